@@ -1,0 +1,177 @@
+#include "client/cli/local_cluster.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/status.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kPollStart = absl::Milliseconds(10);
+constexpr absl::Duration kPollEnds = absl::Milliseconds(50);
+
+constexpr size_t kMaxFolderBytes = 64;  // the path of a UNIX socket has at most 107 bytes
+
+}  // namespace
+
+// A folder of its own, removed with what is in it: address files, and the workers' sockets (two services may have equal
+// names and, in namespaces of their own, equal pids).
+class LocalCluster::Folder {
+ public:
+  static absl::StatusOr<std::unique_ptr<Folder>> Create() {
+    std::error_code error;
+    std::filesystem::path base = std::filesystem::temp_directory_path(error);
+    if (error || base.string().size() > kMaxFolderBytes) base = "/tmp";
+    std::string path = (base / "shardctl-up-XXXXXX").string();
+    if (mkdtemp(path.data()) == nullptr) {
+      return absl::UnavailableError(absl::StrCat("cannot make the folder ", path, ": ", std::strerror(errno)));
+    }
+    return std::unique_ptr<Folder>(new Folder(path));
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit Folder(std::string path) : path_(std::move(path)) {}
+  const std::string path_;
+};
+
+namespace {
+
+void AddTlsArguments(const TlsOptions& tls, std::vector<std::string>& args) {
+  if (!tls.cert_file.empty()) args.insert(args.end(), {"--tls-cert", tls.cert_file});
+  if (!tls.key_file.empty()) args.insert(args.end(), {"--tls-key", tls.key_file});
+  if (!tls.ca_file.empty()) args.insert(args.end(), {"--tls-ca", tls.ca_file});
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(ClusterOptions options, ClusterEvents events,
+                                                                  StopSignal& stop) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Folder> folder, Folder::Create());
+  std::unique_ptr<LocalCluster> cluster(new LocalCluster(std::move(options), std::move(events), std::move(folder)));
+  RETURN_IF_ERROR(cluster->StartAll(stop));
+  return cluster;
+}
+
+LocalCluster::LocalCluster(ClusterOptions options, ClusterEvents events, std::unique_ptr<Folder> folder)
+    : options_(std::move(options)), events_(std::move(events)), folder_(std::move(folder)) {}
+
+LocalCluster::~LocalCluster() { Stop(); }
+
+// Every process writes its address into a file once it serves; a worker's says that it has joined as well.
+absl::Status LocalCluster::StartAll(StopSignal& stop) {
+  const std::string& folder = folder_->path();
+  const absl::Time deadline = absl::Now() + options_.start_timeout;
+  std::vector<std::string> args = {"--listen",     options_.listen, "--state",
+                                   options_.state, "--log-level",   options_.log_level};
+  args.insert(args.end(), {"--heartbeat-interval-ms", absl::StrCat(options_.heartbeat_interval_ms),
+                           "--heartbeat-timeout-ms", absl::StrCat(options_.heartbeat_timeout_ms)});
+  args.insert(args.end(), {"--address-file", folder + "/coordinator"});
+  if (!options_.mesh.empty()) args.insert(args.end(), {"--default-mesh", options_.mesh});
+  AddTlsArguments(options_.tls, args);
+  RETURN_IF_ERROR(StartChild("coordinator", options_.coordinator_binary, std::move(args)));
+  ASSIGN_OR_RETURN(address_, AwaitAddress(folder + "/coordinator", deadline, stop));
+  for (int i = 0; i < options_.num_workers; ++i) {
+    const std::string name = absl::StrCat("worker-", i);
+    args = {"--coordinator", address_, "--name", name, "--threads", absl::StrCat(options_.threads)};
+    args.insert(args.end(), {"--log-level", options_.log_level, "--address-file", absl::StrCat(folder, "/", name)});
+    args.insert(args.end(), {"--local-dir", folder});
+    AddTlsArguments(options_.tls, args);
+    RETURN_IF_ERROR(StartChild(name, options_.worker_binary, std::move(args)));
+  }
+  for (int i = 0; i < options_.num_workers; ++i) {
+    RETURN_IF_ERROR(AwaitAddress(absl::StrCat(folder, "/worker-", i), deadline, stop));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalCluster::StartChild(const std::string& name, const std::string& program,
+                                      std::vector<std::string> args) {
+  ASSIGN_OR_RETURN(std::unique_ptr<ChildProcess> child,
+                   ChildProcess::Start({name, program, std::move(args), LogFile(name)}));
+  children_.push_back(std::move(child));
+  reported_.push_back(false);
+  events_.started(*children_.back());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> LocalCluster::AwaitAddress(const std::string& file, absl::Time deadline, StopSignal& stop) {
+  const std::string name = std::filesystem::path(file).filename().string();
+  std::string address;
+  while (!std::getline(std::ifstream(file), address) || address.empty()) {
+    for (const std::unique_ptr<ChildProcess>& child : children_) {
+      const std::optional<int> status = child->Ended();
+      if (!status.has_value()) continue;
+      const std::string log = LogFile(child->name());
+      return absl::UnavailableError(absl::StrCat(child->name(), " (pid ", child->pid(), ") ended with ",
+                                                 EndText(*status),
+                                                 " before it was ready; its log: ", log.empty() ? "above" : log));
+    }
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(name, " was not ready within ", absl::FormatDuration(options_.start_timeout)));
+    }
+    if (stop.WaitFor(kPollStart)) return absl::CancelledError("stopped before every worker was ready");
+  }
+  return address;
+}
+
+std::string LocalCluster::LogFile(const std::string& name) const {
+  return options_.log_dir.empty() ? "" : absl::StrCat(options_.log_dir, "/", name, ".log");
+}
+
+size_t LocalCluster::ReportEnds() {
+  size_t running = 0;
+  for (size_t i = 0; i < children_.size(); ++i) {
+    const std::optional<int> status = children_[i]->Ended();
+    if (!status.has_value()) ++running;
+    if (status.has_value() && !reported_[i]) events_.ended(*children_[i], *status);
+    reported_[i] = status.has_value();
+  }
+  return running;
+}
+
+absl::Status LocalCluster::Supervise(StopSignal& stop) {
+  do {
+    if (ReportEnds() == 0) return absl::UnavailableError("every process of the service has ended");
+  } while (!stop.WaitFor(kPollEnds));
+  return absl::OkStatus();
+}
+
+void LocalCluster::StopRange(size_t begin, size_t end) {
+  const absl::Time deadline = absl::Now() + options_.stop_grace;
+  for (size_t i = begin; i < end; ++i) children_[i]->Signal(SIGTERM);
+  bool running = begin < end;
+  while (running && absl::Now() < deadline) {
+    running = false;
+    for (size_t i = begin; i < end; ++i) running = running || !children_[i]->Ended().has_value();
+    if (running) poll(nullptr, 0, 10);
+  }
+  for (size_t i = begin; i < end; ++i) children_[i]->Signal(SIGKILL);
+  for (size_t i = begin; i < end && running; ++i) {
+    while (!children_[i]->Ended().has_value()) poll(nullptr, 0, 1);  // SIGKILL always works
+  }
+  ReportEnds();
+}
+
+void LocalCluster::Stop() {
+  if (children_.empty()) return;
+  StopRange(1, children_.size());
+  StopRange(0, 1);
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,77 @@
+// LocalCluster: a coordinator and its workers as child processes of this one. Not thread-safe. Every wait ends at a
+// deadline or when `stop` is asked for.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/cli/child_process.h"
+#include "rpc/main_support.h"
+#include "rpc/tls.h"
+
+namespace shardmesh {
+
+struct ClusterOptions {
+  std::string coordinator_binary, worker_binary;  // paths
+  int num_workers = 1;
+  std::string mesh;  // the default mesh of jobs; unset: none
+  std::string listen = "127.0.0.1:7000";
+  std::string state = ":memory:";
+  std::string log_dir;  // a NAME.log for every process; unset: their logs go to standard error
+  std::string log_level = "info";
+  int threads = 1;  // of a worker's step
+  int heartbeat_interval_ms = 500, heartbeat_timeout_ms = 3000;
+  TlsOptions tls;  // of every process
+  absl::Duration start_timeout = absl::Seconds(30);
+  absl::Duration stop_grace = absl::Seconds(10);  // from SIGTERM to SIGKILL
+};
+
+// What happens to a process, as it happens.
+struct ClusterEvents {
+  std::function<void(const ChildProcess&)> started;
+  std::function<void(const ChildProcess&, int wait_status)> ended;
+};
+
+class LocalCluster {
+ public:
+  // Starts all processes and waits until every worker has joined.
+  // DeadlineExceeded: some process was not ready in time. Unavailable: one ended before (named, with its log), or the
+  // folder for what they tell cannot be made. Cancelled: `stop` was asked for. Errors of ChildProcess::Start.
+  // On any error all are stopped.
+  static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(ClusterOptions options, ClusterEvents events,
+                                                             StopSignal& stop);
+  // As Stop().
+  ~LocalCluster();
+
+  const std::string& address() const { return address_; }  // of the coordinator
+
+  // Reports what ends until `stop` is asked for (OK). Unavailable: every process has ended by itself.
+  absl::Status Supervise(StopSignal& stop);
+
+  // Ends the workers, then the coordinator: SIGTERM, and after the grace SIGKILL.
+  void Stop();
+
+ private:
+  class Folder;
+  LocalCluster(ClusterOptions options, ClusterEvents events, std::unique_ptr<Folder> folder);
+  absl::Status StartAll(StopSignal& stop);
+  absl::Status StartChild(const std::string& name, const std::string& program, std::vector<std::string> args);
+  absl::StatusOr<std::string> AwaitAddress(const std::string& file, absl::Time deadline, StopSignal& stop);
+  std::string LogFile(const std::string& name) const;
+  void StopRange(size_t begin, size_t end);
+  // Reports every process whose end was not reported yet; gives how many still run.
+  size_t ReportEnds();
+
+  const ClusterOptions options_;
+  const ClusterEvents events_;
+  const std::unique_ptr<Folder> folder_;
+  std::string address_;
+  std::vector<std::unique_ptr<ChildProcess>> children_;  // the coordinator is the first
+  std::vector<bool> reported_;                           // by child
+};
+
+}  // namespace shardmesh

@@ -1,0 +1,21 @@
+// `shardctl mesh`: the algebra of device meshes (core/mesh.h), as JSON or as a drawing. Works alone, without a service.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <string>
+
+#include "client/cli/command.h"
+#include "core/mesh.h"
+
+namespace shardmesh {
+
+void AddMeshCommand(CLI::App& app, CommandResult& result);
+
+// {names, sizes, instances, groups}: instances as nested lists of ranks, groups as lists of ranks for each dimension.
+nlohmann::ordered_json MeshToJson(const Mesh& mesh);
+
+// For people: every instance as a table of ranks, the last dimension across; only its size when it is too large to
+// draw.
+std::string DrawMesh(const Mesh& mesh);
+
+}  // namespace shardmesh

@@ -1,0 +1,203 @@
+#include "client/cli/plan_command.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "client/cli/connection.h"
+#include "client/cli/table.h"
+#include "core/status.h"
+#include "proto/convert.h"
+
+namespace shardmesh {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kMaxColumns = 64;
+constexpr int kMaxDrawnShards = 64;
+constexpr size_t kMaxDrawnBuckets = 16;
+constexpr absl::string_view kMarks = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+constexpr char kPaddingMark = '.';
+
+struct Flags {
+  ConnectionFlags connection;
+  std::string job;
+};
+
+// The elements of one parameter in its bucket.
+struct Stretch {
+  int64_t begin;  // included
+  int64_t end;    // not included
+  char mark;
+};
+
+// By bucket, ascending; parameters without elements or with another's storage are left out.
+std::vector<std::vector<Stretch>> Stretches(const JobSpec& job, const Plan& plan) {
+  std::vector<std::vector<Stretch>> buckets(plan.buckets().size());
+  for (size_t i = 0; i < job.parameters.size(); ++i) {
+    const Placement& at = plan.placements()[i];
+    if (!job.parameters[i].tied_to.empty() || at.num_elements == 0) continue;
+    std::vector<Stretch>& stretches = buckets[at.bucket];
+    stretches.push_back({at.offset, at.offset + at.num_elements, kMarks[stretches.size() % kMarks.size()]});
+  }
+  for (auto& stretches : buckets) {
+    std::sort(stretches.begin(), stretches.end(), [](const Stretch& a, const Stretch& b) { return a.begin < b.begin; });
+  }
+  return buckets;
+}
+
+// Calls visit(mark, elements) for every parameter in elements [begin, end) of a bucket.
+template <typename Visit>
+void VisitIn(const std::vector<Stretch>& stretches, int64_t begin, int64_t end, Visit visit) {
+  auto at = std::partition_point(stretches.begin(), stretches.end(), [=](const Stretch& s) { return s.end <= begin; });
+  for (; at != stretches.end() && at->begin < end; ++at) {
+    visit(at->mark, std::min(end, at->end) - std::max(begin, at->begin));
+  }
+}
+
+char MarkOf(const std::vector<Stretch>& stretches, int64_t begin, int64_t end) {
+  char mark = kPaddingMark;
+  int64_t most = 0;
+  VisitIn(stretches, begin, end, [&](char candidate, int64_t elements) {
+    if (elements > most) mark = candidate;
+    most = std::max(most, elements);
+  });
+  return mark;
+}
+
+std::string RanksOf(const Plan& plan, int shard) {
+  std::vector<int32_t> ranks;
+  for (int replica = 0; replica < plan.num_replicas(); ++replica) {
+    ranks.push_back(plan.RankOf({shard, replica}).value());
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return absl::StrJoin(ranks, ",");
+}
+
+std::string DrawBucket(const Plan& plan, size_t index, const std::vector<Stretch>& stretches) {
+  const Bucket& bucket = plan.buckets()[index];
+  const int64_t size = bucket.shard_elements;
+  const int64_t columns = std::min(kMaxColumns, size / kGroupElements);
+  Table table({absl::StrCat("bucket ", index), "layout", "ranks", "padding"});
+  const int drawn = std::min(plan.num_shards(), kMaxDrawnShards);
+  for (int shard = 0; shard < drawn; ++shard) {
+    const int64_t begin = shard * size;
+    std::string bar = "|";
+    for (int64_t c = 0; c < columns; ++c) {
+      bar.push_back(MarkOf(stretches, begin + c * size / columns, begin + (c + 1) * size / columns));
+    }
+    int64_t used = 0;
+    VisitIn(stretches, begin, begin + size, [&](char, int64_t elements) { used += elements; });
+    table.AddRow({absl::StrCat("shard ", shard), bar + "|", RanksOf(plan, shard), absl::StrCat(size - used)});
+  }
+  std::string out = table.ToString();
+  if (drawn < plan.num_shards()) absl::StrAppend(&out, "and ", plan.num_shards() - drawn, " shards more\n");
+  return out;
+}
+
+std::string BucketTable(const Plan& plan) {
+  Table table({"bucket", "format", "elements", "per shard", "padding", "padding %", "bytes"});
+  for (size_t b = 0; b < plan.buckets().size(); ++b) {
+    const Bucket& bucket = plan.buckets()[b];
+    const double share = bucket.num_elements == 0 ? 0 : 100.0 * bucket.padding / bucket.num_elements;
+    table.AddRow({absl::StrCat(b), std::string(FormatName(bucket.format)), absl::StrCat(bucket.num_elements),
+                  absl::StrCat(bucket.shard_elements), absl::StrCat(bucket.padding), absl::StrFormat("%.1f%%", share),
+                  HumanBytes(bucket.num_elements * BytesPerElement(bucket.format))});
+  }
+  return table.ToString();
+}
+
+std::string PlacementTable(const JobSpec& job, const Plan& plan, const std::vector<std::vector<Stretch>>& stretches) {
+  Table table({"parameter", "mark", "shape", "bucket", "offset", "elements", "tied to"});
+  for (size_t i = 0; i < job.parameters.size(); ++i) {
+    const ParameterSpec& parameter = job.parameters[i];
+    const Placement& at = plan.placements()[i];
+    table.AddRow({parameter.name, std::string(1, MarkOf(stretches[at.bucket], at.offset, at.offset + at.num_elements)),
+                  absl::StrCat("[", absl::StrJoin(parameter.shape, ","), "]"), absl::StrCat(at.bucket),
+                  absl::StrCat(at.offset), absl::StrCat(at.num_elements),
+                  parameter.tied_to.empty() ? "-" : parameter.tied_to});
+  }
+  return table.ToString();
+}
+
+absl::StatusOr<std::string> PlanOf(Client& client, const Flags& flags) {
+  ASSIGN_OR_RETURN(const v1::JobDescription description, DescribeJob(client, flags.job, flags.connection));
+  ASSIGN_OR_RETURN(const JobSpec job, JobSpecFromProto(description.spec()));
+  ASSIGN_OR_RETURN(const Plan plan, Plan::Create(job));
+  if (plan.hash() != description.plan_hash()) {
+    return absl::FailedPreconditionError(absl::StrCat("plan hash ", plan.hash(), " differs from the coordinator's ",
+                                                      description.plan_hash(),
+                                                      "; run one build of shardmesh everywhere"));
+  }
+  return flags.connection.json ? JsonLine(PlanToJson(job, plan)) : DrawPlan(job, plan);
+}
+
+}  // namespace
+
+Json PlanToJson(const JobSpec& job, const Plan& plan) {
+  Json buckets = Json::array(), placements = Json::array();
+  for (const Bucket& bucket : plan.buckets()) {
+    buckets.push_back({{"format", std::string(FormatName(bucket.format))},
+                       {"elements", bucket.num_elements},
+                       {"shard_elements", bucket.shard_elements},
+                       {"padding", bucket.padding},
+                       {"weight_offset", bucket.weight_offset},
+                       {"gradient_offset", bucket.gradient_offset}});
+  }
+  for (size_t i = 0; i < job.parameters.size(); ++i) {
+    const Placement& at = plan.placements()[i];
+    placements.push_back({{"name", job.parameters[i].name},
+                          {"shape", job.parameters[i].shape},
+                          {"bucket", at.bucket},
+                          {"offset", at.offset},
+                          {"elements", at.num_elements},
+                          {"tied_to", job.parameters[i].tied_to}});
+  }
+  return {{"job", job.name},
+          {"hash", plan.hash()},
+          {"shards", plan.num_shards()},
+          {"replicas", plan.num_replicas()},
+          {"version_bytes", plan.version_bytes()},
+          {"window_bytes", plan.window_bytes()},
+          {"buckets", std::move(buckets)},
+          {"placements", std::move(placements)}};
+}
+
+std::string DrawPlan(const JobSpec& job, const Plan& plan) {
+  const auto stretches = Stretches(job, plan);
+  std::string out = absl::StrCat("plan ", plan.hash(), " of mesh ", job.mesh.ToString(), "\nshards ", plan.num_shards(),
+                                 "  replicas ", plan.num_replicas(), "  buckets ", plan.buckets().size(), "  version ",
+                                 HumanBytes(plan.version_bytes()), "\n\n", BucketTable(plan), "\n",
+                                 PlacementTable(job, plan, stretches));
+  const size_t drawn = std::min(plan.buckets().size(), kMaxDrawnBuckets);
+  for (size_t b = 0; b < drawn; ++b) absl::StrAppend(&out, "\n", DrawBucket(plan, b, stretches[b]));
+  if (drawn < plan.buckets().size()) absl::StrAppend(&out, "and ", plan.buckets().size() - drawn, " buckets more\n");
+  return out;
+}
+
+void AddPlanCommand(CLI::App& app, CommandResult& result) {
+  CLI::App* command = app.add_subcommand("plan", "Show where every parameter of a job lies, and what is padding");
+  const auto flags = std::make_shared<Flags>();
+  AddJobArgument(*command, flags->job)->required();
+  AddConnectionOptions(*command, flags->connection);
+  command->footer(
+      "In the picture a letter is the parameter that has most of the column's elements, \".\" is padding alone.\n"
+      "Examples:\n"
+      "  shardctl plan llama\n"
+      "  shardctl plan llama --json");
+  command->callback([flags, &result] {
+    absl::StatusOr<Client> client = ConnectTo(flags->connection);
+    if (!client.ok()) return Fail(client.status(), result);
+    absl::StatusOr<std::string> out = PlanOf(*client, *flags);
+    if (!out.ok()) return Fail(out.status(), result);
+    result.out = *std::move(out);
+  });
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,255 @@
+#include "client/cli/pull_command.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "client/cli/connection.h"
+#include "client/cli/safetensors.h"
+#include "client/cli/table.h"
+#include "core/status.h"
+
+namespace shardmesh {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr absl::Duration kProgressEvery = absl::Milliseconds(100);
+
+struct Flags {
+  ConnectionFlags connection;
+  std::string job, name, output;
+  int64_t exact = -1, at_least = -1;  // -1: not given
+};
+
+// One rewritten line on standard error; nothing where that is no terminal.
+class Progress {
+ public:
+  explicit Progress(int64_t total_bytes) : total_(total_bytes), shown_(isatty(STDERR_FILENO) == 1) {}
+  ~Progress() {
+    if (drawn_) std::fputs("\r\033[K", stderr);
+  }
+
+  void Add(int64_t num_bytes) {
+    done_ += num_bytes;
+    const absl::Time now = absl::Now();
+    if (!shown_ || now < next_) return;
+    next_ = now + kProgressEvery;
+    drawn_ = true;
+    const double seconds = std::max(1e-3, absl::ToDoubleSeconds(now - start_));
+    std::fprintf(stderr, "\rpulling %3d%%  %s of %s  %s/s\033[K",
+                 static_cast<int>(100.0 * done_ / std::max<int64_t>(1, total_)), HumanBytes(done_).c_str(),
+                 HumanBytes(total_).c_str(), HumanBytes(static_cast<int64_t>(done_ / seconds)).c_str());
+  }
+
+ private:
+  const int64_t total_;
+  const bool shown_;
+  const absl::Time start_ = absl::Now();
+  absl::Time next_ = absl::InfinitePast();
+  int64_t done_ = 0;
+  bool drawn_ = false;
+};
+
+struct Pulled {
+  std::shared_ptr<Job> job;
+  int64_t step = 0;
+  std::string bytes;                 // every bucket, in order, without gaps
+  std::vector<NamedTensor> tensors;  // views of `bytes`: ties under every name
+};
+
+v1::PullRequest RequestOf(const Flags& flags) {
+  v1::PullRequest request;
+  request.set_job(flags.job);
+  if (flags.exact >= 0) {
+    request.set_exact(flags.exact);
+  } else if (flags.at_least >= 0) {
+    request.set_at_least(flags.at_least);
+  } else {
+    request.set_latest(true);
+  }
+  return request;
+}
+
+// From any worker of the host: every one has whole versions. The last is asked because rank 0 leads the steps.
+absl::Status PullBytes(const Flags& flags, Pulled& pulled) {
+  const Plan& plan = pulled.job->plan();
+  Progress progress(plan.version_bytes());
+  const auto begin = [&](const v1::PullHeader& header) -> absl::Status {
+    if (header.plan_hash() != plan.hash() || header.total_bytes() != plan.version_bytes()) {
+      return absl::FailedPreconditionError(absl::StrCat("the version has plan ", header.plan_hash(), " and ",
+                                                        header.total_bytes(), " bytes; the job's plan is ", plan.hash(),
+                                                        " with ", plan.version_bytes()));
+    }
+    pulled.step = header.step();
+    pulled.bytes.reserve(header.total_bytes());
+    return absl::OkStatus();
+  };
+  const auto data = [&](absl::string_view bytes) {
+    pulled.bytes.append(bytes.data(), bytes.size());
+    progress.Add(static_cast<int64_t>(bytes.size()));
+    return absl::OkStatus();
+  };
+  return pulled.job->worker(pulled.job->reading_rank())
+      .Pull(RequestOf(flags), begin, data, flags.connection.timeout())
+      .status();
+}
+
+// All parameters of the version, or the one asked for.
+absl::Status NameTensors(const Flags& flags, Pulled& pulled) {
+  const Plan& plan = pulled.job->plan();
+  std::vector<int64_t> bucket_begins = {0};
+  for (const Bucket& bucket : plan.buckets()) {
+    bucket_begins.push_back(bucket_begins.back() + bucket.num_elements * BytesPerElement(bucket.format));
+  }
+  const std::vector<ParameterSpec>& parameters = pulled.job->spec().parameters;
+  int only = -1;
+  if (!flags.name.empty()) {
+    ASSIGN_OR_RETURN(only, pulled.job->Resolve(flags.name));
+    for (size_t i = 0; i < parameters.size(); ++i) {  // a tied name as it was asked for
+      if (parameters[i].name == flags.name) only = static_cast<int>(i);
+    }
+  }
+  for (int i = 0; i < static_cast<int>(parameters.size()); ++i) {
+    if (only >= 0 && only != i) continue;
+    const Placement& at = plan.placements()[i];
+    const Format format = plan.buckets()[at.bucket].format;
+    const int64_t begin = bucket_begins[at.bucket] + at.offset * BytesPerElement(format);
+    pulled.tensors.push_back(
+        {parameters[i].name, format, parameters[i].shape,
+         absl::string_view(pulled.bytes).substr(begin, at.num_elements * BytesPerElement(format))});
+  }
+  return absl::OkStatus();
+}
+
+struct Stats {
+  int64_t elements = 0;
+  double min = 0, max = 0, mean = 0;  // of no elements: 0; with a NaN among them: NaN
+};
+
+Stats StatsOf(const NamedTensor& tensor) {
+  const int64_t width = BytesPerElement(tensor.format);
+  Stats stats;
+  stats.elements = static_cast<int64_t>(tensor.bytes.size()) / width;
+  double sum = 0;
+  for (int64_t i = 0; i < stats.elements; ++i) {
+    float value;
+    if (width == 4) {
+      std::memcpy(&value, tensor.bytes.data() + i * width, sizeof(value));
+    } else {
+      uint16_t half;
+      std::memcpy(&half, tensor.bytes.data() + i * width, sizeof(half));
+      value = Bf16ToFloat(half);
+    }
+    // Written so that a NaN, once met, stays.
+    if (i == 0 || !(value >= stats.min)) stats.min = value;
+    if (i == 0 || !(value <= stats.max)) stats.max = value;
+    if (stats.min != stats.min) break;
+    sum += value;
+  }
+  stats.mean = stats.min != stats.min ? stats.min : sum / std::max<int64_t>(1, stats.elements);
+  if (stats.min != stats.min) stats.max = stats.min;
+  return stats;
+}
+
+std::string Summary(const Flags& flags, const Pulled& pulled) {
+  Table table({"parameter", "format", "shape", "elements", "min", "max", "mean"});
+  Json list = Json::array();
+  for (const NamedTensor& tensor : pulled.tensors) {
+    const Stats stats = StatsOf(tensor);
+    const std::string format(FormatName(tensor.format));
+    list.push_back({{"name", tensor.name},
+                    {"format", format},
+                    {"shape", tensor.shape},
+                    {"elements", stats.elements},
+                    {"min", stats.min},
+                    {"max", stats.max},
+                    {"mean", stats.mean}});
+    const auto number = [&](double value) { return stats.elements == 0 ? "-" : absl::StrFormat("%.6g", value); };
+    table.AddRow({tensor.name, format, absl::StrCat("[", absl::StrJoin(tensor.shape, ","), "]"),
+                  absl::StrCat(stats.elements), number(stats.min), number(stats.max), number(stats.mean)});
+  }
+  if (flags.connection.json) {
+    return JsonLine({{"job", flags.job}, {"step", pulled.step}, {"parameters", std::move(list)}});
+  }
+  return absl::StrCat("step ", pulled.step, "\n", table.ToString());
+}
+
+absl::StatusOr<std::string> Save(const Flags& flags, const Pulled& pulled) {
+  ASSIGN_OR_RETURN(
+      const int64_t num_bytes,
+      WriteSafetensors(flags.output, pulled.tensors, {{"job", flags.job}, {"step", absl::StrCat(pulled.step)}}));
+  if (flags.connection.json) {
+    return JsonLine({{"job", flags.job},
+                     {"step", pulled.step},
+                     {"file", flags.output},
+                     {"bytes", num_bytes},
+                     {"parameters", pulled.tensors.size()}});
+  }
+  return absl::StrCat("step ", pulled.step, ": ", pulled.tensors.size(), " parameters, ", HumanBytes(num_bytes), " in ",
+                      flags.output, "\n");
+}
+
+absl::StatusOr<std::string> Pull(const Flags& flags) {
+  ASSIGN_OR_RETURN(Client client, ConnectTo(flags.connection));
+  Pulled pulled;
+  ASSIGN_OR_RETURN(pulled.job, client.OpenJob(flags.job, {}, JobUse::kRead));
+  RETURN_IF_ERROR(PullBytes(flags, pulled));
+  RETURN_IF_ERROR(NameTensors(flags, pulled));
+  return flags.output.empty() ? Summary(flags, pulled) : Save(flags, pulled);
+}
+
+void RunPull(const Flags& flags, CommandResult& result) {
+  absl::StatusOr<std::string> out;
+  try {
+    out = Pull(flags);
+  } catch (const std::bad_alloc&) {
+    out = absl::ResourceExhaustedError("the version does not fit into this machine's memory");
+  } catch (const std::length_error&) {
+    out = absl::ResourceExhaustedError("the version does not fit into any memory");
+  }
+  if (!out.ok()) return Fail(out.status(), result);
+  result.out = *std::move(out);
+}
+
+}  // namespace
+
+void AddPullCommand(CLI::App& app, CommandResult& result) {
+  CLI::App* command = app.add_subcommand("pull", "Pull a whole version: sum it up, or write it as a safetensors file");
+  const auto flags = std::make_shared<Flags>();
+  flags->connection.timeout_seconds = 300;  // a version may be large
+  AddJobArgument(*command, flags->job)->required();
+  CLI::Option* exact = command->add_option("--exact", flags->exact, "The version of this step");
+  CLI::Option* at_least =
+      command->add_option("--at-least", flags->at_least, "The newest version, once it is of this step or later");
+  for (CLI::Option* option : {exact, at_least}) {
+    option->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()))->type_name("STEP");
+  }
+  exact->excludes(at_least);
+  command->add_option("--name", flags->name, "Only this parameter");
+  command->add_option("--output", flags->output, "Write a safetensors file that appears whole or not at all");
+  AddConnectionOptions(*command, flags->connection);
+  command->footer(
+      "Without --exact and --at-least: the newest version there is. Tied parameters appear under every name.\n"
+      "Examples:\n"
+      "  shardctl pull llama\n"
+      "  shardctl pull llama --exact 120 --output llama-120.safetensors\n"
+      "  shardctl pull llama --at-least 200 --name layers.0.wq --timeout 60 --json");
+  command->callback([flags, &result] { RunPull(*flags, result); });
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,34 @@
+// Writing the safetensors file format (github.com/huggingface/safetensors): 8 bytes of little-endian header length, a
+// JSON header padded with spaces to a multiple of 8, then the tensors' bytes without gaps, in the order given.
+// Pure but for the file; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "core/format.h"
+
+namespace shardmesh {
+
+struct NamedTensor {
+  std::string name;
+  Format format = Format::kFp32;  // bf16_sr is written as BF16: the rounding is no property of the bytes
+  std::vector<int64_t> shape;
+  absl::string_view bytes;  // borrowed; row-major, little-endian
+};
+
+// Length and header. InvalidArgument: a name twice, or the reserved name "__metadata__".
+absl::StatusOr<std::string> SafetensorsHead(const std::vector<NamedTensor>& tensors,
+                                            const std::map<std::string, std::string>& metadata);
+
+// Writes a file that appears whole or not at all: beside it, synced, then renamed over an old one. Returns its bytes.
+// Errors as SafetensorsHead; Unavailable: the file cannot be written (with errno); nothing is left of it then.
+absl::StatusOr<int64_t> WriteSafetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                                         const std::map<std::string, std::string>& metadata);
+
+}  // namespace shardmesh

@@ -1,0 +1,31 @@
+#include "client/cpp/await_weights.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/status.h"
+#include "core/sync.h"
+
+namespace shardmesh {
+
+absl::StatusOr<Step> AwaitCommittedStep(const Job& job, Rank rank, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  Mutex mu;
+  CondVar never;
+  while (true) {
+    ASSIGN_OR_RETURN(const v1::GetStatusReply status, job.worker(rank).GetStatus(job.options().call_timeout));
+    for (const v1::GetStatusReply::Job& entry : status.jobs()) {
+      if (entry.name() != job.spec().name || entry.epoch() != job.epoch().value()) continue;
+      if (!entry.error().empty()) return absl::UnavailableError(entry.error());
+      if (entry.committed_step() >= 0) return Step(entry.committed_step());
+    }
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("job ", job.spec().name, " got no initial weights within ",
+                                                      absl::FormatDuration(timeout),
+                                                      "; one trainer must call Initialize"));
+    }
+    MutexLock lock(mu);
+    never.WaitFor(mu, absl::Milliseconds(10));
+  }
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,217 @@
+#include "client/cpp/client.h"
+
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/cpp/session.h"
+#include "core/status.h"
+#include "proto/convert.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kPollReady = absl::Milliseconds(20);
+
+// Waits without spinning; nobody signals.
+void Pause(absl::Duration duration) {
+  Mutex mu;
+  CondVar never;
+  MutexLock lock(mu);
+  never.WaitFor(mu, duration);
+}
+
+uint64_t RandomId() {
+  std::random_device random;
+  return (static_cast<uint64_t>(random()) << 32 | random()) | 1;
+}
+
+}  // namespace
+
+absl::StatusOr<Client> Client::Connect(const std::string& coordinator, ClientOptions options) {
+  ASSIGN_OR_RETURN(std::unique_ptr<CoordinatorTransport> transport,
+                   NewGrpcCoordinatorTransport(coordinator, options.tls));
+  return Client(std::move(transport), std::move(options));
+}
+
+absl::StatusOr<std::shared_ptr<Job>> Client::CreateJob(const JobSpec& spec, const NameRules& rules) {
+  v1::CreateJobRequest request;
+  *request.mutable_spec() = ToProto(spec);
+  *request.mutable_names() = ToProto(rules);
+  RETURN_IF_ERROR(coordinator_->CreateJob(request, options_.call_timeout));
+  return OpenJob(spec.name, rules);
+}
+
+absl::StatusOr<std::shared_ptr<Job>> Client::OpenJob(const std::string& name, const NameRules& rules, JobUse use) {
+  v1::DescribeJobRequest request;
+  request.set_job(name);
+  const absl::Time deadline = absl::Now() + options_.ready_timeout;
+  while (true) {
+    ASSIGN_OR_RETURN(const v1::JobDescription description, coordinator_->DescribeJob(request, options_.call_timeout));
+    const bool readable =
+        use == JobUse::kRead && description.state() == v1::JOB_STATE_FAILED && description.members_size() > 0;
+    if (description.state() == v1::JOB_STATE_READY || readable) {
+      ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(description.spec()));
+      ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
+      if (plan.hash() != description.plan_hash()) {
+        return absl::FailedPreconditionError(absl::StrCat("plan hash ", plan.hash(), " differs from the coordinator's ",
+                                                          description.plan_hash(),
+                                                          "; run one build of shardmesh everywhere"));
+      }
+      std::shared_ptr<Job> job(new Job(std::move(spec), std::move(plan), rules, options_));
+      RETURN_IF_ERROR(job->DialMembers(description));
+      return job;
+    }
+    if (description.state() == v1::JOB_STATE_FAILED) {
+      return absl::UnavailableError(absl::StrCat("job ", name, " failed: ", description.error()));
+    }
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("job ", name, " was not ready within ", absl::FormatDuration(options_.ready_timeout), "; it is ",
+                       v1::JobState_Name(description.state()),
+                       description.waiting_for().empty() ? "" : ": it waits for ", description.waiting_for()));
+    }
+    Pause(kPollReady);
+  }
+}
+
+Job::Job(JobSpec spec, Plan plan, NameRules rules, ClientOptions options)
+    : spec_(std::move(spec)), plan_(std::move(plan)), rules_(std::move(rules)), options_(std::move(options)) {
+  for (int i = 0; i < static_cast<int>(spec_.parameters.size()); ++i) index_of_[spec_.parameters[i].name] = i;
+}
+
+absl::Status Job::DialMembers(const v1::JobDescription& description) {
+  epoch_ = Epoch(description.epoch());
+  peer_timeout_ = options_.peer_timeout > absl::ZeroDuration() ? options_.peer_timeout
+                                                               : absl::Milliseconds(description.heartbeat_timeout_ms());
+  members_.assign(description.members().begin(), description.members().end());
+  if (static_cast<int>(members_.size()) != plan_.num_ranks()) {
+    return absl::InternalError(absl::StrCat("job ", spec_.name, " has ", members_.size(), " members; its plan has ",
+                                            plan_.num_ranks(), " ranks"));
+  }
+  for (const v1::Member& member : members_) {
+    ASSIGN_OR_RETURN(std::unique_ptr<ShardTransport> worker, ShardTransport::Dial(member, options_.tls, peer_timeout_));
+    workers_.push_back(std::move(worker));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> Job::Resolve(absl::string_view name) const {
+  ASSIGN_OR_RETURN(const std::string canonical, Canonical(name, rules_));
+  auto it = index_of_.find(canonical);
+  if (it == index_of_.end()) {
+    return absl::NotFoundError(absl::StrCat("job ", spec_.name, " has no parameter \"", canonical, "\" (given as \"",
+                                            name.substr(0, 200), "\"); it has ", spec_.parameters.size(),
+                                            ", the first is \"", spec_.parameters[0].name, "\""));
+  }
+  return spec_.StorageOf(it->second);
+}
+
+absl::StatusOr<std::unique_ptr<Session>> Job::Attach(std::vector<Slot> slots) {
+  return AttachSession(shared_from_this(), std::move(slots));
+}
+
+absl::StatusOr<std::unique_ptr<Session>> Job::Connect(std::vector<Slot> slots) {
+  return ConnectSession(shared_from_this(), std::move(slots));
+}
+
+absl::Status Job::Initialize(const std::map<std::string, std::vector<float>>& values, absl::Duration timeout) {
+  std::map<int, const std::vector<float>*> given;  // by tensor
+  for (const auto& [name, elements] : values) {
+    ASSIGN_OR_RETURN(const int tensor, Resolve(name));
+    given[tensor] = &elements;
+  }
+  // Every bucket as fp32 in its flat space, zeros in the padding; a shard's piece is one stretch of each.
+  std::vector<std::vector<float>> flat;
+  for (const Bucket& bucket : plan_.buckets()) flat.emplace_back(bucket.num_elements, 0.0f);
+  for (size_t i = 0; i < spec_.parameters.size(); ++i) {
+    const ParameterSpec& parameter = spec_.parameters[i];
+    if (!parameter.tied_to.empty()) continue;
+    auto it = given.find(static_cast<int>(i));
+    const int64_t size = it == given.end() ? 0 : static_cast<int64_t>(it->second->size());
+    if (size != parameter.NumElements()) {
+      return absl::InvalidArgumentError(absl::StrCat("initial weights of \"", parameter.name, "\": ", size,
+                                                     " elements given, ", parameter.NumElements(), " needed"));
+    }
+    if (size == 0) continue;
+    const Placement& at = plan_.placements()[i];
+    std::copy(it->second->begin(), it->second->end(), flat[at.bucket].begin() + at.offset);
+  }
+  v1::PushHeader header;
+  header.set_job(spec_.name);
+  header.set_epoch(epoch_.value());
+  header.set_content(v1::PushHeader::CONTENT_INITIAL_WEIGHTS);
+  header.set_push_id(RandomId());
+  for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
+    const int shard = plan_.PlaceOf(Rank(rank)).shard;
+    header.set_shard(shard);
+    std::vector<absl::string_view> parts;
+    for (size_t b = 0; b < flat.size(); ++b) {
+      const int64_t size = plan_.buckets()[b].shard_elements;
+      parts.emplace_back(reinterpret_cast<const char*>(flat[b].data() + shard * size), size * sizeof(float));
+    }
+    RETURN_IF_ERROR(worker(Rank(rank)).Push(header, parts, timeout));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Version> Job::Pull(VersionChoice choice, absl::Duration timeout) {
+  v1::PullRequest request;
+  request.set_job(spec_.name);
+  switch (choice.kind) {
+    case VersionChoice::kExact:
+      request.set_exact(choice.step.value());
+      break;
+    case VersionChoice::kAtLeast:
+      request.set_at_least(choice.step.value());
+      break;
+    case VersionChoice::kLatest:
+      request.set_latest(true);
+      break;
+  }
+  Version version;
+  version.job_ = shared_from_this();
+  const auto begin = [&](const v1::PullHeader& header) -> absl::Status {
+    if (header.plan_hash() != plan_.hash() || header.total_bytes() != plan_.version_bytes()) {
+      return absl::FailedPreconditionError(absl::StrCat("the version has plan ", header.plan_hash(), " and ",
+                                                        header.total_bytes(), " bytes; this client computed ",
+                                                        plan_.hash(), " and ", plan_.version_bytes()));
+    }
+    version.step_ = Step(header.step());
+    version.bytes_.reserve(header.total_bytes());
+    return absl::OkStatus();
+  };
+  const auto data = [&](absl::string_view bytes) {
+    version.bytes_.insert(version.bytes_.end(), bytes.begin(), bytes.end());
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(worker(reading_rank()).Pull(request, begin, data, timeout));
+  return version;
+}
+
+Rank Job::reading_rank() const {
+  for (int rank = plan_.num_ranks() - 1; rank > 0; --rank) {
+    if (members_[rank].alive()) return Rank(rank);
+  }
+  return Rank(0);
+}
+
+absl::StatusOr<v1::DigestReply> Job::Digest(absl::Duration timeout) {
+  v1::DigestRequest request;
+  request.set_job(spec_.name);
+  return worker(Rank(0)).Digest(request, timeout);
+}
+
+absl::StatusOr<ConstTensorView> Version::parameter(absl::string_view name) const {
+  ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));
+  const Placement& at = job_->plan().placements()[tensor];
+  int64_t before = 0;
+  for (int b = 0; b < at.bucket; ++b) {
+    before += job_->plan().buckets()[b].num_elements * BytesPerElement(job_->plan().buckets()[b].format);
+  }
+  const Format format = job_->plan().buckets()[at.bucket].format;
+  return ConstTensorView{bytes_.data() + before + at.offset * BytesPerElement(format), format, at.num_elements};
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,151 @@
+// The C++ client: open or create a job, take part in its steps (Session, session.h), read its versions.
+//
+//   ASSIGN_OR_RETURN(Client client, Client::Connect("127.0.0.1:7000"));
+//   ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.OpenJob("llama"));
+//   ASSIGN_OR_RETURN(std::unique_ptr<Session> session, job->Attach({Slot(0)}));
+//   while (...) {
+//     ... read session->parameter("layers.0.weight"), write session->gradient(Slot(0), "layers.0.weight") ...
+//     RETURN_IF_ERROR(session->Step().status());
+//   }
+//
+// Names are given as the client has them: the rules (core/names.h) map them to canonical ones. Client and Job are
+// thread-safe; a Session is for one thread. Every call ends at a time limit. Errors name the job, worker or value.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/cpp/coordinator_transport.h"
+#include "client/cpp/shard_transport.h"
+#include "core/ids.h"
+#include "core/job.h"
+#include "core/layout.h"
+#include "core/names.h"
+#include "core/sync.h"
+#include "rpc/tls.h"
+
+namespace shardmesh {
+
+class Session;
+
+struct ClientOptions {
+  TlsOptions tls;
+  absl::Duration call_timeout = absl::Seconds(10);   // of control calls
+  absl::Duration ready_timeout = absl::Seconds(60);  // for a job's workers to be ready
+  absl::Duration peer_timeout;  // silence after which a worker counts as gone; 0: as the coordinator has it
+};
+
+// Elements of one tensor, row-major; borrowed.
+struct TensorView {
+  void* data = nullptr;
+  Format format = Format::kFp32;
+  int64_t num_elements = 0;
+};
+struct ConstTensorView {
+  const void* data = nullptr;
+  Format format = Format::kFp32;
+  int64_t num_elements = 0;
+};
+
+// What a job is opened for. A job that failed cannot be trained, but its published versions can be read.
+enum class JobUse { kTrain, kRead };
+
+// Which version to pull.
+struct VersionChoice {
+  enum Kind { kExact, kAtLeast, kLatest } kind = kLatest;
+  Step step;
+};
+
+// One whole version, in this process's memory.
+class Version {
+ public:
+  Step step() const { return step_; }
+  int64_t num_bytes() const { return static_cast<int64_t>(bytes_.size()); }
+  // NotFound: no such parameter.
+  absl::StatusOr<ConstTensorView> parameter(absl::string_view name) const;
+
+ private:
+  friend class Job;
+  std::shared_ptr<const class Job> job_;
+  Step step_;
+  std::vector<char> bytes_;  // every bucket, in order, without gaps
+};
+
+class Job : public std::enable_shared_from_this<Job> {
+ public:
+  const JobSpec& spec() const { return spec_; }
+  const Plan& plan() const { return plan_; }
+  Epoch epoch() const { return epoch_; }
+  const std::vector<v1::Member>& members() const { return members_; }
+  const ClientOptions& options() const { return options_; }
+  absl::Duration peer_timeout() const { return peer_timeout_; }
+
+  // The tensor index (of the storage, where tied) of a name as this client has it. NotFound / InvalidArgument.
+  absl::StatusOr<int> Resolve(absl::string_view name) const;
+
+  // Takes part with these slots through shared memory. FailedPrecondition: another host, or a slot has another writer.
+  absl::StatusOr<std::unique_ptr<Session>> Attach(std::vector<Slot> slots);
+  // The same through gRPC, from anywhere. The session holds its own copy of the weights and gradients.
+  absl::StatusOr<std::unique_ptr<Session>> Connect(std::vector<Slot> slots);
+
+  // Gives the job its weights, by this client's names, fp32; only the first complete set counts, later ones are
+  // dropped. `values` of tied parameters may be left out. InvalidArgument: a parameter is missing or has another size.
+  absl::Status Initialize(const std::map<std::string, std::vector<float>>& values, absl::Duration timeout);
+
+  // Pulls a version from one worker. Errors of Shard.Pull.
+  absl::StatusOr<Version> Pull(VersionChoice choice, absl::Duration timeout);
+  // Asks one worker.
+  absl::StatusOr<v1::DigestReply> Digest(absl::Duration timeout);
+
+  // The worker to read versions from: the last one that is alive, as the coordinator said when the job was opened. Any
+  // worker of the host has whole versions, and the lead (rank 0) is the busiest.
+  Rank reading_rank() const;
+
+  // The transport of the worker at `rank`. REQUIRES: a rank of the plan.
+  ShardTransport& worker(Rank rank) const { return *workers_[rank.value()]; }
+
+ private:
+  friend class Client;
+  Job(JobSpec spec, Plan plan, NameRules rules, ClientOptions options);
+  absl::Status DialMembers(const v1::JobDescription& description);
+
+  const JobSpec spec_;
+  const Plan plan_;
+  const NameRules rules_;
+  const ClientOptions options_;
+  std::map<std::string, int, std::less<>> index_of_;  // canonical name -> parameter index
+  Epoch epoch_;
+  absl::Duration peer_timeout_;
+  std::vector<v1::Member> members_;
+  std::vector<std::unique_ptr<ShardTransport>> workers_;
+};
+
+class Client {
+ public:
+  // Errors of NewChannel; the first call connects.
+  static absl::StatusOr<Client> Connect(const std::string& coordinator, ClientOptions options = {});
+
+  // Creates the job or finds the same one, and waits until its workers are ready. Names in `spec` as this client has
+  // them. Errors of Coordinator.CreateJob; DeadlineExceeded: the workers were not ready in time (their state is named);
+  // Unavailable: the job failed.
+  absl::StatusOr<std::shared_ptr<Job>> CreateJob(const JobSpec& spec, const NameRules& rules = {});
+  absl::StatusOr<std::shared_ptr<Job>> OpenJob(const std::string& name, const NameRules& rules = {},
+                                               JobUse use = JobUse::kTrain);
+
+  // All other methods of the coordinator.
+  CoordinatorTransport& coordinator() { return *coordinator_; }
+
+ private:
+  Client(std::shared_ptr<CoordinatorTransport> coordinator, ClientOptions options)
+      : coordinator_(std::move(coordinator)), options_(std::move(options)) {}
+
+  std::shared_ptr<CoordinatorTransport> coordinator_;
+  ClientOptions options_;
+};
+
+}  // namespace shardmesh

@@ -1,0 +1,63 @@
+#include <grpcpp/client_context.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/cpp/coordinator_transport.h"
+#include "client/cpp/transport_reconnect.h"
+#include "core/status.h"
+#include "proto/shardmesh/v1/coordinator.grpc.pb.h"
+#include "rpc/channel.h"
+#include "rpc/status.h"
+#include "rpc/tls.h"
+
+namespace shardmesh {
+namespace {
+
+class GrpcCoordinatorTransport final : public CoordinatorTransport {
+ public:
+  GrpcCoordinatorTransport(std::string address, const std::shared_ptr<grpc::Channel>& channel)
+      : address_(std::move(address)), channel_(channel), stub_(v1::Coordinator::NewStub(channel)) {}
+
+#define SHARDMESH_METHOD(name, Request, Reply)                                                \
+  absl::StatusOr<Reply> name(const Request& request, absl::Duration timeout) override {       \
+    return Call<Reply>(&v1::Coordinator::Stub::name, request, timeout, "coordinator " #name); \
+  }
+  SHARDMESH_METHOD(CreateJob, v1::CreateJobRequest, v1::CreateJobReply)
+  SHARDMESH_METHOD(DescribeJob, v1::DescribeJobRequest, v1::JobDescription)
+  SHARDMESH_METHOD(ListJobs, v1::ListJobsRequest, v1::ListJobsReply)
+  SHARDMESH_METHOD(DeleteJob, v1::DeleteJobRequest, v1::DeleteJobReply)
+  SHARDMESH_METHOD(ResolveNames, v1::ResolveNamesRequest, v1::ResolveNamesReply)
+  SHARDMESH_METHOD(GetPlan, v1::GetPlanRequest, v1::GetPlanReply)
+  SHARDMESH_METHOD(ListVersions, v1::ListVersionsRequest, v1::ListVersionsReply)
+  SHARDMESH_METHOD(Join, v1::JoinRequest, v1::JoinReply)
+  SHARDMESH_METHOD(Heartbeat, v1::HeartbeatRequest, v1::HeartbeatReply)
+  SHARDMESH_METHOD(Leave, v1::LeaveRequest, v1::LeaveReply)
+#undef SHARDMESH_METHOD
+
+ private:
+  template <typename Reply, typename Request>
+  absl::StatusOr<Reply> Call(grpc::Status (v1::Coordinator::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                                           Reply*),
+                             const Request& request, absl::Duration timeout, absl::string_view what) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    HelpReconnect(*channel_, timeout);
+    Reply reply;
+    RETURN_IF_ERROR(FromGrpc(((*stub_).*method)(&context, request, &reply), absl::StrCat(what, " at ", address_)));
+    return reply;
+  }
+
+  const std::string address_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::Coordinator::Stub> stub_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CoordinatorTransport>> NewGrpcCoordinatorTransport(const std::string& address,
+                                                                                  const TlsOptions& tls) {
+  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, NewChannel(address, tls));
+  return std::unique_ptr<CoordinatorTransport>(new GrpcCoordinatorTransport(address, channel));
+}
+
+}  // namespace shardmesh

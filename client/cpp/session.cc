@@ -1,0 +1,60 @@
+#include "client/cpp/session.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "core/status.h"
+
+namespace shardmesh {
+
+absl::Status CheckSlots(const Job& job, const std::vector<Slot>& slots) {
+  if (slots.empty()) return absl::InvalidArgumentError("a session needs at least one slot");
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i].value() < 0 || slots[i].value() >= job.spec().num_slots) {
+      return absl::InvalidArgumentError(absl::StrCat("slot ", slots[i].value(), " is none of job ", job.spec().name,
+                                                     "'s: 0 to ", job.spec().num_slots - 1));
+    }
+    if (std::find(slots.begin(), slots.begin() + i, slots[i]) != slots.begin() + i) {
+      return absl::InvalidArgumentError(absl::StrCat("slot ", slots[i].value(), " is given twice"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TensorView> Session::gradient(Slot slot, absl::string_view name) const {
+  ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));
+  const auto it = std::find(slots_.begin(), slots_.end(), slot);
+  if (it == slots_.end())
+    return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " is not of this session"));
+  const Placement& at = job_->plan().placements()[tensor];
+  const Format format = job_->plan().gradient_format();
+  char* window = gradient_window(static_cast<int>(it - slots_.begin()));
+  return TensorView{window + job_->plan().buckets()[at.bucket].gradient_offset + at.offset * BytesPerElement(format),
+                    format, at.num_elements};
+}
+
+absl::StatusOr<ConstTensorView> Session::parameter(absl::string_view name) const {
+  ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));
+  const Placement& at = job_->plan().placements()[tensor];
+  const Bucket& bucket = job_->plan().buckets()[at.bucket];
+  return ConstTensorView{parameter_window() + bucket.weight_offset + at.offset * BytesPerElement(bucket.format),
+                         bucket.format, at.num_elements};
+}
+
+absl::Status Session::CheckHasWeights() const {
+  if (committed_.value() >= 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("no initial weights of job ", job_->spec().name,
+                                                    " were seen yet; call AwaitWeights before the first step"));
+}
+
+v1::StepRequest Session::NewStepRequest(const StepOptions& options) const {
+  v1::StepRequest request;
+  request.set_job(job_->spec().name);
+  request.set_epoch(job_->epoch().value());
+  request.set_step(committed_.value() + 1);
+  for (Slot slot : slots_) request.add_slots(slot.value());
+  if (options.learning_rate.has_value()) request.set_learning_rate(*options.learning_rate);
+  return request;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,154 @@
+#include "client/cpp/shard_transport.h"
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/impl/codegen/sync_stream.h>
+#include <grpcpp/impl/rpc_method.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/cpp/transport_reconnect.h"
+#include "core/status.h"
+#include "proto/bulk.h"
+#include "proto/shardmesh/v1/shard.grpc.pb.h"
+#include "rpc/channel.h"
+#include "rpc/status.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr int64_t kPushChunkBytes = 1 << 20;
+
+void SetDeadline(grpc::ClientContext& context, absl::Duration timeout) {
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShardTransport>> ShardTransport::Dial(const v1::Member& member, const TlsOptions& tls,
+                                                                     absl::Duration peer_timeout) {
+  ChannelOptions options;
+  options.peer_timeout = std::max(peer_timeout, absl::Seconds(1));
+  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, NewChannel(member.address(), tls, options));
+  const std::string name =
+      absl::StrCat("worker ", member.worker(), " (rank ", member.rank(), ") at ", member.address());
+  return std::unique_ptr<ShardTransport>(new ShardTransport(name, std::move(channel)));
+}
+
+absl::Status ShardTransport::Named(const absl::Status& status) const { return Annotate(status, name_); }
+
+absl::StatusOr<v1::StepReply> ShardTransport::Step(const v1::StepRequest& request, absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  v1::StepReply reply;
+  RETURN_IF_ERROR(Named(FromGrpc(v1::Shard::NewStub(channel_)->Step(&context, request, &reply), "Step")));
+  return reply;
+}
+
+absl::StatusOr<v1::AttachReply> ShardTransport::Attach(const v1::AttachRequest& request, absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  v1::AttachReply reply;
+  RETURN_IF_ERROR(Named(FromGrpc(v1::Shard::NewStub(channel_)->Attach(&context, request, &reply), "Attach")));
+  return reply;
+}
+
+absl::StatusOr<v1::DigestReply> ShardTransport::Digest(const v1::DigestRequest& request, absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  v1::DigestReply reply;
+  RETURN_IF_ERROR(Named(FromGrpc(v1::Shard::NewStub(channel_)->Digest(&context, request, &reply), "Digest")));
+  return reply;
+}
+
+absl::StatusOr<v1::GetStatusReply> ShardTransport::GetStatus(absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  v1::GetStatusReply reply;
+  RETURN_IF_ERROR(Named(FromGrpc(v1::Shard::NewStub(channel_)->GetStatus(&context, {}, &reply), "GetStatus")));
+  return reply;
+}
+
+absl::StatusOr<v1::PushReply> ShardTransport::Push(v1::PushHeader header, absl::Span<const absl::string_view> parts,
+                                                   absl::Duration timeout) {
+  int64_t total = 0;
+  for (absl::string_view part : parts) total += static_cast<int64_t>(part.size());
+  header.set_total_bytes(total);
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  const grpc::internal::RpcMethod method("/shardmesh.v1.Shard/Push", grpc::internal::RpcMethod::CLIENT_STREAMING,
+                                         channel_);
+  grpc::ByteBuffer raw_reply;
+  std::unique_ptr<grpc::ClientWriter<grpc::ByteBuffer>> writer(
+      grpc::internal::ClientWriterFactory<grpc::ByteBuffer>::Create(channel_.get(), method, &context, &raw_reply));
+  bool writable = writer->Write(EncodeChunk(header.SerializeAsString(), grpc::Slice()));
+  for (absl::string_view part : parts) {
+    // The slices borrow the caller's memory; gRPC may read it until Finish, which is called below in every case.
+    for (size_t at = 0; at < part.size() && writable; at += kPushChunkBytes) {
+      const size_t size = std::min<size_t>(kPushChunkBytes, part.size() - at);
+      writable = writer->Write(
+          EncodeChunk({}, grpc::Slice(const_cast<char*>(part.data()) + at, size, grpc::Slice::STATIC_SLICE)));
+    }
+  }
+  writer->WritesDone();
+  RETURN_IF_ERROR(Named(FromGrpc(writer->Finish(), "Push")));
+  v1::PushReply reply;
+  RETURN_IF_ERROR(Named(DecodeMessage(raw_reply, reply)));
+  return reply;
+}
+
+absl::StatusOr<v1::PullHeader> ShardTransport::Pull(const v1::PullRequest& request,
+                                                    const std::function<absl::Status(const v1::PullHeader&)>& begin,
+                                                    const std::function<absl::Status(absl::string_view)>& data,
+                                                    absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  const grpc::internal::RpcMethod method("/shardmesh.v1.Shard/Pull", grpc::internal::RpcMethod::SERVER_STREAMING,
+                                         channel_);
+  std::unique_ptr<grpc::ClientReader<grpc::ByteBuffer>> reader(
+      grpc::internal::ClientReaderFactory<grpc::ByteBuffer>::Create(channel_.get(), method, &context,
+                                                                    EncodeMessage(request)));
+  v1::PullHeader header;
+  bool begun = false;
+  int64_t received = 0;
+  grpc::ByteBuffer message;
+  absl::Status status;
+  while (status.ok() && reader->Read(&message)) {
+    std::string header_bytes;
+    bool has_header = false;
+    const auto start = [&]() -> absl::Status {
+      if (begun) return absl::OkStatus();
+      if (!has_header || !header.ParseFromString(header_bytes)) return absl::DataLossError("the stream has no header");
+      begun = true;
+      return begin(header);
+    };
+    status = DecodeChunk(message, header_bytes, has_header, [&](absl::string_view bytes) -> absl::Status {
+      RETURN_IF_ERROR(start());
+      received += static_cast<int64_t>(bytes.size());
+      if (received > header.total_bytes()) {
+        return absl::DataLossError(absl::StrCat("more than the ", header.total_bytes(), " bytes announced"));
+      }
+      return data(bytes);
+    });
+    if (status.ok()) status = start();
+    message.Clear();
+  }
+  if (!status.ok()) context.TryCancel();
+  const grpc::Status finished = reader->Finish();
+  RETURN_IF_ERROR(Named(status));
+  RETURN_IF_ERROR(Named(FromGrpc(finished, "Pull")));
+  if (!begun || received != header.total_bytes()) {
+    return Named(
+        absl::DataLossError(absl::StrCat("the stream ended after ", received, " of ", header.total_bytes(), " bytes")));
+  }
+  return header;
+}
+
+}  // namespace shardmesh

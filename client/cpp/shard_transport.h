@@ -1,0 +1,54 @@
+// ShardTransport: one worker's methods as plain calls with a time limit; bulk bytes move without a protobuf copy.
+// Thread-safe. Every error names the worker.
+#pragma once
+
+#include <grpcpp/channel.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "proto/shardmesh/v1/job.pb.h"
+#include "proto/shardmesh/v1/shard.pb.h"
+#include "rpc/tls.h"
+
+namespace shardmesh {
+
+class ShardTransport {
+ public:
+  // Errors of NewChannel. `peer_timeout`: silence after which a stopped worker counts as gone (Unavailable).
+  static absl::StatusOr<std::unique_ptr<ShardTransport>> Dial(const v1::Member& member, const TlsOptions& tls,
+                                                              absl::Duration peer_timeout);
+
+  absl::StatusOr<v1::StepReply> Step(const v1::StepRequest& request, absl::Duration timeout);
+  absl::StatusOr<v1::AttachReply> Attach(const v1::AttachRequest& request, absl::Duration timeout);
+  absl::StatusOr<v1::DigestReply> Digest(const v1::DigestRequest& request, absl::Duration timeout);
+  absl::StatusOr<v1::GetStatusReply> GetStatus(absl::Duration timeout);
+
+  // Pushes a piece: `parts` in order are its bytes (borrowed for the call). header.total_bytes is filled in here.
+  absl::StatusOr<v1::PushReply> Push(v1::PushHeader header, absl::Span<const absl::string_view> parts,
+                                     absl::Duration timeout);
+
+  // Pulls a version: `begin` is called with the header, then `data` with every part in order. DataLoss: the stream
+  // ended before, or went on after, the bytes that its header announced.
+  absl::StatusOr<v1::PullHeader> Pull(const v1::PullRequest& request,
+                                      const std::function<absl::Status(const v1::PullHeader&)>& begin,
+                                      const std::function<absl::Status(absl::string_view)>& data,
+                                      absl::Duration timeout);
+
+  const std::string& name() const { return name_; }  // "worker w1 (rank 1) at 127.0.0.1:7001"
+
+ private:
+  ShardTransport(std::string name, std::shared_ptr<grpc::Channel> channel)
+      : name_(std::move(name)), channel_(std::move(channel)) {}
+  absl::Status Named(const absl::Status& status) const;
+
+  const std::string name_;
+  const std::shared_ptr<grpc::Channel> channel_;
+};
+
+}  // namespace shardmesh

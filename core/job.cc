@@ -1,0 +1,181 @@
+#include "core/job.h"
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "core/status.h"
+
+namespace shardmesh {
+namespace {
+
+std::string Quoted(absl::string_view text) { return absl::StrCat("\"", absl::CHexEscape(text.substr(0, 200)), "\""); }
+
+std::string ShapeString(const std::vector<int64_t>& shape) { return absl::StrCat("[", absl::StrJoin(shape, ","), "]"); }
+
+// The product of the sizes; -1 when it is over kMaxTensorElements or a size is negative.
+int64_t BoundedElements(const std::vector<int64_t>& shape) {
+  int64_t elements = 1;
+  for (int64_t size : shape) {
+    if (size < 0) return -1;
+    if (size == 0) return 0;
+    if (elements > kMaxTensorElements / size) return -1;
+    elements *= size;
+  }
+  return elements;
+}
+
+absl::Status ValidateParameter(int index, const ParameterSpec& p) {
+  const std::string who = absl::StrCat("parameter ", index, " ", Quoted(p.name));
+  if (p.name.empty()) return absl::InvalidArgumentError(absl::StrCat("parameter ", index, " has no name"));
+  if (p.shape.size() > 16) {
+    return absl::InvalidArgumentError(absl::StrCat(who, " has ", p.shape.size(), " dimensions; at most 16"));
+  }
+  for (int64_t size : p.shape) {
+    if (size < 0)
+      return absl::InvalidArgumentError(absl::StrCat(who, ": size ", size, " in its shape; sizes are >= 0"));
+  }
+  if (BoundedElements(p.shape) < 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(who, ": shape ", ShapeString(p.shape), " has more than 2^40 elements"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateParameters(const JobSpec& job) {
+  if (job.parameters.empty()) return absl::InvalidArgumentError("the job has no parameters; give at least one");
+  if (job.parameters.size() > kMaxParameters) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(job.parameters.size(), " parameters; at most ", kMaxParameters, " in a job"));
+  }
+  absl::flat_hash_map<absl::string_view, int> index_of;
+  int64_t total = 0;
+  for (int i = 0; i < static_cast<int>(job.parameters.size()); ++i) {
+    const ParameterSpec& p = job.parameters[i];
+    RETURN_IF_ERROR(ValidateParameter(i, p));
+    if (auto [it, inserted] = index_of.emplace(p.name, i); !inserted) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("parameters ", it->second, " and ", i, " have one canonical name ", Quoted(p.name)));
+    }
+    total += BoundedElements(p.shape);
+    if (total > kMaxJobElements) return absl::ResourceExhaustedError("the job has more than 2^42 elements");
+  }
+  for (const ParameterSpec& p : job.parameters) {
+    if (p.tied_to.empty()) continue;
+    auto owner = index_of.find(p.tied_to);
+    if (owner == index_of.end() || !job.parameters[owner->second].tied_to.empty() || p.tied_to == p.name) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(p.name), " is tied to ", Quoted(p.tied_to),
+                                                     ", which is no parameter with its own storage"));
+    }
+    const ParameterSpec& o = job.parameters[owner->second];
+    if (o.shape != p.shape || o.format != p.format) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(p.name), " is tied to ", Quoted(p.tied_to),
+                                                     " but has another shape or format: ", ShapeString(p.shape), " ",
+                                                     FormatName(p.format), ", not ", ShapeString(o.shape), " ",
+                                                     FormatName(o.format)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::string_view PolicyName(NonFinitePolicy policy) { return policy == NonFinitePolicy::kSkip ? "skip" : "fail"; }
+
+template <typename T>
+bool Differs(absl::string_view what, const T& there, const T& here, std::string& out) {
+  if (there == here) return false;
+  out = absl::StrCat(what, ": ", there, " there, ", here, " here");
+  return true;
+}
+
+// Numbers that print alike in short are printed in full.
+bool Differs(absl::string_view what, double there, double here, std::string& out) {
+  if (there == here) return false;
+  if (Differs(what, absl::StrCat(there), absl::StrCat(here), out)) return true;
+  return Differs(what, absl::StrFormat("%.17g", there), absl::StrFormat("%.17g", here), out);
+}
+
+bool OptimizerDiffers(const AdamWHyper& there, const AdamWHyper& here, std::string& out) {
+  return Differs("optimizer lr", there.lr, here.lr, out) || Differs("optimizer beta1", there.beta1, here.beta1, out) ||
+         Differs("optimizer beta2", there.beta2, here.beta2, out) ||
+         Differs("optimizer eps", there.eps, here.eps, out) ||
+         Differs("optimizer weight_decay", there.weight_decay, here.weight_decay, out);
+}
+
+bool ParametersDiffer(const JobSpec& there, const JobSpec& here, std::string& out) {
+  if (Differs("number of parameters", there.parameters.size(), here.parameters.size(), out)) return true;
+  for (size_t i = 0; i < there.parameters.size(); ++i) {
+    const ParameterSpec& a = there.parameters[i];
+    const ParameterSpec& b = here.parameters[i];
+    if (Differs(absl::StrCat("name of parameter ", i), Quoted(a.name), Quoted(b.name), out)) return true;
+    const std::string who = absl::StrCat("parameter ", i, " ", Quoted(a.name));
+    if (Differs(absl::StrCat(who, ": shape"), ShapeString(a.shape), ShapeString(b.shape), out) ||
+        Differs(absl::StrCat(who, ": format"), FormatName(a.format), FormatName(b.format), out) ||
+        Differs(absl::StrCat(who, ": tied to"), Quoted(a.tied_to), Quoted(b.tied_to), out)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+int64_t ParameterSpec::NumElements() const { return BoundedElements(shape); }
+
+absl::Status ValidateId(absl::string_view what, absl::string_view id) {
+  bool good = !id.empty() && id.size() <= kMaxIdBytes;
+  for (char c : id) good = good && (absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-');
+  if (good) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " ", Quoted(id), " is not 1 to ", kMaxIdBytes, " characters of A-Z a-z 0-9 . _ -"));
+}
+
+absl::Status JobSpec::Validate() const {
+  RETURN_IF_ERROR(ValidateId("job name", name));
+  RETURN_IF_ERROR(mesh.Validate());
+  if (num_slots < 1 || num_slots > kMaxSlots) {
+    return absl::InvalidArgumentError(absl::StrCat("slots is ", num_slots, "; it is 1 to ", kMaxSlots));
+  }
+  RETURN_IF_ERROR(ValidateParameters(*this));
+  if (gradient_format != Format::kFp32 && gradient_format != Format::kBf16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradient format is ", FormatName(gradient_format), "; it is fp32 or bf16"));
+  }
+  RETURN_IF_ERROR(shardmesh::Validate(optimizer));
+  if (bucket_elements < kMinBucketElements || bucket_elements > kMaxBucketElements) {
+    return absl::InvalidArgumentError(absl::StrCat("bucket_elements is ", bucket_elements, "; it is ",
+                                                   kMinBucketElements, " to ", kMaxBucketElements));
+  }
+  if (publish_every < 1 || publish_every > kMaxPublishEvery) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("publish_every is ", publish_every, "; it is 1 to ", kMaxPublishEvery));
+  }
+  return absl::OkStatus();
+}
+
+int JobSpec::StorageOf(int index) const {
+  const std::string& owner = parameters[index].tied_to;
+  if (owner.empty()) return index;
+  for (int i = 0; i < static_cast<int>(parameters.size()); ++i) {
+    if (parameters[i].name == owner) return i;
+  }
+  return index;
+}
+
+std::string Difference(const JobSpec& there, const JobSpec& here) {
+  std::string out;
+  if (Differs("job name", there.name, here.name, out) ||
+      Differs("mesh", there.mesh.ToString(), here.mesh.ToString(), out) ||
+      Differs("slots", there.num_slots, here.num_slots, out) ||
+      Differs("gradient format", FormatName(there.gradient_format), FormatName(here.gradient_format), out) ||
+      Differs("seed", there.seed, here.seed, out) || OptimizerDiffers(there.optimizer, here.optimizer, out) ||
+      Differs("non-finite policy", PolicyName(there.non_finite), PolicyName(here.non_finite), out) ||
+      Differs("bucket_elements", there.bucket_elements, here.bucket_elements, out) ||
+      Differs("publish_every", there.publish_every, here.publish_every, out) || ParametersDiffer(there, here, out)) {
+    return out;
+  }
+  return out;
+}
+
+}  // namespace shardmesh

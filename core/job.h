@@ -1,0 +1,66 @@
+// JobSpec: everything about a job that its results depend on, with canonical parameter names and every default filled
+// in. Two equal specs train to the same bits. A plain value; functions are pure and thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/adamw.h"
+#include "core/format.h"
+#include "core/mesh_spec.h"
+
+namespace shardmesh {
+
+inline constexpr int kMaxSlots = 128;
+inline constexpr int kMaxParameters = 100'000;
+inline constexpr int kMaxIdBytes = 128;
+inline constexpr int64_t kMaxTensorElements = int64_t{1} << 40;
+inline constexpr int64_t kMaxJobElements = int64_t{1} << 42;
+inline constexpr int64_t kMinBucketElements = 1024;
+inline constexpr int64_t kMaxBucketElements = int64_t{1} << 32;
+inline constexpr int64_t kDefaultBucketElements = int64_t{16} << 20;
+inline constexpr int kMaxPublishEvery = 1 << 30;
+
+struct ParameterSpec {
+  std::string name;            // canonical, unique in the job
+  std::vector<int64_t> shape;  // empty: a scalar
+  Format format = Format::kFp32;
+  std::string tied_to;  // canonical name of the parameter whose storage this one shares; empty: its own
+
+  int64_t NumElements() const;  // REQUIRES: the job's Validate() is OK
+};
+
+enum class NonFinitePolicy {
+  kSkip,  // the step is counted and changes nothing
+  kFail,  // the slot is refused and may be written again
+};
+
+struct JobSpec {
+  std::string name;
+  MeshSpec mesh;
+  int num_slots = 1;
+  std::vector<ParameterSpec> parameters;  // the order is the tensor index of random draws
+  Format gradient_format = Format::kBf16;
+  AdamWHyper optimizer;
+  uint64_t seed = 0;
+  NonFinitePolicy non_finite = NonFinitePolicy::kSkip;
+  int64_t bucket_elements = kDefaultBucketElements;
+  int publish_every = 1;  // a version is published at each multiple of it, and at step 0
+
+  // InvalidArgument or ResourceExhausted: the first wrong value, with its name and what would be right.
+  absl::Status Validate() const;
+
+  // The index of the parameter that owns the storage of `index` (itself unless tied). REQUIRES: Validate() is OK.
+  int StorageOf(int index) const;
+};
+
+// InvalidArgument unless `id` is 1 to kMaxIdBytes of [A-Za-z0-9._-]; `what` names it in the message ("job name").
+absl::Status ValidateId(absl::string_view what, absl::string_view id);
+
+// The first difference between two specs, for people ("parameter 3 "head.w": shape [10,64] there, [10,32] here");
+// empty when they are equal. `there` is the older one.
+std::string Difference(const JobSpec& there, const JobSpec& here);
+
+}  // namespace shardmesh

@@ -1,0 +1,146 @@
+#include "core/job.h"
+
+#include <cmath>
+#include <functional>
+
+#include "core/matchers.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StrEq;
+
+JobSpec GoodJob() {
+  JobSpec job;
+  job.name = "train-1.a_B";
+  job.mesh = *ParseMeshSpec("ddp=2,fsdp=2");
+  job.num_slots = 4;
+  job.parameters = {{"w", {3, 5}, Format::kBf16Sr}, {"b", {}, Format::kFp32}, {"t", {3, 5}, Format::kBf16Sr, "w"}};
+  return job;
+}
+
+struct Case {
+  std::function<void(JobSpec&)> change;
+  absl::StatusCode code;
+  const char* message;
+};
+
+TEST(JobTest, GoodJob_IsValid) {
+  EXPECT_OK(GoodJob().Validate());
+  EXPECT_EQ(GoodJob().parameters[0].NumElements(), 15);
+  EXPECT_EQ(GoodJob().parameters[1].NumElements(), 1);
+  EXPECT_EQ(GoodJob().StorageOf(0), 0);
+  EXPECT_EQ(GoodJob().StorageOf(2), 0);
+}
+
+TEST(JobTest, BadValue_ErrorNamesItAndWhatWouldBeRight) {
+  using Code = absl::StatusCode;
+  constexpr int64_t kMany = int64_t{1} << 40;
+  const std::vector<Case> cases = {
+      {[](JobSpec& j) { j.name = ""; }, Code::kInvalidArgument, "job name \"\" is not 1 to 128 characters of A-Z"},
+      {[](JobSpec& j) { j.name = "a b"; }, Code::kInvalidArgument, "job name \"a b\""},
+      {[](JobSpec& j) { j.name = "a\n\xff"; }, Code::kInvalidArgument, "\"a\\n\\xff\""},
+      {[](JobSpec& j) { j.name = std::string(129, 'x'); }, Code::kInvalidArgument, "128"},
+      {[](JobSpec& j) { j.mesh.dims.clear(); }, Code::kInvalidArgument, "mesh"},
+      {[](JobSpec& j) { j.mesh.dims[0].size = 0; }, Code::kInvalidArgument, "ddp"},
+      {[](JobSpec& j) { j.num_slots = 0; }, Code::kInvalidArgument, "slots is 0; it is 1 to 128"},
+      {[](JobSpec& j) { j.num_slots = -3; }, Code::kInvalidArgument, "slots is -3"},
+      {[](JobSpec& j) { j.num_slots = kMaxSlots + 1; }, Code::kInvalidArgument, "slots is 129"},
+      {[](JobSpec& j) { j.parameters.clear(); }, Code::kInvalidArgument, "has no parameters; give at least one"},
+      {[](JobSpec& j) { j.parameters.resize(kMaxParameters + 1); }, Code::kResourceExhausted, "at most 100000"},
+      {[](JobSpec& j) { j.parameters[1].name = ""; }, Code::kInvalidArgument, "parameter 1 has no name"},
+      {[](JobSpec& j) { j.parameters[1].name = "w"; }, Code::kAlreadyExists,
+       "parameters 0 and 1 have one canonical name \"w\""},
+      {[](JobSpec& j) {
+         j.parameters[0].shape = {3, -5};
+       },
+       Code::kInvalidArgument, "parameter 0 \"w\": size -5"},
+      {[](JobSpec& j) {
+         j.parameters[0].shape = {0, -5};
+       },
+       Code::kInvalidArgument, "size -5"},
+      {[](JobSpec& j) { j.parameters[0].shape.assign(17, 1); }, Code::kInvalidArgument, "17 dimensions; at most 16"},
+      {[](JobSpec& j) {
+         j.parameters[0].shape = {kMany, 2};
+       },
+       Code::kResourceExhausted, "shape [1099511627776,2] has more than 2^40"},
+      {[](JobSpec& j) {
+         j.parameters[0].shape = {INT64_MAX, INT64_MAX};
+       },
+       Code::kResourceExhausted, "more than 2^40"},
+      {[](JobSpec& j) {
+         for (const char* name : {"x", "y", "z", "u", "v"}) j.parameters.push_back({name, {kMany}});
+       },
+       Code::kResourceExhausted, "the job has more than 2^42 elements"},
+      {[](JobSpec& j) { j.parameters[2].tied_to = "q"; }, Code::kInvalidArgument,
+       "parameter \"t\" is tied to \"q\", which is no parameter with its own storage"},
+      {[](JobSpec& j) { j.parameters[2].tied_to = "t"; }, Code::kInvalidArgument, "is tied to \"t\", which is no"},
+      {[](JobSpec& j) { j.parameters[0].tied_to = "t"; }, Code::kInvalidArgument,
+       "\"w\" is tied to \"t\", which is no"},
+      {[](JobSpec& j) { j.parameters[2].shape = {15}; }, Code::kInvalidArgument,
+       "another shape or format: [15] bf16_sr, not [3,5] bf16_sr"},
+      {[](JobSpec& j) { j.parameters[2].format = Format::kFp32; }, Code::kInvalidArgument, "[3,5] fp32, not [3,5]"},
+      {[](JobSpec& j) { j.gradient_format = Format::kBf16Sr; }, Code::kInvalidArgument,
+       "gradient format is bf16_sr; it is fp32 or bf16"},
+      {[](JobSpec& j) { j.optimizer.beta1 = 1; }, Code::kInvalidArgument, "beta1"},
+      {[](JobSpec& j) { j.optimizer.lr = std::nan(""); }, Code::kInvalidArgument, "lr"},
+      {[](JobSpec& j) { j.bucket_elements = 1023; }, Code::kInvalidArgument,
+       "bucket_elements is 1023; it is 1024 to 4294967296"},
+      {[](JobSpec& j) { j.bucket_elements = kMaxBucketElements + 1; }, Code::kInvalidArgument, "4294967297"},
+      {[](JobSpec& j) { j.publish_every = 0; }, Code::kInvalidArgument, "publish_every is 0; it is 1 to 1073741824"},
+      {[](JobSpec& j) { j.publish_every = kMaxPublishEvery + 1; }, Code::kInvalidArgument, "1073741825"},
+  };
+  for (const Case& c : cases) {
+    JobSpec job = GoodJob();
+    c.change(job);
+    EXPECT_THAT(job.Validate(), StatusIs(c.code, HasSubstr(c.message)));
+  }
+}
+
+TEST(JobTest, LargestValues_AreAccepted) {
+  JobSpec job = GoodJob();
+  job.name = std::string(kMaxIdBytes, 'x');
+  job.num_slots = kMaxSlots;
+  job.bucket_elements = kMaxBucketElements;
+  job.publish_every = kMaxPublishEvery;
+  job.parameters = {{"w", {kMaxTensorElements}}};
+  EXPECT_OK(job.Validate());
+}
+
+TEST(JobTest, Difference_NamesEveryField) {
+  const std::vector<Case> cases = {
+      {[](JobSpec& j) { j.name = "other"; }, {}, "job name: train-1.a_B there, other here"},
+      {[](JobSpec& j) { j.mesh.dims[1].size = 3; }, {}, "mesh: ddp=2,fsdp=2 there, ddp=2,fsdp=3 here"},
+      {[](JobSpec& j) { j.num_slots = 5; }, {}, "slots: 4 there, 5 here"},
+      {[](JobSpec& j) { j.gradient_format = Format::kFp32; }, {}, "gradient format: bf16 there, fp32 here"},
+      {[](JobSpec& j) { j.seed = UINT64_MAX; }, {}, "seed: 0 there, 18446744073709551615 here"},
+      {[](JobSpec& j) { j.optimizer.lr = 0.5; }, {}, "optimizer lr: 0.001 there, 0.5 here"},
+      {[](JobSpec& j) { j.optimizer.lr = std::nextafter(1e-3, 1); },
+       {},
+       "optimizer lr: 0.001 there, 0.0010000000000000002 here"},
+      {[](JobSpec& j) { j.optimizer.beta1 = 0.5; }, {}, "optimizer beta1: 0.9 there, 0.5 here"},
+      {[](JobSpec& j) { j.optimizer.beta2 = 0.5; }, {}, "optimizer beta2: 0.999 there, 0.5 here"},
+      {[](JobSpec& j) { j.optimizer.eps = 0.5; }, {}, "optimizer eps: 1e-08 there, 0.5 here"},
+      {[](JobSpec& j) { j.optimizer.weight_decay = 0.5; }, {}, "optimizer weight_decay: 0.01 there, 0.5 here"},
+      {[](JobSpec& j) { j.non_finite = NonFinitePolicy::kFail; }, {}, "non-finite policy: skip there, fail here"},
+      {[](JobSpec& j) { j.bucket_elements = 2048; }, {}, "bucket_elements: 16777216 there, 2048 here"},
+      {[](JobSpec& j) { j.publish_every = 2; }, {}, "publish_every: 1 there, 2 here"},
+      {[](JobSpec& j) { j.parameters.pop_back(); }, {}, "number of parameters: 3 there, 2 here"},
+      {[](JobSpec& j) { j.parameters[0].name = "v"; }, {}, "name of parameter 0: \"w\" there, \"v\" here"},
+      {[](JobSpec& j) { j.parameters[0].shape = {15}; }, {}, "parameter 0 \"w\": shape: [3,5] there, [15] here"},
+      {[](JobSpec& j) { j.parameters[0].format = Format::kFp32; },
+       {},
+       "parameter 0 \"w\": format: bf16_sr there, fp32 here"},
+      {[](JobSpec& j) { j.parameters[2].tied_to = ""; }, {}, "parameter 2 \"t\": tied to: \"w\" there, \"\" here"},
+  };
+  EXPECT_THAT(Difference(GoodJob(), GoodJob()), StrEq(""));
+  for (const Case& c : cases) {
+    JobSpec job = GoodJob();
+    c.change(job);
+    EXPECT_THAT(Difference(GoodJob(), job), StrEq(c.message));
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,101 @@
+// Plan: where every element of a job lies. A pure function of the job's specification: each process computes it for
+// itself and compares hashes, so nothing per-rank is ever sent.
+//
+//   job      = buckets, in parameter order; a bucket holds parameters of one format, about bucket_elements of them
+//   bucket   = one flat space; every parameter starts at a multiple of the granule (kGroupElements, the unit of random
+//              draws); padded at its end so that it cuts into equal shards of whole granules
+//   shard s  = elements [s * shard_elements, (s+1) * shard_elements) of every bucket
+//   window   = every bucket as bytes, each starting at a multiple of the page size (parameter window: in the
+//              weights' format; gradient window: in the job's gradient format)
+//
+// So all-gather and reduce-scatter on a bucket need no copy-in and no copy-out. Padding holds zeros, always.
+// Immutable after Create, thread-safe. Ranges are half-open.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "core/ids.h"
+#include "core/job.h"
+
+namespace shardmesh {
+
+inline constexpr int64_t kPageBytes = 4096;
+
+// Where a rank stands: which shard it holds, and which replica of it.
+struct ShardPlace {
+  int shard = 0;
+  int replica = 0;
+};
+
+// A parameter's storage. Tied parameters have the placement of their owner.
+struct Placement {
+  int bucket = 0;
+  int64_t offset = 0;        // elements from the bucket's start, a multiple of kGroupElements
+  int64_t num_elements = 0;  // without padding
+};
+
+struct Bucket {
+  Format format = Format::kFp32;
+  int64_t num_elements = 0;     // with padding; shard_elements * shards
+  int64_t shard_elements = 0;   // a multiple of kGroupElements
+  int64_t padding = 0;          // elements of no parameter
+  int64_t weight_offset = 0;    // bytes from the start of the parameter window, a multiple of kPageBytes
+  int64_t gradient_offset = 0;  // bytes from the start of a gradient window, a multiple of kPageBytes
+};
+
+// A stretch of one tensor inside a shard, in whole groups: its last group may reach into padding.
+struct Run {
+  int tensor = 0;             // index of the owner in JobSpec::parameters
+  int64_t first_element = 0;  // in the tensor, a multiple of kGroupElements
+  int64_t bucket_offset = 0;  // elements from the bucket's start
+  int64_t num_elements = 0;   // a multiple of kGroupElements
+};
+
+class Plan {
+ public:
+  // Errors as JobSpec::Validate(), which is called first.
+  static absl::StatusOr<Plan> Create(const JobSpec& job);
+
+  int num_shards() const { return num_shards_; }
+  int num_replicas() const { return num_replicas_; }
+  int num_ranks() const { return num_shards_ * num_replicas_; }
+  absl::Span<const Bucket> buckets() const { return buckets_; }
+  absl::Span<const Placement> placements() const { return placements_; }  // by tensor index, tied ones included
+  const std::string& hash() const { return hash_; }                       // 32 hexadecimal digits
+  int64_t window_bytes() const { return window_bytes_; }                  // of the parameter window, whole pages
+  int64_t gradient_window_bytes() const { return gradient_window_bytes_; }
+  int64_t version_bytes() const { return version_bytes_; }    // every bucket's weights, without page gaps
+  int64_t total_elements() const { return total_elements_; }  // of all buckets, with padding
+  Format gradient_format() const { return gradient_format_; }
+
+  // REQUIRES: rank is in [0, num_ranks). Mesh coordinates along shard dimensions number the shards, along replicate
+  // dimensions the replicas, both in mesh order, the first dimension slowest.
+  ShardPlace PlaceOf(Rank rank) const;
+  // The rank that holds `shard` as its `replica`.
+  Rank RankOf(ShardPlace place) const;
+
+  // The stretches of tensors in elements [begin, end) of a bucket, ascending; stretches of padding are left out.
+  // REQUIRES: begin and end are multiples of kGroupElements within the bucket.
+  std::vector<Run> RunsIn(int bucket, int64_t begin, int64_t end) const;
+
+  // Bytes of one shard's piece (see shard.proto): of its gradient, and of its weights as fp32.
+  int64_t GradientPieceBytes() const;
+  int64_t InitialPieceBytes() const;
+
+ private:
+  std::vector<int64_t> shard_strides_, replica_strides_;  // by mesh dimension; 0 where the role is the other
+  std::vector<int64_t> mesh_sizes_;
+  int num_shards_ = 1, num_replicas_ = 1;
+  std::vector<Bucket> buckets_;
+  std::vector<Placement> placements_;
+  std::vector<std::vector<int>> owners_;  // by bucket: tensors with storage in it, by offset
+  std::string hash_;
+  int64_t window_bytes_ = 0, gradient_window_bytes_ = 0, version_bytes_ = 0, total_elements_ = 0;
+  Format gradient_format_ = Format::kBf16;
+};
+
+}  // namespace shardmesh

@@ -1,0 +1,287 @@
+#include "core/layout.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <set>
+
+#include "core/matchers.h"
+
+namespace shardmesh {
+namespace {
+
+JobSpec SmallJob() {
+  JobSpec job;
+  job.name = "layout";
+  job.mesh = *ParseMeshSpec("ddp=2,fsdp=2");
+  job.num_slots = 2;
+  job.parameters = {{"a", {3, 50}, Format::kFp32}, {"b", {7}, Format::kBf16}, {"c", {129}, Format::kFp32}};
+  job.bucket_elements = kMinBucketElements;
+  return job;
+}
+
+Plan PlanOf(const JobSpec& job) {
+  absl::StatusOr<Plan> plan = Plan::Create(job);
+  EXPECT_OK(plan);
+  return *std::move(plan);
+}
+
+TEST(LayoutTest, WorkedExample) {
+  const Plan plan = PlanOf(SmallJob());
+  ASSERT_EQ(plan.buckets().size(), 2u);  // fp32: a at 0 (150 -> 192), c at 192 (129 -> 192); bf16: b
+  EXPECT_EQ(plan.placements()[0].offset, 0);
+  EXPECT_EQ(plan.placements()[2].offset, 192);
+  EXPECT_EQ(plan.placements()[2].num_elements, 129);
+  EXPECT_EQ(plan.buckets()[0].num_elements, 384);
+  EXPECT_EQ(plan.buckets()[0].shard_elements, 192);
+  EXPECT_EQ(plan.buckets()[0].padding, 384 - 150 - 129);
+  EXPECT_EQ(plan.buckets()[1].num_elements, 128);
+  EXPECT_EQ(plan.buckets()[1].padding, 128 - 7);
+  EXPECT_EQ(plan.version_bytes(), 384 * 4 + 128 * 2);
+  EXPECT_EQ(plan.total_elements(), 512);
+  EXPECT_EQ(plan.GradientPieceBytes(), 256 * 2);
+  EXPECT_EQ(plan.InitialPieceBytes(), 256 * 4);
+  EXPECT_EQ(plan.window_bytes(), 2 * kPageBytes);
+}
+
+TEST(LayoutTest, Hash_IsGolden) { EXPECT_EQ(PlanOf(SmallJob()).hash(), "a5b4f7f794037f4cd2ce61412242d8f7"); }
+
+TEST(LayoutTest, Hash_ChangesWithEverythingThatMovesABit) {
+  const std::vector<std::function<void(JobSpec&)>> changes = {
+      [](JobSpec& j) { j.mesh = *ParseMeshSpec("ddp=1,fsdp=4"); },
+      [](JobSpec& j) { j.mesh = *ParseMeshSpec("fsdp=2,ddp=2"); },
+      [](JobSpec& j) { j.num_slots = 3; },
+      [](JobSpec& j) { j.gradient_format = Format::kFp32; },
+      [](JobSpec& j) { j.parameters[0].name = "x"; },
+      [](JobSpec& j) {
+        j.parameters[0].shape = {50, 3};
+      },
+      [](JobSpec& j) { j.parameters[0].shape = {150}; },
+      [](JobSpec& j) {
+        j.parameters[0].shape = {3, 51};
+      },
+      [](JobSpec& j) { j.parameters[0].format = Format::kBf16; },
+      [](JobSpec& j) { j.parameters[1].format = Format::kBf16Sr; },
+      [](JobSpec& j) { std::swap(j.parameters[0], j.parameters[2]); },
+      [](JobSpec& j) { j.parameters.pop_back(); },
+      [](JobSpec& j) {
+        j.parameters.push_back({"d", {150}, Format::kFp32});
+      },
+      [](JobSpec& j) {
+        j.parameters.push_back({"d", {3, 50}, Format::kFp32, "a"});
+      },
+  };
+  std::set<std::string> hashes = {PlanOf(SmallJob()).hash()};
+  for (size_t i = 0; i < changes.size(); ++i) {
+    JobSpec job = SmallJob();
+    changes[i](job);
+    EXPECT_TRUE(hashes.insert(PlanOf(job).hash()).second) << "change " << i;
+  }
+  JobSpec same = SmallJob();
+  same.optimizer.lr = 0.5;
+  same.seed = 9;
+  EXPECT_EQ(PlanOf(same).hash(), PlanOf(SmallJob()).hash());  // layout alone
+}
+
+TEST(LayoutTest, BucketElements_CloseABucket) {
+  JobSpec job = SmallJob();
+  job.parameters.clear();
+  for (const char* name : {"a", "b", "c"}) job.parameters.push_back({name, {600}, Format::kFp32});
+  const Plan plan = PlanOf(job);  // 640 each: the second reaches 1280 >= 1024 and closes the bucket
+  EXPECT_EQ(plan.placements()[1].bucket, 0);
+  EXPECT_EQ(plan.placements()[2].bucket, 1);
+  EXPECT_EQ(plan.placements()[2].offset, 0);
+  job.bucket_elements = kDefaultBucketElements;
+  EXPECT_EQ(PlanOf(job).buckets().size(), 1u);
+}
+
+TEST(LayoutTest, TiedParameter_HasItsOwnersPlace) {
+  JobSpec job = SmallJob();
+  job.parameters.insert(job.parameters.begin(), {"tied", {129}, Format::kFp32, "c"});  // before its owner
+  const Plan plan = PlanOf(job);
+  EXPECT_EQ(plan.placements()[0].bucket, plan.placements()[3].bucket);
+  EXPECT_EQ(plan.placements()[0].offset, plan.placements()[3].offset);
+  EXPECT_EQ(plan.total_elements(), PlanOf(SmallJob()).total_elements());
+  for (const auto& run : plan.RunsIn(plan.placements()[3].bucket, 0, 384)) EXPECT_NE(run.tensor, 0);
+}
+
+TEST(LayoutTest, ScalarsAndEmptyTensors) {
+  JobSpec job = SmallJob();
+  job.parameters = {{"scalar", {}, Format::kFp32}, {"none", {4, 0}, Format::kFp32}, {"after", {65}, Format::kFp32}};
+  const Plan plan = PlanOf(job);
+  EXPECT_EQ(plan.placements()[0].num_elements, 1);
+  EXPECT_EQ(plan.placements()[1].num_elements, 0);
+  EXPECT_EQ(plan.placements()[2].offset, 64);
+  EXPECT_EQ(plan.buckets()[0].num_elements, 256);
+  EXPECT_EQ(plan.buckets()[0].padding, 256 - 66);
+  job.parameters = {{"none", {0}, Format::kFp32}};
+  const Plan nothing = PlanOf(job);
+  EXPECT_EQ(nothing.total_elements(), 0);
+  EXPECT_EQ(nothing.GradientPieceBytes(), 0);
+  EXPECT_TRUE(nothing.RunsIn(0, 0, 0).empty());
+}
+
+TEST(LayoutTest, BadJob_IsRefused) {
+  JobSpec job = SmallJob();
+  job.num_slots = 0;
+  EXPECT_THAT(Plan::Create(job), StatusIs(absl::StatusCode::kInvalidArgument, ::testing::HasSubstr("slots is 0")));
+}
+
+TEST(LayoutTest, PlaceOf_FollowsTheMeshOrder) {
+  JobSpec job = SmallJob();
+  job.mesh = *ParseMeshSpec("fsdp=2,ddp=3,x=2");  // shard, replicate, shard
+  const Plan plan = PlanOf(job);
+  EXPECT_EQ(plan.num_shards(), 4);
+  EXPECT_EQ(plan.num_replicas(), 3);
+  const ShardPlace place = plan.PlaceOf(Rank(1 * 6 + 2 * 2 + 1));  // coordinates (1, 2, 1)
+  EXPECT_EQ(place.shard, 1 * 2 + 1);
+  EXPECT_EQ(place.replica, 2);
+}
+
+// Random jobs against an oracle that writes the owner of every element into an array.
+class LayoutProperty {
+ public:
+  explicit LayoutProperty(unsigned seed) : rng_(seed) {}
+
+  void Run() {
+    const JobSpec job = RandomJob();
+    absl::StatusOr<Plan> created = Plan::Create(job);
+    ASSERT_OK(created);
+    const Plan& plan = *created;
+    CheckRanks(plan);
+    CheckWindows(job, plan);
+    ASSERT_NO_FATAL_FAILURE(CheckElements(job, plan));
+    EXPECT_EQ(plan.hash(), PlanOf(job).hash());
+  }
+
+ private:
+  int Pick(int n) { return static_cast<int>(rng_() % n); }
+
+  JobSpec RandomJob() {
+    JobSpec job;
+    job.name = "random";
+    const char* names[] = {"ddp", "fsdp", "x", "replicate"};
+    for (int d = 0; d <= Pick(3); ++d) job.mesh.dims.push_back({names[d], 1 + Pick(3), DefaultDimRole(names[d])});
+    std::shuffle(job.mesh.dims.begin(), job.mesh.dims.end(), rng_);
+    job.num_slots = 1 + Pick(3);
+    job.gradient_format = Pick(2) ? Format::kFp32 : Format::kBf16;
+    job.bucket_elements = kMinBucketElements << Pick(3);
+    for (int i = 0, n = 1 + Pick(12); i < n; ++i) {
+      ParameterSpec p{"p" + std::to_string(i), {}, static_cast<Format>(Pick(3))};
+      const int kind = Pick(8);
+      if (kind == 0) p.shape = {0, 3};
+      if (kind > 1) p.shape = {1 + Pick(40), 1 + Pick(kind == 2 ? 300 : 20)};
+      const int owner = Pick(n);
+      if (Pick(4) == 0 && owner < i && job.parameters[owner].tied_to.empty()) {
+        p = {p.name, job.parameters[owner].shape, job.parameters[owner].format, job.parameters[owner].name};
+      }
+      job.parameters.push_back(p);
+    }
+    return job;
+  }
+
+  void CheckRanks(const Plan& plan) {
+    std::set<std::pair<int, int>> seen;
+    for (int r = 0; r < plan.num_ranks(); ++r) {
+      const ShardPlace place = plan.PlaceOf(Rank(r));
+      EXPECT_TRUE(place.shard >= 0 && place.shard < plan.num_shards());
+      EXPECT_TRUE(place.replica >= 0 && place.replica < plan.num_replicas());
+      EXPECT_TRUE(seen.emplace(place.shard, place.replica).second);
+      EXPECT_EQ(plan.RankOf(place), Rank(r));
+    }
+  }
+
+  void CheckWindows(const JobSpec& job, const Plan& plan) {
+    int64_t weights = 0, gradients = 0, version = 0, total = 0;
+    for (const Bucket& b : plan.buckets()) {
+      EXPECT_EQ(b.weight_offset % kPageBytes, 0);
+      EXPECT_EQ(b.gradient_offset % kPageBytes, 0);
+      EXPECT_GE(b.weight_offset, weights);  // disjoint, ascending
+      EXPECT_GE(b.gradient_offset, gradients);
+      EXPECT_LT(b.weight_offset - weights, kPageBytes);
+      weights = b.weight_offset + b.num_elements * BytesPerElement(b.format);
+      gradients = b.gradient_offset + b.num_elements * BytesPerElement(job.gradient_format);
+      version += b.num_elements * BytesPerElement(b.format);
+      total += b.num_elements;
+      EXPECT_EQ(b.num_elements, b.shard_elements * plan.num_shards());
+      EXPECT_EQ(b.shard_elements % kGroupElements, 0);
+    }
+    EXPECT_LE(weights, plan.window_bytes());
+    EXPECT_LE(gradients, plan.gradient_window_bytes());
+    EXPECT_EQ(version, plan.version_bytes());
+    EXPECT_EQ(total, plan.total_elements());
+  }
+
+  void CheckElements(const JobSpec& job, const Plan& plan) {
+    for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
+      const Bucket& bucket = plan.buckets()[b];
+      std::vector<int> owner(bucket.num_elements, -1);      // -1: padding at the end
+      std::vector<int64_t> index(bucket.num_elements, -1);  // in its tensor; past its end: padding of its last group
+      int64_t real = 0;
+      for (int t = 0; t < static_cast<int>(job.parameters.size()); ++t) {
+        const Placement& p = plan.placements()[t];
+        if (p.bucket != b || !job.parameters[t].tied_to.empty()) continue;
+        ASSERT_EQ(p.offset % kGroupElements, 0);
+        ASSERT_EQ(job.parameters[t].format, bucket.format);
+        ASSERT_EQ(p.num_elements, job.parameters[t].NumElements());
+        real += p.num_elements;
+        for (int64_t e = 0; e < (p.num_elements + 63) / 64 * 64; ++e) {
+          ASSERT_LT(p.offset + e, bucket.num_elements);
+          ASSERT_EQ(owner[p.offset + e], -1) << "two tensors at one place";
+          owner[p.offset + e] = t;
+          index[p.offset + e] = e;
+        }
+      }
+      EXPECT_EQ(bucket.padding, bucket.num_elements - real);
+      EXPECT_LT(bucket.padding, 64 * (static_cast<int64_t>(job.parameters.size()) + plan.num_shards()));
+      CheckRuns(plan, b, owner, index);
+    }
+  }
+
+  // The runs of every shard, and of random stretches, name each owned element once and in order.
+  void CheckRuns(const Plan& plan, int b, const std::vector<int>& owner, const std::vector<int64_t>& index) {
+    const Bucket& bucket = plan.buckets()[b];
+    std::vector<std::pair<int64_t, int64_t>> stretches;
+    for (int s = 0; s < plan.num_shards(); ++s) {
+      stretches.emplace_back(s * bucket.shard_elements, (s + 1) * bucket.shard_elements);
+    }
+    const int groups = static_cast<int>(bucket.num_elements / kGroupElements);
+    for (int i = 0; i < 5; ++i) {
+      const int a = Pick(groups + 1), c = Pick(groups + 1);
+      stretches.emplace_back(std::min(a, c) * kGroupElements, std::max(a, c) * kGroupElements);
+    }
+    for (const auto& [begin, end] : stretches) {
+      int64_t at = begin;
+      for (const auto& run : plan.RunsIn(b, begin, end)) {
+        for (; at < run.bucket_offset; ++at) EXPECT_EQ(owner[at], -1) << "left out";
+        EXPECT_EQ(run.first_element % kGroupElements, 0);
+        EXPECT_EQ(run.num_elements % kGroupElements, 0);
+        EXPECT_GT(run.num_elements, 0);
+        for (int64_t e = 0; e < run.num_elements; ++e, ++at) {
+          EXPECT_EQ(owner[at], run.tensor);
+          EXPECT_EQ(index[at], run.first_element + e);
+        }
+      }
+      EXPECT_LE(at, end);
+      for (; at < end; ++at) EXPECT_EQ(owner[at], -1) << "left out";
+    }
+  }
+
+  std::mt19937 rng_;
+};
+
+TEST(LayoutTest, RandomJobs_AgreeWithTheOracle) {
+  const char* fixed = std::getenv("SHARDMESH_TEST_SEED");
+  const unsigned seed = fixed != nullptr ? std::stoul(fixed) : std::random_device()();
+  std::printf("seed %u (repeat with SHARDMESH_TEST_SEED)\n", seed);
+  LayoutProperty property(seed);
+  for (int round = 0; round < 60; ++round) {
+    ASSERT_NO_FATAL_FAILURE(property.Run()) << "seed " << seed << " round " << round;
+    ASSERT_FALSE(::testing::Test::HasFailure()) << "seed " << seed << " round " << round;
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,226 @@
+#include "core/names.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "core/status.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr size_t kMaxQuotedBytes = 160;
+constexpr absl::string_view kDataParallel = "module";
+
+bool IsWrapper(absl::string_view segment) {
+  return segment == "_orig_mod" || segment == "_checkpoint_wrapped_module" || segment == "_fsdp_wrapped_module";
+}
+
+std::string Quoted(absl::string_view value) {
+  const bool cut = value.size() > kMaxQuotedBytes;
+  return absl::StrCat("\"", absl::CHexEscape(value.substr(0, kMaxQuotedBytes)), cut ? "...\"" : "\"");
+}
+
+absl::Status BadName(absl::string_view name, absl::string_view problem) {
+  return absl::InvalidArgumentError(absl::StrCat("name ", Quoted(name), " ", problem));
+}
+
+// The smallest code point that needs `length` bytes: shorter ones written so long are overlong.
+constexpr uint32_t kFirstOfLength[] = {0, 0, 0x80, 0x800, 0x10000};
+
+// Bytes of the UTF-8 sequence at the front of `text`, 0 when there is none (RFC 3629, section 4). REQUIRES: not empty.
+size_t Utf8Length(absl::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char head = byte(0);
+  if (head < 0x80) return 1;
+  const size_t length = head >= 0xF8 ? 0 : head >= 0xF0 ? 4 : head >= 0xE0 ? 3 : head >= 0xC0 ? 2 : 0;
+  if (length == 0 || length > text.size()) return 0;
+  uint32_t point = head & (0x7F >> length);
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+    point = point << 6 | (byte(i) & 0x3F);
+  }
+  const bool surrogate = point >= 0xD800 && point <= 0xDFFF;
+  return point < kFirstOfLength[length] || point > 0x10FFFF || surrogate ? 0 : length;
+}
+
+// Drops the wrappers of a valid name. REQUIRES: valid name and rules.
+std::string DropWrappers(absl::string_view raw, const NameRules& rules) {
+  const std::vector<absl::string_view> segments = absl::StrSplit(raw, '.');
+  const auto prefix = [&](size_t n) {  // the first n segments of the name as given
+    return n == 0 ? raw.substr(0, 0) : raw.substr(0, segments[n - 1].data() + segments[n - 1].size() - raw.data());
+  };
+  const auto& root = rules.root_wrappers;
+  const bool wrapped_root = segments.size() > root.size() && std::equal(root.begin(), root.end(), segments.begin());
+  std::string canonical;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const bool last = i + 1 == segments.size();
+    const bool declared = (wrapped_root && i < root.size()) ||
+                          (segments[i] == kDataParallel && i > 0 && rules.wrapped_at.count(prefix(i)) > 0);
+    const bool droppable = !last && (declared || IsWrapper(segments[i]));
+    if (droppable && rules.literal.count(prefix(i + 1)) == 0) continue;
+    absl::StrAppend(&canonical, canonical.empty() ? "" : ".", segments[i]);
+  }
+  return canonical;
+}
+
+// `rules` that know their literals also as they read in canonical names, so that these stay as they are. Left out is a
+// literal like a._orig_mod._orig_mod (a wrapper around a child of that name): a._orig_mod as given is then the wrapper.
+NameRules WithCanonicalLiterals(const NameRules& rules) {
+  NameRules extended = rules;
+  for (const std::string& prefix : rules.literal) {
+    std::string canonical = DropWrappers(prefix, rules);
+    if (!absl::StartsWith(prefix, absl::StrCat(canonical, "."))) extended.literal.insert(std::move(canonical));
+  }
+  return extended;
+}
+
+}  // namespace
+
+absl::Status ValidateName(absl::string_view name) {
+  if (name.empty()) return BadName(name, "is empty; a name has at least one segment");
+  if (name.size() > kMaxNameBytes) {
+    return BadName(name, absl::StrCat("has ", name.size(), " bytes; at most ", kMaxNameBytes, " are allowed"));
+  }
+  const size_t nul = name.find('\0');
+  if (nul != name.npos) return BadName(name, absl::StrCat("has a NUL byte at offset ", nul, "; names are text"));
+  for (size_t at = 0; at < name.size();) {
+    const size_t length = Utf8Length(name.substr(at));
+    if (length == 0) return BadName(name, absl::StrCat("is not UTF-8 at offset ", at, "; encode it as UTF-8"));
+    at += length;
+  }
+  for (const absl::string_view segment : absl::StrSplit(name, '.')) {
+    if (!segment.empty()) continue;
+    return BadName(name, absl::StrCat("has an empty segment at offset ", segment.data() - name.data(),
+                                      "; write one \".\" between segments and none at the ends"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateNameRules(const NameRules& rules) {
+  for (const std::string& wrapper : rules.root_wrappers) {
+    if (IsWrapper(wrapper) || wrapper == kDataParallel) continue;
+    return absl::InvalidArgumentError(absl::StrCat("root wrapper ", Quoted(wrapper),
+                                                   " is no wrapper segment; these are _orig_mod, ",
+                                                   "_checkpoint_wrapped_module, _fsdp_wrapped_module and module"));
+  }
+  for (const auto* prefixes : {&rules.wrapped_at, &rules.literal}) {
+    for (const std::string& prefix : *prefixes) {
+      const absl::Status status = ValidateName(prefix);
+      if (status.ok()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(prefixes == &rules.literal ? "literal" : "wrapped-at", " prefix: ", status.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Canonical(absl::string_view raw, const NameRules& rules) {
+  RETURN_IF_ERROR(ValidateNameRules(rules));
+  RETURN_IF_ERROR(ValidateName(raw));
+  return DropWrappers(raw, WithCanonicalLiterals(rules));
+}
+
+absl::StatusOr<NameRules> CanonicalRules(const NameRules& rules) {
+  RETURN_IF_ERROR(ValidateNameRules(rules));
+  NameRules canonical;
+  // As a name, a prefix keeps its last segment: just what it has in canonical names.
+  for (const std::string& prefix : rules.literal) canonical.literal.insert(DropWrappers(prefix, rules));
+  return canonical;
+}
+
+AliasTable::AliasTable(const NameRules& rules)
+    : rules_status_(ValidateNameRules(rules)),
+      rules_(rules_status_.ok() ? WithCanonicalLiterals(rules) : NameRules()) {}
+
+absl::StatusOr<std::string> AliasTable::Add(absl::string_view raw, std::optional<absl::string_view> tied_to) {
+  RETURN_IF_ERROR(rules_status_);
+  RETURN_IF_ERROR(ValidateName(raw));
+  Entry entry{DropWrappers(raw, rules_), storages_.size()};
+  if (tied_to.has_value()) {
+    RETURN_IF_ERROR(ValidateName(*tied_to));
+    const auto target = by_raw_.find(*tied_to);
+    if (target == by_raw_.end()) {
+      return absl::NotFoundError(absl::StrCat("name ", Quoted(raw), " is to be tied to ", Quoted(*tied_to),
+                                              ", which was not added; add that one first, by its raw name"));
+    }
+    entry.storage = target->second.storage;
+  }
+  if (const auto old = by_raw_.find(raw); old != by_raw_.end()) {
+    const bool owner = storages_[old->second.storage].raw.front() == raw;
+    if (tied_to.has_value() ? old->second.storage == entry.storage : owner) return entry.canonical;
+  }
+  RETURN_IF_ERROR(CheckFree(raw, entry, tied_to.has_value()));
+  if (!tied_to.has_value()) storages_.push_back({entry.canonical, {}});
+  storages_[entry.storage].raw.emplace_back(raw);
+  by_canonical_.emplace(entry.canonical, entry.storage);
+  return by_raw_.emplace(raw, std::move(entry)).first->second.canonical;
+}
+
+// OK when neither the raw name nor its canonical one belongs to another storage.
+absl::Status AliasTable::CheckFree(absl::string_view raw, const Entry& entry, bool tied) const {
+  const auto taken = by_canonical_.find(entry.canonical);
+  if (taken == by_canonical_.end() || (tied && taken->second == entry.storage)) return absl::OkStatus();
+  const Storage& storage = storages_[taken->second];
+  const auto other = absl::c_find_if(
+      storage.raw, [&](const std::string& name) { return by_raw_.find(name)->second.canonical == entry.canonical; });
+  if (by_raw_.find(raw) != by_raw_.end()) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "name ", Quoted(raw), " (canonical ", Quoted(entry.canonical), ") was added before, in one storage with ",
+        Quoted(storage.raw.front()), "; add a name once, or again with the same tie"));
+  }
+  return absl::AlreadyExistsError(absl::StrCat(
+      "names ", Quoted(*other), " and ", Quoted(raw), " both have the canonical name ", Quoted(entry.canonical),
+      "; if they are one tensor declare the second as tied to the first, else rename one of the modules"));
+}
+
+absl::StatusOr<std::string> AliasTable::CanonicalOf(absl::string_view raw) const {
+  const auto entry = by_raw_.find(raw);
+  if (entry == by_raw_.end()) {
+    return absl::NotFoundError(
+        absl::StrCat("raw name ", Quoted(raw), " was not added; ", by_raw_.size(), " others were"));
+  }
+  return entry->second.canonical;
+}
+
+absl::StatusOr<const AliasTable::Storage*> AliasTable::Find(absl::string_view canonical) const {
+  const auto storage = by_canonical_.find(canonical);
+  if (storage == by_canonical_.end()) {
+    return absl::NotFoundError(absl::StrCat("canonical name ", Quoted(canonical),
+                                            " belongs to no name that was added; ", by_canonical_.size(),
+                                            " others do"));
+  }
+  return &storages_[storage->second];
+}
+
+absl::StatusOr<std::vector<std::string>> AliasTable::RawOf(absl::string_view canonical) const {
+  ASSIGN_OR_RETURN(const Storage* storage, Find(canonical));
+  std::vector<std::string> raw;
+  for (const std::string& name : storage->raw) {
+    if (by_raw_.find(name)->second.canonical == canonical) raw.push_back(name);
+  }
+  return raw;
+}
+
+absl::StatusOr<std::string> AliasTable::StorageOf(absl::string_view canonical) const {
+  ASSIGN_OR_RETURN(const Storage* storage, Find(canonical));
+  return storage->canonical;
+}
+
+absl::StatusOr<std::vector<std::string>> AliasTable::ExportNames(absl::string_view canonical) const {
+  ASSIGN_OR_RETURN(const Storage* storage, Find(canonical));
+  return storage->raw;
+}
+
+std::vector<std::string> AliasTable::Storages() const {
+  std::vector<std::string> names;
+  for (const Storage& storage : storages_) names.push_back(storage.canonical);
+  return names;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,205 @@
+#include "core/names.h"
+
+#include "core/matchers.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string Name(absl::string_view raw, const NameRules& rules = {}) {
+  const auto canonical = Canonical(raw, rules);
+  return canonical.ok() ? *canonical : canonical.status().ToString();
+}
+
+TEST(CanonicalTest, Wrappers_AtAnyDepth_AreDropped) {
+  EXPECT_EQ(Name("_orig_mod.w"), "w");
+  EXPECT_EQ(Name("_orig_mod.layers.0._checkpoint_wrapped_module.w"), "layers.0.w");
+  EXPECT_EQ(Name("_fsdp_wrapped_module.a._fsdp_wrapped_module._orig_mod._checkpoint_wrapped_module.b.w"), "a.b.w");
+  EXPECT_EQ(Name("_orig_mod._orig_mod._orig_mod.w"), "w");
+}
+
+// Substring replacement corrupts such names.
+TEST(CanonicalTest, SegmentsThatOnlyLookAlike_AreUntouched) {
+  for (const char* name :
+       {"layers.0._orig_module.w", "my_orig_mod.w", "_orig_mod_.w", "a.b_orig_mod.w", "_Orig_mod.w", "module_.w",
+        "_fsdp_wrapped_modules.w", "layers.0.parametrizations.weight.original0", "q.lora_A.default.weight",
+        "base_layer.weight", "fp8._extra_state", "w", "0", "\xc3\xa9t\xc3\xa9.w", "a b.w"}) {
+    EXPECT_EQ(Name(name), name);
+  }
+  EXPECT_EQ(Name("_orig_mod.layers.0._orig_module.w"), "layers.0._orig_module.w");
+}
+
+TEST(CanonicalTest, LastSegment_IsTheTensorsOwnName) {
+  EXPECT_EQ(Name("_orig_mod"), "_orig_mod");
+  EXPECT_EQ(Name("a._orig_mod"), "a._orig_mod");
+  EXPECT_EQ(Name("_orig_mod._orig_mod"), "_orig_mod");
+  EXPECT_EQ(Name("module", {{"module"}, {}, {}}), "module");
+  EXPECT_EQ(Name("a.module", {{}, {"a"}, {}}), "a.module");
+}
+
+TEST(CanonicalTest, Module_NotDeclared_IsKept) {
+  EXPECT_EQ(Name("module.w"), "module.w");
+  EXPECT_EQ(Name("_orig_mod.module.w"), "module.w");
+  EXPECT_EQ(Name("a.module.w", {{"module"}, {"b"}, {}}), "a.module.w");
+}
+
+TEST(CanonicalTest, RootWrappers_AreDroppedAtTheHeadInTheirOrder) {
+  EXPECT_EQ(Name("module.w", {{"module"}, {}, {}}), "w");
+  EXPECT_EQ(Name("module.module.w", {{"module"}, {}, {}}), "module.w");
+  EXPECT_EQ(Name("_orig_mod.module.a.module.w", {{"_orig_mod", "module"}, {}, {}}), "a.module.w");
+  EXPECT_EQ(Name("module._orig_mod.w", {{"module", "_orig_mod"}, {}, {}}), "w");
+  EXPECT_EQ(Name("module.module.w", {{"module", "module"}, {}, {}}), "w");
+  // Another head than declared is another model's: only the allow-list applies.
+  EXPECT_EQ(Name("module._orig_mod.w", {{"_orig_mod", "module"}, {}, {}}), "module.w");
+  EXPECT_EQ(Name("module.w", {{"_orig_mod", "module"}, {}, {}}), "module.w");
+}
+
+TEST(CanonicalTest, WrappedAt_DropsOneModuleBehindThePrefixAsGiven) {
+  EXPECT_EQ(Name("enc.module.w", {{}, {"enc"}, {}}), "enc.w");
+  EXPECT_EQ(Name("enc.module.module.w", {{}, {"enc"}, {}}), "enc.module.w");
+  EXPECT_EQ(Name("enc.module.module.w", {{}, {"enc", "enc.module"}, {}}), "enc.w");
+  EXPECT_EQ(Name("encoder.module.w", {{}, {"enc"}, {}}), "encoder.module.w");
+  EXPECT_EQ(Name("_orig_mod.enc.module.w", {{}, {"_orig_mod.enc"}, {}}), "enc.w");
+  EXPECT_EQ(Name("_orig_mod.enc.module.w", {{}, {"enc"}, {}}), "enc.module.w");
+}
+
+TEST(CanonicalTest, Literal_KeepsTheLastSegmentOfThePrefixAsGiven) {
+  EXPECT_EQ(Name("a._orig_mod.w", {{}, {}, {"a._orig_mod"}}), "a._orig_mod.w");
+  EXPECT_EQ(Name("a._orig_mod._orig_mod.w", {{}, {}, {"a._orig_mod"}}), "a._orig_mod.w");
+  EXPECT_EQ(Name("a._orig_mod._orig_mod.w", {{}, {}, {"a._orig_mod._orig_mod"}}), "a._orig_mod.w");
+  EXPECT_EQ(Name("a._orig_mod.w", {{}, {}, {"a._orig_mod._orig_mod"}}), "a.w");
+  EXPECT_EQ(Name("_orig_mod.a._orig_mod.w", {{}, {}, {"_orig_mod.a._orig_mod"}}), "a._orig_mod.w");
+  EXPECT_EQ(Name("a._orig_mod.w", {{}, {}, {"_orig_mod.a._orig_mod"}}), "a._orig_mod.w");  // canonical already
+  EXPECT_EQ(Name("module.w", {{"module"}, {}, {"module"}}), "module.w");
+  EXPECT_EQ(Name("b.module.w", {{}, {"b"}, {"b.module"}}), "b.module.w");
+}
+
+TEST(CanonicalTest, BadNames_AreRefusedWithTheValueEscaped) {
+  struct Case {
+    std::string name;
+    std::string message;
+  };
+  const std::vector<Case> cases = {
+      {"", "name \"\" is empty"},
+      {".w", "empty segment at offset 0"},
+      {"a..w", "name \"a..w\" has an empty segment at offset 2"},
+      {"a.", "empty segment at offset 2"},
+      {".", "empty segment at offset 0"},
+      {std::string("a.\0z", 4), "name \"a.\\x00z\" has a NUL byte at offset 2"},
+      {"a.\xff", "name \"a.\\xff\" is not UTF-8 at offset 2"},
+      {"\x80", "not UTF-8 at offset 0"},                  // continuation without a head
+      {"a\xc3", "not UTF-8 at offset 1"},                 // cut
+      {"\xc0\xae", "not UTF-8 at offset 0"},              // overlong "."
+      {"\xe0\x80\xae", "not UTF-8 at offset 0"},          // overlong, 3 bytes
+      {"\xf0\x80\x80\xae", "not UTF-8 at offset 0"},      // overlong, 4 bytes
+      {"\xed\xa0\x80", "not UTF-8 at offset 0"},          // surrogate
+      {"\xf4\x90\x80\x80", "not UTF-8 at offset 0"},      // above U+10FFFF
+      {"\xf8\x88\x80\x80\x80", "not UTF-8 at offset 0"},  // five bytes
+      {std::string(4097, 'a'), "has 4097 bytes; at most 4096"},
+  };
+  for (const Case& c : cases) {
+    EXPECT_THAT(Canonical(c.name), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(c.message)));
+    EXPECT_THAT(AliasTable().Add(c.name), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(c.message)));
+  }
+  EXPECT_LT(Canonical(std::string(1 << 20, '\xff')).status().message().size(), 1000u);
+}
+
+TEST(CanonicalTest, NamesAtTheEdgesOfTheLimits_AreFine) {
+  EXPECT_OK(Canonical(std::string(4096, 'a')));
+  for (const char* name : {"\x7f", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80",
+                           "\xef\xbf\xbf", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"}) {
+    EXPECT_EQ(Name(name), name);
+  }
+}
+
+TEST(CanonicalTest, BadRules_AreRefused) {
+  EXPECT_THAT(Canonical("w", {{"layers"}, {}, {}}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("root wrapper \"layers\" is no wrapper segment"), HasSubstr("_orig_mod"))));
+  EXPECT_THAT(Canonical("w", {{}, {"a."}, {}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("wrapped-at prefix: name \"a.\"")));
+  EXPECT_THAT(AliasTable({{}, {}, {""}}).Add("w"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("literal prefix: name \"\" is empty")));
+  EXPECT_THAT(CanonicalRules({{}, {}, {""}}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("literal")));
+}
+
+TEST(AliasTableTest, Add_TranslatesBothWays) {
+  AliasTable table;
+  EXPECT_EQ(table.Add("_orig_mod.b.w").value(), "b.w");
+  EXPECT_EQ(table.Add("_orig_mod.a.w").value(), "a.w");
+  EXPECT_EQ(table.CanonicalOf("_orig_mod.a.w").value(), "a.w");
+  EXPECT_THAT(table.RawOf("a.w").value(), ElementsAre("_orig_mod.a.w"));
+  EXPECT_THAT(table.Storages(), ElementsAre("b.w", "a.w"));
+  EXPECT_THAT(table.CanonicalOf("a.w"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("\"a.w\" was not added")));
+  for (const absl::Status& status :
+       {table.RawOf("c").status(), table.StorageOf("c").status(), table.ExportNames("c").status()}) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kNotFound, HasSubstr("canonical name \"c\"")));
+  }
+}
+
+TEST(AliasTableTest, Add_CollisionWithoutTie_NamesBothAndChangesNothing) {
+  AliasTable table;
+  ASSERT_OK(table.Add("_orig_mod.a.w"));
+  EXPECT_THAT(table.Add("a._fsdp_wrapped_module.w"),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       AllOf(HasSubstr("\"_orig_mod.a.w\""), HasSubstr("\"a._fsdp_wrapped_module.w\""),
+                             HasSubstr("the canonical name \"a.w\""))));
+  EXPECT_THAT(table.RawOf("a.w").value(), ElementsAre("_orig_mod.a.w"));
+  EXPECT_EQ(table.num_raw_names(), 1u);
+}
+
+TEST(AliasTableTest, Tie_OneStorage_AllNamesOnExport) {
+  AliasTable table;
+  ASSERT_OK(table.Add("_orig_mod.embed.w"));
+  ASSERT_OK(table.Add("other"));
+  EXPECT_EQ(table.Add("_orig_mod.head.w", "_orig_mod.embed.w").value(), "head.w");
+  EXPECT_EQ(table.Add("embed.w", "_orig_mod.head.w").value(),
+            "embed.w");  // a tie to a tie, and the same canonical name
+  EXPECT_THAT(table.Storages(), ElementsAre("embed.w", "other"));
+  EXPECT_EQ(table.StorageOf("head.w").value(), "embed.w");
+  EXPECT_THAT(table.RawOf("embed.w").value(), ElementsAre("_orig_mod.embed.w", "embed.w"));
+  EXPECT_THAT(table.ExportNames("head.w").value(), ElementsAre("_orig_mod.embed.w", "_orig_mod.head.w", "embed.w"));
+}
+
+TEST(AliasTableTest, Tie_ToAnUnknownName_IsNotFound) {
+  AliasTable table;
+  EXPECT_THAT(table.Add("head.w", "embed.w"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("\"embed.w\"")));
+  EXPECT_EQ(table.num_raw_names(), 0u);
+}
+
+TEST(AliasTableTest, Tie_WhoseCanonicalNameHasAnotherStorage_NamesBoth) {
+  AliasTable table;
+  ASSERT_OK(table.Add("a"));
+  ASSERT_OK(table.Add("b"));
+  EXPECT_THAT(table.Add("_orig_mod.a", "b"),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       AllOf(HasSubstr("names \"a\" and \"_orig_mod.a\""), HasSubstr("canonical name \"a\""))));
+}
+
+TEST(AliasTableTest, Add_TheSameAgain_ChangesNothing) {
+  AliasTable table;
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    EXPECT_EQ(table.Add("_orig_mod.a").value(), "a");
+    EXPECT_EQ(table.Add("b", "_orig_mod.a").value(), "b");
+  }
+  EXPECT_EQ(table.num_raw_names(), 2u);
+  EXPECT_THAT(table.ExportNames("a").value(), ElementsAre("_orig_mod.a", "b"));
+  EXPECT_THAT(table.Add("b"), StatusIs(absl::StatusCode::kAlreadyExists,
+                                       AllOf(HasSubstr("\"b\""), HasSubstr("in one storage with \"_orig_mod.a\""))));
+}
+
+TEST(AliasTableTest, FiftyThousandNames_WithRulesForEach) {
+  NameRules rules;
+  for (int i = 0; i < 50000; ++i) rules.wrapped_at.insert("layers." + std::to_string(i));
+  AliasTable table(rules);
+  for (int i = 0; i < 50000; ++i) {
+    ASSERT_EQ(table.Add("layers." + std::to_string(i) + ".module.w").value(), "layers." + std::to_string(i) + ".w");
+  }
+  EXPECT_EQ(table.Storages().size(), 50000u);
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+"""Trains handwritten digits through shardmesh, kills the coordinator on the way, and compares meshes.
+
+One coordinator and four workers. The job runs four times, always with the same seed, slots and steps:
+  1. on a 2x2 mesh (ddp, fsdp) with two attached trainers, one of which has `_orig_mod.` before every name; a reader
+     follows the published versions and scores the held-out digits; the coordinator is killed with -9 and started again
+  2. on one worker, one trainer through gRPC (Push and Pull)
+  3. on a 4x1 mesh (ddp=4, fsdp=1), two attached trainers
+  4. on the 2x2 mesh once more, undisturbed
+Then a table: accuracy, steps per second, bytes gathered, digest of weights and optimizer state. The digests must be one
+value, the accuracy at least --accuracy, and the killed coordinator must have cost no step.
+
+Example: ./demo --steps 600
+"""
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+try:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
+except ImportError:
+    sys.exit("demo.py: the package python3-rich is missing; ./demo installs it")
+
+SLOTS = 4
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin-dir", default="bazel-bin", help="where the built programs are (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1500, help="steps of each run (default: %(default)s)")
+    parser.add_argument("--accuracy", type=float, default=0.96, help="held-out accuracy to reach (default: %(default)s)")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds that one step may take (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write the table's rows to this file, too")
+    parser.add_argument("--keep-logs", metavar="DIR", help="keep the logs of all processes in a new folder below this one")
+    return parser.parse_args()
+
+
+class Failure(Exception):
+    """Something the demo promises did not hold; the text says what."""
+
+
+class Events:
+    """Reads one process's JSON lines in a thread; keeps the newest event of each kind."""
+
+    def __init__(self, process, on_event=None):
+        self.latest, self.count = {}, {}
+        self._lock = threading.Lock()
+        self._on_event = on_event
+        self._thread = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
+        self._thread.start()
+
+    def _read(self, stream):
+        for line in stream:
+            event = json.loads(line)
+            with self._lock:
+                self.latest[event["event"]] = event
+                self.count[event["event"]] = self.count.get(event["event"], 0) + 1
+            if self._on_event:
+                self._on_event(event)
+
+    def get(self, kind):
+        with self._lock:
+            return self.latest.get(kind)
+
+    def join(self):
+        self._thread.join(timeout=30)
+
+
+class Cluster:
+    """The coordinator and four workers, with their files in a folder of their own."""
+
+    def __init__(self, bin_dir, folder):
+        self.bin, self.folder = pathlib.Path(bin_dir), pathlib.Path(folder)
+        self.processes, self.coordinator, self.address = [], None, "127.0.0.1:0"
+
+    def program(self, name):
+        path = self.bin / {"shardmesh-coordinator": "server", "shardmesh-worker": "worker", "shardctl": "client/cli",
+                           "digits_trainer": "examples/digits", "digits_reader": "examples/digits"}[name] / name
+        if not path.exists():
+            raise Failure(f"{path} is missing; build it with ./demo")
+        return str(path)
+
+    def spawn(self, name, *arguments, log, **options):
+        process = subprocess.Popen([self.program(name), *map(str, arguments)], text=True,
+                                   stderr=open(self.folder / f"{log}.log", "a", encoding="utf-8"), **options)
+        self.processes.append(process)
+        return process
+
+    def start_coordinator(self):
+        address_file = self.folder / "address"
+        address_file.unlink(missing_ok=True)
+        self.coordinator = self.spawn("shardmesh-coordinator", "--listen", self.address, "--state", self.folder / "state.db",
+                                      "--address-file", address_file, log="coordinator")
+        self.await_file(address_file, self.coordinator, "coordinator")
+        self.address = address_file.read_text(encoding="utf-8").strip()
+
+    def start_workers(self, count):
+        for i in range(count):
+            address_file = self.folder / f"worker-{i}"
+            worker = self.spawn("shardmesh-worker", "--coordinator", self.address, "--name", f"w{i}", "--local-dir",
+                                self.folder / "local", "--address-file", address_file, log=f"w{i}")
+            self.await_file(address_file, worker, f"worker w{i}")
+
+    def await_file(self, path, process, who):
+        deadline = time.monotonic() + 60
+        while not path.exists():
+            if process.poll() is not None:
+                raise Failure(f"the {who} ended with {process.returncode}; its log is in {self.folder}")
+            if time.monotonic() > deadline:
+                raise Failure(f"the {who} did not start within 60 s; its log is in {self.folder}")
+            time.sleep(0.02)
+
+    def shardctl(self, *arguments):
+        done = subprocess.run([self.program("shardctl"), *arguments, "--coordinator", self.address, "--json"],
+                              capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode != 0:
+            raise Failure(f"shardctl {' '.join(arguments)}: {done.stderr.strip()}")
+        return json.loads(done.stdout)
+
+    def stop(self):
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+class Run:
+    """One training of the job: its processes, and what they report."""
+
+    def __init__(self, cluster, flags, title, job, mesh, trainers, remote=False):
+        self.cluster, self.flags, self.title, self.job = cluster, flags, title, job
+        self.trainers, self.events = [], []
+        for i, (slots, prefix) in enumerate(trainers):
+            arguments = ["--coordinator", cluster.address, "--job", job, "--slots", SLOTS, "--my-slots", slots,
+                         "--steps", flags.steps, "--timeout", flags.timeout, "--prefix", prefix]
+            arguments += ["--create", "--mesh", mesh] if i == 0 else []
+            arguments += ["--remote"] if remote else []
+            trainer = cluster.spawn("digits_trainer", *arguments, log=f"{job}-trainer-{i}", stdout=subprocess.PIPE)
+            self.trainers.append(trainer)
+            self.events.append(Events(trainer))
+
+    def step(self):
+        event = self.events[0].get("step")
+        return event["step"] if event else 0
+
+    def done(self):
+        failed = [t for t in self.trainers if t.poll() not in (None, 0)]
+        if failed:
+            raise Failure(f"{self.title}: a trainer ended with {failed[0].returncode}; logs are in {self.cluster.folder}")
+        return all(t.poll() == 0 for t in self.trainers)
+
+    def result(self):
+        for events in self.events:
+            events.join()
+        digest = self.cluster.shardctl("digest", self.job)
+        status = self.cluster.shardctl("status", self.job)
+        gathered = sum(job["gathered_bytes"] for worker in status for job in worker["jobs"] if job["name"] == self.job)
+        return {"run": self.title, "steps": digest["step"], "digest": digest["digest"],
+                "steps_per_second": self.events[0].get("done")["steps_per_second"], "bytes_gathered": gathered}
+
+
+def follow(run, progress, reader=None, on_step=None):
+    """Shows the run's progress until it is done; on_step(step) is called now and then."""
+    task = progress.add_task(run.title, total=run.flags.steps, note="")
+    while not run.done():
+        if on_step:
+            on_step(run.step())
+        version = reader.get("version") if reader else None
+        note = f"held-out {version['accuracy']:.4f} at {version['step']}" if version else ""
+        progress.update(task, completed=run.step(), note=note)
+        time.sleep(0.02)
+    progress.update(task, completed=run.flags.steps)
+
+
+def disturbed_run(cluster, flags, progress, console):
+    """Run 1: a reader beside it, and the coordinator killed in the middle."""
+    run = Run(cluster, flags, "2x2, 2 attached trainers", "digits", "ddp=2,fsdp=2", [("0,1", "_orig_mod."), ("2,3", "")])
+    reader = cluster.spawn("digits_reader", "--coordinator", cluster.address, "--job", "digits", "--steps", flags.steps,
+                           "--timeout", flags.timeout, log="reader", stdout=subprocess.PIPE)
+    scores = Events(reader)
+    state = {}
+
+    def disturb(step):
+        if "killed_at" not in state and step >= flags.steps // 3:
+            cluster.coordinator.kill()
+            cluster.coordinator.wait()
+            state["killed_at"] = step
+        elif "killed_at" in state and "back_at" not in state and step >= state["killed_at"] + flags.steps // 10:
+            cluster.start_coordinator()
+            state["back_at"] = run.step()
+
+    follow(run, progress, scores, disturb)
+    if "back_at" not in state:
+        raise Failure(f"training ended before the coordinator was killed and back; use more than {flags.steps} --steps")
+    if reader.wait(timeout=60) != 0:
+        raise Failure(f"the reader ended with {reader.returncode}; logs are in {cluster.folder}")
+    scores.join()
+    score = scores.get("version")
+    result = dict(run.result(), accuracy=score["accuracy"])
+    if score["step"] != flags.steps:
+        raise Failure(f"the reader's last version is {score['step']}, not {flags.steps}")
+    console.print(f"coordinator killed with -9 at step {state['killed_at']}, answering again at step {state['back_at']}: "
+                  f"{state['back_at'] - state['killed_at']} steps were made without it, {result['steps']} of {flags.steps} in all")
+    console.print(f"the reader scored {scores.count['version']} whole versions; the last one, of step {score['step']}: "
+                  f"held-out accuracy {score['accuracy']:.4f}")
+    return result
+
+
+def plain_run(cluster, flags, progress, *arguments, **options):
+    run = Run(cluster, flags, *arguments, **options)
+    follow(run, progress)
+    return run.result()
+
+
+def report(console, results, flags):
+    """Prints the table, and raises Failure where a claim does not hold."""
+    table = Table(title="the same job, four ways")
+    for column in ("run", "accuracy", "steps", "steps/s", "bytes gathered", "digest"):
+        table.add_column(column, justify="left" if column in ("run", "digest") else "right", no_wrap=True)
+    for row in results:
+        table.add_row(row["run"], f"{row['accuracy']:.4f}" if "accuracy" in row else "", str(row["steps"]),
+                      f"{row['steps_per_second']:.0f}", f"{row['bytes_gathered']:,}", row["digest"])
+    console.print(table)
+    if flags.json:
+        pathlib.Path(flags.json).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    if any(row["steps"] != flags.steps for row in results):
+        raise Failure(f"a run has not {flags.steps} steps")
+    if len({row["digest"] for row in results}) != 1:
+        raise Failure("the digests differ")
+    if results[0]["accuracy"] < flags.accuracy:
+        raise Failure(f"held-out accuracy {results[0]['accuracy']:.4f} is below {flags.accuracy}")
+    console.print("one digest on every mesh, no step lost")
+
+
+def main():
+    flags = parse_arguments()
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
+    if flags.keep_logs:
+        os.makedirs(flags.keep_logs, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix="shardmesh-demo-", dir=flags.keep_logs)
+    cluster = Cluster(flags.bin_dir, folder)
+    two_trainers = [("0,1", "_orig_mod."), ("2,3", "")]
+    try:
+        cluster.start_coordinator()
+        cluster.start_workers(4)
+        console.print(f"coordinator at {cluster.address}, 4 workers; {flags.steps} steps of {SLOTS} slots, bf16_sr weights, AdamW")
+        with Progress(TextColumn("{task.description:32}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
+                      TimeElapsedColumn(), TextColumn("{task.fields[note]}"), console=console) as progress:
+            results = [disturbed_run(cluster, flags, progress, console),
+                       plain_run(cluster, flags, progress, "1 worker, remote Push/Pull", "digits-1", "fsdp=1",
+                                 [("0,1,2,3", "")], remote=True),
+                       plain_run(cluster, flags, progress, "4x1, 2 attached trainers", "digits-4x1", "ddp=4,fsdp=1", two_trainers),
+                       plain_run(cluster, flags, progress, "2x2 again, undisturbed", "digits-2x2", "ddp=2,fsdp=2", two_trainers)]
+        report(console, results, flags)
+    except Failure as failure:
+        flags.keep_logs = folder
+        console.print(f"demo failed: {failure}", style="bold red")
+        return 1
+    finally:
+        cluster.stop()
+        if not flags.keep_logs:
+            shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+#include "examples/digits/job.h"
+
+#include "core/status.h"
+
+namespace shardmesh::digits {
+namespace {
+
+Element ElementOf(Format format) { return format == Format::kFp32 ? Element::kFloat32 : Element::kBfloat16; }
+
+}  // namespace
+
+absl::StatusOr<shardmesh::JobSpec> SpecOf(const JobFlags& flags, const std::string& prefix) {
+  shardmesh::JobSpec spec;
+  spec.name = flags.job;
+  if (!flags.mesh.empty()) {
+    ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(flags.mesh));
+  }
+  spec.num_slots = flags.slots;
+  ASSIGN_OR_RETURN(const Format format, ParseFormat(flags.weights));
+  for (const ParameterSpec& parameter : Parameters()) {
+    spec.parameters.push_back({prefix + parameter.name, parameter.shape, format, ""});
+  }
+  spec.optimizer.lr = flags.learning_rate;
+  spec.optimizer.weight_decay = 0.01;
+  spec.seed = flags.seed;
+  spec.publish_every = flags.publish_every;
+  spec.bucket_elements = flags.bucket_elements;
+  return spec;
+}
+
+double LearningRateOf(const JobFlags& flags, int64_t step) {
+  const double done = flags.steps > 1 ? static_cast<double>(step - 1) / (flags.steps - 1) : 0;
+  return flags.learning_rate * (1.0 - 0.9 * done);
+}
+
+ConstTensorView ViewOf(const shardmesh::ConstTensorView& view) {
+  return {ElementOf(view.format), view.data, static_cast<size_t>(view.num_elements)};
+}
+
+TensorView ViewOf(const shardmesh::TensorView& view) {
+  return {ElementOf(view.format), view.data, static_cast<size_t>(view.num_elements)};
+}
+
+}  // namespace shardmesh::digits

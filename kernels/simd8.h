@@ -1,0 +1,86 @@
+// Number types of 8 fixed lanes over Highway, for the element rules: F32x8 stands for 8 floats, U32x8 for 8 uint32_t,
+// U64x4 for 4 uint64_t. Always 8 lanes, whatever the processor could do: the order of draws is made for 8
+// (core/philox.h). Only for translation units compiled for AVX2 and FMA (//kernels:fused_step_simd). Loads and stores
+// need no alignment.
+#pragma once
+
+#include <hwy/highway.h>
+
+#include <cstdint>
+
+static_assert(HWY_TARGET == HWY_AVX2, "compile with the options of //kernels:fused_step_simd");
+
+HWY_BEFORE_NAMESPACE();
+namespace shardmesh {
+namespace simd8 {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using Floats = hn::FixedTag<float, 8>;
+using Words = hn::FixedTag<uint32_t, 8>;
+using Wides = hn::FixedTag<uint64_t, 4>;
+using Halves8 = hn::FixedTag<uint16_t, 8>;
+using Halves16 = hn::FixedTag<uint16_t, 16>;
+
+struct U64x4 {
+  HWY_INLINE explicit U64x4(uint64_t x) : lanes(hn::Set(Wides(), x)) {}
+  HWY_INLINE explicit U64x4(hn::Vec<Wides> x) : lanes(x) {}
+  hn::Vec<Wides> lanes;
+};
+HWY_INLINE U64x4 operator+(U64x4 a, U64x4 b) { return U64x4(hn::Add(a.lanes, b.lanes)); }
+HWY_INLINE U64x4 operator^(U64x4 a, U64x4 b) { return U64x4(hn::Xor(a.lanes, b.lanes)); }
+template <int kBits>
+HWY_INLINE U64x4 ShiftRight(U64x4 a) {
+  return U64x4(hn::ShiftRight<kBits>(a.lanes));
+}
+HWY_INLINE U64x4 MulLow32(U64x4 a, uint32_t multiplier) {
+  return U64x4(hn::MulEven(hn::BitCast(Words(), a.lanes), hn::Set(Words(), multiplier)));
+}
+
+struct U32x8 {
+  HWY_INLINE U32x8() = default;
+  HWY_INLINE explicit U32x8(uint32_t x) : lanes(hn::Set(Words(), x)) {}
+  HWY_INLINE explicit U32x8(hn::Vec<Words> x) : lanes(x) {}
+  hn::Vec<Words> lanes;
+};
+HWY_INLINE U32x8 operator+(U32x8 a, U32x8 b) { return U32x8(hn::Add(a.lanes, b.lanes)); }
+HWY_INLINE U32x8 operator&(U32x8 a, U32x8 b) { return U32x8(hn::And(a.lanes, b.lanes)); }
+template <int kBits>
+HWY_INLINE U32x8 ShiftRight(U32x8 a) {
+  return U32x8(hn::ShiftRight<kBits>(a.lanes));
+}
+// Lane 2i from the low half of even's lane i, lane 2i + 1 from the low half of odd's.
+HWY_INLINE U32x8 Interleave(U64x4 even, U64x4 odd) {
+  return U32x8(hn::OddEven(hn::BitCast(Words(), hn::ShiftLeft<32>(odd.lanes)), hn::BitCast(Words(), even.lanes)));
+}
+
+struct F32x8 {
+  HWY_INLINE F32x8() = default;
+  HWY_INLINE explicit F32x8(float x) : lanes(hn::Set(Floats(), x)) {}
+  HWY_INLINE explicit F32x8(hn::Vec<Floats> x) : lanes(x) {}
+  hn::Vec<Floats> lanes;
+};
+HWY_INLINE F32x8 operator+(F32x8 a, F32x8 b) { return F32x8(hn::Add(a.lanes, b.lanes)); }
+HWY_INLINE F32x8 operator*(F32x8 a, F32x8 b) { return F32x8(hn::Mul(a.lanes, b.lanes)); }
+HWY_INLINE F32x8 MulAdd(F32x8 a, F32x8 b, F32x8 c) { return F32x8(hn::MulAdd(a.lanes, b.lanes, c.lanes)); }
+HWY_INLINE F32x8 Sqrt(F32x8 a) { return F32x8(hn::Sqrt(a.lanes)); }
+HWY_INLINE F32x8 Divide(F32x8 a, F32x8 b) { return F32x8(hn::Div(a.lanes, b.lanes)); }
+HWY_INLINE U32x8 FloatBits(F32x8 a) { return U32x8(hn::BitCast(Words(), a.lanes)); }
+HWY_INLINE U32x8 IfNan(F32x8 a, U32x8 bits_if_nan, U32x8 bits) {
+  return U32x8(hn::IfThenElse(hn::RebindMask(Words(), hn::IsNaN(a.lanes)), bits_if_nan.lanes, bits.lanes));
+}
+
+HWY_INLINE F32x8 Load8(const float* from) { return F32x8(hn::LoadU(Floats(), from)); }
+// bf16: the upper halves of floats.
+HWY_INLINE F32x8 Load8(const uint16_t* from) {
+  const auto words = hn::ShiftLeft<16>(hn::PromoteTo(Words(), hn::LoadU(Halves8(), from)));
+  return F32x8(hn::BitCast(Floats(), words));
+}
+HWY_INLINE void Store8(F32x8 a, float* to) { hn::StoreU(a.lanes, Floats(), to); }
+// The upper halves of 16 words in a row: what bf16 keeps.
+HWY_INLINE hn::Vec<Halves16> UpperHalves(U32x8 first, U32x8 second) {
+  return hn::ConcatOdd(Halves16(), hn::BitCast(Halves16(), second.lanes), hn::BitCast(Halves16(), first.lanes));
+}
+
+}  // namespace simd8
+}  // namespace shardmesh
+HWY_AFTER_NAMESPACE();

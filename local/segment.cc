@@ -1,0 +1,124 @@
+#include "local/segment.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/status.h"
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+namespace shardmesh {
+namespace {
+
+constexpr int64_t kHugePageBytes = 2 << 20;
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+
+absl::Status ErrnoError(absl::StatusCode code, absl::string_view what, int error) {
+  return absl::Status(code, absl::StrCat(what, ": ", strerror(error)));
+}
+
+}  // namespace
+
+Segment::Segment(Segment&& other) noexcept
+    : fd_(std::move(other.fd_)),
+      mapping_(std::exchange(other.mapping_, nullptr)),
+      num_bytes_(std::exchange(other.num_bytes_, 0)),
+      data_offset_(std::exchange(other.data_offset_, 0)) {}
+
+Segment& Segment::operator=(Segment&& other) noexcept {
+  Segment moved(std::move(other));
+  std::swap(fd_, moved.fd_);
+  std::swap(mapping_, moved.mapping_);
+  std::swap(num_bytes_, moved.num_bytes_);
+  std::swap(data_offset_, moved.data_offset_);
+  return *this;
+}
+
+Segment::~Segment() {
+  if (mapping_ != nullptr) munmap(mapping_, num_bytes_);
+}
+
+absl::StatusOr<Segment> Segment::Create(const std::string& name, int64_t num_bytes, int64_t data_offset) {
+  Segment segment;
+  segment.num_bytes_ = num_bytes;
+  segment.data_offset_ = data_offset;
+  segment.fd_ = UniqueFd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!segment.fd_.valid()) return ErrnoError(absl::StatusCode::kResourceExhausted, "memfd_create", errno);
+  if (ftruncate(segment.fd(), num_bytes) != 0) {
+    return ErrnoError(absl::StatusCode::kResourceExhausted, absl::StrCat("a segment of ", num_bytes, " bytes"), errno);
+  }
+  if (fcntl(segment.fd(), F_ADD_SEALS, kSizeSeals) != 0) {
+    return ErrnoError(absl::StatusCode::kInternal, "sealing a segment's size", errno);
+  }
+  RETURN_IF_ERROR(segment.MapFd(Access::kReadWrite));
+  return segment;
+}
+
+absl::StatusOr<Segment> Segment::Map(UniqueFd fd, int64_t num_bytes, int64_t data_offset, Access access) {
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0)
+    return ErrnoError(absl::StatusCode::kInvalidArgument, "a segment's descriptor", errno);
+  if (num_bytes <= 0 || data_offset < 0 || data_offset > num_bytes || info.st_size < num_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("a segment said to have ", num_bytes, " bytes with data from ",
+                                                   data_offset, " has ", info.st_size, " bytes"));
+  }
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSizeSeals) != kSizeSeals) {
+    return absl::InvalidArgumentError("a segment whose size is not sealed could be cut under its readers: refused");
+  }
+  Segment segment;
+  segment.fd_ = std::move(fd);
+  segment.num_bytes_ = num_bytes;
+  segment.data_offset_ = data_offset;
+  RETURN_IF_ERROR(segment.MapFd(access));
+  return segment;
+}
+
+// Maps at a multiple of the huge page size, so that the kernel can use huge pages and data_offset is a true stagger.
+absl::Status Segment::MapFd(Access access) {
+  const int64_t span = num_bytes_ + kHugePageBytes;
+  void* reserved = mmap(nullptr, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) {
+    return ErrnoError(absl::StatusCode::kResourceExhausted, absl::StrCat("address space for ", num_bytes_, " bytes"),
+                      errno);
+  }
+  char* base = static_cast<char*>(reserved);
+  const int64_t skip = -reinterpret_cast<int64_t>(base) & (kHugePageBytes - 1);
+  const int protection = access == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* mapped = mmap(base + skip, num_bytes_, protection, MAP_SHARED | MAP_FIXED, fd_.get(), 0);
+  if (mapped == MAP_FAILED) {
+    const int error = errno;
+    munmap(base, span);
+    const auto code =
+        error == EPERM || error == EACCES ? absl::StatusCode::kPermissionDenied : absl::StatusCode::kResourceExhausted;
+    return ErrnoError(code, absl::StrCat("mapping a segment of ", num_bytes_, " bytes"), error);
+  }
+  mapping_ = static_cast<char*>(mapped);
+  // Give back the reserve on both sides of the mapping, which ends at a page boundary.
+  const int64_t mapped_bytes = (num_bytes_ + 4095) & ~int64_t{4095};
+  if (skip > 0) munmap(base, skip);
+  if (const int64_t tail = span - skip - mapped_bytes; tail > 0) munmap(mapping_ + mapped_bytes, tail);
+  if (num_bytes_ >= kHugePageBytes) madvise(mapping_, num_bytes_, MADV_HUGEPAGE);  // a wish: ordinary pages are fine
+  return absl::OkStatus();
+}
+
+absl::Status Segment::SealFutureWrites() {
+  if (fcntl(fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0) return absl::OkStatus();
+  return ErrnoError(absl::StatusCode::kInternal, "sealing a segment against new writers", errno);
+}
+
+absl::StatusOr<UniqueFd> Segment::ReadOnlyFd() const {
+  UniqueFd fd(open(absl::StrCat("/proc/self/fd/", fd_.get()).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoError(absl::StatusCode::kResourceExhausted, "opening a segment read-only", errno);
+  return fd;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,62 @@
+// Segment: a piece of memory that several processes of a host map: a memfd of fixed size and this process's mapping of
+// it.
+//
+// The size is sealed at creation (no shrink, no growth), and Map refuses a descriptor without these seals: so no peer
+// can make an access fault by truncating. Large segments ask for huge pages; where the system grants none they are
+// ordinary pages. Data starts `data_offset` bytes in: streams of one pass that start congruent modulo 2 MiB slow each
+// other down by 1.7x (see docs/architecture.md), so each stream has an offset of its own (StreamOffset).
+// Movable, not copyable; the mapping ends with the object. Not thread-safe itself; the bytes are the users' business.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "local/fd.h"
+
+namespace shardmesh {
+
+class Segment {
+ public:
+  enum class Access { kReadOnly, kReadWrite };
+
+  Segment() = default;
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&& other) noexcept;
+  ~Segment();
+
+  // A new segment of zeros, mapped read-write. `name` is seen in /proc/PID/maps. num_bytes counts data_offset in.
+  // ResourceExhausted: no memory or no descriptor.
+  static absl::StatusOr<Segment> Create(const std::string& name, int64_t num_bytes, int64_t data_offset);
+
+  // Maps a descriptor received from a peer. InvalidArgument: not sealed, or shorter than num_bytes.
+  // PermissionDenied: the descriptor does not allow `access`.
+  static absl::StatusOr<Segment> Map(UniqueFd fd, int64_t num_bytes, int64_t data_offset, Access access);
+
+  char* data() const { return mapping_ + data_offset_; }
+  int64_t data_bytes() const { return num_bytes_ - data_offset_; }
+  int64_t num_bytes() const { return num_bytes_; }
+  int64_t data_offset() const { return data_offset_; }
+  int fd() const { return fd_.get(); }
+  bool mapped() const { return mapping_ != nullptr; }
+
+  // From now on nobody can make a new writable mapping; those that exist go on. Idempotent.
+  absl::Status SealFutureWrites();
+
+  // A second descriptor of the same memory that can only be mapped for reading.
+  absl::StatusOr<UniqueFd> ReadOnlyFd() const;
+
+ private:
+  absl::Status MapFd(Access access);
+
+  UniqueFd fd_;
+  char* mapping_ = nullptr;
+  int64_t num_bytes_ = 0;
+  int64_t data_offset_ = 0;
+};
+
+// The offset of the i-th stream of a pass: i * (64 KiB + 4 KiB) modulo 2 MiB.
+constexpr int64_t StreamOffset(int i) { return int64_t{i} * (68 << 10) % (2 << 20); }
+
+}  // namespace shardmesh

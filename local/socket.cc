@@ -1,0 +1,181 @@
+#include "local/socket.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/status.h"
+
+namespace shardmesh {
+namespace {
+
+absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat("socket path of ", path.size(), " bytes: \"", path,
+                                                   "\"; UNIX allows 1 to 107, choose a shorter folder"));
+  }
+  memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+UniqueFd NewSocket() { return UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)); }
+
+// Waits until `fd` has one of `events`; interrupted waits go on with the time that is left.
+absl::Status WaitFor(int fd, short events, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  for (;;) {
+    pollfd entry = {fd, events, 0};
+    const int64_t left = absl::ToInt64Milliseconds(absl::Ceil(deadline - absl::Now(), absl::Milliseconds(1)));
+    const int ready = poll(&entry, 1, static_cast<int>(std::max<int64_t>(0, std::min<int64_t>(left, 1 << 30))));
+    if (ready > 0) return absl::OkStatus();
+    if (ready == 0) return absl::DeadlineExceededError(absl::StrCat("nothing for ", absl::FormatDuration(timeout)));
+    if (errno != EINTR) return absl::UnavailableError(absl::StrCat("poll: ", strerror(errno)));
+  }
+}
+
+absl::Status Gone(absl::string_view verb, int error) {
+  return absl::UnavailableError(absl::StrCat("the peer is gone (", verb, ": ", strerror(error), ")"));
+}
+
+}  // namespace
+
+absl::StatusOr<LocalSocket> LocalSocket::Connect(const std::string& path) {
+  ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  UniqueFd fd = NewSocket();
+  if (!fd.valid()) return absl::ResourceExhaustedError(absl::StrCat("socket: ", strerror(errno)));
+  // SEQPACKET connects complete at once or wait for room in the listener's queue; bound that wait.
+  const timeval limit = {2, 0};
+  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return absl::UnavailableError(absl::StrCat("nobody listens at ", path, " (", strerror(errno), ")"));
+  }
+  return LocalSocket(std::move(fd));
+}
+
+absl::Status LocalSocket::Send(absl::string_view bytes, absl::Span<const int> descriptors, absl::Duration timeout) {
+  if (bytes.empty() || bytes.size() > kMaxLocalMessageBytes || descriptors.size() > kMaxLocalDescriptors) {
+    return absl::ResourceExhaustedError(absl::StrCat("a message of ", bytes.size(), " bytes and ", descriptors.size(),
+                                                     " descriptors; 1 to ", kMaxLocalMessageBytes, " and at most ",
+                                                     kMaxLocalDescriptors));
+  }
+  iovec part = {const_cast<char*>(bytes.data()), bytes.size()};
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  std::vector<char> control(CMSG_SPACE(sizeof(int) * descriptors.size()));
+  if (!descriptors.empty()) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int) * descriptors.size());
+    memcpy(CMSG_DATA(header), descriptors.data(), sizeof(int) * descriptors.size());
+  }
+  for (;;) {
+    if (sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return absl::OkStatus();
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) return Gone("send", errno);
+    RETURN_IF_ERROR(WaitFor(fd_.get(), POLLOUT, timeout));
+  }
+}
+
+absl::StatusOr<LocalMessage> LocalSocket::Receive(absl::Duration timeout) {
+  RETURN_IF_ERROR(WaitFor(fd_.get(), POLLIN, timeout));
+  LocalMessage result;
+  result.bytes.resize(kMaxLocalMessageBytes);
+  iovec part = {result.bytes.data(), result.bytes.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxLocalDescriptors)];
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  ssize_t received;
+  do {
+    received = recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC);
+  } while (received < 0 && errno == EINTR);
+  if (received < 0) return Gone("receive", errno);
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd;
+      memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+      result.descriptors.emplace_back(fd);
+    }
+  }
+  if (received == 0) return absl::UnavailableError("the peer closed the connection");
+  if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a message over ", kMaxLocalMessageBytes, " bytes or ", kMaxLocalDescriptors, " descriptors"));
+  }
+  result.bytes.resize(received);
+  return result;
+}
+
+absl::StatusOr<std::pair<uid_t, pid_t>> LocalSocket::Peer() const {
+  ucred credentials;
+  socklen_t length = sizeof(credentials);
+  if (getsockopt(fd_.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
+    return absl::UnavailableError(absl::StrCat("SO_PEERCRED: ", strerror(errno)));
+  }
+  return std::make_pair(credentials.uid, credentials.pid);
+}
+
+void LocalSocket::Shutdown() { shutdown(fd_.get(), SHUT_RDWR); }
+
+absl::StatusOr<LocalListener> LocalListener::Listen(const std::string& path) {
+  ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  if (const size_t slash = path.rfind('/'); slash != std::string::npos && slash > 0) {
+    mkdir(path.substr(0, slash).c_str(), 0700);  // there already: fine; impossible: bind says so
+  }
+  if (LocalSocket::Connect(path).ok()) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("a live process listens at ", path, "; choose another --local-dir or --name"));
+  }
+  unlink(path.c_str());
+  UniqueFd fd = NewSocket();
+  if (!fd.valid()) return absl::ResourceExhaustedError(absl::StrCat("socket: ", strerror(errno)));
+  fchmod(fd.get(), 0600);  // of the socket's file, which bind creates
+  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 || listen(fd.get(), 128) != 0) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("cannot listen at ", path, ": ", strerror(errno), "; choose a folder that this user may write"));
+  }
+  return LocalListener(std::move(fd), path);
+}
+
+LocalListener::~LocalListener() {
+  if (fd_.valid()) unlink(path_.c_str());
+}
+
+absl::StatusOr<LocalSocket> LocalListener::Accept(absl::Duration timeout) {
+  RETURN_IF_ERROR(WaitFor(fd_.get(), POLLIN, timeout));
+  UniqueFd fd(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  if (!fd.valid()) return absl::UnavailableError(absl::StrCat("accept: ", strerror(errno)));
+  return LocalSocket(std::move(fd));
+}
+
+void RemoveDeadSockets(const std::string& folder, const std::string& prefix) {
+  DIR* directory = opendir(folder.c_str());
+  if (directory == nullptr) return;
+  while (const dirent* entry = readdir(directory)) {
+    const std::string path = absl::StrCat(folder, "/", entry->d_name);
+    struct stat info;
+    if (!absl::StartsWith(entry->d_name, prefix) || lstat(path.c_str(), &info) != 0 || !S_ISSOCK(info.st_mode))
+      continue;
+    if (absl::IsUnavailable(LocalSocket::Connect(path).status())) unlink(path.c_str());
+  }
+  closedir(directory);
+}
+
+}  // namespace shardmesh

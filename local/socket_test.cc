@@ -1,0 +1,103 @@
+#include "local/socket.h"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <thread>
+
+#include "core/matchers.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Not the test's own temporary folder: that may be too long for a UNIX socket's path.
+std::string PathFor(const std::string& name) {
+  static const std::string folder = [] {
+    char made[] = "/tmp/shardmesh-local-XXXXXX";
+    return std::string(mkdtemp(made));
+  }();
+  return folder + "/" + name;
+}
+
+TEST(LocalSocketTest, MessagesKeepTheirBoundaries_AndCarryDescriptors) {
+  ASSERT_OK_AND_ASSIGN(LocalListener listener, LocalListener::Listen(PathFor("a")));
+  ASSERT_OK_AND_ASSIGN(LocalSocket client, LocalSocket::Connect(listener.path()));
+  ASSERT_OK_AND_ASSIGN(LocalSocket server, listener.Accept(absl::Seconds(5)));
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);
+  UniqueFd reader(pipe_ends[0]), writer(pipe_ends[1]);
+  ASSERT_OK(server.Send("one", {}, absl::Seconds(1)));
+  ASSERT_OK(server.Send("two", {writer.get()}, absl::Seconds(1)));
+  ASSERT_OK_AND_ASSIGN(LocalMessage one, client.Receive(absl::Seconds(5)));
+  ASSERT_OK_AND_ASSIGN(LocalMessage two, client.Receive(absl::Seconds(5)));
+  EXPECT_EQ(one.bytes, "one");
+  EXPECT_EQ(two.bytes, "two");
+  ASSERT_EQ(two.descriptors.size(), 1u);
+  ASSERT_EQ(write(two.descriptors[0].get(), "x", 1), 1);
+  char byte;
+  ASSERT_EQ(read(reader.get(), &byte, 1), 1);
+  ASSERT_OK_AND_ASSIGN(auto peer, server.Peer());
+  EXPECT_EQ(peer.first, getuid());
+  EXPECT_EQ(peer.second, getpid());
+}
+
+TEST(LocalSocketTest, PeerGone_IsUnavailable_AndSilence_IsDeadlineExceeded) {
+  ASSERT_OK_AND_ASSIGN(LocalListener listener, LocalListener::Listen(PathFor("b")));
+  ASSERT_OK_AND_ASSIGN(LocalSocket client, LocalSocket::Connect(listener.path()));
+  {
+    ASSERT_OK_AND_ASSIGN(LocalSocket server, listener.Accept(absl::Seconds(5)));
+    EXPECT_THAT(client.Receive(absl::Milliseconds(10)),
+                StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("10ms")));
+  }
+  EXPECT_THAT(client.Receive(absl::Seconds(5)), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("closed")));
+  EXPECT_THAT(client.Send("x", {}, absl::Seconds(5)), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("gone")));
+}
+
+TEST(LocalSocketTest, ReaderThatNeverReads_TheSenderEndsAtItsTimeLimit) {
+  ASSERT_OK_AND_ASSIGN(LocalListener listener, LocalListener::Listen(PathFor("c")));
+  ASSERT_OK_AND_ASSIGN(LocalSocket client, LocalSocket::Connect(listener.path()));
+  const std::string big(60000, 'x');
+  absl::Status status;
+  for (int i = 0; i < 10000 && status.ok(); ++i) status = client.Send(big, {}, absl::Milliseconds(20));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("20ms")));
+}
+
+TEST(LocalSocketTest, LimitsAndPaths_AreNamedInErrors) {
+  EXPECT_THAT(LocalSocket::Connect(std::string(200, 'p')),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("200 bytes")));
+  EXPECT_THAT(LocalSocket::Connect(PathFor("nobody")), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("nobody")));
+  ASSERT_OK_AND_ASSIGN(LocalListener listener, LocalListener::Listen(PathFor("d")));
+  EXPECT_THAT(LocalListener::Listen(listener.path()),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("live process")));
+  ASSERT_OK_AND_ASSIGN(LocalSocket client, LocalSocket::Connect(listener.path()));
+  EXPECT_THAT(client.Send(std::string(kMaxLocalMessageBytes + 1, 'x'), {}, absl::Seconds(1)),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("65537")));
+  struct stat info;
+  ASSERT_EQ(stat(listener.path().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+TEST(LocalSocketTest, RemoveDeadSockets_LeavesLiveOnesAndOtherNames) {
+  ASSERT_OK_AND_ASSIGN(LocalListener live, LocalListener::Listen(PathFor("w-1")));
+  const auto leave_dead = [](const std::string& path) {  // as a killed process does: bound, and nobody listens
+    UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    return bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  };
+  ASSERT_TRUE(leave_dead(PathFor("w-2")));
+  ASSERT_TRUE(leave_dead(PathFor("v-2")));
+  const std::string folder = PathFor("");
+  RemoveDeadSockets(folder.substr(0, folder.size() - 1), "w-");
+  EXPECT_EQ(access(PathFor("w-1").c_str(), F_OK), 0);
+  EXPECT_NE(access(PathFor("w-2").c_str(), F_OK), 0);
+  EXPECT_EQ(access(PathFor("v-2").c_str(), F_OK), 0);
+  RemoveDeadSockets("/nonexistent", "w-");
+}
+
+}  // namespace
+}  // namespace shardmesh

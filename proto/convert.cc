@@ -1,0 +1,179 @@
+#include "proto/convert.h"
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "core/status.h"
+
+namespace shardmesh {
+namespace {
+
+absl::Status UnknownValue(absl::string_view field, int value, absl::string_view known) {
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ", which is no value of it; known: ", known));
+}
+
+absl::StatusOr<DimRole> DimRoleFromProto(const v1::MeshDimension& dim) {
+  switch (dim.role()) {
+    case v1::DIMENSION_ROLE_UNSPECIFIED:
+      return DefaultDimRole(dim.name());
+    case v1::DIMENSION_ROLE_REPLICATE:
+      return DimRole::kReplicate;
+    case v1::DIMENSION_ROLE_SHARD:
+      return DimRole::kShard;
+    default:
+      return UnknownValue(absl::StrCat("mesh dimension \"", absl::CHexEscape(dim.name().substr(0, 100)), "\": role"),
+                          dim.role(), "1 (replicate), 2 (shard)");
+  }
+}
+
+absl::StatusOr<NonFinitePolicy> NonFiniteFromProto(v1::NonFinitePolicy proto) {
+  switch (proto) {
+    case v1::NON_FINITE_POLICY_UNSPECIFIED:
+    case v1::NON_FINITE_POLICY_SKIP:
+      return NonFinitePolicy::kSkip;
+    case v1::NON_FINITE_POLICY_FAIL:
+      return NonFinitePolicy::kFail;
+    default:
+      return UnknownValue("non_finite", proto, "1 (skip), 2 (fail)");
+  }
+}
+
+absl::StatusOr<ParameterSpec> ParameterFromProto(int index, const v1::Parameter& proto) {
+  ParameterSpec p;
+  p.name = proto.name();
+  p.shape.assign(proto.shape().begin(), proto.shape().end());
+  if (v1::Format_IsValid(proto.format())) {  // the field's full name is only worth making for an error
+    ASSIGN_OR_RETURN(p.format, FormatFromProto("format", proto.format(), Format::kFp32));
+  } else {
+    const std::string name = absl::CHexEscape(proto.name().substr(0, 200));
+    return FormatFromProto(absl::StrCat("parameter ", index, " \"", name, "\": format"), proto.format(), p.format)
+        .status();
+  }
+  p.tied_to = proto.tied_to();
+  return p;
+}
+
+AdamWHyper FromProto(const v1::AdamW& proto) {
+  AdamWHyper hyper;
+  hyper.lr = proto.learning_rate();
+  hyper.beta1 = proto.beta1();
+  hyper.beta2 = proto.beta2();
+  hyper.eps = proto.epsilon();
+  hyper.weight_decay = proto.weight_decay();
+  return hyper;
+}
+
+}  // namespace
+
+absl::StatusOr<Format> FormatFromProto(absl::string_view field, v1::Format proto, Format unset) {
+  switch (proto) {
+    case v1::FORMAT_UNSPECIFIED:
+      return unset;
+    case v1::FORMAT_FP32:
+      return Format::kFp32;
+    case v1::FORMAT_BF16:
+      return Format::kBf16;
+    case v1::FORMAT_BF16_SR:
+      return Format::kBf16Sr;
+    default:
+      return UnknownValue(field, proto, "1 (fp32), 2 (bf16), 3 (bf16_sr)");
+  }
+}
+
+v1::Format ToProto(Format format) {
+  switch (format) {
+    case Format::kFp32:
+      return v1::FORMAT_FP32;
+    case Format::kBf16:
+      return v1::FORMAT_BF16;
+    case Format::kBf16Sr:
+      return v1::FORMAT_BF16_SR;
+  }
+  return v1::FORMAT_UNSPECIFIED;
+}
+
+absl::StatusOr<MeshSpec> MeshSpecFromProto(const google::protobuf::RepeatedPtrField<v1::MeshDimension>& dims) {
+  MeshSpec mesh;
+  mesh.dims.reserve(dims.size());
+  for (const v1::MeshDimension& dim : dims) {
+    ASSIGN_OR_RETURN(const DimRole role, DimRoleFromProto(dim));
+    mesh.dims.push_back({dim.name(), dim.size(), role});
+  }
+  return mesh;
+}
+
+google::protobuf::RepeatedPtrField<v1::MeshDimension> ToProto(const MeshSpec& mesh) {
+  google::protobuf::RepeatedPtrField<v1::MeshDimension> dims;
+  for (const MeshDim& dim : mesh.dims) {
+    v1::MeshDimension* proto = dims.Add();
+    proto->set_name(dim.name);
+    proto->set_size(dim.size);
+    proto->set_role(dim.role == DimRole::kReplicate ? v1::DIMENSION_ROLE_REPLICATE : v1::DIMENSION_ROLE_SHARD);
+  }
+  return dims;
+}
+
+NameRules NameRulesFromProto(const v1::NameRules& proto) {
+  NameRules rules;
+  rules.root_wrappers.assign(proto.root_wrappers().begin(), proto.root_wrappers().end());
+  rules.wrapped_at.insert(proto.wrapped_at().begin(), proto.wrapped_at().end());
+  rules.literal.insert(proto.literals().begin(), proto.literals().end());
+  return rules;
+}
+
+v1::NameRules ToProto(const NameRules& rules) {
+  v1::NameRules proto;
+  for (const std::string& wrapper : rules.root_wrappers) proto.add_root_wrappers(wrapper);
+  for (const std::string& prefix : rules.wrapped_at) proto.add_wrapped_at(prefix);
+  for (const std::string& prefix : rules.literal) proto.add_literals(prefix);
+  return proto;
+}
+
+absl::StatusOr<JobSpec> JobSpecFromProto(const v1::JobSpec& proto) {
+  if (!proto.has_optimizer()) return absl::InvalidArgumentError("optimizer is unset; give the values of AdamW");
+  JobSpec spec;
+  spec.name = proto.name();
+  ASSIGN_OR_RETURN(spec.mesh, MeshSpecFromProto(proto.mesh()));
+  spec.num_slots = proto.slots();
+  spec.parameters.reserve(proto.parameters_size());
+  for (int i = 0; i < proto.parameters_size(); ++i) {
+    ASSIGN_OR_RETURN(ParameterSpec parameter, ParameterFromProto(i, proto.parameters(i)));
+    spec.parameters.push_back(std::move(parameter));
+  }
+  ASSIGN_OR_RETURN(spec.gradient_format, FormatFromProto("gradient_format", proto.gradient_format(), Format::kBf16));
+  spec.optimizer = FromProto(proto.optimizer());
+  spec.seed = proto.seed();
+  ASSIGN_OR_RETURN(spec.non_finite, NonFiniteFromProto(proto.non_finite()));
+  spec.bucket_elements = proto.bucket_elements() == 0 ? kDefaultBucketElements : proto.bucket_elements();
+  spec.publish_every = proto.publish_every() == 0 ? 1 : proto.publish_every();
+  return spec;
+}
+
+v1::JobSpec ToProto(const JobSpec& spec) {
+  v1::JobSpec proto;
+  proto.set_name(spec.name);
+  *proto.mutable_mesh() = ToProto(spec.mesh);
+  proto.set_slots(spec.num_slots);
+  proto.mutable_parameters()->Reserve(static_cast<int>(spec.parameters.size()));
+  for (const ParameterSpec& p : spec.parameters) {
+    v1::Parameter* parameter = proto.add_parameters();
+    parameter->set_name(p.name);
+    for (int64_t size : p.shape) parameter->add_shape(size);
+    parameter->set_format(ToProto(p.format));
+    parameter->set_tied_to(p.tied_to);
+  }
+  proto.set_gradient_format(ToProto(spec.gradient_format));
+  v1::AdamW* optimizer = proto.mutable_optimizer();
+  optimizer->set_learning_rate(spec.optimizer.lr);
+  optimizer->set_beta1(spec.optimizer.beta1);
+  optimizer->set_beta2(spec.optimizer.beta2);
+  optimizer->set_epsilon(spec.optimizer.eps);
+  optimizer->set_weight_decay(spec.optimizer.weight_decay);
+  proto.set_seed(spec.seed);
+  proto.set_non_finite(spec.non_finite == NonFinitePolicy::kFail ? v1::NON_FINITE_POLICY_FAIL
+                                                                 : v1::NON_FINITE_POLICY_SKIP);
+  proto.set_bucket_elements(spec.bucket_elements);
+  proto.set_publish_every(spec.publish_every);
+  return proto;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,103 @@
+#include "proto/convert.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/matchers.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+v1::JobSpec Minimal() {
+  v1::JobSpec proto;
+  proto.set_name("j");
+  proto.set_slots(1);
+  proto.mutable_optimizer()->set_epsilon(1e-8);
+  proto.add_parameters()->set_name("w");
+  return proto;
+}
+
+TEST(JobSpecFromProto, UnsetFields_BecomeTheStatedDefaults) {
+  ASSERT_OK_AND_ASSIGN(const JobSpec spec, JobSpecFromProto(Minimal()));
+  EXPECT_TRUE(spec.mesh.dims.empty());
+  EXPECT_EQ(spec.gradient_format, Format::kBf16);
+  EXPECT_EQ(spec.parameters[0].format, Format::kFp32);
+  EXPECT_EQ(spec.non_finite, NonFinitePolicy::kSkip);
+  EXPECT_EQ(spec.bucket_elements, kDefaultBucketElements);
+  EXPECT_EQ(spec.publish_every, 1);
+  EXPECT_EQ(spec.seed, 0u);
+  EXPECT_EQ(spec.optimizer.lr, 0) << "a message's 0 is a value, not the C++ default";
+}
+
+TEST(JobSpecFromProto, EveryFieldSet_SurvivesBothWays) {
+  JobSpec spec;
+  spec.name = "job-1";
+  spec.mesh.dims = {{"ddp", 2, DimRole::kShard}, {"fsdp", 3, DimRole::kReplicate}, {"ddp2", 5, DimRole::kShard}};
+  spec.num_slots = 7;
+  spec.parameters = {
+      {"a", {2, 3}, Format::kBf16, ""}, {"b", {2, 3}, Format::kBf16, "a"}, {"c", {}, Format::kBf16Sr, ""}};
+  spec.gradient_format = Format::kFp32;
+  spec.optimizer = {0.1, 0.2, 0.3, 0.4, 0.5};
+  spec.seed = ~uint64_t{0};
+  spec.non_finite = NonFinitePolicy::kFail;
+  spec.bucket_elements = 4096;
+  spec.publish_every = 9;
+  ASSERT_OK_AND_ASSIGN(const JobSpec back, JobSpecFromProto(ToProto(spec)));
+  EXPECT_EQ(Difference(spec, back), "");
+  EXPECT_EQ(back.mesh, spec.mesh);
+  EXPECT_EQ(ToProto(back).SerializeAsString(), ToProto(spec).SerializeAsString());
+  EXPECT_EQ(back.optimizer.weight_decay, 0.5);
+}
+
+TEST(JobSpecFromProto, NoOptimizer_Refused) {
+  v1::JobSpec proto = Minimal();
+  proto.clear_optimizer();
+  EXPECT_THAT(JobSpecFromProto(proto), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("optimizer is unset")));
+}
+
+TEST(JobSpecFromProto, UnknownEnumValues_NameFieldAndValue) {
+  const auto refused = [](const v1::JobSpec& proto, const std::string& field) {
+    EXPECT_THAT(JobSpecFromProto(proto),
+                StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr(field), HasSubstr("is 77"))));
+  };
+  v1::JobSpec proto = Minimal();
+  proto.mutable_parameters(0)->set_format(static_cast<v1::Format>(77));
+  refused(proto, "parameter 0 \"w\": format");
+  proto = Minimal();
+  proto.set_gradient_format(static_cast<v1::Format>(77));
+  refused(proto, "gradient_format");
+  proto = Minimal();
+  proto.set_non_finite(static_cast<v1::NonFinitePolicy>(77));
+  refused(proto, "non_finite");
+  proto = Minimal();
+  proto.add_mesh()->set_name("x");
+  proto.mutable_mesh(0)->set_role(static_cast<v1::DimensionRole>(77));
+  refused(proto, "mesh dimension \"x\": role");
+}
+
+TEST(MeshSpecFromProto, UnsetRole_IsTheDefaultOfItsName) {
+  v1::JobSpec proto;
+  proto.add_mesh()->set_name("ddp");
+  proto.add_mesh()->set_name("fsdp");
+  ASSERT_OK_AND_ASSIGN(const MeshSpec mesh, MeshSpecFromProto(proto.mesh()));
+  EXPECT_EQ(mesh.dims[0].role, DimRole::kReplicate);
+  EXPECT_EQ(mesh.dims[1].role, DimRole::kShard);
+  EXPECT_EQ(mesh.dims[0].size, 0) << "ranges are Validate()'s";
+}
+
+TEST(NameRulesFromProto, EveryField_SurvivesBothWays) {
+  NameRules rules;
+  rules.root_wrappers = {"module", "_orig_mod"};
+  rules.wrapped_at = {"a", "b.c"};
+  rules.literal = {"d"};
+  const NameRules back = NameRulesFromProto(ToProto(rules));
+  EXPECT_EQ(back.root_wrappers, rules.root_wrappers);
+  EXPECT_EQ(back.wrapped_at, rules.wrapped_at);
+  EXPECT_EQ(back.literal, rules.literal);
+}
+
+}  // namespace
+}  // namespace shardmesh

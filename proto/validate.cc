@@ -1,0 +1,84 @@
+// Validate() of a worker's requests. The coordinator's: validate_coordinator.cc.
+#include "proto/validate.h"
+
+#include "absl/strings/str_cat.h"
+#include "core/adamw.h"
+#include "core/job.h"
+#include "core/mesh_spec.h"
+#include "core/status.h"
+#include "proto/field_checks.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr int64_t kNoLimit = INT64_MAX;
+
+absl::Status CheckJobAndEpoch(absl::string_view job, int64_t epoch) {
+  RETURN_IF_ERROR(ValidateId("job", job));
+  return CheckRange("epoch", epoch, 1, kNoLimit);
+}
+
+}  // namespace
+
+absl::Status Validate(const v1::PushHeader& header) {
+  RETURN_IF_ERROR(CheckJobAndEpoch(header.job(), header.epoch()));
+  switch (header.content()) {
+    case v1::PushHeader::CONTENT_GRADIENT:
+      RETURN_IF_ERROR(CheckRange("slot", header.slot(), 0, kMaxSlots - 1));
+      RETURN_IF_ERROR(CheckRange("step of a gradient", header.step(), 1, kNoLimit));
+      break;
+    case v1::PushHeader::CONTENT_INITIAL_WEIGHTS:
+      RETURN_IF_ERROR(CheckRange("slot of initial weights", header.slot(), 0, 0));
+      RETURN_IF_ERROR(CheckRange("step of initial weights", header.step(), 0, 0));
+      break;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("content is ", static_cast<int>(header.content()),
+                                                     "; it is 1 (gradient) or 2 (initial weights)"));
+  }
+  RETURN_IF_ERROR(CheckRange("total_bytes", header.total_bytes(), 0, kNoLimit));
+  return CheckRange("shard", header.shard(), 0, kMaxMeshRanks - 1);
+}
+
+absl::Status Validate(const v1::PullRequest& request) {
+  RETURN_IF_ERROR(ValidateId("job", request.job()));
+  switch (request.version_case()) {
+    case v1::PullRequest::kExact:
+      RETURN_IF_ERROR(CheckRange("exact", request.exact(), 0, kNoLimit));
+      break;
+    case v1::PullRequest::kAtLeast:
+      RETURN_IF_ERROR(CheckRange("at_least", request.at_least(), 0, kNoLimit));
+      break;
+    case v1::PullRequest::kLatest:
+      if (!request.latest())
+        return absl::InvalidArgumentError("latest is false; set it to true, or set another version");
+      break;
+    case v1::PullRequest::kForSlot:
+      RETURN_IF_ERROR(CheckRange("for_slot", request.for_slot(), 0, kMaxSlots - 1));
+      break;
+    case v1::PullRequest::VERSION_NOT_SET:
+      return absl::InvalidArgumentError("no version is named; set one of exact, at_least, latest, for_slot");
+  }
+  if (request.chunk_bytes() == 0) return absl::OkStatus();
+  return CheckRange("chunk_bytes", request.chunk_bytes(), kMinChunkBytes, kMaxChunkBytes);
+}
+
+absl::Status Validate(const v1::StepRequest& request) {
+  RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
+  RETURN_IF_ERROR(CheckSlots(request.slots()));
+  RETURN_IF_ERROR(CheckRange("step", request.step(), 1, kNoLimit));
+  const double lr = request.learning_rate();
+  if (!request.has_learning_rate() || (lr >= 0 && lr <= kMaxLearningRate)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("learning_rate is ", lr, "; it is 0 to ", kMaxLearningRate));
+}
+
+absl::Status Validate(const v1::AttachRequest& request) {
+  RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
+  RETURN_IF_ERROR(CheckSlots(request.slots()));
+  return CheckText("host_id", request.host_id(), kMaxHostIdBytes);
+}
+
+absl::Status Validate(const v1::DigestRequest& request) { return ValidateId("job", request.job()); }
+
+absl::Status Validate(const v1::GetStatusRequest&) { return absl::OkStatus(); }
+
+}  // namespace shardmesh

@@ -1,0 +1,126 @@
+// Validate() of the coordinator's requests.
+#include "absl/strings/str_cat.h"
+#include "core/job.h"
+#include "core/mesh_spec.h"
+#include "core/names.h"
+#include "core/status.h"
+#include "proto/field_checks.h"
+#include "proto/validate.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr int64_t kNoLimit = INT64_MAX;
+
+absl::Status CheckNameRules(const v1::NameRules& rules) {
+  RETURN_IF_ERROR(CheckCount("entries of name rules",
+                             int64_t{rules.root_wrappers_size()} + rules.wrapped_at_size() + rules.literals_size(),
+                             kMaxNameRules));
+  for (const std::string& text : rules.root_wrappers()) {
+    RETURN_IF_ERROR(CheckText("an entry of names.root_wrappers", text, kMaxNameBytes));
+  }
+  for (const std::string& text : rules.wrapped_at()) {
+    RETURN_IF_ERROR(CheckText("an entry of names.wrapped_at", text, kMaxNameBytes));
+  }
+  for (const std::string& text : rules.literals()) {
+    RETURN_IF_ERROR(CheckText("an entry of names.literals", text, kMaxNameBytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckParameter(int index, const v1::Parameter& parameter) {
+  if (parameter.name().empty() || parameter.name().size() > kMaxNameBytes) {
+    return CheckText(absl::StrCat("the name of parameter ", index), parameter.name(), kMaxNameBytes);
+  }
+  if (parameter.tied_to().size() > kMaxNameBytes) {
+    return CheckText(absl::StrCat("tied_to of parameter ", index), parameter.tied_to(), kMaxNameBytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckMemberStatus(const v1::MemberStatus& status) {
+  RETURN_IF_ERROR(ValidateId("job", status.job()));
+  RETURN_IF_ERROR(CheckRange("epoch", status.epoch(), 1, kNoLimit));
+  RETURN_IF_ERROR(CheckRange("rank", status.rank(), 0, kMaxMeshRanks - 1));
+  RETURN_IF_ERROR(CheckRange("state", status.state(), v1::MEMBER_STATE_PREPARING, v1::MEMBER_STATE_FAILED));
+  if (!status.plan_hash().empty() || status.state() == v1::MEMBER_STATE_READY) {
+    RETURN_IF_ERROR(CheckHash("plan_hash", status.plan_hash()));
+  }
+  RETURN_IF_ERROR(CheckRange("committed_step", status.committed_step(), -1, kNoLimit));
+  RETURN_IF_ERROR(CheckCount("published_steps", status.published_steps_size(), kMaxPublishedSteps));
+  int64_t previous = -1;
+  for (int64_t step : status.published_steps()) {
+    if (step <= previous || step > status.committed_step()) {
+      return absl::InvalidArgumentError(absl::StrCat("published step ", step, " comes after ", previous,
+                                                     " with committed step ", status.committed_step(),
+                                                     "; they ascend from 0 to the committed step"));
+    }
+    previous = step;
+  }
+  if (status.state() != v1::MEMBER_STATE_FAILED) return absl::OkStatus();
+  if (status.error().empty()) return absl::InvalidArgumentError("error is unset; state FAILED needs it");
+  if (status.error().size() <= kMaxErrorBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("error has ", status.error().size(), " bytes; at most ", kMaxErrorBytes));
+}
+
+}  // namespace
+
+absl::Status Validate(const v1::CreateJobRequest& request) {
+  if (!request.has_spec()) return absl::InvalidArgumentError("spec is unset; it is required");
+  RETURN_IF_ERROR(ValidateId("job name", request.spec().name()));
+  RETURN_IF_ERROR(CheckCount("mesh dimensions", request.spec().mesh_size(), kMaxMeshDims));
+  RETURN_IF_ERROR(CheckCount("parameters", request.spec().parameters_size(), kMaxParameters));
+  for (int i = 0; i < request.spec().parameters_size(); ++i) {
+    RETURN_IF_ERROR(CheckParameter(i, request.spec().parameters(i)));
+  }
+  return CheckNameRules(request.names());
+}
+
+absl::Status Validate(const v1::DescribeJobRequest& request) { return ValidateId("job", request.job()); }
+
+absl::Status Validate(const v1::ListJobsRequest&) { return absl::OkStatus(); }
+
+absl::Status Validate(const v1::DeleteJobRequest& request) { return ValidateId("job", request.job()); }
+
+absl::Status Validate(const v1::ResolveNamesRequest& request) {
+  RETURN_IF_ERROR(ValidateId("job", request.job()));
+  RETURN_IF_ERROR(CheckCount("raw_names", request.raw_names_size(), kMaxRawNames));
+  for (const std::string& name : request.raw_names()) {
+    if (name.empty() || name.size() > kMaxNameBytes) return CheckText("an entry of raw_names", name, kMaxNameBytes);
+  }
+  return CheckNameRules(request.rules());
+}
+
+absl::Status Validate(const v1::GetPlanRequest& request) { return ValidateId("job", request.job()); }
+
+absl::Status Validate(const v1::ListVersionsRequest& request) { return ValidateId("job", request.job()); }
+
+absl::Status Validate(const v1::JoinRequest& request) {
+  RETURN_IF_ERROR(ValidateId("worker name", request.name()));
+  RETURN_IF_ERROR(CheckRange("incarnation", request.incarnation(), 1, kNoLimit));
+  RETURN_IF_ERROR(CheckText("address", request.address(), kMaxAddressBytes));
+  RETURN_IF_ERROR(CheckText("host_id", request.host_id(), kMaxHostIdBytes));
+  RETURN_IF_ERROR(CheckText("local_socket", request.local_socket(), kMaxSocketPathBytes));
+  return CheckRange("pid", request.pid(), 1, kNoLimit);
+}
+
+absl::Status Validate(const v1::HeartbeatRequest& request) {
+  RETURN_IF_ERROR(ValidateId("worker name", request.name()));
+  RETURN_IF_ERROR(CheckRange("incarnation", request.incarnation(), 1, kNoLimit));
+  RETURN_IF_ERROR(CheckCount("jobs", request.jobs_size(), kMaxMemberStatuses));
+  for (int i = 0; i < request.jobs_size(); ++i) {
+    if (const absl::Status status = CheckMemberStatus(request.jobs(i)); !status.ok()) {
+      return absl::Status(status.code(),
+                          absl::StrCat("jobs[", i, "] ", QuotedField(request.jobs(i).job()), ": ", status.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Validate(const v1::LeaveRequest& request) {
+  RETURN_IF_ERROR(ValidateId("worker name", request.name()));
+  return CheckRange("incarnation", request.incarnation(), 1, kNoLimit);
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,152 @@
+#include "rpc/acceptor.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace shardmesh {
+namespace {
+
+constexpr int kPausedPollMs = 25;
+constexpr int kIdlePollMs = 1000;
+constexpr int kAcceptsPerTurn = 64;
+
+// True when the next descriptor's number leaves `reserved` free below the soft limit. Asked of the kernel each time:
+// it gives the lowest free number, and other parts of the process open and close descriptors too.
+bool DescriptorsLeft(int probe_fd, int reserved) {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return true;
+  const UniqueFd probe(fcntl(probe_fd, F_DUPFD_CLOEXEC, 0));
+  if (!probe.valid()) return false;
+  if (limit.rlim_cur == RLIM_INFINITY) return true;
+  const rlim_t reserve = std::min<rlim_t>(static_cast<rlim_t>(reserved), limit.rlim_cur / 2);
+  return static_cast<rlim_t>(probe.get()) < limit.rlim_cur - reserve;
+}
+
+// Errors of accept4 that concern one connection or this moment only: the next call may succeed.
+bool IsTransient(int error) {
+  switch (error) {
+    case EINTR:
+    case ECONNABORTED:
+    case EPROTO:
+    case ENETDOWN:
+    case ENOPROTOOPT:
+    case EHOSTDOWN:
+    case ENONET:
+    case EHOSTUNREACH:
+    case EOPNOTSUPP:
+    case ENETUNREACH:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+Acceptor::Acceptor(std::unique_ptr<Listener> listener, AcceptorLimits limits, Sink sink)
+    : limits_(limits),
+      sink_(std::move(sink)),
+      wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      listener_(std::move(listener)),
+      table_(limits.max_connections, limits.max_connections_per_peer) {
+  MutexLock lock(stop_mu_);
+  thread_ = std::thread([this] { Run(); });
+}
+
+Acceptor::~Acceptor() { Stop(); }
+
+void Acceptor::Stop() {
+  MutexLock lock(stop_mu_);
+  if (!thread_.joinable()) return;
+  stopping_.store(true);
+  const uint64_t one = 1;
+  if (write(wake_.get(), &one, sizeof(one)) < 0)
+    spdlog::error("event=acceptor_wake_failed error={}", std::strerror(errno));
+  thread_.join();
+  listener_.reset();
+}
+
+void Acceptor::Run() {
+  bool failed = false;  // the last accept4 failed for want of something: pause once
+  while (!stopping_.load()) {
+    const bool accepting = !failed && MayAccept();
+    failed = false;
+    pollfd fds[2] = {{wake_.get(), POLLIN, 0}, {listener_->fd(), POLLIN, 0}};
+    const int ready = poll(fds, accepting ? 2 : 1, accepting ? kIdlePollMs : kPausedPollMs);
+    if (ready > 0 && fds[1].revents != 0) failed = !AcceptSome();
+    MutexLock lock(table_mu_);
+    if (ready == 0) table_.Reconcile();
+    connections_.store(table_.size());
+  }
+}
+
+bool Acceptor::MayAccept() {
+  {
+    MutexLock lock(table_mu_);
+    if (table_.full()) table_.Reconcile();
+    if (table_.full()) return false;
+  }
+  return DescriptorsLeft(wake_.get(), limits_.reserved_descriptors);
+}
+
+// False when accept4 failed for want of descriptors or memory, or for a reason unknown.
+bool Acceptor::AcceptSome() {
+  for (int i = 0; i < kAcceptsPerTurn && !stopping_.load() && MayAccept(); ++i) {
+    sockaddr_storage peer = {};
+    socklen_t length = sizeof(peer);
+    const int fd = accept4(listener_->fd(), reinterpret_cast<sockaddr*>(&peer), &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd >= 0) {
+      Admit(fd, peer);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      return true;
+    } else if (!IsTransient(errno)) {
+      spdlog::warn("event=accept_failed address={} error=\"{}\"", listener_->address().ToString(),
+                   std::strerror(errno));
+      return false;
+    }
+  }
+  return true;
+}
+
+void Acceptor::Admit(int fd, const sockaddr_storage& peer) {
+  if (!Track(fd, peer)) {
+    close(fd);
+    if (refused_.fetch_add(1) % 1024 == 0) {
+      spdlog::warn("event=connection_refused reason=peer_cap peer={} cap={}", PeerName(peer),
+                   limits_.max_connections_per_peer);
+    }
+    return;
+  }
+  if (peer.ss_family != AF_UNIX) {
+    const int one = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+  }
+  sink_(fd);
+}
+
+// False when the peer is over its cap.
+bool Acceptor::Track(int fd, const sockaddr_storage& peer) {
+  const std::string key = PeerKey(peer);
+  MutexLock lock(table_mu_);
+  if (table_.PeerFull(key)) table_.Reconcile();
+  if (table_.PeerFull(key)) return false;
+  table_.Track(fd, peer);
+  return true;
+}
+
+bool Acceptor::Abort(const std::string& peer_name) {
+  MutexLock lock(table_mu_);
+  return table_.Abort(peer_name);
+}
+
+}  // namespace shardmesh

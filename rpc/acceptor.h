@@ -1,0 +1,75 @@
+// Acceptor: one thread that accepts connections and gives them away, within a cap on all, a cap per peer and a reserve
+// of file descriptors. It knows nothing of gRPC.
+//
+//   accepting --(cap reached, reserve touched, or accept4 failed)--> paused --(every 25 ms: room again?)--> accepting
+//
+// While paused, clients wait in the kernel's queue and are served as soon as a connection closes; running out of
+// descriptors is a pause, never an end. A peer over its own cap is accepted and closed at once, so that it cannot
+// keep others waiting. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "core/sync.h"
+#include "rpc/connection_table.h"
+#include "rpc/listener.h"
+
+namespace shardmesh {
+
+struct AcceptorLimits {
+  int max_connections;
+  int max_connections_per_peer;
+  int reserved_descriptors;  // at most half of the soft limit is kept back, whatever this says
+};
+
+class Acceptor {
+ public:
+  // Gets each accepted socket (non-blocking, close-on-exec, TCP_NODELAY) and owns it from then on. Called on the
+  // acceptor's thread; must not block.
+  using Sink = std::function<void(int fd)>;
+
+  // Starts at once.
+  Acceptor(std::unique_ptr<Listener> listener, AcceptorLimits limits, Sink sink);
+  ~Acceptor();  // Stop()
+  Acceptor(const Acceptor&) = delete;
+  Acceptor& operator=(const Acceptor&) = delete;
+
+  // Closes the listening socket: who waits in its queue or comes later is refused. The sink is not called any more when
+  // this returns. Idempotent.
+  void Stop() ABSL_LOCKS_EXCLUDED(stop_mu_);
+
+  // Resets the connection whose PeerName this is (connection_table.h). False when there is none.
+  bool Abort(const std::string& peer_name) ABSL_LOCKS_EXCLUDED(table_mu_);
+
+  // Connections open at the last look; up to one second old.
+  int connections() const { return connections_.load(); }
+  // Connections closed at once because their peer was over its cap.
+  int64_t refused() const { return refused_.load(); }
+
+ private:
+  void Run();
+  bool MayAccept() ABSL_LOCKS_EXCLUDED(table_mu_);
+  bool AcceptSome();
+  void Admit(int fd, const sockaddr_storage& peer) ABSL_LOCKS_EXCLUDED(table_mu_);
+  bool Track(int fd, const sockaddr_storage& peer) ABSL_LOCKS_EXCLUDED(table_mu_);
+
+  const AcceptorLimits limits_;
+  const Sink sink_;
+  const UniqueFd wake_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<int> connections_{0};
+  std::atomic<int64_t> refused_{0};
+
+  std::unique_ptr<Listener> listener_;  // the thread's until it is joined
+
+  Mutex table_mu_;
+  ConnectionTable table_ ABSL_GUARDED_BY(table_mu_);
+
+  Mutex stop_mu_;
+  std::thread thread_ ABSL_GUARDED_BY(stop_mu_);
+};
+
+}  // namespace shardmesh

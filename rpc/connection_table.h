@@ -1,0 +1,56 @@
+// ConnectionTable: which of the connections given to gRPC are still open, and the caps on them.
+// gRPC owns and closes the descriptors and tells nobody. A connection is remembered as {descriptor, inode of its
+// socket}: it is gone when the descriptor is closed or belongs to another inode. Not thread-safe.
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/types.h>
+
+#include <string>
+#include <unordered_map>
+
+namespace shardmesh {
+
+// The key under which a connection counts to its peer's cap: the IPv4 address, or the /64 network of an IPv6 address
+// (one host commonly has a whole one). Empty for loopback, UNIX sockets and unknown families: those count to the total
+// only.
+std::string PeerKey(const sockaddr_storage& peer);
+
+// "ipv4:10.0.0.1:4711", "ipv6:[::1]:4711", an IPv4 address mapped into IPv6 as the former; "" for UNIX sockets.
+std::string PeerName(const sockaddr_storage& peer);
+
+class ConnectionTable {
+ public:
+  ConnectionTable(int max_connections, int max_per_peer) : max_(max_connections), max_per_peer_(max_per_peer) {}
+
+  // Counts the open socket `fd`. Call before it is given away. A tracked connection with that number is gone,
+  // evidently.
+  void Track(int fd, const sockaddr_storage& peer);
+  // Forgets the connections that are closed; returns how many. One system call per connection.
+  int Reconcile();
+
+  // Resets the connections of that PeerName: what they sent and was not read yet is thrown away, and their owner sees
+  // an error at the next read. False when there is none, or it was done before; they count until they are closed. Safe
+  // against the owner closing the descriptor at the same time.
+  bool Abort(const std::string& peer_name);
+
+  bool full() const { return size() >= max_; }
+  bool PeerFull(const std::string& peer_key) const;
+  int size() const { return static_cast<int>(open_.size()); }
+
+ private:
+  struct Connection {
+    ino_t inode;
+    std::string peer_key;
+    std::string peer_name;
+    bool aborted;
+  };
+  void ForgetPeer(const std::string& peer_key);
+
+  const int max_;
+  const int max_per_peer_;
+  std::unordered_map<int, Connection> open_;            // by descriptor
+  std::unordered_map<std::string, int> count_by_peer_;  // no zero entries, no empty key
+};
+
+}  // namespace shardmesh

@@ -1,0 +1,325 @@
+// What a hostile, broken or stopped peer can do to a server made by rpc/server.h, seen from another process.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <csignal>
+#include <iostream>
+#include <random>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/matchers.h"
+#include "rpc/channel.h"
+#include "rpc/status.h"
+#include "rpc/testing/child_server.h"
+#include "rpc/testing/echo.grpc.pb.h"
+#include "rpc/testing/http2_client.h"
+
+namespace shardmesh {
+namespace {
+
+using ::shardmesh::rpc::testing::Echo;
+using ::shardmesh::rpc::testing::EchoRequest;
+using ::shardmesh::rpc::testing::EchoResponse;
+using ::shardmesh::testing::ChildServer;
+using ::shardmesh::testing::EncodeFrame;
+using ::shardmesh::testing::Frame;
+using ::shardmesh::testing::RawClient;
+using ::testing::HasSubstr;
+
+constexpr int64_t kMiB = 1 << 20;
+
+absl::Status CallEcho(const std::shared_ptr<grpc::Channel>& channel, absl::Duration timeout,
+                      grpc::ClientContext& context) {
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  EchoRequest request;
+  request.set_text("x");
+  EchoResponse response;
+  return FromGrpc(Echo::NewStub(channel)->Echo(&context, request, &response), "server Echo.Echo");
+}
+
+absl::Status CallEcho(const std::string& address, absl::Duration timeout = absl::Seconds(10)) {
+  ASSIGN_OR_RETURN(const auto channel, NewChannel(address));
+  grpc::ClientContext context;
+  return CallEcho(channel, timeout, context);
+}
+
+class HostileTest : public ::testing::Test {
+ protected:
+  void StartChild(int descriptor_limit = 0) {
+    auto child = ChildServer::Start("127.0.0.1:0", descriptor_limit);
+    ASSERT_OK(child);
+    child_ = *std::move(child);
+    ASSERT_OK(CallEcho(child_->address()));
+    rss_at_start_ = child_->rss_bytes();
+  }
+  void TearDown() override {
+    ASSERT_TRUE(child_->alive());
+    EXPECT_OK(CallEcho(child_->address()));
+    const double peak = static_cast<double>(child_->peak_rss_bytes()) / kMiB;
+    std::cout << "server resident: " << static_cast<double>(rss_at_start_) / kMiB << " MiB at start, peak " << peak
+              << " MiB\n";
+  }
+  int64_t growth() const { return child_->peak_rss_bytes() - rss_at_start_; }
+
+  std::unique_ptr<ChildServer> child_;
+  int64_t rss_at_start_ = 0;
+};
+
+TEST_F(HostileTest, ManyIdleConnectionsAndFewDescriptors_ServesAgainAtOnce) {
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  ASSERT_GE(limit.rlim_cur, 800u);
+  StartChild(256);
+  const absl::Time start = absl::Now();
+  for (int round = 0; round < 2; ++round) {
+    std::vector<std::unique_ptr<RawClient>> idle;
+    for (int i = 0; i < 600; ++i) {
+      idle.push_back(std::make_unique<RawClient>(child_->port()));
+      ASSERT_TRUE(idle.back()->connected()) << i;
+    }
+    EXPECT_THAT(CallEcho(child_->address(), absl::Milliseconds(500)),
+                StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("server")));
+    EXPECT_LE(child_->open_descriptors(), 256 - 64);  // the reserve is untouched
+    idle.clear();
+    const absl::Time closed = absl::Now();
+    EXPECT_OK(CallEcho(child_->address(), absl::Seconds(5)));
+    std::cout << "served " << absl::Now() - closed << " after 600 connections closed\n";
+    ASSERT_LT(absl::Now() - start, absl::Seconds(9)) << "too slow: the handshake deadline did the server's work";
+  }
+}
+
+TEST_F(HostileTest, IdleConnectionThatNeverSpeaks_IsClosedByTheHandshakeDeadline) {
+  StartChild();
+  RawClient silent(child_->port());
+  EXPECT_TRUE(silent.WaitForClose(absl::Seconds(20)));
+}
+
+// Opens and resets 50,000 calls of `path`, on new connections when the server ends one.
+void OpenAndResetStreams(const ChildServer& server, const std::string& path) {
+  constexpr int kStreams = 50000, kPerWrite = 500;
+  const std::string headers = testing::CallHeaders(path);
+  const std::string cancel = testing::BigEndian32(8);
+  int opened = 0, connections = 0;
+  const absl::Time until = absl::Now() + absl::Seconds(60);
+  while (opened < kStreams && absl::Now() < until) {
+    RawClient client(server.port());
+    if (!client.connected() || !client.StartHttp2()) continue;
+    ++connections;
+    bool writable = true;
+    for (uint32_t stream = 1; writable && opened < kStreams; opened += kPerWrite) {
+      std::string burst;
+      for (int i = 0; i < kPerWrite; ++i, stream += 2) {
+        absl::StrAppend(&burst, EncodeFrame(testing::kHeaders, testing::kEndHeaders, stream, headers),
+                        EncodeFrame(testing::kRstStream, 0, stream, cancel));
+      }
+      writable = client.Write(burst);
+    }
+    EXPECT_OK(CallEcho(server.address())) << "while a peer resets streams";
+  }
+  EXPECT_GE(opened, kStreams);
+  std::cout << opened << " streams on " << connections << " connections\n";
+}
+
+TEST_F(HostileTest, FiftyThousandCallsOpenedAndReset_MemoryStaysBounded) {
+  StartChild();
+  OpenAndResetStreams(*child_, "/shardmesh.rpc.testing.Echo/Echo");
+  EXPECT_LT(growth(), 100 * kMiB);
+}
+
+TEST_F(HostileTest, FiftyThousandStreamCallsOpenedAndReset_MemoryStaysBounded) {
+  StartChild();
+  OpenAndResetStreams(*child_, "/shardmesh.rpc.testing.Echo/Collect");
+  EXPECT_LT(growth(), 100 * kMiB);
+}
+
+TEST_F(HostileTest, FiftyThousandUnknownMethodsOpenedAndReset_MemoryStaysBounded) {
+  StartChild();
+  OpenAndResetStreams(*child_, "/no.such.Service/Method");
+  EXPECT_LT(growth(), 100 * kMiB);
+}
+
+TEST_F(HostileTest, FiftyThousandHealthChecksOpenedAndReset_MemoryStaysBounded) {
+  StartChild();
+  OpenAndResetStreams(*child_, "/grpc.health.v1.Health/Watch");
+  EXPECT_LT(growth(), 100 * kMiB);
+}
+
+TEST_F(HostileTest, FiftyThousandReflectionsOpenedAndReset_MemoryStaysBounded) {
+  StartChild();
+  OpenAndResetStreams(*child_, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo");
+  EXPECT_LT(growth(), 100 * kMiB);
+}
+
+struct FlowControl {
+  int64_t connection = 65535, stream = 65535;  // bytes that may be sent
+};
+
+// Does what HTTP/2 asks of a client; true when the server ended the stream or the connection.
+bool HandleFrame(const Frame& frame, RawClient& client, FlowControl& flow) {
+  if (frame.type == testing::kSettings && (frame.flags & testing::kAck) == 0) {
+    for (size_t at = 0; at + 6 <= frame.payload.size(); at += 6) {
+      if (frame.payload[at] != 0 || frame.payload[at + 1] != 4) continue;  // INITIAL_WINDOW_SIZE
+      uint32_t value = 0;
+      for (size_t i = 2; i < 6; ++i) value = value << 8 | static_cast<unsigned char>(frame.payload[at + i]);
+      flow.stream += static_cast<int64_t>(value) - 65535;
+    }
+    client.Write(EncodeFrame(testing::kSettings, testing::kAck, 0, ""));
+  }
+  if (frame.type == testing::kPing && (frame.flags & testing::kAck) == 0) {
+    client.Write(EncodeFrame(testing::kPing, testing::kAck, 0, frame.payload));
+  }
+  if (frame.type == testing::kWindowUpdate) {
+    uint32_t value = 0;
+    for (char c : frame.payload) value = value << 8 | static_cast<unsigned char>(c);
+    (frame.stream == 0 ? flow.connection : flow.stream) += value;
+  }
+  return frame.type == testing::kRstStream || frame.type == testing::kGoAway ||
+         (frame.type == testing::kHeaders && (frame.flags & testing::kEndStream) != 0);
+}
+
+TEST_F(HostileTest, MessageOfOneGibibyteAnnounced_RefusedInBoundedMemory) {
+  StartChild();
+  RawClient client(child_->port());
+  ASSERT_TRUE(client.StartHttp2());
+  ASSERT_TRUE(client.Write(EncodeFrame(testing::kHeaders, testing::kEndHeaders, 1,
+                                       testing::CallHeaders("/shardmesh.rpc.testing.Echo/Echo"))));
+  const std::string announce = absl::StrCat(absl::string_view("\0", 1), testing::BigEndian32(1u << 30));
+  ASSERT_TRUE(client.Write(EncodeFrame(testing::kData, 0, 1, announce)));
+  const std::string zeros(16384, '\0');
+  FlowControl flow;
+  bool ended = false;
+  int64_t sent = 0;
+  const absl::Time until = absl::Now() + absl::Seconds(30);
+  // gRPC 1.51 gathers a message before it looks at its length; the memory quota of this server, 64 MiB, ends that.
+  while (!ended && sent < (int64_t{1} << 30) && absl::Now() < until) {
+    const bool may_send = std::min(flow.connection, flow.stream) >= 16384;
+    const Frame frame = client.ReadFrame(may_send ? absl::ZeroDuration() : absl::Seconds(1));
+    if (frame.valid()) {
+      ended = HandleFrame(frame, client, flow);
+    } else if (may_send) {
+      ended = !client.Write(EncodeFrame(testing::kData, 0, 1, zeros));
+      sent += 16384;
+      flow.connection -= 16384;
+      flow.stream -= 16384;
+    }
+  }
+  std::cout << "ended by the server after " << sent / kMiB << " MiB\n";
+  EXPECT_TRUE(ended);
+  EXPECT_LT(growth(), 100 * kMiB);
+}
+
+TEST_F(HostileTest, MessageOverTheLimit_ResourceExhausted) {
+  StartChild();
+  ASSERT_OK_AND_ASSIGN(const auto channel, NewChannel(child_->address()));
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(10)));
+  EchoRequest request;
+  request.set_text(std::string(2 << 20, 'x'));
+  EchoResponse response;
+  EXPECT_THAT(FromGrpc(Echo::NewStub(channel)->Echo(&context, request, &response), "x"),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("1048576")));
+}
+
+TEST_F(HostileTest, CompressedMessage_IsRefusedAndNotExpanded) {
+  StartChild();
+  ASSERT_OK_AND_ASSIGN(const auto channel, NewChannel(child_->address()));
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(10)));
+  context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+  EchoRequest request;
+  request.set_text(std::string(256 << 20, 'x'));  // 256 KiB on the wire
+  EchoResponse response;
+  EXPECT_THAT(FromGrpc(Echo::NewStub(channel)->Echo(&context, request, &response), "x"),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("gzip")));
+  EXPECT_LT(growth(), 20 * kMiB);
+}
+
+TEST_F(HostileTest, MetadataOverTheLimit_ResourceExhausted) {
+  StartChild();
+  ASSERT_OK_AND_ASSIGN(const auto channel, NewChannel(child_->address()));
+  grpc::ClientContext context;
+  context.AddMetadata("x-large", std::string(64 << 10, 'x'));
+  EXPECT_THAT(CallEcho(channel, absl::Seconds(10), context),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("metadata")));
+}
+
+// Its memory and processor time are not bounded by anything (server.h says so); others are served meanwhile.
+TEST_F(HostileTest, HeaderWithoutEnd_OthersAreServed) {
+  StartChild();
+  RawClient client(child_->port());
+  ASSERT_TRUE(client.StartHttp2());
+  const std::string start = absl::StrCat(absl::string_view("\x10", 1), testing::EncodeInteger(0, 7, 1), "x",
+                                         testing::EncodeInteger(0, 7, 1u << 30));
+  client.Write(EncodeFrame(testing::kHeaders, 0, 1, start));
+  const std::string part = EncodeFrame(testing::kContinuation, 0, 1, std::string(16384, 'x'));
+  int64_t sent = 0;
+  while (sent < 8 * kMiB && client.Write(part)) sent += 16384;
+  EXPECT_OK(CallEcho(child_->address()));
+  EXPECT_LT(growth(), 100 * kMiB);
+}
+
+TEST_F(HostileTest, GarbageOnThePort_ServerGoesOn) {
+  StartChild();
+  const uint32_t seed = std::random_device()();
+  std::cout << "seed " << seed << "\n";
+  std::mt19937 random(seed);
+  for (int i = 0; i < 100; ++i) {
+    RawClient client(child_->port());
+    ASSERT_TRUE(client.connected());
+    if (i % 2 == 0) client.StartHttp2();
+    std::string garbage(1 + random() % 4096, '\0');
+    for (char& c : garbage) c = static_cast<char>(random());
+    client.Write(garbage);
+  }
+  // Frames of every type, rightly framed around random contents.
+  for (int i = 0; i < 100; ++i) {
+    RawClient client(child_->port());
+    client.StartHttp2();
+    for (int k = 0; k < 20; ++k) {
+      std::string payload(random() % 64, '\0');
+      for (char& c : payload) c = static_cast<char>(random());
+      if (!client.Write(EncodeFrame(random() % 11, random() % 256, random() % 4, payload))) break;
+    }
+  }
+}
+
+TEST_F(HostileTest, StoppedServer_BreaksTheChannelWithinThePeerTimeout) {
+  StartChild();
+  ChannelOptions options;
+  options.peer_timeout = absl::Seconds(2);
+  ASSERT_OK_AND_ASSIGN(const auto channel, NewChannel(child_->address(), {}, options));
+  grpc::ClientContext first;
+  ASSERT_OK(CallEcho(channel, absl::Seconds(10), first));
+  kill(child_->pid(), SIGSTOP);
+  const absl::Time stopped = absl::Now();
+  grpc::ClientContext second;
+  EXPECT_THAT(CallEcho(channel, absl::Seconds(60), second),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("server Echo.Echo")));
+  EXPECT_LT(absl::Now() - stopped, absl::Seconds(4));
+  kill(child_->pid(), SIGCONT);
+}
+
+TEST_F(HostileTest, QuietChannelWithFrequentPings_StaysOpen) {
+  StartChild();
+  ChannelOptions options;
+  options.peer_timeout = absl::Seconds(1);
+  ASSERT_OK_AND_ASSIGN(const auto channel, NewChannel(child_->address(), {}, options));
+  grpc::ClientContext first;
+  ASSERT_OK(CallEcho(channel, absl::Seconds(10), first));
+  // Twelve seconds of pings without a call: a server that counted them as too many would have closed the connection.
+  EXPECT_FALSE(channel->WaitForStateChange(GRPC_CHANNEL_READY, absl::ToChronoTime(absl::Now() + absl::Seconds(12))));
+}
+
+TEST_F(HostileTest, Terminate_EndsWithStatusZero) {
+  StartChild();
+  EXPECT_EQ(child_->Terminate(), 0);
+  StartChild();  // TearDown wants one
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,61 @@
+#include "server/coordinator.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/status.h"
+
+namespace shardmesh {
+
+absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(const CoordinatorOptions& options,
+                                                                 std::unique_ptr<Store> store, absl::Time now) {
+  std::unique_ptr<Coordinator> coordinator(new Coordinator(options, std::move(store)));
+  RETURN_IF_ERROR(coordinator->Load(now));
+  return coordinator;
+}
+
+absl::Status Coordinator::Load(absl::Time now) {
+  ASSIGN_OR_RETURN(StoreContents contents, store_->Load());
+  for (auto& [name, record] : contents.workers) state_.workers[name] = {std::move(record), now};
+  for (auto& [name, record] : contents.jobs) {
+    auto definition = JobDefinition::Parse(contents.specs[name]);
+    if (!definition.ok()) {
+      return absl::DataLossError(absl::StrCat("the stored specification of job ", name, " is damaged: ",
+                                              definition.status().message(), "; restore a copy of the state file"));
+    }
+    state_.jobs[name] = {std::move(record), *std::move(definition), false};
+  }
+  state_.epoch_floor = contents.epoch_floor;
+  last_tick_ = now;
+  events_.push_back(absl::StrCat("event=loaded jobs=", state_.jobs.size(), " workers=", state_.workers.size()));
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::Commit(Transaction& transaction) {
+  const absl::Status status = transaction.Commit();
+  if (!status.ok()) assign_ = true;  // what was assigned was put back
+  return status;
+}
+
+absl::Status Coordinator::Tick(absl::Time now) {
+  if (now - last_tick_ > options_.heartbeat_timeout / 2) {
+    events_.push_back(absl::StrCat("event=held_up for_ms=", absl::ToInt64Milliseconds(now - last_tick_)));
+    for (auto& [name, worker] : state_.workers) Hear(worker, now);
+  }
+  assign_ = assign_ || now < last_tick_;  // the clock was set back: who was silent may not be
+  last_tick_ = now;
+  Transaction transaction = NewTransaction();
+  for (auto& [name, worker] : state_.workers) {
+    if (worker.last_heartbeat > now) worker.last_heartbeat = now;  // the clock was set back
+    if (worker.record.state == WorkerState::kAlive && IsSilent(worker, now)) MarkDead(transaction, name, now);
+  }
+  for (const auto& [name, job] : state_.jobs) {
+    if (job.progress_unsaved) transaction.MutableJob(name);
+  }
+  AssignWaitingJobs(transaction, now);
+  return Commit(transaction);
+}
+
+std::vector<std::string> Coordinator::TakeEvents() { return std::exchange(events_, {}); }
+
+}  // namespace shardmesh

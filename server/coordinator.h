@@ -1,0 +1,158 @@
+// Coordinator: the state machine of jobs and workers: who lives, who holds which job as which rank, and how the jobs
+// are.
+//
+// No threads, no clock, no I/O but the store's: every call takes the time, and a mutation is in the store before the
+// call returns (only a job's progress is written later, by the next Tick). On any error nothing changed, except where a
+// method says so. Values are taken as valid (proto/validate.h). Not thread-safe: the caller holds one lock over all
+// calls, and does what is costly and needs no state (DefineJob, ResolveNames) without it. States: records.h.
+//
+//   t=0.0  Join a, Join b         two live workers of one host
+//   t=0.1  CreateJob j (2 ranks)  j PREPARING, epoch 1: a is rank 0, b is rank 1
+//   t=0.5  Heartbeat a -> j       a learns its place and its peers; so does b
+//   t=1.0  Heartbeat a: j READY, Heartbeat b: j READY     j READY
+//   t=4.1  Tick                   b silent for 3.1 s: dead, j FAILED, naming b, its rank and its pid
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "core/mesh_spec.h"
+#include "server/assignment.h"
+#include "server/job_definition.h"
+#include "server/records.h"
+#include "server/state.h"
+#include "server/store.h"
+
+namespace shardmesh {
+
+struct CoordinatorOptions {
+  absl::Duration heartbeat_timeout = absl::Seconds(3);  // silence after which a worker counts as dead
+  int max_jobs = 1000;
+  int max_workers = 4096;
+};
+
+// A job as it is now.
+struct JobView {
+  struct Member {
+    WorkerIdentity worker;  // as it was assigned
+    bool alive = false;
+    bool ready = false;
+  };
+  std::shared_ptr<const JobDefinition> definition;
+  JobState state = JobState::kWaiting;
+  int64_t epoch = 0;
+  std::vector<Member> members;  // by rank
+  int64_t committed_step = -1;
+  std::vector<int64_t> published_steps;
+  std::string error;        // of FAILED
+  std::string waiting_for;  // of WAITING
+  absl::Duration heartbeat_timeout;
+};
+
+// What a worker says of one of its jobs. Meanings: MemberStatus in coordinator.proto.
+struct MemberReport {
+  enum class State { kPreparing, kReady, kFailed };
+  std::string job;
+  int64_t epoch = 0;
+  int32_t rank = 0;
+  State state = State::kPreparing;
+  std::string plan_hash;  // empty: not computed yet
+  int64_t committed_step = -1;
+  std::vector<int64_t> published_steps;
+  std::string error;
+};
+
+// What a worker shall hold.
+struct Assignment {
+  std::shared_ptr<const JobDefinition> definition;
+  int64_t epoch = 0;
+  int32_t rank = 0;
+  std::vector<WorkerIdentity> peers;  // by rank, the worker itself included
+};
+
+class Coordinator {
+ public:
+  // Reads the store. Every worker that was alive gets a full timeout to be heard again; READY jobs stay READY.
+  // Errors as Store::Load; DataLoss: a stored specification is not valid.
+  static absl::StatusOr<std::unique_ptr<Coordinator>> Create(const CoordinatorOptions& options,
+                                                             std::unique_ptr<Store> store, absl::Time now);
+
+  // Each method: Unavailable when the store failed.
+
+  // True: created, and assigned if there are workers. False: the same job was there already.
+  // AlreadyExists: the name is taken by another job; the first difference is named. ResourceExhausted: too many jobs.
+  absl::StatusOr<bool> CreateJob(std::shared_ptr<const JobDefinition> definition, absl::Time now);
+  // NotFound: no such job; the message lists those there are. Also below.
+  absl::StatusOr<JobView> DescribeJob(const std::string& name, absl::Time now) const;
+  std::vector<JobView> ListJobs(absl::Time now) const;  // by name
+  absl::Status DeleteJob(const std::string& name, absl::Time now);
+  absl::StatusOr<std::shared_ptr<const JobDefinition>> Definition(const std::string& name) const;
+
+  // OK also when the same life of the worker has joined before.
+  // Aborted: a larger incarnation of the name was seen, or this one has left. AlreadyExists: another life of the name
+  // is alive, or this incarnation joined with other values. ResourceExhausted: too many workers.
+  absl::Status Join(const WorkerIdentity& worker, absl::Time now);
+
+  // The worker is alive; its reports move its jobs; returns what it shall hold, jobs that failed included (it keeps
+  // their memory until they are deleted). Reports of jobs that it does not hold at that epoch are stale and ignored.
+  // Aborted: a stale incarnation, or one that left. NotFound: not joined.
+  // InvalidArgument: a report with another rank than the worker has. FailedPrecondition: a plan hash differs from the
+  // coordinator's; if the job was PREPARING, it waits for another worker in place of this one, and all other reports
+  // count.
+  absl::StatusOr<std::vector<Assignment>> Heartbeat(const std::string& name, int64_t incarnation,
+                                                    const std::vector<MemberReport>& reports, absl::Time now);
+
+  // Aborted, NotFound as Heartbeat; leaving twice is OK. The worker's jobs fail with its name.
+  absl::Status Leave(const std::string& name, int64_t incarnation, absl::Time now);
+
+  // Workers silent for longer than the timeout are dead, and their jobs fail; progress is stored. Call it several times
+  // within a timeout. After a pause of more than half a timeout between two calls it was this process that was held up:
+  // the workers then get a full timeout to be heard again.
+  absl::Status Tick(absl::Time now);
+
+  // The log lines since the last call: transitions, as key=value with quoted values.
+  std::vector<std::string> TakeEvents();
+
+ private:
+  Coordinator(const CoordinatorOptions& options, std::unique_ptr<Store> store)
+      : options_(options), store_(std::move(store)) {}
+  absl::Status Load(absl::Time now);
+  Transaction NewTransaction() { return Transaction(state_, *store_, events_); }
+  absl::Status Commit(Transaction& transaction);
+
+  // coordinator_jobs.cc
+  JobView View(const Job& job, absl::Time now) const;
+  absl::Status NoSuchJob(const std::string& name) const;
+  std::vector<Candidate> Candidates(const JobRecord& job, absl::Time now) const;
+  void AssignWaitingJobs(Transaction& transaction, absl::Time now);
+  static void FailJob(Transaction& transaction, const std::string& name, const std::string& cause);
+
+  // coordinator_membership.cc
+  bool IsSilent(const Worker& worker, absl::Time now) const;
+  void Hear(Worker& worker, absl::Time now);
+  absl::Status CheckIncarnation(const std::string& name, int64_t incarnation) const;
+  absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now) const;
+  absl::Status MakeRoomForWorker(Transaction& transaction) const;
+  void FailJobsOf(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause);
+  void MarkDead(Transaction& transaction, const std::string& name, absl::Time now);
+  // The job of which `worker` is the member that `report` is about; null: the report is stale.
+  const Job* JobOf(const MemberReport& report, const WorkerIdentity& worker) const;
+  absl::Status CheckRanks(const std::vector<MemberReport>& reports, const WorkerIdentity& worker) const;
+  absl::Status ApplyReport(Transaction& transaction, const MemberReport& report, const WorkerIdentity& worker);
+  void ApplyProgress(const MemberReport& report, const WorkerIdentity& worker);
+  std::vector<Assignment> AssignmentsOf(const WorkerIdentity& worker) const;
+
+  const CoordinatorOptions options_;
+  const std::unique_ptr<Store> store_;
+  CoordinatorState state_;
+  std::vector<std::string> events_;
+  absl::Time last_tick_ = absl::InfinitePast();
+  bool assign_ = true;  // something happened since the last attempt that may let a WAITING job start
+};
+
+}  // namespace shardmesh

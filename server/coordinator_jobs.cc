@@ -1,0 +1,165 @@
+// The coordinator's jobs: made, described, assigned, failed, deleted.
+#include <map>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "core/status.h"
+#include "server/assignment.h"
+#include "server/coordinator.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr size_t kNamesListed = 10;
+
+using Loads = std::map<std::pair<std::string, int64_t>, int>;
+
+// How many jobs each life of a worker serves.
+Loads CountJobs(const CoordinatorState& state) {
+  Loads loads;
+  for (const auto& [name, job] : state.jobs) {
+    for (const MemberRecord& member : job.record.members) ++loads[{member.worker.name, member.worker.incarnation}];
+  }
+  return loads;
+}
+
+}  // namespace
+
+absl::StatusOr<bool> Coordinator::CreateJob(std::shared_ptr<const JobDefinition> definition, absl::Time now) {
+  const std::string& name = definition->spec().name;
+  if (const auto found = state_.jobs.find(name); found != state_.jobs.end()) {
+    const std::string difference = Difference(found->second.definition->spec(), definition->spec());
+    if (difference.empty()) return false;
+    return absl::AlreadyExistsError(absl::StrCat("job ", name, " is there with another specification: ", difference,
+                                                 "; use another name, or delete that job"));
+  }
+  if (static_cast<int>(state_.jobs.size()) >= options_.max_jobs) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("there are ", state_.jobs.size(), " jobs, at most ", options_.max_jobs, "; delete one first"));
+  }
+  Transaction transaction = NewTransaction();
+  Job job;
+  job.record.name = name;
+  job.definition = std::move(definition);
+  transaction.Event(absl::StrCat("event=job_created job=", name, " plan_hash=", job.definition->plan().hash()));
+  transaction.PutJob(std::move(job));
+  assign_ = true;
+  AssignWaitingJobs(transaction, now);
+  RETURN_IF_ERROR(Commit(transaction));
+  return true;
+}
+
+absl::StatusOr<JobView> Coordinator::DescribeJob(const std::string& name, absl::Time now) const {
+  const auto found = state_.jobs.find(name);
+  if (found == state_.jobs.end()) return NoSuchJob(name);
+  return View(found->second, now);
+}
+
+std::vector<JobView> Coordinator::ListJobs(absl::Time now) const {
+  std::vector<JobView> views;
+  views.reserve(state_.jobs.size());
+  for (const auto& [name, job] : state_.jobs) views.push_back(View(job, now));
+  return views;
+}
+
+absl::Status Coordinator::DeleteJob(const std::string& name, absl::Time now) {
+  if (state_.jobs.count(name) == 0) return NoSuchJob(name);
+  Transaction transaction = NewTransaction();
+  transaction.DeleteJob(name);
+  transaction.Event(absl::StrCat("event=job_deleted job=", name));
+  return Commit(transaction);
+}
+
+absl::StatusOr<std::shared_ptr<const JobDefinition>> Coordinator::Definition(const std::string& name) const {
+  const auto found = state_.jobs.find(name);
+  if (found == state_.jobs.end()) return NoSuchJob(name);
+  return found->second.definition;
+}
+
+absl::Status Coordinator::NoSuchJob(const std::string& name) const {
+  if (state_.jobs.empty()) return absl::NotFoundError(absl::StrCat("no job ", name, "; there are no jobs"));
+  std::vector<std::string> names;
+  for (const auto& [there, job] : state_.jobs) {
+    if (names.size() == kNamesListed) break;
+    names.push_back(there);
+  }
+  const size_t more = state_.jobs.size() - names.size();
+  return absl::NotFoundError(absl::StrCat("no job ", name, "; there are: ", absl::StrJoin(names, ", "),
+                                          more == 0 ? "" : absl::StrCat(" and ", more, " more")));
+}
+
+JobView Coordinator::View(const Job& job, absl::Time now) const {
+  JobView view;
+  view.definition = job.definition;
+  view.heartbeat_timeout = options_.heartbeat_timeout;
+  view.state = job.record.state;
+  view.epoch = job.record.epoch;
+  view.committed_step = job.record.committed_step;
+  view.published_steps = job.record.published_steps;
+  view.error = job.record.error;
+  for (const MemberRecord& member : job.record.members) {
+    const auto found = state_.workers.find(member.worker.name);
+    const bool alive = found != state_.workers.end() && found->second.record.state == WorkerState::kAlive &&
+                       found->second.record.identity.incarnation == member.worker.incarnation &&
+                       !IsSilent(found->second, now);
+    view.members.push_back({member.worker, alive, member.ready});
+  }
+  if (view.state == JobState::kWaiting) {
+    view.waiting_for = ChooseMembers(job.definition->plan().num_ranks(), Candidates(job.record, now)).waiting_for;
+  }
+  return view;
+}
+
+std::vector<Candidate> Coordinator::Candidates(const JobRecord& job, absl::Time now) const {
+  std::vector<Candidate> candidates;
+  for (const auto& [name, worker] : state_.workers) {
+    if (worker.record.state != WorkerState::kAlive || IsSilent(worker, now)) continue;
+    const std::string life = absl::StrCat(name, "@", worker.record.identity.incarnation);
+    if (absl::c_linear_search(job.excluded, life)) continue;
+    candidates.push_back({&worker.record.identity, 0});
+  }
+  return candidates;
+}
+
+void Coordinator::AssignWaitingJobs(Transaction& transaction, absl::Time now) {
+  if (!assign_) return;
+  assign_ = false;
+  Loads loads = CountJobs(state_);
+  for (const auto& [name, waiting] : state_.jobs) {
+    if (waiting.record.state != JobState::kWaiting) continue;
+    std::vector<Candidate> candidates = Candidates(waiting.record, now);
+    for (Candidate& candidate : candidates) {
+      const auto load = loads.find({candidate.worker->name, candidate.worker->incarnation});
+      candidate.num_jobs = load == loads.end() ? 0 : load->second;
+    }
+    const Choice choice = ChooseMembers(waiting.definition->plan().num_ranks(), std::move(candidates));
+    if (choice.members.empty()) continue;
+    JobRecord& job = transaction.MutableJob(name).record;
+    job.state = JobState::kPreparing;
+    job.epoch = std::max(job.epoch, state_.epoch_floor) + 1;
+    job.members.clear();
+    for (const WorkerIdentity& worker : choice.members) {
+      job.members.push_back({worker, false});
+      ++loads[{worker.name, worker.incarnation}];
+    }
+    transaction.Event(absl::StrCat(
+        "event=job_assigned job=", name, " epoch=", job.epoch,
+        " workers=", absl::StrJoin(choice.members, ",", [](std::string* out, const WorkerIdentity& worker) {
+          absl::StrAppend(out, worker.name);
+        })));
+  }
+}
+
+void Coordinator::FailJob(Transaction& transaction, const std::string& name, const std::string& cause) {
+  JobRecord& job = transaction.MutableJob(name).record;
+  if (job.state != JobState::kPreparing && job.state != JobState::kReady) return;  // the first cause is kept
+  job.state = JobState::kFailed;
+  job.error = absl::StrCat(cause, "; a failed job is not recovered in this version: delete it and create it again");
+  transaction.Event(absl::StrCat("event=job_failed job=", name, " epoch=", job.epoch, " step=", job.committed_step,
+                                 " cause=\"", absl::CHexEscape(cause), "\""));
+}
+
+}  // namespace shardmesh

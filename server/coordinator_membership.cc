@@ -1,0 +1,248 @@
+// The coordinator's workers: how they join, are heard, fall silent and leave, and what that does to their jobs.
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "core/status.h"
+#include "server/coordinator.h"
+
+namespace shardmesh {
+namespace {
+
+bool SameLife(const WorkerIdentity& a, const WorkerIdentity& b) {
+  return a.name == b.name && a.incarnation == b.incarnation;
+}
+
+std::string Life(const WorkerIdentity& worker) {
+  return absl::StrCat("worker=", worker.name, " incarnation=", worker.incarnation);
+}
+
+}  // namespace
+
+bool Coordinator::IsSilent(const Worker& worker, absl::Time now) const {
+  return now - worker.last_heartbeat > options_.heartbeat_timeout;
+}
+
+void Coordinator::Hear(Worker& worker, absl::Time now) {
+  if (IsSilent(worker, now)) assign_ = true;  // it counts again, although no tick saw it silent
+  worker.last_heartbeat = now;
+}
+
+absl::Status Coordinator::CheckIncarnation(const std::string& name, int64_t incarnation) const {
+  const auto found = state_.workers.find(name);
+  if (found == state_.workers.end()) {
+    return absl::NotFoundError(absl::StrCat("worker ", name, " has not joined; join first"));
+  }
+  const int64_t there = found->second.record.identity.incarnation;
+  if (incarnation == there) return absl::OkStatus();
+  if (incarnation < there) {
+    return absl::AbortedError(absl::StrCat("incarnation ", incarnation, " of worker ", name, " is stale: ", there,
+                                           " has joined since; join again with a larger one"));
+  }
+  return absl::NotFoundError(
+      absl::StrCat("incarnation ", incarnation, " of worker ", name, " has not joined (", there, " has); join first"));
+}
+
+absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now) const {
+  const WorkerIdentity& old = there.record.identity;
+  if (worker.incarnation < old.incarnation) return CheckIncarnation(worker.name, worker.incarnation);
+  if (worker.incarnation == old.incarnation) {
+    if (there.record.state == WorkerState::kLeft) {
+      return absl::AbortedError(absl::StrCat("incarnation ", worker.incarnation, " of worker ", worker.name,
+                                             " has left; join again with a larger one"));
+    }
+    if (worker == old) return absl::OkStatus();
+    return absl::AlreadyExistsError(absl::StrCat("incarnation ", worker.incarnation, " of worker ", worker.name,
+                                                 " has joined with another address, host, socket or pid (pid ", old.pid,
+                                                 ", now ", worker.pid, "); take another name or a larger incarnation"));
+  }
+  if (there.record.state != WorkerState::kAlive || IsSilent(there, now)) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrCat("worker ", worker.name, " is alive as incarnation ", old.incarnation,
+                                               " (pid ", old.pid, "), heard ",
+                                               absl::FormatDuration(now - there.last_heartbeat),
+                                               " ago; take another name, or repeat this call once that one is ",
+                                               "silent for ", absl::FormatDuration(options_.heartbeat_timeout)));
+}
+
+absl::Status Coordinator::MakeRoomForWorker(Transaction& transaction) const {
+  if (static_cast<int>(state_.workers.size()) < options_.max_workers) return absl::OkStatus();
+  const Worker* oldest = nullptr;  // of those that are gone and in no job
+  for (const auto& [name, worker] : state_.workers) {
+    const WorkerIdentity& identity = worker.record.identity;
+    if (worker.record.state == WorkerState::kAlive || !AssignmentsOf(identity).empty()) continue;
+    if (oldest == nullptr || identity.incarnation < oldest->record.identity.incarnation) oldest = &worker;
+  }
+  if (oldest == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrCat("there are ", state_.workers.size(), " workers, at most ",
+                                                     options_.max_workers, "; stop one first"));
+  }
+  transaction.DeleteWorker(std::string(oldest->record.identity.name));
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now) {
+  Transaction transaction = NewTransaction();
+  const auto found = state_.workers.find(worker.name);
+  if (found == state_.workers.end()) {
+    RETURN_IF_ERROR(MakeRoomForWorker(transaction));
+  } else {
+    RETURN_IF_ERROR(CheckJoin(found->second, worker, now));
+    const WorkerRecord& there = found->second.record;
+    if (there.identity.incarnation == worker.incarnation && there.state == WorkerState::kAlive) {
+      Hear(found->second, now);
+      AssignWaitingJobs(transaction, now);
+      return Commit(transaction);
+    }
+    if (there.identity.incarnation != worker.incarnation && there.state == WorkerState::kAlive) {
+      MarkDead(transaction, worker.name, now);
+    }
+  }
+  transaction.PutWorker({{worker, WorkerState::kAlive}, now});
+  transaction.Event(absl::StrCat("event=worker_joined ", Life(worker), " pid=", worker.pid, " host=\"",
+                                 absl::CHexEscape(worker.host_id), "\" address=\"", absl::CHexEscape(worker.address),
+                                 "\""));
+  assign_ = true;
+  AssignWaitingJobs(transaction, now);
+  return Commit(transaction);
+}
+
+absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string& name, int64_t incarnation,
+                                                               const std::vector<MemberReport>& reports,
+                                                               absl::Time now) {
+  RETURN_IF_ERROR(CheckIncarnation(name, incarnation));
+  Worker& worker = state_.workers.at(name);
+  if (worker.record.state == WorkerState::kLeft) return CheckJoin(worker, worker.record.identity, now);
+  const WorkerIdentity identity = worker.record.identity;
+  RETURN_IF_ERROR(CheckRanks(reports, identity));
+  Hear(worker, now);
+
+  Transaction transaction = NewTransaction();
+  if (worker.record.state == WorkerState::kDead) {
+    transaction.MutableWorker(name).record.state = WorkerState::kAlive;
+    transaction.Event(absl::StrCat("event=worker_heard_again ", Life(identity)));
+    assign_ = true;
+  }
+  absl::Status first_error;
+  for (const MemberReport& report : reports) first_error.Update(ApplyReport(transaction, report, identity));
+  AssignWaitingJobs(transaction, now);
+  RETURN_IF_ERROR(Commit(transaction));
+  for (const MemberReport& report : reports) ApplyProgress(report, identity);
+  if (!first_error.ok()) return first_error;
+  return AssignmentsOf(identity);
+}
+
+absl::Status Coordinator::Leave(const std::string& name, int64_t incarnation, absl::Time now) {
+  RETURN_IF_ERROR(CheckIncarnation(name, incarnation));
+  if (state_.workers.at(name).record.state == WorkerState::kLeft) return absl::OkStatus();
+  Transaction transaction = NewTransaction();
+  WorkerRecord& record = transaction.MutableWorker(name).record;
+  record.state = WorkerState::kLeft;
+  transaction.Event(absl::StrCat("event=worker_left ", Life(record.identity)));
+  FailJobsOf(transaction, record.identity, "left");
+  return Commit(transaction);
+}
+
+void Coordinator::FailJobsOf(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause) {
+  for (const auto& [name, job] : state_.jobs) {
+    for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
+      if (!SameLife(job.record.members[rank].worker, worker)) continue;
+      FailJob(transaction, name,
+              absl::StrCat("worker ", worker.name, " (rank ", rank, ", pid ", worker.pid, ") ", cause));
+      break;
+    }
+  }
+}
+
+void Coordinator::MarkDead(Transaction& transaction, const std::string& name, absl::Time now) {
+  Worker& worker = transaction.MutableWorker(name);
+  worker.record.state = WorkerState::kDead;
+  const std::string silence = absl::FormatDuration(now - worker.last_heartbeat);
+  transaction.Event(absl::StrCat("event=worker_dead ", Life(worker.record.identity), " silent_for=", silence));
+  FailJobsOf(
+      transaction, worker.record.identity,
+      absl::StrCat("was silent for ", silence, ", longer than ", absl::FormatDuration(options_.heartbeat_timeout)));
+}
+
+const Job* Coordinator::JobOf(const MemberReport& report, const WorkerIdentity& worker) const {
+  const auto found = state_.jobs.find(report.job);
+  if (found == state_.jobs.end() || found->second.record.epoch != report.epoch) return nullptr;
+  const bool is_member = absl::c_any_of(found->second.record.members,
+                                        [&](const MemberRecord& member) { return SameLife(member.worker, worker); });
+  return is_member ? &found->second : nullptr;
+}
+
+absl::Status Coordinator::CheckRanks(const std::vector<MemberReport>& reports, const WorkerIdentity& worker) const {
+  for (const MemberReport& report : reports) {
+    const Job* job = JobOf(report, worker);
+    if (job == nullptr) continue;
+    for (size_t rank = 0; rank < job->record.members.size(); ++rank) {
+      if (!SameLife(job->record.members[rank].worker, worker) || report.rank == static_cast<int32_t>(rank)) continue;
+      return absl::InvalidArgumentError(absl::StrCat("worker ", worker.name, " reports rank ", report.rank, " of job ",
+                                                     report.job, " at epoch ", report.epoch, "; it is rank ", rank));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberReport& report,
+                                      const WorkerIdentity& worker) {
+  const Job* there = JobOf(report, worker);
+  if (there == nullptr) return absl::OkStatus();
+  const std::string& hash = there->definition->plan().hash();
+  if (!report.plan_hash.empty() && report.plan_hash != hash) {
+    if (there->record.state == JobState::kPreparing) {
+      JobRecord& job = transaction.MutableJob(report.job).record;
+      job.state = JobState::kWaiting;
+      job.members.clear();
+      job.excluded.push_back(absl::StrCat(worker.name, "@", worker.incarnation));
+      transaction.Event(absl::StrCat("event=plan_differs job=", report.job, " ", Life(worker), " epoch=", job.epoch,
+                                     " theirs=", report.plan_hash, " ours=", hash));
+      assign_ = true;
+    }
+    return absl::FailedPreconditionError(absl::StrCat("worker ", worker.name, " computed plan hash ", report.plan_hash,
+                                                      " for job ", report.job, ", the coordinator ", hash,
+                                                      "; both must be of the same version of shardmesh"));
+  }
+  if (report.state == MemberReport::State::kFailed) {
+    FailJob(
+        transaction, report.job,
+        absl::StrCat("worker ", worker.name, " (rank ", report.rank, ", pid ", worker.pid, ") failed: ", report.error));
+  } else if (report.state == MemberReport::State::kReady && there->record.state == JobState::kPreparing &&
+             !there->record.members[report.rank].ready) {
+    JobRecord& job = transaction.MutableJob(report.job).record;
+    job.members[report.rank].ready = true;
+    if (absl::c_all_of(job.members, [](const MemberRecord& member) { return member.ready; })) {
+      job.state = JobState::kReady;
+      transaction.Event(absl::StrCat("event=job_ready job=", report.job, " epoch=", job.epoch));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Coordinator::ApplyProgress(const MemberReport& report, const WorkerIdentity& worker) {
+  if (report.rank != 0 || JobOf(report, worker) == nullptr) return;
+  Job& job = state_.jobs.at(report.job);
+  if (report.committed_step < job.record.committed_step) return;  // an older report came late
+  if (report.committed_step == job.record.committed_step && report.published_steps == job.record.published_steps)
+    return;
+  job.record.committed_step = report.committed_step;
+  job.record.published_steps = report.published_steps;
+  job.progress_unsaved = true;
+}
+
+std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker) const {
+  std::vector<Assignment> assignments;
+  for (const auto& [name, job] : state_.jobs) {
+    for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
+      if (!SameLife(job.record.members[rank].worker, worker)) continue;
+      Assignment assignment{job.definition, job.record.epoch, static_cast<int32_t>(rank), {}};
+      for (const MemberRecord& member : job.record.members) assignment.peers.push_back(member.worker);
+      assignments.push_back(std::move(assignment));
+      break;
+    }
+  }
+  return assignments;
+}
+
+}  // namespace shardmesh

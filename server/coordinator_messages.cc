@@ -1,0 +1,130 @@
+#include "server/coordinator_messages.h"
+
+#include "proto/convert.h"
+
+namespace shardmesh {
+
+v1::JobState ToProto(JobState state) {
+  switch (state) {
+    case JobState::kWaiting:
+      return v1::JOB_STATE_WAITING;
+    case JobState::kPreparing:
+      return v1::JOB_STATE_PREPARING;
+    case JobState::kReady:
+      return v1::JOB_STATE_READY;
+    case JobState::kFailed:
+      return v1::JOB_STATE_FAILED;
+  }
+  return v1::JOB_STATE_UNSPECIFIED;
+}
+
+v1::JobDescription ToProto(const JobView& view, bool with_parameters) {
+  v1::JobDescription proto;
+  if (with_parameters) {
+    *proto.mutable_spec() = view.definition->proto();
+  } else {
+    JobSpec spec = view.definition->spec();
+    spec.parameters.clear();
+    *proto.mutable_spec() = ToProto(spec);
+  }
+  proto.set_state(ToProto(view.state));
+  proto.set_epoch(view.epoch);
+  for (size_t rank = 0; rank < view.members.size(); ++rank) {
+    const JobView::Member& from = view.members[rank];
+    v1::Member* member = proto.add_members();
+    member->set_rank(static_cast<int32_t>(rank));
+    member->set_worker(from.worker.name);
+    member->set_incarnation(from.worker.incarnation);
+    member->set_address(from.worker.address);
+    member->set_host_id(from.worker.host_id);
+    member->set_pid(from.worker.pid);
+    member->set_alive(from.alive);
+    member->set_ready(from.ready);
+  }
+  proto.set_plan_hash(view.definition->plan().hash());
+  proto.set_committed_step(view.committed_step);
+  for (int64_t step : view.published_steps) proto.add_published_steps(step);
+  proto.set_error(view.error);
+  proto.set_waiting_for(view.waiting_for);
+  proto.set_heartbeat_timeout_ms(absl::ToInt64Milliseconds(view.heartbeat_timeout));
+  return proto;
+}
+
+v1::Assignment ToProto(const Assignment& assignment, bool known) {
+  v1::Assignment proto;
+  proto.set_epoch(assignment.epoch);
+  proto.set_rank(assignment.rank);
+  if (known) {
+    proto.mutable_spec()->set_name(assignment.definition->spec().name);
+    return proto;
+  }
+  *proto.mutable_spec() = assignment.definition->proto();
+  proto.set_plan_hash(assignment.definition->plan().hash());
+  for (size_t rank = 0; rank < assignment.peers.size(); ++rank) {
+    const WorkerIdentity& from = assignment.peers[rank];
+    v1::Peer* peer = proto.add_peers();
+    peer->set_rank(static_cast<int32_t>(rank));
+    peer->set_worker(from.name);
+    peer->set_incarnation(from.incarnation);
+    peer->set_local_socket(from.local_socket);
+    peer->set_pid(from.pid);
+  }
+  return proto;
+}
+
+v1::GetPlanReply PlanToProto(const JobDefinition& definition) {
+  const Plan& plan = definition.plan();
+  v1::GetPlanReply proto;
+  proto.set_hash(plan.hash());
+  proto.set_shards(plan.num_shards());
+  proto.set_replicas(plan.num_replicas());
+  for (const Bucket& from : plan.buckets()) {
+    v1::GetPlanReply::Bucket* bucket = proto.add_buckets();
+    bucket->set_format(ToProto(from.format));
+    bucket->set_num_elements(from.num_elements);
+    bucket->set_shard_elements(from.shard_elements);
+    bucket->set_padding(from.padding);
+  }
+  for (size_t i = 0; i < plan.placements().size(); ++i) {
+    const Placement& from = plan.placements()[i];
+    v1::GetPlanReply::Placement* placement = proto.add_placements();
+    placement->set_name(definition.spec().parameters[i].name);
+    placement->set_bucket(from.bucket);
+    placement->set_offset(from.offset);
+    placement->set_num_elements(from.num_elements);
+  }
+  return proto;
+}
+
+WorkerIdentity IdentityFromProto(const v1::JoinRequest& request) {
+  WorkerIdentity worker;
+  worker.name = request.name();
+  worker.incarnation = request.incarnation();
+  worker.address = request.address();
+  worker.host_id = request.host_id();
+  worker.local_socket = request.local_socket();
+  worker.pid = request.pid();
+  return worker;
+}
+
+std::vector<MemberReport> ReportsFromProto(const v1::HeartbeatRequest& request) {
+  std::vector<MemberReport> reports;
+  reports.reserve(request.jobs_size());
+  for (const v1::MemberStatus& from : request.jobs()) {
+    MemberReport report;
+    report.job = from.job();
+    report.epoch = from.epoch();
+    report.rank = from.rank();
+    report.state = from.state() == v1::MEMBER_STATE_FAILED  ? MemberReport::State::kFailed
+                   : from.state() == v1::MEMBER_STATE_READY ? MemberReport::State::kReady
+                                                            : MemberReport::State::kPreparing;
+    report.plan_hash = from.plan_hash();
+    report.committed_step = from.committed_step();
+    report.published_steps.assign(from.published_steps().begin(), from.published_steps().end());
+    report.error = from.error();
+    reports.push_back(std::move(report));
+  }
+  return reports;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,27 @@
+// The coordinator's values <-> the messages of coordinator.proto. Pure functions, thread-safe; requests are validated
+// before. Nothing of gRPC.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/shardmesh/v1/coordinator.pb.h"
+#include "server/coordinator.h"
+
+namespace shardmesh {
+
+v1::JobState ToProto(JobState state);
+
+// Without `with_parameters` spec.parameters is left out.
+v1::JobDescription ToProto(const JobView& view, bool with_parameters);
+
+// `known`: the worker reported this assignment itself, so its name and epoch are enough.
+v1::Assignment ToProto(const Assignment& assignment, bool known);
+
+v1::GetPlanReply PlanToProto(const JobDefinition& definition);
+
+WorkerIdentity IdentityFromProto(const v1::JoinRequest& request);
+
+std::vector<MemberReport> ReportsFromProto(const v1::HeartbeatRequest& request);
+
+}  // namespace shardmesh

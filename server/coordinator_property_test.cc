@@ -1,0 +1,236 @@
+// Random operations on the coordinator, with restarts, failing writes and repeated calls, against invariants that hold
+// after each of them and a simple model of what was acknowledged. The seed is printed; SHARDMESH_SEED sets it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <random>
+#include <set>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "core/matchers.h"
+#include "server/coordinator.h"
+#include "server/testing/small_jobs.h"
+
+namespace shardmesh {
+namespace {
+
+// Writes nothing while `fails` is set.
+class FlakyStore final : public Store {
+ public:
+  FlakyStore(Store& store, bool& fails) : store_(store), fails_(fails) {}
+  absl::Status Write(const StoreBatch& batch) override {
+    if (fails_) return absl::UnavailableError("disk full");
+    return store_.Write(batch);
+  }
+  absl::StatusOr<StoreContents> Load() override { return store_.Load(); }
+
+ private:
+  Store& store_;
+  bool& fails_;
+};
+
+class Simulation {
+ public:
+  explicit Simulation(uint64_t seed) : random_(seed) { Restart(); }
+
+  void Step() {
+    fails_ = Pick(20) == 0;
+    switch (Pick(10)) {
+      case 0:
+        return Create();
+      case 1:
+        return Delete();
+      case 2:
+        return Join();
+      case 3:
+        return Leave();
+      case 4:
+        return Advance();
+      case 5:
+        return Pick(3) == 0 ? Restart() : Heartbeat();
+      default:
+        return Heartbeat();
+    }
+  }
+
+  void Check() {
+    const std::vector<JobView> jobs = coordinator_->ListJobs(now_);
+    std::set<std::string> names;
+    for (const JobView& job : jobs) {
+      names.insert(job.definition->spec().name);
+      CheckJob(job);
+    }
+    std::set<std::string> wanted;
+    for (const auto& [name, epoch] : jobs_) wanted.insert(name);
+    EXPECT_EQ(names, wanted) << "acknowledged jobs are there, deleted ones are not";
+    ASSERT_OK_AND_ASSIGN(const StoreContents stored, store_->Load());
+    for (const JobView& job : jobs) {
+      const JobRecord& record = stored.jobs.at(job.definition->spec().name);
+      EXPECT_EQ(record.state, job.state);
+      EXPECT_EQ(record.epoch, job.epoch);
+      EXPECT_EQ(record.error, job.error);
+      EXPECT_LE(record.committed_step, job.committed_step);
+    }
+    EXPECT_EQ(stored.jobs.size(), jobs.size());
+  }
+
+ private:
+  int Pick(int n) { return static_cast<int>(random_() % n); }
+  std::string JobName() { return absl::StrCat("j", Pick(4)); }
+  std::string WorkerName() { return absl::StrCat("w", Pick(6)); }
+
+  void CheckJob(const JobView& job) {
+    const std::string& name = job.definition->spec().name;
+    const size_t ranks = job.definition->plan().num_ranks();
+    EXPECT_EQ(job.members.size(), job.state == JobState::kWaiting ? 0u : ranks);
+    EXPECT_EQ(!job.error.empty(), job.state == JobState::kFailed);
+    std::set<std::string> workers, hosts;
+    bool all_ready = true;
+    for (const JobView::Member& member : job.members) {
+      workers.insert(member.worker.name);
+      hosts.insert(member.worker.host_id);
+      all_ready = all_ready && member.ready;
+    }
+    EXPECT_EQ(workers.size(), job.members.size()) << "one rank per worker";
+    EXPECT_LE(hosts.size(), 1u) << "all on one host";
+    EXPECT_TRUE(job.state != JobState::kReady || all_ready);
+    EXPECT_TRUE(job.state != JobState::kPreparing || !all_ready);
+    EXPECT_GE(job.epoch, jobs_[name]) << "epochs never fall";
+    if (job.epoch > 0 && jobs_[name] == 0) {
+      EXPECT_TRUE(used_epochs_.insert({name, job.epoch}).second) << name << " epoch " << job.epoch << " is used twice";
+    }
+    jobs_[name] = job.epoch;
+    EXPECT_GE(job.committed_step, steps_[name]) << "steps never fall but with a restart";
+    steps_[name] = job.committed_step;
+    // A job waits only while no host has enough workers that it accepts, or a tick has still to repeat a failed write.
+    EXPECT_TRUE(job.state != JobState::kWaiting || retry_pending_ || !job.waiting_for.empty()) << name;
+  }
+
+  void Restart() {
+    fails_ = false;
+    if (coordinator_ != nullptr) told_.clear();
+    coordinator_ = Coordinator::Create({}, std::make_unique<FlakyStore>(*store_, fails_), now_).value();
+    for (auto& [name, step] : steps_) step = -1;
+    retry_pending_ = true;
+  }
+
+  void Create() {
+    const std::string name = JobName();
+    const auto definition = SmallJob(name, 1 + Pick(3));
+    const absl::StatusOr<bool> created = coordinator_->CreateJob(definition, now_);
+    Note(created.status());
+    if (!created.ok()) return;
+    EXPECT_EQ(*created, jobs_.count(name) == 0);
+    if (*created) {
+      jobs_[name] = 0;
+      steps_[name] = -1;
+    }
+    EXPECT_FALSE(coordinator_->CreateJob(definition, now_).value()) << "repeated: found";
+  }
+
+  void Delete() {
+    const std::string name = JobName();
+    const absl::Status status = coordinator_->DeleteJob(name, now_);
+    Note(status);
+    EXPECT_EQ(absl::IsNotFound(status), jobs_.count(name) == 0);
+    if (!status.ok()) return;
+    jobs_.erase(name);
+    steps_.erase(name);
+  }
+
+  void Join() {
+    const std::string name = WorkerName();
+    const int64_t incarnation = std::max<int64_t>(1, lives_[name] + Pick(3) - 1);
+    const absl::Status status =
+        coordinator_->Join(SmallWorker(name, incarnation, Pick(4) == 0 ? "h2" : HostOf(name)), now_);
+    Note(status);
+    if (status.ok()) {
+      EXPECT_GE(incarnation, lives_[name]);
+      lives_[name] = incarnation;
+    }
+    EXPECT_TRUE(incarnation >= lives_[name] || absl::IsAborted(status)) << status;
+  }
+  std::string HostOf(const std::string& worker) { return worker < "w3" ? "h1" : "h2"; }
+
+  void Leave() {
+    if (Pick(3) != 0) return;
+    const std::string name = WorkerName();
+    Note(coordinator_->Leave(name, lives_[name], now_));
+  }
+
+  void Advance() {
+    if (Pick(3) == 0) {  // late ticks, and a clock that is set back
+      const absl::Duration by = absl::Milliseconds(Pick(6000) - 500);
+      now_ += by;
+      retry_pending_ = retry_pending_ || by < absl::ZeroDuration();
+    }
+    for (int i = Pick(5); i > 0; --i) {
+      now_ += absl::Milliseconds(500);
+      const absl::Status status = coordinator_->Tick(now_);
+      retry_pending_ = false;
+      Note(status);
+    }
+  }
+
+  void Heartbeat() {
+    const std::string name = WorkerName();
+    std::vector<MemberReport> reports;
+    for (const Assignment& told : told_[name]) {
+      MemberReport report = ReadyReport(told, Pick(100) - 1);
+      if (Pick(15) == 0) report.plan_hash = std::string(32, '0');
+      if (Pick(4) == 0) report.state = MemberReport::State::kPreparing;
+      if (Pick(30) == 0) report.state = MemberReport::State::kFailed;
+      reports.push_back(report);
+    }
+    const auto assignments = coordinator_->Heartbeat(name, lives_[name], reports, now_);
+    Note(assignments.status());
+    if (!assignments.ok()) return;
+    told_[name] = *assignments;
+    for (const Assignment& assignment : *assignments) {
+      EXPECT_EQ(assignment.peers.at(assignment.rank).name, name);
+      EXPECT_EQ(assignment.peers.at(assignment.rank).incarnation, lives_[name]);
+    }
+  }
+
+  // Every error is a typed one that this operation may give; a broken store shows as Unavailable alone.
+  void Note(const absl::Status& status) {
+    EXPECT_FALSE(absl::IsInternal(status) || absl::IsUnknown(status) || absl::IsDataLoss(status)) << status;
+    EXPECT_TRUE(fails_ || !absl::IsUnavailable(status)) << status;
+    retry_pending_ = retry_pending_ || absl::IsUnavailable(status);
+  }
+
+  std::mt19937_64 random_;
+  absl::Time now_ = absl::FromUnixSeconds(1'000'000);
+  std::unique_ptr<Store> store_ = NewMemoryStore();
+  bool fails_ = false;
+  bool retry_pending_ = false;
+  std::unique_ptr<Coordinator> coordinator_;
+  // The model: what was acknowledged.
+  std::map<std::string, int64_t> jobs_;   // name -> epoch last seen
+  std::map<std::string, int64_t> steps_;  // name -> committed step last seen
+  std::map<std::string, int64_t> lives_;  // worker -> its largest incarnation
+  std::set<std::pair<std::string, int64_t>> used_epochs_;
+  std::map<std::string, std::vector<Assignment>> told_;
+};
+
+TEST(CoordinatorProperty, RandomOperationsWithRestartsAndFailingWrites) {
+  uint64_t seed = std::random_device{}();
+  if (const char* given = getenv("SHARDMESH_SEED"); given != nullptr) {
+    ASSERT_TRUE(absl::SimpleAtoi(given, &seed));
+  }
+  for (int round = 0; round < 40 && !HasFailure(); ++round) {
+    SCOPED_TRACE(absl::StrCat("SHARDMESH_SEED=", seed, ", round ", round));
+    Simulation simulation(seed + round);
+    for (int step = 0; step < 500 && !HasFailure(); ++step) {
+      simulation.Step();
+      simulation.Check();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,194 @@
+#include "server/coordinator_service.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "core/status.h"
+#include "proto/convert.h"
+#include "proto/validate.h"
+#include "rpc/unary.h"
+#include "server/coordinator_messages.h"
+
+namespace shardmesh {
+namespace {
+
+void Log(const std::vector<std::string>& events) {
+  for (const std::string& event : events) {
+    const bool bad = absl::StartsWith(event, "event=job_failed") || absl::StartsWith(event, "event=worker_dead") ||
+                     absl::StartsWith(event, "event=plan_differs") || absl::StartsWith(event, "event=held_up");
+    spdlog::log(bad ? spdlog::level::warn : spdlog::level::info, "{}", event);
+  }
+}
+
+}  // namespace
+
+CoordinatorService::CoordinatorService(CoordinatorServiceOptions options,
+                                       std::unique_ptr<shardmesh::Coordinator> coordinator, const Clock& clock)
+    : options_(std::move(options)), clock_(clock), coordinator_(std::move(coordinator)) {}
+
+template <typename Fn>
+auto CoordinatorService::Locked(Fn fn) {
+  std::vector<std::string> events;
+  auto result = [&] {
+    MutexLock lock(mu_);
+    auto inner = fn(*coordinator_, clock_.Now());
+    events = coordinator_->TakeEvents();
+    return inner;
+  }();
+  Log(events);
+  return result;
+}
+
+absl::Status CoordinatorService::Tick() {
+  return Locked([](shardmesh::Coordinator& coordinator, absl::Time now) { return coordinator.Tick(now); });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::CreateJob(grpc::CallbackServerContext* context,
+                                                        const v1::CreateJobRequest* request,
+                                                        v1::CreateJobReply* reply) {
+  return Unary(context, request, reply, [this](const v1::CreateJobRequest& q, v1::CreateJobReply* r) -> absl::Status {
+    RETURN_IF_ERROR(Validate(q));
+    ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(q.spec()));
+    ASSIGN_OR_RETURN(auto definition, DefineJob(std::move(spec), NameRulesFromProto(q.names()), options_.default_mesh));
+    std::pair<bool, JobView> result;
+    RETURN_IF_ERROR(Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) -> absl::Status {
+      ASSIGN_OR_RETURN(result.first, coordinator.CreateJob(definition, now));
+      ASSIGN_OR_RETURN(result.second, coordinator.DescribeJob(definition->spec().name, now));
+      return absl::OkStatus();
+    }));
+    r->set_created(result.first);
+    *r->mutable_job() = ToProto(result.second, true);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::DescribeJob(grpc::CallbackServerContext* context,
+                                                          const v1::DescribeJobRequest* request,
+                                                          v1::JobDescription* reply) {
+  return Unary(context, request, reply, [this](const v1::DescribeJobRequest& q, v1::JobDescription* r) -> absl::Status {
+    RETURN_IF_ERROR(Validate(q));
+    ASSIGN_OR_RETURN(const JobView view, Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
+                       return coordinator.DescribeJob(q.job(), now);
+                     }));
+    *r = ToProto(view, true);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::ListJobs(grpc::CallbackServerContext* context,
+                                                       const v1::ListJobsRequest* request, v1::ListJobsReply* reply) {
+  return Unary(context, request, reply, [this](const v1::ListJobsRequest& q, v1::ListJobsReply* r) -> absl::Status {
+    RETURN_IF_ERROR(Validate(q));
+    const std::vector<JobView> views =
+        Locked([](shardmesh::Coordinator& coordinator, absl::Time now) { return coordinator.ListJobs(now); });
+    for (const JobView& view : views) *r->add_jobs() = ToProto(view, false);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::DeleteJob(grpc::CallbackServerContext* context,
+                                                        const v1::DeleteJobRequest* request,
+                                                        v1::DeleteJobReply* reply) {
+  return Unary(context, request, reply, [this](const v1::DeleteJobRequest& q, v1::DeleteJobReply*) -> absl::Status {
+    RETURN_IF_ERROR(Validate(q));
+    return Locked(
+        [&](shardmesh::Coordinator& coordinator, absl::Time now) { return coordinator.DeleteJob(q.job(), now); });
+  });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::ResolveNames(grpc::CallbackServerContext* context,
+                                                           const v1::ResolveNamesRequest* request,
+                                                           v1::ResolveNamesReply* reply) {
+  return Unary(context, request, reply,
+               [this](const v1::ResolveNamesRequest& q, v1::ResolveNamesReply* r) -> absl::Status {
+                 RETURN_IF_ERROR(Validate(q));
+                 ASSIGN_OR_RETURN(const auto definition, Locked([&](shardmesh::Coordinator& coordinator, absl::Time) {
+                                    return coordinator.Definition(q.job());
+                                  }));
+                 ASSIGN_OR_RETURN(const std::vector<ResolvedName> names,
+                                  shardmesh::ResolveNames(*definition, {q.raw_names().begin(), q.raw_names().end()},
+                                                          NameRulesFromProto(q.rules())));
+                 for (const ResolvedName& name : names) {
+                   v1::ResolveNamesReply::Resolved* resolved = r->add_names();
+                   resolved->set_canonical(name.canonical);
+                   resolved->set_tensor(name.tensor);
+                 }
+                 return absl::OkStatus();
+               });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::GetPlan(grpc::CallbackServerContext* context,
+                                                      const v1::GetPlanRequest* request, v1::GetPlanReply* reply) {
+  return Unary(context, request, reply, [this](const v1::GetPlanRequest& q, v1::GetPlanReply* r) -> absl::Status {
+    RETURN_IF_ERROR(Validate(q));
+    ASSIGN_OR_RETURN(const auto definition, Locked([&](shardmesh::Coordinator& coordinator, absl::Time) {
+                       return coordinator.Definition(q.job());
+                     }));
+    *r = PlanToProto(*definition);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::ListVersions(grpc::CallbackServerContext* context,
+                                                           const v1::ListVersionsRequest* request,
+                                                           v1::ListVersionsReply* reply) {
+  return Unary(context, request, reply,
+               [this](const v1::ListVersionsRequest& q, v1::ListVersionsReply* r) -> absl::Status {
+                 RETURN_IF_ERROR(Validate(q));
+                 ASSIGN_OR_RETURN(const JobView view, Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
+                                    return coordinator.DescribeJob(q.job(), now);
+                                  }));
+                 r->set_committed_step(view.committed_step);
+                 for (int64_t step : view.published_steps) r->add_published_steps(step);
+                 return absl::OkStatus();
+               });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::Join(grpc::CallbackServerContext* context, const v1::JoinRequest* request,
+                                                   v1::JoinReply* reply) {
+  return Unary(context, request, reply, [this](const v1::JoinRequest& q, v1::JoinReply* r) -> absl::Status {
+    RETURN_IF_ERROR(Validate(q));
+    RETURN_IF_ERROR(Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
+      return coordinator.Join(IdentityFromProto(q), now);
+    }));
+    r->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(options_.heartbeat_interval));
+    r->set_heartbeat_timeout_ms(absl::ToInt64Milliseconds(options_.heartbeat_timeout));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::Heartbeat(grpc::CallbackServerContext* context,
+                                                        const v1::HeartbeatRequest* request,
+                                                        v1::HeartbeatReply* reply) {
+  return Unary(context, request, reply, [this](const v1::HeartbeatRequest& q, v1::HeartbeatReply* r) -> absl::Status {
+    RETURN_IF_ERROR(Validate(q));
+    ASSIGN_OR_RETURN(const std::vector<Assignment> assignments,
+                     Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
+                       return coordinator.Heartbeat(q.name(), q.incarnation(), ReportsFromProto(q), now);
+                     }));
+    for (const Assignment& assignment : assignments) {
+      const bool known = std::any_of(q.jobs().begin(), q.jobs().end(), [&](const v1::MemberStatus& status) {
+        return status.job() == assignment.definition->spec().name && status.epoch() == assignment.epoch;
+      });
+      *r->add_assignments() = ToProto(assignment, known);
+    }
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::Leave(grpc::CallbackServerContext* context,
+                                                    const v1::LeaveRequest* request, v1::LeaveReply* reply) {
+  return Unary(context, request, reply, [this](const v1::LeaveRequest& q, v1::LeaveReply*) -> absl::Status {
+    RETURN_IF_ERROR(Validate(q));
+    return Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
+      return coordinator.Leave(q.name(), q.incarnation(), now);
+    });
+  });
+}
+
+}  // namespace shardmesh

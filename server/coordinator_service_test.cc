@@ -1,0 +1,220 @@
+// The coordinator through gRPC: good calls, and every bad input with its typed answer.
+#include "server/coordinator_service.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "core/matchers.h"
+#include "proto/convert.h"
+#include "rpc/channel.h"
+#include "rpc/server.h"
+#include "rpc/status.h"
+#include "server/testing/small_jobs.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+class CoordinatorServiceTest : public ::testing::Test {
+ protected:
+  CoordinatorServiceTest() {
+    service_ = std::make_unique<CoordinatorService>(
+        CoordinatorServiceOptions(), shardmesh::Coordinator::Create({}, NewMemoryStore(), clock_.Now()).value(),
+        clock_);
+    server_ = Server::Start(ServerOptions(), {service_.get()}).value();
+    stub_ = v1::Coordinator::NewStub(NewChannel(server_->address()).value());
+  }
+  ~CoordinatorServiceTest() override { server_->Drain(absl::ZeroDuration()); }
+
+  template <typename Reply, typename Request>
+  absl::StatusOr<Reply> Call(grpc::Status (v1::Coordinator::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                                           Reply*),
+                             const Request& request) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    Reply reply;
+    const grpc::Status status = (stub_.get()->*method)(&context, request, &reply);
+    if (!status.ok()) return FromGrpc(status, "coordinator");
+    return reply;
+  }
+  absl::StatusOr<v1::CreateJobReply> Create(const JobSpec& spec) {
+    v1::CreateJobRequest request;
+    *request.mutable_spec() = ToProto(spec);
+    return Call(&v1::Coordinator::Stub::CreateJob, request);
+  }
+  absl::StatusOr<v1::JobDescription> Describe(const std::string& job) {
+    v1::DescribeJobRequest request;
+    request.set_job(job);
+    return Call(&v1::Coordinator::Stub::DescribeJob, request);
+  }
+  absl::StatusOr<v1::JoinReply> Join(const std::string& name, int64_t incarnation = 1) {
+    v1::JoinRequest request;
+    request.set_name(name);
+    request.set_incarnation(incarnation);
+    request.set_address("localhost:1");
+    request.set_host_id("h1");
+    request.set_local_socket("/run/s");
+    request.set_pid(7);
+    return Call(&v1::Coordinator::Stub::Join, request);
+  }
+  // A heartbeat that reports all that the worker was told, as ready.
+  absl::StatusOr<v1::HeartbeatReply> Beat(const std::string& name, const v1::HeartbeatReply& told = {},
+                                          const std::string& other_hash = "") {
+    v1::HeartbeatRequest request;
+    request.set_name(name);
+    request.set_incarnation(1);
+    for (const v1::Assignment& assignment : told.assignments()) {
+      v1::MemberStatus* status = request.add_jobs();
+      status->set_job(assignment.spec().name());
+      status->set_epoch(assignment.epoch());
+      status->set_rank(assignment.rank());
+      status->set_state(v1::MEMBER_STATE_READY);
+      status->set_plan_hash(other_hash.empty() ? assignment.plan_hash() : other_hash);
+      status->set_committed_step(4);
+      status->add_published_steps(4);
+    }
+    return Call(&v1::Coordinator::Stub::Heartbeat, request);
+  }
+
+  ManualClock clock_;
+  std::unique_ptr<CoordinatorService> service_;
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<v1::Coordinator::Stub> stub_;
+};
+
+TEST_F(CoordinatorServiceTest, AJobsLife) {
+  ASSERT_OK_AND_ASSIGN(const v1::JoinReply joined, Join("a"));
+  EXPECT_EQ(joined.heartbeat_interval_ms(), 500);
+  EXPECT_EQ(joined.heartbeat_timeout_ms(), 3000);
+  ASSERT_OK_AND_ASSIGN(const v1::CreateJobReply created, Create(SmallSpec("j", 1)));
+  EXPECT_TRUE(created.created());
+  EXPECT_EQ(created.job().state(), v1::JOB_STATE_PREPARING);
+  EXPECT_FALSE(Create(SmallSpec("j", 1))->created());
+  ASSERT_OK_AND_ASSIGN(const v1::HeartbeatReply told, Beat("a"));
+  ASSERT_EQ(told.assignments_size(), 1);
+  EXPECT_EQ(told.assignments(0).plan_hash(), created.job().plan_hash());
+  EXPECT_EQ(told.assignments(0).peers(0).local_socket(), "/run/s");
+  ASSERT_OK(Beat("a", told));
+  ASSERT_OK_AND_ASSIGN(const v1::JobDescription ready, Describe("j"));
+  EXPECT_EQ(ready.state(), v1::JOB_STATE_READY);
+  EXPECT_EQ(ready.members(0).worker(), "a");
+  EXPECT_TRUE(ready.members(0).alive() && ready.members(0).ready());
+  EXPECT_EQ(ready.spec().parameters_size(), 2);
+
+  v1::ListVersionsRequest versions;
+  versions.set_job("j");
+  ASSERT_OK_AND_ASSIGN(const v1::ListVersionsReply steps, Call(&v1::Coordinator::Stub::ListVersions, versions));
+  EXPECT_EQ(steps.committed_step(), 4);
+  EXPECT_EQ(steps.published_steps(0), 4);
+  v1::GetPlanRequest get_plan;
+  get_plan.set_job("j");
+  ASSERT_OK_AND_ASSIGN(const v1::GetPlanReply plan, Call(&v1::Coordinator::Stub::GetPlan, get_plan));
+  EXPECT_EQ(plan.hash(), created.job().plan_hash());
+  EXPECT_EQ(plan.placements_size(), 2);
+  EXPECT_EQ(plan.placements(1).name(), "b.w");
+  v1::ResolveNamesRequest resolve;
+  resolve.set_job("j");
+  resolve.add_raw_names("_orig_mod.b.w");
+  ASSERT_OK_AND_ASSIGN(const v1::ResolveNamesReply names, Call(&v1::Coordinator::Stub::ResolveNames, resolve));
+  EXPECT_EQ(names.names(0).canonical(), "b.w");
+  EXPECT_EQ(names.names(0).tensor(), 1);
+  ASSERT_OK_AND_ASSIGN(const v1::ListJobsReply list, Call(&v1::Coordinator::Stub::ListJobs, v1::ListJobsRequest()));
+  ASSERT_EQ(list.jobs_size(), 1);
+  EXPECT_EQ(list.jobs(0).spec().parameters_size(), 0);
+  EXPECT_EQ(list.jobs(0).plan_hash(), plan.hash());
+
+  v1::LeaveRequest leave;
+  leave.set_name("a");
+  leave.set_incarnation(1);
+  ASSERT_OK(Call(&v1::Coordinator::Stub::Leave, leave));
+  EXPECT_THAT(Describe("j")->error(), HasSubstr("worker a (rank 0, pid 7) left"));
+  v1::DeleteJobRequest remove;
+  remove.set_job("j");
+  ASSERT_OK(Call(&v1::Coordinator::Stub::DeleteJob, remove));
+  EXPECT_THAT(Describe("j"), StatusIs(Code::kNotFound, HasSubstr("there are no jobs")));
+}
+
+TEST_F(CoordinatorServiceTest, Tick_FailsJobsOfTheSilent) {
+  ASSERT_OK(Join("a"));
+  ASSERT_OK(Create(SmallSpec("j", 1)));
+  for (int i = 0; i < 4; ++i) {
+    clock_.Advance(absl::Seconds(1));
+    ASSERT_OK(service_->Tick());
+  }
+  EXPECT_EQ(Describe("j")->state(), v1::JOB_STATE_FAILED);
+}
+
+TEST_F(CoordinatorServiceTest, NoDeadline_Refused) {
+  grpc::ClientContext context;
+  v1::ListJobsReply reply;
+  EXPECT_THAT(FromGrpc(stub_->ListJobs(&context, {}, &reply), "c"),
+              StatusIs(Code::kInvalidArgument, HasSubstr("deadline")));
+}
+
+TEST_F(CoordinatorServiceTest, UnknownJob_ListsTheKnown) {
+  ASSERT_OK(Create(SmallSpec("known", 1)));
+  EXPECT_THAT(Describe("x"), StatusIs(Code::kNotFound, HasSubstr("no job x; there are: known")));
+  EXPECT_THAT(Describe("x/y"), StatusIs(Code::kInvalidArgument, HasSubstr("\"x/y\"")));
+}
+
+TEST_F(CoordinatorServiceTest, UnknownName_SaysTheNearest) {
+  ASSERT_OK(Create(SmallSpec("j", 1)));
+  v1::ResolveNamesRequest request;
+  request.set_job("j");
+  request.add_raw_names("_orig_mod.a.v");
+  EXPECT_THAT(Call(&v1::Coordinator::Stub::ResolveNames, request),
+              StatusIs(Code::kNotFound, AllOf(HasSubstr("_orig_mod.a.v"), HasSubstr("did you mean \"a.w\""))));
+}
+
+TEST_F(CoordinatorServiceTest, UnknownFormat_NamesParameterAndValue) {
+  v1::CreateJobRequest request;
+  *request.mutable_spec() = ToProto(SmallSpec("j", 1));
+  request.mutable_spec()->mutable_parameters(1)->set_format(static_cast<v1::Format>(42));
+  EXPECT_THAT(
+      Call(&v1::Coordinator::Stub::CreateJob, request),
+      StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("parameter 1 \"b.w\": format is 42"), HasSubstr("bf16_sr"))));
+  EXPECT_THAT(Call(&v1::Coordinator::Stub::CreateJob, v1::CreateJobRequest()),
+              StatusIs(Code::kInvalidArgument, HasSubstr("spec is unset")));
+}
+
+TEST_F(CoordinatorServiceTest, NoMesh_NoDefault_Refused) {
+  JobSpec spec = SmallSpec("j", 1);
+  spec.mesh.dims.clear();
+  EXPECT_THAT(Create(spec), StatusIs(Code::kInvalidArgument, HasSubstr("no default mesh")));
+}
+
+TEST_F(CoordinatorServiceTest, SameNameOtherParameters_NamesTheFirstDifference) {
+  ASSERT_OK(Create(SmallSpec("j", 1)));
+  JobSpec spec = SmallSpec("j", 1);
+  spec.parameters[1].shape = {8};
+  EXPECT_THAT(Create(spec), StatusIs(Code::kAlreadyExists,
+                                     AllOf(HasSubstr("parameter 1 \"b.w\""), HasSubstr("[7] there, [8] here"))));
+}
+
+TEST_F(CoordinatorServiceTest, StaleIncarnation_Aborted) {
+  ASSERT_OK(Join("a", 5));
+  EXPECT_THAT(Join("a", 4), StatusIs(Code::kAborted, AllOf(HasSubstr("incarnation 4"), HasSubstr("5"))));
+  EXPECT_THAT(Beat("a"), StatusIs(Code::kAborted, HasSubstr("incarnation 1")));
+  EXPECT_THAT(Join("a", 6), StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 5")));
+  EXPECT_THAT(Beat("b"), StatusIs(Code::kNotFound, HasSubstr("worker b has not joined")));
+}
+
+TEST_F(CoordinatorServiceTest, PlanHashDiffers_NamesBoth) {
+  ASSERT_OK(Join("a"));
+  ASSERT_OK_AND_ASSIGN(const v1::CreateJobReply created, Create(SmallSpec("j", 1)));
+  ASSERT_OK_AND_ASSIGN(const v1::HeartbeatReply told, Beat("a"));
+  const std::string other(32, 'e');
+  EXPECT_THAT(Beat("a", told, other),
+              StatusIs(Code::kFailedPrecondition, AllOf(HasSubstr(other), HasSubstr(created.job().plan_hash()))));
+  EXPECT_EQ(Describe("j")->state(), v1::JOB_STATE_WAITING);
+  EXPECT_THAT(Describe("j")->waiting_for(), HasSubstr("1 live worker on one host"));
+  EXPECT_THAT(Beat("a", told, "xyz"), StatusIs(Code::kInvalidArgument, HasSubstr("plan_hash is \"xyz\"")));
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,364 @@
+#include "server/coordinator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/matchers.h"
+#include "server/testing/small_jobs.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+// A memory store that outlives coordinators and can be told to fail.
+class SharedStore final : public Store {
+ public:
+  struct Shared {
+    std::unique_ptr<Store> store = NewMemoryStore();
+    bool broken = false;
+    int writes = 0;
+  };
+  explicit SharedStore(Shared& shared) : shared_(shared) {}
+  absl::Status Write(const StoreBatch& batch) override {
+    if (shared_.broken) return absl::UnavailableError("disk full");
+    ++shared_.writes;
+    return shared_.store->Write(batch);
+  }
+  absl::StatusOr<StoreContents> Load() override { return shared_.store->Load(); }
+
+ private:
+  Shared& shared_;
+};
+
+class CoordinatorTest : public ::testing::Test {
+ protected:
+  CoordinatorTest() { Restart(); }
+  void Restart() {
+    auto created = Coordinator::Create(options_, std::make_unique<SharedStore>(shared_), now_);
+    ASSERT_OK(created);
+    c_ = *std::move(created);
+  }
+  void Advance(absl::Duration by) {
+    for (const absl::Time until = now_ + by; now_ < until;) {
+      now_ += absl::Milliseconds(500);
+      ASSERT_OK(c_->Tick(now_));
+    }
+  }
+  std::vector<Assignment> Beat(const std::string& name, const std::vector<MemberReport>& reports = {},
+                               int64_t incarnation = 1) {
+    auto assignments = c_->Heartbeat(name, incarnation, reports, now_);
+    EXPECT_OK(assignments);
+    return assignments.ok() ? *assignments : std::vector<Assignment>();
+  }
+  JobView View(const std::string& job) {
+    auto view = c_->DescribeJob(job, now_);
+    EXPECT_OK(view);
+    return view.ok() ? *view : JobView();
+  }
+  // Two workers of one host hold job "j" of two ranks, ready.
+  void MakeReadyJob() {
+    ASSERT_OK(c_->Join(SmallWorker("a"), now_));
+    ASSERT_OK(c_->Join(SmallWorker("b"), now_));
+    ASSERT_OK(c_->CreateJob(SmallJob("j", 2), now_));
+    for (const char* worker : {"a", "b"}) Beat(worker, {ReadyReport(Beat(worker)[0])});
+    ASSERT_EQ(View("j").state, JobState::kReady);
+  }
+
+  CoordinatorOptions options_;
+  SharedStore::Shared shared_;
+  absl::Time now_ = absl::FromUnixSeconds(1'000'000);
+  std::unique_ptr<Coordinator> c_;
+};
+
+TEST_F(CoordinatorTest, CreateJob_Repeated_FindsTheSameJob) {
+  EXPECT_TRUE(c_->CreateJob(SmallJob("j", 2), now_).value());
+  EXPECT_FALSE(c_->CreateJob(SmallJob("j", 2), now_).value());
+  EXPECT_THAT(c_->CreateJob(SmallJob("j", 3), now_),
+              StatusIs(Code::kAlreadyExists, AllOf(HasSubstr("job j"), HasSubstr("mesh: fsdp=2 there, fsdp=3 here"))));
+}
+
+TEST_F(CoordinatorTest, UnknownJob_ListsThoseThereAre) {
+  EXPECT_THAT(c_->DescribeJob("x", now_), StatusIs(Code::kNotFound, HasSubstr("there are no jobs")));
+  ASSERT_OK(c_->CreateJob(SmallJob("j", 2), now_));
+  ASSERT_OK(c_->CreateJob(SmallJob("k", 2), now_));
+  for (const absl::Status& status :
+       {c_->DescribeJob("x", now_).status(), c_->DeleteJob("x", now_), c_->Definition("x").status()}) {
+    EXPECT_THAT(status, StatusIs(Code::kNotFound, HasSubstr("no job x; there are: j, k")));
+  }
+}
+
+TEST_F(CoordinatorTest, WaitingJob_SaysWhatIsMissing) {
+  ASSERT_OK(c_->CreateJob(SmallJob("j", 3), now_));
+  EXPECT_EQ(View("j").waiting_for, "3 live workers on one host; none is there");
+  ASSERT_OK(c_->Join(SmallWorker("a", 1, "h1"), now_));
+  ASSERT_OK(c_->Join(SmallWorker("b", 1, "h2"), now_));
+  ASSERT_OK(c_->Join(SmallWorker("c", 1, "h2"), now_));
+  EXPECT_EQ(View("j").state, JobState::kWaiting);
+  EXPECT_EQ(View("j").waiting_for, "3 live workers on one host; host h2 has 2, host h1 has 1");
+  ASSERT_OK(c_->Join(SmallWorker("d", 1, "h2"), now_));
+  EXPECT_EQ(View("j").state, JobState::kPreparing);
+  EXPECT_EQ(View("j").members[2].worker.name, "d");
+  EXPECT_EQ(View("j").waiting_for, "");
+}
+
+TEST_F(CoordinatorTest, Assignment_PrefersTheLeastLoadedHostAndWorkers) {
+  for (const char* name : {"a", "b", "c"}) ASSERT_OK(c_->Join(SmallWorker(name, 1, "h1"), now_));
+  ASSERT_OK(c_->CreateJob(SmallJob("j1", 2), now_));
+  ASSERT_OK(c_->CreateJob(SmallJob("j2", 2), now_));
+  EXPECT_EQ(View("j1").members[0].worker.name, "a");
+  EXPECT_EQ(View("j2").members[0].worker.name, "c");  // serves none
+  EXPECT_EQ(View("j2").members[1].worker.name, "a");
+  for (const char* name : {"x", "y"}) ASSERT_OK(c_->Join(SmallWorker(name, 1, "h2"), now_));
+  ASSERT_OK(c_->CreateJob(SmallJob("j3", 2), now_));
+  EXPECT_EQ(View("j3").members[0].worker.name, "x");
+}
+
+TEST_F(CoordinatorTest, Job_IsReadyWhenAllMembersAre) {
+  ASSERT_OK(c_->Join(SmallWorker("a"), now_));
+  ASSERT_OK(c_->Join(SmallWorker("b"), now_));
+  ASSERT_OK(c_->CreateJob(SmallJob("j", 2), now_));
+  const std::vector<Assignment> to_a = Beat("a"), to_b = Beat("b");
+  ASSERT_EQ(to_a.size(), 1u);
+  EXPECT_EQ(to_a[0].epoch, 1);
+  EXPECT_EQ(to_a[0].peers[1].name, "b");
+  EXPECT_EQ(to_b[0].rank, 1);
+  Beat("a", {ReadyReport(to_a[0])});
+  EXPECT_EQ(View("j").state, JobState::kPreparing);
+  Beat("b", {ReadyReport(to_b[0])});
+  EXPECT_EQ(View("j").state, JobState::kReady);
+}
+
+TEST_F(CoordinatorTest, Progress_ComesFromRankZeroAtTheSameEpochAndNeverFalls) {
+  MakeReadyJob();
+  const auto report = [&](const char* worker, int64_t step, int64_t epoch, std::vector<int64_t> published) {
+    MemberReport r = ReadyReport(Beat(worker)[0], step);
+    r.epoch = epoch;
+    r.published_steps = std::move(published);
+    Beat(worker, {r});
+  };
+  report("a", 5, 1, {4, 5});
+  EXPECT_EQ(View("j").committed_step, 5);
+  EXPECT_EQ(View("j").published_steps, (std::vector<int64_t>{4, 5}));
+  report("b", 9, 1, {9});  // not rank 0
+  report("a", 8, 2, {8});  // another epoch
+  report("a", 3, 1, {2});  // late
+  EXPECT_EQ(View("j").committed_step, 5);
+  EXPECT_EQ(View("j").published_steps, (std::vector<int64_t>{4, 5}));
+  const int writes = shared_.writes;
+  report("a", 6, 1, {});
+  EXPECT_EQ(shared_.writes, writes) << "progress is stored by the tick";
+  ASSERT_OK(c_->Tick(now_));
+  Restart();
+  EXPECT_EQ(View("j").committed_step, 6);
+}
+
+TEST_F(CoordinatorTest, SilentWorker_FailsItsJobsNamingItself) {
+  MakeReadyJob();
+  for (int i = 0; i < 7; ++i) {
+    Advance(absl::Milliseconds(500));
+    Beat("a");
+  }
+  const JobView view = View("j");
+  EXPECT_EQ(view.state, JobState::kFailed);
+  EXPECT_THAT(view.error, AllOf(HasSubstr("worker b (rank 1, pid 71)"), HasSubstr("silent for 3.5s, longer than 3s"),
+                                HasSubstr("delete it and create it again")));
+  EXPECT_TRUE(view.members[0].alive);
+  EXPECT_FALSE(view.members[1].alive);
+  ASSERT_OK(c_->Leave("a", 1, now_));
+  EXPECT_EQ(View("j").error, view.error) << "the first cause is kept";
+}
+
+TEST_F(CoordinatorTest, DeadWorkerHeardAgain_KeepsItsFailedJobUntilItIsDeleted) {
+  MakeReadyJob();
+  Advance(absl::Seconds(4));
+  EXPECT_EQ(View("j").state, JobState::kFailed);
+  EXPECT_EQ(Beat("b").size(), 1u);
+  EXPECT_TRUE(View("j").members[1].alive);
+  EXPECT_EQ(View("j").state, JobState::kFailed);
+  ASSERT_OK(c_->DeleteJob("j", now_));
+  EXPECT_TRUE(Beat("b").empty());
+}
+
+TEST_F(CoordinatorTest, DeletedAndCreatedAgain_HasALargerEpoch) {
+  MakeReadyJob();
+  ASSERT_OK(c_->DeleteJob("j", now_));
+  Restart();
+  ASSERT_OK(c_->CreateJob(SmallJob("j", 2), now_));
+  EXPECT_EQ(View("j").epoch, 2) << "a worker would take it for the job whose memory it still holds";
+}
+
+TEST_F(CoordinatorTest, MemberReportsFailure_FailsTheJob) {
+  MakeReadyJob();
+  MemberReport report = ReadyReport(Beat("b")[0]);
+  report.state = MemberReport::State::kFailed;
+  report.error = "peer a hung";
+  EXPECT_EQ(Beat("b", {report}).size(), 1u);
+  EXPECT_THAT(View("j").error, HasSubstr("worker b (rank 1, pid 71) failed: peer a hung"));
+}
+
+TEST_F(CoordinatorTest, Leave_FailsJobsAndEndsTheIncarnation) {
+  MakeReadyJob();
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  ASSERT_OK(c_->Leave("b", 1, now_)) << "can be repeated";
+  EXPECT_THAT(View("j").error, HasSubstr("worker b (rank 1, pid 71) left"));
+  EXPECT_THAT(c_->Heartbeat("b", 1, {}, now_), StatusIs(Code::kAborted, HasSubstr("has left")));
+  EXPECT_THAT(c_->Join(SmallWorker("b"), now_), StatusIs(Code::kAborted, HasSubstr("has left")));
+  EXPECT_OK(c_->Join(SmallWorker("b", 2), now_));
+}
+
+TEST_F(CoordinatorTest, PlanHashDiffers_WhilePreparing_AnotherWorkerTakesItsPlace) {
+  for (const char* name : {"a", "b", "c"}) ASSERT_OK(c_->Join(SmallWorker(name), now_));
+  ASSERT_OK(c_->CreateJob(SmallJob("j", 2), now_));
+  MemberReport report = ReadyReport(Beat("a")[0]);
+  const std::string ours = report.plan_hash;
+  report.plan_hash = std::string(32, '0');
+  EXPECT_THAT(
+      c_->Heartbeat("a", 1, {report}, now_),
+      StatusIs(Code::kFailedPrecondition, AllOf(HasSubstr(ours), HasSubstr(report.plan_hash), HasSubstr("worker a"))));
+  const JobView view = View("j");
+  EXPECT_EQ(view.state, JobState::kPreparing);
+  EXPECT_EQ(view.epoch, 2);
+  EXPECT_EQ(view.members[0].worker.name, "b");
+  EXPECT_EQ(view.members[1].worker.name, "c");
+  EXPECT_TRUE(Beat("a", {report}).empty()) << "its report is of the old epoch now";
+  EXPECT_OK(c_->Leave("a", 1, now_));
+  EXPECT_EQ(View("j").state, JobState::kPreparing) << "it is no member any more";
+}
+
+TEST_F(CoordinatorTest, PlanHashDiffers_NobodyElse_WaitsWithoutThatLife) {
+  ASSERT_OK(c_->Join(SmallWorker("a"), now_));
+  ASSERT_OK(c_->CreateJob(SmallJob("j", 1), now_));
+  MemberReport report = ReadyReport(Beat("a")[0]);
+  report.plan_hash = std::string(32, '0');
+  EXPECT_FALSE(c_->Heartbeat("a", 1, {report}, now_).ok());
+  EXPECT_EQ(View("j").state, JobState::kWaiting);
+  EXPECT_EQ(View("j").waiting_for, "1 live worker on one host; none is there");
+  Restart();
+  Beat("a");
+  EXPECT_EQ(View("j").state, JobState::kWaiting);
+  ASSERT_OK(c_->Leave("a", 1, now_));
+  ASSERT_OK(c_->Join(SmallWorker("a", 2), now_));
+  EXPECT_EQ(View("j").state, JobState::kPreparing) << "a new life may be of the right version";
+  EXPECT_EQ(View("j").epoch, 2);
+}
+
+TEST_F(CoordinatorTest, PlanHashDiffers_WhenReady_ChangesNothing) {
+  MakeReadyJob();
+  MemberReport report = ReadyReport(Beat("a")[0]);
+  report.plan_hash = std::string(32, '0');
+  EXPECT_THAT(c_->Heartbeat("a", 1, {report}, now_), StatusIs(Code::kFailedPrecondition, HasSubstr("plan hash")));
+  EXPECT_EQ(View("j").state, JobState::kReady);
+}
+
+TEST_F(CoordinatorTest, Join_Incarnations) {
+  ASSERT_OK(c_->Join(SmallWorker("a", 5), now_));
+  EXPECT_OK(c_->Join(SmallWorker("a", 5), now_)) << "can be repeated";
+  EXPECT_THAT(c_->Join(SmallWorker("a", 4), now_),
+              StatusIs(Code::kAborted, AllOf(HasSubstr("incarnation 4"), HasSubstr("5 has joined"))));
+  EXPECT_THAT(c_->Join(SmallWorker("a", 6), now_),
+              StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 5 (pid 75)")));
+  WorkerIdentity twin = SmallWorker("a", 5);
+  twin.pid = 99;
+  EXPECT_THAT(c_->Join(twin, now_), StatusIs(Code::kAlreadyExists, HasSubstr("now 99")));
+  now_ += absl::Seconds(3) + absl::Milliseconds(1);
+  EXPECT_OK(c_->Join(SmallWorker("a", 6), now_)) << "the old one is silent for longer than the timeout";
+  EXPECT_THAT(c_->Heartbeat("a", 5, {}, now_), StatusIs(Code::kAborted, HasSubstr("6 has joined since")));
+}
+
+TEST_F(CoordinatorTest, NewLifeOfASilentWorker_FailsTheOldOnesJobs) {
+  MakeReadyJob();
+  now_ += absl::Seconds(3.1);
+  ASSERT_OK(c_->Join(SmallWorker("b", 2), now_));
+  EXPECT_THAT(View("j").error, HasSubstr("worker b (rank 1, pid 71) was silent"));
+  EXPECT_TRUE(Beat("b", {}, 2).empty()) << "the job was the old life's";
+  EXPECT_FALSE(View("j").members[1].alive);
+}
+
+TEST_F(CoordinatorTest, Heartbeat_NotJoined_NotFound) {
+  EXPECT_THAT(c_->Heartbeat("a", 1, {}, now_), StatusIs(Code::kNotFound, HasSubstr("worker a has not joined")));
+  ASSERT_OK(c_->Join(SmallWorker("a", 5), now_));
+  EXPECT_THAT(c_->Heartbeat("a", 6, {}, now_), StatusIs(Code::kNotFound, HasSubstr("incarnation 6")));
+  EXPECT_THAT(c_->Leave("x", 1, now_), StatusIs(Code::kNotFound, HasSubstr("worker x")));
+}
+
+TEST_F(CoordinatorTest, Heartbeat_WrongRank_RefusedAndNothingChanges) {
+  MakeReadyJob();
+  MemberReport report = ReadyReport(Beat("b")[0], 9);
+  report.rank = 0;
+  EXPECT_THAT(c_->Heartbeat("b", 1, {report}, now_),
+              StatusIs(Code::kInvalidArgument, HasSubstr("reports rank 0 of job j at epoch 1; it is rank 1")));
+  EXPECT_EQ(View("j").committed_step, -1);
+}
+
+TEST_F(CoordinatorTest, Restart_DisturbsNobodyForOneTimeout) {
+  MakeReadyJob();
+  now_ += absl::Hours(1);
+  Restart();
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  EXPECT_TRUE(View("j").members[0].alive);
+  Advance(absl::Seconds(3));
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  EXPECT_EQ(Beat("a")[0].epoch, 1);
+  Advance(absl::Seconds(1));
+  EXPECT_EQ(View("j").state, JobState::kFailed);
+  EXPECT_THAT(View("j").error, HasSubstr("worker b"));
+  EXPECT_THAT(c_->Join(SmallWorker("a", 0), now_), StatusIs(Code::kAborted, HasSubstr("stale")));
+}
+
+TEST_F(CoordinatorTest, CoordinatorHeldUp_BlamesNoWorker) {
+  MakeReadyJob();
+  now_ += absl::Seconds(30);  // no tick: the process was stopped
+  ASSERT_OK(c_->Tick(now_));
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  Advance(absl::Seconds(4));
+  EXPECT_EQ(View("j").state, JobState::kFailed);
+}
+
+TEST_F(CoordinatorTest, ClockSetBack_SilenceIsStillNoticed) {
+  MakeReadyJob();
+  now_ -= absl::Hours(1);
+  Advance(absl::Seconds(5));
+  EXPECT_EQ(View("j").state, JobState::kFailed);
+}
+
+TEST_F(CoordinatorTest, StoreFails_UnavailableAndNothingChanged) {
+  MakeReadyJob();
+  ASSERT_OK(c_->CreateJob(SmallJob("w", 3), now_));
+  c_->TakeEvents();
+  shared_.broken = true;
+  EXPECT_THAT(c_->CreateJob(SmallJob("k", 1), now_), StatusIs(Code::kUnavailable, HasSubstr("disk full")));
+  EXPECT_THAT(c_->DeleteJob("j", now_), StatusIs(Code::kUnavailable, HasSubstr("disk full")));
+  EXPECT_THAT(c_->Join(SmallWorker("c"), now_), StatusIs(Code::kUnavailable, HasSubstr("disk full")));
+  EXPECT_THAT(c_->Leave("a", 1, now_), StatusIs(Code::kUnavailable, HasSubstr("disk full")));
+  EXPECT_EQ(c_->ListJobs(now_).size(), 2u);
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  EXPECT_EQ(View("w").state, JobState::kWaiting);
+  EXPECT_THAT(c_->Heartbeat("c", 1, {}, now_), StatusIs(Code::kNotFound, HasSubstr("not joined")));
+  EXPECT_TRUE(c_->TakeEvents().empty());
+  EXPECT_OK(c_->Heartbeat("a", 1, {}, now_)) << "changes nothing that is stored";
+  shared_.broken = false;
+  EXPECT_OK(c_->Join(SmallWorker("c"), now_));
+  EXPECT_EQ(View("w").state, JobState::kPreparing);
+}
+
+TEST_F(CoordinatorTest, Limits_NameThemselves) {
+  options_.max_jobs = 1;
+  options_.max_workers = 2;
+  Restart();
+  ASSERT_OK(c_->CreateJob(SmallJob("j", 1), now_));
+  EXPECT_THAT(c_->CreateJob(SmallJob("k", 1), now_), StatusIs(Code::kResourceExhausted, HasSubstr("at most 1")));
+  ASSERT_OK(c_->Join(SmallWorker("a"), now_));
+  ASSERT_OK(c_->Join(SmallWorker("b"), now_));
+  EXPECT_THAT(c_->Join(SmallWorker("c"), now_), StatusIs(Code::kResourceExhausted, HasSubstr("at most 2")));
+  ASSERT_OK(c_->Leave("a", 1, now_));
+  EXPECT_THAT(c_->Join(SmallWorker("c"), now_), StatusIs(Code::kResourceExhausted, HasSubstr("at most 2")))
+      << "job j still names a";
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  EXPECT_OK(c_->Join(SmallWorker("c"), now_)) << "b is gone and in no job: it is forgotten";
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,106 @@
+#include "server/job_definition.h"
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "core/status.h"
+#include "proto/convert.h"
+#include "server/near_miss.h"
+
+namespace shardmesh {
+namespace {
+
+std::string Quoted(absl::string_view text) { return absl::StrCat("\"", absl::CHexEscape(text.substr(0, 200)), "\""); }
+
+// Replaces every name by its canonical one. Owners first: a tie may stand before its owner.
+absl::Status CanonicalizeNames(const NameRules& rules, std::vector<ParameterSpec>& parameters) {
+  AliasTable table(rules);
+  for (ParameterSpec& p : parameters) {
+    if (!p.tied_to.empty()) continue;
+    ASSIGN_OR_RETURN(p.name, table.Add(p.name));
+  }
+  std::vector<ParameterSpec> kept;
+  kept.reserve(parameters.size());
+  for (ParameterSpec& p : parameters) {
+    if (!p.tied_to.empty()) {
+      const std::string raw = p.name;
+      absl::StatusOr<std::string> canonical = table.Add(raw, p.tied_to);
+      if (absl::IsNotFound(canonical.status())) {
+        return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(raw), " is tied to ", Quoted(p.tied_to),
+                                                       ", which is no parameter with its own storage"));
+      }
+      if (!canonical.ok()) return canonical.status();
+      p.name = *std::move(canonical);
+      ASSIGN_OR_RETURN(p.tied_to, table.CanonicalOf(p.tied_to));
+      if (p.name == p.tied_to) continue;  // another way to write the owner's own name
+    }
+    kept.push_back(std::move(p));
+  }
+  parameters = std::move(kept);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+JobDefinition::JobDefinition(JobSpec spec, Plan plan)
+    : spec_(std::move(spec)), plan_(std::move(plan)), proto_(ToProto(spec_)) {
+  for (size_t i = 0; i < spec_.parameters.size(); ++i) index_of_.emplace(spec_.parameters[i].name, static_cast<int>(i));
+  for (const ParameterSpec& p : spec_.parameters)
+    storage_of_.push_back(IndexOf(p.tied_to.empty() ? p.name : p.tied_to));
+}
+
+absl::StatusOr<std::shared_ptr<const JobDefinition>> JobDefinition::Create(JobSpec spec) {
+  ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
+  return std::shared_ptr<const JobDefinition>(new JobDefinition(std::move(spec), std::move(plan)));
+}
+
+absl::StatusOr<std::shared_ptr<const JobDefinition>> JobDefinition::Parse(const std::string& bytes) {
+  v1::JobSpec proto;
+  if (!proto.ParseFromString(bytes)) return absl::DataLossError("the stored bytes are no JobSpec");
+  absl::StatusOr<JobSpec> spec = JobSpecFromProto(proto);
+  if (!spec.ok()) return absl::DataLossError(spec.status().message());
+  auto definition = Create(*std::move(spec));
+  if (!definition.ok()) return absl::DataLossError(definition.status().message());
+  return definition;
+}
+
+int JobDefinition::IndexOf(absl::string_view canonical) const {
+  const auto found = index_of_.find(canonical);
+  return found == index_of_.end() ? -1 : found->second;
+}
+
+absl::StatusOr<std::shared_ptr<const JobDefinition>> DefineJob(JobSpec given, const NameRules& rules,
+                                                               const MeshSpec& default_mesh) {
+  if (given.mesh.dims.empty()) given.mesh = default_mesh;
+  if (given.mesh.dims.empty()) {
+    return absl::InvalidArgumentError(
+        "mesh is unset and the coordinator has no default mesh; give one, e.g. fsdp=4, or start it with "
+        "--default-mesh");
+  }
+  RETURN_IF_ERROR(ValidateNameRules(rules));
+  RETURN_IF_ERROR(CanonicalizeNames(rules, given.parameters));
+  return JobDefinition::Create(std::move(given));
+}
+
+absl::StatusOr<std::vector<ResolvedName>> ResolveNames(const JobDefinition& job,
+                                                       const std::vector<std::string>& raw_names,
+                                                       const NameRules& rules) {
+  RETURN_IF_ERROR(ValidateNameRules(rules));
+  std::vector<ResolvedName> resolved;
+  resolved.reserve(raw_names.size());
+  for (const std::string& raw : raw_names) {
+    ASSIGN_OR_RETURN(std::string canonical, Canonical(raw, rules));
+    const int index = job.IndexOf(canonical);
+    if (index < 0) {
+      const std::string near = NearestName(canonical, job.spec().parameters);
+      return absl::NotFoundError(absl::StrCat(Quoted(raw), ", canonical ", Quoted(canonical),
+                                              ", is no parameter of job ", job.spec().name,
+                                              near.empty() ? "" : absl::StrCat("; did you mean ", Quoted(near), "?")));
+    }
+    resolved.push_back({std::move(canonical), job.StorageOf(index)});
+  }
+  return resolved;
+}
+
+}  // namespace shardmesh

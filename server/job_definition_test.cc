@@ -1,0 +1,98 @@
+#include "server/job_definition.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/matchers.h"
+#include "server/near_miss.h"
+#include "server/testing/small_jobs.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+JobSpec Named(const std::vector<std::pair<std::string, std::string>>& names_and_ties) {
+  JobSpec spec = SmallSpec("j", 2);
+  spec.parameters.clear();
+  for (const auto& [name, tie] : names_and_ties) spec.parameters.push_back({name, {4}, Format::kFp32, tie});
+  return spec;
+}
+
+TEST(DefineJob, NamesBecomeCanonical_TiesToo) {
+  ASSERT_OK_AND_ASSIGN(
+      const auto job, DefineJob(Named({{"_orig_mod.head.w", "_orig_mod.embed.w"}, {"_orig_mod.embed.w", ""}}), {}, {}));
+  EXPECT_EQ(job->spec().parameters[0].name, "head.w");
+  EXPECT_EQ(job->spec().parameters[0].tied_to, "embed.w");
+  EXPECT_EQ(job->StorageOf(0), 1);
+  ASSERT_OK_AND_ASSIGN(const auto names, ResolveNames(*job, {"head.w", "_orig_mod.embed.w"}, {}));
+  EXPECT_EQ(names[0].canonical, "head.w");
+  EXPECT_EQ(names[0].tensor, 1);
+  EXPECT_EQ(names[1].tensor, 1);
+}
+
+TEST(DefineJob, Collision_NamesBoth) {
+  EXPECT_THAT(DefineJob(Named({{"_orig_mod.w", ""}, {"w", ""}}), {}, {}),
+              StatusIs(Code::kAlreadyExists, AllOf(HasSubstr("_orig_mod.w"), HasSubstr("\"w\""))));
+}
+
+TEST(DefineJob, TieWithTheCanonicalNameOfItsOwner_IsOneParameter) {
+  ASSERT_OK_AND_ASSIGN(const auto job, DefineJob(Named({{"_orig_mod.w", ""}, {"w", "_orig_mod.w"}}), {}, {}));
+  EXPECT_EQ(job->spec().parameters.size(), 1u);
+}
+
+TEST(DefineJob, TieToNothing_InvalidArgument) {
+  EXPECT_THAT(DefineJob(Named({{"a", "b"}}), {}, {}),
+              StatusIs(Code::kInvalidArgument, HasSubstr("\"a\" is tied to \"b\"")));
+}
+
+TEST(DefineJob, Mesh_DefaultOrRefused) {
+  JobSpec spec = SmallSpec("j", 2);
+  spec.mesh.dims.clear();
+  EXPECT_THAT(DefineJob(spec, {}, {}), StatusIs(Code::kInvalidArgument, HasSubstr("no default mesh")));
+  ASSERT_OK_AND_ASSIGN(const auto job, DefineJob(spec, {}, {{{"ddp", 3, DimRole::kReplicate}}}));
+  EXPECT_EQ(job->plan().num_replicas(), 3);
+}
+
+TEST(DefineJob, BadRules_Refused) {
+  NameRules rules;
+  rules.root_wrappers = {"nonsense"};
+  EXPECT_THAT(DefineJob(SmallSpec("j", 2), rules, {}), StatusIs(Code::kInvalidArgument, HasSubstr("nonsense")));
+  EXPECT_THAT(ResolveNames(*SmallJob("j", 2), {}, rules), StatusIs(Code::kInvalidArgument, HasSubstr("nonsense")));
+}
+
+TEST(JobDefinition, SerializedAndParsed_IsTheSame) {
+  const auto job = SmallJob("j", 2);
+  ASSERT_OK_AND_ASSIGN(const auto back, JobDefinition::Parse(job->Serialize()));
+  EXPECT_EQ(Difference(job->spec(), back->spec()), "");
+  EXPECT_EQ(back->plan().hash(), job->plan().hash());
+  EXPECT_THAT(JobDefinition::Parse("\xff\xff"), StatusIs(Code::kDataLoss, HasSubstr("no JobSpec")));
+  EXPECT_THAT(JobDefinition::Parse(""), StatusIs(Code::kDataLoss, HasSubstr("optimizer")));
+}
+
+TEST(ResolveNames, UnknownName_HasBothFormsAndTheNearest) {
+  EXPECT_THAT(
+      ResolveNames(*SmallJob("j", 2), {"a.w", "_orig_mod.a.v"}, {}),
+      StatusIs(Code::kNotFound, AllOf(HasSubstr("\"_orig_mod.a.v\", canonical \"a.v\", is no parameter of job j"),
+                                      HasSubstr("did you mean \"a.w\"?"))));
+  EXPECT_THAT(ResolveNames(*SmallJob("j", 2), {"module.a.w"}, {}),
+              StatusIs(Code::kNotFound, HasSubstr("did you mean \"a.w\"?")));
+}
+
+TEST(NearestName, EditsAndTails) {
+  const std::vector<ParameterSpec> names = {{"encoder.layer.0.weight"}, {"encoder.layer.1.weight"}, {"head.bias"}};
+  EXPECT_EQ(NearestName("encoder.layer.0.weigth", names), "encoder.layer.0.weight");
+  EXPECT_EQ(NearestName("encoder.layr.1.weight", names), "encoder.layer.1.weight");
+  EXPECT_EQ(NearestName("hed.bia", names), "head.bias");
+  EXPECT_EQ(NearestName("hed.ba", names), "") << "three edits";
+  EXPECT_EQ(NearestName("bias", names), "head.bias");
+  EXPECT_EQ(NearestName("model.head.bias", names), "head.bias");
+  EXPECT_EQ(NearestName("xhead.bias.very.far", names), "");
+  EXPECT_EQ(NearestName(std::string(5000, 'a'), names), "");
+  EXPECT_EQ(NearestName("", names), "");
+}
+
+}  // namespace
+}  // namespace shardmesh

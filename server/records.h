@@ -1,0 +1,79 @@
+// What the coordinator remembers: workers, jobs and their members. Plain values; what a Store keeps.
+//
+//   job:   WAITING --assigned--> PREPARING --all members ready--> READY
+//             ^                      |  |                           |
+//             +-- plan hash differs -+  +----- a member dies, ------+--> FAILED (sticky: until the job is deleted)
+//                                              leaves or fails
+//   worker: alive --silent longer than the timeout--> dead --a heartbeat of the same incarnation--> alive
+//           alive or dead --Leave--> left --Join with a larger incarnation--> alive
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace shardmesh {
+
+// The numbers stand in state files: never change one.
+enum class WorkerState { kAlive = 1, kDead = 2, kLeft = 3 };
+enum class JobState { kWaiting = 1, kPreparing = 2, kReady = 3, kFailed = 4 };
+
+// "alive", "dead", "left"; "waiting", "preparing", "ready", "failed".
+absl::string_view WorkerStateName(WorkerState state);
+absl::string_view JobStateName(JobState state);
+
+// How a worker process introduced itself. Meanings: JoinRequest in coordinator.proto.
+struct WorkerIdentity {
+  std::string name;
+  int64_t incarnation = 0;
+  std::string address;
+  std::string host_id;
+  std::string local_socket;
+  int64_t pid = 0;
+
+  friend bool operator==(const WorkerIdentity& a, const WorkerIdentity& b) {
+    return a.name == b.name && a.incarnation == b.incarnation && a.address == b.address && a.host_id == b.host_id &&
+           a.local_socket == b.local_socket && a.pid == b.pid;
+  }
+};
+
+struct WorkerRecord {
+  WorkerIdentity identity;
+  WorkerState state = WorkerState::kAlive;
+
+  friend bool operator==(const WorkerRecord& a, const WorkerRecord& b) {
+    return a.identity == b.identity && a.state == b.state;
+  }
+};
+
+// A worker in its place: as it was when the job was assigned. The rank is its index in JobRecord::members.
+struct MemberRecord {
+  WorkerIdentity worker;
+  bool ready = false;  // it reported READY with the plan hash of the job
+
+  friend bool operator==(const MemberRecord& a, const MemberRecord& b) {
+    return a.worker == b.worker && a.ready == b.ready;
+  }
+};
+
+// A job without its specification, which never changes and is kept apart.
+struct JobRecord {
+  std::string name;
+  JobState state = JobState::kWaiting;
+  int64_t epoch = 0;                  // of the last assignment; 0 before the first
+  std::vector<MemberRecord> members;  // by rank; empty while WAITING
+  std::vector<std::string> excluded;  // workers whose plan hash differed: never members of this job
+  std::string error;                  // of FAILED: the first cause
+  int64_t committed_step = -1;
+  std::vector<int64_t> published_steps;  // ascending
+
+  friend bool operator==(const JobRecord& a, const JobRecord& b) {
+    return a.name == b.name && a.state == b.state && a.epoch == b.epoch && a.members == b.members &&
+           a.excluded == b.excluded && a.error == b.error && a.committed_step == b.committed_step &&
+           a.published_steps == b.published_steps;
+  }
+};
+
+}  // namespace shardmesh

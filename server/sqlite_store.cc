@@ -1,0 +1,231 @@
+// The store in one SQLite file. Who writes: this process alone, held by an exclusive lock from open to close.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "core/status.h"
+#include "server/sqlite.h"
+#include "server/store.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr int64_t kSchemaVersion = 1;           // PRAGMA user_version
+constexpr int64_t kApplicationId = 0x73686d31;  // PRAGMA application_id: "shm1"
+
+// Text is stored as blobs: what a peer sent is kept byte for byte. Lists of numbers and ids are joined by ",".
+constexpr char kSchema[] = R"(
+CREATE TABLE workers(name BLOB PRIMARY KEY, incarnation INTEGER, address BLOB, host_id BLOB, local_socket BLOB,
+                     pid INTEGER, state INTEGER) WITHOUT ROWID;
+CREATE TABLE specs(job BLOB PRIMARY KEY, spec BLOB);
+CREATE TABLE jobs(name BLOB PRIMARY KEY, state INTEGER, epoch INTEGER, excluded BLOB, error BLOB,
+                  committed_step INTEGER, published_steps BLOB) WITHOUT ROWID;
+CREATE TABLE members(job BLOB, rank INTEGER, name BLOB, incarnation INTEGER, address BLOB, host_id BLOB,
+                     local_socket BLOB, pid INTEGER, ready INTEGER, PRIMARY KEY(job, rank)) WITHOUT ROWID;
+CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER) WITHOUT ROWID;
+)";
+
+WorkerIdentity IdentityAt(const SqliteStatement& row, int column) {
+  WorkerIdentity identity;
+  identity.name = row.Text(column);
+  identity.incarnation = row.Integer(column + 1);
+  identity.address = row.Text(column + 2);
+  identity.host_id = row.Text(column + 3);
+  identity.local_socket = row.Text(column + 4);
+  identity.pid = row.Integer(column + 5);
+  return identity;
+}
+
+SqliteStatement& BindIdentity(SqliteStatement& statement, const WorkerIdentity& identity) {
+  return statement.Bind(identity.name)
+      .Bind(identity.incarnation)
+      .Bind(identity.address)
+      .Bind(identity.host_id)
+      .Bind(identity.local_socket)
+      .Bind(identity.pid);
+}
+
+class SqliteStore final : public Store {
+ public:
+  explicit SqliteStore(std::string path) : path_(std::move(path)) {}
+
+  absl::Status Open() {
+    RETURN_IF_ERROR(db_.Open(path_));
+    // Exclusive from the first write on, which BEGIN IMMEDIATE makes now: a second coordinator is refused at its start.
+    RETURN_IF_ERROR(
+        db_.Execute("PRAGMA busy_timeout=200; PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL;"
+                    "PRAGMA synchronous=FULL; BEGIN IMMEDIATE"));
+    const absl::Status prepared = PrepareSchema();
+    if (!prepared.ok()) {
+      (void)db_.Execute("ROLLBACK");
+      return prepared;
+    }
+    return db_.Execute("COMMIT");
+  }
+
+  absl::Status Write(const StoreBatch& batch) override {
+    absl::Status status = db_.Execute("BEGIN IMMEDIATE");
+    if (status.ok()) status = WriteAll(batch);
+    if (status.ok()) status = db_.Execute("COMMIT");
+    if (status.ok()) return status;
+    (void)db_.Execute("ROLLBACK");
+    return absl::UnavailableError(
+        absl::StrCat("nothing was changed, since it could not be stored: ", status.message()));
+  }
+
+  absl::StatusOr<StoreContents> Load() override {
+    StoreContents contents;
+    RETURN_IF_ERROR(LoadWorkers(contents));
+    RETURN_IF_ERROR(LoadSpecs(contents));
+    RETURN_IF_ERROR(LoadJobs(contents));
+    RETURN_IF_ERROR(LoadMembers(contents));
+    ASSIGN_OR_RETURN(contents.epoch_floor, db_.Integer("SELECT value FROM meta WHERE key='epoch_floor'"));
+    return contents;
+  }
+
+ private:
+  absl::Status PrepareSchema() {
+    ASSIGN_OR_RETURN(const int64_t version, db_.Integer("PRAGMA user_version"));
+    ASSIGN_OR_RETURN(const int64_t application, db_.Integer("PRAGMA application_id"));
+    ASSIGN_OR_RETURN(const int64_t tables, db_.Integer("SELECT count(*) FROM sqlite_master"));
+    if (version == 0 && tables == 0) {
+      RETURN_IF_ERROR(db_.Execute(kSchema));
+      RETURN_IF_ERROR(db_.Execute(absl::StrCat("PRAGMA user_version=", kSchemaVersion).c_str()));
+      return db_.Execute(absl::StrCat("PRAGMA application_id=", kApplicationId).c_str());
+    }
+    if (application != kApplicationId) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("state file ", path_, " belongs to another program; give --state another file"));
+    }
+    if (version == kSchemaVersion) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("state file ", path_, " has schema version ", version, ", and this coordinator reads version ",
+                     kSchemaVersion, "; run the version of shardmesh that wrote it, or give --state another file"));
+  }
+
+  absl::Status WriteAll(const StoreBatch& batch) {
+    RETURN_IF_ERROR(WriteWorkers(batch));
+    SqliteStatement spec(db_, "INSERT OR REPLACE INTO specs VALUES(?,?)");
+    for (const auto& [job, bytes] : batch.put_specs) RETURN_IF_ERROR(spec.Bind(job).Bind(bytes).Run());
+    for (const JobRecord& job : batch.put_jobs) RETURN_IF_ERROR(WriteJob(job));
+    for (const std::string& job : batch.delete_jobs) {
+      for (const char* sql :
+           {"DELETE FROM jobs WHERE name=?", "DELETE FROM specs WHERE job=?", "DELETE FROM members WHERE job=?"}) {
+        RETURN_IF_ERROR(SqliteStatement(db_, sql).Bind(job).Run());
+      }
+    }
+    if (batch.epoch_floor == 0) return absl::OkStatus();
+    return SqliteStatement(db_,
+                           "INSERT INTO meta VALUES('epoch_floor',?1) "
+                           "ON CONFLICT(key) DO UPDATE SET value=max(value,?1)")
+        .Bind(batch.epoch_floor)
+        .Run();
+  }
+
+  absl::Status WriteWorkers(const StoreBatch& batch) {
+    SqliteStatement put(db_, "INSERT OR REPLACE INTO workers VALUES(?,?,?,?,?,?,?)");
+    for (const WorkerRecord& worker : batch.put_workers) {
+      RETURN_IF_ERROR(BindIdentity(put, worker.identity).Bind(static_cast<int64_t>(worker.state)).Run());
+    }
+    SqliteStatement remove(db_, "DELETE FROM workers WHERE name=?");
+    for (const std::string& name : batch.delete_workers) RETURN_IF_ERROR(remove.Bind(name).Run());
+    return absl::OkStatus();
+  }
+
+  absl::Status WriteJob(const JobRecord& job) {
+    const std::string excluded = absl::StrJoin(job.excluded, ",");
+    const std::string published = absl::StrJoin(job.published_steps, ",");
+    SqliteStatement put(db_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?)");
+    put.Bind(job.name).Bind(static_cast<int64_t>(job.state)).Bind(job.epoch).Bind(excluded).Bind(job.error);
+    RETURN_IF_ERROR(put.Bind(job.committed_step).Bind(published).Run());
+    RETURN_IF_ERROR(SqliteStatement(db_, "DELETE FROM members WHERE job=?").Bind(job.name).Run());
+    SqliteStatement member(db_, "INSERT INTO members VALUES(?,?,?,?,?,?,?,?,?)");
+    for (size_t rank = 0; rank < job.members.size(); ++rank) {
+      member.Bind(job.name).Bind(static_cast<int64_t>(rank));
+      RETURN_IF_ERROR(BindIdentity(member, job.members[rank].worker).Bind(int64_t{job.members[rank].ready}).Run());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Damaged(absl::string_view what) const {
+    return absl::DataLossError(absl::StrCat("state file ", path_, " is damaged: ", what,
+                                            "; keep it, restore a copy, or start with another file"));
+  }
+
+  absl::Status LoadWorkers(StoreContents& contents) {
+    SqliteStatement row(db_, "SELECT * FROM workers");
+    while (true) {
+      ASSIGN_OR_RETURN(const bool found, row.Next());
+      if (!found) return absl::OkStatus();
+      const WorkerRecord worker{IdentityAt(row, 0), static_cast<WorkerState>(row.Integer(6))};
+      if (WorkerStateName(worker.state) == "unknown") {
+        return Damaged(absl::StrCat("worker ", worker.identity.name, " has state ", row.Integer(6)));
+      }
+      contents.workers[worker.identity.name] = worker;
+    }
+  }
+
+  absl::Status LoadSpecs(StoreContents& contents) {
+    SqliteStatement row(db_, "SELECT * FROM specs");
+    while (true) {
+      ASSIGN_OR_RETURN(const bool found, row.Next());
+      if (!found) return absl::OkStatus();
+      contents.specs[row.Text(0)] = row.Text(1);
+    }
+  }
+
+  absl::Status LoadJobs(StoreContents& contents) {
+    SqliteStatement row(db_, "SELECT * FROM jobs");
+    while (true) {
+      ASSIGN_OR_RETURN(const bool found, row.Next());
+      if (!found) return absl::OkStatus();
+      JobRecord job;
+      job.name = row.Text(0);
+      job.state = static_cast<JobState>(row.Integer(1));
+      job.epoch = row.Integer(2);
+      job.excluded = absl::StrSplit(row.Text(3), ',', absl::SkipEmpty());
+      job.error = row.Text(4);
+      job.committed_step = row.Integer(5);
+      const std::string published = row.Text(6);
+      for (absl::string_view text : absl::StrSplit(published, ',', absl::SkipEmpty())) {
+        int64_t step = 0;
+        if (!absl::SimpleAtoi(text, &step)) return Damaged(absl::StrCat("job ", job.name, " published ", text));
+        job.published_steps.push_back(step);
+      }
+      if (JobStateName(job.state) == "unknown" || contents.specs.count(job.name) == 0) {
+        return Damaged(absl::StrCat("job ", job.name, " has state ", row.Integer(1), ", or no specification"));
+      }
+      contents.jobs[job.name] = std::move(job);
+    }
+  }
+
+  absl::Status LoadMembers(StoreContents& contents) {
+    SqliteStatement row(db_, "SELECT * FROM members ORDER BY job, rank");
+    while (true) {
+      ASSIGN_OR_RETURN(const bool found, row.Next());
+      if (!found) return absl::OkStatus();
+      auto job = contents.jobs.find(row.Text(0));
+      if (job == contents.jobs.end() || row.Integer(1) != static_cast<int64_t>(job->second.members.size())) {
+        return Damaged(absl::StrCat("rank ", row.Integer(1), " of job ", row.Text(0), " has no place"));
+      }
+      job->second.members.push_back({IdentityAt(row, 2), row.Integer(8) != 0});
+    }
+  }
+
+  const std::string path_;
+  SqliteDatabase db_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Store>> NewSqliteStore(const std::string& path) {
+  if (path.empty()) return absl::InvalidArgumentError("the path of the state file is empty; give one, or \":memory:\"");
+  auto store = std::make_unique<SqliteStore>(path);
+  RETURN_IF_ERROR(store->Open());
+  return store;
+}
+
+}  // namespace shardmesh

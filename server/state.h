@@ -1,0 +1,76 @@
+// The coordinator's memory, and Transaction: the only way to change what a Store keeps of it. Not thread-safe.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/job_definition.h"
+#include "server/records.h"
+#include "server/store.h"
+
+namespace shardmesh {
+
+struct Job {
+  JobRecord record;
+  std::shared_ptr<const JobDefinition> definition;
+  bool progress_unsaved = false;  // committed_step, published_steps: written by the next Tick, said again by rank 0
+};
+
+struct Worker {
+  WorkerRecord record;
+  absl::Time last_heartbeat;  // not stored: a restarted coordinator starts counting anew
+};
+
+struct CoordinatorState {
+  std::map<std::string, Job> jobs;
+  std::map<std::string, Worker> workers;
+  int64_t epoch_floor = 0;  // the largest epoch of a deleted job: a job of the same name must not be taken for it
+};
+
+// Changes memory at once and keeps what was there. Commit writes all changes to the store as one batch, and puts memory
+// back if that fails; so does the destructor without a Commit. Whoever holds the coordinator sees all of it or nothing.
+class Transaction {
+ public:
+  Transaction(CoordinatorState& state, Store& store, std::vector<std::string>& events);
+  ~Transaction();
+  Transaction(const Transaction&) = delete;
+  Transaction& operator=(const Transaction&) = delete;
+
+  // REQUIRES: it exists. References are good until the transaction ends or the entry is deleted.
+  Job& MutableJob(const std::string& name);
+  Worker& MutableWorker(const std::string& name);
+  // Adds or replaces.
+  void PutJob(Job job);
+  void PutWorker(Worker worker);
+  void DeleteJob(const std::string& name);  // raises the epoch floor to its epoch
+  void DeleteWorker(const std::string& name);
+
+  // A log line, key=value; part of the outcome only if the commit succeeds.
+  void Event(std::string line) { events_.push_back(std::move(line)); }
+
+  // Unavailable: the store failed, and nothing changed. Without changes the store is not asked.
+  absl::Status Commit();
+
+ private:
+  void SaveJob(const std::string& name);
+  void SaveWorker(const std::string& name);
+  StoreBatch Batch() const;
+  void RollBack();
+
+  CoordinatorState& state_;
+  Store& store_;
+  std::vector<std::string>& committed_events_;
+  std::map<std::string, std::optional<Job>> old_jobs_;  // nullopt: it was not there
+  std::map<std::string, std::optional<Worker>> old_workers_;
+  const int64_t old_epoch_floor_;
+  std::vector<std::string> events_;
+  bool ended_ = false;
+};
+
+}  // namespace shardmesh

@@ -1,0 +1,48 @@
+// Small valid jobs and workers for tests. Tests only.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "core/job.h"
+#include "server/coordinator.h"
+#include "server/job_definition.h"
+
+namespace shardmesh {
+
+// A job of `ranks` shards with parameters "a.w" and "b.w".
+inline JobSpec SmallSpec(const std::string& name, int ranks) {
+  JobSpec spec;
+  spec.name = name;
+  spec.mesh.dims = {{"fsdp", ranks, DimRole::kShard}};
+  spec.parameters = {{"a.w", {3, 5}, Format::kFp32, ""}, {"b.w", {7}, Format::kBf16Sr, ""}};
+  return spec;
+}
+
+inline std::shared_ptr<const JobDefinition> SmallJob(const std::string& name, int ranks) {
+  return JobDefinition::Create(SmallSpec(name, ranks)).value();
+}
+
+inline WorkerIdentity SmallWorker(const std::string& name, int64_t incarnation = 1, const std::string& host = "h1") {
+  return {name,
+          incarnation,
+          absl::StrCat("localhost:", 1000 + incarnation),
+          host,
+          absl::StrCat("/run/", name),
+          70 + incarnation};
+}
+
+// What a member of SmallJob(job) reports.
+inline MemberReport ReadyReport(const Assignment& assignment, int64_t committed_step = -1) {
+  MemberReport report;
+  report.job = assignment.definition->spec().name;
+  report.epoch = assignment.epoch;
+  report.rank = assignment.rank;
+  report.state = MemberReport::State::kReady;
+  report.plan_hash = assignment.definition->plan().hash();
+  report.committed_step = committed_step;
+  return report;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,85 @@
+// Contract 6 for processes: one that cannot start ends with status 1 and a line that says what is wrong and what would
+// be right; those that run are not disturbed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "core/matchers.h"
+#include "tests/testing/cluster.h"
+#include "tests/testing/training.h"
+
+namespace shardmesh {
+namespace {
+
+using ::shardmesh::testing::Cluster;
+using ::shardmesh::testing::Process;
+using ::testing::HasSubstr;
+
+class BadStart : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start({.workers = 1})); }
+  // Who runs is not disturbed.
+  void TearDown() override {
+    ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
+    EXPECT_OK(testing::Undisturbed(client, testing::TinyJob("job", "fsdp=1", 1), 2));
+  }
+  // Runs it to its end: status 1 and one line that holds `text`.
+  void ExpectRefuses(std::vector<std::string> command, const std::string& text) {
+    const std::string log = cluster_->folder().File(absl::StrCat("refused-", ++count_));
+    ASSERT_OK_AND_ASSIGN(const auto process, Process::Start({std::move(command), log}));
+    ASSERT_OK_AND_ASSIGN(const int status, process->Wait(absl::Seconds(20)));
+    EXPECT_EQ(status, 1);
+    EXPECT_THAT(process->Log(), HasSubstr(text));
+  }
+
+  std::unique_ptr<Cluster> cluster_;
+  int count_ = 0;
+};
+
+TEST_F(BadStart, PortInUse) {
+  ExpectRefuses({"server/shardmesh-coordinator", "--state", ":memory:", "--listen", cluster_->coordinator_address()},
+                "in use");
+  ExpectRefuses({"worker/shardmesh-worker", "--coordinator", cluster_->coordinator_address(), "--name", "other",
+                 "--local-dir", cluster_->folder().File("s"), "--listen", cluster_->worker_address("w0")},
+                "in use");
+}
+
+TEST_F(BadStart, NameThatIsAlive) {
+  ExpectRefuses({"worker/shardmesh-worker", "--coordinator", cluster_->coordinator_address(), "--name", "w0",
+                 "--local-dir", cluster_->folder().File("s")},
+                "is alive");
+}
+
+TEST_F(BadStart, OffLoopbackWithoutTls) {
+  ExpectRefuses({"worker/shardmesh-worker", "--coordinator", cluster_->coordinator_address(), "--name", "open",
+                 "--local-dir", cluster_->folder().File("s"), "--listen", "0.0.0.0:0"},
+                "--tls-cert");
+}
+
+TEST_F(BadStart, StateFileOfANewerVersion) {
+  const std::string state = cluster_->folder().File("newer.db");
+  const std::string log = cluster_->folder().File("newer.log");
+  {
+    ASSERT_OK_AND_ASSIGN(const auto process,
+                         Process::Start({{"server/shardmesh-coordinator", "--state", state, "--listen", "127.0.0.1:0",
+                                          "--address-file", log + ".address"},
+                                         log}));
+    ASSERT_OK(testing::AwaitLine(log + ".address", *process, absl::Seconds(20)));
+    process->Signal(SIGTERM);
+    ASSERT_OK_AND_ASSIGN(const int status, process->Wait(absl::Seconds(20)));
+    ASSERT_EQ(status, 0) << process->Log();
+  }
+  // SQLite keeps the schema version in bytes 60 to 63 of the file, the highest byte first.
+  std::fstream file(state, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(60);
+  file.write("\0\0\0\x63", 4);
+  file.close();
+  ExpectRefuses({"server/shardmesh-coordinator", "--state", state, "--listen", "127.0.0.1:0"}, "version 99");
+}
+
+}  // namespace
+}  // namespace shardmesh

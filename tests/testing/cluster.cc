@@ -1,0 +1,94 @@
+#include "tests/testing/cluster.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "core/status.h"
+
+namespace shardmesh::testing {
+namespace {
+
+constexpr char kCoordinator[] = "server/shardmesh-coordinator";
+constexpr char kWorker[] = "worker/shardmesh-worker";
+constexpr absl::Duration kStartTimeout = absl::Seconds(30);
+
+std::string Milliseconds(absl::Duration duration) { return absl::StrCat(absl::ToInt64Milliseconds(duration)); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterOptions options) {
+  std::unique_ptr<Cluster> cluster(new Cluster(std::move(options)));
+  RETURN_IF_ERROR(cluster->StartCoordinator("127.0.0.1:0"));
+  const int workers = cluster->options_.workers;
+  for (int i = 0; i < workers; ++i) RETURN_IF_ERROR(cluster->LaunchWorker(absl::StrCat("w", i)));
+  for (int i = 0; i < workers; ++i) RETURN_IF_ERROR(cluster->AwaitWorker(absl::StrCat("w", i)));
+  return cluster;
+}
+
+Cluster::~Cluster() {
+  workers_.clear();
+  coordinator_.reset();
+  if (::testing::Test::HasFailure()) PrintLogs();
+}
+
+absl::Status Cluster::StartCoordinator(const std::string& listen) {
+  const std::string address_file = folder_.File(absl::StrCat("coordinator-", ++coordinator_lives_, ".address"));
+  std::vector<std::string> command = {kCoordinator,
+                                      "--listen",
+                                      listen,
+                                      "--state",
+                                      StateFile(),
+                                      "--address-file",
+                                      address_file,
+                                      "--heartbeat-interval-ms",
+                                      Milliseconds(options_.heartbeat_interval),
+                                      "--heartbeat-timeout-ms",
+                                      Milliseconds(options_.heartbeat_timeout)};
+  if (!options_.default_mesh.empty()) command.insert(command.end(), {"--default-mesh", options_.default_mesh});
+  ASSIGN_OR_RETURN(coordinator_,
+                   Process::Start({std::move(command), folder_.File("coordinator.log"), options_.descriptor_limit}));
+  ASSIGN_OR_RETURN(coordinator_address_, AwaitLine(address_file, *coordinator_, kStartTimeout));
+  return absl::OkStatus();
+}
+
+absl::Status Cluster::RestartCoordinator() { return StartCoordinator(std::string(coordinator_address_)); }
+
+absl::Status Cluster::LaunchWorker(const std::string& name) {
+  WorkerProcess& worker = workers_[name];
+  const std::string address_file = folder_.File(absl::StrCat(name, "-", ++worker.lives, ".address"));
+  std::vector<std::string> command = {
+      kWorker,           "--coordinator", coordinator_address_,           "--name",         name,        "--local-dir",
+      folder_.File("s"), "--threads",     absl::StrCat(options_.threads), "--address-file", address_file};
+  command.insert(command.end(), options_.worker_flags.begin(), options_.worker_flags.end());
+  ASSIGN_OR_RETURN(worker.process, Process::Start({std::move(command), folder_.File(absl::StrCat(name, ".log")),
+                                                   options_.descriptor_limit}));
+  return absl::OkStatus();
+}
+
+absl::Status Cluster::AwaitWorker(const std::string& name) {
+  WorkerProcess& worker = workers_.at(name);
+  const std::string address_file = folder_.File(absl::StrCat(name, "-", worker.lives, ".address"));
+  ASSIGN_OR_RETURN(worker.address, AwaitLine(address_file, *worker.process, kStartTimeout));
+  return absl::OkStatus();
+}
+
+absl::Status Cluster::StartWorker(const std::string& name) {
+  RETURN_IF_ERROR(LaunchWorker(name));
+  return AwaitWorker(name);
+}
+
+absl::StatusOr<Client> Cluster::Connect(ClientOptions options) const {
+  return Client::Connect(coordinator_address_, std::move(options));
+}
+
+void Cluster::PrintLogs() const {
+  std::cout << "--- coordinator\n" << ReadFile(folder_.File("coordinator.log"));
+  for (const auto& [name, worker] : workers_) {
+    std::cout << "--- worker " << name << "\n" << ReadFile(folder_.File(absl::StrCat(name, ".log")));
+  }
+}
+
+}  // namespace shardmesh::testing

@@ -1,0 +1,75 @@
+// Cluster: a coordinator and workers as real child processes on loopback, in a folder of their own. Ports are chosen by
+// the system; processes are killed when the object goes. When the running test failed, the destructor prints all logs.
+//
+//   ASSERT_OK_AND_ASSIGN(auto cluster, Cluster::Start({.workers = 4}));
+//   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
+//   cluster->worker("w2").Kill9();
+//
+// For one thread; Connect's result may be used anywhere.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/cpp/client.h"
+#include "tests/testing/process.h"
+
+namespace shardmesh::testing {
+
+struct ClusterOptions {
+  int workers = 1;
+  int threads = 1;  // of a step, in each worker
+  absl::Duration heartbeat_interval = absl::Milliseconds(100);
+  absl::Duration heartbeat_timeout = absl::Seconds(5);
+  std::string default_mesh;
+  int descriptor_limit = 0;               // of every process; 0: the test's own
+  std::vector<std::string> worker_flags;  // more of them
+};
+
+class Cluster {
+ public:
+  // Returns when all workers have joined. Unavailable / DeadlineExceeded: a process did not start, with its log.
+  static absl::StatusOr<std::unique_ptr<Cluster>> Start(ClusterOptions options);
+  ~Cluster();
+
+  // Workers are named w0, w1, ...; unknown names are a bug of the test.
+  Process& worker(const std::string& name) { return *workers_.at(name).process; }
+  const std::string& worker_address(const std::string& name) { return workers_.at(name).address; }
+  Process& coordinator() { return *coordinator_; }
+  const std::string& coordinator_address() const { return coordinator_address_; }
+  std::string StateFile() const { return folder_.File("state.db"); }
+  const TempFolder& folder() const { return folder_; }
+
+  // Starts a worker, or its next life after it ended.
+  absl::Status StartWorker(const std::string& name);
+  // Starts the coordinator again with the same state file at the same port. REQUIRES: it ended.
+  absl::Status RestartCoordinator();
+
+  absl::StatusOr<Client> Connect(ClientOptions options = {}) const;
+
+ private:
+  struct WorkerProcess {
+    std::unique_ptr<Process> process;
+    std::string address;
+    int lives = 0;
+  };
+
+  explicit Cluster(ClusterOptions options) : options_(std::move(options)) {}
+  absl::Status StartCoordinator(const std::string& listen);
+  absl::Status LaunchWorker(const std::string& name);
+  absl::Status AwaitWorker(const std::string& name);
+  void PrintLogs() const;
+
+  const ClusterOptions options_;
+  const TempFolder folder_;
+  int coordinator_lives_ = 0;
+  std::string coordinator_address_;
+  std::unique_ptr<Process> coordinator_;
+  std::map<std::string, WorkerProcess> workers_;
+};
+
+}  // namespace shardmesh::testing

@@ -1,0 +1,89 @@
+#include "tests/testing/hostile.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "rpc/testing/http2_client.h"
+
+namespace shardmesh::testing {
+namespace {
+
+constexpr absl::Duration kGiveUp = absl::Seconds(60);
+constexpr int kWindow = 65535;     // of flow control, at first
+constexpr int kDataBytes = 16384;  // of one frame
+
+uint32_t BigEndianAt(const std::string& bytes, size_t at) {
+  uint32_t value = 0;
+  for (size_t i = at; i < at + 4 && i < bytes.size(); ++i) value = value << 8 | static_cast<unsigned char>(bytes[i]);
+  return value;
+}
+
+struct FlowControl {
+  int64_t connection = kWindow, stream = kWindow;  // bytes that may be sent
+};
+
+// Does what HTTP/2 asks of a client; true when the server ended the stream or the connection.
+bool HandleFrame(const Frame& frame, RawClient& client, FlowControl& flow) {
+  if (frame.type == kSettings && (frame.flags & kAck) == 0) {
+    for (size_t at = 0; at + 6 <= frame.payload.size(); at += 6) {
+      const bool initial_window = frame.payload[at] == 0 && frame.payload[at + 1] == 4;
+      if (initial_window) flow.stream += int64_t{BigEndianAt(frame.payload, at + 2)} - kWindow;
+    }
+    client.Write(EncodeFrame(kSettings, kAck, 0, ""));
+  }
+  if (frame.type == kPing && (frame.flags & kAck) == 0) client.Write(EncodeFrame(kPing, kAck, 0, frame.payload));
+  if (frame.type == kWindowUpdate) (frame.stream == 0 ? flow.connection : flow.stream) += BigEndianAt(frame.payload, 0);
+  return frame.type == kRstStream || frame.type == kGoAway ||
+         (frame.type == kHeaders && (frame.flags & kEndStream) != 0);
+}
+
+}  // namespace
+
+int OpenAndResetStreams(int port, const std::string& path, int streams) {
+  constexpr int kPerWrite = 500;
+  const std::string headers = CallHeaders(path);
+  const std::string cancel = BigEndian32(8);
+  int opened = 0;
+  const absl::Time until = absl::Now() + kGiveUp;
+  while (opened < streams && absl::Now() < until) {
+    RawClient client(port);
+    if (!client.connected() || !client.StartHttp2()) continue;
+    bool writable = true;
+    for (uint32_t stream = 1; writable && opened < streams; opened += kPerWrite) {
+      std::string burst;
+      for (int i = 0; i < kPerWrite; ++i, stream += 2) {
+        absl::StrAppend(&burst, EncodeFrame(kHeaders, kEndHeaders, stream, headers),
+                        EncodeFrame(kRstStream, 0, stream, cancel));
+      }
+      writable = client.Write(burst);
+    }
+  }
+  return opened;
+}
+
+LongMessage SendLongMessage(int port, const std::string& path) {
+  LongMessage result;
+  RawClient client(port);
+  if (!client.connected() || !client.StartHttp2()) return result;
+  client.Write(EncodeFrame(kHeaders, kEndHeaders, 1, CallHeaders(path)));
+  client.Write(EncodeFrame(kData, 0, 1, absl::StrCat(absl::string_view("\0", 1), BigEndian32(1u << 30))));
+  const std::string data = EncodeFrame(kData, 0, 1, std::string(kDataBytes, '\0'));
+  FlowControl flow;
+  const absl::Time until = absl::Now() + kGiveUp;
+  while (!result.ended_by_server && result.bytes_sent < (int64_t{1} << 30) && absl::Now() < until) {
+    const bool may_send = std::min(flow.connection, flow.stream) >= kDataBytes;
+    const Frame frame = client.ReadFrame(may_send ? absl::ZeroDuration() : absl::Seconds(1));
+    if (frame.valid()) {
+      result.ended_by_server = HandleFrame(frame, client, flow);
+    } else if (may_send) {
+      result.ended_by_server = !client.Write(data);
+      result.bytes_sent += kDataBytes;
+      flow.connection -= kDataBytes;
+      flow.stream -= kDataBytes;
+    }
+  }
+  return result;
+}
+
+}  // namespace shardmesh::testing

@@ -1,0 +1,149 @@
+#include "tests/testing/process.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "core/status.h"
+#include "core/sync.h"
+
+namespace shardmesh::testing {
+namespace {
+
+constexpr absl::Duration kPoll = absl::Milliseconds(5);
+
+// Only calls that are safe between fork and exec.
+[[noreturn]] void RunChild(char* const argv[], const char* log_file, int descriptor_limit) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  const int log = open(log_file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  if (log >= 0) {
+    dup2(log, STDOUT_FILENO);
+    dup2(log, STDERR_FILENO);
+  }
+  if (descriptor_limit > 0) {
+    const rlimit limit = {static_cast<rlim_t>(descriptor_limit), static_cast<rlim_t>(descriptor_limit)};
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  execvp(argv[0], argv);
+  _exit(127);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Process>> Process::Start(ProcessSpec spec) {
+  std::vector<char*> argv;
+  for (std::string& argument : spec.command) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  const pid_t pid = fork();
+  if (pid == 0) RunChild(argv.data(), spec.log_file.c_str(), spec.descriptor_limit);
+  if (pid < 0) return absl::InternalError(absl::StrCat("fork: ", std::strerror(errno)));
+  return std::unique_ptr<Process>(new Process(pid, std::move(spec)));
+}
+
+Process::~Process() { Kill9(); }
+
+bool Process::alive() { return !Wait(absl::ZeroDuration()).ok(); }
+
+void Process::Signal(int signal) {
+  if (!ended_) kill(pid_, signal);
+}
+
+void Process::Kill9() {
+  Signal(SIGKILL);
+  (void)Wait(absl::Seconds(20));
+}
+
+void Process::Stop() { Signal(SIGSTOP); }
+
+void Process::Continue() { Signal(SIGCONT); }
+
+absl::StatusOr<int> Process::Wait(absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  while (!ended_) {
+    int status = 0;
+    if (waitpid(pid_, &status, WNOHANG) == pid_) {
+      ended_ = true;
+      status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      break;
+    }
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(absl::StrJoin(spec_.command, " "), " still runs"));
+    }
+    Pause(kPoll);
+  }
+  return status_;
+}
+
+int64_t Process::StatusBytes(const std::string& key) const {
+  std::ifstream file(absl::StrCat("/proc/", pid_, "/status"));
+  std::string line;
+  while (std::getline(file, line)) {
+    if (line.compare(0, key.size(), key) != 0) continue;
+    int64_t kib = 0;
+    std::istringstream(line.substr(key.size())) >> kib;
+    return kib << 10;
+  }
+  return 0;
+}
+
+std::string Process::Log() const { return ReadFile(spec_.log_file); }
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+absl::StatusOr<std::string> AwaitLine(const std::string& path, Process& writer, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  while (true) {
+    const std::string text = ReadFile(path);
+    if (const size_t end = text.find('\n'); end != std::string::npos) return text.substr(0, end);
+    if (!writer.alive()) return absl::UnavailableError(absl::StrCat("the process ended; its log:\n", writer.Log()));
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(path, " did not appear; the log:\n", writer.Log()));
+    }
+    Pause(kPoll);
+  }
+}
+
+absl::StatusOr<std::string> RunCommand(std::vector<std::string> command, absl::Duration timeout) {
+  TempFolder folder;
+  const std::string name = absl::StrJoin(command, " ");
+  ASSIGN_OR_RETURN(const auto process, Process::Start({std::move(command), folder.File("log")}));
+  ASSIGN_OR_RETURN(const int status, process->Wait(timeout));
+  if (status == 0) return process->Log();
+  return absl::InternalError(absl::StrCat(name, " ended with status ", status, ":\n", process->Log()));
+}
+
+TempFolder::TempFolder() {
+  char name[] = "/tmp/smt-XXXXXX";
+  path_ = mkdtemp(name) == nullptr ? "/tmp" : name;
+}
+
+TempFolder::~TempFolder() {
+  std::error_code ignored;
+  if (path_ != "/tmp") std::filesystem::remove_all(path_, ignored);
+}
+
+void Pause(absl::Duration duration) {
+  Mutex mu;
+  CondVar never;
+  MutexLock lock(mu);
+  never.WaitFor(mu, duration);
+}
+
+}  // namespace shardmesh::testing

@@ -1,0 +1,75 @@
+// Process: a child process of a test, with its output in a file. It is killed when the object goes, and by the kernel
+// when the test dies. Starting and signalling are for one thread.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace shardmesh::testing {
+
+struct ProcessSpec {
+  std::vector<std::string> command;  // program and arguments; a program is found by its path, or in PATH
+  std::string log_file;              // gets stdout and stderr, appended
+  int descriptor_limit = 0;          // RLIMIT_NOFILE, soft and hard; 0: the test's own
+};
+
+class Process {
+ public:
+  // Internal: fork failed. A program that cannot be run ends with status 127.
+  static absl::StatusOr<std::unique_ptr<Process>> Start(ProcessSpec spec);
+  ~Process();  // SIGKILL
+
+  pid_t pid() const { return pid_; }
+  bool alive();
+  void Signal(int signal);
+  void Kill9();     // SIGKILL, and waits for the end
+  void Stop();      // SIGSTOP
+  void Continue();  // SIGCONT
+  // The exit status, 128 + signal when a signal ended it. DeadlineExceeded: it still runs.
+  absl::StatusOr<int> Wait(absl::Duration timeout);
+
+  // Resident memory now and its highest value, in bytes; 0 when it is gone.
+  int64_t rss_bytes() const { return StatusBytes("VmRSS:"); }
+  int64_t peak_rss_bytes() const { return StatusBytes("VmHWM:"); }
+  std::string Log() const;
+
+ private:
+  Process(pid_t pid, ProcessSpec spec) : pid_(pid), spec_(std::move(spec)) {}
+  int64_t StatusBytes(const std::string& key) const;
+
+  const pid_t pid_;
+  const ProcessSpec spec_;
+  bool ended_ = false;
+  int status_ = 0;
+};
+
+// The whole file, empty when there is none.
+std::string ReadFile(const std::string& path);
+// Waits until the file exists and has a line; returns that line. DeadlineExceeded: it has none.
+// Unavailable: `writer` ended before.
+absl::StatusOr<std::string> AwaitLine(const std::string& path, Process& writer, absl::Duration timeout);
+// Runs a command to its end; its output. Internal: it failed (the output is in the message).
+absl::StatusOr<std::string> RunCommand(std::vector<std::string> command, absl::Duration timeout = absl::Seconds(60));
+// A new folder with a short path (UNIX sockets have 107 bytes), removed with the object.
+class TempFolder {
+ public:
+  TempFolder();
+  ~TempFolder();
+  TempFolder(const TempFolder&) = delete;
+  const std::string& path() const { return path_; }
+  std::string File(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+// Gives the processor away for a while, inside a loop that looks at a condition with a deadline.
+void Pause(absl::Duration duration);
+
+}  // namespace shardmesh::testing

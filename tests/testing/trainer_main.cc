@@ -1,0 +1,58 @@
+// test_trainer COORDINATOR JOB LAST_STEP create|attach|connect SLOT...: a trainer as a process, so that a test can kill
+// it or put it on another host. Its gradients are those of training.h; TLS files as TlsOfEnvironment() says.
+//   create   makes OddJob(JOB, "fsdp=2", 2), gives it its weights, then goes on as connect
+//   attach   through shared memory; connect: through gRPC
+// Prints "step N" after each step, at the end "digest HEX"; status 1 and the error when there is one.
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+
+#include "core/status.h"
+#include "tests/testing/training.h"
+
+namespace shardmesh::testing {
+namespace {
+
+struct Arguments {
+  std::string coordinator, job;
+  int64_t last = 0;
+  std::string way;
+  std::vector<Slot> slots;
+};
+
+absl::StatusOr<std::shared_ptr<Job>> FindJob(Client& client, const Arguments& arguments) {
+  if (arguments.way != "create") return client.OpenJob(arguments.job);
+  ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.CreateJob(OddJob(arguments.job, "fsdp=2", 2)));
+  RETURN_IF_ERROR(Initialize(*job));
+  return job;
+}
+
+absl::Status Run(const Arguments& arguments) {
+  ASSIGN_OR_RETURN(Client client, Client::Connect(arguments.coordinator, TlsOfEnvironment()));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, FindJob(client, arguments));
+  const bool attach = arguments.way == "attach";
+  ASSIGN_OR_RETURN(const auto session, attach ? job->Attach(arguments.slots) : job->Connect(arguments.slots));
+  RETURN_IF_ERROR(session->AwaitWeights(absl::Seconds(20)));
+  while (session->committed_step().value() < arguments.last) {
+    RETURN_IF_ERROR(TrainTo(*session, session->committed_step().value() + 1));
+    std::cout << "step " << session->committed_step().value() << std::endl;
+  }
+  ASSIGN_OR_RETURN(const v1::DigestReply digest, job->Digest(absl::Seconds(20)));
+  std::cout << "digest " << std::hex << digest.digest() << std::endl;
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace shardmesh::testing
+
+int main(int argc, char** argv) {
+  if (argc < 6) {
+    std::cerr << "usage: test_trainer COORDINATOR JOB LAST_STEP create|attach|connect SLOT...\n";
+    return 2;
+  }
+  shardmesh::testing::Arguments arguments{argv[1], argv[2], std::atoll(argv[3]), argv[4], {}};
+  for (int i = 5; i < argc; ++i) arguments.slots.push_back(shardmesh::Slot(std::atoi(argv[i])));
+  const absl::Status status = shardmesh::testing::Run(arguments);
+  if (!status.ok()) std::cout << status << std::endl;
+  return status.ok() ? 0 : 1;
+}

@@ -1,0 +1,194 @@
+#include "tests/testing/training.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "core/mesh_spec.h"
+#include "core/status.h"
+
+namespace shardmesh::testing {
+namespace {
+
+// splitmix64 (Steele, Lea, Flood 2014).
+uint64_t Mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+// In [-1, 1), in steps of 2^-23.
+float Value(uint64_t a, uint64_t b, uint64_t c, uint64_t element) {
+  const uint64_t bits = Mix(Mix(Mix(Mix(a) + b) + c) + element);
+  return static_cast<float>(static_cast<int64_t>(bits >> 40) - (int64_t{1} << 23)) / static_cast<float>(1 << 23);
+}
+
+float GradientValue(Slot slot, Step step, int tensor, int64_t element) {
+  return Value(1000 + slot.value(), step.value(), tensor, element);
+}
+
+void Store(char* to, Format format, int64_t element, float value) {
+  if (format == Format::kFp32) {
+    std::memcpy(to + element * 4, &value, 4);
+  } else {
+    const uint16_t bits = FloatToBf16Rne(value);
+    std::memcpy(to + element * 2, &bits, 2);
+  }
+}
+
+}  // namespace
+
+JobSpec OddJob(const std::string& name, const std::string& mesh, int slots) {
+  JobSpec spec;
+  spec.name = name;
+  spec.mesh = ParseMeshSpec(mesh).value();
+  spec.num_slots = slots;
+  spec.parameters = {{"embed.weight", {37, 53}, Format::kBf16Sr, ""},
+                     {"layers.0.weight", {129, 65}, Format::kFp32, ""},
+                     {"layers.0.bias", {7}, Format::kFp32, ""},
+                     {"layers.1.weight", {3, 1001}, Format::kBf16, ""},
+                     {"layers.1.scale", {}, Format::kBf16Sr, ""},
+                     {"layers.1.empty", {0, 5}, Format::kBf16, ""},
+                     {"head.weight", {37, 53}, Format::kBf16Sr, "embed.weight"},
+                     {"layers.2.weight", {4099}, Format::kBf16Sr, ""}};
+  spec.optimizer.lr = 1e-2;
+  spec.seed = 42;
+  spec.bucket_elements = 4096;
+  return spec;
+}
+
+JobSpec TinyJob(const std::string& name, const std::string& mesh, int slots, int64_t elements) {
+  JobSpec spec;
+  spec.name = name;
+  spec.mesh = ParseMeshSpec(mesh).value();
+  spec.num_slots = slots;
+  spec.parameters = {{"w", {elements}, Format::kFp32, ""}};
+  spec.optimizer.lr = 1e-2;
+  return spec;
+}
+
+std::map<std::string, std::vector<float>> InitialWeights(const JobSpec& spec) {
+  std::map<std::string, std::vector<float>> values;
+  for (size_t t = 0; t < spec.parameters.size(); ++t) {
+    if (!spec.parameters[t].tied_to.empty()) continue;
+    std::vector<float>& tensor = values[spec.parameters[t].name];
+    for (int64_t i = 0; i < spec.parameters[t].NumElements(); ++i) tensor.push_back(Value(7, 0, t, i));
+  }
+  return values;
+}
+
+absl::Status Initialize(Job& job) {
+  RETURN_IF_ERROR(job.Initialize(InitialWeights(job.spec()), absl::Seconds(30)));
+  return job.Pull({VersionChoice::kAtLeast, Step(0)}, absl::Seconds(30)).status();
+}
+
+absl::Status WriteGradients(Session& session, Step step) {
+  const JobSpec& spec = session.job().spec();
+  for (Slot slot : session.slots()) {
+    for (size_t t = 0; t < spec.parameters.size(); ++t) {
+      if (!spec.parameters[t].tied_to.empty()) continue;
+      ASSIGN_OR_RETURN(const TensorView view, session.gradient(slot, spec.parameters[t].name));
+      for (int64_t i = 0; i < view.num_elements; ++i) {
+        Store(static_cast<char*>(view.data), view.format, i, GradientValue(slot, step, static_cast<int>(t), i));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string GradientPiece(const Job& job, Slot slot, Step step, int shard) {
+  const Plan& plan = job.plan();
+  const Format format = plan.gradient_format();
+  std::string piece;
+  for (size_t b = 0; b < plan.buckets().size(); ++b) {
+    const Bucket& bucket = plan.buckets()[b];
+    std::string flat(bucket.num_elements * BytesPerElement(format), '\0');
+    for (size_t t = 0; t < job.spec().parameters.size(); ++t) {
+      const Placement& at = plan.placements()[t];
+      if (!job.spec().parameters[t].tied_to.empty() || at.bucket != static_cast<int>(b)) continue;
+      for (int64_t i = 0; i < at.num_elements; ++i) {
+        Store(flat.data(), format, at.offset + i, GradientValue(slot, step, static_cast<int>(t), i));
+      }
+    }
+    const int64_t bytes = bucket.shard_elements * BytesPerElement(format);
+    piece += flat.substr(shard * bytes, bytes);
+  }
+  return piece;
+}
+
+double LearningRate(int64_t step) { return 1e-2 / static_cast<double>(1 + step % 5); }
+
+absl::Status TrainTo(Session& session, int64_t last, absl::Duration step_timeout) {
+  while (session.committed_step().value() < last) {
+    const Step step = session.committed_step().next();
+    RETURN_IF_ERROR(WriteGradients(session, step));
+    StepOptions options;
+    options.learning_rate = LearningRate(step.value());
+    options.timeout = step_timeout;
+    RETURN_IF_ERROR(session.Step(options).status());
+  }
+  return absl::OkStatus();
+}
+
+bool operator==(const Learnt& a, const Learnt& b) {
+  return a.step == b.step && a.digest == b.digest && a.weights == b.weights;
+}
+
+std::ostream& operator<<(std::ostream& out, const Learnt& learnt) {
+  out << "step " << learnt.step << " digest " << std::hex << learnt.digest << std::dec;
+  for (const auto& [name, bytes] : learnt.weights) {
+    out << " " << name << ":" << bytes.size() << "B/" << std::hex << std::hash<std::string>()(bytes) << std::dec;
+  }
+  return out;
+}
+
+absl::StatusOr<Learnt> Learn(Job& job, int64_t step) {
+  ASSIGN_OR_RETURN(const Version version, job.Pull({VersionChoice::kAtLeast, Step(step)}, absl::Seconds(20)));
+  Learnt learnt;
+  learnt.step = version.step().value();
+  for (const ParameterSpec& parameter : job.spec().parameters) {
+    ASSIGN_OR_RETURN(const ConstTensorView view, version.parameter(parameter.name));
+    learnt.weights[parameter.name] =
+        std::string(static_cast<const char*>(view.data), view.num_elements * BytesPerElement(view.format));
+  }
+  ASSIGN_OR_RETURN(const v1::DigestReply digest, job.Digest(absl::Seconds(20)));
+  if (digest.step() != learnt.step) {
+    return absl::InternalError(absl::StrCat("digest of step ", digest.step(), ", weights of step ", learnt.step));
+  }
+  learnt.digest = digest.digest();
+  return learnt;
+}
+
+ClientOptions TlsOfEnvironment() {
+  ClientOptions options;
+  if (const char* prefix = std::getenv("SHARDMESH_TEST_TLS")) {
+    options.tls.cert_file = absl::StrCat(prefix, ".pem");
+    options.tls.key_file = absl::StrCat(prefix, ".key");
+    options.tls.ca_file = absl::StrCat(prefix, ".ca");
+  }
+  return options;
+}
+
+absl::Status Delete(Client& client, const std::string& job) {
+  v1::DeleteJobRequest request;
+  request.set_job(job);
+  return client.coordinator().DeleteJob(request, absl::Seconds(10)).status();
+}
+
+absl::StatusOr<Learnt> Undisturbed(Client& client, JobSpec spec, int64_t steps) {
+  spec.name += "-undisturbed";
+  ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, client.CreateJob(spec));
+  RETURN_IF_ERROR(Initialize(*job));
+  std::vector<Slot> slots;
+  for (int s = 0; s < spec.num_slots; ++s) slots.push_back(Slot(s));
+  ASSIGN_OR_RETURN(const auto session, job->Attach(slots));
+  RETURN_IF_ERROR(session->AwaitWeights(absl::Seconds(20)));
+  RETURN_IF_ERROR(TrainTo(*session, steps));
+  absl::StatusOr<Learnt> learnt = Learn(*job, steps);
+  RETURN_IF_ERROR(Delete(client, spec.name));
+  return learnt;
+}
+
+}  // namespace shardmesh::testing

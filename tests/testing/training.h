@@ -1,0 +1,60 @@
+// Small jobs for tests: a specification with odd sizes and every format, weights and gradients that are pure functions
+// of (seed, slot, step, parameter, element), and what a job has learnt as comparable bytes. Thread-safe functions.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/cpp/client.h"
+#include "client/cpp/session.h"
+#include "core/job.h"
+
+namespace shardmesh::testing {
+
+// Sizes no shard count divides, a scalar, an empty tensor, a tie; fp32, bf16 and bf16_sr.
+// REQUIRES: `mesh` is a valid specification ("ddp=2,fsdp=2").
+JobSpec OddJob(const std::string& name, const std::string& mesh, int slots);
+// One fp32 tensor "w" of `elements`.
+JobSpec TinyJob(const std::string& name, const std::string& mesh, int slots, int64_t elements = 1000);
+
+// By canonical name, owners only; in [-1, 1).
+std::map<std::string, std::vector<float>> InitialWeights(const JobSpec& spec);
+// Gives the job these weights and waits until they are there.
+absl::Status Initialize(Job& job);
+
+// Writes the gradients of `step` into all windows of the session: in [-1, 1), rounded to the job's gradient format.
+absl::Status WriteGradients(Session& session, Step step);
+// The same gradient piece as bytes: what a raw Push of (slot, step, shard) carries.
+std::string GradientPiece(const Job& job, Slot slot, Step step, int shard);
+
+// Steps until `last` is committed, each with its own gradients and learning rate.
+absl::Status TrainTo(Session& session, int64_t last, absl::Duration step_timeout = absl::Seconds(30));
+// The learning rate of a step.
+double LearningRate(int64_t step);
+
+// What a job holds after a step: every parameter's bytes, and the digest over weights and states.
+struct Learnt {
+  int64_t step = -1;
+  uint64_t digest = 0;
+  std::map<std::string, std::string> weights;
+};
+bool operator==(const Learnt& a, const Learnt& b);
+std::ostream& operator<<(std::ostream& out, const Learnt& learnt);
+// Waits for the version of `step`.
+absl::StatusOr<Learnt> Learn(Job& job, int64_t step);
+
+// Options with the certificate files that SHARDMESH_TEST_TLS names: a prefix with .pem, .key and .ca behind it; else
+// none.
+ClientOptions TlsOfEnvironment();
+
+// Deletes the job.
+absl::Status Delete(Client& client, const std::string& job);
+
+// How a job of `spec` ends that one attached trainer holding all slots trains for `steps` steps, undisturbed.
+absl::StatusOr<Learnt> Undisturbed(Client& client, JobSpec spec, int64_t steps);
+
+}  // namespace shardmesh::testing

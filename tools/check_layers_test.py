@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Seeds each kind of violation into a small tree and expects exactly it to be reported."""
+import os
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(os.getcwd(), "tools"))
+import check_layers  # noqa: E402
+
+
+def check(tree):
+    """The violations of a tree given as {path: content}."""
+    with tempfile.TemporaryDirectory() as root:
+        for path, content in tree.items():
+            os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
+            with open(os.path.join(root, path), "w", encoding="utf-8") as out:
+                out.write(content)
+        return list(check_layers.violations(root))
+
+
+CLEAN = {
+    "core/a.h": "#pragma once\n#include <vector>\n#include \"absl/status/status.h\"\n",
+    "rpc/server.cc": '#include "core/a.h"\n#include <grpcpp/server.h>\n',
+    "worker/shard_service.cc": '#include "client/cpp/x.h"\n#include <grpcpp/support/status.h>\n',
+    "worker/worker_main.cc": '#include <CLI/CLI.hpp>\n#include <grpcpp/server.h>\n',
+    "server/sqlite_store.cc": "#include <sqlite3.h>\n",
+    "kernels/fused_step_simd.cc": "#include <hwy/highway.h>\n",
+    "kernels/fused_step_cuda.cu": "#include <cuda_runtime.h>\n",
+    "client/cpp/grpc_transport.cc": '#include <grpcpp/channel.h>\n',
+    "tests/e2e_test.cc": '#include "worker/w.h"\n#include "server/s.h"\n#include <nlohmann/json.hpp>\n',
+    "examples/digits/trainer.cc": '#include "client/cpp/client.h"\n#include <CLI/CLI.hpp>\n',
+}
+
+
+class CheckLayersTest(unittest.TestCase):
+    def test_clean_tree_passes(self):
+        self.assertEqual(check(CLEAN), [])
+
+    def expect(self, path, content, *parts):
+        found = check({**CLEAN, path: content})
+        self.assertEqual(len(found), 1, found)
+        for part in parts:
+            self.assertIn(part, found[0])
+
+    def test_every_forbidden_folder_is_found(self):
+        for folder, allowed in check_layers.ALLOWED.items():
+            for other in sorted(set(check_layers.ALLOWED) - allowed - {folder}):
+                self.expect(f"{folder}/bad.cc", f'#include "{folder}/own.h"\n\n#include "{other}/x.h"\n',
+                            f"{folder}/bad.cc:3: {folder}/ may not include {other}/x.h")
+
+    def test_every_confined_library_is_found(self):
+        for header in ("grpcpp/server.h", "grpc/grpc.h", "sqlite3.h", "hwy/highway.h", "cuda_runtime.h", "cuda.h", "CLI/CLI.hpp",
+                       "nlohmann/json.hpp"):
+            self.expect("server/coordinator.cc", f"#include <{header}>\n", "server/coordinator.cc:1: ", f"{header} belongs only in")
+            self.expect("core/bad.h", f'#include <string>\n  #  include "{header}"\n', "core/bad.h:2: ", header)
+
+    def test_confined_library_beside_its_home_is_found(self):
+        self.expect("server/store.h", "#include <sqlite3.h>\n", "sqlite3.h belongs only in")
+        self.expect("kernels/fused_step.cc", "#include <hwy/targets.h>\n#include <hwy/highway.h>\n", ":2: hwy/highway.h belongs only in")
+        self.expect("kernels/rules.h", "#include <hwy/highway.h>\n", "hwy/highway.h belongs only in")
+        self.expect("worker/engine.cc", "#include <grpcpp/channel.h>\n", "grpcpp/channel.h belongs only in")
+        self.expect("worker/service_parts.cc", "#include <grpcpp/channel.h>\n", "grpcpp/channel.h belongs only in")
+
+    def test_sleep_in_a_test_is_found(self):
+        for call in ("std::this_thread::sleep_for(1s)", "absl::SleepFor(x)", "usleep (5)", "sleep(1)", "nanosleep(&t, 0)"):
+            self.expect("core/x_test.cc", f"int a;\n{call};\n", "core/x_test.cc:2: ", "in a test")
+        self.assertEqual(check({"core/x.cc": "usleep(5);", "core/y_test.cc": "asleep(5); Sleeper(1);"}), [])
+
+    def test_machine_path_is_found(self):
+        for path in ("/ho" + "me/ann/x", "/wo" + "rk/main", "/ro" + "ot/x"):
+            self.expect("docs/page.md", f"see\n\n{path}\n", "docs/page.md:3: ", "path of one machine")
+        self.assertEqual(check({"docs/page.md": "bench/work/x and /tmp/x and /workers/1\n"}), [])
+
+    def test_hidden_and_generated_folders_are_left_out(self):
+        bad = '#include "server/x.h"\n'
+        self.assertEqual(check({"core/.cache/a.h": bad, "bazel-out/core/a.h": bad, ".git/core/a.h": bad}), [])
+
+    def test_the_rules_name_each_other(self):
+        for folder, allowed in check_layers.ALLOWED.items():
+            self.assertLessEqual(allowed, set(check_layers.ALLOWED), folder)
+            self.assertNotIn(folder, allowed)
+        # No cycle between the folders of the product.
+        product = {f: a for f, a in check_layers.ALLOWED.items() if f not in ("tests", "bench")}
+        while product:
+            free = [f for f, a in product.items() if not a & set(product)]
+            self.assertTrue(free, f"cycle among {sorted(product)}")
+            for folder in free:
+                del product[folder]
+
+
+if __name__ == "__main__":
+    unittest.main()

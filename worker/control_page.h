@@ -1,0 +1,116 @@
+// ControlPage: the words through which the workers of one host agree on the steps of one job. It lies in a segment that
+// every worker of the job maps; nobody else does.
+//
+// The lead (rank 0) decides, everybody executes, the lead commits:
+//
+//   trainers        declare slot words for step k                                      doorbell
+//   lead            sees all of them, writes `command`, decided = seq                  DECISION POINT
+//   every worker    executes it on its shard; member.done = seq                        doorbell
+//   lead            sees all done, writes committed_step and outcome, committed = seq  finished
+//   everybody       answers its trainers and readers
+//
+// Before the decision no shard and no window byte changes; after it the command is only rolled forward, and it can be
+// executed again from the same words (nothing it needs lies in a process). Any worker may set `abort` (once, from 0):
+// then every wait of every worker ends and the job is failed.
+//
+// All words are lock-free atomics, zero at creation. Plain members of `command` are written by the lead before the
+// release-store of `decided` and only while all members are done with the one before.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/adamw.h"
+#include "core/job.h"
+
+namespace shardmesh {
+
+inline constexpr int kMaxHostRanks = 64;
+inline constexpr int kPublicationBuffers = 2;
+inline constexpr int kOutcomeRing = 256;
+inline constexpr int64_t kNoStep = -1;  // before the initial weights
+
+enum class CommandKind : int32_t { kNone = 0, kInit = 1, kStep = 2, kDigest = 3 };
+
+// One decision: everything that executing it needs beside the slots' gradients and the shard.
+struct Command {
+  CommandKind kind = CommandKind::kNone;
+  int64_t step = 0;         // of kStep; kInit: 0; kDigest: the committed step
+  AdamWScalars scalars;     // of kStep
+  int32_t apply = 0;        // of kStep: 0 = skipped, a gradient was not finite
+  int32_t parity = 0;       // where the shard's data lies before it (shard_storage.h)
+  int32_t publish = -1;     // the publication buffer that gets this version, -1: none
+  int64_t nonfinite = 0;    // kStep: why skipped: slot << 32 | tensor; kDigest: the newest ticket it answers
+  uint64_t initial_id = 0;  // of kInit: push_id of the pieces to place
+};
+
+// One worker's words.
+struct alignas(64) MemberWords {
+  std::atomic<int64_t> alive_nanos;  // MonotonicNanos of its last sign of life; 0: it has not come yet
+  std::atomic<uint64_t> done;        // seq of the last command it executed
+  std::atomic<uint64_t> initial_id;  // push_id of its complete piece of initial weights
+  std::atomic<uint64_t> digest;      // of its shard, by the last kDigest
+  std::atomic<int64_t> pid;          // for messages
+};
+
+// One slot's words.
+struct alignas(64) SlotWords {
+  std::atomic<int64_t> declared;    // newest step declared complete for it; 0: none
+  std::atomic<uint64_t> lr_bits;    // of that step: the learning rate as double
+  std::atomic<int64_t> nonfinite;   // step << 24 | tensor + 1 of a gradient that is not finite; read with `declared`
+  std::atomic<uint64_t> holder;     // who writes it: 0 nobody, else (rank + 1) << 32 | session
+  std::atomic<int64_t> holder_pid;  // for messages; 0: unknown
+};
+
+// One publication buffer (one for the host). A reader pins it and then checks the version; the lead takes the version
+// away and then checks the pins: with sequentially consistent order one of them sees the other.
+struct alignas(64) PublicationWords {
+  std::atomic<int64_t> version_plus_one;  // step + 1 of the whole version it holds; 0: none, or being written
+  std::atomic<int64_t> pins;              // reads under way, of all processes of the host
+};
+
+struct OutcomeWords {
+  std::atomic<int64_t> step;
+  std::atomic<int64_t> skipped;  // 0: applied; else (slot << 32 | tensor) + 1
+};
+
+struct ControlPage {
+  // Words that are waited on (futex), each on a line of its own.
+  alignas(64) std::atomic<uint32_t> doorbell;  // for the lead: something was declared or done
+  alignas(64) std::atomic<uint32_t> decision;  // for all: `decided` or `abort` changed
+  alignas(64) std::atomic<uint32_t> finished;  // for all: `committed` or `abort` changed
+
+  alignas(64) std::atomic<uint64_t> decided;     // seq of the newest command
+  std::atomic<uint64_t> committed;               // seq of the newest command that all executed
+  std::atomic<int64_t> committed_step_plus_one;  // 0: no weights yet
+  std::atomic<int32_t> parity;                   // of every shard's storage, as of `committed`
+  std::atomic<uint64_t> abort;                   // 0, or AbortWord
+  Command command;
+
+  alignas(64) std::atomic<uint64_t> lr_claim;  // step << 16 | slot of the first declaration of that step
+  std::atomic<uint64_t> digest_wanted;         // tickets
+  std::atomic<uint64_t> digest_done;
+  std::atomic<uint64_t> digest_value;
+  std::atomic<int64_t> digest_step;
+  std::atomic<uint64_t> digest_differs;  // 0, or (rank a + 1) << 32 | rank b + 1 of replicas that differ
+
+  MemberWords members[kMaxHostRanks];
+  SlotWords slots[kMaxSlots];
+  std::atomic<int64_t> pieces[kMaxSlots][kMaxHostRanks];  // [slot][shard]: newest step whose piece lies there
+  std::atomic<int32_t> pushes[kMaxSlots]
+                             [kMaxHostRanks];  // [slot][shard]: rank + 1 of the worker that receives it; 0: nobody
+  PublicationWords publications[kPublicationBuffers];
+  OutcomeWords outcomes[kOutcomeRing];  // of step s at s % kOutcomeRing
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+// Why a job was aborted, in one word: who reported it, about whom, and what it saw.
+enum class AbortReason : uint8_t { kSilent = 1, kGone = 2, kLate = 3, kLeft = 4, kInternal = 5 };
+constexpr uint64_t AbortWord(AbortReason reason, int about, int reporter) {
+  return uint64_t{1} << 63 | uint64_t(reason) << 32 | uint64_t(about & 0xffff) << 16 | uint64_t(reporter & 0xffff);
+}
+constexpr AbortReason ReasonOf(uint64_t word) { return AbortReason(word >> 32 & 0xff); }
+constexpr int AboutOf(uint64_t word) { return static_cast<int>(word >> 16 & 0xffff); }
+constexpr int ReporterOf(uint64_t word) { return static_cast<int>(word & 0xffff); }
+
+}  // namespace shardmesh

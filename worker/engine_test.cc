@@ -1,0 +1,166 @@
+#include "worker/engine.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "core/matchers.h"
+#include "local/futex.h"
+#include "worker/testing/small_job.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+// The members of a job as threads of this process; each with its own view of the page, as processes have.
+struct Members : TestHost {
+  explicit Members(const JobSpec& spec, absl::Duration step_timeout = kLong)
+      : TestHost(spec), step_timeout(step_timeout) {
+    for (int r = 0; r < plan.num_ranks(); ++r) {
+      storages.push_back(
+          std::make_unique<ShardStorage>(*ShardStorage::Open(*memory, "shard", plan, plan.PlaceOf(Rank(r)).shard)));
+      passes.push_back(std::make_unique<Pass>(job, plan, plan.PlaceOf(Rank(r)), host, *storages[r], 2));
+      protocols.push_back(std::make_unique<StepProtocol>(host.control(), &job, &plan, MemberNames(plan.num_ranks())));
+      engines.push_back(nullptr);
+    }
+  }
+
+  void Start(int r) {
+    engines[r] = std::make_unique<Engine>(*protocols[r], *passes[r], Rank(r), step_timeout, [this] { ++progress; });
+  }
+  void StartAll() {
+    for (int r = 0; r < plan.num_ranks(); ++r) Start(r);
+  }
+
+  absl::Status Stage(int r, uint64_t push_id, float value) {
+    return engines[r]->StageInitial(std::vector<float>(plan.InitialPieceBytes() / 4, value), push_id);
+  }
+
+  void DeclareAll(int64_t step) {
+    for (int s = 0; s < job.num_slots; ++s) {
+      float* gradients = reinterpret_cast<float*>(host.slot(s).data());
+      for (int64_t e = 0; e < plan.gradient_window_bytes() / 4; ++e) gradients[e] = RandomValue(step, s, e);
+      for (int p = 0; p < plan.num_shards(); ++p) ASSERT_OK(protocol.PieceReady(Slot(s), p, Step(step)));
+      ASSERT_OK(protocol.Declare({{Slot(s)}, Step(step), 0.125, {}}));
+    }
+  }
+
+  // The digest of the committed step.
+  absl::StatusOr<std::pair<Step, uint64_t>> Digest() {
+    const uint64_t ticket = protocol.AskForDigest();
+    while (true) {
+      const uint32_t word = host.control()->finished.load();
+      ASSIGN_OR_RETURN(auto digest, protocol.DigestOf(ticket));
+      if (digest.has_value()) return *digest;
+      FutexWait(host.control()->finished, word, kLong);
+    }
+  }
+
+  float WindowElement(int64_t e) const {
+    float value;
+    std::memcpy(&value, host.window().data() + e * 4, 4);
+    return value;
+  }
+
+  const absl::Duration step_timeout;
+  std::atomic<int> progress{0};
+  std::vector<std::unique_ptr<ShardStorage>> storages;
+  std::vector<std::unique_ptr<Pass>> passes;
+  std::vector<std::unique_ptr<StepProtocol>> protocols;
+  std::vector<std::unique_ptr<Engine>> engines;  // last: they use all the others
+};
+
+TEST(EngineTest, InitStepsDigest_OnEveryMeshTheSame) {
+  std::vector<uint64_t> digests;
+  for (const char* mesh : {"fsdp=1", "fsdp=2", "ddp=2", "ddp=2,fsdp=2"}) {
+    Members members(SmallJob(mesh, 2));
+    members.StartAll();
+    for (int r = 0; r < members.plan.num_ranks(); ++r) ASSERT_OK(members.Stage(r, 7, 1.0f));
+    ASSERT_OK(members.protocol.AwaitCommit(Step(0), kLong));
+    EXPECT_EQ(members.WindowElement(0), 1.0f);
+    for (int64_t step = 1; step <= 20; ++step) {
+      ASSERT_NO_FATAL_FAILURE(members.DeclareAll(step));
+      ASSERT_OK_AND_ASSIGN(StepOutcome outcome, members.protocol.AwaitCommit(Step(step), kLong));
+      EXPECT_FALSE(outcome.skipped);
+    }
+    ASSERT_OK_AND_ASSIGN(auto digest, members.Digest());
+    EXPECT_EQ(digest.first, Step(20));
+    digests.push_back(digest.second);
+    EXPECT_NE(members.WindowElement(0), 1.0f);
+    EXPECT_OK(members.protocol.Health());
+    EXPECT_THAT(members.Stage(0, 8, 2.0f), StatusIs(Code::kAborted, HasSubstr("initial weights already")));
+  }
+  for (uint64_t digest : digests) EXPECT_EQ(digest, digests[0]);
+}
+
+TEST(EngineTest, ReplicaWithOtherBits_IsDataLoss) {
+  Members members(SmallJob("ddp=2", 1));
+  members.StartAll();
+  for (int r = 0; r < 2; ++r) ASSERT_OK(members.Stage(r, 7, 1.0f));
+  ASSERT_OK(members.protocol.AwaitCommit(Step(0), kLong));
+  ASSERT_OK(members.Digest());
+  members.storages[1]->moment1(0, 0, 5)[0] = 1e-30f;  // memory lies
+  EXPECT_THAT(members.Digest(), StatusIs(Code::kDataLoss, AllOf(HasSubstr("worker-0"), HasSubstr("worker-1"))));
+}
+
+TEST(EngineTest, MemberThatNeverAnswers_IsNamed) {
+  Members members(SmallJob("fsdp=3", 1), absl::Milliseconds(200));
+  members.Start(0);
+  members.Start(1);
+  for (int r = 0; r < 2; ++r) ASSERT_OK(members.Stage(r, 7, 1.0f));
+  members.protocol.InitialPieceReady(Rank(2), 7);  // said so, and stopped
+  EXPECT_THAT(members.protocol.AwaitCommit(Step(0), kLong),
+              StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker-2 (rank 2"), HasSubstr("did not finish"))));
+  members.engines.clear();
+  EXPECT_GE(members.progress.load(), 2);  // both told who waits on them
+}
+
+TEST(EngineTest, LeadThatNeverCommits_IsNamedByAPeer) {
+  Members members(SmallJob("fsdp=2", 1), absl::Milliseconds(100));
+  members.Start(1);
+  ASSERT_OK(members.Stage(1, 7, 1.0f));
+  members.protocol.InitialPieceReady(Rank(0), 7);
+  ASSERT_TRUE(members.protocol.Decide());  // by a lead that then stopped
+  EXPECT_THAT(members.protocol.AwaitCommit(Step(0), kLong),
+              StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker-0 (rank 0"), HasSubstr("seen by rank 1"))));
+}
+
+// A set of initial weights that came after another set was decided is not mixed into it.
+TEST(EngineTest, DecidedSetOfInitialWeights_IsTheOnePlaced) {
+  Members members(SmallJob("fsdp=2", 1));
+  members.Start(1);
+  ASSERT_OK(members.Stage(1, 7, 1.0f));
+  ASSERT_OK(members.Stage(1, 8, 2.0f));
+  members.protocol.InitialPieceReady(Rank(0), 7);
+  members.protocol.InitialPieceReady(Rank(1), 7);  // as the lead saw it, before set 8 came
+  ASSERT_TRUE(members.protocol.Decide());
+  while (members.protocol.NotDone().size() > 1) {
+    ASSERT_OK(members.protocol.Health());
+    FutexWait(members.host.control()->doorbell, members.host.control()->doorbell.load(), absl::Milliseconds(10));
+  }
+  EXPECT_EQ(members.WindowElement(members.plan.buckets()[0].shard_elements), 1.0f);
+}
+
+TEST(EngineTest, Destructor_EndsIdleAndBusyEngines) {
+  for (int round = 0; round < 10; ++round) {
+    Members members(SmallJob("fsdp=3", 1));
+    members.StartAll();
+    for (int r = 0; r < 3 && round % 2 == 1; ++r) ASSERT_OK(members.Stage(r, 7, 1.0f));
+    for (int r : {round % 3, (round + 1) % 3, (round + 2) % 3}) members.engines[r].reset();
+  }
+}
+
+TEST(EngineTest, Abort_EndsAllEngines) {
+  Members members(SmallJob("fsdp=2", 1));
+  members.StartAll();
+  members.protocol.Abort(AbortReason::kGone, 1, Rank(0));
+  members.engines.clear();
+  EXPECT_EQ(members.progress.load(), 2);
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,106 @@
+#include "worker/host_memory.h"
+
+#include <fcntl.h>
+
+#include <cstring>
+
+#include "core/matchers.h"
+#include "worker/testing/small_job.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+// What a peer receives: duplicates of the lead's descriptors, and their sizes.
+struct Sent {
+  explicit Sent(const HostMemory& host) {
+    host.DescribeTo(welcome);
+    for (int fd : host.PeerDescriptors()) descriptors.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  }
+  v1::LocalWelcome welcome;
+  std::vector<UniqueFd> descriptors;
+};
+
+struct HostMemoryTest : ::testing::Test, TestHost {
+  HostMemoryTest() : TestHost(SmallJob("fsdp=2", 3)) {}
+  absl::StatusOr<HostMemory> Map(Sent sent) {
+    return HostMemory::Map(sent.welcome, std::move(sent.descriptors), 3, plan);
+  }
+};
+
+TEST_F(HostMemoryTest, ThePeerSeesTheLeadsMemory) {
+  ASSERT_OK_AND_ASSIGN(HostMemory peer, Map(Sent(host)));
+  host.control()->decided.store(42);
+  std::memcpy(host.window().data(), "window", 7);
+  std::memcpy(peer.publication(1).data(), "publication", 12);
+  std::memcpy(peer.slot(2).data(), "slot", 5);
+  EXPECT_EQ(peer.control()->decided.load(), 42u);
+  EXPECT_STREQ(peer.window().data(), "window");
+  EXPECT_STREQ(host.publication(1).data(), "publication");
+  EXPECT_STREQ(host.slot(2).data(), "slot");
+  EXPECT_EQ(host.slot(1).data()[0], 0);
+}
+
+TEST_F(HostMemoryTest, SizesHoldThePlan_AndStreamsAreStaggered) {
+  EXPECT_GE(host.window().data_bytes(), plan.window_bytes());
+  int64_t slots = 0;
+  for (int s = 0; s < 3; ++s) {
+    EXPECT_GE(host.slot(s).data_bytes(), plan.gradient_window_bytes());
+    slots += host.slot(s).num_bytes();
+    EXPECT_NE(host.slot(s).data_offset(), host.window().data_offset());
+    EXPECT_EQ(host.slot(s).data_offset() % kPageBytes, 0);
+  }
+  EXPECT_EQ(host.slot_bytes(), slots);
+  EXPECT_EQ(host.publication_bytes(), host.publication(0).num_bytes() + host.publication(1).num_bytes());
+}
+
+TEST_F(HostMemoryTest, TooFewDescriptorsOrSizes_AreRefused) {
+  Sent fewer(host);
+  fewer.descriptors.pop_back();
+  EXPECT_THAT(Map(std::move(fewer)),
+              StatusIs(Code::kInvalidArgument, HasSubstr("6 descriptors and 7 sizes; 7 expected")));
+  Sent unsized(host);
+  unsized.welcome.mutable_segments()->RemoveLast();
+  EXPECT_THAT(Map(std::move(unsized)), StatusIs(Code::kInvalidArgument, HasSubstr("7 descriptors and 6 sizes")));
+  EXPECT_THAT(HostMemory::Map({}, {}, 3, plan), StatusIs(Code::kInvalidArgument, HasSubstr("7 expected")));
+}
+
+TEST_F(HostMemoryTest, SizesThatCannotBe_AreRefused) {
+  const std::pair<int64_t, int64_t> wrong[] = {
+      {4096, 0}, {0, 0}, {-1, 0}, {INT64_MAX, 0}, {INT64_MAX, -4096}, {INT64_MIN, 4096}, {4096, 8192}, {1 << 30, 0}};
+  for (int segment : {0, 1, 6}) {
+    for (const auto& [num_bytes, data_offset] : wrong) {
+      Sent sent(host);
+      sent.welcome.mutable_segments(segment)->set_num_bytes(num_bytes);
+      sent.welcome.mutable_segments(segment)->set_data_offset(data_offset);
+      if (segment == 6 && num_bytes == 4096 && data_offset == 0) continue;  // that fits
+      if (segment == 1 && num_bytes == 4096 && data_offset == 0) continue;
+      EXPECT_THAT(Map(std::move(sent)), StatusIs(Code::kInvalidArgument, ::testing::_))
+          << segment << ": " << num_bytes << " " << data_offset;
+    }
+  }
+  Sent crooked(host);
+  crooked.welcome.mutable_segments(1)->set_data_offset(crooked.welcome.segments(1).data_offset() - 3);
+  EXPECT_THAT(Map(std::move(crooked)), StatusIs(Code::kInvalidArgument, HasSubstr("a multiple of 4096")));
+}
+
+TEST_F(HostMemoryTest, Sealed_NoNewWriter) {
+  ASSERT_OK_AND_ASSIGN(HostMemory peer, Map(Sent(host)));
+  ASSERT_OK(host.Seal());
+  ASSERT_OK(host.Seal());
+  EXPECT_THAT(Map(Sent(host)), StatusIs(Code::kPermissionDenied, HasSubstr("mapping")));
+  std::memcpy(peer.window().data(), "goes on", 8);
+  EXPECT_STREQ(host.window().data(), "goes on");
+}
+
+TEST(HostMemoryLimitTest, TooManyRanks) {
+  JobSpec job = SmallJob("fsdp=65", 1);
+  const auto memory = NewProcessMemory();
+  EXPECT_THAT(HostMemory::Create(*memory, job.name, 1, *Plan::Create(job)),
+              StatusIs(Code::kResourceExhausted, HasSubstr("65 ranks on one host; at most 64")));
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,102 @@
+// JobShard: everything one worker has of one job: its shard's storage, the host's shared memory, the step protocol and
+// the engine that runs it. The RPC adapters and the local socket call it; it knows neither.
+//
+// Thread-safe. Errors are those of shard.proto.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "core/job.h"
+#include "core/layout.h"
+#include "core/sync.h"
+#include "proto/shardmesh/v1/shard.pb.h"
+#include "worker/engine.h"
+#include "worker/host_memory.h"
+#include "worker/pass.h"
+#include "worker/shard_storage.h"
+#include "worker/step_protocol.h"
+#include "worker/waiters.h"
+
+namespace shardmesh {
+
+struct JobShardOptions {
+  JobSpec spec;
+  Epoch epoch;
+  Rank rank;
+  std::vector<std::string> worker_names;  // by rank
+  int threads = 1;
+  absl::Duration step_timeout = absl::Seconds(60);
+};
+
+class JobShard {
+ public:
+  // Takes the host's memory (created on the lead, mapped elsewhere) and starts the engine.
+  static absl::StatusOr<std::unique_ptr<JobShard>> Create(JobShardOptions options, Plan plan, HostMemory host,
+                                                          Memory& memory);
+  ~JobShard();
+
+  const JobSpec& spec() const { return options_.spec; }
+  Epoch epoch() const { return options_.epoch; }
+  Rank rank() const { return options_.rank; }
+  const Plan& plan() const { return plan_; }
+  ShardPlace place() const { return place_; }
+  StepProtocol& protocol() { return *protocol_; }
+  HostMemory& host() { return host_; }
+  Engine& engine() { return *engine_; }
+  Waiters& waiters() { return waiters_; }
+
+  // From now on Health is NotFound ("deleted"), and waiters are answered with it. Whoever holds the object may go on.
+  void Close();
+  // OK; NotFound: closed; Unavailable: aborted, naming the member.
+  absl::Status Health() const;
+
+  // Aborted: the caller's epoch is another.
+  absl::Status CheckEpoch(int64_t epoch) const;
+
+  // StepRequest -> Declare. `attached`: the slots' windows hold every piece, which are marked ready too; else a missing
+  // piece is FailedPrecondition.
+  absl::StatusOr<std::optional<StepOutcome>> Declare(const v1::StepRequest& request, bool attached);
+  v1::StepReply ToReply(const StepOutcome& outcome) const;
+
+  // Padding of gradients holds zeros, whatever was written there: the last group of a tensor is stepped whole.
+  void ClearGradientPadding(Slot slot, int shard);
+
+  // One push of a piece at a time: false when one is under way. Of a gradient: at any replica of the shard.
+  // REQUIRES: a slot of the job, or -1: initial weights.
+  bool BeginPush(int slot);
+  void EndPush(int slot);
+
+  // Lifesigns of this member and a look at the others; then lets waiters look at their deadlines.
+  void Tick(int64_t now_nanos, absl::Duration heartbeat_timeout);
+
+  void FillStatus(v1::GetStatusReply::Job& status) const;
+
+ private:
+  JobShard(JobShardOptions options, Plan plan, HostMemory host, ShardStorage storage);
+
+  const JobShardOptions options_;
+  const Plan plan_;
+  const ShardPlace place_;
+  const std::vector<std::vector<std::pair<int64_t, int64_t>>>
+      padding_;  // by shard: (offset, bytes) in a gradient window
+  HostMemory host_;
+  ShardStorage storage_;
+  Waiters waiters_;
+  std::atomic<bool> closed_{false};
+  std::unique_ptr<StepProtocol> protocol_;
+  std::unique_ptr<Pass> pass_;
+  std::unique_ptr<Engine> engine_;  // last: its thread uses all the others
+  Mutex mu_;
+  std::set<int> pushes_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace shardmesh

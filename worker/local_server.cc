@@ -1,0 +1,243 @@
+#include "worker/local_server.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "core/status.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kSendTimeout = absl::Seconds(5);
+constexpr absl::Duration kSlice = absl::Milliseconds(200);
+constexpr absl::Duration kHelloTimeout = absl::Seconds(5);
+constexpr absl::Duration kOpenTimeout =
+    absl::Seconds(5);  // for the commit of a step that a slot's last holder declared
+constexpr size_t kMaxGrants = 4096;
+
+absl::Status SendError(LocalSocket& socket, const absl::Status& status) {
+  v1::LocalWelcome welcome;
+  welcome.set_code(static_cast<int>(status.code()));
+  welcome.set_message(std::string(status.message()));
+  return socket.Send(welcome.SerializeAsString(), {}, kSendTimeout);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(const std::string& path, Worker& worker,
+                                                                const Clock& clock) {
+  ASSIGN_OR_RETURN(LocalListener listener, LocalListener::Listen(path));
+  return std::unique_ptr<LocalServer>(new LocalServer(std::move(listener), worker, clock));
+}
+
+LocalServer::LocalServer(LocalListener listener, Worker& worker, const Clock& clock)
+    : listener_(std::move(listener)), worker_(worker), clock_(clock) {
+  acceptor_ = std::thread([this] { AcceptLoop(); });
+}
+
+LocalServer::~LocalServer() {
+  stop_.store(true);
+  acceptor_.join();
+  for (Connection& connection : connections_) connection.thread.join();
+}
+
+void LocalServer::AcceptLoop() {
+  while (!stop_.load()) {
+    absl::StatusOr<LocalSocket> socket = listener_.Accept(kSlice);
+    ReapConnections();
+    if (!socket.ok()) continue;
+    if (connections_.size() >= kMaxLocalConnections) {
+      SendError(*socket, absl::ResourceExhaustedError(absl::StrCat("worker ", worker_.options().name, " has ",
+                                                                   kMaxLocalConnections, " local connections already")))
+          .IgnoreError();
+      continue;
+    }
+    Connection& connection = connections_.emplace_back();
+    connection.thread = std::thread([this, &connection, owned = std::make_shared<LocalSocket>(std::move(*socket))] {
+      Serve(std::move(*owned));
+      connection.done.store(true);
+    });
+  }
+}
+
+void LocalServer::ReapConnections() {
+  for (auto it = connections_.begin(); it != connections_.end();) {
+    if (!it->done.load()) {
+      ++it;
+      continue;
+    }
+    it->thread.join();
+    it = connections_.erase(it);
+  }
+}
+
+void LocalServer::Serve(LocalSocket socket) {
+  const auto peer = socket.Peer();
+  if (!peer.ok() || (peer->first != getuid() && peer->first != 0)) {
+    SendError(socket, absl::PermissionDeniedError(absl::StrCat("user ", peer.ok() ? peer->first : -1,
+                                                               " may not attach to a worker of user ", getuid())))
+        .IgnoreError();
+    return;
+  }
+  absl::StatusOr<LocalMessage> first = socket.Receive(kHelloTimeout);
+  v1::LocalHello hello;
+  if (!first.ok()) return;
+  if (!hello.ParseFromString(first->bytes) || hello.purpose_case() == v1::LocalHello::PURPOSE_NOT_SET) {
+    SendError(socket, absl::InvalidArgumentError("the first message is no LocalHello with a purpose")).IgnoreError();
+    return;
+  }
+  if (hello.has_peer()) {
+    worker_.ServePeer(std::move(socket), hello.peer(), stop_);
+  } else {
+    ServeTrainer(socket, hello.trainer().token());
+  }
+}
+
+absl::StatusOr<std::string> LocalServer::Grant(std::shared_ptr<JobShard> shard, std::vector<int> slots) {
+  char bytes[16];
+  if (getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) return absl::InternalError("getrandom failed");
+  std::string token = absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
+  const absl::Time now = clock_.Now();
+  MutexLock lock(mu_);
+  for (auto it = grants_.begin(); it != grants_.end();) it = it->second.until < now ? grants_.erase(it) : std::next(it);
+  if (grants_.size() >= kMaxGrants) {
+    return absl::ResourceExhaustedError(absl::StrCat(kMaxGrants, " grants are open; use them, or wait 30 s"));
+  }
+  grants_[token] = Granted{std::move(shard), std::move(slots), now + kGrantLife};
+  return token;
+}
+
+absl::StatusOr<LocalServer::Granted> LocalServer::Redeem(const std::string& token) {
+  MutexLock lock(mu_);
+  auto it = grants_.find(token);
+  if (it == grants_.end() || it->second.until < clock_.Now()) {
+    return absl::PermissionDeniedError("the token is unknown, used, or older than 30 s; call Attach again");
+  }
+  Granted granted = std::move(it->second);
+  grants_.erase(it);
+  return granted;
+}
+
+// A trainer may have declared the slot's next step and died: its window is the workers' until that step is committed.
+absl::Status LocalServer::AwaitSlotOpen(JobShard& shard, int slot) {
+  StepProtocol& protocol = shard.protocol();
+  const Step declared(protocol.page()->slots[slot].declared.load());
+  if (declared.value() < 1 || declared <= protocol.committed_step()) return absl::OkStatus();
+  const absl::Status committed = protocol.AwaitCommit(declared, kOpenTimeout).status();
+  if (!absl::IsDeadlineExceeded(committed)) return committed;
+  return absl::UnavailableError(absl::StrCat("slot ", slot, " was declared for step ", declared.value(),
+                                             " by a trainer that is gone; attach again when it is committed. ",
+                                             committed.message()));
+}
+
+absl::Status LocalServer::TakeSlots(const Granted& granted, uint64_t holder) {
+  for (int slot : granted.slots) {
+    absl::Status taken = granted.shard->protocol().TakeSlot(Slot(slot), holder);
+    if (taken.ok()) taken = AwaitSlotOpen(*granted.shard, slot);
+    if (taken.ok()) continue;
+    for (int held : granted.slots) granted.shard->protocol().GiveSlot(Slot(held), holder);
+    return taken;
+  }
+  return absl::OkStatus();
+}
+
+void LocalServer::ServeTrainer(LocalSocket& socket, const std::string& token) {
+  absl::StatusOr<Granted> granted = Redeem(token);
+  if (!granted.ok()) {
+    SendError(socket, granted.status()).IgnoreError();
+    return;
+  }
+  const uint64_t holder = static_cast<uint64_t>(granted->shard->rank().value() + 1) << 32 | next_session_.fetch_add(1);
+  const pid_t pid = socket.Peer().ok() ? socket.Peer()->second : 0;
+  if (const absl::Status taken = TakeSlots(*granted, holder); !taken.ok()) {
+    SendError(socket, taken).IgnoreError();
+    return;
+  }
+  for (int slot : granted->slots) granted->shard->protocol().page()->slots[slot].holder_pid.store(pid);
+  spdlog::info("event=trainer_attached job={} slots={} pid={}", granted->shard->spec().name, granted->slots.size(),
+               pid);
+  if (Welcome(socket, *granted).ok()) AnswerSteps(socket, *granted);
+  for (int slot : granted->slots) granted->shard->protocol().GiveSlot(Slot(slot), holder);
+  spdlog::info("event=trainer_gone job={} pid={}", granted->shard->spec().name, pid);
+}
+
+absl::Status LocalServer::Welcome(LocalSocket& socket, const Granted& granted) {
+  HostMemory& host = granted.shard->host();
+  ASSIGN_OR_RETURN(UniqueFd window, host.window().ReadOnlyFd());
+  v1::LocalWelcome welcome;
+  std::vector<int> descriptors = {window.get()};
+  const auto describe = [&](const Segment& segment) {
+    v1::Segment* described = welcome.add_segments();
+    described->set_num_bytes(segment.num_bytes());
+    described->set_data_offset(segment.data_offset());
+  };
+  describe(host.window());
+  for (int slot : granted.slots) {
+    describe(host.slot(slot));
+    descriptors.push_back(host.slot(slot).fd());
+  }
+  welcome.set_committed_step(granted.shard->protocol().committed_step().value());
+  welcome.set_heartbeat_timeout_ms(absl::ToInt64Milliseconds(worker_.heartbeat_timeout()));
+  welcome.set_worker(worker_.options().name);
+  welcome.set_rank(granted.shard->rank().value());
+  welcome.set_plan_hash(granted.shard->plan().hash());
+  return socket.Send(welcome.SerializeAsString(), descriptors, kSendTimeout);
+}
+
+void LocalServer::AnswerSteps(LocalSocket& socket, const Granted& granted) {
+  while (!stop_.load()) {
+    absl::StatusOr<LocalMessage> message = socket.Receive(kSlice);
+    if (absl::IsDeadlineExceeded(message.status())) {
+      if (absl::IsNotFound(granted.shard->Health())) return;  // deleted: hang up
+      continue;
+    }
+    if (!message.ok()) return;
+    v1::LocalRequest request;
+    if (!request.ParseFromString(message->bytes)) return;
+    if (!AnswerStep(socket, granted, request.step()).ok()) return;
+  }
+}
+
+// Declares, waits for the commit, and tells the trainer meanwhile that this worker is alive.
+absl::Status LocalServer::AnswerStep(LocalSocket& socket, const Granted& granted, const v1::StepRequest& request) {
+  v1::LocalReply reply;
+  reply.mutable_step()->set_step(request.step());
+  absl::Status status;
+  for (int slot : request.slots()) {
+    if (std::find(granted.slots.begin(), granted.slots.end(), slot) != granted.slots.end()) continue;
+    status = absl::InvalidArgumentError(absl::StrCat("slot ", slot, " is not one that this session attached to"));
+  }
+  absl::StatusOr<std::optional<StepOutcome>> outcome = std::optional<StepOutcome>();
+  if (status.ok()) outcome = granted.shard->Declare(request, /*attached=*/true);
+  if (!outcome.ok()) status = outcome.status();
+  const absl::Duration slice = std::min(worker_.heartbeat_timeout() / 4, absl::Seconds(1));
+  while (status.ok() && !outcome->has_value()) {
+    absl::StatusOr<StepOutcome> committed = granted.shard->protocol().AwaitCommit(Step(request.step()), slice);
+    if (committed.ok()) {
+      *outcome = *committed;
+    } else if (absl::IsDeadlineExceeded(committed.status())) {
+      v1::LocalReply alive;
+      alive.set_alive(true);
+      alive.set_message(std::string(committed.status().message()));
+      RETURN_IF_ERROR(socket.Send(alive.SerializeAsString(), {}, kSendTimeout));
+      status = granted.shard->Health();
+      if (stop_.load()) return absl::UnavailableError("the worker stops");
+    } else {
+      status = committed.status();
+    }
+  }
+  if (status.ok()) {
+    *reply.mutable_step() = granted.shard->ToReply(**outcome);
+  } else {
+    reply.set_code(static_cast<int>(status.code()));
+    reply.set_message(std::string(status.message()));
+  }
+  return socket.Send(reply.SerializeAsString(), {}, kSendTimeout);
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,51 @@
+// MembershipAgent: keeps one worker joined to the coordinator: Join, then Heartbeat after Heartbeat, passing
+// assignments to the Worker and its statuses back. When the coordinator is away, steps go on and it tries again; when
+// the coordinator has forgotten this life of the worker, it joins again. One thread; Stop (or the destructor) ends it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "client/cpp/coordinator_transport.h"
+#include "core/clock.h"
+#include "core/sync.h"
+#include "worker/worker.h"
+
+namespace shardmesh {
+
+class MembershipAgent {
+ public:
+  // `identity`: everything of the JoinRequest. Borrowed arguments outlive the object.
+  MembershipAgent(CoordinatorTransport& coordinator, Worker& worker, v1::JoinRequest identity);
+  ~MembershipAgent();
+
+  // OK once the worker is joined. DeadlineExceeded: the coordinator did not answer in time; AlreadyExists: another live
+  // worker has the name; Aborted: a newer life of this worker was seen.
+  absl::Status AwaitJoined(absl::Duration timeout);
+  // Sends the next heartbeat now.
+  void Hurry();
+  // Leaves in order, and ends the thread.
+  void Stop();
+
+ private:
+  void Loop();
+  absl::Status Join();
+  absl::Status Heartbeat();
+  bool WaitForNext(absl::Duration interval);
+
+  CoordinatorTransport& coordinator_;
+  Worker& worker_;
+  const v1::JoinRequest identity_;
+  Mutex mu_;
+  CondVar changed_;
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  bool hurry_ ABSL_GUARDED_BY(mu_) = false;
+  bool joined_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status last_error_ ABSL_GUARDED_BY(mu_);
+  absl::Duration interval_ ABSL_GUARDED_BY(mu_) = absl::Milliseconds(500);
+  std::thread thread_;
+};
+
+}  // namespace shardmesh

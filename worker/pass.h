@@ -1,0 +1,61 @@
+// Pass: executes commands on one worker's shard: the fused reduce -> step -> gather over the host's shared memory, the
+// placing of initial weights, and the digest.
+//
+// One pass per step: for each chunk of rotating storage, read every slot's gradient of my shard through mapped memory,
+// sum in tree order, run the optimizer, store weights and states where the last chunk lay, and write the new weights
+// into the parameter window and, when this version is published, into its publication. Nothing is read or written
+// twice. Replicas of a shard all step it, and share the writing of the window: chunk c is written by replica c mod R.
+//
+// Ranges of the shard are spread over threads; results do not depend on how many. Execute is for one thread at a time.
+// No allocation in a step.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/job.h"
+#include "core/layout.h"
+#include "kernels/fused_step.h"
+#include "worker/control_page.h"
+#include "worker/host_memory.h"
+#include "worker/shard_storage.h"
+#include "worker/thread_team.h"
+
+namespace shardmesh {
+
+class Pass {
+ public:
+  // All arguments are borrowed and outlive the object. `threads` >= 1.
+  Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& host, ShardStorage& storage, int threads);
+
+  // Executes a command; running it again gives the same bytes. `initial` is this shard's piece of initial weights
+  // (shard.proto), needed by kInit only. Returns the shard's digest for kDigest, else 0.
+  uint64_t Execute(const Command& command, uint64_t seq, const float* initial);
+
+  // Bytes of weights written into the parameter window since construction. Thread-safe.
+  int64_t gathered_bytes() const { return gathered_bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  void StepRange(const Command& command, uint64_t seq, int range);
+  void StepChunk(const Command& command, int range, int64_t chunk);
+  void PlaceInitial(const Command& command, int range, const float* initial);
+  uint64_t DigestRange(const Command& command, int range) const;
+  // The places that get the new weights of a chunk, at element `offset` of the range; returns how many.
+  int Copies(const Command& command, int range, int64_t chunk, int64_t offset, void* (&copies)[2]) const;
+
+  const JobSpec& job_;
+  const Plan& plan_;
+  const ShardPlace place_;
+  HostMemory& host_;
+  ShardStorage& storage_;
+  const FusedStepFn step_;
+  const PhiloxKey key_;
+  const float divide_scale_;
+  std::vector<int64_t> initial_begin_;  // by range: elements before it in the piece of initial weights
+  std::atomic<int64_t> gathered_bytes_{0};
+  ThreadTeam team_;
+};
+
+}  // namespace shardmesh

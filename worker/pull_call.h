@@ -1,0 +1,64 @@
+// PullCall: one Pull stream. It waits for its version, pins it, and sends it in slices of the publication's own memory:
+// each slice holds the pin, so the bytes stay until gRPC is done with the last one.
+#pragma once
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <memory>
+#include <string>
+
+#include "core/sync.h"
+#include "proto/shardmesh/v1/shard.pb.h"
+#include "worker/job_shard.h"
+#include "worker/waiters.h"
+
+namespace shardmesh {
+
+class PullCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public Waiter {
+ public:
+  // Returns the reactor for gRPC. `shard` may be an error: the call is answered with it.
+  static grpc::ServerWriteReactor<grpc::ByteBuffer>* Start(grpc::CallbackServerContext& context,
+                                                           absl::StatusOr<std::shared_ptr<JobShard>> shard,
+                                                           const v1::PullRequest& request);
+
+  bool Try() override;  // looks whether the version is there
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override { const std::shared_ptr<PullCall> last = std::move(self_); }
+
+ private:
+  // What the slices point into; releases the pin at the end.
+  struct Source {
+    std::shared_ptr<JobShard> shard;
+    const char* base = nullptr;
+    int buffer = -1;  // pinned publication, -1: the parameter window
+    ~Source() {
+      if (buffer >= 0) shard->protocol().Unpin(buffer);
+    }
+  };
+
+  PullCall(const v1::PullRequest& request, absl::Time deadline) : request_(request), deadline_(deadline) {}
+  absl::StatusOr<bool> Choose() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Pin(Step step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckSlotStillOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Late() const;
+  void SendNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Answer(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const v1::PullRequest request_;
+  const absl::Time deadline_;
+  std::shared_ptr<JobShard> shard_;  // set before the call waits
+  std::shared_ptr<PullCall> self_;   // gRPC's reference
+  Mutex mu_;
+  bool answered_ ABSL_GUARDED_BY(mu_) = false;
+  bool streaming_ ABSL_GUARDED_BY(mu_) = false;
+  std::shared_ptr<Source> source_ ABSL_GUARDED_BY(mu_);
+  shardmesh::Step step_ ABSL_GUARDED_BY(mu_);
+  int bucket_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t in_bucket_ ABSL_GUARDED_BY(mu_) = 0;
+  std::string header_ ABSL_GUARDED_BY(mu_);  // not sent yet
+  grpc::ByteBuffer message_;                 // being written
+};
+
+}  // namespace shardmesh

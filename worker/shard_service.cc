@@ -1,0 +1,148 @@
+#include "worker/shard_service.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/status.h"
+#include "proto/bulk.h"
+#include "proto/validate.h"
+#include "rpc/unary.h"
+#include "worker/pull_call.h"
+#include "worker/push_call.h"
+#include "worker/waiting_call.h"
+
+namespace shardmesh {
+namespace {
+
+// Answers a unary call at once.
+grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpc(status));
+  return reactor;
+}
+
+}  // namespace
+
+grpc::ServerReadReactor<grpc::ByteBuffer>* ShardService::Push(grpc::CallbackServerContext* context,
+                                                              grpc::ByteBuffer* reply) {
+  return new PushCall(worker_, reply, RequireDeadline(*context, "Shard.Push"));
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* ShardService::Pull(grpc::CallbackServerContext* context,
+                                                               const grpc::ByteBuffer* raw) {
+  v1::PullRequest request;
+  const auto find = [&]() -> absl::StatusOr<std::shared_ptr<JobShard>> {
+    RETURN_IF_ERROR(RequireDeadline(*context, "Shard.Pull"));
+    RETURN_IF_ERROR(DecodeMessage(*raw, request));
+    RETURN_IF_ERROR(Validate(request));
+    return worker_.Find(request.job());
+  };
+  absl::StatusOr<std::shared_ptr<JobShard>> shard = find();
+  return PullCall::Start(*context, std::move(shard), request);
+}
+
+grpc::ServerUnaryReactor* ShardService::Step(grpc::CallbackServerContext* context, const v1::StepRequest* request,
+                                             v1::StepReply* reply) {
+  std::shared_ptr<JobShard> shard;
+  std::optional<StepOutcome> known;
+  const absl::Status status = CallWithoutThrowing([&]() -> absl::Status {
+    RETURN_IF_ERROR(RequireDeadline(*context, "Shard.Step"));
+    RETURN_IF_ERROR(Validate(*request));
+    ASSIGN_OR_RETURN(shard, worker_.Find(request->job()));
+    ASSIGN_OR_RETURN(known, shard->Declare(*request, /*attached=*/false));
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return Answer(context, status);
+  if (known.has_value()) {
+    *reply = shard->ToReply(*known);
+    return Answer(context, absl::OkStatus());
+  }
+  const shardmesh::Step step(request->step());
+  const auto look = [shard, step](absl::StatusOr<StepOutcome>& outcome) {
+    outcome = shard->protocol().AwaitCommit(step, absl::ZeroDuration());
+  };
+  return WaitingCall::Start(
+      *context, shard->waiters(),
+      [shard, look, reply]() -> std::optional<absl::Status> {
+        absl::StatusOr<StepOutcome> outcome;
+        look(outcome);
+        if (absl::IsDeadlineExceeded(outcome.status())) {
+          const absl::Status health = shard->Health();
+          return health.ok() ? std::nullopt : std::make_optional(health);
+        }
+        if (outcome.ok()) *reply = shard->ToReply(*outcome);
+        return outcome.status();
+      },
+      [look] {
+        absl::StatusOr<StepOutcome> outcome;
+        look(outcome);
+        return outcome.status();
+      });
+}
+
+grpc::ServerUnaryReactor* ShardService::Attach(grpc::CallbackServerContext* context, const v1::AttachRequest* request,
+                                               v1::AttachReply* reply) {
+  return Unary(context, request, reply, [this](const v1::AttachRequest& q, v1::AttachReply* r) -> absl::Status {
+    RETURN_IF_ERROR(Validate(q));
+    ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard, worker_.Find(q.job()));
+    RETURN_IF_ERROR(shard->CheckEpoch(q.epoch()));
+    if (q.host_id() != host_id_) {
+      return absl::FailedPreconditionError(absl::StrCat("host id \"", q.host_id(), "\" is not this worker's, \"",
+                                                        host_id_, "\": memory cannot be shared; use Push and Pull"));
+    }
+    for (int slot : q.slots()) {
+      if (slot < 0 || slot >= shard->spec().num_slots) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("slot ", slot, " is none of job ", q.job(), "'s: 0 to ", shard->spec().num_slots - 1));
+      }
+    }
+    ASSIGN_OR_RETURN(*r->mutable_token(), local_.Grant(shard, {q.slots().begin(), q.slots().end()}));
+    r->set_socket_path(local_.path());
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ShardService::Digest(grpc::CallbackServerContext* context, const v1::DigestRequest* request,
+                                               v1::DigestReply* reply) {
+  std::shared_ptr<JobShard> shard;
+  const absl::Status status = CallWithoutThrowing([&]() -> absl::Status {
+    RETURN_IF_ERROR(RequireDeadline(*context, "Shard.Digest"));
+    RETURN_IF_ERROR(Validate(*request));
+    ASSIGN_OR_RETURN(shard, worker_.Find(request->job()));
+    if (shard->protocol().committed_step().value() == kNoStep) {
+      return absl::FailedPreconditionError(absl::StrCat("job ", request->job(), " has no initial weights yet"));
+    }
+    return shard->Health();
+  });
+  if (!status.ok()) return Answer(context, status);
+  const uint64_t ticket = shard->protocol().AskForDigest();
+  return WaitingCall::Start(
+      *context, shard->waiters(),
+      [shard, ticket, reply]() -> std::optional<absl::Status> {
+        const auto digest = shard->protocol().DigestOf(ticket);
+        if (!digest.ok()) return digest.status();
+        if (!digest->has_value()) {
+          const absl::Status health = shard->Health();
+          return health.ok() ? std::nullopt : std::make_optional(health);
+        }
+        reply->set_step((*digest)->first.value());
+        reply->set_digest((*digest)->second);
+        return absl::OkStatus();
+      },
+      [] {
+        return absl::DeadlineExceededError("the digest did not come in time: a step is under way, ask with more time");
+      });
+}
+
+grpc::ServerUnaryReactor* ShardService::GetStatus(grpc::CallbackServerContext* context,
+                                                  const v1::GetStatusRequest* request, v1::GetStatusReply* reply) {
+  return Unary(context, request, reply, [this](const v1::GetStatusRequest& q, v1::GetStatusReply* r) -> absl::Status {
+    RETURN_IF_ERROR(Validate(q));
+    r->set_worker(worker_.options().name);
+    r->set_incarnation(incarnation_);
+    for (const std::shared_ptr<JobShard>& shard : worker_.Jobs()) shard->FillStatus(*r->add_jobs());
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,40 @@
+// ShardService: the gRPC adapter of a worker (shard.proto). It decides nothing: validate, find the job, call, convert.
+// Push and Pull move raw buffers; calls that wait hold no thread (waiters.h). Thread-safe. Outlived by its arguments.
+#pragma once
+
+#include "proto/shardmesh/v1/shard.grpc.pb.h"
+#include "worker/local_server.h"
+#include "worker/worker.h"
+
+namespace shardmesh {
+
+using ShardServiceBase = v1::Shard::WithRawCallbackMethod_Push<
+    v1::Shard::WithRawCallbackMethod_Pull<v1::Shard::WithCallbackMethod_Step<v1::Shard::WithCallbackMethod_Attach<
+        v1::Shard::WithCallbackMethod_Digest<v1::Shard::WithCallbackMethod_GetStatus<v1::Shard::Service>>>>>>;
+
+class ShardService final : public ShardServiceBase {
+ public:
+  ShardService(Worker& worker, LocalServer& local, std::string host_id, int64_t incarnation)
+      : worker_(worker), local_(local), host_id_(std::move(host_id)), incarnation_(incarnation) {}
+
+  grpc::ServerReadReactor<grpc::ByteBuffer>* Push(grpc::CallbackServerContext* context,
+                                                  grpc::ByteBuffer* reply) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Pull(grpc::CallbackServerContext* context,
+                                                   const grpc::ByteBuffer* request) override;
+  grpc::ServerUnaryReactor* Step(grpc::CallbackServerContext* context, const v1::StepRequest* request,
+                                 v1::StepReply* reply) override;
+  grpc::ServerUnaryReactor* Attach(grpc::CallbackServerContext* context, const v1::AttachRequest* request,
+                                   v1::AttachReply* reply) override;
+  grpc::ServerUnaryReactor* Digest(grpc::CallbackServerContext* context, const v1::DigestRequest* request,
+                                   v1::DigestReply* reply) override;
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context, const v1::GetStatusRequest* request,
+                                      v1::GetStatusReply* reply) override;
+
+ private:
+  Worker& worker_;
+  LocalServer& local_;
+  const std::string host_id_;
+  const int64_t incarnation_;
+};
+
+}  // namespace shardmesh

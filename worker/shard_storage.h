@@ -1,0 +1,86 @@
+// ShardStorage: one worker's shard of a job: three streams (weights as stored, first and second moment in fp32) in one
+// segment, in rotating storage.
+//
+// A step never overwrites its source. The shard is cut into fixed ranges of at most kRangeElements, each range into
+// chunks of kChunkElements, and each range has room for one chunk more than it holds:
+//
+//   parity 0:   [spare][chunk 0][chunk 1] ... [chunk n-1]      a step walks up:   chunk i goes where chunk i-1 lay
+//   parity 1:   [chunk 0][chunk 1] ... [chunk n-1][spare]      a step walks down: chunk i goes where chunk i+1 lay
+//
+// The place just left is still in cache, so rotation costs nothing over writing in place, and whoever takes over after
+// a crash finds the source of the open chunk untouched. After each chunk a progress word (command seq and chunks
+// finished) is release-stored, in the same segment. Ranges are fixed by the plan, never by threads.
+//
+// Not thread-safe; different ranges may be worked on by different threads.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/layout.h"
+#include "worker/memory.h"
+
+namespace shardmesh {
+
+inline constexpr int64_t kChunkElements = 4096;
+inline constexpr int64_t kRangeElements = int64_t{1} << 20;
+
+// A fixed part of one bucket's shard.
+struct StorageRange {
+  int bucket = 0;
+  int64_t bucket_begin = 0;  // first element, from the bucket's start
+  int64_t num_elements = 0;  // a multiple of kGroupElements
+  int64_t stream_begin = 0;  // elements before it in each stream, spares counted
+  int64_t weight_begin = 0;  // bytes before it in the weight stream
+  int64_t num_chunks() const { return (num_elements + kChunkElements - 1) / kChunkElements; }
+  // Elements from the range's first place in the stream to where chunk 0 lies.
+  static int64_t Base(int parity) { return parity == 0 ? kChunkElements : 0; }
+};
+
+// A run of one tensor inside one chunk.
+struct ChunkRun {
+  int tensor = 0;
+  int64_t first_element = 0;  // in the tensor
+  int64_t offset = 0;         // elements from the range's begin
+  int64_t num_elements = 0;
+};
+
+class ShardStorage {
+ public:
+  // Streams of `shard` of the plan. Fresh memory: zeros, parity 0. ResourceExhausted: not enough memory.
+  static absl::StatusOr<ShardStorage> Open(Memory& memory, const std::string& name, const Plan& plan, int shard);
+
+  const std::vector<StorageRange>& ranges() const { return ranges_; }
+  // The runs of every chunk of a range: [first_run(range, chunk), first_run(range, chunk + 1)) of runs().
+  const std::vector<ChunkRun>& runs(int range) const { return runs_[range]; }
+  int first_run(int range, int64_t chunk) const { return first_run_[range][chunk]; }
+
+  // Pointers to the element `offset` of a range, as placed by `parity`.
+  char* weights(int range, int parity, int64_t offset) const;
+  float* moment1(int range, int parity, int64_t offset) const;
+  float* moment2(int range, int parity, int64_t offset) const;
+
+  // Chunks of `range` that command `seq` has finished; 0 when the word is of another command.
+  int64_t Progress(int range, uint64_t seq) const;
+  void SetProgress(int range, uint64_t seq, int64_t chunks);
+
+  // Bytes of weights and states, and of the spare chunks among them.
+  int64_t num_bytes() const { return segment_.num_bytes(); }
+  int64_t spare_bytes() const { return spare_bytes_; }
+
+ private:
+  void CutRanges(const Plan& plan, int shard);
+  std::atomic<uint64_t>* progress(int range) const;
+
+  Segment segment_;
+  std::vector<StorageRange> ranges_;
+  std::vector<int64_t> bytes_per_weight_;  // by range
+  std::vector<std::vector<ChunkRun>> runs_;
+  std::vector<std::vector<int>> first_run_;
+  int64_t stream_elements_ = 0, weight_bytes_ = 0, spare_bytes_ = 0;
+  int64_t weights_at_ = 0, moment1_at_ = 0, moment2_at_ = 0;  // bytes from the segment's data
+};
+
+}  // namespace shardmesh

@@ -1,0 +1,140 @@
+#include "worker/shard_storage.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "core/matchers.h"
+#include "worker/testing/small_job.h"
+
+namespace shardmesh {
+namespace {
+
+// A bucket of more than one range, one with short chunks, and one that is empty.
+JobSpec WideJob(const std::string& mesh) {
+  JobSpec job = SmallJob(mesh, 1);
+  job.bucket_elements = kMinBucketElements;
+  job.parameters = {{"big", {2'300'017}, Format::kBf16}, {"a", {70}, Format::kFp32}, {"none", {0}, Format::kBf16Sr}};
+  return job;
+}
+
+struct Open {
+  explicit Open(const JobSpec& job, int shard = 0)
+      : plan(*Plan::Create(job)), storage(*ShardStorage::Open(*memory, "test", plan, shard)) {}
+  const std::unique_ptr<Memory> memory = NewProcessMemory();
+  const Plan plan;
+  ShardStorage storage;
+};
+
+TEST(ShardStorageTest, RangesCoverTheShardOnce) {
+  for (const char* mesh : {"fsdp=1", "fsdp=2", "fsdp=3"}) {
+    const int shards = Plan::Create(WideJob(mesh))->num_shards();
+    for (int shard = 0; shard < shards; ++shard) {
+      Open open(WideJob(mesh), shard);
+      std::map<int, int64_t> next;  // by bucket
+      for (const StorageRange& range : open.storage.ranges()) {
+        const Bucket& bucket = open.plan.buckets()[range.bucket];
+        const auto [it, fresh] = next.emplace(range.bucket, shard * bucket.shard_elements);
+        EXPECT_EQ(range.bucket_begin, it->second);
+        EXPECT_GT(range.num_elements, 0);
+        EXPECT_LE(range.num_elements, kRangeElements);
+        EXPECT_EQ(range.num_elements % kGroupElements, 0);
+        it->second += range.num_elements;
+      }
+      for (const auto& [b, end] : next) EXPECT_EQ(end, (shard + 1) * open.plan.buckets()[b].shard_elements);
+    }
+  }
+}
+
+TEST(ShardStorageTest, ChunkRuns_AreThePlansRunsCutAtChunks) {
+  Open open(MixedJob("fsdp=2", 1), 1);
+  for (size_t r = 0; r < open.storage.ranges().size(); ++r) {
+    const StorageRange& range = open.storage.ranges()[r];
+    int64_t covered = 0;
+    for (int64_t chunk = 0; chunk < range.num_chunks(); ++chunk) {
+      for (int i = open.storage.first_run(r, chunk); i < open.storage.first_run(r, chunk + 1); ++i) {
+        const ChunkRun& run = open.storage.runs(r)[i];
+        EXPECT_GE(run.offset, chunk * kChunkElements);
+        EXPECT_LE(run.offset + run.num_elements, (chunk + 1) * kChunkElements);
+        const Placement& place = open.plan.placements()[run.tensor];
+        EXPECT_EQ(place.bucket, range.bucket);
+        EXPECT_EQ(place.offset + run.first_element, range.bucket_begin + run.offset);
+        covered += run.num_elements;
+      }
+    }
+    int64_t expected = 0;
+    for (const auto& run :
+         open.plan.RunsIn(range.bucket, range.bucket_begin, range.bucket_begin + range.num_elements)) {
+      expected += run.num_elements;
+    }
+    EXPECT_EQ(covered, expected);
+  }
+}
+
+// Every place of every stream, spares included, belongs to one range; both parities stay inside.
+TEST(ShardStorageTest, StreamsAreDisjoint) {
+  Open open(WideJob("fsdp=1"));
+  std::vector<std::pair<char*, char*>> spans;
+  const auto add = [&](void* at, int64_t bytes) {
+    spans.emplace_back(static_cast<char*>(at), static_cast<char*>(at) + bytes);
+  };
+  for (size_t r = 0; r < open.storage.ranges().size(); ++r) {
+    const StorageRange& range = open.storage.ranges()[r];
+    const int64_t places = range.num_elements + kChunkElements;
+    const int64_t bytes = BytesPerElement(open.plan.buckets()[range.bucket].format);
+    add(open.storage.weights(r, 1, 0), places * bytes);  // parity 1 begins at the range's first place
+    add(open.storage.moment1(r, 1, 0), places * 4);
+    add(open.storage.moment2(r, 1, 0), places * 4);
+    EXPECT_EQ(open.storage.weights(r, 0, 0) - open.storage.weights(r, 1, 0), kChunkElements * bytes);
+    EXPECT_EQ(open.storage.moment1(r, 0, 64) - open.storage.moment1(r, 1, 64), kChunkElements);
+    EXPECT_EQ(open.storage.moment2(r, 0, 64) - open.storage.moment2(r, 1, 64), kChunkElements);
+    std::memset(open.storage.weights(r, 1, 0), 1, places * bytes);  // all of it is mapped
+    std::memset(open.storage.moment2(r, 1, 0), 1, places * 4);
+  }
+  std::sort(spans.begin(), spans.end());
+  for (size_t i = 1; i < spans.size(); ++i) EXPECT_LE(spans[i - 1].second, spans[i].first);
+  for (size_t r = 0; r < open.storage.ranges().size(); ++r) EXPECT_EQ(open.storage.Progress(r, 1), 0);
+  EXPECT_LE(spans.back().second - spans.front().first, open.storage.num_bytes());
+  int64_t spares = 0;
+  for (const StorageRange& range : open.storage.ranges()) {
+    spares += kChunkElements * (BytesPerElement(open.plan.buckets()[range.bucket].format) + 8);
+  }
+  EXPECT_EQ(open.storage.spare_bytes(), spares);
+}
+
+TEST(ShardStorageTest, Progress_BelongsToItsCommand) {
+  Open open(WideJob("fsdp=1"));
+  ASSERT_GE(open.storage.ranges().size(), 3u);
+  open.storage.SetProgress(1, 7, 200);
+  EXPECT_EQ(open.storage.Progress(1, 7), 200);
+  EXPECT_EQ(open.storage.Progress(1, 8), 0);
+  EXPECT_EQ(open.storage.Progress(1, 6), 0);
+  EXPECT_EQ(open.storage.Progress(0, 7), 0);
+  EXPECT_EQ(open.storage.Progress(2, 7), 0);
+  const uint64_t late = (uint64_t{1} << 43) + 5;
+  open.storage.SetProgress(1, late, 256);
+  EXPECT_EQ(open.storage.Progress(1, late), 256);
+}
+
+TEST(ShardStorageTest, NothingToHold_IsFine) {
+  JobSpec job = SmallJob("fsdp=2", 1);
+  job.parameters = {{"none", {0}, Format::kFp32}};
+  Open open(job);
+  EXPECT_TRUE(open.storage.ranges().empty());
+  EXPECT_EQ(open.storage.spare_bytes(), 0);
+}
+
+// Memory that is not there is an error, not a crash.
+TEST(ShardStorageTest, NoMemory_IsResourceExhausted) {
+  struct NoMemory final : Memory {
+    absl::StatusOr<Segment> Open(const std::string&, int64_t, int64_t) override {
+      return absl::ResourceExhaustedError("full");
+    }
+  };
+  NoMemory memory;
+  const Plan plan = *Plan::Create(SmallJob("fsdp=1", 1));
+  EXPECT_THAT(ShardStorage::Open(memory, "x", plan, 0), StatusIs(absl::StatusCode::kResourceExhausted, "full"));
+}
+
+}  // namespace
+}  // namespace shardmesh

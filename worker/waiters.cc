@@ -1,0 +1,36 @@
+#include "worker/waiters.h"
+
+#include <algorithm>
+
+namespace shardmesh {
+
+void Waiters::Add(std::shared_ptr<Waiter> waiter) {
+  {
+    MutexLock lock(mu_);
+    waiting_.push_back(waiter);  // before the try: a change between the two is not missed
+  }
+  if (!waiter->Try()) return;
+  MutexLock lock(mu_);
+  waiting_.erase(std::remove(waiting_.begin(), waiting_.end(), waiter), waiting_.end());
+}
+
+void Waiters::Notify() {
+  std::vector<std::shared_ptr<Waiter>> waiting;
+  {
+    MutexLock lock(mu_);
+    waiting = waiting_;
+  }
+  std::vector<std::shared_ptr<Waiter>> answered;
+  for (const std::shared_ptr<Waiter>& waiter : waiting) {
+    if (waiter->Try()) answered.push_back(waiter);
+  }
+  if (answered.empty()) return;
+  MutexLock lock(mu_);
+  waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(),
+                                [&](const std::shared_ptr<Waiter>& waiter) {
+                                  return std::find(answered.begin(), answered.end(), waiter) != answered.end();
+                                }),
+                 waiting_.end());
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,104 @@
+// Worker: the jobs of one worker process. The membership agent tells it what to hold (Reconcile) and asks how that goes
+// (Statuses); the RPC adapters and the local socket find jobs in it.
+//
+// Building a job's memory takes time and peers, so each job is prepared by a thread of its own. On the lead (rank 0)
+// the host's memory is created and handed to the peers that ask (ServePeer); on a peer it is fetched from the lead's
+// socket, with a deadline. The connection between a peer and the lead stays open: when one of them dies, the other
+// knows at once.
+//
+// Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "core/sync.h"
+#include "local/socket.h"
+#include "proto/shardmesh/v1/coordinator.pb.h"
+#include "proto/shardmesh/v1/local.pb.h"
+#include "worker/job_shard.h"
+#include "worker/memory.h"
+
+namespace shardmesh {
+
+struct WorkerOptions {
+  std::string name;
+  int threads = 1;                                      // of a step, for each job
+  absl::Duration heartbeat_timeout = absl::Seconds(3);  // silence of a peer after which it counts as dead
+  absl::Duration step_timeout = absl::Seconds(60);
+  absl::Duration prepare_timeout = absl::Seconds(60);  // for a peer to get the lead's memory
+};
+
+class Worker {
+ public:
+  Worker(WorkerOptions options, std::unique_ptr<Memory> memory);
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  const WorkerOptions& options() const { return options_; }
+  void SetHeartbeatTimeout(absl::Duration timeout);  // as the coordinator says
+  absl::Duration heartbeat_timeout() const;
+
+  // Starts what is new, closes what is gone. An assignment of a known epoch changes nothing.
+  void Reconcile(const std::vector<v1::Assignment>& assignments);
+  std::vector<v1::MemberStatus> Statuses() const;
+  // Called after a member's state changed (so that the next heartbeat goes out at once). When OnChange returns, the
+  // callback before it is not running any more. The callback may not call OnChange.
+  void OnChange(std::function<void()> callback);
+
+  // NotFound: no such job here. Unavailable: it is being prepared, or failed to be.
+  absl::StatusOr<std::shared_ptr<JobShard>> Find(const std::string& job) const;
+  std::vector<std::shared_ptr<JobShard>> Jobs() const;
+
+  // A peer asks the lead for the shared segments: answers, waits for its "mapped", then holds the connection until it
+  // ends, the job is closed, or `stop`.
+  void ServePeer(LocalSocket socket, const v1::PeerHello& hello, const std::atomic<bool>& stop);
+
+  // Tells every job that this worker leaves, then closes all and hangs up on peers. Before the destructor, when the
+  // stop is orderly.
+  void Leave();
+
+ private:
+  struct Entry {
+    v1::Assignment assignment;
+    std::string plan_hash;
+    v1::MemberState state = v1::MEMBER_STATE_PREPARING;
+    std::string error;
+    std::shared_ptr<JobShard> shard;
+    std::vector<bool> mapped;  // on the lead: by rank
+    std::thread preparing;
+    std::atomic<bool> closing{false};
+  };
+
+  void Prepare(std::shared_ptr<Entry> entry);
+  absl::Status Build(const std::shared_ptr<Entry>& entry);
+  absl::StatusOr<HostMemory> FetchFromLead(Entry& entry, const JobSpec& spec, const Plan& plan,
+                                           std::unique_ptr<LocalSocket>& link);
+  void WatchLead(const std::shared_ptr<Entry>& entry, LocalSocket& link);
+  absl::StatusOr<std::shared_ptr<Entry>> FindLead(const v1::PeerHello& hello) const;
+  void PeerMapped(const std::shared_ptr<Entry>& entry, int rank);
+  void Close(const std::shared_ptr<Entry>& entry);
+  void Monitor();
+  void Changed();
+
+  const WorkerOptions options_;
+  const std::unique_ptr<Memory> memory_;
+  mutable Mutex mu_;
+  std::map<std::string, std::shared_ptr<Entry>> jobs_ ABSL_GUARDED_BY(mu_);
+  absl::Duration heartbeat_timeout_ ABSL_GUARDED_BY(mu_);
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  CondVar stopped_;
+  Mutex callback_mu_;  // held during the callback; never with mu_
+  std::function<void()> on_change_ ABSL_GUARDED_BY(callback_mu_);
+  std::thread monitor_;
+};
+
+}  // namespace shardmesh

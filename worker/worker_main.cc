@@ -1,0 +1,168 @@
+// shardmesh-worker: holds one shard of every job it is assigned.
+//
+//   shardmesh-worker --coordinator 127.0.0.1:7000
+//   shardmesh-worker --coordinator 10.0.0.1:7000 --listen 10.0.0.2:7001 --tls-cert w.pem --tls-key w.key --tls-ca
+//   ca.pem
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/cli/seconds_flag.h"
+#include "client/cpp/coordinator_transport.h"
+#include "core/clock.h"
+#include "core/status.h"
+#include "local/host_id.h"
+#include "local/socket.h"
+#include "rpc/main_support.h"
+#include "rpc/server.h"
+#include "worker/local_server.h"
+#include "worker/membership_agent.h"
+#include "worker/shard_service.h"
+#include "worker/worker.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kTakeOver = absl::Seconds(10);
+
+struct Flags {
+  std::string coordinator = "127.0.0.1:7000";
+  std::string listen = "127.0.0.1:0";
+  std::string name;
+  std::string local_dir;
+  std::string address_file;
+  std::string log_level = "info";
+  int threads = 1;
+  int max_connections = 1024;
+  double step_timeout = 60;
+  double join_timeout = 60;
+  TlsOptions tls;
+};
+
+void AddFlags(CLI::App& app, Flags& flags) {
+  app.add_option("--coordinator", flags.coordinator, "address of the coordinator")->capture_default_str();
+  app.add_option("--listen", flags.listen, "address to serve trainers and readers at; port 0 has one chosen")
+      ->capture_default_str();
+  app.add_option("--name", flags.name, "unique name of this worker; unset: HOST-PID");
+  app.add_option("--local-dir", flags.local_dir, "folder of the UNIX socket; unset: /tmp/shardmesh-UID");
+  app.add_option("--threads", flags.threads, "threads of a step")->capture_default_str()->check(CLI::Range(1, 1024));
+  AddSeconds(app, "--step-timeout", flags.step_timeout, "seconds that members may take for one step");
+  AddSeconds(app, "--join-timeout", flags.join_timeout, "seconds to wait for the coordinator at the start");
+  app.add_option("--max-connections", flags.max_connections, "open connections at once")->capture_default_str();
+  app.add_option("--tls-cert", flags.tls.cert_file, "certificate (PEM); required off loopback");
+  app.add_option("--tls-key", flags.tls.key_file, "its private key (PEM)");
+  app.add_option("--tls-ca", flags.tls.ca_file, "authority that signs every peer's certificate (PEM)");
+  app.add_option("--address-file", flags.address_file, "write the address served to this file, once joined");
+  app.add_option("--log-level", flags.log_level, "trace, debug, info, warn, error or off")->capture_default_str();
+  app.set_version_flag("--version", "shardmesh-worker 0.1.0");
+  app.footer(
+      "Examples:\n"
+      "  shardmesh-worker --coordinator 127.0.0.1:7000\n"
+      "  shardmesh-worker --coordinator 10.0.0.1:7000 --listen 10.0.0.2:7001 \\\n"
+      "      --tls-cert worker.pem --tls-key worker.key --tls-ca ca.pem");
+}
+
+std::string DefaultName() {
+  char host[65] = "worker";
+  gethostname(host, sizeof(host) - 1);
+  return absl::StrCat(host, "-", getpid());
+}
+
+absl::Status WriteAddress(const std::string& path, const std::string& address) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string part = path + ".part";
+  {
+    std::ofstream file(part);
+    file << address << "\n";
+    if (!file.good()) return absl::PermissionDeniedError(absl::StrCat("cannot write ", part));
+  }
+  if (rename(part.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("cannot write ", path));
+}
+
+// A worker that was killed and started again meets its own old life, which counts as alive for one heartbeat time-out:
+// the name is asked for again for a while before it is said to be taken.
+absl::Status AwaitJoined(MembershipAgent& agent, StopSignal& stop, absl::Duration timeout) {
+  const absl::Time taken_until = absl::Now() + std::min(timeout, kTakeOver);
+  absl::Status joined = agent.AwaitJoined(timeout);
+  while (absl::IsAlreadyExists(joined) && absl::Now() < taken_until && !stop.WaitFor(absl::Milliseconds(200))) {
+    joined = agent.AwaitJoined(timeout);
+  }
+  return Annotate(joined, "joining");
+}
+
+absl::Status RunWorker(const Flags& flags) {
+  StopSignal stop;
+  RETURN_IF_ERROR(PrepareProcess({flags.log_level}));
+  RealClock clock;
+  ASSIGN_OR_RETURN(const std::string host_id, HostId());
+  v1::JoinRequest identity;
+  identity.set_name(flags.name.empty() ? DefaultName() : flags.name);
+  RETURN_IF_ERROR(ValidateId("--name", identity.name()));
+  identity.set_incarnation(absl::ToUnixNanos(clock.Now()));
+  identity.set_host_id(host_id);
+  identity.set_pid(getpid());
+  const std::string local_dir = flags.local_dir.empty() ? absl::StrCat("/tmp/shardmesh-", getuid()) : flags.local_dir;
+  // Not the process id: it repeats in containers that share the folder.
+  identity.set_local_socket(
+      absl::StrCat(local_dir, "/", identity.name(), "-", absl::Hex(identity.incarnation()), ".sock"));
+
+  ASSIGN_OR_RETURN(auto coordinator, NewGrpcCoordinatorTransport(flags.coordinator, flags.tls));
+  WorkerOptions options;
+  options.name = identity.name();
+  options.threads = flags.threads;
+  options.step_timeout = absl::Seconds(flags.step_timeout);
+  Worker worker(options, NewProcessMemory());
+  RemoveDeadSockets(local_dir, identity.name() + "-");  // of lives that were killed
+  ASSIGN_OR_RETURN(auto local, LocalServer::Start(identity.local_socket(), worker, clock));
+  ShardService service(worker, *local, host_id, identity.incarnation());
+  ServerOptions server_options;
+  server_options.listen = flags.listen;
+  server_options.tls = flags.tls;
+  server_options.max_connections = flags.max_connections;
+  ASSIGN_OR_RETURN(auto server, Server::Start(server_options, {&service}));
+  identity.set_address(server->address());
+
+  absl::Status end;
+  {
+    MembershipAgent agent(*coordinator, worker, identity);
+    end = AwaitJoined(agent, stop, absl::Seconds(flags.join_timeout));
+    if (end.ok()) end = WriteAddress(flags.address_file, server->address());
+    if (end.ok()) {
+      spdlog::info("event=serving worker={} address={} local_socket={}", identity.name(), server->address(),
+                   local->path());
+      while (!stop.WaitFor(absl::Seconds(3600))) {
+      }
+      spdlog::info("event=draining worker={}", identity.name());
+    }
+    server->SetServing(false);
+    agent.Stop();
+  }
+  worker.Leave();
+  server->Drain(absl::Seconds(5));
+  return end;
+}
+
+}  // namespace
+}  // namespace shardmesh
+
+int main(int argc, char** argv) {
+  CLI::App app{"shardmesh-worker: holds one shard of every job that the coordinator assigns to it."};
+  shardmesh::Flags flags;
+  shardmesh::AddFlags(app, flags);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  const absl::Status status = shardmesh::RunWorker(flags);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "shardmesh-worker: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
