@@ -7,23 +7,19 @@
 #include <thread>
 
 #include "core/matchers.h"
+#include "local/testing/temp_folder.h"
 
 namespace shardmesh {
 namespace {
 
 using ::testing::HasSubstr;
 
-// Not the test's own temporary folder: that may be too long for a UNIX socket's path.
-std::string PathFor(const std::string& name) {
-  static const std::string folder = [] {
-    char made[] = "/tmp/shardmesh-local-XXXXXX";
-    return std::string(mkdtemp(made));
-  }();
-  return folder + "/" + name;
-}
+struct LocalSocketTest : ::testing::Test {
+  const testing::TempFolder folder;
+};
 
-TEST(LocalSocketTest, MessagesKeepTheirBoundaries_AndCarryDescriptors) {
-  ASSERT_OK_AND_ASSIGN(LocalListener listener, LocalListener::Listen(PathFor("a")));
+TEST_F(LocalSocketTest, MessagesKeepTheirBoundaries_AndCarryDescriptors) {
+  ASSERT_OK_AND_ASSIGN(LocalListener listener, LocalListener::Listen(folder.File("a")));
   ASSERT_OK_AND_ASSIGN(LocalSocket client, LocalSocket::Connect(listener.path()));
   ASSERT_OK_AND_ASSIGN(LocalSocket server, listener.Accept(absl::Seconds(5)));
   int pipe_ends[2];
@@ -44,8 +40,8 @@ TEST(LocalSocketTest, MessagesKeepTheirBoundaries_AndCarryDescriptors) {
   EXPECT_EQ(peer.second, getpid());
 }
 
-TEST(LocalSocketTest, PeerGone_IsUnavailable_AndSilence_IsDeadlineExceeded) {
-  ASSERT_OK_AND_ASSIGN(LocalListener listener, LocalListener::Listen(PathFor("b")));
+TEST_F(LocalSocketTest, PeerGone_IsUnavailable_AndSilence_IsDeadlineExceeded) {
+  ASSERT_OK_AND_ASSIGN(LocalListener listener, LocalListener::Listen(folder.File("b")));
   ASSERT_OK_AND_ASSIGN(LocalSocket client, LocalSocket::Connect(listener.path()));
   {
     ASSERT_OK_AND_ASSIGN(LocalSocket server, listener.Accept(absl::Seconds(5)));
@@ -56,8 +52,8 @@ TEST(LocalSocketTest, PeerGone_IsUnavailable_AndSilence_IsDeadlineExceeded) {
   EXPECT_THAT(client.Send("x", {}, absl::Seconds(5)), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("gone")));
 }
 
-TEST(LocalSocketTest, ReaderThatNeverReads_TheSenderEndsAtItsTimeLimit) {
-  ASSERT_OK_AND_ASSIGN(LocalListener listener, LocalListener::Listen(PathFor("c")));
+TEST_F(LocalSocketTest, ReaderThatNeverReads_TheSenderEndsAtItsTimeLimit) {
+  ASSERT_OK_AND_ASSIGN(LocalListener listener, LocalListener::Listen(folder.File("c")));
   ASSERT_OK_AND_ASSIGN(LocalSocket client, LocalSocket::Connect(listener.path()));
   const std::string big(60000, 'x');
   absl::Status status;
@@ -65,11 +61,12 @@ TEST(LocalSocketTest, ReaderThatNeverReads_TheSenderEndsAtItsTimeLimit) {
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("20ms")));
 }
 
-TEST(LocalSocketTest, LimitsAndPaths_AreNamedInErrors) {
+TEST_F(LocalSocketTest, LimitsAndPaths_AreNamedInErrors) {
   EXPECT_THAT(LocalSocket::Connect(std::string(200, 'p')),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("200 bytes")));
-  EXPECT_THAT(LocalSocket::Connect(PathFor("nobody")), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("nobody")));
-  ASSERT_OK_AND_ASSIGN(LocalListener listener, LocalListener::Listen(PathFor("d")));
+  EXPECT_THAT(LocalSocket::Connect(folder.File("nobody")),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("nobody")));
+  ASSERT_OK_AND_ASSIGN(LocalListener listener, LocalListener::Listen(folder.File("d")));
   EXPECT_THAT(LocalListener::Listen(listener.path()),
               StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("live process")));
   ASSERT_OK_AND_ASSIGN(LocalSocket client, LocalSocket::Connect(listener.path()));
@@ -80,8 +77,8 @@ TEST(LocalSocketTest, LimitsAndPaths_AreNamedInErrors) {
   EXPECT_EQ(info.st_mode & 0777, 0600u);
 }
 
-TEST(LocalSocketTest, RemoveDeadSockets_LeavesLiveOnesAndOtherNames) {
-  ASSERT_OK_AND_ASSIGN(LocalListener live, LocalListener::Listen(PathFor("w-1")));
+TEST_F(LocalSocketTest, RemoveDeadSockets_LeavesLiveOnesAndOtherNames) {
+  ASSERT_OK_AND_ASSIGN(LocalListener live, LocalListener::Listen(folder.File("w-1")));
   const auto leave_dead = [](const std::string& path) {  // as a killed process does: bound, and nobody listens
     UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     sockaddr_un address = {};
@@ -89,13 +86,12 @@ TEST(LocalSocketTest, RemoveDeadSockets_LeavesLiveOnesAndOtherNames) {
     path.copy(address.sun_path, sizeof(address.sun_path) - 1);
     return bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
   };
-  ASSERT_TRUE(leave_dead(PathFor("w-2")));
-  ASSERT_TRUE(leave_dead(PathFor("v-2")));
-  const std::string folder = PathFor("");
-  RemoveDeadSockets(folder.substr(0, folder.size() - 1), "w-");
-  EXPECT_EQ(access(PathFor("w-1").c_str(), F_OK), 0);
-  EXPECT_NE(access(PathFor("w-2").c_str(), F_OK), 0);
-  EXPECT_EQ(access(PathFor("v-2").c_str(), F_OK), 0);
+  ASSERT_TRUE(leave_dead(folder.File("w-2")));
+  ASSERT_TRUE(leave_dead(folder.File("v-2")));
+  RemoveDeadSockets(folder.path(), "w-");
+  EXPECT_EQ(access(folder.File("w-1").c_str(), F_OK), 0);
+  EXPECT_NE(access(folder.File("w-2").c_str(), F_OK), 0);
+  EXPECT_EQ(access(folder.File("v-2").c_str(), F_OK), 0);
   RemoveDeadSockets("/nonexistent", "w-");
 }
 

@@ -55,11 +55,11 @@ struct alignas(64) MemberWords {
 
 // One slot's words.
 struct alignas(64) SlotWords {
-  std::atomic<int64_t> declared;    // newest step declared complete for it; 0: none
-  std::atomic<uint64_t> lr_bits;    // of that step: the learning rate as double
-  std::atomic<int64_t> nonfinite;   // step << 24 | tensor + 1 of a gradient that is not finite; read with `declared`
-  std::atomic<uint64_t> holder;     // who writes it: 0 nobody, else (rank + 1) << 32 | session
-  std::atomic<int64_t> holder_pid;  // for messages; 0: unknown
+  std::atomic<int64_t> declared;      // newest step declared complete for it; 0: none
+  std::atomic<double> learning_rate;  // of that step
+  std::atomic<int64_t> nonfinite;     // NonFiniteWord of a gradient that is not finite; read with `declared`
+  std::atomic<uint64_t> holder;       // who writes it: 0 nobody, else (rank + 1) << 32 | session
+  std::atomic<int64_t> holder_pid;    // for messages; 0: unknown
 };
 
 // One publication buffer (one for the host). A reader pins it and then checks the version; the lead takes the version
@@ -102,7 +102,14 @@ struct ControlPage {
   PublicationWords publications[kPublicationBuffers];
   OutcomeWords outcomes[kOutcomeRing];  // of step s at s % kOutcomeRing
 };
-static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free &&
+              std::atomic<double>::is_always_lock_free);
+
+// A step's gradient that is not finite, in one word that grows with the step; 0: there was none.
+static_assert(kMaxParameters < (1 << 24));
+constexpr int64_t NonFiniteWord(int64_t step, int tensor) { return step << 24 | (tensor + 1); }
+constexpr int64_t NonFiniteStepOf(int64_t word) { return word >> 24; }
+constexpr int NonFiniteTensorOf(int64_t word) { return static_cast<int>(word & 0xffffff) - 1; }
 
 // Why a job was aborted, in one word: who reported it, about whom, and what it saw.
 enum class AbortReason : uint8_t { kSilent = 1, kGone = 2, kLate = 3, kLeft = 4, kInternal = 5 };

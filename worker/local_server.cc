@@ -131,8 +131,8 @@ absl::Status LocalServer::AwaitSlotOpen(JobShard& shard, int slot) {
   const absl::Status committed = protocol.AwaitCommit(declared, kOpenTimeout).status();
   if (!absl::IsDeadlineExceeded(committed)) return committed;
   return absl::UnavailableError(absl::StrCat("slot ", slot, " was declared for step ", declared.value(),
-                                             " by a trainer that is gone; attach again when it is committed. ",
-                                             committed.message()));
+                                             " by a trainer that is gone, and is not committed yet (",
+                                             protocol.WaitsFor(declared), "); attach again when it is"));
 }
 
 absl::Status LocalServer::TakeSlots(const Granted& granted, uint64_t holder) {
@@ -223,7 +223,7 @@ absl::Status LocalServer::AnswerStep(LocalSocket& socket, const Granted& granted
     } else if (absl::IsDeadlineExceeded(committed.status())) {
       v1::LocalReply alive;
       alive.set_alive(true);
-      alive.set_message(std::string(committed.status().message()));
+      alive.set_message(granted.shard->protocol().WaitsFor(Step(request.step())));
       RETURN_IF_ERROR(socket.Send(alive.SerializeAsString(), {}, kSendTimeout));
       status = granted.shard->Health();
       if (stop_.load()) return absl::UnavailableError("the worker stops");

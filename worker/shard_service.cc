@@ -58,14 +58,10 @@ grpc::ServerUnaryReactor* ShardService::Step(grpc::CallbackServerContext* contex
     return Answer(context, absl::OkStatus());
   }
   const shardmesh::Step step(request->step());
-  const auto look = [shard, step](absl::StatusOr<StepOutcome>& outcome) {
-    outcome = shard->protocol().AwaitCommit(step, absl::ZeroDuration());
-  };
   return WaitingCall::Start(
       *context, shard->waiters(),
-      [shard, look, reply]() -> std::optional<absl::Status> {
-        absl::StatusOr<StepOutcome> outcome;
-        look(outcome);
+      [shard, step, reply]() -> std::optional<absl::Status> {
+        const absl::StatusOr<StepOutcome> outcome = shard->protocol().AwaitCommit(step, absl::ZeroDuration());
         if (absl::IsDeadlineExceeded(outcome.status())) {
           const absl::Status health = shard->Health();
           return health.ok() ? std::nullopt : std::make_optional(health);
@@ -73,10 +69,9 @@ grpc::ServerUnaryReactor* ShardService::Step(grpc::CallbackServerContext* contex
         if (outcome.ok()) *reply = shard->ToReply(*outcome);
         return outcome.status();
       },
-      [look] {
-        absl::StatusOr<StepOutcome> outcome;
-        look(outcome);
-        return outcome.status();
+      [shard, step] {
+        return absl::DeadlineExceededError(
+            absl::StrCat("step ", step.value(), " was not committed in time; ", shard->protocol().WaitsFor(step)));
       });
 }
 

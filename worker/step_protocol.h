@@ -61,6 +61,8 @@ class StepProtocol {
   // slots that are missing). Unavailable: aborted.
   absl::StatusOr<StepOutcome> AwaitCommit(Step step, absl::Duration timeout);
   std::optional<StepOutcome> OutcomeOf(Step step) const;  // nullopt: not committed
+  // What a step that is not committed waits for, for messages: "missing slots: 1 (trainer pid 4242),3".
+  std::string WaitsFor(Step step) const;
 
   // One push of a piece at a time, whichever replica receives it: false when one is under way. Check the step after
   // this: while the claim is held, only its owner can bring that piece, so the step that was open then stays open.
@@ -125,7 +127,6 @@ class StepProtocol {
   int ChoosePublication(int64_t step);
   void Issue(const Command& command);
   void SummarizeDigest();
-  std::string MissingSlots(int64_t step) const;
 
   ControlPage* const page_;
   const JobSpec* const job_;

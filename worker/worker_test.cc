@@ -1,19 +1,10 @@
-// Worker and LocalServer together: the members of a job as workers of this process, with real UNIX sockets between
-// them.
 #include "worker/worker.h"
 
-#include <unistd.h>
-
-#include <cstring>
+#include <atomic>
 #include <functional>
 
-#include "core/clock.h"
 #include "core/matchers.h"
-#include "core/sync.h"
-#include "local/socket.h"
-#include "proto/convert.h"
-#include "worker/local_server.h"
-#include "worker/testing/small_job.h"
+#include "worker/testing/local_host.h"
 
 namespace shardmesh {
 namespace {
@@ -22,149 +13,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
-constexpr absl::Duration kLong = absl::Seconds(60);
-
-// Looks at `done` until it holds, or for kLong.
-bool Await(const std::function<bool()>& done) {
-  Mutex mu;
-  CondVar never;
-  const absl::Time deadline = absl::Now() + kLong;
-  while (!done() && absl::Now() < deadline) {
-    MutexLock lock(mu);
-    never.WaitFor(mu, absl::Milliseconds(5));
-  }
-  return done();
-}
-
-// A host with `n` workers, each with its socket.
-struct Host {
-  explicit Host(int n) {
-    static int count = 0;
-    char folder[] =
-        "/tmp/shardmesh-worker-XXXXXX";  // a test's own temporary folder may be too long for a socket's path
-    const std::string prefix = absl::StrCat(mkdtemp(folder), "/", count++, "-");
-    for (int i = 0; i < n; ++i) {
-      WorkerOptions options;
-      options.name = absl::StrCat("w", i);
-      options.heartbeat_timeout = kLong;  // a loaded machine is not a dead worker: who closes is seen at once anyway
-      options.prepare_timeout = kLong;
-      workers.push_back(std::make_unique<Worker>(options, NewProcessMemory()));
-      servers.push_back(*LocalServer::Start(absl::StrCat(prefix, i), *workers[i], clock));
-      paths.push_back(servers[i]->path());
-    }
-  }
-
-  v1::Assignment AssignmentOf(const JobSpec& job, int rank, int64_t epoch = 3) const {
-    v1::Assignment assignment;
-    *assignment.mutable_spec() = ToProto(job);
-    assignment.set_epoch(epoch);
-    assignment.set_rank(rank);
-    assignment.set_plan_hash(Plan::Create(job)->hash());
-    for (size_t r = 0; r < workers.size(); ++r) {
-      v1::Peer* peer = assignment.add_peers();
-      peer->set_rank(static_cast<int>(r));
-      peer->set_worker(absl::StrCat("w", r));
-      peer->set_incarnation(100 + r);
-      peer->set_local_socket(paths[r]);
-      peer->set_pid(getpid());
-    }
-    return assignment;
-  }
-
-  v1::MemberStatus StatusOf(int i) const {
-    const std::vector<v1::MemberStatus> statuses = workers[i]->Statuses();
-    return statuses.size() == 1 ? statuses[0] : v1::MemberStatus();
-  }
-
-  // Everybody is told, the lead last: peers must ask again.
-  void Start(const JobSpec& job) {
-    for (int i = static_cast<int>(workers.size()) - 1; i >= 0; --i) workers[i]->Reconcile({AssignmentOf(job, i)});
-    for (size_t i = 0; i < workers.size(); ++i) {
-      ASSERT_TRUE(Await([&] { return StatusOf(i).state() == v1::MEMBER_STATE_READY; })) << StatusOf(i).DebugString();
-    }
-  }
-
-  void PlaceWeights() {
-    for (auto& worker : workers) {
-      std::shared_ptr<JobShard> shard = *worker->Find("small");
-      ASSERT_OK(shard->engine().StageInitial(std::vector<float>(shard->plan().InitialPieceBytes() / 4, 1.0f), 5));
-    }
-    ASSERT_OK((*workers[0]->Find("small"))->protocol().AwaitCommit(Step(0), kLong));
-  }
-
-  absl::Status HealthOf(int i) const {
-    absl::StatusOr<std::shared_ptr<JobShard>> shard = workers[i]->Find("small");
-    return shard.ok() ? (*shard)->Health() : shard.status();
-  }
-
-  RealClock clock;
-  std::vector<std::unique_ptr<Worker>> workers;
-  std::vector<std::unique_ptr<LocalServer>> servers;  // they use the workers
-  std::vector<std::string> paths;
-};
-
-// A trainer's end of the socket protocol.
-struct Trainer {
-  static absl::StatusOr<Trainer> Attach(const std::string& path, const std::string& token) {
-    ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(path));
-    v1::LocalHello hello;
-    hello.mutable_trainer()->set_token(token);
-    RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, kLong));
-    ASSIGN_OR_RETURN(LocalMessage message, socket.Receive(kLong));
-    v1::LocalWelcome welcome;
-    if (!welcome.ParseFromString(message.bytes)) return absl::InternalError("no welcome");
-    if (welcome.code() != 0) return absl::Status(static_cast<Code>(welcome.code()), welcome.message());
-    Trainer trainer{std::move(socket), welcome, {}};
-    for (int i = 0; i < welcome.segments_size(); ++i) {
-      ASSIGN_OR_RETURN(Segment segment,
-                       Segment::Map(std::move(message.descriptors[i]), welcome.segments(i).num_bytes(),
-                                    welcome.segments(i).data_offset(),
-                                    i == 0 ? Segment::Access::kReadOnly : Segment::Access::kReadWrite));
-      trainer.segments.push_back(std::move(segment));
-    }
-    return trainer;
-  }
-  static absl::StatusOr<Trainer> Attach(Host& host, int worker, std::vector<int> slots) {
-    ASSIGN_OR_RETURN(auto shard, host.workers[worker]->Find("small"));
-    ASSIGN_OR_RETURN(const std::string token, host.servers[worker]->Grant(shard, std::move(slots)));
-    return Attach(host.paths[worker], token);
-  }
-
-  absl::Status Send(const v1::StepRequest& request) {
-    v1::LocalRequest message;
-    *message.mutable_step() = request;
-    return socket.Send(message.SerializeAsString(), {}, kLong);
-  }
-  absl::StatusOr<v1::StepReply> Reply() {
-    while (true) {
-      ASSIGN_OR_RETURN(LocalMessage message, socket.Receive(kLong));
-      v1::LocalReply reply;
-      if (!reply.ParseFromString(message.bytes)) return absl::InternalError("no reply");
-      if (reply.alive()) continue;
-      if (reply.code() != 0) return absl::Status(static_cast<Code>(reply.code()), reply.message());
-      return reply.step();
-    }
-  }
-  absl::StatusOr<v1::StepReply> Step(const v1::StepRequest& request) {
-    RETURN_IF_ERROR(Send(request));
-    return Reply();
-  }
-
-  LocalSocket socket;
-  v1::LocalWelcome welcome;
-  std::vector<Segment> segments;  // the window, then a gradient window for each slot
-};
-
-v1::StepRequest Request(std::vector<int> slots, int64_t step) {
-  v1::StepRequest request;
-  request.set_epoch(3);
-  request.set_step(step);
-  for (int slot : slots) request.add_slots(slot);
-  return request;
-}
-
 TEST(WorkerTest, FourWorkersAndTwoTrainers_Train) {
-  Host host(4);
+  LocalHost host(4);
   ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("ddp=2,fsdp=2", 2)));
   ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
   ASSERT_OK_AND_ASSIGN(Trainer a, Trainer::Attach(host, 0, {0}));
@@ -193,106 +43,8 @@ TEST(WorkerTest, FourWorkersAndTwoTrainers_Train) {
   EXPECT_TRUE(again.already_applied());
 }
 
-TEST(WorkerTest, TrainersMistakes_AreTypedErrors_AndTheSessionGoesOn) {
-  Host host(1);
-  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 2)));
-  ASSERT_OK_AND_ASSIGN(Trainer trainer, Trainer::Attach(host, 0, {0}));
-  EXPECT_THAT(trainer.Step(Request({0}, 1)), StatusIs(Code::kFailedPrecondition, HasSubstr("no initial weights")));
-  ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
-  EXPECT_THAT(trainer.Step(Request({1}, 1)), StatusIs(Code::kInvalidArgument, HasSubstr("slot 1 is not one")));
-  EXPECT_THAT(trainer.Step(Request({0}, 2)), StatusIs(Code::kFailedPrecondition, HasSubstr("step 2 is ahead")));
-  EXPECT_THAT(trainer.Step(Request({}, 1)), StatusIs(Code::kInvalidArgument, HasSubstr("without slots")));
-  v1::StepRequest bad = Request({0}, 1);
-  bad.set_epoch(2);
-  EXPECT_THAT(trainer.Step(bad), StatusIs(Code::kAborted, HasSubstr("epoch 2")));
-  bad = Request({0}, 1);
-  bad.set_learning_rate(-1);
-  EXPECT_THAT(trainer.Step(bad), StatusIs(Code::kInvalidArgument, HasSubstr("lr is -1")));
-  EXPECT_FALSE((*host.workers[0]->Find("small"))->protocol().HasPiece(Slot(0), 0, Step(1)));
-  ASSERT_OK_AND_ASSIGN(Trainer other, Trainer::Attach(host, 0, {1}));
-  ASSERT_OK(trainer.Send(Request({0}, 1)));
-  ASSERT_OK(other.Step(Request({1}, 1)));
-  EXPECT_OK(trainer.Reply());
-}
-
-TEST(WorkerTest, Grant_IsGoodOnce_AndASlotHasOneTrainer_UntilItHangsUp) {
-  Host host(1);
-  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 2)));
-  std::shared_ptr<JobShard> shard = *host.workers[0]->Find("small");
-  ASSERT_OK_AND_ASSIGN(const std::string token, host.servers[0]->Grant(shard, {0}));
-  {
-    ASSERT_OK_AND_ASSIGN(Trainer first, Trainer::Attach(host.paths[0], token));
-    EXPECT_THAT(Trainer::Attach(host.paths[0], token), StatusIs(Code::kPermissionDenied, HasSubstr("used")));
-    EXPECT_THAT(Trainer::Attach(host.paths[0], "guess"), StatusIs(Code::kPermissionDenied, HasSubstr("unknown")));
-    EXPECT_THAT(Trainer::Attach(host, 0, {1, 0}), StatusIs(Code::kFailedPrecondition, HasSubstr("slot 0 is written")));
-    EXPECT_EQ(shard->protocol().HolderOf(Slot(1)), 0u);  // given back
-  }
-  EXPECT_TRUE(Await([&] { return shard->protocol().HolderOf(Slot(0)) == 0; }));
-  EXPECT_OK(Trainer::Attach(host, 0, {1, 0}));
-}
-
-TEST(WorkerTest, SlotDeclaredByATrainerThatDied_OpensAtTheCommit) {
-  Host host(1);
-  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 2)));
-  ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
-  StepProtocol& protocol = (*host.workers[0]->Find("small"))->protocol();
-  {
-    ASSERT_OK_AND_ASSIGN(Trainer dies, Trainer::Attach(host, 0, {0}));
-    ASSERT_OK(dies.Send(Request({0}, 1)));
-    ASSERT_TRUE(Await([&] { return protocol.page()->slots[0].declared.load() == 1; }));
-  }
-  absl::StatusOr<Trainer> heir = absl::UnknownError("not yet");
-  std::thread attaching([&] { heir = Trainer::Attach(host, 0, {0}); });
-  ASSERT_OK_AND_ASSIGN(Trainer other, Trainer::Attach(host, 0, {1}));
-  EXPECT_OK(other.Step(Request({1}, 1)));
-  attaching.join();
-  // The old holder may still be there when the heir asks: then it is told so; otherwise it gets the slot after the
-  // commit.
-  if (absl::IsFailedPrecondition(heir.status())) {
-    ASSERT_TRUE(Await([&] { return protocol.HolderOf(Slot(0)) == 0; }));
-    heir = Trainer::Attach(host, 0, {0});
-  }
-  ASSERT_OK(heir);
-  EXPECT_EQ(heir->welcome.committed_step(), 1);
-}
-
-TEST(WorkerTest, PaddingOfAnAttachedGradient_IsClearedBeforeTheStep) {
-  Host host(1);
-  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));
-  ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
-  ASSERT_OK_AND_ASSIGN(Trainer trainer, Trainer::Attach(host, 0, {0}));
-  float* gradient = reinterpret_cast<float*>(trainer.segments[1].data());
-  gradient[149] = gradient[150] = 1.0f;  // the tensor has 150 elements
-  ASSERT_OK(trainer.Step(Request({0}, 1)));
-  const float* window = reinterpret_cast<const float*>(trainer.segments[0].data());
-  EXPECT_NE(window[149], 1.0f);
-  EXPECT_EQ(window[150], 0.0f);
-}
-
-TEST(WorkerTest, OldGrant_IsRefused) {
-  ManualClock clock;
-  Host host(1);
-  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));
-  ASSERT_OK_AND_ASSIGN(auto server, LocalServer::Start(host.paths[0] + "m", *host.workers[0], clock));
-  ASSERT_OK_AND_ASSIGN(const std::string token, server->Grant(*host.workers[0]->Find("small"), {0}));
-  clock.Advance(kGrantLife + absl::Seconds(1));
-  EXPECT_THAT(Trainer::Attach(server->path(), token), StatusIs(Code::kPermissionDenied, HasSubstr("older than 30 s")));
-}
-
-TEST(WorkerTest, NoHello_IsAnswered) {
-  Host host(1);
-  for (const char* bytes : {"garbage", "\x08\x01"}) {
-    ASSERT_OK_AND_ASSIGN(LocalSocket socket, LocalSocket::Connect(host.paths[0]));
-    ASSERT_OK(socket.Send(bytes, {}, kLong));
-    ASSERT_OK_AND_ASSIGN(LocalMessage answer, socket.Receive(kLong));
-    v1::LocalWelcome welcome;
-    ASSERT_TRUE(welcome.ParseFromString(answer.bytes));
-    EXPECT_EQ(welcome.code(), static_cast<int>(Code::kInvalidArgument));
-  }
-}
-
 TEST(WorkerTest, PeerCloses_TheOthersNameIt) {
-  Host host(4);
+  LocalHost host(4);
   ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=4", 2)));
   ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
   ASSERT_OK_AND_ASSIGN(Trainer trainer, Trainer::Attach(host, 1, {0}));
@@ -308,7 +60,7 @@ TEST(WorkerTest, PeerCloses_TheOthersNameIt) {
 }
 
 TEST(WorkerTest, LeadCloses_ThePeersNameIt) {
-  Host host(3);
+  LocalHost host(3);
   ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=3", 1)));
   host.servers[0].reset();  // ends although peers are connected
   host.workers[0].reset();
@@ -319,7 +71,7 @@ TEST(WorkerTest, LeadCloses_ThePeersNameIt) {
 }
 
 TEST(WorkerTest, OrderlyLeave_SaysSo) {
-  Host host(2);
+  LocalHost host(2);
   ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=2", 1)));
   host.workers[1]->Leave();
   EXPECT_THAT(host.HealthOf(0), StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker w1"), HasSubstr("told to stop"))));
@@ -327,7 +79,7 @@ TEST(WorkerTest, OrderlyLeave_SaysSo) {
 }
 
 TEST(WorkerTest, DeletedJob_HangsUpOnTrainers_AndNewEpochStartsAnew) {
-  Host host(1);
+  LocalHost host(1);
   ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));
   ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
   ASSERT_OK_AND_ASSIGN(Trainer trainer, Trainer::Attach(host, 0, {0}));
@@ -341,7 +93,7 @@ TEST(WorkerTest, DeletedJob_HangsUpOnTrainers_AndNewEpochStartsAnew) {
 }
 
 TEST(WorkerTest, PeerHello_IsCheckedAgainstTheAssignment) {
-  Host host(2);
+  LocalHost host(2);
   const JobSpec job = SmallJob("fsdp=2", 1);
   ASSERT_NO_FATAL_FAILURE(host.Start(job));
   v1::PeerHello good;
@@ -395,7 +147,7 @@ TEST(WorkerTest, AssignmentsThatCannotBe_AreFailedStatuses) {
       {[](v1::Assignment& a) { a.mutable_spec()->clear_optimizer(); }, "optimizer"},
   };
   for (const Case& c : cases) {
-    Host host(1);
+    LocalHost host(1);
     v1::Assignment assignment = host.AssignmentOf(SmallJob("fsdp=1", 1), 0);
     c.change(assignment);
     host.workers[0]->Reconcile({assignment, assignment});  // said twice: the first counts
@@ -407,7 +159,7 @@ TEST(WorkerTest, AssignmentsThatCannotBe_AreFailedStatuses) {
 
 // A job that is taken back at once, again and again: peers wait for a lead that never comes.
 TEST(WorkerTest, ClosedWhilePreparing_Ends) {
-  Host host(2);
+  LocalHost host(2);
   for (int64_t epoch = 1; epoch <= 20; ++epoch) {
     host.workers[1]->Reconcile({host.AssignmentOf(SmallJob("fsdp=2", 1), 1, epoch)});
     host.workers[1]->Reconcile({});
@@ -416,7 +168,7 @@ TEST(WorkerTest, ClosedWhilePreparing_Ends) {
 }
 
 TEST(WorkerTest, OnChange_IsCalledWhenAJobIsReady) {
-  Host host(1);
+  LocalHost host(1);
   std::atomic<int> calls{0};
   host.workers[0]->OnChange([&] { ++calls; });
   ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));

@@ -55,10 +55,19 @@ std::string MeshText(const v1::JobDescription& job) {
   return mesh.ok() ? mesh->ToString() : "?";
 }
 
-// Why the job is not ready.
-std::string Reason(const v1::JobDescription& job) {
-  if (!job.error().empty()) return job.error();
-  return job.waiting_for().empty() ? "-" : absl::StrCat("waiting for ", job.waiting_for());
+// Why the job failed, or what it waits for: one of them, the other is empty; both for a job that is ready.
+std::string ErrorOf(const v1::JobDescription& job) { return job.state() == v1::JOB_STATE_FAILED ? job.error() : ""; }
+std::string WaitingFor(const v1::JobDescription& job) {
+  const bool waits = job.state() == v1::JOB_STATE_WAITING || job.state() == v1::JOB_STATE_PREPARING;
+  return waits ? WaitsFor(job) : "";
+}
+
+std::string Note(const v1::JobDescription& job) {
+  if (const std::string waiting_for = WaitingFor(job); !waiting_for.empty()) {
+    return absl::StrCat("waiting for ", waiting_for);
+  }
+  const std::string error = ErrorOf(job);
+  return error.empty() ? "-" : error;
 }
 
 Json MemberToJson(const v1::Member& member) {
@@ -79,8 +88,8 @@ Json JobToJson(const v1::JobDescription& job, bool with_members) {
                {"workers_alive", NumAlive(job)},
                {"workers", NumRanks(job)},
                {"plan_hash", job.plan_hash()},
-               {"error", job.error()},
-               {"waiting_for", job.waiting_for()}};
+               {"error", ErrorOf(job)},
+               {"waiting_for", WaitingFor(job)}};
   if (!with_members) return json;
   Json& members = json["members"] = Json::array();
   for (const v1::Member& member : job.members()) members.push_back(MemberToJson(member));
@@ -88,12 +97,12 @@ Json JobToJson(const v1::JobDescription& job, bool with_members) {
 }
 
 std::string JobTable(const std::vector<v1::JobDescription>& jobs) {
-  Table table({"name", "state", "epoch", "mesh", "slots", "parameters", "committed", "published", "workers", "error"});
+  Table table({"name", "state", "epoch", "mesh", "slots", "parameters", "committed", "published", "workers", "note"});
   for (const v1::JobDescription& job : jobs) {
     table.AddRow({job.spec().name(), JobStateName(job.state()), absl::StrCat(job.epoch()), MeshText(job),
                   absl::StrCat(job.spec().slots()), absl::StrCat(job.spec().parameters_size()),
                   job.committed_step() < 0 ? "-" : absl::StrCat(job.committed_step()), StepList(job.published_steps()),
-                  absl::StrCat(NumAlive(job), "/", NumRanks(job)), Reason(job)});
+                  absl::StrCat(NumAlive(job), "/", NumRanks(job)), Note(job)});
   }
   return table.ToString();
 }
@@ -131,9 +140,12 @@ void RunJobs(const Flags& flags, CommandResult& result) {
 void AddJobsCommand(CLI::App& app, CommandResult& result) {
   CLI::App* command = app.add_subcommand("jobs", "List the jobs of a service, or show one and its members");
   const auto flags = std::make_shared<Flags>();
-  AddJobArgument(*command, flags->job);
+  AddJobArgument(*command, flags->job)->description("Name of the job; unset: all jobs");
   AddConnectionOptions(*command, flags->connection);
   command->footer(
+      "committed and published are as of the last heartbeat; workers: how many live, of how many the mesh has; note: "
+      "why\n"
+      "a job failed, or what it waits for (in JSON \"error\" and \"waiting_for\").\n"
       "Examples:\n"
       "  shardctl jobs\n"
       "  shardctl jobs llama --coordinator 10.0.0.1:7000 --tls-cert me.pem --tls-key me.key --tls-ca ca.pem\n"

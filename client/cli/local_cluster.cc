@@ -1,11 +1,8 @@
 #include "client/cli/local_cluster.h"
 
 #include <poll.h>
-#include <unistd.h>
 
 #include <csignal>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <utility>
@@ -22,34 +19,13 @@ constexpr absl::Duration kPollEnds = absl::Milliseconds(50);
 
 constexpr size_t kMaxFolderBytes = 64;  // the path of a UNIX socket has at most 107 bytes
 
-}  // namespace
-
-// A folder of its own, removed with what is in it: address files, and the workers' sockets (two services may have equal
-// names and, in namespaces of their own, equal pids).
-class LocalCluster::Folder {
- public:
-  static absl::StatusOr<std::unique_ptr<Folder>> Create() {
-    std::error_code error;
-    std::filesystem::path base = std::filesystem::temp_directory_path(error);
-    if (error || base.string().size() > kMaxFolderBytes) base = "/tmp";
-    std::string path = (base / "shardctl-up-XXXXXX").string();
-    if (mkdtemp(path.data()) == nullptr) {
-      return absl::UnavailableError(absl::StrCat("cannot make the folder ", path, ": ", std::strerror(errno)));
-    }
-    return std::unique_ptr<Folder>(new Folder(path));
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  explicit Folder(std::string path) : path_(std::move(path)) {}
-  const std::string path_;
-};
-
-namespace {
+// For address files, and the workers' sockets: two services may have equal names and, in namespaces of their own, equal
+// pids.
+absl::StatusOr<std::unique_ptr<OwnedFolder>> MakeFolder() {
+  std::error_code error;
+  const std::string base = std::filesystem::temp_directory_path(error).string();
+  return OwnedFolder::Create(error || base.size() > kMaxFolderBytes ? "/tmp" : base, "shardctl-up");
+}
 
 void AddTlsArguments(const TlsOptions& tls, std::vector<std::string>& args) {
   if (!tls.cert_file.empty()) args.insert(args.end(), {"--tls-cert", tls.cert_file});
@@ -61,13 +37,13 @@ void AddTlsArguments(const TlsOptions& tls, std::vector<std::string>& args) {
 
 absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(ClusterOptions options, ClusterEvents events,
                                                                   StopSignal& stop) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Folder> folder, Folder::Create());
+  ASSIGN_OR_RETURN(std::unique_ptr<OwnedFolder> folder, MakeFolder());
   std::unique_ptr<LocalCluster> cluster(new LocalCluster(std::move(options), std::move(events), std::move(folder)));
   RETURN_IF_ERROR(cluster->StartAll(stop));
   return cluster;
 }
 
-LocalCluster::LocalCluster(ClusterOptions options, ClusterEvents events, std::unique_ptr<Folder> folder)
+LocalCluster::LocalCluster(ClusterOptions options, ClusterEvents events, std::unique_ptr<OwnedFolder> folder)
     : options_(std::move(options)), events_(std::move(events)), folder_(std::move(folder)) {}
 
 LocalCluster::~LocalCluster() { Stop(); }

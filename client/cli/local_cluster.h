@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/cli/child_process.h"
+#include "client/cli/owned_folder.h"
 #include "rpc/main_support.h"
 #include "rpc/tls.h"
 
@@ -56,8 +57,7 @@ class LocalCluster {
   void Stop();
 
  private:
-  class Folder;
-  LocalCluster(ClusterOptions options, ClusterEvents events, std::unique_ptr<Folder> folder);
+  LocalCluster(ClusterOptions options, ClusterEvents events, std::unique_ptr<OwnedFolder> folder);
   absl::Status StartAll(StopSignal& stop);
   absl::Status StartChild(const std::string& name, const std::string& program, std::vector<std::string> args);
   absl::StatusOr<std::string> AwaitAddress(const std::string& file, absl::Time deadline, StopSignal& stop);
@@ -68,7 +68,7 @@ class LocalCluster {
 
   const ClusterOptions options_;
   const ClusterEvents events_;
-  const std::unique_ptr<Folder> folder_;
+  const std::unique_ptr<OwnedFolder> folder_;
   std::string address_;
   std::vector<std::unique_ptr<ChildProcess>> children_;  // the coordinator is the first
   std::vector<bool> reported_;                           // by child

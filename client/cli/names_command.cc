@@ -38,6 +38,10 @@ void AddRepeated(CLI::App& command, const std::string& flag, std::vector<std::st
 void AddNamesCommand(CLI::App& app, CommandResult& result) {
   CLI::App* names = app.add_subcommand("names", "The rules that turn raw tensor names into canonical ones");
   names->require_subcommand(1);
+  names->footer(
+      "Examples:\n"
+      "  shardctl names canonical _orig_mod.layers.0.w        # layers.0.w\n"
+      "  shardctl names canonical --help");
   CLI::App* command = names->add_subcommand("canonical", "Print the canonical name of a raw one");
   const auto flags = std::make_shared<Flags>();
   command->add_option("name", flags->name, "Raw name, as a wrapped model gives it")->required();
@@ -50,10 +54,10 @@ void AddNamesCommand(CLI::App& app, CommandResult& result) {
   command->add_flag("--json", flags->json, "Print {raw, canonical} as JSON");
   command->footer(
       "Examples:\n"
-      "  shardctl names canonical _orig_mod.layers.0._orig_module.w        layers.0._orig_module.w\n"
-      "  shardctl names canonical --root-wrapper module module.head.w      head.w\n"
-      "  shardctl names canonical --wrapped-at enc enc.module.w            enc.w\n"
-      "  shardctl names canonical --literal a._orig_mod a._orig_mod.w      a._orig_mod.w");
+      "  shardctl names canonical _orig_mod.layers.0._orig_module.w        # layers.0._orig_module.w\n"
+      "  shardctl names canonical --root-wrapper module module.head.w      # head.w\n"
+      "  shardctl names canonical --wrapped-at enc enc.module.w            # enc.w\n"
+      "  shardctl names canonical --literal a._orig_mod a._orig_mod.w      # a._orig_mod.w");
   command->callback([flags, &result] { RunCanonical(*flags, result); });
 }
 

@@ -205,6 +205,7 @@ absl::StatusOr<std::string> Save(const Flags& flags, const Pulled& pulled) {
 }
 
 absl::StatusOr<std::string> Pull(const Flags& flags) {
+  if (!flags.output.empty()) RETURN_IF_ERROR(CheckCanWrite(flags.output));
   ASSIGN_OR_RETURN(Client client, ConnectTo(flags.connection));
   Pulled pulled;
   ASSIGN_OR_RETURN(pulled.job, client.OpenJob(flags.job, {}, JobUse::kRead));
@@ -234,17 +235,19 @@ void AddPullCommand(CLI::App& app, CommandResult& result) {
   flags->connection.timeout_seconds = 300;  // a version may be large
   AddJobArgument(*command, flags->job)->required();
   CLI::Option* exact = command->add_option("--exact", flags->exact, "The version of this step");
-  CLI::Option* at_least =
-      command->add_option("--at-least", flags->at_least, "The newest version, once it is of this step or later");
+  CLI::Option* at_least = command->add_option(
+      "--at-least", flags->at_least, "The newest version, once it is of this step or later; waits for --timeout");
   for (CLI::Option* option : {exact, at_least}) {
-    option->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()))->type_name("STEP");
+    option->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()).description(""))->type_name("STEP");
   }
   exact->excludes(at_least);
-  command->add_option("--name", flags->name, "Only this parameter");
-  command->add_option("--output", flags->output, "Write a safetensors file that appears whole or not at all");
+  command->add_option("--name", flags->name, "Only this parameter, by its canonical name or as a wrapped model has it");
+  command->add_option("--output", flags->output, "Write a safetensors file that appears whole or not at all")
+      ->type_name("FILE");
   AddConnectionOptions(*command, flags->connection);
   command->footer(
       "Without --exact and --at-least: the newest version there is. Tied parameters appear under every name.\n"
+      "The versions of a job that failed come from the workers that live.\n"
       "Examples:\n"
       "  shardctl pull llama\n"
       "  shardctl pull llama --exact 120 --output llama-120.safetensors\n"

@@ -26,8 +26,15 @@ struct NamedTensor {
 absl::StatusOr<std::string> SafetensorsHead(const std::vector<NamedTensor>& tensors,
                                             const std::map<std::string, std::string>& metadata);
 
+// Whether WriteSafetensors could make this file now; leaves nothing behind. To be asked before long work.
+//   NotFound: its folder is not there.
+//   InvalidArgument: it is a folder, or lies in something that is none.
+//   PermissionDenied: no file may be made in its folder.
+//   Unavailable: anything else (with errno).
+absl::Status CheckCanWrite(const std::string& path);
+
 // Writes a file that appears whole or not at all: beside it, synced, then renamed over an old one. Returns its bytes.
-// Errors as SafetensorsHead; Unavailable: the file cannot be written (with errno); nothing is left of it then.
+// Errors as SafetensorsHead and CheckCanWrite; nothing is left of it then.
 absl::StatusOr<int64_t> WriteSafetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                                          const std::map<std::string, std::string>& metadata);
 

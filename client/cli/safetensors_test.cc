@@ -54,14 +54,24 @@ TEST(SafetensorsTest, Write_ReplacesTheFileAndLeavesNothingBeside) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
 }
 
-TEST(SafetensorsTest, Write_Fails_SaysWhyAndLeavesNothing) {
+TEST(SafetensorsTest, CannotWrite_SaysWhyAndLeavesNothing) {
   const std::string folder = ::testing::TempDir() + "/taken";
-  std::filesystem::create_directories(folder + "/x.safetensors/full");  // cannot be replaced by a file
-  EXPECT_THAT(WriteSafetensors(folder + "/x.safetensors", {}, {}),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("cannot rename to")));
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
-  EXPECT_THAT(WriteSafetensors(folder + "/none/x", {}, {}),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("No such file")));
+  std::filesystem::create_directories(folder + "/sub");
+  std::ofstream(folder + "/file") << "old";
+  const auto files = [&] { return std::distance(std::filesystem::directory_iterator(folder), {}); };
+  const auto expect = [&](const std::string& path, absl::StatusCode code, const std::string& message) {
+    EXPECT_THAT(CheckCanWrite(path), StatusIs(code, HasSubstr(message)));
+    EXPECT_THAT(WriteSafetensors(path, {}, {}), StatusIs(code, HasSubstr(message)));
+    EXPECT_EQ(files(), 2);
+  };
+  expect(folder + "/none/x", absl::StatusCode::kNotFound, "there is no folder " + folder + "/none");
+  expect(folder + "/sub", absl::StatusCode::kInvalidArgument, folder + "/sub: it is a folder; name a file");
+  expect(folder + "/file/x", absl::StatusCode::kInvalidArgument, folder + "/file is no folder");
+  expect("/sys/x", absl::StatusCode::kPermissionDenied, "in folder /sys");  // nobody makes files there
+  EXPECT_OK(CheckCanWrite(folder + "/new"));
+  EXPECT_OK(CheckCanWrite(folder + "/file"));
+  EXPECT_EQ(files(), 2);
+  EXPECT_EQ(Contents(folder + "/file"), "old");
 }
 
 }  // namespace

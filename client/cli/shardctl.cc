@@ -3,6 +3,9 @@
 #include <CLI/CLI.hpp>
 #include <sstream>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/cli/jobs_command.h"
 #include "client/cli/mesh_command.h"
 #include "client/cli/names_command.h"
@@ -13,13 +16,35 @@
 #include "client/cli/versions_command.h"
 
 namespace shardmesh {
+namespace {
+
+// CLI11 only says that a subcommand is missing, also where there is one that it does not know.
+std::string Explain(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App* at = &app;
+  while (!at->get_subcommands().empty()) at = at->get_subcommands().front();
+  const std::vector<const CLI::App*> commands = at->get_subcommands([](const CLI::App*) { return true; });
+  if (commands.empty() || dynamic_cast<const CLI::RequiredError*>(&error) == nullptr) return error.what();
+  const std::string known =
+      absl::StrJoin(commands, ", ", [](std::string* out, const CLI::App* c) { absl::StrAppend(out, c->get_name()); });
+  const std::vector<std::string> words = at->remaining();
+  if (words.empty()) return absl::StrCat("a command is required: one of ", known);
+  return absl::StrCat("no command \"", absl::CHexEscape(words[0]), "\"; it is one of ", known);
+}
+
+}  // namespace
 
 CommandResult RunShardctl(const std::vector<std::string>& args) {
   CommandResult result;
   CLI::App app("shardctl: look at and steer a shardmesh service", "shardctl");
   app.require_subcommand(1);
   app.set_version_flag("--version", "shardmesh 0.1.0");
-  app.footer("Exit codes: 0 done, 1 the command failed, 2 the command line is wrong.");
+  app.footer(
+      "Exit codes: 0 done, 1 the command failed, 2 the command line is wrong.\n"
+      "Every command has --help with examples.\n"
+      "Examples:\n"
+      "  shardctl up --workers 4 --mesh ddp=2,fsdp=2\n"
+      "  shardctl jobs\n"
+      "  shardctl pull llama --output llama.safetensors");
   AddUpCommand(app, result);
   AddJobsCommand(app, result);
   AddStatusCommand(app, result);
@@ -34,8 +59,11 @@ CommandResult RunShardctl(const std::vector<std::string>& args) {
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 takes them last first
   } catch (const CLI::ParseError& error) {
     std::ostringstream out, err;
-    const bool usage = app.exit(error, out, err) != 0;
-    result = {out.str(), err.str(), usage ? kExitUsage : kExitOk};
+    if (app.exit(error, out, err) != 0) {
+      FailUsage(Explain(app, error), result);
+    } else {
+      result.out = out.str();  // of --help and --version
+    }
   }
   return result;
 }

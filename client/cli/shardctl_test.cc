@@ -6,6 +6,9 @@
 
 #include <random>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
 namespace shardmesh {
 namespace {
 
@@ -18,9 +21,13 @@ MATCHER_P2(Exits, code, err, "") {
 }
 
 TEST(ShardctlTest, CommandLine_Wrong_IsUsage) {
-  EXPECT_THAT(RunShardctl({}), Exits(kExitUsage, "subcommand"));
+  EXPECT_THAT(RunShardctl({}), Exits(kExitUsage, "shardctl: a command is required: one of up, jobs, "));
+  EXPECT_THAT(RunShardctl({"foo"}), Exits(kExitUsage, "shardctl: no command \"foo\"; it is one of up, jobs, "));
+  EXPECT_THAT(RunShardctl({"foo", "mesh"}), Exits(kExitUsage, "--shape is required"));
+  EXPECT_THAT(RunShardctl({"\x1b"}), Exits(kExitUsage, "no command \"\\x1b\""));
   EXPECT_THAT(RunShardctl({"nonsense"}), Exits(kExitUsage, "--help"));
-  EXPECT_THAT(RunShardctl({"names"}), Exits(kExitUsage, "subcommand"));
+  EXPECT_THAT(RunShardctl({"names"}), Exits(kExitUsage, "a command is required: one of canonical\n"));
+  EXPECT_THAT(RunShardctl({"names", "foo"}), Exits(kExitUsage, "no command \"foo\"; it is one of canonical\n"));
   EXPECT_THAT(RunShardctl({"names", "canonical"}), Exits(kExitUsage, "name is required"));
   EXPECT_THAT(RunShardctl({"names", "canonical", "a", "b"}), Exits(kExitUsage, "b"));
   EXPECT_THAT(RunShardctl({"mesh", "--names", "a"}), Exits(kExitUsage, "--shape is required"));
@@ -28,7 +35,18 @@ TEST(ShardctlTest, CommandLine_Wrong_IsUsage) {
 }
 
 TEST(ShardctlTest, Help_ShowsExamples) {
+  for (const char* command :
+       {"up", "jobs", "status", "plan", "versions", "pull", "digest", "delete", "mesh", "names", "names canonical"}) {
+    std::vector<std::string> args = absl::StrSplit(command, ' ');
+    args.push_back("--help");
+    const CommandResult help = RunShardctl(args);
+    EXPECT_EQ(help.code, kExitOk) << help.err;
+    EXPECT_THAT(help.out, HasSubstr(absl::StrCat("\nExamples:\n  shardctl ", command))) << command;
+  }
+  EXPECT_THAT(RunShardctl({"--help"}).out, HasSubstr("\nExamples:\n  shardctl up"));
   EXPECT_THAT(RunShardctl({"--help"}).out, AllOf(HasSubstr("mesh"), HasSubstr("names"), HasSubstr("Exit codes")));
+  EXPECT_THAT(RunShardctl({"versions", "--help"}).out, HasSubstr("s of the last heartbeat"));
+  EXPECT_THAT(RunShardctl({"jobs", "--help"}).out, HasSubstr("as of the last heartbeat"));
   EXPECT_THAT(RunShardctl({"mesh", "--help"}).out, HasSubstr("--slice ddp,fsdp --slice fsdp"));
   EXPECT_THAT(RunShardctl({"names", "canonical", "--help"}).out, HasSubstr("_orig_mod.layers.0._orig_module.w"));
   EXPECT_EQ(RunShardctl({"mesh", "--help"}).code, kExitOk);

@@ -134,7 +134,7 @@ void RunStatus(const Flags& flags, CommandResult& result) {
 void AddStatusCommand(CLI::App& app, CommandResult& result) {
   CLI::App* command = app.add_subcommand("status", "Ask the workers of one job, or of all, for their state and memory");
   const auto flags = std::make_shared<Flags>();
-  AddJobArgument(*command, flags->job);
+  AddJobArgument(*command, flags->job)->description("Name of the job; unset: all jobs");
   AddConnectionOptions(*command, flags->connection);
   command->footer(
       "Memory: shard (weights, states and spares of this worker); window, publications, slots (one of each per host,\n"

@@ -108,7 +108,8 @@ void AddOptions(CLI::App& command, Flags& flags) {
   ClusterOptions& cluster = flags.cluster;
   command.add_option("--workers", flags.workers, "Number of workers; unset: the mesh's ranks, or 1")
       ->check(CLI::Range(1, 1024));
-  command.add_option("--mesh", cluster.mesh, "Mesh of jobs that name none, like ddp=2,fsdp=2; unset: fsdp=WORKERS");
+  command.add_option("--mesh", cluster.mesh,
+                     "Mesh of jobs that name none, like ddp=2,fsdp=2; not kept in --state; unset: fsdp=WORKERS");
   command.add_option("--listen", cluster.listen, "Address of the coordinator; port 0 has one chosen")
       ->capture_default_str();
   command.add_option("--state", cluster.state, "File that keeps jobs, or :memory:")->capture_default_str();
@@ -163,6 +164,9 @@ void AddUpCommand(CLI::App& app, CommandResult& result) {
   command->footer(
       "Prints a line for each process that starts and ends, and \"ready ADDRESS ...\" once every worker has joined.\n"
       "SIGINT or SIGTERM end all of them, exit code 0. If shardctl is killed they are killed with it.\n"
+      "A process that ends by itself is not started again: the others go on, also without a coordinator; exit code 1 "
+      "once\n"
+      "none is left.\n"
       "Examples:\n"
       "  shardctl up --workers 4 --mesh ddp=2,fsdp=2\n"
       "  shardctl up --workers 2 --listen 127.0.0.1:0 --log-dir logs --json\n"

@@ -51,13 +51,13 @@ absl::StatusOr<std::string> Delete(Client& client, const Flags& flags) {
   return flags.connection.json ? JsonLine({{"deleted", flags.job}}) : absl::StrCat("deleted ", flags.job, "\n");
 }
 
-void Add(CLI::App& app, const std::string& name, const std::string& help, const std::string& examples, Action action,
+void Add(CLI::App& app, const std::string& name, const std::string& help, const std::string& footer, Action action,
          CommandResult& result) {
   CLI::App* command = app.add_subcommand(name, help);
   const auto flags = std::make_shared<Flags>();
   AddJobArgument(*command, flags->job)->required();
   AddConnectionOptions(*command, flags->connection);
-  command->footer("Examples:\n" + examples);
+  command->footer(footer);
   command->callback([flags, action, &result] {
     absl::StatusOr<Client> client = ConnectTo(flags->connection);
     if (!client.ok()) return Fail(client.status(), result);
@@ -71,6 +71,8 @@ void Add(CLI::App& app, const std::string& name, const std::string& help, const 
 
 void AddVersionsCommand(CLI::App& app, CommandResult& result) {
   Add(app, "versions", "Show the newest committed step and the versions that can be pulled",
+      "As of the last heartbeat that reached the coordinator; ask the workers themselves with `shardctl status`.\n"
+      "Examples:\n"
       "  shardctl versions llama\n"
       "  shardctl versions llama --json",
       Versions, result);
@@ -78,13 +80,18 @@ void AddVersionsCommand(CLI::App& app, CommandResult& result) {
 
 void AddDigestCommand(CLI::App& app, CommandResult& result) {
   Add(app, "digest", "Print 64 bits over all weights and optimizer state of the committed step",
-      "  shardctl digest llama        step 120 digest 0123456789abcdef\n"
-      "The same job has the same digest at the same step on every mesh.",
+      "The same job has the same digest at the same step on every mesh.\n"
+      "Examples:\n"
+      "  shardctl digest llama        # step 120 digest 0123456789abcdef\n"
+      "  shardctl digest llama --json",
       Digest, result);
 }
 
 void AddDeleteCommand(CLI::App& app, CommandResult& result) {
-  Add(app, "delete", "Delete a job and its memory on the workers; there is no way back", "  shardctl delete llama",
+  Add(app, "delete", "Delete a job and its memory on the workers; there is no way back",
+      "Its published versions are gone, too; `shardctl pull --output` keeps one.\n"
+      "Examples:\n"
+      "  shardctl delete llama",
       Delete, result);
 }
 

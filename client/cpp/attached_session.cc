@@ -118,16 +118,15 @@ class AttachedSession final : public Session {
 
   absl::StatusOr<v1::StepReply> AwaitReply(int64_t step, absl::Duration timeout) {
     const absl::Time deadline = absl::Now() + timeout;
-    std::string waits_for = "the worker did not say yet for what";
+    std::string waits_for = "the worker did not say yet what is missing";
     while (true) {
       const absl::Duration left = deadline - absl::Now();
       absl::StatusOr<LocalMessage> message = socket_->Receive(std::min(silence_, std::max(left, absl::ZeroDuration())));
       if (absl::IsDeadlineExceeded(message.status())) {
         if (left > silence_)
           return Gone(absl::UnavailableError(absl::StrCat("it sent nothing for ", absl::FormatDuration(silence_))));
-        return absl::DeadlineExceededError(absl::StrCat("step ", step, " of job ", job_->spec().name,
-                                                        " was not committed within ", absl::FormatDuration(timeout),
-                                                        ": ", waits_for, ". Nothing is lost: step again"));
+        return absl::DeadlineExceededError(absl::StrCat("step ", step, " was not committed within ",
+                                                        absl::FormatDuration(timeout), "; ", waits_for));
       }
       if (!message.ok()) return Gone(message.status());
       v1::LocalReply reply;

@@ -1,9 +1,11 @@
 #include "client/cpp/client.h"
 
+#include <algorithm>
 #include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "client/cpp/session.h"
 #include "core/status.h"
@@ -13,6 +15,7 @@ namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kPollReady = absl::Milliseconds(20);
+constexpr size_t kWorkersNamed = 8;  // in one message
 
 // Waits without spinning; nobody signals.
 void Pause(absl::Duration duration) {
@@ -44,36 +47,64 @@ absl::StatusOr<std::shared_ptr<Job>> Client::CreateJob(const JobSpec& spec, cons
 }
 
 absl::StatusOr<std::shared_ptr<Job>> Client::OpenJob(const std::string& name, const NameRules& rules, JobUse use) {
+  return Open(name, rules, use, Absent::kError, options_.ready_timeout);
+}
+
+absl::StatusOr<std::shared_ptr<Job>> Client::AwaitJob(const std::string& name, absl::Duration timeout,
+                                                      const NameRules& rules, JobUse use) {
+  return Open(name, rules, use, Absent::kWait, timeout);
+}
+
+absl::StatusOr<std::shared_ptr<Job>> Client::Open(const std::string& name, const NameRules& rules, JobUse use,
+                                                  Absent absent, absl::Duration timeout) {
   v1::DescribeJobRequest request;
   request.set_job(name);
-  const absl::Time deadline = absl::Now() + options_.ready_timeout;
+  const absl::Time deadline = absl::Now() + timeout;
   while (true) {
-    ASSIGN_OR_RETURN(const v1::JobDescription description, coordinator_->DescribeJob(request, options_.call_timeout));
-    const bool readable =
-        use == JobUse::kRead && description.state() == v1::JOB_STATE_FAILED && description.members_size() > 0;
-    if (description.state() == v1::JOB_STATE_READY || readable) {
-      ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(description.spec()));
-      ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
-      if (plan.hash() != description.plan_hash()) {
-        return absl::FailedPreconditionError(absl::StrCat("plan hash ", plan.hash(), " differs from the coordinator's ",
-                                                          description.plan_hash(),
-                                                          "; run one build of shardmesh everywhere"));
-      }
-      std::shared_ptr<Job> job(new Job(std::move(spec), std::move(plan), rules, options_));
-      RETURN_IF_ERROR(job->DialMembers(description));
-      return job;
-    }
-    if (description.state() == v1::JOB_STATE_FAILED) {
-      return absl::UnavailableError(absl::StrCat("job ", name, " failed: ", description.error()));
+    const absl::StatusOr<v1::JobDescription> job = coordinator_->DescribeJob(request, options_.call_timeout);
+    std::string waits_for = "somebody to create it";
+    if (absent == Absent::kError || !absl::IsNotFound(job.status())) {
+      RETURN_IF_ERROR(job.status());
+      const bool failed = job->state() == v1::JOB_STATE_FAILED;
+      const bool readable = failed && use == JobUse::kRead && job->members_size() > 0;
+      if (job->state() == v1::JOB_STATE_READY || readable) return Job::Create(*job, rules, options_);
+      if (failed) return absl::UnavailableError(absl::StrCat("job ", name, " failed: ", job->error()));
+      waits_for = WaitsFor(*job);
     }
     if (absl::Now() > deadline) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("job ", name, " was not ready within ", absl::FormatDuration(options_.ready_timeout), "; it is ",
-                       v1::JobState_Name(description.state()),
-                       description.waiting_for().empty() ? "" : ": it waits for ", description.waiting_for()));
+      return absl::DeadlineExceededError(absl::StrCat("job ", name, " was not ready within ",
+                                                      absl::FormatDuration(timeout), "; it waits for ", waits_for));
     }
     Pause(kPollReady);
   }
+}
+
+std::string WaitsFor(const v1::JobDescription& job) {
+  if (!job.waiting_for().empty()) return job.waiting_for();
+  if (job.state() == v1::JOB_STATE_WAITING) return "workers to be assigned";
+  std::vector<std::string> unready;
+  for (const v1::Member& member : job.members()) {
+    if (!member.ready()) unready.push_back(member.worker());
+  }
+  const size_t more = unready.size() - std::min(unready.size(), kWorkersNamed);
+  unready.resize(unready.size() - more);
+  return absl::StrCat("memory to be built by ", unready.empty() ? "its workers" : absl::StrJoin(unready, ", "),
+                      more == 0 ? "" : absl::StrCat(" and ", more, " more"));
+}
+
+absl::StatusOr<std::shared_ptr<Job>> Job::Create(const v1::JobDescription& description, const NameRules& rules,
+                                                 const ClientOptions& options) {
+  ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(description.spec()));
+  ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
+  if (plan.hash() != description.plan_hash()) {
+    return absl::FailedPreconditionError(absl::StrCat("plan hash ", plan.hash(), " differs from the coordinator's ",
+                                                      description.plan_hash(),
+                                                      "; run one build of shardmesh everywhere"));
+  }
+  std::shared_ptr<Job> job(new Job(std::move(spec), std::move(plan), rules, options));
+  RETURN_IF_ERROR(job->DialMembers(description));
+  if (description.state() == v1::JOB_STATE_FAILED) RETURN_IF_ERROR(job->KeepLiving(description.error()));
+  return job;
 }
 
 Job::Job(JobSpec spec, Plan plan, NameRules rules, ClientOptions options)
@@ -95,6 +126,19 @@ absl::Status Job::DialMembers(const v1::JobDescription& description) {
     workers_.push_back(std::move(worker));
   }
   return absl::OkStatus();
+}
+
+// A worker that was killed counts as alive until its heartbeats are missed: those of a failed job are asked.
+absl::Status Job::KeepLiving(const std::string& cause) {
+  bool any = false;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    const bool alive = members_[rank].alive() && workers_[rank]->GetStatus(options_.call_timeout).ok();
+    members_[rank].set_alive(alive);
+    any = any || alive;
+  }
+  if (any) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("none of the workers of job ", spec_.name, " answers; it failed: ", cause));
 }
 
 absl::StatusOr<int> Job::Resolve(absl::string_view name) const {

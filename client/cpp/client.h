@@ -52,7 +52,8 @@ struct ConstTensorView {
   int64_t num_elements = 0;
 };
 
-// What a job is opened for. A job that failed cannot be trained, but its published versions can be read.
+// What a job is opened for. A job that failed cannot be trained, but its published versions can be read from the
+// workers that live.
 enum class JobUse { kTrain, kRead };
 
 // Which version to pull.
@@ -102,8 +103,8 @@ class Job : public std::enable_shared_from_this<Job> {
   // Asks one worker.
   absl::StatusOr<v1::DigestReply> Digest(absl::Duration timeout);
 
-  // The worker to read versions from: the last one that is alive, as the coordinator said when the job was opened. Any
-  // worker of the host has whole versions, and the lead (rank 0) is the busiest.
+  // The worker to read versions from: the last one that lived when the job was opened. Any worker of the host has whole
+  // versions, and the lead (rank 0) is the busiest.
   Rank reading_rank() const;
 
   // The transport of the worker at `rank`. REQUIRES: a rank of the plan.
@@ -112,7 +113,10 @@ class Job : public std::enable_shared_from_this<Job> {
  private:
   friend class Client;
   Job(JobSpec spec, Plan plan, NameRules rules, ClientOptions options);
+  static absl::StatusOr<std::shared_ptr<Job>> Create(const v1::JobDescription& description, const NameRules& rules,
+                                                     const ClientOptions& options);
   absl::Status DialMembers(const v1::JobDescription& description);
+  absl::Status KeepLiving(const std::string& cause);
 
   const JobSpec spec_;
   const Plan plan_;
@@ -129,23 +133,36 @@ class Client {
  public:
   // Errors of NewChannel; the first call connects.
   static absl::StatusOr<Client> Connect(const std::string& coordinator, ClientOptions options = {});
+  // Over a transport that is there.
+  explicit Client(std::shared_ptr<CoordinatorTransport> coordinator, ClientOptions options = {})
+      : coordinator_(std::move(coordinator)), options_(std::move(options)) {}
 
   // Creates the job or finds the same one, and waits until its workers are ready. Names in `spec` as this client has
-  // them. Errors of Coordinator.CreateJob; DeadlineExceeded: the workers were not ready in time (their state is named);
-  // Unavailable: the job failed.
+  // them. Errors of Coordinator.CreateJob, and of OpenJob.
   absl::StatusOr<std::shared_ptr<Job>> CreateJob(const JobSpec& spec, const NameRules& rules = {});
+  // Waits until the job's workers are ready.
+  //   NotFound: there is no such job.
+  //   DeadlineExceeded: it was not ready within the options' ready_timeout; says what it waits for.
+  //   Unavailable: it failed; with kRead: and none of its workers answers.
   absl::StatusOr<std::shared_ptr<Job>> OpenJob(const std::string& name, const NameRules& rules = {},
                                                JobUse use = JobUse::kTrain);
+  // OpenJob of a job that somebody else creates, maybe later: `timeout` is for both, that it is there and ready.
+  absl::StatusOr<std::shared_ptr<Job>> AwaitJob(const std::string& name, absl::Duration timeout,
+                                                const NameRules& rules = {}, JobUse use = JobUse::kTrain);
 
   // All other methods of the coordinator.
   CoordinatorTransport& coordinator() { return *coordinator_; }
 
  private:
-  Client(std::shared_ptr<CoordinatorTransport> coordinator, ClientOptions options)
-      : coordinator_(std::move(coordinator)), options_(std::move(options)) {}
+  enum class Absent { kError, kWait };
+  absl::StatusOr<std::shared_ptr<Job>> Open(const std::string& name, const NameRules& rules, JobUse use, Absent absent,
+                                            absl::Duration timeout);
 
   std::shared_ptr<CoordinatorTransport> coordinator_;
   ClientOptions options_;
 };
+
+// What a job that is neither ready nor failed waits for, in words: "3 live workers on one host; host h1 has 2".
+std::string WaitsFor(const v1::JobDescription& job);
 
 }  // namespace shardmesh

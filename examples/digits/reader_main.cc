@@ -8,25 +8,11 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "absl/time/clock.h"
 #include "core/status.h"
 #include "examples/digits/flags_main.h"
 
 namespace shardmesh::digits {
 namespace {
-
-// The job may not be there yet.
-absl::StatusOr<std::shared_ptr<Job>> AwaitJob(Client& client, const JobFlags& flags) {
-  const absl::Time deadline = absl::Now() + absl::Seconds(flags.timeout);
-  while (true) {
-    absl::StatusOr<std::shared_ptr<Job>> job = client.OpenJob(flags.job);
-    if (!absl::IsNotFound(job.status()) || absl::Now() > deadline) return job;
-    Mutex mu;
-    CondVar never;
-    MutexLock lock(mu);
-    never.WaitFor(mu, absl::Milliseconds(50));
-  }
-}
 
 absl::Status ScoreVersion(const Version& version, const Dataset& data) {
   std::vector<ConstTensorView> weights;
@@ -49,9 +35,8 @@ absl::Status Follow(const JobFlags& flags) {
   ASSIGN_OR_RETURN(const Dataset data, Dataset::Load(flags.data));
   ClientOptions options;
   options.tls = flags.tls;
-  options.ready_timeout = absl::Seconds(flags.timeout);
   ASSIGN_OR_RETURN(Client client, Client::Connect(flags.coordinator, options));
-  ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, AwaitJob(client, flags));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, client.AwaitJob(flags.job, absl::Seconds(flags.timeout)));
   int64_t next = 0;
   while (next <= flags.steps) {
     ASSIGN_OR_RETURN(const Version version,

@@ -31,21 +31,13 @@ void Print(const nlohmann::ordered_json& line) {
   std::fflush(stdout);
 }
 
-// The job: created by one trainer, opened by the others as soon as it is there.
+// The job: created by one trainer, awaited by the others.
 absl::StatusOr<std::shared_ptr<Job>> FindJob(Client& client, const TrainerFlags& flags) {
   if (flags.create) {
     ASSIGN_OR_RETURN(const JobSpec spec, SpecOf(flags.job, flags.prefix));
     return client.CreateJob(spec);
   }
-  const absl::Time deadline = absl::Now() + absl::Seconds(flags.job.timeout);
-  while (true) {
-    absl::StatusOr<std::shared_ptr<Job>> job = client.OpenJob(flags.job.job);
-    if (!absl::IsNotFound(job.status()) || absl::Now() > deadline) return job;
-    Mutex mu;
-    CondVar never;
-    MutexLock lock(mu);
-    never.WaitFor(mu, absl::Milliseconds(50));
-  }
+  return client.AwaitJob(flags.job.job, absl::Seconds(flags.job.timeout));
 }
 
 absl::Status Initialize(Job& job, const JobFlags& flags, const std::string& prefix) {

@@ -204,7 +204,8 @@ TEST_F(BadInput, OtherLearningRateThanAnotherSlot) {
   ASSERT_OK(trainer_->PushAll(next()));
   v1::StepRequest request = trainer_->Request({0}, next());
   EXPECT_THAT(job_->worker(Rank(0)).Step(request, absl::Milliseconds(300)),  // declares slot 0; slot 1 is missing
-              StatusIs(Code::kDeadlineExceeded, HasSubstr("missing slots: 1")));
+              StatusIs(Code::kDeadlineExceeded,
+                       HasSubstr(absl::StrCat("step ", next(), " was not committed in time; missing slots: 1"))));
   request = trainer_->Request({1}, next());
   request.set_learning_rate(0.5);
   EXPECT_THAT(job_->worker(Rank(1)).Step(request, kTimeout),

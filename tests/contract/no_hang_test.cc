@@ -2,6 +2,7 @@
 // heartbeat time-out. Each rank in turn, killed and stopped, while trainers step and a reader follows.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <csignal>
@@ -220,6 +221,24 @@ void KillTrainers(bool attach) {
 
 TEST(NoHangTrainer, AttachedKilled_AnotherGoesOn) { KillTrainers(true); }
 TEST(NoHangTrainer, ConnectedKilled_AnotherGoesOn) { KillTrainers(false); }
+
+TEST(NoHangTrainer, StepThatWaitsInVain_NamesWhatIsMissing_AndCanBeRepeated) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 1}));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(testing::TinyJob("job", "fsdp=1", 2)));
+  ASSERT_OK(testing::Initialize(*job));
+  ASSERT_OK_AND_ASSIGN(const auto waits, job->Attach({Slot(0)}));
+  ASSERT_OK_AND_ASSIGN(const auto late, job->Attach({Slot(1)}));
+  StepOptions options;
+  options.timeout = absl::Seconds(3);
+  EXPECT_THAT(
+      waits->Step(options),
+      StatusIs(absl::StatusCode::kDeadlineExceeded,
+               absl::StrCat("step 1 was not committed within 3s; missing slots: 1 (trainer pid ", getpid(), ")")));
+  std::thread other([&] { EXPECT_OK(late->Step()); });
+  EXPECT_OK(waits->Step());
+  other.join();
+}
 
 }  // namespace
 }  // namespace shardmesh

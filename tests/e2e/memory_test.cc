@@ -12,6 +12,7 @@
 #include "core/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
+#include "worker/shard_storage.h"
 
 namespace shardmesh {
 namespace {
@@ -19,8 +20,7 @@ namespace {
 using ::shardmesh::testing::Cluster;
 
 constexpr int64_t kKiB = 1 << 10, kMiB = 1 << 20;
-constexpr int64_t kRangeElements = kMiB, kChunkElements = 4096;  // one spare chunk for each range
-constexpr int64_t kStateBytes = 8;                               // two moments in fp32
+constexpr int64_t kStateBytes = 8;  // two moments in fp32
 // Streams start at different multiples of 68 KiB modulo 2 MiB; the window is stream 3, publications 4 and 5, slots
 // from 6.
 constexpr int64_t Stagger(int stream) { return stream * 68 * kKiB % (2 * kMiB); }
@@ -39,7 +39,7 @@ Terms Arithmetic(const Plan& plan, int num_slots) {
   for (const Bucket& bucket : plan.buckets()) {
     const int64_t stored = BytesPerElement(bucket.format) + kStateBytes;
     const int64_t ranges = (bucket.shard_elements + kRangeElements - 1) / kRangeElements;
-    terms.shard += bucket.shard_elements * stored + ranges * kChunkElements * stored;
+    terms.shard += (bucket.shard_elements + ranges * kChunkElements) * stored;  // one spare chunk for each range
     window += Pages(bucket.num_elements * BytesPerElement(bucket.format));
     gradients += Pages(bucket.num_elements * 2);
   }

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "core/matchers.h"
+#include "local/testing/temp_folder.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
 

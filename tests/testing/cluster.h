@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
+#include "local/testing/temp_folder.h"
 #include "tests/testing/process.h"
 
 namespace shardmesh::testing {

@@ -8,9 +8,7 @@
 
 #include <cerrno>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -20,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "core/status.h"
 #include "core/sync.h"
+#include "local/testing/temp_folder.h"
 
 namespace shardmesh::testing {
 namespace {
@@ -127,16 +126,6 @@ absl::StatusOr<std::string> RunCommand(std::vector<std::string> command, absl::D
   ASSIGN_OR_RETURN(const int status, process->Wait(timeout));
   if (status == 0) return process->Log();
   return absl::InternalError(absl::StrCat(name, " ended with status ", status, ":\n", process->Log()));
-}
-
-TempFolder::TempFolder() {
-  char name[] = "/tmp/smt-XXXXXX";
-  path_ = mkdtemp(name) == nullptr ? "/tmp" : name;
-}
-
-TempFolder::~TempFolder() {
-  std::error_code ignored;
-  if (path_ != "/tmp") std::filesystem::remove_all(path_, ignored);
 }
 
 void Pause(absl::Duration duration) {

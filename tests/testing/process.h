@@ -57,18 +57,6 @@ std::string ReadFile(const std::string& path);
 absl::StatusOr<std::string> AwaitLine(const std::string& path, Process& writer, absl::Duration timeout);
 // Runs a command to its end; its output. Internal: it failed (the output is in the message).
 absl::StatusOr<std::string> RunCommand(std::vector<std::string> command, absl::Duration timeout = absl::Seconds(60));
-// A new folder with a short path (UNIX sockets have 107 bytes), removed with the object.
-class TempFolder {
- public:
-  TempFolder();
-  ~TempFolder();
-  TempFolder(const TempFolder&) = delete;
-  const std::string& path() const { return path_; }
-  std::string File(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 // Gives the processor away for a while, inside a loop that looks at a condition with a deadline.
 void Pause(absl::Duration duration);
 

@@ -1,0 +1,113 @@
+// `shardctl up` as a process: what happens when it, or one of its processes, ends.
+#include "client/cli/up_command.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "client/cli/shardctl.h"
+#include "client/cli/test_cluster.h"
+#include "client/cpp/session.h"
+#include "core/matchers.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+// The temporary folder of a service, as its workers were told.
+std::string FolderOf(const Cluster& cluster) {
+  const std::string path = absl::StrCat("/proc/", cluster.processes()[1].pid(), "/cmdline");
+  const std::vector<std::string> words = absl::StrSplit(Contents(path), '\0');
+  const auto flag = std::find(words.begin(), words.end(), "--local-dir");
+  return words.end() - flag < 2 ? "" : *(flag + 1);
+}
+
+TEST(UpCommandTest, KilledWorker_IsReported_StopEndsAll) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster,
+                       Cluster::Start("stop", {"--mesh", "fsdp=2", "--log-level", "warn", "--heartbeat-interval-ms",
+                                               "100", "--heartbeat-timeout-ms", "500"}));
+  ASSERT_EQ(cluster->processes().size(), 3u);
+  ASSERT_OK(Train(cluster->address(), TinyJob("tiny")));
+  const pid_t worker = cluster->processes()[2].pid();
+  kill(worker, SIGKILL);
+  EXPECT_TRUE(cluster->Prints(absl::StrCat("ended worker-1 pid ", worker, " signal KILL\n"))) << cluster->output();
+  EXPECT_TRUE(Eventually([&] {
+    const std::string jobs = RunShardctl({"jobs", "--coordinator", cluster->address()}).out;
+    return absl::StrContains(jobs, "failed") && absl::StrContains(jobs, "1/2");
+  }));
+  const CommandResult jobs = RunShardctl({"jobs", "tiny", "--json", "--coordinator", cluster->address()});
+  EXPECT_THAT(jobs.out, AllOf(ContainsRegex("\"error\":\"[^\"]*worker-1 "), HasSubstr("\"waiting_for\":\"\"")));
+  EXPECT_THAT(RunShardctl({"pull", "tiny", "--coordinator", cluster->address()}).out, HasSubstr("step 2\n"));
+  const CommandResult status = RunShardctl({"status", "--coordinator", cluster->address(), "--timeout", "2"});
+  EXPECT_EQ(status.code, kExitError);
+  EXPECT_THAT(status.err, HasSubstr("1 of 2 workers did not answer: worker worker-1"));
+  EXPECT_THAT(status.out, AllOf(HasSubstr("worker-0"), HasSubstr("no answer")));
+  cluster->up().Signal(SIGTERM);
+  EXPECT_TRUE(cluster->AllEndSoon());
+  ASSERT_TRUE(Eventually([&] { return cluster->up().Ended().has_value(); }));
+  EXPECT_EQ(EndText(*cluster->up().Ended()), "status 0") << cluster->output();
+  EXPECT_THAT(cluster->output(), AllOf(ContainsRegex("ended worker-0 pid [0-9]+ status 0\n"),
+                                       ContainsRegex("ended coordinator pid [0-9]+ status 0\n")));
+}
+
+TEST(UpCommandTest, KilledSupervisor_TakesItsProcessesAlong) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start("killed", {"--log-level", "warn"}));
+  ASSERT_EQ(cluster->processes().size(), 2u);
+  cluster->up().Signal(SIGKILL);
+  EXPECT_TRUE(cluster->AllEndSoon());
+}
+
+TEST(UpCommandTest, KilledSupervisor_ItsFolderIsRemovedByTheNext) {
+  ASSERT_OK_AND_ASSIGN(const auto killed, Cluster::Start("first", {"--log-level", "warn"}));
+  ASSERT_OK_AND_ASSIGN(const auto living, Cluster::Start("second", {"--log-level", "warn"}));
+  const std::string left = FolderOf(*killed), in_use = FolderOf(*living);
+  ASSERT_TRUE(std::filesystem::exists(left));
+  killed->up().Signal(SIGKILL);
+  ASSERT_TRUE(Eventually([&] { return killed->up().Ended().has_value(); }));
+  ASSERT_OK_AND_ASSIGN(const auto next, Cluster::Start("third", {"--log-level", "warn"}));
+  EXPECT_FALSE(std::filesystem::exists(left));
+  EXPECT_TRUE(std::filesystem::exists(in_use + "/owner"));
+}
+
+TEST(UpCommandTest, KilledCoordinator_TrainingGoesOn) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start("headless", {"--log-level", "warn"}));
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, Train(cluster->address(), TinyJob("tiny")));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Session> session, job->Connect({Slot(0)}));
+  ASSERT_OK(session->AwaitWeights(kLong));
+  const pid_t coordinator = cluster->processes()[0].pid();
+  kill(coordinator, SIGKILL);
+  EXPECT_TRUE(cluster->Prints(absl::StrCat("ended coordinator pid ", coordinator, " signal KILL\n")));
+  for (int step = 0; step < 100; ++step) ASSERT_OK(session->Step());
+  EXPECT_FALSE(cluster->up().Ended().has_value());
+  kill(cluster->processes()[1].pid(), SIGKILL);
+  ASSERT_TRUE(Eventually([&] { return cluster->up().Ended().has_value(); }));
+  EXPECT_EQ(EndText(*cluster->up().Ended()), "status 1");
+  EXPECT_THAT(cluster->output(), HasSubstr("every process of the service has ended"));
+}
+
+TEST(UpCommandTest, Errors) {
+  const auto up = [](std::vector<std::string> args) {
+    args.insert(args.begin(), {"up", "--listen", "127.0.0.1:0"});
+    return RunShardctl(args);
+  };
+  EXPECT_THAT(up({"--bin-dir", "/none"}).err, HasSubstr("no program shardmesh-coordinator in /none"));
+  EXPECT_THAT(up({"--mesh", "ddp=2,fsdp=2", "--workers", "3"}).err, HasSubstr("has 4 ranks, --workers is 3"));
+  EXPECT_EQ(up({"--mesh", "ddp=2,fsdp=2", "--workers", "3"}).code, kExitUsage);
+  EXPECT_EQ(up({"--mesh", "ddp"}).code, kExitUsage);
+  EXPECT_EQ(up({"--workers", "0"}).code, kExitUsage);
+  const CommandResult failed = up({"--bin-dir", ".", "--log-level", "nonsense"});
+  EXPECT_EQ(failed.code, kExitError);
+  EXPECT_THAT(failed.err, AllOf(HasSubstr("coordinator (pid "), HasSubstr("ended with status 1 before it was ready")));
+}
+
+}  // namespace
+}  // namespace shardmesh

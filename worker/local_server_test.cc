@@ -1,0 +1,128 @@
+#include "worker/local_server.h"
+
+#include <thread>
+
+#include "core/clock.h"
+#include "core/matchers.h"
+#include "worker/testing/local_host.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+TEST(LocalServerTest, TrainersMistakes_AreTypedErrors_AndTheSessionGoesOn) {
+  LocalHost host(1);
+  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 2)));
+  ASSERT_OK_AND_ASSIGN(Trainer trainer, Trainer::Attach(host, 0, {0}));
+  EXPECT_THAT(trainer.Step(Request({0}, 1)), StatusIs(Code::kFailedPrecondition, HasSubstr("no initial weights")));
+  ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
+  EXPECT_THAT(trainer.Step(Request({1}, 1)), StatusIs(Code::kInvalidArgument, HasSubstr("slot 1 is not one")));
+  EXPECT_THAT(trainer.Step(Request({0}, 2)), StatusIs(Code::kFailedPrecondition, HasSubstr("step 2 is ahead")));
+  EXPECT_THAT(trainer.Step(Request({}, 1)), StatusIs(Code::kInvalidArgument, HasSubstr("without slots")));
+  v1::StepRequest bad = Request({0}, 1);
+  bad.set_epoch(2);
+  EXPECT_THAT(trainer.Step(bad), StatusIs(Code::kAborted, HasSubstr("epoch 2")));
+  bad = Request({0}, 1);
+  bad.set_learning_rate(-1);
+  EXPECT_THAT(trainer.Step(bad), StatusIs(Code::kInvalidArgument, HasSubstr("lr is -1")));
+  EXPECT_FALSE((*host.workers[0]->Find("small"))->protocol().HasPiece(Slot(0), 0, Step(1)));
+  ASSERT_OK_AND_ASSIGN(Trainer other, Trainer::Attach(host, 0, {1}));
+  ASSERT_OK(trainer.Send(Request({0}, 1)));
+  ASSERT_OK(other.Step(Request({1}, 1)));
+  EXPECT_OK(trainer.Reply());
+}
+
+TEST(LocalServerTest, Grant_IsGoodOnce_AndASlotHasOneTrainer_UntilItHangsUp) {
+  LocalHost host(1);
+  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 2)));
+  std::shared_ptr<JobShard> shard = *host.workers[0]->Find("small");
+  ASSERT_OK_AND_ASSIGN(const std::string token, host.servers[0]->Grant(shard, {0}));
+  {
+    ASSERT_OK_AND_ASSIGN(Trainer first, Trainer::Attach(host.paths[0], token));
+    EXPECT_THAT(Trainer::Attach(host.paths[0], token), StatusIs(Code::kPermissionDenied, HasSubstr("used")));
+    EXPECT_THAT(Trainer::Attach(host.paths[0], "guess"), StatusIs(Code::kPermissionDenied, HasSubstr("unknown")));
+    EXPECT_THAT(Trainer::Attach(host, 0, {1, 0}), StatusIs(Code::kFailedPrecondition, HasSubstr("slot 0 is written")));
+    EXPECT_EQ(shard->protocol().HolderOf(Slot(1)), 0u);  // given back
+  }
+  EXPECT_TRUE(Await([&] { return shard->protocol().HolderOf(Slot(0)) == 0; }));
+  EXPECT_OK(Trainer::Attach(host, 0, {1, 0}));
+}
+
+TEST(LocalServerTest, SlotDeclaredByATrainerThatDied_OpensAtTheCommit) {
+  LocalHost host(1);
+  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 2)));
+  ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
+  StepProtocol& protocol = (*host.workers[0]->Find("small"))->protocol();
+  {
+    ASSERT_OK_AND_ASSIGN(Trainer dies, Trainer::Attach(host, 0, {0}));
+    ASSERT_OK(dies.Send(Request({0}, 1)));
+    ASSERT_TRUE(Await([&] { return protocol.page()->slots[0].declared.load() == 1; }));
+  }
+  ASSERT_TRUE(Await([&] { return protocol.HolderOf(Slot(0)) == 0; }));
+  absl::StatusOr<Trainer> heir = absl::UnknownError("not yet");
+  std::thread attaching([&] { heir = Trainer::Attach(host, 0, {0}); });
+  EXPECT_TRUE(Await([&] { return protocol.HolderOf(Slot(0)) != 0; }));  // from here on it waits for the commit
+  absl::StatusOr<Trainer> other = Trainer::Attach(host, 0, {1});
+  EXPECT_OK(other);
+  if (other.ok()) {
+    EXPECT_OK(other->Step(Request({1}, 1)));
+  }
+  attaching.join();
+  ASSERT_OK(heir);
+  EXPECT_EQ(heir->welcome.committed_step(), 1);
+}
+
+TEST(LocalServerTest, WhileAStepWaits_TheTrainerIsToldWhatIsMissing) {
+  LocalHost host(1);
+  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 2)));
+  ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
+  ASSERT_OK_AND_ASSIGN(Trainer late, Trainer::Attach(host, 0, {1}));
+  ASSERT_OK_AND_ASSIGN(Trainer waits, Trainer::Attach(host, 0, {0}));
+  ASSERT_OK(waits.Send(Request({0}, 1)));
+  ASSERT_OK_AND_ASSIGN(LocalMessage message, waits.socket.Receive(kLong));
+  v1::LocalReply reply;
+  ASSERT_TRUE(reply.ParseFromString(message.bytes));
+  EXPECT_TRUE(reply.alive());
+  EXPECT_EQ(reply.message(), absl::StrCat("missing slots: 1 (trainer pid ", getpid(), ")"));
+}
+
+TEST(LocalServerTest, PaddingOfAnAttachedGradient_IsClearedBeforeTheStep) {
+  LocalHost host(1);
+  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));
+  ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
+  ASSERT_OK_AND_ASSIGN(Trainer trainer, Trainer::Attach(host, 0, {0}));
+  float* gradient = reinterpret_cast<float*>(trainer.segments[1].data());
+  gradient[149] = gradient[150] = 1.0f;  // the tensor has 150 elements
+  ASSERT_OK(trainer.Step(Request({0}, 1)));
+  const float* window = reinterpret_cast<const float*>(trainer.segments[0].data());
+  EXPECT_NE(window[149], 1.0f);
+  EXPECT_EQ(window[150], 0.0f);
+}
+
+TEST(LocalServerTest, OldGrant_IsRefused) {
+  ManualClock clock;
+  LocalHost host(1);
+  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));
+  ASSERT_OK_AND_ASSIGN(auto server, LocalServer::Start(host.paths[0] + "m", *host.workers[0], clock));
+  ASSERT_OK_AND_ASSIGN(const std::string token, server->Grant(*host.workers[0]->Find("small"), {0}));
+  clock.Advance(kGrantLife + absl::Seconds(1));
+  EXPECT_THAT(Trainer::Attach(server->path(), token), StatusIs(Code::kPermissionDenied, HasSubstr("older than 30 s")));
+}
+
+TEST(LocalServerTest, NoHello_IsAnswered) {
+  LocalHost host(1);
+  for (const char* bytes : {"garbage", "\x08\x01"}) {
+    ASSERT_OK_AND_ASSIGN(LocalSocket socket, LocalSocket::Connect(host.paths[0]));
+    ASSERT_OK(socket.Send(bytes, {}, kLong));
+    ASSERT_OK_AND_ASSIGN(LocalMessage answer, socket.Receive(kLong));
+    v1::LocalWelcome welcome;
+    ASSERT_TRUE(welcome.ParseFromString(answer.bytes));
+    EXPECT_EQ(welcome.code(), static_cast<int>(Code::kInvalidArgument));
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh

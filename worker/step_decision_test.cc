@@ -1,0 +1,196 @@
+// StepProtocol: decisions, commits, publications and digests.
+#include <atomic>
+#include <thread>
+
+#include "worker/step_protocol.h"
+#include "worker/testing/step_fixture.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+using StepDecisionTest = StepFixture;
+
+TEST_F(StepDecisionTest, InitialWeights_NeedOneSetFromAll) {
+  EXPECT_EQ(protocol.committed_step().value(), kNoStep);
+  EXPECT_FALSE(protocol.Decide());
+  for (int r = 0; r < 3; ++r) protocol.InitialPieceReady(Rank(r), 5);
+  EXPECT_FALSE(protocol.Decide());
+  protocol.InitialPieceReady(Rank(3), 6);  // of another set
+  EXPECT_FALSE(protocol.Decide());
+  protocol.InitialPieceReady(Rank(3), 5);
+  EXPECT_TRUE(protocol.Decide());
+  EXPECT_EQ(protocol.command().kind, CommandKind::kInit);
+  EXPECT_EQ(protocol.command().initial_id, 5u);
+  EXPECT_EQ(protocol.committed_step().value(), kNoStep);
+  AllExecute();
+  protocol.Commit();
+  EXPECT_EQ(protocol.committed_step(), Step(0));
+  EXPECT_THAT(protocol.Published(), ElementsAre(Step(0)));
+}
+
+TEST_F(StepDecisionTest, Step_IsDeclaredDecidedExecutedCommitted) {
+  PlaceWeights();
+  for (int s = 0; s < 2; ++s) {
+    Pieces(s, 1);
+    ASSERT_OK_AND_ASSIGN(auto outcome, Declare({Slot(s)}, 1));
+    EXPECT_FALSE(outcome.has_value());
+    EXPECT_FALSE(protocol.Decide());
+  }
+  ASSERT_OK(Declare({Slot(2)}, 1));
+  EXPECT_FALSE(protocol.Decide());  // a piece of slot 2 is missing
+  EXPECT_FALSE(protocol.HasPiece(Slot(2), 0, Step(1)));
+  ASSERT_OK(protocol.PieceReady(Slot(2), 0, Step(1)));
+  EXPECT_FALSE(protocol.Decide());
+  EXPECT_THAT(protocol.AwaitCommit(Step(1), absl::ZeroDuration()),
+              StatusIs(Code::kDeadlineExceeded, AllOf(HasSubstr("step 1"), HasSubstr("missing slots: 2"))));
+  ASSERT_OK(protocol.PieceReady(Slot(2), 1, Step(1)));
+  EXPECT_TRUE(protocol.HasPiece(Slot(2), 1, Step(1)));
+  ASSERT_TRUE(protocol.Decide());
+  EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
+  EXPECT_EQ(protocol.command().step, 1);
+  EXPECT_EQ(protocol.command().apply, 1);
+  EXPECT_EQ(protocol.command().parity, 0);
+  AdamWHyper hyper = job.optimizer;
+  hyper.lr = 0.5;
+  EXPECT_EQ(protocol.command().scalars.neg_step_size, ComputeAdamWScalars(hyper, 1)->neg_step_size);
+  EXPECT_EQ(protocol.NotDone().size(), 4u);
+  EXPECT_FALSE(protocol.OutcomeOf(Step(1)).has_value());
+  AllExecute();
+  EXPECT_EQ(protocol.committed_step(), Step(0));
+  protocol.Commit();
+  EXPECT_EQ(protocol.committed_step(), Step(1));
+  EXPECT_EQ(protocol.page()->parity.load(), 1);
+  ASSERT_OK_AND_ASSIGN(StepOutcome outcome, protocol.AwaitCommit(Step(1), absl::ZeroDuration()));
+  EXPECT_FALSE(outcome.already_applied);
+  EXPECT_FALSE(outcome.skipped);
+}
+
+TEST_F(StepDecisionTest, NonFinite_SkipsTheStep) {
+  PlaceWeights();
+  RunStep(1, {{Slot(2), 1}});
+  ASSERT_OK_AND_ASSIGN(StepOutcome outcome, protocol.AwaitCommit(Step(1), absl::ZeroDuration()));
+  EXPECT_TRUE(outcome.skipped);
+  EXPECT_EQ(outcome.bad_slot, Slot(2));
+  EXPECT_EQ(outcome.bad_tensor, 1);
+  EXPECT_EQ(protocol.page()->parity.load(), 0);  // nothing moved
+  EXPECT_THAT(protocol.Published(), ElementsAre(Step(0)));
+  ASSERT_OK_AND_ASSIGN(auto again, Declare({Slot(2)}, 1));
+  EXPECT_TRUE(again->skipped && again->already_applied);
+  RunStep(2);
+  EXPECT_FALSE(protocol.OutcomeOf(Step(2))->skipped);
+  EXPECT_EQ(protocol.page()->parity.load(), 1);
+}
+
+TEST_F(StepDecisionTest, PublicationsAlternate_AndAPinnedOneIsNeverRewritten) {
+  PlaceWeights();
+  RunStep(1);
+  EXPECT_THAT(protocol.Published(), ElementsAre(Step(0), Step(1)));
+  RunStep(2);  // over version 0
+  EXPECT_THAT(protocol.Published(), ElementsAre(Step(1), Step(2)));
+  EXPECT_FALSE(protocol.Pin(Step(0)).has_value());
+  const std::optional<int> pinned = protocol.Pin(Step(1));
+  ASSERT_TRUE(pinned.has_value());
+  RunStep(3);  // would go over version 1: not published, training goes on
+  EXPECT_THAT(protocol.Published(), ElementsAre(Step(1), Step(2)));
+  EXPECT_EQ(protocol.command().publish, -1);
+  protocol.Unpin(*pinned);
+  RunStep(4);
+  EXPECT_THAT(protocol.Published(), ElementsAre(Step(2), Step(4)));
+  EXPECT_EQ(protocol.command().publish, *pinned);
+}
+
+TEST(StepDecisionPolicyTest, PublishEvery_IsAMultiple) {
+  JobSpec job = SmallJob("fsdp=1", 1);
+  job.publish_every = 3;
+  TestHost host(job);
+  host.protocol.InitialPieceReady(Rank(0), 1);
+  for (int64_t step = 0; step <= 7; ++step) {
+    if (step > 0) {
+      ASSERT_OK(host.protocol.PieceReady(Slot(0), 0, Step(step)));
+      ASSERT_OK(host.protocol.Declare({{Slot(0)}, Step(step), 0.5, {}}));
+    }
+    ASSERT_TRUE(host.protocol.Decide());
+    EXPECT_EQ(host.protocol.command().publish >= 0, step % 3 == 0) << step;
+    host.protocol.Done(Rank(0), host.protocol.decided());
+    host.protocol.Commit();
+  }
+  EXPECT_THAT(host.protocol.Published(), ElementsAre(Step(3), Step(6)));
+}
+
+// A writer publishes by the rules as fast as it can; readers that hold a pin must see one version's bytes only.
+TEST(StepDecisionPolicyTest, PinnedBytes_AreOfOneVersion) {
+  TestHost host(SmallJob("fsdp=1", 1));
+  constexpr int kWords = 64;
+  std::atomic<int64_t> buffers[kPublicationBuffers][kWords] = {};
+  std::atomic<int64_t> pinned_reads{0};
+  std::atomic<bool> stop{false};
+  const auto reader = [&] {
+    while (!stop.load()) {
+      for (Step step : host.protocol.Published()) {
+        const std::optional<int> buffer = host.protocol.Pin(step);
+        if (!buffer.has_value()) continue;
+        for (const auto& word : buffers[*buffer]) ASSERT_EQ(word.load(std::memory_order_relaxed), step.value());
+        host.protocol.Unpin(*buffer);
+        pinned_reads.fetch_add(1);
+      }
+    }
+  };
+  std::thread readers[2] = {std::thread(reader), std::thread(reader)};
+  host.protocol.InitialPieceReady(Rank(0), 1);
+  int64_t published = 0;
+  for (int64_t step = 0; step < 20'000 || (pinned_reads.load() < 100 && step < 2'000'000); ++step) {
+    if (step > 0) {
+      ASSERT_OK(host.protocol.PieceReady(Slot(0), 0, Step(step)));
+      ASSERT_OK(host.protocol.Declare({{Slot(0)}, Step(step), 0.5, {}}));
+    }
+    ASSERT_TRUE(host.protocol.Decide());
+    if (const int target = host.protocol.command().publish; target >= 0) {
+      for (auto& word : buffers[target]) word.store(step, std::memory_order_relaxed);
+      ++published;
+    }
+    host.protocol.Done(Rank(0), host.protocol.decided());
+    host.protocol.Commit();
+  }
+  stop.store(true);
+  for (std::thread& thread : readers) thread.join();
+  EXPECT_GT(published, 0);
+  EXPECT_GE(pinned_reads.load(), 100);
+}
+
+TEST_F(StepDecisionTest, Digests_AddShardsUp_AndCompareReplicas) {
+  PlaceWeights();
+  const uint64_t first = protocol.AskForDigest();
+  ASSERT_OK_AND_ASSIGN(auto none, protocol.DigestOf(first));
+  EXPECT_FALSE(none.has_value());
+  const auto answer = [&](std::vector<uint64_t> digests) {
+    ASSERT_TRUE(protocol.Decide());
+    EXPECT_EQ(protocol.command().kind, CommandKind::kDigest);
+    for (int r = 0; r < 4; ++r) protocol.page()->members[r].digest.store(digests[r]);
+    AllExecute();
+    protocol.Commit();
+  };
+  answer({10, 20, 10, 20});  // ranks of mesh ddp=2,fsdp=2: shards 0 1 0 1
+  ASSERT_OK_AND_ASSIGN(auto digest, protocol.DigestOf(first));
+  EXPECT_EQ(digest->first, Step(0));
+  EXPECT_EQ(digest->second, 30u);
+  EXPECT_FALSE(protocol.Decide());  // answered
+  RunStep(1);
+  const uint64_t second = protocol.AskForDigest(), third = protocol.AskForDigest();
+  EXPECT_GT(third, second);
+  answer({10, 20, 10, 21});
+  for (uint64_t ticket : {second, third}) {  // one command answers both
+    EXPECT_THAT(protocol.DigestOf(ticket),
+                StatusIs(Code::kDataLoss,
+                         AllOf(HasSubstr("step 1"), HasSubstr("worker-1 (rank 1)"), HasSubstr("worker-3 (rank 3)"))));
+  }
+  EXPECT_EQ(protocol.committed_step(), Step(1));
+  RunStep(2);  // the job goes on
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,156 @@
+// PassGroup: all workers of a job, each with its storage and its pass, taking commands one after the other, and the
+// gradients and weights of training_oracle.h. Tests only.
+#pragma once
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/matchers.h"
+#include "worker/pass.h"
+#include "worker/shard_storage.h"
+#include "worker/testing/small_job.h"
+#include "worker/testing/training_oracle.h"
+
+namespace shardmesh {
+
+inline constexpr int kSkippedStep = 3;  // its command does not apply it
+
+// Memory that outlives the worker which asked for it, as a keeper process holds it.
+class KeptMemory final : public Memory {
+ public:
+  absl::StatusOr<Segment> Open(const std::string& name, int64_t num_bytes, int64_t data_offset) override {
+    if (kept_.count(name) == 0) {
+      ASSIGN_OR_RETURN(kept_[name], Segment::Create(name, num_bytes, data_offset));
+    }
+    return Segment::Map(UniqueFd(dup(kept_[name].fd())), num_bytes, data_offset, Segment::Access::kReadWrite);
+  }
+
+ private:
+  std::map<std::string, Segment> kept_;
+};
+
+struct PassGroup : TestHost {
+  PassGroup(const JobSpec& spec, int threads) : TestHost(spec), threads(threads) {
+    for (int r = 0; r < plan.num_ranks(); ++r) {
+      storages.push_back(nullptr);
+      passes.push_back(nullptr);
+      Restart(r);
+    }
+  }
+
+  // A new life of a worker over the same memory.
+  void Restart(int r) {
+    passes[r].reset();
+    storages[r] = std::make_unique<ShardStorage>(
+        *ShardStorage::Open(kept, "shard-" + std::to_string(r), plan, plan.PlaceOf(Rank(r)).shard));
+    passes[r] = std::make_unique<Pass>(job, plan, plan.PlaceOf(Rank(r)), host, *storages[r], threads);
+  }
+
+  uint64_t Execute(const Command& command) {
+    ++seq;
+    uint64_t sum = 0;
+    for (int r = 0; r < plan.num_ranks(); ++r) {
+      const uint64_t digest = passes[r]->Execute(command, seq, nullptr);
+      if (plan.PlaceOf(Rank(r)).replica == 0) sum += digest;
+    }
+    return sum;
+  }
+
+  void PlaceWeights() {
+    Command command;
+    command.kind = CommandKind::kInit;
+    command.publish = 0;
+    ++seq;
+    for (int r = 0; r < plan.num_ranks(); ++r) {
+      passes[r]->Execute(command, seq, InitialPiece(plan.PlaceOf(Rank(r)).shard).data());
+    }
+  }
+
+  // With something in its padding, which must not arrive.
+  std::vector<float> InitialPiece(int shard) const {
+    std::vector<float> piece;
+    for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
+      const int64_t size = plan.buckets()[b].shard_elements, begin = shard * size, at = piece.size();
+      piece.resize(at + size, 99.0f);
+      for (const auto& run : plan.RunsIn(b, begin, begin + size)) {
+        const int64_t real = std::min(run.num_elements, plan.placements()[run.tensor].num_elements - run.first_element);
+        for (int64_t e = 0; e < real; ++e) {
+          piece[at + run.bucket_offset - begin + e] = InitialValue(run.tensor, run.first_element + e);
+        }
+      }
+    }
+    return piece;
+  }
+
+  void WriteGradients(int64_t step) {
+    for (int slot = 0; slot < job.num_slots; ++slot) {
+      for (int t = 0; t < static_cast<int>(job.parameters.size()); ++t) {
+        if (!job.parameters[t].tied_to.empty()) continue;
+        const Placement& p = plan.placements()[t];
+        const int64_t bytes = BytesPerElement(job.gradient_format);
+        char* out = host.slot(slot).data() + plan.buckets()[p.bucket].gradient_offset + p.offset * bytes;
+        for (int64_t e = 0; e < p.num_elements; ++e) {
+          const uint32_t bits = FloatBits(GradientValue(job.gradient_format, slot, step, t, e));
+          const uint16_t half = static_cast<uint16_t>(bits >> 16);
+          std::memcpy(out + e * bytes, bytes == 4 ? static_cast<const void*>(&bits) : &half, bytes);
+        }
+      }
+    }
+  }
+
+  Command StepCommand(int64_t step) const {
+    Command command;
+    command.kind = CommandKind::kStep;
+    command.step = step;
+    command.scalars = *ComputeAdamWScalars(job.optimizer, step);
+    command.apply = step == kSkippedStep ? 0 : 1;
+    command.parity = parity;
+    command.publish = command.apply ? static_cast<int32_t>(step % 2) : -1;
+    return command;
+  }
+
+  void RunStep(int64_t step) {
+    WriteGradients(step);
+    const Command command = StepCommand(step);
+    Execute(command);
+    if (command.apply) parity = 1 - parity;
+  }
+
+  uint64_t Digest() {
+    Command command;
+    command.kind = CommandKind::kDigest;
+    command.parity = parity;
+    return Execute(command);
+  }
+
+  std::vector<char> Window() const { return {host.window().data(), host.window().data() + plan.window_bytes()}; }
+  std::vector<char> Publication(int i) const {
+    return {host.publication(i).data(), host.publication(i).data() + plan.window_bytes()};
+  }
+  std::vector<char> TensorInWindow(int t) const {
+    const Placement& p = plan.placements()[t];
+    const int64_t bytes = BytesPerElement(job.parameters[t].format);
+    const char* at = host.window().data() + plan.buckets()[p.bucket].weight_offset + p.offset * bytes;
+    return {at, at + (p.num_elements + 63) / 64 * 64 * bytes};
+  }
+
+  KeptMemory kept;
+  const int threads;
+  std::vector<std::unique_ptr<ShardStorage>> storages;
+  std::vector<std::unique_ptr<Pass>> passes;
+  uint64_t seq = 0;
+  int32_t parity = 0;
+};
+
+inline void ExpectEqualsOracle(PassGroup& group, const TrainingOracle& oracle, const std::string& what) {
+  for (int t = 0; t < static_cast<int>(group.job.parameters.size()); ++t) {
+    const int storage = group.job.StorageOf(t);
+    ASSERT_EQ(group.TensorInWindow(t), oracle.Stored(storage)) << what << ": " << group.job.parameters[t].name;
+  }
+  ASSERT_EQ(group.Digest(), oracle.Digest()) << what;
+}
+
+}  // namespace shardmesh

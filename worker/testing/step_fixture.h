@@ -1,0 +1,51 @@
+// StepFixture: the step protocol of a job with three slots on mesh ddp=2,fsdp=2 alone: members execute by saying so.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "core/matchers.h"
+#include "worker/step_protocol.h"
+#include "worker/testing/small_job.h"
+
+namespace shardmesh {
+
+struct StepFixture : ::testing::Test, TestHost {
+  StepFixture() : TestHost(SmallJob("ddp=2,fsdp=2", 3)) {}
+
+  void AllExecute() {
+    for (int r = 0; r < plan.num_ranks(); ++r) {
+      EXPECT_FALSE(protocol.AllDone());
+      protocol.Done(Rank(r), protocol.decided());
+    }
+    EXPECT_TRUE(protocol.AllDone());
+  }
+
+  void Finish() {
+    ASSERT_TRUE(protocol.Decide());
+    AllExecute();
+    protocol.Commit();
+  }
+
+  void PlaceWeights() {
+    for (int r = 0; r < plan.num_ranks(); ++r) protocol.InitialPieceReady(Rank(r), 17);
+    Finish();
+  }
+
+  void Pieces(int slot, int64_t step) {
+    for (int s = 0; s < plan.num_shards(); ++s) ASSERT_OK(protocol.PieceReady(Slot(slot), s, Step(step)));
+  }
+
+  absl::StatusOr<std::optional<StepOutcome>> Declare(std::vector<Slot> slots, int64_t step, double lr = 0.5,
+                                                     std::vector<std::pair<Slot, int>> bad = {}) {
+    return protocol.Declare({std::move(slots), Step(step), lr, std::move(bad)});
+  }
+
+  void RunStep(int64_t step, std::vector<std::pair<Slot, int>> bad = {}) {
+    for (int s = 0; s < 3; ++s) Pieces(s, step);
+    ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, step, 0.5, std::move(bad)));
+    Finish();
+  }
+};
+
+}  // namespace shardmesh
