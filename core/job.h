@@ -14,6 +14,7 @@
 namespace shardmesh {
 
 inline constexpr int kMaxSlots = 128;
+inline constexpr int kMaxHostRanks = 64;  // of one job on one host, where all its workers are
 inline constexpr int kMaxParameters = 100'000;
 inline constexpr int kMaxIdBytes = 128;
 inline constexpr int64_t kMaxTensorElements = int64_t{1} << 40;

@@ -1,10 +1,11 @@
 // What a hostile, broken or stopped peer can do to a server made by rpc/server.h, seen from another process.
+#include "rpc/testing/hostile.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
-#include <algorithm>
 #include <csignal>
 #include <iostream>
 #include <random>
@@ -27,7 +28,6 @@ using ::shardmesh::rpc::testing::EchoRequest;
 using ::shardmesh::rpc::testing::EchoResponse;
 using ::shardmesh::testing::ChildServer;
 using ::shardmesh::testing::EncodeFrame;
-using ::shardmesh::testing::Frame;
 using ::shardmesh::testing::RawClient;
 using ::testing::HasSubstr;
 
@@ -155,61 +155,12 @@ TEST_F(HostileTest, FiftyThousandReflectionsOpenedAndReset_MemoryStaysBounded) {
   EXPECT_LT(growth(), 100 * kMiB);
 }
 
-struct FlowControl {
-  int64_t connection = 65535, stream = 65535;  // bytes that may be sent
-};
-
-// Does what HTTP/2 asks of a client; true when the server ended the stream or the connection.
-bool HandleFrame(const Frame& frame, RawClient& client, FlowControl& flow) {
-  if (frame.type == testing::kSettings && (frame.flags & testing::kAck) == 0) {
-    for (size_t at = 0; at + 6 <= frame.payload.size(); at += 6) {
-      if (frame.payload[at] != 0 || frame.payload[at + 1] != 4) continue;  // INITIAL_WINDOW_SIZE
-      uint32_t value = 0;
-      for (size_t i = 2; i < 6; ++i) value = value << 8 | static_cast<unsigned char>(frame.payload[at + i]);
-      flow.stream += static_cast<int64_t>(value) - 65535;
-    }
-    client.Write(EncodeFrame(testing::kSettings, testing::kAck, 0, ""));
-  }
-  if (frame.type == testing::kPing && (frame.flags & testing::kAck) == 0) {
-    client.Write(EncodeFrame(testing::kPing, testing::kAck, 0, frame.payload));
-  }
-  if (frame.type == testing::kWindowUpdate) {
-    uint32_t value = 0;
-    for (char c : frame.payload) value = value << 8 | static_cast<unsigned char>(c);
-    (frame.stream == 0 ? flow.connection : flow.stream) += value;
-  }
-  return frame.type == testing::kRstStream || frame.type == testing::kGoAway ||
-         (frame.type == testing::kHeaders && (frame.flags & testing::kEndStream) != 0);
-}
-
+// gRPC 1.51 gathers a message before it looks at its length; the memory quota of this server, 64 MiB, ends that.
 TEST_F(HostileTest, MessageOfOneGibibyteAnnounced_RefusedInBoundedMemory) {
   StartChild();
-  RawClient client(child_->port());
-  ASSERT_TRUE(client.StartHttp2());
-  ASSERT_TRUE(client.Write(EncodeFrame(testing::kHeaders, testing::kEndHeaders, 1,
-                                       testing::CallHeaders("/shardmesh.rpc.testing.Echo/Echo"))));
-  const std::string announce = absl::StrCat(absl::string_view("\0", 1), testing::BigEndian32(1u << 30));
-  ASSERT_TRUE(client.Write(EncodeFrame(testing::kData, 0, 1, announce)));
-  const std::string zeros(16384, '\0');
-  FlowControl flow;
-  bool ended = false;
-  int64_t sent = 0;
-  const absl::Time until = absl::Now() + absl::Seconds(30);
-  // gRPC 1.51 gathers a message before it looks at its length; the memory quota of this server, 64 MiB, ends that.
-  while (!ended && sent < (int64_t{1} << 30) && absl::Now() < until) {
-    const bool may_send = std::min(flow.connection, flow.stream) >= 16384;
-    const Frame frame = client.ReadFrame(may_send ? absl::ZeroDuration() : absl::Seconds(1));
-    if (frame.valid()) {
-      ended = HandleFrame(frame, client, flow);
-    } else if (may_send) {
-      ended = !client.Write(EncodeFrame(testing::kData, 0, 1, zeros));
-      sent += 16384;
-      flow.connection -= 16384;
-      flow.stream -= 16384;
-    }
-  }
-  std::cout << "ended by the server after " << sent / kMiB << " MiB\n";
-  EXPECT_TRUE(ended);
+  const testing::LongMessage message = testing::SendLongMessage(child_->port(), "/shardmesh.rpc.testing.Echo/Echo");
+  std::cout << "ended by the server after " << message.bytes_sent / kMiB << " MiB\n";
+  EXPECT_TRUE(message.ended_by_server);
   EXPECT_LT(growth(), 100 * kMiB);
 }
 
@@ -296,6 +247,10 @@ TEST_F(HostileTest, StoppedServer_BreaksTheChannelWithinThePeerTimeout) {
   grpc::ClientContext first;
   ASSERT_OK(CallEcho(channel, absl::Seconds(10), first));
   kill(child_->pid(), SIGSTOP);
+  siginfo_t info = {};  // all of its threads stand still a little later
+  for (const absl::Time until = absl::Now() + absl::Seconds(10); info.si_pid == 0 && absl::Now() < until;) {
+    ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child_->pid()), &info, WSTOPPED | WNOHANG), 0);
+  }
   const absl::Time stopped = absl::Now();
   grpc::ClientContext second;
   EXPECT_THAT(CallEcho(channel, absl::Seconds(60), second),

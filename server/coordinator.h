@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -101,9 +102,10 @@ class Coordinator {
   // The worker is alive; its reports move its jobs; returns what it shall hold, jobs that failed included (it keeps
   // their memory until they are deleted). Reports of jobs that it does not hold at that epoch are stale and ignored.
   // Aborted: a stale incarnation, or one that left. NotFound: not joined.
-  // InvalidArgument: a report with another rank than the worker has. FailedPrecondition: a plan hash differs from the
-  // coordinator's; if the job was PREPARING, it waits for another worker in place of this one, and all other reports
-  // count.
+  // InvalidArgument: a report with another rank than the worker has. FailedPrecondition, and all other reports count:
+  //   a plan hash differs from the coordinator's; if the job was PREPARING, it waits for another worker in place of
+  //   this one; or the worker holds a job that was never made in this store: it keeps it, since the store is a wrong
+  //   one, or lost what it had. A worker that has not joined but holds jobs gets this instead of NotFound.
   absl::StatusOr<std::vector<Assignment>> Heartbeat(const std::string& name, int64_t incarnation,
                                                     const std::vector<MemberReport>& reports, absl::Time now);
 
@@ -139,6 +141,8 @@ class Coordinator {
   absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now) const;
   absl::Status MakeRoomForWorker(Transaction& transaction) const;
   void FailJobsOf(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause);
+  absl::Status CheckJobsKnown(const std::string& name, int64_t incarnation, bool joined,
+                              const std::vector<MemberReport>& reports);
   void MarkDead(Transaction& transaction, const std::string& name, absl::Time now);
   // The job of which `worker` is the member that `report` is about; null: the report is stale.
   const Job* JobOf(const MemberReport& report, const WorkerIdentity& worker) const;
@@ -151,6 +155,7 @@ class Coordinator {
   const std::unique_ptr<Store> store_;
   CoordinatorState state_;
   std::vector<std::string> events_;
+  std::set<std::string> foreign_;  // lives of workers that were said to hold jobs of another store; at most max_workers
   absl::Time last_tick_ = absl::InfinitePast();
   bool assign_ = true;  // something happened since the last attempt that may let a WAITING job start
 };

@@ -55,7 +55,7 @@ void AddFlags(CLI::App& app, Flags& flags) {
       ->check(CLI::Range(10, 60'000))
       ->capture_default_str();
   app.add_option("--heartbeat-timeout-ms", flags.heartbeat_timeout_ms,
-                 "silence after which a worker counts as dead; at least twice the interval")
+                 "silence after which a worker counts as dead; at least twice the interval; below 1000 for tests only")
       ->check(CLI::Range(100, 600'000))
       ->capture_default_str();
   app.add_option("--default-mesh", flags.default_mesh, "mesh of jobs that name none, e.g. ddp=2,fsdp=2");

@@ -1,4 +1,5 @@
 // The coordinator's workers: how they join, are heard, fall silent and leave, and what that does to their jobs.
+#include <algorithm>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -110,7 +111,9 @@ absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now) {
 absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string& name, int64_t incarnation,
                                                                const std::vector<MemberReport>& reports,
                                                                absl::Time now) {
-  RETURN_IF_ERROR(CheckIncarnation(name, incarnation));
+  const absl::Status known = CheckIncarnation(name, incarnation);
+  if (absl::IsNotFound(known)) RETURN_IF_ERROR(CheckJobsKnown(name, incarnation, false, reports));
+  RETURN_IF_ERROR(known);
   Worker& worker = state_.workers.at(name);
   if (worker.record.state == WorkerState::kLeft) return CheckJoin(worker, worker.record.identity, now);
   const WorkerIdentity identity = worker.record.identity;
@@ -123,7 +126,7 @@ absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string
     transaction.Event(absl::StrCat("event=worker_heard_again ", Life(identity)));
     assign_ = true;
   }
-  absl::Status first_error;
+  absl::Status first_error = CheckJobsKnown(name, incarnation, true, reports);
   for (const MemberReport& report : reports) first_error.Update(ApplyReport(transaction, report, identity));
   AssignWaitingJobs(transaction, now);
   RETURN_IF_ERROR(Commit(transaction));
@@ -181,6 +184,29 @@ absl::Status Coordinator::CheckRanks(const std::vector<MemberReport>& reports, c
       return absl::InvalidArgumentError(absl::StrCat("worker ", worker.name, " reports rank ", report.rank, " of job ",
                                                      report.job, " at epoch ", report.epoch, "; it is rank ", rank));
     }
+  }
+  return absl::OkStatus();
+}
+
+// Every epoch that this store ever gave is at most its job's, or the floor that deletions leave; and a worker that
+// holds a job has joined. So a job beyond that is of another store, and closing it would end a training that nobody
+// deleted.
+absl::Status Coordinator::CheckJobsKnown(const std::string& name, int64_t incarnation, bool joined,
+                                         const std::vector<MemberReport>& reports) {
+  for (const MemberReport& report : reports) {
+    const auto found = state_.jobs.find(report.job);
+    const int64_t last = found == state_.jobs.end() ? 0 : found->second.record.epoch;
+    if (joined && report.epoch <= std::max(last, state_.epoch_floor)) continue;
+    const std::string error = absl::StrCat(
+        "worker ", name, " holds job ", report.job, " (epoch ", report.epoch,
+        "), which was never made in this coordinator's state file: it is not the file that the job is in. The worker ",
+        "keeps the job. Start the coordinator with that file, or restart the worker to give the job up");
+    if (static_cast<int>(foreign_.size()) < options_.max_workers &&
+        foreign_.insert(absl::StrCat(name, "@", incarnation)).second) {
+      events_.push_back(absl::StrCat("event=other_state_file worker=", name, " incarnation=", incarnation,
+                                     " job=", report.job, " error=\"", error, "\""));
+    }
+    return absl::FailedPreconditionError(error);
   }
   return absl::OkStatus();
 }

@@ -188,6 +188,8 @@ class Simulation {
     }
     const auto assignments = coordinator_->Heartbeat(name, lives_[name], reports, now_);
     Note(assignments.status());
+    EXPECT_THAT(std::string(assignments.status().message()), ::testing::Not(::testing::HasSubstr("state file")))
+        << "it is always this one";
     if (!assignments.ok()) return;
     told_[name] = *assignments;
     for (const Assignment& assignment : *assignments) {

@@ -10,6 +10,7 @@ namespace shardmesh {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
@@ -131,6 +132,41 @@ TEST_F(CoordinatorTest, Job_IsReadyWhenAllMembersAre) {
   EXPECT_EQ(View("j").state, JobState::kReady);
 }
 
+TEST_F(CoordinatorTest, OtherStateFile_WorkerKeepsItsJob) {
+  MakeReadyJob();
+  const MemberReport report = ReadyReport(Beat("a")[0], 7);
+  SharedStore::Shared other;
+  std::swap(shared_, other);
+  Restart();
+  ASSERT_OK(c_->Join(SmallWorker("c"), now_));
+  ASSERT_OK(c_->CreateJob(SmallJob("other", 1), now_));
+  ASSERT_OK(c_->DeleteJob("other", now_));  // so epoch 1 was given in this store, too
+  c_->TakeEvents();
+  for (int time = 0; time < 2; ++time) {
+    EXPECT_THAT(c_->Heartbeat("a", 1, {report}, now_),
+                StatusIs(Code::kFailedPrecondition, HasSubstr("worker a holds job j (epoch 1), which was never made")));
+  }
+  EXPECT_THAT(c_->TakeEvents(), ElementsAre(HasSubstr("event=other_state_file worker=a")));
+  std::swap(shared_, other);
+  Restart();
+  EXPECT_EQ(Beat("a", {report}).size(), 1u);
+}
+
+TEST_F(CoordinatorTest, OlderStateFile_WorkerKeepsTheJobMadeSince_AndOthersGoOn) {
+  MakeReadyJob();
+  const MemberReport known = ReadyReport(Beat("a")[0], 7);
+  MemberReport since = known, later = known;
+  since.job = "made_since";
+  EXPECT_THAT(c_->Heartbeat("a", 1, {since, known}, now_),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("holds job made_since (epoch 1)")));
+  EXPECT_EQ(View("j").committed_step, 7);
+  later.epoch = 2;
+  EXPECT_THAT(c_->Heartbeat("a", 1, {later}, now_), StatusIs(Code::kFailedPrecondition, HasSubstr("job j (epoch 2)")));
+  ASSERT_OK(c_->DeleteJob("j", now_));
+  Restart();
+  EXPECT_TRUE(Beat("a", {known}).empty()) << "deleted while the worker was away: closed";
+}
+
 TEST_F(CoordinatorTest, Progress_ComesFromRankZeroAtTheSameEpochAndNeverFalls) {
   MakeReadyJob();
   const auto report = [&](const char* worker, int64_t step, int64_t epoch, std::vector<int64_t> published) {
@@ -143,7 +179,7 @@ TEST_F(CoordinatorTest, Progress_ComesFromRankZeroAtTheSameEpochAndNeverFalls) {
   EXPECT_EQ(View("j").committed_step, 5);
   EXPECT_EQ(View("j").published_steps, (std::vector<int64_t>{4, 5}));
   report("b", 9, 1, {9});  // not rank 0
-  report("a", 8, 2, {8});  // another epoch
+  report("a", 8, 0, {8});  // an older epoch
   report("a", 3, 1, {2});  // late
   EXPECT_EQ(View("j").committed_step, 5);
   EXPECT_EQ(View("j").published_steps, (std::vector<int64_t>{4, 5}));

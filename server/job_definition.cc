@@ -80,7 +80,13 @@ absl::StatusOr<std::shared_ptr<const JobDefinition>> DefineJob(JobSpec given, co
   }
   RETURN_IF_ERROR(ValidateNameRules(rules));
   RETURN_IF_ERROR(CanonicalizeNames(rules, given.parameters));
-  return JobDefinition::Create(std::move(given));
+  ASSIGN_OR_RETURN(auto job, JobDefinition::Create(std::move(given)));
+  if (job->plan().num_ranks() > kMaxHostRanks) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "mesh ", job->spec().mesh.ToString(), " has ", job->plan().num_ranks(), " ranks; all workers of a job are on ",
+        "one host, which holds at most ", kMaxHostRanks, " ranks of it; give a smaller mesh"));
+  }
+  return job;
 }
 
 absl::StatusOr<std::vector<ResolvedName>> ResolveNames(const JobDefinition& job,

@@ -56,6 +56,15 @@ TEST(DefineJob, Mesh_DefaultOrRefused) {
   EXPECT_EQ(job->plan().num_replicas(), 3);
 }
 
+TEST(DefineJob, MoreRanksThanAHostHolds_ResourceExhausted) {
+  EXPECT_OK(DefineJob(SmallSpec("j", kMaxHostRanks), {}, {}));
+  JobSpec spec = SmallSpec("j", 99);
+  spec.mesh.dims.insert(spec.mesh.dims.begin(), {"ddp", 2, DimRole::kReplicate});
+  EXPECT_THAT(DefineJob(spec, {}, {}),
+              StatusIs(Code::kResourceExhausted,
+                       AllOf(HasSubstr("mesh ddp=2,fsdp=99 has 198 ranks"), HasSubstr("at most 64 ranks"))));
+}
+
 TEST(DefineJob, BadRules_Refused) {
   NameRules rules;
   rules.root_wrappers = {"nonsense"};

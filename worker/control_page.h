@@ -25,7 +25,6 @@
 
 namespace shardmesh {
 
-inline constexpr int kMaxHostRanks = 64;
 inline constexpr int kPublicationBuffers = 2;
 inline constexpr int kOutcomeRing = 256;
 inline constexpr int64_t kNoStep = -1;  // before the initial weights

@@ -25,6 +25,16 @@ v1::Segment Describe(const Segment& segment) {
 
 }  // namespace
 
+HostMemory::Sizes HostMemory::SizesOf(const Plan& plan, int num_slots) {
+  Sizes sizes;
+  sizes.control = Sized(sizeof(ControlPage), 0);
+  sizes.window = Sized(plan.window_bytes(), kWindowStream);
+  for (int i = 0; i < kPublicationBuffers; ++i)
+    sizes.publications += Sized(plan.window_bytes(), kPublicationStream + i);
+  for (int s = 0; s < num_slots; ++s) sizes.slots += Sized(plan.gradient_window_bytes(), kSlotStream + s);
+  return sizes;
+}
+
 absl::StatusOr<HostMemory> HostMemory::Create(Memory& memory, const std::string& job, int num_slots, const Plan& plan) {
   if (plan.num_ranks() > kMaxHostRanks) {
     return absl::ResourceExhaustedError(

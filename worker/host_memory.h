@@ -19,6 +19,13 @@ namespace shardmesh {
 
 class HostMemory {
  public:
+  // Bytes of the segments of each kind.
+  struct Sizes {
+    int64_t control = 0, window = 0, publications = 0, slots = 0;
+  };
+  // What Create asks for.
+  static Sizes SizesOf(const Plan& plan, int num_slots);
+
   // The lead's side. ResourceExhausted: not enough memory, or more ranks than kMaxHostRanks.
   static absl::StatusOr<HostMemory> Create(Memory& memory, const std::string& job, int num_slots, const Plan& plan);
 

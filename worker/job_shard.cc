@@ -30,9 +30,10 @@ std::vector<std::vector<std::pair<int64_t, int64_t>>> GradientPadding(const JobS
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<JobShard>> JobShard::Create(JobShardOptions options, Plan plan, HostMemory host,
-                                                           Memory& memory) {
+                                                           Memory& memory, const std::atomic<bool>* cancelled) {
   const std::string name = absl::StrCat("shardmesh-", options.spec.name, "-shard-", options.rank.value());
-  ASSIGN_OR_RETURN(ShardStorage storage, ShardStorage::Open(memory, name, plan, plan.PlaceOf(options.rank).shard));
+  ASSIGN_OR_RETURN(ShardStorage storage,
+                   ShardStorage::Open(memory, name, plan, plan.PlaceOf(options.rank).shard, cancelled));
   return std::unique_ptr<JobShard>(
       new JobShard(std::move(options), std::move(plan), std::move(host), std::move(storage)));
 }

@@ -39,9 +39,10 @@ struct JobShardOptions {
 
 class JobShard {
  public:
-  // Takes the host's memory (created on the lead, mapped elsewhere) and starts the engine.
+  // Takes the host's memory (created on the lead, mapped elsewhere) and starts the engine. Cancelled: `cancelled` was
+  // set meanwhile.
   static absl::StatusOr<std::unique_ptr<JobShard>> Create(JobShardOptions options, Plan plan, HostMemory host,
-                                                          Memory& memory);
+                                                          Memory& memory, const std::atomic<bool>* cancelled = nullptr);
   ~JobShard();
 
   const JobSpec& spec() const { return options_.spec; }

@@ -1,14 +1,20 @@
 #include "worker/local_server.h"
 
+#include <signal.h>
 #include <spdlog/spdlog.h>
 #include <sys/random.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "core/status.h"
+#include "local/futex.h"
 
 namespace shardmesh {
 namespace {
@@ -18,7 +24,12 @@ constexpr absl::Duration kSlice = absl::Milliseconds(200);
 constexpr absl::Duration kHelloTimeout = absl::Seconds(5);
 constexpr absl::Duration kOpenTimeout =
     absl::Seconds(5);  // for the commit of a step that a slot's last holder declared
+constexpr absl::Duration kHangUpTimeout = absl::Seconds(1);  // for the slots of a trainer whose process is gone
 constexpr size_t kMaxGrants = 4096;
+
+struct SlotFormatter {
+  void operator()(std::string* out, Slot slot) const { absl::StrAppend(out, slot.value()); }
+};
 
 absl::Status SendError(LocalSocket& socket, const absl::Status& status) {
   v1::LocalWelcome welcome;
@@ -123,27 +134,45 @@ absl::StatusOr<LocalServer::Granted> LocalServer::Redeem(const std::string& toke
   return granted;
 }
 
-// A trainer may have declared the slot's next step and died: its window is the workers' until that step is committed.
-absl::Status LocalServer::AwaitSlotOpen(JobShard& shard, int slot) {
-  StepProtocol& protocol = shard.protocol();
-  const Step declared(protocol.page()->slots[slot].declared.load());
-  if (declared.value() < 1 || declared <= protocol.committed_step()) return absl::OkStatus();
-  const absl::Status committed = protocol.AwaitCommit(declared, kOpenTimeout).status();
+// A trainer that died holds its slot until its connection is seen to be closed: a moment.
+absl::Status LocalServer::TakeSlot(StepProtocol& protocol, int slot, uint64_t holder) {
+  const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(kHangUpTimeout);
+  while (true) {
+    const absl::Status taken = protocol.TakeSlot(Slot(slot), holder);
+    if (!absl::IsFailedPrecondition(taken) || MonotonicNanos() > deadline) return taken;
+    const auto pid = static_cast<pid_t>(protocol.page()->slots[slot].holder_pid.load());
+    if (pid > 0 && (kill(pid, 0) == 0 || errno != ESRCH)) return taken;
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+}
+
+// A trainer may have declared the next step for some of the slots and died: where others may complete that step, the
+// windows are the workers' until it is committed.
+absl::Status LocalServer::AwaitSlotsOpen(StepProtocol& protocol, absl::Span<const Slot> slots) {
+  const std::optional<Step> pending = protocol.OpenSlots(slots);
+  if (!pending.has_value()) return absl::OkStatus();
+  const absl::Status committed = protocol.AwaitCommit(*pending, kOpenTimeout).status();
   if (!absl::IsDeadlineExceeded(committed)) return committed;
-  return absl::UnavailableError(absl::StrCat("slot ", slot, " was declared for step ", declared.value(),
-                                             " by a trainer that is gone, and is not committed yet (",
-                                             protocol.WaitsFor(declared), "); attach again when it is"));
+  return absl::UnavailableError(
+      absl::StrCat("slots ", absl::StrJoin(slots, ",", SlotFormatter()), " were declared for step ", pending->value(),
+                   " by a trainer that is gone, and it is not committed yet (", protocol.WaitsFor(*pending),
+                   "); attach when it is, or together with the missing slots"));
 }
 
 absl::Status LocalServer::TakeSlots(const Granted& granted, uint64_t holder) {
+  StepProtocol& protocol = granted.shard->protocol();
+  absl::Status status;
+  std::vector<Slot> slots;
   for (int slot : granted.slots) {
-    absl::Status taken = granted.shard->protocol().TakeSlot(Slot(slot), holder);
-    if (taken.ok()) taken = AwaitSlotOpen(*granted.shard, slot);
-    if (taken.ok()) continue;
-    for (int held : granted.slots) granted.shard->protocol().GiveSlot(Slot(held), holder);
-    return taken;
+    status = TakeSlot(protocol, slot, holder);
+    if (!status.ok()) break;
+    slots.push_back(Slot(slot));
   }
-  return absl::OkStatus();
+  if (status.ok()) status = AwaitSlotsOpen(protocol, slots);
+  for (Slot slot : slots) {
+    if (!status.ok()) protocol.GiveSlot(slot, holder);
+  }
+  return status;
 }
 
 void LocalServer::ServeTrainer(LocalSocket& socket, const std::string& token) {
@@ -207,7 +236,7 @@ void LocalServer::AnswerSteps(LocalSocket& socket, const Granted& granted) {
 absl::Status LocalServer::AnswerStep(LocalSocket& socket, const Granted& granted, const v1::StepRequest& request) {
   v1::LocalReply reply;
   reply.mutable_step()->set_step(request.step());
-  absl::Status status;
+  absl::Status status = granted.shard->Health();
   for (int slot : request.slots()) {
     if (std::find(granted.slots.begin(), granted.slots.end(), slot) != granted.slots.end()) continue;
     status = absl::InvalidArgumentError(absl::StrCat("slot ", slot, " is not one that this session attached to"));
@@ -215,7 +244,8 @@ absl::Status LocalServer::AnswerStep(LocalSocket& socket, const Granted& granted
   absl::StatusOr<std::optional<StepOutcome>> outcome = std::optional<StepOutcome>();
   if (status.ok()) outcome = granted.shard->Declare(request, /*attached=*/true);
   if (!outcome.ok()) status = outcome.status();
-  const absl::Duration slice = std::min(worker_.heartbeat_timeout() / 4, absl::Seconds(1));
+  // Short: between two slices it is seen that the trainer hung up, and its slots are free.
+  const absl::Duration slice = std::min(worker_.heartbeat_timeout() / 4, kSlice);
   while (status.ok() && !outcome->has_value()) {
     absl::StatusOr<StepOutcome> committed = granted.shard->protocol().AwaitCommit(Step(request.step()), slice);
     if (committed.ok()) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "core/clock.h"
 #include "core/sync.h"
 #include "local/socket.h"
@@ -50,7 +51,8 @@ class LocalServer {
   void Serve(LocalSocket socket);
   void ServeTrainer(LocalSocket& socket, const std::string& token);
   absl::StatusOr<Granted> Redeem(const std::string& token);
-  static absl::Status AwaitSlotOpen(JobShard& shard, int slot);
+  static absl::Status TakeSlot(StepProtocol& protocol, int slot, uint64_t holder);
+  static absl::Status AwaitSlotsOpen(StepProtocol& protocol, absl::Span<const Slot> slots);
   absl::Status TakeSlots(const Granted& granted, uint64_t holder);
   absl::Status Welcome(LocalSocket& socket, const Granted& granted);
   void AnswerSteps(LocalSocket& socket, const Granted& granted);

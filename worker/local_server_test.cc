@@ -75,6 +75,36 @@ TEST(LocalServerTest, SlotDeclaredByATrainerThatDied_OpensAtTheCommit) {
   EXPECT_EQ(heir->welcome.committed_step(), 1);
 }
 
+TEST(LocalServerTest, AllTrainersDiedInAStep_OneThatBringsTheMissingSlotsGoesOn) {
+  LocalHost host(1);
+  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 2)));
+  ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
+  StepProtocol& protocol = (*host.workers[0]->Find("small"))->protocol();
+  {
+    ASSERT_OK_AND_ASSIGN(Trainer declares, Trainer::Attach(host, 0, {0}));
+    ASSERT_OK_AND_ASSIGN(Trainer does_not, Trainer::Attach(host, 0, {1}));
+    ASSERT_OK(declares.Send(Request({0}, 1)));
+    ASSERT_TRUE(Await([&] { return protocol.page()->pieces[0][0].load() == 1; }));
+  }
+  // While its step waits, a trainer that hangs up frees its slots within a slice.
+  ASSERT_TRUE(Await([&] { return protocol.HolderOf(Slot(0)) == 0 && protocol.HolderOf(Slot(1)) == 0; }));
+  ASSERT_OK_AND_ASSIGN(Trainer heir, Trainer::Attach(host, 0, {0, 1}));
+  EXPECT_EQ(heir.welcome.committed_step(), 0);
+  EXPECT_OK(heir.Step(Request({0, 1}, 1)));
+  EXPECT_EQ(protocol.committed_step(), Step(1));
+}
+
+TEST(LocalServerTest, DeletedJob_ABusyTrainerIsToldAtItsNextStep) {
+  LocalHost host(1);
+  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));
+  ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
+  ASSERT_OK_AND_ASSIGN(Trainer trainer, Trainer::Attach(host, 0, {0}));
+  ASSERT_OK(trainer.Step(Request({0}, 1)));
+  host.workers[0]->Reconcile({});
+  const auto reply = trainer.Step(Request({0}, 2));
+  EXPECT_TRUE(absl::IsNotFound(reply.status()) || absl::IsUnavailable(reply.status())) << reply.status();
+}
+
 TEST(LocalServerTest, WhileAStepWaits_TheTrainerIsToldWhatIsMissing) {
   LocalHost host(1);
   ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 2)));

@@ -88,7 +88,7 @@ void MembershipAgent::Loop() {
       continue;
     }
     wait = kRetry;
-    // The coordinator forgot this worker (a lost state file): join again with the same incarnation.
+    // The coordinator forgot this worker, which holds no job: join again with the same incarnation.
     if (joined && absl::IsNotFound(status)) joined = false;
     MutexLock lock(mu_);
     if (last_error_.code() != status.code()) {

@@ -1,6 +1,8 @@
 // MembershipAgent: keeps one worker joined to the coordinator: Join, then Heartbeat after Heartbeat, passing
 // assignments to the Worker and its statuses back. When the coordinator is away, steps go on and it tries again; when
-// the coordinator has forgotten this life of the worker, it joins again. One thread; Stop (or the destructor) ends it.
+// the coordinator has forgotten this life of the worker, it joins again; but not while it holds jobs: the coordinator
+// then refuses with FAILED_PRECONDITION, since its state file is not the one of these jobs, and they go on. One thread;
+// Stop (or the destructor) ends it.
 #pragma once
 
 #include <memory>

@@ -183,6 +183,20 @@ TEST_F(MembershipAgentTest, Forgotten_JoinsAgainWithTheSameIncarnation) {
   EXPECT_EQ(coordinator.leaves.size(), 1u);
 }
 
+// The coordinator was started with another state file.
+TEST_F(MembershipAgentTest, RefusedWithItsJobs_KeepsThemAndDoesNotJoinAgain) {
+  v1::Assignment assignment;
+  assignment.mutable_spec()->set_name("kept");
+  coordinator.Assign(assignment);
+  MembershipAgent agent(coordinator, worker, Identity());
+  EXPECT_TRUE(coordinator.Await([](const FakeCoordinator& c) { return c.last_heartbeat.jobs_size() == 1; }));
+  coordinator.Answer(absl::OkStatus(), absl::FailedPreconditionError("job kept is in another state file"));
+  EXPECT_TRUE(coordinator.AwaitMore(0, 3));
+  agent.Stop();
+  EXPECT_EQ(coordinator.joins_made, 1);
+  EXPECT_EQ(worker.Statuses().size(), 1u);
+}
+
 TEST_F(MembershipAgentTest, NameTakenOrStale_IsToldToTheCaller) {
   const std::pair<absl::Status, Code> cases[] = {
       {absl::AlreadyExistsError("w1 is alive, incarnation 41"), Code::kAlreadyExists},

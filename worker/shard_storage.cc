@@ -17,13 +17,37 @@ int64_t Staggered(int64_t at, int stream, int64_t bytes) {
   return (at + kHuge - 1) / kHuge * kHuge + StreamOffset(stream);
 }
 
+// Where a shard's streams begin in its segment, and the bytes of all.
+struct Layout {
+  int64_t weights_at = 0, moment1_at = 0, moment2_at = 0, num_bytes = 0;
+};
+
+Layout LayoutOf(const Plan& plan) {
+  int64_t ranges = 0, stream_elements = 0, weight_bytes = 0;
+  for (const Bucket& bucket : plan.buckets()) {
+    const int64_t cut = (bucket.shard_elements + kRangeElements - 1) / kRangeElements;
+    const int64_t places = bucket.shard_elements + cut * kChunkElements;
+    ranges += cut;
+    stream_elements += places;
+    weight_bytes += places * BytesPerElement(bucket.format);
+  }
+  const int64_t moment_bytes = stream_elements * static_cast<int64_t>(sizeof(float));
+  Layout layout;
+  layout.weights_at = Staggered(kProgressStride * ranges, 0, weight_bytes);
+  layout.moment1_at = Staggered(layout.weights_at + weight_bytes, 1, moment_bytes);
+  layout.moment2_at = Staggered(layout.moment1_at + moment_bytes, 2, moment_bytes);
+  layout.num_bytes = std::max(layout.moment2_at + moment_bytes, kPageBytes);
+  return layout;
+}
+
 }  // namespace
 
-void ShardStorage::CutRanges(const Plan& plan, int shard) {
+absl::Status ShardStorage::CutRanges(const Plan& plan, int shard, const std::atomic<bool>* cancelled) {
   for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
     const Bucket& bucket = plan.buckets()[b];
     const int64_t begin = shard * bucket.shard_elements, end = begin + bucket.shard_elements;
     for (int64_t at = begin; at < end; at += kRangeElements) {
+      if (cancelled != nullptr && cancelled->load()) return absl::CancelledError("the storage is not wanted any more");
       StorageRange range{b, at, std::min(kRangeElements, end - at), stream_elements_, weight_bytes_};
       const int64_t places = range.num_elements + kChunkElements;
       stream_elements_ += places;
@@ -45,19 +69,22 @@ void ShardStorage::CutRanges(const Plan& plan, int shard) {
       first_run_.push_back(std::move(first));
     }
   }
+  return absl::OkStatus();
 }
 
-absl::StatusOr<ShardStorage> ShardStorage::Open(Memory& memory, const std::string& name, const Plan& plan, int shard) {
+absl::StatusOr<ShardStorage> ShardStorage::Open(Memory& memory, const std::string& name, const Plan& plan, int shard,
+                                                const std::atomic<bool>* cancelled) {
   ShardStorage storage;
-  storage.CutRanges(plan, shard);
-  const int64_t progress_bytes = kProgressStride * static_cast<int64_t>(storage.ranges_.size());
-  const int64_t moment_bytes = storage.stream_elements_ * static_cast<int64_t>(sizeof(float));
-  storage.weights_at_ = Staggered(progress_bytes, 0, storage.weight_bytes_);
-  storage.moment1_at_ = Staggered(storage.weights_at_ + storage.weight_bytes_, 1, moment_bytes);
-  storage.moment2_at_ = Staggered(storage.moment1_at_ + moment_bytes, 2, moment_bytes);
-  ASSIGN_OR_RETURN(storage.segment_, memory.Open(name, std::max(storage.moment2_at_ + moment_bytes, kPageBytes), 0));
+  RETURN_IF_ERROR(storage.CutRanges(plan, shard, cancelled));
+  const Layout layout = LayoutOf(plan);
+  storage.weights_at_ = layout.weights_at;
+  storage.moment1_at_ = layout.moment1_at;
+  storage.moment2_at_ = layout.moment2_at;
+  ASSIGN_OR_RETURN(storage.segment_, memory.Open(name, layout.num_bytes, 0));
   return storage;
 }
+
+int64_t ShardStorage::NumBytes(const Plan& plan) { return LayoutOf(plan).num_bytes; }
 
 char* ShardStorage::weights(int range, int parity, int64_t offset) const {
   return segment_.data() + weights_at_ + ranges_[range].weight_begin +

@@ -49,8 +49,14 @@ struct ChunkRun {
 
 class ShardStorage {
  public:
-  // Streams of `shard` of the plan. Fresh memory: zeros, parity 0. ResourceExhausted: not enough memory.
-  static absl::StatusOr<ShardStorage> Open(Memory& memory, const std::string& name, const Plan& plan, int shard);
+  // Streams of `shard` of the plan. Fresh memory: zeros, parity 0.
+  //   ResourceExhausted: not enough memory.
+  //   Cancelled: `cancelled`, looked at before each range, was set.
+  static absl::StatusOr<ShardStorage> Open(Memory& memory, const std::string& name, const Plan& plan, int shard,
+                                           const std::atomic<bool>* cancelled = nullptr);
+
+  // Bytes of the segment that Open asks for: the same for every shard of a plan.
+  static int64_t NumBytes(const Plan& plan);
 
   const std::vector<StorageRange>& ranges() const { return ranges_; }
   // The runs of every chunk of a range: [first_run(range, chunk), first_run(range, chunk + 1)) of runs().
@@ -71,7 +77,7 @@ class ShardStorage {
   int64_t spare_bytes() const { return spare_bytes_; }
 
  private:
-  void CutRanges(const Plan& plan, int shard);
+  absl::Status CutRanges(const Plan& plan, int shard, const std::atomic<bool>* cancelled);
   std::atomic<uint64_t>* progress(int range) const;
 
   Segment segment_;

@@ -1,6 +1,7 @@
 #include "worker/shard_storage.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 
@@ -134,6 +135,19 @@ TEST(ShardStorageTest, NoMemory_IsResourceExhausted) {
   NoMemory memory;
   const Plan plan = *Plan::Create(SmallJob("fsdp=1", 1));
   EXPECT_THAT(ShardStorage::Open(memory, "x", plan, 0), StatusIs(absl::StatusCode::kResourceExhausted, "full"));
+}
+
+TEST(ShardStorageTest, Cancelled_OpensNothing) {
+  struct Untouched final : Memory {
+    absl::StatusOr<Segment> Open(const std::string&, int64_t, int64_t) override {
+      return absl::InternalError("memory was asked for");
+    }
+  };
+  Untouched memory;
+  const Plan plan = *Plan::Create(WideJob("fsdp=1"));
+  const std::atomic<bool> cancelled{true};
+  EXPECT_THAT(ShardStorage::Open(memory, "x", plan, 0, &cancelled),
+              StatusIs(absl::StatusCode::kCancelled, "the storage is not wanted any more"));
 }
 
 }  // namespace

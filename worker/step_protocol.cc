@@ -92,6 +92,32 @@ void StepProtocol::GiveSlot(Slot slot, uint64_t holder) {
   page_->slots[slot.value()].holder.compare_exchange_strong(holder, 0);
 }
 
+// A slot that lacks a piece stays incomplete while the caller holds it, since nobody else may bring one: so the lead
+// cannot decide the open step, and the words and windows of all its slots are the caller's.
+std::optional<Step> StepProtocol::OpenSlots(absl::Span<const Slot> slots) {
+  const int64_t open = committed_step().value() + 1;
+  bool declared = false, incomplete = false;
+  for (Slot slot : slots) {
+    declared = declared || page_->slots[slot.value()].declared.load() == open;
+    for (int p = 0; p < plan_->num_shards(); ++p) {
+      incomplete = incomplete || page_->pieces[slot.value()][p].load() < open;
+    }
+  }
+  if (open < 1 || !declared) return std::nullopt;
+  if (!incomplete) return Step(open);
+  for (Slot slot : slots) {
+    SlotWords& words = page_->slots[slot.value()];
+    int64_t expected = open;
+    words.declared.compare_exchange_strong(expected, open - 1);
+    for (int p = 0; p < plan_->num_shards(); ++p) {
+      expected = open;
+      page_->pieces[slot.value()][p].compare_exchange_strong(expected, open - 1);
+    }
+    words.nonfinite.store(0);
+  }
+  return std::nullopt;
+}
+
 uint64_t StepProtocol::HolderOf(Slot slot) const { return page_->slots[slot.value()].holder.load(); }
 
 void StepProtocol::InitialPieceReady(Rank rank, uint64_t push_id) {

@@ -73,6 +73,11 @@ class StepProtocol {
   // `holder` is (rank + 1) << 32 | session.
   absl::Status TakeSlot(Slot slot, uint64_t holder);
   void GiveSlot(Slot slot, uint64_t holder);  // no effect when somebody else has it, or there is no such slot
+  // Makes the windows of slots that the caller has taken its own to write again. Their last writer may have declared
+  // the open step and died: what it declared is taken back, unless every piece of all these slots is there. Then other
+  // slots may complete the step at any moment: the step that the caller has to await before it writes, and calls this
+  // again. Who declares the step again must say the same learning rate.
+  std::optional<Step> OpenSlots(absl::Span<const Slot> slots);
   uint64_t HolderOf(Slot slot) const;
 
   // ---- initial weights ----

@@ -118,5 +118,29 @@ TEST_F(StepProtocolTest, OutcomeRing_KeepsTheNewest) {
   EXPECT_FALSE(protocol.OutcomeOf(Step(kOutcomeRing + 3)).has_value());
 }
 
+TEST_F(StepProtocolTest, OpenSlots_TakesBackWhatTheLastHolderDeclared_WhereNobodyElseCanCompleteTheStep) {
+  PlaceWeights();
+  ASSERT_OK(Declare({Slot(0)}, 1, 0.5, {{Slot(0), 1}}));
+  Pieces(0, 1);
+  Pieces(1, 1);
+  EXPECT_EQ(protocol.OpenSlots({Slot(0)}), Step(1));           // slots 1 and 2 may come any time
+  EXPECT_EQ(protocol.OpenSlots({Slot(0), Slot(1)}), Step(1));  // slot 1 has its pieces: whoever pushed may declare it
+  EXPECT_EQ(protocol.OpenSlots({Slot(2)}), std::nullopt);
+  EXPECT_EQ(protocol.page()->slots[0].declared.load(), 1);
+  EXPECT_EQ(protocol.OpenSlots({Slot(0), Slot(2)}), std::nullopt);
+  EXPECT_EQ(protocol.page()->slots[0].declared.load(), 0);
+  EXPECT_FALSE(protocol.HasPiece(Slot(0), 0, Step(1)));
+  EXPECT_TRUE(protocol.HasPiece(Slot(1), 0, Step(1)));
+  ASSERT_OK(Declare({Slot(1), Slot(2)}, 1));
+  Pieces(2, 1);
+  EXPECT_FALSE(protocol.Decide());  // slot 0 has to be written again
+  ASSERT_OK(Declare({Slot(0)}, 1));
+  Pieces(0, 1);
+  Finish();
+  EXPECT_FALSE(protocol.OutcomeOf(Step(1))->skipped);  // what was not finite was taken back, too
+  EXPECT_EQ(protocol.OpenSlots({Slot(0), Slot(1), Slot(2)}), std::nullopt);
+  EXPECT_EQ(protocol.page()->slots[0].declared.load(), 1);
+}
+
 }  // namespace
 }  // namespace shardmesh

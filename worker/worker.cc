@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "core/status.h"
 #include "local/futex.h"
 #include "proto/convert.h"
@@ -14,12 +13,10 @@
 namespace shardmesh {
 namespace {
 
-constexpr absl::Duration kLinkTimeout = absl::Seconds(10);  // for one message between peers
-constexpr absl::Duration kLinkSlice = absl::Milliseconds(200);
-constexpr absl::Duration kRetry = absl::Milliseconds(50);
 // At least this often waiting calls look at their deadlines: they answer what they waited for before the caller gives
 // up.
 constexpr absl::Duration kMaxTick = absl::Milliseconds(50);
+constexpr absl::Duration kReapSlice = absl::Seconds(1);
 
 std::vector<std::string> WorkerNames(const v1::Assignment& assignment) {
   std::vector<std::string> names;
@@ -27,36 +24,39 @@ std::vector<std::string> WorkerNames(const v1::Assignment& assignment) {
   return names;
 }
 
-// Waits on a link that carries nothing any more, until its other end is gone or `done` says so. True: gone.
-template <typename Done>
-bool AwaitHangUp(LocalSocket& link, Done done) {
-  while (!done()) {
-    if (absl::IsUnavailable(link.Receive(kLinkSlice).status())) return true;
+// The memory of one preparation: nothing more is opened once that is cancelled.
+class CancellableMemory final : public Memory {
+ public:
+  CancellableMemory(Memory& memory, const std::atomic<bool>& cancelled) : memory_(memory), cancelled_(cancelled) {}
+  absl::StatusOr<Segment> Open(const std::string& name, int64_t num_bytes, int64_t data_offset) override {
+    if (cancelled_.load()) return absl::CancelledError("the job was closed");
+    return memory_.Open(name, num_bytes, data_offset);
   }
-  return false;
-}
+
+ private:
+  Memory& memory_;
+  const std::atomic<bool>& cancelled_;
+};
 
 }  // namespace
 
 Worker::Worker(WorkerOptions options, std::unique_ptr<Memory> memory)
     : options_(std::move(options)), memory_(std::move(memory)), heartbeat_timeout_(options_.heartbeat_timeout) {
   monitor_ = std::thread([this] { Monitor(); });
+  reaper_ = std::thread([this] { Reap(); });
 }
 
 Worker::~Worker() {
   OnChange(nullptr);
+  Reconcile({});
   {
     MutexLock lock(mu_);
     stop_ = true;
   }
   stopped_.SignalAll();
+  reap_.SignalAll();
   monitor_.join();
-  std::map<std::string, std::shared_ptr<Entry>> jobs;
-  {
-    MutexLock lock(mu_);
-    jobs.swap(jobs_);
-  }
-  for (auto& [name, entry] : jobs) Close(entry);
+  reaper_.join();
 }
 
 void Worker::SetHeartbeatTimeout(absl::Duration timeout) {
@@ -114,9 +114,30 @@ void Worker::Close(const std::shared_ptr<Entry>& entry) {
     shard = entry->shard;
   }
   if (shard != nullptr) shard->Close();
-  if (entry->preparing.joinable()) entry->preparing.join();
   MutexLock lock(mu_);
-  entry->shard.reset();
+  shard.reset();  // the entry has another: whoever closes does not destroy
+  closed_.push_back(entry);
+  reap_.SignalAll();
+}
+
+// Ends what was closed, apart from who closed it: a preparation may take a while to see that it is not wanted any more,
+// and the system to take a large memory back.
+void Worker::Reap() {
+  while (true) {
+    std::shared_ptr<Entry> entry;
+    {
+      MutexLock lock(mu_);
+      while (closed_.empty() && !stop_) reap_.WaitFor(mu_, kReapSlice);
+      if (closed_.empty()) return;
+      entry = std::move(closed_.front());
+      closed_.pop_front();
+    }
+    entry->preparing.join();
+    std::shared_ptr<JobShard> shard;  // destroyed without a lock
+    MutexLock round(round_mu_);
+    MutexLock lock(mu_);
+    shard.swap(entry->shard);
+  }
 }
 
 void Worker::Leave() {
@@ -210,6 +231,8 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
                                                       assignment.plan_hash(),
                                                       "; run one build of shardmesh everywhere"));
   }
+  RETURN_IF_ERROR(CheckFits(spec, plan, options_.host_capacity));
+  CancellableMemory memory(*memory_, entry->closing);
   const bool lead = assignment.rank() == 0;
   std::unique_ptr<LocalSocket> link;
   JobShardOptions options{spec,
@@ -218,13 +241,14 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
                           WorkerNames(assignment),
                           options_.threads,
                           options_.step_timeout};
-  ASSIGN_OR_RETURN(HostMemory host, lead ? HostMemory::Create(*memory_, spec.name, spec.num_slots, plan)
+  ASSIGN_OR_RETURN(HostMemory host, lead ? HostMemory::Create(memory, spec.name, spec.num_slots, plan)
                                          : FetchFromLead(*entry, spec, plan, link));
   ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard,
-                   JobShard::Create(std::move(options), std::move(plan), std::move(host), *memory_));
+                   JobShard::Create(std::move(options), std::move(plan), std::move(host), memory, &entry->closing));
   shard->Tick(MonotonicNanos(), heartbeat_timeout());
   {
     MutexLock lock(mu_);
+    if (entry->closing.load()) return absl::CancelledError("the job was closed");
     entry->shard = shard;
     entry->mapped.assign(shard->plan().num_ranks(), false);
     entry->state = v1::MEMBER_STATE_READY;
@@ -235,133 +259,6 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
   Changed();
   if (link != nullptr) WatchLead(entry, *link);
   return absl::OkStatus();
-}
-
-// The lead may not know of the job yet (its heartbeat comes later): asks again until the deadline.
-absl::StatusOr<HostMemory> Worker::FetchFromLead(Entry& entry, const JobSpec& spec, const Plan& plan,
-                                                 std::unique_ptr<LocalSocket>& link) {
-  const v1::Assignment& assignment = entry.assignment;
-  const v1::Peer& lead = assignment.peers(0);
-  v1::LocalHello hello;
-  hello.mutable_peer()->set_job(spec.name);
-  hello.mutable_peer()->set_epoch(assignment.epoch());
-  hello.mutable_peer()->set_rank(assignment.rank());
-  hello.mutable_peer()->set_incarnation(assignment.peers(assignment.rank()).incarnation());
-  hello.mutable_peer()->set_plan_hash(plan.hash());
-  const absl::Time deadline = absl::Now() + options_.prepare_timeout;
-  absl::Status last = absl::UnavailableError("it was not asked");
-  while (absl::Now() < deadline && !entry.closing.load()) {
-    const auto ask = [&]() -> absl::StatusOr<HostMemory> {
-      ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(lead.local_socket()));
-      RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, kLinkTimeout));
-      ASSIGN_OR_RETURN(LocalMessage message, socket.Receive(kLinkTimeout));
-      v1::LocalWelcome welcome;
-      if (!welcome.ParseFromString(message.bytes))
-        return absl::InternalError("the lead sent a message that is no welcome");
-      if (welcome.code() != 0) return absl::Status(static_cast<absl::StatusCode>(welcome.code()), welcome.message());
-      ASSIGN_OR_RETURN(HostMemory host, HostMemory::Map(welcome, std::move(message.descriptors), spec.num_slots, plan));
-      RETURN_IF_ERROR(socket.Send("mapped", {}, kLinkTimeout));
-      link = std::make_unique<LocalSocket>(std::move(socket));
-      return host;
-    };
-    absl::StatusOr<HostMemory> host = ask();
-    if (host.ok()) return host;
-    last = host.status();
-    if (!absl::IsUnavailable(last) && !absl::IsNotFound(last)) break;
-    MutexLock lock(mu_);
-    stopped_.WaitFor(mu_, kRetry);
-  }
-  return Annotate(last, absl::StrCat("getting the shared memory from worker ", lead.worker(), " (rank 0, pid ",
-                                     lead.pid(), ") at ", lead.local_socket()));
-}
-
-void Worker::WatchLead(const std::shared_ptr<Entry>& entry, LocalSocket& link) {
-  const bool gone = AwaitHangUp(link, [&] { return entry->closing.load(); });
-  std::shared_ptr<JobShard> shard;
-  {
-    MutexLock lock(mu_);
-    shard = entry->shard;
-  }
-  if (gone && shard != nullptr && !entry->closing.load()) {
-    shard->protocol().Abort(AbortReason::kGone, 0, shard->rank());
-    Changed();
-  }
-}
-
-absl::StatusOr<std::shared_ptr<Worker::Entry>> Worker::FindLead(const v1::PeerHello& hello) const {
-  MutexLock lock(mu_);
-  auto it = jobs_.find(hello.job());
-  if (it == jobs_.end() || it->second->shard == nullptr || it->second->assignment.epoch() < hello.epoch()) {
-    return absl::UnavailableError(
-        absl::StrCat("worker ", options_.name, " has no memory of job ", hello.job(), " yet"));
-  }
-  const v1::Assignment& mine = it->second->assignment;
-  if (mine.epoch() > hello.epoch()) {
-    return absl::AbortedError(
-        absl::StrCat("epoch ", hello.epoch(), " of job ", hello.job(), " is over; now ", mine.epoch()));
-  }
-  if (mine.rank() != 0 || hello.rank() < 1 || hello.rank() >= mine.peers_size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", hello.rank(), " asks rank ", mine.rank(), "; peers ask rank 0"));
-  }
-  if (mine.peers(hello.rank()).incarnation() != hello.incarnation()) {
-    return absl::AbortedError(absl::StrCat("rank ", hello.rank(), " is incarnation ",
-                                           mine.peers(hello.rank()).incarnation(), " in this epoch, not ",
-                                           hello.incarnation()));
-  }
-  if (it->second->plan_hash != hello.plan_hash()) {
-    return absl::FailedPreconditionError(absl::StrCat("plan hash ", hello.plan_hash(), " differs from the lead's ",
-                                                      it->second->plan_hash,
-                                                      "; run one build of shardmesh everywhere"));
-  }
-  return it->second;
-}
-
-void Worker::PeerMapped(const std::shared_ptr<Entry>& entry, int rank) {
-  std::shared_ptr<JobShard> shard;
-  {
-    MutexLock lock(mu_);
-    entry->mapped[rank] = true;
-    for (bool mapped : entry->mapped) {
-      if (!mapped) return;
-    }
-    shard = entry->shard;
-  }
-  if (shard == nullptr) return;
-  if (const absl::Status sealed = shard->host().Seal(); !sealed.ok())
-    spdlog::warn("event=seal_failed error=\"{}\"", sealed.ToString());
-}
-
-void Worker::ServePeer(LocalSocket socket, const v1::PeerHello& hello, const std::atomic<bool>& stop) {
-  v1::LocalWelcome welcome;
-  absl::StatusOr<std::shared_ptr<Entry>> found = FindLead(hello);
-  if (!found.ok()) {
-    welcome.set_code(static_cast<int>(found.status().code()));
-    welcome.set_message(std::string(found.status().message()));
-    socket.Send(welcome.SerializeAsString(), {}, kLinkTimeout).IgnoreError();
-    return;
-  }
-  const std::shared_ptr<Entry> entry = *found;
-  std::shared_ptr<JobShard> shard;
-  {
-    MutexLock lock(mu_);
-    shard = entry->shard;
-  }
-  if (shard == nullptr) return;
-  shard->host().DescribeTo(welcome);
-  if (!socket.Send(welcome.SerializeAsString(), shard->host().PeerDescriptors(), kLinkTimeout).ok()) return;
-  if (!socket.Receive(kLinkTimeout).ok()) return;
-  PeerMapped(entry, hello.rank());
-  shard.reset();
-  const bool gone = AwaitHangUp(socket, [&] { return entry->closing.load() || stop.load(); });
-  {
-    MutexLock lock(mu_);
-    shard = entry->shard;
-  }
-  if (gone && shard != nullptr && !entry->closing.load()) {
-    shard->protocol().Abort(AbortReason::kGone, hello.rank(), shard->rank());
-    Changed();
-  }
 }
 
 // Signs of life and looks at peers, a few times per heartbeat time-out. After a gap of its own (the whole machine
@@ -376,6 +273,7 @@ void Worker::Monitor() {
       if (stop_) return;
       timeout = heartbeat_timeout_;
     }
+    MutexLock round(round_mu_);
     const int64_t now = MonotonicNanos();
     const bool gap = absl::Nanoseconds(now - last) > timeout / 2;
     last = now;

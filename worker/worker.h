@@ -6,10 +6,15 @@
 // socket, with a deadline. The connection between a peer and the lead stays open: when one of them dies, the other
 // knows at once.
 //
+// Closing a job waits for nothing: a thread of the worker waits for the preparation to end and gives the memory back.
+// A preparation looks whether its job is closed at every range of its storage, every segment, and every 200 ms while it
+// waits for the lead.
+//
 // Thread-safe.
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -23,6 +28,7 @@
 #include "local/socket.h"
 #include "proto/shardmesh/v1/coordinator.pb.h"
 #include "proto/shardmesh/v1/local.pb.h"
+#include "worker/host_capacity.h"
 #include "worker/job_shard.h"
 #include "worker/memory.h"
 
@@ -34,6 +40,7 @@ struct WorkerOptions {
   absl::Duration heartbeat_timeout = absl::Seconds(3);  // silence of a peer after which it counts as dead
   absl::Duration step_timeout = absl::Seconds(60);
   absl::Duration prepare_timeout = absl::Seconds(60);  // for a peer to get the lead's memory
+  HostCapacity host_capacity;                          // what a job may take; as it is: anything
 };
 
 class Worker {
@@ -47,7 +54,7 @@ class Worker {
   void SetHeartbeatTimeout(absl::Duration timeout);  // as the coordinator says
   absl::Duration heartbeat_timeout() const;
 
-  // Starts what is new, closes what is gone. An assignment of a known epoch changes nothing.
+  // Starts what is new, closes what is gone, and waits for neither. An assignment of a known epoch changes nothing.
   void Reconcile(const std::vector<v1::Assignment>& assignments);
   std::vector<v1::MemberStatus> Statuses() const;
   // Called after a member's state changed (so that the next heartbeat goes out at once). When OnChange returns, the
@@ -86,6 +93,7 @@ class Worker {
   absl::StatusOr<std::shared_ptr<Entry>> FindLead(const v1::PeerHello& hello) const;
   void PeerMapped(const std::shared_ptr<Entry>& entry, int rank);
   void Close(const std::shared_ptr<Entry>& entry);
+  void Reap();
   void Monitor();
   void Changed();
 
@@ -93,12 +101,14 @@ class Worker {
   const std::unique_ptr<Memory> memory_;
   mutable Mutex mu_;
   std::map<std::string, std::shared_ptr<Entry>> jobs_ ABSL_GUARDED_BY(mu_);
+  std::deque<std::shared_ptr<Entry>> closed_ ABSL_GUARDED_BY(mu_);  // for the reaper
   absl::Duration heartbeat_timeout_ ABSL_GUARDED_BY(mu_);
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
-  CondVar stopped_;
+  CondVar stopped_, reap_;
+  Mutex round_mu_;     // held in a round of the monitor, before mu_: no shard goes that it looks at
   Mutex callback_mu_;  // held during the callback; never with mu_
   std::function<void()> on_change_ ABSL_GUARDED_BY(callback_mu_);
-  std::thread monitor_;
+  std::thread monitor_, reaper_;
 };
 
 }  // namespace shardmesh

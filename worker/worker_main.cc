@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
@@ -21,6 +22,7 @@
 #include "local/socket.h"
 #include "rpc/main_support.h"
 #include "rpc/server.h"
+#include "worker/host_capacity.h"
 #include "worker/local_server.h"
 #include "worker/membership_agent.h"
 #include "worker/shard_service.h"
@@ -108,7 +110,9 @@ absl::Status RunWorker(const Flags& flags) {
   identity.set_incarnation(absl::ToUnixNanos(clock.Now()));
   identity.set_host_id(host_id);
   identity.set_pid(getpid());
-  const std::string local_dir = flags.local_dir.empty() ? absl::StrCat("/tmp/shardmesh-", getuid()) : flags.local_dir;
+  // Absolute: trainers connect to the socket from other working directories.
+  const std::string local_dir =
+      std::filesystem::absolute(flags.local_dir.empty() ? absl::StrCat("/tmp/shardmesh-", getuid()) : flags.local_dir);
   // Not the process id: it repeats in containers that share the folder.
   identity.set_local_socket(
       absl::StrCat(local_dir, "/", identity.name(), "-", absl::Hex(identity.incarnation()), ".sock"));
@@ -118,6 +122,7 @@ absl::Status RunWorker(const Flags& flags) {
   options.name = identity.name();
   options.threads = flags.threads;
   options.step_timeout = absl::Seconds(flags.step_timeout);
+  options.host_capacity = ReadHostCapacity();
   Worker worker(options, NewProcessMemory());
   RemoveDeadSockets(local_dir, identity.name() + "-");  // of lives that were killed
   ASSIGN_OR_RETURN(auto local, LocalServer::Start(identity.local_socket(), worker, clock));

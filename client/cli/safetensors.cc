@@ -39,22 +39,48 @@ absl::Status CannotCreate(const std::string& path, int error) {
     case EROFS:
       return absl::PermissionDeniedError(
           absl::StrCat("cannot create ", path, " in folder ", folder, ": ", std::strerror(error)));
+    case EEXIST:
+      return absl::AlreadyExistsError(absl::StrCat("cannot create ", path, ": it is in the way; remove it"));
     default:
       return absl::UnavailableError(absl::StrCat("cannot create ", path, ": ", std::strerror(error)));
   }
 }
 
-// What is written before it is renamed to `path`.
-std::string PartOf(const std::string& path) { return absl::StrCat(path, ".", getpid(), ".part"); }
-
-absl::StatusOr<UniqueFd> Create(const std::string& path) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) {
-    return absl::InvalidArgumentError(absl::StrCat("cannot create ", path, ": it is a folder; name a file"));
+// The file that `path` names, through symbolic links. InvalidArgument: something else than a regular file is there.
+absl::StatusOr<std::string> Resolve(std::string path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_type type = fs::status(path, error).type();
+  if (error.value() == ELOOP) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot create ", path, ": its symbolic links never end"));
   }
-  UniqueFd file(open(PartOf(path).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!file.valid()) return CannotCreate(path, errno);
-  return file;
+  if (type != fs::file_type::regular && type != fs::file_type::not_found && type != fs::file_type::none) {
+    const absl::string_view kind = type == fs::file_type::directory ? "folder"
+                                   : type == fs::file_type::fifo    ? "FIFO"
+                                   : type == fs::file_type::socket  ? "socket"
+                                                                    : "device";
+    return absl::InvalidArgumentError(absl::StrCat("cannot create ", path, ": it is a ", kind, "; name a file"));
+  }
+  while (true) {  // ends: the links were followed above
+    const fs::path target = fs::read_symlink(path, error);
+    if (error) return path;
+    path = (fs::path(path).parent_path() / target).string();
+  }
+}
+
+// A file that is being written, beside the one it will replace.
+struct Part {
+  std::string target, path;
+  UniqueFd file;
+};
+
+absl::StatusOr<Part> Create(const std::string& path) {
+  Part part;
+  ASSIGN_OR_RETURN(part.target, Resolve(path));
+  part.path = absl::StrCat(part.target, ".", getpid(), ".part");
+  part.file = UniqueFd(open(part.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+  if (!part.file.valid()) return CannotCreate(errno == EEXIST ? part.path : part.target, errno);
+  return part;
 }
 
 absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) {
@@ -67,11 +93,11 @@ absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) 
   return absl::OkStatus();
 }
 
-absl::Status WriteFile(const std::string& path, const std::string& head, const std::vector<NamedTensor>& tensors) {
-  ASSIGN_OR_RETURN(const UniqueFd file, Create(path));
-  RETURN_IF_ERROR(WriteAll(file.get(), head, path));
-  for (const NamedTensor& tensor : tensors) RETURN_IF_ERROR(WriteAll(file.get(), tensor.bytes, path));
-  return fsync(file.get()) == 0 ? absl::OkStatus() : Failed("sync", path);
+absl::Status Fill(const Part& part, const std::string& head, const std::vector<NamedTensor>& tensors) {
+  RETURN_IF_ERROR(WriteAll(part.file.get(), head, part.target));
+  for (const NamedTensor& tensor : tensors) RETURN_IF_ERROR(WriteAll(part.file.get(), tensor.bytes, part.target));
+  if (fsync(part.file.get()) != 0) return Failed("sync", part.target);
+  return rename(part.path.c_str(), part.target.c_str()) == 0 ? absl::OkStatus() : Failed("rename to", part.target);
 }
 
 }  // namespace
@@ -101,19 +127,17 @@ absl::StatusOr<std::string> SafetensorsHead(const std::vector<NamedTensor>& tens
 }
 
 absl::Status CheckCanWrite(const std::string& path) {
-  RETURN_IF_ERROR(Create(path));
-  unlink(PartOf(path).c_str());
+  ASSIGN_OR_RETURN(const Part part, Create(path));
+  unlink(part.path.c_str());
   return absl::OkStatus();
 }
 
 absl::StatusOr<int64_t> WriteSafetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                                          const std::map<std::string, std::string>& metadata) {
   ASSIGN_OR_RETURN(const std::string head, SafetensorsHead(tensors, metadata));
-  const std::string part = PartOf(path);
-  absl::Status status = WriteFile(path, head, tensors);
-  if (status.ok() && rename(part.c_str(), path.c_str()) != 0) status = Failed("rename to", path);
-  if (!status.ok()) {
-    unlink(part.c_str());
+  ASSIGN_OR_RETURN(const Part part, Create(path));
+  if (absl::Status status = Fill(part, head, tensors); !status.ok()) {
+    unlink(part.path.c_str());
     return status;
   }
   int64_t total = static_cast<int64_t>(head.size());

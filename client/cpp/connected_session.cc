@@ -86,11 +86,22 @@ class ConnectedSession final : public Session {
     return absl::OkStatus();
   }
 
+  // The window is whole until the last slot is declared: any slot of this session that is not will do. One that a
+  // trainer before this one declared will not.
   absl::Status PullWeights(absl::Time deadline) {
+    absl::Status status;
+    for (Slot slot : slots_) {
+      status = PullFor(slot, deadline);
+      if (!absl::IsAborted(status)) break;
+    }
+    return status;
+  }
+
+  absl::Status PullFor(Slot slot, absl::Time deadline) {
     const Plan& plan = job_->plan();
     v1::PullRequest request;
     request.set_job(job_->spec().name);
-    request.set_for_slot(slots_[0].value());
+    request.set_for_slot(slot.value());
     int bucket = 0;
     int64_t in_bucket = 0;
     const auto begin = [&](const v1::PullHeader& header) -> absl::Status {

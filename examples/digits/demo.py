@@ -32,11 +32,14 @@ except ImportError:
     sys.exit("demo.py: the package python3-rich is missing; ./demo installs it")
 
 SLOTS = 4
+LOG_LINES = 15  # printed of a process that ended badly
+HERE = pathlib.Path(__file__).resolve().parent
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin-dir", default="bazel-bin", help="where the built programs are (default: %(default)s)")
+    parser.add_argument("--bin-dir", default=HERE.parents[1] / "bazel-bin",
+                        help="where the built programs are (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1500, help="steps of each run (default: %(default)s)")
     parser.add_argument("--accuracy", type=float, default=0.96, help="held-out accuracy to reach (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=120, help="seconds that one step may take (default: %(default)s)")
@@ -81,7 +84,7 @@ class Cluster:
 
     def __init__(self, bin_dir, folder):
         self.bin, self.folder = pathlib.Path(bin_dir), pathlib.Path(folder)
-        self.processes, self.coordinator, self.address = [], None, "127.0.0.1:0"
+        self.processes, self.logs, self.coordinator, self.address = [], {}, None, "127.0.0.1:0"
 
     def program(self, name):
         path = self.bin / {"shardmesh-coordinator": "server", "shardmesh-worker": "worker", "shardctl": "client/cli",
@@ -91,10 +94,17 @@ class Cluster:
         return str(path)
 
     def spawn(self, name, *arguments, log, **options):
-        process = subprocess.Popen([self.program(name), *map(str, arguments)], text=True,
-                                   stderr=open(self.folder / f"{log}.log", "a", encoding="utf-8"), **options)
+        path = self.folder / f"{log}.log"
+        with open(path, "a", encoding="utf-8") as stderr:
+            process = subprocess.Popen([self.program(name), *map(str, arguments)], text=True, stderr=stderr, **options)
         self.processes.append(process)
+        self.logs[process.pid] = path
         return process
+
+    def ended_badly(self, process, who):
+        """The Failure that says so, with the end of the process's log."""
+        lines = self.logs[process.pid].read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
+        return Failure("\n  ".join([f"{who} ended with {process.returncode}; its log ends:", *lines]))
 
     def start_coordinator(self):
         address_file = self.folder / "address"
@@ -115,9 +125,9 @@ class Cluster:
         deadline = time.monotonic() + 60
         while not path.exists():
             if process.poll() is not None:
-                raise Failure(f"the {who} ended with {process.returncode}; its log is in {self.folder}")
+                raise self.ended_badly(process, f"the {who}")
             if time.monotonic() > deadline:
-                raise Failure(f"the {who} did not start within 60 s; its log is in {self.folder}")
+                raise Failure(f"the {who} did not start within 60 s")
             time.sleep(0.02)
 
     def shardctl(self, *arguments):
@@ -146,7 +156,8 @@ class Run:
         self.trainers, self.events = [], []
         for i, (slots, prefix) in enumerate(trainers):
             arguments = ["--coordinator", cluster.address, "--job", job, "--slots", SLOTS, "--my-slots", slots,
-                         "--steps", flags.steps, "--timeout", flags.timeout, "--prefix", prefix]
+                         "--steps", flags.steps, "--timeout", flags.timeout, "--prefix", prefix,
+                         "--data", HERE / "digits.bin"]
             arguments += ["--create", "--mesh", mesh] if i == 0 else []
             arguments += ["--remote"] if remote else []
             trainer = cluster.spawn("digits_trainer", *arguments, log=f"{job}-trainer-{i}", stdout=subprocess.PIPE)
@@ -160,7 +171,7 @@ class Run:
     def done(self):
         failed = [t for t in self.trainers if t.poll() not in (None, 0)]
         if failed:
-            raise Failure(f"{self.title}: a trainer ended with {failed[0].returncode}; logs are in {self.cluster.folder}")
+            raise self.cluster.ended_badly(failed[0], f"{self.title}: a trainer")
         return all(t.poll() == 0 for t in self.trainers)
 
     def result(self):
@@ -190,7 +201,7 @@ def disturbed_run(cluster, flags, progress, console):
     """Run 1: a reader beside it, and the coordinator killed in the middle."""
     run = Run(cluster, flags, "2x2, 2 attached trainers", "digits", "ddp=2,fsdp=2", [("0,1", "_orig_mod."), ("2,3", "")])
     reader = cluster.spawn("digits_reader", "--coordinator", cluster.address, "--job", "digits", "--steps", flags.steps,
-                           "--timeout", flags.timeout, log="reader", stdout=subprocess.PIPE)
+                           "--timeout", flags.timeout, "--data", HERE / "digits.bin", log="reader", stdout=subprocess.PIPE)
     scores = Events(reader)
     state = {}
 
@@ -207,7 +218,7 @@ def disturbed_run(cluster, flags, progress, console):
     if "back_at" not in state:
         raise Failure(f"training ended before the coordinator was killed and back; use more than {flags.steps} --steps")
     if reader.wait(timeout=60) != 0:
-        raise Failure(f"the reader ended with {reader.returncode}; logs are in {cluster.folder}")
+        raise cluster.ended_badly(reader, "the reader")
     scores.join()
     score = scores.get("version")
     result = dict(run.result(), accuracy=score["accuracy"])
@@ -268,9 +279,12 @@ def main():
                        plain_run(cluster, flags, progress, "4x1, 2 attached trainers", "digits-4x1", "ddp=4,fsdp=1", two_trainers),
                        plain_run(cluster, flags, progress, "2x2 again, undisturbed", "digits-2x2", "ddp=2,fsdp=2", two_trainers)]
         report(console, results, flags)
-    except Failure as failure:
+    except BaseException as error:
         flags.keep_logs = folder
-        console.print(f"demo failed: {failure}", style="bold red")
+        console.print(f"logs are in {folder}")
+        if not isinstance(error, Failure):
+            raise
+        console.print(f"demo failed: {error}", style="bold red", markup=False)
         return 1
     finally:
         cluster.stop()

@@ -1,5 +1,8 @@
 #include "examples/digits/job.h"
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "core/status.h"
 
 namespace shardmesh::digits {
@@ -27,6 +30,21 @@ absl::StatusOr<shardmesh::JobSpec> SpecOf(const JobFlags& flags, const std::stri
   spec.bucket_elements = flags.bucket_elements;
   return spec;
 }
+
+absl::StatusOr<std::vector<Slot>> ParseSlots(absl::string_view text) {
+  std::vector<Slot> slots;
+  for (const absl::string_view word : absl::StrSplit(text, ',')) {
+    int slot;
+    if (!absl::SimpleAtoi(word, &slot)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--my-slots \"", text, "\": \"", word, "\" is no slot; give at least one, like 0,1"));
+    }
+    slots.push_back(Slot(slot));
+  }
+  return slots;
+}
+
+int64_t LastVersion(int64_t steps, int64_t publish_every) { return steps - steps % publish_every; }
 
 double LearningRateOf(const JobFlags& flags, int64_t step) {
   const double done = flags.steps > 1 ? static_cast<double>(step - 1) / (flags.steps - 1) : 0;

@@ -31,6 +31,12 @@ struct JobFlags {
 // The model's parameters, with `prefix` before each name ("_orig_mod." as a compiled module has it).
 absl::StatusOr<shardmesh::JobSpec> SpecOf(const JobFlags& flags, const std::string& prefix);
 
+// The slots of a command line, "0,2". InvalidArgument: none, or something that is no number (it is named).
+absl::StatusOr<std::vector<Slot>> ParseSlots(absl::string_view text);
+
+// The step of the last version that a training of `steps` steps publishes; 0 is that of the initial weights.
+int64_t LastVersion(int64_t steps, int64_t publish_every);
+
 // The learning rate of a step, the same number in every process.
 double LearningRateOf(const JobFlags& flags, int64_t step);
 

@@ -3,7 +3,8 @@
 //   digits_reader --job digits --steps 400
 //
 // Prints one JSON object a line: {"event":"version","step":..,"accuracy":..,"loss":..,"bytes":..}. Ends after the
-// version of step --steps, or with an error as soon as there is one (a worker that is gone is named).
+// last version that is published up to step --steps, or with an error as soon as there is one (a worker that is gone is
+// named).
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -37,8 +38,9 @@ absl::Status Follow(const JobFlags& flags) {
   options.tls = flags.tls;
   ASSIGN_OR_RETURN(Client client, Client::Connect(flags.coordinator, options));
   ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, client.AwaitJob(flags.job, absl::Seconds(flags.timeout)));
+  const int64_t last = LastVersion(flags.steps, job->spec().publish_every);
   int64_t next = 0;
-  while (next <= flags.steps) {
+  while (next <= last) {
     ASSIGN_OR_RETURN(const Version version,
                      job->Pull({VersionChoice::kAtLeast, Step(next)}, absl::Seconds(flags.timeout)));
     RETURN_IF_ERROR(ScoreVersion(version, data));

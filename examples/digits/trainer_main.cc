@@ -20,7 +20,7 @@ namespace {
 
 struct TrainerFlags {
   JobFlags job;
-  std::vector<int> my_slots = {0};
+  std::string my_slots = "0";
   std::string prefix;
   bool create = false;
   bool remote = false;
@@ -99,6 +99,7 @@ absl::Status TrainStep(Session& session, const TrainerFlags& flags, const Datase
 }
 
 absl::Status Train(const TrainerFlags& flags) {
+  ASSIGN_OR_RETURN(const std::vector<Slot> slots, ParseSlots(flags.my_slots));
   ASSIGN_OR_RETURN(const Dataset data, Dataset::Load(flags.job.data));
   ClientOptions options;
   options.tls = flags.job.tls;
@@ -107,8 +108,6 @@ absl::Status Train(const TrainerFlags& flags) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, FindJob(client, flags));
   RETURN_IF_ERROR(CheckFlags(flags, job->spec()));
   if (flags.create) RETURN_IF_ERROR(Initialize(*job, flags.job, flags.prefix));
-  std::vector<Slot> slots;
-  for (int slot : flags.my_slots) slots.push_back(Slot(slot));
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, flags.remote ? job->Connect(slots) : job->Attach(slots));
   RETURN_IF_ERROR(session->AwaitWeights(absl::Seconds(flags.job.timeout)));
   ASSIGN_OR_RETURN(const Views views, ViewsOf(*session, flags.prefix));
@@ -136,9 +135,7 @@ int main(int argc, char** argv) {
   app.add_option("--slots", flags.job.slots, "gradient slots of the job")
       ->capture_default_str()
       ->check(CLI::Range(1, 128));
-  app.add_option("--my-slots", flags.my_slots, "slots of this trainer, comma separated")
-      ->delimiter(',')
-      ->capture_default_str();
+  app.add_option("--my-slots", flags.my_slots, "slots of this trainer, comma separated")->capture_default_str();
   app.add_option("--mesh", flags.job.mesh, "mesh of the job, e.g. ddp=2,fsdp=2");
   app.add_option("--weights", flags.job.weights, "fp32, bf16 or bf16_sr")->capture_default_str();
   app.add_option("--batch", flags.job.batch, "images of a slot")->capture_default_str()->check(CLI::Range(1, 1437));

@@ -9,9 +9,11 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sstream>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -97,6 +99,12 @@ int64_t Process::StatusBytes(const std::string& key) const {
     return kib << 10;
   }
   return 0;
+}
+
+int Process::open_descriptors() const {
+  std::error_code ignored;
+  const std::filesystem::directory_iterator entries(absl::StrCat("/proc/", pid_, "/fd"), ignored);
+  return static_cast<int>(std::distance(begin(entries), end(entries)));
 }
 
 std::string Process::Log() const { return ReadFile(spec_.log_file); }

@@ -38,6 +38,7 @@ class Process {
   // Resident memory now and its highest value, in bytes; 0 when it is gone.
   int64_t rss_bytes() const { return StatusBytes("VmRSS:"); }
   int64_t peak_rss_bytes() const { return StatusBytes("VmHWM:"); }
+  int open_descriptors() const;  // 0 when it is gone
   std::string Log() const;
 
  private:

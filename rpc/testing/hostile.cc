@@ -1,4 +1,4 @@
-#include "tests/testing/hostile.h"
+#include "rpc/testing/hostile.h"
 
 #include <algorithm>
 
@@ -10,8 +10,8 @@ namespace shardmesh::testing {
 namespace {
 
 constexpr absl::Duration kGiveUp = absl::Seconds(60);
-constexpr int kWindow = 65535;     // of flow control, at first
-constexpr int kDataBytes = 16384;  // of one frame
+constexpr int64_t kFirstWindow = 65535;  // of flow control
+constexpr int kDataBytes = 16384;        // of one frame
 
 uint32_t BigEndianAt(const std::string& bytes, size_t at) {
   uint32_t value = 0;
@@ -19,16 +19,20 @@ uint32_t BigEndianAt(const std::string& bytes, size_t at) {
   return value;
 }
 
+// Bytes that may be sent. One that is sent beyond them would be why the server ends the stream (RFC 9113, 5.2).
 struct FlowControl {
-  int64_t connection = kWindow, stream = kWindow;  // bytes that may be sent
+  int64_t connection = kFirstWindow, stream = kFirstWindow;
+  int64_t initial = kFirstWindow;  // of a stream, by the server's settings
 };
 
 // Does what HTTP/2 asks of a client; true when the server ended the stream or the connection.
 bool HandleFrame(const Frame& frame, RawClient& client, FlowControl& flow) {
   if (frame.type == kSettings && (frame.flags & kAck) == 0) {
     for (size_t at = 0; at + 6 <= frame.payload.size(); at += 6) {
-      const bool initial_window = frame.payload[at] == 0 && frame.payload[at + 1] == 4;
-      if (initial_window) flow.stream += int64_t{BigEndianAt(frame.payload, at + 2)} - kWindow;
+      if (frame.payload[at] != 0 || frame.payload[at + 1] != 4) continue;  // INITIAL_WINDOW_SIZE
+      flow.stream -= flow.initial;
+      flow.initial = BigEndianAt(frame.payload, at + 2);
+      flow.stream += flow.initial;
     }
     client.Write(EncodeFrame(kSettings, kAck, 0, ""));
   }
@@ -67,9 +71,14 @@ LongMessage SendLongMessage(int port, const std::string& path) {
   RawClient client(port);
   if (!client.connected() || !client.StartHttp2()) return result;
   client.Write(EncodeFrame(kHeaders, kEndHeaders, 1, CallHeaders(path)));
-  client.Write(EncodeFrame(kData, 0, 1, absl::StrCat(absl::string_view("\0", 1), BigEndian32(1u << 30))));
-  const std::string data = EncodeFrame(kData, 0, 1, std::string(kDataBytes, '\0'));
   FlowControl flow;
+  const auto send = [&](const std::string& data) {
+    flow.connection -= data.size();
+    flow.stream -= data.size();
+    return client.Write(EncodeFrame(kData, 0, 1, data));
+  };
+  send(absl::StrCat(absl::string_view("\0", 1), BigEndian32(1u << 30)));
+  const std::string zeros(kDataBytes, '\0');
   const absl::Time until = absl::Now() + kGiveUp;
   while (!result.ended_by_server && result.bytes_sent < (int64_t{1} << 30) && absl::Now() < until) {
     const bool may_send = std::min(flow.connection, flow.stream) >= kDataBytes;
@@ -77,10 +86,8 @@ LongMessage SendLongMessage(int port, const std::string& path) {
     if (frame.valid()) {
       result.ended_by_server = HandleFrame(frame, client, flow);
     } else if (may_send) {
-      result.ended_by_server = !client.Write(data);
+      result.ended_by_server = !send(zeros);
       result.bytes_sent += kDataBytes;
-      flow.connection -= kDataBytes;
-      flow.stream -= kDataBytes;
     }
   }
   return result;

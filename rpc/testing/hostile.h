@@ -1,5 +1,5 @@
-// What a hostile peer does to a gRPC server's port, beyond single frames (rpc/testing/http2_client.h). Each function
-// ends within about a minute. Thread-safe.
+// What a hostile peer does to a gRPC server's port, beyond single frames (http2_client.h). Each function ends within
+// about a minute. Tests only. Thread-safe.
 #pragma once
 
 #include <cstdint>

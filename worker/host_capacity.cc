@@ -1,0 +1,104 @@
+#include "worker/host_capacity.h"
+
+#include <algorithm>
+#include <fstream>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "worker/host_memory.h"
+#include "worker/shard_storage.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+
+// Of bytes, which are never negative.
+int64_t Product(int64_t a, int64_t b) {
+  int64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? kMax : product;
+}
+
+int64_t Sum(int64_t a, int64_t b) {
+  int64_t sum;
+  return __builtin_add_overflow(a, b, &sum) ? kMax : sum;
+}
+
+std::string Readable(int64_t bytes) {
+  constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double value = static_cast<double>(bytes) / 1024;
+  int unit = 0;
+  for (; value >= 1024 && unit < 5; ++unit) value /= 1024;
+  return absl::StrFormat("%.2f %s", value, kUnits[unit]);
+}
+
+void Lower(HostCapacity& capacity, int64_t bytes, const std::string& source) {
+  if (bytes < capacity.bytes) capacity = {bytes, source};
+}
+
+// The limits of the group `path` and of those around it. Inside a container the path may be the host's, of which only
+// the root is there.
+void LowerToGroups(HostCapacity& capacity, const std::string& hierarchy, std::string path, const std::string& name) {
+  while (true) {
+    const std::string file = absl::StrCat(hierarchy, path, path == "/" ? "" : "/", name);
+    std::string text;
+    int64_t bytes;
+    if (std::getline(std::ifstream(file), text) && absl::SimpleAtoi(text, &bytes)) {
+      Lower(capacity, bytes, absl::StrCat("the control group's limit in ", file));
+    }
+    if (path.size() <= 1) return;
+    path.resize(std::max<size_t>(path.rfind('/'), 1));
+  }
+}
+
+}  // namespace
+
+HostCapacity ReadHostCapacity(const std::string& root) {
+  HostCapacity capacity;
+  std::ifstream meminfo(root + "/proc/meminfo");
+  std::string label;
+  int64_t kib;
+  if (meminfo >> label >> kib && label == "MemTotal:") Lower(capacity, Product(kib, 1024), "physical memory");
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));  // number, controllers, path
+    if (parts.size() != 3 || parts[2].empty() || parts[2][0] != '/') continue;
+    if (parts[1].empty()) LowerToGroups(capacity, root + "/sys/fs/cgroup", parts[2], "memory.max");
+    for (absl::string_view controller : absl::StrSplit(parts[1], ',')) {
+      if (controller != "memory") continue;
+      LowerToGroups(capacity, root + "/sys/fs/cgroup/memory", parts[2], "memory.limit_in_bytes");
+    }
+  }
+  return capacity;
+}
+
+int64_t JobMemory::total() const { return Sum(shards, Sum(window, Sum(publications, Sum(slots, control)))); }
+
+// No sum in here comes near 2^63 but the shards': at most 2^42 elements and 128 slots, but 2^20 ranks.
+JobMemory MemoryOf(const Plan& plan, int num_slots) {
+  const HostMemory::Sizes host = HostMemory::SizesOf(plan, num_slots);
+  JobMemory memory;
+  memory.shards = Product(plan.num_ranks(), ShardStorage::NumBytes(plan));
+  memory.window = host.window;
+  memory.publications = host.publications;
+  memory.slots = host.slots;
+  memory.control = host.control;
+  return memory;
+}
+
+absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity& capacity) {
+  const JobMemory memory = MemoryOf(plan, job.num_slots);
+  if (memory.total() <= capacity.bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "job ", job.name, " takes ", Readable(memory.total()), " of its host's memory: ", Readable(memory.shards),
+      " for the shards of ", plan.num_ranks(), " workers (weights, states, spare chunks), ", Readable(memory.window),
+      " for the parameter window, ", Readable(memory.publications), " for publications, ", Readable(memory.slots),
+      " for the windows of ", job.num_slots, " slots, ", Readable(memory.control),
+      " for the control page; this host has ", Readable(capacity.bytes), " (", capacity.source,
+      "); use fewer slots, fewer replicas, bf16 weights or gradients, or a host with more memory"));
+}
+
+}  // namespace shardmesh

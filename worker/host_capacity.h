@@ -1,0 +1,37 @@
+// HostCapacity: what a host can give to a job, compared with what the job takes, before anything is built. Memory is
+// given by the page, as it is written: a job that is too large would start, and be killed in its first steps.
+//
+// Every job is compared by itself. What other jobs and programs of the host take is not looked at.
+// Pure functions, but for ReadHostCapacity; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "absl/status/status.h"
+#include "core/job.h"
+#include "core/layout.h"
+
+namespace shardmesh {
+
+struct HostCapacity {
+  int64_t bytes = std::numeric_limits<int64_t>::max();
+  std::string source = "no limit is known";  // for messages
+};
+
+// Physical memory, or the least limit of this process's control groups (v1 and v2) and those around them, if that is
+// less. `root` is the folder that has proc/ and sys/.
+HostCapacity ReadHostCapacity(const std::string& root = "");
+
+// Bytes of the segments that all workers of a job have on its host; INT64_MAX stands for everything over it.
+struct JobMemory {
+  int64_t shards = 0, window = 0, publications = 0, slots = 0, control = 0;
+  int64_t total() const;
+};
+JobMemory MemoryOf(const Plan& plan, int num_slots);
+
+// ResourceExhausted: the job takes more than `capacity`; the message has every term.
+absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity& capacity);
+
+}  // namespace shardmesh

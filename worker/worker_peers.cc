@@ -1,0 +1,169 @@
+// Worker's dealings with the other members of a job: the lead's shared memory goes to the peers, and each end of a
+// connection learns when the other is gone.
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/status.h"
+#include "worker/worker.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kLinkTimeout = absl::Seconds(10);  // for one message between peers
+constexpr absl::Duration kLinkSlice = absl::Milliseconds(200);
+constexpr absl::Duration kRetry = absl::Milliseconds(50);
+
+// The next message of a link, unless none comes within kLinkTimeout or `done` says that nobody waits for it any more.
+template <typename Done>
+absl::StatusOr<LocalMessage> AwaitMessage(LocalSocket& link, Done done) {
+  const absl::Time deadline = absl::Now() + kLinkTimeout;
+  while (absl::Now() < deadline && !done()) {
+    absl::StatusOr<LocalMessage> message = link.Receive(kLinkSlice);
+    if (!absl::IsDeadlineExceeded(message.status())) return message;
+  }
+  return absl::DeadlineExceededError(absl::StrCat("nothing for ", absl::FormatDuration(kLinkTimeout)));
+}
+
+// Waits on a link that carries nothing any more, until its other end is gone or `done` says so. True: gone.
+template <typename Done>
+bool AwaitHangUp(LocalSocket& link, Done done) {
+  while (!done()) {
+    if (absl::IsUnavailable(link.Receive(kLinkSlice).status())) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+// The lead may not know of the job yet (its heartbeat comes later): asks again until the deadline.
+absl::StatusOr<HostMemory> Worker::FetchFromLead(Entry& entry, const JobSpec& spec, const Plan& plan,
+                                                 std::unique_ptr<LocalSocket>& link) {
+  const v1::Assignment& assignment = entry.assignment;
+  const v1::Peer& lead = assignment.peers(0);
+  v1::LocalHello hello;
+  hello.mutable_peer()->set_job(spec.name);
+  hello.mutable_peer()->set_epoch(assignment.epoch());
+  hello.mutable_peer()->set_rank(assignment.rank());
+  hello.mutable_peer()->set_incarnation(assignment.peers(assignment.rank()).incarnation());
+  hello.mutable_peer()->set_plan_hash(plan.hash());
+  const absl::Time deadline = absl::Now() + options_.prepare_timeout;
+  absl::Status last = absl::UnavailableError("it was not asked");
+  while (absl::Now() < deadline && !entry.closing.load()) {
+    const auto ask = [&]() -> absl::StatusOr<HostMemory> {
+      ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(lead.local_socket()));
+      RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, kLinkTimeout));
+      ASSIGN_OR_RETURN(LocalMessage message, AwaitMessage(socket, [&] { return entry.closing.load(); }));
+      v1::LocalWelcome welcome;
+      if (!welcome.ParseFromString(message.bytes))
+        return absl::InternalError("the lead sent a message that is no welcome");
+      if (welcome.code() != 0) return absl::Status(static_cast<absl::StatusCode>(welcome.code()), welcome.message());
+      ASSIGN_OR_RETURN(HostMemory host, HostMemory::Map(welcome, std::move(message.descriptors), spec.num_slots, plan));
+      RETURN_IF_ERROR(socket.Send("mapped", {}, kLinkTimeout));
+      link = std::make_unique<LocalSocket>(std::move(socket));
+      return host;
+    };
+    absl::StatusOr<HostMemory> host = ask();
+    if (host.ok()) return host;
+    last = host.status();
+    if (!absl::IsUnavailable(last) && !absl::IsNotFound(last)) break;
+    MutexLock lock(mu_);
+    stopped_.WaitFor(mu_, kRetry);
+  }
+  return Annotate(last, absl::StrCat("getting the shared memory from worker ", lead.worker(), " (rank 0, pid ",
+                                     lead.pid(), ") at ", lead.local_socket()));
+}
+
+void Worker::WatchLead(const std::shared_ptr<Entry>& entry, LocalSocket& link) {
+  const bool gone = AwaitHangUp(link, [&] { return entry->closing.load(); });
+  std::shared_ptr<JobShard> shard;
+  {
+    MutexLock lock(mu_);
+    shard = entry->shard;
+  }
+  if (gone && shard != nullptr && !entry->closing.load()) {
+    shard->protocol().Abort(AbortReason::kGone, 0, shard->rank());
+    Changed();
+  }
+}
+
+absl::StatusOr<std::shared_ptr<Worker::Entry>> Worker::FindLead(const v1::PeerHello& hello) const {
+  MutexLock lock(mu_);
+  auto it = jobs_.find(hello.job());
+  if (it == jobs_.end() || it->second->shard == nullptr || it->second->assignment.epoch() < hello.epoch()) {
+    return absl::UnavailableError(
+        absl::StrCat("worker ", options_.name, " has no memory of job ", hello.job(), " yet"));
+  }
+  const v1::Assignment& mine = it->second->assignment;
+  if (mine.epoch() > hello.epoch()) {
+    return absl::AbortedError(
+        absl::StrCat("epoch ", hello.epoch(), " of job ", hello.job(), " is over; now ", mine.epoch()));
+  }
+  if (mine.rank() != 0 || hello.rank() < 1 || hello.rank() >= mine.peers_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", hello.rank(), " asks rank ", mine.rank(), "; peers ask rank 0"));
+  }
+  if (mine.peers(hello.rank()).incarnation() != hello.incarnation()) {
+    return absl::AbortedError(absl::StrCat("rank ", hello.rank(), " is incarnation ",
+                                           mine.peers(hello.rank()).incarnation(), " in this epoch, not ",
+                                           hello.incarnation()));
+  }
+  if (it->second->plan_hash != hello.plan_hash()) {
+    return absl::FailedPreconditionError(absl::StrCat("plan hash ", hello.plan_hash(), " differs from the lead's ",
+                                                      it->second->plan_hash,
+                                                      "; run one build of shardmesh everywhere"));
+  }
+  return it->second;
+}
+
+void Worker::PeerMapped(const std::shared_ptr<Entry>& entry, int rank) {
+  std::shared_ptr<JobShard> shard;
+  {
+    MutexLock lock(mu_);
+    entry->mapped[rank] = true;
+    for (bool mapped : entry->mapped) {
+      if (!mapped) return;
+    }
+    shard = entry->shard;
+  }
+  if (shard == nullptr) return;
+  if (const absl::Status sealed = shard->host().Seal(); !sealed.ok())
+    spdlog::warn("event=seal_failed error=\"{}\"", sealed.ToString());
+}
+
+void Worker::ServePeer(LocalSocket socket, const v1::PeerHello& hello, const std::atomic<bool>& stop) {
+  v1::LocalWelcome welcome;
+  absl::StatusOr<std::shared_ptr<Entry>> found = FindLead(hello);
+  if (!found.ok()) {
+    welcome.set_code(static_cast<int>(found.status().code()));
+    welcome.set_message(std::string(found.status().message()));
+    socket.Send(welcome.SerializeAsString(), {}, kLinkTimeout).IgnoreError();
+    return;
+  }
+  const std::shared_ptr<Entry> entry = *found;
+  std::shared_ptr<JobShard> shard;
+  {
+    MutexLock lock(mu_);
+    shard = entry->shard;
+  }
+  if (shard == nullptr) return;
+  const auto done = [&] { return entry->closing.load() || stop.load(); };
+  shard->host().DescribeTo(welcome);
+  if (!socket.Send(welcome.SerializeAsString(), shard->host().PeerDescriptors(), kLinkTimeout).ok()) return;
+  if (!AwaitMessage(socket, done).ok()) return;
+  PeerMapped(entry, hello.rank());
+  shard.reset();
+  const bool gone = AwaitHangUp(socket, done);
+  {
+    MutexLock lock(mu_);
+    shard = entry->shard;
+  }
+  if (gone && shard != nullptr && !entry->closing.load()) {
+    shard->protocol().Abort(AbortReason::kGone, hello.rank(), shard->rank());
+    Changed();
+  }
+}
+
+}  // namespace shardmesh
