@@ -14,7 +14,9 @@ void Hasher::Add(absl::string_view text) {
 }
 
 void Hasher::Add(int64_t value) {
-  for (int i = 0; i < 8; ++i) framed_.push_back(static_cast<char>(static_cast<uint64_t>(value) >> (8 * i)));
+  char bytes[8];  // little-endian on every machine
+  for (int i = 0; i < 8; ++i) bytes[i] = static_cast<char>(static_cast<uint64_t>(value) >> (8 * i));
+  framed_.append(bytes, sizeof(bytes));
 }
 
 std::string Hasher::Hex() const {

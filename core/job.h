@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "core/adamw.h"
 #include "core/format.h"
+#include "core/granule.h"  // kMaxTensorElements
 #include "core/mesh_spec.h"
 
 namespace shardmesh {
@@ -17,7 +18,6 @@ inline constexpr int kMaxSlots = 128;
 inline constexpr int kMaxHostRanks = 64;  // of one job on one host, where all its workers are
 inline constexpr int kMaxParameters = 100'000;
 inline constexpr int kMaxIdBytes = 128;
-inline constexpr int64_t kMaxTensorElements = int64_t{1} << 40;
 inline constexpr int64_t kMaxJobElements = int64_t{1} << 42;
 inline constexpr int64_t kMinBucketElements = 1024;
 inline constexpr int64_t kMaxBucketElements = int64_t{1} << 32;

@@ -21,13 +21,8 @@ bool IsWrapper(absl::string_view segment) {
   return segment == "_orig_mod" || segment == "_checkpoint_wrapped_module" || segment == "_fsdp_wrapped_module";
 }
 
-std::string Quoted(absl::string_view value) {
-  const bool cut = value.size() > kMaxQuotedBytes;
-  return absl::StrCat("\"", absl::CHexEscape(value.substr(0, kMaxQuotedBytes)), cut ? "...\"" : "\"");
-}
-
 absl::Status BadName(absl::string_view name, absl::string_view problem) {
-  return absl::InvalidArgumentError(absl::StrCat("name ", Quoted(name), " ", problem));
+  return absl::InvalidArgumentError(absl::StrCat("name ", QuotedName(name), " ", problem));
 }
 
 // The smallest code point that needs `length` bytes: shorter ones written so long are overlong.
@@ -47,6 +42,22 @@ size_t Utf8Length(absl::string_view text) {
   }
   const bool surrogate = point >= 0xD800 && point <= 0xDFFF;
   return point < kFirstOfLength[length] || point > 0x10FFFF || surrogate ? 0 : length;
+}
+
+// True for most names: in one pass they are seen to be valid, in ASCII, and without a segment that rules might drop.
+bool IsPlain(absl::string_view name) {
+  if (name.empty() || name.size() > kMaxNameBytes) return false;
+  for (size_t start = 0, at = 0;; ++at) {
+    if (at < name.size() && name[at] != '.') {
+      if (static_cast<signed char>(name[at]) <= 0) return false;
+      continue;
+    }
+    if (at == start) return false;
+    const absl::string_view segment = name.substr(start, at - start);
+    if ((segment[0] == '_' && IsWrapper(segment)) || segment == kDataParallel) return false;
+    if (at == name.size()) return true;
+    start = at + 1;
+  }
 }
 
 // Drops the wrappers of a valid name. REQUIRES: valid name and rules.
@@ -82,6 +93,11 @@ NameRules WithCanonicalLiterals(const NameRules& rules) {
 
 }  // namespace
 
+std::string QuotedName(absl::string_view name) {
+  const bool cut = name.size() > kMaxQuotedBytes;
+  return absl::StrCat("\"", absl::CHexEscape(name.substr(0, kMaxQuotedBytes)), cut ? "...\"" : "\"");
+}
+
 absl::Status ValidateName(absl::string_view name) {
   if (name.empty()) return BadName(name, "is empty; a name has at least one segment");
   if (name.size() > kMaxNameBytes) {
@@ -105,7 +121,7 @@ absl::Status ValidateName(absl::string_view name) {
 absl::Status ValidateNameRules(const NameRules& rules) {
   for (const std::string& wrapper : rules.root_wrappers) {
     if (IsWrapper(wrapper) || wrapper == kDataParallel) continue;
-    return absl::InvalidArgumentError(absl::StrCat("root wrapper ", Quoted(wrapper),
+    return absl::InvalidArgumentError(absl::StrCat("root wrapper ", QuotedName(wrapper),
                                                    " is no wrapper segment; these are _orig_mod, ",
                                                    "_checkpoint_wrapped_module, _fsdp_wrapped_module and module"));
   }
@@ -121,9 +137,21 @@ absl::Status ValidateNameRules(const NameRules& rules) {
 }
 
 absl::StatusOr<std::string> Canonical(absl::string_view raw, const NameRules& rules) {
+  ASSIGN_OR_RETURN(const Canonicalizer canonicalizer, Canonicalizer::Create(rules));
+  return canonicalizer.Canonical(raw);
+}
+
+absl::StatusOr<Canonicalizer> Canonicalizer::Create(const NameRules& rules) {
   RETURN_IF_ERROR(ValidateNameRules(rules));
+  Canonicalizer canonicalizer;
+  canonicalizer.rules_ = WithCanonicalLiterals(rules);
+  return canonicalizer;
+}
+
+absl::StatusOr<std::string> Canonicalizer::Canonical(absl::string_view raw) const {
+  if (IsPlain(raw)) return std::string(raw);
   RETURN_IF_ERROR(ValidateName(raw));
-  return DropWrappers(raw, WithCanonicalLiterals(rules));
+  return DropWrappers(raw, rules_);
 }
 
 absl::StatusOr<NameRules> CanonicalRules(const NameRules& rules) {
@@ -134,19 +162,17 @@ absl::StatusOr<NameRules> CanonicalRules(const NameRules& rules) {
   return canonical;
 }
 
-AliasTable::AliasTable(const NameRules& rules)
-    : rules_status_(ValidateNameRules(rules)),
-      rules_(rules_status_.ok() ? WithCanonicalLiterals(rules) : NameRules()) {}
+AliasTable::AliasTable(const NameRules& rules) : canonicalizer_(Canonicalizer::Create(rules)) {}
 
 absl::StatusOr<std::string> AliasTable::Add(absl::string_view raw, std::optional<absl::string_view> tied_to) {
-  RETURN_IF_ERROR(rules_status_);
-  RETURN_IF_ERROR(ValidateName(raw));
-  Entry entry{DropWrappers(raw, rules_), storages_.size()};
+  RETURN_IF_ERROR(canonicalizer_.status());
+  ASSIGN_OR_RETURN(std::string canonical, canonicalizer_->Canonical(raw));
+  Entry entry{std::move(canonical), storages_.size()};
   if (tied_to.has_value()) {
     RETURN_IF_ERROR(ValidateName(*tied_to));
     const auto target = by_raw_.find(*tied_to);
     if (target == by_raw_.end()) {
-      return absl::NotFoundError(absl::StrCat("name ", Quoted(raw), " is to be tied to ", Quoted(*tied_to),
+      return absl::NotFoundError(absl::StrCat("name ", QuotedName(raw), " is to be tied to ", QuotedName(*tied_to),
                                               ", which was not added; add that one first, by its raw name"));
     }
     entry.storage = target->second.storage;
@@ -170,20 +196,22 @@ absl::Status AliasTable::CheckFree(absl::string_view raw, const Entry& entry, bo
   const auto other = absl::c_find_if(
       storage.raw, [&](const std::string& name) { return by_raw_.find(name)->second.canonical == entry.canonical; });
   if (by_raw_.find(raw) != by_raw_.end()) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        "name ", Quoted(raw), " (canonical ", Quoted(entry.canonical), ") was added before, in one storage with ",
-        Quoted(storage.raw.front()), "; add a name once, or again with the same tie"));
+    return absl::AlreadyExistsError(absl::StrCat("name ", QuotedName(raw), " (canonical ", QuotedName(entry.canonical),
+                                                 ") was added before, in one storage with ",
+                                                 QuotedName(storage.raw.front()),
+                                                 "; add a name once, or again with the same tie"));
   }
-  return absl::AlreadyExistsError(absl::StrCat(
-      "names ", Quoted(*other), " and ", Quoted(raw), " both have the canonical name ", Quoted(entry.canonical),
-      "; if they are one tensor declare the second as tied to the first, else rename one of the modules"));
+  return absl::AlreadyExistsError(
+      absl::StrCat("names ", QuotedName(*other), " and ", QuotedName(raw), " both have the canonical name ",
+                   QuotedName(entry.canonical),
+                   "; if they are one tensor declare the second as tied to the first, else rename one of the modules"));
 }
 
 absl::StatusOr<std::string> AliasTable::CanonicalOf(absl::string_view raw) const {
   const auto entry = by_raw_.find(raw);
   if (entry == by_raw_.end()) {
     return absl::NotFoundError(
-        absl::StrCat("raw name ", Quoted(raw), " was not added; ", by_raw_.size(), " others were"));
+        absl::StrCat("raw name ", QuotedName(raw), " was not added; ", by_raw_.size(), " others were"));
   }
   return entry->second.canonical;
 }
@@ -191,7 +219,7 @@ absl::StatusOr<std::string> AliasTable::CanonicalOf(absl::string_view raw) const
 absl::StatusOr<const AliasTable::Storage*> AliasTable::Find(absl::string_view canonical) const {
   const auto storage = by_canonical_.find(canonical);
   if (storage == by_canonical_.end()) {
-    return absl::NotFoundError(absl::StrCat("canonical name ", Quoted(canonical),
+    return absl::NotFoundError(absl::StrCat("canonical name ", QuotedName(canonical),
                                             " belongs to no name that was added; ", by_canonical_.size(),
                                             " others do"));
   }

@@ -14,12 +14,12 @@
 
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -45,6 +45,9 @@ struct NameRules {
 // 3629), or longer than kMaxNameBytes; the message has the name, escaped and cut.
 absl::Status ValidateName(absl::string_view name);
 
+// A name as it stands in messages: in quotes, escaped, and cut.
+std::string QuotedName(absl::string_view name);
+
 // InvalidArgument: a root wrapper that is no wrapper segment, or a prefix that ValidateName refuses.
 absl::Status ValidateNameRules(const NameRules& rules);
 
@@ -54,6 +57,21 @@ absl::Status ValidateNameRules(const NameRules& rules);
 // given module.module.w means module.w, and the name as given module.w means w: one rule cannot know which it is
 // given.)
 absl::StatusOr<std::string> Canonical(absl::string_view raw, const NameRules& rules = {});
+
+// Rules made ready for many names: they are checked and copied once. Immutable, so safe to use from many threads.
+class Canonicalizer {
+ public:
+  Canonicalizer() = default;  // of no rules
+
+  // Errors as ValidateNameRules.
+  static absl::StatusOr<Canonicalizer> Create(const NameRules& rules);
+
+  // As the function above, with the rules given to Create. InvalidArgument as ValidateName.
+  absl::StatusOr<std::string> Canonical(absl::string_view raw) const;
+
+ private:
+  NameRules rules_;
+};
 
 // The rules for names that are canonical already: the literals, as they read in canonical names.
 // Errors as ValidateNameRules.
@@ -100,13 +118,12 @@ class AliasTable {
   absl::StatusOr<const Storage*> Find(absl::string_view canonical) const;
   absl::Status CheckFree(absl::string_view raw, const Entry& entry, bool tied) const;
 
-  // Constant after construction.
-  absl::Status rules_status_;  // of the rules given; while it is an error every Add returns it
-  NameRules rules_;
+  // Constant after construction. An error of the rules given is what every Add returns.
+  absl::StatusOr<Canonicalizer> canonicalizer_;
   // Changed by Add. Storages are indices into storages_.
   std::vector<Storage> storages_;
-  std::map<std::string, Entry, std::less<>> by_raw_;
-  std::map<std::string, size_t, std::less<>> by_canonical_;
+  absl::flat_hash_map<std::string, Entry> by_raw_;
+  absl::flat_hash_map<std::string, size_t> by_canonical_;
 };
 
 }  // namespace shardmesh

@@ -2,6 +2,7 @@
 // through the rules and looks each up in the text, where the real one goes through the segments.
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <random>
 #include <set>
 #include <string>
@@ -11,14 +12,18 @@
 #include "absl/strings/str_join.h"
 #include "core/matchers.h"
 #include "core/names.h"
+#include "core/optimizer_names.h"
 
 namespace shardmesh {
 namespace {
 
 const std::vector<std::string> kWrappers = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module",
                                             "module"};
-const std::vector<std::string> kOrdinary = {"layers", "0",          "w",       "_orig_module", "my_orig_mod",
-                                            "mod",    "base_layer", "module_", "_orig_mod_",   "attn"};
+const std::vector<std::string> kOrdinary = {"layers", "0", "w", "_orig_module", "my_orig_mod", "mod", "module_",
+                                            "_orig_mod_", "attn", "state", "param_groups",
+                                            // buffers, PEFT, parametrizations and extra state: data all of them
+                                            "running_mean", "base_model", "model", "base_layer", "lora_A", "default",
+                                            "modules_to_save", "parametrizations", "original0", "_extra_state"};
 
 class Randoms {
  public:
@@ -79,6 +84,67 @@ TEST(NamesPropertyTest, Wrapping_InAnyOrderAndDepth_IsUndoneExactly) {
     ASSERT_EQ(Canonical(canonical, rules).value(), canonical) << what;
     if (!w.child_behind_wrapper) {
       ASSERT_EQ(Canonical(canonical, w.rules).value(), canonical) << what;
+    }
+  }
+}
+
+TEST(NamesPropertyTest, OptimizerState_OfWrappedParameters_IsUndoneExactly) {
+  Randoms random;
+  const std::vector<std::string> prefixes = {"optim", "optimizer", "app.optim"};
+  for (int round = 0; round < 30000; ++round) {
+    const Wrapped w = RandomWrapped(random);
+    const std::string head = absl::StrCat(random.Below(2) == 0 ? "" : absl::StrCat(random.Of(prefixes), "."),
+                                          random.Below(2) == 0 ? "state." : "param_groups.");
+    const std::string tail = absl::StrCat(".", random.Below(3) == 0 ? random.Of(kWrappers) : random.Of(kOrdinary));
+    const std::string raw = absl::StrCat(head, w.Raw(), tail), clean = absl::StrCat(head, w.Clean(), tail);
+    ASSERT_OK_AND_ASSIGN(const Canonicalizer canonicalizer, Canonicalizer::Create(w.rules));
+    ASSERT_OK_AND_ASSIGN(const Canonicalizer again, Canonicalizer::Create(CanonicalRules(w.rules).value()));
+    ASSERT_EQ(CanonicalOptimizerName(raw, canonicalizer, prefixes).value(), clean)
+        << "seed " << random.seed << ": " << raw;
+    ASSERT_EQ(CanonicalOptimizerName(clean, again, prefixes).value(), clean) << "seed " << random.seed << ": " << raw;
+    ASSERT_EQ(ParseOptimizerName(raw, prefixes).value().ToString(), raw) << "seed " << random.seed;
+  }
+}
+
+// Few clean names, each wrapped in many ways and tied at random: a table of what is where tells what must happen.
+TEST(NamesPropertyTest, Collisions_NameBothSidesAndChangeNothing) {
+  Randoms random;
+  for (int round = 0; round < 3000; ++round) {
+    AliasTable table;
+    std::map<std::string, std::string> raw_of,
+        owner_of;  // by canonical name: the first raw one; by raw name: its storage
+    std::vector<std::string> added = {"none"}, storages;
+    for (int i = 0; i < 8; ++i) {
+      std::string raw = absl::StrCat("a.", random.Below(2), ".w");
+      for (int wraps = random.Below(3); wraps > 0; --wraps) raw = absl::StrCat(kWrappers[random.Below(3)], ".", raw);
+      const std::string clean = raw.substr(raw.find("a."));
+      const bool tie = random.Below(3) == 0;
+      const std::string target = random.Of(added);
+      const std::string what = absl::StrCat("seed ", random.seed, ": ", raw, tie ? " tied to " + target : "");
+      const auto result = tie ? table.Add(raw, target) : table.Add(raw);
+      if (tie && owner_of.count(target) == 0) {
+        ASSERT_EQ(result.status().code(), absl::StatusCode::kNotFound) << what;
+        continue;
+      }
+      const std::string storage = tie ? owner_of[target] : raw;
+      if (raw_of.count(clean) > 0 && owner_of[raw_of[clean]] != storage) {
+        ASSERT_EQ(result.status().code(), absl::StatusCode::kAlreadyExists) << what;
+        for (const std::string& side : {raw, clean}) {
+          ASSERT_THAT(std::string(result.status().message()), ::testing::HasSubstr(absl::StrCat("\"", side, "\"")))
+              << what;
+        }
+        if (owner_of.count(raw) == 0) {
+          ASSERT_THAT(std::string(result.status().message()),
+                      ::testing::HasSubstr(absl::StrCat("\"", raw_of[clean], "\"")))
+              << what;
+        }
+      } else {
+        ASSERT_EQ(result.value(), clean) << what;
+        if (owner_of.emplace(raw, storage).second) added.push_back(raw);
+        if (raw_of.emplace(clean, raw).second && !tie) storages.push_back(clean);
+      }
+      ASSERT_EQ(table.num_raw_names(), owner_of.size()) << what;
+      ASSERT_EQ(table.Storages(), storages) << what;
     }
   }
 }

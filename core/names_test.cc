@@ -1,5 +1,6 @@
 #include "core/names.h"
 
+#include "absl/strings/str_cat.h"
 #include "core/matchers.h"
 
 namespace shardmesh {
@@ -126,6 +127,63 @@ TEST(CanonicalTest, BadRules_AreRefused) {
   EXPECT_THAT(CanonicalRules({{}, {}, {""}}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("literal")));
 }
 
+// Names that accelerate's fsdp2_canonicalize_names (accelerate/utils/fsdp_utils.py) changes into others, as it replaces
+// substrings, or leaves wrapped.
+TEST(CanonicalTest, NamesThatSubstringReplacementGetsWrong_AreRight) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"layers.0._orig_module.w", "layers.0._orig_module.w"},
+      {"layers.0._orig_models.w", "layers.0._orig_models.w"},
+      {"layers.0._orig_mod_scale", "layers.0._orig_mod_scale"},
+      {"layers.0._checkpoint_wrapped_module_x.w", "layers.0._checkpoint_wrapped_module_x.w"},
+      {"_orig_mod.my_orig_mod.w", "my_orig_mod.w"},
+      {"_orig_mod.my_orig_mod.lin.weight", "my_orig_mod.lin.weight"},
+      {"_orig_mod.a_orig_mod.b_orig_mod.w", "a_orig_mod.b_orig_mod.w"},
+      {"my_checkpoint_wrapped_module.lin.weight", "my_checkpoint_wrapped_module.lin.weight"},
+      {"_checkpoint_wrapped_module.w", "w"},
+      {"_checkpoint_wrapped_module._orig_mod.w", "w"},
+      {"_fsdp_wrapped_module.a.w", "a.w"},
+      {"a._fsdp_wrapped_module.w", "a.w"},
+      {"_orig_mod._fsdp_wrapped_module.a.w", "a.w"},
+      {"_fsdp_wrapped_module._orig_mod.a.w", "a.w"},
+      {"a._orig_mod._fsdp_wrapped_module.w", "a.w"},
+      {"a._fsdp_wrapped_module._orig_mod.w", "a.w"},
+      {"x._orig_mod", "x._orig_mod"},
+      {"l._orig_mod_scale", "l._orig_mod_scale"},
+      {"l_scale", "l_scale"},
+  };
+  for (const auto& [raw, canonical] : cases) EXPECT_EQ(Name(raw), canonical);
+  EXPECT_EQ(Name("module._orig_mod.w", {{"module", "_orig_mod"}, {}, {}}), "w");
+  // A user's own root child, beside a child lin.
+  const NameRules literal = {{}, {}, {"_orig_mod"}};
+  EXPECT_EQ(Name("_orig_mod.weight", literal), "_orig_mod.weight");
+  EXPECT_EQ(Name("lin.weight", literal), "lin.weight");
+}
+
+TEST(AliasTableTest, NamesThatSubstringReplacementMakesOne_AreTwoOrRefused) {
+  AliasTable two;
+  for (const char* name : {"a._orig_mod_b", "a_b", "x._checkpoint_wrapped_module_w", "x_w"}) EXPECT_OK(two.Add(name));
+  EXPECT_EQ(two.Storages().size(), 4u);
+  AliasTable one;
+  ASSERT_OK(one.Add("layers.0.w"));
+  for (const std::string name : {"layers.0._orig_mod.w", "_orig_mod.layers.0.w"}) {
+    EXPECT_THAT(one.Add(name), StatusIs(absl::StatusCode::kAlreadyExists,
+                                        AllOf(HasSubstr("\"layers.0.w\""), HasSubstr(absl::StrCat("\"", name, "\"")))));
+  }
+}
+
+TEST(CanonicalizerTest, RulesGivenOnce_ApplyToEveryName) {
+  ASSERT_OK_AND_ASSIGN(const Canonicalizer canonicalizer,
+                       Canonicalizer::Create({{"module"}, {"module.enc"}, {"module.a._orig_mod"}}));
+  EXPECT_EQ(canonicalizer.Canonical("module.enc.module.w").value(), "enc.w");
+  EXPECT_EQ(canonicalizer.Canonical("module.a._orig_mod.w").value(), "a._orig_mod.w");
+  EXPECT_EQ(canonicalizer.Canonical("a._orig_mod.w").value(), "a._orig_mod.w");  // canonical already
+  EXPECT_EQ(canonicalizer.Canonical("plain.w").value(), "plain.w");
+  EXPECT_THAT(canonicalizer.Canonical("a..w"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("empty segment")));
+  EXPECT_THAT(Canonicalizer::Create({{"x"}, {}, {}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("\"x\" is no wrapper")));
+}
+
 TEST(AliasTableTest, Add_TranslatesBothWays) {
   AliasTable table;
   EXPECT_EQ(table.Add("_orig_mod.b.w").value(), "b.w");
@@ -191,14 +249,18 @@ TEST(AliasTableTest, Add_TheSameAgain_ChangesNothing) {
                                        AllOf(HasSubstr("\"b\""), HasSubstr("in one storage with \"_orig_mod.a\""))));
 }
 
-TEST(AliasTableTest, FiftyThousandNames_WithRulesForEach) {
+TEST(AliasTableTest, HundredThousandNames_WithRulesForEach_AreListedOldestFirst) {
+  constexpr int kNames = 100000;
   NameRules rules;
-  for (int i = 0; i < 50000; ++i) rules.wrapped_at.insert("layers." + std::to_string(i));
+  for (int i = 0; i < kNames; ++i) rules.wrapped_at.insert(absl::StrCat("layers.", i));
   AliasTable table(rules);
-  for (int i = 0; i < 50000; ++i) {
-    ASSERT_EQ(table.Add("layers." + std::to_string(i) + ".module.w").value(), "layers." + std::to_string(i) + ".w");
+  std::vector<std::string> canonical;
+  for (int i = 0; i < kNames; ++i) {
+    const int64_t layer = int64_t{i} * 77777 % kNames;  // each once, in no order of the names
+    canonical.push_back(absl::StrCat("layers.", layer, ".w"));
+    ASSERT_EQ(table.Add(absl::StrCat("layers.", layer, ".module.w")).value(), canonical.back());
   }
-  EXPECT_EQ(table.Storages().size(), 50000u);
+  EXPECT_EQ(table.Storages(), canonical);
 }
 
 }  // namespace

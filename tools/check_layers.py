@@ -20,9 +20,10 @@ ALLOWED = {
     "client":   {"core", "proto", "rpc", "local"},
     "server":   {"core", "proto", "rpc"},
     "worker":   {"core", "proto", "rpc", "kernels", "local", "client"},
+    "python":   {"core"},
     "examples": {"core", "proto", "client"},
-    "tests":    {"core", "proto", "rpc", "kernels", "local", "client", "server", "worker", "examples", "bench"},
-    "bench":    {"core", "proto", "rpc", "kernels", "local", "client", "server", "worker", "examples"},
+    "tests":    {"core", "proto", "rpc", "kernels", "local", "client", "server", "worker", "python", "examples", "bench"},
+    "bench":    {"core", "proto", "rpc", "kernels", "local", "client", "server", "worker", "python", "examples"},
 }
 # prefix of an outside header -> where it may be included (all prefixes that fit count): patterns of the file's path, matched from its start to its end.
 CONFINED = {
@@ -35,6 +36,8 @@ CONFINED = {
     "cuda_runtime": (r".*cuda[^/]*",),
     "cuda.h":       (r".*cuda[^/]*",),
     "CLI/":         ("client/cli/.*", r".*_main\.cc", "bench/.*", "examples/.*"),
+    "pybind11/":    ("python/binding/.*",),
+    "Python.h":     ("python/binding/.*",),
     "nlohmann/":    ("client/cli/.*", "bench/.*", "tests/.*", "examples/.*"),
 }
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".inc")

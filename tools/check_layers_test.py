@@ -52,7 +52,7 @@ class CheckLayersTest(unittest.TestCase):
 
     def test_every_confined_library_is_found(self):
         for header in ("grpcpp/server.h", "grpc/grpc.h", "sqlite3.h", "hwy/highway.h", "cuda_runtime.h", "cuda.h", "CLI/CLI.hpp",
-                       "nlohmann/json.hpp"):
+                       "nlohmann/json.hpp", "pybind11/stl.h", "Python.h"):
             self.expect("server/coordinator.cc", f"#include <{header}>\n", "server/coordinator.cc:1: ", f"{header} belongs only in")
             self.expect("core/bad.h", f'#include <string>\n  #  include "{header}"\n', "core/bad.h:2: ", header)
 

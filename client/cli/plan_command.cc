@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/connection.h"
+#include "client/cli/plan_file.h"
 #include "client/cli/table.h"
 #include "core/status.h"
 #include "proto/convert.h"
@@ -28,6 +29,7 @@ constexpr char kPaddingMark = '.';
 struct Flags {
   ConnectionFlags connection;
   std::string job;
+  std::string spec;  // a file; empty: the plan of a job
 };
 
 // The elements of one parameter in its bucket.
@@ -182,16 +184,32 @@ std::string DrawPlan(const JobSpec& job, const Plan& plan) {
 }
 
 void AddPlanCommand(CLI::App& app, CommandResult& result) {
-  CLI::App* command = app.add_subcommand("plan", "Show where every parameter of a job lies, and what is padding");
+  CLI::App* command =
+      app.add_subcommand("plan", "Show where every parameter of a job or of a file lies, and what is padding");
   const auto flags = std::make_shared<Flags>();
-  AddJobArgument(*command, flags->job)->required();
+  CLI::Option* job = AddJobArgument(*command, flags->job);
+  command->add_option("--spec", flags->spec, "plan this file's tensors on its mesh instead; no coordinator is needed")
+      ->excludes(job);
   AddConnectionOptions(*command, flags->connection);
   command->footer(
       "In the picture a letter is the parameter that has most of the column's elements, \".\" is padding alone.\n"
       "Examples:\n"
       "  shardctl plan llama\n"
-      "  shardctl plan llama --json");
+      "  shardctl plan llama --json\n"
+      "  shardctl plan --spec model.json\n"
+      "with model.json like\n"
+      "  {\"mesh\": \"ddp=2,fsdp=4\", \"tensors\": [{\"name\": \"embed.w\", \"shape\": [1000, 64], \"format\": "
+      "\"bf16\",\n"
+      "                                         \"granule\": \"rows:1\"}]}\n"
+      "granules: flat:256 (unset), rows:1, block:128, whole.");
   command->callback([flags, &result] {
+    if (flags->spec.empty() && flags->job.empty()) return FailUsage("plan: name a job, or a file with --spec", result);
+    if (!flags->spec.empty()) {
+      absl::StatusOr<std::string> out = PlanFile(flags->spec, flags->connection.json);
+      if (!out.ok()) return Fail(out.status(), result);
+      result.out = *std::move(out);
+      return;
+    }
     absl::StatusOr<Client> client = ConnectTo(flags->connection);
     if (!client.ok()) return Fail(client.status(), result);
     absl::StatusOr<std::string> out = PlanOf(*client, *flags);

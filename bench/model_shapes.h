@@ -1,0 +1,32 @@
+// Parameters of published models, by name and shape, for benchmarks of planning. Sources: the models' config.json and
+// their architectures in transformers (LlamaForCausalLM, MixtralForCausalLM, DeepseekV3ForCausalLM).
+// Pure and thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace shardmesh::bench {
+
+struct NamedShape {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+struct ModelShapes {
+  std::string name;
+  std::vector<NamedShape> parameters;
+
+  int64_t NumElements() const;
+};
+
+ModelShapes Llama3_8B();
+ModelShapes Llama3_70B();
+ModelShapes Mixtral_8x7B();
+ModelShapes DeepSeekV3();  // without the multi-token prediction layer
+
+// A mixture of 600 small experts a layer in 27 layers, each expert's matrices a tensor of their own: 50,000 tensors.
+ModelShapes ManyExperts();
+
+}  // namespace shardmesh::bench

@@ -1,0 +1,97 @@
+#include "client/cli/layout_spec.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "core/status.h"
+
+namespace shardmesh {
+namespace {
+
+using Json = nlohmann::json;
+
+absl::Status Wrong(absl::string_view where, absl::string_view right) {
+  return absl::InvalidArgumentError(absl::StrCat(where, " is not ", right));
+}
+
+absl::Status CheckKeys(const Json& object, absl::string_view where, const std::vector<std::string>& known) {
+  if (!object.is_object()) return Wrong(where, "an object");
+  for (const auto& [key, value] : object.items()) {
+    if (absl::c_linear_search(known, key)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(where, " has the key \"", absl::CHexEscape(key.substr(0, 80)),
+                                                   "\"; known are ", absl::StrJoin(known, ", ")));
+  }
+  return absl::OkStatus();
+}
+
+// Leaves `out` as it is when there is no such key.
+absl::Status ReadText(const Json& object, const char* key, const std::string& where, std::string& out) {
+  const auto it = object.find(key);
+  if (it == object.end()) return absl::OkStatus();
+  if (!it->is_string()) return Wrong(absl::StrCat(where, ".", key), "a string");
+  out = it->get<std::string>();
+  return absl::OkStatus();
+}
+
+absl::Status ReadInteger(const Json& value, const std::string& where, int64_t& out) {
+  if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{1} << 62)) {
+    return Wrong(where, "an integer below 2^62");
+  }
+  out = value.get<int64_t>();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LayoutTensor> ReadTensor(const Json& json, const std::string& where) {
+  RETURN_IF_ERROR(CheckKeys(json, where, {"name", "shape", "format", "granule", "tied_to"}));
+  LayoutTensor tensor;
+  if (!json.contains("name")) return Wrong(where + ".name", "there; every tensor has one");
+  RETURN_IF_ERROR(ReadText(json, "name", where, tensor.name));
+  RETURN_IF_ERROR(ReadText(json, "format", where, tensor.space));
+  RETURN_IF_ERROR(ReadText(json, "tied_to", where, tensor.tied_to));
+  std::string granule = tensor.granule.ToString();
+  RETURN_IF_ERROR(ReadText(json, "granule", where, granule));
+  absl::StatusOr<Granule> parsed = ParseGranule(granule);
+  if (!parsed.ok()) return Annotate(parsed.status(), where);
+  tensor.granule = *parsed;
+  const auto shape = json.find("shape");
+  if (shape == json.end() || !shape->is_array()) return Wrong(where + ".shape", "an array of sizes");
+  if (shape->size() > kMaxTensorDims) {
+    return Wrong(where + ".shape", absl::StrCat("of at most ", kMaxTensorDims, " dimensions"));
+  }
+  for (size_t d = 0; d < shape->size(); ++d) {
+    int64_t size = 0;
+    RETURN_IF_ERROR(ReadInteger((*shape)[d], absl::StrCat(where, ".shape[", d, "]"), size));
+    tensor.shape.push_back(size);
+  }
+  return tensor;
+}
+
+}  // namespace
+
+absl::StatusOr<LayoutSpec> ParseLayoutSpec(absl::string_view text) {
+  const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) return absl::InvalidArgumentError("the specification is no JSON");
+  RETURN_IF_ERROR(CheckKeys(json, "the specification", {"mesh", "bucket_elements", "tensors"}));
+  LayoutSpec spec;
+  std::string mesh;
+  if (!json.contains("mesh")) return Wrong("mesh", "there; write one like \"ddp=2,fsdp=4\"");
+  RETURN_IF_ERROR(ReadText(json, "mesh", "the specification", mesh));
+  ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(mesh));
+  spec.options.num_shards = spec.mesh.NumRanks(DimRole::kShard);
+  if (const auto it = json.find("bucket_elements"); it != json.end()) {
+    RETURN_IF_ERROR(ReadInteger(*it, "bucket_elements", spec.options.bucket_elements));
+  }
+  const auto tensors = json.find("tensors");
+  if (tensors == json.end() || !tensors->is_array()) return Wrong("tensors", "an array");
+  for (size_t i = 0; i < tensors->size(); ++i) {
+    ASSIGN_OR_RETURN(LayoutTensor tensor, ReadTensor((*tensors)[i], absl::StrCat("tensors[", i, "]")));
+    spec.tensors.push_back(std::move(tensor));
+  }
+  return spec;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,33 @@
+// LayoutSpec: a model and a mesh in JSON, for planning before there is a job.
+//
+//   {"mesh": "ddp=2,fsdp=4",                       as core/mesh_spec.h reads it
+//    "bucket_elements": 16777216,                  optional, as LayoutOptions
+//    "tensors": [{"name": "embed.w", "shape": [1000, 64],
+//                 "format": "bf16",                optional: tensors of different formats share no bucket
+//                 "granule": "rows:1",             optional, as core/granule.h reads it; unset: flat:256
+//                 "tied_to": "head.w"}]}           optional
+// Pure and thread-safe.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "core/bucket_layout.h"
+#include "core/mesh_spec.h"
+
+namespace shardmesh {
+
+struct LayoutSpec {
+  MeshSpec mesh;
+  std::vector<LayoutTensor> tensors;
+  LayoutOptions options;  // num_shards is that of the mesh
+};
+
+// InvalidArgument: no JSON, an unknown or missing key, or a value of another type, with its place
+// ("tensors[3].shape[0]"); or what ParseMeshSpec and ParseGranule refuse. Names and sizes are for BucketLayout to
+// check.
+absl::StatusOr<LayoutSpec> ParseLayoutSpec(absl::string_view json);
+
+}  // namespace shardmesh

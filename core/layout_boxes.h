@@ -1,0 +1,24 @@
+// The boxes of a shard: which N-D boxes of which tensors lie where in one shard of a layout, for whoever thinks in
+// tensors (checkpoints, views, people). Pure and thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/box.h"
+#include "core/bucket_layout.h"
+
+namespace shardmesh {
+
+// A box of a tensor; its place counts from the start of the shard in its bucket.
+struct ShardBox {
+  int32_t tensor = 0;
+  int32_t bucket = 0;
+  LocalBox local;
+};
+
+// All boxes of one shard, by bucket and offset; tied tensors are left out, padding too. OutOfRange: no such shard.
+absl::StatusOr<std::vector<ShardBox>> BoxesOfShard(const BucketLayout& layout, int64_t shard);
+
+}  // namespace shardmesh

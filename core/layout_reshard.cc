@@ -1,0 +1,85 @@
+#include "core/layout_reshard.h"
+
+#include <algorithm>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "core/status.h"
+
+namespace shardmesh {
+namespace {
+
+std::string Described(const LayoutTensor& tensor) {
+  return absl::StrCat("[", absl::StrJoin(tensor.shape, ","), "] in ", tensor.granule.ToString());
+}
+
+bool SameOrder(const Granule& a, const Granule& b) {
+  const bool blocks = a.kind == GranuleKind::kBlock || b.kind == GranuleKind::kBlock;
+  return !blocks || a == b;
+}
+
+absl::StatusOr<int> SourceOf(const BucketLayout& from, const LayoutTensor& tensor) {
+  ASSIGN_OR_RETURN(const int index, from.IndexOf(tensor.name));
+  const LayoutTensor& source = from.tensors()[index];
+  if (source.shape == tensor.shape && SameOrder(source.granule, tensor.granule)) return index;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "tensor \"", absl::CHexEscape(tensor.name), "\" is ", Described(source), " granules there and ",
+      Described(tensor), " here; resharding keeps the shape and the order of elements: export it and import it again"));
+}
+
+// Where element `first` of a tensor lies, and how many behind it lie in one row.
+struct Found {
+  int64_t shard = 0, offset = 0, num_elements = 0;
+};
+
+Found Locate(const BucketLayout& layout, int tensor, int64_t first) {
+  const TensorPlace& place = layout.places()[tensor];
+  if (place.owner >= 0) return {place.owner, place.offset + first, place.padded_elements - first};
+  const int64_t shard_elements = layout.buckets()[place.bucket].shard_elements, at = place.offset + first;
+  return {at / shard_elements, at % shard_elements, shard_elements - at % shard_elements};
+}
+
+bool Continues(const ShardCopy& last, const ShardCopy& next) {
+  return last.source_bucket == next.source_bucket && last.destination_bucket == next.destination_bucket &&
+         last.source_shard == next.source_shard && last.source_offset + last.num_elements == next.source_offset &&
+         last.destination_offset + last.num_elements == next.destination_offset;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<ShardCopy>> CopiesInto(const BucketLayout& from, const BucketLayout& to, int64_t shard) {
+  if (shard < 0 || shard >= to.num_shards()) {
+    return absl::OutOfRangeError(absl::StrCat("shard ", shard, "; this layout has 0 to ", to.num_shards() - 1));
+  }
+  std::vector<ShardCopy> copies;
+  for (int b = 0; b < static_cast<int>(to.buckets().size()); ++b) {
+    for (const Stretch& stretch : to.StretchesOf(b, shard)) {
+      const LayoutTensor& tensor = to.tensors()[stretch.tensor];
+      ASSIGN_OR_RETURN(const int source, SourceOf(from, tensor));
+      // Blocks have their padding inside; all others have it behind the last element.
+      const TensorPlace& place = to.places()[stretch.tensor];
+      const int64_t stored = tensor.granule.kind == GranuleKind::kBlock ? place.padded_elements : place.num_elements;
+      const int64_t end = std::min(stretch.first_element + stretch.num_elements, stored);
+      for (int64_t at = stretch.first_element; at < end;) {
+        const Found found = Locate(from, source, at);
+        const int64_t n = std::min(found.num_elements, end - at);
+        const ShardCopy copy = {from.places()[source].bucket,
+                                b,
+                                found.shard,
+                                found.offset,
+                                stretch.shard_offset + at - stretch.first_element,
+                                n};
+        at += n;
+        if (!copies.empty() && Continues(copies.back(), copy)) {
+          copies.back().num_elements += n;
+        } else {
+          copies.push_back(copy);
+        }
+      }
+    }
+  }
+  return copies;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,112 @@
+#include "core/layout_reshard.h"
+
+#include <cstdlib>
+#include <map>
+#include <random>
+#include <tuple>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "core/matchers.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+LayoutOptions Shards(int64_t n, int64_t bucket_elements) {
+  LayoutOptions options;
+  options.num_shards = n;
+  options.bucket_elements = bucket_elements;
+  return options;
+}
+
+// Every shard's memory of every bucket, by (bucket, shard, offset): which element of which tensor lies there.
+using Memory = std::map<std::tuple<int, int64_t, int64_t>, std::pair<std::string, int64_t>>;
+
+Memory Fill(const BucketLayout& layout) {
+  Memory memory;
+  for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
+    for (int64_t shard = 0; shard < layout.num_shards(); ++shard) {
+      for (const Stretch& s : layout.StretchesOf(b, shard)) {
+        const bool blocks = layout.tensors()[s.tensor].granule.kind == GranuleKind::kBlock;
+        for (int64_t i = 0; i < s.num_elements; ++i) {
+          const int64_t element = s.first_element + i;
+          if (!blocks && element >= layout.places()[s.tensor].num_elements) break;
+          memory[{b, shard, s.shard_offset + i}] = {layout.tensors()[s.tensor].name, element};
+        }
+      }
+    }
+  }
+  return memory;
+}
+
+Memory Moved(const BucketLayout& from, const BucketLayout& to) {
+  const Memory source = Fill(from);
+  Memory memory;
+  for (int64_t shard = 0; shard < to.num_shards(); ++shard) {
+    const std::vector<ShardCopy> copies = *CopiesInto(from, to, shard);
+    for (const ShardCopy& copy : copies) {
+      for (int64_t i = 0; i < copy.num_elements; ++i) {
+        const bool fresh = memory
+                               .emplace(std::make_tuple(copy.destination_bucket, shard, copy.destination_offset + i),
+                                        source.at({copy.source_bucket, copy.source_shard, copy.source_offset + i}))
+                               .second;
+        EXPECT_TRUE(fresh) << "written twice";
+      }
+    }
+  }
+  return memory;
+}
+
+TEST(CopiesInto, RandomModels_EveryElementArrivesOnce) {
+  uint64_t seed = std::random_device()();
+  if (const char* given = std::getenv("SHARDMESH_TEST_SEED"); given != nullptr) {
+    ASSERT_TRUE(absl::SimpleAtoi(given, &seed));
+  }
+  SCOPED_TRACE(absl::StrCat("SHARDMESH_TEST_SEED=", seed));
+  std::mt19937_64 random(seed);
+  const auto below = [&](uint64_t n) { return static_cast<int64_t>(random() % n); };
+  const char* const granules[] = {"flat:64", "flat:256", "rows:1", "whole"};
+  for (int round = 0; round < 40 && !HasFailure(); ++round) {
+    std::vector<LayoutTensor> here, there;
+    for (int64_t i = 1 + below(12); i-- > 0;) {
+      LayoutTensor tensor{absl::StrCat("t", i), {below(40), 1 + below(40)}, below(2) == 0 ? "a" : "b", {}, ""};
+      const bool blocks = below(4) == 0;
+      tensor.granule = *ParseGranule(blocks ? "block:8" : granules[below(4)]);
+      here.push_back(tensor);
+      if (!blocks) tensor.granule = *ParseGranule(granules[below(4)]);
+      there.push_back(tensor);
+    }
+    const auto from = *BucketLayout::Create(there, Shards(1 + below(7), 1 + below(3000)));
+    const auto to = *BucketLayout::Create(here, Shards(1 + below(7), 1 + below(3000)));
+    EXPECT_EQ(Moved(from, to), Fill(to));
+  }
+}
+
+TEST(CopiesInto, TheSameLayout_OneCopyABucket) {
+  const auto layout = *BucketLayout::Create(
+      {{"a", {512}, "", {}, ""}, {"b", {512}, "", {}, ""}, {"c", {512}, "", {}, ""}}, Shards(2, 1 << 20));
+  const auto copies = *CopiesInto(layout, layout, 1);
+  ASSERT_EQ(copies.size(), 1u);
+  EXPECT_EQ(copies[0].num_elements, 768);
+  EXPECT_EQ(copies[0].source_shard, 1);
+}
+
+TEST(CopiesInto, WhatDiffers_IsNamed) {
+  const auto layout = [](std::vector<int64_t> shape, const char* granule, const char* name = "w") {
+    return *BucketLayout::Create({{name, std::move(shape), "", *ParseGranule(granule), ""}}, Shards(2, 1));
+  };
+  const auto to = layout({16, 16}, "flat:64");
+  EXPECT_THAT(CopiesInto(layout({16, 16}, "flat:64", "v"), to, 0), StatusIs(Code::kNotFound, HasSubstr("\"w\"")));
+  EXPECT_THAT(CopiesInto(layout({8, 32}, "flat:64"), to, 0),
+              StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("[8,32]"), HasSubstr("[16,16]"))));
+  EXPECT_THAT(CopiesInto(layout({16, 16}, "block:8"), to, 0), StatusIs(Code::kInvalidArgument, HasSubstr("block:8")));
+  EXPECT_THAT(CopiesInto(to, to, 2), StatusIs(Code::kOutOfRange, HasSubstr("0 to 1")));
+  EXPECT_THAT(CopiesInto(to, to, -1), StatusIs(Code::kOutOfRange, HasSubstr("-1")));
+}
+
+}  // namespace
+}  // namespace shardmesh

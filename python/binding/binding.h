@@ -1,0 +1,119 @@
+// What the parts of the extension module share: how a Status becomes an exception, and how ids become Python's.
+//
+// One Bind function for each header of core/ that is bound; python/shardmesh/_core.pyi repeats their signatures.
+// Everything here runs with the interpreter's lock held.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <exception>
+#include <limits>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "core/bucket_layout.h"
+#include "core/ids.h"
+#include "core/mesh.h"
+#include "core/names.h"
+#include "core/placement.h"
+#include "python/binding/stored_plan.h"
+
+namespace shardmesh::python {
+
+namespace py = pybind11;
+
+// Becomes the exception of shardmesh.errors that is named after the code.
+class StatusError : public std::exception {
+ public:
+  explicit StatusError(absl::Status status) : status_(std::move(status)), message_(status_.message()) {}  // not OK
+  const absl::Status& status() const { return status_; }
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  absl::Status status_;
+  std::string message_;
+};
+
+template <typename T>
+T OrThrow(absl::StatusOr<T> result) {
+  if (!result.ok()) throw StatusError(result.status());
+  return *std::move(result);
+}
+
+// One name, or a sequence of them. (pybind11 takes no string for a sequence.)
+using Names = std::variant<std::string, std::vector<std::string>>;
+
+inline std::vector<std::string> ToVector(Names names) {
+  if (auto* one = std::get_if<std::string>(&names)) return {*std::move(one)};
+  return std::get<std::vector<std::string>>(std::move(names));
+}
+
+template <typename Values>
+py::tuple ToTuple(const Values& values) {
+  py::tuple tuple(values.size());
+  for (size_t i = 0; i < tuple.size(); ++i) tuple[i] = values[i];
+  return tuple;
+}
+
+void BindErrors(py::module_& module);
+void BindMesh(py::module_& module);
+void BindNames(py::module_& module);
+void BindLayout(py::module_& module);
+
+}  // namespace shardmesh::python
+
+namespace pybind11::detail {
+
+// A rank is an int. InvalidArgument (not a silent cut) beyond 32 bits.
+template <>
+struct type_caster<shardmesh::Rank> {
+  PYBIND11_TYPE_CASTER(shardmesh::Rank, const_name("int"));
+
+  bool load(handle source, bool convert) {
+    make_caster<int64_t> number;
+    if (!number.load(source, convert)) return false;
+    const auto rank = cast_op<int64_t>(number);
+    if (rank != static_cast<int32_t>(rank)) {
+      throw shardmesh::python::StatusError(absl::InvalidArgumentError(
+          absl::StrCat("rank ", rank, " is none: ranks lie from 0 to ", std::numeric_limits<int32_t>::max())));
+    }
+    value = shardmesh::Rank(static_cast<int32_t>(rank));
+    return true;
+  }
+
+  static handle cast(shardmesh::Rank rank, return_value_policy, handle) { return PyLong_FromLong(rank.value()); }
+};
+
+// For every class that is bound: refuses an object that __new__ alone made, where pybind11 would hand out memory that
+// no constructor has seen.
+template <typename T>
+struct ConstructedCaster : type_caster_base<T> {
+  bool load(handle source, bool convert) {
+    if (isinstance<T>(source)) {
+      auto* object = reinterpret_cast<instance*>(source.ptr());
+      if (!object->get_value_and_holder(get_type_info(typeid(T))).holder_constructed()) return false;
+    }
+    return type_caster_base<T>::load(source, convert);
+  }
+};
+
+template <>
+struct type_caster<shardmesh::Mesh> : ConstructedCaster<shardmesh::Mesh> {};
+template <>
+struct type_caster<shardmesh::Canonicalizer> : ConstructedCaster<shardmesh::Canonicalizer> {};
+template <>
+struct type_caster<shardmesh::AliasTable> : ConstructedCaster<shardmesh::AliasTable> {};
+template <>
+struct type_caster<shardmesh::LayoutTensor> : ConstructedCaster<shardmesh::LayoutTensor> {};
+template <>
+struct type_caster<shardmesh::DimPlacement> : ConstructedCaster<shardmesh::DimPlacement> {};
+template <>
+struct type_caster<shardmesh::python::StoredPlan> : ConstructedCaster<shardmesh::python::StoredPlan> {};
+
+}  // namespace pybind11::detail

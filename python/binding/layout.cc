@@ -1,0 +1,162 @@
+#include <algorithm>
+#include <optional>
+
+#include "core/layout_boxes.h"
+#include "core/layout_picture.h"
+#include "core/layout_reshard.h"
+#include "core/placement.h"
+#include "core/status.h"
+#include "python/binding/binding.h"
+
+namespace shardmesh::python {
+namespace {
+
+constexpr int64_t kMaxStoredBoxes = int64_t{1} << 22;
+
+LayoutTensor CreateTensor(std::string name, std::vector<int64_t> shape, std::string format, const std::string& granule,
+                          std::string tied_to) {
+  absl::StatusOr<Granule> parsed = ParseGranule(granule);
+  if (!parsed.ok()) throw StatusError(Annotate(parsed.status(), absl::StrCat("parameter \"", name, "\"")));
+  return {std::move(name), std::move(shape), std::move(format), *parsed, std::move(tied_to)};
+}
+
+StoredPlan CreatePlan(const Mesh& mesh, const std::vector<std::string>& replicate, std::vector<LayoutTensor> tensors,
+                      std::optional<int64_t> bucket_elements, std::optional<double> max_padding,
+                      std::optional<double> max_coarse_padding) {
+  LayoutOptions options;
+  options.bucket_elements = bucket_elements.value_or(options.bucket_elements);
+  options.max_padding = max_padding.value_or(options.max_padding);
+  options.max_coarse_padding = max_coarse_padding.value_or(options.max_coarse_padding);
+  return OrThrow(StoredPlan::Create(std::move(tensors), options, mesh, replicate));
+}
+
+py::list Buckets(const StoredPlan& plan) {
+  py::list buckets;
+  for (const LayoutBucket& bucket : plan.layout().buckets()) {
+    py::list names;
+    for (const int32_t tensor : bucket.tensors) names.append(plan.layout().tensors()[tensor].name);
+    buckets.append(py::make_tuple(bucket.space, KindName(bucket.kind), bucket.granule_elements, bucket.owned,
+                                  bucket.num_elements, bucket.shard_elements, bucket.padding, py::tuple(names)));
+  }
+  return buckets;
+}
+
+py::dict Padding(const StoredPlan& plan) {
+  py::dict padding;
+  for (const KindPadding& kind : plan.layout().PaddingByKind()) {
+    padding[py::str(KindName(kind.kind))] = py::make_tuple(kind.num_buckets, kind.num_elements, kind.padding);
+  }
+  return padding;
+}
+
+py::dict Shapes(const StoredPlan& plan) {
+  py::dict shapes;
+  for (const LayoutTensor& tensor : plan.layout().tensors()) shapes[py::str(tensor.name)] = ToTuple(tensor.shape);
+  return shapes;
+}
+
+py::tuple PlaceOf(const StoredPlan& plan, const std::string& name) {
+  const TensorPlace& place = plan.layout().places()[OrThrow(plan.layout().IndexOf(name))];
+  return py::make_tuple(place.bucket, place.offset, place.num_elements, place.padded_elements, place.owner);
+}
+
+py::list PartsOf(const StoredPlan& plan, const std::string& name) {
+  py::list parts;
+  for (const StoredPart& part : OrThrow(plan.PartsOf(name))) {
+    parts.append(py::make_tuple(part.shard, ToTuple(plan.RanksOf(part.shard)), part.stretch.first_element,
+                                part.stretch.shard_offset, part.stretch.num_elements));
+  }
+  return parts;
+}
+
+py::tuple ToPair(const Box& box) { return py::make_tuple(ToTuple(box.offsets), ToTuple(box.sizes)); }
+
+// The boxes of one tensor at a rank, by placements over the plan's mesh.
+py::list BoxesByPlacements(const StoredPlan& plan, const std::string& name, const std::vector<DimPlacement>& placements,
+                           Rank rank) {
+  const LayoutTensor& tensor = plan.layout().tensors()[OrThrow(plan.layout().IndexOf(name))];
+  auto boxes = BoxesOf(Dims(tensor.shape.begin(), tensor.shape.end()), plan.mesh(), placements, rank);
+  if (!boxes.ok()) throw StatusError(Annotate(boxes.status(), absl::StrCat("parameter \"", name, "\"")));
+  py::list pairs;
+  for (const LocalBox& local : *boxes) pairs.append(ToPair(local.box));
+  return pairs;
+}
+
+py::dict StoredBoxes(const StoredPlan& plan, Rank rank) {
+  int64_t blocks = 0;  // each is a box of its own
+  for (const LayoutBucket& bucket : plan.layout().buckets()) {
+    if (bucket.kind == GranuleKind::kBlock) blocks += bucket.shard_elements / bucket.granule_elements;
+  }
+  if (blocks > kMaxStoredBoxes) {
+    throw StatusError(absl::ResourceExhaustedError(absl::StrCat("a shard of ", blocks, " blocks; at most ",
+                                                                kMaxStoredBoxes, " boxes are listed: see shard_of()")));
+  }
+  py::dict by_name;
+  for (const ShardBox& stored : OrThrow(BoxesOfShard(plan.layout(), OrThrow(plan.ShardOf(rank))))) {
+    const py::str name = plan.layout().tensors()[stored.tensor].name;
+    by_name.attr("setdefault")(name, py::list()).attr("append")(ToPair(stored.local.box));
+  }
+  return by_name;
+}
+
+// What `rank` of `to` copies from the ranks of `from`: itself where it has the source, else the replica whose turn it
+// is.
+py::list Copies(const StoredPlan& from, const StoredPlan& to, Rank rank) {
+  py::list copies;
+  for (const ShardCopy& copy : OrThrow(CopiesInto(from.layout(), to.layout(), OrThrow(to.ShardOf(rank))))) {
+    const std::vector<Rank> ranks = from.RanksOf(copy.source_shard);
+    const bool own = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+    const Rank source = own ? rank : ranks[rank.value() % ranks.size()];
+    copies.append(py::make_tuple(source, copy.source_bucket, copy.source_offset, copy.destination_bucket,
+                                 copy.destination_offset, copy.num_elements));
+  }
+  return copies;
+}
+
+void BindPlacement(py::module_& module) {
+  py::class_<DimPlacement>(module, "Placement", "What one dimension of a mesh does to a tensor.")
+      .def("__repr__", &DimPlacement::ToString);
+  module.def("Replicate", &DimPlacement::Replicate, "Every rank along the dimension holds the same.");
+  module.def("Shard", &DimPlacement::Shard, py::arg("dim"),
+             "torch.chunk along a tensor dimension: the last ranks are short or empty.");
+  module.def("StridedShard", &DimPlacement::StridedShard, py::arg("dim"), py::arg("split_factor"),
+             "As Shard, but dimensions of the mesh further right, whose sizes multiply to split_factor, shard first.");
+  module.def("Owned", &DimPlacement::Owned, py::arg("coordinate"), "The whole at one coordinate, nothing elsewhere.");
+  module.def("Flat", &DimPlacement::Flat, py::arg("granule"),
+             "Row-major elements, cut into equal shards of whole granules.");
+  module.def(
+      "place_along",
+      [](const Mesh& mesh, const std::vector<std::pair<std::string, DimPlacement>>& named) {
+        return OrThrow(PlaceAlong(mesh, named));
+      },
+      py::arg("mesh"), py::arg("named"));
+}
+
+}  // namespace
+
+void BindLayout(py::module_& module) {
+  BindPlacement(module);
+  module.def(
+      "replicates", [](const std::string& name) { return DefaultDimRole(name) == DimRole::kReplicate; },
+      py::arg("name"));
+  py::class_<LayoutTensor>(module, "Tensor")
+      .def(py::init(&CreateTensor), py::arg("name"), py::arg("shape"), py::arg("format"), py::arg("granule"),
+           py::arg("tied_to"));
+  py::class_<StoredPlan>(module, "Plan")
+      .def(py::init(&CreatePlan), py::arg("mesh"), py::arg("replicate"), py::arg("tensors"),
+           py::arg("bucket_elements") = py::none(), py::arg("max_padding") = py::none(),
+           py::arg("max_coarse_padding") = py::none())
+      .def_property_readonly("hash", [](const StoredPlan& plan) { return plan.layout().hash(); })
+      .def_property_readonly("num_shards", [](const StoredPlan& plan) { return plan.layout().num_shards(); })
+      .def_property_readonly("buckets", &Buckets)
+      .def_property_readonly("padding", &Padding)
+      .def("place", &PlaceOf, py::arg("name"))
+      .def("parts", &PartsOf, py::arg("name"))
+      .def("boxes", &BoxesByPlacements, py::arg("name"), py::arg("placements"), py::arg("rank"))
+      .def("stored_boxes", &StoredBoxes, py::arg("rank"))
+      .def("copies_into", &Copies, py::arg("to"), py::arg("rank"))
+      .def_property_readonly("shapes", &Shapes)
+      .def("picture", [](const StoredPlan& plan) { return Picture(plan.layout()); });
+}
+
+}  // namespace shardmesh::python

@@ -1,0 +1,166 @@
+#include "core/mesh.h"
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
+#include "core/mesh_picture.h"
+#include "python/binding/binding.h"
+
+namespace shardmesh::python {
+namespace {
+
+using Sizes = std::vector<int64_t>;
+
+Mesh CreateMesh(const Sizes& shape, const std::vector<std::string>& names, std::optional<std::vector<Rank>> ranks) {
+  return OrThrow(ranks.has_value() ? Mesh::Create(shape, names, *std::move(ranks)) : Mesh::Create(shape, names));
+}
+
+// Ranks [begin, end) as lists nested by sizes[depth], sizes[depth + 1], ...
+py::list Nested(const Rank* begin, const Rank* end, const Sizes& sizes, size_t depth) {
+  py::list list;
+  const bool innermost = depth + 1 == sizes.size();
+  const int64_t step = innermost ? 1 : (end - begin) / sizes[depth];
+  for (const Rank* at = begin; at != end; at += step) {
+    if (innermost) {
+      list.append(*at);
+    } else {
+      list.append(Nested(at, at + step, sizes, depth + 1));
+    }
+  }
+  return list;
+}
+
+py::list NestedInstances(const Mesh& mesh) {
+  const Sizes sizes = mesh.Sizes();
+  py::list instances;
+  for (const auto& ranks : mesh.Instances()) {
+    instances.append(Nested(ranks.data(), ranks.data() + ranks.size(), sizes, 0));
+  }
+  return instances;
+}
+
+py::dict Describe(const Mesh& mesh) {
+  py::dict groups;
+  for (const std::string& name : mesh.Names()) groups[py::str(name)] = OrThrow(mesh.Groups(name));
+  py::dict description;
+  description["names"] = mesh.Names();
+  description["sizes"] = mesh.Sizes();
+  description["instances"] = NestedInstances(mesh);
+  description["groups"] = groups;
+  return description;
+}
+
+std::vector<Rank> AllRanks(const Mesh& mesh) {
+  std::vector<Rank> all;
+  for (const auto& ranks : mesh.Instances()) all.insert(all.end(), ranks.begin(), ranks.end());
+  return all;
+}
+
+bool Equal(const Mesh& a, const Mesh& b) {
+  return a.Names() == b.Names() && a.Sizes() == b.Sizes() && a.Instances() == b.Instances();
+}
+
+// The arguments that make the mesh again, its instances one more dimension, and the names to keep of it.
+using State = std::tuple<Sizes, std::vector<std::string>, std::vector<Rank>, std::vector<std::string>>;
+
+State ToState(const Mesh& mesh) {
+  State state = {mesh.Sizes(), mesh.Names(), AllRanks(mesh), mesh.Names()};
+  auto& [sizes, names, ranks, kept] = state;
+  if (mesh.NumInstances() == 1) return state;
+  std::string instance = "_";
+  while (std::find(kept.begin(), kept.end(), instance) != kept.end()) instance += "_";
+  sizes.insert(sizes.begin(), mesh.NumInstances());
+  names.insert(names.begin(), instance);
+  return state;
+}
+
+Mesh FromState(const State& state) {
+  const auto& [sizes, names, ranks, kept] = state;
+  return OrThrow(OrThrow(Mesh::Create(sizes, names, ranks)).Slice(kept));
+}
+
+void DefineOperations(py::class_<Mesh>& type) {
+  type.def(py::init(&CreateMesh), py::arg("shape"), py::arg("names"), py::arg("ranks") = py::none(),
+           "A mesh of this shape, first dimension slowest, over the ranks 0, 1, 2, ... or over `ranks` in that order.");
+  type.def(
+      "slice", [](const Mesh& mesh, Names names) { return OrThrow(mesh.Slice(ToVector(std::move(names)))); },
+      py::arg("names"), "Keeps the named dimensions, in this mesh's own order whatever the order of `names`.");
+  type.def(
+      "transpose", [](const Mesh& mesh, Names names) { return OrThrow(mesh.Transpose(ToVector(std::move(names)))); },
+      py::arg("names"), "The same dimensions, in the order of `names`.");
+  type.def(
+      "flatten",
+      [](const Mesh& mesh, Names names, const std::string& into, bool keep_rest) {
+        return OrThrow(mesh.Flatten(ToVector(std::move(names)), into, keep_rest));
+      },
+      py::arg("names"), py::arg("into"), py::arg("keep_rest") = true,
+      "Makes one dimension `into` of the named ones, adjacent or not: the first named varies slowest.\n"
+      "keep_rest=False: of this dimension alone, the others are sliced away.");
+  type.def(
+      "unflatten",
+      [](const Mesh& mesh, const std::string& name, const Sizes& sizes, const std::vector<std::string>& names) {
+        return OrThrow(mesh.Unflatten(name, sizes, names));
+      },
+      py::arg("name"), py::arg("sizes"), py::arg("names"),
+      "Splits one dimension into `names` of `sizes`, the first slowest, in its place.");
+  type.def_static(
+      "concatenate", [](const std::vector<Mesh>& parts) { return OrThrow(Mesh::Concatenate(parts)); }, py::arg("parts"),
+      "The dimensions of `parts`, slices of one mesh, side by side in this order.");
+  type.def(
+      "restrict", [](const Mesh& mesh, const std::vector<Rank>& ranks) { return OrThrow(mesh.Restrict(ranks)); },
+      py::arg("ranks"), "The mesh of these ranks alone, which must be a full grid.");
+}
+
+void DefineQueries(py::class_<Mesh>& type) {
+  type.def_property_readonly(
+      "names", [](const Mesh& mesh) { return ToTuple(mesh.Names()); }, "The dimensions, slowest first.");
+  type.def_property_readonly(
+      "sizes", [](const Mesh& mesh) { return ToTuple(mesh.Sizes()); }, "The sizes of the dimensions.");
+  type.def_property_readonly("ranks", &AllRanks, "Every rank once: the instances in their order, one after another.");
+  type.def_property_readonly("instances", &NestedInstances,
+                             "Every instance of this slice, as nested lists of ranks; one unless it is a slice.");
+  type.def(
+      "coordinate", [](const Mesh& mesh, Rank rank) { return ToTuple(OrThrow(mesh.CoordinatesOf(rank))); },
+      py::arg("rank"), "Where the rank lies in its instance: a number for each dimension.");
+  type.def(
+      "instance", [](const Mesh& mesh, Rank rank) { return OrThrow(mesh.InstanceOf(rank)); }, py::arg("rank"),
+      "The index of the instance that the rank lies in.");
+  type.def(
+      "rank_at",
+      [](const Mesh& mesh, const Sizes& coordinate, int64_t instance) {
+        return OrThrow(mesh.RankAt(coordinate, instance));
+      },
+      py::arg("coordinate"), py::arg("instance") = 0, "The rank there: the inverse of coordinate() and instance().");
+  type.def(
+      "groups", [](const Mesh& mesh, Names names) { return OrThrow(mesh.Groups(ToVector(std::move(names)))); },
+      py::arg("names"), "Every list of ranks that differ only along these dimensions, over all instances.");
+  type.def(
+      "group", [](const Mesh& mesh, Rank rank, const std::string& name) { return OrThrow(mesh.GroupOf(rank, name)); },
+      py::arg("rank"), py::arg("name"), "The one of groups(name) that the rank is in.");
+  type.def("describe", &Describe,
+           "{names, sizes, instances, groups}: what `shardctl mesh ... --json` prints, as an object.");
+}
+
+}  // namespace
+
+void BindMesh(py::module_& module) {
+  py::class_<Mesh> type(module, "Mesh", "Which ranks of a job meet along which named dimension. Immutable.");
+  DefineOperations(type);
+  DefineQueries(type);
+  type.def("__eq__", &Equal, py::is_operator());
+  type.def("__hash__",
+           [](const Mesh& mesh) { return py::hash(py::make_tuple(ToTuple(mesh.Names()), ToTuple(mesh.Sizes()))); });
+  type.def(py::pickle(&ToState, &FromState));
+  const auto same = [](const py::object& self, const py::args&) { return self; };
+  type.def("__copy__", same);
+  type.def("__deepcopy__", same);
+  type.def("__str__", [](const Mesh& mesh) {
+    std::string text = Picture(mesh);
+    text.pop_back();  // print() ends the line
+    return text;
+  });
+  type.def("__repr__", [](const Mesh& mesh) { return absl::StrCat("<shardmesh.", mesh.DebugString(), ">"); });
+}
+
+}  // namespace shardmesh::python

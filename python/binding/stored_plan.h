@@ -1,0 +1,59 @@
+// StoredPlan: a BucketLayout on the ranks of a mesh: which rank holds which shard.
+//
+// Coordinates along the dimensions that do not replicate number the shards, in mesh order, the first dimension slowest.
+// Immutable and thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "core/bucket_layout.h"
+#include "core/mesh.h"
+
+namespace shardmesh::python {
+
+// What one shard holds of a tensor.
+struct StoredPart {
+  int64_t shard = 0;
+  Stretch stretch;
+};
+
+class StoredPlan {
+ public:
+  // `replicate`: the dimensions of the mesh along which every rank holds the same. options.num_shards is set here.
+  // Errors as BucketLayout::Create; NotFound: `replicate` names no dimension of the mesh.
+  static absl::StatusOr<StoredPlan> Create(std::vector<LayoutTensor> tensors, LayoutOptions options, const Mesh& mesh,
+                                           const std::vector<std::string>& replicate);
+
+  const BucketLayout& layout() const { return layout_; }
+  const Mesh& mesh() const { return mesh_; }
+
+  // The ranks that hold a shard, by instance of the mesh, then replica. REQUIRES: 0 <= shard < num_shards.
+  std::vector<Rank> RanksOf(int64_t shard) const;
+
+  // The shard that a rank holds. NotFound: it is not in the mesh.
+  absl::StatusOr<int64_t> ShardOf(Rank rank) const;
+
+  // Where a tensor lies, ascending; empty when it has no elements. NotFound: no such name.
+  absl::StatusOr<std::vector<StoredPart>> PartsOf(absl::string_view name) const;
+
+ private:
+  StoredPlan(BucketLayout layout, Mesh mesh, Mesh by_replica)
+      : layout_(std::move(layout)),
+        mesh_(std::move(mesh)),
+        by_replica_(std::move(by_replica)),
+        instances_(by_replica_.Instances()) {}
+
+  BucketLayout layout_;
+  Mesh mesh_;
+  Mesh by_replica_;                           // the same mesh, the dimensions that replicate first
+  std::vector<std::vector<Rank>> instances_;  // of by_replica_
+};
+
+// "flat", "rows", "block" or "whole".
+std::string KindName(GranuleKind kind);
+
+}  // namespace shardmesh::python

@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""shardmesh.Mesh: that Python reaches the mesh of core/, whose own tests show that it is right."""
+import copy
+import itertools
+import pickle
+import sys
+import unittest
+
+import shardmesh
+from shardmesh import Mesh
+
+
+def cube():
+    return Mesh([2, 2, 2], ["ddp", "fsdp", "abcd"])
+
+
+class MeshTest(unittest.TestCase):
+    def test_slice_of_slice_stands_for_all_instances(self):
+        fsdp = cube().slice(["ddp", "fsdp"]).slice("fsdp")
+        self.assertEqual(fsdp.describe(), {
+            "names": ["fsdp"], "sizes": [2], "instances": [[0, 2], [1, 3], [4, 6], [5, 7]],
+            "groups": {"fsdp": [[0, 2], [1, 3], [4, 6], [5, 7]]}})
+        self.assertEqual(fsdp.instances[fsdp.instance(5)], [5, 7])
+        self.assertEqual(fsdp.group(5, "fsdp"), [5, 7])
+
+    def test_slice_keeps_the_order_of_the_mesh(self):
+        for names in itertools.permutations(["ddp", "abcd"]):
+            self.assertEqual(cube().slice(names).names, ("ddp", "abcd"))
+
+    def test_transpose_takes_the_order_given(self):
+        mesh = cube().transpose(["abcd", "ddp", "fsdp"])
+        self.assertEqual((mesh.names, mesh.sizes), (("abcd", "ddp", "fsdp"), (2, 2, 2)))
+        self.assertEqual(mesh.instances, [[[[0, 2], [4, 6]], [[1, 3], [5, 7]]]])
+
+    def test_flatten_takes_the_order_given_and_keeps_the_rest_if_asked(self):
+        self.assertEqual(cube().flatten(["ddp", "abcd"], "dp").describe()["groups"], {
+            "dp": [[0, 1, 4, 5], [2, 3, 6, 7]], "fsdp": [[0, 2], [1, 3], [4, 6], [5, 7]]})
+        alone = cube().flatten(["abcd", "ddp"], "pd", keep_rest=False)
+        self.assertEqual((alone.names, alone.instances), (("pd",), [[0, 4, 1, 5], [2, 6, 3, 7]]))
+
+    def test_unflatten_by_name_undoes_flatten(self):
+        flat = cube().flatten(["ddp", "abcd"], "dp")
+        self.assertEqual(flat.unflatten("dp", [2, 2], ["ddp", "abcd"]).slice("abcd").groups("abcd"),
+                         cube().groups("abcd"))
+
+    def test_concatenate_puts_slices_side_by_side(self):
+        mesh = Mesh.concatenate([cube().slice("abcd"), cube().slice("ddp")])
+        self.assertEqual((mesh.names, mesh.instances), (("abcd", "ddp"), [[[0, 4], [1, 5]], [[2, 6], [3, 7]]]))
+        self.assertEqual(Mesh.concatenate((cube(),)), cube())
+
+    def test_restrict_keeps_a_full_grid(self):
+        mesh = cube().restrict([5, 4, 1, 0])
+        self.assertEqual((mesh.sizes, mesh.ranks), ((2, 1, 2), [0, 1, 4, 5]))
+
+    def test_groups_along_several_dimensions(self):
+        self.assertEqual(cube().groups(["abcd", "ddp"]), [[0, 4, 1, 5], [2, 6, 3, 7]])
+        self.assertEqual(cube().groups("ddp"), cube().groups(["ddp"]))
+
+    def test_ranks_lie_in_the_order_given(self):
+        mesh = Mesh((2, 2), ("a", "b"), ranks=[7, 5, 3, 1])
+        self.assertEqual(mesh.ranks, [7, 5, 3, 1])
+        self.assertEqual(mesh.instances, [[[7, 5], [3, 1]]])
+        for rank in mesh.ranks:
+            self.assertEqual(mesh.rank_at(mesh.coordinate(rank)), rank)
+        self.assertEqual(mesh.coordinate(3), (1, 0))
+        self.assertEqual(mesh.slice("b").rank_at([1], instance=1), 1)
+
+    def test_equality_is_that_of_what_is_described(self):
+        self.assertEqual(cube(), cube().flatten(["ddp", "fsdp"], "x").unflatten("x", [2, 2], ["ddp", "fsdp"]))
+        self.assertEqual(hash(cube()), hash(cube().slice(["ddp", "fsdp", "abcd"])))
+        for other in (cube().slice("ddp"), Mesh([2, 2, 2], ["ddp", "fsdp", "x"]), Mesh([8], ["ddp"]), None, 3):
+            self.assertNotEqual(cube(), other)
+
+    def test_copies_and_pickles_are_equal(self):
+        eight = Mesh([2] + [1] * 7, list("abcdefgh"))
+        turned = cube().transpose(["abcd", "fsdp", "ddp"]).slice(["abcd", "ddp"])
+        for mesh in (cube(), eight, turned, cube().slice("fsdp"), Mesh([2, 2], ["_", "a"]).slice("_")):
+            for same in (copy.copy(mesh), copy.deepcopy(mesh), pickle.loads(pickle.dumps(mesh))):
+                self.assertEqual(same, mesh)
+
+    def test_text_names_dimensions_and_sizes(self):
+        for text in (str(cube().slice(["ddp", "abcd"])), repr(cube().slice(["ddp", "abcd"]))):
+            self.assertIn("ddp=2", text)
+            self.assertIn("2 instances of 4 ranks", text)
+            self.assertNotIn("fsdp", text)
+
+
+class MeshErrorsTest(unittest.TestCase):
+    def expect(self, error, call, *parts):
+        with self.assertRaises(error) as caught:
+            call()
+        self.assertNotIsInstance(caught.exception, SystemError)
+        for part in parts:
+            self.assertIn(part, str(caught.exception))
+        return caught.exception
+
+    def test_unknown_dimension_is_a_key_error_that_lists_the_known_ones(self):
+        error = self.expect(KeyError, lambda: cube().slice("tp"), '"tp"', "ddp, fsdp, abcd")
+        self.assertIsInstance(error, shardmesh.errors.NotFound)
+        self.assertFalse(str(error).startswith("'"), "the plain message, not KeyError's quoted one")
+
+    def test_bad_values_are_value_errors(self):
+        for call in (lambda: Mesh([], []), lambda: Mesh([2], ["a", "b"]), lambda: Mesh([2, 2], ["a", "a"]),
+                     lambda: Mesh([0], ["a"]), lambda: Mesh([2], ["a\0"]), lambda: Mesh([2], [""]),
+                     lambda: Mesh([2], ["a"], [0, 0]), lambda: Mesh([2], ["a"], [0, -1]), lambda: Mesh([2], ["a"], []),
+                     lambda: cube().slice([]), lambda: cube().slice(["ddp", "ddp"]),
+                     lambda: cube().transpose(["ddp"]), lambda: cube().flatten(["ddp"], "fsdp"),
+                     lambda: cube().unflatten("ddp", [3], ["x"]), lambda: cube().rank_at([0]),
+                     lambda: Mesh.concatenate([]), lambda: Mesh.concatenate([cube(), cube()]),
+                     lambda: Mesh.concatenate([cube().slice("ddp"), Mesh([4], ["x"])]),
+                     lambda: cube().restrict([]), lambda: cube().restrict([0, 1, 2]), lambda: cube().restrict([0, 0])):
+            self.expect(shardmesh.errors.InvalidArgument, call)
+        self.expect(ValueError, lambda: Mesh([2], ["a"], [0, 2**32]), "4294967296")  # not rank 0
+
+    def test_other_kinds(self):
+        self.expect(shardmesh.errors.ResourceExhausted, lambda: Mesh([2**40], ["a"]))
+        self.expect(shardmesh.errors.ResourceExhausted, lambda: Mesh([1] * 9, list("abcdefghi")))
+        self.expect(IndexError, lambda: cube().rank_at([0, 0, 2]))
+        self.expect(LookupError, lambda: cube().coordinate(8), "8")
+
+    def test_wrong_types_are_type_errors(self):
+        for bad in (None, 3, 2.5, "ab", b"ab", {"a"}, {"a": 2}, [None], [[2]], [2.0], [2**70], object()):
+            self.expect(TypeError, lambda: Mesh(bad, ["a"]))
+            self.expect(TypeError, lambda: cube().unflatten("ddp", bad, ["a"]))
+            self.expect(TypeError, lambda: cube().rank_at(bad))
+        for bad in (None, 3, {"a"}, [None], [3], "ab", ["\ud800"], [["a"]]):
+            self.expect(TypeError, lambda: Mesh([2], bad))
+        for bad in ("5", 5.0, None, [5], 2**70):
+            self.expect(TypeError, lambda: cube().coordinate(bad))
+            self.expect(TypeError, lambda: cube().restrict([bad]))
+        for bad in (None, cube(), [None], ["ddp"], [Mesh.__new__(Mesh)]):
+            self.expect(TypeError, lambda: Mesh.concatenate(bad))
+        self.expect(TypeError, lambda: Mesh([2], ["a"], ["0", "1"]))
+        self.expect(TypeError, lambda: Mesh.slice(3, "a"))
+
+    def test_object_without_constructor_is_refused(self):
+        class Half(Mesh):
+            def __init__(self):
+                pass
+
+        self.expect(TypeError, Half)
+        for method in ("names", "instances", "ranks"):
+            self.expect(TypeError, lambda: getattr(Mesh.__new__(Mesh), method))
+        self.expect(TypeError, lambda: str(Mesh.__new__(Mesh)))
+        self.assertFalse(cube() == Mesh.__new__(Mesh))
+
+    def test_hostile_sequence_raises_its_own_error(self):
+        class Hostile:
+            def __len__(self):
+                return 2
+
+            def __getitem__(self, index):
+                raise ZeroDivisionError
+
+        with self.assertRaises((TypeError, ZeroDivisionError)):
+            Mesh(Hostile(), ["a", "b"])
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())

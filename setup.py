@@ -1,0 +1,55 @@
+"""The extension module of the Python package, compiled with the system's Abseil and xxHash."""
+import atexit
+import glob
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
+from setuptools import setup
+
+# What python/binding/ needs of core/, tests left out.
+CORE = """
+    box bucket_layout digest format granule layout_boxes layout_picture layout_reshard mesh mesh_compose mesh_picture
+    mesh_queries mesh_rank_map mesh_spec names owner_balance placement
+""".split()
+# pkg-config's name -> the package of packages.txt that has it.
+NEEDED = "flat_hash_map inlined_vector status statusor str_format strings"  # of Abseil
+LIBRARIES = {f"absl_{name}": "libabsl-dev" for name in NEEDED.split()}
+LIBRARIES["libxxhash"] = "libxxhash-dev"
+# Not the repository's root, setuptools' own choice: nothing of it is to be left in a later wheel.
+BUILD_FOLDER = tempfile.mkdtemp(prefix="shardmesh-build-")
+atexit.register(shutil.rmtree, BUILD_FOLDER, ignore_errors=True)
+
+
+def pkg_config(*arguments: str) -> list[str]:
+    return subprocess.run(["pkg-config", *arguments], check=True, capture_output=True, text=True).stdout.split()
+
+
+def check_libraries() -> None:
+    if shutil.which("pkg-config") is None:
+        sys.exit("shardmesh: pkg-config is not installed; on Debian: apt-get install pkg-config")
+    found = {name: subprocess.run(["pkg-config", "--exists", name]).returncode == 0 for name in LIBRARIES}
+    absent = {package for name, package in LIBRARIES.items() if not found[name]}
+    if absent:
+        sys.exit(f"shardmesh: headers are missing; on Debian: apt-get install {' '.join(sorted(absent))}")
+
+
+check_libraries()
+ParallelCompile().install()
+setup(
+    ext_modules=[
+        Pybind11Extension(
+            "shardmesh._core",
+            sorted(glob.glob("python/binding/*.cc")) + [f"core/{name}.cc" for name in CORE],
+            depends=sorted(glob.glob("python/binding/*.h") + glob.glob("core/*.h")),
+            include_dirs=["."],
+            cxx_std=17,
+            # As .bazelrc: all arithmetic is explicit.
+            extra_compile_args=["-O2", "-g0", "-ffp-contract=off", *pkg_config("--cflags", *LIBRARIES)],
+            extra_link_args=["-Wl,--as-needed", *pkg_config("--libs", *LIBRARIES)],
+        )
+    ],
+    options={"build": {"build_base": BUILD_FOLDER}, "egg_info": {"egg_base": BUILD_FOLDER}},
+)

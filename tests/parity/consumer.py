@@ -1,0 +1,37 @@
+"""What a program that uses shardmesh looks like to a type checker: types_parity_test.py runs mypy --strict over it."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardmesh import Error, Mesh, errors, layout, names
+
+
+def shapes_of(plan: layout.Plan) -> dict[str, tuple[int, ...]]:
+    return plan.shapes
+
+
+def longest_group(mesh: Mesh, name: str) -> list[int]:
+    groups: list[list[int]] = mesh.slice(name).groups(name)
+    return max(groups, key=len)
+
+
+def stored_elements(plan: layout.Plan, name: str, rank: int) -> int:
+    return sum(part.num_elements for part in plan.shard_of(name) if rank in part.ranks)
+
+
+def main(parameters: Mapping[str, tuple[int, ...]]) -> int:
+    mesh = Mesh([2, 4], ["ddp", "fsdp"], ranks=range(8)).flatten(["ddp", "fsdp"], into="dp")
+    canonical: dict[str, str] = dict(zip(parameters, names.canonical_many(parameters, root_wrappers=["module"])))
+    plan = layout.plan({canonical[raw]: shape for raw, shape in parameters.items()}, mesh, format="bf16")
+    boxes = plan.boxes([layout.Shard(0)], coordinate=mesh.coordinate(3))
+    same = plan.boxes({"dp": layout.Shard(0)}, coordinate=(3,))
+    also = plan.boxes(lambda name: [layout.Replicate()] if name == "b" else {"dp": layout.Shard(0)}, (3,))
+    first: tuple[int, ...] = next(iter(boxes.values()))[0].sizes
+    try:
+        plan.place("nothing")
+    except errors.NotFound as error:
+        print(error)
+    except (Error, KeyError):
+        pass
+    moved = plan.reshard_to(layout.plan([("w", (4, 4))], mesh), rank=0)
+    return sum(copy.num_elements for copy in moved.copies) + len(first) + len(same) + len(also)
