@@ -4,7 +4,7 @@
 // The size is sealed at creation (no shrink, no growth), and Map refuses a descriptor without these seals: so no peer
 // can make an access fault by truncating. Large segments ask for huge pages; where the system grants none they are
 // ordinary pages. Data starts `data_offset` bytes in: streams of one pass that start congruent modulo 2 MiB slow each
-// other down by 1.7x (see docs/architecture.md), so each stream has an offset of its own (StreamOffset).
+// other down by up to 1.7x, so each stream has an offset of its own (StreamOffset).
 // Movable, not copyable; the mapping ends with the object. Not thread-safe itself; the bytes are the users' business.
 #pragma once
 
