@@ -51,10 +51,10 @@ struct ReshardPlan {
   int64_t num_elements = 0;          // of all copies
 };
 
-// The copies that fill the boxes that `rank` has in `destination`. A rank that has no part in a tensor (it is not in
-// its mesh, not listed) gets nothing of it. InvalidArgument: the views differ in the number of tensors or a shape; a
-// source cannot be read from
-//   (TensorView::CanBeSource) or lacks elements that the rank wants (both with the tensor's index).
+// The copies that fill the boxes that `rank` has in `destination`. Of a tensor that it has no part in (it is not in the
+// tensor's mesh, not listed) it gets nothing.
+// InvalidArgument: the views differ in the number of tensors or in a shape; a source cannot be read from
+//   (TensorView::CanBeSource), or lacks elements that the rank wants. The message has the tensor's index.
 // NotFound: there are tensors, and the rank has no part in any.
 // ResourceExhausted: more than `max_copies` copies (counted for the tensor at hand before neighbours are joined); the
 //   message has the count that was reached.

@@ -45,10 +45,10 @@ class TensorView {
                                          absl::Span<const DimPlacement> placements);
 
   // `placements`: by part, in the order of packed.parts(). `join_dim`: the dimension along which local parts lie side
-  // by side, in that order. Errors as Placed, with the part's name; InvalidArgument also: another number of placements
-  // than of parts, a
-  //   join_dim that the tensor lacks, a flat part, or parts that differ in another dimension than join_dim, in size or
-  //   in the way it is sharded.
+  // by side, in that order.
+  // Errors as Placed, with the part's name.
+  // InvalidArgument: another number of placements than of parts; a join_dim that the tensor lacks; a flat part; parts
+  //   that differ along another dimension than join_dim, in size or in the way it is sharded.
   static absl::StatusOr<TensorView> Packed(const PackedParts& packed, int join_dim, const Mesh& mesh,
                                            const std::vector<std::vector<DimPlacement>>& placements);
 
