@@ -28,18 +28,19 @@ void FillGradients(const Segment& slot, int64_t num_bytes, uint64_t seed) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StepJob>> StepJob::Create(Memory& memory, int64_t num_elements) {
-  auto job = std::make_unique<StepJob>();
-  job->spec.name = "bench-step";
-  ASSIGN_OR_RETURN(job->spec.mesh, ParseMeshSpec(absl::StrCat("fsdp=", kRanks)));
-  job->spec.num_slots = kStepSlots;
-  job->spec.gradient_format = Format::kBf16;
-  job->spec.seed = 7;
-  job->spec.publish_every = kStepPublishEvery;
+  JobSpec spec;
+  spec.name = "bench-step";
+  ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(absl::StrCat("fsdp=", kRanks)));
+  spec.num_slots = kStepSlots;
+  spec.gradient_format = Format::kBf16;
+  spec.seed = 7;
+  spec.publish_every = kStepPublishEvery;
   for (int64_t i = 0; i < num_elements / kTensorElements; ++i) {
-    job->spec.parameters.push_back({absl::StrCat("layers.", i, ".weight"), {kTensorElements}, Format::kBf16Sr, ""});
+    spec.parameters.push_back({absl::StrCat("layers.", i, ".weight"), {kTensorElements}, Format::kBf16Sr, ""});
   }
-  ASSIGN_OR_RETURN(job->plan, Plan::Create(job->spec));
-  ASSIGN_OR_RETURN(job->host, HostMemory::Create(memory, job->spec.name, kStepSlots, job->plan));
+  ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
+  ASSIGN_OR_RETURN(HostMemory host, HostMemory::Create(memory, spec.name, kStepSlots, plan));
+  auto job = std::make_unique<StepJob>(StepJob{std::move(spec), std::move(plan), std::move(host), {}});
   for (int rank = 0; rank < kRanks; ++rank) {
     ASSIGN_OR_RETURN(ShardStorage storage, ShardStorage::Open(memory, absl::StrCat("shard-", rank), job->plan,
                                                               job->plan.PlaceOf(Rank(rank)).shard));

@@ -235,7 +235,12 @@ std::vector<Stretch> BucketLayout::StretchesOf(int bucket_index, int64_t shard) 
     }
     return stretches;
   }
-  const int64_t begin = shard * bucket.shard_elements, end = begin + bucket.shard_elements;
+  return StretchesIn(bucket_index, shard * bucket.shard_elements, (shard + 1) * bucket.shard_elements);
+}
+
+std::vector<Stretch> BucketLayout::StretchesIn(int bucket, int64_t begin, int64_t end) const {
+  const std::vector<int32_t>& tensors = buckets_[bucket].tensors;
+  std::vector<Stretch> stretches;
   auto it = std::partition_point(tensors.begin(), tensors.end(),
                                  [&](int32_t t) { return places_[t].offset + places_[t].padded_elements <= begin; });
   for (; it != tensors.end() && places_[*it].offset < end; ++it) {

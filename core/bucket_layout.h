@@ -107,6 +107,10 @@ class BucketLayout {
   // REQUIRES: both exist.
   std::vector<Stretch> StretchesOf(int bucket, int64_t shard) const;
 
+  // What lies in elements [begin, end) of a bucket with shards, ascending; offsets are from `begin`. Padding as above.
+  // REQUIRES: the bucket exists and is not owned; begin and end are multiples of the granule within it.
+  std::vector<Stretch> StretchesIn(int bucket, int64_t begin, int64_t end) const;
+
   // The index of a tensor. NotFound: no such name.
   absl::StatusOr<int> IndexOf(absl::string_view name) const;
 

@@ -1,8 +1,6 @@
 #include "core/layout.h"
 
-#include <algorithm>
-
-#include "absl/container/flat_hash_map.h"
+#include "absl/algorithm/container.h"
 #include "core/digest.h"
 #include "core/status.h"
 
@@ -46,49 +44,55 @@ std::string HashOf(const JobSpec& job, absl::Span<const Bucket> buckets, absl::S
 
 absl::StatusOr<Plan> Plan::Create(const JobSpec& job) {
   RETURN_IF_ERROR(job.Validate());
-  Plan plan;
-  plan.gradient_format_ = job.gradient_format;
-  plan.num_shards_ = static_cast<int>(RoleStrides(job.mesh, DimRole::kShard, plan.shard_strides_));
-  plan.num_replicas_ = static_cast<int>(RoleStrides(job.mesh, DimRole::kReplicate, plan.replica_strides_));
-  for (const MeshDim& dim : job.mesh.dims) plan.mesh_sizes_.push_back(dim.size);
+  std::vector<int64_t> shard_strides, replica_strides;
+  LayoutOptions options;
+  options.num_shards = RoleStrides(job.mesh, DimRole::kShard, shard_strides);
+  options.bucket_elements = job.bucket_elements;
+  // A job's buckets have the size that it asks for, unless a bucket were padding for the larger part.
+  options.max_padding = options.max_coarse_padding = 1;
+  std::vector<LayoutTensor> tensors;
+  for (const ParameterSpec& p : job.parameters) {
+    tensors.push_back({p.name,
+                       {p.NumElements()},
+                       std::string(FormatName(p.format)),
+                       Granule{GranuleKind::kFlat, kGroupElements},
+                       p.tied_to});
+  }
+  ASSIGN_OR_RETURN(BucketLayout layout, BucketLayout::Create(std::move(tensors), options));
 
-  // Owners, in order, into the open bucket of their format; a full bucket is closed.
-  plan.placements_.resize(job.parameters.size());
-  absl::flat_hash_map<absl::string_view, int> index_of;
-  absl::flat_hash_map<int, int> open;  // format -> bucket
-  for (int i = 0; i < static_cast<int>(job.parameters.size()); ++i) {
-    const ParameterSpec& p = job.parameters[i];
-    index_of.emplace(p.name, i);
-    if (!p.tied_to.empty()) continue;
-    auto [it, fresh] = open.emplace(static_cast<int>(p.format), -1);
-    if (fresh || plan.buckets_[it->second].num_elements >= job.bucket_elements) {
-      it->second = static_cast<int>(plan.buckets_.size());
-      plan.buckets_.push_back(Bucket{p.format});
-      plan.owners_.emplace_back();
-    }
-    Bucket& bucket = plan.buckets_[it->second];
-    plan.placements_[i] = {it->second, bucket.num_elements, p.NumElements()};
-    plan.owners_[it->second].push_back(i);
-    bucket.num_elements += RoundUp(p.NumElements(), kGroupElements);
-    bucket.padding += RoundUp(p.NumElements(), kGroupElements) - p.NumElements();
+  Plan plan(std::move(layout));
+  plan.gradient_format_ = job.gradient_format;
+  plan.num_shards_ = static_cast<int>(options.num_shards);
+  plan.num_replicas_ = static_cast<int>(RoleStrides(job.mesh, DimRole::kReplicate, replica_strides));
+  plan.shard_strides_ = std::move(shard_strides);
+  plan.replica_strides_ = std::move(replica_strides);
+  for (const MeshDim& dim : job.mesh.dims) plan.mesh_sizes_.push_back(dim.size);
+  for (const LayoutBucket& bucket : plan.layout_->buckets()) {
+    plan.buckets_.push_back({*ParseFormat(bucket.space), bucket.num_elements, bucket.shard_elements, bucket.padding});
   }
   for (size_t i = 0; i < job.parameters.size(); ++i) {
-    if (!job.parameters[i].tied_to.empty()) plan.placements_[i] = plan.placements_[index_of[job.parameters[i].tied_to]];
+    const TensorPlace& place = plan.layout_->places()[i];
+    const int bucket = place.bucket >= 0 ? place.bucket : plan.BucketOfNoElements(job.parameters[i].format);
+    plan.placements_.push_back({bucket, place.offset, place.num_elements});
   }
   for (Bucket& b : plan.buckets_) {
-    const int64_t padded = RoundUp(b.num_elements, kGroupElements * plan.num_shards_);
-    b.padding += padded - b.num_elements;
-    b.num_elements = padded;
-    b.shard_elements = padded / plan.num_shards_;
     b.weight_offset = plan.window_bytes_;
     b.gradient_offset = plan.gradient_window_bytes_;
-    plan.total_elements_ += padded;
-    plan.version_bytes_ += padded * BytesPerElement(b.format);
-    plan.window_bytes_ += RoundUp(padded * BytesPerElement(b.format), kPageBytes);
-    plan.gradient_window_bytes_ += RoundUp(padded * BytesPerElement(job.gradient_format), kPageBytes);
+    plan.total_elements_ += b.num_elements;
+    plan.version_bytes_ += b.num_elements * BytesPerElement(b.format);
+    plan.window_bytes_ += RoundUp(b.num_elements * BytesPerElement(b.format), kPageBytes);
+    plan.gradient_window_bytes_ += RoundUp(b.num_elements * BytesPerElement(job.gradient_format), kPageBytes);
   }
   plan.hash_ = HashOf(job, plan.buckets_, plan.placements_);
   return plan;
+}
+
+// The first bucket of a format; a new one, without elements, when there is none.
+int Plan::BucketOfNoElements(Format format) {
+  const auto found = absl::c_find_if(buckets_, [&](const Bucket& bucket) { return bucket.format == format; });
+  const int index = static_cast<int>(found - buckets_.begin());
+  if (found == buckets_.end()) buckets_.push_back({format});
+  return index;
 }
 
 ShardPlace Plan::PlaceOf(Rank rank) const {
@@ -114,17 +118,10 @@ Rank Plan::RankOf(ShardPlace place) const {
 }
 
 std::vector<Run> Plan::RunsIn(int bucket, int64_t begin, int64_t end) const {
-  const std::vector<int>& owners = owners_[bucket];
   std::vector<Run> runs;
-  // The first owner whose padded end is past `begin`.
-  auto first = std::partition_point(owners.begin(), owners.end(), [&](int tensor) {
-    return placements_[tensor].offset + RoundUp(placements_[tensor].num_elements, kGroupElements) <= begin;
-  });
-  for (; first != owners.end() && placements_[*first].offset < end; ++first) {
-    const Placement& p = placements_[*first];
-    const int64_t from = std::max(begin, p.offset);
-    const int64_t to = std::min(end, p.offset + RoundUp(p.num_elements, kGroupElements));
-    if (from < to) runs.push_back({*first, from - p.offset, from, to - from});
+  if (begin == end) return runs;
+  for (const Stretch& s : layout_->StretchesIn(bucket, begin, end)) {
+    runs.push_back({s.tensor, s.first_element, begin + s.shard_offset, s.num_elements});
   }
   return runs;
 }

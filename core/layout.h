@@ -1,9 +1,8 @@
 // Plan: where every element of a job lies. A pure function of the job's specification: each process computes it for
 // itself and compares hashes, so nothing per-rank is ever sent.
 //
-//   job      = buckets, in parameter order; a bucket holds parameters of one format, about bucket_elements of them
-//   bucket   = one flat space; every parameter starts at a multiple of the granule (kGroupElements, the unit of random
-//              draws); padded at its end so that it cuts into equal shards of whole granules
+//   job      = a BucketLayout (core/bucket_layout.h): a space for each format, granules of kGroupElements (the unit of
+//              random draws), equal shards
 //   shard s  = elements [s * shard_elements, (s+1) * shard_elements) of every bucket
 //   window   = every bucket as bytes, each starting at a multiple of the page size (parameter window: in the
 //              weights' format; gradient window: in the job's gradient format)
@@ -13,11 +12,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "core/bucket_layout.h"
 #include "core/ids.h"
 #include "core/job.h"
 
@@ -31,7 +33,8 @@ struct ShardPlace {
   int replica = 0;
 };
 
-// A parameter's storage. Tied parameters have the placement of their owner.
+// A parameter's storage. Tied parameters have the placement of their owner; one without elements lies at the start of
+// a bucket of its format.
 struct Placement {
   int bucket = 0;
   int64_t offset = 0;        // elements from the bucket's start, a multiple of kGroupElements
@@ -87,12 +90,15 @@ class Plan {
   int64_t InitialPieceBytes() const;
 
  private:
+  explicit Plan(BucketLayout layout) : layout_(std::make_shared<const BucketLayout>(std::move(layout))) {}
+  int BucketOfNoElements(Format format);
+
+  std::shared_ptr<const BucketLayout> layout_;            // shared by copies
   std::vector<int64_t> shard_strides_, replica_strides_;  // by mesh dimension; 0 where the role is the other
   std::vector<int64_t> mesh_sizes_;
   int num_shards_ = 1, num_replicas_ = 1;
   std::vector<Bucket> buckets_;
   std::vector<Placement> placements_;
-  std::vector<std::vector<int>> owners_;  // by bucket: tensors with storage in it, by offset
   std::string hash_;
   int64_t window_bytes_ = 0, gradient_window_bytes_ = 0, version_bytes_ = 0, total_elements_ = 0;
   Format gradient_format_ = Format::kBf16;

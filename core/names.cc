@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "core/name_scan.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -17,9 +18,7 @@ namespace {
 constexpr size_t kMaxQuotedBytes = 160;
 constexpr absl::string_view kDataParallel = "module";
 
-bool IsWrapper(absl::string_view segment) {
-  return segment == "_orig_mod" || segment == "_checkpoint_wrapped_module" || segment == "_fsdp_wrapped_module";
-}
+bool IsWrapper(absl::string_view segment) { return absl::c_linear_search(internal::kWrapperSegments, segment); }
 
 absl::Status BadName(absl::string_view name, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat("name ", QuotedName(name), " ", problem));
@@ -145,13 +144,41 @@ absl::StatusOr<Canonicalizer> Canonicalizer::Create(const NameRules& rules) {
   RETURN_IF_ERROR(ValidateNameRules(rules));
   Canonicalizer canonicalizer;
   canonicalizer.rules_ = WithCanonicalLiterals(rules);
+  canonicalizer.has_rules_ = !rules.root_wrappers.empty() || !rules.wrapped_at.empty() || !rules.literal.empty();
   return canonicalizer;
 }
 
 absl::StatusOr<std::string> Canonicalizer::Canonical(absl::string_view raw) const {
+  if (!has_rules_ && raw.size() <= kMaxNameBytes) {
+    char scanned[internal::ScanRoom(kMaxNameBytes)];
+    const char* end = internal::ScanName(raw, scanned);
+    if (end != nullptr) return std::string(scanned, end - scanned);
+  }
   if (IsPlain(raw)) return std::string(raw);
   RETURN_IF_ERROR(ValidateName(raw));
   return DropWrappers(raw, rules_);
+}
+
+absl::StatusOr<PackedNames> Canonicalizer::CanonicalAll(absl::Span<const std::string> raw) const {
+  size_t bytes = 0;
+  for (const std::string& name : raw) {
+    if (name.size() > kMaxNameBytes) RETURN_IF_ERROR(ValidateName(name));
+    bytes += name.size();
+  }
+  PackedNames names;
+  names.bytes_.reset(new char[internal::ScanRoom(bytes)]);
+  names.ends_.reserve(raw.size());
+  char* out = names.bytes_.get();
+  for (const std::string& name : raw) {
+    char* end = has_rules_ ? nullptr : internal::ScanName(name, out);
+    if (end == nullptr) {
+      ASSIGN_OR_RETURN(const std::string canonical, Canonical(name));  // never longer than `name`
+      end = std::copy(canonical.begin(), canonical.end(), out);
+    }
+    out = end;
+    names.ends_.push_back(out - names.bytes_.get());
+  }
+  return names;
 }
 
 absl::StatusOr<NameRules> CanonicalRules(const NameRules& rules) {

@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -23,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace shardmesh {
 
@@ -58,6 +60,21 @@ absl::Status ValidateNameRules(const NameRules& rules);
 // given.)
 absl::StatusOr<std::string> Canonical(absl::string_view raw, const NameRules& rules = {});
 
+// Names in one stretch of memory, in their order. The views live as long as it does.
+class PackedNames {
+ public:
+  size_t size() const { return ends_.size(); }
+  absl::string_view operator[](size_t i) const {  // REQUIRES: i < size()
+    const size_t begin = i == 0 ? 0 : ends_[i - 1];
+    return absl::string_view(bytes_.get() + begin, ends_[i] - begin);
+  }
+
+ private:
+  friend class Canonicalizer;
+  std::unique_ptr<char[]> bytes_;
+  std::vector<size_t> ends_;
+};
+
 // Rules made ready for many names: they are checked and copied once. Immutable, so safe to use from many threads.
 class Canonicalizer {
  public:
@@ -69,8 +86,12 @@ class Canonicalizer {
   // As the function above, with the rules given to Create. InvalidArgument as ValidateName.
   absl::StatusOr<std::string> Canonical(absl::string_view raw) const;
 
+  // The same for each name, several times as fast. The error of the first name that has one.
+  absl::StatusOr<PackedNames> CanonicalAll(absl::Span<const std::string> raw) const;
+
  private:
   NameRules rules_;
+  bool has_rules_ = false;
 };
 
 // The rules for names that are canonical already: the literals, as they read in canonical names.

@@ -184,6 +184,23 @@ TEST(CanonicalizerTest, RulesGivenOnce_ApplyToEveryName) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("\"x\" is no wrapper")));
 }
 
+TEST(CanonicalizerTest, CanonicalAll_IsEachNamesOwn) {
+  const std::vector<std::string> raw = {"_orig_mod.a.w", "\xC3\xA9._orig_mod.w", "module.enc.module.w", "w"};
+  for (const NameRules& rules : {NameRules{}, NameRules{{"module"}, {"module.enc"}, {}}}) {
+    const Canonicalizer canonicalizer = Canonicalizer::Create(rules).value();
+    const absl::StatusOr<PackedNames> all = canonicalizer.CanonicalAll(raw);
+    ASSERT_OK(all);
+    ASSERT_EQ(all->size(), raw.size());
+    for (size_t i = 0; i < raw.size(); ++i) EXPECT_EQ((*all)[i], Canonical(raw[i], rules).value());
+  }
+  const Canonicalizer canonicalizer;
+  EXPECT_EQ(canonicalizer.CanonicalAll({})->size(), 0u);
+  EXPECT_THAT(canonicalizer.CanonicalAll({"a", "b..c", ""}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("\"b..c\" has an empty segment")));
+  EXPECT_THAT(canonicalizer.CanonicalAll({std::string(kMaxNameBytes + 1, 'a')}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at most 4096")));
+}
+
 TEST(AliasTableTest, Add_TranslatesBothWays) {
   AliasTable table;
   EXPECT_EQ(table.Add("_orig_mod.b.w").value(), "b.w");

@@ -14,8 +14,4 @@ void AddMeshCommand(CLI::App& app, CommandResult& result);
 // {names, sizes, instances, groups}: instances as nested lists of ranks, groups as lists of ranks for each dimension.
 nlohmann::ordered_json MeshToJson(const Mesh& mesh);
 
-// For people: every instance as a table of ranks, the last dimension across; only its size when it is too large to
-// draw.
-std::string DrawMesh(const Mesh& mesh);
-
 }  // namespace shardmesh

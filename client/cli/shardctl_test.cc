@@ -152,10 +152,22 @@ TEST(MeshCommandTest, Drawing_TwoAndMoreDimensions) {
             "fsdp=1       6       7\n");
 }
 
-TEST(MeshCommandTest, Drawing_TooLarge_SaysSo) {
+TEST(MeshCommandTest, Drawing_OfALargeMesh_SaysWhatIsLeftOut) {
   const CommandResult result = RunShardctl({"mesh", "--shape", "1024,1024", "--names", "a,b"});
-  EXPECT_EQ(result.out,
-            "mesh a=1024 x b=1024: 1 instance of 1048576 ranks\nToo large to draw; --json lists every rank.\n");
+  EXPECT_THAT(result.out, HasSubstr("mesh a=1024 x b=1024: 1 instance of 1048576 ranks\n"));
+  EXPECT_THAT(result.out, HasSubstr("... 1008 more columns\n... 992 more rows\n"));
+}
+
+TEST(MeshCommandTest, ConcatenateUnflattenRestrict) {
+  EXPECT_THAT(MeshResult({"--json", "--concatenate", "abcd/ddp,fsdp=dp"}).out,
+              HasSubstr("{\"names\":[\"abcd\",\"dp\"],\"sizes\":[2,4],\"instances\":[[[0,2,4,6],[1,3,5,7]]]"));
+  EXPECT_THAT(MeshResult({"--json", "--flatten", "ddp,fsdp=dp", "--unflatten", "dp=a:2,b:2", "--slice", "b"}).out,
+              HasSubstr("\"instances\":[[0,2],[1,3],[4,6],[5,7]]"));
+  EXPECT_THAT(MeshResult({"--json", "--restrict", "5,4,0,1", "--slice", "ddp,abcd"}).out,
+              HasSubstr("\"instances\":[[[0,1],[4,5]]]"));
+  EXPECT_THAT(MeshResult({"--concatenate", "ddp/ddp"}), Exits(kExitError, "INVALID_ARGUMENT"));
+  EXPECT_THAT(MeshResult({"--restrict", "0,1,2"}), Exits(kExitError, "INVALID_ARGUMENT"));
+  EXPECT_THAT(MeshResult({"--unflatten", "ddp=a:3,b:2"}), Exits(kExitError, "INVALID_ARGUMENT"));
 }
 
 TEST(MeshCommandTest, BadInput_SaysWhatAndWhatWouldBeRight) {
@@ -163,7 +175,10 @@ TEST(MeshCommandTest, BadInput_SaysWhatAndWhatWouldBeRight) {
               Exits(kExitUsage, "--shape \"2,x\" is not a list"));
   EXPECT_THAT(RunShardctl({"mesh", "--shape", "", "--names", "a"}), Exits(kExitUsage, "--shape \"\""));
   EXPECT_THAT(MeshResult({"--ranks", "0,99999999999"}), Exits(kExitUsage, "write it like 0,2,1,3"));
-  EXPECT_THAT(MeshResult({"--flatten", "ddp,fsdp"}), Exits(kExitUsage, "write it like ddp,fsdp=dp"));
+  EXPECT_THAT(MeshResult({"--flatten", "ddp,fsdp"}), Exits(kExitUsage, "write it like a,b=ab"));
+  EXPECT_THAT(MeshResult({"--concatenate", "ddp/abcd="}), Exits(kExitUsage, "write it like c/a,b=ab"));
+  EXPECT_THAT(MeshResult({"--unflatten", "ddp=a:2,b"}), Exits(kExitUsage, "write it like a=b:2,c:4"));
+  EXPECT_THAT(MeshResult({"--restrict", "0,,1"}), Exits(kExitUsage, "write it like 0,1,4,5"));
   EXPECT_THAT(MeshResult({"--slice", ""}), Exits(kExitError, "name at least one of ddp, fsdp, abcd"));
   EXPECT_THAT(MeshResult({"--ranks", "0,1"}), Exits(kExitError, "INVALID_ARGUMENT: mesh: 2 ranks are given"));
   EXPECT_THAT(RunShardctl({"mesh", "--shape", "2,0", "--names", "a,b"}), Exits(kExitError, "b has size 0"));
