@@ -214,6 +214,7 @@ std::string BucketLayout::Hash() const {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     hasher.Add(tensors_[i].name);
     hasher.Add(tensors_[i].tied_to);
+    if (places_[i].bucket < 0) hasher.Add(tensors_[i].space);  // others have it in their bucket
     hasher.Add(static_cast<int64_t>(tensors_[i].shape.size()));
     for (const int64_t size : tensors_[i].shape) hasher.Add(size);
     for (const int64_t v : {int64_t{static_cast<int>(tensors_[i].granule.kind)}, tensors_[i].granule.size,

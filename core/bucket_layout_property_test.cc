@@ -1,5 +1,7 @@
 // Random models against a brute-force account of every element.
+#include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <random>
 #include <set>
@@ -15,7 +17,44 @@ namespace {
 uint64_t Seed() {
   uint64_t seed = 0;
   const char* given = std::getenv("SHARDMESH_TEST_SEED");
-  return given != nullptr && absl::SimpleAtoi(given, &seed) ? seed : std::random_device()();
+  seed = given != nullptr && absl::SimpleAtoi(given, &seed) ? seed : std::random_device()();
+  std::printf("seed %llu (repeat with SHARDMESH_TEST_SEED)\n", static_cast<unsigned long long>(seed));
+  return seed;
+}
+
+// What core/granule.h says, by counting.
+struct Granules {
+  int64_t size = 1;    // elements of one
+  int64_t stored = 0;  // elements of all
+  bool owned = false;
+};
+
+Granules Count(const LayoutTensor& tensor) {
+  Granules all;
+  int64_t elements = 1;
+  for (const int64_t size : tensor.shape) elements *= size;
+  const int64_t columns = tensor.shape.empty() ? 1 : tensor.shape.back();
+  const int64_t rows = tensor.shape.size() < 2 ? 1 : tensor.shape[tensor.shape.size() - 2];
+  const int64_t given = tensor.granule.size;
+  if (elements == 0) return all;
+  if (tensor.granule.kind == GranuleKind::kFlat) all.size = given;
+  if (tensor.granule.kind == GranuleKind::kBlock) all.size = given * given;
+  if (tensor.granule.kind == GranuleKind::kRows || tensor.granule.kind == GranuleKind::kWhole) {
+    const int64_t piece = columns * (tensor.granule.kind == GranuleKind::kRows ? given : rows);
+    all.size = piece;
+    while (all.size % 64 != 0) all.size += piece;
+  }
+  if (tensor.granule.kind == GranuleKind::kBlock) {
+    int64_t blocks = 0;
+    for (int64_t r = 0; r < rows; r += given) {
+      for (int64_t c = 0; c < columns; c += given) ++blocks;
+    }
+    all.stored = elements / (rows * columns) * blocks * all.size;
+  } else {
+    while (all.stored < elements) all.stored += all.size;
+  }
+  all.owned = tensor.granule.kind == GranuleKind::kWhole && elements == rows * columns;
+  return all;
 }
 
 struct Model {
@@ -89,11 +128,11 @@ class EveryElement {
       EXPECT_TRUE(holder_[t].empty());
       return;
     }
-    const GranuleCut cut = *CutIntoGranules(tensor.shape, tensor.granule);
-    ASSERT_EQ(static_cast<int64_t>(holder_[t].size()), cut.padded_elements());
+    const Granules cut = Count(tensor);
+    ASSERT_EQ(static_cast<int64_t>(holder_[t].size()), cut.stored);
     for (const auto& [e, shard] : holder_[t]) {
       // One holder for a granule; of all elements it has the first to the last without a gap, since there are as many.
-      ASSERT_EQ(shard, holder_[t][e - e % cut.granule_elements]);
+      ASSERT_EQ(shard, holder_[t][e - e % cut.size]);
       ASSERT_TRUE(!cut.owned || shard == place.owner);
     }
   }
@@ -123,10 +162,44 @@ TEST(BucketLayoutProperty, EveryElementHasOneHolder_NoGranuleIsCut) {
   const uint64_t seed = Seed();
   SCOPED_TRACE(absl::StrCat("SHARDMESH_TEST_SEED=", seed));
   std::mt19937_64 random(seed);
-  for (int round = 0; round < 60 && !HasFatalFailure() && !HasNonfatalFailure(); ++round) {
+  for (int round = 0; round < 200 && !HasFatalFailure() && !HasNonfatalFailure(); ++round) {
     SCOPED_TRACE(round);
     const Model model = RandomModel(random);
     EveryElement(model).Check();
+  }
+}
+
+// The same model has the same hash; one in which anything that moves an element is changed has another.
+TEST(BucketLayoutProperty, HashIsOfTheLayoutAlone) {
+  std::mt19937_64 random(Seed());
+  const std::vector<std::function<void(Model&, LayoutTensor&)>> changes = {
+      [](Model&, LayoutTensor& tensor) { tensor.name += "x"; },
+      [](Model&, LayoutTensor& tensor) { tensor.space += "x"; },
+      [](Model&, LayoutTensor& tensor) { tensor.shape.push_back(1); },
+      [](Model&, LayoutTensor& tensor) { tensor.shape.empty() ? tensor.shape.push_back(2) : void(++tensor.shape[0]); },
+      [](Model&, LayoutTensor& tensor) { tensor.granule = *ParseGranule("flat:1024"); },
+      [](Model& model, LayoutTensor&) { ++model.options.num_shards; },
+      [](Model& model, LayoutTensor& tensor) {
+        model.tensors.push_back({"new", {1}, "fp32", tensor.granule, ""});
+      },
+      [](Model& model, LayoutTensor&) { model.tensors.pop_back(); },
+  };
+  for (int round = 0; round < 100; ++round) {
+    Model model = RandomModel(random);
+    for (LayoutTensor& tensor : model.tensors) {
+      tensor.tied_to.clear();
+      tensor.granule = {};
+    }
+    if (model.tensors.empty()) continue;
+    const std::string hash = BucketLayout::Create(model.tensors, model.options)->hash();
+    EXPECT_EQ(BucketLayout::Create(model.tensors, model.options)->hash(), hash);
+    for (size_t c = 0; c < changes.size(); ++c) {
+      Model changed = model;
+      changes[c](changed, changed.tensors[random() % changed.tensors.size()]);
+      const auto layout = BucketLayout::Create(changed.tensors, changed.options);
+      ASSERT_OK(layout);
+      EXPECT_NE(layout->hash(), hash) << "round " << round << " change " << c;
+    }
   }
 }
 

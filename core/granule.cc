@@ -12,7 +12,8 @@
 namespace shardmesh {
 namespace {
 
-constexpr absl::string_view kForms = "flat:N (N a multiple of 64), rows:N, block:N (N a multiple of 8) or whole";
+constexpr absl::string_view kForms =
+    "flat:N (N a multiple of 64), rows:N, both up to 2^32, block:N (N a multiple of 8 up to 65536) or whole";
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -28,7 +29,7 @@ absl::Status Validate(const Granule& granule) {
     case GranuleKind::kRows:
       break;
     case GranuleKind::kBlock:
-      good = good && size % 8 == 0 && size <= 1 << 16;
+      good = good && size % 8 == 0 && size <= kMaxBlockSide;
       break;
     case GranuleKind::kWhole:
       good = size == 0;
@@ -40,18 +41,22 @@ absl::Status Validate(const Granule& granule) {
 
 }  // namespace
 
-std::string Granule::ToString() const {
+absl::string_view GranuleKindName(GranuleKind kind) {
   switch (kind) {
     case GranuleKind::kFlat:
-      return absl::StrCat("flat:", size);
+      return "flat";
     case GranuleKind::kRows:
-      return absl::StrCat("rows:", size);
+      return "rows";
     case GranuleKind::kBlock:
-      return absl::StrCat("block:", size);
+      return "block";
     case GranuleKind::kWhole:
       return "whole";
   }
   return "unknown";
+}
+
+std::string Granule::ToString() const {
+  return kind == GranuleKind::kWhole ? "whole" : absl::StrCat(GranuleKindName(kind), ":", size);
 }
 
 absl::StatusOr<Granule> ParseGranule(absl::string_view text) {

@@ -28,8 +28,12 @@ namespace shardmesh {
 
 inline constexpr int64_t kMaxTensorElements = int64_t{1} << 40;
 inline constexpr int64_t kMaxGranuleSize = int64_t{1} << 32;
+inline constexpr int64_t kMaxBlockSide = 1 << 16;
 
 enum class GranuleKind { kFlat, kRows, kBlock, kWhole };
+
+// "flat", "rows", "block" or "whole".
+absl::string_view GranuleKindName(GranuleKind kind);
 
 struct Granule {
   GranuleKind kind = GranuleKind::kFlat;
@@ -40,7 +44,7 @@ struct Granule {
 };
 
 // The inverse of ToString. InvalidArgument: another form, or a size that no granule has: flat sizes are multiples of
-// kGroupElements, sides of blocks multiples of 8.
+// kGroupElements, sides of blocks multiples of 8 up to kMaxBlockSide, all others at most kMaxGranuleSize.
 absl::StatusOr<Granule> ParseGranule(absl::string_view text);
 
 // What a granule comes to for one shape.

@@ -1,10 +1,14 @@
 #include "core/layout_picture.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "core/granule.h"
 
 namespace shardmesh {
 namespace {
@@ -13,11 +17,15 @@ constexpr int64_t kColumns = 48;
 constexpr int64_t kMaxDrawn = 16;
 constexpr size_t kMaxNamesBehindBar = 4;
 constexpr absl::string_view kMarks = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-constexpr const char* kKinds[] = {"flat", "rows", "block", "whole"};
+constexpr size_t kMaxRanksOfAShard = 4;
+constexpr size_t kMaxListed = 8;
 
 double Percent(int64_t part, int64_t whole) {
   return whole == 0 ? 0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
 }
+
+// Text of any language as it is, control characters escaped.
+std::string Shown(absl::string_view text) { return absl::Utf8SafeCHexEscape(text); }
 
 // The bar of one shard, and the names of what it holds.
 class Bar {
@@ -39,7 +47,7 @@ class Bar {
     absl::StrAppend(&bar, "|  ");
     for (size_t i = 0; i < std::min(stretches_.size(), kMaxNamesBehindBar); ++i) {
       const std::string& name = layout_.tensors()[stretches_[i].tensor].name;
-      absl::StrAppend(&bar, " ", std::string(1, Mark(i)), " ", absl::CHexEscape(name));
+      absl::StrAppend(&bar, " ", std::string(1, Mark(i)), " ", Shown(name));
     }
     if (stretches_.size() > kMaxNamesBehindBar)
       absl::StrAppend(&bar, " and ", stretches_.size() - kMaxNamesBehindBar, " more");
@@ -78,37 +86,103 @@ class Bar {
 };
 
 std::string BucketHeading(const LayoutBucket& bucket, size_t index, int64_t num_shards) {
-  const std::string space = bucket.space.empty() ? "" : absl::StrCat("  ", absl::CHexEscape(bucket.space));
+  const std::string space = bucket.space.empty() ? "" : absl::StrCat("  ", Shown(bucket.space));
   if (bucket.owned) {
     return absl::StrCat("bucket ", index, space, "  whole matrices  ", bucket.num_elements,
                         " elements, the largest shard ", bucket.shard_elements, "\n");
   }
   return absl::StrFormat("bucket %d%s  %s granules of %d  %d x %d elements, padding %.2f%%\n", index, space,
-                         kKinds[static_cast<int>(bucket.kind)], bucket.granule_elements, num_shards,
-                         bucket.shard_elements, Percent(bucket.padding, bucket.num_elements - bucket.padding));
+                         GranuleKindName(bucket.kind), bucket.granule_elements, num_shards, bucket.shard_elements,
+                         Percent(bucket.padding, bucket.num_elements - bucket.padding));
 }
 
-}  // namespace
-
-std::string Picture(const BucketLayout& layout) {
-  std::string out = absl::StrCat("layout ", layout.hash(), "\n", layout.tensors().size(), " tensors in ",
-                                 layout.buckets().size(), " buckets on ", layout.num_shards(), " shards\n");
-  for (const KindPadding& sum : layout.PaddingByKind()) {
-    absl::StrAppendFormat(&out, "  %-5s granules: %d elements, padding %d (%.3f%%)\n",
-                          kKinds[static_cast<int>(sum.kind)], sum.num_elements, sum.padding,
-                          Percent(sum.padding, sum.num_elements));
+// "ranks 0,2", cut when there are many.
+std::string RanksText(const StoredPlan& plan, int64_t shard) {
+  const std::vector<Rank> ranks = plan.RanksOf(shard);
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < std::min(ranks.size(), kMaxRanksOfAShard); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : ",", ranks[i].value());
   }
+  if (ranks.size() > kMaxRanksOfAShard) absl::StrAppend(&text, " and ", ranks.size() - kMaxRanksOfAShard, " more");
+  return text;
+}
+
+std::string Totals(const BucketLayout& layout) {
+  std::string out;
+  absl::StrAppend(&out, layout.tensors().size(), " tensors in ", layout.buckets().size(), " buckets on ",
+                  layout.num_shards(), " shards\n");
+  for (const KindPadding& sum : layout.PaddingByKind()) {
+    absl::StrAppendFormat(&out, "  %-5s granules: %d elements, padding %d (%.3f%%)\n", GranuleKindName(sum.kind),
+                          sum.num_elements, sum.padding, Percent(sum.padding, sum.num_elements));
+  }
+  return out;
+}
+
+// "tied: head.w to embed.w, ...", and the tensors without elements.
+std::string OtherTensors(const BucketLayout& layout) {
+  std::vector<std::string> tied, empty;
+  for (size_t i = 0; i < layout.tensors().size(); ++i) {
+    const LayoutTensor& tensor = layout.tensors()[i];
+    if (!tensor.tied_to.empty()) {
+      tied.push_back(absl::StrCat(Shown(tensor.name), " to ", Shown(tensor.tied_to)));
+    } else if (layout.places()[i].bucket < 0) {
+      empty.push_back(Shown(tensor.name));
+    }
+  }
+  std::string out;
+  for (auto& [title, names] : {std::make_pair("tied", tied), std::make_pair("without elements", empty)}) {
+    if (names.empty()) continue;
+    const size_t shown = std::min(names.size(), kMaxListed);
+    absl::StrAppend(&out, "  ", title, ": ", absl::StrJoin(names.begin(), names.begin() + shown, ", "));
+    if (shown < names.size()) absl::StrAppend(&out, " and ", names.size() - shown, " more");
+    absl::StrAppend(&out, "\n");
+  }
+  return out;
+}
+
+// `labels`: of the shards that are drawn.
+std::string Buckets(const BucketLayout& layout, const std::vector<std::string>& labels) {
+  std::string out;
   const auto num_buckets = static_cast<int64_t>(layout.buckets().size());
+  const auto drawn = static_cast<int64_t>(labels.size());
   for (int64_t b = 0; b < std::min(num_buckets, kMaxDrawn); ++b) {
     absl::StrAppend(&out, "\n", BucketHeading(layout.buckets()[b], b, layout.num_shards()));
-    const int64_t drawn = std::min(layout.num_shards(), kMaxDrawn);
     for (int64_t shard = 0; shard < drawn; ++shard) {
-      absl::StrAppendFormat(&out, "  shard %-3d %s\n", shard, Bar(layout, static_cast<int>(b), shard).ToString());
+      absl::StrAppend(&out, "  ", labels[shard], Bar(layout, static_cast<int>(b), shard).ToString(), "\n");
     }
     if (drawn < layout.num_shards()) absl::StrAppend(&out, "  and ", layout.num_shards() - drawn, " shards more\n");
   }
   if (num_buckets > kMaxDrawn) absl::StrAppend(&out, "\nand ", num_buckets - kMaxDrawn, " buckets more\n");
   return out;
+}
+
+// "shard N", with the ranks that hold it when there is a plan; all of one width.
+std::vector<std::string> Labels(const BucketLayout& layout, const StoredPlan* plan) {
+  std::vector<std::string> labels;
+  size_t width = 0;
+  for (int64_t shard = 0; shard < std::min(layout.num_shards(), kMaxDrawn); ++shard) {
+    std::string label = absl::StrFormat("shard %-3d ", shard);
+    if (plan != nullptr) absl::StrAppend(&label, " ", RanksText(*plan, shard), "  ");
+    width = std::max(width, label.size());
+    labels.push_back(std::move(label));
+  }
+  for (std::string& label : labels) label.resize(width, ' ');
+  return labels;
+}
+
+}  // namespace
+
+std::string Picture(const BucketLayout& layout) {
+  return absl::StrCat("layout ", layout.hash(), "\n", Totals(layout), OtherTensors(layout),
+                      Buckets(layout, Labels(layout, nullptr)));
+}
+
+std::string Picture(const StoredPlan& plan) {
+  const std::string mesh = absl::StrJoin(plan.mesh().Axes(), ",", [](std::string* out, const MeshAxis& axis) {
+    absl::StrAppend(out, axis.name, "=", axis.size);
+  });
+  return absl::StrCat("plan ", plan.hash(), " on mesh ", mesh, "\n", Totals(plan.layout()), OtherTensors(plan.layout()),
+                      Buckets(plan.layout(), Labels(plan.layout(), &plan)));
 }
 
 }  // namespace shardmesh

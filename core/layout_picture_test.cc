@@ -40,5 +40,30 @@ TEST(LayoutPicture, LargeOnes_SayWhatIsLeftOut_NamesAreEscaped) {
   EXPECT_EQ(picture.find('\x1b'), std::string::npos);
 }
 
+TEST(LayoutPicture, OfAPlan_HasTheRanks_AndWhatLiesInNoBucketOfItsOwn) {
+  const Mesh mesh = Mesh::Create({2, 2}, {"ddp", "fsdp"}).value();
+  const StoredPlan plan = StoredPlan::Create({{"embed.w", {1024}, "bf16", {}, ""},
+                                              {"größe", {512}, "bf16", {}, ""},
+                                              {"none", {0}, "bf16", {}, ""},
+                                              {"tied.w", {1024}, "bf16", {}, "embed.w"}},
+                                             {}, mesh, {"ddp"})
+                              .value();
+  EXPECT_EQ(Picture(plan),
+            "plan " + plan.hash() +
+                " on mesh ddp=2,fsdp=2\n"
+                "4 tensors in 1 buckets on 2 shards\n"
+                "  flat  granules: 1536 elements, padding 0 (0.000%)\n"
+                "  tied: tied.w to embed.w\n"
+                "  without elements: none\n"
+                "\n"
+                "bucket 0  bf16  flat granules of 256  2 x 768 elements, padding 0.00%\n"
+                "  shard 0    ranks 0,2  |aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa|   a embed.w\n"
+                "  shard 1    ranks 1,3  |aaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb|   a embed.w b größe\n");
+  const StoredPlan wide =
+      StoredPlan::Create({{"w", {512}, "", {}, ""}}, {}, Mesh::Create({8, 2}, {"ddp", "fsdp"}).value(), {"ddp"})
+          .value();
+  EXPECT_THAT(Picture(wide), HasSubstr("\n  shard 1    ranks 1,3,5,7 and 4 more  |"));
+}
+
 }  // namespace
 }  // namespace shardmesh

@@ -11,7 +11,8 @@ namespace shardmesh {
 namespace {
 
 std::string Described(const LayoutTensor& tensor) {
-  return absl::StrCat("[", absl::StrJoin(tensor.shape, ","), "] in ", tensor.granule.ToString());
+  const std::string space = tensor.space.empty() ? "" : absl::StrCat(absl::CHexEscape(tensor.space), " ");
+  return absl::StrCat(space, "[", absl::StrJoin(tensor.shape, ","), "] in ", tensor.granule.ToString());
 }
 
 bool SameOrder(const Granule& a, const Granule& b) {
@@ -22,10 +23,12 @@ bool SameOrder(const Granule& a, const Granule& b) {
 absl::StatusOr<int> SourceOf(const BucketLayout& from, const LayoutTensor& tensor) {
   ASSIGN_OR_RETURN(const int index, from.IndexOf(tensor.name));
   const LayoutTensor& source = from.tensors()[index];
-  if (source.shape == tensor.shape && SameOrder(source.granule, tensor.granule)) return index;
+  if (source.shape == tensor.shape && source.space == tensor.space && SameOrder(source.granule, tensor.granule))
+    return index;
   return absl::InvalidArgumentError(absl::StrCat(
       "tensor \"", absl::CHexEscape(tensor.name), "\" is ", Described(source), " granules there and ",
-      Described(tensor), " here; resharding keeps the shape and the order of elements: export it and import it again"));
+      Described(tensor),
+      " here; resharding keeps the shape, the format and the order of elements: export it and import it again"));
 }
 
 // Where element `first` of a tensor lies, and how many behind it lie in one row.
@@ -73,13 +76,22 @@ absl::StatusOr<std::vector<ShardCopy>> CopiesInto(const BucketLayout& from, cons
         at += n;
         if (!copies.empty() && Continues(copies.back(), copy)) {
           copies.back().num_elements += n;
-        } else {
+        } else if (copies.size() < kMaxShardCopies) {
           copies.push_back(copy);
+        } else {
+          return absl::ResourceExhaustedError(
+              absl::StrCat("shard ", shard, " needs more than ", kMaxShardCopies,
+                           " copies; use larger shards or granules in one of the layouts"));
         }
       }
     }
   }
   return copies;
+}
+
+absl::Status CheckReshard(const BucketLayout& from, const BucketLayout& to) {
+  for (const LayoutTensor& tensor : to.tensors()) RETURN_IF_ERROR(SourceOf(from, tensor).status());
+  return absl::OkStatus();
 }
 
 }  // namespace shardmesh

@@ -12,6 +12,8 @@
 
 namespace shardmesh {
 
+inline constexpr size_t kMaxShardCopies = size_t{1} << 20;
+
 // Elements [source_offset, + num_elements) of a source shard's part of a bucket become [destination_offset, ...) of the
 // destination shard's. Offsets count from the start of the shard in that bucket.
 struct ShardCopy {
@@ -24,8 +26,13 @@ struct ShardCopy {
 // Fills shard `shard` of `to` from the shards of `from`: every element of every tensor once, padding not at all, by
 // destination bucket and offset; copies that continue each other are one. Bounded by the number of granules' runs: at
 // most (tensors that the shard holds) + (shards of `from` that they lie on) copies.
-// NotFound: a tensor of the shard is missing in `from`. InvalidArgument: it has another shape, or lies in another order
-// there (one of the two is `block`). OutOfRange: no such shard.
+// NotFound: a tensor of the shard is missing in `from`. InvalidArgument: it has another shape or space there, or lies
+// in another order (one of the two is `block`). OutOfRange: no such shard. ResourceExhausted: more than
+// kMaxShardCopies.
 absl::StatusOr<std::vector<ShardCopy>> CopiesInto(const BucketLayout& from, const BucketLayout& to, int64_t shard);
+
+// OK when CopiesInto answers for every shard of `to`: the errors above, of the first tensor that has one. Its cost is
+// that of the number of tensors.
+absl::Status CheckReshard(const BucketLayout& from, const BucketLayout& to);
 
 }  // namespace shardmesh

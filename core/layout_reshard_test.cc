@@ -104,8 +104,25 @@ TEST(CopiesInto, WhatDiffers_IsNamed) {
   EXPECT_THAT(CopiesInto(layout({8, 32}, "flat:64"), to, 0),
               StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("[8,32]"), HasSubstr("[16,16]"))));
   EXPECT_THAT(CopiesInto(layout({16, 16}, "block:8"), to, 0), StatusIs(Code::kInvalidArgument, HasSubstr("block:8")));
+  EXPECT_THAT(CheckReshard(layout({16, 16}, "flat:64", "v"), to), StatusIs(Code::kNotFound, HasSubstr("\"w\"")));
+  EXPECT_THAT(CheckReshard(layout({16, 16}, "block:8"), to), StatusIs(Code::kInvalidArgument, HasSubstr("block:8")));
+  EXPECT_OK(CheckReshard(layout({16, 16}, "rows:1"), to));
+  const auto bf16 = *BucketLayout::Create({{"w", {16, 16}, "bf16", {}, ""}}, Shards(2, 1));
+  EXPECT_THAT(CopiesInto(bf16, to, 0), StatusIs(Code::kInvalidArgument, HasSubstr("is bf16 [16,16]")));
   EXPECT_THAT(CopiesInto(to, to, 2), StatusIs(Code::kOutOfRange, HasSubstr("0 to 1")));
   EXPECT_THAT(CopiesInto(to, to, -1), StatusIs(Code::kOutOfRange, HasSubstr("-1")));
+}
+
+// A hostile pair of layouts does not cost the memory that it asks for.
+TEST(CopiesInto, CopiesAreBounded) {
+  const auto layout = [](int64_t shards) {
+    std::vector<LayoutTensor> tensors;
+    for (const char* name : {"a", "b"}) {
+      tensors.push_back({name, {int64_t{1} << 26}, "", *ParseGranule("flat:64"), ""});
+    }
+    return *BucketLayout::Create(tensors, Shards(shards, 1));
+  };
+  EXPECT_THAT(CopiesInto(layout(1 << 20), layout(1), 0), StatusIs(Code::kResourceExhausted, HasSubstr("1048576")));
 }
 
 }  // namespace

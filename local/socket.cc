@@ -7,9 +7,11 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "core/status.h"
 
@@ -44,6 +46,19 @@ absl::Status WaitFor(int fd, short events, absl::Duration timeout) {
 
 absl::Status Gone(absl::string_view verb, int error) {
   return absl::UnavailableError(absl::StrCat("the peer is gone (", verb, ": ", strerror(error), ")"));
+}
+
+// OK when no other user can put a socket of their own in the place of one in `folder`, or it is not there.
+absl::Status CheckFolder(const std::string& folder) {
+  struct stat info;
+  if (stat(folder.c_str(), &info) != 0) return absl::OkStatus();
+  const bool ours = info.st_uid == geteuid() || info.st_uid == 0;
+  const bool writable = (info.st_mode & S_IWOTH) != 0 && (info.st_mode & S_ISVTX) == 0;
+  if (ours && !writable) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("folder ", folder, " belongs to user ", info.st_uid, " and has mode ",
+                                                  absl::StrFormat("%04o", info.st_mode & 07777),
+                                                  "; choose a --local-dir that belongs to user ", geteuid(),
+                                                  " and that no other user may write"));
 }
 
 }  // namespace
@@ -137,7 +152,9 @@ void LocalSocket::Shutdown() { shutdown(fd_.get(), SHUT_RDWR); }
 absl::StatusOr<LocalListener> LocalListener::Listen(const std::string& path) {
   ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   if (const size_t slash = path.rfind('/'); slash != std::string::npos && slash > 0) {
-    mkdir(path.substr(0, slash).c_str(), 0700);  // there already: fine; impossible: bind says so
+    const std::string folder = path.substr(0, slash);
+    mkdir(folder.c_str(), 0700);  // there already: fine; impossible: bind says so
+    RETURN_IF_ERROR(CheckFolder(folder));
   }
   if (LocalSocket::Connect(path).ok()) {
     return absl::AlreadyExistsError(

@@ -51,6 +51,8 @@ class LocalSocket {
 class LocalListener {
  public:
   // Creates the path's folder (mode 0700) when it is missing. AlreadyExists: a live process listens there.
+  // PermissionDenied: this user may not write it, or others could put their own sockets there (the folder is neither
+  // this user's nor root's, or all may write it and it is not sticky).
   static absl::StatusOr<LocalListener> Listen(const std::string& path);
   LocalListener(LocalListener&&) = default;
   LocalListener& operator=(LocalListener&&) = default;

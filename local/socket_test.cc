@@ -77,6 +77,14 @@ TEST_F(LocalSocketTest, LimitsAndPaths_AreNamedInErrors) {
   EXPECT_EQ(info.st_mode & 0777, 0600u);
 }
 
+TEST_F(LocalSocketTest, FolderThatAnyUserMayWrite_IsRefused_UnlessSticky) {
+  ASSERT_EQ(chmod(folder.path().c_str(), 0777), 0);
+  EXPECT_THAT(LocalListener::Listen(folder.File("w")),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("mode 0777")));
+  ASSERT_EQ(chmod(folder.path().c_str(), 01777), 0);
+  EXPECT_OK(LocalListener::Listen(folder.File("w")));
+}
+
 TEST_F(LocalSocketTest, RemoveDeadSockets_LeavesLiveOnesAndOtherNames) {
   ASSERT_OK_AND_ASSIGN(LocalListener live, LocalListener::Listen(folder.File("w-1")));
   const auto leave_dead = [](const std::string& path) {  // as a killed process does: bound, and nobody listens

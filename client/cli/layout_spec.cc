@@ -1,6 +1,7 @@
 #include "client/cli/layout_spec.h"
 
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -16,6 +17,31 @@ using Json = nlohmann::json;
 
 absl::Status Wrong(absl::string_view where, absl::string_view right) {
   return absl::InvalidArgumentError(absl::StrCat(where, " is not ", right));
+}
+
+// InvalidArgument: no JSON, or an object with a key twice.
+absl::StatusOr<Json> ParseJson(absl::string_view text) {
+  std::vector<std::set<std::string>> keys;  // of the open objects
+  std::string twice;
+  const auto note = [&](int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second) {
+      twice = parsed.get<std::string>();
+    }
+    return true;
+  };
+  try {
+    Json json = Json::parse(text.begin(), text.end(), note);
+    if (twice.empty()) return json;
+    return absl::InvalidArgumentError(absl::StrCat("an object has the key \"", absl::CHexEscape(twice.substr(0, 80)),
+                                                   "\" twice; write each key once"));
+  } catch (const Json::exception& error) {
+    const auto* parsing = dynamic_cast<const Json::parse_error*>(&error);
+    return absl::InvalidArgumentError(absl::StrCat("the specification is no JSON",
+                                                   parsing == nullptr ? "" : absl::StrCat(" at byte ", parsing->byte),
+                                                   "; see the example of shardctl plan --help"));
+  }
 }
 
 absl::Status CheckKeys(const Json& object, absl::string_view where, const std::vector<std::string>& known) {
@@ -48,6 +74,7 @@ absl::Status ReadInteger(const Json& value, const std::string& where, int64_t& o
 absl::StatusOr<LayoutTensor> ReadTensor(const Json& json, const std::string& where) {
   RETURN_IF_ERROR(CheckKeys(json, where, {"name", "shape", "format", "granule", "tied_to"}));
   LayoutTensor tensor;
+  tensor.space = "fp32";
   if (!json.contains("name")) return Wrong(where + ".name", "there; every tensor has one");
   RETURN_IF_ERROR(ReadText(json, "name", where, tensor.name));
   RETURN_IF_ERROR(ReadText(json, "format", where, tensor.space));
@@ -73,8 +100,7 @@ absl::StatusOr<LayoutTensor> ReadTensor(const Json& json, const std::string& whe
 }  // namespace
 
 absl::StatusOr<LayoutSpec> ParseLayoutSpec(absl::string_view text) {
-  const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return absl::InvalidArgumentError("the specification is no JSON");
+  ASSIGN_OR_RETURN(const Json json, ParseJson(text));
   RETURN_IF_ERROR(CheckKeys(json, "the specification", {"mesh", "bucket_elements", "tensors"}));
   LayoutSpec spec;
   std::string mesh;

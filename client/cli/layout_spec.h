@@ -3,7 +3,7 @@
 //   {"mesh": "ddp=2,fsdp=4",                       as core/mesh_spec.h reads it
 //    "bucket_elements": 16777216,                  optional, as LayoutOptions
 //    "tensors": [{"name": "embed.w", "shape": [1000, 64],
-//                 "format": "bf16",                optional: tensors of different formats share no bucket
+//                 "format": "bf16",                optional: tensors of different formats share no bucket; unset: fp32
 //                 "granule": "rows:1",             optional, as core/granule.h reads it; unset: flat:256
 //                 "tied_to": "head.w"}]}           optional
 // Pure and thread-safe.
@@ -25,7 +25,8 @@ struct LayoutSpec {
   LayoutOptions options;  // num_shards is that of the mesh
 };
 
-// InvalidArgument: no JSON, an unknown or missing key, or a value of another type, with its place
+// InvalidArgument: no JSON (with the byte where it ends to be), a key that is unknown, missing or there twice, or a
+// value of another type, with its place
 // ("tensors[3].shape[0]"); or what ParseMeshSpec and ParseGranule refuse. Names and sizes are for BucketLayout to
 // check.
 absl::StatusOr<LayoutSpec> ParseLayoutSpec(absl::string_view json);

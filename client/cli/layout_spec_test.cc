@@ -20,12 +20,17 @@ TEST(ParseLayoutSpec, ReadsEverything) {
   EXPECT_EQ(spec->tensors[0].granule.ToString(), "rows:1");
   EXPECT_EQ(spec->tensors[0].space, "int8_row");
   EXPECT_EQ(spec->tensors[1].granule.ToString(), "flat:256");
+  EXPECT_EQ(spec->tensors[1].space, "fp32");
   EXPECT_EQ(spec->tensors[1].tied_to, "a");
 }
 
 TEST(ParseLayoutSpec, WhatIsWrong_IsNamedWithItsPlace) {
   const std::pair<const char*, const char*> cases[] = {
-      {"{", "no JSON"},
+      {"{", "no JSON at byte 2"},
+      {"", "no JSON at byte 1"},
+      {"{\"mesh\": \"\xff\"}", "no JSON at byte 11"},
+      {R"({"mesh": "fsdp=2", "tensors": [], "mesh": "fsdp=4"})", "the key \"mesh\" twice"},
+      {R"({"mesh": "fsdp=2", "tensors": [{"name": "a", "shape": [1], "name": "b"}]})", "the key \"name\" twice"},
       {"[]", "not an object"},
       {R"({"tensors": []})", "mesh is not there"},
       {R"({"mesh": 3, "tensors": []})", ".mesh is not a string"},

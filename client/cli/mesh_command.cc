@@ -22,7 +22,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct Flags {
-  std::string shape, names, ranks;
+  std::string shape, names;
+  std::optional<std::string> ranks;
   std::vector<std::string> changes[std::size(kMeshOptions)];  // the texts of each option, in their order
   bool json = false;
 };
@@ -42,9 +43,9 @@ std::optional<std::vector<T>> ParseNumbers(absl::string_view text) {
   return numbers;
 }
 
-std::string BadList(absl::string_view flag, absl::string_view value, absl::string_view example) {
-  return absl::StrCat(flag, " \"", absl::CHexEscape(value), "\" is not a list of whole numbers; write it like ",
-                      example);
+std::string BadList(absl::string_view flag, absl::string_view value, absl::string_view example, int bits) {
+  return absl::StrCat(flag, " \"", absl::CHexEscape(value), "\" is not a list of whole numbers below 2^", bits,
+                      "; write it like ", example);
 }
 
 absl::StatusOr<Mesh> ApplyAll(absl::StatusOr<Mesh> mesh, const std::vector<MeshChange>& changes) {
@@ -54,11 +55,11 @@ absl::StatusOr<Mesh> ApplyAll(absl::StatusOr<Mesh> mesh, const std::vector<MeshC
 
 void RunMesh(const Flags& flags, const std::vector<MeshChange>& changes, CommandResult& result) {
   const auto shape = ParseNumbers<int64_t>(flags.shape);
-  if (!shape.has_value()) return FailUsage(BadList("--shape", flags.shape, "2,2,2"), result);
+  if (!shape.has_value()) return FailUsage(BadList("--shape", flags.shape, "2,2,2", 63), result);
   std::vector<Rank> ranks;
-  if (!flags.ranks.empty()) {
-    const auto numbers = ParseNumbers<int32_t>(flags.ranks);
-    if (!numbers.has_value()) return FailUsage(BadList("--ranks", flags.ranks, "0,2,1,3"), result);
+  if (flags.ranks.has_value()) {
+    const auto numbers = ParseNumbers<int32_t>(*flags.ranks);
+    if (!numbers.has_value()) return FailUsage(BadList("--ranks", *flags.ranks, "0,2,1,3", 31), result);
     for (const int32_t number : *numbers) ranks.push_back(Rank(number));
   }
   const std::vector<std::string> names = SplitNames(flags.names);

@@ -29,7 +29,9 @@ constexpr char kPaddingMark = '.';
 struct Flags {
   ConnectionFlags connection;
   std::string job;
-  std::string spec;  // a file; empty: the plan of a job
+  std::string spec;          // a file; empty: the plan of a job
+  int32_t rank = -1;         // of the file's mesh; below 0: the whole plan
+  std::string reshard_from;  // another file
 };
 
 // The elements of one parameter in its bucket.
@@ -190,6 +192,16 @@ void AddPlanCommand(CLI::App& app, CommandResult& result) {
   CLI::Option* job = AddJobArgument(*command, flags->job);
   command->add_option("--spec", flags->spec, "plan this file's tensors on its mesh instead; no coordinator is needed")
       ->excludes(job);
+  CLI::Option* spec = command->get_option("--spec");
+  CLI::Option* rank =
+      command->add_option("--rank", flags->rank, "with --spec: which boxes of which tensors this rank holds")
+          ->needs(spec)
+          ->check(CLI::NonNegativeNumber);
+  command
+      ->add_option("--reshard-from", flags->reshard_from,
+                   "with --rank: what it copies when this other file's plan is left")
+      ->needs(spec)
+      ->needs(rank);
   AddConnectionOptions(*command, flags->connection);
   command->footer(
       "In the picture a letter is the parameter that has most of the column's elements, \".\" is padding alone.\n"
@@ -197,6 +209,8 @@ void AddPlanCommand(CLI::App& app, CommandResult& result) {
       "  shardctl plan llama\n"
       "  shardctl plan llama --json\n"
       "  shardctl plan --spec model.json\n"
+      "  shardctl plan --spec model.json --rank 3\n"
+      "  shardctl plan --spec model.json --rank 3 --reshard-from older.json --json\n"
       "with model.json like\n"
       "  {\"mesh\": \"ddp=2,fsdp=4\", \"tensors\": [{\"name\": \"embed.w\", \"shape\": [1000, 64], \"format\": "
       "\"bf16\",\n"
@@ -205,7 +219,11 @@ void AddPlanCommand(CLI::App& app, CommandResult& result) {
   command->callback([flags, &result] {
     if (flags->spec.empty() && flags->job.empty()) return FailUsage("plan: name a job, or a file with --spec", result);
     if (!flags->spec.empty()) {
-      absl::StatusOr<std::string> out = PlanFile(flags->spec, flags->connection.json);
+      PlanFileOptions options;
+      if (flags->rank >= 0) options.rank = Rank(flags->rank);
+      options.reshard_from = flags->reshard_from;
+      options.json = flags->connection.json;
+      absl::StatusOr<std::string> out = PlanFile(flags->spec, options);
       if (!out.ok()) return Fail(out.status(), result);
       result.out = *std::move(out);
       return;

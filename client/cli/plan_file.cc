@@ -1,12 +1,17 @@
 #include "client/cli/plan_file.h"
 
-#include <fstream>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/cli/command.h"
 #include "client/cli/layout_spec.h"
+#include "client/cli/table.h"
+#include "client/cli/text_file.h"
+#include "core/layout_boxes.h"
 #include "core/layout_picture.h"
+#include "core/layout_reshard.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -14,46 +19,103 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kMaxFileBytes = size_t{256} << 20;
-constexpr const char* kKinds[] = {"flat", "rows", "block", "whole"};
+constexpr size_t kMaxListedBoxes = size_t{1} << 20;
 
-absl::StatusOr<std::string> ReadText(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read; give a file that is there"));
-  std::string text;
-  char block[1 << 16];
-  while (file.read(block, sizeof(block)) || file.gcount() > 0) {
-    text.append(block, file.gcount());
-    if (text.size() <= kMaxFileBytes) continue;
-    return absl::ResourceExhaustedError(absl::StrCat(path, ": longer than ", kMaxFileBytes, " bytes"));
-  }
-  return text;
-}
-
-absl::StatusOr<BucketLayout> LayoutOfFile(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+absl::StatusOr<StoredPlan> ReadPlan(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
   absl::StatusOr<LayoutSpec> spec = ParseLayoutSpec(text);
   if (!spec.ok()) return Annotate(spec.status(), path);
-  absl::StatusOr<BucketLayout> layout = BucketLayout::Create(std::move(spec->tensors), spec->options);
-  if (!layout.ok()) return Annotate(layout.status(), path);
-  return layout;
+  ASSIGN_OR_RETURN(const Mesh mesh, Mesh::Create(spec->mesh));
+  std::vector<std::string> replicate;
+  for (const MeshDim& dim : spec->mesh.dims) {
+    if (dim.role == DimRole::kReplicate) replicate.push_back(dim.name);
+  }
+  absl::StatusOr<StoredPlan> plan = StoredPlan::Create(std::move(spec->tensors), spec->options, mesh, replicate);
+  if (!plan.ok()) return Annotate(plan.status(), path);
+  return plan;
+}
+
+std::string Listed(const std::vector<int64_t>& numbers) { return absl::StrCat("[", absl::StrJoin(numbers, ","), "]"); }
+
+// {rank, shard, boxes: {name: [{offsets, sizes}]}}: what a rank holds.
+absl::StatusOr<std::string> BoxesOfRank(const StoredPlan& plan, Rank rank, bool json) {
+  ASSIGN_OR_RETURN(const int64_t shard, plan.ShardOf(rank));
+  size_t blocks = 0;  // each is a box of its own
+  for (const LayoutBucket& bucket : plan.layout().buckets()) {
+    if (bucket.kind == GranuleKind::kBlock) blocks += bucket.shard_elements / bucket.granule_elements;
+  }
+  if (blocks > kMaxListedBoxes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("rank ", rank.value(), " holds ", blocks, " blocks; at most ", kMaxListedBoxes, " are listed"));
+  }
+  ASSIGN_OR_RETURN(const std::vector<ShardBox> boxes, BoxesOfShard(plan.layout(), shard));
+  Json by_name = Json::object();
+  Table table({"tensor", "bucket", "offsets", "sizes"});
+  for (const ShardBox& held : boxes) {
+    const std::string& name = plan.layout().tensors()[held.tensor].name;
+    const std::vector<int64_t> offsets(held.local.box.offsets.begin(), held.local.box.offsets.end());
+    const std::vector<int64_t> sizes(held.local.box.sizes.begin(), held.local.box.sizes.end());
+    if (json) by_name[name].push_back({{"offsets", offsets}, {"sizes", sizes}});
+    if (!json) table.AddRow({name, absl::StrCat(held.bucket), Listed(offsets), Listed(sizes)});
+  }
+  if (json) return JsonLine({{"rank", rank.value()}, {"shard", shard}, {"boxes", std::move(by_name)}});
+  return absl::StrCat("rank ", rank.value(), " holds shard ", shard, " of ", plan.layout().num_shards(), "\n\n",
+                      table.ToString());
+}
+
+// {rank, elements, copies: [...]}: what a rank of `to` copies from ranks of `from`.
+absl::StatusOr<std::string> CopiesOfRank(const StoredPlan& from, const StoredPlan& to, Rank rank, bool json) {
+  RETURN_IF_ERROR(CheckReshard(from.layout(), to.layout()));
+  ASSIGN_OR_RETURN(const std::vector<RankCopy> copies, CopiesOf(from, to, rank));
+  Json list = Json::array();
+  Table table({"from rank", "bucket", "offset", "to bucket", "offset", "elements"});
+  int64_t elements = 0;
+  for (const RankCopy& each : copies) {
+    const ShardCopy& copy = each.copy;
+    elements += copy.num_elements;
+    if (json) {
+      list.push_back({{"source", each.source.value()},
+                      {"source_bucket", copy.source_bucket},
+                      {"source_offset", copy.source_offset},
+                      {"destination_bucket", copy.destination_bucket},
+                      {"destination_offset", copy.destination_offset},
+                      {"elements", copy.num_elements}});
+    } else {
+      table.AddRow({absl::StrCat(each.source.value()), absl::StrCat(copy.source_bucket),
+                    absl::StrCat(copy.source_offset), absl::StrCat(copy.destination_bucket),
+                    absl::StrCat(copy.destination_offset), absl::StrCat(copy.num_elements)});
+    }
+  }
+  if (json) return JsonLine({{"rank", rank.value()}, {"elements", elements}, {"copies", std::move(list)}});
+  return absl::StrCat("rank ", rank.value(), " copies ", elements, " elements in ", copies.size(), " runs\n\n",
+                      table.ToString());
 }
 
 }  // namespace
 
-absl::StatusOr<std::string> PlanFile(const std::string& path, bool json) {
-  ASSIGN_OR_RETURN(const BucketLayout layout, LayoutOfFile(path));
-  return json ? JsonLine(LayoutToJson(layout)) : Picture(layout);
+absl::StatusOr<std::string> PlanFile(const std::string& path, const PlanFileOptions& options) {
+  ASSIGN_OR_RETURN(const StoredPlan plan, ReadPlan(path));
+  if (!options.reshard_from.empty()) {
+    ASSIGN_OR_RETURN(const StoredPlan from, ReadPlan(options.reshard_from));
+    return CopiesOfRank(from, plan, *options.rank, options.json);
+  }
+  if (options.rank.has_value()) return BoxesOfRank(plan, *options.rank, options.json);
+  return options.json ? JsonLine(PlanToJson(plan)) : Picture(plan);
 }
 
-Json LayoutToJson(const BucketLayout& layout) {
-  Json padding = Json::object(), buckets = Json::array(), placements = Json::array();
+Json PlanToJson(const StoredPlan& plan) {
+  const BucketLayout& layout = plan.layout();
+  Json padding = Json::object(), buckets = Json::array(), placements = Json::array(), ranks = Json::array();
+  for (int64_t shard = 0; shard < layout.num_shards(); ++shard) {
+    Json& holders = ranks.emplace_back(Json::array());
+    for (const Rank rank : plan.RanksOf(shard)) holders.push_back(rank.value());
+  }
   for (const KindPadding& sum : layout.PaddingByKind()) {
-    padding[kKinds[static_cast<int>(sum.kind)]] = {{"elements", sum.num_elements}, {"padding", sum.padding}};
+    padding[std::string(GranuleKindName(sum.kind))] = {{"elements", sum.num_elements}, {"padding", sum.padding}};
   }
   for (const LayoutBucket& bucket : layout.buckets()) {
     buckets.push_back({{"format", bucket.space},
-                       {"kind", kKinds[static_cast<int>(bucket.kind)]},
+                       {"kind", std::string(GranuleKindName(bucket.kind))},
                        {"granule_elements", bucket.granule_elements},
                        {"elements", bucket.num_elements},
                        {"shard_elements", bucket.shard_elements},
@@ -72,8 +134,10 @@ Json LayoutToJson(const BucketLayout& layout) {
                           {"shards", {first, last}},
                           {"tied_to", tensor.tied_to}});
   }
-  return {{"hash", layout.hash()},
+  return {{"hash", plan.hash()},
+          {"mesh", {{"names", plan.mesh().Names()}, {"sizes", plan.mesh().Sizes()}}},
           {"shards", layout.num_shards()},
+          {"ranks", std::move(ranks)},
           {"padding", std::move(padding)},
           {"buckets", std::move(buckets)},
           {"placements", std::move(placements)}};

@@ -2,18 +2,27 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "core/bucket_layout.h"
+#include "core/ids.h"
+#include "core/stored_plan.h"
 
 namespace shardmesh {
 
-// For people (core/layout_picture.h), or JSON. NotFound: no such file. ResourceExhausted: more than 256 MiB. Others:
-// as ParseLayoutSpec and BucketLayout::Create, with the file's name.
-absl::StatusOr<std::string> PlanFile(const std::string& path, bool json);
+struct PlanFileOptions {
+  std::optional<Rank> rank;  // what this rank holds, in place of the whole plan
+  std::string reshard_from;  // another file: what `rank` copies to have its part of this plan
+  bool json = false;
+};
 
-// {hash, shards, padding: {kind: {elements, padding}}, buckets, placements}.
-nlohmann::ordered_json LayoutToJson(const BucketLayout& layout);
+// For people (core/layout_picture.h, or tables), or JSON. NotFound: no such file or rank. ResourceExhausted: more than
+// 256 MiB, or more boxes or copies than are listed. Others: as ParseLayoutSpec, StoredPlan::Create and CopiesInto, with
+// the file's name. REQUIRES: a rank when reshard_from is set.
+absl::StatusOr<std::string> PlanFile(const std::string& path, const PlanFileOptions& options);
+
+// {hash, mesh, shards, ranks: [those of each shard], padding: {kind: {elements, padding}}, buckets, placements}.
+nlohmann::ordered_json PlanToJson(const StoredPlan& plan);
 
 }  // namespace shardmesh

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <random>
 
 #include "absl/strings/str_cat.h"
@@ -26,8 +27,8 @@ TEST(ShardctlTest, CommandLine_Wrong_IsUsage) {
   EXPECT_THAT(RunShardctl({"foo", "mesh"}), Exits(kExitUsage, "--shape is required"));
   EXPECT_THAT(RunShardctl({"\x1b"}), Exits(kExitUsage, "no command \"\\x1b\""));
   EXPECT_THAT(RunShardctl({"nonsense"}), Exits(kExitUsage, "--help"));
-  EXPECT_THAT(RunShardctl({"names"}), Exits(kExitUsage, "a command is required: one of canonical\n"));
-  EXPECT_THAT(RunShardctl({"names", "foo"}), Exits(kExitUsage, "no command \"foo\"; it is one of canonical\n"));
+  EXPECT_THAT(RunShardctl({"names"}), Exits(kExitUsage, "a command is required: one of canonical, table\n"));
+  EXPECT_THAT(RunShardctl({"names", "foo"}), Exits(kExitUsage, "no command \"foo\"; it is one of canonical, table\n"));
   EXPECT_THAT(RunShardctl({"names", "canonical"}), Exits(kExitUsage, "name is required"));
   EXPECT_THAT(RunShardctl({"names", "canonical", "a", "b"}), Exits(kExitUsage, "b"));
   EXPECT_THAT(RunShardctl({"mesh", "--names", "a"}), Exits(kExitUsage, "--shape is required"));
@@ -35,8 +36,8 @@ TEST(ShardctlTest, CommandLine_Wrong_IsUsage) {
 }
 
 TEST(ShardctlTest, Help_ShowsExamples) {
-  for (const char* command :
-       {"up", "jobs", "status", "plan", "versions", "pull", "digest", "delete", "mesh", "names", "names canonical"}) {
+  for (const char* command : {"up", "jobs", "status", "plan", "versions", "pull", "digest", "delete", "mesh", "names",
+                              "names canonical", "names table"}) {
     std::vector<std::string> args = absl::StrSplit(command, ' ');
     args.push_back("--help");
     const CommandResult help = RunShardctl(args);
@@ -82,6 +83,24 @@ TEST(NamesCommandTest, Canonical_BadName_IsAnError) {
   EXPECT_THAT(RunShardctl({"names", "canonical", "\xff", "--json"}), Exits(kExitError, "name \"\\xff\" is not UTF-8"));
   EXPECT_THAT(RunShardctl({"names", "canonical", "w", "--root-wrapper", "x"}),
               Exits(kExitError, "\"x\" is no wrapper"));
+}
+
+TEST(NamesCommandTest, Table_TranslatesAFile_TiesAndCollisions) {
+  const std::string path = ::testing::TempDir() + "/names.txt";
+  std::ofstream(path) << "_orig_mod.embed.w\n\nhead.w\t_orig_mod.embed.w\r\n";
+  EXPECT_EQ(RunShardctl({"names", "table", path}).out,
+            "raw                canonical  stored as\n"
+            "_orig_mod.embed.w  embed.w    embed.w\n"
+            "head.w             head.w     embed.w\n"
+            "2 names, 1 tensors stored\n");
+  EXPECT_EQ(RunShardctl({"names", "table", path, "--json"}).out,
+            "{\"names\":[{\"raw\":\"_orig_mod.embed.w\",\"canonical\":\"embed.w\",\"storage\":\"embed.w\"},"
+            "{\"raw\":\"head.w\",\"canonical\":\"head.w\",\"storage\":\"embed.w\"}],\"storages\":[\"embed.w\"]}\n");
+  std::ofstream(path) << "a.w\n_orig_mod.a.w\n";
+  EXPECT_THAT(RunShardctl({"names", "table", path}),
+              Exits(kExitError, "names.txt line 2: names \"a.w\" and \"_orig_mod.a.w\" both"));
+  EXPECT_THAT(RunShardctl({"names", "table", "/nowhere/n"}), Exits(kExitError, "/nowhere/n: cannot be read"));
+  EXPECT_THAT(RunShardctl({"names", "table", ::testing::TempDir()}), Exits(kExitError, "cannot be read"));
 }
 
 CommandResult MeshResult(std::vector<std::string> args) {

@@ -22,7 +22,7 @@
 #include "core/mesh.h"
 #include "core/names.h"
 #include "core/placement.h"
-#include "python/binding/stored_plan.h"
+#include "core/stored_plan.h"
 
 namespace shardmesh::python {
 
@@ -44,6 +44,23 @@ template <typename T>
 T OrThrow(absl::StatusOr<T> result) {
   if (!result.ok()) throw StatusError(result.status());
   return *std::move(result);
+}
+
+// A number as an argument: see its caster below.
+struct Integer {
+  int64_t value = 0;
+};
+
+inline std::vector<int64_t> ToVector(const std::vector<Integer>& numbers) {
+  std::vector<int64_t> values;
+  for (const Integer& number : numbers) values.push_back(number.value);
+  return values;
+}
+
+// An int for a message: its value, or its size when that has more digits than anyone reads.
+inline std::string ToText(py::handle number) {
+  const auto bits = number.attr("bit_length")().cast<int64_t>();
+  return bits <= 128 ? py::str(number).cast<std::string>() : absl::StrCat("an integer of ", bits, " bits");
 }
 
 // One name, or a sequence of them. (pybind11 takes no string for a sequence.)
@@ -70,15 +87,32 @@ void BindLayout(py::module_& module);
 
 namespace pybind11::detail {
 
+// Any Python int; one beyond 64 bits is InvalidArgument with its value, not a TypeError about the call.
+template <>
+struct type_caster<shardmesh::python::Integer> {
+  PYBIND11_TYPE_CASTER(shardmesh::python::Integer, const_name("int"));
+
+  bool load(handle source, bool convert) {
+    make_caster<int64_t> number;
+    if (number.load(source, convert)) {
+      value.value = cast_op<int64_t>(number);
+      return true;
+    }
+    if (!PyLong_Check(source.ptr())) return false;
+    throw shardmesh::python::StatusError(absl::InvalidArgumentError(
+        absl::StrCat(shardmesh::python::ToText(source), " is beyond 64 bits: numbers lie from -2^63 to 2^63 - 1")));
+  }
+};
+
 // A rank is an int. InvalidArgument (not a silent cut) beyond 32 bits.
 template <>
 struct type_caster<shardmesh::Rank> {
   PYBIND11_TYPE_CASTER(shardmesh::Rank, const_name("int"));
 
   bool load(handle source, bool convert) {
-    make_caster<int64_t> number;
+    make_caster<shardmesh::python::Integer> number;
     if (!number.load(source, convert)) return false;
-    const auto rank = cast_op<int64_t>(number);
+    const int64_t rank = cast_op<shardmesh::python::Integer&>(number).value;
     if (rank != static_cast<int32_t>(rank)) {
       throw shardmesh::python::StatusError(absl::InvalidArgumentError(
           absl::StrCat("rank ", rank, " is none: ranks lie from 0 to ", std::numeric_limits<int32_t>::max())));
@@ -114,6 +148,6 @@ struct type_caster<shardmesh::LayoutTensor> : ConstructedCaster<shardmesh::Layou
 template <>
 struct type_caster<shardmesh::DimPlacement> : ConstructedCaster<shardmesh::DimPlacement> {};
 template <>
-struct type_caster<shardmesh::python::StoredPlan> : ConstructedCaster<shardmesh::python::StoredPlan> {};
+struct type_caster<shardmesh::StoredPlan> : ConstructedCaster<shardmesh::StoredPlan> {};
 
 }  // namespace pybind11::detail

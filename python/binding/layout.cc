@@ -13,18 +13,18 @@ namespace {
 
 constexpr int64_t kMaxStoredBoxes = int64_t{1} << 22;
 
-LayoutTensor CreateTensor(std::string name, std::vector<int64_t> shape, std::string format, const std::string& granule,
-                          std::string tied_to) {
+LayoutTensor CreateTensor(std::string name, const std::vector<Integer>& shape, std::string format,
+                          const std::string& granule, std::string tied_to) {
   absl::StatusOr<Granule> parsed = ParseGranule(granule);
   if (!parsed.ok()) throw StatusError(Annotate(parsed.status(), absl::StrCat("parameter \"", name, "\"")));
-  return {std::move(name), std::move(shape), std::move(format), *parsed, std::move(tied_to)};
+  return {std::move(name), ToVector(shape), std::move(format), *parsed, std::move(tied_to)};
 }
 
 StoredPlan CreatePlan(const Mesh& mesh, const std::vector<std::string>& replicate, std::vector<LayoutTensor> tensors,
-                      std::optional<int64_t> bucket_elements, std::optional<double> max_padding,
+                      std::optional<Integer> bucket_elements, std::optional<double> max_padding,
                       std::optional<double> max_coarse_padding) {
   LayoutOptions options;
-  options.bucket_elements = bucket_elements.value_or(options.bucket_elements);
+  if (bucket_elements.has_value()) options.bucket_elements = bucket_elements->value;
   options.max_padding = max_padding.value_or(options.max_padding);
   options.max_coarse_padding = max_coarse_padding.value_or(options.max_coarse_padding);
   return OrThrow(StoredPlan::Create(std::move(tensors), options, mesh, replicate));
@@ -35,8 +35,9 @@ py::list Buckets(const StoredPlan& plan) {
   for (const LayoutBucket& bucket : plan.layout().buckets()) {
     py::list names;
     for (const int32_t tensor : bucket.tensors) names.append(plan.layout().tensors()[tensor].name);
-    buckets.append(py::make_tuple(bucket.space, KindName(bucket.kind), bucket.granule_elements, bucket.owned,
-                                  bucket.num_elements, bucket.shard_elements, bucket.padding, py::tuple(names)));
+    buckets.append(py::make_tuple(bucket.space, std::string(GranuleKindName(bucket.kind)), bucket.granule_elements,
+                                  bucket.owned, bucket.num_elements, bucket.shard_elements, bucket.padding,
+                                  py::tuple(names)));
   }
   return buckets;
 }
@@ -44,7 +45,8 @@ py::list Buckets(const StoredPlan& plan) {
 py::dict Padding(const StoredPlan& plan) {
   py::dict padding;
   for (const KindPadding& kind : plan.layout().PaddingByKind()) {
-    padding[py::str(KindName(kind.kind))] = py::make_tuple(kind.num_buckets, kind.num_elements, kind.padding);
+    padding[py::str(std::string(GranuleKindName(kind.kind)))] =
+        py::make_tuple(kind.num_buckets, kind.num_elements, kind.padding);
   }
   return padding;
 }
@@ -99,15 +101,12 @@ py::dict StoredBoxes(const StoredPlan& plan, Rank rank) {
   return by_name;
 }
 
-// What `rank` of `to` copies from the ranks of `from`: itself where it has the source, else the replica whose turn it
-// is.
+// The shapes and formats of all parameters are compared by the caller, once: CheckReshard.
 py::list Copies(const StoredPlan& from, const StoredPlan& to, Rank rank) {
   py::list copies;
-  for (const ShardCopy& copy : OrThrow(CopiesInto(from.layout(), to.layout(), OrThrow(to.ShardOf(rank))))) {
-    const std::vector<Rank> ranks = from.RanksOf(copy.source_shard);
-    const bool own = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-    const Rank source = own ? rank : ranks[rank.value() % ranks.size()];
-    copies.append(py::make_tuple(source, copy.source_bucket, copy.source_offset, copy.destination_bucket,
+  for (const RankCopy& each : OrThrow(CopiesOf(from, to, rank))) {
+    const ShardCopy& copy = each.copy;
+    copies.append(py::make_tuple(each.source, copy.source_bucket, copy.source_offset, copy.destination_bucket,
                                  copy.destination_offset, copy.num_elements));
   }
   return copies;
@@ -146,7 +145,7 @@ void BindLayout(py::module_& module) {
       .def(py::init(&CreatePlan), py::arg("mesh"), py::arg("replicate"), py::arg("tensors"),
            py::arg("bucket_elements") = py::none(), py::arg("max_padding") = py::none(),
            py::arg("max_coarse_padding") = py::none())
-      .def_property_readonly("hash", [](const StoredPlan& plan) { return plan.layout().hash(); })
+      .def_property_readonly("hash", &StoredPlan::hash)
       .def_property_readonly("num_shards", [](const StoredPlan& plan) { return plan.layout().num_shards(); })
       .def_property_readonly("buckets", &Buckets)
       .def_property_readonly("padding", &Padding)
@@ -154,9 +153,16 @@ void BindLayout(py::module_& module) {
       .def("parts", &PartsOf, py::arg("name"))
       .def("boxes", &BoxesByPlacements, py::arg("name"), py::arg("placements"), py::arg("rank"))
       .def("stored_boxes", &StoredBoxes, py::arg("rank"))
+      .def(
+          "check_reshard",
+          [](const StoredPlan& from, const StoredPlan& to) {
+            const absl::Status status = CheckReshard(from.layout(), to.layout());
+            if (!status.ok()) throw StatusError(status);
+          },
+          py::arg("to"))
       .def("copies_into", &Copies, py::arg("to"), py::arg("rank"))
       .def_property_readonly("shapes", &Shapes)
-      .def("picture", [](const StoredPlan& plan) { return Picture(plan.layout()); });
+      .def("picture", [](const StoredPlan& plan) { return Picture(plan); });
 }
 
 }  // namespace shardmesh::python

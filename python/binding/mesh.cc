@@ -12,8 +12,10 @@ namespace {
 
 using Sizes = std::vector<int64_t>;
 
-Mesh CreateMesh(const Sizes& shape, const std::vector<std::string>& names, std::optional<std::vector<Rank>> ranks) {
-  return OrThrow(ranks.has_value() ? Mesh::Create(shape, names, *std::move(ranks)) : Mesh::Create(shape, names));
+Mesh CreateMesh(const std::vector<Integer>& shape, const std::vector<std::string>& names,
+                std::optional<std::vector<Rank>> ranks) {
+  const Sizes sizes = ToVector(shape);
+  return OrThrow(ranks.has_value() ? Mesh::Create(sizes, names, *std::move(ranks)) : Mesh::Create(sizes, names));
 }
 
 // Ranks [begin, end) as lists nested by sizes[depth], sizes[depth + 1], ...
@@ -99,9 +101,8 @@ void DefineOperations(py::class_<Mesh>& type) {
       "keep_rest=False: of this dimension alone, the others are sliced away.");
   type.def(
       "unflatten",
-      [](const Mesh& mesh, const std::string& name, const Sizes& sizes, const std::vector<std::string>& names) {
-        return OrThrow(mesh.Unflatten(name, sizes, names));
-      },
+      [](const Mesh& mesh, const std::string& name, const std::vector<Integer>& sizes,
+         const std::vector<std::string>& names) { return OrThrow(mesh.Unflatten(name, ToVector(sizes), names)); },
       py::arg("name"), py::arg("sizes"), py::arg("names"),
       "Splits one dimension into `names` of `sizes`, the first slowest, in its place.");
   type.def_static(
@@ -128,8 +129,8 @@ void DefineQueries(py::class_<Mesh>& type) {
       "The index of the instance that the rank lies in.");
   type.def(
       "rank_at",
-      [](const Mesh& mesh, const Sizes& coordinate, int64_t instance) {
-        return OrThrow(mesh.RankAt(coordinate, instance));
+      [](const Mesh& mesh, const std::vector<Integer>& coordinate, Integer instance) {
+        return OrThrow(mesh.RankAt(ToVector(coordinate), instance.value));
       },
       py::arg("coordinate"), py::arg("instance") = 0, "The rank there: the inverse of coordinate() and instance().");
   type.def(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Union
+from typing import Any, NamedTuple, Protocol, Union, overload
 
 from . import _core
 from ._core import Flat, Mesh, Owned, Placement, Replicate, Shard, StridedShard
@@ -45,7 +45,7 @@ class Bucket(NamedTuple):
     format: str
     kind: str  # of its granules: flat, rows, block or whole
     granule_elements: int
-    owned: bool  # of whole matrices: shards differ in size, and there is no padding
+    owned: bool  # of whole matrices, each at one owner: shards differ in size
     num_elements: int  # with padding
     shard_elements: int  # of each shard; in an owned bucket, of the largest
     padding: int  # elements of no parameter
@@ -108,6 +108,10 @@ class Reshard(NamedTuple):
     def num_elements(self) -> int:
         return sum(self.elements_from.values())
 
+    @property
+    def num_copies(self) -> int:
+        return len(self.copies)
+
 
 # One for each dimension of the mesh, or by their names (the others replicate).
 Placements = Union[Sequence[Placement], "Mapping[str, Placement]"]
@@ -135,7 +139,7 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """32 hexadecimal digits, of parameters, number of shards and options: equal hashes, equal layouts."""
+        """32 hexadecimal digits: equal hashes, equal parameters at equal places on the same ranks."""
         return self._core.hash
 
     @property
@@ -186,15 +190,28 @@ class Plan:
             by_name[name] = [Box(*box) for box in self._core.boxes(name, given, rank)]
         return by_name
 
-    def reshard_to(self, other: Plan, rank: int) -> Reshard:
-        """What `rank` of the other plan's mesh copies from ranks of this one's to fill its shard.
+    @overload
+    def reshard_to(self, other: Plan) -> dict[int, Reshard]: ...
 
-        A rank of both meshes copies from itself what it has. NotFound: the rank is not in the other mesh, or the other
-        plan has a parameter that this one lacks. InvalidArgument: a parameter has another shape there, or is cut into
-        blocks in only one of them.
+    @overload
+    def reshard_to(self, other: Plan, rank: int) -> Reshard: ...
+
+    def reshard_to(self, other: Plan, rank: int | None = None) -> Reshard | dict[int, Reshard]:
+        """What `rank` of the other plan's mesh, or each of its ranks, copies from ranks of this one's.
+
+        It then has its shard of the other plan filled. A rank of both meshes copies from itself what it has. NotFound:
+        the rank is not in the other mesh, or the other plan has a parameter that this one lacks. InvalidArgument: a
+        parameter has another shape or format there, or is cut into blocks in only one of them. ResourceExhausted: more
+        than 2^20 copies for one rank.
         """
         if not isinstance(other, Plan):
             raise TypeError(f"other is {other!r:.200}; give a Plan")
+        self._core.check_reshard(other._core)
+        if rank is not None:
+            return self._copies(other, rank)
+        return {each: self._copies(other, each) for each in other.mesh.ranks}
+
+    def _copies(self, other: Plan, rank: int) -> Reshard:
         copies = [Copy(*copy) for copy in self._core.copies_into(other._core, rank)]
         elements_from: dict[int, int] = {}
         for copy in copies:
@@ -227,8 +244,9 @@ def plan(
     replicate: the dimensions of the mesh along which every rank holds the same. Without it, those named ddp,
       dp_replicate or replicate. All others shard.
     format, granule: of parameters that name none. A format is any text: parameters of two formats share no bucket.
-    bucket_elements, max_padding, max_coarse_padding: a bucket is closed when it has so many elements, and its padding
-      is at most this part of it; the last one for granules of more than 4,096 elements.
+    bucket_elements, max_padding, max_coarse_padding: a bucket is closed when it has so many elements, and what fills it
+      up to equal shards is at most this part of it; the last one for granules of more than 4,096 elements. What fills a
+      parameter's last granule comes on top: it is less than a granule for each parameter.
 
     InvalidArgument: a bad or repeated name, shape or granule, or a tie to another shape. NotFound: `replicate` names no
     dimension of the mesh. ResourceExhausted: more elements than a layout can have.

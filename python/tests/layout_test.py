@@ -240,8 +240,36 @@ class ReshardTest(unittest.TestCase):
         self.assertEqual([set(source.reshard_to(target, rank).elements_from) for rank in target.mesh.ranks],
                          [{0}, {5}, {2}, {7}])
 
+    def test_without_a_rank_every_rank_is_listed(self):
+        source, target = layout.plan({"w": (100, 64)}, HSDP), layout.plan({"w": (100, 64)}, Mesh([3], ["fsdp"], [5, 9, 1]))
+        moved = source.reshard_to(target)
+        self.assertEqual(moved, {rank: source.reshard_to(target, rank) for rank in (5, 9, 1)})
+        self.assertEqual(sum(each.num_elements for each in moved.values()), 6400)
+        self.assertEqual(moved[5].num_copies, len(moved[5].copies))
+
+    def test_hash_says_which_rank_holds_what(self):
+        plans = [layout.plan({"w": (100, 64)}, mesh, replicate=replicate) for mesh, replicate in (
+            (Mesh([4], ["fsdp"]), []), (Mesh([4], ["fsdp"], [3, 2, 1, 0]), []),
+            (Mesh([2, 2], ["a", "b"]), ["a"]), (Mesh([2, 2], ["a", "b"]), ["b"]))]
+        self.assertEqual(len({plan.hash for plan in plans}), len(plans))
+        with self.assertRaises(errors.InvalidArgument):
+            layout.plan({"w": (1,)}, Mesh([2], ["a"]), replicate=["a", "a"])
+
+    def test_numbers_beyond_64_bits_are_named(self):
+        for big, text in ((2**63, str(2**63)), (-(2**70), str(-(2**70))), (10**5000, "16610 bits")):
+            for call in (lambda: Mesh([big], ["a"]), lambda: Mesh([1], ["a"], [big]), lambda: HSDP.coordinate(big),
+                         lambda: layout.plan({"w": (big,)}, HSDP), lambda: layout.plan({}, HSDP, bucket_elements=big)):
+                with self.assertRaisesRegex(errors.InvalidArgument, text):
+                    call()
+
     def test_other_models_are_refused(self):
         plan = layout.plan({"w": (10, 64)}, HSDP)
+        small, other = layout.plan({"w": (11, 4), "b": (10,)}, HSDP), layout.plan({"w": (10, 4), "b": (10,)}, HSDP)
+        for rank in range(8):  # also those that hold nothing of the parameter that differs
+            with self.assertRaises(errors.InvalidArgument):
+                small.reshard_to(other, rank)
+            with self.assertRaises(errors.InvalidArgument):
+                plan.reshard_to(layout.plan({"w": (10, 64)}, HSDP, format="bf16"), rank)
         with self.assertRaises(errors.NotFound):
             plan.reshard_to(layout.plan({"v": (10, 64)}, HSDP), 0)
         with self.assertRaises(errors.InvalidArgument):

@@ -119,13 +119,13 @@ class MeshErrorsTest(unittest.TestCase):
         self.expect(LookupError, lambda: cube().coordinate(8), "8")
 
     def test_wrong_types_are_type_errors(self):
-        for bad in (None, 3, 2.5, "ab", b"ab", {"a"}, {"a": 2}, [None], [[2]], [2.0], [2**70], object()):
+        for bad in (None, 3, 2.5, "ab", b"ab", {"a"}, {"a": 2}, [None], [[2]], [2.0], object()):
             self.expect(TypeError, lambda: Mesh(bad, ["a"]))
             self.expect(TypeError, lambda: cube().unflatten("ddp", bad, ["a"]))
             self.expect(TypeError, lambda: cube().rank_at(bad))
         for bad in (None, 3, {"a"}, [None], [3], "ab", ["\ud800"], [["a"]]):
             self.expect(TypeError, lambda: Mesh([2], bad))
-        for bad in ("5", 5.0, None, [5], 2**70):
+        for bad in ("5", 5.0, None, [5]):
             self.expect(TypeError, lambda: cube().coordinate(bad))
             self.expect(TypeError, lambda: cube().restrict([bad]))
         for bad in (None, cube(), [None], ["ddp"], [Mesh.__new__(Mesh)]):

@@ -1,7 +1,7 @@
 // StoredPlan: a BucketLayout on the ranks of a mesh: which rank holds which shard.
 //
 // Coordinates along the dimensions that do not replicate number the shards, in mesh order, the first dimension slowest.
-// Immutable and thread-safe.
+// A pure function of its arguments; immutable and thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "core/bucket_layout.h"
+#include "core/layout_reshard.h"
 #include "core/mesh.h"
 
-namespace shardmesh::python {
+namespace shardmesh {
 
 // What one shard holds of a tensor.
 struct StoredPart {
@@ -24,12 +25,13 @@ struct StoredPart {
 class StoredPlan {
  public:
   // `replicate`: the dimensions of the mesh along which every rank holds the same. options.num_shards is set here.
-  // Errors as BucketLayout::Create; NotFound: `replicate` names no dimension of the mesh.
+  // Errors as BucketLayout::Create. NotFound: `replicate` names no dimension of the mesh. InvalidArgument: one twice.
   static absl::StatusOr<StoredPlan> Create(std::vector<LayoutTensor> tensors, LayoutOptions options, const Mesh& mesh,
                                            const std::vector<std::string>& replicate);
 
   const BucketLayout& layout() const { return layout_; }
   const Mesh& mesh() const { return mesh_; }
+  const std::string& hash() const { return hash_; }  // 32 hexadecimal digits: the layout, and which rank holds what
 
   // The ranks that hold a shard, by instance of the mesh, then replica. REQUIRES: 0 <= shard < num_shards.
   std::vector<Rank> RanksOf(int64_t shard) const;
@@ -41,19 +43,23 @@ class StoredPlan {
   absl::StatusOr<std::vector<StoredPart>> PartsOf(absl::string_view name) const;
 
  private:
-  StoredPlan(BucketLayout layout, Mesh mesh, Mesh by_replica)
-      : layout_(std::move(layout)),
-        mesh_(std::move(mesh)),
-        by_replica_(std::move(by_replica)),
-        instances_(by_replica_.Instances()) {}
+  StoredPlan(BucketLayout layout, Mesh mesh, Mesh by_replica);
 
   BucketLayout layout_;
   Mesh mesh_;
   Mesh by_replica_;                           // the same mesh, the dimensions that replicate first
   std::vector<std::vector<Rank>> instances_;  // of by_replica_
+  std::string hash_;
 };
 
-// "flat", "rows", "block" or "whole".
-std::string KindName(GranuleKind kind);
+// A copy, from the rank that makes it possible.
+struct RankCopy {
+  Rank source;
+  ShardCopy copy;
+};
 
-}  // namespace shardmesh::python
+// What `rank` of `to` copies from the ranks of `from`: from itself where it has the source, else from the replica whose
+// turn it is. NotFound: no such rank. Others as CopiesInto (core/layout_reshard.h).
+absl::StatusOr<std::vector<RankCopy>> CopiesOf(const StoredPlan& from, const StoredPlan& to, Rank rank);
+
+}  // namespace shardmesh

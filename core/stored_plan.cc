@@ -1,15 +1,36 @@
-#include "python/binding/stored_plan.h"
+#include "core/stored_plan.h"
 
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "core/digest.h"
 #include "core/status.h"
 
-namespace shardmesh::python {
+namespace shardmesh {
+
+StoredPlan::StoredPlan(BucketLayout layout, Mesh mesh, Mesh by_replica)
+    : layout_(std::move(layout)),
+      mesh_(std::move(mesh)),
+      by_replica_(std::move(by_replica)),
+      instances_(by_replica_.Instances()) {
+  Hasher hasher;
+  hasher.Add("shardmesh stored plan 1");
+  hasher.Add(layout_.hash());
+  hasher.Add(static_cast<int64_t>(instances_.size()));
+  for (const std::vector<Rank>& instance : instances_) {
+    for (const Rank rank : instance) hasher.Add(rank.value());
+  }
+  hash_ = hasher.Hex();
+}
 
 absl::StatusOr<StoredPlan> StoredPlan::Create(std::vector<LayoutTensor> tensors, LayoutOptions options,
                                               const Mesh& mesh, const std::vector<std::string>& replicate) {
-  for (const std::string& name : replicate) RETURN_IF_ERROR(mesh.SizeOf(name));
+  for (const std::string& name : replicate) {
+    RETURN_IF_ERROR(mesh.SizeOf(name).status());
+    if (absl::c_count(replicate, name) == 1) continue;
+    return absl::InvalidArgumentError(absl::StrCat("replicate names ", name, " twice; name a dimension once"));
+  }
   std::vector<std::string> replicas, shards;
   options.num_shards = 1;
   for (const MeshAxis& axis : mesh.Axes()) {
@@ -54,18 +75,16 @@ absl::StatusOr<std::vector<StoredPart>> StoredPlan::PartsOf(absl::string_view na
   return parts;
 }
 
-std::string KindName(GranuleKind kind) {
-  switch (kind) {
-    case GranuleKind::kFlat:
-      return "flat";
-    case GranuleKind::kRows:
-      return "rows";
-    case GranuleKind::kBlock:
-      return "block";
-    case GranuleKind::kWhole:
-      return "whole";
+absl::StatusOr<std::vector<RankCopy>> CopiesOf(const StoredPlan& from, const StoredPlan& to, Rank rank) {
+  ASSIGN_OR_RETURN(const int64_t shard, to.ShardOf(rank));
+  ASSIGN_OR_RETURN(const std::vector<ShardCopy> copies, CopiesInto(from.layout(), to.layout(), shard));
+  std::vector<RankCopy> by_rank;
+  by_rank.reserve(copies.size());
+  for (const ShardCopy& copy : copies) {
+    const std::vector<Rank> ranks = from.RanksOf(copy.source_shard);
+    by_rank.push_back({absl::c_linear_search(ranks, rank) ? rank : ranks[rank.value() % ranks.size()], copy});
   }
-  return "unknown";
+  return by_rank;
 }
 
-}  // namespace shardmesh::python
+}  // namespace shardmesh
