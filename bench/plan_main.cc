@@ -232,7 +232,8 @@ absl::Status PlanBench::MeasureDcp() {
   const std::vector<std::pair<int, int>> sizes =
       flags_.quick ? std::vector<std::pair<int, int>>{{500, 16}, {500, 64}, {2000, 16}}
                    : std::vector<std::pair<int, int>>{{1000, 64}, {1000, 256}, {4000, 64}, {4000, 256}, {8000, 256}};
-  for (const auto& [tensors, ranks] : sizes) {
+  for (const auto& size : sizes) {
+    const int tensors = size.first, ranks = size.second;
     std::vector<LayoutTensor> model;
     for (int i = 0; i < tensors; ++i)
       model.push_back({absl::StrCat("layers.", i, ".weight"), {2 * ranks, 64}, "", {}, ""});
@@ -246,7 +247,7 @@ absl::Status PlanBench::MeasureDcp() {
       RETURN_IF_ERROR(BoxesOfShard(layout, ranks / 2).status());
       return MonotonicSeconds() - start;
     });
-    rounds.Add("dcp", [&, t = tensors, r = ranks] { return Ask(absl::StrCat("dcp ", t, " ", r)); });
+    rounds.Add("dcp", [&] { return Ask(absl::StrCat("dcp ", tensors, " ", ranks)); });
     RETURN_IF_ERROR(rounds.Measure(0, flags_.quick ? 1 : 3));
     report_.Add(Compare(absl::StrCat("plan of ", tensors, " tensors, ", ranks, " ranks / torch DCP, ms"),
                         rounds.seconds("ours"), rounds.seconds("dcp"), 1e3));
@@ -275,7 +276,7 @@ absl::Status PlanBench::AddPadding() {
         for (const KindPadding& sum : layout.PaddingByKind()) padding += static_cast<double>(sum.padding);
         padding /= static_cast<double>(model.NumElements());
         worst[g] = std::max(worst[g], padding);
-        absl::StrAppendFormat(&table, g == 0 ? "%7.4f" : "%12.4f", 100 * padding);
+        absl::StrAppendFormat(&table, "%*.4f", g == 0 ? 7 : 12, 100 * padding);
       }
     }
   }
