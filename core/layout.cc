@@ -119,7 +119,7 @@ Rank Plan::RankOf(ShardPlace place) const {
 
 std::vector<Run> Plan::RunsIn(int bucket, int64_t begin, int64_t end) const {
   std::vector<Run> runs;
-  if (begin == end) return runs;
+  if (begin == end) return runs;  // also of a bucket without elements, which the layout does not have
   for (const Stretch& s : layout_->StretchesIn(bucket, begin, end)) {
     runs.push_back({s.tensor, s.first_element, begin + s.shard_offset, s.num_elements});
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "core/status.h"
 
 namespace shardmesh {
 namespace {
@@ -64,12 +65,24 @@ void AddRange(const LayoutTensor& tensor, int64_t num_elements, const Stretch& s
   }
 }
 
+// Blocks alone are boxes without a bound: all others are a few for each tensor.
+absl::Status CheckNumBlocks(const BucketLayout& layout) {
+  int64_t blocks = 0;
+  for (const LayoutBucket& bucket : layout.buckets()) {
+    if (bucket.kind == GranuleKind::kBlock) blocks += bucket.shard_elements / bucket.granule_elements;
+  }
+  if (blocks <= kMaxShardBoxes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("a shard of ", blocks, " blocks; at most ", kMaxShardBoxes,
+                                                   " boxes are listed: use more shards or larger blocks"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<ShardBox>> BoxesOfShard(const BucketLayout& layout, int64_t shard) {
   if (shard < 0 || shard >= layout.num_shards()) {
     return absl::OutOfRangeError(absl::StrCat("shard ", shard, "; this layout has 0 to ", layout.num_shards() - 1));
   }
+  RETURN_IF_ERROR(CheckNumBlocks(layout));
   std::vector<ShardBox> boxes;
   for (int32_t b = 0; b < static_cast<int32_t>(layout.buckets().size()); ++b) {
     const std::vector<Stretch> stretches = layout.StretchesOf(b, shard);

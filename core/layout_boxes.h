@@ -18,7 +18,10 @@ struct ShardBox {
   LocalBox local;
 };
 
+inline constexpr int64_t kMaxShardBoxes = int64_t{1} << 20;
+
 // All boxes of one shard, by bucket and offset; tied tensors are left out, padding too. OutOfRange: no such shard.
+// ResourceExhausted: more than kMaxShardBoxes (each block is one).
 absl::StatusOr<std::vector<ShardBox>> BoxesOfShard(const BucketLayout& layout, int64_t shard);
 
 }  // namespace shardmesh

@@ -7,6 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "core/element_order_model.h"
 #include "core/matchers.h"
 
 namespace shardmesh {
@@ -34,24 +35,6 @@ void ForEachElement(const LocalBox& local, Visit visit) {
     }
     visit(at, place);
   }
-}
-
-// A tensor's coordinates at an element of its storage; nothing: that is padding. Straight from the definition.
-std::vector<int64_t> CoordinatesAt(const LayoutTensor& tensor, int64_t element) {
-  const std::vector<int64_t>& shape = tensor.shape;
-  std::vector<int64_t> at(shape.size());
-  if (tensor.granule.kind != GranuleKind::kBlock) {
-    for (size_t d = shape.size(); d-- > 0; element /= shape[d]) at[d] = element % shape[d];
-    return element > 0 ? std::vector<int64_t>() : at;
-  }
-  const int64_t side = tensor.granule.size, rows = shape[shape.size() - 2], columns = shape.back();
-  const int64_t across = (columns + side - 1) / side, down = (rows + side - 1) / side;
-  const int64_t in_block = element % (side * side), block = element / (side * side);
-  at[shape.size() - 2] = block % (across * down) / across * side + in_block / side;
-  at[shape.size() - 1] = block % across * side + in_block % side;
-  int64_t matrix = block / (across * down);
-  for (size_t d = shape.size() - 2; d-- > 0; matrix /= shape[d]) at[d] = matrix % shape[d];
-  return at[shape.size() - 2] < rows && at.back() < columns ? at : std::vector<int64_t>();
 }
 
 TEST(BoxesOfShard, RandomModels_EveryElementOnceAndWhereTheStretchesSay) {
@@ -100,6 +83,14 @@ TEST(BoxesOfShard, ABlockAtTheEdge_KeepsTheRowsOfAWholeOne) {
   EXPECT_EQ(boxes[3].local.box.ToString(), "[8:10, 8:12]");
   EXPECT_EQ(boxes[3].local.offset, 3 * 64);
   EXPECT_EQ(boxes[3].local.strides, (Dims{8, 1}));
+}
+
+TEST(BoxesOfShard, BlocksAreBounded) {
+  const auto layout = [](int64_t shards) {
+    return *BucketLayout::Create({{"w", {8 << 10, 8 << 11}, "", *ParseGranule("block:8"), ""}}, Shards(shards));
+  };
+  EXPECT_THAT(BoxesOfShard(layout(1), 0), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("2097152 blocks")));
+  EXPECT_EQ(BoxesOfShard(layout(2), 0)->size(), static_cast<size_t>(kMaxShardBoxes));
 }
 
 TEST(BoxesOfShard, Scalar_AndNoSuchShard) {

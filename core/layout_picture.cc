@@ -156,13 +156,12 @@ std::string Buckets(const BucketLayout& layout, const std::vector<std::string>& 
   return out;
 }
 
-// "shard N", with the ranks that hold it when there is a plan; all of one width.
-std::vector<std::string> Labels(const BucketLayout& layout, const StoredPlan* plan) {
+// "shard N" with the ranks that hold it, all of one width.
+std::vector<std::string> Labels(const StoredPlan& plan) {
   std::vector<std::string> labels;
   size_t width = 0;
-  for (int64_t shard = 0; shard < std::min(layout.num_shards(), kMaxDrawn); ++shard) {
-    std::string label = absl::StrFormat("shard %-3d ", shard);
-    if (plan != nullptr) absl::StrAppend(&label, " ", RanksText(*plan, shard), "  ");
+  for (int64_t shard = 0; shard < std::min(plan.layout().num_shards(), kMaxDrawn); ++shard) {
+    std::string label = absl::StrFormat("shard %-3d  %s  ", shard, RanksText(plan, shard));
     width = std::max(width, label.size());
     labels.push_back(std::move(label));
   }
@@ -172,17 +171,12 @@ std::vector<std::string> Labels(const BucketLayout& layout, const StoredPlan* pl
 
 }  // namespace
 
-std::string Picture(const BucketLayout& layout) {
-  return absl::StrCat("layout ", layout.hash(), "\n", Totals(layout), OtherTensors(layout),
-                      Buckets(layout, Labels(layout, nullptr)));
-}
-
 std::string Picture(const StoredPlan& plan) {
   const std::string mesh = absl::StrJoin(plan.mesh().Axes(), ",", [](std::string* out, const MeshAxis& axis) {
     absl::StrAppend(out, axis.name, "=", axis.size);
   });
   return absl::StrCat("plan ", plan.hash(), " on mesh ", mesh, "\n", Totals(plan.layout()), OtherTensors(plan.layout()),
-                      Buckets(plan.layout(), Labels(plan.layout(), &plan)));
+                      Buckets(plan.layout(), Labels(plan)));
 }
 
 }  // namespace shardmesh

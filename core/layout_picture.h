@@ -18,6 +18,5 @@ namespace shardmesh {
 // Tensors that lie in no bucket of their own (tied ones, those without elements) are listed. At most 16 buckets with 16
 // shards each are drawn; what is left out is said.
 std::string Picture(const StoredPlan& plan);
-std::string Picture(const BucketLayout& layout);  // the same without ranks
 
 }  // namespace shardmesh

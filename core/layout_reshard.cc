@@ -5,6 +5,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/element_order.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -15,20 +16,13 @@ std::string Described(const LayoutTensor& tensor) {
   return absl::StrCat(space, "[", absl::StrJoin(tensor.shape, ","), "] in ", tensor.granule.ToString());
 }
 
-bool SameOrder(const Granule& a, const Granule& b) {
-  const bool blocks = a.kind == GranuleKind::kBlock || b.kind == GranuleKind::kBlock;
-  return !blocks || a == b;
-}
-
 absl::StatusOr<int> SourceOf(const BucketLayout& from, const LayoutTensor& tensor) {
   ASSIGN_OR_RETURN(const int index, from.IndexOf(tensor.name));
   const LayoutTensor& source = from.tensors()[index];
-  if (source.shape == tensor.shape && source.space == tensor.space && SameOrder(source.granule, tensor.granule))
-    return index;
+  if (source.shape == tensor.shape && source.space == tensor.space) return index;
   return absl::InvalidArgumentError(absl::StrCat(
       "tensor \"", absl::CHexEscape(tensor.name), "\" is ", Described(source), " granules there and ",
-      Described(tensor),
-      " here; resharding keeps the shape, the format and the order of elements: export it and import it again"));
+      Described(tensor), " here; resharding keeps the shape and the format: export it and import it again"));
 }
 
 // Where element `first` of a tensor lies, and how many behind it lie in one row.
@@ -42,6 +36,32 @@ Found Locate(const BucketLayout& layout, int tensor, int64_t first) {
   const int64_t shard_elements = layout.buckets()[place.bucket].shard_elements, at = place.offset + first;
   return {at / shard_elements, at % shard_elements, shard_elements - at % shard_elements};
 }
+
+// Elements that lie consecutively at both ends, from the tensor's storage here to its storage there.
+struct Piece {
+  int64_t source = ElementOrder::kPadding;  // kPadding: nothing is copied
+  int64_t num_elements = 0;
+};
+
+// Both orders of one tensor.
+class Orders {
+ public:
+  Orders(const LayoutTensor& from, const LayoutTensor& to, int64_t num_stored)
+      : same_(from.granule == to.granule), num_stored_(num_stored), from_(from), to_(to) {}
+
+  Piece From(int64_t stored) const {
+    if (same_) return {stored, num_stored_ - stored};  // with the padding inside blocks
+    const ElementOrder::Run here = to_.AtStored(stored);
+    if (here.at == ElementOrder::kPadding) return {ElementOrder::kPadding, here.num_elements};
+    const ElementOrder::Run there = from_.AtRowMajor(here.at);
+    return {there.at, std::min(here.num_elements, there.num_elements)};
+  }
+
+ private:
+  const bool same_;
+  const int64_t num_stored_;
+  const ElementOrder from_, to_;
+};
 
 bool Continues(const ShardCopy& last, const ShardCopy& next) {
   return last.source_bucket == next.source_bucket && last.destination_bucket == next.destination_bucket &&
@@ -64,9 +84,15 @@ absl::StatusOr<std::vector<ShardCopy>> CopiesInto(const BucketLayout& from, cons
       const TensorPlace& place = to.places()[stretch.tensor];
       const int64_t stored = tensor.granule.kind == GranuleKind::kBlock ? place.padded_elements : place.num_elements;
       const int64_t end = std::min(stretch.first_element + stretch.num_elements, stored);
+      const Orders orders(from.tensors()[source], tensor, stored);
       for (int64_t at = stretch.first_element; at < end;) {
-        const Found found = Locate(from, source, at);
-        const int64_t n = std::min(found.num_elements, end - at);
+        const Piece piece = orders.From(at);
+        if (piece.source == ElementOrder::kPadding) {
+          at += piece.num_elements;
+          continue;
+        }
+        const Found found = Locate(from, source, piece.source);
+        const int64_t n = std::min({piece.num_elements, found.num_elements, end - at});
         const ShardCopy copy = {from.places()[source].bucket,
                                 b,
                                 found.shard,

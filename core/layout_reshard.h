@@ -26,9 +26,9 @@ struct ShardCopy {
 // Fills shard `shard` of `to` from the shards of `from`: every element of every tensor once, padding not at all, by
 // destination bucket and offset; copies that continue each other are one. Bounded by the number of granules' runs: at
 // most (tensors that the shard holds) + (shards of `from` that they lie on) copies.
-// NotFound: a tensor of the shard is missing in `from`. InvalidArgument: it has another shape or space there, or lies
-// in another order (one of the two is `block`). OutOfRange: no such shard. ResourceExhausted: more than
-// kMaxShardCopies.
+// Between blocks and another order there is at most one copy more for each row of a block.
+// NotFound: a tensor of the shard is missing in `from`. InvalidArgument: it has another shape or space there.
+// OutOfRange: no such shard. ResourceExhausted: more than kMaxShardCopies.
 absl::StatusOr<std::vector<ShardCopy>> CopiesInto(const BucketLayout& from, const BucketLayout& to, int64_t shard);
 
 // OK when CopiesInto answers for every shard of `to`: the errors above, of the first tensor that has one. Its cost is

@@ -144,17 +144,17 @@ absl::StatusOr<Canonicalizer> Canonicalizer::Create(const NameRules& rules) {
   RETURN_IF_ERROR(ValidateNameRules(rules));
   Canonicalizer canonicalizer;
   canonicalizer.rules_ = WithCanonicalLiterals(rules);
-  canonicalizer.has_rules_ = !rules.root_wrappers.empty() || !rules.wrapped_at.empty() || !rules.literal.empty();
   return canonicalizer;
 }
 
 absl::StatusOr<std::string> Canonicalizer::Canonical(absl::string_view raw) const {
-  if (!has_rules_ && raw.size() <= kMaxNameBytes) {
+  if (rules_.empty() && raw.size() <= kMaxNameBytes) {
     char scanned[internal::ScanRoom(kMaxNameBytes)];
     const char* end = internal::ScanName(raw, scanned);
     if (end != nullptr) return std::string(scanned, end - scanned);
+  } else if (IsPlain(raw)) {
+    return std::string(raw);
   }
-  if (IsPlain(raw)) return std::string(raw);
   RETURN_IF_ERROR(ValidateName(raw));
   return DropWrappers(raw, rules_);
 }
@@ -169,8 +169,9 @@ absl::StatusOr<PackedNames> Canonicalizer::CanonicalAll(absl::Span<const std::st
   names.bytes_.reset(new char[internal::ScanRoom(bytes)]);
   names.ends_.reserve(raw.size());
   char* out = names.bytes_.get();
+  const bool scan = rules_.empty();
   for (const std::string& name : raw) {
-    char* end = has_rules_ ? nullptr : internal::ScanName(name, out);
+    char* end = scan ? internal::ScanName(name, out) : nullptr;
     if (end == nullptr) {
       ASSIGN_OR_RETURN(const std::string canonical, Canonical(name));  // never longer than `name`
       end = std::copy(canonical.begin(), canonical.end(), out);

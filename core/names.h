@@ -41,6 +41,8 @@ struct NameRules {
   // Children that a user happened to name like a wrapper: the last segment of such a prefix is kept. Wins over all
   // others.
   std::set<std::string, std::less<>> literal;
+
+  bool empty() const { return root_wrappers.empty() && wrapped_at.empty() && literal.empty(); }
 };
 
 // OK when `name` can be the name of a tensor. InvalidArgument: empty, an empty segment, a NUL byte, not UTF-8 (RFC
@@ -91,7 +93,6 @@ class Canonicalizer {
 
  private:
   NameRules rules_;
-  bool has_rules_ = false;
 };
 
 // The rules for names that are canonical already: the literals, as they read in canonical names.

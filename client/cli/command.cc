@@ -1,5 +1,7 @@
 #include "client/cli/command.h"
 
+#include <utility>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 
@@ -21,6 +23,11 @@ void Fail(const absl::Status& status, CommandResult& result) {
   result.err =
       absl::StrCat("shardctl: ", absl::StatusCodeToString(status.code()), ": ", OneLine(status.message()), "\n");
   result.code = kExitError;
+}
+
+void Finish(absl::StatusOr<std::string> out, CommandResult& result) {
+  if (!out.ok()) return Fail(out.status(), result);
+  result.out = *std::move(out);
 }
 
 void FailUsage(absl::string_view message, CommandResult& result) {

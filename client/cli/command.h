@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 namespace shardmesh {
@@ -24,6 +25,9 @@ struct CommandResult {
 
 // Sets exit code kExitError and the message of `status`, as one line. REQUIRES: not OK.
 void Fail(const absl::Status& status, CommandResult& result);
+
+// Takes the text for standard output, or its error as above.
+void Finish(absl::StatusOr<std::string> out, CommandResult& result);
 
 // Sets exit code kExitUsage and the message, with a hint at --help.
 void FailUsage(absl::string_view message, CommandResult& result);

@@ -107,7 +107,6 @@ absl::StatusOr<LayoutSpec> ParseLayoutSpec(absl::string_view text) {
   if (!json.contains("mesh")) return Wrong("mesh", "there; write one like \"ddp=2,fsdp=4\"");
   RETURN_IF_ERROR(ReadText(json, "mesh", "the specification", mesh));
   ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(mesh));
-  spec.options.num_shards = spec.mesh.NumRanks(DimRole::kShard);
   if (const auto it = json.find("bucket_elements"); it != json.end()) {
     RETURN_IF_ERROR(ReadInteger(*it, "bucket_elements", spec.options.bucket_elements));
   }
@@ -118,6 +117,15 @@ absl::StatusOr<LayoutSpec> ParseLayoutSpec(absl::string_view text) {
     spec.tensors.push_back(std::move(tensor));
   }
   return spec;
+}
+
+absl::StatusOr<StoredPlan> PlanOf(LayoutSpec spec) {
+  ASSIGN_OR_RETURN(const Mesh mesh, Mesh::Create(spec.mesh));
+  std::vector<std::string> replicate;
+  for (const MeshDim& dim : spec.mesh.dims) {
+    if (dim.role == DimRole::kReplicate) replicate.push_back(dim.name);
+  }
+  return StoredPlan::Create(std::move(spec.tensors), spec.options, mesh, replicate);
 }
 
 }  // namespace shardmesh

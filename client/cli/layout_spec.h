@@ -16,19 +16,22 @@
 #include "absl/strings/string_view.h"
 #include "core/bucket_layout.h"
 #include "core/mesh_spec.h"
+#include "core/stored_plan.h"
 
 namespace shardmesh {
 
 struct LayoutSpec {
   MeshSpec mesh;
   std::vector<LayoutTensor> tensors;
-  LayoutOptions options;  // num_shards is that of the mesh
+  LayoutOptions options;  // but num_shards, which is the mesh's
 };
 
 // InvalidArgument: no JSON (with the byte where it ends to be), a key that is unknown, missing or there twice, or a
-// value of another type, with its place
-// ("tensors[3].shape[0]"); or what ParseMeshSpec and ParseGranule refuse. Names and sizes are for BucketLayout to
-// check.
+// value of another type, with its place ("tensors[3].shape[0]"); or what ParseMeshSpec and ParseGranule refuse. Names
+// and sizes are for PlanOf to check.
 absl::StatusOr<LayoutSpec> ParseLayoutSpec(absl::string_view json);
+
+// Its layout on the ranks of its mesh. Errors as Mesh::Create and StoredPlan::Create.
+absl::StatusOr<StoredPlan> PlanOf(LayoutSpec spec);
 
 }  // namespace shardmesh

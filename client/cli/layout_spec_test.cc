@@ -13,7 +13,7 @@ TEST(ParseLayoutSpec, ReadsEverything) {
       {"name": "a", "shape": [3, 64], "format": "int8_row", "granule": "rows:1"},
       {"name": "b", "shape": [], "tied_to": "a"}]})");
   ASSERT_OK(spec);
-  EXPECT_EQ(spec->options.num_shards, 4);
+  EXPECT_EQ(spec->mesh.NumRanks(DimRole::kShard), 4);
   EXPECT_EQ(spec->options.bucket_elements, 4096);
   ASSERT_EQ(spec->tensors.size(), 2u);
   EXPECT_THAT(spec->tensors[0].shape, ElementsAre(3, 64));
@@ -22,6 +22,13 @@ TEST(ParseLayoutSpec, ReadsEverything) {
   EXPECT_EQ(spec->tensors[1].granule.ToString(), "flat:256");
   EXPECT_EQ(spec->tensors[1].space, "fp32");
   EXPECT_EQ(spec->tensors[1].tied_to, "a");
+}
+
+TEST(PlanOf, DimensionsThatReplicate_HoldTheSame) {
+  const auto plan = PlanOf(*ParseLayoutSpec(R"({"mesh": "ddp=2,fsdp=4", "tensors": [{"name": "a", "shape": [3]}]})"));
+  ASSERT_OK(plan);
+  EXPECT_EQ(plan->layout().num_shards(), 4);
+  EXPECT_THAT(plan->RanksOf(1), ElementsAre(Rank(1), Rank(5)));
 }
 
 TEST(ParseLayoutSpec, WhatIsWrong_IsNamedWithItsPlace) {

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "client/cli/lists.h"
 #include "core/ids.h"
 #include "core/status.h"
 
@@ -18,11 +19,6 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-Names SplitNames(absl::string_view text) {
-  if (text.empty()) return {};
-  return absl::StrSplit(text, ',');
-}
-
 // "a=b" as {"a", "b"}; without the "=", the second is empty.
 std::pair<std::string, std::string> SplitOnce(absl::string_view text, char at) {
   return absl::StrSplit(text, absl::MaxSplits(at, 1));
@@ -30,19 +26,29 @@ std::pair<std::string, std::string> SplitOnce(absl::string_view text, char at) {
 
 // Each of these: nullopt when `text` has another form.
 
-std::optional<MeshChange> Flatten(absl::string_view text, bool keep_rest) {
+std::optional<MeshChange> Slice(absl::string_view text) {
+  return [names = SplitList(text)](const Mesh& mesh) { return mesh.Slice(names); };
+}
+
+std::optional<MeshChange> Transpose(absl::string_view text) {
+  return [names = SplitList(text)](const Mesh& mesh) { return mesh.Transpose(names); };
+}
+
+std::optional<MeshChange> FlattenInto(absl::string_view text, bool keep_rest) {
   auto [names, into] = SplitOnce(text, '=');
   if (into.empty()) return std::nullopt;
-  return [names = SplitNames(names), into = std::move(into), keep_rest](const Mesh& mesh) {
+  return [names = SplitList(names), into = std::move(into), keep_rest](const Mesh& mesh) {
     return mesh.Flatten(names, into, keep_rest);
   };
 }
+
+std::optional<MeshChange> Flatten(absl::string_view text) { return FlattenInto(text, /*keep_rest=*/true); }
 
 std::optional<MeshChange> Unflatten(absl::string_view text) {
   auto [name, dims] = SplitOnce(text, '=');
   Names names;
   std::vector<int64_t> sizes;
-  for (const std::string& dim : SplitNames(dims)) {
+  for (const std::string& dim : SplitList(dims)) {
     auto [label, size] = SplitOnce(dim, ':');
     names.push_back(std::move(label));
     if (!absl::SimpleAtoi(size, &sizes.emplace_back())) return std::nullopt;
@@ -54,13 +60,10 @@ std::optional<MeshChange> Unflatten(absl::string_view text) {
 std::optional<MeshChange> Concatenate(absl::string_view text) {
   std::vector<MeshChange> parts;
   for (const absl::string_view part : absl::StrSplit(text, '/')) {
-    if (part.find('=') == part.npos) {
-      parts.emplace_back([names = SplitNames(part)](const Mesh& mesh) { return mesh.Slice(names); });
-      continue;
-    }
-    std::optional<MeshChange> flattened = Flatten(part, /*keep_rest=*/false);
-    if (!flattened.has_value()) return std::nullopt;
-    parts.push_back(*std::move(flattened));
+    const bool flattened = part.find('=') != part.npos;
+    std::optional<MeshChange> made = flattened ? FlattenInto(part, /*keep_rest=*/false) : Slice(part);
+    if (!made.has_value()) return std::nullopt;
+    parts.push_back(*std::move(made));
   }
   return [parts = std::move(parts)](const Mesh& mesh) -> absl::StatusOr<Mesh> {
     std::vector<Mesh> made;
@@ -73,35 +76,30 @@ std::optional<MeshChange> Concatenate(absl::string_view text) {
 }
 
 std::optional<MeshChange> Restrict(absl::string_view text) {
-  std::vector<Rank> ranks;
-  for (const absl::string_view part : absl::StrSplit(text, ',')) {
-    int32_t rank = 0;
-    if (!absl::SimpleAtoi(part, &rank)) return std::nullopt;
-    ranks.push_back(Rank(rank));
-  }
-  return [ranks = std::move(ranks)](const Mesh& mesh) { return mesh.Restrict(ranks); };
+  const std::optional<std::vector<Rank>> ranks = ParseRanks(text);
+  if (!ranks.has_value()) return std::nullopt;
+  return [ranks = *ranks](const Mesh& mesh) { return mesh.Restrict(ranks); };
 }
 
-std::optional<MeshChange> Parse(absl::string_view option, absl::string_view text) {
-  if (option == "--slice") return [names = SplitNames(text)](const Mesh& mesh) { return mesh.Slice(names); };
-  if (option == "--transpose") return [names = SplitNames(text)](const Mesh& mesh) { return mesh.Transpose(names); };
-  if (option == "--flatten") return Flatten(text, /*keep_rest=*/true);
-  if (option == "--unflatten") return Unflatten(text);
-  if (option == "--concatenate") return Concatenate(text);
-  return Restrict(text);
-}
+constexpr MeshOption kOptions[] = {
+    {"--slice", "Keep these dimensions, in the mesh's own order", "a,b", Slice},
+    {"--transpose", "All dimensions, in their new order", "b,a", Transpose},
+    {"--flatten", "Make one dimension of several, the first slowest", "a,b=ab", Flatten},
+    {"--unflatten", "Make several dimensions of one, the first slowest", "a=b:2,c:4", Unflatten},
+    {"--concatenate", "Dimensions of parts side by side; a part is a slice, or a slice flattened", "c/a,b=ab",
+     Concatenate},
+    {"--restrict", "Only these ranks; they must be a grid", "0,1,4,5", Restrict},
+};
 
 }  // namespace
 
-absl::StatusOr<MeshChange> ParseMeshOption(absl::string_view option, absl::string_view text) {
-  std::optional<MeshChange> change = Parse(option, text);
+absl::Span<const MeshOption> MeshOptions() { return kOptions; }
+
+absl::StatusOr<MeshChange> ParseMeshOption(const MeshOption& option, absl::string_view text) {
+  std::optional<MeshChange> change = option.parse(text);
   if (change.has_value()) return *std::move(change);
-  for (const MeshOption& known : kMeshOptions) {
-    if (option != known.name) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(option, " \"", absl::CHexEscape(text), "\" has another form; write it like ", known.example));
-  }
-  return absl::InternalError(absl::StrCat("no operation on a mesh is called ", option));
+  return absl::InvalidArgumentError(
+      absl::StrCat(option.name, " \"", absl::CHexEscape(text), "\" has another form; write it like ", option.example));
 }
 
 }  // namespace shardmesh

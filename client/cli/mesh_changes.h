@@ -8,34 +8,30 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "core/mesh.h"
 
 namespace shardmesh {
 
-// Option `--NAME` with its help, and an example of its text.
+using MeshChange = std::function<absl::StatusOr<Mesh>(const Mesh&)>;
+
+// An option, its help, and an example of its text.
 struct MeshOption {
   const char* name;
   const char* help;
   const char* example;
+  std::optional<MeshChange> (*parse)(absl::string_view text);  // nullopt: the text has another form
 };
 
-inline constexpr MeshOption kMeshOptions[] = {
-    {"--slice", "Keep these dimensions, in the mesh's own order", "a,b"},
-    {"--transpose", "All dimensions, in their new order", "b,a"},
-    {"--flatten", "Make one dimension of several, the first slowest", "a,b=ab"},
-    {"--unflatten", "Make several dimensions of one, the first slowest", "a=b:2,c:4"},
-    {"--concatenate", "Dimensions of parts side by side; a part is a slice, or a slice flattened", "c/a,b=ab"},
-    {"--restrict", "Only these ranks; they must be a grid", "0,1,4,5"},
-};
+// In the order of the list above.
+absl::Span<const MeshOption> MeshOptions();
 
-using MeshChange = std::function<absl::StatusOr<Mesh>(const Mesh&)>;
-
-// What `option`, one of the names above, does with a mesh; it fails as the operation in core/mesh.h.
+// What an option with this text does with a mesh; it fails as the operation in core/mesh.h.
 // InvalidArgument: `text` does not have the option's form; starts with the option and has its example.
-// REQUIRES: a known option.
-absl::StatusOr<MeshChange> ParseMeshOption(absl::string_view option, absl::string_view text);
+absl::StatusOr<MeshChange> ParseMeshOption(const MeshOption& option, absl::string_view text);
 
 }  // namespace shardmesh

@@ -1,7 +1,6 @@
 #include "client/cli/mesh_command.h"
 
 #include <CLI/CLI.hpp>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -9,9 +8,8 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "client/cli/lists.h"
 #include "client/cli/mesh_changes.h"
 #include "core/ids.h"
 #include "core/mesh_picture.h"
@@ -24,24 +22,9 @@ using Json = nlohmann::ordered_json;
 struct Flags {
   std::string shape, names;
   std::optional<std::string> ranks;
-  std::vector<std::string> changes[std::size(kMeshOptions)];  // the texts of each option, in their order
+  std::vector<std::vector<std::string>> changes{MeshOptions().size()};  // the texts of each option, in their order
   bool json = false;
 };
-
-std::vector<std::string> SplitNames(absl::string_view text) {
-  if (text.empty()) return {};
-  return absl::StrSplit(text, ',');
-}
-
-// The comma-separated whole numbers of `text`, nullopt when it has any other form.
-template <typename T>
-std::optional<std::vector<T>> ParseNumbers(absl::string_view text) {
-  std::vector<T> numbers;
-  for (const absl::string_view part : absl::StrSplit(text, ',')) {
-    if (!absl::SimpleAtoi(part, &numbers.emplace_back())) return std::nullopt;
-  }
-  return numbers;
-}
 
 std::string BadList(absl::string_view flag, absl::string_view value, absl::string_view example, int bits) {
   return absl::StrCat(flag, " \"", absl::CHexEscape(value), "\" is not a list of whole numbers below 2^", bits,
@@ -56,15 +39,16 @@ absl::StatusOr<Mesh> ApplyAll(absl::StatusOr<Mesh> mesh, const std::vector<MeshC
 void RunMesh(const Flags& flags, const std::vector<MeshChange>& changes, CommandResult& result) {
   const auto shape = ParseNumbers<int64_t>(flags.shape);
   if (!shape.has_value()) return FailUsage(BadList("--shape", flags.shape, "2,2,2", 63), result);
-  std::vector<Rank> ranks;
+  const std::vector<std::string> names = SplitList(flags.names);
+  absl::StatusOr<Mesh> mesh;
   if (flags.ranks.has_value()) {
-    const auto numbers = ParseNumbers<int32_t>(*flags.ranks);
-    if (!numbers.has_value()) return FailUsage(BadList("--ranks", *flags.ranks, "0,2,1,3", 31), result);
-    for (const int32_t number : *numbers) ranks.push_back(Rank(number));
+    const auto ranks = ParseRanks(*flags.ranks);
+    if (!ranks.has_value()) return FailUsage(BadList("--ranks", *flags.ranks, "0,2,1,3", 31), result);
+    mesh = Mesh::Create(*shape, names, *ranks);
+  } else {
+    mesh = Mesh::Create(*shape, names);
   }
-  const std::vector<std::string> names = SplitNames(flags.names);
-  const absl::StatusOr<Mesh> mesh =
-      ApplyAll(ranks.empty() ? Mesh::Create(*shape, names) : Mesh::Create(*shape, names, ranks), changes);
+  mesh = ApplyAll(std::move(mesh), changes);
   if (!mesh.ok()) return Fail(mesh.status(), result);
   result.out = flags.json ? JsonLine(MeshToJson(*mesh)) : Picture(*mesh);
 }
@@ -108,8 +92,8 @@ void AddMeshCommand(CLI::App& app, CommandResult& result) {
   command->add_option("--names", flags->names, "Names of the dimensions, like ddp,fsdp,tp")->required();
   command->add_option("--ranks", flags->ranks, "The ranks in row-major order (default 0,1,2,...)");
   std::vector<const CLI::Option*> options;
-  for (size_t i = 0; i < std::size(kMeshOptions); ++i) {
-    const MeshOption& option = kMeshOptions[i];
+  for (size_t i = 0; i < MeshOptions().size(); ++i) {
+    const MeshOption& option = MeshOptions()[i];
     options.push_back(
         command->add_option(option.name, flags->changes[i], absl::StrCat(option.help, ": ", option.example))
             ->allow_extra_args(false));
@@ -125,11 +109,11 @@ void AddMeshCommand(CLI::App& app, CommandResult& result) {
       "  shardctl mesh --shape 4,2 --names fsdp,tp --restrict 0,1,4,5");
   command->callback([=, &result] {
     std::vector<MeshChange> changes;
-    size_t used[std::size(kMeshOptions)] = {};
+    std::vector<size_t> used(options.size());
     for (const CLI::Option* option : command->parse_order()) {  // an entry for every time an option was given
       const size_t i = absl::c_find(options, option) - options.begin();
       if (i == options.size()) continue;
-      absl::StatusOr<MeshChange> change = ParseMeshOption(kMeshOptions[i].name, flags->changes[i][used[i]++]);
+      absl::StatusOr<MeshChange> change = ParseMeshOption(MeshOptions()[i], flags->changes[i][used[i]++]);
       if (!change.ok()) return FailUsage(change.status().message(), result);
       changes.push_back(*std::move(change));
     }

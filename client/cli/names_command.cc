@@ -65,12 +65,6 @@ absl::StatusOr<std::string> TableOfFile(const Flags& flags) {
   return absl::StrCat(table.ToString(), raw_names.size(), " names, ", names.Storages().size(), " tensors stored\n");
 }
 
-void RunTable(const Flags& flags, CommandResult& result) {
-  absl::StatusOr<std::string> out = TableOfFile(flags);
-  if (!out.ok()) return Fail(out.status(), result);
-  result.out = *std::move(out);
-}
-
 // An option that takes one value each time it is given.
 void AddRepeated(CLI::App& command, const std::string& flag, std::vector<std::string>& values,
                  const std::string& help) {
@@ -98,7 +92,7 @@ void AddTable(CLI::App& names, CommandResult& result) {
       "Examples:\n"
       "  shardctl names table names.txt\n"
       "  printf 'embed.w\\nhead.w\\tembed.w\\n' | shardctl names table - --json");
-  command->callback([flags, &result] { RunTable(*flags, result); });
+  command->callback([flags, &result] { Finish(TableOfFile(*flags), result); });
 }
 
 }  // namespace

@@ -35,37 +35,37 @@ struct Flags {
 };
 
 // The elements of one parameter in its bucket.
-struct Stretch {
+struct Marked {
   int64_t begin;  // included
   int64_t end;    // not included
   char mark;
 };
 
 // By bucket, ascending; parameters without elements or with another's storage are left out.
-std::vector<std::vector<Stretch>> Stretches(const JobSpec& job, const Plan& plan) {
-  std::vector<std::vector<Stretch>> buckets(plan.buckets().size());
+std::vector<std::vector<Marked>> MarkedIn(const JobSpec& job, const Plan& plan) {
+  std::vector<std::vector<Marked>> buckets(plan.buckets().size());
   for (size_t i = 0; i < job.parameters.size(); ++i) {
     const Placement& at = plan.placements()[i];
     if (!job.parameters[i].tied_to.empty() || at.num_elements == 0) continue;
-    std::vector<Stretch>& stretches = buckets[at.bucket];
+    std::vector<Marked>& stretches = buckets[at.bucket];
     stretches.push_back({at.offset, at.offset + at.num_elements, kMarks[stretches.size() % kMarks.size()]});
   }
   for (auto& stretches : buckets) {
-    std::sort(stretches.begin(), stretches.end(), [](const Stretch& a, const Stretch& b) { return a.begin < b.begin; });
+    std::sort(stretches.begin(), stretches.end(), [](const Marked& a, const Marked& b) { return a.begin < b.begin; });
   }
   return buckets;
 }
 
 // Calls visit(mark, elements) for every parameter in elements [begin, end) of a bucket.
 template <typename Visit>
-void VisitIn(const std::vector<Stretch>& stretches, int64_t begin, int64_t end, Visit visit) {
-  auto at = std::partition_point(stretches.begin(), stretches.end(), [=](const Stretch& s) { return s.end <= begin; });
+void VisitIn(const std::vector<Marked>& stretches, int64_t begin, int64_t end, Visit visit) {
+  auto at = std::partition_point(stretches.begin(), stretches.end(), [=](const Marked& s) { return s.end <= begin; });
   for (; at != stretches.end() && at->begin < end; ++at) {
     visit(at->mark, std::min(end, at->end) - std::max(begin, at->begin));
   }
 }
 
-char MarkOf(const std::vector<Stretch>& stretches, int64_t begin, int64_t end) {
+char MarkOf(const std::vector<Marked>& stretches, int64_t begin, int64_t end) {
   char mark = kPaddingMark;
   int64_t most = 0;
   VisitIn(stretches, begin, end, [&](char candidate, int64_t elements) {
@@ -84,7 +84,7 @@ std::string RanksOf(const Plan& plan, int shard) {
   return absl::StrJoin(ranks, ",");
 }
 
-std::string DrawBucket(const Plan& plan, size_t index, const std::vector<Stretch>& stretches) {
+std::string DrawBucket(const Plan& plan, size_t index, const std::vector<Marked>& stretches) {
   const Bucket& bucket = plan.buckets()[index];
   const int64_t size = bucket.shard_elements;
   const int64_t columns = std::min(kMaxColumns, size / kGroupElements);
@@ -117,7 +117,7 @@ std::string BucketTable(const Plan& plan) {
   return table.ToString();
 }
 
-std::string PlacementTable(const JobSpec& job, const Plan& plan, const std::vector<std::vector<Stretch>>& stretches) {
+std::string PlacementTable(const JobSpec& job, const Plan& plan, const std::vector<std::vector<Marked>>& stretches) {
   Table table({"parameter", "mark", "shape", "bucket", "offset", "elements", "tied to"});
   for (size_t i = 0; i < job.parameters.size(); ++i) {
     const ParameterSpec& parameter = job.parameters[i];
@@ -174,7 +174,7 @@ Json PlanToJson(const JobSpec& job, const Plan& plan) {
 }
 
 std::string DrawPlan(const JobSpec& job, const Plan& plan) {
-  const auto stretches = Stretches(job, plan);
+  const auto stretches = MarkedIn(job, plan);
   std::string out = absl::StrCat("plan ", plan.hash(), " of mesh ", job.mesh.ToString(), "\nshards ", plan.num_shards(),
                                  "  replicas ", plan.num_replicas(), "  buckets ", plan.buckets().size(), "  version ",
                                  HumanBytes(plan.version_bytes()), "\n\n", BucketTable(plan), "\n",
@@ -223,16 +223,11 @@ void AddPlanCommand(CLI::App& app, CommandResult& result) {
       if (flags->rank >= 0) options.rank = Rank(flags->rank);
       options.reshard_from = flags->reshard_from;
       options.json = flags->connection.json;
-      absl::StatusOr<std::string> out = PlanFile(flags->spec, options);
-      if (!out.ok()) return Fail(out.status(), result);
-      result.out = *std::move(out);
-      return;
+      return Finish(PlanFile(flags->spec, options), result);
     }
     absl::StatusOr<Client> client = ConnectTo(flags->connection);
     if (!client.ok()) return Fail(client.status(), result);
-    absl::StatusOr<std::string> out = PlanOf(*client, *flags);
-    if (!out.ok()) return Fail(out.status(), result);
-    result.out = *std::move(out);
+    Finish(PlanOf(*client, *flags), result);
   });
 }
 

@@ -19,18 +19,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kMaxListedBoxes = size_t{1} << 20;
-
 absl::StatusOr<StoredPlan> ReadPlan(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
   absl::StatusOr<LayoutSpec> spec = ParseLayoutSpec(text);
   if (!spec.ok()) return Annotate(spec.status(), path);
-  ASSIGN_OR_RETURN(const Mesh mesh, Mesh::Create(spec->mesh));
-  std::vector<std::string> replicate;
-  for (const MeshDim& dim : spec->mesh.dims) {
-    if (dim.role == DimRole::kReplicate) replicate.push_back(dim.name);
-  }
-  absl::StatusOr<StoredPlan> plan = StoredPlan::Create(std::move(spec->tensors), spec->options, mesh, replicate);
+  absl::StatusOr<StoredPlan> plan = PlanOf(*std::move(spec));
   if (!plan.ok()) return Annotate(plan.status(), path);
   return plan;
 }
@@ -40,14 +33,6 @@ std::string Listed(const std::vector<int64_t>& numbers) { return absl::StrCat("[
 // {rank, shard, boxes: {name: [{offsets, sizes}]}}: what a rank holds.
 absl::StatusOr<std::string> BoxesOfRank(const StoredPlan& plan, Rank rank, bool json) {
   ASSIGN_OR_RETURN(const int64_t shard, plan.ShardOf(rank));
-  size_t blocks = 0;  // each is a box of its own
-  for (const LayoutBucket& bucket : plan.layout().buckets()) {
-    if (bucket.kind == GranuleKind::kBlock) blocks += bucket.shard_elements / bucket.granule_elements;
-  }
-  if (blocks > kMaxListedBoxes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("rank ", rank.value(), " holds ", blocks, " blocks; at most ", kMaxListedBoxes, " are listed"));
-  }
   ASSIGN_OR_RETURN(const std::vector<ShardBox> boxes, BoxesOfShard(plan.layout(), shard));
   Json by_name = Json::object();
   Table table({"tensor", "bucket", "offsets", "sizes"});

@@ -223,8 +223,7 @@ void RunPull(const Flags& flags, CommandResult& result) {
   } catch (const std::length_error&) {
     out = absl::ResourceExhaustedError("the version does not fit into any memory");
   }
-  if (!out.ok()) return Fail(out.status(), result);
-  result.out = *std::move(out);
+  Finish(std::move(out), result);
 }
 
 }  // namespace

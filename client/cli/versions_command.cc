@@ -61,9 +61,7 @@ void Add(CLI::App& app, const std::string& name, const std::string& help, const 
   command->callback([flags, action, &result] {
     absl::StatusOr<Client> client = ConnectTo(flags->connection);
     if (!client.ok()) return Fail(client.status(), result);
-    absl::StatusOr<std::string> out = action(*client, *flags);
-    if (!out.ok()) return Fail(out.status(), result);
-    result.out = *std::move(out);
+    Finish(action(*client, *flags), result);
   });
 }
 

@@ -11,8 +11,6 @@
 namespace shardmesh::python {
 namespace {
 
-constexpr int64_t kMaxStoredBoxes = int64_t{1} << 22;
-
 LayoutTensor CreateTensor(std::string name, const std::vector<Integer>& shape, std::string format,
                           const std::string& granule, std::string tied_to) {
   absl::StatusOr<Granule> parsed = ParseGranule(granule);
@@ -85,14 +83,6 @@ py::list BoxesByPlacements(const StoredPlan& plan, const std::string& name, cons
 }
 
 py::dict StoredBoxes(const StoredPlan& plan, Rank rank) {
-  int64_t blocks = 0;  // each is a box of its own
-  for (const LayoutBucket& bucket : plan.layout().buckets()) {
-    if (bucket.kind == GranuleKind::kBlock) blocks += bucket.shard_elements / bucket.granule_elements;
-  }
-  if (blocks > kMaxStoredBoxes) {
-    throw StatusError(absl::ResourceExhaustedError(absl::StrCat("a shard of ", blocks, " blocks; at most ",
-                                                                kMaxStoredBoxes, " boxes are listed: see shard_of()")));
-  }
   py::dict by_name;
   for (const ShardBox& stored : OrThrow(BoxesOfShard(plan.layout(), OrThrow(plan.ShardOf(rank))))) {
     const py::str name = plan.layout().tensors()[stored.tensor].name;

@@ -168,7 +168,7 @@ class Plan:
     def stored_boxes(self, rank: int) -> dict[str, list[Box]]:
         """What a rank holds in this plan, by parameter. Each block is a box.
 
-        NotFound: the rank is not in the mesh. ResourceExhausted: more than 4 Mi blocks.
+        NotFound: the rank is not in the mesh. ResourceExhausted: more than 2^20 blocks.
         """
         return {name: [Box(*box) for box in boxes] for name, boxes in self._core.stored_boxes(rank).items()}
 
@@ -201,8 +201,7 @@ class Plan:
 
         It then has its shard of the other plan filled. A rank of both meshes copies from itself what it has. NotFound:
         the rank is not in the other mesh, or the other plan has a parameter that this one lacks. InvalidArgument: a
-        parameter has another shape or format there, or is cut into blocks in only one of them. ResourceExhausted: more
-        than 2^20 copies for one rank.
+        parameter has another shape or format there. ResourceExhausted: more than 2^20 copies for one rank.
         """
         if not isinstance(other, Plan):
             raise TypeError(f"other is {other!r:.200}; give a Plan")

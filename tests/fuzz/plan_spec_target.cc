@@ -56,15 +56,16 @@ void CheckBucket(const BucketLayout& layout, int index) {
 void PlanSpec(absl::string_view input) {
   absl::StatusOr<LayoutSpec> spec = ParseLayoutSpec(input);
   if (!spec.ok()) return;
-  const absl::StatusOr<BucketLayout> layout = BucketLayout::Create(spec->tensors, spec->options);
-  if (!layout.ok()) return;
+  const absl::StatusOr<StoredPlan> plan = PlanOf(*spec);
+  if (!plan.ok()) return;
+  const BucketLayout& layout = plan->layout();
   std::set<int32_t> placed;
-  for (int b = 0; b < static_cast<int>(layout->buckets().size()); ++b) {
-    CheckBucket(*layout, b);
-    for (const int32_t tensor : layout->buckets()[b].tensors) Check(placed.insert(tensor).second, "one place a tensor");
+  for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
+    CheckBucket(layout, b);
+    for (const int32_t tensor : layout.buckets()[b].tensors) Check(placed.insert(tensor).second, "one place a tensor");
   }
-  Check(BucketLayout::Create(spec->tensors, spec->options)->hash() == layout->hash(), "a layout is a function");
-  Check(!Picture(*layout).empty(), "a layout can be drawn");
+  Check(PlanOf(*spec)->hash() == plan->hash(), "a plan is a function");
+  Check(!Picture(*plan).empty(), "a plan can be drawn");
 }
 
 }  // namespace shardmesh::fuzz
