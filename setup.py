@@ -12,7 +12,7 @@ from setuptools import setup
 # What python/binding/ needs of core/, tests left out.
 CORE = """
     box bucket_layout digest element_order format granule layout_boxes layout_picture layout_reshard mesh mesh_compose
-    mesh_picture mesh_queries mesh_rank_map mesh_spec names owner_balance placement stored_plan
+    mesh_picture mesh_queries mesh_rank_map mesh_spec mesh_state names owner_balance placement stored_plan
 """.split()
 # pkg-config's name -> the package of packages.txt that has it.
 NEEDED = "flat_hash_map inlined_vector status statusor str_format strings"  # of Abseil

@@ -112,15 +112,27 @@ class Mesh {
   // InvalidArgument: another number of coordinates than dimensions.
   absl::StatusOr<Rank> RankAt(const std::vector<int64_t>& coordinates, int64_t instance = 0) const;
 
+  // All that a mesh is, as plain values, for whoever stores or sends it. `ranks` by position, as the strides of `axes`
+  // count them; `root`: the ranks of the mesh that it comes from, in that one's order.
+  struct Axis {  // visible: a dimension of this mesh. Otherwise one that was sliced away; its name does not matter.
+    MeshAxis layout;
+    bool visible = true;
+  };
+  struct State {
+    std::vector<Rank> root, ranks;
+    std::vector<Axis> axes;  // in the mesh's own order, those sliced away in their places
+  };
+  State ToState() const;
+
+  // The mesh that `state` is of: it answers as that one does, and is a part of the same root.
+  // InvalidArgument, ResourceExhausted: as Create, or no mesh has this state (the message says what is wrong with it).
+  static absl::StatusOr<Mesh> FromState(State state);
+
   // One line for logs: "mesh(ddp=2 stride 4, fsdp=2 stride 2) 2 instances of 4 ranks".
   std::string DebugString() const;
 
  private:
   struct RankMap;
-  struct Axis {  // visible: a dimension of this mesh. Otherwise one that was sliced away; its name does not matter.
-    MeshAxis layout;
-    bool visible = true;
-  };
   using Order = std::vector<const Axis*>;
 
   Mesh(std::shared_ptr<const RankMap> root, std::shared_ptr<const RankMap> ranks, std::vector<Axis> axes);
