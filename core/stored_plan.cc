@@ -9,9 +9,10 @@
 
 namespace shardmesh {
 
-StoredPlan::StoredPlan(BucketLayout layout, Mesh mesh, Mesh by_replica)
+StoredPlan::StoredPlan(BucketLayout layout, Mesh mesh, std::vector<std::string> replicate, Mesh by_replica)
     : layout_(std::move(layout)),
       mesh_(std::move(mesh)),
+      replicate_(std::move(replicate)),
       by_replica_(std::move(by_replica)),
       instances_(by_replica_.Instances()) {
   Hasher hasher;
@@ -41,7 +42,7 @@ absl::StatusOr<StoredPlan> StoredPlan::Create(std::vector<LayoutTensor> tensors,
   replicas.insert(replicas.end(), shards.begin(), shards.end());
   ASSIGN_OR_RETURN(Mesh by_replica, mesh.Transpose(replicas));
   ASSIGN_OR_RETURN(BucketLayout layout, BucketLayout::Create(std::move(tensors), options));
-  return StoredPlan(std::move(layout), mesh, std::move(by_replica));
+  return StoredPlan(std::move(layout), mesh, replicate, std::move(by_replica));
 }
 
 std::vector<Rank> StoredPlan::RanksOf(int64_t shard) const {

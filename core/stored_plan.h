@@ -31,6 +31,7 @@ class StoredPlan {
 
   const BucketLayout& layout() const { return layout_; }
   const Mesh& mesh() const { return mesh_; }
+  const std::vector<std::string>& replicate() const { return replicate_; }
   const std::string& hash() const { return hash_; }  // 32 hexadecimal digits: the layout, and which rank holds what
 
   // The ranks that hold a shard, by instance of the mesh, then replica. REQUIRES: 0 <= shard < num_shards.
@@ -43,10 +44,11 @@ class StoredPlan {
   absl::StatusOr<std::vector<StoredPart>> PartsOf(absl::string_view name) const;
 
  private:
-  StoredPlan(BucketLayout layout, Mesh mesh, Mesh by_replica);
+  StoredPlan(BucketLayout layout, Mesh mesh, std::vector<std::string> replicate, Mesh by_replica);
 
   BucketLayout layout_;
   Mesh mesh_;
+  std::vector<std::string> replicate_;
   Mesh by_replica_;                           // the same mesh, the dimensions that replicate first
   std::vector<std::vector<Rank>> instances_;  // of by_replica_
   std::string hash_;

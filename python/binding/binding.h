@@ -58,17 +58,28 @@ inline std::vector<int64_t> ToVector(const std::vector<Integer>& numbers) {
 }
 
 // An int for a message: its value, or its size when that has more digits than anyone reads.
-inline std::string ToText(py::handle number) {
+inline std::string ValueOf(py::handle number) {
   const auto bits = number.attr("bit_length")().cast<int64_t>();
   return bits <= 128 ? py::str(number).cast<std::string>() : absl::StrCat("an integer of ", bits, " bits");
 }
 
+// Text as an argument: see its caster below.
+struct Text {
+  std::string value;
+};
+
+inline std::vector<std::string> ToVector(std::vector<Text> texts) {
+  std::vector<std::string> values;
+  for (Text& text : texts) values.push_back(std::move(text.value));
+  return values;
+}
+
 // One name, or a sequence of them. (pybind11 takes no string for a sequence.)
-using Names = std::variant<std::string, std::vector<std::string>>;
+using Names = std::variant<Text, std::vector<Text>>;
 
 inline std::vector<std::string> ToVector(Names names) {
-  if (auto* one = std::get_if<std::string>(&names)) return {*std::move(one)};
-  return std::get<std::vector<std::string>>(std::move(names));
+  if (auto* one = std::get_if<Text>(&names)) return {std::move(one->value)};
+  return ToVector(std::get<std::vector<Text>>(std::move(names)));
 }
 
 template <typename Values>
@@ -81,6 +92,7 @@ py::tuple ToTuple(const Values& values) {
 void BindErrors(py::module_& module);
 void BindMesh(py::module_& module);
 void BindNames(py::module_& module);
+void BindPlacement(py::module_& module);
 void BindLayout(py::module_& module);
 
 }  // namespace shardmesh::python
@@ -100,7 +112,26 @@ struct type_caster<shardmesh::python::Integer> {
     }
     if (!PyLong_Check(source.ptr())) return false;
     throw shardmesh::python::StatusError(absl::InvalidArgumentError(
-        absl::StrCat(shardmesh::python::ToText(source), " is beyond 64 bits: numbers lie from -2^63 to 2^63 - 1")));
+        absl::StrCat(shardmesh::python::ValueOf(source), " is beyond 64 bits: numbers lie from -2^63 to 2^63 - 1")));
+  }
+};
+
+// Any Python str, or bytes. A str that has no UTF-8 (a surrogate without its other half) is InvalidArgument, not a
+// TypeError about the call.
+template <>
+struct type_caster<shardmesh::python::Text> {
+  PYBIND11_TYPE_CASTER(shardmesh::python::Text, const_name("str"));
+
+  bool load(handle source, bool convert) {
+    make_caster<std::string> text;
+    if (text.load(source, convert)) {
+      value.value = cast_op<std::string&&>(std::move(text));
+      return true;
+    }
+    if (!PyUnicode_Check(source.ptr())) return false;
+    throw shardmesh::python::StatusError(absl::InvalidArgumentError(
+        absl::StrCat("the text ", repr(source).cast<std::string>().substr(0, 200),
+                     " has a surrogate without its other half; give text that UTF-8 can write")));
   }
 };
 

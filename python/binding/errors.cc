@@ -10,7 +10,7 @@ py::object ExceptionOf(const absl::Status& status) {
 }
 
 // A message may quote bytes that are no UTF-8.
-py::str Text(absl::string_view message) {
+py::str Decoded(absl::string_view message) {
   PyObject* text = PyUnicode_DecodeUTF8(message.data(), static_cast<py::ssize_t>(message.size()), "backslashreplace");
   if (text == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::str>(text);
@@ -23,7 +23,7 @@ void BindErrors(py::module_& module) {
     try {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const StatusError& error) {
-      PyErr_SetObject(ExceptionOf(error.status()).ptr(), Text(error.what()).ptr());
+      PyErr_SetObject(ExceptionOf(error.status()).ptr(), Decoded(error.what()).ptr());
     }
   });
 }

@@ -1,30 +1,53 @@
-#include <algorithm>
 #include <optional>
+#include <tuple>
 
 #include "core/layout_boxes.h"
 #include "core/layout_picture.h"
 #include "core/layout_reshard.h"
-#include "core/placement.h"
 #include "core/status.h"
 #include "python/binding/binding.h"
 
 namespace shardmesh::python {
 namespace {
 
-LayoutTensor CreateTensor(std::string name, const std::vector<Integer>& shape, std::string format,
-                          const std::string& granule, std::string tied_to) {
-  absl::StatusOr<Granule> parsed = ParseGranule(granule);
-  if (!parsed.ok()) throw StatusError(Annotate(parsed.status(), absl::StrCat("parameter \"", name, "\"")));
-  return {std::move(name), ToVector(shape), std::move(format), *parsed, std::move(tied_to)};
+LayoutTensor CreateTensor(Text name, const std::vector<Integer>& shape, Text format, const Text& granule,
+                          Text tied_to) {
+  absl::StatusOr<Granule> parsed = ParseGranule(granule.value);
+  if (!parsed.ok()) throw StatusError(Annotate(parsed.status(), absl::StrCat("parameter \"", name.value, "\"")));
+  return {std::move(name.value), ToVector(shape), std::move(format.value), *parsed, std::move(tied_to.value)};
 }
 
-StoredPlan CreatePlan(const Mesh& mesh, const std::vector<std::string>& replicate, std::vector<LayoutTensor> tensors,
+StoredPlan CreatePlan(const Mesh& mesh, std::vector<Text> replicate, std::vector<LayoutTensor> tensors,
                       std::optional<Integer> bucket_elements, std::optional<double> max_padding,
                       std::optional<double> max_coarse_padding) {
   LayoutOptions options;
   if (bucket_elements.has_value()) options.bucket_elements = bucket_elements->value;
   options.max_padding = max_padding.value_or(options.max_padding);
   options.max_coarse_padding = max_coarse_padding.value_or(options.max_coarse_padding);
+  return OrThrow(StoredPlan::Create(std::move(tensors), options, mesh, ToVector(std::move(replicate))));
+}
+
+// The arguments of StoredPlan::Create, a tensor as (name, shape, space, granule, tied_to), the options in their order.
+using TensorState = std::tuple<std::string, std::vector<int64_t>, std::string, std::string, std::string>;
+using PlanState = std::tuple<std::vector<TensorState>, int64_t, double, double, Mesh, std::vector<std::string>>;
+
+PlanState ToState(const StoredPlan& plan) {
+  std::vector<TensorState> tensors;
+  for (const LayoutTensor& tensor : plan.layout().tensors()) {
+    tensors.emplace_back(tensor.name, tensor.shape, tensor.space, tensor.granule.ToString(), tensor.tied_to);
+  }
+  const LayoutOptions& options = plan.layout().options();
+  return {std::move(tensors), options.bucket_elements, options.max_padding, options.max_coarse_padding,
+          plan.mesh(),        plan.replicate()};
+}
+
+StoredPlan FromState(const PlanState& state) {
+  const auto& [tensor_states, bucket_elements, max_padding, max_coarse_padding, mesh, replicate] = state;
+  std::vector<LayoutTensor> tensors;
+  for (const auto& [name, shape, space, granule, tied_to] : tensor_states) {
+    tensors.push_back({name, shape, space, OrThrow(ParseGranule(granule)), tied_to});
+  }
+  const LayoutOptions options = {1, bucket_elements, max_padding, max_coarse_padding};
   return OrThrow(StoredPlan::Create(std::move(tensors), options, mesh, replicate));
 }
 
@@ -55,14 +78,14 @@ py::dict Shapes(const StoredPlan& plan) {
   return shapes;
 }
 
-py::tuple PlaceOf(const StoredPlan& plan, const std::string& name) {
-  const TensorPlace& place = plan.layout().places()[OrThrow(plan.layout().IndexOf(name))];
+py::tuple PlaceOf(const StoredPlan& plan, const Text& name) {
+  const TensorPlace& place = plan.layout().places()[OrThrow(plan.layout().IndexOf(name.value))];
   return py::make_tuple(place.bucket, place.offset, place.num_elements, place.padded_elements, place.owner);
 }
 
-py::list PartsOf(const StoredPlan& plan, const std::string& name) {
+py::list PartsOf(const StoredPlan& plan, const Text& name) {
   py::list parts;
-  for (const StoredPart& part : OrThrow(plan.PartsOf(name))) {
+  for (const StoredPart& part : OrThrow(plan.PartsOf(name.value))) {
     parts.append(py::make_tuple(part.shard, ToTuple(plan.RanksOf(part.shard)), part.stretch.first_element,
                                 part.stretch.shard_offset, part.stretch.num_elements));
   }
@@ -72,11 +95,11 @@ py::list PartsOf(const StoredPlan& plan, const std::string& name) {
 py::tuple ToPair(const Box& box) { return py::make_tuple(ToTuple(box.offsets), ToTuple(box.sizes)); }
 
 // The boxes of one tensor at a rank, by placements over the plan's mesh.
-py::list BoxesByPlacements(const StoredPlan& plan, const std::string& name, const std::vector<DimPlacement>& placements,
+py::list BoxesByPlacements(const StoredPlan& plan, const Text& name, const std::vector<DimPlacement>& placements,
                            Rank rank) {
-  const LayoutTensor& tensor = plan.layout().tensors()[OrThrow(plan.layout().IndexOf(name))];
+  const LayoutTensor& tensor = plan.layout().tensors()[OrThrow(plan.layout().IndexOf(name.value))];
   auto boxes = BoxesOf(Dims(tensor.shape.begin(), tensor.shape.end()), plan.mesh(), placements, rank);
-  if (!boxes.ok()) throw StatusError(Annotate(boxes.status(), absl::StrCat("parameter \"", name, "\"")));
+  if (!boxes.ok()) throw StatusError(Annotate(boxes.status(), absl::StrCat("parameter \"", name.value, "\"")));
   py::list pairs;
   for (const LocalBox& local : *boxes) pairs.append(ToPair(local.box));
   return pairs;
@@ -102,31 +125,11 @@ py::list Copies(const StoredPlan& from, const StoredPlan& to, Rank rank) {
   return copies;
 }
 
-void BindPlacement(py::module_& module) {
-  py::class_<DimPlacement>(module, "Placement", "What one dimension of a mesh does to a tensor.")
-      .def("__repr__", &DimPlacement::ToString);
-  module.def("Replicate", &DimPlacement::Replicate, "Every rank along the dimension holds the same.");
-  module.def("Shard", &DimPlacement::Shard, py::arg("dim"),
-             "torch.chunk along a tensor dimension: the last ranks are short or empty.");
-  module.def("StridedShard", &DimPlacement::StridedShard, py::arg("dim"), py::arg("split_factor"),
-             "As Shard, but dimensions of the mesh further right, whose sizes multiply to split_factor, shard first.");
-  module.def("Owned", &DimPlacement::Owned, py::arg("coordinate"), "The whole at one coordinate, nothing elsewhere.");
-  module.def("Flat", &DimPlacement::Flat, py::arg("granule"),
-             "Row-major elements, cut into equal shards of whole granules.");
-  module.def(
-      "place_along",
-      [](const Mesh& mesh, const std::vector<std::pair<std::string, DimPlacement>>& named) {
-        return OrThrow(PlaceAlong(mesh, named));
-      },
-      py::arg("mesh"), py::arg("named"));
-}
-
 }  // namespace
 
 void BindLayout(py::module_& module) {
-  BindPlacement(module);
   module.def(
-      "replicates", [](const std::string& name) { return DefaultDimRole(name) == DimRole::kReplicate; },
+      "replicates", [](const Text& name) { return DefaultDimRole(name.value) == DimRole::kReplicate; },
       py::arg("name"));
   py::class_<LayoutTensor>(module, "Tensor")
       .def(py::init(&CreateTensor), py::arg("name"), py::arg("shape"), py::arg("format"), py::arg("granule"),
@@ -135,6 +138,8 @@ void BindLayout(py::module_& module) {
       .def(py::init(&CreatePlan), py::arg("mesh"), py::arg("replicate"), py::arg("tensors"),
            py::arg("bucket_elements") = py::none(), py::arg("max_padding") = py::none(),
            py::arg("max_coarse_padding") = py::none())
+      .def(py::pickle(&ToState, &FromState))
+      .def_property_readonly("mesh", [](const StoredPlan& plan) { return Mesh(plan.mesh()); })
       .def_property_readonly("hash", &StoredPlan::hash)
       .def_property_readonly("num_shards", [](const StoredPlan& plan) { return plan.layout().num_shards(); })
       .def_property_readonly("buckets", &Buckets)

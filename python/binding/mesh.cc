@@ -1,6 +1,5 @@
 #include "core/mesh.h"
 
-#include <algorithm>
 #include <optional>
 #include <tuple>
 
@@ -12,9 +11,9 @@ namespace {
 
 using Sizes = std::vector<int64_t>;
 
-Mesh CreateMesh(const std::vector<Integer>& shape, const std::vector<std::string>& names,
-                std::optional<std::vector<Rank>> ranks) {
+Mesh CreateMesh(const std::vector<Integer>& shape, std::vector<Text> texts, std::optional<std::vector<Rank>> ranks) {
   const Sizes sizes = ToVector(shape);
+  const std::vector<std::string> names = ToVector(std::move(texts));
   return OrThrow(ranks.has_value() ? Mesh::Create(sizes, names, *std::move(ranks)) : Mesh::Create(sizes, names));
 }
 
@@ -63,23 +62,25 @@ bool Equal(const Mesh& a, const Mesh& b) {
   return a.Names() == b.Names() && a.Sizes() == b.Sizes() && a.Instances() == b.Instances();
 }
 
-// The arguments that make the mesh again, its instances one more dimension, and the names to keep of it.
-using State = std::tuple<Sizes, std::vector<std::string>, std::vector<Rank>, std::vector<std::string>>;
+// Mesh::State; an axis is (name, size, stride, whether it is visible).
+using Axis = std::tuple<std::string, int64_t, int64_t, bool>;
+using State = std::tuple<std::vector<Rank>, std::vector<Rank>, std::vector<Axis>>;
 
 State ToState(const Mesh& mesh) {
-  State state = {mesh.Sizes(), mesh.Names(), AllRanks(mesh), mesh.Names()};
-  auto& [sizes, names, ranks, kept] = state;
-  if (mesh.NumInstances() == 1) return state;
-  std::string instance = "_";
-  while (std::find(kept.begin(), kept.end(), instance) != kept.end()) instance += "_";
-  sizes.insert(sizes.begin(), mesh.NumInstances());
-  names.insert(names.begin(), instance);
-  return state;
+  Mesh::State state = mesh.ToState();
+  std::vector<Axis> axes;
+  for (Mesh::Axis& axis : state.axes) {
+    axes.emplace_back(std::move(axis.layout.name), axis.layout.size, axis.layout.stride, axis.visible);
+  }
+  return {std::move(state.root), std::move(state.ranks), std::move(axes)};
 }
 
-Mesh FromState(const State& state) {
-  const auto& [sizes, names, ranks, kept] = state;
-  return OrThrow(OrThrow(Mesh::Create(sizes, names, ranks)).Slice(kept));
+Mesh FromState(const State& given) {
+  Mesh::State state = {std::get<0>(given), std::get<1>(given), {}};
+  for (const auto& [name, size, stride, visible] : std::get<2>(given)) {
+    state.axes.push_back({{name, size, stride}, visible});
+  }
+  return OrThrow(Mesh::FromState(std::move(state)));
 }
 
 void DefineOperations(py::class_<Mesh>& type) {
@@ -93,16 +94,17 @@ void DefineOperations(py::class_<Mesh>& type) {
       py::arg("names"), "The same dimensions, in the order of `names`.");
   type.def(
       "flatten",
-      [](const Mesh& mesh, Names names, const std::string& into, bool keep_rest) {
-        return OrThrow(mesh.Flatten(ToVector(std::move(names)), into, keep_rest));
+      [](const Mesh& mesh, Names names, const Text& into, bool keep_rest) {
+        return OrThrow(mesh.Flatten(ToVector(std::move(names)), into.value, keep_rest));
       },
       py::arg("names"), py::arg("into"), py::arg("keep_rest") = true,
       "Makes one dimension `into` of the named ones, adjacent or not: the first named varies slowest.\n"
       "keep_rest=False: of this dimension alone, the others are sliced away.");
   type.def(
       "unflatten",
-      [](const Mesh& mesh, const std::string& name, const std::vector<Integer>& sizes,
-         const std::vector<std::string>& names) { return OrThrow(mesh.Unflatten(name, ToVector(sizes), names)); },
+      [](const Mesh& mesh, const Text& name, const std::vector<Integer>& sizes, std::vector<Text> names) {
+        return OrThrow(mesh.Unflatten(name.value, ToVector(sizes), ToVector(std::move(names))));
+      },
       py::arg("name"), py::arg("sizes"), py::arg("names"),
       "Splits one dimension into `names` of `sizes`, the first slowest, in its place.");
   type.def_static(
@@ -137,7 +139,7 @@ void DefineQueries(py::class_<Mesh>& type) {
       "groups", [](const Mesh& mesh, Names names) { return OrThrow(mesh.Groups(ToVector(std::move(names)))); },
       py::arg("names"), "Every list of ranks that differ only along these dimensions, over all instances.");
   type.def(
-      "group", [](const Mesh& mesh, Rank rank, const std::string& name) { return OrThrow(mesh.GroupOf(rank, name)); },
+      "group", [](const Mesh& mesh, Rank rank, const Text& name) { return OrThrow(mesh.GroupOf(rank, name.value)); },
       py::arg("rank"), py::arg("name"), "The one of groups(name) that the rank is in.");
   type.def("describe", &Describe,
            "{names, sizes, instances, groups}: what `shardctl mesh ... --json` prints, as an object.");

@@ -6,5 +6,6 @@ PYBIND11_MODULE(_core, module) {
   shardmesh::python::BindErrors(module);
   shardmesh::python::BindMesh(module);
   shardmesh::python::BindNames(module);
+  shardmesh::python::BindPlacement(module);
   shardmesh::python::BindLayout(module);
 }

@@ -7,34 +7,34 @@
 namespace shardmesh::python {
 namespace {
 
-using Strings = std::vector<std::string>;
+using Texts = std::vector<Text>;
 
-NameRules ToRules(Strings root_wrappers, const Strings& literal, const Strings& wrapped_at) {
+NameRules ToRules(Texts root_wrappers, Texts literal, Texts wrapped_at) {
   NameRules rules;
-  rules.root_wrappers = std::move(root_wrappers);
-  rules.literal.insert(literal.begin(), literal.end());
-  rules.wrapped_at.insert(wrapped_at.begin(), wrapped_at.end());
+  rules.root_wrappers = ToVector(std::move(root_wrappers));
+  for (Text& text : literal) rules.literal.insert(std::move(text.value));
+  for (Text& text : wrapped_at) rules.wrapped_at.insert(std::move(text.value));
   return rules;
 }
 
-Canonicalizer CreateCanonicalizer(Strings root_wrappers, const Strings& literal, const Strings& wrapped_at) {
-  return OrThrow(Canonicalizer::Create(ToRules(std::move(root_wrappers), literal, wrapped_at)));
+Canonicalizer CreateCanonicalizer(Texts root_wrappers, Texts literal, Texts wrapped_at) {
+  return OrThrow(Canonicalizer::Create(ToRules(std::move(root_wrappers), std::move(literal), std::move(wrapped_at))));
 }
 
-AliasTable CreateTable(Strings root_wrappers, const Strings& literal, const Strings& wrapped_at) {
-  const NameRules rules = ToRules(std::move(root_wrappers), literal, wrapped_at);
+AliasTable CreateTable(Texts root_wrappers, Texts literal, Texts wrapped_at) {
+  const NameRules rules = ToRules(std::move(root_wrappers), std::move(literal), std::move(wrapped_at));
   if (const absl::Status status = ValidateNameRules(rules); !status.ok()) throw StatusError(status);
   return AliasTable(rules);
 }
 
-std::string Add(AliasTable& table, const std::string& raw, const std::optional<std::string>& tied_to) {
-  return OrThrow(tied_to.has_value() ? table.Add(raw, *tied_to) : table.Add(raw));
+std::string Add(AliasTable& table, const Text& raw, const std::optional<Text>& tied_to) {
+  return OrThrow(tied_to.has_value() ? table.Add(raw.value, tied_to->value) : table.Add(raw.value));
 }
 
 // A binding of one of the look-ups.
 template <typename Result>
 auto LookUp(absl::StatusOr<Result> (AliasTable::*look_up)(absl::string_view) const) {
-  return [look_up](const AliasTable& table, const std::string& name) { return OrThrow((table.*look_up)(name)); };
+  return [look_up](const AliasTable& table, const Text& name) { return OrThrow((table.*look_up)(name.value)); };
 }
 
 }  // namespace
@@ -44,8 +44,8 @@ void BindNames(py::module_& module) {
       .def(py::init(&CreateCanonicalizer), py::arg("root_wrappers"), py::arg("literal"), py::arg("wrapped_at"))
       .def(
           "canonical",
-          [](const Canonicalizer& canonicalizer, const std::string& raw) {
-            return OrThrow(canonicalizer.Canonical(raw));
+          [](const Canonicalizer& canonicalizer, const Text& raw) {
+            return OrThrow(canonicalizer.Canonical(raw.value));
           },
           py::arg("raw"));
   py::class_<AliasTable>(module, "AliasTable")

@@ -120,8 +120,8 @@ Placements = Union[Sequence[Placement], "Mapping[str, Placement]"]
 class Plan:
     """A layout of parameters on the ranks of a mesh: a pure function of plan()'s arguments. plan() makes one."""
 
-    def __init__(self, mesh: Mesh, core: _core.Plan) -> None:
-        self._mesh = mesh
+    def __init__(self, core: _core.Plan) -> None:
+        self._mesh = core.mesh
         self._core = core
 
     @property
@@ -217,6 +217,15 @@ class Plan:
             elements_from[copy.source] = elements_from.get(copy.source, 0) + copy.num_elements
         return Reshard(copies, dict(sorted(elements_from.items())))
 
+    def __reduce__(self) -> tuple[type[Plan], tuple[_core.Plan]]:
+        return Plan, (self._core,)
+
+    def __copy__(self) -> Plan:  # it is immutable
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Plan:
+        return self
+
     def __str__(self) -> str:
         return self._core.picture().rstrip("\n")
 
@@ -259,8 +268,7 @@ def plan(
     if replicate is None:
         replicate = [name for name in mesh.names if _core.replicates(name)]
     tensors = [_tensor(name, entry, format, granule) for name, entry in entries]
-    core = _core.Plan(mesh, replicate, tensors, bucket_elements, max_padding, max_coarse_padding)
-    return Plan(mesh, core)
+    return Plan(_core.Plan(mesh, replicate, tensors, bucket_elements, max_padding, max_coarse_padding))
 
 
 def _natural(name: str) -> tuple[list[str | tuple[int, str]], str]:

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """shardmesh.layout: that a plan says who holds what, for every form in which parameters are given."""
+import copy
 import math
+import pickle
 import random
 import sys
 import unittest
@@ -142,6 +144,26 @@ class PlanTest(unittest.TestCase):
             with self.assertRaises(KeyError):
                 call("v")
 
+    def test_names_that_utf8_cannot_write_are_value_errors(self):
+        plan, bad = layout.plan({"w": (2,)}, HSDP), "a\ud800"
+        for call in (lambda: layout.plan({bad: (2,)}, HSDP), lambda: layout.plan({"w": (2,)}, HSDP, format=bad),
+                     lambda: layout.plan({"w": (2,)}, HSDP, granule=bad), lambda: plan.place(bad),
+                     lambda: layout.plan({"w": (2,)}, HSDP, replicate=[bad]), lambda: plan.shard_of(bad),
+                     lambda: plan.boxes({bad: layout.Shard(0)}, (0, 0)),
+                     lambda: layout.plan({"w": layout.Parameter((2,), tied_to=bad)}, HSDP)):
+            with self.assertRaisesRegex(errors.InvalidArgument, r"'a\\ud800'"):
+                call()
+
+    def test_copies_and_pickles_are_the_plan(self):
+        mesh = Mesh([2, 2, 2], ["ddp", "fsdp", "tp"]).slice(["ddp", "fsdp"])
+        for plan in (layout.plan({}, HSDP),
+                     layout.plan({"w": ((100, 64), "bf16", "rows:4"), "m": ((64, 64), "fp32", "whole"),
+                                  "q": ((70, 40), "fp8", "block:16"), "t": layout.Parameter((100, 64), "bf16", "rows:4", "w")},
+                                 mesh, replicate=["fsdp"], bucket_elements=4096, max_padding=0.5, max_coarse_padding=0.25)):
+            for same in (copy.copy(plan), copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
+                self.assertEqual((same.hash, same.mesh, same.shapes), (plan.hash, plan.mesh, plan.shapes))
+                self.assertEqual((same.buckets, str(same)), (plan.buckets, str(plan)))
+
     def test_text_is_a_picture(self):
         plan = layout.plan({"layer.w": (100, 64)}, HSDP)
         self.assertIn("layer.w", str(plan))
@@ -185,6 +207,24 @@ class BoxesTest(unittest.TestCase):
             with self.assertRaises(TypeError):
                 plan.boxes(bad, (0, 0))
 
+    def test_dimension_beyond_32_bits_is_named(self):
+        for dim in (2**31, -(2**31) - 1):
+            for call in (lambda: layout.Shard(dim), lambda: layout.StridedShard(dim, 2)):
+                with self.assertRaisesRegex(errors.InvalidArgument, str(dim)):
+                    call()
+
+    def test_copies_and_pickles_of_placements_are_equal(self):
+        for placement in (layout.Replicate(), layout.Shard(1), layout.StridedShard(1, 4), layout.Owned(2), layout.Flat(7)):
+            for same in (copy.copy(placement), copy.deepcopy(placement), pickle.loads(pickle.dumps(placement))):
+                self.assertEqual(repr(same), repr(placement))
+        plan = layout.plan({"w": (8, 64)}, HSDP)
+        with self.assertRaises(TypeError):
+            layout.Placement.__new__(layout.Placement).__setstate__((1,))
+        unknown = layout.Placement.__new__(layout.Placement)
+        unknown.__setstate__((17, 0, 1, 0, 1, 0, 0))
+        with self.assertRaises(errors.InvalidArgument):
+            plan.boxes([unknown, unknown], (0, 0))
+
     def test_stored_boxes_of_one_replica_are_the_parameters(self):
         plan = layout.plan({"w": (33, 7), "t": (3, 5, 64), "m": ((64, 64), "fp32", "whole"),
                             "q": ((70, 40), "fp8", "block:16"), "s": (), "e": (0, 3)}, HSDP)
@@ -222,11 +262,11 @@ class ReshardTest(unittest.TestCase):
             for rank in mesh.ranks:
                 wanted, moved = self.memory(target, rank), source.reshard_to(target, rank)
                 real = 0
-                for copy in moved.copies:
-                    held = self.memory(source, copy.source)
-                    for i in range(copy.num_elements):
-                        self.assertEqual(wanted.pop((copy.destination_bucket, copy.destination_offset + i)),
-                                         held[copy.source_bucket, copy.source_offset + i])
+                for each in moved.copies:
+                    held = self.memory(source, each.source)
+                    for i in range(each.num_elements):
+                        self.assertEqual(wanted.pop((each.destination_bucket, each.destination_offset + i)),
+                                         held[each.source_bucket, each.source_offset + i])
                         real += 1
                 for name, element in wanted.values():  # what nobody copies is padding
                     self.assertTrue(name == "q" or element >= math.prod(source.shapes[name]), (name, element))
@@ -257,8 +297,9 @@ class ReshardTest(unittest.TestCase):
 
     def test_numbers_beyond_64_bits_are_named(self):
         for big, text in ((2**63, str(2**63)), (-(2**70), str(-(2**70))), (10**5000, "16610 bits")):
-            for call in (lambda: Mesh([big], ["a"]), lambda: Mesh([1], ["a"], [big]), lambda: HSDP.coordinate(big),
-                         lambda: layout.plan({"w": (big,)}, HSDP), lambda: layout.plan({}, HSDP, bucket_elements=big)):
+            for call in (lambda: layout.plan({"w": (big,)}, HSDP), lambda: layout.plan({}, HSDP, bucket_elements=big),
+                         lambda: layout.Shard(big), lambda: layout.StridedShard(big, 2),
+                         lambda: layout.StridedShard(0, big), lambda: layout.Owned(big), lambda: layout.Flat(big)):
                 with self.assertRaisesRegex(errors.InvalidArgument, text):
                     call()
 

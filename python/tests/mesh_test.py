@@ -78,6 +78,29 @@ class MeshTest(unittest.TestCase):
             for same in (copy.copy(mesh), copy.deepcopy(mesh), pickle.loads(pickle.dumps(mesh))):
                 self.assertEqual(same, mesh)
 
+    def test_pickled_slices_are_still_of_one_root(self):
+        mesh = cube()
+        parts = [mesh.slice("fsdp"), mesh.flatten(["ddp", "abcd"], "da", keep_rest=False)]
+        expected = Mesh.concatenate(parts)
+        again = [pickle.loads(pickle.dumps(part)) for part in parts]
+        for slices in (pickle.loads(pickle.dumps(parts)), again, [again[0], parts[1]], [parts[0], again[1]],
+                       [pickle.loads(pickle.dumps(mesh)).slice("fsdp"), parts[1]]):
+            self.assertEqual(Mesh.concatenate(slices), expected)
+
+    def test_pickled_slice_keeps_the_order_of_its_instances(self):
+        data = cube().slice(["ddp", "fsdp"])
+        again = pickle.loads(pickle.dumps(data))
+        self.assertEqual(again.slice("fsdp"), data.slice("fsdp"))
+
+    def test_state_of_no_mesh_is_refused(self):
+        make, arguments, (root, ranks, axes), *_ = cube().slice(["ddp", "fsdp"]).__reduce_ex__(2)
+        for error, state in {
+            shardmesh.errors.InvalidArgument: (root, ranks[:-1], axes),
+            TypeError: (root, ranks),
+        }.items():
+            with self.assertRaises(error):
+                make(*arguments).__setstate__(state)
+
     def test_text_names_dimensions_and_sizes(self):
         for text in (str(cube().slice(["ddp", "abcd"])), repr(cube().slice(["ddp", "abcd"]))):
             self.assertIn("ddp=2", text)
@@ -123,7 +146,7 @@ class MeshErrorsTest(unittest.TestCase):
             self.expect(TypeError, lambda: Mesh(bad, ["a"]))
             self.expect(TypeError, lambda: cube().unflatten("ddp", bad, ["a"]))
             self.expect(TypeError, lambda: cube().rank_at(bad))
-        for bad in (None, 3, {"a"}, [None], [3], "ab", ["\ud800"], [["a"]]):
+        for bad in (None, 3, {"a"}, [None], [3], "ab", [["a"]]):
             self.expect(TypeError, lambda: Mesh([2], bad))
         for bad in ("5", 5.0, None, [5]):
             self.expect(TypeError, lambda: cube().coordinate(bad))
@@ -132,6 +155,21 @@ class MeshErrorsTest(unittest.TestCase):
             self.expect(TypeError, lambda: Mesh.concatenate(bad))
         self.expect(TypeError, lambda: Mesh([2], ["a"], ["0", "1"]))
         self.expect(TypeError, lambda: Mesh.slice(3, "a"))
+
+    def test_names_that_utf8_cannot_write_are_value_errors(self):
+        bad = "a\ud800"
+        for call in (lambda: Mesh([2], [bad]), lambda: cube().slice(bad), lambda: cube().slice(["ddp", bad]),
+                     lambda: cube().transpose([bad]), lambda: cube().flatten([bad], "x"), lambda: cube().groups(bad),
+                     lambda: cube().flatten(["ddp"], bad), lambda: cube().unflatten(bad, [2], ["x"]),
+                     lambda: cube().unflatten("ddp", [2], [bad]), lambda: cube().group(0, bad)):
+            self.expect(shardmesh.errors.InvalidArgument, call, r"'a\ud800'")
+
+    def test_numbers_beyond_64_bits_are_named(self):
+        for big, text in ((2**63, str(2**63)), (-(2**70), str(-(2**70))), (10**5000, "16610 bits")):
+            for call in (lambda: Mesh([big], ["a"]), lambda: Mesh([1], ["a"], [big]), lambda: cube().coordinate(big),
+                         lambda: cube().unflatten("ddp", [big, 2], ["a", "b"]), lambda: cube().rank_at([0, big, 0]),
+                         lambda: cube().rank_at([0, 0, 0], instance=big), lambda: cube().restrict([0, big])):
+                self.expect(shardmesh.errors.InvalidArgument, call, text)
 
     def test_object_without_constructor_is_refused(self):
         class Half(Mesh):
