@@ -3,6 +3,7 @@
 #include <optional>
 #include <tuple>
 
+#include "core/communicator_key.h"
 #include "core/mesh_picture.h"
 #include "python/binding/binding.h"
 
@@ -145,6 +146,19 @@ void DefineQueries(py::class_<Mesh>& type) {
            "{names, sizes, instances, groups}: what `shardctl mesh ... --json` prints, as an object.");
 }
 
+// Each as (key, ranks, [(index into `asked`, group)]).
+py::list SharedCommunicators(std::vector<std::pair<Mesh, Names>> asked) {
+  std::vector<MeshGroups> groups;
+  for (auto& [mesh, names] : asked) groups.push_back({std::move(mesh), ToVector(std::move(names))});
+  py::list communicators;
+  for (const Communicator& communicator : OrThrow(Communicators(groups))) {
+    py::list uses;
+    for (const Communicator::Use& use : communicator.uses) uses.append(py::make_tuple(use.asked, use.group));
+    communicators.append(py::make_tuple(communicator.key, communicator.ranks, uses));
+  }
+  return communicators;
+}
+
 }  // namespace
 
 void BindMesh(py::module_& module) {
@@ -155,6 +169,8 @@ void BindMesh(py::module_& module) {
   type.def("__hash__",
            [](const Mesh& mesh) { return py::hash(py::make_tuple(ToTuple(mesh.Names()), ToTuple(mesh.Sizes()))); });
   type.def(py::pickle(&ToState, &FromState));
+  module.def("communicator_key", &CommunicatorKey, py::arg("ranks"));
+  module.def("communicators", &SharedCommunicators, py::arg("asked"));
   const auto same = [](const py::object& self, const py::args&) { return self; };
   type.def("__copy__", same);
   type.def("__deepcopy__", same);

@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "core/optimizer_names.h"
 #include "python/binding/binding.h"
 
 namespace shardmesh::python {
@@ -31,6 +32,17 @@ std::string Add(AliasTable& table, const Text& raw, const std::optional<Text>& t
   return OrThrow(tied_to.has_value() ? table.Add(raw.value, tied_to->value) : table.Add(raw.value));
 }
 
+// (prefix, kind, parameter, state).
+py::tuple Parse(const Text& name, Texts prefixes) {
+  const OptimizerName parsed = OrThrow(ParseOptimizerName(name.value, ToVector(std::move(prefixes))));
+  const char* kind = parsed.kind == OptimizerNameKind::kState ? "state" : "param_groups";
+  return py::make_tuple(parsed.prefix, kind, parsed.parameter, parsed.state);
+}
+
+std::string CanonicalState(const Canonicalizer& parameters, const Text& raw, Texts prefixes) {
+  return OrThrow(CanonicalOptimizerName(raw.value, parameters, ToVector(std::move(prefixes))));
+}
+
 // A binding of one of the look-ups.
 template <typename Result>
 auto LookUp(absl::StatusOr<Result> (AliasTable::*look_up)(absl::string_view) const) {
@@ -47,7 +59,9 @@ void BindNames(py::module_& module) {
           [](const Canonicalizer& canonicalizer, const Text& raw) {
             return OrThrow(canonicalizer.Canonical(raw.value));
           },
-          py::arg("raw"));
+          py::arg("raw"))
+      .def("canonical_optimizer", &CanonicalState, py::arg("raw"), py::arg("prefixes"));
+  module.def("parse_optimizer", &Parse, py::arg("name"), py::arg("prefixes"));
   py::class_<AliasTable>(module, "AliasTable")
       .def(py::init(&CreateTable), py::arg("root_wrappers"), py::arg("literal"), py::arg("wrapped_at"))
       .def("add", &Add, py::arg("raw"), py::arg("tied_to") = py::none())

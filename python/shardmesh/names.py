@@ -11,10 +11,26 @@ wrapped_at     prefixes of names as given behind which one `module` is a data-pa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from . import _core
 
-__all__ = ["AliasTable", "canonical", "canonical_many"]
+__all__ = [
+    "AliasTable", "OptimizerName", "canonical", "canonical_many", "canonical_optimizer", "canonical_optimizer_many",
+    "parse_optimizer",
+]
+
+
+class OptimizerName(NamedTuple):
+    """A name of a flattened optimizer state dict, [prefix.]kind.parameter.state; str() is the name."""
+
+    prefix: str  # "" when there is none
+    kind: str  # "state" or "param_groups"
+    parameter: str
+    state: str  # the state's name, such as exp_avg, or the field's of the parameter group, such as lr
+
+    def __str__(self) -> str:
+        return ".".join(self if self.prefix else self[1:])
 
 
 def canonical(
@@ -30,6 +46,36 @@ def canonical_many(
     """canonical() of each, in order. Two of them may come out equal: AliasTable refuses that."""
     canonicalizer = _core.Canonicalizer(*_rules(root_wrappers, literal, wrapped_at))
     return [canonicalizer.canonical(name) for name in _strings("raw", raw)]
+
+
+def parse_optimizer(name: str, prefixes: Iterable[str] = ()) -> OptimizerName:
+    """The parts of a name such as optim.state.layers.0.w.exp_avg.
+
+    prefixes: what an application may have put before `state` or `param_groups`, such as optim. The last segment is the
+    state's name: of a state that is itself a dict, the outer names count to the parameter's. InvalidArgument: not a
+    name of this form, or a prefix that is none (one with a segment `state` or `param_groups`).
+    """
+    return OptimizerName(*_core.parse_optimizer(name, _strings("prefixes", prefixes)))
+
+
+def canonical_optimizer(
+    raw: str, root_wrappers: Sequence[str] = (), literal: Iterable[str] = (), wrapped_at: Iterable[str] = (),
+    prefixes: Iterable[str] = (),
+) -> str:
+    """`raw` with its parameter's name made canonical; the rules are about that name alone, all else is kept.
+
+    InvalidArgument: as canonical() and parse_optimizer().
+    """
+    return canonical_optimizer_many([raw], root_wrappers, literal, wrapped_at, prefixes)[0]
+
+
+def canonical_optimizer_many(
+    raw: Iterable[str], root_wrappers: Sequence[str] = (), literal: Iterable[str] = (), wrapped_at: Iterable[str] = (),
+    prefixes: Iterable[str] = (),
+) -> list[str]:
+    """canonical_optimizer() of each, in order."""
+    canonicalizer, heads = _core.Canonicalizer(*_rules(root_wrappers, literal, wrapped_at)), _strings("prefixes", prefixes)
+    return [canonicalizer.canonical_optimizer(name, heads) for name in _strings("raw", raw)]
 
 
 class AliasTable:

@@ -8,6 +8,7 @@ import unittest
 
 import shardmesh
 from shardmesh import Mesh
+from shardmesh.mesh import Use, communicator_key, communicators
 
 
 def cube():
@@ -106,6 +107,36 @@ class MeshTest(unittest.TestCase):
             self.assertIn("ddp=2", text)
             self.assertIn("2 instances of 4 ranks", text)
             self.assertNotIn("fsdp", text)
+
+
+class CommunicatorsTest(unittest.TestCase):
+    def test_key_is_that_of_the_set_of_ranks(self):
+        key = communicator_key([0, 2, 4, 6])
+        self.assertRegex(key, "^[0-9a-f]{32}$")
+        self.assertEqual(communicator_key(iter([6, 0, 4, 2, 0])), key)
+        self.assertNotEqual(communicator_key(range(4)), key)
+
+    def test_groups_of_equal_ranks_share_a_communicator(self):
+        flat = cube().flatten(["fsdp", "ddp"], "dp")
+        found = communicators([(cube(), ["ddp", "fsdp"]), (flat, "dp"), (cube().slice("abcd"), "abcd")])
+        self.assertEqual([each.ranks for each in found],
+                         [[0, 2, 4, 6], [1, 3, 5, 7], [0, 1], [2, 3], [4, 5], [6, 7]])
+        self.assertEqual(found[1].uses, [Use(asked=0, group=1), Use(asked=1, group=1)])
+        self.assertEqual(found[3].uses, [(2, 1)])
+        self.assertEqual([each.key for each in found], [communicator_key(each.ranks) for each in found])
+        self.assertEqual(communicators([]), [])
+
+    def test_errors(self):
+        with self.assertRaises(shardmesh.errors.NotFound):
+            communicators([(cube(), "tp")])
+        for bad in ((cube(), []), (cube(), ["ddp", "ddp"]), (cube(), "\ud800")):
+            with self.assertRaises(shardmesh.errors.InvalidArgument):
+                communicators([bad])
+        with self.assertRaisesRegex(shardmesh.errors.InvalidArgument, str(2**70)):
+            communicator_key([2**70])
+        for bad in (3, [3], [(cube(),)], [("ddp", cube())], [(Mesh.__new__(Mesh), "ddp")]):
+            with self.assertRaises(TypeError):
+                communicators(bad)
 
 
 class MeshErrorsTest(unittest.TestCase):

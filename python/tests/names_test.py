@@ -78,6 +78,46 @@ class CanonicalTest(unittest.TestCase):
                 pass
 
 
+class OptimizerNamesTest(unittest.TestCase):
+    def test_parts_make_up_the_name(self):
+        for name, parts in {
+            "state.layers.0.w.exp_avg": ("", "state", "layers.0.w", "exp_avg"),
+            "optim.state.w.step": ("optim", "state", "w", "step"),
+            "my.optimizer.param_groups.a.w.lr": ("my.optimizer", "param_groups", "a.w", "lr"),
+        }.items():
+            parsed = names.parse_optimizer(name, prefixes=["optim", "my.optimizer"])
+            self.assertEqual(parsed, parts)
+            self.assertEqual((parsed.prefix, parsed.kind, parsed.parameter, parsed.state), parts)
+            self.assertEqual(str(parsed), name)
+
+    def test_parameter_alone_is_made_canonical(self):
+        raw = "optim.state.module.a._orig_mod.w._orig_mod"
+        self.assertEqual(names.canonical_optimizer(raw, root_wrappers=["module"], prefixes=["optim"]),
+                         "optim.state.a.w._orig_mod")
+        self.assertEqual(names.canonical_optimizer("state.a._orig_mod.w.s", literal=["a._orig_mod"]),
+                         "state.a._orig_mod.w.s")
+        self.assertEqual(names.canonical_optimizer("state.a.module.w.s", wrapped_at=["a"]), "state.a.w.s")
+
+    def test_many_are_as_one_by_one(self):
+        raw = [f"o.state.module.layers.{i}.w.step" for i in range(20)]
+        many = names.canonical_optimizer_many(iter(raw), root_wrappers=["module"], prefixes={"o"})
+        self.assertEqual(many, [names.canonical_optimizer(name, ["module"], prefixes=["o"]) for name in raw])
+        self.assertEqual(many[3], "o.state.layers.3.w.step")
+
+    def test_bad_names_and_prefixes_are_value_errors_with_the_name(self):
+        for bad in ("w.exp_avg", "state.w", "optim.state.w.step", "", "state..w.s", "a\ud800"):
+            for call in (names.parse_optimizer, names.canonical_optimizer):
+                with self.assertRaises(errors.InvalidArgument):
+                    call(bad)
+        for bad in ("a.state", "a..b", "\ud800"):
+            with self.assertRaises(errors.InvalidArgument):
+                names.parse_optimizer("state.w.step", prefixes=[bad])
+        for call in (lambda: names.parse_optimizer(3), lambda: names.parse_optimizer("state.w.s", prefixes="optim"),
+                     lambda: names.canonical_optimizer_many("state.w.s")):
+            with self.assertRaises(TypeError):
+                call()
+
+
 class AliasTableTest(unittest.TestCase):
     def test_both_directions(self):
         table = names.AliasTable(root_wrappers=["module"])
