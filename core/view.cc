@@ -25,6 +25,11 @@ absl::Status CheckJoinable(const NamedBox& a, const PlacedTensor& placed_a, cons
   return absl::OkStatus();
 }
 
+absl::Status CheckRank(Rank rank) {
+  if (rank >= Rank(0)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("view: rank ", rank.value(), " is negative; ranks count from 0"));
+}
+
 absl::Status CheckDisjointByRank(std::vector<RankBox>* boxes) {
   absl::c_stable_sort(*boxes, [](const RankBox& a, const RankBox& b) { return a.rank < b.rank; });
   for (auto begin = boxes->begin(); begin != boxes->end();) {
@@ -86,17 +91,16 @@ absl::StatusOr<TensorView> TensorView::Packed(const PackedParts& packed, int joi
   return TensorView(packed.shape(), std::make_shared<const PlacedHolders>(mesh, std::move(parts), join_dim));
 }
 
-absl::StatusOr<TensorView> TensorView::Listed(const Dims& shape, std::vector<RankBox> boxes) {
+absl::StatusOr<TensorView> TensorView::Listed(const Dims& shape, std::vector<RankBox> boxes,
+                                              std::vector<Rank> boxless) {
   RETURN_IF_ERROR(ValidateShape(shape));
+  for (const Rank rank : boxless) RETURN_IF_ERROR(CheckRank(rank));
   for (const RankBox& box : boxes) {
-    if (box.rank < Rank(0)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("view: rank ", box.rank.value(), " is negative; ranks count from 0"));
-    }
+    RETURN_IF_ERROR(CheckRank(box.rank));
     RETURN_IF_ERROR(Annotate(ValidateLocalBox(box.local, shape), absl::StrCat("view: rank ", box.rank.value())));
   }
   RETURN_IF_ERROR(CheckDisjointByRank(&boxes));
-  return TensorView(shape, std::make_shared<const ListedHolders>(std::move(boxes)));
+  return TensorView(shape, std::make_shared<const ListedHolders>(std::move(boxes), std::move(boxless)));
 }
 
 absl::StatusOr<std::vector<LocalBox>> TensorView::BoxesOf(Rank rank) const { return holders_->BoxesOf(rank); }

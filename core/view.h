@@ -52,10 +52,13 @@ class TensorView {
   static absl::StatusOr<TensorView> Packed(const PackedParts& packed, int join_dim, const Mesh& mesh,
                                            const std::vector<std::vector<DimPlacement>>& placements);
 
-  // A rank may be listed with several boxes, also empty ones; one that is not listed has no part in the tensor.
-  // Errors as ValidateLocalBox; InvalidArgument also: two boxes of one rank overlap (both are named).
+  // A rank may be listed with several boxes, also empty ones, or among the `boxless` ranks, which have a part in the
+  // tensor but hold none of it. One that is not listed has no part in it.
+  // Errors as ValidateLocalBox; InvalidArgument also: a negative rank, or two boxes of one rank overlap (both are
+  // named).
   // REQUIRES: the boxes of one rank do not share places in its memory.
-  static absl::StatusOr<TensorView> Listed(const Dims& shape, std::vector<RankBox> boxes);
+  static absl::StatusOr<TensorView> Listed(const Dims& shape, std::vector<RankBox> boxes,
+                                           std::vector<Rank> boxless = {});
 
   const Dims& shape() const { return shape_; }
 

@@ -117,12 +117,14 @@ bool PlacedHolders::ForEachSource(const Box& want, Rank reader, TensorView::Visi
   return true;
 }
 
-ListedHolders::ListedHolders(std::vector<RankBox> boxes)
+ListedHolders::ListedHolders(std::vector<RankBox> boxes, std::vector<Rank> boxless)
     : by_rank_(std::move(boxes)),
+      boxless_(std::move(boxless)),
       by_box_(SortedByBox(by_rank_)),
       first_(Firsts(by_box_)),
       distinct_(Distinct(by_box_, first_)) {
   absl::c_stable_sort(by_rank_, [](const RankBox& a, const RankBox& b) { return a.rank < b.rank; });
+  absl::c_sort(boxless_);
   if (const auto overlap = distinct_.FirstOverlap()) {
     const RankBox &a = by_box_[first_[overlap->first]], &b = by_box_[first_[overlap->second]];
     can_be_source_ = absl::InvalidArgumentError(absl::StrCat(
@@ -137,7 +139,7 @@ absl::StatusOr<std::vector<LocalBox>> ListedHolders::BoxesOf(Rank rank) const {
        at != by_rank_.end() && at->rank == rank; ++at) {
     boxes.push_back(at->local);
   }
-  if (!boxes.empty()) return boxes;
+  if (!boxes.empty() || absl::c_binary_search(boxless_, rank)) return boxes;
   return absl::NotFoundError(
       absl::StrCat("view: rank ", rank.value(), " has no box, not even an empty one, in a list of ", by_rank_.size()));
 }

@@ -54,7 +54,7 @@ class PlacedHolders : public TensorView::Holders {
 class ListedHolders : public TensorView::Holders {
  public:
   // REQUIRES: every box is valid in one shape; those of one rank are disjoint.
-  explicit ListedHolders(std::vector<RankBox> boxes);
+  ListedHolders(std::vector<RankBox> boxes, std::vector<Rank> boxless);
 
   absl::StatusOr<std::vector<LocalBox>> BoxesOf(Rank rank) const override;
   absl::Status CanBeSource() const override { return can_be_source_; }
@@ -63,6 +63,7 @@ class ListedHolders : public TensorView::Holders {
  private:
   // Constant after construction.
   std::vector<RankBox> by_rank_;
+  std::vector<Rank> boxless_;    // ascending
   std::vector<RankBox> by_box_;  // equal boxes together, by rank
   std::vector<size_t> first_;    // in by_box_: where the holders of each distinct box begin, and the end
   BoxIndex distinct_;

@@ -99,6 +99,15 @@ TEST(ViewTest, SlicedMesh_OtherInstancesAreReplicas) {
                                                         Pair(3, LocalBox{{{2}, {2}}, 0, {1}})));
 }
 
+TEST(ViewTest, Listed_BoxlessRankHasAPart) {
+  ASSERT_OK_AND_ASSIGN(const TensorView view,
+                       TensorView::Listed({}, {{Rank(1), {Box::Whole({}), 0, {}}}}, {Rank(9), Rank(4)}));
+  EXPECT_EQ(view.BoxesOf(Rank(1))->size(), 1u);
+  for (const Rank rank : {Rank(4), Rank(9)}) EXPECT_TRUE(view.BoxesOf(rank).value().empty());
+  EXPECT_THAT(view.BoxesOf(Rank(5)), StatusIs(absl::StatusCode::kNotFound, HasSubstr("rank 5")));
+  EXPECT_THAT(TensorView::Listed({}, {}, {Rank(-1)}), StatusIs(kInvalid, HasSubstr("rank -1 is negative")));
+}
+
 TEST(ViewTest, Listed_EqualBoxesAreReplicas) {
   const LocalBox left{{{0, 0}, {2, 1}}, 5, {1, 1}}, right{{{0, 1}, {2, 2}}, 0, {1, 2}};
   ASSERT_OK_AND_ASSIGN(
