@@ -11,9 +11,9 @@ from setuptools import setup
 
 # What python/binding/ needs of core/, tests left out.
 CORE = """
-    box bucket_layout communicator_key digest element_order format granule layout_boxes layout_picture layout_reshard
-    mesh mesh_compose mesh_picture mesh_queries mesh_rank_map mesh_spec mesh_state names optimizer_names owner_balance
-    placement stored_plan
+    box box_index box_parts bucket_layout communicator_key digest element_order format granule layout_boxes
+    layout_picture layout_reshard mesh mesh_compose mesh_picture mesh_queries mesh_rank_map mesh_spec mesh_state names
+    optimizer_names owner_balance placement reshard stored_plan stored_view view view_holders
 """.split()
 # pkg-config's name -> the package of packages.txt that has it.
 NEEDED = "flat_hash_map inlined_vector status statusor str_format strings"  # of Abseil

@@ -7,6 +7,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/names.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -157,7 +158,14 @@ class Planner {
 }  // namespace
 
 absl::StatusOr<ReshardPlan> PlanReshard(absl::Span<const TensorView> source, absl::Span<const TensorView> destination,
-                                        Rank rank, int64_t max_copies) {
+                                        Rank rank, int64_t max_copies, absl::Span<const std::string> names) {
+  if (!names.empty() && names.size() != source.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("reshard: ", names.size(), " names of ", source.size(), " tensors; give one for each"));
+  }
+  const auto which = [names](size_t t) {
+    return names.empty() ? absl::StrCat("tensor ", t) : absl::StrCat("tensor ", QuotedName(names[t]));
+  };
   if (source.size() != destination.size()) {
     return absl::InvalidArgumentError(absl::StrCat("reshard: ", source.size(), " tensors at the source and ",
                                                    destination.size(), " at the destination; give the same list"));
@@ -166,11 +174,11 @@ absl::StatusOr<ReshardPlan> PlanReshard(absl::Span<const TensorView> source, abs
   for (size_t t = 0; t < source.size(); ++t) {
     if (source[t].shape() != destination[t].shape()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "reshard: tensor ", t, " is [", absl::StrJoin(source[t].shape(), ", "), "] at the source and [",
+          "reshard: ", which(t), " is [", absl::StrJoin(source[t].shape(), ", "), "] at the source and [",
           absl::StrJoin(destination[t].shape(), ", "), "] at the destination; give the same list of tensors"));
     }
     const absl::Status added = planner.Add(rank, static_cast<int32_t>(t), source[t], destination[t]);
-    if (!added.ok()) return Annotate(added, absl::StrCat("tensor ", t));
+    if (!added.ok()) return Annotate(added, which(t));
   }
   if (!source.empty() && !planner.takes_part()) {
     return absl::NotFoundError(absl::StrCat("reshard: rank ", rank.value(), " has no part in any of the ",

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -52,14 +53,15 @@ struct ReshardPlan {
 };
 
 // The copies that fill the boxes that `rank` has in `destination`. Of a tensor that it has no part in (it is not in the
-// tensor's mesh, not listed) it gets nothing.
-// InvalidArgument: the views differ in the number of tensors or in a shape; a source cannot be read from
-//   (TensorView::CanBeSource), or lacks elements that the rank wants. The message has the tensor's index.
+// tensor's mesh, not listed) it gets nothing. `names`: of the tensors, for messages, which else have their indices.
+// InvalidArgument: the views (or the names, if any) differ in the number of tensors, or the views in a shape; a source
+//   cannot be read from (TensorView::CanBeSource), or lacks elements that the rank wants. The message has the tensor.
 // NotFound: there are tensors, and the rank has no part in any.
 // ResourceExhausted: more than `max_copies` copies (counted for the tensor at hand before neighbours are joined); the
 //   message has the count that was reached.
 absl::StatusOr<ReshardPlan> PlanReshard(absl::Span<const TensorView> source, absl::Span<const TensorView> destination,
-                                        Rank rank, int64_t max_copies = kDefaultMaxCopies);
+                                        Rank rank, int64_t max_copies = kDefaultMaxCopies,
+                                        absl::Span<const std::string> names = {});
 
 // All copies from listed boxes of one tensor to listed boxes, by destination, source, destination_offset; the tensor's
 // index is 0. Errors as TensorView::Listed and PlanReshard, with `max_copies` for all destinations together.

@@ -41,6 +41,15 @@ TEST(ReshardTest, MoreRanks_EachTakesItsIntervals) {
   EXPECT_EQ(plan->sources[1].num_elements, 2);
 }
 
+TEST(ReshardTest, NamedTensors_AreNamedInMessages) {
+  const TensorView four = Placed({4}, 2, P::Shard(0)), five = Placed({5}, 2, P::Shard(0));
+  const TensorView none = TensorView::Listed({4}, {}).value();
+  EXPECT_THAT(PlanReshard({four, four}, {four, five}, Rank(0), 9, {"a.w", "b.w"}),
+              StatusIs(kInvalid, HasSubstr("tensor \"b.w\" is [4] at the source")));
+  EXPECT_THAT(PlanReshard({none}, {four}, Rank(0), 9, {"a.w"}), StatusIs(kInvalid, HasSubstr("tensor \"a.w\": ")));
+  EXPECT_THAT(PlanReshard({four}, {four}, Rank(0), 9, {"a", "b"}), StatusIs(kInvalid, HasSubstr("2 names")));
+}
+
 TEST(ReshardTest, FlatHeadBodyTail_BecomeOneCopy) {
   // Shards of 18 of a 5 x 4 x 3 tensor: boxes of three kinds, one run of memory.
   const auto plan = PlanReshard({Placed({5, 4, 3}, 4, P::Flat(6))}, {Placed({5, 4, 3}, 1, P::Replicate())}, Rank(0));

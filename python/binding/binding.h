@@ -17,12 +17,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "core/box.h"
 #include "core/bucket_layout.h"
 #include "core/ids.h"
 #include "core/mesh.h"
 #include "core/names.h"
 #include "core/placement.h"
 #include "core/stored_plan.h"
+#include "core/view.h"
 
 namespace shardmesh::python {
 
@@ -89,10 +91,18 @@ py::tuple ToTuple(const Values& values) {
   return tuple;
 }
 
+// A dimension of a tensor. InvalidArgument: no tensor has it, and core/'s int could not hold it.
+inline int DimOf(Integer dim) {
+  if (dim.value == static_cast<int>(dim.value)) return static_cast<int>(dim.value);
+  throw StatusError(absl::InvalidArgumentError(
+      absl::StrCat("no tensor has a dimension ", dim.value, "; they count from 0 to ", kMaxTensorDims - 1)));
+}
+
 void BindErrors(py::module_& module);
 void BindMesh(py::module_& module);
 void BindNames(py::module_& module);
 void BindPlacement(py::module_& module);
+void BindViews(py::module_& module);
 void BindLayout(py::module_& module);
 
 }  // namespace shardmesh::python
@@ -178,6 +188,8 @@ template <>
 struct type_caster<shardmesh::LayoutTensor> : ConstructedCaster<shardmesh::LayoutTensor> {};
 template <>
 struct type_caster<shardmesh::DimPlacement> : ConstructedCaster<shardmesh::DimPlacement> {};
+template <>
+struct type_caster<shardmesh::TensorView> : ConstructedCaster<shardmesh::TensorView> {};
 template <>
 struct type_caster<shardmesh::StoredPlan> : ConstructedCaster<shardmesh::StoredPlan> {};
 

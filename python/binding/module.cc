@@ -7,5 +7,6 @@ PYBIND11_MODULE(_core, module) {
   shardmesh::python::BindMesh(module);
   shardmesh::python::BindNames(module);
   shardmesh::python::BindPlacement(module);
+  shardmesh::python::BindViews(module);
   shardmesh::python::BindLayout(module);
 }

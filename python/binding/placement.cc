@@ -7,13 +7,6 @@
 namespace shardmesh::python {
 namespace {
 
-// A dimension of a tensor. InvalidArgument: no tensor has it, nor could the placement hold it.
-int DimOf(Integer dim) {
-  if (dim.value == static_cast<int>(dim.value)) return static_cast<int>(dim.value);
-  throw StatusError(absl::InvalidArgumentError(
-      absl::StrCat("placement: no tensor has a dimension ", dim.value, "; they count from 0 to ", kMaxTensorDims - 1)));
-}
-
 // The members of a DimPlacement in their order.
 using State = std::tuple<int, int, int64_t, int64_t, int64_t, int64_t, int64_t>;
 

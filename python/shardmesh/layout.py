@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol, Union, overload
 
 from . import _core
 from ._core import Flat, Mesh, Owned, Placement, Replicate, Shard, StridedShard
+from ._placement import Placements, along
+from .views import Box, View
 
 __all__ = [
     "Box", "Bucket", "Copy", "Flat", "Owned", "Padding", "Parameter", "Part", "Place", "Placement", "Plan",
@@ -80,13 +82,6 @@ class Part(NamedTuple):
     num_elements: int
 
 
-class Box(NamedTuple):
-    """A half-open box of a parameter's elements: [offset, offset + size) along every dimension."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-
 class Copy(NamedTuple):
     """Elements of one rank's shard of a bucket that become elements of another's. Offsets count within the shard."""
 
@@ -111,10 +106,6 @@ class Reshard(NamedTuple):
     @property
     def num_copies(self) -> int:
         return len(self.copies)
-
-
-# One for each dimension of the mesh, or by their names (the others replicate).
-Placements = Union[Sequence[Placement], "Mapping[str, Placement]"]
 
 
 class Plan:
@@ -172,6 +163,15 @@ class Plan:
         """
         return {name: [Box(*box) for box in boxes] for name, boxes in self._core.stored_boxes(rank).items()}
 
+    def view(self, name: str) -> View:
+        """Who holds what of a parameter, for views.reshard(); of a tied one, its storage's. Each block is a box.
+
+        Offsets count from the start of a rank's shard of the parameter's bucket (place().bucket). A rank of the mesh
+        that holds none of it has no box. NotFound: no such parameter. ResourceExhausted: more than 2^20 boxes on all
+        ranks together.
+        """
+        return View(_core.view_of(self._core, name))
+
     def boxes(
         self, placements: Placements | Callable[[str], Placements], coordinate: Sequence[int]
     ) -> dict[str, list[Box]]:
@@ -185,9 +185,7 @@ class Plan:
         by_name = {}
         for name in self._core.shapes:
             given = placements(name) if callable(placements) else placements
-            if isinstance(given, Mapping):
-                given = _core.place_along(self._mesh, list(given.items()))
-            by_name[name] = [Box(*box) for box in self._core.boxes(name, given, rank)]
+            by_name[name] = [Box(*box) for box in self._core.boxes(name, along(self._mesh, given), rank)]
         return by_name
 
     @overload
