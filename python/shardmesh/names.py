@@ -74,7 +74,8 @@ def canonical_optimizer_many(
     prefixes: Iterable[str] = (),
 ) -> list[str]:
     """canonical_optimizer() of each, in order."""
-    canonicalizer, heads = _core.Canonicalizer(*_rules(root_wrappers, literal, wrapped_at)), _strings("prefixes", prefixes)
+    canonicalizer = _core.Canonicalizer(*_rules(root_wrappers, literal, wrapped_at))
+    heads = _strings("prefixes", prefixes)
     return [canonicalizer.canonical_optimizer(name, heads) for name in _strings("raw", raw)]
 
 

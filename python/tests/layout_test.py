@@ -156,10 +156,10 @@ class PlanTest(unittest.TestCase):
 
     def test_copies_and_pickles_are_the_plan(self):
         mesh = Mesh([2, 2, 2], ["ddp", "fsdp", "tp"]).slice(["ddp", "fsdp"])
-        for plan in (layout.plan({}, HSDP),
-                     layout.plan({"w": ((100, 64), "bf16", "rows:4"), "m": ((64, 64), "fp32", "whole"),
-                                  "q": ((70, 40), "fp8", "block:16"), "t": layout.Parameter((100, 64), "bf16", "rows:4", "w")},
-                                 mesh, replicate=["fsdp"], bucket_elements=4096, max_padding=0.5, max_coarse_padding=0.25)):
+        parameters = {"w": ((100, 64), "bf16", "rows:4"), "m": ((64, 64), "fp32", "whole"),
+                      "q": ((70, 40), "fp8", "block:16"), "t": layout.Parameter((100, 64), "bf16", "rows:4", "w")}
+        options = {"bucket_elements": 4096, "max_padding": 0.5, "max_coarse_padding": 0.25}
+        for plan in layout.plan({}, HSDP), layout.plan(parameters, mesh, replicate=["fsdp"], **options):
             for same in (copy.copy(plan), copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
                 self.assertEqual((same.hash, same.mesh, same.shapes), (plan.hash, plan.mesh, plan.shapes))
                 self.assertEqual((same.buckets, str(same)), (plan.buckets, str(plan)))
@@ -214,7 +214,8 @@ class BoxesTest(unittest.TestCase):
                     call()
 
     def test_copies_and_pickles_of_placements_are_equal(self):
-        for placement in (layout.Replicate(), layout.Shard(1), layout.StridedShard(1, 4), layout.Owned(2), layout.Flat(7)):
+        for placement in (layout.Replicate(), layout.Shard(1), layout.StridedShard(1, 4), layout.Owned(2),
+                          layout.Flat(7)):
             for same in (copy.copy(placement), copy.deepcopy(placement), pickle.loads(pickle.dumps(placement))):
                 self.assertEqual(repr(same), repr(placement))
         plan = layout.plan({"w": (8, 64)}, HSDP)

@@ -49,12 +49,12 @@ class MovesTest(unittest.TestCase):
     def test_plan_to_placements_and_back(self):
         plan = layout.plan(self.PARAMETERS, HSDP)
         stored = {name: plan.view(name) for name in plan.shapes}
-        for mesh, placement in ((Mesh([4], ["fsdp"]), {"fsdp": Shard(0)}), (Mesh([3], ["tp"], [7, 1, 5]), {"tp": Shard(1)}),
-                                (HSDP, {"fsdp": Shard(0)}), (Mesh([2, 2], ["a", "b"]), [Shard(0), Shard(1)])):
-            def place(name, shape):
-                sharded = placement if len(shape) > 1 else {}
-                return views.placed(shape, mesh, sharded)
-            torch = {name: place(name, shape) for name, shape in plan.shapes.items()}
+        for mesh, placements in (
+            (Mesh([4], ["fsdp"]), {"fsdp": Shard(0)}), (Mesh([3], ["tp"], [7, 1, 5]), {"tp": Shard(1)}),
+            (HSDP, {"fsdp": Shard(0)}), (Mesh([2, 2], ["a", "b"]), [Shard(0), Shard(1)]),
+        ):
+            torch = {name: views.placed(shape, mesh, placements if shape else {})
+                     for name, shape in plan.shapes.items()}
             self.move(stored, torch, HSDP.ranks, mesh.ranks)
             self.move(torch, stored, mesh.ranks, HSDP.ranks)
 
@@ -86,8 +86,8 @@ class MovesTest(unittest.TestCase):
         self.assertEqual(sum(math.prod(box.box.sizes) for box in with_gap.boxes(0)), 4 * 6)
 
     def test_listed_boxes(self):
-        view = views.listed((4, 4), {7: [(((0, 0), (4, 2)), 100, (2, 1))], 3: [LocalBox(Box((0, 2), (4, 2)), 0, (1, 4))],
-                                     5: []})
+        right = LocalBox(Box((0, 2), (4, 2)), 0, (1, 4))
+        view = views.listed((4, 4), {7: [(((0, 0), (4, 2)), 100, (2, 1))], 3: [right], 5: []})
         self.assertEqual(view.shape, (4, 4))
         self.assertEqual((view.boxes(7), view.boxes(5)), ([(((0, 0), (4, 2)), 100, (2, 1))], []))
         self.move({"w": view}, {"w": views.placed((4, 4), TP, [Shard(0)])}, [3, 5, 7], [0, 1])
@@ -98,7 +98,8 @@ class ReshardTest(unittest.TestCase):
     def test_one_view_gives_one_list(self):
         four, two = views.placed((12,), Mesh([4], ["a"]), [Shard(0)]), views.placed((12,), TP, [Shard(0)])
         copies = views.reshard(four, two, 1)
-        self.assertEqual(copies, [Copy(2, 0, 0, 3), Copy(source=3, source_offset=0, destination_offset=3, num_elements=3)])
+        second = Copy(source=3, source_offset=0, destination_offset=3, num_elements=3)
+        self.assertEqual(copies, [Copy(2, 0, 0, 3), second])
         self.assertEqual(views.reshard({"w": four}, {"w": two}, 1), {"w": copies})
 
     def test_rank_of_replicas_reads_itself(self):
@@ -151,7 +152,8 @@ class ErrorsTest(unittest.TestCase):
         columns = views.placed((64, 64), TP, [Shard(1)])
         half = views.listed((4,), {0: [(((0,), (2,)), 0, (1,))]})
         twisted = views.listed((4,), {0: [(((0,), (4,)), 0, (1,))], 1: [(((1,), (2,)), 0, (1,))]})
-        self.expect(errors.InvalidArgument, lambda: views.reshard({"a": view, "b": view}, {"a": view, "b": other}, 0), '"b"')
+        two = {"a": view, "b": view}
+        self.expect(errors.InvalidArgument, lambda: views.reshard(two, {"a": view, "b": other}, 0), '"b"')
         self.expect(errors.InvalidArgument, lambda: views.reshard({"a": half}, {"a": view}, 1), '"a"')
         self.expect(errors.InvalidArgument, lambda: views.reshard({"a": twisted}, {"a": view}, 1), "overlap")
         self.expect(errors.NotFound, lambda: views.reshard({"a": view}, {"b": view}, 0), "'b'.*it has a")
@@ -171,7 +173,8 @@ class ErrorsTest(unittest.TestCase):
         view = views.placed((4,), TP, [Shard(0)])
         for bad in (None, 3, {"w": 3}, [view], "w"):
             self.expect(TypeError, lambda: views.reshard(bad, {"w": view}, 0))
-            self.expect(TypeError, lambda: views.reshard({"w": view}, bad, 0) and views.reshard({"w": view, "v": view}, {"v": bad}, 0))
+            self.expect(TypeError, lambda: views.reshard(view, bad, 0))
+            self.expect(TypeError, lambda: views.reshard({"w": view}, {"w": bad}, 0))
         self.expect(TypeError, lambda: views.reshard(view, {"w": view}, 0))
         for bad in (None, 3, "ab", [None], [[4]]):
             self.expect(TypeError, lambda: views.placed(bad, TP, [Shard(0)]))

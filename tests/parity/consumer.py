@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardmesh import Error, Mesh, errors, layout, names
+from shardmesh import Error, Mesh, errors, layout, mesh as meshes, names, views
 
 
 def shapes_of(plan: layout.Plan) -> dict[str, tuple[int, ...]]:
@@ -17,6 +17,25 @@ def longest_group(mesh: Mesh, name: str) -> list[int]:
 
 def stored_elements(plan: layout.Plan, name: str, rank: int) -> int:
     return sum(part.num_elements for part in plan.shard_of(name) if rank in part.ranks)
+
+
+def moved_elements(plan: layout.Plan, name: str, tp: Mesh, rank: int) -> int:
+    wanted: views.View = views.placed(plan.shapes[name], tp, {"tp": layout.Shard(0)})
+    copies: list[views.Copy] = views.reshard(plan.view(name), wanted, rank)
+    by_name: dict[str, list[views.Copy]] = views.reshard({name: plan.view(name)}, {name: wanted}, rank)
+    again = views.listed(wanted.shape, {rank: wanted.boxes(rank)})
+    parts = {"q": views.Box((0, 0), (4, 2)), "k": views.Box((0, 2), (4, 2))}
+    whole = views.packed((4, 4), parts, tp, [layout.Shard(0)], join_dim=1)
+    return sum(copy.num_elements for copy in copies + by_name[name]) + len(again.shape) + len(whole.boxes(rank))
+
+
+def shared_keys(mesh: Mesh) -> dict[str, list[int]]:
+    asked = [(mesh, name) for name in mesh.names]
+    return {each.key: each.ranks for each in meshes.communicators(asked) if len(each.uses) > 1}
+
+
+def parameter_of(name: str) -> str:
+    return names.parse_optimizer(names.canonical_optimizer(name), prefixes=["optim"]).parameter
 
 
 def main(parameters: Mapping[str, tuple[int, ...]]) -> int:
