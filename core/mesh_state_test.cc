@@ -58,6 +58,7 @@ TEST(MeshStateTest, StateOfNoMesh_IsRefused) {
   refused([](auto& s) { s.axes[1].layout.stride = 4; }, "once");
   refused([](auto& s) { s.axes[1].layout.size = int64_t{1} << 62; }, "once");
   refused([](auto& s) { s.axes.pop_back(); }, "once");
+  refused([](auto& s) { s.axes.erase(s.axes.begin()); }, "once");
   refused([](auto& s) { s.ranks.clear(); }, "once");
   refused([](auto& s) { s.ranks[0] = Rank(7); }, "rank 7 is given twice");
   refused([](auto& s) { s.ranks[0] = Rank(-1); }, "negative");
