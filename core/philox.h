@@ -29,7 +29,12 @@ constexpr uint32_t kPhiloxKeyStep0 = 0x9E3779B9u;  // added to key word 0 after 
 constexpr uint32_t kPhiloxKeyStep1 = 0xBB67AE85u;  // added to key word 1 after every round
 
 // What a draw is for. Two purposes of one job never share their bits. Never renumber: results depend on it.
-enum class DrawPurpose : uint32_t { kWeightRounding = 1 };
+enum class DrawPurpose : uint32_t {
+  kWeightRounding = 1,
+  kFirstState = 2,  // the rounding of an optimizer's states, in their order
+  kSecondState = 3,
+  kThirdState = 4,
+};
 
 struct PhiloxKey {
   uint32_t words[2] = {0, 0};

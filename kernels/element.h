@@ -7,7 +7,7 @@
 #include "core/philox.h"
 #include "core/reduction.h"
 #include "kernels/fused_step.h"
-#include "kernels/rules.h"
+#include "kernels/rules/adamw.h"
 
 namespace shardmesh {
 

@@ -2,7 +2,7 @@
 // optimizer (AdamW), rounds the new weights to their format and writes weights, m, v and further copies of the weights.
 //
 // Two implementations, the same bits: the reference (plain C++, any processor) and SIMD (8 fixed lanes, processors with
-// AVX2 and FMA). A third is kernels/fused_step_cuda.h. Element rules: kernels/rules.h.
+// AVX2 and FMA). A third is kernels/fused_step_cuda.h. Element rules: kernels/rules/adamw.h.
 //
 // Nothing is checked: that the gradients are finite was checked when their slot was declared ready (core/finite.h), and
 // a run comes from a validated plan.

@@ -25,8 +25,9 @@ struct Expected {
   Bounded m, v, weight;
 };
 
-// The formula in double, and beside it the running error analysis of the order of operations in kernels/rules.h: every
-// operation adds kU of its result, and passes on its operands' errors to first order; `slack` covers the second order.
+// The formula in double, and beside it the running error analysis of the order of operations in kernels/rules/adamw.h:
+// every operation adds kU of its result, and passes on its operands' errors to first order; `slack` covers the second
+// order.
 Expected Oracle(const RunFixture& f, const RunCase& c, int64_t i) {
   const AdamWScalars& s = f.context().scalars;
   constexpr double slack = 1.0001;

@@ -11,7 +11,7 @@
 #include <type_traits>
 
 #include "core/reduction.h"
-#include "kernels/rules.h"
+#include "kernels/rules/adamw.h"
 #include "kernels/simd8.h"
 
 HWY_BEFORE_NAMESPACE();

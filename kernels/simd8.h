@@ -5,6 +5,7 @@
 #pragma once
 
 #include <hwy/highway.h>
+#include <immintrin.h>
 
 #include <cstdint>
 
@@ -43,7 +44,13 @@ struct U32x8 {
   hn::Vec<Words> lanes;
 };
 HWY_INLINE U32x8 operator+(U32x8 a, U32x8 b) { return U32x8(hn::Add(a.lanes, b.lanes)); }
+HWY_INLINE U32x8 operator-(U32x8 a, U32x8 b) { return U32x8(hn::Sub(a.lanes, b.lanes)); }
 HWY_INLINE U32x8 operator&(U32x8 a, U32x8 b) { return U32x8(hn::And(a.lanes, b.lanes)); }
+HWY_INLINE U32x8 operator|(U32x8 a, U32x8 b) { return U32x8(hn::Or(a.lanes, b.lanes)); }
+template <int kBits>
+HWY_INLINE U32x8 ShiftLeft(U32x8 a) {
+  return U32x8(hn::ShiftLeft<kBits>(a.lanes));
+}
 template <int kBits>
 HWY_INLINE U32x8 ShiftRight(U32x8 a) {
   return U32x8(hn::ShiftRight<kBits>(a.lanes));
@@ -60,6 +67,7 @@ struct F32x8 {
   hn::Vec<Floats> lanes;
 };
 HWY_INLINE F32x8 operator+(F32x8 a, F32x8 b) { return F32x8(hn::Add(a.lanes, b.lanes)); }
+HWY_INLINE F32x8 operator-(F32x8 a, F32x8 b) { return F32x8(hn::Sub(a.lanes, b.lanes)); }
 HWY_INLINE F32x8 operator*(F32x8 a, F32x8 b) { return F32x8(hn::Mul(a.lanes, b.lanes)); }
 HWY_INLINE F32x8 MulAdd(F32x8 a, F32x8 b, F32x8 c) { return F32x8(hn::MulAdd(a.lanes, b.lanes, c.lanes)); }
 HWY_INLINE F32x8 Sqrt(F32x8 a) { return F32x8(hn::Sqrt(a.lanes)); }
@@ -68,8 +76,45 @@ HWY_INLINE U32x8 FloatBits(F32x8 a) { return U32x8(hn::BitCast(Words(), a.lanes)
 HWY_INLINE U32x8 IfNan(F32x8 a, U32x8 bits_if_nan, U32x8 bits) {
   return U32x8(hn::IfThenElse(hn::RebindMask(Words(), hn::IsNaN(a.lanes)), bits_if_nan.lanes, bits.lanes));
 }
+HWY_INLINE F32x8 FloatOfBits(U32x8 a) { return F32x8(hn::BitCast(Floats(), a.lanes)); }
+HWY_INLINE F32x8 Abs(F32x8 a) { return F32x8(hn::Abs(a.lanes)); }
+
+struct Mask8 {
+  hn::Mask<Floats> lanes;
+};
+HWY_INLINE Mask8 operator<(F32x8 a, F32x8 b) { return {hn::Lt(a.lanes, b.lanes)}; }
+HWY_INLINE Mask8 operator<=(F32x8 a, F32x8 b) { return {hn::Le(a.lanes, b.lanes)}; }
+HWY_INLINE F32x8 Select(Mask8 mask, F32x8 yes, F32x8 no) {
+  return F32x8(hn::IfThenElse(mask.lanes, yes.lanes, no.lanes));
+}
+HWY_INLINE U32x8 Select(Mask8 mask, U32x8 yes, U32x8 no) {
+  return U32x8(hn::IfThenElse(hn::RebindMask(Words(), mask.lanes), yes.lanes, no.lanes));
+}
+// The second operand of the processor's own instruction is what a NaN gives.
+HWY_INLINE F32x8 Max(F32x8 a, F32x8 b) { return F32x8(hn::Vec<Floats>{_mm256_max_ps(b.lanes.raw, a.lanes.raw)}); }
+HWY_INLINE F32x8 Min(F32x8 a, F32x8 b) { return F32x8(hn::Vec<Floats>{_mm256_min_ps(b.lanes.raw, a.lanes.raw)}); }
+HWY_INLINE U32x8 RoundToInt(F32x8 a) { return U32x8(hn::BitCast(Words(), hn::NearestInt(a.lanes))); }
+HWY_INLINE U32x8 TruncateToInt(F32x8 a) { return U32x8(hn::Vec<Words>{_mm256_cvttps_epi32(a.lanes.raw)}); }
+HWY_INLINE F32x8 IntToFloat(U32x8 a) {
+  return F32x8(hn::ConvertTo(Floats(), hn::BitCast(hn::RebindToSigned<Words>(), a.lanes)));
+}
+// The permutation reads the low three bits of an index.
+HWY_INLINE F32x8 Lookup8(const float* table, U32x8 index) {
+  return F32x8(hn::Vec<Floats>{_mm256_permutevar8x32_ps(hn::LoadU(Floats(), table).raw, index.lanes.raw)});
+}
+HWY_INLINE float LargestLane(F32x8 a) { return hn::GetLane(hn::MaxOfLanes(Floats(), a.lanes)); }
 
 HWY_INLINE F32x8 Load8(const float* from) { return F32x8(hn::LoadU(Floats(), from)); }
+HWY_INLINE U32x8 LoadWords8(const uint32_t* from) { return U32x8(hn::LoadU(Words(), from)); }
+HWY_INLINE U32x8 LoadWords8(const uint8_t* from) {
+  return U32x8(hn::PromoteTo(Words(), hn::LoadU(hn::FixedTag<uint8_t, 8>(), from)));
+}
+HWY_INLINE U32x8 LoadWords8(const uint16_t* from) { return U32x8(hn::PromoteTo(Words(), hn::LoadU(Halves8(), from))); }
+// The low bytes of words, or their low halves.
+HWY_INLINE void StoreBytes8(U32x8 a, uint8_t* to) {
+  hn::StoreU(hn::TruncateTo(hn::FixedTag<uint8_t, 8>(), a.lanes), hn::FixedTag<uint8_t, 8>(), to);
+}
+HWY_INLINE void StoreHalves8(U32x8 a, uint16_t* to) { hn::StoreU(hn::TruncateTo(Halves8(), a.lanes), Halves8(), to); }
 // bf16: the upper halves of floats.
 HWY_INLINE F32x8 Load8(const uint16_t* from) {
   const auto words = hn::ShiftLeft<16>(hn::PromoteTo(Words(), hn::LoadU(Halves8(), from)));

@@ -1,43 +1,11 @@
-// Element rules: the arithmetic of the fused step, written once for every number type.
-//
-// A number type is float (the reference, and the CUDA kernel), or a vector of floats (kernels/simd8.h). It has
-// operator+ and operator*, a constructor from float, and the functions MulAdd, Sqrt and Divide below. Every operation
-// is one IEEE operation rounded to nearest, subnormals kept; nothing is contracted or reordered (-ffp-contract=off,
-// -fmad=false), so every number type computes the same bits. The roundings to bf16 are in core/format.h, the draws in
-// core/philox.h, the sum over slots in core/reduction.h. Pure functions, thread-safe.
+// AdamW's element rule (core/adamw.h), once for every number type (kernels/rules/number.h). Pure, thread-safe.
 #pragma once
-
-#include <cmath>
 
 #include "core/adamw.h"
 #include "core/host_device.h"
+#include "kernels/rules/number.h"
 
 namespace shardmesh {
-
-// a * b + c, rounded once.
-SHARDMESH_RULE float MulAdd(float a, float b, float c) {
-#ifdef __CUDA_ARCH__
-  return __fmaf_rn(a, b, c);
-#else
-  return std::fma(a, b, c);
-#endif
-}
-
-SHARDMESH_RULE float Sqrt(float x) {
-#ifdef __CUDA_ARCH__
-  return __fsqrt_rn(x);
-#else
-  return std::sqrt(x);
-#endif
-}
-
-SHARDMESH_RULE float Divide(float a, float b) {
-#ifdef __CUDA_ARCH__
-  return __fdiv_rn(a, b);
-#else
-  return a / b;
-#endif
-}
 
 // AdamWScalars in a number type, so that a loop broadcasts them once.
 template <class Number>

@@ -1,0 +1,76 @@
+// One optimizer step over a run of one tensor's elements, in any of the formats of core/numeric_formats.h: sums the
+// slots' gradients in tree order, scales and clips them, moves states and weights on, rounds both to their formats and
+// writes copies of the weights as readers get them.
+//
+// Two implementations, the same bits: the reference (plain C++, one element at a time) and SIMD (8 lanes, processors
+// with AVX2 and FMA). Both walk tiles of 256 elements (kernels/tile/); the element rules are in kernels/rules/. Where
+// blocks of a format (256 elements at most) begin is counted from the tensor's start, so results do not depend on how
+// a tensor is cut into runs.
+//
+// Nothing is checked but by CheckRun: a caller that takes pointers and numbers from outside asks it first.
+// Thread-safe for runs that share no output. Memory is borrowed for the call. The processor's floating-point
+// environment is set for the call and restored (kernels/fp_environment.h).
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "core/format.h"
+#include "core/numeric_formats.h"
+#include "core/optimizer.h"
+
+namespace shardmesh {
+
+// Runs begin and, but for the tensor's last, end at multiples of this many elements.
+inline constexpr int64_t kStepAlignment = 256;
+
+// The parts of a stored stream (core/numeric_formats.h), each at the run's first element.
+struct StoredRun {
+  void* codes = nullptr;
+  void* extra = nullptr;  // remainder or scales; null where the format has none
+};
+
+struct OptimizerRun {
+  const void* const* gradients = nullptr;  // [num_slots], in slot order, in the gradient format
+  int num_slots = 0;                       // at least 1
+  float divide_scale = 1;                  // the sum is multiplied by it: 1 / V rounded once to fp32
+  float clip = 1;                          // and then by this: the factor of global-norm clipping
+
+  // The outputs may be the inputs, or lie elsewhere (rotating storage); they never overlap in another way. Of the
+  // states there are as many as the optimizer has.
+  StoredRun weights_in, weights_out;
+  StoredRun states_in[3], states_out[3];
+  void* copies[2] = {nullptr, nullptr};  // what readers get: fp32 for weights in fp32, else bf16
+  int num_copies = 0;
+
+  int64_t num_elements = 0;    // 0 does nothing
+  uint64_t first_element = 0;  // the run's first index in its tensor, a multiple of kStepAlignment
+  uint32_t tensor = 0;         // the tensor's number in the job, for its draws
+  int64_t row_elements = 0;    // of int8_row alone; runs are then whole rows
+};
+
+// What all runs of a step share.
+struct OptimizerContext {
+  OptimizerHyper hyper;
+  StepScalars scalars;  // of hyper and step
+  WeightFormat weights = WeightFormat::kFp32;
+  StateFormat states = StateFormat::kFp32;
+  Format gradients = Format::kFp32;  // kFp32 or kBf16
+  uint64_t seed = 0;                 // the job's
+  int64_t step = 1;
+};
+
+// InvalidArgument: Muon (which steps whole matrices: kernels/muon.h); a format that the optimizer cannot have; a
+// negative length, a first element that is no multiple of kStepAlignment, no slot; a pointer that is null or not
+// aligned to its elements; outputs that overlap each other, or an input other than their own.
+absl::Status CheckRun(const OptimizerContext& context, const OptimizerRun& run);
+
+using OptimizerStepFn = void (*)(const OptimizerContext& context, const OptimizerRun& run);
+
+void OptimizerStepReference(const OptimizerContext& context, const OptimizerRun& run);
+// REQUIRES: SimdSupported().
+void OptimizerStepSimd(const OptimizerContext& context, const OptimizerRun& run);
+// SIMD where it is supported, else the reference.
+OptimizerStepFn BestOptimizerStep();
+
+}  // namespace shardmesh

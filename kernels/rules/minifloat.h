@@ -1,0 +1,84 @@
+// 8-bit floats, once for every number type: fp8's E4M3 and E5M2 (Micikevicius et al., "FP8 formats for deep learning",
+// 2022, in the "fn" form of ONNX and PyTorch: no infinity in E4M3), and UE5M3, which has no sign, no infinity and no
+// NaN. Codes are words, 0 to 255. Pure functions, thread-safe.
+//
+//   format  exponent bits, bias  largest        smallest > 0
+//   E4M3    4, 7                 448            2^-9
+//   E5M2    5, 15                57344          2^-16
+//   UE5M3   5, 15                122880         2^-17
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/rules/number.h"
+
+namespace shardmesh {
+
+struct E4M3 {
+  static constexpr int kMantissa = 3, kBias = 7;
+  static constexpr float kLargest = 448.0f;
+  static constexpr bool kSigned = true;
+};
+struct E5M2 {
+  static constexpr int kMantissa = 2, kBias = 15;
+  static constexpr float kLargest = 57344.0f;
+  static constexpr bool kSigned = true;
+};
+struct UE5M3 {
+  static constexpr int kMantissa = 3, kBias = 15;
+  static constexpr float kLargest = 122880.0f;
+  static constexpr bool kSigned = false;
+};
+
+constexpr float PowerOfTwo(int exponent) {
+  float power = 1;
+  for (; exponent > 0; --exponent) power *= 2;
+  for (; exponent < 0; ++exponent) power /= 2;
+  return power;
+}
+
+// To nearest, ties to even; beyond the largest: the largest. REQUIRES: not NaN; not negative when there is no sign.
+template <class Mini, class Number>
+SHARDMESH_RULE auto EncodeMinifloat(Number x) {
+  using Word = std::decay_t<decltype(FloatBits(x))>;
+  constexpr int kCut = 23 - Mini::kMantissa;
+  constexpr float kMagic = PowerOfTwo(kCut + 1 - Mini::kBias);  // its unit in the last place is the smallest code's
+  const Number magnitude = Min(Abs(x), Number(Mini::kLargest));
+  const Word bits = FloatBits(magnitude);
+  const Word rounded = bits + Word((1u << (kCut - 1)) - 1) + (ShiftRight<kCut>(bits) & Word(1u));
+  const Word normal = ShiftRight<kCut>(rounded) - Word(uint32_t{127 - Mini::kBias} << Mini::kMantissa);
+  const Word subnormal = FloatBits(magnitude + Number(kMagic)) - FloatBits(Number(kMagic));
+  const Word code = Select(magnitude < Number(PowerOfTwo(1 - Mini::kBias)), subnormal, normal);
+  if constexpr (Mini::kSigned) {
+    return code | (ShiftRight<24>(FloatBits(x)) & Word(0x80u));
+  } else {
+    return code;
+  }
+}
+
+// Exact. NaN codes (and E5M2's infinities) are NaN and infinity, those of E4M3 0x7F and 0xFF.
+template <class Mini, class Number, class Word>
+SHARDMESH_RULE Number DecodeMinifloat(Word code) {
+  constexpr int kCut = 23 - Mini::kMantissa;
+  const Word magnitude = Mini::kSigned ? code & Word(0x7Fu) : code & Word(0xFFu);
+  const Word bits = ShiftLeft<kCut>(magnitude) + Word(uint32_t{127 - Mini::kBias} << 23);
+  // Subnormal codes: as if there were a leading one, which is then taken off.
+  const Number smallest_normal(PowerOfTwo(1 - Mini::kBias));
+  const Number subnormal = FloatOfBits(bits + Word(1u << 23)) - smallest_normal;
+  const Number value = Select(FloatOfBits(bits) < smallest_normal, subnormal, FloatOfBits(bits));
+  if constexpr (!Mini::kSigned) {
+    return value;
+  } else {
+    constexpr uint32_t kFirstSpecial = std::is_same_v<Mini, E4M3> ? 0x7Fu : 0x7Cu;
+    // Infinity is bits of the format's largest exponent; NaN is whatever lies above.
+    const Number first_special = FloatOfBits(Word((kFirstSpecial << kCut) + (uint32_t{127 - Mini::kBias} << 23)));
+    const Word special = std::is_same_v<Mini, E4M3>
+                             ? Word(0x7FC00000u)
+                             : Select(value <= first_special, Word(0x7F800000u), Word(0x7FC00000u));
+    const Word unsigned_bits = Select(value < first_special, FloatBits(value), special);
+    return FloatOfBits(unsigned_bits | ShiftLeft<24>(code & Word(0x80u)));
+  }
+}
+
+}  // namespace shardmesh

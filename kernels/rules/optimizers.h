@@ -1,0 +1,80 @@
+// The optimizers' element rules, once for every number type: what one element's gradient does to its weight and states.
+// Formulas and order as torch.optim has them (2.13), with multiply-adds rounded once; step-dependent factors are in the
+// scalars (core/optimizer.h). The gradient has been summed, scaled, clipped and, with coupled weight decay, been given
+// the weight's share before. Pure functions, thread-safe.
+#pragma once
+
+#include "core/optimizer.h"
+#include "kernels/rules/number.h"
+
+namespace shardmesh {
+
+// StepScalars in a number type, so that a loop broadcasts them once.
+template <class Number>
+struct StepConstants {
+  SHARDMESH_RULE explicit StepConstants(const StepScalars& s)
+      : beta1(s.beta1),
+        one_minus_beta1(s.one_minus_beta1),
+        beta2(s.beta2),
+        one_minus_beta2(s.one_minus_beta2),
+        inv_sqrt_bias2(s.inv_sqrt_bias2),
+        eps(s.eps),
+        decay(s.decay),
+        neg_step_size(s.neg_step_size),
+        momentum(s.momentum),
+        one_minus_dampening(s.one_minus_dampening) {}
+
+  Number beta1, one_minus_beta1, beta2, one_minus_beta2, inv_sqrt_bias2, eps, decay, neg_step_size, momentum,
+      one_minus_dampening;
+};
+
+// torch.optim.SGD without momentum: w' = w - lr g.
+template <class Number>
+SHARDMESH_RULE Number SgdUpdate(const StepConstants<Number>& c, Number weight, Number gradient) {
+  return MulAdd(c.neg_step_size, gradient, weight * c.decay);
+}
+
+// With momentum: b' = momentum b + (1 - dampening) g (b' = g at the first step: its scalars are 0 and 1), w' = w - lr
+// b', or with Nesterov w' = w - lr (g + momentum b').
+template <bool kNesterov, class Number>
+SHARDMESH_RULE Number MomentumUpdate(const StepConstants<Number>& c, Number weight, Number gradient, Number& buffer,
+                                     Number nesterov) {
+  buffer = MulAdd(c.momentum, buffer, c.one_minus_dampening * gradient);
+  const Number direction = kNesterov ? MulAdd(nesterov, buffer, gradient) : buffer;
+  return MulAdd(c.neg_step_size, direction, weight * c.decay);
+}
+
+// m' = beta1 m + (1 - beta1) g, v' = beta2 v + (1 - beta2) g g, w' = decay w - step m' / (sqrt(v') / sqrt(bias2) +
+// eps). Adam has decay 1; AdamW (Loshchilov, Hutter, 2019) 1 - lr weight_decay. The operations are those of
+// kernels/rules/adamw.h.
+template <class Number>
+SHARDMESH_RULE Number AdamUpdate(const StepConstants<Number>& c, Number weight, Number gradient, Number& m, Number& v) {
+  m = MulAdd(c.beta1, m, c.one_minus_beta1 * gradient);
+  v = MulAdd(c.beta2, v, (c.one_minus_beta2 * gradient) * gradient);
+  const Number denominator = MulAdd(Sqrt(v), c.inv_sqrt_bias2, c.eps);
+  return MulAdd(c.neg_step_size, Divide(m, denominator), weight * c.decay);
+}
+
+// AMSGrad (Reddi, Kale, Kumar, ICLR 2018): the largest second moment so far in place of the last.
+template <class Number>
+SHARDMESH_RULE Number AmsgradUpdate(const StepConstants<Number>& c, Number weight, Number gradient, Number& m,
+                                    Number& v, Number& largest) {
+  m = MulAdd(c.beta1, m, c.one_minus_beta1 * gradient);
+  v = MulAdd(c.beta2, v, (c.one_minus_beta2 * gradient) * gradient);
+  largest = Max(largest, v);
+  const Number denominator = MulAdd(Sqrt(largest), c.inv_sqrt_bias2, c.eps);
+  return MulAdd(c.neg_step_size, Divide(m, denominator), weight * c.decay);
+}
+
+// Lion (Chen et al., "Symbolic discovery of optimization algorithms", 2023): w' = decay w - lr sign(beta1 m + (1-beta1)
+// g), m' = beta2 m + (1 - beta2) g. The sign of 0 is 0.
+template <class Number>
+SHARDMESH_RULE Number LionUpdate(const StepConstants<Number>& c, Number weight, Number gradient, Number& m) {
+  const Number direction = MulAdd(c.beta1, m, c.one_minus_beta1 * gradient);
+  m = MulAdd(c.beta2, m, c.one_minus_beta2 * gradient);
+  const Number zero(0.0f);
+  const Number sign = Select(zero < direction, Number(1.0f), Select(direction < zero, Number(-1.0f), zero));
+  return MulAdd(c.neg_step_size, sign, weight * c.decay);
+}
+
+}  // namespace shardmesh

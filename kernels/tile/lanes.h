@@ -1,0 +1,36 @@
+// Lanes<Number>: how a number type goes between memory and registers. Loops over a tile step by kWidth elements; a
+// tile's length is a multiple of every width. The scalar one is here, the vector one in kernels/tile/simd8_lanes.h.
+// Memory needs the alignment of its elements only. Pure functions, thread-safe.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/rules/number.h"
+
+namespace shardmesh {
+
+template <class Number>
+struct Lanes;
+
+template <>
+struct Lanes<float> {
+  using Word = uint32_t;
+  static constexpr int kWidth = 1;
+
+  SHARDMESH_RULE static float Load(const float* from) { return *from; }
+  SHARDMESH_RULE static void Store(float x, float* to) { *to = x; }
+  SHARDMESH_RULE static float LoadBf16(const uint16_t* from) { return Bf16ToFloat(*from); }
+
+  // Zero-extended.
+  SHARDMESH_RULE static uint32_t LoadBytes(const uint8_t* from) { return *from; }
+  SHARDMESH_RULE static uint32_t LoadHalves(const uint16_t* from) { return *from; }
+  SHARDMESH_RULE static uint32_t LoadWords(const uint32_t* from) { return *from; }
+
+  // The low byte, or the low half.
+  SHARDMESH_RULE static void StoreBytes(uint32_t x, uint8_t* to) { *to = static_cast<uint8_t>(x); }
+  SHARDMESH_RULE static void StoreHalves(uint32_t x, uint16_t* to) { *to = static_cast<uint16_t>(x); }
+
+  SHARDMESH_RULE static float Largest(float x) { return x; }
+};
+
+}  // namespace shardmesh

@@ -1,0 +1,50 @@
+// What the tiles of a run share, and where the streams of one tile lie. Plain values.
+#pragma once
+
+#include <cstdint>
+
+#include "core/numeric_formats.h"
+#include "core/philox.h"
+#include "kernels/optimizer_step.h"
+
+namespace shardmesh {
+
+inline constexpr int64_t kTileElements = 256;
+
+// Where the parts of a tile's stream begin.
+struct StoredTile {
+  uint8_t* codes = nullptr;
+  uint8_t* extra = nullptr;  // remainder or scales
+};
+struct ConstStoredTile {
+  const uint8_t* codes = nullptr;
+  const uint8_t* extra = nullptr;
+};
+
+// Which draws: of one step, one tensor, one purpose.
+struct DrawStream {
+  PhiloxKey key;  // the job's for the purpose, the step's high bits mixed in (KeyOfStep)
+  uint32_t step = 0;
+  uint32_t tensor = 0;
+};
+
+// The streams of one tile.
+struct TileRun {
+  const void* const* gradients = nullptr;
+  int64_t gradient_offset = 0;  // elements from where the slots begin
+  ConstStoredTile weights_in, states_in[3];
+  StoredTile weights_out, states_out[3];
+  uint8_t* copies[2] = {nullptr, nullptr};
+};
+
+// What one call needs, so that the tile loop computes nothing twice.
+struct StepPlan {
+  const OptimizerContext* context = nullptr;
+  const OptimizerRun* run = nullptr;
+  int num_states = 0;
+  float gradient_scale = 1;  // clip, and the sign of maximize
+  DrawStream weight_draws, state_draws[3];
+  StoredLayout weights, states;
+};
+
+}  // namespace shardmesh

@@ -1,0 +1,102 @@
+#include "kernels/tile/walk.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace shardmesh {
+namespace {
+
+DrawStream DrawsOf(const OptimizerContext& context, const OptimizerRun& run, DrawPurpose purpose) {
+  return {KeyOfStep(MakePhiloxKey(context.seed, purpose), context.step),
+          static_cast<uint32_t>(static_cast<uint64_t>(context.step)), run.tensor};
+}
+
+template <class Tile, class Run>
+Tile StreamAt(const Run& run, const StoredLayout& layout, int64_t element) {
+  Tile tile;
+  using Byte = decltype(tile.codes);
+  if (run.codes != nullptr) tile.codes = static_cast<Byte>(run.codes) + layout.codes.BytesOf(element);
+  if (run.extra != nullptr) tile.extra = static_cast<Byte>(run.extra) + layout.extra.BytesOf(element);
+  return tile;
+}
+
+void Copy(void* to, const void* from, int64_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+}  // namespace
+
+StepPlan PlanStep(const OptimizerContext& context, const OptimizerRun& run) {
+  constexpr DrawPurpose kStates[3] = {DrawPurpose::kFirstState, DrawPurpose::kSecondState, DrawPurpose::kThirdState};
+  StepPlan plan;
+  plan.context = &context;
+  plan.run = &run;
+  plan.num_states = NumStates(context.hyper);
+  plan.gradient_scale = run.clip * context.scalars.gradient_sign;
+  plan.weight_draws = DrawsOf(context, run, DrawPurpose::kWeightRounding);
+  for (int s = 0; s < 3; ++s) plan.state_draws[s] = DrawsOf(context, run, kStates[s]);
+  plan.weights = LayoutOf(context.weights, std::max<int64_t>(run.row_elements, 1));
+  plan.states = LayoutOf(context.states);
+  return plan;
+}
+
+TileRun TileAt(const StepPlan& plan, int64_t index) {
+  const OptimizerRun& run = *plan.run;
+  const int64_t element = index * kTileElements;
+  TileRun tile;
+  tile.gradients = run.gradients;
+  tile.gradient_offset = element;
+  tile.weights_in = StreamAt<ConstStoredTile>(run.weights_in, plan.weights, element);
+  tile.weights_out = StreamAt<StoredTile>(run.weights_out, plan.weights, element);
+  for (int s = 0; s < plan.num_states; ++s) {
+    tile.states_in[s] = StreamAt<ConstStoredTile>(run.states_in[s], plan.states, element);
+    tile.states_out[s] = StreamAt<StoredTile>(run.states_out[s], plan.states, element);
+  }
+  for (int c = 0; c < run.num_copies; ++c) {
+    tile.copies[c] = static_cast<uint8_t*>(run.copies[c]) + plan.weights.codes.BytesOf(element);
+  }
+  return tile;
+}
+
+ShortTile::ShortTile(const StepPlan& plan, int64_t index)
+    : plan_(plan), begin_(index * kTileElements), elements_(plan.run->num_elements - begin_) {
+  const OptimizerRun& run = *plan.run;
+  const TileRun there = TileAt(plan, index);
+  const int64_t bytes = plan.context->gradients == Format::kFp32 ? 4 : 2;
+  gradients_.resize(run.num_slots * kTileElements * bytes);
+  for (int slot = 0; slot < run.num_slots; ++slot) {
+    uint8_t* to = gradients_.data() + slot * kTileElements * bytes;
+    Copy(to, static_cast<const uint8_t*>(run.gradients[slot]) + begin_ * bytes, elements_ * bytes);
+    slots_.push_back(to);
+  }
+  tile_.gradients = slots_.data();
+  const auto fill = [&](const ConstStoredTile& from, const StoredLayout& layout, Stream& stream) {
+    std::memset(&stream, 0, sizeof(stream));
+    Copy(stream.codes, from.codes, layout.codes.BytesOf(elements_));
+    Copy(stream.extra, from.extra, layout.extra.BytesOf(elements_));
+  };
+  fill(there.weights_in, plan.weights, weights_);
+  tile_.weights_in = {weights_.codes, weights_.extra};
+  tile_.weights_out = {weights_.codes, weights_.extra};
+  for (int s = 0; s < plan.num_states; ++s) {
+    fill(there.states_in[s], plan.states, states_[s]);
+    tile_.states_in[s] = {states_[s].codes, states_[s].extra};
+    tile_.states_out[s] = {states_[s].codes, states_[s].extra};
+  }
+  for (int c = 0; c < run.num_copies; ++c) tile_.copies[c] = copies_[c];
+}
+
+void ShortTile::CopyBack() const {
+  const TileRun there = TileAt(plan_, begin_ / kTileElements);
+  const auto back = [&](const StoredTile& to, const StoredLayout& layout, const Stream& stream) {
+    Copy(to.codes, stream.codes, layout.codes.BytesOf(elements_));
+    Copy(to.extra, stream.extra, layout.extra.BytesOf(elements_));
+  };
+  back(there.weights_out, plan_.weights, weights_);
+  for (int s = 0; s < plan_.num_states; ++s) back(there.states_out[s], plan_.states, states_[s]);
+  for (int c = 0; c < plan_.run->num_copies; ++c) {
+    Copy(there.copies[c], copies_[c], plan_.weights.codes.BytesOf(elements_));
+  }
+}
+
+}  // namespace shardmesh
