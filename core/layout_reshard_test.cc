@@ -120,6 +120,13 @@ TEST(CopiesInto, WhatDiffers_IsNamed) {
   EXPECT_THAT(CopiesInto(to, to, -1), StatusIs(Code::kOutOfRange, HasSubstr("-1")));
 }
 
+TEST(CheckReshard, LaterTensorDiffers_IsNamed) {
+  const auto layout = [](int64_t size) {
+    return *BucketLayout::Create({{"v", {8}, "", {}, ""}, {"w", {size}, "", {}, ""}}, Shards(2, 1));
+  };
+  EXPECT_THAT(CheckReshard(layout(8), layout(9)), StatusIs(Code::kInvalidArgument, HasSubstr("\"w\"")));
+}
+
 // 32 rows of blocks; the last of one and the first of another lie side by side in both once.
 TEST(CopiesInto, FromBlocks_ACopyForEachRowOfABlock) {
   const auto layout = [](const char* granule) {
