@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <thread>
 
@@ -83,6 +84,19 @@ TEST_F(LocalSocketTest, FolderThatAnyUserMayWrite_IsRefused_UnlessSticky) {
               StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("mode 0777")));
   ASSERT_EQ(chmod(folder.path().c_str(), 01777), 0);
   EXPECT_OK(LocalListener::Listen(folder.File("w")));
+}
+
+TEST_F(LocalSocketTest, FolderOfAnotherUser_IsRefused_UnlessRoots) {
+  constexpr uid_t kOther = 65534;
+  const std::string path = folder.path();
+  if (geteuid() != 0 || chown(path.c_str(), kOther, -1) != 0) GTEST_SKIP() << "only root gives a folder away";
+  EXPECT_THAT(LocalListener::Listen(folder.File("w")),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("belongs to user 65534")));
+  ASSERT_EQ(chown(path.c_str(), 0, -1), 0);
+  ASSERT_EQ(chmod(path.c_str(), 01777), 0);
+  ASSERT_EQ(seteuid(kOther), 0);
+  EXPECT_OK(LocalListener::Listen(folder.File("w")));
+  ASSERT_EQ(seteuid(0), 0);
 }
 
 TEST_F(LocalSocketTest, RemoveDeadSockets_LeavesLiveOnesAndOtherNames) {
