@@ -40,6 +40,13 @@ TEST(LayoutPicture, LargeOnes_SayWhatIsLeftOut_NamesAreEscaped) {
   EXPECT_EQ(picture.find('\x1b'), std::string::npos);
 }
 
+TEST(LayoutPicture, ManyTied_AreCut) {
+  std::vector<LayoutTensor> tensors = {{"a", {64}, "", {}, ""}};
+  for (int i = 0; i < 10; ++i) tensors.push_back({absl::StrCat("t", i), {64}, "", {}, "a"});
+  EXPECT_THAT(Picture(PlanOn(1, tensors)), HasSubstr("  tied: t0 to a, t1 to a, t2 to a, t3 to a, t4 to a, t5 to a, "
+                                                     "t6 to a, t7 to a and 2 more\n"));
+}
+
 TEST(LayoutPicture, OfAPlan_HasTheRanks_AndWhatLiesInNoBucketOfItsOwn) {
   const Mesh mesh = Mesh::Create({2, 2}, {"ddp", "fsdp"}).value();
   const StoredPlan plan = StoredPlan::Create({{"embed.w", {1024}, "bf16", {}, ""},
