@@ -3,12 +3,60 @@
 // reference.
 #include "kernels/optimizer_step_simd.h"
 
-#include "kernels/tile/simd8_lanes.h"
-// The lanes come first: what follows is instantiated with them.
-#include "kernels/tile/run.h"
+#include "kernels/adam_simd.h"
 
 namespace shardmesh::simd8 {
+namespace {
 
-void OptimizerStep(const OptimizerContext& context, const OptimizerRun& run) { RunTiles<F32x8>(context, run); }
+using TilesFn = void (*)(const StepPlan& plan, int64_t num_tiles);
+
+template <class Weights, class States>
+TilesFn OfGradients(Format gradients) {
+  return gradients == Format::kFp32 ? AdamTiles<Weights, States, float> : AdamTiles<Weights, States, uint16_t>;
+}
+
+template <class Weights>
+TilesFn OfStates(StateFormat states, Format gradients) {
+  using Dyn8States = BlockStates<Dyn8<F32x8, true>, Dyn8<F32x8, false>>;
+  using Fp8States = BlockStates<Fp8<F32x8, true, 256, false>, Fp8<F32x8, false, 256, false>>;
+  using Fp8x32States = BlockStates<Fp8<F32x8, true, 32, true>, Fp8<F32x8, false, 32, true>>;
+  switch (states) {
+    case StateFormat::kFp32:
+      return OfGradients<Weights, Fp32States>(gradients);
+    case StateFormat::kDyn8:
+      return OfGradients<Weights, Dyn8States>(gradients);
+    case StateFormat::kFp8:
+      return OfGradients<Weights, Fp8States>(gradients);
+    case StateFormat::kFp8x32:
+      return OfGradients<Weights, Fp8x32States>(gradients);
+    default:
+      return nullptr;
+  }
+}
+
+// The loop for this step, null when there is none: then tiles do it.
+TilesFn FindTiles(const OptimizerContext& context, const OptimizerRun& run) {
+  const bool adam = context.hyper.kind == OptimizerKind::kAdamW || context.hyper.kind == OptimizerKind::kAdam;
+  if (!adam || context.hyper.amsgrad || context.scalars.coupled_decay != 0) return nullptr;
+  const Format gradients = run.num_slots > 1 ? Format::kFp32 : context.gradients;  // a sum of slots is fp32
+  switch (context.weights) {
+    case WeightFormat::kFp32:
+      return OfStates<Fp32Weights>(context.states, gradients);
+    case WeightFormat::kBf16:
+      return OfStates<Bf16Weights<false>>(context.states, gradients);
+    case WeightFormat::kBf16Sr:
+      return OfStates<Bf16Weights<true>>(context.states, gradients);
+    case WeightFormat::kBf16Plus8Sr:
+      return OfStates<SplitWeights8>(context.states, gradients);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+void OptimizerStep(const OptimizerContext& context, const OptimizerRun& run) {
+  RunTiles<F32x8>(context, run, FindTiles(context, run));
+}
 
 }  // namespace shardmesh::simd8

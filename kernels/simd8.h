@@ -114,6 +114,14 @@ HWY_INLINE U32x8 LoadWords8(const uint16_t* from) { return U32x8(hn::PromoteTo(W
 HWY_INLINE void StoreBytes8(U32x8 a, uint8_t* to) {
   hn::StoreU(hn::TruncateTo(hn::FixedTag<uint8_t, 8>(), a.lanes), hn::FixedTag<uint8_t, 8>(), to);
 }
+// The low bytes of 32 words in a row. REQUIRES: all are below 256.
+HWY_INLINE void StoreBytes32(const U32x8 (&a)[4], uint8_t* to) {
+  const __m256i halves0 = _mm256_packus_epi32(a[0].lanes.raw, a[1].lanes.raw);
+  const __m256i halves1 = _mm256_packus_epi32(a[2].lanes.raw, a[3].lanes.raw);
+  const __m256i bytes = _mm256_packus_epi16(halves0, halves1);  // in the order of 128-bit halves
+  const __m256i ordered = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), ordered);
+}
 HWY_INLINE void StoreHalves8(U32x8 a, uint16_t* to) { hn::StoreU(hn::TruncateTo(Halves8(), a.lanes), Halves8(), to); }
 // bf16: the upper halves of floats.
 HWY_INLINE F32x8 Load8(const uint16_t* from) {

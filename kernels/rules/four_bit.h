@@ -42,17 +42,19 @@ struct Dyn4Unsigned {
                                          0.59375f, 0.65625f, 0.71875f, 0.78125f, 0.84375f, 0.90625f, 0.96875f};
 };
 
-// REQUIRES: not NaN.
+// A binary search, a bit of the code at a time. A NaN gets 0.
 template <class Levels, class Number>
 SHARDMESH_RULE auto EncodeFourBit(Number y) {
   using Word = std::decay_t<decltype(FloatBits(y))>;
-  constexpr float kBorders[15] = {
-      Levels::kBorders[0],  Levels::kBorders[1],  Levels::kBorders[2],  Levels::kBorders[3],  Levels::kBorders[4],
-      Levels::kBorders[5],  Levels::kBorders[6],  Levels::kBorders[7],  Levels::kBorders[8],  Levels::kBorders[9],
-      Levels::kBorders[10], Levels::kBorders[11], Levels::kBorders[12], Levels::kBorders[13], Levels::kBorders[14]};
-  Word code(0u);
-  for (int i = 0; i < 15; ++i) code = code + Select(Number(kBorders[i]) <= y, Word(1u), Word(0u));
-  return code;
+  constexpr float kSecond[8] = {Levels::kBorders[3], Levels::kBorders[11]};
+  constexpr float kThird[8] = {Levels::kBorders[1], Levels::kBorders[5], Levels::kBorders[9], Levels::kBorders[13]};
+  constexpr float kFourth[8] = {Levels::kBorders[0], Levels::kBorders[2],  Levels::kBorders[4],  Levels::kBorders[6],
+                                Levels::kBorders[8], Levels::kBorders[10], Levels::kBorders[12], Levels::kBorders[14]};
+  const Word zero(0u), one(1u);
+  Word code = Select(Number(Levels::kBorders[7]) <= y, one, zero);
+  code = code + code + Select(Lookup8(kSecond, code) <= y, one, zero);
+  code = code + code + Select(Lookup8(kThird, code) <= y, one, zero);
+  return code + code + Select(Lookup8(kFourth, code) <= y, one, zero);
 }
 
 template <class Levels, class Number, class Word>

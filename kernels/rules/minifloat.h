@@ -5,7 +5,8 @@
 //   format  exponent bits, bias  largest        smallest > 0
 //   E4M3    4, 7                 448            2^-9
 //   E5M2    5, 15                57344          2^-16
-//   UE5M3   5, 15                122880         2^-17
+//   UE5M3   5, 15                61440          2^-17         (codes above 0xF7 are not used: a half float has all
+//   others)
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ struct E5M2 {
 };
 struct UE5M3 {
   static constexpr int kMantissa = 3, kBias = 15;
-  static constexpr float kLargest = 122880.0f;
+  static constexpr float kLargest = 61440.0f;
   static constexpr bool kSigned = false;
 };
 
@@ -38,47 +39,48 @@ constexpr float PowerOfTwo(int exponent) {
   return power;
 }
 
-// To nearest, ties to even; beyond the largest: the largest. REQUIRES: not NaN; not negative when there is no sign.
+// To nearest, ties to even; beyond the largest: the largest; a NaN: the largest. REQUIRES: not negative when there is
+// no sign.
 template <class Mini, class Number>
 SHARDMESH_RULE auto EncodeMinifloat(Number x) {
   using Word = std::decay_t<decltype(FloatBits(x))>;
   constexpr int kCut = 23 - Mini::kMantissa;
   constexpr float kMagic = PowerOfTwo(kCut + 1 - Mini::kBias);  // its unit in the last place is the smallest code's
-  const Number magnitude = Min(Abs(x), Number(Mini::kLargest));
+  const Number kept = Max(Number(-Mini::kLargest), Min(Number(Mini::kLargest), x));
+  const Number magnitude = Abs(kept);
   const Word bits = FloatBits(magnitude);
   const Word rounded = bits + Word((1u << (kCut - 1)) - 1) + (ShiftRight<kCut>(bits) & Word(1u));
   const Word normal = ShiftRight<kCut>(rounded) - Word(uint32_t{127 - Mini::kBias} << Mini::kMantissa);
   const Word subnormal = FloatBits(magnitude + Number(kMagic)) - FloatBits(Number(kMagic));
   const Word code = Select(magnitude < Number(PowerOfTwo(1 - Mini::kBias)), subnormal, normal);
-  if constexpr (Mini::kSigned) {
-    return code | (ShiftRight<24>(FloatBits(x)) & Word(0x80u));
-  } else {
-    return code;
-  }
+  if constexpr (!Mini::kSigned) return code;
+  return code | (ShiftRight<24>(FloatBits(kept)) & Word(0x80u));
 }
 
-// Exact. NaN codes (and E5M2's infinities) are NaN and infinity, those of E4M3 0x7F and 0xFF.
+// Exact. REQUIRES: a code that EncodeMinifloat gives (others: see DecodeAnyMinifloat).
 template <class Mini, class Number, class Word>
 SHARDMESH_RULE Number DecodeMinifloat(Word code) {
   constexpr int kCut = 23 - Mini::kMantissa;
-  const Word magnitude = Mini::kSigned ? code & Word(0x7Fu) : code & Word(0xFFu);
+  const Word magnitude = Mini::kSigned ? code & Word(0x7Fu) : code;
   const Word bits = ShiftLeft<kCut>(magnitude) + Word(uint32_t{127 - Mini::kBias} << 23);
   // Subnormal codes: as if there were a leading one, which is then taken off.
   const Number smallest_normal(PowerOfTwo(1 - Mini::kBias));
   const Number subnormal = FloatOfBits(bits + Word(1u << 23)) - smallest_normal;
   const Number value = Select(FloatOfBits(bits) < smallest_normal, subnormal, FloatOfBits(bits));
-  if constexpr (!Mini::kSigned) {
-    return value;
-  } else {
-    constexpr uint32_t kFirstSpecial = std::is_same_v<Mini, E4M3> ? 0x7Fu : 0x7Cu;
-    // Infinity is bits of the format's largest exponent; NaN is whatever lies above.
-    const Number first_special = FloatOfBits(Word((kFirstSpecial << kCut) + (uint32_t{127 - Mini::kBias} << 23)));
-    const Word special = std::is_same_v<Mini, E4M3>
-                             ? Word(0x7FC00000u)
-                             : Select(value <= first_special, Word(0x7F800000u), Word(0x7FC00000u));
-    const Word unsigned_bits = Select(value < first_special, FloatBits(value), special);
-    return FloatOfBits(unsigned_bits | ShiftLeft<24>(code & Word(0x80u)));
-  }
+  if constexpr (!Mini::kSigned) return value;
+  return FloatOfBits(FloatBits(value) | ShiftLeft<24>(code & Word(0x80u)));
+}
+
+// Every code: E4M3's 0x7F and 0xFF are NaN, E5M2's 0x7C infinity and what lies above NaN, with their signs.
+template <class Mini, class Number, class Word>
+SHARDMESH_RULE Number DecodeAnyMinifloat(Word code) {
+  const Number value = DecodeMinifloat<Mini, Number>(code);
+  if constexpr (!Mini::kSigned) return value;
+  const Word sign = ShiftLeft<24>(code & Word(0x80u));
+  const Number nan = FloatOfBits(Word(0x7FC00000u) | sign);
+  if constexpr (std::is_same_v<Mini, E4M3>) return Select(Abs(value) <= Number(E4M3::kLargest), value, nan);
+  const Number special = Select(Abs(value) <= Number(65536.0f), FloatOfBits(Word(0x7F800000u) | sign), nan);
+  return Select(Abs(value) <= Number(Mini::kLargest), value, special);
 }
 
 }  // namespace shardmesh

@@ -1,10 +1,12 @@
 // Lanes<Number>: how a number type goes between memory and registers. Loops over a tile step by kWidth elements; a
 // tile's length is a multiple of every width. The scalar one is here, the vector one in kernels/tile/simd8_lanes.h.
-// Memory needs the alignment of its elements only. Pure functions, thread-safe.
+// Functions with a 4 take four numbers of elements in a row. Memory needs the alignment of its elements only. Pure
+// functions, thread-safe.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/rules/minifloat.h"
 #include "kernels/rules/number.h"
 
 namespace shardmesh {
@@ -31,6 +33,22 @@ struct Lanes<float> {
   SHARDMESH_RULE static void StoreHalves(uint32_t x, uint16_t* to) { *to = static_cast<uint16_t>(x); }
 
   SHARDMESH_RULE static float Largest(float x) { return x; }
+
+  SHARDMESH_RULE static void StoreBytes4(const uint32_t (&x)[4], uint8_t* to) {
+    for (int k = 0; k < 4; ++k) to[k] = static_cast<uint8_t>(x[k]);
+  }
+  // DecodeMinifloat and EncodeMinifloat between memory and registers; with kGuard, what is above 0 gets code 1 or more.
+  template <class Mini>
+  SHARDMESH_RULE static float LoadMinifloat(const uint8_t* from) {
+    return DecodeMinifloat<Mini, float>(LoadBytes(from));
+  }
+  template <class Mini, bool kGuard>
+  SHARDMESH_RULE static void StoreMinifloat4(const float (&x)[4], uint8_t* to) {
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t code = EncodeMinifloat<Mini>(x[k]);
+      to[k] = static_cast<uint8_t>(kGuard && code == 0 && 0 < x[k] ? 1 : code);
+    }
+  }
 };
 
 }  // namespace shardmesh

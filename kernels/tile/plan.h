@@ -37,6 +37,11 @@ struct TileRun {
   uint8_t* copies[2] = {nullptr, nullptr};
 };
 
+// Bytes of a whole tile's parts.
+struct TileBytes {
+  int64_t codes = 0, extra = 0;
+};
+
 // What one call needs, so that the tile loop computes nothing twice.
 struct StepPlan {
   const OptimizerContext* context = nullptr;
@@ -45,6 +50,7 @@ struct StepPlan {
   float gradient_scale = 1;  // clip, and the sign of maximize
   DrawStream weight_draws, state_draws[3];
   StoredLayout weights, states;
+  TileBytes weights_tile, states_tile;
 };
 
 }  // namespace shardmesh

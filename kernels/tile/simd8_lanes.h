@@ -1,6 +1,8 @@
 // Lanes and draws of 8 floats at a time (kernels/simd8.h). Only for translation units compiled for AVX2 and FMA.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/simd8.h"
 #include "kernels/tile/draws.h"
 
@@ -22,6 +24,58 @@ struct Lanes<simd8::F32x8> {
   static HWY_INLINE void StoreBytes(Word x, uint8_t* to) { simd8::StoreBytes8(x, to); }
   static HWY_INLINE void StoreHalves(Word x, uint16_t* to) { simd8::StoreHalves8(x, to); }
   static HWY_INLINE float Largest(Number x) { return simd8::LargestLane(x); }
+  static HWY_INLINE void StoreBytes4(const Word (&x)[4], uint8_t* to) { simd8::StoreBytes32(x, to); }
+
+  // Half floats have the exponent bits of both formats, E4M3's shifted by 8: the processor converts them exactly.
+  template <class Mini>
+  static HWY_INLINE Number LoadMinifloat(const uint8_t* from) {
+    const __m128i codes = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    if constexpr (std::is_same_v<Mini, UE5M3>) return Number(Vec{_mm256_cvtph_ps(_mm_slli_epi16(codes, 7))});
+    static_assert(std::is_same_v<Mini, UE5M3> || std::is_same_v<Mini, E4M3>);
+    const __m128i halves = _mm_and_si128(_mm_srai_epi16(_mm_slli_epi16(codes, 8), 1), _mm_set1_epi16(-0x4080));
+    return Number(Vec{_mm256_cvtph_ps(halves)}) * Number(256.0f);
+  }
+
+  template <class Mini, bool kGuard>
+  static HWY_INLINE void StoreMinifloat4(const Number (&x)[4], uint8_t* to) {
+    const __m256i low = Halves<Mini, kGuard>(x[0], x[1]), high = Halves<Mini, kGuard>(x[2], x[3]);
+    const __m256i bytes = _mm256_packus_epi16(low, high);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(bytes, 0xD8));
+  }
+
+ private:
+  using Vec = simd8::hn::Vec<simd8::Floats>;
+
+  // x rounded to a number of the format, by adding and taking off 1.5 times a power of two whose last place is the
+  // format's; as a half float, exactly.
+  template <class Mini, bool kGuard>
+  static HWY_INLINE __m128i Half(Number x) {
+    constexpr int kCut = 23 - Mini::kMantissa;
+    const Number kept = Max(Number(-Mini::kLargest), Min(Number(Mini::kLargest), x));
+    const Word power = (FloatBits(kept) & Word(0x7F800000u)) + Word((uint32_t{kCut} << 23) | 0x400000u);
+    const Number magic = Max(FloatOfBits(power), Number(1.5f * PowerOfTwo(1 - Mini::kBias + kCut)));
+    Number rounded = (kept + magic) - magic;
+    if constexpr (Mini::kSigned) {
+      rounded = FloatOfBits(FloatBits(rounded) | (FloatBits(kept) & Word(0x80000000u)));
+    }
+    if constexpr (kGuard) {
+      const Number least =
+          Select(Number(0.0f) < x, Number(PowerOfTwo(1 - Mini::kBias - Mini::kMantissa)), Number(0.0f));
+      rounded = Max(least, rounded);
+    }
+    if constexpr (Mini::kBias == 7) rounded = rounded * Number(1.0f / 256);
+    return _mm256_cvtps_ph(rounded.lanes.raw, _MM_FROUND_TO_NEAREST_INT);
+  }
+
+  // The codes of 16 numbers, as words of 16 bits.
+  template <class Mini, bool kGuard>
+  static HWY_INLINE __m256i Halves(Number first, Number second) {
+    const __m256i halves = _mm256_set_m128i(Half<Mini, kGuard>(second), Half<Mini, kGuard>(first));
+    const __m256i magnitude =
+        _mm256_and_si256(_mm256_srli_epi16(halves, 7), _mm256_set1_epi16(Mini::kSigned ? 0x7F : 0xFF));
+    if constexpr (!Mini::kSigned) return magnitude;
+    return _mm256_or_si256(magnitude, _mm256_and_si256(_mm256_srli_epi16(halves, 8), _mm256_set1_epi16(0x80)));
+  }
 };
 
 // Four even and four odd counters at a time, in 64-bit lanes.

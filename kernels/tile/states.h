@@ -15,44 +15,44 @@ namespace shardmesh {
 
 inline constexpr float kSmallestScale = PowerOfTwo(-100);
 
-// Of first and of second moments.
+// How a block's numbers, divided by its scale, lie in memory: of first moments, which have a sign, and of second ones.
 template <class Number, bool kSigned>
 struct Dyn8 {
-  using Word = typename Lanes<Number>::Word;
+  using L = Lanes<Number>;
   static constexpr int64_t kBlock = 256;
   static constexpr float kLargest = 1;
-  SHARDMESH_RULE static Word Encode(Number y) {
+
+  SHARDMESH_RULE static Number Load(const uint8_t* from) {
     if constexpr (kSigned) {
-      return EncodeDynamicSigned(y);
+      return DecodeDynamicSigned<Number>(L::LoadBytes(from));
     } else {
-      return EncodeDynamicUnsigned</*kGuard=*/true>(y);
+      return DecodeDynamicUnsigned<Number>(L::LoadBytes(from));
     }
   }
-  SHARDMESH_RULE static Number Decode(Word code) {
-    if constexpr (kSigned) {
-      return DecodeDynamicSigned<Number>(code);
-    } else {
-      return DecodeDynamicUnsigned<Number>(code);
+  SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* to) {
+    typename L::Word codes[4];
+    for (int k = 0; k < 4; ++k) {
+      if constexpr (kSigned) {
+        codes[k] = EncodeDynamicSigned(y[k]);
+      } else {
+        codes[k] = EncodeDynamicUnsigned(y[k]);
+      }
     }
+    L::StoreBytes4(codes, to);
   }
 };
 
 template <class Number, bool kSigned, int64_t kElements, bool kWide>
 struct Fp8 {
-  using Word = typename Lanes<Number>::Word;
+  using L = Lanes<Number>;
   using Mini = std::conditional_t<kWide && !kSigned, UE5M3, E4M3>;
   static constexpr int64_t kBlock = kElements;
   static constexpr float kLargest = Mini::kLargest;
-  SHARDMESH_RULE static Word Encode(Number y) {
-    const Word code = EncodeMinifloat<Mini>(y);
-    if constexpr (kSigned) {
-      return code;
-    } else {
-      const Word guarded = Select(IntToFloat(code) < Number(1.0f), Word(1u), code);
-      return Select(Number(0.0f) < y, guarded, code);
-    }
+
+  SHARDMESH_RULE static Number Load(const uint8_t* from) { return L::template LoadMinifloat<Mini>(from); }
+  SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* to) {
+    L::template StoreMinifloat4<Mini, !kSigned>(y, to);
   }
-  SHARDMESH_RULE static Number Decode(Word code) { return DecodeMinifloat<Mini, Number>(code); }
 };
 
 // The largest magnitude of `elements` numbers.
@@ -62,6 +62,26 @@ SHARDMESH_RULE float LargestMagnitude(const float* from, int64_t elements) {
   Number largest(0.0f);
   for (int64_t i = 0; i < elements; i += L::kWidth) largest = Max(largest, Abs(L::Load(from + i)));
   return L::Largest(largest);
+}
+
+// The scale of a block whose largest magnitude is `largest`.
+template <class Code>
+SHARDMESH_RULE float BlockScale(float largest) {
+  return Max(largest * (1.0f / Code::kLargest), kSmallestScale);
+}
+
+// The codes of one block under its scale.
+template <class Number, class Code>
+SHARDMESH_RULE void EncodeBlock(const float* from, float scale, uint8_t* to) {
+  using L = Lanes<Number>;
+  const Number inverse(1.0f / scale);
+#pragma GCC unroll 2
+  for (int64_t i = 0; i < Code::kBlock; i += 4 * L::kWidth) {
+    Number y[4];
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) y[k] = L::Load(from + i + k * L::kWidth) * inverse;
+    Code::Store4(y, to + i);
+  }
 }
 
 template <class Number>
@@ -74,7 +94,7 @@ struct StateCodec {
     for (int64_t block = 0; block < kTileElements; block += Code::kBlock) {
       const Number scale(reinterpret_cast<const float*>(from.extra)[block / Code::kBlock]);
       for (int64_t i = block; i < block + Code::kBlock; i += L::kWidth) {
-        L::Store(Code::Decode(L::LoadBytes(from.codes + i)) * scale, to + i);
+        L::Store(Code::Load(from.codes + i) * scale, to + i);
       }
     }
   }
@@ -82,44 +102,45 @@ struct StateCodec {
   template <class Code>
   SHARDMESH_RULE static void EncodeBlocks(const float* from, const StoredTile& to) {
     for (int64_t block = 0; block < kTileElements; block += Code::kBlock) {
-      const float scale =
-          Max(LargestMagnitude<Number>(from + block, Code::kBlock) * (1.0f / Code::kLargest), kSmallestScale);
+      const float scale = BlockScale<Code>(LargestMagnitude<Number>(from + block, Code::kBlock));
       reinterpret_cast<float*>(to.extra)[block / Code::kBlock] = scale;
-      const Number inverse(1.0f / scale);
-      const Number largest(Code::kLargest), smallest(-Code::kLargest);
-      for (int64_t i = block; i < block + Code::kBlock; i += L::kWidth) {
-        // Rounding may lead a little beyond the largest; a NaN becomes it.
-        const Number y = Max(smallest, Min(largest, L::Load(from + i) * inverse));
-        L::StoreBytes(Code::Encode(y), to.codes + i);
-      }
+      EncodeBlock<Number, Code>(from + block, scale, to.codes + block);
     }
   }
 
-  template <class Levels>
-  SHARDMESH_RULE static void DecodeDyn4(const ConstStoredTile& from, float* to) {
-    constexpr int64_t kBlock = 128;
-    // A byte at a time is read for each of its two elements: even ones lie in the upper half.
-    for (int64_t i = 0; i < kTileElements; ++i) {
-      const uint32_t byte = from.codes[i / 2];
-      to[i] = DecodeFourBit<Levels, float>(i % 2 == 0 ? byte >> 4 : byte & 15u) *
-              reinterpret_cast<const float*>(from.extra)[i / kBlock];
-    }
-  }
+  static constexpr int64_t kDyn4Block = 128;
 
+  // Even elements lie in the upper half of their byte.
   template <class Levels>
-  SHARDMESH_RULE static void EncodeDyn4(const float* from, const StoredTile& to) {
-    constexpr int64_t kBlock = 128;
+  static void DecodeDyn4(const ConstStoredTile& from, float* to) {
     alignas(32) uint8_t codes[kTileElements];
-    for (int64_t block = 0; block < kTileElements; block += kBlock) {
-      const float scale = Max(LargestMagnitude<Number>(from + block, kBlock), kSmallestScale);
-      reinterpret_cast<float*>(to.extra)[block / kBlock] = scale;
+    for (int64_t i = 0; i < kTileElements / 2; ++i) {
+      codes[2 * i] = from.codes[i] >> 4;
+      codes[2 * i + 1] = from.codes[i] & 15;
+    }
+    for (int64_t i = 0; i < kTileElements; i += L::kWidth) {
+      const Number scale(reinterpret_cast<const float*>(from.extra)[i / kDyn4Block]);
+      L::Store(DecodeFourBit<Levels, Number>(L::LoadBytes(codes + i)) * scale, to + i);
+    }
+  }
+
+  template <class Levels>
+  static void EncodeDyn4(const float* from, const StoredTile& to) {
+    alignas(32) uint8_t codes[kTileElements];
+    for (int64_t block = 0; block < kTileElements; block += kDyn4Block) {
+      const float scale = Max(LargestMagnitude<Number>(from + block, kDyn4Block), kSmallestScale);
+      reinterpret_cast<float*>(to.extra)[block / kDyn4Block] = scale;
       const Number inverse(1.0f / scale);
-      for (int64_t i = block; i < block + kBlock; i += L::kWidth) {
-        L::StoreBytes(EncodeFourBit<Levels>(Min(Number(1.0f), L::Load(from + i) * inverse)), codes + i);
+      for (int64_t i = block; i < block + kDyn4Block; i += 4 * L::kWidth) {
+        Word words[4];
+        for (int k = 0; k < 4; ++k) {
+          words[k] = EncodeFourBit<Levels>(Min(Number(1.0f), L::Load(from + i + k * L::kWidth) * inverse));
+        }
+        L::StoreBytes4(words, codes + i);
       }
     }
-    for (int64_t i = 0; i < kTileElements; i += 2) {
-      to.codes[i / 2] = static_cast<uint8_t>(codes[i] << 4 | codes[i + 1]);
+    for (int64_t i = 0; i < kTileElements / 2; ++i) {
+      to.codes[i] = static_cast<uint8_t>(codes[2 * i] << 4 | codes[2 * i + 1]);
     }
   }
 

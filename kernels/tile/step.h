@@ -6,8 +6,8 @@
 
 #include <cstring>
 
-#include "core/reduction.h"
 #include "kernels/rules/optimizers.h"
+#include "kernels/tile/gradients.h"
 #include "kernels/tile/plan.h"
 #include "kernels/tile/states.h"
 
@@ -23,7 +23,7 @@ class TileStep {
   // `first_element`: of the tile in its tensor.
   void Step(const TileRun& tile, uint64_t first_element) {
     const OptimizerContext& context = *plan_.context;
-    SumGradients(tile);
+    SumGradients<Number>(plan_, tile, gradient_);
     const float* weights = Weights(tile);
     if (context.scalars.coupled_decay != 0) AddDecay(weights);
     const float* states[3] = {nullptr, nullptr, nullptr};
@@ -39,23 +39,6 @@ class TileStep {
   }
 
  private:
-  SHARDMESH_RULE Number Gradient(const void* slot, int64_t i) const {
-    return plan_.context->gradients == Format::kFp32 ? L::Load(static_cast<const float*>(slot) + i)
-                                                     : L::LoadBf16(static_cast<const uint16_t*>(slot) + i);
-  }
-
-  void SumGradients(const TileRun& tile) {
-    const OptimizerRun& run = *plan_.run;
-    const Number divide(run.divide_scale), scale(plan_.gradient_scale);
-    const bool plain = plan_.gradient_scale == 1;
-    for (int64_t i = 0; i < kTileElements; i += L::kWidth) {
-      const Number sum = TreeSum<Number>(
-          run.num_slots, [&](int slot) { return Gradient(tile.gradients[slot], tile.gradient_offset + i); });
-      const Number mean = sum * divide;
-      L::Store(plain ? mean : mean * scale, gradient_ + i);
-    }
-  }
-
   const float* Weights(const TileRun& tile) {
     if (plan_.context->weights == WeightFormat::kFp32) return reinterpret_cast<const float*>(tile.weights_in.codes);
     WeightCodec<Number>::Decode(plan_.context->weights, tile.weights_in, weights_);

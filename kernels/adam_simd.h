@@ -1,0 +1,275 @@
+// The Adam and AdamW step of whole tiles with everything in registers that can be: what kernels/tile/step.h does in
+// passes over the first-level cache, in one, for the formats that are worth a loop of their own. The same bits.
+// Only for translation units compiled for AVX2 and FMA.
+//
+// fp32 states go straight from memory to memory. Blocks of 32 (fp8x32) stay in registers until their scale is known;
+// blocks of 256 (dyn8, fp8) wait in the first-level cache.
+#pragma once
+
+#include <xmmintrin.h>
+
+#include "kernels/tile/run.h"
+#include "kernels/tile/simd8_lanes.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace shardmesh::simd8 {
+
+using Lane = Lanes<F32x8>;
+
+// How far ahead of its use memory is asked for, in elements: kernels/fused_step_simd.cc says why.
+inline constexpr int64_t kAhead = 256;
+
+// Asks for the bytes of elements [i, i + 64) of a stream.
+template <class Element>
+HWY_INLINE void Prefetch64(const Element* from, int64_t i) {
+  for (size_t line = 0; line < sizeof(Element); ++line) {
+    _mm_prefetch(reinterpret_cast<const char*>(from + kAhead + i) + 64 * line, _MM_HINT_T0);
+  }
+}
+
+// The random words of a group of 64 elements.
+class GroupDraws {
+ public:
+  HWY_INLINE explicit GroupDraws(const DrawStream& stream) : tensor_(stream.tensor), step_(stream.step) {
+    for (uint32_t round = 0; round < kPhiloxRounds; ++round) {
+      for (int lane = 0; lane < 4; ++lane) {
+        keys_[2 * round][lane] = static_cast<uint32_t>(stream.key.words[0] + round * kPhiloxKeyStep0);
+        keys_[2 * round + 1][lane] = static_cast<uint32_t>(stream.key.words[1] + round * kPhiloxKeyStep1);
+      }
+    }
+  }
+
+  HWY_INLINE void Fill(uint64_t element, U32x8 (&words)[4]) const {
+    alignas(32) static constexpr uint64_t kEvenLanes[4] = {0, 2, 4, 6};
+    const uint64_t number = DrawCounter(element);
+    const U64x4 low = U64x4(number) + U64x4(hn::Load(Wides(), kEvenLanes));
+    const U64x4 high(number >> 32), tensor(tensor_), step(step_);
+    U64x4 even[4] = {low, high, tensor, step};
+    U64x4 odd[4] = {low + U64x4(uint64_t{1}), high, tensor, step};
+#pragma GCC unroll 10
+    for (int round = 0; round < kPhiloxRounds; ++round) {
+      const U64x4 key0(hn::Load(Wides(), keys_[2 * round])), key1(hn::Load(Wides(), keys_[2 * round + 1]));
+      PhiloxRound(even, key0, key1);
+      PhiloxRound(odd, key0, key1);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) words[i] = Interleave(even[i], odd[i]);
+  }
+
+  // The draws of vector `vector` (0 to 7) of the group.
+  static HWY_INLINE U32x8 Of(const U32x8 (&words)[4], int vector) {
+    return vector < 4 ? words[vector] & U32x8(0xFFFFu) : ShiftRight<16>(words[vector - 4]);
+  }
+
+ private:
+  alignas(32) uint64_t keys_[2 * kPhiloxRounds][4];
+  const uint64_t tensor_, step_;
+};
+
+// ---- Weights: Load one vector, Store two in a row; the draws are read where kDraws. ----
+
+struct Fp32Weights {
+  static constexpr bool kDraws = false;
+  static HWY_INLINE F32x8 Load(const ConstStoredTile& t, int64_t i) {
+    return Load8(reinterpret_cast<const float*>(t.codes) + i);
+  }
+  static HWY_INLINE void Store(const F32x8 (&x)[2], const U32x8 (&)[2], const StoredTile& t, int64_t i) {
+    Store8(x[0], reinterpret_cast<float*>(t.codes) + i);
+    Store8(x[1], reinterpret_cast<float*>(t.codes) + i + 8);
+  }
+  static HWY_INLINE void Prefetch(const ConstStoredTile& t, int64_t i) {
+    Prefetch64(reinterpret_cast<const float*>(t.codes), i);
+  }
+};
+
+// The low, or the upper, halves of 16 words.
+HWY_INLINE void StoreLowHalves16(U32x8 a, U32x8 b, uint16_t* to) {
+  const auto packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(a.lanes.raw, b.lanes.raw), 0xD8);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), packed);
+}
+HWY_INLINE void StoreUpperHalves16(U32x8 a, U32x8 b, uint16_t* to) {
+  StoreLowHalves16(ShiftRight<16>(a), ShiftRight<16>(b), to);
+}
+
+template <bool kStochastic>
+struct Bf16Weights {
+  static constexpr bool kDraws = kStochastic;
+  static HWY_INLINE F32x8 Load(const ConstStoredTile& t, int64_t i) {
+    return Load8(reinterpret_cast<const uint16_t*>(t.codes) + i);
+  }
+  static HWY_INLINE void Store(const F32x8 (&x)[2], const U32x8 (&draws)[2], const StoredTile& t, int64_t i) {
+    U32x8 bits[2];
+    for (int k = 0; k < 2; ++k) bits[k] = kStochastic ? Bf16BitsSr(x[k], draws[k]) : Bf16BitsRne(x[k]);
+    StoreUpperHalves16(bits[0], bits[1], reinterpret_cast<uint16_t*>(t.codes) + i);
+  }
+  static HWY_INLINE void Prefetch(const ConstStoredTile& t, int64_t i) {
+    Prefetch64(reinterpret_cast<const uint16_t*>(t.codes), i);
+  }
+};
+
+struct SplitWeights8 {
+  static constexpr bool kDraws = true;
+  static HWY_INLINE F32x8 Load(const ConstStoredTile& t, int64_t i) {
+    const U32x8 upper = LoadWords8(reinterpret_cast<const uint16_t*>(t.codes) + i);
+    return JoinStochastic<F32x8>(upper, WeightCodec<F32x8>::Signed8(LoadWords8(t.extra + i)));
+  }
+  static HWY_INLINE void Store(const F32x8 (&x)[2], const U32x8 (&draws)[2], const StoredTile& t, int64_t i) {
+    SplitWeight<U32x8> split[2];
+    for (int k = 0; k < 2; ++k) {
+      split[k] = SplitStochastic(x[k], draws[k] & U32x8(0xFFu));
+      StoreBytes8(split[k].remainder, t.extra + i + 8 * k);
+    }
+    StoreLowHalves16(split[0].upper, split[1].upper, reinterpret_cast<uint16_t*>(t.codes) + i);
+  }
+  static HWY_INLINE void Prefetch(const ConstStoredTile& t, int64_t i) {
+    Prefetch64(reinterpret_cast<const uint16_t*>(t.codes), i);
+    Prefetch64(t.extra, i);
+  }
+};
+
+// ---- States: of vector `vector` of a tile. ----
+
+// fp32: from memory to memory.
+class Fp32States {
+ public:
+  HWY_INLINE void Begin(const ConstStoredTile* in, const StoredTile* out) {
+    for (int s = 0; s < 2; ++s) {
+      in_[s] = reinterpret_cast<const float*>(in[s].codes);
+      out_[s] = reinterpret_cast<float*>(out[s].codes);
+    }
+  }
+  HWY_INLINE void Prefetch(int64_t i) const {
+    Prefetch64(in_[0], i);
+    Prefetch64(in_[1], i);
+  }
+  HWY_INLINE void Load(int64_t i, F32x8& m, F32x8& v) const {
+    m = Load8(in_[0] + i);
+    v = Load8(in_[1] + i);
+  }
+  HWY_INLINE void Store(int64_t i, F32x8 m, F32x8 v) {
+    Store8(m, out_[0] + i);
+    Store8(v, out_[1] + i);
+  }
+  HWY_INLINE void EndOf32(int64_t) {}
+  HWY_INLINE void End() {}
+
+ private:
+  const float* in_[2];
+  float* out_[2];
+};
+
+// Blocks of codes with a scale. M and V: codecs of kernels/tile/states.h.
+template <class M, class V>
+class BlockStates {
+ public:
+  HWY_INLINE void Begin(const ConstStoredTile* in, const StoredTile* out) {
+    for (int s = 0; s < 2; ++s) {
+      in_[s] = in[s];
+      out_[s] = out[s];
+    }
+    largest_[0] = largest_[1] = F32x8(0.0f);
+  }
+  HWY_INLINE void Prefetch(int64_t i) const {
+    Prefetch64(in_[0].codes, i);
+    Prefetch64(in_[1].codes, i);
+  }
+  HWY_INLINE void Load(int64_t i, F32x8& m, F32x8& v) const {
+    m = M::Load(in_[0].codes + i) * F32x8(Scale(in_[0], i / M::kBlock));
+    v = V::Load(in_[1].codes + i) * F32x8(Scale(in_[1], i / V::kBlock));
+  }
+  HWY_INLINE void Store(int64_t i, F32x8 m, F32x8 v) {
+    largest_[0] = Max(largest_[0], Abs(m));
+    largest_[1] = Max(largest_[1], Abs(v));
+    Store8(m, values_[0] + i % kKept);
+    Store8(v, values_[1] + i % kKept);
+  }
+  HWY_INLINE void EndOf32(int64_t i) {
+    if constexpr (kKept == 32) EncodeBoth(i);
+  }
+  HWY_INLINE void End() {
+    if constexpr (kKept != 32) EncodeBoth(0);
+  }
+
+ private:
+  static_assert(M::kBlock == V::kBlock, "both moments have blocks of one size");
+  static constexpr int64_t kKept = M::kBlock;
+
+  static HWY_INLINE float Scale(const ConstStoredTile& t, int64_t block) {
+    return reinterpret_cast<const float*>(t.extra)[block];
+  }
+  HWY_INLINE void EncodeBoth(int64_t i) {
+    Encode<M>(0, i);
+    Encode<V>(1, i);
+    largest_[0] = largest_[1] = F32x8(0.0f);
+  }
+  template <class Code>
+  HWY_INLINE void Encode(int s, int64_t first) {
+    const float scale = BlockScale<Code>(LargestLane(largest_[s]));
+    reinterpret_cast<float*>(out_[s].extra)[first / kKept] = scale;
+    EncodeBlock<F32x8, Code>(values_[s], scale, out_[s].codes + first);
+  }
+
+  ConstStoredTile in_[2];
+  StoredTile out_[2];
+  F32x8 largest_[2];
+  alignas(64) float values_[2][kKept];
+};
+
+// ---- The step. ----
+
+template <class Weights, class States, class Gradient>
+HWY_NOINLINE void AdamTiles(const StepPlan& plan, int64_t num_tiles) {
+  const OptimizerRun& run = *plan.run;
+  const StepConstants<F32x8> constants(plan.context->scalars);
+  // Several slots are summed, scaled and clipped into `sum` first: Gradient is float then.
+  const bool summed = run.num_slots > 1;
+  const F32x8 divide(summed ? 1.0f : run.divide_scale), clip(summed ? 1.0f : plan.gradient_scale);
+  alignas(64) Gradient sum[kTileElements];
+  const GroupDraws draws(plan.weight_draws);
+  States states;
+  for (int64_t index = 0; index < num_tiles; ++index) {
+    const TileRun tile = TileAt(plan, index);
+    const Gradient* gradient = sum;
+    if (!summed) {
+      gradient = static_cast<const Gradient*>(tile.gradients[0]) + tile.gradient_offset;
+    } else if constexpr (std::is_same_v<Gradient, float>) {
+      SumGradients<F32x8>(plan, tile, sum);
+    }
+    const uint64_t first = run.first_element + static_cast<uint64_t>(index * kTileElements);
+    // Copies whose address nobody has: they stay in registers, although vectors are stored in between.
+    const ConstStoredTile weights_in = tile.weights_in;
+    const StoredTile weights_out = tile.weights_out;
+    states.Begin(tile.states_in, tile.states_out);
+    for (int64_t group = 0; group < kTileElements; group += 64) {
+      U32x8 words[4];
+      if constexpr (Weights::kDraws) draws.Fill(first + static_cast<uint64_t>(group), words);
+      Prefetch64(gradient, group);
+      Weights::Prefetch(weights_in, group);
+      states.Prefetch(group);
+#pragma GCC unroll 4
+      for (int pair = 0; pair < 4; ++pair) {
+        const int64_t i = group + 16 * pair;
+        F32x8 weights[2];
+        U32x8 rounding[2];
+#pragma GCC unroll 2
+        for (int k = 0; k < 2; ++k) {
+          F32x8 m, v;
+          states.Load(i + 8 * k, m, v);
+          const F32x8 g = Load8(gradient + i + 8 * k) * divide * clip;
+          weights[k] = AdamUpdate(constants, Weights::Load(weights_in, i + 8 * k), g, m, v);
+          states.Store(i + 8 * k, m, v);
+          if constexpr (Weights::kDraws) rounding[k] = GroupDraws::Of(words, 2 * pair + k);
+        }
+        Weights::Store(weights, rounding, weights_out, i);
+        if (pair % 2 == 1) states.EndOf32(i - 16);
+      }
+    }
+    states.End();
+    for (int copy = 0; copy < run.num_copies; ++copy) {
+      std::memcpy(tile.copies[copy], tile.weights_out.codes, kTileElements * plan.weights.codes.bytes);
+    }
+  }
+}
+
+}  // namespace shardmesh::simd8
+HWY_AFTER_NAMESPACE();
