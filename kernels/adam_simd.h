@@ -110,8 +110,7 @@ struct Bf16Weights {
 struct SplitWeights8 {
   static constexpr bool kDraws = true;
   static HWY_INLINE F32x8 Load(const ConstStoredTile& t, int64_t i) {
-    const U32x8 upper = LoadWords8(reinterpret_cast<const uint16_t*>(t.codes) + i);
-    return JoinStochastic<F32x8>(upper, WeightCodec<F32x8>::Signed8(LoadWords8(t.extra + i)));
+    return StoredWeights<F32x8, WeightFormat::kBf16Plus8Sr>::Load(t, i);
   }
   static HWY_INLINE void Store(const F32x8 (&x)[2], const U32x8 (&draws)[2], const StoredTile& t, int64_t i) {
     SplitWeight<U32x8> split[2];

@@ -1,220 +1,110 @@
+// Every implementation of the step gives the reference's bits.
 #include "kernels/optimizer_step.h"
 
-#include <cmath>
-#include <cstring>
-#include <random>
+#include <algorithm>
+#include <memory>
 
-#include "absl/strings/str_cat.h"
 #include "core/matchers.h"
+#include "kernels/fp_environment.h"
 #include "kernels/fused_step.h"
+#include "kernels/optimizer_step_body.h"
+#include "kernels/step_fixture.h"
+#include "kernels/tile/walk.h"
 
 namespace shardmesh {
 namespace {
 
-constexpr WeightFormat kWeights[] = {WeightFormat::kFp32, WeightFormat::kBf16, WeightFormat::kBf16Sr,
-                                     WeightFormat::kBf16Plus16, WeightFormat::kBf16Plus8Sr};
-constexpr StateFormat kStates[] = {StateFormat::kFp32, StateFormat::kBf16Sr, StateFormat::kDyn8,
-                                   StateFormat::kDyn4, StateFormat::kFp8,    StateFormat::kFp8x32};
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
-OptimizerHyper Hyper(OptimizerKind kind, bool variant) {
-  OptimizerHyper hyper = OptimizerHyper::Defaults(kind);
-  hyper.lr = 3e-3;
-  hyper.weight_decay = 0.03;
-  hyper.beta1 = 0.85;
-  hyper.beta2 = 0.97;
-  hyper.eps = 1e-7;
-  if (kind == OptimizerKind::kSgd) {
-    hyper.momentum = 0.8;
-    hyper.nesterov = variant;
-    hyper.dampening = variant ? 0 : 0.1;
-  } else {
-    hyper.amsgrad = variant && kind != OptimizerKind::kLion;
-    hyper.maximize = variant;
-  }
-  return hyper;
-}
-
-// Memory between guards that nothing may touch, at an address that is no better aligned than its elements.
-class Guarded {
- public:
-  Guarded(int64_t bytes, int64_t alignment) : bytes_(bytes), memory_(bytes + 2 * kGuard + 64, kFill) {
-    offset_ = kGuard + (64 - reinterpret_cast<uintptr_t>(memory_.data() + kGuard) % 64) % 64;
-    if (alignment < 32) offset_ += alignment;
-  }
-  uint8_t* data() { return memory_.data() + offset_; }
-  void Fill(const std::vector<uint8_t>& bytes) { std::memcpy(data(), bytes.data(), bytes.size()); }
-  std::vector<uint8_t> Bytes() const { return {memory_.begin() + offset_, memory_.begin() + offset_ + bytes_}; }
-  bool GuardsHold() const {
-    for (int64_t i = 0; i < static_cast<int64_t>(memory_.size()); ++i) {
-      if ((i < offset_ || i >= offset_ + bytes_) && memory_[i] != kFill) return false;
-    }
-    return true;
-  }
-
- private:
-  static constexpr int64_t kGuard = 128;
-  static constexpr uint8_t kFill = 0xFF;  // NaN in every format
-  int64_t bytes_, offset_ = 0;
-  std::vector<uint8_t> memory_;
-};
-
-// All streams of a tensor, as stored.
-struct Tensor {
-  Tensor(const OptimizerContext& context, int64_t n) : num_elements(n) {
-    const StoredLayout weights = LayoutOf(context.weights), states = LayoutOf(context.states);
-    Add(weights, n);
-    for (int s = 0; s < NumStates(context.hyper); ++s) Add(states, n);
-  }
-  void Add(const StoredLayout& layout, int64_t n) {
-    parts.emplace_back(layout.codes.BytesOf(n), layout.codes.elements == 1 ? layout.codes.bytes : 1);
-    parts.emplace_back(layout.extra.BytesOf(n), std::max<int64_t>(layout.extra.bytes, 1));
-  }
-  StoredRun Part(int stream) { return {parts[2 * stream].data(), parts[2 * stream + 1].data()}; }
-  bool operator==(const Tensor& other) const {
-    for (size_t i = 0; i < parts.size(); ++i) {
-      if (parts[i].Bytes() != other.parts[i].Bytes()) return false;
-    }
-    return true;
-  }
-
-  int64_t num_elements;
-  std::vector<Guarded> parts;
-};
-
-std::vector<float> Gradients(int64_t n, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> gradients(n);
-  for (float& g : gradients) g = normal(random) * std::ldexp(1.0f, static_cast<int>(random() % 12) - 10);
-  if (n > 3) gradients[3] = 0;
-  return gradients;
-}
-
-OptimizerContext Context(const OptimizerHyper& hyper, WeightFormat weights, StateFormat states, int64_t step) {
-  OptimizerContext context;
-  context.hyper = hyper;
-  context.scalars = ComputeStepScalars(hyper, step).value();
-  context.weights = weights;
-  context.states = states;
-  context.seed = 7;
-  context.step = step;
-  return context;
-}
-
-// Zeros as stored weights, then as many steps; the streams are those of the whole tensor.
-void Step(OptimizerStepFn step, const OptimizerHyper& hyper, WeightFormat weights, StateFormat states, int steps,
-          Tensor& tensor, int64_t cut = 0) {
-  for (int t = 1; t <= steps; ++t) {
-    const OptimizerContext context = Context(hyper, weights, states, t);
-    const std::vector<float> gradients[2] = {Gradients(tensor.num_elements, 100 + t),
-                                             Gradients(tensor.num_elements, 200 + t)};
-    const StoredLayout layouts[2] = {LayoutOf(weights), LayoutOf(states)};
-    for (int64_t begin = 0; begin < tensor.num_elements;) {
-      const int64_t end = cut > begin ? std::min(cut, tensor.num_elements) : tensor.num_elements;
-      const void* slots[2] = {gradients[0].data() + begin, gradients[1].data() + begin};
-      OptimizerRun run;
-      run.gradients = slots;
-      run.num_slots = 2;
-      run.divide_scale = 0.5f;
-      run.clip = 0.75f;
-      const auto at = [&](int stream) {
-        const StoredLayout& layout = layouts[stream > 0];
-        StoredRun part = tensor.Part(stream);
-        part.codes = static_cast<uint8_t*>(part.codes) + layout.codes.BytesOf(begin);
-        part.extra = static_cast<uint8_t*>(part.extra) + layout.extra.BytesOf(begin);
-        return part;
-      };
-      run.weights_in = run.weights_out = at(0);
-      for (int s = 0; s < NumStates(hyper); ++s) run.states_in[s] = run.states_out[s] = at(1 + s);
-      run.num_elements = end - begin;
-      run.first_element = begin;
-      run.tensor = 3;
-      ASSERT_OK(CheckRun(context, run));
-      step(context, run);
-      begin = end;
-    }
-  }
-}
-
-// Starts from weights that are not 0: a step of plain SGD with lr -1 would do; here the codes of small numbers.
-void Start(Tensor& tensor, WeightFormat weights) {
-  std::mt19937_64 random(5);
-  std::normal_distribution<float> normal;
-  for (Guarded& part : tensor.parts) std::memset(part.data(), 0, part.Bytes().size());
-  for (int64_t i = 0; i < tensor.num_elements; ++i) {
-    const float w = normal(random);
-    if (weights == WeightFormat::kFp32) {
-      std::memcpy(tensor.parts[0].data() + 4 * i, &w, 4);
-    } else {
-      const uint16_t bits = FloatToBf16Rne(w);
-      std::memcpy(tensor.parts[0].data() + 2 * i, &bits, 2);
-    }
-  }
-}
-
-struct Case {
-  OptimizerKind kind;
-  bool variant;
-};
-constexpr Case kCases[] = {{OptimizerKind::kSgd, false},  {OptimizerKind::kSgd, true},    {OptimizerKind::kAdam, false},
-                           {OptimizerKind::kAdam, true},  {OptimizerKind::kAdamW, false}, {OptimizerKind::kAdamW, true},
-                           {OptimizerKind::kLion, false}, {OptimizerKind::kLion, true}};
-
-// Calls visit(hyper, weights, states) for every combination there is.
-template <typename Visit>
-void ForEachCombination(Visit visit) {
-  for (const Case& each : kCases) {
-    for (const WeightFormat weights : kWeights) {
-      for (const StateFormat states : kStates) {
-        const OptimizerHyper hyper = Hyper(each.kind, each.variant);
-        SCOPED_TRACE(absl::StrCat(OptimizerName(hyper.kind), each.variant ? " (variant)" : "", " ",
-                                  WeightFormatName(weights), " ", StateFormatName(states)));
-        visit(hyper, weights, states);
-        if (::testing::Test::HasFatalFailure()) return;
+// The body of the CUDA kernel, its threads one after the other: forwards in one phase, backwards in the next, so that
+// what depends on their order shows. Memory that threads share begins with anything.
+void StepThroughBody(const OptimizerContext& context, const OptimizerRun& run) {
+  const ScopedFpEnvironment environment;
+  const StepPlan plan = PlanStep(context, run);
+  const auto memory = std::make_unique<BodyMemory>();
+  std::memset(memory.get(), 0xFF, sizeof(BodyMemory));
+  for (int64_t tile = 0; tile * kTileElements < run.num_elements; ++tile) {
+    for (int phase = 0; phase < StepBody::kPhases; ++phase) {
+      for (int i = 0; i < kTileElements; ++i) {
+        const int thread = phase % 2 == 0 ? i : static_cast<int>(kTileElements) - 1 - i;
+        StepBody(plan, tile, memory.get()).Phase(phase, thread);
       }
     }
   }
 }
 
-TEST(OptimizerStep, Simd_IsTheReference_BitForBit) {
-  if (!SimdSupported()) GTEST_SKIP() << "this processor has no AVX2 and FMA";
-  ForEachCombination([](const OptimizerHyper& hyper, WeightFormat weights, StateFormat states) {
+void ExpectReferenceBits(OptimizerStepFn step) {
+  for (const StepCase& each : AllStepCases()) {
+    SCOPED_TRACE(each.ToString());
     for (const int64_t n : {1, 7, 63, 255, 256, 257, 512, 1000}) {
-      const OptimizerContext context = Context(hyper, weights, states, 1);
-      Tensor reference(context, n), simd(context, n);
-      Start(reference, weights);
-      Start(simd, weights);
-      Step(OptimizerStepReference, hyper, weights, states, 3, reference);
-      Step(OptimizerStepSimd, hyper, weights, states, 3, simd);
-      ASSERT_TRUE(reference == simd) << n << " elements";
-      for (const Guarded& part : simd.parts) ASSERT_TRUE(part.GuardsHold()) << n << " elements";
-      for (const Guarded& part : reference.parts) ASSERT_TRUE(part.GuardsHold()) << n << " elements";
+      StepTensor reference(each, n), other(each, n);
+      ASSERT_OK(CheckRun(each.Context(1), other.RunOf(1, 0, n)));
+      reference.Step(OptimizerStepReference, 3);
+      other.Step(step, 3);
+      ASSERT_TRUE(reference == other) << n << " elements";
+      ASSERT_TRUE(reference.GuardsHold() && other.GuardsHold()) << n << " elements";
     }
-  });
+  }
 }
+
+TEST(OptimizerStep, Simd_IsTheReference_BitForBit) {
+  if (!SimdSupported()) GTEST_SKIP() << "SKIPPED: this processor has no AVX2 and FMA";
+  ExpectReferenceBits(OptimizerStepSimd);
+}
+
+TEST(OptimizerStep, TheCudaKernelsBody_IsTheReference_BitForBit) { ExpectReferenceBits(StepThroughBody); }
 
 TEST(OptimizerStep, HoweverATensorIsCut_TheBitsAreTheSame) {
-  ForEachCombination([](const OptimizerHyper& hyper, WeightFormat weights, StateFormat states) {
-    const OptimizerContext context = Context(hyper, weights, states, 1);
-    Tensor whole(context, 1500), cut(context, 1500);
-    Start(whole, weights);
-    Start(cut, weights);
-    Step(BestOptimizerStep(), hyper, weights, states, 2, whole);
-    Step(BestOptimizerStep(), hyper, weights, states, 2, cut, 768);
+  for (const StepCase& each : AllStepCases()) {
+    SCOPED_TRACE(each.ToString());
+    StepTensor whole(each, 1500), cut(each, 1500);
+    whole.Step(BestOptimizerStep(), 2);
+    cut.Step(BestOptimizerStep(), 2, 768);
     ASSERT_TRUE(whole == cut);
-  });
+  }
 }
 
-// A step that is wrong in both implementations would pass the tests above.
-TEST(OptimizerStep, MovesWeights) {
-  ForEachCombination([](const OptimizerHyper& hyper, WeightFormat weights, StateFormat states) {
-    const OptimizerContext context = Context(hyper, weights, states, 1);
-    Tensor before(context, 300), after(context, 300);
-    Start(before, weights);
-    Start(after, weights);
-    Step(BestOptimizerStep(), hyper, weights, states, 2, after);
-    ASSERT_FALSE(before == after);
-  });
+TEST(OptimizerStep, Copies_AreTheNewWeightsCodes) {
+  for (const WeightFormat weights : {WeightFormat::kFp32, WeightFormat::kBf16Sr, WeightFormat::kBf16Plus8Sr}) {
+    StepCase each = AllStepCases().back();
+    each.weights = weights;
+    StepTensor tensor(each, 300);
+    const int64_t bytes = LayoutOf(weights).codes.BytesOf(300);
+    Guarded copy(bytes, 4);
+    OptimizerRun run = tensor.RunOf(1, 0, 300);
+    run.copies[0] = copy.data();
+    run.num_copies = 1;
+    for (const OptimizerStepFn step : {OptimizerStepReference, BestOptimizerStep(), OptimizerStepFn(StepThroughBody)}) {
+      step(each.Context(1), run);
+      EXPECT_EQ(copy.Bytes(), tensor.parts()[0].Bytes()) << WeightFormatName(weights);
+      EXPECT_TRUE(copy.GuardsHold());
+    }
+  }
+}
+
+TEST(CheckRun, WhatIsWrong_IsNamed) {
+  const StepCase each = AllStepCases()[0];
+  StepTensor tensor(each, 512);
+  const OptimizerContext context = each.Context(1);
+  const OptimizerRun good = tensor.RunOf(1, 0, 512);
+  ASSERT_OK(CheckRun(context, good));
+  const auto expect = [&](const char* words, void (*change)(OptimizerRun&)) {
+    OptimizerRun run = good;
+    change(run);
+    EXPECT_THAT(CheckRun(context, run), StatusIs(Code::kInvalidArgument, HasSubstr(words)));
+  };
+  expect("-1 elements", [](OptimizerRun& run) { run.num_elements = -1; });
+  expect("0 gradient slots", [](OptimizerRun& run) { run.num_slots = 0; });
+  expect("begins at element 64", [](OptimizerRun& run) { run.first_element = 64; });
+  expect("weights is null", [](OptimizerRun& run) { run.weights_in.codes = nullptr; });
+  expect("the first state begins at address",
+         [](OptimizerRun& run) { run.states_in[0].codes = static_cast<uint8_t*>(run.states_in[0].codes) + 1; });
+  expect("overlap", [](OptimizerRun& run) { run.states_out[0].codes = run.weights_out.codes; });
+  expect("overlap", [](OptimizerRun& run) { run.weights_out.codes = static_cast<float*>(run.weights_in.codes) + 1; });
+  OptimizerContext muon = context;
+  muon.hyper.kind = OptimizerKind::kMuon;
+  EXPECT_THAT(CheckRun(muon, good), StatusIs(Code::kInvalidArgument, HasSubstr("whole matrices")));
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ struct DynamicMap {
   float position_scale[8], position_shift[8], position_last[8];
   float decade_end[8];  // above it the next decade's first level is nearer
 
-  static constexpr DynamicMap Make() {
+  SHARDMESH_HOST_DEVICE static constexpr DynamicMap Make() {
     DynamicMap map{};
     double decade = 1e-6;
     for (int d = 0; d < 7; ++d, decade *= 10) {

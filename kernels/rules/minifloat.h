@@ -32,7 +32,7 @@ struct UE5M3 {
   static constexpr bool kSigned = false;
 };
 
-constexpr float PowerOfTwo(int exponent) {
+SHARDMESH_HOST_DEVICE constexpr float PowerOfTwo(int exponent) {
   float power = 1;
   for (; exponent > 0; --exponent) power *= 2;
   for (; exponent < 0; ++exponent) power /= 2;

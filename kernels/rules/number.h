@@ -18,6 +18,14 @@
 #include "core/format.h"
 #include "core/host_device.h"
 
+// Before a loop: do `times` of its iterations at once.
+#ifdef __CUDACC__
+#define SHARDMESH_UNROLL(times)
+#else
+#define SHARDMESH_PRAGMA(text) _Pragma(#text)
+#define SHARDMESH_UNROLL(times) SHARDMESH_PRAGMA(GCC unroll times)
+#endif
+
 namespace shardmesh {
 
 // a * b + c, rounded once.

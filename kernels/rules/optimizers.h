@@ -22,10 +22,11 @@ struct StepConstants {
         decay(s.decay),
         neg_step_size(s.neg_step_size),
         momentum(s.momentum),
-        one_minus_dampening(s.one_minus_dampening) {}
+        one_minus_dampening(s.one_minus_dampening),
+        nesterov(s.nesterov) {}
 
   Number beta1, one_minus_beta1, beta2, one_minus_beta2, inv_sqrt_bias2, eps, decay, neg_step_size, momentum,
-      one_minus_dampening;
+      one_minus_dampening, nesterov;
 };
 
 // torch.optim.SGD without momentum: w' = w - lr g.
@@ -37,10 +38,9 @@ SHARDMESH_RULE Number SgdUpdate(const StepConstants<Number>& c, Number weight, N
 // With momentum: b' = momentum b + (1 - dampening) g (b' = g at the first step: its scalars are 0 and 1), w' = w - lr
 // b', or with Nesterov w' = w - lr (g + momentum b').
 template <bool kNesterov, class Number>
-SHARDMESH_RULE Number MomentumUpdate(const StepConstants<Number>& c, Number weight, Number gradient, Number& buffer,
-                                     Number nesterov) {
+SHARDMESH_RULE Number MomentumUpdate(const StepConstants<Number>& c, Number weight, Number gradient, Number& buffer) {
   buffer = MulAdd(c.momentum, buffer, c.one_minus_dampening * gradient);
-  const Number direction = kNesterov ? MulAdd(nesterov, buffer, gradient) : buffer;
+  const Number direction = kNesterov ? MulAdd(c.nesterov, buffer, gradient) : buffer;
   return MulAdd(c.neg_step_size, direction, weight * c.decay);
 }
 
@@ -75,6 +75,23 @@ SHARDMESH_RULE Number LionUpdate(const StepConstants<Number>& c, Number weight, 
   const Number zero(0.0f);
   const Number sign = Select(zero < direction, Number(1.0f), Select(direction < zero, Number(-1.0f), zero));
   return MulAdd(c.neg_step_size, sign, weight * c.decay);
+}
+
+// Any of them but Muon: moves the states on and returns the new weight.
+template <class Number>
+SHARDMESH_RULE Number OptimizerUpdate(const OptimizerHyper& hyper, const StepConstants<Number>& c, Number weight,
+                                      Number gradient, Number (&states)[3]) {
+  switch (hyper.kind) {
+    case OptimizerKind::kSgd:
+      if (hyper.momentum == 0) return SgdUpdate(c, weight, gradient);
+      return hyper.nesterov ? MomentumUpdate<true>(c, weight, gradient, states[0])
+                            : MomentumUpdate<false>(c, weight, gradient, states[0]);
+    case OptimizerKind::kLion:
+      return LionUpdate(c, weight, gradient, states[0]);
+    default:
+      return hyper.amsgrad ? AmsgradUpdate(c, weight, gradient, states[0], states[1], states[2])
+                           : AdamUpdate(c, weight, gradient, states[0], states[1]);
+  }
 }
 
 }  // namespace shardmesh

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 
-#include "kernels/rules/minifloat.h"
 #include "kernels/rules/number.h"
 
 namespace shardmesh {
@@ -18,6 +17,7 @@ template <>
 struct Lanes<float> {
   using Word = uint32_t;
   static constexpr int kWidth = 1;
+  static constexpr bool kHasMinifloats = false;  // no way of its own for kernels/rules/minifloat.h
 
   SHARDMESH_RULE static float Load(const float* from) { return *from; }
   SHARDMESH_RULE static void Store(float x, float* to) { *to = x; }
@@ -36,18 +36,6 @@ struct Lanes<float> {
 
   SHARDMESH_RULE static void StoreBytes4(const uint32_t (&x)[4], uint8_t* to) {
     for (int k = 0; k < 4; ++k) to[k] = static_cast<uint8_t>(x[k]);
-  }
-  // DecodeMinifloat and EncodeMinifloat between memory and registers; with kGuard, what is above 0 gets code 1 or more.
-  template <class Mini>
-  SHARDMESH_RULE static float LoadMinifloat(const uint8_t* from) {
-    return DecodeMinifloat<Mini, float>(LoadBytes(from));
-  }
-  template <class Mini, bool kGuard>
-  SHARDMESH_RULE static void StoreMinifloat4(const float (&x)[4], uint8_t* to) {
-    for (int k = 0; k < 4; ++k) {
-      const uint32_t code = EncodeMinifloat<Mini>(x[k]);
-      to[k] = static_cast<uint8_t>(kGuard && code == 0 && 0 < x[k] ? 1 : code);
-    }
   }
 };
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/host_device.h"
 #include "core/numeric_formats.h"
 #include "core/philox.h"
 #include "kernels/optimizer_step.h"
@@ -52,5 +53,32 @@ struct StepPlan {
   StoredLayout weights, states;
   TileBytes weights_tile, states_tile;
 };
+
+// Without an extra part its pointer stays null: its bytes are 0.
+template <class Tile>
+SHARDMESH_RULE Tile StreamAt(const StoredRun& run, const TileBytes& bytes, int64_t index) {
+  Tile tile;
+  tile.codes = static_cast<uint8_t*>(run.codes) + bytes.codes * index;
+  tile.extra = static_cast<uint8_t*>(run.extra) + bytes.extra * index;
+  return tile;
+}
+
+// Tile `index` of the run, in place.
+SHARDMESH_RULE TileRun TileAt(const StepPlan& plan, int64_t index) {
+  const OptimizerRun& run = *plan.run;
+  TileRun tile;
+  tile.gradients = run.gradients;
+  tile.gradient_offset = index * kTileElements;
+  tile.weights_in = StreamAt<ConstStoredTile>(run.weights_in, plan.weights_tile, index);
+  tile.weights_out = StreamAt<StoredTile>(run.weights_out, plan.weights_tile, index);
+  for (int s = 0; s < plan.num_states; ++s) {
+    tile.states_in[s] = StreamAt<ConstStoredTile>(run.states_in[s], plan.states_tile, index);
+    tile.states_out[s] = StreamAt<StoredTile>(run.states_out[s], plan.states_tile, index);
+  }
+  for (int c = 0; c < run.num_copies; ++c) {
+    tile.copies[c] = static_cast<uint8_t*>(run.copies[c]) + plan.weights_tile.codes * index;
+  }
+  return tile;
+}
 
 }  // namespace shardmesh

@@ -18,7 +18,7 @@ __attribute__((noinline)) void RunTiles(const OptimizerContext& context, const O
     step.Step(TileAt(plan, i), run.first_element + i * kTileElements);
   if (run.num_elements % kTileElements == 0) return;
   const ShortTile last(plan, whole);
-  step.Step(last.tile(), run.first_element + whole * kTileElements);
+  step.Step(last.tile(), run.first_element + whole * kTileElements, run.num_elements % kTileElements);
   last.CopyBack();
 }
 

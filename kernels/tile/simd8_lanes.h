@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "kernels/rules/minifloat.h"
 #include "kernels/simd8.h"
 #include "kernels/tile/draws.h"
 
@@ -14,6 +15,7 @@ struct Lanes<simd8::F32x8> {
   using Number = simd8::F32x8;
   using Word = simd8::U32x8;
   static constexpr int kWidth = 8;
+  static constexpr bool kHasMinifloats = true;
 
   static HWY_INLINE Number Load(const float* from) { return simd8::Load8(from); }
   static HWY_INLINE void Store(Number x, float* to) { simd8::Store8(x, to); }
@@ -26,6 +28,7 @@ struct Lanes<simd8::F32x8> {
   static HWY_INLINE float Largest(Number x) { return simd8::LargestLane(x); }
   static HWY_INLINE void StoreBytes4(const Word (&x)[4], uint8_t* to) { simd8::StoreBytes32(x, to); }
 
+  // DecodeMinifloat and EncodeMinifloat between memory and registers; with kGuard, what is above 0 gets code 1 or more.
   // Half floats have the exponent bits of both formats, E4M3's shifted by 8: the processor converts them exactly.
   template <class Mini>
   static HWY_INLINE Number LoadMinifloat(const uint8_t* from) {

@@ -1,4 +1,4 @@
-// Optimizer states of one tile between their stored form and fp32, for every number type (core/numeric_formats.h).
+// Optimizer states between their stored form and fp32, for every number type (core/numeric_formats.h).
 //
 // A block's scale is its largest magnitude over the largest level, at least 2^-100 (so that its reciprocal is finite
 // and a block of zeros stays one); a value is multiplied by the scale's reciprocal and becomes the nearest level.
@@ -15,29 +15,24 @@ namespace shardmesh {
 
 inline constexpr float kSmallestScale = PowerOfTwo(-100);
 
-// How a block's numbers, divided by its scale, lie in memory: of first moments, which have a sign, and of second ones.
+// The codes of blocks: what a number, divided by its block's scale, becomes. kSigned: first moments; else second ones.
 template <class Number, bool kSigned>
 struct Dyn8 {
   using L = Lanes<Number>;
+  using Word = typename L::Word;
   static constexpr int64_t kBlock = 256;
   static constexpr float kLargest = 1;
 
+  SHARDMESH_RULE static Word Encode(Number y) {
+    if constexpr (kSigned) return EncodeDynamicSigned(y);
+    if constexpr (!kSigned) return EncodeDynamicUnsigned(y);
+  }
   SHARDMESH_RULE static Number Load(const uint8_t* from) {
-    if constexpr (kSigned) {
-      return DecodeDynamicSigned<Number>(L::LoadBytes(from));
-    } else {
-      return DecodeDynamicUnsigned<Number>(L::LoadBytes(from));
-    }
+    if constexpr (kSigned) return DecodeDynamicSigned<Number>(L::LoadBytes(from));
+    if constexpr (!kSigned) return DecodeDynamicUnsigned<Number>(L::LoadBytes(from));
   }
   SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* to) {
-    typename L::Word codes[4];
-    for (int k = 0; k < 4; ++k) {
-      if constexpr (kSigned) {
-        codes[k] = EncodeDynamicSigned(y[k]);
-      } else {
-        codes[k] = EncodeDynamicUnsigned(y[k]);
-      }
-    }
+    const Word codes[4] = {Encode(y[0]), Encode(y[1]), Encode(y[2]), Encode(y[3])};
     L::StoreBytes4(codes, to);
   }
 };
@@ -45,15 +40,65 @@ struct Dyn8 {
 template <class Number, bool kSigned, int64_t kElements, bool kWide>
 struct Fp8 {
   using L = Lanes<Number>;
+  using Word = typename L::Word;
   using Mini = std::conditional_t<kWide && !kSigned, UE5M3, E4M3>;
   static constexpr int64_t kBlock = kElements;
   static constexpr float kLargest = Mini::kLargest;
 
-  SHARDMESH_RULE static Number Load(const uint8_t* from) { return L::template LoadMinifloat<Mini>(from); }
+  SHARDMESH_RULE static Word Encode(Number y) {
+    const Word code = EncodeMinifloat<Mini>(y);
+    if constexpr (kSigned) return code;
+    const Number least = Select(Number(0.0f) < y, Number(1.0f), Number(0.0f));
+    return Select(IntToFloat(code) < least, Word(1u), code);
+  }
+  SHARDMESH_RULE static Number Load(const uint8_t* from) {
+    if constexpr (L::kHasMinifloats) return L::template LoadMinifloat<Mini>(from);
+    if constexpr (!L::kHasMinifloats) return DecodeMinifloat<Mini, Number>(L::LoadBytes(from));
+  }
   SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* to) {
-    L::template StoreMinifloat4<Mini, !kSigned>(y, to);
+    if constexpr (L::kHasMinifloats) {
+      L::template StoreMinifloat4<Mini, !kSigned>(y, to);
+    } else {
+      const Word codes[4] = {Encode(y[0]), Encode(y[1]), Encode(y[2]), Encode(y[3])};
+      L::StoreBytes4(codes, to);
+    }
   }
 };
+
+// Codes are four bits: they go through an array of bytes, two of which lie in one byte of storage.
+template <class Number, bool kSigned>
+struct Dyn4 {
+  using L = Lanes<Number>;
+  using Word = typename L::Word;
+  using Levels = std::conditional_t<kSigned, Dyn4Signed, Dyn4Unsigned>;
+  static constexpr int64_t kBlock = 128;
+  static constexpr float kLargest = 1;
+
+  SHARDMESH_RULE static Word Encode(Number y) { return EncodeFourBit<Levels>(Min(Number(1.0f), y)); }
+  SHARDMESH_RULE static Number Load(const uint8_t* from) { return DecodeFourBit<Levels, Number>(L::LoadBytes(from)); }
+  SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* to) {
+    const Word codes[4] = {Encode(y[0]), Encode(y[1]), Encode(y[2]), Encode(y[3])};
+    L::StoreBytes4(codes, to);
+  }
+};
+
+// Calls visit(code, ...) with an object of the code's type; nothing for fp32 and bf16_sr, which have no blocks.
+template <class Number, bool kSigned, class Visit>
+SHARDMESH_RULE void WithCode(StateFormat format, const Visit& visit) {
+  switch (format) {
+    case StateFormat::kFp32:
+    case StateFormat::kBf16Sr:
+      return;
+    case StateFormat::kDyn8:
+      return visit(Dyn8<Number, kSigned>());
+    case StateFormat::kDyn4:
+      return visit(Dyn4<Number, kSigned>());
+    case StateFormat::kFp8:
+      return visit(Fp8<Number, kSigned, 256, false>());
+    case StateFormat::kFp8x32:
+      return visit(Fp8<Number, kSigned, 32, true>());
+  }
+}
 
 // The largest magnitude of `elements` numbers.
 template <class Number>
@@ -75,124 +120,58 @@ template <class Number, class Code>
 SHARDMESH_RULE void EncodeBlock(const float* from, float scale, uint8_t* to) {
   using L = Lanes<Number>;
   const Number inverse(1.0f / scale);
-#pragma GCC unroll 2
+  SHARDMESH_UNROLL(2)
   for (int64_t i = 0; i < Code::kBlock; i += 4 * L::kWidth) {
     Number y[4];
-#pragma GCC unroll 4
+    SHARDMESH_UNROLL(4)
     for (int k = 0; k < 4; ++k) y[k] = L::Load(from + i + k * L::kWidth) * inverse;
     Code::Store4(y, to + i);
   }
 }
 
-template <class Number>
-struct StateCodec {
+// A tile.
+template <class Number, bool kSigned>
+void DecodeStates(StateFormat format, const ConstStoredTile& from, float* to) {
   using L = Lanes<Number>;
-  using Word = typename L::Word;
-
-  template <class Code>
-  SHARDMESH_RULE static void DecodeBlocks(const ConstStoredTile& from, float* to) {
-    for (int64_t block = 0; block < kTileElements; block += Code::kBlock) {
-      const Number scale(reinterpret_cast<const float*>(from.extra)[block / Code::kBlock]);
-      for (int64_t i = block; i < block + Code::kBlock; i += L::kWidth) {
-        L::Store(Code::Load(from.codes + i) * scale, to + i);
+  if (format == StateFormat::kFp32) return DecodeWeights<Number>(WeightFormat::kFp32, from, to);
+  if (format == StateFormat::kBf16Sr) return DecodeWeights<Number>(WeightFormat::kBf16, from, to);
+  WithCode<Number, kSigned>(format, [&](auto code) {
+    using Code = decltype(code);
+    alignas(32) uint8_t nibbles[kTileElements];
+    const uint8_t* codes = from.codes;
+    if constexpr (std::is_same_v<Code, Dyn4<Number, kSigned>>) {
+      for (int64_t i = 0; i < kTileElements / 2; ++i) {
+        nibbles[2 * i] = from.codes[i] >> 4;  // even elements lie in the upper half of their byte
+        nibbles[2 * i + 1] = from.codes[i] & 15;
       }
+      codes = nibbles;
     }
-  }
+    for (int64_t i = 0; i < kTileElements; i += L::kWidth) {
+      const Number scale(reinterpret_cast<const float*>(from.extra)[i / Code::kBlock]);
+      L::Store(Code::Load(codes + i) * scale, to + i);
+    }
+  });
+}
 
-  template <class Code>
-  SHARDMESH_RULE static void EncodeBlocks(const float* from, const StoredTile& to) {
+// `draws`: read for bf16_sr alone.
+template <class Number, bool kSigned>
+void EncodeStates(StateFormat format, const float* from, const TileDraws& draws, const StoredTile& to) {
+  if (format == StateFormat::kFp32) return EncodeWeights<Number>(WeightFormat::kFp32, from, draws, to);
+  if (format == StateFormat::kBf16Sr) return EncodeWeights<Number>(WeightFormat::kBf16Sr, from, draws, to);
+  WithCode<Number, kSigned>(format, [&](auto code) {
+    using Code = decltype(code);
+    constexpr bool kNibbles = std::is_same_v<Code, Dyn4<Number, kSigned>>;
+    alignas(32) uint8_t nibbles[kTileElements];
+    uint8_t* codes = kNibbles ? nibbles : to.codes;
     for (int64_t block = 0; block < kTileElements; block += Code::kBlock) {
       const float scale = BlockScale<Code>(LargestMagnitude<Number>(from + block, Code::kBlock));
       reinterpret_cast<float*>(to.extra)[block / Code::kBlock] = scale;
-      EncodeBlock<Number, Code>(from + block, scale, to.codes + block);
+      EncodeBlock<Number, Code>(from + block, scale, codes + block);
     }
-  }
-
-  static constexpr int64_t kDyn4Block = 128;
-
-  // Even elements lie in the upper half of their byte.
-  template <class Levels>
-  static void DecodeDyn4(const ConstStoredTile& from, float* to) {
-    alignas(32) uint8_t codes[kTileElements];
-    for (int64_t i = 0; i < kTileElements / 2; ++i) {
-      codes[2 * i] = from.codes[i] >> 4;
-      codes[2 * i + 1] = from.codes[i] & 15;
+    for (int64_t i = 0; kNibbles && i < kTileElements / 2; ++i) {
+      to.codes[i] = static_cast<uint8_t>(nibbles[2 * i] << 4 | nibbles[2 * i + 1]);
     }
-    for (int64_t i = 0; i < kTileElements; i += L::kWidth) {
-      const Number scale(reinterpret_cast<const float*>(from.extra)[i / kDyn4Block]);
-      L::Store(DecodeFourBit<Levels, Number>(L::LoadBytes(codes + i)) * scale, to + i);
-    }
-  }
-
-  template <class Levels>
-  static void EncodeDyn4(const float* from, const StoredTile& to) {
-    alignas(32) uint8_t codes[kTileElements];
-    for (int64_t block = 0; block < kTileElements; block += kDyn4Block) {
-      const float scale = Max(LargestMagnitude<Number>(from + block, kDyn4Block), kSmallestScale);
-      reinterpret_cast<float*>(to.extra)[block / kDyn4Block] = scale;
-      const Number inverse(1.0f / scale);
-      for (int64_t i = block; i < block + kDyn4Block; i += 4 * L::kWidth) {
-        Word words[4];
-        for (int k = 0; k < 4; ++k) {
-          words[k] = EncodeFourBit<Levels>(Min(Number(1.0f), L::Load(from + i + k * L::kWidth) * inverse));
-        }
-        L::StoreBytes4(words, codes + i);
-      }
-    }
-    for (int64_t i = 0; i < kTileElements / 2; ++i) {
-      to.codes[i] = static_cast<uint8_t>(codes[2 * i] << 4 | codes[2 * i + 1]);
-    }
-  }
-
-  template <bool kSigned>
-  static void Decode(StateFormat format, const ConstStoredTile& from, float* to) {
-    switch (format) {
-      case StateFormat::kFp32:
-        for (int64_t i = 0; i < kTileElements; i += L::kWidth) {
-          L::Store(L::Load(reinterpret_cast<const float*>(from.codes) + i), to + i);
-        }
-        return;
-      case StateFormat::kBf16Sr:
-        for (int64_t i = 0; i < kTileElements; i += L::kWidth) {
-          L::Store(L::LoadBf16(reinterpret_cast<const uint16_t*>(from.codes) + i), to + i);
-        }
-        return;
-      case StateFormat::kDyn8:
-        return DecodeBlocks<Dyn8<Number, kSigned>>(from, to);
-      case StateFormat::kDyn4:
-        return DecodeDyn4<std::conditional_t<kSigned, Dyn4Signed, Dyn4Unsigned>>(from, to);
-      case StateFormat::kFp8:
-        return DecodeBlocks<Fp8<Number, kSigned, 256, false>>(from, to);
-      case StateFormat::kFp8x32:
-        return DecodeBlocks<Fp8<Number, kSigned, 32, true>>(from, to);
-    }
-  }
-
-  // `draws`: read for bf16_sr alone.
-  template <bool kSigned>
-  static void Encode(StateFormat format, const float* from, const TileDraws& draws, const StoredTile& to) {
-    switch (format) {
-      case StateFormat::kFp32:
-        for (int64_t i = 0; i < kTileElements; i += L::kWidth) {
-          L::Store(L::Load(from + i), reinterpret_cast<float*>(to.codes) + i);
-        }
-        return;
-      case StateFormat::kBf16Sr:
-        for (int64_t i = 0; i < kTileElements; i += L::kWidth) {
-          const Word bits = Bf16BitsSr(L::Load(from + i), DrawsAt<Number>(draws, i));
-          L::StoreHalves(ShiftRight<16>(bits), reinterpret_cast<uint16_t*>(to.codes) + i);
-        }
-        return;
-      case StateFormat::kDyn8:
-        return EncodeBlocks<Dyn8<Number, kSigned>>(from, to);
-      case StateFormat::kDyn4:
-        return EncodeDyn4<std::conditional_t<kSigned, Dyn4Signed, Dyn4Unsigned>>(from, to);
-      case StateFormat::kFp8:
-        return EncodeBlocks<Fp8<Number, kSigned, 256, false>>(from, to);
-      case StateFormat::kFp8x32:
-        return EncodeBlocks<Fp8<Number, kSigned, 32, true>>(from, to);
-    }
-  }
-};
+  });
+}
 
 }  // namespace shardmesh

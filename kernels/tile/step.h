@@ -20,8 +20,9 @@ class TileStep {
 
   explicit TileStep(const StepPlan& plan) : plan_(plan), constants_(plan.context->scalars) {}
 
-  // `first_element`: of the tile in its tensor.
-  void Step(const TileRun& tile, uint64_t first_element) {
+  // `first_element`: of the tile in its tensor. `elements`: how many there are; what lies behind them counts as 0, as
+  // it has to where a block's scale is theirs alone.
+  void Step(const TileRun& tile, uint64_t first_element, int64_t elements = kTileElements) {
     const OptimizerContext& context = *plan_.context;
     SumGradients<Number>(plan_, tile, gradient_);
     const float* weights = Weights(tile);
@@ -30,7 +31,7 @@ class TileStep {
     float* moved[3] = {nullptr, nullptr, nullptr};
     for (int s = 0; s < plan_.num_states; ++s) {
       const bool direct = context.states == StateFormat::kFp32;
-      if (!direct) Decode(s, tile);
+      if (!direct) Decode(s, tile, elements);
       states[s] = direct ? reinterpret_cast<const float*>(tile.states_in[s].codes) : states_[s];
       moved[s] = direct ? reinterpret_cast<float*>(tile.states_out[s].codes) : states_[s];
     }
@@ -41,7 +42,7 @@ class TileStep {
  private:
   const float* Weights(const TileRun& tile) {
     if (plan_.context->weights == WeightFormat::kFp32) return reinterpret_cast<const float*>(tile.weights_in.codes);
-    WeightCodec<Number>::Decode(plan_.context->weights, tile.weights_in, weights_);
+    DecodeWeights<Number>(plan_.context->weights, tile.weights_in, weights_);
     return weights_;
   }
 
@@ -52,83 +53,47 @@ class TileStep {
     }
   }
 
-  void Decode(int state, const TileRun& tile) {
+  void Decode(int state, const TileRun& tile, int64_t elements) {
     const StateFormat format = plan_.context->states;
     if (state == 0) {
-      StateCodec<Number>::template Decode<true>(format, tile.states_in[0], states_[0]);
+      DecodeStates<Number, true>(format, tile.states_in[0], states_[0]);
     } else {
-      StateCodec<Number>::template Decode<false>(format, tile.states_in[state], states_[state]);
+      DecodeStates<Number, false>(format, tile.states_in[state], states_[state]);
     }
+    for (int64_t i = elements; i < kTileElements; ++i) states_[state][i] = 0;
   }
 
   // new weights -> weights_.
   void Update(const float* weights, const float* const (&states)[3], float* const (&moved)[3]) {
-    const OptimizerHyper& hyper = plan_.context->hyper;
-    switch (hyper.kind) {
-      case OptimizerKind::kSgd:
-        if (plan_.num_states == 0) {
-          return ForEach(
-              [&](int64_t i) { return SgdUpdate(constants_, L::Load(weights + i), L::Load(gradient_ + i)); });
-        }
-        return hyper.nesterov ? Momentum<true>(weights, states, moved) : Momentum<false>(weights, states, moved);
-      case OptimizerKind::kAdam:
-      case OptimizerKind::kAdamW:
-        return plan_.num_states == 3 ? Amsgrad(weights, states, moved) : Adam(weights, states, moved);
-      case OptimizerKind::kLion:
-        return ForEach([&](int64_t i) {
-          Number m = L::Load(states[0] + i);
-          const Number weight = LionUpdate(constants_, L::Load(weights + i), L::Load(gradient_ + i), m);
-          L::Store(m, moved[0] + i);
-          return weight;
-        });
-      case OptimizerKind::kMuon:
-        return;
+    switch (plan_.num_states) {
+      case 0:
+        return Move<0>(weights, states, moved);
+      case 1:
+        return Move<1>(weights, states, moved);
+      case 2:
+        return Move<2>(weights, states, moved);
+      case 3:
+        return Move<3>(weights, states, moved);
     }
   }
 
-  template <class Element>
-  SHARDMESH_RULE void ForEach(const Element& element) {
-    for (int64_t i = 0; i < kTileElements; i += L::kWidth) L::Store(element(i), weights_ + i);
-  }
-
-  template <bool kNesterov>
-  void Momentum(const float* weights, const float* const (&states)[3], float* const (&moved)[3]) {
-    const Number nesterov(plan_.context->scalars.nesterov);
-    ForEach([&](int64_t i) {
-      Number buffer = L::Load(states[0] + i);
-      const Number weight =
-          MomentumUpdate<kNesterov>(constants_, L::Load(weights + i), L::Load(gradient_ + i), buffer, nesterov);
-      L::Store(buffer, moved[0] + i);
-      return weight;
-    });
-  }
-
-  void Adam(const float* weights, const float* const (&states)[3], float* const (&moved)[3]) {
-    ForEach([&](int64_t i) {
-      Number m = L::Load(states[0] + i), v = L::Load(states[1] + i);
-      const Number weight = AdamUpdate(constants_, L::Load(weights + i), L::Load(gradient_ + i), m, v);
-      L::Store(m, moved[0] + i);
-      L::Store(v, moved[1] + i);
-      return weight;
-    });
-  }
-
-  void Amsgrad(const float* weights, const float* const (&states)[3], float* const (&moved)[3]) {
-    ForEach([&](int64_t i) {
-      Number m = L::Load(states[0] + i), v = L::Load(states[1] + i), largest = L::Load(states[2] + i);
-      const Number weight = AmsgradUpdate(constants_, L::Load(weights + i), L::Load(gradient_ + i), m, v, largest);
-      L::Store(m, moved[0] + i);
-      L::Store(v, moved[1] + i);
-      L::Store(largest, moved[2] + i);
-      return weight;
-    });
+  template <int kStates>
+  void Move(const float* weights, const float* const (&states)[3], float* const (&moved)[3]) {
+    const OptimizerHyper hyper = plan_.context->hyper;
+    for (int64_t i = 0; i < kTileElements; i += L::kWidth) {
+      Number values[3] = {Number(0.0f), Number(0.0f), Number(0.0f)};
+      for (int s = 0; s < kStates; ++s) values[s] = L::Load(states[s] + i);
+      const Number weight = OptimizerUpdate(hyper, constants_, L::Load(weights + i), L::Load(gradient_ + i), values);
+      for (int s = 0; s < kStates; ++s) L::Store(values[s], moved[s] + i);
+      L::Store(weight, weights_ + i);
+    }
   }
 
   void Store(const TileRun& tile, uint64_t first_element) {
     const OptimizerContext& context = *plan_.context;
     TileDraws draws;
     if (NeedsDraws(context.weights)) DrawFiller<Number>::Fill(plan_.weight_draws, first_element, draws);
-    WeightCodec<Number>::Encode(context.weights, weights_, draws, tile.weights_out);
+    EncodeWeights<Number>(context.weights, weights_, draws, tile.weights_out);
     for (int copy = 0; copy < plan_.run->num_copies; ++copy) {
       std::memcpy(tile.copies[copy], tile.weights_out.codes, kTileElements * plan_.weights.codes.bytes);
     }
@@ -136,9 +101,9 @@ class TileStep {
     for (int s = 0; s < plan_.num_states; ++s) {
       if (context.states == StateFormat::kBf16Sr) DrawFiller<Number>::Fill(plan_.state_draws[s], first_element, draws);
       if (s == 0) {
-        StateCodec<Number>::template Encode<true>(context.states, states_[s], draws, tile.states_out[s]);
+        EncodeStates<Number, true>(context.states, states_[s], draws, tile.states_out[s]);
       } else {
-        StateCodec<Number>::template Encode<false>(context.states, states_[s], draws, tile.states_out[s]);
+        EncodeStates<Number, false>(context.states, states_[s], draws, tile.states_out[s]);
       }
     }
   }

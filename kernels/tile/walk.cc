@@ -11,15 +11,6 @@ DrawStream DrawsOf(const OptimizerContext& context, const OptimizerRun& run, Dra
           static_cast<uint32_t>(static_cast<uint64_t>(context.step)), run.tensor};
 }
 
-// Without an extra part its pointer stays null: its bytes are 0.
-template <class Tile>
-Tile StreamAt(const StoredRun& run, const TileBytes& bytes, int64_t index) {
-  Tile tile;
-  tile.codes = static_cast<uint8_t*>(run.codes) + bytes.codes * index;
-  tile.extra = static_cast<uint8_t*>(run.extra) + bytes.extra * index;
-  return tile;
-}
-
 TileBytes BytesOfTile(const StoredLayout& layout) {
   return {layout.codes.BytesOf(kTileElements), layout.extra.BytesOf(kTileElements)};
 }
@@ -44,23 +35,6 @@ StepPlan PlanStep(const OptimizerContext& context, const OptimizerRun& run) {
   plan.weights_tile = BytesOfTile(plan.weights);
   plan.states_tile = BytesOfTile(plan.states);
   return plan;
-}
-
-TileRun TileAt(const StepPlan& plan, int64_t index) {
-  const OptimizerRun& run = *plan.run;
-  TileRun tile;
-  tile.gradients = run.gradients;
-  tile.gradient_offset = index * kTileElements;
-  tile.weights_in = StreamAt<ConstStoredTile>(run.weights_in, plan.weights_tile, index);
-  tile.weights_out = StreamAt<StoredTile>(run.weights_out, plan.weights_tile, index);
-  for (int s = 0; s < plan.num_states; ++s) {
-    tile.states_in[s] = StreamAt<ConstStoredTile>(run.states_in[s], plan.states_tile, index);
-    tile.states_out[s] = StreamAt<StoredTile>(run.states_out[s], plan.states_tile, index);
-  }
-  for (int c = 0; c < run.num_copies; ++c) {
-    tile.copies[c] = static_cast<uint8_t*>(run.copies[c]) + plan.weights_tile.codes * index;
-  }
-  return tile;
 }
 
 ShortTile::ShortTile(const StepPlan& plan, int64_t index)

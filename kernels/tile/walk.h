@@ -11,9 +11,6 @@ namespace shardmesh {
 // Makes ready what all tiles of a run share.
 StepPlan PlanStep(const OptimizerContext& context, const OptimizerRun& run);
 
-// Tile `index` of the run, in place. REQUIRES: it is whole.
-TileRun TileAt(const StepPlan& plan, int64_t index);
-
 // The run's last tile, when it is short: in memory of its own, zeros behind its end.
 class ShortTile {
  public:

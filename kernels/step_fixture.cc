@@ -1,0 +1,175 @@
+#include "kernels/step_fixture.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "core/format.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr int64_t kGuard = 128;
+constexpr uint8_t kFill = 0xFF;  // NaN in every format
+
+OptimizerHyper Hyper(OptimizerKind kind, bool variant) {
+  OptimizerHyper hyper = OptimizerHyper::Defaults(kind);
+  hyper.lr = 3e-3;
+  hyper.weight_decay = 0.03;
+  hyper.beta1 = 0.85;
+  hyper.beta2 = 0.97;
+  hyper.eps = 1e-7;
+  hyper.maximize = variant;
+  if (kind == OptimizerKind::kSgd) {
+    hyper.momentum = 0.8;
+    hyper.nesterov = variant;
+    hyper.dampening = variant ? 0 : 0.1;
+  } else {
+    hyper.amsgrad = variant && kind != OptimizerKind::kLion;
+  }
+  return hyper;
+}
+
+}  // namespace
+
+Guarded::Guarded(int64_t bytes, int64_t alignment) : bytes_(bytes), memory_(bytes + 2 * kGuard + 64, kFill) {
+  offset_ = kGuard + (64 - reinterpret_cast<uintptr_t>(memory_.data() + kGuard) % 64) % 64;
+  if (alignment < 32) offset_ += alignment;
+}
+
+bool Guarded::GuardsHold() const {
+  for (int64_t i = 0; i < static_cast<int64_t>(memory_.size()); ++i) {
+    if ((i < offset_ || i >= offset_ + bytes_) && memory_[i] != kFill) return false;
+  }
+  return true;
+}
+
+std::string StepCase::ToString() const {
+  return absl::StrCat(OptimizerName(hyper.kind), hyper.maximize ? " (variant) " : " ", WeightFormatName(weights), " ",
+                      StateFormatName(states), ", ", num_slots, " slots in ", FormatName(gradients));
+}
+
+OptimizerContext StepCase::Context(int64_t step) const {
+  OptimizerContext context;
+  context.hyper = hyper;
+  context.scalars = ComputeStepScalars(hyper, step).value();
+  context.weights = weights;
+  context.states = states;
+  context.gradients = gradients;
+  context.seed = 7;
+  context.step = step;
+  return context;
+}
+
+std::vector<StepCase> AllStepCases() {
+  constexpr WeightFormat kWeights[] = {WeightFormat::kFp32, WeightFormat::kBf16, WeightFormat::kBf16Sr,
+                                       WeightFormat::kBf16Plus16, WeightFormat::kBf16Plus8Sr};
+  constexpr StateFormat kStates[] = {StateFormat::kFp32, StateFormat::kBf16Sr, StateFormat::kDyn8,
+                                     StateFormat::kDyn4, StateFormat::kFp8,    StateFormat::kFp8x32};
+  constexpr int kSlots[] = {1, 2, 3, 4, 8};
+  std::vector<StepCase> cases;
+  for (const OptimizerKind kind :
+       {OptimizerKind::kSgd, OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kLion}) {
+    for (const bool variant : {false, true}) {
+      for (const WeightFormat weights : kWeights) {
+        for (const StateFormat states : kStates) {
+          const Format gradients = cases.size() % 3 == 0 ? Format::kFp32 : Format::kBf16;
+          cases.push_back({Hyper(kind, variant), weights, states, gradients, kSlots[cases.size() % std::size(kSlots)]});
+        }
+      }
+    }
+  }
+  // What has a loop of its own, with one slot and with several of each format.
+  for (const StateFormat states : kStates) {
+    for (const Format gradients : {Format::kFp32, Format::kBf16}) {
+      for (const int slots : {1, 5}) {
+        OptimizerHyper hyper = Hyper(OptimizerKind::kAdamW, false);
+        hyper.maximize = slots == 1;
+        cases.push_back({hyper, WeightFormat::kBf16Sr, states, gradients, slots});
+      }
+    }
+  }
+  return cases;
+}
+
+StepTensor::StepTensor(const StepCase& step_case, int64_t num_elements)
+    : case_(step_case), num_elements_(num_elements) {
+  Add(LayoutOf(case_.weights));
+  for (int s = 0; s < NumStates(case_.hyper); ++s) Add(LayoutOf(case_.states));
+  const int64_t bytes = case_.gradients == Format::kFp32 ? 4 : 2;
+  for (int slot = 0; slot < case_.num_slots; ++slot) gradients_.emplace_back(num_elements * bytes, bytes);
+  std::mt19937_64 random(5);
+  std::normal_distribution<float> normal;
+  for (Guarded& part : parts_) std::memset(part.data(), 0, part.size());
+  for (int64_t i = 0; i < num_elements_; ++i) {
+    const float w = normal(random);
+    const uint16_t bits = FloatToBf16Rne(w);
+    if (case_.weights == WeightFormat::kFp32) std::memcpy(parts_[0].data() + 4 * i, &w, 4);
+    if (case_.weights != WeightFormat::kFp32) std::memcpy(parts_[0].data() + 2 * i, &bits, 2);
+  }
+}
+
+void StepTensor::Add(const StoredLayout& layout) {
+  parts_.emplace_back(layout.codes.BytesOf(num_elements_), layout.codes.elements == 1 ? layout.codes.bytes : 1);
+  parts_.emplace_back(layout.extra.BytesOf(num_elements_), std::max<int64_t>(layout.extra.bytes, 1));
+}
+
+void StepTensor::FillGradients(int64_t step) {
+  for (size_t slot = 0; slot < gradients_.size(); ++slot) {
+    std::mt19937_64 random(100 * step + slot);
+    std::normal_distribution<float> normal;
+    for (int64_t i = 0; i < num_elements_; ++i) {
+      float g = normal(random) * std::ldexp(1.0f, static_cast<int>(random() % 12) - 10);
+      if (i == 3) g = 0;
+      const uint16_t bits = FloatToBf16Rne(g);
+      if (case_.gradients == Format::kFp32) std::memcpy(gradients_[slot].data() + 4 * i, &g, 4);
+      if (case_.gradients != Format::kFp32) std::memcpy(gradients_[slot].data() + 2 * i, &bits, 2);
+    }
+  }
+}
+
+OptimizerRun StepTensor::RunOf(int64_t step, int64_t begin, int64_t end) {
+  if (begin == 0) FillGradients(step);
+  slots_.clear();
+  for (Guarded& slot : gradients_) slots_.push_back(slot.data() + begin * (case_.gradients == Format::kFp32 ? 4 : 2));
+  OptimizerRun run;
+  run.gradients = slots_.data();
+  run.num_slots = case_.num_slots;
+  run.divide_scale = 1.0f / static_cast<float>(case_.num_slots);
+  run.clip = 0.75f;
+  const auto at = [&](int stream) {
+    const StoredLayout layout = stream == 0 ? LayoutOf(case_.weights) : LayoutOf(case_.states);
+    return StoredRun{parts_[2 * stream].data() + layout.codes.BytesOf(begin),
+                     parts_[2 * stream + 1].data() + layout.extra.BytesOf(begin)};
+  };
+  run.weights_in = run.weights_out = at(0);
+  for (int s = 0; s < NumStates(case_.hyper); ++s) run.states_in[s] = run.states_out[s] = at(1 + s);
+  run.num_elements = end - begin;
+  run.first_element = begin;
+  run.tensor = 3;
+  return run;
+}
+
+void StepTensor::Step(OptimizerStepFn step, int steps, int64_t cut) {
+  for (int64_t t = 1; t <= steps; ++t) {
+    const OptimizerContext context = case_.Context(t);
+    const int64_t middle = cut > 0 ? std::min(cut, num_elements_) : num_elements_;
+    step(context, RunOf(t, 0, middle));
+    if (middle < num_elements_) step(context, RunOf(t, middle, num_elements_));
+  }
+}
+
+bool StepTensor::GuardsHold() const {
+  const auto holds = [](const Guarded& part) { return part.GuardsHold(); };
+  return std::all_of(parts_.begin(), parts_.end(), holds) && std::all_of(gradients_.begin(), gradients_.end(), holds);
+}
+
+bool StepTensor::operator==(const StepTensor& other) const {
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (parts_[i].Bytes() != other.parts_[i].Bytes()) return false;
+  }
+  return true;
+}
+
+}  // namespace shardmesh
