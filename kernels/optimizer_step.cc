@@ -74,8 +74,9 @@ absl::Status CheckNumbers(const OptimizerContext& context, const OptimizerRun& r
     return absl::InvalidArgumentError(
         absl::StrCat("a run begins at element ", run.first_element, "; it must be a multiple of ", kStepAlignment));
   }
-  if (context.weights == WeightFormat::kInt8Row) {
-    return absl::UnimplementedError("int8_row weights cannot be stepped yet");
+  if (context.weights == WeightFormat::kInt8Row && (run.row_elements < 1 || run.num_elements % run.row_elements != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("a run of ", run.num_elements, " elements in rows of ",
+                                                   run.row_elements, "; int8_row takes whole rows"));
   }
   return absl::OkStatus();
 }

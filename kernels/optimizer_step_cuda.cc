@@ -12,6 +12,9 @@ namespace shardmesh {
 #ifdef SHARDMESH_CUDA
 
 absl::Status OptimizerStepCuda(const OptimizerContext& context, const OptimizerRun& run, void* stream) {
+  if (context.weights == WeightFormat::kInt8Row) {
+    return absl::UnimplementedError("int8_row weights have no CUDA kernel; step them on the CPU");
+  }
   const char* error = LaunchOptimizerStep(context, run, PlanStep(context, run), stream);
   if (error == nullptr) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("the CUDA runtime refused to launch the optimizer step: ", error));

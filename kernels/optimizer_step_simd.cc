@@ -8,15 +8,13 @@
 namespace shardmesh::simd8 {
 namespace {
 
-using TilesFn = void (*)(const StepPlan& plan, int64_t num_tiles);
-
 template <class Weights, class States>
-TilesFn OfGradients(Format gradients) {
+WholeTilesFn OfGradients(Format gradients) {
   return gradients == Format::kFp32 ? AdamTiles<Weights, States, float> : AdamTiles<Weights, States, uint16_t>;
 }
 
 template <class Weights>
-TilesFn OfStates(StateFormat states, Format gradients) {
+WholeTilesFn OfStates(StateFormat states, Format gradients) {
   using Dyn8States = BlockStates<Dyn8<F32x8, true>, Dyn8<F32x8, false>>;
   using Fp8States = BlockStates<Fp8<F32x8, true, 256, false>, Fp8<F32x8, false, 256, false>>;
   using Fp8x32States = BlockStates<Fp8<F32x8, true, 32, true>, Fp8<F32x8, false, 32, true>>;
@@ -35,7 +33,7 @@ TilesFn OfStates(StateFormat states, Format gradients) {
 }
 
 // The loop for this step, null when there is none: then tiles do it.
-TilesFn FindTiles(const OptimizerContext& context, const OptimizerRun& run) {
+WholeTilesFn FindTiles(const OptimizerContext& context, const OptimizerRun& run) {
   const bool adam = context.hyper.kind == OptimizerKind::kAdamW || context.hyper.kind == OptimizerKind::kAdam;
   if (!adam || context.hyper.amsgrad || context.scalars.coupled_decay != 0) return nullptr;
   const Format gradients = run.num_slots > 1 ? Format::kFp32 : context.gradients;  // a sum of slots is fp32
@@ -56,7 +54,7 @@ TilesFn FindTiles(const OptimizerContext& context, const OptimizerRun& run) {
 }  // namespace
 
 void OptimizerStep(const OptimizerContext& context, const OptimizerRun& run) {
-  RunTiles<F32x8>(context, run, FindTiles(context, run));
+  RunStep<F32x8>(context, run, FindTiles);
 }
 
 }  // namespace shardmesh::simd8

@@ -34,10 +34,11 @@ void StepThroughBody(const OptimizerContext& context, const OptimizerRun& run) {
   }
 }
 
-void ExpectReferenceBits(OptimizerStepFn step) {
+void ExpectReferenceBits(OptimizerStepFn step, bool has_rows) {
   for (const StepCase& each : AllStepCases()) {
+    if (each.weights == WeightFormat::kInt8Row && !has_rows) continue;
     SCOPED_TRACE(each.ToString());
-    for (const int64_t n : {1, 7, 63, 255, 256, 257, 512, 1000}) {
+    for (const int64_t n : {1, 7, 63, 255, 256, 257, 512, 1000, 1548}) {
       StepTensor reference(each, n), other(each, n);
       ASSERT_OK(CheckRun(each.Context(1), other.RunOf(1, 0, n)));
       reference.Step(OptimizerStepReference, 3);
@@ -50,10 +51,12 @@ void ExpectReferenceBits(OptimizerStepFn step) {
 
 TEST(OptimizerStep, Simd_IsTheReference_BitForBit) {
   if (!SimdSupported()) GTEST_SKIP() << "SKIPPED: this processor has no AVX2 and FMA";
-  ExpectReferenceBits(OptimizerStepSimd);
+  ExpectReferenceBits(OptimizerStepSimd, /*has_rows=*/true);
 }
 
-TEST(OptimizerStep, TheCudaKernelsBody_IsTheReference_BitForBit) { ExpectReferenceBits(StepThroughBody); }
+TEST(OptimizerStep, TheCudaKernelsBody_IsTheReference_BitForBit) {
+  ExpectReferenceBits(StepThroughBody, /*has_rows=*/false);
+}
 
 TEST(OptimizerStep, HoweverATensorIsCut_TheBitsAreTheSame) {
   for (const StepCase& each : AllStepCases()) {

@@ -63,8 +63,8 @@ OptimizerContext StepCase::Context(int64_t step) const {
 }
 
 std::vector<StepCase> AllStepCases() {
-  constexpr WeightFormat kWeights[] = {WeightFormat::kFp32, WeightFormat::kBf16, WeightFormat::kBf16Sr,
-                                       WeightFormat::kBf16Plus16, WeightFormat::kBf16Plus8Sr};
+  constexpr WeightFormat kWeights[] = {WeightFormat::kFp32,       WeightFormat::kBf16,        WeightFormat::kBf16Sr,
+                                       WeightFormat::kBf16Plus16, WeightFormat::kBf16Plus8Sr, WeightFormat::kInt8Row};
   constexpr StateFormat kStates[] = {StateFormat::kFp32, StateFormat::kBf16Sr, StateFormat::kDyn8,
                                      StateFormat::kDyn4, StateFormat::kFp8,    StateFormat::kFp8x32};
   constexpr int kSlots[] = {1, 2, 3, 4, 8};
@@ -94,8 +94,8 @@ std::vector<StepCase> AllStepCases() {
 }
 
 StepTensor::StepTensor(const StepCase& step_case, int64_t num_elements)
-    : case_(step_case), num_elements_(num_elements) {
-  Add(LayoutOf(case_.weights));
+    : case_(step_case), num_elements_(num_elements), row_elements_(num_elements % 12 == 0 ? 12 : num_elements) {
+  Add(LayoutOf(case_.weights, row_elements_));
   for (int s = 0; s < NumStates(case_.hyper); ++s) Add(LayoutOf(case_.states));
   const int64_t bytes = case_.gradients == Format::kFp32 ? 4 : 2;
   for (int slot = 0; slot < case_.num_slots; ++slot) gradients_.emplace_back(num_elements * bytes, bytes);
@@ -105,8 +105,20 @@ StepTensor::StepTensor(const StepCase& step_case, int64_t num_elements)
   for (int64_t i = 0; i < num_elements_; ++i) {
     const float w = normal(random);
     const uint16_t bits = FloatToBf16Rne(w);
-    if (case_.weights == WeightFormat::kFp32) std::memcpy(parts_[0].data() + 4 * i, &w, 4);
-    if (case_.weights != WeightFormat::kFp32) std::memcpy(parts_[0].data() + 2 * i, &bits, 2);
+    switch (case_.weights) {
+      case WeightFormat::kFp32:
+        std::memcpy(parts_[0].data() + 4 * i, &w, 4);
+        break;
+      case WeightFormat::kInt8Row:
+        parts_[0].data()[i] = static_cast<uint8_t>(static_cast<int8_t>(30 * w));
+        break;
+      default:
+        std::memcpy(parts_[0].data() + 2 * i, &bits, 2);
+    }
+  }
+  const float scale = 0.01f;
+  for (int64_t at = 0; case_.weights == WeightFormat::kInt8Row && at < parts_[1].size(); at += 4) {
+    std::memcpy(parts_[1].data() + at, &scale, 4);
   }
 }
 
@@ -139,7 +151,7 @@ OptimizerRun StepTensor::RunOf(int64_t step, int64_t begin, int64_t end) {
   run.divide_scale = 1.0f / static_cast<float>(case_.num_slots);
   run.clip = 0.75f;
   const auto at = [&](int stream) {
-    const StoredLayout layout = stream == 0 ? LayoutOf(case_.weights) : LayoutOf(case_.states);
+    const StoredLayout layout = stream == 0 ? LayoutOf(case_.weights, row_elements_) : LayoutOf(case_.states);
     return StoredRun{parts_[2 * stream].data() + layout.codes.BytesOf(begin),
                      parts_[2 * stream + 1].data() + layout.extra.BytesOf(begin)};
   };
@@ -148,6 +160,7 @@ OptimizerRun StepTensor::RunOf(int64_t step, int64_t begin, int64_t end) {
   run.num_elements = end - begin;
   run.first_element = begin;
   run.tensor = 3;
+  run.row_elements = row_elements_;
   return run;
 }
 

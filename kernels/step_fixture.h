@@ -62,6 +62,7 @@ class StepTensor {
 
   const StepCase case_;
   const int64_t num_elements_;
+  const int64_t row_elements_;  // of int8_row: 12, or all where they are no rows of 12
   std::vector<Guarded> parts_, gradients_;
   std::vector<const void*> slots_;
 };

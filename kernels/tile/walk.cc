@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace shardmesh {
 namespace {
@@ -35,6 +36,31 @@ StepPlan PlanStep(const OptimizerContext& context, const OptimizerRun& run) {
   plan.weights_tile = BytesOfTile(plan.weights);
   plan.states_tile = BytesOfTile(plan.states);
   return plan;
+}
+
+RowUnit::RowUnit(const OptimizerRun& run)
+    : elements_(std::min(std::lcm(run.row_elements, kTileElements), run.num_elements)), weights_(elements_) {}
+
+OptimizerRun PartOf(const StepPlan& plan, const TileRun& tile, int64_t begin, int64_t num_elements,
+                    const void* const* gradients, float* weights) {
+  OptimizerRun part = *plan.run;
+  part.gradients = gradients;
+  part.weights_in = part.weights_out = {weights, nullptr};
+  part.num_copies = 0;
+  part.num_elements = num_elements;
+  part.first_element += static_cast<uint64_t>(begin);
+  for (int s = 0; s < plan.num_states; ++s) {
+    part.states_in[s] = {const_cast<uint8_t*>(tile.states_in[s].codes), const_cast<uint8_t*>(tile.states_in[s].extra)};
+    part.states_out[s] = {tile.states_out[s].codes, tile.states_out[s].extra};
+  }
+  return part;
+}
+
+GradientsAt::GradientsAt(const OptimizerContext& context, const OptimizerRun& run, int64_t begin) {
+  const int64_t bytes = context.gradients == Format::kFp32 ? 4 : 2;
+  for (int slot = 0; slot < run.num_slots; ++slot) {
+    slots_.push_back(static_cast<const uint8_t*>(run.gradients[slot]) + begin * bytes);
+  }
 }
 
 ShortTile::ShortTile(const StepPlan& plan, int64_t index)

@@ -11,6 +11,34 @@ namespace shardmesh {
 // Makes ready what all tiles of a run share.
 StepPlan PlanStep(const OptimizerContext& context, const OptimizerRun& run);
 
+// Rows of a row format that fill whole tiles together, or all of the run's: their elements, and memory for them in
+// fp32.
+class RowUnit {
+ public:
+  explicit RowUnit(const OptimizerRun& run);
+  int64_t elements() const { return elements_; }
+  float* weights() { return weights_.data(); }
+
+ private:
+  const int64_t elements_;
+  std::vector<float> weights_;
+};
+
+// Elements [begin, begin + num_elements) of a run, with fp32 weights that lie at `weights`. `tile`: where its streams
+// are.
+OptimizerRun PartOf(const StepPlan& plan, const TileRun& tile, int64_t begin, int64_t num_elements,
+                    const void* const* gradients, float* weights);
+
+// The slots of a run from element `begin` on.
+class GradientsAt {
+ public:
+  GradientsAt(const OptimizerContext& context, const OptimizerRun& run, int64_t begin);
+  const void* const* slots() const { return slots_.data(); }
+
+ private:
+  std::vector<const void*> slots_;
+};
+
 // The run's last tile, when it is short: in memory of its own, zeros behind its end.
 class ShortTile {
  public:
