@@ -72,19 +72,24 @@ std::vector<float> Probes(const std::vector<float>& levels) {
   return probes;
 }
 
+// A scale of 3 tells a division from a product with the reciprocal.
 TEST(TorchaoCodec, LevelsAndBorders_CodesAreThoseOfTheSearch) {
   for (StateFormat format : {StateFormat::kDyn8, StateFormat::kDyn4}) {
     for (bool is_signed : {true, false}) {
-      const std::vector<float> levels = Levels(format, is_signed);
-      std::vector<float> block(kTileElements, 1.0f);  // the first of each half stays: the scale is 1
-      const std::vector<float> probes = Probes(levels);
-      for (size_t begin = 0; begin < probes.size(); begin += 127) {
-        const int n = static_cast<int>(std::min<size_t>(127, probes.size() - begin));
-        for (int i = 0; i < n; ++i) block[1 + i] = is_signed ? probes[begin + i] : std::fabs(probes[begin + i]);
-        const Tile tile = Encode(format, is_signed, block);
-        for (int i = 0; i < n; ++i) {
-          const uint32_t code = format == StateFormat::kDyn8 ? tile.codes[1 + i] : tile.Nibble(1 + i);
-          ASSERT_EQ(code, SearchedCode(levels, block[1 + i])) << StateFormatName(format) << " " << block[1 + i];
+      for (float scale : {1.0f, 3.0f}) {
+        const std::vector<float> levels = Levels(format, is_signed);
+        std::vector<float> block(kTileElements, scale);  // the first of each half stays
+        const std::vector<float> probes = Probes(levels);
+        for (size_t begin = 0; begin < probes.size(); begin += 127) {
+          const int n = static_cast<int>(std::min<size_t>(127, probes.size() - begin));
+          for (int i = 0; i < n; ++i) {
+            block[1 + i] = (is_signed ? probes[begin + i] : std::fabs(probes[begin + i])) * scale;
+          }
+          const Tile tile = Encode(format, is_signed, block);
+          for (int i = 1; i <= n; ++i) {
+            const uint32_t code = format == StateFormat::kDyn8 ? tile.codes[i] : tile.Nibble(i);
+            ASSERT_EQ(code, SearchedCode(levels, block[i] / scale)) << StateFormatName(format) << " " << block[i];
+          }
         }
       }
     }
@@ -142,21 +147,19 @@ TEST(TorchaoCodec, NegativeLargest_Shrinks) {
   EXPECT_EQ(tile.codes[3], 0);  // there is no -1
 }
 
-TEST(TorchaoCodec, Quotient_IsDividedNotMultiplied) {
+TEST(TorchaoCodec, Fp8_QuotientsAreRoundedToNearest) {
   std::mt19937 random(6);
   std::uniform_real_distribution<float> uniform(-3, 3);
   std::vector<float> values(kTileElements);
-  for (int round = 0; round < 2000; ++round) {
-    for (float& x : values) x = uniform(random);
-    values[0] = 3;
-    const Tile tile = Encode(StateFormat::kFp8, true, values);
-    ASSERT_EQ(tile.scales[0], 3.0f / 448);
-    for (int i = 1; i < kTileElements; ++i) {
-      // Halfway cases show it: exact multiples of half a unit are rare, so ask for the quotient's own rounding.
-      const float y = values[i] / tile.scales[0];
-      const float unit = std::ldexp(1.0f, std::max(std::ilogb(y), -6) - 3);
-      ASSERT_EQ(Decode(StateFormat::kFp8, true, tile)[i], std::nearbyint(y / unit) * unit * tile.scales[0]);
-    }
+  for (float& x : values) x = std::ldexp(uniform(random), -static_cast<int>(random() % 20));
+  values[0] = 3;
+  const Tile tile = Encode(StateFormat::kFp8, true, values);
+  ASSERT_EQ(tile.scales[0], 3.0f / 448);
+  const std::vector<float> back = Decode(StateFormat::kFp8, true, tile);
+  for (int i = 0; i < kTileElements; ++i) {
+    const float y = values[i] / tile.scales[0];
+    const float unit = std::ldexp(1.0f, std::max(std::ilogb(y), -6) - 3);
+    ASSERT_EQ(back[i], std::nearbyint(y / unit) * unit * tile.scales[0]) << values[i];
   }
 }
 

@@ -238,6 +238,7 @@ TEST(TorchaoStep, Amsgrad_DividesByTheLargestSecondMoment) {
   StepRun(context, tensor.Run(0, 256), gradient.data());
   EXPECT_EQ(tensor.State(2, 0), 32);
   const float before = tensor.Weight(0);
+  reinterpret_cast<float*>(tensor.codes[1].data())[1] = 0;  // the NaN is left in the largest one alone
   context.step = 2;
   const std::vector<float> ones(256, 1.0f);
   StepRun(context, tensor.Run(0, 256), ones.data());
@@ -249,7 +250,7 @@ TEST(TorchaoStep, Amsgrad_DividesByTheLargestSecondMoment) {
 
 // Moments 1 and beside it a gradient: what a lerp makes of them, at both of its ends.
 TEST(TorchaoStep, Lerp_RoundsTwiceCompiledAndOnceEager) {
-  for (double beta : {0.3, 0.9}) {
+  for (double beta : {0.1, 0.9}) {
     for (TorchaoArithmetic arithmetic : {TorchaoArithmetic::kCompiled, TorchaoArithmetic::kEager}) {
       OptimizerContext context = Context(OptimizerKind::kAdamW, WeightFormat::kFp32, StateFormat::kFp32);
       context.hyper.beta1 = beta;
@@ -258,10 +259,8 @@ TEST(TorchaoStep, Lerp_RoundsTwiceCompiledAndOnceEager) {
       for (int i = 0; i < 1024; ++i) {
         const float m = before.State(0, i), difference = gradient[i] - m;
         const float base = beta < 0.5 ? gradient[i] : m;
-        const auto weight = static_cast<float>(beta < 0.5 ? -beta : 1 - beta);
-        const float coefficient = beta < 0.5 && arithmetic == TorchaoArithmetic::kEager
-                                      ? static_cast<float>(1 - beta) - 1
-                                      : static_cast<float>(weight);
+        float coefficient = static_cast<float>(beta < 0.5 ? -beta : 1 - beta);
+        if (beta < 0.5 && arithmetic == TorchaoArithmetic::kEager) coefficient = static_cast<float>(1 - beta) - 1;
         ASSERT_EQ(after.State(0, i), arithmetic == TorchaoArithmetic::kEager ? std::fma(coefficient, difference, base)
                                                                              : base + coefficient * difference);
       }
@@ -271,12 +270,10 @@ TEST(TorchaoStep, Lerp_RoundsTwiceCompiledAndOnceEager) {
 
 TEST(TorchaoStep, StepsBeyondFp32_StandStill) {
   OptimizerContext context = Context(OptimizerKind::kAdamW, WeightFormat::kFp32, StateFormat::kFp32);
-  context.hyper.beta2 = 1 - 1e-8;  // 1 in fp32: no power of it differs
-  context.hyper.beta1 = 1 - 6e-8;  // the largest fp32 below 1
+  context.hyper.beta1 = context.hyper.beta2 = 1 - 6e-8;  // the largest fp32 below 1
   const std::vector<float> gradient = Inputs(2, 256);
   std::vector<uint8_t> weights[2];
   for (int64_t past : {0, 1}) {
-    context.hyper.beta2 = context.hyper.beta1;
     context.step = (int64_t{1} << 24) + past * (int64_t{1} << 24);
     Tensor tensor(context, 256);
     StepRun(context, tensor.Run(0, 256), gradient.data());

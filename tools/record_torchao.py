@@ -5,8 +5,8 @@ Usage: record_torchao.py map > kernels/torchao_map.inc
        record_torchao.py steps > kernels/torchao_recorded.inc
 
 map    the levels of create_dynamic_map, signed and unsigned, of 8 bits.
-steps  codes, scales and weights after three compiled steps of AdamW on 256 elements, for each format; the inputs are those
-       of kernels/torchao_step_test.cc.
+steps  codes, scales and weights after three compiled steps of AdamW on 256 elements, for each format; the inputs are
+       those of kernels/torchao_step_test.cc.
 """
 import sys
 
@@ -17,6 +17,7 @@ from torchao.optim.quant_utils import create_dynamic_map
 
 ELEMENTS = 4096  # torchao quantizes no smaller tensor; the first block is kept
 KEPT = 256
+VERSION = torch.__version__.split("+")[0]
 
 
 def literal(value):
@@ -37,9 +38,9 @@ def lines(items, width=118):
 
 
 def print_map():
-    print(f"// torchao's create_dynamic_map, 8 bits, as torch {torch.__version__.split('+')[0]} computes it on an x86-64 CPU.")
-    print("// Another build of torch may differ in the last bit of some entries (linspace with or without fused multiply-adds).")
-    print("// Written by tools/record_torchao.py.")
+    print(f"// torchao's create_dynamic_map, 8 bits, as torch {VERSION} computes it on an x86-64 CPU.")
+    print("// Another build of torch may differ in the last bit of some entries (linspace with or without fused")
+    print("// multiply-adds). Written by tools/record_torchao.py.")
     for name, signed in (("kTorchaoSignedLevels", True), ("kTorchaoUnsignedLevels", False)):
         levels = torch.tensor(create_dynamic_map(signed=signed), dtype=torch.float32).tolist()
         print(f"constexpr float {name}[256] = {{", *lines(map(literal, levels)), "};", sep="\n")
@@ -83,9 +84,9 @@ def record(optimizer, state_format, dtype):
 
 
 def print_steps():
-    print(f"// The first {KEPT} elements after three steps of torchao 0.18.0, compiled by torch "
-          f"{torch.__version__.split('+')[0]}: codes and")
-    print("// scales of both states, then the weights; bytes as hexadecimal digits. Written by tools/record_torchao.py.")
+    print(f"// The first {KEPT} elements after three steps of torchao 0.18.0, compiled by torch {VERSION}: codes and")
+    print("// scales of both states, then the weights; bytes as hexadecimal digits.")
+    print("// Written by tools/record_torchao.py.")
     print("constexpr Recorded kRecorded[] = {")
     record(AdamW8bit, "kDyn8", torch.float32)
     record(AdamW4bit, "kDyn4", torch.bfloat16)
