@@ -5,10 +5,10 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "core/reduction.h"
 #include "core/status.h"
 #include "kernels/fp_environment.h"
 #include "kernels/rules/number.h"
+#include "kernels/tile/gradients.h"
 #include "kernels/tile/walk.h"
 #include "kernels/tile/weights.h"
 #include "kernels/torchao_codec.h"
@@ -65,8 +65,8 @@ class TorchaoTile {
   // `first_element`: of the tile in its tensor.
   void Step(const TileRun& tile, uint64_t first_element) {
     const OptimizerContext& context = *plan_.context;
-    SumGradients(tile);
-    WeightCodec<float>::Decode(context.weights, tile.weights_in, weights_);
+    SumGradients<float>(plan_, tile, gradient_);
+    DecodeWeights<float>(context.weights, tile.weights_in, weights_);
     for (int s = 0; s < plan_.num_states; ++s) {
       DecodeTorchaoStates(context.states, StateIsSigned(context.hyper, s), tile.states_in[s], states_[s]);
     }
@@ -75,21 +75,6 @@ class TorchaoTile {
   }
 
  private:
-  float Gradient(const void* slot, int64_t i) const {
-    return plan_.context->gradients == Format::kFp32 ? static_cast<const float*>(slot)[i]
-                                                     : Bf16ToFloat(static_cast<const uint16_t*>(slot)[i]);
-  }
-
-  // As every step of the project (kernels/tile/step.h): with one slot, one worker and no clipping the gradient itself.
-  void SumGradients(const TileRun& tile) {
-    const OptimizerRun& run = *plan_.run;
-    for (int64_t i = 0; i < kTileElements; ++i) {
-      const float sum = TreeSum<float>(
-          run.num_slots, [&](int slot) { return Gradient(tile.gradients[slot], tile.gradient_offset + i); });
-      gradient_[i] = sum * run.divide_scale * run.clip;
-    }
-  }
-
   void Update(int64_t i) {
     const Constants& c = constants_;
     float weight = weights_[i], gradient = gradient_[i];
@@ -114,7 +99,7 @@ class TorchaoTile {
     const OptimizerContext& context = *plan_.context;
     TileDraws draws;
     if (NeedsDraws(context.weights)) DrawFiller<float>::Fill(plan_.weight_draws, first_element, draws);
-    WeightCodec<float>::Encode(context.weights, weights_, draws, tile.weights_out);
+    EncodeWeights<float>(context.weights, weights_, draws, tile.weights_out);
     for (int copy = 0; copy < plan_.run->num_copies; ++copy) {
       std::memcpy(tile.copies[copy], tile.weights_out.codes, kTileElements * plan_.weights.codes.bytes);
     }

@@ -12,7 +12,9 @@
 // Where it is not torchao: bf16_sr weights take this project's draws (theirs come from a generator that has a state);
 // fp32 states beside bf16 weights stay fp32, while torchao keeps the states of its small tensors in bf16; AMSGrad with
 // states in codes follows the formula, which torchao 0.18 refuses to run (it has no maximum of such states). Weights
-// depend on the C library's powf, as torch's do; codes and scales do not. torch on a GPU multiplies and adds otherwise.
+// depend on the C library's powf, as torch's do, and so do Adam's codes through a coupled weight decay; other codes and
+// scales do not. Eager torch takes square roots with a library that is off by a unit in the last place now and then
+// (about 1 % of fp32 weights). torch on a GPU multiplies and adds otherwise.
 // Which tensors have codes is the caller's choice: torchao's are those of 4096 elements or more, in whole blocks.
 //
 // One element at a time, a mode for compatibility. Thread-safe for runs that share no output; memory is borrowed.
@@ -31,7 +33,7 @@ enum class TorchaoArithmetic { kCompiled, kEager };
 // that torchao does not have, a run that does not end with a block of its states, a step below 1, or as CheckRun.
 absl::Status CheckTorchaoRun(const OptimizerContext& context, const OptimizerRun& run);
 
-// REQUIRES: CheckTorchaoRun is OK. Of the context's scalars none is read: torchao's are not rounded as ours.
+// REQUIRES: CheckTorchaoRun is OK. The context's scalars may stay unset: torchao rounds its own in another way.
 void TorchaoStep(const OptimizerContext& context, const OptimizerRun& run, TorchaoArithmetic arithmetic);
 // As compiled. An OptimizerStepFn.
 void TorchaoStep(const OptimizerContext& context, const OptimizerRun& run);
