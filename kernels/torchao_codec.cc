@@ -24,7 +24,7 @@ class CodeMap {
   // The number of borders that are not above y; 0 for a NaN.
   uint32_t Code(float y) const {
     uint32_t code = 0;
-    for (uint32_t step = kLevels / 2; step > 0; step /= 2) code += borders_[code + step - 1] <= y ? step : 0;
+    for (uint32_t step = kLevels / 2; step > 0; step /= 2) code += step * (borders_[code + step - 1] <= y);
     return code;
   }
 
