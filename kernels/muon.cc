@@ -1,0 +1,213 @@
+// The phases of the step, the reference, and the choice between the implementations; compiled for any processor.
+#include "kernels/muon.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "core/reduction.h"
+#include "core/status.h"
+#include "kernels/fused_step.h"
+#include "kernels/muon_simd.h"
+#include "kernels/newton_schulz.h"
+#include "kernels/tile/walk.h"
+
+namespace shardmesh {
+namespace {
+
+struct MuonKernels {
+  MuonGatherFn gather;
+  MuonScatterFn scatter;
+  GemmBlockFn gemm_block;
+};
+
+constexpr MuonKernels kReference = {MuonTile<float>::Gather, MuonTile<float>::Scatter, GemmBlockReference};
+
+int64_t NumTiles(int64_t elements) { return (elements + kTileElements - 1) / kTileElements; }
+
+// The first `elements` of a tile, from memory of its own to where they belong.
+void CopyBack(const StoredTile& from, const StoredTile& to, const StoredLayout& layout, int64_t elements) {
+  std::memcpy(to.codes, from.codes, layout.codes.BytesOf(elements));
+  if (layout.extra.bytes > 0) std::memcpy(to.extra, from.extra, layout.extra.BytesOf(elements));
+}
+
+// The norm of an update, at least eps, from the sums of its tiles' squares. NaN when they are.
+__attribute__((noinline)) float Norm(const std::vector<float>& sums, int64_t num_tiles, float eps) {
+  const float squares = TreeSum<float>(static_cast<int>(num_tiles), [&](int tile) { return sums[tile]; });
+  return Max(Sqrt(squares), eps);
+}
+
+__attribute__((noinline)) void DivideBy(float norm, float* begin, float* end) {
+  for (float* x = begin; x < end; ++x) *x = Divide(*x, norm);
+}
+
+// Columns [begin, end) of a matrix become rows of its transpose. In bands of 16, so that every cache line that is
+// fetched is used up.
+void TransposeColumns(const float* from, int64_t rows, int64_t columns, int64_t begin, int64_t end, float* to) {
+  constexpr int64_t kBand = 16;
+  for (int64_t first = begin; first < end; first += kBand) {
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = first; j < std::min(first + kBand, end); ++j) to[j * rows + i] = from[i * columns + j];
+    }
+  }
+}
+
+}  // namespace
+
+// One step.
+class MuonRun {
+ public:
+  MuonRun(const MuonKernels& kernels, const OptimizerContext& context, const MuonMatrix& matrix,
+          const OptimizerRun& run, MuonScratch& scratch, const Parallel& parallel)
+      : kernels_(kernels),
+        scalars_(matrix.scalars),
+        run_(run),
+        plan_(PlanStep(context, run)),
+        rows_(matrix.rows),
+        columns_(matrix.columns),
+        scratch_(scratch),
+        parallel_(parallel) {}
+
+  void Step() {
+    float *update = scratch_.matrices_[0].data(), *other = scratch_.matrices_[1].data();
+    Gather(update);
+    Normalize(update);
+    if (rows_ > columns_) {
+      Transpose(update, rows_, columns_, other);
+      std::swap(update, other);
+    }
+    const int64_t low = std::min(rows_, columns_), high = std::max(rows_, columns_);
+    const NewtonSchulzMemory memory = {update, other, scratch_.squares_[0].data(), scratch_.squares_[1].data(),
+                                       scratch_.gemm_.data()};
+    float* result = NewtonSchulz(scalars_, low, high, memory, kernels_.gemm_block, parallel_);
+    if (rows_ > columns_) {
+      other = result == update ? other : update;
+      Transpose(result, low, high, other);
+      result = other;
+    }
+    Scatter(result);
+  }
+
+ private:
+  uint64_t FirstElement(int64_t tile) const { return run_.first_element + tile * kTileElements; }
+  bool IsWhole(int64_t tile) const { return (tile + 1) * kTileElements <= run_.num_elements; }
+
+  void Gather(float* update) {
+    parallel_.ForRanges(NumTiles(run_.num_elements), [&](int, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) scratch_.sums_[i] = GatherTile(i, update + i * kTileElements);
+    });
+  }
+
+  float GatherTile(int64_t i, float* update) {
+    const TileRun tile = TileAt(plan_, i);
+    if (IsWhole(i)) return kernels_.gather(plan_, scalars_, tile, FirstElement(i), kTileElements, update);
+    const ShortTile last(plan_, i);
+    const int64_t elements = run_.num_elements - i * kTileElements;
+    const float squares = kernels_.gather(plan_, scalars_, last.tile(), FirstElement(i), elements, update);
+    CopyBack(last.tile().states_out[0], tile.states_out[0], plan_.states, elements);
+    return squares;
+  }
+
+  void Scatter(const float* update) {
+    parallel_.ForRanges(NumTiles(run_.num_elements), [&](int, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) ScatterTile(i, update + i * kTileElements);
+    });
+  }
+
+  void ScatterTile(int64_t i, const float* update) {
+    const TileRun tile = TileAt(plan_, i);
+    if (IsWhole(i)) return kernels_.scatter(plan_, scalars_, tile, FirstElement(i), update);
+    const ShortTile last(plan_, i);
+    kernels_.scatter(plan_, scalars_, last.tile(), FirstElement(i), update);
+    const int64_t elements = run_.num_elements - i * kTileElements;
+    CopyBack(last.tile().weights_out, tile.weights_out, plan_.weights, elements);
+    for (int copy = 0; copy < run_.num_copies; ++copy) {
+      std::memcpy(tile.copies[copy], last.tile().copies[copy], plan_.weights.codes.BytesOf(elements));
+    }
+  }
+
+  void Normalize(float* update) {
+    float norm = 0;
+    const Parallel here;
+    here.ForRanges(
+        1, [&](int, int64_t, int64_t) { norm = Norm(scratch_.sums_, NumTiles(run_.num_elements), scalars_.eps); });
+    parallel_.ForRanges(run_.num_elements,
+                        [&](int, int64_t begin, int64_t end) { DivideBy(norm, update + begin, update + end); });
+  }
+
+  void Transpose(const float* from, int64_t rows, int64_t columns, float* to) {
+    parallel_.ForRanges(
+        columns, [&](int, int64_t begin, int64_t end) { TransposeColumns(from, rows, columns, begin, end, to); });
+  }
+
+  const MuonKernels kernels_;
+  const MuonScalars& scalars_;
+  const OptimizerRun& run_;
+  const StepPlan plan_;
+  const int64_t rows_, columns_;
+  MuonScratch& scratch_;
+  const Parallel& parallel_;
+};
+
+void MuonScratch::Reserve(int64_t rows, int64_t columns) {
+  const auto grow = [](std::vector<float>& memory, int64_t size) {
+    if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+  };
+  const int64_t tiles = NumTiles(rows * columns), low = std::min(rows, columns);
+  for (std::vector<float>& matrix : matrices_) grow(matrix, tiles * kTileElements);
+  for (std::vector<float>& square : squares_) grow(square, low * low);
+  grow(sums_, tiles);
+}
+
+bool MuonScratch::Fits(int64_t rows, int64_t columns, int parts) const {
+  const auto has = [](const std::vector<float>& memory, int64_t size) {
+    return static_cast<int64_t>(memory.size()) >= size;
+  };
+  const int64_t low = std::min(rows, columns);
+  return has(sums_, NumTiles(rows * columns)) && has(squares_[0], low * low) && static_cast<int>(gemm_.size()) >= parts;
+}
+
+absl::Status CheckMuon(const OptimizerContext& context, const MuonMatrix& matrix, const OptimizerRun& run,
+                       const MuonScratch& scratch, const Parallel& parallel) {
+  if (context.hyper.kind != OptimizerKind::kMuon) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the optimizer is ", OptimizerName(context.hyper.kind), ", not muon"));
+  }
+  if (context.weights == WeightFormat::kInt8Row) {
+    return absl::InvalidArgumentError("muon steps no int8_row weights");
+  }
+  const int64_t rows = matrix.rows, columns = matrix.columns;
+  if (rows < 1 || columns < 1 || run.num_elements % rows != 0 || run.num_elements / rows != columns ||
+      run.first_element != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("muon steps a whole matrix, here of ", rows, " x ", columns,
+                                                   " elements; the run has ", run.num_elements, " from element ",
+                                                   run.first_element, " on"));
+  }
+  if (!scratch.Fits(rows, columns, parallel.parts())) {
+    return absl::InvalidArgumentError(absl::StrCat("the scratch has no room for ", rows, " x ", columns,
+                                                   " elements in ", parallel.parts(), " parts; reserve it"));
+  }
+  OptimizerContext one_state = context;  // the streams of Muon are those of SGD with momentum
+  one_state.hyper = OptimizerHyper::Defaults(OptimizerKind::kSgd);
+  one_state.hyper.momentum = 0.5;
+  return CheckRun(one_state, run);
+}
+
+void MuonStepReference(const OptimizerContext& context, const MuonMatrix& matrix, const OptimizerRun& run,
+                       MuonScratch& scratch, const Parallel& parallel) {
+  MuonRun(kReference, context, matrix, run, scratch, parallel).Step();
+}
+
+void MuonStepSimd(const OptimizerContext& context, const MuonMatrix& matrix, const OptimizerRun& run,
+                  MuonScratch& scratch, const Parallel& parallel) {
+#if defined(__x86_64__)
+  constexpr MuonKernels kSimd = {simd8::MuonGather, simd8::MuonScatter, GemmBlockSimd};
+  MuonRun(kSimd, context, matrix, run, scratch, parallel).Step();
+#else
+  MuonStepReference(context, matrix, run, scratch, parallel);
+#endif
+}
+
+MuonStepFn BestMuonStep() { return SimdSupported() ? MuonStepSimd : MuonStepReference; }
+
+}  // namespace shardmesh

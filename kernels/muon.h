@@ -1,0 +1,72 @@
+// The Muon step of one whole matrix at its owner, in any of the formats of core/numeric_formats.h but int8_row.
+//
+//   g = the slots' gradients, summed in tree order, scaled and clipped        (as kernels/optimizer_step.h)
+//   B' = lerp(B, g, 1 - momentum);   U = lerp(g, B', momentum) with Nesterov, else B'
+//   X = U / max(|U|, eps), transposed where there are more rows than columns;  O = NewtonSchulz(X), transposed back
+//   W' = fma(-lr', O, decay W)
+//
+// Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; formulas and defaults are
+// torch.optim.Muon's (2.13), but where that iterates in bf16, here everything is fp32. B' enters U before it is rounded
+// to its format. The buffer is 0 before the first step.
+//
+// One order of operations, so the same bits on any number of threads: products as in kernels/gemm.h, and |U| is the
+// square root of a tree sum (core/reduction.h) over 256 elements a leaf; within a leaf 8 sums take every eighth element
+// each, fma(u, u, sum) from +0, and are added as a tree. Squares that overflow fp32 (|U| above 1.8e19) make O 0; a
+// NaN in the gradients makes all of O NaN. A zero U leaves O zero.
+//
+// Two implementations, the same bits: the reference (plain loops) and SIMD. Nothing is checked but by CheckMuon.
+// Thread-safe for runs that share no output and no scratch. Memory is borrowed for the call; the scratch has all that
+// grows with the matrix.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/muon.h"
+#include "kernels/gemm.h"
+#include "kernels/optimizer_step.h"
+#include "kernels/parallel.h"
+
+namespace shardmesh {
+
+struct MuonMatrix {
+  int64_t rows = 0, columns = 0;
+  MuonScalars scalars;  // of the hyper-parameters and this shape
+};
+
+// Memory that steps work in, one step at a time: 8 bytes an element, 8 for each square of the short side, and 586 KiB
+// a part. Its contents mean nothing between steps.
+class MuonScratch {
+ public:
+  // `parts`: as the Parallel of the steps has.
+  explicit MuonScratch(int parts) : gemm_(parts) {}
+
+  // Makes room for a matrix of this shape, beside those before.
+  void Reserve(int64_t rows, int64_t columns);
+  bool Fits(int64_t rows, int64_t columns, int parts) const;
+
+ private:
+  friend class MuonRun;
+  std::vector<float> matrices_[2], squares_[2];
+  std::vector<float> sums_;  // of each tile's squares
+  std::vector<GemmScratch> gemm_;
+};
+
+// InvalidArgument: the context's optimizer is not Muon; weights are int8_row; the run is not the whole matrix (its
+// elements are rows x columns, from 0 on); the scratch is too small; or as CheckRun, of a run with one state.
+absl::Status CheckMuon(const OptimizerContext& context, const MuonMatrix& matrix, const OptimizerRun& run,
+                       const MuonScratch& scratch, const Parallel& parallel);
+
+using MuonStepFn = void (*)(const OptimizerContext& context, const MuonMatrix& matrix, const OptimizerRun& run,
+                            MuonScratch& scratch, const Parallel& parallel);
+
+void MuonStepReference(const OptimizerContext& context, const MuonMatrix& matrix, const OptimizerRun& run,
+                       MuonScratch& scratch, const Parallel& parallel);
+// REQUIRES: SimdSupported() (kernels/fused_step.h).
+void MuonStepSimd(const OptimizerContext& context, const MuonMatrix& matrix, const OptimizerRun& run,
+                  MuonScratch& scratch, const Parallel& parallel);
+// SIMD where it is supported, else the reference.
+MuonStepFn BestMuonStep();
+
+}  // namespace shardmesh

@@ -1,0 +1,86 @@
+// Muon's two passes over one tile, for every number type: before the Newton-Schulz iterations and after them.
+#pragma once
+
+#include <cstring>
+
+#include "core/muon.h"
+#include "core/reduction.h"
+#include "kernels/tile/gradients.h"
+#include "kernels/tile/plan.h"
+#include "kernels/tile/states.h"
+
+namespace shardmesh {
+
+// What kernels/muon.cc calls of an implementation, tile by tile. `first_element`: of the tile in its tensor.
+// Moves the buffer on, writes the tile's update and returns the sum of its squares. `elements`: how many there are;
+// what lies behind them counts as 0.
+using MuonGatherFn = float (*)(const StepPlan& plan, const MuonScalars& scalars, const TileRun& tile,
+                               uint64_t first_element, int64_t elements, float* update);
+// Moves the weights on by the orthogonalized update.
+using MuonScatterFn = void (*)(const StepPlan& plan, const MuonScalars& scalars, const TileRun& tile,
+                               uint64_t first_element, const float* update);
+
+template <class Number>
+class MuonTile {
+ public:
+  using L = Lanes<Number>;
+
+  __attribute__((noinline)) static float Gather(const StepPlan& plan, const MuonScalars& scalars, const TileRun& tile,
+                                                uint64_t first_element, int64_t elements, float* update) {
+    const StateFormat format = plan.context->states;
+    alignas(64) float gradients[kTileElements], buffer[kTileElements];
+    SumGradients<Number>(plan, tile, gradients);
+    DecodeStates<Number, true>(format, tile.states_in[0], buffer);
+    for (int64_t i = elements; i < kTileElements; ++i) buffer[i] = 0;
+    for (int64_t i = 0; i < kTileElements; i += L::kWidth) {
+      const Number gradient = L::Load(gradients + i);
+      const Number moved = Lerp(scalars.buffer, L::Load(buffer + i), gradient);
+      L::Store(moved, buffer + i);
+      L::Store(scalars.is_nesterov ? Lerp(scalars.nesterov, gradient, moved) : moved, update + i);
+    }
+    TileDraws draws;
+    if (format == StateFormat::kBf16Sr) DrawFiller<Number>::Fill(plan.state_draws[0], first_element, draws);
+    EncodeStates<Number, true>(format, buffer, draws, tile.states_out[0]);
+    return SumOfSquares(update);
+  }
+
+  __attribute__((noinline)) static void Scatter(const StepPlan& plan, const MuonScalars& scalars, const TileRun& tile,
+                                                uint64_t first_element, const float* update) {
+    const WeightFormat format = plan.context->weights;
+    alignas(64) float weights[kTileElements];
+    DecodeWeights<Number>(format, tile.weights_in, weights);
+    const Number decay(scalars.decay), neg_step_size(scalars.neg_step_size);
+    for (int64_t i = 0; i < kTileElements; i += L::kWidth) {
+      L::Store(MulAdd(neg_step_size, L::Load(update + i), L::Load(weights + i) * decay), weights + i);
+    }
+    TileDraws draws;
+    if (NeedsDraws(format)) DrawFiller<Number>::Fill(plan.weight_draws, first_element, draws);
+    EncodeWeights<Number>(format, weights, draws, tile.weights_out);
+    for (int copy = 0; copy < plan.run->num_copies; ++copy) {
+      std::memcpy(tile.copies[copy], tile.weights_out.codes, kTileElements * plan.weights.codes.bytes);
+    }
+  }
+
+ private:
+  SHARDMESH_RULE static Number Lerp(const LerpScalars& lerp, Number start, Number end) {
+    return MulAdd(Number(lerp.coefficient), end - start, lerp.from_end ? end : start);
+  }
+
+  // Eight sums of every eighth element, added as a tree.
+  static float SumOfSquares(const float* update) {
+    constexpr int kNumbers = 8 / L::kWidth;
+    Number sums[kNumbers];
+    for (Number& sum : sums) sum = Number(0.0f);
+    for (int64_t i = 0; i < kTileElements; i += 8) {
+      for (int n = 0; n < kNumbers; ++n) {
+        const Number x = L::Load(update + i + n * L::kWidth);
+        sums[n] = MulAdd(x, x, sums[n]);
+      }
+    }
+    alignas(32) float lanes[8];
+    for (int n = 0; n < kNumbers; ++n) L::Store(sums[n], lanes + n * L::kWidth);
+    return TreeSum<float>(8, [&](int lane) { return lanes[lane]; });
+  }
+};
+
+}  // namespace shardmesh
