@@ -62,6 +62,29 @@ int64_t ModelShapes::NumElements() const {
   return total;
 }
 
+ModelShapes Gpt2_124M() {
+  constexpr int64_t kHidden = 768, kInner = 3072;
+  Builder b("GPT-2-124M");
+  const auto with_bias = [&b](const std::string& name, std::vector<int64_t> shape) {
+    const int64_t columns = shape.back();
+    b.Add(name + ".weight", std::move(shape));
+    b.Add(name + ".bias", {columns});
+  };
+  b.Add("transformer.wte.weight", {50257, kHidden});
+  b.Add("transformer.wpe.weight", {1024, kHidden});
+  for (int i = 0; i < 12; ++i) {
+    const std::string layer = absl::StrCat("transformer.h.", i, ".");
+    with_bias(layer + "ln_1", {kHidden});
+    with_bias(layer + "attn.c_attn", {kHidden, 3 * kHidden});
+    with_bias(layer + "attn.c_proj", {kHidden, kHidden});
+    with_bias(layer + "ln_2", {kHidden});
+    with_bias(layer + "mlp.c_fc", {kHidden, kInner});
+    with_bias(layer + "mlp.c_proj", {kInner, kHidden});
+  }
+  with_bias("transformer.ln_f", {kHidden});
+  return b.Take();
+}
+
 ModelShapes Llama3_8B() { return Llama("Llama-3-8B", 32, 4096, 1024, 14336); }
 
 ModelShapes Llama3_70B() { return Llama("Llama-3-70B", 80, 8192, 1024, 28672); }

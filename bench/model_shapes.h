@@ -1,5 +1,5 @@
-// Parameters of published models, by name and shape, for benchmarks of planning. Sources: the models' config.json and
-// their architectures in transformers (LlamaForCausalLM, MixtralForCausalLM, DeepseekV3ForCausalLM).
+// Parameters of published models, by name and shape, for benchmarks. Sources: the models' config.json and their
+// architectures in transformers (GPT2LMHeadModel, LlamaForCausalLM, MixtralForCausalLM, DeepseekV3ForCausalLM).
 // Pure and thread-safe.
 #pragma once
 
@@ -21,6 +21,7 @@ struct ModelShapes {
   int64_t NumElements() const;
 };
 
+ModelShapes Gpt2_124M();  // the head is the embedding's, once
 ModelShapes Llama3_8B();
 ModelShapes Llama3_70B();
 ModelShapes Mixtral_8x7B();

@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<Process>> Process::Start(const std::vector<std::s
   if (process->pid_ < 0) return absl::ResourceExhaustedError("fork failed");
   if (process->pid_ == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    PinTo(core);
+    if (core != kEveryCore) PinTo(core);
     dup2(in[0], STDIN_FILENO);
     dup2(out[1], STDOUT_FILENO);
     execv(argv[0], argv.data());

@@ -1,5 +1,5 @@
-// Process: a program started for a benchmark, on one core, with its stdin and stdout as pipes; killed with the object,
-// and with the thread that started it. For one thread.
+// Process: a program started for a benchmark, on one core or all, with its stdin and stdout as pipes; killed with the
+// object, and with the thread that started it. For one thread.
 #pragma once
 
 #include <sys/types.h>
@@ -18,6 +18,8 @@ namespace shardmesh::bench {
 
 class Process {
  public:
+  static constexpr int kEveryCore = -1;
+
   // NotFound: no such program. ResourceExhausted: no process or descriptor left.
   static absl::StatusOr<std::unique_ptr<Process>> Start(const std::vector<std::string>& arguments, int core);
   ~Process();

@@ -1,0 +1,101 @@
+// OptimizerJob: a list of tensors with their gradients, weights and AdamW states in given formats, and their step on
+// one or more threads; what bench/optimizer measures as ours.
+//
+// Each stream (gradients, weights, states and their parts) lies in one mapping for all tensors, with ordinary pages;
+// the streams begin at different multiples of 64 KiB + 4 KiB, because streams congruent modulo 2 MiB are slower. A step
+// is one pass over the list: every thread takes an equal share of the elements, cut at multiples of kStepAlignment
+// inside a tensor. For one thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/optimizer_step.h"
+
+namespace shardmesh::bench {
+
+// Calls work(rank) for every rank below `threads`, rank 0 in this thread, and returns when all are done.
+template <typename Work>
+void OnThreads(int threads, const Work& work) {
+  std::vector<std::thread> others;
+  for (int rank = 1; rank < threads; ++rank) others.emplace_back([&work, rank] { work(rank); });
+  work(0);
+  for (std::thread& other : others) other.join();
+}
+
+// Zeros at an address that is `phase` times 68 KiB beyond a multiple of 2 MiB, in pages that were all touched.
+class Mapping {
+ public:
+  // ResourceExhausted: no memory.
+  static absl::StatusOr<Mapping> Create(int64_t num_bytes, int phase);
+  Mapping(Mapping&& other) noexcept;
+  ~Mapping();
+
+  uint8_t* data() const { return data_; }
+  int64_t num_bytes() const { return num_bytes_; }
+
+ private:
+  Mapping() = default;
+  void* mapped_ = nullptr;
+  int64_t mapped_bytes_ = 0, num_bytes_ = 0;
+  uint8_t* data_ = nullptr;
+};
+
+struct StepFormats {
+  WeightFormat weights = WeightFormat::kFp32;
+  StateFormat states = StateFormat::kFp32;
+  Format gradients = Format::kFp32;
+
+  std::string ToString() const;  // "bf16_sr + dyn8"
+  double StoredBytes() const;    // of weights and states, an element
+  double MovedBytes() const;     // read and written by a step in place, an element
+};
+
+class OptimizerJob {
+ public:
+  // Fills weights and gradients (StartWeight, StartGradient below), touches everything and checks the runs. One entry
+  // of `sizes` a tensor, in elements. ResourceExhausted: no memory. InvalidArgument: as CheckRun.
+  static absl::StatusOr<std::unique_ptr<OptimizerJob>> Create(const std::vector<int64_t>& sizes,
+                                                              const StepFormats& formats, int threads,
+                                                              OptimizerStepFn step = BestOptimizerStep());
+
+  // The next step, from 1 on, of all tensors; its seconds.
+  double Step();
+  // Gradients of another draw: those that element i + shift would have had.
+  void FillGradients(int64_t shift);
+
+  int64_t num_elements() const { return num_elements_; }
+  // Of weights and states as they lie in memory, without what pads a tensor to cache lines, over the elements.
+  double StoredBytes() const;
+  // Gradients, weights, their remainder, then two states, each with its scales; empty where a format has no such part.
+  const std::vector<Mapping>& streams() const { return streams_; }
+
+ private:
+  OptimizerJob(const StepFormats& formats, int threads, OptimizerStepFn step)
+      : formats_(formats), step_fn_(step), runs_(threads) {}
+  absl::Status Allocate(const std::vector<int64_t>& sizes);
+  void FillWeights();
+  absl::Status CutRuns(const std::vector<int64_t>& sizes);
+  absl::Status AddRun(int thread, int tensor, int64_t begin, int64_t end);
+  OptimizerContext ContextOf(int64_t step) const;
+
+  const StepFormats formats_;
+  const OptimizerStepFn step_fn_;
+  std::vector<PartLayout> parts_;  // of the streams
+  std::vector<Mapping> streams_;
+  std::vector<std::vector<int64_t>> offsets_;    // [stream][tensor], in bytes
+  std::vector<int64_t> first_elements_;          // [tensor], of the list
+  std::vector<const void*> gradients_;           // one a run
+  std::vector<std::vector<OptimizerRun>> runs_;  // [thread]
+  int64_t num_elements_ = 0, stored_bytes_ = 0, steps_ = 0;
+};
+
+// Uniform in [-1/32, 1/32) and [-1/1024, 1/1024), of the element's place in the list; exact in fp32.
+float StartWeight(uint32_t element);
+float StartGradient(uint32_t element);
+
+}  // namespace shardmesh::bench
