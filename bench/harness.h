@@ -100,12 +100,15 @@ class Report {
 };
 
 double MonotonicSeconds();
+// Processor time that this process has used so far, by all of its threads, those that ended among them.
+double ProcessorSeconds();
 
+// By one of the clocks above.
 template <typename Work>
-double SecondsOf(const Work& work) {
-  const double start = MonotonicSeconds();
+double SecondsOf(const Work& work, double (*clock)() = MonotonicSeconds) {
+  const double start = clock();
   work();
-  return MonotonicSeconds() - start;
+  return clock() - start;
 }
 
 // "2 cores, load 0.31 0.40 0.52": processors of this machine and its load averages.

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "bench/harness.h"
 #include "core/status.h"
 
 namespace shardmesh::bench {
@@ -186,12 +185,10 @@ OptimizerContext OptimizerJob::ContextOf(int64_t step) const {
   return context;
 }
 
-double OptimizerJob::Step() {
+void OptimizerJob::Step() {
   const OptimizerContext context = ContextOf(++steps_);
-  return SecondsOf([&] {
-    OnThreads(static_cast<int>(runs_.size()), [&](int thread) {
-      for (const OptimizerRun& run : runs_[thread]) step_fn_(context, run);
-    });
+  OnThreads(static_cast<int>(runs_.size()), [&](int thread) {
+    for (const OptimizerRun& run : runs_[thread]) step_fn_(context, run);
   });
 }
 

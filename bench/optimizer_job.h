@@ -63,8 +63,8 @@ class OptimizerJob {
                                                               const StepFormats& formats, int threads,
                                                               OptimizerStepFn step = BestOptimizerStep());
 
-  // The next step, from 1 on, of all tensors; its seconds.
-  double Step();
+  // The next step, from 1 on, of all tensors.
+  void Step();
   // Gradients of another draw: those that element i + shift would have had.
   void FillGradients(int64_t shift);
 

@@ -62,6 +62,7 @@ const std::vector<Against> kLowPrecision = {
 struct Flags {
   int rounds = 9;
   bool quick = false;
+  bool processor_time = false;
   std::vector<int> threads = {1, 2};
   std::string python;
   std::string json;
@@ -110,12 +111,16 @@ class OptimizerBench {
   absl::Status Verify();
   absl::Status MeasureBytes();
   absl::Status StartRivals(int threads);
+  absl::Status AddJob(const std::string& name, const Model& model, const StepFormats& formats, int threads,
+                      OptimizerStepFn step, Jobs& jobs, Rounds& rounds);
   absl::Status MeasureOwn(const Model& model, int threads);
   absl::Status MeasureAgainst(const Model& model, int threads, const std::vector<Against>& rows, int rounds);
   absl::StatusOr<std::set<std::string>> MakeRivals(const Model& model, const std::vector<Against>& rows);
+  void AddOwn(const Model& model, int threads, const Rounds& rounds);
   void AddAgainst(const Model& model, int threads, const Against& row, const Rounds& rounds);
 
   const Flags flags_;
+  double (*const clock_)() = flags_.processor_time ? ProcessorSeconds : MonotonicSeconds;
   std::unique_ptr<Rival> rivals_;  // null: there is no Python with torch
   Report report_;
 };
@@ -131,12 +136,12 @@ double NanosecondsAnElement(const Model& model) {
 }
 
 // Adds a contestant that steps a new job; the step that touches it first is not measured.
-absl::Status AddJob(const std::string& name, const Model& model, const StepFormats& formats, int threads,
-                    OptimizerStepFn step, Jobs& jobs, Rounds& rounds) {
+absl::Status OptimizerBench::AddJob(const std::string& name, const Model& model, const StepFormats& formats,
+                                    int threads, OptimizerStepFn step, Jobs& jobs, Rounds& rounds) {
   ASSIGN_OR_RETURN(jobs[name], OptimizerJob::Create(model.Sizes(), formats, threads, step));
   OptimizerJob* job = jobs[name].get();
   job->Step();
-  rounds.Add(name, [job] { return job->Step(); });
+  rounds.Add(name, [this, job] { return SecondsOf([job] { job->Step(); }, clock_); });
   return absl::OkStatus();
 }
 
@@ -172,31 +177,32 @@ absl::Status OptimizerBench::MeasureBytes() {
 
 absl::Status OptimizerBench::StartRivals(int threads) {
   rivals_ = nullptr;  // one at a time
-  absl::StatusOr<std::unique_ptr<Rival>> rivals =
-      Rival::Start(flags_.python, {"bench/optimizer_rivals.py", absl::StrCat(threads)});
+  absl::StatusOr<std::unique_ptr<Rival>> rivals = Rival::Start(
+      flags_.python,
+      {"bench/optimizer_rivals.py", absl::StrCat(threads), flags_.processor_time ? "processor" : "elapsed"});
   const absl::StatusOr<std::string> versions = rivals.ok() ? (*rivals)->Ask("versions") : rivals.status();
   if (!versions.ok()) {
-    report_.Note(absl::StrCat("No rivals on ", threads, " threads: ", versions.status().message(), "."));
+    report_.Note(absl::StrCat("No rivals (threads: ", threads, "): ", versions.status().message(), "."));
     return absl::OkStatus();
   }
   rivals_ = *std::move(rivals);
   ASSIGN_OR_RETURN(const double difference, CheckAgainstTorch(*rivals_));
-  report_.Note(absl::StrFormat("Rivals, %d threads: %s. Our fp32 weights differ from torch's by %.1e at most.", threads,
-                               *versions, difference));
+  report_.Note(absl::StrFormat("Rivals (threads: %d): %s. Our fp32 weights differ from torch's by %.1e at most.",
+                               threads, *versions, difference));
   return absl::OkStatus();
 }
 
 absl::Status OptimizerBench::MeasureOwn(const Model& model, int threads) {
   ASSIGN_OR_RETURN(const Mapping updated, Mapping::Create(kUpdateBytes, 0));
-  const double scale = NanosecondsAnElement(model);
-  const double moved = kBf16SrFp32.MovedBytes() * 1e9 / scale;
+  const double moved = kBf16SrFp32.MovedBytes() * 1e9 / NanosecondsAnElement(model);  // bytes a step
   Jobs jobs;
   Rounds rounds;
   rounds.Add("bound", [&] {
     const int64_t share = kUpdateBytes / threads / 64 * 64;
-    const double seconds = SecondsOf(
-        [&] { OnThreads(threads, [&](int rank) { UpdateInPlace(updated.data() + rank * share, share, 1); }); });
-    return seconds * moved / static_cast<double>(2 * share * threads);
+    const auto update = [&] {
+      OnThreads(threads, [&](int rank) { UpdateInPlace(updated.data() + rank * share, share, 1); });
+    };
+    return SecondsOf(update, clock_) * moved / static_cast<double>(2 * share * threads);
   });
   const auto add = [&](const char* name, const StepFormats& formats, OptimizerStepFn step = BestOptimizerStep()) {
     return AddJob(name, model, formats, threads, step, jobs, rounds);
@@ -208,6 +214,15 @@ absl::Status OptimizerBench::MeasureOwn(const Model& model, int threads) {
   RETURN_IF_ERROR(add("dyn8, fp32 weights", kDyn8Fp32));
   if (SimdSupported()) RETURN_IF_ERROR(add("table", kDyn8Fp32, TableStep));
   RETURN_IF_ERROR(rounds.Measure(1, flags_.rounds));
+  AddOwn(model, threads, rounds);
+  report_.Note(NameOf(model, threads,
+                      absl::StrFormat("the update in place moved %.1f GB/s; machine: %s",
+                                      moved / SpreadOf(rounds.seconds("bound")).median * 1e-9, MachineNow())));
+  return absl::OkStatus();
+}
+
+void OptimizerBench::AddOwn(const Model& model, int threads, const Rounds& rounds) {
+  const double scale = NanosecondsAnElement(model);
   const auto cost = [&](const char* what, const char* ours, const char* other, double goal) {
     report_.Add(CompareCost(NameOf(model, threads, what), rounds.seconds(ours), rounds.seconds(other), scale,
                             Goal::AtMost(goal)));
@@ -221,10 +236,6 @@ absl::Status OptimizerBench::MeasureOwn(const Model& model, int threads) {
     report_.Add(Compare(NameOf(model, threads, "fp32 + dyn8 / table and binary search, ns"),
                         rounds.seconds("dyn8, fp32 weights"), rounds.seconds("table"), scale, Goal::AtLeast(20)));
   }
-  report_.Note(NameOf(model, threads,
-                      absl::StrFormat("the update in place moved %.1f GB/s; machine: %s",
-                                      moved / SpreadOf(rounds.seconds("bound")).median * 1e-9, MachineNow())));
-  return absl::OkStatus();
 }
 
 // Those that could be made; of the others a note says why not.
@@ -280,7 +291,8 @@ void OptimizerBench::AddAgainst(const Model& model, int threads, const Against& 
 }
 
 absl::Status OptimizerBench::Run() {
-  report_.Note(absl::StrCat("ns: an element. ", flags_.rounds, " rounds. Machine at the start: ", MachineNow(), "."));
+  report_.Note(absl::StrCat("ns: an element, ", flags_.processor_time ? "processor time of all threads. " : "elapsed. ",
+                            flags_.rounds, " rounds. Machine at the start: ", MachineNow(), "."));
   RETURN_IF_ERROR(Annotate(Verify(), "verifying"));
   RETURN_IF_ERROR(MeasureBytes());
   for (const int threads : flags_.threads) {
@@ -309,6 +321,7 @@ int main(int argc, char** argv) {
   shardmesh::bench::Flags flags;
   app.add_option("--rounds", flags.rounds, "measured rounds")->capture_default_str()->check(CLI::Range(7, 1000));
   app.add_flag("--quick", flags.quick, "smaller tensors: a minute on two cores, once the rivals were compiled");
+  app.add_flag("--processor-time", flags.processor_time, "processor time instead of elapsed time: for a busy machine");
   app.add_option("--threads", flags.threads, "numbers of threads to measure on")
       ->delimiter(',')
       ->capture_default_str()

@@ -7,8 +7,9 @@
   step RIVAL            seconds of a step
   adamw FILE N STEPS    writes the N fp32 weights after so many steps of torch's AdamW to FILE; answers "ok"
 
-Run by bench/optimizer with the number of threads as the only argument, one process for each number, because OpenMP and
-torch.compile fix it when they start. An answer that starts with "error " says why there is none.
+Arguments: THREADS elapsed|processor. Run by bench/optimizer, one process for each number of threads, because OpenMP and
+torch.compile fix it when they start; the second is the time that is measured, processor time being that of all threads.
+An answer that starts with "error " says why there is none.
 """
 import importlib.metadata
 import logging
@@ -17,7 +18,8 @@ import sys
 import time
 import warnings
 
-THREADS = sys.argv[1] if len(sys.argv) == 2 else "1"
+THREADS, TIME = sys.argv[1:]
+CLOCK = time.process_time if TIME == "processor" else time.perf_counter
 os.environ["OMP_NUM_THREADS"] = THREADS  # before torch is loaded
 os.environ["DS_ACCELERATOR"] = "cpu"
 logging.disable(logging.WARNING)
@@ -104,10 +106,10 @@ class Rivals:
         return "ok"
 
     def step(self, name):
-        start = time.perf_counter()
+        start = CLOCK()
         self.optimizers[name].step()
-        seconds = time.perf_counter() - start
-        time.sleep(0.02)  # OpenMP's threads look for more work for a while; whoever is measured next has the cores alone
+        seconds = CLOCK() - start
+        time.sleep(0.02)  # for this long OpenMP's threads may look for more work; who is next has the cores alone
         return seconds
 
 
