@@ -260,7 +260,13 @@ absl::StatusOr<std::set<std::string>> OptimizerBench::MakeRivals(const Model& mo
 absl::Status OptimizerBench::MeasureAgainst(const Model& model, int threads, const std::vector<Against>& rows,
                                             int num_rounds) {
   if (rivals_ == nullptr) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::set<std::string> made, MakeRivals(model, rows));
+  const absl::StatusOr<std::set<std::string>> answer = MakeRivals(model, rows);
+  if (!answer.ok()) {  // its process ended or hangs: what was measured before is kept
+    report_.Note(absl::StrCat("No rivals from ", model.name, " on: ", answer.status().message()));
+    rivals_ = nullptr;
+    return absl::OkStatus();
+  }
+  const std::set<std::string>& made = *answer;
   Jobs jobs;
   Rounds rounds;
   std::set<std::string> added;
