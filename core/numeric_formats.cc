@@ -63,7 +63,7 @@ StoredLayout LayoutOf(StateFormat format) {
     case StateFormat::kDyn4:
       return {{1, 2}, {4, 128}};
     case StateFormat::kFp8x32:
-      return {{1}, {4, 32}};
+      return {{1}, {2, 32}};
   }
   return {};
 }

@@ -173,8 +173,8 @@ class BlockStates {
     Prefetch64(in_[1].codes, i);
   }
   HWY_INLINE void Load(int64_t i, F32x8& m, F32x8& v) const {
-    m = M::Load(in_[0].codes + i) * F32x8(Scale(in_[0], i / M::kBlock));
-    v = V::Load(in_[1].codes + i) * F32x8(Scale(in_[1], i / V::kBlock));
+    m = M::Load(in_[0].codes + i) * F32x8(LoadScale<M>(in_[0].extra, i / M::kBlock));
+    v = V::Load(in_[1].codes + i) * F32x8(LoadScale<V>(in_[1].extra, i / V::kBlock));
   }
   HWY_INLINE void Store(int64_t i, F32x8 m, F32x8 v) {
     largest_[0] = Max(largest_[0], Abs(m));
@@ -193,9 +193,6 @@ class BlockStates {
   static_assert(M::kBlock == V::kBlock, "both moments have blocks of one size");
   static constexpr int64_t kKept = M::kBlock;
 
-  static HWY_INLINE float Scale(const ConstStoredTile& t, int64_t block) {
-    return reinterpret_cast<const float*>(t.extra)[block];
-  }
   HWY_INLINE void EncodeBoth(int64_t i) {
     Encode<M>(0, i);
     Encode<V>(1, i);
@@ -204,7 +201,7 @@ class BlockStates {
   template <class Code>
   HWY_INLINE void Encode(int s, int64_t first) {
     const float scale = BlockScale<Code>(LargestLane(largest_[s]));
-    reinterpret_cast<float*>(out_[s].extra)[first / kKept] = scale;
+    StoreScale<Code>(scale, out_[s].extra, first / kKept);
     EncodeBlock<F32x8, Code>(values_[s], scale, out_[s].codes + first);
   }
 
@@ -216,14 +213,23 @@ class BlockStates {
 
 // ---- The step. ----
 
+// SumSquares of a tile that is not yet divided.
+template <class Gradient>
+HWY_INLINE float SquaresOf(const Gradient* gradient, F32x8 divide) {
+  alignas(64) float divided[kTileElements];
+  for (int64_t i = 0; i < kTileElements; i += 8) Store8(Load8(gradient + i) * divide, divided + i);
+  return SumSquares<F32x8>(divided);
+}
+
 template <class Weights, class States, class Gradient>
 HWY_NOINLINE void AdamTiles(const StepPlan& plan, int64_t num_tiles) {
   const OptimizerRun& run = *plan.run;
   const StepConstants<F32x8> constants(plan.context->scalars);
-  // Several slots are summed, scaled and clipped into `sum` first: Gradient is float then.
+  // Several slots are summed and divided into `sum` first: Gradient is float then.
   const bool summed = run.num_slots > 1;
-  const F32x8 divide(summed ? 1.0f : run.divide_scale), clip(summed ? 1.0f : plan.gradient_scale);
+  const F32x8 divide(summed ? 1.0f : run.divide_scale), clip(plan.gradient_scale);
   alignas(64) Gradient sum[kTileElements];
+  alignas(64) uint8_t codes[4 * kTileElements];  // of new weights that are compared with the old ones
   const GroupDraws draws(plan.weight_draws);
   States states;
   for (int64_t index = 0; index < num_tiles; ++index) {
@@ -237,7 +243,8 @@ HWY_NOINLINE void AdamTiles(const StepPlan& plan, int64_t num_tiles) {
     const uint64_t first = run.first_element + static_cast<uint64_t>(index * kTileElements);
     // Copies whose address nobody has: they stay in registers, although vectors are stored in between.
     const ConstStoredTile weights_in = tile.weights_in;
-    const StoredTile weights_out = tile.weights_out;
+    const StoredTile weights_out = {run.changed == nullptr ? tile.weights_out.codes : codes, tile.weights_out.extra};
+    if (tile.square_sum != nullptr) *tile.square_sum = SquaresOf(gradient, divide);
     states.Begin(tile.states_in, tile.states_out);
     for (int64_t group = 0; group < kTileElements; group += 64) {
       U32x8 words[4];
@@ -264,6 +271,11 @@ HWY_NOINLINE void AdamTiles(const StepPlan& plan, int64_t num_tiles) {
       }
     }
     states.End();
+    if (run.changed != nullptr) {
+      const auto bytes = static_cast<size_t>(plan.weights_tile.codes);
+      *tile.changed = std::memcmp(codes, tile.weights_in.codes, bytes) != 0;
+      std::memcpy(tile.weights_out.codes, codes, bytes);
+    }
     for (int copy = 0; copy < run.num_copies; ++copy) {
       std::memcpy(tile.copies[copy], tile.weights_out.codes, kTileElements * plan.weights.codes.bytes);
     }

@@ -43,6 +43,10 @@ struct OptimizerRun {
   void* copies[2] = {nullptr, nullptr};  // what readers get: fp32 for weights in fp32, else bf16
   int num_copies = 0;
 
+  // What else a pass can tell, for each tile of 256 elements; null: not asked for.
+  float* square_sums = nullptr;  // the sum of squares of its gradient before clipping (kernels/tile/gradients.h)
+  uint8_t* changed = nullptr;    // 1: the codes of its weights are others than before, 0: they are the same
+
   int64_t num_elements = 0;    // 0 does nothing
   uint64_t first_element = 0;  // the run's first index in its tensor, a multiple of kStepAlignment
   uint32_t tensor = 0;         // the tensor's number in the job, for its draws

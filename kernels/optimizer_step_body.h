@@ -18,6 +18,9 @@ struct BodyMemory {
   float states[3][kTileElements];
   uint32_t largest[3][kTileElements / 32];  // the bits of each block's largest magnitude
   uint8_t codes[3][kTileElements];          // of 4-bit states, before they are packed
+  float gradient[kTileElements];            // before clipping
+  float square_sums[8];                     // each of every eighth element
+  uint32_t changed;                         // whether a weight's codes did
 };
 
 // Keeps the larger of two floats that are not negative, by their bits; a NaN is none.
@@ -62,6 +65,7 @@ class StepBody {
   SHARDMESH_RULE void Begin(int thread) {
     if (thread < 3 * (kTileElements / 32))
       memory_->largest[thread / (kTileElements / 32)][thread % (kTileElements / 32)] = 0;
+    if (thread == 0) memory_->changed = 0;
     const int stream = thread / 32;  // 32 threads fill one stream of draws
     if (stream == 0 && NeedsDraws(context_.weights)) {
       FillDraws(plan_.weight_draws, first_element_, thread, memory_->draws[0]);
@@ -77,7 +81,7 @@ class StepBody {
       return context_.gradients == Format::kFp32 ? static_cast<const float*>(from)[i]
                                                  : Bf16ToFloat(static_cast<const uint16_t*>(from)[i]);
     });
-    return sum * plan_.run->divide_scale * plan_.gradient_scale;
+    return sum * plan_.run->divide_scale;
   }
 
   SHARDMESH_RULE void Update(int thread) {
@@ -90,6 +94,8 @@ class StepBody {
       gradient = Gradient(thread);
       for (int s = 0; s < plan_.num_states; ++s) states[s] = s == 0 ? State<true>(s, thread) : State<false>(s, thread);
     }
+    memory_->gradient[thread] = gradient;
+    gradient = gradient * plan_.gradient_scale;
     if (context_.scalars.coupled_decay != 0) gradient = MulAdd(context_.scalars.coupled_decay, weight, gradient);
     const StepConstants<float> constants(context_.scalars);
     memory_->weights[thread] = OptimizerUpdate(context_.hyper, constants, weight, gradient, states);
@@ -116,20 +122,32 @@ class StepBody {
       } else {
         byte = from.codes[thread];
       }
-      state = Code::Load(&byte) * reinterpret_cast<const float*>(from.extra)[thread / Code::kBlock];
+      state = Code::Load(&byte) * LoadScale<Code>(from.extra, thread / Code::kBlock);
     });
     return state;
   }
 
   SHARDMESH_RULE void Store(int thread) {
     if (thread < elements_) {
+      const uint32_t before = CodeAt(tile_.weights_in.codes, thread);
       WithFormat(context_.weights, [&](auto known) {
         constexpr WeightFormat kFormat = decltype(known)::value;
         const uint32_t draw = NeedsDraws(kFormat) ? DrawsAt<float>(memory_->draws[0], thread) : 0;
         StoredWeights<float, kFormat>::Store(memory_->weights[thread], draw, tile_.weights_out, thread);
       });
+      if (CodeAt(tile_.weights_out.codes, thread) != before) memory_->changed = 1;  // whoever writes, writes this
+    }
+    if (tile_.square_sum != nullptr && thread < 8) {
+      float sum = 0;
+      for (int64_t i = thread; i < kTileElements; i += 8) sum = MulAdd(memory_->gradient[i], memory_->gradient[i], sum);
+      memory_->square_sums[thread] = sum;
     }
     for (int s = 0; s < plan_.num_states; ++s) s == 0 ? StoreState<true>(s, thread) : StoreState<false>(s, thread);
+  }
+
+  SHARDMESH_RULE uint32_t CodeAt(const uint8_t* codes, int thread) const {
+    return plan_.weights.codes.bytes == 4 ? reinterpret_cast<const uint32_t*>(codes)[thread]
+                                          : reinterpret_cast<const uint16_t*>(codes)[thread];
   }
 
   template <bool kSigned>
@@ -146,7 +164,7 @@ class StepBody {
       using Code = decltype(code);
       const float scale = BlockScale<Code>(FloatOfBits(memory_->largest[s][thread / Code::kBlock]));
       const auto byte = static_cast<uint8_t>(Code::Encode(state * Divide(1.0f, scale)));
-      if (there && thread % Code::kBlock == 0) reinterpret_cast<float*>(to.extra)[thread / Code::kBlock] = scale;
+      if (there && thread % Code::kBlock == 0) StoreScale<Code>(scale, to.extra, thread / Code::kBlock);
       if constexpr (std::is_same_v<Code, Dyn4<float, kSigned>>) {
         memory_->codes[s][thread] = byte;
       } else if (there) {
@@ -155,8 +173,12 @@ class StepBody {
     });
   }
 
-  // Two 4-bit codes a byte, and the copies of the weights.
+  // Two 4-bit codes a byte, the copies of the weights, and what the tile as a whole tells.
   SHARDMESH_RULE void Pack(int thread) {
+    if (thread == 0 && tile_.changed != nullptr) *tile_.changed = memory_->changed != 0;
+    if (thread == 0 && tile_.square_sum != nullptr) {
+      *tile_.square_sum = TreeSumFixed<8>([&](int lane) { return memory_->square_sums[lane]; });
+    }
     if (thread >= elements_) return;
     for (int s = 0; s < plan_.num_states && context_.states == StateFormat::kDyn4 && thread % 2 == 0; ++s) {
       const uint8_t* codes = memory_->codes[s] + thread;

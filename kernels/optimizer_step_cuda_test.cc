@@ -47,8 +47,13 @@ void StepOnDevice(StepTensor& tensor, int64_t step, int64_t n) {
   const auto at = [&](size_t stream) { return StoredRun{parts[2 * stream]->data(), parts[2 * stream + 1]->data()}; };
   run.weights_in = run.weights_out = at(0);
   for (size_t s = 0; 2 * s + 2 < parts.size(); ++s) run.states_in[s] = run.states_out[s] = at(1 + s);
+  OnDevice squares(tensor.square_sums()), changed(tensor.changed());
+  run.square_sums = reinterpret_cast<float*>(squares.data());
+  run.changed = changed.data();
   ASSERT_OK(OptimizerStepCuda(tensor.step_case().Context(step), run, nullptr));
   for (const auto& part : parts) part->Back();
+  squares.Back();
+  changed.Back();
 }
 
 TEST(OptimizerStepCuda, IsTheReference_BitForBit) {

@@ -1,7 +1,7 @@
 // Every implementation of the step gives the reference's bits.
 #include "kernels/optimizer_step.h"
 
-#include <algorithm>
+#include <cstring>
 #include <memory>
 
 #include "core/matchers.h"
@@ -84,6 +84,52 @@ TEST(OptimizerStep, Copies_AreTheNewWeightsCodes) {
       EXPECT_TRUE(copy.GuardsHold());
     }
   }
+}
+
+// What is told must not be what decides how it is done: runs without it take other ways.
+TEST(OptimizerStep, WithoutBeingAsked_TheBitsAreTheSame) {
+  for (const StepCase& each : AllStepCases()) {
+    SCOPED_TRACE(each.ToString());
+    StepTensor asked(each, 600), not_asked(each, 600);
+    BestOptimizerStep()(each.Context(1), asked.RunOf(1, 0, 600));
+    OptimizerRun run = not_asked.RunOf(1, 0, 600);
+    run.square_sums = nullptr;
+    run.changed = nullptr;
+    BestOptimizerStep()(each.Context(1), run);
+    for (size_t i = 0; i < asked.parts().size(); ++i) {
+      ASSERT_EQ(asked.parts()[i].Bytes(), not_asked.parts()[i].Bytes()) << i;
+    }
+  }
+}
+
+TEST(OptimizerStep, SquareSums_AreThoseOfTheMeanGradient) {
+  StepCase each = AllStepCases()[0];
+  each.gradients = Format::kFp32;
+  each.num_slots = 1;
+  StepTensor tensor(each, 300);
+  BestOptimizerStep()(each.Context(1), tensor.RunOf(1, 0, 300));
+  double squares[2] = {0, 0};
+  for (int64_t i = 0; i < 300; ++i) {
+    float g = 0;
+    std::memcpy(&g, tensor.gradients()[0].data() + 4 * i, 4);
+    squares[i / 256] += static_cast<double>(g) * g;
+  }
+  for (int tile = 0; tile < 2; ++tile) {
+    float sum = 0;
+    std::memcpy(&sum, tensor.square_sums().data() + 4 * tile, 4);
+    // 32 multiply-adds and 3 additions of numbers of one sign, each right to half a unit in the last place.
+    EXPECT_NEAR(sum, squares[tile], squares[tile] * 35 * 0x1p-24) << tile;
+  }
+}
+
+TEST(OptimizerStep, Changed_IsWhereCodesAre) {
+  StepCase each = AllStepCases()[0];
+  each.hyper.lr = 1e-9;  // only weights of about 0 feel it
+  each.weights = WeightFormat::kBf16;
+  StepTensor tensor(each, 600);
+  std::memset(tensor.parts()[0].data() + 2 * 256, 0, 2 * 256);  // the second tile
+  BestOptimizerStep()(each.Context(1), tensor.RunOf(1, 0, 600));
+  EXPECT_EQ(tensor.changed().Bytes(), (std::vector<uint8_t>{0, 1, 0}));
 }
 
 TEST(CheckRun, WhatIsWrong_IsNamed) {

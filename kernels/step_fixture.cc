@@ -94,7 +94,11 @@ std::vector<StepCase> AllStepCases() {
 }
 
 StepTensor::StepTensor(const StepCase& step_case, int64_t num_elements)
-    : case_(step_case), num_elements_(num_elements), row_elements_(num_elements % 12 == 0 ? 12 : num_elements) {
+    : case_(step_case),
+      num_elements_(num_elements),
+      row_elements_(num_elements % 12 == 0 ? 12 : num_elements),
+      square_sums_((num_elements + kStepAlignment - 1) / kStepAlignment * 4, 4),
+      changed_((num_elements + kStepAlignment - 1) / kStepAlignment, 1) {
   Add(LayoutOf(case_.weights, row_elements_));
   for (int s = 0; s < NumStates(case_.hyper); ++s) Add(LayoutOf(case_.states));
   const int64_t bytes = case_.gradients == Format::kFp32 ? 4 : 2;
@@ -157,6 +161,8 @@ OptimizerRun StepTensor::RunOf(int64_t step, int64_t begin, int64_t end) {
   };
   run.weights_in = run.weights_out = at(0);
   for (int s = 0; s < NumStates(case_.hyper); ++s) run.states_in[s] = run.states_out[s] = at(1 + s);
+  run.square_sums = reinterpret_cast<float*>(square_sums_.data()) + begin / kStepAlignment;
+  run.changed = changed_.data() + begin / kStepAlignment;
   run.num_elements = end - begin;
   run.first_element = begin;
   run.tensor = 3;
@@ -175,14 +181,15 @@ void StepTensor::Step(OptimizerStepFn step, int steps, int64_t cut) {
 
 bool StepTensor::GuardsHold() const {
   const auto holds = [](const Guarded& part) { return part.GuardsHold(); };
-  return std::all_of(parts_.begin(), parts_.end(), holds) && std::all_of(gradients_.begin(), gradients_.end(), holds);
+  return std::all_of(parts_.begin(), parts_.end(), holds) && std::all_of(gradients_.begin(), gradients_.end(), holds) &&
+         holds(square_sums_) && holds(changed_);
 }
 
 bool StepTensor::operator==(const StepTensor& other) const {
   for (size_t i = 0; i < parts_.size(); ++i) {
     if (parts_[i].Bytes() != other.parts_[i].Bytes()) return false;
   }
-  return true;
+  return square_sums_.Bytes() == other.square_sums_.Bytes() && changed_.Bytes() == other.changed_.Bytes();
 }
 
 }  // namespace shardmesh

@@ -53,6 +53,9 @@ class StepTensor {
   const StepCase& step_case() const { return case_; }
   std::vector<Guarded>& parts() { return parts_; }  // codes and extra of the weights, then of each state
   std::vector<Guarded>& gradients() { return gradients_; }
+  // What the last step told of each tile: the sums of squares, and whether the weights changed.
+  Guarded& square_sums() { return square_sums_; }
+  Guarded& changed() { return changed_; }
   bool GuardsHold() const;
   bool operator==(const StepTensor& other) const;
 
@@ -64,6 +67,7 @@ class StepTensor {
   const int64_t num_elements_;
   const int64_t row_elements_;  // of int8_row: 12, or all where they are no rows of 12
   std::vector<Guarded> parts_, gradients_;
+  Guarded square_sums_, changed_;
   std::vector<const void*> slots_;
 };
 

@@ -66,6 +66,7 @@ class TorchaoTile {
   void Step(const TileRun& tile, uint64_t first_element) {
     const OptimizerContext& context = *plan_.context;
     SumGradients<float>(plan_, tile, gradient_);
+    ClipGradients<float>(plan_, gradient_);
     DecodeWeights<float>(context.weights, tile.weights_in, weights_);
     for (int s = 0; s < plan_.num_states; ++s) {
       DecodeTorchaoStates(context.states, StateIsSigned(context.hyper, s), tile.states_in[s], states_[s]);

@@ -1,4 +1,4 @@
-// The gradient of one tile: the slots' tree sum (core/reduction.h), scaled and clipped, for every number type.
+// The gradient of one tile: the slots' tree sum (core/reduction.h), divided, for every number type; and its squares.
 #pragma once
 
 #include "core/reduction.h"
@@ -19,7 +19,7 @@ SHARDMESH_RULE Number LoadGradient(const uint16_t* from) {
 // kSlots: their number, or 0 where it is known at run time only.
 template <class Number, class Element, int kSlots>
 void SumSlots(const StepPlan& plan, const TileRun& tile, float* to) {
-  const Number divide(plan.run->divide_scale), scale(plan.gradient_scale);
+  const Number divide(plan.run->divide_scale);
   const int num_slots = plan.run->num_slots;
   for (int64_t i = 0; i < kTileElements; i += Lanes<Number>::kWidth) {
     const auto leaf = [&](int slot) {
@@ -31,7 +31,7 @@ void SumSlots(const StepPlan& plan, const TileRun& tile, float* to) {
     } else {
       sum = TreeSum<Number>(num_slots, leaf);
     }
-    Lanes<Number>::Store(sum * divide * scale, to + i);
+    Lanes<Number>::Store(sum * divide, to + i);
   }
 }
 
@@ -56,6 +56,35 @@ template <class Number>
 void SumGradients(const StepPlan& plan, const TileRun& tile, float* to) {
   if (plan.context->gradients == Format::kFp32) return SumElements<Number, float>(plan, tile, to);
   return SumElements<Number, uint16_t>(plan, tile, to);
+}
+
+// Clips a tile, and turns its sign where the optimizer maximizes.
+template <class Number>
+void ClipGradients(const StepPlan& plan, float* gradients) {
+  if (plan.gradient_scale == 1) return;
+  const Number scale(plan.gradient_scale);
+  for (int64_t i = 0; i < kTileElements; i += Lanes<Number>::kWidth) {
+    Lanes<Number>::Store(Lanes<Number>::Load(gradients + i) * scale, gradients + i);
+  }
+}
+
+// The sum of squares of a tile: 8 sums take every eighth element each, fma(g, g, sum) from +0, and are added as a tree.
+// The norm of all gradients is the square root of a tree sum (core/reduction.h) over tiles.
+template <class Number>
+float SumSquares(const float* gradient) {
+  using L = Lanes<Number>;
+  constexpr int kSums = 8;
+  Number sums[kSums / L::kWidth];
+  for (Number& sum : sums) sum = Number(0.0f);
+  for (int64_t i = 0; i < kTileElements; i += kSums) {
+    for (int k = 0; k < kSums / L::kWidth; ++k) {
+      const Number g = L::Load(gradient + i + k * L::kWidth);
+      sums[k] = MulAdd(g, g, sums[k]);
+    }
+  }
+  alignas(32) float lanes[kSums];
+  for (int k = 0; k < kSums / L::kWidth; ++k) L::Store(sums[k], lanes + k * L::kWidth);
+  return TreeSumFixed<kSums>([&](int lane) { return lanes[lane]; });
 }
 
 }  // namespace shardmesh

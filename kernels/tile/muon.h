@@ -30,6 +30,7 @@ class MuonTile {
     const StateFormat format = plan.context->states;
     alignas(64) float gradients[kTileElements], buffer[kTileElements];
     SumGradients<Number>(plan, tile, gradients);
+    ClipGradients<Number>(plan, gradients);
     DecodeStates<Number, true>(format, tile.states_in[0], buffer);
     for (int64_t i = elements; i < kTileElements; ++i) buffer[i] = 0;
     for (int64_t i = 0; i < kTileElements; i += L::kWidth) {
@@ -41,7 +42,7 @@ class MuonTile {
     TileDraws draws;
     if (format == StateFormat::kBf16Sr) DrawFiller<Number>::Fill(plan.state_draws[0], first_element, draws);
     EncodeStates<Number, true>(format, buffer, draws, tile.states_out[0]);
-    return SumOfSquares(update);
+    return SumSquares<Number>(update);
   }
 
   __attribute__((noinline)) static void Scatter(const StepPlan& plan, const MuonScalars& scalars, const TileRun& tile,
@@ -64,22 +65,6 @@ class MuonTile {
  private:
   SHARDMESH_RULE static Number Lerp(const LerpScalars& lerp, Number start, Number end) {
     return MulAdd(Number(lerp.coefficient), end - start, lerp.from_end ? end : start);
-  }
-
-  // Eight sums of every eighth element, added as a tree.
-  static float SumOfSquares(const float* update) {
-    constexpr int kNumbers = 8 / L::kWidth;
-    Number sums[kNumbers];
-    for (Number& sum : sums) sum = Number(0.0f);
-    for (int64_t i = 0; i < kTileElements; i += 8) {
-      for (int n = 0; n < kNumbers; ++n) {
-        const Number x = L::Load(update + i + n * L::kWidth);
-        sums[n] = MulAdd(x, x, sums[n]);
-      }
-    }
-    alignas(32) float lanes[8];
-    for (int n = 0; n < kNumbers; ++n) L::Store(sums[n], lanes + n * L::kWidth);
-    return TreeSum<float>(8, [&](int lane) { return lanes[lane]; });
   }
 };
 

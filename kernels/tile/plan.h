@@ -36,6 +36,8 @@ struct TileRun {
   ConstStoredTile weights_in, states_in[3];
   StoredTile weights_out, states_out[3];
   uint8_t* copies[2] = {nullptr, nullptr};
+  float* square_sum = nullptr;
+  uint8_t* changed = nullptr;
 };
 
 // Bytes of a whole tile's parts.
@@ -78,6 +80,8 @@ SHARDMESH_RULE TileRun TileAt(const StepPlan& plan, int64_t index) {
   for (int c = 0; c < run.num_copies; ++c) {
     tile.copies[c] = static_cast<uint8_t*>(run.copies[c]) + plan.weights_tile.codes * index;
   }
+  if (run.square_sums != nullptr) tile.square_sum = run.square_sums + index;
+  if (run.changed != nullptr) tile.changed = run.changed + index;
   return tile;
 }
 

@@ -50,7 +50,9 @@ __attribute__((noinline)) void RunRows(const OptimizerContext& context, const Op
     RunTiles<Number>(fp32, PartOf(plan, tile, begin, n, gradients.slots(), unit.weights()), find);
     EncodeRows<Number>(unit.weights(), run.row_elements, n, plan.weight_draws,
                        run.first_element + static_cast<uint64_t>(begin),
-                       {tile.weights_out.codes, static_cast<uint8_t*>(run.weights_out.extra) + scales});
+                       {unit.codes(), static_cast<uint8_t*>(run.weights_out.extra) + scales});
+    unit.NoteChanges(tile, n);
+    std::memcpy(tile.weights_out.codes, unit.codes(), static_cast<size_t>(n));
     for (int c = 0; c < run.num_copies; ++c)
       std::memcpy(tile.copies[c], tile.weights_out.codes, static_cast<size_t>(n));
   }

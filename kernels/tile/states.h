@@ -1,9 +1,9 @@
 // Optimizer states between their stored form and fp32, for every number type (core/numeric_formats.h).
 //
 // A block's scale is its largest magnitude over the largest level, at least 2^-100 (so that its reciprocal is finite
-// and a block of zeros stays one); a value is multiplied by the scale's reciprocal and becomes the nearest level.
-// Second moments keep a code of 1 or more where they are above 0: a code of 0 beside a first moment that is not would
-// make the next update hundreds of times too large.
+// and a block of zeros stays one); of blocks of 32 it is rounded up to bf16. A value is multiplied by the reciprocal of
+// the scale as it is stored and becomes the nearest level. Second moments keep a code of 1 or more where they are above
+// 0: a code of 0 beside a first moment that is not would make the next update hundreds of times too large.
 #pragma once
 
 #include "kernels/rules/dynamic_map.h"
@@ -109,10 +109,32 @@ SHARDMESH_RULE float LargestMagnitude(const float* from, int64_t elements) {
   return L::Largest(largest);
 }
 
+// Blocks this short have scales of two bytes.
+template <class Code>
+inline constexpr bool kShortScales = Code::kBlock == 32;
+
 // The scale of a block whose largest magnitude is `largest`.
 template <class Code>
 SHARDMESH_RULE float BlockScale(float largest) {
-  return Max(largest * (1.0f / Code::kLargest), kSmallestScale);
+  const float scale = Max(largest * (1.0f / Code::kLargest), kSmallestScale);
+  if constexpr (!kShortScales<Code>) return scale;
+  const float up = FloatOfBits((FloatBits(scale) + 0xFFFFu) & 0xFFFF0000u);
+  return scale < FloatOfBits(0x7F7F0000u) ? up : FloatOfBits(0x7F7F0000u);  // the largest that is finite
+}
+
+template <class Code>
+SHARDMESH_RULE float LoadScale(const uint8_t* scales, int64_t block) {
+  if constexpr (kShortScales<Code>) return Bf16ToFloat(reinterpret_cast<const uint16_t*>(scales)[block]);
+  if constexpr (!kShortScales<Code>) return reinterpret_cast<const float*>(scales)[block];
+}
+
+template <class Code>
+SHARDMESH_RULE void StoreScale(float scale, uint8_t* scales, int64_t block) {
+  if constexpr (kShortScales<Code>) {
+    reinterpret_cast<uint16_t*>(scales)[block] = static_cast<uint16_t>(FloatBits(scale) >> 16);
+  } else {
+    reinterpret_cast<float*>(scales)[block] = scale;
+  }
 }
 
 // The codes of one block under its scale.
@@ -147,7 +169,7 @@ void DecodeStates(StateFormat format, const ConstStoredTile& from, float* to) {
       codes = nibbles;
     }
     for (int64_t i = 0; i < kTileElements; i += L::kWidth) {
-      const Number scale(reinterpret_cast<const float*>(from.extra)[i / Code::kBlock]);
+      const Number scale(LoadScale<Code>(from.extra, i / Code::kBlock));
       L::Store(Code::Load(codes + i) * scale, to + i);
     }
   });
@@ -165,7 +187,7 @@ void EncodeStates(StateFormat format, const float* from, const TileDraws& draws,
     uint8_t* codes = kNibbles ? nibbles : to.codes;
     for (int64_t block = 0; block < kTileElements; block += Code::kBlock) {
       const float scale = BlockScale<Code>(LargestMagnitude<Number>(from + block, Code::kBlock));
-      reinterpret_cast<float*>(to.extra)[block / Code::kBlock] = scale;
+      StoreScale<Code>(scale, to.extra, block / Code::kBlock);
       EncodeBlock<Number, Code>(from + block, scale, codes + block);
     }
     for (int64_t i = 0; kNibbles && i < kTileElements / 2; ++i) {

@@ -20,12 +20,14 @@ class TileStep {
 
   explicit TileStep(const StepPlan& plan) : plan_(plan), constants_(plan.context->scalars) {}
 
-  // `first_element`: of the tile in its tensor. `elements`: how many there are; what lies behind them counts as 0, as
-  // it has to where a block's scale is theirs alone.
+  // `first_element`: of the tile in its tensor. `elements`: how many there
+  // are; what lies behind them counts as 0, as it has to where a block's scale is theirs alone.
   void Step(const TileRun& tile, uint64_t first_element, int64_t elements = kTileElements) {
     const OptimizerContext& context = *plan_.context;
     SumGradients<Number>(plan_, tile, gradient_);
     const float* weights = Weights(tile);
+    if (tile.square_sum != nullptr) *tile.square_sum = SumSquares<Number>(gradient_);
+    ClipGradients<Number>(plan_, gradient_);
     if (context.scalars.coupled_decay != 0) AddDecay(weights);
     const float* states[3] = {nullptr, nullptr, nullptr};
     float* moved[3] = {nullptr, nullptr, nullptr};
@@ -36,7 +38,7 @@ class TileStep {
       moved[s] = direct ? reinterpret_cast<float*>(tile.states_out[s].codes) : states_[s];
     }
     Update(weights, states, moved);
-    Store(tile, first_element);
+    Store(tile, first_element, elements);
   }
 
  private:
@@ -89,14 +91,24 @@ class TileStep {
     }
   }
 
-  void Store(const TileRun& tile, uint64_t first_element) {
+  void Store(const TileRun& tile, uint64_t first_element, int64_t elements) {
     const OptimizerContext& context = *plan_.context;
     TileDraws draws;
     if (NeedsDraws(context.weights)) DrawFiller<Number>::Fill(plan_.weight_draws, first_element, draws);
-    EncodeWeights<Number>(context.weights, weights_, draws, tile.weights_out);
-    for (int copy = 0; copy < plan_.run->num_copies; ++copy) {
-      std::memcpy(tile.copies[copy], tile.weights_out.codes, kTileElements * plan_.weights.codes.bytes);
-    }
+    // Into memory of its own first: the outputs may be the inputs that they are compared with.
+    alignas(64) uint8_t codes[4 * kTileElements];
+    EncodeWeights<Number>(context.weights, weights_, draws, {codes, tile.weights_out.extra});
+    const auto bytes = static_cast<size_t>(plan_.weights_tile.codes);
+    if (tile.changed != nullptr)
+      *tile.changed =
+          std::memcmp(codes, tile.weights_in.codes, static_cast<size_t>(elements * plan_.weights.codes.bytes)) != 0;
+    std::memcpy(tile.weights_out.codes, codes, bytes);
+    for (int copy = 0; copy < plan_.run->num_copies; ++copy) std::memcpy(tile.copies[copy], codes, bytes);
+    StoreStates(tile, first_element, draws);
+  }
+
+  void StoreStates(const TileRun& tile, uint64_t first_element, TileDraws& draws) {
+    const OptimizerContext& context = *plan_.context;
     if (context.states == StateFormat::kFp32) return;
     for (int s = 0; s < plan_.num_states; ++s) {
       if (context.states == StateFormat::kBf16Sr) DrawFiller<Number>::Fill(plan_.state_draws[s], first_element, draws);

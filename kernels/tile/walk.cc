@@ -39,7 +39,17 @@ StepPlan PlanStep(const OptimizerContext& context, const OptimizerRun& run) {
 }
 
 RowUnit::RowUnit(const OptimizerRun& run)
-    : elements_(std::min(std::lcm(run.row_elements, kTileElements), run.num_elements)), weights_(elements_) {}
+    : elements_(std::min(std::lcm(run.row_elements, kTileElements), run.num_elements)),
+      weights_(elements_),
+      codes_(elements_) {}
+
+void RowUnit::NoteChanges(const TileRun& tile, int64_t num_elements) const {
+  if (tile.changed == nullptr) return;
+  for (int64_t i = 0; i < num_elements; i += kTileElements) {
+    const auto n = static_cast<size_t>(std::min(kTileElements, num_elements - i));
+    tile.changed[i / kTileElements] = std::memcmp(codes_.data() + i, tile.weights_in.codes + i, n) != 0;
+  }
+}
 
 OptimizerRun PartOf(const StepPlan& plan, const TileRun& tile, int64_t begin, int64_t num_elements,
                     const void* const* gradients, float* weights) {
@@ -47,6 +57,8 @@ OptimizerRun PartOf(const StepPlan& plan, const TileRun& tile, int64_t begin, in
   part.gradients = gradients;
   part.weights_in = part.weights_out = {weights, nullptr};
   part.num_copies = 0;
+  part.square_sums = tile.square_sum;
+  part.changed = nullptr;
   part.num_elements = num_elements;
   part.first_element += static_cast<uint64_t>(begin);
   for (int s = 0; s < plan.num_states; ++s) {
@@ -89,6 +101,8 @@ ShortTile::ShortTile(const StepPlan& plan, int64_t index)
     tile_.states_out[s] = {states_[s].codes, states_[s].extra};
   }
   for (int c = 0; c < run.num_copies; ++c) tile_.copies[c] = copies_[c];
+  tile_.square_sum = there.square_sum;
+  tile_.changed = there.changed;
 }
 
 void ShortTile::CopyBack() const {

@@ -18,10 +18,14 @@ class RowUnit {
   explicit RowUnit(const OptimizerRun& run);
   int64_t elements() const { return elements_; }
   float* weights() { return weights_.data(); }
+  uint8_t* codes() { return codes_.data(); }
+  // Compares the codes with those that `tile` had.
+  void NoteChanges(const TileRun& tile, int64_t num_elements) const;
 
  private:
   const int64_t elements_;
   std::vector<float> weights_;
+  std::vector<uint8_t> codes_;
 };
 
 // Elements [begin, begin + num_elements) of a run, with fp32 weights that lie at `weights`. `tile`: where its streams
