@@ -20,7 +20,7 @@ ALLOWED = {
     "client":   {"core", "proto", "rpc", "local"},
     "server":   {"core", "proto", "rpc"},
     "worker":   {"core", "proto", "rpc", "kernels", "local", "client"},
-    "python":   {"core"},
+    "python":   {"core", "kernels"},
     "examples": {"core", "proto", "client"},
     "tests":    {"core", "proto", "rpc", "kernels", "local", "client", "server", "worker", "python", "examples", "bench"},
     "bench":    {"core", "proto", "rpc", "kernels", "local", "client", "server", "worker", "python", "examples"},

@@ -3,6 +3,9 @@
 // words in two's complement, -127 to 127. Pure functions, thread-safe.
 //
 //   scale = largest magnitude of the row / 127, at least 2^-100        value = code * scale
+//
+// torchao's rows (0.18, quantize_int8_rowwise) have a scale that may be 0, and multiply by the reciprocal of one that
+// is at least 1e-12.
 #pragma once
 
 #include <type_traits>
@@ -29,6 +32,20 @@ SHARDMESH_RULE Word EncodeInt8Stochastic(Number y, Word draw) {
   const Number chance = (kept - floor) * Number(65536.0f);
   const Number up = Select(IntToFloat(draw) + Number(0.5f) < chance, Number(1.0f), Number(0.0f));
   return RoundToInt(floor + up);
+}
+
+template <class Number, class Word>
+SHARDMESH_RULE Number DecodeInt8(Word code) {
+  return IntToFloat(((code + Word(0x80u)) & Word(0xFFu)) - Word(0x80u));
+}
+
+SHARDMESH_RULE float TorchaoInt8Scale(float largest) { return Divide(largest, kInt8Largest); }
+SHARDMESH_RULE float TorchaoInt8Inverse(float scale) { return Divide(1.0f, Max(scale, 1e-12f)); }
+
+// The scale of a block of nf4, less the mean and times its factor: to nearest, and down to -128. REQUIRES: not NaN.
+template <class Number>
+SHARDMESH_RULE auto EncodeNf4Scale(Number y) {
+  return RoundToInt(Max(Number(-128.0f), Min(Number(kInt8Largest), y)));
 }
 
 }  // namespace shardmesh

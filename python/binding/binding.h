@@ -1,7 +1,7 @@
 // What the parts of the extension module share: how a Status becomes an exception, and how ids become Python's.
 //
-// One Bind function for each header of core/ that is bound; python/shardmesh/_core.pyi repeats their signatures.
-// Everything here runs with the interpreter's lock held.
+// One Bind function for each header of core/ and kernels/ that is bound; python/shardmesh/_core.pyi repeats their
+// signatures. Everything here runs with the interpreter's lock held.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -104,6 +104,8 @@ void BindNames(py::module_& module);
 void BindPlacement(py::module_& module);
 void BindViews(py::module_& module);
 void BindLayout(py::module_& module);
+void BindNumerics(py::module_& module);
+void BindStep(py::module_& module);
 
 }  // namespace shardmesh::python
 

@@ -1,4 +1,4 @@
-// The extension module shardmesh._core: the pure parts of core/, as Python sees them.
+// The extension module shardmesh._core: the pure parts of core/ and the numerics of kernels/, as Python sees them.
 #include "python/binding/binding.h"
 
 PYBIND11_MODULE(_core, module) {
@@ -9,4 +9,6 @@ PYBIND11_MODULE(_core, module) {
   shardmesh::python::BindPlacement(module);
   shardmesh::python::BindViews(module);
   shardmesh::python::BindLayout(module);
+  shardmesh::python::BindNumerics(module);
+  shardmesh::python::BindStep(module);
 }

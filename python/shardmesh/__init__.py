@@ -1,6 +1,22 @@
-"""shardmesh: the mesh, names and layout of a model that is trained in shards. See docs/python.md."""
+"""shardmesh: the mesh, names, layout and numerics of a model that is trained in shards. See docs/python.md."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from . import errors, layout, mesh, names, views
 from ._core import Mesh
 from .errors import Error
 
+if TYPE_CHECKING:
+    from . import numerics as numerics
+
 __all__ = ["Error", "Mesh", "errors", "layout", "mesh", "names", "views"]
+
+
+def __getattr__(name: str) -> Any:
+    """numerics, which needs NumPy, is imported when it is used."""
+    if name != "numerics":
+        raise AttributeError(f"module 'shardmesh' has no attribute {name!r}")
+    import importlib
+
+    return importlib.import_module(".numerics", __name__)

@@ -121,3 +121,54 @@ class Plan:
     def check_reshard(self, to: Plan) -> None: ...
     def copies_into(self, to: Plan, rank: int) -> list[tuple[int, int, int, int, int, int]]: ...
     def picture(self) -> str: ...
+
+class Code:
+    def __init__(
+        self,
+        format: str,
+        *,
+        signed: bool,
+        torchao: bool,
+        e5m2: bool,
+        power_of_2: bool,
+        floor: bool,
+        stochastic: bool,
+        seed: int,
+        step: int,
+        tensor: int,
+        first_element: int,
+        state: int | None,
+    ) -> None: ...
+    def parts(self, shape: Sequence[int]) -> list[tuple[str, str, tuple[int, ...]]]: ...
+    def encode(self, shape: Sequence[int], array: Any, parts: list[Any], mean: float | None = None) -> None: ...
+    def decode(self, shape: Sequence[int], parts: list[Any], array: Any) -> None: ...
+
+class OptimizerStep:
+    def __init__(
+        self,
+        optimizer: str,
+        hyper: Sequence[tuple[str, float]],
+        weights: str,
+        states: str,
+        torchao: bool,
+        seed: int,
+        implementation: str,
+    ) -> None: ...
+    @property
+    def states(self) -> tuple[str, ...]: ...
+    def apply(
+        self,
+        elements: int,
+        row_elements: int,
+        weights: list[Any],
+        states: Sequence[list[Any]],
+        gradients: list[Any],
+        bf16: bool,
+        *,
+        step: int,
+        tensor: int,
+        first_element: int,
+        clip: float,
+        divide: float,
+        skip: bool,
+    ) -> bool: ...
