@@ -8,8 +8,10 @@ from .errors import InvalidArgument
 
 try:
     import numpy as np
-except ImportError as error:
-    raise ImportError("shardmesh.numerics needs NumPy: pip install numpy; Debian's package is python3-numpy") from error
+except ImportError as _missing:
+    raise ImportError("shardmesh.numerics needs NumPy: pip install numpy; Debian's package is python3-numpy") from _missing
+
+__all__ = ["floats", "np", "numbers", "part", "view"]
 
 # Types that NumPy lacks, as integers of their size: bfloat16 as its upper 16 bits, 8-bit floats as their codes.
 _AS_CODES = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "float8_e8m0fnu": "uint8"}

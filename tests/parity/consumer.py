@@ -3,7 +3,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardmesh import Error, Mesh, errors, layout, mesh as meshes, names, views
+import numpy as np
+import numpy.typing as npt
+
+from shardmesh import Error, Mesh, errors, layout, mesh as meshes, names, numerics, views
 
 
 def shapes_of(plan: layout.Plan) -> dict[str, tuple[int, ...]]:
@@ -36,6 +39,16 @@ def shared_keys(mesh: Mesh) -> dict[str, list[int]]:
 
 def parameter_of(name: str) -> str:
     return names.parse_optimizer(names.canonical_optimizer(name), prefixes=["optim"]).parameter
+
+
+def stepped(weights: npt.NDArray[np.float32], gradient: npt.NDArray[np.float32]) -> float:
+    step = numerics.Step("AdamW", weights="bf16_sr", states="dyn8", seed=1, lr=1e-3, betas=(0.9, 0.99))
+    state: numerics.State = step.init(weights)
+    state.parts["exp_avg"]["codes"] = state.parts["exp_avg"]["codes"].copy()
+    moved: bool = step.apply(state, [gradient, gradient], step=1, nonfinite="skip")
+    published = numerics.encode(state.weights, "fp8_row", power_of_2=False)
+    decoded = numerics.decode(published, "fp8_row", weights.shape)
+    return float(decoded.max()) if moved else float(state.moments["exp_avg"].max())
 
 
 def main(parameters: Mapping[str, tuple[int, ...]]) -> int:
