@@ -20,11 +20,13 @@ CORE = """
 """.split()
 KERNELS = """
     encode encode_published encode_stored fused_step fused_step_reference optimizer_step optimizer_step_reference
-    step_values tile/walk
+    step_values tile/walk torchao_codec torchao_step
 """.split()
 # Compiled for AVX2 and FMA, and entered only after the processor was asked; as SIMD_COPTS of kernels/BUILD.
-SIMD = ["fused_step_simd", "optimizer_step_simd"] if platform.machine() == "x86_64" else []
 SIMD_FLAGS = "-O3 -mavx2 -mfma -mf16c -mbmi -mbmi2 -maes -mpclmul".split()
+SIMD = {"fused_step_simd": SIMD_FLAGS, "optimizer_step_simd": [*SIMD_FLAGS, "-fschedule-insns"]}
+if platform.machine() != "x86_64":
+    SIMD = {}
 # pkg-config's name -> the package of packages.txt that has it.
 NEEDED = "flat_hash_map inlined_vector status statusor str_format strings"  # of Abseil
 LIBRARIES = {f"absl_{name}": "libabsl-dev" for name in NEEDED.split()}
@@ -49,15 +51,14 @@ def check_libraries() -> None:
 
 
 class BuildExtension(build_ext):
-    """Adds SIMD_FLAGS to the files that need them."""
+    """Adds the flags of SIMD to the files that need them."""
 
     def build_extensions(self) -> None:
         compile_one = self.compiler._compile
-        simd = {f"kernels/{name}.cc" for name in SIMD}
+        simd = {f"kernels/{name}.cc": flags for name, flags in SIMD.items()}
 
         def compile_with_flags(to, source, extension, arguments, flags, *rest):
-            flags = [*flags, *SIMD_FLAGS] if os.path.normpath(source) in simd else flags
-            compile_one(to, source, extension, arguments, flags, *rest)
+            compile_one(to, source, extension, arguments, [*flags, *simd.get(os.path.normpath(source), [])], *rest)
 
         self.compiler._compile = compile_with_flags
         super().build_extensions()
@@ -71,7 +72,7 @@ setup(
             "shardmesh._core",
             sorted(glob.glob("python/binding/*.cc"))
             + [f"core/{name}.cc" for name in CORE]
-            + [f"kernels/{name}.cc" for name in KERNELS + SIMD],
+            + [f"kernels/{name}.cc" for name in [*KERNELS, *SIMD]],
             depends=sorted(
                 glob.glob("python/binding/*.h") + glob.glob("core/*.h") + glob.glob("kernels/**/*.h", recursive=True)
             ),

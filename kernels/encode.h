@@ -92,7 +92,8 @@ absl::StatusOr<std::vector<CodePart>> PartsOf(const CodeSpec& spec, absl::Span<c
 absl::Status Encode(const CodeSpec& spec, absl::Span<const int64_t> dims, const float* array,
                     absl::Span<void* const> parts, const float* mean = nullptr);
 
-// The values, exactly as the format defines them, whatever the parts hold. InvalidArgument: as Encode, of shape and
+// The values, exactly as the format defines them; codes that Encode does not write are NaN or infinity where E4M3 and
+// E5M2 have them, and in states what the optimizer step takes them for. InvalidArgument: as Encode, of shape and
 // memory.
 absl::Status Decode(const CodeSpec& spec, absl::Span<const int64_t> dims, absl::Span<const void* const> parts,
                     float* array);

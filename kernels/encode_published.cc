@@ -52,7 +52,7 @@ template <class Mini>
 void DecodeFloat8As(Extent extent, Extent block, const uint8_t* codes, const float* scales, float* array) {
   ForEachPiece(extent, block, [&](int64_t offset, int64_t size, int64_t scale) {
     for (int64_t i = offset; i < offset + size; ++i) {
-      array[i] = Divide(DecodeMinifloat<Mini, float>(uint32_t{codes[i]}), scales[scale]);
+      array[i] = Divide(DecodeAnyMinifloat<Mini, float>(uint32_t{codes[i]}), scales[scale]);
     }
   });
 }
@@ -158,7 +158,7 @@ void EncodeMx8(const CodeSpec& spec, int64_t elements, const float* array, uint8
 
 void DecodeMx8(int64_t elements, const uint8_t* codes, const uint8_t* scales, float* array) {
   for (int64_t i = 0; i < elements; ++i) {
-    array[i] = DecodeMinifloat<E4M3, float>(uint32_t{codes[i]}) * DecodeE8m0<float>(uint32_t{scales[i / kMxBlock]});
+    array[i] = DecodeAnyMinifloat<E4M3, float>(uint32_t{codes[i]}) * DecodeE8m0<float>(uint32_t{scales[i / kMxBlock]});
   }
 }
 

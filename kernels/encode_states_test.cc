@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/coded_fixture.h"
+#include "kernels/rules/minifloat.h"
 
 namespace shardmesh {
 namespace {
@@ -17,7 +18,12 @@ std::vector<float> Levels(const CodeSpec& spec, int codes) {
     coded.codes()[i] = static_cast<uint8_t>(four_bit ? (2 * i) << 4 | (2 * i + 1) : i);
   }
   std::fill_n(coded.scales(), 256 / (spec.format == CodeFormat::kFp8x32 ? 32 : 256), 1.0f);
-  return Decoded(spec, coded);
+  std::vector<float> levels = Decoded(spec, coded);
+  const float largest = spec.format == CodeFormat::kFp8x32 && !spec.is_signed ? UE5M3::kLargest : E4M3::kLargest;
+  for (float& level : levels) {
+    if (std::fabs(level) > largest) level = std::nanf("");  // codes that are not used
+  }
+  return levels;
 }
 
 struct Case {

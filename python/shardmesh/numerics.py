@@ -21,7 +21,7 @@ _STATES: dict[str, Any] = {"signed": True, "compat": None}
 # Each format's options and their defaults.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "fp32": {}, "bf16": {}, "bf16_sr": {**_PLACE, "state": None}, "bf16+16": {}, "bf16+8sr": _PLACE,
-    "int8_row": {"stochastic": False, **_PLACE}, "nf4": {"mean": None},
+    "int8_row": {"stochastic": False, "compat": None, **_PLACE}, "nf4": {"mean": None},
     "dyn8": _STATES, "dyn4": _STATES, "fp8": _STATES, "fp8x32": {"signed": True},
     "fp8_tensor": {"element": "e4m3", "power_of_2": False}, "fp8_row": {"power_of_2": True},
     "fp8_block": {"power_of_2": False}, "mx8": {"scaling": "rceil"},
@@ -34,7 +34,8 @@ def encode(array: Any, format: str, **options: Any) -> dict[str, np.ndarray[Any,
 
     Options, and what is taken where one is not given:
       bf16_sr, bf16+8sr, int8_row  seed=0, step=1, tensor=0, first_element=0: which random draws; bf16_sr also
-                                   state=None (0, 1 or 2: those of that optimizer state); int8_row stochastic=False
+                                   state=None (0, 1 or 2: those of that optimizer state); int8_row
+                                   stochastic=False and compat=None ("torchao": its scales, bit for bit)
       dyn8, dyn4, fp8, fp8x32      signed=True (False: second moments); but fp8x32 also compat=None ("torchao": its
                                    levels, scales and ties, bit for bit)
       fp8_tensor                   element="e4m3" (or "e5m2"), power_of_2=False
@@ -127,6 +128,11 @@ class Stream(MutableMapping[str, "np.ndarray[Any, Any]"]):
     def _encode(self, values: np.ndarray[Any, Any]) -> None:
         self._code.encode(self._shape, values, list(self._arrays.values()))
 
+    def _clear(self) -> None:
+        """As torchao begins: all bytes 0, the scales too."""
+        for array in self._arrays.values():
+            array.fill(0)
+
     def _decode(self) -> np.ndarray[Any, Any]:
         values = np.empty(self._shape, np.float32)
         self._code.decode(self._shape, list(self._arrays.values()), values)
@@ -171,7 +177,9 @@ class Step:
 
     optimizer: "SGD", "Adam", "AdamW", "AMSGrad" (Adam with amsgrad) or "Lion"; hyperparameters have torch.optim's names
     and defaults. seed: of the draws of stochastic rounding. implementation: "reference" or "simd", which have the same
-    bits; None is the best for this processor. compat="torchao": torchao's numerics, where the build has them.
+    bits; None is the best for this processor. compat="torchao": codes, scales and weights as torchao's optimizers on a
+    CPU (kernels/torchao_step.h), of Adam and AdamW with weights fp32, bf16 and bf16_sr and states fp32, dyn8, dyn4 and
+    fp8, in whole blocks.
     InvalidArgument: no such optimizer, format or hyper-parameter, or a value out of its range.
     Unimplemented: implementation="simd" on a processor without AVX2 and FMA.
     """
@@ -201,7 +209,10 @@ class Step:
         streams = {}
         for index, (name, format) in enumerate(names.items()):
             streams[name] = Stream(name, format, self._code_of(index, format, tensor), source.shape)
-            streams[name]._encode(source if index == 0 else np.zeros(source.shape, np.float32))
+            if index > 0 and self._compat is not None:
+                streams[name]._clear()
+            else:
+                streams[name]._encode(source if index == 0 else np.zeros(source.shape, np.float32))
         return State(source.shape, streams)
 
     def apply(

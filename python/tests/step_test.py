@@ -8,7 +8,7 @@ import numpy as np
 from shardmesh import _core, errors
 from shardmesh.numerics import Step, encode
 
-WEIGHTS = ["fp32", "bf16", "bf16_sr", "bf16+16", "bf16+8sr"]
+WEIGHTS = ["fp32", "bf16", "bf16_sr", "bf16+16", "bf16+8sr", "int8_row"]
 STATES = ["fp32", "bf16_sr", "dyn8", "dyn4", "fp8", "fp8x32"]
 OPTIMIZERS = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True}, "Adam": {"weight_decay": 0.1},
@@ -69,6 +69,42 @@ class StepTest(unittest.TestCase):
             "SGD": ["momentum_buffer"], "Adam": ["exp_avg", "exp_avg_sq"], "AdamW": ["exp_avg", "exp_avg_sq"],
             "AMSGrad": ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"], "Lion": ["exp_avg"]})
         self.assertEqual(len(Step("AdamW", amsgrad=True).init(numbers(0)).moments), 3)
+
+    def test_what_a_step_stores_is_what_encode_gives(self):
+        place = {"seed": 5, "step": 1, "tensor": 2, "first_element": 512}
+        for weights in WEIGHTS:
+            step, plain = Step("SGD", weights, seed=5, lr=0.1), Step("SGD", lr=0.1)
+            state = step.init(numbers(0), tensor=2)
+            exact = plain.init(state.weights)
+            for each, how in (step, state), (plain, exact):
+                each.apply(how, numbers(1), 1, tensor=2, first_element=512)
+            options = {"bf16_sr": place, "bf16+8sr": place, "int8_row": {**place, "stochastic": True}}.get(weights, {})
+            self.assert_same(dict(state.parts["weights"]), encode(exact.weights, weights, **options))
+        for states in STATES:
+            step, plain = Step("AMSGrad", states=states, seed=5), Step("AMSGrad")
+            state, exact = step.init(numbers(0)), plain.init(numbers(0))
+            for each, how in (step, state), (plain, exact):
+                each.apply(how, numbers(1), 1, tensor=2, first_element=512)
+            for index, (name, values) in enumerate(exact.moments.items()):
+                options = {"fp32": {}, "bf16_sr": {**place, "state": index}}.get(states, {"signed": index == 0})
+                self.assert_same(dict(state.parts[name]), encode(values, states, **options))
+
+    def test_torchaos_steps_begin_with_scales_of_0(self):
+        for states in "fp32", "dyn8", "dyn4", "fp8":
+            step = Step("AdamW", "bf16_sr", states, compat="torchao", weight_decay=0.1)
+            state = step.init(np.zeros(1024, np.float32))
+            self.assertTrue(all((array == 0).all() for stream in state.parts.values() for array in stream.values()))
+            gradient = numbers(1).ravel()[:512].repeat(2)
+            step.apply(state, gradient, 1)
+            self.assertLess(np.abs(state.weights + 1e-3 * np.sign(gradient)).max(), 1e-5)
+            exact = encode(gradient * np.float32(0.1), states, **({} if states == "fp32" else {"compat": "torchao"}))
+            np.testing.assert_allclose(state.parts["exp_avg"][list(exact)[-1]], exact[list(exact)[-1]], rtol=1e-6)
+        self.refused("whole blocks of 256", step.apply, step.init(np.zeros(100, np.float32)), gradient[:100], 1)
+        state.parts["exp_avg"]["scales"][0] = -1
+        self.refused("exp_avg: scale 0 is -1", step.apply, state, gradient, 2)
+        lion = Step("Lion", compat="torchao")
+        self.refused("torchao has no lion", lion.apply, lion.init(gradient), gradient, 1)
+        self.refused("has one", Step, "Adam", compat="torchao", implementation="simd")
 
     def test_slots_are_added_divided_and_clipped(self):
         one, two, three = numbers(1), numbers(2), numbers(3)
