@@ -31,6 +31,7 @@ struct Coded {
   uint8_t* codes() { return reinterpret_cast<uint8_t*>(pointers[0]); }
   uint16_t* halves() { return reinterpret_cast<uint16_t*>(pointers[0]); }
   float* scales() { return reinterpret_cast<float*>(pointers[1]); }
+  uint16_t* short_scales() { return reinterpret_cast<uint16_t*>(pointers[1]); }  // bf16: of fp8x32
 
   std::vector<int64_t> dims;
   std::vector<std::vector<uint32_t>> parts;

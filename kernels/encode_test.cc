@@ -74,7 +74,7 @@ TEST(Encode, StochasticFormats_TakeTheDrawsOfTheirElements) {
   for (int i = 0; i < 300; ++i) ASSERT_EQ(coded.halves()[i], FloatToBf16Sr(values[i], Draw16(key, 3, 2, 512 + i)));
 }
 
-// 2^-7.5 of the way between two codes: up as often as that.
+// Up as often as the fraction is large.
 TEST(Encode, StochasticInt8_IsUnbiased) {
   CodeSpec spec = Spec(CodeFormat::kInt8Row);
   spec.stochastic = true;
@@ -198,12 +198,23 @@ TEST(Encode, Mx8_ScaleIsTheRightPowerOfTwo) {
 }
 
 TEST(Encode, Nf4_ZerosAndEqualScales_AreExactlyDecoded) {
-  std::vector<float> values(128, 0.0f);
-  Coded zeros = Encoded(Spec(CodeFormat::kNf4), {128}, values);
-  EXPECT_EQ(Decoded(Spec(CodeFormat::kNf4), zeros), values);
+  std::vector<float> values(192, 0.0f);
+  std::fill_n(values.begin() + 64, 64, 5.0f);
+  Coded zeros = Encoded(Spec(CodeFormat::kNf4), {192}, values);
+  const std::vector<float> decoded = Decoded(Spec(CodeFormat::kNf4), zeros);
+  for (int i = 0; i < 192; ++i) ASSERT_EQ(decoded[i] == 0, values[i] == 0) << i;
   for (size_t i = 0; i < values.size(); ++i) values[i] = i % 2 == 0 ? 3.0f : -3.0f;
-  Coded equal = Encoded(Spec(CodeFormat::kNf4), {128}, values);
+  Coded equal = Encoded(Spec(CodeFormat::kNf4), {192}, values);
   EXPECT_EQ(Decoded(Spec(CodeFormat::kNf4), equal), values);
+  EXPECT_EQ(*reinterpret_cast<float*>(equal.pointers[2]), 1.0f);
+}
+
+TEST(Encode, Fp8x32_HasScalesInBf16_RoundedUp) {
+  std::vector<float> values(64, 1.0f);
+  values[40] = 449;
+  Coded coded = Encoded(Spec(CodeFormat::kFp8x32), {64}, values);
+  EXPECT_EQ(coded.short_scales()[0], 0x3B13);  // the first bf16 above 1 / 448
+  EXPECT_EQ(coded.short_scales()[1], 0x3F81);
 }
 
 TEST(Encode, EveryFormat_StaysNearForAllShapes) {

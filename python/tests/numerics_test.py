@@ -23,7 +23,7 @@ PARTS = {
     "dyn8": {"codes": ("uint8", (130, 160)), "scales": ("float32", (82,))},
     "dyn4": {"codes": ("uint8", (10400,)), "scales": ("float32", (163,))},
     "fp8": {"codes": ("uint8", (130, 160)), "scales": ("float32", (82,))},
-    "fp8x32": {"codes": ("uint8", (130, 160)), "scales": ("float32", (650,))},
+    "fp8x32": {"codes": ("uint8", (130, 160)), "scales": ("uint16", (650,))},
     "fp8_tensor": {"codes": ("uint8", (130, 160)), "scales": ("float32", ())},
     "fp8_row": {"codes": ("uint8", (130, 160)), "scales": ("float32", (130, 1))},
     "fp8_block": {"codes": ("uint8", (130, 160)), "scales": ("float32", (2, 2))},

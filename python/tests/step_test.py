@@ -190,7 +190,8 @@ class StepTest(unittest.TestCase):
             step = Step("AdamW", states=states)
             for bad in np.nan, np.inf, -1.0, 0.0:
                 state = step.init(numbers(0))
-                state.parts["exp_avg_sq"]["scales"][-1] = bad
+                scale = encode(np.array([bad], np.float32), "bf16")["codes"][0] if states == "fp8x32" else bad  # bf16
+                state.parts["exp_avg_sq"]["scales"][-1] = scale
                 before = snapshot(state)
                 for policy in "fail", "skip":
                     self.refused("exp_avg_sq: scale ", step.apply, state, numbers(1), 1, nonfinite=policy)
