@@ -21,8 +21,8 @@ struct RefusedGradient {
   float value = 0;
 };
 
-// The first gradient, slot by slot, that is NaN, infinite, or at least FLT_MAX / slots (so that the slots' sum might not
-// be finite). REQUIRES: CheckRun(context, run) is OK.
+// The first gradient, slot by slot, that is NaN, infinite, or at least FLT_MAX / slots (their sum might then not be
+// finite). REQUIRES: CheckRun(context, run) is OK.
 std::optional<RefusedGradient> FindRefusedGradient(const OptimizerContext& context, const OptimizerRun& run);
 
 }  // namespace shardmesh

@@ -9,7 +9,8 @@ from .errors import InvalidArgument
 try:
     import numpy as np
 except ImportError as _missing:
-    raise ImportError("shardmesh.numerics needs NumPy: pip install numpy; Debian's package is python3-numpy") from _missing
+    _text = "shardmesh.numerics needs NumPy: pip install numpy; Debian's package is python3-numpy"
+    raise ImportError(_text) from _missing
 
 __all__ = ["floats", "np", "numbers", "part", "view"]
 

@@ -43,7 +43,8 @@ class StepTest(unittest.TestCase):
                         step = Step(optimizer, weights, states, seed=3, implementation=implementation, **hyper)
                         state = step.init(numbers(0))
                         for number in 1, 2:
-                            self.assertTrue(step.apply(state, numbers(number, 0.1), number, tensor=2, first_element=256))
+                            gradient = numbers(number, 0.1)
+                            self.assertTrue(step.apply(state, gradient, number, tensor=2, first_element=256))
                         results.append(snapshot(state))
                     self.assert_same(results[0], results[1])
                     self.assert_same(results[0], results[2])

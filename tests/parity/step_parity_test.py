@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """Step beside torch.optim in fp32: 100 steps on recorded gradients, within a bound that is derived for every element.
 
-Both compute one formula in fp32, with scalars that are computed in double and rounded, but in other orders of operations. A
-rounding to nearest changes a number x by at most u |x|, u = 2^-24 (half a unit in the last place). So after an operation
-the two differ by no more than what their arguments differed, passed through the operation, and u |result| for each
-rounding of either. `Bounds` carries that along for every element, in double (a running error analysis: Higham,
-"Accuracy and stability of numerical algorithms", 2002, section 3.3). The roundings, each as a dot behind its result:
+Both compute one formula in fp32, with scalars that are computed in double and rounded, but in other orders of
+operations. A rounding to nearest changes a number x by at most u |x|, u = 2^-24 (half a unit in the last place). So
+after an operation the two differ by no more than what their arguments differed, passed through the operation, and
+u |result| for each rounding of either.
+`Bounds` carries that along for every element, in double (a running error analysis: Higham, "Accuracy and stability of
+numerical algorithms", 2002, section 3.3). The roundings, each as a dot behind its result:
 
               torch 2.13 (_single_tensor_*)        shardmesh (kernels/rules/optimizers.h)   u times, both together
   gradient    (g + (c. w).).                       fma(c., w, g).                           3 c w, 2 g'
   buffer      ((mu. b). + ((1-tau). g).).          fma(mu., b, ((1-tau). g).).              3 mu b, 4 (1-tau) g, 2 b'
   Nesterov    (g + (mu. b').).                     fma(mu., b', g).                         3 mu b', 2 n
-  m           (m + (w1. (g - m).).).               fma(b1., m, (w1. g).).                   w1 (3 (g-m) + 2 g), b1 m, 2 m'
+  m           (m + (w1. (g - m).).).               fma(b1., m, (w1. g).).                   w1 (3 (g-m) + 2g), b1 m, 2m'
   v           ((b2. v). + ((w2. g). g).).          fma(b2., v, ((w2. g). g).).              3 b2 v, 6 w2 g g, 2 v'
   d           ((sqrt(v'). / r.). + eps.).          fma(sqrt(v')., (1/r)., eps.).            5 sqrt(v')/r, 2 eps, 2 d
   w           ((D. w). - ((s. m'). / d).).         fma(s., (m' / d)., (D. w).).             4 D w, 5 s m'/d, 2 w'
