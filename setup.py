@@ -15,16 +15,18 @@ from setuptools.command.build_ext import build_ext
 # What python/binding/ needs of core/ and kernels/, tests left out.
 CORE = """
     adamw box box_index box_parts bucket_layout communicator_key digest element_order format granule layout_boxes
-    layout_picture layout_reshard mesh mesh_compose mesh_picture mesh_queries mesh_rank_map mesh_spec mesh_state names
-    numeric_formats optimizer optimizer_names owner_balance placement reshard stored_plan stored_view view view_holders
+    layout_picture layout_reshard mesh mesh_compose mesh_picture mesh_queries mesh_rank_map mesh_spec mesh_state muon
+    names numeric_formats optimizer optimizer_names owner_balance placement reshard stored_plan stored_view view
+    view_holders
 """.split()
 KERNELS = """
-    encode encode_published encode_stored fused_step fused_step_reference optimizer_step optimizer_step_reference
-    step_values tile/walk torchao_codec torchao_step
+    encode encode_published encode_stored fused_step fused_step_reference gemm muon newton_schulz optimizer_step
+    optimizer_step_reference step_values tile/walk torchao_codec torchao_step
 """.split()
 # Compiled for AVX2 and FMA, and entered only after the processor was asked; as SIMD_COPTS of kernels/BUILD.
 SIMD_FLAGS = "-O3 -mavx2 -mfma -mf16c -mbmi -mbmi2 -maes -mpclmul".split()
-SIMD = {"fused_step_simd": SIMD_FLAGS, "optimizer_step_simd": [*SIMD_FLAGS, "-fschedule-insns"]}
+SIMD = dict.fromkeys(["fused_step_simd", "gemm_simd", "muon_simd"], SIMD_FLAGS)
+SIMD["optimizer_step_simd"] = [*SIMD_FLAGS, "-fschedule-insns"]
 if platform.machine() != "x86_64":
     SIMD = {}
 # pkg-config's name -> the package of packages.txt that has it.

@@ -119,7 +119,7 @@ void DecodeTorchaoStates(StateFormat format, bool is_signed, const ConstStoredTi
     case StateFormat::kDyn4:
       return DecodeFourBits(FourBitMap(is_signed), from, to);
     case StateFormat::kFp8:
-      return DecodeBytes(from, to, [](uint32_t code) { return DecodeMinifloat<E4M3, float>(code); });
+      return DecodeBytes(from, to, [](uint32_t code) { return DecodeAnyMinifloat<E4M3, float>(code); });
     default:
       std::memcpy(to, from.codes, kTileElements * sizeof(float));
   }

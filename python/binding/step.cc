@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/muon.h"
 #include "core/status.h"
 #include "kernels/fused_step.h"
+#include "kernels/muon.h"
 #include "kernels/optimizer_step.h"
 #include "kernels/step_values.h"
 #include "kernels/torchao_step.h"
@@ -16,6 +18,8 @@ struct BoundStep {
   OptimizerContext context;
   bool torchao = false;
   OptimizerStepFn function = nullptr;
+  MuonOptions muon;
+  MuonStepFn muon_function = nullptr;  // of Muon alone
 };
 
 }  // namespace
@@ -33,8 +37,19 @@ namespace {
 
 using Hyper = std::vector<std::pair<Text, double>>;
 
-// A field by torch.optim's name (the betas as beta1 and beta2). InvalidArgument: there is none.
-void Set(OptimizerHyper& hyper, const std::string& name, double value) {
+// A field by torch.optim's name (the betas as beta1 and beta2, Muon's coefficients as ns_a, ns_b and ns_c).
+// InvalidArgument: there is none.
+void Set(BoundStep& step, const std::string& name, double value) {
+  OptimizerHyper& hyper = step.context.hyper;
+  MuonOptions& muon = step.muon;
+  const std::pair<const char*, double*> coefficients[] = {{"ns_a", &muon.a}, {"ns_b", &muon.b}, {"ns_c", &muon.c}};
+  for (const auto& [known, field] : coefficients) {
+    if (name == known) return void(*field = value);
+  }
+  if (name == "ns_steps") return void(muon.iterations = static_cast<int>(std::max(-1.0, std::min(value, 1e6))));
+  if (name == "match_rms_adamw") {
+    return void(muon.lr_adjust = value != 0 ? MuonLrAdjust::kMatchRmsAdamW : MuonLrAdjust::kOriginal);
+  }
   const std::pair<const char*, double OptimizerHyper::*> numbers[] = {{"lr", &OptimizerHyper::lr},
                                                                       {"beta1", &OptimizerHyper::beta1},
                                                                       {"beta2", &OptimizerHyper::beta2},
@@ -75,13 +90,16 @@ BoundStep CreateStep(const Text& optimizer, const Hyper& hyper, const Text& weig
   BoundStep step;
   OptimizerContext& context = step.context;
   context.hyper = OptimizerHyper::Defaults(OrThrow(ParseOptimizer(optimizer.value)));
-  for (const auto& [name, value] : hyper) Set(context.hyper, name.value, value);
+  for (const auto& [name, value] : hyper) Set(step, name.value, value);
   if (const absl::Status status = Validate(context.hyper); !status.ok()) throw StatusError(status);
   context.weights = OrThrow(ParseWeightFormat(weights.value));
   context.states = OrThrow(ParseStateFormat(states.value));
   context.seed = Unsigned64(seed, "seed");
   step.torchao = torchao;
   step.function = FunctionOf(torchao, implementation.value);
+  if (context.hyper.kind == OptimizerKind::kMuon) {
+    step.muon_function = step.function == OptimizerStepReference ? MuonStepReference : MuonStepSimd;
+  }
   return step;
 }
 
@@ -130,9 +148,30 @@ class BoundRun {
   std::vector<const void*> gradients_;
 };
 
+// The whole matrix: the run's rows.
+absl::Status ApplyMuon(const BoundStep& step, const OptimizerContext& context, const OptimizerRun& run) {
+  MuonMatrix matrix;
+  matrix.columns = run.row_elements;
+  matrix.rows = run.num_elements / std::max<int64_t>(run.row_elements, 1);
+  ASSIGN_OR_RETURN(matrix.scalars, ComputeMuonScalars(context.hyper, step.muon, matrix.rows, matrix.columns));
+  MuonScratch scratch(1);
+  scratch.Reserve(matrix.rows, matrix.columns);
+  RETURN_IF_ERROR(CheckMuon(context, matrix, run, scratch, Parallel()));
+  step.muon_function(context, matrix, run, scratch, Parallel());
+  return absl::OkStatus();
+}
+
+absl::Status CheckBound(const BoundStep& step, const OptimizerContext& context, const OptimizerRun& run) {
+  if (step.torchao) return CheckTorchaoRun(context, run);
+  if (step.muon_function == nullptr) return CheckRun(context, run);
+  OptimizerContext with_state = context;  // as a run with one state; the rest is CheckMuon's
+  with_state.hyper = OptimizerHyper::Defaults(OptimizerKind::kLion);
+  return CheckRun(with_state, run);
+}
+
 // Not OK: nothing was changed; *refused says whether it was for a gradient.
 absl::Status Apply(const BoundStep& step, const OptimizerContext& context, const OptimizerRun& run, bool* refused) {
-  RETURN_IF_ERROR(step.torchao ? CheckTorchaoRun(context, run) : CheckRun(context, run));
+  RETURN_IF_ERROR(CheckBound(step, context, run));
   RETURN_IF_ERROR(CheckStepValues(context, run, step.torchao));
   const std::optional<RefusedGradient> first = FindRefusedGradient(context, run);
   *refused = first.has_value();
@@ -141,6 +180,7 @@ absl::Status Apply(const BoundStep& step, const OptimizerContext& context, const
                                                    first->value, "; gradients are finite, and below FLT_MAX / ",
                                                    run.num_slots));
   }
+  if (step.muon_function != nullptr) return ApplyMuon(step, context, run);
   step.function(context, run);
   return absl::OkStatus();
 }

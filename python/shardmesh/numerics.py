@@ -169,14 +169,18 @@ _ADAM = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")
 _HYPERPARAMETERS = {
     "sgd": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
     "adam": _ADAM, "adamw": _ADAM, "lion": ("lr", "betas", "weight_decay", "maximize"),
+    "muon": ("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
 }
+# Hyper-parameters that are several numbers, and what _core calls these.
+_SEVERAL = {"betas": ("beta1", "beta2"), "ns_coefficients": ("ns_a", "ns_b", "ns_c")}
+_ADJUST_LR = {None: 0.0, "original": 0.0, "match_rms_adamw": 1.0}
 
 
 class Step:
     """An optimizer with the formats of its weights and states; apply() takes one step.
 
-    optimizer: "SGD", "Adam", "AdamW", "AMSGrad" (Adam with amsgrad) or "Lion"; hyperparameters have torch.optim's names
-    and defaults. seed: of the draws of stochastic rounding. implementation: "reference" or "simd", which have the same
+    optimizer: "SGD", "Adam", "AdamW", "AMSGrad" (Adam with amsgrad), "Lion", or "Muon" for whole matrices;
+    hyperparameters have torch.optim's names and defaults. seed: of the draws of stochastic rounding. implementation: "reference" or "simd", which have the same
     bits; None is the best for this processor. compat="torchao": codes, scales and weights as torchao's optimizers on a
     CPU (kernels/torchao_step.h), of Adam and AdamW with weights fp32, bf16 and bf16_sr and states fp32, dyn8, dyn4 and
     fp8, in whole blocks.
@@ -191,6 +195,7 @@ class Step:
         if compat not in _CHOICES["compat"]:
             raise InvalidArgument(f"compat is {compat!r:.40}; it is one of {_CHOICES['compat']}")
         name = optimizer.lower()
+        self._matrix = name == "muon"
         if name == "amsgrad":
             name, hyperparameters = "adam", {**hyperparameters, "amsgrad": True}
         self._core = _core.OptimizerStep(
@@ -237,6 +242,8 @@ class Step:
                 raise InvalidArgument(f"gradient {i} has the shape {each.shape}; the state has {state.shape}")
             if each.dtype != gradients[0].dtype:
                 raise InvalidArgument(f"gradient {i} is of {each.dtype}, gradient 0 of {gradients[0].dtype}")
+        if self._matrix and len(state.shape) != 2:
+            raise InvalidArgument(f"muon steps matrices; the state has the shape {state.shape}")
         size = int(np.prod(state.shape))
         weights, *moments = [list(stream.values()) for stream in state.parts.values()]
         return self._core.apply(
@@ -259,16 +266,20 @@ class Step:
 
 
 def _hyper(optimizer: str, given: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """As _core takes them: betas one by one. InvalidArgument: a name that the optimizer does not have."""
+    """As _core takes them: numbers one by one. InvalidArgument: a name that the optimizer does not have."""
     known = _HYPERPARAMETERS.get(optimizer, tuple(given))  # of no optimizer: C++ says so
     values: list[tuple[str, float]] = []
     for name, value in given.items():
         if name not in known:
             raise InvalidArgument(f"{optimizer} has no hyper-parameter {name}; it has {', '.join(known)}")
-        if name != "betas":
-            values.append((name, float(value)))
+        if name == "adjust_lr_fn":
+            if value not in _ADJUST_LR:
+                raise InvalidArgument(f"{optimizer}: {name} is {value!r:.40}; it is one of {tuple(_ADJUST_LR)}")
+            values.append(("match_rms_adamw", _ADJUST_LR[value]))
             continue
-        if len(value) != 2:
-            raise InvalidArgument(f"{optimizer}: betas has {len(value)} numbers; it has two")
-        values += [("beta1", float(value[0])), ("beta2", float(value[1]))]
+        names = _SEVERAL.get(name, (name,))
+        numbers = value if name in _SEVERAL else (value,)
+        if len(numbers) != len(names):
+            raise InvalidArgument(f"{optimizer}: {name} has {len(numbers)} numbers; it has {len(names)}")
+        values += [(each, float(number)) for each, number in zip(names, numbers)]
     return values

@@ -34,6 +34,24 @@ class StepTest(unittest.TestCase):
             call(*arguments, **options)
         self.assertIn(message, str(caught.exception))
 
+    def test_muon_steps_a_matrix(self):
+        start, gradients = numbers(1), [numbers(2), numbers(3)]
+        states = [self.after(Step("Muon", lr=0.1, implementation=each), start, gradients) for each in ("reference", None)]
+        self.assert_same(snapshot(states[0]), snapshot(states[1]))
+        moved = states[0].weights - start * (1 - 0.1 * 0.1) ** 2
+        # Two steps of an orthogonal matrix (singular values between 0.7 and 1.2) by lr sqrt(max(1, rows / columns)).
+        self.assertLess(np.linalg.norm(moved, 2), 2 * 0.1 * 1.2)
+        self.assertGreater(np.linalg.norm(moved, 2), 0.1 * 0.7)
+        self.refused("muon steps matrices", Step("Muon").apply, Step("Muon").init(start[0]), gradients[0][0], 1)
+        self.refused("ns_coefficients has 2 numbers", Step, "Muon", ns_coefficients=(1, 2))
+        self.refused("adjust_lr_fn is 'other'", Step, "Muon", adjust_lr_fn="other")
+
+    def after(self, step, start, gradients):
+        state = step.init(start)
+        for number, gradient in enumerate(gradients, 1):
+            self.assertTrue(step.apply(state, gradient, number))
+        return state
+
     def test_both_implementations_have_the_same_bits(self):
         for optimizer, hyper in OPTIMIZERS.items():
             for weights in WEIGHTS:
