@@ -132,6 +132,7 @@ void StepTensor::Add(const StoredLayout& layout) {
 }
 
 void StepTensor::FillGradients(int64_t step) {
+  filled_step_ = step;
   for (size_t slot = 0; slot < gradients_.size(); ++slot) {
     std::mt19937_64 random(100 * step + slot);
     std::normal_distribution<float> normal;
@@ -146,7 +147,7 @@ void StepTensor::FillGradients(int64_t step) {
 }
 
 OptimizerRun StepTensor::RunOf(int64_t step, int64_t begin, int64_t end) {
-  if (begin == 0) FillGradients(step);
+  if (filled_step_ != step) FillGradients(step);
   slots_.clear();
   for (Guarded& slot : gradients_) slots_.push_back(slot.data() + begin * (case_.gradients == Format::kFp32 ? 4 : 2));
   OptimizerRun run;

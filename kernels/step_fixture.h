@@ -69,6 +69,7 @@ class StepTensor {
   std::vector<Guarded> parts_, gradients_;
   Guarded square_sums_, changed_;
   std::vector<const void*> slots_;
+  int64_t filled_step_ = 0;  // whose gradients there are
 };
 
 }  // namespace shardmesh
