@@ -134,10 +134,11 @@ void StepTensor::Add(const StoredLayout& layout) {
 void StepTensor::FillGradients(int64_t step) {
   filled_step_ = step;
   for (size_t slot = 0; slot < gradients_.size(); ++slot) {
-    std::mt19937_64 random(100 * step + slot);
-    std::normal_distribution<float> normal;
+    std::mt19937 random(static_cast<uint32_t>(100 * step + static_cast<int64_t>(slot)));
     for (int64_t i = 0; i < num_elements_; ++i) {
-      float g = normal(random) * std::ldexp(1.0f, static_cast<int>(random() % 12) - 10);
+      // Both signs, over twelve powers of two.
+      const uint32_t bits32 = random();
+      float g = std::ldexp(static_cast<float>(static_cast<int32_t>(bits32)), -31 - static_cast<int>(bits32 % 12));
       if (i == 3) g = 0;
       const uint16_t bits = FloatToBf16Rne(g);
       if (case_.gradients == Format::kFp32) std::memcpy(gradients_[slot].data() + 4 * i, &g, 4);
