@@ -134,7 +134,12 @@ absl::Status ValidateBox(const Box& box, const Dims& shape) {
   }
   for (size_t d = 0; d < shape.size(); ++d) {
     const int64_t offset = box.offsets[d], size = box.sizes[d];
-    if (offset < 0 || size < 0 || offset > shape[d] || size > shape[d] - offset) {
+    if (offset < 0 || size < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("box: ", box.ToString(), " has the negative ",
+                                                     size < 0 ? "size " : "offset ", size < 0 ? size : offset,
+                                                     " along dimension ", d, "; give 0 or more"));
+    }
+    if (offset > shape[d] || size > shape[d] - offset) {
       return absl::InvalidArgumentError(absl::StrCat("box: ", box.ToString(), " is not inside the shape [",
                                                      absl::StrJoin(shape, ", "), "]: see dimension ", d));
     }

@@ -21,6 +21,10 @@ std::string Describe(const NamedBox& part) {
 absl::StatusOr<PackedParts> PackedParts::Create(Dims shape, std::vector<NamedBox> parts, Gaps gaps) {
   RETURN_IF_ERROR(ValidateShape(shape));
   if (parts.empty()) return absl::InvalidArgumentError("parts: there is none; give at least one");
+  if (parts.size() > kMaxPackedParts) {
+    return absl::ResourceExhaustedError(absl::StrCat("parts: there are ", parts.size(), "; one tensor has at most ",
+                                                     kMaxPackedParts, ", so view those that you need"));
+  }
   absl::flat_hash_map<absl::string_view, size_t> places;
   std::vector<Box> boxes;
   int64_t covered = 0;

@@ -15,6 +15,8 @@
 
 namespace shardmesh {
 
+inline constexpr size_t kMaxPackedParts = 4096;
+
 struct NamedBox {
   std::string name;
   Box box;  // of the stored tensor
@@ -27,7 +29,7 @@ class PackedParts {
  public:
   // InvalidArgument: no part, a part is not inside the shape (named), two parts overlap or have one name (both are
   //   named), or, with Gaps::kRefuse, elements of no part (counted).
-  // ResourceExhausted: as ValidateShape.
+  // ResourceExhausted: as ValidateShape; more than kMaxPackedParts parts.
   static absl::StatusOr<PackedParts> Create(Dims shape, std::vector<NamedBox> parts, Gaps gaps);
 
   const Dims& shape() const { return shape_; }

@@ -64,6 +64,8 @@ absl::Status BucketLayout::IndexNames() {
   index_of_.reserve(tensors_.size());
   for (size_t i = 0; i < tensors_.size(); ++i) {
     RETURN_IF_ERROR(ValidateName(tensors_[i].name));
+    RETURN_IF_ERROR(
+        Annotate(ValidateText("format", tensors_[i].space), absl::StrCat("tensor ", Quoted(tensors_[i].name))));
     const auto [other, fresh] = index_of_.emplace(tensors_[i].name, static_cast<int32_t>(i));
     if (fresh) continue;
     return absl::InvalidArgumentError(absl::StrCat("tensors ", other->second, " and ", i, " are both named ",

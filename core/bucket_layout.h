@@ -92,8 +92,9 @@ class BucketLayout {
   BucketLayout(BucketLayout&&) = default;
   BucketLayout& operator=(BucketLayout&&) = default;
 
-  // InvalidArgument: a bad or repeated name, a shape or granule that core/granule.h refuses, a tie to an unknown or
-  // tied tensor or of another shape, or options out of range. ResourceExhausted: more than kMaxLayoutElements.
+  // InvalidArgument: a bad or repeated name, a space that ValidateText (core/names.h) refuses, a shape or granule that
+  // core/granule.h refuses, a tie to an unknown or tied tensor or of another shape, or options out of range.
+  // ResourceExhausted: more than kMaxLayoutElements.
   static absl::StatusOr<BucketLayout> Create(std::vector<LayoutTensor> tensors, const LayoutOptions& options);
 
   absl::Span<const LayoutTensor> tensors() const { return tensors_; }

@@ -20,8 +20,8 @@ constexpr absl::string_view kDataParallel = "module";
 
 bool IsWrapper(absl::string_view segment) { return absl::c_linear_search(internal::kWrapperSegments, segment); }
 
-absl::Status BadName(absl::string_view name, absl::string_view problem) {
-  return absl::InvalidArgumentError(absl::StrCat("name ", QuotedName(name), " ", problem));
+absl::Status Bad(absl::string_view what, absl::string_view text, absl::string_view problem) {
+  return absl::InvalidArgumentError(absl::StrCat(what, " ", QuotedName(text), " ", problem));
 }
 
 // The smallest code point that needs `length` bytes: shorter ones written so long are overlong.
@@ -97,22 +97,29 @@ std::string QuotedName(absl::string_view name) {
   return absl::StrCat("\"", absl::CHexEscape(name.substr(0, kMaxQuotedBytes)), cut ? "...\"" : "\"");
 }
 
-absl::Status ValidateName(absl::string_view name) {
-  if (name.empty()) return BadName(name, "is empty; a name has at least one segment");
-  if (name.size() > kMaxNameBytes) {
-    return BadName(name, absl::StrCat("has ", name.size(), " bytes; at most ", kMaxNameBytes, " are allowed"));
+absl::Status ValidateText(absl::string_view what, absl::string_view text) {
+  if (text.size() > kMaxNameBytes) {
+    return Bad(what, text, absl::StrCat("has ", text.size(), " bytes; at most ", kMaxNameBytes, " are allowed"));
   }
-  const size_t nul = name.find('\0');
-  if (nul != name.npos) return BadName(name, absl::StrCat("has a NUL byte at offset ", nul, "; names are text"));
-  for (size_t at = 0; at < name.size();) {
-    const size_t length = Utf8Length(name.substr(at));
-    if (length == 0) return BadName(name, absl::StrCat("is not UTF-8 at offset ", at, "; encode it as UTF-8"));
+  const size_t nul = text.find('\0');
+  if (nul != text.npos)
+    return Bad(what, text, absl::StrCat("has a NUL byte at offset ", nul, "; ", what, "s are text"));
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = Utf8Length(text.substr(at));
+    if (length == 0) return Bad(what, text, absl::StrCat("is not UTF-8 at offset ", at, "; encode it as UTF-8"));
     at += length;
   }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateName(absl::string_view name) {
+  if (name.empty()) return Bad("name", name, "is empty; a name has at least one segment");
+  RETURN_IF_ERROR(ValidateText("name", name));
   for (const absl::string_view segment : absl::StrSplit(name, '.')) {
     if (!segment.empty()) continue;
-    return BadName(name, absl::StrCat("has an empty segment at offset ", segment.data() - name.data(),
-                                      "; write one \".\" between segments and none at the ends"));
+    return Bad("name", name,
+               absl::StrCat("has an empty segment at offset ", segment.data() - name.data(),
+                            "; write one \".\" between segments and none at the ends"));
   }
   return absl::OkStatus();
 }

@@ -49,6 +49,10 @@ struct NameRules {
 // 3629), or longer than kMaxNameBytes; the message has the name, escaped and cut.
 absl::Status ValidateName(absl::string_view name);
 
+// OK when `text`, which may be empty, is text. InvalidArgument: a NUL byte, not UTF-8, or longer than kMaxNameBytes;
+// the message begins with `what`.
+absl::Status ValidateText(absl::string_view what, absl::string_view text);
+
 // A name as it stands in messages: in quotes, escaped, and cut.
 std::string QuotedName(absl::string_view name);
 

@@ -163,8 +163,9 @@ absl::StatusOr<ReshardPlan> PlanReshard(absl::Span<const TensorView> source, abs
     return absl::InvalidArgumentError(
         absl::StrCat("reshard: ", names.size(), " names of ", source.size(), " tensors; give one for each"));
   }
-  const auto which = [names](size_t t) {
-    return names.empty() ? absl::StrCat("tensor ", t) : absl::StrCat("tensor ", QuotedName(names[t]));
+  const auto which = [names, num_tensors = source.size()](size_t t) {
+    if (!names.empty()) return absl::StrCat("tensor ", QuotedName(names[t]));
+    return num_tensors == 1 ? std::string("the tensor") : absl::StrCat("tensor ", t);
   };
   if (source.size() != destination.size()) {
     return absl::InvalidArgumentError(absl::StrCat("reshard: ", source.size(), " tensors at the source and ",

@@ -53,8 +53,9 @@ struct ReshardPlan {
 };
 
 // The copies that fill the boxes that `rank` has in `destination`. Of a tensor that it has no part in (it is not in the
-// tensor's mesh, not listed) it gets nothing. `names`: of the tensors, for messages, which else have their indices.
-// InvalidArgument: the views (or the names, if any) differ in the number of tensors, or the views in a shape; a source
+// tensor's mesh, not listed) it gets nothing. `names`: of the tensors, for messages, which else have their indices if
+// they are several. InvalidArgument: the views (or the names, if any) differ in the number of tensors, or the views in
+// a shape; a source
 //   cannot be read from (TensorView::CanBeSource), or lacks elements that the rank wants. The message has the tensor.
 // NotFound: there are tensors, and the rank has no part in any.
 // ResourceExhausted: more than `max_copies` copies (counted for the tensor at hand before neighbours are joined); the

@@ -108,6 +108,12 @@ TEST(ReshardTest, DifferentLists_AreInvalidArgument) {
               StatusIs(kInvalid, HasSubstr("tensor 1 is [4] at the source and [5] at the destination")));
 }
 
+TEST(ReshardTest, OneTensorWithoutAName_HasNoNumber) {
+  const TensorView a = Placed({4}, 2, P::Shard(0)), b = Placed({5}, 2, P::Shard(0));
+  EXPECT_THAT(PlanReshard({a}, {b}, Rank(0)), StatusIs(kInvalid, HasSubstr("reshard: the tensor is [4] at the")));
+  EXPECT_THAT(PlanReshard({a}, {b}, Rank(0), 9, {"w"}), StatusIs(kInvalid, HasSubstr("reshard: tensor \"w\" is [4]")));
+}
+
 TEST(ReshardTest, SourceThatLacksOrContradicts_IsInvalidArgument) {
   const TensorView want = Placed({8}, 1, P::Replicate());
   const LocalBox low = Dense({{0}, {5}}), high = Dense({{6}, {2}}), middle = Dense({{3}, {4}});
@@ -116,7 +122,7 @@ TEST(ReshardTest, SourceThatLacksOrContradicts_IsInvalidArgument) {
       PlanReshard({want, gap}, {want, want}, Rank(0)),
       StatusIs(kInvalid, AllOf(HasSubstr("tensor 1: "), HasSubstr("has 7 of the 8 elements [0:8] that rank 0"))));
   const TensorView both = TensorView::Listed({8}, {{Rank(0), low}, {Rank(1), high}, {Rank(2), middle}}).value();
-  EXPECT_THAT(PlanReshard({both}, {want}, Rank(0)), StatusIs(kInvalid, HasSubstr("tensor 0: view: [")));
+  EXPECT_THAT(PlanReshard({both}, {want}, Rank(0)), StatusIs(kInvalid, HasSubstr("the tensor: view: [")));
   EXPECT_OK(PlanReshard({want}, {both}, Rank(2)));  // readers may overlap
 }
 
@@ -124,7 +130,7 @@ TEST(ReshardTest, MaxCopies_IsALimitWithTheCount) {
   const std::vector<TensorView> columns = {Placed({100, 6}, 2, P::Shard(1))}, rows = {Placed({100, 6}, 1, P::Shard(0))};
   EXPECT_THAT(PlanReshard(columns, rows, Rank(0), 200).value().copies, SizeIs(200));
   EXPECT_THAT(PlanReshard(columns, rows, Rank(0), 199),
-              StatusIs(kExhausted, AllOf(HasSubstr("tensor 0: reshard: 200 copies or more"), HasSubstr("is 199"))));
+              StatusIs(kExhausted, AllOf(HasSubstr("the tensor: reshard: 200 copies or more"), HasSubstr("is 199"))));
   // 2^60 runs are refused without being written out.
   const int64_t giga = int64_t{1} << 30;
   EXPECT_THAT(

@@ -28,6 +28,8 @@
 
 namespace shardmesh {
 
+inline constexpr int64_t kMaxCheckedRuns = int64_t{1} << 20;  // of all ranks of a Listed together
+
 // A box, who holds it, and where.
 struct RankBox {
   Rank rank;
@@ -54,9 +56,10 @@ class TensorView {
 
   // A rank may be listed with several boxes, also empty ones, or among the `boxless` ranks, which have a part in the
   // tensor but hold none of it. One that is not listed has no part in it.
-  // Errors as ValidateLocalBox; InvalidArgument also: a negative rank, or two boxes of one rank overlap (both are
-  // named).
-  // REQUIRES: the boxes of one rank do not share places in its memory.
+  // Errors as ValidateLocalBox; InvalidArgument also: a negative rank; two boxes of one rank overlap, or share a place
+  // in its memory (both are named).
+  // REQUIRES: boxes of one rank that reach into each other in its memory, and have more than kMaxCheckedRuns runs of
+  // consecutive elements, share no place there. All others are checked.
   static absl::StatusOr<TensorView> Listed(const Dims& shape, std::vector<RankBox> boxes,
                                            std::vector<Rank> boxless = {});
 

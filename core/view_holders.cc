@@ -46,29 +46,34 @@ std::vector<Box> Distinct(const std::vector<RankBox>& by_box, const std::vector<
 PlacedHolders::PlacedHolders(Mesh mesh, std::vector<PlacedPart> parts, int join_dim)
     : mesh_(std::move(mesh)), mesh_sizes_(mesh_.Sizes()), parts_(std::move(parts)), join_dim_(join_dim) {}
 
-// Where `piece` of a part lies in the rank's joined local tensor. REQUIRES: the rank holds the piece.
-LocalBox PlacedHolders::Joined(size_t part, const Coordinates& at, const Box& piece) const {
+std::vector<int64_t> PlacedHolders::StartsAt(const Coordinates& at) const {
+  std::vector<int64_t> starts(1, 0);
+  if (parts_.size() == 1) return starts;
+  for (const PlacedPart& part : parts_) {
+    const int64_t size = part.placed.Holds(at) ? part.placed.ChunkAt(at).sizes[join_dim_] : 0;
+    starts.push_back(starts.back() + size);
+  }
+  return starts;
+}
+
+LocalBox PlacedHolders::Joined(size_t part, const std::vector<int64_t>& starts, const Coordinates& at,
+                               const Box& piece) const {
   if (parts_.size() == 1) return parts_[0].placed.Locate(at, piece);
   LocalBox whole{parts_[part].placed.ChunkAt(at)};
   Dims joined = whole.box.sizes;
-  joined[join_dim_] = 0;
-  int64_t start = 0;
-  for (size_t p = 0; p < parts_.size(); ++p) {
-    if (!parts_[p].placed.Holds(at)) continue;
-    if (p == part) start = joined[join_dim_];
-    joined[join_dim_] += parts_[p].placed.ChunkAt(at).sizes[join_dim_];
-  }
+  joined[join_dim_] = starts.back();
   whole.strides = RowMajorStrides(joined);
-  whole.offset = start * whole.strides[join_dim_];
+  whole.offset = starts[part] * whole.strides[join_dim_];
   return whole.Part(piece);
 }
 
 absl::StatusOr<std::vector<LocalBox>> PlacedHolders::BoxesOf(Rank rank) const {
   ASSIGN_OR_RETURN(const Coordinates at, mesh_.CoordinatesOf(rank));
+  const std::vector<int64_t> starts = StartsAt(at);
   std::vector<LocalBox> boxes;
   for (size_t p = 0; p < parts_.size(); ++p) {
     for (LocalBox& local : parts_[p].placed.BoxesAt(at)) {
-      if (parts_.size() > 1) local = Joined(p, at, local.box);
+      if (parts_.size() > 1) local = Joined(p, starts, at, local.box);
       local.box = Shifted(local.box, parts_[p].box.offsets, 1);
       boxes.push_back(std::move(local));
     }
@@ -108,7 +113,7 @@ bool PlacedHolders::ForEachSource(const Box& want, Rank reader, TensorView::Visi
     if (inside.IsEmpty()) continue;
     const auto visit_piece = [&](const Coordinates& at, const Box& piece) {
       const Seat seat = Choose(part.placed, at, reader);
-      LocalBox local = Joined(p, seat.at, piece);
+      LocalBox local = Joined(p, StartsAt(seat.at), seat.at, piece);
       local.box = Shifted(local.box, part.box.offsets, 1);
       return visit(*mesh_.RankAt(seat.at, seat.instance), local);
     };

@@ -42,7 +42,10 @@ class PlacedHolders : public TensorView::Holders {
 
   int64_t NumReplicas(const PlacedTensor& placed) const;
   Seat Choose(const PlacedTensor& placed, const Coordinates& at, Rank reader) const;
-  LocalBox Joined(size_t part, const Coordinates& at, const Box& piece) const;
+  // Where each part begins in the joined local tensor, along join_dim_; behind them the tensor's end.
+  std::vector<int64_t> StartsAt(const Coordinates& at) const;
+  // Where `piece` of a part lies there. REQUIRES: starts = StartsAt(at); who is there holds the piece.
+  LocalBox Joined(size_t part, const std::vector<int64_t>& starts, const Coordinates& at, const Box& piece) const;
 
   const Mesh mesh_;
   const std::vector<int64_t> mesh_sizes_;

@@ -1,5 +1,10 @@
 #include "core/view.h"
 
+#include <map>
+#include <random>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
 #include "core/matchers.h"
 
 namespace shardmesh {
@@ -133,6 +138,78 @@ TEST(ViewTest, BadLists_AreTyped) {
   EXPECT_THAT(TensorView::Listed({4}, {{Rank(-1), whole}}), StatusIs(kInvalid, HasSubstr("rank -1 is negative")));
   ASSERT_OK_AND_ASSIGN(const TensorView view, TensorView::Listed({4}, {{Rank(1), whole}, {Rank(2), tail}}));
   EXPECT_THAT(view.CanBeSource(), StatusIs(kInvalid, HasSubstr("[0:4] of rank 1 and [3:4] of rank 2 overlap")));
+}
+
+TEST(ViewTest, Listed_BoxesThatSharePlaces_AreInvalidArgument) {
+  const auto listed = [](const Dims& shape, const LocalBox& a, const LocalBox& b) {
+    const LocalBox far{Box::Whole(shape), 1000, RowMajorStrides(shape)};
+    return TensorView::Listed(shape, {{Rank(3), a}, {Rank(1), far}, {Rank(3), b}}).status();
+  };
+  const LocalBox low{{{0}, {2}}, 0, {1}};
+  EXPECT_THAT(
+      listed({4}, low, {{{2}, {2}}, 0, {1}}),
+      StatusIs(kInvalid, HasSubstr("the boxes [0:2] at offset 0 and [2:4] at offset 0 of rank 3 share places")));
+  EXPECT_THAT(listed({4}, low, {{{2}, {2}}, 1, {1}}), StatusIs(kInvalid, HasSubstr("share places")));
+  EXPECT_OK(listed({4}, low, {{{2}, {2}}, 2, {1}}));
+  EXPECT_OK(listed({4}, low, {{{2}, {0}}, 0, {1}}));
+  // Columns of one row-major tensor lie between each other.
+  const LocalBox left{{{0, 0}, {3, 2}}, 0, {4, 1}};
+  EXPECT_OK(listed({3, 4}, left, {{{0, 2}, {3, 2}}, 2, {4, 1}}));
+  EXPECT_THAT(listed({3, 4}, left, {{{0, 2}, {3, 2}}, 1, {4, 1}}), StatusIs(kInvalid, HasSubstr("share places")));
+  EXPECT_OK(listed({3, 4}, left, {{{0, 2}, {3, 1}}, 3, {4, 1}}));
+  // Every second element, and those between; strides that agree at one element alone.
+  EXPECT_OK(listed({8}, {{{0}, {4}}, 0, {2}}, {{{4}, {4}}, 1, {2}}));
+  EXPECT_THAT(listed({8}, {{{0}, {4}}, 1, {6}}, {{{4}, {4}}, 4, {3}}), StatusIs(kInvalid, HasSubstr("share places")));
+  EXPECT_OK(listed({8}, {{{0}, {4}}, 1, {6}}, {{{4}, {4}}, 3, {3}}));
+}
+
+TEST(ViewTest, Listed_SharedPlacesAmongAllPairs_AgreeWithCounting) {
+  std::mt19937_64 random(20);
+  const auto below = [&random](int64_t n) { return static_cast<int64_t>(random() % n); };
+  int shared = 0;
+  for (int round = 0; round < 2000; ++round) {
+    const Dims shape = {4, 4};
+    std::vector<RankBox> boxes;
+    std::map<int64_t, int> places;
+    for (int64_t row = 0; row < 4; row += 2) {
+      for (int64_t column = 0; column < 4; column += 2) {
+        const int64_t inner = 1 + below(3), outer = inner + 1 + below(12);
+        LocalBox local{{{row, column}, {1 + below(2), 1 + below(2)}}, below(40), {outer, inner}};
+        if (below(2) == 0) std::swap(local.strides[0], local.strides[1]);
+        for (int64_t i = 0; i < local.box.sizes[0]; ++i) {
+          for (int64_t j = 0; j < local.box.sizes[1]; ++j) {
+            ++places[local.offset + i * local.strides[0] + j * local.strides[1]];
+          }
+        }
+        boxes.push_back({Rank(0), local});
+      }
+    }
+    const bool expected = absl::c_any_of(places, [](const auto& place) { return place.second > 1; });
+    shared += expected;
+    EXPECT_EQ(TensorView::Listed(shape, boxes).ok(), !expected) << round;
+  }
+  EXPECT_GT(shared, 200);
+  EXPECT_LT(shared, 1800);
+}
+
+TEST(ViewTest, Listed_MoreRunsThanAreChecked_IsQuick) {
+  const int64_t million = int64_t{1} << 20;
+  const LocalBox left{{{0, 0}, {million, 2}}, 0, {4, 1}}, right{{{0, 2}, {million, 2}}, 2, {4, 1}};
+  EXPECT_OK(TensorView::Listed({million, 4}, {{Rank(0), left}, {Rank(0), right}}));
+}
+
+TEST(ViewTest, Packed_PartsThatLieSideBySide_StartWhereTheLastEnds) {
+  std::vector<NamedBox> parts;
+  for (int64_t p = 0; p < 4096; ++p) parts.push_back({absl::StrCat(p), {{2 * p}, {2}}});
+  ASSERT_OK_AND_ASSIGN(const PackedParts packed, PackedParts::Create({8192}, parts, Gaps::kRefuse));
+  const std::vector<std::vector<P>> placements(4096, {P::Shard(0)});
+  ASSERT_OK_AND_ASSIGN(const TensorView view, TensorView::Packed(packed, 0, MeshOf({2}), placements));
+  const std::vector<LocalBox> boxes = view.BoxesOf(Rank(1)).value();
+  ASSERT_EQ(boxes.size(), 4096u);
+  for (int64_t p = 0; p < 4096; ++p) EXPECT_EQ(boxes[p], (LocalBox{{{2 * p + 1}, {1}}, p, {1}}));
+  parts.push_back({"more", {{8192}, {1}}});
+  EXPECT_THAT(PackedParts::Create({8193}, parts, Gaps::kRefuse),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("there are 4097; one tensor has at most 4096")));
 }
 
 TEST(ViewTest, RankOutsideTheMesh_IsNotFound) {

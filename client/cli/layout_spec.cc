@@ -78,6 +78,7 @@ absl::StatusOr<LayoutTensor> ReadTensor(const Json& json, const std::string& whe
   if (!json.contains("name")) return Wrong(where + ".name", "there; every tensor has one");
   RETURN_IF_ERROR(ReadText(json, "name", where, tensor.name));
   RETURN_IF_ERROR(ReadText(json, "format", where, tensor.space));
+  if (tensor.space.empty()) return Wrong(where + ".format", "a text; leave it out for fp32");
   RETURN_IF_ERROR(ReadText(json, "tied_to", where, tensor.tied_to));
   std::string granule = tensor.granule.ToString();
   RETURN_IF_ERROR(ReadText(json, "granule", where, granule));

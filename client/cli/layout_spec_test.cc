@@ -46,6 +46,7 @@ TEST(ParseLayoutSpec, WhatIsWrong_IsNamedWithItsPlace) {
       {R"({"mesh": "fsdp=2", "tensors": [], "tensor": 1})", "\"tensor\""},
       {R"({"mesh": "fsdp=2", "bucket_elements": 1.5, "tensors": []})", "bucket_elements is not an integer"},
       {R"({"mesh": "fsdp=2", "tensors": [{"shape": []}]})", "tensors[0].name"},
+      {R"({"mesh": "fsdp=2", "tensors": [{"name": "a", "shape": [1], "format": ""}]})", "tensors[0].format is not a"},
       {R"({"mesh": "fsdp=2", "tensors": [{"name": "a"}]})", "tensors[0].shape"},
       {R"({"mesh": "fsdp=2", "tensors": [{"name": "a", "shape": [1, "x"]}]})", "tensors[0].shape[1]"},
       {R"({"mesh": "fsdp=2", "tensors": [{"name": "a", "shape": [18446744073709551615]}]})", "below 2^62"},

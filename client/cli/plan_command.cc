@@ -2,10 +2,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -185,6 +188,18 @@ std::string DrawPlan(const JobSpec& job, const Plan& plan) {
   return out;
 }
 
+namespace {
+
+// Empty when `text` is a rank; else what is wrong with it.
+std::string CheckRank(const std::string& text) {
+  int32_t rank;
+  if (absl::SimpleAtoi(text, &rank) && rank >= 0) return "";
+  return absl::StrCat("\"", absl::CHexEscape(text), "\" is no rank; give a number from 0 to ",
+                      std::numeric_limits<int32_t>::max());
+}
+
+}  // namespace
+
 void AddPlanCommand(CLI::App& app, CommandResult& result) {
   CLI::App* command =
       app.add_subcommand("plan", "Show where every parameter of a job or of a file lies, and what is padding");
@@ -196,7 +211,7 @@ void AddPlanCommand(CLI::App& app, CommandResult& result) {
   CLI::Option* rank =
       command->add_option("--rank", flags->rank, "with --spec: which boxes of which tensors this rank holds")
           ->needs(spec)
-          ->check(CLI::NonNegativeNumber);
+          ->check(CLI::Validator(CheckRank, "RANK"));
   command
       ->add_option("--reshard-from", flags->reshard_from,
                    "with --rank: what it copies when this other file's plan is left")
@@ -204,6 +219,8 @@ void AddPlanCommand(CLI::App& app, CommandResult& result) {
       ->needs(rank);
   AddConnectionOptions(*command, flags->connection);
   command->footer(
+      "Copies are of elements that a parameter has, but between equal block granules of whole blocks, with their\n"
+      "padding.\n"
       "In the picture a letter is the parameter that has most of the column's elements, \".\" is padding alone.\n"
       "Examples:\n"
       "  shardctl plan llama\n"

@@ -35,6 +35,14 @@ TEST(ShardctlTest, CommandLine_Wrong_IsUsage) {
   EXPECT_THAT(RunShardctl({"mesh", "--shape", "2", "--names", "a", "--slice"}), Exits(kExitUsage, "--slice"));
 }
 
+TEST(ShardctlTest, Plan_RankThatIsNone_IsUsage) {
+  for (const char* rank : {"-1", "2147483648", "99999999999999999999", "1.5", "two", ""}) {
+    EXPECT_THAT(RunShardctl({"plan", "--spec", "spec.json", "--rank", rank}),
+                Exits(kExitUsage, "is no rank; give a number from 0 to 2147483647"))
+        << rank;
+  }
+}
+
 TEST(ShardctlTest, Help_ShowsExamples) {
   for (const char* command : {"up", "jobs", "status", "plan", "versions", "pull", "digest", "delete", "mesh", "names",
                               "names canonical", "names table"}) {
