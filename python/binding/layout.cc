@@ -6,6 +6,7 @@
 #include "core/layout_reshard.h"
 #include "core/status.h"
 #include "python/binding/binding.h"
+#include "python/binding/pickle.h"
 
 namespace shardmesh::python {
 namespace {
@@ -14,6 +15,10 @@ LayoutTensor CreateTensor(Text name, const std::vector<Integer>& shape, Text for
                           Text tied_to) {
   absl::StatusOr<Granule> parsed = ParseGranule(granule.value);
   if (!parsed.ok()) throw StatusError(Annotate(parsed.status(), absl::StrCat("parameter \"", name.value, "\"")));
+  if (format.value.empty()) {
+    throw StatusError(absl::InvalidArgumentError(
+        absl::StrCat("parameter \"", name.value, "\": its format is empty; give a text, such as fp32")));
+  }
   return {std::move(name.value), ToVector(shape), std::move(format.value), *parsed, std::move(tied_to.value)};
 }
 
@@ -134,11 +139,11 @@ void BindLayout(py::module_& module) {
   py::class_<LayoutTensor>(module, "Tensor")
       .def(py::init(&CreateTensor), py::arg("name"), py::arg("shape"), py::arg("format"), py::arg("granule"),
            py::arg("tied_to"));
-  py::class_<StoredPlan>(module, "Plan")
-      .def(py::init(&CreatePlan), py::arg("mesh"), py::arg("replicate"), py::arg("tensors"),
+  py::class_<StoredPlan> plan(module, "Plan");
+  DefinePickle(module, plan, "plan", &ToState, &FromState);
+  plan.def(py::init(&CreatePlan), py::arg("mesh"), py::arg("replicate"), py::arg("tensors"),
            py::arg("bucket_elements") = py::none(), py::arg("max_padding") = py::none(),
            py::arg("max_coarse_padding") = py::none())
-      .def(py::pickle(&ToState, &FromState))
       .def_property_readonly("mesh", [](const StoredPlan& plan) { return Mesh(plan.mesh()); })
       .def_property_readonly("hash", &StoredPlan::hash)
       .def_property_readonly("num_shards", [](const StoredPlan& plan) { return plan.layout().num_shards(); })

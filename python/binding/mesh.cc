@@ -6,6 +6,7 @@
 #include "core/communicator_key.h"
 #include "core/mesh_picture.h"
 #include "python/binding/binding.h"
+#include "python/binding/pickle.h"
 
 namespace shardmesh::python {
 namespace {
@@ -146,6 +147,18 @@ void DefineQueries(py::class_<Mesh>& type) {
            "{names, sizes, instances, groups}: what `shardctl mesh ... --json` prints, as an object.");
 }
 
+std::string KeyOf(std::vector<Rank> ranks) {
+  if (ranks.empty()) {
+    throw StatusError(absl::InvalidArgumentError("communicator_key: there is no rank; a group has at least one"));
+  }
+  for (const Rank rank : ranks) {
+    if (rank >= Rank(0)) continue;
+    throw StatusError(absl::InvalidArgumentError(
+        absl::StrCat("communicator_key: rank ", rank.value(), " is negative; ranks count from 0")));
+  }
+  return CommunicatorKey(std::move(ranks));
+}
+
 // Each as (key, ranks, [(index into `asked`, group)]).
 py::list SharedCommunicators(std::vector<std::pair<Mesh, Names>> asked) {
   std::vector<MeshGroups> groups;
@@ -168,12 +181,9 @@ void BindMesh(py::module_& module) {
   type.def("__eq__", &Equal, py::is_operator());
   type.def("__hash__",
            [](const Mesh& mesh) { return py::hash(py::make_tuple(ToTuple(mesh.Names()), ToTuple(mesh.Sizes()))); });
-  type.def(py::pickle(&ToState, &FromState));
-  module.def("communicator_key", &CommunicatorKey, py::arg("ranks"));
+  DefinePickle(module, type, "mesh", &ToState, &FromState);
+  module.def("communicator_key", &KeyOf, py::arg("ranks"));
   module.def("communicators", &SharedCommunicators, py::arg("asked"));
-  const auto same = [](const py::object& self, const py::args&) { return self; };
-  type.def("__copy__", same);
-  type.def("__deepcopy__", same);
   type.def("__str__", [](const Mesh& mesh) {
     std::string text = Picture(mesh);
     text.pop_back();  // print() ends the line

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "python/binding/binding.h"
+#include "python/binding/pickle.h"
 
 namespace shardmesh::python {
 namespace {
@@ -29,12 +30,13 @@ DimPlacement FromState(const State& state) {
 }  // namespace
 
 void BindPlacement(py::module_& module) {
-  const auto same = [](const py::object& self, const py::args&) { return self; };
-  py::class_<DimPlacement>(module, "Placement", "What one dimension of a mesh does to a tensor. Immutable.")
-      .def(py::pickle(&ToState, &FromState))
-      .def("__copy__", same)
-      .def("__deepcopy__", same)
-      .def("__repr__", &DimPlacement::ToString);
+  py::class_<DimPlacement> type(module, "Placement", "What one dimension of a mesh does to a tensor. Immutable.");
+  DefinePickle(module, type, "placement", &ToState, &FromState);
+  type.def(
+      "__eq__", [](const DimPlacement& a, const DimPlacement& b) { return ToState(a) == ToState(b); },
+      py::is_operator());
+  type.def("__hash__", [](const DimPlacement& placement) { return py::hash(py::cast(ToState(placement))); });
+  type.def("__repr__", &DimPlacement::ToString);
   module.def("Replicate", &DimPlacement::Replicate, "Every rank along the dimension holds the same.");
   module.def(
       "Shard", [](Integer dim) { return DimPlacement::Shard(DimOf(dim)); }, py::arg("dim"),

@@ -69,6 +69,10 @@ py::list BoxesAt(const TensorView& view, Rank rank) {
 // For each tensor its copies as (source, source_offset, destination_offset, num_elements).
 std::vector<py::list> Copies(const std::vector<TensorView>& source, const std::vector<TensorView>& destination,
                              std::vector<Text> names, Rank rank, Integer max_copies) {
+  if (max_copies.value < 0 || max_copies.value > kDefaultMaxCopies) {
+    throw StatusError(absl::InvalidArgumentError(
+        absl::StrCat("reshard: max_copies is ", max_copies.value, "; give 0 to ", kDefaultMaxCopies)));
+  }
   const ReshardPlan plan =
       OrThrow(PlanReshard(source, destination, rank, max_copies.value, ToVector(std::move(names))));
   std::vector<py::list> by_tensor(destination.size());

@@ -224,6 +224,13 @@ class Plan:
     def __deepcopy__(self, memo: Any) -> Plan:
         return self
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both say the same: equal hashes."""
+        return self.hash == other.hash if isinstance(other, Plan) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
     def __str__(self) -> str:
         return self._core.picture().rstrip("\n")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Union, overload
 
 from . import _core
 from ._core import Mesh
-from ._placement import Placements, along
+from ._placement import Placements, along, sizes
 from .errors import NotFound
 
 __all__ = ["Box", "Copy", "LocalBox", "View", "listed", "packed", "part", "placed", "reshard"]
@@ -75,7 +75,7 @@ def placed(shape: Sequence[int], mesh: Mesh, placements: Placements) -> View:
     does not allow. NotFound: the mesh has no such dimension. ResourceExhausted: more than 8 dimensions or 2^62
     elements.
     """
-    return View(_core.placed(shape, mesh, along(mesh, placements)))
+    return View(_core.placed(sizes("shape", shape), mesh, along(mesh, placements)))
 
 
 def part(shape: Sequence[int], box: AnyBox, mesh: Mesh, placements: Placements) -> View:
@@ -83,7 +83,7 @@ def part(shape: Sequence[int], box: AnyBox, mesh: Mesh, placements: Placements) 
 
     shape: of the packed tensor; the boxes are its own. Errors as placed(). InvalidArgument also: `box` is not inside.
     """
-    return View(_core.part(shape, box, mesh, along(mesh, placements)))
+    return View(_core.part(sizes("shape", shape), box, mesh, along(mesh, placements)))
 
 
 def packed(
@@ -98,10 +98,12 @@ def packed(
     Errors as placed(), with the part's name. InvalidArgument also: no parts, parts that overlap or leave gaps, a
     dimension that the tensor lacks, a part that is flat, or parts that differ along another dimension than join_dim.
     """
+    if not isinstance(parts, Mapping):
+        raise TypeError(f"parts is {parts!r:.200}; give a mapping from names to boxes")
     each = []
     for name, box in parts.items():
         each.append((name, box, along(mesh, placements(name) if callable(placements) else placements)))
-    return View(_core.packed(shape, each, join_dim, mesh, gaps))
+    return View(_core.packed(sizes("shape", shape), each, join_dim, mesh, gaps))
 
 
 def listed(shape: Sequence[int], boxes: Mapping[int, Iterable[AnyLocalBox]]) -> View:
@@ -110,7 +112,9 @@ def listed(shape: Sequence[int], boxes: Mapping[int, Iterable[AnyLocalBox]]) -> 
     The boxes of one rank must not share places in its memory. InvalidArgument: a bad shape, rank or box, a negative
     offset or stride, or boxes of one rank that overlap. ResourceExhausted: as placed(), or a place beyond 2^62.
     """
-    return View(_core.listed(shape, [(rank, list(of_rank)) for rank, of_rank in boxes.items()]))
+    if not isinstance(boxes, Mapping):
+        raise TypeError(f"boxes is {boxes!r:.200}; give a mapping from ranks to lists of boxes")
+    return View(_core.listed(sizes("shape", shape), [(rank, list(of_rank)) for rank, of_rank in boxes.items()]))
 
 
 @overload

@@ -160,9 +160,24 @@ class PlanTest(unittest.TestCase):
                       "q": ((70, 40), "fp8", "block:16"), "t": layout.Parameter((100, 64), "bf16", "rows:4", "w")}
         options = {"bucket_elements": 4096, "max_padding": 0.5, "max_coarse_padding": 0.25}
         for plan in layout.plan({}, HSDP), layout.plan(parameters, mesh, replicate=["fsdp"], **options):
-            for same in (copy.copy(plan), copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
+            pickled = [pickle.loads(pickle.dumps(plan, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+            for same in (copy.copy(plan), copy.deepcopy(plan), *pickled):
+                self.assertEqual(same, plan)
                 self.assertEqual((same.hash, same.mesh, same.shapes), (plan.hash, plan.mesh, plan.shapes))
                 self.assertEqual((same.buckets, str(same)), (plan.buckets, str(plan)))
+
+    def test_equal_plans_have_equal_hashes(self):
+        plan, same = layout.plan({"w": (100, 64)}, HSDP), layout.plan([("w", (100, 64))], HSDP)
+        self.assertEqual({plan: 1}[same], 1)
+        for other in (layout.plan({"w": (100, 64)}, HSDP, format="bf16"), layout.plan({"w": (100, 64)}, Mesh([4], ["a"])),
+                      None, plan.hash):
+            self.assertNotEqual(plan, other)
+
+    def test_format_is_text(self):
+        for bad, text in (("a\0b", "NUL"), (b"\xff", "UTF-8"), ("é" * 2049, "4098 bytes"), ("", "empty")):
+            with self.assertRaisesRegex(errors.InvalidArgument, '"w".*format.*' + text):
+                layout.plan({"w": (4,)}, HSDP, format=bad)
+        layout.plan({"w": (4,)}, HSDP, format="é" * 2048)
 
     def test_text_is_a_picture(self):
         plan = layout.plan({"layer.w": (100, 64)}, HSDP)
@@ -207,6 +222,14 @@ class BoxesTest(unittest.TestCase):
             with self.assertRaises(TypeError):
                 plan.boxes(bad, (0, 0))
 
+    def test_placements_are_equal_by_value(self):
+        values = [layout.Replicate, lambda: layout.Shard(0), lambda: layout.Shard(1), lambda: layout.StridedShard(0, 2),
+                  lambda: layout.StridedShard(0, 4), lambda: layout.Owned(1), lambda: layout.Flat(64)]
+        for i, make in enumerate(values):
+            self.assertEqual([make() == other() for other in values], [i == j for j in range(len(values))])
+        self.assertEqual(len({make() for make in values * 2}), len(values))
+        self.assertNotEqual(layout.Shard(0), 3)
+
     def test_dimension_beyond_32_bits_is_named(self):
         for dim in (2**31, -(2**31) - 1):
             for call in (lambda: layout.Shard(dim), lambda: layout.StridedShard(dim, 2)):
@@ -216,13 +239,14 @@ class BoxesTest(unittest.TestCase):
     def test_copies_and_pickles_of_placements_are_equal(self):
         for placement in (layout.Replicate(), layout.Shard(1), layout.StridedShard(1, 4), layout.Owned(2),
                           layout.Flat(7)):
-            for same in (copy.copy(placement), copy.deepcopy(placement), pickle.loads(pickle.dumps(placement))):
-                self.assertEqual(repr(same), repr(placement))
+            pickled = [pickle.loads(pickle.dumps(placement, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+            for same in (copy.copy(placement), copy.deepcopy(placement), *pickled):
+                self.assertEqual((same, hash(same), repr(same)), (placement, hash(placement), repr(placement)))
         plan = layout.plan({"w": (8, 64)}, HSDP)
+        restore, _ = layout.Shard(0).__reduce__()
         with self.assertRaises(TypeError):
-            layout.Placement.__new__(layout.Placement).__setstate__((1,))
-        unknown = layout.Placement.__new__(layout.Placement)
-        unknown.__setstate__((17, 0, 1, 0, 1, 0, 0))
+            restore((1,))
+        unknown = restore((17, 0, 1, 0, 1, 0, 0))
         with self.assertRaises(errors.InvalidArgument):
             plan.boxes([unknown, unknown], (0, 0))
 

@@ -76,8 +76,17 @@ class MeshTest(unittest.TestCase):
         eight = Mesh([2] + [1] * 7, list("abcdefgh"))
         turned = cube().transpose(["abcd", "fsdp", "ddp"]).slice(["abcd", "ddp"])
         for mesh in (cube(), eight, turned, cube().slice("fsdp"), Mesh([2, 2], ["_", "a"]).slice("_")):
-            for same in (copy.copy(mesh), copy.deepcopy(mesh), pickle.loads(pickle.dumps(mesh))):
+            pickled = [pickle.loads(pickle.dumps(mesh, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+            for same in (copy.copy(mesh), copy.deepcopy(mesh), *pickled):
                 self.assertEqual(same, mesh)
+
+    def test_base_of_all_classes_makes_no_objects(self):
+        base = type(cube()).__mro__[1]
+        for made in (base, type("Unbound", (base,), {})):
+            with self.assertRaisesRegex(TypeError, "makes no objects"):
+                made()
+        with self.assertRaises(TypeError):
+            pickle.dumps(shardmesh.views.placed((4,), Mesh([2], ["tp"]), {}), 0)
 
     def test_pickled_slices_are_still_of_one_root(self):
         mesh = cube()
@@ -94,13 +103,13 @@ class MeshTest(unittest.TestCase):
         self.assertEqual(again.slice("fsdp"), data.slice("fsdp"))
 
     def test_state_of_no_mesh_is_refused(self):
-        make, arguments, (root, ranks, axes), *_ = cube().slice(["ddp", "fsdp"]).__reduce_ex__(2)
+        make, ((root, ranks, axes),) = cube().slice(["ddp", "fsdp"]).__reduce_ex__(2)
         for error, state in {
             shardmesh.errors.InvalidArgument: (root, ranks[:-1], axes),
             TypeError: (root, ranks),
         }.items():
             with self.assertRaises(error):
-                make(*arguments).__setstate__(state)
+                make(state)
 
     def test_text_names_dimensions_and_sizes(self):
         for text in (str(cube().slice(["ddp", "abcd"])), repr(cube().slice(["ddp", "abcd"]))):
@@ -115,6 +124,11 @@ class CommunicatorsTest(unittest.TestCase):
         self.assertRegex(key, "^[0-9a-f]{32}$")
         self.assertEqual(communicator_key(iter([6, 0, 4, 2, 0])), key)
         self.assertNotEqual(communicator_key(range(4)), key)
+
+    def test_no_rank_and_negative_ranks_have_no_key(self):
+        for bad, text in (([], "no rank"), ([0, -1], "rank -1"), ([-(2**31)], "-2147483648")):
+            with self.assertRaisesRegex(shardmesh.errors.InvalidArgument, text):
+                communicator_key(bad)
 
     def test_groups_of_equal_ranks_share_a_communicator(self):
         flat = cube().flatten(["fsdp", "ddp"], "dp")

@@ -141,6 +141,9 @@ class ErrorsTest(unittest.TestCase):
             (lambda: views.listed((4, 4), {0: [(whole, 0, (4,))]}), "rank 0"),
             (lambda: views.listed((4, 4), {0: [(whole, -1, (4, 1))]}), "-1"),
             (lambda: views.listed((4, 4), {0: [(whole, 0, (4, 1)), (left, 16, (2, 1))]}), "overlap"),
+            (lambda: views.listed((4, 4), {0: [(left, 0, (2, 1)), (right, 7, (2, 1))]}), "0:2.*2:4.*share places"),
+            (lambda: views.listed((4,), {0: [(((0,), (-1,)), 0, (1,))]}), "negative size -1"),
+            (lambda: views.part((4,), ((-2,), (1,)), TP, [Shard(0)]), "negative offset -2"),
         ):
             self.expect(errors.InvalidArgument, call, text)
         self.expect(errors.ResourceExhausted, lambda: views.placed((2**62, 4), TP, [Shard(0)]))
@@ -162,6 +165,15 @@ class ErrorsTest(unittest.TestCase):
         rows = views.placed((64, 64), TP, [Shard(0)])
         self.assertEqual(len(views.reshard(rows, columns, 0)), 64)
         self.expect(errors.ResourceExhausted, lambda: views.reshard(rows, columns, 0, max_copies=63), "63")
+        self.expect(errors.ResourceExhausted, lambda: views.reshard(rows, columns, 0, max_copies=0), "is 0")
+        self.assertEqual(len(views.reshard(rows, columns, 0, max_copies=2**22)), 64)
+        for bad in (-1, 2**22 + 1, 2**63 - 1):
+            self.expect(errors.InvalidArgument, lambda: views.reshard(rows, columns, 0, bad), f"is {bad}; give 0 to 4194304")
+        self.expect(errors.InvalidArgument, lambda: views.reshard(view, other, 0), r"the tensor is \[4\]")
+
+    def test_packed_parts_have_a_limit(self):
+        boxes = {str(p): ((p,), (1,)) for p in range(4097)}
+        self.expect(errors.ResourceExhausted, lambda: views.packed((4097,), boxes, TP, [Shard(0)]), "4096")
 
     def test_plan_has_no_view_of_what_it_lacks_or_of_too_many_boxes(self):
         plan = layout.plan({"w": ((2**14, 2**13), "fp8", "block:8")}, HSDP)
@@ -180,6 +192,10 @@ class ErrorsTest(unittest.TestCase):
             self.expect(TypeError, lambda: views.placed(bad, TP, [Shard(0)]))
             self.expect(TypeError, lambda: views.part((4,), bad, TP, [Shard(0)]))
             self.expect(TypeError, lambda: views.listed((4,), {0: [bad]}))
+        self.expect(TypeError, lambda: views.placed(4, TP, [Shard(0)]), "shape is 4; give a sequence of integers")
+        self.expect(TypeError, lambda: views.placed((4,), TP, Shard(0)), r"placements is Shard\(0\); give a list")
+        self.expect(TypeError, lambda: views.packed((4,), [((0,), (4,))], TP, [Shard(0)]), "give a mapping from names")
+        self.expect(TypeError, lambda: views.listed((4,), [[]]), "give a mapping from ranks")
         for bad in (None, 3, [3], [layout.Placement.__new__(layout.Placement)]):
             self.expect(TypeError, lambda: views.placed((4,), TP, bad))
         self.expect(TypeError, lambda: type(view._core).__new__(type(view._core)).boxes(0))
