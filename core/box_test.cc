@@ -135,8 +135,10 @@ TEST(BoxTest, BoxesOutsideTheShape_AreInvalidArgument) {
   EXPECT_OK(ValidateBox({{4}, {0}}, {4}));
   EXPECT_THAT(ValidateBox({{2, 0}, {3, 1}}, {4, 1}),
               StatusIs(kInvalid, HasSubstr("[2:5, 0:1] is not inside the shape [4, 1]: see dimension 0")));
-  EXPECT_THAT(ValidateBox({{-1}, {1}}, {4}), StatusIs(kInvalid, HasSubstr("[-1:0]")));
-  EXPECT_THAT(ValidateBox({{1}, {-1}}, {4}), StatusIs(kInvalid, HasSubstr("[1:0]")));
+  EXPECT_THAT(ValidateBox({{-1}, {1}}, {4}),
+              StatusIs(kInvalid, HasSubstr("[-1:0] has the negative offset -1 along dimension 0")));
+  EXPECT_THAT(ValidateBox({{1}, {-1}}, {4}),
+              StatusIs(kInvalid, HasSubstr("[1:0] has the negative size -1 along dimension 0")));
   EXPECT_THAT(ValidateBox({{INT64_MAX}, {INT64_MAX}}, {4}), StatusIs(kInvalid, HasSubstr("not inside")));
   EXPECT_THAT(ValidateBox({{0}, {1, 1}}, {4, 4}), StatusIs(kInvalid, HasSubstr("1 offsets and 2 sizes")));
 }

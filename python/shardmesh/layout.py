@@ -94,9 +94,13 @@ class Copy(NamedTuple):
 
 
 class Reshard(NamedTuple):
-    """What one rank copies to have its shard of another plan filled."""
+    """What one rank copies to have its shard of another plan filled.
 
-    copies: list[Copy]  # every element once, by destination
+    Of a parameter with the same block granule in both plans whole blocks are copied, and counted, with the padding
+    inside them; other padding is not copied.
+    """
+
+    copies: list[Copy]  # every element once, by destination bucket and offset
     elements_from: dict[int, int]  # how many from each rank
 
     @property
@@ -256,12 +260,13 @@ def plan(
       tuples, such as model.named_parameters(), in the order given.
     replicate: the dimensions of the mesh along which every rank holds the same. Without it, those named ddp,
       dp_replicate or replicate. All others shard.
-    format, granule: of parameters that name none. A format is any text: parameters of two formats share no bucket.
+    format, granule: of parameters that name none. A format is any text of 1 to 4,096 bytes:
+      parameters of two formats share no bucket.
     bucket_elements, max_padding, max_coarse_padding: a bucket is closed when it has so many elements, and what fills it
       up to equal shards is at most this part of it; the last one for granules of more than 4,096 elements. What fills a
       parameter's last granule comes on top: it is less than a granule for each parameter.
 
-    InvalidArgument: a bad or repeated name, shape or granule, or a tie to another shape. NotFound: `replicate` names no
+    InvalidArgument: a bad or repeated name, a bad shape, format or granule, or a tie to another shape. NotFound: `replicate` names no
     dimension of the mesh. ResourceExhausted: more elements than a layout can have.
     """
     if not isinstance(mesh, Mesh):

@@ -31,7 +31,7 @@ class Communicator(NamedTuple):
 def communicator_key(ranks: Iterable[int]) -> str:
     """32 hexadecimal digits: one name for every set of ranks, whatever their order, the same on every machine.
 
-    InvalidArgument: a number beyond the ranks'.
+    InvalidArgument: no rank, a negative one, or a number beyond the ranks'.
     """
     return _core.communicator_key(list(ranks))
 

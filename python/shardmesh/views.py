@@ -15,7 +15,7 @@ from .errors import NotFound
 
 __all__ = ["Box", "Copy", "LocalBox", "View", "listed", "packed", "part", "placed", "reshard"]
 
-MAX_COPIES = 1 << 20  # unless reshard() is told otherwise
+MAX_COPIES = 1 << 20  # unless reshard() is told otherwise: 0 to 2^22
 
 
 class Box(NamedTuple):
@@ -48,7 +48,7 @@ AnyLocalBox = Union[LocalBox, "tuple[AnyBox, int, Sequence[int]]"]
 
 
 class View:
-    """One tensor and who holds what of it. Immutable."""
+    """One tensor and who holds what of it. Immutable. It cannot be pickled: make it again."""
 
     def __init__(self, core: _core.View) -> None:
         self._core = core
@@ -97,6 +97,7 @@ def packed(
     tensor may have elements of no part.
     Errors as placed(), with the part's name. InvalidArgument also: no parts, parts that overlap or leave gaps, a
     dimension that the tensor lacks, a part that is flat, or parts that differ along another dimension than join_dim.
+    ResourceExhausted also: more than 4,096 parts.
     """
     if not isinstance(parts, Mapping):
         raise TypeError(f"parts is {parts!r:.200}; give a mapping from names to boxes")
@@ -109,8 +110,9 @@ def packed(
 def listed(shape: Sequence[int], boxes: Mapping[int, Iterable[AnyLocalBox]]) -> View:
     """Any boxes, by rank. A rank with none has a part in the tensor all the same; one that is not listed has not.
 
-    The boxes of one rank must not share places in its memory. InvalidArgument: a bad shape, rank or box, a negative
-    offset or stride, or boxes of one rank that overlap. ResourceExhausted: as placed(), or a place beyond 2^62.
+    The boxes of one rank must not share places in its memory; of boxes that reach into each other there, the first 2^20
+    runs of consecutive elements are checked. InvalidArgument: a bad shape, rank or box, a negative offset or stride, or
+    boxes of one rank that overlap or share places. ResourceExhausted: as placed(), or a place beyond 2^62.
     """
     if not isinstance(boxes, Mapping):
         raise TypeError(f"boxes is {boxes!r:.200}; give a mapping from ranks to lists of boxes")
@@ -137,6 +139,7 @@ def reshard(
     has no part in, it gets nothing.
     NotFound: the source lacks a tensor, or the rank has no part in any. InvalidArgument: a tensor has another shape at
     the source, lacks elements there that the rank wants, or boxes of two ranks there overlap but are not equal.
+    A max_copies below 0 or above 2^22 is InvalidArgument, too.
     ResourceExhausted: more than max_copies copies, counted before neighbours are joined.
     """
     if isinstance(source, View) and isinstance(destination, View):
