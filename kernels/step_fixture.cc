@@ -154,7 +154,7 @@ OptimizerRun StepTensor::RunOf(int64_t step, int64_t begin, int64_t end) {
   OptimizerRun run;
   run.gradients = slots_.data();
   run.num_slots = case_.num_slots;
-  run.divide_scale = 1.0f / static_cast<float>(case_.num_slots);
+  run.divide_scale = 0.625f / static_cast<float>(case_.num_slots);
   run.clip = 0.75f;
   const auto at = [&](int stream) {
     const StoredLayout layout = stream == 0 ? LayoutOf(case_.weights, row_elements_) : LayoutOf(case_.states);
