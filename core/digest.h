@@ -1,5 +1,5 @@
-// Digests: 64-bit and 128-bit hashes that are the same on every machine (XXH3, stable since xxHash 0.8), for plan
-// hashes and for comparing weights and states. Not a defence against an adversary. Pure and thread-safe.
+// Digests of values: 128-bit hashes that are the same on every machine (XXH3, stable since xxHash 0.8), for plans and
+// keys. Weights and states have theirs: core/stream_digest.h. Not a defence against an adversary. Pure and thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -21,13 +21,5 @@ class Hasher {
  private:
   std::string framed_;
 };
-
-// The digest of a stretch of one tensor's stream, cut in groups of kGroupElements: each group is hashed with its place
-// (tensor, stream, group index) as seed and the hashes are added modulo 2^64. So digests of disjoint stretches add up
-// to the digest of their union, in any order and for any mesh.
-//   stream: 0 weights, 1 first moment, 2 second moment. first_element: a multiple of kGroupElements.
-//   num_elements: a multiple of kGroupElements; bytes_per_element of the stream's format.
-uint64_t DigestRun(int tensor, int stream, int64_t first_element, const void* data, int64_t num_elements,
-                   int bytes_per_element);
 
 }  // namespace shardmesh

@@ -22,6 +22,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "core/host_device.h"
 
 namespace shardmesh {
 
@@ -39,7 +40,9 @@ struct PartLayout {
   int64_t bytes = 0;  // 0: there is no such part
   int64_t elements = 1;
 
-  int64_t BytesOf(int64_t num_elements) const { return (num_elements + elements - 1) / elements * bytes; }
+  SHARDMESH_HOST_DEVICE int64_t BytesOf(int64_t num_elements) const {
+    return (num_elements + elements - 1) / elements * bytes;
+  }
 };
 
 struct StoredLayout {

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "core/adamw.h"
 
 namespace shardmesh {
 
@@ -48,14 +49,12 @@ absl::string_view StateName(const OptimizerHyper& hyper, int state);
 // Second moments are never negative.
 bool StateIsSigned(const OptimizerHyper& hyper, int state);
 
-struct StepScalars {
-  float gradient_sign = 1;  // -1: maximize
-  float coupled_decay = 0;  // added to the gradient: this times the weight
-  float decay = 1;          // the weight is multiplied by it
-  float neg_step_size = 0;  // -lr, over Adam's first bias correction
-  float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
-  float inv_sqrt_bias2 = 0;  // 1 / sqrt(1 - beta2^t)
-  float eps = 0;
+// Beside AdamW's, which other optimizers use as they need them: decay is what the weight is multiplied by (1: nothing),
+// neg_step_size -lr where there is no bias correction.
+struct StepScalars : AdamWScalars {
+  StepScalars() { decay = 1; }
+  float gradient_sign = 1;                      // -1: maximize
+  float coupled_decay = 0;                      // added to the gradient: this times the weight
   float momentum = 0, one_minus_dampening = 0;  // 0 and 1 at the first step: the buffer becomes the gradient
   float nesterov = 0;                           // the momentum, also at the first step
 };

@@ -41,7 +41,7 @@ struct PhiloxKey {
 };
 
 // The finalizer of SplitMix64: a bijection of the 64-bit integers that keeps 0 and spreads every bit.
-SHARDMESH_HOST_DEVICE inline uint64_t Mix64(uint64_t x) {
+SHARDMESH_RULE uint64_t Mix64(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   return x ^ (x >> 31);

@@ -271,14 +271,7 @@ HWY_NOINLINE void AdamTiles(const StepPlan& plan, int64_t num_tiles) {
       }
     }
     states.End();
-    if (run.changed != nullptr) {
-      const auto bytes = static_cast<size_t>(plan.weights_tile.codes);
-      *tile.changed = std::memcmp(codes, tile.weights_in.codes, bytes) != 0;
-      std::memcpy(tile.weights_out.codes, codes, bytes);
-    }
-    for (int copy = 0; copy < run.num_copies; ++copy) {
-      std::memcpy(tile.copies[copy], tile.weights_out.codes, kTileElements * plan.weights.codes.bytes);
-    }
+    EmitTile<F32x8>(plan, tile, first, kTileElements, weights_out.codes);
   }
 }
 

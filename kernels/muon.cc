@@ -116,10 +116,10 @@ class MuonRun {
 
   void ScatterTile(int64_t i, const float* update) {
     const TileRun tile = TileAt(plan_, i);
-    if (IsWhole(i)) return kernels_.scatter(plan_, scalars_, tile, FirstElement(i), update);
+    if (IsWhole(i)) return kernels_.scatter(plan_, scalars_, tile, FirstElement(i), kTileElements, update);
     const ShortTile last(plan_, i);
-    kernels_.scatter(plan_, scalars_, last.tile(), FirstElement(i), update);
     const int64_t elements = run_.num_elements - i * kTileElements;
+    kernels_.scatter(plan_, scalars_, last.tile(), FirstElement(i), elements, update);
     CopyBack(last.tile().weights_out, tile.weights_out, plan_.weights, elements);
     for (int copy = 0; copy < run_.num_copies; ++copy) {
       std::memcpy(tile.copies[copy], last.tile().copies[copy], plan_.weights.codes.BytesOf(elements));

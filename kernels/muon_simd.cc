@@ -13,8 +13,8 @@ float MuonGather(const StepPlan& plan, const MuonScalars& scalars, const TileRun
 }
 
 void MuonScatter(const StepPlan& plan, const MuonScalars& scalars, const TileRun& tile, uint64_t first_element,
-                 const float* update) {
-  MuonTile<F32x8>::Scatter(plan, scalars, tile, first_element, update);
+                 int64_t elements, const float* update) {
+  MuonTile<F32x8>::Scatter(plan, scalars, tile, first_element, elements, update);
 }
 
 }  // namespace shardmesh::simd8

@@ -9,6 +9,6 @@ namespace shardmesh::simd8 {
 float MuonGather(const StepPlan& plan, const MuonScalars& scalars, const TileRun& tile, uint64_t first_element,
                  int64_t elements, float* update);
 void MuonScatter(const StepPlan& plan, const MuonScalars& scalars, const TileRun& tile, uint64_t first_element,
-                 const float* update);
+                 int64_t elements, const float* update);
 
 }  // namespace shardmesh::simd8

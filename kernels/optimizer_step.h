@@ -43,9 +43,13 @@ struct OptimizerRun {
   void* copies[2] = {nullptr, nullptr};  // what readers get: fp32 for weights in fp32, else bf16
   int num_copies = 0;
 
-  // What else a pass can tell, for each tile of 256 elements; null: not asked for.
+  // What else a pass can tell; null: not asked for. The first two for each tile of 256 elements.
   float* square_sums = nullptr;  // the sum of squares of its gradient before clipping (kernels/tile/gradients.h)
   uint8_t* changed = nullptr;    // 1: the codes of its weights are others than before, 0: they are the same
+
+  // [1 + states]: the digests (core/stream_digest.h) of the new weights, codes and extra, and of each new state are
+  // added to these, modulo 2^64 and atomically: runs of one tensor may share them.
+  uint64_t* digests = nullptr;
 
   int64_t num_elements = 0;    // 0 does nothing
   uint64_t first_element = 0;  // the run's first index in its tensor, a multiple of kStepAlignment

@@ -7,6 +7,7 @@
 
 #include "core/reduction.h"
 #include "kernels/rules/optimizers.h"
+#include "kernels/tile/emit.h"
 #include "kernels/tile/states.h"
 
 namespace shardmesh {
@@ -21,6 +22,7 @@ struct BodyMemory {
   float gradient[kTileElements];            // before clipping
   float square_sums[8];                     // each of every eighth element
   uint32_t changed;                         // whether a weight's codes did
+  uint64_t digests[4];                      // of the weights and each state
 };
 
 // Keeps the larger of two floats that are not negative, by their bits; a NaN is none.
@@ -35,7 +37,7 @@ SHARDMESH_RULE void KeepLarger(uint32_t* bits, float magnitude) {
 
 class StepBody {
  public:
-  static constexpr int kPhases = 4;
+  static constexpr int kPhases = 6;
 
   // `elements`: how many of the tile there are.
   SHARDMESH_RULE StepBody(const StepPlan& plan, int64_t tile, BodyMemory* memory)
@@ -51,6 +53,8 @@ class StepBody {
     if (phase == 1) Update(thread);
     if (phase == 2) Store(thread);
     if (phase == 3) Pack(thread);
+    if (phase == 4 && plan_.run->digests != nullptr) Digest(thread);
+    if (phase == 5) Tell(thread);
   }
 
  private:
@@ -66,6 +70,7 @@ class StepBody {
     if (thread < 3 * (kTileElements / 32))
       memory_->largest[thread / (kTileElements / 32)][thread % (kTileElements / 32)] = 0;
     if (thread == 0) memory_->changed = 0;
+    if (thread < 4) memory_->digests[thread] = 0;
     const int stream = thread / 32;  // 32 threads fill one stream of draws
     if (stream == 0 && NeedsDraws(context_.weights)) {
       FillDraws(plan_.weight_draws, first_element_, thread, memory_->draws[0]);
@@ -98,12 +103,13 @@ class StepBody {
     gradient = gradient * plan_.gradient_scale;
     if (context_.scalars.coupled_decay != 0) gradient = MulAdd(context_.scalars.coupled_decay, weight, gradient);
     const StepConstants<float> constants(context_.scalars);
-    memory_->weights[thread] = OptimizerUpdate(context_.hyper, constants, weight, gradient, states);
+    WithOptimizer(context_.hyper, [&](auto rule) {
+      memory_->weights[thread] = decltype(rule)::Update(constants, weight, gradient, states);
+    });
     for (int s = 0; s < plan_.num_states; ++s) {
       memory_->states[s][thread] = states[s];
-      WithCode<float, true>(context_.states, [&](auto code) {
-        KeepLarger(&memory_->largest[s][thread / decltype(code)::kBlock], Abs(states[s]));
-      });
+      if (plan_.states.extra.bytes == 0) continue;  // there are no blocks
+      KeepLarger(&memory_->largest[s][thread / plan_.states.extra.elements], Abs(states[s]));
     }
   }
 
@@ -173,12 +179,8 @@ class StepBody {
     });
   }
 
-  // Two 4-bit codes a byte, the copies of the weights, and what the tile as a whole tells.
+  // Two 4-bit codes a byte, and the copies of the weights.
   SHARDMESH_RULE void Pack(int thread) {
-    if (thread == 0 && tile_.changed != nullptr) *tile_.changed = memory_->changed != 0;
-    if (thread == 0 && tile_.square_sum != nullptr) {
-      *tile_.square_sum = TreeSumFixed<8>([&](int lane) { return memory_->square_sums[lane]; });
-    }
     if (thread >= elements_) return;
     for (int s = 0; s < plan_.num_states && context_.states == StateFormat::kDyn4 && thread % 2 == 0; ++s) {
       const uint8_t* codes = memory_->codes[s] + thread;
@@ -188,6 +190,30 @@ class StepBody {
     for (int c = 0; c < plan_.run->num_copies; ++c) {
       for (int64_t b = 0; b < bytes; ++b)
         tile_.copies[c][thread * bytes + b] = tile_.weights_out.codes[thread * bytes + b];
+    }
+  }
+
+  // Of what lies in memory now: every thread its share of the words.
+  SHARDMESH_RULE void Digest(int thread) {
+    const int64_t elements = elements_ < kTileElements ? elements_ : kTileElements;
+    for (int stream = 0; stream <= plan_.num_states; ++stream) {
+      const bool weights = stream == 0;
+      const uint64_t share =
+          DigestTile(plan_.digests[stream], weights ? plan_.weights : plan_.states,
+                     weights ? plan_.weights_tile : plan_.states_tile, first_element_, elements,
+                     weights ? tile_.weights_out : tile_.states_out[stream - 1], thread, kTileElements);
+      AddDigest(&memory_->digests[stream], share);
+    }
+  }
+
+  // What the tile as a whole tells.
+  SHARDMESH_RULE void Tell(int thread) {
+    if (thread == 0 && tile_.changed != nullptr) *tile_.changed = memory_->changed != 0;
+    if (thread == 0 && tile_.square_sum != nullptr) {
+      *tile_.square_sum = TreeSumFixed<8>([&](int lane) { return memory_->square_sums[lane]; });
+    }
+    if (plan_.run->digests != nullptr && thread <= plan_.num_states) {
+      AddDigest(plan_.run->digests + thread, memory_->digests[thread]);
     }
   }
 

@@ -2,6 +2,7 @@
 // is skipped and says why.
 #include "kernels/optimizer_step_cuda.h"
 
+#include <cstring>
 #include <memory>
 
 #include "core/matchers.h"
@@ -47,13 +48,16 @@ void StepOnDevice(StepTensor& tensor, int64_t step, int64_t n) {
   const auto at = [&](size_t stream) { return StoredRun{parts[2 * stream]->data(), parts[2 * stream + 1]->data()}; };
   run.weights_in = run.weights_out = at(0);
   for (size_t s = 0; 2 * s + 2 < parts.size(); ++s) run.states_in[s] = run.states_out[s] = at(1 + s);
-  OnDevice squares(tensor.square_sums()), changed(tensor.changed());
+  std::memset(tensor.digests().data(), 0, tensor.digests().size());
+  OnDevice squares(tensor.square_sums()), changed(tensor.changed()), digests(tensor.digests());
   run.square_sums = reinterpret_cast<float*>(squares.data());
   run.changed = changed.data();
+  run.digests = reinterpret_cast<uint64_t*>(digests.data());
   ASSERT_OK(OptimizerStepCuda(tensor.step_case().Context(step), run, nullptr));
   for (const auto& part : parts) part->Back();
   squares.Back();
   changed.Back();
+  digests.Back();
 }
 
 TEST(OptimizerStepCuda, IsTheReference_BitForBit) {

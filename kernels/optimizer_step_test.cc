@@ -86,6 +86,23 @@ TEST(OptimizerStep, Copies_AreTheNewWeightsCodes) {
   }
 }
 
+// Of what is stored, as anybody may compute them afterwards: in every format, whole and cut, in memory that is not
+// aligned.
+TEST(OptimizerStep, Digests_AreThoseOfWhatIsStored) {
+  for (const StepCase& each : AllStepCases()) {
+    SCOPED_TRACE(each.ToString());
+    for (const OptimizerStepFn step : {OptimizerStepReference, BestOptimizerStep(), OptimizerStepFn(StepThroughBody)}) {
+      if (each.weights == WeightFormat::kInt8Row && step == StepThroughBody) continue;
+      for (const int64_t n : {1, 257, 804}) {
+        StepTensor tensor(each, n);
+        tensor.Step(step, 2, each.weights == WeightFormat::kInt8Row ? 0 : 256);
+        const std::vector<uint64_t> expected = tensor.StoredDigests();
+        ASSERT_EQ(std::memcmp(tensor.digests().data(), expected.data(), 8 * expected.size()), 0) << n << " elements";
+      }
+    }
+  }
+}
+
 // What is told must not be what decides how it is done: runs without it take other ways.
 TEST(OptimizerStep, WithoutBeingAsked_TheBitsAreTheSame) {
   for (const StepCase& each : AllStepCases()) {
@@ -95,6 +112,7 @@ TEST(OptimizerStep, WithoutBeingAsked_TheBitsAreTheSame) {
     OptimizerRun run = not_asked.RunOf(1, 0, 600);
     run.square_sums = nullptr;
     run.changed = nullptr;
+    run.digests = nullptr;
     BestOptimizerStep()(each.Context(1), run);
     for (size_t i = 0; i < asked.parts().size(); ++i) {
       ASSERT_EQ(asked.parts()[i].Bytes(), not_asked.parts()[i].Bytes()) << i;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/format.h"
+#include "core/stream_digest.h"
 
 namespace shardmesh {
 namespace {
@@ -98,7 +99,8 @@ StepTensor::StepTensor(const StepCase& step_case, int64_t num_elements)
       num_elements_(num_elements),
       row_elements_(num_elements % 12 == 0 ? 12 : num_elements),
       square_sums_((num_elements + kStepAlignment - 1) / kStepAlignment * 4, 4),
-      changed_((num_elements + kStepAlignment - 1) / kStepAlignment, 1) {
+      changed_((num_elements + kStepAlignment - 1) / kStepAlignment, 1),
+      digests_(8 * (1 + NumStates(step_case.hyper)), 8) {
   Add(LayoutOf(case_.weights, row_elements_));
   for (int s = 0; s < NumStates(case_.hyper); ++s) Add(LayoutOf(case_.states));
   const int64_t bytes = case_.gradients == Format::kFp32 ? 4 : 2;
@@ -106,6 +108,7 @@ StepTensor::StepTensor(const StepCase& step_case, int64_t num_elements)
   std::mt19937_64 random(5);
   std::normal_distribution<float> normal;
   for (Guarded& part : parts_) std::memset(part.data(), 0, part.size());
+  std::memset(digests_.data(), 0, digests_.size());
   for (int64_t i = 0; i < num_elements_; ++i) {
     const float w = normal(random);
     const uint16_t bits = FloatToBf16Rne(w);
@@ -165,6 +168,7 @@ OptimizerRun StepTensor::RunOf(int64_t step, int64_t begin, int64_t end) {
   for (int s = 0; s < NumStates(case_.hyper); ++s) run.states_in[s] = run.states_out[s] = at(1 + s);
   run.square_sums = reinterpret_cast<float*>(square_sums_.data()) + begin / kStepAlignment;
   run.changed = changed_.data() + begin / kStepAlignment;
+  run.digests = reinterpret_cast<uint64_t*>(digests_.data());
   run.num_elements = end - begin;
   run.first_element = begin;
   run.tensor = 3;
@@ -174,6 +178,7 @@ OptimizerRun StepTensor::RunOf(int64_t step, int64_t begin, int64_t end) {
 
 void StepTensor::Step(OptimizerStepFn step, int steps, int64_t cut) {
   for (int64_t t = 1; t <= steps; ++t) {
+    std::memset(digests_.data(), 0, digests_.size());
     const OptimizerContext context = case_.Context(t);
     const int64_t middle = cut > 0 ? std::min(cut, num_elements_) : num_elements_;
     step(context, RunOf(t, 0, middle));
@@ -181,17 +186,28 @@ void StepTensor::Step(OptimizerStepFn step, int steps, int64_t cut) {
   }
 }
 
+std::vector<uint64_t> StepTensor::StoredDigests() {
+  std::vector<uint64_t> digests;
+  for (int stream = 0; stream <= NumStates(case_.hyper); ++stream) {
+    const StoredLayout layout = stream == 0 ? LayoutOf(case_.weights, row_elements_) : LayoutOf(case_.states);
+    digests.push_back(
+        DigestStream(3, stream, layout, 0, parts_[2 * stream].data(), parts_[2 * stream + 1].data(), num_elements_));
+  }
+  return digests;
+}
+
 bool StepTensor::GuardsHold() const {
   const auto holds = [](const Guarded& part) { return part.GuardsHold(); };
   return std::all_of(parts_.begin(), parts_.end(), holds) && std::all_of(gradients_.begin(), gradients_.end(), holds) &&
-         holds(square_sums_) && holds(changed_);
+         holds(square_sums_) && holds(changed_) && holds(digests_);
 }
 
 bool StepTensor::operator==(const StepTensor& other) const {
   for (size_t i = 0; i < parts_.size(); ++i) {
     if (parts_[i].Bytes() != other.parts_[i].Bytes()) return false;
   }
-  return square_sums_.Bytes() == other.square_sums_.Bytes() && changed_.Bytes() == other.changed_.Bytes();
+  return square_sums_.Bytes() == other.square_sums_.Bytes() && changed_.Bytes() == other.changed_.Bytes() &&
+         digests_.Bytes() == other.digests_.Bytes();
 }
 
 }  // namespace shardmesh

@@ -56,6 +56,10 @@ class StepTensor {
   // What the last step told of each tile: the sums of squares, and whether the weights changed.
   Guarded& square_sums() { return square_sums_; }
   Guarded& changed() { return changed_; }
+  // What the runs of the last step added up: of the weights and each state.
+  Guarded& digests() { return digests_; }
+  // The digests of what is stored now.
+  std::vector<uint64_t> StoredDigests();
   bool GuardsHold() const;
   bool operator==(const StepTensor& other) const;
 
@@ -67,7 +71,7 @@ class StepTensor {
   const int64_t num_elements_;
   const int64_t row_elements_;  // of int8_row: 12, or all where they are no rows of 12
   std::vector<Guarded> parts_, gradients_;
-  Guarded square_sums_, changed_;
+  Guarded square_sums_, changed_, digests_;
   std::vector<const void*> slots_;
   int64_t filled_step_ = 0;  // whose gradients there are
 };

@@ -8,6 +8,7 @@
 #include "core/status.h"
 #include "kernels/fp_environment.h"
 #include "kernels/rules/number.h"
+#include "kernels/tile/emit.h"
 #include "kernels/tile/gradients.h"
 #include "kernels/tile/walk.h"
 #include "kernels/tile/weights.h"
@@ -63,16 +64,17 @@ class TorchaoTile {
       : plan_(plan), constants_(*plan.context, arithmetic) {}
 
   // `first_element`: of the tile in its tensor.
-  void Step(const TileRun& tile, uint64_t first_element) {
+  void Step(const TileRun& tile, uint64_t first_element, int64_t elements = kTileElements) {
     const OptimizerContext& context = *plan_.context;
-    SumGradients<float>(plan_, tile, gradient_);
+    SumGradients<float>(plan_, tile, gradient_, elements);
+    if (tile.square_sum != nullptr) *tile.square_sum = SumSquares<float>(gradient_);
     ClipGradients<float>(plan_, gradient_);
     DecodeWeights<float>(context.weights, tile.weights_in, weights_);
     for (int s = 0; s < plan_.num_states; ++s) {
       DecodeTorchaoStates(context.states, StateIsSigned(context.hyper, s), tile.states_in[s], states_[s]);
     }
     for (int64_t i = 0; i < kTileElements; ++i) Update(i);
-    Store(tile, first_element);
+    Store(tile, first_element, elements);
   }
 
  private:
@@ -96,17 +98,17 @@ class TorchaoTile {
     weights_[i] = weight - c.lr * (m / c.bias1) / denominator;
   }
 
-  void Store(const TileRun& tile, uint64_t first_element) {
+  void Store(const TileRun& tile, uint64_t first_element, int64_t elements) {
     const OptimizerContext& context = *plan_.context;
     TileDraws draws;
     if (NeedsDraws(context.weights)) DrawFiller<float>::Fill(plan_.weight_draws, first_element, draws);
-    EncodeWeights<float>(context.weights, weights_, draws, tile.weights_out);
-    for (int copy = 0; copy < plan_.run->num_copies; ++copy) {
-      std::memcpy(tile.copies[copy], tile.weights_out.codes, kTileElements * plan_.weights.codes.bytes);
-    }
+    uint8_t memory[4 * kTileElements];
+    uint8_t* codes = NewCodes(tile, memory);
+    EncodeWeights<float>(context.weights, weights_, draws, {codes, tile.weights_out.extra});
     for (int s = 0; s < plan_.num_states; ++s) {
       EncodeTorchaoStates(context.states, StateIsSigned(context.hyper, s), states_[s], tile.states_out[s]);
     }
+    EmitTile<float>(plan_, tile, first_element, elements, codes);
   }
 
   const StepPlan& plan_;
@@ -122,7 +124,7 @@ __attribute__((noinline)) void StepTiles(const OptimizerContext& context, const 
   for (int64_t i = 0; i < whole; ++i) step.Step(TileAt(plan, i), run.first_element + i * kTileElements);
   if (run.num_elements % kTileElements == 0) return;
   const ShortTile last(plan, whole);
-  step.Step(last.tile(), run.first_element + whole * kTileElements);
+  step.Step(last.tile(), run.first_element + whole * kTileElements, run.num_elements % kTileElements);
   last.CopyBack();
 }
 

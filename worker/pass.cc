@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/digest.h"
 #include "core/philox.h"
+#include "core/stream_digest.h"
 
 namespace shardmesh {
 
@@ -130,8 +130,8 @@ uint64_t Pass::DigestRange(const Command& command, int range) const {
   uint64_t digest = 0;
   for (const ChunkRun& run : storage_.runs(range)) {
     const auto add = [&](int stream, const void* data, int64_t bytes_per_element) {
-      digest +=
-          DigestRun(run.tensor, stream, run.first_element, data, run.num_elements, static_cast<int>(bytes_per_element));
+      digest += DigestPart(DigestKey(static_cast<uint32_t>(run.tensor), stream, 0), {bytes_per_element},
+                           static_cast<uint64_t>(run.first_element), data, run.num_elements);
     };
     add(0, storage_.weights(range, command.parity, run.offset), bytes);
     add(1, storage_.moment1(range, command.parity, run.offset), sizeof(float));

@@ -5,28 +5,21 @@
 #pragma once
 
 #include "core/optimizer.h"
+#include "kernels/rules/adamw.h"
 #include "kernels/rules/number.h"
 
 namespace shardmesh {
 
 // StepScalars in a number type, so that a loop broadcasts them once.
 template <class Number>
-struct StepConstants {
+struct StepConstants : AdamWConstants<Number> {
   SHARDMESH_RULE explicit StepConstants(const StepScalars& s)
-      : beta1(s.beta1),
-        one_minus_beta1(s.one_minus_beta1),
-        beta2(s.beta2),
-        one_minus_beta2(s.one_minus_beta2),
-        inv_sqrt_bias2(s.inv_sqrt_bias2),
-        eps(s.eps),
-        decay(s.decay),
-        neg_step_size(s.neg_step_size),
+      : AdamWConstants<Number>(s),
         momentum(s.momentum),
         one_minus_dampening(s.one_minus_dampening),
         nesterov(s.nesterov) {}
 
-  Number beta1, one_minus_beta1, beta2, one_minus_beta2, inv_sqrt_bias2, eps, decay, neg_step_size, momentum,
-      one_minus_dampening, nesterov;
+  Number momentum, one_minus_dampening, nesterov;
 };
 
 // torch.optim.SGD without momentum: w' = w - lr g.
@@ -45,14 +38,10 @@ SHARDMESH_RULE Number MomentumUpdate(const StepConstants<Number>& c, Number weig
 }
 
 // m' = beta1 m + (1 - beta1) g, v' = beta2 v + (1 - beta2) g g, w' = decay w - step m' / (sqrt(v') / sqrt(bias2) +
-// eps). Adam has decay 1; AdamW (Loshchilov, Hutter, 2019) 1 - lr weight_decay. The operations are those of
-// kernels/rules/adamw.h.
+// eps). Adam has decay 1; AdamW (Loshchilov, Hutter, 2019) 1 - lr weight_decay.
 template <class Number>
 SHARDMESH_RULE Number AdamUpdate(const StepConstants<Number>& c, Number weight, Number gradient, Number& m, Number& v) {
-  m = MulAdd(c.beta1, m, c.one_minus_beta1 * gradient);
-  v = MulAdd(c.beta2, v, (c.one_minus_beta2 * gradient) * gradient);
-  const Number denominator = MulAdd(Sqrt(v), c.inv_sqrt_bias2, c.eps);
-  return MulAdd(c.neg_step_size, Divide(m, denominator), weight * c.decay);
+  return AdamWUpdate(c, weight, gradient, m, v);
 }
 
 // AMSGrad (Reddi, Kale, Kumar, ICLR 2018): the largest second moment so far in place of the last.
@@ -77,20 +66,63 @@ SHARDMESH_RULE Number LionUpdate(const StepConstants<Number>& c, Number weight, 
   return MulAdd(c.neg_step_size, sign, weight * c.decay);
 }
 
-// Any of them but Muon: moves the states on and returns the new weight.
-template <class Number>
-SHARDMESH_RULE Number OptimizerUpdate(const OptimizerHyper& hyper, const StepConstants<Number>& c, Number weight,
-                                      Number gradient, Number (&states)[3]) {
+// Each as a type: how many states it has, and what moves them on and returns the new weight.
+struct SgdRule {
+  static constexpr int kStates = 0;
+  template <class Number>
+  SHARDMESH_RULE static Number Update(const StepConstants<Number>& c, Number weight, Number gradient, Number (&)[3]) {
+    return SgdUpdate(c, weight, gradient);
+  }
+};
+
+template <bool kNesterov>
+struct MomentumRule {
+  static constexpr int kStates = 1;
+  template <class Number>
+  SHARDMESH_RULE static Number Update(const StepConstants<Number>& c, Number weight, Number gradient,
+                                      Number (&states)[3]) {
+    return MomentumUpdate<kNesterov>(c, weight, gradient, states[0]);
+  }
+};
+
+struct AdamRule {
+  static constexpr int kStates = 2;
+  template <class Number>
+  SHARDMESH_RULE static Number Update(const StepConstants<Number>& c, Number weight, Number gradient,
+                                      Number (&states)[3]) {
+    return AdamUpdate(c, weight, gradient, states[0], states[1]);
+  }
+};
+
+struct AmsgradRule {
+  static constexpr int kStates = 3;
+  template <class Number>
+  SHARDMESH_RULE static Number Update(const StepConstants<Number>& c, Number weight, Number gradient,
+                                      Number (&states)[3]) {
+    return AmsgradUpdate(c, weight, gradient, states[0], states[1], states[2]);
+  }
+};
+
+struct LionRule {
+  static constexpr int kStates = 1;
+  template <class Number>
+  SHARDMESH_RULE static Number Update(const StepConstants<Number>& c, Number weight, Number gradient,
+                                      Number (&states)[3]) {
+    return LionUpdate(c, weight, gradient, states[0]);
+  }
+};
+
+// Calls visit(rule) with the optimizer's; any but Muon.
+template <class Visit>
+SHARDMESH_RULE void WithOptimizer(const OptimizerHyper& hyper, const Visit& visit) {
   switch (hyper.kind) {
     case OptimizerKind::kSgd:
-      if (hyper.momentum == 0) return SgdUpdate(c, weight, gradient);
-      return hyper.nesterov ? MomentumUpdate<true>(c, weight, gradient, states[0])
-                            : MomentumUpdate<false>(c, weight, gradient, states[0]);
+      if (hyper.momentum == 0) return visit(SgdRule());
+      return hyper.nesterov ? visit(MomentumRule<true>()) : visit(MomentumRule<false>());
     case OptimizerKind::kLion:
-      return LionUpdate(c, weight, gradient, states[0]);
+      return visit(LionRule());
     default:
-      return hyper.amsgrad ? AmsgradUpdate(c, weight, gradient, states[0], states[1], states[2])
-                           : AdamUpdate(c, weight, gradient, states[0], states[1]);
+      return hyper.amsgrad ? visit(AmsgradRule()) : visit(AdamRule());
   }
 }
 

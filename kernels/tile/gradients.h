@@ -1,6 +1,8 @@
 // The gradient of one tile: the slots' tree sum (core/reduction.h), divided, for every number type; and its squares.
 #pragma once
 
+#include <cstring>
+
 #include "core/reduction.h"
 #include "kernels/tile/lanes.h"
 #include "kernels/tile/plan.h"
@@ -16,14 +18,22 @@ SHARDMESH_RULE Number LoadGradient(const uint16_t* from) {
   return Lanes<Number>::LoadBf16(from);
 }
 
+// A vector of which only `elements` lie in memory; the others are 0.
+template <class Number, class Element>
+SHARDMESH_RULE Number LoadLastGradients(const Element* from, int64_t elements) {
+  Element padded[Lanes<Number>::kWidth] = {};
+  std::memcpy(padded, from, static_cast<size_t>(elements) * sizeof(Element));
+  return LoadGradient<Number>(padded);
+}
+
 // kSlots: their number, or 0 where it is known at run time only.
 template <class Number, class Element, int kSlots>
-void SumSlots(const StepPlan& plan, const TileRun& tile, float* to) {
+void SumSlots(const StepPlan& plan, const TileRun& tile, float* to, int64_t elements) {
   const Number divide(plan.run->divide_scale);
   const int num_slots = plan.run->num_slots;
-  for (int64_t i = 0; i < kTileElements; i += Lanes<Number>::kWidth) {
+  const auto sum_at = [&](int64_t i, const auto& load) {
     const auto leaf = [&](int slot) {
-      return LoadGradient<Number>(static_cast<const Element*>(tile.gradients[slot]) + tile.gradient_offset + i);
+      return load(static_cast<const Element*>(tile.gradients[slot]) + tile.gradient_offset + i);
     };
     Number sum(0.0f);
     if constexpr (kSlots > 0) {
@@ -32,30 +42,36 @@ void SumSlots(const StepPlan& plan, const TileRun& tile, float* to) {
       sum = TreeSum<Number>(num_slots, leaf);
     }
     Lanes<Number>::Store(sum * divide, to + i);
+  };
+  int64_t i = 0;
+  for (; i + Lanes<Number>::kWidth <= elements; i += Lanes<Number>::kWidth) {
+    sum_at(i, [](const Element* from) { return LoadGradient<Number>(from); });
   }
+  if (i < elements) sum_at(i, [&](const Element* from) { return LoadLastGradients<Number>(from, elements - i); });
 }
 
 template <class Number, class Element>
-void SumElements(const StepPlan& plan, const TileRun& tile, float* to) {
+void SumElements(const StepPlan& plan, const TileRun& tile, float* to, int64_t elements) {
   switch (plan.run->num_slots) {
     case 1:
-      return SumSlots<Number, Element, 1>(plan, tile, to);
+      return SumSlots<Number, Element, 1>(plan, tile, to, elements);
     case 2:
-      return SumSlots<Number, Element, 2>(plan, tile, to);
+      return SumSlots<Number, Element, 2>(plan, tile, to, elements);
     case 4:
-      return SumSlots<Number, Element, 4>(plan, tile, to);
+      return SumSlots<Number, Element, 4>(plan, tile, to, elements);
     case 8:
-      return SumSlots<Number, Element, 8>(plan, tile, to);
+      return SumSlots<Number, Element, 8>(plan, tile, to, elements);
     default:
-      return SumSlots<Number, Element, 0>(plan, tile, to);
+      return SumSlots<Number, Element, 0>(plan, tile, to, elements);
   }
 }
 
-// kTileElements numbers.
+// kTileElements numbers, of which those behind `elements` are 0: there is no gradient.
 template <class Number>
-void SumGradients(const StepPlan& plan, const TileRun& tile, float* to) {
-  if (plan.context->gradients == Format::kFp32) return SumElements<Number, float>(plan, tile, to);
-  return SumElements<Number, uint16_t>(plan, tile, to);
+void SumGradients(const StepPlan& plan, const TileRun& tile, float* to, int64_t elements = kTileElements) {
+  for (int64_t i = elements; i < kTileElements; ++i) to[i] = 0;
+  if (plan.context->gradients == Format::kFp32) return SumElements<Number, float>(plan, tile, to, elements);
+  return SumElements<Number, uint16_t>(plan, tile, to, elements);
 }
 
 // Clips a tile, and turns its sign where the optimizer maximizes.

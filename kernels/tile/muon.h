@@ -1,10 +1,9 @@
 // Muon's two passes over one tile, for every number type: before the Newton-Schulz iterations and after them.
 #pragma once
 
-#include <cstring>
-
 #include "core/muon.h"
 #include "core/reduction.h"
+#include "kernels/tile/emit.h"
 #include "kernels/tile/gradients.h"
 #include "kernels/tile/plan.h"
 #include "kernels/tile/states.h"
@@ -18,7 +17,7 @@ using MuonGatherFn = float (*)(const StepPlan& plan, const MuonScalars& scalars,
                                uint64_t first_element, int64_t elements, float* update);
 // Moves the weights on by the orthogonalized update.
 using MuonScatterFn = void (*)(const StepPlan& plan, const MuonScalars& scalars, const TileRun& tile,
-                               uint64_t first_element, const float* update);
+                               uint64_t first_element, int64_t elements, const float* update);
 
 template <class Number>
 class MuonTile {
@@ -29,7 +28,8 @@ class MuonTile {
                                                 uint64_t first_element, int64_t elements, float* update) {
     const StateFormat format = plan.context->states;
     alignas(64) float gradients[kTileElements], buffer[kTileElements];
-    SumGradients<Number>(plan, tile, gradients);
+    SumGradients<Number>(plan, tile, gradients, elements);
+    if (tile.square_sum != nullptr) *tile.square_sum = SumSquares<Number>(gradients);
     ClipGradients<Number>(plan, gradients);
     DecodeStates<Number, true>(format, tile.states_in[0], buffer);
     for (int64_t i = elements; i < kTileElements; ++i) buffer[i] = 0;
@@ -42,11 +42,12 @@ class MuonTile {
     TileDraws draws;
     if (format == StateFormat::kBf16Sr) DrawFiller<Number>::Fill(plan.state_draws[0], first_element, draws);
     EncodeStates<Number, true>(format, buffer, draws, tile.states_out[0]);
+    if (plan.run->digests != nullptr) EmitDigest<Number>(plan, tile, 1, first_element, elements);
     return SumSquares<Number>(update);
   }
 
   __attribute__((noinline)) static void Scatter(const StepPlan& plan, const MuonScalars& scalars, const TileRun& tile,
-                                                uint64_t first_element, const float* update) {
+                                                uint64_t first_element, int64_t elements, const float* update) {
     const WeightFormat format = plan.context->weights;
     alignas(64) float weights[kTileElements];
     DecodeWeights<Number>(format, tile.weights_in, weights);
@@ -56,10 +57,11 @@ class MuonTile {
     }
     TileDraws draws;
     if (NeedsDraws(format)) DrawFiller<Number>::Fill(plan.weight_draws, first_element, draws);
-    EncodeWeights<Number>(format, weights, draws, tile.weights_out);
-    for (int copy = 0; copy < plan.run->num_copies; ++copy) {
-      std::memcpy(tile.copies[copy], tile.weights_out.codes, kTileElements * plan.weights.codes.bytes);
-    }
+    alignas(64) uint8_t memory[4 * kTileElements];
+    uint8_t* codes = NewCodes(tile, memory);
+    EncodeWeights<Number>(format, weights, draws, {codes, tile.weights_out.extra});
+    EmitCodes<Number>(plan, tile, elements, codes);
+    if (plan.run->digests != nullptr) EmitDigest<Number>(plan, tile, 0, first_element, elements);
   }
 
  private:

@@ -6,6 +6,7 @@
 #include "core/host_device.h"
 #include "core/numeric_formats.h"
 #include "core/philox.h"
+#include "core/stream_digest.h"
 #include "kernels/optimizer_step.h"
 
 namespace shardmesh {
@@ -45,15 +46,24 @@ struct TileBytes {
   int64_t codes = 0, extra = 0;
 };
 
+// How a stream's part is digested, tile by tile (core/stream_digest.h).
+struct TileDigest {
+  uint64_t key = 0;
+  int64_t word_bytes = 8;
+  uint64_t words = 0;  // of a tile
+};
+
 // What one call needs, so that the tile loop computes nothing twice.
 struct StepPlan {
   const OptimizerContext* context = nullptr;
   const OptimizerRun* run = nullptr;
   int num_states = 0;
-  float gradient_scale = 1;  // clip, and the sign of maximize
+  float gradient_scale = 1;    // clip, and the sign of maximize
+  int64_t gradient_begin = 0;  // where the run begins in its slots, in elements
   DrawStream weight_draws, state_draws[3];
   StoredLayout weights, states;
   TileBytes weights_tile, states_tile;
+  TileDigest digests[4][2];  // of the weights and each state: codes, extra
 };
 
 // Without an extra part its pointer stays null: its bytes are 0.
@@ -70,7 +80,7 @@ SHARDMESH_RULE TileRun TileAt(const StepPlan& plan, int64_t index) {
   const OptimizerRun& run = *plan.run;
   TileRun tile;
   tile.gradients = run.gradients;
-  tile.gradient_offset = index * kTileElements;
+  tile.gradient_offset = plan.gradient_begin + index * kTileElements;
   tile.weights_in = StreamAt<ConstStoredTile>(run.weights_in, plan.weights_tile, index);
   tile.weights_out = StreamAt<StoredTile>(run.weights_out, plan.weights_tile, index);
   for (int s = 0; s < plan.num_states; ++s) {

@@ -27,10 +27,7 @@ SHARDMESH_RULE void SpreadRows(const float* of_row, int64_t row_elements, int64_
 }
 
 // What a tile has of `left` elements: how many, and that rounded up to whole vectors.
-template <class Number>
-SHARDMESH_RULE int64_t InTile(int64_t left) {
-  return left < kTileElements ? left : kTileElements;
-}
+SHARDMESH_RULE int64_t InTile(int64_t left) { return left < kTileElements ? left : kTileElements; }
 template <class Number>
 SHARDMESH_RULE int64_t InVectors(int64_t elements) {
   return (elements + Lanes<Number>::kWidth - 1) / Lanes<Number>::kWidth * Lanes<Number>::kWidth;
@@ -46,7 +43,7 @@ void DecodeRows(const ConstStoredTile& from, int64_t row_elements, int64_t num_e
   alignas(32) uint8_t codes[kTileElements] = {};
   alignas(32) float values[kTileElements];
   for (int64_t begin = 0; begin < num_elements; begin += kTileElements) {
-    const int64_t n = InTile<Number>(num_elements - begin);
+    const int64_t n = InTile(num_elements - begin);
     SpreadRows(scales, row_elements, begin, begin + n, spread);
     std::memcpy(codes, from.codes + begin, static_cast<size_t>(n));
     for (int64_t i = 0; i < InVectors<Number>(n); i += L::kWidth) {
@@ -58,11 +55,11 @@ void DecodeRows(const ConstStoredTile& from, int64_t row_elements, int64_t num_e
 }
 
 // The other way, with new scales. `first_element`: of the first element in its tensor, a multiple of kTileElements.
-template <class Number>
+// Calls store(begin, elements, codes) for each tile of codes.
+template <class Number, class Store>
 void EncodeRows(const float* from, int64_t row_elements, int64_t num_elements, const DrawStream& stream,
-                uint64_t first_element, const StoredTile& to) {
+                uint64_t first_element, float* scales, const Store& store) {
   using L = Lanes<Number>;
-  auto* scales = reinterpret_cast<float*>(to.extra);
   for (int64_t row = 0; row * row_elements < num_elements; ++row) {
     float largest = 0;
     for (int64_t i = row * row_elements; i < (row + 1) * row_elements; ++i) largest = Max(largest, Abs(from[i]));
@@ -73,7 +70,7 @@ void EncodeRows(const float* from, int64_t row_elements, int64_t num_elements, c
   alignas(32) float values[kTileElements] = {};
   alignas(32) uint8_t codes[kTileElements];
   for (int64_t begin = 0; begin < num_elements; begin += kTileElements) {
-    const int64_t n = InTile<Number>(num_elements - begin);
+    const int64_t n = InTile(num_elements - begin);
     SpreadRows(scales, row_elements, begin, begin + n, spread);
     std::memcpy(values, from + begin, static_cast<size_t>(n) * sizeof(float));
     DrawFiller<Number>::Fill(stream, first_element + static_cast<uint64_t>(begin), draws);
@@ -81,7 +78,7 @@ void EncodeRows(const float* from, int64_t row_elements, int64_t num_elements, c
       const Number y = Divide(L::Load(values + i), L::Load(spread + i));
       L::StoreBytes(EncodeInt8Stochastic(y, DrawsAt<Number>(draws, i)) & typename L::Word(0xFFu), codes + i);
     }
-    std::memcpy(to.codes + begin, codes, static_cast<size_t>(n));
+    store(begin, n, codes);
   }
 }
 

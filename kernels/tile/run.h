@@ -1,8 +1,6 @@
 // A whole run, tile by tile, for one number type.
 #pragma once
 
-#include <cstring>
-
 #include "kernels/tile/rows.h"
 #include "kernels/tile/step.h"
 #include "kernels/tile/walk.h"
@@ -12,14 +10,15 @@ namespace shardmesh {
 // Steps tiles [0, num_tiles) of a run, which are whole.
 using WholeTilesFn = void (*)(const StepPlan& plan, int64_t num_tiles);
 
-// `find`: gives a faster way for whole tiles, or null.
+// Gives a faster way for whole tiles, or null.
+using FindTilesFn = WholeTilesFn (*)(const OptimizerContext&, const OptimizerRun&);
+
 template <class Number>
-__attribute__((noinline)) void RunTiles(const OptimizerContext& context, const OptimizerRun& run,
-                                        WholeTilesFn (*find)(const OptimizerContext&, const OptimizerRun&)) {
-  const StepPlan plan = PlanStep(context, run);
+__attribute__((noinline)) void RunTiles(const StepPlan& plan, FindTilesFn find) {
+  const OptimizerRun& run = *plan.run;
   TileStep<Number> step(plan);
   const int64_t whole = run.num_elements / kTileElements;
-  const WholeTilesFn fast = find(context, run);
+  const WholeTilesFn fast = find(*plan.context, run);
   if (fast != nullptr) fast(plan, whole);
   for (int64_t i = 0; fast == nullptr && i < whole; ++i) {
     step.Step(TileAt(plan, i), run.first_element + static_cast<uint64_t>(i * kTileElements));
@@ -31,38 +30,53 @@ __attribute__((noinline)) void RunTiles(const OptimizerContext& context, const O
   last.CopyBack();
 }
 
-// Row formats: a row's new scale is known when all of it was stepped. So a few rows at a time, as many as fill whole
-// tiles, are decoded, stepped in fp32 and encoded.
+// Rows [begin, begin + n) elements of a row format: decoded, stepped in fp32 and encoded.
 template <class Number>
-__attribute__((noinline)) void RunRows(const OptimizerContext& context, const OptimizerRun& run,
-                                       WholeTilesFn (*find)(const OptimizerContext&, const OptimizerRun&)) {
-  OptimizerContext fp32 = context;
+void StepRows(const StepPlan& plan, int64_t begin, int64_t n, float* weights, FindTilesFn find) {
+  const OptimizerRun& run = *plan.run;
+  OptimizerContext fp32 = *plan.context;
   fp32.weights = WeightFormat::kFp32;
-  const StepPlan plan = PlanStep(context, run);
-  RowUnit unit(run);
-  for (int64_t begin = 0; begin < run.num_elements; begin += unit.elements()) {
-    const int64_t left = run.num_elements - begin, n = left < unit.elements() ? left : unit.elements();
-    const int64_t scales = begin / run.row_elements * static_cast<int64_t>(sizeof(float));
-    const TileRun tile = TileAt(plan, begin / kTileElements);
-    const GradientsAt gradients(context, run, begin);
-    DecodeRows<Number>({tile.weights_in.codes, static_cast<const uint8_t*>(run.weights_in.extra) + scales},
-                       run.row_elements, n, unit.weights());
-    RunTiles<Number>(fp32, PartOf(plan, tile, begin, n, gradients.slots(), unit.weights()), find);
-    EncodeRows<Number>(unit.weights(), run.row_elements, n, plan.weight_draws,
-                       run.first_element + static_cast<uint64_t>(begin),
-                       {unit.codes(), static_cast<uint8_t*>(run.weights_out.extra) + scales});
-    unit.NoteChanges(tile, n);
-    std::memcpy(tile.weights_out.codes, unit.codes(), static_cast<size_t>(n));
-    for (int c = 0; c < run.num_copies; ++c)
-      std::memcpy(tile.copies[c], tile.weights_out.codes, static_cast<size_t>(n));
+  const uint64_t first_element = run.first_element + static_cast<uint64_t>(begin);
+  const int64_t row = begin / run.row_elements;
+  const TileRun tile = TileAt(plan, begin / kTileElements);
+  const auto* scales_in = reinterpret_cast<const uint8_t*>(static_cast<const float*>(run.weights_in.extra) + row);
+  float* scales_out = static_cast<float*>(run.weights_out.extra) + row;
+  DecodeRows<Number>({tile.weights_in.codes, scales_in}, run.row_elements, n, weights);
+  uint64_t digests[4] = {0, 0, 0, 0};
+  const OptimizerRun part = PartOf(plan, tile, begin, n, weights, digests);
+  StepPlan part_plan = PlanStep(fp32, part);
+  part_plan.gradient_begin = begin;
+  RunTiles<Number>(part_plan, find);
+  EncodeRows<Number>(weights, run.row_elements, n, plan.weight_draws, first_element, scales_out,
+                     [&](int64_t at, int64_t elements, const uint8_t* codes) {
+                       const TileRun stored = TileAt(plan, (begin + at) / kTileElements);
+                       EmitCodes<Number>(plan, stored, elements, codes);
+                       if (run.digests == nullptr) return;
+                       AddDigest(run.digests, DigestPart(plan.digests[0][0].key, plan.weights.codes,
+                                                         first_element + static_cast<uint64_t>(at), codes, elements));
+                     });
+  if (run.digests == nullptr) return;
+  AddDigest(run.digests, DigestPart(plan.digests[0][1].key, plan.weights.extra, first_element, scales_out, n));
+  for (int s = 1; s <= plan.num_states; ++s) AddDigest(run.digests + s, digests[s]);
+}
+
+// Row formats: a row's new scale is known when all of it was stepped. So a few rows at a time, as many as fill whole
+// tiles.
+template <class Number>
+__attribute__((noinline)) void RunRows(const StepPlan& plan, FindTilesFn find) {
+  const OptimizerRun& run = *plan.run;
+  const int64_t unit = RowUnitElements(run);
+  for (int64_t begin = 0; begin < run.num_elements; begin += unit) {
+    const int64_t left = run.num_elements - begin, n = left < unit ? left : unit;
+    StepRows<Number>(plan, begin, n, RowMemory(unit), find);
   }
 }
 
 template <class Number>
-void RunStep(const OptimizerContext& context, const OptimizerRun& run,
-             WholeTilesFn (*find)(const OptimizerContext&, const OptimizerRun&)) {
-  if (context.weights == WeightFormat::kInt8Row) return RunRows<Number>(context, run, find);
-  RunTiles<Number>(context, run, find);
+void RunStep(const OptimizerContext& context, const OptimizerRun& run, FindTilesFn find) {
+  const StepPlan plan = PlanStep(context, run);
+  if (context.weights == WeightFormat::kInt8Row) return RunRows<Number>(plan, find);
+  RunTiles<Number>(plan, find);
 }
 
 }  // namespace shardmesh

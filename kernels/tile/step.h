@@ -4,9 +4,8 @@
 // A tensor's last tile may be short: its streams are copied into whole tiles, filled up with zeros, and back.
 #pragma once
 
-#include <cstring>
-
 #include "kernels/rules/optimizers.h"
+#include "kernels/tile/emit.h"
 #include "kernels/tile/gradients.h"
 #include "kernels/tile/plan.h"
 #include "kernels/tile/states.h"
@@ -20,11 +19,11 @@ class TileStep {
 
   explicit TileStep(const StepPlan& plan) : plan_(plan), constants_(plan.context->scalars) {}
 
-  // `first_element`: of the tile in its tensor. `elements`: how many there
-  // are; what lies behind them counts as 0, as it has to where a block's scale is theirs alone.
+  // `first_element`: of the tile in its tensor. `elements`: how many there are; what lies behind them counts as 0, as
+  // it has to where a block's scale is theirs alone.
   void Step(const TileRun& tile, uint64_t first_element, int64_t elements = kTileElements) {
     const OptimizerContext& context = *plan_.context;
-    SumGradients<Number>(plan_, tile, gradient_);
+    SumGradients<Number>(plan_, tile, gradient_, elements);
     const float* weights = Weights(tile);
     if (tile.square_sum != nullptr) *tile.square_sum = SumSquares<Number>(gradient_);
     ClipGradients<Number>(plan_, gradient_);
@@ -67,26 +66,16 @@ class TileStep {
 
   // new weights -> weights_.
   void Update(const float* weights, const float* const (&states)[3], float* const (&moved)[3]) {
-    switch (plan_.num_states) {
-      case 0:
-        return Move<0>(weights, states, moved);
-      case 1:
-        return Move<1>(weights, states, moved);
-      case 2:
-        return Move<2>(weights, states, moved);
-      case 3:
-        return Move<3>(weights, states, moved);
-    }
+    WithOptimizer(plan_.context->hyper, [&](auto rule) { Move<decltype(rule)>(weights, states, moved); });
   }
 
-  template <int kStates>
+  template <class Rule>
   void Move(const float* weights, const float* const (&states)[3], float* const (&moved)[3]) {
-    const OptimizerHyper hyper = plan_.context->hyper;
     for (int64_t i = 0; i < kTileElements; i += L::kWidth) {
       Number values[3] = {Number(0.0f), Number(0.0f), Number(0.0f)};
-      for (int s = 0; s < kStates; ++s) values[s] = L::Load(states[s] + i);
-      const Number weight = OptimizerUpdate(hyper, constants_, L::Load(weights + i), L::Load(gradient_ + i), values);
-      for (int s = 0; s < kStates; ++s) L::Store(values[s], moved[s] + i);
+      for (int s = 0; s < Rule::kStates; ++s) values[s] = L::Load(states[s] + i);
+      const Number weight = Rule::Update(constants_, L::Load(weights + i), L::Load(gradient_ + i), values);
+      for (int s = 0; s < Rule::kStates; ++s) L::Store(values[s], moved[s] + i);
       L::Store(weight, weights_ + i);
     }
   }
@@ -95,16 +84,11 @@ class TileStep {
     const OptimizerContext& context = *plan_.context;
     TileDraws draws;
     if (NeedsDraws(context.weights)) DrawFiller<Number>::Fill(plan_.weight_draws, first_element, draws);
-    // Into memory of its own first: the outputs may be the inputs that they are compared with.
-    alignas(64) uint8_t codes[4 * kTileElements];
+    alignas(64) uint8_t memory[4 * kTileElements];
+    uint8_t* codes = NewCodes(tile, memory);
     EncodeWeights<Number>(context.weights, weights_, draws, {codes, tile.weights_out.extra});
-    const auto bytes = static_cast<size_t>(plan_.weights_tile.codes);
-    if (tile.changed != nullptr)
-      *tile.changed =
-          std::memcmp(codes, tile.weights_in.codes, static_cast<size_t>(elements * plan_.weights.codes.bytes)) != 0;
-    std::memcpy(tile.weights_out.codes, codes, bytes);
-    for (int copy = 0; copy < plan_.run->num_copies; ++copy) std::memcpy(tile.copies[copy], codes, bytes);
     StoreStates(tile, first_element, draws);
+    EmitTile<Number>(plan_, tile, first_element, elements, codes);
   }
 
   void StoreStates(const TileRun& tile, uint64_t first_element, TileDraws& draws) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <vector>
 
 namespace shardmesh {
 namespace {
@@ -14,6 +15,11 @@ DrawStream DrawsOf(const OptimizerContext& context, const OptimizerRun& run, Dra
 
 TileBytes BytesOfTile(const StoredLayout& layout) {
   return {layout.codes.BytesOf(kTileElements), layout.extra.BytesOf(kTileElements)};
+}
+
+TileDigest DigestOf(const OptimizerRun& run, int stream, int part, const PartLayout& layout) {
+  const int64_t word_bytes = DigestWordBytes(layout), bytes = layout.BytesOf(kTileElements);
+  return {DigestKey(run.tensor, stream, part), word_bytes, static_cast<uint64_t>(bytes / word_bytes)};
 }
 
 void Copy(void* to, const void* from, int64_t bytes) {
@@ -35,30 +41,32 @@ StepPlan PlanStep(const OptimizerContext& context, const OptimizerRun& run) {
   plan.states = LayoutOf(context.states);
   plan.weights_tile = BytesOfTile(plan.weights);
   plan.states_tile = BytesOfTile(plan.states);
+  for (int stream = 0; stream <= plan.num_states; ++stream) {
+    const StoredLayout& layout = stream == 0 ? plan.weights : plan.states;
+    plan.digests[stream][0] = DigestOf(run, stream, 0, layout.codes);
+    plan.digests[stream][1] = DigestOf(run, stream, 1, layout.extra);
+  }
   return plan;
 }
 
-RowUnit::RowUnit(const OptimizerRun& run)
-    : elements_(std::min(std::lcm(run.row_elements, kTileElements), run.num_elements)),
-      weights_(elements_),
-      codes_(elements_) {}
-
-void RowUnit::NoteChanges(const TileRun& tile, int64_t num_elements) const {
-  if (tile.changed == nullptr) return;
-  for (int64_t i = 0; i < num_elements; i += kTileElements) {
-    const auto n = static_cast<size_t>(std::min(kTileElements, num_elements - i));
-    tile.changed[i / kTileElements] = std::memcmp(codes_.data() + i, tile.weights_in.codes + i, n) != 0;
-  }
+int64_t RowUnitElements(const OptimizerRun& run) {
+  return std::min(std::lcm(run.row_elements, kTileElements), run.num_elements);
 }
 
-OptimizerRun PartOf(const StepPlan& plan, const TileRun& tile, int64_t begin, int64_t num_elements,
-                    const void* const* gradients, float* weights) {
+float* RowMemory(int64_t elements) {
+  thread_local std::vector<float> memory;
+  if (static_cast<int64_t>(memory.size()) < elements) memory.resize(static_cast<size_t>(elements));
+  return memory.data();
+}
+
+OptimizerRun PartOf(const StepPlan& plan, const TileRun& tile, int64_t begin, int64_t num_elements, float* weights,
+                    uint64_t* digests) {
   OptimizerRun part = *plan.run;
-  part.gradients = gradients;
   part.weights_in = part.weights_out = {weights, nullptr};
   part.num_copies = 0;
   part.square_sums = tile.square_sum;
   part.changed = nullptr;
+  part.digests = part.digests == nullptr ? nullptr : digests;
   part.num_elements = num_elements;
   part.first_element += static_cast<uint64_t>(begin);
   for (int s = 0; s < plan.num_states; ++s) {
@@ -68,25 +76,12 @@ OptimizerRun PartOf(const StepPlan& plan, const TileRun& tile, int64_t begin, in
   return part;
 }
 
-GradientsAt::GradientsAt(const OptimizerContext& context, const OptimizerRun& run, int64_t begin) {
-  const int64_t bytes = context.gradients == Format::kFp32 ? 4 : 2;
-  for (int slot = 0; slot < run.num_slots; ++slot) {
-    slots_.push_back(static_cast<const uint8_t*>(run.gradients[slot]) + begin * bytes);
-  }
-}
-
 ShortTile::ShortTile(const StepPlan& plan, int64_t index)
     : plan_(plan), begin_(index * kTileElements), elements_(plan.run->num_elements - begin_) {
   const OptimizerRun& run = *plan.run;
   const TileRun there = TileAt(plan, index);
-  const int64_t bytes = plan.context->gradients == Format::kFp32 ? 4 : 2;
-  gradients_.resize(run.num_slots * kTileElements * bytes);
-  for (int slot = 0; slot < run.num_slots; ++slot) {
-    uint8_t* to = gradients_.data() + slot * kTileElements * bytes;
-    Copy(to, static_cast<const uint8_t*>(run.gradients[slot]) + begin_ * bytes, elements_ * bytes);
-    slots_.push_back(to);
-  }
-  tile_.gradients = slots_.data();
+  tile_.gradients = there.gradients;
+  tile_.gradient_offset = there.gradient_offset;
   const auto fill = [&](const ConstStoredTile& from, const StoredLayout& layout, Stream& stream) {
     std::memset(&stream, 0, sizeof(stream));
     Copy(stream.codes, from.codes, layout.codes.BytesOf(elements_));

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "kernels/tile/plan.h"
 
@@ -11,39 +10,18 @@ namespace shardmesh {
 // Makes ready what all tiles of a run share.
 StepPlan PlanStep(const OptimizerContext& context, const OptimizerRun& run);
 
-// Rows of a row format that fill whole tiles together, or all of the run's: their elements, and memory for them in
-// fp32.
-class RowUnit {
- public:
-  explicit RowUnit(const OptimizerRun& run);
-  int64_t elements() const { return elements_; }
-  float* weights() { return weights_.data(); }
-  uint8_t* codes() { return codes_.data(); }
-  // Compares the codes with those that `tile` had.
-  void NoteChanges(const TileRun& tile, int64_t num_elements) const;
+// Rows of a row format that fill whole tiles together, or all of the run's: their elements.
+int64_t RowUnitElements(const OptimizerRun& run);
 
- private:
-  const int64_t elements_;
-  std::vector<float> weights_;
-  std::vector<uint8_t> codes_;
-};
+// Memory for that many numbers. It is this thread's, kept for its next run.
+float* RowMemory(int64_t elements);
 
-// Elements [begin, begin + num_elements) of a run, with fp32 weights that lie at `weights`. `tile`: where its streams
-// are.
-OptimizerRun PartOf(const StepPlan& plan, const TileRun& tile, int64_t begin, int64_t num_elements,
-                    const void* const* gradients, float* weights);
+// Elements [begin, begin + num_elements) of a run, with fp32 weights that lie at `weights`, and with `digests` if the
+// run has any. `tile`: where its streams are. Its slots begin where the run's do (StepPlan::gradient_begin).
+OptimizerRun PartOf(const StepPlan& plan, const TileRun& tile, int64_t begin, int64_t num_elements, float* weights,
+                    uint64_t* digests);
 
-// The slots of a run from element `begin` on.
-class GradientsAt {
- public:
-  GradientsAt(const OptimizerContext& context, const OptimizerRun& run, int64_t begin);
-  const void* const* slots() const { return slots_.data(); }
-
- private:
-  std::vector<const void*> slots_;
-};
-
-// The run's last tile, when it is short: in memory of its own, zeros behind its end.
+// The run's last tile, when it is short: in memory of its own, zeros behind its end. Its gradients stay where they are.
 class ShortTile {
  public:
   ShortTile(const StepPlan& plan, int64_t index);
@@ -61,8 +39,6 @@ class ShortTile {
   TileRun tile_;
   Stream weights_, states_[3];
   alignas(64) uint8_t copies_[2][4 * kTileElements];
-  std::vector<uint8_t> gradients_;
-  std::vector<const void*> slots_;
 };
 
 }  // namespace shardmesh

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <vector>
 
-#include "core/digest.h"
 #include "core/philox.h"
 #include "core/reduction.h"
+#include "core/stream_digest.h"
 #include "worker/testing/small_job.h"
 
 namespace shardmesh {
@@ -77,8 +77,11 @@ class TrainingOracle {
     for (int t = 0; t < static_cast<int>(tensors_.size()); ++t) {
       const Tensor& x = tensors_[t];
       const int64_t n = static_cast<int64_t>(x.weights.size());
-      digest += DigestRun(t, 0, 0, Stored(t).data(), n, static_cast<int>(BytesPerElement(job_.parameters[t].format)));
-      digest += DigestRun(t, 1, 0, x.m.data(), n, 4) + DigestRun(t, 2, 0, x.v.data(), n, 4);
+      const auto stream = [&](int number, const void* data, int64_t bytes) {
+        return DigestPart(DigestKey(static_cast<uint32_t>(t), number, 0), {bytes}, 0, data, n);
+      };
+      digest += stream(0, Stored(t).data(), BytesPerElement(job_.parameters[t].format)) + stream(1, x.m.data(), 4) +
+                stream(2, x.v.data(), 4);
     }
     return digest;
   }
