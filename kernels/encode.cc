@@ -1,6 +1,7 @@
 #include "kernels/encode.h"
 
 #include <algorithm>
+#include <cfloat>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -95,7 +96,15 @@ void AddPublishedParts(const CodeSpec& spec, const std::vector<int64_t>& dims, E
 
 std::string Name(const CodeSpec& spec) { return std::string(CodeFormatName(spec.format)); }
 
-// InvalidArgument: not as many as there are parts, null where there are elements, or misaligned.
+// InvalidArgument: null where there are elements, or misaligned.
+absl::Status CheckPart(const CodeSpec& spec, absl::string_view name, const void* begin, int64_t count, int64_t bytes) {
+  if (count == 0 || (begin != nullptr && reinterpret_cast<uintptr_t>(begin) % bytes == 0)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(Name(spec), ": the memory of ", name, " begins at address ",
+                                                 reinterpret_cast<uintptr_t>(begin), "; it must be a multiple of ",
+                                                 bytes, ", and not 0"));
+}
+
+// InvalidArgument: not as many as there are parts, or as CheckPart.
 template <class Pointer>
 absl::Status CheckMemory(const CodeSpec& spec, const std::vector<CodePart>& parts, absl::Span<const Pointer> memory,
                          const float* array, int64_t elements) {
@@ -103,15 +112,9 @@ absl::Status CheckMemory(const CodeSpec& spec, const std::vector<CodePart>& part
     return absl::InvalidArgumentError(
         absl::StrCat(Name(spec), " has ", parts.size(), " parts; there are ", memory.size()));
   }
-  const auto check = [&](absl::string_view name, const void* begin, int64_t count, int64_t bytes) {
-    if (count == 0 || (begin != nullptr && reinterpret_cast<uintptr_t>(begin) % bytes == 0)) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(Name(spec), ": the memory of ", name, " begins at address ",
-                                                   reinterpret_cast<uintptr_t>(begin), "; it must be a multiple of ",
-                                                   bytes, ", and not 0"));
-  };
-  RETURN_IF_ERROR(check("the array", array, elements, sizeof(float)));
+  RETURN_IF_ERROR(CheckPart(spec, "the array", array, elements, sizeof(float)));
   for (size_t i = 0; i < parts.size(); ++i) {
-    RETURN_IF_ERROR(check(parts[i].name, memory[i], parts[i].NumElements(), BytesOf(parts[i].type)));
+    RETURN_IF_ERROR(CheckPart(spec, parts[i].name, memory[i], parts[i].NumElements(), BytesOf(parts[i].type)));
   }
   return absl::OkStatus();
 }
@@ -268,6 +271,35 @@ absl::Status Encode(const CodeSpec& spec, absl::Span<const int64_t> dims, const 
   EncodeChecked(spec, extent, parts, array, memory, mean);
   return absl::OkStatus();
 }
+
+float Fp8Scale(const CodeSpec& spec, float largest) {
+  const ScopedFpEnvironment environment;
+  return encode_internal::Float8ScaleOf(spec, largest);
+}
+
+absl::Status CastFp8(const CodeSpec& spec, float scale, Format format, const void* values, int64_t elements,
+                     uint8_t* codes) {
+  if (spec.format != CodeFormat::kFp8Tensor) {
+    return absl::InvalidArgumentError(absl::StrCat(Name(spec), " is not cast with one scale; fp8_tensor is"));
+  }
+  if (!(scale > 0 && scale <= FLT_MAX)) {
+    return absl::InvalidArgumentError(absl::StrCat("the scale is ", scale, "; it is a number above 0"));
+  }
+  if (elements < 0)
+    return absl::InvalidArgumentError(absl::StrCat("there are ", elements, " elements; 0 is the least"));
+  RETURN_IF_ERROR(CheckPart(spec, "the values", values, elements, BytesPerElement(format)));
+  RETURN_IF_ERROR(CheckPart(spec, "the codes", codes, elements, 1));
+  for (int64_t i = 0; i < elements; ++i) {
+    const float value = encode_internal::ValueAt(format, values, i);
+    if ((FloatBits(value) & 0x7FFFFFFFu) < 0x7F800000u) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("element ", i, " is ", value, "; ", Name(spec), " holds finite numbers alone"));
+  }
+  const ScopedFpEnvironment environment;
+  encode_internal::CastFloat8(spec, scale, format, values, elements, codes);
+  return absl::OkStatus();
+}
+
 absl::Status Decode(const CodeSpec& spec, absl::Span<const int64_t> dims, absl::Span<const void* const> memory,
                     float* array) {
   ASSIGN_OR_RETURN(const Extent extent, ExtentOf(spec, dims));

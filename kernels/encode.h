@@ -25,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "core/format.h"
 #include "core/philox.h"
 
 namespace shardmesh {
@@ -91,6 +92,18 @@ absl::StatusOr<std::vector<CodePart>> PartsOf(const CodeSpec& spec, absl::Span<c
 //   but in fp32 and the formats with bf16, a negative one without a sign. Nothing was written.
 absl::Status Encode(const CodeSpec& spec, absl::Span<const int64_t> dims, const float* array,
                     absl::Span<void* const> parts, const float* mean = nullptr);
+
+// The scale that Encode gives fp8_tensor for an array of that largest magnitude, and fp8_row and fp8_block for a row or
+// a block (spec: e5m2, power_of_two). So a scale is known from magnitudes that are compared across machines.
+// REQUIRES: largest is finite and not negative.
+float Fp8Scale(const CodeSpec& spec, float largest);
+
+// Codes under a scale that is known: a run of an array's elements in fp32 or bf16 becomes what Encode gives for it in
+// fp8_tensor, with Fp8Scale of the whole array's largest magnitude. No memory is allocated unless there is an error.
+//   InvalidArgument: the spec is not fp8_tensor; a scale that is not finite or not above 0; fewer than 0 elements; null
+//   or misaligned memory; a value that is NaN or infinite. Nothing was written.
+absl::Status CastFp8(const CodeSpec& spec, float scale, Format format, const void* values, int64_t elements,
+                     uint8_t* codes);
 
 // The values, exactly as the format defines them; codes that Encode does not write are NaN or infinity where E4M3 and
 // E5M2 have them, and in states what the optimizer step takes them for. InvalidArgument: as Encode, of shape and

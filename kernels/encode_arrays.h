@@ -33,6 +33,14 @@ void DecodeNf4(int64_t elements, const uint8_t* codes, const int8_t* scales, con
 // All blocks have the size of `block`, but at the edges.
 void EncodeFloat8(const CodeSpec& spec, Extent extent, Extent block, const float* array, uint8_t* codes,
                   absl::Span<float> scales);
+float Float8ScaleOf(const CodeSpec& spec, float largest);
+
+// An element of an array in fp32 or bf16.
+inline float ValueAt(Format format, const void* values, int64_t i) {
+  return format == Format::kFp32 ? static_cast<const float*>(values)[i]
+                                 : Bf16ToFloat(static_cast<const uint16_t*>(values)[i]);
+}
+void CastFloat8(const CodeSpec& spec, float scale, Format format, const void* values, int64_t elements, uint8_t* codes);
 void DecodeFloat8(const CodeSpec& spec, Extent extent, Extent block, const uint8_t* codes, const float* scales,
                   float* array);
 

@@ -37,10 +37,7 @@ void EncodeFloat8As(const CodeSpec& spec, Extent extent, Extent block, const flo
   ForEachPiece(extent, block, [&](int64_t offset, int64_t size, int64_t scale) {
     scales[scale] = Max(scales[scale], Largest(array + offset, size));
   });
-  for (float& each : scales) {
-    const float scale = Float8Scale<Mini>(each);
-    each = spec.power_of_two ? PowerOfTwoBelow(scale) : scale;
-  }
+  for (float& each : scales) each = Float8ScaleOf(spec, each);
   ForEachPiece(extent, block, [&](int64_t offset, int64_t size, int64_t scale) {
     for (int64_t i = offset; i < offset + size; ++i) {
       codes[i] = static_cast<uint8_t>(EncodeMinifloat<Mini>(array[i] * scales[scale]));
@@ -135,6 +132,20 @@ void EncodeFloat8(const CodeSpec& spec, Extent extent, Extent block, const float
     return EncodeFloat8As<E5M2>(spec, extent, block, array, codes, scales);
   }
   EncodeFloat8As<E4M3>(spec, extent, block, array, codes, scales);
+}
+
+float Float8ScaleOf(const CodeSpec& spec, float largest) {
+  const bool e5m2 = spec.format == CodeFormat::kFp8Tensor && spec.e5m2;
+  const float scale = e5m2 ? Float8Scale<E5M2>(largest) : Float8Scale<E4M3>(largest);
+  return spec.power_of_two ? PowerOfTwoBelow(scale) : scale;
+}
+
+void CastFloat8(const CodeSpec& spec, float scale, Format format, const void* values, int64_t elements,
+                uint8_t* codes) {
+  for (int64_t i = 0; i < elements; ++i) {
+    const float scaled = ValueAt(format, values, i) * scale;
+    codes[i] = static_cast<uint8_t>(spec.e5m2 ? EncodeMinifloat<E5M2>(scaled) : EncodeMinifloat<E4M3>(scaled));
+  }
 }
 
 void DecodeFloat8(const CodeSpec& spec, Extent extent, Extent block, const uint8_t* codes, const float* scales,

@@ -103,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, GemmTest,
                          ::testing::Combine(::testing::ValuesIn(kShapes), ::testing::Bool(), ::testing::Bool()));
 
 TEST_P(GemmTest, Simd_AnyBlocks_SameBitsAsReference) {
-  if (!SimdSupported()) GTEST_SKIP() << "no AVX2 and FMA";
+  if (!SimdSupported()) GTEST_SKIP() << "SKIPPED: this processor has no AVX2 and FMA";
   Problem problem = MakeProblem();
   const std::vector<float> reference = problem.Run(GemmBlockReference);
   EXPECT_TRUE(SameBits(reference, problem.Run(GemmBlockSimd)));
@@ -206,7 +206,7 @@ TEST(Gemm, Blocks_AnyShape_EachOutputOnce) {
 }
 
 TEST(Gemm, Simd_NanAndInfinity_WhereTheReferenceHasThem) {
-  if (!SimdSupported()) GTEST_SKIP() << "no AVX2 and FMA";
+  if (!SimdSupported()) GTEST_SKIP() << "SKIPPED: this processor has no AVX2 and FMA";
   Problem problem({20, 30, 40}, false, true);
   problem.a.data()[3 * 40 + 2] = std::numeric_limits<float>::quiet_NaN();
   problem.b.data()[5 * 30 + 4] = std::numeric_limits<float>::infinity();

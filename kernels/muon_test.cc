@@ -33,7 +33,7 @@ struct Shape {
 constexpr Shape kShapes[] = {{1, 1}, {1, 19}, {19, 1}, {7, 13}, {13, 7}, {64, 64}, {65, 33}, {130, 257}, {257, 130}};
 
 TEST(Muon, Simd_AnyShape_SameBitsAsReference) {
-  if (!SimdSupported()) GTEST_SKIP() << "no AVX2 and FMA";
+  if (!SimdSupported()) GTEST_SKIP() << "SKIPPED: this processor has no AVX2 and FMA";
   for (const Shape shape : kShapes) {
     Settings settings;
     const auto reference = AfterTwoSteps(settings, shape.rows, shape.columns, MuonStepReference);
@@ -43,7 +43,7 @@ TEST(Muon, Simd_AnyShape_SameBitsAsReference) {
 }
 
 TEST(Muon, Simd_AnyFormat_SameBitsAsReference) {
-  if (!SimdSupported()) GTEST_SKIP() << "no AVX2 and FMA";
+  if (!SimdSupported()) GTEST_SKIP() << "SKIPPED: this processor has no AVX2 and FMA";
   for (const WeightFormat weights : {WeightFormat::kFp32, WeightFormat::kBf16, WeightFormat::kBf16Sr,
                                      WeightFormat::kBf16Plus16, WeightFormat::kBf16Plus8Sr}) {
     for (const StateFormat states : {StateFormat::kFp32, StateFormat::kBf16Sr, StateFormat::kDyn8}) {

@@ -9,6 +9,7 @@
 #include "kernels/fp_environment.h"
 #include "kernels/fused_step.h"
 #include "kernels/optimizer_step_simd.h"
+#include "kernels/tile/plan.h"
 
 namespace shardmesh {
 namespace {
@@ -78,7 +79,25 @@ absl::Status CheckNumbers(const OptimizerContext& context, const OptimizerRun& r
     return absl::InvalidArgumentError(absl::StrCat("a run of ", run.num_elements, " elements in rows of ",
                                                    run.row_elements, "; int8_row takes whole rows"));
   }
+  if (run.mx8.codes != nullptr && run.num_elements % kMxElements != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a run of ", run.num_elements, " elements with a copy in mx8, which has whole blocks of ", kMxElements));
+  }
   return absl::OkStatus();
+}
+
+// What a run tells, where it is asked for.
+absl::Status AddTold(const OptimizerContext& context, const OptimizerRun& run, Streams& streams) {
+  const int64_t n = run.num_elements, tiles = PartLayout{1, kStepAlignment}.BytesOf(n);
+  const auto add = [&](const char* name, const void* data, int64_t bytes, int64_t alignment) {
+    return data == nullptr ? absl::OkStatus() : streams.Add(name, data, bytes, alignment, true);
+  };
+  RETURN_IF_ERROR(add("the square sums", run.square_sums, 4 * tiles, 4));
+  RETURN_IF_ERROR(add("the changes", run.changed, tiles, 1));
+  RETURN_IF_ERROR(add("the largest", run.largest, PartLayout{4, kLargestElements}.BytesOf(n), 4));
+  RETURN_IF_ERROR(add("the digests", run.digests, 8 * (1 + NumStates(context.hyper)), 8));
+  if (run.mx8.codes == nullptr) return absl::OkStatus();
+  return streams.AddStored("the copy in mx8", run.mx8, {{1}, {1, kMxElements}}, n, true);
 }
 
 }  // namespace
@@ -103,6 +122,7 @@ absl::Status CheckRun(const OptimizerContext& context, const OptimizerRun& run) 
   for (int c = 0; c < run.num_copies; ++c) {
     RETURN_IF_ERROR(streams.Add("a copy", run.copies[c], weights.codes.BytesOf(n), weights.codes.bytes, true));
   }
+  RETURN_IF_ERROR(AddTold(context, run, streams));
   return streams.CheckOverlap();
 }
 

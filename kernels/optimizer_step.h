@@ -23,6 +23,8 @@ namespace shardmesh {
 
 // Runs begin and, but for the tensor's last, end at multiples of this many elements.
 inline constexpr int64_t kStepAlignment = 256;
+// Elements of one entry of OptimizerRun::largest.
+inline constexpr int64_t kLargestElements = 128;
 
 // The parts of a stored stream (core/numeric_formats.h), each at the run's first element.
 struct StoredRun {
@@ -40,13 +42,20 @@ struct OptimizerRun {
   // states there are as many as the optimizer has.
   StoredRun weights_in, weights_out;
   StoredRun states_in[3], states_out[3];
-  void* copies[2] = {nullptr, nullptr};  // what readers get: fp32 for weights in fp32, else bf16
+  void* copies[2] = {nullptr, nullptr};  // the new codes, which readers get: fp32, bf16, or int8 beside its new scales
   int num_copies = 0;
 
   // What else a pass can tell; null: not asked for. The first two for each tile of 256 elements.
   float* square_sums = nullptr;  // the sum of squares of its gradient before clipping (kernels/tile/gradients.h)
   uint8_t* changed = nullptr;    // 1: the codes of its weights are others than before, 0: they are the same
 
+  // The new weights as readers get them (int8_row: codes times scales) in mx8: codes, and as `extra` the E8M0 scale of
+  // every 32 elements; what Encode (kernels/encode.h) gives for them, for rows that are multiples of 32. The codes of
+  // values that are not finite mean nothing.
+  StoredRun mx8;
+  // Of the same weights, for every 128 elements: the largest magnitude, beside which a NaN is none. After a MAX over
+  // all of them, scales of fp8_tensor and, where rows are multiples of 128, of fp8_row, fp8_block and int8_row follow.
+  float* largest = nullptr;
   // [1 + states]: the digests (core/stream_digest.h) of the new weights, codes and extra, and of each new state are
   // added to these, modulo 2^64 and atomically: runs of one tensor may share them.
   uint64_t* digests = nullptr;
@@ -69,8 +78,9 @@ struct OptimizerContext {
 };
 
 // InvalidArgument: Muon (which steps whole matrices: kernels/muon.h); a format that the optimizer cannot have; a
-// negative length, a first element that is no multiple of kStepAlignment, no slot; a pointer that is null or not
-// aligned to its elements; outputs that overlap each other, or an input other than their own.
+// negative length, mx8 of no multiple of 32 elements, a first element that is no multiple of kStepAlignment, no slot; a
+// pointer that is null or not aligned to its elements; outputs that overlap each other, or an input other than their
+// own.
 absl::Status CheckRun(const OptimizerContext& context, const OptimizerRun& run);
 
 using OptimizerStepFn = void (*)(const OptimizerContext& context, const OptimizerRun& run);

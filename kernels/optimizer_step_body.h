@@ -17,12 +17,13 @@ struct BodyMemory {
   TileDraws draws[4];  // of the weights, and of each state
   float weights[kTileElements];
   float states[3][kTileElements];
-  uint32_t largest[3][kTileElements / 32];  // the bits of each block's largest magnitude
-  uint8_t codes[3][kTileElements];          // of 4-bit states, before they are packed
-  float gradient[kTileElements];            // before clipping
-  float square_sums[8];                     // each of every eighth element
-  uint32_t changed;                         // whether a weight's codes did
-  uint64_t digests[4];                      // of the weights and each state
+  uint32_t largest[3][kTileElements / 32];          // the bits of each block's largest magnitude
+  uint32_t published[kTileElements / kMxElements];  // the same of 32 weights as readers get them
+  uint8_t codes[3][kTileElements];                  // of 4-bit states, before they are packed
+  float gradient[kTileElements];                    // before clipping
+  float square_sums[8];                             // each of every eighth element
+  uint32_t changed;                                 // whether a weight's codes did
+  uint64_t digests[4];                              // of the weights and each state
 };
 
 // Keeps the larger of two floats that are not negative, by their bits; a NaN is none.
@@ -69,6 +70,7 @@ class StepBody {
   SHARDMESH_RULE void Begin(int thread) {
     if (thread < 3 * (kTileElements / 32))
       memory_->largest[thread / (kTileElements / 32)][thread % (kTileElements / 32)] = 0;
+    if (thread < kTileElements / kMxElements) memory_->published[thread] = 0;
     if (thread == 0) memory_->changed = 0;
     if (thread < 4) memory_->digests[thread] = 0;
     const int stream = thread / 32;  // 32 threads fill one stream of draws
@@ -142,6 +144,7 @@ class StepBody {
         StoredWeights<float, kFormat>::Store(memory_->weights[thread], draw, tile_.weights_out, thread);
       });
       if (CodeAt(tile_.weights_out.codes, thread) != before) memory_->changed = 1;  // whoever writes, writes this
+      if (IsPublished(tile_)) KeepLarger(&memory_->published[thread / kMxElements], Abs(Published(thread)));
     }
     if (tile_.square_sum != nullptr && thread < 8) {
       float sum = 0;
@@ -179,7 +182,13 @@ class StepBody {
     });
   }
 
-  // Two 4-bit codes a byte, and the copies of the weights.
+  // A weight as readers get it.
+  SHARDMESH_RULE float Published(int thread) const {
+    const uint32_t code = CodeAt(tile_.weights_out.codes, thread);
+    return FloatOfBits(plan_.weights.codes.bytes == 4 ? code : code << 16);
+  }
+
+  // Two 4-bit codes a byte, the copies of the weights and what is published of them.
   SHARDMESH_RULE void Pack(int thread) {
     if (thread >= elements_) return;
     for (int s = 0; s < plan_.num_states && context_.states == StateFormat::kDyn4 && thread % 2 == 0; ++s) {
@@ -190,6 +199,21 @@ class StepBody {
     for (int c = 0; c < plan_.run->num_copies; ++c) {
       for (int64_t b = 0; b < bytes; ++b)
         tile_.copies[c][thread * bytes + b] = tile_.weights_out.codes[thread * bytes + b];
+    }
+    Publish(thread);
+  }
+
+  SHARDMESH_RULE void Publish(int thread) {
+    const uint32_t* published = memory_->published + thread / kMxElements;
+    if (tile_.mx8.codes != nullptr) {
+      const auto scale = MxScaleCeil(FloatOfBits(*published));
+      if (thread % kMxElements == 0) tile_.mx8.extra[thread / kMxElements] = static_cast<uint8_t>(scale.code);
+      tile_.mx8.codes[thread] = static_cast<uint8_t>(EncodeMinifloat<E4M3>(Published(thread) * scale.multiplier));
+    }
+    if (tile_.largest != nullptr && thread % kLargestElements == 0) {
+      float largest = 0;
+      for (int b = 0; b < kLargestElements / kMxElements; ++b) largest = Max(largest, FloatOfBits(published[b]));
+      tile_.largest[thread / kLargestElements] = largest;
     }
   }
 

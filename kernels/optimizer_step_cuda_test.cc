@@ -50,14 +50,20 @@ void StepOnDevice(StepTensor& tensor, int64_t step, int64_t n) {
   for (size_t s = 0; 2 * s + 2 < parts.size(); ++s) run.states_in[s] = run.states_out[s] = at(1 + s);
   std::memset(tensor.digests().data(), 0, tensor.digests().size());
   OnDevice squares(tensor.square_sums()), changed(tensor.changed()), digests(tensor.digests());
+  OnDevice mx8_codes(tensor.mx8_codes()), mx8_scales(tensor.mx8_scales()), largest(tensor.largest());
   run.square_sums = reinterpret_cast<float*>(squares.data());
   run.changed = changed.data();
   run.digests = reinterpret_cast<uint64_t*>(digests.data());
+  if (run.mx8.codes != nullptr) run.mx8 = {mx8_codes.data(), mx8_scales.data()};
+  run.largest = reinterpret_cast<float*>(largest.data());
   ASSERT_OK(OptimizerStepCuda(tensor.step_case().Context(step), run, nullptr));
   for (const auto& part : parts) part->Back();
   squares.Back();
   changed.Back();
   digests.Back();
+  mx8_codes.Back();
+  mx8_scales.Back();
+  largest.Back();
 }
 
 TEST(OptimizerStepCuda, IsTheReference_BitForBit) {

@@ -51,17 +51,17 @@ void ExpectReferenceBits(OptimizerStepFn step, bool has_rows, const std::vector<
 
 TEST(OptimizerStep, Simd_IsTheReference_BitForBit) {
   if (!SimdSupported()) GTEST_SKIP() << "SKIPPED: this processor has no AVX2 and FMA";
-  ExpectReferenceBits(OptimizerStepSimd, /*has_rows=*/true, {1, 63, 255, 256, 257, 1548});
+  ExpectReferenceBits(OptimizerStepSimd, /*has_rows=*/true, {1, 63, 255, 256, 257, 416, 1632});
 }
 
 TEST(OptimizerStep, TheCudaKernelsBody_IsTheReference_BitForBit) {
-  ExpectReferenceBits(StepThroughBody, /*has_rows=*/false, {7, 257, 512});
+  ExpectReferenceBits(StepThroughBody, /*has_rows=*/false, {7, 257, 416, 512});
 }
 
 TEST(OptimizerStep, HoweverATensorIsCut_TheBitsAreTheSame) {
   for (const StepCase& each : AllStepCases()) {
     SCOPED_TRACE(each.ToString());
-    StepTensor whole(each, 1500), cut(each, 1500);
+    StepTensor whole(each, 1632), cut(each, 1632);
     whole.Step(BestOptimizerStep(), 2);
     cut.Step(BestOptimizerStep(), 2, 768);
     ASSERT_TRUE(whole == cut);
@@ -113,6 +113,8 @@ TEST(OptimizerStep, WithoutBeingAsked_TheBitsAreTheSame) {
     run.square_sums = nullptr;
     run.changed = nullptr;
     run.digests = nullptr;
+    run.mx8 = {};
+    run.largest = nullptr;
     BestOptimizerStep()(each.Context(1), run);
     for (size_t i = 0; i < asked.parts().size(); ++i) {
       ASSERT_EQ(asked.parts()[i].Bytes(), not_asked.parts()[i].Bytes()) << i;
@@ -170,6 +172,13 @@ TEST(CheckRun, WhatIsWrong_IsNamed) {
          [](OptimizerRun& run) { run.states_in[0].codes = static_cast<uint8_t*>(run.states_in[0].codes) + 1; });
   expect("overlap", [](OptimizerRun& run) { run.states_out[0].codes = run.weights_out.codes; });
   expect("overlap", [](OptimizerRun& run) { run.weights_out.codes = static_cast<float*>(run.weights_in.codes) + 1; });
+  expect("whole blocks of 32", [](OptimizerRun& run) { run.num_elements = 500; });
+  expect("the copy in mx8 is null", [](OptimizerRun& run) { run.mx8.extra = nullptr; });
+  expect("the largest begins at", [](OptimizerRun& run) {
+    run.largest = reinterpret_cast<float*>(reinterpret_cast<uint8_t*>(run.largest) + 2);
+  });
+  expect("overlap", [](OptimizerRun& run) { run.largest = static_cast<float*>(run.weights_out.codes); });
+  expect("overlap", [](OptimizerRun& run) { run.changed = static_cast<uint8_t*>(run.mx8.codes); });
   StepCase adam = AllStepCases().back();
   adam.states = StateFormat::kFp32;
   StepTensor two_states(adam, 512);

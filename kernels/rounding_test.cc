@@ -136,7 +136,7 @@ class SharedRun {
 
 // 1 to 64 shards, every second one on a thread of its own, the last one first.
 TEST(OptimizerStep, OnAnyNumberOfShardsAndThreads_TheBitsAreTheSame) {
-  constexpr int64_t kElements = 64 * kStepAlignment - 100;
+  constexpr int64_t kElements = 64 * kStepAlignment - 96;
   for (const StateFormat states :
        {StateFormat::kFp32, StateFormat::kBf16Sr, StateFormat::kDyn8, StateFormat::kFp8x32}) {
     StepCase each = AllStepCases().back();

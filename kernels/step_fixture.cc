@@ -100,7 +100,10 @@ StepTensor::StepTensor(const StepCase& step_case, int64_t num_elements)
       row_elements_(num_elements % 12 == 0 ? 12 : num_elements),
       square_sums_((num_elements + kStepAlignment - 1) / kStepAlignment * 4, 4),
       changed_((num_elements + kStepAlignment - 1) / kStepAlignment, 1),
-      digests_(8 * (1 + NumStates(step_case.hyper)), 8) {
+      digests_(8 * (1 + NumStates(step_case.hyper)), 8),
+      mx8_codes_(num_elements, 1),
+      mx8_scales_(num_elements / 32, 1),
+      largest_((num_elements + kLargestElements - 1) / kLargestElements * 4, 4) {
   Add(LayoutOf(case_.weights, row_elements_));
   for (int s = 0; s < NumStates(case_.hyper); ++s) Add(LayoutOf(case_.states));
   const int64_t bytes = case_.gradients == Format::kFp32 ? 4 : 2;
@@ -169,6 +172,8 @@ OptimizerRun StepTensor::RunOf(int64_t step, int64_t begin, int64_t end) {
   run.square_sums = reinterpret_cast<float*>(square_sums_.data()) + begin / kStepAlignment;
   run.changed = changed_.data() + begin / kStepAlignment;
   run.digests = reinterpret_cast<uint64_t*>(digests_.data());
+  if ((end - begin) % 32 == 0) run.mx8 = {mx8_codes_.data() + begin, mx8_scales_.data() + begin / 32};
+  run.largest = reinterpret_cast<float*>(largest_.data()) + begin / kLargestElements;
   run.num_elements = end - begin;
   run.first_element = begin;
   run.tensor = 3;
@@ -186,6 +191,28 @@ void StepTensor::Step(OptimizerStepFn step, int steps, int64_t cut) {
   }
 }
 
+std::vector<float> StepTensor::PublishedWeights() {
+  std::vector<float> weights(num_elements_);
+  for (int64_t i = 0; i < num_elements_; ++i) {
+    const uint8_t* codes = parts_[0].data();
+    uint16_t half = 0;
+    float scale = 0;
+    switch (case_.weights) {
+      case WeightFormat::kFp32:
+        std::memcpy(&weights[i], codes + 4 * i, 4);
+        break;
+      case WeightFormat::kInt8Row:
+        std::memcpy(&scale, parts_[1].data() + i / row_elements_ * 4, 4);
+        weights[i] = static_cast<float>(static_cast<int8_t>(codes[i])) * scale;
+        break;
+      default:
+        std::memcpy(&half, codes + 2 * i, 2);
+        weights[i] = Bf16ToFloat(half);
+    }
+  }
+  return weights;
+}
+
 std::vector<uint64_t> StepTensor::StoredDigests() {
   std::vector<uint64_t> digests;
   for (int stream = 0; stream <= NumStates(case_.hyper); ++stream) {
@@ -199,7 +226,8 @@ std::vector<uint64_t> StepTensor::StoredDigests() {
 bool StepTensor::GuardsHold() const {
   const auto holds = [](const Guarded& part) { return part.GuardsHold(); };
   return std::all_of(parts_.begin(), parts_.end(), holds) && std::all_of(gradients_.begin(), gradients_.end(), holds) &&
-         holds(square_sums_) && holds(changed_) && holds(digests_);
+         holds(square_sums_) && holds(changed_) && holds(digests_) && holds(mx8_codes_) && holds(mx8_scales_) &&
+         holds(largest_);
 }
 
 bool StepTensor::operator==(const StepTensor& other) const {
@@ -207,7 +235,8 @@ bool StepTensor::operator==(const StepTensor& other) const {
     if (parts_[i].Bytes() != other.parts_[i].Bytes()) return false;
   }
   return square_sums_.Bytes() == other.square_sums_.Bytes() && changed_.Bytes() == other.changed_.Bytes() &&
-         digests_.Bytes() == other.digests_.Bytes();
+         digests_.Bytes() == other.digests_.Bytes() && mx8_codes_.Bytes() == other.mx8_codes_.Bytes() &&
+         mx8_scales_.Bytes() == other.mx8_scales_.Bytes() && largest_.Bytes() == other.largest_.Bytes();
 }
 
 }  // namespace shardmesh

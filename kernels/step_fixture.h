@@ -58,6 +58,12 @@ class StepTensor {
   Guarded& changed() { return changed_; }
   // What the runs of the last step added up: of the weights and each state.
   Guarded& digests() { return digests_; }
+  // mx8 (of runs of a multiple of 32 elements) and the largest magnitudes.
+  Guarded& mx8_codes() { return mx8_codes_; }
+  Guarded& mx8_scales() { return mx8_scales_; }
+  Guarded& largest() { return largest_; }
+  // The weights as readers get them.
+  std::vector<float> PublishedWeights();
   // The digests of what is stored now.
   std::vector<uint64_t> StoredDigests();
   bool GuardsHold() const;
@@ -71,7 +77,7 @@ class StepTensor {
   const int64_t num_elements_;
   const int64_t row_elements_;  // of int8_row: 12, or all where they are no rows of 12
   std::vector<Guarded> parts_, gradients_;
-  Guarded square_sums_, changed_, digests_;
+  Guarded square_sums_, changed_, digests_, mx8_codes_, mx8_scales_, largest_;
   std::vector<const void*> slots_;
   int64_t filled_step_ = 0;  // whose gradients there are
 };

@@ -89,7 +89,7 @@ TEST_F(LocalSocketTest, FolderThatAnyUserMayWrite_IsRefused_UnlessSticky) {
 TEST_F(LocalSocketTest, FolderOfAnotherUser_IsRefused_UnlessRoots) {
   constexpr uid_t kOther = 65534;
   const std::string path = folder.path();
-  if (geteuid() != 0 || chown(path.c_str(), kOther, -1) != 0) GTEST_SKIP() << "only root gives a folder away";
+  if (geteuid() != 0 || chown(path.c_str(), kOther, -1) != 0) GTEST_SKIP() << "SKIPPED: only root gives a folder away";
   EXPECT_THAT(LocalListener::Listen(folder.File("w")),
               StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("belongs to user 65534")));
   ASSERT_EQ(chown(path.c_str(), 0, -1), 0);

@@ -1,10 +1,13 @@
 // What a step tells and hands on of a tile, once its new weights and states are stored and lie in the first-level
-// cache: whether codes changed, copies, digests. For every number type; the one place for it.
+// cache: whether codes changed, copies, weights in mx8, largest magnitudes, digests. For every number type; the one
+// place for it.
 #pragma once
 
 #include <cstring>
 
+#include "kernels/rules/block_scales.h"
 #include "kernels/tile/plan.h"
+#include "kernels/tile/states.h"
 
 namespace shardmesh {
 
@@ -41,13 +44,36 @@ SHARDMESH_RULE uint8_t* NewCodes(const TileRun& tile, uint8_t* memory) {
   return compared ? memory : tile.weights_out.codes;
 }
 
-// Of the new codes of weights, which lie at `codes`: their own place, or memory from which they are moved there.
+// mx8 and the largest magnitudes of a tile of weights as readers get them; what lies behind `elements` is 0.
+template <class Number>
+__attribute__((noinline)) void EmitPublished(const TileRun& tile, const float* weights, int64_t elements) {
+  using Code = Fp8<Number, /*kSigned=*/true, kMxElements, /*kWide=*/true>;
+  for (int64_t i = 0; tile.mx8.codes != nullptr && i < elements; i += kMxElements) {
+    const auto scale = MxScaleCeil(LargestMagnitude<Number>(weights + i, kMxElements));
+    tile.mx8.extra[i / kMxElements] = static_cast<uint8_t>(scale.code);
+    EncodeTimes<Number, Code>(weights + i, scale.multiplier, tile.mx8.codes + i);
+  }
+  for (int64_t i = 0; tile.largest != nullptr && i < elements; i += kLargestElements) {
+    tile.largest[i / kLargestElements] = LargestMagnitude<Number>(weights + i, kLargestElements);
+  }
+}
+
+SHARDMESH_RULE bool IsPublished(const TileRun& tile) { return tile.mx8.codes != nullptr || tile.largest != nullptr; }
+
+// Of the new codes of weights, which lie at `codes`: their own place, or memory from which they are moved there. What
+// is published of row formats is not here: their scales are no tile's.
 template <class Number>
 void EmitCodes(const StepPlan& plan, const TileRun& tile, int64_t elements, const uint8_t* codes) {
   const auto bytes = static_cast<size_t>(BytesInTile(plan.weights.codes, plan.weights_tile.codes, elements));
   if (tile.changed != nullptr) *tile.changed = std::memcmp(codes, tile.weights_in.codes, bytes) != 0;
   if (codes != tile.weights_out.codes) std::memcpy(tile.weights_out.codes, codes, bytes);
   for (int copy = 0; copy < plan.run->num_copies; ++copy) std::memcpy(tile.copies[copy], codes, bytes);
+  const WeightFormat format = plan.context->weights;
+  if (!IsPublished(tile) || format == WeightFormat::kInt8Row) return;
+  alignas(64) float weights[kTileElements];
+  DecodeWeights<Number>(format == WeightFormat::kFp32 ? format : WeightFormat::kBf16, {codes, nullptr}, weights);
+  for (int64_t i = elements; i < kTileElements; ++i) weights[i] = 0;
+  EmitPublished<Number>(tile, weights, elements);
 }
 
 // The digest of stream `stream`: 0 the weights, 1 to 3 the states.

@@ -12,6 +12,7 @@
 namespace shardmesh {
 
 inline constexpr int64_t kTileElements = 256;
+inline constexpr int64_t kMxElements = 32;  // of one scale of mx8
 
 // Where the parts of a tile's stream begin.
 struct StoredTile {
@@ -39,6 +40,8 @@ struct TileRun {
   uint8_t* copies[2] = {nullptr, nullptr};
   float* square_sum = nullptr;
   uint8_t* changed = nullptr;
+  StoredTile mx8;
+  float* largest = nullptr;
 };
 
 // Bytes of a whole tile's parts.
@@ -92,6 +95,9 @@ SHARDMESH_RULE TileRun TileAt(const StepPlan& plan, int64_t index) {
   }
   if (run.square_sums != nullptr) tile.square_sum = run.square_sums + index;
   if (run.changed != nullptr) tile.changed = run.changed + index;
+  if (run.mx8.codes != nullptr)
+    tile.mx8 = StreamAt<StoredTile>(run.mx8, {kTileElements, kTileElements / kMxElements}, index);
+  if (run.largest != nullptr) tile.largest = run.largest + index * (kTileElements / kLargestElements);
   return tile;
 }
 

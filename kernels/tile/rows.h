@@ -55,7 +55,7 @@ void DecodeRows(const ConstStoredTile& from, int64_t row_elements, int64_t num_e
 }
 
 // The other way, with new scales. `first_element`: of the first element in its tensor, a multiple of kTileElements.
-// Calls store(begin, elements, codes) for each tile of codes.
+// Calls store(begin, elements, codes, values) for each tile of codes and what they stand for.
 template <class Number, class Store>
 void EncodeRows(const float* from, int64_t row_elements, int64_t num_elements, const DrawStream& stream,
                 uint64_t first_element, float* scales, const Store& store) {
@@ -76,9 +76,12 @@ void EncodeRows(const float* from, int64_t row_elements, int64_t num_elements, c
     DrawFiller<Number>::Fill(stream, first_element + static_cast<uint64_t>(begin), draws);
     for (int64_t i = 0; i < InVectors<Number>(n); i += L::kWidth) {
       const Number y = Divide(L::Load(values + i), L::Load(spread + i));
-      L::StoreBytes(EncodeInt8Stochastic(y, DrawsAt<Number>(draws, i)) & typename L::Word(0xFFu), codes + i);
+      const auto code = EncodeInt8Stochastic(y, DrawsAt<Number>(draws, i));
+      L::StoreBytes(code & typename L::Word(0xFFu), codes + i);
+      L::Store(IntToFloat(code) * L::Load(spread + i), values + i);
     }
-    store(begin, n, codes);
+    for (int64_t i = n; i < kTileElements; ++i) values[i] = 0;
+    store(begin, n, codes, values);
   }
 }
 

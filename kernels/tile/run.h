@@ -48,14 +48,14 @@ void StepRows(const StepPlan& plan, int64_t begin, int64_t n, float* weights, Fi
   part_plan.gradient_begin = begin;
   RunTiles<Number>(part_plan, find);
   EncodeRows<Number>(weights, run.row_elements, n, plan.weight_draws, first_element, scales_out,
-                     [&](int64_t at, int64_t elements, const uint8_t* codes) {
+                     [&](int64_t at, int64_t elements, const uint8_t* codes, const float* values) {
                        const TileRun stored = TileAt(plan, (begin + at) / kTileElements);
                        EmitCodes<Number>(plan, stored, elements, codes);
-                       if (run.digests == nullptr) return;
-                       AddDigest(run.digests, DigestPart(plan.digests[0][0].key, plan.weights.codes,
-                                                         first_element + static_cast<uint64_t>(at), codes, elements));
+                       if (IsPublished(stored)) EmitPublished<Number>(stored, values, elements);
                      });
   if (run.digests == nullptr) return;
+  AddDigest(run.digests,
+            DigestPart(plan.digests[0][0].key, plan.weights.codes, first_element, tile.weights_out.codes, n));
   AddDigest(run.digests, DigestPart(plan.digests[0][1].key, plan.weights.extra, first_element, scales_out, n));
   for (int s = 1; s <= plan.num_states; ++s) AddDigest(run.digests + s, digests[s]);
 }

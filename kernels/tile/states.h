@@ -137,18 +137,24 @@ SHARDMESH_RULE void StoreScale(float scale, uint8_t* scales, int64_t block) {
   }
 }
 
-// The codes of one block under its scale.
+// The codes of one block whose numbers are multiplied by `factor` first.
 template <class Number, class Code>
-SHARDMESH_RULE void EncodeBlock(const float* from, float scale, uint8_t* to) {
+SHARDMESH_RULE void EncodeTimes(const float* from, float factor, uint8_t* to) {
   using L = Lanes<Number>;
-  const Number inverse(1.0f / scale);
+  const Number times(factor);
   SHARDMESH_UNROLL(2)
   for (int64_t i = 0; i < Code::kBlock; i += 4 * L::kWidth) {
     Number y[4];
     SHARDMESH_UNROLL(4)
-    for (int k = 0; k < 4; ++k) y[k] = L::Load(from + i + k * L::kWidth) * inverse;
+    for (int k = 0; k < 4; ++k) y[k] = L::Load(from + i + k * L::kWidth) * times;
     Code::Store4(y, to + i);
   }
+}
+
+// Under its scale.
+template <class Number, class Code>
+SHARDMESH_RULE void EncodeBlock(const float* from, float scale, uint8_t* to) {
+  EncodeTimes<Number, Code>(from, 1.0f / scale, to);
 }
 
 // A tile.

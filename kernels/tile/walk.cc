@@ -66,6 +66,8 @@ OptimizerRun PartOf(const StepPlan& plan, const TileRun& tile, int64_t begin, in
   part.num_copies = 0;
   part.square_sums = tile.square_sum;
   part.changed = nullptr;
+  part.mx8 = {};
+  part.largest = nullptr;
   part.digests = part.digests == nullptr ? nullptr : digests;
   part.num_elements = num_elements;
   part.first_element += static_cast<uint64_t>(begin);
@@ -98,6 +100,8 @@ ShortTile::ShortTile(const StepPlan& plan, int64_t index)
   for (int c = 0; c < run.num_copies; ++c) tile_.copies[c] = copies_[c];
   tile_.square_sum = there.square_sum;
   tile_.changed = there.changed;
+  tile_.mx8 = there.mx8;
+  tile_.largest = there.largest;
 }
 
 void ShortTile::CopyBack() const {
