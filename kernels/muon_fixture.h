@@ -9,6 +9,7 @@
 
 #include "core/format.h"
 #include "core/matchers.h"
+#include "core/stream_digest.h"
 #include "kernels/muon.h"
 
 namespace shardmesh {
@@ -81,7 +82,12 @@ class Matrix {
         columns_(columns),
         weights_{{Layout(), n()}, {Layout(), n()}},
         states_{{LayoutOf(settings.states), n()}, {LayoutOf(settings.states), n()}},
-        copy_(Layout().codes.BytesOf(n()), Layout().codes.bytes) {}
+        copy_(Layout().codes.BytesOf(n()), Layout().codes.bytes),
+        square_sums_(4 * ((n() + 255) / 256), 4),
+        changed_((n() + 255) / 256, 1),
+        mx8_codes_(n(), 1),
+        mx8_scales_(n() / 32, 1),
+        largest_(4 * ((n() + 127) / 128), 4) {}
 
   int64_t n() const { return rows_ * columns_; }
   void Step(MuonStepFn step, const std::vector<Floats>& gradients, const Parallel& parallel = Parallel()) {
@@ -107,6 +113,12 @@ class Matrix {
     run.states_out[0] = states_[1 - in_].Run();
     run.copies[0] = copy_.data();
     run.num_copies = 1;
+    run.square_sums = reinterpret_cast<float*>(square_sums_.data());
+    run.changed = changed_.data();
+    if (n() % 32 == 0) run.mx8 = {mx8_codes_.data(), mx8_scales_.data()};
+    run.largest = reinterpret_cast<float*>(largest_.data());
+    uint64_t digests[2] = {0, 0};
+    run.digests = digests;
     run.num_elements = n();
     run.tensor = 3;
     const MuonMatrix matrix = {rows_, columns_,
@@ -117,6 +129,9 @@ class Matrix {
     step(context, matrix, run, scratch, parallel);
     in_ = 1 - in_;
     EXPECT_EQ(copy_.Bytes(), weights_[in_].codes.Bytes());
+    for (int s = 0; s < 2; ++s) EXPECT_EQ(digests[s], StoredDigest(s)) << s;
+    EXPECT_TRUE(square_sums_.GuardsHold() && changed_.GuardsHold() && mx8_codes_.GuardsHold() &&
+                mx8_scales_.GuardsHold() && largest_.GuardsHold());
     EXPECT_TRUE(copy_.GuardsHold() && slots[0].GuardsHold() && slots[1].GuardsHold());
     for (int i = 0; i < 2; ++i) EXPECT_TRUE(weights_[i].GuardsHold() && states_[i].GuardsHold());
   }
@@ -136,9 +151,18 @@ class Matrix {
     return {weights_[in_].codes.Bytes(), weights_[in_].extra.Bytes(), states_[in_].codes.Bytes(),
             states_[in_].extra.Bytes()};
   }
+  // What the last step told.
+  std::vector<std::vector<uint8_t>> Told() {
+    return {square_sums_.Bytes(), changed_.Bytes(), mx8_codes_.Bytes(), mx8_scales_.Bytes(), largest_.Bytes()};
+  }
 
  private:
   StoredLayout Layout() const { return LayoutOf(settings_.weights); }
+  uint64_t StoredDigest(int stream) {
+    Stream& stored = stream == 0 ? weights_[in_] : states_[in_];
+    return DigestStream(3, stream, stream == 0 ? Layout() : LayoutOf(settings_.states), 0, stored.codes.data(),
+                        stored.extra.data(), n());
+  }
   void Store(const Floats& from, uint8_t* to) const {
     for (int64_t i = 0; i < n(); ++i) {
       const uint32_t bits = FloatBits(from[i]);
@@ -164,7 +188,7 @@ class Matrix {
   int in_ = 0;
   int64_t step_ = 0;
   Stream weights_[2], states_[2];
-  Guarded copy_;
+  Guarded copy_, square_sums_, changed_, mx8_codes_, mx8_scales_, largest_;
 };
 
 }  // namespace shardmesh

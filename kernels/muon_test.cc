@@ -24,7 +24,9 @@ std::vector<std::vector<uint8_t>> AfterTwoSteps(const Settings& settings, int64_
   for (uint64_t t = 0; t < 2; ++t) {
     matrix.Step(step, {Normals(matrix.n(), 10 + t), Normals(matrix.n(), 20 + t)}, parallel);
   }
-  return matrix.Bytes();
+  auto bytes = matrix.Bytes();
+  for (auto& told : matrix.Told()) bytes.push_back(std::move(told));
+  return bytes;
 }
 
 struct Shape {
@@ -46,7 +48,8 @@ TEST(Muon, Simd_AnyFormat_SameBitsAsReference) {
   if (!SimdSupported()) GTEST_SKIP() << "SKIPPED: this processor has no AVX2 and FMA";
   for (const WeightFormat weights : {WeightFormat::kFp32, WeightFormat::kBf16, WeightFormat::kBf16Sr,
                                      WeightFormat::kBf16Plus16, WeightFormat::kBf16Plus8Sr}) {
-    for (const StateFormat states : {StateFormat::kFp32, StateFormat::kBf16Sr, StateFormat::kDyn8}) {
+    for (const StateFormat states : {StateFormat::kFp32, StateFormat::kBf16Sr, StateFormat::kDyn8, StateFormat::kDyn4,
+                                     StateFormat::kFp8, StateFormat::kFp8x32}) {
       for (const bool variant : {false, true}) {
         Settings settings;
         settings.weights = weights;
@@ -55,7 +58,11 @@ TEST(Muon, Simd_AnyFormat_SameBitsAsReference) {
         settings.hyper.nesterov = !variant;
         settings.hyper.maximize = variant;
         settings.hyper.momentum = variant ? 0.3 : 0.95;
-        EXPECT_EQ(AfterTwoSteps(settings, 29, 21, MuonStepReference), AfterTwoSteps(settings, 29, 21, MuonStepSimd));
+        for (const Shape shape : {Shape{29, 21}, Shape{24, 20}}) {  // the second one has mx8
+          EXPECT_EQ(AfterTwoSteps(settings, shape.rows, shape.columns, MuonStepReference),
+                    AfterTwoSteps(settings, shape.rows, shape.columns, MuonStepSimd))
+              << WeightFormatName(weights) << " " << StateFormatName(states) << " " << shape.rows;
+        }
       }
     }
   }

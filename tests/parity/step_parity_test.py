@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Step beside torch.optim in fp32: 100 steps on recorded gradients, within a bound that is derived for every element.
+"""Step beside torch.optim in fp32, and Lion, which torch does not have, beside its formula in float64: 100 steps on
+recorded gradients, within a bound that is derived for every element.
 
 Both compute one formula in fp32, with scalars that are computed in double and rounded, but in other orders of
 operations. A rounding to nearest changes a number x by at most u |x|, u = 2^-24 (half a unit in the last place). So
@@ -41,6 +42,16 @@ CASES = {  # optimizer and hyper-parameters, as shardmesh and as torch have them
     "AdamW, maximize": ("AdamW", {"weight_decay": 0.1, "maximize": True}, torch.optim.AdamW),
     "AMSGrad": ("AMSGrad", {"amsgrad": True}, torch.optim.Adam),
 }
+
+
+def lion(w, m, g, lr, betas, weight_decay):
+    """One step of Lion in float64 (Chen et al., "Symbolic discovery of optimization algorithms", 2023, algorithm 2).
+
+    New weights, new momentum, and the direction whose sign was taken.
+    """
+    beta1, beta2 = betas
+    direction = beta1 * m + (1 - beta1) * g
+    return w - lr * (np.sign(direction) + weight_decay * w), beta2 * m + (1 - beta2) * g, direction
 
 
 def recorded():
@@ -127,6 +138,24 @@ class Bounds:
         decay = 1 - self.hyper["lr"] * self.hyper["weight_decay"] if decoupled else 1
         self.move(w, decay, update, of_update)
 
+    def lion(self, g, w, m, new_m, direction):
+        """Against float64, where nothing rounds: each of our roundings is u |result| alone.
+
+              c = fma(b1., m, (w1. g).).      m' = fma(b2., m, (w2. g).).      w' = fma(-lr., sign c, (D. w).).
+        Signs are the same where the direction lies farther from 0 than its bound; elsewhere they may be opposite.
+        Returns how many elements those are.
+        """
+        (beta1, beta2), lr = self.hyper["betas"], self.hyper["lr"]
+        of_m = self.states.get("exp_avg", np.zeros_like(w))
+        rounded = beta1 * np.abs(m) + 2 * (1 - beta1) * np.abs(g) + np.abs(direction)
+        of_direction = SLACK * (beta1 * of_m + U * rounded)
+        self.add("exp_avg", beta2, 0, beta2 * np.abs(m) + 2 * (1 - beta2) * np.abs(g) + np.abs(new_m))
+        unsure = (np.abs(direction) <= of_direction) & (of_direction > 0)
+        decay = 1 - lr * self.hyper["weight_decay"]
+        rounded = 2 * decay * np.abs(w) + lr + np.abs(w) + lr
+        self.weights = SLACK * (decay * self.weights + np.where(unsure, 2 * lr, 0) + U * rounded)
+        return int(unsure.sum())
+
     def move(self, w, decay, update, of_update):
         rounded = (4 * decay * np.abs(w) if decay != 1 else 0) + 2 * np.abs(decay * w - update)
         self.weights = SLACK * (decay * self.weights + of_update + U * rounded)
@@ -175,6 +204,27 @@ class StepParityTest(unittest.TestCase):
         for name in CASES:
             with self.subTest(name):
                 self.run_case(name, start, gradients)
+
+    def test_100_steps_of_lion_are_its_formula(self):
+        hyper = {"lr": 1e-3, "betas": (0.85, 0.98), "weight_decay": 0.1}
+        start, gradients = recorded()
+        step = Step("Lion", **hyper)
+        state = step.init(start)
+        bounds, unsure = Bounds(start.shape, hyper), 0
+        weights, momentum = start.double().numpy(), np.zeros(start.shape)
+        for number, gradient in enumerate(gradients, 1):
+            w, m, g = weights, momentum, gradient.double().numpy()
+            weights, momentum, direction = lion(w, m, g, **hyper)
+            self.assertTrue(step.apply(state, gradient, number))
+            unsure += bounds.lion(g, w, m, momentum, direction)
+            self.check(("Lion", number), state.weights, torch.from_numpy(weights), bounds.weights)
+            self.check(("Lion", number, "exp_avg"), state.moments["exp_avg"], torch.from_numpy(momentum),
+                       bounds.states["exp_avg"])
+        moved = np.abs(weights - start.numpy()).max()
+        print(f"\n  Lion moved by {moved:.1e}, apart by {np.abs(state.weights - weights).max():.1e}, bound (median)"
+              f" {np.median(bounds.weights):.1e}; {unsure} of {STEPS * start.numel()} signs are not sure")
+        self.assertLess(np.median(bounds.weights), 1e-3 * moved, "the bound should say something")
+        self.assertLess(unsure, 1e-4 * STEPS * start.numel())
 
 
 if __name__ == "__main__":
