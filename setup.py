@@ -20,7 +20,7 @@ CORE = """
     view_holders
 """.split()
 KERNELS = """
-    encode encode_published encode_stored fused_step fused_step_reference gemm muon newton_schulz optimizer_step
+    blas encode encode_published encode_stored fused_step fused_step_reference gemm muon newton_schulz optimizer_step
     optimizer_step_reference step_values tile/walk torchao_codec torchao_step
 """.split()
 # Compiled for AVX2 and FMA, and entered only after the processor was asked; as SIMD_COPTS of kernels/BUILD.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/reduction.h"
 #include "core/status.h"
+#include "kernels/blas.h"
 #include "kernels/fused_step.h"
 #include "kernels/muon_simd.h"
 #include "kernels/newton_schulz.h"
@@ -18,10 +19,18 @@ namespace {
 struct MuonKernels {
   MuonGatherFn gather;
   MuonScatterFn scatter;
-  GemmBlockFn gemm_block;
+  GemmBlockFn gemm_block;  // null: `blas` multiplies
+  const Blas* blas = nullptr;
 };
 
 constexpr MuonKernels kReference = {MuonTile<float>::Gather, MuonTile<float>::Scatter, GemmBlockReference};
+
+#if defined(__x86_64__)
+constexpr MuonKernels kSimd = {simd8::MuonGather, simd8::MuonScatter, GemmBlockSimd};
+MuonKernels BestKernels() { return SimdSupported() ? kSimd : kReference; }
+#else
+MuonKernels BestKernels() { return kReference; }
+#endif
 
 int64_t NumTiles(int64_t elements) { return (elements + kTileElements - 1) / kTileElements; }
 
@@ -79,7 +88,7 @@ class MuonRun {
     const int64_t low = std::min(rows_, columns_), high = std::max(rows_, columns_);
     const NewtonSchulzMemory memory = {update, other, scratch_.squares_[0].data(), scratch_.squares_[1].data(),
                                        scratch_.gemm_.data()};
-    float* result = NewtonSchulz(scalars_, low, high, memory, kernels_.gemm_block, parallel_);
+    float* result = Orthogonalize(low, high, memory);
     if (rows_ > columns_) {
       other = result == update ? other : update;
       Transpose(result, low, high, other);
@@ -89,6 +98,16 @@ class MuonRun {
   }
 
  private:
+  float* Orthogonalize(int64_t low, int64_t high, const NewtonSchulzMemory& memory) {
+    if (kernels_.gemm_block != nullptr) {
+      return NewtonSchulz(scalars_, low, high, memory, kernels_.gemm_block, parallel_);
+    }
+    const Parallel here;  // sets the floating-point environment of this thread; the library has threads of its own
+    return NewtonSchulz(scalars_, low, high, memory, [&](const Gemm& gemm) {
+      here.ForRanges(1, [&](int, int64_t, int64_t) { kernels_.blas->Multiply(gemm); });
+    });
+  }
+
   uint64_t FirstElement(int64_t tile) const { return run_.first_element + tile * kTileElements; }
   bool IsWhole(int64_t tile) const { return (tile + 1) * kTileElements <= run_.num_elements; }
 
@@ -201,11 +220,27 @@ void MuonStepReference(const OptimizerContext& context, const MuonMatrix& matrix
 void MuonStepSimd(const OptimizerContext& context, const MuonMatrix& matrix, const OptimizerRun& run,
                   MuonScratch& scratch, const Parallel& parallel) {
 #if defined(__x86_64__)
-  constexpr MuonKernels kSimd = {simd8::MuonGather, simd8::MuonScatter, GemmBlockSimd};
   MuonRun(kSimd, context, matrix, run, scratch, parallel).Step();
 #else
   MuonStepReference(context, matrix, run, scratch, parallel);
 #endif
+}
+
+namespace {
+
+void MuonStepFast(const OptimizerContext& context, const MuonMatrix& matrix, const OptimizerRun& run,
+                  MuonScratch& scratch, const Parallel& parallel) {
+  MuonKernels kernels = BestKernels();
+  kernels.gemm_block = nullptr;
+  kernels.blas = Blas::Find().value();
+  MuonRun(kernels, context, matrix, run, scratch, parallel).Step();
+}
+
+}  // namespace
+
+absl::StatusOr<MuonStepFn> FastMuonStep() {
+  RETURN_IF_ERROR(Blas::Find().status());
+  return MuonStepFast;
 }
 
 MuonStepFn BestMuonStep() { return SimdSupported() ? MuonStepSimd : MuonStepReference; }

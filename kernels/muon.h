@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "core/muon.h"
 #include "kernels/gemm.h"
 #include "kernels/optimizer_step.h"
@@ -68,5 +69,10 @@ void MuonStepSimd(const OptimizerContext& context, const MuonMatrix& matrix, con
                   MuonScratch& scratch, const Parallel& parallel);
 // SIMD where it is supported, else the reference.
 MuonStepFn BestMuonStep();
+// The fast mode, which nobody gets without asking: the products by the machine's BLAS (kernels/blas.h) on its threads,
+// everything else as above. The new momentum has the same bits; the new weights are close to the exact mode's, with
+// bits that depend on that library. REQUIRES of the step: sides below 2^31.
+//   FailedPrecondition: there is no BLAS; the message has what was tried.
+absl::StatusOr<MuonStepFn> FastMuonStep();
 
 }  // namespace shardmesh

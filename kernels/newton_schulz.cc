@@ -49,12 +49,17 @@ Gemm NextOf(const MuonScalars& scalars, const float* polynomial, const float* x,
 
 float* NewtonSchulz(const MuonScalars& scalars, int64_t rows, int64_t columns, const NewtonSchulzMemory& memory,
                     GemmBlockFn gemm_block, const Parallel& parallel) {
+  return NewtonSchulz(scalars, rows, columns, memory,
+                      [&](const Gemm& gemm) { RunGemm(gemm, memory.scratches, gemm_block, parallel); });
+}
+
+float* NewtonSchulz(const MuonScalars& scalars, int64_t rows, int64_t columns, const NewtonSchulzMemory& memory,
+                    MultiplyFn multiply) {
   float *x = memory.x, *next = memory.next;
-  const auto run = [&](const Gemm& gemm) { RunGemm(gemm, memory.scratches, gemm_block, parallel); };
   for (int i = 0; i < scalars.iterations; ++i) {
-    run(GramOf(x, rows, columns, memory.gram));
-    run(PolynomialOf(scalars, memory.gram, rows, memory.polynomial));
-    run(NextOf(scalars, memory.polynomial, x, rows, columns, next));
+    multiply(GramOf(x, rows, columns, memory.gram));
+    multiply(PolynomialOf(scalars, memory.gram, rows, memory.polynomial));
+    multiply(NextOf(scalars, memory.polynomial, x, rows, columns, next));
     std::swap(x, next);
   }
   return x;

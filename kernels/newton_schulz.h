@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "absl/functional/function_ref.h"
 #include "core/muon.h"
 #include "kernels/gemm.h"
 #include "kernels/parallel.h"
@@ -24,9 +25,15 @@ struct NewtonSchulzMemory {
   GemmScratch* scratches = nullptr;  // one for each part
 };
 
+// How a product is computed.
+using MultiplyFn = absl::FunctionRef<void(const Gemm& gemm)>;
+
 // Runs scalars.iterations iterations; returns where the result lies: x or next. REQUIRES: rows <= columns, or it costs
 // more than it has to.
 float* NewtonSchulz(const MuonScalars& scalars, int64_t rows, int64_t columns, const NewtonSchulzMemory& memory,
                     GemmBlockFn gemm_block, const Parallel& parallel);
+// The same with other products, and their bits. The scratches are not used.
+float* NewtonSchulz(const MuonScalars& scalars, int64_t rows, int64_t columns, const NewtonSchulzMemory& memory,
+                    MultiplyFn multiply);
 
 }  // namespace shardmesh

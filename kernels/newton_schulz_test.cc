@@ -7,6 +7,8 @@
 #include <random>
 #include <vector>
 
+#include "kernels/blas.h"
+
 namespace shardmesh {
 namespace {
 
@@ -20,11 +22,16 @@ MuonScalars Scalars(int iterations) {
   return ComputeMuonScalars(OptimizerHyper::Defaults(OptimizerKind::kMuon), options, 1, 1).value();
 }
 
-std::vector<float> Iterate(std::vector<float> x, int64_t rows, int64_t columns, int iterations) {
+// With our own products, or with a BLAS's.
+std::vector<float> Iterate(std::vector<float> x, int64_t rows, int64_t columns, int iterations,
+                           const Blas* blas = nullptr) {
   std::vector<float> next(x.size()), gram(rows * rows), polynomial(rows * rows);
   std::vector<GemmScratch> scratch(1);
   const NewtonSchulzMemory memory = {x.data(), next.data(), gram.data(), polynomial.data(), scratch.data()};
-  const float* result = NewtonSchulz(Scalars(iterations), rows, columns, memory, GemmBlockReference, Parallel());
+  const float* result =
+      blas == nullptr
+          ? NewtonSchulz(Scalars(iterations), rows, columns, memory, GemmBlockReference, Parallel())
+          : NewtonSchulz(Scalars(iterations), rows, columns, memory, [&](const Gemm& gemm) { blas->Multiply(gemm); });
   return {result, result + x.size()};
 }
 
@@ -60,9 +67,12 @@ struct Iteration {
 //   G' = X X^T + dG,       |dG| <= k u |X||X^T|
 //   P' = b G' + c G' G',   |dP| <= |b| |dG| + |c| (|dG||G| + |G||dG|) + |c| (m + 1) u |G||G| + u |P|
 //   X' = a X + P' X,       |dX| <= |dP||X| + m u |P||X| + u |X'|
-// (the + 1 is the rounding of c times the sum); terms of second order are covered by the factor.
-Iteration Oracle(const MuonScalars& s, const Doubles& x, int64_t m, int64_t k) {
+// (the + 1 is the rounding of c times the sum); terms of second order are covered by the factor. A BLAS may add in any
+// order, fused or not, and multiply by c before: each term is still rounded no more often. But it may begin with the
+// addend, which is then rounded with every term: m u |b| |G| more in P', m u |a| |X| more in X'.
+Iteration Oracle(const MuonScalars& s, const Doubles& x, int64_t m, int64_t k, bool is_blas = false) {
   const double ku = static_cast<double>(k) * kUnit, mu = static_cast<double>(m) * kUnit;
+  const double addend_mu = is_blas ? mu : 0;
   const double a = s.a, b = s.b, c = s.c;
   const Doubles abs_x = Magnitudes(x);
   const Doubles gram = Product(x, x, m, k, m, true), abs_gram = Magnitudes(gram);
@@ -76,7 +86,7 @@ Iteration Oracle(const MuonScalars& s, const Doubles& x, int64_t m, int64_t k) {
   Doubles polynomial_error(gram.size());
   for (size_t i = 0; i < gram.size(); ++i) {
     polynomial_error[i] = std::abs(b) * gram_error[i] + std::abs(c) * (crossed[i] + (mu + kUnit) * abs_square[i]) +
-                          kUnit * std::abs(polynomial[i]);
+                          kUnit * std::abs(polynomial[i]) + addend_mu * std::abs(b * gram[i]);
   }
 
   Iteration out;
@@ -84,7 +94,9 @@ Iteration Oracle(const MuonScalars& s, const Doubles& x, int64_t m, int64_t k) {
   out.bound =
       Map(Product(polynomial_error, abs_x, m, m, k, false), Product(Magnitudes(polynomial), abs_x, m, m, k, false),
           [&](double from_polynomial, double sum) { return from_polynomial + mu * sum; });
-  for (size_t i = 0; i < x.size(); ++i) out.bound[i] = 1.01 * (out.bound[i] + kUnit * std::abs(out.exact[i]));
+  for (size_t i = 0; i < x.size(); ++i) {
+    out.bound[i] = 1.01 * (out.bound[i] + kUnit * std::abs(out.exact[i]) + addend_mu * std::abs(a * x[i]));
+  }
   return out;
 }
 
@@ -132,6 +144,28 @@ TEST_P(NewtonSchulzTest, FiveIterations_Float64Oracle_WithinTheErrorOfTheirRound
   EXPECT_EQ(x, Iterate(start, rows, columns, 5));
   EXPECT_LE(Distance(Doubles(x.begin(), x.end()), exact), 1.01 * error + 1e-12);
   EXPECT_LE(error, 1e-3);
+}
+
+// So the two are no farther apart than both from float64.
+TEST_P(NewtonSchulzTest, FiveIterationsWithABlas_WithinTheErrorOfBothFromOurs) {
+  constexpr double kGrowth = 4.3;
+  const absl::StatusOr<const Blas*> blas = Blas::Find();
+  if (!blas.ok()) GTEST_SKIP() << "SKIPPED: " << blas.status().message();
+  const auto [rows, columns] = GetParam();
+  std::vector<float> ours = Normalized(rows, columns), fast = ours;
+  double our_error = 0, fast_error = 0;
+  for (int t = 0; t < 5; ++t) {
+    const Iteration of_ours = Oracle(Scalars(1), Doubles(ours.begin(), ours.end()), rows, columns);
+    const Iteration of_fast = Oracle(Scalars(1), Doubles(fast.begin(), fast.end()), rows, columns, /*is_blas=*/true);
+    ours = Iterate(ours, rows, columns, 1);
+    fast = Iterate(fast, rows, columns, 1, *blas);
+    for (size_t i = 0; i < fast.size(); ++i) ASSERT_NEAR(fast[i], of_fast.exact[i], of_fast.bound[i]) << t;
+    our_error = kGrowth * our_error + Distance(Doubles(ours.begin(), ours.end()), of_ours.exact);
+    fast_error = kGrowth * fast_error + Distance(Doubles(fast.begin(), fast.end()), of_fast.exact);
+  }
+  EXPECT_LE(Distance(Doubles(fast.begin(), fast.end()), Doubles(ours.begin(), ours.end())),
+            1.01 * (our_error + fast_error) + 1e-12);
+  EXPECT_LE(our_error + fast_error, 2e-3);
 }
 
 // The result does what it is for: the rows of a matrix that is far from singular become nearly orthonormal.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "core/muon.h"
@@ -20,6 +21,7 @@ struct BoundStep {
   OptimizerStepFn function = nullptr;
   MuonOptions muon;
   MuonStepFn muon_function = nullptr;  // of Muon alone
+  bool fast = false;
 };
 
 }  // namespace
@@ -85,8 +87,21 @@ OptimizerStepFn FunctionOf(bool torchao, const std::string& implementation) {
   return OptimizerStepSimd;
 }
 
+void SetFast(BoundStep& step, const std::string& implementation) {
+  if (step.muon_function == nullptr) {
+    throw StatusError(absl::InvalidArgumentError(
+        absl::StrCat(std::string(OptimizerName(step.context.hyper.kind)), " has no fast mode; muon has")));
+  }
+  if (!implementation.empty()) {
+    throw StatusError(absl::InvalidArgumentError(
+        absl::StrCat("implementation is \"", implementation, "\"; the fast mode has one, so give None")));
+  }
+  step.muon_function = OrThrow(FastMuonStep());
+  step.fast = true;
+}
+
 BoundStep CreateStep(const Text& optimizer, const Hyper& hyper, const Text& weights, const Text& states, bool torchao,
-                     const py::int_& seed, const Text& implementation) {
+                     const py::int_& seed, const Text& implementation, bool fast) {
   BoundStep step;
   OptimizerContext& context = step.context;
   context.hyper = OptimizerHyper::Defaults(OrThrow(ParseOptimizer(optimizer.value)));
@@ -100,6 +115,7 @@ BoundStep CreateStep(const Text& optimizer, const Hyper& hyper, const Text& weig
   if (context.hyper.kind == OptimizerKind::kMuon) {
     step.muon_function = step.function == OptimizerStepReference ? MuonStepReference : MuonStepSimd;
   }
+  if (fast) SetFast(step, implementation.value);
   return step;
 }
 
@@ -154,6 +170,10 @@ absl::Status ApplyMuon(const BoundStep& step, const OptimizerContext& context, c
   matrix.columns = run.row_elements;
   matrix.rows = run.num_elements / std::max<int64_t>(run.row_elements, 1);
   ASSIGN_OR_RETURN(matrix.scalars, ComputeMuonScalars(context.hyper, step.muon, matrix.rows, matrix.columns));
+  if (step.fast && std::max(matrix.rows, matrix.columns) > std::numeric_limits<int>::max()) {
+    return absl::InvalidArgumentError(absl::StrCat("muon's fast mode: a matrix of ", matrix.rows, " x ", matrix.columns,
+                                                   " elements; sides are below 2^31"));
+  }
   MuonScratch scratch(1);
   scratch.Reserve(matrix.rows, matrix.columns);
   RETURN_IF_ERROR(CheckMuon(context, matrix, run, scratch, Parallel()));
@@ -222,7 +242,7 @@ bool CallApply(const BoundStep& step, Integer elements, Integer row_elements, co
 void BindStep(py::module_& module) {
   py::class_<BoundStep>(module, "OptimizerStep")
       .def(py::init(&CreateStep), py::arg("optimizer"), py::arg("hyper"), py::arg("weights"), py::arg("states"),
-           py::arg("torchao"), py::arg("seed"), py::arg("implementation"))
+           py::arg("torchao"), py::arg("seed"), py::arg("implementation"), py::arg("fast"))
       .def_property_readonly("states", &StateNames)
       .def("apply", &CallApply, py::arg("elements"), py::arg("row_elements"), py::arg("weights"), py::arg("states"),
            py::arg("gradients"), py::arg("bf16"), py::kw_only(), py::arg("step"), py::arg("tensor"),

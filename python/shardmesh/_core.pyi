@@ -161,6 +161,7 @@ class OptimizerStep:
         torchao: bool,
         seed: int,
         implementation: str,
+        fast: bool,
     ) -> None: ...
     @property
     def states(self) -> tuple[str, ...]: ...

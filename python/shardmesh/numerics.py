@@ -180,17 +180,18 @@ class Step:
     """An optimizer with the formats of its weights and states; apply() takes one step.
 
     optimizer: "SGD", "Adam", "AdamW", "AMSGrad" (Adam with amsgrad), "Lion", or "Muon" for whole matrices;
-    hyperparameters have torch.optim's names and defaults. seed: of the draws of stochastic rounding. implementation: "reference" or "simd", which have the same
-    bits; None is the best for this processor. compat="torchao": codes, scales and weights as torchao's optimizers on a
+    hyperparameters have torch.optim's names and defaults. seed: of the draws of stochastic rounding.
+    implementation: "reference" or "simd", which have the same bits; None is the best for this processor. fast (of Muon):
+    products by the machine's BLAS, so weights close to the exact mode's, but not their bits. compat="torchao": codes, scales and weights as torchao's optimizers on a
     CPU (kernels/torchao_step.h), of Adam and AdamW with weights fp32, bf16 and bf16_sr and states fp32, dyn8, dyn4 and
     fp8, in whole blocks.
     InvalidArgument: no such optimizer, format or hyper-parameter, or a value out of its range.
-    Unimplemented: implementation="simd" on a processor without AVX2 and FMA.
+    Unimplemented: implementation="simd" on a processor without AVX2 and FMA. FailedPrecondition: fast without a BLAS.
     """
 
     def __init__(
         self, optimizer: str, weights: str = "fp32", states: str = "fp32", compat: str | None = None, seed: int = 0,
-        implementation: str | None = None, **hyperparameters: Any,
+        implementation: str | None = None, fast: bool = False, **hyperparameters: Any,
     ) -> None:
         if compat not in _CHOICES["compat"]:
             raise InvalidArgument(f"compat is {compat!r:.40}; it is one of {_CHOICES['compat']}")
@@ -200,7 +201,7 @@ class Step:
             name, hyperparameters = "adam", {**hyperparameters, "amsgrad": True}
         self._core = _core.OptimizerStep(
             name, _hyper(name, hyperparameters), weights, states, compat == "torchao", operator.index(seed),
-            implementation or "",
+            implementation or "", fast,
         )
         self._weights, self._states, self._seed, self._compat = weights, states, operator.index(seed), compat
 

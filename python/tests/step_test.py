@@ -46,6 +46,22 @@ class StepTest(unittest.TestCase):
         self.refused("ns_coefficients has 2 numbers", Step, "Muon", ns_coefficients=(1, 2))
         self.refused("adjust_lr_fn is 'other'", Step, "Muon", adjust_lr_fn="other")
 
+    def test_muons_fast_mode_is_close_to_the_exact_one(self):
+        self.refused("adamw has no fast mode", Step, "AdamW", fast=True)
+        self.refused("so give None", Step, "Muon", fast=True, implementation="simd")
+        try:
+            fast = Step("Muon", lr=0.1, fast=True)
+        except errors.FailedPrecondition as error:
+            self.assertIn("libopenblas.so.0", str(error))
+            self.skipTest(f"SKIPPED: {error}")
+        start, gradients = numbers(1), [numbers(2)]
+        exact, other = (self.after(step, start, gradients) for step in (Step("Muon", lr=0.1), fast))
+        np.testing.assert_array_equal(exact.moments["momentum_buffer"], other.moments["momentum_buffer"])
+        rows, columns = start.shape
+        # Either update is within 1e-3 of float64 (kernels/newton_schulz_test.cc), and rounded into weights once.
+        bound = 0.1 * max(1, rows / columns) ** 0.5 * 2e-3 + 2 * 2.0**-24 * 1.01 * np.linalg.norm(exact.weights)
+        self.assertLess(np.linalg.norm(exact.weights.astype(np.float64) - other.weights), bound)
+
     def after(self, step, start, gradients):
         state = step.init(start)
         for number, gradient in enumerate(gradients, 1):
