@@ -37,8 +37,9 @@ double LargestDifference(const float* a, const float* b, int64_t n) {
 }  // namespace
 
 absl::Status CheckAgainstReference(const StepFormats& formats) {
-  ASSIGN_OR_RETURN(const auto reference, OptimizerJob::Create(kSizes, formats, 1, OptimizerStepReference));
-  ASSIGN_OR_RETURN(const auto best, OptimizerJob::Create(kSizes, formats, 2));
+  ThreadTeam alone(1), both(2);
+  ASSIGN_OR_RETURN(const auto reference, OptimizerJob::Create(kSizes, formats, alone, OptimizerStepReference));
+  ASSIGN_OR_RETURN(const auto best, OptimizerJob::Create(kSizes, formats, both));
   Advance(*reference, 3);
   Advance(*best, 3);
   for (size_t stream = 0; stream < best->streams().size(); ++stream) {
@@ -52,8 +53,9 @@ absl::Status CheckAgainstReference(const StepFormats& formats) {
 absl::Status CheckTableStep() {
   const StepFormats formats = {WeightFormat::kFp32, StateFormat::kDyn8, Format::kFp32};
   constexpr int64_t kElements = 1 << 16, kMayDiffer = kElements / 1000;
-  ASSIGN_OR_RETURN(const auto table, OptimizerJob::Create({kElements}, formats, 2, TableStep));
-  ASSIGN_OR_RETURN(const auto best, OptimizerJob::Create({kElements}, formats, 2));
+  ThreadTeam both(2);
+  ASSIGN_OR_RETURN(const auto table, OptimizerJob::Create({kElements}, formats, both, TableStep));
+  ASSIGN_OR_RETURN(const auto best, OptimizerJob::Create({kElements}, formats, both));
   Advance(*table, 3);
   Advance(*best, 3);
   const auto data = [](const auto& job, int stream) { return job->streams()[stream].data(); };
@@ -72,7 +74,8 @@ absl::Status CheckTableStep() {
 absl::StatusOr<double> CheckAgainstTorch(Rival& rival) {
   constexpr int64_t kElements = 100'000;
   constexpr int kSteps = 20;
-  ASSIGN_OR_RETURN(const auto job, OptimizerJob::Create({kElements}, StepFormats(), 2));
+  ThreadTeam both(2);
+  ASSIGN_OR_RETURN(const auto job, OptimizerJob::Create({kElements}, StepFormats(), both));
   Advance(*job, kSteps);
   std::string path = (std::filesystem::temp_directory_path() / "shardmesh-adamw-XXXXXX").string();
   const int fd = mkstemp(path.data());

@@ -43,6 +43,7 @@ absl::StatusOr<Mapping> Mapping::Create(int64_t num_bytes, int phase) {
   mapping.mapped_ = mapped;
   const int64_t address = RoundUp(static_cast<int64_t>(reinterpret_cast<uintptr_t>(mapped)), kPhasePeriod);
   mapping.data_ = reinterpret_cast<uint8_t*>(address + phase * kPhaseBytes % kPhasePeriod);
+  madvise(mapped, mapping.mapped_bytes_, MADV_HUGEPAGE);  // a wish: ordinary pages are fine
   std::memset(mapping.data_, 0, num_bytes);
   return mapping;
 }
@@ -66,9 +67,9 @@ double StepFormats::StoredBytes() const {
 double StepFormats::MovedBytes() const { return 2 * StoredBytes() + static_cast<double>(BytesPerElement(gradients)); }
 
 absl::StatusOr<std::unique_ptr<OptimizerJob>> OptimizerJob::Create(const std::vector<int64_t>& sizes,
-                                                                   const StepFormats& formats, int threads,
+                                                                   const StepFormats& formats, ThreadTeam& team,
                                                                    OptimizerStepFn step) {
-  std::unique_ptr<OptimizerJob> job(new OptimizerJob(formats, threads, step));
+  std::unique_ptr<OptimizerJob> job(new OptimizerJob(formats, team, step));
   RETURN_IF_ERROR(job->Allocate(sizes));
   job->FillWeights();
   job->FillGradients(0);
@@ -187,7 +188,7 @@ OptimizerContext OptimizerJob::ContextOf(int64_t step) const {
 
 void OptimizerJob::Step() {
   const OptimizerContext context = ContextOf(++steps_);
-  OnThreads(static_cast<int>(runs_.size()), [&](int thread) {
+  team_.Run([&](int thread) {
     for (const OptimizerRun& run : runs_[thread]) step_fn_(context, run);
   });
 }

@@ -1,31 +1,22 @@
 // OptimizerJob: a list of tensors with their gradients, weights and AdamW states in given formats, and their step on
 // one or more threads; what bench/optimizer measures as ours.
 //
-// Each stream (gradients, weights, states and their parts) lies in one mapping for all tensors, with ordinary pages;
-// the streams begin at different multiples of 64 KiB + 4 KiB, because streams congruent modulo 2 MiB are slower. A step
-// is one pass over the list: every thread takes an equal share of the elements, cut at multiples of kStepAlignment
-// inside a tensor. For one thread.
+// Each stream (gradients, weights, states and their parts) lies in one mapping for all tensors, in huge pages where the
+// kernel gives them, as a worker's shards do (worker/shard_storage.h); the streams begin at different multiples of
+// 64 KiB + 4 KiB, because streams congruent modulo 2 MiB are slower. A step is one pass over the list: every thread of
+// the team takes an equal share of the elements, cut at multiples of kStepAlignment inside a tensor. For one thread.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "bench/thread_team.h"
 #include "kernels/optimizer_step.h"
 
 namespace shardmesh::bench {
-
-// Calls work(rank) for every rank below `threads`, rank 0 in this thread, and returns when all are done.
-template <typename Work>
-void OnThreads(int threads, const Work& work) {
-  std::vector<std::thread> others;
-  for (int rank = 1; rank < threads; ++rank) others.emplace_back([&work, rank] { work(rank); });
-  work(0);
-  for (std::thread& other : others) other.join();
-}
 
 // Zeros at an address that is `phase` times 68 KiB beyond a multiple of 2 MiB, in pages that were all touched.
 class Mapping {
@@ -58,9 +49,10 @@ struct StepFormats {
 class OptimizerJob {
  public:
   // Fills weights and gradients (StartWeight, StartGradient below), touches everything and checks the runs. One entry
-  // of `sizes` a tensor, in elements. ResourceExhausted: no memory. InvalidArgument: as CheckRun.
+  // of `sizes` a tensor, in elements; `team` outlives the job. ResourceExhausted: no memory. InvalidArgument: as
+  // CheckRun.
   static absl::StatusOr<std::unique_ptr<OptimizerJob>> Create(const std::vector<int64_t>& sizes,
-                                                              const StepFormats& formats, int threads,
+                                                              const StepFormats& formats, ThreadTeam& team,
                                                               OptimizerStepFn step = BestOptimizerStep());
 
   // The next step, from 1 on, of all tensors.
@@ -75,8 +67,8 @@ class OptimizerJob {
   const std::vector<Mapping>& streams() const { return streams_; }
 
  private:
-  OptimizerJob(const StepFormats& formats, int threads, OptimizerStepFn step)
-      : formats_(formats), step_fn_(step), runs_(threads) {}
+  OptimizerJob(const StepFormats& formats, ThreadTeam& team, OptimizerStepFn step)
+      : formats_(formats), team_(team), step_fn_(step), runs_(team.size()) {}
   absl::Status Allocate(const std::vector<int64_t>& sizes);
   void FillWeights();
   absl::Status CutRuns(const std::vector<int64_t>& sizes);
@@ -84,6 +76,7 @@ class OptimizerJob {
   OptimizerContext ContextOf(int64_t step) const;
 
   const StepFormats formats_;
+  ThreadTeam& team_;
   const OptimizerStepFn step_fn_;
   std::vector<PartLayout> parts_;  // of the streams
   std::vector<Mapping> streams_;

@@ -18,6 +18,7 @@
 #include "bench/optimizer_job.h"
 #include "bench/rival.h"
 #include "bench/table_step.h"
+#include "bench/thread_team.h"
 #include "core/status.h"
 #include "kernels/fused_step.h"
 
@@ -111,8 +112,8 @@ class OptimizerBench {
   absl::Status Verify();
   absl::Status MeasureBytes();
   absl::Status StartRivals(int threads);
-  absl::Status AddJob(const std::string& name, const Model& model, const StepFormats& formats, int threads,
-                      OptimizerStepFn step, Jobs& jobs, Rounds& rounds);
+  absl::Status AddJob(const std::string& name, const Model& model, const StepFormats& formats, OptimizerStepFn step,
+                      Jobs& jobs, Rounds& rounds);
   absl::Status MeasureOwn(const Model& model, int threads);
   absl::Status MeasureAgainst(const Model& model, int threads, const std::vector<Against>& rows, int rounds);
   absl::StatusOr<std::set<std::string>> MakeRivals(const Model& model, const std::vector<Against>& rows);
@@ -121,6 +122,7 @@ class OptimizerBench {
 
   const Flags flags_;
   double (*const clock_)() = flags_.processor_time ? ProcessorSeconds : MonotonicSeconds;
+  std::unique_ptr<ThreadTeam> team_;
   std::unique_ptr<Rival> rivals_;  // null: there is no Python with torch
   Report report_;
 };
@@ -137,8 +139,8 @@ double NanosecondsAnElement(const Model& model) {
 
 // Adds a contestant that steps a new job; the step that touches it first is not measured.
 absl::Status OptimizerBench::AddJob(const std::string& name, const Model& model, const StepFormats& formats,
-                                    int threads, OptimizerStepFn step, Jobs& jobs, Rounds& rounds) {
-  ASSIGN_OR_RETURN(jobs[name], OptimizerJob::Create(model.Sizes(), formats, threads, step));
+                                    OptimizerStepFn step, Jobs& jobs, Rounds& rounds) {
+  ASSIGN_OR_RETURN(jobs[name], OptimizerJob::Create(model.Sizes(), formats, *team_, step));
   OptimizerJob* job = jobs[name].get();
   job->Step();
   rounds.Add(name, [this, job] { return SecondsOf([job] { job->Step(); }, clock_); });
@@ -159,12 +161,13 @@ absl::Status OptimizerBench::Verify() {
 }
 
 absl::Status OptimizerBench::MeasureBytes() {
+  ThreadTeam team(1);
   std::string table = absl::StrFormat("Bytes a parameter, weights and two states, as they lie in memory\n%-10s", "");
   for (const StateFormat states : kStateFormats) absl::StrAppendFormat(&table, "%9s", StateFormatName(states));
   for (const WeightFormat weights : kWeightFormats) {
     absl::StrAppendFormat(&table, "\n%-10s", WeightFormatName(weights));
     for (const StateFormat states : kStateFormats) {
-      ASSIGN_OR_RETURN(const auto job, OptimizerJob::Create({1 << 16}, {weights, states, Format::kBf16}, 1));
+      ASSIGN_OR_RETURN(const auto job, OptimizerJob::Create({1 << 16}, {weights, states, Format::kBf16}, team));
       absl::StrAppendFormat(&table, "%9.3f", job->StoredBytes());
       if (weights != WeightFormat::kBf16Plus8Sr || states != StateFormat::kFp8x32) continue;
       report_.Add(CompareCost("bytes a parameter, bf16+8sr + fp8x32, times their limit", {job->StoredBytes()},
@@ -199,13 +202,11 @@ absl::Status OptimizerBench::MeasureOwn(const Model& model, int threads) {
   Rounds rounds;
   rounds.Add("bound", [&] {
     const int64_t share = kUpdateBytes / threads / 64 * 64;
-    const auto update = [&] {
-      OnThreads(threads, [&](int rank) { UpdateInPlace(updated.data() + rank * share, share, 1); });
-    };
+    const auto update = [&] { team_->Run([&](int rank) { UpdateInPlace(updated.data() + rank * share, share, 1); }); };
     return SecondsOf(update, clock_) * moved / static_cast<double>(2 * share * threads);
   });
   const auto add = [&](const char* name, const StepFormats& formats, OptimizerStepFn step = BestOptimizerStep()) {
-    return AddJob(name, model, formats, threads, step, jobs, rounds);
+    return AddJob(name, model, formats, step, jobs, rounds);
   };
   RETURN_IF_ERROR(add("fp32", kBf16SrFp32));
   RETURN_IF_ERROR(add("nearest", kNearest));
@@ -274,7 +275,7 @@ absl::Status OptimizerBench::MeasureAgainst(const Model& model, int threads, con
     if (made.count(row.rival) == 0) continue;
     const std::string ours = row.ours.ToString();
     if (jobs.count(ours) == 0) {
-      RETURN_IF_ERROR(AddJob(ours, model, row.ours, threads, BestOptimizerStep(), jobs, rounds));
+      RETURN_IF_ERROR(AddJob(ours, model, row.ours, BestOptimizerStep(), jobs, rounds));
     }
     if (added.insert(row.rival).second) {
       rounds.Add(row.rival, [this, &row] { return rivals_->AskSeconds(absl::StrCat("step ", row.rival)); });
@@ -302,6 +303,7 @@ absl::Status OptimizerBench::Run() {
   RETURN_IF_ERROR(Annotate(Verify(), "verifying"));
   RETURN_IF_ERROR(MeasureBytes());
   for (const int threads : flags_.threads) {
+    team_ = std::make_unique<ThreadTeam>(threads);
     RETURN_IF_ERROR(StartRivals(threads));
     for (const Model& model : Models(flags_.quick)) {
       if (model.own) RETURN_IF_ERROR(MeasureOwn(model, threads));

@@ -8,6 +8,7 @@
 
 #include <xmmintrin.h>
 
+#include "kernels/draws_simd.h"
 #include "kernels/tile/run.h"
 #include "kernels/tile/simd8_lanes.h"
 
@@ -26,45 +27,6 @@ HWY_INLINE void Prefetch64(const Element* from, int64_t i) {
     _mm_prefetch(reinterpret_cast<const char*>(from + kAhead + i) + 64 * line, _MM_HINT_T0);
   }
 }
-
-// The random words of a group of 64 elements.
-class GroupDraws {
- public:
-  HWY_INLINE explicit GroupDraws(const DrawStream& stream) : tensor_(stream.tensor), step_(stream.step) {
-    for (uint32_t round = 0; round < kPhiloxRounds; ++round) {
-      for (int lane = 0; lane < 4; ++lane) {
-        keys_[2 * round][lane] = static_cast<uint32_t>(stream.key.words[0] + round * kPhiloxKeyStep0);
-        keys_[2 * round + 1][lane] = static_cast<uint32_t>(stream.key.words[1] + round * kPhiloxKeyStep1);
-      }
-    }
-  }
-
-  HWY_INLINE void Fill(uint64_t element, U32x8 (&words)[4]) const {
-    alignas(32) static constexpr uint64_t kEvenLanes[4] = {0, 2, 4, 6};
-    const uint64_t number = DrawCounter(element);
-    const U64x4 low = U64x4(number) + U64x4(hn::Load(Wides(), kEvenLanes));
-    const U64x4 high(number >> 32), tensor(tensor_), step(step_);
-    U64x4 even[4] = {low, high, tensor, step};
-    U64x4 odd[4] = {low + U64x4(uint64_t{1}), high, tensor, step};
-#pragma GCC unroll 10
-    for (int round = 0; round < kPhiloxRounds; ++round) {
-      const U64x4 key0(hn::Load(Wides(), keys_[2 * round])), key1(hn::Load(Wides(), keys_[2 * round + 1]));
-      PhiloxRound(even, key0, key1);
-      PhiloxRound(odd, key0, key1);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) words[i] = Interleave(even[i], odd[i]);
-  }
-
-  // The draws of vector `vector` (0 to 7) of the group.
-  static HWY_INLINE U32x8 Of(const U32x8 (&words)[4], int vector) {
-    return vector < 4 ? words[vector] & U32x8(0xFFFFu) : ShiftRight<16>(words[vector - 4]);
-  }
-
- private:
-  alignas(32) uint64_t keys_[2 * kPhiloxRounds][4];
-  const uint64_t tensor_, step_;
-};
 
 // ---- Weights: Load one vector, Store two in a row; the draws are read where kDraws. ----
 
@@ -230,7 +192,7 @@ HWY_NOINLINE void AdamTiles(const StepPlan& plan, int64_t num_tiles) {
   const F32x8 divide(summed ? 1.0f : run.divide_scale), clip(plan.gradient_scale);
   alignas(64) Gradient sum[kTileElements];
   alignas(64) uint8_t codes[4 * kTileElements];  // of new weights that are compared with the old ones
-  const GroupDraws draws(plan.weight_draws);
+  GroupDraws draws(plan.weight_draws.key, plan.weight_draws.tensor, plan.weight_draws.step);
   States states;
   for (int64_t index = 0; index < num_tiles; ++index) {
     const TileRun tile = TileAt(plan, index);

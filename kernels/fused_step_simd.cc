@@ -1,9 +1,6 @@
 // The fused step and the reduction with 8 lanes. The element rules are those of the reference; here stands only how
 // memory is walked. Compiled for AVX2 and FMA as a whole: nothing here may run before SimdSupported() was asked, and
 // nothing but the entry points at the end is visible outside.
-//
-// A group is 64 elements: 8 counters of Philox (4 in `even`, 4 in `odd`) give 4 words of 8 lanes, whose low halves are
-// the draws of vectors 0 to 3 and whose high halves are those of vectors 4 to 7.
 #include "kernels/fused_step_simd.h"
 
 #include <xmmintrin.h>
@@ -11,6 +8,7 @@
 #include <type_traits>
 
 #include "core/reduction.h"
+#include "kernels/draws_simd.h"
 #include "kernels/rules/adamw.h"
 #include "kernels/simd8.h"
 
@@ -43,43 +41,6 @@ struct Stored<Format::kFp32> {
   using Element = float;
 };
 
-// The random bits of one tensor at one step.
-class Draws {
- public:
-  HWY_INLINE Draws(const StepContext& context, uint32_t tensor) : tensor_(tensor), step_(context.step) {
-    const PhiloxKey key = KeyOfStep(context.key, context.step);
-    for (uint32_t round = 0; round < kPhiloxRounds; ++round) {
-      for (int lane = 0; lane < 4; ++lane) {
-        keys_[2 * round][lane] = static_cast<uint32_t>(key.words[0] + round * kPhiloxKeyStep0);
-        keys_[2 * round + 1][lane] = static_cast<uint32_t>(key.words[1] + round * kPhiloxKeyStep1);
-      }
-    }
-  }
-
-  // The output words of the group that `element` begins.
-  HWY_INLINE void Group(uint64_t element, U32x8 (&words)[4]) const {
-    alignas(32) static constexpr uint64_t kEvenLanes[4] = {0, 2, 4, 6};
-    const uint64_t number = DrawCounter(element);  // a multiple of 8: no lane carries into the high word
-    const U64x4 even0 = U64x4(number) + U64x4(hn::Load(Wides(), kEvenLanes));
-    const U64x4 high(number >> 32), tensor(tensor_), step(static_cast<uint64_t>(step_));
-    U64x4 even[4] = {even0, high, tensor, step};
-    U64x4 odd[4] = {even0 + U64x4(uint64_t{1}), high, tensor, step};
-#pragma GCC unroll 10
-    for (int round = 0; round < kPhiloxRounds; ++round) {
-      const U64x4 key0(hn::Load(Wides(), keys_[2 * round])), key1(hn::Load(Wides(), keys_[2 * round + 1]));
-      PhiloxRound(even, key0, key1);
-      PhiloxRound(odd, key0, key1);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) words[i] = Interleave(even[i], odd[i]);
-  }
-
- private:
-  alignas(32) uint64_t keys_[2 * kPhiloxRounds][4];  // broadcast once: computing them per group costs 7 %
-  const uint32_t tensor_;
-  const int64_t step_;
-};
-
 // The new weights of vector `vector` of a group as bits: all 32 for fp32, in the upper half for bf16.
 template <Format kWeights>
 HWY_INLINE U32x8 RoundedBits(F32x8 weight, const U32x8 (&words)[4], int vector) {
@@ -88,8 +49,7 @@ HWY_INLINE U32x8 RoundedBits(F32x8 weight, const U32x8 (&words)[4], int vector) 
   } else if constexpr (kWeights == Format::kBf16) {
     return Bf16BitsRne(weight);
   } else {
-    const U32x8 word = words[vector % 4];
-    return Bf16BitsSr(weight, vector < 4 ? word & U32x8(0xFFFFu) : ShiftRight<16>(word));
+    return Bf16BitsSr(weight, GroupDraws::Of(words, vector));
   }
 }
 
@@ -152,11 +112,11 @@ HWY_NOINLINE void StepRun(const StepContext& context, const FusedRun& run) {
   float* const v_out = run.v_out;
   const Slots<typename Stored<kGradients>::Element, kSlots> slots(run.gradients, run.num_slots, run.divide_scale);
   const AdamWConstants<F32x8> constants(context.scalars);
-  const Draws draws(context, run.tensor);
+  GroupDraws draws(KeyOfStep(context.key, context.step), run.tensor, static_cast<uint32_t>(context.step));
   const int64_t num_elements = run.num_elements;
   for (int64_t i = 0; i < num_elements; i += kGroupElements) {
     U32x8 words[4];
-    if constexpr (kWeights == Format::kBf16Sr) draws.Group(run.first_element + static_cast<uint64_t>(i), words);
+    if constexpr (kWeights == Format::kBf16Sr) draws.Fill(run.first_element + static_cast<uint64_t>(i), words);
     slots.Prefetch(i);
     PrefetchGroup(weights_in + i);
     PrefetchGroup(m_in + i);

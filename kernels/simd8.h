@@ -23,6 +23,7 @@ using Halves8 = hn::FixedTag<uint16_t, 8>;
 using Halves16 = hn::FixedTag<uint16_t, 16>;
 
 struct U64x4 {
+  HWY_INLINE U64x4() = default;
   HWY_INLINE explicit U64x4(uint64_t x) : lanes(hn::Set(Wides(), x)) {}
   HWY_INLINE explicit U64x4(hn::Vec<Wides> x) : lanes(x) {}
   hn::Vec<Wides> lanes;
@@ -90,10 +91,29 @@ HWY_INLINE F32x8 Select(Mask8 mask, F32x8 yes, F32x8 no) {
 HWY_INLINE U32x8 Select(Mask8 mask, U32x8 yes, U32x8 no) {
   return U32x8(hn::IfThenElse(hn::RebindMask(Words(), mask.lanes), yes.lanes, no.lanes));
 }
+HWY_INLINE U32x8 AddWhere(Mask8 mask, U32x8 a) {
+  return U32x8(hn::Sub(a.lanes, hn::VecFromMask(Words(), hn::RebindMask(Words(), mask.lanes))));
+}
+HWY_INLINE U32x8 WithSignOf(U32x8 a, F32x8 b) {
+  return U32x8(hn::Vec<Words>{_mm256_sign_epi32(a.lanes.raw, _mm256_castps_si256(b.lanes.raw))});
+}
+// The negative of 2.0f's bits as an integer has the bits of -2.0f.
+HWY_INLINE U32x8 SignedTwo(U32x8 a) {
+  return U32x8(hn::Vec<Words>{_mm256_sign_epi32(_mm256_set1_epi32(0x40000000), a.lanes.raw)});
+}
+HWY_INLINE U32x8 SubtractOrZero16(U32x8 a, U32x8 b) {
+  return U32x8(hn::Vec<Words>{_mm256_subs_epu16(a.lanes.raw, b.lanes.raw)});
+}
+HWY_INLINE U32x8 MulHigh16(U32x8 a, U32x8 b) {
+  return U32x8(hn::Vec<Words>{_mm256_mulhi_epu16(a.lanes.raw, b.lanes.raw)});
+}
+// Of integers.
+HWY_INLINE U32x8 MaxInt(U32x8 a, U32x8 b) { return U32x8(hn::Vec<Words>{_mm256_max_epi32(a.lanes.raw, b.lanes.raw)}); }
+HWY_INLINE U32x8 MinInt(U32x8 a, U32x8 b) { return U32x8(hn::Vec<Words>{_mm256_min_epi32(a.lanes.raw, b.lanes.raw)}); }
 // The second operand of the processor's own instruction is what a NaN gives.
 HWY_INLINE F32x8 Max(F32x8 a, F32x8 b) { return F32x8(hn::Vec<Floats>{_mm256_max_ps(b.lanes.raw, a.lanes.raw)}); }
 HWY_INLINE F32x8 Min(F32x8 a, F32x8 b) { return F32x8(hn::Vec<Floats>{_mm256_min_ps(b.lanes.raw, a.lanes.raw)}); }
-HWY_INLINE U32x8 RoundToInt(F32x8 a) { return U32x8(hn::BitCast(Words(), hn::NearestInt(a.lanes))); }
+HWY_INLINE U32x8 RoundToInt(F32x8 a) { return U32x8(hn::Vec<Words>{_mm256_cvtps_epi32(a.lanes.raw)}); }
 HWY_INLINE U32x8 TruncateToInt(F32x8 a) { return U32x8(hn::Vec<Words>{_mm256_cvttps_epi32(a.lanes.raw)}); }
 HWY_INLINE F32x8 IntToFloat(U32x8 a) {
   return F32x8(hn::ConvertTo(Floats(), hn::BitCast(hn::RebindToSigned<Words>(), a.lanes)));
@@ -114,7 +134,7 @@ HWY_INLINE U32x8 LoadWords8(const uint16_t* from) { return U32x8(hn::PromoteTo(W
 HWY_INLINE void StoreBytes8(U32x8 a, uint8_t* to) {
   hn::StoreU(hn::TruncateTo(hn::FixedTag<uint8_t, 8>(), a.lanes), hn::FixedTag<uint8_t, 8>(), to);
 }
-// The low bytes of 32 words in a row. REQUIRES: all are below 256.
+// The low bytes of 32 words in a row; 0 for negative ones. REQUIRES: all are below 256.
 HWY_INLINE void StoreBytes32(const U32x8 (&a)[4], uint8_t* to) {
   const __m256i halves0 = _mm256_packus_epi32(a[0].lanes.raw, a[1].lanes.raw);
   const __m256i halves1 = _mm256_packus_epi32(a[2].lanes.raw, a[3].lanes.raw);

@@ -9,6 +9,8 @@
 //   a + b, a - b, a * b, MulAdd, Sqrt, Divide, Abs, a < b, a <= b (floats)     a + b, a - b, a & b, a | b (words)
 //   Select(mask, x, y), ShiftLeft<n>, ShiftRight<n>, FloatBits, FloatOfBits, RoundToInt, TruncateToInt, IntToFloat
 //   Lookup8(table, word): entry (word & 7) of 8 floats
+//   MinInt, MaxInt, AddWhere(mask, word), WithSignOf(word, x), SignedTwo(word), MulHigh16(words),
+//   SubtractOrZero16(words)
 // Integers are words in two's complement. Pure functions, thread-safe.
 #pragma once
 
@@ -76,6 +78,27 @@ SHARDMESH_RULE uint32_t RoundToInt(float x) {
   return static_cast<uint32_t>(static_cast<int32_t>(std::lrint(x)));
 #endif
 }
+
+// Of integers.
+SHARDMESH_RULE uint32_t MinInt(uint32_t a, uint32_t b) {
+  return static_cast<int32_t>(b) < static_cast<int32_t>(a) ? b : a;
+}
+SHARDMESH_RULE uint32_t MaxInt(uint32_t a, uint32_t b) {
+  return static_cast<int32_t>(a) < static_cast<int32_t>(b) ? b : a;
+}
+
+// One more where the mask is set.
+SHARDMESH_RULE uint32_t AddWhere(bool mask, uint32_t x) { return mask ? x + 1 : x; }
+
+// `x`, or its negative where y's sign is set; where y is +0, 0 or x. REQUIRES: 0 <= x < 2^31.
+SHARDMESH_RULE uint32_t WithSignOf(uint32_t x, float y) { return FloatBits(y) >> 31 != 0 ? 0u - x : x; }
+
+// The bits of 2.0f with the sign of an integer, 0 for 0.
+SHARDMESH_RULE uint32_t SignedTwo(uint32_t x) { return x == 0 ? 0u : 0x40000000u | (x & 0x80000000u); }
+
+// a - b, or 0 where b is larger; the upper half of a * b. REQUIRES: both are below 2^16.
+SHARDMESH_RULE uint32_t SubtractOrZero16(uint32_t a, uint32_t b) { return a < b ? 0 : a - b; }
+SHARDMESH_RULE uint32_t MulHigh16(uint32_t a, uint32_t b) { return a * b >> 16; }
 
 // Towards zero. REQUIRES: |x| < 2^31.
 SHARDMESH_RULE uint32_t TruncateToInt(float x) { return static_cast<uint32_t>(static_cast<int32_t>(x)); }

@@ -34,8 +34,9 @@ struct Lanes<float> {
 
   SHARDMESH_RULE static float Largest(float x) { return x; }
 
+  // 0 for negative ones. REQUIRES: below 256.
   SHARDMESH_RULE static void StoreBytes4(const uint32_t (&x)[4], uint8_t* to) {
-    for (int k = 0; k < 4; ++k) to[k] = static_cast<uint8_t>(x[k]);
+    for (int k = 0; k < 4; ++k) to[k] = static_cast<uint8_t>(MaxInt(x[k], 0));
   }
 };
 

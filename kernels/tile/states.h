@@ -23,17 +23,21 @@ struct Dyn8 {
   static constexpr int64_t kBlock = 256;
   static constexpr float kLargest = 1;
 
-  SHARDMESH_RULE static Word Encode(Number y) {
-    if constexpr (kSigned) return EncodeDynamicSigned(y);
-    if constexpr (!kSigned) return EncodeDynamicUnsigned(y);
-  }
+  SHARDMESH_RULE static Word Encode(Number y) { return MaxInt(Word(0u), Code(y)); }
   SHARDMESH_RULE static Number Load(const uint8_t* from) {
     if constexpr (kSigned) return DecodeDynamicSigned<Number>(L::LoadBytes(from));
     if constexpr (!kSigned) return DecodeDynamicUnsigned<Number>(L::LoadBytes(from));
   }
   SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* to) {
-    const Word codes[4] = {Encode(y[0]), Encode(y[1]), Encode(y[2]), Encode(y[3])};
+    const Word codes[4] = {Code(y[0]), Code(y[1]), Code(y[2]), Code(y[3])};
     L::StoreBytes4(codes, to);
+  }
+
+ private:
+  // -1 stands for 0.
+  SHARDMESH_RULE static Word Code(Number y) {
+    if constexpr (kSigned) return EncodeDynamicSigned(y);
+    if constexpr (!kSigned) return EncodeDynamicUnsigned(y);
   }
 };
 
