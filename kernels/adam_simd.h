@@ -2,8 +2,7 @@
 // passes over the first-level cache, in one, for the formats that are worth a loop of their own. The same bits.
 // Only for translation units compiled for AVX2 and FMA.
 //
-// fp32 states go straight from memory to memory. Blocks of 32 (fp8x32) stay in registers until their scale is known;
-// blocks of 256 (dyn8, fp8) wait in the first-level cache.
+// fp32 states go straight from memory to memory; blocks wait in the first-level cache until their scale is known.
 #pragma once
 
 #include <xmmintrin.h>
@@ -119,7 +118,8 @@ class Fp32States {
   float* out_[2];
 };
 
-// Blocks of codes with a scale. M and V: codecs of kernels/tile/states.h.
+// Blocks of codes with a scale: a tile's new values wait in the first-level cache until their scales are known. M and
+// V: codes of kernels/tile/states.h.
 template <class M, class V>
 class BlockStates {
  public:
@@ -128,49 +128,70 @@ class BlockStates {
       in_[s] = in[s];
       out_[s] = out[s];
     }
-    largest_[0] = largest_[1] = F32x8(0.0f);
+    for (int64_t block = 0; block < kBlocks; ++block) {
+      scales_[0][block] = LoadScale<M>(in[0].extra, block) * M::kRaw;
+      scales_[1][block] = LoadScale<V>(in[1].extra, block) * V::kRaw;
+    }
+    running_[0] = running_[1] = F32x8(0.0f);
   }
   HWY_INLINE void Prefetch(int64_t i) const {
     Prefetch64(in_[0].codes, i);
     Prefetch64(in_[1].codes, i);
   }
   HWY_INLINE void Load(int64_t i, F32x8& m, F32x8& v) const {
-    m = M::Load(in_[0].codes + i) * F32x8(LoadScale<M>(in_[0].extra, i / M::kBlock));
-    v = V::Load(in_[1].codes + i) * F32x8(LoadScale<V>(in_[1].extra, i / V::kBlock));
+    m = M::LoadRaw(in_[0].codes, i) * F32x8(scales_[0][i / kBlock]);
+    v = V::LoadRaw(in_[1].codes, i) * F32x8(scales_[1][i / kBlock]);
   }
   HWY_INLINE void Store(int64_t i, F32x8 m, F32x8 v) {
-    largest_[0] = Max(largest_[0], Abs(m));
-    largest_[1] = Max(largest_[1], Abs(v));
-    Store8(m, values_[0] + i % kKept);
-    Store8(v, values_[1] + i % kKept);
+    running_[0] = Max(running_[0], Abs(m));
+    running_[1] = Max(running_[1], v);
+    Store8(m, values_[0] + i);
+    Store8(v, values_[1] + i);
   }
+  // Elements [i, i + 32) were stored.
   HWY_INLINE void EndOf32(int64_t i) {
-    if constexpr (kKept == 32) EncodeBoth(i);
+    if ((i + 32) % kBlock != 0) return;
+    for (int s = 0; s < 2; ++s) {
+      largest_[s][i / kBlock] = running_[s];
+      running_[s] = F32x8(0.0f);
+    }
   }
   HWY_INLINE void End() {
-    if constexpr (kKept != 32) EncodeBoth(0);
+    Encode<M>(0);
+    Encode<V>(1);
   }
 
  private:
   static_assert(M::kBlock == V::kBlock, "both moments have blocks of one size");
-  static constexpr int64_t kKept = M::kBlock;
+  static constexpr int64_t kBlock = M::kBlock, kBlocks = kTileElements / kBlock;
 
-  HWY_INLINE void EncodeBoth(int64_t i) {
-    Encode<M>(0, i);
-    Encode<V>(1, i);
-    largest_[0] = largest_[1] = F32x8(0.0f);
-  }
   template <class Code>
-  HWY_INLINE void Encode(int s, int64_t first) {
-    const float scale = BlockScale<Code>(LargestLane(largest_[s]));
-    StoreScale<Code>(scale, out_[s].extra, first / kKept);
-    EncodeBlock<F32x8, Code>(values_[s], scale, out_[s].codes + first);
+  HWY_INLINE void Encode(int s) {
+    const F32x8 scales = BlockScale<Code>(Largest(largest_[s]));
+    alignas(32) float inverses[8];
+    Store8(scales, inverses);
+    for (int64_t block = 0; block < kBlocks; ++block) StoreScale<Code>(inverses[block], out_[s].extra, block);
+    Store8(Divide(F32x8(1.0f), scales), inverses);
+    for (int64_t block = 0; block < kBlocks; ++block) {
+      EncodeBlock<Code>(values_[s], F32x8(inverses[block]), out_[s].codes, block * kBlock);
+    }
+  }
+  static HWY_INLINE F32x8 Largest(const F32x8 (&of)[kBlocks]) {
+    if constexpr (kBlocks == 8) {
+      return LargestOfEach(of);
+    } else {
+      alignas(32) float largest[8] = {};
+      for (int64_t block = 0; block < kBlocks; ++block) largest[block] = LargestLane(of[block]);
+      return Load8(largest);
+    }
   }
 
   ConstStoredTile in_[2];
   StoredTile out_[2];
-  F32x8 largest_[2];
-  alignas(64) float values_[2][kKept];
+  float scales_[2][kBlocks];
+  F32x8 running_[2];           // the largest magnitudes of the block at hand, in each lane
+  F32x8 largest_[2][kBlocks];  // and of those before
+  alignas(64) float values_[2][kTileElements];
 };
 
 // ---- The step. ----

@@ -124,13 +124,7 @@ class StepBody {
     float state = 0;
     WithCode<float, kSigned>(context_.states, [&](auto code) {
       using Code = decltype(code);
-      uint8_t byte = 0;
-      if constexpr (std::is_same_v<Code, Dyn4<float, kSigned>>) {
-        byte = thread % 2 == 0 ? from.codes[thread / 2] >> 4 : from.codes[thread / 2] & 15;
-      } else {
-        byte = from.codes[thread];
-      }
-      state = Code::Load(&byte) * LoadScale<Code>(from.extra, thread / Code::kBlock);
+      state = Code::LoadRaw(from.codes, thread) * LoadScale<Code>(from.extra, thread / Code::kBlock);
     });
     return state;
   }

@@ -16,6 +16,7 @@ WholeTilesFn OfGradients(Format gradients) {
 template <class Weights>
 WholeTilesFn OfStates(StateFormat states, Format gradients) {
   using Dyn8States = BlockStates<Dyn8<F32x8, true>, Dyn8<F32x8, false>>;
+  using Dyn4States = BlockStates<Dyn4<F32x8, true>, Dyn4<F32x8, false>>;
   using Fp8States = BlockStates<Fp8<F32x8, true, 256, false>, Fp8<F32x8, false, 256, false>>;
   using Fp8x32States = BlockStates<Fp8<F32x8, true, 32, true>, Fp8<F32x8, false, 32, true>>;
   switch (states) {
@@ -23,6 +24,8 @@ WholeTilesFn OfStates(StateFormat states, Format gradients) {
       return OfGradients<Weights, Fp32States>(gradients);
     case StateFormat::kDyn8:
       return OfGradients<Weights, Dyn8States>(gradients);
+    case StateFormat::kDyn4:
+      return OfGradients<Weights, Dyn4States>(gradients);
     case StateFormat::kFp8:
       return OfGradients<Weights, Fp8States>(gradients);
     case StateFormat::kFp8x32:

@@ -122,6 +122,20 @@ HWY_INLINE F32x8 IntToFloat(U32x8 a) {
 HWY_INLINE F32x8 Lookup8(const float* table, U32x8 index) {
   return F32x8(hn::Vec<Floats>{_mm256_permutevar8x32_ps(hn::LoadU(Floats(), table).raw, index.lanes.raw)});
 }
+// Lane i: the largest of a[i]'s lanes.
+HWY_INLINE F32x8 LargestOfEach(const F32x8 (&a)[8]) {
+  __m256 pairs[4], fours[2];
+  for (int i = 0; i < 4; ++i) {
+    const __m256 x = a[2 * i].lanes.raw, y = a[2 * i + 1].lanes.raw;
+    pairs[i] = _mm256_max_ps(_mm256_unpacklo_ps(x, y), _mm256_unpackhi_ps(x, y));
+  }
+  for (int i = 0; i < 2; ++i) {
+    const __m256d x = _mm256_castps_pd(pairs[2 * i]), y = _mm256_castps_pd(pairs[2 * i + 1]);
+    fours[i] = _mm256_max_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)), _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
+  }
+  const __m256 low = _mm256_permute2f128_ps(fours[0], fours[1], 0x20);
+  return F32x8(hn::Vec<Floats>{_mm256_max_ps(low, _mm256_permute2f128_ps(fours[0], fours[1], 0x31))});
+}
 HWY_INLINE float LargestLane(F32x8 a) { return hn::GetLane(hn::MaxOfLanes(Floats(), a.lanes)); }
 
 HWY_INLINE F32x8 Load8(const float* from) { return F32x8(hn::LoadU(Floats(), from)); }
@@ -135,18 +149,23 @@ HWY_INLINE void StoreBytes8(U32x8 a, uint8_t* to) {
   hn::StoreU(hn::TruncateTo(hn::FixedTag<uint8_t, 8>(), a.lanes), hn::FixedTag<uint8_t, 8>(), to);
 }
 // The low bytes of 32 words in a row; 0 for negative ones. REQUIRES: all are below 256.
-HWY_INLINE void StoreBytes32(const U32x8 (&a)[4], uint8_t* to) {
+HWY_INLINE __m256i PackBytes(const U32x8 (&a)[4]) {
   const __m256i halves0 = _mm256_packus_epi32(a[0].lanes.raw, a[1].lanes.raw);
   const __m256i halves1 = _mm256_packus_epi32(a[2].lanes.raw, a[3].lanes.raw);
   const __m256i bytes = _mm256_packus_epi16(halves0, halves1);  // in the order of 128-bit halves
-  const __m256i ordered = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), ordered);
+  return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+HWY_INLINE void StoreBytes32(const U32x8 (&a)[4], uint8_t* to) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), PackBytes(a));
 }
 HWY_INLINE void StoreHalves8(U32x8 a, uint16_t* to) { hn::StoreU(hn::TruncateTo(Halves8(), a.lanes), Halves8(), to); }
-// bf16: the upper halves of floats.
+// bf16: the upper halves of floats. (A broadcast and a shuffle of bytes is one operation outside the load units, and
+// none that crosses the 128-bit halves.)
 HWY_INLINE F32x8 Load8(const uint16_t* from) {
-  const auto words = hn::ShiftLeft<16>(hn::PromoteTo(Words(), hn::LoadU(Halves8(), from)));
-  return F32x8(hn::BitCast(Floats(), words));
+  const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  const __m256i places = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7,  //
+                                          -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+  return F32x8(hn::Vec<Floats>{_mm256_castsi256_ps(_mm256_shuffle_epi8(twice, places))});
 }
 HWY_INLINE void Store8(F32x8 a, float* to) { hn::StoreU(a.lanes, Floats(), to); }
 // The upper halves of 16 words in a row: what bf16 keeps.

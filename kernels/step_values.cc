@@ -1,6 +1,7 @@
 #include "kernels/step_values.h"
 
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "core/finite.h"
@@ -10,15 +11,18 @@
 namespace shardmesh {
 namespace {
 
+constexpr float kLargestFp8Scale = 0x1p120f;  // times E4M3's largest number: infinity
+
 absl::Status CheckScales(absl::string_view stream, const PartLayout& layout, const void* scales, int64_t elements,
-                         bool zero_scales) {
+                         bool zero_scales, float limit = std::numeric_limits<float>::infinity()) {
   const int64_t count = (elements + layout.elements - 1) / layout.elements;
   for (int64_t i = 0; i < count; ++i) {
     const float scale =
         layout.bytes == 2 ? Bf16ToFloat(static_cast<const uint16_t*>(scales)[i]) : static_cast<const float*>(scales)[i];
-    if (std::isfinite(scale) && (scale > 0 || (zero_scales && scale == 0))) continue;
-    return absl::InvalidArgumentError(absl::StrCat(stream, ": scale ", i, " is ", scale, "; scales are finite and ",
-                                                   zero_scales ? "at least 0" : "above 0"));
+    if (scale < limit && (scale > 0 || (zero_scales && scale == 0))) continue;
+    return absl::InvalidArgumentError(absl::StrCat(stream, ": scale ", i, " is ", scale, "; scales are ",
+                                                   zero_scales ? "at least 0" : "above 0", " and ",
+                                                   std::isinf(limit) ? "finite" : absl::StrCat("below ", limit)));
   }
   return absl::OkStatus();
 }
@@ -40,9 +44,11 @@ absl::Status CheckStepValues(const OptimizerContext& context, const OptimizerRun
     RETURN_IF_ERROR(CheckScales("weights", layout.extra, run.weights_in.extra, run.num_elements, zero_scales));
   }
   if (!HasScales(context.states)) return absl::OkStatus();
+  const bool fp8 = context.states == StateFormat::kFp8 || context.states == StateFormat::kFp8x32;
+  const float limit = fp8 ? kLargestFp8Scale : std::numeric_limits<float>::infinity();
   for (int s = 0; s < NumStates(context.hyper); ++s) {
     RETURN_IF_ERROR(CheckScales(StateName(context.hyper, s), LayoutOf(context.states).extra, run.states_in[s].extra,
-                                run.num_elements, zero_scales));
+                                run.num_elements, zero_scales, limit));
   }
   return absl::OkStatus();
 }

@@ -11,8 +11,9 @@
 namespace shardmesh {
 
 // InvalidArgument, naming the stream, the index and the value: a clip factor that is negative or not finite; a divide
-// scale that is not positive and finite; a stored scale that is negative, not finite, or 0 (unless `zero_scales`, for
-// torchao's states, where a state that has not been stepped has them). REQUIRES: CheckRun(context, run) is OK.
+// scale that is not positive and finite; a stored scale that is negative, not finite, 0 (unless `zero_scales`, for
+// torchao's states, where a state that has not been stepped has them), or in fp8 and fp8x32 2^120 or more. REQUIRES:
+// CheckRun(context, run) is OK.
 absl::Status CheckStepValues(const OptimizerContext& context, const OptimizerRun& run, bool zero_scales = false);
 
 struct RefusedGradient {

@@ -58,6 +58,16 @@ TEST(StepValues, Scales_AreFiniteAndAbove0) {
   }
 }
 
+TEST(StepValues, ScalesOfFp8_GiveFiniteNumbers) {
+  RunOfTwo two;
+  two.scales[1][1] = 0x1p120f;
+  EXPECT_EQ(two.Error(), "");
+  two.context.states = StateFormat::kFp8;
+  EXPECT_THAT(two.Error(), HasSubstr("exp_avg_sq: scale 1 is 1.32923e+36; scales are above 0 and below 1.32923e+36"));
+  two.scales[1][1] = std::nextafter(0x1p120f, 0.0f);
+  EXPECT_EQ(two.Error(), "");
+}
+
 TEST(StepValues, ClipAndDivide_AreFinite) {
   for (const float bad : {kNan, kInfinity, -1.0f}) {
     RunOfTwo two;

@@ -50,11 +50,10 @@ SHARDMESH_RULE auto EncodeFourBit(Number y) {
   constexpr float kThird[8] = {Levels::kBorders[1], Levels::kBorders[5], Levels::kBorders[9], Levels::kBorders[13]};
   constexpr float kFourth[8] = {Levels::kBorders[0], Levels::kBorders[2],  Levels::kBorders[4],  Levels::kBorders[6],
                                 Levels::kBorders[8], Levels::kBorders[10], Levels::kBorders[12], Levels::kBorders[14]};
-  const Word zero(0u), one(1u);
-  Word code = Select(Number(Levels::kBorders[7]) <= y, one, zero);
-  code = code + code + Select(Lookup8(kSecond, code) <= y, one, zero);
-  code = code + code + Select(Lookup8(kThird, code) <= y, one, zero);
-  return code + code + Select(Lookup8(kFourth, code) <= y, one, zero);
+  Word code = AddWhere(Number(Levels::kBorders[7]) <= y, Word(0u));
+  code = AddWhere(Lookup8(kSecond, code) <= y, code + code);
+  code = AddWhere(Lookup8(kThird, code) <= y, code + code);
+  return AddWhere(Lookup8(kFourth, code) <= y, code + code);
 }
 
 template <class Levels, class Number, class Word>

@@ -51,7 +51,7 @@ __attribute__((noinline)) void EmitPublished(const TileRun& tile, const float* w
   for (int64_t i = 0; tile.mx8.codes != nullptr && i < elements; i += kMxElements) {
     const auto scale = MxScaleCeil(LargestMagnitude<Number>(weights + i, kMxElements));
     tile.mx8.extra[i / kMxElements] = static_cast<uint8_t>(scale.code);
-    EncodeTimes<Number, Code>(weights + i, scale.multiplier, tile.mx8.codes + i);
+    EncodeBlock<Code>(weights, Number(scale.multiplier), tile.mx8.codes, i);
   }
   for (int64_t i = 0; tile.largest != nullptr && i < elements; i += kLargestElements) {
     tile.largest[i / kLargestElements] = LargestMagnitude<Number>(weights + i, kLargestElements);

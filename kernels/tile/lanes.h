@@ -18,6 +18,8 @@ struct Lanes<float> {
   using Word = uint32_t;
   static constexpr int kWidth = 1;
   static constexpr bool kHasMinifloats = false;  // no way of its own for kernels/rules/minifloat.h
+  template <class Mini>
+  static constexpr float kMinifloatRaw = 1;
 
   SHARDMESH_RULE static float Load(const float* from) { return *from; }
   SHARDMESH_RULE static void Store(float x, float* to) { *to = x; }
@@ -33,6 +35,14 @@ struct Lanes<float> {
   SHARDMESH_RULE static void StoreHalves(uint32_t x, uint16_t* to) { *to = static_cast<uint16_t>(x); }
 
   SHARDMESH_RULE static float Largest(float x) { return x; }
+
+  // Four bits each, two in a byte, the even element in the upper half: elements [i, i + width), and [i, i + 4 width).
+  SHARDMESH_RULE static uint32_t LoadNibbles(const uint8_t* from, int64_t i) {
+    return i % 2 == 0 ? from[i / 2] >> 4 : from[i / 2] & 15;
+  }
+  SHARDMESH_RULE static void StoreNibbles4(const uint32_t (&x)[4], uint8_t* to, int64_t i) {
+    for (int k = 0; k < 4; k += 2) to[(i + k) / 2] = static_cast<uint8_t>(x[k] << 4 | x[k + 1]);
+  }
 
   // 0 for negative ones. REQUIRES: below 256.
   SHARDMESH_RULE static void StoreBytes4(const uint32_t (&x)[4], uint8_t* to) {

@@ -1,6 +1,7 @@
 // Lanes and draws of 8 floats at a time (kernels/simd8.h). Only for translation units compiled for AVX2 and FMA.
 #pragma once
 
+#include <cstring>
 #include <type_traits>
 
 #include "kernels/draws_simd.h"
@@ -27,17 +28,31 @@ struct Lanes<simd8::F32x8> {
   static HWY_INLINE void StoreBytes(Word x, uint8_t* to) { simd8::StoreBytes8(x, to); }
   static HWY_INLINE void StoreHalves(Word x, uint16_t* to) { simd8::StoreHalves8(x, to); }
   static HWY_INLINE float Largest(Number x) { return simd8::LargestLane(x); }
+  static HWY_INLINE Word LoadNibbles(const uint8_t* from, int64_t i) {
+    int32_t eight;
+    std::memcpy(&eight, from + i / 2, sizeof(eight));
+    const __m256i shifts = _mm256_setr_epi32(4, 0, 12, 8, 20, 16, 28, 24);
+    return Word(WordVec{_mm256_srlv_epi32(_mm256_set1_epi32(eight), shifts)}) & Word(15u);
+  }
+  static HWY_INLINE void StoreNibbles4(const Word (&x)[4], uint8_t* to, int64_t i) {
+    const __m256i pairs = _mm256_maddubs_epi16(simd8::PackBytes(x), _mm256_set1_epi16(0x0110));  // 16 * even + odd
+    const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(pairs, pairs), 0xD8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i / 2), _mm256_castsi256_si128(bytes));
+  }
   static HWY_INLINE void StoreBytes4(const Word (&x)[4], uint8_t* to) { simd8::StoreBytes32(x, to); }
 
-  // DecodeMinifloat and EncodeMinifloat between memory and registers; with kGuard, what is above 0 gets code 1 or more.
-  // Half floats have the exponent bits of both formats, E4M3's shifted by 8: the processor converts them exactly.
+  // DecodeMinifloat, over kMinifloatRaw, and EncodeMinifloat between memory and registers; with kGuard, what is above 0
+  // gets code 1 or more. Half floats have the exponent bits of both formats, E4M3's shifted by 8: the processor
+  // converts them exactly.
+  template <class Mini>
+  static constexpr float kMinifloatRaw = std::is_same_v<Mini, E4M3> ? 256 : 1;
   template <class Mini>
   static HWY_INLINE Number LoadMinifloat(const uint8_t* from) {
     const __m128i codes = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
     if constexpr (std::is_same_v<Mini, UE5M3>) return Number(Vec{_mm256_cvtph_ps(_mm_slli_epi16(codes, 7))});
     static_assert(std::is_same_v<Mini, UE5M3> || std::is_same_v<Mini, E4M3>);
     const __m128i halves = _mm_and_si128(_mm_srai_epi16(_mm_slli_epi16(codes, 8), 1), _mm_set1_epi16(-0x4080));
-    return Number(Vec{_mm256_cvtph_ps(halves)}) * Number(256.0f);
+    return Number(Vec{_mm256_cvtph_ps(halves)});
   }
 
   template <class Mini, bool kGuard>
@@ -49,13 +64,14 @@ struct Lanes<simd8::F32x8> {
 
  private:
   using Vec = simd8::hn::Vec<simd8::Floats>;
+  using WordVec = simd8::hn::Vec<simd8::Words>;
 
-  // x rounded to a number of the format, by adding and taking off 1.5 times a power of two whose last place is the
-  // format's; as a half float, exactly.
+  // x rounded to a number of the format (or, beyond the largest, more than that) by adding and taking off 1.5 times a
+  // power of two whose last place is the format's; as a half float, exactly.
   template <class Mini, bool kGuard>
   static HWY_INLINE __m128i Half(Number x) {
     constexpr int kCut = 23 - Mini::kMantissa;
-    const Number kept = Max(Number(-Mini::kLargest), Min(Number(Mini::kLargest), x));
+    const Number kept = Mini::kSigned ? Min(Number(Mini::kLargest), x) : x;  // a NaN has no sign
     const Word power = (FloatBits(kept) & Word(0x7F800000u)) + Word((uint32_t{kCut} << 23) | 0x400000u);
     const Number magic = Max(FloatOfBits(power), Number(1.5f * PowerOfTwo(1 - Mini::kBias + kCut)));
     Number rounded = (kept + magic) - magic;
@@ -75,10 +91,11 @@ struct Lanes<simd8::F32x8> {
   template <class Mini, bool kGuard>
   static HWY_INLINE __m256i Halves(Number first, Number second) {
     const __m256i halves = _mm256_set_m128i(Half<Mini, kGuard>(second), Half<Mini, kGuard>(first));
-    const __m256i magnitude =
-        _mm256_and_si256(_mm256_srli_epi16(halves, 7), _mm256_set1_epi16(Mini::kSigned ? 0x7F : 0xFF));
-    if constexpr (!Mini::kSigned) return magnitude;
-    return _mm256_or_si256(magnitude, _mm256_and_si256(_mm256_srli_epi16(halves, 8), _mm256_set1_epi16(0x80)));
+    constexpr uint16_t kLargest = Mini::kSigned ? 0x3F00 : 0x7B80;
+    const __m256i absolute = Mini::kSigned ? _mm256_and_si256(halves, _mm256_set1_epi16(0x7FFF)) : halves;
+    const __m256i codes = _mm256_srli_epi16(_mm256_min_epu16(absolute, _mm256_set1_epi16(kLargest)), 7);
+    if constexpr (!Mini::kSigned) return codes;
+    return _mm256_or_si256(codes, _mm256_and_si256(_mm256_srli_epi16(halves, 8), _mm256_set1_epi16(0x80)));
   }
 };
 

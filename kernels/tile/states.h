@@ -1,9 +1,10 @@
 // Optimizer states between their stored form and fp32, for every number type (core/numeric_formats.h).
 //
 // A block's scale is its largest magnitude over the largest level, at least 2^-100 (so that its reciprocal is finite
-// and a block of zeros stays one); of blocks of 32 it is rounded up to bf16. A value is multiplied by the reciprocal of
-// the scale as it is stored and becomes the nearest level. Second moments keep a code of 1 or more where they are above
-// 0: a code of 0 beside a first moment that is not would make the next update hundreds of times too large.
+// and a block of zeros stays one); of blocks of 32 it is rounded up to bf16, and finite. A value is multiplied by the
+// reciprocal of the scale as it is stored and becomes the nearest level. Second moments keep a code of 1 or more where
+// they are above 0: a code of 0 beside a first moment that is not would make the next update hundreds of times too
+// large.
 #pragma once
 
 #include "kernels/rules/dynamic_map.h"
@@ -16,21 +17,24 @@ namespace shardmesh {
 inline constexpr float kSmallestScale = PowerOfTwo(-100);
 
 // The codes of blocks: what a number, divided by its block's scale, becomes. kSigned: first moments; else second ones.
+//   Encode(y)            one code
+//   LoadRaw(codes, i)    elements [i, i + width) of a stream of codes, over kRaw
+//   Store4(y, codes, i)  elements [i, i + 4 width)
 template <class Number, bool kSigned>
 struct Dyn8 {
   using L = Lanes<Number>;
   using Word = typename L::Word;
   static constexpr int64_t kBlock = 256;
-  static constexpr float kLargest = 1;
+  static constexpr float kLargest = 1, kRaw = 1;
 
   SHARDMESH_RULE static Word Encode(Number y) { return MaxInt(Word(0u), Code(y)); }
-  SHARDMESH_RULE static Number Load(const uint8_t* from) {
-    if constexpr (kSigned) return DecodeDynamicSigned<Number>(L::LoadBytes(from));
-    if constexpr (!kSigned) return DecodeDynamicUnsigned<Number>(L::LoadBytes(from));
+  SHARDMESH_RULE static Number LoadRaw(const uint8_t* codes, int64_t i) {
+    if constexpr (kSigned) return DecodeDynamicSigned<Number>(L::LoadBytes(codes + i));
+    if constexpr (!kSigned) return DecodeDynamicUnsigned<Number>(L::LoadBytes(codes + i));
   }
-  SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* to) {
-    const Word codes[4] = {Code(y[0]), Code(y[1]), Code(y[2]), Code(y[3])};
-    L::StoreBytes4(codes, to);
+  SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* codes, int64_t i) {
+    const Word words[4] = {Code(y[0]), Code(y[1]), Code(y[2]), Code(y[3])};
+    L::StoreBytes4(words, codes + i);
   }
 
  private:
@@ -48,6 +52,7 @@ struct Fp8 {
   using Mini = std::conditional_t<kWide && !kSigned, UE5M3, E4M3>;
   static constexpr int64_t kBlock = kElements;
   static constexpr float kLargest = Mini::kLargest;
+  static constexpr float kRaw = L::template kMinifloatRaw<Mini>;
 
   SHARDMESH_RULE static Word Encode(Number y) {
     const Word code = EncodeMinifloat<Mini>(y);
@@ -55,34 +60,36 @@ struct Fp8 {
     const Number least = Select(Number(0.0f) < y, Number(1.0f), Number(0.0f));
     return Select(IntToFloat(code) < least, Word(1u), code);
   }
-  SHARDMESH_RULE static Number Load(const uint8_t* from) {
-    if constexpr (L::kHasMinifloats) return L::template LoadMinifloat<Mini>(from);
-    if constexpr (!L::kHasMinifloats) return DecodeMinifloat<Mini, Number>(L::LoadBytes(from));
+  SHARDMESH_RULE static Number LoadRaw(const uint8_t* codes, int64_t i) {
+    if constexpr (L::kHasMinifloats) return L::template LoadMinifloat<Mini>(codes + i);
+    if constexpr (!L::kHasMinifloats) return DecodeMinifloat<Mini, Number>(L::LoadBytes(codes + i));
   }
-  SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* to) {
+  SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* codes, int64_t i) {
     if constexpr (L::kHasMinifloats) {
-      L::template StoreMinifloat4<Mini, !kSigned>(y, to);
+      L::template StoreMinifloat4<Mini, !kSigned>(y, codes + i);
     } else {
-      const Word codes[4] = {Encode(y[0]), Encode(y[1]), Encode(y[2]), Encode(y[3])};
-      L::StoreBytes4(codes, to);
+      const Word words[4] = {Encode(y[0]), Encode(y[1]), Encode(y[2]), Encode(y[3])};
+      L::StoreBytes4(words, codes + i);
     }
   }
 };
 
-// Codes are four bits: they go through an array of bytes, two of which lie in one byte of storage.
+// Two codes lie in a byte.
 template <class Number, bool kSigned>
 struct Dyn4 {
   using L = Lanes<Number>;
   using Word = typename L::Word;
   using Levels = std::conditional_t<kSigned, Dyn4Signed, Dyn4Unsigned>;
   static constexpr int64_t kBlock = 128;
-  static constexpr float kLargest = 1;
+  static constexpr float kLargest = 1, kRaw = 1;
 
-  SHARDMESH_RULE static Word Encode(Number y) { return EncodeFourBit<Levels>(Min(Number(1.0f), y)); }
-  SHARDMESH_RULE static Number Load(const uint8_t* from) { return DecodeFourBit<Levels, Number>(L::LoadBytes(from)); }
-  SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* to) {
-    const Word codes[4] = {Encode(y[0]), Encode(y[1]), Encode(y[2]), Encode(y[3])};
-    L::StoreBytes4(codes, to);
+  SHARDMESH_RULE static Word Encode(Number y) { return EncodeFourBit<Levels>(y); }
+  SHARDMESH_RULE static Number LoadRaw(const uint8_t* codes, int64_t i) {
+    return DecodeFourBit<Levels, Number>(L::LoadNibbles(codes, i));
+  }
+  SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* codes, int64_t i) {
+    const Word words[4] = {Encode(y[0]), Encode(y[1]), Encode(y[2]), Encode(y[3])};
+    L::StoreNibbles4(words, codes, i);
   }
 };
 
@@ -118,12 +125,13 @@ template <class Code>
 inline constexpr bool kShortScales = Code::kBlock == 32;
 
 // The scale of a block whose largest magnitude is `largest`.
-template <class Code>
-SHARDMESH_RULE float BlockScale(float largest) {
-  const float scale = Max(largest * (1.0f / Code::kLargest), kSmallestScale);
+template <class Code, class Number>
+SHARDMESH_RULE Number BlockScale(Number largest) {
+  using Word = std::decay_t<decltype(FloatBits(largest))>;
+  const Number scale = Max(largest * Number(1.0f / Code::kLargest), Number(kSmallestScale));
   if constexpr (!kShortScales<Code>) return scale;
-  const float up = FloatOfBits((FloatBits(scale) + 0xFFFFu) & 0xFFFF0000u);
-  return scale < FloatOfBits(0x7F7F0000u) ? up : FloatOfBits(0x7F7F0000u);  // the largest that is finite
+  const Number most = FloatOfBits(Word(0x7B7F0000u));  // the largest bf16 below 2^120; blocks with infinity have it
+  return Select(scale < most, FloatOfBits((FloatBits(scale) + Word(0xFFFFu)) & Word(0xFFFF0000u)), most);
 }
 
 template <class Code>
@@ -141,24 +149,17 @@ SHARDMESH_RULE void StoreScale(float scale, uint8_t* scales, int64_t block) {
   }
 }
 
-// The codes of one block whose numbers are multiplied by `factor` first.
-template <class Number, class Code>
-SHARDMESH_RULE void EncodeTimes(const float* from, float factor, uint8_t* to) {
+// The codes of the block of elements [first, first + kBlock), from their values and the reciprocal of its scale.
+template <class Code, class Number>
+SHARDMESH_RULE void EncodeBlock(const float* values, Number inverse, uint8_t* codes, int64_t first) {
   using L = Lanes<Number>;
-  const Number times(factor);
   SHARDMESH_UNROLL(2)
-  for (int64_t i = 0; i < Code::kBlock; i += 4 * L::kWidth) {
+  for (int64_t i = first; i < first + Code::kBlock; i += 4 * L::kWidth) {
     Number y[4];
     SHARDMESH_UNROLL(4)
-    for (int k = 0; k < 4; ++k) y[k] = L::Load(from + i + k * L::kWidth) * times;
-    Code::Store4(y, to + i);
+    for (int k = 0; k < 4; ++k) y[k] = L::Load(values + i + k * L::kWidth) * inverse;
+    Code::Store4(y, codes, i);
   }
-}
-
-// Under its scale.
-template <class Number, class Code>
-SHARDMESH_RULE void EncodeBlock(const float* from, float scale, uint8_t* to) {
-  EncodeTimes<Number, Code>(from, 1.0f / scale, to);
 }
 
 // A tile.
@@ -169,18 +170,9 @@ void DecodeStates(StateFormat format, const ConstStoredTile& from, float* to) {
   if (format == StateFormat::kBf16Sr) return DecodeWeights<Number>(WeightFormat::kBf16, from, to);
   WithCode<Number, kSigned>(format, [&](auto code) {
     using Code = decltype(code);
-    alignas(32) uint8_t nibbles[kTileElements];
-    const uint8_t* codes = from.codes;
-    if constexpr (std::is_same_v<Code, Dyn4<Number, kSigned>>) {
-      for (int64_t i = 0; i < kTileElements / 2; ++i) {
-        nibbles[2 * i] = from.codes[i] >> 4;  // even elements lie in the upper half of their byte
-        nibbles[2 * i + 1] = from.codes[i] & 15;
-      }
-      codes = nibbles;
-    }
     for (int64_t i = 0; i < kTileElements; i += L::kWidth) {
-      const Number scale(LoadScale<Code>(from.extra, i / Code::kBlock));
-      L::Store(Code::Load(codes + i) * scale, to + i);
+      const Number scale(LoadScale<Code>(from.extra, i / Code::kBlock) * Code::kRaw);
+      L::Store(Code::LoadRaw(from.codes, i) * scale, to + i);
     }
   });
 }
@@ -192,16 +184,10 @@ void EncodeStates(StateFormat format, const float* from, const TileDraws& draws,
   if (format == StateFormat::kBf16Sr) return EncodeWeights<Number>(WeightFormat::kBf16Sr, from, draws, to);
   WithCode<Number, kSigned>(format, [&](auto code) {
     using Code = decltype(code);
-    constexpr bool kNibbles = std::is_same_v<Code, Dyn4<Number, kSigned>>;
-    alignas(32) uint8_t nibbles[kTileElements];
-    uint8_t* codes = kNibbles ? nibbles : to.codes;
     for (int64_t block = 0; block < kTileElements; block += Code::kBlock) {
       const float scale = BlockScale<Code>(LargestMagnitude<Number>(from + block, Code::kBlock));
       StoreScale<Code>(scale, to.extra, block / Code::kBlock);
-      EncodeBlock<Number, Code>(from + block, scale, codes + block);
-    }
-    for (int64_t i = 0; kNibbles && i < kTileElements / 2; ++i) {
-      to.codes[i] = static_cast<uint8_t>(nibbles[2 * i] << 4 | nibbles[2 * i + 1]);
+      EncodeBlock<Code>(from, Number(Divide(1.0f, scale)), to.codes, block);
     }
   });
 }
