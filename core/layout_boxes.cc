@@ -39,30 +39,32 @@ class Blocks {
   const int64_t side_, columns_, per_matrix_;
 };
 
-void AddBlocks(const LayoutTensor& tensor, const Stretch& stretch, int32_t bucket, std::vector<ShardBox>& boxes) {
+std::vector<LocalBox> BlocksOf(const LayoutTensor& tensor, const Stretch& stretch) {
   const Blocks blocks(tensor);
   const int64_t size = tensor.granule.size * tensor.granule.size, first = stretch.first_element / size;
   // A block at the edge has rows as long as those of all others.
   Dims strides(tensor.shape.size(), size);
   strides[strides.size() - 2] = tensor.granule.size;
   strides.back() = 1;
+  std::vector<LocalBox> boxes;
   for (int64_t i = 0; i < stretch.num_elements / size; ++i) {
-    boxes.push_back({stretch.tensor, bucket, {blocks.At(first + i), stretch.shard_offset + i * size, strides}});
+    boxes.push_back({blocks.At(first + i), stretch.shard_offset + i * size, strides});
   }
+  return boxes;
 }
 
-void AddRange(const LayoutTensor& tensor, int64_t num_elements, const Stretch& stretch, int32_t bucket,
-              std::vector<ShardBox>& boxes) {
+std::vector<LocalBox> RangesOf(const LayoutTensor& tensor, int64_t num_elements, const Stretch& stretch) {
   const int64_t end = std::min(stretch.first_element + stretch.num_elements, num_elements);
   int64_t at = stretch.shard_offset;
-  std::vector<Box> range =
-      BoxesOfFlatRange(Dims(tensor.shape.begin(), tensor.shape.end()), std::min(stretch.first_element, end), end);
-  for (Box& box : range) {
+  std::vector<LocalBox> boxes;
+  for (Box& box :
+       BoxesOfFlatRange(Dims(tensor.shape.begin(), tensor.shape.end()), std::min(stretch.first_element, end), end)) {
     const int64_t elements = box.NumElements();
     Dims strides = RowMajorStrides(box.sizes);
-    boxes.push_back({stretch.tensor, bucket, {std::move(box), at, std::move(strides)}});
+    boxes.push_back({std::move(box), at, std::move(strides)});
     at += elements;
   }
+  return boxes;
 }
 
 // Blocks alone are boxes without a bound: all others are a few for each tensor.
@@ -78,6 +80,11 @@ absl::Status CheckNumBlocks(const BucketLayout& layout) {
 
 }  // namespace
 
+std::vector<LocalBox> BoxesOfStretch(const LayoutTensor& tensor, int64_t num_elements, const Stretch& stretch) {
+  return tensor.granule.kind == GranuleKind::kBlock ? BlocksOf(tensor, stretch)
+                                                    : RangesOf(tensor, num_elements, stretch);
+}
+
 absl::StatusOr<std::vector<ShardBox>> BoxesOfShard(const BucketLayout& layout, int64_t shard) {
   if (shard < 0 || shard >= layout.num_shards()) {
     return absl::OutOfRangeError(absl::StrCat("shard ", shard, "; this layout has 0 to ", layout.num_shards() - 1));
@@ -87,11 +94,9 @@ absl::StatusOr<std::vector<ShardBox>> BoxesOfShard(const BucketLayout& layout, i
   for (int32_t b = 0; b < static_cast<int32_t>(layout.buckets().size()); ++b) {
     const std::vector<Stretch> stretches = layout.StretchesOf(b, shard);
     for (const Stretch& stretch : stretches) {
-      const LayoutTensor& tensor = layout.tensors()[stretch.tensor];
-      if (tensor.granule.kind == GranuleKind::kBlock) {
-        AddBlocks(tensor, stretch, b, boxes);
-      } else {
-        AddRange(tensor, layout.places()[stretch.tensor].num_elements, stretch, b, boxes);
+      const int64_t num_elements = layout.places()[stretch.tensor].num_elements;
+      for (LocalBox& local : BoxesOfStretch(layout.tensors()[stretch.tensor], num_elements, stretch)) {
+        boxes.push_back({stretch.tensor, b, std::move(local)});
       }
     }
   }

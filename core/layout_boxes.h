@@ -18,6 +18,10 @@ struct ShardBox {
   LocalBox local;
 };
 
+// What a shard's stretch of a tensor holds: each block, or the boxes of a row-major range, whose end may reach into
+// padding. `num_elements`: of the tensor. REQUIRES: a stretch of that tensor, in whole granules.
+std::vector<LocalBox> BoxesOfStretch(const LayoutTensor& tensor, int64_t num_elements, const Stretch& stretch);
+
 inline constexpr int64_t kMaxShardBoxes = int64_t{1} << 20;
 
 // All boxes of one shard, by bucket and offset; tied tensors are left out, padding too. OutOfRange: no such shard.
