@@ -214,6 +214,7 @@ HWY_NOINLINE void AdamTiles(const StepPlan& plan, int64_t num_tiles) {
   alignas(64) Gradient sum[kTileElements];
   alignas(64) uint8_t codes[4 * kTileElements];  // of new weights that are compared with the old ones
   GroupDraws draws(plan.weight_draws.key, plan.weight_draws.tensor, plan.weight_draws.step);
+  const bool emits = Emits(run);
   States states;
   for (int64_t index = 0; index < num_tiles; ++index) {
     const TileRun tile = TileAt(plan, index);
@@ -254,7 +255,7 @@ HWY_NOINLINE void AdamTiles(const StepPlan& plan, int64_t num_tiles) {
       }
     }
     states.End();
-    EmitTile<F32x8>(plan, tile, first, kTileElements, weights_out.codes);
+    if (emits) EmitTile<F32x8>(plan, tile, first, kTileElements, weights_out.codes);
   }
 }
 

@@ -86,11 +86,17 @@ __attribute__((noinline)) void EmitDigest(const StepPlan& plan, const TileRun& t
                        stream == 0 ? plan.weights_tile : plan.states_tile, first_element, elements, stored));
 }
 
+// Whether a run asks for anything of this; else EmitTile has nothing to do.
+SHARDMESH_RULE bool Emits(const OptimizerRun& run) {
+  return run.changed != nullptr || run.num_copies > 0 || run.mx8.codes != nullptr || run.largest != nullptr ||
+         run.digests != nullptr;
+}
+
 // All of a tile whose weights are `codes` (as EmitCodes has them) and whose other parts lie where they belong. Not for
 // row formats, whose scales are no tile's.
 template <class Number>
-void EmitTile(const StepPlan& plan, const TileRun& tile, uint64_t first_element, int64_t elements,
-              const uint8_t* codes) {
+__attribute__((noinline)) void EmitTile(const StepPlan& plan, const TileRun& tile, uint64_t first_element,
+                                        int64_t elements, const uint8_t* codes) {
   EmitCodes<Number>(plan, tile, elements, codes);
   for (int stream = 0; plan.run->digests != nullptr && stream <= plan.num_states; ++stream) {
     EmitDigest<Number>(plan, tile, stream, first_element, elements);
