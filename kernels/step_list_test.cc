@@ -159,6 +159,20 @@ TEST(StepList, TensorsOfTwoGroups_AreTheReference_BitForBit) {
   ExpectListIsReference({decayed, other}, {768, 1, 0, 300, 0, 0, 2048, 255, 257, 0});
 }
 
+TEST(StepList, OneOtherFormat_HasNoSharedBody) {
+  const StepCase first = AllStepCases().back();  // AdamW
+  StepCase other = first;
+  other.weights = WeightFormat::kFp32;
+  const OptimizerItem items[2] = {{0, {}}, {1, {}}};
+  EXPECT_EQ(SharedWarpContext({first.Context(1), other.Context(1)}, items), nullptr) << "weights";
+  other = first;
+  other.states = StateFormat::kFp32;
+  EXPECT_EQ(SharedWarpContext({first.Context(1), other.Context(1)}, items), nullptr) << "states";
+  other = first;
+  other.hyper.amsgrad = true;
+  EXPECT_EQ(SharedWarpContext({first.Context(1), other.Context(1)}, items), nullptr) << "no body";
+}
+
 TEST(StepList, TensorsOfUnlikeFormats_AreTheReference_BitForBit) {
   std::vector<StepCase> cases;
   for (const StepCase& each : AllStepCases()) {

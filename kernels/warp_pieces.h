@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "core/reduction.h"
 #include "kernels/tile/states.h"
 
 namespace shardmesh {
@@ -57,6 +58,18 @@ SHARDMESH_RULE Four LoadBf16s(const uint16_t* from, int there) {
   LoadFour(from, there, codes);
   return {{Bf16ToFloat(codes[0]), Bf16ToFloat(codes[1]), Bf16ToFloat(codes[2]), Bf16ToFloat(codes[3])}};
 }
+
+// Elements [first, first + there) of a gradient in fp32 (`wide`) or bf16.
+SHARDMESH_RULE Four LoadSlot(const void* slot, bool wide, int64_t first, int there) {
+  return wide ? LoadFloats(static_cast<const float*>(slot) + first, there)
+              : LoadBf16s(static_cast<const uint16_t*>(slot) + first, there);
+}
+// The slots' tree sum. A call, because it is long and the same for all formats.
+SHARDMESH_HOST_DEVICE inline __attribute__((noinline)) Four SumSlots(const void* const* slots, int num_slots, bool wide,
+                                                                     int64_t first, int there) {
+  return TreeSum<Four>(num_slots, [=](int slot) { return LoadSlot(slots[slot], wide, first, there); });
+}
+
 SHARDMESH_RULE void LoadBytes(const uint8_t* from, int there, uint8_t (&to)[4]) { LoadFour(from, there, to); }
 
 // Two elements a byte, the even one in the upper half.

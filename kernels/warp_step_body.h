@@ -127,12 +127,8 @@ class WarpBody {
   SHARDMESH_RULE Four LoadGradient(int p) const {
     const int64_t first = tile_ * kTileElements + First(p);
     const bool wide = context_.gradients == Format::kFp32;
-    const auto slot_of = [&](int slot) {
-      const void* slot_data = run_.gradients[slot];
-      return wide ? LoadFloats(static_cast<const float*>(slot_data) + first, There(p))
-                  : LoadBf16s(static_cast<const uint16_t*>(slot_data) + first, There(p));
-    };
-    Four sum = run_.num_slots == 1 ? slot_of(0) : TreeSum<Four>(run_.num_slots, slot_of);
+    Four sum = run_.num_slots == 1 ? LoadSlot(run_.gradients[0], wide, first, There(p))
+                                   : SumSlots(run_.gradients, run_.num_slots, wide, first, There(p));
     for (int k = 0; k < 4; ++k) sum.x[k] = k < There(p) ? sum.x[k] * run_.divide_scale : 0.0f;
     return sum;
   }
