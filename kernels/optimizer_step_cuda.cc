@@ -21,15 +21,9 @@ absl::Status StatusOf(const char* error, const char* refused) {
   return absl::InternalError(absl::StrCat("the CUDA runtime refused to ", refused, ": ", error));
 }
 
-absl::Status CheckFormats(const OptimizerContext& context) {
-  if (context.weights != WeightFormat::kInt8Row) return absl::OkStatus();
-  return absl::UnimplementedError("int8_row weights have no CUDA kernel; step them on the CPU");
-}
-
 }  // namespace
 
 absl::Status OptimizerStepCuda(const OptimizerContext& context, const OptimizerRun& run, void* stream) {
-  RETURN_IF_ERROR(CheckFormats(context));
   StepSource source;
   source.context = context;
   source.entry = {run, PlanStep(context, run), 0};
@@ -45,7 +39,6 @@ absl::Status OptimizerStepListCuda(absl::Span<const OptimizerContext> contexts, 
       return absl::InvalidArgumentError(
           absl::StrCat("an item names context ", item.context, "; there are ", contexts.size(), ", from 0 on"));
     }
-    RETURN_IF_ERROR(CheckFormats(contexts[item.context]));
   }
   const StepTables tables(contexts, items);
   StepSource source;

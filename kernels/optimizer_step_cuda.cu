@@ -1,10 +1,12 @@
 // The optimizer step as CUDA kernels: warps that take a tile each where there is a body for their formats
-// (kernels/warp_step_body.h), else blocks of 256 threads (kernels/optimizer_step_body.h). Either finds its run in the
+// (kernels/warp_step_body.h), else blocks of 256 threads (kernels/optimizer_step_body.h,
+// for int8_row kernels/row_step_body.h). Either finds its run in the
 // list by binary search, a unit at a time.
 #include <cuda_runtime.h>
 
 #include "kernels/optimizer_step_body.h"
 #include "kernels/optimizer_step_kernel_cuda.h"
+#include "kernels/row_step_body.h"
 #include "kernels/warp_step_body.h"
 
 namespace shardmesh {
@@ -42,22 +44,31 @@ __global__ void __launch_bounds__(kWarps* Body::kLanes, kBlocks) WarpKernel(cons
   }
 }
 
+template <class Body>
+__device__ void WalkPhases(Body& body, int64_t num_phases) {
+  for (int64_t phase = 0; phase < num_phases; ++phase) {
+    body.Phase(phase, static_cast<int>(threadIdx.x));
+    __syncthreads();
+  }
+}
+
 __global__ void __launch_bounds__(kTileElements) BlockKernel(const __grid_constant__ StepSource source) {
-  __shared__ BodyMemory memory;
-  __shared__ StepPlan plan;
+  __shared__ RowMemory memory;
   for (int64_t i = blockIdx.x; i < source.num_units; i += gridDim.x) {
     const StepUnit unit = UnitOf(source, i);
+    if (unit.context.weights == WeightFormat::kInt8Row) {
+      RowBody body(unit.context, unit.entry.run, unit.entry.plan, unit.index, &memory);
+      WalkPhases(body, body.num_phases());
+      continue;
+    }
     if (threadIdx.x == 0) {
-      plan = unit.entry.plan;
-      plan.context = &unit.context;
-      plan.run = &unit.entry.run;
+      memory.plan = unit.entry.plan;
+      memory.plan.context = &unit.context;
+      memory.plan.run = &unit.entry.run;
     }
     __syncthreads();
-    StepBody body(plan, unit.index, &memory);
-    for (int phase = 0; phase < StepBody::kPhases; ++phase) {
-      body.Phase(phase, static_cast<int>(threadIdx.x));
-      __syncthreads();
-    }
+    StepBody body(memory.plan, unit.index, &memory.tile);
+    WalkPhases(body, StepBody::kPhases);
   }
 }
 

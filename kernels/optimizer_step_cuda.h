@@ -14,8 +14,8 @@ class DeviceTable;  // kernels/device_table_cuda.h
 
 // OptimizerStepReference's bits, computed on the current device in stream `stream` (a cudaStream_t; null is the default
 // stream). Every pointer of the run, and the array `run.gradients` itself, is readable by the device; `context` and
-// `run` are host memory and copied before the return. Asynchronous: the outputs are valid, and a failure of the kernel
-// is seen, when the stream is synchronized. Unimplemented: built without CUDA, or int8_row weights. Internal: the
+// `run` are host memory and copied before the return; CheckRun holds of them. Asynchronous: the outputs are valid, and
+// a failure of the kernel is seen, when the stream is synchronized. Unimplemented: built without CUDA. Internal: the
 // launch was refused.
 absl::Status OptimizerStepCuda(const OptimizerContext& context, const OptimizerRun& run, void* stream);
 

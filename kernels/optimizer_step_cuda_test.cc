@@ -73,9 +73,8 @@ class TensorOnDevice {
 TEST(OptimizerStepCuda, IsTheReference_BitForBit) {
   if (!CudaAvailable().ok()) GTEST_SKIP() << "SKIPPED: no CUDA device: " << CudaAvailable().message();
   for (const StepCase& each : AllStepCases()) {
-    if (each.weights == WeightFormat::kInt8Row) continue;  // has no kernel
     SCOPED_TRACE(each.ToString());
-    for (const int64_t n : {1, 255, 256, 1000}) {
+    for (const int64_t n : {1, 255, 256, 1000, 1548}) {
       StepTensor reference(each, n), device(each, n);
       reference.Step(OptimizerStepReference, 3);
       for (int64_t step = 1; step <= 3; ++step) {
@@ -122,10 +121,7 @@ TEST(OptimizerStepListCuda, TensorsOfTwoGroups_AreTheReference_BitForBit) {
 
 TEST(OptimizerStepListCuda, TensorsOfUnlikeFormats_AreTheReference_BitForBit) {
   if (!CudaAvailable().ok()) GTEST_SKIP() << "SKIPPED: no CUDA device: " << CudaAvailable().message();
-  std::vector<StepCase> cases;
-  for (const StepCase& each : AllStepCases()) {
-    if (each.weights != WeightFormat::kInt8Row) cases.push_back(each);
-  }
+  const std::vector<StepCase> cases = AllStepCases();
   ExpectListIsReference(cases, std::vector<int64_t>(cases.size(), 300));
 }
 

@@ -7,7 +7,7 @@
 
 #include "core/matchers.h"
 #include "kernels/fp_environment.h"
-#include "kernels/optimizer_step_body.h"
+#include "kernels/row_step_body.h"
 #include "kernels/step_fixture.h"
 #include "kernels/warp_step_body.h"
 
@@ -17,8 +17,8 @@ namespace {
 // The threads one after the other: forwards in one phase, backwards in the next, so that what depends on their order
 // shows. Memory that threads share begins with anything.
 template <class Phase>
-void WalkPhases(int num_phases, int num_threads, const Phase& phase) {
-  for (int p = 0; p < num_phases; ++p) {
+void WalkPhases(int64_t num_phases, int num_threads, const Phase& phase) {
+  for (int64_t p = 0; p < num_phases; ++p) {
     for (int i = 0; i < num_threads; ++i) phase(p, p % 2 == 0 ? i : num_threads - 1 - i);
   }
 }
@@ -34,21 +34,29 @@ void StepByWarp(const StepList& list, int64_t num_units) {
     for (int lane = 0; lane < Body::kLanes; ++lane) {
       lanes.emplace_back(list.contexts[entry.context], entry.run, entry.plan, place.index, memory.get(), lane);
     }
-    WalkPhases(Body::kPhases, Body::kLanes, [&](int phase, int lane) { lanes[lane].Phase(phase); });
+    WalkPhases(Body::kPhases, Body::kLanes,
+               [&](int64_t phase, int lane) { lanes[lane].Phase(static_cast<int>(phase)); });
   }
 }
 
 void StepByBlock(const StepList& list, int64_t num_units) {
-  const auto memory = std::make_unique<BodyMemory>();
+  const auto memory = std::make_unique<RowMemory>();
   std::memset(static_cast<void*>(memory.get()), 0xFF, sizeof(*memory));
   for (int64_t unit = 0; unit < num_units; ++unit) {
     const StepPlace place = PlaceOf(list, unit);
     const StepListEntry& entry = list.entries[place.entry];
+    const OptimizerContext& context = list.contexts[entry.context];
+    if (context.weights == WeightFormat::kInt8Row) {
+      RowBody body(context, entry.run, entry.plan, place.index, memory.get());
+      WalkPhases(body.num_phases(), kTileElements, [&](int64_t phase, int thread) { body.Phase(phase, thread); });
+      continue;
+    }
     StepPlan plan = entry.plan;
-    plan.context = &list.contexts[entry.context];
+    plan.context = &context;
     plan.run = &entry.run;
-    WalkPhases(StepBody::kPhases, kTileElements,
-               [&](int phase, int thread) { StepBody(plan, place.index, memory.get()).Phase(phase, thread); });
+    WalkPhases(StepBody::kPhases, kTileElements, [&](int64_t phase, int thread) {
+      StepBody(plan, place.index, &memory->tile).Phase(static_cast<int>(phase), thread);
+    });
   }
 }
 
@@ -69,7 +77,6 @@ void StepOneOnHost(const OptimizerContext& context, const OptimizerRun& run) {
 TEST(StepList, OneRun_IsTheReference_BitForBit) {
   int by_warp = 0;
   for (const StepCase& each : AllStepCases()) {
-    if (each.weights == WeightFormat::kInt8Row) continue;
     SCOPED_TRACE(each.ToString());
     for (const int64_t n : {1, 6, 131, 256, 511, 1548}) {
       StepTensor reference(each, n), other(each, n);
@@ -113,7 +120,8 @@ TEST(StepList, AlignedStreams_AreTheReference_BitForBit) {
 }
 
 TEST(StepList, Copies_AreTheNewWeightsCodes) {
-  for (const WeightFormat weights : {WeightFormat::kFp32, WeightFormat::kBf16Sr, WeightFormat::kBf16Plus8Sr}) {
+  for (const WeightFormat weights :
+       {WeightFormat::kFp32, WeightFormat::kBf16Sr, WeightFormat::kBf16Plus8Sr, WeightFormat::kInt8Row}) {
     StepCase each = AllStepCases().back();
     each.weights = weights;
     StepTensor tensor(each, 300);
@@ -124,6 +132,32 @@ TEST(StepList, Copies_AreTheNewWeightsCodes) {
     StepOneOnHost(each.Context(1), run);
     EXPECT_EQ(copy.Bytes(), tensor.parts()[0].Bytes()) << WeightFormatName(weights);
     EXPECT_TRUE(copy.GuardsHold());
+  }
+}
+
+// Rows shorter and longer than a tile, with every part in common with it; the last unit whole and not.
+TEST(StepList, RowsOfManyLengths_AreTheReference_BitForBit) {
+  StepCase each = AllStepCases().back();
+  each.weights = WeightFormat::kInt8Row;
+  each.num_slots = 1;
+  for (const StateFormat states : {StateFormat::kFp32, StateFormat::kDyn8, StateFormat::kFp8x32}) {
+    each.states = states;
+    for (const int64_t row : {1, 3, 64, 96, 256, 300, 512, 768, 769}) {
+      const int64_t n = row * (1800 / row);
+      StepTensor reference(each, n), other(each, n);
+      std::vector<float> new_scales[2];
+      for (StepTensor* tensor : {&reference, &other}) {
+        OptimizerRun run = tensor->RunOf(1, 0, n);
+        run.row_elements = row;
+        std::vector<float> scales(n / row, 0.01f);
+        run.weights_in.extra = run.weights_out.extra = scales.data();
+        (tensor == &other ? StepOneOnHost : OptimizerStepReference)(each.Context(1), run);
+        new_scales[tensor == &other] = scales;
+      }
+      ASSERT_TRUE(other.GuardsHold()) << "rows of " << row;
+      ASSERT_EQ(new_scales[0], new_scales[1]) << "rows of " << row;
+      ASSERT_TRUE(reference == other) << "rows of " << row;
+    }
   }
 }
 
@@ -176,7 +210,7 @@ TEST(StepList, OneOtherFormat_HasNoSharedBody) {
 TEST(StepList, TensorsOfUnlikeFormats_AreTheReference_BitForBit) {
   std::vector<StepCase> cases;
   for (const StepCase& each : AllStepCases()) {
-    if (each.weights != WeightFormat::kInt8Row && cases.size() < 60) cases.push_back(each);
+    if (cases.size() < 60) cases.push_back(each);
   }
   ExpectListIsReference(cases, std::vector<int64_t>(120, 300));
 }

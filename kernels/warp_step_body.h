@@ -26,7 +26,8 @@ namespace shardmesh {
 // Whether a run can be stepped by a WarpBody, and asks for nothing that only StepBody writes.
 inline bool HasWarpBody(const OptimizerContext& context, const OptimizerRun& run) {
   static_assert(sizeof(OptimizerRun) == 224 && sizeof(OptimizerContext) == 168,
-                "there is more that a step can be asked for: write it in WarpBody, or say here that it cannot");
+                "there is more that a step can be asked for: write it in WarpBody, or say here that it cannot; see "
+                "RowBody::Begin, too");
   const OptimizerKind kind = context.hyper.kind;
   return (kind == OptimizerKind::kAdam || kind == OptimizerKind::kAdamW) && !context.hyper.amsgrad &&
          context.weights != WeightFormat::kInt8Row;
