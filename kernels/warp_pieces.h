@@ -17,8 +17,9 @@ struct Four {
   }
 };
 
+// A load or store of 4, 8 or 16 bytes, of whatever lies there.
 template <int kBytes>
-struct alignas(kBytes < 4 ? kBytes : 4 * (kBytes / 4)) WideWords {
+struct __attribute__((may_alias, aligned(kBytes))) WideWords {
   uint32_t words[kBytes / 4];
 };
 
