@@ -18,20 +18,7 @@ constexpr int kGradients = 0, kWeights = 1, kStates = 3;  // streams
 
 int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// A whole number in [-32768, 32767], from the upper half of the product (Knuth's multiplicative hashing).
-int32_t Hash(uint32_t element, uint32_t factor) { return static_cast<int32_t>((element * factor) >> 16) - 32768; }
-
-double BytesAnElement(const PartLayout& part) {
-  return static_cast<double>(part.bytes) / static_cast<double>(part.elements);
-}
-double BytesAnElement(const StoredLayout& layout) {
-  return BytesAnElement(layout.codes) + BytesAnElement(layout.extra);
-}
-
 }  // namespace
-
-float StartWeight(uint32_t element) { return static_cast<float>(Hash(element, 2654435761u)) * 0x1p-20f; }
-float StartGradient(uint32_t element) { return static_cast<float>(Hash(element, 2246822519u)) * 0x1p-25f; }
 
 absl::StatusOr<Mapping> Mapping::Create(int64_t num_bytes, int phase) {
   Mapping mapping;
@@ -57,14 +44,6 @@ Mapping::Mapping(Mapping&& other) noexcept
 Mapping::~Mapping() {
   if (mapped_ != nullptr) munmap(mapped_, mapped_bytes_);
 }
-
-std::string StepFormats::ToString() const {
-  return absl::StrCat(WeightFormatName(weights), " + ", StateFormatName(states));
-}
-double StepFormats::StoredBytes() const {
-  return BytesAnElement(LayoutOf(weights)) + 2 * BytesAnElement(LayoutOf(states));
-}
-double StepFormats::MovedBytes() const { return 2 * StoredBytes() + static_cast<double>(BytesPerElement(gradients)); }
 
 absl::StatusOr<std::unique_ptr<OptimizerJob>> OptimizerJob::Create(const std::vector<int64_t>& sizes,
                                                                    const StepFormats& formats, ThreadTeam& team,

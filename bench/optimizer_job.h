@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "bench/step_formats.h"
 #include "bench/thread_team.h"
 #include "kernels/optimizer_step.h"
 
@@ -34,16 +35,6 @@ class Mapping {
   void* mapped_ = nullptr;
   int64_t mapped_bytes_ = 0, num_bytes_ = 0;
   uint8_t* data_ = nullptr;
-};
-
-struct StepFormats {
-  WeightFormat weights = WeightFormat::kFp32;
-  StateFormat states = StateFormat::kFp32;
-  Format gradients = Format::kFp32;
-
-  std::string ToString() const;  // "bf16_sr + dyn8"
-  double StoredBytes() const;    // of weights and states, an element
-  double MovedBytes() const;     // read and written by a step in place, an element
 };
 
 class OptimizerJob {
@@ -86,9 +77,5 @@ class OptimizerJob {
   std::vector<std::vector<OptimizerRun>> runs_;  // [thread]
   int64_t num_elements_ = 0, stored_bytes_ = 0, steps_ = 0;
 };
-
-// Uniform in [-1/32, 1/32) and [-1/1024, 1/1024), of the element's place in the list; exact in fp32.
-float StartWeight(uint32_t element);
-float StartGradient(uint32_t element);
 
 }  // namespace shardmesh::bench

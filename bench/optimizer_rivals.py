@@ -7,8 +7,9 @@
   step RIVAL            seconds of a step
   adamw FILE N STEPS    writes the N fp32 weights after so many steps of torch's AdamW to FILE; answers "ok"
 
-Arguments: THREADS elapsed|processor. Run by bench/optimizer, one process for each number of threads, because OpenMP and
-torch.compile fix it when they start; the second is the time that is measured, processor time being that of all threads.
+Arguments: THREADS elapsed|processor [cpu|cuda]. Run by bench/optimizer, one process for each number of threads, because
+OpenMP and torch.compile fix it when they start; the second is the time that is measured, processor time being that of all
+threads. Run by bench/optimizer_cuda with cuda: everything is on the GPU, and "step" takes several and answers their mean.
 An answer that starts with "error " says why there is none.
 """
 import importlib.metadata
@@ -18,10 +19,12 @@ import sys
 import time
 import warnings
 
-THREADS, TIME = sys.argv[1:]
+THREADS, TIME = sys.argv[1:3]
+DEVICE = (sys.argv[3:] or ["cpu"])[0]
+STEPS = 1 if DEVICE == "cpu" else 4  # in a row, so that what the processor does for one lies behind the one before
 CLOCK = time.process_time if TIME == "processor" else time.perf_counter
 os.environ["OMP_NUM_THREADS"] = THREADS  # before torch is loaded
-os.environ["DS_ACCELERATOR"] = "cpu"
+os.environ["DS_ACCELERATOR"] = DEVICE
 logging.disable(logging.WARNING)
 warnings.filterwarnings("ignore")
 
@@ -36,6 +39,12 @@ def values(kind, first, n):
     factor, unit = kind
     hashed = np.arange(first, first + n, dtype=np.uint64).astype(np.uint32) * np.uint32(factor) >> np.uint32(16)
     return torch.from_numpy((hashed.astype(np.int32) - 32768).astype(np.float32) * np.float32(unit))
+
+
+def now():
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return CLOCK()
 
 
 def torch_fused(parameters):
@@ -91,8 +100,8 @@ class Rivals:
             made, first = [], 0
             for shape in self.shapes:
                 n = int(np.prod(shape))
-                parameter = torch.nn.Parameter(values(WEIGHT, first, n).to(dtype).reshape(shape))
-                parameter.grad = values(GRADIENT, first, n).to(dtype).reshape(shape)
+                parameter = torch.nn.Parameter(values(WEIGHT, first, n).to(DEVICE, dtype).reshape(shape))
+                parameter.grad = values(GRADIENT, first, n).to(DEVICE, dtype).reshape(shape)
                 made.append(parameter)
                 first += n
             self.parameters[dtype] = made
@@ -106,9 +115,10 @@ class Rivals:
         return "ok"
 
     def step(self, name):
-        start = CLOCK()
-        self.optimizers[name].step()
-        seconds = CLOCK() - start
+        start = now()
+        for _ in range(STEPS):
+            self.optimizers[name].step()
+        seconds = (now() - start) / STEPS
         time.sleep(0.02)  # for this long OpenMP's threads may look for more work; who is next has the cores alone
         return seconds
 

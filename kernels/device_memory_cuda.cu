@@ -25,8 +25,8 @@ const char* DeviceBlock::CopyFromHost(const void* from, int64_t num_bytes) {
   return Copy(data_, from, num_bytes, cudaMemcpyHostToDevice);
 }
 
-const char* DeviceBlock::CopyToHost(void* to, int64_t num_bytes) const {
-  return Copy(to, data_, num_bytes, cudaMemcpyDeviceToHost);
+const char* DeviceBlock::CopyToHost(void* to, int64_t num_bytes, int64_t offset) const {
+  return Copy(to, data_ + offset, num_bytes, cudaMemcpyDeviceToHost);
 }
 
 }  // namespace shardmesh

@@ -16,9 +16,10 @@ class DeviceBlock {
   DeviceBlock& operator=(const DeviceBlock&) = delete;
 
   uint8_t* data() const { return data_; }
-  // Copy the first `num_bytes` of the block, after all work given to the device before. REQUIRES: data() is not null.
+  // Copy `num_bytes` of the block, from its beginning or from `offset`, after all work given to the device before.
+  // REQUIRES: data() is not null.
   const char* CopyFromHost(const void* from, int64_t num_bytes);
-  const char* CopyToHost(void* to, int64_t num_bytes) const;
+  const char* CopyToHost(void* to, int64_t num_bytes, int64_t offset = 0) const;
 
  private:
   uint8_t* data_ = nullptr;

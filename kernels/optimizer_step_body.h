@@ -36,6 +36,23 @@ SHARDMESH_RULE void KeepLarger(uint32_t* bits, float magnitude) {
 #endif
 }
 
+// What is published of element `thread` of a tile, `value` as readers get it. `published`: the bits of the largest
+// magnitudes of every 32.
+SHARDMESH_RULE void PublishElement(const TileRun& tile, const uint32_t* published, float value, int thread) {
+  if (tile.mx8.codes != nullptr) {
+    const auto scale = MxScaleCeil(FloatOfBits(published[thread / kMxElements]));
+    if (thread % kMxElements == 0) tile.mx8.extra[thread / kMxElements] = static_cast<uint8_t>(scale.code);
+    tile.mx8.codes[thread] = static_cast<uint8_t>(EncodeMinifloat<E4M3>(value * scale.multiplier));
+  }
+  if (tile.largest != nullptr && thread % kLargestElements == 0) {
+    float largest = 0;
+    for (int b = 0; b < kLargestElements / kMxElements; ++b) {
+      largest = Max(largest, FloatOfBits(published[thread / kMxElements + b]));
+    }
+    tile.largest[thread / kLargestElements] = largest;
+  }
+}
+
 class StepBody {
  public:
   static constexpr int kPhases = 6;
@@ -194,21 +211,7 @@ class StepBody {
       for (int64_t b = 0; b < bytes; ++b)
         tile_.copies[c][thread * bytes + b] = tile_.weights_out.codes[thread * bytes + b];
     }
-    Publish(thread);
-  }
-
-  SHARDMESH_RULE void Publish(int thread) {
-    const uint32_t* published = memory_->published + thread / kMxElements;
-    if (tile_.mx8.codes != nullptr) {
-      const auto scale = MxScaleCeil(FloatOfBits(*published));
-      if (thread % kMxElements == 0) tile_.mx8.extra[thread / kMxElements] = static_cast<uint8_t>(scale.code);
-      tile_.mx8.codes[thread] = static_cast<uint8_t>(EncodeMinifloat<E4M3>(Published(thread) * scale.multiplier));
-    }
-    if (tile_.largest != nullptr && thread % kLargestElements == 0) {
-      float largest = 0;
-      for (int b = 0; b < kLargestElements / kMxElements; ++b) largest = Max(largest, FloatOfBits(published[b]));
-      tile_.largest[thread / kLargestElements] = largest;
-    }
+    PublishElement(tile_, memory_->published, Published(thread), thread);
   }
 
   // Of what lies in memory now: every thread its share of the words.

@@ -2,12 +2,21 @@
 // the error (static storage).
 #pragma once
 
-#include "kernels/tile/plan.h"
+#include "kernels/step_list.h"
 
 namespace shardmesh {
 
-// `plan` is PlanStep's of the same context and run.
-const char* LaunchOptimizerStep(const OptimizerContext& context, const OptimizerRun& run, const StepPlan& plan,
-                                void* stream);
+// What a launch steps: a list that lies in device memory, or (list.entries is null) one run that travels with the
+// launch.
+struct StepSource {
+  StepList list;
+  OptimizerContext context;
+  StepListEntry entry;
+  int64_t num_units = 0;
+};
+
+// `warp`: a context whose formats all runs have (SharedWarpContext), for the body that is compiled for them; null: the
+// body that asks for formats as it runs.
+const char* LaunchOptimizerStep(const StepSource& source, const OptimizerContext* warp, void* stream);
 
 }  // namespace shardmesh

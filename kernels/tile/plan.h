@@ -78,6 +78,14 @@ SHARDMESH_RULE Tile StreamAt(const StoredRun& run, const TileBytes& bytes, int64
   return tile;
 }
 
+// Where tile `index` of a run publishes its weights.
+SHARDMESH_RULE void SetPublished(const OptimizerRun& run, int64_t index, TileRun& tile) {
+  if (run.mx8.codes != nullptr) {
+    tile.mx8 = StreamAt<StoredTile>(run.mx8, {kTileElements, kTileElements / kMxElements}, index);
+  }
+  if (run.largest != nullptr) tile.largest = run.largest + index * (kTileElements / kLargestElements);
+}
+
 // Tile `index` of the run, in place.
 SHARDMESH_RULE TileRun TileAt(const StepPlan& plan, int64_t index) {
   const OptimizerRun& run = *plan.run;
@@ -95,9 +103,7 @@ SHARDMESH_RULE TileRun TileAt(const StepPlan& plan, int64_t index) {
   }
   if (run.square_sums != nullptr) tile.square_sum = run.square_sums + index;
   if (run.changed != nullptr) tile.changed = run.changed + index;
-  if (run.mx8.codes != nullptr)
-    tile.mx8 = StreamAt<StoredTile>(run.mx8, {kTileElements, kTileElements / kMxElements}, index);
-  if (run.largest != nullptr) tile.largest = run.largest + index * (kTileElements / kLargestElements);
+  SetPublished(run, index, tile);
   return tile;
 }
 

@@ -17,9 +17,9 @@ namespace shardmesh {
 inline constexpr float kSmallestScale = PowerOfTwo(-100);
 
 // The codes of blocks: what a number, divided by its block's scale, becomes. kSigned: first moments; else second ones.
-//   Encode(y)            one code
-//   LoadRaw(codes, i)    elements [i, i + width) of a stream of codes, over kRaw
-//   Store4(y, codes, i)  elements [i, i + 4 width)
+//   Encode(y), Decode(code)  of one element
+//   LoadRaw(codes, i)        elements [i, i + width) of a stream of codes, over kRaw
+//   Store4(y, codes, i)      elements [i, i + 4 width)
 template <class Number, bool kSigned>
 struct Dyn8 {
   using L = Lanes<Number>;
@@ -28,10 +28,11 @@ struct Dyn8 {
   static constexpr float kLargest = 1, kRaw = 1;
 
   SHARDMESH_RULE static Word Encode(Number y) { return MaxInt(Word(0u), Code(y)); }
-  SHARDMESH_RULE static Number LoadRaw(const uint8_t* codes, int64_t i) {
-    if constexpr (kSigned) return DecodeDynamicSigned<Number>(L::LoadBytes(codes + i));
-    if constexpr (!kSigned) return DecodeDynamicUnsigned<Number>(L::LoadBytes(codes + i));
+  SHARDMESH_RULE static Number Decode(Word code) {
+    if constexpr (kSigned) return DecodeDynamicSigned<Number>(code);
+    if constexpr (!kSigned) return DecodeDynamicUnsigned<Number>(code);
   }
+  SHARDMESH_RULE static Number LoadRaw(const uint8_t* codes, int64_t i) { return Decode(L::LoadBytes(codes + i)); }
   SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* codes, int64_t i) {
     const Word words[4] = {Code(y[0]), Code(y[1]), Code(y[2]), Code(y[3])};
     L::StoreBytes4(words, codes + i);
@@ -60,9 +61,10 @@ struct Fp8 {
     const Number least = Select(Number(0.0f) < y, Number(1.0f), Number(0.0f));
     return Select(IntToFloat(code) < least, Word(1u), code);
   }
+  SHARDMESH_RULE static Number Decode(Word code) { return DecodeMinifloat<Mini, Number>(code); }
   SHARDMESH_RULE static Number LoadRaw(const uint8_t* codes, int64_t i) {
     if constexpr (L::kHasMinifloats) return L::template LoadMinifloat<Mini>(codes + i);
-    if constexpr (!L::kHasMinifloats) return DecodeMinifloat<Mini, Number>(L::LoadBytes(codes + i));
+    if constexpr (!L::kHasMinifloats) return Decode(L::LoadBytes(codes + i));
   }
   SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* codes, int64_t i) {
     if constexpr (L::kHasMinifloats) {
@@ -84,9 +86,8 @@ struct Dyn4 {
   static constexpr float kLargest = 1, kRaw = 1;
 
   SHARDMESH_RULE static Word Encode(Number y) { return EncodeFourBit<Levels>(y); }
-  SHARDMESH_RULE static Number LoadRaw(const uint8_t* codes, int64_t i) {
-    return DecodeFourBit<Levels, Number>(L::LoadNibbles(codes, i));
-  }
+  SHARDMESH_RULE static Number Decode(Word code) { return DecodeFourBit<Levels, Number>(code); }
+  SHARDMESH_RULE static Number LoadRaw(const uint8_t* codes, int64_t i) { return Decode(L::LoadNibbles(codes, i)); }
   SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* codes, int64_t i) {
     const Word words[4] = {Encode(y[0]), Encode(y[1]), Encode(y[2]), Encode(y[3])};
     L::StoreNibbles4(words, codes, i);
