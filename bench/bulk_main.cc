@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "bench/bulk_job.h"
+#include "bench/flags.h"
 #include "bench/harness.h"
 #include "bench/memory_speed.h"
 #include "bench/process.h"
@@ -29,13 +30,10 @@ constexpr int kClientCore = 0, kServerCore = 1;
 constexpr int64_t kSmallChunk = 64 << 10, kLargeChunk = 1 << 20;
 constexpr double kAttached = 10, kOfMemcpy = 0.85, kPull = 3, kPush = 1.7;  // goals
 
-struct Flags {
+struct Flags : CommonFlags {
   int mebibytes = 256;
-  int rounds = 9;
-  bool quick = false;
   bool default_allocator = false;
   bool processor_time = false;
-  std::string json;
 };
 
 // A folder that is removed with the object.
@@ -247,8 +245,7 @@ absl::Status RunBulk(const Flags& flags) {
                            flags.default_allocator ? ", client with the default allocator" : "",
                            ". Machine: ", MachineNow(), "."));
   if (flags.processor_time) report.Note("Times are processor time of the busier of client and server.");
-  report.Print(stdout);
-  return flags.json.empty() ? absl::OkStatus() : report.WriteJson(flags.json);
+  return report.Publish(flags.json);
 }
 
 }  // namespace
@@ -262,16 +259,14 @@ int main(int argc, char** argv) {
       "the\n"
       "bytes first."};
   shardmesh::bench::Flags flags;
+  shardmesh::bench::AddCommonFlags(app, "64 MiB: under a minute on two cores", flags);
   app.add_option("--mebibytes", flags.mebibytes, "MiB of weights, a multiple of 16")
       ->capture_default_str()
       ->check(CLI::Range(16, 4096));
-  app.add_option("--rounds", flags.rounds, "measured rounds")->capture_default_str()->check(CLI::Range(7, 1000));
-  app.add_flag("--quick", flags.quick, "64 MiB: under a minute on two cores");
   app.add_flag("--processor-time", flags.processor_time,
                "processor time of the busier side instead of elapsed time, for a machine that others use");
   app.add_flag("--default-allocator", flags.default_allocator,
                "do not tune this process's allocator (rpc/main_support.h)");
-  app.add_option("--json", flags.json, "write the rows to this file, too");
   app.footer(
       "Examples:\n"
       "  bazel run -c opt //bench:bulk                         full size, about 4 GiB of memory\n"
@@ -282,8 +277,5 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "bench/bulk: --mebibytes %d is no multiple of 16\n", flags.mebibytes);
     return 1;
   }
-  const absl::Status status = shardmesh::bench::RunBulk(flags);
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "bench/bulk: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return shardmesh::bench::ExitStatus("bulk", shardmesh::bench::RunBulk(flags));
 }

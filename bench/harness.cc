@@ -121,6 +121,11 @@ absl::Status Report::WriteJson(const std::string& path) const {
   return absl::PermissionDeniedError(absl::StrCat("cannot write ", path));
 }
 
+absl::Status Report::Publish(const std::string& path) const {
+  Print(stdout);
+  return path.empty() ? absl::OkStatus() : WriteJson(path);
+}
+
 double MonotonicSeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }

@@ -92,6 +92,8 @@ class Report {
   std::string ToJson() const;
   // PermissionDenied: the file cannot be written.
   absl::Status WriteJson(const std::string& path) const;
+  // Prints it, and writes it to `path` if that is not empty. PermissionDenied: as WriteJson.
+  absl::Status Publish(const std::string& path) const;
 
  private:
   const std::string title_;

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "bench/device_cuda.h"
+#include "bench/flags.h"
 #include "bench/harness.h"
 #include "bench/model_shapes.h"
 #include "bench/optimizer_cuda_job.h"
@@ -45,12 +46,9 @@ const Against kRivals[] = {
     {"torchao_fp8", "torchao AdamWFp8, bf16 SR", kBf16SrFp8x32},
 };
 
-struct Flags {
-  int rounds = 9;
-  bool quick = false;
+struct Flags : CommonFlags {
   double elements = 1e9;
   std::string python;
-  std::string json;
 };
 
 absl::Status StatusOf(const char* error) {
@@ -207,8 +205,7 @@ absl::Status OptimizerCudaBench::Run() {
   AddRivals();
   RETURN_IF_ERROR(rounds_.Measure(1, flags_.rounds));
   AddRows(2 * kCopyBytes);
-  report_.Print(stdout);
-  return flags_.json.empty() ? absl::OkStatus() : report_.WriteJson(flags_.json);
+  return report_.Publish(flags_.json);
 }
 
 }  // namespace
@@ -222,21 +219,16 @@ int main(int argc, char** argv) {
       "with\n"
       "the reference first."};
   shardmesh::bench::Flags flags;
-  app.add_option("--rounds", flags.rounds, "measured rounds")->capture_default_str()->check(CLI::Range(7, 1000));
+  shardmesh::bench::AddCommonFlags(app, "124 million elements", flags);
   app.add_option("--elements", flags.elements, "about so many in all; 50 bytes of device memory each, 90 with rivals")
       ->capture_default_str()
       ->check(CLI::Range(1e6, 4e9));
-  app.add_flag("--quick", flags.quick, "124 million elements");
   app.add_option("--python", flags.python, "a Python with torch (CUDA) and torchao; without one rivals are left out");
-  app.add_option("--json", flags.json, "write the rows to this file, too");
   app.footer(
       "Examples:\n"
       "  tools/gpu_bundle                                  packs this program for a machine with a GPU\n"
       "  shardmesh-gpu/run --full optimizer_cuda           there: the whole size\n"
       "  bench/optimizer_cuda --quick --python $(which python3) --json rows.json");
   CLI11_PARSE(app, argc, argv);
-  const absl::Status status = shardmesh::bench::OptimizerCudaBench(flags).Run();
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "bench/optimizer_cuda: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return shardmesh::bench::ExitStatus("optimizer_cuda", shardmesh::bench::OptimizerCudaBench(flags).Run());
 }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "bench/flags.h"
 #include "bench/harness.h"
 #include "bench/memory_speed.h"
 #include "bench/model_shapes.h"
@@ -60,9 +61,7 @@ const std::vector<Against> kLowPrecision = {
     {"bitsandbytes_8bit", "bitsandbytes AdamW8bit, bf16", Bf16Sr(StateFormat::kDyn8), 15, 15},
 };
 
-struct Flags {
-  int rounds = 9;
-  bool quick = false;
+struct Flags : CommonFlags {
   bool processor_time = false;
   std::vector<int> threads = {1, 2};
   std::string python;
@@ -313,8 +312,7 @@ absl::Status OptimizerBench::Run() {
       }
     }
   }
-  report_.Print(stdout);
-  return flags_.json.empty() ? absl::OkStatus() : report_.WriteJson(flags_.json);
+  return report_.Publish(flags_.json);
 }
 
 }  // namespace
@@ -327,15 +325,13 @@ int main(int argc, char** argv) {
       "and, in turns inside one run, the optimizers of torch, torchao, bitsandbytes and DeepSpeed. Checks first that\n"
       "SIMD has the reference's bits and that fp32 AdamW agrees with torch's."};
   shardmesh::bench::Flags flags;
-  app.add_option("--rounds", flags.rounds, "measured rounds")->capture_default_str()->check(CLI::Range(7, 1000));
-  app.add_flag("--quick", flags.quick, "smaller tensors: a minute on two cores, once the rivals were compiled");
+  shardmesh::bench::AddCommonFlags(app, "smaller tensors: a minute on two cores, once the rivals were compiled", flags);
   app.add_flag("--processor-time", flags.processor_time, "processor time instead of elapsed time: for a busy machine");
   app.add_option("--threads", flags.threads, "numbers of threads to measure on")
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::Range(1, 64));
   app.add_option("--python", flags.python, "a Python with torch and other rivals; unset: that of tools/parity_env.sh");
-  app.add_option("--json", flags.json, "write the rows to this file, too");
   app.footer(
       "Rivals that are not installed are left out. What they compile when first used (minutes) they keep.\n"
       "Examples:\n"
@@ -344,8 +340,5 @@ int main(int argc, char** argv) {
       "  bazel run -c opt //bench:optimizer -- --quick --python $PWD/rivals/bin/python\n"
       "  bazel run -c opt //bench:optimizer -- --threads 2 --json $PWD/optimizer.json");
   CLI11_PARSE(app, argc, argv);
-  const absl::Status status = shardmesh::bench::OptimizerBench(flags).Run();
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "bench/optimizer: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return shardmesh::bench::ExitStatus("optimizer", shardmesh::bench::OptimizerBench(flags).Run());
 }

@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "bench/flags.h"
 #include "bench/harness.h"
 #include "bench/model_shapes.h"
 #include "bench/process.h"
@@ -31,11 +32,8 @@ constexpr double kPlanLimit = 0.050, kBoxesLimit = 0.001, kReshardLimit = 0.005,
 constexpr double kFlatPadding = 0.001, kOtherPadding = 0.03, kNamesGoal = 20;
 constexpr int kNames = 100'000;
 
-struct Flags {
-  int rounds = 9;
-  bool quick = false;
+struct Flags : CommonFlags {
   std::string python;
-  std::string json;
 };
 
 // Every matrix in granules of one kind; the rest (norms, biases, small gates) flat.
@@ -299,8 +297,7 @@ absl::Status PlanBench::Run() {
     RETURN_IF_ERROR(MeasureDcp());
   }
   report_.Note(absl::StrCat(flags_.rounds, " rounds. Machine: ", MachineNow(), "."));
-  report_.Print(stdout);
-  return flags_.json.empty() ? absl::OkStatus() : report_.WriteJson(flags_.json);
+  return report_.Publish(flags_.json);
 }
 
 }  // namespace
@@ -314,17 +311,12 @@ int main(int argc, char** argv) {
       "first\n"
       "that boxes and reshard lists have every element once."};
   shardmesh::bench::Flags flags;
-  app.add_option("--rounds", flags.rounds, "measured rounds")->capture_default_str()->check(CLI::Range(7, 1000));
-  app.add_flag("--quick", flags.quick, "smaller sizes of the rivals: under a minute on two cores");
+  shardmesh::bench::AddCommonFlags(app, "smaller sizes of the rivals: under a minute on two cores", flags);
   app.add_option("--python", flags.python, "a Python with torch and Accelerate; unset: that of tools/parity_env.sh");
-  app.add_option("--json", flags.json, "write the rows to this file, too");
   app.footer(
       "Examples:\n"
       "  tools/parity_env.sh && bazel run -c opt //bench:plan\n"
       "  bazel run -c opt //bench:plan -- --quick --json $PWD/plan.json");
   CLI11_PARSE(app, argc, argv);
-  const absl::Status status = shardmesh::bench::PlanBench(flags).Run();
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "bench/plan: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return shardmesh::bench::ExitStatus("plan", shardmesh::bench::PlanBench(flags).Run());
 }

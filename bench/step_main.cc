@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "bench/flags.h"
 #include "bench/harness.h"
 #include "bench/memory_speed.h"
 #include "bench/step_job.h"
@@ -24,12 +25,9 @@
 namespace shardmesh::bench {
 namespace {
 
-struct Flags {
+struct Flags : CommonFlags {
   int64_t mebi_elements = 64;
-  int rounds = 9;
-  bool quick = false;
   bool processor_time = false;
-  std::string json;
 };
 
 enum Task { kReady, kCopy, kUpdate, kThreePasses, kCheckGather, kRotating, kInPlace };
@@ -259,8 +257,7 @@ absl::Status StepBench::Run() {
   Report report(absl::StrCat("bench/step: ", flags_.mebi_elements, " Mi elements, ", kRanks, " worker processes, ",
                              kStepSlots, " slots bf16, weights bf16_sr, states fp32"));
   AddReport(report);
-  report.Print(stdout);
-  return flags_.json.empty() ? absl::OkStatus() : report.WriteJson(flags_.json);
+  return report.Publish(flags_.json);
 }
 
 }  // namespace
@@ -272,14 +269,12 @@ int main(int argc, char** argv) {
       "in\n"
       "three passes, in turns inside one run. Checks first that both give the same bits."};
   shardmesh::bench::Flags flags;
+  shardmesh::bench::AddCommonFlags(app, "16 Mi elements: under a minute on two cores", flags);
   app.add_option("--elements", flags.mebi_elements, "Mi elements of the model, a multiple of 16")
       ->capture_default_str()
       ->check(CLI::Range(16, 1024));
-  app.add_option("--rounds", flags.rounds, "measured rounds")->capture_default_str()->check(CLI::Range(7, 1000));
-  app.add_flag("--quick", flags.quick, "16 Mi elements: under a minute on two cores");
   app.add_flag("--processor-time", flags.processor_time,
                "processor time of the workers instead of elapsed time, for a machine that others use");
-  app.add_option("--json", flags.json, "write the rows to this file, too");
   app.footer(
       "Examples:\n"
       "  bazel run -c opt //bench:step                         full size, about 4 GiB of memory\n"
@@ -290,8 +285,5 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "bench/step: --elements %ld is no multiple of 16\n", static_cast<long>(flags.mebi_elements));
     return 1;
   }
-  const absl::Status status = shardmesh::bench::StepBench(flags).Run();
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "bench/step: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return shardmesh::bench::ExitStatus("step", shardmesh::bench::StepBench(flags).Run());
 }

@@ -53,7 +53,8 @@ __device__ void WalkPhases(Body& body, int64_t num_phases) {
 }
 
 __global__ void __launch_bounds__(kTileElements) BlockKernel(const __grid_constant__ StepSource source) {
-  __shared__ RowMemory memory;
+  alignas(RowMemory) __shared__ uint8_t bytes[sizeof(RowMemory)];  // shared memory has no constructors
+  RowMemory& memory = *reinterpret_cast<RowMemory*>(bytes);
   for (int64_t i = blockIdx.x; i < source.num_units; i += gridDim.x) {
     const StepUnit unit = UnitOf(source, i);
     if (unit.context.weights == WeightFormat::kInt8Row) {
