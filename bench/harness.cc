@@ -64,9 +64,37 @@ void Rounds::Add(std::string name, std::function<absl::StatusOr<double>()> measu
   contestants_.push_back({std::move(name), std::move(measure), {}});
 }
 
+namespace {
+
+// A bar on standard error, where that is a terminal; it goes when the object does.
+class Progress {
+ public:
+  explicit Progress(int steps) : steps_(steps), shown_(isatty(STDERR_FILENO) == 1) {}
+  ~Progress() {
+    if (shown_) std::fprintf(stderr, "\r%79s\r", "");
+  }
+  void Next(const std::string& what) {
+    const int filled = kWidth * done_++ / steps_;
+    if (shown_) {
+      std::fprintf(stderr, "\r[%s%s] %-45.45s", std::string(filled, '#').c_str(),
+                   std::string(kWidth - filled, ' ').c_str(), what.c_str());
+    }
+  }
+
+ private:
+  static constexpr int kWidth = 30;
+  const int steps_;
+  const bool shown_;
+  int done_ = 0;
+};
+
+}  // namespace
+
 absl::Status Rounds::Measure(int warm_ups, int rounds) {
+  Progress progress((warm_ups + rounds) * static_cast<int>(contestants_.size()));
   for (int round = -warm_ups; round < rounds; ++round) {
     for (Contestant& contestant : contestants_) {
+      progress.Next(contestant.name);
       absl::StatusOr<double> seconds = contestant.measure();
       if (!seconds.ok()) return Annotate(seconds.status(), contestant.name);
       if (round >= 0) contestant.seconds.push_back(*seconds);

@@ -65,7 +65,8 @@ class Rounds {
  public:
   // `measure` runs once and returns its seconds, or an error, which ends Measure.
   void Add(std::string name, std::function<absl::StatusOr<double>()> measure);
-  // Each round runs every contestant once, in the order they were added. Warm-up rounds are not kept.
+  // Each round runs every contestant once, in the order they were added. Warm-up rounds are not kept. Progress is shown
+  // on standard error, where that is a terminal.
   absl::Status Measure(int warm_ups, int rounds);
   // REQUIRES: a name that was added.
   const std::vector<double>& seconds(const std::string& name) const;
