@@ -65,7 +65,6 @@ struct Flags : CommonFlags {
   bool processor_time = false;
   std::vector<int> threads = {1, 2};
   std::string python;
-  std::string json;
 };
 
 // What is stepped, and which rows it gets.
