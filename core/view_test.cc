@@ -192,10 +192,15 @@ TEST(ViewTest, Listed_SharedPlacesAmongAllPairs_AgreeWithCounting) {
   EXPECT_LT(shared, 1800);
 }
 
-TEST(ViewTest, Listed_MoreRunsThanAreChecked_IsQuick) {
-  const int64_t million = int64_t{1} << 20;
-  const LocalBox left{{{0, 0}, {million, 2}}, 0, {4, 1}}, right{{{0, 2}, {million, 2}}, 2, {4, 1}};
-  EXPECT_OK(TensorView::Listed({million, 4}, {{Rank(0), left}, {Rank(0), right}}));
+// Two boxes of so many rows that share a place in each; a row of a box is a run.
+absl::Status ListSharing(int64_t rows) {
+  const LocalBox left{{{0, 0}, {rows, 2}}, 0, {4, 1}}, right{{{0, 2}, {rows, 2}}, 1, {4, 1}};
+  return TensorView::Listed({rows, 4}, {{Rank(0), left}, {Rank(0), right}}).status();
+}
+
+TEST(ViewTest, Listed_MoreRunsThanAreChecked_AreTheCallersPromise) {
+  EXPECT_THAT(ListSharing(kMaxCheckedRuns / 2), StatusIs(kInvalid, HasSubstr("share places")));
+  EXPECT_OK(ListSharing(kMaxCheckedRuns / 2 + 1));
 }
 
 TEST(ViewTest, Packed_PartsThatLieSideBySide_StartWhereTheLastEnds) {
