@@ -60,8 +60,8 @@ struct StepScalars : AdamWScalars {
 };
 
 // InvalidArgument, naming the field, its value and the accepted range:
-//   lr not in [0, 1e6]; a beta, momentum or dampening not in [0, 1); weight_decay negative or not finite; eps not in
-//   [1.2e-38, 1e6] (a normal fp32 number, so that 0 / (0 + eps) is 0 and not NaN); lr * weight_decay above 1 where the
+//   lr not in [0, 1e6]; a beta not in [0, 1); momentum or dampening not in [0, 1]; weight_decay negative or not finite;
+//   eps not in [1.2e-38, 1e6] (a normal fp32 number, so that 0 / (0 + eps) is 0 and not NaN); lr * weight_decay above 1 where the
 //   decay is decoupled; nesterov without momentum or with dampening (SGD).
 absl::Status Validate(const OptimizerHyper& hyper);
 

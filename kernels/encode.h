@@ -11,7 +11,8 @@
 //   mx8         E4M3                E8M0 for 32 elements of a row                     code * 2^(scale - 127)
 //
 // A row is what the last dimension counts. Blocks at an edge may be smaller, but not mx8's. Two choices of ours in nf4,
-// where torchao has NaN: a block of zeros becomes zeros, and scales that are all equal have the factor 1.
+// where torchao has NaN: a block of zeros becomes zeros, and scales that are all equal have the factor 1. Where scales
+// are powers of two, numbers that round up beyond FLT_MAX decode to infinity, as torchao's do.
 //
 // Thread-safe for calls that share no output. Memory is borrowed for the call; parts must not overlap the array. The
 // processor's floating-point environment is set for the call and restored.

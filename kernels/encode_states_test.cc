@@ -67,6 +67,15 @@ TEST(EncodeStates, EveryCodeOfAState_IsTheCodeOfItsValue) {
     for (int code = 0; code < CodesOf(spec); ++code) {
       const float level = levels[code];
       if (!std::isfinite(level) || (!spec.is_signed && std::signbit(level))) continue;
+      if (code > 0xF7 && spec.format == CodeFormat::kFp8x32 && !spec.is_signed) {  // UE5M3: never written
+        EXPECT_EQ(level, largest);
+        continue;
+      }
+      if (code > 0x7F && spec.format == CodeFormat::kFp8 && !spec.is_signed &&
+          !spec.torchao) {  // read without the sign
+        EXPECT_EQ(level, levels[code - 0x80]);
+        continue;
+      }
       // The block's largest value makes the scale 1.
       Coded coded = Encoded(spec, {4}, {level, largest, 0, 0});
       const bool is_short = spec.format == CodeFormat::kFp8x32;
@@ -85,6 +94,7 @@ TEST(EncodeStates, States_BecomeTheNearestLevel) {
       if (std::isfinite(level) && (spec.is_signed || !std::signbit(level))) levels.push_back(level);
     }
     std::sort(levels.begin(), levels.end());
+    levels.erase(std::unique(levels.begin(), levels.end()), levels.end());
     const float largest = levels.back();
     std::vector<float> values = Numbers(20000, 7);
     for (float& x : values) x = spec.is_signed ? std::remainder(x, 1.9f * largest) : std::fmod(std::fabs(x), largest);

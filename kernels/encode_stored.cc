@@ -49,7 +49,9 @@ void EncodeTile(const CodeSpec& spec, const Stored& stored, const float* from, c
   if (stored.weights) return EncodeWeights<float>(stored.weight, from, draws, to);
   if (Torchao(spec, stored)) return EncodeTorchaoStates(stored.state, spec.is_signed, from, to);
   if (spec.is_signed) return EncodeStates<float, true>(stored.state, from, draws, to);
-  EncodeStates<float, false>(stored.state, from, draws, to);
+  float positive[kTileElements];  // there is no code for -0
+  for (int64_t i = 0; i < kTileElements; ++i) positive[i] = Abs(from[i]);
+  EncodeStates<float, false>(stored.state, positive, draws, to);
 }
 
 void DecodeTile(const CodeSpec& spec, const Stored& stored, const ConstStoredTile& from, float* to) {

@@ -9,6 +9,7 @@
 #include "kernels/fused_step.h"
 #include "kernels/optimizer_step_body.h"
 #include "kernels/step_fixture.h"
+#include "kernels/step_values.h"
 #include "kernels/tile/walk.h"
 
 namespace shardmesh {
@@ -100,6 +101,63 @@ TEST(OptimizerStep, Digests_AreThoseOfWhatIsStored) {
         ASSERT_EQ(std::memcmp(tensor.digests().data(), expected.data(), 8 * expected.size()), 0) << n << " elements";
       }
     }
+  }
+}
+
+bool HasBlocks(StateFormat format) { return LayoutOf(format).extra.bytes > 0; }
+
+// Sets both tensors up alike, steps one with the reference and the other with `step`, and compares.
+template <class SetUp>
+void ExpectSameFrom(const StepCase& each, OptimizerStepFn step, const SetUp& set_up) {
+  SCOPED_TRACE(each.ToString());
+  StepTensor reference(each, 516), other(each, 516);
+  for (StepTensor* tensor : {&reference, &other}) {
+    const OptimizerRun run = tensor->RunOf(1, 0, 516);
+    set_up(*tensor);
+    (tensor == &reference ? OptimizerStepReference : step)(each.Context(1), run);
+  }
+  ASSERT_TRUE(reference == other);
+}
+
+// Codes that no step writes, too: memory may come from anywhere.
+TEST(OptimizerStep, AnyCodesOfStates_AreReadAlike) {
+  for (const StepCase& each : AllStepCases()) {
+    if (!HasBlocks(each.states) || each.weights == WeightFormat::kInt8Row) continue;
+    for (const OptimizerStepFn step : {BestOptimizerStep(), OptimizerStepFn(StepThroughBody)}) {
+      ExpectSameFrom(each, step, [&](StepTensor& tensor) {
+        const int64_t entry = LayoutOf(each.states).extra.bytes;
+        constexpr uint32_t kScale = 0x3F000000;  // 0.5; bf16 is its upper half
+        for (size_t part = 2; part < tensor.parts().size(); part += 2) {
+          Guarded &codes = tensor.parts()[part], &scales = tensor.parts()[part + 1];
+          for (int64_t i = 0; i < codes.size(); ++i) codes.data()[i] = static_cast<uint8_t>(255 - i * 7);
+          for (int64_t i = 0; i < scales.size(); i += entry) {
+            std::memcpy(scales.data() + i, reinterpret_cast<const uint8_t*>(&kScale) + 4 - entry, entry);
+          }
+        }
+      });
+    }
+  }
+}
+
+// A gradient whose square is not finite is accepted: what it leaves behind must be, too.
+TEST(OptimizerStep, HugeGradients_LeaveScalesThatCanBeRead) {
+  for (const StepCase& each : AllStepCases()) {
+    if (!HasBlocks(each.states) || each.weights == WeightFormat::kInt8Row) continue;
+    for (const OptimizerStepFn step : {BestOptimizerStep(), OptimizerStepFn(StepThroughBody)}) {
+      ExpectSameFrom(each, step, [&](StepTensor& tensor) {
+        uint8_t* gradients = tensor.gradients()[0].data();
+        const float huge = 1e30f;
+        const uint16_t bits = FloatToBf16Rne(huge);
+        std::memcpy(gradients + 5 * BytesPerElement(each.gradients),
+                    each.gradients == Format::kFp32 ? static_cast<const void*>(&huge) : &bits,
+                    BytesPerElement(each.gradients));
+      });
+    }
+    StepTensor tensor(each, 516);
+    const OptimizerRun run = tensor.RunOf(1, 0, 516);
+    for (Guarded& gradient : tensor.gradients()) std::memset(gradient.data(), 0x71, gradient.size());  // about 1e30
+    OptimizerStepReference(each.Context(1), run);
+    ASSERT_OK(CheckStepValues(each.Context(2), run)) << each.ToString();
   }
 }
 

@@ -5,8 +5,8 @@
 //   format  exponent bits, bias  largest        smallest > 0
 //   E4M3    4, 7                 448            2^-9
 //   E5M2    5, 15                57344          2^-16
-//   UE5M3   5, 15                61440          2^-17         (codes above 0xF7 are not used: a half float has all
-//   others)
+//   UE5M3   5, 15                61440          2^-17         (a half float has all of them; codes above 0xF7 are never
+//                                                             written, and read as the largest)
 #pragma once
 
 #include <cstdint>
@@ -61,7 +61,7 @@ SHARDMESH_RULE auto EncodeMinifloat(Number x) {
 template <class Mini, class Number, class Word>
 SHARDMESH_RULE Number DecodeMinifloat(Word code) {
   constexpr int kCut = 23 - Mini::kMantissa;
-  const Word magnitude = Mini::kSigned ? code & Word(0x7Fu) : code;
+  const Word magnitude = Mini::kSigned ? code & Word(0x7Fu) : MinInt(code, Word(0xF7u));
   const Word bits = ShiftLeft<kCut>(magnitude) + Word(uint32_t{127 - Mini::kBias} << 23);
   // Subnormal codes: as if there were a leading one, which is then taken off.
   const Number smallest_normal(PowerOfTwo(1 - Mini::kBias));

@@ -46,12 +46,17 @@ struct Lanes<simd8::F32x8> {
   // converts them exactly.
   template <class Mini>
   static constexpr float kMinifloatRaw = std::is_same_v<Mini, E4M3> ? 256 : 1;
-  template <class Mini>
+  template <class Mini, bool kSigned>  // not kSigned: the magnitude
   static HWY_INLINE Number LoadMinifloat(const uint8_t* from) {
-    const __m128i codes = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
-    if constexpr (std::is_same_v<Mini, UE5M3>) return Number(Vec{_mm256_cvtph_ps(_mm_slli_epi16(codes, 7))});
+    __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    if constexpr (std::is_same_v<Mini, UE5M3>) {
+      bytes = _mm_min_epu8(bytes, _mm_set1_epi8(static_cast<char>(0xF7)));
+      return Number(Vec{_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 7))});
+    }
+    const __m128i codes = _mm_cvtepu8_epi16(bytes);
     static_assert(std::is_same_v<Mini, UE5M3> || std::is_same_v<Mini, E4M3>);
-    const __m128i halves = _mm_and_si128(_mm_srai_epi16(_mm_slli_epi16(codes, 8), 1), _mm_set1_epi16(-0x4080));
+    const __m128i halves =
+        _mm_and_si128(_mm_srai_epi16(_mm_slli_epi16(codes, 8), 1), _mm_set1_epi16(kSigned ? -0x4080 : 0x3F80));
     return Number(Vec{_mm256_cvtph_ps(halves)});
   }
 

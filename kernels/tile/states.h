@@ -1,7 +1,7 @@
 // Optimizer states between their stored form and fp32, for every number type (core/numeric_formats.h).
 //
 // A block's scale is its largest magnitude over the largest level, at least 2^-100 (so that its reciprocal is finite
-// and a block of zeros stays one); of blocks of 32 it is rounded up to bf16, and finite. A value is multiplied by the
+// and a block of zeros stays one); of blocks of 32 it is rounded up to bf16. A value is multiplied by the
 // reciprocal of the scale as it is stored and becomes the nearest level. Second moments keep a code of 1 or more where
 // they are above 0: a code of 0 beside a first moment that is not would make the next update hundreds of times too
 // large.
@@ -61,9 +61,12 @@ struct Fp8 {
     const Number least = Select(Number(0.0f) < y, Number(1.0f), Number(0.0f));
     return Select(IntToFloat(code) < least, Word(1u), code);
   }
-  SHARDMESH_RULE static Number Decode(Word code) { return DecodeMinifloat<Mini, Number>(code); }
+  // Second moments have no sign, whatever their codes have.
+  SHARDMESH_RULE static Number Decode(Word code) {
+    return DecodeMinifloat<Mini, Number>(Mini::kSigned && !kSigned ? code & Word(0x7Fu) : code);
+  }
   SHARDMESH_RULE static Number LoadRaw(const uint8_t* codes, int64_t i) {
-    if constexpr (L::kHasMinifloats) return L::template LoadMinifloat<Mini>(codes + i);
+    if constexpr (L::kHasMinifloats) return L::template LoadMinifloat<Mini, kSigned>(codes + i);
     if constexpr (!L::kHasMinifloats) return Decode(L::LoadBytes(codes + i));
   }
   SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* codes, int64_t i) {
@@ -125,13 +128,20 @@ SHARDMESH_RULE float LargestMagnitude(const float* from, int64_t elements) {
 template <class Code>
 inline constexpr bool kShortScales = Code::kBlock == 32;
 
-// The scale of a block whose largest magnitude is `largest`.
+// The bits of the largest scale with which every code stands for a finite number: FLT_MAX over the largest level.
+template <class Code>
+inline constexpr uint32_t kMostScaleBits = Code::kLargest == 1       ? 0x7F7FFFFFu
+                                           : Code::kLargest == 61440 ? 0x77880000u
+                                           : kShortScales<Code>      ? 0x7B120000u
+                                                                     : 0x7B124924u;
+
+// The scale of a block whose largest magnitude is `largest`: finite, although that may not be.
 template <class Code, class Number>
 SHARDMESH_RULE Number BlockScale(Number largest) {
   using Word = std::decay_t<decltype(FloatBits(largest))>;
   const Number scale = Max(largest * Number(1.0f / Code::kLargest), Number(kSmallestScale));
-  if constexpr (!kShortScales<Code>) return scale;
-  const Number most = FloatOfBits(Word(0x7B7F0000u));  // the largest bf16 below 2^120; blocks with infinity have it
+  const Number most = FloatOfBits(Word(kMostScaleBits<Code>));
+  if constexpr (!kShortScales<Code>) return Select(scale < most, scale, most);
   return Select(scale < most, FloatOfBits((FloatBits(scale) + Word(0xFFFFu)) & Word(0xFFFF0000u)), most);
 }
 
