@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _arrays, _core
 from ._arrays import np
@@ -100,10 +100,18 @@ class Stream(MutableMapping[str, "np.ndarray[Any, Any]"]):
     an array that cannot be written.
     """
 
-    def __init__(self, name: str, format: str, code: _core.Code, shape: tuple[int, ...]) -> None:
-        self._name, self._format, self._code, self._shape = name, format, code, shape
-        self._layout = {part: (dtype, of_part) for part, dtype, of_part in code.parts(shape)}
-        self._arrays = _empty(code, shape)
+    def __init__(self, name: str, format: str, options: Mapping[str, Any], shape: tuple[int, ...]) -> None:
+        self._name, self._format, self._options, self._shape = name, format, options, shape
+        self._code, _ = _code(format, options)
+        self._layout = {part: (dtype, of_part) for part, dtype, of_part in self._code.parts(shape)}
+        self._arrays = _empty(self._code, shape)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._name, self._format, self._options, self._shape, self._arrays
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        Stream.__init__(self, *state[:-1])
+        self.update(state[-1])
 
     def __getitem__(self, part: str) -> np.ndarray[Any, Any]:
         return self._arrays[part]
@@ -139,11 +147,32 @@ class Stream(MutableMapping[str, "np.ndarray[Any, Any]"]):
         return values
 
 
-class State:
-    """The weights of one tensor and its optimizer states, as stored. Step.init() makes one."""
+class _Kind(NamedTuple):
+    """What a state and a step must have in common."""
 
-    def __init__(self, shape: tuple[int, ...], streams: dict[str, Stream]) -> None:
-        self._shape, self._streams = shape, streams
+    optimizer: str
+    weights: str
+    states: str
+    compat: str | None
+    moments: tuple[str, ...]
+
+    def __str__(self) -> str:
+        compat = "" if self.compat is None else f", compat {self.compat}"
+        moments = ", ".join(self.moments) or "no moments"
+        return f"{self.optimizer} ({moments}) with weights {self.weights}, states {self.states}{compat}"
+
+
+class State:
+    """The weights of one tensor and its optimizer states, as stored. Step.init() makes one.
+
+    copy.deepcopy() and pickle copy the arrays; copy.copy() shares them.
+    """
+
+    def __init__(self, kind: _Kind, shape: tuple[int, ...], streams: dict[str, Stream]) -> None:
+        self._kind, self._shape, self._streams = kind, shape, streams
+
+    def __repr__(self) -> str:
+        return f"<State of {self._kind}; shape {self._shape}>"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -203,7 +232,10 @@ class Step:
             name, _hyper(name, hyperparameters), weights, states, compat == "torchao", operator.index(seed),
             implementation or "", fast,
         )
-        self._weights, self._states, self._seed, self._compat = weights, states, operator.index(seed), compat
+        self._kind, self._seed = _Kind(name, weights, states, compat, self._core.states), operator.index(seed)
+
+    def __repr__(self) -> str:
+        return f"<Step of {self._kind}>"
 
     def init(self, array: Any, tensor: int = 0) -> State:
         """A state with these weights (fp32 or bf16), rounded to nearest, and moments of 0.
@@ -211,15 +243,15 @@ class Step:
         bf16+8sr, which has no such rounding, takes the draws of step 0. Errors as encode().
         """
         source = _arrays.floats("the weights", array)
-        names = {"weights": self._weights, **dict.fromkeys(self._core.states, self._states)}
+        names = {"weights": self._kind.weights, **dict.fromkeys(self._kind.moments, self._kind.states)}
         streams = {}
         for index, (name, format) in enumerate(names.items()):
-            streams[name] = Stream(name, format, self._code_of(index, format, tensor), source.shape)
-            if index > 0 and self._compat is not None:
+            streams[name] = Stream(name, *self._code_of(index, format, tensor), source.shape)
+            if index > 0 and self._kind.compat is not None:
                 streams[name]._clear()
             else:
                 streams[name]._encode(source if index == 0 else np.zeros(source.shape, np.float32))
-        return State(source.shape, streams)
+        return State(self._kind, source.shape, streams)
 
     def apply(
         self, state: State, gradient: Any, step: int, tensor: int = 0, first_element: int = 0, clip: float = 1.0,
@@ -232,8 +264,10 @@ class Step:
         first_element place the array among the job's random draws; first_element is a multiple of 256.
         nonfinite: what a gradient does that is NaN, infinite, or at least FLT_MAX / slots. "fail": InvalidArgument with
         its index; "skip": False. InvalidArgument also: arrays of another shape or type, or that overlap; stored scales
-        that are negative, 0 or not finite. Nothing is changed then.
+        that are negative, 0 or not finite; a state of another optimizer, compat or formats. Nothing is changed then.
         """
+        if state._kind != self._kind:
+            raise InvalidArgument(f"the state is of {state._kind}; the step is of {self._kind}")
         if nonfinite not in ("fail", "skip"):
             raise InvalidArgument(f"nonfinite is {nonfinite!r:.40}; it is fail or skip")
         slots = list(gradient) if isinstance(gradient, (list, tuple)) else [gradient]
@@ -254,16 +288,16 @@ class Step:
             divide=float(len(gradients) if divide is None else divide), skip=nonfinite == "skip",
         )
 
-    def _code_of(self, index: int, format: str, tensor: int) -> _core.Code:
+    def _code_of(self, index: int, format: str, tensor: int) -> tuple[str, dict[str, Any]]:
         options: dict[str, Any] = {}
         if index > 0 and format in ("dyn8", "dyn4", "fp8", "fp8x32"):
             options["signed"] = index == 1
         if index > 0 and format in ("dyn8", "dyn4", "fp8"):
-            options["compat"] = self._compat
+            options["compat"] = self._kind.compat
         if format == "bf16+8sr":
             options.update(seed=self._seed, step=0, tensor=tensor)
         # Initial weights are rounded to nearest; in bf16 the codes are the same ones.
-        return _code("bf16" if format == "bf16_sr" else format, options)[0]
+        return "bf16" if format == "bf16_sr" else format, options
 
 
 def _hyper(optimizer: str, given: Mapping[str, Any]) -> list[tuple[str, float]]:
