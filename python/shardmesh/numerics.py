@@ -5,12 +5,13 @@ Results are NumPy arrays. Formats are the C++ library's: kernels/encode.h says h
 """
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from . import _arrays, _core
+from . import _arguments, _arrays, _core
 from ._arrays import np
 from .errors import InvalidArgument
 
@@ -26,6 +27,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "fp8_tensor": {"element": "e4m3", "power_of_2": False}, "fp8_row": {"power_of_2": True},
     "fp8_block": {"power_of_2": False}, "mx8": {"scaling": "rceil"},
 }
+_FLT_MAX = float(np.finfo(np.float32).max)
+_ALIGNMENT = 256  # of a step's first element
 _CHOICES = {"compat": (None, "torchao"), "element": ("e4m3", "e5m2"), "scaling": ("rceil", "floor")}
 
 
@@ -41,11 +44,12 @@ def encode(array: Any, format: str, **options: Any) -> dict[str, np.ndarray[Any,
       fp8_tensor                   element="e4m3" (or "e5m2"), power_of_2=False
       fp8_row, fp8_block           power_of_2=True, and False: as torchao's recipes
       mx8                          scaling="rceil" (or "floor")
-      nf4                          mean=None (a number: taken in place of the scales' own mean)
+      nf4                          mean=None (a finite number: taken in place of the scales' own mean)
     InvalidArgument: no such format or option, values that the format cannot hold, a shape that it does not fit.
     """
     code, mean = _code(format, options)
     source = _arrays.floats("the array", array)
+    _arguments.place(options.get("first_element", 0), source.size)
     parts = _empty(code, source.shape)
     code.encode(source.shape, source, list(parts.values()), mean)
     return parts
@@ -83,14 +87,17 @@ def _code(format: str, options: Mapping[str, Any]) -> tuple[_core.Code, float | 
         if name in _CHOICES and value not in _CHOICES[name]:
             raise InvalidArgument(f"{format}: {name} is {value!r:.40}; it is one of {_CHOICES[name]}")
     chosen = {**known, **options}
-    mean = chosen.get("mean")
+    mean = None if chosen.get("mean") is None else _arguments.number(f"{format}: mean", chosen["mean"])
+    if mean is not None and not abs(mean) <= _FLT_MAX:
+        raise InvalidArgument(f"{format}: mean is {mean}; it is a finite fp32 number")
     code = _core.Code(
         format, signed=bool(chosen.get("signed", True)), torchao=chosen.get("compat") == "torchao",
         e5m2=chosen.get("element") == "e5m2", power_of_2=bool(chosen.get("power_of_2", False)),
         floor=chosen.get("scaling") == "floor", stochastic=bool(chosen.get("stochastic", False)),
-        state=chosen.get("state"), **{name: operator.index(chosen.get(name, value)) for name, value in _PLACE.items()},
+        state=None if chosen.get("state") is None else _arguments.integer("state", chosen["state"]),
+        **{name: _arguments.integer(name, chosen.get(name, value)) for name, value in _PLACE.items()},
     )
-    return code, None if mean is None else float(mean)
+    return code, mean
 
 
 class Stream(MutableMapping[str, "np.ndarray[Any, Any]"]):
@@ -237,16 +244,18 @@ class Step:
     def __repr__(self) -> str:
         return f"<Step of {self._kind}>"
 
-    def init(self, array: Any, tensor: int = 0) -> State:
+    def init(self, array: Any, tensor: int = 0, first_element: int = 0) -> State:
         """A state with these weights (fp32 or bf16), rounded to nearest, and moments of 0.
 
-        bf16+8sr, which has no such rounding, takes the draws of step 0. Errors as encode().
+        bf16+8sr, which has no such rounding, takes the draws of step 0; tensor and first_element place the array among
+        them, as in apply(), so that pieces of a tensor have the bits of the whole. Errors as encode().
         """
         source = _arrays.floats("the weights", array)
+        first = _arguments.place(first_element, source.size, _ALIGNMENT)
         names = {"weights": self._kind.weights, **dict.fromkeys(self._kind.moments, self._kind.states)}
         streams = {}
         for index, (name, format) in enumerate(names.items()):
-            streams[name] = Stream(name, *self._code_of(index, format, tensor), source.shape)
+            streams[name] = Stream(name, *self._code_of(index, format, tensor, first), source.shape)
             if index > 0 and self._kind.compat is not None:
                 streams[name]._clear()
             else:
@@ -279,23 +288,24 @@ class Step:
                 raise InvalidArgument(f"gradient {i} is of {each.dtype}, gradient 0 of {gradients[0].dtype}")
         if self._matrix and len(state.shape) != 2:
             raise InvalidArgument(f"muon steps matrices; the state has the shape {state.shape}")
-        size = int(np.prod(state.shape))
+        size = math.prod(state.shape)
+        first = _arguments.place(first_element, size, _ALIGNMENT)
         weights, *moments = [list(stream.values()) for stream in state.parts.values()]
         return self._core.apply(
             size, state.shape[-1] if state.shape else 1, weights, moments, gradients,
             bool(gradients) and gradients[0].dtype == np.uint16, step=step, tensor=tensor,
-            first_element=operator.index(first_element), clip=clip,
+            first_element=first, clip=clip,
             divide=float(len(gradients) if divide is None else divide), skip=nonfinite == "skip",
         )
 
-    def _code_of(self, index: int, format: str, tensor: int) -> tuple[str, dict[str, Any]]:
+    def _code_of(self, index: int, format: str, tensor: int, first: int) -> tuple[str, dict[str, Any]]:
         options: dict[str, Any] = {}
         if index > 0 and format in ("dyn8", "dyn4", "fp8", "fp8x32"):
             options["signed"] = index == 1
         if index > 0 and format in ("dyn8", "dyn4", "fp8"):
             options["compat"] = self._kind.compat
         if format == "bf16+8sr":
-            options.update(seed=self._seed, step=0, tensor=tensor)
+            options.update(seed=self._seed, step=0, tensor=tensor, first_element=first)
         # Initial weights are rounded to nearest; in bf16 the codes are the same ones.
         return "bf16" if format == "bf16_sr" else format, options
 

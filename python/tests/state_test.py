@@ -69,6 +69,41 @@ class StateTest(unittest.TestCase):
                 np.testing.assert_equal(snapshot(other), snapshot(state))
             self.refused("has no other", others[-1].parts["weights"].__setitem__, "other", numbers(0))
 
+    def test_pieces_begin_and_go_on_as_the_whole(self):
+        weights, gradient = numbers(0, 6, 256).ravel() * np.float32(1.001), numbers(1, 6, 256).ravel()
+        for format in "fp32", "bf16", "bf16_sr", "bf16+16", "bf16+8sr", "int8_row":
+            shape = (6, 256) if format == "int8_row" else (6 * 256,)
+            step = Step("AdamW", format, "dyn8", seed=5)
+            whole = step.init(weights.reshape(shape), tensor=4)
+            started = snapshot(whole)
+            step.apply(whole, gradient.reshape(shape), 1, tensor=4)
+            for begin, end in (0, 2), (2, 5), (5, 6):
+                rows, elements = slice(begin, end), slice(begin * 256, end * 256)
+                own = (end - begin, 256) if format == "int8_row" else (-1,)
+                place = {"tensor": 4, "first_element": begin * 256}
+                piece = step.init(weights[elements].reshape(own), **place)
+                blocks = {"scales": rows} if format == "int8_row" else {}
+                for when in started, snapshot(whole):
+                    for part, array in piece.parts["weights"].items():
+                        want = when["weights"][part]
+                        want = want[blocks[part]] if part in blocks else want.ravel()[elements]
+                        np.testing.assert_array_equal(array.ravel(), want, (format, begin, part))
+                    if when is started:
+                        step.apply(piece, gradient[elements].reshape(own), 1, **place)
+
+    def test_places_are_checked(self):
+        step, last = Step("SGD", "bf16+8sr"), 2**64 - 256
+        state = step.init(numbers(0, 256), first_element=last)
+        self.assertTrue(step.apply(state, numbers(1, 256), 1, first_element=last))
+        encode(numbers(0, 256), "bf16_sr", first_element=last)
+        longer = numbers(0, 257)
+        for call in (step.init, longer), (step.apply, step.init(longer), longer, 1), (encode, longer, "bf16_sr"):
+            self.refused(f"first_element is {last}, with 257 elements", *call, first_element=last)
+            self.refused("first_element is -256", *call, first_element=-256)
+            self.refused("first_element is an integer of 1001 bits", *call, first_element=2**1000)
+            self.refused("multiple of 256", *call, first_element=1)
+            self.refused("first_element is 1.5", *call, first_element=1.5, kind=TypeError)
+
 
 if __name__ == "__main__":
     sys.exit(unittest.main())
