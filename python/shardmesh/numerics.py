@@ -6,7 +6,6 @@ Results are NumPy arrays. Formats are the C++ library's: kernels/encode.h says h
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -38,9 +37,10 @@ def encode(array: Any, format: str, **options: Any) -> dict[str, np.ndarray[Any,
     Options, and what is taken where one is not given:
       bf16_sr, bf16+8sr, int8_row  seed=0, step=1, tensor=0, first_element=0: which random draws; bf16_sr also
                                    state=None (0, 1 or 2: those of that optimizer state); int8_row
-                                   stochastic=False and compat=None ("torchao": its scales, bit for bit)
-      dyn8, dyn4, fp8, fp8x32      signed=True (False: second moments); but fp8x32 also compat=None ("torchao": its
-                                   levels, scales and ties, bit for bit)
+                                   stochastic=False and compat=None ("torchao": its scales, bit for bit of fp32
+                                   arrays; of bf16 ones torchao computes int8_row, and nf4, in bf16)
+      dyn8, dyn4, fp8, fp8x32      signed=True (False: second moments)
+      dyn8, dyn4, fp8              compat=None ("torchao": its levels, scales and ties, bit for bit)
       fp8_tensor                   element="e4m3" (or "e5m2"), power_of_2=False
       fp8_row, fp8_block           power_of_2=True, and False: as torchao's recipes
       mx8                          scaling="rceil" (or "floor")
@@ -61,7 +61,7 @@ def decode(parts: Mapping[str, Any], format: str, shape: Sequence[int], **option
     InvalidArgument: no such format or option, or parts that are not those of the shape.
     """
     code, _ = _code(format, options)
-    sizes = tuple(operator.index(size) for size in shape)
+    sizes = tuple(_arguments.integer("a size of the shape", size) for size in shape)
     arrays = [_part(parts, f"{format}: ", name, dtype, of_part) for name, dtype, of_part in code.parts(sizes)]
     values = np.empty(sizes, np.float32)
     code.decode(sizes, arrays, values)
@@ -80,7 +80,7 @@ def _empty(code: _core.Code, shape: tuple[int, ...]) -> dict[str, np.ndarray[Any
 
 def _code(format: str, options: Mapping[str, Any]) -> tuple[_core.Code, float | None]:
     """The format with its options, and nf4's mean."""
-    known = _OPTIONS.get(format, {})  # of no format: C++ says so
+    known = _OPTIONS.get(_arguments.text("format", format), {})  # of no format: C++ says so
     for name, value in options.items():
         if format in _OPTIONS and name not in known:
             raise InvalidArgument(f"{format} has no option {name}; it has {', '.join(known) or 'none'}")
@@ -217,11 +217,12 @@ class Step:
 
     optimizer: "SGD", "Adam", "AdamW", "AMSGrad" (Adam with amsgrad), "Lion", or "Muon" for whole matrices;
     hyperparameters have torch.optim's names and defaults. seed: of the draws of stochastic rounding.
-    implementation: "reference" or "simd", which have the same bits; None is the best for this processor. fast (of Muon):
-    products by the machine's BLAS, so weights close to the exact mode's, but not their bits. compat="torchao": codes, scales and weights as torchao's optimizers on a
-    CPU (kernels/torchao_step.h), of Adam and AdamW with weights fp32, bf16 and bf16_sr and states fp32, dyn8, dyn4 and
-    fp8, in whole blocks.
-    InvalidArgument: no such optimizer, format or hyper-parameter, or a value out of its range.
+    implementation: "reference" or "simd", which have the same bits; None is the best for this processor.
+    fast (of Muon): products by the machine's BLAS (`blas` says which), so weights close to the exact mode's, but not
+    their bits.
+    compat="torchao": codes, scales and weights as torchao's optimizers on a CPU (kernels/torchao_step.h), of Adam and
+    AdamW with weights fp32, bf16 and bf16_sr and states fp32, dyn8, dyn4 and fp8, in whole blocks.
+    InvalidArgument: no such optimizer, format or hyper-parameter, or a value out of its range. TypeError: no number.
     Unimplemented: implementation="simd" on a processor without AVX2 and FMA. FailedPrecondition: fast without a BLAS.
     """
 
@@ -231,18 +232,27 @@ class Step:
     ) -> None:
         if compat not in _CHOICES["compat"]:
             raise InvalidArgument(f"compat is {compat!r:.40}; it is one of {_CHOICES['compat']}")
-        name = optimizer.lower()
+        name = _arguments.text("optimizer", optimizer).lower()
         self._matrix = name == "muon"
         if name == "amsgrad":
+            if not hyperparameters.get("amsgrad", True):
+                raise InvalidArgument(f"AMSGrad: amsgrad is {hyperparameters['amsgrad']!r:.40}; Adam is without it")
             name, hyperparameters = "adam", {**hyperparameters, "amsgrad": True}
+        self._seed = _arguments.integer("seed", seed)
         self._core = _core.OptimizerStep(
-            name, _hyper(name, hyperparameters), weights, states, compat == "torchao", operator.index(seed),
-            implementation or "", fast,
+            name, _hyper(name, hyperparameters), _arguments.text("weights", weights), _arguments.text("states", states),
+            compat == "torchao", self._seed,
+            "" if implementation is None else _arguments.text("implementation", implementation), bool(fast),
         )
-        self._kind, self._seed = _Kind(name, weights, states, compat, self._core.states), operator.index(seed)
+        self._kind = _Kind(name, weights, states, compat, self._core.states)
+
+    @property
+    def blas(self) -> str | None:
+        """Of the fast mode: the file of the BLAS that multiplies, as the loader found it. None: not fast."""
+        return self._core.blas
 
     def __repr__(self) -> str:
-        return f"<Step of {self._kind}>"
+        return f"<Step of {self._kind}{'' if self.blas is None else f'; fast, by {self.blas}'}>"
 
     def init(self, array: Any, tensor: int = 0, first_element: int = 0) -> State:
         """A state with these weights (fp32 or bf16), rounded to nearest, and moments of 0.
@@ -275,6 +285,8 @@ class Step:
         its index; "skip": False. InvalidArgument also: arrays of another shape or type, or that overlap; stored scales
         that are negative, 0 or not finite; a state of another optimizer, compat or formats. Nothing is changed then.
         """
+        if not isinstance(state, State):
+            raise TypeError(f"state is {state!r:.40}; it is a State, as init() makes one")
         if state._kind != self._kind:
             raise InvalidArgument(f"the state is of {state._kind}; the step is of {self._kind}")
         if nonfinite not in ("fail", "skip"):
@@ -293,9 +305,9 @@ class Step:
         weights, *moments = [list(stream.values()) for stream in state.parts.values()]
         return self._core.apply(
             size, state.shape[-1] if state.shape else 1, weights, moments, gradients,
-            bool(gradients) and gradients[0].dtype == np.uint16, step=step, tensor=tensor,
-            first_element=first, clip=clip,
-            divide=float(len(gradients) if divide is None else divide), skip=nonfinite == "skip",
+            bool(gradients) and gradients[0].dtype == np.uint16, step=_arguments.integer("step", step),
+            tensor=_arguments.integer("tensor", tensor), first_element=first, clip=_arguments.number("clip", clip),
+            divide=_arguments.number("divide", len(gradients) if divide is None else divide), skip=nonfinite == "skip",
         )
 
     def _code_of(self, index: int, format: str, tensor: int, first: int) -> tuple[str, dict[str, Any]]:
@@ -308,6 +320,18 @@ class Step:
             options.update(seed=self._seed, step=0, tensor=tensor, first_element=first)
         # Initial weights are rounded to nearest; in bf16 the codes are the same ones.
         return "bf16" if format == "bf16_sr" else format, options
+
+
+def _numbers(what: str, value: Any, count: int) -> list[Any]:
+    try:
+        numbers = [] if isinstance(value, str) else list(value)
+    except TypeError:
+        numbers = []
+    if not numbers:
+        raise TypeError(f"{what} is {value!r:.40}; it is {count} numbers")
+    if len(numbers) != count:
+        raise InvalidArgument(f"{what} has {len(numbers)} numbers; it has {count}")
+    return numbers
 
 
 def _hyper(optimizer: str, given: Mapping[str, Any]) -> list[tuple[str, float]]:
@@ -323,8 +347,8 @@ def _hyper(optimizer: str, given: Mapping[str, Any]) -> list[tuple[str, float]]:
             values.append(("match_rms_adamw", _ADJUST_LR[value]))
             continue
         names = _SEVERAL.get(name, (name,))
-        numbers = value if name in _SEVERAL else (value,)
-        if len(numbers) != len(names):
-            raise InvalidArgument(f"{optimizer}: {name} has {len(numbers)} numbers; it has {len(names)}")
-        values += [(each, float(number)) for each, number in zip(names, numbers)]
+        numbers = _numbers(f"{optimizer}: {name}", value, len(names)) if name in _SEVERAL else (value,)
+        if name == "ns_steps" and not hasattr(value, "__index__"):
+            raise InvalidArgument(f"{optimizer}: ns_steps is {value!r:.40}; it is an integer")
+        values += [(each, _arguments.number(f"{optimizer}: {name}", one)) for each, one in zip(names, numbers)]
     return values

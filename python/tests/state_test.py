@@ -104,6 +104,72 @@ class StateTest(unittest.TestCase):
             self.refused("multiple of 256", *call, first_element=1)
             self.refused("first_element is 1.5", *call, first_element=1.5, kind=TypeError)
 
+    def test_nothing_is_done_with_nothing(self):
+        for weights in "fp32", "bf16+8sr", "int8_row":
+            for shape in (0,), (3, 0), (0, 3), (0, 0):
+                for optimizer in "SGD", "AMSGrad", "Lion", "Muon":
+                    if optimizer == "Muon" and (len(shape) != 2 or weights == "int8_row"):
+                        continue
+                    step, nothing = Step(optimizer, weights, "dyn8"), np.zeros(shape, np.float32)
+                    state = step.init(nothing)
+                    before = snapshot(state)
+                    self.assertTrue(step.apply(state, [nothing, nothing], 1))
+                    np.testing.assert_equal(snapshot(state), before)
+                    self.assertEqual(state.weights.shape, shape)
+                    self.refused("clip is nan", step.apply, state, nothing, 1, clip=np.nan)
+        step = Step("AdamW", "bf16_sr", "dyn8", compat="torchao")
+        self.assertTrue(step.apply(step.init(numbers(0, 0)), numbers(0, 0), 1))
+
+    def test_numbers_of_muon_are_checked_at_once(self):
+        for name, values in {
+            "ns_steps": (2.5, 5.0, "5", np.nan, -1, 100, 2**70), "eps": (0, -1, np.nan, 1e7, 1e-39),
+            "ns_coefficients": ((1, 2, np.inf), (np.nan, 1, 2), (1, 1e39, 1), (1, 2)), "momentum": (1.5, -0.1, np.nan),
+        }.items():
+            for value in values:
+                self.refused(name, Step, "Muon", **{name: value})
+        self.refused("ns_steps is 100; it must lie in [0, 99]", Step, "Muon", ns_steps=100)
+        Step("Muon", ns_steps=np.int64(99), ns_coefficients=np.ones(3), eps=1e-7)
+
+    def test_values_of_another_type_are_named(self):
+        for message, arguments, options in [
+            ("adam: betas is 0.9; it is 2 numbers", ("Adam",), {"betas": 0.9}),
+            ("adam: betas is '12'; it is 2 numbers", ("Adam",), {"betas": "12"}),
+            ("adam: betas is 'x'; it is a number", ("Adam",), {"betas": (0.9, "x")}),
+            ("sgd: lr is 'x'; it is a number", ("SGD",), {"lr": "x"}),
+            ("sgd: lr is '0.1'; it is a number", ("SGD",), {"lr": "0.1"}),
+            ("sgd: lr is None; it is a number", ("SGD",), {"lr": None}),
+            ("optimizer is None; it is a string", (None,), {}), ("weights is 1; it is a string", ("SGD", 1), {}),
+            ("states is None; it is a string", ("SGD", "fp32", None), {}),
+            ("seed is 1.5; it is an integer", ("SGD",), {"seed": 1.5}),
+            ("implementation is 1; it is a string", ("SGD",), {"implementation": 1}),
+        ]:
+            self.refused(message, Step, *arguments, kind=TypeError, **options)
+        step, good = Step("AdamW"), numbers(1)
+        state = step.init(numbers(0))
+        before = snapshot(state)
+        for message, wrong in [
+            ("step is 1.5; it is an integer", {"step": 1.5}), ("tensor is 'x'", {"tensor": "x"}),
+            ("clip is 'x'", {"clip": "x"}), ("divide is (1,)", {"divide": (1,)}), ("state is {}", {"state": {}}),
+        ]:
+            self.refused(message, step.apply, kind=TypeError, **{"state": state, "gradient": good, "step": 1, **wrong})
+        np.testing.assert_equal(snapshot(state), before)
+        self.refused("tensor is 1.5", Step("SGD", "bf16+8sr").init, good, tensor=1.5, kind=TypeError)
+        self.refused("format is None", encode, good, None, kind=TypeError)
+        self.refused("state is 'x'", encode, good, "bf16_sr", state="x", kind=TypeError)
+        self.refused("lr is inf", Step, "SGD", lr=10**400)
+        self.refused("AMSGrad: amsgrad is False", Step, "AMSGrad", amsgrad=False)
+        self.assertEqual(len(Step("AMSGrad", amsgrad=True).init(good).moments), 3)
+
+    def test_the_fast_mode_names_its_library(self):
+        self.assertIsNone(Step("Muon").blas)
+        self.assertNotIn("fast", repr(Step("Muon")))
+        try:
+            fast = Step("Muon", fast=True)
+        except errors.FailedPrecondition as error:
+            self.skipTest(f"SKIPPED: {error}")
+        self.assertIn(fast.blas, ("libopenblas.so.0", "libmkl_rt.so", "libblas.so.3"))
+        self.assertIn(f"fast, by {fast.blas}", repr(fast))
+
 
 if __name__ == "__main__":
     sys.exit(unittest.main())
