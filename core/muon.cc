@@ -18,13 +18,14 @@ absl::Status Check(const OptimizerHyper& hyper, const MuonOptions& options, int6
   if (!(hyper.eps >= std::numeric_limits<float>::min() && hyper.eps <= 1e6)) {
     return absl::InvalidArgumentError(absl::StrCat("muon: eps is ", hyper.eps, "; it must lie in [1.2e-38, 1e6]"));
   }
-  if (!std::isfinite(options.a) || !std::isfinite(options.b) || !std::isfinite(options.c)) {
-    return absl::InvalidArgumentError(absl::StrCat("muon: the coefficients are ", options.a, ", ", options.b, " and ",
-                                                   options.c, "; they must be finite"));
+  for (const double coefficient : {options.a, options.b, options.c}) {
+    if (std::abs(coefficient) <= std::numeric_limits<float>::max()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("muon: ns_coefficients are ", options.a, ", ", options.b, " and ",
+                                                   options.c, "; they must be finite fp32 numbers"));
   }
   if (options.iterations < 0 || options.iterations > 99) {
     return absl::InvalidArgumentError(
-        absl::StrCat("muon: ", options.iterations, " iterations; the number must lie in [0, 99]"));
+        absl::StrCat("muon: ns_steps is ", options.iterations, "; it must lie in [0, 99]"));
   }
   if (rows < 1 || columns < 1) {
     return absl::InvalidArgumentError(

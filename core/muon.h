@@ -44,7 +44,8 @@ struct MuonScalars {
 
 // The scalars of an A x B matrix (A rows); they are the same at every step.
 // InvalidArgument, naming the field: `hyper` is not Muon's or not valid; eps not in [1.2e-38, 1e6] (then a zero matrix
-// over it is 0 and not NaN); a coefficient not finite; iterations not in [0, 99]; less than one row or column.
+// over it is 0 and not NaN); a coefficient not a finite fp32 number; iterations not in [0, 99];
+// less than one row or column.
 absl::StatusOr<MuonScalars> ComputeMuonScalars(const OptimizerHyper& hyper, const MuonOptions& options, int64_t rows,
                                                int64_t columns);
 

@@ -59,10 +59,12 @@ TEST(MuonScalars, WrongNumbers_InvalidArgumentNamesThem) {
   fails(hyper, {}, 4, "lr");
   MuonOptions options;
   options.iterations = 100;
-  fails(Muon(), options, 4, "100 iterations");
+  fails(Muon(), options, 4, "ns_steps is 100");
   options = MuonOptions();
   options.b = INFINITY;
-  fails(Muon(), options, 4, "inf");
+  fails(Muon(), options, 4, "ns_coefficients are 3.4445, inf");
+  options.b = 1e39;
+  fails(Muon(), options, 4, "1e+39");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "core/muon.h"
 #include "core/status.h"
+#include "kernels/blas.h"
 #include "kernels/fused_step.h"
 #include "kernels/muon.h"
 #include "kernels/optimizer_step.h"
@@ -48,7 +49,7 @@ void Set(BoundStep& step, const std::string& name, double value) {
   for (const auto& [known, field] : coefficients) {
     if (name == known) return void(*field = value);
   }
-  if (name == "ns_steps") return void(muon.iterations = static_cast<int>(std::max(-1.0, std::min(value, 1e6))));
+  if (name == "ns_steps") return void(muon.iterations = static_cast<int>(std::clamp(value, -1e9, 1e9)));
   if (name == "match_rms_adamw") {
     return void(muon.lr_adjust = value != 0 ? MuonLrAdjust::kMatchRmsAdamW : MuonLrAdjust::kOriginal);
   }
@@ -113,10 +114,17 @@ BoundStep CreateStep(const Text& optimizer, const Hyper& hyper, const Text& weig
   step.torchao = torchao;
   step.function = FunctionOf(torchao, implementation.value);
   if (context.hyper.kind == OptimizerKind::kMuon) {
+    OrThrow(ComputeMuonScalars(context.hyper, step.muon, 1, 1));  // its checks, before there is a matrix
     step.muon_function = step.function == OptimizerStepReference ? MuonStepReference : MuonStepSimd;
   }
   if (fast) SetFast(step, implementation.value);
   return step;
+}
+
+// Of the fast mode: the file of its BLAS.
+std::optional<std::string> BlasOf(const BoundStep& step) {
+  if (!step.fast) return std::nullopt;
+  return OrThrow(Blas::Find())->name();
 }
 
 py::tuple StateNames(const BoundStep& step) {
@@ -130,10 +138,11 @@ class BoundRun {
  public:
   BoundRun(const OptimizerContext& context, int64_t elements, int64_t row_elements) : context_(context) {
     run_.num_elements = elements;
-    run_.row_elements = row_elements;
+    run_.row_elements = std::max<int64_t>(row_elements, 1);  // of an empty array: rows of any size
   }
 
   StoredRun Stored(absl::string_view name, const StoredLayout& layout, const py::list& parts) {
+    if (run_.num_elements == 0) return {};  // though rows without elements have scales
     const auto codes = Borrow(parts, 0, layout.codes, absl::StrCat(name, ".codes"));
     const auto extra = layout.extra.bytes == 0 ? nullptr : Borrow(parts, 1, layout.extra, absl::StrCat(name, ".extra"));
     return {codes, extra};
@@ -168,7 +177,7 @@ class BoundRun {
 absl::Status ApplyMuon(const BoundStep& step, const OptimizerContext& context, const OptimizerRun& run) {
   MuonMatrix matrix;
   matrix.columns = run.row_elements;
-  matrix.rows = run.num_elements / std::max<int64_t>(run.row_elements, 1);
+  matrix.rows = run.num_elements / run.row_elements;
   ASSIGN_OR_RETURN(matrix.scalars, ComputeMuonScalars(context.hyper, step.muon, matrix.rows, matrix.columns));
   if (step.fast && std::max(matrix.rows, matrix.columns) > std::numeric_limits<int>::max()) {
     return absl::InvalidArgumentError(absl::StrCat("muon's fast mode: a matrix of ", matrix.rows, " x ", matrix.columns,
@@ -200,6 +209,7 @@ absl::Status Apply(const BoundStep& step, const OptimizerContext& context, const
                                                    first->value, "; gradients are finite, and below FLT_MAX / ",
                                                    run.num_slots));
   }
+  if (run.num_elements == 0) return absl::OkStatus();
   if (step.muon_function != nullptr) return ApplyMuon(step, context, run);
   step.function(context, run);
   return absl::OkStatus();
@@ -218,7 +228,7 @@ bool CallApply(const BoundStep& step, Integer elements, Integer row_elements, co
   run.first_element = Unsigned64(first_element, "first_element");
   run.clip = static_cast<float>(clip);
   run.divide_scale = static_cast<float>(1 / divide);
-  const StoredLayout layout = LayoutOf(context.weights, std::max<int64_t>(row_elements.value, 1));
+  const StoredLayout layout = LayoutOf(context.weights, run.row_elements);
   run.weights_in = run.weights_out = bound.Stored("weights", layout, weights);
   for (int s = 0; s < NumStates(context.hyper); ++s) {
     if (s >= static_cast<int>(states.size())) throw StatusError(absl::InvalidArgumentError("a state is missing"));
@@ -244,6 +254,7 @@ void BindStep(py::module_& module) {
       .def(py::init(&CreateStep), py::arg("optimizer"), py::arg("hyper"), py::arg("weights"), py::arg("states"),
            py::arg("torchao"), py::arg("seed"), py::arg("implementation"), py::arg("fast"))
       .def_property_readonly("states", &StateNames)
+      .def_property_readonly("blas", &BlasOf)
       .def("apply", &CallApply, py::arg("elements"), py::arg("row_elements"), py::arg("weights"), py::arg("states"),
            py::arg("gradients"), py::arg("bf16"), py::kw_only(), py::arg("step"), py::arg("tensor"),
            py::arg("first_element"), py::arg("clip"), py::arg("divide"), py::arg("skip"));

@@ -5,12 +5,12 @@ Results are NumPy arrays. Formats are the C++ library's: kernels/encode.h says h
 """
 from __future__ import annotations
 
-import operator
+import math
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import _arrays, _core
+from . import _arguments, _arrays, _core
 from ._arrays import np
 from .errors import InvalidArgument
 
@@ -26,6 +26,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "fp8_tensor": {"element": "e4m3", "power_of_2": False}, "fp8_row": {"power_of_2": True},
     "fp8_block": {"power_of_2": False}, "mx8": {"scaling": "rceil"},
 }
+_FLT_MAX = float(np.finfo(np.float32).max)
+_ALIGNMENT = 256  # of a step's first element
 _CHOICES = {"compat": (None, "torchao"), "element": ("e4m3", "e5m2"), "scaling": ("rceil", "floor")}
 
 
@@ -35,17 +37,19 @@ def encode(array: Any, format: str, **options: Any) -> dict[str, np.ndarray[Any,
     Options, and what is taken where one is not given:
       bf16_sr, bf16+8sr, int8_row  seed=0, step=1, tensor=0, first_element=0: which random draws; bf16_sr also
                                    state=None (0, 1 or 2: those of that optimizer state); int8_row
-                                   stochastic=False and compat=None ("torchao": its scales, bit for bit)
-      dyn8, dyn4, fp8, fp8x32      signed=True (False: second moments); but fp8x32 also compat=None ("torchao": its
-                                   levels, scales and ties, bit for bit)
+                                   stochastic=False and compat=None ("torchao": its scales, bit for bit of fp32
+                                   arrays; of bf16 ones torchao computes int8_row, and nf4, in bf16)
+      dyn8, dyn4, fp8, fp8x32      signed=True (False: second moments)
+      dyn8, dyn4, fp8              compat=None ("torchao": its levels, scales and ties, bit for bit)
       fp8_tensor                   element="e4m3" (or "e5m2"), power_of_2=False
       fp8_row, fp8_block           power_of_2=True, and False: as torchao's recipes
       mx8                          scaling="rceil" (or "floor")
-      nf4                          mean=None (a number: taken in place of the scales' own mean)
+      nf4                          mean=None (a finite number: taken in place of the scales' own mean)
     InvalidArgument: no such format or option, values that the format cannot hold, a shape that it does not fit.
     """
     code, mean = _code(format, options)
     source = _arrays.floats("the array", array)
+    _arguments.place(options.get("first_element", 0), source.size)
     parts = _empty(code, source.shape)
     code.encode(source.shape, source, list(parts.values()), mean)
     return parts
@@ -57,7 +61,7 @@ def decode(parts: Mapping[str, Any], format: str, shape: Sequence[int], **option
     InvalidArgument: no such format or option, or parts that are not those of the shape.
     """
     code, _ = _code(format, options)
-    sizes = tuple(operator.index(size) for size in shape)
+    sizes = tuple(_arguments.integer("a size of the shape", size) for size in shape)
     arrays = [_part(parts, f"{format}: ", name, dtype, of_part) for name, dtype, of_part in code.parts(sizes)]
     values = np.empty(sizes, np.float32)
     code.decode(sizes, arrays, values)
@@ -76,21 +80,24 @@ def _empty(code: _core.Code, shape: tuple[int, ...]) -> dict[str, np.ndarray[Any
 
 def _code(format: str, options: Mapping[str, Any]) -> tuple[_core.Code, float | None]:
     """The format with its options, and nf4's mean."""
-    known = _OPTIONS.get(format, {})  # of no format: C++ says so
+    known = _OPTIONS.get(_arguments.text("format", format), {})  # of no format: C++ says so
     for name, value in options.items():
         if format in _OPTIONS and name not in known:
             raise InvalidArgument(f"{format} has no option {name}; it has {', '.join(known) or 'none'}")
         if name in _CHOICES and value not in _CHOICES[name]:
             raise InvalidArgument(f"{format}: {name} is {value!r:.40}; it is one of {_CHOICES[name]}")
     chosen = {**known, **options}
-    mean = chosen.get("mean")
+    mean = None if chosen.get("mean") is None else _arguments.number(f"{format}: mean", chosen["mean"])
+    if mean is not None and not abs(mean) <= _FLT_MAX:
+        raise InvalidArgument(f"{format}: mean is {mean}; it is a finite fp32 number")
     code = _core.Code(
         format, signed=bool(chosen.get("signed", True)), torchao=chosen.get("compat") == "torchao",
         e5m2=chosen.get("element") == "e5m2", power_of_2=bool(chosen.get("power_of_2", False)),
         floor=chosen.get("scaling") == "floor", stochastic=bool(chosen.get("stochastic", False)),
-        state=chosen.get("state"), **{name: operator.index(chosen.get(name, value)) for name, value in _PLACE.items()},
+        state=None if chosen.get("state") is None else _arguments.integer("state", chosen["state"]),
+        **{name: _arguments.integer(name, chosen.get(name, value)) for name, value in _PLACE.items()},
     )
-    return code, None if mean is None else float(mean)
+    return code, mean
 
 
 class Stream(MutableMapping[str, "np.ndarray[Any, Any]"]):
@@ -100,10 +107,18 @@ class Stream(MutableMapping[str, "np.ndarray[Any, Any]"]):
     an array that cannot be written.
     """
 
-    def __init__(self, name: str, format: str, code: _core.Code, shape: tuple[int, ...]) -> None:
-        self._name, self._format, self._code, self._shape = name, format, code, shape
-        self._layout = {part: (dtype, of_part) for part, dtype, of_part in code.parts(shape)}
-        self._arrays = _empty(code, shape)
+    def __init__(self, name: str, format: str, options: Mapping[str, Any], shape: tuple[int, ...]) -> None:
+        self._name, self._format, self._options, self._shape = name, format, options, shape
+        self._code, _ = _code(format, options)
+        self._layout = {part: (dtype, of_part) for part, dtype, of_part in self._code.parts(shape)}
+        self._arrays = _empty(self._code, shape)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._name, self._format, self._options, self._shape, self._arrays
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        Stream.__init__(self, *state[:-1])
+        self.update(state[-1])
 
     def __getitem__(self, part: str) -> np.ndarray[Any, Any]:
         return self._arrays[part]
@@ -139,11 +154,32 @@ class Stream(MutableMapping[str, "np.ndarray[Any, Any]"]):
         return values
 
 
-class State:
-    """The weights of one tensor and its optimizer states, as stored. Step.init() makes one."""
+class _Kind(NamedTuple):
+    """What a state and a step must have in common."""
 
-    def __init__(self, shape: tuple[int, ...], streams: dict[str, Stream]) -> None:
-        self._shape, self._streams = shape, streams
+    optimizer: str
+    weights: str
+    states: str
+    compat: str | None
+    moments: tuple[str, ...]
+
+    def __str__(self) -> str:
+        compat = "" if self.compat is None else f", compat {self.compat}"
+        moments = ", ".join(self.moments) or "no moments"
+        return f"{self.optimizer} ({moments}) with weights {self.weights}, states {self.states}{compat}"
+
+
+class State:
+    """The weights of one tensor and its optimizer states, as stored. Step.init() makes one.
+
+    copy.deepcopy() and pickle copy the arrays; copy.copy() shares them.
+    """
+
+    def __init__(self, kind: _Kind, shape: tuple[int, ...], streams: dict[str, Stream]) -> None:
+        self._kind, self._shape, self._streams = kind, shape, streams
+
+    def __repr__(self) -> str:
+        return f"<State of {self._kind}; shape {self._shape}>"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -181,11 +217,12 @@ class Step:
 
     optimizer: "SGD", "Adam", "AdamW", "AMSGrad" (Adam with amsgrad), "Lion", or "Muon" for whole matrices;
     hyperparameters have torch.optim's names and defaults. seed: of the draws of stochastic rounding.
-    implementation: "reference" or "simd", which have the same bits; None is the best for this processor. fast (of Muon):
-    products by the machine's BLAS, so weights close to the exact mode's, but not their bits. compat="torchao": codes, scales and weights as torchao's optimizers on a
-    CPU (kernels/torchao_step.h), of Adam and AdamW with weights fp32, bf16 and bf16_sr and states fp32, dyn8, dyn4 and
-    fp8, in whole blocks.
-    InvalidArgument: no such optimizer, format or hyper-parameter, or a value out of its range.
+    implementation: "reference" or "simd", which have the same bits; None is the best for this processor.
+    fast (of Muon): products by the machine's BLAS (`blas` says which), so weights close to the exact mode's, but not
+    their bits.
+    compat="torchao": codes, scales and weights as torchao's optimizers on a CPU (kernels/torchao_step.h), of Adam and
+    AdamW with weights fp32, bf16 and bf16_sr and states fp32, dyn8, dyn4 and fp8, in whole blocks.
+    InvalidArgument: no such optimizer, format or hyper-parameter, or a value out of its range. TypeError: no number.
     Unimplemented: implementation="simd" on a processor without AVX2 and FMA. FailedPrecondition: fast without a BLAS.
     """
 
@@ -195,31 +232,45 @@ class Step:
     ) -> None:
         if compat not in _CHOICES["compat"]:
             raise InvalidArgument(f"compat is {compat!r:.40}; it is one of {_CHOICES['compat']}")
-        name = optimizer.lower()
+        name = _arguments.text("optimizer", optimizer).lower()
         self._matrix = name == "muon"
         if name == "amsgrad":
+            if not hyperparameters.get("amsgrad", True):
+                raise InvalidArgument(f"AMSGrad: amsgrad is {hyperparameters['amsgrad']!r:.40}; Adam is without it")
             name, hyperparameters = "adam", {**hyperparameters, "amsgrad": True}
+        self._seed = _arguments.integer("seed", seed)
         self._core = _core.OptimizerStep(
-            name, _hyper(name, hyperparameters), weights, states, compat == "torchao", operator.index(seed),
-            implementation or "", fast,
+            name, _hyper(name, hyperparameters), _arguments.text("weights", weights), _arguments.text("states", states),
+            compat == "torchao", self._seed,
+            "" if implementation is None else _arguments.text("implementation", implementation), bool(fast),
         )
-        self._weights, self._states, self._seed, self._compat = weights, states, operator.index(seed), compat
+        self._kind = _Kind(name, weights, states, compat, self._core.states)
 
-    def init(self, array: Any, tensor: int = 0) -> State:
+    @property
+    def blas(self) -> str | None:
+        """Of the fast mode: the file of the BLAS that multiplies, as the loader found it. None: not fast."""
+        return self._core.blas
+
+    def __repr__(self) -> str:
+        return f"<Step of {self._kind}{'' if self.blas is None else f'; fast, by {self.blas}'}>"
+
+    def init(self, array: Any, tensor: int = 0, first_element: int = 0) -> State:
         """A state with these weights (fp32 or bf16), rounded to nearest, and moments of 0.
 
-        bf16+8sr, which has no such rounding, takes the draws of step 0. Errors as encode().
+        bf16+8sr, which has no such rounding, takes the draws of step 0; tensor and first_element place the array among
+        them, as in apply(), so that pieces of a tensor have the bits of the whole. Errors as encode().
         """
         source = _arrays.floats("the weights", array)
-        names = {"weights": self._weights, **dict.fromkeys(self._core.states, self._states)}
+        first = _arguments.place(first_element, source.size, _ALIGNMENT)
+        names = {"weights": self._kind.weights, **dict.fromkeys(self._kind.moments, self._kind.states)}
         streams = {}
         for index, (name, format) in enumerate(names.items()):
-            streams[name] = Stream(name, format, self._code_of(index, format, tensor), source.shape)
-            if index > 0 and self._compat is not None:
+            streams[name] = Stream(name, *self._code_of(index, format, tensor, first), source.shape)
+            if index > 0 and self._kind.compat is not None:
                 streams[name]._clear()
             else:
                 streams[name]._encode(source if index == 0 else np.zeros(source.shape, np.float32))
-        return State(source.shape, streams)
+        return State(self._kind, source.shape, streams)
 
     def apply(
         self, state: State, gradient: Any, step: int, tensor: int = 0, first_element: int = 0, clip: float = 1.0,
@@ -232,8 +283,12 @@ class Step:
         first_element place the array among the job's random draws; first_element is a multiple of 256.
         nonfinite: what a gradient does that is NaN, infinite, or at least FLT_MAX / slots. "fail": InvalidArgument with
         its index; "skip": False. InvalidArgument also: arrays of another shape or type, or that overlap; stored scales
-        that are negative, 0 or not finite. Nothing is changed then.
+        that are negative, 0 or not finite; a state of another optimizer, compat or formats. Nothing is changed then.
         """
+        if not isinstance(state, State):
+            raise TypeError(f"state is {state!r:.40}; it is a State, as init() makes one")
+        if state._kind != self._kind:
+            raise InvalidArgument(f"the state is of {state._kind}; the step is of {self._kind}")
         if nonfinite not in ("fail", "skip"):
             raise InvalidArgument(f"nonfinite is {nonfinite!r:.40}; it is fail or skip")
         slots = list(gradient) if isinstance(gradient, (list, tuple)) else [gradient]
@@ -245,25 +300,38 @@ class Step:
                 raise InvalidArgument(f"gradient {i} is of {each.dtype}, gradient 0 of {gradients[0].dtype}")
         if self._matrix and len(state.shape) != 2:
             raise InvalidArgument(f"muon steps matrices; the state has the shape {state.shape}")
-        size = int(np.prod(state.shape))
+        size = math.prod(state.shape)
+        first = _arguments.place(first_element, size, _ALIGNMENT)
         weights, *moments = [list(stream.values()) for stream in state.parts.values()]
         return self._core.apply(
             size, state.shape[-1] if state.shape else 1, weights, moments, gradients,
-            bool(gradients) and gradients[0].dtype == np.uint16, step=step, tensor=tensor,
-            first_element=operator.index(first_element), clip=clip,
-            divide=float(len(gradients) if divide is None else divide), skip=nonfinite == "skip",
+            bool(gradients) and gradients[0].dtype == np.uint16, step=_arguments.integer("step", step),
+            tensor=_arguments.integer("tensor", tensor), first_element=first, clip=_arguments.number("clip", clip),
+            divide=_arguments.number("divide", len(gradients) if divide is None else divide), skip=nonfinite == "skip",
         )
 
-    def _code_of(self, index: int, format: str, tensor: int) -> _core.Code:
+    def _code_of(self, index: int, format: str, tensor: int, first: int) -> tuple[str, dict[str, Any]]:
         options: dict[str, Any] = {}
         if index > 0 and format in ("dyn8", "dyn4", "fp8", "fp8x32"):
             options["signed"] = index == 1
         if index > 0 and format in ("dyn8", "dyn4", "fp8"):
-            options["compat"] = self._compat
+            options["compat"] = self._kind.compat
         if format == "bf16+8sr":
-            options.update(seed=self._seed, step=0, tensor=tensor)
+            options.update(seed=self._seed, step=0, tensor=tensor, first_element=first)
         # Initial weights are rounded to nearest; in bf16 the codes are the same ones.
-        return _code("bf16" if format == "bf16_sr" else format, options)[0]
+        return "bf16" if format == "bf16_sr" else format, options
+
+
+def _numbers(what: str, value: Any, count: int) -> list[Any]:
+    try:
+        numbers = [] if isinstance(value, str) else list(value)
+    except TypeError:
+        numbers = []
+    if not numbers:
+        raise TypeError(f"{what} is {value!r:.40}; it is {count} numbers")
+    if len(numbers) != count:
+        raise InvalidArgument(f"{what} has {len(numbers)} numbers; it has {count}")
+    return numbers
 
 
 def _hyper(optimizer: str, given: Mapping[str, Any]) -> list[tuple[str, float]]:
@@ -279,8 +347,8 @@ def _hyper(optimizer: str, given: Mapping[str, Any]) -> list[tuple[str, float]]:
             values.append(("match_rms_adamw", _ADJUST_LR[value]))
             continue
         names = _SEVERAL.get(name, (name,))
-        numbers = value if name in _SEVERAL else (value,)
-        if len(numbers) != len(names):
-            raise InvalidArgument(f"{optimizer}: {name} has {len(numbers)} numbers; it has {len(names)}")
-        values += [(each, float(number)) for each, number in zip(names, numbers)]
+        numbers = _numbers(f"{optimizer}: {name}", value, len(names)) if name in _SEVERAL else (value,)
+        if name == "ns_steps" and not hasattr(value, "__index__"):
+            raise InvalidArgument(f"{optimizer}: ns_steps is {value!r:.40}; it is an integer")
+        values += [(each, _arguments.number(f"{optimizer}: {name}", one)) for each, one in zip(names, numbers)]
     return values

@@ -122,6 +122,14 @@ class NumericsTest(unittest.TestCase):
         with self.assertRaises(TypeError):
             encode(array, "bf16_sr", seed=1.5)
 
+    def test_the_mean_of_nf4_is_a_finite_number_of_fp32(self):
+        array = numbers(64)
+        for mean in np.nan, np.inf, -np.inf, 1e39, 10**400, -(10**400):
+            self.refused("nf4: mean is ", encode, array, "nf4", mean=mean)
+        with self.assertRaisesRegex(TypeError, "nf4: mean is 'x'; it is a number"):
+            encode(array, "nf4", mean="x")
+        self.assertEqual(encode(array, "nf4", mean=np.finfo(np.float32).max)["mean"], np.finfo(np.float32).max)
+
     def test_misaligned_arrays_are_refused(self):
         memory = np.zeros(4 * 32 + 1, np.uint8)
         self.refused("multiple of 4", encode, memory[1:].view(np.float32), "fp32")
