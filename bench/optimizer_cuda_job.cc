@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/device_cuda.h"
+#include "bench/step_context.h"
 #include "core/status.h"
 
 namespace shardmesh::bench {
@@ -94,20 +95,8 @@ absl::Status OptimizerCudaJob::MakeItems() {
   return absl::OkStatus();
 }
 
-OptimizerContext OptimizerCudaJob::ContextOf(int64_t step) const {
-  OptimizerContext context;
-  context.hyper = OptimizerHyper::Defaults(OptimizerKind::kAdamW);
-  context.scalars = ComputeStepScalars(context.hyper, step).value();
-  context.weights = formats_.weights;
-  context.states = formats_.states;
-  context.gradients = formats_.gradients;
-  context.seed = 1;
-  context.step = step;
-  return context;
-}
-
 absl::Status OptimizerCudaJob::Step() {
-  const OptimizerContext context = ContextOf(++steps_);
+  const OptimizerContext context = AdamWContext(formats_, ++steps_);
   return OptimizerStepListCuda({&context, 1}, items_, tables_[steps_ % 2], nullptr);
 }
 
@@ -143,7 +132,7 @@ absl::Status OptimizerCudaJob::VerifyTile(size_t tensor, int64_t tile) const {
   }
   run.first_element = static_cast<uint64_t>(begin);
   run.num_elements = n;
-  for (int64_t step = 1; step <= steps_; ++step) OptimizerStepReference(ContextOf(step), run);
+  for (int64_t step = 1; step <= steps_; ++step) OptimizerStepReference(AdamWContext(formats_, step), run);
   for (int stream = 0; stream < kStreams; ++stream) {
     std::vector<uint8_t> there(streams[stream].size());
     const int64_t offset = offsets_[stream][tensor] + parts_[stream].BytesOf(begin);

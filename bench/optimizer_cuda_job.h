@@ -36,7 +36,6 @@ class OptimizerCudaJob {
   absl::Status Fill() const;
   absl::Status MakeItems();
   absl::Status VerifyTile(size_t tensor, int64_t tile) const;
-  OptimizerContext ContextOf(int64_t step) const;
 
   const StepFormats formats_;
   std::vector<int64_t> sizes_, first_elements_;  // [tensor]; of the list

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "bench/step_context.h"
 #include "core/status.h"
 
 namespace shardmesh::bench {
@@ -150,23 +151,11 @@ absl::Status OptimizerJob::AddRun(int thread, int tensor, int64_t begin, int64_t
   run.first_element = begin;
   run.tensor = tensor;
   runs_[thread].push_back(run);
-  return CheckRun(ContextOf(1), run);
-}
-
-OptimizerContext OptimizerJob::ContextOf(int64_t step) const {
-  OptimizerContext context;
-  context.hyper = OptimizerHyper::Defaults(OptimizerKind::kAdamW);
-  context.scalars = ComputeStepScalars(context.hyper, step).value();
-  context.weights = formats_.weights;
-  context.states = formats_.states;
-  context.gradients = formats_.gradients;
-  context.seed = 1;
-  context.step = step;
-  return context;
+  return CheckRun(AdamWContext(formats_, 1), run);
 }
 
 void OptimizerJob::Step() {
-  const OptimizerContext context = ContextOf(++steps_);
+  const OptimizerContext context = AdamWContext(formats_, ++steps_);
   team_.Run([&](int thread) {
     for (const OptimizerRun& run : runs_[thread]) step_fn_(context, run);
   });

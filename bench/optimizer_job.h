@@ -64,7 +64,6 @@ class OptimizerJob {
   void FillWeights();
   absl::Status CutRuns(const std::vector<int64_t>& sizes);
   absl::Status AddRun(int thread, int tensor, int64_t begin, int64_t end);
-  OptimizerContext ContextOf(int64_t step) const;
 
   const StepFormats formats_;
   ThreadTeam& team_;

@@ -227,7 +227,7 @@ HWY_NOINLINE void AdamTiles(const StepPlan& plan, int64_t num_tiles) {
     const uint64_t first = run.first_element + static_cast<uint64_t>(index * kTileElements);
     // Copies whose address nobody has: they stay in registers, although vectors are stored in between.
     const ConstStoredTile weights_in = tile.weights_in;
-    const StoredTile weights_out = {run.changed == nullptr ? tile.weights_out.codes : codes, tile.weights_out.extra};
+    const StoredTile weights_out = {NewCodes(tile, codes), tile.weights_out.extra};
     if (tile.square_sum != nullptr) *tile.square_sum = SquaresOf(gradient, divide);
     states.Begin(tile.states_in, tile.states_out);
     for (int64_t group = 0; group < kTileElements; group += 64) {

@@ -18,7 +18,6 @@ class GroupDraws {
       Spread(KeyWord(0, round), keys_[round][0]);
       Spread(KeyWord(1, round), keys_[round][1]);
     }
-    Prepare(0);
   }
 
   // The output words of the group that `element`, a multiple of 64, begins.
@@ -78,7 +77,7 @@ class GroupDraws {
   alignas(32) uint64_t first_[4], second_[3][4];
   const PhiloxKey key_;
   const uint64_t tensor_, step_;
-  uint64_t high_ = 0;
+  uint64_t high_ = ~uint64_t{0};  // nothing is prepared yet
 };
 
 }  // namespace shardmesh::simd8

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <cmath>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -267,6 +268,9 @@ absl::Status Encode(const CodeSpec& spec, absl::Span<const int64_t> dims, const 
   RETURN_IF_ERROR(CheckMemory(spec, parts, memory, array, n));
   RETURN_IF_ERROR(CheckDraws(spec));
   RETURN_IF_ERROR(CheckValues(spec, n, array));
+  if (spec.format == CodeFormat::kNf4 && mean != nullptr && !std::isfinite(*mean)) {
+    return absl::InvalidArgumentError(absl::StrCat("nf4: mean is ", *mean, "; it is a finite fp32 number"));
+  }
   const ScopedFpEnvironment environment;
   EncodeChecked(spec, extent, parts, array, memory, mean);
   return absl::OkStatus();

@@ -90,7 +90,7 @@ absl::StatusOr<std::vector<CodePart>> PartsOf(const CodeSpec& spec, absl::Span<c
 // Writes the parts (in the order of PartsOf) of `array`. mean: of nf4, taken as given in place of the scales' own.
 //   InvalidArgument: as PartsOf; null or misaligned memory, or not as many parts; a step below 0 or a first element
 //   that is no multiple of 256 where there are draws; a value that the format cannot hold: NaN and infinity anywhere
-//   but in fp32 and the formats with bf16, a negative one without a sign. Nothing was written.
+//   but in fp32 and the formats with bf16, a negative one without a sign; a mean that is not finite. Nothing was written.
 absl::Status Encode(const CodeSpec& spec, absl::Span<const int64_t> dims, const float* array,
                     absl::Span<void* const> parts, const float* mean = nullptr);
 

@@ -13,23 +13,23 @@ WholeTilesFn OfGradients(Format gradients) {
   return gradients == Format::kFp32 ? AdamTiles<Weights, States, float> : AdamTiles<Weights, States, uint16_t>;
 }
 
+template <StateFormat kFormat>
+using CodedStates =
+    BlockStates<typename StateCode<F32x8, kFormat, true>::Type, typename StateCode<F32x8, kFormat, false>::Type>;
+
 template <class Weights>
 WholeTilesFn OfStates(StateFormat states, Format gradients) {
-  using Dyn8States = BlockStates<Dyn8<F32x8, true>, Dyn8<F32x8, false>>;
-  using Dyn4States = BlockStates<Dyn4<F32x8, true>, Dyn4<F32x8, false>>;
-  using Fp8States = BlockStates<Fp8<F32x8, true, 256, false>, Fp8<F32x8, false, 256, false>>;
-  using Fp8x32States = BlockStates<Fp8<F32x8, true, 32, true>, Fp8<F32x8, false, 32, true>>;
   switch (states) {
     case StateFormat::kFp32:
       return OfGradients<Weights, Fp32States>(gradients);
     case StateFormat::kDyn8:
-      return OfGradients<Weights, Dyn8States>(gradients);
+      return OfGradients<Weights, CodedStates<StateFormat::kDyn8>>(gradients);
     case StateFormat::kDyn4:
-      return OfGradients<Weights, Dyn4States>(gradients);
+      return OfGradients<Weights, CodedStates<StateFormat::kDyn4>>(gradients);
     case StateFormat::kFp8:
-      return OfGradients<Weights, Fp8States>(gradients);
+      return OfGradients<Weights, CodedStates<StateFormat::kFp8>>(gradients);
     case StateFormat::kFp8x32:
-      return OfGradients<Weights, Fp8x32States>(gradients);
+      return OfGradients<Weights, CodedStates<StateFormat::kFp8x32>>(gradients);
     default:
       return nullptr;
   }

@@ -139,26 +139,6 @@ struct Piece<0> {
   SHARDMESH_RULE void Store(uint8_t*, int, int) const {}
 };
 
-// The code of a state's blocks.
-template <StateFormat kFormat, bool kSigned>
-struct StateCode;
-template <bool kSigned>
-struct StateCode<StateFormat::kDyn8, kSigned> {
-  using Type = Dyn8<float, kSigned>;
-};
-template <bool kSigned>
-struct StateCode<StateFormat::kDyn4, kSigned> {
-  using Type = Dyn4<float, kSigned>;
-};
-template <bool kSigned>
-struct StateCode<StateFormat::kFp8, kSigned> {
-  using Type = Fp8<float, kSigned, 256, false>;
-};
-template <bool kSigned>
-struct StateCode<StateFormat::kFp8x32, kSigned> {
-  using Type = Fp8<float, kSigned, 32, true>;
-};
-
 // Calls visit(std::integral_constant<StateFormat, format>()).
 template <class Visit>
 void WithStateFormat(StateFormat format, const Visit& visit) {

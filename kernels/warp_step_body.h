@@ -85,7 +85,7 @@ class WarpBody {
 
  private:
   template <bool kSigned>
-  using Code = typename StateCode<kStates, kSigned>::Type;
+  using Code = typename StateCode<float, kStates, kSigned>::Type;
   static constexpr bool kCoded = kStates != StateFormat::kFp32 && kStates != StateFormat::kBf16Sr;
   static constexpr bool kNibbles = kStates == StateFormat::kDyn4;
   static constexpr bool kDraws = NeedsDraws(kWeights);

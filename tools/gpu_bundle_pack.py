@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Packs what tools/gpu_bundle built, and checks it. Arguments: the folder of the programs, and where the bundle goes.
+"""Packs what tools/gpu_bundle built, and checks it. Arguments: the folder of the programs, and where the bundle goes; or
+--targets, which prints what is to be built.
 
 Exits with 1 where a program needs a shared library but glibc's, one does not start here (without a GPU: lists its tests, or
 prints its help), or the archive is not smaller than 60 MB.
@@ -13,12 +14,12 @@ import sys
 import tarfile
 
 NAME = "shardmesh-gpu"
-# As the targets of tools/gpu_bundle.
 TESTS = ["kernels/fused_step_cuda_test", "kernels/optimizer_step_cuda_test"]
 BENCHMARKS = ["bench/optimizer_cuda"]
 FILES = ["bench/optimizer_rivals.py"]  # that the benchmarks open, at the same path below the folder
 LIMIT_BYTES = 60_000_000
 GLIBC = re.compile(r"(linux-vdso|ld-linux-[\w-]+|lib(c|m|dl|rt|pthread))\.so\.\d")
+
 
 def put(source, target):
     os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -59,6 +60,9 @@ def problems(folder, archive):
 
 
 def main():
+    if sys.argv[1:] == ["--targets"]:
+        print(*("//" + program.replace("/", ":") for program in TESTS + BENCHMARKS))
+        return
     programs, output = map(os.path.abspath, sys.argv[1:])
     os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     folder, archive = os.path.join(output, NAME), os.path.join(output, NAME + ".tar.gz")

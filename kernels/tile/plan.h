@@ -66,7 +66,7 @@ struct StepPlan {
   DrawStream weight_draws, state_draws[3];
   StoredLayout weights, states;
   TileBytes weights_tile, states_tile;
-  TileDigest digests[4][2];  // of the weights and each state: codes, extra
+  TileDigest digests[4][2];  // of the weights and each state, where they are asked for: codes, extra
 };
 
 // Without an extra part its pointer stays null: its bytes are 0.

@@ -97,7 +97,27 @@ struct Dyn4 {
   }
 };
 
-// Calls visit(code, ...) with an object of the code's type; nothing for fp32 and bf16_sr, which have no blocks.
+// The code of a format's blocks.
+template <class Number, StateFormat kFormat, bool kSigned>
+struct StateCode;
+template <class Number, bool kSigned>
+struct StateCode<Number, StateFormat::kDyn8, kSigned> {
+  using Type = Dyn8<Number, kSigned>;
+};
+template <class Number, bool kSigned>
+struct StateCode<Number, StateFormat::kDyn4, kSigned> {
+  using Type = Dyn4<Number, kSigned>;
+};
+template <class Number, bool kSigned>
+struct StateCode<Number, StateFormat::kFp8, kSigned> {
+  using Type = Fp8<Number, kSigned, 256, false>;
+};
+template <class Number, bool kSigned>
+struct StateCode<Number, StateFormat::kFp8x32, kSigned> {
+  using Type = Fp8<Number, kSigned, 32, true>;
+};
+
+// Calls visit(code) with an object of the code's type; nothing for fp32 and bf16_sr, which have no blocks.
 template <class Number, bool kSigned, class Visit>
 SHARDMESH_RULE void WithCode(StateFormat format, const Visit& visit) {
   switch (format) {
@@ -105,13 +125,13 @@ SHARDMESH_RULE void WithCode(StateFormat format, const Visit& visit) {
     case StateFormat::kBf16Sr:
       return;
     case StateFormat::kDyn8:
-      return visit(Dyn8<Number, kSigned>());
+      return visit(typename StateCode<Number, StateFormat::kDyn8, kSigned>::Type());
     case StateFormat::kDyn4:
-      return visit(Dyn4<Number, kSigned>());
+      return visit(typename StateCode<Number, StateFormat::kDyn4, kSigned>::Type());
     case StateFormat::kFp8:
-      return visit(Fp8<Number, kSigned, 256, false>());
+      return visit(typename StateCode<Number, StateFormat::kFp8, kSigned>::Type());
     case StateFormat::kFp8x32:
-      return visit(Fp8<Number, kSigned, 32, true>());
+      return visit(typename StateCode<Number, StateFormat::kFp8x32, kSigned>::Type());
   }
 }
 

@@ -41,7 +41,7 @@ StepPlan PlanStep(const OptimizerContext& context, const OptimizerRun& run) {
   plan.states = LayoutOf(context.states);
   plan.weights_tile = BytesOfTile(plan.weights);
   plan.states_tile = BytesOfTile(plan.states);
-  for (int stream = 0; stream <= plan.num_states; ++stream) {
+  for (int stream = 0; run.digests != nullptr && stream <= plan.num_states; ++stream) {
     const StoredLayout& layout = stream == 0 ? plan.weights : plan.states;
     plan.digests[stream][0] = DigestOf(run, stream, 0, layout.codes);
     plan.digests[stream][1] = DigestOf(run, stream, 1, layout.extra);

@@ -26,7 +26,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "fp8_tensor": {"element": "e4m3", "power_of_2": False}, "fp8_row": {"power_of_2": True},
     "fp8_block": {"power_of_2": False}, "mx8": {"scaling": "rceil"},
 }
-_FLT_MAX = float(np.finfo(np.float32).max)
 _ALIGNMENT = 256  # of a step's first element
 _CHOICES = {"compat": (None, "torchao"), "element": ("e4m3", "e5m2"), "scaling": ("rceil", "floor")}
 
@@ -88,8 +87,6 @@ def _code(format: str, options: Mapping[str, Any]) -> tuple[_core.Code, float | 
             raise InvalidArgument(f"{format}: {name} is {value!r:.40}; it is one of {_CHOICES[name]}")
     chosen = {**known, **options}
     mean = None if chosen.get("mean") is None else _arguments.number(f"{format}: mean", chosen["mean"])
-    if mean is not None and not abs(mean) <= _FLT_MAX:
-        raise InvalidArgument(f"{format}: mean is {mean}; it is a finite fp32 number")
     code = _core.Code(
         format, signed=bool(chosen.get("signed", True)), torchao=chosen.get("compat") == "torchao",
         e5m2=chosen.get("element") == "e5m2", power_of_2=bool(chosen.get("power_of_2", False)),
