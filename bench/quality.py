@@ -71,13 +71,13 @@ class Job:
 def main() -> None:
     options = parsed()
     content = text_of(options.text)
-    settings = settings_of(content, options.steps, options.every)
-    folder = options.folder / ("quick" if options.quick else "full")
+    settings = settings_of(content, options.steps, options.every, options.beta2)
+    folder = options.folder / ("quick" if options.quick else f"full-{options.beta2}")
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [Job(formats, seed, folder, settings) for seed in range(options.seeds) for formats in FORMATS]
     missing = [job for job in jobs if job.finished() is None]
     if missing:
-        training.check(content)
+        training.check(content, options.beta2)
         missing.sort(key=lambda job: job.formats == training.TORCH)  # last: the least missed, if one stops early
         train_all(missing, content, options.processes)
     jobs.sort(key=lambda job: FORMATS.index(job.formats))
@@ -95,6 +95,7 @@ def parsed() -> argparse.Namespace:
     add("--text", type=Path, default=JARGON, help="the text to train on, plain or .gz; default: %(default)s")
     add("--steps", type=positive, default=2000, help="of each run; default: %(default)s")
     add("--every", type=positive, default=200, help="steps between validations; default: %(default)s")
+    add("--beta2", type=float, default=0.95, help="how slowly second moments move; default: %(default)s")
     add("--seeds", type=positive, default=3, help="runs of each format; default: %(default)s")
     add("--processes", type=positive, default=2, help="runs side by side, a thread each; default: %(default)s")
     add("--quick", action="store_true", help="100 steps, one seed: does it work? Its losses mean nothing")
@@ -119,12 +120,12 @@ def text_of(path: Path) -> bytes:
     return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
 
 
-def settings_of(content: bytes, steps: int, every: int) -> dict[str, Any]:
+def settings_of(content: bytes, steps: int, every: int, beta2: float) -> dict[str, Any]:
     """All that the result of a run depends on, besides its formats and its seed."""
     names = ("BATCH", "CONTEXT", "LAYERS", "WIDTH", "HEADS", "LR", "WEIGHT_DECAY", "WARMUP", "LAST_LR",
              "VALIDATION_SHARE", "VALIDATION_WINDOWS")
     return {"text_sha256": hashlib.sha256(content).hexdigest(), "steps": steps, "every": every,
-            "betas": list(training.BETAS), **{name.lower(): getattr(training, name) for name in names}}
+            "betas": [training.BETA1, beta2], **{name.lower(): getattr(training, name) for name in names}}
 
 
 def train_all(jobs: list[Job], content: bytes, processes: int) -> None:
@@ -172,7 +173,8 @@ def stepped() -> None:
 
 def train_one(job: Job) -> None:
     settings = job.settings
-    job.keep(training.run(Process.content, job.formats, job.seed, settings["steps"], settings["every"], stepped))
+    job.keep(training.run(Process.content, job.formats, job.seed, settings["betas"][1], settings["steps"],
+                          settings["every"], stepped))
 
 
 if __name__ == "__main__":

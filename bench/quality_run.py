@@ -20,7 +20,7 @@ from shardmesh.numerics import State, Step
 
 BATCH, CONTEXT = 4, 64
 LAYERS, WIDTH, HEADS = 2, 64, 2
-LR, BETAS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 0.1
+LR, BETA1, WEIGHT_DECAY = 1e-3, 0.9, 0.1
 WARMUP, LAST_LR = 100, 0.1  # steps; share of LR
 VALIDATION_SHARE, VALIDATION_WINDOWS = 0.1, 512  # a multiple of 8
 
@@ -102,8 +102,8 @@ class Optimizer(Protocol):
 class ShardmeshAdamW:
     """Owns the parameters as stored; those of the model are what they decode to."""
 
-    def __init__(self, model: nn.Module, formats: Formats, seed: int) -> None:
-        self._formats, self._seed = formats, seed
+    def __init__(self, model: nn.Module, formats: Formats, seed: int, beta2: float) -> None:
+        self._formats, self._seed, self._beta2 = formats, seed, beta2
         self._parameters = list(model.parameters())
         first = self._made(LR)
         self._states = [first.init(each.detach(), tensor) for tensor, each in enumerate(self._parameters)]
@@ -120,8 +120,8 @@ class ShardmeshAdamW:
         return sum(map(stored_bytes, self._states))
 
     def _made(self, lr: float) -> Step:
-        return Step("AdamW", self._formats.weights, self._formats.states, seed=self._seed, lr=lr, betas=BETAS,
-                    weight_decay=WEIGHT_DECAY)
+        return Step("AdamW", self._formats.weights, self._formats.states, seed=self._seed, lr=lr,
+                    betas=(BETA1, self._beta2), weight_decay=WEIGHT_DECAY)
 
     @torch.no_grad()
     def _read(self) -> None:
@@ -132,10 +132,10 @@ class ShardmeshAdamW:
 class TorchAdamW:
     """The same interface over torch.optim.AdamW."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, beta2: float) -> None:
         parameters = list(model.parameters())
         self.bytes = sum(12 * each.numel() for each in parameters)
-        self._adamw = torch.optim.AdamW(parameters, betas=BETAS, weight_decay=WEIGHT_DECAY)
+        self._adamw = torch.optim.AdamW(parameters, betas=(BETA1, beta2), weight_decay=WEIGHT_DECAY)
 
     def step(self, number: int, lr: float) -> None:
         for group in self._adamw.param_groups:
@@ -172,10 +172,10 @@ def train(model: Transformer, optimizer: Optimizer, text: Text, seed: int, steps
         yield step
 
 
-def begin(text: Text, formats: Formats, seed: int) -> tuple[Transformer, Optimizer]:
+def begin(text: Text, formats: Formats, seed: int, beta2: float) -> tuple[Transformer, Optimizer]:
     torch.manual_seed(seed)
     model = Transformer(text.vocabulary)
-    return model, TorchAdamW(model) if formats == TORCH else ShardmeshAdamW(model, formats, seed)
+    return model, TorchAdamW(model, beta2) if formats == TORCH else ShardmeshAdamW(model, formats, seed, beta2)
 
 
 @torch.no_grad()
@@ -184,11 +184,12 @@ def validate(model: Transformer, text: Text) -> float:
     return fmean(losses)
 
 
-def run(content: bytes, formats: Formats, seed: int, steps: int, every: int, stepped: Callable[[], None]) -> Result:
+def run(content: bytes, formats: Formats, seed: int, beta2: float, steps: int, every: int,
+        stepped: Callable[[], None]) -> Result:
     """Trains from the start, and validates every `every` steps."""
     torch.set_num_threads(1)
     text = Text(content)
-    model, optimizer = begin(text, formats, seed)
+    model, optimizer = begin(text, formats, seed, beta2)
     losses = [(0, validate(model, text))]
     for step in train(model, optimizer, text, seed, steps):
         stepped()
@@ -197,12 +198,12 @@ def run(content: bytes, formats: Formats, seed: int, steps: int, every: int, ste
     return Result(sum(each.numel() for each in model.parameters()), optimizer.bytes, losses)
 
 
-def check(content: bytes, steps: int = 20) -> None:
+def check(content: bytes, beta2: float, steps: int = 20) -> None:
     """Fails if fp32 formats do not train as torch.optim.AdamW does: weights that differ by more than rounding."""
     torch.set_num_threads(1)
     text, trained = Text(content), []
     for formats in Formats("fp32", "fp32"), TORCH:
-        model, optimizer = begin(text, formats, seed=0)
+        model, optimizer = begin(text, formats, 0, beta2)
         for _ in train(model, optimizer, text, 0, steps):
             pass
         trained.append(torch.cat([each.detach().flatten() for each in model.parameters()]))

@@ -15,7 +15,7 @@
 //   dyn8        codes, a scale for 256         1.016  dynamic map
 //   dyn4        codes, a scale for 128         0.531  two in a byte, the even element in the upper half
 //   fp8         codes, a scale for 256         1.016  E4M3
-//   fp8x32      codes, a bf16 scale for 32     1.063  E4M3, and UE5M3 for second moments
+//   fp8x32      codes, a bf16 scale for 32     1.063  E4M3, and UE5M3 for second moments (stochastic)
 #pragma once
 
 #include <cstdint>

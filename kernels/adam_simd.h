@@ -87,11 +87,12 @@ struct SplitWeights8 {
   }
 };
 
-// ---- States: of vector `vector` of a tile. ----
+// ---- States: of vector `vector` of a tile; End reads the weights' draws where kDraws. ----
 
 // fp32: from memory to memory.
 class Fp32States {
  public:
+  static constexpr bool kDraws = false;
   HWY_INLINE void Begin(const ConstStoredTile* in, const StoredTile* out) {
     for (int s = 0; s < 2; ++s) {
       in_[s] = reinterpret_cast<const float*>(in[s].codes);
@@ -111,7 +112,7 @@ class Fp32States {
     Store8(v, out_[1] + i);
   }
   HWY_INLINE void EndOf32(int64_t) {}
-  HWY_INLINE void End() {}
+  HWY_INLINE void End(const TileDraws&) {}
 
  private:
   const float* in_[2];
@@ -123,6 +124,7 @@ class Fp32States {
 template <class M, class V>
 class BlockStates {
  public:
+  static constexpr bool kDraws = V::kStochastic;
   HWY_INLINE void Begin(const ConstStoredTile* in, const StoredTile* out) {
     for (int s = 0; s < 2; ++s) {
       in_[s] = in[s];
@@ -156,9 +158,9 @@ class BlockStates {
       running_[s] = F32x8(0.0f);
     }
   }
-  HWY_INLINE void End() {
-    Encode<M>(0);
-    Encode<V>(1);
+  HWY_INLINE void End(const TileDraws& weight_draws) {
+    Encode<M>(0, weight_draws);
+    Encode<V>(1, weight_draws);
   }
 
  private:
@@ -166,14 +168,14 @@ class BlockStates {
   static constexpr int64_t kBlock = M::kBlock, kBlocks = kTileElements / kBlock;
 
   template <class Code>
-  HWY_INLINE void Encode(int s) {
+  HWY_INLINE void Encode(int s, const TileDraws& weight_draws) {
     const F32x8 scales = BlockScale<Code>(Largest(largest_[s]));
     alignas(32) float inverses[8];
     Store8(scales, inverses);
     for (int64_t block = 0; block < kBlocks; ++block) StoreScale<Code>(inverses[block], out_[s].extra, block);
     Store8(Divide(F32x8(1.0f), scales), inverses);
     for (int64_t block = 0; block < kBlocks; ++block) {
-      EncodeBlock<Code>(values_[s], F32x8(inverses[block]), out_[s].codes, block * kBlock);
+      EncodeBlock<Code>(values_[s], F32x8(inverses[block]), weight_draws, out_[s].codes, block * kBlock);
     }
   }
   static HWY_INLINE F32x8 Largest(const F32x8 (&of)[kBlocks]) {
@@ -213,6 +215,7 @@ HWY_NOINLINE void AdamTiles(const StepPlan& plan, int64_t num_tiles) {
   const F32x8 divide(summed ? 1.0f : run.divide_scale), clip(plan.gradient_scale);
   alignas(64) Gradient sum[kTileElements];
   alignas(64) uint8_t codes[4 * kTileElements];  // of new weights that are compared with the old ones
+  TileDraws kept;                                // for the states
   GroupDraws draws(plan.weight_draws.key, plan.weight_draws.tensor, plan.weight_draws.step);
   const bool emits = Emits(run);
   States states;
@@ -232,7 +235,8 @@ HWY_NOINLINE void AdamTiles(const StepPlan& plan, int64_t num_tiles) {
     states.Begin(tile.states_in, tile.states_out);
     for (int64_t group = 0; group < kTileElements; group += 64) {
       U32x8 words[4];
-      if constexpr (Weights::kDraws) draws.Fill(first + static_cast<uint64_t>(group), words);
+      if constexpr (Weights::kDraws || States::kDraws) draws.Fill(first + static_cast<uint64_t>(group), words);
+      if constexpr (States::kDraws) KeepDraws(words, kept.words[group / 64]);
       Prefetch64(gradient, group);
       Weights::Prefetch(weights_in, group);
       states.Prefetch(group);
@@ -254,7 +258,7 @@ HWY_NOINLINE void AdamTiles(const StepPlan& plan, int64_t num_tiles) {
         if (pair % 2 == 1) states.EndOf32(i - 16);
       }
     }
-    states.End();
+    states.End(kept);
     if (emits) EmitTile<F32x8>(plan, tile, first, kTileElements, weights_out.codes);
   }
 }

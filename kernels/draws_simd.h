@@ -80,5 +80,10 @@ class GroupDraws {
   uint64_t high_ = ~uint64_t{0};  // nothing is prepared yet
 };
 
+// As kernels/tile/draws.h keeps a group's.
+HWY_INLINE void KeepDraws(const U32x8 (&words)[4], uint32_t (&to)[4][8]) {
+  for (int w = 0; w < 4; ++w) hn::StoreU(words[w].lanes, Words(), to[w]);
+}
+
 }  // namespace shardmesh::simd8
 HWY_AFTER_NAMESPACE();

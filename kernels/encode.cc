@@ -28,7 +28,8 @@ bool HoldsNotFinite(CodeFormat format) { return format <= CodeFormat::kBf16Plus8
 bool IsState(CodeFormat format) { return format >= CodeFormat::kDyn8 && format <= CodeFormat::kFp8x32; }
 bool Draws(const CodeSpec& spec) {
   return spec.format == CodeFormat::kBf16Sr || spec.format == CodeFormat::kBf16Plus8Sr ||
-         (spec.format == CodeFormat::kInt8Row && spec.stochastic);
+         (spec.format == CodeFormat::kInt8Row && spec.stochastic) ||
+         (spec.format == CodeFormat::kFp8x32 && !spec.is_signed && spec.stochastic);
 }
 
 absl::StatusOr<Extent> ExtentOf(const CodeSpec& spec, absl::Span<const int64_t> dims) {

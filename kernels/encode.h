@@ -61,9 +61,9 @@ struct CodeSpec {
   bool e5m2 = false;      // fp8_tensor
   bool power_of_two = false;  // fp8_tensor, fp8_row, fp8_block: scales are rounded down to one
   bool floor = false;         // mx8: torchao's mode FLOOR; else RCEIL
-  bool stochastic = false;    // int8_row: rounded stochastically; else to nearest
+  bool stochastic = false;    // int8_row; second moments in fp8x32: rounded stochastically, else to nearest
 
-  // The draws of bf16_sr, bf16+8sr and stochastic int8_row (core/philox.h).
+  // The draws of bf16_sr, bf16+8sr and whatever is stochastic (core/philox.h).
   uint64_t seed = 0;
   int64_t step = 1;
   uint32_t tensor = 0;
@@ -90,7 +90,8 @@ absl::StatusOr<std::vector<CodePart>> PartsOf(const CodeSpec& spec, absl::Span<c
 // Writes the parts (in the order of PartsOf) of `array`. mean: of nf4, taken as given in place of the scales' own.
 //   InvalidArgument: as PartsOf; null or misaligned memory, or not as many parts; a step below 0 or a first element
 //   that is no multiple of 256 where there are draws; a value that the format cannot hold: NaN and infinity anywhere
-//   but in fp32 and the formats with bf16, a negative one without a sign; a mean that is not finite. Nothing was written.
+//   but in fp32 and the formats with bf16, a negative one without a sign; a mean that is not finite. Nothing was
+//   written.
 absl::Status Encode(const CodeSpec& spec, absl::Span<const int64_t> dims, const float* array,
                     absl::Span<void* const> parts, const float* mean = nullptr);
 

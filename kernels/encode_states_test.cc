@@ -131,5 +131,70 @@ TEST(EncodeStates, States_KeepTheOrder) {
   });
 }
 
+// The smallest power of two with which the largest magnitude is no more than the largest level.
+TEST(EncodeStates, Fp8x32_HasPowersOfTwoAsScales) {
+  for (const bool is_signed : {true, false}) {
+    CodeSpec spec = Spec(CodeFormat::kFp8x32);
+    spec.is_signed = is_signed;
+    const float largest = is_signed ? E4M3::kLargest : UE5M3::kLargest;
+    for (int exponent = -100; exponent <= 126 - std::ilogb(largest); ++exponent) {
+      const float scale = std::ldexp(1.0f, exponent), most = scale * largest;
+      std::vector<float> values(96, most / 100);
+      values[3] = most;
+      values[40] = std::nextafter(most, INFINITY);
+      values[70] = std::nextafter(most / 2, INFINITY);
+      Coded coded = Encoded(spec, {96}, values);
+      const auto found = [&](int block) { return Bf16ToFloat(coded.short_scales()[block]); };
+      ASSERT_EQ(found(0), scale);
+      ASSERT_EQ(found(1), 2 * scale);
+      ASSERT_EQ(found(2), scale);
+    }
+  }
+}
+
+// Between two levels: the upper one as often as the value is near it. Below the smallest normal one, too.
+TEST(EncodeStates, StochasticFp8x32_IsOneOfTwoLevelsAndUnbiased) {
+  CodeSpec spec = Spec(CodeFormat::kFp8x32);
+  spec.is_signed = false;
+  spec.stochastic = true;
+  constexpr int64_t kElements = 1 << 16;
+  const float smallest = std::ldexp(1.0f, -17);
+  for (const float target : {1.0f, 1.01f, 1.125f, 1.93f, 1.9999f, 60000.0f, 3.3f * smallest, 7.5f * smallest,
+                             7.99f * smallest, 8.0f * smallest, 8.3f * smallest, 16.7f * smallest, 1.25f * smallest}) {
+    std::vector<float> values(kElements, target);
+    for (int64_t i = 0; i < kElements; i += 32) values[i] = UE5M3::kLargest;  // the scale is 1
+    Coded coded = Encoded(spec, {kElements}, values);
+    const std::vector<float> decoded = Decoded(spec, coded);
+    const float step = std::ldexp(1.0f, std::max(std::ilogb(target), -14) - 3);
+    const double below = std::floor(target / step) * step, fraction = (target - below) / step;
+    double sum = 0;
+    int64_t count = 0;
+    for (int64_t i = 0; i < kElements; ++i) {
+      if (i % 32 == 0) continue;
+      ASSERT_TRUE(decoded[i] == below || (fraction > 0 && decoded[i] == below + step)) << target << " " << decoded[i];
+      sum += (decoded[i] - below) / step;
+      ++count;
+    }
+    EXPECT_NEAR(sum / count, fraction, 5 * std::sqrt(fraction * (1 - fraction) / count) + 1e-12) << target;
+  }
+}
+
+TEST(EncodeStates, StochasticFp8x32_TakesTheDrawsOfOtherWeights) {
+  CodeSpec spec = Spec(CodeFormat::kFp8x32);
+  spec.is_signed = false;
+  spec.stochastic = true;
+  spec.seed = 5;
+  spec.step = 3;
+  spec.tensor = 2;
+  spec.first_element = 512;
+  std::vector<float> values(300, 1.0f + 1.0f / 16);
+  Coded coded = Encoded(spec, {300}, values);
+  const PhiloxKey key = MakePhiloxKey(5, DrawPurpose::kWeightRounding);
+  const std::vector<float> decoded = Decoded(spec, coded);
+  for (int i = 0; i < 300; ++i) {
+    ASSERT_EQ(decoded[i], Draw16(key, 3, 2, 512 + (i ^ 32)) >= 0x8000 ? 1.125f : 1.0f) << i;
+  }
+}
+
 }  // namespace
 }  // namespace shardmesh

@@ -40,6 +40,14 @@ Stored StoredOf(CodeFormat format) {
   }
 }
 
+// Two draws with which stochastic rounding rounds to nearest, ties up.
+constexpr uint32_t kHalfDraws = 0x80008000u;
+
+bool DrawsForStored(const CodeSpec& spec) {
+  return spec.format == CodeFormat::kBf16Sr || spec.format == CodeFormat::kBf16Plus8Sr ||
+         (spec.format == CodeFormat::kFp8x32 && spec.stochastic);
+}
+
 bool Torchao(const CodeSpec& spec, const Stored& stored) {
   return spec.torchao && !stored.weights && TorchaoHasStates(stored.state);
 }
@@ -73,10 +81,11 @@ struct ShortStored {
 void EncodeStored(const CodeSpec& spec, int64_t elements, const float* array, void* codes, void* extra) {
   const Stored stored = StoredOf(spec.format);
   const StoredLayout layout = stored.Layout();
-  const bool draw = spec.format == CodeFormat::kBf16Sr || spec.format == CodeFormat::kBf16Plus8Sr;
+  const bool draw = DrawsForStored(spec);
   const PhiloxKey key = KeyOfStep(MakePhiloxKey(spec.seed, spec.purpose), spec.step);
   const DrawStream stream = {key, static_cast<uint32_t>(spec.step), spec.tensor};
   TileDraws draws;
+  std::fill_n(&draws.words[0][0][0], sizeof(draws.words) / sizeof(uint32_t), kHalfDraws);
   for (int64_t begin = 0; begin < elements; begin += kTileElements) {
     const int64_t size = std::min(kTileElements, elements - begin);
     if (draw) DrawFiller<float>::Fill(stream, spec.first_element + begin, draws);

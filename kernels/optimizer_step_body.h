@@ -91,7 +91,7 @@ class StepBody {
     if (thread == 0) memory_->changed = 0;
     if (thread < 4) memory_->digests[thread] = 0;
     const int stream = thread / 32;  // 32 threads fill one stream of draws
-    if (stream == 0 && NeedsDraws(context_.weights)) {
+    if (stream == 0 && (NeedsDraws(context_.weights) || NeedsDraws(context_.states))) {
       FillDraws(plan_.weight_draws, first_element_, thread, memory_->draws[0]);
     } else if (stream >= 1 && stream <= plan_.num_states && context_.states == StateFormat::kBf16Sr) {
       FillDraws(plan_.state_draws[stream - 1], first_element_, thread % 32, memory_->draws[stream]);
@@ -183,7 +183,8 @@ class StepBody {
     WithCode<float, kSigned>(context_.states, [&](auto code) {
       using Code = decltype(code);
       const float scale = BlockScale<Code>(FloatOfBits(memory_->largest[s][thread / Code::kBlock]));
-      const auto byte = static_cast<uint8_t>(Code::Encode(state * Divide(1.0f, scale)));
+      const uint32_t draw = Code::kStochastic ? SecondMomentDrawsAt<float>(memory_->draws[0], thread) : 0;
+      const auto byte = static_cast<uint8_t>(Code::Encode(state * Divide(1.0f, scale), draw));
       if (there && thread % Code::kBlock == 0) StoreScale<Code>(scale, to.extra, thread / Code::kBlock);
       if constexpr (std::is_same_v<Code, Dyn4<float, kSigned>>) {
         memory_->codes[s][thread] = byte;

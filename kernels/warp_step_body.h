@@ -88,7 +88,7 @@ class WarpBody {
   using Code = typename StateCode<float, kStates, kSigned>::Type;
   static constexpr bool kCoded = kStates != StateFormat::kFp32 && kStates != StateFormat::kBf16Sr;
   static constexpr bool kNibbles = kStates == StateFormat::kDyn4;
-  static constexpr bool kDraws = NeedsDraws(kWeights);
+  static constexpr bool kDraws = NeedsDraws(kWeights) || NeedsDraws(kStates);
 
   // Where piece p begins in the tile, and how many of its elements there are.
   SHARDMESH_RULE int First(int p) const { return 128 * p + 4 * lane_; }
@@ -199,8 +199,8 @@ class WarpBody {
     Philox4x32(stream.key, words);
     for (int w = 0; w < 4; ++w) memory_->draws[of][lane_ / 8][w][lane_ % 8] = words[w];
   }
-  SHARDMESH_RULE uint32_t DrawAt(int of, int p, int k) const {
-    const int i = First(p) + k;
+  SHARDMESH_RULE uint32_t DrawAt(int of, int p, int k) const { return DrawOf(of, First(p) + k); }
+  SHARDMESH_RULE uint32_t DrawOf(int of, int i) const {
     const uint32_t word = memory_->draws[of][i / 64][i % 64 / 8 % 4][i % 8];
     return i % 64 < 32 ? word & 0xFFFFu : word >> 16;
   }
@@ -222,7 +222,7 @@ class WarpBody {
     Piece<kExtraBytes<kWeights>> extra;
     for (int k = 0; k < 4; ++k) {
       uint32_t draw = 0;
-      if constexpr (kDraws) draw = DrawAt(0, p, k);
+      if constexpr (NeedsDraws(kWeights)) draw = DrawAt(0, p, k);
       StoredWeights<float, kWeights>::Store(weights_[p].x[k], draw, {codes.bytes, extra.bytes}, k);
     }
     if (run_.changed != nullptr) {
@@ -253,7 +253,11 @@ class WarpBody {
       const float scale = BlockScale<C>(Largest<C>(s, p));
       const float inverse = Divide(1.0f, scale);
       uint8_t codes[4];
-      for (int k = 0; k < 4; ++k) codes[k] = static_cast<uint8_t>(C::Encode(state.x[k] * inverse));
+      for (int k = 0; k < 4; ++k) {
+        uint32_t draw = 0;
+        if constexpr (C::kStochastic) draw = DrawOf(0, (First(p) + k) ^ 32);
+        codes[k] = static_cast<uint8_t>(C::Encode(state.x[k] * inverse, draw));
+      }
       if (First(p) % C::kBlock == 0) StoreScale<C>(scale, to.extra, First(p) / C::kBlock);
       if constexpr (kNibbles) StoreNibbles(codes, to.codes + First(p) / 2, There(p));
       if constexpr (!kNibbles) StoreFour(codes, to.codes + First(p), There(p));

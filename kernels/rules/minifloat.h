@@ -57,6 +57,27 @@ SHARDMESH_RULE auto EncodeMinifloat(Number x) {
   return code | (ShiftRight<24>(FloatBits(kept)) & Word(0x80u));
 }
 
+// The distance from the number at or below x, which is not negative, to the next.
+template <class Mini, class Number>
+SHARDMESH_RULE Number StepOfMinifloat(Number x) {
+  using Word = std::decay_t<decltype(FloatBits(x))>;
+  const Number power = FloatOfBits(FloatBits(x) & Word(0x7F800000u));
+  return Max(Number(PowerOfTwo(1 - Mini::kBias)), power) * Number(PowerOfTwo(-Mini::kMantissa));
+}
+
+// To one of the two numbers around x, the upper one with a probability of where x lies between them, to 2^-16: right on
+// average. `draw`: uniform in [0, 65536). Beyond the largest, or NaN: the largest. REQUIRES: x is not negative.
+template <class Mini, class Number, class Word>
+SHARDMESH_RULE Word EncodeMinifloatSr(Number x, Word draw) {
+  constexpr int kCut = 23 - Mini::kMantissa;
+  constexpr int kSmallest = 1 - Mini::kBias - Mini::kMantissa;  // the exponent of the smallest number
+  const Number moved = MulAdd(IntToFloat(draw), StepOfMinifloat<Mini>(x) * Number(PowerOfTwo(-16)), x);
+  const Number kept = Select(moved < Number(Mini::kLargest), moved, Number(Mini::kLargest));
+  const Word normal = ShiftRight<kCut>(FloatBits(kept)) - Word(uint32_t{127 - Mini::kBias} << Mini::kMantissa);
+  const Word subnormal = TruncateToInt(kept * Number(PowerOfTwo(-kSmallest)));
+  return Select(kept < Number(PowerOfTwo(1 - Mini::kBias)), subnormal, normal);
+}
+
 // Exact. REQUIRES: a code that EncodeMinifloat gives (others: see DecodeAnyMinifloat).
 template <class Mini, class Number, class Word>
 SHARDMESH_RULE Number DecodeMinifloat(Word code) {

@@ -48,10 +48,11 @@ SHARDMESH_RULE uint8_t* NewCodes(const TileRun& tile, uint8_t* memory) {
 template <class Number>
 __attribute__((noinline)) void EmitPublished(const TileRun& tile, const float* weights, int64_t elements) {
   using Code = Fp8<Number, /*kSigned=*/true, kMxElements, /*kWide=*/true>;
+  static constexpr TileDraws kNoDraws = {};  // its codes are the nearest
   for (int64_t i = 0; tile.mx8.codes != nullptr && i < elements; i += kMxElements) {
     const auto scale = MxScaleCeil(LargestMagnitude<Number>(weights + i, kMxElements));
     tile.mx8.extra[i / kMxElements] = static_cast<uint8_t>(scale.code);
-    EncodeBlock<Code>(weights, Number(scale.multiplier), tile.mx8.codes, i);
+    EncodeBlock<Code>(weights, Number(scale.multiplier), kNoDraws, tile.mx8.codes, i);
   }
   for (int64_t i = 0; tile.largest != nullptr && i < elements; i += kLargestElements) {
     tile.largest[i / kLargestElements] = LargestMagnitude<Number>(weights + i, kLargestElements);

@@ -60,6 +60,19 @@ struct Lanes<simd8::F32x8> {
     return Number(Vec{_mm256_cvtph_ps(halves)});
   }
 
+  // EncodeMinifloatSr of a format without a sign, with the guard.
+  template <class Mini>
+  static HWY_INLINE void StoreMinifloatSr4(const Number (&x)[4], const Word (&draws)[4], uint8_t* to) {
+    __m256i codes[2];
+    for (int i = 0; i < 2; ++i) {
+      const __m256i halves =
+          _mm256_set_m128i(HalfSr<Mini>(x[2 * i + 1], draws[2 * i + 1]), HalfSr<Mini>(x[2 * i], draws[2 * i]));
+      codes[i] = _mm256_srli_epi16(_mm256_min_epu16(halves, _mm256_set1_epi16(kLargestHalf<Mini>)), 7);
+    }
+    const __m256i bytes = _mm256_packus_epi16(codes[0], codes[1]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(bytes, 0xD8));
+  }
+
   template <class Mini, bool kGuard>
   static HWY_INLINE void StoreMinifloat4(const Number (&x)[4], uint8_t* to) {
     const __m256i low = Halves<Mini, kGuard>(x[0], x[1]), high = Halves<Mini, kGuard>(x[2], x[3]);
@@ -92,13 +105,23 @@ struct Lanes<simd8::F32x8> {
     return _mm256_cvtps_ph(rounded.lanes.raw, _MM_FROUND_TO_NEAREST_INT);
   }
 
+  // The half float at or below x moved up by a draw's part of a step: its upper bits are the code.
+  template <class Mini>
+  static HWY_INLINE __m128i HalfSr(Number x, Word draw) {
+    static_assert(std::is_same_v<Mini, UE5M3>);
+    const Number moved = MulAdd(IntToFloat(draw), StepOfMinifloat<Mini>(x) * Number(PowerOfTwo(-16)), x);
+    const Number least = Select(Number(0.0f) < x, Number(PowerOfTwo(1 - Mini::kBias - Mini::kMantissa)), Number(0.0f));
+    return _mm256_cvtps_ph(Max(least, moved).lanes.raw, _MM_FROUND_TO_ZERO);
+  }
+  template <class Mini>
+  static constexpr uint16_t kLargestHalf = Mini::kSigned ? 0x3F00 : 0x7B80;
+
   // The codes of 16 numbers, as words of 16 bits.
   template <class Mini, bool kGuard>
   static HWY_INLINE __m256i Halves(Number first, Number second) {
     const __m256i halves = _mm256_set_m128i(Half<Mini, kGuard>(second), Half<Mini, kGuard>(first));
-    constexpr uint16_t kLargest = Mini::kSigned ? 0x3F00 : 0x7B80;
     const __m256i absolute = Mini::kSigned ? _mm256_and_si256(halves, _mm256_set1_epi16(0x7FFF)) : halves;
-    const __m256i codes = _mm256_srli_epi16(_mm256_min_epu16(absolute, _mm256_set1_epi16(kLargest)), 7);
+    const __m256i codes = _mm256_srli_epi16(_mm256_min_epu16(absolute, _mm256_set1_epi16(kLargestHalf<Mini>)), 7);
     if constexpr (!Mini::kSigned) return codes;
     return _mm256_or_si256(codes, _mm256_and_si256(_mm256_srli_epi16(halves, 8), _mm256_set1_epi16(0x80)));
   }
@@ -111,7 +134,7 @@ struct DrawFiller<simd8::F32x8> {
     for (int group = 0; group < kTileElements / 64; ++group) {
       simd8::U32x8 words[4];
       group_draws.Fill(first_element + 64 * static_cast<uint64_t>(group), words);
-      for (int w = 0; w < 4; ++w) simd8::hn::StoreU(words[w].lanes, simd8::Words(), draws.words[group][w]);
+      simd8::KeepDraws(words, draws.words[group]);
     }
   }
 };

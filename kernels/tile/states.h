@@ -1,10 +1,13 @@
 // Optimizer states between their stored form and fp32, for every number type (core/numeric_formats.h).
 //
 // A block's scale is its largest magnitude over the largest level, at least 2^-100 (so that its reciprocal is finite
-// and a block of zeros stays one); of blocks of 32 it is rounded up to bf16. A value is multiplied by the
-// reciprocal of the scale as it is stored and becomes the nearest level. Second moments keep a code of 1 or more where
-// they are above 0: a code of 0 beside a first moment that is not would make the next update hundreds of times too
-// large.
+// and a block of zeros stays one); of blocks of 32 it is rounded up to a power of two. A value is multiplied by the
+// reciprocal of the scale and becomes the nearest level. Second moments keep a code of 1 or more where they are above
+// 0: a code of 0 beside a first moment that is not would make the next update hundreds of times too large.
+//
+// Second moments of fp8x32 are rounded stochastically, for they move by less than half a level a step: element i of the
+// group of 64 takes the draw of the weight of element i ^ 32 (each of the two is uniform, and no element's weight and
+// second moment share one). Powers of two as scales keep what does not change exactly as it is.
 #pragma once
 
 #include "kernels/rules/dynamic_map.h"
@@ -17,23 +20,25 @@ namespace shardmesh {
 inline constexpr float kSmallestScale = PowerOfTwo(-100);
 
 // The codes of blocks: what a number, divided by its block's scale, becomes. kSigned: first moments; else second ones.
-//   Encode(y), Decode(code)  of one element
-//   LoadRaw(codes, i)        elements [i, i + width) of a stream of codes, over kRaw
-//   Store4(y, codes, i)      elements [i, i + 4 width)
+//   Encode(y, draw), Decode(code)  of one element
+//   LoadRaw(codes, i)              elements [i, i + width) of a stream of codes, over kRaw
+//   Store4(y, draws, codes, i)     elements [i, i + 4 width)
+//   kStochastic                    whether draws are read, uniform in [0, 65536)
 template <class Number, bool kSigned>
 struct Dyn8 {
   using L = Lanes<Number>;
   using Word = typename L::Word;
   static constexpr int64_t kBlock = 256;
   static constexpr float kLargest = 1, kRaw = 1;
+  static constexpr bool kStochastic = false;
 
-  SHARDMESH_RULE static Word Encode(Number y) { return MaxInt(Word(0u), Code(y)); }
+  SHARDMESH_RULE static Word Encode(Number y, Word) { return MaxInt(Word(0u), Code(y)); }
   SHARDMESH_RULE static Number Decode(Word code) {
     if constexpr (kSigned) return DecodeDynamicSigned<Number>(code);
     if constexpr (!kSigned) return DecodeDynamicUnsigned<Number>(code);
   }
   SHARDMESH_RULE static Number LoadRaw(const uint8_t* codes, int64_t i) { return Decode(L::LoadBytes(codes + i)); }
-  SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* codes, int64_t i) {
+  SHARDMESH_RULE static void Store4(const Number (&y)[4], const Word (&)[4], uint8_t* codes, int64_t i) {
     const Word words[4] = {Code(y[0]), Code(y[1]), Code(y[2]), Code(y[3])};
     L::StoreBytes4(words, codes + i);
   }
@@ -54,9 +59,10 @@ struct Fp8 {
   static constexpr int64_t kBlock = kElements;
   static constexpr float kLargest = Mini::kLargest;
   static constexpr float kRaw = L::template kMinifloatRaw<Mini>;
+  static constexpr bool kStochastic = kWide && !kSigned;
 
-  SHARDMESH_RULE static Word Encode(Number y) {
-    const Word code = EncodeMinifloat<Mini>(y);
+  SHARDMESH_RULE static Word Encode(Number y, Word draw) {
+    const Word code = Round(y, draw);
     if constexpr (kSigned) return code;
     const Number least = Select(Number(0.0f) < y, Number(1.0f), Number(0.0f));
     return Select(IntToFloat(code) < least, Word(1u), code);
@@ -69,13 +75,22 @@ struct Fp8 {
     if constexpr (L::kHasMinifloats) return L::template LoadMinifloat<Mini, kSigned>(codes + i);
     if constexpr (!L::kHasMinifloats) return Decode(L::LoadBytes(codes + i));
   }
-  SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* codes, int64_t i) {
-    if constexpr (L::kHasMinifloats) {
+  SHARDMESH_RULE static void Store4(const Number (&y)[4], const Word (&draws)[4], uint8_t* codes, int64_t i) {
+    if constexpr (L::kHasMinifloats && kStochastic) {
+      L::template StoreMinifloatSr4<Mini>(y, draws, codes + i);
+    } else if constexpr (L::kHasMinifloats) {
       L::template StoreMinifloat4<Mini, !kSigned>(y, codes + i);
     } else {
-      const Word words[4] = {Encode(y[0]), Encode(y[1]), Encode(y[2]), Encode(y[3])};
+      const Word words[4] = {Encode(y[0], draws[0]), Encode(y[1], draws[1]), Encode(y[2], draws[2]),
+                             Encode(y[3], draws[3])};
       L::StoreBytes4(words, codes + i);
     }
+  }
+
+ private:
+  SHARDMESH_RULE static Word Round(Number y, Word draw) {
+    if constexpr (kStochastic) return EncodeMinifloatSr<Mini>(y, draw);
+    if constexpr (!kStochastic) return EncodeMinifloat<Mini>(y);
   }
 };
 
@@ -87,12 +102,14 @@ struct Dyn4 {
   using Levels = std::conditional_t<kSigned, Dyn4Signed, Dyn4Unsigned>;
   static constexpr int64_t kBlock = 128;
   static constexpr float kLargest = 1, kRaw = 1;
+  static constexpr bool kStochastic = false;
 
-  SHARDMESH_RULE static Word Encode(Number y) { return EncodeFourBit<Levels>(y); }
+  SHARDMESH_RULE static Word Encode(Number y, Word) { return EncodeFourBit<Levels>(y); }
   SHARDMESH_RULE static Number Decode(Word code) { return DecodeFourBit<Levels, Number>(code); }
   SHARDMESH_RULE static Number LoadRaw(const uint8_t* codes, int64_t i) { return Decode(L::LoadNibbles(codes, i)); }
-  SHARDMESH_RULE static void Store4(const Number (&y)[4], uint8_t* codes, int64_t i) {
-    const Word words[4] = {Encode(y[0]), Encode(y[1]), Encode(y[2]), Encode(y[3])};
+  SHARDMESH_RULE static void Store4(const Number (&y)[4], const Word (&draws)[4], uint8_t* codes, int64_t i) {
+    const Word words[4] = {Encode(y[0], draws[0]), Encode(y[1], draws[1]), Encode(y[2], draws[2]),
+                           Encode(y[3], draws[3])};
     L::StoreNibbles4(words, codes, i);
   }
 };
@@ -150,19 +167,31 @@ inline constexpr bool kShortScales = Code::kBlock == 32;
 
 // The bits of the largest scale with which every code stands for a finite number: FLT_MAX over the largest level.
 template <class Code>
-inline constexpr uint32_t kMostScaleBits = Code::kLargest == 1       ? 0x7F7FFFFFu
-                                           : Code::kLargest == 61440 ? 0x77880000u
-                                           : kShortScales<Code>      ? 0x7B120000u
-                                                                     : 0x7B124924u;
+inline constexpr uint32_t kMostScaleBits = Code::kLargest == 1 ? 0x7F7FFFFFu : 0x7B124924u;
+
+// The smallest power of two that brings `largest` to the largest level or below; finite, although that may not be.
+template <class Code, class Number>
+SHARDMESH_RULE Number PowerScale(Number largest) {
+  using Word = std::decay_t<decltype(FloatBits(largest))>;
+  constexpr uint32_t kLevel = Code::kLargest == 448 ? 0x43E00000u : 0x47700000u;  // its bits
+  static_assert(Code::kLargest == 448 || Code::kLargest == 61440);
+  const Number most = FloatOfBits(Word(0x7F000000u | (kLevel & 0x7FFFFFu)));
+  const Number kept = Max(Select(largest < most, largest, most), Number(kSmallestScale * Code::kLargest));
+  const Word powers = FloatBits(kept) + Word(0x7FFFFFu - (kLevel & 0x7FFFFFu));
+  return FloatOfBits((powers & Word(0x7F800000u)) - Word((kLevel & 0x7F800000u) - 0x3F800000u));
+}
 
 // The scale of a block whose largest magnitude is `largest`: finite, although that may not be.
 template <class Code, class Number>
 SHARDMESH_RULE Number BlockScale(Number largest) {
   using Word = std::decay_t<decltype(FloatBits(largest))>;
-  const Number scale = Max(largest * Number(1.0f / Code::kLargest), Number(kSmallestScale));
-  const Number most = FloatOfBits(Word(kMostScaleBits<Code>));
-  if constexpr (!kShortScales<Code>) return Select(scale < most, scale, most);
-  return Select(scale < most, FloatOfBits((FloatBits(scale) + Word(0xFFFFu)) & Word(0xFFFF0000u)), most);
+  if constexpr (kShortScales<Code>) {
+    return PowerScale<Code>(largest);
+  } else {
+    const Number scale = Max(largest * Number(1.0f / Code::kLargest), Number(kSmallestScale));
+    const Number most = FloatOfBits(Word(kMostScaleBits<Code>));
+    return Select(scale < most, scale, most);
+  }
 }
 
 template <class Code>
@@ -180,16 +209,32 @@ SHARDMESH_RULE void StoreScale(float scale, uint8_t* scales, int64_t block) {
   }
 }
 
+// Whether a second moment's codes need the draws of the weights.
+SHARDMESH_HOST_DEVICE constexpr bool NeedsDraws(StateFormat format) { return format == StateFormat::kFp8x32; }
+
+// Of elements [i, i + width) of a tile, for a second moment.
+template <class Number>
+SHARDMESH_RULE typename Lanes<Number>::Word SecondMomentDrawsAt(const TileDraws& weight_draws, int64_t i) {
+  return DrawsAt<Number>(weight_draws, i ^ 32);
+}
+
 // The codes of the block of elements [first, first + kBlock), from their values and the reciprocal of its scale.
+// `weight_draws`: the tile's; read where Code::kStochastic.
 template <class Code, class Number>
-SHARDMESH_RULE void EncodeBlock(const float* values, Number inverse, uint8_t* codes, int64_t first) {
+SHARDMESH_RULE void EncodeBlock(const float* values, Number inverse, const TileDraws& weight_draws, uint8_t* codes,
+                                int64_t first) {
   using L = Lanes<Number>;
   SHARDMESH_UNROLL(2)
   for (int64_t i = first; i < first + Code::kBlock; i += 4 * L::kWidth) {
     Number y[4];
+    typename L::Word draws[4];
     SHARDMESH_UNROLL(4)
-    for (int k = 0; k < 4; ++k) y[k] = L::Load(values + i + k * L::kWidth) * inverse;
-    Code::Store4(y, codes, i);
+    for (int k = 0; k < 4; ++k) {
+      y[k] = L::Load(values + i + k * L::kWidth) * inverse;
+      if constexpr (Code::kStochastic) draws[k] = SecondMomentDrawsAt<Number>(weight_draws, i + k * L::kWidth);
+      if constexpr (!Code::kStochastic) draws[k] = typename L::Word(0u);
+    }
+    Code::Store4(y, draws, codes, i);
   }
 }
 
@@ -208,7 +253,7 @@ void DecodeStates(StateFormat format, const ConstStoredTile& from, float* to) {
   });
 }
 
-// `draws`: read for bf16_sr alone.
+// `draws`: the state's for bf16_sr, the weights' for second moments in fp8x32; not read for others.
 template <class Number, bool kSigned>
 void EncodeStates(StateFormat format, const float* from, const TileDraws& draws, const StoredTile& to) {
   if (format == StateFormat::kFp32) return EncodeWeights<Number>(WeightFormat::kFp32, from, draws, to);
@@ -218,7 +263,7 @@ void EncodeStates(StateFormat format, const float* from, const TileDraws& draws,
     for (int64_t block = 0; block < kTileElements; block += Code::kBlock) {
       const float scale = BlockScale<Code>(LargestMagnitude<Number>(from + block, Code::kBlock));
       StoreScale<Code>(scale, to.extra, block / Code::kBlock);
-      EncodeBlock<Code>(from, Number(Divide(1.0f, scale)), to.codes, block);
+      EncodeBlock<Code>(from, Number(Divide(1.0f, scale)), draws, to.codes, block);
     }
   });
 }

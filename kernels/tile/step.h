@@ -83,7 +83,9 @@ class TileStep {
   void Store(const TileRun& tile, uint64_t first_element, int64_t elements) {
     const OptimizerContext& context = *plan_.context;
     TileDraws draws;
-    if (NeedsDraws(context.weights)) DrawFiller<Number>::Fill(plan_.weight_draws, first_element, draws);
+    if (NeedsDraws(context.weights) || NeedsDraws(context.states)) {
+      DrawFiller<Number>::Fill(plan_.weight_draws, first_element, draws);
+    }
     alignas(64) uint8_t memory[4 * kTileElements];
     uint8_t* codes = NewCodes(tile, memory);
     EncodeWeights<Number>(context.weights, weights_, draws, {codes, tile.weights_out.extra});

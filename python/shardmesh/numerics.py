@@ -22,7 +22,7 @@ _STATES: dict[str, Any] = {"signed": True, "compat": None}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "fp32": {}, "bf16": {}, "bf16_sr": {**_PLACE, "state": None}, "bf16+16": {}, "bf16+8sr": _PLACE,
     "int8_row": {"stochastic": False, "compat": None, **_PLACE}, "nf4": {"mean": None},
-    "dyn8": _STATES, "dyn4": _STATES, "fp8": _STATES, "fp8x32": {"signed": True},
+    "dyn8": _STATES, "dyn4": _STATES, "fp8": _STATES, "fp8x32": {"signed": True, "stochastic": False, **_PLACE},
     "fp8_tensor": {"element": "e4m3", "power_of_2": False}, "fp8_row": {"power_of_2": True},
     "fp8_block": {"power_of_2": False}, "mx8": {"scaling": "rceil"},
 }
@@ -38,7 +38,8 @@ def encode(array: Any, format: str, **options: Any) -> dict[str, np.ndarray[Any,
                                    state=None (0, 1 or 2: those of that optimizer state); int8_row
                                    stochastic=False and compat=None ("torchao": its scales, bit for bit of fp32
                                    arrays; of bf16 ones torchao computes int8_row, and nf4, in bf16)
-      dyn8, dyn4, fp8, fp8x32      signed=True (False: second moments)
+      dyn8, dyn4, fp8, fp8x32      signed=True (False: second moments; those of fp8x32 with stochastic=False and
+                                   draws as above)
       dyn8, dyn4, fp8              compat=None ("torchao": its levels, scales and ties, bit for bit)
       fp8_tensor                   element="e4m3" (or "e5m2"), power_of_2=False
       fp8_row, fp8_block           power_of_2=True, and False: as torchao's recipes
