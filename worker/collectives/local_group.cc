@@ -1,0 +1,111 @@
+#include "worker/collectives/local_group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/time/clock.h"
+#include "core/status.h"
+
+namespace shardmesh {
+
+bool LocalHub::AllHereLocked(uint64_t arrivals) const {
+  return std::all_of(arrivals_.begin(), arrivals_.end(), [&](uint64_t each) { return each >= arrivals; });
+}
+
+void LocalHub::EndLocked(absl::string_view reason) {
+  if (!ended_) reason_ = std::string(reason);
+  ended_ = true;
+  changed_.SignalAll();
+}
+
+void LocalHub::End(absl::string_view reason) {
+  MutexLock lock(mu_);
+  EndLocked(reason);
+}
+
+LocalHub::Post LocalHub::PostOf(int rank) const {
+  MutexLock lock(mu_);
+  return posts_[rank];
+}
+
+absl::Status LocalHub::Meet(int rank, const Post& post, absl::Duration timeout) {
+  const absl::Time until = absl::Now() + timeout;
+  MutexLock lock(mu_);
+  if (ended_) return GroupEnded(reason_);
+  posts_[rank] = post;
+  const uint64_t mine = ++arrivals_[rank];
+  changed_.SignalAll();
+  while (!AllHereLocked(mine)) {
+    if (ended_) return GroupEnded(reason_);
+    const absl::Duration left = until - absl::Now();
+    if (left <= absl::ZeroDuration()) {
+      std::vector<int> missing;
+      for (int peer = 0; peer < size(); ++peer) {
+        if (arrivals_[peer] < mine) missing.push_back(peer);
+      }
+      const absl::Status late = MissingRanks(missing, post.header, timeout);
+      EndLocked(late.message());
+      return late;
+    }
+    changed_.WaitFor(mu_, left);
+  }
+  return absl::OkStatus();
+}
+
+template <class Part>
+absl::Status LocalGroup::Together(const LocalHub::Post& post, absl::Duration timeout, const Part& part) {
+  RETURN_IF_ERROR(hub_->Meet(rank(), post, timeout));
+  for (int peer = 0; peer < size(); ++peer) {
+    const absl::Status same = CheckHeader(post.header, hub_->PostOf(peer).header, rank(), peer);
+    if (same.ok()) continue;
+    hub_->End(same.message());
+    return same;
+  }
+  part();
+  return hub_->Meet(rank(), post, timeout);
+}
+
+absl::Status LocalGroup::DoBarrier(const CallHeader& header, absl::Duration timeout) {
+  return Together({header, nullptr, {}}, timeout, [] {});
+}
+
+absl::Status LocalGroup::DoAllGather(const CallHeader& header, const char* mine, char* all, absl::Duration timeout) {
+  return Together({header, mine, {}}, timeout, [&] {
+    for (int peer = 0; peer < size(); ++peer) {
+      const char* from = hub_->PostOf(peer).mine;
+      char* to = all + peer * header.bytes;
+      if (from != to && header.bytes > 0) std::memcpy(to, from, static_cast<size_t>(header.bytes));
+    }
+  });
+}
+
+absl::Status LocalGroup::DoAllToAll(const CallHeader& header, const char* mine, char* theirs, absl::Duration timeout) {
+  return Together({header, mine, {}}, timeout, [&] {
+    for (int peer = 0; peer < size() && header.bytes > 0; ++peer) {
+      std::memcpy(theirs + peer * header.bytes, hub_->PostOf(peer).mine + rank() * header.bytes,
+                  static_cast<size_t>(header.bytes));
+    }
+  });
+}
+
+absl::Status LocalGroup::DoBroadcast(const CallHeader& header, char* memory, int root, absl::Duration timeout) {
+  return Together({header, memory, {}}, timeout, [&] {
+    const char* from = hub_->PostOf(root).mine;
+    if (from != memory && header.bytes > 0) std::memcpy(memory, from, static_cast<size_t>(header.bytes));
+  });
+}
+
+absl::Status LocalGroup::DoReduceScatter(const CallHeader& header, const SlotSum& sum, float* piece,
+                                         absl::Duration timeout) {
+  return Together({header, nullptr, sum.mine}, timeout, [&] {
+    std::vector<int64_t> taken(size());
+    std::vector<const void*> slots;
+    for (const int holder : sum.holders) {
+      const void* slot = hub_->PostOf(holder).slots[taken[holder]++];
+      slots.push_back(static_cast<const char*>(slot) + rank() * header.bytes);
+    }
+    SumSlots(sum.format, slots, sum.elements, piece);
+  });
+}
+
+}  // namespace shardmesh

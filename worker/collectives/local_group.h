@@ -1,0 +1,74 @@
+// LocalGroup: ranks that are threads of one process, as plain as can be: the oracle of the other implementations.
+//
+//   auto hub = std::make_shared<LocalHub>(size);
+//   LocalGroup group(hub, rank, epoch)   in each thread
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/sync.h"
+#include "worker/collectives/group.h"
+
+namespace shardmesh {
+
+// Where the ranks meet. Thread-safe.
+class LocalHub {
+ public:
+  // What a rank shows its peers during a call.
+  struct Post {
+    CallHeader header;
+    const char* mine = nullptr;
+    absl::Span<const void* const> slots;
+  };
+
+  explicit LocalHub(int size) : posts_(size), arrivals_(size) {}
+
+  int size() const { return static_cast<int>(posts_.size()); }
+
+  // Returns when every rank has met as often as this one. Unavailable: not in time (and the hub is ended); Aborted.
+  absl::Status Meet(int rank, const Post& post, absl::Duration timeout);
+  // Ends the hub; the first reason counts.
+  void End(absl::string_view reason);
+
+  // Of a rank that met and has not met again.
+  Post PostOf(int rank) const;
+
+ private:
+  bool AllHereLocked(uint64_t arrivals) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndLocked(absl::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  std::vector<Post> posts_ ABSL_GUARDED_BY(mu_);
+  std::vector<uint64_t> arrivals_ ABSL_GUARDED_BY(mu_);
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+  std::string reason_ ABSL_GUARDED_BY(mu_);
+};
+
+class LocalGroup final : public Group {
+ public:
+  LocalGroup(std::shared_ptr<LocalHub> hub, int rank, uint64_t epoch)
+      : Group(rank, hub->size(), epoch), hub_(std::move(hub)) {}
+
+  absl::string_view name() const override { return "local"; }
+  void Abort(absl::string_view reason) override { hub_->End(reason); }
+
+ protected:
+  absl::Status DoBarrier(const CallHeader& header, absl::Duration timeout) override;
+  absl::Status DoAllGather(const CallHeader& header, const char* mine, char* all, absl::Duration timeout) override;
+  absl::Status DoAllToAll(const CallHeader& header, const char* mine, char* theirs, absl::Duration timeout) override;
+  absl::Status DoBroadcast(const CallHeader& header, char* memory, int root, absl::Duration timeout) override;
+  absl::Status DoReduceScatter(const CallHeader& header, const SlotSum& sum, float* piece,
+                               absl::Duration timeout) override;
+
+ private:
+  // All meet, agree on the call, each does its part, and all meet again.
+  template <class Part>
+  absl::Status Together(const LocalHub::Post& post, absl::Duration timeout, const Part& part);
+
+  const std::shared_ptr<LocalHub> hub_;
+};
+
+}  // namespace shardmesh
