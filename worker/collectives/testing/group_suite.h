@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "core/matchers.h"
 #include "core/reduction.h"
+#include "core/sync.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/collectives/group.h"
