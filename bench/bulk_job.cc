@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "bench/harness.h"
 #include "core/status.h"
-#include "kernels/fused_step.h"
+#include "kernels/optimizer_step.h"
 
 namespace shardmesh::bench {
 namespace {
@@ -57,7 +57,7 @@ absl::Status BulkJob::CreateJob(int64_t num_bytes) {
   spec.gradient_format = Format::kFp32;
   std::map<std::string, std::vector<float>> values;
   for (int64_t i = 0; i < num_elements / kTensorElements; ++i) {
-    spec.parameters.push_back({NameOf(i), {kTensorElements}, Format::kFp32, ""});
+    spec.parameters.push_back({NameOf(i), {kTensorElements}, WeightFormat::kFp32, ""});
     std::vector<float>& value = values[NameOf(i)];
     for (int64_t e = 0; e < kTensorElements; ++e)
       value.push_back(static_cast<float>((e * 7919 + i) % 65521) * 0x1p-20f);
@@ -75,18 +75,18 @@ absl::Status BulkJob::CreateJob(int64_t num_bytes) {
 // One slot, so the sum is the gradient itself.
 std::vector<float> BulkJob::ExpectedAfterOneStep() const {
   std::vector<float> weights = initial_, m(initial_.size(), 0.0f), v(initial_.size(), 0.0f);
-  StepContext context;
-  context.scalars = ComputeAdamWScalars(job_->spec().optimizer, 1).value();
-  context.step = 1;
+  OptimizerContext context;
+  context.hyper = job_->spec().optimizer;
+  context.scalars = ComputeStepScalars(context.hyper, 1).value();
   const void* gradient = gradient_.data();
-  FusedRun run;
+  OptimizerRun run;
   run.gradients = &gradient;
   run.num_slots = 1;
-  run.weights_in = run.weights_out = weights.data();
-  run.m_in = run.m_out = m.data();
-  run.v_in = run.v_out = v.data();
+  run.weights_in = run.weights_out = {weights.data(), nullptr};
+  run.states_in[0] = run.states_out[0] = {m.data(), nullptr};
+  run.states_in[1] = run.states_out[1] = {v.data(), nullptr};
   run.num_elements = static_cast<int64_t>(weights.size());
-  FusedStepReference(context, run);
+  OptimizerStepReference(context, run);
   return weights;
 }
 

@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<StepJob>> StepJob::Create(Memory& memory, int64_t
   spec.seed = 7;
   spec.publish_every = kStepPublishEvery;
   for (int64_t i = 0; i < num_elements / kTensorElements; ++i) {
-    spec.parameters.push_back({absl::StrCat("layers.", i, ".weight"), {kTensorElements}, Format::kBf16Sr, ""});
+    spec.parameters.push_back({absl::StrCat("layers.", i, ".weight"), {kTensorElements}, WeightFormat::kBf16Sr, ""});
   }
   ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
   ASSIGN_OR_RETURN(HostMemory host, HostMemory::Create(memory, spec.name, kStepSlots, plan));

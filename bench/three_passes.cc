@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/philox.h"
 #include "core/status.h"
 
 namespace shardmesh::bench {
@@ -17,9 +16,15 @@ absl::StatusOr<Segment> NewSegment(const char* name, int64_t bytes, int stream) 
   return Segment::Create(name, bytes + StreamOffset(stream), StreamOffset(stream));
 }
 
-StepContext ContextOf(const JobSpec& spec, const Command& command, Format gradients) {
-  return {command.scalars, Format::kBf16Sr, gradients, MakePhiloxKey(spec.seed, DrawPurpose::kWeightRounding),
-          command.step};
+OptimizerContext ContextOf(const JobSpec& spec, const Command& command, Format gradients) {
+  OptimizerContext context;
+  context.hyper = spec.optimizer;
+  context.scalars = command.scalars;
+  context.weights = WeightFormat::kBf16Sr;
+  context.gradients = gradients;
+  context.seed = spec.seed;
+  context.step = command.step;
+  return context;
 }
 
 }  // namespace
@@ -71,7 +76,7 @@ void ThreePasses::Step(WorkerTeam::Member& member, int64_t step, char* private_c
   const int rank = member.rank();
   Command command;
   command.step = step;
-  command.scalars = ComputeAdamWScalars(job_.spec.optimizer, step).value();
+  command.scalars = ComputeStepScalars(job_.spec.optimizer, step).value();
   float* const sum = reinterpret_cast<float*>(sum_[rank].data());
   for (const Piece& piece : pieces_[rank]) {
     const void* gradients[kStepSlots];
@@ -79,23 +84,23 @@ void ThreePasses::Step(WorkerTeam::Member& member, int64_t step, char* private_c
       gradients[s] =
           job_.host.slot(s).data() + job_.plan.buckets()[piece.bucket].gradient_offset + piece.run.bucket_offset * 2;
     }
-    kernel_.reduce(Format::kBf16, {gradients, kStepSlots, 1.0f / kStepSlots, sum + piece.at, piece.run.num_elements});
+    reduce_(Format::kBf16, {gradients, kStepSlots, 1.0f / kStepSlots, sum + piece.at, piece.run.num_elements});
   }
   member.Barrier();
-  const StepContext context = ContextOf(job_.spec, command, Format::kFp32);
+  const OptimizerContext context = ContextOf(job_.spec, command, Format::kFp32);
   for (const Piece& piece : pieces_[rank]) {
     const void* gradient = sum + piece.at;
-    FusedRun run;
+    OptimizerRun run;
     run.gradients = &gradient;
     run.num_slots = 1;
-    run.weights_in = run.weights_out =
-        weights_.data() + job_.plan.buckets()[piece.bucket].weight_offset + piece.run.bucket_offset * 2;
-    run.m_in = run.m_out = reinterpret_cast<float*>(moment1_[rank].data()) + piece.at;
-    run.v_in = run.v_out = reinterpret_cast<float*>(moment2_[rank].data()) + piece.at;
+    run.weights_in = run.weights_out = {
+        weights_.data() + job_.plan.buckets()[piece.bucket].weight_offset + piece.run.bucket_offset * 2, nullptr};
+    run.states_in[0] = run.states_out[0] = {reinterpret_cast<float*>(moment1_[rank].data()) + piece.at, nullptr};
+    run.states_in[1] = run.states_out[1] = {reinterpret_cast<float*>(moment2_[rank].data()) + piece.at, nullptr};
     run.num_elements = piece.run.num_elements;
     run.first_element = static_cast<uint64_t>(piece.run.first_element);
     run.tensor = static_cast<uint32_t>(piece.run.tensor);
-    kernel_.step(context, run);
+    step_(context, run);
   }
   member.Barrier();
   std::memcpy(private_copy, weights_.data(), job_.plan.window_bytes());
@@ -112,8 +117,8 @@ absl::Status ThreePasses::CompareShard(int rank, int parity) const {
     const int64_t n = storage.ranges()[range].num_elements;
     const auto* m = reinterpret_cast<const float*>(moment1_[rank].data()) + at;
     const auto* v = reinterpret_cast<const float*>(moment2_[rank].data()) + at;
-    if (std::memcmp(storage.moment1(range, parity, 0), m, n * sizeof(float)) != 0 ||
-        std::memcmp(storage.moment2(range, parity, 0), v, n * sizeof(float)) != 0) {
+    if (std::memcmp(storage.state(0, range, parity, 0).codes, m, n * sizeof(float)) != 0 ||
+        std::memcmp(storage.state(1, range, parity, 0).codes, v, n * sizeof(float)) != 0) {
       return absl::InternalError(absl::StrCat("the optimizer states of rank ", rank, " differ in range ", range));
     }
     at += n;
@@ -130,8 +135,8 @@ absl::Status ThreePasses::CompareWithJob(int parity) const {
 }
 
 void StepInPlace(StepJob& job, int rank, const Command& command) {
-  static const FusedStepFn kernel = BestFusedStep();
-  const StepContext context = ContextOf(job.spec, command, Format::kBf16);
+  static const OptimizerStepFn kernel = BestOptimizerStep();
+  const OptimizerContext context = ContextOf(job.spec, command, Format::kBf16);
   ShardStorage& storage = job.shards[rank];
   for (int range = 0; range < static_cast<int>(storage.ranges().size()); ++range) {
     const StorageRange& r = storage.ranges()[range];
@@ -140,13 +145,13 @@ void StepInPlace(StepJob& job, int rank, const Command& command) {
       const void* gradients[kStepSlots];
       const int64_t at = (r.bucket_begin + part.offset) * 2;
       for (int s = 0; s < kStepSlots; ++s) gradients[s] = job.host.slot(s).data() + bucket.gradient_offset + at;
-      FusedRun run;
+      OptimizerRun run;
       run.gradients = gradients;
       run.num_slots = kStepSlots;
       run.divide_scale = 1.0f / kStepSlots;
       run.weights_in = run.weights_out = storage.weights(range, command.parity, part.offset);
-      run.m_in = run.m_out = storage.moment1(range, command.parity, part.offset);
-      run.v_in = run.v_out = storage.moment2(range, command.parity, part.offset);
+      for (int s = 0; s < 2; ++s)
+        run.states_in[s] = run.states_out[s] = storage.state(s, range, command.parity, part.offset);
       run.copies[0] = job.host.window().data() + bucket.weight_offset + at;
       run.num_copies = 1;
       run.num_elements = part.num_elements;

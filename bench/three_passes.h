@@ -11,6 +11,7 @@
 #include "bench/step_job.h"
 #include "bench/worker_team.h"
 #include "kernels/fused_step.h"
+#include "kernels/optimizer_step.h"
 #include "local/segment.h"
 #include "worker/control_page.h"
 
@@ -45,7 +46,8 @@ class ThreePasses {
   absl::Status CompareShard(int rank, int parity) const;
 
   const StepJob& job_;
-  const FusedBackend kernel_ = BestFusedBackend();
+  const ReduceFn reduce_ = BestFusedBackend().reduce;
+  const OptimizerStepFn step_ = BestOptimizerStep();
   Segment weights_;                               // all of them, as the job's window
   std::vector<Segment> moment1_, moment2_, sum_;  // by rank
   std::vector<std::vector<Piece>> pieces_;        // by rank

@@ -41,7 +41,18 @@ absl::Status ValidateParameter(int index, const ParameterSpec& p) {
     return absl::ResourceExhaustedError(
         absl::StrCat(who, ": shape ", ShapeString(p.shape), " has more than 2^40 elements"));
   }
+  if (p.format == WeightFormat::kInt8Row) {
+    return absl::UnimplementedError(
+        absl::StrCat(who, ": a job cannot hold int8_row weights yet; take bf16_sr or bf16+8sr"));
+  }
   return absl::OkStatus();
+}
+
+// "[3,5] bf16_sr", and its states where they are not fp32.
+std::string Stored(const ParameterSpec& p) {
+  return absl::StrCat(
+      ShapeString(p.shape), " ", WeightFormatName(p.format),
+      p.states == StateFormat::kFp32 ? "" : absl::StrCat(" with ", StateFormatName(p.states), " states"));
 }
 
 absl::Status ValidateParameters(const JobSpec& job) {
@@ -70,11 +81,10 @@ absl::Status ValidateParameters(const JobSpec& job) {
                                                      ", which is no parameter with its own storage"));
     }
     const ParameterSpec& o = job.parameters[owner->second];
-    if (o.shape != p.shape || o.format != p.format) {
+    if (o.shape != p.shape || o.format != p.format || o.states != p.states) {
       return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(p.name), " is tied to ", Quoted(p.tied_to),
-                                                     " but has another shape or format: ", ShapeString(p.shape), " ",
-                                                     FormatName(p.format), ", not ", ShapeString(o.shape), " ",
-                                                     FormatName(o.format)));
+                                                     " but has another shape or format: ", Stored(p), ", not ",
+                                                     Stored(o)));
     }
   }
   return absl::OkStatus();
@@ -96,8 +106,14 @@ bool Differs(absl::string_view what, double there, double here, std::string& out
   return Differs(what, absl::StrFormat("%.17g", there), absl::StrFormat("%.17g", here), out);
 }
 
-bool OptimizerDiffers(const AdamWHyper& there, const AdamWHyper& here, std::string& out) {
-  return Differs("optimizer lr", there.lr, here.lr, out) || Differs("optimizer beta1", there.beta1, here.beta1, out) ||
+bool OptimizerDiffers(const OptimizerHyper& there, const OptimizerHyper& here, std::string& out) {
+  return Differs("optimizer", OptimizerName(there.kind), OptimizerName(here.kind), out) ||
+         Differs("optimizer maximize", there.maximize, here.maximize, out) ||
+         Differs("optimizer amsgrad", there.amsgrad, here.amsgrad, out) ||
+         Differs("optimizer nesterov", there.nesterov, here.nesterov, out) ||
+         Differs("optimizer momentum", there.momentum, here.momentum, out) ||
+         Differs("optimizer dampening", there.dampening, here.dampening, out) ||
+         Differs("optimizer lr", there.lr, here.lr, out) || Differs("optimizer beta1", there.beta1, here.beta1, out) ||
          Differs("optimizer beta2", there.beta2, here.beta2, out) ||
          Differs("optimizer eps", there.eps, here.eps, out) ||
          Differs("optimizer weight_decay", there.weight_decay, here.weight_decay, out);
@@ -111,7 +127,8 @@ bool ParametersDiffer(const JobSpec& there, const JobSpec& here, std::string& ou
     if (Differs(absl::StrCat("name of parameter ", i), Quoted(a.name), Quoted(b.name), out)) return true;
     const std::string who = absl::StrCat("parameter ", i, " ", Quoted(a.name));
     if (Differs(absl::StrCat(who, ": shape"), ShapeString(a.shape), ShapeString(b.shape), out) ||
-        Differs(absl::StrCat(who, ": format"), FormatName(a.format), FormatName(b.format), out) ||
+        Differs(absl::StrCat(who, ": format"), WeightFormatName(a.format), WeightFormatName(b.format), out) ||
+        Differs(absl::StrCat(who, ": states"), StateFormatName(a.states), StateFormatName(b.states), out) ||
         Differs(absl::StrCat(who, ": tied to"), Quoted(a.tied_to), Quoted(b.tied_to), out)) {
       return true;
     }
@@ -120,6 +137,8 @@ bool ParametersDiffer(const JobSpec& there, const JobSpec& here, std::string& ou
 }
 
 }  // namespace
+
+Format GatheredFormat(WeightFormat format) { return format == WeightFormat::kFp32 ? Format::kFp32 : Format::kBf16; }
 
 int64_t ParameterSpec::NumElements() const { return BoundedElements(shape); }
 
@@ -143,6 +162,9 @@ absl::Status JobSpec::Validate() const {
         absl::StrCat("gradient format is ", FormatName(gradient_format), "; it is fp32 or bf16"));
   }
   RETURN_IF_ERROR(shardmesh::Validate(optimizer));
+  if (optimizer.kind == OptimizerKind::kMuon) {
+    return absl::UnimplementedError("a job cannot be stepped by muon yet; take adamw, adam, lion or sgd");
+  }
   if (bucket_elements < kMinBucketElements || bucket_elements > kMaxBucketElements) {
     return absl::InvalidArgumentError(absl::StrCat("bucket_elements is ", bucket_elements, "; it is ",
                                                    kMinBucketElements, " to ", kMaxBucketElements));

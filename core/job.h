@@ -7,10 +7,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/adamw.h"
 #include "core/format.h"
 #include "core/granule.h"  // kMaxTensorElements
 #include "core/mesh_spec.h"
+#include "core/numeric_formats.h"
+#include "core/optimizer.h"
 
 namespace shardmesh {
 
@@ -27,8 +28,9 @@ inline constexpr int kMaxPublishEvery = 1 << 30;
 struct ParameterSpec {
   std::string name;            // canonical, unique in the job
   std::vector<int64_t> shape;  // empty: a scalar
-  Format format = Format::kFp32;
+  WeightFormat format = WeightFormat::kFp32;
   std::string tied_to;  // canonical name of the parameter whose storage this one shares; empty: its own
+  StateFormat states = StateFormat::kFp32;  // of its optimizer states
 
   int64_t NumElements() const;  // REQUIRES: the job's Validate() is OK
 };
@@ -44,18 +46,22 @@ struct JobSpec {
   int num_slots = 1;
   std::vector<ParameterSpec> parameters;  // the order is the tensor index of random draws
   Format gradient_format = Format::kBf16;
-  AdamWHyper optimizer;
+  OptimizerHyper optimizer = OptimizerHyper::Defaults(OptimizerKind::kAdamW);
   uint64_t seed = 0;
   NonFinitePolicy non_finite = NonFinitePolicy::kSkip;
   int64_t bucket_elements = kDefaultBucketElements;
   int publish_every = 1;  // a version is published at each multiple of it, and at step 0
 
-  // InvalidArgument or ResourceExhausted: the first wrong value, with its name and what would be right.
+  // InvalidArgument or ResourceExhausted: the first wrong value, with its name and what would be right. Unimplemented:
+  // what only shardmesh.numerics does yet (Muon, int8_row).
   absl::Status Validate() const;
 
   // The index of the parameter that owns the storage of `index` (itself unless tied). REQUIRES: Validate() is OK.
   int StorageOf(int index) const;
 };
+
+// The format in which windows and publications hold weights of a storage format: fp32, or bf16.
+Format GatheredFormat(WeightFormat format);
 
 // InvalidArgument unless `id` is 1 to kMaxIdBytes of [A-Za-z0-9._-]; `what` names it in the message ("job name").
 absl::Status ValidateId(absl::string_view what, absl::string_view id);

@@ -16,7 +16,8 @@ JobSpec GoodJob() {
   job.name = "train-1.a_B";
   job.mesh = *ParseMeshSpec("ddp=2,fsdp=2");
   job.num_slots = 4;
-  job.parameters = {{"w", {3, 5}, Format::kBf16Sr}, {"b", {}, Format::kFp32}, {"t", {3, 5}, Format::kBf16Sr, "w"}};
+  job.parameters = {
+      {"w", {3, 5}, WeightFormat::kBf16Sr}, {"b", {}, WeightFormat::kFp32}, {"t", {3, 5}, WeightFormat::kBf16Sr, "w"}};
   return job;
 }
 
@@ -80,7 +81,18 @@ TEST(JobTest, BadValue_ErrorNamesItAndWhatWouldBeRight) {
        "\"w\" is tied to \"t\", which is no"},
       {[](JobSpec& j) { j.parameters[2].shape = {15}; }, Code::kInvalidArgument,
        "another shape or format: [15] bf16_sr, not [3,5] bf16_sr"},
-      {[](JobSpec& j) { j.parameters[2].format = Format::kFp32; }, Code::kInvalidArgument, "[3,5] fp32, not [3,5]"},
+      {[](JobSpec& j) { j.parameters[2].format = WeightFormat::kFp32; }, Code::kInvalidArgument,
+       "[3,5] fp32, not [3,5]"},
+      {[](JobSpec& j) { j.parameters[2].states = StateFormat::kDyn8; }, Code::kInvalidArgument,
+       "[3,5] bf16_sr with dyn8 states, not [3,5] bf16_sr"},
+      {[](JobSpec& j) { j.parameters[1].format = WeightFormat::kInt8Row; }, Code::kUnimplemented,
+       "parameter 1 \"b\": a job cannot hold int8_row weights yet"},
+      {[](JobSpec& j) { j.optimizer = OptimizerHyper::Defaults(OptimizerKind::kMuon); }, Code::kUnimplemented, "muon"},
+      {[](JobSpec& j) {
+         j.optimizer = OptimizerHyper::Defaults(OptimizerKind::kSgd);
+         j.optimizer.nesterov = true;
+       },
+       Code::kInvalidArgument, "nesterov"},
       {[](JobSpec& j) { j.gradient_format = Format::kBf16Sr; }, Code::kInvalidArgument,
        "gradient format is bf16_sr; it is fp32 or bf16"},
       {[](JobSpec& j) { j.optimizer.beta1 = 1; }, Code::kInvalidArgument, "beta1"},
@@ -123,13 +135,22 @@ TEST(JobTest, Difference_NamesEveryField) {
       {[](JobSpec& j) { j.optimizer.beta2 = 0.5; }, {}, "optimizer beta2: 0.999 there, 0.5 here"},
       {[](JobSpec& j) { j.optimizer.eps = 0.5; }, {}, "optimizer eps: 1e-08 there, 0.5 here"},
       {[](JobSpec& j) { j.optimizer.weight_decay = 0.5; }, {}, "optimizer weight_decay: 0.01 there, 0.5 here"},
+      {[](JobSpec& j) { j.optimizer.kind = OptimizerKind::kLion; }, {}, "optimizer: adamw there, lion here"},
+      {[](JobSpec& j) { j.optimizer.amsgrad = true; }, {}, "optimizer amsgrad: 0 there, 1 here"},
+      {[](JobSpec& j) { j.optimizer.maximize = true; }, {}, "optimizer maximize: 0 there, 1 here"},
+      {[](JobSpec& j) { j.optimizer.momentum = 0.5; }, {}, "optimizer momentum: 0 there, 0.5 here"},
+      {[](JobSpec& j) { j.optimizer.dampening = 0.5; }, {}, "optimizer dampening: 0 there, 0.5 here"},
+      {[](JobSpec& j) { j.optimizer.nesterov = true; }, {}, "optimizer nesterov: 0 there, 1 here"},
+      {[](JobSpec& j) { j.parameters[0].states = StateFormat::kDyn8; },
+       {},
+       "parameter 0 \"w\": states: fp32 there, dyn8 here"},
       {[](JobSpec& j) { j.non_finite = NonFinitePolicy::kFail; }, {}, "non-finite policy: skip there, fail here"},
       {[](JobSpec& j) { j.bucket_elements = 2048; }, {}, "bucket_elements: 16777216 there, 2048 here"},
       {[](JobSpec& j) { j.publish_every = 2; }, {}, "publish_every: 1 there, 2 here"},
       {[](JobSpec& j) { j.parameters.pop_back(); }, {}, "number of parameters: 3 there, 2 here"},
       {[](JobSpec& j) { j.parameters[0].name = "v"; }, {}, "name of parameter 0: \"w\" there, \"v\" here"},
       {[](JobSpec& j) { j.parameters[0].shape = {15}; }, {}, "parameter 0 \"w\": shape: [3,5] there, [15] here"},
-      {[](JobSpec& j) { j.parameters[0].format = Format::kFp32; },
+      {[](JobSpec& j) { j.parameters[0].format = WeightFormat::kFp32; },
        {},
        "parameter 0 \"w\": format: bf16_sr there, fp32 here"},
       {[](JobSpec& j) { j.parameters[2].tied_to = ""; }, {}, "parameter 2 \"t\": tied to: \"w\" there, \"\" here"},

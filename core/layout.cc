@@ -1,6 +1,9 @@
 #include "core/layout.h"
 
+#include <algorithm>
+
 #include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
 #include "core/digest.h"
 #include "core/status.h"
 
@@ -21,14 +24,20 @@ int64_t RoleStrides(const MeshSpec& mesh, DimRole role, std::vector<int64_t>& st
   return product;
 }
 
+std::string SpaceOf(const ParameterSpec& p) {
+  return absl::StrCat(WeightFormatName(p.format), "/", StateFormatName(p.states));
+}
+
 std::string HashOf(const JobSpec& job, absl::Span<const Bucket> buckets, absl::Span<const Placement> placements) {
   Hasher hasher;
-  hasher.Add("shardmesh plan 1");
+  hasher.Add("shardmesh plan 2");
   hasher.Add(job.mesh.ToString());
   hasher.Add(job.num_slots);
   hasher.Add(FormatName(job.gradient_format));
+  hasher.Add(NumStates(job.optimizer));
   for (const Bucket& b : buckets) {
-    hasher.Add(FormatName(b.format));
+    hasher.Add(WeightFormatName(b.weights));
+    hasher.Add(StateFormatName(b.states));
     for (int64_t v : {b.num_elements, b.shard_elements, b.weight_offset, b.gradient_offset}) hasher.Add(v);
   }
   for (size_t i = 0; i < placements.size(); ++i) {
@@ -52,46 +61,46 @@ absl::StatusOr<Plan> Plan::Create(const JobSpec& job) {
   options.max_padding = options.max_coarse_padding = 1;
   std::vector<LayoutTensor> tensors;
   for (const ParameterSpec& p : job.parameters) {
-    tensors.push_back({p.name,
-                       {p.NumElements()},
-                       std::string(FormatName(p.format)),
-                       Granule{GranuleKind::kFlat, kGroupElements},
-                       p.tied_to});
+    tensors.push_back({p.name, {p.NumElements()}, SpaceOf(p), Granule{GranuleKind::kFlat, kBlockElements}, p.tied_to});
   }
   ASSIGN_OR_RETURN(BucketLayout layout, BucketLayout::Create(std::move(tensors), options));
 
   Plan plan(std::move(layout));
   plan.gradient_format_ = job.gradient_format;
+  plan.num_states_ = NumStates(job.optimizer);
   plan.num_shards_ = static_cast<int>(options.num_shards);
   plan.num_replicas_ = static_cast<int>(RoleStrides(job.mesh, DimRole::kReplicate, replica_strides));
   plan.shard_strides_ = std::move(shard_strides);
   plan.replica_strides_ = std::move(replica_strides);
   for (const MeshDim& dim : job.mesh.dims) plan.mesh_sizes_.push_back(dim.size);
   for (const LayoutBucket& bucket : plan.layout_->buckets()) {
-    plan.buckets_.push_back({*ParseFormat(bucket.space), bucket.num_elements, bucket.shard_elements, bucket.padding});
+    const ParameterSpec& first = job.parameters[bucket.tensors.front()];
+    plan.buckets_.push_back({first.format, first.states, bucket.num_elements, bucket.shard_elements, bucket.padding});
   }
   for (size_t i = 0; i < job.parameters.size(); ++i) {
     const TensorPlace& place = plan.layout_->places()[i];
-    const int bucket = place.bucket >= 0 ? place.bucket : plan.BucketOfNoElements(job.parameters[i].format);
+    const int bucket = place.bucket >= 0 ? place.bucket : plan.BucketOfNoElements(job.parameters[i]);
     plan.placements_.push_back({bucket, place.offset, place.num_elements});
   }
   for (Bucket& b : plan.buckets_) {
     b.weight_offset = plan.window_bytes_;
     b.gradient_offset = plan.gradient_window_bytes_;
     plan.total_elements_ += b.num_elements;
-    plan.version_bytes_ += b.num_elements * BytesPerElement(b.format);
-    plan.window_bytes_ += RoundUp(b.num_elements * BytesPerElement(b.format), kPageBytes);
+    plan.version_bytes_ += b.num_elements * BytesPerElement(b.format());
+    plan.window_bytes_ += RoundUp(b.num_elements * BytesPerElement(b.format()), kPageBytes);
     plan.gradient_window_bytes_ += RoundUp(b.num_elements * BytesPerElement(job.gradient_format), kPageBytes);
   }
   plan.hash_ = HashOf(job, plan.buckets_, plan.placements_);
   return plan;
 }
 
-// The first bucket of a format; a new one, without elements, when there is none.
-int Plan::BucketOfNoElements(Format format) {
-  const auto found = absl::c_find_if(buckets_, [&](const Bucket& bucket) { return bucket.format == format; });
+// The first bucket of a parameter's formats; a new one, without elements, when there is none.
+int Plan::BucketOfNoElements(const ParameterSpec& parameter) {
+  const auto found = absl::c_find_if(buckets_, [&](const Bucket& bucket) {
+    return bucket.weights == parameter.format && bucket.states == parameter.states;
+  });
   const int index = static_cast<int>(found - buckets_.begin());
-  if (found == buckets_.end()) buckets_.push_back({format});
+  if (found == buckets_.end()) buckets_.push_back({parameter.format, parameter.states});
   return index;
 }
 
@@ -121,7 +130,8 @@ std::vector<Run> Plan::RunsIn(int bucket, int64_t begin, int64_t end) const {
   std::vector<Run> runs;
   if (begin == end) return runs;  // also of a bucket without elements, which the layout does not have
   for (const Stretch& s : layout_->StretchesIn(bucket, begin, end)) {
-    runs.push_back({s.tensor, s.first_element, begin + s.shard_offset, s.num_elements});
+    const int64_t left = placements_[s.tensor].num_elements - s.first_element;  // a stretch is of whole granules
+    runs.push_back({s.tensor, s.first_element, begin + s.shard_offset, std::min(s.num_elements, left)});
   }
   return runs;
 }

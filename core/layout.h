@@ -1,8 +1,8 @@
 // Plan: where every element of a job lies. A pure function of the job's specification: each process computes it for
 // itself and compares hashes, so nothing per-rank is ever sent.
 //
-//   job      = a BucketLayout (core/bucket_layout.h): a space for each format, granules of kGroupElements (the unit of
-//              random draws), equal shards
+//   job      = a BucketLayout (core/bucket_layout.h): a space for each pair of formats, granules of kBlockElements (no
+//              block of a coded state is cut), equal shards
 //   shard s  = elements [s * shard_elements, (s+1) * shard_elements) of every bucket
 //   window   = every bucket as bytes, each starting at a multiple of the page size (parameter window: in the
 //              weights' format; gradient window: in the job's gradient format)
@@ -26,6 +26,7 @@
 namespace shardmesh {
 
 inline constexpr int64_t kPageBytes = 4096;
+inline constexpr int64_t kBlockElements = 256;  // the longest block with a scale of its own (core/numeric_formats.h)
 
 // Where a rank stands: which shard it holds, and which replica of it.
 struct ShardPlace {
@@ -34,28 +35,31 @@ struct ShardPlace {
 };
 
 // A parameter's storage. Tied parameters have the placement of their owner; one without elements lies at the start of
-// a bucket of its format.
+// a bucket of its formats.
 struct Placement {
   int bucket = 0;
-  int64_t offset = 0;        // elements from the bucket's start, a multiple of kGroupElements
+  int64_t offset = 0;        // elements from the bucket's start, a multiple of kBlockElements
   int64_t num_elements = 0;  // without padding
 };
 
 struct Bucket {
-  Format format = Format::kFp32;
+  WeightFormat weights = WeightFormat::kFp32;
+  StateFormat states = StateFormat::kFp32;
   int64_t num_elements = 0;     // with padding; shard_elements * shards
-  int64_t shard_elements = 0;   // a multiple of kGroupElements
+  int64_t shard_elements = 0;   // a multiple of kBlockElements
   int64_t padding = 0;          // elements of no parameter
   int64_t weight_offset = 0;    // bytes from the start of the parameter window, a multiple of kPageBytes
   int64_t gradient_offset = 0;  // bytes from the start of a gradient window, a multiple of kPageBytes
+
+  Format format() const { return GatheredFormat(weights); }  // in windows and publications
 };
 
-// A stretch of one tensor inside a shard, in whole groups: its last group may reach into padding.
+// A stretch of one tensor inside a shard.
 struct Run {
   int tensor = 0;             // index of the owner in JobSpec::parameters
-  int64_t first_element = 0;  // in the tensor, a multiple of kGroupElements
-  int64_t bucket_offset = 0;  // elements from the bucket's start
-  int64_t num_elements = 0;   // a multiple of kGroupElements
+  int64_t first_element = 0;  // in the tensor, a multiple of kBlockElements
+  int64_t bucket_offset = 0;  // elements from the bucket's start, a multiple of kBlockElements
+  int64_t num_elements = 0;   // the tensor's last may be no multiple of kBlockElements
 };
 
 class Plan {
@@ -74,6 +78,7 @@ class Plan {
   int64_t version_bytes() const { return version_bytes_; }    // every bucket's weights, without page gaps
   int64_t total_elements() const { return total_elements_; }  // of all buckets, with padding
   Format gradient_format() const { return gradient_format_; }
+  int num_states() const { return num_states_; }  // of the optimizer
 
   // REQUIRES: rank is in [0, num_ranks). Mesh coordinates along shard dimensions number the shards, along replicate
   // dimensions the replicas, both in mesh order, the first dimension slowest.
@@ -82,7 +87,7 @@ class Plan {
   Rank RankOf(ShardPlace place) const;
 
   // The stretches of tensors in elements [begin, end) of a bucket, ascending; stretches of padding are left out.
-  // REQUIRES: begin and end are multiples of kGroupElements within the bucket.
+  // REQUIRES: begin and end are multiples of kBlockElements within the bucket.
   std::vector<Run> RunsIn(int bucket, int64_t begin, int64_t end) const;
 
   // Bytes of one shard's piece (see shard.proto): of its gradient, and of its weights as fp32.
@@ -91,7 +96,7 @@ class Plan {
 
  private:
   explicit Plan(BucketLayout layout) : layout_(std::make_shared<const BucketLayout>(std::move(layout))) {}
-  int BucketOfNoElements(Format format);
+  int BucketOfNoElements(const ParameterSpec& parameter);
 
   std::shared_ptr<const BucketLayout> layout_;            // shared by copies
   std::vector<int64_t> shard_strides_, replica_strides_;  // by mesh dimension; 0 where the role is the other
@@ -102,6 +107,7 @@ class Plan {
   std::string hash_;
   int64_t window_bytes_ = 0, gradient_window_bytes_ = 0, version_bytes_ = 0, total_elements_ = 0;
   Format gradient_format_ = Format::kBf16;
+  int num_states_ = 0;
 };
 
 }  // namespace shardmesh

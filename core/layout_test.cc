@@ -17,7 +17,8 @@ JobSpec SmallJob() {
   job.name = "layout";
   job.mesh = *ParseMeshSpec("ddp=2,fsdp=2");
   job.num_slots = 2;
-  job.parameters = {{"a", {3, 50}, Format::kFp32}, {"b", {7}, Format::kBf16}, {"c", {129}, Format::kFp32}};
+  job.parameters = {
+      {"a", {3, 50}, WeightFormat::kFp32}, {"b", {7}, WeightFormat::kBf16}, {"c", {129}, WeightFormat::kFp32}};
   job.bucket_elements = kMinBucketElements;
   return job;
 }
@@ -30,23 +31,23 @@ Plan PlanOf(const JobSpec& job) {
 
 TEST(LayoutTest, WorkedExample) {
   const Plan plan = PlanOf(SmallJob());
-  ASSERT_EQ(plan.buckets().size(), 2u);  // fp32: a at 0 (150 -> 192), c at 192 (129 -> 192); bf16: b
+  ASSERT_EQ(plan.buckets().size(), 2u);  // fp32: a at 0 (150 -> 256), c at 256 (129 -> 256); bf16: b
   EXPECT_EQ(plan.placements()[0].offset, 0);
-  EXPECT_EQ(plan.placements()[2].offset, 192);
+  EXPECT_EQ(plan.placements()[2].offset, 256);
   EXPECT_EQ(plan.placements()[2].num_elements, 129);
-  EXPECT_EQ(plan.buckets()[0].num_elements, 384);
-  EXPECT_EQ(plan.buckets()[0].shard_elements, 192);
-  EXPECT_EQ(plan.buckets()[0].padding, 384 - 150 - 129);
-  EXPECT_EQ(plan.buckets()[1].num_elements, 128);
-  EXPECT_EQ(plan.buckets()[1].padding, 128 - 7);
-  EXPECT_EQ(plan.version_bytes(), 384 * 4 + 128 * 2);
-  EXPECT_EQ(plan.total_elements(), 512);
-  EXPECT_EQ(plan.GradientPieceBytes(), 256 * 2);
-  EXPECT_EQ(plan.InitialPieceBytes(), 256 * 4);
+  EXPECT_EQ(plan.buckets()[0].num_elements, 512);
+  EXPECT_EQ(plan.buckets()[0].shard_elements, 256);
+  EXPECT_EQ(plan.buckets()[0].padding, 512 - 150 - 129);
+  EXPECT_EQ(plan.buckets()[1].num_elements, 512);
+  EXPECT_EQ(plan.buckets()[1].padding, 512 - 7);
+  EXPECT_EQ(plan.version_bytes(), 512 * 4 + 512 * 2);
+  EXPECT_EQ(plan.total_elements(), 1024);
+  EXPECT_EQ(plan.GradientPieceBytes(), 512 * 2);
+  EXPECT_EQ(plan.InitialPieceBytes(), 512 * 4);
   EXPECT_EQ(plan.window_bytes(), 2 * kPageBytes);
 }
 
-TEST(LayoutTest, Hash_IsGolden) { EXPECT_EQ(PlanOf(SmallJob()).hash(), "a5b4f7f794037f4cd2ce61412242d8f7"); }
+TEST(LayoutTest, Hash_IsGolden) { EXPECT_EQ(PlanOf(SmallJob()).hash(), "fd980bfe194827e7285e5c9d290ab1eb"); }
 
 TEST(LayoutTest, Hash_ChangesWithEverythingThatMovesABit) {
   const std::vector<std::function<void(JobSpec&)>> changes = {
@@ -62,15 +63,17 @@ TEST(LayoutTest, Hash_ChangesWithEverythingThatMovesABit) {
       [](JobSpec& j) {
         j.parameters[0].shape = {3, 51};
       },
-      [](JobSpec& j) { j.parameters[0].format = Format::kBf16; },
-      [](JobSpec& j) { j.parameters[1].format = Format::kBf16Sr; },
+      [](JobSpec& j) { j.parameters[0].format = WeightFormat::kBf16; },
+      [](JobSpec& j) { j.parameters[1].format = WeightFormat::kBf16Sr; },
+      [](JobSpec& j) { j.parameters[1].states = StateFormat::kDyn8; },
+      [](JobSpec& j) { j.optimizer.kind = OptimizerKind::kLion; },  // one state
       [](JobSpec& j) { std::swap(j.parameters[0], j.parameters[2]); },
       [](JobSpec& j) { j.parameters.pop_back(); },
       [](JobSpec& j) {
-        j.parameters.push_back({"d", {150}, Format::kFp32});
+        j.parameters.push_back({"d", {150}, WeightFormat::kFp32});
       },
       [](JobSpec& j) {
-        j.parameters.push_back({"d", {3, 50}, Format::kFp32, "a"});
+        j.parameters.push_back({"d", {3, 50}, WeightFormat::kFp32, "a"});
       },
   };
   std::set<std::string> hashes = {PlanOf(SmallJob()).hash()};
@@ -88,8 +91,8 @@ TEST(LayoutTest, Hash_ChangesWithEverythingThatMovesABit) {
 TEST(LayoutTest, BucketElements_CloseABucket) {
   JobSpec job = SmallJob();
   job.parameters.clear();
-  for (const char* name : {"a", "b", "c"}) job.parameters.push_back({name, {600}, Format::kFp32});
-  const Plan plan = PlanOf(job);  // 640 each: the second reaches 1280 >= 1024 and closes the bucket
+  for (const char* name : {"a", "b", "c"}) job.parameters.push_back({name, {600}, WeightFormat::kFp32});
+  const Plan plan = PlanOf(job);  // 768 each: the second reaches 1536 >= 1024 and closes the bucket
   EXPECT_EQ(plan.placements()[1].bucket, 0);
   EXPECT_EQ(plan.placements()[2].bucket, 1);
   EXPECT_EQ(plan.placements()[2].offset, 0);
@@ -99,24 +102,25 @@ TEST(LayoutTest, BucketElements_CloseABucket) {
 
 TEST(LayoutTest, TiedParameter_HasItsOwnersPlace) {
   JobSpec job = SmallJob();
-  job.parameters.insert(job.parameters.begin(), {"tied", {129}, Format::kFp32, "c"});  // before its owner
+  job.parameters.insert(job.parameters.begin(), {"tied", {129}, WeightFormat::kFp32, "c"});  // before its owner
   const Plan plan = PlanOf(job);
   EXPECT_EQ(plan.placements()[0].bucket, plan.placements()[3].bucket);
   EXPECT_EQ(plan.placements()[0].offset, plan.placements()[3].offset);
   EXPECT_EQ(plan.total_elements(), PlanOf(SmallJob()).total_elements());
-  for (const auto& run : plan.RunsIn(plan.placements()[3].bucket, 0, 384)) EXPECT_NE(run.tensor, 0);
+  for (const auto& run : plan.RunsIn(plan.placements()[3].bucket, 0, 512)) EXPECT_NE(run.tensor, 0);
 }
 
 TEST(LayoutTest, ScalarsAndEmptyTensors) {
   JobSpec job = SmallJob();
-  job.parameters = {{"scalar", {}, Format::kFp32}, {"none", {4, 0}, Format::kFp32}, {"after", {65}, Format::kFp32}};
+  job.parameters = {
+      {"scalar", {}, WeightFormat::kFp32}, {"none", {4, 0}, WeightFormat::kFp32}, {"after", {65}, WeightFormat::kFp32}};
   const Plan plan = PlanOf(job);
   EXPECT_EQ(plan.placements()[0].num_elements, 1);
   EXPECT_EQ(plan.placements()[1].num_elements, 0);
-  EXPECT_EQ(plan.placements()[2].offset, 64);
-  EXPECT_EQ(plan.buckets()[0].num_elements, 256);
-  EXPECT_EQ(plan.buckets()[0].padding, 256 - 66);
-  job.parameters = {{"none", {0}, Format::kFp32}};
+  EXPECT_EQ(plan.placements()[2].offset, 256);
+  EXPECT_EQ(plan.buckets()[0].num_elements, 512);
+  EXPECT_EQ(plan.buckets()[0].padding, 512 - 66);
+  job.parameters = {{"none", {0}, WeightFormat::kFp32}};
   const Plan nothing = PlanOf(job);
   EXPECT_EQ(nothing.total_elements(), 0);
   EXPECT_EQ(nothing.GradientPieceBytes(), 0);
@@ -169,13 +173,15 @@ class LayoutProperty {
     job.gradient_format = Pick(2) ? Format::kFp32 : Format::kBf16;
     job.bucket_elements = kMinBucketElements << Pick(3);
     for (int i = 0, n = 1 + Pick(12); i < n; ++i) {
-      ParameterSpec p{"p" + std::to_string(i), {}, static_cast<Format>(Pick(3))};
+      ParameterSpec p{
+          "p" + std::to_string(i), {}, static_cast<WeightFormat>(Pick(5)), "", static_cast<StateFormat>(Pick(2))};
       const int kind = Pick(8);
       if (kind == 0) p.shape = {0, 3};
       if (kind > 1) p.shape = {1 + Pick(40), 1 + Pick(kind == 2 ? 300 : 20)};
       const int owner = Pick(n);
       if (Pick(4) == 0 && owner < i && job.parameters[owner].tied_to.empty()) {
-        p = {p.name, job.parameters[owner].shape, job.parameters[owner].format, job.parameters[owner].name};
+        p = {p.name, job.parameters[owner].shape, job.parameters[owner].format, job.parameters[owner].name,
+             job.parameters[owner].states};
       }
       job.parameters.push_back(p);
     }
@@ -201,12 +207,12 @@ class LayoutProperty {
       EXPECT_GE(b.weight_offset, weights);  // disjoint, ascending
       EXPECT_GE(b.gradient_offset, gradients);
       EXPECT_LT(b.weight_offset - weights, kPageBytes);
-      weights = b.weight_offset + b.num_elements * BytesPerElement(b.format);
+      weights = b.weight_offset + b.num_elements * BytesPerElement(b.format());
       gradients = b.gradient_offset + b.num_elements * BytesPerElement(job.gradient_format);
-      version += b.num_elements * BytesPerElement(b.format);
+      version += b.num_elements * BytesPerElement(b.format());
       total += b.num_elements;
       EXPECT_EQ(b.num_elements, b.shard_elements * plan.num_shards());
-      EXPECT_EQ(b.shard_elements % kGroupElements, 0);
+      EXPECT_EQ(b.shard_elements % kBlockElements, 0);
     }
     EXPECT_LE(weights, plan.window_bytes());
     EXPECT_LE(gradients, plan.gradient_window_bytes());
@@ -217,17 +223,17 @@ class LayoutProperty {
   void CheckElements(const JobSpec& job, const Plan& plan) {
     for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
       const Bucket& bucket = plan.buckets()[b];
-      std::vector<int> owner(bucket.num_elements, -1);      // -1: padding at the end
-      std::vector<int64_t> index(bucket.num_elements, -1);  // in its tensor; past its end: padding of its last group
+      std::vector<int> owner(bucket.num_elements, -1);      // -1: padding
+      std::vector<int64_t> index(bucket.num_elements, -1);  // in its tensor
       int64_t real = 0;
       for (int t = 0; t < static_cast<int>(job.parameters.size()); ++t) {
         const Placement& p = plan.placements()[t];
         if (p.bucket != b || !job.parameters[t].tied_to.empty()) continue;
-        ASSERT_EQ(p.offset % kGroupElements, 0);
-        ASSERT_EQ(job.parameters[t].format, bucket.format);
+        ASSERT_EQ(p.offset % kBlockElements, 0);
+        ASSERT_EQ(job.parameters[t].format, bucket.weights);
         ASSERT_EQ(p.num_elements, job.parameters[t].NumElements());
         real += p.num_elements;
-        for (int64_t e = 0; e < (p.num_elements + 63) / 64 * 64; ++e) {
+        for (int64_t e = 0; e < p.num_elements; ++e) {
           ASSERT_LT(p.offset + e, bucket.num_elements);
           ASSERT_EQ(owner[p.offset + e], -1) << "two tensors at one place";
           owner[p.offset + e] = t;
@@ -235,7 +241,7 @@ class LayoutProperty {
         }
       }
       EXPECT_EQ(bucket.padding, bucket.num_elements - real);
-      EXPECT_LT(bucket.padding, 64 * (static_cast<int64_t>(job.parameters.size()) + plan.num_shards()));
+      EXPECT_LT(bucket.padding, kBlockElements * (static_cast<int64_t>(job.parameters.size()) + plan.num_shards()));
       CheckRuns(plan, b, owner, index);
     }
   }
@@ -247,17 +253,18 @@ class LayoutProperty {
     for (int s = 0; s < plan.num_shards(); ++s) {
       stretches.emplace_back(s * bucket.shard_elements, (s + 1) * bucket.shard_elements);
     }
-    const int groups = static_cast<int>(bucket.num_elements / kGroupElements);
+    const int groups = static_cast<int>(bucket.num_elements / kBlockElements);
     for (int i = 0; i < 5; ++i) {
       const int a = Pick(groups + 1), c = Pick(groups + 1);
-      stretches.emplace_back(std::min(a, c) * kGroupElements, std::max(a, c) * kGroupElements);
+      stretches.emplace_back(std::min(a, c) * kBlockElements, std::max(a, c) * kBlockElements);
     }
     for (const auto& [begin, end] : stretches) {
       int64_t at = begin;
       for (const auto& run : plan.RunsIn(b, begin, end)) {
         for (; at < run.bucket_offset; ++at) EXPECT_EQ(owner[at], -1) << "left out";
-        EXPECT_EQ(run.first_element % kGroupElements, 0);
-        EXPECT_EQ(run.num_elements % kGroupElements, 0);
+        EXPECT_EQ(run.first_element % kBlockElements, 0);
+        const bool to_the_end = run.first_element + run.num_elements == plan.placements()[run.tensor].num_elements;
+        EXPECT_TRUE(run.num_elements % kBlockElements == 0 || to_the_end);
         EXPECT_GT(run.num_elements, 0);
         for (int64_t e = 0; e < run.num_elements; ++e, ++at) {
           EXPECT_EQ(owner[at], run.tensor);

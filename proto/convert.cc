@@ -1,5 +1,7 @@
 #include "proto/convert.h"
 
+#include <optional>
+
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
@@ -37,23 +39,91 @@ absl::StatusOr<NonFinitePolicy> NonFiniteFromProto(v1::NonFinitePolicy proto) {
   }
 }
 
+constexpr absl::string_view kKnownFormats = "1 (fp32), 2 (bf16), 3 (bf16_sr), 4 (bf16+16), 5 (bf16+8sr)";
+
+std::optional<WeightFormat> WeightFormatFromProto(v1::Format proto) {
+  switch (proto) {
+    case v1::FORMAT_UNSPECIFIED:
+    case v1::FORMAT_FP32:
+      return WeightFormat::kFp32;
+    case v1::FORMAT_BF16:
+      return WeightFormat::kBf16;
+    case v1::FORMAT_BF16_SR:
+      return WeightFormat::kBf16Sr;
+    case v1::FORMAT_BF16_PLUS_16:
+      return WeightFormat::kBf16Plus16;
+    case v1::FORMAT_BF16_PLUS_8SR:
+      return WeightFormat::kBf16Plus8Sr;
+    default:
+      return std::nullopt;
+  }
+}
+
+// The two enums have the same values in the same order, one apart.
+std::optional<StateFormat> StateFormatFromProto(v1::StateFormat proto) {
+  static_assert(v1::STATE_FORMAT_FP8X32 - 1 == static_cast<int>(StateFormat::kFp8x32));
+  if (proto == v1::STATE_FORMAT_UNSPECIFIED) return StateFormat::kFp32;
+  if (proto < v1::STATE_FORMAT_FP32 || proto > v1::STATE_FORMAT_FP8X32) return std::nullopt;
+  return static_cast<StateFormat>(proto - 1);
+}
+
 absl::StatusOr<ParameterSpec> ParameterFromProto(int index, const v1::Parameter& proto) {
   ParameterSpec p;
   p.name = proto.name();
   p.shape.assign(proto.shape().begin(), proto.shape().end());
-  if (v1::Format_IsValid(proto.format())) {  // the field's full name is only worth making for an error
-    ASSIGN_OR_RETURN(p.format, FormatFromProto("format", proto.format(), Format::kFp32));
-  } else {
-    const std::string name = absl::CHexEscape(proto.name().substr(0, 200));
-    return FormatFromProto(absl::StrCat("parameter ", index, " \"", name, "\": format"), proto.format(), p.format)
-        .status();
-  }
   p.tied_to = proto.tied_to();
-  return p;
+  const auto format = WeightFormatFromProto(proto.format());
+  const auto states = StateFormatFromProto(proto.states());
+  if (format.has_value() && states.has_value()) {
+    p.format = *format;
+    p.states = *states;
+    return p;
+  }
+  const std::string who =
+      absl::StrCat("parameter ", index, " \"", absl::CHexEscape(proto.name().substr(0, 200)), "\": ");
+  if (!format.has_value()) return UnknownValue(who + "format", proto.format(), kKnownFormats);
+  return UnknownValue(who + "states", proto.states(), "1 (fp32), 2 (bf16_sr), 3 (dyn8), 4 (dyn4), 5 (fp8), 6 (fp8x32)");
 }
 
-AdamWHyper FromProto(const v1::AdamW& proto) {
-  AdamWHyper hyper;
+absl::StatusOr<OptimizerKind> KindFromProto(v1::OptimizerKind proto) {
+  switch (proto) {
+    case v1::OPTIMIZER_KIND_SGD:
+      return OptimizerKind::kSgd;
+    case v1::OPTIMIZER_KIND_ADAM:
+      return OptimizerKind::kAdam;
+    case v1::OPTIMIZER_KIND_UNSPECIFIED:
+    case v1::OPTIMIZER_KIND_ADAMW:
+      return OptimizerKind::kAdamW;
+    case v1::OPTIMIZER_KIND_LION:
+      return OptimizerKind::kLion;
+    default:
+      return UnknownValue("optimizer kind", proto, "1 (sgd), 2 (adam), 3 (adamw), 4 (lion)");
+  }
+}
+
+v1::OptimizerKind ToProto(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      return v1::OPTIMIZER_KIND_SGD;
+    case OptimizerKind::kAdam:
+      return v1::OPTIMIZER_KIND_ADAM;
+    case OptimizerKind::kLion:
+      return v1::OPTIMIZER_KIND_LION;
+    case OptimizerKind::kAdamW:
+    case OptimizerKind::kMuon:  // no job has it (core/job.h)
+      break;
+  }
+  return v1::OPTIMIZER_KIND_ADAMW;
+}
+
+absl::StatusOr<OptimizerHyper> FromProto(const v1::Optimizer& proto) {
+  OptimizerHyper hyper;
+  ASSIGN_OR_RETURN(hyper.kind, KindFromProto(proto.kind()));
+  hyper.maximize = proto.maximize();
+  hyper.amsgrad = proto.amsgrad();
+  hyper.momentum = proto.momentum();
+  hyper.dampening = proto.dampening();
+  hyper.nesterov = proto.nesterov();
   hyper.lr = proto.learning_rate();
   hyper.beta1 = proto.beta1();
   hyper.beta2 = proto.beta2();
@@ -90,6 +160,26 @@ v1::Format ToProto(Format format) {
   }
   return v1::FORMAT_UNSPECIFIED;
 }
+
+v1::Format ToProto(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kFp32:
+      return v1::FORMAT_FP32;
+    case WeightFormat::kBf16:
+      return v1::FORMAT_BF16;
+    case WeightFormat::kBf16Sr:
+      return v1::FORMAT_BF16_SR;
+    case WeightFormat::kBf16Plus16:
+      return v1::FORMAT_BF16_PLUS_16;
+    case WeightFormat::kBf16Plus8Sr:
+      return v1::FORMAT_BF16_PLUS_8SR;
+    case WeightFormat::kInt8Row:  // no job has it (core/job.h)
+      break;
+  }
+  return v1::FORMAT_UNSPECIFIED;
+}
+
+v1::StateFormat ToProto(StateFormat format) { return static_cast<v1::StateFormat>(static_cast<int>(format) + 1); }
 
 absl::StatusOr<MeshSpec> MeshSpecFromProto(const google::protobuf::RepeatedPtrField<v1::MeshDimension>& dims) {
   MeshSpec mesh;
@@ -129,7 +219,7 @@ v1::NameRules ToProto(const NameRules& rules) {
 }
 
 absl::StatusOr<JobSpec> JobSpecFromProto(const v1::JobSpec& proto) {
-  if (!proto.has_optimizer()) return absl::InvalidArgumentError("optimizer is unset; give the values of AdamW");
+  if (!proto.has_optimizer()) return absl::InvalidArgumentError("optimizer is unset; give its kind and values");
   JobSpec spec;
   spec.name = proto.name();
   ASSIGN_OR_RETURN(spec.mesh, MeshSpecFromProto(proto.mesh()));
@@ -140,7 +230,7 @@ absl::StatusOr<JobSpec> JobSpecFromProto(const v1::JobSpec& proto) {
     spec.parameters.push_back(std::move(parameter));
   }
   ASSIGN_OR_RETURN(spec.gradient_format, FormatFromProto("gradient_format", proto.gradient_format(), Format::kBf16));
-  spec.optimizer = FromProto(proto.optimizer());
+  ASSIGN_OR_RETURN(spec.optimizer, FromProto(proto.optimizer()));
   spec.seed = proto.seed();
   ASSIGN_OR_RETURN(spec.non_finite, NonFiniteFromProto(proto.non_finite()));
   spec.bucket_elements = proto.bucket_elements() == 0 ? kDefaultBucketElements : proto.bucket_elements();
@@ -160,9 +250,16 @@ v1::JobSpec ToProto(const JobSpec& spec) {
     for (int64_t size : p.shape) parameter->add_shape(size);
     parameter->set_format(ToProto(p.format));
     parameter->set_tied_to(p.tied_to);
+    parameter->set_states(ToProto(p.states));
   }
   proto.set_gradient_format(ToProto(spec.gradient_format));
-  v1::AdamW* optimizer = proto.mutable_optimizer();
+  v1::Optimizer* optimizer = proto.mutable_optimizer();
+  optimizer->set_kind(ToProto(spec.optimizer.kind));
+  optimizer->set_maximize(spec.optimizer.maximize);
+  optimizer->set_amsgrad(spec.optimizer.amsgrad);
+  optimizer->set_momentum(spec.optimizer.momentum);
+  optimizer->set_dampening(spec.optimizer.dampening);
+  optimizer->set_nesterov(spec.optimizer.nesterov);
   optimizer->set_learning_rate(spec.optimizer.lr);
   optimizer->set_beta1(spec.optimizer.beta1);
   optimizer->set_beta2(spec.optimizer.beta2);

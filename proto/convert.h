@@ -11,6 +11,7 @@
 #include "core/job.h"
 #include "core/mesh_spec.h"
 #include "core/names.h"
+#include "core/numeric_formats.h"
 #include "proto/shardmesh/v1/job.pb.h"
 
 namespace shardmesh {
@@ -31,5 +32,7 @@ v1::NameRules ToProto(const NameRules& rules);
 // `field` names the field in the message. InvalidArgument: a value that is no format. Unset: `unset`.
 absl::StatusOr<Format> FormatFromProto(absl::string_view field, v1::Format proto, Format unset);
 v1::Format ToProto(Format format);
+v1::Format ToProto(WeightFormat format);
+v1::StateFormat ToProto(StateFormat format);
 
 }  // namespace shardmesh

@@ -24,7 +24,7 @@ TEST(JobSpecFromProto, UnsetFields_BecomeTheStatedDefaults) {
   ASSERT_OK_AND_ASSIGN(const JobSpec spec, JobSpecFromProto(Minimal()));
   EXPECT_TRUE(spec.mesh.dims.empty());
   EXPECT_EQ(spec.gradient_format, Format::kBf16);
-  EXPECT_EQ(spec.parameters[0].format, Format::kFp32);
+  EXPECT_EQ(spec.parameters[0].format, WeightFormat::kFp32);
   EXPECT_EQ(spec.non_finite, NonFinitePolicy::kSkip);
   EXPECT_EQ(spec.bucket_elements, kDefaultBucketElements);
   EXPECT_EQ(spec.publish_every, 1);
@@ -37,10 +37,19 @@ TEST(JobSpecFromProto, EveryFieldSet_SurvivesBothWays) {
   spec.name = "job-1";
   spec.mesh.dims = {{"ddp", 2, DimRole::kShard}, {"fsdp", 3, DimRole::kReplicate}, {"ddp2", 5, DimRole::kShard}};
   spec.num_slots = 7;
-  spec.parameters = {
-      {"a", {2, 3}, Format::kBf16, ""}, {"b", {2, 3}, Format::kBf16, "a"}, {"c", {}, Format::kBf16Sr, ""}};
+  spec.parameters = {{"a", {2, 3}, WeightFormat::kBf16, ""},
+                     {"b", {2, 3}, WeightFormat::kBf16, "a"},
+                     {"c", {}, WeightFormat::kBf16Sr, ""}};
   spec.gradient_format = Format::kFp32;
-  spec.optimizer = {0.1, 0.2, 0.3, 0.4, 0.5};
+  spec.optimizer.kind = OptimizerKind::kSgd;
+  spec.optimizer.lr = 0.1;
+  spec.optimizer.beta1 = 0.2;
+  spec.optimizer.beta2 = 0.3;
+  spec.optimizer.eps = 0.4;
+  spec.optimizer.weight_decay = 0.5;
+  spec.optimizer.momentum = 0.6;
+  spec.optimizer.dampening = 0.7;
+  spec.optimizer.maximize = spec.optimizer.amsgrad = spec.optimizer.nesterov = true;
   spec.seed = ~uint64_t{0};
   spec.non_finite = NonFinitePolicy::kFail;
   spec.bucket_elements = 4096;
@@ -50,6 +59,25 @@ TEST(JobSpecFromProto, EveryFieldSet_SurvivesBothWays) {
   EXPECT_EQ(back.mesh, spec.mesh);
   EXPECT_EQ(ToProto(back).SerializeAsString(), ToProto(spec).SerializeAsString());
   EXPECT_EQ(back.optimizer.weight_decay, 0.5);
+  EXPECT_EQ(back.optimizer.dampening, 0.7);
+  EXPECT_TRUE(back.optimizer.nesterov);
+}
+
+TEST(JobSpecFromProto, EveryFormatAndOptimizer_SurvivesBothWays) {
+  JobSpec spec;
+  for (const OptimizerKind kind :
+       {OptimizerKind::kSgd, OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kLion}) {
+    spec.optimizer.kind = kind;
+    for (const WeightFormat weights : {WeightFormat::kFp32, WeightFormat::kBf16, WeightFormat::kBf16Sr,
+                                       WeightFormat::kBf16Plus16, WeightFormat::kBf16Plus8Sr}) {
+      for (const StateFormat states : {StateFormat::kFp32, StateFormat::kBf16Sr, StateFormat::kDyn8, StateFormat::kDyn4,
+                                       StateFormat::kFp8, StateFormat::kFp8x32}) {
+        spec.parameters = {{"a", {2, 3}, weights, "", states}};
+        ASSERT_OK_AND_ASSIGN(const JobSpec back, JobSpecFromProto(ToProto(spec)));
+        EXPECT_EQ(Difference(spec, back), "");
+      }
+    }
+  }
 }
 
 TEST(JobSpecFromProto, NoOptimizer_Refused) {
@@ -66,6 +94,12 @@ TEST(JobSpecFromProto, UnknownEnumValues_NameFieldAndValue) {
   v1::JobSpec proto = Minimal();
   proto.mutable_parameters(0)->set_format(static_cast<v1::Format>(77));
   refused(proto, "parameter 0 \"w\": format");
+  proto = Minimal();
+  proto.mutable_parameters(0)->set_states(static_cast<v1::StateFormat>(77));
+  refused(proto, "parameter 0 \"w\": states");
+  proto = Minimal();
+  proto.mutable_optimizer()->set_kind(static_cast<v1::OptimizerKind>(77));
+  refused(proto, "optimizer kind");
   proto = Minimal();
   proto.set_gradient_format(static_cast<v1::Format>(77));
   refused(proto, "gradient_format");

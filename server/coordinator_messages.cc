@@ -80,7 +80,8 @@ v1::GetPlanReply PlanToProto(const JobDefinition& definition) {
   proto.set_replicas(plan.num_replicas());
   for (const Bucket& from : plan.buckets()) {
     v1::GetPlanReply::Bucket* bucket = proto.add_buckets();
-    bucket->set_format(ToProto(from.format));
+    bucket->set_format(ToProto(from.weights));
+    bucket->set_states(ToProto(from.states));
     bucket->set_num_elements(from.num_elements);
     bucket->set_shard_elements(from.shard_elements);
     bucket->set_padding(from.padding);

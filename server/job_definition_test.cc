@@ -17,7 +17,7 @@ using Code = absl::StatusCode;
 JobSpec Named(const std::vector<std::pair<std::string, std::string>>& names_and_ties) {
   JobSpec spec = SmallSpec("j", 2);
   spec.parameters.clear();
-  for (const auto& [name, tie] : names_and_ties) spec.parameters.push_back({name, {4}, Format::kFp32, tie});
+  for (const auto& [name, tie] : names_and_ties) spec.parameters.push_back({name, {4}, WeightFormat::kFp32, tie});
   return spec;
 }
 

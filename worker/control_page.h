@@ -20,8 +20,8 @@
 #include <atomic>
 #include <cstdint>
 
-#include "core/adamw.h"
 #include "core/job.h"
+#include "core/optimizer.h"
 
 namespace shardmesh {
 
@@ -35,7 +35,7 @@ enum class CommandKind : int32_t { kNone = 0, kInit = 1, kStep = 2, kDigest = 3 
 struct Command {
   CommandKind kind = CommandKind::kNone;
   int64_t step = 0;         // of kStep; kInit: 0; kDigest: the committed step
-  AdamWScalars scalars;     // of kStep
+  StepScalars scalars;      // of kStep
   int32_t apply = 0;        // of kStep: 0 = skipped, a gradient was not finite
   int32_t parity = 0;       // where the shard's data lies before it (shard_storage.h)
   int32_t publish = -1;     // the publication buffer that gets this version, -1: none

@@ -103,7 +103,7 @@ TEST(EngineTest, ReplicaWithOtherBits_IsDataLoss) {
   for (int r = 0; r < 2; ++r) ASSERT_OK(members.Stage(r, 7, 1.0f));
   ASSERT_OK(members.protocol.AwaitCommit(Step(0), kLong));
   ASSERT_OK(members.Digest());
-  members.storages[1]->moment1(0, 0, 5)[0] = 1e-30f;  // memory lies
+  static_cast<float*>(members.storages[1]->state(0, 0, 0, 0).codes)[5] = 1e-30f;  // memory lies
   EXPECT_THAT(members.Digest(), StatusIs(Code::kDataLoss, AllOf(HasSubstr("worker-0"), HasSubstr("worker-1"))));
 }
 

@@ -22,14 +22,15 @@ constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
 JobSpec LargestJob(const std::string& mesh) {
   JobSpec job = SmallJob(mesh, kMaxSlots);
   job.parameters.clear();
-  for (const char* name : {"a", "b", "c", "d"}) job.parameters.push_back({name, {1 << 20, 1 << 20}, Format::kFp32});
+  for (const char* name : {"a", "b", "c", "d"})
+    job.parameters.push_back({name, {1 << 20, 1 << 20}, WeightFormat::kFp32});
   return job;
 }
 
 TEST(HostCapacityTest, MemoryOf_IsWhatTheSegmentsHave) {
   for (const char* mesh : {"fsdp=1", "fsdp=3", "ddp=2,fsdp=2"}) {
     JobSpec job = MixedJob(mesh, 3);
-    job.parameters.push_back({"wide", {2'300'017}, Format::kBf16});
+    job.parameters.push_back({"wide", {2'300'017}, WeightFormat::kBf16});
     TestHost real(job);
     const JobMemory memory = MemoryOf(real.plan, job.num_slots);
     int64_t shards = 0;

@@ -9,25 +9,6 @@
 #include "core/status.h"
 
 namespace shardmesh {
-namespace {
-
-// By shard: where tensors end inside their last group. A group is never cut, so each such tail lies in one shard.
-std::vector<std::vector<std::pair<int64_t, int64_t>>> GradientPadding(const JobSpec& spec, const Plan& plan) {
-  std::vector<std::vector<std::pair<int64_t, int64_t>>> padding(plan.num_shards());
-  const int64_t element_bytes = BytesPerElement(plan.gradient_format());
-  for (size_t i = 0; i < spec.parameters.size(); ++i) {
-    const Placement& at = plan.placements()[i];
-    const int64_t tail = -at.num_elements & (kGroupElements - 1);
-    if (tail == 0 || !spec.parameters[i].tied_to.empty()) continue;
-    const Bucket& bucket = plan.buckets()[at.bucket];
-    const int64_t end = at.offset + at.num_elements;
-    padding[end / bucket.shard_elements].emplace_back(bucket.gradient_offset + end * element_bytes,
-                                                      tail * element_bytes);
-  }
-  return padding;
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<JobShard>> JobShard::Create(JobShardOptions options, Plan plan, HostMemory host,
                                                            Memory& memory, const std::atomic<bool>* cancelled) {
@@ -42,7 +23,6 @@ JobShard::JobShard(JobShardOptions options, Plan plan, HostMemory host, ShardSto
     : options_(std::move(options)),
       plan_(std::move(plan)),
       place_(plan_.PlaceOf(options_.rank)),
-      padding_(GradientPadding(options_.spec, plan_)),
       host_(std::move(host)),
       storage_(std::move(storage)),
       protocol_(std::make_unique<StepProtocol>(host_.control(), &options_.spec, &plan_, options_.worker_names)),
@@ -87,9 +67,6 @@ absl::StatusOr<std::optional<StepOutcome>> JobShard::Declare(const v1::StepReque
       }
     }
   }
-  for (Slot slot : declaration.slots) {
-    for (int shard = 0; shard < plan_.num_shards() && attached; ++shard) ClearGradientPadding(slot, shard);
-  }
   ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_->Declare(declaration));
   if (outcome.has_value() || !attached) return outcome;
   // An attached window holds every shard's piece. Marked last: a declaration that is refused leaves no mark.
@@ -113,10 +90,6 @@ v1::StepReply JobShard::ToReply(const StepOutcome& outcome) const {
                                        "\" is not finite (NaN, infinite, or >= FLT_MAX / slots)"));
   }
   return reply;
-}
-
-void JobShard::ClearGradientPadding(Slot slot, int shard) {
-  for (const auto& [offset, bytes] : padding_[shard]) std::memset(host_.slot(slot.value()).data() + offset, 0, bytes);
 }
 
 bool JobShard::BeginPush(int slot) {

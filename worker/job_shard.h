@@ -68,9 +68,6 @@ class JobShard {
   absl::StatusOr<std::optional<StepOutcome>> Declare(const v1::StepRequest& request, bool attached);
   v1::StepReply ToReply(const StepOutcome& outcome) const;
 
-  // Padding of gradients holds zeros, whatever was written there: the last group of a tensor is stepped whole.
-  void ClearGradientPadding(Slot slot, int shard);
-
   // One push of a piece at a time: false when one is under way. Of a gradient: at any replica of the shard.
   // REQUIRES: a slot of the job, or -1: initial weights.
   bool BeginPush(int slot);
@@ -87,8 +84,6 @@ class JobShard {
   const JobShardOptions options_;
   const Plan plan_;
   const ShardPlace place_;
-  const std::vector<std::vector<std::pair<int64_t, int64_t>>>
-      padding_;  // by shard: (offset, bytes) in a gradient window
   HostMemory host_;
   ShardStorage storage_;
   Waiters waiters_;

@@ -119,7 +119,7 @@ TEST(LocalServerTest, WhileAStepWaits_TheTrainerIsToldWhatIsMissing) {
   EXPECT_EQ(reply.message(), absl::StrCat("missing slots: 1 (trainer pid ", getpid(), ")"));
 }
 
-TEST(LocalServerTest, PaddingOfAnAttachedGradient_IsClearedBeforeTheStep) {
+TEST(LocalServerTest, PaddingOfAnAttachedGradient_IsNotStepped) {
   LocalHost host(1);
   ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));
   ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());

@@ -3,10 +3,56 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/philox.h"
 #include "core/stream_digest.h"
+#include "kernels/encode.h"
 
 namespace shardmesh {
+
+namespace {
+
+// The format in which initial weights are written: rounded to nearest where a step rounds stochastically, as long as
+// the stored codes are the same ones.
+CodeFormat InitialFormat(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kBf16:
+    case WeightFormat::kBf16Sr:
+      return CodeFormat::kBf16;
+    case WeightFormat::kBf16Plus16:
+      return CodeFormat::kBf16Plus16;
+    case WeightFormat::kBf16Plus8Sr:
+      return CodeFormat::kBf16Plus8Sr;
+    case WeightFormat::kFp32:
+    case WeightFormat::kInt8Row:  // no job has it (core/job.h)
+      break;
+  }
+  return CodeFormat::kFp32;
+}
+
+CodeFormat InitialFormat(StateFormat format) {
+  switch (format) {
+    case StateFormat::kFp32:
+      return CodeFormat::kFp32;
+    case StateFormat::kBf16Sr:
+      return CodeFormat::kBf16;
+    case StateFormat::kDyn8:
+      return CodeFormat::kDyn8;
+    case StateFormat::kDyn4:
+      return CodeFormat::kDyn4;
+    case StateFormat::kFp8:
+      return CodeFormat::kFp8;
+    case StateFormat::kFp8x32:
+      return CodeFormat::kFp8x32;
+  }
+  return CodeFormat::kFp32;
+}
+
+// Of values that were checked when they were pushed: nothing of them can be refused.
+void MustEncode(const CodeSpec& spec, int64_t elements, const float* values, const StoredRun& to) {
+  void* const parts[] = {to.codes, to.extra};
+  (void)Encode(spec, {elements}, values, absl::MakeSpan(parts, to.extra == nullptr ? 1 : 2));
+}
+
+}  // namespace
 
 Pass::Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& host, ShardStorage& storage, int threads)
     : job_(job),
@@ -14,9 +60,9 @@ Pass::Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& h
       place_(place),
       host_(host),
       storage_(storage),
-      step_(BestFusedStep()),
-      key_(MakePhiloxKey(job.seed, DrawPurpose::kWeightRounding)),
+      step_(BestOptimizerStep()),
       divide_scale_(static_cast<float>(1.0 / job.num_slots)),
+      zeros_(kChunkElements),
       team_(threads) {
   int64_t before = 0;
   for (const StorageRange& range : storage_.ranges()) {
@@ -50,7 +96,7 @@ int Pass::Copies(const Command& command, int range, int64_t chunk, int64_t offse
   if (chunk % plan_.num_replicas() != place_.replica) return 0;
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
-  const int64_t at = bucket.weight_offset + (r.bucket_begin + offset) * BytesPerElement(bucket.format);
+  const int64_t at = bucket.weight_offset + (r.bucket_begin + offset) * BytesPerElement(bucket.format());
   copies[0] = host_.window().data() + at;
   if (command.publish < 0) return 1;
   copies[1] = host_.publication(command.publish).data() + at;
@@ -65,77 +111,97 @@ void Pass::StepRange(const Command& command, uint64_t seq, int range) {
   }
 }
 
+OptimizerContext Pass::ContextOf(const Command& command, const Bucket& bucket) const {
+  OptimizerContext context;
+  context.hyper = job_.optimizer;
+  context.scalars = command.scalars;
+  context.weights = bucket.weights;
+  context.states = bucket.states;
+  context.gradients = job_.gradient_format;
+  context.seed = job_.seed;
+  context.step = command.step;
+  return context;
+}
+
 void Pass::StepChunk(const Command& command, int range, int64_t chunk) {
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
   const int64_t gradient_bytes = BytesPerElement(job_.gradient_format);
   const int to = 1 - command.parity;
-  const StepContext context{command.scalars, bucket.format, job_.gradient_format, key_, command.step};
+  const OptimizerContext context = ContextOf(command, bucket);
   const void* gradients[kMaxSlots];
   int64_t written = 0;
   for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
     const ChunkRun& run = storage_.runs(range)[i];
     const int64_t at = bucket.gradient_offset + (r.bucket_begin + run.offset) * gradient_bytes;
     for (int s = 0; s < job_.num_slots; ++s) gradients[s] = host_.slot(s).data() + at;
-    FusedRun fused;
-    fused.gradients = gradients;
-    fused.num_slots = job_.num_slots;
-    fused.divide_scale = divide_scale_;
-    fused.weights_in = storage_.weights(range, command.parity, run.offset);
-    fused.m_in = storage_.moment1(range, command.parity, run.offset);
-    fused.v_in = storage_.moment2(range, command.parity, run.offset);
-    fused.weights_out = storage_.weights(range, to, run.offset);
-    fused.m_out = storage_.moment1(range, to, run.offset);
-    fused.v_out = storage_.moment2(range, to, run.offset);
-    fused.num_copies = Copies(command, range, chunk, run.offset, fused.copies);
-    fused.num_elements = run.num_elements;
-    fused.first_element = static_cast<uint64_t>(run.first_element);
-    fused.tensor = static_cast<uint32_t>(run.tensor);
-    step_(context, fused);
-    if (fused.num_copies > 0) written += run.num_elements * BytesPerElement(bucket.format);
+    OptimizerRun step;
+    step.gradients = gradients;
+    step.num_slots = job_.num_slots;
+    step.divide_scale = divide_scale_;
+    step.weights_in = storage_.weights(range, command.parity, run.offset);
+    step.weights_out = storage_.weights(range, to, run.offset);
+    for (int s = 0; s < plan_.num_states(); ++s) {
+      step.states_in[s] = storage_.state(s, range, command.parity, run.offset);
+      step.states_out[s] = storage_.state(s, range, to, run.offset);
+    }
+    step.num_copies = Copies(command, range, chunk, run.offset, step.copies);
+    step.num_elements = run.num_elements;
+    step.first_element = static_cast<uint64_t>(run.first_element);
+    step.tensor = static_cast<uint32_t>(run.tensor);
+    step_(context, step);
+    if (step.num_copies > 0) written += run.num_elements * BytesPerElement(bucket.format());
   }
   gathered_bytes_.fetch_add(written, std::memory_order_relaxed);
 }
 
 void Pass::PlaceInitial(const Command& command, int range, const float* initial) {
   const StorageRange& r = storage_.ranges()[range];
-  const Format format = plan_.buckets()[r.bucket].format;
-  const int64_t bytes = BytesPerElement(format);
+  const int64_t bytes = BytesPerElement(plan_.buckets()[r.bucket].format());
   for (int64_t chunk = 0; chunk < r.num_chunks(); ++chunk) {
     for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
       const ChunkRun& run = storage_.runs(range)[i];
-      char* out = storage_.weights(range, command.parity, run.offset);
-      const float* in = initial + initial_begin_[range] + run.offset;
-      // Elements past the tensor's end are padding, which holds zeros whatever was pushed.
-      const int64_t size = plan_.placements()[run.tensor].num_elements - run.first_element;
-      for (int64_t e = 0; e < run.num_elements; ++e) {
-        const float value = e < size ? in[e] : 0.0f;
-        if (format == Format::kFp32) {
-          std::memcpy(out + e * 4, &value, 4);
-        } else {
-          const uint16_t rounded = FloatToBf16Rne(value);
-          std::memcpy(out + e * 2, &rounded, 2);
-        }
-      }
+      PlaceRun(command, range, run, initial + initial_begin_[range] + run.offset);
       void* copies[2];
       const int num_copies = Copies(command, range, chunk, run.offset, copies);
-      for (int c = 0; c < num_copies; ++c) std::memcpy(copies[c], out, run.num_elements * bytes);
+      const void* codes = storage_.weights(range, command.parity, run.offset).codes;
+      for (int c = 0; c < num_copies; ++c) std::memcpy(copies[c], codes, run.num_elements * bytes);
     }
+  }
+}
+
+void Pass::PlaceRun(const Command& command, int range, const ChunkRun& run, const float* weights) {
+  const Bucket& bucket = plan_.buckets()[storage_.ranges()[range].bucket];
+  CodeSpec spec;
+  spec.format = InitialFormat(bucket.weights);
+  spec.seed = job_.seed;
+  spec.step = 0;
+  spec.tensor = static_cast<uint32_t>(run.tensor);
+  spec.first_element = static_cast<uint64_t>(run.first_element);
+  MustEncode(spec, run.num_elements, weights, storage_.weights(range, command.parity, run.offset));
+  spec.format = InitialFormat(bucket.states);
+  for (int s = 0; s < plan_.num_states(); ++s) {
+    spec.is_signed = StateIsSigned(job_.optimizer, s);
+    MustEncode(spec, run.num_elements, zeros_.data(), storage_.state(s, range, command.parity, run.offset));
   }
 }
 
 uint64_t Pass::DigestRange(const Command& command, int range) const {
   const StorageRange& r = storage_.ranges()[range];
-  const int64_t bytes = BytesPerElement(plan_.buckets()[r.bucket].format);
   uint64_t digest = 0;
   for (const ChunkRun& run : storage_.runs(range)) {
-    const auto add = [&](int stream, const void* data, int64_t bytes_per_element) {
-      digest += DigestPart(DigestKey(static_cast<uint32_t>(run.tensor), stream, 0), {bytes_per_element},
+    const auto add = [&](int stream, bool extra, const void* data) {
+      const PartLayout& layout = r.parts[StreamOf(stream, extra)];
+      if (layout.bytes == 0) return;
+      digest += DigestPart(DigestKey(static_cast<uint32_t>(run.tensor), stream, extra ? 1 : 0), layout,
                            static_cast<uint64_t>(run.first_element), data, run.num_elements);
     };
-    add(0, storage_.weights(range, command.parity, run.offset), bytes);
-    add(1, storage_.moment1(range, command.parity, run.offset), sizeof(float));
-    add(2, storage_.moment2(range, command.parity, run.offset), sizeof(float));
+    for (int stream = 0; stream <= plan_.num_states(); ++stream) {
+      const StoredRun stored = stream == 0 ? storage_.weights(range, command.parity, run.offset)
+                                           : storage_.state(stream - 1, range, command.parity, run.offset);
+      add(stream, false, stored.codes);
+      add(stream, true, stored.extra);
+    }
   }
   return digest;
 }

@@ -2,9 +2,10 @@
 // placing of initial weights, and the digest.
 //
 // One pass per step: for each chunk of rotating storage, read every slot's gradient of my shard through mapped memory,
-// sum in tree order, run the optimizer, store weights and states where the last chunk lay, and write the new weights
-// into the parameter window and, when this version is published, into its publication. Nothing is read or written
-// twice. Replicas of a shard all step it, and share the writing of the window: chunk c is written by replica c mod R.
+// sum in tree order, run the optimizer in the formats of its weights and states, store both where the last chunk lay,
+// and write the new weights into the parameter window and, when this version is published, into its publication.
+// Nothing is read or written twice. Replicas of a shard all step it, and share the writing of the window: chunk c is
+// written by replica c mod R.
 //
 // Ranges of the shard are spread over threads; results do not depend on how many. Execute is for one thread at a time.
 // No allocation in a step.
@@ -17,7 +18,7 @@
 
 #include "core/job.h"
 #include "core/layout.h"
-#include "kernels/fused_step.h"
+#include "kernels/optimizer_step.h"
 #include "worker/control_page.h"
 #include "worker/host_memory.h"
 #include "worker/shard_storage.h"
@@ -40,7 +41,11 @@ class Pass {
  private:
   void StepRange(const Command& command, uint64_t seq, int range);
   void StepChunk(const Command& command, int range, int64_t chunk);
+  // What all runs of a bucket share.
+  OptimizerContext ContextOf(const Command& command, const Bucket& bucket) const;
+  // Weights as pushed, states of zeros.
   void PlaceInitial(const Command& command, int range, const float* initial);
+  void PlaceRun(const Command& command, int range, const ChunkRun& run, const float* weights);
   uint64_t DigestRange(const Command& command, int range) const;
   // The places that get the new weights of a chunk, at element `offset` of the range; returns how many.
   int Copies(const Command& command, int range, int64_t chunk, int64_t offset, void* (&copies)[2]) const;
@@ -50,9 +55,9 @@ class Pass {
   const ShardPlace place_;
   HostMemory& host_;
   ShardStorage& storage_;
-  const FusedStepFn step_;
-  const PhiloxKey key_;
+  const OptimizerStepFn step_;
   const float divide_scale_;
+  const std::vector<float> zeros_;      // of a chunk
   std::vector<int64_t> initial_begin_;  // by range: elements before it in the piece of initial weights
   std::atomic<int64_t> gathered_bytes_{0};
   ThreadTeam team_;

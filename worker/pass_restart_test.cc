@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "worker/pass.h"
+#include "worker/testing/numerics_oracle.h"
 #include "worker/testing/pass_group.h"
 
 namespace shardmesh {
@@ -27,27 +28,16 @@ TEST(PassRestartTest, FinishedCommand_RepeatedIsTheSame) {
   ExpectEqualsOracle(group, oracle, "repeated");
 }
 
-// Where the three streams of a range begin, spare included, and their bytes per element. Moves with a restart.
-struct Streams {
-  Streams(const PassGroup& group, int range) {
-    const ShardStorage& storage = *group.storages[0];
-    at[0] = storage.weights(range, 1, 0);
-    at[1] = reinterpret_cast<char*>(storage.moment1(range, 1, 0));
-    at[2] = reinterpret_cast<char*>(storage.moment2(range, 1, 0));
-    bytes[0] = BytesPerElement(group.plan.buckets()[storage.ranges()[range].bucket].format);
-  }
-  char* at[3];
-  int64_t bytes[3] = {0, 4, 4};
-};
-
-// A copy of them.
+// A copy of the streams of a range, spares included.
 struct Image {
   Image(const PassGroup& group, int range) {
-    const Streams streams(group, range);
-    const int64_t places = group.storages[0]->ranges()[range].num_elements + kChunkElements;
-    for (int s = 0; s < 3; ++s) copies[s].assign(streams.at[s], streams.at[s] + places * streams.bytes[s]);
+    const ShardStorage& storage = *group.storages[0];
+    for (int s = 0; s < kStreams; ++s) {
+      const char* begin = storage.StreamBegin(range, s);
+      streams[s].assign(begin, begin + storage.StreamBytes(range, s));
+    }
   }
-  std::vector<char> copies[3];
+  std::vector<char> streams[kStreams];
 };
 
 // Memory as a worker leaves it that is killed in the middle of the chunk after `done` whole ones: finished chunks are
@@ -55,30 +45,34 @@ struct Image {
 void Kill(PassGroup& group, int range, const Image& before, const Image& after, const Command& command, int64_t done) {
   const ShardStorage& storage = *group.storages[0];
   const StorageRange& r = storage.ranges()[range];
-  const Streams streams(group, range);
-  for (int s = 0; s < 3; ++s) std::memcpy(streams.at[s], before.copies[s].data(), before.copies[s].size());
+  for (int s = 0; s < kStreams; ++s) {
+    std::memcpy(storage.StreamBegin(range, s), before.streams[s].data(), before.streams[s].size());
+  }
   for (int64_t i = 0; i <= done; ++i) {
     const int64_t chunk = command.parity == 0 ? i : r.num_chunks() - 1 - i;
     const int64_t size = std::min(kChunkElements, r.num_elements - chunk * kChunkElements);
     const int64_t place = StorageRange::Base(1 - command.parity) + chunk * kChunkElements;
-    for (int s = 0; s < 3; ++s) {
-      const int64_t at = place * streams.bytes[s];
-      if (i < done) std::memcpy(streams.at[s] + at, after.copies[s].data() + at, size * streams.bytes[s]);
-      if (i == done) std::memset(streams.at[s] + at, 0xAB, (size - 1) * streams.bytes[s]);
+    for (int s = 0; s < kStreams; ++s) {
+      const int64_t at = r.parts[s].BytesOf(place), bytes = r.parts[s].BytesOf(size);
+      char* const to = storage.StreamBegin(range, s) + at;
+      if (i < done) std::memcpy(to, after.streams[s].data() + at, bytes);
+      if (i == done && bytes > 0) std::memset(to, 0xAB, bytes - 1);
     }
     if (i < done || storage.first_run(range, chunk) == storage.first_run(range, chunk + 1)) continue;
     const ChunkRun& run = storage.runs(range)[storage.first_run(range, chunk)];
     const Bucket& bucket = group.plan.buckets()[r.bucket];
-    const int64_t at = bucket.weight_offset + (r.bucket_begin + run.offset) * streams.bytes[0];
-    std::memset(group.host.window().data() + at, 0xCD, run.num_elements * streams.bytes[0]);
+    const int64_t bytes = BytesPerElement(bucket.format());
+    const int64_t at = bucket.weight_offset + (r.bucket_begin + run.offset) * bytes;
+    std::memset(group.host.window().data() + at, 0xCD, run.num_elements * bytes);
   }
   group.storages[0]->SetProgress(range, group.seq, done);
 }
 
-TEST(PassRestartTest, KilledInAnyChunk_TheRestartedWorkerFinishesWithTheSameBits) {
-  PassGroup group(MixedJob("fsdp=1", 2), 1);
+template <class Oracle>
+void KillInEveryChunk(const JobSpec& job) {
+  PassGroup group(job, 1);
   group.PlaceWeights();
-  TrainingOracle oracle(group.job);
+  Oracle oracle(group.job);
   for (int64_t step : {1, 2}) {  // walking up, walking down
     group.WriteGradients(step);
     const Command command = group.StepCommand(step);
@@ -101,6 +95,24 @@ TEST(PassRestartTest, KilledInAnyChunk_TheRestartedWorkerFinishesWithTheSameBits
     oracle.RunStep(step);
     ASSERT_NO_FATAL_FAILURE(ExpectEqualsOracle(group, oracle, "step " + std::to_string(step)));
   }
+}
+
+TEST(PassRestartTest, KilledInAnyChunk_TheRestartedWorkerFinishesWithTheSameBits) {
+  KillInEveryChunk<TrainingOracle>(MixedJob("fsdp=1", 2));
+}
+
+TEST(PassRestartTest, KilledWithCodedStates_TheRestartedWorkerFinishesWithTheSameBits) {
+  JobSpec job = MixedJob("fsdp=1", 2);
+  int i = 0;
+  for (ParameterSpec& p : job.parameters) {
+    if (!p.tied_to.empty()) continue;
+    p.format = i % 2 == 0 ? WeightFormat::kBf16Plus8Sr : WeightFormat::kBf16Plus16;
+    p.states = static_cast<StateFormat>(i++ % 6);
+  }
+  for (ParameterSpec& p : job.parameters) {
+    if (p.tied_to == "a") p.format = job.parameters[0].format, p.states = job.parameters[0].states;
+  }
+  KillInEveryChunk<NumericsOracle>(job);
 }
 
 }  // namespace

@@ -125,7 +125,7 @@ absl::Status PushSink::Append(absl::string_view bytes) {
   return absl::OkStatus();
 }
 
-// Offenders in padding do not count, since it is cleared; what follows them does.
+// Offenders in padding do not count, since nobody reads it; what follows them does.
 absl::Status PushSink::CheckFinite(int bucket, int64_t begin_bytes, int64_t end_bytes) {
   const Plan& plan = shard_->plan();
   const int64_t element_bytes = BytesPerElement(plan.gradient_format());
@@ -145,11 +145,10 @@ absl::Status PushSink::CheckFinite(int bucket, int64_t begin_bytes, int64_t end_
 // `element` counts from the bucket's start.
 absl::Status PushSink::FoundNonFinite(int bucket, int64_t element) {
   const Plan& plan = shard_->plan();
-  const int64_t group = element / kGroupElements * kGroupElements;
-  const std::vector<Run> runs = plan.RunsIn(bucket, group, group + kGroupElements);
-  if (runs.empty()) return absl::OkStatus();
-  const int64_t in_tensor = runs[0].first_element + element - group;
-  if (in_tensor >= plan.placements()[runs[0].tensor].num_elements) return absl::OkStatus();
+  const int64_t block = element / kBlockElements * kBlockElements;
+  const std::vector<Run> runs = plan.RunsIn(bucket, block, block + kBlockElements);
+  if (runs.empty() || element - block >= runs[0].num_elements) return absl::OkStatus();
+  const int64_t in_tensor = runs[0].first_element + element - block;
   if (shard_->spec().non_finite == NonFinitePolicy::kSkip) {
     bad_tensor_ = runs[0].tensor;
     return absl::OkStatus();
@@ -177,7 +176,6 @@ absl::StatusOr<v1::PushReply> PushSink::Finish() {
     RETURN_IF_ERROR(shard_->engine().StageInitial(std::move(initial_), header_.push_id()));
     return reply;
   }
-  shard_->ClearGradientPadding(Slot(header_.slot()), header_.shard());
   if (bad_tensor_ >= 0) shard_->protocol().NoteNonFinite(Slot(header_.slot()), bad_tensor_, Step(header_.step()));
   RETURN_IF_ERROR(shard_->protocol().PieceReady(Slot(header_.slot()), header_.shard(), Step(header_.step())));
   return reply;

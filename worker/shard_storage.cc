@@ -17,44 +17,63 @@ int64_t Staggered(int64_t at, int stream, int64_t bytes) {
   return (at + kHuge - 1) / kHuge * kHuge + StreamOffset(stream);
 }
 
+// Which stagger a stream has: those of one pass that are as long as the weights differ from each other, and from those
+// of windows and slots (worker/host_memory.cc).
+constexpr int kStagger[kStreams] = {0, 1, 2, 24, 25, 26, 27, 28};
+
+std::array<PartLayout, kStreams> PartsOf(const Bucket& bucket, int num_states) {
+  std::array<PartLayout, kStreams> parts;
+  for (int k = 0; k <= num_states; ++k) {
+    const StoredLayout layout = k == 0 ? LayoutOf(bucket.weights) : LayoutOf(bucket.states);
+    parts[StreamOf(k, false)] = layout.codes;
+    parts[StreamOf(k, true)] = layout.extra;
+  }
+  return parts;
+}
+
+int64_t WithSpare(int64_t num_elements) { return num_elements + kChunkElements; }
+
 // Where a shard's streams begin in its segment, and the bytes of all.
-struct Layout {
-  int64_t weights_at = 0, moment1_at = 0, moment2_at = 0, num_bytes = 0;
+struct SegmentLayout {
+  std::array<int64_t, kStreams> streams_at = {};
+  int64_t num_bytes = 0;
 };
 
-Layout LayoutOf(const Plan& plan) {
-  int64_t ranges = 0, stream_elements = 0, weight_bytes = 0;
+SegmentLayout SegmentOf(const Plan& plan) {
+  int64_t ranges = 0;
+  std::array<int64_t, kStreams> bytes = {};
   for (const Bucket& bucket : plan.buckets()) {
-    const int64_t cut = (bucket.shard_elements + kRangeElements - 1) / kRangeElements;
-    const int64_t places = bucket.shard_elements + cut * kChunkElements;
-    ranges += cut;
-    stream_elements += places;
-    weight_bytes += places * BytesPerElement(bucket.format);
+    const std::array<PartLayout, kStreams> parts = PartsOf(bucket, plan.num_states());
+    for (int64_t at = 0; at < bucket.shard_elements; at += kRangeElements, ++ranges) {
+      const int64_t places = WithSpare(std::min(kRangeElements, bucket.shard_elements - at));
+      for (int s = 0; s < kStreams; ++s) bytes[s] += parts[s].BytesOf(places);
+    }
   }
-  const int64_t moment_bytes = stream_elements * static_cast<int64_t>(sizeof(float));
-  Layout layout;
-  layout.weights_at = Staggered(kProgressStride * ranges, 0, weight_bytes);
-  layout.moment1_at = Staggered(layout.weights_at + weight_bytes, 1, moment_bytes);
-  layout.moment2_at = Staggered(layout.moment1_at + moment_bytes, 2, moment_bytes);
-  layout.num_bytes = std::max(layout.moment2_at + moment_bytes, kPageBytes);
+  SegmentLayout layout;
+  int64_t at = kProgressStride * ranges;
+  for (int s = 0; s < kStreams; ++s) {
+    layout.streams_at[s] = Staggered(at, kStagger[s], bytes[s]);
+    if (bytes[s] > 0) at = layout.streams_at[s] + bytes[s];
+  }
+  layout.num_bytes = std::max(at, kPageBytes);
   return layout;
 }
 
 }  // namespace
 
 absl::Status ShardStorage::CutRanges(const Plan& plan, int shard, const std::atomic<bool>* cancelled) {
+  std::array<int64_t, kStreams> bytes = {};  // of the ranges before
   for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
     const Bucket& bucket = plan.buckets()[b];
     const int64_t begin = shard * bucket.shard_elements, end = begin + bucket.shard_elements;
     for (int64_t at = begin; at < end; at += kRangeElements) {
       if (cancelled != nullptr && cancelled->load()) return absl::CancelledError("the storage is not wanted any more");
-      StorageRange range{b, at, std::min(kRangeElements, end - at), stream_elements_, weight_bytes_};
-      const int64_t places = range.num_elements + kChunkElements;
-      stream_elements_ += places;
-      weight_bytes_ += places * BytesPerElement(bucket.format);
-      spare_bytes_ += kChunkElements * (BytesPerElement(bucket.format) + 8);
+      StorageRange range{b, at, std::min(kRangeElements, end - at), PartsOf(bucket, plan.num_states()), bytes};
+      for (int stream = 0; stream < kStreams; ++stream) {
+        bytes[stream] += range.parts[stream].BytesOf(WithSpare(range.num_elements));
+        spare_bytes_ += range.parts[stream].BytesOf(kChunkElements);
+      }
       ranges_.push_back(range);
-      bytes_per_weight_.push_back(BytesPerElement(bucket.format));
       std::vector<ChunkRun> runs;
       std::vector<int> first;
       for (int64_t chunk = 0; chunk < range.num_chunks(); ++chunk) {
@@ -76,29 +95,26 @@ absl::StatusOr<ShardStorage> ShardStorage::Open(Memory& memory, const std::strin
                                                 const std::atomic<bool>* cancelled) {
   ShardStorage storage;
   RETURN_IF_ERROR(storage.CutRanges(plan, shard, cancelled));
-  const Layout layout = LayoutOf(plan);
-  storage.weights_at_ = layout.weights_at;
-  storage.moment1_at_ = layout.moment1_at;
-  storage.moment2_at_ = layout.moment2_at;
+  const SegmentLayout layout = SegmentOf(plan);
+  storage.streams_at_ = layout.streams_at;
   ASSIGN_OR_RETURN(storage.segment_, memory.Open(name, layout.num_bytes, 0));
   return storage;
 }
 
-int64_t ShardStorage::NumBytes(const Plan& plan) { return LayoutOf(plan).num_bytes; }
+int64_t ShardStorage::NumBytes(const Plan& plan) { return SegmentOf(plan).num_bytes; }
 
-char* ShardStorage::weights(int range, int parity, int64_t offset) const {
-  return segment_.data() + weights_at_ + ranges_[range].weight_begin +
-         (StorageRange::Base(parity) + offset) * bytes_per_weight_[range];
+int64_t ShardStorage::StreamBytes(int range, int stream) const {
+  return ranges_[range].parts[stream].BytesOf(WithSpare(ranges_[range].num_elements));
 }
 
-float* ShardStorage::moment1(int range, int parity, int64_t offset) const {
-  return reinterpret_cast<float*>(segment_.data() + moment1_at_) + ranges_[range].stream_begin +
-         StorageRange::Base(parity) + offset;
-}
-
-float* ShardStorage::moment2(int range, int parity, int64_t offset) const {
-  return reinterpret_cast<float*>(segment_.data() + moment2_at_) + ranges_[range].stream_begin +
-         StorageRange::Base(parity) + offset;
+StoredRun ShardStorage::At(int state_plus_one, int range, int parity, int64_t offset) const {
+  const int64_t element = StorageRange::Base(parity) + offset;
+  const auto part = [&](bool extra) -> char* {
+    const int stream = StreamOf(state_plus_one, extra);
+    const PartLayout& layout = ranges_[range].parts[stream];
+    return layout.bytes == 0 ? nullptr : At(range, stream) + layout.BytesOf(element);
+  };
+  return {part(false), part(true)};
 }
 
 std::atomic<uint64_t>* ShardStorage::progress(int range) const {

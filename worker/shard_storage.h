@@ -1,5 +1,6 @@
-// ShardStorage: one worker's shard of a job: three streams (weights as stored, first and second moment in fp32) in one
-// segment, in rotating storage.
+// ShardStorage: one worker's shard of a job: the weights and every state of the optimizer as stored (codes, and beside
+// them remainders or scales: core/numeric_formats.h), each part a stream of its own in one segment, in rotating
+// storage.
 //
 // A step never overwrites its source. The shard is cut into fixed ranges of at most kRangeElements, each range into
 // chunks of kChunkElements, and each range has room for one chunk more than it holds:
@@ -14,26 +15,33 @@
 // Not thread-safe; different ranges may be worked on by different threads.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "core/layout.h"
+#include "kernels/optimizer_step.h"
 #include "worker/memory.h"
 
 namespace shardmesh {
 
 inline constexpr int64_t kChunkElements = 4096;
 inline constexpr int64_t kRangeElements = int64_t{1} << 20;
+static_assert(kChunkElements % kBlockElements == 0 && kRangeElements % kChunkElements == 0);
+
+// Streams of a shard: codes of the weights (0) and of states 1 to 3, and behind them the other part of each.
+inline constexpr int kStates = 3, kStreams = 2 * (1 + kStates);
+constexpr int StreamOf(int state_plus_one, bool extra) { return state_plus_one + (extra ? 1 + kStates : 0); }
 
 // A fixed part of one bucket's shard.
 struct StorageRange {
   int bucket = 0;
-  int64_t bucket_begin = 0;  // first element, from the bucket's start
-  int64_t num_elements = 0;  // a multiple of kGroupElements
-  int64_t stream_begin = 0;  // elements before it in each stream, spares counted
-  int64_t weight_begin = 0;  // bytes before it in the weight stream
+  int64_t bucket_begin = 0;                  // first element, from the bucket's start
+  int64_t num_elements = 0;                  // a multiple of kBlockElements
+  std::array<PartLayout, kStreams> parts;    // 0 bytes: there is no such stream
+  std::array<int64_t, kStreams> begin = {};  // bytes before it in each stream, spares counted
   int64_t num_chunks() const { return (num_elements + kChunkElements - 1) / kChunkElements; }
   // Elements from the range's first place in the stream to where chunk 0 lies.
   static int64_t Base(int parity) { return parity == 0 ? kChunkElements : 0; }
@@ -42,9 +50,9 @@ struct StorageRange {
 // A run of one tensor inside one chunk.
 struct ChunkRun {
   int tensor = 0;
-  int64_t first_element = 0;  // in the tensor
-  int64_t offset = 0;         // elements from the range's begin
-  int64_t num_elements = 0;
+  int64_t first_element = 0;  // in the tensor, a multiple of kBlockElements
+  int64_t offset = 0;         // elements from the range's begin, a multiple of kBlockElements
+  int64_t num_elements = 0;   // the tensor's last may be no multiple
 };
 
 class ShardStorage {
@@ -63,10 +71,15 @@ class ShardStorage {
   const std::vector<ChunkRun>& runs(int range) const { return runs_[range]; }
   int first_run(int range, int64_t chunk) const { return first_run_[range][chunk]; }
 
-  // Pointers to the element `offset` of a range, as placed by `parity`.
-  char* weights(int range, int parity, int64_t offset) const;
-  float* moment1(int range, int parity, int64_t offset) const;
-  float* moment2(int range, int parity, int64_t offset) const;
+  // The element `offset` of a range, a multiple of kBlockElements, as placed by `parity`: of the weights, and of state
+  // 0 to 2. Parts that do not exist are null.
+  StoredRun weights(int range, int parity, int64_t offset) const { return At(0, range, parity, offset); }
+  StoredRun state(int state, int range, int parity, int64_t offset) const {
+    return At(state + 1, range, parity, offset);
+  }
+  // The bytes of a range in a stream, and where they begin, its spare included.
+  int64_t StreamBytes(int range, int stream) const;
+  char* StreamBegin(int range, int stream) const { return At(range, stream); }
 
   // Chunks of `range` that command `seq` has finished; 0 when the word is of another command.
   int64_t Progress(int range, uint64_t seq) const;
@@ -79,14 +92,15 @@ class ShardStorage {
  private:
   absl::Status CutRanges(const Plan& plan, int shard, const std::atomic<bool>* cancelled);
   std::atomic<uint64_t>* progress(int range) const;
+  StoredRun At(int state_plus_one, int range, int parity, int64_t offset) const;
+  char* At(int range, int stream) const { return segment_.data() + streams_at_[stream] + ranges_[range].begin[stream]; }
 
   Segment segment_;
   std::vector<StorageRange> ranges_;
-  std::vector<int64_t> bytes_per_weight_;  // by range
   std::vector<std::vector<ChunkRun>> runs_;
   std::vector<std::vector<int>> first_run_;
-  int64_t stream_elements_ = 0, weight_bytes_ = 0, spare_bytes_ = 0;
-  int64_t weights_at_ = 0, moment1_at_ = 0, moment2_at_ = 0;  // bytes from the segment's data
+  int64_t spare_bytes_ = 0;
+  std::array<int64_t, kStreams> streams_at_ = {};  // bytes from the segment's data
 };
 
 }  // namespace shardmesh

@@ -15,7 +15,9 @@ namespace {
 JobSpec WideJob(const std::string& mesh) {
   JobSpec job = SmallJob(mesh, 1);
   job.bucket_elements = kMinBucketElements;
-  job.parameters = {{"big", {2'300'017}, Format::kBf16}, {"a", {70}, Format::kFp32}, {"none", {0}, Format::kBf16Sr}};
+  job.parameters = {{"big", {2'300'017}, WeightFormat::kBf16},
+                    {"a", {70}, WeightFormat::kFp32},
+                    {"none", {0}, WeightFormat::kBf16Sr}};
   return job;
 }
 
@@ -76,30 +78,39 @@ TEST(ShardStorageTest, ChunkRuns_AreThePlansRunsCutAtChunks) {
 TEST(ShardStorageTest, StreamsAreDisjoint) {
   Open open(WideJob("fsdp=1"));
   std::vector<std::pair<char*, char*>> spans;
+  int64_t spares = 0;
   const auto add = [&](void* at, int64_t bytes) {
     spans.emplace_back(static_cast<char*>(at), static_cast<char*>(at) + bytes);
   };
   for (size_t r = 0; r < open.storage.ranges().size(); ++r) {
     const StorageRange& range = open.storage.ranges()[r];
-    const int64_t places = range.num_elements + kChunkElements;
-    const int64_t bytes = BytesPerElement(open.plan.buckets()[range.bucket].format);
-    add(open.storage.weights(r, 1, 0), places * bytes);  // parity 1 begins at the range's first place
-    add(open.storage.moment1(r, 1, 0), places * 4);
-    add(open.storage.moment2(r, 1, 0), places * 4);
-    EXPECT_EQ(open.storage.weights(r, 0, 0) - open.storage.weights(r, 1, 0), kChunkElements * bytes);
-    EXPECT_EQ(open.storage.moment1(r, 0, 64) - open.storage.moment1(r, 1, 64), kChunkElements);
-    EXPECT_EQ(open.storage.moment2(r, 0, 64) - open.storage.moment2(r, 1, 64), kChunkElements);
-    std::memset(open.storage.weights(r, 1, 0), 1, places * bytes);  // all of it is mapped
-    std::memset(open.storage.moment2(r, 1, 0), 1, places * 4);
+    for (int stream = 0; stream < kStreams; ++stream) {
+      const int64_t bytes = open.storage.StreamBytes(r, stream);
+      EXPECT_EQ(bytes, range.parts[stream].BytesOf(range.num_elements + kChunkElements));
+      if (bytes == 0) continue;
+      add(open.storage.StreamBegin(r, stream), bytes);
+      std::memset(open.storage.StreamBegin(r, stream), 1, bytes);  // all of it is mapped
+      spares += range.parts[stream].BytesOf(kChunkElements);
+    }
+    const auto between = [&](const void* a, const void* b) {
+      return static_cast<const char*>(b) - static_cast<const char*>(a);
+    };
+    for (int k = 0; k <= open.plan.num_states(); ++k) {
+      const auto at = [&](int parity, int64_t offset) {
+        return k == 0 ? open.storage.weights(r, parity, offset) : open.storage.state(k - 1, r, parity, offset);
+      };
+      const PartLayout codes = range.parts[StreamOf(k, false)], extra = range.parts[StreamOf(k, true)];
+      EXPECT_EQ(at(1, 0).codes, open.storage.StreamBegin(r, StreamOf(k, false)));  // at the range's first place
+      EXPECT_EQ(between(at(1, 256).codes, at(0, 256).codes), codes.BytesOf(kChunkElements));
+      EXPECT_EQ(between(at(0, 0).codes, at(0, 256).codes), codes.BytesOf(256));
+      EXPECT_EQ(at(0, 0).extra == nullptr, extra.bytes == 0);
+      EXPECT_EQ(between(at(1, 256).extra, at(0, 256).extra), extra.BytesOf(kChunkElements));
+    }
   }
   std::sort(spans.begin(), spans.end());
   for (size_t i = 1; i < spans.size(); ++i) EXPECT_LE(spans[i - 1].second, spans[i].first);
   for (size_t r = 0; r < open.storage.ranges().size(); ++r) EXPECT_EQ(open.storage.Progress(r, 1), 0);
   EXPECT_LE(spans.back().second - spans.front().first, open.storage.num_bytes());
-  int64_t spares = 0;
-  for (const StorageRange& range : open.storage.ranges()) {
-    spares += kChunkElements * (BytesPerElement(open.plan.buckets()[range.bucket].format) + 8);
-  }
   EXPECT_EQ(open.storage.spare_bytes(), spares);
 }
 
@@ -119,7 +130,7 @@ TEST(ShardStorageTest, Progress_BelongsToItsCommand) {
 
 TEST(ShardStorageTest, NothingToHold_IsFine) {
   JobSpec job = SmallJob("fsdp=2", 1);
-  job.parameters = {{"none", {0}, Format::kFp32}};
+  job.parameters = {{"none", {0}, WeightFormat::kFp32}};
   Open open(job);
   EXPECT_TRUE(open.storage.ranges().empty());
   EXPECT_EQ(open.storage.spare_bytes(), 0);

@@ -66,10 +66,10 @@ bool StepProtocol::Decide() {
       command.apply = 0;
       command.nonfinite = int64_t{s} << 32 | NonFiniteTensorOf(word);
     }
-    AdamWHyper hyper = job_->optimizer;
+    OptimizerHyper hyper = job_->optimizer;
     const uint64_t claim = page_->lr_claim.load(std::memory_order_acquire);
     hyper.lr = page_->slots[claim & 0xffff].learning_rate.load(std::memory_order_acquire);
-    auto scalars = ComputeAdamWScalars(hyper, command.step);  // validated when it was claimed
+    auto scalars = ComputeStepScalars(hyper, command.step);  // validated when it was claimed
     if (!scalars.ok()) return false;
     command.scalars = *scalars;
     if (command.apply) command.publish = ChoosePublication(command.step);

@@ -55,9 +55,9 @@ TEST_F(StepDecisionTest, Step_IsDeclaredDecidedExecutedCommitted) {
   EXPECT_EQ(protocol.command().step, 1);
   EXPECT_EQ(protocol.command().apply, 1);
   EXPECT_EQ(protocol.command().parity, 0);
-  AdamWHyper hyper = job.optimizer;
+  OptimizerHyper hyper = job.optimizer;
   hyper.lr = 0.5;
-  EXPECT_EQ(protocol.command().scalars.neg_step_size, ComputeAdamWScalars(hyper, 1)->neg_step_size);
+  EXPECT_EQ(protocol.command().scalars.neg_step_size, ComputeStepScalars(hyper, 1)->neg_step_size);
   EXPECT_EQ(protocol.NotDone().size(), 4u);
   EXPECT_FALSE(protocol.OutcomeOf(Step(1)).has_value());
   AllExecute();

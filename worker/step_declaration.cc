@@ -63,7 +63,7 @@ void StepProtocol::NoteNonFinite(Slot slot, int tensor, Step step) {
 
 // The first slot to declare a step fixes its learning rate; the others must say the same.
 absl::Status StepProtocol::ClaimLearningRate(Slot slot, Step step, double learning_rate) {
-  AdamWHyper hyper = job_->optimizer;
+  OptimizerHyper hyper = job_->optimizer;
   hyper.lr = learning_rate;
   RETURN_IF_ERROR(Validate(hyper));
   const uint64_t claim = static_cast<uint64_t>(step.value()) << 16 | static_cast<uint64_t>(slot.value());

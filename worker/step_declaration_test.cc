@@ -61,9 +61,9 @@ TEST_F(StepDeclarationTest, LearningRate_IsTheSameFromEverySlot) {
   for (int s = 0; s < 3; ++s) Pieces(s, 2);
   ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, 2, 0.25));  // another step, another rate
   ASSERT_TRUE(protocol.Decide());
-  AdamWHyper hyper = job.optimizer;
+  OptimizerHyper hyper = job.optimizer;
   hyper.lr = 0.25;
-  EXPECT_EQ(protocol.command().scalars.neg_step_size, ComputeAdamWScalars(hyper, 2)->neg_step_size);
+  EXPECT_EQ(protocol.command().scalars.neg_step_size, ComputeStepScalars(hyper, 2)->neg_step_size);
 }
 
 TEST_F(StepDeclarationTest, NonFinite_OfAnotherSlotOrTensor_IsRefused) {

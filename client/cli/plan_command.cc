@@ -108,14 +108,20 @@ std::string DrawBucket(const Plan& plan, size_t index, const std::vector<Marked>
   return out;
 }
 
+// "bf16_sr", and its states where they are not fp32: "bf16_sr/dyn8".
+std::string FormatsOf(const Bucket& bucket) {
+  return absl::StrCat(WeightFormatName(bucket.weights),
+                      bucket.states == StateFormat::kFp32 ? "" : absl::StrCat("/", StateFormatName(bucket.states)));
+}
+
 std::string BucketTable(const Plan& plan) {
   Table table({"bucket", "format", "elements", "per shard", "padding", "padding %", "bytes"});
   for (size_t b = 0; b < plan.buckets().size(); ++b) {
     const Bucket& bucket = plan.buckets()[b];
     const double share = bucket.num_elements == 0 ? 0 : 100.0 * bucket.padding / bucket.num_elements;
-    table.AddRow({absl::StrCat(b), std::string(FormatName(bucket.format)), absl::StrCat(bucket.num_elements),
+    table.AddRow({absl::StrCat(b), FormatsOf(bucket), absl::StrCat(bucket.num_elements),
                   absl::StrCat(bucket.shard_elements), absl::StrCat(bucket.padding), absl::StrFormat("%.1f%%", share),
-                  HumanBytes(bucket.num_elements * BytesPerElement(bucket.format))});
+                  HumanBytes(bucket.num_elements * BytesPerElement(bucket.format()))});
   }
   return table.ToString();
 }
@@ -150,7 +156,8 @@ absl::StatusOr<std::string> PlanOf(Client& client, const Flags& flags) {
 Json PlanToJson(const JobSpec& job, const Plan& plan) {
   Json buckets = Json::array(), placements = Json::array();
   for (const Bucket& bucket : plan.buckets()) {
-    buckets.push_back({{"format", std::string(FormatName(bucket.format))},
+    buckets.push_back({{"format", std::string(WeightFormatName(bucket.weights))},
+                       {"states", std::string(StateFormatName(bucket.states))},
                        {"elements", bucket.num_elements},
                        {"shard_elements", bucket.shard_elements},
                        {"padding", bucket.padding},

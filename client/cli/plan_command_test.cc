@@ -15,26 +15,27 @@ JobSpec SmallJob() {
   JobSpec job;
   job.name = "small";
   job.mesh = *ParseMeshSpec("ddp=2,fsdp=2");
-  job.parameters = {{"first", {2, 50}, Format::kFp32, ""},
-                    {"second", {64}, Format::kFp32, ""},
-                    {"tied", {2, 50}, Format::kFp32, "first"},
-                    {"half", {65}, Format::kBf16, ""}};
+  job.parameters = {{"first", {2, 200}, WeightFormat::kFp32, ""},
+                    {"second", {256}, WeightFormat::kFp32, ""},
+                    {"tied", {2, 200}, WeightFormat::kFp32, "first"},
+                    {"half", {257}, WeightFormat::kBf16, ""}};
   return job;
 }
 
-// Groups of 64 elements: first has 2 of them (28 elements of padding), second 1, the shards' end 1; half 2.
+// Columns of 64 elements, blocks of 256: first has 2 blocks (112 elements of padding), second 1, the shards' end 1; half
+// 2.
 TEST(PlanCommandTest, Drawing_MarksParametersAndPadding) {
   const JobSpec job = SmallJob();
   ASSERT_OK_AND_ASSIGN(const Plan plan, Plan::Create(job));
   const std::string drawing = DrawPlan(job, plan);
   EXPECT_THAT(drawing, HasSubstr("plan " + plan.hash() + " of mesh ddp=2,fsdp=2\nshards 2  replicas 2  buckets 2"));
-  EXPECT_THAT(drawing, HasSubstr("bucket 0  layout  ranks  padding\n"
-                                 "shard 0   |aa|    0,2         28\n"
-                                 "shard 1   |b.|    1,3         64\n"));
+  EXPECT_THAT(drawing, HasSubstr("bucket 0  layout      ranks  padding\n"
+                                 "shard 0   |aaaaaaa.|  0,2        112\n"
+                                 "shard 1   |bbbb....|  1,3        256\n"));
   EXPECT_THAT(drawing, HasSubstr("bucket 1  layout  ranks  padding\n"
-                                 "shard 0   |a|     0,2          0\n"
-                                 "shard 1   |a|     1,3         63\n"));
-  EXPECT_THAT(drawing, HasSubstr("tied       a     [2,50]       0       0       100  first\n"));
+                                 "shard 0   |aaaa|  0,2          0\n"
+                                 "shard 1   |a...|  1,3        255\n"));
+  EXPECT_THAT(drawing, HasSubstr("tied       a     [2,200]       0       0       400  first\n"));
 }
 
 // A column stands for many groups; the whole bar is never wider than 64.
@@ -42,7 +43,7 @@ TEST(PlanCommandTest, Drawing_LargeShard_IsScaled) {
   JobSpec job;
   job.name = "large";
   job.mesh = *ParseMeshSpec("fsdp=1");
-  job.parameters = {{"a", {3, 1 << 20}, Format::kFp32, ""}, {"b", {1 << 20}, Format::kFp32, ""}};
+  job.parameters = {{"a", {3, 1 << 20}, WeightFormat::kFp32, ""}, {"b", {1 << 20}, WeightFormat::kFp32, ""}};
   ASSERT_OK_AND_ASSIGN(const Plan plan, Plan::Create(job));
   EXPECT_THAT(DrawPlan(job, plan), HasSubstr("|" + std::string(48, 'a') + std::string(16, 'b') + "|"));
 }
@@ -53,10 +54,11 @@ TEST(PlanCommandTest, Json_HasBucketsAndPlacements) {
   const auto json = PlanToJson(job, plan);
   EXPECT_EQ(json["hash"], plan.hash());
   EXPECT_EQ(json["shards"], 2);
-  EXPECT_EQ(json["buckets"][0]["padding"], 92);
+  EXPECT_EQ(json["buckets"][0]["padding"], 1024 - 400 - 256);
   EXPECT_EQ(json["buckets"][1]["format"], "bf16");
+  EXPECT_EQ(json["buckets"][1]["states"], "fp32");
   EXPECT_EQ(json["placements"][2]["tied_to"], "first");
-  EXPECT_EQ(json["placements"][1]["offset"], 128);
+  EXPECT_EQ(json["placements"][1]["offset"], 512);
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ absl::Status NameTensors(const Flags& flags, Pulled& pulled) {
   const Plan& plan = pulled.job->plan();
   std::vector<int64_t> bucket_begins = {0};
   for (const Bucket& bucket : plan.buckets()) {
-    bucket_begins.push_back(bucket_begins.back() + bucket.num_elements * BytesPerElement(bucket.format));
+    bucket_begins.push_back(bucket_begins.back() + bucket.num_elements * BytesPerElement(bucket.format()));
   }
   const std::vector<ParameterSpec>& parameters = pulled.job->spec().parameters;
   int only = -1;
@@ -127,7 +127,7 @@ absl::Status NameTensors(const Flags& flags, Pulled& pulled) {
   for (int i = 0; i < static_cast<int>(parameters.size()); ++i) {
     if (only >= 0 && only != i) continue;
     const Placement& at = plan.placements()[i];
-    const Format format = plan.buckets()[at.bucket].format;
+    const Format format = plan.buckets()[at.bucket].format();
     const int64_t begin = bucket_begins[at.bucket] + at.offset * BytesPerElement(format);
     pulled.tensors.push_back(
         {parameters[i].name, format, parameters[i].shape,

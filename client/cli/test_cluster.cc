@@ -70,10 +70,10 @@ bool Cluster::AllEndSoon() const {
 JobSpec TinyJob(const std::string& name) {
   JobSpec spec;
   spec.name = name;
-  spec.parameters = {{"embed", {10, 8}, Format::kFp32, ""},
-                     {"head", {10, 8}, Format::kFp32, "embed"},
-                     {"norm", {7}, Format::kBf16, ""},
-                     {"w", {3, 5}, Format::kBf16Sr, ""}};
+  spec.parameters = {{"embed", {10, 8}, WeightFormat::kFp32, ""},
+                     {"head", {10, 8}, WeightFormat::kFp32, "embed"},
+                     {"norm", {7}, WeightFormat::kBf16, ""},
+                     {"w", {3, 5}, WeightFormat::kBf16Sr, ""}};
   spec.optimizer.lr = 0.01;
   return spec;
 }

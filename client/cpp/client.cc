@@ -252,9 +252,9 @@ absl::StatusOr<ConstTensorView> Version::parameter(absl::string_view name) const
   const Placement& at = job_->plan().placements()[tensor];
   int64_t before = 0;
   for (int b = 0; b < at.bucket; ++b) {
-    before += job_->plan().buckets()[b].num_elements * BytesPerElement(job_->plan().buckets()[b].format);
+    before += job_->plan().buckets()[b].num_elements * BytesPerElement(job_->plan().buckets()[b].format());
   }
-  const Format format = job_->plan().buckets()[at.bucket].format;
+  const Format format = job_->plan().buckets()[at.bucket].format();
   return ConstTensorView{bytes_.data() + before + at.offset * BytesPerElement(format), format, at.num_elements};
 }
 

@@ -44,7 +44,7 @@ v1::JobDescription Described(v1::JobState state) {
   JobSpec spec;
   spec.name = "j";
   spec.mesh = ParseMeshSpec("fsdp=2").value();
-  spec.parameters = {{"w", {100}, Format::kFp32, ""}};
+  spec.parameters = {{"w", {100}, WeightFormat::kFp32, ""}};
   v1::JobDescription job;
   *job.mutable_spec() = ToProto(spec);
   job.set_state(state);

@@ -37,8 +37,8 @@ absl::StatusOr<ConstTensorView> Session::parameter(absl::string_view name) const
   ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));
   const Placement& at = job_->plan().placements()[tensor];
   const Bucket& bucket = job_->plan().buckets()[at.bucket];
-  return ConstTensorView{parameter_window() + bucket.weight_offset + at.offset * BytesPerElement(bucket.format),
-                         bucket.format, at.num_elements};
+  return ConstTensorView{parameter_window() + bucket.weight_offset + at.offset * BytesPerElement(bucket.format()),
+                         bucket.format(), at.num_elements};
 }
 
 absl::Status Session::CheckHasWeights() const {

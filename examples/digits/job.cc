@@ -19,7 +19,7 @@ absl::StatusOr<shardmesh::JobSpec> SpecOf(const JobFlags& flags, const std::stri
     ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(flags.mesh));
   }
   spec.num_slots = flags.slots;
-  ASSIGN_OR_RETURN(const Format format, ParseFormat(flags.weights));
+  ASSIGN_OR_RETURN(const WeightFormat format, ParseWeightFormat(flags.weights));
   for (const ParameterSpec& parameter : Parameters()) {
     spec.parameters.push_back({prefix + parameter.name, parameter.shape, format, ""});
   }

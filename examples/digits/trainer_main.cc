@@ -50,12 +50,12 @@ absl::Status Initialize(Job& job, const JobFlags& flags, const std::string& pref
 
 // What was said on the command line must be what the job is, also where another trainer created it.
 absl::Status CheckFlags(const TrainerFlags& flags, const JobSpec& spec) {
-  ASSIGN_OR_RETURN(const Format weights, ParseFormat(flags.job.weights));
+  ASSIGN_OR_RETURN(const WeightFormat weights, ParseWeightFormat(flags.job.weights));
   if (flags.job.slots == spec.num_slots && flags.job.seed == spec.seed && weights == spec.parameters[0].format) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat("job ", spec.name, " has slots ", spec.num_slots, ", seed ", spec.seed,
-                                                 ", weights ", FormatName(spec.parameters[0].format),
+                                                 ", weights ", WeightFormatName(spec.parameters[0].format),
                                                  "; the flags say slots ", flags.job.slots, ", seed ", flags.job.seed,
                                                  ", weights ", flags.job.weights, ". Give every trainer the same"));
 }

@@ -16,7 +16,7 @@ inline JobSpec SmallSpec(const std::string& name, int ranks) {
   JobSpec spec;
   spec.name = name;
   spec.mesh.dims = {{"fsdp", ranks, DimRole::kShard}};
-  spec.parameters = {{"a.w", {3, 5}, Format::kFp32, ""}, {"b.w", {7}, Format::kBf16Sr, ""}};
+  spec.parameters = {{"a.w", {3, 5}, WeightFormat::kFp32, ""}, {"b.w", {7}, WeightFormat::kBf16Sr, ""}};
   return spec;
 }
 

@@ -4,65 +4,26 @@
 #include <gtest/gtest.h>
 
 #include <iostream>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "core/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
+#include "tests/testing/variant.h"
 
 namespace shardmesh {
 namespace {
 
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::Learnt;
+using ::shardmesh::testing::Trainer;
+using ::shardmesh::testing::Variant;
 
 constexpr int kSlots = 3;
 constexpr int64_t kSteps = 20;
 
-struct Trainer {
-  std::vector<int> slots;
-  bool attached = true;
-};
-
-struct Variant {
-  std::string mesh;
-  std::vector<Trainer> trainers;
-  int64_t bucket_elements = 4096;
-};
-
-std::string Describe(const Variant& variant) {
-  std::string text = absl::StrCat(variant.mesh, " buckets of ", variant.bucket_elements);
-  for (const Trainer& trainer : variant.trainers) {
-    absl::StrAppend(&text, trainer.attached ? " attached" : " connected");
-    for (int slot : trainer.slots) absl::StrAppend(&text, " ", slot);
-  }
-  return text;
-}
-
-absl::Status RunTrainer(Job& job, const Trainer& trainer) {
-  std::vector<Slot> slots;
-  for (int slot : trainer.slots) slots.push_back(Slot(slot));
-  ASSIGN_OR_RETURN(const auto session, trainer.attached ? job.Attach(slots) : job.Connect(slots));
-  RETURN_IF_ERROR(session->AwaitWeights(absl::Seconds(20)));
-  return testing::TrainTo(*session, kSteps);
-}
-
 absl::StatusOr<Learnt> Train(Client& client, const std::string& name, const Variant& variant) {
-  JobSpec spec = testing::OddJob(name, variant.mesh, kSlots);
-  spec.bucket_elements = variant.bucket_elements;
-  ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, client.CreateJob(spec));
-  RETURN_IF_ERROR(testing::Initialize(*job));
-  std::vector<absl::Status> ends(variant.trainers.size());
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < ends.size(); ++i) {
-    threads.emplace_back([&, i] { ends[i] = RunTrainer(*job, variant.trainers[i]); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const absl::Status& end : ends) RETURN_IF_ERROR(end);
-  absl::StatusOr<Learnt> learnt = testing::Learn(*job, kSteps);
-  RETURN_IF_ERROR(testing::Delete(client, name));
-  return learnt;
+  return testing::TrainVariant(client, testing::OddJob(name, variant.mesh, kSlots), variant, kSteps);
 }
 
 const std::vector<Trainer> kOneAttached = {{{0, 1, 2}, true}};
@@ -101,8 +62,8 @@ void ExpectAllEqual(int threads, const Learnt& reference) {
   int index = 0;
   for (const Variant& variant : Variants()) {
     const absl::StatusOr<Learnt> learnt = Train(client, absl::StrCat("job-", index++), variant);
-    ASSERT_OK(learnt) << Describe(variant);
-    EXPECT_EQ(*learnt, reference) << Describe(variant) << ", threads " << threads;
+    ASSERT_OK(learnt) << testing::Describe(variant);
+    EXPECT_EQ(*learnt, reference) << testing::Describe(variant) << ", threads " << threads;
   }
 }
 

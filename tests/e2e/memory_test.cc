@@ -37,10 +37,10 @@ Terms Arithmetic(const Plan& plan, int num_slots) {
   Terms terms;
   int64_t window = 0, gradients = 0;
   for (const Bucket& bucket : plan.buckets()) {
-    const int64_t stored = BytesPerElement(bucket.format) + kStateBytes;
+    const int64_t stored = BytesPerElement(bucket.format()) + kStateBytes;
     const int64_t ranges = (bucket.shard_elements + kRangeElements - 1) / kRangeElements;
     terms.shard += (bucket.shard_elements + ranges * kChunkElements) * stored;  // one spare chunk for each range
-    window += Pages(bucket.num_elements * BytesPerElement(bucket.format));
+    window += Pages(bucket.num_elements * BytesPerElement(bucket.format()));
     gradients += Pages(bucket.num_elements * 2);
   }
   terms.window = window + Stagger(3);
@@ -68,7 +68,7 @@ void ExpectTerms(const std::string& mesh, int64_t large) {
   ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 4}));
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
   JobSpec spec = testing::TinyJob("mem", mesh, 3, large);
-  spec.parameters.push_back({"v", {large / 2 + 1}, Format::kBf16Sr, ""});
+  spec.parameters.push_back({"v", {large / 2 + 1}, WeightFormat::kBf16Sr, ""});
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(spec));
   const Terms terms = Arithmetic(job->plan(), spec.num_slots);
   for (int rank = 0; rank < job->plan().num_ranks(); ++rank) {

@@ -17,7 +17,7 @@ absl::StatusOr<Version> TrainOneStep(const std::string& address) {
   JobSpec spec;
   spec.name = "tiny";
   spec.mesh = ParseMeshSpec("ddp=2,fsdp=2").value();
-  spec.parameters = {{"w", {64, 32}, Format::kBf16Sr}};
+  spec.parameters = {{"w", {64, 32}, WeightFormat::kBf16Sr}};
   ASSIGN_OR_RETURN(Client client, Client::Connect(address));  // the coordinator's, e.g. "127.0.0.1:7000"
   ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.CreateJob(spec));
   RETURN_IF_ERROR(job->Initialize({{"w", std::vector<float>(64 * 32, 0.5f)}}, absl::Seconds(10)));

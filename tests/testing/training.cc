@@ -45,14 +45,14 @@ JobSpec OddJob(const std::string& name, const std::string& mesh, int slots) {
   spec.name = name;
   spec.mesh = ParseMeshSpec(mesh).value();
   spec.num_slots = slots;
-  spec.parameters = {{"embed.weight", {37, 53}, Format::kBf16Sr, ""},
-                     {"layers.0.weight", {129, 65}, Format::kFp32, ""},
-                     {"layers.0.bias", {7}, Format::kFp32, ""},
-                     {"layers.1.weight", {3, 1001}, Format::kBf16, ""},
-                     {"layers.1.scale", {}, Format::kBf16Sr, ""},
-                     {"layers.1.empty", {0, 5}, Format::kBf16, ""},
-                     {"head.weight", {37, 53}, Format::kBf16Sr, "embed.weight"},
-                     {"layers.2.weight", {4099}, Format::kBf16Sr, ""}};
+  spec.parameters = {{"embed.weight", {37, 53}, WeightFormat::kBf16Sr, ""},
+                     {"layers.0.weight", {129, 65}, WeightFormat::kFp32, ""},
+                     {"layers.0.bias", {7}, WeightFormat::kFp32, ""},
+                     {"layers.1.weight", {3, 1001}, WeightFormat::kBf16, ""},
+                     {"layers.1.scale", {}, WeightFormat::kBf16Sr, ""},
+                     {"layers.1.empty", {0, 5}, WeightFormat::kBf16, ""},
+                     {"head.weight", {37, 53}, WeightFormat::kBf16Sr, "embed.weight"},
+                     {"layers.2.weight", {4099}, WeightFormat::kBf16Sr, ""}};
   spec.optimizer.lr = 1e-2;
   spec.seed = 42;
   spec.bucket_elements = 4096;
@@ -64,7 +64,7 @@ JobSpec TinyJob(const std::string& name, const std::string& mesh, int slots, int
   spec.name = name;
   spec.mesh = ParseMeshSpec(mesh).value();
   spec.num_slots = slots;
-  spec.parameters = {{"w", {elements}, Format::kFp32, ""}};
+  spec.parameters = {{"w", {elements}, WeightFormat::kFp32, ""}};
   spec.optimizer.lr = 1e-2;
   return spec;
 }

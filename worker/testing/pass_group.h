@@ -76,8 +76,7 @@ struct PassGroup : TestHost {
       const int64_t size = plan.buckets()[b].shard_elements, begin = shard * size, at = piece.size();
       piece.resize(at + size, 99.0f);
       for (const auto& run : plan.RunsIn(b, begin, begin + size)) {
-        const int64_t real = std::min(run.num_elements, plan.placements()[run.tensor].num_elements - run.first_element);
-        for (int64_t e = 0; e < real; ++e) {
+        for (int64_t e = 0; e < run.num_elements; ++e) {
           piece[at + run.bucket_offset - begin + e] = InitialValue(run.tensor, run.first_element + e);
         }
       }
@@ -105,7 +104,7 @@ struct PassGroup : TestHost {
     Command command;
     command.kind = CommandKind::kStep;
     command.step = step;
-    command.scalars = *ComputeAdamWScalars(job.optimizer, step);
+    command.scalars = *ComputeStepScalars(job.optimizer, step);
     command.apply = step == kSkippedStep ? 0 : 1;
     command.parity = parity;
     command.publish = command.apply ? static_cast<int32_t>(step % 2) : -1;
@@ -132,9 +131,9 @@ struct PassGroup : TestHost {
   }
   std::vector<char> TensorInWindow(int t) const {
     const Placement& p = plan.placements()[t];
-    const int64_t bytes = BytesPerElement(job.parameters[t].format);
+    const int64_t bytes = BytesPerElement(plan.buckets()[p.bucket].format());
     const char* at = host.window().data() + plan.buckets()[p.bucket].weight_offset + p.offset * bytes;
-    return {at, at + (p.num_elements + 63) / 64 * 64 * bytes};
+    return {at, at + p.num_elements * bytes};
   }
 
   KeptMemory kept;
@@ -145,7 +144,9 @@ struct PassGroup : TestHost {
   int32_t parity = 0;
 };
 
-inline void ExpectEqualsOracle(PassGroup& group, const TrainingOracle& oracle, const std::string& what) {
+// `oracle`: a TrainingOracle or a NumericsOracle.
+template <class Oracle>
+void ExpectEqualsOracle(PassGroup& group, const Oracle& oracle, const std::string& what) {
   for (int t = 0; t < static_cast<int>(group.job.parameters.size()); ++t) {
     const int storage = group.job.StorageOf(t);
     ASSERT_EQ(group.TensorInWindow(t), oracle.Stored(storage)) << what << ": " << group.job.parameters[t].name;

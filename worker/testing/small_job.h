@@ -21,7 +21,7 @@ inline JobSpec SmallJob(const std::string& mesh, int num_slots) {
   job.name = "small";
   job.mesh = *ParseMeshSpec(mesh);
   job.num_slots = num_slots;
-  job.parameters = {{"layer.w", {3, 50}, Format::kFp32}, {"layer.b", {7}, Format::kFp32}};
+  job.parameters = {{"layer.w", {3, 50}, WeightFormat::kFp32}, {"layer.b", {7}, WeightFormat::kFp32}};
   job.gradient_format = Format::kFp32;
   job.bucket_elements = kMinBucketElements;
   job.optimizer.lr = 0.125;
@@ -35,11 +35,12 @@ inline JobSpec MixedJob(const std::string& mesh, int num_slots) {
   job.seed = 77;
   job.gradient_format = Format::kBf16;
   job.bucket_elements = 20'000;
-  job.parameters = {
-      {"a", {101, 97}, Format::kFp32},  {"scalar", {}, Format::kBf16Sr},   {"b", {263, 61}, Format::kBf16Sr},
-      {"none", {0, 4}, Format::kBf16},  {"c", {9001}, Format::kBf16},      {"a2", {101, 97}, Format::kFp32, "a"},
-      {"d", {64}, Format::kFp32},       {"e", {12'289}, Format::kBf16Sr},  {"f", {65}, Format::kBf16},
-      {"g", {11, 1024}, Format::kFp32}, {"h", {4097, 3}, Format::kBf16Sr}, {"i", {63}, Format::kFp32}};
+  job.parameters = {{"a", {101, 97}, WeightFormat::kFp32},   {"scalar", {}, WeightFormat::kBf16Sr},
+                    {"b", {263, 61}, WeightFormat::kBf16Sr}, {"none", {0, 4}, WeightFormat::kBf16},
+                    {"c", {9001}, WeightFormat::kBf16},      {"a2", {101, 97}, WeightFormat::kFp32, "a"},
+                    {"d", {64}, WeightFormat::kFp32},        {"e", {12'289}, WeightFormat::kBf16Sr},
+                    {"f", {65}, WeightFormat::kBf16},        {"g", {11, 1024}, WeightFormat::kFp32},
+                    {"h", {4097, 3}, WeightFormat::kBf16Sr}, {"i", {63}, WeightFormat::kFp32}};
   return job;
 }
 

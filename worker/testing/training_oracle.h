@@ -1,5 +1,6 @@
-// TrainingOracle: training as one plain loop over elements: no mesh, no chunks, no threads. Its weights and gradients
-// are pure functions of tensor and element. Tests only.
+// TrainingOracle: training with AdamW as one plain loop over elements: no mesh, no chunks, no threads, no kernels.
+// Weights in fp32, bf16 or bf16_sr, states in fp32; other formats: numerics_oracle.h. Its weights and gradients are
+// pure functions of tensor and element. Tests only.
 #pragma once
 
 #include <cmath>
@@ -26,19 +27,20 @@ class TrainingOracle {
     tensors_.resize(job.parameters.size());
     for (size_t t = 0; t < tensors_.size(); ++t) {
       if (!job.parameters[t].tied_to.empty()) continue;
-      const int64_t padded = (job.parameters[t].NumElements() + 63) / 64 * 64;
-      tensors_[t].weights.assign(padded, 0);
-      tensors_[t].m.assign(padded, 0);
-      tensors_[t].v.assign(padded, 0);
+      const int64_t elements = job.parameters[t].NumElements();
+      tensors_[t].weights.assign(elements, 0);
+      tensors_[t].m.assign(elements, 0);
+      tensors_[t].v.assign(elements, 0);
       for (int64_t e = 0; e < job.parameters[t].NumElements(); ++e) {
         const float value = InitialValue(static_cast<int>(t), e);
-        tensors_[t].weights[e] = job.parameters[t].format == Format::kFp32 ? value : Bf16ToFloat(FloatToBf16Rne(value));
+        tensors_[t].weights[e] =
+            job.parameters[t].format == WeightFormat::kFp32 ? value : Bf16ToFloat(FloatToBf16Rne(value));
       }
     }
   }
 
   void RunStep(int64_t step) {
-    const AdamWScalars s = *ComputeAdamWScalars(job_.optimizer, step);
+    const StepScalars s = *ComputeStepScalars(job_.optimizer, step);
     const float scale = static_cast<float>(1.0 / job_.num_slots);
     for (size_t t = 0; t < tensors_.size(); ++t) {
       Tensor& x = tensors_[t];
@@ -58,10 +60,10 @@ class TrainingOracle {
     }
   }
 
-  // The bytes of a tensor's weights as stored, padded to whole groups.
+  // The bytes of a tensor's weights as stored.
   std::vector<char> Stored(int tensor) const {
     const Tensor& x = tensors_[tensor];
-    const int64_t bytes = BytesPerElement(job_.parameters[tensor].format);
+    const int64_t bytes = BytesPerElement(GatheredFormat(job_.parameters[tensor].format));
     std::vector<char> stored(x.weights.size() * bytes);
     for (size_t e = 0; e < x.weights.size(); ++e) {
       const uint32_t bits = FloatBits(x.weights[e]);
@@ -80,8 +82,8 @@ class TrainingOracle {
       const auto stream = [&](int number, const void* data, int64_t bytes) {
         return DigestPart(DigestKey(static_cast<uint32_t>(t), number, 0), {bytes}, 0, data, n);
       };
-      digest += stream(0, Stored(t).data(), BytesPerElement(job_.parameters[t].format)) + stream(1, x.m.data(), 4) +
-                stream(2, x.v.data(), 4);
+      digest += stream(0, Stored(t).data(), BytesPerElement(GatheredFormat(job_.parameters[t].format))) +
+                stream(1, x.m.data(), 4) + stream(2, x.v.data(), 4);
     }
     return digest;
   }
@@ -92,14 +94,15 @@ class TrainingOracle {
   };
   float Rounded(int64_t step, int tensor, int64_t e, float weight) const {
     switch (job_.parameters[tensor].format) {
-      case Format::kFp32:
+      case WeightFormat::kFp32:
         return weight;
-      case Format::kBf16:
+      case WeightFormat::kBf16:
         return Bf16ToFloat(FloatToBf16Rne(weight));
-      case Format::kBf16Sr:
+      case WeightFormat::kBf16Sr:
         return Bf16ToFloat(FloatToBf16Sr(weight, Draw16(key_, step, tensor, e)));
+      default:
+        return std::nanf("");
     }
-    return 0;
   }
 
   const JobSpec job_;

@@ -1,0 +1,51 @@
+#include "tests/testing/variant.h"
+
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/session.h"
+#include "core/mesh_spec.h"
+#include "core/status.h"
+
+namespace shardmesh::testing {
+namespace {
+
+absl::Status RunTrainer(Job& job, const Trainer& trainer, int64_t steps) {
+  std::vector<Slot> slots;
+  for (int slot : trainer.slots) slots.push_back(Slot(slot));
+  ASSIGN_OR_RETURN(const auto session, trainer.attached ? job.Attach(slots) : job.Connect(slots));
+  RETURN_IF_ERROR(session->AwaitWeights(absl::Seconds(20)));
+  return TrainTo(*session, steps);
+}
+
+}  // namespace
+
+std::string Describe(const Variant& variant) {
+  std::string text = absl::StrCat(variant.mesh, " buckets of ", variant.bucket_elements);
+  for (const Trainer& trainer : variant.trainers) {
+    absl::StrAppend(&text, trainer.attached ? " attached" : " connected");
+    for (int slot : trainer.slots) absl::StrAppend(&text, " ", slot);
+  }
+  return text;
+}
+
+absl::StatusOr<Learnt> TrainVariant(Client& client, JobSpec spec, const Variant& variant, int64_t steps) {
+  ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(variant.mesh));
+  spec.bucket_elements = variant.bucket_elements;
+  ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, client.CreateJob(spec));
+  RETURN_IF_ERROR(Initialize(*job));
+  std::vector<absl::Status> ends(variant.trainers.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < ends.size(); ++i) {
+    threads.emplace_back([&, i] { ends[i] = RunTrainer(*job, variant.trainers[i], steps); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& end : ends) RETURN_IF_ERROR(end);
+  absl::StatusOr<Learnt> learnt = Learn(*job, steps);
+  RETURN_IF_ERROR(Delete(client, spec.name));
+  return learnt;
+}
+
+}  // namespace shardmesh::testing

@@ -1,0 +1,80 @@
+// Pass: every optimizer, weight format and state format gives the bits of the reference kernel on whole tensors, on any
+// mesh.
+#include <string>
+#include <vector>
+
+#include "worker/pass.h"
+#include "worker/testing/numerics_oracle.h"
+#include "worker/testing/pass_group.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr int kSteps = 4;
+
+// All hyper-parameters that each has, set and different.
+std::vector<OptimizerHyper> Optimizers() {
+  std::vector<OptimizerHyper> all;
+  for (const OptimizerKind kind :
+       {OptimizerKind::kSgd, OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kLion}) {
+    OptimizerHyper hyper = OptimizerHyper::Defaults(kind);
+    hyper.lr = 0.03;
+    hyper.weight_decay = 0.02;
+    if (kind == OptimizerKind::kSgd) all.push_back(hyper);  // without momentum: no state
+    hyper.momentum = 0.7;
+    hyper.nesterov = kind == OptimizerKind::kSgd;
+    hyper.amsgrad = kind == OptimizerKind::kAdam;
+    hyper.maximize = kind == OptimizerKind::kLion;
+    all.push_back(hyper);
+  }
+  return all;
+}
+
+constexpr WeightFormat kWeights[] = {WeightFormat::kFp32, WeightFormat::kBf16, WeightFormat::kBf16Sr,
+                                     WeightFormat::kBf16Plus16, WeightFormat::kBf16Plus8Sr};
+constexpr StateFormat kStateFormats[] = {StateFormat::kFp32, StateFormat::kBf16Sr, StateFormat::kDyn8,
+                                         StateFormat::kDyn4, StateFormat::kFp8,    StateFormat::kFp8x32};
+
+// Odd sizes in every pair of formats: a scalar, less than a block, blocks and a rest, more than a chunk.
+JobSpec EveryFormat(const std::string& mesh, const OptimizerHyper& optimizer) {
+  JobSpec job = SmallJob(mesh, 3);
+  job.seed = 9;
+  job.gradient_format = Format::kBf16;
+  job.optimizer = optimizer;
+  job.bucket_elements = 1 << 20;
+  job.parameters.clear();
+  for (const WeightFormat weights : kWeights) {
+    for (const StateFormat states : kStateFormats) {
+      const std::string name = std::string(WeightFormatName(weights)) + "." + std::string(StateFormatName(states));
+      job.parameters.push_back({name + ".scalar", {}, weights, "", states});
+      job.parameters.push_back({name + ".short", {7, 19}, weights, "", states});
+      job.parameters.push_back({name + ".rest", {1000}, weights, "", states});
+      job.parameters.push_back({name + ".long", {kChunkElements + 300}, weights, "", states});
+    }
+  }
+  return job;
+}
+
+TEST(PassFormats, EveryOptimizerAndFormat_OnEveryMesh_GivesTheReferencesBits) {
+  for (const OptimizerHyper& optimizer : Optimizers()) {
+    NumericsOracle oracle(EveryFormat("fsdp=1", optimizer));
+    std::vector<std::unique_ptr<PassGroup>> groups;
+    std::vector<std::string> names;
+    for (const auto& [mesh, threads] : {std::pair("fsdp=1", 1), {"fsdp=3", 2}, {"ddp=2,fsdp=2", 1}, {"fsdp=8", 2}}) {
+      groups.push_back(std::make_unique<PassGroup>(EveryFormat(mesh, optimizer), threads));
+      names.push_back(std::string(OptimizerName(optimizer.kind)) + " " + mesh);
+      groups.back()->PlaceWeights();
+      ASSERT_NO_FATAL_FAILURE(ExpectEqualsOracle(*groups.back(), oracle, names.back() + " initial"));
+    }
+    for (int64_t step = 1; step <= kSteps; ++step) {
+      if (step != kSkippedStep) oracle.RunStep(step);
+      for (size_t i = 0; i < groups.size(); ++i) {
+        groups[i]->RunStep(step);
+        ASSERT_NO_FATAL_FAILURE(ExpectEqualsOracle(*groups[i], oracle, names[i] + " step " + std::to_string(step)));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh

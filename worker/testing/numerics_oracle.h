@@ -1,0 +1,120 @@
+// NumericsOracle: training in any formats and with any optimizer of a job, every tensor a single run of the reference
+// kernel: no mesh, no buckets, no chunks, no threads. Tests only.
+#pragma once
+
+#include <vector>
+
+#include "core/matchers.h"
+#include "core/stream_digest.h"
+#include "kernels/encode.h"
+#include "kernels/optimizer_step.h"
+#include "worker/testing/training_oracle.h"
+
+namespace shardmesh {
+
+class NumericsOracle {
+ public:
+  explicit NumericsOracle(const JobSpec& job) : job_(job), tensors_(job.parameters.size()) {
+    for (size_t t = 0; t < tensors_.size(); ++t) {
+      const ParameterSpec& p = job_.parameters[t];
+      if (!p.tied_to.empty()) continue;
+      std::vector<float> values(p.NumElements());
+      for (size_t e = 0; e < values.size(); ++e) values[e] = InitialValue(static_cast<int>(t), static_cast<int64_t>(e));
+      CodeSpec spec;
+      spec.seed = job.seed;
+      spec.step = 0;
+      spec.tensor = static_cast<uint32_t>(t);
+      // Initial weights are rounded to nearest.
+      spec.format = Named(p.format == WeightFormat::kBf16Sr ? "bf16" : WeightFormatName(p.format));
+      tensors_[t].streams.emplace_back(spec, LayoutOf(p.format), values);
+      values.assign(values.size(), 0);
+      for (int s = 0; s < NumStates(job.optimizer); ++s) {
+        spec.format = Named(p.states == StateFormat::kBf16Sr ? "bf16" : StateFormatName(p.states));
+        spec.is_signed = StateIsSigned(job.optimizer, s);
+        tensors_[t].streams.emplace_back(spec, LayoutOf(p.states), values);
+      }
+    }
+  }
+
+  void RunStep(int64_t step) {
+    for (size_t t = 0; t < tensors_.size(); ++t) {
+      if (job_.parameters[t].tied_to.empty()) StepTensor(step, static_cast<int>(t));
+    }
+  }
+
+  // The bytes of a tensor's weights as windows hold them.
+  std::vector<char> Stored(int tensor) const {
+    const ParameterSpec& p = job_.parameters[tensor];
+    const auto* codes = reinterpret_cast<const char*>(tensors_[tensor].streams[0].codes.data());
+    return {codes, codes + p.NumElements() * BytesPerElement(GatheredFormat(p.format))};
+  }
+
+  uint64_t Digest() const {
+    uint64_t digest = 0;
+    for (size_t t = 0; t < tensors_.size(); ++t) {
+      const std::vector<Stream>& streams = tensors_[t].streams;
+      for (size_t s = 0; s < streams.size(); ++s) {
+        digest += DigestStream(static_cast<uint32_t>(t), static_cast<int>(s), streams[s].layout, 0,
+                               streams[s].codes.data(), streams[s].extra.data(), job_.parameters[t].NumElements());
+      }
+    }
+    return digest;
+  }
+
+ private:
+  struct Stream {
+    Stream(const CodeSpec& spec, const StoredLayout& stored, const std::vector<float>& values)
+        : layout(stored),
+          codes(layout.codes.BytesOf(static_cast<int64_t>(values.size())) / 8 + 1),
+          extra(layout.extra.BytesOf(static_cast<int64_t>(values.size())) / 8 + 1) {
+      const std::vector<void*> parts = {codes.data(), extra.data()};
+      EXPECT_OK(Encode(spec, {static_cast<int64_t>(values.size())}, values.data(),
+                       absl::MakeSpan(parts).first(layout.extra.bytes == 0 ? 1 : 2)));
+    }
+    StoredRun run() { return {codes.data(), layout.extra.bytes == 0 ? nullptr : extra.data()}; }
+
+    StoredLayout layout;
+    std::vector<uint64_t> codes, extra;
+  };
+  struct Tensor {
+    std::vector<Stream> streams;  // the weights, then each state
+  };
+
+  static CodeFormat Named(absl::string_view name) { return ParseCodeFormat(name).value(); }
+
+  void StepTensor(int64_t step, int t) {
+    const ParameterSpec& p = job_.parameters[t];
+    OptimizerContext context;
+    context.hyper = job_.optimizer;
+    context.scalars = ComputeStepScalars(job_.optimizer, step).value();
+    context.weights = p.format;
+    context.states = p.states;
+    context.gradients = Format::kFp32;
+    context.seed = job_.seed;
+    context.step = step;
+    std::vector<std::vector<float>> gradients(job_.num_slots);
+    std::vector<const void*> slots;
+    for (int slot = 0; slot < job_.num_slots; ++slot) {
+      for (int64_t e = 0; e < p.NumElements(); ++e) {
+        gradients[slot].push_back(GradientValue(job_.gradient_format, slot, step, t, e));
+      }
+      slots.push_back(gradients[slot].data());
+    }
+    OptimizerRun run;
+    run.gradients = slots.data();
+    run.num_slots = job_.num_slots;
+    run.divide_scale = static_cast<float>(1.0 / job_.num_slots);
+    std::vector<Stream>& streams = tensors_[t].streams;
+    run.weights_in = run.weights_out = streams[0].run();
+    for (size_t s = 1; s < streams.size(); ++s) run.states_in[s - 1] = run.states_out[s - 1] = streams[s].run();
+    run.num_elements = p.NumElements();
+    run.tensor = static_cast<uint32_t>(t);
+    ASSERT_OK(CheckRun(context, run));
+    OptimizerStepReference(context, run);
+  }
+
+  const JobSpec job_;
+  std::vector<Tensor> tensors_;
+};
+
+}  // namespace shardmesh
