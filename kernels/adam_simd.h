@@ -196,48 +196,74 @@ class BlockStates {
   alignas(64) float values_[2][kTileElements];
 };
 
+// ---- Gradients of a tile: Load one vector, before it is divided unless kDivided. ----
+
+// A few slots, summed as they are loaded.
+template <class Element, int kSlots>
+class SlotGradients {
+ public:
+  static constexpr bool kDivided = false;
+  HWY_INLINE void Begin(const StepPlan&, const TileRun& tile) {
+    for (int s = 0; s < kSlots; ++s) from_[s] = static_cast<const Element*>(tile.gradients[s]) + tile.gradient_offset;
+  }
+  HWY_INLINE void Prefetch(int64_t i) const {
+    for (const Element* from : from_) Prefetch64(from, i);
+  }
+  HWY_INLINE F32x8 Load(int64_t i) const {
+    return TreeSumFixed<kSlots>([&](int slot) HWY_ATTR { return Load8(from_[slot] + i); });
+  }
+
+ private:
+  const Element* from_[kSlots];
+};
+
+// Any number of slots, summed and divided before the tile is stepped.
+class SummedGradients {
+ public:
+  static constexpr bool kDivided = true;
+  HWY_INLINE void Begin(const StepPlan& plan, const TileRun& tile) { SumGradients<F32x8>(plan, tile, sum_); }
+  HWY_INLINE void Prefetch(int64_t) const {}
+  HWY_INLINE F32x8 Load(int64_t i) const { return Load8(sum_ + i); }
+
+ private:
+  alignas(64) float sum_[kTileElements];
+};
+
 // ---- The step. ----
 
 // SumSquares of a tile that is not yet divided.
-template <class Gradient>
-HWY_INLINE float SquaresOf(const Gradient* gradient, F32x8 divide) {
+template <class Gradients>
+HWY_INLINE float SquaresOf(const Gradients& gradients, F32x8 divide) {
   alignas(64) float divided[kTileElements];
-  for (int64_t i = 0; i < kTileElements; i += 8) Store8(Load8(gradient + i) * divide, divided + i);
+  for (int64_t i = 0; i < kTileElements; i += 8) Store8(gradients.Load(i) * divide, divided + i);
   return SumSquares<F32x8>(divided);
 }
 
-template <class Weights, class States, class Gradient>
+template <class Weights, class States, class Gradients>
 HWY_NOINLINE void AdamTiles(const StepPlan& plan, int64_t num_tiles) {
   const OptimizerRun& run = *plan.run;
   const StepConstants<F32x8> constants(plan.context->scalars);
-  // Several slots are summed and divided into `sum` first: Gradient is float then.
-  const bool summed = run.num_slots > 1;
-  const F32x8 divide(summed ? 1.0f : run.divide_scale), clip(plan.gradient_scale);
-  alignas(64) Gradient sum[kTileElements];
+  const F32x8 divide(Gradients::kDivided ? 1.0f : run.divide_scale), clip(plan.gradient_scale);
   alignas(64) uint8_t codes[4 * kTileElements];  // of new weights that are compared with the old ones
   TileDraws kept;                                // for the states
   GroupDraws draws(plan.weight_draws.key, plan.weight_draws.tensor, plan.weight_draws.step);
   const bool emits = Emits(run);
   States states;
+  Gradients gradients;
   for (int64_t index = 0; index < num_tiles; ++index) {
     const TileRun tile = TileAt(plan, index);
-    const Gradient* gradient = sum;
-    if (!summed) {
-      gradient = static_cast<const Gradient*>(tile.gradients[0]) + tile.gradient_offset;
-    } else if constexpr (std::is_same_v<Gradient, float>) {
-      SumGradients<F32x8>(plan, tile, sum);
-    }
+    gradients.Begin(plan, tile);
     const uint64_t first = run.first_element + static_cast<uint64_t>(index * kTileElements);
     // Copies whose address nobody has: they stay in registers, although vectors are stored in between.
     const ConstStoredTile weights_in = tile.weights_in;
     const StoredTile weights_out = {NewCodes(tile, codes), tile.weights_out.extra};
-    if (tile.square_sum != nullptr) *tile.square_sum = SquaresOf(gradient, divide);
+    if (tile.square_sum != nullptr) *tile.square_sum = SquaresOf(gradients, divide);
     states.Begin(tile.states_in, tile.states_out);
     for (int64_t group = 0; group < kTileElements; group += 64) {
       U32x8 words[4];
       if constexpr (Weights::kDraws || States::kDraws) draws.Fill(first + static_cast<uint64_t>(group), words);
       if constexpr (States::kDraws) KeepDraws(words, kept.words[group / 64]);
-      Prefetch64(gradient, group);
+      gradients.Prefetch(group);
       Weights::Prefetch(weights_in, group);
       states.Prefetch(group);
 #pragma GCC unroll 4
@@ -249,7 +275,7 @@ HWY_NOINLINE void AdamTiles(const StepPlan& plan, int64_t num_tiles) {
         for (int k = 0; k < 2; ++k) {
           F32x8 m, v;
           states.Load(i + 8 * k, m, v);
-          const F32x8 g = Load8(gradient + i + 8 * k) * divide * clip;
+          const F32x8 g = gradients.Load(i + 8 * k) * divide * clip;
           weights[k] = AdamUpdate(constants, Weights::Load(weights_in, i + 8 * k), g, m, v);
           states.Store(i + 8 * k, m, v);
           if constexpr (Weights::kDraws) rounding[k] = GroupDraws::Of(words, 2 * pair + k);

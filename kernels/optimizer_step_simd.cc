@@ -8,9 +8,27 @@
 namespace shardmesh::simd8 {
 namespace {
 
+// How gradients come: in which format, from how many slots. Where memory bounds the step, the usual numbers of slots
+// are summed as they are loaded.
+struct Slots {
+  Format format;
+  int number;
+};
+
+template <class Weights, class States, int kSlots>
+WholeTilesFn OfSlots(Format gradients) {
+  return gradients == Format::kFp32 ? AdamTiles<Weights, States, SlotGradients<float, kSlots>>
+                                    : AdamTiles<Weights, States, SlotGradients<uint16_t, kSlots>>;
+}
+
 template <class Weights, class States>
-WholeTilesFn OfGradients(Format gradients) {
-  return gradients == Format::kFp32 ? AdamTiles<Weights, States, float> : AdamTiles<Weights, States, uint16_t>;
+WholeTilesFn OfGradients(const Slots& slots) {
+  if (slots.number == 1) return OfSlots<Weights, States, 1>(slots.format);
+  if constexpr (std::is_same_v<States, Fp32States>) {
+    if (slots.number == 2) return OfSlots<Weights, States, 2>(slots.format);
+    if (slots.number == 4) return OfSlots<Weights, States, 4>(slots.format);
+  }
+  return AdamTiles<Weights, States, SummedGradients>;
 }
 
 template <StateFormat kFormat>
@@ -18,7 +36,7 @@ using CodedStates =
     BlockStates<typename StateCode<F32x8, kFormat, true>::Type, typename StateCode<F32x8, kFormat, false>::Type>;
 
 template <class Weights>
-WholeTilesFn OfStates(StateFormat states, Format gradients) {
+WholeTilesFn OfStates(StateFormat states, const Slots& gradients) {
   switch (states) {
     case StateFormat::kFp32:
       return OfGradients<Weights, Fp32States>(gradients);
@@ -39,7 +57,7 @@ WholeTilesFn OfStates(StateFormat states, Format gradients) {
 WholeTilesFn FindTiles(const OptimizerContext& context, const OptimizerRun& run) {
   const bool adam = context.hyper.kind == OptimizerKind::kAdamW || context.hyper.kind == OptimizerKind::kAdam;
   if (!adam || context.hyper.amsgrad || context.scalars.coupled_decay != 0) return nullptr;
-  const Format gradients = run.num_slots > 1 ? Format::kFp32 : context.gradients;  // a sum of slots is fp32
+  const Slots gradients = {context.gradients, run.num_slots};
   switch (context.weights) {
     case WeightFormat::kFp32:
       return OfStates<Fp32Weights>(context.states, gradients);

@@ -43,8 +43,14 @@ void SumSlots(const StepPlan& plan, const TileRun& tile, float* to, int64_t elem
     }
     Lanes<Number>::Store(sum * divide, to + i);
   };
+  constexpr int64_t kLine = 64 / sizeof(Element);  // elements
   int64_t i = 0;
   for (; i + Lanes<Number>::kWidth <= elements; i += Lanes<Number>::kWidth) {
+    // Of the next tile, while this one is summed: more streams than the processor follows by itself.
+    for (int slot = 0; i % kLine == 0 && slot < (kSlots > 0 ? kSlots : num_slots); ++slot) {
+      Lanes<Number>::Prefetch(static_cast<const Element*>(tile.gradients[slot]) + tile.gradient_offset + i +
+                              kTileElements);
+    }
     sum_at(i, [](const Element* from) { return LoadGradient<Number>(from); });
   }
   if (i < elements) sum_at(i, [&](const Element* from) { return LoadLastGradients<Number>(from, elements - i); });

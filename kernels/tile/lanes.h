@@ -36,6 +36,9 @@ struct Lanes<float> {
 
   SHARDMESH_RULE static float Largest(float x) { return x; }
 
+  // Asks for a cache line that will be read soon.
+  SHARDMESH_RULE static void Prefetch(const void*) {}
+
   // Four bits each, two in a byte, the even element in the upper half: elements [i, i + width), and [i, i + 4 width).
   SHARDMESH_RULE static uint32_t LoadNibbles(const uint8_t* from, int64_t i) {
     return i % 2 == 0 ? from[i / 2] >> 4 : from[i / 2] & 15;

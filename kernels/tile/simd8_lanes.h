@@ -28,6 +28,7 @@ struct Lanes<simd8::F32x8> {
   static HWY_INLINE void StoreBytes(Word x, uint8_t* to) { simd8::StoreBytes8(x, to); }
   static HWY_INLINE void StoreHalves(Word x, uint16_t* to) { simd8::StoreHalves8(x, to); }
   static HWY_INLINE float Largest(Number x) { return simd8::LargestLane(x); }
+  static HWY_INLINE void Prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
   static HWY_INLINE Word LoadNibbles(const uint8_t* from, int64_t i) {
     int32_t eight;
     std::memcpy(&eight, from + i / 2, sizeof(eight));
