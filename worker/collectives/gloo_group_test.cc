@@ -1,0 +1,45 @@
+#include "worker/collectives/gloo_group.h"
+
+#include "worker/collectives/testing/group_suite.h"
+
+namespace shardmesh {
+namespace {
+
+Groups MakeGlooGroups(const std::vector<uint64_t>& epochs) {
+  auto rendezvous = std::make_shared<MemoryRendezvous>();
+  Groups groups(epochs.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < epochs.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      GlooOptions options;
+      options.rank = static_cast<int>(rank);
+      options.size = static_cast<int>(epochs.size());
+      options.epoch = epochs[rank];
+      options.key = "group";
+      options.host = "127.0.0.1";
+      auto group = GlooGroup::Connect(rendezvous, options);
+      ASSERT_OK(group.status());
+      groups[rank] = std::move(group).value();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return groups;
+}
+
+INSTANTIATE_TEST_SUITE_P(Gloo, GroupSuite, testing::Values(GroupFamily{"gloo", MakeGlooGroups}));
+
+TEST(GlooGroup, WithoutAllRanks_IsUnavailable) {
+  GlooOptions options;
+  options.size = 2;
+  options.key = "alone";
+  options.host = "127.0.0.1";
+  options.timeout = absl::Milliseconds(200);
+  const absl::Status status = GlooGroup::Connect(std::make_shared<MemoryRendezvous>(), options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  options.rank = 2;
+  EXPECT_EQ(GlooGroup::Connect(std::make_shared<MemoryRendezvous>(), options).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace shardmesh
