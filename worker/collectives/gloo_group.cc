@@ -21,16 +21,16 @@ namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kNewsTime = absl::Milliseconds(500);  // for what peers tell, after a connection failed
-constexpr std::chrono::hours kForever(24 * 3650);              // a wait that another thread breaks off
+constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 3650);  // for waits that are broken off
 constexpr uint64_t kStays = std::numeric_limits<uint64_t>::max();
 constexpr uint64_t kNewsSlot = 0, kProbeSlot = 1;
 
 using Buffer = std::unique_ptr<gloo::transport::UnboundBuffer>;
 using Context = std::shared_ptr<gloo::transport::Context>;
 
-// At least a millisecond: none would mean no limit.
+// At least a millisecond: none would mean no limit. At most what a clock can count.
 std::chrono::milliseconds Milliseconds(absl::Duration duration) {
-  return std::chrono::milliseconds(std::max<int64_t>(1, absl::ToInt64Milliseconds(duration)));
+  return std::chrono::milliseconds(std::clamp<int64_t>(absl::ToInt64Milliseconds(duration), 1, kForever.count()));
 }
 
 // What a rank tells each peer once: that it ended the group, or that it leaves after a call.

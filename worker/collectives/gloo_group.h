@@ -7,8 +7,9 @@
 // nothing from peers that are still at that call.
 //
 // Gloo closes connections one by one, in up to 10 ms each: a call of n ranks that failed may take n * 10 ms longer than
-// its limit. The ports are for ranks of one job, in a network that nobody else reaches: Gloo authenticates nobody.
-// Gloo is mentioned nowhere outside of gloo_group.cc; its exceptions end there.
+// its limit. Its sockets stay open in child processes that are made later: then a death is not seen at once. The ports
+// are for ranks of one job, in a network that nobody else reaches: Gloo authenticates nobody. Gloo is mentioned nowhere
+// outside of gloo_group.cc; its exceptions end there.
 #pragma once
 
 #include <memory>

@@ -36,9 +36,25 @@ TEST(GlooGroup, WithoutAllRanks_IsUnavailable) {
   options.timeout = absl::Milliseconds(200);
   const absl::Status status = GlooGroup::Connect(std::make_shared<MemoryRendezvous>(), options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("rank 1"));
   options.rank = 2;
   EXPECT_EQ(GlooGroup::Connect(std::make_shared<MemoryRendezvous>(), options).status().code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+TEST(GlooGroup, WrongAddresses_AreUnavailable_AndNameTheRank) {
+  for (const std::string& address : {std::string(), std::string(3, 'x'), std::string(136, 'x')}) {
+    auto rendezvous = std::make_shared<MemoryRendezvous>();
+    ASSERT_OK(rendezvous->Set("group/news/1", address));
+    GlooOptions options;
+    options.size = 2;
+    options.key = "group";
+    options.host = "127.0.0.1";
+    options.timeout = absl::Seconds(5);
+    const absl::Status status = GlooGroup::Connect(rendezvous, options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("rank 1"));
+  }
 }
 
 }  // namespace
