@@ -56,10 +56,17 @@ struct CallHeader {
   int64_t bytes = 0;    // that a rank has for a rank
 };
 
+// What messages call the ranks of a group that is part of a larger one.
+struct RankNames {
+  int first = 0, step = 1;
+  int operator()(int rank) const { return first + rank * step; }
+};
+
 class Group {
  public:
   // REQUIRES: 1 <= size <= kMaxGroupRanks, 0 <= rank < size.
-  Group(int rank, int size, uint64_t epoch) : rank_(rank), size_(size), epoch_(epoch) {}
+  Group(int rank, int size, uint64_t epoch, RankNames names = {})
+      : rank_(rank), size_(size), epoch_(epoch), names_(names) {}
   virtual ~Group() = default;
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -68,6 +75,7 @@ class Group {
   int size() const { return size_; }
   uint64_t epoch() const { return epoch_; }
   virtual absl::string_view name() const = 0;
+  int NameOf(int rank) const { return names_(rank); }
 
   // all[r] = rank r's `mine`, `bytes` each. `mine` may be this rank's place in `all`, and overlaps it in no other way.
   absl::Status AllGather(const void* mine, void* all, int64_t bytes, absl::Duration timeout);
@@ -111,11 +119,12 @@ class Group {
 
   const int rank_, size_;
   const uint64_t epoch_;
+  const RankNames names_;
   uint64_t calls_ = 0;
   std::vector<char> gathered_;  // of short vectors, and of slots' pieces
 };
 
-// FailedPrecondition: `theirs`, of rank `peer`, is not `mine`.
+// FailedPrecondition: `theirs`, of rank `peer`, is not `mine`. Ranks are named as given, here and below.
 absl::Status CheckHeader(const CallHeader& mine, const CallHeader& theirs, int rank, int peer);
 std::string DescribeCall(const CallHeader& header);
 // Unavailable: those ranks did not come to the call in time. REQUIRES: there are some.

@@ -41,7 +41,7 @@ absl::Status LocalHub::Meet(int rank, const Post& post, absl::Duration timeout) 
     if (left <= absl::ZeroDuration()) {
       std::vector<int> missing;
       for (int peer = 0; peer < size(); ++peer) {
-        if (arrivals_[peer] < mine) missing.push_back(peer);
+        if (arrivals_[peer] < mine) missing.push_back(names_(peer));
       }
       const absl::Status late = MissingRanks(missing, post.header, timeout);
       EndLocked(late.message());
@@ -56,7 +56,7 @@ template <class Part>
 absl::Status LocalGroup::Together(const LocalHub::Post& post, absl::Duration timeout, const Part& part) {
   RETURN_IF_ERROR(hub_->Meet(rank(), post, timeout));
   for (int peer = 0; peer < size(); ++peer) {
-    const absl::Status same = CheckHeader(post.header, hub_->PostOf(peer).header, rank(), peer);
+    const absl::Status same = CheckHeader(post.header, hub_->PostOf(peer).header, NameOf(rank()), NameOf(peer));
     if (same.ok()) continue;
     hub_->End(same.message());
     return same;

@@ -23,9 +23,10 @@ class LocalHub {
     absl::Span<const void* const> slots;
   };
 
-  explicit LocalHub(int size) : posts_(size), arrivals_(size) {}
+  explicit LocalHub(int size, RankNames names = {}) : names_(names), posts_(size), arrivals_(size) {}
 
   int size() const { return static_cast<int>(posts_.size()); }
+  const RankNames& names() const { return names_; }
 
   // Returns when every rank has met as often as this one. Unavailable: not in time (and the hub is ended); Aborted.
   absl::Status Meet(int rank, const Post& post, absl::Duration timeout);
@@ -39,6 +40,7 @@ class LocalHub {
   bool AllHereLocked(uint64_t arrivals) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndLocked(absl::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  const RankNames names_;
   mutable Mutex mu_;
   CondVar changed_;
   std::vector<Post> posts_ ABSL_GUARDED_BY(mu_);
@@ -50,7 +52,7 @@ class LocalHub {
 class LocalGroup final : public Group {
  public:
   LocalGroup(std::shared_ptr<LocalHub> hub, int rank, uint64_t epoch)
-      : Group(rank, hub->size(), epoch), hub_(std::move(hub)) {}
+      : Group(rank, hub->size(), epoch, hub->names()), hub_(std::move(hub)) {}
 
   absl::string_view name() const override { return "local"; }
   void Abort(absl::string_view reason) override { hub_->End(reason); }

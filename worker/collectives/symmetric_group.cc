@@ -28,7 +28,8 @@ void Copy(char* to, const char* from, int64_t bytes) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SymmetricGroup>> SymmetricGroup::Join(std::shared_ptr<SymmetricMemory> memory, int rank,
-                                                                     uint64_t epoch, absl::Duration spin) {
+                                                                     uint64_t epoch, absl::Duration spin,
+                                                                     RankNames names) {
   if (rank < 0 || rank >= memory->ranks()) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", rank, " of symmetric memory for ", memory->ranks(), "; ranks begin at 0"));
@@ -38,12 +39,16 @@ absl::StatusOr<std::unique_ptr<SymmetricGroup>> SymmetricGroup::Join(std::shared
     return absl::FailedPreconditionError(
         absl::StrCat("rank ", rank, " was a member of the group in this memory before; give a new group new memory"));
   }
-  return std::unique_ptr<SymmetricGroup>(new SymmetricGroup(std::move(memory), std::move(presence), rank, epoch, spin));
+  return std::unique_ptr<SymmetricGroup>(
+      new SymmetricGroup(std::move(memory), std::move(presence), rank, epoch, spin, names));
 }
 
 SymmetricGroup::SymmetricGroup(std::shared_ptr<SymmetricMemory> memory, Presence presence, int rank, uint64_t epoch,
-                               absl::Duration spin)
-    : Group(rank, memory->ranks(), epoch), memory_(std::move(memory)), presence_(std::move(presence)), spin_(spin) {}
+                               absl::Duration spin, RankNames names)
+    : Group(rank, memory->ranks(), epoch, names),
+      memory_(std::move(memory)),
+      presence_(std::move(presence)),
+      spin_(spin) {}
 
 // ---- Meeting. ----
 
@@ -58,7 +63,10 @@ void SymmetricGroup::Abort(absl::string_view reason) {
 }
 
 absl::Status SymmetricGroup::WhyEnded() const {
-  if (page().ended.load(std::memory_order_acquire) != 2) return GroupEnded("a rank is just saying why");
+  for (int look = 0; look < 100 && page().ended.load(std::memory_order_acquire) != 2; ++look) {
+    FutexWait(page().bell, page().bell.load(), absl::Milliseconds(1));
+  }
+  if (page().ended.load(std::memory_order_acquire) != 2) return GroupEnded("by a rank that did not get to say why");
   return GroupEnded(std::string(page().reason, strnlen(page().reason, sizeof(page().reason))));
 }
 
@@ -84,11 +92,12 @@ absl::Status SymmetricGroup::Late(const Call& call) const {
     if (page().ranks[peer].joined.load() != 0 && !presence_.Sees(peer)) {
       // It may have come and gone since.
       if (page().ranks[peer].arrived.load() >= meetings_) continue;
-      return absl::UnavailableError(
-          absl::StrCat("the process of rank ", peer, " is gone; it did not come to ", DescribeCall(call.header)));
+      return absl::UnavailableError(absl::StrCat("the process of rank ", NameOf(peer), " is gone; it did not come to ",
+                                                 DescribeCall(call.header)));
     }
   }
   if (MonotonicNanos() < call.until_nanos) return absl::OkStatus();
+  for (int& peer : missing) peer = NameOf(peer);
   return MissingRanks(missing, call.header, call.timeout);
 }
 
@@ -132,7 +141,7 @@ absl::Status SymmetricGroup::Begin(const Call& call, const SymmetricPost& post) 
   page().ranks[rank()].posts[(meetings_ + 1) % 2] = post;
   RETURN_IF_ERROR(Meet(call));
   for (int peer = 0; peer < size(); ++peer) {
-    const absl::Status same = CheckHeader(call.header, PostOf(peer).header, rank(), peer);
+    const absl::Status same = CheckHeader(call.header, PostOf(peer).header, NameOf(rank()), NameOf(peer));
     if (!same.ok()) return End(same);
   }
   return absl::OkStatus();
@@ -141,7 +150,7 @@ absl::Status SymmetricGroup::Begin(const Call& call, const SymmetricPost& post) 
 absl::StatusOr<const char*> SymmetricGroup::BytesAt(int peer, int64_t place, int64_t bytes) const {
   const char* memory = memory_->AtPlace(place, bytes);
   if (memory != nullptr) return memory;
-  return absl::FailedPreconditionError(absl::StrCat("rank ", peer, " gives ", bytes, " bytes at place ", place,
+  return absl::FailedPreconditionError(absl::StrCat("rank ", NameOf(peer), " gives ", bytes, " bytes at place ", place,
                                                     " of the symmetric memory, which is not in its heaps"));
 }
 

@@ -22,7 +22,8 @@ class SymmetricGroup final : public Group {
   // AlreadyExists: another process is this rank. FailedPrecondition: a group has used this memory before.
   static absl::StatusOr<std::unique_ptr<SymmetricGroup>> Join(std::shared_ptr<SymmetricMemory> memory, int rank,
                                                               uint64_t epoch,
-                                                              absl::Duration spin = absl::ZeroDuration());
+                                                              absl::Duration spin = absl::ZeroDuration(),
+                                                              RankNames names = {});
 
   absl::string_view name() const override { return "symmetric"; }
   SymmetricMemory& memory() { return *memory_; }
@@ -45,7 +46,7 @@ class SymmetricGroup final : public Group {
   };
 
   SymmetricGroup(std::shared_ptr<SymmetricMemory> memory, Presence presence, int rank, uint64_t epoch,
-                 absl::Duration spin);
+                 absl::Duration spin, RankNames names);
 
   // Shows `post`, meets all peers and checks that they make the same call.
   absl::Status Begin(const Call& call, const SymmetricPost& post);

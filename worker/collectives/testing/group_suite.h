@@ -5,60 +5,24 @@
 #pragma once
 
 #include <cmath>
-#include <functional>
-#include <limits>
-#include <memory>
+#include <cstring>
 #include <random>
-#include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "core/matchers.h"
 #include "core/reduction.h"
-#include "core/sync.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/collectives/group.h"
+#include "worker/collectives/testing/group_family.h"
+#include "worker/collectives/testing/group_suite_faults.h"
 
 namespace shardmesh {
 
-using Groups = std::vector<std::unique_ptr<Group>>;
-
-// How to make a group's ranks in one process: rank r with epochs[r].
-struct GroupFamily {
-  std::string name;
-  std::function<Groups(const std::vector<uint64_t>& epochs)> make;
-};
-inline void PrintTo(const GroupFamily& family, std::ostream* out) { *out << family.name; }
-
-class GroupSuite : public testing::TestWithParam<GroupFamily> {
- protected:
-  static constexpr absl::Duration kPlenty = absl::Seconds(60), kShort = absl::Milliseconds(150);
-
-  Groups Make(int size, uint64_t epoch = 5) const { return GetParam().make(std::vector<uint64_t>(size, epoch)); }
-
-  // Calls body(group) for every rank, each on a thread of its own; those that `absent` names are left out.
-  static void OnEveryRank(Groups& groups, const std::function<void(Group&)>& body, int absent = -1) {
-    std::vector<std::thread> threads;
-    for (auto& group : groups) {
-      if (group->rank() == absent) continue;
-      threads.emplace_back([&body, &group] { body(*group); });
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
-
-  // A byte that says where it comes from and where it goes.
-  static char ByteOf(int from, int to, int64_t i) { return static_cast<char>(31 * from + 7 * to + 13 * i + i / 251); }
-};
-
-inline constexpr int kSuiteRanks[] = {1, 2, 3, 4, 7};
 inline constexpr int64_t kSuiteElements[] = {0, 1, 7, 1000, 100003};
 
 TEST_P(GroupSuite, AllGather_GivesEverybodysToAll) {
-  for (const int size : kSuiteRanks) {
+  for (const int size : Sizes()) {
     Groups groups = Make(size);
     OnEveryRank(groups, [&](Group& group) {
       for (const int64_t n : kSuiteElements) {
@@ -73,7 +37,7 @@ TEST_P(GroupSuite, AllGather_GivesEverybodysToAll) {
 }
 
 TEST_P(GroupSuite, AllGather_MayBeInPlace) {
-  for (const int size : kSuiteRanks) {
+  for (const int size : Sizes()) {
     Groups groups = Make(size);
     OnEveryRank(groups, [&](Group& group) {
       for (const int64_t n : kSuiteElements) {
@@ -88,7 +52,7 @@ TEST_P(GroupSuite, AllGather_MayBeInPlace) {
 }
 
 TEST_P(GroupSuite, AllToAll_GivesEachItsPiece) {
-  for (const int size : kSuiteRanks) {
+  for (const int size : Sizes()) {
     Groups groups = Make(size);
     OnEveryRank(groups, [&](Group& group) {
       for (const int64_t n : kSuiteElements) {
@@ -105,7 +69,7 @@ TEST_P(GroupSuite, AllToAll_GivesEachItsPiece) {
 }
 
 TEST_P(GroupSuite, Broadcast_GivesTheRootsToAll) {
-  for (const int size : kSuiteRanks) {
+  for (const int size : Sizes()) {
     Groups groups = Make(size);
     OnEveryRank(groups, [&](Group& group) {
       for (const int64_t n : kSuiteElements) {
@@ -147,7 +111,7 @@ inline std::vector<int> SuiteHolders(int slots, int size, int arrangement) {
 }
 
 TEST_P(GroupSuite, ReduceScatter_AddsAsATreeOverSlots_WhoeverHoldsThem) {
-  for (const int size : kSuiteRanks) {
+  for (const int size : Sizes()) {
     Groups groups = Make(size);
     OnEveryRank(groups, [&](Group& group) {
       for (const int64_t n : kSuiteElements) {
@@ -179,7 +143,7 @@ TEST_P(GroupSuite, ReduceScatter_AddsAsATreeOverSlots_WhoeverHoldsThem) {
 }
 
 TEST_P(GroupSuite, AllReduce_OfShortVectors) {
-  for (const int size : kSuiteRanks) {
+  for (const int size : Sizes()) {
     Groups groups = Make(size);
     OnEveryRank(groups, [&](Group& group) {
       const int rank = group.rank();
@@ -203,23 +167,24 @@ TEST_P(GroupSuite, AllReduce_OfShortVectors) {
 // A long row of calls of all kinds and sizes, in an order that all ranks draw from one seed.
 TEST_P(GroupSuite, ManyCalls_OneAfterTheOther) {
   constexpr uint64_t kSeed = 20240607;
-  Groups groups = Make(3);
+  Groups groups = MakeThree();
+  const int size = groups[0]->size();
   OnEveryRank(groups, [&](Group& group) {
     std::mt19937_64 random(kSeed);
     for (int call = 0; call < 300; ++call) {
       const auto n = static_cast<int64_t>(random() % 300);
-      const int root = static_cast<int>(random() % 3);
+      const int root = static_cast<int>(random() % size);
       SCOPED_TRACE(absl::StrCat("seed ", kSeed, ", call ", call));
-      std::vector<char> mine(3 * n), theirs(3 * n);
-      for (int64_t i = 0; i < 3 * n; ++i) mine[i] = ByteOf(group.rank(), call, i);
+      std::vector<char> mine(size * n), theirs(size * n);
+      for (int64_t i = 0; i < size * n; ++i) mine[i] = ByteOf(group.rank(), call, i);
       switch (random() % 4) {
         case 0:
           ASSERT_OK(group.AllGather(mine.data(), theirs.data(), n, kPlenty));
-          for (int64_t i = 0; i < 3 * n; ++i) ASSERT_EQ(theirs[i], ByteOf(static_cast<int>(i / n), call, i % n));
+          for (int64_t i = 0; i < size * n; ++i) ASSERT_EQ(theirs[i], ByteOf(static_cast<int>(i / n), call, i % n));
           break;
         case 1:
           ASSERT_OK(group.AllToAll(mine.data(), theirs.data(), n, kPlenty));
-          for (int64_t i = 0; i < 3 * n; ++i) {
+          for (int64_t i = 0; i < size * n; ++i) {
             ASSERT_EQ(theirs[i], ByteOf(static_cast<int>(i / n), call, group.rank() * n + i % n));
           }
           break;
@@ -232,118 +197,6 @@ TEST_P(GroupSuite, ManyCalls_OneAfterTheOther) {
       }
     }
   });
-}
-
-// ---- What goes wrong. ----
-
-TEST_P(GroupSuite, WrongArguments_AreRefused_AndTheGroupGoesOn) {
-  Groups groups = Make(2);
-  OnEveryRank(groups, [&](Group& group) {
-    std::vector<float> memory(8);
-    char* bytes = reinterpret_cast<char*>(memory.data());
-    const auto refused = [](const absl::Status& status) {
-      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    };
-    refused(group.AllGather(bytes, bytes + 16, -1, kPlenty));
-    refused(group.AllGather(nullptr, bytes, 8, kPlenty));
-    refused(group.AllGather(bytes + 1, bytes, 8, kPlenty));
-    refused(group.AllToAll(bytes, bytes + 8, 8, kPlenty));
-    refused(group.Broadcast(bytes, 8, 2, kPlenty));
-    refused(group.Broadcast(bytes, 8, -1, kPlenty));
-    const void* slot[] = {memory.data() + 4};
-    const int mine[] = {group.rank()}, foreign[] = {1 - group.rank()}, nobody[] = {2};
-    refused(group.ReduceScatter({Format::kFp32, mine, slot, 2}, memory.data() + 6, kPlenty));
-    refused(group.ReduceScatter({Format::kFp32, mine, {}, 2}, memory.data(), kPlenty));
-    refused(group.ReduceScatter({Format::kFp32, foreign, slot, 2}, memory.data(), kPlenty));
-    refused(group.ReduceScatter({Format::kFp32, nobody, {}, 2}, memory.data(), kPlenty));
-    refused(group.ReduceScatter({Format::kFp32, {}, {}, 2}, memory.data(), kPlenty));
-    refused(group.ReduceScatter({Format::kBf16Sr, mine, slot, 2}, memory.data(), kPlenty));
-    EXPECT_OK(group.Barrier(kPlenty));
-  });
-}
-
-// One rank does something else: whoever sees it says who and what; nobody's call succeeds, and the group is over.
-TEST_P(GroupSuite, DifferentCalls_EndInErrorsThatNameThem) {
-  using Call = std::function<absl::Status(Group&, char*)>;
-  const int first[] = {0, 1, 2}, second[] = {2, 1, 0};
-  const auto gather = [](int64_t bytes) {
-    return Call([=](Group& group, char* memory) { return group.AllGather(memory, memory + 64, bytes, kPlenty); });
-  };
-  const auto cast = [](int root) {
-    return Call([=](Group& group, char* memory) { return group.Broadcast(memory, 8, root, kPlenty); });
-  };
-  const auto sum = [](const int* holders) {
-    return Call([=](Group& group, char* memory) {
-      const void* slots[] = {memory + 64};
-      return group.ReduceScatter({Format::kFp32, {holders, 3}, slots, 2}, reinterpret_cast<float*>(memory), kPlenty);
-    });
-  };
-  const std::pair<Call, Call> pairs[] = {
-      {gather(8), gather(16)}, {gather(8), cast(0)}, {cast(0), cast(1)}, {sum(first), sum(second)}};
-  for (const auto& [usual, odd] : pairs) {
-    Groups groups = Make(3);
-    int named = 0;
-    Mutex mu;
-    OnEveryRank(groups, [&, &usual = usual, &odd = odd](Group& group) {
-      alignas(8) char memory[256] = {};
-      const absl::Status status = (group.rank() == 1 ? odd : usual)(group, memory);
-      EXPECT_THAT(status.code(), testing::AnyOf(absl::StatusCode::kFailedPrecondition, absl::StatusCode::kAborted))
-          << status;
-      EXPECT_THAT(std::string(status.message()), testing::HasSubstr("rank "));
-      EXPECT_EQ(group.Barrier(kPlenty).code(), absl::StatusCode::kAborted);
-      MutexLock lock(mu);
-      named += status.code() == absl::StatusCode::kFailedPrecondition;
-    });
-    EXPECT_GE(named, 1);
-  }
-}
-
-TEST_P(GroupSuite, AnotherEpoch_IsAnError) {
-  Groups groups = GetParam().make({5, 5, 6});
-  OnEveryRank(groups, [&](Group& group) {
-    const absl::Status status = group.Barrier(absl::Seconds(5));
-    EXPECT_THAT(status.code(), testing::AnyOf(absl::StatusCode::kFailedPrecondition, absl::StatusCode::kAborted))
-        << status;
-    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("epoch"));
-  });
-}
-
-TEST_P(GroupSuite, ARankThatDoesNotCome_IsNamedInTime) {
-  for (const int absent : {0, 2}) {
-    Groups groups = Make(3);
-    const absl::Time begin = absl::Now();
-    int named = 0;
-    Mutex mu;
-    OnEveryRank(
-        groups,
-        [&](Group& group) {
-          char byte = 0, all[3];
-          const absl::Status status = group.AllGather(&byte, all, 1, kShort);
-          EXPECT_THAT(status.code(), testing::AnyOf(absl::StatusCode::kUnavailable, absl::StatusCode::kAborted))
-              << status;
-          EXPECT_THAT(std::string(status.message()), testing::HasSubstr(absl::StrCat("rank ", absent)));
-          EXPECT_EQ(group.Barrier(kPlenty).code(), absl::StatusCode::kAborted);
-          MutexLock lock(mu);
-          named += status.code() == absl::StatusCode::kUnavailable;
-        },
-        absent);
-    EXPECT_GE(named, 1);
-    EXPECT_LT(absl::Now() - begin, absl::Seconds(20));  // of 60 that a barrier has
-    char byte = 0, all[3];
-    EXPECT_EQ(groups[absent]->AllGather(&byte, all, 1, kShort).code(), absl::StatusCode::kAborted);
-  }
-}
-
-TEST_P(GroupSuite, Abort_EndsTheWaitsOfAll) {
-  Groups groups = Make(3);
-  const absl::Time begin = absl::Now();
-  OnEveryRank(groups, [&](Group& group) {
-    if (group.rank() == 1) return group.Abort("rank 1 has had enough");
-    const absl::Status status = group.Barrier(kPlenty);
-    EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
-    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("rank 1 has had enough"));
-  });
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
 }
 
 }  // namespace shardmesh

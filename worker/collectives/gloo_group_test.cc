@@ -1,0 +1,61 @@
+#include "worker/collectives/gloo_group.h"
+
+#include "worker/collectives/testing/group_suite.h"
+
+namespace shardmesh {
+namespace {
+
+Groups MakeGlooGroups(const std::vector<uint64_t>& epochs) {
+  auto rendezvous = std::make_shared<MemoryRendezvous>();
+  Groups groups(epochs.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < epochs.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      GlooOptions options;
+      options.rank = static_cast<int>(rank);
+      options.size = static_cast<int>(epochs.size());
+      options.epoch = epochs[rank];
+      options.key = "group";
+      options.host = "127.0.0.1";
+      auto group = GlooGroup::Connect(rendezvous, options);
+      ASSERT_OK(group.status());
+      groups[rank] = std::move(group).value();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return groups;
+}
+
+INSTANTIATE_TEST_SUITE_P(Gloo, GroupSuite, testing::Values(GroupFamily{"gloo", MakeGlooGroups}));
+
+TEST(GlooGroup, WithoutAllRanks_IsUnavailable) {
+  GlooOptions options;
+  options.size = 2;
+  options.key = "alone";
+  options.host = "127.0.0.1";
+  options.timeout = absl::Milliseconds(200);
+  const absl::Status status = GlooGroup::Connect(std::make_shared<MemoryRendezvous>(), options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("rank 1"));
+  options.rank = 2;
+  EXPECT_EQ(GlooGroup::Connect(std::make_shared<MemoryRendezvous>(), options).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(GlooGroup, WrongAddresses_AreUnavailable_AndNameTheRank) {
+  for (const std::string& address : {std::string(), std::string(3, 'x'), std::string(136, 'x')}) {
+    auto rendezvous = std::make_shared<MemoryRendezvous>();
+    ASSERT_OK(rendezvous->Set("group/news/1", address));
+    GlooOptions options;
+    options.size = 2;
+    options.key = "group";
+    options.host = "127.0.0.1";
+    options.timeout = absl::Seconds(5);
+    const absl::Status status = GlooGroup::Connect(rendezvous, options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("rank 1"));
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh
