@@ -44,6 +44,9 @@ class CollectivesJob {
   // The seconds until every rank has done it. Internal: one of them failed, as it says on standard error.
   absl::StatusOr<double> Run(Task task) { return team_->Run(task); }
 
+  // Processor time that the ranks have used so far.
+  double ProcessorSeconds() const { return team_->ProcessorSeconds(); }
+
   // Where a program of the same user finds the memory, and in it, in bytes: result, slot of rank 0, of rank 1, ...
   std::string MemoryPath() const;
   std::string Places() const;  // "0,4096,..."

@@ -3,10 +3,11 @@
 
   version                 of the package
   check NAME              the largest difference of a rank's result from ours, over all ranks
-  time NAME [COUNT]       seconds of NAME, or of one of COUNT in a row: from the first rank's begin to the last one's end
+  time NAME [COUNT]       seconds of NAME, or of one of COUNT in a row
 
-Arguments: gloo|mpi RANKS FILE BYTES RESULT,SLOT,SLOT,...: a vector of fp32 has BYTES; our result and the ranks' inputs lie
-at these places of FILE, which is shared memory. Each rank is a process of its own with one thread (MPI: under mpirun),
+Arguments: gloo|mpi RANKS elapsed|processor FILE BYTES RESULT,SLOT,SLOT,...: the time is what passes from the first rank's
+begin to the last one's end, or the processor time of all ranks and their threads. A vector of fp32 has BYTES; our result and
+the ranks' inputs lie at these places of FILE, which is shared memory. Each rank is a process of its own with one thread (MPI: under mpirun),
 which waits for commands at a UNIX socket, so that it uses no processor while others are measured.
 NAME: gloo has reduce_gather, all_reduce, buckets, barrier and small_gather; mpi has all_reduce.
 An answer that starts with "error " says why there is none.
@@ -122,12 +123,12 @@ def rank_main(kind, folder, ranks, rank, file, num_bytes, places):
             work = getattr(rival, name)
             rival.prepare(name)
             rival.barrier()
-            begin = time.monotonic()
+            used, begin = -time.process_time(), time.monotonic()
             for _ in range(int((count or ["1"])[0])):
                 work()
-            end = time.monotonic()
+            end, used = time.monotonic(), used + time.process_time()
             difference = float(rival.difference(vector(result))) if what == "check" else None
-            tell(begin=begin, end=end, difference=difference)
+            tell(begin=begin, end=end, used=used, difference=difference)
     except Exception as error:  # whatever the packages raise is the answer
         tell(error=f"{type(error).__name__}: {error}".replace("\n", " ")[:500])
 
@@ -135,7 +136,8 @@ def rank_main(kind, folder, ranks, rank, file, num_bytes, places):
 class Ranks:
     """The processes of all ranks; they end with this one, whose sockets they hear closing."""
 
-    def __init__(self, kind, ranks, rest):
+    def __init__(self, kind, ranks, clock, rest):
+        self.clock = clock
         with tempfile.TemporaryDirectory() as folder:  # nobody needs it once all have started
             server = socket.socket(socket.AF_UNIX)
             server.bind(f"{folder}/socket")
@@ -190,7 +192,10 @@ class Ranks:
         answers = self.gather()
         if words[0] == "check":
             return max(answer["difference"] for answer in answers)
-        seconds = max(answer["end"] for answer in answers) - min(answer["begin"] for answer in answers)
+        if self.clock == "processor":
+            seconds = sum(answer["used"] for answer in answers)
+        else:
+            seconds = max(answer["end"] for answer in answers) - min(answer["begin"] for answer in answers)
         return seconds / int((words[2:] or ["1"])[0])
 
 
@@ -198,7 +203,7 @@ def main():
     ranks = None
     for line in sys.stdin:
         try:
-            ranks = ranks or Ranks(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+            ranks = ranks or Ranks(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:])
             text = str(ranks.do(line.split()))
         except Exception as error:
             text = f"error {error}".replace("\n", " ")[:500]
