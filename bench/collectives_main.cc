@@ -22,7 +22,11 @@ namespace {
 
 constexpr int kLatencyRanks = 2, kRivalCalls = 200;
 constexpr double kRounding = 1e-6;  // of sums of up to 64 numbers below 1
-constexpr char kHowToGet[] = "see --help";
+
+// Where rivals come from, as --help says in full.
+constexpr std::pair<const char*, const char*> kPackages[] = {
+    {"gloo", "pip install torch numpy"},
+    {"mpi", "apt-get install openmpi-bin libopenmpi-dev; pip install numpy mpi4py"}};
 
 struct Flags : CommonFlags {
   std::vector<int> ranks = {2, 4};
@@ -122,9 +126,9 @@ absl::Status CollectivesBench::CheckRival(const std::string& package) {
 }
 
 void CollectivesBench::StartRivals() {
-  for (const char* package : {"gloo", "mpi"}) {
+  for (const auto& [package, how_to_get] : kPackages) {
     const absl::Status status = CheckRival(package);
-    if (!status.ok()) missing_[package] = absl::StrCat(status.message(), " (", kHowToGet, ")");
+    if (!status.ok()) missing_[package] = absl::StrCat(status.message(), "; to have it: ", how_to_get);
   }
 }
 
