@@ -115,6 +115,10 @@ void Report::Print(std::FILE* out) const {
   absl::FPrintF(out, "%s\n%-*s  %9s  %9s  %7s  %15s  %7s  %s\n", title_, width, "", "ours", "other", "ratio",
                 "min - max", "goal", "met");
   for (const Row& row : rows_) {
+    if (!row.missing.empty()) {
+      absl::FPrintF(out, "%-*s  not measured: %s\n", width, row.name, row.missing);
+      continue;
+    }
     absl::FPrintF(out, "%-*s  %9.2f  %9.2f  %7.2f  %6.2f - %6.2f  %7s  %s\n", width, row.name, row.ours, row.rival,
                   row.ratio.median, row.ratio.min, row.ratio.max, row.goal.ToString(),
                   row.goal.kind == Goal::kNone       ? ""
@@ -136,6 +140,10 @@ std::string Report::ToJson() const {
       json["goal"] = row.goal.ToString();
     }
     json["met"] = row.goal.MetBy(row.ratio.median);
+    if (!row.missing.empty()) {
+      for (const char* figure : {"ours", "rival", "ratio", "min", "max", "met"}) json[figure] = nullptr;
+      json["missing"] = row.missing;
+    }
     rows.push_back(std::move(json));
   }
   return rows.dump(2) + "\n";

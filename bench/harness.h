@@ -50,6 +50,7 @@ struct Row {
   double rival = 0;
   Spread ratio;  // rival / ours (CompareCost: ours / rival)
   Goal goal;
+  std::string missing = "";  // why there are no figures; empty: they are there
 };
 
 // A row of two contestants' seconds, round by round; `scale` converts seconds to the unit in the name. The ratio is
@@ -89,7 +90,8 @@ class Report {
   void Note(std::string note) { notes_.push_back(std::move(note)); }
 
   void Print(std::FILE* out) const;
-  // [{"name", "ours", "rival", "ratio", "min", "max", "goal", "met"}]; goal is null where there is none.
+  // [{"name", "ours", "rival", "ratio", "min", "max", "goal", "met"}]; goal is null where there is none. A row without
+  // figures has null for them and for met, and "missing" says why.
   std::string ToJson() const;
   // PermissionDenied: the file cannot be written.
   absl::Status WriteJson(const std::string& path) const;

@@ -79,7 +79,22 @@ TEST(Harness, JsonRows) {
   EXPECT_EQ(rows[0]["goal"], ">= 2");
   EXPECT_EQ(rows[0]["met"], true);
   EXPECT_TRUE(rows[1]["goal"].is_null());
+  EXPECT_TRUE(rows[0].find("missing") == rows[0].end());
   EXPECT_EQ(report.WriteJson("/nowhere/at/all.json").code(), absl::StatusCode::kPermissionDenied);
+}
+
+TEST(Harness, ARowWithoutFigures_SaysWhy) {
+  Report report("title");
+  Row row;
+  row.name = "ours / a rival, ms";
+  row.goal = Goal::AtLeast(2);
+  row.missing = "the rival is not there";
+  report.Add(row);
+  const auto rows = nlohmann::json::parse(report.ToJson());
+  ASSERT_EQ(rows.size(), 1u);
+  EXPECT_EQ(rows[0]["missing"], "the rival is not there");
+  EXPECT_EQ(rows[0]["goal"], ">= 2");
+  for (const char* figure : {"ours", "rival", "ratio", "min", "max", "met"}) EXPECT_TRUE(rows[0][figure].is_null());
 }
 
 }  // namespace

@@ -1,33 +1,9 @@
 #include "bench/memory_speed.h"
 
-#include <cstring>
-
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
-
 namespace shardmesh::bench {
 namespace {
 constexpr int kWords = 8;  // of a cache line
 }  // namespace
-
-void StreamingCopy(void* to, const void* from, int64_t num_bytes) {
-#if defined(__x86_64__)
-  auto* out = static_cast<__m128i*>(to);
-  const auto* in = static_cast<const __m128i*>(from);
-  for (int64_t i = 0; i < num_bytes / 16; i += 4) {
-    const __m128i a = _mm_load_si128(in + i), b = _mm_load_si128(in + i + 1);
-    const __m128i c = _mm_load_si128(in + i + 2), d = _mm_load_si128(in + i + 3);
-    _mm_stream_si128(out + i, a);
-    _mm_stream_si128(out + i + 1, b);
-    _mm_stream_si128(out + i + 2, c);
-    _mm_stream_si128(out + i + 3, d);
-  }
-  _mm_sfence();
-#else
-  std::memcpy(to, from, num_bytes);
-#endif
-}
 
 void UpdateInPlace(void* data, int64_t num_bytes, uint64_t mask) {
   auto* words = static_cast<uint64_t*>(data);

@@ -4,11 +4,11 @@
 
 #include <cstdint>
 
+#include "worker/collectives/streaming_copy.h"
+
 namespace shardmesh::bench {
 
-// Copies with streaming stores, which do not read the destination first: 2 * num_bytes move.
-// REQUIRES: both are multiples of 64 bytes, and so is num_bytes.
-void StreamingCopy(void* to, const void* from, int64_t num_bytes);
+using shardmesh::StreamingCopy;  // 2 * bytes move
 
 // Reads every word and writes it back, combined with `mask` by exclusive or: 2 * num_bytes move. With mask 0 nothing
 // changes.

@@ -8,8 +8,8 @@
 // a run comes from a validated plan.
 //
 // Thread-safe for runs that share no output. Memory is borrowed for the call. The processor's floating-point
-// environment is set for the call and restored (kernels/fp_environment.h). All stores are ordinary ones: a
-// release-store may follow.
+// environment is set for the call and restored (kernels/fp_environment.h). All stores are ordinary ones, or ordered
+// by a fence at the end: a release-store may follow.
 #pragma once
 
 #include <cstdint>
@@ -66,6 +66,8 @@ struct ReduceRun {
   float divide_scale = 1;
   float* sum = nullptr;      // overlaps no input
   int64_t num_elements = 0;  // multiple of kGroupElements
+  // A wish: past the caches, which need not read first what is overwritten; for sums that are larger than they are.
+  bool streamed = false;
 };
 
 using ReduceFn = void (*)(Format gradients, const ReduceRun& run);

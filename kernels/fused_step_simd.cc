@@ -143,14 +143,30 @@ HWY_NOINLINE void StepRun(const StepContext& context, const FusedRun& run) {
   }
 }
 
-template <Format kGradients, int kSlots>
+template <Format kGradients, int kSlots, bool kStreamed>
 HWY_NOINLINE void ReduceSlots(const ReduceRun& run) {
   const Slots<typename Stored<kGradients>::Element, kSlots> slots(run.gradients, run.num_slots, run.divide_scale);
   for (int64_t i = 0; i < run.num_elements; i += kGroupElements) {
     slots.Prefetch(i);
 #pragma GCC unroll 8
-    for (int vector = 0; vector < kVectors; ++vector) Store8(slots.Mean(i + 8 * vector), run.sum + i + 8 * vector);
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const F32x8 mean = slots.Mean(i + 8 * vector);
+      float* const to = run.sum + i + 8 * vector;
+      if constexpr (kStreamed) {
+        hn::Stream(mean.lanes, Floats(), to);
+      } else {
+        Store8(mean, to);
+      }
+    }
   }
+  if constexpr (kStreamed) _mm_sfence();
+}
+
+template <Format kGradients, int kSlots>
+void ReduceRunOf(const ReduceRun& run) {
+  const bool aligned = reinterpret_cast<uintptr_t>(run.sum) % 32 == 0;
+  return run.streamed && aligned ? ReduceSlots<kGradients, kSlots, true>(run)
+                                 : ReduceSlots<kGradients, kSlots, false>(run);
 }
 
 // Calls pass(n) with the number of slots as a compile-time constant where it is common, else with 0.
@@ -199,8 +215,8 @@ void Step(const StepContext& context, const FusedRun& run) {
 void Reduce(Format gradients, const ReduceRun& run) {
   WithSlots(run.num_slots, [&](auto slots) {
     constexpr int kSlots = decltype(slots)::value;
-    if (gradients == Format::kFp32) return ReduceSlots<Format::kFp32, kSlots>(run);
-    return ReduceSlots<Format::kBf16, kSlots>(run);
+    if (gradients == Format::kFp32) return ReduceRunOf<Format::kFp32, kSlots>(run);
+    return ReduceRunOf<Format::kBf16, kSlots>(run);
   });
 }
 

@@ -236,6 +236,14 @@ TEST_P(BackendTest, ReduceThenStepEqualsTheFusedPass) {
     std::vector<float> sum(c.num_elements + 64, 42.0f);
     GetParam().reduce(c.gradients, {run.gradients, run.num_slots, run.divide_scale, sum.data(), run.num_elements});
     EXPECT_EQ(sum[c.num_elements], 42.0f);
+    for (const int64_t offset : {0, 1}) {  // past the caches, where that is possible, the same
+      alignas(32) float streamed[640 + 8];
+      streamed[offset + c.num_elements] = 42.0f;
+      GetParam().reduce(c.gradients,
+                        {run.gradients, run.num_slots, run.divide_scale, streamed + offset, run.num_elements, true});
+      EXPECT_EQ(std::memcmp(streamed + offset, sum.data(), c.num_elements * sizeof(float)), 0);
+      EXPECT_EQ(streamed[offset + c.num_elements], 42.0f);
+    }
     const void* one[] = {sum.data()};
     run.gradients = one;
     run.num_slots = 1;

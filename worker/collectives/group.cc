@@ -215,13 +215,14 @@ absl::Status Group::Broadcast(void* memory, int64_t bytes, int root, absl::Durat
 
 absl::Status Group::Barrier(absl::Duration timeout) { return DoBarrier(NextHeader(CallKind::kBarrier, 0), timeout); }
 
-void SumSlots(Format format, absl::Span<const void* const> slots, int64_t elements, float* piece) {
+void SumSlots(Format format, absl::Span<const void* const> slots, int64_t elements, float* piece, bool streamed) {
   const int64_t whole = elements / kGroupElements * kGroupElements;
   ReduceRun run;
   run.gradients = slots.data();
   run.num_slots = static_cast<int>(slots.size());
   run.sum = piece;
   run.num_elements = whole;
+  run.streamed = streamed;
   BestFusedBackend().reduce(format, run);
   for (int64_t i = whole; i < elements; ++i) {
     piece[i] = TreeSum<float>(run.num_slots, [&](int slot) {

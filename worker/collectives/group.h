@@ -132,7 +132,9 @@ absl::Status MissingRanks(absl::Span<const int> ranks, const CallHeader& header,
 // What every call of a group returns that was ended before.
 absl::Status GroupEnded(absl::string_view reason);
 
-// piece[i] = the tree sum over slots of slots[s][i], in fp32. No overlap.
-void SumSlots(Format format, absl::Span<const void* const> slots, int64_t elements, float* piece);
+// piece[i] = the tree sum over slots of slots[s][i], in fp32. No overlap. `streamed`: past the caches, for what is part
+// of more than they hold.
+void SumSlots(Format format, absl::Span<const void* const> slots, int64_t elements, float* piece,
+              bool streamed = false);
 
 }  // namespace shardmesh

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
 #include "local/futex.h"
+#include "worker/collectives/streaming_copy.h"
 
 namespace shardmesh {
 namespace {
@@ -21,8 +22,14 @@ void Pause() {
 #endif
 }
 
-void Copy(char* to, const char* from, int64_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<size_t>(bytes));
+// From so many bytes of a result on, it is written past the caches.
+constexpr int64_t kStreamedBytes = 16 << 20;
+
+// `all`: of the result that the copy is a part of.
+void Copy(char* to, const char* from, int64_t bytes, int64_t all = 0) {
+  if (bytes == 0 || to == from) return;
+  if (all >= kStreamedBytes) return StreamingCopy(to, from, bytes);
+  std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
 }  // namespace
@@ -183,18 +190,22 @@ absl::Status SymmetricGroup::DoBarrier(const CallHeader& header, absl::Duration 
 
 absl::Status SymmetricGroup::GatherDirectly(const Call& call, const char* mine, char* all) {
   const int64_t bytes = call.header.bytes;
-  // One result for all: everybody writes the own part of it.
-  bool shared = PostOf(0).out >= 0;
-  for (int peer = 1; peer < size(); ++peer) shared = shared && PostOf(peer).out == PostOf(0).out;
+  // One result for all: everybody writes the own part of it, where it is not there yet.
+  bool shared = PostOf(0).out >= 0, there = true;
+  for (int peer = 0; peer < size(); ++peer) {
+    shared = shared && PostOf(peer).out == PostOf(0).out;
+    there = there && PostOf(peer).in == PostOf(peer).out + peer * bytes;
+  }
+  if (shared && there) return absl::OkStatus();
   if (shared) {
-    Copy(all + rank() * bytes, mine, bytes);
+    Copy(all + rank() * bytes, mine, bytes, size() * bytes);
     return Meet(call);
   }
   for (int i = 0; i < size(); ++i) {
     const int peer = (rank() + i) % size();  // not all from the same one at once
     const auto from = BytesAt(peer, PostOf(peer).in, bytes);
     if (!from.ok()) return End(from.status());
-    Copy(all + peer * bytes, *from, bytes);
+    Copy(all + peer * bytes, *from, bytes, size() * bytes);
   }
   return Meet(call);
 }
@@ -209,7 +220,7 @@ absl::Status SymmetricGroup::DoAllGather(const CallHeader& header, const char* m
       call, header.bytes, memory_->staging_bytes() / 2,
       [&](int64_t begin, int64_t some, char* staging) { Copy(staging, mine + begin, some); },
       [&](int peer, int64_t begin, int64_t some, const char* staging) {
-        Copy(all + peer * header.bytes + begin, staging, some);
+        Copy(all + peer * header.bytes + begin, staging, some, size() * header.bytes);
       }));
   return absl::OkStatus();
 }
@@ -224,7 +235,7 @@ absl::Status SymmetricGroup::DoAllToAll(const CallHeader& header, const char* mi
       const int peer = (rank() + i) % size();
       const auto from = BytesAt(peer, PostOf(peer).in, bytes * size());
       if (!from.ok()) return End(from.status());
-      Copy(theirs + peer * bytes, *from + rank() * bytes, bytes);
+      Copy(theirs + peer * bytes, *from + rank() * bytes, bytes, size() * bytes);
     }
     return Meet(call);
   }
@@ -235,7 +246,7 @@ absl::Status SymmetricGroup::DoAllToAll(const CallHeader& header, const char* mi
         for (int peer = 0; peer < size(); ++peer) Copy(staging + peer * part, mine + peer * bytes + begin, some);
       },
       [&](int peer, int64_t begin, int64_t some, const char* staging) {
-        Copy(theirs + peer * bytes + begin, staging + rank() * part, some);
+        Copy(theirs + peer * bytes + begin, staging + rank() * part, some, size() * bytes);
       });
 }
 
@@ -246,7 +257,7 @@ absl::Status SymmetricGroup::DoBroadcast(const CallHeader& header, char* memory,
   if (PostOf(root).in >= 0) {
     const auto from = BytesAt(root, PostOf(root).in, header.bytes);
     if (!from.ok()) return End(from.status());
-    Copy(memory, *from, header.bytes);
+    Copy(memory, *from, header.bytes, header.bytes);
     return Meet(call);
   }
   return Staged(
@@ -255,7 +266,7 @@ absl::Status SymmetricGroup::DoBroadcast(const CallHeader& header, char* memory,
         if (rank() == root) Copy(staging, memory + begin, some);
       },
       [&](int peer, int64_t begin, int64_t some, const char* staging) {
-        if (peer == root && rank() != root) Copy(memory + begin, staging, some);
+        if (peer == root && rank() != root) Copy(memory + begin, staging, some, header.bytes);
       });
 }
 
@@ -288,7 +299,7 @@ absl::Status SymmetricGroup::ReduceDirectly(const Call& call, const SlotSum& sum
     if (!slot.ok()) return End(slot.status());
     slots.push_back(*slot + rank() * call.header.bytes);
   }
-  SumSlots(sum.format, slots, sum.elements, piece);
+  SumSlots(sum.format, slots, sum.elements, piece, 4 * size() * sum.elements >= kStreamedBytes);
   return Meet(call);
 }
 
@@ -305,12 +316,14 @@ absl::Status SymmetricGroup::ReduceStaged(const Call& call, const SlotSum& sum, 
         absl::StrCat("staging of ", memory_->staging_bytes(), " bytes is too small for ", most, " slots of a rank and ",
                      size(), " ranks; give it ", 2 * 64 * most * size(), ", or have the slots in the heaps")));
   }
+  const bool streamed = 4 * size() * sum.elements >= kStreamedBytes;
   std::vector<const void*> slots(sum.holders.size());
   return Staged(
       call, bytes, part,
       [&](int64_t begin, int64_t some, char* staging) {
         for (size_t i = 0; i < sum.mine.size(); ++i) {
           for (int peer = 0; peer < size(); ++peer) {
+            if (peer == rank()) continue;  // it reads them where they are
             Copy(staging + (i * size() + peer) * part, static_cast<const char*>(sum.mine[i]) + peer * bytes + begin,
                  some);
           }
@@ -318,9 +331,11 @@ absl::Status SymmetricGroup::ReduceStaged(const Call& call, const SlotSum& sum, 
       },
       [&](int peer, int64_t begin, int64_t some, const char* staging) {
         for (size_t s = 0; s < slots.size(); ++s) {
-          if (sum.holders[s] == peer) slots[s] = staging + (slot_of[s] * size() + rank()) * part;
+          if (sum.holders[s] != peer) continue;
+          slots[s] = peer == rank() ? static_cast<const char*>(sum.mine[slot_of[s]]) + rank() * bytes + begin
+                                    : staging + (slot_of[s] * size() + rank()) * part;
         }
-        if (peer == size() - 1) SumSlots(sum.format, slots, some / element, piece + begin / element);
+        if (peer == size() - 1) SumSlots(sum.format, slots, some / element, piece + begin / element, streamed);
       });
 }
 
