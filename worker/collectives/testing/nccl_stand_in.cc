@@ -45,6 +45,7 @@ NcclResult StandInNccl::Finalize(NcclComm* comm) {
   Note("CommFinalize", comm);
   if (comm->gone || comm->finalized || comm->state != kNcclSuccess) return Misuse("CommFinalize at a wrong time");
   const auto fault = TakeFault("CommFinalize", comm->rank);
+  if (fault && fault->fault == Fault::kFail) return fault->result;
   comm->stuck = fault && fault->fault == Fault::kHang;
   comm->finalized = true;
   comm->state = kNcclInProgress;

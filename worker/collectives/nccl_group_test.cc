@@ -1,0 +1,49 @@
+// NcclGroup over the stand-in passes what every group passes: with memory of the host, of the device, and of both.
+#include "worker/collectives/nccl_group.h"
+
+#include "worker/collectives/testing/group_suite.h"
+#include "worker/collectives/testing/nccl_fixture.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr int64_t kLittleStaging = 1 << 16;  // so that calls are made in parts
+
+GroupFamily Family(const std::string& name, StandIn::Memory memory, int64_t staging, DeviceSum sum) {
+  return {name, [=](const std::vector<uint64_t>& epochs) {
+            TheStandIn().SetMemory(memory);
+            Groups groups;
+            for (auto& group : MakeNcclGroups(static_cast<int>(epochs.size()), [&](NcclGroup::Options& options) {
+                   options.epoch = epochs[options.rank];
+                   options.staging_bytes = staging;
+                   options.sum = sum;
+                 })) {
+              groups.push_back(std::move(group));
+            }
+            return groups;
+          }};
+}
+
+INSTANTIATE_TEST_SUITE_P(Nccl, GroupSuite,
+                         testing::Values(Family("host", StandIn::Memory::kAllocated, kLittleStaging, nullptr),
+                                         Family("device", StandIn::Memory::kAll, 64 << 20, SumOnStandIn),
+                                         Family("device_in_parts", StandIn::Memory::kAll, kLittleStaging, nullptr),
+                                         Family("host_and_device", StandIn::Memory::kAllOnOdd, kLittleStaging,
+                                                SumOnStandIn)),
+                         [](const auto& info) { return info.param.name; });
+
+// After every test: nothing was undefined, nothing is left.
+class StrictStandIn final : public testing::EmptyTestEventListener {
+  void OnTestStart(const testing::TestInfo&) override { TheStandIn().Reset(); }
+  void OnTestEnd(const testing::TestInfo&) override {
+    EXPECT_THAT(TheStandIn().Misuses(), testing::IsEmpty());
+    EXPECT_EQ(TheStandIn().Allocations(), 0);
+  }
+};
+const bool kListens = [] {
+  testing::UnitTest::GetInstance()->listeners().Append(new StrictStandIn);
+  return true;
+}();
+
+}  // namespace
+}  // namespace shardmesh
