@@ -18,7 +18,6 @@ using testing::HasSubstr;
 using testing::Not;
 
 constexpr absl::Duration kPlenty = absl::Seconds(60), kShort = absl::Milliseconds(300);
-constexpr size_t kTicketBytes = 48;
 
 class NcclCallsTest : public testing::Test {
  protected:

@@ -74,7 +74,7 @@ absl::Status NcclGroup::Connect(Call& call) {
   } else {
     const auto given = options_.get(key, call.timeout);
     if (absl::IsDeadlineExceeded(given.status())) return Late(call);
-    RETURN_IF_ERROR(given);
+    RETURN_IF_ERROR(given.status());
     if (given->size() != sizeof(id.internal)) {
       return absl::FailedPreconditionError(absl::StrCat("'", key, "' in the rendezvous has ", given->size(),
                                                         " bytes; an id of NCCL has ", sizeof(id.internal)));
