@@ -1,5 +1,7 @@
 #include "core/job.h"
 
+#include <cfloat>
+
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -165,6 +167,10 @@ absl::Status JobSpec::Validate() const {
   if (optimizer.kind == OptimizerKind::kMuon) {
     return absl::UnimplementedError("a job cannot be stepped by muon yet; take adamw, adam, lion or sgd");
   }
+  if (!(clip_norm >= 0) || clip_norm > FLT_MAX) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("clip_norm is ", clip_norm, "; it is 0 (no clipping) or a positive number of fp32"));
+  }
   if (bucket_elements < kMinBucketElements || bucket_elements > kMaxBucketElements) {
     return absl::InvalidArgumentError(absl::StrCat("bucket_elements is ", bucket_elements, "; it is ",
                                                    kMinBucketElements, " to ", kMaxBucketElements));
@@ -193,6 +199,7 @@ std::string Difference(const JobSpec& there, const JobSpec& here) {
       Differs("gradient format", FormatName(there.gradient_format), FormatName(here.gradient_format), out) ||
       Differs("seed", there.seed, here.seed, out) || OptimizerDiffers(there.optimizer, here.optimizer, out) ||
       Differs("non-finite policy", PolicyName(there.non_finite), PolicyName(here.non_finite), out) ||
+      Differs("clip_norm", there.clip_norm, here.clip_norm, out) ||
       Differs("bucket_elements", there.bucket_elements, here.bucket_elements, out) ||
       Differs("publish_every", there.publish_every, here.publish_every, out) || ParametersDiffer(there, here, out)) {
     return out;

@@ -50,6 +50,7 @@ struct JobSpec {
   uint64_t seed = 0;
   NonFinitePolicy non_finite = NonFinitePolicy::kSkip;
   int64_t bucket_elements = kDefaultBucketElements;
+  double clip_norm = 0;   // gradients are scaled so that the norm of all is at most this; 0: not scaled
   int publish_every = 1;  // a version is published at each multiple of it, and at step 0
 
   // InvalidArgument or ResourceExhausted: the first wrong value, with its name and what would be right. Unimplemented:

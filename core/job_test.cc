@@ -100,6 +100,9 @@ TEST(JobTest, BadValue_ErrorNamesItAndWhatWouldBeRight) {
       {[](JobSpec& j) { j.bucket_elements = 1023; }, Code::kInvalidArgument,
        "bucket_elements is 1023; it is 1024 to 4294967296"},
       {[](JobSpec& j) { j.bucket_elements = kMaxBucketElements + 1; }, Code::kInvalidArgument, "4294967297"},
+      {[](JobSpec& j) { j.clip_norm = -1; }, Code::kInvalidArgument, "clip_norm is -1; it is 0"},
+      {[](JobSpec& j) { j.clip_norm = std::nan(""); }, Code::kInvalidArgument, "clip_norm is nan"},
+      {[](JobSpec& j) { j.clip_norm = 1e39; }, Code::kInvalidArgument, "clip_norm is 1e+39"},
       {[](JobSpec& j) { j.publish_every = 0; }, Code::kInvalidArgument, "publish_every is 0; it is 1 to 1073741824"},
       {[](JobSpec& j) { j.publish_every = kMaxPublishEvery + 1; }, Code::kInvalidArgument, "1073741825"},
   };
@@ -146,6 +149,7 @@ TEST(JobTest, Difference_NamesEveryField) {
        "parameter 0 \"w\": states: fp32 there, dyn8 here"},
       {[](JobSpec& j) { j.non_finite = NonFinitePolicy::kFail; }, {}, "non-finite policy: skip there, fail here"},
       {[](JobSpec& j) { j.bucket_elements = 2048; }, {}, "bucket_elements: 16777216 there, 2048 here"},
+      {[](JobSpec& j) { j.clip_norm = 2; }, {}, "clip_norm: 0 there, 2 here"},
       {[](JobSpec& j) { j.publish_every = 2; }, {}, "publish_every: 1 there, 2 here"},
       {[](JobSpec& j) { j.parameters.pop_back(); }, {}, "number of parameters: 3 there, 2 here"},
       {[](JobSpec& j) { j.parameters[0].name = "v"; }, {}, "name of parameter 0: \"w\" there, \"v\" here"},

@@ -35,6 +35,7 @@ std::string HashOf(const JobSpec& job, absl::Span<const Bucket> buckets, absl::S
   hasher.Add(job.num_slots);
   hasher.Add(FormatName(job.gradient_format));
   hasher.Add(NumStates(job.optimizer));
+  hasher.Add(job.clip_norm > 0 ? 1 : 0);
   for (const Bucket& b : buckets) {
     hasher.Add(WeightFormatName(b.weights));
     hasher.Add(StateFormatName(b.states));
@@ -68,6 +69,7 @@ absl::StatusOr<Plan> Plan::Create(const JobSpec& job) {
   Plan plan(std::move(layout));
   plan.gradient_format_ = job.gradient_format;
   plan.num_states_ = NumStates(job.optimizer);
+  plan.clips_ = job.clip_norm > 0;
   plan.num_shards_ = static_cast<int>(options.num_shards);
   plan.num_replicas_ = static_cast<int>(RoleStrides(job.mesh, DimRole::kReplicate, replica_strides));
   plan.shard_strides_ = std::move(shard_strides);
@@ -85,6 +87,7 @@ absl::StatusOr<Plan> Plan::Create(const JobSpec& job) {
   for (Bucket& b : plan.buckets_) {
     b.weight_offset = plan.window_bytes_;
     b.gradient_offset = plan.gradient_window_bytes_;
+    b.first_block = plan.total_elements_ / kBlockElements;
     plan.total_elements_ += b.num_elements;
     plan.version_bytes_ += b.num_elements * BytesPerElement(b.format());
     plan.window_bytes_ += RoundUp(b.num_elements * BytesPerElement(b.format()), kPageBytes);

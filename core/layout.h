@@ -50,6 +50,7 @@ struct Bucket {
   int64_t padding = 0;          // elements of no parameter
   int64_t weight_offset = 0;    // bytes from the start of the parameter window, a multiple of kPageBytes
   int64_t gradient_offset = 0;  // bytes from the start of a gradient window, a multiple of kPageBytes
+  int64_t first_block = 0;      // blocks of kBlockElements in the buckets before
 
   Format format() const { return GatheredFormat(weights); }  // in windows and publications
 };
@@ -79,6 +80,8 @@ class Plan {
   int64_t total_elements() const { return total_elements_; }  // of all buckets, with padding
   Format gradient_format() const { return gradient_format_; }
   int num_states() const { return num_states_; }  // of the optimizer
+  // Blocks of kBlockElements whose gradients are squared for the norm; 0 where it is not asked for.
+  int64_t norm_blocks() const { return clips_ ? total_elements_ / kBlockElements : 0; }
 
   // REQUIRES: rank is in [0, num_ranks). Mesh coordinates along shard dimensions number the shards, along replicate
   // dimensions the replicas, both in mesh order, the first dimension slowest.
@@ -108,6 +111,7 @@ class Plan {
   int64_t window_bytes_ = 0, gradient_window_bytes_ = 0, version_bytes_ = 0, total_elements_ = 0;
   Format gradient_format_ = Format::kBf16;
   int num_states_ = 0;
+  bool clips_ = false;
 };
 
 }  // namespace shardmesh

@@ -1,5 +1,6 @@
 #include "core/optimizer.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "absl/strings/ascii.h"
@@ -98,6 +99,8 @@ absl::Status Validate(const OptimizerHyper& hyper) {
   if (hyper.kind == OptimizerKind::kSgd) return absl::OkStatus();
   return CheckRange(hyper, "lr * weight_decay", hyper.lr * hyper.weight_decay, 0, 1, "[0, 1]");
 }
+
+float ClipFactor(double max_norm, double norm) { return static_cast<float>(std::min(1.0, max_norm / (norm + 1e-6))); }
 
 absl::StatusOr<StepScalars> ComputeStepScalars(const OptimizerHyper& hyper, int64_t step) {
   RETURN_IF_ERROR(Validate(hyper));

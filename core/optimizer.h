@@ -65,6 +65,10 @@ struct StepScalars : AdamWScalars {
 //   decay is decoupled; nesterov without momentum or with dampening (SGD).
 absl::Status Validate(const OptimizerHyper& hyper);
 
+// What gradients of that norm are multiplied by so that their norm is at most max_norm: torch.nn.utils.clip_grad_norm_'s
+// min(1, max_norm / (norm + 1e-6)), rounded once to fp32. 0 for an infinite norm. REQUIRES: neither is negative or NaN.
+float ClipFactor(double max_norm, double norm);
+
 // The scalars of step `step`, 1 being the first. InvalidArgument: as Validate, or step < 1.
 absl::StatusOr<StepScalars> ComputeStepScalars(const OptimizerHyper& hyper, int64_t step);
 

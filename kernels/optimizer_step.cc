@@ -135,6 +135,17 @@ void OptimizerStepSimd(const OptimizerContext& context, const OptimizerRun& run)
 #endif
 }
 
+void GradientSquaresSimd(const OptimizerContext& context, const OptimizerRun& run) {
+#if defined(__x86_64__)
+  const ScopedFpEnvironment environment;
+  simd8::GradientSquares(context, run);
+#else
+  GradientSquaresReference(context, run);
+#endif
+}
+
+OptimizerStepFn BestGradientSquares() { return SimdSupported() ? GradientSquaresSimd : GradientSquaresReference; }
+
 OptimizerStepFn BestOptimizerStep() { return SimdSupported() ? OptimizerStepSimd : OptimizerStepReference; }
 
 }  // namespace shardmesh

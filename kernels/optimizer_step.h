@@ -91,4 +91,11 @@ void OptimizerStepSimd(const OptimizerContext& context, const OptimizerRun& run)
 // SIMD where it is supported, else the reference.
 OptimizerStepFn BestOptimizerStep();
 
+// OptimizerRun::square_sums alone, with the bits that a step tells: what the norm of all gradients is made of before
+// they are clipped. Of the run, gradients, num_slots, divide_scale, square_sums and num_elements are read.
+void GradientSquaresReference(const OptimizerContext& context, const OptimizerRun& run);
+// REQUIRES: SimdSupported().
+void GradientSquaresSimd(const OptimizerContext& context, const OptimizerRun& run);
+OptimizerStepFn BestGradientSquares();
+
 }  // namespace shardmesh

@@ -15,4 +15,9 @@ void OptimizerStepReference(const OptimizerContext& context, const OptimizerRun&
   RunStep<float>(context, run, NothingFaster);
 }
 
+void GradientSquaresReference(const OptimizerContext& context, const OptimizerRun& run) {
+  const ScopedFpEnvironment environment;
+  RunSquares<float>(context, run);
+}
+
 }  // namespace shardmesh

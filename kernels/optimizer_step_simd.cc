@@ -78,4 +78,6 @@ void OptimizerStep(const OptimizerContext& context, const OptimizerRun& run) {
   RunStep<F32x8>(context, run, FindTiles);
 }
 
+void GradientSquares(const OptimizerContext& context, const OptimizerRun& run) { RunSquares<F32x8>(context, run); }
+
 }  // namespace shardmesh::simd8

@@ -7,5 +7,6 @@
 namespace shardmesh::simd8 {
 
 void OptimizerStep(const OptimizerContext& context, const OptimizerRun& run);
+void GradientSquares(const OptimizerContext& context, const OptimizerRun& run);
 
 }  // namespace shardmesh::simd8

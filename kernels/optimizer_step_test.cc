@@ -180,6 +180,27 @@ TEST(OptimizerStep, WithoutBeingAsked_TheBitsAreTheSame) {
   }
 }
 
+TEST(OptimizerStep, SquareSumsAlone_AreWhatAStepTells) {
+  for (const int slots : {1, 2, 3, 4, 5, 8}) {
+    for (const Format gradients : {Format::kFp32, Format::kBf16}) {
+      StepCase each = AllStepCases()[0];
+      each.gradients = gradients;
+      each.num_slots = slots;
+      StepTensor tensor(each, 1000);
+      OptimizerRun run = tensor.RunOf(1, 0, 1000);
+      std::vector<float> alone(2 * 4);
+      run.square_sums = alone.data();
+      GradientSquaresReference(each.Context(1), run);
+      run.square_sums = alone.data() + 4;
+      BestGradientSquares()(each.Context(1), run);
+      BestOptimizerStep()(each.Context(1), tensor.RunOf(1, 0, 1000));
+      for (int half = 0; half < 2; ++half) {
+        EXPECT_EQ(std::memcmp(tensor.square_sums().data(), alone.data() + 4 * half, 16), 0) << slots << " " << half;
+      }
+    }
+  }
+}
+
 TEST(OptimizerStep, SquareSums_AreThoseOfTheMeanGradient) {
   StepCase each = AllStepCases()[0];
   each.gradients = Format::kFp32;

@@ -234,6 +234,7 @@ absl::StatusOr<JobSpec> JobSpecFromProto(const v1::JobSpec& proto) {
   spec.seed = proto.seed();
   ASSIGN_OR_RETURN(spec.non_finite, NonFiniteFromProto(proto.non_finite()));
   spec.bucket_elements = proto.bucket_elements() == 0 ? kDefaultBucketElements : proto.bucket_elements();
+  spec.clip_norm = proto.clip_norm();
   spec.publish_every = proto.publish_every() == 0 ? 1 : proto.publish_every();
   return spec;
 }
@@ -269,6 +270,7 @@ v1::JobSpec ToProto(const JobSpec& spec) {
   proto.set_non_finite(spec.non_finite == NonFinitePolicy::kFail ? v1::NON_FINITE_POLICY_FAIL
                                                                  : v1::NON_FINITE_POLICY_SKIP);
   proto.set_bucket_elements(spec.bucket_elements);
+  proto.set_clip_norm(spec.clip_norm);
   proto.set_publish_every(spec.publish_every);
   return proto;
 }

@@ -54,6 +54,7 @@ TEST(JobSpecFromProto, EveryFieldSet_SurvivesBothWays) {
   spec.non_finite = NonFinitePolicy::kFail;
   spec.bucket_elements = 4096;
   spec.publish_every = 9;
+  spec.clip_norm = 0.75;
   ASSERT_OK_AND_ASSIGN(const JobSpec back, JobSpecFromProto(ToProto(spec)));
   EXPECT_EQ(Difference(spec, back), "");
   EXPECT_EQ(back.mesh, spec.mesh);

@@ -5,6 +5,8 @@
 //
 //   trainers        declare slot words for step k                                      doorbell
 //   lead            sees all of them, writes `command`, decided = seq                  DECISION POINT
+//   (of a job that clips gradients: first a command of kNorm, which every worker answers with the sums of squares
+//   behind this page, and which changes nothing; its commit makes the norm known, and the step is decided with it)
 //   every worker    executes it on its shard; member.done = seq                        doorbell
 //   lead            sees all done, writes committed_step and outcome, committed = seq  finished
 //   everybody       answers its trainers and readers
@@ -29,13 +31,14 @@ inline constexpr int kPublicationBuffers = 2;
 inline constexpr int kOutcomeRing = 256;
 inline constexpr int64_t kNoStep = -1;  // before the initial weights
 
-enum class CommandKind : int32_t { kNone = 0, kInit = 1, kStep = 2, kDigest = 3 };
+enum class CommandKind : int32_t { kNone = 0, kInit = 1, kStep = 2, kDigest = 3, kNorm = 4 };
 
 // One decision: everything that executing it needs beside the slots' gradients and the shard.
 struct Command {
   CommandKind kind = CommandKind::kNone;
-  int64_t step = 0;         // of kStep; kInit: 0; kDigest: the committed step
+  int64_t step = 0;         // of kStep and kNorm; kInit: 0; kDigest: the committed step
   StepScalars scalars;      // of kStep
+  float clip = 1;           // of kStep: what the gradients are multiplied by
   int32_t apply = 0;        // of kStep: 0 = skipped, a gradient was not finite
   int32_t parity = 0;       // where the shard's data lies before it (shard_storage.h)
   int32_t publish = -1;     // the publication buffer that gets this version, -1: none
@@ -70,6 +73,7 @@ struct alignas(64) PublicationWords {
 
 struct OutcomeWords {
   std::atomic<int64_t> step;
+  std::atomic<double> norm;      // of all gradients; 0: not known
   std::atomic<int64_t> skipped;  // 0: applied; else (slot << 32 | tensor) + 1
 };
 
@@ -84,6 +88,8 @@ struct ControlPage {
   std::atomic<int64_t> committed_step_plus_one;  // 0: no weights yet
   std::atomic<int32_t> parity;                   // of every shard's storage, as of `committed`
   std::atomic<uint64_t> abort;                   // 0, or AbortWord
+  std::atomic<int64_t> norm_step;                // whose gradients have the norm
+  std::atomic<double> norm;
   Command command;
 
   alignas(64) std::atomic<uint64_t> lr_claim;  // step << 16 | slot of the first declaration of that step
@@ -101,6 +107,10 @@ struct ControlPage {
   PublicationWords publications[kPublicationBuffers];
   OutcomeWords outcomes[kOutcomeRing];  // of step s at s % kOutcomeRing
 };
+
+// The sum of squares of each block of kBlockElements, Plan::norm_blocks() of them, behind the page.
+inline float* SquareSums(ControlPage* page) { return reinterpret_cast<float*>(page + 1); }
+
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free &&
               std::atomic<double>::is_always_lock_free);
 

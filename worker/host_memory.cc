@@ -13,6 +13,10 @@ constexpr int kWindowStream = 3;
 constexpr int kPublicationStream = 4;
 constexpr int kSlotStream = kPublicationStream + kPublicationBuffers;
 
+int64_t ControlBytes(const Plan& plan) {
+  return static_cast<int64_t>(sizeof(ControlPage) + sizeof(float) * plan.norm_blocks());
+}
+
 // A segment even when it holds nothing: a mapping needs a page.
 int64_t Sized(int64_t bytes, int stream) { return std::max(bytes, kPageBytes) + StreamOffset(stream); }
 
@@ -27,7 +31,7 @@ v1::Segment Describe(const Segment& segment) {
 
 HostMemory::Sizes HostMemory::SizesOf(const Plan& plan, int num_slots) {
   Sizes sizes;
-  sizes.control = Sized(sizeof(ControlPage), 0);
+  sizes.control = Sized(ControlBytes(plan), 0);
   sizes.window = Sized(plan.window_bytes(), kWindowStream);
   for (int i = 0; i < kPublicationBuffers; ++i)
     sizes.publications += Sized(plan.window_bytes(), kPublicationStream + i);
@@ -44,7 +48,7 @@ absl::StatusOr<HostMemory> HostMemory::Create(Memory& memory, const std::string&
     return memory.Open(absl::StrCat("shardmesh-", job, "-", what), Sized(bytes, stream), StreamOffset(stream));
   };
   HostMemory host;
-  ASSIGN_OR_RETURN(host.control_, open("control", sizeof(ControlPage), 0));
+  ASSIGN_OR_RETURN(host.control_, open("control", ControlBytes(plan), 0));
   ASSIGN_OR_RETURN(host.window_, open("window", plan.window_bytes(), kWindowStream));
   for (int i = 0; i < kPublicationBuffers; ++i) {
     ASSIGN_OR_RETURN(Segment segment,
@@ -68,7 +72,7 @@ absl::StatusOr<HostMemory> HostMemory::Map(const v1::LocalWelcome& welcome, std:
   std::vector<Segment> segments;
   for (size_t i = 0; i < expected; ++i) {
     const v1::Segment& said = welcome.segments(static_cast<int>(i));
-    const int64_t needed = i == 0                        ? static_cast<int64_t>(sizeof(ControlPage))
+    const int64_t needed = i == 0                        ? ControlBytes(plan)
                            : i < 2 + kPublicationBuffers ? plan.window_bytes()
                                                          : plan.gradient_window_bytes();
     if (said.data_offset() < 0 || said.data_offset() % kPageBytes != 0 || said.num_bytes() < said.data_offset() ||

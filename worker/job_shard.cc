@@ -83,6 +83,7 @@ v1::StepReply JobShard::ToReply(const StepOutcome& outcome) const {
   reply.set_step(outcome.step.value());
   reply.set_already_applied(outcome.already_applied);
   reply.set_skipped(outcome.skipped);
+  reply.set_gradient_norm(outcome.norm);
   if (outcome.skipped) {
     const bool known = outcome.bad_tensor >= 0 && outcome.bad_tensor < static_cast<int>(spec().parameters.size());
     reply.set_skip_reason(absl::StrCat("slot ", outcome.bad_slot.value(), ": gradient of \"",

@@ -61,6 +61,7 @@ Pass::Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& h
       host_(host),
       storage_(storage),
       step_(BestOptimizerStep()),
+      squares_(BestGradientSquares()),
       divide_scale_(static_cast<float>(1.0 / job.num_slots)),
       zeros_(kChunkElements),
       team_(threads) {
@@ -81,6 +82,9 @@ uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initia
         break;
       case CommandKind::kInit:
         PlaceInitial(command, range, initial);
+        break;
+      case CommandKind::kNorm:
+        SquareRange(command, range);
         break;
       case CommandKind::kDigest:
         digest.fetch_add(DigestRange(command, range));
@@ -111,6 +115,32 @@ void Pass::StepRange(const Command& command, uint64_t seq, int range) {
   }
 }
 
+void Pass::Gradients(const Bucket& bucket, int64_t element, const void* (&gradients)[kMaxSlots]) const {
+  const int64_t at = bucket.gradient_offset + element * BytesPerElement(job_.gradient_format);
+  for (int s = 0; s < job_.num_slots; ++s) gradients[s] = host_.slot(s).data() + at;
+}
+
+void Pass::SquareRange(const Command& command, int range) {
+  const StorageRange& r = storage_.ranges()[range];
+  const Bucket& bucket = plan_.buckets()[r.bucket];
+  const OptimizerContext context = ContextOf(command, bucket);
+  const void* gradients[kMaxSlots];
+  for (int64_t chunk = place_.replica; chunk < r.num_chunks(); chunk += plan_.num_replicas()) {
+    for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
+      const ChunkRun& run = storage_.runs(range)[i];
+      const int64_t element = r.bucket_begin + run.offset;
+      Gradients(bucket, element, gradients);
+      OptimizerRun squares;
+      squares.gradients = gradients;
+      squares.num_slots = job_.num_slots;
+      squares.divide_scale = divide_scale_;
+      squares.square_sums = SquareSums(host_.control()) + bucket.first_block + element / kBlockElements;
+      squares.num_elements = run.num_elements;
+      squares_(context, squares);
+    }
+  }
+}
+
 OptimizerContext Pass::ContextOf(const Command& command, const Bucket& bucket) const {
   OptimizerContext context;
   context.hyper = job_.optimizer;
@@ -126,19 +156,18 @@ OptimizerContext Pass::ContextOf(const Command& command, const Bucket& bucket) c
 void Pass::StepChunk(const Command& command, int range, int64_t chunk) {
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
-  const int64_t gradient_bytes = BytesPerElement(job_.gradient_format);
   const int to = 1 - command.parity;
   const OptimizerContext context = ContextOf(command, bucket);
   const void* gradients[kMaxSlots];
   int64_t written = 0;
   for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
     const ChunkRun& run = storage_.runs(range)[i];
-    const int64_t at = bucket.gradient_offset + (r.bucket_begin + run.offset) * gradient_bytes;
-    for (int s = 0; s < job_.num_slots; ++s) gradients[s] = host_.slot(s).data() + at;
+    Gradients(bucket, r.bucket_begin + run.offset, gradients);
     OptimizerRun step;
     step.gradients = gradients;
     step.num_slots = job_.num_slots;
     step.divide_scale = divide_scale_;
+    step.clip = command.clip;
     step.weights_in = storage_.weights(range, command.parity, run.offset);
     step.weights_out = storage_.weights(range, to, run.offset);
     for (int s = 0; s < plan_.num_states(); ++s) {

@@ -40,7 +40,11 @@ class Pass {
 
  private:
   void StepRange(const Command& command, uint64_t seq, int range);
+  // The sums of squares of a range's gradients; replicas share the chunks.
+  void SquareRange(const Command& command, int range);
   void StepChunk(const Command& command, int range, int64_t chunk);
+  // Where the slots' gradients of a bucket's element lie.
+  void Gradients(const Bucket& bucket, int64_t element, const void* (&gradients)[kMaxSlots]) const;
   // What all runs of a bucket share.
   OptimizerContext ContextOf(const Command& command, const Bucket& bucket) const;
   // Weights as pushed, states of zeros.
@@ -55,7 +59,7 @@ class Pass {
   const ShardPlace place_;
   HostMemory& host_;
   ShardStorage& storage_;
-  const OptimizerStepFn step_;
+  const OptimizerStepFn step_, squares_;
   const float divide_scale_;
   const std::vector<float> zeros_;      // of a chunk
   std::vector<int64_t> initial_begin_;  // by range: elements before it in the piece of initial weights

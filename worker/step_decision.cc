@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
 #include "local/futex.h"
+#include "worker/gradient_norm.h"
 #include "worker/step_protocol.h"
 
 namespace shardmesh {
@@ -46,6 +47,33 @@ void StepProtocol::Issue(const Command& command) {
   FutexBump(page_->decision);
 }
 
+// Fills in a step of which all slots are complete; or, before it, the norm of its gradients.
+bool StepProtocol::DecideStep(Command& command) {
+  command.kind = CommandKind::kStep;
+  command.apply = 1;
+  for (int s = 0; s < job_->num_slots && command.apply; ++s) {
+    const int64_t word = page_->slots[s].nonfinite.load(std::memory_order_acquire);
+    if (NonFiniteStepOf(word) != command.step) continue;
+    command.apply = 0;
+    command.nonfinite = int64_t{s} << 32 | NonFiniteTensorOf(word);
+  }
+  if (command.apply && job_->clip_norm > 0) {
+    if (page_->norm_step.load(std::memory_order_acquire) != command.step) {
+      command.kind = CommandKind::kNorm;
+      return true;
+    }
+    command.clip = ClipFactor(job_->clip_norm, page_->norm.load(std::memory_order_acquire));
+  }
+  OptimizerHyper hyper = job_->optimizer;
+  const uint64_t claim = page_->lr_claim.load(std::memory_order_acquire);
+  hyper.lr = page_->slots[claim & 0xffff].learning_rate.load(std::memory_order_acquire);
+  auto scalars = ComputeStepScalars(hyper, command.step);  // validated when it was claimed
+  if (!scalars.ok()) return false;
+  command.scalars = *scalars;
+  if (command.apply) command.publish = ChoosePublication(command.step);
+  return true;
+}
+
 bool StepProtocol::Decide() {
   if (page_->abort.load() != 0) return false;
   Command command;
@@ -58,21 +86,7 @@ bool StepProtocol::Decide() {
     command.kind = CommandKind::kInit;
     command.publish = ChoosePublication(0);
   } else if (SlotsComplete(command.step)) {
-    command.kind = CommandKind::kStep;
-    command.apply = 1;
-    for (int s = 0; s < job_->num_slots && command.apply; ++s) {
-      const int64_t word = page_->slots[s].nonfinite.load(std::memory_order_acquire);
-      if (NonFiniteStepOf(word) != command.step) continue;
-      command.apply = 0;
-      command.nonfinite = int64_t{s} << 32 | NonFiniteTensorOf(word);
-    }
-    OptimizerHyper hyper = job_->optimizer;
-    const uint64_t claim = page_->lr_claim.load(std::memory_order_acquire);
-    hyper.lr = page_->slots[claim & 0xffff].learning_rate.load(std::memory_order_acquire);
-    auto scalars = ComputeStepScalars(hyper, command.step);  // validated when it was claimed
-    if (!scalars.ok()) return false;
-    command.scalars = *scalars;
-    if (command.apply) command.publish = ChoosePublication(command.step);
+    if (!DecideStep(command)) return false;
   } else if (page_->digest_wanted.load() > page_->digest_done.load()) {
     command.kind = CommandKind::kDigest;
     command.step = committed;
@@ -127,12 +141,17 @@ void StepProtocol::Commit() {
   const Command& command = page_->command;
   if (command.kind == CommandKind::kDigest) {
     SummarizeDigest();
+  } else if (command.kind == CommandKind::kNorm) {
+    page_->norm.store(GradientNorm(*job_, *plan_, SquareSums(page_)), std::memory_order_release);
+    page_->norm_step.store(command.step, std::memory_order_release);
   } else {
     if (command.kind == CommandKind::kStep && command.apply) page_->parity.store(1 - command.parity);
     OutcomeWords& outcome = page_->outcomes[command.step % kOutcomeRing];
     const bool skipped = command.kind == CommandKind::kStep && !command.apply;
     outcome.step.store(kNoStep, std::memory_order_release);
     outcome.skipped.store(skipped ? command.nonfinite + 1 : 0, std::memory_order_release);
+    const bool normed = page_->norm_step.load(std::memory_order_acquire) == command.step;
+    outcome.norm.store(normed ? page_->norm.load(std::memory_order_acquire) : 0, std::memory_order_release);
     outcome.step.store(command.step, std::memory_order_release);
     if (command.publish >= 0) page_->publications[command.publish].version_plus_one.store(command.step + 1);
     page_->committed_step_plus_one.store(command.step + 1, std::memory_order_release);

@@ -104,6 +104,55 @@ TEST_F(StepDecisionTest, PublicationsAlternate_AndAPinnedOneIsNeverRewritten) {
   EXPECT_EQ(protocol.command().publish, *pinned);
 }
 
+struct ClippedFixture : StepFixture {
+  static JobSpec Clipped() {
+    JobSpec job = SmallJob("ddp=2,fsdp=2", 3);
+    job.clip_norm = 0.5;
+    return job;
+  }
+  ClippedFixture() : StepFixture(Clipped()) {}
+
+  // As the passes of all members would: of both tensors' one block.
+  void WriteSums(float first, float second) {
+    SquareSums(protocol.page())[0] = first;
+    SquareSums(protocol.page())[1] = second;
+  }
+};
+
+TEST_F(ClippedFixture, TheNormIsKnownBeforeTheStepIsDecided) {
+  PlaceWeights();
+  for (int64_t step = 1; step <= 2; ++step) {
+    for (int s = 0; s < 3; ++s) Pieces(s, step);
+    ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, step));
+    ASSERT_TRUE(protocol.Decide());
+    EXPECT_EQ(protocol.command().kind, CommandKind::kNorm);
+    EXPECT_EQ(protocol.command().step, step);
+    WriteSums(9, step == 1 ? 16 : 0);
+    AllExecute();
+    protocol.Commit();
+    EXPECT_EQ(protocol.committed_step(), Step(step - 1));  // nothing was stepped yet
+    ASSERT_TRUE(protocol.Decide());
+    EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
+    EXPECT_EQ(protocol.command().clip, ClipFactor(0.5, step == 1 ? 5 : 3));
+    AllExecute();
+    protocol.Commit();
+    ASSERT_OK_AND_ASSIGN(const StepOutcome outcome, protocol.AwaitCommit(Step(step), absl::ZeroDuration()));
+    EXPECT_EQ(outcome.norm, step == 1 ? 5 : 3);
+  }
+}
+
+TEST_F(ClippedFixture, ASkippedStep_NeedsNoNorm) {
+  PlaceWeights();
+  for (int s = 0; s < 3; ++s) Pieces(s, 1);
+  ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, 1, 0.5, {{Slot(2), 1}}));
+  ASSERT_TRUE(protocol.Decide());
+  EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
+  EXPECT_EQ(protocol.command().apply, 0);
+  AllExecute();
+  protocol.Commit();
+  EXPECT_EQ(protocol.OutcomeOf(Step(1))->norm, 0);
+}
+
 TEST(StepDecisionPolicyTest, PublishEvery_IsAMultiple) {
   JobSpec job = SmallJob("fsdp=1", 1);
   job.publish_every = 3;

@@ -20,12 +20,14 @@ std::optional<StepOutcome> StepProtocol::OutcomeOf(Step step) const {
   // sides.
   const int64_t before = words.step.load(std::memory_order_acquire);
   const int64_t skipped = words.skipped.load(std::memory_order_acquire);
+  const double norm = words.norm.load(std::memory_order_acquire);
   const int64_t after = words.step.load(std::memory_order_acquire);
   if (before == step.value() && after == before && skipped != 0) {
     outcome.skipped = true;
     outcome.bad_slot = Slot(static_cast<int32_t>((skipped - 1) >> 32));
     outcome.bad_tensor = static_cast<int>((skipped - 1) & 0xffffffff);
   }
+  if (before == step.value() && after == before) outcome.norm = norm;
   return outcome;
 }
 

@@ -27,6 +27,7 @@ struct StepOutcome {
   bool skipped = false;
   Slot bad_slot;       // with skipped
   int bad_tensor = 0;  // with skipped
+  double norm = 0;     // of all gradients before clipping, where the job clips them
 };
 
 struct Declaration {
@@ -132,6 +133,7 @@ class StepProtocol {
   int ChoosePublication(int64_t step);
   void Issue(const Command& command);
   void SummarizeDigest();
+  bool DecideStep(Command& command);
 
   ControlPage* const page_;
   const JobSpec* const job_;

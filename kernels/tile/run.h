@@ -73,6 +73,22 @@ __attribute__((noinline)) void RunRows(const StepPlan& plan, FindTilesFn find) {
 }
 
 template <class Number>
+void RunSquares(const OptimizerContext& context, const OptimizerRun& run) {
+  StepPlan plan;
+  plan.context = &context;
+  plan.run = &run;
+  alignas(64) float gradient[kTileElements];
+  TileRun tile;
+  tile.gradients = run.gradients;
+  for (int64_t i = 0; i * kTileElements < run.num_elements; ++i) {
+    const int64_t left = run.num_elements - i * kTileElements;
+    tile.gradient_offset = i * kTileElements;
+    SumGradients<Number>(plan, tile, gradient, left < kTileElements ? left : kTileElements);
+    run.square_sums[i] = SumSquares<Number>(gradient);
+  }
+}
+
+template <class Number>
 void RunStep(const OptimizerContext& context, const OptimizerRun& run, FindTilesFn find) {
   const StepPlan plan = PlanStep(context, run);
   if (context.weights == WeightFormat::kInt8Row) return RunRows<Number>(plan, find);

@@ -27,12 +27,13 @@ struct Combination {
   WeightFormat weights;
   StateFormat states;
   bool amsgrad = false;
+  double clip_norm = 0;
 };
 
 // Every optimizer, every format of weights and every one of states, each more than once.
 constexpr Combination kCombinations[] = {
     {OptimizerKind::kAdamW, WeightFormat::kFp32, StateFormat::kFp32},
-    {OptimizerKind::kAdamW, WeightFormat::kBf16Sr, StateFormat::kFp32},
+    {OptimizerKind::kAdamW, WeightFormat::kBf16Sr, StateFormat::kFp32, false, /*clip_norm=*/1.0},
     {OptimizerKind::kAdamW, WeightFormat::kBf16Sr, StateFormat::kDyn8},
     {OptimizerKind::kAdamW, WeightFormat::kBf16Plus8Sr, StateFormat::kFp8x32},
     {OptimizerKind::kAdamW, WeightFormat::kBf16Plus16, StateFormat::kBf16Sr},
@@ -40,7 +41,7 @@ constexpr Combination kCombinations[] = {
     {OptimizerKind::kAdamW, WeightFormat::kFp32, StateFormat::kFp8},
     {OptimizerKind::kAdam, WeightFormat::kBf16Plus8Sr, StateFormat::kDyn8, /*amsgrad=*/true},
     {OptimizerKind::kAdam, WeightFormat::kBf16, StateFormat::kFp8x32},
-    {OptimizerKind::kLion, WeightFormat::kBf16Sr, StateFormat::kBf16Sr},
+    {OptimizerKind::kLion, WeightFormat::kBf16Sr, StateFormat::kBf16Sr, false, /*clip_norm=*/0.5},
     {OptimizerKind::kLion, WeightFormat::kBf16Plus16, StateFormat::kFp8},
     {OptimizerKind::kSgd, WeightFormat::kBf16Plus8Sr, StateFormat::kDyn4},
     {OptimizerKind::kSgd, WeightFormat::kBf16, StateFormat::kFp32},
@@ -56,6 +57,7 @@ JobSpec JobOf(const Combination& c, const std::string& name) {
   spec.optimizer = OptimizerHyper::Defaults(c.kind);
   spec.optimizer.weight_decay = 0.03;
   spec.optimizer.amsgrad = c.amsgrad;
+  spec.clip_norm = c.clip_norm;
   if (c.kind == OptimizerKind::kSgd) spec.optimizer.momentum = 0.8;
   for (ParameterSpec& p : spec.parameters) {
     p.format = c.weights;

@@ -37,10 +37,15 @@ class NumericsOracle {
   }
 
   void RunStep(int64_t step) {
+    norm_ = 0;
+    clip_ = job_.clip_norm > 0 ? ClipFactor(job_.clip_norm, norm_ = NormOf(step)) : 1;
     for (size_t t = 0; t < tensors_.size(); ++t) {
       if (job_.parameters[t].tied_to.empty()) StepTensor(step, static_cast<int>(t));
     }
   }
+
+  // Of the last step's gradients; 0 where the job does not clip them.
+  double norm() const { return norm_; }
 
   // The bytes of a tensor's weights as windows hold them.
   std::vector<char> Stored(int tensor) const {
@@ -82,6 +87,46 @@ class NumericsOracle {
 
   static CodeFormat Named(absl::string_view name) { return ParseCodeFormat(name).value(); }
 
+  // The gradients of a tensor, and a run that has nothing else yet.
+  struct Slots {
+    Slots(const JobSpec& job, int64_t step, int t)
+        : gradients(job.num_slots), elements(job.parameters[t].NumElements()) {
+      for (int slot = 0; slot < job.num_slots; ++slot) {
+        for (int64_t e = 0; e < elements; ++e) {
+          gradients[slot].push_back(GradientValue(job.gradient_format, slot, step, t, e));
+        }
+        pointers.push_back(gradients[slot].data());
+      }
+    }
+    OptimizerRun run() const {
+      OptimizerRun run;
+      run.gradients = pointers.data();
+      run.num_slots = static_cast<int>(pointers.size());
+      run.divide_scale = static_cast<float>(1.0 / run.num_slots);
+      run.num_elements = elements;
+      return run;
+    }
+
+    std::vector<std::vector<float>> gradients;
+    std::vector<const void*> pointers;
+    const int64_t elements;
+  };
+
+  double NormOf(int64_t step) const {
+    std::vector<float> roots;
+    for (size_t t = 0; t < tensors_.size(); ++t) {
+      if (!job_.parameters[t].tied_to.empty() || job_.parameters[t].NumElements() == 0) continue;
+      const Slots slots(job_, step, static_cast<int>(t));
+      std::vector<float> sums((slots.elements + 255) / 256);
+      OptimizerRun run = slots.run();
+      run.square_sums = sums.data();
+      OptimizerContext context;
+      GradientSquaresReference(context, run);
+      roots.push_back(TreeSum<float>(static_cast<int>(sums.size()), [&](int i) { return sums[i]; }));
+    }
+    return std::sqrt(double{TreeSum<float>(static_cast<int>(roots.size()), [&](int i) { return roots[i]; })});
+  }
+
   void StepTensor(int64_t step, int t) {
     const ParameterSpec& p = job_.parameters[t];
     OptimizerContext context;
@@ -92,22 +137,12 @@ class NumericsOracle {
     context.gradients = Format::kFp32;
     context.seed = job_.seed;
     context.step = step;
-    std::vector<std::vector<float>> gradients(job_.num_slots);
-    std::vector<const void*> slots;
-    for (int slot = 0; slot < job_.num_slots; ++slot) {
-      for (int64_t e = 0; e < p.NumElements(); ++e) {
-        gradients[slot].push_back(GradientValue(job_.gradient_format, slot, step, t, e));
-      }
-      slots.push_back(gradients[slot].data());
-    }
-    OptimizerRun run;
-    run.gradients = slots.data();
-    run.num_slots = job_.num_slots;
-    run.divide_scale = static_cast<float>(1.0 / job_.num_slots);
+    const Slots slots(job_, step, t);
+    OptimizerRun run = slots.run();
+    run.clip = clip_;
     std::vector<Stream>& streams = tensors_[t].streams;
     run.weights_in = run.weights_out = streams[0].run();
     for (size_t s = 1; s < streams.size(); ++s) run.states_in[s - 1] = run.states_out[s - 1] = streams[s].run();
-    run.num_elements = p.NumElements();
     run.tensor = static_cast<uint32_t>(t);
     ASSERT_OK(CheckRun(context, run));
     OptimizerStepReference(context, run);
@@ -115,6 +150,8 @@ class NumericsOracle {
 
   const JobSpec job_;
   std::vector<Tensor> tensors_;
+  double norm_ = 0;
+  float clip_ = 1;
 };
 
 }  // namespace shardmesh

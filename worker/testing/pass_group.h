@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/matchers.h"
+#include "worker/gradient_norm.h"
 #include "worker/pass.h"
 #include "worker/shard_storage.h"
 #include "worker/testing/small_job.h"
@@ -113,7 +114,13 @@ struct PassGroup : TestHost {
 
   void RunStep(int64_t step) {
     WriteGradients(step);
-    const Command command = StepCommand(step);
+    Command command = StepCommand(step);
+    if (command.apply && job.clip_norm > 0) {
+      Command norm = command;
+      norm.kind = CommandKind::kNorm;
+      Execute(norm);
+      command.clip = ClipFactor(job.clip_norm, GradientNorm(job, plan, SquareSums(host.control())));
+    }
     Execute(command);
     if (command.apply) parity = 1 - parity;
   }

@@ -11,7 +11,8 @@
 namespace shardmesh {
 
 struct StepFixture : ::testing::Test, TestHost {
-  StepFixture() : TestHost(SmallJob("ddp=2,fsdp=2", 3)) {}
+  StepFixture() : StepFixture(SmallJob("ddp=2,fsdp=2", 3)) {}
+  explicit StepFixture(const JobSpec& job) : TestHost(job) {}
 
   void AllExecute() {
     for (int r = 0; r < plan.num_ranks(); ++r) {
