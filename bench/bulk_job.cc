@@ -27,26 +27,9 @@ std::string NameOf(int64_t tensor) { return absl::StrCat("layers.", tensor, ".we
 absl::StatusOr<std::unique_ptr<BulkJob>> BulkJob::Start(const std::string& folder, const std::string& worker_listen,
                                                         int64_t num_bytes, int server_core) {
   std::unique_ptr<BulkJob> bulk(new BulkJob);
-  RETURN_IF_ERROR(bulk->StartProcesses(folder, worker_listen, server_core));
+  ASSIGN_OR_RETURN(bulk->service_, Service::Start(folder, worker_listen, server_core));
   RETURN_IF_ERROR(bulk->CreateJob(num_bytes));
   return bulk;
-}
-
-absl::Status BulkJob::StartProcesses(const std::string& folder, const std::string& worker_listen, int core) {
-  const std::string coordinator_file = folder + "/coordinator", worker_file = folder + "/worker";
-  ASSIGN_OR_RETURN(coordinator_,
-                   Process::Start({ProgramPath("server/shardmesh-coordinator"), "--listen", "127.0.0.1:0", "--state",
-                                   folder + "/state.db", "--address-file", coordinator_file, "--log-level", "warn"},
-                                  core));
-  ASSIGN_OR_RETURN(const std::string address, coordinator_->AwaitFile(coordinator_file, kPatience));
-  ASSIGN_OR_RETURN(worker_, Process::Start({ProgramPath("worker/shardmesh-worker"), "--coordinator", address, "--name",
-                                            "w0", "--listen", worker_listen, "--local-dir", folder + "/local",
-                                            "--address-file", worker_file, "--log-level", "warn"},
-                                           core));
-  RETURN_IF_ERROR(worker_->AwaitFile(worker_file, kPatience).status());
-  ASSIGN_OR_RETURN(Client client, Client::Connect(address));
-  client_ = std::make_unique<Client>(std::move(client));
-  return absl::OkStatus();
 }
 
 absl::Status BulkJob::CreateJob(int64_t num_bytes) {
@@ -66,7 +49,7 @@ absl::Status BulkJob::CreateJob(int64_t num_bytes) {
   for (int64_t i = 0; i < num_elements; ++i)
     gradient_.push_back(static_cast<float>((i * 104729) % 65521 - 32760) * 0x1p-24f);
   destination_.assign(num_bytes, 1);
-  ASSIGN_OR_RETURN(job_, client_->CreateJob(spec));
+  ASSIGN_OR_RETURN(job_, service_->client().CreateJob(spec));
   if (job_->plan().version_bytes() != num_bytes)
     return absl::InternalError("the plan has padding; choose another size");
   return job_->Initialize(values, kPatience);

@@ -8,8 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "bench/process.h"
-#include "client/cpp/client.h"
+#include "bench/service.h"
 #include "client/cpp/session.h"
 
 namespace shardmesh::bench {
@@ -32,7 +31,7 @@ class BulkJob {
   absl::StatusOr<double> Push();
   absl::Status StepOnce();
   // The worker's processor time so far.
-  double WorkerSeconds() const { return worker_->ProcessorSeconds(); }
+  double WorkerSeconds() const { return service_->WorkerSeconds(); }
 
   // Attaches to the slot; ended by Detach. While it lasts, nobody else may push to the slot.
   absl::Status Attach();
@@ -45,12 +44,10 @@ class BulkJob {
 
  private:
   BulkJob() = default;
-  absl::Status StartProcesses(const std::string& folder, const std::string& worker_listen, int core);
   absl::Status CreateJob(int64_t num_bytes);
   std::vector<float> ExpectedAfterOneStep() const;
 
-  std::unique_ptr<Process> coordinator_, worker_;
-  std::unique_ptr<Client> client_;
+  std::unique_ptr<Service> service_;
   std::shared_ptr<Job> job_;
   std::unique_ptr<Session> session_;
   const char* window_ = nullptr;

@@ -2,13 +2,11 @@
 //
 //   bazel run -c opt //bench:bulk -- --quick --json bulk.json
 #include <signal.h>
-#include <stdlib.h>
 #include <time.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <memory>
 
@@ -20,6 +18,7 @@
 #include "bench/harness.h"
 #include "bench/memory_speed.h"
 #include "bench/process.h"
+#include "bench/service.h"
 #include "core/status.h"
 #include "rpc/main_support.h"
 
@@ -34,26 +33,6 @@ struct Flags : CommonFlags {
   int mebibytes = 256;
   bool default_allocator = false;
   bool processor_time = false;
-};
-
-// A folder that is removed with the object.
-class Folder {
- public:
-  static absl::StatusOr<std::unique_ptr<Folder>> Make() {
-    std::string path = (std::filesystem::temp_directory_path() / "shardmesh-bench-XXXXXX").string();
-    if (mkdtemp(path.data()) == nullptr)
-      return absl::PermissionDeniedError(absl::StrCat("cannot make a folder like ", path));
-    return std::unique_ptr<Folder>(new Folder(path));
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  explicit Folder(std::string path) : path_(std::move(path)) {}
-  const std::string path_;
 };
 
 // The rival: a stock server and a stock client, processes of their own.

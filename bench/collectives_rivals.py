@@ -7,7 +7,7 @@
 
 Arguments: gloo|mpi RANKS elapsed|processor FILE BYTES RESULT,SLOT,SLOT,...: the time is what passes from the first rank's
 begin to the last one's end, or the processor time of all ranks and their threads. A vector of fp32 has BYTES; our result and
-the ranks' inputs lie at these places of FILE, which is shared memory. Each rank is a process of its own with one thread (MPI: under mpirun),
+the ranks' inputs lie at these places of FILE, which is shared memory (or, where a place is PATH:PLACE, of that file). Each rank is a process of its own with one thread (MPI: under mpirun),
 which waits for commands at a UNIX socket, so that it uses no processor while others are measured.
 NAME: gloo has reduce_gather, all_reduce, buckets, barrier and small_gather; mpi has all_reduce.
 An answer that starts with "error " says why there is none.
@@ -39,7 +39,7 @@ class Gloo:
     def version(self):
         return f"torch {self.torch.__version__} with gloo"
 
-    def load(self, slot):
+    def load(self, slot, _):
         self.input = self.torch.from_numpy(slot).clone()
         self.result = self.torch.zeros_like(self.input)
         self.piece = self.torch.zeros(self.input.numel() // self.ranks)
@@ -81,7 +81,7 @@ class Mpi:
     def version(self):
         return self.mpi.Get_library_version().split(",")[0]
 
-    def load(self, slot):
+    def load(self, slot, _):
         self.input, self.result = slot.copy(), slot * 0
 
     def prepare(self, name):
@@ -97,7 +97,7 @@ class Mpi:
         return abs(self.result - ours).max()
 
 
-def rank_main(kind, folder, ranks, rank, file, num_bytes, places):
+def rank_main(kinds, kind, folder, ranks, rank, file, num_bytes, places):
     """One rank: connects at once, so that what goes wrong later is told."""
     link = socket.socket(socket.AF_UNIX)
     link.connect(f"{folder}/socket")
@@ -109,14 +109,14 @@ def rank_main(kind, folder, ranks, rank, file, num_bytes, places):
     try:
         import numpy as np
 
-        rival = {"gloo": Gloo, "mpi": Mpi}[kind](int(rank), int(ranks), folder)
-        memory = np.memmap(file, np.float32, "r")
+        rival = kinds[kind](int(rank), int(ranks), folder)
 
         def vector(place):
-            return memory[int(place) // 4 : (int(place) + int(num_bytes)) // 4]
+            path, _, at = place.rpartition(":")
+            return np.memmap(path or file, np.float32, "r", int(at), int(num_bytes) // 4)
 
         result, *slots = places.split(",")
-        rival.load(vector(slots[rival.rank]))
+        rival.load(vector(slots[rival.rank]), vector(result))
         tell(version=rival.version())
         for line in lines:
             what, name, *count = line.split()
@@ -159,7 +159,7 @@ class Ranks:
 
     def start(self, kind, ranks, folder, rest, errors):
         def command(rank):
-            return [sys.executable, os.path.abspath(__file__), "rank", kind, folder, str(ranks), str(rank), *rest]
+            return [sys.executable, os.path.abspath(sys.argv[0]), "rank", kind, folder, str(ranks), str(rank), *rest]
 
         if kind == "gloo":
             commands = [command(rank) for rank in range(ranks)]
@@ -210,5 +210,9 @@ def main():
         print(text, flush=True)
 
 
+def run(kinds):
+    rank_main(kinds, *sys.argv[2:]) if sys.argv[1] == "rank" else main()
+
+
 if __name__ == "__main__":
-    rank_main(*sys.argv[2:]) if sys.argv[1] == "rank" else main()
+    run({"gloo": Gloo, "mpi": Mpi})

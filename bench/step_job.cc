@@ -8,8 +8,6 @@
 namespace shardmesh::bench {
 namespace {
 
-constexpr int64_t kTensorElements = int64_t{4} << 20;
-
 uint64_t Mix(uint64_t x) {  // splitmix64
   x += 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -18,36 +16,53 @@ uint64_t Mix(uint64_t x) {  // splitmix64
 }
 
 // Four bf16 numbers a word, of random sign and mantissa, between 2^-11 and 2^-9.
-void FillGradients(const Segment& slot, int64_t num_bytes, uint64_t seed) {
+void FillBf16(const Segment& slot, int64_t num_bytes, uint64_t seed) {
   auto* words = reinterpret_cast<uint64_t*>(slot.data());
   for (int64_t i = 0; i < num_bytes / 8; ++i) {
     words[i] = (Mix(seed + static_cast<uint64_t>(i)) & 0x80FF80FF80FF80FFu) | 0x3A003A003A003A00u;
   }
 }
 
+// Two fp32 numbers a word, of random sign and mantissa, between 2^-10 and 2^-9; in every `num_slots`th word, another
+// one in each slot, 2^3 times as large: it decides the sum's sign, and no sum of up to 4 slots cancels.
+void FillFp32(const Segment& slot, int64_t num_bytes, uint64_t seed, int index, int num_slots) {
+  auto* words = reinterpret_cast<uint64_t*>(slot.data());
+  for (int64_t i = 0; i < num_bytes / 8; ++i) {
+    words[i] = (Mix(seed + static_cast<uint64_t>(i)) & 0x807FFFFF807FFFFFu) |
+               (i % num_slots == index ? 0x3C0000003C000000u : 0x3A8000003A800000u);
+  }
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<StepJob>> StepJob::Create(Memory& memory, int64_t num_elements) {
+absl::StatusOr<std::unique_ptr<StepJob>> StepJob::Create(Memory& memory, int64_t num_elements, const StepShape& shape) {
   JobSpec spec;
   spec.name = "bench-step";
-  ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(absl::StrCat("fsdp=", kRanks)));
-  spec.num_slots = kStepSlots;
-  spec.gradient_format = Format::kBf16;
+  ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(absl::StrCat("fsdp=", shape.ranks)));
+  spec.num_slots = shape.slots;
+  spec.gradient_format = shape.formats.gradients;
   spec.seed = 7;
-  spec.publish_every = kStepPublishEvery;
+  spec.publish_every = shape.publish_every;
   for (int64_t i = 0; i < num_elements / kTensorElements; ++i) {
-    spec.parameters.push_back({absl::StrCat("layers.", i, ".weight"), {kTensorElements}, WeightFormat::kBf16Sr, ""});
+    spec.parameters.push_back(
+        {absl::StrCat("layers.", i, ".weight"), {kTensorElements}, shape.formats.weights, "", shape.formats.states});
   }
   ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
-  ASSIGN_OR_RETURN(HostMemory host, HostMemory::Create(memory, spec.name, kStepSlots, plan));
+  ASSIGN_OR_RETURN(HostMemory host, HostMemory::Create(memory, spec.name, shape.slots, plan));
   auto job = std::make_unique<StepJob>(StepJob{std::move(spec), std::move(plan), std::move(host), {}});
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (int rank = 0; rank < shape.ranks; ++rank) {
     ASSIGN_OR_RETURN(ShardStorage storage, ShardStorage::Open(memory, absl::StrCat("shard-", rank), job->plan,
                                                               job->plan.PlaceOf(Rank(rank)).shard));
     job->shards.push_back(std::move(storage));
   }
-  for (int s = 0; s < kStepSlots; ++s) {
-    FillGradients(job->host.slot(s), job->plan.gradient_window_bytes(), uint64_t{1} << (40 + s));
+  for (int s = 0; s < shape.slots; ++s) {
+    const uint64_t seed = uint64_t{1} << (40 + s);
+    const int64_t bytes = job->plan.gradient_window_bytes();
+    if (shape.formats.gradients == Format::kFp32) {
+      FillFp32(job->host.slot(s), bytes, seed, s, shape.slots);
+    } else {
+      FillBf16(job->host.slot(s), bytes, seed);
+    }
   }
   return job;
 }

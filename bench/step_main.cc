@@ -13,12 +13,11 @@
 #include "bench/flags.h"
 #include "bench/harness.h"
 #include "bench/memory_speed.h"
+#include "bench/step_engine.h"
 #include "bench/step_job.h"
 #include "bench/three_passes.h"
 #include "bench/worker_team.h"
 #include "core/status.h"
-#include "local/futex.h"
-#include "worker/engine.h"
 #include "worker/pass.h"
 #include "worker/step_protocol.h"
 
@@ -32,8 +31,6 @@ struct Flags : CommonFlags {
 
 enum Task { kReady, kCopy, kUpdate, kThreePasses, kCheckGather, kRotating, kInPlace };
 
-const std::vector<std::string> kNames = {"w0", "w1", "w2", "w3"};
-
 // Words that the parent sets for the tasks of the workers; mapped as shared.
 struct Shared {
   std::atomic<int64_t> three_passes_step;
@@ -43,14 +40,11 @@ struct Shared {
 // One worker process: the engine as in shardmesh-worker, and the tasks of the rivals.
 WorkerTeam::Work SetUpWorker(StepJob& job, ThreePasses& passes, Shared& shared, WorkerTeam::Member& member) {
   const int rank = member.rank();
-  auto protocol = std::make_shared<StepProtocol>(job.host.control(), &job.spec, &job.plan, kNames);
-  auto pass = std::make_shared<Pass>(job.spec, job.plan, job.plan.PlaceOf(Rank(rank)), job.host, job.shards[rank], 1);
-  auto engine = std::make_shared<Engine>(*protocol, *pass, Rank(rank), absl::Seconds(60), [] {});
-  protocol->SignOfLife(Rank(rank), MonotonicNanos(), getpid());
-  const bool staged = engine->StageInitial(job.InitialPiece(rank), 1).ok();
+  auto engine = std::make_shared<StepEngine>(job, rank);
+  Pass* const pass = engine->pass.get();
   char* const copy = ThreePasses::NewPrivateCopy(job);
   const int64_t bytes = job.plan.window_bytes();
-  const auto extra = [&job, &shared, protocol](int64_t parity) {
+  const auto extra = [&job, &shared](int64_t parity) {
     Command command;
     command.kind = CommandKind::kStep;
     command.step = shared.extra_step.load();
@@ -63,7 +57,7 @@ WorkerTeam::Work SetUpWorker(StepJob& job, ThreePasses& passes, Shared& shared, 
     const int32_t parity = job.host.control()->parity.load();
     switch (task) {
       case kReady:
-        return staged && copy != nullptr && engine != nullptr;
+        return engine->staged && copy != nullptr;
       case kCopy:
         StreamingCopy(copy, job.host.slot(rank).data(), bytes);
         return true;
@@ -128,28 +122,14 @@ absl::Status StepBench::SetUp() {
   ASSIGN_OR_RETURN(team_, WorkerTeam::Start(kRanks, [this](WorkerTeam::Member& member) {
                      return SetUpWorker(*job_, *passes_, *shared_, member);
                    }));
-  protocol_ = std::make_unique<StepProtocol>(job_->host.control(), &job_->spec, &job_->plan, kNames);
+  protocol_ = NewStepProtocol(*job_);
   RETURN_IF_ERROR(team_->Run(kReady).status());
   RETURN_IF_ERROR(protocol_->AwaitCommit(Step(0), absl::Seconds(60)).status());
   passes_->Initialize();
   return absl::OkStatus();
 }
 
-// From the last trainer's declaration to the commit.
-absl::StatusOr<double> StepBench::EngineStep() {
-  Declaration declaration;
-  declaration.step = Step(next_step_++);
-  declaration.learning_rate = job_->spec.optimizer.lr;
-  for (int s = 0; s < kStepSlots; ++s) {
-    declaration.slots.push_back(Slot(s));
-    for (int shard = 0; shard < kRanks; ++shard)
-      RETURN_IF_ERROR(protocol_->PieceReady(Slot(s), shard, declaration.step));
-  }
-  const double start = MonotonicSeconds();
-  RETURN_IF_ERROR(protocol_->Declare(declaration).status());
-  RETURN_IF_ERROR(protocol_->AwaitCommit(declaration.step, absl::Seconds(60)).status());
-  return MonotonicSeconds() - start;
-}
+absl::StatusOr<double> StepBench::EngineStep() { return DeclareAndAwait(*protocol_, *job_, Step(next_step_++)); }
 
 absl::StatusOr<double> StepBench::UnpublishedSteps() {
   double seconds = 0;

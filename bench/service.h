@@ -1,0 +1,46 @@
+// Service: a coordinator and one worker as processes of their own, and a client of them, for benchmarks. Killed with
+// the object. Not thread-safe.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "bench/process.h"
+#include "client/cpp/client.h"
+
+namespace shardmesh::bench {
+
+// A folder that is removed with the object.
+class Folder {
+ public:
+  // PermissionDenied: it cannot be made.
+  static absl::StatusOr<std::unique_ptr<Folder>> Make();
+  ~Folder();
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit Folder(std::string path) : path_(std::move(path)) {}
+  const std::string path_;
+};
+
+class Service {
+ public:
+  // Both processes on `core`, the worker listening on `worker_listen`. `folder` is for their files. Errors of Process
+  // and of the client.
+  static absl::StatusOr<std::unique_ptr<Service>> Start(const std::string& folder, const std::string& worker_listen,
+                                                        int core);
+
+  Client& client() { return *client_; }
+  // The worker's processor time so far.
+  double WorkerSeconds() const { return worker_->ProcessorSeconds(); }
+
+ private:
+  Service() = default;
+  std::unique_ptr<Process> coordinator_, worker_;
+  std::unique_ptr<Client> client_;
+};
+
+}  // namespace shardmesh::bench
