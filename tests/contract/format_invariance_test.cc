@@ -20,7 +20,11 @@ using ::shardmesh::testing::Trainer;
 using ::shardmesh::testing::Variant;
 
 constexpr int kSlots = 3;
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int64_t kSteps = 8;  // every pass and format, at a tenth of the speed
+#else
 constexpr int64_t kSteps = 50;
+#endif
 
 struct Combination {
   OptimizerKind kind;

@@ -23,9 +23,9 @@ class LocalHub {
     absl::Span<const void* const> slots;
   };
 
-  explicit LocalHub(int size, RankNames names = {}) : names_(names), posts_(size), arrivals_(size) {}
+  explicit LocalHub(int size, RankNames names = {}) : size_(size), names_(names), posts_(size), arrivals_(size) {}
 
-  int size() const { return static_cast<int>(posts_.size()); }
+  int size() const { return size_; }
   const RankNames& names() const { return names_; }
 
   // Returns when every rank has met as often as this one. Unavailable: not in time (and the hub is ended); Aborted.
@@ -40,6 +40,7 @@ class LocalHub {
   bool AllHereLocked(uint64_t arrivals) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndLocked(absl::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  const int size_;
   const RankNames names_;
   mutable Mutex mu_;
   CondVar changed_;

@@ -2,6 +2,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "core/matchers.h"
 #include "core/reduction.h"
 #include "gmock/gmock.h"

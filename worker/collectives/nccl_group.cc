@@ -92,6 +92,16 @@ void NcclGroup::AbortCommunicator() {
   comm_ = nullptr;
 }
 
+bool NcclGroup::Drain(int64_t until) {
+  const int64_t begin = MonotonicNanos();
+  absl::StatusOr<bool> idle = device_->Idle();
+  while (idle.ok() && !*idle && MonotonicNanos() < until) {
+    PauseAfter(MonotonicNanos() - begin);
+    idle = device_->Idle();
+  }
+  return !idle.ok() || *idle;
+}
+
 void NcclGroup::Leave() {
   const int64_t begin = MonotonicNanos(), until = begin + absl::ToInt64Nanoseconds(kFarewell);
   NcclResult left = kNcclInternalError;
@@ -103,13 +113,8 @@ void NcclGroup::Leave() {
   }
   if (left == kNcclSuccess) nccl_.CommDestroy(std::exchange(comm_, nullptr));
   AbortCommunicator();
-  absl::StatusOr<bool> idle = device_->Idle();
-  while (idle.ok() && !*idle && MonotonicNanos() < until) {
-    PauseAfter(MonotonicNanos() - begin);
-    idle = device_->Idle();
-  }
   // A device that is still busy may write there; to free the memory would wait for it, without a time limit.
-  if (idle.ok() && !*idle) return static_cast<void>(device_.release());
+  if (!Drain(until)) return static_cast<void>(device_.release());
   device_->Free(staging_);
 }
 
@@ -121,6 +126,7 @@ NcclGroup::~NcclGroup() {
 absl::Status NcclGroup::End(const absl::Status& status) {
   const bool first = signs_.End(status.message());
   AbortCommunicator();
+  Drain(MonotonicNanos() + absl::ToInt64Nanoseconds(kFarewell));  // copies of the caller's memory may be under way
   return first ? status : GroupEnded(signs_.reason());
 }
 

@@ -103,6 +103,8 @@ class NcclGroup final : public Group {
 
   absl::Status Connect(Call& call);
   void Leave();
+  // Waits until nothing is in the stream; false: something still is at `until`.
+  bool Drain(int64_t until);
   void AbortCommunicator();
   absl::Status End(const absl::Status& status);
   // Makes a call: body(call), whose error ends the group.

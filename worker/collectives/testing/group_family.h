@@ -61,6 +61,14 @@ class GroupSuite : public testing::TestWithParam<GroupFamily> {
     for (std::thread& thread : threads) thread.join();
   }
 
+  // The first i in [0, n) for which right(i) does not hold; n: there is none. Many times faster than an assertion each.
+  template <class Right>
+  static int64_t FirstWrong(int64_t n, const Right& right) {
+    int64_t i = 0;
+    while (i < n && right(i)) ++i;
+    return i;
+  }
+
   // A byte that says where it comes from and where it goes.
   static char ByteOf(int from, int to, int64_t i) { return static_cast<char>(31 * from + 7 * to + 13 * i + i / 251); }
 };

@@ -29,7 +29,8 @@ TEST_P(GroupSuite, AllGather_GivesEverybodysToAll) {
         std::vector<char> mine(n), all(n * size + 1, 77);
         for (int64_t i = 0; i < n; ++i) mine[i] = ByteOf(group.rank(), 0, i);
         ASSERT_OK(group.AllGather(mine.data(), all.data(), n, kPlenty));
-        for (int64_t i = 0; i < n * size; ++i) ASSERT_EQ(all[i], ByteOf(static_cast<int>(i / n), 0, i % n)) << i;
+        const auto right = [&](int64_t i) { return all[i] == ByteOf(static_cast<int>(i / n), 0, i % n); };
+        ASSERT_EQ(FirstWrong(n * size, right), n * size);
         ASSERT_EQ(all[n * size], 77);
       }
     });
@@ -45,7 +46,8 @@ TEST_P(GroupSuite, AllGather_MayBeInPlace) {
         char* mine = all.data() + group.rank() * n;
         for (int64_t i = 0; i < n; ++i) mine[i] = ByteOf(group.rank(), 0, i);
         ASSERT_OK(group.AllGather(mine, all.data(), n, kPlenty));
-        for (int64_t i = 0; i < n * size; ++i) ASSERT_EQ(all[i], ByteOf(static_cast<int>(i / n), 0, i % n)) << i;
+        const auto right = [&](int64_t i) { return all[i] == ByteOf(static_cast<int>(i / n), 0, i % n); };
+        ASSERT_EQ(FirstWrong(n * size, right), n * size);
       }
     });
   }
@@ -59,9 +61,8 @@ TEST_P(GroupSuite, AllToAll_GivesEachItsPiece) {
         std::vector<char> mine(n * size), theirs(n * size + 1, 77);
         for (int64_t i = 0; i < n * size; ++i) mine[i] = ByteOf(group.rank(), static_cast<int>(i / n), i % n);
         ASSERT_OK(group.AllToAll(mine.data(), theirs.data(), n, kPlenty));
-        for (int64_t i = 0; i < n * size; ++i) {
-          ASSERT_EQ(theirs[i], ByteOf(static_cast<int>(i / n), group.rank(), i % n)) << i;
-        }
+        const auto right = [&](int64_t i) { return theirs[i] == ByteOf(static_cast<int>(i / n), group.rank(), i % n); };
+        ASSERT_EQ(FirstWrong(n * size, right), n * size);
         ASSERT_EQ(theirs[n * size], 77);
       }
     });
@@ -77,7 +78,7 @@ TEST_P(GroupSuite, Broadcast_GivesTheRootsToAll) {
           std::vector<char> memory(n);
           for (int64_t i = 0; i < n; ++i) memory[i] = ByteOf(group.rank(), root, i);
           ASSERT_OK(group.Broadcast(memory.data(), n, root, kPlenty));
-          for (int64_t i = 0; i < n; ++i) ASSERT_EQ(memory[i], ByteOf(root, root, i)) << i;
+          ASSERT_EQ(FirstWrong(n, [&](int64_t i) { return memory[i] == ByteOf(root, root, i); }), n);
         }
       }
     });
@@ -129,11 +130,11 @@ TEST_P(GroupSuite, ReduceScatter_AddsAsATreeOverSlots_WhoeverHoldsThem) {
             for (const auto& each : memory) mine.push_back(each.data());
             std::vector<float> piece(n + 1, 77);
             ASSERT_OK(group.ReduceScatter({format, holders, mine, n}, piece.data(), kPlenty));
-            for (int64_t i = 0; i < n; ++i) {
-              const float sum = TreeSum<float>(
-                  slots, [&](int s) { return StoredNumber(format, SuiteNumber(s, group.rank() * n + i)); });
-              ASSERT_EQ(FloatBits(piece[i]), FloatBits(sum)) << i << " of rank " << group.rank();
-            }
+            const auto right = [&, count = slots](int64_t i) {
+              const auto number = [&](int s) { return StoredNumber(format, SuiteNumber(s, group.rank() * n + i)); };
+              return FloatBits(piece[i]) == FloatBits(TreeSum<float>(count, number));
+            };
+            ASSERT_EQ(FirstWrong(n, right), n) << " of rank " << group.rank();
             ASSERT_EQ(piece[n], 77);
           }
         }
@@ -178,19 +179,23 @@ TEST_P(GroupSuite, ManyCalls_OneAfterTheOther) {
       std::vector<char> mine(size * n), theirs(size * n);
       for (int64_t i = 0; i < size * n; ++i) mine[i] = ByteOf(group.rank(), call, i);
       switch (random() % 4) {
-        case 0:
+        case 0: {
           ASSERT_OK(group.AllGather(mine.data(), theirs.data(), n, kPlenty));
-          for (int64_t i = 0; i < size * n; ++i) ASSERT_EQ(theirs[i], ByteOf(static_cast<int>(i / n), call, i % n));
+          const auto right = [&](int64_t i) { return theirs[i] == ByteOf(static_cast<int>(i / n), call, i % n); };
+          ASSERT_EQ(FirstWrong(size * n, right), size * n);
           break;
-        case 1:
+        }
+        case 1: {
           ASSERT_OK(group.AllToAll(mine.data(), theirs.data(), n, kPlenty));
-          for (int64_t i = 0; i < size * n; ++i) {
-            ASSERT_EQ(theirs[i], ByteOf(static_cast<int>(i / n), call, group.rank() * n + i % n));
-          }
+          const auto right = [&](int64_t i) {
+            return theirs[i] == ByteOf(static_cast<int>(i / n), call, group.rank() * n + i % n);
+          };
+          ASSERT_EQ(FirstWrong(size * n, right), size * n);
           break;
+        }
         case 2:
           ASSERT_OK(group.Broadcast(mine.data(), n, root, kPlenty));
-          for (int64_t i = 0; i < n; ++i) ASSERT_EQ(mine[i], ByteOf(root, call, i));
+          ASSERT_EQ(FirstWrong(n, [&](int64_t i) { return mine[i] == ByteOf(root, call, i); }), n);
           break;
         default:
           ASSERT_OK(group.Barrier(kPlenty));

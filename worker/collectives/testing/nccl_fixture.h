@@ -3,46 +3,16 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "core/sync.h"
 #include "worker/collectives/nccl_group.h"
+#include "worker/collectives/rendezvous.h"
 #include "worker/collectives/testing/load_stand_in.h"
 
 namespace shardmesh {
-
-// A rendezvous of threads.
-class Board {
- public:
-  absl::Status Set(const std::string& key, absl::string_view value) {
-    MutexLock lock(mu_);
-    values_[key] = std::string(value);
-    changed_.SignalAll();
-    return absl::OkStatus();
-  }
-  absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) {
-    const absl::Time until = absl::Now() + timeout;
-    MutexLock lock(mu_);
-    while (values_.count(key) == 0) {
-      const absl::Duration left = until - absl::Now();
-      if (left <= absl::ZeroDuration()) return absl::DeadlineExceededError(absl::StrCat("nobody wrote ", key));
-      changed_.WaitFor(mu_, left);
-    }
-    return values_[key];
-  }
-
- private:
-  Mutex mu_;
-  CondVar changed_;
-  std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mu_);
-};
 
 using NcclGroups = std::vector<std::unique_ptr<NcclGroup>>;
 using Joined = std::vector<absl::StatusOr<std::unique_ptr<NcclGroup>>>;
@@ -57,7 +27,7 @@ inline void OnThreads(int count, const std::function<void(int)>& body) {
 // and the driver; empty: the machine's.
 inline Joined JoinNccl(int size, absl::Duration timeout, const std::function<void(NcclGroup::Options&)>& adjust = {},
                        int absent = -1, const std::string& library = kStandInPath) {
-  const auto board = std::make_shared<Board>();
+  const auto rendezvous = std::make_shared<MemoryRendezvous>();
   const NcclLibrary nccl = NcclLibrary::Load(library).value();
   Joined groups;
   for (int rank = 0; rank < size; ++rank) groups.emplace_back(absl::UnknownError("absent"));
@@ -68,8 +38,8 @@ inline Joined JoinNccl(int size, absl::Duration timeout, const std::function<voi
     options.size = size;
     options.epoch = 5;
     options.name = "group";
-    options.set = [board](const std::string& key, absl::string_view value) { return board->Set(key, value); };
-    options.get = [board](const std::string& key, absl::Duration wait) { return board->Get(key, wait); };
+    options.set = [rendezvous](const std::string& key, absl::string_view value) { return rendezvous->Set(key, value); };
+    options.get = [rendezvous](const std::string& key, absl::Duration wait) { return rendezvous->Get(key, wait); };
     options.sum = nullptr;  // there is no device that could run a kernel
     if (adjust) adjust(options);
     auto device = DeviceRuntime::Open(rank, library).value();
