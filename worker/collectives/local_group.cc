@@ -28,22 +28,36 @@ LocalHub::Post LocalHub::PostOf(int rank) const {
   return posts_[rank];
 }
 
-absl::Status LocalHub::Meet(int rank, const Post& post, absl::Duration timeout) {
-  const absl::Time until = absl::Now() + timeout;
+absl::Status LocalHub::Enter(int rank, const Post& post, absl::Duration timeout) {
   MutexLock lock(mu_);
   if (ended_) return GroupEnded(reason_);
   posts_[rank] = post;
   const uint64_t mine = ++arrivals_[rank];
+  // With the last arrival it is settled that all of them read, those too that have yet to wake up.
+  if (AllHereLocked(mine)) readers_ = size();
+  return WaitForAllLocked(mine, post.header, timeout);
+}
+
+absl::Status LocalHub::Leave(int rank, const CallHeader& header, absl::Duration timeout) {
+  MutexLock lock(mu_);
+  --readers_;
+  const absl::Status met = WaitForAllLocked(++arrivals_[rank], header, timeout);
+  while (!met.ok() && readers_ > 0) changed_.WaitFor(mu_, absl::Seconds(1));  // as long as they copy
+  return met;
+}
+
+absl::Status LocalHub::WaitForAllLocked(uint64_t arrivals, const CallHeader& header, absl::Duration timeout) {
+  const absl::Time until = absl::Now() + timeout;
   changed_.SignalAll();
-  while (!AllHereLocked(mine)) {
+  while (!AllHereLocked(arrivals)) {
     if (ended_) return GroupEnded(reason_);
     const absl::Duration left = until - absl::Now();
     if (left <= absl::ZeroDuration()) {
       std::vector<int> missing;
       for (int peer = 0; peer < size(); ++peer) {
-        if (arrivals_[peer] < mine) missing.push_back(names_(peer));
+        if (arrivals_[peer] < arrivals) missing.push_back(names_(peer));
       }
-      const absl::Status late = MissingRanks(missing, post.header, timeout);
+      const absl::Status late = MissingRanks(missing, header, timeout);
       EndLocked(late.message());
       return late;
     }
@@ -54,15 +68,18 @@ absl::Status LocalHub::Meet(int rank, const Post& post, absl::Duration timeout) 
 
 template <class Part>
 absl::Status LocalGroup::Together(const LocalHub::Post& post, absl::Duration timeout, const Part& part) {
-  RETURN_IF_ERROR(hub_->Meet(rank(), post, timeout));
-  for (int peer = 0; peer < size(); ++peer) {
-    const absl::Status same = CheckHeader(post.header, hub_->PostOf(peer).header, NameOf(rank()), NameOf(peer));
-    if (same.ok()) continue;
-    hub_->End(same.message());
-    return same;
+  RETURN_IF_ERROR(hub_->Enter(rank(), post, timeout));
+  absl::Status same;
+  for (int peer = 0; peer < size() && same.ok(); ++peer) {
+    same = CheckHeader(post.header, hub_->PostOf(peer).header, NameOf(rank()), NameOf(peer));
   }
-  part();
-  return hub_->Meet(rank(), post, timeout);
+  if (same.ok()) {
+    part();
+  } else {
+    hub_->End(same.message());
+  }
+  const absl::Status left = hub_->Leave(rank(), post.header, timeout);
+  return same.ok() ? left : same;
 }
 
 absl::Status LocalGroup::DoBarrier(const CallHeader& header, absl::Duration timeout) {

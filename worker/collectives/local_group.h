@@ -28,8 +28,11 @@ class LocalHub {
   int size() const { return size_; }
   const RankNames& names() const { return names_; }
 
-  // Returns when every rank has met as often as this one. Unavailable: not in time (and the hub is ended); Aborted.
-  absl::Status Meet(int rank, const Post& post, absl::Duration timeout);
+  // Returns when every rank has come as often as this one. Unavailable: not in time (and the hub is ended); Aborted.
+  // After Enter has succeeded the rank may read what its peers posted, until it calls Leave, which it must. Nobody
+  // returns with an error while somebody reads: what was posted is the caller's again as soon as its call is over.
+  absl::Status Enter(int rank, const Post& post, absl::Duration timeout);
+  absl::Status Leave(int rank, const CallHeader& header, absl::Duration timeout);
   // Ends the hub; the first reason counts.
   void End(absl::string_view reason);
 
@@ -37,6 +40,8 @@ class LocalHub {
   Post PostOf(int rank) const;
 
  private:
+  absl::Status WaitForAllLocked(uint64_t arrivals, const CallHeader& header, absl::Duration timeout)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool AllHereLocked(uint64_t arrivals) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndLocked(absl::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -46,6 +51,7 @@ class LocalHub {
   CondVar changed_;
   std::vector<Post> posts_ ABSL_GUARDED_BY(mu_);
   std::vector<uint64_t> arrivals_ ABSL_GUARDED_BY(mu_);
+  int readers_ ABSL_GUARDED_BY(mu_) = 0;  // that have yet to leave; they copy, and wait for nothing
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   std::string reason_ ABSL_GUARDED_BY(mu_);
 };
