@@ -1,24 +1,59 @@
 #include "worker/gradient_norm.h"
 
 #include <cmath>
-#include <vector>
 
 #include "core/reduction.h"
 
 namespace shardmesh {
 
-double GradientNorm(const JobSpec& job, const Plan& plan, const float* sums) {
-  std::vector<float> roots;
-  for (size_t t = 0; t < job.parameters.size(); ++t) {
-    const Placement& at = plan.placements()[t];
-    if (!job.parameters[t].tied_to.empty() || at.num_elements == 0) continue;
-    const float* first = sums + plan.buckets()[at.bucket].first_block + at.offset / kBlockElements;
-    const int64_t blocks = (at.num_elements + kBlockElements - 1) / kBlockElements;
-    roots.push_back(TreeSum<float>(static_cast<int>(blocks), [&](int i) { return first[i]; }));
+namespace {
+
+// The tensors that are counted, one after the other.
+class CountedTensors {
+ public:
+  explicit CountedTensors(const JobSpec& job, const Plan& plan) : job_(job), plan_(plan) {}
+
+  bool IsCounted(size_t t) const {
+    return job_.parameters[t].tied_to.empty() && plan_.placements()[t].num_elements > 0;
   }
-  if (roots.empty()) return 0;
-  const auto root_of = [&](int i) { return roots[static_cast<size_t>(i)]; };
-  return std::sqrt(static_cast<double>(TreeSum<float>(static_cast<int>(roots.size()), root_of)));
+  int Count() const {
+    int count = 0;
+    for (size_t t = 0; t < job_.parameters.size(); ++t) count += IsCounted(t);
+    return count;
+  }
+  // REQUIRES: fewer than Count() were taken.
+  const Placement& Next() {
+    while (!IsCounted(next_)) ++next_;
+    return plan_.placements()[next_++];
+  }
+
+ private:
+  const JobSpec& job_;
+  const Plan& plan_;
+  size_t next_ = 0;
+};
+
+// TreeSum, cut where its count ends.
+float SumOfBlocks(const float* first, int64_t blocks) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  if (blocks <= kMost) return TreeSum<float>(static_cast<int>(blocks), [first](int i) { return first[i]; });
+  int64_t left = kMost;
+  while (left < blocks - left) left *= 2;
+  return SumOfBlocks(first, left) + SumOfBlocks(first + left, blocks - left);
+}
+
+}  // namespace
+
+double GradientNorm(const JobSpec& job, const Plan& plan, const float* sums) {
+  CountedTensors tensors(job, plan);
+  const int count = tensors.Count();
+  if (count == 0) return 0;
+  const auto sum_of_next = [&](int) {  // TreeSum asks for its leaves in order, each once
+    const Placement& at = tensors.Next();
+    const float* first = sums + plan.buckets()[at.bucket].first_block + at.offset / kBlockElements;
+    return SumOfBlocks(first, (at.num_elements + kBlockElements - 1) / kBlockElements);
+  };
+  return std::sqrt(static_cast<double>(TreeSum<float>(count, sum_of_next)));
 }
 
 }  // namespace shardmesh

@@ -53,6 +53,7 @@ absl::StatusOr<std::optional<StepOutcome>> JobShard::Declare(const v1::StepReque
   RETURN_IF_ERROR(CheckEpoch(request.epoch()));
   Declaration declaration;
   declaration.step = Step(request.step());
+  declaration.in_place = attached;
   declaration.learning_rate = request.has_learning_rate() ? request.learning_rate() : spec().optimizer.lr;
   for (int slot : request.slots()) declaration.slots.push_back(Slot(slot));
   for (const v1::NonFinite& bad : request.non_finite())
@@ -67,15 +68,7 @@ absl::StatusOr<std::optional<StepOutcome>> JobShard::Declare(const v1::StepReque
       }
     }
   }
-  ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_->Declare(declaration));
-  if (outcome.has_value() || !attached) return outcome;
-  // An attached window holds every shard's piece. Marked last: a declaration that is refused leaves no mark.
-  for (Slot slot : declaration.slots) {
-    for (int shard = 0; shard < plan_.num_shards(); ++shard) {
-      RETURN_IF_ERROR(protocol_->PieceReady(slot, shard, declaration.step));
-    }
-  }
-  return outcome;
+  return protocol_->Declare(declaration);
 }
 
 v1::StepReply JobShard::ToReply(const StepOutcome& outcome) const {

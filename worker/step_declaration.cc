@@ -117,7 +117,13 @@ absl::StatusOr<std::optional<StepOutcome>> StepProtocol::Declare(const Declarati
   for (Slot slot : declaration.slots)
     RETURN_IF_ERROR(ClaimLearningRate(slot, declaration.step, declaration.learning_rate));
   for (const auto& [slot, tensor] : declaration.non_finite) NoteNonFinite(slot, tensor, declaration.step);
-  for (Slot slot : declaration.slots) StoreMax(page_->slots[slot.value()].declared, declaration.step.value());
+  // From here on nothing is refused: a declaration that is leaves no mark.
+  for (Slot slot : declaration.slots) {
+    for (int shard = 0; shard < plan_->num_shards() && declaration.in_place; ++shard) {
+      StoreMax(page_->pieces[slot.value()][shard], declaration.step.value());
+    }
+    StoreMax(page_->slots[slot.value()].declared, declaration.step.value());
+  }
   FutexBump(page_->doorbell);
   return std::optional<StepOutcome>();
 }

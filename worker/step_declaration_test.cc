@@ -66,6 +66,18 @@ TEST_F(StepDeclarationTest, LearningRate_IsTheSameFromEverySlot) {
   EXPECT_EQ(protocol.command().scalars.neg_step_size, ComputeStepScalars(hyper, 2)->neg_step_size);
 }
 
+TEST_F(StepDeclarationTest, InPlace_MarksEveryPiece_RingsOnce_AndLeavesNoMarkWhenRefused) {
+  PlaceWeights();
+  Declaration declaration{{Slot(0), Slot(1), Slot(2)}, Step(1), -1, {}, true};
+  EXPECT_THAT(protocol.Declare(declaration), StatusIs(Code::kInvalidArgument, HasSubstr("lr is -1")));
+  EXPECT_FALSE(protocol.HasPiece(Slot(0), 0, Step(1)));
+  const uint32_t rung = protocol.page()->doorbell.load();
+  declaration.learning_rate = 0.5;
+  ASSERT_OK(protocol.Declare(declaration));
+  EXPECT_EQ(protocol.page()->doorbell.load(), rung + 1);
+  EXPECT_TRUE(protocol.Decide());
+}
+
 TEST_F(StepDeclarationTest, NonFinite_OfAnotherSlotOrTensor_IsRefused) {
   PlaceWeights();
   EXPECT_THAT(Declare({Slot(0)}, 1, 0.5, {{Slot(1), 0}}), StatusIs(Code::kInvalidArgument, HasSubstr("slot 1")));

@@ -36,6 +36,7 @@ struct Declaration {
   double learning_rate = 0;
   // Gradients that are not finite: (slot, tensor).
   std::vector<std::pair<Slot, int>> non_finite;
+  bool in_place = false;  // the slots' windows hold every shard's piece: they are marked ready with the declaration
 };
 
 class StepProtocol {
