@@ -1,4 +1,5 @@
 // Pass: a worker that ends in the middle of a command finishes it in its next life.
+#include <algorithm>
 #include <cstring>
 
 #include "worker/pass.h"
@@ -46,7 +47,7 @@ void Kill(PassGroup& group, int range, const Image& before, const Image& after, 
   const ShardStorage& storage = *group.storages[0];
   const StorageRange& r = storage.ranges()[range];
   for (int s = 0; s < kStreams; ++s) {
-    std::memcpy(storage.StreamBegin(range, s), before.streams[s].data(), before.streams[s].size());
+    std::copy(before.streams[s].begin(), before.streams[s].end(), storage.StreamBegin(range, s));
   }
   for (int64_t i = 0; i <= done; ++i) {
     const int64_t chunk = command.parity == 0 ? i : r.num_chunks() - 1 - i;
@@ -55,8 +56,9 @@ void Kill(PassGroup& group, int range, const Image& before, const Image& after, 
     for (int s = 0; s < kStreams; ++s) {
       const int64_t at = r.parts[s].BytesOf(place), bytes = r.parts[s].BytesOf(size);
       char* const to = storage.StreamBegin(range, s) + at;
+      if (bytes == 0) continue;  // there is no such stream
       if (i < done) std::memcpy(to, after.streams[s].data() + at, bytes);
-      if (i == done && bytes > 0) std::memset(to, 0xAB, bytes - 1);
+      if (i == done) std::memset(to, 0xAB, bytes - 1);
     }
     if (i < done || storage.first_run(range, chunk) == storage.first_run(range, chunk + 1)) continue;
     const ChunkRun& run = storage.runs(range)[storage.first_run(range, chunk)];

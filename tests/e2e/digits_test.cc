@@ -38,7 +38,7 @@ TEST_F(Digits, TwoTrainersAndAReader) {
       Run({"examples/digits/digits_trainer", "--slots", "4", "--my-slots", "2,3", "--prefix", "_orig_mod."}, "second"));
   ASSERT_OK_AND_ASSIGN(const auto reader, Run({"examples/digits/digits_reader"}, "reader"));
   for (Process* process : {first.get(), second.get(), reader.get()}) {
-    ASSERT_OK_AND_ASSIGN(const int status, process->Wait(absl::Seconds(100)));
+    ASSERT_OK_AND_ASSIGN(const int status, process->Wait(absl::Seconds(240)));
     ASSERT_EQ(status, 0) << process->Log();
   }
   std::istringstream lines(reader->Log());
