@@ -81,4 +81,6 @@ absl::Status Validate(const v1::DigestRequest& request) { return ValidateId("job
 
 absl::Status Validate(const v1::GetStatusRequest&) { return absl::OkStatus(); }
 
+absl::Status Validate(const v1::GetTraceRequest& request) { return ValidateId("job", request.job()); }
+
 }  // namespace shardmesh

@@ -45,5 +45,6 @@ absl::Status Validate(const v1::StepRequest& request);
 absl::Status Validate(const v1::AttachRequest& request);
 absl::Status Validate(const v1::DigestRequest& request);
 absl::Status Validate(const v1::GetStatusRequest& request);
+absl::Status Validate(const v1::GetTraceRequest& request);
 
 }  // namespace shardmesh

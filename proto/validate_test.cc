@@ -55,6 +55,7 @@ TEST(Validate, RequestsOfOneJob_NeedAnId) {
   ExpectJobIsAnId<v1::GetPlanRequest>();
   ExpectJobIsAnId<v1::ListVersionsRequest>();
   ExpectJobIsAnId<v1::DigestRequest>();
+  ExpectJobIsAnId<v1::GetTraceRequest>();
 }
 
 TEST(Validate, EmptyRequests_AreFine) {

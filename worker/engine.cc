@@ -10,11 +10,33 @@ namespace shardmesh {
 namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(100);  // waits end and begin again this often
 constexpr size_t kMaxStaged = 2;  // pieces of initial weights: the newest, and the one that may just be decided
+
+const char* NameOf(CommandKind kind) {
+  switch (kind) {
+    case CommandKind::kInit:
+      return "init";
+    case CommandKind::kStep:
+      return "step";
+    case CommandKind::kDigest:
+      return "digest";
+    case CommandKind::kNorm:
+      return "norm";
+    case CommandKind::kNone:
+      break;
+  }
+  return "none";
+}
+
 }  // namespace
 
 Engine::Engine(StepProtocol& protocol, Pass& pass, Rank rank, absl::Duration step_timeout,
-               std::function<void()> progress)
-    : protocol_(protocol), pass_(pass), rank_(rank), step_timeout_(step_timeout), progress_(std::move(progress)) {
+               std::function<void()> progress, Trace* trace)
+    : protocol_(protocol),
+      pass_(pass),
+      rank_(rank),
+      step_timeout_(step_timeout),
+      progress_(std::move(progress)),
+      trace_(trace) {
   thread_ = std::thread([this] { Loop(); });
 }
 
@@ -73,6 +95,7 @@ std::optional<std::vector<float>> Engine::TakeStaged(uint64_t push_id) {
 
 void Engine::Execute(uint64_t seq) {
   const Command& command = protocol_.command();
+  const ScopedSpan span(trace_, NameOf(command.kind), command.step);
   std::optional<std::vector<float>> initial = std::vector<float>();
   if (command.kind == CommandKind::kInit) initial = TakeStaged(command.initial_id);
   if (!initial.has_value()) {  // three sets of initial weights raced: this one was dropped after it was decided
@@ -86,6 +109,7 @@ void Engine::Execute(uint64_t seq) {
 
 bool Engine::AwaitAllDone() {
   ControlPage& page = *protocol_.page();
+  const ScopedSpan span(trace_, "wait for members", protocol_.command().step);
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(step_timeout_);
   while (!Stopping()) {
     const uint32_t seen = page.doorbell.load(std::memory_order_acquire);
@@ -102,6 +126,7 @@ bool Engine::AwaitAllDone() {
 
 bool Engine::AwaitCommitted(uint64_t seq) {
   ControlPage& page = *protocol_.page();
+  const ScopedSpan span(trace_, "wait for lead", protocol_.command().step);
   // Longer than the lead's own limit: the lead names the slow one; only a lead that does not is named here.
   const int64_t deadline = MonotonicNanos() + 2 * absl::ToInt64Nanoseconds(step_timeout_);
   while (!Stopping()) {

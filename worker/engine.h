@@ -15,6 +15,7 @@
 #include "core/sync.h"
 #include "worker/pass.h"
 #include "worker/step_protocol.h"
+#include "worker/trace.h"
 
 namespace shardmesh {
 
@@ -22,7 +23,9 @@ class Engine {
  public:
   // Borrowed arguments outlive the object. `step_timeout`: how long members may take for one command before the slowest
   // is named and the job aborted. `progress` is called from the engine's thread after each commit and after an abort.
-  Engine(StepProtocol& protocol, Pass& pass, Rank rank, absl::Duration step_timeout, std::function<void()> progress);
+  // `trace` gets a span for each command and each wait for others; may be null.
+  Engine(StepProtocol& protocol, Pass& pass, Rank rank, absl::Duration step_timeout, std::function<void()> progress,
+         Trace* trace = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -46,6 +49,7 @@ class Engine {
   const Rank rank_;
   const absl::Duration step_timeout_;
   const std::function<void()> progress_;
+  Trace* const trace_;
   std::atomic<bool> stop_{false};
   Mutex mu_;
   std::vector<std::pair<uint64_t, std::vector<float>>> staged_ ABSL_GUARDED_BY(mu_);  // (push_id, piece), oldest first

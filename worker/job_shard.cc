@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
+#include "local/futex.h"
 
 namespace shardmesh {
 
@@ -26,9 +27,9 @@ JobShard::JobShard(JobShardOptions options, Plan plan, HostMemory host, ShardSto
       host_(std::move(host)),
       storage_(std::move(storage)),
       protocol_(std::make_unique<StepProtocol>(host_.control(), &options_.spec, &plan_, options_.worker_names)),
-      pass_(std::make_unique<Pass>(options_.spec, plan_, place_, host_, storage_, options_.threads)),
-      engine_(std::make_unique<Engine>(*protocol_, *pass_, options_.rank, options_.step_timeout,
-                                       [this] { waiters_.Notify(); })) {}
+      pass_(std::make_unique<Pass>(options_.spec, plan_, place_, host_, storage_, options_.threads, &trace_)),
+      engine_(std::make_unique<Engine>(
+          *protocol_, *pass_, options_.rank, options_.step_timeout, [this] { waiters_.Notify(); }, &trace_)) {}
 
 JobShard::~JobShard() { engine_.reset(); }
 
@@ -68,7 +69,10 @@ absl::StatusOr<std::optional<StepOutcome>> JobShard::Declare(const v1::StepReque
       }
     }
   }
-  return protocol_->Declare(declaration);
+  ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_->Declare(declaration));
+  const int64_t now = MonotonicNanos();
+  for (Slot slot : declaration.slots) trace_.Add({"declared", request.step(), -1, slot.value(), 0, now, now});
+  return outcome;
 }
 
 v1::StepReply JobShard::ToReply(const StepOutcome& outcome) const {
@@ -116,6 +120,21 @@ void JobShard::FillStatus(v1::GetStatusReply::Job& status) const {
   status.set_slot_bytes(host_.slot_bytes());
   status.set_gathered_bytes(pass_->gathered_bytes());
   if (const absl::Status health = protocol_->Health(); !health.ok()) status.set_error(std::string(health.message()));
+}
+
+void JobShard::FillTrace(v1::GetTraceReply& trace) const {
+  trace.set_rank(rank().value());
+  trace.set_pid(getpid());
+  for (const TraceSpan& span : trace_.Spans()) {
+    v1::TraceSpan& to = *trace.add_spans();
+    to.set_name(span.name);
+    to.set_step(span.step);
+    to.set_bucket(span.bucket);
+    to.set_item(span.item);
+    to.set_thread(span.thread);
+    to.set_begin_nanos(span.begin_nanos);
+    to.set_end_nanos(span.end_nanos);
+  }
 }
 
 }  // namespace shardmesh

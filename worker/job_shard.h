@@ -77,6 +77,7 @@ class JobShard {
   void Tick(int64_t now_nanos, absl::Duration heartbeat_timeout);
 
   void FillStatus(v1::GetStatusReply::Job& status) const;
+  void FillTrace(v1::GetTraceReply& trace) const;
 
  private:
   JobShard(JobShardOptions options, Plan plan, HostMemory host, ShardStorage storage);
@@ -88,6 +89,7 @@ class JobShard {
   ShardStorage storage_;
   Waiters waiters_;
   std::atomic<bool> closed_{false};
+  Trace trace_;
   std::unique_ptr<StepProtocol> protocol_;
   std::unique_ptr<Pass> pass_;
   std::unique_ptr<Engine> engine_;  // last: its thread uses all the others

@@ -54,12 +54,14 @@ void MustEncode(const CodeSpec& spec, int64_t elements, const float* values, con
 
 }  // namespace
 
-Pass::Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& host, ShardStorage& storage, int threads)
+Pass::Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& host, ShardStorage& storage, int threads,
+           Trace* trace)
     : job_(job),
       plan_(plan),
       place_(place),
       host_(host),
       storage_(storage),
+      trace_(trace),
       step_(BestOptimizerStep()),
       squares_(BestGradientSquares()),
       divide_scale_(static_cast<float>(1.0 / job.num_slots)),
@@ -76,6 +78,7 @@ uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initia
   const int num_ranges = static_cast<int>(storage_.ranges().size());
   std::atomic<uint64_t> digest{0};
   team_.ForEach(num_ranges, [&](int range) {
+    const ScopedSpan span(trace_, "range", command.step, storage_.ranges()[range].bucket, range);
     switch (command.kind) {
       case CommandKind::kStep:
         if (command.apply) StepRange(command, seq, range);

@@ -23,13 +23,15 @@
 #include "worker/host_memory.h"
 #include "worker/shard_storage.h"
 #include "worker/thread_team.h"
+#include "worker/trace.h"
 
 namespace shardmesh {
 
 class Pass {
  public:
-  // All arguments are borrowed and outlive the object. `threads` >= 1.
-  Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& host, ShardStorage& storage, int threads);
+  // All arguments are borrowed and outlive the object. `threads` >= 1. `trace` gets a span for each range; may be null.
+  Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& host, ShardStorage& storage, int threads,
+       Trace* trace = nullptr);
 
   // Executes a command; running it again gives the same bytes. `initial` is this shard's piece of initial weights
   // (shard.proto), needed by kInit only. Returns the shard's digest for kDigest, else 0.
@@ -59,6 +61,7 @@ class Pass {
   const ShardPlace place_;
   HostMemory& host_;
   ShardStorage& storage_;
+  Trace* const trace_;
   const OptimizerStepFn step_, squares_;
   const float divide_scale_;
   const std::vector<float> zeros_;      // of a chunk

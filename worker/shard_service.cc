@@ -140,4 +140,14 @@ grpc::ServerUnaryReactor* ShardService::GetStatus(grpc::CallbackServerContext* c
   });
 }
 
+grpc::ServerUnaryReactor* ShardService::GetTrace(grpc::CallbackServerContext* context,
+                                                 const v1::GetTraceRequest* request, v1::GetTraceReply* reply) {
+  return Unary(context, request, reply, [this](const v1::GetTraceRequest& q, v1::GetTraceReply* r) -> absl::Status {
+    RETURN_IF_ERROR(Validate(q));
+    ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.Find(q.job()));
+    shard->FillTrace(*r);
+    return absl::OkStatus();
+  });
+}
+
 }  // namespace shardmesh

@@ -8,9 +8,9 @@
 
 namespace shardmesh {
 
-using ShardServiceBase = v1::Shard::WithRawCallbackMethod_Push<
-    v1::Shard::WithRawCallbackMethod_Pull<v1::Shard::WithCallbackMethod_Step<v1::Shard::WithCallbackMethod_Attach<
-        v1::Shard::WithCallbackMethod_Digest<v1::Shard::WithCallbackMethod_GetStatus<v1::Shard::Service>>>>>>;
+using ShardServiceBase = v1::Shard::WithRawCallbackMethod_Push<v1::Shard::WithRawCallbackMethod_Pull<
+    v1::Shard::WithCallbackMethod_Step<v1::Shard::WithCallbackMethod_Attach<v1::Shard::WithCallbackMethod_Digest<
+        v1::Shard::WithCallbackMethod_GetStatus<v1::Shard::WithCallbackMethod_GetTrace<v1::Shard::Service>>>>>>>;
 
 class ShardService final : public ShardServiceBase {
  public:
@@ -29,6 +29,8 @@ class ShardService final : public ShardServiceBase {
                                    v1::DigestReply* reply) override;
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context, const v1::GetStatusRequest* request,
                                       v1::GetStatusReply* reply) override;
+  grpc::ServerUnaryReactor* GetTrace(grpc::CallbackServerContext* context, const v1::GetTraceRequest* request,
+                                     v1::GetTraceReply* reply) override;
 
  private:
   Worker& worker_;

@@ -169,6 +169,37 @@ TEST_F(ClusterCommandTest, Pull_Output_IsSafetensors) {
   EXPECT_EQ(bytes.size(), 8 + length + total);
 }
 
+// Both workers took both steps, a range within each of them; the digest that another test asks for may be there too.
+TEST_F(ClusterCommandTest, Trace_IsATimelineOfBothWorkers) {
+  const std::string file = ::testing::TempDir() + "/tiny.trace.json";
+  EXPECT_THAT(Out({"trace", "tiny", "--output", file}),
+              AllOf(ContainsRegex("\n +1 +[0-9]+ +2 +[0-9]+ +[0-9.]+ +[0-9.]+\n"), HasSubstr("ui.perfetto.dev")));
+  const Json events = Json::parse(Contents(file), nullptr, false)["traceEvents"];
+  for (const int rank : {0, 1}) {
+    for (const int step : {1, 2}) {
+      double begin = -1, end = -1;
+      int ranges = 0;
+      for (const Json& event : events) {
+        if (event["pid"] != rank || event["name"] != absl::StrCat("step ", step)) continue;
+        begin = event["ts"];
+        end = begin + event["dur"].get<double>();
+      }
+      ASSERT_GE(begin, 0) << "rank " << rank << " step " << step;
+      for (const Json& event : events) {
+        if (event["pid"] != rank || event["ph"] != "X" || event["cat"] != "range") continue;
+        if (event["args"]["step"] != step || event["ts"] < begin) continue;
+        ranges += event["ts"].get<double>() + event["dur"].get<double>() <= end + 0.001;
+      }
+      EXPECT_GE(ranges, 1) << "rank " << rank << " step " << step;
+    }
+  }
+  const Json newest = RunJson({"trace", "tiny", "--steps", "1", "--output", file});
+  ASSERT_EQ(newest["workers"].size(), 2u);
+  EXPECT_EQ(newest["workers"][1]["steps"], 1);
+  EXPECT_GT(newest["workers"][0]["working_seconds"], 0);
+  EXPECT_EQ(newest["bytes"], Contents(file).size());
+}
+
 TEST_F(ClusterCommandTest, Errors_AreOneLine) {
   for (const char* command : {"jobs", "plan", "versions", "digest", "status", "pull", "delete"}) {
     EXPECT_THAT(Error({command, "nobody"}),
@@ -181,6 +212,10 @@ TEST_F(ClusterCommandTest, Errors_AreOneLine) {
   // Before anybody is asked: for the job there would be another error.
   EXPECT_THAT(Error({"pull", "nobody", "--output", "/none/x"}), HasSubstr("NOT_FOUND: cannot create /none/x: there is "
                                                                           "no folder /none"));
+  EXPECT_THAT(Error({"trace", "nobody", "--output", ::testing::TempDir() + "/t"}), HasSubstr("NOT_FOUND"));
+  EXPECT_THAT(Error({"trace", "tiny", "--output", "/none/x"}), HasSubstr("there is no folder /none"));
+  EXPECT_THAT(Error({"trace", "tiny"}, kExitUsage), HasSubstr("--output"));
+  EXPECT_THAT(Error({"trace", "tiny", "--output", "x", "--steps", "0"}, kExitUsage), HasSubstr("--steps"));
   EXPECT_THAT(Error({"pull", "nobody", "--output", ::testing::TempDir()}), HasSubstr("INVALID_ARGUMENT"));
   EXPECT_THAT(Error({"pull", "tiny", "--exact", "1", "--at-least", "1"}, kExitUsage), HasSubstr("excludes"));
   EXPECT_THAT(Error({"pull", "tiny", "--exact", "-1"}, kExitUsage), HasSubstr("--exact"));

@@ -21,6 +21,7 @@
 #include "client/cli/connection.h"
 #include "client/cli/safetensors.h"
 #include "client/cli/table.h"
+#include "client/cli/whole_file.h"
 #include "core/status.h"
 
 namespace shardmesh {

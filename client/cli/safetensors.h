@@ -26,18 +26,7 @@ struct NamedTensor {
 absl::StatusOr<std::string> SafetensorsHead(const std::vector<NamedTensor>& tensors,
                                             const std::map<std::string, std::string>& metadata);
 
-// Whether WriteSafetensors could make this file now; leaves nothing behind. To be asked before long work.
-//   NotFound: its folder is not there.
-//   InvalidArgument: it is there and, through symbolic links, no regular file (the message says what), or it lies in
-//     something that is no folder.
-//   AlreadyExists: what is written beside it first (FILE.PID.part) is there.
-//   PermissionDenied: no file may be made in its folder.
-//   Unavailable: anything else (with errno).
-absl::Status CheckCanWrite(const std::string& path);
-
-// Writes a file that appears whole or not at all: beside it, synced, then renamed over an old one. A symbolic link
-// stays, and the file it names is written. Returns its bytes.
-// Errors as SafetensorsHead and CheckCanWrite; nothing is left of it then.
+// Writes the file (WriteWholeFile) and returns its bytes. Errors as SafetensorsHead and WriteWholeFile.
 absl::StatusOr<int64_t> WriteSafetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                                          const std::map<std::string, std::string>& metadata);
 

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "client/cli/whole_file.h"
 #include "core/matchers.h"
 
 namespace shardmesh {

@@ -74,6 +74,17 @@ absl::StatusOr<v1::GetStatusReply> ShardTransport::GetStatus(absl::Duration time
   return reply;
 }
 
+absl::StatusOr<v1::GetTraceReply> ShardTransport::GetTrace(const std::string& job, absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  v1::GetTraceRequest request;
+  request.set_job(job);
+  v1::GetTraceReply reply;
+  RETURN_IF_ERROR(Named(FromGrpc(v1::Shard::NewStub(channel_)->GetTrace(&context, request, &reply), "GetTrace")));
+  return reply;
+}
+
 absl::StatusOr<v1::PushReply> ShardTransport::Push(v1::PushHeader header, absl::Span<const absl::string_view> parts,
                                                    absl::Duration timeout) {
   int64_t total = 0;

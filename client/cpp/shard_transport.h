@@ -28,6 +28,7 @@ class ShardTransport {
   absl::StatusOr<v1::AttachReply> Attach(const v1::AttachRequest& request, absl::Duration timeout);
   absl::StatusOr<v1::DigestReply> Digest(const v1::DigestRequest& request, absl::Duration timeout);
   absl::StatusOr<v1::GetStatusReply> GetStatus(absl::Duration timeout);
+  absl::StatusOr<v1::GetTraceReply> GetTrace(const std::string& job, absl::Duration timeout);
 
   // Pushes a piece: `parts` in order are its bytes (borrowed for the call). header.total_bytes is filled in here.
   absl::StatusOr<v1::PushReply> Push(v1::PushHeader header, absl::Span<const absl::string_view> parts,

@@ -314,6 +314,7 @@ TEST_F(BadInput, NoDeadline_EveryMethod) {
   ExpectRefused<S, v1::AttachRequest, v1::AttachReply>(shard, &S::Attach, "Attach");
   ExpectRefused<S, v1::DigestRequest, v1::DigestReply>(shard, &S::Digest, "Digest");
   ExpectRefused<S, v1::GetStatusRequest, v1::GetStatusReply>(shard, &S::GetStatus, "GetStatus");
+  ExpectRefused<S, v1::GetTraceRequest, v1::GetTraceReply>(shard, &S::GetTrace, "GetTrace");
   {
     grpc::ClientContext context;
     v1::PushReply reply;

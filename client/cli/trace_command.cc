@@ -1,0 +1,173 @@
+#include "client/cli/trace_command.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/cli/connection.h"
+#include "client/cli/table.h"
+#include "client/cli/whole_file.h"
+#include "client/cpp/shard_transport.h"
+#include "core/status.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kPeerTimeout = absl::Seconds(3);  // a worker that is silent for so long does not answer
+using Json = nlohmann::ordered_json;
+
+struct Flags {
+  ConnectionFlags connection;
+  std::string job, output;
+  int64_t steps = 0;
+};
+
+std::string Title(const v1::TraceSpan& span) {
+  if (span.name() == "range") return absl::StrCat("range ", span.item(), " of bucket ", span.bucket());
+  if (span.name() == "declared") return absl::StrCat("slot ", span.item(), " declared, step ", span.step());
+  return absl::StrCat(span.name(), " ", span.step());
+}
+
+// The first step that is shown.
+int64_t FirstStep(const std::vector<v1::GetTraceReply>& ranks, int64_t steps) {
+  int64_t newest = 0;
+  for (const v1::GetTraceReply& rank : ranks) {
+    for (const v1::TraceSpan& span : rank.spans()) newest = std::max(newest, span.step());
+  }
+  return steps == 0 ? 0 : newest - steps + 1;
+}
+
+uint64_t FirstNanos(const std::vector<v1::GetTraceReply>& ranks, int64_t first_step) {
+  uint64_t first = std::numeric_limits<uint64_t>::max();
+  for (const v1::GetTraceReply& rank : ranks) {
+    for (const v1::TraceSpan& span : rank.spans()) {
+      if (span.step() >= first_step) first = std::min<uint64_t>(first, span.begin_nanos());
+    }
+  }
+  return first;
+}
+
+Json Event(const v1::TraceSpan& span, int rank, uint64_t origin) {
+  const double begin = static_cast<double>(span.begin_nanos() - origin) / 1000;
+  Json event = {{"name", Title(span)}, {"cat", span.name()}, {"pid", rank}, {"tid", span.thread()}, {"ts", begin}};
+  if (span.end_nanos() > span.begin_nanos()) {
+    event["ph"] = "X";
+    event["dur"] = static_cast<double>(span.end_nanos() - span.begin_nanos()) / 1000;
+  } else {
+    event["ph"] = "i";
+    event["s"] = "p";
+  }
+  event["args"] = {{"step", span.step()}};
+  return event;
+}
+
+// The workers that hold the job, asked one after the other.
+absl::StatusOr<std::vector<v1::GetTraceReply>> Ask(const Flags& flags) {
+  ASSIGN_OR_RETURN(Client client, ConnectTo(flags.connection));
+  ASSIGN_OR_RETURN(const v1::JobDescription job, DescribeJob(client, flags.job, flags.connection));
+  std::vector<v1::GetTraceReply> ranks;
+  for (const v1::Member& member : job.members()) {
+    ASSIGN_OR_RETURN(const std::unique_ptr<ShardTransport> worker,
+                     ShardTransport::Dial(member, flags.connection.tls, kPeerTimeout));
+    ASSIGN_OR_RETURN(v1::GetTraceReply reply, worker->GetTrace(flags.job, flags.connection.timeout()));
+    ranks.push_back(std::move(reply));
+  }
+  if (ranks.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("job ", flags.job, " has no workers yet; nothing was done"));
+  }
+  return ranks;
+}
+
+// What one worker did in the steps that are shown: seconds in commands, and of these waiting for others afterwards.
+struct Sum {
+  std::set<int64_t> steps;
+  int64_t spans = 0;
+  double working = 0, waiting = 0;
+};
+
+Sum SumOf(const v1::GetTraceReply& rank, int64_t first_step) {
+  Sum sum;
+  for (const v1::TraceSpan& span : rank.spans()) {
+    if (span.step() < first_step) continue;
+    ++sum.spans;
+    if (span.name() == "range" || span.name() == "declared") continue;
+    const double seconds = static_cast<double>(span.end_nanos() - span.begin_nanos()) * 1e-9;
+    const bool waits = span.name() == "wait for members" || span.name() == "wait for lead";
+    (waits ? sum.waiting : sum.working) += seconds;
+    if (span.name() == "step") sum.steps.insert(span.step());
+  }
+  return sum;
+}
+
+absl::StatusOr<std::string> RunTrace(const Flags& flags) {
+  RETURN_IF_ERROR(CheckCanWrite(flags.output));
+  ASSIGN_OR_RETURN(const std::vector<v1::GetTraceReply> ranks, Ask(flags));
+  const std::string file = ChromeTrace(ranks, flags.steps).dump();
+  ASSIGN_OR_RETURN(const int64_t bytes, WriteWholeFile(flags.output, {file}));
+  Json workers = Json::array();
+  Table table({"rank", "pid", "steps", "spans", "working ms", "waiting ms"});
+  for (const v1::GetTraceReply& rank : ranks) {
+    const Sum sum = SumOf(rank, FirstStep(ranks, flags.steps));
+    workers.push_back({{"rank", rank.rank()},
+                       {"pid", rank.pid()},
+                       {"steps", sum.steps.size()},
+                       {"spans", sum.spans},
+                       {"working_seconds", sum.working},
+                       {"waiting_seconds", sum.waiting}});
+    table.AddRow({absl::StrCat(rank.rank()), absl::StrCat(rank.pid()), absl::StrCat(sum.steps.size()),
+                  absl::StrCat(sum.spans), absl::StrFormat("%.3f", 1e3 * sum.working),
+                  absl::StrFormat("%.3f", 1e3 * sum.waiting)});
+  }
+  if (flags.connection.json) {
+    return JsonLine({{"job", flags.job}, {"file", flags.output}, {"bytes", bytes}, {"workers", workers}});
+  }
+  return absl::StrCat(table.ToString(), "\nwrote ", HumanBytes(bytes), " to ", flags.output,
+                      "; open it with https://ui.perfetto.dev or chrome://tracing\n");
+}
+
+}  // namespace
+
+Json ChromeTrace(const std::vector<v1::GetTraceReply>& ranks, int64_t steps) {
+  const int64_t first_step = FirstStep(ranks, steps);
+  const uint64_t origin = FirstNanos(ranks, first_step);
+  Json events = Json::array();
+  for (const v1::GetTraceReply& rank : ranks) {
+    const std::string name = absl::StrCat("rank ", rank.rank(), " (pid ", rank.pid(), ")");
+    events.push_back({{"name", "process_name"}, {"ph", "M"}, {"pid", rank.rank()}, {"args", {{"name", name}}}});
+    events.push_back(
+        {{"name", "process_sort_index"}, {"ph", "M"}, {"pid", rank.rank()}, {"args", {{"sort_index", rank.rank()}}}});
+    for (const v1::TraceSpan& span : rank.spans()) {
+      if (span.step() >= first_step) events.push_back(Event(span, rank.rank(), origin));
+    }
+  }
+  return {{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}};
+}
+
+void AddTraceCommand(CLI::App& app, CommandResult& result) {
+  CLI::App* command = app.add_subcommand("trace", "Write a timeline of a job's newest steps, for Perfetto to draw");
+  const auto flags = std::make_shared<Flags>();
+  AddJobArgument(*command, flags->job)->required();
+  command->add_option("--output", flags->output, "The file, which appears whole or not at all")
+      ->type_name("FILE")
+      ->required();
+  command->add_option("--steps", flags->steps, "Only so many of the newest steps; unset: all that workers remember")
+      ->check(CLI::Range(int64_t{1}, std::numeric_limits<int64_t>::max()).description(""))
+      ->type_name("N");
+  AddConnectionOptions(*command, flags->connection);
+  command->footer(
+      "Workers remember their newest 4096 spans. In the file every rank is a process and every thread of it a row: "
+      "the\n"
+      "commands (norm, step), below them the ranges that each thread worked through, and the waits for other workers.\n"
+      "Printed: time in commands and in waits behind them, by worker, for the steps in the file.\n"
+      "Examples:\n"
+      "  shardctl trace llama --output llama.trace.json\n"
+      "  shardctl trace llama --steps 1 --output step.json --json");
+  command->callback([flags, &result] { Finish(RunTrace(*flags), result); });
+}
+
+}  // namespace shardmesh

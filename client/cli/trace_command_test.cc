@@ -1,0 +1,67 @@
+#include "client/cli/trace_command.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace shardmesh {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+void AddSpan(v1::GetTraceReply& rank, const char* name, int64_t step, uint64_t begin, uint64_t end, int item = -1) {
+  v1::TraceSpan& span = *rank.add_spans();
+  span.set_name(name);
+  span.set_step(step);
+  span.set_bucket(item < 0 ? -1 : 2);
+  span.set_item(item);
+  span.set_thread(40 + rank.rank());
+  span.set_begin_nanos(begin);
+  span.set_end_nanos(end);
+}
+
+std::vector<v1::GetTraceReply> TwoRanks() {
+  std::vector<v1::GetTraceReply> ranks(2);
+  ranks[1].set_rank(1);
+  ranks[1].set_pid(77);
+  AddSpan(ranks[0], "step", 6, 1'000'000, 2'000'000);
+  AddSpan(ranks[0], "declared", 7, 4'000'000, 4'000'000, 3);
+  AddSpan(ranks[1], "range", 7, 3'500'000, 5'000'500, 9);
+  AddSpan(ranks[1], "step", 7, 3'000'000, 6'000'000);
+  return ranks;
+}
+
+Json Named(const Json& trace, const std::string& name) {
+  for (const Json& event : trace["traceEvents"]) {
+    if (event["name"] == name) return event;
+  }
+  return Json();
+}
+
+TEST(TraceCommandTest, ChromeTrace_HasARowForEveryThread_AndMicroseconds) {
+  const Json trace = ChromeTrace(TwoRanks(), 0);
+  EXPECT_EQ(trace["traceEvents"].size(), 4u + 2 * 2);
+  const Json range = Named(trace, "range 9 of bucket 2");
+  EXPECT_EQ(range["ph"], "X");
+  EXPECT_EQ(range["pid"], 1);
+  EXPECT_EQ(range["tid"], 41);
+  EXPECT_EQ(range["ts"], 2500.0);  // from the first span on, which is rank 0's
+  EXPECT_EQ(range["dur"], 1500.5);
+  EXPECT_EQ(range["args"]["step"], 7);
+  const Json declared = Named(trace, "slot 3 declared, step 7");
+  EXPECT_EQ(declared["ph"], "i");
+  EXPECT_EQ(declared["s"], "p");
+  EXPECT_EQ(declared["ts"], 3000.0);
+  EXPECT_FALSE(Named(trace, "step 6").is_null());
+}
+
+TEST(TraceCommandTest, ChromeTrace_OfTheNewestSteps_BeginsWithThem) {
+  const Json trace = ChromeTrace(TwoRanks(), 1);
+  EXPECT_TRUE(Named(trace, "step 6").is_null());
+  EXPECT_EQ(Named(trace, "step 7")["ts"], 0.0);
+  EXPECT_EQ(ChromeTrace(TwoRanks(), 2).dump(), ChromeTrace(TwoRanks(), 0).dump());
+}
+
+TEST(TraceCommandTest, ChromeTrace_OfNothing_IsEmpty) { EXPECT_EQ(ChromeTrace({}, 3)["traceEvents"].size(), 0u); }
+
+}  // namespace
+}  // namespace shardmesh

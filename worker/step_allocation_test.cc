@@ -1,0 +1,84 @@
+// A step allocates no memory: neither the passes, whatever the formats, nor the decision and the commit. Counted in the
+// global operator new, which this program replaces.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "worker/pass.h"
+#include "worker/testing/numerics_oracle.h"
+#include "worker/testing/pass_group.h"
+#include "worker/testing/step_fixture.h"
+
+namespace {
+std::atomic<int64_t> allocations{0};
+
+void* Allocate(size_t bytes, size_t alignment) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  void* const memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (memory == nullptr) std::abort();
+  return memory;
+}
+}  // namespace
+
+void* operator new(size_t bytes) { return Allocate(bytes, alignof(std::max_align_t)); }
+void* operator new(size_t bytes, std::align_val_t alignment) { return Allocate(bytes, static_cast<size_t>(alignment)); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace shardmesh {
+namespace {
+
+TEST(StepAllocationTest, TheCounterCounts) {
+  const int64_t before = allocations.load();
+  delete new int(1);
+  EXPECT_GE(allocations.load(), before);  // a compiler may leave the pair out
+  std::vector<char> kept(1000);
+  EXPECT_GT(allocations.load(), before) << static_cast<int>(kept[7]);
+}
+
+// Every format of states, weights that need draws, replicas, threads, publications and the norm.
+TEST(StepAllocationTest, Passes_AllocateNothing) {
+  for (const StateFormat states : {StateFormat::kFp32, StateFormat::kBf16Sr, StateFormat::kDyn8, StateFormat::kDyn4,
+                                   StateFormat::kFp8, StateFormat::kFp8x32}) {
+    JobSpec job = MixedJob("ddp=2,fsdp=2", 3);
+    job.clip_norm = 1;
+    for (ParameterSpec& parameter : job.parameters) parameter.states = states;
+    PassGroup group(job, /*threads=*/2);
+    group.PlaceWeights();
+    for (const int64_t step : {1, 2, 4}) {  // the third is skipped
+      group.WriteGradients(step);
+      Command command = group.StepCommand(step);
+      Command norm = command;
+      norm.kind = CommandKind::kNorm;
+      const int64_t before = allocations.load();
+      group.Execute(norm);
+      command.clip = ClipFactor(job.clip_norm, GradientNorm(job, group.plan, SquareSums(group.host.control())));
+      group.Execute(command);
+      EXPECT_EQ(allocations.load(), before) << StateFormatName(states) << ", step " << step;
+      group.parity = 1 - group.parity;
+    }
+  }
+}
+
+using StepAllocationProtocolTest = StepFixture;
+
+TEST_F(StepAllocationProtocolTest, DecisionAndCommit_AllocateNothing) {
+  PlaceWeights();
+  for (const int64_t step : {1, 2}) {
+    for (int slot = 0; slot < 3; ++slot) Pieces(slot, step);
+    ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, step));
+    const int64_t before = allocations.load();
+    const bool decided = protocol.Decide();
+    for (int r = 0; r < plan.num_ranks(); ++r) protocol.Done(Rank(r), protocol.decided());
+    const bool done = protocol.AllDone();
+    protocol.Commit();
+    EXPECT_EQ(allocations.load(), before) << "step " << step;
+    EXPECT_TRUE(decided && done);
+    EXPECT_EQ(protocol.committed_step(), Step(step));
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh
