@@ -14,7 +14,7 @@ import sys
 import tarfile
 
 NAME = "shardmesh-gpu"
-TESTS = ["kernels/fused_step_cuda_test", "kernels/optimizer_step_cuda_test"]
+TESTS = ["kernels/optimizer_step_cuda_test", "kernels/slot_sum_cuda_test"]
 BENCHMARKS = ["bench/optimizer_cuda"]
 FILES = ["bench/optimizer_rivals.py"]  # that the benchmarks open, at the same path below the folder
 LIMIT_BYTES = 60_000_000

@@ -30,7 +30,7 @@
 
 namespace shardmesh {
 
-// SumSlotsCuda of sum_slots_cuda.h, which has the contract.
+// SlotSumCuda of kernels/slot_sum_cuda.h, which has the contract.
 using DeviceSum = const char* (*)(Format format, const void* slots, int num_slots, int64_t elements, float* sum,
                                   void* stream);
 
