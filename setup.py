@@ -20,12 +20,12 @@ CORE = """
     view_holders
 """.split()
 KERNELS = """
-    blas encode encode_published encode_stored fused_step fused_step_reference gemm muon newton_schulz optimizer_step
-    optimizer_step_reference step_values tile/walk torchao_codec torchao_step
+    blas encode encode_published encode_stored gemm muon newton_schulz optimizer_step
+    optimizer_step_reference processor step_values tile/walk torchao_codec torchao_step
 """.split()
 # Compiled for AVX2 and FMA, and entered only after the processor was asked; as SIMD_COPTS of kernels/BUILD.
 SIMD_FLAGS = "-O3 -mavx2 -mfma -mf16c -mbmi -mbmi2 -maes -mpclmul".split()
-SIMD = dict.fromkeys(["fused_step_simd", "gemm_simd", "muon_simd"], SIMD_FLAGS)
+SIMD = dict.fromkeys(["gemm_simd", "muon_simd"], SIMD_FLAGS)
 SIMD["optimizer_step_simd"] = [*SIMD_FLAGS, "-fschedule-insns"]
 if platform.machine() != "x86_64":
     SIMD = {}

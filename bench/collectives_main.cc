@@ -15,7 +15,7 @@
 #include "bench/harness.h"
 #include "bench/rival.h"
 #include "core/status.h"
-#include "kernels/fused_step.h"
+#include "kernels/processor.h"
 
 namespace shardmesh::bench {
 namespace {
@@ -231,8 +231,7 @@ absl::Status RunAll(const Flags& flags) {
   Report report(
       absl::StrCat("bench/collectives: ", flags.mebibytes, " MiB of fp32 per rank, a process of one thread each"));
   report.Note(absl::StrCat("Verified first: our results are the tree sum bit by bit. ", flags.rounds,
-                           " rounds. Kernel: ", BestFusedBackend().name, ". Machine at the start: ", MachineNow(),
-                           "."));
+                           " rounds. Kernel: ", BestImplementation(), ". Machine at the start: ", MachineNow(), "."));
   for (const int ranks : flags.ranks) RETURN_IF_ERROR(CollectivesBench(flags, ranks, report).Run());
   report.Note(
       "Ours: reduce-scatter, then all-gather. Shared result: one for all, in the shared heap. Private copies: one in "

@@ -17,7 +17,7 @@
 #include "bench/optimizer_cuda_job.h"
 #include "bench/rival.h"
 #include "core/status.h"
-#include "kernels/fused_step_cuda.h"
+#include "kernels/cuda_available.h"
 
 namespace shardmesh::bench {
 namespace {

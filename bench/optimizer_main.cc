@@ -21,7 +21,7 @@
 #include "bench/table_step.h"
 #include "bench/thread_team.h"
 #include "core/status.h"
-#include "kernels/fused_step.h"
+#include "kernels/processor.h"
 
 namespace shardmesh::bench {
 namespace {

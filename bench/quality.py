@@ -2,8 +2,9 @@
 """What a format costs in quality: one small language model, trained in each format of weights and optimizer states.
 
 Trains on a text with shardmesh.numerics.Step (AdamW) in every format, from the same starts and on the same batches, and
-prints the validation loss of each and its difference to fp32. A finished run is kept in a file and not repeated, so the
-program can be stopped and started again. First it checks that fp32 trains as torch.optim.AdamW does.
+prints the validation loss of each and its difference to fp32. A finished run is kept in a file and not repeated, as long
+as the settings and shardmesh's compiled module are the same, so the program can be stopped and started again. First it
+checks that fp32 trains as torch.optim.AdamW does.
 
 Needs shardmesh, torch, and a text; matplotlib for --plot:
   apt-get install jargon-text
@@ -29,6 +30,7 @@ import quality_report as report
 
 try:
     import quality_run as training
+    from shardmesh import _core
 except ImportError as error:
     sys.exit(f"quality: {error}. What it needs:\n{__doc__}")
 
@@ -124,7 +126,8 @@ def settings_of(content: bytes, steps: int, every: int, beta2: float) -> dict[st
     """All that the result of a run depends on, besides its formats and its seed."""
     names = ("BATCH", "CONTEXT", "LAYERS", "WIDTH", "HEADS", "LR", "WEIGHT_DECAY", "WARMUP", "LAST_LR",
              "VALIDATION_SHARE", "VALIDATION_WINDOWS")
-    return {"text_sha256": hashlib.sha256(content).hexdigest(), "steps": steps, "every": every,
+    return {"text_sha256": hashlib.sha256(content).hexdigest(),
+            "core_sha256": hashlib.sha256(Path(_core.__file__).read_bytes()).hexdigest(), "steps": steps, "every": every,
             "betas": [training.BETA1, beta2], **{name.lower(): getattr(training, name) for name in names}}
 
 

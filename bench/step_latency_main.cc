@@ -21,7 +21,7 @@
 #include "bench/step_context.h"
 #include "client/cpp/session.h"
 #include "core/status.h"
-#include "kernels/fused_step.h"
+#include "kernels/processor.h"
 
 namespace shardmesh::bench {
 namespace {
@@ -198,7 +198,7 @@ class LatencyBench {
     report.Note(absl::StrFormat(
         "A round's figure is the median of %d calls. Step: Session::Step, with the client's check of the gradients.\n"
         "Kernel: the same step in the trainer's process, in cache. %d rounds. Kernel: %s. Machine: %s.",
-        flags_.steps, flags_.rounds, BestFusedBackend().name, MachineNow()));
+        flags_.steps, flags_.rounds, BestImplementation(), MachineNow()));
     return report.Publish(flags_.json);
   }
 

@@ -18,6 +18,7 @@
 #include "bench/three_passes.h"
 #include "bench/worker_team.h"
 #include "core/status.h"
+#include "kernels/processor.h"
 #include "worker/pass.h"
 #include "worker/step_protocol.h"
 
@@ -225,7 +226,7 @@ void StepBench::AddReport(Report& report) const {
       static_cast<double>(job_->FusedBytes(false)) / job_->plan.total_elements(),
       static_cast<double>(job_->FusedBytes(true)) / job_->plan.total_elements(),
       moved / SpreadOf(rounds_.seconds("copy")).median, moved / SpreadOf(rounds_.seconds("update")).median,
-      BestFusedBackend().name, flags_.rounds, MachineNow()));
+      BestImplementation(), flags_.rounds, MachineNow()));
   if (flags_.processor_time)
     report.Note("Times are processor time of the workers, divided by the cores; waiting is not in them.");
 }

@@ -15,7 +15,7 @@
 #include "bench/rival.h"
 #include "bench/step_rivals_job.h"
 #include "core/status.h"
-#include "kernels/fused_step.h"
+#include "kernels/processor.h"
 
 namespace shardmesh::bench {
 namespace {
@@ -168,7 +168,7 @@ absl::Status RunAll(const Flags& flags) {
                              " Mi elements, fp32 gradients, AdamW, a process of one thread for each rank"));
   report.Note(absl::StrCat(
       "Verified first: ours is, bit for bit, what the kernels' reference makes of weights and states, in two steps. ",
-      flags.rounds, " rounds. Kernel: ", BestFusedBackend().name, ". Machine at the start: ", MachineNow(), "."));
+      flags.rounds, " rounds. Kernel: ", BestImplementation(), ". Machine at the start: ", MachineNow(), "."));
   for (const int ranks : flags.ranks) RETURN_IF_ERROR(StepRivalsBench(flags, ranks, report).Run());
   report.Note(
       "Ours: declaration to commit, a slot for each rank; weights in the window that all trainers map. Checked: with "

@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "bench/step_job.h"
 #include "bench/worker_team.h"
-#include "kernels/fused_step.h"
 #include "kernels/optimizer_step.h"
+#include "kernels/slot_sum.h"
 #include "local/segment.h"
 #include "worker/control_page.h"
 
@@ -46,7 +46,7 @@ class ThreePasses {
   absl::Status CompareShard(int rank, int parity) const;
 
   const StepJob& job_;
-  const ReduceFn reduce_ = BestFusedBackend().reduce;
+  const SlotSumFn reduce_ = BestSlotSum();
   const OptimizerStepFn step_ = BestOptimizerStep();
   Segment weights_;                               // all of them, as the job's window
   std::vector<Segment> moment1_, moment2_, sum_;  // by rank

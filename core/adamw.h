@@ -10,7 +10,7 @@
 //
 // Kernels know no power, exponential or logarithm: what depends on t alone is computed here, once per step, in double,
 // powers by repeated squaring (no libm, so every machine gets the same bits), and rounded once to fp32. A step is
-// recorded and replayed with these bits. Order of the operations per element: kernels/rules.h.
+// recorded and replayed with these bits. Order of the operations per element: kernels/rules/adamw.h.
 #pragma once
 
 #include <cstdint>

@@ -49,10 +49,7 @@ class Average {
 
   double MeanSecondMoment() const {
     CodeSpec spec;
-    spec.format = CodeFormat::kFp32;
-    for (const CodeFormat format : {CodeFormat::kBf16Sr, CodeFormat::kDyn8, CodeFormat::kFp8x32}) {
-      if (CodeFormatName(format) == StateFormatName(format_)) spec.format = format;
-    }
+    spec.format = CodeFormatOf(format_);
     spec.is_signed = false;
     std::vector<const void*> parts = {states_[1][0].data()};
     if (layout_.extra.bytes > 0) parts.push_back(states_[1][1].data());

@@ -14,6 +14,13 @@ const char* Copy(void* to, const void* from, int64_t num_bytes, cudaMemcpyKind k
 
 }  // namespace
 
+const char* CudaDeviceError() {
+  int num_devices = 0;
+  const cudaError_t error = cudaGetDeviceCount(&num_devices);
+  if (error != cudaSuccess) return cudaGetErrorString(error);
+  return num_devices > 0 ? nullptr : "the driver reports no device";
+}
+
 DeviceBlock::DeviceBlock(int64_t num_bytes) {
   void* data = nullptr;
   if (cudaMalloc(&data, num_bytes) == cudaSuccess) data_ = static_cast<uint8_t*>(data);

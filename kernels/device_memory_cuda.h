@@ -7,6 +7,9 @@
 
 namespace shardmesh {
 
+// Null when a driver answers and there is a device.
+const char* CudaDeviceError();
+
 // A block of device memory, freed with its owner. data() is null when there was not enough.
 class DeviceBlock {
  public:

@@ -212,6 +212,41 @@ absl::StatusOr<CodeFormat> ParseCodeFormat(absl::string_view name) {
                                                  "\" is no format; there are ", absl::StrJoin(kNames, ", ")));
 }
 
+CodeFormat CodeFormatOf(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kFp32:
+      return CodeFormat::kFp32;
+    case WeightFormat::kBf16:
+    case WeightFormat::kBf16Sr:
+      return CodeFormat::kBf16;
+    case WeightFormat::kBf16Plus16:
+      return CodeFormat::kBf16Plus16;
+    case WeightFormat::kBf16Plus8Sr:
+      return CodeFormat::kBf16Plus8Sr;
+    case WeightFormat::kInt8Row:
+      return CodeFormat::kInt8Row;
+  }
+  return CodeFormat::kFp32;
+}
+
+CodeFormat CodeFormatOf(StateFormat format) {
+  switch (format) {
+    case StateFormat::kFp32:
+      return CodeFormat::kFp32;
+    case StateFormat::kBf16Sr:
+      return CodeFormat::kBf16;
+    case StateFormat::kDyn8:
+      return CodeFormat::kDyn8;
+    case StateFormat::kDyn4:
+      return CodeFormat::kDyn4;
+    case StateFormat::kFp8:
+      return CodeFormat::kFp8;
+    case StateFormat::kFp8x32:
+      return CodeFormat::kFp8x32;
+  }
+  return CodeFormat::kFp32;
+}
+
 int64_t BytesOf(ElementType type) {
   switch (type) {
     case ElementType::kFloat32:

@@ -27,6 +27,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "core/format.h"
+#include "core/numeric_formats.h"
 #include "core/philox.h"
 
 namespace shardmesh {
@@ -52,6 +53,11 @@ enum class CodeFormat {
 absl::string_view CodeFormatName(CodeFormat format);
 // InvalidArgument: no such format; the message lists them.
 absl::StatusOr<CodeFormat> ParseCodeFormat(absl::string_view name);
+// The format whose parts are those of weights or states as they are stored: to decode them, and to encode initial
+// values, which are rounded to nearest where steps round stochastically (bf16_sr: bf16) unless the codes are others
+// (bf16+8sr).
+CodeFormat CodeFormatOf(WeightFormat format);
+CodeFormat CodeFormatOf(StateFormat format);
 
 // A format and what it leaves open. Options of other formats are not looked at.
 struct CodeSpec {

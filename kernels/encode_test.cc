@@ -17,6 +17,32 @@ using ::testing::HasSubstr;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// The parts of `format` are those that `layout` stores, and its name is that of what they are of.
+void ExpectStored(CodeFormat format, const StoredLayout& layout, absl::string_view name, int64_t elements) {
+  SCOPED_TRACE(std::string(name));
+  EXPECT_EQ(CodeFormatName(format), name == "bf16_sr" ? "bf16" : name);
+  ASSERT_OK_AND_ASSIGN(const std::vector<CodePart> parts, PartsOf(Spec(format), {1, elements}));
+  const PartLayout* stored[] = {&layout.codes, &layout.extra};
+  ASSERT_EQ(parts.size(), layout.extra.bytes == 0 ? 1 : 2);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    EXPECT_EQ(parts[i].NumElements() * BytesOf(parts[i].type), stored[i]->BytesOf(elements)) << parts[i].name;
+  }
+}
+
+TEST(CodeFormatOf, HasThePartsThatAreStored) {
+  for (const int64_t elements : {1, 255, 300}) {
+    for (int i = 0; i <= static_cast<int>(WeightFormat::kInt8Row); ++i) {
+      const auto format = static_cast<WeightFormat>(i);
+      ExpectStored(CodeFormatOf(format), LayoutOf(format, elements), WeightFormatName(format), elements);
+    }
+    for (int i = 0; i <= static_cast<int>(StateFormat::kFp8x32); ++i) {
+      const auto format = static_cast<StateFormat>(i);
+      ExpectStored(CodeFormatOf(format), LayoutOf(format), StateFormatName(format), elements);
+    }
+  }
+}
+
 TEST(Encode, Bf16_EveryValueStays) {
   for (const CodeFormat format :
        {CodeFormat::kBf16, CodeFormat::kBf16Sr, CodeFormat::kBf16Plus16, CodeFormat::kBf16Plus8Sr}) {

@@ -58,7 +58,7 @@ struct GemmScratch {
 using GemmBlockFn = void (*)(const Gemm& gemm, const GemmBlock& block, GemmScratch& scratch);
 
 void GemmBlockReference(const Gemm& gemm, const GemmBlock& block, GemmScratch& scratch);
-// REQUIRES: SimdSupported() (kernels/fused_step.h).
+// REQUIRES: SimdSupported() (kernels/processor.h).
 void GemmBlockSimd(const Gemm& gemm, const GemmBlock& block, GemmScratch& scratch);
 
 }  // namespace shardmesh

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/fused_step.h"
+#include "kernels/processor.h"
 
 namespace shardmesh {
 namespace {

@@ -8,9 +8,9 @@
 #include "core/reduction.h"
 #include "core/status.h"
 #include "kernels/blas.h"
-#include "kernels/fused_step.h"
 #include "kernels/muon_simd.h"
 #include "kernels/newton_schulz.h"
+#include "kernels/processor.h"
 #include "kernels/tile/walk.h"
 
 namespace shardmesh {

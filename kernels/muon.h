@@ -64,7 +64,7 @@ using MuonStepFn = void (*)(const OptimizerContext& context, const MuonMatrix& m
 
 void MuonStepReference(const OptimizerContext& context, const MuonMatrix& matrix, const OptimizerRun& run,
                        MuonScratch& scratch, const Parallel& parallel);
-// REQUIRES: SimdSupported() (kernels/fused_step.h).
+// REQUIRES: SimdSupported() (kernels/processor.h).
 void MuonStepSimd(const OptimizerContext& context, const MuonMatrix& matrix, const OptimizerRun& run,
                   MuonScratch& scratch, const Parallel& parallel);
 // SIMD where it is supported, else the reference.

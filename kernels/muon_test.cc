@@ -6,8 +6,8 @@
 
 #include "core/matchers.h"
 #include "core/philox.h"
-#include "kernels/fused_step.h"
 #include "kernels/muon_fixture.h"
+#include "kernels/processor.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>

@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
 #include "kernels/fp_environment.h"
-#include "kernels/fused_step.h"
 #include "kernels/optimizer_step_simd.h"
+#include "kernels/processor.h"
 #include "kernels/tile/plan.h"
 
 namespace shardmesh {

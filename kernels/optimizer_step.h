@@ -86,7 +86,7 @@ absl::Status CheckRun(const OptimizerContext& context, const OptimizerRun& run);
 using OptimizerStepFn = void (*)(const OptimizerContext& context, const OptimizerRun& run);
 
 void OptimizerStepReference(const OptimizerContext& context, const OptimizerRun& run);
-// REQUIRES: SimdSupported().
+// REQUIRES: SimdSupported() (kernels/processor.h).
 void OptimizerStepSimd(const OptimizerContext& context, const OptimizerRun& run);
 // SIMD where it is supported, else the reference.
 OptimizerStepFn BestOptimizerStep();

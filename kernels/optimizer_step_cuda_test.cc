@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "core/matchers.h"
-#include "kernels/fused_step_cuda.h"
+#include "kernels/cuda_available.h"
 #include "kernels/step_fixture.h"
 
 #ifdef SHARDMESH_CUDA

@@ -6,8 +6,8 @@
 
 #include "core/matchers.h"
 #include "kernels/fp_environment.h"
-#include "kernels/fused_step.h"
 #include "kernels/optimizer_step_body.h"
+#include "kernels/processor.h"
 #include "kernels/step_fixture.h"
 #include "kernels/step_values.h"
 #include "kernels/tile/walk.h"

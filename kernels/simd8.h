@@ -1,7 +1,7 @@
 // Number types of 8 fixed lanes over Highway, for the element rules: F32x8 stands for 8 floats, U32x8 for 8 uint32_t,
 // U64x4 for 4 uint64_t. Always 8 lanes, whatever the processor could do: the order of draws is made for 8
-// (core/philox.h). Only for translation units compiled for AVX2 and FMA (//kernels:fused_step_simd). Loads and stores
-// need no alignment.
+// (core/philox.h). Only for translation units compiled with SIMD_COPTS (kernels/BUILD). Loads and stores need no
+// alignment.
 #pragma once
 
 #include <hwy/highway.h>
@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-static_assert(HWY_TARGET == HWY_AVX2, "compile with the options of //kernels:fused_step_simd");
+static_assert(HWY_TARGET == HWY_AVX2, "compile with SIMD_COPTS of kernels/BUILD");
 
 HWY_BEFORE_NAMESPACE();
 namespace shardmesh {

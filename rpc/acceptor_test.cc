@@ -196,7 +196,7 @@ std::string OwnAddress() {
 
 TEST(Acceptor, PeerOverItsCap_IsClosedAtOnceAndOthersAreServed) {
   const std::string own = OwnAddress();
-  if (own.empty()) GTEST_SKIP() << "this machine has no address but loopback";
+  if (own.empty()) GTEST_SKIP() << "SKIPPED: this machine has no address but loopback";
   Sockets sockets;
   auto listener = Listen("0.0.0.0");
   const int port = listener->address().port;

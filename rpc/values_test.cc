@@ -99,7 +99,7 @@ TEST(Log, Quoted_StaysOnOneLine) {
 
 TEST(TuneAllocator, GlibcTakesTheSettings) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "the sanitizer's allocator takes no settings: mallopt answers 0";
+  GTEST_SKIP() << "SKIPPED: the sanitizer's allocator takes no settings: mallopt answers 0";
 #endif
   EXPECT_EQ(mallopt(M_MMAP_THRESHOLD, 1 << 30), 1);
   TuneAllocator();

@@ -33,7 +33,6 @@ CONFINED = {
     "sqlite3.h":    (r"server/sqlite[^/]*", r"server/[^/]*_test\.cc"),
     "gloo/":        (r"worker/collectives/gloo_group\.cc",),
     "hwy/":         (r"kernels/[^/]*simd[^/]*",),
-    "hwy/targets.h": (r"kernels/fused_step\.cc",),  # the dispatcher asks which instruction sets the processor has
     "cuda_runtime": (r".*cuda[^/]*",),
     "cuda.h":       (r".*cuda[^/]*",),
     "CLI/":         ("client/cli/.*", r".*_main\.cc", "bench/.*", "examples/.*"),

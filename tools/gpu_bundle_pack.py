@@ -14,7 +14,7 @@ import sys
 import tarfile
 
 NAME = "shardmesh-gpu"
-TESTS = ["kernels/fused_step_cuda_test", "kernels/optimizer_step_cuda_test"]
+TESTS = ["kernels/optimizer_step_cuda_test", "kernels/slot_sum_cuda_test", "worker/collectives/nccl_gpu_test"]
 BENCHMARKS = ["bench/optimizer_cuda"]
 FILES = ["bench/optimizer_rivals.py"]  # that the benchmarks open, at the same path below the folder
 LIMIT_BYTES = 60_000_000
@@ -61,7 +61,7 @@ def problems(folder, archive):
 
 def main():
     if sys.argv[1:] == ["--targets"]:
-        print(*("//" + program.replace("/", ":") for program in TESTS + BENCHMARKS))
+        print(*("//" + ":".join(program.rsplit("/", 1)) for program in TESTS + BENCHMARKS))
         return
     programs, output = map(os.path.abspath, sys.argv[1:])
     os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -6,9 +6,9 @@
   run --check            starts every program without using a GPU: lists tests, prints help
 
 Results go to $OUT, or ./out: NAME.json (GoogleTest's report, or a benchmark's rows) and NAME.log (all it printed). Ends with 1
-when a test failed or was skipped (there is no GPU, or the driver is too old: CUDA 13 needs 580), or a program could not
-finish. Goals that are not met are printed, and end nothing. The Python that runs this file measures the benchmarks' rivals:
-with torch, and torchao if it is there.
+when a test failed or was skipped (there is no GPU, no NCCL of 2.28 or newer, or the driver is too old: CUDA 13 needs 580), or
+a program could not finish. Goals that are not met are printed, and end nothing. The Python that runs this file measures the
+benchmarks' rivals: with torch, and torchao if it is there.
 """
 import argparse
 import json
@@ -17,6 +17,9 @@ import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+# The programs load NCCL where it is: also from packages of the Python that runs this file (torch's, nvidia-nccl-cu13).
+NCCL = [p for p in (os.path.join(folder, "nvidia", "nccl", "lib") for folder in sys.path) if os.path.isdir(p)]
+LIBRARIES = ":".join([p for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if p] + NCCL)
 SECONDS = 1800  # that one program may take; rivals are compiled when they are first used
 
 
@@ -29,7 +32,8 @@ def run(command, log):
     """The exit status, or None where it took too long."""
     with open(log, "wb") as output:
         try:
-            return subprocess.run(command, cwd=HERE, stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=SECONDS).returncode
+            return subprocess.run(command, cwd=HERE, env=dict(os.environ, LD_LIBRARY_PATH=LIBRARIES), stdin=subprocess.DEVNULL,
+                                  stdout=output, stderr=output, timeout=SECONDS).returncode
         except subprocess.TimeoutExpired:
             return None
 

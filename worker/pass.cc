@@ -10,42 +10,6 @@ namespace shardmesh {
 
 namespace {
 
-// The format in which initial weights are written: rounded to nearest where a step rounds stochastically, as long as
-// the stored codes are the same ones.
-CodeFormat InitialFormat(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kBf16:
-    case WeightFormat::kBf16Sr:
-      return CodeFormat::kBf16;
-    case WeightFormat::kBf16Plus16:
-      return CodeFormat::kBf16Plus16;
-    case WeightFormat::kBf16Plus8Sr:
-      return CodeFormat::kBf16Plus8Sr;
-    case WeightFormat::kFp32:
-    case WeightFormat::kInt8Row:  // no job has it (core/job.h)
-      break;
-  }
-  return CodeFormat::kFp32;
-}
-
-CodeFormat InitialFormat(StateFormat format) {
-  switch (format) {
-    case StateFormat::kFp32:
-      return CodeFormat::kFp32;
-    case StateFormat::kBf16Sr:
-      return CodeFormat::kBf16;
-    case StateFormat::kDyn8:
-      return CodeFormat::kDyn8;
-    case StateFormat::kDyn4:
-      return CodeFormat::kDyn4;
-    case StateFormat::kFp8:
-      return CodeFormat::kFp8;
-    case StateFormat::kFp8x32:
-      return CodeFormat::kFp8x32;
-  }
-  return CodeFormat::kFp32;
-}
-
 // Of values that were checked when they were pushed: nothing of them can be refused.
 void MustEncode(const CodeSpec& spec, int64_t elements, const float* values, const StoredRun& to) {
   void* const parts[] = {to.codes, to.extra};
@@ -205,13 +169,13 @@ void Pass::PlaceInitial(const Command& command, int range, const float* initial)
 void Pass::PlaceRun(const Command& command, int range, const ChunkRun& run, const float* weights) {
   const Bucket& bucket = plan_.buckets()[storage_.ranges()[range].bucket];
   CodeSpec spec;
-  spec.format = InitialFormat(bucket.weights);
+  spec.format = CodeFormatOf(bucket.weights);
   spec.seed = job_.seed;
   spec.step = 0;
   spec.tensor = static_cast<uint32_t>(run.tensor);
   spec.first_element = static_cast<uint64_t>(run.first_element);
   MustEncode(spec, run.num_elements, weights, storage_.weights(range, command.parity, run.offset));
-  spec.format = InitialFormat(bucket.states);
+  spec.format = CodeFormatOf(bucket.states);
   for (int s = 0; s < plan_.num_states(); ++s) {
     spec.is_signed = StateIsSigned(job_.optimizer, s);
     MustEncode(spec, run.num_elements, zeros_.data(), storage_.state(s, range, command.parity, run.offset));

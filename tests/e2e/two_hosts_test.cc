@@ -61,7 +61,7 @@ class TwoHostsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const absl::Status created = hosts_.Create();
-    if (!created.ok()) GTEST_SKIP() << "no network namespaces here: " << created.message();
+    if (!created.ok()) GTEST_SKIP() << "SKIPPED: no network namespaces here: " << created.message();
     MakeCertificates();
     ASSERT_OK(StartProcesses());
   }

@@ -7,15 +7,12 @@
 #include "absl/strings/str_join.h"
 #include "core/reduction.h"
 #include "core/status.h"
-#include "kernels/element.h"
-#include "kernels/fused_step.h"
+#include "kernels/slot_sum.h"
 
 namespace shardmesh {
 namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 46;
-
-int64_t BytesOf(Format format) { return format == Format::kFp32 ? 4 : 2; }
 
 absl::Status CheckMemory(absl::string_view what, const void* memory, int64_t bytes, int64_t alignment = 1) {
   if (bytes < 0 || bytes > kMostBytes) {
@@ -35,7 +32,7 @@ bool Overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
 
 // Not absl::Hash, whose values differ from process to process.
 uint32_t DetailOf(const SlotSum& sum) {
-  uint32_t hash = 2166136261u ^ static_cast<uint32_t>(BytesOf(sum.format));  // FNV-1a
+  uint32_t hash = 2166136261u ^ static_cast<uint32_t>(BytesPerElement(sum.format));  // FNV-1a
   for (const int holder : sum.holders) hash = (hash ^ static_cast<uint32_t>(holder)) * 16777619u;
   return (hash ^ static_cast<uint32_t>(sum.holders.size())) * 16777619u;
 }
@@ -130,10 +127,10 @@ absl::Status Group::CheckSum(const SlotSum& sum, const float* piece) const {
     return absl::InvalidArgumentError(
         absl::StrCat("reduce-scatter: rank ", rank_, " holds ", held, " slots and gives ", sum.mine.size()));
   }
-  const int64_t bytes = sum.elements * BytesOf(sum.format);
+  const int64_t bytes = sum.elements * BytesPerElement(sum.format);
   RETURN_IF_ERROR(CheckMemory("reduce-scatter: the piece of this rank", piece, sum.elements * 4, 4));
   for (const void* slot : sum.mine) {
-    RETURN_IF_ERROR(CheckMemory("reduce-scatter: a slot", slot, bytes, BytesOf(sum.format)));
+    RETURN_IF_ERROR(CheckMemory("reduce-scatter: a slot", slot, bytes, BytesPerElement(sum.format)));
     if (Overlap(slot, bytes * size_, piece, sum.elements * 4)) {
       return absl::InvalidArgumentError("reduce-scatter: a slot overlaps the piece of this rank; give them apart");
     }
@@ -143,8 +140,9 @@ absl::Status Group::CheckSum(const SlotSum& sum, const float* piece) const {
 
 absl::Status Group::ReduceScatter(const SlotSum& sum, float* piece, absl::Duration timeout) {
   RETURN_IF_ERROR(CheckSum(sum, piece));
-  return DoReduceScatter(NextHeader(CallKind::kReduceScatter, sum.elements * BytesOf(sum.format), DetailOf(sum)), sum,
-                         piece, timeout);
+  return DoReduceScatter(
+      NextHeader(CallKind::kReduceScatter, sum.elements * BytesPerElement(sum.format), DetailOf(sum)), sum, piece,
+      timeout);
 }
 
 absl::Status Group::DoReduceScatter(const CallHeader& header, const SlotSum& sum, float* piece,
@@ -216,20 +214,7 @@ absl::Status Group::Broadcast(void* memory, int64_t bytes, int root, absl::Durat
 absl::Status Group::Barrier(absl::Duration timeout) { return DoBarrier(NextHeader(CallKind::kBarrier, 0), timeout); }
 
 void SumSlots(Format format, absl::Span<const void* const> slots, int64_t elements, float* piece, bool streamed) {
-  const int64_t whole = elements / kGroupElements * kGroupElements;
-  ReduceRun run;
-  run.gradients = slots.data();
-  run.num_slots = static_cast<int>(slots.size());
-  run.sum = piece;
-  run.num_elements = whole;
-  run.streamed = streamed;
-  BestFusedBackend().reduce(format, run);
-  for (int64_t i = whole; i < elements; ++i) {
-    piece[i] = TreeSum<float>(run.num_slots, [&](int slot) {
-      return format == Format::kFp32 ? static_cast<const float*>(slots[slot])[i]
-                                     : Bf16ToFloat(static_cast<const uint16_t*>(slots[slot])[i]);
-    });
-  }
+  BestSlotSum()(format, {slots.data(), static_cast<int>(slots.size()), 1, piece, elements, streamed});
 }
 
 }  // namespace shardmesh

@@ -21,9 +21,9 @@ float NumberOf(int slot, int64_t i) { return static_cast<float>((i * 2654435761u
 
 TEST(NcclGpuTest, EveryCall_OnEveryDevice) {
   const int size = Devices();
-  if (size == 0) GTEST_SKIP() << DeviceRuntime::Open(0).status();
+  if (size == 0) GTEST_SKIP() << "SKIPPED: " << DeviceRuntime::Open(0).status();
   const auto nccl = NcclLibrary::Load();
-  if (!nccl.ok()) GTEST_SKIP() << nccl.status();
+  if (!nccl.ok()) GTEST_SKIP() << "SKIPPED: " << nccl.status();
   for (const DeviceSum sum : {DeviceSum{nullptr}, NcclGroup::BuiltDeviceSum()}) {
     const Joined groups = JoinNccl(
         size, kPlenty, [&](NcclGroup::Options& options) { options.sum = sum; }, -1, "");

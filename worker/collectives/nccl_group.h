@@ -12,7 +12,9 @@
 // The communicator is non-blocking, so every wait for NCCL or the device has the call's time limit; the time that a
 // function of either library takes to return is theirs. What a transport that hangs does not tell, ranks tell each
 // other through a rendezvous (group_signs.h). When the group ends, the call that is under way aborts the communicator,
-// or the next one, or the destructor.
+// or the next one, or the destructor. A call that failed waits up to 10 seconds beyond its time limit for the group's
+// stream to be empty, because copies of the caller's memory may be under way; where the stream is still busy then, the
+// device may use that memory after the return.
 //
 // Errors are group.h's; Unavailable is also: NCCL or the device failed, its words are in the message.
 // ResourceExhausted: the staging is too small for so many slots and ranks (on all ranks; the group is over).
@@ -30,7 +32,7 @@
 
 namespace shardmesh {
 
-// SumSlotsCuda of sum_slots_cuda.h, which has the contract.
+// SlotSumCuda of kernels/slot_sum_cuda.h, which has the contract.
 using DeviceSum = const char* (*)(Format format, const void* slots, int num_slots, int64_t elements, float* sum,
                                   void* stream);
 

@@ -7,14 +7,14 @@
 #include "worker/collectives/nccl_group.h"
 
 #ifdef SHARDMESH_CUDA
-#include "worker/collectives/sum_slots_cuda.h"
+#include "kernels/slot_sum_cuda.h"
 #endif
 
 namespace shardmesh {
 
 DeviceSum NcclGroup::BuiltDeviceSum() {
 #ifdef SHARDMESH_CUDA
-  return SumSlotsCuda;
+  return SlotSumCuda;
 #else
   return nullptr;
 #endif

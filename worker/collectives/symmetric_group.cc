@@ -307,7 +307,7 @@ absl::Status SymmetricGroup::ReduceStaged(const Call& call, const SlotSum& sum, 
   std::vector<int64_t> held(size()), slot_of(sum.holders.size());
   for (size_t s = 0; s < sum.holders.size(); ++s) slot_of[s] = held[sum.holders[s]]++;
   const int64_t most = *std::max_element(held.begin(), held.end());
-  const int64_t bytes = call.header.bytes, element = sum.format == Format::kFp32 ? 4 : 2;
+  const int64_t bytes = call.header.bytes, element = BytesPerElement(sum.format);
   // A part of every slot for every rank, of whole cache lines where there is room.
   int64_t part = memory_->staging_bytes() / 2 / (most * size());
   part = part >= 64 ? part / 64 * 64 : part / element * element;

@@ -24,12 +24,11 @@ class NumericsOracle {
       spec.seed = job.seed;
       spec.step = 0;
       spec.tensor = static_cast<uint32_t>(t);
-      // Initial weights are rounded to nearest.
-      spec.format = Named(p.format == WeightFormat::kBf16Sr ? "bf16" : WeightFormatName(p.format));
+      spec.format = CodeFormatOf(p.format);
       tensors_[t].streams.emplace_back(spec, LayoutOf(p.format), values);
       values.assign(values.size(), 0);
       for (int s = 0; s < NumStates(job.optimizer); ++s) {
-        spec.format = Named(p.states == StateFormat::kBf16Sr ? "bf16" : StateFormatName(p.states));
+        spec.format = CodeFormatOf(p.states);
         spec.is_signed = StateIsSigned(job.optimizer, s);
         tensors_[t].streams.emplace_back(spec, LayoutOf(p.states), values);
       }
@@ -84,8 +83,6 @@ class NumericsOracle {
   struct Tensor {
     std::vector<Stream> streams;  // the weights, then each state
   };
-
-  static CodeFormat Named(absl::string_view name) { return ParseCodeFormat(name).value(); }
 
   // The gradients of a tensor, and a run that has nothing else yet.
   struct Slots {

@@ -3,7 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "core/reduction.h"
-#include "worker/collectives/sum_slots_cuda.h"
+#include "kernels/slot_sum_cuda.h"
 
 namespace shardmesh {
 namespace {
@@ -15,7 +15,7 @@ __device__ float Number(const float* slots, int64_t i) { return slots[i]; }
 __device__ float Number(const uint16_t* slots, int64_t i) { return Bf16ToFloat(slots[i]); }
 
 template <class Stored>
-__global__ void SumSlotsKernel(const Stored* slots, int num_slots, int64_t elements, float* sum) {
+__global__ void SlotSumKernel(const Stored* slots, int num_slots, int64_t elements, float* sum) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < elements; i += stride) {
     sum[i] = TreeSum<float>(num_slots, [=](int slot) { return Number(slots, slot * elements + i); });
@@ -24,15 +24,15 @@ __global__ void SumSlotsKernel(const Stored* slots, int num_slots, int64_t eleme
 
 }  // namespace
 
-const char* SumSlotsCuda(Format format, const void* slots, int num_slots, int64_t elements, float* sum, void* stream) {
+const char* SlotSumCuda(Format format, const void* slots, int num_slots, int64_t elements, float* sum, void* stream) {
   if (elements == 0) return nullptr;
   const int64_t needed = (elements + kThreadsPerBlock - 1) / kThreadsPerBlock;
   const auto blocks = static_cast<unsigned>(needed < kMaxBlocks ? needed : kMaxBlocks);
   const auto in = static_cast<cudaStream_t>(stream);
   if (format == Format::kFp32) {
-    SumSlotsKernel<<<blocks, kThreadsPerBlock, 0, in>>>(static_cast<const float*>(slots), num_slots, elements, sum);
+    SlotSumKernel<<<blocks, kThreadsPerBlock, 0, in>>>(static_cast<const float*>(slots), num_slots, elements, sum);
   } else {
-    SumSlotsKernel<<<blocks, kThreadsPerBlock, 0, in>>>(static_cast<const uint16_t*>(slots), num_slots, elements, sum);
+    SlotSumKernel<<<blocks, kThreadsPerBlock, 0, in>>>(static_cast<const uint16_t*>(slots), num_slots, elements, sum);
   }
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
