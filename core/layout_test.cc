@@ -85,6 +85,8 @@ TEST(LayoutTest, Hash_ChangesWithEverythingThatMovesABit) {
   }
   JobSpec same = SmallJob();
   same.optimizer.lr = 0.5;
+  same.more_groups = {same.optimizer};
+  same.parameters[0].group = 1;
   same.seed = 9;
   EXPECT_EQ(PlanOf(same).hash(), PlanOf(SmallJob()).hash());  // layout alone
 }

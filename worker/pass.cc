@@ -123,7 +123,7 @@ void Pass::Gradients(const Bucket& bucket, int64_t element, const void* (&gradie
 void Pass::SquareRange(const Command& command, int range) {
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
-  const OptimizerContext context = ContextOf(command, bucket);
+  const OptimizerContext context = ContextOf(command, bucket, 0);  // squares are of no group
   const void* gradients[kMaxSlots];
   for (int64_t chunk = place_.replica; chunk < r.num_chunks(); chunk += plan_.num_replicas()) {
     for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
@@ -141,10 +141,10 @@ void Pass::SquareRange(const Command& command, int range) {
   }
 }
 
-OptimizerContext Pass::ContextOf(const Command& command, const Bucket& bucket) const {
+OptimizerContext Pass::ContextOf(const Command& command, const Bucket& bucket, int group) const {
   OptimizerContext context;
-  context.hyper = job_.optimizer;
-  context.scalars = command.scalars;
+  context.hyper = job_.group(group);
+  context.scalars = command.scalars[group];
   context.weights = bucket.weights;
   context.states = bucket.states;
   context.gradients = job_.gradient_format;
@@ -157,11 +157,16 @@ void Pass::StepChunk(const Command& command, int range, int64_t chunk) {
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
   const int to = 1 - command.parity;
-  const OptimizerContext context = ContextOf(command, bucket);
+  OptimizerContext context;
+  int group = -1;
   const void* gradients[kMaxSlots];
   int64_t written = 0;
   for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
     const ChunkRun& run = storage_.runs(range)[i];
+    if (const int of_run = job_.parameters[run.tensor].group; of_run != group) {
+      group = of_run;
+      context = ContextOf(command, bucket, group);
+    }
     Gradients(bucket, r.bucket_begin + run.offset, gradients);
     OptimizerRun step;
     step.gradients = gradients;

@@ -45,8 +45,8 @@ class Pass {
   void StepChunk(const Command& command, int range, int64_t chunk);
   // Where the slots' gradients of a bucket's element lie.
   void Gradients(const Bucket& bucket, int64_t element, const void* (&gradients)[kMaxSlots]) const;
-  // What all runs of a bucket share.
-  OptimizerContext ContextOf(const Command& command, const Bucket& bucket) const;
+  // What all runs of a bucket and a parameter group share.
+  OptimizerContext ContextOf(const Command& command, const Bucket& bucket, int group) const;
   // Weights as pushed, states of zeros.
   void PlaceInitial(const Command& command, int range, const float* initial);
   void PlaceRun(const Command& command, int range, const ChunkRun& run, const float* weights);

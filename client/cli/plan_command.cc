@@ -127,13 +127,14 @@ std::string BucketTable(const Plan& plan) {
 }
 
 std::string PlacementTable(const JobSpec& job, const Plan& plan, const std::vector<std::vector<Marked>>& stretches) {
-  Table table({"parameter", "mark", "shape", "bucket", "offset", "elements", "tied to"});
+  Table table({"parameter", "mark", "shape", "bucket", "offset", "elements", "group", "tied to"});
   for (size_t i = 0; i < job.parameters.size(); ++i) {
     const ParameterSpec& parameter = job.parameters[i];
     const Placement& at = plan.placements()[i];
     table.AddRow({parameter.name, std::string(1, MarkOf(stretches[at.bucket], at.offset, at.offset + at.num_elements)),
                   absl::StrCat("[", absl::StrJoin(parameter.shape, ","), "]"), absl::StrCat(at.bucket),
                   absl::StrCat(at.offset), absl::StrCat(at.num_elements),
+                  parameter.tied_to.empty() ? absl::StrCat(parameter.group) : "-",
                   parameter.tied_to.empty() ? "-" : parameter.tied_to});
   }
   return table.ToString();
@@ -171,6 +172,7 @@ Json PlanToJson(const JobSpec& job, const Plan& plan) {
                           {"bucket", at.bucket},
                           {"offset", at.offset},
                           {"elements", at.num_elements},
+                          {"group", job.parameters[i].tied_to.empty() ? Json(job.parameters[i].group) : Json()},
                           {"tied_to", job.parameters[i].tied_to}});
   }
   return {{"job", job.name},

@@ -53,7 +53,7 @@ v1::StepRequest Session::NewStepRequest(const StepOptions& options) const {
   request.set_epoch(job_->epoch().value());
   request.set_step(committed_.value() + 1);
   for (Slot slot : slots_) request.add_slots(slot.value());
-  if (options.learning_rate.has_value()) request.set_learning_rate(*options.learning_rate);
+  request.mutable_learning_rates()->Add(options.learning_rates.begin(), options.learning_rates.end());
   return request;
 }
 
