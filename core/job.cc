@@ -87,6 +87,11 @@ absl::Status ValidateParameters(const JobSpec& job) {
                                                      ", which is no parameter with its own storage"));
     }
     const ParameterSpec& o = job.parameters[owner->second];
+    if (o.frozen != p.frozen) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(p.name), p.frozen ? " is" : " is not",
+                                                     " frozen, but is tied to ", Quoted(o.name), ", which is",
+                                                     o.frozen ? "" : " not", "; freeze both or neither"));
+    }
     if (o.shape != p.shape || o.format != p.format || o.states != p.states) {
       return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(p.name), " is tied to ", Quoted(p.tied_to),
                                                      " but has another shape or format: ", Stored(p), ", not ",
@@ -170,6 +175,7 @@ bool ParametersDiffer(const JobSpec& there, const JobSpec& here, std::string& ou
         Differs(absl::StrCat(who, ": format"), WeightFormatName(a.format), WeightFormatName(b.format), out) ||
         Differs(absl::StrCat(who, ": states"), StateFormatName(a.states), StateFormatName(b.states), out) ||
         Differs(absl::StrCat(who, ": group"), a.group, b.group, out) ||
+        Differs(absl::StrCat(who, ": frozen"), a.frozen, b.frozen, out) ||
         Differs(absl::StrCat(who, ": tied to"), Quoted(a.tied_to), Quoted(b.tied_to), out)) {
       return true;
     }

@@ -32,7 +32,8 @@ struct ParameterSpec {
   WeightFormat format = WeightFormat::kFp32;
   std::string tied_to;  // canonical name of the parameter whose storage this one shares; empty: its own
   StateFormat states = StateFormat::kFp32;  // of its optimizer states
-  int group = 0;  // whose optimizer steps it; a tied one is stepped by its owner's, whatever it says
+  int group = 0;        // whose optimizer steps it; a tied one is stepped by its owner's, whatever it says
+  bool frozen = false;  // never stepped: it has no gradient and no states; a tied one is frozen with its owner
 
   int64_t NumElements() const;  // REQUIRES: the job's Validate() is OK
 };

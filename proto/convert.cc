@@ -73,6 +73,7 @@ absl::StatusOr<ParameterSpec> ParameterFromProto(int index, const v1::Parameter&
   p.shape.assign(proto.shape().begin(), proto.shape().end());
   p.tied_to = proto.tied_to();
   p.group = proto.group();
+  p.frozen = proto.frozen();
   const auto format = WeightFormatFromProto(proto.format());
   const auto states = StateFormatFromProto(proto.states());
   if (format.has_value() && states.has_value()) {
@@ -274,6 +275,7 @@ v1::JobSpec ToProto(const JobSpec& spec) {
     parameter->set_tied_to(p.tied_to);
     parameter->set_states(ToProto(p.states));
     parameter->set_group(p.group);
+    parameter->set_frozen(p.frozen);
   }
   proto.set_gradient_format(ToProto(spec.gradient_format));
   *proto.mutable_optimizer() = ToProto(spec.optimizer);

@@ -39,7 +39,7 @@ TEST(JobSpecFromProto, EveryFieldSet_SurvivesBothWays) {
   spec.num_slots = 7;
   spec.parameters = {{"a", {2, 3}, WeightFormat::kBf16, ""},
                      {"b", {2, 3}, WeightFormat::kBf16, "a"},
-                     {"c", {}, WeightFormat::kBf16Sr, "", StateFormat::kFp32, 2}};
+                     {"c", {}, WeightFormat::kBf16Sr, "", StateFormat::kFp32, 2, /*frozen=*/true}};
   spec.gradient_format = Format::kFp32;
   spec.optimizer.kind = OptimizerKind::kSgd;
   spec.optimizer.lr = 0.1;
@@ -67,6 +67,7 @@ TEST(JobSpecFromProto, EveryFieldSet_SurvivesBothWays) {
   EXPECT_EQ(back.num_groups(), 3);
   EXPECT_EQ(back.group(1).lr, 0.2);
   EXPECT_EQ(back.parameters[2].group, 2);
+  EXPECT_TRUE(back.parameters[2].frozen);
 }
 
 TEST(JobSpecFromProto, EveryFormatAndOptimizer_SurvivesBothWays) {

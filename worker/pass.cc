@@ -76,15 +76,16 @@ uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initia
   const int num_ranges = static_cast<int>(storage_.ranges().size());
   std::atomic<uint64_t> digest{0};
   team_.ForEach(num_ranges, [&](int range) {
+    const bool frozen = storage_.ranges()[range].frozen;
     switch (command.kind) {
       case CommandKind::kStep:
-        if (command.apply) StepRange(command, seq, range);
+        if (command.apply && !frozen) StepRange(command, seq, range);
         break;
       case CommandKind::kInit:
         PlaceInitial(command, range, initial);
         break;
       case CommandKind::kNorm:
-        SquareRange(command, range);
+        if (!frozen) SquareRange(command, range);
         break;
       case CommandKind::kDigest:
         digest.fetch_add(DigestRange(command, range));
@@ -96,15 +97,17 @@ uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initia
   return digest.load();
 }
 
-int Pass::Copies(const Command& command, int range, int64_t chunk, int64_t offset, void* (&copies)[2]) const {
+int Pass::Copies(const Command& command, int range, int64_t chunk, int64_t offset, void** copies) const {
   if (chunk % plan_.num_replicas() != place_.replica) return 0;
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
   const int64_t at = bucket.weight_offset + (r.bucket_begin + offset) * BytesPerElement(bucket.format());
-  copies[0] = host_.window().data() + at;
-  if (command.publish < 0) return 1;
-  copies[1] = host_.publication(command.publish).data() + at;
-  return 2;
+  int num_copies = 0;
+  copies[num_copies++] = host_.window().data() + at;
+  for (int i = 0; i < kPublicationBuffers; ++i) {
+    if (bucket.frozen || i == command.publish) copies[num_copies++] = host_.publication(i).data() + at;
+  }
+  return num_copies;
 }
 
 void Pass::StepRange(const Command& command, uint64_t seq, int range) {
@@ -196,7 +199,7 @@ void Pass::PlaceInitial(const Command& command, int range, const float* initial)
     for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
       const ChunkRun& run = storage_.runs(range)[i];
       PlaceRun(command, range, run, initial + initial_begin_[range] + run.offset);
-      void* copies[2];
+      void* copies[1 + kPublicationBuffers];
       const int num_copies = Copies(command, range, chunk, run.offset, copies);
       const void* codes = storage_.weights(range, command.parity, run.offset).codes;
       for (int c = 0; c < num_copies; ++c) std::memcpy(copies[c], codes, run.num_elements * bytes);
@@ -213,6 +216,7 @@ void Pass::PlaceRun(const Command& command, int range, const ChunkRun& run, cons
   spec.tensor = static_cast<uint32_t>(run.tensor);
   spec.first_element = static_cast<uint64_t>(run.first_element);
   MustEncode(spec, run.num_elements, weights, storage_.weights(range, command.parity, run.offset));
+  if (bucket.frozen) return;
   spec.format = InitialFormat(bucket.states);
   for (int s = 0; s < plan_.num_states(); ++s) {
     spec.is_signed = StateIsSigned(job_.optimizer, s);

@@ -117,6 +117,10 @@ absl::Status StepProtocol::CheckNonFinite(const Declaration& declaration, Slot s
     return absl::InvalidArgumentError(
         absl::StrCat("tensor ", tensor, " is none of job ", job_->name, "'s: 0 to ", job_->parameters.size() - 1));
   }
+  if (job_->parameters[tensor].frozen) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor, " (\"", job_->parameters[tensor].name,
+                                                   "\") is frozen: it has no gradient that could be not finite"));
+  }
   if (job_->non_finite == NonFinitePolicy::kSkip) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " of step ", declaration.step.value(),
                                                  ": the gradient of \"", job_->parameters[tensor].name,

@@ -142,6 +142,20 @@ TEST_F(StepDeclarationTest, NonFinite_OfAnotherSlotOrTensor_IsRefused) {
   EXPECT_FALSE(protocol.OutcomeOf(Step(1))->skipped);
 }
 
+TEST_F(GroupsTest, NonFinite_OfAFrozenTensor_IsRefused) {
+  JobSpec frozen = job;
+  frozen.parameters[1].frozen = true;
+  TestHost other(frozen);
+  for (int r = 0; r < 4; ++r) other.protocol.InitialPieceReady(Rank(r), 17);
+  ASSERT_TRUE(other.protocol.Decide());
+  for (int r = 0; r < 4; ++r) other.protocol.Done(Rank(r), other.protocol.decided());
+  other.protocol.Commit();
+  EXPECT_THAT(other.protocol.Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 1}}}),
+              StatusIs(Code::kInvalidArgument, HasSubstr("tensor 1 (\"layer.b\") is frozen")));
+  EXPECT_EQ(other.protocol.page()->slots[0].declared.load(), 0);
+  EXPECT_OK(other.protocol.Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 0}}}));
+}
+
 TEST(StepDeclarationPolicyTest, NonFinite_UnderPolicyFail_IsRefusedAndMayBeWrittenAgain) {
   JobSpec job = SmallJob("fsdp=1", 1);
   job.non_finite = NonFinitePolicy::kFail;

@@ -53,8 +53,8 @@ class StepProtocol {
   // Declares slots complete; the step waits for their pieces too. nullopt: declared, wait for the commit. An outcome:
   // the step was committed before. Nothing is declared on an error.
   //   FailedPrecondition: a future step, or no initial weights. InvalidArgument: a slot that is not the job's, no slot,
-  //   learning rates other than the step's first, or neither one nor one for each group, a non-finite gradient of
-  //   another slot or of no tensor, or any under policy fail. Unavailable: aborted.
+  //   learning rates other than the step's first, or neither one nor one for each group; a non-finite gradient of
+  //   another slot, of no tensor or of a frozen one, or any under policy fail. Unavailable: aborted.
   absl::StatusOr<std::optional<StepOutcome>> Declare(const Declaration& declaration);
   // The same check, without declaring.
   absl::StatusOr<std::optional<StepOutcome>> CheckStep(Slot slot, Step step) const;

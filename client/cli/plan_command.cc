@@ -108,10 +108,11 @@ std::string DrawBucket(const Plan& plan, size_t index, const std::vector<Marked>
   return out;
 }
 
-// "bf16_sr", and its states where they are not fp32: "bf16_sr/dyn8".
+// "bf16_sr", and its states where they are not fp32: "bf16_sr/dyn8"; "bf16_sr frozen".
 std::string FormatsOf(const Bucket& bucket) {
   return absl::StrCat(WeightFormatName(bucket.weights),
-                      bucket.states == StateFormat::kFp32 ? "" : absl::StrCat("/", StateFormatName(bucket.states)));
+                      bucket.states == StateFormat::kFp32 ? "" : absl::StrCat("/", StateFormatName(bucket.states)),
+                      bucket.frozen ? " frozen" : "");
 }
 
 std::string BucketTable(const Plan& plan) {
@@ -162,6 +163,7 @@ Json PlanToJson(const JobSpec& job, const Plan& plan) {
                        {"elements", bucket.num_elements},
                        {"shard_elements", bucket.shard_elements},
                        {"padding", bucket.padding},
+                       {"frozen", bucket.frozen},
                        {"weight_offset", bucket.weight_offset},
                        {"gradient_offset", bucket.gradient_offset}});
   }

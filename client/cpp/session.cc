@@ -26,6 +26,10 @@ absl::StatusOr<TensorView> Session::gradient(Slot slot, absl::string_view name) 
   const auto it = std::find(slots_.begin(), slots_.end(), slot);
   if (it == slots_.end())
     return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " is not of this session"));
+  if (job_->spec().parameters[tensor].frozen) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter \"", job_->spec().parameters[tensor].name, "\" is frozen: it has no gradient"));
+  }
   const Placement& at = job_->plan().placements()[tensor];
   const Format format = job_->plan().gradient_format();
   char* window = gradient_window(static_cast<int>(it - slots_.begin()));

@@ -26,7 +26,7 @@ class Session {
   virtual ~Session() = default;
 
   // Views of one tensor, by this client's name. NotFound: no such parameter. InvalidArgument: a slot of another
-  // session.
+  // session, or the gradient of a frozen parameter.
   absl::StatusOr<TensorView> gradient(Slot slot, absl::string_view name) const;
   absl::StatusOr<ConstTensorView> parameter(absl::string_view name) const;
 

@@ -7,9 +7,9 @@
 #include "core/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/raw_trainer.h"
+#include "tests/testing/reference.h"
 #include "tests/testing/training.h"
 #include "tests/testing/variant.h"
-#include "worker/testing/numerics_oracle.h"
 
 namespace shardmesh {
 namespace {
@@ -37,33 +37,17 @@ JobSpec GroupedJob(const std::string& name) {
   return spec;
 }
 
-// What the reference kernel learns on whole tensors.
-Learnt Reference(const JobSpec& spec) {
-  OracleInput input;
-  input.initial = testing::InitialValue;
-  input.gradient = testing::GradientValue;
-  input.rates = [](int group, int64_t step) { return testing::LearningRate(step, group); };
-  NumericsOracle oracle(spec, input);
-  for (int64_t step = 1; step <= kSteps; ++step) oracle.RunStep(step);
-  Learnt learnt;
-  learnt.step = kSteps;
-  learnt.digest = oracle.Digest();
-  for (int t = 0; t < static_cast<int>(spec.parameters.size()); ++t) {
-    const std::vector<char> bytes = oracle.Stored(spec.StorageOf(t));
-    learnt.weights[spec.parameters[t].name] = std::string(bytes.begin(), bytes.end());
-  }
-  return learnt;
-}
-
 TEST(ParameterGroups, EveryMesh_LearnsTheReferencesBits) {
   ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 8}));
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
+  int index = 0;
   for (const double clip_norm : {0.0, 0.5}) {
     JobSpec spec = GroupedJob("grouped");
     spec.clip_norm = clip_norm;
-    const Learnt reference = Reference(spec);
+    const Learnt reference = testing::ReferenceOf(spec, kSteps);
     for (const Variant& variant : testing::VariantsOfThreeSlots()) {
       SCOPED_TRACE(absl::StrCat(testing::Describe(variant), " clip ", clip_norm));
+      spec.name = absl::StrCat("job-", index++);
       ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::TrainVariant(client, spec, variant, kSteps));
       ASSERT_EQ(learnt, reference);
     }
@@ -99,7 +83,7 @@ TEST(ParameterGroups, WrongRatesAndGroups_AreRefused_AndTheJobGoesOn) {
               StatusIs(Code::kInvalidArgument, HasSubstr("group 2: adamw: AdamW: lr * weight_decay")));
   for (int64_t s = 1; s <= kSteps; ++s) ASSERT_OK(trainer->WholeStep(s));
   ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job, kSteps));
-  EXPECT_EQ(learnt, Reference(spec));
+  EXPECT_EQ(learnt, testing::ReferenceOf(spec, kSteps));
 }
 
 }  // namespace

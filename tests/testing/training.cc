@@ -92,7 +92,7 @@ absl::Status WriteGradients(Session& session, Step step) {
   const JobSpec& spec = session.job().spec();
   for (Slot slot : session.slots()) {
     for (size_t t = 0; t < spec.parameters.size(); ++t) {
-      if (!spec.parameters[t].tied_to.empty()) continue;
+      if (!spec.parameters[t].tied_to.empty() || spec.parameters[t].frozen) continue;
       ASSIGN_OR_RETURN(const TensorView view, session.gradient(slot, spec.parameters[t].name));
       for (int64_t i = 0; i < view.num_elements; ++i) {
         Store(static_cast<char*>(view.data), view.format, i,
@@ -109,6 +109,7 @@ std::string GradientPiece(const Job& job, Slot slot, Step step, int shard) {
   std::string piece;
   for (size_t b = 0; b < plan.buckets().size(); ++b) {
     const Bucket& bucket = plan.buckets()[b];
+    if (bucket.frozen) continue;
     std::string flat(bucket.num_elements * BytesPerElement(format), '\0');
     for (size_t t = 0; t < job.spec().parameters.size(); ++t) {
       const Placement& at = plan.placements()[t];

@@ -40,7 +40,7 @@ class NumericsOracle {
       spec.format = Named(p.format == WeightFormat::kBf16Sr ? "bf16" : WeightFormatName(p.format));
       tensors_[t].streams.emplace_back(spec, LayoutOf(p.format), values);
       values.assign(values.size(), 0);
-      for (int s = 0; s < NumStates(job.optimizer); ++s) {
+      for (int s = 0; s < (p.frozen ? 0 : NumStates(job.optimizer)); ++s) {
         spec.format = Named(p.states == StateFormat::kBf16Sr ? "bf16" : StateFormatName(p.states));
         spec.is_signed = StateIsSigned(job.optimizer, s);
         tensors_[t].streams.emplace_back(spec, LayoutOf(p.states), values);
@@ -52,7 +52,7 @@ class NumericsOracle {
     norm_ = 0;
     clip_ = job_.clip_norm > 0 ? ClipFactor(job_.clip_norm, norm_ = NormOf(step)) : 1;
     for (size_t t = 0; t < tensors_.size(); ++t) {
-      if (job_.parameters[t].tied_to.empty()) StepTensor(step, static_cast<int>(t));
+      if (job_.parameters[t].tied_to.empty() && !job_.parameters[t].frozen) StepTensor(step, static_cast<int>(t));
     }
   }
 
@@ -127,7 +127,8 @@ class NumericsOracle {
   double NormOf(int64_t step) const {
     std::vector<float> roots;
     for (size_t t = 0; t < tensors_.size(); ++t) {
-      if (!job_.parameters[t].tied_to.empty() || job_.parameters[t].NumElements() == 0) continue;
+      const ParameterSpec& p = job_.parameters[t];
+      if (!p.tied_to.empty() || p.frozen || p.NumElements() == 0) continue;
       const Slots slots(job_, input_, step, static_cast<int>(t));
       std::vector<float> sums((slots.elements + 255) / 256);
       OptimizerRun run = slots.run();

@@ -88,7 +88,7 @@ struct PassGroup : TestHost {
   void WriteGradients(int64_t step) {
     for (int slot = 0; slot < job.num_slots; ++slot) {
       for (int t = 0; t < static_cast<int>(job.parameters.size()); ++t) {
-        if (!job.parameters[t].tied_to.empty()) continue;
+        if (!job.parameters[t].tied_to.empty() || job.parameters[t].frozen) continue;
         const Placement& p = plan.placements()[t];
         const int64_t bytes = BytesPerElement(job.gradient_format);
         char* out = host.slot(slot).data() + plan.buckets()[p.bucket].gradient_offset + p.offset * bytes;
