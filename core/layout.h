@@ -1,12 +1,11 @@
 // Plan: where every element of a job lies. A pure function of the job's specification: each process computes it for
 // itself and compares hashes, so nothing per-rank is ever sent.
 //
-//   job      = a BucketLayout (core/bucket_layout.h): a space for each pair of formats, apart for frozen parameters,
-//   granules of kBlockElements (no
-//              block of a coded state is cut), equal shards
+//   job      = a BucketLayout (core/bucket_layout.h): a space for each pair of formats, another one for what is frozen;
+//              granules of kBlockElements (no block of a coded state is cut), equal shards
 //   shard s  = elements [s * shard_elements, (s+1) * shard_elements) of every bucket
 //   window   = every bucket as bytes, each starting at a multiple of the page size (parameter window: in the
-//              weights' format; gradient window: in the job's gradient format)
+//              weights' format; gradient window: in the job's gradient format, without frozen buckets)
 //
 // So all-gather and reduce-scatter on a bucket need no copy-in and no copy-out. Padding holds zeros, always.
 // Immutable after Create, thread-safe. Ranges are half-open.
@@ -54,8 +53,8 @@ struct Bucket {
   int64_t first_block = 0;      // blocks of kBlockElements in the buckets before that are not frozen
   bool frozen = false;          // of parameters that are never stepped: no gradients, no states
 
-  Format format() const { return GatheredFormat(weights); }  // in windows and publications
-  int64_t shard_gradients() const { return frozen ? 0 : shard_elements; }
+  Format format() const { return GatheredFormat(weights); }                // in windows and publications
+  int64_t shard_gradients() const { return frozen ? 0 : shard_elements; }  // elements of a shard's gradient
 };
 
 // A stretch of one tensor inside a shard.
