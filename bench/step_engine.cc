@@ -25,7 +25,6 @@ StepEngine::StepEngine(StepJob& job, int rank) : protocol(NewStepProtocol(job)) 
 absl::StatusOr<double> DeclareAndAwait(StepProtocol& protocol, const StepJob& job, Step step) {
   Declaration declaration;
   declaration.step = step;
-  declaration.learning_rate = job.spec.optimizer.lr;
   for (int s = 0; s < job.spec.num_slots; ++s) {
     declaration.slots.push_back(Slot(s));
     for (int shard = 0; shard < job.plan.num_shards(); ++shard)

@@ -49,7 +49,7 @@ WorkerTeam::Work SetUpWorker(StepJob& job, ThreePasses& passes, Shared& shared, 
     Command command;
     command.kind = CommandKind::kStep;
     command.step = shared.extra_step.load();
-    command.scalars = ComputeStepScalars(job.spec.optimizer, command.step).value();
+    command.scalars[0] = ComputeStepScalars(job.spec.optimizer, command.step).value();
     command.apply = 1;
     command.parity = static_cast<int32_t>(parity);
     return command;

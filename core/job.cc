@@ -29,7 +29,7 @@ int64_t BoundedElements(const std::vector<int64_t>& shape) {
   return elements;
 }
 
-absl::Status ValidateParameter(int index, const ParameterSpec& p) {
+absl::Status ValidateParameter(int index, const ParameterSpec& p, int num_groups) {
   const std::string who = absl::StrCat("parameter ", index, " ", Quoted(p.name));
   if (p.name.empty()) return absl::InvalidArgumentError(absl::StrCat("parameter ", index, " has no name"));
   if (p.shape.size() > 16) {
@@ -42,6 +42,10 @@ absl::Status ValidateParameter(int index, const ParameterSpec& p) {
   if (BoundedElements(p.shape) < 0) {
     return absl::ResourceExhaustedError(
         absl::StrCat(who, ": shape ", ShapeString(p.shape), " has more than 2^40 elements"));
+  }
+  if (p.group < 0 || p.group >= num_groups) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(who, ": group ", p.group, " is none of the job's: 0 to ", num_groups - 1));
   }
   if (p.format == WeightFormat::kInt8Row) {
     return absl::UnimplementedError(
@@ -67,7 +71,7 @@ absl::Status ValidateParameters(const JobSpec& job) {
   int64_t total = 0;
   for (int i = 0; i < static_cast<int>(job.parameters.size()); ++i) {
     const ParameterSpec& p = job.parameters[i];
-    RETURN_IF_ERROR(ValidateParameter(i, p));
+    RETURN_IF_ERROR(ValidateParameter(i, p, job.num_groups()));
     if (auto [it, inserted] = index_of.emplace(p.name, i); !inserted) {
       return absl::AlreadyExistsError(
           absl::StrCat("parameters ", it->second, " and ", i, " have one canonical name ", Quoted(p.name)));
@@ -83,6 +87,11 @@ absl::Status ValidateParameters(const JobSpec& job) {
                                                      ", which is no parameter with its own storage"));
     }
     const ParameterSpec& o = job.parameters[owner->second];
+    if (o.frozen != p.frozen) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(p.name), p.frozen ? " is" : " is not",
+                                                     " frozen, but is tied to ", Quoted(o.name), ", which is",
+                                                     o.frozen ? "" : " not", "; freeze both or neither"));
+    }
     if (o.shape != p.shape || o.format != p.format || o.states != p.states) {
       return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(p.name), " is tied to ", Quoted(p.tied_to),
                                                      " but has another shape or format: ", Stored(p), ", not ",
@@ -90,6 +99,30 @@ absl::Status ValidateParameters(const JobSpec& job) {
     }
   }
   return absl::OkStatus();
+}
+
+// The optimizers of all groups. A message names the group where there is more than one.
+absl::Status ValidateGroups(const JobSpec& job) {
+  if (job.num_groups() > kMaxGroups) {
+    return absl::ResourceExhaustedError(absl::StrCat(job.num_groups(), " parameter groups; at most ", kMaxGroups));
+  }
+  for (int g = 0; g < job.num_groups(); ++g) {
+    const OptimizerHyper& hyper = job.group(g);
+    RETURN_IF_ERROR(job.ValidateGroup(g, hyper));
+    if (hyper.kind != job.optimizer.kind) {
+      return absl::InvalidArgumentError(absl::StrCat("group ", g, " is stepped by ", OptimizerName(hyper.kind),
+                                                     ", group 0 by ", OptimizerName(job.optimizer.kind),
+                                                     "; all groups of a job have one optimizer"));
+    }
+    if (NumStates(hyper) != NumStates(job.optimizer)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "group ", g, " has ", NumStates(hyper), " optimizer states (amsgrad ", hyper.amsgrad, ", momentum ",
+          hyper.momentum, "), group 0 has ", NumStates(job.optimizer), " (amsgrad ", job.optimizer.amsgrad,
+          ", momentum ", job.optimizer.momentum, "); all groups of a job have the same"));
+    }
+  }
+  if (job.optimizer.kind != OptimizerKind::kMuon) return absl::OkStatus();
+  return absl::UnimplementedError("a job cannot be stepped by muon yet; take adamw, adam, lion or sgd");
 }
 
 absl::string_view PolicyName(NonFinitePolicy policy) { return policy == NonFinitePolicy::kSkip ? "skip" : "fail"; }
@@ -108,17 +141,27 @@ bool Differs(absl::string_view what, double there, double here, std::string& out
   return Differs(what, absl::StrFormat("%.17g", there), absl::StrFormat("%.17g", here), out);
 }
 
-bool OptimizerDiffers(const OptimizerHyper& there, const OptimizerHyper& here, std::string& out) {
-  return Differs("optimizer", OptimizerName(there.kind), OptimizerName(here.kind), out) ||
-         Differs("optimizer maximize", there.maximize, here.maximize, out) ||
-         Differs("optimizer amsgrad", there.amsgrad, here.amsgrad, out) ||
-         Differs("optimizer nesterov", there.nesterov, here.nesterov, out) ||
-         Differs("optimizer momentum", there.momentum, here.momentum, out) ||
-         Differs("optimizer dampening", there.dampening, here.dampening, out) ||
-         Differs("optimizer lr", there.lr, here.lr, out) || Differs("optimizer beta1", there.beta1, here.beta1, out) ||
-         Differs("optimizer beta2", there.beta2, here.beta2, out) ||
-         Differs("optimizer eps", there.eps, here.eps, out) ||
-         Differs("optimizer weight_decay", there.weight_decay, here.weight_decay, out);
+// `who`: "optimizer", or "optimizer of group 2".
+bool OptimizerDiffers(const std::string& who, const OptimizerHyper& there, const OptimizerHyper& here,
+                      std::string& out) {
+  return Differs(who, OptimizerName(there.kind), OptimizerName(here.kind), out) ||
+         Differs(who + " maximize", there.maximize, here.maximize, out) ||
+         Differs(who + " amsgrad", there.amsgrad, here.amsgrad, out) ||
+         Differs(who + " nesterov", there.nesterov, here.nesterov, out) ||
+         Differs(who + " momentum", there.momentum, here.momentum, out) ||
+         Differs(who + " dampening", there.dampening, here.dampening, out) ||
+         Differs(who + " lr", there.lr, here.lr, out) || Differs(who + " beta1", there.beta1, here.beta1, out) ||
+         Differs(who + " beta2", there.beta2, here.beta2, out) || Differs(who + " eps", there.eps, here.eps, out) ||
+         Differs(who + " weight_decay", there.weight_decay, here.weight_decay, out);
+}
+
+bool GroupsDiffer(const JobSpec& there, const JobSpec& here, std::string& out) {
+  if (OptimizerDiffers("optimizer", there.optimizer, here.optimizer, out)) return true;
+  if (Differs("number of parameter groups", there.num_groups(), here.num_groups(), out)) return true;
+  for (int g = 1; g < there.num_groups(); ++g) {
+    if (OptimizerDiffers(absl::StrCat("optimizer of group ", g), there.group(g), here.group(g), out)) return true;
+  }
+  return false;
 }
 
 bool ParametersDiffer(const JobSpec& there, const JobSpec& here, std::string& out) {
@@ -131,6 +174,8 @@ bool ParametersDiffer(const JobSpec& there, const JobSpec& here, std::string& ou
     if (Differs(absl::StrCat(who, ": shape"), ShapeString(a.shape), ShapeString(b.shape), out) ||
         Differs(absl::StrCat(who, ": format"), WeightFormatName(a.format), WeightFormatName(b.format), out) ||
         Differs(absl::StrCat(who, ": states"), StateFormatName(a.states), StateFormatName(b.states), out) ||
+        Differs(absl::StrCat(who, ": group"), a.group, b.group, out) ||
+        Differs(absl::StrCat(who, ": frozen"), a.frozen, b.frozen, out) ||
         Differs(absl::StrCat(who, ": tied to"), Quoted(a.tied_to), Quoted(b.tied_to), out)) {
       return true;
     }
@@ -163,10 +208,7 @@ absl::Status JobSpec::Validate() const {
     return absl::InvalidArgumentError(
         absl::StrCat("gradient format is ", FormatName(gradient_format), "; it is fp32 or bf16"));
   }
-  RETURN_IF_ERROR(shardmesh::Validate(optimizer));
-  if (optimizer.kind == OptimizerKind::kMuon) {
-    return absl::UnimplementedError("a job cannot be stepped by muon yet; take adamw, adam, lion or sgd");
-  }
+  RETURN_IF_ERROR(ValidateGroups(*this));
   if (!(clip_norm >= 0) || clip_norm > FLT_MAX) {
     return absl::InvalidArgumentError(
         absl::StrCat("clip_norm is ", clip_norm, "; it is 0 (no clipping) or a positive number of fp32"));
@@ -180,6 +222,11 @@ absl::Status JobSpec::Validate() const {
         absl::StrCat("publish_every is ", publish_every, "; it is 1 to ", kMaxPublishEvery));
   }
   return absl::OkStatus();
+}
+
+absl::Status JobSpec::ValidateGroup(int index, const OptimizerHyper& hyper) const {
+  const absl::Status status = shardmesh::Validate(hyper);
+  return more_groups.empty() ? status : Annotate(status, absl::StrCat("group ", index));
 }
 
 int JobSpec::StorageOf(int index) const {
@@ -197,7 +244,7 @@ std::string Difference(const JobSpec& there, const JobSpec& here) {
       Differs("mesh", there.mesh.ToString(), here.mesh.ToString(), out) ||
       Differs("slots", there.num_slots, here.num_slots, out) ||
       Differs("gradient format", FormatName(there.gradient_format), FormatName(here.gradient_format), out) ||
-      Differs("seed", there.seed, here.seed, out) || OptimizerDiffers(there.optimizer, here.optimizer, out) ||
+      Differs("seed", there.seed, here.seed, out) || GroupsDiffer(there, here, out) ||
       Differs("non-finite policy", PolicyName(there.non_finite), PolicyName(here.non_finite), out) ||
       Differs("clip_norm", there.clip_norm, here.clip_norm, out) ||
       Differs("bucket_elements", there.bucket_elements, here.bucket_elements, out) ||

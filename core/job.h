@@ -18,6 +18,7 @@ namespace shardmesh {
 inline constexpr int kMaxSlots = 128;
 inline constexpr int kMaxHostRanks = 64;  // of one job on one host, where all its workers are
 inline constexpr int kMaxParameters = 100'000;
+inline constexpr int kMaxGroups = 16;
 inline constexpr int kMaxIdBytes = 128;
 inline constexpr int64_t kMaxJobElements = int64_t{1} << 42;
 inline constexpr int64_t kMinBucketElements = 1024;
@@ -31,6 +32,8 @@ struct ParameterSpec {
   WeightFormat format = WeightFormat::kFp32;
   std::string tied_to;  // canonical name of the parameter whose storage this one shares; empty: its own
   StateFormat states = StateFormat::kFp32;  // of its optimizer states
+  int group = 0;        // whose optimizer steps it; a tied one is stepped by its owner's, whatever it says
+  bool frozen = false;  // never stepped: it has no gradient and no states; a tied one is frozen with its owner
 
   int64_t NumElements() const;  // REQUIRES: the job's Validate() is OK
 };
@@ -46,7 +49,10 @@ struct JobSpec {
   int num_slots = 1;
   std::vector<ParameterSpec> parameters;  // the order is the tensor index of random draws
   Format gradient_format = Format::kBf16;
+  // Of parameter group 0, and of groups 1, 2, ...: all of one kind and one number of states. Their learning rates are
+  // those of steps that set none.
   OptimizerHyper optimizer = OptimizerHyper::Defaults(OptimizerKind::kAdamW);
+  std::vector<OptimizerHyper> more_groups;
   uint64_t seed = 0;
   NonFinitePolicy non_finite = NonFinitePolicy::kSkip;
   int64_t bucket_elements = kDefaultBucketElements;
@@ -56,6 +62,12 @@ struct JobSpec {
   // InvalidArgument or ResourceExhausted: the first wrong value, with its name and what would be right. Unimplemented:
   // what only shardmesh.numerics does yet (Muon, int8_row).
   absl::Status Validate() const;
+
+  int num_groups() const { return 1 + static_cast<int>(more_groups.size()); }
+  const OptimizerHyper& group(int index) const { return index == 0 ? optimizer : more_groups[index - 1]; }
+
+  // Validate(hyper), as the optimizer of a group: with more than one, the message names it.
+  absl::Status ValidateGroup(int index, const OptimizerHyper& hyper) const;
 
   // The index of the parameter that owns the storage of `index` (itself unless tied). REQUIRES: Validate() is OK.
   int StorageOf(int index) const;

@@ -85,8 +85,40 @@ TEST(JobTest, BadValue_ErrorNamesItAndWhatWouldBeRight) {
        "[3,5] fp32, not [3,5]"},
       {[](JobSpec& j) { j.parameters[2].states = StateFormat::kDyn8; }, Code::kInvalidArgument,
        "[3,5] bf16_sr with dyn8 states, not [3,5] bf16_sr"},
+      {[](JobSpec& j) { j.parameters[2].frozen = true; }, Code::kInvalidArgument,
+       "parameter \"t\" is frozen, but is tied to \"w\", which is not; freeze both or neither"},
+      {[](JobSpec& j) { j.parameters[0].frozen = true; }, Code::kInvalidArgument,
+       "parameter \"t\" is not frozen, but is tied to \"w\", which is; freeze"},
       {[](JobSpec& j) { j.parameters[1].format = WeightFormat::kInt8Row; }, Code::kUnimplemented,
        "parameter 1 \"b\": a job cannot hold int8_row weights yet"},
+      {[](JobSpec& j) { j.parameters[1].group = 1; }, Code::kInvalidArgument,
+       "parameter 1 \"b\": group 1 is none of the job's: 0 to 0"},
+      {[](JobSpec& j) { j.parameters[2].group = -7; }, Code::kInvalidArgument, "parameter 2 \"t\": group -7 is none"},
+      {[](JobSpec& j) { j.more_groups.assign(kMaxGroups, j.optimizer); }, Code::kResourceExhausted,
+       "17 parameter groups; at most 16"},
+      {[](JobSpec& j) {
+         j.more_groups.assign(2, j.optimizer);
+         j.more_groups[1].lr = std::nan("");
+       },
+       Code::kInvalidArgument, "group 2: adamw: AdamW: lr is nan"},
+      {[](JobSpec& j) {
+         j.more_groups.assign(2, j.optimizer);
+         j.optimizer.lr = -0.5;
+       },
+       Code::kInvalidArgument, "group 0: adamw: AdamW: lr is -0.5"},
+      {[](JobSpec& j) { j.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kLion)}; }, Code::kInvalidArgument,
+       "group 1 is stepped by lion, group 0 by adamw; all groups"},
+      {[](JobSpec& j) {
+         j.more_groups.assign(1, j.optimizer);
+         j.more_groups[0].amsgrad = true;
+       },
+       Code::kInvalidArgument, "group 1 has 3 optimizer states (amsgrad 1, momentum 0), group 0 has 2 (amsgrad 0"},
+      {[](JobSpec& j) {
+         j.optimizer = OptimizerHyper::Defaults(OptimizerKind::kSgd);
+         j.optimizer.momentum = 0.5;
+         j.more_groups.assign(1, OptimizerHyper::Defaults(OptimizerKind::kSgd));
+       },
+       Code::kInvalidArgument, "group 1 has 0 optimizer states (amsgrad 0, momentum 0), group 0 has 1"},
       {[](JobSpec& j) { j.optimizer = OptimizerHyper::Defaults(OptimizerKind::kMuon); }, Code::kUnimplemented, "muon"},
       {[](JobSpec& j) {
          j.optimizer = OptimizerHyper::Defaults(OptimizerKind::kSgd);
@@ -120,6 +152,8 @@ TEST(JobTest, LargestValues_AreAccepted) {
   job.bucket_elements = kMaxBucketElements;
   job.publish_every = kMaxPublishEvery;
   job.parameters = {{"w", {kMaxTensorElements}}};
+  job.more_groups.assign(kMaxGroups - 1, job.optimizer);
+  job.parameters[0].group = kMaxGroups - 1;
   EXPECT_OK(job.Validate());
 }
 
@@ -144,6 +178,9 @@ TEST(JobTest, Difference_NamesEveryField) {
       {[](JobSpec& j) { j.optimizer.momentum = 0.5; }, {}, "optimizer momentum: 0 there, 0.5 here"},
       {[](JobSpec& j) { j.optimizer.dampening = 0.5; }, {}, "optimizer dampening: 0 there, 0.5 here"},
       {[](JobSpec& j) { j.optimizer.nesterov = true; }, {}, "optimizer nesterov: 0 there, 1 here"},
+      {[](JobSpec& j) { j.more_groups = {j.optimizer}; }, {}, "number of parameter groups: 1 there, 2 here"},
+      {[](JobSpec& j) { j.parameters[1].group = 3; }, {}, "parameter 1 \"b\": group: 0 there, 3 here"},
+      {[](JobSpec& j) { j.parameters[1].frozen = true; }, {}, "parameter 1 \"b\": frozen: 0 there, 1 here"},
       {[](JobSpec& j) { j.parameters[0].states = StateFormat::kDyn8; },
        {},
        "parameter 0 \"w\": states: fp32 there, dyn8 here"},
@@ -160,6 +197,12 @@ TEST(JobTest, Difference_NamesEveryField) {
       {[](JobSpec& j) { j.parameters[2].tied_to = ""; }, {}, "parameter 2 \"t\": tied to: \"w\" there, \"\" here"},
   };
   EXPECT_THAT(Difference(GoodJob(), GoodJob()), StrEq(""));
+  JobSpec grouped = GoodJob(), other = GoodJob();
+  grouped.more_groups.assign(2, grouped.optimizer);
+  other.more_groups = grouped.more_groups;
+  EXPECT_THAT(Difference(grouped, other), StrEq(""));
+  other.more_groups[1].eps = 0.5;
+  EXPECT_THAT(Difference(grouped, other), StrEq("optimizer of group 2 eps: 1e-08 there, 0.5 here"));
   for (const Case& c : cases) {
     JobSpec job = GoodJob();
     c.change(job);

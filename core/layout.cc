@@ -25,12 +25,12 @@ int64_t RoleStrides(const MeshSpec& mesh, DimRole role, std::vector<int64_t>& st
 }
 
 std::string SpaceOf(const ParameterSpec& p) {
-  return absl::StrCat(WeightFormatName(p.format), "/", StateFormatName(p.states));
+  return absl::StrCat(WeightFormatName(p.format), "/", StateFormatName(p.states), p.frozen ? "/frozen" : "");
 }
 
 std::string HashOf(const JobSpec& job, absl::Span<const Bucket> buckets, absl::Span<const Placement> placements) {
   Hasher hasher;
-  hasher.Add("shardmesh plan 2");
+  hasher.Add("shardmesh plan 3");
   hasher.Add(job.mesh.ToString());
   hasher.Add(job.num_slots);
   hasher.Add(FormatName(job.gradient_format));
@@ -39,6 +39,7 @@ std::string HashOf(const JobSpec& job, absl::Span<const Bucket> buckets, absl::S
   for (const Bucket& b : buckets) {
     hasher.Add(WeightFormatName(b.weights));
     hasher.Add(StateFormatName(b.states));
+    hasher.Add(b.frozen ? 1 : 0);
     for (int64_t v : {b.num_elements, b.shard_elements, b.weight_offset, b.gradient_offset}) hasher.Add(v);
   }
   for (size_t i = 0; i < placements.size(); ++i) {
@@ -78,6 +79,7 @@ absl::StatusOr<Plan> Plan::Create(const JobSpec& job) {
   for (const LayoutBucket& bucket : plan.layout_->buckets()) {
     const ParameterSpec& first = job.parameters[bucket.tensors.front()];
     plan.buckets_.push_back({first.format, first.states, bucket.num_elements, bucket.shard_elements, bucket.padding});
+    plan.buckets_.back().frozen = first.frozen;
   }
   for (size_t i = 0; i < job.parameters.size(); ++i) {
     const TensorPlace& place = plan.layout_->places()[i];
@@ -87,23 +89,27 @@ absl::StatusOr<Plan> Plan::Create(const JobSpec& job) {
   for (Bucket& b : plan.buckets_) {
     b.weight_offset = plan.window_bytes_;
     b.gradient_offset = plan.gradient_window_bytes_;
-    b.first_block = plan.total_elements_ / kBlockElements;
+    b.first_block = plan.gradient_elements_ / kBlockElements;
     plan.total_elements_ += b.num_elements;
     plan.version_bytes_ += b.num_elements * BytesPerElement(b.format());
     plan.window_bytes_ += RoundUp(b.num_elements * BytesPerElement(b.format()), kPageBytes);
+    if (b.frozen) continue;
+    plan.gradient_elements_ += b.num_elements;
     plan.gradient_window_bytes_ += RoundUp(b.num_elements * BytesPerElement(job.gradient_format), kPageBytes);
   }
   plan.hash_ = HashOf(job, plan.buckets_, plan.placements_);
   return plan;
 }
 
-// The first bucket of a parameter's formats; a new one, without elements, when there is none.
+// The first bucket of a parameter's formats and as frozen; a new one, without elements, when there is none.
 int Plan::BucketOfNoElements(const ParameterSpec& parameter) {
   const auto found = absl::c_find_if(buckets_, [&](const Bucket& bucket) {
-    return bucket.weights == parameter.format && bucket.states == parameter.states;
+    return bucket.weights == parameter.format && bucket.states == parameter.states && bucket.frozen == parameter.frozen;
   });
   const int index = static_cast<int>(found - buckets_.begin());
-  if (found == buckets_.end()) buckets_.push_back({parameter.format, parameter.states});
+  if (found != buckets_.end()) return index;
+  buckets_.push_back({parameter.format, parameter.states});
+  buckets_.back().frozen = parameter.frozen;
   return index;
 }
 
@@ -139,7 +145,9 @@ std::vector<Run> Plan::RunsIn(int bucket, int64_t begin, int64_t end) const {
   return runs;
 }
 
-int64_t Plan::GradientPieceBytes() const { return total_elements_ / num_shards_ * BytesPerElement(gradient_format_); }
+int64_t Plan::GradientPieceBytes() const {
+  return gradient_elements_ / num_shards_ * BytesPerElement(gradient_format_);
+}
 
 int64_t Plan::InitialPieceBytes() const { return total_elements_ / num_shards_ * BytesPerElement(Format::kFp32); }
 

@@ -1,11 +1,11 @@
 // Plan: where every element of a job lies. A pure function of the job's specification: each process computes it for
 // itself and compares hashes, so nothing per-rank is ever sent.
 //
-//   job      = a BucketLayout (core/bucket_layout.h): a space for each pair of formats, granules of kBlockElements (no
-//              block of a coded state is cut), equal shards
+//   job      = a BucketLayout (core/bucket_layout.h): a space for each pair of formats, another one for what is frozen;
+//              granules of kBlockElements (no block of a coded state is cut), equal shards
 //   shard s  = elements [s * shard_elements, (s+1) * shard_elements) of every bucket
 //   window   = every bucket as bytes, each starting at a multiple of the page size (parameter window: in the
-//              weights' format; gradient window: in the job's gradient format)
+//              weights' format; gradient window: in the job's gradient format, without frozen buckets)
 //
 // So all-gather and reduce-scatter on a bucket need no copy-in and no copy-out. Padding holds zeros, always.
 // Immutable after Create, thread-safe. Ranges are half-open.
@@ -35,7 +35,7 @@ struct ShardPlace {
 };
 
 // A parameter's storage. Tied parameters have the placement of their owner; one without elements lies at the start of
-// a bucket of its formats.
+// a bucket of its formats, and as frozen as it.
 struct Placement {
   int bucket = 0;
   int64_t offset = 0;        // elements from the bucket's start, a multiple of kBlockElements
@@ -50,9 +50,11 @@ struct Bucket {
   int64_t padding = 0;          // elements of no parameter
   int64_t weight_offset = 0;    // bytes from the start of the parameter window, a multiple of kPageBytes
   int64_t gradient_offset = 0;  // bytes from the start of a gradient window, a multiple of kPageBytes
-  int64_t first_block = 0;      // blocks of kBlockElements in the buckets before
+  int64_t first_block = 0;      // blocks of kBlockElements in the buckets before that are not frozen
+  bool frozen = false;          // of parameters that are never stepped: no gradients, no states
 
-  Format format() const { return GatheredFormat(weights); }  // in windows and publications
+  Format format() const { return GatheredFormat(weights); }                // in windows and publications
+  int64_t shard_gradients() const { return frozen ? 0 : shard_elements; }  // elements of a shard's gradient
 };
 
 // A stretch of one tensor inside a shard.
@@ -81,7 +83,7 @@ class Plan {
   Format gradient_format() const { return gradient_format_; }
   int num_states() const { return num_states_; }  // of the optimizer
   // Blocks of kBlockElements whose gradients are squared for the norm; 0 where it is not asked for.
-  int64_t norm_blocks() const { return clips_ ? total_elements_ / kBlockElements : 0; }
+  int64_t norm_blocks() const { return clips_ ? gradient_elements_ / kBlockElements : 0; }
 
   // REQUIRES: rank is in [0, num_ranks). Mesh coordinates along shard dimensions number the shards, along replicate
   // dimensions the replicas, both in mesh order, the first dimension slowest.
@@ -93,7 +95,7 @@ class Plan {
   // REQUIRES: begin and end are multiples of kBlockElements within the bucket.
   std::vector<Run> RunsIn(int bucket, int64_t begin, int64_t end) const;
 
-  // Bytes of one shard's piece (see shard.proto): of its gradient, and of its weights as fp32.
+  // Bytes of one shard's piece (see shard.proto): of its gradient, and of its weights as fp32, frozen ones included.
   int64_t GradientPieceBytes() const;
   int64_t InitialPieceBytes() const;
 
@@ -109,6 +111,7 @@ class Plan {
   std::vector<Placement> placements_;
   std::string hash_;
   int64_t window_bytes_ = 0, gradient_window_bytes_ = 0, version_bytes_ = 0, total_elements_ = 0;
+  int64_t gradient_elements_ = 0;  // of all buckets that are not frozen
   Format gradient_format_ = Format::kBf16;
   int num_states_ = 0;
   bool clips_ = false;

@@ -47,7 +47,7 @@ TEST(LayoutTest, WorkedExample) {
   EXPECT_EQ(plan.window_bytes(), 2 * kPageBytes);
 }
 
-TEST(LayoutTest, Hash_IsGolden) { EXPECT_EQ(PlanOf(SmallJob()).hash(), "a3c655388e065c394920e87d0da61e72"); }
+TEST(LayoutTest, Hash_IsGolden) { EXPECT_EQ(PlanOf(SmallJob()).hash(), "905b79f4ecf0bbf06b04a577340a2089"); }
 
 TEST(LayoutTest, Hash_ChangesWithEverythingThatMovesABit) {
   const std::vector<std::function<void(JobSpec&)>> changes = {
@@ -68,6 +68,7 @@ TEST(LayoutTest, Hash_ChangesWithEverythingThatMovesABit) {
       [](JobSpec& j) { j.parameters[1].states = StateFormat::kDyn8; },
       [](JobSpec& j) { j.optimizer.kind = OptimizerKind::kLion; },  // one state
       [](JobSpec& j) { j.clip_norm = 1; },
+      [](JobSpec& j) { j.parameters[1].frozen = true; },
       [](JobSpec& j) { std::swap(j.parameters[0], j.parameters[2]); },
       [](JobSpec& j) { j.parameters.pop_back(); },
       [](JobSpec& j) {
@@ -85,6 +86,8 @@ TEST(LayoutTest, Hash_ChangesWithEverythingThatMovesABit) {
   }
   JobSpec same = SmallJob();
   same.optimizer.lr = 0.5;
+  same.more_groups = {same.optimizer};
+  same.parameters[0].group = 1;
   same.seed = 9;
   EXPECT_EQ(PlanOf(same).hash(), PlanOf(SmallJob()).hash());  // layout alone
 }
@@ -109,6 +112,50 @@ TEST(LayoutTest, TiedParameter_HasItsOwnersPlace) {
   EXPECT_EQ(plan.placements()[0].offset, plan.placements()[3].offset);
   EXPECT_EQ(plan.total_elements(), PlanOf(SmallJob()).total_elements());
   for (const auto& run : plan.RunsIn(plan.placements()[3].bucket, 0, 512)) EXPECT_NE(run.tensor, 0);
+}
+
+// Frozen parameters: buckets of their own, in the parameter window alone.
+TEST(LayoutTest, FrozenParameters_HaveNoGradients) {
+  JobSpec job = SmallJob();
+  job.clip_norm = 1;
+  job.parameters = {{"a", {4096}, WeightFormat::kFp32},
+                    {"b", {8192}, WeightFormat::kFp32},
+                    {"c", {4096}, WeightFormat::kFp32},
+                    {"none", {0}, WeightFormat::kFp32},
+                    {"tied", {8192}, WeightFormat::kFp32, "b"}};
+  job.bucket_elements = kDefaultBucketElements;
+  const Plan all = PlanOf(job);
+  for (int i : {1, 3, 4}) job.parameters[i].frozen = true;
+  const Plan plan = PlanOf(job);
+  ASSERT_EQ(plan.buckets().size(), 2u);
+  EXPECT_FALSE(plan.buckets()[0].frozen);
+  EXPECT_TRUE(plan.buckets()[1].frozen);
+  for (int i : {0, 2}) EXPECT_EQ(plan.placements()[i].bucket, 0) << i;
+  for (int i : {1, 3, 4}) EXPECT_EQ(plan.placements()[i].bucket, 1) << i;
+  EXPECT_EQ(plan.buckets()[1].shard_gradients(), 0);
+  EXPECT_EQ(plan.window_bytes(), all.window_bytes());
+  EXPECT_EQ(plan.version_bytes(), all.version_bytes());
+  EXPECT_EQ(plan.InitialPieceBytes(), all.InitialPieceBytes());
+  EXPECT_EQ(plan.gradient_window_bytes(), all.gradient_window_bytes() - 8192 * 2);
+  EXPECT_EQ(plan.GradientPieceBytes(), all.GradientPieceBytes() - 8192 * 2 / plan.num_shards());
+  EXPECT_EQ(plan.norm_blocks(), all.norm_blocks() - 8192 / kBlockElements);
+  for (int i : {0, 2}) job.parameters[i].frozen = true;
+  EXPECT_EQ(PlanOf(job).gradient_window_bytes(), 0);
+}
+
+// Gradients of buckets behind a frozen one lie where they would without it.
+TEST(LayoutTest, FrozenBucketBetweenOthers_TakesNoGradientSpace) {
+  JobSpec job = SmallJob();
+  job.clip_norm = 1;
+  job.parameters = {{"a", {4096}, WeightFormat::kFp32}, {"b", {8192}, WeightFormat::kBf16}, {"c", {4096}}};
+  job.parameters[1].frozen = true;
+  job.bucket_elements = 4096;
+  const Plan plan = PlanOf(job);
+  ASSERT_EQ(plan.buckets().size(), 3u);
+  EXPECT_TRUE(plan.buckets()[1].frozen);
+  EXPECT_EQ(plan.buckets()[2].gradient_offset, 4096 * 2);
+  EXPECT_EQ(plan.buckets()[2].first_block, 4096 / kBlockElements);
+  EXPECT_EQ(plan.buckets()[2].weight_offset, 4096 * 4 + 8192 * 2);
 }
 
 TEST(LayoutTest, ScalarsAndEmptyTensors) {

@@ -88,9 +88,11 @@ TEST(BulkTest, UnknownFields_AreSkipped) {
   v1::StepRequest other;  // fields of other numbers and kinds: 3 packed, 4 varint, 5 a double
   other.add_slots(3);
   other.set_step(9);
-  other.set_learning_rate(0.5);
+  v1::StepReply norm;
+  norm.set_gradient_norm(0.5);
   const v1::PushChunk chunk = Chunk("data");
-  const Decoded decoded = Decode(Sliced(other.SerializeAsString() + chunk.SerializeAsString(), 3));
+  const Decoded decoded =
+      Decode(Sliced(other.SerializeAsString() + norm.SerializeAsString() + chunk.SerializeAsString(), 3));
   ASSERT_OK(decoded.status);
   EXPECT_EQ(decoded.data, "data");
 }

@@ -72,6 +72,8 @@ absl::StatusOr<ParameterSpec> ParameterFromProto(int index, const v1::Parameter&
   p.name = proto.name();
   p.shape.assign(proto.shape().begin(), proto.shape().end());
   p.tied_to = proto.tied_to();
+  p.group = proto.group();
+  p.frozen = proto.frozen();
   const auto format = WeightFormatFromProto(proto.format());
   const auto states = StateFormatFromProto(proto.states());
   if (format.has_value() && states.has_value()) {
@@ -130,6 +132,22 @@ absl::StatusOr<OptimizerHyper> FromProto(const v1::Optimizer& proto) {
   hyper.eps = proto.epsilon();
   hyper.weight_decay = proto.weight_decay();
   return hyper;
+}
+
+v1::Optimizer ToProto(const OptimizerHyper& hyper) {
+  v1::Optimizer proto;
+  proto.set_kind(ToProto(hyper.kind));
+  proto.set_maximize(hyper.maximize);
+  proto.set_amsgrad(hyper.amsgrad);
+  proto.set_momentum(hyper.momentum);
+  proto.set_dampening(hyper.dampening);
+  proto.set_nesterov(hyper.nesterov);
+  proto.set_learning_rate(hyper.lr);
+  proto.set_beta1(hyper.beta1);
+  proto.set_beta2(hyper.beta2);
+  proto.set_epsilon(hyper.eps);
+  proto.set_weight_decay(hyper.weight_decay);
+  return proto;
 }
 
 }  // namespace
@@ -231,6 +249,10 @@ absl::StatusOr<JobSpec> JobSpecFromProto(const v1::JobSpec& proto) {
   }
   ASSIGN_OR_RETURN(spec.gradient_format, FormatFromProto("gradient_format", proto.gradient_format(), Format::kBf16));
   ASSIGN_OR_RETURN(spec.optimizer, FromProto(proto.optimizer()));
+  for (const v1::Optimizer& group : proto.more_groups()) {
+    ASSIGN_OR_RETURN(OptimizerHyper hyper, FromProto(group));
+    spec.more_groups.push_back(hyper);
+  }
   spec.seed = proto.seed();
   ASSIGN_OR_RETURN(spec.non_finite, NonFiniteFromProto(proto.non_finite()));
   spec.bucket_elements = proto.bucket_elements() == 0 ? kDefaultBucketElements : proto.bucket_elements();
@@ -252,20 +274,12 @@ v1::JobSpec ToProto(const JobSpec& spec) {
     parameter->set_format(ToProto(p.format));
     parameter->set_tied_to(p.tied_to);
     parameter->set_states(ToProto(p.states));
+    parameter->set_group(p.group);
+    parameter->set_frozen(p.frozen);
   }
   proto.set_gradient_format(ToProto(spec.gradient_format));
-  v1::Optimizer* optimizer = proto.mutable_optimizer();
-  optimizer->set_kind(ToProto(spec.optimizer.kind));
-  optimizer->set_maximize(spec.optimizer.maximize);
-  optimizer->set_amsgrad(spec.optimizer.amsgrad);
-  optimizer->set_momentum(spec.optimizer.momentum);
-  optimizer->set_dampening(spec.optimizer.dampening);
-  optimizer->set_nesterov(spec.optimizer.nesterov);
-  optimizer->set_learning_rate(spec.optimizer.lr);
-  optimizer->set_beta1(spec.optimizer.beta1);
-  optimizer->set_beta2(spec.optimizer.beta2);
-  optimizer->set_epsilon(spec.optimizer.eps);
-  optimizer->set_weight_decay(spec.optimizer.weight_decay);
+  *proto.mutable_optimizer() = ToProto(spec.optimizer);
+  for (const OptimizerHyper& group : spec.more_groups) *proto.add_more_groups() = ToProto(group);
   proto.set_seed(spec.seed);
   proto.set_non_finite(spec.non_finite == NonFinitePolicy::kFail ? v1::NON_FINITE_POLICY_FAIL
                                                                  : v1::NON_FINITE_POLICY_SKIP);

@@ -39,7 +39,7 @@ TEST(JobSpecFromProto, EveryFieldSet_SurvivesBothWays) {
   spec.num_slots = 7;
   spec.parameters = {{"a", {2, 3}, WeightFormat::kBf16, ""},
                      {"b", {2, 3}, WeightFormat::kBf16, "a"},
-                     {"c", {}, WeightFormat::kBf16Sr, ""}};
+                     {"c", {}, WeightFormat::kBf16Sr, "", StateFormat::kFp32, 2, /*frozen=*/true}};
   spec.gradient_format = Format::kFp32;
   spec.optimizer.kind = OptimizerKind::kSgd;
   spec.optimizer.lr = 0.1;
@@ -50,6 +50,8 @@ TEST(JobSpecFromProto, EveryFieldSet_SurvivesBothWays) {
   spec.optimizer.momentum = 0.6;
   spec.optimizer.dampening = 0.7;
   spec.optimizer.maximize = spec.optimizer.amsgrad = spec.optimizer.nesterov = true;
+  spec.more_groups = {spec.optimizer, OptimizerHyper::Defaults(OptimizerKind::kLion)};
+  spec.more_groups[0].lr = 0.2;
   spec.seed = ~uint64_t{0};
   spec.non_finite = NonFinitePolicy::kFail;
   spec.bucket_elements = 4096;
@@ -62,6 +64,10 @@ TEST(JobSpecFromProto, EveryFieldSet_SurvivesBothWays) {
   EXPECT_EQ(back.optimizer.weight_decay, 0.5);
   EXPECT_EQ(back.optimizer.dampening, 0.7);
   EXPECT_TRUE(back.optimizer.nesterov);
+  EXPECT_EQ(back.num_groups(), 3);
+  EXPECT_EQ(back.group(1).lr, 0.2);
+  EXPECT_EQ(back.parameters[2].group, 2);
+  EXPECT_TRUE(back.parameters[2].frozen);
 }
 
 TEST(JobSpecFromProto, EveryFormatAndOptimizer_SurvivesBothWays) {

@@ -66,9 +66,15 @@ absl::Status Validate(const v1::StepRequest& request) {
   RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
   RETURN_IF_ERROR(CheckSlots(request.slots()));
   RETURN_IF_ERROR(CheckRange("step", request.step(), 1, kNoLimit));
-  const double lr = request.learning_rate();
-  if (!request.has_learning_rate() || (lr >= 0 && lr <= kMaxLearningRate)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("learning_rate is ", lr, "; it is 0 to ", kMaxLearningRate));
+  RETURN_IF_ERROR(CheckCount("learning_rates", request.learning_rates_size(), kMaxGroups));
+  for (int group = 0; group < request.learning_rates_size(); ++group) {
+    const double lr = request.learning_rates(group);
+    if (lr >= 0 && lr <= kMaxLearningRate) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("learning rate ", request.learning_rates_size() == 1 ? "" : absl::StrCat("of group ", group, " "),
+                     "is ", lr, "; it is 0 to ", kMaxLearningRate));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Validate(const v1::AttachRequest& request) {

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "core/job.h"
 #include "core/matchers.h"
 
 namespace shardmesh {
@@ -171,16 +172,24 @@ TEST(Validate, Pull) {
 }
 
 TEST(Validate, Step) {
-  ExpectRefusals<v1::StepRequest>("job: 'j' epoch: 1 slots: [0, 127] step: 1 learning_rate: 0",
+  ExpectRefusals<v1::StepRequest>("job: 'j' epoch: 1 slots: [0, 127] step: 1 learning_rates: 0",
                                   {{"job: '?'", "job"},
                                    {"epoch: -3", "epoch is -3"},
                                    {"slots: 0", "slot 0 is named twice"},
                                    {"slots: 128", "slot is 128"},
                                    {"step: -1", "step is -1"},
-                                   {"learning_rate: nan", "learning_rate is nan"},
-                                   {"learning_rate: inf", "learning_rate is inf"},
-                                   {"learning_rate: -0.5", "learning_rate is -0.5"},
-                                   {"learning_rate: 1000001", "it is 0 to 1e+06"}});
+                                   {"learning_rates: nan", "learning rate of group 1 is nan"},
+                                   {"learning_rates: [0, inf]", "learning rate of group 2 is inf"},
+                                   {"learning_rates: -0.5", "learning rate of group 1 is -0.5"},
+                                   {"learning_rates: 1000001", "it is 0 to 1e+06"}});
+  EXPECT_THAT(Validate(Parse<v1::StepRequest>("job: 'j' epoch: 1 slots: 0 step: 1 learning_rates: -1")),
+              StatusIs(kInvalid, HasSubstr("learning rate is -1; it is 0")));
+  v1::StepRequest many = Parse<v1::StepRequest>("job: 'j' epoch: 1 slots: 0 step: 1");
+  for (int i = 0; i < kMaxGroups; ++i) many.add_learning_rates(0.5);
+  EXPECT_OK(Validate(many));
+  many.add_learning_rates(0.5);
+  EXPECT_THAT(Validate(many),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("17 learning_rates; at most 16")));
   EXPECT_THAT(Validate(Parse<v1::StepRequest>("job: 'j' epoch: 1 step: 1")),
               StatusIs(kInvalid, HasSubstr("slots is empty")));
 }

@@ -85,6 +85,7 @@ v1::GetPlanReply PlanToProto(const JobDefinition& definition) {
     bucket->set_num_elements(from.num_elements);
     bucket->set_shard_elements(from.shard_elements);
     bucket->set_padding(from.padding);
+    bucket->set_frozen(from.frozen);
   }
   for (size_t i = 0; i < plan.placements().size(); ++i) {
     const Placement& from = plan.placements()[i];

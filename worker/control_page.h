@@ -36,14 +36,14 @@ enum class CommandKind : int32_t { kNone = 0, kInit = 1, kStep = 2, kDigest = 3,
 // One decision: everything that executing it needs beside the slots' gradients and the shard.
 struct Command {
   CommandKind kind = CommandKind::kNone;
-  int64_t step = 0;         // of kStep and kNorm; kInit: 0; kDigest: the committed step
-  StepScalars scalars;      // of kStep
-  float clip = 1;           // of kStep: what the gradients are multiplied by
-  int32_t apply = 0;        // of kStep: 0 = skipped, a gradient was not finite
-  int32_t parity = 0;       // where the shard's data lies before it (shard_storage.h)
-  int32_t publish = -1;     // the publication buffer that gets this version, -1: none
-  int64_t nonfinite = 0;    // kStep: why skipped: slot << 32 | tensor; kDigest: the newest ticket it answers
-  uint64_t initial_id = 0;  // of kInit: push_id of the pieces to place
+  int64_t step = 0;                 // of kStep and kNorm; kInit: 0; kDigest: the committed step
+  StepScalars scalars[kMaxGroups];  // of kStep, by parameter group
+  float clip = 1;                   // of kStep: what the gradients are multiplied by
+  int32_t apply = 0;                // of kStep: 0 = skipped, a gradient was not finite
+  int32_t parity = 0;               // where the shard's data lies before it (shard_storage.h)
+  int32_t publish = -1;             // the publication buffer that gets this version, -1: none
+  int64_t nonfinite = 0;            // kStep: why skipped: slot << 32 | tensor; kDigest: the newest ticket it answers
+  uint64_t initial_id = 0;          // of kInit: push_id of the pieces to place
 };
 
 // One worker's words.
@@ -57,11 +57,11 @@ struct alignas(64) MemberWords {
 
 // One slot's words.
 struct alignas(64) SlotWords {
-  std::atomic<int64_t> declared;      // newest step declared complete for it; 0: none
-  std::atomic<double> learning_rate;  // of that step
-  std::atomic<int64_t> nonfinite;     // NonFiniteWord of a gradient that is not finite; read with `declared`
-  std::atomic<uint64_t> holder;       // who writes it: 0 nobody, else (rank + 1) << 32 | session
-  std::atomic<int64_t> holder_pid;    // for messages; 0: unknown
+  std::atomic<int64_t> declared;                   // newest step declared complete for it; 0: none
+  std::atomic<double> learning_rates[kMaxGroups];  // of that step, by parameter group
+  std::atomic<int64_t> nonfinite;   // NonFiniteWord of a gradient that is not finite; read with `declared`
+  std::atomic<uint64_t> holder;     // who writes it: 0 nobody, else (rank + 1) << 32 | session
+  std::atomic<int64_t> holder_pid;  // for messages; 0: unknown
 };
 
 // One publication buffer (one for the host). A reader pins it and then checks the version; the lead takes the version

@@ -45,7 +45,7 @@ struct Members : TestHost {
       float* gradients = reinterpret_cast<float*>(host.slot(s).data());
       for (int64_t e = 0; e < plan.gradient_window_bytes() / 4; ++e) gradients[e] = RandomValue(step, s, e);
       for (int p = 0; p < plan.num_shards(); ++p) ASSERT_OK(protocol.PieceReady(Slot(s), p, Step(step)));
-      ASSERT_OK(protocol.Declare({{Slot(s)}, Step(step), 0.125, {}}));
+      ASSERT_OK(protocol.Declare({{Slot(s)}, Step(step), {0.125}, {}}));
     }
   }
 

@@ -14,7 +14,8 @@ class CountedTensors {
   explicit CountedTensors(const JobSpec& job, const Plan& plan) : job_(job), plan_(plan) {}
 
   bool IsCounted(size_t t) const {
-    return job_.parameters[t].tied_to.empty() && plan_.placements()[t].num_elements > 0;
+    const ParameterSpec& p = job_.parameters[t];
+    return p.tied_to.empty() && !p.frozen && plan_.placements()[t].num_elements > 0;
   }
   int Count() const {
     int count = 0;

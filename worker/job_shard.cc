@@ -55,7 +55,7 @@ absl::StatusOr<std::optional<StepOutcome>> JobShard::Declare(const v1::StepReque
   Declaration declaration;
   declaration.step = Step(request.step());
   declaration.in_place = attached;
-  declaration.learning_rate = request.has_learning_rate() ? request.learning_rate() : spec().optimizer.lr;
+  declaration.learning_rates.assign(request.learning_rates().begin(), request.learning_rates().end());
   for (int slot : request.slots()) declaration.slots.push_back(Slot(slot));
   for (const v1::NonFinite& bad : request.non_finite())
     declaration.non_finite.emplace_back(Slot(bad.slot()), bad.tensor());

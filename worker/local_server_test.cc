@@ -26,7 +26,7 @@ TEST(LocalServerTest, TrainersMistakes_AreTypedErrors_AndTheSessionGoesOn) {
   bad.set_epoch(2);
   EXPECT_THAT(trainer.Step(bad), StatusIs(Code::kAborted, HasSubstr("epoch 2")));
   bad = Request({0}, 1);
-  bad.set_learning_rate(-1);
+  bad.add_learning_rates(-1);
   EXPECT_THAT(trainer.Step(bad), StatusIs(Code::kInvalidArgument, HasSubstr("lr is -1")));
   EXPECT_FALSE((*host.workers[0]->Find("small"))->protocol().HasPiece(Slot(0), 0, Step(1)));
   ASSERT_OK_AND_ASSIGN(Trainer other, Trainer::Attach(host, 0, {1}));

@@ -43,15 +43,16 @@ uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initia
   std::atomic<uint64_t> digest{0};
   team_.ForEach(num_ranges, [&](int range) {
     const ScopedSpan span(trace_, "range", command.step, storage_.ranges()[range].bucket, range);
+    const bool frozen = storage_.ranges()[range].frozen;
     switch (command.kind) {
       case CommandKind::kStep:
-        if (command.apply) StepRange(command, seq, range);
+        if (command.apply && !frozen) StepRange(command, seq, range);
         break;
       case CommandKind::kInit:
         PlaceInitial(command, range, initial);
         break;
       case CommandKind::kNorm:
-        SquareRange(command, range);
+        if (!frozen) SquareRange(command, range);
         break;
       case CommandKind::kDigest:
         digest.fetch_add(DigestRange(command, range));
@@ -63,15 +64,17 @@ uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initia
   return digest.load();
 }
 
-int Pass::Copies(const Command& command, int range, int64_t chunk, int64_t offset, void* (&copies)[2]) const {
+int Pass::Copies(const Command& command, int range, int64_t chunk, int64_t offset, void** copies) const {
   if (chunk % plan_.num_replicas() != place_.replica) return 0;
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
   const int64_t at = bucket.weight_offset + (r.bucket_begin + offset) * BytesPerElement(bucket.format());
-  copies[0] = host_.window().data() + at;
-  if (command.publish < 0) return 1;
-  copies[1] = host_.publication(command.publish).data() + at;
-  return 2;
+  int num_copies = 0;
+  copies[num_copies++] = host_.window().data() + at;
+  for (int i = 0; i < kPublicationBuffers; ++i) {
+    if (bucket.frozen || i == command.publish) copies[num_copies++] = host_.publication(i).data() + at;
+  }
+  return num_copies;
 }
 
 void Pass::StepRange(const Command& command, uint64_t seq, int range) {
@@ -90,7 +93,7 @@ void Pass::Gradients(const Bucket& bucket, int64_t element, const void* (&gradie
 void Pass::SquareRange(const Command& command, int range) {
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
-  const OptimizerContext context = ContextOf(command, bucket);
+  const OptimizerContext context = ContextOf(command, bucket, 0);  // squares are of no group
   const void* gradients[kMaxSlots];
   for (int64_t chunk = place_.replica; chunk < r.num_chunks(); chunk += plan_.num_replicas()) {
     for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
@@ -108,10 +111,10 @@ void Pass::SquareRange(const Command& command, int range) {
   }
 }
 
-OptimizerContext Pass::ContextOf(const Command& command, const Bucket& bucket) const {
+OptimizerContext Pass::ContextOf(const Command& command, const Bucket& bucket, int group) const {
   OptimizerContext context;
-  context.hyper = job_.optimizer;
-  context.scalars = command.scalars;
+  context.hyper = job_.group(group);
+  context.scalars = command.scalars[group];
   context.weights = bucket.weights;
   context.states = bucket.states;
   context.gradients = job_.gradient_format;
@@ -124,11 +127,16 @@ void Pass::StepChunk(const Command& command, int range, int64_t chunk) {
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
   const int to = 1 - command.parity;
-  const OptimizerContext context = ContextOf(command, bucket);
+  OptimizerContext context;
+  int group = -1;
   const void* gradients[kMaxSlots];
   int64_t written = 0;
   for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
     const ChunkRun& run = storage_.runs(range)[i];
+    if (const int of_run = job_.parameters[run.tensor].group; of_run != group) {
+      group = of_run;
+      context = ContextOf(command, bucket, group);
+    }
     Gradients(bucket, r.bucket_begin + run.offset, gradients);
     OptimizerRun step;
     step.gradients = gradients;
@@ -158,7 +166,7 @@ void Pass::PlaceInitial(const Command& command, int range, const float* initial)
     for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
       const ChunkRun& run = storage_.runs(range)[i];
       PlaceRun(command, range, run, initial + initial_begin_[range] + run.offset);
-      void* copies[2];
+      void* copies[1 + kPublicationBuffers];
       const int num_copies = Copies(command, range, chunk, run.offset, copies);
       const void* codes = storage_.weights(range, command.parity, run.offset).codes;
       for (int c = 0; c < num_copies; ++c) std::memcpy(copies[c], codes, run.num_elements * bytes);
@@ -175,6 +183,7 @@ void Pass::PlaceRun(const Command& command, int range, const ChunkRun& run, cons
   spec.tensor = static_cast<uint32_t>(run.tensor);
   spec.first_element = static_cast<uint64_t>(run.first_element);
   MustEncode(spec, run.num_elements, weights, storage_.weights(range, command.parity, run.offset));
+  if (bucket.frozen) return;
   spec.format = CodeFormatOf(bucket.states);
   for (int s = 0; s < plan_.num_states(); ++s) {
     spec.is_signed = StateIsSigned(job_.optimizer, s);

@@ -5,7 +5,8 @@
 // sum in tree order, run the optimizer in the formats of its weights and states, store both where the last chunk lay,
 // and write the new weights into the parameter window and, when this version is published, into its publication.
 // Nothing is read or written twice. Replicas of a shard all step it, and share the writing of the window: chunk c is
-// written by replica c mod R.
+// written by replica c mod R. Frozen weights are placed with the initial weights, in the window and every publication,
+// and not read or written again.
 //
 // Ranges of the shard are spread over threads; results do not depend on how many. Execute is for one thread at a time.
 // No allocation in a step.
@@ -47,14 +48,15 @@ class Pass {
   void StepChunk(const Command& command, int range, int64_t chunk);
   // Where the slots' gradients of a bucket's element lie.
   void Gradients(const Bucket& bucket, int64_t element, const void* (&gradients)[kMaxSlots]) const;
-  // What all runs of a bucket share.
-  OptimizerContext ContextOf(const Command& command, const Bucket& bucket) const;
+  // What all runs of a bucket and a parameter group share.
+  OptimizerContext ContextOf(const Command& command, const Bucket& bucket, int group) const;
   // Weights as pushed, states of zeros.
   void PlaceInitial(const Command& command, int range, const float* initial);
   void PlaceRun(const Command& command, int range, const ChunkRun& run, const float* weights);
   uint64_t DigestRange(const Command& command, int range) const;
-  // The places that get the new weights of a chunk, at element `offset` of the range; returns how many.
-  int Copies(const Command& command, int range, int64_t chunk, int64_t offset, void* (&copies)[2]) const;
+  // The places that get the new weights of a chunk, at element `offset` of the range; returns how many: the window and
+  // the command's publication, if any; of frozen weights, which are placed once, every publication.
+  int Copies(const Command& command, int range, int64_t chunk, int64_t offset, void** copies) const;
 
   const JobSpec& job_;
   const Plan& plan_;

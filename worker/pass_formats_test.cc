@@ -76,6 +76,47 @@ TEST(PassFormats, EveryOptimizerAndFormat_OnEveryMesh_GivesTheReferencesBits) {
   }
 }
 
+// A job of `optimizer` in three groups: everything that it reads is different in each, and neighbours in a bucket are
+// of different groups.
+JobSpec InGroups(const std::string& mesh, const OptimizerHyper& optimizer) {
+  JobSpec job = EveryFormat(mesh, optimizer);
+  for (int g = 1; g < 3; ++g) {
+    OptimizerHyper hyper = optimizer;
+    hyper.lr /= 1 + g;
+    hyper.weight_decay = g == 1 ? 0 : 0.2;
+    hyper.beta1 -= 0.2 * g;
+    hyper.beta2 -= 0.04 * g;
+    hyper.eps *= 100 * g;
+    hyper.momentum /= 1 + g;
+    hyper.dampening = hyper.nesterov ? 0.0 : 0.1 * g;
+    hyper.maximize = g == 2;
+    job.more_groups.push_back(hyper);
+  }
+  for (size_t t = 0; t < job.parameters.size(); ++t) job.parameters[t].group = static_cast<int>(t % 3);
+  job.parameters.push_back({"tied", job.parameters[3].shape, job.parameters[3].format, job.parameters[3].name,
+                            job.parameters[3].states, 2});  // of another group than its owner, which counts
+  return job;
+}
+
+TEST(PassFormats, ParameterGroups_WithRatesOfTheirOwn_GiveTheReferencesBits_OnEveryMesh) {
+  const GroupRates rates = [](int group, int64_t step) { return 0.01 * static_cast<double>(1 + group * step); };
+  for (const OptimizerHyper& optimizer : Optimizers()) {
+    for (const auto& [mesh, threads] : {std::pair("fsdp=1", 2), {"fsdp=3", 1}, {"ddp=2,fsdp=2", 2}}) {
+      PassGroup group(InGroups(mesh, optimizer), threads);
+      group.rates = rates;
+      OracleInput input;
+      input.rates = rates;
+      NumericsOracle oracle(group.job, input);
+      group.PlaceWeights();
+      for (int64_t step = 1; step <= 2; ++step) {
+        oracle.RunStep(step);
+        group.RunStep(step);
+        ASSERT_NO_FATAL_FAILURE(ExpectEqualsOracle(group, oracle, mesh));
+      }
+    }
+  }
+}
+
 // Clipped by the norm over all parameters, each element once, whatever the mesh and its replicas.
 TEST(PassFormats, ClippedGradients_GiveTheReferencesBits_OnEveryMesh) {
   const auto job_on = [](const std::string& mesh) {

@@ -52,7 +52,7 @@ void Kill(PassGroup& group, int range, const Image& before, const Image& after, 
   for (int64_t i = 0; i <= done; ++i) {
     const int64_t chunk = command.parity == 0 ? i : r.num_chunks() - 1 - i;
     const int64_t size = std::min(kChunkElements, r.num_elements - chunk * kChunkElements);
-    const int64_t place = StorageRange::Base(1 - command.parity) + chunk * kChunkElements;
+    const int64_t place = r.Base(1 - command.parity) + chunk * kChunkElements;
     for (int s = 0; s < kStreams; ++s) {
       const int64_t at = r.parts[s].BytesOf(place), bytes = r.parts[s].BytesOf(size);
       char* const to = storage.StreamBegin(range, s) + at;

@@ -89,7 +89,7 @@ absl::Status PushSink::PrepareGradient() {
 char* PushSink::GradientAt(int bucket) const {
   const Bucket& b = shard_->plan().buckets()[bucket];
   return shard_->host().slot(header_.slot()).data() + b.gradient_offset +
-         header_.shard() * b.shard_elements * BytesPerElement(shard_->plan().gradient_format());
+         header_.shard() * b.shard_gradients() * BytesPerElement(shard_->plan().gradient_format());
 }
 
 absl::Status PushSink::Append(absl::string_view bytes) {
@@ -109,7 +109,7 @@ absl::Status PushSink::Append(absl::string_view bytes) {
   const int64_t element_bytes = BytesPerElement(shard_->plan().gradient_format());
   received_ += bytes.size();
   while (!bytes.empty()) {
-    const int64_t shard_bytes = shard_->plan().buckets()[bucket_].shard_elements * element_bytes;
+    const int64_t shard_bytes = shard_->plan().buckets()[bucket_].shard_gradients() * element_bytes;
     const int64_t take = std::min<int64_t>(bytes.size(), shard_bytes - in_bucket_);
     std::memcpy(GradientAt(bucket_) + in_bucket_, bytes.data(), take);
     in_bucket_ += take;

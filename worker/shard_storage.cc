@@ -23,15 +23,13 @@ constexpr int kStagger[kStreams] = {0, 1, 2, 24, 25, 26, 27, 28};
 
 std::array<PartLayout, kStreams> PartsOf(const Bucket& bucket, int num_states) {
   std::array<PartLayout, kStreams> parts;
-  for (int k = 0; k <= num_states; ++k) {
+  for (int k = 0; k <= (bucket.frozen ? 0 : num_states); ++k) {
     const StoredLayout layout = k == 0 ? LayoutOf(bucket.weights) : LayoutOf(bucket.states);
     parts[StreamOf(k, false)] = layout.codes;
     parts[StreamOf(k, true)] = layout.extra;
   }
   return parts;
 }
-
-int64_t WithSpare(int64_t num_elements) { return num_elements + kChunkElements; }
 
 // Where a shard's streams begin in its segment, and the bytes of all.
 struct SegmentLayout {
@@ -45,8 +43,8 @@ SegmentLayout SegmentOf(const Plan& plan) {
   for (const Bucket& bucket : plan.buckets()) {
     const std::array<PartLayout, kStreams> parts = PartsOf(bucket, plan.num_states());
     for (int64_t at = 0; at < bucket.shard_elements; at += kRangeElements, ++ranges) {
-      const int64_t places = WithSpare(std::min(kRangeElements, bucket.shard_elements - at));
-      for (int s = 0; s < kStreams; ++s) bytes[s] += parts[s].BytesOf(places);
+      const int64_t elements = std::min(kRangeElements, bucket.shard_elements - at);
+      for (int s = 0; s < kStreams; ++s) bytes[s] += parts[s].BytesOf(elements + SpareOf(bucket.frozen));
     }
   }
   SegmentLayout layout;
@@ -68,10 +66,11 @@ absl::Status ShardStorage::CutRanges(const Plan& plan, int shard, const std::ato
     const int64_t begin = shard * bucket.shard_elements, end = begin + bucket.shard_elements;
     for (int64_t at = begin; at < end; at += kRangeElements) {
       if (cancelled != nullptr && cancelled->load()) return absl::CancelledError("the storage is not wanted any more");
-      StorageRange range{b, at, std::min(kRangeElements, end - at), PartsOf(bucket, plan.num_states()), bytes};
+      StorageRange range{b,     at,           std::min(kRangeElements, end - at), PartsOf(bucket, plan.num_states()),
+                         bytes, bucket.frozen};
       for (int stream = 0; stream < kStreams; ++stream) {
-        bytes[stream] += range.parts[stream].BytesOf(WithSpare(range.num_elements));
-        spare_bytes_ += range.parts[stream].BytesOf(kChunkElements);
+        bytes[stream] += range.parts[stream].BytesOf(range.num_elements + range.spare());
+        spare_bytes_ += range.parts[stream].BytesOf(range.spare());
       }
       ranges_.push_back(range);
       std::vector<ChunkRun> runs;
@@ -104,11 +103,12 @@ absl::StatusOr<ShardStorage> ShardStorage::Open(Memory& memory, const std::strin
 int64_t ShardStorage::NumBytes(const Plan& plan) { return SegmentOf(plan).num_bytes; }
 
 int64_t ShardStorage::StreamBytes(int range, int stream) const {
-  return ranges_[range].parts[stream].BytesOf(WithSpare(ranges_[range].num_elements));
+  const StorageRange& r = ranges_[range];
+  return r.parts[stream].BytesOf(r.num_elements + r.spare());
 }
 
 StoredRun ShardStorage::At(int state_plus_one, int range, int parity, int64_t offset) const {
-  const int64_t element = StorageRange::Base(parity) + offset;
+  const int64_t element = ranges_[range].Base(parity) + offset;
   const auto part = [&](bool extra) -> char* {
     const int stream = StreamOf(state_plus_one, extra);
     const PartLayout& layout = ranges_[range].parts[stream];

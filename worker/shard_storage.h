@@ -8,6 +8,8 @@
 //   parity 0:   [spare][chunk 0][chunk 1] ... [chunk n-1]      a step walks up:   chunk i goes where chunk i-1 lay
 //   parity 1:   [chunk 0][chunk 1] ... [chunk n-1][spare]      a step walks down: chunk i goes where chunk i+1 lay
 //
+// Frozen parameters are never stepped: their ranges have weights alone, no spare, and one place for both parities.
+//
 // The place just left is still in cache, so rotation costs nothing over writing in place, and whoever takes over after
 // a crash finds the source of the open chunk untouched. After each chunk a progress word (command seq and chunks
 // finished) is release-stored, in the same segment. Ranges are fixed by the plan, never by threads.
@@ -35,6 +37,9 @@ static_assert(kChunkElements % kBlockElements == 0 && kRangeElements % kChunkEle
 inline constexpr int kStates = 3, kStreams = 2 * (1 + kStates);
 constexpr int StreamOf(int state_plus_one, bool extra) { return state_plus_one + (extra ? 1 + kStates : 0); }
 
+// Elements of a range's spare.
+constexpr int64_t SpareOf(bool frozen) { return frozen ? 0 : kChunkElements; }
+
 // A fixed part of one bucket's shard.
 struct StorageRange {
   int bucket = 0;
@@ -42,9 +47,11 @@ struct StorageRange {
   int64_t num_elements = 0;                  // a multiple of kBlockElements
   std::array<PartLayout, kStreams> parts;    // 0 bytes: there is no such stream
   std::array<int64_t, kStreams> begin = {};  // bytes before it in each stream, spares counted
+  bool frozen = false;                       // as its bucket
   int64_t num_chunks() const { return (num_elements + kChunkElements - 1) / kChunkElements; }
+  int64_t spare() const { return SpareOf(frozen); }
   // Elements from the range's first place in the stream to where chunk 0 lies.
-  static int64_t Base(int parity) { return parity == 0 ? kChunkElements : 0; }
+  int64_t Base(int parity) const { return parity == 0 ? spare() : 0; }
 };
 
 // A run of one tensor inside one chunk.

@@ -114,6 +114,29 @@ TEST(ShardStorageTest, StreamsAreDisjoint) {
   EXPECT_EQ(open.storage.spare_bytes(), spares);
 }
 
+// Weights alone, in one place, without a spare.
+TEST(ShardStorageTest, FrozenRange_DoesNotRotate_AndHasNoStates) {
+  JobSpec job = SmallJob("fsdp=1", 1);
+  job.parameters = {{"stepped", {5000}, WeightFormat::kFp32}, {"frozen", {5000}, WeightFormat::kBf16Plus8Sr}};
+  const int64_t all = ShardStorage::NumBytes(*Plan::Create(job));
+  job.parameters[1].frozen = true;
+  Open open(job);
+  ASSERT_EQ(open.storage.ranges().size(), 2u);
+  const StorageRange& range = open.storage.ranges()[1];
+  ASSERT_TRUE(range.frozen);
+  EXPECT_EQ(range.spare(), 0);
+  EXPECT_EQ(open.storage.StreamBytes(1, StreamOf(0, false)), 5120 * 2);
+  EXPECT_EQ(open.storage.StreamBytes(1, StreamOf(0, true)), 5120);
+  for (int parity : {0, 1}) {
+    EXPECT_EQ(open.storage.weights(1, parity, 0).codes, open.storage.StreamBegin(1, StreamOf(0, false)));
+    EXPECT_EQ(open.storage.weights(1, parity, 0).extra, open.storage.StreamBegin(1, StreamOf(0, true)));
+    EXPECT_EQ(open.storage.state(0, 1, parity, 0).codes, nullptr);
+  }
+  EXPECT_EQ(open.storage.spare_bytes(), kChunkElements * (4 + 8));
+  EXPECT_LE(open.storage.num_bytes(), all - (5120 + kChunkElements) * 8 - kChunkElements * 3 + 6 * kPageBytes);
+  EXPECT_EQ(ShardStorage::NumBytes(open.plan), open.storage.num_bytes());
+}
+
 TEST(ShardStorageTest, Progress_BelongsToItsCommand) {
   Open open(WideJob("fsdp=1"));
   ASSERT_GE(open.storage.ranges().size(), 3u);

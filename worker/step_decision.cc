@@ -64,12 +64,14 @@ bool StepProtocol::DecideStep(Command& command) {
     }
     command.clip = ClipFactor(job_->clip_norm, page_->norm.load(std::memory_order_acquire));
   }
-  OptimizerHyper hyper = job_->optimizer;
-  const uint64_t claim = page_->lr_claim.load(std::memory_order_acquire);
-  hyper.lr = page_->slots[claim & 0xffff].learning_rate.load(std::memory_order_acquire);
-  auto scalars = ComputeStepScalars(hyper, command.step);  // validated when it was claimed
-  if (!scalars.ok()) return false;
-  command.scalars = *scalars;
+  const SlotWords& first = page_->slots[page_->lr_claim.load(std::memory_order_acquire) & 0xffff];
+  for (int g = 0; g < job_->num_groups(); ++g) {
+    OptimizerHyper hyper = job_->group(g);
+    hyper.lr = first.learning_rates[g].load(std::memory_order_acquire);
+    auto scalars = ComputeStepScalars(hyper, command.step);  // validated when it was claimed
+    if (!scalars.ok()) return false;
+    command.scalars[g] = *scalars;
+  }
   if (command.apply) command.publish = ChoosePublication(command.step);
   return true;
 }

@@ -57,7 +57,7 @@ TEST_F(StepDecisionTest, Step_IsDeclaredDecidedExecutedCommitted) {
   EXPECT_EQ(protocol.command().parity, 0);
   OptimizerHyper hyper = job.optimizer;
   hyper.lr = 0.5;
-  EXPECT_EQ(protocol.command().scalars.neg_step_size, ComputeStepScalars(hyper, 1)->neg_step_size);
+  EXPECT_EQ(protocol.command().scalars[0].neg_step_size, ComputeStepScalars(hyper, 1)->neg_step_size);
   EXPECT_EQ(protocol.NotDone().size(), 4u);
   EXPECT_FALSE(protocol.OutcomeOf(Step(1)).has_value());
   AllExecute();
@@ -161,7 +161,7 @@ TEST(StepDecisionPolicyTest, PublishEvery_IsAMultiple) {
   for (int64_t step = 0; step <= 7; ++step) {
     if (step > 0) {
       ASSERT_OK(host.protocol.PieceReady(Slot(0), 0, Step(step)));
-      ASSERT_OK(host.protocol.Declare({{Slot(0)}, Step(step), 0.5, {}}));
+      ASSERT_OK(host.protocol.Declare({{Slot(0)}, Step(step), {0.5}, {}}));
     }
     ASSERT_TRUE(host.protocol.Decide());
     EXPECT_EQ(host.protocol.command().publish >= 0, step % 3 == 0) << step;
@@ -195,7 +195,7 @@ TEST(StepDecisionPolicyTest, PinnedBytes_AreOfOneVersion) {
   for (int64_t step = 0; step < 20'000 || (pinned_reads.load() < 100 && step < 2'000'000); ++step) {
     if (step > 0) {
       ASSERT_OK(host.protocol.PieceReady(Slot(0), 0, Step(step)));
-      ASSERT_OK(host.protocol.Declare({{Slot(0)}, Step(step), 0.5, {}}));
+      ASSERT_OK(host.protocol.Declare({{Slot(0)}, Step(step), {0.5}, {}}));
     }
     ASSERT_TRUE(host.protocol.Decide());
     if (const int target = host.protocol.command().publish; target >= 0) {

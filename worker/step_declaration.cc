@@ -61,34 +61,51 @@ void StepProtocol::NoteNonFinite(Slot slot, int tensor, Step step) {
   StoreMax(page_->slots[slot.value()].nonfinite, NonFiniteWord(step.value(), tensor));
 }
 
-// The first slot to declare a step fixes its learning rate; the others must say the same.
-absl::Status StepProtocol::ClaimLearningRate(Slot slot, Step step, double learning_rate) {
-  OptimizerHyper hyper = job_->optimizer;
-  hyper.lr = learning_rate;
-  RETURN_IF_ERROR(Validate(hyper));
+// One for each group of the job.
+absl::StatusOr<std::vector<double>> StepProtocol::LearningRatesOf(const Declaration& declaration) const {
+  const std::vector<double>& given = declaration.learning_rates;
+  if (given.size() > 1 && static_cast<int>(given.size()) != job_->num_groups()) {
+    return absl::InvalidArgumentError(absl::StrCat(given.size(), " learning rates for the ", job_->num_groups(),
+                                                   " parameter groups of job ", job_->name,
+                                                   "; give one for all, or one for each"));
+  }
+  std::vector<double> rates;
+  for (int g = 0; g < job_->num_groups(); ++g) {
+    OptimizerHyper hyper = job_->group(g);
+    if (!given.empty()) hyper.lr = given.size() == 1 ? given[0] : given[g];
+    RETURN_IF_ERROR(job_->ValidateGroup(g, hyper));
+    rates.push_back(hyper.lr);
+  }
+  return rates;
+}
+
+// The first slot to declare a step fixes its learning rates; the others must say the same.
+absl::Status StepProtocol::ClaimLearningRates(Slot slot, Step step, absl::Span<const double> rates) {
   const uint64_t claim = static_cast<uint64_t>(step.value()) << 16 | static_cast<uint64_t>(slot.value());
   uint64_t current = page_->lr_claim.load(std::memory_order_acquire);
-  while (true) {
-    if (current >> 16 > static_cast<uint64_t>(step.value())) return absl::OkStatus();  // this step is over
-    if (current >> 16 == static_cast<uint64_t>(step.value())) {
-      const int first = static_cast<int>(current & 0xffff);
-      if (first == slot.value()) {  // this slot's own claim, repeated
-        const double before = page_->slots[first].learning_rate.load(std::memory_order_acquire);
-        if (before == learning_rate) return absl::OkStatus();
-        return absl::InvalidArgumentError(absl::StrCat("slot ", first, " declared step ", step.value(),
-                                                       " with learning rate ", before, " before, and now ",
-                                                       learning_rate));
-      }
-      const double fixed = page_->slots[first].learning_rate.load(std::memory_order_acquire);
-      if (fixed == learning_rate) return absl::OkStatus();
-      return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " says learning rate ", learning_rate,
-                                                     " for step ", step.value(), ", slot ", first, " said ", fixed,
-                                                     "; all slots of a step must agree"));
+  while (current >> 16 < static_cast<uint64_t>(step.value())) {
+    // Written before the claim: whoever sees the claim sees the rates. A slot has one writer, so this is no race.
+    for (size_t g = 0; g < rates.size(); ++g) {
+      page_->slots[slot.value()].learning_rates[g].store(rates[g], std::memory_order_release);
     }
-    // Written before the claim: whoever sees the claim sees the rate. A slot has one writer, so this is no race.
-    page_->slots[slot.value()].learning_rate.store(learning_rate, std::memory_order_release);
     if (page_->lr_claim.compare_exchange_weak(current, claim, std::memory_order_acq_rel)) return absl::OkStatus();
   }
+  if (current >> 16 > static_cast<uint64_t>(step.value())) return absl::OkStatus();  // this step is over
+  const int first = static_cast<int>(current & 0xffff);
+  for (size_t g = 0; g < rates.size(); ++g) {
+    const double fixed = page_->slots[first].learning_rates[g].load(std::memory_order_acquire);
+    if (fixed == rates[g]) continue;
+    const std::string group = rates.size() == 1 ? "" : absl::StrCat(" for group ", g);
+    if (first == slot.value()) {  // this slot's own claim, repeated
+      return absl::InvalidArgumentError(absl::StrCat("slot ", first, " declared step ", step.value(),
+                                                     " with learning rate ", fixed, group, " before, and now ",
+                                                     rates[g]));
+    }
+    return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " says learning rate ", rates[g], group,
+                                                   " for step ", step.value(), ", slot ", first, " said ", fixed,
+                                                   "; all slots of a step must agree"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status StepProtocol::CheckNonFinite(const Declaration& declaration, Slot slot, int tensor) const {
@@ -99,6 +116,10 @@ absl::Status StepProtocol::CheckNonFinite(const Declaration& declaration, Slot s
   if (tensor < 0 || tensor >= static_cast<int>(job_->parameters.size())) {
     return absl::InvalidArgumentError(
         absl::StrCat("tensor ", tensor, " is none of job ", job_->name, "'s: 0 to ", job_->parameters.size() - 1));
+  }
+  if (job_->parameters[tensor].frozen) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor, " (\"", job_->parameters[tensor].name,
+                                                   "\") is frozen: it has no gradient that could be not finite"));
   }
   if (job_->non_finite == NonFinitePolicy::kSkip) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " of step ", declaration.step.value(),
@@ -114,8 +135,8 @@ absl::StatusOr<std::optional<StepOutcome>> StepProtocol::Declare(const Declarati
     if (outcome.has_value()) return outcome;
   }
   for (const auto& [slot, tensor] : declaration.non_finite) RETURN_IF_ERROR(CheckNonFinite(declaration, slot, tensor));
-  for (Slot slot : declaration.slots)
-    RETURN_IF_ERROR(ClaimLearningRate(slot, declaration.step, declaration.learning_rate));
+  ASSIGN_OR_RETURN(const std::vector<double> rates, LearningRatesOf(declaration));
+  for (Slot slot : declaration.slots) RETURN_IF_ERROR(ClaimLearningRates(slot, declaration.step, rates));
   for (const auto& [slot, tensor] : declaration.non_finite) NoteNonFinite(slot, tensor, declaration.step);
   // From here on nothing is refused: a declaration that is leaves no mark.
   for (Slot slot : declaration.slots) {

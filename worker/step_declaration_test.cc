@@ -1,4 +1,6 @@
 // StepProtocol: what trainers may say.
+#include <cmath>
+
 #include "worker/step_protocol.h"
 #include "worker/testing/step_fixture.h"
 
@@ -63,16 +65,79 @@ TEST_F(StepDeclarationTest, LearningRate_IsTheSameFromEverySlot) {
   ASSERT_TRUE(protocol.Decide());
   OptimizerHyper hyper = job.optimizer;
   hyper.lr = 0.25;
-  EXPECT_EQ(protocol.command().scalars.neg_step_size, ComputeStepScalars(hyper, 2)->neg_step_size);
+  EXPECT_EQ(protocol.command().scalars[0].neg_step_size, ComputeStepScalars(hyper, 2)->neg_step_size);
+}
+
+// SmallJob in three groups, which decay weights differently.
+struct GroupsTest : StepFixture {
+  static JobSpec Job() {
+    JobSpec job = SmallJob("ddp=2,fsdp=2", 3);
+    job.more_groups.assign(2, job.optimizer);
+    job.more_groups[0].weight_decay = 0.5;
+    job.more_groups[1].lr = 0.0625;
+    job.parameters[1].group = 2;
+    return job;
+  }
+  GroupsTest() : StepFixture(Job()) { PlaceWeights(); }
+
+  void ExpectScalars(int64_t step, std::vector<double> rates) {
+    for (int g = 0; g < 3; ++g) {
+      OptimizerHyper hyper = job.group(g);
+      hyper.lr = rates[g];
+      EXPECT_EQ(protocol.command().scalars[g].neg_step_size, ComputeStepScalars(hyper, step)->neg_step_size) << g;
+      EXPECT_EQ(protocol.command().scalars[g].decay, ComputeStepScalars(hyper, step)->decay) << g;
+    }
+  }
+};
+
+TEST_F(GroupsTest, OneRate_IsOfAllGroups_AndNone_IsTheJobs) {
+  int64_t step = 0;
+  for (const auto& [said, meant] : std::vector<std::pair<std::vector<double>, std::vector<double>>>{
+           {{0.25}, {0.25, 0.25, 0.25}}, {{}, {0.125, 0.125, 0.0625}}, {{0.5, 0, 1}, {0.5, 0, 1}}}) {
+    ++step;
+    for (int s = 0; s < 3; ++s) Pieces(s, step);
+    ASSERT_OK(DeclareRates({Slot(0)}, step, said));
+    ASSERT_OK(DeclareRates({Slot(1), Slot(2)}, step, meant));  // the same, said in full
+    Finish();
+    ExpectScalars(step, meant);
+  }
+}
+
+TEST_F(GroupsTest, TheFirstDeclarationsRates_BindTheStep) {
+  ASSERT_OK(DeclareRates({Slot(1)}, 1, {0.5, 0.25, 0.125}));
+  EXPECT_THAT(DeclareRates({Slot(0)}, 1, {0.5, 0.25, 0.5}),
+              StatusIs(Code::kInvalidArgument,
+                       AllOf(HasSubstr("slot 0 says learning rate 0.5 for group 2"), HasSubstr("slot 1 said 0.125"))));
+  EXPECT_THAT(DeclareRates({Slot(1)}, 1, {0.5, 0.75, 0.125}),
+              StatusIs(Code::kInvalidArgument, HasSubstr("learning rate 0.25 for group 1 before, and now 0.75")));
+  EXPECT_EQ(protocol.page()->slots[0].declared.load(), 0);
+  ASSERT_OK(DeclareRates({Slot(0), Slot(2)}, 1, {0.5, 0.25, 0.125}));
+  for (int s = 0; s < 3; ++s) Pieces(s, 1);
+  ASSERT_TRUE(protocol.Decide());
+  ExpectScalars(1, {0.5, 0.25, 0.125});
+}
+
+TEST_F(GroupsTest, WrongRates_NameGroupAndValue_AndNothingIsDeclared) {
+  EXPECT_THAT(DeclareRates({Slot(0)}, 1, {0.5, 0.5}),
+              StatusIs(Code::kInvalidArgument, HasSubstr("2 learning rates for the 3 parameter groups of job small")));
+  EXPECT_THAT(DeclareRates({Slot(0)}, 1, {1, 1, 1, 1}), StatusIs(Code::kInvalidArgument, HasSubstr("4 learning")));
+  EXPECT_THAT(DeclareRates({Slot(0)}, 1, {1, 1, std::nan("")}),
+              StatusIs(Code::kInvalidArgument, HasSubstr("group 2: adamw: AdamW: lr is nan")));
+  EXPECT_THAT(DeclareRates({Slot(0)}, 1, {1, -0.5, 1}),
+              StatusIs(Code::kInvalidArgument, HasSubstr("group 1: adamw: AdamW: lr is -0.5")));
+  EXPECT_THAT(DeclareRates({Slot(0)}, 1, {1, 4, 1}),
+              StatusIs(Code::kInvalidArgument, HasSubstr("group 1: adamw: AdamW: lr * weight_decay")));
+  EXPECT_EQ(protocol.page()->lr_claim.load(), 0u);
+  EXPECT_EQ(protocol.page()->slots[0].declared.load(), 0);
 }
 
 TEST_F(StepDeclarationTest, InPlace_MarksEveryPiece_RingsOnce_AndLeavesNoMarkWhenRefused) {
   PlaceWeights();
-  Declaration declaration{{Slot(0), Slot(1), Slot(2)}, Step(1), -1, {}, true};
+  Declaration declaration{{Slot(0), Slot(1), Slot(2)}, Step(1), {-1.0}, {}, true};
   EXPECT_THAT(protocol.Declare(declaration), StatusIs(Code::kInvalidArgument, HasSubstr("lr is -1")));
   EXPECT_FALSE(protocol.HasPiece(Slot(0), 0, Step(1)));
   const uint32_t rung = protocol.page()->doorbell.load();
-  declaration.learning_rate = 0.5;
+  declaration.learning_rates = {0.5};
   ASSERT_OK(protocol.Declare(declaration));
   EXPECT_EQ(protocol.page()->doorbell.load(), rung + 1);
   EXPECT_TRUE(protocol.Decide());
@@ -89,6 +154,20 @@ TEST_F(StepDeclarationTest, NonFinite_OfAnotherSlotOrTensor_IsRefused) {
   EXPECT_FALSE(protocol.OutcomeOf(Step(1))->skipped);
 }
 
+TEST_F(GroupsTest, NonFinite_OfAFrozenTensor_IsRefused) {
+  JobSpec frozen = job;
+  frozen.parameters[1].frozen = true;
+  TestHost other(frozen);
+  for (int r = 0; r < 4; ++r) other.protocol.InitialPieceReady(Rank(r), 17);
+  ASSERT_TRUE(other.protocol.Decide());
+  for (int r = 0; r < 4; ++r) other.protocol.Done(Rank(r), other.protocol.decided());
+  other.protocol.Commit();
+  EXPECT_THAT(other.protocol.Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 1}}}),
+              StatusIs(Code::kInvalidArgument, HasSubstr("tensor 1 (\"layer.b\") is frozen")));
+  EXPECT_EQ(other.protocol.page()->slots[0].declared.load(), 0);
+  EXPECT_OK(other.protocol.Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 0}}}));
+}
+
 TEST(StepDeclarationPolicyTest, NonFinite_UnderPolicyFail_IsRefusedAndMayBeWrittenAgain) {
   JobSpec job = SmallJob("fsdp=1", 1);
   job.non_finite = NonFinitePolicy::kFail;
@@ -97,9 +176,9 @@ TEST(StepDeclarationPolicyTest, NonFinite_UnderPolicyFail_IsRefusedAndMayBeWritt
   ASSERT_TRUE(host.protocol.Decide());
   host.protocol.Done(Rank(0), 1);
   host.protocol.Commit();
-  EXPECT_THAT(host.protocol.Declare({{Slot(0)}, Step(1), 0.5, {{Slot(0), 1}}}),
+  EXPECT_THAT(host.protocol.Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 1}}}),
               StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("\"layer.b\""), HasSubstr("write it again"))));
-  ASSERT_OK(host.protocol.Declare({{Slot(0)}, Step(1), 0.5, {}}));
+  ASSERT_OK(host.protocol.Declare({{Slot(0)}, Step(1), {0.5}, {}}));
   ASSERT_OK(host.protocol.PieceReady(Slot(0), 0, Step(1)));
   ASSERT_TRUE(host.protocol.Decide());
   EXPECT_EQ(host.protocol.command().apply, 1);

@@ -33,7 +33,7 @@ struct StepOutcome {
 struct Declaration {
   std::vector<Slot> slots;
   Step step;
-  double learning_rate = 0;
+  std::vector<double> learning_rates;  // one for all parameter groups, or one for each; empty: the job's
   // Gradients that are not finite: (slot, tensor).
   std::vector<std::pair<Slot, int>> non_finite;
   bool in_place = false;  // the slots' windows hold every shard's piece: they are marked ready with the declaration
@@ -54,8 +54,8 @@ class StepProtocol {
   // Declares slots complete; the step waits for their pieces too. nullopt: declared, wait for the commit. An outcome:
   // the step was committed before. Nothing is declared on an error.
   //   FailedPrecondition: a future step, or no initial weights. InvalidArgument: a slot that is not the job's, no slot,
-  //   a learning rate other than the step's first, a non-finite gradient of another slot or of no tensor, or any under
-  //   policy fail. Unavailable: aborted.
+  //   learning rates other than the step's first, or neither one nor one for each group; a non-finite gradient of
+  //   another slot, of no tensor or of a frozen one, or any under policy fail. Unavailable: aborted.
   absl::StatusOr<std::optional<StepOutcome>> Declare(const Declaration& declaration);
   // The same check, without declaring.
   absl::StatusOr<std::optional<StepOutcome>> CheckStep(Slot slot, Step step) const;
@@ -78,7 +78,7 @@ class StepProtocol {
   // Makes the windows of slots that the caller has taken its own to write again. Their last writer may have declared
   // the open step and died: what it declared is taken back, unless every piece of all these slots is there. Then other
   // slots may complete the step at any moment: the step that the caller has to await before it writes, and calls this
-  // again. Who declares the step again must say the same learning rate.
+  // again. Who declares the step again must say the same learning rates.
   std::optional<Step> OpenSlots(absl::Span<const Slot> slots);
   uint64_t HolderOf(Slot slot) const;
 
@@ -128,7 +128,8 @@ class StepProtocol {
  private:
   absl::Status CheckSlot(Slot slot) const;
   absl::Status CheckNonFinite(const Declaration& declaration, Slot slot, int tensor) const;
-  absl::Status ClaimLearningRate(Slot slot, Step step, double learning_rate);
+  absl::StatusOr<std::vector<double>> LearningRatesOf(const Declaration& declaration) const;
+  absl::Status ClaimLearningRates(Slot slot, Step step, absl::Span<const double> rates);
   bool SlotsComplete(int64_t step) const;
   uint64_t CompleteInitialId() const;
   int ChoosePublication(int64_t step);

@@ -108,10 +108,11 @@ std::string DrawBucket(const Plan& plan, size_t index, const std::vector<Marked>
   return out;
 }
 
-// "bf16_sr", and its states where they are not fp32: "bf16_sr/dyn8".
+// "bf16_sr", and its states where they are not fp32: "bf16_sr/dyn8"; "bf16_sr frozen".
 std::string FormatsOf(const Bucket& bucket) {
   return absl::StrCat(WeightFormatName(bucket.weights),
-                      bucket.states == StateFormat::kFp32 ? "" : absl::StrCat("/", StateFormatName(bucket.states)));
+                      bucket.states == StateFormat::kFp32 ? "" : absl::StrCat("/", StateFormatName(bucket.states)),
+                      bucket.frozen ? " frozen" : "");
 }
 
 std::string BucketTable(const Plan& plan) {
@@ -127,13 +128,14 @@ std::string BucketTable(const Plan& plan) {
 }
 
 std::string PlacementTable(const JobSpec& job, const Plan& plan, const std::vector<std::vector<Marked>>& stretches) {
-  Table table({"parameter", "mark", "shape", "bucket", "offset", "elements", "tied to"});
+  Table table({"parameter", "mark", "shape", "bucket", "offset", "elements", "group", "tied to"});
   for (size_t i = 0; i < job.parameters.size(); ++i) {
     const ParameterSpec& parameter = job.parameters[i];
     const Placement& at = plan.placements()[i];
     table.AddRow({parameter.name, std::string(1, MarkOf(stretches[at.bucket], at.offset, at.offset + at.num_elements)),
                   absl::StrCat("[", absl::StrJoin(parameter.shape, ","), "]"), absl::StrCat(at.bucket),
                   absl::StrCat(at.offset), absl::StrCat(at.num_elements),
+                  parameter.tied_to.empty() ? absl::StrCat(parameter.group) : "-",
                   parameter.tied_to.empty() ? "-" : parameter.tied_to});
   }
   return table.ToString();
@@ -161,6 +163,7 @@ Json PlanToJson(const JobSpec& job, const Plan& plan) {
                        {"elements", bucket.num_elements},
                        {"shard_elements", bucket.shard_elements},
                        {"padding", bucket.padding},
+                       {"frozen", bucket.frozen},
                        {"weight_offset", bucket.weight_offset},
                        {"gradient_offset", bucket.gradient_offset}});
   }
@@ -171,6 +174,7 @@ Json PlanToJson(const JobSpec& job, const Plan& plan) {
                           {"bucket", at.bucket},
                           {"offset", at.offset},
                           {"elements", at.num_elements},
+                          {"group", job.parameters[i].tied_to.empty() ? Json(job.parameters[i].group) : Json()},
                           {"tied_to", job.parameters[i].tied_to}});
   }
   return {{"job", job.name},

@@ -19,11 +19,13 @@ JobSpec SmallJob() {
                     {"second", {256}, WeightFormat::kFp32, ""},
                     {"tied", {2, 200}, WeightFormat::kFp32, "first"},
                     {"half", {257}, WeightFormat::kBf16, ""}};
+  job.more_groups = {job.optimizer};
+  job.parameters[0].group = 1;
   return job;
 }
 
-// Columns of 64 elements, blocks of 256: first has 2 blocks (112 elements of padding), second 1, the shards' end 1; half
-// 2.
+// Columns of 64 elements, blocks of 256: first has 2 blocks (112 elements of padding), second 1, the shards' end 1;
+// half 2.
 TEST(PlanCommandTest, Drawing_MarksParametersAndPadding) {
   const JobSpec job = SmallJob();
   ASSERT_OK_AND_ASSIGN(const Plan plan, Plan::Create(job));
@@ -35,7 +37,7 @@ TEST(PlanCommandTest, Drawing_MarksParametersAndPadding) {
   EXPECT_THAT(drawing, HasSubstr("bucket 1  layout  ranks  padding\n"
                                  "shard 0   |aaaa|  0,2          0\n"
                                  "shard 1   |a...|  1,3        255\n"));
-  EXPECT_THAT(drawing, HasSubstr("tied       a     [2,200]       0       0       400  first\n"));
+  EXPECT_THAT(drawing, HasSubstr("tied       a     [2,200]       0       0       400      -  first\n"));
 }
 
 // A column stands for many groups; the whole bar is never wider than 64.
@@ -58,6 +60,9 @@ TEST(PlanCommandTest, Json_HasBucketsAndPlacements) {
   EXPECT_EQ(json["buckets"][1]["format"], "bf16");
   EXPECT_EQ(json["buckets"][1]["states"], "fp32");
   EXPECT_EQ(json["placements"][2]["tied_to"], "first");
+  EXPECT_EQ(json["placements"][0]["group"], 1);
+  EXPECT_TRUE(json["placements"][2]["group"].is_null());
+  EXPECT_EQ(json["placements"][1]["group"], 0);
   EXPECT_EQ(json["placements"][1]["offset"], 512);
 }
 

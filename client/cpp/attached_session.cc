@@ -94,7 +94,7 @@ class AttachedSession final : public Session {
     const Format format = job_->plan().gradient_format();
     for (size_t s = 0; s < slots_.size(); ++s) {
       for (size_t t = 0; t < job_->spec().parameters.size(); ++t) {
-        if (!job_->spec().parameters[t].tied_to.empty()) continue;
+        if (!job_->spec().parameters[t].tied_to.empty() || job_->spec().parameters[t].frozen) continue;
         const Placement& at = job_->plan().placements()[t];
         const char* gradient = gradients_[s].data() + job_->plan().buckets()[at.bucket].gradient_offset +
                                at.offset * BytesPerElement(format);
@@ -125,8 +125,8 @@ class AttachedSession final : public Session {
       if (absl::IsDeadlineExceeded(message.status())) {
         if (left > silence_)
           return Gone(absl::UnavailableError(absl::StrCat("it sent nothing for ", absl::FormatDuration(silence_))));
-        return absl::DeadlineExceededError(absl::StrCat("step ", step, " was not committed within ",
-                                                        absl::FormatDuration(timeout), "; ", waits_for));
+        return absl::DeadlineExceededError(
+            absl::StrCat("step ", step, " was not committed within ", absl::FormatDuration(timeout), "; ", waits_for));
       }
       if (!message.ok()) return Gone(message.status());
       v1::LocalReply reply;

@@ -77,7 +77,7 @@ class ConnectedSession final : public Session {
       header.set_shard(shard);
       std::vector<absl::string_view> parts;
       for (const Bucket& bucket : plan.buckets()) {
-        const int64_t bytes = bucket.shard_elements * BytesPerElement(plan.gradient_format());
+        const int64_t bytes = bucket.shard_gradients() * BytesPerElement(plan.gradient_format());
         parts.emplace_back(gradients_[index].data() + bucket.gradient_offset + shard * bytes, bytes);
       }
       const Rank owner = plan.RankOf({shard, slots_[index].value() % plan.num_replicas()});

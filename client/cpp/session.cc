@@ -26,6 +26,10 @@ absl::StatusOr<TensorView> Session::gradient(Slot slot, absl::string_view name) 
   const auto it = std::find(slots_.begin(), slots_.end(), slot);
   if (it == slots_.end())
     return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " is not of this session"));
+  if (job_->spec().parameters[tensor].frozen) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter \"", job_->spec().parameters[tensor].name, "\" is frozen: it has no gradient"));
+  }
   const Placement& at = job_->plan().placements()[tensor];
   const Format format = job_->plan().gradient_format();
   char* window = gradient_window(static_cast<int>(it - slots_.begin()));
@@ -53,7 +57,7 @@ v1::StepRequest Session::NewStepRequest(const StepOptions& options) const {
   request.set_epoch(job_->epoch().value());
   request.set_step(committed_.value() + 1);
   for (Slot slot : slots_) request.add_slots(slot.value());
-  if (options.learning_rate.has_value()) request.set_learning_rate(*options.learning_rate);
+  request.mutable_learning_rates()->Add(options.learning_rates.begin(), options.learning_rates.end());
   return request;
 }
 

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -17,7 +16,8 @@
 namespace shardmesh {
 
 struct StepOptions {
-  std::optional<double> learning_rate;  // the same from every slot of a step; unset: the job's
+  // The same from every slot of a step: one for all parameter groups, or one for each; empty: the job's.
+  std::vector<double> learning_rates;
   absl::Duration timeout = absl::Seconds(60);
 };
 
@@ -26,7 +26,7 @@ class Session {
   virtual ~Session() = default;
 
   // Views of one tensor, by this client's name. NotFound: no such parameter. InvalidArgument: a slot of another
-  // session.
+  // session, or the gradient of a frozen parameter.
   absl::StatusOr<TensorView> gradient(Slot slot, absl::string_view name) const;
   absl::StatusOr<ConstTensorView> parameter(absl::string_view name) const;
 

@@ -91,7 +91,7 @@ absl::Status TrainStep(Session& session, const TrainerFlags& flags, const Datase
     loss += slot_loss / static_cast<double>(session.slots().size());
   }
   StepOptions options;
-  options.learning_rate = LearningRateOf(flags.job, step);
+  options.learning_rates = {LearningRateOf(flags.job, step)};
   options.timeout = absl::Seconds(flags.job.timeout);
   ASSIGN_OR_RETURN(const v1::StepReply reply, session.Step(options));
   Print({{"event", "step"}, {"step", step}, {"loss", loss}, {"skipped", reply.skipped()}});

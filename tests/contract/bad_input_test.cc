@@ -207,12 +207,12 @@ TEST_F(BadInput, OtherLearningRateThanAnotherSlot) {
               StatusIs(Code::kDeadlineExceeded,
                        HasSubstr(absl::StrCat("step ", next(), " was not committed in time; missing slots: 1"))));
   request = trainer_->Request({1}, next());
-  request.set_learning_rate(0.5);
+  request.set_learning_rates(0, 0.5);
   EXPECT_THAT(job_->worker(Rank(1)).Step(request, kTimeout),
               StatusIs(Code::kInvalidArgument, HasSubstr("learning rate 0.5")));
-  request.set_learning_rate(-1);
+  request.set_learning_rates(0, -1);
   EXPECT_THAT(job_->worker(Rank(1)).Step(request, kTimeout),
-              StatusIs(Code::kInvalidArgument, HasSubstr("learning_rate is -1")));
+              StatusIs(Code::kInvalidArgument, HasSubstr("learning rate is -1")));
 }
 
 TEST_F(BadInput, VersionsThatAreNotThere) {

@@ -16,10 +16,9 @@ namespace {
 
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::Learnt;
-using ::shardmesh::testing::Trainer;
 using ::shardmesh::testing::Variant;
 
-constexpr int kSlots = 3;
+constexpr int kSlots = 3;  // of the variants
 #if defined(__SANITIZE_ADDRESS__)
 constexpr int64_t kSteps = 8;  // every pass and format, at a tenth of the speed
 #else
@@ -70,15 +69,6 @@ JobSpec JobOf(const Combination& c, const std::string& name) {
   return spec;
 }
 
-std::vector<Variant> Variants() {
-  const std::vector<Trainer> attached = {{{0, 1, 2}, true}}, connected = {{{0, 1, 2}, false}};
-  const std::vector<Trainer> two = {{{2, 0}, true}, {{1}, true}}, mixed = {{{1}, true}, {{0, 2}, false}};
-  return {
-      {"fsdp=1", attached},         {"fsdp=2", two},         {"fsdp=3", mixed, 1024},    {"ddp=2,fsdp=2", connected},
-      {"fsdp=8", two, 1024},        {"ddp=2,fsdp=4", mixed}, {"ddp=4,fsdp=2", attached}, {"ddp=2,fsdp=2,abcd=2", two},
-      {"ddp=3", connected, 1 << 20}};
-}
-
 class FormatInvariance : public ::testing::TestWithParam<int> {};
 
 TEST_P(FormatInvariance, EveryMesh_LearnsTheSameBits) {
@@ -88,7 +78,7 @@ TEST_P(FormatInvariance, EveryMesh_LearnsTheSameBits) {
   int index = 0;
   for (const Combination& combination : kCombinations) {
     Learnt reference;
-    for (const Variant& variant : Variants()) {
+    for (const Variant& variant : testing::VariantsOfThreeSlots()) {
       SCOPED_TRACE(absl::StrCat(Describe(combination), " ", testing::Describe(variant)));
       const JobSpec spec = JobOf(combination, absl::StrCat("job-", index++));
       ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::TrainVariant(client, spec, variant, kSteps));

@@ -150,9 +150,9 @@ TEST_F(LocalGarbage, SlotOfAnotherTrainer) {
   request.mutable_step()->set_epoch(99);
   EXPECT_THAT(ask(), StatusIs(Code::kAborted, HasSubstr("epoch 99")));
   request.mutable_step()->set_epoch(job_->epoch().value());
-  request.mutable_step()->set_learning_rate(-1);
+  request.mutable_step()->add_learning_rates(-1);
   EXPECT_THAT(ask(), StatusIs(Code::kInvalidArgument, HasSubstr("-1")));
-  request.mutable_step()->clear_learning_rate();
+  request.mutable_step()->clear_learning_rates();
   v1::NonFinite* bad = request.mutable_step()->add_non_finite();
   bad->set_slot(77);
   bad->set_tensor(1 << 30);

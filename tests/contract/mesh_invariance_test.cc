@@ -99,7 +99,7 @@ TEST(MeshInvariance, OtherGradients_AreSeen) {
   ASSERT_OK_AND_ASSIGN(const TensorView bias, session->gradient(Slot(1), "layers.0.bias"));
   static_cast<uint16_t*>(bias.data)[3] ^= 1;
   StepOptions options;
-  options.learning_rate = testing::LearningRate(kSteps);
+  options.learning_rates = {testing::LearningRate(kSteps)};
   ASSERT_OK(session->Step(options));
   ASSERT_OK_AND_ASSIGN(const Learnt other, testing::Learn(*job, kSteps));
   EXPECT_NE(other.digest, reference.digest);

@@ -63,7 +63,7 @@ v1::StepRequest RawTrainer::Request(const std::vector<int>& slots, int64_t step)
   request.set_epoch(job_->epoch().value());
   for (int slot : slots) request.add_slots(slot);
   request.set_step(step);
-  request.set_learning_rate(LearningRate(step));
+  for (double rate : LearningRates(job_->spec(), step)) request.add_learning_rates(rate);
   return request;
 }
 

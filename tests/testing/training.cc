@@ -25,10 +25,6 @@ float Value(uint64_t a, uint64_t b, uint64_t c, uint64_t element) {
   return static_cast<float>(static_cast<int64_t>(bits >> 40) - (int64_t{1} << 23)) / static_cast<float>(1 << 23);
 }
 
-float GradientValue(Slot slot, Step step, int tensor, int64_t element) {
-  return Value(1000 + slot.value(), step.value(), tensor, element);
-}
-
 void Store(char* to, Format format, int64_t element, float value) {
   if (format == Format::kFp32) {
     std::memcpy(to + element * 4, &value, 4);
@@ -39,6 +35,13 @@ void Store(char* to, Format format, int64_t element, float value) {
 }
 
 }  // namespace
+
+float InitialValue(int tensor, int64_t element) { return Value(7, 0, tensor, element); }
+
+float GradientValue(Format format, int slot, int64_t step, int tensor, int64_t element) {
+  const float value = Value(1000 + slot, step, tensor, element);
+  return format == Format::kFp32 ? value : Bf16ToFloat(FloatToBf16Rne(value));
+}
 
 JobSpec OddJob(const std::string& name, const std::string& mesh, int slots) {
   JobSpec spec;
@@ -74,7 +77,8 @@ std::map<std::string, std::vector<float>> InitialWeights(const JobSpec& spec) {
   for (size_t t = 0; t < spec.parameters.size(); ++t) {
     if (!spec.parameters[t].tied_to.empty()) continue;
     std::vector<float>& tensor = values[spec.parameters[t].name];
-    for (int64_t i = 0; i < spec.parameters[t].NumElements(); ++i) tensor.push_back(Value(7, 0, t, i));
+    for (int64_t i = 0; i < spec.parameters[t].NumElements(); ++i)
+      tensor.push_back(InitialValue(static_cast<int>(t), i));
   }
   return values;
 }
@@ -88,10 +92,11 @@ absl::Status WriteGradients(Session& session, Step step) {
   const JobSpec& spec = session.job().spec();
   for (Slot slot : session.slots()) {
     for (size_t t = 0; t < spec.parameters.size(); ++t) {
-      if (!spec.parameters[t].tied_to.empty()) continue;
+      if (!spec.parameters[t].tied_to.empty() || spec.parameters[t].frozen) continue;
       ASSIGN_OR_RETURN(const TensorView view, session.gradient(slot, spec.parameters[t].name));
       for (int64_t i = 0; i < view.num_elements; ++i) {
-        Store(static_cast<char*>(view.data), view.format, i, GradientValue(slot, step, static_cast<int>(t), i));
+        Store(static_cast<char*>(view.data), view.format, i,
+              GradientValue(view.format, slot.value(), step.value(), static_cast<int>(t), i));
       }
     }
   }
@@ -104,12 +109,14 @@ std::string GradientPiece(const Job& job, Slot slot, Step step, int shard) {
   std::string piece;
   for (size_t b = 0; b < plan.buckets().size(); ++b) {
     const Bucket& bucket = plan.buckets()[b];
+    if (bucket.frozen) continue;
     std::string flat(bucket.num_elements * BytesPerElement(format), '\0');
     for (size_t t = 0; t < job.spec().parameters.size(); ++t) {
       const Placement& at = plan.placements()[t];
       if (!job.spec().parameters[t].tied_to.empty() || at.bucket != static_cast<int>(b)) continue;
       for (int64_t i = 0; i < at.num_elements; ++i) {
-        Store(flat.data(), format, at.offset + i, GradientValue(slot, step, static_cast<int>(t), i));
+        Store(flat.data(), format, at.offset + i,
+              GradientValue(format, slot.value(), step.value(), static_cast<int>(t), i));
       }
     }
     const int64_t bytes = bucket.shard_elements * BytesPerElement(format);
@@ -118,14 +125,20 @@ std::string GradientPiece(const Job& job, Slot slot, Step step, int shard) {
   return piece;
 }
 
-double LearningRate(int64_t step) { return 1e-2 / static_cast<double>(1 + step % 5); }
+double LearningRate(int64_t step, int group) { return 1e-2 / static_cast<double>((1 + step % 5) * (1 + 2 * group)); }
+
+std::vector<double> LearningRates(const JobSpec& spec, int64_t step) {
+  std::vector<double> rates;
+  for (int group = 0; group < spec.num_groups(); ++group) rates.push_back(LearningRate(step, group));
+  return rates;
+}
 
 absl::Status TrainTo(Session& session, int64_t last, absl::Duration step_timeout) {
   while (session.committed_step().value() < last) {
     const Step step = session.committed_step().next();
     RETURN_IF_ERROR(WriteGradients(session, step));
     StepOptions options;
-    options.learning_rate = LearningRate(step.value());
+    options.learning_rates = LearningRates(session.job().spec(), step.value());
     options.timeout = step_timeout;
     RETURN_IF_ERROR(session.Step(options).status());
   }

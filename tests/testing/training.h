@@ -21,6 +21,9 @@ JobSpec OddJob(const std::string& name, const std::string& mesh, int slots);
 // One fp32 tensor "w" of `elements`.
 JobSpec TinyJob(const std::string& name, const std::string& mesh, int slots, int64_t elements = 1000);
 
+// Of an element; gradients as their format holds them.
+float InitialValue(int tensor, int64_t element);
+float GradientValue(Format format, int slot, int64_t step, int tensor, int64_t element);
 // By canonical name, owners only; in [-1, 1).
 std::map<std::string, std::vector<float>> InitialWeights(const JobSpec& spec);
 // Gives the job these weights and waits until they are there.
@@ -31,10 +34,12 @@ absl::Status WriteGradients(Session& session, Step step);
 // The same gradient piece as bytes: what a raw Push of (slot, step, shard) carries.
 std::string GradientPiece(const Job& job, Slot slot, Step step, int shard);
 
-// Steps until `last` is committed, each with its own gradients and learning rate.
+// Steps until `last` is committed, each with its own gradients and learning rates.
 absl::Status TrainTo(Session& session, int64_t last, absl::Duration step_timeout = absl::Seconds(30));
-// The learning rate of a step.
-double LearningRate(int64_t step);
+// The learning rate of a step, in a parameter group.
+double LearningRate(int64_t step, int group = 0);
+// Of all groups of a job.
+std::vector<double> LearningRates(const JobSpec& spec, int64_t step);
 
 // What a job holds after a step: every parameter's bytes, and the digest over weights and states.
 struct Learnt {

@@ -31,6 +31,15 @@ std::string Describe(const Variant& variant) {
   return text;
 }
 
+std::vector<Variant> VariantsOfThreeSlots() {
+  const std::vector<Trainer> attached = {{{0, 1, 2}, true}}, connected = {{{0, 1, 2}, false}};
+  const std::vector<Trainer> two = {{{2, 0}, true}, {{1}, true}}, mixed = {{{1}, true}, {{0, 2}, false}};
+  return {
+      {"fsdp=1", attached},         {"fsdp=2", two},         {"fsdp=3", mixed, 1024},    {"ddp=2,fsdp=2", connected},
+      {"fsdp=8", two, 1024},        {"ddp=2,fsdp=4", mixed}, {"ddp=4,fsdp=2", attached}, {"ddp=2,fsdp=2,abcd=2", two},
+      {"ddp=3", connected, 1 << 20}};
+}
+
 absl::StatusOr<Learnt> TrainVariant(Client& client, JobSpec spec, const Variant& variant, int64_t steps) {
   ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(variant.mesh));
   spec.bucket_elements = variant.bucket_elements;

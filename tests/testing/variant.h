@@ -24,6 +24,9 @@ struct Variant {
 
 std::string Describe(const Variant& variant);
 
+// Jobs of three slots: 1 to 8 workers, meshes of up to three dimensions, attached and connected trainers.
+std::vector<Variant> VariantsOfThreeSlots();
+
 // Creates the job `spec` on the variant's mesh and buckets, trains it to step `steps`, and deletes it. What it has
 // learnt.
 absl::StatusOr<Learnt> TrainVariant(Client& client, JobSpec spec, const Variant& variant, int64_t steps);

@@ -2,6 +2,8 @@
 // kernel: no mesh, no buckets, no chunks, no threads. Tests only.
 #pragma once
 
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "core/matchers.h"
@@ -12,14 +14,24 @@
 
 namespace shardmesh {
 
+// What a job is trained with. Gradients are as their format holds them.
+struct OracleInput {
+  std::function<float(int tensor, int64_t element)> initial = InitialValue;
+  std::function<float(Format format, int slot, int64_t step, int tensor, int64_t element)> gradient = GradientValue;
+  GroupRates rates;  // unset: the job's
+};
+
 class NumericsOracle {
  public:
-  explicit NumericsOracle(const JobSpec& job) : job_(job), tensors_(job.parameters.size()) {
+  explicit NumericsOracle(const JobSpec& job, OracleInput input = {})
+      : job_(job), input_(std::move(input)), tensors_(job.parameters.size()) {
     for (size_t t = 0; t < tensors_.size(); ++t) {
       const ParameterSpec& p = job_.parameters[t];
       if (!p.tied_to.empty()) continue;
       std::vector<float> values(p.NumElements());
-      for (size_t e = 0; e < values.size(); ++e) values[e] = InitialValue(static_cast<int>(t), static_cast<int64_t>(e));
+      for (size_t e = 0; e < values.size(); ++e) {
+        values[e] = input_.initial(static_cast<int>(t), static_cast<int64_t>(e));
+      }
       CodeSpec spec;
       spec.seed = job.seed;
       spec.step = 0;
@@ -27,7 +39,7 @@ class NumericsOracle {
       spec.format = CodeFormatOf(p.format);
       tensors_[t].streams.emplace_back(spec, LayoutOf(p.format), values);
       values.assign(values.size(), 0);
-      for (int s = 0; s < NumStates(job.optimizer); ++s) {
+      for (int s = 0; s < (p.frozen ? 0 : NumStates(job.optimizer)); ++s) {
         spec.format = CodeFormatOf(p.states);
         spec.is_signed = StateIsSigned(job.optimizer, s);
         tensors_[t].streams.emplace_back(spec, LayoutOf(p.states), values);
@@ -39,7 +51,7 @@ class NumericsOracle {
     norm_ = 0;
     clip_ = job_.clip_norm > 0 ? ClipFactor(job_.clip_norm, norm_ = NormOf(step)) : 1;
     for (size_t t = 0; t < tensors_.size(); ++t) {
-      if (job_.parameters[t].tied_to.empty()) StepTensor(step, static_cast<int>(t));
+      if (job_.parameters[t].tied_to.empty() && !job_.parameters[t].frozen) StepTensor(step, static_cast<int>(t));
     }
   }
 
@@ -86,11 +98,11 @@ class NumericsOracle {
 
   // The gradients of a tensor, and a run that has nothing else yet.
   struct Slots {
-    Slots(const JobSpec& job, int64_t step, int t)
+    Slots(const JobSpec& job, const OracleInput& input, int64_t step, int t)
         : gradients(job.num_slots), elements(job.parameters[t].NumElements()) {
       for (int slot = 0; slot < job.num_slots; ++slot) {
         for (int64_t e = 0; e < elements; ++e) {
-          gradients[slot].push_back(GradientValue(job.gradient_format, slot, step, t, e));
+          gradients[slot].push_back(input.gradient(job.gradient_format, slot, step, t, e));
         }
         pointers.push_back(gradients[slot].data());
       }
@@ -112,8 +124,9 @@ class NumericsOracle {
   double NormOf(int64_t step) const {
     std::vector<float> roots;
     for (size_t t = 0; t < tensors_.size(); ++t) {
-      if (!job_.parameters[t].tied_to.empty() || job_.parameters[t].NumElements() == 0) continue;
-      const Slots slots(job_, step, static_cast<int>(t));
+      const ParameterSpec& p = job_.parameters[t];
+      if (!p.tied_to.empty() || p.frozen || p.NumElements() == 0) continue;
+      const Slots slots(job_, input_, step, static_cast<int>(t));
       std::vector<float> sums((slots.elements + 255) / 256);
       OptimizerRun run = slots.run();
       run.square_sums = sums.data();
@@ -127,14 +140,15 @@ class NumericsOracle {
   void StepTensor(int64_t step, int t) {
     const ParameterSpec& p = job_.parameters[t];
     OptimizerContext context;
-    context.hyper = job_.optimizer;
-    context.scalars = ComputeStepScalars(job_.optimizer, step).value();
+    context.hyper = job_.group(p.group);
+    if (input_.rates) context.hyper.lr = input_.rates(p.group, step);
+    context.scalars = ComputeStepScalars(context.hyper, step).value();
     context.weights = p.format;
     context.states = p.states;
     context.gradients = Format::kFp32;
     context.seed = job_.seed;
     context.step = step;
-    const Slots slots(job_, step, t);
+    const Slots slots(job_, input_, step, t);
     OptimizerRun run = slots.run();
     run.clip = clip_;
     std::vector<Stream>& streams = tensors_[t].streams;
@@ -146,6 +160,7 @@ class NumericsOracle {
   }
 
   const JobSpec job_;
+  const OracleInput input_;
   std::vector<Tensor> tensors_;
   double norm_ = 0;
   float clip_ = 1;

@@ -88,7 +88,7 @@ struct PassGroup : TestHost {
   void WriteGradients(int64_t step) {
     for (int slot = 0; slot < job.num_slots; ++slot) {
       for (int t = 0; t < static_cast<int>(job.parameters.size()); ++t) {
-        if (!job.parameters[t].tied_to.empty()) continue;
+        if (!job.parameters[t].tied_to.empty() || job.parameters[t].frozen) continue;
         const Placement& p = plan.placements()[t];
         const int64_t bytes = BytesPerElement(job.gradient_format);
         char* out = host.slot(slot).data() + plan.buckets()[p.bucket].gradient_offset + p.offset * bytes;
@@ -105,7 +105,11 @@ struct PassGroup : TestHost {
     Command command;
     command.kind = CommandKind::kStep;
     command.step = step;
-    command.scalars = *ComputeStepScalars(job.optimizer, step);
+    for (int g = 0; g < job.num_groups(); ++g) {
+      OptimizerHyper hyper = job.group(g);
+      if (rates) hyper.lr = rates(g, step);
+      command.scalars[g] = *ComputeStepScalars(hyper, step);
+    }
     command.apply = step == kSkippedStep ? 0 : 1;
     command.parity = parity;
     command.publish = command.apply ? static_cast<int32_t>(step % 2) : -1;
@@ -143,6 +147,7 @@ struct PassGroup : TestHost {
     return {at, at + p.num_elements * bytes};
   }
 
+  GroupRates rates;  // by which steps are taken; unset: the job's
   KeptMemory kept;
   const int threads;
   std::vector<std::unique_ptr<ShardStorage>> storages;

@@ -39,7 +39,12 @@ struct StepFixture : ::testing::Test, TestHost {
 
   absl::StatusOr<std::optional<StepOutcome>> Declare(std::vector<Slot> slots, int64_t step, double lr = 0.5,
                                                      std::vector<std::pair<Slot, int>> bad = {}) {
-    return protocol.Declare({std::move(slots), Step(step), lr, std::move(bad)});
+    return protocol.Declare({std::move(slots), Step(step), {lr}, std::move(bad)});
+  }
+
+  absl::StatusOr<std::optional<StepOutcome>> DeclareRates(std::vector<Slot> slots, int64_t step,
+                                                          std::vector<double> rates) {
+    return protocol.Declare({std::move(slots), Step(step), std::move(rates), {}});
   }
 
   void RunStep(int64_t step, std::vector<std::pair<Slot, int>> bad = {}) {

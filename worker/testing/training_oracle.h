@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "core/philox.h"
@@ -20,6 +21,9 @@ inline float GradientValue(Format format, int slot, int64_t step, int tensor, in
   const float value = RandomValue(step * 128 + slot, tensor, e);
   return format == Format::kFp32 ? value : Bf16ToFloat(FloatToBf16Rne(value));
 }
+
+// The learning rate of a parameter group's step.
+using GroupRates = std::function<double(int group, int64_t step)>;
 
 class TrainingOracle {
  public:
