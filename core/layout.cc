@@ -25,12 +25,12 @@ int64_t RoleStrides(const MeshSpec& mesh, DimRole role, std::vector<int64_t>& st
 }
 
 std::string SpaceOf(const ParameterSpec& p) {
-  return absl::StrCat(WeightFormatName(p.format), "/", StateFormatName(p.states));
+  return absl::StrCat(WeightFormatName(p.format), "/", StateFormatName(p.states), "/", GatherFormatName(p.gather));
 }
 
 std::string HashOf(const JobSpec& job, absl::Span<const Bucket> buckets, absl::Span<const Placement> placements) {
   Hasher hasher;
-  hasher.Add("shardmesh plan 2");
+  hasher.Add("shardmesh plan 3");
   hasher.Add(job.mesh.ToString());
   hasher.Add(job.num_slots);
   hasher.Add(FormatName(job.gradient_format));
@@ -39,6 +39,7 @@ std::string HashOf(const JobSpec& job, absl::Span<const Bucket> buckets, absl::S
   for (const Bucket& b : buckets) {
     hasher.Add(WeightFormatName(b.weights));
     hasher.Add(StateFormatName(b.states));
+    hasher.Add(GatherFormatName(b.gather));
     for (int64_t v : {b.num_elements, b.shard_elements, b.weight_offset, b.gradient_offset}) hasher.Add(v);
   }
   for (size_t i = 0; i < placements.size(); ++i) {
@@ -78,19 +79,21 @@ absl::StatusOr<Plan> Plan::Create(const JobSpec& job) {
   for (const LayoutBucket& bucket : plan.layout_->buckets()) {
     const ParameterSpec& first = job.parameters[bucket.tensors.front()];
     plan.buckets_.push_back({first.format, first.states, bucket.num_elements, bucket.shard_elements, bucket.padding});
+    plan.buckets_.back().gather = first.gather;
   }
   for (size_t i = 0; i < job.parameters.size(); ++i) {
     const TensorPlace& place = plan.layout_->places()[i];
     const int bucket = place.bucket >= 0 ? place.bucket : plan.BucketOfNoElements(job.parameters[i]);
     plan.placements_.push_back({bucket, place.offset, place.num_elements});
   }
+  RETURN_IF_ERROR(plan.PlaceScales(job));
   for (Bucket& b : plan.buckets_) {
     b.weight_offset = plan.window_bytes_;
     b.gradient_offset = plan.gradient_window_bytes_;
     b.first_block = plan.total_elements_ / kBlockElements;
     plan.total_elements_ += b.num_elements;
-    plan.version_bytes_ += b.num_elements * BytesPerElement(b.format());
-    plan.window_bytes_ += RoundUp(b.num_elements * BytesPerElement(b.format()), kPageBytes);
+    plan.version_bytes_ += b.weight_bytes;
+    plan.window_bytes_ += RoundUp(b.weight_bytes, kPageBytes);
     plan.gradient_window_bytes_ += RoundUp(b.num_elements * BytesPerElement(job.gradient_format), kPageBytes);
   }
   plan.hash_ = HashOf(job, plan.buckets_, plan.placements_);
@@ -100,11 +103,36 @@ absl::StatusOr<Plan> Plan::Create(const JobSpec& job) {
 // The first bucket of a parameter's formats; a new one, without elements, when there is none.
 int Plan::BucketOfNoElements(const ParameterSpec& parameter) {
   const auto found = absl::c_find_if(buckets_, [&](const Bucket& bucket) {
-    return bucket.weights == parameter.format && bucket.states == parameter.states;
+    return bucket.weights == parameter.format && bucket.states == parameter.states && !bucket.coded();
   });
   const int index = static_cast<int>(found - buckets_.begin());
   if (found == buckets_.end()) buckets_.push_back({parameter.format, parameter.states});
   return index;
+}
+
+// Behind the codes of each bucket: the scales of its tensors, in the order of the job.
+absl::Status Plan::PlaceScales(const JobSpec& job) {
+  for (Bucket& b : buckets_) b.weight_bytes = b.CodeOffset(b.num_elements);
+  for (size_t i = 0; i < placements_.size(); ++i) {
+    if (!job.parameters[i].tied_to.empty()) continue;
+    Placement& p = placements_[i];
+    Bucket& bucket = buckets_[p.bucket];
+    ASSIGN_OR_RETURN(p.scales, ScaleBlocksOf(bucket.gather, job.parameters[i].shape));
+    p.scale_offset = bucket.weight_bytes;
+    p.first_maximum = num_maxima_;
+    bucket.weight_bytes += p.scales.num_blocks * GatheredScaleBytes(bucket.gather);
+    if (bucket.gather != GatherFormat::kMx8) num_maxima_ += p.scales.num_blocks;
+  }
+  for (size_t i = 0; i < placements_.size(); ++i) {
+    if (job.parameters[i].tied_to.empty()) continue;
+    ASSIGN_OR_RETURN(const int owner, layout_->IndexOf(job.parameters[i].tied_to));
+    placements_[i] = placements_[owner];
+  }
+  return absl::OkStatus();
+}
+
+bool Plan::coded() const {
+  return absl::c_any_of(buckets_, [](const Bucket& bucket) { return bucket.coded(); });
 }
 
 ShardPlace Plan::PlaceOf(Rank rank) const {
