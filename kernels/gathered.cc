@@ -42,39 +42,41 @@ void EncodePiece(const Value* values, int64_t num, const Code& code, uint8_t* co
   for (int64_t i = 0; i < num; ++i) codes[i] = static_cast<uint8_t>(code(FloatOfBits(BitsAt(values, i))));
 }
 
-template <class Value>
-void EncodeMx8(const Value* values, int64_t num, uint8_t* codes, uint8_t* scale) {
-  const uint32_t largest = LargestBits(values, num);
-  const auto mx = MxScaleCeil(FloatOfBits(largest));
-  const bool finite = largest < kInfinity;
-  *scale = finite ? static_cast<uint8_t>(mx.code) : uint8_t{0xFF};
-  const float multiplier = finite ? mx.multiplier : 0;
-  EncodePiece(
-      values, num, [=](float x) { return EncodeMinifloat<E4M3>(x * multiplier); }, codes);
+// The scale of a block whose largest magnitude has these bits. Not of mx8.
+float ScaleOf(GatherFormat gather, uint32_t largest) {
+  if (largest >= kInfinity) return FloatOfBits(0x7FC00000u);
+  const float magnitude = FloatOfBits(largest);
+  return gather == GatherFormat::kInt8Row ? Max(Divide(magnitude, kInt8Largest), kSmallestScale)
+                                          : Float8Scale<E4M3>(magnitude);
 }
 
 template <class Value>
-void EncodeAs(const GatheredRun& run, const std::atomic<uint32_t>* maxima, uint8_t* codes, void* scales) {
-  const auto* values = static_cast<const Value*>(run.values);
-  ForEachPiece(
-      *run.blocks, run.first_element, run.num_elements, [&](int64_t at, int64_t num, int64_t block, bool begins) {
-        if (run.gather == GatherFormat::kMx8) {
-          return EncodeMx8(values + at, num, codes + at, static_cast<uint8_t*>(scales) + block);
-        }
-        const bool is_int8 = run.gather == GatherFormat::kInt8Row;
-        const uint32_t bits = maxima[block].load(std::memory_order_relaxed);
-        const float largest = FloatOfBits(bits);
-        float scale = is_int8 ? Max(Divide(largest, kInt8Largest), kSmallestScale) : Float8Scale<E4M3>(largest);
-        if (bits >= kInfinity) scale = FloatOfBits(0x7FC00000u);
-        if (begins) static_cast<float*>(scales)[block] = scale;
-        if (is_int8) {
-          EncodePiece(
-              values + at, num, [=](float x) { return EncodeInt8(Divide(x, scale)); }, codes + at);
-        } else {
-          EncodePiece(
-              values + at, num, [=](float x) { return EncodeMinifloat<E4M3>(x * scale); }, codes + at);
-        }
-      });
+void EncodeAs(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places, int count) {
+  const auto* const values = static_cast<const Value*>(run.values);
+  uint8_t* const codes = places[0].codes;
+  ForEachPiece(*run.blocks, run.first_element, run.num_elements,
+               [&](int64_t at, int64_t n, int64_t block, bool begins) {
+                 if (run.gather == GatherFormat::kMx8) {
+                   const uint32_t largest = LargestBits(values + at, n);
+                   const auto mx = MxScaleCeil(FloatOfBits(largest));
+                   const uint32_t scale = largest < kInfinity ? mx.code : 0xFFu;
+                   for (int i = 0; i < count; ++i)
+                     static_cast<uint8_t*>(places[i].scales)[block] = static_cast<uint8_t>(scale);
+                   EncodePiece(
+                       values + at, n, [&](float x) { return EncodeMinifloat<E4M3>(x * mx.multiplier); }, codes + at);
+                   return;
+                 }
+                 const float scale = ScaleOf(run.gather, maxima[block].load(std::memory_order_relaxed));
+                 for (int i = 0; begins && i < count; ++i) static_cast<float*>(places[i].scales)[block] = scale;
+                 if (run.gather == GatherFormat::kInt8Row) {
+                   EncodePiece(
+                       values + at, n, [=](float x) { return EncodeInt8(Divide(x, scale)); }, codes + at);
+                 } else {
+                   EncodePiece(
+                       values + at, n, [=](float x) { return EncodeMinifloat<E4M3>(x * scale); }, codes + at);
+                 }
+               });
+  for (int i = 1; i < count; ++i) std::memcpy(places[i].codes, codes, static_cast<size_t>(run.num_elements));
 }
 
 }  // namespace
@@ -86,14 +88,15 @@ void RaiseMaxima(const GatheredRun& run, std::atomic<uint32_t>* maxima) {
 
 // Not inlined: kernels/fp_environment.h.
 __attribute__((noinline)) static void EncodeInEnvironment(const GatheredRun& run, const std::atomic<uint32_t>* maxima,
-                                                          uint8_t* codes, void* scales) {
-  run.format == Format::kFp32 ? EncodeAs<float>(run, maxima, codes, scales)
-                              : EncodeAs<uint16_t>(run, maxima, codes, scales);
+                                                          const GatheredPlace* places, int count) {
+  run.format == Format::kFp32 ? EncodeAs<float>(run, maxima, places, count)
+                              : EncodeAs<uint16_t>(run, maxima, places, count);
 }
 
-void EncodeGathered(const GatheredRun& run, const std::atomic<uint32_t>* maxima, uint8_t* codes, void* scales) {
+void EncodeGathered(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
+                    int count) {
   const ScopedFpEnvironment environment;
-  EncodeInEnvironment(run, maxima, codes, scales);
+  EncodeInEnvironment(run, maxima, places, count);
 }
 
 }  // namespace shardmesh

@@ -30,8 +30,15 @@ struct GatheredRun {
 // elements in that block: in any order and any number of times. Of mx8 there are none: nothing is done.
 void RaiseMaxima(const GatheredRun& run, std::atomic<uint32_t>* maxima);
 
-// Writes the run's codes to `codes`, and into `scales`, the tensor's, those of the blocks whose first element it has.
-// REQUIRES: the maxima of all runs of the tensor are in.
-void EncodeGathered(const GatheredRun& run, const std::atomic<uint32_t>* maxima, uint8_t* codes, void* scales);
+// A place that gets them.
+struct GatheredPlace {
+  uint8_t* codes = nullptr;  // of the run
+  void* scales = nullptr;    // of the tensor: floats, or bytes of mx8
+};
+
+// Writes to `count` places the run's codes, and the scales of those blocks whose first element it has.
+// REQUIRES: the maxima of all runs of the tensor are in; count >= 1.
+void EncodeGathered(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
+                    int count);
 
 }  // namespace shardmesh

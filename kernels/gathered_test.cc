@@ -27,7 +27,7 @@ CodeSpec SpecOf(GatherFormat gather) { return Spec(ParseCodeFormat(GatherFormatN
 struct Gathered {
   Gathered(GatherFormat gather, const std::vector<int64_t>& shape, Format format, const std::vector<float>& values,
            int64_t length)
-      : coded(SpecOf(gather), shape) {
+      : coded(SpecOf(gather), shape), copy(SpecOf(gather), shape) {
     const ScaleBlocks blocks = ScaleBlocksOf(gather, shape).value();
     std::vector<std::atomic<uint32_t>> maxima(blocks.num_blocks);
     std::vector<uint16_t> halves;
@@ -43,11 +43,13 @@ struct Gathered {
     visit([&](const GatheredRun& run) { RaiseMaxima(run, maxima.data()); });
     visit([&](const GatheredRun& run) { RaiseMaxima(run, maxima.data()); });  // again: nothing changes
     visit([&](const GatheredRun& run) {
-      EncodeGathered(run, maxima.data(), coded.codes() + run.first_element, coded.pointers[1]);
+      const GatheredPlace places[] = {{coded.codes() + run.first_element, coded.pointers[1]},
+                                      {copy.codes() + run.first_element, copy.pointers[1]}};
+      EncodeGathered(run, maxima.data(), places, 2);
     });
   }
 
-  Coded coded;
+  Coded coded, copy;
 };
 
 void ExpectEncoded(GatherFormat gather, const std::vector<int64_t>& shape, std::vector<float> values) {
@@ -58,6 +60,7 @@ void ExpectEncoded(GatherFormat gather, const std::vector<int64_t>& shape, std::
       SCOPED_TRACE(std::string(GatherFormatName(gather)) + " in runs of " + std::to_string(length));
       Gathered gathered(gather, shape, format, values, length);
       ASSERT_EQ(gathered.coded.parts, expected.parts);
+      ASSERT_EQ(gathered.copy.parts, expected.parts);
     }
   }
 }

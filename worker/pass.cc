@@ -234,10 +234,16 @@ void Pass::GatherRange(const Command& command, int range) {
     for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
       const ChunkRun& run = storage_.runs(range)[i];
       const Placement& tensor = plan_.placements()[run.tensor];
-      char* const window = host_.window().data() + bucket.weight_offset;
-      char* const codes = window + bucket.CodeOffset(r.bucket_begin + run.offset);
-      EncodeGathered(GatheredOf(range, command.parity, run), maxima + tensor.first_maximum,
-                     reinterpret_cast<uint8_t*>(codes), window + tensor.scale_offset);
+      GatheredPlace places[2];
+      const auto place = [&](const Segment& segment) -> GatheredPlace {
+        char* const begin = segment.data() + bucket.weight_offset;
+        char* const codes = begin + bucket.CodeOffset(r.bucket_begin + run.offset);
+        return {reinterpret_cast<uint8_t*>(codes), begin + tensor.scale_offset};
+      };
+      places[0] = place(host_.window());
+      if (command.publish >= 0) places[1] = place(host_.publication(command.publish));
+      EncodeGathered(GatheredOf(range, command.parity, run), maxima + tensor.first_maximum, places,
+                     command.publish < 0 ? 1 : 2);
       written += run.num_elements;
     }
   }
