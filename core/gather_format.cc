@@ -30,8 +30,8 @@ absl::StatusOr<GatherFormat> ParseGatherFormat(absl::string_view name) {
 
 Format GatheredFormat(WeightFormat format) { return format == WeightFormat::kFp32 ? Format::kFp32 : Format::kBf16; }
 
-int64_t GatheredCodeBytes(WeightFormat weights, GatherFormat gather, int64_t num_elements) {
-  if (gather == GatherFormat::kStored) return num_elements * BytesPerElement(GatheredFormat(weights));
+int64_t GatheredCodeBytes(Format stored, GatherFormat gather, int64_t num_elements) {
+  if (gather == GatherFormat::kStored) return num_elements * BytesPerElement(stored);
   return gather == GatherFormat::kNf4 ? (num_elements + 1) / 2 : num_elements;
 }
 
@@ -66,6 +66,26 @@ absl::StatusOr<ScaleBlocks> ScaleBlocksOf(GatherFormat gather, absl::Span<const 
       break;
   }
   return absl::UnimplementedError("a job cannot gather nf4 yet; take fp8_tensor, fp8_row, fp8_block, mx8 or int8_row");
+}
+
+std::vector<int64_t> ScaleShape(GatherFormat gather, absl::Span<const int64_t> shape) {
+  std::vector<int64_t> dims(shape.begin(), shape.end());
+  switch (gather) {
+    case GatherFormat::kFp8Row:
+      if (!dims.empty()) dims.back() = 1;
+      return dims;
+    case GatherFormat::kInt8Row:
+      if (!dims.empty()) dims.pop_back();
+      return dims;
+    case GatherFormat::kFp8Block:
+      for (int64_t& size : dims) size = (size + kFp8BlockSide - 1) / kFp8BlockSide;
+      return dims;
+    case GatherFormat::kMx8:
+      dims.back() /= kMxBlock;
+      return dims;
+    default:
+      return {};
+  }
 }
 
 }  // namespace shardmesh

@@ -35,8 +35,8 @@ absl::StatusOr<GatherFormat> ParseGatherFormat(absl::string_view name);
 // The format in which weights of a storage format are gathered as `stored`: fp32, or bf16.
 Format GatheredFormat(WeightFormat format);
 
-// Bytes of the gathered codes of `num_elements`, and of one scale (0: there are none).
-int64_t GatheredCodeBytes(WeightFormat weights, GatherFormat gather, int64_t num_elements);
+// Bytes of the codes of `num_elements`, which would be `stored` otherwise, and of one scale (0: there are none).
+int64_t GatheredCodeBytes(Format stored, GatherFormat gather, int64_t num_elements);
 int64_t GatheredScaleBytes(GatherFormat gather);
 
 // Which elements of a tensor share a scale: it is taken for a matrix, row-major, and cut into blocks, numbered
@@ -54,6 +54,10 @@ struct ScaleBlocks {
 // none but `stored` a tensor without elements. Unimplemented: nf4, which jobs cannot gather yet. REQUIRES: sizes are
 // not negative, and their product is at most 2^40.
 absl::StatusOr<ScaleBlocks> ScaleBlocksOf(GatherFormat gather, absl::Span<const int64_t> shape);
+
+// The dimensions of a tensor's scales, as PartsOf (kernels/encode.h) has them. REQUIRES: ScaleBlocksOf(...) is OK, and
+// not `stored`.
+std::vector<int64_t> ScaleShape(GatherFormat gather, absl::Span<const int64_t> shape);
 
 // Calls visit(offset, size, block, begins) for the pieces of elements [first, first + num) that lie in one row of one
 // block, ascending: `offset` counts from `first`, `begins`: the piece has the block's first element.

@@ -25,10 +25,10 @@ TEST(GatherFormatTest, Names_AreParsed) {
 }
 
 TEST(GatherFormatTest, Bytes) {
-  EXPECT_EQ(GatheredCodeBytes(WeightFormat::kFp32, GatherFormat::kStored, 10), 40);
-  EXPECT_EQ(GatheredCodeBytes(WeightFormat::kBf16Plus16, GatherFormat::kStored, 10), 20);
-  EXPECT_EQ(GatheredCodeBytes(WeightFormat::kFp32, GatherFormat::kFp8Row, 10), 10);
-  EXPECT_EQ(GatheredCodeBytes(WeightFormat::kFp32, GatherFormat::kNf4, 9), 5);
+  EXPECT_EQ(GatheredCodeBytes(Format::kFp32, GatherFormat::kStored, 10), 40);
+  EXPECT_EQ(GatheredCodeBytes(Format::kBf16, GatherFormat::kStored, 10), 20);
+  EXPECT_EQ(GatheredCodeBytes(Format::kFp32, GatherFormat::kFp8Row, 10), 10);
+  EXPECT_EQ(GatheredCodeBytes(Format::kFp32, GatherFormat::kNf4, 9), 5);
   EXPECT_EQ(GatheredScaleBytes(GatherFormat::kStored), 0);
   EXPECT_EQ(GatheredScaleBytes(GatherFormat::kInt8Row), 4);
   EXPECT_EQ(GatheredScaleBytes(GatherFormat::kMx8), 1);
@@ -95,6 +95,9 @@ TEST(GatherFormatTest, Pieces_CoverEveryStretch_AndBlocksBeginOnce) {
           ASSERT_EQ(next, first + num);
         }
         ASSERT_EQ(static_cast<int64_t>(begins.size()), blocks->num_blocks) << GatherFormatName(gather);
+        int64_t scales = 1;
+        for (const int64_t size : ScaleShape(gather, shape)) scales *= size;
+        ASSERT_EQ(scales, blocks->num_blocks) << GatherFormatName(gather);
       }
     }
   }

@@ -123,6 +123,7 @@ absl::Status Plan::PlaceScales(const JobSpec& job) {
     bucket.weight_bytes += p.scales.num_blocks * GatheredScaleBytes(bucket.gather);
     if (bucket.gather != GatherFormat::kMx8) num_maxima_ += p.scales.num_blocks;
   }
+  for (Bucket& b : buckets_) b.weight_bytes = RoundUp(b.weight_bytes, 16);
   for (size_t i = 0; i < placements_.size(); ++i) {
     if (job.parameters[i].tied_to.empty()) continue;
     ASSIGN_OR_RETURN(const int owner, layout_->IndexOf(job.parameters[i].tied_to));

@@ -56,13 +56,13 @@ struct Bucket {
   int64_t gradient_offset = 0;  // bytes from the start of a gradient window, a multiple of kPageBytes
   int64_t first_block = 0;      // blocks of kBlockElements in the buckets before
   GatherFormat gather = GatherFormat::kStored;
-  int64_t weight_bytes = 0;  // in the parameter window and in versions: codes and scales
+  int64_t weight_bytes = 0;  // in the parameter window and in versions: codes and scales, to a multiple of 16
 
   bool coded() const { return gather != GatherFormat::kStored; }
   // Of its weights as an optimizer step gives them to readers; where it is not coded, that of windows and publications.
   Format format() const { return GatheredFormat(weights); }
   // Bytes in a window from the bucket's start to an element's code. REQUIRES: a multiple of kBlockElements.
-  int64_t CodeOffset(int64_t element) const { return GatheredCodeBytes(weights, gather, element); }
+  int64_t CodeOffset(int64_t element) const { return GatheredCodeBytes(format(), gather, element); }
 };
 
 // A stretch of one tensor inside a shard.

@@ -55,10 +55,10 @@ TEST(LayoutTest, CodedWeights_HaveTheirScalesBehindTheCodes) {
   job.parameters.push_back({"tied", {3, 50}, WeightFormat::kFp32, "a", StateFormat::kFp32, GatherFormat::kFp8Row});
   job.parameters.push_back({"m", {2, 64}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kMx8});
   const Plan plan = PlanOf(job);
-  ASSERT_EQ(plan.buckets().size(), 3u);  // fp32 in rows: a and c; bf16: b; fp32 in mx8: m
-  EXPECT_EQ(plan.buckets()[0].weight_bytes, 512 + (3 + 129) * 4);
+  ASSERT_EQ(plan.buckets().size(), 3u);                            // fp32 in rows: a and c; bf16: b; fp32 in mx8: m
+  EXPECT_EQ(plan.buckets()[0].weight_bytes, 512 + (3 + 129) * 4);  // a multiple of 16
   EXPECT_EQ(plan.buckets()[1].weight_bytes, 512 * 2);
-  EXPECT_EQ(plan.buckets()[2].weight_bytes, 512 + 4);
+  EXPECT_EQ(plan.buckets()[2].weight_bytes, 512 + 16);  // 4 scales
   EXPECT_EQ(plan.placements()[0].scale_offset, 512);
   EXPECT_EQ(plan.placements()[2].scale_offset, 512 + 3 * 4);
   EXPECT_EQ(plan.placements()[2].first_maximum, 3);
@@ -66,7 +66,7 @@ TEST(LayoutTest, CodedWeights_HaveTheirScalesBehindTheCodes) {
   EXPECT_EQ(plan.placements()[3].scales.num_blocks, 3);
   EXPECT_EQ(plan.placements()[4].scale_offset, 512);
   EXPECT_EQ(plan.num_maxima(), 3 + 129);
-  EXPECT_EQ(plan.version_bytes(), 512 + 132 * 4 + 512 * 2 + 512 + 4);
+  EXPECT_EQ(plan.version_bytes(), 512 + 132 * 4 + 512 * 2 + 512 + 16);
   EXPECT_EQ(plan.window_bytes(), 3 * kPageBytes);
   EXPECT_TRUE(plan.coded());
   EXPECT_FALSE(PlanOf(SmallJob()).coded());
@@ -247,6 +247,7 @@ class LayoutProperty {
         EXPECT_EQ(at.scale_offset, bytes);
         bytes += 4 * at.scales.num_blocks;
       }
+      bytes = (bytes + 15) / 16 * 16;
       EXPECT_EQ(b.weight_bytes, bytes);
       weights = b.weight_offset + bytes;
       gradients = b.gradient_offset + b.num_elements * BytesPerElement(job.gradient_format);

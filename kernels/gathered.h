@@ -41,4 +41,9 @@ struct GatheredPlace {
 void EncodeGathered(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
                     int count);
 
+// The same in plain C++, one element at a time; the others use 8 lanes where the processor has them.
+void RaiseMaximaReference(const GatheredRun& run, std::atomic<uint32_t>* maxima);
+void EncodeGatheredReference(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
+                             int count);
+
 }  // namespace shardmesh

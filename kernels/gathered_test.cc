@@ -26,9 +26,10 @@ CodeSpec SpecOf(GatherFormat gather) { return Spec(ParseCodeFormat(GatherFormatN
 // Codes and scales after both passes over runs of `length` elements, the last ones first.
 struct Gathered {
   Gathered(GatherFormat gather, const std::vector<int64_t>& shape, Format format, const std::vector<float>& values,
-           int64_t length)
+           int64_t length, bool reference = false)
       : coded(SpecOf(gather), shape), copy(SpecOf(gather), shape) {
     const ScaleBlocks blocks = ScaleBlocksOf(gather, shape).value();
+    EXPECT_EQ(PartsOf(SpecOf(gather), shape).value()[1].dims, ScaleShape(gather, shape));
     std::vector<std::atomic<uint32_t>> maxima(blocks.num_blocks);
     std::vector<uint16_t> halves;
     for (const float value : values) halves.push_back(static_cast<uint16_t>(FloatBits(value) >> 16));
@@ -40,12 +41,13 @@ struct Gathered {
                          std::min(length, n - first)});
       }
     };
-    visit([&](const GatheredRun& run) { RaiseMaxima(run, maxima.data()); });
-    visit([&](const GatheredRun& run) { RaiseMaxima(run, maxima.data()); });  // again: nothing changes
+    const auto raise = reference ? RaiseMaximaReference : RaiseMaxima;
+    visit([&](const GatheredRun& run) { raise(run, maxima.data()); });
+    visit([&](const GatheredRun& run) { raise(run, maxima.data()); });  // again: nothing changes
     visit([&](const GatheredRun& run) {
       const GatheredPlace places[] = {{coded.codes() + run.first_element, coded.pointers[1]},
                                       {copy.codes() + run.first_element, copy.pointers[1]}};
-      EncodeGathered(run, maxima.data(), places, 2);
+      (reference ? EncodeGatheredReference : EncodeGathered)(run, maxima.data(), places, 2);
     });
   }
 
@@ -58,9 +60,11 @@ void ExpectEncoded(GatherFormat gather, const std::vector<int64_t>& shape, std::
     Coded expected = Encoded(SpecOf(gather), shape, values);
     for (const int64_t length : {int64_t{32}, int64_t{256}, int64_t{4096}, int64_t{1} << 30}) {
       SCOPED_TRACE(std::string(GatherFormatName(gather)) + " in runs of " + std::to_string(length));
-      Gathered gathered(gather, shape, format, values, length);
-      ASSERT_EQ(gathered.coded.parts, expected.parts);
-      ASSERT_EQ(gathered.copy.parts, expected.parts);
+      for (const bool reference : {false, true}) {
+        Gathered gathered(gather, shape, format, values, length, reference);
+        ASSERT_EQ(gathered.coded.parts, expected.parts) << reference;
+        ASSERT_EQ(gathered.copy.parts, expected.parts) << reference;
+      }
     }
   }
 }
@@ -93,6 +97,7 @@ TEST(GatheredTest, ValuesThatAreNotFinite_AreNanUnderTheirScale) {
         for (float& x : values) x = Bf16ToFloat(FloatToBf16Rne(x));
         values[3 * 160 + 130] = -bad;
         Gathered gathered(gather, shape, format, values, 256);
+        EXPECT_EQ(gathered.coded.parts, Gathered(gather, shape, format, values, 256, /*reference=*/true).coded.parts);
         const std::vector<float> decoded = Decoded(SpecOf(gather), gathered.coded);
         const ScaleBlocks blocks = ScaleBlocksOf(gather, shape).value();
         int64_t bad_block = -1;

@@ -190,6 +190,7 @@ v1::Format ToProto(WeightFormat format) {
 }
 
 v1::StateFormat ToProto(StateFormat format) { return static_cast<v1::StateFormat>(static_cast<int>(format) + 1); }
+v1::GatherFormat ToProto(GatherFormat format) { return static_cast<v1::GatherFormat>(static_cast<int>(format) + 1); }
 
 absl::StatusOr<MeshSpec> MeshSpecFromProto(const google::protobuf::RepeatedPtrField<v1::MeshDimension>& dims) {
   MeshSpec mesh;
@@ -262,7 +263,7 @@ v1::JobSpec ToProto(const JobSpec& spec) {
     parameter->set_format(ToProto(p.format));
     parameter->set_tied_to(p.tied_to);
     parameter->set_states(ToProto(p.states));
-    parameter->set_gather(static_cast<v1::GatherFormat>(static_cast<int>(p.gather) + 1));
+    parameter->set_gather(ToProto(p.gather));
   }
   proto.set_gradient_format(ToProto(spec.gradient_format));
   v1::Optimizer* optimizer = proto.mutable_optimizer();

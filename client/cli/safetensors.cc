@@ -46,6 +46,11 @@ absl::Status CannotCreate(const std::string& path, int error) {
   }
 }
 
+std::string DtypeOf(const NamedTensor& tensor) {
+  if (!tensor.dtype.empty()) return std::string(tensor.dtype);
+  return tensor.format == Format::kFp32 ? "F32" : "BF16";
+}
+
 // The file that `path` names, through symbolic links. InvalidArgument: something else than a regular file is there.
 absl::StatusOr<std::string> Resolve(std::string path) {
   namespace fs = std::filesystem;
@@ -114,9 +119,8 @@ absl::StatusOr<std::string> SafetensorsHead(const std::vector<NamedTensor>& tens
                                                      "\" ",
                                                      tensor.name == kMetadata ? "(the name is reserved)" : "twice"));
     }
-    header[tensor.name] = {{"dtype", tensor.format == Format::kFp32 ? "F32" : "BF16"},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {offset, offset + tensor.bytes.size()}}};
+    header[tensor.name] = {
+        {"dtype", DtypeOf(tensor)}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.bytes.size()}}};
     offset += tensor.bytes.size();
   }
   std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);
