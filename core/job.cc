@@ -51,14 +51,15 @@ absl::Status ValidateParameter(int index, const ParameterSpec& p, int num_groups
     return absl::UnimplementedError(
         absl::StrCat(who, ": a job cannot hold int8_row weights yet; take bf16_sr or bf16+8sr"));
   }
-  return absl::OkStatus();
+  return Annotate(ScaleBlocksOf(p.gather, p.shape).status(), who);
 }
 
-// "[3,5] bf16_sr", and its states where they are not fp32.
+// "[3,5] bf16_sr", its states where they are not fp32, and what it is gathered as where that is not as stored.
 std::string Stored(const ParameterSpec& p) {
   return absl::StrCat(
       ShapeString(p.shape), " ", WeightFormatName(p.format),
-      p.states == StateFormat::kFp32 ? "" : absl::StrCat(" with ", StateFormatName(p.states), " states"));
+      p.states == StateFormat::kFp32 ? "" : absl::StrCat(" with ", StateFormatName(p.states), " states"),
+      p.gather == GatherFormat::kStored ? "" : absl::StrCat(" gathered as ", GatherFormatName(p.gather)));
 }
 
 absl::Status ValidateParameters(const JobSpec& job) {
@@ -92,7 +93,7 @@ absl::Status ValidateParameters(const JobSpec& job) {
                                                      " frozen, but is tied to ", Quoted(o.name), ", which is",
                                                      o.frozen ? "" : " not", "; freeze both or neither"));
     }
-    if (o.shape != p.shape || o.format != p.format || o.states != p.states) {
+    if (o.shape != p.shape || o.format != p.format || o.states != p.states || o.gather != p.gather) {
       return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(p.name), " is tied to ", Quoted(p.tied_to),
                                                      " but has another shape or format: ", Stored(p), ", not ",
                                                      Stored(o)));
@@ -176,6 +177,7 @@ bool ParametersDiffer(const JobSpec& there, const JobSpec& here, std::string& ou
         Differs(absl::StrCat(who, ": states"), StateFormatName(a.states), StateFormatName(b.states), out) ||
         Differs(absl::StrCat(who, ": group"), a.group, b.group, out) ||
         Differs(absl::StrCat(who, ": frozen"), a.frozen, b.frozen, out) ||
+        Differs(absl::StrCat(who, ": gather"), GatherFormatName(a.gather), GatherFormatName(b.gather), out) ||
         Differs(absl::StrCat(who, ": tied to"), Quoted(a.tied_to), Quoted(b.tied_to), out)) {
       return true;
     }
@@ -184,8 +186,6 @@ bool ParametersDiffer(const JobSpec& there, const JobSpec& here, std::string& ou
 }
 
 }  // namespace
-
-Format GatheredFormat(WeightFormat format) { return format == WeightFormat::kFp32 ? Format::kFp32 : Format::kBf16; }
 
 int64_t ParameterSpec::NumElements() const { return BoundedElements(shape); }
 

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "core/format.h"
+#include "core/gather_format.h"
 #include "core/granule.h"  // kMaxTensorElements
 #include "core/mesh_spec.h"
 #include "core/numeric_formats.h"
@@ -31,7 +32,8 @@ struct ParameterSpec {
   std::vector<int64_t> shape;  // empty: a scalar
   WeightFormat format = WeightFormat::kFp32;
   std::string tied_to;  // canonical name of the parameter whose storage this one shares; empty: its own
-  StateFormat states = StateFormat::kFp32;  // of its optimizer states
+  StateFormat states = StateFormat::kFp32;      // of its optimizer states
+  GatherFormat gather = GatherFormat::kStored;  // in windows, publications and pulls
   int group = 0;        // whose optimizer steps it; a tied one is stepped by its owner's, whatever it says
   bool frozen = false;  // never stepped: it has no gradient and no states; a tied one is frozen with its owner
 
@@ -60,7 +62,7 @@ struct JobSpec {
   int publish_every = 1;  // a version is published at each multiple of it, and at step 0
 
   // InvalidArgument or ResourceExhausted: the first wrong value, with its name and what would be right. Unimplemented:
-  // what only shardmesh.numerics does yet (Muon, int8_row).
+  // what only shardmesh.numerics does yet (Muon, int8_row weights, nf4).
   absl::Status Validate() const;
 
   int num_groups() const { return 1 + static_cast<int>(more_groups.size()); }
@@ -72,9 +74,6 @@ struct JobSpec {
   // The index of the parameter that owns the storage of `index` (itself unless tied). REQUIRES: Validate() is OK.
   int StorageOf(int index) const;
 };
-
-// The format in which windows and publications hold weights of a storage format: fp32, or bf16.
-Format GatheredFormat(WeightFormat format);
 
 // InvalidArgument unless `id` is 1 to kMaxIdBytes of [A-Za-z0-9._-]; `what` names it in the message ("job name").
 absl::Status ValidateId(absl::string_view what, absl::string_view id);

@@ -119,6 +119,12 @@ TEST(JobTest, BadValue_ErrorNamesItAndWhatWouldBeRight) {
          j.more_groups.assign(1, OptimizerHyper::Defaults(OptimizerKind::kSgd));
        },
        Code::kInvalidArgument, "group 1 has 0 optimizer states (amsgrad 0, momentum 0), group 0 has 1"},
+      {[](JobSpec& j) { j.parameters[0].gather = GatherFormat::kMx8; }, Code::kInvalidArgument,
+       "parameter 0 \"w\": shape [3,5] cannot be gathered as mx8, which codes rows of multiples of 32"},
+      {[](JobSpec& j) { j.parameters[0].gather = GatherFormat::kNf4; }, Code::kUnimplemented,
+       "parameter 0 \"w\": a job cannot gather nf4 yet"},
+      {[](JobSpec& j) { j.parameters[0].gather = GatherFormat::kFp8Row; }, Code::kInvalidArgument,
+       "[3,5] bf16_sr, not [3,5] bf16_sr gathered as fp8_row"},
       {[](JobSpec& j) { j.optimizer = OptimizerHyper::Defaults(OptimizerKind::kMuon); }, Code::kUnimplemented, "muon"},
       {[](JobSpec& j) {
          j.optimizer = OptimizerHyper::Defaults(OptimizerKind::kSgd);
@@ -184,6 +190,9 @@ TEST(JobTest, Difference_NamesEveryField) {
       {[](JobSpec& j) { j.parameters[0].states = StateFormat::kDyn8; },
        {},
        "parameter 0 \"w\": states: fp32 there, dyn8 here"},
+      {[](JobSpec& j) { j.parameters[1].gather = GatherFormat::kFp8Tensor; },
+       {},
+       "parameter 1 \"b\": gather: stored there, fp8_tensor here"},
       {[](JobSpec& j) { j.non_finite = NonFinitePolicy::kFail; }, {}, "non-finite policy: skip there, fail here"},
       {[](JobSpec& j) { j.bucket_elements = 2048; }, {}, "bucket_elements: 16777216 there, 2048 here"},
       {[](JobSpec& j) { j.clip_norm = 2; }, {}, "clip_norm: 0 there, 2 here"},

@@ -25,7 +25,8 @@ int64_t RoleStrides(const MeshSpec& mesh, DimRole role, std::vector<int64_t>& st
 }
 
 std::string SpaceOf(const ParameterSpec& p) {
-  return absl::StrCat(WeightFormatName(p.format), "/", StateFormatName(p.states), p.frozen ? "/frozen" : "");
+  return absl::StrCat(WeightFormatName(p.format), "/", StateFormatName(p.states), "/", GatherFormatName(p.gather),
+                      p.frozen ? "/frozen" : "");
 }
 
 std::string HashOf(const JobSpec& job, absl::Span<const Bucket> buckets, absl::Span<const Placement> placements) {
@@ -40,6 +41,7 @@ std::string HashOf(const JobSpec& job, absl::Span<const Bucket> buckets, absl::S
     hasher.Add(WeightFormatName(b.weights));
     hasher.Add(StateFormatName(b.states));
     hasher.Add(b.frozen ? 1 : 0);
+    hasher.Add(GatherFormatName(b.gather));
     for (int64_t v : {b.num_elements, b.shard_elements, b.weight_offset, b.gradient_offset}) hasher.Add(v);
   }
   for (size_t i = 0; i < placements.size(); ++i) {
@@ -80,19 +82,21 @@ absl::StatusOr<Plan> Plan::Create(const JobSpec& job) {
     const ParameterSpec& first = job.parameters[bucket.tensors.front()];
     plan.buckets_.push_back({first.format, first.states, bucket.num_elements, bucket.shard_elements, bucket.padding});
     plan.buckets_.back().frozen = first.frozen;
+    plan.buckets_.back().gather = first.gather;
   }
   for (size_t i = 0; i < job.parameters.size(); ++i) {
     const TensorPlace& place = plan.layout_->places()[i];
     const int bucket = place.bucket >= 0 ? place.bucket : plan.BucketOfNoElements(job.parameters[i]);
     plan.placements_.push_back({bucket, place.offset, place.num_elements});
   }
+  RETURN_IF_ERROR(plan.PlaceScales(job));
   for (Bucket& b : plan.buckets_) {
     b.weight_offset = plan.window_bytes_;
     b.gradient_offset = plan.gradient_window_bytes_;
     b.first_block = plan.gradient_elements_ / kBlockElements;
     plan.total_elements_ += b.num_elements;
-    plan.version_bytes_ += b.num_elements * BytesPerElement(b.format());
-    plan.window_bytes_ += RoundUp(b.num_elements * BytesPerElement(b.format()), kPageBytes);
+    plan.version_bytes_ += b.weight_bytes;
+    plan.window_bytes_ += RoundUp(b.weight_bytes, kPageBytes);
     if (b.frozen) continue;
     plan.gradient_elements_ += b.num_elements;
     plan.gradient_window_bytes_ += RoundUp(b.num_elements * BytesPerElement(job.gradient_format), kPageBytes);
@@ -104,13 +108,40 @@ absl::StatusOr<Plan> Plan::Create(const JobSpec& job) {
 // The first bucket of a parameter's formats and as frozen; a new one, without elements, when there is none.
 int Plan::BucketOfNoElements(const ParameterSpec& parameter) {
   const auto found = absl::c_find_if(buckets_, [&](const Bucket& bucket) {
-    return bucket.weights == parameter.format && bucket.states == parameter.states && bucket.frozen == parameter.frozen;
+    return bucket.weights == parameter.format && bucket.states == parameter.states &&
+           bucket.frozen == parameter.frozen && !bucket.coded();
   });
   const int index = static_cast<int>(found - buckets_.begin());
   if (found != buckets_.end()) return index;
   buckets_.push_back({parameter.format, parameter.states});
   buckets_.back().frozen = parameter.frozen;
   return index;
+}
+
+// Behind the codes of each bucket: the scales of its tensors, in the order of the job.
+absl::Status Plan::PlaceScales(const JobSpec& job) {
+  for (Bucket& b : buckets_) b.weight_bytes = b.CodeOffset(b.num_elements);
+  for (size_t i = 0; i < placements_.size(); ++i) {
+    if (!job.parameters[i].tied_to.empty()) continue;
+    Placement& p = placements_[i];
+    Bucket& bucket = buckets_[p.bucket];
+    ASSIGN_OR_RETURN(p.scales, ScaleBlocksOf(bucket.gather, job.parameters[i].shape));
+    p.scale_offset = bucket.weight_bytes;
+    p.first_maximum = num_maxima_;
+    bucket.weight_bytes += p.scales.num_blocks * GatheredScaleBytes(bucket.gather);
+    if (bucket.gather != GatherFormat::kMx8) num_maxima_ += p.scales.num_blocks;
+  }
+  for (Bucket& b : buckets_) b.weight_bytes = RoundUp(b.weight_bytes, 16);
+  for (size_t i = 0; i < placements_.size(); ++i) {
+    if (job.parameters[i].tied_to.empty()) continue;
+    ASSIGN_OR_RETURN(const int owner, layout_->IndexOf(job.parameters[i].tied_to));
+    placements_[i] = placements_[owner];
+  }
+  return absl::OkStatus();
+}
+
+bool Plan::coded() const {
+  return absl::c_any_of(buckets_, [](const Bucket& bucket) { return bucket.coded(); });
 }
 
 ShardPlace Plan::PlaceOf(Rank rank) const {

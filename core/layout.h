@@ -1,11 +1,12 @@
 // Plan: where every element of a job lies. A pure function of the job's specification: each process computes it for
 // itself and compares hashes, so nothing per-rank is ever sent.
 //
-//   job      = a BucketLayout (core/bucket_layout.h): a space for each pair of formats, another one for what is frozen;
+//   job      = a BucketLayout (core/bucket_layout.h): a space for each set of formats, other ones for what is frozen;
 //              granules of kBlockElements (no block of a coded state is cut), equal shards
 //   shard s  = elements [s * shard_elements, (s+1) * shard_elements) of every bucket
-//   window   = every bucket as bytes, each starting at a multiple of the page size (parameter window: in the
-//              weights' format; gradient window: in the job's gradient format, without frozen buckets)
+//   window   = every bucket as bytes, each starting at a multiple of the page size (parameter window: the codes of its
+//              gather format, and behind them the scales of its tensors, tensor after tensor; gradient window: in the
+//              job's gradient format, without frozen buckets)
 //
 // So all-gather and reduce-scatter on a bucket need no copy-in and no copy-out. Padding holds zeros, always.
 // Immutable after Create, thread-safe. Ranges are half-open.
@@ -38,8 +39,11 @@ struct ShardPlace {
 // a bucket of its formats, and as frozen as it.
 struct Placement {
   int bucket = 0;
-  int64_t offset = 0;        // elements from the bucket's start, a multiple of kBlockElements
-  int64_t num_elements = 0;  // without padding
+  int64_t offset = 0;         // elements from the bucket's start, a multiple of kBlockElements
+  int64_t num_elements = 0;   // without padding
+  ScaleBlocks scales;         // of its gather format
+  int64_t scale_offset = 0;   // bytes from the bucket's start in a window to its scales, in the order of their blocks
+  int64_t first_maximum = 0;  // of its scales, in the table of largest magnitudes
 };
 
 struct Bucket {
@@ -51,9 +55,15 @@ struct Bucket {
   int64_t weight_offset = 0;    // bytes from the start of the parameter window, a multiple of kPageBytes
   int64_t gradient_offset = 0;  // bytes from the start of a gradient window, a multiple of kPageBytes
   int64_t first_block = 0;      // blocks of kBlockElements in the buckets before that are not frozen
-  bool frozen = false;          // of parameters that are never stepped: no gradients, no states
+  GatherFormat gather = GatherFormat::kStored;
+  int64_t weight_bytes = 0;  // in the parameter window and in versions: codes and scales, to a multiple of 16
+  bool frozen = false;       // of parameters that are never stepped: no gradients, no states
 
-  Format format() const { return GatheredFormat(weights); }                // in windows and publications
+  bool coded() const { return gather != GatherFormat::kStored; }
+  // Of its weights as an optimizer step gives them to readers; where it is not coded, that of windows and publications.
+  Format format() const { return GatheredFormat(weights); }
+  // Bytes in a window from the bucket's start to an element's code. REQUIRES: a multiple of kBlockElements.
+  int64_t CodeOffset(int64_t element) const { return GatheredCodeBytes(format(), gather, element); }
   int64_t shard_gradients() const { return frozen ? 0 : shard_elements; }  // elements of a shard's gradient
 };
 
@@ -78,10 +88,13 @@ class Plan {
   const std::string& hash() const { return hash_; }                       // 32 hexadecimal digits
   int64_t window_bytes() const { return window_bytes_; }                  // of the parameter window, whole pages
   int64_t gradient_window_bytes() const { return gradient_window_bytes_; }
-  int64_t version_bytes() const { return version_bytes_; }    // every bucket's weights, without page gaps
+  int64_t version_bytes() const { return version_bytes_; }    // every bucket's weights and scales, without page gaps
   int64_t total_elements() const { return total_elements_; }  // of all buckets, with padding
   Format gradient_format() const { return gradient_format_; }
   int num_states() const { return num_states_; }  // of the optimizer
+  // Scales of coded weights that are made of a largest magnitude that several shards may share; mx8 has none of them.
+  int64_t num_maxima() const { return num_maxima_; }
+  bool coded() const;  // some bucket is
   // Blocks of kBlockElements whose gradients are squared for the norm; 0 where it is not asked for.
   int64_t norm_blocks() const { return clips_ ? gradient_elements_ / kBlockElements : 0; }
 
@@ -102,6 +115,7 @@ class Plan {
  private:
   explicit Plan(BucketLayout layout) : layout_(std::make_shared<const BucketLayout>(std::move(layout))) {}
   int BucketOfNoElements(const ParameterSpec& parameter);
+  absl::Status PlaceScales(const JobSpec& job);
 
   std::shared_ptr<const BucketLayout> layout_;            // shared by copies
   std::vector<int64_t> shard_strides_, replica_strides_;  // by mesh dimension; 0 where the role is the other
@@ -112,6 +126,7 @@ class Plan {
   std::string hash_;
   int64_t window_bytes_ = 0, gradient_window_bytes_ = 0, version_bytes_ = 0, total_elements_ = 0;
   int64_t gradient_elements_ = 0;  // of all buckets that are not frozen
+  int64_t num_maxima_ = 0;
   Format gradient_format_ = Format::kBf16;
   int num_states_ = 0;
   bool clips_ = false;

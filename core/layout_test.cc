@@ -47,7 +47,32 @@ TEST(LayoutTest, WorkedExample) {
   EXPECT_EQ(plan.window_bytes(), 2 * kPageBytes);
 }
 
-TEST(LayoutTest, Hash_IsGolden) { EXPECT_EQ(PlanOf(SmallJob()).hash(), "905b79f4ecf0bbf06b04a577340a2089"); }
+// Codes of a byte, and behind those of the whole bucket the scales of its tensors.
+TEST(LayoutTest, CodedWeights_HaveTheirScalesBehindTheCodes) {
+  JobSpec job = SmallJob();
+  job.parameters[0].gather = job.parameters[2].gather = GatherFormat::kFp8Row;
+  job.parameters[2].shape = {129, 1};
+  job.parameters.push_back({"tied", {3, 50}, WeightFormat::kFp32, "a", StateFormat::kFp32, GatherFormat::kFp8Row});
+  job.parameters.push_back({"m", {2, 64}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kMx8});
+  const Plan plan = PlanOf(job);
+  ASSERT_EQ(plan.buckets().size(), 3u);                            // fp32 in rows: a and c; bf16: b; fp32 in mx8: m
+  EXPECT_EQ(plan.buckets()[0].weight_bytes, 512 + (3 + 129) * 4);  // a multiple of 16
+  EXPECT_EQ(plan.buckets()[1].weight_bytes, 512 * 2);
+  EXPECT_EQ(plan.buckets()[2].weight_bytes, 512 + 16);  // 4 scales
+  EXPECT_EQ(plan.placements()[0].scale_offset, 512);
+  EXPECT_EQ(plan.placements()[2].scale_offset, 512 + 3 * 4);
+  EXPECT_EQ(plan.placements()[2].first_maximum, 3);
+  EXPECT_EQ(plan.placements()[3].scale_offset, 512);
+  EXPECT_EQ(plan.placements()[3].scales.num_blocks, 3);
+  EXPECT_EQ(plan.placements()[4].scale_offset, 512);
+  EXPECT_EQ(plan.num_maxima(), 3 + 129);
+  EXPECT_EQ(plan.version_bytes(), 512 + 132 * 4 + 512 * 2 + 512 + 16);
+  EXPECT_EQ(plan.window_bytes(), 3 * kPageBytes);
+  EXPECT_TRUE(plan.coded());
+  EXPECT_FALSE(PlanOf(SmallJob()).coded());
+}
+
+TEST(LayoutTest, Hash_IsGolden) { EXPECT_EQ(PlanOf(SmallJob()).hash(), "1ea3bd542a5dda41f64ec6694a43ca31"); }
 
 TEST(LayoutTest, Hash_ChangesWithEverythingThatMovesABit) {
   const std::vector<std::function<void(JobSpec&)>> changes = {
@@ -66,6 +91,8 @@ TEST(LayoutTest, Hash_ChangesWithEverythingThatMovesABit) {
       [](JobSpec& j) { j.parameters[0].format = WeightFormat::kBf16; },
       [](JobSpec& j) { j.parameters[1].format = WeightFormat::kBf16Sr; },
       [](JobSpec& j) { j.parameters[1].states = StateFormat::kDyn8; },
+      [](JobSpec& j) { j.parameters[1].gather = GatherFormat::kFp8Tensor; },
+      [](JobSpec& j) { j.parameters[1].gather = GatherFormat::kInt8Row; },
       [](JobSpec& j) { j.optimizer.kind = OptimizerKind::kLion; },  // one state
       [](JobSpec& j) { j.clip_norm = 1; },
       [](JobSpec& j) { j.parameters[1].frozen = true; },
@@ -226,10 +253,15 @@ class LayoutProperty {
       const int kind = Pick(8);
       if (kind == 0) p.shape = {0, 3};
       if (kind > 1) p.shape = {1 + Pick(40), 1 + Pick(kind == 2 ? 300 : 20)};
+      if (kind > 3) p.gather = static_cast<GatherFormat>(Pick(3));
       const int owner = Pick(n);
       if (Pick(4) == 0 && owner < i && job.parameters[owner].tied_to.empty()) {
-        p = {p.name, job.parameters[owner].shape, job.parameters[owner].format, job.parameters[owner].name,
-             job.parameters[owner].states};
+        p = {p.name,
+             job.parameters[owner].shape,
+             job.parameters[owner].format,
+             job.parameters[owner].name,
+             job.parameters[owner].states,
+             job.parameters[owner].gather};
       }
       job.parameters.push_back(p);
     }
@@ -255,9 +287,18 @@ class LayoutProperty {
       EXPECT_GE(b.weight_offset, weights);  // disjoint, ascending
       EXPECT_GE(b.gradient_offset, gradients);
       EXPECT_LT(b.weight_offset - weights, kPageBytes);
-      weights = b.weight_offset + b.num_elements * BytesPerElement(b.format());
+      int64_t bytes = b.num_elements * (b.coded() ? 1 : BytesPerElement(b.format()));
+      for (size_t t = 0; t < job.parameters.size(); ++t) {
+        const Placement& at = plan.placements()[t];
+        if (!job.parameters[t].tied_to.empty() || &plan.buckets()[at.bucket] != &b) continue;
+        EXPECT_EQ(at.scale_offset, bytes);
+        bytes += 4 * at.scales.num_blocks;
+      }
+      bytes = (bytes + 15) / 16 * 16;
+      EXPECT_EQ(b.weight_bytes, bytes);
+      weights = b.weight_offset + bytes;
       gradients = b.gradient_offset + b.num_elements * BytesPerElement(job.gradient_format);
-      version += b.num_elements * BytesPerElement(b.format());
+      version += bytes;
       total += b.num_elements;
       EXPECT_EQ(b.num_elements, b.shard_elements * plan.num_shards());
       EXPECT_EQ(b.shard_elements % kBlockElements, 0);
@@ -279,6 +320,7 @@ class LayoutProperty {
         if (p.bucket != b || !job.parameters[t].tied_to.empty()) continue;
         ASSERT_EQ(p.offset % kBlockElements, 0);
         ASSERT_EQ(job.parameters[t].format, bucket.weights);
+        ASSERT_EQ(job.parameters[t].gather, bucket.gather);
         ASSERT_EQ(p.num_elements, job.parameters[t].NumElements());
         real += p.num_elements;
         for (int64_t e = 0; e < p.num_elements; ++e) {

@@ -67,6 +67,15 @@ std::optional<StateFormat> StateFormatFromProto(v1::StateFormat proto) {
   return static_cast<StateFormat>(proto - 1);
 }
 
+// As above.
+absl::StatusOr<GatherFormat> GatherFromProto(absl::string_view who, v1::GatherFormat proto) {
+  static_assert(v1::GATHER_FORMAT_NF4 - 1 == static_cast<int>(GatherFormat::kNf4));
+  if (proto == v1::GATHER_FORMAT_UNSPECIFIED) return GatherFormat::kStored;
+  if (proto >= v1::GATHER_FORMAT_STORED && proto <= v1::GATHER_FORMAT_NF4) return static_cast<GatherFormat>(proto - 1);
+  return UnknownValue(absl::StrCat(who, "gather"), proto,
+                      "1 (stored), 2 (fp8_tensor), 3 (fp8_row), 4 (fp8_block), 5 (mx8), 6 (int8_row), 7 (nf4)");
+}
+
 absl::StatusOr<ParameterSpec> ParameterFromProto(int index, const v1::Parameter& proto) {
   ParameterSpec p;
   p.name = proto.name();
@@ -76,13 +85,14 @@ absl::StatusOr<ParameterSpec> ParameterFromProto(int index, const v1::Parameter&
   p.frozen = proto.frozen();
   const auto format = WeightFormatFromProto(proto.format());
   const auto states = StateFormatFromProto(proto.states());
+  const std::string who =
+      absl::StrCat("parameter ", index, " \"", absl::CHexEscape(proto.name().substr(0, 200)), "\": ");
   if (format.has_value() && states.has_value()) {
     p.format = *format;
     p.states = *states;
+    ASSIGN_OR_RETURN(p.gather, GatherFromProto(who, proto.gather()));
     return p;
   }
-  const std::string who =
-      absl::StrCat("parameter ", index, " \"", absl::CHexEscape(proto.name().substr(0, 200)), "\": ");
   if (!format.has_value()) return UnknownValue(who + "format", proto.format(), kKnownFormats);
   return UnknownValue(who + "states", proto.states(), "1 (fp32), 2 (bf16_sr), 3 (dyn8), 4 (dyn4), 5 (fp8), 6 (fp8x32)");
 }
@@ -198,6 +208,7 @@ v1::Format ToProto(WeightFormat format) {
 }
 
 v1::StateFormat ToProto(StateFormat format) { return static_cast<v1::StateFormat>(static_cast<int>(format) + 1); }
+v1::GatherFormat ToProto(GatherFormat format) { return static_cast<v1::GatherFormat>(static_cast<int>(format) + 1); }
 
 absl::StatusOr<MeshSpec> MeshSpecFromProto(const google::protobuf::RepeatedPtrField<v1::MeshDimension>& dims) {
   MeshSpec mesh;
@@ -276,6 +287,7 @@ v1::JobSpec ToProto(const JobSpec& spec) {
     parameter->set_states(ToProto(p.states));
     parameter->set_group(p.group);
     parameter->set_frozen(p.frozen);
+    parameter->set_gather(ToProto(p.gather));
   }
   proto.set_gradient_format(ToProto(spec.gradient_format));
   *proto.mutable_optimizer() = ToProto(spec.optimizer);

@@ -34,5 +34,6 @@ absl::StatusOr<Format> FormatFromProto(absl::string_view field, v1::Format proto
 v1::Format ToProto(Format format);
 v1::Format ToProto(WeightFormat format);
 v1::StateFormat ToProto(StateFormat format);
+v1::GatherFormat ToProto(GatherFormat format);
 
 }  // namespace shardmesh

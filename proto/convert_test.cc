@@ -79,7 +79,9 @@ TEST(JobSpecFromProto, EveryFormatAndOptimizer_SurvivesBothWays) {
                                        WeightFormat::kBf16Plus16, WeightFormat::kBf16Plus8Sr}) {
       for (const StateFormat states : {StateFormat::kFp32, StateFormat::kBf16Sr, StateFormat::kDyn8, StateFormat::kDyn4,
                                        StateFormat::kFp8, StateFormat::kFp8x32}) {
-        spec.parameters = {{"a", {2, 3}, weights, "", states}};
+        spec.parameters = {{"a", {2, 64}, weights, "", states}};
+        spec.parameters[0].gather =
+            static_cast<GatherFormat>((static_cast<int>(weights) + static_cast<int>(states)) % 6);
         ASSERT_OK_AND_ASSIGN(const JobSpec back, JobSpecFromProto(ToProto(spec)));
         EXPECT_EQ(Difference(spec, back), "");
       }
@@ -104,6 +106,9 @@ TEST(JobSpecFromProto, UnknownEnumValues_NameFieldAndValue) {
   proto = Minimal();
   proto.mutable_parameters(0)->set_states(static_cast<v1::StateFormat>(77));
   refused(proto, "parameter 0 \"w\": states");
+  proto.mutable_parameters(0)->clear_states();
+  proto.mutable_parameters(0)->set_gather(static_cast<v1::GatherFormat>(77));
+  refused(proto, "parameter 0 \"w\": gather");
   proto = Minimal();
   proto.mutable_optimizer()->set_kind(static_cast<v1::OptimizerKind>(77));
   refused(proto, "optimizer kind");

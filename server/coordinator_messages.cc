@@ -86,6 +86,8 @@ v1::GetPlanReply PlanToProto(const JobDefinition& definition) {
     bucket->set_shard_elements(from.shard_elements);
     bucket->set_padding(from.padding);
     bucket->set_frozen(from.frozen);
+    bucket->set_gather(ToProto(from.gather));
+    bucket->set_weight_bytes(from.weight_bytes);
   }
   for (size_t i = 0; i < plan.placements().size(); ++i) {
     const Placement& from = plan.placements()[i];
@@ -94,6 +96,8 @@ v1::GetPlanReply PlanToProto(const JobDefinition& definition) {
     placement->set_bucket(from.bucket);
     placement->set_offset(from.offset);
     placement->set_num_elements(from.num_elements);
+    placement->set_num_scales(from.scales.num_blocks);
+    placement->set_scale_offset(from.scale_offset);
   }
   return proto;
 }

@@ -8,6 +8,9 @@
 //   (of a job that clips gradients: first a command of kNorm, which every worker answers with the sums of squares
 //   behind this page, and which changes nothing; its commit makes the norm known, and the step is decided with it)
 //   every worker    executes it on its shard; member.done = seq                        doorbell
+//   (of a job that gathers weights in codes (core/gather_format.h): a step, or the initial weights, is followed by a
+//   command of kGather for the same step, by which every worker writes its codes into the window and the publication,
+//   with scales from the maxima behind this page, which the first command raised; the step is committed with it)
 //   lead            sees all done, writes committed_step and outcome, committed = seq  finished
 //   everybody       answers its trainers and readers
 //
@@ -23,6 +26,7 @@
 #include <cstdint>
 
 #include "core/job.h"
+#include "core/layout.h"
 #include "core/optimizer.h"
 
 namespace shardmesh {
@@ -31,12 +35,12 @@ inline constexpr int kPublicationBuffers = 2;
 inline constexpr int kOutcomeRing = 256;
 inline constexpr int64_t kNoStep = -1;  // before the initial weights
 
-enum class CommandKind : int32_t { kNone = 0, kInit = 1, kStep = 2, kDigest = 3, kNorm = 4 };
+enum class CommandKind : int32_t { kNone = 0, kInit = 1, kStep = 2, kDigest = 3, kNorm = 4, kGather = 5 };
 
 // One decision: everything that executing it needs beside the slots' gradients and the shard.
 struct Command {
   CommandKind kind = CommandKind::kNone;
-  int64_t step = 0;                 // of kStep and kNorm; kInit: 0; kDigest: the committed step
+  int64_t step = 0;                 // of kStep, kNorm and kGather; kInit: 0; kDigest: the committed step
   StepScalars scalars[kMaxGroups];  // of kStep, by parameter group
   float clip = 1;                   // of kStep: what the gradients are multiplied by
   int32_t apply = 0;                // of kStep: 0 = skipped, a gradient was not finite
@@ -110,6 +114,12 @@ struct ControlPage {
 
 // The sum of squares of each block of kBlockElements, Plan::norm_blocks() of them, behind the page.
 inline float* SquareSums(ControlPage* page) { return reinterpret_cast<float*>(page + 1); }
+
+// The largest magnitude under each scale of coded weights, as bits of fp32, Plan::num_maxima() of them, behind those:
+// zero when a command that writes weights is decided, raised while it is executed.
+inline std::atomic<uint32_t>* Maxima(ControlPage* page, const Plan& plan) {
+  return reinterpret_cast<std::atomic<uint32_t>*>(SquareSums(page) + plan.norm_blocks());
+}
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free &&
               std::atomic<double>::is_always_lock_free);

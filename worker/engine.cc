@@ -21,6 +21,8 @@ const char* NameOf(CommandKind kind) {
       return "digest";
     case CommandKind::kNorm:
       return "norm";
+    case CommandKind::kGather:
+      return "gather";
     case CommandKind::kNone:
       break;
   }

@@ -97,6 +97,35 @@ TEST(EngineTest, InitStepsDigest_OnEveryMeshTheSame) {
   for (uint64_t digest : digests) EXPECT_EQ(digest, digests[0]);
 }
 
+// Engines go on to the codes by themselves: whoever waits for a step sees them.
+TEST(EngineTest, CodedWeights_AreThereWhenTheStepIsCommitted) {
+  std::vector<std::string> windows;
+  for (const char* mesh : {"fsdp=1", "fsdp=3", "ddp=2,fsdp=2"}) {
+    JobSpec job = SmallJob(mesh, 2);
+    for (ParameterSpec& p : job.parameters) p.gather = GatherFormat::kFp8Tensor;
+    Members members(job);
+    members.StartAll();
+    for (int r = 0; r < members.plan.num_ranks(); ++r) ASSERT_OK(members.Stage(r, 7, 1.0f));
+    ASSERT_OK(members.protocol.AwaitCommit(Step(0), kLong));
+    const Placement& at = members.plan.placements()[0];
+    const auto scale = [&] {
+      float value;
+      std::memcpy(&value, members.host.window().data() + at.scale_offset, sizeof(value));
+      return value;
+    };
+    EXPECT_EQ(scale(), 448.0f);
+    EXPECT_EQ(members.host.window().data()[149], 0x7E);  // 448
+    for (int64_t step = 1; step <= 3; ++step) {
+      ASSERT_NO_FATAL_FAILURE(members.DeclareAll(step));
+      ASSERT_OK(members.protocol.AwaitCommit(Step(step), kLong));
+    }
+    EXPECT_NE(scale(), 448.0f);
+    windows.emplace_back(members.host.window().data(), 150);
+    EXPECT_OK(members.Digest());
+  }
+  EXPECT_EQ(windows[1].size(), windows[0].size());
+}
+
 TEST(EngineTest, ReplicaWithOtherBits_IsDataLoss) {
   Members members(SmallJob("ddp=2", 1));
   members.StartAll();

@@ -14,7 +14,7 @@ constexpr int kPublicationStream = 4;
 constexpr int kSlotStream = kPublicationStream + kPublicationBuffers;
 
 int64_t ControlBytes(const Plan& plan) {
-  return static_cast<int64_t>(sizeof(ControlPage) + sizeof(float) * plan.norm_blocks());
+  return static_cast<int64_t>(sizeof(ControlPage) + sizeof(float) * (plan.norm_blocks() + plan.num_maxima()));
 }
 
 // A segment even when it holds nothing: a mapping needs a page.

@@ -54,6 +54,9 @@ uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initia
       case CommandKind::kNorm:
         if (!frozen) SquareRange(command, range);
         break;
+      case CommandKind::kGather:
+        GatherRange(command, range);
+        break;
       case CommandKind::kDigest:
         digest.fetch_add(DigestRange(command, range));
         break;
@@ -65,10 +68,10 @@ uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initia
 }
 
 int Pass::Copies(const Command& command, int range, int64_t chunk, int64_t offset, void** copies) const {
-  if (chunk % plan_.num_replicas() != place_.replica) return 0;
+  if (!Writes(chunk)) return 0;
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
-  const int64_t at = bucket.weight_offset + (r.bucket_begin + offset) * BytesPerElement(bucket.format());
+  const int64_t at = bucket.weight_offset + bucket.CodeOffset(r.bucket_begin + offset);
   int num_copies = 0;
   copies[num_copies++] = host_.window().data() + at;
   for (int i = 0; i < kPublicationBuffers; ++i) {
@@ -149,11 +152,12 @@ void Pass::StepChunk(const Command& command, int range, int64_t chunk) {
       step.states_in[s] = storage_.state(s, range, command.parity, run.offset);
       step.states_out[s] = storage_.state(s, range, to, run.offset);
     }
-    step.num_copies = Copies(command, range, chunk, run.offset, step.copies);
+    step.num_copies = bucket.coded() ? 0 : Copies(command, range, chunk, run.offset, step.copies);
     step.num_elements = run.num_elements;
     step.first_element = static_cast<uint64_t>(run.first_element);
     step.tensor = static_cast<uint32_t>(run.tensor);
     step_(context, step);
+    if (bucket.coded() && Writes(chunk)) RaiseRun(range, to, run);
     if (step.num_copies > 0) written += run.num_elements * BytesPerElement(bucket.format());
   }
   gathered_bytes_.fetch_add(written, std::memory_order_relaxed);
@@ -161,17 +165,66 @@ void Pass::StepChunk(const Command& command, int range, int64_t chunk) {
 
 void Pass::PlaceInitial(const Command& command, int range, const float* initial) {
   const StorageRange& r = storage_.ranges()[range];
-  const int64_t bytes = BytesPerElement(plan_.buckets()[r.bucket].format());
+  const Bucket& bucket = plan_.buckets()[r.bucket];
   for (int64_t chunk = 0; chunk < r.num_chunks(); ++chunk) {
     for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
       const ChunkRun& run = storage_.runs(range)[i];
       PlaceRun(command, range, run, initial + initial_begin_[range] + run.offset);
+      if (bucket.coded()) {
+        if (Writes(chunk)) RaiseRun(range, command.parity, run);
+        continue;
+      }
       void* copies[1 + kPublicationBuffers];
       const int num_copies = Copies(command, range, chunk, run.offset, copies);
       const void* codes = storage_.weights(range, command.parity, run.offset).codes;
-      for (int c = 0; c < num_copies; ++c) std::memcpy(copies[c], codes, run.num_elements * bytes);
+      for (int c = 0; c < num_copies; ++c) std::memcpy(copies[c], codes, bucket.CodeOffset(run.num_elements));
     }
   }
+}
+
+GatheredRun Pass::GatheredOf(int range, int parity, const ChunkRun& run) const {
+  const Bucket& bucket = plan_.buckets()[storage_.ranges()[range].bucket];
+  GatheredRun gathered;
+  gathered.gather = bucket.gather;
+  gathered.blocks = &plan_.placements()[run.tensor].scales;
+  gathered.format = bucket.format();
+  gathered.values = storage_.weights(range, parity, run.offset).codes;
+  gathered.first_element = run.first_element;
+  gathered.num_elements = run.num_elements;
+  return gathered;
+}
+
+void Pass::RaiseRun(int range, int parity, const ChunkRun& run) {
+  RaiseMaxima(GatheredOf(range, parity, run),
+              Maxima(host_.control(), plan_) + plan_.placements()[run.tensor].first_maximum);
+}
+
+void Pass::GatherRange(const Command& command, int range) {
+  const StorageRange& r = storage_.ranges()[range];
+  const Bucket& bucket = plan_.buckets()[r.bucket];
+  if (!bucket.coded() || (bucket.frozen && command.step > 0)) return;  // frozen: gathered once, with the initial ones
+  const std::atomic<uint32_t>* const maxima = Maxima(host_.control(), plan_);
+  int64_t written = 0;
+  for (int64_t chunk = place_.replica; chunk < r.num_chunks(); chunk += plan_.num_replicas()) {
+    for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
+      const ChunkRun& run = storage_.runs(range)[i];
+      const Placement& tensor = plan_.placements()[run.tensor];
+      GatheredPlace places[1 + kPublicationBuffers];
+      const auto place = [&](const Segment& segment) -> GatheredPlace {
+        char* const begin = segment.data() + bucket.weight_offset;
+        char* const codes = begin + bucket.CodeOffset(r.bucket_begin + run.offset);
+        return {reinterpret_cast<uint8_t*>(codes), begin + tensor.scale_offset};
+      };
+      int num_places = 0;
+      places[num_places++] = place(host_.window());
+      for (int p = 0; p < kPublicationBuffers; ++p) {
+        if (bucket.frozen || p == command.publish) places[num_places++] = place(host_.publication(p));
+      }
+      EncodeGathered(GatheredOf(range, command.parity, run), maxima + tensor.first_maximum, places, num_places);
+      written += run.num_elements;
+    }
+  }
+  gathered_bytes_.fetch_add(written, std::memory_order_relaxed);
 }
 
 void Pass::PlaceRun(const Command& command, int range, const ChunkRun& run, const float* weights) {

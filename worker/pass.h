@@ -8,6 +8,10 @@
 // written by replica c mod R. Frozen weights are placed with the initial weights, in the window and every publication,
 // and not read or written again.
 //
+// Weights that are gathered in codes (core/gather_format.h) are not copied by the step: it raises the largest
+// magnitudes of their scales while they are in cache, and kGather, when those of all shards are in, reads them again
+// and codes them.
+//
 // Ranges of the shard are spread over threads; results do not depend on how many. Execute is for one thread at a time.
 // No allocation in a step.
 #pragma once
@@ -19,6 +23,7 @@
 
 #include "core/job.h"
 #include "core/layout.h"
+#include "kernels/gathered.h"
 #include "kernels/optimizer_step.h"
 #include "worker/control_page.h"
 #include "worker/host_memory.h"
@@ -38,7 +43,7 @@ class Pass {
   // (shard.proto), needed by kInit only. Returns the shard's digest for kDigest, else 0.
   uint64_t Execute(const Command& command, uint64_t seq, const float* initial);
 
-  // Bytes of weights written into the parameter window since construction. Thread-safe.
+  // Bytes of weights, without their scales, written into the parameter window since construction. Thread-safe.
   int64_t gathered_bytes() const { return gathered_bytes_.load(std::memory_order_relaxed); }
 
  private:
@@ -46,6 +51,10 @@ class Pass {
   // The sums of squares of a range's gradients; replicas share the chunks.
   void SquareRange(const Command& command, int range);
   void StepChunk(const Command& command, int range, int64_t chunk);
+  // Of new weights in a coded bucket: raises the maxima; writes codes and scales.
+  void RaiseRun(int range, int parity, const ChunkRun& run);
+  void GatherRange(const Command& command, int range);
+  GatheredRun GatheredOf(int range, int parity, const ChunkRun& run) const;
   // Where the slots' gradients of a bucket's element lie.
   void Gradients(const Bucket& bucket, int64_t element, const void* (&gradients)[kMaxSlots]) const;
   // What all runs of a bucket and a parameter group share.
@@ -54,6 +63,8 @@ class Pass {
   void PlaceInitial(const Command& command, int range, const float* initial);
   void PlaceRun(const Command& command, int range, const ChunkRun& run, const float* weights);
   uint64_t DigestRange(const Command& command, int range) const;
+  // Whether this worker is the replica that writes what shards share of a chunk.
+  bool Writes(int64_t chunk) const { return chunk % plan_.num_replicas() == place_.replica; }
   // The places that get the new weights of a chunk, at element `offset` of the range; returns how many: the window and
   // the command's publication, if any; of frozen weights, which are placed once, every publication.
   int Copies(const Command& command, int range, int64_t chunk, int64_t offset, void** copies) const;

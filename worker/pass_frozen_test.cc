@@ -10,12 +10,14 @@
 namespace shardmesh {
 namespace {
 
-// MixedJob, every second parameter frozen (and what is tied to one), in formats with remainders and coded states too.
+// MixedJob, every second parameter frozen (and what is tied to one), in formats with remainders, coded states and codes
+// for readers too.
 JobSpec HalfFrozen(const std::string& mesh) {
   JobSpec job = MixedJob(mesh, 3);
   job.parameters[2].format = WeightFormat::kBf16Plus8Sr;
   job.parameters[2].states = StateFormat::kDyn8;
   job.parameters[4].format = WeightFormat::kBf16Plus16;
+  job.parameters[4].gather = job.parameters[7].gather = GatherFormat::kFp8Tensor;
   for (size_t t = 0; t < job.parameters.size(); t += 2) job.parameters[t].frozen = true;
   job.parameters[5].frozen = true;  // tied to parameter 0
   return job;
@@ -47,7 +49,7 @@ TEST(PassFrozenTest, AfterTheInitialWeights_NoByteIsWritten) {
   group.PlaceWeights();
   std::vector<std::pair<char*, int64_t>> places;
   for (const Bucket& bucket : group.plan.buckets()) {
-    const int64_t bytes = bucket.num_elements * BytesPerElement(bucket.format());
+    const int64_t bytes = bucket.weight_bytes;
     if (!bucket.frozen) continue;
     places.emplace_back(group.host.window().data() + bucket.weight_offset, bytes);
     for (int i = 0; i < kPublicationBuffers; ++i) {

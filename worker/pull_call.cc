@@ -128,7 +128,7 @@ void PullCall::SendNext() {
   grpc::Slice data;
   if (bucket_ < static_cast<int>(buckets.size())) {
     const Bucket& bucket = buckets[bucket_];
-    const int64_t bytes = bucket.num_elements * BytesPerElement(bucket.format());
+    const int64_t bytes = bucket.weight_bytes;
     const int64_t take = std::min(chunk, bytes - in_bucket_);
     char* from = const_cast<char*>(source_->base) + bucket.weight_offset + in_bucket_;
     // The slice owns a reference to the source, and through it the pin.

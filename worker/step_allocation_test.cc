@@ -40,11 +40,17 @@ TEST(StepAllocationTest, TheCounterCounts) {
 
 // Every format of states, weights that need draws, replicas, threads, publications and the norm.
 TEST(StepAllocationTest, Passes_AllocateNothing) {
-  for (const StateFormat states : {StateFormat::kFp32, StateFormat::kBf16Sr, StateFormat::kDyn8, StateFormat::kDyn4,
-                                   StateFormat::kFp8, StateFormat::kFp8x32}) {
+  using G = GatherFormat;
+  for (const auto& [states, gather] : {std::pair(StateFormat::kFp32, G::kStored),
+                                       {StateFormat::kBf16Sr, G::kFp8Tensor},
+                                       {StateFormat::kDyn8, G::kFp8Row},
+                                       {StateFormat::kDyn4, G::kFp8Block},
+                                       {StateFormat::kFp8, G::kMx8},
+                                       {StateFormat::kFp8x32, G::kInt8Row}}) {
     JobSpec job = MixedJob("ddp=2,fsdp=2", 3);
     job.clip_norm = 1;
     for (ParameterSpec& parameter : job.parameters) parameter.states = states;
+    job.parameters.push_back({"coded", {5, 9600}, WeightFormat::kBf16Sr, "", states, gather});
     PassGroup group(job, /*threads=*/2);
     group.PlaceWeights();
     for (const int64_t step : {1, 2, 4}) {  // the third is skipped
@@ -56,8 +62,10 @@ TEST(StepAllocationTest, Passes_AllocateNothing) {
       group.Execute(norm);
       command.clip = ClipFactor(job.clip_norm, GradientNorm(job, group.plan, SquareSums(group.host.control())));
       group.Execute(command);
-      EXPECT_EQ(allocations.load(), before) << StateFormatName(states) << ", step " << step;
       group.parity = 1 - group.parity;
+      group.Gather(command);
+      EXPECT_EQ(allocations.load(), before)
+          << StateFormatName(states) << ", " << GatherFormatName(gather) << ", step " << step;
     }
   }
 }

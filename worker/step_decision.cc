@@ -41,8 +41,19 @@ int StepProtocol::ChoosePublication(int64_t step) {
   return -1;
 }
 
+// Whether the newest command wrote weights of which some are still to be gathered in codes. (Nothing but the page says
+// so: whoever leads next goes on from there.)
+bool StepProtocol::GatherFollows() const {
+  const Command& last = page_->command;
+  return plan_->coded() && (last.kind == CommandKind::kInit || (last.kind == CommandKind::kStep && last.apply != 0));
+}
+
 void StepProtocol::Issue(const Command& command) {
   page_->command = command;
+  if (command.kind == CommandKind::kInit || command.kind == CommandKind::kStep) {
+    std::atomic<uint32_t>* const maxima = Maxima(page_, *plan_);
+    for (int64_t i = 0; i < plan_->num_maxima(); ++i) maxima[i].store(0, std::memory_order_relaxed);
+  }
   page_->decided.fetch_add(1, std::memory_order_release);
   FutexBump(page_->decision);
 }
@@ -82,7 +93,11 @@ bool StepProtocol::Decide() {
   const int64_t committed = committed_step().value();
   command.step = committed + 1;
   command.parity = page_->parity.load(std::memory_order_acquire);
-  if (committed == kNoStep) {
+  if (GatherFollows()) {  // first of all: what was decided is rolled forward
+    command = page_->command;
+    command.kind = CommandKind::kGather;
+    command.parity = page_->parity.load(std::memory_order_acquire);
+  } else if (committed == kNoStep) {
     command.initial_id = CompleteInitialId();
     if (command.initial_id == 0) return false;
     command.kind = CommandKind::kInit;
@@ -139,6 +154,18 @@ void StepProtocol::SummarizeDigest() {
   page_->digest_done.store(static_cast<uint64_t>(page_->command.nonfinite));
 }
 
+void StepProtocol::CommitStep(const Command& command) {
+  OutcomeWords& outcome = page_->outcomes[command.step % kOutcomeRing];
+  const bool skipped = command.kind == CommandKind::kStep && !command.apply;
+  outcome.step.store(kNoStep, std::memory_order_release);
+  outcome.skipped.store(skipped ? command.nonfinite + 1 : 0, std::memory_order_release);
+  const bool normed = page_->norm_step.load(std::memory_order_acquire) == command.step;
+  outcome.norm.store(normed ? page_->norm.load(std::memory_order_acquire) : 0, std::memory_order_release);
+  outcome.step.store(command.step, std::memory_order_release);
+  if (command.publish >= 0) page_->publications[command.publish].version_plus_one.store(command.step + 1);
+  page_->committed_step_plus_one.store(command.step + 1, std::memory_order_release);
+}
+
 void StepProtocol::Commit() {
   const Command& command = page_->command;
   if (command.kind == CommandKind::kDigest) {
@@ -148,15 +175,7 @@ void StepProtocol::Commit() {
     page_->norm_step.store(command.step, std::memory_order_release);
   } else {
     if (command.kind == CommandKind::kStep && command.apply) page_->parity.store(1 - command.parity);
-    OutcomeWords& outcome = page_->outcomes[command.step % kOutcomeRing];
-    const bool skipped = command.kind == CommandKind::kStep && !command.apply;
-    outcome.step.store(kNoStep, std::memory_order_release);
-    outcome.skipped.store(skipped ? command.nonfinite + 1 : 0, std::memory_order_release);
-    const bool normed = page_->norm_step.load(std::memory_order_acquire) == command.step;
-    outcome.norm.store(normed ? page_->norm.load(std::memory_order_acquire) : 0, std::memory_order_release);
-    outcome.step.store(command.step, std::memory_order_release);
-    if (command.publish >= 0) page_->publications[command.publish].version_plus_one.store(command.step + 1);
-    page_->committed_step_plus_one.store(command.step + 1, std::memory_order_release);
+    if (!GatherFollows()) CommitStep(command);
   }
   page_->committed.store(decided(), std::memory_order_release);
   FutexBump(page_->finished);

@@ -104,6 +104,84 @@ TEST_F(StepDecisionTest, PublicationsAlternate_AndAPinnedOneIsNeverRewritten) {
   EXPECT_EQ(protocol.command().publish, *pinned);
 }
 
+// Weights that are gathered in codes: the step, and the initial weights, take a second command, and are committed with
+// it alone.
+struct CodedFixture : StepFixture {
+  static JobSpec Coded() {
+    JobSpec job = SmallJob("ddp=2,fsdp=2", 3);
+    for (ParameterSpec& p : job.parameters) p.gather = GatherFormat::kFp8Row;
+    return job;
+  }
+  CodedFixture() : StepFixture(Coded()) {}
+
+  void DeclareAll(int64_t step, std::vector<std::pair<Slot, int>> bad = {}) {
+    for (int s = 0; s < 3; ++s) Pieces(s, step);
+    ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, step, 0.5, std::move(bad)));
+  }
+  // Executes and commits the command that was just decided; the table of maxima has something in it then.
+  void ExecuteAndCommit() {
+    AllExecute();
+    for (int64_t i = 0; i < plan.num_maxima(); ++i) Maxima(protocol.page(), plan)[i] = 77;
+    protocol.Commit();
+  }
+};
+
+TEST_F(CodedFixture, TheStepIsCommittedWithTheCodes) {
+  ASSERT_EQ(plan.num_maxima(), 3 + 1);
+  for (int r = 0; r < 4; ++r) protocol.InitialPieceReady(Rank(r), 5);
+  ASSERT_TRUE(protocol.Decide());
+  EXPECT_EQ(protocol.command().kind, CommandKind::kInit);
+  const int buffer = protocol.command().publish;
+  ExecuteAndCommit();
+  EXPECT_EQ(protocol.committed(), protocol.decided());
+  EXPECT_EQ(protocol.committed_step().value(), kNoStep);
+  EXPECT_TRUE(protocol.Published().empty());
+  StepProtocol next(protocol.page(), &job, &plan, MemberNames(4));  // whoever leads on
+  ASSERT_TRUE(next.Decide());
+  EXPECT_EQ(protocol.command().kind, CommandKind::kGather);
+  EXPECT_EQ(protocol.command().step, 0);
+  EXPECT_EQ(protocol.command().publish, buffer);
+  EXPECT_EQ(Maxima(protocol.page(), plan)[0], 77u);  // what it is made from
+  ExecuteAndCommit();
+  EXPECT_EQ(protocol.committed_step(), Step(0));
+  EXPECT_THAT(protocol.Published(), ElementsAre(Step(0)));
+  EXPECT_FALSE(protocol.Decide());  // once
+
+  DeclareAll(1);
+  ASSERT_TRUE(protocol.Decide());
+  EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
+  for (int64_t i = 0; i < plan.num_maxima(); ++i) EXPECT_EQ(Maxima(protocol.page(), plan)[i], 0u);
+  ExecuteAndCommit();
+  EXPECT_EQ(protocol.page()->parity.load(), 1);
+  EXPECT_EQ(protocol.committed_step(), Step(0));
+  EXPECT_FALSE(protocol.OutcomeOf(Step(1)).has_value());
+  protocol.AskForDigest();  // waits
+  ASSERT_TRUE(protocol.Decide());
+  EXPECT_EQ(protocol.command().kind, CommandKind::kGather);
+  EXPECT_EQ(protocol.command().step, 1);
+  EXPECT_EQ(protocol.command().parity, 1);  // where the new weights lie
+  ExecuteAndCommit();
+  EXPECT_EQ(protocol.page()->parity.load(), 1);
+  EXPECT_FALSE(protocol.OutcomeOf(Step(1))->skipped);
+  EXPECT_THAT(protocol.Published(), ElementsAre(Step(0), Step(1)));
+  ASSERT_TRUE(protocol.Decide());
+  EXPECT_EQ(protocol.command().kind, CommandKind::kDigest);
+}
+
+TEST_F(CodedFixture, SkippedStep_IsCommittedAtOnce) {
+  for (int r = 0; r < 4; ++r) protocol.InitialPieceReady(Rank(r), 5);
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(protocol.Decide());
+    ExecuteAndCommit();
+  }
+  DeclareAll(1, {{Slot(2), 1}});
+  ASSERT_TRUE(protocol.Decide());
+  ExecuteAndCommit();
+  EXPECT_EQ(protocol.committed_step(), Step(1));
+  EXPECT_TRUE(protocol.OutcomeOf(Step(1))->skipped);
+  EXPECT_FALSE(protocol.Decide());
+}
+
 struct ClippedFixture : StepFixture {
   static JobSpec Clipped() {
     JobSpec job = SmallJob("ddp=2,fsdp=2", 3);

@@ -92,7 +92,8 @@ class StepProtocol {
   // Whether every member has executed the newest command.
   bool AllDone() const;
   std::vector<int> NotDone() const;
-  // Publishes, records the outcome and commits the newest command. REQUIRES: AllDone().
+  // Publishes, records the outcome and commits the newest command; a step that coded weights are to be gathered of is
+  // committed with the command that gathers them. REQUIRES: AllDone().
   void Commit();
 
   // ---- every engine ----
@@ -136,6 +137,8 @@ class StepProtocol {
   void Issue(const Command& command);
   void SummarizeDigest();
   bool DecideStep(Command& command);
+  bool GatherFollows() const;
+  void CommitStep(const Command& command);
 
   ControlPage* const page_;
   const JobSpec* const job_;

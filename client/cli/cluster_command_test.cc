@@ -200,6 +200,42 @@ TEST_F(ClusterCommandTest, Trace_IsATimelineOfBothWorkers) {
   EXPECT_EQ(newest["bytes"], Contents(file).size());
 }
 
+// Codes are written as they are, with their scales beside them.
+TEST_F(ClusterCommandTest, Pull_CodedWeights) {
+  JobSpec spec = TinyJob("coded");
+  spec.parameters = {{"q", {3, 64}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kFp8Row},
+                     {"m", {2, 64}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kMx8}};
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(cluster_->address()));
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(spec));
+  ASSERT_OK(job->Initialize({{"q", std::vector<float>(192, 2.0f)}, {"m", std::vector<float>(128, 448.0f)}}, kLong));
+  const Json pulled = RunJson({"pull", "coded", "--at-least", "0"});
+  EXPECT_EQ(pulled["parameters"][0]["format"], "fp8_row");
+  EXPECT_EQ(pulled["parameters"][0]["elements"], 192);
+  EXPECT_FALSE(pulled["parameters"][0].contains("mean"));
+  EXPECT_THAT(Out({"pull", "coded"}), ContainsRegex("\nm +mx8 +\\[2,64\\] +128 +- +- +-"));
+  EXPECT_THAT(Out({"plan", "coded"}), ContainsRegex("fp32>fp8_row"));
+  EXPECT_EQ(RunJson({"plan", "coded"})["placements"][0]["scales"], 3);
+  const std::string file = ::testing::TempDir() + "/coded.safetensors";
+  Out({"pull", "coded", "--output", file});
+  const std::string bytes = Contents(file);
+  uint64_t length = 0;
+  ASSERT_GT(bytes.size(), sizeof(length));
+  std::memcpy(&length, bytes.data(), sizeof(length));
+  const Json header = Json::parse(bytes.substr(8, length), nullptr, false);
+  EXPECT_EQ(header["__metadata__"]["gather q"], "fp8_row");
+  EXPECT_EQ(header["q"]["dtype"], "F8_E4M3");
+  EXPECT_EQ(header["q.scales"]["dtype"], "F32");
+  EXPECT_EQ(header["q.scales"]["shape"], Json({3, 1}));
+  EXPECT_EQ(header["m.scales"]["dtype"], "U8");
+  EXPECT_EQ(header["m.scales"]["shape"], Json({2, 2}));
+  float scale;
+  std::memcpy(&scale, bytes.data() + 8 + length + header["q.scales"]["data_offsets"][0].get<size_t>(), sizeof(scale));
+  EXPECT_EQ(scale, 224.0f);  // 448 / 2
+  EXPECT_EQ(bytes[8 + length + header["q"]["data_offsets"][0].get<size_t>()], 0x7E);
+  EXPECT_EQ(bytes[8 + length + header["m.scales"]["data_offsets"][0].get<size_t>()], 127);  // 1
+  Out({"delete", "coded"});
+}
+
 TEST_F(ClusterCommandTest, Errors_AreOneLine) {
   for (const char* command : {"jobs", "plan", "versions", "digest", "status", "pull", "delete"}) {
     EXPECT_THAT(Error({command, "nobody"}),

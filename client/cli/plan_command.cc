@@ -108,10 +108,12 @@ std::string DrawBucket(const Plan& plan, size_t index, const std::vector<Marked>
   return out;
 }
 
-// "bf16_sr", and its states where they are not fp32: "bf16_sr/dyn8"; "bf16_sr frozen".
+// "bf16_sr", its states where they are not fp32, how it is gathered where not as stored, and whether it is stepped:
+// "bf16_sr/dyn8>fp8_row", "bf16 frozen".
 std::string FormatsOf(const Bucket& bucket) {
   return absl::StrCat(WeightFormatName(bucket.weights),
                       bucket.states == StateFormat::kFp32 ? "" : absl::StrCat("/", StateFormatName(bucket.states)),
+                      bucket.coded() ? absl::StrCat(">", GatherFormatName(bucket.gather)) : "",
                       bucket.frozen ? " frozen" : "");
 }
 
@@ -122,7 +124,7 @@ std::string BucketTable(const Plan& plan) {
     const double share = bucket.num_elements == 0 ? 0 : 100.0 * bucket.padding / bucket.num_elements;
     table.AddRow({absl::StrCat(b), FormatsOf(bucket), absl::StrCat(bucket.num_elements),
                   absl::StrCat(bucket.shard_elements), absl::StrCat(bucket.padding), absl::StrFormat("%.1f%%", share),
-                  HumanBytes(bucket.num_elements * BytesPerElement(bucket.format()))});
+                  HumanBytes(bucket.weight_bytes)});
   }
   return table.ToString();
 }
@@ -160,11 +162,13 @@ Json PlanToJson(const JobSpec& job, const Plan& plan) {
   for (const Bucket& bucket : plan.buckets()) {
     buckets.push_back({{"format", std::string(WeightFormatName(bucket.weights))},
                        {"states", std::string(StateFormatName(bucket.states))},
+                       {"gather", std::string(GatherFormatName(bucket.gather))},
                        {"elements", bucket.num_elements},
                        {"shard_elements", bucket.shard_elements},
                        {"padding", bucket.padding},
                        {"frozen", bucket.frozen},
                        {"weight_offset", bucket.weight_offset},
+                       {"weight_bytes", bucket.weight_bytes},
                        {"gradient_offset", bucket.gradient_offset}});
   }
   for (size_t i = 0; i < job.parameters.size(); ++i) {
@@ -175,6 +179,8 @@ Json PlanToJson(const JobSpec& job, const Plan& plan) {
                           {"offset", at.offset},
                           {"elements", at.num_elements},
                           {"group", job.parameters[i].tied_to.empty() ? Json(job.parameters[i].group) : Json()},
+                          {"scales", at.scales.num_blocks},
+                          {"scale_offset", at.scale_offset},
                           {"tied_to", job.parameters[i].tied_to}});
   }
   return {{"job", job.name},

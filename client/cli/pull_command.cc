@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -69,8 +70,11 @@ class Progress {
 struct Pulled {
   std::shared_ptr<Job> job;
   int64_t step = 0;
-  std::string bytes;                 // every bucket, in order, without gaps
-  std::vector<NamedTensor> tensors;  // views of `bytes`: ties under every name
+  std::string bytes;                       // every bucket, in order, without gaps
+  std::vector<NamedTensor> tensors;        // views of `bytes`: ties under every name
+  std::vector<absl::string_view> formats;  // of those
+  std::vector<NamedTensor> scales;         // of those that are coded
+  std::map<std::string, std::string> metadata;
 };
 
 v1::PullRequest RequestOf(const Flags& flags) {
@@ -110,12 +114,29 @@ absl::Status PullBytes(const Flags& flags, Pulled& pulled) {
       .status();
 }
 
+// A parameter, and where it is coded its scales as another tensor.
+void AddTensor(const ParameterSpec& parameter, const ConstTensorView& view, Pulled& pulled) {
+  const absl::string_view bytes(static_cast<const char*>(view.data), view.data_bytes());
+  NamedTensor tensor{parameter.name, view.format, parameter.shape, bytes};
+  if (view.gather != GatherFormat::kStored) {
+    tensor.dtype = view.gather == GatherFormat::kInt8Row ? "I8" : "F8_E4M3";
+    const absl::string_view scales(static_cast<const char*>(view.scales), view.scale_bytes());
+    pulled.scales.push_back({absl::StrCat(parameter.name, ".scales"), Format::kFp32,
+                             ScaleShape(view.gather, parameter.shape), scales,
+                             view.gather == GatherFormat::kMx8 ? "U8" : ""});
+    pulled.metadata[absl::StrCat("gather ", parameter.name)] = std::string(GatherFormatName(view.gather));
+  }
+  pulled.tensors.push_back(std::move(tensor));
+  pulled.formats.push_back(view.gather == GatherFormat::kStored ? FormatName(view.format)
+                                                                : GatherFormatName(view.gather));
+}
+
 // All parameters of the version, or the one asked for.
 absl::Status NameTensors(const Flags& flags, Pulled& pulled) {
   const Plan& plan = pulled.job->plan();
   std::vector<int64_t> bucket_begins = {0};
   for (const Bucket& bucket : plan.buckets()) {
-    bucket_begins.push_back(bucket_begins.back() + bucket.num_elements * BytesPerElement(bucket.format()));
+    bucket_begins.push_back(bucket_begins.back() + bucket.weight_bytes);
   }
   const std::vector<ParameterSpec>& parameters = pulled.job->spec().parameters;
   int only = -1;
@@ -127,16 +148,13 @@ absl::Status NameTensors(const Flags& flags, Pulled& pulled) {
   }
   for (int i = 0; i < static_cast<int>(parameters.size()); ++i) {
     if (only >= 0 && only != i) continue;
-    const Placement& at = plan.placements()[i];
-    const Format format = plan.buckets()[at.bucket].format();
-    const int64_t begin = bucket_begins[at.bucket] + at.offset * BytesPerElement(format);
-    pulled.tensors.push_back(
-        {parameters[i].name, format, parameters[i].shape,
-         absl::string_view(pulled.bytes).substr(begin, at.num_elements * BytesPerElement(format))});
+    const char* const begin = pulled.bytes.data() + bucket_begins[plan.placements()[i].bucket];
+    AddTensor(parameters[i], WeightsIn(plan, i, begin), pulled);
   }
   return absl::OkStatus();
 }
 
+// Of what is not coded; of codes only the number.
 struct Stats {
   int64_t elements = 0;
   double min = 0, max = 0, mean = 0;  // of no elements: 0; with a NaN among them: NaN
@@ -145,6 +163,10 @@ struct Stats {
 Stats StatsOf(const NamedTensor& tensor) {
   const int64_t width = BytesPerElement(tensor.format);
   Stats stats;
+  if (!tensor.dtype.empty()) {
+    stats.elements = static_cast<int64_t>(tensor.bytes.size());
+    return stats;
+  }
   stats.elements = static_cast<int64_t>(tensor.bytes.size()) / width;
   double sum = 0;
   for (int64_t i = 0; i < stats.elements; ++i) {
@@ -170,17 +192,16 @@ Stats StatsOf(const NamedTensor& tensor) {
 std::string Summary(const Flags& flags, const Pulled& pulled) {
   Table table({"parameter", "format", "shape", "elements", "min", "max", "mean"});
   Json list = Json::array();
-  for (const NamedTensor& tensor : pulled.tensors) {
+  for (size_t i = 0; i < pulled.tensors.size(); ++i) {
+    const NamedTensor& tensor = pulled.tensors[i];
     const Stats stats = StatsOf(tensor);
-    const std::string format(FormatName(tensor.format));
-    list.push_back({{"name", tensor.name},
-                    {"format", format},
-                    {"shape", tensor.shape},
-                    {"elements", stats.elements},
-                    {"min", stats.min},
-                    {"max", stats.max},
-                    {"mean", stats.mean}});
-    const auto number = [&](double value) { return stats.elements == 0 ? "-" : absl::StrFormat("%.6g", value); };
+    const std::string format(pulled.formats[i]);
+    const bool coded = !tensor.dtype.empty();
+    list.push_back({{"name", tensor.name}, {"format", format}, {"shape", tensor.shape}, {"elements", stats.elements}});
+    if (!coded) list.back().update({{"min", stats.min}, {"max", stats.max}, {"mean", stats.mean}});
+    const auto number = [&](double value) {
+      return stats.elements == 0 || coded ? "-" : absl::StrFormat("%.6g", value);
+    };
     table.AddRow({tensor.name, format, absl::StrCat("[", absl::StrJoin(tensor.shape, ","), "]"),
                   absl::StrCat(stats.elements), number(stats.min), number(stats.max), number(stats.mean)});
   }
@@ -191,9 +212,12 @@ std::string Summary(const Flags& flags, const Pulled& pulled) {
 }
 
 absl::StatusOr<std::string> Save(const Flags& flags, const Pulled& pulled) {
-  ASSIGN_OR_RETURN(
-      const int64_t num_bytes,
-      WriteSafetensors(flags.output, pulled.tensors, {{"job", flags.job}, {"step", absl::StrCat(pulled.step)}}));
+  std::vector<NamedTensor> all = pulled.tensors;
+  all.insert(all.end(), pulled.scales.begin(), pulled.scales.end());
+  std::map<std::string, std::string> metadata = pulled.metadata;
+  metadata["job"] = flags.job;
+  metadata["step"] = absl::StrCat(pulled.step);
+  ASSIGN_OR_RETURN(const int64_t num_bytes, WriteSafetensors(flags.output, all, metadata));
   if (flags.connection.json) {
     return JsonLine({{"job", flags.job},
                      {"step", pulled.step},
@@ -247,6 +271,7 @@ void AddPullCommand(CLI::App& app, CommandResult& result) {
   AddConnectionOptions(*command, flags->connection);
   command->footer(
       "Without --exact and --at-least: the newest version there is. Tied parameters appear under every name.\n"
+      "Weights that are gathered in codes (fp8_tensor, ...) are written as codes, with NAME.scales beside them.\n"
       "The versions of a job that failed come from the workers that live.\n"
       "Examples:\n"
       "  shardctl pull llama\n"

@@ -15,6 +15,11 @@ using Json = nlohmann::ordered_json;
 constexpr absl::string_view kMetadata = "__metadata__";
 constexpr size_t kHeaderAlignment = 8;
 
+std::string DtypeOf(const NamedTensor& tensor) {
+  if (!tensor.dtype.empty()) return std::string(tensor.dtype);
+  return tensor.format == Format::kFp32 ? "F32" : "BF16";
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> SafetensorsHead(const std::vector<NamedTensor>& tensors,
@@ -29,9 +34,8 @@ absl::StatusOr<std::string> SafetensorsHead(const std::vector<NamedTensor>& tens
                                                      "\" ",
                                                      tensor.name == kMetadata ? "(the name is reserved)" : "twice"));
     }
-    header[tensor.name] = {{"dtype", tensor.format == Format::kFp32 ? "F32" : "BF16"},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {offset, offset + tensor.bytes.size()}}};
+    header[tensor.name] = {
+        {"dtype", DtypeOf(tensor)}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.bytes.size()}}};
     offset += tensor.bytes.size();
   }
   std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);

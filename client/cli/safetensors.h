@@ -20,6 +20,7 @@ struct NamedTensor {
   Format format = Format::kFp32;  // bf16_sr is written as BF16: the rounding is no property of the bytes
   std::vector<int64_t> shape;
   absl::string_view bytes;  // borrowed; row-major, little-endian
+  absl::string_view dtype;  // of the file format, in place of what `format` says; empty: that one
 };
 
 // Length and header. InvalidArgument: a name twice, or the reserved name "__metadata__".

@@ -251,11 +251,17 @@ absl::StatusOr<ConstTensorView> Version::parameter(absl::string_view name) const
   ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));
   const Placement& at = job_->plan().placements()[tensor];
   int64_t before = 0;
-  for (int b = 0; b < at.bucket; ++b) {
-    before += job_->plan().buckets()[b].num_elements * BytesPerElement(job_->plan().buckets()[b].format());
-  }
-  const Format format = job_->plan().buckets()[at.bucket].format();
-  return ConstTensorView{bytes_.data() + before + at.offset * BytesPerElement(format), format, at.num_elements};
+  for (int b = 0; b < at.bucket; ++b) before += job_->plan().buckets()[b].weight_bytes;
+  return WeightsIn(job_->plan(), tensor, bytes_.data() + before);
+}
+
+ConstTensorView WeightsIn(const Plan& plan, int tensor, const char* bucket_begin) {
+  const Placement& at = plan.placements()[tensor];
+  const Bucket& bucket = plan.buckets()[at.bucket];
+  ConstTensorView view{bucket_begin + bucket.CodeOffset(at.offset), bucket.format(), at.num_elements, bucket.gather};
+  view.num_scales = at.scales.num_blocks;
+  if (view.num_scales > 0) view.scales = bucket_begin + at.scale_offset;
+  return view;
 }
 
 }  // namespace shardmesh

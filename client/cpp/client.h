@@ -46,11 +46,22 @@ struct TensorView {
   Format format = Format::kFp32;
   int64_t num_elements = 0;
 };
+// The same of weights. Where the job gathers them in codes (core/gather_format.h), `data` are those, `format` is what
+// was coded, and the scales lie beside them.
 struct ConstTensorView {
   const void* data = nullptr;
   Format format = Format::kFp32;
   int64_t num_elements = 0;
+  GatherFormat gather = GatherFormat::kStored;
+  const void* scales = nullptr;  // floats, in mx8 bytes; aligned to them; null: as stored
+  int64_t num_scales = 0;
+
+  int64_t data_bytes() const { return GatheredCodeBytes(format, gather, num_elements); }
+  int64_t scale_bytes() const { return num_scales * GatheredScaleBytes(gather); }
 };
+
+// A tensor's weights in a window or version: `bucket_begin` is where the bytes of its bucket begin.
+ConstTensorView WeightsIn(const Plan& plan, int tensor, const char* bucket_begin);
 
 // What a job is opened for. A job that failed cannot be trained, but its published versions can be read from the
 // workers that live.
@@ -67,14 +78,14 @@ class Version {
  public:
   Step step() const { return step_; }
   int64_t num_bytes() const { return static_cast<int64_t>(bytes_.size()); }
-  // NotFound: no such parameter.
+  // Borrowed from this object. NotFound: no such parameter.
   absl::StatusOr<ConstTensorView> parameter(absl::string_view name) const;
 
  private:
   friend class Job;
   std::shared_ptr<const class Job> job_;
   Step step_;
-  std::vector<char> bytes_;  // every bucket, in order, without gaps
+  std::vector<char> bytes_;  // every bucket's weight_bytes, in order
 };
 
 class Job : public std::enable_shared_from_this<Job> {

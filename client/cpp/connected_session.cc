@@ -114,7 +114,7 @@ class ConnectedSession final : public Session {
     const auto data = [&](absl::string_view bytes) {
       while (!bytes.empty()) {
         const Bucket& b = plan.buckets()[bucket];
-        const int64_t size = b.num_elements * BytesPerElement(b.format());
+        const int64_t size = b.weight_bytes;
         const int64_t take = std::min<int64_t>(bytes.size(), size - in_bucket);
         std::memcpy(parameters_.data() + b.weight_offset + in_bucket, bytes.data(), take);
         bytes.remove_prefix(take);

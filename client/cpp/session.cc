@@ -40,9 +40,7 @@ absl::StatusOr<TensorView> Session::gradient(Slot slot, absl::string_view name) 
 absl::StatusOr<ConstTensorView> Session::parameter(absl::string_view name) const {
   ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));
   const Placement& at = job_->plan().placements()[tensor];
-  const Bucket& bucket = job_->plan().buckets()[at.bucket];
-  return ConstTensorView{parameter_window() + bucket.weight_offset + at.offset * BytesPerElement(bucket.format()),
-                         bucket.format(), at.num_elements};
+  return WeightsIn(job_->plan(), tensor, parameter_window() + job_->plan().buckets()[at.bucket].weight_offset);
 }
 
 absl::Status Session::CheckHasWeights() const {

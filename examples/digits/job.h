@@ -41,6 +41,7 @@ int64_t LastVersion(int64_t steps, int64_t publish_every);
 double LearningRateOf(const JobFlags& flags, int64_t step);
 
 // A view of the service's memory as the model reads or writes it.
+// A view without memory, which no function of mlp.h takes, where the weights are gathered in codes.
 ConstTensorView ViewOf(const shardmesh::ConstTensorView& view);
 TensorView ViewOf(const shardmesh::TensorView& view);
 

@@ -32,15 +32,16 @@ struct Terms {
   int64_t shard = 0, window = 0, publications = 0, slots = 0;
 };
 
-// From sizes alone: one bucket for each format here.
-Terms Arithmetic(const Plan& plan, int num_slots) {
+// From sizes alone: one bucket for each format here. `rows`: of the one tensor that is gathered as fp8_row.
+Terms Arithmetic(const Plan& plan, int num_slots, int64_t rows) {
   Terms terms;
   int64_t window = 0, gradients = 0;
   for (const Bucket& bucket : plan.buckets()) {
     const int64_t stored = BytesPerElement(bucket.format()) + kStateBytes;
     const int64_t ranges = (bucket.shard_elements + kRangeElements - 1) / kRangeElements;
     terms.shard += (bucket.shard_elements + ranges * kChunkElements) * stored;  // one spare chunk for each range
-    window += Pages(bucket.num_elements * BytesPerElement(bucket.format()));
+    window += Pages(bucket.coded() ? bucket.num_elements + (rows * 4 + 15) / 16 * 16
+                                   : bucket.num_elements * BytesPerElement(bucket.format()));
     gradients += Pages(bucket.num_elements * 2);
   }
   terms.window = window + Stagger(3);
@@ -69,8 +70,10 @@ void ExpectTerms(const std::string& mesh, int64_t large) {
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
   JobSpec spec = testing::TinyJob("mem", mesh, 3, large);
   spec.parameters.push_back({"v", {large / 2 + 1}, WeightFormat::kBf16Sr, ""});
+  const int64_t rows = large / 640 + 1;
+  spec.parameters.push_back({"q", {rows, 64}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kFp8Row});
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(spec));
-  const Terms terms = Arithmetic(job->plan(), spec.num_slots);
+  const Terms terms = Arithmetic(job->plan(), spec.num_slots, rows);
   for (int rank = 0; rank < job->plan().num_ranks(); ++rank) {
     ASSERT_OK_AND_ASSIGN(const v1::GetStatusReply status, job->worker(Rank(rank)).GetStatus(absl::Seconds(10)));
     ASSERT_EQ(status.jobs_size(), 1);

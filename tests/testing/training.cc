@@ -164,7 +164,8 @@ absl::StatusOr<Learnt> Learn(Job& job, int64_t step) {
   for (const ParameterSpec& parameter : job.spec().parameters) {
     ASSIGN_OR_RETURN(const ConstTensorView view, version.parameter(parameter.name));
     learnt.weights[parameter.name] =
-        std::string(static_cast<const char*>(view.data), view.num_elements * BytesPerElement(view.format));
+        absl::StrCat(absl::string_view(static_cast<const char*>(view.data), view.data_bytes()),
+                     absl::string_view(static_cast<const char*>(view.scales), view.scale_bytes()));
   }
   ASSIGN_OR_RETURN(const v1::DigestReply digest, job.Digest(absl::Seconds(20)));
   if (digest.step() != learnt.step) {

@@ -58,11 +58,37 @@ class NumericsOracle {
   // Of the last step's gradients; 0 where the job does not clip them.
   double norm() const { return norm_; }
 
-  // The bytes of a tensor's weights as windows hold them.
+  // The bytes of a tensor's weights as windows hold them: coded ones as Encode gives them for the whole tensor, codes
+  // and then scales.
   std::vector<char> Stored(int tensor) const {
     const ParameterSpec& p = job_.parameters[tensor];
     const auto* codes = reinterpret_cast<const char*>(tensors_[tensor].streams[0].codes.data());
-    return {codes, codes + p.NumElements() * BytesPerElement(GatheredFormat(p.format))};
+    const int64_t n = p.NumElements();
+    const Format format = GatheredFormat(p.format);
+    if (p.gather == GatherFormat::kStored) return {codes, codes + n * BytesPerElement(format)};
+    std::vector<float> values(n);
+    for (int64_t e = 0; e < n; ++e) {
+      uint32_t bits = 0;
+      std::memcpy(reinterpret_cast<char*>(&bits) + 4 - BytesPerElement(format), codes + e * BytesPerElement(format),
+                  BytesPerElement(format));
+      values[e] = FloatOfBits(bits);
+    }
+    CodeSpec spec;
+    spec.format = Named(GatherFormatName(p.gather));
+    const std::vector<CodePart> parts = PartsOf(spec, p.shape).value();
+    std::vector<float> memory[2];  // aligned
+    std::vector<void*> pointers;
+    for (size_t i = 0; i < 2; ++i) {
+      memory[i].resize(parts[i].NumElements());
+      pointers.push_back(memory[i].data());
+    }
+    EXPECT_OK(Encode(spec, p.shape, values.data(), pointers));
+    std::vector<char> bytes;
+    for (size_t i = 0; i < 2; ++i) {
+      const auto* begin = static_cast<const char*>(pointers[i]);
+      bytes.insert(bytes.end(), begin, begin + parts[i].NumElements() * BytesOf(parts[i].type));
+    }
+    return bytes;
   }
 
   uint64_t Digest() const {

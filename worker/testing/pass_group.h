@@ -51,7 +51,7 @@ struct PassGroup : TestHost {
   }
 
   uint64_t Execute(const Command& command) {
-    ++seq;
+    Decide(command);
     uint64_t sum = 0;
     for (int r = 0; r < plan.num_ranks(); ++r) {
       const uint64_t digest = passes[r]->Execute(command, seq, nullptr);
@@ -60,14 +60,31 @@ struct PassGroup : TestHost {
     return sum;
   }
 
+  // As the lead does (worker/step_decision.cc).
+  void Decide(const Command& command) {
+    ++seq;
+    if (command.kind != CommandKind::kInit && command.kind != CommandKind::kStep) return;
+    for (int64_t i = 0; i < plan.num_maxima(); ++i) Maxima(host.control(), plan)[i] = 0;
+  }
+
+  // What follows a command that wrote weights, where some are gathered in codes.
+  void Gather(const Command& written) {
+    if (!plan.coded()) return;
+    Command command = written;
+    command.kind = CommandKind::kGather;
+    command.parity = parity;
+    Execute(command);
+  }
+
   void PlaceWeights() {
     Command command;
     command.kind = CommandKind::kInit;
     command.publish = 0;
-    ++seq;
+    Decide(command);
     for (int r = 0; r < plan.num_ranks(); ++r) {
       passes[r]->Execute(command, seq, InitialPiece(plan.PlaceOf(Rank(r)).shard).data());
     }
+    Gather(command);
   }
 
   // With something in its padding, which must not arrive.
@@ -126,7 +143,9 @@ struct PassGroup : TestHost {
       command.clip = ClipFactor(job.clip_norm, GradientNorm(job, plan, SquareSums(host.control())));
     }
     Execute(command);
-    if (command.apply) parity = 1 - parity;
+    if (!command.apply) return;
+    parity = 1 - parity;
+    Gather(command);
   }
 
   uint64_t Digest() {
@@ -140,12 +159,18 @@ struct PassGroup : TestHost {
   std::vector<char> Publication(int i) const {
     return {host.publication(i).data(), host.publication(i).data() + plan.window_bytes()};
   }
-  std::vector<char> TensorInWindow(int t) const {
+  // Codes, and scales behind them.
+  std::vector<char> TensorIn(const Segment& segment, int t) const {
     const Placement& p = plan.placements()[t];
-    const int64_t bytes = BytesPerElement(plan.buckets()[p.bucket].format());
-    const char* at = host.window().data() + plan.buckets()[p.bucket].weight_offset + p.offset * bytes;
-    return {at, at + p.num_elements * bytes};
+    const Bucket& bucket = plan.buckets()[p.bucket];
+    const char* const begin = segment.data() + bucket.weight_offset;
+    const char* const codes = begin + bucket.CodeOffset(p.offset);
+    const char* const scales = begin + p.scale_offset;
+    std::vector<char> bytes(codes, codes + bucket.CodeOffset(p.num_elements));
+    bytes.insert(bytes.end(), scales, scales + p.scales.num_blocks * GatheredScaleBytes(bucket.gather));
+    return bytes;
   }
+  std::vector<char> TensorInWindow(int t) const { return TensorIn(host.window(), t); }
 
   GroupRates rates;  // by which steps are taken; unset: the job's
   KeptMemory kept;

@@ -1,0 +1,48 @@
+#include "kernels/gathered.h"
+
+#include "kernels/fp_environment.h"
+#include "kernels/fused_step.h"  // SimdSupported
+#include "kernels/gathered_body.h"
+#include "kernels/gathered_simd.h"
+
+namespace shardmesh {
+namespace {
+
+// Not inlined: kernels/fp_environment.h.
+__attribute__((noinline)) void EncodeReference(const GatheredRun& run, const std::atomic<uint32_t>* maxima,
+                                               const GatheredPlace* places, int count) {
+  EncodeGatheredOf<float>(run, maxima, places, count);
+}
+
+}  // namespace
+
+void RaiseMaximaReference(const GatheredRun& run, std::atomic<uint32_t>* maxima) {
+  if (run.gather != GatherFormat::kMx8) RaiseMaximaOf<float>(run, maxima);
+}
+
+void EncodeGatheredReference(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
+                             int count) {
+  const ScopedFpEnvironment environment;
+  EncodeReference(run, maxima, places, count);
+}
+
+void RaiseMaxima(const GatheredRun& run, std::atomic<uint32_t>* maxima) {
+#if defined(__x86_64__)
+  if (run.gather == GatherFormat::kMx8) return;
+  if (SimdSupported()) return simd8::RaiseMaxima(run, maxima);
+#endif
+  RaiseMaximaReference(run, maxima);
+}
+
+void EncodeGathered(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
+                    int count) {
+#if defined(__x86_64__)
+  if (SimdSupported()) {
+    const ScopedFpEnvironment environment;
+    return simd8::EncodeGathered(run, maxima, places, count);
+  }
+#endif
+  EncodeGatheredReference(run, maxima, places, count);
+}
+
+}  // namespace shardmesh

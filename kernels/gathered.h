@@ -1,0 +1,49 @@
+// Runs of a tensor's weights to the codes in which they are gathered (core/gather_format.h), in two passes: the first
+// finds the largest magnitude under every scale, whoever holds its elements, the second codes. What comes of all runs
+// of a tensor is what Encode (kernels/encode.h, options as they are by default) gives for the whole of it, however it
+// is cut into runs.
+//
+// Weights that are not finite, which Encode refuses: their scale is NaN, and so is all that shares it, decoded.
+//
+// Nothing is checked. Thread-safe for runs of different elements. Memory is borrowed for the call. The processor's
+// floating-point environment is set for the call and restored.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/format.h"
+#include "core/gather_format.h"
+
+namespace shardmesh {
+
+struct GatheredRun {
+  GatherFormat gather = GatherFormat::kFp8Tensor;  // neither stored nor nf4
+  const ScaleBlocks* blocks = nullptr;             // of the tensor
+  Format format = Format::kFp32;                   // of the values: fp32 or bf16
+  const void* values = nullptr;                    // at the run's first element
+  int64_t first_element = 0;                       // in the tensor; of mx8 a multiple of 32
+  int64_t num_elements = 0;
+};
+
+// Raises each of the tensor's maxima to the largest magnitude (its bits as fp32, which order like it) of the run's
+// elements in that block: in any order and any number of times. Of mx8 there are none: nothing is done.
+void RaiseMaxima(const GatheredRun& run, std::atomic<uint32_t>* maxima);
+
+// A place that gets them.
+struct GatheredPlace {
+  uint8_t* codes = nullptr;  // of the run
+  void* scales = nullptr;    // of the tensor: floats, or bytes of mx8
+};
+
+// Writes to `count` places the run's codes, and the scales of those blocks whose first element it has.
+// REQUIRES: the maxima of all runs of the tensor are in; count >= 1.
+void EncodeGathered(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
+                    int count);
+
+// The same in plain C++, one element at a time; the others use 8 lanes where the processor has them.
+void RaiseMaximaReference(const GatheredRun& run, std::atomic<uint32_t>* maxima);
+void EncodeGatheredReference(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
+                             int count);
+
+}  // namespace shardmesh

@@ -1,0 +1,17 @@
+// Gathered weights with 8 lanes. Compiled for AVX2 and FMA as a whole: nothing here may run before SimdSupported() was
+// asked. The templates are instantiated for 8 lanes alone, so none of their code is shared with the reference.
+#include "kernels/gathered_simd.h"
+
+#include "kernels/gathered_body.h"
+#include "kernels/tile/simd8_lanes.h"
+
+namespace shardmesh::simd8 {
+
+void RaiseMaxima(const GatheredRun& run, std::atomic<uint32_t>* maxima) { RaiseMaximaOf<F32x8>(run, maxima); }
+
+void EncodeGathered(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
+                    int count) {
+  EncodeGatheredOf<F32x8>(run, maxima, places, count);
+}
+
+}  // namespace shardmesh::simd8

@@ -1,0 +1,13 @@
+// What kernels/gathered.cc calls of the translation unit that is compiled for AVX2 and FMA. REQUIRES: the processor has
+// both, and the floating-point environment is set.
+#pragma once
+
+#include "kernels/gathered.h"
+
+namespace shardmesh::simd8 {
+
+void RaiseMaxima(const GatheredRun& run, std::atomic<uint32_t>* maxima);
+void EncodeGathered(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
+                    int count);
+
+}  // namespace shardmesh::simd8
