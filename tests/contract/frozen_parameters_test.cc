@@ -35,7 +35,8 @@ JobSpec FrozenJob(const std::string& name) {
 // The same weights as the reference where a parameter is frozen as said.
 void ExpectSameWeights(const JobSpec& spec, const Learnt& learnt, const Learnt& reference, bool frozen) {
   for (const ParameterSpec& p : spec.parameters) {
-    if (p.frozen == frozen) EXPECT_EQ(learnt.weights.at(p.name), reference.weights.at(p.name)) << p.name;
+    if (p.frozen != frozen) continue;
+    EXPECT_EQ(learnt.weights.at(p.name), reference.weights.at(p.name)) << p.name;
   }
 }
 
@@ -73,7 +74,8 @@ TEST(FrozenParameters, EveryVersionAndWindow_HasThemAsTheyWere) {
   EXPECT_THAT(
       attached->gradient(Slot(0), "embed.weight"),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("\"embed.weight\" is frozen: it has no gradient")));
-  EXPECT_THAT(attached->gradient(Slot(0), "head.weight"), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(attached->gradient(Slot(0), "head.weight"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("frozen")));
   for (int64_t step = 0; step <= 4; ++step) {  // through both publications, and twice
     ASSERT_OK(testing::TrainTo(*attached, step));
     ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job, step));
@@ -84,6 +86,27 @@ TEST(FrozenParameters, EveryVersionAndWindow_HasThemAsTheyWere) {
       const std::string bytes(static_cast<const char*>(view.data), view.num_elements * BytesPerElement(view.format));
       EXPECT_EQ(bytes, reference.weights.at(p.name)) << p.name << " step " << step;
     }
+  }
+}
+
+// The gradient that is not finite is the one that is named, not that of a frozen parameter before it.
+TEST(FrozenParameters, NonFiniteGradients_AreNamed_WhoeverWritesThem) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 2}));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
+  JobSpec spec = FrozenJob("frozen");
+  spec.mesh = ParseMeshSpec("fsdp=2").value();
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(spec));
+  ASSERT_OK(testing::Initialize(*job));
+  for (const bool attached : {true, false}) {
+    const std::vector<Slot> slots = {Slot(0), Slot(1), Slot(2)};
+    ASSERT_OK_AND_ASSIGN(const auto session, attached ? job->Attach(slots) : job->Connect(slots));
+    ASSERT_OK(session->AwaitWeights(absl::Seconds(20)));
+    ASSERT_OK(testing::WriteGradients(*session, session->committed_step().next()));
+    ASSERT_OK_AND_ASSIGN(const TensorView bias, session->gradient(Slot(1), "layers.0.bias"));
+    static_cast<uint16_t*>(bias.data)[0] = 0x7FC0;  // NaN
+    ASSERT_OK_AND_ASSIGN(const v1::StepReply reply, session->Step());
+    EXPECT_TRUE(reply.skipped());
+    EXPECT_THAT(reply.skip_reason(), HasSubstr("slot 1: gradient of \"layers.0.bias\""));
   }
 }
 
