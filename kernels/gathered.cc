@@ -1,9 +1,9 @@
 #include "kernels/gathered.h"
 
 #include "kernels/fp_environment.h"
-#include "kernels/fused_step.h"  // SimdSupported
 #include "kernels/gathered_body.h"
 #include "kernels/gathered_simd.h"
+#include "kernels/processor.h"
 
 namespace shardmesh {
 namespace {

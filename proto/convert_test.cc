@@ -37,9 +37,10 @@ TEST(JobSpecFromProto, EveryFieldSet_SurvivesBothWays) {
   spec.name = "job-1";
   spec.mesh.dims = {{"ddp", 2, DimRole::kShard}, {"fsdp", 3, DimRole::kReplicate}, {"ddp2", 5, DimRole::kShard}};
   spec.num_slots = 7;
-  spec.parameters = {{"a", {2, 3}, WeightFormat::kBf16, ""},
-                     {"b", {2, 3}, WeightFormat::kBf16, "a"},
-                     {"c", {}, WeightFormat::kBf16Sr, "", StateFormat::kFp32, 2, /*frozen=*/true}};
+  spec.parameters = {
+      {"a", {2, 3}, WeightFormat::kBf16, ""},
+      {"b", {2, 3}, WeightFormat::kBf16, "a"},
+      {"c", {}, WeightFormat::kBf16Sr, "", StateFormat::kFp32, GatherFormat::kStored, 2, /*frozen=*/true}};
   spec.gradient_format = Format::kFp32;
   spec.optimizer.kind = OptimizerKind::kSgd;
   spec.optimizer.lr = 0.1;
