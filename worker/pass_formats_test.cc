@@ -88,6 +88,7 @@ JobSpec InGroups(const std::string& mesh, const OptimizerHyper& optimizer) {
     hyper.beta2 -= 0.04 * g;
     hyper.eps *= 100 * g;
     hyper.momentum /= 1 + g;
+    hyper.nesterov = optimizer.nesterov && g == 2;
     hyper.dampening = hyper.nesterov ? 0.0 : 0.1 * g;
     hyper.maximize = g == 2;
     job.more_groups.push_back(hyper);

@@ -66,8 +66,8 @@ absl::Status ShardStorage::CutRanges(const Plan& plan, int shard, const std::ato
     const int64_t begin = shard * bucket.shard_elements, end = begin + bucket.shard_elements;
     for (int64_t at = begin; at < end; at += kRangeElements) {
       if (cancelled != nullptr && cancelled->load()) return absl::CancelledError("the storage is not wanted any more");
-      StorageRange range{b,     at,           std::min(kRangeElements, end - at), PartsOf(bucket, plan.num_states()),
-                         bytes, bucket.frozen};
+      StorageRange range{b, at, std::min(kRangeElements, end - at), PartsOf(bucket, plan.num_states()), bytes};
+      range.frozen = bucket.frozen;
       for (int stream = 0; stream < kStreams; ++stream) {
         bytes[stream] += range.parts[stream].BytesOf(range.num_elements + range.spare());
         spare_bytes_ += range.parts[stream].BytesOf(range.spare());
