@@ -97,7 +97,7 @@ TEST(GatherFormats, EveryMesh_GathersTheBitsOfTheWholeTensor) {
     ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::TrainVariant(client, coded, variant, kSteps));
     EXPECT_EQ(learnt.digest, expected.digest) << testing::Describe(variant);
     for (const auto& [name, bytes] : expected.weights) {
-      EXPECT_EQ(learnt.weights.at(name), bytes) << name << " of " << testing::Describe(variant);
+      EXPECT_TRUE(learnt.weights.at(name) == bytes) << name << " of " << testing::Describe(variant);
     }
   }
 }
@@ -124,7 +124,7 @@ TEST(GatherFormats, WindowsHoldWhatIsPublished) {
         const std::string bytes =
             absl::StrCat(absl::string_view(static_cast<const char*>(view.data), view.data_bytes()),
                          absl::string_view(static_cast<const char*>(view.scales), view.scale_bytes()));
-        EXPECT_EQ(bytes, learnt.weights.at(p.name)) << p.name << " step " << last;
+        EXPECT_TRUE(bytes == learnt.weights.at(p.name)) << p.name << " step " << last;
       }
     }
   }
