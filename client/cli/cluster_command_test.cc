@@ -103,7 +103,7 @@ TEST_F(ClusterCommandTest, Jobs_Waiting_SaysForWhat) {
 
 TEST_F(ClusterCommandTest, Plan) {
   EXPECT_THAT(Out({"plan", "tiny"}), AllOf(HasSubstr("plan " + (*job_)->plan().hash() + " of mesh fsdp=2"),
-                                           ContainsRegex("\nhead +a +\\[10,8\\] +0 +0 +80 +embed"),
+                                           ContainsRegex("\nhead +a +\\[10,8\\] +0 +0 +80 +- +embed"),
                                            ContainsRegex("shard 1 +\\|\\.\\.\\.\\.\\| +1 +256\n")));
   const Json json = RunJson({"plan", "tiny"});
   EXPECT_EQ(json["hash"], (*job_)->plan().hash());
