@@ -95,7 +95,8 @@ JobSpec InGroups(const std::string& mesh, const OptimizerHyper& optimizer) {
   }
   for (size_t t = 0; t < job.parameters.size(); ++t) job.parameters[t].group = static_cast<int>(t % 3);
   job.parameters.push_back({"tied", job.parameters[3].shape, job.parameters[3].format, job.parameters[3].name,
-                            job.parameters[3].states, 2});  // of another group than its owner, which counts
+                            job.parameters[3].states, job.parameters[3].gather,
+                            2});  // of another group than its owner, which counts
   return job;
 }
 

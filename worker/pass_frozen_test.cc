@@ -116,16 +116,17 @@ TEST(PassFrozenTest, KilledInAnyChunkOfTheInitialWeights_TheRestartedWorkerFinis
         }
         for (const ChunkRun& run : storage.runs(range)) {
           if (run.offset < from) continue;
-          const int64_t bytes = BytesPerElement(bucket.format());
-          const int64_t at = bucket.weight_offset + (r.bucket_begin + run.offset) * bytes;
-          std::memset(group.host.window().data() + at, 0xCD, run.num_elements * bytes);
-          std::memset(group.host.publication(0).data() + at, 0xCD, run.num_elements * bytes);
-          if (bucket.frozen) std::memset(group.host.publication(1).data() + at, 0xCD, run.num_elements * bytes);
+          const int64_t bytes = bucket.CodeOffset(run.num_elements);
+          const int64_t at = bucket.weight_offset + bucket.CodeOffset(r.bucket_begin + run.offset);
+          std::memset(group.host.window().data() + at, 0xCD, bytes);
+          std::memset(group.host.publication(0).data() + at, 0xCD, bytes);
+          if (bucket.frozen) std::memset(group.host.publication(1).data() + at, 0xCD, bytes);
         }
       }
       ASSERT_NE(group.Window(), window);
       group.Restart(0);
       group.passes[0]->Execute(command, group.seq, piece.data());
+      group.Gather(command);
       ASSERT_EQ(group.Window(), window) << "range " << killed << " chunk " << chunk;
       ASSERT_EQ(group.Publication(0), publications[0]);
       ASSERT_EQ(group.Publication(1), publications[1]);

@@ -74,7 +74,7 @@ class NumericsOracle {
       values[e] = FloatOfBits(bits);
     }
     CodeSpec spec;
-    spec.format = Named(GatherFormatName(p.gather));
+    spec.format = ParseCodeFormat(GatherFormatName(p.gather)).value();
     const std::vector<CodePart> parts = PartsOf(spec, p.shape).value();
     std::vector<float> memory[2];  // aligned
     std::vector<void*> pointers;
