@@ -73,11 +73,12 @@ void Engine::Loop() {
       continue;
     }
     executed = protocol_.decided();
+    const int64_t step = protocol_.command().step;  // the command is the lead's again once all are done
     Execute(executed);
     if (lead()) {
-      if (!AwaitAllDone()) break;
+      if (!AwaitAllDone(step)) break;
       protocol_.Commit();
-    } else if (!AwaitCommitted(executed)) {
+    } else if (!AwaitCommitted(executed, step)) {
       break;
     }
     progress_();
@@ -109,9 +110,9 @@ void Engine::Execute(uint64_t seq) {
   protocol_.Done(rank_, seq);
 }
 
-bool Engine::AwaitAllDone() {
+bool Engine::AwaitAllDone(int64_t step) {
   ControlPage& page = *protocol_.page();
-  const ScopedSpan span(trace_, "wait for members", protocol_.command().step);
+  const ScopedSpan span(trace_, "wait for members", step);
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(step_timeout_);
   while (!Stopping()) {
     const uint32_t seen = page.doorbell.load(std::memory_order_acquire);
@@ -126,9 +127,9 @@ bool Engine::AwaitAllDone() {
   return false;
 }
 
-bool Engine::AwaitCommitted(uint64_t seq) {
+bool Engine::AwaitCommitted(uint64_t seq, int64_t step) {
   ControlPage& page = *protocol_.page();
-  const ScopedSpan span(trace_, "wait for lead", protocol_.command().step);
+  const ScopedSpan span(trace_, "wait for lead", step);
   // Longer than the lead's own limit: the lead names the slow one; only a lead that does not is named here.
   const int64_t deadline = MonotonicNanos() + 2 * absl::ToInt64Nanoseconds(step_timeout_);
   while (!Stopping()) {

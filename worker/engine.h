@@ -40,8 +40,9 @@ class Engine {
   bool lead() const { return rank_ == Rank(0); }
   std::optional<std::vector<float>> TakeStaged(uint64_t push_id);
   void Execute(uint64_t seq);
-  bool AwaitAllDone();
-  bool AwaitCommitted(uint64_t seq);
+  // `step`: for the trace.
+  bool AwaitAllDone(int64_t step);
+  bool AwaitCommitted(uint64_t seq, int64_t step);
   bool Stopping() const;
 
   StepProtocol& protocol_;
