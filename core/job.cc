@@ -87,17 +87,7 @@ absl::Status ValidateParameters(const JobSpec& job) {
       return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(p.name), " is tied to ", Quoted(p.tied_to),
                                                      ", which is no parameter with its own storage"));
     }
-    const ParameterSpec& o = job.parameters[owner->second];
-    if (o.frozen != p.frozen) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(p.name), p.frozen ? " is" : " is not",
-                                                     " frozen, but is tied to ", Quoted(o.name), ", which is",
-                                                     o.frozen ? "" : " not", "; freeze both or neither"));
-    }
-    if (o.shape != p.shape || o.format != p.format || o.states != p.states || o.gather != p.gather) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(p.name), " is tied to ", Quoted(p.tied_to),
-                                                     " but has another shape or format: ", Stored(p), ", not ",
-                                                     Stored(o)));
-    }
+    RETURN_IF_ERROR(CheckTie(p, job.parameters[owner->second]));
   }
   return absl::OkStatus();
 }
@@ -175,7 +165,7 @@ bool ParametersDiffer(const JobSpec& there, const JobSpec& here, std::string& ou
     if (Differs(absl::StrCat(who, ": shape"), ShapeString(a.shape), ShapeString(b.shape), out) ||
         Differs(absl::StrCat(who, ": format"), WeightFormatName(a.format), WeightFormatName(b.format), out) ||
         Differs(absl::StrCat(who, ": states"), StateFormatName(a.states), StateFormatName(b.states), out) ||
-        Differs(absl::StrCat(who, ": group"), a.group, b.group, out) ||
+        (a.tied_to.empty() && Differs(absl::StrCat(who, ": group"), a.group, b.group, out)) ||
         Differs(absl::StrCat(who, ": frozen"), a.frozen, b.frozen, out) ||
         Differs(absl::StrCat(who, ": gather"), GatherFormatName(a.gather), GatherFormatName(b.gather), out) ||
         Differs(absl::StrCat(who, ": tied to"), Quoted(a.tied_to), Quoted(b.tied_to), out)) {
@@ -195,6 +185,21 @@ absl::Status ValidateId(absl::string_view what, absl::string_view id) {
   if (good) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(what, " ", Quoted(id), " is not 1 to ", kMaxIdBytes, " characters of A-Z a-z 0-9 . _ -"));
+}
+
+absl::Status CheckTie(const ParameterSpec& tied, const ParameterSpec& owner) {
+  if (owner.frozen != tied.frozen) {
+    return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(tied.name), tied.frozen ? " is" : " is not",
+                                                   " frozen, but is tied to ", Quoted(owner.name), ", which is",
+                                                   owner.frozen ? "" : " not", "; freeze both or neither"));
+  }
+  if (owner.shape == tied.shape && owner.format == tied.format && owner.states == tied.states &&
+      owner.gather == tied.gather) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(tied.name), " is tied to ", Quoted(owner.name),
+                                                 " but has another shape or format: ", Stored(tied), ", not ",
+                                                 Stored(owner)));
 }
 
 absl::Status JobSpec::Validate() const {

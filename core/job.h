@@ -75,6 +75,9 @@ struct JobSpec {
   int StorageOf(int index) const;
 };
 
+// InvalidArgument: a tied parameter and its owner are not alike in what they share.
+absl::Status CheckTie(const ParameterSpec& tied, const ParameterSpec& owner);
+
 // InvalidArgument unless `id` is 1 to kMaxIdBytes of [A-Za-z0-9._-]; `what` names it in the message ("job name").
 absl::Status ValidateId(absl::string_view what, absl::string_view id);
 

@@ -144,6 +144,10 @@ bool Plan::coded() const {
   return absl::c_any_of(buckets_, [](const Bucket& bucket) { return bucket.coded(); });
 }
 
+bool Plan::steps_coded() const {
+  return absl::c_any_of(buckets_, [](const Bucket& bucket) { return bucket.coded() && !bucket.frozen; });
+}
+
 ShardPlace Plan::PlaceOf(Rank rank) const {
   ShardPlace place;
   int64_t rest = rank.value();

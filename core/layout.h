@@ -94,7 +94,8 @@ class Plan {
   int num_states() const { return num_states_; }  // of the optimizer
   // Scales of coded weights that are made of a largest magnitude that several shards may share; mx8 has none of them.
   int64_t num_maxima() const { return num_maxima_; }
-  bool coded() const;  // some bucket is
+  bool coded() const;        // some bucket is
+  bool steps_coded() const;  // some bucket is that is not frozen
   // Blocks of kBlockElements whose gradients are squared for the norm; 0 where it is not asked for.
   int64_t norm_blocks() const { return clips_ ? gradient_elements_ / kBlockElements : 0; }
 

@@ -70,6 +70,10 @@ TEST(LayoutTest, CodedWeights_HaveTheirScalesBehindTheCodes) {
   EXPECT_EQ(plan.window_bytes(), 3 * kPageBytes);
   EXPECT_TRUE(plan.coded());
   EXPECT_FALSE(PlanOf(SmallJob()).coded());
+  EXPECT_TRUE(plan.steps_coded());
+  for (ParameterSpec& p : job.parameters) p.frozen = true;
+  EXPECT_TRUE(PlanOf(job).coded());
+  EXPECT_FALSE(PlanOf(job).steps_coded());
 }
 
 TEST(LayoutTest, Hash_IsGolden) { EXPECT_EQ(PlanOf(SmallJob()).hash(), "1ea3bd542a5dda41f64ec6694a43ca31"); }

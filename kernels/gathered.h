@@ -6,7 +6,7 @@
 // Weights that are not finite, which Encode refuses: their scale is NaN, and so is all that shares it, decoded.
 //
 // Nothing is checked. Thread-safe for runs of different elements. Memory is borrowed for the call. The processor's
-// floating-point environment is set for the call and restored.
+// floating-point environment has no part in it: EncodeGathered sets it for the call and restores it.
 #pragma once
 
 #include <atomic>

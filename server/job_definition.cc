@@ -1,5 +1,6 @@
 #include "server/job_definition.h"
 
+#include <map>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -16,26 +17,29 @@ std::string Quoted(absl::string_view text) { return absl::StrCat("\"", absl::CHe
 // Replaces every name by its canonical one. Owners first: a tie may stand before its owner.
 absl::Status CanonicalizeNames(const NameRules& rules, std::vector<ParameterSpec>& parameters) {
   AliasTable table(rules);
+  std::map<std::string, const ParameterSpec*> owners;  // by canonical name
   for (ParameterSpec& p : parameters) {
     if (!p.tied_to.empty()) continue;
     ASSIGN_OR_RETURN(p.name, table.Add(p.name));
+    owners.emplace(p.name, &p);
+  }
+  for (ParameterSpec& p : parameters) {
+    if (p.tied_to.empty()) continue;
+    absl::StatusOr<std::string> canonical = table.Add(p.name, p.tied_to);
+    if (absl::IsNotFound(canonical.status())) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(p.name), " is tied to ", Quoted(p.tied_to),
+                                                     ", which is no parameter with its own storage"));
+    }
+    if (!canonical.ok()) return canonical.status();
+    ASSIGN_OR_RETURN(p.tied_to, table.CanonicalOf(p.tied_to));
+    // Another way to write the owner's own name is no parameter of its own, and is left out below.
+    if (*canonical == p.tied_to) RETURN_IF_ERROR(CheckTie(p, *owners.at(p.tied_to)));
+    p.name = *std::move(canonical);
   }
   std::vector<ParameterSpec> kept;
   kept.reserve(parameters.size());
   for (ParameterSpec& p : parameters) {
-    if (!p.tied_to.empty()) {
-      const std::string raw = p.name;
-      absl::StatusOr<std::string> canonical = table.Add(raw, p.tied_to);
-      if (absl::IsNotFound(canonical.status())) {
-        return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(raw), " is tied to ", Quoted(p.tied_to),
-                                                       ", which is no parameter with its own storage"));
-      }
-      if (!canonical.ok()) return canonical.status();
-      p.name = *std::move(canonical);
-      ASSIGN_OR_RETURN(p.tied_to, table.CanonicalOf(p.tied_to));
-      if (p.name == p.tied_to) continue;  // another way to write the owner's own name
-    }
-    kept.push_back(std::move(p));
+    if (p.tied_to.empty() || p.name != p.tied_to) kept.push_back(std::move(p));
   }
   parameters = std::move(kept);
   return absl::OkStatus();

@@ -41,6 +41,9 @@ TEST(DefineJob, Collision_NamesBoth) {
 TEST(DefineJob, TieWithTheCanonicalNameOfItsOwner_IsOneParameter) {
   ASSERT_OK_AND_ASSIGN(const auto job, DefineJob(Named({{"_orig_mod.w", ""}, {"w", "_orig_mod.w"}}), {}, {}));
   EXPECT_EQ(job->spec().parameters.size(), 1u);
+  JobSpec frozen = Named({{"w", "_orig_mod.w"}, {"_orig_mod.w", ""}});
+  frozen.parameters[0].frozen = true;
+  EXPECT_THAT(DefineJob(frozen, {}, {}), StatusIs(Code::kInvalidArgument, HasSubstr("freeze both or neither")));
 }
 
 TEST(DefineJob, TieToNothing_InvalidArgument) {

@@ -99,7 +99,6 @@ TEST(EngineTest, InitStepsDigest_OnEveryMeshTheSame) {
 
 // Engines go on to the codes by themselves: whoever waits for a step sees them.
 TEST(EngineTest, CodedWeights_AreThereWhenTheStepIsCommitted) {
-  std::vector<std::string> windows;
   for (const char* mesh : {"fsdp=1", "fsdp=3", "ddp=2,fsdp=2"}) {
     JobSpec job = SmallJob(mesh, 2);
     for (ParameterSpec& p : job.parameters) p.gather = GatherFormat::kFp8Tensor;
@@ -120,10 +119,9 @@ TEST(EngineTest, CodedWeights_AreThereWhenTheStepIsCommitted) {
       ASSERT_OK(members.protocol.AwaitCommit(Step(step), kLong));
     }
     EXPECT_NE(scale(), 448.0f);
-    windows.emplace_back(members.host.window().data(), 150);
+    EXPECT_NE(std::string(members.host.window().data(), 150), std::string(150, 0x7E));
     EXPECT_OK(members.Digest());
   }
-  EXPECT_EQ(windows[1].size(), windows[0].size());
 }
 
 TEST(EngineTest, ReplicaWithOtherBits_IsDataLoss) {

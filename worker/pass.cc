@@ -42,17 +42,17 @@ uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initia
   const int num_ranges = static_cast<int>(storage_.ranges().size());
   std::atomic<uint64_t> digest{0};
   team_.ForEach(num_ranges, [&](int range) {
+    if (!Works(command, range)) return;
     const ScopedSpan span(trace_, "range", command.step, storage_.ranges()[range].bucket, range);
-    const bool frozen = storage_.ranges()[range].frozen;
     switch (command.kind) {
       case CommandKind::kStep:
-        if (command.apply && !frozen) StepRange(command, seq, range);
+        StepRange(command, seq, range);
         break;
       case CommandKind::kInit:
         PlaceInitial(command, range, initial);
         break;
       case CommandKind::kNorm:
-        if (!frozen) SquareRange(command, range);
+        SquareRange(command, range);
         break;
       case CommandKind::kGather:
         GatherRange(command, range);
@@ -65,6 +65,24 @@ uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initia
     }
   });
   return digest.load();
+}
+
+bool Pass::Works(const Command& command, int range) const {
+  const Bucket& bucket = plan_.buckets()[storage_.ranges()[range].bucket];
+  switch (command.kind) {
+    case CommandKind::kStep:
+      return command.apply != 0 && !bucket.frozen;
+    case CommandKind::kNorm:
+      return !bucket.frozen;
+    case CommandKind::kGather:  // frozen weights once, with the initial ones
+      return bucket.coded() && (!bucket.frozen || command.step == 0);
+    case CommandKind::kInit:
+    case CommandKind::kDigest:
+      return true;
+    case CommandKind::kNone:
+      break;
+  }
+  return false;
 }
 
 int Pass::Copies(const Command& command, int range, int64_t chunk, int64_t offset, void** copies) const {
@@ -202,7 +220,6 @@ void Pass::RaiseRun(int range, int parity, const ChunkRun& run) {
 void Pass::GatherRange(const Command& command, int range) {
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
-  if (!bucket.coded() || (bucket.frozen && command.step > 0)) return;  // frozen: gathered once, with the initial ones
   const std::atomic<uint32_t>* const maxima = Maxima(host_.control(), plan_);
   int64_t written = 0;
   for (int64_t chunk = place_.replica; chunk < r.num_chunks(); chunk += plan_.num_replicas()) {
@@ -221,7 +238,7 @@ void Pass::GatherRange(const Command& command, int range) {
         if (bucket.frozen || p == command.publish) places[num_places++] = place(host_.publication(p));
       }
       EncodeGathered(GatheredOf(range, command.parity, run), maxima + tensor.first_maximum, places, num_places);
-      written += run.num_elements;
+      if (command.step > 0) written += run.num_elements;
     }
   }
   gathered_bytes_.fetch_add(written, std::memory_order_relaxed);

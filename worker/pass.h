@@ -43,10 +43,12 @@ class Pass {
   // (shard.proto), needed by kInit only. Returns the shard's digest for kDigest, else 0.
   uint64_t Execute(const Command& command, uint64_t seq, const float* initial);
 
-  // Bytes of weights, without their scales, written into the parameter window since construction. Thread-safe.
+  // Bytes of weights, without their scales, that steps wrote into the parameter window since construction. Thread-safe.
   int64_t gathered_bytes() const { return gathered_bytes_.load(std::memory_order_relaxed); }
 
  private:
+  // Whether a command has anything to do in a range.
+  bool Works(const Command& command, int range) const;
   void StepRange(const Command& command, uint64_t seq, int range);
   // The sums of squares of a range's gradients; replicas share the chunks.
   void SquareRange(const Command& command, int range);

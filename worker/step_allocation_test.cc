@@ -32,8 +32,6 @@ namespace {
 
 TEST(StepAllocationTest, TheCounterCounts) {
   const int64_t before = allocations.load();
-  delete new int(1);
-  EXPECT_GE(allocations.load(), before);  // a compiler may leave the pair out
   std::vector<char> kept(1000);
   EXPECT_GT(allocations.load(), before) << static_cast<int>(kept[7]);
 }

@@ -41,16 +41,16 @@ int StepProtocol::ChoosePublication(int64_t step) {
   return -1;
 }
 
-// Whether the newest command wrote weights of which some are still to be gathered in codes. (Nothing but the page says
-// so: whoever leads next goes on from there.)
+// Whether the newest command wrote weights of which some are still to be gathered in codes; the page alone says so.
 bool StepProtocol::GatherFollows() const {
   const Command& last = page_->command;
-  return plan_->coded() && (last.kind == CommandKind::kInit || (last.kind == CommandKind::kStep && last.apply != 0));
+  if (last.kind == CommandKind::kInit) return plan_->coded();
+  return last.kind == CommandKind::kStep && last.apply != 0 && plan_->steps_coded();
 }
 
 void StepProtocol::Issue(const Command& command) {
   page_->command = command;
-  if (command.kind == CommandKind::kInit || command.kind == CommandKind::kStep) {
+  if (command.kind == CommandKind::kInit || (command.kind == CommandKind::kStep && command.apply != 0)) {
     std::atomic<uint32_t>* const maxima = Maxima(page_, *plan_);
     for (int64_t i = 0; i < plan_->num_maxima(); ++i) maxima[i].store(0, std::memory_order_relaxed);
   }

@@ -17,9 +17,10 @@ void Trace::Add(TraceSpan span) {
 }
 
 std::vector<TraceSpan> Trace::Spans() const {
+  std::vector<TraceSpan> spans;
+  spans.reserve(kMaxSpans);  // before those who add have to wait
   MutexLock lock(mu_);
   const uint64_t first = added_ - std::min<uint64_t>(added_, kMaxSpans);
-  std::vector<TraceSpan> spans;
   for (uint64_t i = first; i < added_; ++i) spans.push_back(spans_[i % kMaxSpans]);
   return spans;
 }

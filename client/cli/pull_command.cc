@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -114,15 +115,18 @@ absl::Status PullBytes(const Flags& flags, Pulled& pulled) {
       .status();
 }
 
-// A parameter, and where it is coded its scales as another tensor.
-void AddTensor(const ParameterSpec& parameter, const ConstTensorView& view, Pulled& pulled) {
+// A parameter, and where it is coded its scales as another tensor, by a name that none of the parameters' `names` has.
+void AddTensor(const ParameterSpec& parameter, const ConstTensorView& view, const std::set<absl::string_view>& names,
+               Pulled& pulled) {
   const absl::string_view bytes(static_cast<const char*>(view.data), view.data_bytes());
   NamedTensor tensor{parameter.name, view.format, parameter.shape, bytes};
   if (view.gather != GatherFormat::kStored) {
     tensor.dtype = view.gather == GatherFormat::kInt8Row ? "I8" : "F8_E4M3";
     const absl::string_view scales(static_cast<const char*>(view.scales), view.scale_bytes());
-    pulled.scales.push_back({absl::StrCat(parameter.name, ".scales"), Format::kFp32,
-                             ScaleShape(view.gather, parameter.shape), scales,
+    std::string name = absl::StrCat(parameter.name, ".scales");
+    while (names.count(name) > 0) name += "_";
+    pulled.metadata[absl::StrCat("scales ", parameter.name)] = name;
+    pulled.scales.push_back({std::move(name), Format::kFp32, ScaleShape(view.gather, parameter.shape), scales,
                              view.gather == GatherFormat::kMx8 ? "U8" : ""});
     pulled.metadata[absl::StrCat("gather ", parameter.name)] = std::string(GatherFormatName(view.gather));
   }
@@ -146,10 +150,12 @@ absl::Status NameTensors(const Flags& flags, Pulled& pulled) {
       if (parameters[i].name == flags.name) only = static_cast<int>(i);
     }
   }
+  std::set<absl::string_view> names;
+  for (const ParameterSpec& parameter : parameters) names.insert(parameter.name);
   for (int i = 0; i < static_cast<int>(parameters.size()); ++i) {
     if (only >= 0 && only != i) continue;
     const char* const begin = pulled.bytes.data() + bucket_begins[plan.placements()[i].bucket];
-    AddTensor(parameters[i], WeightsIn(plan, i, begin), pulled);
+    AddTensor(parameters[i], WeightsIn(plan, i, begin), names, pulled);
   }
   return absl::OkStatus();
 }
@@ -271,7 +277,8 @@ void AddPullCommand(CLI::App& app, CommandResult& result) {
   AddConnectionOptions(*command, flags->connection);
   command->footer(
       "Without --exact and --at-least: the newest version there is. Tied parameters appear under every name.\n"
-      "Weights that are gathered in codes (fp8_tensor, ...) are written as codes, with NAME.scales beside them.\n"
+      "Weights that are gathered in codes (fp8_tensor, ...) are written as codes, with NAME.scales beside them\n"
+      "(the file's metadata names both: \"gather NAME\", \"scales NAME\").\n"
       "The versions of a job that failed come from the workers that live.\n"
       "Examples:\n"
       "  shardctl pull llama\n"

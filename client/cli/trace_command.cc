@@ -33,13 +33,18 @@ std::string Title(const v1::TraceSpan& span) {
   return absl::StrCat(span.name(), " ", span.step());
 }
 
-// The first step that is shown.
+// The first step that is shown. The newest one is the last that all ranks have taken which took any: they were asked
+// one after the other, and slots of a later step may have been declared.
 int64_t FirstStep(const std::vector<v1::GetTraceReply>& ranks, int64_t steps) {
-  int64_t newest = 0;
+  int64_t newest = std::numeric_limits<int64_t>::max();
   for (const v1::GetTraceReply& rank : ranks) {
-    for (const v1::TraceSpan& span : rank.spans()) newest = std::max(newest, span.step());
+    int64_t of_rank = 0;
+    for (const v1::TraceSpan& span : rank.spans()) {
+      if (span.name() == "step") of_rank = std::max(of_rank, span.step());
+    }
+    if (of_rank > 0) newest = std::min(newest, of_rank);
   }
-  return steps == 0 ? 0 : newest - steps + 1;
+  return steps == 0 ? 0 : newest - std::min(newest, steps) + 1;
 }
 
 uint64_t FirstNanos(const std::vector<v1::GetTraceReply>& ranks, int64_t first_step) {
@@ -66,24 +71,37 @@ Json Event(const v1::TraceSpan& span, int rank, uint64_t origin) {
   return event;
 }
 
-// The workers that hold the job, asked one after the other.
-absl::StatusOr<std::vector<v1::GetTraceReply>> Ask(const Flags& flags) {
-  ASSIGN_OR_RETURN(Client client, ConnectTo(flags.connection));
-  ASSIGN_OR_RETURN(const v1::JobDescription job, DescribeJob(client, flags.job, flags.connection));
-  std::vector<v1::GetTraceReply> ranks;
-  for (const v1::Member& member : job.members()) {
-    ASSIGN_OR_RETURN(const std::unique_ptr<ShardTransport> worker,
-                     ShardTransport::Dial(member, flags.connection.tls, kPeerTimeout));
-    ASSIGN_OR_RETURN(v1::GetTraceReply reply, worker->GetTrace(flags.job, flags.connection.timeout()));
-    ranks.push_back(std::move(reply));
-  }
-  if (ranks.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat("job ", flags.job, " has no workers yet; nothing was done"));
-  }
-  return ranks;
+absl::StatusOr<v1::GetTraceReply> Ask(const v1::Member& member, const Flags& flags) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<ShardTransport> worker,
+                   ShardTransport::Dial(member, flags.connection.tls, kPeerTimeout));
+  return worker->GetTrace(flags.job, flags.connection.timeout());
 }
 
-// What one worker did in the steps that are shown: seconds in commands, and of these waiting for others afterwards.
+struct Answers {
+  std::vector<v1::GetTraceReply> ranks;
+  absl::Status silent;  // why some did not answer
+};
+
+// The workers that hold the job, asked one after the other. An error: none answered.
+absl::StatusOr<Answers> AskAll(const Flags& flags) {
+  ASSIGN_OR_RETURN(Client client, ConnectTo(flags.connection));
+  ASSIGN_OR_RETURN(const v1::JobDescription job, DescribeJob(client, flags.job, flags.connection));
+  Answers answers;
+  for (const v1::Member& member : job.members()) {
+    absl::StatusOr<v1::GetTraceReply> reply = Ask(member, flags);
+    answers.silent.Update(reply.status());
+    if (reply.ok()) answers.ranks.push_back(*std::move(reply));
+  }
+  if (job.members().empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("job ", flags.job, " has no workers yet; nothing was done"));
+  }
+  if (answers.ranks.empty()) return answers.silent;
+  answers.silent = Annotate(answers.silent, absl::StrCat(job.members_size() - answers.ranks.size(), " of ",
+                                                         job.members_size(), " workers did not answer"));
+  return answers;
+}
+
+// What one worker did in the steps that are shown: seconds in commands, and seconds of waiting for others after them.
 struct Sum {
   std::set<int64_t> steps;
   int64_t spans = 0;
@@ -104,9 +122,7 @@ Sum SumOf(const v1::GetTraceReply& rank, int64_t first_step) {
   return sum;
 }
 
-absl::StatusOr<std::string> RunTrace(const Flags& flags) {
-  RETURN_IF_ERROR(CheckCanWrite(flags.output));
-  ASSIGN_OR_RETURN(const std::vector<v1::GetTraceReply> ranks, Ask(flags));
+absl::StatusOr<std::string> Write(const std::vector<v1::GetTraceReply>& ranks, const Flags& flags) {
   const std::string file = ChromeTrace(ranks, flags.steps).dump();
   ASSIGN_OR_RETURN(const int64_t bytes, WriteWholeFile(flags.output, {file}));
   Json workers = Json::array();
@@ -128,6 +144,15 @@ absl::StatusOr<std::string> RunTrace(const Flags& flags) {
   }
   return absl::StrCat(table.ToString(), "\nwrote ", HumanBytes(bytes), " to ", flags.output,
                       "; open it with https://ui.perfetto.dev or chrome://tracing\n");
+}
+
+void RunTrace(const Flags& flags, CommandResult& result) {
+  if (const absl::Status status = CheckCanWrite(flags.output); !status.ok()) return Fail(status, result);
+  const absl::StatusOr<Answers> answers = AskAll(flags);
+  if (!answers.ok()) return Fail(answers.status(), result);
+  Finish(Write(answers->ranks, flags), result);
+  // What the others did is worth seeing even when one did not answer.
+  if (result.code == kExitOk && !answers->silent.ok()) Fail(answers->silent, result);
 }
 
 }  // namespace
@@ -163,11 +188,13 @@ void AddTraceCommand(CLI::App& app, CommandResult& result) {
       "Workers remember their newest 4096 spans. In the file every rank is a process and every thread of it a row: "
       "the\n"
       "commands (norm, step), below them the ranges that each thread worked through, and the waits for other workers.\n"
-      "Printed: time in commands and in waits behind them, by worker, for the steps in the file.\n"
+      "Printed: time in commands and in waits behind them, by worker, for the steps in the file. Exit code 1 when a "
+      "worker\n"
+      "did not answer; what the others did is written.\n"
       "Examples:\n"
       "  shardctl trace llama --output llama.trace.json\n"
       "  shardctl trace llama --steps 1 --output step.json --json");
-  command->callback([flags, &result] { Finish(RunTrace(*flags), result); });
+  command->callback([flags, &result] { RunTrace(*flags, result); });
 }
 
 }  // namespace shardmesh

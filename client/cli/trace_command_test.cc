@@ -25,6 +25,8 @@ std::vector<v1::GetTraceReply> TwoRanks() {
   ranks[1].set_pid(77);
   AddSpan(ranks[0], "step", 6, 1'000'000, 2'000'000);
   AddSpan(ranks[0], "declared", 7, 4'000'000, 4'000'000, 3);
+  AddSpan(ranks[0], "step", 7, 4'500'000, 4'700'000);
+  AddSpan(ranks[0], "declared", 8, 4'800'000, 4'800'000, 3);
   AddSpan(ranks[1], "range", 7, 3'500'000, 5'000'500, 9);
   AddSpan(ranks[1], "step", 7, 3'000'000, 6'000'000);
   return ranks;
@@ -39,7 +41,7 @@ Json Named(const Json& trace, const std::string& name) {
 
 TEST(TraceCommandTest, ChromeTrace_HasARowForEveryThread_AndMicroseconds) {
   const Json trace = ChromeTrace(TwoRanks(), 0);
-  EXPECT_EQ(trace["traceEvents"].size(), 4u + 2 * 2);
+  EXPECT_EQ(trace["traceEvents"].size(), 6u + 2 * 2);
   const Json range = Named(trace, "range 9 of bucket 2");
   EXPECT_EQ(range["ph"], "X");
   EXPECT_EQ(range["pid"], 1);
@@ -57,8 +59,11 @@ TEST(TraceCommandTest, ChromeTrace_HasARowForEveryThread_AndMicroseconds) {
 TEST(TraceCommandTest, ChromeTrace_OfTheNewestSteps_BeginsWithThem) {
   const Json trace = ChromeTrace(TwoRanks(), 1);
   EXPECT_TRUE(Named(trace, "step 6").is_null());
-  EXPECT_EQ(Named(trace, "step 7")["ts"], 0.0);
-  EXPECT_EQ(ChromeTrace(TwoRanks(), 2).dump(), ChromeTrace(TwoRanks(), 0).dump());
+  EXPECT_EQ(Named(trace, "range 9 of bucket 2")["ts"], 500.0);  // from rank 1's step on
+  EXPECT_FALSE(Named(trace, "slot 3 declared, step 8").is_null());
+  for (const int64_t steps : {int64_t{2}, int64_t{3}, INT64_MAX}) {
+    EXPECT_EQ(ChromeTrace(TwoRanks(), steps).dump(), ChromeTrace(TwoRanks(), 0).dump()) << steps;
+  }
 }
 
 TEST(TraceCommandTest, ChromeTrace_OfNothing_IsEmpty) { EXPECT_EQ(ChromeTrace({}, 3)["traceEvents"].size(), 0u); }

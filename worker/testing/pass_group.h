@@ -47,7 +47,7 @@ struct PassGroup : TestHost {
     passes[r].reset();
     storages[r] = std::make_unique<ShardStorage>(
         *ShardStorage::Open(kept, "shard-" + std::to_string(r), plan, plan.PlaceOf(Rank(r)).shard));
-    passes[r] = std::make_unique<Pass>(job, plan, plan.PlaceOf(Rank(r)), host, *storages[r], threads);
+    passes[r] = std::make_unique<Pass>(job, plan, plan.PlaceOf(Rank(r)), host, *storages[r], threads, &trace);
   }
 
   uint64_t Execute(const Command& command) {
@@ -69,7 +69,7 @@ struct PassGroup : TestHost {
 
   // What follows a command that wrote weights, where some are gathered in codes.
   void Gather(const Command& written) {
-    if (!plan.coded()) return;
+    if (written.kind == CommandKind::kInit ? !plan.coded() : !plan.steps_coded()) return;
     Command command = written;
     command.kind = CommandKind::kGather;
     command.parity = parity;
@@ -174,6 +174,7 @@ struct PassGroup : TestHost {
 
   GroupRates rates;  // by which steps are taken; unset: the job's
   KeptMemory kept;
+  Trace trace;
   const int threads;
   std::vector<std::unique_ptr<ShardStorage>> storages;
   std::vector<std::unique_ptr<Pass>> passes;
