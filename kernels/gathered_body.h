@@ -30,9 +30,9 @@ SHARDMESH_RULE void ForEachNumber(const Value* values, int64_t n, const Visit& v
   constexpr int64_t kWidth = Lanes<Number>::kWidth;
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) visit(i, LoadValues<Number>(values + i));
-  if (i == n) return;
+  if (kWidth == 1 || i >= n) return;
   Value rest[kWidth] = {};
-  std::memcpy(rest, values + i, static_cast<size_t>(n - i) * sizeof(Value));
+  for (int64_t k = 0; k < kWidth && i + k < n; ++k) rest[k] = values[i + k];
   visit(i, LoadValues<Number>(rest));
 }
 
@@ -68,7 +68,7 @@ SHARDMESH_RULE void EncodePiece(const Value* values, int64_t n, const Code& code
     if (i + kWidth <= n) return Lanes<Number>::StoreBytes(code(x), codes + i);
     uint8_t rest[kWidth];
     Lanes<Number>::StoreBytes(code(x), rest);
-    std::memcpy(codes + i, rest, static_cast<size_t>(n - i));
+    for (int64_t k = 0; k < kWidth && i + k < n; ++k) codes[i + k] = rest[k];
   });
 }
 
