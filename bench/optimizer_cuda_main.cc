@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "bench/device_copies.h"
 #include "bench/device_cuda.h"
 #include "bench/flags.h"
 #include "bench/harness.h"
@@ -22,9 +23,7 @@
 namespace shardmesh::bench {
 namespace {
 
-constexpr int64_t kCopyBytes = 1 << 30;  // far beyond any cache
-constexpr int kStepsInARow = 4;          // as optimizer_rivals.py takes them
-constexpr int kSamples = 200;            // tiles that are compared with the reference
+constexpr int kSamples = 200;  // tiles that are compared with the reference
 constexpr double kShareGoal = 0.90;
 
 constexpr StepFormats kFp32 = {WeightFormat::kFp32, StateFormat::kFp32, Format::kFp32};
@@ -51,10 +50,6 @@ struct Flags : CommonFlags {
   std::string python;
 };
 
-absl::Status StatusOf(const char* error) {
-  return error == nullptr ? absl::OkStatus() : absl::InternalError(absl::StrCat("the device: ", error));
-}
-
 class OptimizerCudaBench {
  public:
   explicit OptimizerCudaBench(const Flags& flags) : flags_(flags), report_("bench/optimizer_cuda: one AdamW step") {}
@@ -63,19 +58,16 @@ class OptimizerCudaBench {
  private:
   void MakeModel();
   absl::Status MakeJobs();
-  absl::Status AddBounds();
   void AddRivals();
   absl::Status MakeRivals();
-  absl::StatusOr<double> SecondsOnDevice(const std::function<absl::Status()>& work, int times);
-  void AddRows(int64_t copied_bytes);
+  void AddRows();
 
   const Flags flags_;
-  DeviceTimer timer_;
+  DeviceCopies copies_;
   std::vector<NamedShape> parameters_;
   std::vector<int64_t> sizes_;
   int64_t num_elements_ = 0;
   std::map<std::string, std::unique_ptr<OptimizerCudaJob>> jobs_;
-  std::unique_ptr<DeviceBlock> from_, to_;  // of the copies
   std::unique_ptr<Rival> rivals_;
   std::map<std::string, bool> made_;
   Rounds rounds_;
@@ -97,15 +89,6 @@ void OptimizerCudaBench::MakeModel() {
                                static_cast<double>(num_elements_)));
 }
 
-// On the device's clock, of one of `times` in a row: what the processor does for one lies behind the one before.
-absl::StatusOr<double> OptimizerCudaBench::SecondsOnDevice(const std::function<absl::Status()>& work, int times) {
-  double seconds = 0;
-  RETURN_IF_ERROR(StatusOf(timer_.Start()));
-  for (int i = 0; i < times; ++i) RETURN_IF_ERROR(work());
-  RETURN_IF_ERROR(StatusOf(timer_.Stop(&seconds)));
-  return seconds / times;
-}
-
 absl::Status OptimizerCudaBench::MakeJobs() {
   for (const StepFormats& formats : kOurs) {
     ASSIGN_OR_RETURN(auto job, OptimizerCudaJob::Create(sizes_, formats));
@@ -113,29 +96,11 @@ absl::Status OptimizerCudaBench::MakeJobs() {
     RETURN_IF_ERROR(Annotate(job->Verify(kSamples), "verifying"));
     OptimizerCudaJob* raw = job.get();
     rounds_.Add(formats.ToString(),
-                [this, raw] { return SecondsOnDevice([raw] { return raw->Step(); }, kStepsInARow); });
+                [this, raw] { return copies_.SecondsOnDevice([raw] { return raw->Step(); }, kStepsInARow); });
     jobs_[formats.ToString()] = std::move(job);
   }
   report_.Note(
       absl::StrCat("Verified first: ", kSamples, " tiles of each job have the reference's bits after 3 steps."));
-  return absl::OkStatus();
-}
-
-absl::Status OptimizerCudaBench::AddBounds() {
-  from_ = std::make_unique<DeviceBlock>(kCopyBytes);
-  to_ = std::make_unique<DeviceBlock>(kCopyBytes);
-  if (from_->data() == nullptr || to_->data() == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat("no ", 2 * kCopyBytes, " bytes on the device for the copies"));
-  }
-  RETURN_IF_ERROR(StatusOf(FillZero(from_->data(), kCopyBytes)));
-  const auto add = [this](const char* name, const char* (*copy)(void*, const void*, int64_t)) {
-    rounds_.Add(name, [this, copy] {
-      const auto once = [this, copy] { return StatusOf(copy(to_->data(), from_->data(), kCopyBytes)); };
-      return SecondsOnDevice(once, kStepsInARow);
-    });
-  };
-  add("driver", CopyByDriver);
-  add("kernel", CopyByKernel);
   return absl::OkStatus();
 }
 
@@ -168,16 +133,10 @@ void OptimizerCudaBench::AddRivals() {
   }
 }
 
-void OptimizerCudaBench::AddRows(int64_t copied_bytes) {
-  const double gigabytes = static_cast<double>(copied_bytes) * 1e-9;
-  std::vector<double> fastest;  // of the two copies, round by round
-  for (size_t i = 0; i < rounds_.seconds("driver").size(); ++i) {
-    fastest.push_back(std::min(rounds_.seconds("driver")[i], rounds_.seconds("kernel")[i]));
-  }
+void OptimizerCudaBench::AddRows() {
   for (const StepFormats& formats : kOurs) {
     const double moved = formats.MovedBytes() * static_cast<double>(num_elements_);
-    std::vector<double> bound = fastest;
-    for (double& seconds : bound) seconds *= moved / static_cast<double>(copied_bytes);
+    const std::vector<double> bound = DeviceCopies::SecondsToMove(moved, rounds_);
     const std::vector<double>& ours = rounds_.seconds(formats.ToString());
     report_.Add(Compare(absl::StrCat(formats.ToString(), ", share of a copy's speed, ms"), ours, bound, 1e3,
                         Goal::AtLeast(kShareGoal)));
@@ -190,9 +149,7 @@ void OptimizerCudaBench::AddRows(int64_t copied_bytes) {
     report_.Add(
         Compare(absl::StrCat(ours, " / ", row.name, ", ms"), rounds_.seconds(ours), rounds_.seconds(row.rival), 1e3));
   }
-  report_.Note(absl::StrFormat("A copy of %.2f GB (read and written): driver %.0f GB/s, kernel %.0f GB/s.", gigabytes,
-                               gigabytes / SpreadOf(rounds_.seconds("driver")).median,
-                               gigabytes / SpreadOf(rounds_.seconds("kernel")).median));
+  report_.Note(DeviceCopies::Describe(rounds_));
 }
 
 absl::Status OptimizerCudaBench::Run() {
@@ -200,11 +157,11 @@ absl::Status OptimizerCudaBench::Run() {
   report_.Note(absl::StrCat("ms: a step of all tensors, on the device's clock, ", kStepsInARow, " in a row. ",
                             flags_.rounds, " rounds. ", DescribeDevice(), "; ", MachineNow(), "."));
   MakeModel();
-  RETURN_IF_ERROR(AddBounds());
+  RETURN_IF_ERROR(copies_.AddTo(rounds_));
   RETURN_IF_ERROR(MakeJobs());
   AddRivals();
   RETURN_IF_ERROR(rounds_.Measure(1, flags_.rounds));
-  AddRows(2 * kCopyBytes);
+  AddRows();
   return report_.Publish(flags_.json);
 }
 

@@ -26,7 +26,7 @@ Folder::~Folder() {
 }
 
 absl::StatusOr<std::unique_ptr<Service>> Service::Start(const std::string& folder, const std::string& worker_listen,
-                                                        int core) {
+                                                        int core, absl::Duration spin) {
   std::unique_ptr<Service> service(new Service);
   const std::string coordinator_file = folder + "/coordinator", worker_file = folder + "/worker";
   ASSIGN_OR_RETURN(service->coordinator_,
@@ -34,13 +34,15 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const std::string& folde
                                    folder + "/state.db", "--address-file", coordinator_file, "--log-level", "warn"},
                                   core));
   ASSIGN_OR_RETURN(const std::string address, service->coordinator_->AwaitFile(coordinator_file, kPatience));
-  ASSIGN_OR_RETURN(service->worker_,
-                   Process::Start({ProgramPath("worker/shardmesh-worker"), "--coordinator", address, "--name", "w0",
-                                   "--listen", worker_listen, "--local-dir", folder + "/local", "--address-file",
-                                   worker_file, "--log-level", "warn"},
-                                  core));
+  ASSIGN_OR_RETURN(service->worker_, Process::Start({ProgramPath("worker/shardmesh-worker"), "--coordinator", address,
+                                                     "--name", "w0", "--listen", worker_listen, "--local-dir",
+                                                     folder + "/local", "--address-file", worker_file, "--log-level",
+                                                     "warn", "--spin", absl::StrCat(absl::ToDoubleSeconds(spin))},
+                                                    core));
   RETURN_IF_ERROR(service->worker_->AwaitFile(worker_file, kPatience).status());
-  ASSIGN_OR_RETURN(Client client, Client::Connect(address));
+  ClientOptions options;
+  options.spin = spin;
+  ASSIGN_OR_RETURN(Client client, Client::Connect(address, std::move(options)));
   service->client_ = std::make_unique<Client>(std::move(client));
   return service;
 }

@@ -28,10 +28,10 @@ class Folder {
 
 class Service {
  public:
-  // Both processes on `core`, the worker listening on `worker_listen`. `folder` is for their files. Errors of Process
-  // and of the client.
+  // Both processes on `core`, the worker listening on `worker_listen`. `folder` is for their files. `spin`: of the
+  // worker and of the client. Errors of Process and of the client.
   static absl::StatusOr<std::unique_ptr<Service>> Start(const std::string& folder, const std::string& worker_listen,
-                                                        int core);
+                                                        int core, absl::Duration spin = absl::ZeroDuration());
 
   Client& client() { return *client_; }
   // The worker's processor time so far.

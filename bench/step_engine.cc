@@ -12,12 +12,13 @@ namespace shardmesh::bench {
 std::unique_ptr<StepProtocol> NewStepProtocol(const StepJob& job) {
   std::vector<std::string> names;
   for (int rank = 0; rank < job.plan.num_ranks(); ++rank) names.push_back(absl::StrCat("w", rank));
-  return std::make_unique<StepProtocol>(job.host.control(), &job.spec, &job.plan, std::move(names));
+  return std::make_unique<StepProtocol>(job.host.control(), &job.host.doorbell(), &job.spec, &job.plan,
+                                        std::move(names));
 }
 
 StepEngine::StepEngine(StepJob& job, int rank) : protocol(NewStepProtocol(job)) {
   pass = std::make_unique<Pass>(job.spec, job.plan, job.plan.PlaceOf(Rank(rank)), job.host, job.shards[rank], 1);
-  engine = std::make_unique<Engine>(*protocol, *pass, Rank(rank), absl::Seconds(60), [] {});
+  engine = std::make_unique<Engine>(*protocol, *pass, Rank(rank), EngineOptions());
   protocol->SignOfLife(Rank(rank), MonotonicNanos(), getpid());
   staged = engine->StageInitial(job.InitialPiece(rank), 1).ok();
 }

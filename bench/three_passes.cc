@@ -37,8 +37,8 @@ absl::StatusOr<std::unique_ptr<ThreePasses>> ThreePasses::Create(const StepJob& 
     std::vector<Piece> pieces;
     int64_t at = 0;
     for (int b = 0; b < static_cast<int>(job.plan.buckets().size()); ++b) {
-      const int64_t size = job.plan.buckets()[b].shard_elements;
-      for (const Run& run : job.plan.RunsIn(b, shard * size, (shard + 1) * size)) {
+      const Bucket& bucket = job.plan.buckets()[b];
+      for (const Run& run : job.plan.RunsIn(b, bucket.begin(shard), bucket.end(shard))) {
         pieces.push_back({b, run, at});
         at += run.num_elements;
       }

@@ -41,8 +41,9 @@ Granules Count(const LayoutTensor& tensor) {
   if (tensor.granule.kind == GranuleKind::kBlock) all.size = given * given;
   if (tensor.granule.kind == GranuleKind::kRows || tensor.granule.kind == GranuleKind::kWhole) {
     const int64_t piece = columns * (tensor.granule.kind == GranuleKind::kRows ? given : rows);
+    all.owned = tensor.granule.kind == GranuleKind::kWhole && elements == rows * columns;
     all.size = piece;
-    while (all.size % 64 != 0) all.size += piece;
+    while (all.size % (all.owned ? 256 : 64) != 0) all.size += all.owned ? 1 : piece;
   }
   if (tensor.granule.kind == GranuleKind::kBlock) {
     int64_t blocks = 0;
@@ -53,7 +54,6 @@ Granules Count(const LayoutTensor& tensor) {
   } else {
     while (all.stored < elements) all.stored += all.size;
   }
-  all.owned = tensor.granule.kind == GranuleKind::kWhole && elements == rows * columns;
   return all;
 }
 

@@ -28,7 +28,13 @@ absl::StatusOr<GatherFormat> ParseGatherFormat(absl::string_view name) {
                                                  "\" is no gather format; there are ", absl::StrJoin(kNames, ", ")));
 }
 
-Format GatheredFormat(WeightFormat format) { return format == WeightFormat::kFp32 ? Format::kFp32 : Format::kBf16; }
+Format GatheredFormat(WeightFormat format) {
+  return format == WeightFormat::kFp32 || format == WeightFormat::kInt8Row ? Format::kFp32 : Format::kBf16;
+}
+
+GatherFormat GatherOf(WeightFormat weights, GatherFormat gather) {
+  return weights == WeightFormat::kInt8Row && gather == GatherFormat::kStored ? GatherFormat::kInt8Row : gather;
+}
 
 int64_t GatheredCodeBytes(Format stored, GatherFormat gather, int64_t num_elements) {
   if (gather == GatherFormat::kStored) return num_elements * BytesPerElement(stored);
@@ -38,6 +44,16 @@ int64_t GatheredCodeBytes(Format stored, GatherFormat gather, int64_t num_elemen
 int64_t GatheredScaleBytes(GatherFormat gather) {
   if (gather == GatherFormat::kStored) return 0;
   return gather == GatherFormat::kMx8 || gather == GatherFormat::kNf4 ? 1 : 4;
+}
+
+int64_t Nf4FactorsOffset(int64_t num_scales) { return (num_scales + 3) / 4 * 4; }
+
+int64_t Nf4MeanOffset(int64_t num_scales) {
+  return Nf4FactorsOffset(num_scales) + (num_scales + kNf4FactorBlocks - 1) / kNf4FactorBlocks * 4;
+}
+
+int64_t GatheredScalesBytes(GatherFormat gather, int64_t num_scales) {
+  return gather == GatherFormat::kNf4 ? Nf4MeanOffset(num_scales) + 4 : num_scales * GatheredScaleBytes(gather);
 }
 
 absl::StatusOr<ScaleBlocks> ScaleBlocksOf(GatherFormat gather, absl::Span<const int64_t> shape) {
@@ -61,11 +77,13 @@ absl::StatusOr<ScaleBlocks> ScaleBlocksOf(GatherFormat gather, absl::Span<const 
     case GatherFormat::kMx8:
       if (columns % kMxBlock != 0) return Misfit(gather, shape, "rows of multiples of 32 elements");
       return ScaleBlocks{elements, 1, kMxBlock, elements / kMxBlock};
-    case GatherFormat::kStored:
     case GatherFormat::kNf4:
+      return ScaleBlocks{elements, 1, std::min(kNf4BlockElements, elements),
+                         (elements + kNf4BlockElements - 1) / kNf4BlockElements};
+    case GatherFormat::kStored:
       break;
   }
-  return absl::UnimplementedError("a job cannot gather nf4 yet; take fp8_tensor, fp8_row, fp8_block, mx8 or int8_row");
+  return ScaleBlocks();
 }
 
 std::vector<int64_t> ScaleShape(GatherFormat gather, absl::Span<const int64_t> shape) {
@@ -83,6 +101,8 @@ std::vector<int64_t> ScaleShape(GatherFormat gather, absl::Span<const int64_t> s
     case GatherFormat::kMx8:
       dims.back() /= kMxBlock;
       return dims;
+    case GatherFormat::kNf4:
+      return {ScaleBlocksOf(gather, shape)->num_blocks};
     default:
       return {};
   }

@@ -32,6 +32,10 @@ TEST(GatherFormatTest, Bytes) {
   EXPECT_EQ(GatheredScaleBytes(GatherFormat::kStored), 0);
   EXPECT_EQ(GatheredScaleBytes(GatherFormat::kInt8Row), 4);
   EXPECT_EQ(GatheredScaleBytes(GatherFormat::kMx8), 1);
+  EXPECT_EQ(GatheredScalesBytes(GatherFormat::kStored, 0), 0);
+  EXPECT_EQ(GatheredScalesBytes(GatherFormat::kInt8Row, 7), 28);
+  EXPECT_EQ(GatheredScalesBytes(GatherFormat::kNf4, 1), 4 + 4 + 4);
+  EXPECT_EQ(GatheredScalesBytes(GatherFormat::kNf4, 257), 260 + 2 * 4 + 4);
 }
 
 TEST(GatherFormatTest, ShapesThatDoNotFit_AreRefused) {
@@ -45,7 +49,7 @@ TEST(GatherFormatTest, ShapesThatDoNotFit_AreRefused) {
       {GatherFormat::kFp8Block, {2, 128, 128}, Code::kInvalidArgument, "matrices"},
       {GatherFormat::kMx8, {32, 33}, Code::kInvalidArgument, "rows of multiples of 32"},
       {GatherFormat::kMx8, {}, Code::kInvalidArgument, "shape [] cannot be gathered as mx8"},
-      {GatherFormat::kNf4, {64}, Code::kUnimplemented, "cannot gather nf4 yet"},
+      {GatherFormat::kNf4, {0}, Code::kInvalidArgument, "nf4, which codes tensors with elements"},
   };
   for (const auto& [gather, shape, code, message] : cases) {
     EXPECT_THAT(ScaleBlocksOf(gather, shape).status(), StatusIs(code, HasSubstr(message)));
@@ -63,6 +67,8 @@ int64_t BlockOf(GatherFormat gather, int64_t columns, int64_t e) {
       return e / columns / 128 * ((columns + 127) / 128) + e % columns / 128;
     case GatherFormat::kMx8:
       return e / 32;
+    case GatherFormat::kNf4:
+      return e / 64;
     default:
       return 0;
   }

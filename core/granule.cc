@@ -129,8 +129,9 @@ absl::StatusOr<GranuleCut> CutIntoGranules(absl::Span<const int64_t> shape, cons
       return absl::InvalidArgumentError(absl::StrCat("granule ", granule.ToString(), " of rows of ", shape.back(),
                                                      " elements has more than ", kMaxTensorElements, " elements"));
     }
-    cut.granule_elements = std::lcm(rows * shape.back(), kGroupElements);
     cut.owned = granule.kind == GranuleKind::kWhole && cut.num_elements == rows * shape.back();
+    cut.granule_elements = cut.owned ? CeilDiv(cut.num_elements, kOwnedAlignment) * kOwnedAlignment
+                                     : std::lcm(rows * shape.back(), kGroupElements);
   }
   cut.num_granules = CeilDiv(cut.num_elements, cut.granule_elements);
   return cut;

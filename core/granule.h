@@ -8,6 +8,8 @@
 //   whole       the matrix (the last two dimensions)          Muon
 //
 // Every granule is a multiple of kGroupElements, the unit of random draws, so groups of rows grow until they are one.
+// A matrix that goes to one owner is filled up to kOwnedAlignment instead, the longest block of a format: nothing lies
+// behind it in its granule.
 //
 // How a tensor lies in its bucket: row-major, with one exception. A tensor of `block` granules lies block by block (the
 // blocks row-major, the elements of a block row-major, blocks at the edge filled up with zeros): a block is then
@@ -29,6 +31,7 @@ namespace shardmesh {
 inline constexpr int64_t kMaxTensorElements = int64_t{1} << 40;
 inline constexpr int64_t kMaxGranuleSize = int64_t{1} << 32;
 inline constexpr int64_t kMaxBlockSide = 1 << 16;
+inline constexpr int64_t kOwnedAlignment = 256;
 
 enum class GranuleKind { kFlat, kRows, kBlock, kWhole };
 

@@ -53,6 +53,8 @@ TEST(Cut, Block_FillsUpTheEdges) {
 TEST(Cut, Whole_OneMatrixIsOwned_AStackIsCutBetweenMatrices) {
   EXPECT_TRUE(Cut({30, 40}, "whole").owned);
   EXPECT_EQ(Cut({30, 40}, "whole").num_granules, 1);
+  EXPECT_EQ(Cut({30, 40}, "whole").granule_elements, 1280);
+  EXPECT_EQ(Cut({37, 53}, "whole").padded_elements(), 2048) << "not 64 of them";
   const GranuleCut stack = Cut({8, 32, 64}, "whole");
   EXPECT_FALSE(stack.owned);
   EXPECT_EQ(stack.granule_elements, 32 * 64);

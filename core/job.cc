@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "core/muon.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -47,11 +48,29 @@ absl::Status ValidateParameter(int index, const ParameterSpec& p, int num_groups
     return absl::InvalidArgumentError(
         absl::StrCat(who, ": group ", p.group, " is none of the job's: 0 to ", num_groups - 1));
   }
-  if (p.format == WeightFormat::kInt8Row) {
-    return absl::UnimplementedError(
-        absl::StrCat(who, ": a job cannot hold int8_row weights yet; take bf16_sr or bf16+8sr"));
+  if (p.format == WeightFormat::kInt8Row && p.gather != GatherFormat::kStored && p.gather != GatherFormat::kInt8Row) {
+    return absl::UnimplementedError(absl::StrCat(who, ": int8_row weights are gathered as they are stored; as ",
+                                                 GatherFormatName(p.gather), " they are not yet"));
   }
   return Annotate(ScaleBlocksOf(p.gather, p.shape).status(), who);
+}
+
+// Muon steps matrices, each as a whole; in torch.optim.Muon too everything else is an error.
+absl::Status ValidateMuon(const JobSpec& job, const ParameterSpec& p) {
+  if (!p.tied_to.empty() || !job.IsMuon(p)) return absl::OkStatus();
+  const std::string who = absl::StrCat("parameter ", Quoted(p.name), " is stepped by muon (group ", p.group, "), but ");
+  if (p.shape.size() != 2) {
+    return absl::InvalidArgumentError(absl::StrCat(who, "has the shape ", ShapeString(p.shape),
+                                                   "; muon steps matrices: reshape it to two dimensions, or give it a "
+                                                   "group of another optimizer, such as adamw"));
+  }
+  if (p.format == WeightFormat::kInt8Row) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(who, "has int8_row weights, whose scales are of rows; take bf16_sr, or another optimizer"));
+  }
+  if (BoundedElements(p.shape) <= kMaxMuonElements) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(who, "has the shape ", ShapeString(p.shape), "; matrices of muon have at most 2^31 elements"));
 }
 
 // "[3,5] bf16_sr", its states where they are not fp32, and what it is gathered as where that is not as stored.
@@ -77,6 +96,7 @@ absl::Status ValidateParameters(const JobSpec& job) {
       return absl::AlreadyExistsError(
           absl::StrCat("parameters ", it->second, " and ", i, " have one canonical name ", Quoted(p.name)));
     }
+    RETURN_IF_ERROR(ValidateMuon(job, p));
     total += BoundedElements(p.shape);
     if (total > kMaxJobElements) return absl::ResourceExhaustedError("the job has more than 2^42 elements");
   }
@@ -92,29 +112,16 @@ absl::Status ValidateParameters(const JobSpec& job) {
   return absl::OkStatus();
 }
 
-// The optimizers of all groups. A message names the group where there is more than one.
+// The optimizers of all groups.
 absl::Status ValidateGroups(const JobSpec& job) {
   if (job.num_groups() > kMaxGroups) {
     return absl::ResourceExhaustedError(absl::StrCat(job.num_groups(), " parameter groups; at most ", kMaxGroups));
   }
-  for (int g = 0; g < job.num_groups(); ++g) {
-    const OptimizerHyper& hyper = job.group(g);
-    RETURN_IF_ERROR(job.ValidateGroup(g, hyper));
-    if (hyper.kind != job.optimizer.kind) {
-      return absl::InvalidArgumentError(absl::StrCat("group ", g, " is stepped by ", OptimizerName(hyper.kind),
-                                                     ", group 0 by ", OptimizerName(job.optimizer.kind),
-                                                     "; all groups of a job have one optimizer"));
-    }
-    if (NumStates(hyper) != NumStates(job.optimizer)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "group ", g, " has ", NumStates(hyper), " optimizer states (amsgrad ", hyper.amsgrad, ", momentum ",
-          hyper.momentum, "), group 0 has ", NumStates(job.optimizer), " (amsgrad ", job.optimizer.amsgrad,
-          ", momentum ", job.optimizer.momentum, "); all groups of a job have the same"));
-    }
-  }
-  if (job.optimizer.kind != OptimizerKind::kMuon) return absl::OkStatus();
-  return absl::UnimplementedError("a job cannot be stepped by muon yet; take adamw, adam, lion or sgd");
+  for (int g = 0; g < job.num_groups(); ++g) RETURN_IF_ERROR(job.ValidateGroup(g, job.group(g)));
+  return absl::OkStatus();
 }
+
+absl::string_view ResidencyName(Residency residency) { return residency == Residency::kFull ? "full" : "bucket"; }
 
 absl::string_view PolicyName(NonFinitePolicy policy) { return policy == NonFinitePolicy::kSkip ? "skip" : "fail"; }
 
@@ -226,12 +233,29 @@ absl::Status JobSpec::Validate() const {
     return absl::InvalidArgumentError(
         absl::StrCat("publish_every is ", publish_every, "; it is 1 to ", kMaxPublishEvery));
   }
+  if (check_every < 0 || check_every > kMaxCheckEvery) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("check_every is ", check_every, "; it is 0 (nothing is checked) to ", kMaxCheckEvery));
+  }
+  if (prefetch_buckets < 1 || prefetch_buckets > kMaxPrefetchBuckets) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("prefetch_buckets is ", prefetch_buckets, "; it is 1 to ", kMaxPrefetchBuckets));
+  }
   return absl::OkStatus();
 }
 
 absl::Status JobSpec::ValidateGroup(int index, const OptimizerHyper& hyper) const {
-  const absl::Status status = shardmesh::Validate(hyper);
+  absl::Status status = shardmesh::Validate(hyper);
+  if (status.ok() && hyper.kind == OptimizerKind::kMuon) status = ComputeMuonScalars(hyper, {}, 1, 1).status();
   return more_groups.empty() ? status : Annotate(status, absl::StrCat("group ", index));
+}
+
+int JobSpec::NumStatesOf(const ParameterSpec& parameter) const {
+  return parameter.frozen ? 0 : NumStates(group(parameter.group));
+}
+
+bool JobSpec::IsMuon(const ParameterSpec& parameter) const {
+  return !parameter.frozen && group(parameter.group).kind == OptimizerKind::kMuon;
 }
 
 int JobSpec::StorageOf(int index) const {
@@ -253,7 +277,11 @@ std::string Difference(const JobSpec& there, const JobSpec& here) {
       Differs("non-finite policy", PolicyName(there.non_finite), PolicyName(here.non_finite), out) ||
       Differs("clip_norm", there.clip_norm, here.clip_norm, out) ||
       Differs("bucket_elements", there.bucket_elements, here.bucket_elements, out) ||
-      Differs("publish_every", there.publish_every, here.publish_every, out) || ParametersDiffer(there, here, out)) {
+      Differs("publish_every", there.publish_every, here.publish_every, out) ||
+      Differs("check_every", there.check_every, here.check_every, out) ||
+      Differs("residency", ResidencyName(there.residency), ResidencyName(here.residency), out) ||
+      Differs("prefetch_buckets", there.prefetch_buckets, here.prefetch_buckets, out) ||
+      ParametersDiffer(there, here, out)) {
     return out;
   }
   return out;

@@ -17,7 +17,7 @@
 namespace shardmesh {
 
 inline constexpr int kMaxSlots = 128;
-inline constexpr int kMaxHostRanks = 64;  // of one job on one host, where all its workers are
+inline constexpr int kMaxHostRanks = 64;  // of one job, on one host or several
 inline constexpr int kMaxParameters = 100'000;
 inline constexpr int kMaxGroups = 16;
 inline constexpr int kMaxIdBytes = 128;
@@ -26,6 +26,9 @@ inline constexpr int64_t kMinBucketElements = 1024;
 inline constexpr int64_t kMaxBucketElements = int64_t{1} << 32;
 inline constexpr int64_t kDefaultBucketElements = int64_t{16} << 20;
 inline constexpr int kMaxPublishEvery = 1 << 30;
+inline constexpr int kMaxCheckEvery = 1 << 30;
+inline constexpr int64_t kMaxMuonElements = int64_t{1} << 31;  // of one matrix
+inline constexpr int kMaxPrefetchBuckets = 1 << 20;
 
 struct ParameterSpec {
   std::string name;            // canonical, unique in the job
@@ -45,14 +48,21 @@ enum class NonFinitePolicy {
   kFail,  // the slot is refused and may be written again
 };
 
+// What a host keeps of gathered weights and of gradients while a job trains. The same bits either way.
+enum class Residency {
+  kFull,    // all weights in the parameter window, whole gradient windows
+  kBucket,  // buckets in use: weights are gathered when a trainer acquires a bucket, gradients summed when it is
+            // declared
+};
+
 struct JobSpec {
   std::string name;
   MeshSpec mesh;
   int num_slots = 1;
   std::vector<ParameterSpec> parameters;  // the order is the tensor index of random draws
   Format gradient_format = Format::kBf16;
-  // Of parameter group 0, and of groups 1, 2, ...: all of one kind and one number of states. Their learning rates are
-  // those of steps that set none.
+  // Of parameter group 0, and of groups 1, 2, ..., each with an optimizer of its own. Their learning rates are those of
+  // steps that set none.
   OptimizerHyper optimizer = OptimizerHyper::Defaults(OptimizerKind::kAdamW);
   std::vector<OptimizerHyper> more_groups;
   uint64_t seed = 0;
@@ -60,13 +70,24 @@ struct JobSpec {
   int64_t bucket_elements = kDefaultBucketElements;
   double clip_norm = 0;   // gradients are scaled so that the norm of all is at most this; 0: not scaled
   int publish_every = 1;  // a version is published at each multiple of it, and at step 0
+  // Against silent corruption; 0: not looked for. In each step one chunk of weights and states of so many is computed
+  // twice, and compared with what was written when it is read next; the replicas of a job that has them are compared
+  // after each multiple (docs/failure.md).
+  int check_every = 0;
+  Residency residency = Residency::kFull;
+  // With kBucket: buckets that a trainer may hold, and declare, beyond the one that it works on; 1 or more.
+  int prefetch_buckets = 1;
 
   // InvalidArgument or ResourceExhausted: the first wrong value, with its name and what would be right. Unimplemented:
-  // what only shardmesh.numerics does yet (Muon, int8_row weights, nf4).
+  // what only shardmesh.numerics does yet (int8_row weights that are gathered in other codes than their own).
   absl::Status Validate() const;
 
   int num_groups() const { return 1 + static_cast<int>(more_groups.size()); }
   const OptimizerHyper& group(int index) const { return index == 0 ? optimizer : more_groups[index - 1]; }
+
+  // Of a parameter that is not tied: its optimizer states; whether Muon steps it, whole matrix by whole matrix.
+  int NumStatesOf(const ParameterSpec& parameter) const;
+  bool IsMuon(const ParameterSpec& parameter) const;
 
   // Validate(hyper), as the optimizer of a group: with more than one, the message names it.
   absl::Status ValidateGroup(int index, const OptimizerHyper& hyper) const;

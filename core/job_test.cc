@@ -89,8 +89,11 @@ TEST(JobTest, BadValue_ErrorNamesItAndWhatWouldBeRight) {
        "parameter \"t\" is frozen, but is tied to \"w\", which is not; freeze both or neither"},
       {[](JobSpec& j) { j.parameters[0].frozen = true; }, Code::kInvalidArgument,
        "parameter \"t\" is not frozen, but is tied to \"w\", which is; freeze"},
-      {[](JobSpec& j) { j.parameters[1].format = WeightFormat::kInt8Row; }, Code::kUnimplemented,
-       "parameter 1 \"b\": a job cannot hold int8_row weights yet"},
+      {[](JobSpec& j) {
+         j.parameters[1].format = WeightFormat::kInt8Row;
+         j.parameters[1].gather = GatherFormat::kFp8Row;
+       },
+       Code::kUnimplemented, "parameter 1 \"b\": int8_row weights are gathered as they are stored; as fp8_row they"},
       {[](JobSpec& j) { j.parameters[1].group = 1; }, Code::kInvalidArgument,
        "parameter 1 \"b\": group 1 is none of the job's: 0 to 0"},
       {[](JobSpec& j) { j.parameters[2].group = -7; }, Code::kInvalidArgument, "parameter 2 \"t\": group -7 is none"},
@@ -106,26 +109,33 @@ TEST(JobTest, BadValue_ErrorNamesItAndWhatWouldBeRight) {
          j.optimizer.lr = -0.5;
        },
        Code::kInvalidArgument, "group 0: adamw: AdamW: lr is -0.5"},
-      {[](JobSpec& j) { j.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kLion)}; }, Code::kInvalidArgument,
-       "group 1 is stepped by lion, group 0 by adamw; all groups"},
-      {[](JobSpec& j) {
-         j.more_groups.assign(1, j.optimizer);
-         j.more_groups[0].amsgrad = true;
-       },
-       Code::kInvalidArgument, "group 1 has 3 optimizer states (amsgrad 1, momentum 0), group 0 has 2 (amsgrad 0"},
-      {[](JobSpec& j) {
-         j.optimizer = OptimizerHyper::Defaults(OptimizerKind::kSgd);
-         j.optimizer.momentum = 0.5;
-         j.more_groups.assign(1, OptimizerHyper::Defaults(OptimizerKind::kSgd));
-       },
-       Code::kInvalidArgument, "group 1 has 0 optimizer states (amsgrad 0, momentum 0), group 0 has 1"},
       {[](JobSpec& j) { j.parameters[0].gather = GatherFormat::kMx8; }, Code::kInvalidArgument,
        "parameter 0 \"w\": shape [3,5] cannot be gathered as mx8, which codes rows of multiples of 32"},
-      {[](JobSpec& j) { j.parameters[0].gather = GatherFormat::kNf4; }, Code::kUnimplemented,
-       "parameter 0 \"w\": a job cannot gather nf4 yet"},
       {[](JobSpec& j) { j.parameters[0].gather = GatherFormat::kFp8Row; }, Code::kInvalidArgument,
        "[3,5] bf16_sr, not [3,5] bf16_sr gathered as fp8_row"},
-      {[](JobSpec& j) { j.optimizer = OptimizerHyper::Defaults(OptimizerKind::kMuon); }, Code::kUnimplemented, "muon"},
+      {[](JobSpec& j) { j.optimizer = OptimizerHyper::Defaults(OptimizerKind::kMuon); }, Code::kInvalidArgument,
+       "parameter \"b\" is stepped by muon (group 0), but has the shape []; muon steps matrices: reshape it"},
+      {[](JobSpec& j) {
+         j.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kMuon)};
+         j.parameters[0] = {"w", {2, 3, 4}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kStored, 1};
+       },
+       Code::kInvalidArgument, "parameter \"w\" is stepped by muon (group 1), but has the shape [2,3,4]"},
+      {[](JobSpec& j) {
+         j.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kMuon)};
+         j.parameters[0] = {"w", {3, 4}, WeightFormat::kInt8Row, "", StateFormat::kFp32, GatherFormat::kStored, 1};
+       },
+       Code::kInvalidArgument, "has int8_row weights, whose scales are of rows; take bf16_sr"},
+      {[](JobSpec& j) {
+         j.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kMuon)};
+         j.parameters[0] = {"w", {1 << 16, 1 << 16}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kStored,
+                            1};
+       },
+       Code::kResourceExhausted, "[65536,65536]; matrices of muon have at most 2^31 elements"},
+      {[](JobSpec& j) {
+         j.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kMuon)};
+         j.more_groups[0].eps = 0;
+       },
+       Code::kInvalidArgument, "group 1: muon: eps is 0"},
       {[](JobSpec& j) {
          j.optimizer = OptimizerHyper::Defaults(OptimizerKind::kSgd);
          j.optimizer.nesterov = true;
@@ -143,12 +153,34 @@ TEST(JobTest, BadValue_ErrorNamesItAndWhatWouldBeRight) {
       {[](JobSpec& j) { j.clip_norm = 1e39; }, Code::kInvalidArgument, "clip_norm is 1e+39"},
       {[](JobSpec& j) { j.publish_every = 0; }, Code::kInvalidArgument, "publish_every is 0; it is 1 to 1073741824"},
       {[](JobSpec& j) { j.publish_every = kMaxPublishEvery + 1; }, Code::kInvalidArgument, "1073741825"},
+      {[](JobSpec& j) { j.check_every = -1; }, Code::kInvalidArgument,
+       "check_every is -1; it is 0 (nothing is checked)"},
+      {[](JobSpec& j) { j.check_every = kMaxCheckEvery + 1; }, Code::kInvalidArgument, "1073741825"},
+      {[](JobSpec& j) { j.prefetch_buckets = 0; }, Code::kInvalidArgument, "prefetch_buckets is 0; it is 1 to 1048576"},
   };
   for (const Case& c : cases) {
     JobSpec job = GoodJob();
     c.change(job);
     EXPECT_THAT(job.Validate(), StatusIs(c.code, HasSubstr(c.message)));
   }
+}
+
+TEST(JobTest, GroupsOfAnyOptimizers_AreAccepted) {
+  JobSpec job = GoodJob();
+  for (const OptimizerKind kind : {OptimizerKind::kMuon, OptimizerKind::kLion, OptimizerKind::kSgd}) {
+    job.more_groups.push_back(OptimizerHyper::Defaults(kind));
+  }
+  job.parameters = {{"matrix", {3, 5}, WeightFormat::kBf16Sr, "", StateFormat::kDyn8, GatherFormat::kFp8Block, 1},
+                    {"none", {0, 5}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kStored, 1},
+                    {"bias", {5}, WeightFormat::kInt8Row, "", StateFormat::kFp32, GatherFormat::kStored, 2},
+                    {"scale", {}, WeightFormat::kInt8Row, "", StateFormat::kFp32, GatherFormat::kInt8Row, 3},
+                    {"frozen", {7}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kStored, 1, true},
+                    {"tied", {5}, WeightFormat::kInt8Row, "bias", StateFormat::kFp32, GatherFormat::kStored, 1}};
+  EXPECT_OK(job.Validate());
+  EXPECT_EQ(job.NumStatesOf(job.parameters[0]), 1);
+  EXPECT_TRUE(job.IsMuon(job.parameters[0]));
+  EXPECT_EQ(job.NumStatesOf(job.parameters[3]), 0);
+  EXPECT_FALSE(job.IsMuon(job.parameters[4]));
 }
 
 TEST(JobTest, LargestValues_AreAccepted) {
@@ -197,6 +229,9 @@ TEST(JobTest, Difference_NamesEveryField) {
       {[](JobSpec& j) { j.bucket_elements = 2048; }, {}, "bucket_elements: 16777216 there, 2048 here"},
       {[](JobSpec& j) { j.clip_norm = 2; }, {}, "clip_norm: 0 there, 2 here"},
       {[](JobSpec& j) { j.publish_every = 2; }, {}, "publish_every: 1 there, 2 here"},
+      {[](JobSpec& j) { j.check_every = 2; }, {}, "check_every: 0 there, 2 here"},
+      {[](JobSpec& j) { j.residency = Residency::kBucket; }, {}, "residency: full there, bucket here"},
+      {[](JobSpec& j) { j.prefetch_buckets = 3; }, {}, "prefetch_buckets: 1 there, 3 here"},
       {[](JobSpec& j) { j.parameters.pop_back(); }, {}, "number of parameters: 3 there, 2 here"},
       {[](JobSpec& j) { j.parameters[0].name = "v"; }, {}, "name of parameter 0: \"w\" there, \"v\" here"},
       {[](JobSpec& j) { j.parameters[0].shape = {15}; }, {}, "parameter 0 \"w\": shape: [3,5] there, [15] here"},

@@ -1,9 +1,13 @@
 // Plan: where every element of a job lies. A pure function of the job's specification: each process computes it for
 // itself and compares hashes, so nothing per-rank is ever sent.
 //
-//   job      = a BucketLayout (core/bucket_layout.h): a space for each set of formats, other ones for what is frozen;
-//              granules of kBlockElements (no block of a coded state is cut), equal shards
-//   shard s  = elements [s * shard_elements, (s+1) * shard_elements) of every bucket
+//   job      = a BucketLayout (core/bucket_layout.h): a space for each set of formats and number of states, other ones
+//              for what is frozen and for what Muon steps. Granules:
+//                kBlockElements    so that no block of a coded state is cut
+//                whole rows        of int8_row weights, as many as are whole blocks too; of a tensor that has no more
+//                                  than those, all of it. A tensor of one dimension is one row
+//                the matrix        that Muon steps: one shard has it whole, chosen by core/owner_balance.h
+//   shard s  = elements [begin(s), end(s)) of every bucket: equal parts, of an owned bucket the matrices of shard s
 //   window   = every bucket as bytes, each starting at a multiple of the page size (parameter window: the codes of its
 //              gather format, and behind them the scales of its tensors, tensor after tensor; gradient window: in the
 //              job's gradient format, without frozen buckets)
@@ -49,8 +53,8 @@ struct Placement {
 struct Bucket {
   WeightFormat weights = WeightFormat::kFp32;
   StateFormat states = StateFormat::kFp32;
-  int64_t num_elements = 0;     // with padding; shard_elements * shards
-  int64_t shard_elements = 0;   // a multiple of kBlockElements
+  int64_t num_elements = 0;     // with padding; shard_elements * shards where it is not owned
+  int64_t shard_elements = 0;   // a multiple of kBlockElements; of an owned bucket: of its largest shard
   int64_t padding = 0;          // elements of no parameter
   int64_t weight_offset = 0;    // bytes from the start of the parameter window, a multiple of kPageBytes
   int64_t gradient_offset = 0;  // bytes from the start of a gradient window, a multiple of kPageBytes
@@ -58,13 +62,26 @@ struct Bucket {
   GatherFormat gather = GatherFormat::kStored;
   int64_t weight_bytes = 0;  // in the parameter window and in versions: codes and scales, to a multiple of 16
   bool frozen = false;       // of parameters that are never stepped: no gradients, no states
+  int num_states = 0;        // of its optimizers
+  int64_t granule_elements = kBlockElements;  // what no shard and no chunk of storage cuts; a multiple of it
+  int64_t row_elements = 1;                   // of int8_row weights
+  // Of whole matrices, which Muon steps: where each shard's elements begin, and the end of all. Empty: equal shards.
+  std::vector<int64_t> shard_begins;
 
-  bool coded() const { return gather != GatherFormat::kStored; }
+  bool owned() const { return !shard_begins.empty(); }
+  // A shard's elements: [begin, end).
+  int64_t begin(int shard) const { return owned() ? shard_begins[shard] : shard * shard_elements; }
+  int64_t end(int shard) const { return begin(shard + 1); }
+  int64_t size(int shard) const { return end(shard) - begin(shard); }
+
+  // Whether what windows hold is made of the stored weights, in a command of its own (worker/pass.h). Otherwise it is
+  // what is stored: fp32, bf16, or the codes and scales of int8_row.
+  bool coded() const { return gather != GatherFormat::kStored && weights != WeightFormat::kInt8Row; }
   // Of its weights as an optimizer step gives them to readers; where it is not coded, that of windows and publications.
   Format format() const { return GatheredFormat(weights); }
   // Bytes in a window from the bucket's start to an element's code. REQUIRES: a multiple of kBlockElements.
   int64_t CodeOffset(int64_t element) const { return GatheredCodeBytes(format(), gather, element); }
-  int64_t shard_gradients() const { return frozen ? 0 : shard_elements; }  // elements of a shard's gradient
+  int64_t gradients(int shard) const { return frozen ? 0 : size(shard); }  // elements of a shard's gradient
 };
 
 // A stretch of one tensor inside a shard.
@@ -91,9 +108,14 @@ class Plan {
   int64_t version_bytes() const { return version_bytes_; }    // every bucket's weights and scales, without page gaps
   int64_t total_elements() const { return total_elements_; }  // of all buckets, with padding
   Format gradient_format() const { return gradient_format_; }
-  int num_states() const { return num_states_; }  // of the optimizer
+  // As the job says; the layout does not depend on them.
+  int num_slots() const { return num_slots_; }
+  bool bucketed() const { return bucketed_; }  // Residency::kBucket
+  int prefetch_buckets() const { return prefetch_buckets_; }
   // Scales of coded weights that are made of a largest magnitude that several shards may share; mx8 has none of them.
+  // Those of frozen weights, which are placed once, come last.
   int64_t num_maxima() const { return num_maxima_; }
+  int64_t num_stepped_maxima() const { return num_stepped_maxima_; }
   bool coded() const;        // some bucket is
   bool steps_coded() const;  // some bucket is that is not frozen
   // Blocks of kBlockElements whose gradients are squared for the norm; 0 where it is not asked for.
@@ -109,13 +131,22 @@ class Plan {
   // REQUIRES: begin and end are multiples of kBlockElements within the bucket.
   std::vector<Run> RunsIn(int bucket, int64_t begin, int64_t end) const;
 
-  // Bytes of one shard's piece (see shard.proto): of its gradient, and of its weights as fp32, frozen ones included.
-  int64_t GradientPieceBytes() const;
-  int64_t InitialPieceBytes() const;
+  // The rows and columns of a tensor in an owned bucket.
+  std::pair<int64_t, int64_t> MatrixOf(int tensor) const;
+
+  // Bytes of the pages of a bucket in the parameter window, from its weight_offset, and in a gradient window, from its
+  // gradient_offset: no other bucket lies in them. REQUIRES: the bucket exists.
+  int64_t WeightPageBytes(int bucket) const;
+  int64_t GradientPageBytes(int bucket) const;
+
+  // Bytes of a shard's piece (see shard.proto): of its gradient, and of its weights as fp32, frozen ones included.
+  int64_t GradientPieceBytes(int shard) const;
+  int64_t InitialPieceBytes(int shard) const;
 
  private:
   explicit Plan(BucketLayout layout) : layout_(std::make_shared<const BucketLayout>(std::move(layout))) {}
-  int BucketOfNoElements(const ParameterSpec& parameter);
+  void AddBuckets(const JobSpec& job);
+  int BucketOfNoElements(const JobSpec& job, const ParameterSpec& parameter);
   absl::Status PlaceScales(const JobSpec& job);
 
   std::shared_ptr<const BucketLayout> layout_;            // shared by copies
@@ -127,10 +158,10 @@ class Plan {
   std::string hash_;
   int64_t window_bytes_ = 0, gradient_window_bytes_ = 0, version_bytes_ = 0, total_elements_ = 0;
   int64_t gradient_elements_ = 0;  // of all buckets that are not frozen
-  int64_t num_maxima_ = 0;
+  int64_t num_maxima_ = 0, num_stepped_maxima_ = 0;
   Format gradient_format_ = Format::kBf16;
-  int num_states_ = 0;
-  bool clips_ = false;
+  bool clips_ = false, bucketed_ = false;
+  int num_slots_ = 1, prefetch_buckets_ = 1;
 };
 
 }  // namespace shardmesh

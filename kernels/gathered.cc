@@ -16,6 +16,17 @@ __attribute__((noinline)) void EncodeReference(const GatheredRun& run, const std
 
 }  // namespace
 
+float Nf4Mean(const std::atomic<uint32_t>* maxima, int64_t num_blocks) {
+  double sum = 0;
+  bool finite = true;
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    const uint32_t bits = maxima[b].load(std::memory_order_relaxed);
+    finite = finite && bits < kInfinityBits;
+    sum += FloatOfBits(bits);
+  }
+  return finite ? static_cast<float>(sum / static_cast<double>(num_blocks)) : FloatOfBits(kNanBits);
+}
+
 void RaiseMaximaReference(const GatheredRun& run, std::atomic<uint32_t>* maxima) {
   if (run.gather != GatherFormat::kMx8) RaiseMaximaOf<float>(run, maxima);
 }

@@ -18,22 +18,26 @@
 namespace shardmesh {
 
 struct GatheredRun {
-  GatherFormat gather = GatherFormat::kFp8Tensor;  // neither stored nor nf4
+  GatherFormat gather = GatherFormat::kFp8Tensor;  // not stored
   const ScaleBlocks* blocks = nullptr;             // of the tensor
   Format format = Format::kFp32;                   // of the values: fp32 or bf16
   const void* values = nullptr;                    // at the run's first element
-  int64_t first_element = 0;                       // in the tensor; of mx8 a multiple of 32
+  int64_t first_element = 0;                       // in the tensor; of mx8 a multiple of 32, of nf4 of 64
   int64_t num_elements = 0;
+  float mean = 0;  // of nf4, for EncodeGathered: Nf4Mean of the tensor
 };
 
 // Raises each of the tensor's maxima to the largest magnitude (its bits as fp32, which order like it) of the run's
 // elements in that block: in any order and any number of times. Of mx8 there are none: nothing is done.
 void RaiseMaxima(const GatheredRun& run, std::atomic<uint32_t>* maxima);
 
+// Of nf4: the mean of a tensor's maxima, added in double in their order; NaN if one is not finite.
+float Nf4Mean(const std::atomic<uint32_t>* maxima, int64_t num_blocks);
+
 // A place that gets them.
 struct GatheredPlace {
   uint8_t* codes = nullptr;  // of the run
-  void* scales = nullptr;    // of the tensor: floats, or bytes of mx8
+  void* scales = nullptr;    // of the tensor: floats, bytes of mx8, or nf4's (core/gather_format.h); aligned to floats
 };
 
 // Writes to `count` places the run's codes, and the scales of those blocks whose first element it has.

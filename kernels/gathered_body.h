@@ -6,6 +6,7 @@
 
 #include "kernels/gathered.h"
 #include "kernels/rules/block_scales.h"
+#include "kernels/rules/four_bit.h"
 #include "kernels/rules/int8.h"
 #include "kernels/tile/lanes.h"
 #include "kernels/tile/states.h"
@@ -80,9 +81,58 @@ SHARDMESH_RULE float GatheredScaleOf(GatherFormat gather, uint32_t largest) {
                                           : Float8Scale<E4M3>(magnitude);
 }
 
+// The factor of 256 scales of nf4, or of the tensor's last, from block `first` on.
+SHARDMESH_RULE float Nf4FactorOf(const std::atomic<uint32_t>* maxima, int64_t first, int64_t num_blocks, float mean) {
+  const int64_t end = first + kNf4FactorBlocks < num_blocks ? first + kNf4FactorBlocks : num_blocks;
+  float largest = 0;
+  for (int64_t b = first; b < end; ++b) {
+    largest = Max(largest, Abs(FloatOfBits(maxima[b].load(std::memory_order_relaxed)) - mean));
+  }
+  return mean == mean && largest > 0 ? Divide(128.0f, largest) : 1.0f;
+}
+
+// Sixty-four elements, or the tensor's last, under their largest magnitude; two in a byte.
+template <class Number, class Value>
+SHARDMESH_RULE void EncodeNf4Block(const Value* values, int64_t n, float largest, uint8_t* codes) {
+  constexpr uint8_t kZero = 7;
+  uint8_t levels[kNf4BlockElements + 1];
+  memset(levels, kZero, sizeof(levels));
+  if (largest > 0) {
+    const auto code = [m = Number(largest)](Number x) { return EncodeFourBit<Nf4>(Divide(x, m)); };
+    EncodePiece<Number>(values, n, code, levels);
+  }
+  for (int64_t i = 0; i < n; i += 2) codes[i / 2] = static_cast<uint8_t>(levels[i] << 4 | levels[i + 1]);
+}
+
+template <class Number, class Value>
+void EncodeNf4As(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places, int count) {
+  const auto* const values = static_cast<const Value*>(run.values);
+  const int64_t num_blocks = run.blocks->num_blocks;
+  float factor = 0;
+  int64_t factor_of = -1;
+  ForEachPiece(*run.blocks, run.first_element, run.num_elements, [&](int64_t at, int64_t n, int64_t block, bool) {
+    const float largest = FloatOfBits(maxima[block].load(std::memory_order_relaxed));
+    EncodeNf4Block<Number>(values + at, n, largest, places[0].codes + at / 2);
+    if (const int64_t super = block / kNf4FactorBlocks; super != factor_of) {
+      factor_of = super;
+      factor = Nf4FactorOf(maxima, super * kNf4FactorBlocks, num_blocks, run.mean);
+    }
+    const auto scale = static_cast<int8_t>(run.mean == run.mean ? EncodeNf4Scale((largest - run.mean) * factor) : 0u);
+    for (int i = 0; i < count; ++i) {
+      auto* const scales = static_cast<uint8_t*>(places[i].scales);
+      memcpy(scales + block, &scale, 1);
+      if (block % kNf4FactorBlocks == 0) {
+        memcpy(scales + Nf4FactorsOffset(num_blocks) + block / kNf4FactorBlocks * 4, &factor, 4);
+      }
+      if (block == 0) memcpy(scales + Nf4MeanOffset(num_blocks), &run.mean, 4);
+    }
+  });
+}
+
 template <class Number, class Value>
 void EncodeGatheredAs(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
                       int count) {
+  if (run.gather == GatherFormat::kNf4) return EncodeNf4As<Number, Value>(run, maxima, places, count);
   const auto* const values = static_cast<const Value*>(run.values);
   uint8_t* const codes = places[0].codes;
   ForEachPiece(*run.blocks, run.first_element, run.num_elements,
@@ -104,7 +154,6 @@ void EncodeGatheredAs(const GatheredRun& run, const std::atomic<uint32_t>* maxim
                    encode([s = Number(scale)](Number x) { return EncodeMinifloat<E4M3>(x * s); });
                  }
                });
-  for (int i = 1; i < count; ++i) std::memcpy(places[i].codes, codes, static_cast<size_t>(run.num_elements));
 }
 
 template <class Number>
@@ -118,6 +167,9 @@ void EncodeGatheredOf(const GatheredRun& run, const std::atomic<uint32_t>* maxim
                       int count) {
   run.format == Format::kFp32 ? EncodeGatheredAs<Number, float>(run, maxima, places, count)
                               : EncodeGatheredAs<Number, uint16_t>(run, maxima, places, count);
+  const auto bytes =
+      static_cast<size_t>(run.gather == GatherFormat::kNf4 ? (run.num_elements + 1) / 2 : run.num_elements);
+  for (int i = 1; i < count; ++i) std::memcpy(places[i].codes, places[0].codes, bytes);
 }
 
 }  // namespace shardmesh

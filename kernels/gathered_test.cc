@@ -2,6 +2,7 @@
 #include "kernels/gathered.h"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "kernels/coded_fixture.h"
@@ -9,8 +10,8 @@
 namespace shardmesh {
 namespace {
 
-constexpr GatherFormat kGathers[] = {GatherFormat::kFp8Tensor, GatherFormat::kFp8Row, GatherFormat::kFp8Block,
-                                     GatherFormat::kMx8, GatherFormat::kInt8Row};
+constexpr GatherFormat kGathers[] = {GatherFormat::kFp8Tensor, GatherFormat::kFp8Row,  GatherFormat::kFp8Block,
+                                     GatherFormat::kMx8,       GatherFormat::kInt8Row, GatherFormat::kNf4};
 const std::vector<std::vector<int64_t>> kShapes = {{},        {1},        {7},         {320},       {300, 1},
                                                    {3, 96},   {130, 257}, {4, 3, 160}, {5, 1000},   {257, 128},
                                                    {2, 4097}, {64, 64},   {1, 32},     {1000, 1, 3}};
@@ -44,11 +45,28 @@ struct Gathered {
     const auto raise = reference ? RaiseMaximaReference : RaiseMaxima;
     visit([&](const GatheredRun& run) { raise(run, maxima.data()); });
     visit([&](const GatheredRun& run) { raise(run, maxima.data()); });  // again: nothing changes
-    visit([&](const GatheredRun& run) {
-      const GatheredPlace places[] = {{coded.codes() + run.first_element, coded.pointers[1]},
-                                      {copy.codes() + run.first_element, copy.pointers[1]}};
+    const bool nf4 = gather == GatherFormat::kNf4;
+    const float mean = nf4 ? Nf4Mean(maxima.data(), blocks.num_blocks) : 0;
+    std::vector<uint32_t> scales[2];
+    for (auto& each : scales) each.resize(GatheredScalesBytes(gather, blocks.num_blocks) / 4 + 1);
+    visit([&](GatheredRun run) {
+      run.mean = mean;
+      const int64_t at = nf4 ? run.first_element / 2 : run.first_element;
+      const GatheredPlace places[] = {{coded.codes() + at, scales[0].data()}, {copy.codes() + at, scales[1].data()}};
       (reference ? EncodeGatheredReference : EncodeGathered)(run, maxima.data(), places, 2);
     });
+    Split(gather, blocks.num_blocks, scales[0].data(), coded);
+    Split(gather, blocks.num_blocks, scales[1].data(), copy);
+  }
+
+  // The scales of a place, and what lies behind them, as the parts that Encode has.
+  static void Split(GatherFormat gather, int64_t num_scales, const void* place, Coded& to) {
+    const auto* const from = static_cast<const char*>(place);
+    std::memcpy(to.pointers[1], from, num_scales * GatheredScaleBytes(gather));
+    if (gather != GatherFormat::kNf4) return;
+    const int64_t factors = Nf4FactorsOffset(num_scales), mean = Nf4MeanOffset(num_scales);
+    std::memcpy(to.pointers[2], from + factors, mean - factors);
+    std::memcpy(to.pointers[3], from + mean, 4);
   }
 
   Coded coded, copy;
@@ -59,6 +77,7 @@ void ExpectEncoded(GatherFormat gather, const std::vector<int64_t>& shape, std::
     for (float& x : values) x = format == Format::kFp32 ? x : Bf16ToFloat(FloatToBf16Rne(x));
     Coded expected = Encoded(SpecOf(gather), shape, values);
     for (const int64_t length : {int64_t{32}, int64_t{256}, int64_t{4096}, int64_t{1} << 30}) {
+      if (gather == GatherFormat::kNf4 && length % kNf4BlockElements != 0) continue;
       SCOPED_TRACE(std::string(GatherFormatName(gather)) + " in runs of " + std::to_string(length));
       for (const bool reference : {false, true}) {
         Gathered gathered(gather, shape, format, values, length, reference);
@@ -87,7 +106,7 @@ TEST(GatheredTest, EveryFormatAndShape_IsWhatEncodeGives) {
   }
 }
 
-// One value that is not finite makes everything under its scale NaN, and nothing else.
+// One value that is not finite makes everything under its scale NaN, and nothing else. Tensors of nf4 share a mean.
 TEST(GatheredTest, ValuesThatAreNotFinite_AreNanUnderTheirScale) {
   const std::vector<int64_t> shape = {130, 160};
   for (const GatherFormat gather : kGathers) {
@@ -103,7 +122,9 @@ TEST(GatheredTest, ValuesThatAreNotFinite_AreNanUnderTheirScale) {
         int64_t bad_block = -1;
         ForEachPiece(blocks, 3 * 160 + 130, 1, [&](int64_t, int64_t, int64_t block, bool) { bad_block = block; });
         ForEachPiece(blocks, 0, Product(shape), [&](int64_t at, int64_t num, int64_t block, bool) {
-          for (int64_t i = at; i < at + num; ++i) ASSERT_EQ(std::isnan(decoded[i]), block == bad_block) << i;
+          for (int64_t i = at; i < at + num; ++i) {
+            ASSERT_EQ(std::isnan(decoded[i]), block == bad_block || gather == GatherFormat::kNf4) << i;
+          }
         });
       }
     }

@@ -41,7 +41,7 @@ void CopyBack(const StoredTile& from, const StoredTile& to, const StoredLayout& 
 }
 
 // The norm of an update, at least eps, from the sums of its tiles' squares. NaN when they are.
-__attribute__((noinline)) float Norm(const std::vector<float>& sums, int64_t num_tiles, float eps) {
+__attribute__((noinline)) float Norm(const float* sums, int64_t num_tiles, float eps) {
   const float squares = TreeSum<float>(static_cast<int>(num_tiles), [&](int tile) { return sums[tile]; });
   return Max(Sqrt(squares), eps);
 }
@@ -63,6 +63,52 @@ void TransposeColumns(const float* from, int64_t rows, int64_t columns, int64_t 
 
 }  // namespace
 
+// The tiles of a run.
+class MuonTiles {
+ public:
+  MuonTiles(const MuonKernels& kernels, const OptimizerContext& context, const MuonScalars& scalars,
+            const OptimizerRun& run)
+      : kernels_(kernels), scalars_(scalars), run_(run), plan_(PlanStep(context, run)) {}
+
+  int64_t size() const { return NumTiles(run_.num_elements); }
+
+  // Writes the tile's update, and the new momentum if `store`; returns the sum of its squares.
+  float Gather(int64_t i, float* update, bool store) const {
+    TileRun tile = TileAt(plan_, i);
+    alignas(64) uint8_t codes[4 * kTileElements], extra[2 * kTileElements];
+    if (IsWhole(i)) {
+      if (!store) tile.states_out[0] = {codes, extra};
+      return kernels_.gather(plan_, scalars_, tile, FirstElement(i), kTileElements, update);
+    }
+    const ShortTile last(plan_, i);
+    const int64_t elements = run_.num_elements - i * kTileElements;
+    const float squares = kernels_.gather(plan_, scalars_, last.tile(), FirstElement(i), elements, update);
+    if (store) CopyBack(last.tile().states_out[0], tile.states_out[0], plan_.states, elements);
+    return squares;
+  }
+
+  void Scatter(int64_t i, const float* update) const {
+    const TileRun tile = TileAt(plan_, i);
+    if (IsWhole(i)) return kernels_.scatter(plan_, scalars_, tile, FirstElement(i), kTileElements, update);
+    const ShortTile last(plan_, i);
+    const int64_t elements = run_.num_elements - i * kTileElements;
+    kernels_.scatter(plan_, scalars_, last.tile(), FirstElement(i), elements, update);
+    CopyBack(last.tile().weights_out, tile.weights_out, plan_.weights, elements);
+    for (int copy = 0; copy < run_.num_copies; ++copy) {
+      std::memcpy(tile.copies[copy], last.tile().copies[copy], plan_.weights.codes.BytesOf(elements));
+    }
+  }
+
+ private:
+  uint64_t FirstElement(int64_t tile) const { return run_.first_element + tile * kTileElements; }
+  bool IsWhole(int64_t tile) const { return (tile + 1) * kTileElements <= run_.num_elements; }
+
+  const MuonKernels& kernels_;
+  const MuonScalars& scalars_;
+  const OptimizerRun& run_;
+  const StepPlan plan_;
+};
+
 // One step.
 class MuonRun {
  public:
@@ -71,30 +117,34 @@ class MuonRun {
       : kernels_(kernels),
         scalars_(matrix.scalars),
         run_(run),
-        plan_(PlanStep(context, run)),
+        tiles_(kernels_, context, matrix.scalars, run),
         rows_(matrix.rows),
         columns_(matrix.columns),
         scratch_(scratch),
         parallel_(parallel) {}
 
   void Step() {
-    float *update = scratch_.matrices_[0].data(), *other = scratch_.matrices_[1].data();
-    Gather(update);
+    Update(/*store=*/true);
+    Scatter(scratch_.update(scalars_));
+  }
+
+  // The update, at scratch.update(); the new momentum if `store`.
+  void Update(bool store) {
+    float *update = scratch_.matrices_[0], *other = scratch_.matrices_[1];
+    Gather(update, store);
     Normalize(update);
     if (rows_ > columns_) {
       Transpose(update, rows_, columns_, other);
       std::swap(update, other);
     }
     const int64_t low = std::min(rows_, columns_), high = std::max(rows_, columns_);
-    const NewtonSchulzMemory memory = {update, other, scratch_.squares_[0].data(), scratch_.squares_[1].data(),
+    const NewtonSchulzMemory memory = {update, other, scratch_.squares_[0], scratch_.squares_[1],
                                        scratch_.gemm_.data()};
     float* result = Orthogonalize(low, high, memory);
     if (rows_ > columns_) {
       other = result == update ? other : update;
       Transpose(result, low, high, other);
-      result = other;
     }
-    Scatter(result);
   }
 
  private:
@@ -108,48 +158,22 @@ class MuonRun {
     });
   }
 
-  uint64_t FirstElement(int64_t tile) const { return run_.first_element + tile * kTileElements; }
-  bool IsWhole(int64_t tile) const { return (tile + 1) * kTileElements <= run_.num_elements; }
-
-  void Gather(float* update) {
-    parallel_.ForRanges(NumTiles(run_.num_elements), [&](int, int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) scratch_.sums_[i] = GatherTile(i, update + i * kTileElements);
+  void Gather(float* update, bool store) {
+    parallel_.ForRanges(tiles_.size(), [&](int, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) scratch_.sums_[i] = tiles_.Gather(i, update + i * kTileElements, store);
     });
-  }
-
-  float GatherTile(int64_t i, float* update) {
-    const TileRun tile = TileAt(plan_, i);
-    if (IsWhole(i)) return kernels_.gather(plan_, scalars_, tile, FirstElement(i), kTileElements, update);
-    const ShortTile last(plan_, i);
-    const int64_t elements = run_.num_elements - i * kTileElements;
-    const float squares = kernels_.gather(plan_, scalars_, last.tile(), FirstElement(i), elements, update);
-    CopyBack(last.tile().states_out[0], tile.states_out[0], plan_.states, elements);
-    return squares;
   }
 
   void Scatter(const float* update) {
-    parallel_.ForRanges(NumTiles(run_.num_elements), [&](int, int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) ScatterTile(i, update + i * kTileElements);
+    parallel_.ForRanges(tiles_.size(), [&](int, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) tiles_.Scatter(i, update + i * kTileElements);
     });
-  }
-
-  void ScatterTile(int64_t i, const float* update) {
-    const TileRun tile = TileAt(plan_, i);
-    if (IsWhole(i)) return kernels_.scatter(plan_, scalars_, tile, FirstElement(i), kTileElements, update);
-    const ShortTile last(plan_, i);
-    const int64_t elements = run_.num_elements - i * kTileElements;
-    kernels_.scatter(plan_, scalars_, last.tile(), FirstElement(i), elements, update);
-    CopyBack(last.tile().weights_out, tile.weights_out, plan_.weights, elements);
-    for (int copy = 0; copy < run_.num_copies; ++copy) {
-      std::memcpy(tile.copies[copy], last.tile().copies[copy], plan_.weights.codes.BytesOf(elements));
-    }
   }
 
   void Normalize(float* update) {
     float norm = 0;
     const Parallel here;
-    here.ForRanges(
-        1, [&](int, int64_t, int64_t) { norm = Norm(scratch_.sums_, NumTiles(run_.num_elements), scalars_.eps); });
+    here.ForRanges(1, [&](int, int64_t, int64_t) { norm = Norm(scratch_.sums_, tiles_.size(), scalars_.eps); });
     parallel_.ForRanges(run_.num_elements,
                         [&](int, int64_t begin, int64_t end) { DivideBy(norm, update + begin, update + end); });
   }
@@ -162,28 +186,38 @@ class MuonRun {
   const MuonKernels kernels_;
   const MuonScalars& scalars_;
   const OptimizerRun& run_;
-  const StepPlan plan_;
+  const MuonTiles tiles_;
   const int64_t rows_, columns_;
   MuonScratch& scratch_;
   const Parallel& parallel_;
 };
 
+void MuonSpace::Include(int64_t rows, int64_t columns) {
+  const int64_t low = std::min(rows, columns);
+  elements = std::max(elements, NumTiles(rows * columns) * kTileElements);
+  square = std::max(square, low * low);
+}
+
+int64_t MuonSpace::num_bytes() const {
+  return static_cast<int64_t>(sizeof(float)) * (2 * elements + 2 * square + elements / kTileElements);
+}
+
+void MuonScratch::PlaceIn(float* memory) {
+  for (float*& matrix : matrices_) memory = (matrix = memory) + space_.elements;
+  for (float*& square : squares_) memory = (square = memory) + space_.square;
+  sums_ = memory;
+}
+
 void MuonScratch::Reserve(int64_t rows, int64_t columns) {
-  const auto grow = [](std::vector<float>& memory, int64_t size) {
-    if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
-  };
-  const int64_t tiles = NumTiles(rows * columns), low = std::min(rows, columns);
-  for (std::vector<float>& matrix : matrices_) grow(matrix, tiles * kTileElements);
-  for (std::vector<float>& square : squares_) grow(square, low * low);
-  grow(sums_, tiles);
+  space_.Include(rows, columns);
+  own_.resize(space_.num_bytes() / sizeof(float));
+  PlaceIn(own_.data());
 }
 
 bool MuonScratch::Fits(int64_t rows, int64_t columns, int parts) const {
-  const auto has = [](const std::vector<float>& memory, int64_t size) {
-    return static_cast<int64_t>(memory.size()) >= size;
-  };
-  const int64_t low = std::min(rows, columns);
-  return has(sums_, NumTiles(rows * columns)) && has(squares_[0], low * low) && static_cast<int>(gemm_.size()) >= parts;
+  MuonSpace space = space_;
+  space.Include(rows, columns);
+  return space.num_bytes() == space_.num_bytes() && static_cast<int>(gemm_.size()) >= parts;
 }
 
 absl::Status CheckMuon(const OptimizerContext& context, const MuonMatrix& matrix, const OptimizerRun& run,
@@ -224,6 +258,27 @@ void MuonStepSimd(const OptimizerContext& context, const MuonMatrix& matrix, con
 #else
   MuonStepReference(context, matrix, run, scratch, parallel);
 #endif
+}
+
+void MuonUpdate(const OptimizerContext& context, const MuonMatrix& matrix, const OptimizerRun& run,
+                MuonScratch& scratch, const Parallel& parallel) {
+  OptimizerRun reads = run;  // what it tells is told by the second part
+  reads.square_sums = nullptr;
+  reads.digests = nullptr;
+  MuonRun(BestKernels(), context, matrix, reads, scratch, parallel).Update(/*store=*/false);
+}
+
+void MuonApply(const OptimizerContext& context, const MuonScalars& scalars, const OptimizerRun& run,
+               const float* update) {
+  const MuonKernels kernels = BestKernels();
+  const MuonTiles tiles(kernels, context, scalars, run);
+  Parallel().ForRanges(tiles.size(), [&](int, int64_t begin, int64_t end) {
+    alignas(64) float again[kTileElements];
+    for (int64_t i = begin; i < end; ++i) {
+      tiles.Gather(i, again, /*store=*/true);
+      tiles.Scatter(i, update + i * kTileElements);
+    }
+  });
 }
 
 namespace {

@@ -36,21 +36,42 @@ struct MuonMatrix {
   MuonScalars scalars;  // of the hyper-parameters and this shape
 };
 
-// Memory that steps work in, one step at a time: 8 bytes an element, 8 for each square of the short side, and 586 KiB
-// a part. Its contents mean nothing between steps.
+// What the steps of some matrices, one at a time, need of memory.
+struct MuonSpace {
+  int64_t elements = 0;  // of the largest, in whole tiles
+  int64_t square = 0;    // of the longest short side
+
+  void Include(int64_t rows, int64_t columns);
+  // 8 bytes an element, 8 for each square of the short side, and 4 for each tile of 256 elements.
+  int64_t num_bytes() const;
+};
+
+// Memory that steps work in, one step at a time: MuonSpace, and 586 KiB a part. Its contents mean nothing between
+// steps.
 class MuonScratch {
  public:
-  // `parts`: as the Parallel of the steps has.
+  // `parts`: as the Parallel of the steps has. Its memory is its own, and there is none yet.
   explicit MuonScratch(int parts) : gemm_(parts) {}
+  // In memory of the caller's, which outlives it: space.num_bytes() at `memory`.
+  MuonScratch(int parts, const MuonSpace& space, float* memory) : space_(space), gemm_(parts) { PlaceIn(memory); }
+  MuonScratch(const MuonScratch&) = delete;
+  MuonScratch& operator=(const MuonScratch&) = delete;
 
-  // Makes room for a matrix of this shape, beside those before.
+  // Makes room for a matrix of this shape, beside those before. REQUIRES: the memory is its own.
   void Reserve(int64_t rows, int64_t columns);
   bool Fits(int64_t rows, int64_t columns, int parts) const;
 
+  // Where a step with these scalars leaves the orthogonalized update, row-major.
+  const float* update(const MuonScalars& scalars) const { return matrices_[scalars.iterations % 2]; }
+
  private:
   friend class MuonRun;
-  std::vector<float> matrices_[2], squares_[2];
-  std::vector<float> sums_;  // of each tile's squares
+  void PlaceIn(float* memory);
+
+  MuonSpace space_;
+  std::vector<float> own_;
+  float *matrices_[2] = {}, *squares_[2] = {};
+  float* sums_ = nullptr;  // of each tile's squares
   std::vector<GemmScratch> gemm_;
 };
 
@@ -69,6 +90,17 @@ void MuonStepSimd(const OptimizerContext& context, const MuonMatrix& matrix, con
                   MuonScratch& scratch, const Parallel& parallel);
 // SIMD where it is supported, else the reference.
 MuonStepFn BestMuonStep();
+
+// The same step in two parts, for who must be able to do the second again from where it was left: the bits of a whole
+// one.
+//   1: makes the update O, which lies at scratch.update() until the scratch is used again. What the step writes is not
+//      looked at. REQUIRES: as a step.
+void MuonUpdate(const OptimizerContext& context, const MuonMatrix& matrix, const OptimizerRun& run,
+                MuonScratch& scratch, const Parallel& parallel);
+//   2: moves a run of the matrix on, by the update of its elements: momentum and weights, and what else a run tells.
+//      Runs begin at multiples of kStepAlignment. Thread-safe for runs that share no output.
+void MuonApply(const OptimizerContext& context, const MuonScalars& scalars, const OptimizerRun& run,
+               const float* update);
 // The fast mode, which nobody gets without asking: the products by the machine's BLAS (kernels/blas.h) on its threads,
 // everything else as above. The new momentum has the same bits; the new weights are close to the exact mode's, with
 // bits that depend on that library. REQUIRES of the step: sides below 2^31.

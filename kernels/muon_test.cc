@@ -68,6 +68,66 @@ TEST(Muon, Simd_AnyFormat_SameBitsAsReference) {
   }
 }
 
+StoredRun Behind(const StoredRun& run, const StoredLayout& layout, int64_t elements) {
+  return {static_cast<char*>(run.codes) + layout.codes.BytesOf(elements),
+          run.extra == nullptr ? nullptr : static_cast<char*>(run.extra) + layout.extra.BytesOf(elements)};
+}
+
+// The elements of a run from `first` on, at most 512 of them.
+OptimizerRun PartFrom(const OptimizerContext& context, const OptimizerRun& run, int64_t first, const void** gradients) {
+  const StoredLayout weights = LayoutOf(context.weights), states = LayoutOf(context.states);
+  OptimizerRun part = run;
+  for (int slot = 0; slot < run.num_slots; ++slot) {
+    gradients[slot] = static_cast<const char*>(run.gradients[slot]) + first * BytesPerElement(context.gradients);
+  }
+  part.gradients = gradients;
+  part.weights_in = Behind(run.weights_in, weights, first);
+  part.weights_out = Behind(run.weights_out, weights, first);
+  part.states_in[0] = Behind(run.states_in[0], states, first);
+  part.states_out[0] = Behind(run.states_out[0], states, first);
+  part.copies[0] = static_cast<char*>(run.copies[0]) + weights.codes.BytesOf(first);
+  part.square_sums += first / 256;
+  part.changed += first / 256;
+  if (run.mx8.codes != nullptr) part.mx8 = Behind(run.mx8, {{1}, {1, 32}}, first);
+  part.largest += first / 128;
+  part.num_elements = std::min<int64_t>(512, run.num_elements - first);
+  part.first_element = static_cast<uint64_t>(first);
+  return part;
+}
+
+// The step in its two parts: the first has nowhere to write, the second goes from the last run to the first, and does
+// each of them again, as who is interrupted would.
+void StepInParts(const OptimizerContext& context, const MuonMatrix& matrix, const OptimizerRun& run,
+                 MuonScratch& scratch, const Parallel& parallel) {
+  OptimizerRun reads = run;
+  reads.weights_out = reads.states_out[0] = {nullptr, nullptr};
+  MuonUpdate(context, matrix, reads, scratch, parallel);
+  const float* const update = scratch.update(matrix.scalars);
+  for (int64_t first = (run.num_elements - 1) / 512 * 512; first >= 0; first -= 512) {
+    const void* gradients[2];
+    OptimizerRun part = PartFrom(context, run, first, gradients);
+    MuonApply(context, matrix.scalars, part, update + first);
+    part.digests = nullptr;  // which are added to
+    MuonApply(context, matrix.scalars, part, update + first);
+  }
+}
+
+TEST(Muon, InTwoParts_SameBitsAsWhole) {
+  for (const Shape shape : kShapes) {
+    for (const StateFormat states : {StateFormat::kFp32, StateFormat::kBf16Sr, StateFormat::kDyn8}) {
+      for (const int iterations : {0, 4, 5}) {
+        Settings settings;
+        settings.weights = states == StateFormat::kFp32 ? WeightFormat::kBf16Plus8Sr : WeightFormat::kBf16Sr;
+        settings.states = states;
+        settings.options.iterations = iterations;
+        EXPECT_EQ(AfterTwoSteps(settings, shape.rows, shape.columns, MuonStepReference),
+                  AfterTwoSteps(settings, shape.rows, shape.columns, StepInParts))
+            << shape.rows << " x " << shape.columns << ", " << iterations << " iterations";
+      }
+    }
+  }
+}
+
 TEST(Muon, AnyNumberOfThreads_SameBits) {
   const auto run = [](int parts, Parallel::Body body) {
     std::vector<std::thread> threads;
@@ -211,10 +271,10 @@ TEST(CheckMuon, WrongRuns_InvalidArgumentSaysWhat) {
   run.states_in[0] = run.states_out[0] = {&memory[48], nullptr};
   run.num_elements = 24;
   MuonMatrix matrix = {4, 6, {}};
-  MuonScratch scratch(1);
+  MuonScratch scratch(1), none(1);
   scratch.Reserve(4, 6);
-  const auto fails = [&](const char* words) {
-    EXPECT_THAT(CheckMuon(context, matrix, run, scratch, Parallel()),
+  const auto fails = [&](const char* words, const MuonScratch* in = nullptr) {
+    EXPECT_THAT(CheckMuon(context, matrix, run, in == nullptr ? scratch : *in, Parallel()),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(words)));
   };
   EXPECT_OK(CheckMuon(context, matrix, run, scratch, Parallel()));
@@ -229,9 +289,7 @@ TEST(CheckMuon, WrongRuns_InvalidArgumentSaysWhat) {
   run.first_element = 256;
   fails("element 256");
   run.first_element = 0;
-  scratch = MuonScratch(1);
-  fails("no room");
-  scratch.Reserve(4, 6);
+  fails("no room", &none);
   run.states_out[0].codes = nullptr;
   fails("the first state is null");
   run.states_out[0].codes = &memory[30];

@@ -17,10 +17,36 @@ void FutexWait(std::atomic<uint32_t>& word, uint32_t expected, absl::Duration ti
   syscall(SYS_futex, &word, FUTEX_WAIT, expected, &limit, nullptr, 0);
 }
 
+namespace {
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+}  // namespace
+
+void AwaitChange(std::atomic<uint32_t>& word, uint32_t expected, absl::Duration spin, absl::Duration timeout) {
+  spin = std::min(spin, timeout);
+  if (spin > absl::ZeroDuration()) {
+    constexpr int kLooks = 64;  // between two looks at the clock
+    const int64_t end = MonotonicNanos() + absl::ToInt64Nanoseconds(spin);
+    do {
+      for (int i = 0; i < kLooks; ++i) {
+        if (word.load(std::memory_order_acquire) != expected) return;
+        Pause();
+      }
+    } while (MonotonicNanos() < end);
+    timeout -= spin;
+  }
+  FutexWait(word, expected, timeout);
+}
+
 void FutexBump(std::atomic<uint32_t>& word) {
   word.fetch_add(1, std::memory_order_seq_cst);
-  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  FutexWake(word);
 }
+
+void FutexWake(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
 int64_t MonotonicNanos() {
   timespec now;

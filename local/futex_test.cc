@@ -27,6 +27,27 @@ TEST(FutexTest, OtherValueOrTimeLimit_Returns) {
   EXPECT_LT(MonotonicNanos() - start, 50'000'000'000);
 }
 
+TEST(FutexTest, AwaitChange_SpinsAndThenSleeps) {
+  std::atomic<uint32_t> word{5};
+  const int64_t start = MonotonicNanos();
+  AwaitChange(word, 4, absl::Seconds(100), absl::Seconds(100));  // changed before
+  EXPECT_LT(MonotonicNanos() - start, 50'000'000'000);
+  for (const absl::Duration spin : {absl::ZeroDuration(), absl::Milliseconds(1), absl::Seconds(100)}) {
+    const int64_t before = MonotonicNanos();
+    AwaitChange(word, 5, spin, absl::Milliseconds(3));
+    EXPECT_GE(MonotonicNanos() - before, spin == absl::ZeroDuration() ? 0 : 1'000'000);
+    EXPECT_LT(MonotonicNanos() - before, 50'000'000'000);
+  }
+  for (const absl::Duration spin : {absl::ZeroDuration(), absl::Seconds(100)}) {
+    const uint32_t seen = word.load();
+    std::thread waiter([&] {
+      while (word.load() == seen) AwaitChange(word, seen, spin, absl::Seconds(100));
+    });
+    FutexBump(word);
+    waiter.join();
+  }
+}
+
 TEST(HostIdTest, StableInOneProcess) {
   ASSERT_OK_AND_ASSIGN(std::string a, HostId());
   ASSERT_OK_AND_ASSIGN(std::string b, HostId());

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace shardmesh {
 
@@ -16,6 +17,10 @@ absl::StatusOr<std::string> HostId() {
     return absl::UnavailableError("cannot read the boot id and network namespace from /proc; mount it");
   }
   return absl::StrCat(boot_id, "-", network.st_ino);
+}
+
+bool IsOnHost(absl::string_view worker_host_id, absl::string_view id) {
+  return absl::ConsumePrefix(&worker_host_id, id) && (worker_host_id.empty() || worker_host_id[0] == '/');
 }
 
 }  // namespace shardmesh

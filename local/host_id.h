@@ -6,10 +6,15 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace shardmesh {
 
 // Unavailable: /proc is not mounted.
 absl::StatusOr<std::string> HostId();
+
+// Whether the id of a worker's host, "ID" or "ID/NAME", is of the host `id`. Names divide one host's workers, as if
+// they were on several.
+bool IsOnHost(absl::string_view worker_host_id, absl::string_view id);
 
 }  // namespace shardmesh

@@ -31,7 +31,8 @@ Segment::Segment(Segment&& other) noexcept
     : fd_(std::move(other.fd_)),
       mapping_(std::exchange(other.mapping_, nullptr)),
       num_bytes_(std::exchange(other.num_bytes_, 0)),
-      data_offset_(std::exchange(other.data_offset_, 0)) {}
+      data_offset_(std::exchange(other.data_offset_, 0)),
+      access_(other.access_) {}
 
 Segment& Segment::operator=(Segment&& other) noexcept {
   Segment moved(std::move(other));
@@ -39,6 +40,7 @@ Segment& Segment::operator=(Segment&& other) noexcept {
   std::swap(mapping_, moved.mapping_);
   std::swap(num_bytes_, moved.num_bytes_);
   std::swap(data_offset_, moved.data_offset_);
+  std::swap(access_, moved.access_);
   return *this;
 }
 
@@ -84,6 +86,7 @@ absl::StatusOr<Segment> Segment::Map(UniqueFd fd, int64_t num_bytes, int64_t dat
 
 // Maps at a multiple of the huge page size, so that the kernel can use huge pages and data_offset is a true stagger.
 absl::Status Segment::MapFd(Access access) {
+  access_ = access;
   const int64_t span = num_bytes_ + kHugePageBytes;
   void* reserved = mmap(nullptr, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) {
@@ -113,6 +116,30 @@ absl::Status Segment::MapFd(Access access) {
 absl::Status Segment::SealFutureWrites() {
   if (fcntl(fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0) return absl::OkStatus();
   return ErrnoError(absl::StatusCode::kInternal, "sealing a segment against new writers", errno);
+}
+
+absl::Status Segment::RefuseNewWriters() {
+  if (fchmod(fd(), S_IRUSR) == 0) return absl::OkStatus();
+  return ErrnoError(absl::StatusCode::kInternal, "making a segment read-only", errno);
+}
+
+absl::Status Segment::Punch(int64_t begin, int64_t bytes) {
+  if (bytes == 0 || fallocate(fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, data_offset_ + begin, bytes) == 0) {
+    return absl::OkStatus();
+  }
+  return ErrnoError(absl::StatusCode::kInternal, absl::StrCat("giving back ", bytes, " bytes of a segment"), errno);
+}
+
+absl::Status Segment::Guard(int64_t begin, int64_t bytes, bool accessible) {
+  const int open = access_ == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
+  if (bytes == 0 || mprotect(data() + begin, bytes, accessible ? open : PROT_NONE) == 0) return absl::OkStatus();
+  return ErrnoError(absl::StatusCode::kResourceExhausted, absl::StrCat("guarding ", bytes, " bytes of a segment"),
+                    errno);
+}
+
+int64_t Segment::ResidentBytes() const {
+  struct stat info;
+  return fstat(fd(), &info) == 0 ? int64_t{info.st_blocks} * 512 : -1;
 }
 
 absl::StatusOr<UniqueFd> Segment::ReadOnlyFd() const {

@@ -5,6 +5,8 @@
 // can make an access fault by truncating. Large segments ask for huge pages; where the system grants none they are
 // ordinary pages. Data starts `data_offset` bytes in: streams of one pass that start congruent modulo 2 MiB slow each
 // other down by up to 1.7x, so each stream has an offset of its own (StreamOffset).
+// Pages can be given back (Punch) while everybody keeps the address; a segment that is sealed against new writers
+// cannot do that.
 // Movable, not copyable; the mapping ends with the object. Not thread-safe itself; the bytes are the users' business.
 #pragma once
 
@@ -44,6 +46,20 @@ class Segment {
   // From now on nobody can make a new writable mapping; those that exist go on. Idempotent.
   absl::Status SealFutureWrites();
 
+  // The weaker form for segments whose pages are given back, which the kernel refuses of sealed ones: the memory's mode
+  // is read-only, so that a process without privileges that was given a read-only descriptor cannot open it for
+  // writing.
+  absl::Status RefuseNewWriters();
+
+  // Gives the pages of data [begin, begin + bytes) back: they read as zeros, and take memory when they are touched
+  // again. REQUIRES: whole pages of kSegmentPage within the data, mapped for writing, not sealed against writers.
+  absl::Status Punch(int64_t begin, int64_t bytes);
+  // Whether this process may touch data [begin, begin + bytes): without it, an access is a fault. REQUIRES: whole
+  // pages.
+  absl::Status Guard(int64_t begin, int64_t bytes, bool accessible);
+  // What the kernel holds of it now. -1: it cannot say.
+  int64_t ResidentBytes() const;
+
   // A second descriptor of the same memory that can only be mapped for reading.
   absl::StatusOr<UniqueFd> ReadOnlyFd() const;
 
@@ -54,7 +70,10 @@ class Segment {
   char* mapping_ = nullptr;
   int64_t num_bytes_ = 0;
   int64_t data_offset_ = 0;
+  Access access_ = Access::kReadWrite;
 };
+
+inline constexpr int64_t kSegmentPage = 4096;
 
 // The offset of the i-th stream of a pass: i * (64 KiB + 4 KiB) modulo 2 MiB.
 constexpr int64_t StreamOffset(int i) { return int64_t{i} * (68 << 10) % (2 << 20); }

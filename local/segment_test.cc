@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 
@@ -50,6 +52,54 @@ TEST(SegmentTest, ReadOnlyDescriptor_CannotBeMappedForWriting_EvenWhenReopened) 
                 StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("4096")));
   }
   a.data()[0] = 1;  // the creator's mapping goes on
+}
+
+TEST(SegmentTest, PunchedPages_TakeNoMemoryAndReadAsZeros_AtTheSameAddress) {
+  ASSERT_OK_AND_ASSIGN(Segment a, Segment::Create("test", 6 * 4096, 4096));
+  ASSERT_OK_AND_ASSIGN(UniqueFd fd, a.ReadOnlyFd());
+  ASSERT_OK_AND_ASSIGN(Segment reader, Segment::Map(std::move(fd), 6 * 4096, 4096, Segment::Access::kReadOnly));
+  std::memset(a.data(), 7, 5 * 4096);
+  EXPECT_EQ(a.ResidentBytes(), 5 * 4096);
+  ASSERT_OK(a.Punch(4096, 2 * 4096));
+  ASSERT_OK(a.Punch(0, 0));
+  EXPECT_EQ(reader.ResidentBytes(), 3 * 4096);
+  EXPECT_EQ(reader.data()[4095], 7);
+  EXPECT_EQ(reader.data()[4096], 0);
+  EXPECT_EQ(reader.data()[3 * 4096], 7);
+  a.data()[4096] = 5;
+  EXPECT_EQ(reader.data()[4096], 5);
+  EXPECT_THAT(reader.Punch(0, 4096), StatusIs(absl::StatusCode::kInternal, HasSubstr("giving back 4096")));
+  ASSERT_OK(a.SealFutureWrites());
+  EXPECT_THAT(a.Punch(0, 4096), StatusIs(absl::StatusCode::kInternal, HasSubstr("giving back 4096")));
+}
+
+TEST(SegmentTest, GuardedPages_CannotBeTouchedUntilTheyAreOpen) {
+  ASSERT_OK_AND_ASSIGN(Segment a, Segment::Create("test", 3 * 4096, 4096));
+  ASSERT_OK(a.Guard(4096, 4096, /*accessible=*/false));
+  a.data()[0] = 1;
+  EXPECT_DEATH(a.data()[4096] = 1, "");
+  ASSERT_OK(a.Guard(4096, 4096, /*accessible=*/true));
+  a.data()[4096] = 1;
+  ASSERT_OK_AND_ASSIGN(Segment reader, Segment::Map(*a.ReadOnlyFd(), 3 * 4096, 4096, Segment::Access::kReadOnly));
+  ASSERT_OK(reader.Guard(0, 4096, /*accessible=*/true));
+  EXPECT_DEATH(reader.data()[0] = 1, "");  // no more than it had
+}
+
+// The privileged open what they want: of them only the mode can be said.
+TEST(SegmentTest, RefusingNewWriters_ReadOnlyDescriptorsStaySo) {
+  ASSERT_OK_AND_ASSIGN(Segment a, Segment::Create("test", 4096, 0));
+  ASSERT_OK(a.RefuseNewWriters());
+  ASSERT_OK_AND_ASSIGN(UniqueFd fd, a.ReadOnlyFd());
+  struct stat info;
+  ASSERT_EQ(fstat(fd.get(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0400u);
+  if (geteuid() != 0) {
+    EXPECT_LT(open(("/proc/self/fd/" + std::to_string(fd.get())).c_str(), O_RDWR), 0);
+  }
+  EXPECT_THAT(Segment::Map(std::move(fd), 4096, 0, Segment::Access::kReadWrite),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("4096")));
+  ASSERT_OK(a.Punch(0, 4096));
+  a.data()[0] = 1;  // the creator goes on
 }
 
 TEST(SegmentTest, MoveAndMoveAssign_KeepTheMapping) {

@@ -27,6 +27,19 @@ absl::StatusOr<DimRole> DimRoleFromProto(const v1::MeshDimension& dim) {
   }
 }
 
+absl::StatusOr<Residency> ResidencyFromProto(v1::Residency proto) {
+  switch (proto) {
+    case v1::RESIDENCY_UNSPECIFIED:
+    case v1::RESIDENCY_FULL:
+      return Residency::kFull;
+    case v1::RESIDENCY_BUCKET:
+      return Residency::kBucket;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("residency is ", static_cast<int>(proto), "; it is 1 (full) or 2 (bucket)"));
+  }
+}
+
 absl::StatusOr<NonFinitePolicy> NonFiniteFromProto(v1::NonFinitePolicy proto) {
   switch (proto) {
     case v1::NON_FINITE_POLICY_UNSPECIFIED:
@@ -39,7 +52,7 @@ absl::StatusOr<NonFinitePolicy> NonFiniteFromProto(v1::NonFinitePolicy proto) {
   }
 }
 
-constexpr absl::string_view kKnownFormats = "1 (fp32), 2 (bf16), 3 (bf16_sr), 4 (bf16+16), 5 (bf16+8sr)";
+constexpr absl::string_view kKnownFormats = "1 (fp32), 2 (bf16), 3 (bf16_sr), 4 (bf16+16), 5 (bf16+8sr), 6 (int8_row)";
 
 std::optional<WeightFormat> WeightFormatFromProto(v1::Format proto) {
   switch (proto) {
@@ -54,6 +67,8 @@ std::optional<WeightFormat> WeightFormatFromProto(v1::Format proto) {
       return WeightFormat::kBf16Plus16;
     case v1::FORMAT_BF16_PLUS_8SR:
       return WeightFormat::kBf16Plus8Sr;
+    case v1::FORMAT_INT8_ROW:
+      return WeightFormat::kInt8Row;
     default:
       return std::nullopt;
   }
@@ -108,8 +123,10 @@ absl::StatusOr<OptimizerKind> KindFromProto(v1::OptimizerKind proto) {
       return OptimizerKind::kAdamW;
     case v1::OPTIMIZER_KIND_LION:
       return OptimizerKind::kLion;
+    case v1::OPTIMIZER_KIND_MUON:
+      return OptimizerKind::kMuon;
     default:
-      return UnknownValue("optimizer kind", proto, "1 (sgd), 2 (adam), 3 (adamw), 4 (lion)");
+      return UnknownValue("optimizer kind", proto, "1 (sgd), 2 (adam), 3 (adamw), 4 (lion), 5 (muon)");
   }
 }
 
@@ -121,8 +138,9 @@ v1::OptimizerKind ToProto(OptimizerKind kind) {
       return v1::OPTIMIZER_KIND_ADAM;
     case OptimizerKind::kLion:
       return v1::OPTIMIZER_KIND_LION;
+    case OptimizerKind::kMuon:
+      return v1::OPTIMIZER_KIND_MUON;
     case OptimizerKind::kAdamW:
-    case OptimizerKind::kMuon:  // no job has it (core/job.h)
       break;
   }
   return v1::OPTIMIZER_KIND_ADAMW;
@@ -201,8 +219,8 @@ v1::Format ToProto(WeightFormat format) {
       return v1::FORMAT_BF16_PLUS_16;
     case WeightFormat::kBf16Plus8Sr:
       return v1::FORMAT_BF16_PLUS_8SR;
-    case WeightFormat::kInt8Row:  // no job has it (core/job.h)
-      break;
+    case WeightFormat::kInt8Row:
+      return v1::FORMAT_INT8_ROW;
   }
   return v1::FORMAT_UNSPECIFIED;
 }
@@ -269,6 +287,9 @@ absl::StatusOr<JobSpec> JobSpecFromProto(const v1::JobSpec& proto) {
   spec.bucket_elements = proto.bucket_elements() == 0 ? kDefaultBucketElements : proto.bucket_elements();
   spec.clip_norm = proto.clip_norm();
   spec.publish_every = proto.publish_every() == 0 ? 1 : proto.publish_every();
+  spec.check_every = proto.check_every();
+  ASSIGN_OR_RETURN(spec.residency, ResidencyFromProto(proto.residency()));
+  spec.prefetch_buckets = proto.prefetch_buckets() == 0 ? 1 : proto.prefetch_buckets();
   return spec;
 }
 
@@ -298,6 +319,9 @@ v1::JobSpec ToProto(const JobSpec& spec) {
   proto.set_bucket_elements(spec.bucket_elements);
   proto.set_clip_norm(spec.clip_norm);
   proto.set_publish_every(spec.publish_every);
+  proto.set_check_every(spec.check_every);
+  proto.set_residency(spec.residency == Residency::kBucket ? v1::RESIDENCY_BUCKET : v1::RESIDENCY_FULL);
+  proto.set_prefetch_buckets(spec.prefetch_buckets);
   return proto;
 }
 

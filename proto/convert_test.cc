@@ -57,7 +57,10 @@ TEST(JobSpecFromProto, EveryFieldSet_SurvivesBothWays) {
   spec.non_finite = NonFinitePolicy::kFail;
   spec.bucket_elements = 4096;
   spec.publish_every = 9;
+  spec.check_every = 11;
   spec.clip_norm = 0.75;
+  spec.residency = Residency::kBucket;
+  spec.prefetch_buckets = 5;
   ASSERT_OK_AND_ASSIGN(const JobSpec back, JobSpecFromProto(ToProto(spec)));
   EXPECT_EQ(Difference(spec, back), "");
   EXPECT_EQ(back.mesh, spec.mesh);

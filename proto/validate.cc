@@ -35,6 +35,9 @@ absl::Status Validate(const v1::PushHeader& header) {
       return absl::InvalidArgumentError(absl::StrCat("content is ", static_cast<int>(header.content()),
                                                      "; it is 1 (gradient) or 2 (initial weights)"));
   }
+  if (header.has_bucket() && header.content() != v1::PushHeader::CONTENT_GRADIENT) {
+    return absl::InvalidArgumentError("initial weights of one bucket; push those of all");
+  }
   RETURN_IF_ERROR(CheckRange("total_bytes", header.total_bytes(), 0, kNoLimit));
   return CheckRange("shard", header.shard(), 0, kMaxMeshRanks - 1);
 }
@@ -58,8 +61,17 @@ absl::Status Validate(const v1::PullRequest& request) {
     case v1::PullRequest::VERSION_NOT_SET:
       return absl::InvalidArgumentError("no version is named; set one of exact, at_least, latest, for_slot");
   }
+  if (request.has_bucket() && request.version_case() != v1::PullRequest::kForSlot) {
+    return absl::InvalidArgumentError("a bucket of a published version; pull all of it, or one bucket for_slot");
+  }
   if (request.chunk_bytes() == 0) return absl::OkStatus();
   return CheckRange("chunk_bytes", request.chunk_bytes(), kMinChunkBytes, kMaxChunkBytes);
+}
+
+absl::Status Validate(const v1::DeclareBucketRequest& request) {
+  RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
+  RETURN_IF_ERROR(CheckSlots(request.slots()));
+  return CheckRange("step", request.step(), 1, kNoLimit);
 }
 
 absl::Status Validate(const v1::StepRequest& request) {
@@ -84,6 +96,15 @@ absl::Status Validate(const v1::AttachRequest& request) {
 }
 
 absl::Status Validate(const v1::DigestRequest& request) { return ValidateId("job", request.job()); }
+
+absl::Status Validate(const v1::MeetRequest& request) {
+  RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
+  RETURN_IF_ERROR(CheckRange("rank", request.rank(), 0, kNoLimit));
+  RETURN_IF_ERROR(CheckRange("incarnation", request.incarnation(), 1, kNoLimit));
+  RETURN_IF_ERROR(CheckHash("plan_hash", request.plan_hash()));
+  RETURN_IF_ERROR(CheckText("key", request.key(), kMaxMeetKeyBytes));
+  return CheckRange("bytes of value", static_cast<int64_t>(request.value().size()), 0, kMaxMeetValueBytes);
+}
 
 absl::Status Validate(const v1::GetStatusRequest&) { return absl::OkStatus(); }
 

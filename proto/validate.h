@@ -22,7 +22,9 @@ inline constexpr int kMaxPublishedSteps = 64;    // in one MemberStatus
 inline constexpr int kMaxErrorBytes = 4096;      // of a member's error text
 inline constexpr int kMaxHostIdBytes = 256;
 inline constexpr int kMaxAddressBytes = 512;
-inline constexpr int kMaxSocketPathBytes = 107;     // the kernel's sun_path
+inline constexpr int kMaxSocketPathBytes = 107;  // the kernel's sun_path
+inline constexpr int kMaxMeetKeyBytes = 128;     // of Meet, and
+inline constexpr int kMaxMeetValueBytes = 64 << 10;
 inline constexpr int64_t kMinChunkBytes = 4096;     // of Pull
 inline constexpr int64_t kMaxChunkBytes = 4 << 20;  // of Pull and Push
 
@@ -42,8 +44,10 @@ absl::Status Validate(const v1::LeaveRequest& request);
 absl::Status Validate(const v1::PushHeader& header);
 absl::Status Validate(const v1::PullRequest& request);
 absl::Status Validate(const v1::StepRequest& request);
+absl::Status Validate(const v1::DeclareBucketRequest& request);
 absl::Status Validate(const v1::AttachRequest& request);
 absl::Status Validate(const v1::DigestRequest& request);
+absl::Status Validate(const v1::MeetRequest& request);
 absl::Status Validate(const v1::GetStatusRequest& request);
 absl::Status Validate(const v1::GetTraceRequest& request);
 

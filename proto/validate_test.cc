@@ -154,6 +154,8 @@ TEST(Validate, PushHeader) {
        {"shard: -1", "shard is -1"}});
   ExpectRefusals<v1::PushHeader>("job: 'j' epoch: 1 content: CONTENT_INITIAL_WEIGHTS",
                                  {{"step: 1", "step of initial weights is 1"}, {"slot: 1", "slot of initial weights"}});
+  EXPECT_THAT(Validate(Parse<v1::PushHeader>("job: 'j' epoch: 1 content: CONTENT_INITIAL_WEIGHTS bucket: 0")),
+              StatusIs(kInvalid, HasSubstr("initial weights of one bucket")));
   EXPECT_THAT(Validate(Parse<v1::PushHeader>("job: 'j' epoch: 1")), StatusIs(kInvalid, HasSubstr("content is 0")));
   v1::PushHeader odd = Parse<v1::PushHeader>("job: 'j' epoch: 1");
   odd.set_content(static_cast<v1::PushHeader::Content>(99));
@@ -168,7 +170,19 @@ TEST(Validate, Pull) {
                                                             {"latest: false", "latest is false"},
                                                             {"chunk_bytes: 4095", "chunk_bytes is 4095"},
                                                             {"chunk_bytes: 4194305", "4096 to 4194304"}});
+  EXPECT_THAT(Validate(Parse<v1::PullRequest>("job: 'j' latest: true bucket: 0")),
+              StatusIs(kInvalid, HasSubstr("a bucket of a published version")));
+  EXPECT_OK(Validate(Parse<v1::PullRequest>("job: 'j' for_slot: 0 bucket: 0")));
   EXPECT_THAT(Validate(Parse<v1::PullRequest>("job: 'j'")), StatusIs(kInvalid, HasSubstr("no version is named")));
+}
+
+TEST(Validate, DeclareBucket) {
+  ExpectRefusals<v1::DeclareBucketRequest>("job: 'j' epoch: 1 slots: [0, 127] step: 1 bucket: 3",
+                                           {{"job: '?'", "job"},
+                                            {"epoch: -3", "epoch is -3"},
+                                            {"slots: 0", "slot 0 is named twice"},
+                                            {"slots: 128", "slot is 128"},
+                                            {"step: -1", "step is -1"}});
 }
 
 TEST(Validate, Step) {
@@ -192,6 +206,19 @@ TEST(Validate, Step) {
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("17 learning_rates; at most 16")));
   EXPECT_THAT(Validate(Parse<v1::StepRequest>("job: 'j' epoch: 1 step: 1")),
               StatusIs(kInvalid, HasSubstr("slots is empty")));
+}
+
+TEST(Validate, Meet) {
+  const std::string hash(32, 'a');
+  ExpectRefusals<v1::MeetRequest>(
+      absl::StrCat("job: 'j' epoch: 1 rank: 2 incarnation: 3 plan_hash: '", hash, "' key: 'rounds/news/1'"),
+      {{"job: '?'", "job"},
+       {"epoch: 0", "epoch"},
+       {"rank: -1", "rank"},
+       {"incarnation: 0", "incarnation"},
+       {"plan_hash: 'x'", "plan_hash"},
+       {absl::StrCat("key: '", std::string(129, 'k'), "'"), "key"},
+       {absl::StrCat("value: '", std::string((64 << 10) + 1, 'v'), "'"), "value"}});
 }
 
 TEST(Validate, Attach) {

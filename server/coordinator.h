@@ -97,7 +97,7 @@ class Coordinator {
   // OK also when the same life of the worker has joined before.
   // Aborted: a larger incarnation of the name was seen, or this one has left. AlreadyExists: another life of the name
   // is alive, or this incarnation joined with other values. ResourceExhausted: too many workers.
-  absl::Status Join(const WorkerIdentity& worker, absl::Time now);
+  absl::Status Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits = {});
 
   // The worker is alive; its reports move its jobs; returns what it shall hold, jobs that failed included (it keeps
   // their memory until they are deleted). Reports of jobs that it does not hold at that epoch are stale and ignored.
@@ -107,7 +107,8 @@ class Coordinator {
   //   this one; or the worker holds a job that was never made in this store: it keeps it, since the store is a wrong
   //   one, or lost what it had. A worker that has not joined but holds jobs gets this instead of NotFound.
   absl::StatusOr<std::vector<Assignment>> Heartbeat(const std::string& name, int64_t incarnation,
-                                                    const std::vector<MemberReport>& reports, absl::Time now);
+                                                    const std::vector<MemberReport>& reports, absl::Time now,
+                                                    const WorkerTraits& traits = {});
 
   // Aborted, NotFound as Heartbeat; leaving twice is OK. The worker's jobs fail with its name.
   absl::Status Leave(const std::string& name, int64_t incarnation, absl::Time now);
@@ -137,6 +138,7 @@ class Coordinator {
   // coordinator_membership.cc
   bool IsSilent(const Worker& worker, absl::Time now) const;
   void Hear(Worker& worker, absl::Time now);
+  void TakeTraits(Worker& worker, const WorkerTraits& traits);
   absl::Status CheckIncarnation(const std::string& name, int64_t incarnation) const;
   absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now) const;
   absl::Status MakeRoomForWorker(Transaction& transaction) const;

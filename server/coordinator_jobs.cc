@@ -26,6 +26,10 @@ Loads CountJobs(const CoordinatorState& state) {
   return loads;
 }
 
+Demand DemandOf(const JobDefinition& definition) {
+  return {definition.plan().num_ranks(), definition.refused_by_devices()};
+}
+
 }  // namespace
 
 absl::StatusOr<bool> Coordinator::CreateJob(std::shared_ptr<const JobDefinition> definition, absl::Time now) {
@@ -108,7 +112,7 @@ JobView Coordinator::View(const Job& job, absl::Time now) const {
     view.members.push_back({member.worker, alive, member.ready});
   }
   if (view.state == JobState::kWaiting) {
-    view.waiting_for = ChooseMembers(job.definition->plan().num_ranks(), Candidates(job.record, now)).waiting_for;
+    view.waiting_for = ChooseMembers(DemandOf(*job.definition), Candidates(job.record, now)).waiting_for;
   }
   return view;
 }
@@ -119,7 +123,7 @@ std::vector<Candidate> Coordinator::Candidates(const JobRecord& job, absl::Time 
     if (worker.record.state != WorkerState::kAlive || IsSilent(worker, now)) continue;
     const std::string life = absl::StrCat(name, "@", worker.record.identity.incarnation);
     if (absl::c_linear_search(job.excluded, life)) continue;
-    candidates.push_back({&worker.record.identity, 0});
+    if (worker.traits.has_value()) candidates.push_back({&worker.record.identity, 0, *worker.traits});
   }
   return candidates;
 }
@@ -135,7 +139,7 @@ void Coordinator::AssignWaitingJobs(Transaction& transaction, absl::Time now) {
       const auto load = loads.find({candidate.worker->name, candidate.worker->incarnation});
       candidate.num_jobs = load == loads.end() ? 0 : load->second;
     }
-    const Choice choice = ChooseMembers(waiting.definition->plan().num_ranks(), std::move(candidates));
+    const Choice choice = ChooseMembers(DemandOf(*waiting.definition), std::move(candidates));
     if (choice.members.empty()) continue;
     JobRecord& job = transaction.MutableJob(name).record;
     job.state = JobState::kPreparing;
@@ -146,10 +150,13 @@ void Coordinator::AssignWaitingJobs(Transaction& transaction, absl::Time now) {
       ++loads[{worker.name, worker.incarnation}];
     }
     transaction.Event(absl::StrCat(
-        "event=job_assigned job=", name, " epoch=", job.epoch,
-        " workers=", absl::StrJoin(choice.members, ",", [](std::string* out, const WorkerIdentity& worker) {
-          absl::StrAppend(out, worker.name);
-        })));
+        "event=job_assigned job=", name, " epoch=", job.epoch, " workers=",
+        absl::StrJoin(choice.members, ",",
+                      [](std::string* out, const WorkerIdentity& worker) { absl::StrAppend(out, worker.name); }),
+        " on=", choice.on_devices ? "devices" : "processors",
+        choice.passed_over > 0 ? absl::StrCat(" passed_over=", choice.passed_over, " because=\"",
+                                              absl::CHexEscape(waiting.definition->refused_by_devices()), "\"")
+                               : ""));
   }
 }
 

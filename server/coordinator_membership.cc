@@ -82,7 +82,12 @@ absl::Status Coordinator::MakeRoomForWorker(Transaction& transaction) const {
   return absl::OkStatus();
 }
 
-absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now) {
+void Coordinator::TakeTraits(Worker& worker, const WorkerTraits& traits) {
+  if (!worker.traits.has_value() || !(*worker.traits == traits)) assign_ = true;
+  worker.traits = traits;
+}
+
+absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits) {
   Transaction transaction = NewTransaction();
   const auto found = state_.workers.find(worker.name);
   if (found == state_.workers.end()) {
@@ -92,6 +97,7 @@ absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now) {
     const WorkerRecord& there = found->second.record;
     if (there.identity.incarnation == worker.incarnation && there.state == WorkerState::kAlive) {
       Hear(found->second, now);
+      TakeTraits(found->second, traits);
       AssignWaitingJobs(transaction, now);
       return Commit(transaction);
     }
@@ -99,7 +105,7 @@ absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now) {
       MarkDead(transaction, worker.name, now);
     }
   }
-  transaction.PutWorker({{worker, WorkerState::kAlive}, now});
+  transaction.PutWorker({{worker, WorkerState::kAlive}, now, traits});
   transaction.Event(absl::StrCat("event=worker_joined ", Life(worker), " pid=", worker.pid, " host=\"",
                                  absl::CHexEscape(worker.host_id), "\" address=\"", absl::CHexEscape(worker.address),
                                  "\""));
@@ -109,8 +115,8 @@ absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now) {
 }
 
 absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string& name, int64_t incarnation,
-                                                               const std::vector<MemberReport>& reports,
-                                                               absl::Time now) {
+                                                               const std::vector<MemberReport>& reports, absl::Time now,
+                                                               const WorkerTraits& traits) {
   const absl::Status known = CheckIncarnation(name, incarnation);
   if (absl::IsNotFound(known)) RETURN_IF_ERROR(CheckJobsKnown(name, incarnation, false, reports));
   RETURN_IF_ERROR(known);
@@ -119,6 +125,7 @@ absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string
   const WorkerIdentity identity = worker.record.identity;
   RETURN_IF_ERROR(CheckRanks(reports, identity));
   Hear(worker, now);
+  TakeTraits(worker, traits);
 
   Transaction transaction = NewTransaction();
   if (worker.record.state == WorkerState::kDead) {

@@ -68,6 +68,8 @@ v1::Assignment ToProto(const Assignment& assignment, bool known) {
     peer->set_incarnation(from.incarnation);
     peer->set_local_socket(from.local_socket);
     peer->set_pid(from.pid);
+    peer->set_host_id(from.host_id);
+    peer->set_address(from.address);
   }
   return proto;
 }
@@ -88,6 +90,9 @@ v1::GetPlanReply PlanToProto(const JobDefinition& definition) {
     bucket->set_frozen(from.frozen);
     bucket->set_gather(ToProto(from.gather));
     bucket->set_weight_bytes(from.weight_bytes);
+    for (const int64_t begin : from.shard_begins) bucket->add_shard_begins(begin);
+    bucket->set_num_states(from.num_states);
+    bucket->set_row_elements(from.row_elements);
   }
   for (size_t i = 0; i < plan.placements().size(); ++i) {
     const Placement& from = plan.placements()[i];

@@ -21,6 +21,11 @@ v1::Assignment ToProto(const Assignment& assignment, bool known);
 v1::GetPlanReply PlanToProto(const JobDefinition& definition);
 
 WorkerIdentity IdentityFromProto(const v1::JoinRequest& request);
+// Of a JoinRequest or a HeartbeatRequest.
+template <class Request>
+WorkerTraits TraitsFromProto(const Request& request) {
+  return {request.spans_hosts(), request.has_device()};
+}
 
 std::vector<MemberReport> ReportsFromProto(const v1::HeartbeatRequest& request);
 

@@ -155,7 +155,7 @@ grpc::ServerUnaryReactor* CoordinatorService::Join(grpc::CallbackServerContext* 
   return Unary(context, request, reply, [this](const v1::JoinRequest& q, v1::JoinReply* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     RETURN_IF_ERROR(Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
-      return coordinator.Join(IdentityFromProto(q), now);
+      return coordinator.Join(IdentityFromProto(q), now, TraitsFromProto(q));
     }));
     r->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(options_.heartbeat_interval));
     r->set_heartbeat_timeout_ms(absl::ToInt64Milliseconds(options_.heartbeat_timeout));
@@ -168,10 +168,10 @@ grpc::ServerUnaryReactor* CoordinatorService::Heartbeat(grpc::CallbackServerCont
                                                         v1::HeartbeatReply* reply) {
   return Unary(context, request, reply, [this](const v1::HeartbeatRequest& q, v1::HeartbeatReply* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
-    ASSIGN_OR_RETURN(const std::vector<Assignment> assignments,
-                     Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
-                       return coordinator.Heartbeat(q.name(), q.incarnation(), ReportsFromProto(q), now);
-                     }));
+    ASSIGN_OR_RETURN(
+        const std::vector<Assignment> assignments, Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
+          return coordinator.Heartbeat(q.name(), q.incarnation(), ReportsFromProto(q), now, TraitsFromProto(q));
+        }));
     for (const Assignment& assignment : assignments) {
       const bool known = std::any_of(q.jobs().begin(), q.jobs().end(), [&](const v1::MemberStatus& status) {
         return status.job() == assignment.definition->spec().name && status.epoch() == assignment.epoch;

@@ -1,10 +1,8 @@
 #include "server/coordinator.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include "core/matchers.h"
-#include "server/testing/small_jobs.h"
+#include "server/testing/coordinator_fixture.h"
 
 namespace shardmesh {
 namespace {
@@ -13,66 +11,6 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
-
-// A memory store that outlives coordinators and can be told to fail.
-class SharedStore final : public Store {
- public:
-  struct Shared {
-    std::unique_ptr<Store> store = NewMemoryStore();
-    bool broken = false;
-    int writes = 0;
-  };
-  explicit SharedStore(Shared& shared) : shared_(shared) {}
-  absl::Status Write(const StoreBatch& batch) override {
-    if (shared_.broken) return absl::UnavailableError("disk full");
-    ++shared_.writes;
-    return shared_.store->Write(batch);
-  }
-  absl::StatusOr<StoreContents> Load() override { return shared_.store->Load(); }
-
- private:
-  Shared& shared_;
-};
-
-class CoordinatorTest : public ::testing::Test {
- protected:
-  CoordinatorTest() { Restart(); }
-  void Restart() {
-    auto created = Coordinator::Create(options_, std::make_unique<SharedStore>(shared_), now_);
-    ASSERT_OK(created);
-    c_ = *std::move(created);
-  }
-  void Advance(absl::Duration by) {
-    for (const absl::Time until = now_ + by; now_ < until;) {
-      now_ += absl::Milliseconds(500);
-      ASSERT_OK(c_->Tick(now_));
-    }
-  }
-  std::vector<Assignment> Beat(const std::string& name, const std::vector<MemberReport>& reports = {},
-                               int64_t incarnation = 1) {
-    auto assignments = c_->Heartbeat(name, incarnation, reports, now_);
-    EXPECT_OK(assignments);
-    return assignments.ok() ? *assignments : std::vector<Assignment>();
-  }
-  JobView View(const std::string& job) {
-    auto view = c_->DescribeJob(job, now_);
-    EXPECT_OK(view);
-    return view.ok() ? *view : JobView();
-  }
-  // Two workers of one host hold job "j" of two ranks, ready.
-  void MakeReadyJob() {
-    ASSERT_OK(c_->Join(SmallWorker("a"), now_));
-    ASSERT_OK(c_->Join(SmallWorker("b"), now_));
-    ASSERT_OK(c_->CreateJob(SmallJob("j", 2), now_));
-    for (const char* worker : {"a", "b"}) Beat(worker, {ReadyReport(Beat(worker)[0])});
-    ASSERT_EQ(View("j").state, JobState::kReady);
-  }
-
-  CoordinatorOptions options_;
-  SharedStore::Shared shared_;
-  absl::Time now_ = absl::FromUnixSeconds(1'000'000);
-  std::unique_ptr<Coordinator> c_;
-};
 
 TEST_F(CoordinatorTest, CreateJob_Repeated_FindsTheSameJob) {
   EXPECT_TRUE(c_->CreateJob(SmallJob("j", 2), now_).value());
@@ -89,32 +27,6 @@ TEST_F(CoordinatorTest, UnknownJob_ListsThoseThereAre) {
        {c_->DescribeJob("x", now_).status(), c_->DeleteJob("x", now_), c_->Definition("x").status()}) {
     EXPECT_THAT(status, StatusIs(Code::kNotFound, HasSubstr("no job x; there are: j, k")));
   }
-}
-
-TEST_F(CoordinatorTest, WaitingJob_SaysWhatIsMissing) {
-  ASSERT_OK(c_->CreateJob(SmallJob("j", 3), now_));
-  EXPECT_EQ(View("j").waiting_for, "3 live workers on one host; none is there");
-  ASSERT_OK(c_->Join(SmallWorker("a", 1, "h1"), now_));
-  ASSERT_OK(c_->Join(SmallWorker("b", 1, "h2"), now_));
-  ASSERT_OK(c_->Join(SmallWorker("c", 1, "h2"), now_));
-  EXPECT_EQ(View("j").state, JobState::kWaiting);
-  EXPECT_EQ(View("j").waiting_for, "3 live workers on one host; host h2 has 2, host h1 has 1");
-  ASSERT_OK(c_->Join(SmallWorker("d", 1, "h2"), now_));
-  EXPECT_EQ(View("j").state, JobState::kPreparing);
-  EXPECT_EQ(View("j").members[2].worker.name, "d");
-  EXPECT_EQ(View("j").waiting_for, "");
-}
-
-TEST_F(CoordinatorTest, Assignment_PrefersTheLeastLoadedHostAndWorkers) {
-  for (const char* name : {"a", "b", "c"}) ASSERT_OK(c_->Join(SmallWorker(name, 1, "h1"), now_));
-  ASSERT_OK(c_->CreateJob(SmallJob("j1", 2), now_));
-  ASSERT_OK(c_->CreateJob(SmallJob("j2", 2), now_));
-  EXPECT_EQ(View("j1").members[0].worker.name, "a");
-  EXPECT_EQ(View("j2").members[0].worker.name, "c");  // serves none
-  EXPECT_EQ(View("j2").members[1].worker.name, "a");
-  for (const char* name : {"x", "y"}) ASSERT_OK(c_->Join(SmallWorker(name, 1, "h2"), now_));
-  ASSERT_OK(c_->CreateJob(SmallJob("j3", 2), now_));
-  EXPECT_EQ(View("j3").members[0].worker.name, "x");
 }
 
 TEST_F(CoordinatorTest, Job_IsReadyWhenAllMembersAre) {
@@ -222,6 +134,7 @@ TEST_F(CoordinatorTest, DeletedAndCreatedAgain_HasALargerEpoch) {
   MakeReadyJob();
   ASSERT_OK(c_->DeleteJob("j", now_));
   Restart();
+  for (const char* worker : {"a", "b"}) Beat(worker);
   ASSERT_OK(c_->CreateJob(SmallJob("j", 2), now_));
   EXPECT_EQ(View("j").epoch, 2) << "a worker would take it for the job whose memory it still holds";
 }

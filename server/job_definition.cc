@@ -5,6 +5,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "core/device_job.h"
 #include "core/status.h"
 #include "proto/convert.h"
 #include "server/near_miss.h"
@@ -48,7 +49,11 @@ absl::Status CanonicalizeNames(const NameRules& rules, std::vector<ParameterSpec
 }  // namespace
 
 JobDefinition::JobDefinition(JobSpec spec, Plan plan)
-    : spec_(std::move(spec)), plan_(std::move(plan)), proto_(ToProto(spec_)) {
+    : spec_(std::move(spec)),
+      plan_(std::move(plan)),
+      proto_(ToProto(spec_)),
+      // One host: workers on devices are never chosen from several.
+      refused_by_devices_(CheckDeviceJob(spec_, plan_, /*hosts=*/1).message()) {
   for (size_t i = 0; i < spec_.parameters.size(); ++i) index_of_.emplace(spec_.parameters[i].name, static_cast<int>(i));
   for (const ParameterSpec& p : spec_.parameters)
     storage_of_.push_back(IndexOf(p.tied_to.empty() ? p.name : p.tied_to));
@@ -86,9 +91,9 @@ absl::StatusOr<std::shared_ptr<const JobDefinition>> DefineJob(JobSpec given, co
   RETURN_IF_ERROR(CanonicalizeNames(rules, given.parameters));
   ASSIGN_OR_RETURN(auto job, JobDefinition::Create(std::move(given)));
   if (job->plan().num_ranks() > kMaxHostRanks) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "mesh ", job->spec().mesh.ToString(), " has ", job->plan().num_ranks(), " ranks; all workers of a job are on ",
-        "one host, which holds at most ", kMaxHostRanks, " ranks of it; give a smaller mesh"));
+    return absl::ResourceExhaustedError(absl::StrCat("mesh ", job->spec().mesh.ToString(), " has ",
+                                                     job->plan().num_ranks(), " ranks; a job has at most ",
+                                                     kMaxHostRanks, " ranks; give a smaller mesh"));
   }
   return job;
 }

@@ -27,6 +27,8 @@ class JobDefinition {
   const JobSpec& spec() const { return spec_; }
   const v1::JobSpec& proto() const { return proto_; }
   const Plan& plan() const { return plan_; }
+  // Why workers on CUDA devices cannot do it, and what would work (core/device_job.h); empty: they can.
+  const std::string& refused_by_devices() const { return refused_by_devices_; }
 
   // The index of a canonical name in spec().parameters; -1 when there is none.
   int IndexOf(absl::string_view canonical) const;
@@ -39,6 +41,7 @@ class JobDefinition {
   const JobSpec spec_;
   const Plan plan_;
   const v1::JobSpec proto_;
+  const std::string refused_by_devices_;
   absl::flat_hash_map<std::string, int> index_of_;
   std::vector<int> storage_of_;
 };

@@ -39,6 +39,17 @@ struct WorkerIdentity {
   }
 };
 
+// What decides, beside its host, which jobs a worker may be a member of. Not stored: it says so with each Join and
+// Heartbeat.
+struct WorkerTraits {
+  bool spans_hosts = false;  // workers of other hosts reach it
+  bool has_device = false;   // its steps run on a CUDA device
+
+  friend bool operator==(const WorkerTraits& a, const WorkerTraits& b) {
+    return a.spans_hosts == b.spans_hosts && a.has_device == b.has_device;
+  }
+};
+
 struct WorkerRecord {
   WorkerIdentity identity;
   WorkerState state = WorkerState::kAlive;

@@ -24,7 +24,8 @@ struct Job {
 
 struct Worker {
   WorkerRecord record;
-  absl::Time last_heartbeat;  // not stored: a restarted coordinator starts counting anew
+  absl::Time last_heartbeat;           // not stored: a restarted coordinator starts counting anew
+  std::optional<WorkerTraits> traits;  // unset: it said nothing to this life of the coordinator yet
 };
 
 struct CoordinatorState {

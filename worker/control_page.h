@@ -11,12 +11,20 @@
 //   (of a job that gathers weights in codes (core/gather_format.h): a step, or the initial weights, is followed by a
 //   command of kGather for the same step, by which every worker writes its codes into the window and the publication,
 //   with scales from the maxima behind this page, which the first command raised; the step is committed with it)
+//   (of a job with bucket residency (worker/residency.h) there are two more commands, for one bucket each: kReduce, by
+//   which every worker sums its shard's gradients when all slots have declared the bucket, and kFill, by which it
+//   writes its part of a bucket that a trainer acquired into the window; the step is decided when every bucket is
+//   summed)
 //   lead            sees all done, writes committed_step and outcome, committed = seq  finished
 //   everybody       answers its trainers and readers
 //
 // Before the decision no shard and no window byte changes; after it the command is only rolled forward, and it can be
 // executed again from the same words (nothing it needs lies in a process). Any worker may set `abort` (once, from 0):
 // then every wait of every worker ends and the job is failed.
+//
+// Of a job on several hosts every host has its own page, on which the words of other hosts' members stay zero. Its
+// lead, the first rank of the host, decides what all leads agreed on, and commits when all hosts are done
+// (worker/hosts/host_lead.h).
 //
 // All words are lock-free atomics, zero at creation. Plain members of `command` are written by the lead before the
 // release-store of `decided` and only while all members are done with the one before.
@@ -35,37 +43,71 @@ inline constexpr int kPublicationBuffers = 2;
 inline constexpr int kOutcomeRing = 256;
 inline constexpr int64_t kNoStep = -1;  // before the initial weights
 
-enum class CommandKind : int32_t { kNone = 0, kInit = 1, kStep = 2, kDigest = 3, kNorm = 4, kGather = 5 };
+inline constexpr double kMinLossScale = 0x1p-64, kMaxLossScale = 0x1p64;
+
+enum class CommandKind : int32_t {
+  kNone = 0,
+  kInit = 1,
+  kStep = 2,
+  kDigest = 3,
+  kNorm = 4,
+  kGather = 5,
+  kReduce = 6,
+  kFill = 7
+};
 
 // One decision: everything that executing it needs beside the slots' gradients and the shard.
 struct Command {
   CommandKind kind = CommandKind::kNone;
-  int64_t step = 0;                 // of kStep, kNorm and kGather; kInit: 0; kDigest: the committed step
+  int64_t step = 0;                 // of kStep, kNorm, kGather, kReduce; kInit: 0; kDigest, kFill: the committed step
   StepScalars scalars[kMaxGroups];  // of kStep, by parameter group
-  float clip = 1;                   // of kStep: what the gradients are multiplied by
-  int32_t apply = 0;                // of kStep: 0 = skipped, a gradient was not finite
-  int32_t parity = 0;               // where the shard's data lies before it (shard_storage.h)
-  int32_t publish = -1;             // the publication buffer that gets this version, -1: none
-  int64_t nonfinite = 0;            // kStep: why skipped: slot << 32 | tensor; kDigest: the newest ticket it answers
-  uint64_t initial_id = 0;          // of kInit: push_id of the pieces to place
+  double learning_rates[kMaxGroups] = {};  // of kStep: those of the scalars, for what depends on a shape too (Muon)
+  float divide_scale = 1;                  // of kStep and kNorm: what sums of gradients are multiplied by
+  float clip = 1;                          // of kStep: and then with this
+  int32_t apply = 0;                       // of kStep: 0 = skipped, a gradient was not finite
+  int32_t bucket = -1;                     // of kReduce and kFill
+  int32_t parity = 0;                      // where the shard's data lies before it (shard_storage.h)
+  int32_t publish = -1;                    // the publication buffer that gets this version, -1: none
+  int64_t nonfinite = 0;    // kStep: why skipped: slot << 32 | tensor; kDigest: the newest ticket it answers
+  uint64_t initial_id = 0;  // of kInit: push_id of the pieces to place
 };
 
 // One worker's words.
 struct alignas(64) MemberWords {
-  std::atomic<int64_t> alive_nanos;  // MonotonicNanos of its last sign of life; 0: it has not come yet
-  std::atomic<uint64_t> done;        // seq of the last command it executed
-  std::atomic<uint64_t> initial_id;  // push_id of its complete piece of initial weights
-  std::atomic<uint64_t> digest;      // of its shard, by the last kDigest
-  std::atomic<int64_t> pid;          // for messages
+  std::atomic<int64_t> alive_nanos;    // MonotonicNanos of its last sign of life; 0: it has not come yet
+  std::atomic<uint64_t> done;          // seq of the last command it executed
+  std::atomic<uint64_t> initial_id;    // push_id of its complete piece of initial weights
+  std::atomic<uint64_t> digest;        // of its shard, by the last kDigest
+  std::atomic<int64_t> pid;            // for messages
+  std::atomic<uint64_t> buckets_done;  // BucketWord of the command's seq: it is done with so many first buckets
+  std::atomic<uint64_t> damage;        // Damage::Word (damage.h) of what it found first in its shard; 0: nothing
 };
+
+// In a slot's `holder`: the session is gone, and its slot not free yet.
+inline constexpr uint64_t kLeaving = uint64_t{1} << 31;
+// The session asks for it, and may not write yet: of a job on several hosts, until the leads know (hosts/host_slots.h).
+inline constexpr uint64_t kAsking = uint64_t{1} << 30;
+// The session and the rank it is attached to, of a holder.
+constexpr uint64_t SessionOf(uint64_t holder) { return holder & (kAsking - 1); }
+constexpr int AttachedTo(uint64_t holder) { return static_cast<int>(holder >> 32) - 1; }
 
 // One slot's words.
 struct alignas(64) SlotWords {
   std::atomic<int64_t> declared;                   // newest step declared complete for it; 0: none
   std::atomic<double> learning_rates[kMaxGroups];  // of that step, by parameter group
+  std::atomic<double> loss_scale;                  // of that step
   std::atomic<int64_t> nonfinite;   // NonFiniteWord of a gradient that is not finite; read with `declared`
-  std::atomic<uint64_t> holder;     // who writes it: 0 nobody, else (rank + 1) << 32 | session
+  std::atomic<uint64_t> holder;     // writes it: 0 nobody, else (rank + 1) << 32 | session; | kLeaving or kAsking
   std::atomic<int64_t> holder_pid;  // for messages; 0: unknown
+  std::atomic<int64_t> refused;     // RefusedWord of a declaration that was taken back, until the next one; 0: none
+  std::atomic<int32_t> declaring;   // declarations of connected trainers that are under way
+};
+
+// Of a job on several hosts: what another host said of a slot in the last round (worker/hosts/host_lead.h).
+struct alignas(64) ElsewhereWords {
+  std::atomic<int64_t> declared;  // as SlotWords
+  std::atomic<uint64_t> holder;
+  std::atomic<uint64_t> pieces;  // of the open step: bit p: shard p's; 0 from the moment before its commit
 };
 
 // One publication buffer (one for the host). A reader pins it and then checks the version; the lead takes the version
@@ -81,9 +123,18 @@ struct OutcomeWords {
   std::atomic<int64_t> skipped;  // 0: applied; else (slot << 32 | tensor) + 1
 };
 
+// Why a declaration was taken back that another host's came before: step << 8 | reason.
+enum class Refusal : uint8_t { kNone = 0, kOtherRates = 1 };
+constexpr int64_t RefusedWord(int64_t step, Refusal why) { return step << 8 | int64_t(why); }
+
+// In settings_claim, in place of a slot: what another host's slots said, in elsewhere_rates and elsewhere_loss_scale.
+inline constexpr int kRatesElsewhere = 0xffff;
+static_assert(kMaxSlots < kRatesElsewhere);
+
+inline constexpr int kMaxCause = 512;
+
 struct ControlPage {
-  // Words that are waited on (futex), each on a line of its own.
-  alignas(64) std::atomic<uint32_t> doorbell;  // for the lead: something was declared or done
+  // Words that are waited on (futex), each on a line of its own. The lead's, its bell, lies outside (host_memory.h).
   alignas(64) std::atomic<uint32_t> decision;  // for all: `decided` or `abort` changed
   alignas(64) std::atomic<uint32_t> finished;  // for all: `committed` or `abort` changed
 
@@ -94,20 +145,27 @@ struct ControlPage {
   std::atomic<uint64_t> abort;                   // 0, or AbortWord
   std::atomic<int64_t> norm_step;                // whose gradients have the norm
   std::atomic<double> norm;
+  std::atomic<uint64_t> gradients_here;  // of a job on several hosts: BucketWord of the step: so many have come
   Command command;
 
-  alignas(64) std::atomic<uint64_t> lr_claim;  // step << 16 | slot of the first declaration of that step
-  std::atomic<uint64_t> digest_wanted;         // tickets
+  alignas(64) std::atomic<uint64_t> settings_claim;  // step << 16 | slot of the first declaration of that step
+  std::atomic<double> elsewhere_rates[kMaxGroups], elsewhere_loss_scale;
+  std::atomic<uint32_t> taking_letters;  // odd while the lead takes and declares what trainers sent (step_mail.h)
+  std::atomic<uint64_t> digest_wanted;   // tickets
   std::atomic<uint64_t> digest_done;
+  std::atomic<uint64_t> digest_writing;  // odd while the next three are written
   std::atomic<uint64_t> digest_value;
   std::atomic<int64_t> digest_step;
   std::atomic<uint64_t> digest_differs;  // 0, or (rank a + 1) << 32 | rank b + 1 of replicas that differ
 
+  char cause[kMaxCause];  // of an abort for kNotMet: why, ended by a zero; written by the lead before it aborts
+
   MemberWords members[kMaxHostRanks];
   SlotWords slots[kMaxSlots];
+  ElsewhereWords elsewhere[kMaxSlots];
   std::atomic<int64_t> pieces[kMaxSlots][kMaxHostRanks];  // [slot][shard]: newest step whose piece lies there
-  std::atomic<int32_t> pushes[kMaxSlots]
-                             [kMaxHostRanks];  // [slot][shard]: rank + 1 of the worker that receives it; 0: nobody
+  // [slot][shard]: rank + 1 of the worker that receives it; 0: nobody
+  std::atomic<int32_t> pushes[kMaxSlots][kMaxHostRanks];
   PublicationWords publications[kPublicationBuffers];
   OutcomeWords outcomes[kOutcomeRing];  // of step s at s % kOutcomeRing
 };
@@ -130,12 +188,30 @@ constexpr int64_t NonFiniteWord(int64_t step, int tensor) { return step << 24 | 
 constexpr int64_t NonFiniteStepOf(int64_t word) { return word >> 24; }
 constexpr int NonFiniteTensorOf(int64_t word) { return static_cast<int>(word & 0xffffff) - 1; }
 
+// So many buckets, the first ones, of a command or step: a word that grows with both.
+static_assert(kMaxParameters < (1 << 20));
+constexpr uint64_t BucketWord(uint64_t of, int buckets) { return of << 20 | static_cast<uint64_t>(buckets); }
+
 // Why a job was aborted, in one word: who reported it, about whom, and what it saw.
-enum class AbortReason : uint8_t { kSilent = 1, kGone = 2, kLate = 3, kLeft = 4, kInternal = 5 };
-constexpr uint64_t AbortWord(AbortReason reason, int about, int reporter) {
-  return uint64_t{1} << 63 | uint64_t(reason) << 32 | uint64_t(about & 0xffff) << 16 | uint64_t(reporter & 0xffff);
+enum class AbortReason : uint8_t {
+  kSilent = 1,
+  kGone = 2,
+  kLate = 3,
+  kLeft = 4,
+  kInternal = 5,
+  kUnreachable = 6,
+  kNotMet = 7,
+  kDevice = 8,
+  kDamaged = 9,  // members[about].damage says where; 0: on another host
+  kDiffers = 10  // the reporter's replica of the same shard has other bits
+};
+// `device`: of kDevice, the CUDA device of the worker that it is about.
+constexpr uint64_t AbortWord(AbortReason reason, int about, int reporter, int device = 0) {
+  return uint64_t{1} << 63 | uint64_t(device & 0xffff) << 40 | uint64_t(reason) << 32 | uint64_t(about & 0xffff) << 16 |
+         uint64_t(reporter & 0xffff);
 }
 constexpr AbortReason ReasonOf(uint64_t word) { return AbortReason(word >> 32 & 0xff); }
+constexpr int DeviceOf(uint64_t word) { return static_cast<int>(word >> 40 & 0xffff); }
 constexpr int AboutOf(uint64_t word) { return static_cast<int>(word >> 16 & 0xffff); }
 constexpr int ReporterOf(uint64_t word) { return static_cast<int>(word & 0xffff); }
 

@@ -1,8 +1,11 @@
 #include "worker/engine.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "core/fault_point.h"
 #include "core/status.h"
 #include "local/futex.h"
 
@@ -23,6 +26,10 @@ const char* NameOf(CommandKind kind) {
       return "norm";
     case CommandKind::kGather:
       return "gather";
+    case CommandKind::kReduce:
+      return "reduce";
+    case CommandKind::kFill:
+      return "fill";
     case CommandKind::kNone:
       break;
   }
@@ -31,20 +38,27 @@ const char* NameOf(CommandKind kind) {
 
 }  // namespace
 
-Engine::Engine(StepProtocol& protocol, Pass& pass, Rank rank, absl::Duration step_timeout,
-               std::function<void()> progress, Trace* trace)
-    : protocol_(protocol),
-      pass_(pass),
-      rank_(rank),
-      step_timeout_(step_timeout),
-      progress_(std::move(progress)),
-      trace_(trace) {
+class Engine::HostGate final : public BucketGate {
+ public:
+  HostGate(StepProtocol& protocol, Rank rank) : protocol_(protocol), rank_(rank) {}
+  bool AwaitGradients(const Command& command, int bucket) override {
+    return protocol_.AwaitGradients(Step(command.step), bucket);
+  }
+  void Done(uint64_t seq, int buckets) override { protocol_.BucketsDone(rank_, seq, buckets); }
+
+ private:
+  StepProtocol& protocol_;
+  const Rank rank_;
+};
+
+Engine::Engine(StepProtocol& protocol, StepPass& pass, Rank rank, EngineOptions options)
+    : protocol_(protocol), pass_(pass), rank_(rank), options_(std::move(options)) {
   thread_ = std::thread([this] { Loop(); });
 }
 
 Engine::~Engine() {
   stop_.store(true);
-  FutexBump(protocol_.page()->doorbell);
+  FutexBump(protocol_.doorbell());
   FutexBump(protocol_.page()->decision);
   FutexBump(protocol_.page()->finished);
   thread_.join();
@@ -61,29 +75,48 @@ absl::Status Engine::StageInitial(std::vector<float> piece, uint64_t push_id) {
 
 bool Engine::Stopping() const { return stop_.load() || !protocol_.Health().ok(); }
 
+void Engine::Await(std::atomic<uint32_t>& word, uint32_t seen) const { AwaitChange(word, seen, options_.spin, kSlice); }
+
+void Engine::Call(const std::function<void()>& callback) const {
+  if (callback) callback();
+}
+
 void Engine::Loop() {
   ControlPage& page = *protocol_.page();
   uint64_t executed = 0;
   while (!Stopping()) {
-    std::atomic<uint32_t>& word = lead() ? page.doorbell : page.decision;
+    std::atomic<uint32_t>& word = lead() ? protocol_.doorbell() : page.decision;
     const uint32_t seen = word.load(std::memory_order_acquire);
-    if (lead() && protocol_.decided() == executed) protocol_.Decide();
+    if (lead()) Call(options_.rung);
+    if (lead() && protocol_.decided() == executed) {
+      protocol_.DropUnused([this](int bucket) { GaveBack(pass_.GiveBackWeights(bucket)); });
+      protocol_.Decide();
+    }
     if (protocol_.decided() == executed) {
-      FutexWait(word, seen, kSlice);
+      Await(word, seen);
       continue;
     }
     executed = protocol_.decided();
     const int64_t step = protocol_.command().step;  // the command is the lead's again once all are done
+    Reach(FaultPoint::kCommandSeen);
     Execute(executed);
     if (lead()) {
       if (!AwaitAllDone(step)) break;
+      const Command& command = protocol_.command();
+      if (command.kind == CommandKind::kReduce) GaveBack(pass_.GiveBackGradients(command.bucket));
       protocol_.Commit();
     } else if (!AwaitCommitted(executed, step)) {
       break;
     }
-    progress_();
+    if (lead()) Call(options_.rung);
+    Call(options_.progress);
   }
-  progress_();
+  Call(options_.progress);
+}
+
+// Memory that cannot be given back breaks what bucket residency promises.
+void Engine::GaveBack(const absl::Status& status) {
+  if (!status.ok()) protocol_.Abort(AbortReason::kInternal, rank_.value(), rank_);
 }
 
 // The piece of the set that was decided: a newer one may have been staged since, and must not be mixed in.
@@ -98,45 +131,61 @@ std::optional<std::vector<float>> Engine::TakeStaged(uint64_t push_id) {
 
 void Engine::Execute(uint64_t seq) {
   const Command& command = protocol_.command();
-  const ScopedSpan span(trace_, NameOf(command.kind), command.step);
+  const ScopedSpan span(options_.trace, NameOf(command.kind), command.step, command.bucket);
   std::optional<std::vector<float>> initial = std::vector<float>();
   if (command.kind == CommandKind::kInit) initial = TakeStaged(command.initial_id);
   if (!initial.has_value()) {  // three sets of initial weights raced: this one was dropped after it was decided
     protocol_.Abort(AbortReason::kInternal, rank_.value(), rank_);
     return;
   }
-  const uint64_t digest = pass_.Execute(command, seq, initial->data());
-  protocol_.page()->members[rank_.value()].digest.store(digest, std::memory_order_release);
+  HostGate gate(protocol_, rank_);
+  const bool several = protocol_.local().num_hosts > 1;
+  const absl::StatusOr<uint64_t> digest = pass_.Run(command, seq, initial->data(), several ? &gate : nullptr);
+  if (several && !protocol_.Health().ok()) return;  // it may not be whole
+  if (!digest.ok()) {
+    Failed(digest.status());
+    return;
+  }
+  protocol_.page()->members[rank_.value()].digest.store(*digest, std::memory_order_release);
+  Reach(FaultPoint::kExecuted);
   protocol_.Done(rank_, seq);
 }
 
+// A pass that fails is one on a device, or has found damage.
+void Engine::Failed(const absl::Status& status) {
+  spdlog::error("event=pass_failed rank={} device={} error=\"{}\"", rank_.value(), pass_.device(), status.ToString());
+  if (!protocol_.Health().ok()) return;  // it was aborted for another reason
+  const AbortReason reason = absl::IsDataLoss(status) ? AbortReason::kDamaged : AbortReason::kDevice;
+  protocol_.Abort(reason, rank_.value(), rank_, std::max(pass_.device(), 0));
+}
+
 bool Engine::AwaitAllDone(int64_t step) {
-  ControlPage& page = *protocol_.page();
-  const ScopedSpan span(trace_, "wait for members", step);
-  const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(step_timeout_);
+  const ScopedSpan span(options_.trace, "wait for members", step);
+  const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(options_.step_timeout);
   while (!Stopping()) {
-    const uint32_t seen = page.doorbell.load(std::memory_order_acquire);
+    const uint32_t seen = protocol_.doorbell().load(std::memory_order_acquire);
     if (protocol_.AllDone()) return true;
     if (MonotonicNanos() > deadline) {
       const std::vector<int> late = protocol_.NotDone();
       if (late.empty()) continue;  // the last one finished just now
       protocol_.Abort(AbortReason::kLate, late.front(), rank_);
     }
-    FutexWait(page.doorbell, seen, kSlice);
+    Await(protocol_.doorbell(), seen);
   }
   return false;
 }
 
 bool Engine::AwaitCommitted(uint64_t seq, int64_t step) {
   ControlPage& page = *protocol_.page();
-  const ScopedSpan span(trace_, "wait for lead", step);
+  const ScopedSpan span(options_.trace, "wait for lead", step);
   // Longer than the lead's own limit: the lead names the slow one; only a lead that does not is named here.
-  const int64_t deadline = MonotonicNanos() + 2 * absl::ToInt64Nanoseconds(step_timeout_);
+  const int64_t times = protocol_.local().num_hosts == 1 ? 2 : 4;
+  const int64_t deadline = MonotonicNanos() + times * absl::ToInt64Nanoseconds(options_.step_timeout);
   while (!Stopping()) {
     const uint32_t seen = page.finished.load(std::memory_order_acquire);
     if (protocol_.committed() >= seq) return true;
-    if (MonotonicNanos() > deadline) protocol_.Abort(AbortReason::kLate, 0, rank_);
-    FutexWait(page.finished, seen, kSlice);
+    if (MonotonicNanos() > deadline) protocol_.Abort(AbortReason::kLate, protocol_.local().first(), rank_);
+    Await(page.finished, seen);
   }
   return false;
 }

@@ -1,5 +1,6 @@
-// Engine: one worker's thread for one job. It executes the commands that the lead decides; on the lead it also decides
-// and commits (control_page.h). Every wait ends at a time limit or at an abort; an aborted engine stops for good.
+// Engine: one worker's thread for one job. It executes the commands that the lead decides; on the lead of a job on one
+// host it also decides and commits (control_page.h); on several hosts a HostLead does that. Every wait ends at a time
+// limit or at an abort; an aborted engine stops for good.
 #pragma once
 
 #include <atomic>
@@ -13,19 +14,26 @@
 #include "absl/time/time.h"
 #include "core/ids.h"
 #include "core/sync.h"
-#include "worker/pass.h"
+#include "worker/step_pass.h"
 #include "worker/step_protocol.h"
 #include "worker/trace.h"
 
 namespace shardmesh {
 
+struct EngineOptions {
+  absl::Duration step_timeout = absl::Seconds(60);  // of one command; then the slowest is named and the job aborted
+  // How long a wait looks at its word before it sleeps. For workers that have a core each and nothing else to do on it.
+  absl::Duration spin;
+  // Called from the engine's thread. `rung`, on the lead: whenever its bell has rung, and after each commit.
+  // `progress`: after each commit and after an abort. Both may be empty.
+  std::function<void()> rung, progress;
+  Trace* trace = nullptr;  // gets a span for each command and each wait for others
+};
+
 class Engine {
  public:
-  // Borrowed arguments outlive the object. `step_timeout`: how long members may take for one command before the slowest
-  // is named and the job aborted. `progress` is called from the engine's thread after each commit and after an abort.
-  // `trace` gets a span for each command and each wait for others; may be null.
-  Engine(StepProtocol& protocol, Pass& pass, Rank rank, absl::Duration step_timeout, std::function<void()> progress,
-         Trace* trace = nullptr);
+  // Borrowed arguments, and what the options name, outlive the object.
+  Engine(StepProtocol& protocol, StepPass& pass, Rank rank, EngineOptions options);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -37,20 +45,24 @@ class Engine {
 
  private:
   void Loop();
-  bool lead() const { return rank_ == Rank(0); }
+  // Of a job on several hosts: what the pass asks and tells about buckets.
+  class HostGate;
+  bool lead() const { return rank_ == Rank(0) && protocol_.local().num_hosts == 1; }
   std::optional<std::vector<float>> TakeStaged(uint64_t push_id);
   void Execute(uint64_t seq);
+  void GaveBack(const absl::Status& status);
+  void Failed(const absl::Status& status);
   // `step`: for the trace.
   bool AwaitAllDone(int64_t step);
   bool AwaitCommitted(uint64_t seq, int64_t step);
   bool Stopping() const;
+  void Await(std::atomic<uint32_t>& word, uint32_t seen) const;
+  void Call(const std::function<void()>& callback) const;
 
   StepProtocol& protocol_;
-  Pass& pass_;
+  StepPass& pass_;
   const Rank rank_;
-  const absl::Duration step_timeout_;
-  const std::function<void()> progress_;
-  Trace* const trace_;
+  const EngineOptions options_;
   std::atomic<bool> stop_{false};
   Mutex mu_;
   std::vector<std::pair<uint64_t, std::vector<float>>> staged_ ABSL_GUARDED_BY(mu_);  // (push_id, piece), oldest first

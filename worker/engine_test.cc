@@ -5,6 +5,7 @@
 
 #include "core/matchers.h"
 #include "local/futex.h"
+#include "worker/pass.h"
 #include "worker/testing/small_job.h"
 
 namespace shardmesh {
@@ -24,20 +25,25 @@ struct Members : TestHost {
       storages.push_back(
           std::make_unique<ShardStorage>(*ShardStorage::Open(*memory, "shard", plan, plan.PlaceOf(Rank(r)).shard)));
       passes.push_back(std::make_unique<Pass>(job, plan, plan.PlaceOf(Rank(r)), host, *storages[r], 2));
-      protocols.push_back(std::make_unique<StepProtocol>(host.control(), &job, &plan, MemberNames(plan.num_ranks())));
+      protocols.push_back(
+          std::make_unique<StepProtocol>(host.control(), &host.doorbell(), &job, &plan, MemberNames(plan.num_ranks())));
       engines.push_back(nullptr);
     }
   }
 
   void Start(int r) {
-    engines[r] = std::make_unique<Engine>(*protocols[r], *passes[r], Rank(r), step_timeout, [this] { ++progress; });
+    EngineOptions options;
+    options.step_timeout = step_timeout;
+    options.progress = [this] { ++progress; };
+    engines[r] = std::make_unique<Engine>(*protocols[r], *passes[r], Rank(r), std::move(options));
   }
   void StartAll() {
     for (int r = 0; r < plan.num_ranks(); ++r) Start(r);
   }
 
   absl::Status Stage(int r, uint64_t push_id, float value) {
-    return engines[r]->StageInitial(std::vector<float>(plan.InitialPieceBytes() / 4, value), push_id);
+    const int64_t bytes = plan.InitialPieceBytes(plan.PlaceOf(Rank(r)).shard);
+    return engines[r]->StageInitial(std::vector<float>(bytes / 4, value), push_id);
   }
 
   void DeclareAll(int64_t step) {
@@ -167,7 +173,7 @@ TEST(EngineTest, DecidedSetOfInitialWeights_IsTheOnePlaced) {
   ASSERT_TRUE(members.protocol.Decide());
   while (members.protocol.NotDone().size() > 1) {
     ASSERT_OK(members.protocol.Health());
-    FutexWait(members.host.control()->doorbell, members.host.control()->doorbell.load(), absl::Milliseconds(10));
+    FutexWait(members.host.doorbell(), members.host.doorbell().load(), absl::Milliseconds(10));
   }
   EXPECT_EQ(members.WindowElement(members.plan.buckets()[0].shard_elements), 1.0f);
 }

@@ -8,7 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "worker/gradient_sums.h"
 #include "worker/host_memory.h"
+#include "worker/host_ranks.h"
 #include "worker/shard_storage.h"
 
 namespace shardmesh {
@@ -75,30 +77,70 @@ HostCapacity ReadHostCapacity(const std::string& root) {
   return capacity;
 }
 
-int64_t JobMemory::total() const { return Sum(shards, Sum(window, Sum(publications, Sum(slots, control)))); }
+namespace {
+
+bool Owns(const Bucket& bucket) { return bucket.owned(); }
+
+int64_t LargestShard(const Plan& plan) {
+  const bool differ = std::any_of(plan.buckets().begin(), plan.buckets().end(), Owns);
+  int64_t bytes = 0;
+  for (int shard = 0; shard < (differ ? plan.num_shards() : 1); ++shard) {
+    bytes = std::max(bytes, ShardStorage::NumBytes(plan, shard));
+  }
+  return bytes;
+}
+
+// Shards differ in the matrices that they own alone.
+int64_t SumsOfAll(const Plan& plan) {
+  if (std::none_of(plan.buckets().begin(), plan.buckets().end(), Owns))
+    return Product(plan.num_ranks(), GradientSums::NumBytes(plan, 0));
+  int64_t bytes = 0;
+  for (int shard = 0; shard < plan.num_shards(); ++shard) bytes = Sum(bytes, GradientSums::NumBytes(plan, shard));
+  return Product(plan.num_replicas(), bytes);
+}
+
+}  // namespace
+
+int64_t JobMemory::total() const { return Sum(shards, Sum(window, Sum(publications, Sum(slots, Sum(control, sums))))); }
 
 // No sum in here comes near 2^63 but the shards': at most 2^42 elements and 128 slots, but 2^20 ranks.
-JobMemory MemoryOf(const Plan& plan, int num_slots) {
+JobMemory MemoryOf(const Plan& plan, int num_slots, std::optional<int> ranks_here) {
   const HostMemory::Sizes host = HostMemory::SizesOf(plan, num_slots);
   JobMemory memory;
-  memory.shards = Product(plan.num_ranks(), ShardStorage::NumBytes(plan));
+  const int ranks = ranks_here.value_or(plan.num_ranks());
+  memory.shards = ranks < plan.num_ranks() ? Product(ranks, LargestShard(plan)) : ShardStorage::NumBytesOfAll(plan);
   memory.window = host.window;
   memory.publications = host.publications;
   memory.slots = host.slots;
-  memory.control = host.control;
+  memory.control = Sum(host.control, FarMaximaBytes(plan, ranks > 0 ? plan.num_ranks() / ranks : 1));
+  memory.sums = SumsOfAll(plan);
+  if (!plan.bucketed()) return memory;
+  int64_t weights = kPageBytes, gradients = kPageBytes;  // of the largest bucket
+  for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
+    weights = std::max(weights, plan.WeightPageBytes(b));
+    gradients = std::max(gradients, plan.GradientPageBytes(b));
+  }
+  const int64_t each = Product(num_slots, 1 + plan.prefetch_buckets());
+  memory.window = std::min(memory.window, Product(each, weights));
+  const int64_t mailbox = (static_cast<int64_t>(sizeof(Mailbox)) + kPageBytes - 1) / kPageBytes * kPageBytes;
+  memory.slots = std::min(memory.slots, Sum(Product(each, gradients), Product(num_slots, mailbox)));
   return memory;
 }
 
-absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity& capacity) {
-  const JobMemory memory = MemoryOf(plan, job.num_slots);
+absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity& capacity,
+                       std::optional<int> ranks_here) {
+  const JobMemory memory = MemoryOf(plan, job.num_slots, ranks_here);
   if (memory.total() <= capacity.bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "job ", job.name, " takes ", Readable(memory.total()), " of its host's memory: ", Readable(memory.shards),
-      " for the shards of ", plan.num_ranks(), " workers (weights, states, spare chunks), ", Readable(memory.window),
+      " for the shards of ", ranks_here.value_or(plan.num_ranks()),
+      " workers (weights, states, spare chunks, scratch of muon), ", Readable(memory.window),
       " for the parameter window, ", Readable(memory.publications), " for publications, ", Readable(memory.slots),
-      " for the windows of ", job.num_slots, " slots, ", Readable(memory.control),
-      " for the control page; this host has ", Readable(capacity.bytes), " (", capacity.source,
-      "); use fewer slots, fewer replicas, bf16 weights or gradients, or a host with more memory"));
+      " for the windows of ", job.num_slots, " slots, ", Readable(memory.control), " for the control page",
+      plan.bucketed() ? absl::StrCat(", ", Readable(memory.sums), " for summed gradients") : "", "; this host has ",
+      Readable(capacity.bytes), " (", capacity.source,
+      "); use fewer slots, fewer replicas, bf16 weights or gradients, ",
+      plan.bucketed() ? "smaller buckets" : "bucket residency", ", or a host with more memory"));
 }
 
 }  // namespace shardmesh

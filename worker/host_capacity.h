@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -24,14 +25,19 @@ struct HostCapacity {
 // less. `root` is the folder that has proc/ and sys/.
 HostCapacity ReadHostCapacity(const std::string& root = "");
 
-// Bytes of the segments that all workers of a job have on its host; INT64_MAX stands for everything over it.
+// Bytes of the segments that all workers of a job have on a host; INT64_MAX stands for everything over it. With
+// bucket residency: of window and slots what a training takes at most that has a trainer for each slot, which acquires
+// and declares bucket by bucket: 1 + prefetch_buckets of the largest buckets each, and the sums of gradients. Of a job
+// on several hosts `control` has what the lead keeps of the other hosts' control pages, their maxima.
 struct JobMemory {
-  int64_t shards = 0, window = 0, publications = 0, slots = 0, control = 0;
+  int64_t shards = 0, window = 0, publications = 0, slots = 0, control = 0, sums = 0;
   int64_t total() const;
 };
-JobMemory MemoryOf(const Plan& plan, int num_slots);
+// `ranks_here`: members on the host; unset: all.
+JobMemory MemoryOf(const Plan& plan, int num_slots, std::optional<int> ranks_here = std::nullopt);
 
 // ResourceExhausted: the job takes more than `capacity`; the message has every term.
-absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity& capacity);
+absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity& capacity,
+                       std::optional<int> ranks_here = std::nullopt);
 
 }  // namespace shardmesh

@@ -68,7 +68,9 @@ TEST(HostCapacityTest, TheLargestJobs_DoNotOverflow) {
   const JobMemory memory = MemoryOf(plan, job.num_slots);
   const int64_t elements = int64_t{1} << 42;
   EXPECT_GE(memory.shards, elements * 12);
-  EXPECT_LE(memory.shards, elements * 12 / 250 * 251);
+  // A spare chunk and a progress word for each range, guards for each chunk, and where streams begin.
+  const int64_t ranges = elements / kRangeElements, chunks = elements / kChunkElements;
+  EXPECT_LE(memory.shards, elements * 12 + ranges * (kChunkElements * 12 + 64) + chunks * 16 + 4 * 3 * (4 << 20));
   EXPECT_GE(memory.slots, elements * 4 * kMaxSlots);
   EXPECT_LT(memory.slots, elements * 4 * (kMaxSlots + 1));
   EXPECT_THAT(CheckFits(job, plan, {int64_t{1} << 45, "32 TiB"}),
@@ -92,6 +94,44 @@ struct ReadHostCapacityTest : ::testing::Test {
   }
   const testing::TempFolder root;
 };
+
+// Of window and slots the buckets that may be in use, however many there are; and sums.
+TEST(HostCapacityTest, BucketResidency_CountsTheBucketsInUse) {
+  JobSpec job = SmallJob("fsdp=2", 3);
+  job.parameters.clear();
+  for (int i = 0; i < 20; ++i) job.parameters.push_back({"p" + std::to_string(i), {1024}, WeightFormat::kFp32});
+  const JobMemory full = MemoryOf(*Plan::Create(job), 3);
+  job.residency = Residency::kBucket;
+  job.prefetch_buckets = 2;
+  const Plan plan = *Plan::Create(job);
+  ASSERT_EQ(plan.buckets().size(), 20u);
+  const JobMemory memory = MemoryOf(plan, 3);
+  EXPECT_EQ(memory.window, 3 * 3 * 4096);
+  EXPECT_EQ(memory.slots, 3 * (3 * 4096 + 4 * 4096)) << "with a mailbox of four pages each";
+  EXPECT_EQ(memory.sums, 2 * (20 * 512 * 4 + StreamOffset(29)));
+  EXPECT_EQ(memory.publications, full.publications);
+  EXPECT_GT(memory.control, full.control);
+  EXPECT_EQ(memory.total(),
+            memory.window + memory.slots + memory.sums + memory.publications + memory.control + memory.shards);
+  EXPECT_THAT(CheckFits(job, plan, {memory.total() - 1, "a test"}),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("for summed gradients; this host has")));
+  job.prefetch_buckets = 1000;  // more than there is
+  EXPECT_EQ(MemoryOf(*Plan::Create(job), 3).window, full.window);
+  EXPECT_EQ(MemoryOf(*Plan::Create(job), 3).slots, full.slots);
+}
+
+// The lead of each host keeps the tables of all others.
+TEST(HostCapacityTest, SeveralHosts_CountTheMaximaOfTheOthers) {
+  JobSpec job = SmallJob("fsdp=4", 1);
+  job.parameters.push_back({"row", {1000, 64}, WeightFormat::kBf16Sr, "", {}, GatherFormat::kFp8Row});
+  const Plan plan = *Plan::Create(job);
+  ASSERT_EQ(plan.num_maxima(), 1000);
+  const int64_t one = HostMemory::SizesOf(plan, 1).control;
+  EXPECT_EQ(MemoryOf(plan, 1).control, one);
+  EXPECT_EQ(MemoryOf(plan, 1, 4).control, one);
+  EXPECT_EQ(MemoryOf(plan, 1, 2).control, one + 1000 * 4);
+  EXPECT_EQ(MemoryOf(plan, 1, 1).control, one + 3 * 1000 * 4);
+}
 
 TEST_F(ReadHostCapacityTest, NothingIsKnown_NoLimit) { ExpectRead(kMax, "no limit is known"); }
 

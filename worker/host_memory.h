@@ -2,24 +2,36 @@
 //   control        the words of the step protocol (control_page.h)
 //   window         the gathered weights that trainers map, one for the host
 //   publications   whole versions for readers, kPublicationBuffers of them
-//   slots          one gradient window for each slot
+//   slots          one gradient window for each slot, and behind it the mailbox of the trainer that has it
+//   bell           the word that the lead waits on: trainers map it too, to wake the lead
+// Of a job on a CUDA device, window, publications and slots lie in its memory (device_windows.h); the segments of the
+// host by these names have no data then, but the mailboxes.
 // Every stream starts at its own multiple of 64 KiB + 4 KiB (segment.h). Movable. The mappings live as long as the
 // object.
 #pragma once
 
+#include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "core/layout.h"
+#include "local/mailbox.h"
 #include "proto/shardmesh/v1/local.pb.h"
 #include "worker/control_page.h"
+#include "worker/device_windows.h"
 #include "worker/memory.h"
 
 namespace shardmesh {
 
 class HostMemory {
  public:
-  // Bytes of the segments of each kind.
+  HostMemory(HostMemory&&) = default;
+  HostMemory& operator=(HostMemory&&) = default;
+  ~HostMemory();
+
+  // Bytes of the segments of each kind; the bell is counted with the control page.
   struct Sizes {
     int64_t control = 0, window = 0, publications = 0, slots = 0;
   };
@@ -27,11 +39,15 @@ class HostMemory {
   static Sizes SizesOf(const Plan& plan, int num_slots);
 
   // The lead's side. ResourceExhausted: not enough memory, or more ranks than kMaxHostRanks.
-  static absl::StatusOr<HostMemory> Create(Memory& memory, const std::string& job, int num_slots, const Plan& plan);
+  // `device`: in whose memory windows lie; null: the host's. Errors of DeviceSegment::Create.
+  static absl::StatusOr<HostMemory> Create(Memory& memory, const std::string& job, int num_slots, const Plan& plan,
+                                           std::shared_ptr<DeviceRuntime> device = nullptr);
 
   // A peer's side: the descriptors and sizes that the lead sent. InvalidArgument: they do not fit the plan.
+  // FailedPrecondition: the lead's windows lie in memory of a device and there is no `device`, or the other way round.
   static absl::StatusOr<HostMemory> Map(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors,
-                                        int num_slots, const Plan& plan);
+                                        int num_slots, const Plan& plan,
+                                        std::shared_ptr<DeviceRuntime> device = nullptr);
 
   // What a peer maps: descriptors (borrowed) and their sizes, in the order of local.proto.
   std::vector<int> PeerDescriptors() const;
@@ -41,18 +57,43 @@ class HostMemory {
   const Segment& window() const { return window_; }
   const Segment& publication(int buffer) const { return publications_[buffer]; }
   const Segment& slot(int slot) const { return slots_[slot]; }
+  Mailbox& mailbox(int slot) const { return MailboxAt(slots_[slot].data() + gradient_window_bytes_); }
+  const Segment& bell() const { return bell_; }
+  // Null: windows lie in memory of the host.
+  const DeviceWindows* device() const { return device_.has_value() ? &*device_ : nullptr; }
+  std::atomic<uint32_t>& doorbell() const { return *reinterpret_cast<std::atomic<uint32_t>*>(bell_.data()); }
 
-  // No new writer of the window and the publications: called by the lead when all peers have mapped them.
+  // No new writer of the window and the publications: called by the lead when all peers have mapped them. With bucket
+  // residency the window is not sealed, since pages of sealed memory cannot be given back, but made read-only
+  // (Segment::RefuseNewWriters).
   absl::Status Seal();
 
+  // With bucket residency: gives pages of data back, [begin, begin + bytes). Internal: the system refuses.
+  absl::Status GiveBackWindow(int64_t begin, int64_t bytes) { return window_.Punch(begin, bytes); }
+  absl::Status GiveBackSlot(int slot, int64_t begin, int64_t bytes) { return slots_[slot].Punch(begin, bytes); }
+  int64_t slot_resident_bytes() const;  // what the kernel holds of all slots now
+
+  int64_t window_bytes() const { return device() != nullptr ? device_->window.allocated_bytes() : window_.num_bytes(); }
   int64_t slot_bytes() const;
   int64_t publication_bytes() const;
 
- private:
-  std::vector<const Segment*> All() const;
+  // Work on the device does not end: what it may touch stays mapped until the process ends, beyond this object.
+  void KeepForDevice() { kept_for_device_ = true; }
 
-  Segment control_, window_;
+ private:
+  HostMemory() = default;
+  std::vector<const Segment*> All() const;
+  std::vector<const DeviceSegment*> AllOnDevice() const;
+  absl::Status PinControl(const Plan& plan);
+  static absl::Status MapOnDevice(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors, int num_slots,
+                                  const Plan& plan, DeviceWindows& windows);
+
+  bool bucketed_ = false;
+  Segment control_, window_, bell_;
+  int64_t gradient_window_bytes_ = 0;
   std::vector<Segment> publications_, slots_;
+  std::optional<DeviceWindows> device_;
+  bool kept_for_device_ = false;
 };
 
 }  // namespace shardmesh

@@ -36,10 +36,17 @@ TEST_F(HostMemoryTest, ThePeerSeesTheLeadsMemory) {
   std::memcpy(host.window().data(), "window", 7);
   std::memcpy(peer.publication(1).data(), "publication", 12);
   std::memcpy(peer.slot(2).data(), "slot", 5);
+  EXPECT_TRUE(PutLetter(peer.mailbox(2).request, "letter"));
+  peer.doorbell().store(7);
   EXPECT_EQ(peer.control()->decided.load(), 42u);
   EXPECT_STREQ(peer.window().data(), "window");
   EXPECT_STREQ(host.publication(1).data(), "publication");
   EXPECT_STREQ(host.slot(2).data(), "slot");
+  std::string letter;
+  EXPECT_TRUE(TakeLetter(host.mailbox(2).request, letter));
+  EXPECT_EQ(letter, "letter");
+  EXPECT_FALSE(host.mailbox(1).open());
+  EXPECT_EQ(host.doorbell().load(), 7u);
   EXPECT_EQ(host.slot(1).data()[0], 0);
 }
 
@@ -47,7 +54,7 @@ TEST_F(HostMemoryTest, SizesHoldThePlan_AndStreamsAreStaggered) {
   EXPECT_GE(host.window().data_bytes(), plan.window_bytes());
   int64_t slots = 0;
   for (int s = 0; s < 3; ++s) {
-    EXPECT_GE(host.slot(s).data_bytes(), plan.gradient_window_bytes());
+    EXPECT_GE(host.slot(s).data_bytes(), plan.gradient_window_bytes() + static_cast<int64_t>(sizeof(Mailbox)));
     slots += host.slot(s).num_bytes();
     EXPECT_NE(host.slot(s).data_offset(), host.window().data_offset());
     EXPECT_EQ(host.slot(s).data_offset() % kPageBytes, 0);
@@ -60,22 +67,22 @@ TEST_F(HostMemoryTest, TooFewDescriptorsOrSizes_AreRefused) {
   Sent fewer(host);
   fewer.descriptors.pop_back();
   EXPECT_THAT(Map(std::move(fewer)),
-              StatusIs(Code::kInvalidArgument, HasSubstr("6 descriptors and 7 sizes; 7 expected")));
+              StatusIs(Code::kInvalidArgument, HasSubstr("7 descriptors and 8 sizes; 8 expected")));
   Sent unsized(host);
   unsized.welcome.mutable_segments()->RemoveLast();
-  EXPECT_THAT(Map(std::move(unsized)), StatusIs(Code::kInvalidArgument, HasSubstr("7 descriptors and 6 sizes")));
-  EXPECT_THAT(HostMemory::Map({}, {}, 3, plan), StatusIs(Code::kInvalidArgument, HasSubstr("7 expected")));
+  EXPECT_THAT(Map(std::move(unsized)), StatusIs(Code::kInvalidArgument, HasSubstr("8 descriptors and 7 sizes")));
+  EXPECT_THAT(HostMemory::Map({}, {}, 3, plan), StatusIs(Code::kInvalidArgument, HasSubstr("8 expected")));
 }
 
 TEST_F(HostMemoryTest, SizesThatCannotBe_AreRefused) {
   const std::pair<int64_t, int64_t> wrong[] = {
       {4096, 0}, {0, 0}, {-1, 0}, {INT64_MAX, 0}, {INT64_MAX, -4096}, {INT64_MIN, 4096}, {4096, 8192}, {1 << 30, 0}};
-  for (int segment : {0, 1, 6}) {
+  for (int segment : {0, 1, 6, 7}) {
     for (const auto& [num_bytes, data_offset] : wrong) {
       Sent sent(host);
       sent.welcome.mutable_segments(segment)->set_num_bytes(num_bytes);
       sent.welcome.mutable_segments(segment)->set_data_offset(data_offset);
-      if (segment == 6 && num_bytes == 4096 && data_offset == 0) continue;  // that fits
+      if (segment == 7 && num_bytes == 4096 && data_offset == 0) continue;  // that fits
       if (segment == 1 && num_bytes == 4096 && data_offset == 0) continue;
       EXPECT_THAT(Map(std::move(sent)), StatusIs(Code::kInvalidArgument, ::testing::_))
           << segment << ": " << num_bytes << " " << data_offset;

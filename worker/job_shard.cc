@@ -6,32 +6,82 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/device_job.h"
 #include "core/status.h"
 #include "local/futex.h"
 
 namespace shardmesh {
+namespace {
+constexpr absl::Duration kCommitLag = absl::Seconds(1);  // between the hosts of a job; far less, unless one is stopped
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<JobShard>> JobShard::Create(JobShardOptions options, Plan plan, HostMemory host,
                                                            Memory& memory, const std::atomic<bool>* cancelled) {
-  const std::string name = absl::StrCat("shardmesh-", options.spec.name, "-shard-", options.rank.value());
-  ASSIGN_OR_RETURN(ShardStorage storage,
-                   ShardStorage::Open(memory, name, plan, plan.PlaceOf(options.rank).shard, cancelled));
-  return std::unique_ptr<JobShard>(
-      new JobShard(std::move(options), std::move(plan), std::move(host), std::move(storage)));
+  std::unique_ptr<JobShard> shard(new JobShard(std::move(options), std::move(plan), std::move(host)));
+  RETURN_IF_ERROR(shard->Open(memory, cancelled));
+  return shard;
 }
 
-JobShard::JobShard(JobShardOptions options, Plan plan, HostMemory host, ShardStorage storage)
+JobShard::JobShard(JobShardOptions options, Plan plan, HostMemory host)
     : options_(std::move(options)),
       plan_(std::move(plan)),
       place_(plan_.PlaceOf(options_.rank)),
       host_(std::move(host)),
-      storage_(std::move(storage)),
-      protocol_(std::make_unique<StepProtocol>(host_.control(), &options_.spec, &plan_, options_.worker_names)),
-      pass_(std::make_unique<Pass>(options_.spec, plan_, place_, host_, storage_, options_.threads, &trace_)),
-      engine_(std::make_unique<Engine>(
-          *protocol_, *pass_, options_.rank, options_.step_timeout, [this] { waiters_.Notify(); }, &trace_)) {}
+      protocol_(std::make_unique<StepProtocol>(host_.control(), &host_.doorbell(), &options_.spec, &plan_,
+                                               options_.worker_names, options_.ranks)),
+      mail_(
+          host_, *protocol_, options_.spec.num_slots,
+          [this](const v1::StepRequest& request) { return Declare(request, /*attached=*/true); },
+          [this](const StepOutcome& outcome) { return ToReply(outcome); }) {}
 
-JobShard::~JobShard() { engine_.reset(); }
+absl::Status JobShard::Open(Memory& memory, const std::atomic<bool>* cancelled) {
+  RETURN_IF_ERROR(OpenPass(memory, cancelled));
+  engine_ = std::make_unique<Engine>(*protocol_, *pass_, options_.rank, ForEngine());
+  return absl::OkStatus();
+}
+
+absl::Status JobShard::OpenPass(Memory& memory, const std::atomic<bool>* cancelled) {
+  const ReplicaShare share = ShareOf(plan_, protocol_->local(), options_.rank);
+  if (options_.device != nullptr) {
+    RETURN_IF_ERROR(CheckDeviceJob(options_.spec, plan_, protocol_->local().num_hosts));
+    DevicePassOptions options;
+    options.timeout = options_.step_timeout;
+    options.cancelled = cancelled;
+    ASSIGN_OR_RETURN(pass_, DevicePass::Create(options_.spec, plan_, place_, host_, *options_.device, share, options));
+    return absl::OkStatus();
+  }
+  const std::string name = absl::StrCat("shardmesh-", options_.spec.name, "-shard-", options_.rank.value());
+  ASSIGN_OR_RETURN(storage_, ShardStorage::Open(memory, name, plan_, place_.shard, cancelled));
+  ASSIGN_OR_RETURN(sums_, GradientSums::Open(memory, absl::StrCat(name, "-sums"), plan_, place_.shard));
+  pass_ = std::make_unique<Pass>(options_.spec, plan_, place_, host_, *storage_, options_.threads, &trace_,
+                                 plan_.bucketed() ? &*sums_ : nullptr, share);
+  return absl::OkStatus();
+}
+
+EngineOptions JobShard::ForEngine() {
+  EngineOptions options;
+  options.step_timeout = options_.step_timeout;
+  options.spin = options_.spin;
+  options.rung = [this] { mail_.Poll(); };
+  options.progress = [this] { waiters_.Notify(); };
+  options.trace = &trace_;
+  return options;
+}
+
+JobShard::~JobShard() {
+  // Members of this host may wait for pieces that will not come.
+  if (host_lead_ != nullptr) protocol_->Abort(AbortReason::kLeft, rank().value(), rank());
+  host_lead_.reset();
+  engine_.reset();
+}
+
+void JobShard::StartHosts(HostGroups groups, absl::Duration heartbeat_timeout) {
+  host_lead_ =
+      std::make_unique<HostLead>(*protocol_, host_, options_.spec, plan_, std::move(groups),
+                                 HostLeadOptions{heartbeat_timeout, options_.step_timeout, [this] { mail_.Poll(); },
+                                                 [this] { waiters_.Notify(); }, options_.spin},
+                                 &trace_);
+}
 
 void JobShard::Close() {
   closed_.store(true);
@@ -56,23 +106,58 @@ absl::StatusOr<std::optional<StepOutcome>> JobShard::Declare(const v1::StepReque
   declaration.step = Step(request.step());
   declaration.in_place = attached;
   declaration.learning_rates.assign(request.learning_rates().begin(), request.learning_rates().end());
+  if (request.has_loss_scale()) declaration.loss_scale = request.loss_scale();
   for (int slot : request.slots()) declaration.slots.push_back(Slot(slot));
   for (const v1::NonFinite& bad : request.non_finite())
     declaration.non_finite.emplace_back(Slot(bad.slot()), bad.tensor());
+  // What an attached trainer knows, its host has committed; and the host's lead itself declares for it.
+  if (!attached) AwaitCommitBefore(declaration.step);
   for (Slot slot : declaration.slots) {
     ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_->CheckStep(slot, declaration.step));
     if (outcome.has_value()) return outcome;
-    for (int shard = 0; shard < plan_.num_shards() && !attached; ++shard) {
-      if (!protocol_->HasPiece(slot, shard, declaration.step)) {
+    if (!attached) protocol_->AwaitFreeElsewhere(slot, StepProtocol::kHolderLag);
+    for (int shard = 0; shard < plan_.num_shards() && !attached && !plan_.bucketed(); ++shard) {
+      // Of a piece that another host takes it is not known here whether it is there yet: the step waits for it.
+      if (protocol_->IsPushedHere(slot, shard) && !protocol_->HasPiece(slot, shard, declaration.step)) {
         return absl::FailedPreconditionError(absl::StrCat("slot ", slot.value(), " of step ", request.step(),
                                                           " lacks the piece of shard ", shard, "; push it first"));
       }
     }
   }
   ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_->Declare(declaration));
+  if (outcome.has_value()) return outcome;  // committed meanwhile
   const int64_t now = MonotonicNanos();
   for (Slot slot : declaration.slots) trace_.Add({"declared", request.step(), -1, slot.value(), 0, now, now});
   return outcome;
+}
+
+absl::StatusOr<bool> JobShard::DeclareBucket(const v1::DeclareBucketRequest& request, bool attached) {
+  RETURN_IF_ERROR(CheckEpoch(request.epoch()));
+  BucketDeclaration declaration;
+  declaration.step = Step(request.step());
+  declaration.bucket = request.bucket();
+  declaration.in_place = attached;
+  for (int slot : request.slots()) declaration.slots.push_back(Slot(slot));
+  for (const v1::NonFinite& bad : request.non_finite())
+    declaration.non_finite.emplace_back(Slot(bad.slot()), bad.tensor());
+  ASSIGN_OR_RETURN(const bool before, protocol_->DeclareBucket(declaration));
+  const int64_t now = MonotonicNanos();
+  for (Slot slot : declaration.slots) {
+    if (!before) trace_.Add({"declared", request.step(), request.bucket(), slot.value(), 0, now, now});
+  }
+  return before;
+}
+
+absl::Status JobShard::HealthOf(const v1::StepRequest& request) const {
+  RETURN_IF_ERROR(Health());
+  for (int slot : request.slots()) RETURN_IF_ERROR(protocol_->CheckStands({Slot(slot)}, Step(request.step())));
+  return absl::OkStatus();
+}
+
+void JobShard::AwaitCommitBefore(Step step) const {
+  const bool under_way = protocol_->decided() > protocol_->committed();
+  if (protocol_->local().num_hosts == 1 || !under_way || step != Step(protocol_->committed_step().value() + 2)) return;
+  protocol_->AwaitCommit(Step(step.value() - 1), kCommitLag).status().IgnoreError();
 }
 
 v1::StepReply JobShard::ToReply(const StepOutcome& outcome) const {
@@ -114,11 +199,15 @@ void JobShard::FillStatus(v1::GetStatusReply::Job& status) const {
   status.set_rank(rank().value());
   status.set_committed_step(protocol_->committed_step().value());
   for (Step step : protocol_->Published()) status.add_published_steps(step.value());
-  status.set_shard_bytes(storage_.num_bytes());
-  status.set_window_bytes(host_.window().num_bytes());
+  status.set_shard_bytes(pass_->shard_bytes());
+  status.set_window_bytes(host_.window_bytes());
   status.set_publication_bytes(host_.publication_bytes());
   status.set_slot_bytes(host_.slot_bytes());
   status.set_gathered_bytes(pass_->gathered_bytes());
+  const bool on_device = host_.device() != nullptr;
+  status.set_window_resident_bytes(on_device ? host_.window_bytes() : host_.window().ResidentBytes());
+  status.set_slot_resident_bytes(on_device ? host_.slot_bytes() : host_.slot_resident_bytes());
+  status.set_sum_bytes(plan_.bucketed() ? sums_->num_bytes() : 0);
   if (const absl::Status health = protocol_->Health(); !health.ok()) status.set_error(std::string(health.message()));
 }
 

@@ -19,10 +19,14 @@
 #include "core/layout.h"
 #include "core/sync.h"
 #include "proto/shardmesh/v1/shard.pb.h"
+#include "worker/device/device_pass.h"
 #include "worker/engine.h"
+#include "worker/gradient_sums.h"
 #include "worker/host_memory.h"
+#include "worker/hosts/host_lead.h"
 #include "worker/pass.h"
 #include "worker/shard_storage.h"
+#include "worker/step_mail.h"
 #include "worker/step_protocol.h"
 #include "worker/waiters.h"
 
@@ -35,15 +39,21 @@ struct JobShardOptions {
   std::vector<std::string> worker_names;  // by rank
   int threads = 1;
   absl::Duration step_timeout = absl::Seconds(60);
+  absl::Duration spin;             // EngineOptions::spin
+  std::optional<HostRanks> ranks;  // of this host; unset: all
+  const WorkerDevice* device = nullptr;  // on which it runs, outlives the shard; null: on processors
 };
 
 class JobShard {
  public:
   // Takes the host's memory (created on the lead, mapped elsewhere) and starts the engine. Cancelled: `cancelled` was
-  // set meanwhile.
+  // set meanwhile. Unimplemented: a device cannot do this job (CheckDeviceJob).
   static absl::StatusOr<std::unique_ptr<JobShard>> Create(JobShardOptions options, Plan plan, HostMemory host,
                                                           Memory& memory, const std::atomic<bool>* cancelled = nullptr);
   ~JobShard();
+
+  // On the lead of a job on several hosts, once, when their leads have met: from now on it takes part in their rounds.
+  void StartHosts(HostGroups groups, absl::Duration heartbeat_timeout);
 
   const JobSpec& spec() const { return options_.spec; }
   Epoch epoch() const { return options_.epoch; }
@@ -66,7 +76,15 @@ class JobShard {
   // StepRequest -> Declare. `attached`: the slots' windows hold every piece, which are marked ready too; else a missing
   // piece is FailedPrecondition.
   absl::StatusOr<std::optional<StepOutcome>> Declare(const v1::StepRequest& request, bool attached);
+  // DeclareBucketRequest -> StepProtocol::DeclareBucket. True: it was declared before.
+  absl::StatusOr<bool> DeclareBucket(const v1::DeclareBucketRequest& request, bool attached);
+  // Health, and whether what was declared stands (StepProtocol::CheckStands).
+  absl::Status HealthOf(const v1::StepRequest& request) const;
   v1::StepReply ToReply(const StepOutcome& outcome) const;
+
+  // Hosts commit a step one after the other, a moment apart: where one has told a trainer of it, and that is at the
+  // next step already, this one may not have. Waits for that moment; whoever checks the step then says what is wrong.
+  void AwaitCommitBefore(Step step) const;
 
   // One push of a piece at a time: false when one is under way. Of a gradient: at any replica of the shard.
   // REQUIRES: a slot of the job, or -1: initial weights.
@@ -80,19 +98,25 @@ class JobShard {
   void FillTrace(v1::GetTraceReply& trace) const;
 
  private:
-  JobShard(JobShardOptions options, Plan plan, HostMemory host, ShardStorage storage);
+  JobShard(JobShardOptions options, Plan plan, HostMemory host);
+  absl::Status Open(Memory& memory, const std::atomic<bool>* cancelled);
+  absl::Status OpenPass(Memory& memory, const std::atomic<bool>* cancelled);
+  EngineOptions ForEngine();
 
   const JobShardOptions options_;
   const Plan plan_;
   const ShardPlace place_;
   HostMemory host_;
-  ShardStorage storage_;
+  std::optional<ShardStorage> storage_;  // on processors
+  std::optional<GradientSums> sums_;
   Waiters waiters_;
   std::atomic<bool> closed_{false};
   Trace trace_;
   std::unique_ptr<StepProtocol> protocol_;
-  std::unique_ptr<Pass> pass_;
-  std::unique_ptr<Engine> engine_;  // last: its thread uses all the others
+  std::unique_ptr<StepPass> pass_;
+  StepMail mail_;                        // the lead's
+  std::unique_ptr<Engine> engine_;       // its thread uses all the others
+  std::unique_ptr<HostLead> host_lead_;  // as does this one's
   Mutex mu_;
   std::set<int> pushes_ ABSL_GUARDED_BY(mu_);
 };

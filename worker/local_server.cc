@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "core/status.h"
 #include "local/futex.h"
+#include "worker/bucket_uses.h"
 
 namespace shardmesh {
 namespace {
@@ -24,6 +25,7 @@ constexpr absl::Duration kSlice = absl::Milliseconds(200);
 constexpr absl::Duration kHelloTimeout = absl::Seconds(5);
 constexpr absl::Duration kOpenTimeout =
     absl::Seconds(5);  // for the commit of a step that a slot's last holder declared
+constexpr absl::Duration kOpenSlice = absl::Milliseconds(20);
 constexpr absl::Duration kHangUpTimeout = absl::Seconds(1);  // for the slots of a trainer whose process is gone
 constexpr size_t kMaxGrants = 4096;
 
@@ -146,13 +148,27 @@ absl::Status LocalServer::TakeSlot(StepProtocol& protocol, int slot, uint64_t ho
   }
 }
 
-// A trainer may have declared the next step for some of the slots and died: where others may complete that step, the
-// windows are the workers' until it is committed.
-absl::Status LocalServer::AwaitSlotsOpen(StepProtocol& protocol, absl::Span<const Slot> slots) {
-  const std::optional<Step> pending = protocol.OpenSlots(slots);
-  if (!pending.has_value()) return absl::OkStatus();
-  const absl::Status committed = protocol.AwaitCommit(*pending, kOpenTimeout).status();
-  if (!absl::IsDeadlineExceeded(committed)) return committed;
+// A trainer may have declared the next step, or buckets of it, for some of the slots and died: what others may complete
+// meanwhile is the workers' until it is summed, or the step committed.
+absl::Status LocalServer::AwaitSlotsOpen(StepProtocol& protocol, absl::Span<const Slot> slots, uint64_t holder) {
+  if (protocol.local().num_hosts > 1) {
+    const absl::Status given = protocol.AwaitGiven(slots, holder, kOpenTimeout);
+    if (!absl::IsDeadlineExceeded(given)) return given;
+    return absl::UnavailableError(
+        absl::StrCat("slots ", absl::StrJoin(slots, ",", SlotFormatter()), ": ", given.message(),
+                     "; a trainer that is gone declared them for a step that is not committed yet (",
+                     protocol.WaitsFor(protocol.committed_step().next()), "), or pushes to them; attach again later"));
+  }
+  const absl::Time deadline = absl::Now() + kOpenTimeout;
+  protocol.SetWaiting(slots, true);
+  std::optional<Step> pending;
+  absl::Status status;
+  while ((pending = protocol.OpenSlots(slots)).has_value() && status.ok() && absl::Now() < deadline) {
+    status = protocol.AwaitCommit(*pending, kOpenSlice).status();
+    if (absl::IsDeadlineExceeded(status)) status = absl::OkStatus();
+  }
+  protocol.SetWaiting(slots, false);
+  if (!status.ok() || !pending.has_value()) return status;
   return absl::UnavailableError(
       absl::StrCat("slots ", absl::StrJoin(slots, ",", SlotFormatter()), " were declared for step ", pending->value(),
                    " by a trainer that is gone, and it is not committed yet (", protocol.WaitsFor(*pending),
@@ -168,7 +184,7 @@ absl::Status LocalServer::TakeSlots(const Granted& granted, uint64_t holder) {
     if (!status.ok()) break;
     slots.push_back(Slot(slot));
   }
-  if (status.ok()) status = AwaitSlotsOpen(protocol, slots);
+  if (status.ok()) status = AwaitSlotsOpen(protocol, slots, holder);
   for (Slot slot : slots) {
     if (!status.ok()) protocol.GiveSlot(slot, holder);
   }
@@ -190,12 +206,12 @@ void LocalServer::ServeTrainer(LocalSocket& socket, const std::string& token) {
   for (int slot : granted->slots) granted->shard->protocol().page()->slots[slot].holder_pid.store(pid);
   spdlog::info("event=trainer_attached job={} slots={} pid={}", granted->shard->spec().name, granted->slots.size(),
                pid);
-  if (Welcome(socket, *granted).ok()) AnswerSteps(socket, *granted);
-  for (int slot : granted->slots) granted->shard->protocol().GiveSlot(Slot(slot), holder);
+  if (Welcome(socket, *granted, holder).ok()) AnswerRequests(socket, *granted);
+  GiveSlotsBack(granted->shard->protocol(), granted->slots, holder, stop_);
   spdlog::info("event=trainer_gone job={} pid={}", granted->shard->spec().name, pid);
 }
 
-absl::Status LocalServer::Welcome(LocalSocket& socket, const Granted& granted) {
+absl::Status LocalServer::Welcome(LocalSocket& socket, const Granted& granted, uint64_t holder) {
   HostMemory& host = granted.shard->host();
   ASSIGN_OR_RETURN(UniqueFd window, host.window().ReadOnlyFd());
   v1::LocalWelcome welcome;
@@ -210,6 +226,19 @@ absl::Status LocalServer::Welcome(LocalSocket& socket, const Granted& granted) {
     describe(host.slot(slot));
     descriptors.push_back(host.slot(slot).fd());
   }
+  describe(host.bell());
+  descriptors.push_back(host.bell().fd());
+  if (const DeviceWindows* const device = host.device(); device != nullptr) {
+    const auto describe_there = [&](const DeviceSegment& segment) {
+      welcome.add_device_segments()->set_num_bytes(segment.num_bytes());
+      descriptors.push_back(segment.fd());
+    };
+    describe_there(device->window);
+    for (int slot : granted.slots) describe_there(device->slots[slot]);
+    welcome.set_device_uuid(device->device->uuid());
+    welcome.set_device(device->device->device());
+  }
+  welcome.set_session(holder);
   welcome.set_committed_step(granted.shard->protocol().committed_step().value());
   welcome.set_heartbeat_timeout_ms(absl::ToInt64Milliseconds(worker_.heartbeat_timeout()));
   welcome.set_worker(worker_.options().name);
@@ -218,56 +247,21 @@ absl::Status LocalServer::Welcome(LocalSocket& socket, const Granted& granted) {
   return socket.Send(welcome.SerializeAsString(), descriptors, kSendTimeout);
 }
 
-void LocalServer::AnswerSteps(LocalSocket& socket, const Granted& granted) {
+void LocalServer::AnswerRequests(LocalSocket& socket, const Granted& granted) {
+  BucketUses uses(granted.shard);
   while (!stop_.load()) {
-    absl::StatusOr<LocalMessage> message = socket.Receive(kSlice);
+    // Short: between two slices it is seen that the trainer hung up, and its slots are free.
+    absl::StatusOr<LocalMessage> message = socket.Receive(std::min(worker_.heartbeat_timeout() / 4, kSlice));
     if (absl::IsDeadlineExceeded(message.status())) {
       if (absl::IsNotFound(granted.shard->Health())) return;  // deleted: hang up
+      if (!TellOfOpenLetter(socket, granted).ok()) return;
       continue;
     }
     if (!message.ok()) return;
     v1::LocalRequest request;
     if (!request.ParseFromString(message->bytes)) return;
-    if (!AnswerStep(socket, granted, request.step()).ok()) return;
+    if (!Answer(socket, granted, uses, request).ok()) return;
   }
-}
-
-// Declares, waits for the commit, and tells the trainer meanwhile that this worker is alive.
-absl::Status LocalServer::AnswerStep(LocalSocket& socket, const Granted& granted, const v1::StepRequest& request) {
-  v1::LocalReply reply;
-  reply.mutable_step()->set_step(request.step());
-  absl::Status status = granted.shard->Health();
-  for (int slot : request.slots()) {
-    if (std::find(granted.slots.begin(), granted.slots.end(), slot) != granted.slots.end()) continue;
-    status = absl::InvalidArgumentError(absl::StrCat("slot ", slot, " is not one that this session attached to"));
-  }
-  absl::StatusOr<std::optional<StepOutcome>> outcome = std::optional<StepOutcome>();
-  if (status.ok()) outcome = granted.shard->Declare(request, /*attached=*/true);
-  if (!outcome.ok()) status = outcome.status();
-  // Short: between two slices it is seen that the trainer hung up, and its slots are free.
-  const absl::Duration slice = std::min(worker_.heartbeat_timeout() / 4, kSlice);
-  while (status.ok() && !outcome->has_value()) {
-    absl::StatusOr<StepOutcome> committed = granted.shard->protocol().AwaitCommit(Step(request.step()), slice);
-    if (committed.ok()) {
-      *outcome = *committed;
-    } else if (absl::IsDeadlineExceeded(committed.status())) {
-      v1::LocalReply alive;
-      alive.set_alive(true);
-      alive.set_message(granted.shard->protocol().WaitsFor(Step(request.step())));
-      RETURN_IF_ERROR(socket.Send(alive.SerializeAsString(), {}, kSendTimeout));
-      status = granted.shard->Health();
-      if (stop_.load()) return absl::UnavailableError("the worker stops");
-    } else {
-      status = committed.status();
-    }
-  }
-  if (status.ok()) {
-    *reply.mutable_step() = granted.shard->ToReply(**outcome);
-  } else {
-    reply.set_code(static_cast<int>(status.code()));
-    reply.set_message(std::string(status.message()));
-  }
-  return socket.Send(reply.SerializeAsString(), {}, kSendTimeout);
 }
 
 }  // namespace shardmesh

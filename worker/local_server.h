@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -22,6 +23,8 @@ namespace shardmesh {
 
 inline constexpr int kMaxLocalConnections = 1024;
 inline constexpr absl::Duration kGrantLife = absl::Seconds(30);
+
+class BucketUses;
 
 class LocalServer {
  public:
@@ -52,11 +55,25 @@ class LocalServer {
   void ServeTrainer(LocalSocket& socket, const std::string& token);
   absl::StatusOr<Granted> Redeem(const std::string& token);
   static absl::Status TakeSlot(StepProtocol& protocol, int slot, uint64_t holder);
-  static absl::Status AwaitSlotsOpen(StepProtocol& protocol, absl::Span<const Slot> slots);
+  static absl::Status AwaitSlotsOpen(StepProtocol& protocol, absl::Span<const Slot> slots, uint64_t holder);
   absl::Status TakeSlots(const Granted& granted, uint64_t holder);
-  absl::Status Welcome(LocalSocket& socket, const Granted& granted);
-  void AnswerSteps(LocalSocket& socket, const Granted& granted);
-  absl::Status AnswerStep(LocalSocket& socket, const Granted& granted, const v1::StepRequest& request);
+  absl::Status Welcome(LocalSocket& socket, const Granted& granted, uint64_t holder);
+  void AnswerRequests(LocalSocket& socket, const Granted& granted);
+  // local_answers.cc. Of a letter that is not answered yet: that the worker is alive, or why there will be no answer.
+  absl::Status TellOfOpenLetter(LocalSocket& socket, const Granted& granted);
+  // An error of Answer: the trainer does not get it, the connection is over; one of the others: its
+  // answer.
+  absl::Status Answer(LocalSocket& socket, const Granted& granted, BucketUses& uses, const v1::LocalRequest& message);
+  absl::Status AnswerStep(LocalSocket& socket, const Granted& granted, const v1::LocalRequest& message,
+                          v1::LocalReply& reply);
+  absl::Status AnswerDeclare(LocalSocket& socket, const Granted& granted, const v1::LocalRequest& message,
+                             v1::LocalReply& reply);
+  absl::Status AnswerUse(LocalSocket& socket, const Granted& granted, BucketUses& uses,
+                         const v1::LocalRequest& message);
+  absl::Status AwaitAlive(LocalSocket& socket, const Granted& granted, uint64_t id, absl::Time deadline,
+                          const std::function<absl::Status(absl::Duration)>& wait,
+                          const std::function<std::string()>& waits_for);
+  static absl::Status CheckSlots(const Granted& granted, absl::Span<const int> slots);
   void ReapConnections();
 
   LocalListener listener_;

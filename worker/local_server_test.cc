@@ -4,6 +4,7 @@
 
 #include "core/clock.h"
 #include "core/matchers.h"
+#include "core/status.h"
 #include "worker/testing/local_host.h"
 
 namespace shardmesh {
@@ -152,6 +153,105 @@ TEST(LocalServerTest, NoHello_IsAnswered) {
     ASSERT_TRUE(welcome.ParseFromString(answer.bytes));
     EXPECT_EQ(welcome.code(), static_cast<int>(Code::kInvalidArgument));
   }
+}
+
+// One request about a bucket, and its answer.
+absl::Status Ask(Trainer& trainer, const v1::LocalRequest& request) {
+  RETURN_IF_ERROR(trainer.socket.Send(request.SerializeAsString(), {}, kLong));
+  while (true) {
+    ASSIGN_OR_RETURN(LocalMessage message, trainer.socket.Receive(kLong));
+    v1::LocalReply reply;
+    if (!reply.ParseFromString(message.bytes)) return absl::InternalError("no reply");
+    if (reply.alive()) continue;
+    EXPECT_EQ(reply.id(), request.id());
+    return absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message());
+  }
+}
+
+absl::Status Use(Trainer& trainer, int kind, int bucket, int64_t timeout_ms = 60'000) {
+  v1::LocalRequest request;
+  request.set_id(7);
+  request.mutable_use()->set_kind(static_cast<v1::BucketUse::Kind>(kind));
+  request.mutable_use()->set_bucket(bucket);
+  request.mutable_use()->set_timeout_ms(timeout_ms);
+  return Ask(trainer, request);
+}
+
+absl::Status DeclareBucket(Trainer& trainer, int slot, int64_t step, int bucket, int64_t timeout_ms = 60'000) {
+  v1::LocalRequest request;
+  request.set_id(8);
+  v1::DeclareBucketRequest& declare = *request.mutable_declare();
+  declare.set_epoch(3);
+  declare.set_step(step);
+  declare.add_slots(slot);
+  declare.set_bucket(bucket);
+  declare.set_timeout_ms(timeout_ms);
+  return Ask(trainer, request);
+}
+
+JobSpec BucketJob(int slots) {
+  JobSpec job = SmallJob("fsdp=1", slots);
+  job.residency = Residency::kBucket;
+  job.parameters.clear();
+  for (const char* name : {"a", "b", "c"}) job.parameters.push_back({name, {1024}, WeightFormat::kFp32});
+  return job;
+}
+
+TEST(LocalServerTest, UsesOfBuckets_AreCheckedCountedAndDroppedWithTheTrainer) {
+  LocalHost host(1);
+  ASSERT_NO_FATAL_FAILURE(host.Start(BucketJob(2)));
+  StepProtocol& protocol = (*host.workers[0]->Find("small"))->protocol();
+  using U = v1::BucketUse;
+  ASSERT_OK_AND_ASSIGN(Trainer trainer, Trainer::Attach(host, 0, {0}));
+  EXPECT_THAT(Use(trainer, U::ACQUIRE, 0), StatusIs(Code::kFailedPrecondition, HasSubstr("no initial weights")));
+  ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
+  for (const int kind : {0, 5, -3}) {
+    EXPECT_THAT(Use(trainer, kind, 0), StatusIs(Code::kInvalidArgument, HasSubstr("it is 1 to 4")));
+  }
+  for (const int64_t timeout : {int64_t{0}, int64_t{-1}, INT64_MIN, INT64_MAX}) {
+    EXPECT_THAT(Use(trainer, U::ACQUIRE, 0, timeout), StatusIs(Code::kInvalidArgument, HasSubstr("timeout_ms")));
+  }
+  for (const int bucket : {-1, 3, INT32_MAX}) {
+    EXPECT_THAT(Use(trainer, U::ACQUIRE, bucket), StatusIs(Code::kInvalidArgument, HasSubstr("0 to 2")));
+    EXPECT_THAT(Use(trainer, U::RELEASE, bucket), StatusIs(Code::kFailedPrecondition, HasSubstr("acquire it first")));
+    EXPECT_THAT(Use(trainer, U::AWAIT, bucket), StatusIs(Code::kFailedPrecondition, HasSubstr("acquire it first")));
+  }
+  ASSERT_OK(Use(trainer, U::PREFETCH, 2));
+  ASSERT_OK(Use(trainer, U::AWAIT, 2));
+  EXPECT_TRUE(protocol.HoldsBucket(2));
+  EXPECT_EQ(reinterpret_cast<const float*>(trainer.segments[0].data())[2048], 1.0f);
+  ASSERT_OK(Use(trainer, U::ACQUIRE, 1));
+  EXPECT_THAT(Use(trainer, U::PREFETCH, 0), StatusIs(Code::kResourceExhausted, HasSubstr("may use (1,2)")));
+  ASSERT_OK(Use(trainer, U::ACQUIRE, 1));
+  {
+    ASSERT_OK_AND_ASSIGN(Trainer other, Trainer::Attach(host, 0, {1}));
+    ASSERT_OK(Use(other, U::ACQUIRE, 0));
+    EXPECT_TRUE(protocol.HoldsBucket(0));
+  }
+  EXPECT_TRUE(Await([&] { return !protocol.HoldsBucket(0); }));  // its trainer is gone
+  ASSERT_OK(Use(trainer, U::RELEASE, 1));
+  ASSERT_OK(Use(trainer, U::RELEASE, 2));
+  EXPECT_TRUE(Await([&] { return !protocol.HoldsBucket(2); }));
+  EXPECT_TRUE(protocol.HoldsBucket(1));  // one of two uses is left
+}
+
+TEST(LocalServerTest, DeclaredBuckets_WaitForOtherSlotsWithADeadline) {
+  LocalHost host(1);
+  ASSERT_NO_FATAL_FAILURE(host.Start(BucketJob(2)));
+  ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
+  ASSERT_OK_AND_ASSIGN(Trainer trainer, Trainer::Attach(host, 0, {0}));
+  ASSERT_OK_AND_ASSIGN(Trainer other, Trainer::Attach(host, 0, {1}));
+  EXPECT_THAT(DeclareBucket(trainer, 1, 1, 0), StatusIs(Code::kInvalidArgument, HasSubstr("slot 1 is not one")));
+  EXPECT_THAT(DeclareBucket(trainer, 0, 2, 0), StatusIs(Code::kFailedPrecondition, HasSubstr("is ahead")));
+  EXPECT_THAT(DeclareBucket(trainer, 0, 1, 0, 0), StatusIs(Code::kInvalidArgument, HasSubstr("timeout_ms")));
+  EXPECT_THAT(trainer.Step(Request({0}, 1)), StatusIs(Code::kFailedPrecondition, HasSubstr("lacks the gradients")));
+  ASSERT_OK(DeclareBucket(trainer, 0, 1, 0));
+  EXPECT_THAT(DeclareBucket(trainer, 0, 1, 1, 20), StatusIs(Code::kDeadlineExceeded, HasSubstr("lacks slots 1")));
+  for (int b : {2, 1, 0}) ASSERT_OK(DeclareBucket(other, 1, 1, b));
+  for (int b : {0, 1, 2}) ASSERT_OK(DeclareBucket(trainer, 0, 1, b));
+  ASSERT_OK(trainer.Send(Request({0}, 1)));
+  ASSERT_OK(other.Step(Request({1}, 1)));
+  ASSERT_OK(trainer.Reply());
 }
 
 }  // namespace

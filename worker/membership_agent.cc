@@ -115,6 +115,8 @@ absl::Status MembershipAgent::Heartbeat() {
   v1::HeartbeatRequest request;
   request.set_name(identity_.name());
   request.set_incarnation(identity_.incarnation());
+  request.set_spans_hosts(identity_.spans_hosts());
+  request.set_has_device(identity_.has_device());
   for (v1::MemberStatus& status : worker_.Statuses()) *request.add_jobs() = std::move(status);
   ASSIGN_OR_RETURN(const v1::HeartbeatReply reply, coordinator_.Heartbeat(request, kCallTimeout));
   worker_.Reconcile({reply.assignments().begin(), reply.assignments().end()});

@@ -30,12 +30,13 @@ std::vector<OptimizerHyper> Optimizers() {
   return all;
 }
 
-constexpr WeightFormat kWeights[] = {WeightFormat::kFp32, WeightFormat::kBf16, WeightFormat::kBf16Sr,
-                                     WeightFormat::kBf16Plus16, WeightFormat::kBf16Plus8Sr};
+constexpr WeightFormat kWeights[] = {WeightFormat::kFp32,       WeightFormat::kBf16,        WeightFormat::kBf16Sr,
+                                     WeightFormat::kBf16Plus16, WeightFormat::kBf16Plus8Sr, WeightFormat::kInt8Row};
 constexpr StateFormat kStateFormats[] = {StateFormat::kFp32, StateFormat::kBf16Sr, StateFormat::kDyn8,
                                          StateFormat::kDyn4, StateFormat::kFp8,    StateFormat::kFp8x32};
 
-// Odd sizes in every pair of formats: a scalar, less than a block, blocks and a rest, more than a chunk.
+// Odd sizes in every pair of formats: a scalar, less than a block, blocks and a rest, more than a chunk, rows that fill
+// blocks together.
 JobSpec EveryFormat(const std::string& mesh, const OptimizerHyper& optimizer) {
   JobSpec job = SmallJob(mesh, 3);
   job.seed = 9;
@@ -50,6 +51,7 @@ JobSpec EveryFormat(const std::string& mesh, const OptimizerHyper& optimizer) {
       job.parameters.push_back({name + ".short", {7, 19}, weights, "", states});
       job.parameters.push_back({name + ".rest", {1000}, weights, "", states});
       job.parameters.push_back({name + ".long", {kChunkElements + 300}, weights, "", states});
+      job.parameters.push_back({name + ".rows", {67, 96}, weights, "", states});
     }
   }
   return job;

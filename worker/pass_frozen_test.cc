@@ -18,6 +18,8 @@ JobSpec HalfFrozen(const std::string& mesh) {
   job.parameters[2].states = StateFormat::kDyn8;
   job.parameters[4].format = WeightFormat::kBf16Plus16;
   job.parameters[4].gather = job.parameters[7].gather = GatherFormat::kFp8Tensor;
+  job.parameters[6].format = WeightFormat::kInt8Row;
+  job.parameters[8].gather = job.parameters[9].gather = GatherFormat::kNf4;
   for (size_t t = 0; t < job.parameters.size(); t += 2) job.parameters[t].frozen = true;
   job.parameters[5].frozen = true;  // tied to parameter 0
   return job;
@@ -80,10 +82,10 @@ TEST(PassFrozenTest, GradientWindow_IsSmallerByTheirBytes) {
   int64_t elements = 0, steppable = 0;
   for (const Bucket& bucket : b.plan.buckets()) {
     elements += bucket.num_elements;
-    steppable += bucket.shard_gradients() * b.plan.num_shards();
+    steppable += bucket.gradients(0) * b.plan.num_shards();
   }
-  EXPECT_EQ(b.plan.GradientPieceBytes(), steppable * 2);
-  EXPECT_EQ(b.plan.InitialPieceBytes(), elements * 4);
+  EXPECT_EQ(b.plan.GradientPieceBytes(0), steppable * 2);
+  EXPECT_EQ(b.plan.InitialPieceBytes(0), elements * 4);
   EXPECT_LT(b.plan.gradient_window_bytes(), a.plan.gradient_window_bytes());
   EXPECT_LT(b.storages[0]->num_bytes(), a.storages[0]->num_bytes());
 }
@@ -107,7 +109,7 @@ TEST(PassFrozenTest, KilledInAnyChunkOfTheInitialWeights_TheRestartedWorkerFinis
         const ShardStorage& storage = *group.storages[0];
         const StorageRange& r = storage.ranges()[range];
         const Bucket& bucket = group.plan.buckets()[r.bucket];
-        const int64_t from = range == killed ? chunk * kChunkElements : 0;
+        const int64_t from = range == killed ? chunk * r.chunk_elements : 0;
         for (int s = 0; s < kStreams; ++s) {
           const int64_t at = r.parts[s].BytesOf(r.Base(0) + from);
           if (storage.StreamBytes(range, s) == 0) continue;

@@ -10,8 +10,8 @@
 namespace shardmesh {
 namespace {
 
-constexpr GatherFormat kGathers[] = {GatherFormat::kFp8Tensor, GatherFormat::kFp8Row, GatherFormat::kFp8Block,
-                                     GatherFormat::kMx8, GatherFormat::kInt8Row};
+constexpr GatherFormat kGathers[] = {GatherFormat::kFp8Tensor, GatherFormat::kFp8Row,  GatherFormat::kFp8Block,
+                                     GatherFormat::kMx8,       GatherFormat::kInt8Row, GatherFormat::kNf4};
 constexpr WeightFormat kWeights[] = {WeightFormat::kFp32, WeightFormat::kBf16Sr, WeightFormat::kBf16Plus16,
                                      WeightFormat::kBf16Plus8Sr};
 

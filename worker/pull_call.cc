@@ -39,7 +39,11 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* PullCall::Start(grpc::CallbackServer
 
 bool PullCall::Try() {
   MutexLock lock(mu_);
-  if (answered_ || streaming_) return true;
+  if (answered_ || (streaming_ && !by_bucket())) return true;
+  if (streaming_) {  // among the waiters until the end: the next bucket may have to be gathered first
+    if (parked_) SendNext();
+    return answered_;
+  }
   absl::StatusOr<bool> chosen = Choose();
   if (chosen.ok() && !*chosen && absl::Now() >= deadline_) chosen = Late();
   if (!chosen.ok()) {
@@ -50,11 +54,13 @@ bool PullCall::Try() {
   streaming_ = true;
   v1::PullHeader header;
   header.set_step(step_.value());
-  header.set_total_bytes(shard_->plan().version_bytes());
+  header.set_total_bytes(request_.has_bucket() ? shard_->plan().buckets()[request_.bucket()].weight_bytes
+                                               : shard_->plan().version_bytes());
   header.set_plan_hash(shard_->plan().hash());
   header_ = header.SerializeAsString();
+  bucket_ = request_.bucket();
   SendNext();
-  return true;
+  return answered_ || !by_bucket();
 }
 
 bool PullCall::Pin(Step step) {
@@ -65,6 +71,9 @@ bool PullCall::Pin(Step step) {
   source_->shard = shard_;
   source_->buffer = *buffer;
   source_->base = shard_->host().publication(*buffer).data();
+  if (const DeviceWindows* const device = shard_->host().device(); device != nullptr) {
+    source_->on_device = device->publications[*buffer].data();
+  }
   return true;
 }
 
@@ -75,9 +84,13 @@ absl::StatusOr<bool> PullCall::Choose() {
   if (request_.version_case() == v1::PullRequest::kForSlot) {
     step_ = protocol.committed_step();
     RETURN_IF_ERROR(CheckSlotStillOpen());
+    RETURN_IF_ERROR(CheckBucket());
+    if (by_bucket()) return true;
     source_ = std::make_shared<Source>();
     source_->shard = shard_;
     source_->base = shard_->host().window().data();
+    const DeviceWindows* const device = shard_->host().device();
+    if (device != nullptr) source_->on_device = device->window.data();
     return true;
   }
   const std::vector<Step> published = protocol.Published();
@@ -90,6 +103,40 @@ absl::StatusOr<bool> PullCall::Choose() {
   if (!published.empty() && published.back().value() >= wanted && Pin(published.back())) return true;
   RETURN_IF_ERROR(shard_->Health());  // a version that is there can be read of a failed job, too
   return false;
+}
+
+absl::Status PullCall::CheckBucket() const {
+  if (!request_.has_bucket()) return absl::OkStatus();
+  if (!shard_->plan().bucketed()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", shard_->spec().name, " has full residency: pull all buckets for_slot"));
+  }
+  const auto buckets = static_cast<int64_t>(shard_->plan().buckets().size());
+  if (request_.bucket() >= 0 && request_.bucket() < buckets) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("bucket ", request_.bucket(), " is none of job ", shard_->spec().name, "'s: 0 to ", buckets - 1));
+}
+
+int PullCall::end_bucket() const {
+  return request_.has_bucket() ? request_.bucket() + 1 : static_cast<int>(shard_->plan().buckets().size());
+}
+
+// The use of the bucket before goes with its last slice.
+absl::StatusOr<bool> PullCall::TakeBucket() {
+  StepProtocol& protocol = shard_->protocol();
+  if (!parked_) {
+    source_ = std::make_shared<Source>();
+    source_->shard = shard_;
+    source_->base = shard_->host().window().data();
+    RETURN_IF_ERROR(protocol.AcquireBucket(bucket_));
+    source_->bucket = bucket_;
+  }
+  parked_ = !protocol.HoldsBucket(bucket_);
+  if (!parked_) return true;
+  RETURN_IF_ERROR(shard_->Health());
+  if (absl::Now() < deadline_) return false;
+  return absl::DeadlineExceededError(
+      absl::StrCat("bucket ", bucket_, " of job ", shard_->spec().name, " was not gathered in time"));
 }
 
 // The window holds the committed step until this slot declares the next one.
@@ -119,20 +166,28 @@ absl::Status PullCall::Late() const {
 void PullCall::SendNext() {
   const auto& buckets = shard_->plan().buckets();
   const int64_t chunk = request_.chunk_bytes() > 0 ? request_.chunk_bytes() : kDefaultChunkBytes;
-  if (bucket_ == static_cast<int>(buckets.size()) && header_.empty()) {
+  if (bucket_ == end_bucket() && header_.empty()) {
     absl::Status end;
     if (request_.version_case() == v1::PullRequest::kForSlot) end = CheckSlotStillOpen();
     Answer(end);
     return;
   }
+  if (by_bucket() && bucket_ < end_bucket() && in_bucket_ == 0) {
+    const absl::StatusOr<bool> taken = TakeBucket();
+    if (!taken.ok()) return Answer(taken.status());
+    if (!*taken) return;
+  }
   grpc::Slice data;
-  if (bucket_ < static_cast<int>(buckets.size())) {
+  if (bucket_ < end_bucket()) {
     const Bucket& bucket = buckets[bucket_];
     const int64_t bytes = bucket.weight_bytes;
     const int64_t take = std::min(chunk, bytes - in_bucket_);
     char* from = const_cast<char*>(source_->base) + bucket.weight_offset + in_bucket_;
-    // The slice owns a reference to the source, and through it the pin.
-    if (take > 0) {
+    if (take > 0 && source_->on_device != nullptr) {
+      absl::StatusOr<grpc::Slice> copied = FromDevice(bucket.weight_offset + in_bucket_, take);
+      if (!copied.ok()) return Answer(copied.status());
+      data = *std::move(copied);
+    } else if (take > 0) {  // the slice owns a reference to the source, and through it the pin
       data = grpc::Slice(
           from, take, [](void* kept) { delete static_cast<std::shared_ptr<Source>*>(kept); },
           new std::shared_ptr<Source>(source_));
@@ -145,6 +200,15 @@ void PullCall::SendNext() {
   }
   message_ = EncodeChunk(std::exchange(header_, {}), data);
   StartWrite(&message_);
+}
+
+// Memory of a device goes through the host.
+absl::StatusOr<grpc::Slice> PullCall::FromDevice(int64_t at, int64_t bytes) const {
+  auto copy = std::make_unique<std::string>(static_cast<size_t>(bytes), '\0');
+  RETURN_IF_ERROR(shard_->host().device()->Copy(copy->data(), source_->on_device + at, bytes));
+  char* const data = copy->data();
+  return grpc::Slice(
+      data, static_cast<size_t>(bytes), [](void* kept) { delete static_cast<std::string*>(kept); }, copy.release());
 }
 
 void PullCall::OnWriteDone(bool ok) {
@@ -160,7 +224,7 @@ void PullCall::OnWriteDone(bool ok) {
 
 void PullCall::OnCancel() {
   MutexLock lock(mu_);
-  if (!answered_ && !streaming_) Answer(absl::CancelledError("the caller cancelled"));
+  if (!answered_ && (!streaming_ || parked_)) Answer(absl::CancelledError("the caller cancelled"));
 }
 
 void PullCall::Answer(const absl::Status& status) {

@@ -28,12 +28,15 @@ class PullCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public
   void OnDone() override { const std::shared_ptr<PullCall> last = std::move(self_); }
 
  private:
-  // What the slices point into; releases the pin at the end.
+  // What the slices point into; releases the pin, or the use of the bucket, at the end.
   struct Source {
     std::shared_ptr<JobShard> shard;
     const char* base = nullptr;
-    int buffer = -1;  // pinned publication, -1: the parameter window
+    const uint8_t* on_device = nullptr;  // where it is instead, of a job on a device
+    int buffer = -1;                     // pinned publication, -1: the parameter window
+    int bucket = -1;                     // with bucket residency: the one in use
     ~Source() {
+      if (bucket >= 0) shard->protocol().ReleaseBucket(bucket);
       if (buffer >= 0) shard->protocol().Unpin(buffer);
     }
   };
@@ -43,6 +46,12 @@ class PullCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public
   bool Pin(Step step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckSlotStillOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Late() const;
+  absl::Status CheckBucket() const;
+  absl::StatusOr<grpc::Slice> FromDevice(int64_t at, int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // With bucket residency, of a pull for_slot: the next bucket to send, once the window holds it. False: wait.
+  absl::StatusOr<bool> TakeBucket() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool by_bucket() const { return shard_->plan().bucketed() && request_.version_case() == v1::PullRequest::kForSlot; }
+  int end_bucket() const;
   void SendNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Answer(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -53,6 +62,7 @@ class PullCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public
   Mutex mu_;
   bool answered_ ABSL_GUARDED_BY(mu_) = false;
   bool streaming_ ABSL_GUARDED_BY(mu_) = false;
+  bool parked_ ABSL_GUARDED_BY(mu_) = false;  // in the middle of the stream, for a bucket
   std::shared_ptr<Source> source_ ABSL_GUARDED_BY(mu_);
   shardmesh::Step step_ ABSL_GUARDED_BY(mu_);
   int bucket_ ABSL_GUARDED_BY(mu_) = 0;

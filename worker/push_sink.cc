@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "core/fault_point.h"
 #include "core/finite.h"
 #include "core/status.h"
 
@@ -37,7 +38,12 @@ absl::Status PushSink::Prepare() {
                                                    shard_->rank().value(), ", which holds shard ",
                                                    shard_->place().shard));
   }
-  const int64_t expected = initial() ? shard_->plan().InitialPieceBytes() : shard_->plan().GradientPieceBytes();
+  RETURN_IF_ERROR(CheckBucket());
+  const Plan& plan = shard_->plan();
+  const int64_t expected = initial()              ? plan.InitialPieceBytes(header_.shard())
+                           : header_.has_bucket() ? plan.buckets()[header_.bucket()].gradients(header_.shard()) *
+                                                        BytesPerElement(plan.gradient_format())
+                                                  : plan.GradientPieceBytes(header_.shard());
   if (header_.total_bytes() != expected) {
     return absl::InvalidArgumentError(absl::StrCat("a piece of ", header_.total_bytes(), " bytes; shard ",
                                                    header_.shard(), " of job ", shard_->spec().name, " has ",
@@ -57,11 +63,55 @@ absl::Status PushSink::Prepare() {
 absl::Status PushSink::LookAtStep() {
   ASSIGN_OR_RETURN(const auto outcome, shard_->protocol().CheckStep(Slot(header_.slot()), Step(header_.step())));
   applied_ = outcome.has_value();
-  drop_ = applied_ || shard_->protocol().HasPiece(Slot(header_.slot()), header_.shard(), Step(header_.step()));
+  if (applied_ || !bucketed()) {
+    drop_ = applied_ || shard_->protocol().HasPiece(Slot(header_.slot()), header_.shard(), Step(header_.step()));
+    return absl::OkStatus();
+  }
+  drop_ = true;
+  const int buckets = static_cast<int>(shard_->plan().buckets().size());
+  for (int b = header_.bucket(); b < (header_.has_bucket() ? header_.bucket() + 1 : buckets); ++b) {
+    drop_ = drop_ && HasBucket(b);
+  }
+  bucket_ = header_.bucket();
+  drop_bucket_ = bucket_ < buckets && HasBucket(bucket_);
+  return absl::OkStatus();
+}
+
+absl::Status PushSink::CheckBucket() const {
+  if (!header_.has_bucket()) return absl::OkStatus();
+  if (!bucketed()) {
+    return absl::FailedPreconditionError(absl::StrCat("a bucket's piece: job ", shard_->spec().name,
+                                                      " has full residency; push the pieces of all buckets"));
+  }
+  const auto buckets = static_cast<int64_t>(shard_->plan().buckets().size());
+  if (header_.bucket() >= 0 && header_.bucket() < buckets && !shard_->plan().buckets()[header_.bucket()].frozen) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("bucket ", header_.bucket(), " is none of job ", shard_->spec().name,
+                                                 "'s that have gradients: 0 to ", buckets - 1,
+                                                 ", without those of frozen parameters"));
+}
+
+bool PushSink::HasBucket(int bucket) const {
+  return shard_->plan().buckets()[bucket].frozen ||
+         shard_->protocol().HasBucketPiece(Slot(header_.slot()), bucket, header_.shard(), Step(header_.step()));
+}
+
+// The bucket's piece is whole: with bucket residency it counts from now on. On to the next.
+absl::Status PushSink::BucketReady() {
+  if (bucketed() && !drop_bucket_) {
+    StepProtocol& protocol = shard_->protocol();
+    if (bad_tensor_ >= 0) protocol.NoteNonFinite(Slot(header_.slot()), bad_tensor_, Step(header_.step()));
+    RETURN_IF_ERROR(protocol.BucketPieceReady(Slot(header_.slot()), bucket_, header_.shard(), Step(header_.step())));
+  }
+  ++bucket_;
+  in_bucket_ = checked_ = 0;
+  drop_bucket_ = bucketed() && bucket_ < static_cast<int>(shard_->plan().buckets().size()) && HasBucket(bucket_);
   return absl::OkStatus();
 }
 
 absl::Status PushSink::PrepareGradient() {
+  shard_->AwaitCommitBefore(Step(header_.step()));
   RETURN_IF_ERROR(LookAtStep());
   // The replicas of a shard share the slot's window: one of them writes it, so that two pushes never meet there.
   const int writer = header_.slot() % shard_->plan().num_replicas();
@@ -73,23 +123,39 @@ absl::Status PushSink::PrepareGradient() {
   if (drop_) return absl::OkStatus();
   owns_push_ = shard_->BeginPush(header_.slot());
   if (!owns_push_) return UnderWay();
-  RETURN_IF_ERROR(LookAtStep());  // again: until it was claimed, another push may have brought the piece
+  shard_->protocol().AwaitFreeElsewhere(Slot(header_.slot()), StepProtocol::kHolderLag);
+  const uint64_t holder = shard_->protocol().HolderOf(Slot(header_.slot()));  // before what it may have left behind
+  RETURN_IF_ERROR(LookAtStep());  // again: until it was claimed, somebody else may have brought the piece
   if (drop_) {
     shard_->EndPush(header_.slot());
     owns_push_ = false;
     return absl::OkStatus();
   }
-  const uint64_t holder = shard_->protocol().HolderOf(Slot(header_.slot()));
   if (holder == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("slot ", header_.slot(), " is written by session ",
-                                                    holder & 0xffffffff, " attached to rank ", (holder >> 32) - 1,
+                                                    SessionOf(holder), " attached to rank ", AttachedTo(holder),
                                                     "; push to a slot that no trainer is attached to"));
 }
 
-char* PushSink::GradientAt(int bucket) const {
+char* PushSink::InWindow(char* window, int bucket) const {
   const Bucket& b = shard_->plan().buckets()[bucket];
-  return shard_->host().slot(header_.slot()).data() + b.gradient_offset +
-         header_.shard() * b.shard_gradients() * BytesPerElement(shard_->plan().gradient_format());
+  return window + b.gradient_offset + b.begin(header_.shard()) * BytesPerElement(shard_->plan().gradient_format());
+}
+
+char* PushSink::GradientAt(int bucket) {
+  if (shard_->host().device() == nullptr) return InWindow(shard_->host().slot(header_.slot()).data(), bucket);
+  const int64_t bytes =
+      shard_->plan().buckets()[bucket].gradients(header_.shard()) * BytesPerElement(shard_->plan().gradient_format());
+  if (static_cast<int64_t>(staged_.size()) < bytes) staged_.resize(static_cast<size_t>(bytes));
+  return staged_.data();
+}
+
+absl::Status PushSink::ToDevice(int bucket) {
+  const DeviceWindows* const device = shard_->host().device();
+  if (device == nullptr) return absl::OkStatus();
+  return device->Copy(
+      InWindow(reinterpret_cast<char*>(device->slots[header_.slot()].data()), bucket), staged_.data(),
+      shard_->plan().buckets()[bucket].gradients(header_.shard()) * BytesPerElement(shard_->plan().gradient_format()));
 }
 
 absl::Status PushSink::Append(absl::string_view bytes) {
@@ -109,18 +175,17 @@ absl::Status PushSink::Append(absl::string_view bytes) {
   const int64_t element_bytes = BytesPerElement(shard_->plan().gradient_format());
   received_ += bytes.size();
   while (!bytes.empty()) {
-    const int64_t shard_bytes = shard_->plan().buckets()[bucket_].shard_gradients() * element_bytes;
+    const int64_t shard_bytes = shard_->plan().buckets()[bucket_].gradients(header_.shard()) * element_bytes;
     const int64_t take = std::min<int64_t>(bytes.size(), shard_bytes - in_bucket_);
-    std::memcpy(GradientAt(bucket_) + in_bucket_, bytes.data(), take);
+    if (!drop_bucket_) std::memcpy(GradientAt(bucket_) + in_bucket_, bytes.data(), take);
     in_bucket_ += take;
     bytes.remove_prefix(take);
     const int64_t whole = in_bucket_ / element_bytes * element_bytes;
-    RETURN_IF_ERROR(CheckFinite(bucket_, checked_, whole));
+    if (!drop_bucket_) RETURN_IF_ERROR(CheckFinite(bucket_, checked_, whole));
     checked_ = whole;
-    if (in_bucket_ == shard_bytes) {
-      ++bucket_;
-      in_bucket_ = checked_ = 0;
-    }
+    if (in_bucket_ != shard_bytes) continue;
+    if (!drop_bucket_) RETURN_IF_ERROR(ToDevice(bucket_));
+    RETURN_IF_ERROR(BucketReady());
   }
   return absl::OkStatus();
 }
@@ -137,7 +202,7 @@ absl::Status PushSink::CheckFinite(int bucket, int64_t begin_bytes, int64_t end_
       return absl::OkStatus();
     }
     at += offender;
-    RETURN_IF_ERROR(FoundNonFinite(bucket, header_.shard() * plan.buckets()[bucket].shard_elements + at));
+    RETURN_IF_ERROR(FoundNonFinite(bucket, plan.buckets()[bucket].begin(header_.shard()) + at));
   }
   return absl::OkStatus();
 }
@@ -176,7 +241,14 @@ absl::StatusOr<v1::PushReply> PushSink::Finish() {
     RETURN_IF_ERROR(shard_->engine().StageInitial(std::move(initial_), header_.push_id()));
     return reply;
   }
+  if (bucketed()) {
+    // Those of which this shard has no elements.
+    const int end = header_.has_bucket() ? header_.bucket() + 1 : static_cast<int>(shard_->plan().buckets().size());
+    while (bucket_ < end) RETURN_IF_ERROR(BucketReady());
+    return reply;
+  }
   if (bad_tensor_ >= 0) shard_->protocol().NoteNonFinite(Slot(header_.slot()), bad_tensor_, Step(header_.step()));
+  Reach(FaultPoint::kPieceReceived);
   RETURN_IF_ERROR(shard_->protocol().PieceReady(Slot(header_.slot()), header_.shard(), Step(header_.step())));
   return reply;
 }

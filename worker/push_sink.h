@@ -35,7 +35,16 @@ class PushSink {
   absl::Status LookAtStep();
   absl::Status CheckFinite(int bucket, int64_t begin_bytes, int64_t end_bytes);
   absl::Status FoundNonFinite(int bucket, int64_t element);
-  char* GradientAt(int bucket) const;
+  // Where the bucket's piece is received: in the slot's window, or, where that lies in memory of a device, in memory of
+  // the host, from which ToDevice takes it there when it is whole.
+  char* GradientAt(int bucket);
+  char* InWindow(char* window, int bucket) const;
+  absl::Status ToDevice(int bucket);
+  // Of bucket residency.
+  absl::Status CheckBucket() const;
+  bool HasBucket(int bucket) const;
+  absl::Status BucketReady();
+  bool bucketed() const { return shard_->plan().bucketed(); }
 
   const std::shared_ptr<JobShard> shard_;
   const v1::PushHeader header_;
@@ -43,11 +52,13 @@ class PushSink {
   bool drop_ = false;     // the bytes are not needed
   bool applied_ = false;  // because the step is committed
   int64_t received_ = 0;
-  int bucket_ = 0;         // of a gradient: where the next byte goes
-  int64_t in_bucket_ = 0;  // bytes of this bucket's shard received
-  int64_t checked_ = 0;    // of those: checked for finiteness
-  int bad_tensor_ = -1;    // the first tensor with a gradient that is not finite, under policy skip
+  int bucket_ = 0;            // of a gradient: where the next byte goes
+  int64_t in_bucket_ = 0;     // bytes of this bucket's shard received
+  int64_t checked_ = 0;       // of those: checked for finiteness
+  bool drop_bucket_ = false;  // its bytes are not needed
+  int bad_tensor_ = -1;       // the first tensor with a gradient that is not finite, under policy skip
   std::vector<float> initial_;
+  std::vector<char> staged_;  // of a device's bucket
 };
 
 }  // namespace shardmesh

@@ -53,7 +53,7 @@ struct Workers {
     header.set_job("small");
     header.set_epoch(5);
     header.set_content(v1::PushHeader::CONTENT_INITIAL_WEIGHTS);
-    header.set_total_bytes(plan.InitialPieceBytes());
+    header.set_total_bytes(plan.InitialPieceBytes(0));
     header.set_shard(plan.PlaceOf(Rank(rank)).shard);
     header.set_push_id(push_id);
     return header;
@@ -62,7 +62,7 @@ struct Workers {
   v1::PushHeader GradientHeader(int rank, int slot, int64_t step) const {
     v1::PushHeader header = InitialHeader(rank, 0);
     header.set_content(v1::PushHeader::CONTENT_GRADIENT);
-    header.set_total_bytes(plan.GradientPieceBytes());
+    header.set_total_bytes(plan.GradientPieceBytes(0));
     header.set_slot(slot);
     header.set_step(step);
     return header;
@@ -83,7 +83,7 @@ struct Workers {
 
   // Finite values everywhere, in padding too.
   std::vector<float> Gradient(int slot, int64_t step) const {
-    std::vector<float> gradient(plan.GradientPieceBytes() / 4);
+    std::vector<float> gradient(plan.GradientPieceBytes(0) / 4);
     for (size_t e = 0; e < gradient.size(); ++e) gradient[e] = RandomValue(step, slot, e) + 1;
     return gradient;
   }
@@ -94,7 +94,7 @@ struct Workers {
 
   void PlaceWeights() {
     for (int r = 0; r < plan.num_ranks(); ++r) {
-      ASSERT_OK(Push(r, InitialHeader(r, 9), std::string(plan.InitialPieceBytes(), '\0')));
+      ASSERT_OK(Push(r, InitialHeader(r, 9), std::string(plan.InitialPieceBytes(0), '\0')));
     }
     ASSERT_OK(protocol().AwaitCommit(Step(0), kLong));
   }
@@ -184,7 +184,7 @@ TEST_F(PushSinkTest, WrongShardSlotEpochStep_AreRefused) {
 TEST_F(PushSinkTest, Replay_IsAppliedOnce) {
   ASSERT_OK(PushGradient(0, 0, 1));
   const float before = *InSlot(0, 0, 3);
-  std::vector<float> other(plan.GradientPieceBytes() / 4, 55.0f);
+  std::vector<float> other(plan.GradientPieceBytes(0) / 4, 55.0f);
   ASSERT_OK_AND_ASSIGN(v1::PushReply again, Push(0, GradientHeader(0, 0, 1), Bytes(other)));
   EXPECT_FALSE(again.applied());
   EXPECT_EQ(*InSlot(0, 0, 3), before);  // the piece lies there: the second one is dropped
@@ -193,7 +193,7 @@ TEST_F(PushSinkTest, Replay_IsAppliedOnce) {
   EXPECT_TRUE(late.applied());
   EXPECT_EQ(*InSlot(0, 0, 3), before);
   ASSERT_OK_AND_ASSIGN(v1::PushReply weights,
-                       Push(0, InitialHeader(0, 10), std::string(plan.InitialPieceBytes(), '\0')));
+                       Push(0, InitialHeader(0, 10), std::string(plan.InitialPieceBytes(0), '\0')));
   EXPECT_TRUE(weights.applied());
   EXPECT_THAT(Push(0, GradientHeader(0, 0, 1), "short"), StatusIs(Code::kInvalidArgument, HasSubstr("ended after 5")));
 }
@@ -267,7 +267,7 @@ TEST(PushSinkPolicyTest, NotFinite_UnderFail_IsRefusedAndMayBePushedAgain) {
 TEST(PushSinkPolicyTest, InitialWeights_AreRoundedPlacedAndChecked) {
   Workers workers(TwoBuckets("fsdp=1", NonFinitePolicy::kSkip));
   EXPECT_THAT(workers.PushGradient(0, 0, 1), StatusIs(Code::kFailedPrecondition, HasSubstr("no initial weights")));
-  std::vector<float> piece(workers.plan.InitialPieceBytes() / 4, 1.0f + 0x1p-9f);
+  std::vector<float> piece(workers.plan.InitialPieceBytes(0) / 4, 1.0f + 0x1p-9f);
   piece[5] = kNan;
   EXPECT_THAT(workers.Push(0, workers.InitialHeader(0, 1), Workers::Bytes(piece)),
               StatusIs(Code::kInvalidArgument, HasSubstr("element 5")));
@@ -290,6 +290,93 @@ TEST(PushSinkPolicyTest, AnotherReplica_IsNamed) {
   EXPECT_THAT(workers.PushGradient(3, 0, 1), StatusIs(Code::kInvalidArgument, HasSubstr("push it to rank 1")));
   EXPECT_THAT(workers.PushGradient(0, 1, 1), StatusIs(Code::kInvalidArgument, HasSubstr("push it to rank 2")));
   workers.RunStep(1);
+}
+
+// ---- bucket residency ----
+
+struct BucketPushTest : ::testing::Test, Workers {
+  BucketPushTest() : Workers(BucketJob()) {}
+  static JobSpec BucketJob() {
+    JobSpec job = TwoBuckets("fsdp=2", NonFinitePolicy::kSkip);
+    job.residency = Residency::kBucket;
+    job.parameters.push_back({"frozen", {300}, WeightFormat::kFp32});
+    job.parameters.back().frozen = true;
+    return job;
+  }
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(PlaceWeights());
+    for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
+      if (!plan.buckets()[b].frozen) trained.push_back(b);
+    }
+    ASSERT_EQ(trained.size(), 2u);
+  }
+
+  absl::StatusOr<v1::PushReply> PushBucket(int rank, int slot, int bucket, float value = 1, int64_t step = 1) {
+    v1::PushHeader header = GradientHeader(rank, slot, step);
+    header.set_bucket(bucket);
+    const bool known = bucket >= 0 && bucket < static_cast<int>(plan.buckets().size());
+    const std::vector<float> piece(known ? plan.buckets()[bucket].shard_elements : 1, value);
+    header.set_total_bytes(static_cast<int64_t>(piece.size()) * 4);
+    return Push(rank, header, Bytes(piece));
+  }
+
+  std::vector<int> trained;
+};
+
+TEST_F(BucketPushTest, OneBucketsPiece_CountsByItselfAndTheFirstStays) {
+  ASSERT_OK(PushBucket(0, 0, trained[1], 3));
+  EXPECT_TRUE(protocol().HasBucketPiece(Slot(0), trained[1], 0, Step(1)));
+  EXPECT_FALSE(protocol().HasBucketPiece(Slot(0), trained[1], 1, Step(1)));
+  EXPECT_FALSE(protocol().HasBucketPiece(Slot(0), trained[0], 0, Step(1)));
+  EXPECT_EQ(*InSlot(0, trained[1], 0), 3);
+  ASSERT_OK(PushBucket(0, 0, trained[1], 5));  // repeated: dropped
+  EXPECT_EQ(*InSlot(0, trained[1], 0), 3);
+  ASSERT_OK(PushGradient(0, 0, 1));  // all of them: without that one
+  EXPECT_EQ(*InSlot(0, trained[1], 0), 3);
+  EXPECT_TRUE(protocol().HasBucketPiece(Slot(0), trained[0], 0, Step(1)));
+  EXPECT_EQ(*InSlot(0, trained[0], 0), Gradient(0, 1)[0]);
+}
+
+TEST_F(BucketPushTest, StepOfBucketsAndOfWholePieces_IsCommitted) {
+  for (int rank : {0, 1}) {
+    ASSERT_OK(PushGradient(rank, 0, 1));
+    for (int b : {trained[1], trained[0]}) ASSERT_OK(PushBucket(rank, 1, b));
+  }
+  ASSERT_OK_AND_ASSIGN(const StepOutcome outcome, Finish(1));
+  EXPECT_FALSE(outcome.skipped);
+  ASSERT_OK_AND_ASSIGN(const v1::PushReply late, PushBucket(0, 0, trained[0]));
+  EXPECT_TRUE(late.applied());
+}
+
+TEST_F(BucketPushTest, NotFiniteInABucket_SkipsTheStep) {
+  for (int rank : {0, 1}) {
+    ASSERT_OK(PushGradient(rank, 0, 1));
+    for (int b : trained) ASSERT_OK(PushBucket(rank, 1, b, rank == 0 && b == trained[0] ? kNan : 1));
+  }
+  ASSERT_OK_AND_ASSIGN(const StepOutcome outcome, Finish(1));
+  EXPECT_TRUE(outcome.skipped);
+  EXPECT_EQ(outcome.bad_slot, Slot(1));
+}
+
+TEST_F(BucketPushTest, WrongBuckets_AreRefused) {
+  const int frozen = 3 - trained[0] - trained[1];
+  for (int b : {-1, 3, INT32_MAX, frozen}) {
+    EXPECT_THAT(PushBucket(0, 0, b), StatusIs(Code::kInvalidArgument, HasSubstr("is none of job small's"))) << b;
+  }
+  v1::PushHeader header = GradientHeader(0, 0, 1);  // the length of all
+  header.set_bucket(trained[0]);
+  EXPECT_THAT(PushSink::Begin(shards[0], header), StatusIs(Code::kInvalidArgument, HasSubstr("a piece of")));
+  EXPECT_THAT(PushBucket(0, 0, trained[0], 1, 2), StatusIs(Code::kFailedPrecondition, HasSubstr("is ahead")));
+  EXPECT_THAT(Finish(1), StatusIs(Code::kFailedPrecondition, HasSubstr("lacks the gradients of bucket")));
+}
+
+TEST(BucketPushFullTest, FullResidency_HasNoBuckets) {
+  Workers workers(TwoBuckets("fsdp=1", NonFinitePolicy::kSkip));
+  ASSERT_NO_FATAL_FAILURE(workers.PlaceWeights());
+  v1::PushHeader header = workers.GradientHeader(0, 0, 1);
+  header.set_bucket(0);
+  EXPECT_THAT(PushSink::Begin(workers.shards[0], header),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("full residency")));
 }
 
 }  // namespace

@@ -21,6 +21,29 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const abs
   return reactor;
 }
 
+// Slots whose trainer waits, as long as the object lives.
+class BucketWait {
+ public:
+  BucketWait(std::shared_ptr<JobShard> shard, const v1::DeclareBucketRequest& request)
+      : shard_(std::move(shard)), step_(request.step()) {
+    for (int slot : request.slots()) slots_.push_back(Slot(slot));
+    protocol().SetWaiting(slots_, true);
+  }
+  ~BucketWait() { protocol().SetWaiting(slots_, false); }
+  BucketWait(const BucketWait&) = delete;
+  BucketWait& operator=(const BucketWait&) = delete;
+
+  JobShard& shard() const { return *shard_; }
+  StepProtocol& protocol() const { return shard_->protocol(); }
+  const std::vector<Slot>& slots() const { return slots_; }
+  shardmesh::Step step() const { return step_; }
+
+ private:
+  const std::shared_ptr<JobShard> shard_;
+  const shardmesh::Step step_;
+  std::vector<Slot> slots_;
+};
+
 }  // namespace
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* ShardService::Push(grpc::CallbackServerContext* context,
@@ -60,10 +83,10 @@ grpc::ServerUnaryReactor* ShardService::Step(grpc::CallbackServerContext* contex
   const shardmesh::Step step(request->step());
   return WaitingCall::Start(
       *context, shard->waiters(),
-      [shard, step, reply]() -> std::optional<absl::Status> {
+      [shard, step, reply, declared = *request]() -> std::optional<absl::Status> {
         const absl::StatusOr<StepOutcome> outcome = shard->protocol().AwaitCommit(step, absl::ZeroDuration());
         if (absl::IsDeadlineExceeded(outcome.status())) {
-          const absl::Status health = shard->Health();
+          const absl::Status health = shard->HealthOf(declared);
           return health.ok() ? std::nullopt : std::make_optional(health);
         }
         if (outcome.ok()) *reply = shard->ToReply(*outcome);
@@ -73,6 +96,31 @@ grpc::ServerUnaryReactor* ShardService::Step(grpc::CallbackServerContext* contex
         return absl::DeadlineExceededError(
             absl::StrCat("step ", step.value(), " was not committed in time; ", shard->protocol().WaitsFor(step)));
       });
+}
+
+grpc::ServerUnaryReactor* ShardService::DeclareBucket(grpc::CallbackServerContext* context,
+                                                      const v1::DeclareBucketRequest* request,
+                                                      v1::DeclareBucketReply* reply) {
+  std::shared_ptr<JobShard> shard;
+  const absl::Status status = CallWithoutThrowing([&]() -> absl::Status {
+    RETURN_IF_ERROR(RequireDeadline(*context, "Shard.DeclareBucket"));
+    RETURN_IF_ERROR(Validate(*request));
+    ASSIGN_OR_RETURN(shard, worker_.Find(request->job()));
+    ASSIGN_OR_RETURN(const bool before, shard->DeclareBucket(*request, /*attached=*/false));
+    reply->set_already_declared(before);
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return Answer(context, status);
+  const auto wait = std::make_shared<BucketWait>(shard, *request);
+  return WaitingCall::Start(
+      *context, shard->waiters(),
+      [wait]() -> std::optional<absl::Status> {
+        const absl::Status there = wait->protocol().AwaitBuckets(wait->slots(), wait->step(), absl::ZeroDuration());
+        if (!absl::IsDeadlineExceeded(there)) return there;
+        const absl::Status health = wait->shard().Health();
+        return health.ok() ? std::nullopt : std::make_optional(health);
+      },
+      [wait] { return wait->protocol().AwaitBuckets(wait->slots(), wait->step(), absl::ZeroDuration()); });
 }
 
 grpc::ServerUnaryReactor* ShardService::Attach(grpc::CallbackServerContext* context, const v1::AttachRequest* request,
@@ -135,6 +183,7 @@ grpc::ServerUnaryReactor* ShardService::GetStatus(grpc::CallbackServerContext* c
     RETURN_IF_ERROR(Validate(q));
     r->set_worker(worker_.options().name);
     r->set_incarnation(incarnation_);
+    r->set_device(worker_.DeviceText());
     for (const std::shared_ptr<JobShard>& shard : worker_.Jobs()) shard->FillStatus(*r->add_jobs());
     return absl::OkStatus();
   });
@@ -146,6 +195,15 @@ grpc::ServerUnaryReactor* ShardService::GetTrace(grpc::CallbackServerContext* co
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.Find(q.job()));
     shard->FillTrace(*r);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ShardService::Meet(grpc::CallbackServerContext* context, const v1::MeetRequest* request,
+                                             v1::MeetReply* reply) {
+  return Unary(context, request, reply, [this](const v1::MeetRequest& q, v1::MeetReply* r) -> absl::Status {
+    RETURN_IF_ERROR(Validate(q));
+    ASSIGN_OR_RETURN(*r, worker_.Meet(q));
     return absl::OkStatus();
   });
 }

@@ -10,7 +10,8 @@ namespace shardmesh {
 
 using ShardServiceBase = v1::Shard::WithRawCallbackMethod_Push<v1::Shard::WithRawCallbackMethod_Pull<
     v1::Shard::WithCallbackMethod_Step<v1::Shard::WithCallbackMethod_Attach<v1::Shard::WithCallbackMethod_Digest<
-        v1::Shard::WithCallbackMethod_GetStatus<v1::Shard::WithCallbackMethod_GetTrace<v1::Shard::Service>>>>>>>;
+        v1::Shard::WithCallbackMethod_GetStatus<v1::Shard::WithCallbackMethod_GetTrace<
+            v1::Shard::WithCallbackMethod_DeclareBucket<v1::Shard::WithCallbackMethod_Meet<v1::Shard::Service>>>>>>>>>;
 
 class ShardService final : public ShardServiceBase {
  public:
@@ -23,6 +24,8 @@ class ShardService final : public ShardServiceBase {
                                                    const grpc::ByteBuffer* request) override;
   grpc::ServerUnaryReactor* Step(grpc::CallbackServerContext* context, const v1::StepRequest* request,
                                  v1::StepReply* reply) override;
+  grpc::ServerUnaryReactor* DeclareBucket(grpc::CallbackServerContext* context, const v1::DeclareBucketRequest* request,
+                                          v1::DeclareBucketReply* reply) override;
   grpc::ServerUnaryReactor* Attach(grpc::CallbackServerContext* context, const v1::AttachRequest* request,
                                    v1::AttachReply* reply) override;
   grpc::ServerUnaryReactor* Digest(grpc::CallbackServerContext* context, const v1::DigestRequest* request,
@@ -31,6 +34,8 @@ class ShardService final : public ShardServiceBase {
                                       v1::GetStatusReply* reply) override;
   grpc::ServerUnaryReactor* GetTrace(grpc::CallbackServerContext* context, const v1::GetTraceRequest* request,
                                      v1::GetTraceReply* reply) override;
+  grpc::ServerUnaryReactor* Meet(grpc::CallbackServerContext* context, const v1::MeetRequest* request,
+                                 v1::MeetReply* reply) override;
 
  private:
   Worker& worker_;

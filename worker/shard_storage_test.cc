@@ -84,27 +84,28 @@ TEST(ShardStorageTest, StreamsAreDisjoint) {
   };
   for (size_t r = 0; r < open.storage.ranges().size(); ++r) {
     const StorageRange& range = open.storage.ranges()[r];
+    const int64_t longest = std::min(kChunkElements, range.num_elements);  // of its chunks
     for (int stream = 0; stream < kStreams; ++stream) {
       const int64_t bytes = open.storage.StreamBytes(r, stream);
-      EXPECT_EQ(bytes, range.parts[stream].BytesOf(range.num_elements + kChunkElements));
+      EXPECT_EQ(bytes, range.parts[stream].BytesOf(range.num_elements + longest));
       if (bytes == 0) continue;
       add(open.storage.StreamBegin(r, stream), bytes);
       std::memset(open.storage.StreamBegin(r, stream), 1, bytes);  // all of it is mapped
-      spares += range.parts[stream].BytesOf(kChunkElements);
+      spares += range.parts[stream].BytesOf(longest);
     }
     const auto between = [&](const void* a, const void* b) {
       return static_cast<const char*>(b) - static_cast<const char*>(a);
     };
-    for (int k = 0; k <= open.plan.num_states(); ++k) {
+    for (int k = 0; k <= open.plan.buckets()[range.bucket].num_states; ++k) {
       const auto at = [&](int parity, int64_t offset) {
         return k == 0 ? open.storage.weights(r, parity, offset) : open.storage.state(k - 1, r, parity, offset);
       };
       const PartLayout codes = range.parts[StreamOf(k, false)], extra = range.parts[StreamOf(k, true)];
       EXPECT_EQ(at(1, 0).codes, open.storage.StreamBegin(r, StreamOf(k, false)));  // at the range's first place
-      EXPECT_EQ(between(at(1, 256).codes, at(0, 256).codes), codes.BytesOf(kChunkElements));
+      EXPECT_EQ(between(at(1, 256).codes, at(0, 256).codes), codes.BytesOf(longest));
       EXPECT_EQ(between(at(0, 0).codes, at(0, 256).codes), codes.BytesOf(256));
       EXPECT_EQ(at(0, 0).extra == nullptr, extra.bytes == 0);
-      EXPECT_EQ(between(at(1, 256).extra, at(0, 256).extra), extra.BytesOf(kChunkElements));
+      EXPECT_EQ(between(at(1, 256).extra, at(0, 256).extra), extra.BytesOf(longest));
     }
   }
   std::sort(spans.begin(), spans.end());
@@ -118,7 +119,7 @@ TEST(ShardStorageTest, StreamsAreDisjoint) {
 TEST(ShardStorageTest, FrozenRange_DoesNotRotate_AndHasNoStates) {
   JobSpec job = SmallJob("fsdp=1", 1);
   job.parameters = {{"stepped", {5000}, WeightFormat::kFp32}, {"frozen", {5000}, WeightFormat::kBf16Plus8Sr}};
-  const int64_t all = ShardStorage::NumBytes(*Plan::Create(job));
+  const int64_t all = ShardStorage::NumBytes(*Plan::Create(job), 0);
   job.parameters[1].frozen = true;
   Open open(job);
   ASSERT_EQ(open.storage.ranges().size(), 2u);
@@ -134,7 +135,26 @@ TEST(ShardStorageTest, FrozenRange_DoesNotRotate_AndHasNoStates) {
   }
   EXPECT_EQ(open.storage.spare_bytes(), kChunkElements * (4 + 8));
   EXPECT_LE(open.storage.num_bytes(), all - (5120 + kChunkElements) * 8 - kChunkElements * 3 + 6 * kPageBytes);
-  EXPECT_EQ(ShardStorage::NumBytes(open.plan), open.storage.num_bytes());
+  EXPECT_EQ(ShardStorage::NumBytes(open.plan, 0), open.storage.num_bytes());
+}
+
+// Chunks of int8_row weights are whole rows and whole blocks; so a chunk, and the spare, may be longer than others.
+TEST(ShardStorageTest, Int8Rows_ChunksAreWholeRows) {
+  JobSpec job = SmallJob("fsdp=2", 1);
+  const auto chunk_of = [&](std::vector<int64_t> shape) {
+    job.parameters = {{"w", std::move(shape), WeightFormat::kInt8Row}};
+    Open open(job);
+    const StorageRange& range = open.storage.ranges()[0];
+    EXPECT_EQ(range.parts[StreamOf(0, true)].elements, job.parameters[0].shape.back());
+    EXPECT_EQ(range.spare(), std::min(range.chunk_elements, range.num_elements));
+    return range.chunk_elements;
+  };
+  EXPECT_EQ(chunk_of({300, 64}), 4096);
+  EXPECT_EQ(chunk_of({300, 96}), 768 * 5);
+  EXPECT_EQ(chunk_of({300, 4608}), 4608);
+  EXPECT_EQ(chunk_of({600, 33}), 33 * 256);
+  EXPECT_EQ(chunk_of({30, 33}), 1024 * 4) << "a tensor of fewer rows is never cut";
+  EXPECT_EQ(chunk_of({9001}), 9216) << "one row";
 }
 
 TEST(ShardStorageTest, Progress_BelongsToItsCommand) {

@@ -2,23 +2,29 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "core/fault_point.h"
 #include "core/status.h"
 #include "local/futex.h"
 #include "worker/gradient_norm.h"
+#include "worker/residency.h"
 #include "worker/step_protocol.h"
 
 namespace shardmesh {
+namespace {
+constexpr absl::Duration kSlice = absl::Milliseconds(100);  // waits end and begin again this often
+}  // namespace
 
-// The id of the set of which every member has its piece; 0: there is none yet.
+// The id of the set of which every member of this host has its piece; 0: there is none yet.
 uint64_t StepProtocol::CompleteInitialId() const {
-  const uint64_t id = page_->members[0].initial_id.load(std::memory_order_acquire);
-  for (int r = 1; r < num_ranks(); ++r) {
+  const uint64_t id = page_->members[local_.first()].initial_id.load(std::memory_order_acquire);
+  for (int r = local_.first(); r < local_.end(); ++r) {
     if (page_->members[r].initial_id.load(std::memory_order_acquire) != id) return 0;
   }
   return id;
 }
 
 bool StepProtocol::SlotsComplete(int64_t step) const {
+  if (plan_->bucketed()) return BucketsComplete(step);
   for (int s = 0; s < job_->num_slots; ++s) {
     if (page_->slots[s].declared.load(std::memory_order_acquire) != step) return false;
     for (int p = 0; p < plan_->num_shards(); ++p) {
@@ -30,15 +36,19 @@ bool StepProtocol::SlotsComplete(int64_t step) const {
 
 // The buffer for this step's version: the one that holds the older version, unless somebody reads it: then this version
 // is not published (training does not wait for readers).
-int StepProtocol::ChoosePublication(int64_t step) {
+int StepProtocol::ReservePublication(int64_t step) {
   if (step % job_->publish_every != 0) return -1;
   PublicationWords* publications = page_->publications;
   const int target = publications[0].version_plus_one.load() <= publications[1].version_plus_one.load() ? 0 : 1;
   if (publications[target].pins.load() != 0) return -1;
-  const int64_t before = publications[target].version_plus_one.exchange(0);
+  reserved_version_ = publications[target].version_plus_one.exchange(0);
   if (publications[target].pins.load() == 0) return target;
-  publications[target].version_plus_one.store(before);
+  KeepPublication(target);
   return -1;
+}
+
+void StepProtocol::KeepPublication(int buffer) {
+  if (buffer >= 0) page_->publications[buffer].version_plus_one.store(reserved_version_);
 }
 
 // Whether the newest command wrote weights of which some are still to be gathered in codes; the page alone says so.
@@ -48,26 +58,64 @@ bool StepProtocol::GatherFollows() const {
   return last.kind == CommandKind::kStep && last.apply != 0 && plan_->steps_coded();
 }
 
+// Whether the replicas of a job with check_every are to be compared before anything else.
+bool StepProtocol::CompareFollows() const {
+  const int64_t committed = committed_step().value();
+  return job_->check_every > 0 && plan_->num_replicas() > 1 && committed > 0 && committed % job_->check_every == 0 &&
+         page_->digest_step.load() != committed;
+}
+
+bool StepProtocol::MoreFollows() const {
+  const int64_t committed = committed_step().value();
+  return GatherFollows() || CompareFollows() ||
+         (committed != kNoStep && page_->norm_step.load(std::memory_order_acquire) == committed + 1);
+}
+
 void StepProtocol::Issue(const Command& command) {
   page_->command = command;
   if (command.kind == CommandKind::kInit || (command.kind == CommandKind::kStep && command.apply != 0)) {
     std::atomic<uint32_t>* const maxima = Maxima(page_, *plan_);
-    for (int64_t i = 0; i < plan_->num_maxima(); ++i) maxima[i].store(0, std::memory_order_relaxed);
+    const int64_t count = command.kind == CommandKind::kInit ? plan_->num_maxima() : plan_->num_stepped_maxima();
+    for (int64_t i = 0; i < count; ++i) maxima[i].store(0, std::memory_order_relaxed);
   }
+  Reach(FaultPoint::kCommandWritten);
   page_->decided.fetch_add(1, std::memory_order_release);
+  Reach(FaultPoint::kDecided);
   FutexBump(page_->decision);
 }
 
+Agreed StepProtocol::SeenHere() const {
+  Agreed agreed;
+  const int64_t committed = committed_step().value();
+  agreed.digest_wanted = page_->digest_wanted.load() > page_->digest_done.load();
+  if (committed == kNoStep) {
+    agreed.initial_id = CompleteInitialId();
+    return agreed;
+  }
+  agreed.slots_complete = SlotsComplete(committed + 1);
+  if (!agreed.slots_complete) return agreed;
+  for (int s = 0; s < job_->num_slots; ++s) {
+    agreed.nonfinite[s] = page_->slots[s].nonfinite.load(std::memory_order_acquire);
+  }
+  const uint64_t claim = page_->settings_claim.load(std::memory_order_acquire);
+  const std::atomic<double>* const rates = ClaimedRates(claim);
+  agreed.loss_scale = ClaimedLossScale(claim).load(std::memory_order_acquire);
+  for (int g = 0; g < job_->num_groups(); ++g) {
+    agreed.learning_rates[g] = rates[g].load(std::memory_order_acquire);
+  }
+  return agreed;
+}
+
 // Fills in a step of which all slots are complete; or, before it, the norm of its gradients.
-bool StepProtocol::DecideStep(Command& command) {
+bool StepProtocol::DecideStep(const Agreed& agreed, Command& command) {
   command.kind = CommandKind::kStep;
   command.apply = 1;
   for (int s = 0; s < job_->num_slots && command.apply; ++s) {
-    const int64_t word = page_->slots[s].nonfinite.load(std::memory_order_acquire);
-    if (NonFiniteStepOf(word) != command.step) continue;
+    if (NonFiniteStepOf(agreed.nonfinite[s]) != command.step) continue;
     command.apply = 0;
-    command.nonfinite = int64_t{s} << 32 | NonFiniteTensorOf(word);
+    command.nonfinite = int64_t{s} << 32 | NonFiniteTensorOf(agreed.nonfinite[s]);
   }
+  command.divide_scale = static_cast<float>(1 / (job_->num_slots * agreed.loss_scale));
   if (command.apply && job_->clip_norm > 0) {
     if (page_->norm_step.load(std::memory_order_acquire) != command.step) {
       command.kind = CommandKind::kNorm;
@@ -75,36 +123,41 @@ bool StepProtocol::DecideStep(Command& command) {
     }
     command.clip = ClipFactor(job_->clip_norm, page_->norm.load(std::memory_order_acquire));
   }
-  const SlotWords& first = page_->slots[page_->lr_claim.load(std::memory_order_acquire) & 0xffff];
   for (int g = 0; g < job_->num_groups(); ++g) {
     OptimizerHyper hyper = job_->group(g);
-    hyper.lr = first.learning_rates[g].load(std::memory_order_acquire);
+    hyper.lr = agreed.learning_rates[g];
     auto scalars = ComputeStepScalars(hyper, command.step);  // validated when it was claimed
     if (!scalars.ok()) return false;
     command.scalars[g] = *scalars;
+    command.learning_rates[g] = hyper.lr;
   }
-  if (command.apply) command.publish = ChoosePublication(command.step);
+  if (command.apply) command.publish = agreed.publish ? *agreed.publish : ReservePublication(command.step);
   return true;
 }
 
-bool StepProtocol::Decide() {
+bool StepProtocol::Decide() { return DecideBy(SeenHere()); }
+
+bool StepProtocol::DecideBy(const Agreed& agreed) {
   if (page_->abort.load() != 0) return false;
   Command command;
   const int64_t committed = committed_step().value();
   command.step = committed + 1;
   command.parity = page_->parity.load(std::memory_order_acquire);
+  const bool compare = CompareFollows();
   if (GatherFollows()) {  // first of all: what was decided is rolled forward
     command = page_->command;
     command.kind = CommandKind::kGather;
     command.parity = page_->parity.load(std::memory_order_acquire);
   } else if (committed == kNoStep) {
-    command.initial_id = CompleteInitialId();
+    command.initial_id = agreed.initial_id;
     if (command.initial_id == 0) return false;
     command.kind = CommandKind::kInit;
-    command.publish = ChoosePublication(0);
-  } else if (SlotsComplete(command.step)) {
-    if (!DecideStep(command)) return false;
-  } else if (page_->digest_wanted.load() > page_->digest_done.load()) {
+    command.publish = agreed.publish ? *agreed.publish : ReservePublication(0);
+  } else if (!compare && (DecideFill(command) || DecideReduce(command))) {
+    command.publish = -1;
+  } else if (!compare && agreed.slots_complete) {
+    if (!DecideStep(agreed, command)) return false;
+  } else if (compare || agreed.digest_wanted) {
     command.kind = CommandKind::kDigest;
     command.step = committed;
     command.nonfinite = static_cast<int64_t>(page_->digest_wanted.load());
@@ -117,12 +170,42 @@ bool StepProtocol::Decide() {
 
 void StepProtocol::Done(Rank rank, uint64_t seq) {
   page_->members[rank.value()].done.store(seq, std::memory_order_release);
-  FutexBump(page_->doorbell);
+  Reach(FaultPoint::kDone);
+  FutexBump(*doorbell_);
+}
+
+bool StepProtocol::AwaitGradients(Step step, int bucket) const {
+  const uint64_t needed = BucketWord(static_cast<uint64_t>(step.value()), bucket + 1);
+  while (true) {
+    const uint32_t word = page_->decision.load(std::memory_order_acquire);
+    if (page_->gradients_here.load(std::memory_order_acquire) >= needed) return true;
+    if (page_->abort.load() != 0) return false;
+    FutexWait(page_->decision, word, kSlice);
+  }
+}
+
+void StepProtocol::GradientsHere(Step step, int buckets) {
+  page_->gradients_here.store(BucketWord(static_cast<uint64_t>(step.value()), buckets), std::memory_order_release);
+  FutexBump(page_->decision);
+}
+
+void StepProtocol::BucketsDone(Rank rank, uint64_t seq, int buckets) {
+  page_->members[rank.value()].buckets_done.store(BucketWord(seq, buckets), std::memory_order_release);
+  FutexBump(*doorbell_);
+}
+
+bool StepProtocol::AllBucketsDone(uint64_t seq, int buckets) const {
+  for (int r = local_.first(); r < local_.end(); ++r) {
+    const MemberWords& member = page_->members[r];
+    if (member.done.load(std::memory_order_acquire) >= seq) continue;  // one that has no part of any bucket, too
+    if (member.buckets_done.load(std::memory_order_acquire) < BucketWord(seq, buckets)) return false;
+  }
+  return true;
 }
 
 bool StepProtocol::AllDone() const {
   const uint64_t seq = decided();
-  for (int r = 0; r < num_ranks(); ++r) {
+  for (int r = local_.first(); r < local_.end(); ++r) {
     if (page_->members[r].done.load(std::memory_order_acquire) != seq) return false;
   }
   return true;
@@ -130,27 +213,45 @@ bool StepProtocol::AllDone() const {
 
 std::vector<int> StepProtocol::NotDone() const {
   std::vector<int> ranks;
-  for (int r = 0; r < num_ranks(); ++r) {
+  for (int r = local_.first(); r < local_.end(); ++r) {
     if (page_->members[r].done.load(std::memory_order_acquire) != decided()) ranks.push_back(r);
   }
   return ranks;
+}
+
+// Of the replicas of a shard, the first with the digest that most of them have.
+int StepProtocol::RankOfMost(int shard) const {
+  const auto digest = [&](int replica) {
+    return page_->members[plan_->RankOf({shard, replica}).value()].digest.load(std::memory_order_acquire);
+  };
+  int best = 0, most = 0;
+  for (int replica = 0; replica < plan_->num_replicas(); ++replica) {
+    int same = 0;
+    for (int other = 0; other < plan_->num_replicas(); ++other) same += digest(other) == digest(replica);
+    if (same > most) best = replica;
+    most = std::max(most, same);
+  }
+  return plan_->RankOf({shard, best}).value();
 }
 
 // Adds one replica of every shard up, and compares the others with it.
 void StepProtocol::SummarizeDigest() {
   uint64_t sum = 0, differs = 0;
   for (int shard = 0; shard < plan_->num_shards(); ++shard) {
-    const int first = plan_->RankOf({shard, 0}).value();
-    sum += page_->members[first].digest.load(std::memory_order_acquire);
-    for (int replica = 1; replica < plan_->num_replicas(); ++replica) {
+    const int most = RankOfMost(shard);
+    sum += page_->members[most].digest.load(std::memory_order_acquire);
+    for (int replica = 0; replica < plan_->num_replicas(); ++replica) {
       const int other = plan_->RankOf({shard, replica}).value();
-      if (page_->members[other].digest.load() == page_->members[first].digest.load()) continue;
-      differs = static_cast<uint64_t>(first + 1) << 32 | static_cast<uint64_t>(other + 1);
+      if (page_->members[other].digest.load() == page_->members[most].digest.load()) continue;
+      if (differs == 0) differs = static_cast<uint64_t>(most + 1) << 32 | static_cast<uint64_t>(other + 1);
+      if (job_->check_every > 0) Abort(AbortReason::kDiffers, other, Rank(most));
     }
   }
+  page_->digest_writing.fetch_add(1);
   page_->digest_value.store(sum);
   page_->digest_step.store(page_->command.step);
   page_->digest_differs.store(differs);
+  page_->digest_writing.fetch_add(1);
   page_->digest_done.store(static_cast<uint64_t>(page_->command.nonfinite));
 }
 
@@ -158,12 +259,15 @@ void StepProtocol::CommitStep(const Command& command) {
   OutcomeWords& outcome = page_->outcomes[command.step % kOutcomeRing];
   const bool skipped = command.kind == CommandKind::kStep && !command.apply;
   outcome.step.store(kNoStep, std::memory_order_release);
+  Reach(FaultPoint::kOutcomeOpen);
   outcome.skipped.store(skipped ? command.nonfinite + 1 : 0, std::memory_order_release);
   const bool normed = page_->norm_step.load(std::memory_order_acquire) == command.step;
   outcome.norm.store(normed ? page_->norm.load(std::memory_order_acquire) : 0, std::memory_order_release);
   outcome.step.store(command.step, std::memory_order_release);
   if (command.publish >= 0) page_->publications[command.publish].version_plus_one.store(command.step + 1);
+  for (int s = 0; s < job_->num_slots; ++s) page_->elsewhere[s].pieces.store(0);
   page_->committed_step_plus_one.store(command.step + 1, std::memory_order_release);
+  Reach(FaultPoint::kStepCommitted);
 }
 
 void StepProtocol::Commit() {
@@ -173,39 +277,40 @@ void StepProtocol::Commit() {
   } else if (command.kind == CommandKind::kNorm) {
     page_->norm.store(GradientNorm(*job_, *plan_, SquareSums(page_)), std::memory_order_release);
     page_->norm_step.store(command.step, std::memory_order_release);
+  } else if (command.kind == CommandKind::kFill) {
+    ResidencyTable(page_, *plan_).bucket(command.bucket).held.store(1);
+  } else if (command.kind == CommandKind::kReduce) {
+    ResidencyTable(page_, *plan_).bucket(command.bucket).reduced.store(command.step, std::memory_order_release);
   } else {
     if (command.kind == CommandKind::kStep && command.apply) page_->parity.store(1 - command.parity);
+    Reach(FaultPoint::kParityTurned);
     if (!GatherFollows()) CommitStep(command);
   }
   page_->committed.store(decided(), std::memory_order_release);
+  Reach(FaultPoint::kCommitted);
   FutexBump(page_->finished);
 }
 
 uint64_t StepProtocol::AskForDigest() {
   const uint64_t ticket = page_->digest_wanted.fetch_add(1) + 1;
-  FutexBump(page_->doorbell);
+  FutexBump(*doorbell_);
   return ticket;
 }
 
 absl::StatusOr<std::optional<std::pair<Step, uint64_t>>> StepProtocol::DigestOf(uint64_t ticket) const {
-  uint64_t done = page_->digest_done.load();
-  if (done < ticket) {
+  const uint64_t writing = page_->digest_writing.load();
+  const bool done = page_->digest_done.load() >= ticket && writing % 2 == 0;
+  const Step step(page_->digest_step.load());
+  const uint64_t value = page_->digest_value.load(), differs = page_->digest_differs.load();
+  if (!done || page_->digest_writing.load() != writing) {  // not yet, or a newer one is just being written
     RETURN_IF_ERROR(Health());
     return std::optional<std::pair<Step, uint64_t>>();
   }
-  while (true) {  // a newer digest may be stored meanwhile: read until two reads of its ticket agree
-    const Step step(page_->digest_step.load());
-    const uint64_t value = page_->digest_value.load(), differs = page_->digest_differs.load();
-    if (const uint64_t again = page_->digest_done.load(); again != done) {
-      done = again;
-      continue;
-    }
-    if (differs == 0) return std::make_optional(std::make_pair(step, value));
-    const int a = static_cast<int>(differs >> 32) - 1, b = static_cast<int>(differs & 0xffffffff) - 1;
-    return absl::DataLossError(absl::StrCat("replicas differ at step ", step.value(), ": worker ", names_[a], " (rank ",
-                                            a, ") and worker ", names_[b], " (rank ", b,
-                                            ") hold the same shard with other bits; check their memory"));
-  }
+  if (differs == 0) return std::make_optional(std::make_pair(step, value));
+  const int a = static_cast<int>(differs >> 32) - 1, b = static_cast<int>(differs & 0xffffffff) - 1;
+  return absl::DataLossError(absl::StrCat("replicas differ at step ", step.value(), ": worker ", names_[a], " (rank ",
+                                          a, ") and worker ", names_[b], " (rank ", b,
+                                          ") hold the same shard with other bits; check their memory"));
 }
 
 std::vector<Step> StepProtocol::Published() const {

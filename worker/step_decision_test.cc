@@ -136,7 +136,7 @@ TEST_F(CodedFixture, TheStepIsCommittedWithTheCodes) {
   EXPECT_EQ(protocol.committed(), protocol.decided());
   EXPECT_EQ(protocol.committed_step().value(), kNoStep);
   EXPECT_TRUE(protocol.Published().empty());
-  StepProtocol next(protocol.page(), &job, &plan, MemberNames(4));  // whoever leads on
+  StepProtocol next(protocol.page(), &host.doorbell(), &job, &plan, MemberNames(4));  // whoever leads on
   ASSERT_TRUE(next.Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kGather);
   EXPECT_EQ(protocol.command().step, 0);
@@ -179,6 +179,29 @@ TEST_F(CodedFixture, SkippedStep_IsCommittedAtOnce) {
   ExecuteAndCommit();
   EXPECT_EQ(protocol.committed_step(), Step(1));
   EXPECT_TRUE(protocol.OutcomeOf(Step(1))->skipped);
+  EXPECT_FALSE(protocol.Decide());
+}
+
+// Frozen weights are coded once, with the initial ones: where no others are coded, a step needs no second command.
+struct FrozenCodedFixture : StepFixture {
+  static JobSpec Frozen() {
+    JobSpec job = SmallJob("ddp=2,fsdp=2", 3);
+    job.parameters[0].gather = GatherFormat::kFp8Row;
+    job.parameters[0].frozen = true;
+    return job;
+  }
+  FrozenCodedFixture() : StepFixture(Frozen()) {}
+};
+
+TEST_F(FrozenCodedFixture, OnlyInitialWeightsAreGathered) {
+  PlaceWeights();
+  EXPECT_EQ(protocol.committed_step().value(), kNoStep);
+  Finish();
+  EXPECT_EQ(protocol.command().kind, CommandKind::kGather);
+  EXPECT_EQ(protocol.committed_step(), Step(0));
+  RunStep(1);
+  EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
+  EXPECT_EQ(protocol.committed_step(), Step(1));
   EXPECT_FALSE(protocol.Decide());
 }
 

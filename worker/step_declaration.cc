@@ -13,7 +13,7 @@ namespace {
 // Words that only grow: a call that was held up may not take a newer step back.
 void StoreMax(std::atomic<int64_t>& word, int64_t value) {
   int64_t current = word.load(std::memory_order_acquire);
-  while (current < value && !word.compare_exchange_weak(current, value, std::memory_order_acq_rel)) {
+  while (current < value && !word.compare_exchange_weak(current, value)) {
   }
 }
 
@@ -49,12 +49,14 @@ absl::Status StepProtocol::PieceReady(Slot slot, int shard, Step step) {
   ASSIGN_OR_RETURN(const std::optional<StepOutcome> outcome, CheckStep(slot, step));
   if (outcome.has_value()) return absl::OkStatus();
   StoreMax(page_->pieces[slot.value()][shard], step.value());
-  FutexBump(page_->doorbell);
+  FutexBump(*doorbell_);
   return absl::OkStatus();
 }
 
 bool StepProtocol::HasPiece(Slot slot, int shard, Step step) const {
-  return page_->pieces[slot.value()][shard].load(std::memory_order_acquire) >= step.value();
+  if (page_->pieces[slot.value()][shard].load(std::memory_order_acquire) >= step.value()) return true;
+  // The bits are cleared before a step is committed: where this one is open, they are of it.
+  return step == committed_step().next() && (page_->elsewhere[slot.value()].pieces.load() >> shard & 1) != 0;
 }
 
 void StepProtocol::NoteNonFinite(Slot slot, int tensor, Step step) {
@@ -79,37 +81,55 @@ absl::StatusOr<std::vector<double>> StepProtocol::LearningRatesOf(const Declarat
   return rates;
 }
 
-// The first slot to declare a step fixes its learning rates; the others must say the same.
-absl::Status StepProtocol::ClaimLearningRates(Slot slot, Step step, absl::Span<const double> rates) {
+const std::atomic<double>* StepProtocol::ClaimedRates(uint64_t claim) const {
+  const int slot = static_cast<int>(claim & 0xffff);
+  return slot == kRatesElsewhere ? page_->elsewhere_rates : page_->slots[slot].learning_rates;
+}
+
+const std::atomic<double>& StepProtocol::ClaimedLossScale(uint64_t claim) const {
+  const int slot = static_cast<int>(claim & 0xffff);
+  return slot == kRatesElsewhere ? page_->elsewhere_loss_scale : page_->slots[slot].loss_scale;
+}
+
+// The first slot to declare a step fixes its learning rates and its loss scale; the others must say the same.
+absl::Status StepProtocol::ClaimSettings(Slot slot, Step step, absl::Span<const double> rates, double loss_scale) {
   const uint64_t claim = static_cast<uint64_t>(step.value()) << 16 | static_cast<uint64_t>(slot.value());
-  uint64_t current = page_->lr_claim.load(std::memory_order_acquire);
+  uint64_t current = page_->settings_claim.load(std::memory_order_acquire);
   while (current >> 16 < static_cast<uint64_t>(step.value())) {
-    // Written before the claim: whoever sees the claim sees the rates. A slot has one writer, so this is no race.
+    // Written before the claim: whoever sees the claim sees them. A slot has one writer, so this is no race.
     for (size_t g = 0; g < rates.size(); ++g) {
       page_->slots[slot.value()].learning_rates[g].store(rates[g], std::memory_order_release);
     }
-    if (page_->lr_claim.compare_exchange_weak(current, claim, std::memory_order_acq_rel)) return absl::OkStatus();
+    page_->slots[slot.value()].loss_scale.store(loss_scale, std::memory_order_release);
+    if (page_->settings_claim.compare_exchange_weak(current, claim, std::memory_order_acq_rel)) return absl::OkStatus();
   }
   if (current >> 16 > static_cast<uint64_t>(step.value())) return absl::OkStatus();  // this step is over
-  const int first = static_cast<int>(current & 0xffff);
-  for (size_t g = 0; g < rates.size(); ++g) {
-    const double fixed = page_->slots[first].learning_rates[g].load(std::memory_order_acquire);
-    if (fixed == rates[g]) continue;
-    const std::string group = rates.size() == 1 ? "" : absl::StrCat(" for group ", g);
-    if (first == slot.value()) {  // this slot's own claim, repeated
-      return absl::InvalidArgumentError(absl::StrCat("slot ", first, " declared step ", step.value(),
-                                                     " with learning rate ", fixed, group, " before, and now ",
-                                                     rates[g]));
-    }
-    return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " says learning rate ", rates[g], group,
-                                                   " for step ", step.value(), ", slot ", first, " said ", fixed,
-                                                   "; all slots of a step must agree"));
-  }
-  return absl::OkStatus();
+  return CompareSettings(slot, static_cast<int>(current & 0xffff), step, rates, loss_scale);
 }
 
-absl::Status StepProtocol::CheckNonFinite(const Declaration& declaration, Slot slot, int tensor) const {
-  if (std::find(declaration.slots.begin(), declaration.slots.end(), slot) == declaration.slots.end()) {
+absl::Status StepProtocol::CompareSettings(Slot slot, int first, Step step, absl::Span<const double> rates,
+                                           double loss_scale) const {
+  const auto differs = [&](absl::string_view what, double fixed, double said, absl::string_view group) {
+    if (first == slot.value()) {  // this slot's own claim, repeated
+      return absl::InvalidArgumentError(absl::StrCat("slot ", first, " declared step ", step.value(), " with ", what,
+                                                     " ", fixed, group, " before, and now ", said));
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("slot ", slot.value(), " says ", what, " ", said, group, " for step ", step.value(), ", ",
+                     first == kRatesElsewhere ? "a slot on another host" : absl::StrCat("slot ", first), " said ",
+                     fixed, "; all slots of a step must agree"));
+  };
+  for (size_t g = 0; g < rates.size(); ++g) {
+    const double fixed = ClaimedRates(static_cast<uint64_t>(first))[g].load(std::memory_order_acquire);
+    if (fixed == rates[g]) continue;
+    return differs("learning rate", fixed, rates[g], rates.size() == 1 ? "" : absl::StrCat(" for group ", g));
+  }
+  const double fixed = ClaimedLossScale(static_cast<uint64_t>(first)).load(std::memory_order_acquire);
+  return fixed == loss_scale ? absl::OkStatus() : differs("loss scale", fixed, loss_scale, "");
+}
+
+absl::Status StepProtocol::CheckNonFinite(absl::Span<const Slot> declared, Step step, Slot slot, int tensor) const {
+  if (std::find(declared.begin(), declared.end(), slot) == declared.end()) {
     return absl::InvalidArgumentError(absl::StrCat("a gradient of slot ", slot.value(),
                                                    " that is not finite, in a call that does not declare this slot"));
   }
@@ -122,11 +142,29 @@ absl::Status StepProtocol::CheckNonFinite(const Declaration& declaration, Slot s
                                                    "\") is frozen: it has no gradient that could be not finite"));
   }
   if (job_->non_finite == NonFinitePolicy::kSkip) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " of step ", declaration.step.value(),
-                                                 ": the gradient of \"", job_->parameters[tensor].name,
-                                                 "\" is not finite, or not below FLT_MAX / ", job_->num_slots,
-                                                 "; write it again with finite values"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "slot ", slot.value(), " of step ", step.value(), ": the gradient of \"", job_->parameters[tensor].name,
+      "\" is not finite, or not below FLT_MAX / ", job_->num_slots, "; write it again with finite values"));
 }
+
+namespace {
+
+// While there is one, an attached trainer that takes a slot sees that it is being declared.
+class Declaring {
+ public:
+  Declaring(ControlPage& page, absl::Span<const Slot> slots) : page_(page), slots_(slots) {
+    for (Slot slot : slots_) page_.slots[slot.value()].declaring.fetch_add(1);
+  }
+  ~Declaring() {
+    for (Slot slot : slots_) page_.slots[slot.value()].declaring.fetch_sub(1);
+  }
+
+ private:
+  ControlPage& page_;
+  const absl::Span<const Slot> slots_;
+};
+
+}  // namespace
 
 absl::StatusOr<std::optional<StepOutcome>> StepProtocol::Declare(const Declaration& declaration) {
   if (declaration.slots.empty()) return absl::InvalidArgumentError("a step without slots; name at least one");
@@ -134,19 +172,56 @@ absl::StatusOr<std::optional<StepOutcome>> StepProtocol::Declare(const Declarati
     ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, CheckStep(slot, declaration.step));
     if (outcome.has_value()) return outcome;
   }
-  for (const auto& [slot, tensor] : declaration.non_finite) RETURN_IF_ERROR(CheckNonFinite(declaration, slot, tensor));
+  if (declaration.in_place) return DeclareSlots(declaration);
+  const Declaring declaring(*page_, declaration.slots);
+  for (Slot slot : declaration.slots) {
+    const uint64_t holder = HolderOf(slot);
+    if (holder == 0) continue;
+    return absl::FailedPreconditionError(absl::StrCat("slot ", slot.value(), " is written by session ",
+                                                      SessionOf(holder), " attached to rank ", AttachedTo(holder),
+                                                      "; declare a slot that no trainer is attached to"));
+  }
+  return DeclareSlots(declaration);
+}
+
+absl::StatusOr<std::optional<StepOutcome>> StepProtocol::DeclareSlots(const Declaration& declaration) {
+  for (const auto& [slot, tensor] : declaration.non_finite) {
+    RETURN_IF_ERROR(CheckNonFinite(declaration.slots, declaration.step, slot, tensor));
+  }
+  for (Slot slot : declaration.slots) RETURN_IF_ERROR(CheckBuckets(slot, declaration.step));
   ASSIGN_OR_RETURN(const std::vector<double> rates, LearningRatesOf(declaration));
-  for (Slot slot : declaration.slots) RETURN_IF_ERROR(ClaimLearningRates(slot, declaration.step, rates));
+  if (const double scale = declaration.loss_scale; !(scale >= kMinLossScale && scale <= kMaxLossScale)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("loss scale ", scale, " of step ", declaration.step.value(), "; give one between 2^-64 and 2^64"));
+  }
+  for (Slot slot : declaration.slots) {
+    RETURN_IF_ERROR(ClaimSettings(slot, declaration.step, rates, declaration.loss_scale));
+  }
   for (const auto& [slot, tensor] : declaration.non_finite) NoteNonFinite(slot, tensor, declaration.step);
   // From here on nothing is refused: a declaration that is leaves no mark.
   for (Slot slot : declaration.slots) {
     for (int shard = 0; shard < plan_->num_shards() && declaration.in_place; ++shard) {
       StoreMax(page_->pieces[slot.value()][shard], declaration.step.value());
     }
+    page_->slots[slot.value()].refused.store(0);
     StoreMax(page_->slots[slot.value()].declared, declaration.step.value());
   }
-  FutexBump(page_->doorbell);
+  FutexBump(*doorbell_);
+  RETURN_IF_ERROR(CompareWithElsewhere(declaration, rates));
   return std::optional<StepOutcome>();
+}
+
+// The lead takes another host's settings by one exchange of the claim, and then takes back what is declared with
+// others. What was declared between the claim and here, it may not have seen.
+absl::Status StepProtocol::CompareWithElsewhere(const Declaration& declaration, absl::Span<const double> rates) {
+  const uint64_t elsewhere = static_cast<uint64_t>(declaration.step.value()) << 16 | kRatesElsewhere;
+  if (page_->settings_claim.load() != elsewhere) return absl::OkStatus();
+  const absl::Status same = CompareSettings(declaration.slots[0], static_cast<int>(kRatesElsewhere), declaration.step,
+                                            rates, declaration.loss_scale);
+  for (size_t i = 0; i < declaration.slots.size() && !same.ok(); ++i) {
+    TakeBack(declaration.slots[i], declaration.step, Refusal::kOtherRates);
+  }
+  return same;
 }
 
 }  // namespace shardmesh

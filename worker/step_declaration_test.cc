@@ -1,5 +1,8 @@
 // StepProtocol: what trainers may say.
+#include <atomic>
 #include <cmath>
+#include <iostream>
+#include <thread>
 
 #include "worker/step_protocol.h"
 #include "worker/testing/step_fixture.h"
@@ -45,7 +48,7 @@ TEST_F(StepDeclarationTest, WrongSlots_AreRefused_AndNothingIsDeclared) {
     protocol.GiveSlot(Slot(slot), 1);
   }
   EXPECT_EQ(protocol.page()->slots[0].declared.load(), 0);
-  EXPECT_EQ(protocol.page()->lr_claim.load(), 0u);
+  EXPECT_EQ(protocol.page()->settings_claim.load(), 0u);
 }
 
 TEST_F(StepDeclarationTest, LearningRate_IsTheSameFromEverySlot) {
@@ -66,6 +69,35 @@ TEST_F(StepDeclarationTest, LearningRate_IsTheSameFromEverySlot) {
   OptimizerHyper hyper = job.optimizer;
   hyper.lr = 0.25;
   EXPECT_EQ(protocol.command().scalars[0].neg_step_size, ComputeStepScalars(hyper, 2)->neg_step_size);
+}
+
+// The lead takes another host's rates while a slot is declared with others: whoever comes first, the slot does not stay
+// declared.
+TEST_F(StepDeclarationTest, OtherRatesElsewhere_AreSeenWheneverTheyCome) {
+  PlaceWeights();
+  ControlPage& page = *protocol.page();
+  const std::vector<double> there = {0.5};
+  std::atomic<int> turn{0};
+  constexpr int kTurns = 20000;
+  std::thread lead([&] {
+    for (int i = 1; i <= kTurns; ++i) {
+      while (turn.load() != 2 * i - 1) std::this_thread::yield();
+      protocol.TakeSettings(Step(1), there, 1.0);
+      turn.store(2 * i);
+    }
+  });
+  int refused = 0;
+  for (int i = 1; i <= kTurns; ++i) {
+    page.settings_claim.store(0);
+    turn.store(2 * i - 1);
+    const auto declared = Declare({Slot(0)}, 1, 0.25);
+    while (turn.load() != 2 * i) std::this_thread::yield();
+    EXPECT_EQ(page.slots[0].declared.load(), 0) << "turn " << i << ": " << declared.status();
+    if (!declared.ok()) ++refused;
+    page.slots[0].declared.store(0);
+  }
+  lead.join();
+  std::cout << refused << " of " << kTurns << " were refused at once, the others taken back\n";
 }
 
 // SmallJob in three groups, which decay weights differently.
@@ -117,6 +149,35 @@ TEST_F(GroupsTest, TheFirstDeclarationsRates_BindTheStep) {
   ExpectScalars(1, {0.5, 0.25, 0.125});
 }
 
+TEST_F(StepDeclarationTest, TheLossScale_BindsTheStep_AndDividesTheSum) {
+  PlaceWeights();
+  const auto declare = [&](int slot, double loss_scale) {
+    Declaration declaration;
+    declaration.slots = {Slot(slot)};
+    declaration.step = Step(1);
+    declaration.loss_scale = loss_scale;
+    return protocol.Declare(declaration);
+  };
+  for (const double wrong : {0.0, -1.0, 0x1p65, 0x1p-65, std::nan(""), HUGE_VAL}) {
+    EXPECT_THAT(declare(0, wrong), StatusIs(Code::kInvalidArgument, HasSubstr("give one between 2^-64 and 2^64")));
+  }
+  EXPECT_EQ(protocol.page()->settings_claim.load(), 0u);
+  ASSERT_OK(declare(1, 1024));
+  EXPECT_THAT(declare(0, 512),
+              StatusIs(Code::kInvalidArgument, HasSubstr("slot 0 says loss scale 512 for step 1, slot 1 said 1024")));
+  EXPECT_THAT(declare(1, 1), StatusIs(Code::kInvalidArgument, HasSubstr("loss scale 1024 before, and now 1")));
+  for (int s = 0; s < 3; ++s) {
+    ASSERT_OK(declare(s, 1024));
+    Pieces(s, 1);
+  }
+  ASSERT_TRUE(protocol.Decide());
+  EXPECT_EQ(protocol.command().divide_scale, static_cast<float>(1.0 / 3072));
+  AllExecute();
+  protocol.Commit();
+  RunStep(2);
+  EXPECT_EQ(protocol.command().divide_scale, static_cast<float>(1.0 / 3));
+}
+
 TEST_F(GroupsTest, WrongRates_NameGroupAndValue_AndNothingIsDeclared) {
   EXPECT_THAT(DeclareRates({Slot(0)}, 1, {0.5, 0.5}),
               StatusIs(Code::kInvalidArgument, HasSubstr("2 learning rates for the 3 parameter groups of job small")));
@@ -127,7 +188,7 @@ TEST_F(GroupsTest, WrongRates_NameGroupAndValue_AndNothingIsDeclared) {
               StatusIs(Code::kInvalidArgument, HasSubstr("group 1: adamw: AdamW: lr is -0.5")));
   EXPECT_THAT(DeclareRates({Slot(0)}, 1, {1, 4, 1}),
               StatusIs(Code::kInvalidArgument, HasSubstr("group 1: adamw: AdamW: lr * weight_decay")));
-  EXPECT_EQ(protocol.page()->lr_claim.load(), 0u);
+  EXPECT_EQ(protocol.page()->settings_claim.load(), 0u);
   EXPECT_EQ(protocol.page()->slots[0].declared.load(), 0);
 }
 
@@ -136,10 +197,10 @@ TEST_F(StepDeclarationTest, InPlace_MarksEveryPiece_RingsOnce_AndLeavesNoMarkWhe
   Declaration declaration{{Slot(0), Slot(1), Slot(2)}, Step(1), {-1.0}, {}, true};
   EXPECT_THAT(protocol.Declare(declaration), StatusIs(Code::kInvalidArgument, HasSubstr("lr is -1")));
   EXPECT_FALSE(protocol.HasPiece(Slot(0), 0, Step(1)));
-  const uint32_t rung = protocol.page()->doorbell.load();
+  const uint32_t rung = host.doorbell().load();
   declaration.learning_rates = {0.5};
   ASSERT_OK(protocol.Declare(declaration));
-  EXPECT_EQ(protocol.page()->doorbell.load(), rung + 1);
+  EXPECT_EQ(host.doorbell().load(), rung + 1);
   EXPECT_TRUE(protocol.Decide());
 }
 
@@ -148,7 +209,7 @@ TEST_F(StepDeclarationTest, NonFinite_OfAnotherSlotOrTensor_IsRefused) {
   EXPECT_THAT(Declare({Slot(0)}, 1, 0.5, {{Slot(1), 0}}), StatusIs(Code::kInvalidArgument, HasSubstr("slot 1")));
   EXPECT_THAT(Declare({Slot(0)}, 1, 0.5, {{Slot(0), 2}}), StatusIs(Code::kInvalidArgument, HasSubstr("tensor 2")));
   EXPECT_THAT(Declare({Slot(0)}, 1, 0.5, {{Slot(0), -1}}), StatusIs(Code::kInvalidArgument, HasSubstr("tensor -1")));
-  EXPECT_EQ(protocol.page()->lr_claim.load(), 0u);
+  EXPECT_EQ(protocol.page()->settings_claim.load(), 0u);
   EXPECT_EQ(protocol.page()->slots[0].declared.load(), 0);
   RunStep(1);
   EXPECT_FALSE(protocol.OutcomeOf(Step(1))->skipped);

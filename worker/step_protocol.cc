@@ -1,14 +1,25 @@
 #include "worker/step_protocol.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/plain_text.h"
 #include "core/status.h"
 #include "local/futex.h"
+#include "worker/damage.h"
 
 namespace shardmesh {
 
-StepProtocol::StepProtocol(ControlPage* page, const JobSpec* job, const Plan* plan, std::vector<std::string> names)
-    : page_(page), job_(job), plan_(plan), names_(std::move(names)) {}
+StepProtocol::StepProtocol(ControlPage* page, std::atomic<uint32_t>* doorbell, const JobSpec* job, const Plan* plan,
+                           std::vector<std::string> names, std::optional<HostRanks> local)
+    : page_(page),
+      job_(job),
+      plan_(plan),
+      names_(std::move(names)),
+      doorbell_(doorbell),
+      local_(local.value_or(HostRanks::OneHost(plan->num_ranks()))) {}
 
 std::optional<StepOutcome> StepProtocol::OutcomeOf(Step step) const {
   if (step > committed_step()) return std::nullopt;
@@ -34,12 +45,18 @@ std::optional<StepOutcome> StepProtocol::OutcomeOf(Step step) const {
 std::string StepProtocol::WaitsFor(Step step) const {
   std::vector<std::string> missing;
   for (int s = 0; s < job_->num_slots; ++s) {
-    bool complete = page_->slots[s].declared.load() >= step.value();
-    for (int p = 0; p < plan_->num_shards(); ++p) complete = complete && page_->pieces[s][p].load() >= step.value();
+    const ElsewhereWords& elsewhere = page_->elsewhere[s];
+    bool complete = std::max(page_->slots[s].declared.load(), elsewhere.declared.load()) >= step.value();
+    const uint64_t far = elsewhere.declared.load() >= step.value() ? elsewhere.pieces.load() : 0;
+    for (int p = 0; p < plan_->num_shards() && !plan_->bucketed(); ++p) {
+      complete = complete && (page_->pieces[s][p].load() >= step.value() || (far >> p & 1) != 0);
+    }
     if (complete) continue;
     const bool held = page_->slots[s].holder.load() != 0;
-    missing.push_back(held ? absl::StrCat(s, " (trainer pid ", page_->slots[s].holder_pid.load(), ")")
-                           : absl::StrCat(s));
+    const uint64_t far_holder = elsewhere.holder.load();
+    missing.push_back(held              ? absl::StrCat(s, " (trainer pid ", page_->slots[s].holder_pid.load(), ")")
+                      : far_holder != 0 ? absl::StrCat(s, " (a trainer attached to rank ", (far_holder >> 32) - 1, ")")
+                                        : absl::StrCat(s));
   }
   return missing.empty() ? "no slot is missing, the workers are at it"
                          : absl::StrCat("missing slots: ", absl::StrJoin(missing, ","));
@@ -70,11 +87,23 @@ bool StepProtocol::ClaimPush(Slot slot, int shard, Rank receiver) {
 
 void StepProtocol::ReleasePush(Slot slot, int shard) { page_->pushes[slot.value()][shard].store(0); }
 
+bool StepProtocol::IsPushedHere(Slot slot, int shard) const {
+  return local_.Has(plan_->RankOf({shard, slot.value() % plan_->num_replicas()}));
+}
+
 // Takes the slot, then looks for pushes; a push claims its piece, then looks for a holder: one of them sees the other.
+// As with declarations of connected trainers.
 absl::Status StepProtocol::TakeSlot(Slot slot, uint64_t holder) {
   RETURN_IF_ERROR(CheckSlot(slot));
+  if (page_->elsewhere[slot.value()].holder.load() != 0) return HeldElsewhere(slot);
+  SlotWords& words = page_->slots[slot.value()];
   uint64_t current = 0;
-  if (page_->slots[slot.value()].holder.compare_exchange_strong(current, holder)) {
+  if (words.holder.compare_exchange_strong(current, local_.num_hosts > 1 ? holder | kAsking : holder)) {
+    if (words.declaring.load() != 0) {
+      GiveSlot(slot, holder);
+      return absl::AbortedError(
+          absl::StrCat("a connected trainer declares slot ", slot.value(), "; attach again when it has"));
+    }
     for (int shard = 0; shard < plan_->num_shards(); ++shard) {
       const int32_t receiver = page_->pushes[slot.value()][shard].load();
       if (receiver == 0) continue;
@@ -82,49 +111,152 @@ absl::Status StepProtocol::TakeSlot(Slot slot, uint64_t holder) {
       return absl::AbortedError(absl::StrCat("rank ", receiver - 1, " receives a push to slot ", slot.value(),
                                              "; attach again when it has ended"));
     }
+    if (local_.num_hosts > 1) FutexBump(*doorbell_);
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrCat(
-      "slot ", slot.value(), " is written by session ", current & 0xffffffff, " attached to rank ", (current >> 32) - 1,
+      "slot ", slot.value(), " is written by session ", SessionOf(current), " attached to rank ", AttachedTo(current),
       " (trainer pid ", page_->slots[slot.value()].holder_pid.load(), ")", "; end that trainer, or take another slot"));
+}
+
+void StepProtocol::LeaveSlot(Slot slot, uint64_t holder) {
+  if (!CheckSlot(slot).ok()) return;
+  page_->slots[slot.value()].holder.compare_exchange_strong(holder, holder | kLeaving);
 }
 
 void StepProtocol::GiveSlot(Slot slot, uint64_t holder) {
   if (!CheckSlot(slot).ok()) return;
-  page_->slots[slot.value()].holder.compare_exchange_strong(holder, 0);
+  std::atomic<uint64_t>& word = page_->slots[slot.value()].holder;
+  uint64_t current = word.load();
+  while ((current & ~kAsking) == holder && !word.compare_exchange_weak(current, 0)) {
+  }
+  FutexBump(*doorbell_);  // other hosts are to know
+}
+
+absl::Status StepProtocol::AwaitGiven(absl::Span<const Slot> slots, uint64_t holder, absl::Duration timeout) const {
+  const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(timeout);
+  while (true) {
+    const uint32_t word = page_->finished.load(std::memory_order_acquire);
+    bool all = true;
+    for (Slot slot : slots) {
+      const uint64_t current = page_->slots[slot.value()].holder.load();
+      if ((current & ~kAsking) != holder) return HeldElsewhere(slot);
+      all = all && current == holder;
+    }
+    if (all) return absl::OkStatus();
+    RETURN_IF_ERROR(Health());
+    const int64_t left = deadline - MonotonicNanos();
+    if (left <= 0) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("the other hosts did not let go of slots within ", absl::FormatDuration(timeout)));
+    }
+    FutexWait(page_->finished, word, absl::Nanoseconds(left));
+  }
+}
+
+void StepProtocol::TakePiecesBack(Slot slot) {
+  const int64_t open = committed_step().value() + 1;
+  for (int p = 0; p < plan_->num_shards() && open > 0; ++p) {
+    int64_t expected = open;
+    page_->pieces[slot.value()][p].compare_exchange_strong(expected, open - 1);
+  }
+  page_->slots[slot.value()].nonfinite.store(0);
+}
+
+void StepProtocol::EndAsking(Slot slot, uint64_t asked, bool given) {
+  uint64_t current = asked;  // it may have given up meanwhile
+  page_->slots[slot.value()].holder.compare_exchange_strong(current, given ? asked & ~kAsking : 0);
+  FutexBump(page_->finished);
+}
+
+void StepProtocol::AwaitFreeElsewhere(Slot slot, absl::Duration timeout) const {
+  const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(timeout);
+  while (true) {
+    const uint32_t word = page_->finished.load(std::memory_order_acquire);
+    const int64_t left = deadline - MonotonicNanos();
+    if (page_->elsewhere[slot.value()].holder.load() == 0 || left <= 0) return;
+    FutexWait(page_->finished, word, absl::Nanoseconds(left));
+  }
 }
 
 // A slot that lacks a piece stays incomplete while the caller holds it, since nobody else may bring one: so the lead
 // cannot decide the open step, and the words and windows of all its slots are the caller's.
 std::optional<Step> StepProtocol::OpenSlots(absl::Span<const Slot> slots) {
   const int64_t open = committed_step().value() + 1;
-  bool declared = false, incomplete = false;
+  if (plan_->bucketed()) return OpenBuckets(slots, open);
+  bool incomplete = false;
   for (Slot slot : slots) {
-    declared = declared || page_->slots[slot.value()].declared.load() == open;
+    incomplete = incomplete || page_->slots[slot.value()].declared.load() < open;
     for (int p = 0; p < plan_->num_shards(); ++p) {
       incomplete = incomplete || page_->pieces[slot.value()][p].load() < open;
     }
   }
-  if (open < 1 || !declared) return std::nullopt;
+  if (open < 1) return std::nullopt;
   if (!incomplete) return Step(open);
   for (Slot slot : slots) {
-    SlotWords& words = page_->slots[slot.value()];
     int64_t expected = open;
-    words.declared.compare_exchange_strong(expected, open - 1);
-    for (int p = 0; p < plan_->num_shards(); ++p) {
-      expected = open;
-      page_->pieces[slot.value()][p].compare_exchange_strong(expected, open - 1);
-    }
-    words.nonfinite.store(0);
+    page_->slots[slot.value()].declared.compare_exchange_strong(expected, open - 1);
+    TakePiecesBack(slot);
   }
   return std::nullopt;
 }
 
-uint64_t StepProtocol::HolderOf(Slot slot) const { return page_->slots[slot.value()].holder.load(); }
+uint64_t StepProtocol::HolderOf(Slot slot) const {
+  const uint64_t here = page_->slots[slot.value()].holder.load();
+  return here != 0 ? here : page_->elsewhere[slot.value()].holder.load();
+}
+
+absl::Status StepProtocol::HeldElsewhere(Slot slot) const {
+  const uint64_t far = page_->elsewhere[slot.value()].holder.load();
+  if (far == 0) {
+    return absl::AbortedError(
+        absl::StrCat("slot ", slot.value(), " was taken by a trainer on another host; attach again if it is free now"));
+  }
+  return absl::FailedPreconditionError(absl::StrCat("slot ", slot.value(), " is written by session ", SessionOf(far),
+                                                    " attached to rank ", AttachedTo(far),
+                                                    ", on another host; end that trainer, or take another slot"));
+}
+
+void StepProtocol::TakeBack(Slot slot, Step step, Refusal why) {
+  SlotWords& words = page_->slots[slot.value()];
+  int64_t expected = step.value();
+  if (!words.declared.compare_exchange_strong(expected, step.value() - 1)) return;
+  for (int p = 0; p < plan_->num_shards(); ++p) {
+    expected = step.value();
+    page_->pieces[slot.value()][p].compare_exchange_strong(expected, step.value() - 1);
+  }
+  words.nonfinite.store(0);
+  words.refused.store(RefusedWord(step.value(), why));
+  FutexBump(page_->finished);
+}
+
+void StepProtocol::TakeSettings(Step step, absl::Span<const double> rates, double loss_scale) {
+  for (size_t g = 0; g < rates.size(); ++g) page_->elsewhere_rates[g].store(rates[g]);
+  page_->elsewhere_loss_scale.store(loss_scale);
+  const uint64_t claim = page_->settings_claim.exchange(static_cast<uint64_t>(step.value()) << 16 | kRatesElsewhere);
+  if (claim >> 16 != static_cast<uint64_t>(step.value())) return;
+  const std::atomic<double>* const said = ClaimedRates(claim);
+  bool same = ClaimedLossScale(claim).load() == loss_scale;
+  for (size_t g = 0; g < rates.size(); ++g) same = same && said[g].load() == rates[g];
+  for (int s = 0; s < job_->num_slots && !same; ++s) TakeBack(Slot(s), step, Refusal::kOtherRates);
+}
+
+absl::Status StepProtocol::CheckStands(absl::Span<const Slot> slots, Step step) const {
+  for (Slot slot : slots) {
+    if (!CheckSlot(slot).ok()) continue;
+    const int64_t refused = page_->slots[slot.value()].refused.load();
+    if (refused != RefusedWord(step.value(), Refusal::kOtherRates)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "slot ", slot.value(), " said other learning rates, or another loss scale, for step ", step.value(),
+        " than a slot on another host (there ", page_->elsewhere_rates[0].load(), " for group 0, loss scale ",
+        page_->elsewhere_loss_scale.load(), "); all slots of a ", "step must agree"));
+  }
+  return absl::OkStatus();
+}
 
 void StepProtocol::InitialPieceReady(Rank rank, uint64_t push_id) {
   page_->members[rank.value()].initial_id.store(push_id, std::memory_order_release);
-  FutexBump(page_->doorbell);
+  FutexBump(*doorbell_);
 }
 
 void StepProtocol::SignOfLife(Rank rank, int64_t now_nanos, int64_t pid) {
@@ -140,19 +272,42 @@ void StepProtocol::CheckPeers(Rank self, int64_t now_nanos, absl::Duration timeo
   }
 }
 
-void StepProtocol::Abort(AbortReason reason, int about, Rank reporter) {
+void StepProtocol::Abort(AbortReason reason, int about, Rank reporter, int device) {
   uint64_t none = 0;
-  page_->abort.compare_exchange_strong(none, AbortWord(reason, about, reporter.value()));
-  FutexBump(page_->doorbell);
+  page_->abort.compare_exchange_strong(none, AbortWord(reason, about, reporter.value(), device));
+  FutexBump(*doorbell_);
   FutexBump(page_->decision);
   FutexBump(page_->finished);
+}
+
+void StepProtocol::AbortNotMet(absl::string_view cause) {
+  if (page_->abort.load() != 0) return;
+  const std::string plain = PlainText(cause, kMaxCause - 1);
+  plain.copy(page_->cause, plain.size());
+  page_->cause[plain.size()] = 0;
+  Abort(AbortReason::kNotMet, local_.first(), Rank(local_.first()));
+}
+
+std::string StepProtocol::DamageOf(int rank) const {
+  const Damage damage = Damage::Of(rank < num_ranks() ? page_->members[rank].damage.load() : 0);
+  return damage.what == Damage::kNone ? "see its log" : damage.ToString(*job_);
+}
+
+// What the replicas' comparison after the last committed step has found, and since when it may be so.
+std::string StepProtocol::DifferenceFrom(int rank) const {
+  const int64_t step = committed_step().value(), every = std::max(job_->check_every, 1);
+  return absl::StrCat("holds the same shard as ", rank < num_ranks() ? names_[rank] : "?", " (rank ", rank,
+                      ") with other bits at step ", step, ": versions after step ",
+                      std::max<int64_t>(step - 1, 0) / every * every, ", when they were equal, may be wrong");
 }
 
 absl::Status StepProtocol::Health() const {
   const uint64_t word = page_->abort.load(std::memory_order_acquire);
   if (word == 0) return absl::OkStatus();
   const int about = AboutOf(word);
-  absl::string_view saw = "failed";
+  std::string saw = "failed", remedy = "delete the job and create it again";
+  std::string seen = absl::StrCat(", seen by rank ", ReporterOf(word));
+  absl::StatusCode code = absl::StatusCode::kUnavailable;
   switch (ReasonOf(word)) {
     case AbortReason::kSilent:
       saw = "gave no sign of life within the heartbeat time-out (killed or stopped)";
@@ -166,14 +321,41 @@ absl::Status StepProtocol::Health() const {
     case AbortReason::kLeft:
       saw = "left (it was told to stop)";
       break;
+    case AbortReason::kUnreachable:
+      saw = "is not reached by other hosts any more (killed or stopped, or the link between them broke)";
+      break;
+    case AbortReason::kNotMet:
+      saw = absl::StrCat(
+          "could not meet the workers of other hosts: ",
+          page_->cause[0] == 0 ? "see its log" : absl::string_view(page_->cause, strnlen(page_->cause, kMaxCause)));
+      break;
     case AbortReason::kInternal:
       saw = "met an internal error (see its log)";
       break;
+    case AbortReason::kDevice:
+      saw = absl::StrCat("could not finish its part of the step on CUDA device ", DeviceOf(word), " (see its log)");
+      remedy = "restart that worker, then delete the job and create it again";
+      break;
+    case AbortReason::kDamaged:
+      code = absl::StatusCode::kDataLoss;
+      saw = absl::StrCat("found silent corruption (", DamageOf(about), ")");
+      remedy = "have its machine's memory and processor checked, then delete the job and create it again";
+      break;
+    case AbortReason::kDiffers:
+      code = absl::StatusCode::kDataLoss;
+      saw = DifferenceFrom(ReporterOf(word));
+      seen = "";
+      remedy = absl::StrCat(plan_->num_replicas() > 2 ? "have its machine's memory and processor checked"
+                                                      : "one of the two is wrong: have both machines checked",
+                            ", then delete the job and create it again");
+      break;
   }
-  return absl::UnavailableError(absl::StrCat("worker ", names_[about], " (rank ", about, ", pid ",
-                                             page_->members[about].pid.load(), ") of job ", job_->name, " ", saw,
-                                             ", seen by rank ", ReporterOf(word), "; the last committed step is ",
-                                             committed_step().value(), "; delete the job and create it again"));
+  // The word may be another host's: it may name ranks that the job does not have.
+  const std::string who = about < num_ranks() ? absl::StrCat("worker ", names_[about], " (rank ", about, ", pid ",
+                                                             page_->members[about].pid.load(), ")")
+                                              : absl::StrCat("rank ", about, ", which is none of ", num_ranks(), ",");
+  return absl::Status(code, absl::StrCat(who, " of job ", job_->name, " ", saw, seen, "; the last committed step is ",
+                                         committed_step().value(), "; ", remedy));
 }
 
 }  // namespace shardmesh

@@ -17,6 +17,7 @@
 #include "core/job.h"
 #include "core/layout.h"
 #include "worker/control_page.h"
+#include "worker/host_ranks.h"
 
 namespace shardmesh {
 
@@ -37,32 +38,89 @@ struct Declaration {
   // Gradients that are not finite: (slot, tensor).
   std::vector<std::pair<Slot, int>> non_finite;
   bool in_place = false;  // the slots' windows hold every shard's piece: they are marked ready with the declaration
+  double loss_scale = 1;  // what the gradients were multiplied by
+};
+
+// That a bucket's gradients of some slots are complete (jobs with bucket residency).
+struct BucketDeclaration {
+  std::vector<Slot> slots;
+  Step step;
+  int bucket = 0;
+  // Gradients that are not finite: (slot, tensor).
+  std::vector<std::pair<Slot, int>> non_finite;
+  bool in_place = false;  // as Declaration's
+};
+
+// What a command depends on beside what was committed before it.
+struct Agreed {
+  uint64_t initial_id = 0;  // of the set of initial weights of which every member has its piece; 0: there is none yet
+  bool slots_complete = false;             // all slots are declared for the open step, and all their pieces are there
+  int64_t nonfinite[kMaxSlots] = {};       // by slot: NonFiniteWord, or 0
+  double learning_rates[kMaxGroups] = {};  // of the open step, by parameter group
+  double loss_scale = 1;                   // of the open step
+  bool digest_wanted = false;
+  std::optional<int> publish;  // the buffer that gets the version, -1: none; unset: chosen with the command
 };
 
 class StepProtocol {
  public:
-  // `page` and `job` must outlive the object. `names` are the members' worker names by rank, for messages.
-  StepProtocol(ControlPage* page, const JobSpec* job, const Plan* plan, std::vector<std::string> names);
+  // `page`, `doorbell`, `job` and `plan` must outlive the object. `doorbell`: the word that the lead waits on, the same
+  // one for all objects over a page. `names` are the members' worker names by rank, for messages. `local`: the ranks
+  // whose host's page this is; by default all.
+  StepProtocol(ControlPage* page, std::atomic<uint32_t>* doorbell, const JobSpec* job, const Plan* plan,
+               std::vector<std::string> names, std::optional<HostRanks> local = std::nullopt);
 
   // ---- trainers ----
   // Marks one shard's piece of a slot as lying in memory. Errors as Declare.
   absl::Status PieceReady(Slot slot, int shard, Step step);
-  // Whether that piece lies there already (a repeated push).
+  // Whether that piece lies there already (a repeated push), or on another host, as far as is known here.
   bool HasPiece(Slot slot, int shard, Step step) const;
+  // Whether a push of that piece comes to this host.
+  bool IsPushedHere(Slot slot, int shard) const;
   // Notes that a pushed gradient is not finite, before its piece is marked ready.
   void NoteNonFinite(Slot slot, int tensor, Step step);
   // Declares slots complete; the step waits for their pieces too. nullopt: declared, wait for the commit. An outcome:
   // the step was committed before. Nothing is declared on an error.
   //   FailedPrecondition: a future step, or no initial weights. InvalidArgument: a slot that is not the job's, no slot,
-  //   learning rates other than the step's first, or neither one nor one for each group; a non-finite gradient of
-  //   another slot, of no tensor or of a frozen one, or any under policy fail. Unavailable: aborted.
+  //   learning rates or a loss scale other than the step's first, neither one rate nor one for each group, or a loss
+  //   scale out of range; a non-finite gradient of another slot, of no tensor or of a frozen one, or any under policy
+  //   fail. FailedPrecondition, too: not in_place, and an attached trainer has the slot. Unavailable: aborted.
   absl::StatusOr<std::optional<StepOutcome>> Declare(const Declaration& declaration);
   // The same check, without declaring.
   absl::StatusOr<std::optional<StepOutcome>> CheckStep(Slot slot, Step step) const;
+
+  // ---- buckets: of jobs with bucket residency (worker/residency.h) ----
+  // Declares a bucket of slots: once all slots have, it is summed, and their pages are given back. True: it was
+  // declared before by all of them, or the step is committed. Nothing is declared on an error.
+  //   FailedPrecondition: a future step, a job with full residency, or a piece is missing (and not in_place).
+  //   InvalidArgument: no such bucket, or a frozen one; slots and gradients as Declare. Unavailable: aborted.
+  absl::StatusOr<bool> DeclareBucket(const BucketDeclaration& declaration);
+  // One shard's piece of one bucket, as PieceReady and HasPiece. REQUIRES: such a slot, bucket and shard.
+  absl::Status BucketPieceReady(Slot slot, int bucket, int shard, Step step);
+  bool HasBucketPiece(Slot slot, int bucket, int shard, Step step) const;
+  // Whether all of `slots` may have another bucket: at most prefetch_buckets of theirs are declared and not summed, or
+  // every slot that those wait for waits as well (SetWaiting), so that without one more nobody would go on.
+  bool MayGoOn(absl::Span<const Slot> slots, Step step) const;
+  void SetWaiting(absl::Span<const Slot> slots, bool waiting);
+  // Waits for it. DeadlineExceeded: says which slots are missing in which bucket.
+  absl::Status AwaitBuckets(absl::Span<const Slot> slots, Step step, absl::Duration timeout);
+  std::string BucketsWaitFor(absl::Span<const Slot> slots, Step step) const;  // for messages
+
+  // A use of a bucket of the parameter window: while there is one the bucket stays, and steps rewrite it.
+  //   FailedPrecondition: no initial weights, or full residency. InvalidArgument: no such bucket.
+  absl::Status AcquireBucket(int bucket);
+  void ReleaseBucket(int bucket);      // REQUIRES: acquired before
+  bool HoldsBucket(int bucket) const;  // whether the window holds it; stays so while it is acquired
+  // Waits for it. REQUIRES: acquired. DeadlineExceeded; Unavailable: aborted.
+  absl::Status AwaitBucket(int bucket, absl::Duration timeout);
+
   // Waits until `step` is committed. DeadlineExceeded: it was not (nothing is lost: wait again; the message names the
   // slots that are missing). Unavailable: aborted.
   absl::StatusOr<StepOutcome> AwaitCommit(Step step, absl::Duration timeout);
   std::optional<StepOutcome> OutcomeOf(Step step) const;  // nullopt: not committed
+  // OK while a declaration of these slots for the step stands. What Declare would have returned, had it known what
+  // another host's slots had said: it was taken back.
+  absl::Status CheckStands(absl::Span<const Slot> slots, Step step) const;
   // What a step that is not committed waits for, for messages: "missing slots: 1 (trainer pid 4242),3".
   std::string WaitsFor(Step step) const;
 
@@ -71,16 +129,30 @@ class StepProtocol {
   bool ClaimPush(Slot slot, int shard, Rank receiver);
   void ReleasePush(Slot slot, int shard);
 
-  // A slot has one writer. FailedPrecondition names who has it. Aborted: a push to it is under way.
-  // `holder` is (rank + 1) << 32 | session.
+  // A slot has one writer. FailedPrecondition names who has it. Aborted: a push or a declaration of it is under way.
+  // `holder` is (rank + 1) << 32 | session. Of a job on several hosts the slot is asked for, and not taken yet.
   absl::Status TakeSlot(Slot slot, uint64_t holder);
-  void GiveSlot(Slot slot, uint64_t holder);  // no effect when somebody else has it, or there is no such slot
+  // Of a job on several hosts: waits until the leads have given all these slots, which are open then; OpenSlots is for
+  // jobs on one host. FailedPrecondition, Aborted: another host's trainer has one, or just had. DeadlineExceeded.
+  // Unavailable: aborted.
+  absl::Status AwaitGiven(absl::Span<const Slot> slots, uint64_t holder, absl::Duration timeout) const;
+  // No effect when somebody else has it, or there is no such slot. LeaveSlot: it is still held, by nobody's session; to
+  // be given with holder | kLeaving.
+  void LeaveSlot(Slot slot, uint64_t holder);
+  void GiveSlot(Slot slot, uint64_t holder);
+  // Waits until no trainer of another host has the slot, as far as is known here: it is told a moment later, so one
+  // that has just gone is no reason to refuse anything yet.
+  void AwaitFreeElsewhere(Slot slot, absl::Duration timeout) const;
+  // How long that may take: a round of the leads, and some.
+  static constexpr absl::Duration kHolderLag = absl::Milliseconds(300);
   // Makes the windows of slots that the caller has taken its own to write again. Their last writer may have declared
   // the open step and died: what it declared is taken back, unless every piece of all these slots is there. Then other
   // slots may complete the step at any moment: the step that the caller has to await before it writes, and calls this
-  // again. Who declares the step again must say the same learning rates.
+  // again. Pieces that were pushed and not declared are taken back, too. Who declares the step again must say the same
+  // learning rates. With bucket residency each bucket is taken
+  // back or awaited for itself; one that is summed stays declared.
   std::optional<Step> OpenSlots(absl::Span<const Slot> slots);
-  uint64_t HolderOf(Slot slot) const;
+  uint64_t HolderOf(Slot slot) const;  // on whichever host
 
   // ---- initial weights ----
   void InitialPieceReady(Rank rank, uint64_t push_id);
@@ -89,7 +161,33 @@ class StepProtocol {
   // The next command, if everything that it waits for is there: it is written and decided. REQUIRES: all are done with
   // the one before.
   bool Decide();
-  // Whether every member has executed the newest command.
+  // What this host's page says: of a job on one host that is all there is.
+  Agreed SeenHere() const;
+  // The next command as all hosts agreed on it; the same on each of them, since all that it reads was agreed on or
+  // committed by all. False: there is none yet.
+  bool DecideBy(const Agreed& agreed);
+  // The newest command is not the end of a step: codes are to be gathered, or the step follows its norm.
+  bool MoreFollows() const;
+  // Sets the buffer for the version of `step` apart from readers and returns it; -1: the version is not to be
+  // published, or somebody reads. KeepPublication undoes it; no effect for -1.
+  int ReservePublication(int64_t step);
+  void KeepPublication(int buffer);
+  // What another host's slots said of the open step comes first from now on; declarations on this host that differ are
+  // taken back. `rates`: one for each group.
+  void TakeSettings(Step step, absl::Span<const double> rates, double loss_scale);
+  // The leads give the slot to a trainer of this host or another one: pieces that connected trainers brought for the
+  // open step do not count any more. REQUIRES: it is declared nowhere, and no push of it is under way.
+  void TakePiecesBack(Slot slot);
+  // Whoever asked for the slot here (the word `asked`) has it, or may not have it.
+  void EndAsking(Slot slot, uint64_t asked, bool given);
+  // Takes buckets that nobody uses out of the window and calls `give_back` with each. For the lead between commands.
+  template <typename GiveBack>
+  void DropUnused(const GiveBack& give_back) {
+    for (int b = 0; b < num_buckets(); ++b) {
+      if (DropIfUnused(b)) give_back(b);
+    }
+  }
+  // Whether every member of this host has executed the newest command.
   bool AllDone() const;
   std::vector<int> NotDone() const;
   // Publishes, records the outcome and commits the newest command; a step that coded weights are to be gathered of is
@@ -102,6 +200,13 @@ class StepProtocol {
   Step committed_step() const { return Step(page_->committed_step_plus_one.load(std::memory_order_acquire) - 1); }
   const Command& command() const { return page_->command; }
   void Done(Rank rank, uint64_t seq);
+  // Of a job on several hosts: waits until the slots' gradients of a bucket are on this host. False: aborted.
+  bool AwaitGradients(Step step, int bucket) const;
+  // The lead says that those of so many first buckets are; a member, that it is done with so many.
+  void GradientsHere(Step step, int buckets);
+  void BucketsDone(Rank rank, uint64_t seq, int buckets);
+  // Whether every member of this host is done with so many first buckets of a command.
+  bool AllBucketsDone(uint64_t seq, int buckets) const;
 
   // ---- digests ----
   uint64_t AskForDigest();
@@ -119,24 +224,52 @@ class StepProtocol {
   // Aborts when a member that has come was silent for longer than `timeout`.
   void CheckPeers(Rank self, int64_t now_nanos, absl::Duration timeout);
   // The first cause stays.
-  void Abort(AbortReason reason, int about, Rank reporter);
-  // OK, or Unavailable naming the member that is gone and what to do.
+  void Abort(AbortReason reason, int about, Rank reporter, int device = 0);
+  // The leads of a job's hosts did not meet, and this is why. For this host's lead, once.
+  void AbortNotMet(absl::string_view cause);
+  // OK; Unavailable naming the member that is gone and what to do; DataLoss naming where silent corruption was found.
   absl::Status Health() const;
 
   ControlPage* page() const { return page_; }
+  std::atomic<uint32_t>& doorbell() const { return *doorbell_; }
   int num_ranks() const { return plan_->num_ranks(); }
+  const HostRanks& local() const { return local_; }
 
  private:
   absl::Status CheckSlot(Slot slot) const;
-  absl::Status CheckNonFinite(const Declaration& declaration, Slot slot, int tensor) const;
+  absl::Status CheckBucket(int bucket, bool gradients) const;
+  absl::Status CheckBuckets(Slot slot, Step step) const;
+  bool HasBucket(Slot slot, int bucket, Step step) const;
+  bool BucketsComplete(int64_t step) const;
+  bool AllHaveBucket(int bucket, int64_t step) const;
+  int BucketsAhead(Slot slot, Step step) const;
+  bool Stuck(Slot slot, Step step) const;
+  int num_buckets() const { return plan_->bucketed() ? static_cast<int>(plan_->buckets().size()) : 0; }
+  bool DropIfUnused(int bucket);
+  bool DecideFill(Command& command) const;
+  bool DecideReduce(Command& command) const;
+  std::optional<Step> OpenBuckets(absl::Span<const Slot> slots, int64_t open);
+  absl::Status CheckNonFinite(absl::Span<const Slot> declared, Step step, Slot slot, int tensor) const;
+  absl::StatusOr<std::optional<StepOutcome>> DeclareSlots(const Declaration& declaration);
   absl::StatusOr<std::vector<double>> LearningRatesOf(const Declaration& declaration) const;
-  absl::Status ClaimLearningRates(Slot slot, Step step, absl::Span<const double> rates);
+  absl::Status ClaimSettings(Slot slot, Step step, absl::Span<const double> rates, double loss_scale);
+  absl::Status CompareWithElsewhere(const Declaration& declaration, absl::Span<const double> rates);
+  absl::Status CompareSettings(Slot slot, int first, Step step, absl::Span<const double> rates,
+                               double loss_scale) const;
+  // Rates and loss scale that a claim (settings_claim) stands for.
+  const std::atomic<double>* ClaimedRates(uint64_t claim) const;
+  const std::atomic<double>& ClaimedLossScale(uint64_t claim) const;
+  absl::Status HeldElsewhere(Slot slot) const;
+  void TakeBack(Slot slot, Step step, Refusal why);
   bool SlotsComplete(int64_t step) const;
   uint64_t CompleteInitialId() const;
-  int ChoosePublication(int64_t step);
   void Issue(const Command& command);
   void SummarizeDigest();
-  bool DecideStep(Command& command);
+  bool CompareFollows() const;
+  int RankOfMost(int shard) const;
+  std::string DamageOf(int rank) const;
+  std::string DifferenceFrom(int rank) const;
+  bool DecideStep(const Agreed& agreed, Command& command);
   bool GatherFollows() const;
   void CommitStep(const Command& command);
 
@@ -144,6 +277,9 @@ class StepProtocol {
   const JobSpec* const job_;
   const Plan* const plan_;
   const std::vector<std::string> names_;
+  std::atomic<uint32_t>* const doorbell_;
+  const HostRanks local_;
+  int64_t reserved_version_ = 0;  // version_plus_one that ReservePublication took away
 };
 
 }  // namespace shardmesh

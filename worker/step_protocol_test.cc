@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include "worker/damage.h"
 #include "worker/testing/step_fixture.h"
 
 namespace shardmesh {
@@ -37,7 +38,9 @@ TEST_F(StepProtocolTest, WaitsFor_NamesMissingSlotsAndTheirTrainers) {
       protocol.AwaitCommit(Step(1), absl::Milliseconds(1)),
       StatusIs(Code::kDeadlineExceeded, "step 1 was not committed within 1ms; missing slots: 1 (trainer pid 4242),2"));
   Pieces(2, 1);
-  ASSERT_OK(Declare({Slot(1)}, 1));
+  Declaration attached{{Slot(1)}, Step(1), {0.5}, {}};
+  attached.in_place = true;
+  ASSERT_OK(protocol.Declare(attached));
   EXPECT_EQ(protocol.WaitsFor(Step(1)), "no slot is missing, the workers are at it");
 }
 
@@ -65,12 +68,32 @@ TEST_F(StepProtocolTest, EveryReason_HasItsWords) {
   const std::pair<AbortReason, const char*> reasons[] = {{AbortReason::kSilent, "no sign of life"},
                                                          {AbortReason::kLate, "did not finish"},
                                                          {AbortReason::kLeft, "told to stop"},
-                                                         {AbortReason::kInternal, "internal error"}};
+                                                         {AbortReason::kInternal, "internal error"},
+                                                         {AbortReason::kUnreachable, "not reached by other hosts"},
+                                                         {AbortReason::kDevice, "on CUDA device 5"}};
   for (const auto& [reason, words] : reasons) {
     protocol.page()->abort.store(0);
-    protocol.Abort(reason, 1, Rank(0));
+    protocol.Abort(reason, 1, Rank(0), 5);
     EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr(words)));
   }
+  protocol.page()->abort.store(0);
+  protocol.AbortNotMet("no way\nto host b");
+  EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("other hosts: no way?to host b, seen by")));
+}
+
+TEST_F(StepProtocolTest, AbortOfAnotherHost_MayNameAnyRank) {
+  protocol.page()->abort.store(AbortWord(AbortReason::kGone, 60000, 50000));
+  EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, AllOf(HasSubstr("rank 60000, which is none of 4"),
+                                                                    HasSubstr("seen by rank 50000"))));
+  protocol.page()->abort.store(AbortWord(AbortReason::kDamaged, 1, 1));
+  EXPECT_THAT(protocol.Health(), StatusIs(Code::kDataLoss, HasSubstr("silent corruption (see its log)")));
+  protocol.page()->members[1].damage.store(Damage{Damage::kMemory, 0, 128}.Word());
+  EXPECT_THAT(protocol.Health(), StatusIs(Code::kDataLoss, HasSubstr("in or behind element 128 of parameter \"")));
+  protocol.page()->abort.store(AbortWord(AbortReason(99), 1, 0));
+  EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-1 (rank 1, pid 0) of job")));
+  protocol.page()->abort.store(AbortWord(AbortReason::kNotMet, 1, 0));
+  std::fill(std::begin(protocol.page()->cause), std::end(protocol.page()->cause), 'x');
+  EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("xx, seen by rank 0")));
 }
 
 TEST_F(StepProtocolTest, Abort_EndsAWaitUnderWay) {
@@ -123,8 +146,7 @@ TEST_F(StepProtocolTest, OpenSlots_TakesBackWhatTheLastHolderDeclared_WhereNobod
   ASSERT_OK(Declare({Slot(0)}, 1, 0.5, {{Slot(0), 1}}));
   Pieces(0, 1);
   Pieces(1, 1);
-  EXPECT_EQ(protocol.OpenSlots({Slot(0)}), Step(1));           // slots 1 and 2 may come any time
-  EXPECT_EQ(protocol.OpenSlots({Slot(0), Slot(1)}), Step(1));  // slot 1 has its pieces: whoever pushed may declare it
+  EXPECT_EQ(protocol.OpenSlots({Slot(0)}), Step(1));  // slots 1 and 2 may come any time
   EXPECT_EQ(protocol.OpenSlots({Slot(2)}), std::nullopt);
   EXPECT_EQ(protocol.page()->slots[0].declared.load(), 1);
   EXPECT_EQ(protocol.OpenSlots({Slot(0), Slot(2)}), std::nullopt);
@@ -140,6 +162,18 @@ TEST_F(StepProtocolTest, OpenSlots_TakesBackWhatTheLastHolderDeclared_WhereNobod
   EXPECT_FALSE(protocol.OutcomeOf(Step(1))->skipped);  // what was not finite was taken back, too
   EXPECT_EQ(protocol.OpenSlots({Slot(0), Slot(1), Slot(2)}), std::nullopt);
   EXPECT_EQ(protocol.page()->slots[0].declared.load(), 1);
+}
+
+// Who pushed them may not declare them any more: the window is the new holder's.
+TEST_F(StepProtocolTest, OpenSlots_TakesPiecesBackThatNobodyDeclared) {
+  PlaceWeights();
+  constexpr uint64_t kHolder = uint64_t{1} << 32 | 7;
+  Pieces(0, 1);
+  ASSERT_OK(protocol.TakeSlot(Slot(0), kHolder));
+  EXPECT_EQ(protocol.OpenSlots({Slot(0)}), std::nullopt);
+  EXPECT_THAT(Declare({Slot(0)}, 1), StatusIs(Code::kFailedPrecondition, HasSubstr("session 7 attached to rank 0")));
+  protocol.GiveSlot(Slot(0), kHolder);
+  EXPECT_FALSE(protocol.HasPiece(Slot(0), 0, Step(1)));
 }
 
 }  // namespace

@@ -6,9 +6,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/device_job.h"
 #include "core/status.h"
 #include "local/futex.h"
 #include "proto/convert.h"
+#include "worker/hosts/host_meeting.h"
 
 namespace shardmesh {
 namespace {
@@ -20,8 +22,21 @@ constexpr absl::Duration kReapSlice = absl::Seconds(1);
 
 std::vector<std::string> WorkerNames(const v1::Assignment& assignment) {
   std::vector<std::string> names;
-  for (const v1::Peer& peer : assignment.peers()) names.push_back(peer.worker());
+  const bool one_host = HostRanksOf(assignment).value_or(HostRanks()).num_hosts == 1;
+  for (const v1::Peer& peer : assignment.peers()) {
+    names.push_back(one_host ? peer.worker() : absl::StrCat(peer.worker(), " at ", peer.address()));
+  }
   return names;
+}
+
+// Unimplemented: what only jobs on one host can do.
+absl::Status CheckHosts(const JobSpec& spec) {
+  if (spec.residency == Residency::kBucket) {
+    return absl::UnimplementedError(absl::StrCat("job ", spec.name,
+                                                 " has bucket residency, which a job on several hosts cannot have yet; "
+                                                 "take full residency, or workers of one host"));
+  }
+  return absl::OkStatus();
 }
 
 // The memory of one preparation: nothing more is opened once that is cancelled.
@@ -57,6 +72,11 @@ Worker::~Worker() {
   reap_.SignalAll();
   monitor_.join();
   reaper_.join();
+}
+
+std::string Worker::DeviceText() const {
+  if (!options_.device.has_value()) return "cpu";
+  return absl::StrCat("cuda:", copies()->device(), " (", copies()->name(), ")");
 }
 
 void Worker::SetHeartbeatTimeout(absl::Duration timeout) {
@@ -169,7 +189,8 @@ std::vector<v1::MemberStatus> Worker::Statuses() const {
       StepProtocol& protocol = entry->shard->protocol();
       status.set_committed_step(protocol.committed_step().value());
       for (Step step : protocol.Published()) status.add_published_steps(step.value());
-      if (const absl::Status health = protocol.Health(); !health.ok()) {
+      // What it failed by itself comes first.
+      if (const absl::Status health = protocol.Health(); !health.ok() && entry->error.empty()) {
         status.set_state(v1::MEMBER_STATE_FAILED);
         status.set_error(std::string(health.message()));
       }
@@ -209,6 +230,9 @@ void Worker::Prepare(std::shared_ptr<Entry> entry) {
     MutexLock lock(mu_);
     entry->state = v1::MEMBER_STATE_FAILED;
     entry->error = absl::StrCat("worker ", options_.name, " could not prepare it: ", status.message());
+    // Its hosts did not meet: this host's members have no other way to know. With the state, so that whoever sees one
+    // sees the other.
+    if (entry->shard != nullptr) entry->shard->protocol().AbortNotMet(status.message());
   }
   Changed();
 }
@@ -231,17 +255,24 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
                                                       assignment.plan_hash(),
                                                       "; run one build of shardmesh everywhere"));
   }
-  RETURN_IF_ERROR(CheckFits(spec, plan, options_.host_capacity));
+  ASSIGN_OR_RETURN(const HostRanks ranks, HostRanksOf(assignment));
+  if (ranks.num_hosts > 1) RETURN_IF_ERROR(CheckHosts(spec));
+  const WorkerDevice* const device = options_.device.has_value() ? &*options_.device : nullptr;
+  RETURN_IF_ERROR(device != nullptr ? CheckDeviceJob(spec, plan, ranks.num_hosts)
+                                    : CheckFits(spec, plan, options_.host_capacity, ranks.per_host));
   CancellableMemory memory(*memory_, entry->closing);
-  const bool lead = assignment.rank() == 0;
+  const bool lead = assignment.rank() == ranks.first();
   std::unique_ptr<LocalSocket> link;
   JobShardOptions options{spec,
                           Epoch(assignment.epoch()),
                           Rank(assignment.rank()),
                           WorkerNames(assignment),
                           options_.threads,
-                          options_.step_timeout};
-  ASSIGN_OR_RETURN(HostMemory host, lead ? HostMemory::Create(memory, spec.name, spec.num_slots, plan)
+                          options_.step_timeout,
+                          options_.spin,
+                          ranks,
+                          device};
+  ASSIGN_OR_RETURN(HostMemory host, lead ? HostMemory::Create(memory, spec.name, spec.num_slots, plan, copies())
                                          : FetchFromLead(*entry, spec, plan, link));
   ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard,
                    JobShard::Create(std::move(options), std::move(plan), std::move(host), memory, &entry->closing));
@@ -250,12 +281,17 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
     MutexLock lock(mu_);
     if (entry->closing.load()) return absl::CancelledError("the job was closed");
     entry->shard = shard;
-    entry->mapped.assign(shard->plan().num_ranks(), false);
+    entry->ranks = ranks;
+    entry->mapped.assign(ranks.per_host, false);
+  }
+  if (lead) PeerMapped(entry, assignment.rank());
+  if (lead && ranks.num_hosts > 1) RETURN_IF_ERROR(MeetHosts(entry, *shard));
+  {
+    MutexLock lock(mu_);
     entry->state = v1::MEMBER_STATE_READY;
   }
   spdlog::info("event=job_ready job={} epoch={} rank={} shard={} replica={} plan={}", spec.name, assignment.epoch(),
                assignment.rank(), shard->place().shard, shard->place().replica, shard->plan().hash());
-  if (lead) PeerMapped(entry, 0);
   Changed();
   if (link != nullptr) WatchLead(entry, *link);
   return absl::OkStatus();

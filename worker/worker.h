@@ -18,6 +18,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -28,7 +29,9 @@
 #include "local/socket.h"
 #include "proto/shardmesh/v1/coordinator.pb.h"
 #include "proto/shardmesh/v1/local.pb.h"
+#include "worker/collectives/rendezvous.h"
 #include "worker/host_capacity.h"
+#include "worker/hosts/host_meeting.h"
 #include "worker/job_shard.h"
 #include "worker/memory.h"
 
@@ -39,8 +42,12 @@ struct WorkerOptions {
   int threads = 1;                                      // of a step, for each job
   absl::Duration heartbeat_timeout = absl::Seconds(3);  // silence of a peer after which it counts as dead
   absl::Duration step_timeout = absl::Seconds(60);
+  absl::Duration spin;                                 // EngineOptions::spin
   absl::Duration prepare_timeout = absl::Seconds(60);  // for a peer to get the lead's memory
   HostCapacity host_capacity;                          // what a job may take; as it is: anything
+  std::optional<WorkerDevice> device;                  // on which steps run; unset: on processors
+  std::string group_address;  // of this host, for workers of other hosts; empty: jobs on several hosts are refused
+  MeetCall meet;              // how their first lead is asked; with group_address
 };
 
 class Worker {
@@ -51,6 +58,8 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
 
   const WorkerOptions& options() const { return options_; }
+  // "cpu", or "cuda:N" and the device's name.
+  std::string DeviceText() const;
   void SetHeartbeatTimeout(absl::Duration timeout);  // as the coordinator says
   absl::Duration heartbeat_timeout() const;
 
@@ -69,6 +78,10 @@ class Worker {
   // ends, the job is closed, or `stop`.
   void ServePeer(LocalSocket socket, const v1::PeerHello& hello, const std::atomic<bool>& stop);
 
+  // The lead of another host writes or reads at the rendezvous of a job that this worker is rank 0 of. Errors of
+  // Shard.Meet.
+  absl::StatusOr<v1::MeetReply> Meet(const v1::MeetRequest& request) const;
+
   // Tells every job that this worker leaves, then closes all and hangs up on peers. Before the destructor, when the
   // stop is orderly.
   void Leave();
@@ -80,17 +93,26 @@ class Worker {
     v1::MemberState state = v1::MEMBER_STATE_PREPARING;
     std::string error;
     std::shared_ptr<JobShard> shard;
-    std::vector<bool> mapped;  // on the lead: by rank
+    std::vector<bool> mapped;  // on the lead: by rank of its host
+    HostRanks ranks;
+    // Of rank 0: for each of three groups two keys a host, and why it failed.
+    std::shared_ptr<MemoryRendezvous> rendezvous = std::make_shared<MemoryRendezvous>(6 * kMaxHostRanks + 1);
     std::thread preparing;
     std::atomic<bool> closing{false};
   };
 
   void Prepare(std::shared_ptr<Entry> entry);
   absl::Status Build(const std::shared_ptr<Entry>& entry);
+  std::shared_ptr<DeviceRuntime> copies() const {
+    return options_.device.has_value() ? options_.device->copies : nullptr;
+  }
   absl::StatusOr<HostMemory> FetchFromLead(Entry& entry, const JobSpec& spec, const Plan& plan,
                                            std::unique_ptr<LocalSocket>& link);
   void WatchLead(const std::shared_ptr<Entry>& entry, LocalSocket& link);
-  absl::StatusOr<std::shared_ptr<Entry>> FindLead(const v1::PeerHello& hello) const;
+  // The job whose lead `hello` may ask: of its host, or rank 0 if it is the lead of another.
+  absl::StatusOr<std::shared_ptr<Entry>> FindLead(const v1::PeerHello& hello, bool other_host) const;
+  // Meets the leads of the other hosts. An error fails the job on this host.
+  absl::Status MeetHosts(const std::shared_ptr<Entry>& entry, JobShard& shard);
   void PeerMapped(const std::shared_ptr<Entry>& entry, int rank);
   void Close(const std::shared_ptr<Entry>& entry);
   void Reap();

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "core/status.h"
+#include "worker/hosts/host_meeting.h"
 #include "worker/worker.h"
 
 namespace shardmesh {
@@ -42,7 +43,8 @@ bool AwaitHangUp(LocalSocket& link, Done done) {
 absl::StatusOr<HostMemory> Worker::FetchFromLead(Entry& entry, const JobSpec& spec, const Plan& plan,
                                                  std::unique_ptr<LocalSocket>& link) {
   const v1::Assignment& assignment = entry.assignment;
-  const v1::Peer& lead = assignment.peers(0);
+  ASSIGN_OR_RETURN(const HostRanks ranks, HostRanksOf(assignment));
+  const v1::Peer& lead = assignment.peers(ranks.first());
   v1::LocalHello hello;
   hello.mutable_peer()->set_job(spec.name);
   hello.mutable_peer()->set_epoch(assignment.epoch());
@@ -60,7 +62,7 @@ absl::StatusOr<HostMemory> Worker::FetchFromLead(Entry& entry, const JobSpec& sp
       if (!welcome.ParseFromString(message.bytes))
         return absl::InternalError("the lead sent a message that is no welcome");
       if (welcome.code() != 0) return absl::Status(static_cast<absl::StatusCode>(welcome.code()), welcome.message());
-      ASSIGN_OR_RETURN(HostMemory host, HostMemory::Map(welcome, std::move(message.descriptors), spec.num_slots, plan));
+      ASSIGN_OR_RETURN(HostMemory host, HostMemory::Map(welcome, std::move(message.descriptors), spec.num_slots, plan, copies()));
       RETURN_IF_ERROR(socket.Send("mapped", {}, kLinkTimeout));
       link = std::make_unique<LocalSocket>(std::move(socket));
       return host;
@@ -72,8 +74,8 @@ absl::StatusOr<HostMemory> Worker::FetchFromLead(Entry& entry, const JobSpec& sp
     MutexLock lock(mu_);
     stopped_.WaitFor(mu_, kRetry);
   }
-  return Annotate(last, absl::StrCat("getting the shared memory from worker ", lead.worker(), " (rank 0, pid ",
-                                     lead.pid(), ") at ", lead.local_socket()));
+  return Annotate(last, absl::StrCat("getting the shared memory from worker ", lead.worker(), " (rank ", lead.rank(),
+                                     ", pid ", lead.pid(), ") at ", lead.local_socket()));
 }
 
 void Worker::WatchLead(const std::shared_ptr<Entry>& entry, LocalSocket& link) {
@@ -84,12 +86,12 @@ void Worker::WatchLead(const std::shared_ptr<Entry>& entry, LocalSocket& link) {
     shard = entry->shard;
   }
   if (gone && shard != nullptr && !entry->closing.load()) {
-    shard->protocol().Abort(AbortReason::kGone, 0, shard->rank());
+    shard->protocol().Abort(AbortReason::kGone, shard->protocol().local().first(), shard->rank());
     Changed();
   }
 }
 
-absl::StatusOr<std::shared_ptr<Worker::Entry>> Worker::FindLead(const v1::PeerHello& hello) const {
+absl::StatusOr<std::shared_ptr<Worker::Entry>> Worker::FindLead(const v1::PeerHello& hello, bool other_host) const {
   MutexLock lock(mu_);
   auto it = jobs_.find(hello.job());
   if (it == jobs_.end() || it->second->shard == nullptr || it->second->assignment.epoch() < hello.epoch()) {
@@ -101,9 +103,13 @@ absl::StatusOr<std::shared_ptr<Worker::Entry>> Worker::FindLead(const v1::PeerHe
     return absl::AbortedError(
         absl::StrCat("epoch ", hello.epoch(), " of job ", hello.job(), " is over; now ", mine.epoch()));
   }
-  if (mine.rank() != 0 || hello.rank() < 1 || hello.rank() >= mine.peers_size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", hello.rank(), " asks rank ", mine.rank(), "; peers ask rank 0"));
+  const HostRanks& ranks = it->second->ranks;
+  const Rank asks(hello.rank());
+  const bool is_lead = mine.rank() == ranks.first() && hello.rank() >= 0 && hello.rank() < mine.peers_size();
+  const bool may_ask = other_host ? mine.rank() == 0 && hello.rank() % ranks.per_host == 0 : ranks.Has(asks);
+  if (!is_lead || !may_ask || hello.rank() == mine.rank()) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", hello.rank(), " asks rank ", mine.rank(),
+                                                   "; members ask the first rank of their host, and those rank 0"));
   }
   if (mine.peers(hello.rank()).incarnation() != hello.incarnation()) {
     return absl::AbortedError(absl::StrCat("rank ", hello.rank(), " is incarnation ",
@@ -122,7 +128,7 @@ void Worker::PeerMapped(const std::shared_ptr<Entry>& entry, int rank) {
   std::shared_ptr<JobShard> shard;
   {
     MutexLock lock(mu_);
-    entry->mapped[rank] = true;
+    entry->mapped[rank - entry->ranks.first()] = true;
     for (bool mapped : entry->mapped) {
       if (!mapped) return;
     }
@@ -135,7 +141,7 @@ void Worker::PeerMapped(const std::shared_ptr<Entry>& entry, int rank) {
 
 void Worker::ServePeer(LocalSocket socket, const v1::PeerHello& hello, const std::atomic<bool>& stop) {
   v1::LocalWelcome welcome;
-  absl::StatusOr<std::shared_ptr<Entry>> found = FindLead(hello);
+  absl::StatusOr<std::shared_ptr<Entry>> found = FindLead(hello, /*other_host=*/false);
   if (!found.ok()) {
     welcome.set_code(static_cast<int>(found.status().code()));
     welcome.set_message(std::string(found.status().message()));
@@ -164,6 +170,53 @@ void Worker::ServePeer(LocalSocket socket, const v1::PeerHello& hello, const std
     shard->protocol().Abort(AbortReason::kGone, hello.rank(), shard->rank());
     Changed();
   }
+}
+
+absl::StatusOr<v1::MeetReply> Worker::Meet(const v1::MeetRequest& request) const {
+  v1::PeerHello hello;
+  hello.set_job(request.job());
+  hello.set_epoch(request.epoch());
+  hello.set_rank(request.rank());
+  hello.set_incarnation(request.incarnation());
+  hello.set_plan_hash(request.plan_hash());
+  absl::StatusOr<std::shared_ptr<Entry>> found = FindLead(hello, /*other_host=*/true);
+  if (absl::IsFailedPrecondition(found.status())) {  // a lead with another plan: there will be no meeting
+    MutexLock lock(mu_);
+    const auto it = jobs_.find(hello.job());
+    if (it != jobs_.end()) TellNotMet(*it->second->rendezvous, found.status().message());
+  }
+  RETURN_IF_ERROR(found.status());
+  const std::shared_ptr<Entry> entry = *std::move(found);
+  v1::MeetReply reply;
+  if (request.key() == kNotMetKey) {
+    TellNotMet(*entry->rendezvous, request.value());
+    return reply;
+  }
+  RETURN_IF_ERROR(CheckMeeting(*entry->rendezvous));
+  if (!request.value().empty()) {
+    RETURN_IF_ERROR(entry->rendezvous->Set(request.key(), request.value()));
+    return reply;
+  }
+  absl::StatusOr<std::string> value = entry->rendezvous->Get(request.key(), absl::ZeroDuration());
+  if (value.ok()) reply.set_value(*std::move(value));
+  return reply;
+}
+
+absl::Status Worker::MeetHosts(const std::shared_ptr<Entry>& entry, JobShard& shard) {
+  if (options_.group_address.empty() || options_.meet == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("job ", shard.spec().name, " is on ", entry->ranks.num_hosts,
+                                                      " hosts, and this worker has no address for the others; ",
+                                                      "start it with --group-address"));
+  }
+  for (const v1::Peer& peer : entry->assignment.peers()) {
+    if (entry->ranks.Has(Rank(peer.rank()))) continue;
+    shard.protocol().page()->members[peer.rank()].pid.store(peer.pid());  // for messages
+  }
+  ASSIGN_OR_RETURN(HostGroups groups,
+                   MeetLeads({entry->assignment, entry->ranks, entry->plan_hash, options_.group_address, options_.meet,
+                              entry->rendezvous, entry->closing, options_.prepare_timeout}));
+  shard.StartHosts(std::move(groups), heartbeat_timeout());
+  return absl::OkStatus();
 }
 
 }  // namespace shardmesh

@@ -122,11 +122,13 @@ TEST_F(ClusterCommandTest, VersionsAndDigest) {
 
 TEST_F(ClusterCommandTest, Status) {
   const std::string table = Out({"status"});
-  EXPECT_THAT(table, AllOf(HasSubstr("publications"), ContainsRegex("worker-0 +[0-9]+ +tiny +[01] +1 +2 +[0-9,]*2 ")));
+  EXPECT_THAT(table,
+              AllOf(HasSubstr("publications"), ContainsRegex("worker-0 +[0-9]+ +cpu +tiny +[01] +1 +2 +[0-9,]*2 ")));
   const Json workers = RunJson({"status", "tiny"});
   ASSERT_EQ(workers.size(), 2u);
   for (const Json& worker : workers) {
     EXPECT_EQ(worker["answered"], true);
+    EXPECT_EQ(worker["device"], "cpu");
     EXPECT_EQ(worker["jobs"][0]["committed_step"], 2);
     EXPECT_GT(worker["jobs"][0]["shard_bytes"], 0);
     EXPECT_GE(worker["jobs"][0]["window_bytes"], (*job_)->plan().version_bytes());
@@ -204,10 +206,16 @@ TEST_F(ClusterCommandTest, Trace_IsATimelineOfBothWorkers) {
 TEST_F(ClusterCommandTest, Pull_CodedWeights) {
   JobSpec spec = TinyJob("coded");
   spec.parameters = {{"q", {3, 64}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kFp8Row},
-                     {"m", {2, 64}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kMx8}};
+                     {"m", {2, 64}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kMx8},
+                     {"i", {3, 5}, WeightFormat::kInt8Row},
+                     {"n", {3, 25}, WeightFormat::kBf16, "", StateFormat::kFp32, GatherFormat::kNf4, 0, true}};
   ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(cluster_->address()));
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(spec));
-  ASSERT_OK(job->Initialize({{"q", std::vector<float>(192, 2.0f)}, {"m", std::vector<float>(128, 448.0f)}}, kLong));
+  ASSERT_OK(job->Initialize({{"q", std::vector<float>(192, 2.0f)},
+                             {"m", std::vector<float>(128, 448.0f)},
+                             {"i", std::vector<float>(15, 254.0f)},
+                             {"n", std::vector<float>(75, 0.5f)}},
+                            kLong));
   const Json pulled = RunJson({"pull", "coded", "--at-least", "0"});
   EXPECT_EQ(pulled["parameters"][0]["format"], "fp8_row");
   EXPECT_EQ(pulled["parameters"][0]["elements"], 192);
@@ -233,6 +241,19 @@ TEST_F(ClusterCommandTest, Pull_CodedWeights) {
   EXPECT_EQ(scale, 224.0f);  // 448 / 2
   EXPECT_EQ(bytes[8 + length + header["q"]["data_offsets"][0].get<size_t>()], 0x7E);
   EXPECT_EQ(bytes[8 + length + header["m.scales"]["data_offsets"][0].get<size_t>()], 127);  // 1
+  EXPECT_EQ(header["i"]["dtype"], "I8");
+  EXPECT_EQ(bytes[8 + length + header["i"]["data_offsets"][0].get<size_t>()], 127);
+  EXPECT_EQ(header["i.scales"]["shape"], Json({3}));
+  std::memcpy(&scale, bytes.data() + 8 + length + header["i.scales"]["data_offsets"][0].get<size_t>(), sizeof(scale));
+  EXPECT_EQ(scale, 2.0f);
+  EXPECT_EQ(header["n"]["dtype"], "U8");
+  EXPECT_EQ(header["n"]["shape"], Json({38})) << "two in a byte";
+  EXPECT_EQ(header["__metadata__"]["shape n"], "[3,25]");
+  EXPECT_EQ(header["n.scales"]["dtype"], "I8");
+  EXPECT_EQ(header["n.scales"]["shape"], Json({2}));
+  EXPECT_EQ(header["n.factors"]["shape"], Json({1}));
+  std::memcpy(&scale, bytes.data() + 8 + length + header["n.mean"]["data_offsets"][0].get<size_t>(), sizeof(scale));
+  EXPECT_EQ(scale, 0.5f);
   Out({"delete", "coded"});
 }
 

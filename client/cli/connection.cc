@@ -15,6 +15,7 @@ namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kLongestControlCall = absl::Seconds(10);
+constexpr absl::Duration kPeerTimeout = absl::Seconds(3);
 
 }  // namespace
 
@@ -43,6 +44,10 @@ absl::StatusOr<Client> ConnectTo(const ConnectionFlags& flags) {
   options.call_timeout = std::min(flags.timeout(), kLongestControlCall);
   options.ready_timeout = std::min(flags.timeout(), kLongestControlCall);
   return Client::Connect(flags.coordinator, std::move(options));
+}
+
+absl::StatusOr<std::unique_ptr<ShardTransport>> DialWorker(const v1::Member& member, const ConnectionFlags& flags) {
+  return ShardTransport::Dial(member, flags.tls, kPeerTimeout);
 }
 
 absl::StatusOr<v1::JobDescription> DescribeJob(Client& client, const std::string& job, const ConnectionFlags& flags) {

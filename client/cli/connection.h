@@ -13,6 +13,7 @@
 #include "client/cli/command.h"
 #include "client/cli/seconds_flag.h"
 #include "client/cpp/client.h"
+#include "client/cpp/shard_transport.h"
 #include "rpc/tls.h"
 
 namespace shardmesh {
@@ -35,6 +36,9 @@ CLI::Option* AddJobArgument(CLI::App& command, std::string& job);
 
 // Errors of Client::Connect. A job that is not ready is waited for `flags.timeout()`, but at most 10 s.
 absl::StatusOr<Client> ConnectTo(const ConnectionFlags& flags);
+
+// For one question to a worker; one that is silent for 3 s does not answer. Errors of ShardTransport::Dial.
+absl::StatusOr<std::unique_ptr<ShardTransport>> DialWorker(const v1::Member& member, const ConnectionFlags& flags);
 
 // NotFound: no such job.
 absl::StatusOr<v1::JobDescription> DescribeJob(Client& client, const std::string& job, const ConnectionFlags& flags);

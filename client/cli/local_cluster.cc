@@ -65,7 +65,7 @@ absl::Status LocalCluster::StartAll(StopSignal& stop) {
     const std::string name = absl::StrCat("worker-", i);
     args = {"--coordinator", address_, "--name", name, "--threads", absl::StrCat(options_.threads)};
     args.insert(args.end(), {"--log-level", options_.log_level, "--address-file", absl::StrCat(folder, "/", name)});
-    args.insert(args.end(), {"--local-dir", folder});
+    args.insert(args.end(), {"--local-dir", folder, "--device", options_.devices[i % options_.devices.size()]});
     AddTlsArguments(options_.tls, args);
     RETURN_IF_ERROR(StartChild(name, options_.worker_binary, std::move(args)));
   }

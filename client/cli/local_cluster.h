@@ -24,7 +24,8 @@ struct ClusterOptions {
   std::string state = ":memory:";
   std::string log_dir;  // a NAME.log for every process; unset: their logs go to standard error
   std::string log_level = "info";
-  int threads = 1;  // of a worker's step
+  int threads = 1;                             // of a worker's step
+  std::vector<std::string> devices = {"cpu"};  // of the workers, in turn: cpu or cuda:N
   int heartbeat_interval_ms = 500, heartbeat_timeout_ms = 3000;
   TlsOptions tls;  // of every process
   absl::Duration start_timeout = absl::Seconds(30);

@@ -89,12 +89,11 @@ std::string RanksOf(const Plan& plan, int shard) {
 
 std::string DrawBucket(const Plan& plan, size_t index, const std::vector<Marked>& stretches) {
   const Bucket& bucket = plan.buckets()[index];
-  const int64_t size = bucket.shard_elements;
-  const int64_t columns = std::min(kMaxColumns, size / kGroupElements);
+  const int64_t columns = std::min(kMaxColumns, bucket.shard_elements / kGroupElements);
   Table table({absl::StrCat("bucket ", index), "layout", "ranks", "padding"});
   const int drawn = std::min(plan.num_shards(), kMaxDrawnShards);
   for (int shard = 0; shard < drawn; ++shard) {
-    const int64_t begin = shard * size;
+    const int64_t begin = bucket.begin(shard), size = bucket.size(shard);
     std::string bar = "|";
     for (int64_t c = 0; c < columns; ++c) {
       bar.push_back(MarkOf(stretches, begin + c * size / columns, begin + (c + 1) * size / columns));
@@ -108,13 +107,13 @@ std::string DrawBucket(const Plan& plan, size_t index, const std::vector<Marked>
   return out;
 }
 
-// "bf16_sr", its states where they are not fp32, how it is gathered where not as stored, and whether it is stepped:
-// "bf16_sr/dyn8>fp8_row", "bf16 frozen".
+// "bf16_sr", its states where they are not fp32, how it is gathered where not as stored, and whether and how it is
+// stepped: "bf16_sr/dyn8>fp8_row", "bf16 frozen", "bf16_sr muon".
 std::string FormatsOf(const Bucket& bucket) {
   return absl::StrCat(WeightFormatName(bucket.weights),
                       bucket.states == StateFormat::kFp32 ? "" : absl::StrCat("/", StateFormatName(bucket.states)),
                       bucket.coded() ? absl::StrCat(">", GatherFormatName(bucket.gather)) : "",
-                      bucket.frozen ? " frozen" : "");
+                      bucket.frozen ? " frozen" : "", bucket.owned() ? " muon" : "");
 }
 
 std::string BucketTable(const Plan& plan) {
@@ -165,6 +164,9 @@ Json PlanToJson(const JobSpec& job, const Plan& plan) {
                        {"gather", std::string(GatherFormatName(bucket.gather))},
                        {"elements", bucket.num_elements},
                        {"shard_elements", bucket.shard_elements},
+                       {"shard_begins", bucket.shard_begins},
+                       {"num_states", bucket.num_states},
+                       {"row_elements", bucket.row_elements},
                        {"padding", bucket.padding},
                        {"frozen", bucket.frozen},
                        {"weight_offset", bucket.weight_offset},

@@ -115,20 +115,40 @@ absl::Status PullBytes(const Flags& flags, Pulled& pulled) {
       .status();
 }
 
-// A parameter, and where it is coded its scales as another tensor, by a name that none of the parameters' `names` has.
+// What a coded parameter has beside its codes, as tensors, by names that none of the parameters' `names` has.
+void AddScales(const ParameterSpec& parameter, const ConstTensorView& view, const std::set<absl::string_view>& names,
+               Pulled& pulled) {
+  const auto* const scales = static_cast<const char*>(view.scales);
+  const auto add = [&](const char* what, std::vector<int64_t> shape, int64_t begin, int64_t end, const char* dtype) {
+    std::string name = absl::StrCat(parameter.name, ".", what);
+    while (names.count(name) > 0) name += "_";
+    pulled.metadata[absl::StrCat(what, " ", parameter.name)] = name;
+    pulled.scales.push_back(
+        {std::move(name), Format::kFp32, std::move(shape), absl::string_view(scales + begin, end - begin), dtype});
+  };
+  const int64_t count = view.num_scales;
+  const bool nf4 = view.gather == GatherFormat::kNf4;
+  add("scales", ScaleShape(view.gather, parameter.shape), 0, count * GatheredScaleBytes(view.gather),
+      nf4                                 ? "I8"
+      : view.gather == GatherFormat::kMx8 ? "U8"
+                                          : "");
+  pulled.metadata[absl::StrCat("gather ", parameter.name)] = std::string(GatherFormatName(view.gather));
+  if (!nf4) return;
+  const int64_t factors = Nf4FactorsOffset(count), mean = Nf4MeanOffset(count);
+  add("factors", {(mean - factors) / 4}, factors, mean, "");
+  add("mean", {}, mean, mean + 4, "");
+  pulled.metadata[absl::StrCat("shape ", parameter.name)] = absl::StrCat("[", absl::StrJoin(parameter.shape, ","), "]");
+}
+
+// A parameter; of nf4, where a byte has two elements, with the shape of its bytes.
 void AddTensor(const ParameterSpec& parameter, const ConstTensorView& view, const std::set<absl::string_view>& names,
                Pulled& pulled) {
   const absl::string_view bytes(static_cast<const char*>(view.data), view.data_bytes());
   NamedTensor tensor{parameter.name, view.format, parameter.shape, bytes};
   if (view.gather != GatherFormat::kStored) {
-    tensor.dtype = view.gather == GatherFormat::kInt8Row ? "I8" : "F8_E4M3";
-    const absl::string_view scales(static_cast<const char*>(view.scales), view.scale_bytes());
-    std::string name = absl::StrCat(parameter.name, ".scales");
-    while (names.count(name) > 0) name += "_";
-    pulled.metadata[absl::StrCat("scales ", parameter.name)] = name;
-    pulled.scales.push_back({std::move(name), Format::kFp32, ScaleShape(view.gather, parameter.shape), scales,
-                             view.gather == GatherFormat::kMx8 ? "U8" : ""});
-    pulled.metadata[absl::StrCat("gather ", parameter.name)] = std::string(GatherFormatName(view.gather));
+    tensor.dtype = view.gather == GatherFormat::kInt8Row ? "I8" : view.gather == GatherFormat::kNf4 ? "U8" : "F8_E4M3";
+    if (view.gather == GatherFormat::kNf4) tensor.shape = {view.data_bytes()};
+    AddScales(parameter, view, names, pulled);
   }
   pulled.tensors.push_back(std::move(tensor));
   pulled.formats.push_back(view.gather == GatherFormat::kStored ? FormatName(view.format)

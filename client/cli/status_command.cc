@@ -10,13 +10,11 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/connection.h"
 #include "client/cli/table.h"
-#include "client/cpp/shard_transport.h"
 #include "core/status.h"
 
 namespace shardmesh {
 namespace {
 
-constexpr absl::Duration kPeerTimeout = absl::Seconds(3);  // a worker that is silent for so long does not answer
 using Json = nlohmann::ordered_json;
 using WorkerJob = v1::GetStatusReply::Job;
 
@@ -50,7 +48,7 @@ absl::StatusOr<std::vector<v1::Member>> Members(Client& client, const Flags& fla
 }
 
 absl::StatusOr<v1::GetStatusReply> Ask(const v1::Member& member, const ConnectionFlags& flags) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<ShardTransport> worker, ShardTransport::Dial(member, flags.tls, kPeerTimeout));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ShardTransport> worker, DialWorker(member, flags));
   return worker->GetStatus(flags.timeout());
 }
 
@@ -60,6 +58,7 @@ Json AnswerToJson(const Answer& answer, const Flags& flags) {
   Json json = {{"worker", answer.member.worker()},
                {"address", answer.member.address()},
                {"pid", answer.member.pid()},
+               {"device", answer.reply.ok() ? answer.reply->device() : std::string()},
                {"answered", answer.reply.ok()},
                {"error", answer.reply.ok() ? std::string() : answer.reply.status().ToString()}};
   Json& jobs = json["jobs"] = Json::array();
@@ -82,18 +81,18 @@ Json AnswerToJson(const Answer& answer, const Flags& flags) {
 }
 
 std::string AnswerTable(const std::vector<Answer>& answers, const Flags& flags) {
-  Table table({"worker", "pid", "job", "rank", "epoch", "committed", "published", "shard", "window", "publications",
-               "slots", "gathered", "error"});
+  Table table({"worker", "pid", "device", "job", "rank", "epoch", "committed", "published", "shard", "window",
+               "publications", "slots", "gathered", "error"});
   for (const Answer& answer : answers) {
     const std::string pid = absl::StrCat(answer.member.pid());
     if (!answer.reply.ok()) {
-      table.AddRow({answer.member.worker(), pid, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "no answer"});
+      table.AddRow({answer.member.worker(), pid, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "no answer"});
       continue;
     }
     for (const WorkerJob& job : answer.reply->jobs()) {
       if (!Wanted(job, flags)) continue;
-      table.AddRow({answer.member.worker(), pid, job.name(), absl::StrCat(job.rank()), absl::StrCat(job.epoch()),
-                    job.committed_step() < 0 ? "-" : absl::StrCat(job.committed_step()),
+      table.AddRow({answer.member.worker(), pid, answer.reply->device(), job.name(), absl::StrCat(job.rank()),
+                    absl::StrCat(job.epoch()), job.committed_step() < 0 ? "-" : absl::StrCat(job.committed_step()),
                     StepList(job.published_steps()), HumanBytes(job.shard_bytes()), HumanBytes(job.window_bytes()),
                     HumanBytes(job.publication_bytes()), HumanBytes(job.slot_bytes()), HumanBytes(job.gathered_bytes()),
                     job.error().empty() ? "-" : job.error()});

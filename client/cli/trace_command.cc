@@ -12,13 +12,11 @@
 #include "client/cli/connection.h"
 #include "client/cli/table.h"
 #include "client/cli/whole_file.h"
-#include "client/cpp/shard_transport.h"
 #include "core/status.h"
 
 namespace shardmesh {
 namespace {
 
-constexpr absl::Duration kPeerTimeout = absl::Seconds(3);  // a worker that is silent for so long does not answer
 using Json = nlohmann::ordered_json;
 
 struct Flags {
@@ -29,7 +27,11 @@ struct Flags {
 
 std::string Title(const v1::TraceSpan& span) {
   if (span.name() == "range") return absl::StrCat("range ", span.item(), " of bucket ", span.bucket());
-  if (span.name() == "declared") return absl::StrCat("slot ", span.item(), " declared, step ", span.step());
+  if (span.name() == "declared") {
+    const std::string what = span.bucket() < 0 ? "" : absl::StrCat(" bucket ", span.bucket());
+    return absl::StrCat("slot ", span.item(), " declared", what, ", step ", span.step());
+  }
+  if (span.bucket() >= 0) return absl::StrCat(span.name(), " bucket ", span.bucket(), ", step ", span.step());
   return absl::StrCat(span.name(), " ", span.step());
 }
 
@@ -72,8 +74,7 @@ Json Event(const v1::TraceSpan& span, int rank, uint64_t origin) {
 }
 
 absl::StatusOr<v1::GetTraceReply> Ask(const v1::Member& member, const Flags& flags) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<ShardTransport> worker,
-                   ShardTransport::Dial(member, flags.connection.tls, kPeerTimeout));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ShardTransport> worker, DialWorker(member, flags.connection));
   return worker->GetTrace(flags.job, flags.connection.timeout());
 }
 

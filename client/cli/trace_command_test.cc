@@ -8,11 +8,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-void AddSpan(v1::GetTraceReply& rank, const char* name, int64_t step, uint64_t begin, uint64_t end, int item = -1) {
+void AddSpan(v1::GetTraceReply& rank, const char* name, int64_t step, uint64_t begin, uint64_t end, int item = -1,
+             int bucket = -1) {
   v1::TraceSpan& span = *rank.add_spans();
   span.set_name(name);
   span.set_step(step);
-  span.set_bucket(item < 0 ? -1 : 2);
+  span.set_bucket(bucket);
   span.set_item(item);
   span.set_thread(40 + rank.rank());
   span.set_begin_nanos(begin);
@@ -27,7 +28,7 @@ std::vector<v1::GetTraceReply> TwoRanks() {
   AddSpan(ranks[0], "declared", 7, 4'000'000, 4'000'000, 3);
   AddSpan(ranks[0], "step", 7, 4'500'000, 4'700'000);
   AddSpan(ranks[0], "declared", 8, 4'800'000, 4'800'000, 3);
-  AddSpan(ranks[1], "range", 7, 3'500'000, 5'000'500, 9);
+  AddSpan(ranks[1], "range", 7, 3'500'000, 5'000'500, 9, 2);
   AddSpan(ranks[1], "step", 7, 3'000'000, 6'000'000);
   return ranks;
 }
@@ -54,6 +55,17 @@ TEST(TraceCommandTest, ChromeTrace_HasARowForEveryThread_AndMicroseconds) {
   EXPECT_EQ(declared["s"], "p");
   EXPECT_EQ(declared["ts"], 3000.0);
   EXPECT_FALSE(Named(trace, "step 6").is_null());
+}
+
+TEST(TraceCommandTest, ChromeTrace_NamesBucketsInFlight) {
+  std::vector<v1::GetTraceReply> ranks(1);
+  AddSpan(ranks[0], "declared", 3, 1000, 1000, 1, 5);
+  AddSpan(ranks[0], "reduce", 3, 2000, 3000, -1, 5);
+  AddSpan(ranks[0], "fill", 3, 4000, 6000, -1, 0);
+  const Json trace = ChromeTrace(ranks, 0);
+  EXPECT_FALSE(Named(trace, "slot 1 declared bucket 5, step 3").is_null());
+  EXPECT_EQ(Named(trace, "reduce bucket 5, step 3")["dur"], 1.0);
+  EXPECT_EQ(Named(trace, "fill bucket 0, step 3")["cat"], "fill");
 }
 
 TEST(TraceCommandTest, ChromeTrace_OfTheNewestSteps_BeginsWithThem) {

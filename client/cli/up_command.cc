@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "client/cli/connection.h"
 #include "client/cli/local_cluster.h"
+#include "core/device_name.h"
 #include "core/mesh_spec.h"
 #include "core/status.h"
 
@@ -26,6 +27,7 @@ using Json = nlohmann::ordered_json;
 struct Flags {
   ClusterOptions cluster;
   std::string bin_dir;
+  std::string devices = "cpu";
   int workers = 0;  // 0: as many as the mesh has ranks
   double start_timeout_seconds = 30, grace_seconds = 10;
   bool json = false;
@@ -50,9 +52,22 @@ ClusterEvents PrintingEvents(const Flags& flags) {
   return events;
 }
 
-// Fits workers and mesh to each other. InvalidArgument: the mesh is none, or has more ranks than there are workers.
+// "cpu", or "cuda:0,cuda:1". InvalidArgument: something else; a job's workers are all on devices, or none is.
+absl::StatusOr<std::vector<std::string>> ParseDevices(const std::string& text) {
+  const std::vector<std::string> devices = absl::StrSplit(text, ',');
+  for (const std::string& device : devices) {
+    if (CudaDeviceOf(device).has_value() || text == "cpu") continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device is \"", text, "\"; it is cpu, or CUDA devices like cuda:0,cuda:1"));
+  }
+  return devices;
+}
+
+// Fits workers and mesh to each other. InvalidArgument: the mesh is none, or has more ranks than there are workers; or
+// as ParseDevices.
 absl::Status Complete(Flags& flags) {
   ClusterOptions& cluster = flags.cluster;
+  ASSIGN_OR_RETURN(cluster.devices, ParseDevices(flags.devices));
   if (cluster.mesh.empty()) {
     cluster.num_workers = flags.workers == 0 ? 1 : flags.workers;
     cluster.mesh = absl::StrCat("fsdp=", cluster.num_workers);
@@ -116,6 +131,10 @@ void AddOptions(CLI::App& command, Flags& flags) {
   command.add_option("--threads", cluster.threads, "Threads of a worker's step")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
+  command
+      .add_option("--device", flags.devices,
+                  "Where the workers' steps run: cpu, or CUDA devices, which they take in turn, like cuda:0,cuda:1")
+      ->capture_default_str();
   command.add_option("--log-dir", cluster.log_dir, "Folder for a NAME.log of each process; unset: standard error");
   command.add_option("--log-level", cluster.log_level, "Of each process: trace, debug, info, warn, error or off")
       ->capture_default_str();
@@ -170,7 +189,8 @@ void AddUpCommand(CLI::App& app, CommandResult& result) {
       "Examples:\n"
       "  shardctl up --workers 4 --mesh ddp=2,fsdp=2\n"
       "  shardctl up --workers 2 --listen 127.0.0.1:0 --log-dir logs --json\n"
-      "  shardctl up --mesh fsdp=8 --state ./shardmesh.db --threads 2");
+      "  shardctl up --mesh fsdp=8 --state ./shardmesh.db --threads 2\n"
+      "  shardctl up --workers 2 --device cuda:0");
   command->callback([flags, &result] { RunUp(*flags, result); });
 }
 

@@ -104,6 +104,14 @@ TEST(UpCommandTest, Errors) {
   EXPECT_EQ(up({"--mesh", "ddp=2,fsdp=2", "--workers", "3"}).code, kExitUsage);
   EXPECT_EQ(up({"--mesh", "ddp"}).code, kExitUsage);
   EXPECT_EQ(up({"--workers", "0"}).code, kExitUsage);
+  for (const char* device : {"gpu", "CPU", "", "cpu,", "cuda:0,cpu", "cuda:", "cuda:-1", "cuda:0,,cuda:1"}) {
+    const CommandResult refused = up({"--device", device});
+    EXPECT_EQ(refused.code, kExitUsage) << device;
+    EXPECT_THAT(refused.err, HasSubstr(absl::StrCat("--device is \"", device, "\"; it is cpu, or CUDA devices")));
+  }
+  EXPECT_EQ(up({"--device", "cpu", "cpu"}).code, kExitUsage);
+  EXPECT_THAT(up({"--device", "cuda:0,cuda:1", "--bin-dir", "/none"}).err,
+              HasSubstr("no program shardmesh-coordinator"));
   const CommandResult failed = up({"--bin-dir", ".", "--log-level", "nonsense"});
   EXPECT_EQ(failed.code, kExitError);
   EXPECT_THAT(failed.err, AllOf(HasSubstr("coordinator (pid "), HasSubstr("ended with status 1 before it was ready")));

@@ -192,8 +192,9 @@ absl::Status Job::Initialize(const std::map<std::string, std::vector<float>>& va
     header.set_shard(shard);
     std::vector<absl::string_view> parts;
     for (size_t b = 0; b < flat.size(); ++b) {
-      const int64_t size = plan_.buckets()[b].shard_elements;
-      parts.emplace_back(reinterpret_cast<const char*>(flat[b].data() + shard * size), size * sizeof(float));
+      const Bucket& bucket = plan_.buckets()[b];
+      parts.emplace_back(reinterpret_cast<const char*>(flat[b].data() + bucket.begin(shard)),
+                         bucket.size(shard) * sizeof(float));
     }
     RETURN_IF_ERROR(worker(Rank(rank)).Push(header, parts, timeout));
   }

@@ -37,7 +37,16 @@ struct ClientOptions {
   TlsOptions tls;
   absl::Duration call_timeout = absl::Seconds(10);   // of control calls
   absl::Duration ready_timeout = absl::Seconds(60);  // for a job's workers to be ready
+  // How long an attached session polls for a step's commit before it sleeps; only for trainers with a core to spare.
+  absl::Duration spin;
+  // For finding uses of buckets that lack an Acquire, or come after DeclareBucket: of jobs with bucket residency, what
+  // a session may not touch cannot be touched (the process ends with SIGSEGV). Costs a system call for each such call.
+  bool guard_buckets = false;
   absl::Duration peer_timeout;  // silence after which a worker counts as gone; 0: as the coordinator has it
+  // Whether an attached session takes windows in memory of a CUDA device, where the job's workers have them: views then
+  // have addresses of the device that they name. Otherwise Attach refuses such a job (Connect goes through the host).
+  bool device_windows = false;
+  std::string cuda_library;     // file of the CUDA driver's library, of jobs on a device; "": the system's
 };
 
 // Elements of one tensor, row-major; borrowed.
@@ -45,6 +54,7 @@ struct TensorView {
   void* data = nullptr;
   Format format = Format::kFp32;
   int64_t num_elements = 0;
+  int device = -1;  // the CUDA device whose memory it is, as this process counts them; -1: memory of the host
 };
 // The same of weights. Where the job gathers them in codes (core/gather_format.h), `data` are those, `format` is what
 // was coded, and the scales lie beside them.
@@ -53,11 +63,12 @@ struct ConstTensorView {
   Format format = Format::kFp32;
   int64_t num_elements = 0;
   GatherFormat gather = GatherFormat::kStored;
-  const void* scales = nullptr;  // floats, in mx8 bytes; aligned to them; null: as stored
+  const void* scales = nullptr;  // floats, in mx8 and nf4 bytes (core/gather_format.h); null: as stored
   int64_t num_scales = 0;
+  int device = -1;  // as TensorView
 
   int64_t data_bytes() const { return GatheredCodeBytes(format, gather, num_elements); }
-  int64_t scale_bytes() const { return num_scales * GatheredScaleBytes(gather); }
+  int64_t scale_bytes() const { return GatheredScalesBytes(gather, num_scales); }
 };
 
 // A tensor's weights in a window or version: `bucket_begin` is where the bytes of its bucket begin.

@@ -2,6 +2,7 @@
 // their owners, declares the slots, and pulls the new weights.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,15 +16,25 @@ namespace {
 
 class ConnectedSession final : public Session {
  public:
-  ConnectedSession(std::shared_ptr<Job> job, std::vector<Slot> slots) : Session(std::move(job), std::move(slots)) {
-    gradients_.assign(slots_.size(), std::vector<char>(job_->plan().gradient_window_bytes(), 0));
-    parameters_.assign(job_->plan().window_bytes(), 0);
+  ConnectedSession(std::shared_ptr<Job> job, std::vector<Slot> slots) : Session(std::move(job), std::move(slots)) {}
+
+  // This process's own windows.
+  absl::Status Open() {
+    const auto create = [](const char* name, int64_t bytes) {
+      return Segment::Create(name, std::max(bytes, kSegmentPage), 0);
+    };
+    ASSIGN_OR_RETURN(parameters_, create("shardmesh-weights", job_->plan().window_bytes()));
+    for (size_t s = 0; s < slots_.size(); ++s) {
+      ASSIGN_OR_RETURN(Segment window, create("shardmesh-gradients", job_->plan().gradient_window_bytes()));
+      gradients_.push_back(std::move(window));
+    }
+    return OpenBuckets();
   }
 
   absl::Status AwaitWeights(absl::Duration timeout) override {
     const absl::Time deadline = absl::Now() + timeout;
-    RETURN_IF_ERROR(AwaitCommittedStep(*job_, home(), timeout));
-    return PullWeights(deadline);
+    ASSIGN_OR_RETURN(const shardmesh::Step committed, AwaitCommittedStep(*job_, home(), timeout));
+    return PullWeights(committed, deadline);
   }
 
   absl::StatusOr<v1::StepReply> Step(const StepOptions& options) override {
@@ -38,8 +49,6 @@ class ConnectedSession final : public Session {
   }
 
  private:
-  char* gradient_window(int slot_index) const override { return const_cast<char*>(gradients_[slot_index].data()); }
-  const char* parameter_window() const override { return parameters_.data(); }
   Rank home() const { return Rank(slots_[0].value() % job_->plan().num_ranks()); }
 
   // Unavailable: a worker that does not answer soon, or what the workers say is wrong with the job. Soon is short
@@ -58,14 +67,49 @@ class ConnectedSession final : public Session {
   }
 
   absl::StatusOr<v1::StepReply> TryStep(const v1::StepRequest& request, absl::Time deadline) {
-    for (size_t s = 0; s < slots_.size(); ++s) RETURN_IF_ERROR(PushSlot(s, request.step(), deadline));
+    for (size_t s = 0; s < slots_.size() && !bucketed(); ++s) {
+      RETURN_IF_ERROR(PushSlot(s, request.step(), std::nullopt, deadline));
+    }
+    RETURN_IF_ERROR(DeclareRest(deadline));
     ASSIGN_OR_RETURN(v1::StepReply reply, job_->worker(home()).Step(request, deadline - absl::Now()));
-    RETURN_IF_ERROR(PullWeights(deadline));
+    RETURN_IF_ERROR(PullWeights(shardmesh::Step(request.step()), deadline));
+    RETURN_IF_ERROR(BeginNextStep(committed_));
     return reply;
   }
 
+  absl::Status StartFetch(int) override { return absl::OkStatus(); }
+  absl::Status Fetch(int bucket, bool, absl::Duration timeout) override {
+    int used = 0;
+    for (int b = 0; b < static_cast<int>(job_->plan().buckets().size()); ++b) used += InUse(b);
+    if (used > job_->plan().prefetch_buckets()) {
+      return absl::ResourceExhaustedError(absl::StrCat("bucket ", bucket, " would be one more than the ", used,
+                                                       " that a trainer of job ", job_->spec().name,
+                                                       " may use; release one first"));
+    }
+    return PullBucket(bucket, absl::Now() + timeout);
+  }
+  absl::Status Drop(int bucket) override {
+    return parameters_.Punch(job_->plan().buckets()[bucket].weight_offset, job_->plan().WeightPageBytes(bucket));
+  }
+
+  absl::Status SendBucket(v1::DeclareBucketRequest& request, bool declared, absl::Duration timeout) override {
+    const absl::Time deadline = absl::Now() + timeout;
+    const int bucket = request.bucket();
+    for (size_t s = 0; s < slots_.size() && !declared; ++s) {
+      const absl::Status pushed = PushSlot(s, request.step(), bucket, deadline);
+      if (absl::IsDeadlineExceeded(pushed)) {  // which is for buckets that are declared
+        return absl::UnavailableError(absl::StrCat("bucket ", bucket, " is not declared yet: ", pushed.message()));
+      }
+      RETURN_IF_ERROR(pushed);
+      RETURN_IF_ERROR(
+          gradients_[s].Punch(job_->plan().buckets()[bucket].gradient_offset, job_->plan().GradientPageBytes(bucket)));
+    }
+    return job_->worker(home()).DeclareBucket(request, deadline - absl::Now()).status();
+  }
+
   // Each shard's piece goes to one of its replicas: on one host they share the slot's window.
-  absl::Status PushSlot(size_t index, int64_t step, absl::Time deadline) {
+  // `only`: of this bucket alone.
+  absl::Status PushSlot(size_t index, int64_t step, std::optional<int> only, absl::Time deadline) {
     const Plan& plan = job_->plan();
     v1::PushHeader header;
     header.set_job(job_->spec().name);
@@ -73,12 +117,16 @@ class ConnectedSession final : public Session {
     header.set_content(v1::PushHeader::CONTENT_GRADIENT);
     header.set_slot(slots_[index].value());
     header.set_step(step);
+    if (only.has_value()) header.set_bucket(*only);
     for (int shard = 0; shard < plan.num_shards(); ++shard) {
       header.set_shard(shard);
       std::vector<absl::string_view> parts;
-      for (const Bucket& bucket : plan.buckets()) {
-        const int64_t bytes = bucket.shard_gradients() * BytesPerElement(plan.gradient_format());
-        parts.emplace_back(gradients_[index].data() + bucket.gradient_offset + shard * bytes, bytes);
+      const int64_t width = BytesPerElement(plan.gradient_format());
+      const int end = only.has_value() ? *only + 1 : static_cast<int>(plan.buckets().size());
+      for (int b = only.value_or(0); b < end; ++b) {
+        const Bucket& bucket = plan.buckets()[b];
+        parts.emplace_back(gradients_[index].data() + bucket.gradient_offset + bucket.begin(shard) * width,
+                           bucket.gradients(shard) * width);
       }
       const Rank owner = plan.RankOf({shard, slots_[index].value() % plan.num_replicas()});
       RETURN_IF_ERROR(job_->worker(owner).Push(header, parts, deadline - absl::Now()));
@@ -86,31 +134,44 @@ class ConnectedSession final : public Session {
     return absl::OkStatus();
   }
 
-  // The window is whole until the last slot is declared: any slot of this session that is not will do. One that a
-  // trainer before this one declared will not.
-  absl::Status PullWeights(absl::Time deadline) {
+  // With bucket residency: what is in use.
+  absl::Status PullWeights(shardmesh::Step committed, absl::Time deadline) {
+    if (!bucketed()) return PullBucket(std::nullopt, deadline);
+    for (int b = 0; b < static_cast<int>(job_->plan().buckets().size()); ++b) {
+      if (InUse(b)) RETURN_IF_ERROR(PullBucket(b, deadline));
+    }
+    committed_ = committed;
+    return absl::OkStatus();
+  }
+
+  // One, or all of them. They are whole until the last slot is declared: any slot of this session that is not will do.
+  // One that a trainer before this one declared will not.
+  absl::Status PullBucket(std::optional<int> only, absl::Time deadline) {
     absl::Status status;
     for (Slot slot : slots_) {
-      status = PullFor(slot, deadline);
+      status = PullFor(slot, only, deadline);
       if (!absl::IsAborted(status)) break;
     }
     return status;
   }
 
-  absl::Status PullFor(Slot slot, absl::Time deadline) {
+  absl::Status PullFor(Slot slot, std::optional<int> only, absl::Time deadline) {
     const Plan& plan = job_->plan();
     v1::PullRequest request;
     request.set_job(job_->spec().name);
     request.set_for_slot(slot.value());
-    int bucket = 0;
+    if (only.has_value()) request.set_bucket(*only);
+    int bucket = only.value_or(0);
+    const int64_t expected = only.has_value() ? plan.buckets()[bucket].weight_bytes : plan.version_bytes();
     int64_t in_bucket = 0;
     const auto begin = [&](const v1::PullHeader& header) -> absl::Status {
-      if (header.plan_hash() != plan.hash() || header.total_bytes() != plan.version_bytes()) {
+      if (header.plan_hash() != plan.hash() || header.total_bytes() != expected) {
         return absl::FailedPreconditionError(
             absl::StrCat("the weights have plan ", header.plan_hash(), ", not ", plan.hash()));
       }
       return absl::OkStatus();
     };
+    if (only.has_value()) RETURN_IF_ERROR(GuardWeights(*only, /*accessible=*/true));
     const auto data = [&](absl::string_view bytes) {
       while (!bytes.empty()) {
         const Bucket& b = plan.buckets()[bucket];
@@ -128,19 +189,18 @@ class ConnectedSession final : public Session {
     };
     ASSIGN_OR_RETURN(const v1::PullHeader header,
                      job_->worker(home()).Pull(request, begin, data, deadline - absl::Now()));
-    committed_ = shardmesh::Step(header.step());
+    if (!only.has_value()) committed_ = shardmesh::Step(header.step());
     return absl::OkStatus();
   }
-
-  std::vector<std::vector<char>> gradients_;
-  std::vector<char> parameters_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Session>> ConnectSession(std::shared_ptr<Job> job, std::vector<Slot> slots) {
   RETURN_IF_ERROR(CheckSlots(*job, slots));
-  return std::unique_ptr<Session>(std::make_unique<ConnectedSession>(std::move(job), std::move(slots)));
+  auto session = std::make_unique<ConnectedSession>(std::move(job), std::move(slots));
+  RETURN_IF_ERROR(Annotate(session->Open(), "connecting"));
+  return session;
 }
 
 }  // namespace shardmesh

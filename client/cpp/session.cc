@@ -32,15 +32,17 @@ absl::StatusOr<TensorView> Session::gradient(Slot slot, absl::string_view name) 
   }
   const Placement& at = job_->plan().placements()[tensor];
   const Format format = job_->plan().gradient_format();
-  char* window = gradient_window(static_cast<int>(it - slots_.begin()));
+  char* window = gradient_window(static_cast<size_t>(it - slots_.begin()));
   return TensorView{window + job_->plan().buckets()[at.bucket].gradient_offset + at.offset * BytesPerElement(format),
-                    format, at.num_elements};
+                    format, at.num_elements, device_ != nullptr ? device_->device() : -1};
 }
 
 absl::StatusOr<ConstTensorView> Session::parameter(absl::string_view name) const {
   ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));
   const Placement& at = job_->plan().placements()[tensor];
-  return WeightsIn(job_->plan(), tensor, parameter_window() + job_->plan().buckets()[at.bucket].weight_offset);
+  ConstTensorView view = WeightsIn(job_->plan(), tensor, window() + job_->plan().buckets()[at.bucket].weight_offset);
+  if (device_ != nullptr) view.device = device_->device();
+  return view;
 }
 
 absl::Status Session::CheckHasWeights() const {
@@ -56,6 +58,7 @@ v1::StepRequest Session::NewStepRequest(const StepOptions& options) const {
   request.set_step(committed_.value() + 1);
   for (Slot slot : slots_) request.add_slots(slot.value());
   request.mutable_learning_rates()->Add(options.learning_rates.begin(), options.learning_rates.end());
+  if (options.loss_scale != 1) request.set_loss_scale(options.loss_scale);
   return request;
 }
 

@@ -4,6 +4,19 @@
 // where the workers wrote them; nothing is copied) and connected (gRPC: the session has its own copy, Step pushes and
 // pulls). A parameter view is valid while no Step runs: its bytes change during Step and never otherwise. Gradient
 // windows are zero at first and keep what is written. For one thread. Closing a session frees its slots.
+//
+// Of a job with bucket residency (JobSpec::residency) neither window is there as a whole. A parameter view is valid
+// while its bucket is acquired; one that is acquired over a Step holds the new weights after it. A gradient view is the
+// trainer's until its bucket is declared, and again after the Step, with nothing kept. Addresses stay as they are. With
+// full residency these calls check their arguments and do nothing, so that one program trains with both:
+//
+// An attached session of a job whose workers run on a CUDA device has windows in that device's memory: views say the
+// device, their addresses are for kernels and copies of this process, which must be done (streams waited for) before
+// Step. Step looks at the gradients through a copy to the host, to find those that are not finite.
+//
+//   session->Prefetch(next); ... read parameters of `current` ...; session->Release(current);   // forward
+//   ... write gradients of `current` ...; session->DeclareBucket(current, timeout);              // backward, any order
+//   session->Step();                                                                             // declares the rest
 #pragma once
 
 #include <memory>
@@ -12,12 +25,17 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
+#include "client/cpp/session_device.h"
+#include "local/segment.h"
 
 namespace shardmesh {
 
 struct StepOptions {
   // The same from every slot of a step: one for all parameter groups, or one for each; empty: the job's.
   std::vector<double> learning_rates;
+  // What gradients were multiplied by; the same from every slot. A power of two changes no bit of the step unless a
+  // gradient overflows (it is skipped then, and the reply says so) or is lost below the smallest number.
+  double loss_scale = 1;
   absl::Duration timeout = absl::Seconds(60);
 };
 
@@ -29,6 +47,25 @@ class Session {
   // session, or the gradient of a frozen parameter.
   absl::StatusOr<TensorView> gradient(Slot slot, absl::string_view name) const;
   absl::StatusOr<ConstTensorView> parameter(absl::string_view name) const;
+
+  // The bucket that a parameter lies in. NotFound: no such parameter.
+  absl::StatusOr<int> bucket(absl::string_view name) const;
+
+  // Adds a use of a bucket, and returns when its weights, of committed_step(), can be read. A session may use 1 +
+  // prefetch_buckets buckets at a time, each as often as it wants.
+  //   InvalidArgument: no such bucket. FailedPrecondition: no weights yet. ResourceExhausted: too many buckets; names
+  //   them. DeadlineExceeded: it was not gathered in time, and is not in use. Unavailable: as Step.
+  absl::Status Acquire(int bucket, absl::Duration timeout);
+  // The same without waiting: an Acquire follows, which takes this use over. A connected session reserves nothing.
+  absl::Status Prefetch(int bucket);
+  // Takes a use back. FailedPrecondition: there is none.
+  absl::Status Release(int bucket);
+  // Declares that a bucket's gradients of all slots of this session are complete for step committed_step() + 1, and
+  // returns when another bucket may be written: when at most prefetch_buckets of these slots wait for other slots.
+  // Declared again, it is as it was.
+  //   InvalidArgument: no such bucket, a frozen one, or a gradient that is not finite under policy fail; it is not
+  //   declared. DeadlineExceeded: it is declared, but other slots are behind; the message names them. Repeat, or go on.
+  absl::Status DeclareBucket(int bucket, absl::Duration timeout);
 
   // Waits until the job has its initial weights and they can be read here. DeadlineExceeded: it has none yet.
   virtual absl::Status AwaitWeights(absl::Duration timeout) = 0;
@@ -45,14 +82,41 @@ class Session {
 
  protected:
   Session(std::shared_ptr<Job> job, std::vector<Slot> slots) : job_(std::move(job)), slots_(std::move(slots)) {}
-  virtual char* gradient_window(int slot_index) const = 0;
-  virtual const char* parameter_window() const = 0;
+
+  // What the kinds of sessions do about a bucket. Fetch: of one whose fetch was `started`, or not. SendBucket: of one
+  // that was `declared` before it only waits; on DeadlineExceeded it is declared.
+  virtual absl::Status StartFetch(int bucket) = 0;
+  virtual absl::Status Fetch(int bucket, bool started, absl::Duration timeout) = 0;
+  virtual absl::Status Drop(int bucket) = 0;
+  virtual absl::Status SendBucket(v1::DeclareBucketRequest& request, bool declared, absl::Duration timeout) = 0;
+
+  bool bucketed() const { return job_->plan().bucketed(); }
+  bool InUse(int bucket) const { return uses_[bucket] > 0; }
+  absl::Status OpenBuckets();                     // when the windows are mapped
+  absl::Status DeclareRest(absl::Time deadline);  // what Step has to declare
+  absl::Status BeginNextStep(shardmesh::Step committed);
+  absl::Status GuardWeights(int bucket, bool accessible);
   absl::Status CheckHasWeights() const;  // FailedPrecondition: AwaitWeights was not called, or failed
   v1::StepRequest NewStepRequest(const StepOptions& options) const;
 
   const std::shared_ptr<Job> job_;
   const std::vector<Slot> slots_;
   shardmesh::Step committed_{-1};
+  Segment parameters_;              // the parameter window
+  std::vector<Segment> gradients_;  // by slot
+  std::unique_ptr<SessionDevice> device_;  // of a job on a device: where these are instead
+  const char* window() const { return device_ != nullptr ? device_->parameters() : parameters_.data(); }
+  char* gradient_window(size_t slot) const {
+    return device_ != nullptr ? device_->gradients(slot) : gradients_[slot].data();
+  }
+
+ private:
+  bool guarded() const { return bucketed() && job_->options().guard_buckets; }
+  absl::Status CheckBucket(int bucket) const;
+  absl::Status GuardGradients(int bucket, bool accessible);
+
+  std::vector<int> uses_;  // by bucket
+  std::vector<bool> prefetched_, declared_;
 };
 
 absl::StatusOr<std::unique_ptr<Session>> AttachSession(std::shared_ptr<Job> job, std::vector<Slot> slots);

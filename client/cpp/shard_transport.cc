@@ -47,6 +47,17 @@ absl::StatusOr<v1::StepReply> ShardTransport::Step(const v1::StepRequest& reques
   return reply;
 }
 
+absl::StatusOr<v1::DeclareBucketReply> ShardTransport::DeclareBucket(const v1::DeclareBucketRequest& request,
+                                                                     absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  v1::DeclareBucketReply reply;
+  const grpc::Status status = v1::Shard::NewStub(channel_)->DeclareBucket(&context, request, &reply);
+  RETURN_IF_ERROR(Named(FromGrpc(status, "DeclareBucket")));
+  return reply;
+}
+
 absl::StatusOr<v1::AttachReply> ShardTransport::Attach(const v1::AttachRequest& request, absl::Duration timeout) {
   grpc::ClientContext context;
   SetDeadline(context, timeout);
@@ -71,6 +82,15 @@ absl::StatusOr<v1::GetStatusReply> ShardTransport::GetStatus(absl::Duration time
   HelpReconnect(*channel_, timeout);
   v1::GetStatusReply reply;
   RETURN_IF_ERROR(Named(FromGrpc(v1::Shard::NewStub(channel_)->GetStatus(&context, {}, &reply), "GetStatus")));
+  return reply;
+}
+
+absl::StatusOr<v1::MeetReply> ShardTransport::Meet(const v1::MeetRequest& request, absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  v1::MeetReply reply;
+  RETURN_IF_ERROR(Named(FromGrpc(v1::Shard::NewStub(channel_)->Meet(&context, request, &reply), "Meet")));
   return reply;
 }
 

@@ -25,9 +25,11 @@ class ShardTransport {
                                                               absl::Duration peer_timeout);
 
   absl::StatusOr<v1::StepReply> Step(const v1::StepRequest& request, absl::Duration timeout);
+  absl::StatusOr<v1::DeclareBucketReply> DeclareBucket(const v1::DeclareBucketRequest& request, absl::Duration timeout);
   absl::StatusOr<v1::AttachReply> Attach(const v1::AttachRequest& request, absl::Duration timeout);
   absl::StatusOr<v1::DigestReply> Digest(const v1::DigestRequest& request, absl::Duration timeout);
   absl::StatusOr<v1::GetStatusReply> GetStatus(absl::Duration timeout);
+  absl::StatusOr<v1::MeetReply> Meet(const v1::MeetRequest& request, absl::Duration timeout);
   absl::StatusOr<v1::GetTraceReply> GetTrace(const std::string& job, absl::Duration timeout);
 
   // Pushes a piece: `parts` in order are its bytes (borrowed for the call). header.total_bytes is filled in here.

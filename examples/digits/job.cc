@@ -27,6 +27,7 @@ absl::StatusOr<shardmesh::JobSpec> SpecOf(const JobFlags& flags, const std::stri
   spec.optimizer.weight_decay = 0.01;
   spec.seed = flags.seed;
   spec.publish_every = flags.publish_every;
+  spec.check_every = flags.check_every;
   spec.bucket_elements = flags.bucket_elements;
   return spec;
 }

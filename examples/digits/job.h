@@ -23,6 +23,7 @@ struct JobFlags {
   uint64_t seed = 7;
   double learning_rate = 3e-3;  // at the first step; it falls linearly to a tenth at the last
   int publish_every = 1;
+  int check_every = 0;
   int64_t bucket_elements = 4096;  // small, so that this small model has several buckets
   double timeout = 120;            // seconds for one step
   TlsOptions tls;

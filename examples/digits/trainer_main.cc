@@ -141,6 +141,10 @@ int main(int argc, char** argv) {
   app.add_option("--batch", flags.job.batch, "images of a slot")->capture_default_str()->check(CLI::Range(1, 1437));
   app.add_option("--seed", flags.job.seed, "of weights, batches and rounding")->capture_default_str();
   app.add_option("--publish-every", flags.job.publish_every, "steps between published versions")->capture_default_str();
+  app.add_option(
+         "--check-every", flags.job.check_every,
+         "look for silent corruption: in one of so many chunks in each step, and in replicas after so many steps")
+      ->capture_default_str();
   app.add_option("--prefix", flags.prefix, "put before every parameter's name, e.g. _orig_mod.");
   app.add_flag("--create", flags.create, "create the job and give it its weights (one trainer does)");
   app.add_flag("--remote", flags.remote, "through gRPC instead of shared memory");

@@ -134,7 +134,7 @@ TEST_F(BadInput, SecondJobOfTheSameName) {
 
 TEST_F(BadInput, PushOfAnotherShape) {
   v1::PushHeader header = trainer_->Header(0, next(), 0);
-  const std::string expected = absl::StrCat(job_->plan().GradientPieceBytes());
+  const std::string expected = absl::StrCat(job_->plan().GradientPieceBytes(0));
   EXPECT_THAT(job_->worker(Rank(0)).Push(header, {"1234"}, kTimeout),
               StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("piece of 4 bytes"), HasSubstr(expected))));
   header.set_shard(1);

@@ -1,16 +1,14 @@
 // Contract 1, of what readers get: weights that are gathered in codes are, on every mesh and for attached and connected
-// trainers, those of one worker; and those that kernels/encode.h gives for the whole tensor: to quantize and then shard
-// is to shard and then quantize, bit for bit. (tests/parity compares Encode with torchao's float8 and MX formats, so
+// trainers, those that kernels/encode.h gives for the whole tensor: to quantize and then shard is to shard and then
+// quantize, bit for bit. (tests/parity compares Encode with torchao's float8 and MX formats, so
 // this compares jobs with them.)
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
-
 #include "absl/strings/str_cat.h"
 #include "core/matchers.h"
-#include "kernels/encode.h"
 #include "tests/testing/cluster.h"
+#include "tests/testing/reference.h"
 #include "tests/testing/training.h"
 #include "tests/testing/variant.h"
 
@@ -24,12 +22,11 @@ using ::shardmesh::testing::Variant;
 
 constexpr int kSlots = 3;
 constexpr int64_t kSteps = 8;
-constexpr GatherFormat kGathers[] = {GatherFormat::kFp8Tensor, GatherFormat::kFp8Row, GatherFormat::kFp8Block,
-                                     GatherFormat::kMx8, GatherFormat::kInt8Row};
+constexpr GatherFormat kGathers[] = {GatherFormat::kFp8Tensor, GatherFormat::kFp8Row,  GatherFormat::kFp8Block,
+                                     GatherFormat::kMx8,       GatherFormat::kInt8Row, GatherFormat::kNf4};
 
-// Shapes that no number of shards divides, in every gather format that takes them; or, with `coded` false, the same
-// parameters as they are stored.
-JobSpec JobOf(const std::string& name, bool coded) {
+// Shapes that no number of shards divides, in every gather format that takes them.
+JobSpec JobOf(const std::string& name) {
   const std::vector<std::pair<std::vector<int64_t>, WeightFormat>> tensors = {{{131, 160}, WeightFormat::kBf16Plus16},
                                                                               {{37, 53}, WeightFormat::kBf16Sr},
                                                                               {{5, 96}, WeightFormat::kFp32},
@@ -45,38 +42,7 @@ JobSpec JobOf(const std::string& name, bool coded) {
   }
   const ParameterSpec last = spec.parameters.back();
   spec.parameters.push_back({"tied", last.shape, last.format, last.name, last.states, last.gather});
-  for (ParameterSpec& p : spec.parameters) {
-    if (!coded) p.gather = GatherFormat::kStored;
-  }
   return spec;
-}
-
-// What readers of a parameter get, from the bytes of the same one as it is stored.
-std::string Quantized(const ParameterSpec& p, const std::string& stored) {
-  const int64_t width = BytesPerElement(GatheredFormat(p.format));
-  std::vector<float> values(p.NumElements());
-  for (size_t i = 0; i < values.size(); ++i) {
-    uint32_t bits = 0;
-    std::memcpy(reinterpret_cast<char*>(&bits) + 4 - width, stored.data() + i * width, width);
-    values[i] = FloatOfBits(bits);
-  }
-  CodeSpec spec;
-  spec.format = ParseCodeFormat(GatherFormatName(p.gather)).value();
-  const std::vector<CodePart> parts = PartsOf(spec, p.shape).value();
-  std::vector<float> codes(parts[0].NumElements()), scales(parts[1].NumElements());
-  EXPECT_OK(Encode(spec, p.shape, values.data(), {static_cast<void*>(codes.data()), scales.data()}));
-  std::string bytes(reinterpret_cast<const char*>(codes.data()), parts[0].NumElements());
-  bytes.append(reinterpret_cast<const char*>(scales.data()), parts[1].NumElements() * BytesOf(parts[1].type));
-  return bytes;
-}
-
-// What the coded job must learn, from what the same job has learnt as it is stored.
-Learnt Expected(const Learnt& stored, const JobSpec& coded) {
-  Learnt expected = stored;
-  for (const ParameterSpec& p : coded.parameters) {
-    if (p.gather != GatherFormat::kStored) expected.weights[p.name] = Quantized(p, stored.weights.at(p.name));
-  }
-  return expected;
 }
 
 TEST(GatherFormats, EveryMesh_GathersTheBitsOfTheWholeTensor) {
@@ -84,10 +50,8 @@ TEST(GatherFormats, EveryMesh_GathersTheBitsOfTheWholeTensor) {
   const std::vector<Trainer> two = {{{2, 0}, true}, {{1}, true}}, mixed = {{{1}, true}, {{0, 2}, false}};
   ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 8, .threads = 2}));
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
-  const JobSpec coded = JobOf("coded", true);
-  ASSERT_OK_AND_ASSIGN(const Learnt stored,
-                       testing::TrainVariant(client, JobOf("stored", false), {"fsdp=1", attached}, kSteps));
-  const Learnt expected = Expected(stored, coded);
+  const JobSpec coded = JobOf("coded");
+  const Learnt expected = testing::ReferenceOf(coded, kSteps);
   for (const Variant& variant : std::vector<Variant>{{"fsdp=1", attached},
                                                      {"fsdp=3", mixed, 1024},
                                                      {"ddp=3", connected},
@@ -106,7 +70,7 @@ TEST(GatherFormats, EveryMesh_GathersTheBitsOfTheWholeTensor) {
 TEST(GatherFormats, WindowsHoldWhatIsPublished) {
   ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 8}));
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
-  JobSpec spec = JobOf("windows", true);
+  JobSpec spec = JobOf("windows");
   spec.mesh = *ParseMeshSpec("ddp=2,fsdp=2,abcd=2");
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(spec));
   ASSERT_OK(testing::Initialize(*job));

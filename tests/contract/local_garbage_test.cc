@@ -10,7 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "core/matchers.h"
+#include "local/futex.h"
 #include "local/host_id.h"
+#include "local/mailbox.h"
 #include "local/segment.h"
 #include "local/socket.h"
 #include "proto/shardmesh/v1/local.pb.h"
@@ -208,6 +210,46 @@ TEST_F(LocalGarbage, RandomMessages) {
     if (bytes == peer) continue;  // a true peer, whose hang-up would mean that rank 1 died
     EXPECT_FALSE(Say(bytes).ok());
   }
+}
+
+// Whatever a trainer writes into its mailbox and the bell, the others train on; and so does whoever has its slot next.
+TEST_F(LocalGarbage, RandomLetters) {
+  const uint32_t seed = std::random_device()();
+  std::cout << "seed " << seed << "\n";
+  std::mt19937 random(seed);
+  ASSERT_OK_AND_ASSIGN(const v1::AttachReply grant, Grant(1));
+  ASSERT_OK_AND_ASSIGN(LocalSocket socket, LocalSocket::Connect(path_));
+  ASSERT_OK(socket.Send(TrainerHello(grant.token()), {}, kTimeout));
+  ASSERT_OK_AND_ASSIGN(LocalMessage message, socket.Receive(kTimeout));
+  v1::LocalWelcome welcome;
+  ASSERT_TRUE(welcome.ParseFromString(message.bytes));
+  ASSERT_EQ(welcome.segments_size(), 3);
+  const auto map = [&](int i) {
+    return Segment::Map(std::move(message.descriptors[i]), welcome.segments(i).num_bytes(),
+                        welcome.segments(i).data_offset(), Segment::Access::kReadWrite);
+  };
+  ASSERT_OK_AND_ASSIGN(const Segment slot, map(1));
+  ASSERT_OK_AND_ASSIGN(const Segment bell, map(2));
+  Mailbox& box = MailboxAt(slot.data() + job_->plan().gradient_window_bytes());
+  v1::LocalRequest request;
+  request.set_session(welcome.session());
+  request.mutable_step()->set_epoch(job_->epoch().value());
+  request.mutable_step()->set_step(7);
+  request.mutable_step()->add_slots(0);
+  const std::string good = request.SerializeAsString();
+  for (int i = 0; i < 2000; ++i) {
+    std::string bytes = i % 2 == 0 ? good : std::string(random() % 300, '\0');
+    for (char& byte : bytes) {
+      if (random() % 4 == 0) byte = static_cast<char>(random());
+    }
+    std::copy(bytes.begin(), bytes.end(), box.request.bytes);
+    box.request.num_bytes.store(i % 7 == 0 ? random() : static_cast<uint32_t>(bytes.size()));
+    box.request.number.store(i % 5 == 0 ? random() : box.request.number.load() + 1);
+    if (i % 11 == 0) box.request.taken.store(random());
+    if (i % 13 == 0) box.reply.taken.store(random());
+    FutexBump(*reinterpret_cast<std::atomic<uint32_t>*>(bell.data()));
+  }
+  EXPECT_EQ(session_->committed_step(), Step(0));
 }
 
 }  // namespace

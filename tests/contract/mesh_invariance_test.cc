@@ -1,15 +1,24 @@
 // Contract 1: for bit-identical gradients per slot, weights and optimizer state are bit-identical on every mesh, with
-// every number of workers and threads, for attached and connected trainers, and for every bucket size.
+// every number of workers, hosts and threads, for attached and connected trainers, with every bucket size and
+// residency, in every format and with every optimizer. What all must learn is what the reference kernels give for whole
+// tensors; and the same kernels on pieces of them, through the collectives of every implementation on CPUs.
+//
+// A job of several hosts shares its steps over Gloo, one of a single host in shared memory. Hosts are names here
+// (--host-name) and the line between them is loopback; with real ones: tests/e2e/job_on_two_hosts_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <iostream>
+#include <algorithm>
+#include <set>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "core/matchers.h"
 #include "tests/testing/cluster.h"
+#include "tests/testing/reference.h"
 #include "tests/testing/training.h"
 #include "tests/testing/variant.h"
+#include "worker/collectives/testing/group_families.h"
 
 namespace shardmesh {
 namespace {
@@ -20,89 +29,203 @@ using ::shardmesh::testing::Trainer;
 using ::shardmesh::testing::Variant;
 
 constexpr int kSlots = 3;
-constexpr int64_t kSteps = 20;
+constexpr int64_t kFew = 5;  // as few as two would use both parities of rotating storage
+constexpr int64_t kSteps = 50;
 
-absl::StatusOr<Learnt> Train(Client& client, const std::string& name, const Variant& variant) {
-  return testing::TrainVariant(client, testing::OddJob(name, variant.mesh, kSlots), variant, kSteps);
+struct Combination {
+  OptimizerKind kind;
+  WeightFormat weights;
+  StateFormat states;
+  GatherFormat gather;
+  int64_t steps = kSteps;
+  double clip_norm = 0;
+  bool amsgrad = false;
+};
+
+// Every optimizer, every format of weights, of states and of gathered weights, each more than once.
+constexpr Combination kCombinations[] = {
+    {OptimizerKind::kAdamW, WeightFormat::kFp32, StateFormat::kFp32, GatherFormat::kStored},
+    {OptimizerKind::kAdamW, WeightFormat::kBf16Sr, StateFormat::kFp32, GatherFormat::kFp8Tensor, kSteps,
+     /*clip_norm=*/1.0},
+    {OptimizerKind::kAdamW, WeightFormat::kBf16Sr, StateFormat::kDyn8, GatherFormat::kFp8Row},
+    {OptimizerKind::kAdamW, WeightFormat::kBf16Plus8Sr, StateFormat::kFp8x32, GatherFormat::kNf4},
+    {OptimizerKind::kAdamW, WeightFormat::kBf16Plus16, StateFormat::kBf16Sr, GatherFormat::kFp8Block},
+    {OptimizerKind::kAdamW, WeightFormat::kFp32, StateFormat::kFp8, GatherFormat::kInt8Row},
+    {OptimizerKind::kAdamW, WeightFormat::kInt8Row, StateFormat::kDyn8, GatherFormat::kStored},
+    {OptimizerKind::kAdam, WeightFormat::kBf16Plus8Sr, StateFormat::kDyn8, GatherFormat::kMx8, kSteps, /*clip_norm=*/0,
+     /*amsgrad=*/true},
+    {OptimizerKind::kLion, WeightFormat::kBf16Sr, StateFormat::kBf16Sr, GatherFormat::kFp8Tensor, kSteps,
+     /*clip_norm=*/0.5},
+    {OptimizerKind::kSgd, WeightFormat::kBf16Plus8Sr, StateFormat::kDyn4, GatherFormat::kMx8},
+    {OptimizerKind::kMuon, WeightFormat::kFp32, StateFormat::kFp32, GatherFormat::kStored},
+    {OptimizerKind::kMuon, WeightFormat::kBf16Sr, StateFormat::kDyn8, GatherFormat::kFp8Tensor, kSteps,
+     /*clip_norm=*/0.5},
+    {OptimizerKind::kAdam, WeightFormat::kBf16, StateFormat::kFp8x32, GatherFormat::kStored},
+    {OptimizerKind::kLion, WeightFormat::kBf16Plus16, StateFormat::kFp8, GatherFormat::kStored, kFew},
+    {OptimizerKind::kSgd, WeightFormat::kBf16, StateFormat::kFp32, GatherFormat::kFp8Row, kFew},
+    {OptimizerKind::kAdamW, WeightFormat::kInt8Row, StateFormat::kFp32, GatherFormat::kInt8Row, kFew,
+     /*clip_norm=*/0.5},
+    {OptimizerKind::kLion, WeightFormat::kInt8Row, StateFormat::kBf16Sr, GatherFormat::kStored, kFew},
+    {OptimizerKind::kSgd, WeightFormat::kInt8Row, StateFormat::kDyn4, GatherFormat::kStored, kFew},
+    {OptimizerKind::kMuon, WeightFormat::kBf16, StateFormat::kDyn4, GatherFormat::kFp8Row, kFew},
+    {OptimizerKind::kMuon, WeightFormat::kBf16Plus8Sr, StateFormat::kFp8x32, GatherFormat::kFp8Block, kFew},
+    {OptimizerKind::kMuon, WeightFormat::kBf16Plus16, StateFormat::kFp8, GatherFormat::kMx8, kFew},
+};
+constexpr int kNumCombinations = static_cast<int>(std::size(kCombinations));
+
+std::string Describe(const Combination& c) {
+  return absl::StrCat(OptimizerName(c.kind), c.amsgrad ? "-amsgrad" : "", " ", WeightFormatName(c.weights), " ",
+                      StateFormatName(c.states), " ", GatherFormatName(c.gather));
 }
 
-const std::vector<Trainer> kOneAttached = {{{0, 1, 2}, true}};
-const std::vector<Trainer> kOneConnected = {{{0, 1, 2}, false}};
-
-// What every variant must learn: one worker, one thread, one attached trainer.
-const Variant kReference = {"fsdp=1", kOneAttached};
-
-std::vector<Variant> Variants() {
-  const std::vector<Trainer> two_attached = {{{2, 0}, true}, {{1}, true}};
-  const std::vector<Trainer> three_connected = {{{0}, false}, {{1}, false}, {{2}, false}};
-  const std::vector<Trainer> mixed = {{{1}, true}, {{0, 2}, false}};
-  return {
-      kReference,
-      {"fsdp=1", kOneConnected},
-      {"fsdp=2", two_attached},
-      {"fsdp=3", mixed},
-      {"fsdp=4", kOneAttached},
-      {"fsdp=4", three_connected},
-      {"fsdp=4", mixed, 1024},
-      {"ddp=4", two_attached},
-      {"ddp=4", kOneConnected},
-      {"ddp=3", mixed},
-      {"ddp=2,fsdp=2", kOneAttached},
-      {"ddp=2,fsdp=2", mixed},
-      {"ddp=2,fsdp=2", two_attached, kDefaultBucketElements},
-      {"fsdp=2,ddp=2", kOneConnected},
-      {"fsdp=2,ddp=2", two_attached, 1024},
-      {"fsdp=3", kOneAttached, kDefaultBucketElements},
-  };
+// Gradients are in fp32 where states are: sums of three in bf16 are exact, whatever their order. Group 1 has the
+// combination's optimizer, group 0 AdamW: it steps what Muon does not, and the last matrix. Parameters without elements
+// or of another shape than a gather format codes are gathered as they are stored.
+JobSpec JobOf(const Combination& c, const std::string& name) {
+  JobSpec spec = testing::OddJob(name, "fsdp=1", kSlots);
+  spec.parameters.push_back({"blocks", {70, 160}});
+  spec.parameters.push_back({"last", {19, 64}});
+  spec.clip_norm = c.clip_norm;
+  spec.gradient_format = c.states == StateFormat::kFp32 ? Format::kFp32 : Format::kBf16;
+  spec.more_groups = {OptimizerHyper::Defaults(c.kind)};
+  spec.more_groups[0].weight_decay = 0.03;
+  spec.more_groups[0].amsgrad = c.amsgrad;
+  if (c.kind == OptimizerKind::kSgd) spec.more_groups[0].momentum = 0.8;
+  for (ParameterSpec& p : spec.parameters) {
+    p.format = c.weights;
+    p.states = c.states;
+    if (ScaleBlocksOf(c.gather, p.shape).ok()) p.gather = c.gather;
+    p.group = p.name != "last" && (c.kind != OptimizerKind::kMuon || p.shape.size() == 2) ? 1 : 0;
+  }
+  return spec;
 }
 
-void ExpectAllEqual(int threads, const Learnt& reference) {
-  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 4, .threads = threads}));
-  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
-  int index = 0;
-  for (const Variant& variant : Variants()) {
-    const absl::StatusOr<Learnt> learnt = Train(client, absl::StrCat("job-", index++), variant);
-    ASSERT_OK(learnt) << testing::Describe(variant);
-    EXPECT_EQ(*learnt, reference) << testing::Describe(variant) << ", threads " << threads;
+struct Place {
+  int hosts, threads;
+};
+constexpr Place kPlaces[] = {{1, 1}, {1, 2}, {2, 1}, {2, 2}};
+
+// 1 to 8 workers.
+std::vector<Variant> VariantsOf(const Place& place) {
+  const std::vector<Trainer> attached = {{{0, 1, 2}, true}}, connected = {{{0, 1, 2}, false}};
+  const std::vector<Trainer> two = {{{2, 0}, true}, {{1}, true}}, mixed = {{{1}, true}, {{0, 2}, false}};
+  constexpr Residency kBucket = Residency::kBucket;
+  if (place.hosts > 1) {
+    if (place.threads == 1) return {{"ddp=2,fsdp=2,abcd=2", attached, 1 << 14}};
+    return {{"fsdp=8", mixed, 1 << 14}, {"ddp=4,fsdp=2", connected, 1 << 14}};
+  }
+  if (place.threads == 1) {
+    return {{"fsdp=1", attached},
+            {"fsdp=2", two, 1 << 14, kBucket},
+            {"fsdp=4", connected},
+            {"fsdp=8", mixed, 1024},
+            {"ddp=2,fsdp=2,abcd=2", connected}};
+  }
+  return {{"fsdp=3", attached, 4096, kBucket},
+          {"ddp=2,fsdp=4", two, kDefaultBucketElements},
+          {"fsdp=8", connected, 1 << 14, kBucket},
+          {"ddp=4,fsdp=2", attached}};
+}
+
+struct Family {
+  const char* name;
+  Groups (*make)(const std::vector<uint64_t>& epochs);
+};
+constexpr Family kFamilies[] = {
+    {"local", [](const std::vector<uint64_t>& epochs) { return MakeLocalGroups(epochs); }},
+    {"symmetric", [](const std::vector<uint64_t>& epochs) { return MakeSymmetricGroups(epochs); }},
+    {"gloo", [](const std::vector<uint64_t>& epochs) { return MakeGlooGroups(epochs); }}};
+
+// What each rank learns where all train through the collectives of a group alone.
+std::vector<Learnt> TrainOnGroup(const JobSpec& spec, int64_t steps, const Family& family, int ranks) {
+  const Groups groups = family.make(std::vector<uint64_t>(ranks, 1));
+  std::vector<Learnt> learnt(ranks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] { learnt[rank] = testing::ReferenceOf(spec, steps, groups[rank].get()); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return learnt;
+}
+
+class MeshInvariance : public ::testing::TestWithParam<int> {
+ protected:
+  static void SetUpTestSuite() {
+    for (const Place& place : kPlaces) {
+      clusters_.push_back(Cluster::Start({.workers = 8, .threads = place.threads, .hosts = place.hosts}));
+    }
+  }
+  static void TearDownTestSuite() { clusters_.clear(); }
+
+  static std::vector<absl::StatusOr<std::unique_ptr<Cluster>>> clusters_;
+};
+std::vector<absl::StatusOr<std::unique_ptr<Cluster>>> MeshInvariance::clusters_;
+
+// On one cluster, every way; steps of jobs on two hosts wait more than they work, so places take their turns together.
+void ExpectLearns(Cluster& cluster, const Place& place, const Combination& combination, const Learnt& reference) {
+  ASSERT_OK_AND_ASSIGN(Client client, cluster.Connect());
+  const JobSpec spec = JobOf(combination, "job");
+  for (const Variant& variant : VariantsOf(place)) {
+    SCOPED_TRACE(absl::StrCat(Describe(combination), " ", testing::Describe(variant), ", ", place.hosts, " hosts, ",
+                              place.threads, " threads"));
+    ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::TrainVariant(client, spec, variant, combination.steps));
+    ASSERT_EQ(learnt, reference);
   }
 }
 
-absl::StatusOr<Learnt> Reference() {
-  ASSIGN_OR_RETURN(const auto cluster, Cluster::Start({.workers = 1}));
-  ASSIGN_OR_RETURN(Client client, cluster->Connect());
-  return Train(client, "reference", kReference);
+TEST_P(MeshInvariance, EveryMesh_LearnsTheReferencesBits) {
+  const Combination& combination = kCombinations[GetParam()];
+  const Learnt reference = testing::ReferenceOf(JobOf(combination, "job"), combination.steps);
+  std::vector<std::thread> places;
+  for (size_t i = 0; i < std::size(kPlaces); ++i) {
+    places.emplace_back([&, i] {
+      ASSERT_OK(clusters_[i].status());
+      ExpectLearns(**clusters_[i], kPlaces[i], combination, reference);
+    });
+  }
+  for (std::thread& place : places) place.join();
 }
 
-TEST(MeshInvariance, OneThread) {
-  ASSERT_OK_AND_ASSIGN(const Learnt reference, Reference());
-  std::cout << reference << "\n";
-  ExpectAllEqual(1, reference);
+TEST_P(MeshInvariance, EveryGroup_LearnsTheReferencesBits) {
+  constexpr int kRanks[] = {3, 1, 4, 2};
+  const Combination& combination = kCombinations[GetParam()];
+  const int ranks = kRanks[GetParam() % std::size(kRanks)];
+  const JobSpec spec = JobOf(combination, "job");
+  const Learnt reference = testing::ReferenceOf(spec, combination.steps);
+  for (const Family& family : kFamilies) {
+    SCOPED_TRACE(absl::StrCat(Describe(combination), ", ", family.name, " of ", ranks, " ranks"));
+    for (const Learnt& learnt : TrainOnGroup(spec, combination.steps, family, ranks)) ASSERT_EQ(learnt, reference);
+  }
 }
 
-TEST(MeshInvariance, TwoThreads) {
-  ASSERT_OK_AND_ASSIGN(const Learnt reference, Reference());
-  ExpectAllEqual(2, reference);
+INSTANTIATE_TEST_SUITE_P(Combinations, MeshInvariance, ::testing::Range(0, kNumCombinations));
+
+// The comparisons above see one combination for another, and a difference of one bit in one slot's gradients.
+TEST(MeshInvarianceSees, OtherCombinations) {
+  std::set<uint64_t> digests;
+  for (const Combination& combination : kCombinations) {
+    EXPECT_TRUE(digests.insert(testing::ReferenceOf(JobOf(combination, "job"), 2).digest).second)
+        << Describe(combination) << " learns what another one does";
+  }
 }
 
-// The comparison above sees a difference of one bit in one gradient's slot assignment.
-TEST(MeshInvariance, OtherGradients_AreSeen) {
+TEST(MeshInvarianceSees, OtherGradients) {
   ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 1}));
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
-  ASSERT_OK_AND_ASSIGN(const Learnt reference, Train(client, "reference", kReference));
-  JobSpec spec = testing::OddJob("other", "fsdp=1", kSlots);
+  const JobSpec spec = JobOf(kCombinations[0], "other");
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(spec));
   ASSERT_OK(testing::Initialize(*job));
   ASSERT_OK_AND_ASSIGN(const auto session, job->Attach({Slot(0), Slot(1), Slot(2)}));
   ASSERT_OK(session->AwaitWeights(absl::Seconds(20)));
-  ASSERT_OK(testing::TrainTo(*session, kSteps - 1));
-  ASSERT_OK(testing::WriteGradients(*session, Step(kSteps)));
+  ASSERT_OK(testing::TrainTo(*session, 4));
+  ASSERT_OK(testing::WriteGradients(*session, Step(5)));
   ASSERT_OK_AND_ASSIGN(const TensorView bias, session->gradient(Slot(1), "layers.0.bias"));
   static_cast<uint16_t*>(bias.data)[3] ^= 1;
   StepOptions options;
-  options.learning_rates = {testing::LearningRate(kSteps)};
+  options.learning_rates = testing::LearningRates(spec, 5);
   ASSERT_OK(session->Step(options));
-  ASSERT_OK_AND_ASSIGN(const Learnt other, testing::Learn(*job, kSteps));
-  EXPECT_NE(other.digest, reference.digest);
+  ASSERT_OK_AND_ASSIGN(const Learnt other, testing::Learn(*job, 5));
+  EXPECT_NE(other.digest, testing::ReferenceOf(spec, 5).digest);
 }
 
 }  // namespace

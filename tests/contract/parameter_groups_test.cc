@@ -65,7 +65,8 @@ TEST(ParameterGroups, WrongRatesAndGroups_AreRefused_AndTheJobGoesOn) {
                        AllOf(HasSubstr("\"layers.1.scale\""), HasSubstr("group 3 is none of the job's: 0 to 2"))));
   bad = GroupedJob("bad");
   bad.more_groups[1] = OptimizerHyper::Defaults(OptimizerKind::kLion);
-  EXPECT_THAT(client.CreateJob(bad), StatusIs(Code::kInvalidArgument, HasSubstr("group 2 is stepped by lion")));
+  bad.more_groups[1].beta2 = 2;
+  EXPECT_THAT(client.CreateJob(bad), StatusIs(Code::kInvalidArgument, HasSubstr("group 2: lion: beta2 is 2")));
   const JobSpec spec = GroupedJob("grouped");
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(spec));
   ASSERT_OK(testing::Initialize(*job));

@@ -1,16 +1,15 @@
 // Two hosts, as two network namespaces joined by a pair of virtual interfaces: coordinator and trainer on the one,
 // workers on the other, TLS with certificates on both sides between them. Needs root and the right to make namespaces;
 // skipped, with the reason, where there is none.
+#include "tests/testing/two_hosts.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <fstream>
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
 #include "core/matchers.h"
 #include "local/testing/temp_folder.h"
 #include "tests/testing/cluster.h"
@@ -21,48 +20,21 @@ namespace {
 
 using ::shardmesh::testing::AwaitLine;
 using ::shardmesh::testing::Cluster;
+using ::shardmesh::testing::kAddressA;
+using ::shardmesh::testing::kAddressB;
 using ::shardmesh::testing::Learnt;
 using ::shardmesh::testing::Process;
-using ::shardmesh::testing::RunCommand;
+using ::shardmesh::testing::TwoHosts;
 using ::testing::HasSubstr;
 
-constexpr char kAddressA[] = "10.213.77.1", kAddressB[] = "10.213.77.2";
 constexpr int64_t kSteps = 20;
-
-// Words are separated by single blanks.
-absl::Status RunLine(const std::string& command) { return RunCommand(absl::StrSplit(command, ' ')).status(); }
-
-// Namespaces and interfaces of this process; they go with the object.
-class TwoHosts {
- public:
-  absl::Status Create() {
-    if (geteuid() != 0) return absl::PermissionDeniedError("this user is not root");
-    for (const std::string& host : {a_, b_}) {
-      RETURN_IF_ERROR(RunLine("ip netns add " + host));
-      RETURN_IF_ERROR(RunLine(absl::StrCat("ip -n ", host, " link set lo up")));
-    }
-    RETURN_IF_ERROR(RunLine(absl::StrCat("ip -n ", a_, " link add veth0 type veth peer name veth0 netns ", b_)));
-    RETURN_IF_ERROR(RunLine(absl::StrCat("ip -n ", a_, " addr add ", kAddressA, "/24 dev veth0")));
-    RETURN_IF_ERROR(RunLine(absl::StrCat("ip -n ", b_, " addr add ", kAddressB, "/24 dev veth0")));
-    RETURN_IF_ERROR(RunLine(absl::StrCat("ip -n ", a_, " link set veth0 up")));
-    return RunLine(absl::StrCat("ip -n ", b_, " link set veth0 up"));
-  }
-  ~TwoHosts() {
-    for (const std::string& host : {a_, b_}) (void)RunLine("ip netns del " + host);
-  }
-  const std::string& a() const { return a_; }
-  const std::string& b() const { return b_; }
-
- private:
-  const std::string a_ = absl::StrCat("shardmesh-a-", getpid()), b_ = absl::StrCat("shardmesh-b-", getpid());
-};
 
 class TwoHostsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const absl::Status created = hosts_.Create();
     if (!created.ok()) GTEST_SKIP() << "SKIPPED: no network namespaces here: " << created.message();
-    MakeCertificates();
+    for (const char* name : {"good", "foreign"}) ASSERT_OK(testing::MakeCertificate(folder_, name));
     ASSERT_OK(StartProcesses());
   }
   void TearDown() override {
@@ -72,29 +44,10 @@ class TwoHostsTest : public ::testing::Test {
   }
   std::string File(const std::string& name) const { return folder_.File(name); }
 
-  // Prefixes: "good" for both hosts, "foreign" signed by an authority that the servers do not know.
-  void MakeCertificates() {
-    for (const std::string name : {"good", "foreign"}) {
-      const std::string key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
-      ASSERT_OK(RunLine(absl::StrCat("openssl req -x509 ", key, " -days 2 -subj /CN=authority -keyout ",
-                                     File(name + "-ca.key"), " -out ", File(name + "-ca.pem"))));
-      ASSERT_OK(RunLine(absl::StrCat("openssl req ", key, " -subj /CN=", name, " -keyout ", File(name + ".key"),
-                                     " -out ", File(name + ".csr"))));
-      std::ofstream(File(name + ".ext")) << "subjectAltName=IP:" << kAddressA << ",IP:" << kAddressB << "\n";
-      ASSERT_OK(RunLine(absl::StrCat(
-          "openssl x509 -req -days 2 -in ", File(name + ".csr"), " -CA ", File(name + "-ca.pem"), " -CAkey ",
-          File(name + "-ca.key"), " -CAcreateserial -extfile ", File(name + ".ext"), " -out ", File(name + ".pem"))));
-      // What a client trusts is the servers' authority in both cases.
-      ASSERT_OK(RunLine(absl::StrCat("cp ", File("good-ca.pem"), " ", File(name + ".ca"))));
-    }
-  }
-  std::vector<std::string> TlsFlags() const {
-    return {"--tls-cert", File("good.pem"), "--tls-key", File("good.key"), "--tls-ca", File("good.ca")};
-  }
+  std::vector<std::string> TlsFlags() const { return testing::TlsFlags(folder_); }
   absl::StatusOr<std::unique_ptr<Process>> StartOn(const std::string& host, std::vector<std::string> command,
                                                    const std::string& log) {
-    command.insert(command.begin(), {"ip", "netns", "exec", host});
-    return Process::Start({std::move(command), File(log)});
+    return testing::StartOn(host, std::move(command), File(log));
   }
   absl::Status StartProcesses() {
     std::vector<std::string> command = {"server/shardmesh-coordinator",

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cstdlib>
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
@@ -12,7 +13,6 @@ namespace shardmesh::testing {
 namespace {
 
 constexpr char kCoordinator[] = "server/shardmesh-coordinator";
-constexpr char kWorker[] = "worker/shardmesh-worker";
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
 
 std::string Milliseconds(absl::Duration duration) { return absl::StrCat(absl::ToInt64Milliseconds(duration)); }
@@ -59,10 +59,22 @@ absl::Status Cluster::RestartCoordinator() { return StartCoordinator(std::string
 absl::Status Cluster::LaunchWorker(const std::string& name) {
   WorkerProcess& worker = workers_[name];
   const std::string address_file = folder_.File(absl::StrCat(name, "-", ++worker.lives, ".address"));
-  std::vector<std::string> command = {
-      kWorker,           "--coordinator", coordinator_address_,           "--name",         name,        "--local-dir",
-      folder_.File("s"), "--threads",     absl::StrCat(options_.threads), "--address-file", address_file};
+  std::vector<std::string> command = {options_.worker_program,
+                                      "--coordinator",
+                                      coordinator_address_,
+                                      "--name",
+                                      name,
+                                      "--local-dir",
+                                      folder_.File("s"),
+                                      "--threads",
+                                      absl::StrCat(options_.threads),
+                                      "--address-file",
+                                      address_file};
   command.insert(command.end(), options_.worker_flags.begin(), options_.worker_flags.end());
+  if (options_.hosts > 1) {
+    const int host = std::atoi(name.c_str() + 1) * options_.hosts / options_.workers;
+    command.insert(command.end(), {"--group-address", "127.0.0.1", "--host-name", absl::StrCat("host", host)});
+  }
   ASSIGN_OR_RETURN(worker.process, Process::Start({std::move(command), folder_.File(absl::StrCat(name, ".log")),
                                                    options_.descriptor_limit}));
   return absl::OkStatus();

@@ -24,11 +24,13 @@ namespace shardmesh::testing {
 struct ClusterOptions {
   int workers = 1;
   int threads = 1;  // of a step, in each worker
+  int hosts = 1;    // as which the workers count, equally many on each: they share memory with those of theirs alone
   absl::Duration heartbeat_interval = absl::Milliseconds(100);
   absl::Duration heartbeat_timeout = absl::Seconds(5);
   std::string default_mesh;
   int descriptor_limit = 0;               // of every process; 0: the test's own
   std::vector<std::string> worker_flags;  // more of them
+  std::string worker_program = "worker/shardmesh-worker";
 };
 
 class Cluster {

@@ -32,7 +32,7 @@ v1::PushHeader RawTrainer::Header(int slot, int64_t step, int shard) const {
   header.set_slot(slot);
   header.set_step(step);
   header.set_shard(shard);
-  header.set_total_bytes(job_->plan().GradientPieceBytes());
+  header.set_total_bytes(job_->plan().GradientPieceBytes(shard));
   return header;
 }
 

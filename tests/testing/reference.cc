@@ -7,12 +7,12 @@
 
 namespace shardmesh::testing {
 
-Learnt ReferenceOf(const JobSpec& spec, int64_t steps) {
+Learnt ReferenceOf(const JobSpec& spec, int64_t steps, Group* group) {
   OracleInput input;
   input.initial = InitialValue;
   input.gradient = GradientValue;
   input.rates = [](int group, int64_t step) { return LearningRate(step, group); };
-  NumericsOracle oracle(spec, input);
+  NumericsOracle oracle(spec, input, group);
   for (int64_t step = 1; step <= steps; ++step) oracle.RunStep(step);
   Learnt learnt;
   learnt.step = steps;

@@ -1,12 +1,15 @@
-// test_trainer COORDINATOR JOB LAST_STEP create|attach|connect SLOT...: a trainer as a process, so that a test can kill
-// it or put it on another host. Its gradients are those of training.h; TLS files as TlsOfEnvironment() says.
-//   create   makes OddJob(JOB, "fsdp=2", 2), gives it its weights, then goes on as connect
+// test_trainer COORDINATOR JOB LAST_STEP create[:MESH]|attach|connect|delete SLOT...: a trainer as a process, so that a
+// test can kill it or put it on another host. Its gradients are those of training.h; TLS files as TlsOfEnvironment()
+// says.
+//   create   makes OddJob(JOB, "fsdp=2", 2), gives it its weights, then goes on as connect; create:MESH: on that mesh
 //   attach   through shared memory; connect: through gRPC
+//   delete   deletes JOB, and nothing else
 // Prints "step N" after each step, at the end "digest HEX"; status 1 and the error when there is one.
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
 
+#include "absl/strings/strip.h"
 #include "core/status.h"
 #include "tests/testing/training.h"
 
@@ -21,14 +24,17 @@ struct Arguments {
 };
 
 absl::StatusOr<std::shared_ptr<Job>> FindJob(Client& client, const Arguments& arguments) {
-  if (arguments.way != "create") return client.OpenJob(arguments.job);
-  ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.CreateJob(OddJob(arguments.job, "fsdp=2", 2)));
+  absl::string_view mesh = arguments.way;
+  if (!absl::ConsumePrefix(&mesh, "create")) return client.OpenJob(arguments.job);
+  if (!absl::ConsumePrefix(&mesh, ":")) mesh = "fsdp=2";
+  ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.CreateJob(OddJob(arguments.job, std::string(mesh), 2)));
   RETURN_IF_ERROR(Initialize(*job));
   return job;
 }
 
 absl::Status Run(const Arguments& arguments) {
   ASSIGN_OR_RETURN(Client client, Client::Connect(arguments.coordinator, TlsOfEnvironment()));
+  if (arguments.way == "delete") return Delete(client, arguments.job);
   ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, FindJob(client, arguments));
   const bool attach = arguments.way == "attach";
   ASSIGN_OR_RETURN(const auto session, attach ? job->Attach(arguments.slots) : job->Connect(arguments.slots));
@@ -47,7 +53,7 @@ absl::Status Run(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   if (argc < 6) {
-    std::cerr << "usage: test_trainer COORDINATOR JOB LAST_STEP create|attach|connect SLOT...\n";
+    std::cerr << "usage: test_trainer COORDINATOR JOB LAST_STEP create|attach|connect|delete SLOT...\n";
     return 2;
   }
   shardmesh::testing::Arguments arguments{argv[1], argv[2], std::atoll(argv[3]), argv[4], {}};

@@ -39,7 +39,8 @@ void Store(char* to, Format format, int64_t element, float value) {
 float InitialValue(int tensor, int64_t element) { return Value(7, 0, tensor, element); }
 
 float GradientValue(Format format, int slot, int64_t step, int tensor, int64_t element) {
-  const float value = Value(1000 + slot, step, tensor, element);
+  // Slots of different magnitude: what three in fp32 add up to depends on their order.
+  const float value = Value(1000 + slot, step, tensor, element) / static_cast<float>(1 << 5 * slot % 12);
   return format == Format::kFp32 ? value : Bf16ToFloat(FloatToBf16Rne(value));
 }
 
@@ -89,10 +90,18 @@ absl::Status Initialize(Job& job) {
 }
 
 absl::Status WriteGradients(Session& session, Step step) {
+  for (int b = 0; b < static_cast<int>(session.job().plan().buckets().size()); ++b) {
+    RETURN_IF_ERROR(WriteBucketGradients(session, step, b));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteBucketGradients(Session& session, Step step, int bucket) {
   const JobSpec& spec = session.job().spec();
   for (Slot slot : session.slots()) {
     for (size_t t = 0; t < spec.parameters.size(); ++t) {
       if (!spec.parameters[t].tied_to.empty() || spec.parameters[t].frozen) continue;
+      if (session.job().plan().placements()[t].bucket != bucket) continue;
       ASSIGN_OR_RETURN(const TensorView view, session.gradient(slot, spec.parameters[t].name));
       for (int64_t i = 0; i < view.num_elements; ++i) {
         Store(static_cast<char*>(view.data), view.format, i,
@@ -119,8 +128,8 @@ std::string GradientPiece(const Job& job, Slot slot, Step step, int shard) {
               GradientValue(format, slot.value(), step.value(), static_cast<int>(t), i));
       }
     }
-    const int64_t bytes = bucket.shard_elements * BytesPerElement(format);
-    piece += flat.substr(shard * bytes, bytes);
+    const int64_t width = BytesPerElement(format);
+    piece += flat.substr(bucket.begin(shard) * width, bucket.size(shard) * width);
   }
   return piece;
 }

@@ -31,6 +31,8 @@ absl::Status Initialize(Job& job);
 
 // Writes the gradients of `step` into all windows of the session: in [-1, 1), rounded to the job's gradient format.
 absl::Status WriteGradients(Session& session, Step step);
+// The same of one bucket.
+absl::Status WriteBucketGradients(Session& session, Step step, int bucket);
 // The same gradient piece as bytes: what a raw Push of (slot, step, shard) carries.
 std::string GradientPiece(const Job& job, Slot slot, Step step, int shard);
 

@@ -20,6 +20,8 @@ struct Variant {
   std::string mesh;
   std::vector<Trainer> trainers;  // all slots, each once
   int64_t bucket_elements = 4096;
+  // kBucket: trainers declare bucket by bucket, the last one first.
+  Residency residency = Residency::kFull;
 };
 
 std::string Describe(const Variant& variant);

@@ -146,7 +146,7 @@ absl::StatusOr<std::unique_ptr<GlooGroup>> GlooGroup::Connect(const std::shared_
 }
 
 GlooGroup::GlooGroup(const GlooOptions& options, std::unique_ptr<Connections> connections)
-    : Group(options.rank, options.size, options.epoch, options.names),
+    : ExchangeGroup(options.rank, options.size, options.epoch, options.names),
       connections_(std::move(connections)),
       last_(static_cast<size_t>(options.size), kStays) {
   if (size() > 1) watcher_ = std::thread([this] { Watch(); });
@@ -282,15 +282,13 @@ void GlooGroup::Exit() {
   waited_ = nullptr;
 }
 
-absl::Status GlooGroup::Exchange(const Call& call, absl::Span<const Piece> sends, absl::Span<const Piece> receives) {
+absl::Status GlooGroup::MoveAll(const Call& call, absl::Span<const PeerTransfer> all) {
   std::vector<Transfer> transfers;
   for (const bool receive : {true, false}) {
-    for (int i = 1; i < size(); ++i) {
-      const int peer = (rank() + i) % size();  // not all to the same one at once
-      const Piece& piece = (receive ? receives : sends)[static_cast<size_t>(peer)];
-      if (piece.bytes == 0) continue;
-      transfers.push_back(
-          {peer, receive, connections_->calls->createUnboundBuffer(piece.memory, static_cast<size_t>(piece.bytes))});
+    for (const PeerTransfer& t : all) {
+      if ((receive ? t.to : t.from) != rank() || t.bytes == 0) continue;
+      auto buffer = connections_->calls->createUnboundBuffer(t.memory, static_cast<size_t>(t.bytes));
+      transfers.push_back({receive ? t.from : t.to, receive, std::move(buffer)});
     }
   }
   RETURN_IF_ERROR(Enter(transfers));
@@ -347,12 +345,13 @@ absl::Status GlooGroup::Agree(const Call& call) {
   if (!here.ok()) return End(here);
   CallHeader mine = call.header;  // sent as it is: all ranks are of one build
   std::vector<CallHeader> theirs(size());
-  std::vector<Piece> sends(size()), receives(size());
-  for (int peer = 0; peer < size(); ++peer) {
-    sends[peer] = {reinterpret_cast<char*>(&mine), sizeof(mine)};
-    receives[peer] = {reinterpret_cast<char*>(&theirs[peer]), sizeof(mine)};
+  std::vector<PeerTransfer> headers;
+  for (int i = 0; i < size() - 1; ++i) {
+    const int peer = PeerAt(i);
+    headers.push_back({rank(), peer, reinterpret_cast<char*>(&mine), sizeof(mine)});
+    headers.push_back({peer, rank(), reinterpret_cast<char*>(&theirs[peer]), sizeof(mine)});
   }
-  RETURN_IF_ERROR(Exchange(call, sends, receives));
+  RETURN_IF_ERROR(MoveAll(call, headers));
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     const absl::Status same = CheckHeader(call.header, theirs[peer], NameOf(rank()), NameOf(peer));
@@ -361,23 +360,18 @@ absl::Status GlooGroup::Agree(const Call& call) {
   return absl::OkStatus();
 }
 
-absl::Status GlooGroup::DoBarrier(const CallHeader& header, absl::Duration timeout) {
-  return Agree({header, timeout, absl::Now() + timeout});
-}
-
 absl::Status GlooGroup::SendPieces(const CallHeader& header, const char* mine, int64_t stride, char* theirs,
                                    absl::Duration timeout) {
-  const Call call = {header, timeout, absl::Now() + timeout};
-  RETURN_IF_ERROR(Agree(call));
-  std::vector<Piece> sends(size()), receives(size());
-  for (int peer = 0; peer < size(); ++peer) {
-    sends[peer] = {const_cast<char*>(mine) + peer * stride, header.bytes};
-    receives[peer] = {theirs + peer * header.bytes, header.bytes};
+  std::vector<PeerTransfer> transfers;
+  for (int i = 0; i < size() - 1; ++i) {
+    const int peer = PeerAt(i);
+    transfers.push_back({rank(), peer, const_cast<char*>(mine) + peer * stride, header.bytes});
+    transfers.push_back({peer, rank(), theirs + peer * header.bytes, header.bytes});
   }
   if (header.bytes > 0) {
-    std::memmove(receives[rank()].memory, sends[rank()].memory, static_cast<size_t>(header.bytes));
+    std::memmove(theirs + rank() * header.bytes, mine + rank() * stride, static_cast<size_t>(header.bytes));
   }
-  return Exchange(call, sends, receives);
+  return DoExchange(header, transfers, timeout);
 }
 
 absl::Status GlooGroup::DoAllGather(const CallHeader& header, const char* mine, char* all, absl::Duration timeout) {
@@ -389,12 +383,18 @@ absl::Status GlooGroup::DoAllToAll(const CallHeader& header, const char* mine, c
 }
 
 absl::Status GlooGroup::DoBroadcast(const CallHeader& header, char* memory, int root, absl::Duration timeout) {
+  std::vector<PeerTransfer> transfers;
+  for (int i = 0; i < size(); ++i) {
+    if (i != root) transfers.push_back({root, i, memory, header.bytes});
+  }
+  return DoExchange(header, transfers, timeout);
+}
+
+absl::Status GlooGroup::DoExchange(const CallHeader& header, absl::Span<const PeerTransfer> transfers,
+                                   absl::Duration timeout) {
   const Call call = {header, timeout, absl::Now() + timeout};
   RETURN_IF_ERROR(Agree(call));
-  std::vector<Piece> sends(size()), receives(size());
-  if (rank() != root) receives[root] = {memory, header.bytes};
-  for (int peer = 0; peer < size() && rank() == root; ++peer) sends[peer] = {memory, header.bytes};
-  return Exchange(call, sends, receives);
+  return MoveAll(call, transfers);
 }
 
 }  // namespace shardmesh

@@ -19,7 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "core/sync.h"
-#include "worker/collectives/group.h"
+#include "worker/collectives/exchange_group.h"
 #include "worker/collectives/rendezvous.h"
 
 namespace shardmesh {
@@ -34,7 +34,7 @@ struct GlooOptions {
   absl::Duration timeout = absl::Seconds(30);  // to find all peers; to connect them takes half as long again at most
 };
 
-class GlooGroup final : public Group {
+class GlooGroup final : public ExchangeGroup {
  public:
   // Ignores SIGPIPE for the process where it would end it: Gloo writes to connections that peers may have closed.
   //   InvalidArgument: options. Unavailable: a peer could not be connected in time; it is named.
@@ -46,20 +46,19 @@ class GlooGroup final : public Group {
   void Abort(absl::string_view reason) override;
 
  protected:
-  absl::Status DoBarrier(const CallHeader& header, absl::Duration timeout) override;
+  absl::Status DoBarrier(const CallHeader& header, absl::Duration timeout) override {
+    return DoExchange(header, {}, timeout);
+  }
   absl::Status DoAllGather(const CallHeader& header, const char* mine, char* all, absl::Duration timeout) override;
   absl::Status DoAllToAll(const CallHeader& header, const char* mine, char* theirs, absl::Duration timeout) override;
   absl::Status DoBroadcast(const CallHeader& header, char* memory, int root, absl::Duration timeout) override;
+  absl::Status DoExchange(const CallHeader& header, absl::Span<const PeerTransfer> transfers,
+                          absl::Duration timeout) override;
 
  private:
   struct Connections;  // what Gloo has
   struct Transfer;     // of one piece
 
-  // What this rank sends to a peer, or gets from it; 0 bytes: nothing.
-  struct Piece {
-    char* memory = nullptr;
-    int64_t bytes = 0;
-  };
   struct Call {
     const CallHeader& header;
     absl::Duration timeout;
@@ -70,8 +69,10 @@ class GlooGroup final : public Group {
 
   // Headers from all to all, checked.
   absl::Status Agree(const Call& call);
-  // sends[r] to rank r, receives[r] from it; this rank's own pieces are not looked at.
-  absl::Status Exchange(const Call& call, absl::Span<const Piece> sends, absl::Span<const Piece> receives);
+  // This rank's part of the transfers; those between two ranks in their order.
+  absl::Status MoveAll(const Call& call, absl::Span<const PeerTransfer> all);
+  // The `i`-th peer, from 0: not all begin with the same one.
+  int PeerAt(int i) const { return (rank() + 1 + i) % size(); }
   // Agrees; then this rank's piece for rank r is `mine` + r * stride, and that from r goes to theirs[r].
   absl::Status SendPieces(const CallHeader& header, const char* mine, int64_t stride, char* theirs,
                           absl::Duration timeout);

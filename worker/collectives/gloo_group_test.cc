@@ -1,32 +1,16 @@
 #include "worker/collectives/gloo_group.h"
 
+#include "worker/collectives/testing/exchange_suite.h"
+#include "worker/collectives/testing/group_families.h"
 #include "worker/collectives/testing/group_suite.h"
 
 namespace shardmesh {
 namespace {
 
-Groups MakeGlooGroups(const std::vector<uint64_t>& epochs) {
-  auto rendezvous = std::make_shared<MemoryRendezvous>();
-  Groups groups(epochs.size());
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < epochs.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      GlooOptions options;
-      options.rank = static_cast<int>(rank);
-      options.size = static_cast<int>(epochs.size());
-      options.epoch = epochs[rank];
-      options.key = "group";
-      options.host = "127.0.0.1";
-      auto group = GlooGroup::Connect(rendezvous, options);
-      ASSERT_OK(group.status());
-      groups[rank] = std::move(group).value();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return groups;
-}
+Groups Make(const std::vector<uint64_t>& epochs) { return MakeGlooGroups(epochs); }
 
-INSTANTIATE_TEST_SUITE_P(Gloo, GroupSuite, testing::Values(GroupFamily{"gloo", MakeGlooGroups}));
+INSTANTIATE_TEST_SUITE_P(Gloo, GroupSuite, testing::Values(GroupFamily{"gloo", Make}));
+INSTANTIATE_TEST_SUITE_P(Gloo, ExchangeSuite, testing::Values(GroupFamily{"gloo", Make}));
 
 TEST(GlooGroup, WithoutAllRanks_IsUnavailable) {
   GlooOptions options;

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "core/reduction.h"
 #include "core/status.h"
 #include "kernels/slot_sum.h"
@@ -51,6 +54,10 @@ absl::string_view CallKindName(CallKind kind) {
       return "broadcast";
     case CallKind::kReduceScatter:
       return "reduce-scatter";
+    case CallKind::kAllocate:
+      return "allocation";
+    case CallKind::kExchange:
+      return "exchange";
   }
   return "unknown call";
 }
@@ -81,6 +88,19 @@ absl::Status MissingRanks(absl::Span<const int> ranks, const CallHeader& header,
 
 absl::Status GroupEnded(absl::string_view reason) {
   return absl::AbortedError(absl::StrCat("the group was ended: ", reason));
+}
+
+int NamedRank(absl::string_view message, int self) {
+  for (size_t at = message.find("rank"); at != absl::string_view::npos; at = message.find("rank", at + 1)) {
+    absl::string_view rest = message.substr(at + 4);
+    absl::ConsumePrefix(&rest, "s");
+    int rank = 0;
+    size_t digits = 0;
+    if (!absl::ConsumePrefix(&rest, " ")) continue;
+    while (digits < rest.size() && absl::ascii_isdigit(rest[digits])) ++digits;
+    if (absl::SimpleAtoi(rest.substr(0, digits), &rank) && rank != self) return rank;
+  }
+  return -1;
 }
 
 absl::Status Group::AllGather(const void* mine, void* all, int64_t bytes, absl::Duration timeout) {

@@ -5,6 +5,8 @@
 // core/reduction.h, so a result depends on the slots and on nothing else. A call returns when this rank's outputs are
 // complete and its inputs may be written again.
 //
+// Pieces of any size, from memory to memory: exchange_group.h.
+//
 // Every call has a time limit, and carries the group's epoch, its own number, and what it is: a rank that calls
 // something else, with another size or in another epoch, ends in an error that says so, on every rank that met it.
 // After an error other than InvalidArgument the group is over: every further call, of every rank, returns the reason
@@ -44,7 +46,7 @@ struct SlotSum {
 };
 
 // What a call is, as its peers see it.
-enum class CallKind : uint32_t { kBarrier = 1, kAllGather, kAllToAll, kBroadcast, kReduceScatter };
+enum class CallKind : uint32_t { kBarrier = 1, kAllGather, kAllToAll, kBroadcast, kReduceScatter, kExchange, kAllocate };
 absl::string_view CallKindName(CallKind kind);
 
 // The same on every rank, or the call fails.
@@ -52,7 +54,7 @@ struct CallHeader {
   uint64_t epoch = 0;
   uint64_t number = 0;  // 1 for a group's first call
   CallKind kind = CallKind::kBarrier;
-  uint32_t detail = 0;  // the root, or a hash of a reduction's format and holders
+  uint32_t detail = 0;  // the root, or a hash of a reduction's format and holders, or of an exchange's transfers
   int64_t bytes = 0;    // that a rank has for a rank
 };
 
@@ -109,10 +111,11 @@ class Group {
   virtual absl::Status DoReduceScatter(const CallHeader& header, const SlotSum& sum, float* piece,
                                        absl::Duration timeout);
 
- private:
   CallHeader NextHeader(CallKind kind, int64_t bytes, uint32_t detail = 0) {
     return {epoch_, ++calls_, kind, detail, bytes};
   }
+
+ private:
   absl::Status CheckSum(const SlotSum& sum, const float* piece) const;
   template <class Combine>
   absl::Status AllReduce(absl::Span<float> values, absl::Duration timeout, const Combine& combine);
@@ -131,6 +134,9 @@ std::string DescribeCall(const CallHeader& header);
 absl::Status MissingRanks(absl::Span<const int> ranks, const CallHeader& header, absl::Duration timeout);
 // What every call of a group returns that was ended before.
 absl::Status GroupEnded(absl::string_view reason);
+
+// The first rank that an error of a group names beside `self`; -1: none. It reads the words "rank 3" or "ranks 3, 4".
+int NamedRank(absl::string_view message, int self);
 
 // piece[i] = the tree sum over slots of slots[s][i], in fp32. No overlap. `streamed`: past the caches, for what is part
 // of more than they hold.

@@ -1,8 +1,7 @@
 #include "worker/collectives/hosts_group.h"
 
-#include "worker/collectives/gloo_group.h"
 #include "worker/collectives/local_group.h"
-#include "worker/collectives/symmetric_group.h"
+#include "worker/collectives/testing/group_families.h"
 #include "worker/collectives/testing/group_suite.h"
 
 namespace shardmesh {
@@ -11,46 +10,9 @@ namespace {
 using Epochs = std::vector<uint64_t>;
 using MakeGroups = std::function<Groups(const Epochs& epochs, RankNames names, const std::string& key)>;
 
-Groups MakeLocalGroups(const Epochs& epochs, RankNames names, const std::string&) {
-  auto hub = std::make_shared<LocalHub>(static_cast<int>(epochs.size()), names);
-  Groups groups;
-  for (size_t rank = 0; rank < epochs.size(); ++rank) {
-    groups.push_back(std::make_unique<LocalGroup>(hub, static_cast<int>(rank), epochs[rank]));
-  }
-  return groups;
-}
-
-Groups MakeSymmetricGroups(const Epochs& epochs, RankNames names, const std::string&) {
-  auto memory = std::make_shared<SymmetricMemory>(
-      SymmetricMemory::Create(static_cast<int>(epochs.size()), SymmetricMemory::Sizes()).value());
-  Groups groups;
-  for (size_t rank = 0; rank < epochs.size(); ++rank) {
-    groups.push_back(
-        SymmetricGroup::Join(memory, static_cast<int>(rank), epochs[rank], absl::ZeroDuration(), names).value());
-  }
-  return groups;
-}
-
-Groups MakeGlooGroups(const Epochs& epochs, RankNames names, const std::string& key) {
-  auto rendezvous = std::make_shared<MemoryRendezvous>();
-  Groups groups(epochs.size());
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < epochs.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      GlooOptions options;
-      options.rank = static_cast<int>(rank);
-      options.size = static_cast<int>(epochs.size());
-      options.epoch = epochs[rank];
-      options.names = names;
-      options.key = key;
-      options.host = "127.0.0.1";
-      auto group = GlooGroup::Connect(rendezvous, options);
-      ASSERT_OK(group.status());
-      groups[rank] = std::move(group).value();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return groups;
+Groups MakeLocal(const Epochs& epochs, RankNames names, const std::string&) { return MakeLocalGroups(epochs, names); }
+Groups MakeSymmetric(const Epochs& epochs, RankNames names, const std::string&) {
+  return MakeSymmetricGroups(epochs, names);
 }
 
 // Hosts of `places` ranks each.
@@ -84,11 +46,11 @@ GroupFamily Hosts(const std::string& name, int places, const MakeGroups& make_wi
 }
 
 INSTANTIATE_TEST_SUITE_P(Hosts, GroupSuite,
-                         testing::Values(Hosts("LocalLocal", 1, MakeLocalGroups, MakeLocalGroups),
-                                         Hosts("LocalLocal", 2, MakeLocalGroups, MakeLocalGroups),
-                                         Hosts("LocalLocal", 3, MakeLocalGroups, MakeLocalGroups),
-                                         Hosts("SymmetricGloo", 2, MakeSymmetricGroups, MakeGlooGroups),
-                                         Hosts("SymmetricGloo", 3, MakeSymmetricGroups, MakeGlooGroups)),
+                         testing::Values(Hosts("LocalLocal", 1, MakeLocal, MakeLocal),
+                                         Hosts("LocalLocal", 2, MakeLocal, MakeLocal),
+                                         Hosts("LocalLocal", 3, MakeLocal, MakeLocal),
+                                         Hosts("SymmetricGloo", 2, MakeSymmetric, MakeGlooGroups),
+                                         Hosts("SymmetricGloo", 3, MakeSymmetric, MakeGlooGroups)),
                          [](const auto& info) { return info.param.name; });
 
 TEST(HostsGroup, WrongParts_AreRefused) {

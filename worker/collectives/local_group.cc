@@ -83,11 +83,11 @@ absl::Status LocalGroup::Together(const LocalHub::Post& post, absl::Duration tim
 }
 
 absl::Status LocalGroup::DoBarrier(const CallHeader& header, absl::Duration timeout) {
-  return Together({header, nullptr, {}}, timeout, [] {});
+  return Together({header, nullptr, {}, {}}, timeout, [] {});
 }
 
 absl::Status LocalGroup::DoAllGather(const CallHeader& header, const char* mine, char* all, absl::Duration timeout) {
-  return Together({header, mine, {}}, timeout, [&] {
+  return Together({header, mine, {}, {}}, timeout, [&] {
     for (int peer = 0; peer < size(); ++peer) {
       const char* from = hub_->PostOf(peer).mine;
       char* to = all + peer * header.bytes;
@@ -97,7 +97,7 @@ absl::Status LocalGroup::DoAllGather(const CallHeader& header, const char* mine,
 }
 
 absl::Status LocalGroup::DoAllToAll(const CallHeader& header, const char* mine, char* theirs, absl::Duration timeout) {
-  return Together({header, mine, {}}, timeout, [&] {
+  return Together({header, mine, {}, {}}, timeout, [&] {
     for (int peer = 0; peer < size() && header.bytes > 0; ++peer) {
       std::memcpy(theirs + peer * header.bytes, hub_->PostOf(peer).mine + rank() * header.bytes,
                   static_cast<size_t>(header.bytes));
@@ -106,7 +106,7 @@ absl::Status LocalGroup::DoAllToAll(const CallHeader& header, const char* mine, 
 }
 
 absl::Status LocalGroup::DoBroadcast(const CallHeader& header, char* memory, int root, absl::Duration timeout) {
-  return Together({header, memory, {}}, timeout, [&] {
+  return Together({header, memory, {}, {}}, timeout, [&] {
     const char* from = hub_->PostOf(root).mine;
     if (from != memory && header.bytes > 0) std::memcpy(memory, from, static_cast<size_t>(header.bytes));
   });
@@ -114,7 +114,7 @@ absl::Status LocalGroup::DoBroadcast(const CallHeader& header, char* memory, int
 
 absl::Status LocalGroup::DoReduceScatter(const CallHeader& header, const SlotSum& sum, float* piece,
                                          absl::Duration timeout) {
-  return Together({header, nullptr, sum.mine}, timeout, [&] {
+  return Together({header, nullptr, sum.mine, {}}, timeout, [&] {
     std::vector<int64_t> taken(size());
     std::vector<const void*> slots;
     for (const int holder : sum.holders) {
@@ -122,6 +122,17 @@ absl::Status LocalGroup::DoReduceScatter(const CallHeader& header, const SlotSum
       slots.push_back(static_cast<const char*>(slot) + rank() * header.bytes);
     }
     SumSlots(sum.format, slots, sum.elements, piece);
+  });
+}
+
+absl::Status LocalGroup::DoExchange(const CallHeader& header, absl::Span<const PeerTransfer> transfers,
+                                    absl::Duration timeout) {
+  return Together({header, nullptr, {}, transfers}, timeout, [&] {
+    for (size_t i = 0; i < transfers.size(); ++i) {
+      const PeerTransfer& mine = transfers[i];
+      if (mine.to != rank()) continue;
+      std::memcpy(mine.memory, hub_->PostOf(mine.from).transfers[i].memory, static_cast<size_t>(mine.bytes));
+    }
   });
 }
 

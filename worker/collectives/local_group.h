@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/sync.h"
-#include "worker/collectives/group.h"
+#include "worker/collectives/exchange_group.h"
 
 namespace shardmesh {
 
@@ -21,6 +21,7 @@ class LocalHub {
     CallHeader header;
     const char* mine = nullptr;
     absl::Span<const void* const> slots;
+    absl::Span<const PeerTransfer> transfers;
   };
 
   explicit LocalHub(int size, RankNames names = {}) : size_(size), names_(names), posts_(size), arrivals_(size) {}
@@ -56,10 +57,10 @@ class LocalHub {
   std::string reason_ ABSL_GUARDED_BY(mu_);
 };
 
-class LocalGroup final : public Group {
+class LocalGroup final : public ExchangeGroup {
  public:
   LocalGroup(std::shared_ptr<LocalHub> hub, int rank, uint64_t epoch)
-      : Group(rank, hub->size(), epoch, hub->names()), hub_(std::move(hub)) {}
+      : ExchangeGroup(rank, hub->size(), epoch, hub->names()), hub_(std::move(hub)) {}
 
   absl::string_view name() const override { return "local"; }
   void Abort(absl::string_view reason) override { hub_->End(reason); }
@@ -71,6 +72,8 @@ class LocalGroup final : public Group {
   absl::Status DoBroadcast(const CallHeader& header, char* memory, int root, absl::Duration timeout) override;
   absl::Status DoReduceScatter(const CallHeader& header, const SlotSum& sum, float* piece,
                                absl::Duration timeout) override;
+  absl::Status DoExchange(const CallHeader& header, absl::Span<const PeerTransfer> transfers,
+                          absl::Duration timeout) override;
 
  private:
   // All meet, agree on the call, each does its part, and all meet again.

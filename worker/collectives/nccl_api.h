@@ -11,6 +11,7 @@ namespace shardmesh {
 inline constexpr int kOldestNccl = 22800;  // as ncclGetVersion counts: 10000 major + 100 minor + patch
 
 struct NcclComm;
+struct NcclWindow;
 struct NcclUniqueId {
   char internal[128];
 };
@@ -27,6 +28,8 @@ enum NcclResult : int {
 };
 enum NcclType : int { kNcclInt8 = 0, kNcclFloat32 = 7, kNcclBfloat16 = 9 };
 enum NcclRedOp : int { kNcclSum = 0 };
+inline constexpr int kNcclWindowSymmetric = 1;        // NCCL_WIN_COLL_SYMMETRIC
+inline constexpr size_t kNcclWindowAlignment = 4096;  // NCCL_WIN_REQUIRED_ALIGNMENT
 
 // The first attributes of ncclConfig_t, as of 2.14: the library reads as many as `size` says, and takes its defaults
 // for the others.
@@ -54,6 +57,10 @@ struct NcclApi {
                           void* stream);
   NcclResult (*Send)(const void* from, size_t count, NcclType type, int peer, NcclComm* comm, void* stream);
   NcclResult (*Recv)(void* to, size_t count, NcclType type, int peer, NcclComm* comm, void* stream);
+  NcclResult (*MemAlloc)(void** memory, size_t bytes);
+  NcclResult (*MemFree)(void* memory);
+  NcclResult (*CommWindowRegister)(NcclComm* comm, void* memory, size_t bytes, NcclWindow** window, int flags);
+  NcclResult (*CommWindowDeregister)(NcclComm* comm, NcclWindow* window);
   NcclResult (*GroupStart)();
   NcclResult (*GroupEnd)();
 };
@@ -61,7 +68,7 @@ struct NcclApi {
 // Calls f(name) for each, GetVersion first.
 #define SHARDMESH_NCCL_FUNCTIONS(f)                                                                                   \
   f(GetVersion) f(GetUniqueId) f(CommInitRankConfig) f(CommFinalize) f(CommDestroy) f(CommAbort) f(CommGetAsyncError) \
-      f(GetErrorString) f(GetLastError) f(AllGather) f(ReduceScatter) f(Broadcast) f(Send) f(Recv) f(GroupStart)      \
-          f(GroupEnd)
+      f(GetErrorString) f(GetLastError) f(AllGather) f(ReduceScatter) f(Broadcast) f(Send) f(Recv) f(MemAlloc)        \
+          f(MemFree) f(CommWindowRegister) f(CommWindowDeregister) f(GroupStart) f(GroupEnd)
 
 }  // namespace shardmesh

@@ -1,5 +1,6 @@
 // NcclGroup with NCCL itself, on as many devices as there are; skipped where there is none.
 #include <cstring>
+#include <iostream>
 
 #include "core/matchers.h"
 #include "core/reduction.h"
@@ -39,6 +40,23 @@ TEST(NcclGpuTest, EveryCall_OnEveryDevice) {
       for (int64_t i = 0; i < size * kElements; ++i) ASSERT_EQ(theirs[i], static_cast<char>(rank + 1));
       ASSERT_OK(group.Broadcast(mine.data(), kElements, size - 1, kPlenty));
       ASSERT_EQ(mine[kElements - 1], static_cast<char>(size));
+      const auto own = group.Allocate(kElements, kPlenty), gathered = group.Allocate(size * kElements, kPlenty);
+      ASSERT_OK(own.status());
+      ASSERT_OK(gathered.status());
+      if (rank == 0) std::cout << "symmetric windows: " << (group.windows() ? "yes" : "no") << "\n";
+      const auto device = DeviceRuntime::Open(rank);
+      ASSERT_OK(device.status());
+      DeviceRuntime::Scope scope(**device);
+      const auto copy = [&](void* to, const void* from, int64_t bytes) {
+        ASSERT_OK((*device)->Copy(to, from, bytes));
+        absl::StatusOr<bool> idle = false;
+        while (idle.ok() && !*idle) idle = (*device)->Idle();
+        ASSERT_OK(idle.status());
+      };
+      copy(*own, mine.data(), kElements);
+      ASSERT_OK(group.AllGather(*own, *gathered, kElements, kPlenty));
+      copy(all.data(), *gathered, size * kElements);
+      for (int64_t i = 0; i < size * kElements; ++i) ASSERT_EQ(all[i], static_cast<char>(size)) << i;
       // Three slots of this rank.
       std::vector<int> holders(3 * size);
       for (size_t s = 0; s < holders.size(); ++s) holders[s] = static_cast<int>(s) % size;

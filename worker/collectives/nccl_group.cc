@@ -105,6 +105,11 @@ bool NcclGroup::Drain(int64_t until) {
 void NcclGroup::Leave() {
   const int64_t begin = MonotonicNanos(), until = begin + absl::ToInt64Nanoseconds(kFarewell);
   NcclResult left = kNcclInternalError;
+  if (comm_ != nullptr && !signs_.ended()) {
+    for (Block& block : blocks_) {
+      if (block.window != nullptr) nccl_.CommWindowDeregister(comm_, std::exchange(block.window, nullptr));
+    }
+  }
   // Peers may still need what this rank's communicator sends in the background; an end in good order waits for it.
   if (comm_ != nullptr && !signs_.ended()) left = nccl_.CommFinalize(comm_);
   while (left == kNcclInProgress && MonotonicNanos() < until) {
@@ -116,6 +121,12 @@ void NcclGroup::Leave() {
   // A device that is still busy may write there; to free the memory would wait for it, without a time limit.
   if (!Drain(until)) return static_cast<void>(device_.release());
   device_->Free(staging_);
+  FreeBlocks();
+}
+
+void NcclGroup::FreeBlocks() {
+  for (const Block& block : blocks_) nccl_.MemFree(block.memory);
+  blocks_.clear();
 }
 
 NcclGroup::~NcclGroup() {
@@ -234,6 +245,35 @@ absl::StatusOr<bool> NcclGroup::Agree(Call& call, bool in_place) {
 
 absl::Status NcclGroup::DoBarrier(const CallHeader& header, absl::Duration timeout) {
   return Make(header, timeout, [&](Call& call) { return Agree(call, true).status(); });
+}
+
+// ---- Memory. ----
+
+absl::StatusOr<char*> NcclGroup::Allocate(int64_t bytes, absl::Duration timeout) {
+  if (bytes < 1 || bytes > kMostStaging) {
+    return absl::InvalidArgumentError(absl::StrCat("memory of ", bytes, " bytes; ask for 1 to 2^40"));
+  }
+  const size_t rounded = (bytes + kNcclWindowAlignment - 1) / kNcclWindowAlignment * kNcclWindowAlignment;
+  bool everywhere = false;
+  RETURN_IF_ERROR(Make(NextHeader(CallKind::kAllocate, bytes), timeout, [&](Call& call) -> absl::Status {
+    Block& block = blocks_.emplace_back();
+    const bool here = nccl_.MemAlloc(&block.memory, rounded) == kNcclSuccess;
+    if (!here) block.memory = nullptr;
+    ASSIGN_OR_RETURN(everywhere, Agree(call, here));
+    if (!everywhere) {
+      if (here) nccl_.MemFree(block.memory);
+      blocks_.pop_back();
+      return absl::OkStatus();
+    }
+    return Run(call, nccl_.CommWindowRegister(comm_, block.memory, rounded, &block.window, kNcclWindowSymmetric));
+  }));
+  if (everywhere) return static_cast<char*>(blocks_.back().memory);
+  return absl::ResourceExhaustedError(
+      absl::StrCat("not every rank of group '", options_.name, "' has ", rounded, " bytes of device memory left"));
+}
+
+bool NcclGroup::windows() const {
+  return std::all_of(blocks_.begin(), blocks_.end(), [](const Block& block) { return block.window != nullptr; });
 }
 
 // ---- Moving. ----

@@ -4,6 +4,9 @@
 // staging on the device, a part at a time. What lies on the device is complete before a call: the group has a stream of
 // its own. Every call begins with a small all-gather of its header, which is also the barrier.
 //
+// Best is memory that Allocate gave: where the ranks' machines have such (NVLink, or a bus on which GPUs read each
+// other's memory), it is a symmetric window, which NCCL's all-gather writes on the peers without a copy in between.
+//
 // Exact mode: NCCL moves bytes; slots' pieces go straight to their owners, which add them in tree order: on the device
 // where this build has CUDA, else on the host. Fast mode: NCCL adds (ncclReduceScatter), in the slots' own format and
 // in an order of its own, which depends on the ranks, the size and the library: results are NOT the exact mode's, and
@@ -20,12 +23,13 @@
 // ResourceExhausted: the staging is too small for so many slots and ranks (on all ranks; the group is over).
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "worker/collectives/device_runtime.h"
+#include "local/device_runtime.h"
 #include "worker/collectives/group.h"
 #include "worker/collectives/group_signs.h"
 #include "worker/collectives/nccl_library.h"
@@ -63,6 +67,13 @@ class NcclGroup final : public Group {
   // Waits for what the device still does, at most 10 seconds; then it gives its memory up.
   ~NcclGroup() override;
 
+  // Memory of this rank's device for what calls move, at a multiple of 4096; every rank calls it, with the same
+  // `bytes`. It lives as long as the group, and calls find it in place. Errors as of every call; also
+  // ResourceExhausted, on all ranks: one of them has not so much memory (the group goes on).
+  absl::StatusOr<char*> Allocate(int64_t bytes, absl::Duration timeout);
+  // Whether all that Allocate gave is in symmetric windows. NCCL makes none where it has no use for them.
+  bool windows() const;
+
   absl::string_view name() const override { return options_.fast ? "nccl-fast" : "nccl"; }
   void Abort(absl::string_view reason) override { signs_.End(reason); }
 
@@ -96,6 +107,11 @@ class NcclGroup final : public Group {
     char* memory;
     int peer;
   };
+  // What Allocate gave.
+  struct Block {
+    void* memory = nullptr;
+    NcclWindow* window = nullptr;  // null: NCCL has none for it
+  };
   // How a reduction is cut: parts of so many elements, of each of so many arrays that are sent and received.
   struct Cut {
     int64_t part = 0, sent = 0, received = 0;
@@ -105,6 +121,7 @@ class NcclGroup final : public Group {
 
   absl::Status Connect(Call& call);
   void Leave();
+  void FreeBlocks();
   // Waits until nothing is in the stream; false: something still is at `until`.
   bool Drain(int64_t until);
   void AbortCommunicator();
@@ -139,6 +156,7 @@ class NcclGroup final : public Group {
   GroupSigns signs_;
   NcclComm* comm_ = nullptr;  // null: not yet, or aborted
   char* staging_ = nullptr;   // and after it, the tickets
+  std::deque<Block> blocks_;  // stay where they are: NCCL writes the windows late
   std::vector<char> host_;
 };
 

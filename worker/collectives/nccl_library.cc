@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
-#include "worker/collectives/shared_library.h"
+#include "local/shared_library.h"
 
 namespace shardmesh {
 namespace {

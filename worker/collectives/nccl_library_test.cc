@@ -3,7 +3,7 @@
 #include "core/matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/collectives/device_runtime.h"
+#include "local/device_runtime.h"
 #include "worker/collectives/testing/load_stand_in.h"
 
 namespace shardmesh {

@@ -26,6 +26,10 @@ absl::Status NotThere(const std::string& key, absl::Duration timeout) {
 
 absl::Status MemoryRendezvous::Set(const std::string& key, absl::string_view value) {
   MutexLock lock(mu_);
+  if (values_.size() >= most_keys_ && values_.count(key) == 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("there are ", most_keys_, " keys already; '", key, "' is too many"));
+  }
   values_[key] = std::string(value);
   changed_.SignalAll();
   return absl::OkStatus();

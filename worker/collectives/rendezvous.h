@@ -25,11 +25,14 @@ class Rendezvous {
 // For ranks that are threads of one process.
 class MemoryRendezvous final : public Rendezvous {
  public:
+  // At most so many keys: one more is ResourceExhausted.
+  explicit MemoryRendezvous(size_t most_keys = 1 << 20) : most_keys_(most_keys) {}
   absl::Status Set(const std::string& key, absl::string_view value) override;
   absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) override;
 
  private:
   Mutex mu_;
+  const size_t most_keys_;
   CondVar changed_;
   std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mu_);
 };

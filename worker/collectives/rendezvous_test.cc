@@ -43,6 +43,12 @@ TEST_P(RendezvousTest, NobodyWrites_IsDeadlineExceeded_AndNamesTheKey) {
 INSTANTIATE_TEST_SUITE_P(All, RendezvousTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Folder" : "Memory"; });
 
+TEST(MemoryRendezvous, MoreKeysThanItHolds_AreRefused) {
+  MemoryRendezvous rendezvous(2);
+  for (const char* key : {"a", "b", "a"}) ASSERT_OK(rendezvous.Set(key, "value"));
+  EXPECT_EQ(rendezvous.Set("c", "value").code(), absl::StatusCode::kResourceExhausted);
+}
+
 TEST(FolderRendezvous, NoFolder_IsUnavailable) {
   FolderRendezvous rendezvous("/nonexistent/folder");
   EXPECT_EQ(rendezvous.Set("key", "value").code(), absl::StatusCode::kUnavailable);

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,12 +41,14 @@ inline bool Await(const std::function<bool()>& done) {
 
 // A host with `n` workers, each with its socket.
 struct LocalHost {
-  explicit LocalHost(int n) {
+  // `device_of`: the device of worker i, if any.
+  explicit LocalHost(int n, const std::function<std::optional<WorkerDevice>(int i)>& device_of = {}) {
     for (int i = 0; i < n; ++i) {
       WorkerOptions options;
       options.name = absl::StrCat("w", i);
       options.heartbeat_timeout = kLong;  // a loaded machine is not a dead worker: who closes is seen at once anyway
       options.prepare_timeout = kLong;
+      if (device_of) options.device = device_of(i);
       workers.push_back(std::make_unique<Worker>(options, NewProcessMemory()));
       servers.push_back(*LocalServer::Start(folder.File(absl::StrCat(i)), *workers[i], clock));
       paths.push_back(servers[i]->path());
@@ -85,7 +88,8 @@ struct LocalHost {
   void PlaceWeights() {
     for (auto& worker : workers) {
       std::shared_ptr<JobShard> shard = *worker->Find("small");
-      ASSERT_OK(shard->engine().StageInitial(std::vector<float>(shard->plan().InitialPieceBytes() / 4, 1.0f), 5));
+      const int64_t bytes = shard->plan().InitialPieceBytes(shard->place().shard);
+      ASSERT_OK(shard->engine().StageInitial(std::vector<float>(bytes / 4, 1.0f), 5));
     }
     ASSERT_OK((*workers[0]->Find("small"))->protocol().AwaitCommit(Step(0), kLong));
   }

@@ -11,6 +11,7 @@
 #include "core/matchers.h"
 #include "worker/gradient_norm.h"
 #include "worker/pass.h"
+#include "worker/residency.h"
 #include "worker/shard_storage.h"
 #include "worker/testing/small_job.h"
 #include "worker/testing/training_oracle.h"
@@ -37,6 +38,7 @@ struct PassGroup : TestHost {
   PassGroup(const JobSpec& spec, int threads) : TestHost(spec), threads(threads) {
     for (int r = 0; r < plan.num_ranks(); ++r) {
       storages.push_back(nullptr);
+      sums.push_back(nullptr);
       passes.push_back(nullptr);
       Restart(r);
     }
@@ -47,7 +49,10 @@ struct PassGroup : TestHost {
     passes[r].reset();
     storages[r] = std::make_unique<ShardStorage>(
         *ShardStorage::Open(kept, "shard-" + std::to_string(r), plan, plan.PlaceOf(Rank(r)).shard));
-    passes[r] = std::make_unique<Pass>(job, plan, plan.PlaceOf(Rank(r)), host, *storages[r], threads, &trace);
+    sums[r] = std::make_unique<GradientSums>(
+        *GradientSums::Open(kept, "sums-" + std::to_string(r), plan, plan.PlaceOf(Rank(r)).shard));
+    passes[r] = std::make_unique<Pass>(job, plan, plan.PlaceOf(Rank(r)), host, *storages[r], threads, &trace,
+                                       plan.bucketed() ? sums[r].get() : nullptr);
   }
 
   uint64_t Execute(const Command& command) {
@@ -64,7 +69,35 @@ struct PassGroup : TestHost {
   void Decide(const Command& command) {
     ++seq;
     if (command.kind != CommandKind::kInit && command.kind != CommandKind::kStep) return;
-    for (int64_t i = 0; i < plan.num_maxima(); ++i) Maxima(host.control(), plan)[i] = 0;
+    const int64_t count = command.kind == CommandKind::kInit ? plan.num_maxima() : plan.num_stepped_maxima();
+    for (int64_t i = 0; i < count; ++i) Maxima(host.control(), plan)[i] = 0;
+  }
+
+  // With bucket residency: what is decided when all slots have declared a bucket, and when a trainer acquired it.
+  Command BucketCommand(CommandKind kind, int bucket) const {
+    Command command;
+    command.kind = kind;
+    command.bucket = bucket;
+    command.parity = parity;
+    return command;
+  }
+  void Reduce() {
+    for (int b = 0; b < static_cast<int>(plan.buckets().size()) && plan.bucketed(); ++b) {
+      if (plan.buckets()[b].frozen) continue;
+      Execute(BucketCommand(CommandKind::kReduce, b));
+      if (!passes[0]->GiveBackGradients(b).ok()) ADD_FAILURE();  // EXPECT_OK would allocate
+    }
+  }
+  void Hold(int bucket) {
+    Execute(BucketCommand(CommandKind::kFill, bucket));
+    ResidencyTable(host.control(), plan).bucket(bucket).held.store(1);
+  }
+  void Drop(int bucket) {
+    ResidencyTable(host.control(), plan).bucket(bucket).held.store(0);
+    if (!passes[0]->GiveBackWeights(bucket).ok()) ADD_FAILURE();
+  }
+  void HoldAll() {
+    for (int b = 0; b < static_cast<int>(plan.buckets().size()) && plan.bucketed(); ++b) Hold(b);
   }
 
   // What follows a command that wrote weights, where some are gathered in codes.
@@ -91,7 +124,8 @@ struct PassGroup : TestHost {
   std::vector<float> InitialPiece(int shard) const {
     std::vector<float> piece;
     for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
-      const int64_t size = plan.buckets()[b].shard_elements, begin = shard * size, at = piece.size();
+      const Bucket& bucket = plan.buckets()[b];
+      const int64_t size = bucket.size(shard), begin = bucket.begin(shard), at = piece.size();
       piece.resize(at + size, 99.0f);
       for (const auto& run : plan.RunsIn(b, begin, begin + size)) {
         for (int64_t e = 0; e < run.num_elements; ++e) {
@@ -126,7 +160,9 @@ struct PassGroup : TestHost {
       OptimizerHyper hyper = job.group(g);
       if (rates) hyper.lr = rates(g, step);
       command.scalars[g] = *ComputeStepScalars(hyper, step);
+      command.learning_rates[g] = hyper.lr;
     }
+    command.divide_scale = static_cast<float>(1.0 / job.num_slots);
     command.apply = step == kSkippedStep ? 0 : 1;
     command.parity = parity;
     command.publish = command.apply ? static_cast<int32_t>(step % 2) : -1;
@@ -135,6 +171,7 @@ struct PassGroup : TestHost {
 
   void RunStep(int64_t step) {
     WriteGradients(step);
+    Reduce();
     Command command = StepCommand(step);
     if (command.apply && job.clip_norm > 0) {
       Command norm = command;
@@ -167,7 +204,7 @@ struct PassGroup : TestHost {
     const char* const codes = begin + bucket.CodeOffset(p.offset);
     const char* const scales = begin + p.scale_offset;
     std::vector<char> bytes(codes, codes + bucket.CodeOffset(p.num_elements));
-    bytes.insert(bytes.end(), scales, scales + p.scales.num_blocks * GatheredScaleBytes(bucket.gather));
+    bytes.insert(bytes.end(), scales, scales + GatheredScalesBytes(bucket.gather, p.scales.num_blocks));
     return bytes;
   }
   std::vector<char> TensorInWindow(int t) const { return TensorIn(host.window(), t); }
@@ -177,6 +214,7 @@ struct PassGroup : TestHost {
   Trace trace;
   const int threads;
   std::vector<std::unique_ptr<ShardStorage>> storages;
+  std::vector<std::unique_ptr<GradientSums>> sums;
   std::vector<std::unique_ptr<Pass>> passes;
   uint64_t seq = 0;
   int32_t parity = 0;

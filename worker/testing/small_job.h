@@ -65,7 +65,7 @@ struct TestHost {
         plan(*Plan::Create(job)),
         memory(NewProcessMemory()),
         host(*HostMemory::Create(*memory, job.name, job.num_slots, plan)),
-        protocol(host.control(), &job, &plan, MemberNames(plan.num_ranks())) {}
+        protocol(host.control(), &host.doorbell(), &job, &plan, MemberNames(plan.num_ranks())) {}
 
   const JobSpec job;
   const Plan plan;

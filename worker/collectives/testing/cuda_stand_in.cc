@@ -3,13 +3,13 @@
 #include <cstring>
 #include <type_traits>
 
-#include "worker/collectives/cuda_driver_api.h"
+#include "local/cuda_driver_api.h"
 #include "worker/collectives/testing/stand_in_device.h"
 
 namespace shardmesh {
 namespace {
 
-constexpr int kInvalidValue = 1, kNoDevice = 101, kInvalidContext = 201, kNotPermitted = 800;
+constexpr int kInvalidValue = kCudaInvalidValue, kNoDevice = 101, kInvalidContext = 201, kNotPermitted = 800;
 
 std::vector<int>& Contexts() {
   thread_local std::vector<int> contexts;
@@ -30,10 +30,25 @@ int StandInMachine::CurrentDevice() { return Contexts().empty() ? -1 : Contexts(
 bool StandInMachine::IsDeviceLocked(const void* memory_at, size_t bytes, int device) const {
   if (memory == StandIn::Memory::kAll || (memory == StandIn::Memory::kAllOnOdd && device % 2 == 1)) return true;
   const auto address = reinterpret_cast<uintptr_t>(memory_at);
+  auto mapping = reserved.upper_bound(address);
+  if (mapping != reserved.begin()) {
+    const auto& [begin, range] = *--mapping;
+    if (address < begin + range.bytes && address + bytes <= begin + range.bytes) {
+      return range.mapped != nullptr && range.mapped->device == device;
+    }
+  }
   auto after = blocks.upper_bound(address);
   if (after == blocks.begin()) return false;
   const auto& [begin, block] = *--after;
   return address + bytes <= begin + block.bytes && address < begin + block.bytes && block.device == device;
+}
+
+bool StandInMachine::IsRegisteredLocked(const void* memory_at, size_t bytes) const {
+  const auto address = reinterpret_cast<uintptr_t>(memory_at);
+  auto after = registered.upper_bound(address);
+  if (after == registered.begin()) return false;
+  const auto& [begin, size] = *--after;
+  return address + bytes <= begin + size;
 }
 
 bool StandInMachine::BusyLocked(int device) const {
@@ -46,11 +61,22 @@ void StandInMachine::PumpLocked() {
   while (moved) {
     moved = false;
     for (const auto& stream : streams) {
-      while (!stream->tasks.empty()) {
+      while (!stream->tasks.empty() && lost.count(stream->device) == 0) {
         StandInTask& task = *stream->tasks.front();
+        if (task.work && !task.started) {
+          WorkLocked(1);
+          stream->threads.emplace_back([this, kept = stream->tasks.front()] {
+            kept->work();
+            MutexLock lock(mu);
+            kept->done = true;
+            WorkLocked(-1);
+          });
+        }
         task.started = true;
         if (task.copy) {
+          WorkLocked(1);
           task.copy();
+          WorkLocked(-1);
           task.done = true;
         }
         if (!task.done) break;
@@ -69,7 +95,11 @@ int Copy(CudaAddress to, CudaAddress from, size_t bytes, StandInStream* stream) 
   MutexLock lock(machine.mu);
   auto* target = reinterpret_cast<char*>(to);
   const auto* source = reinterpret_cast<const char*>(from);
-  if (machine.IsDeviceLocked(target, bytes, stream->device) && machine.IsDeviceLocked(source, bytes, stream->device)) {
+  if (machine.lost.count(stream->device) > 0) return kStandInLost;
+  const auto waits_for_nobody = [&](const void* memory) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return machine.IsDeviceLocked(memory, bytes, stream->device) || machine.IsRegisteredLocked(memory, bytes);
+  };
+  if (waits_for_nobody(target) && waits_for_nobody(source)) {
     auto task = std::make_shared<StandInTask>();
     task->copy = [=] { std::memmove(target, source, bytes); };
     stream->tasks.push_back(std::move(task));
@@ -78,11 +108,13 @@ int Copy(CudaAddress to, CudaAddress from, size_t bytes, StandInStream* stream) 
   // Memory of the host: the driver may wait for the stream.
   for (const auto& task : stream->tasks) {
     if (task->copy) continue;
-    machine.MisuseLocked("a copy of host memory behind a call of NCCL: it may wait without a time limit");
+    machine.MisuseLocked("a copy of host memory behind a call of NCCL or a kernel: it may wait without a time limit");
     return kNotPermitted;
   }
   machine.PumpLocked();
+  machine.WorkLocked(1);
   std::memcpy(target, source, bytes);
+  machine.WorkLocked(-1);
   return kCudaSuccess;
 }
 
@@ -102,6 +134,7 @@ int cuInit(unsigned) { return shardmesh::kCudaSuccess; }
 int cuGetErrorString(int error, const char** text) {
   *text = error == shardmesh::kCudaOutOfMemory ? "out of memory"
           : error == shardmesh::kNoDevice      ? "invalid device ordinal"
+          : error == shardmesh::kStandInLost   ? "unspecified launch failure"
                                                : "an error of the stand-in";
   return shardmesh::kCudaSuccess;
 }
@@ -109,6 +142,22 @@ int cuGetErrorString(int error, const char** text) {
 int cuDeviceGet(int* device, int ordinal) {
   *device = ordinal;
   return ordinal >= 0 && ordinal < shardmesh::kStandInDevices ? shardmesh::kCudaSuccess : shardmesh::kNoDevice;
+}
+
+int cuDeviceGetCount(int* count) {
+  *count = shardmesh::kStandInDevices;
+  return shardmesh::kCudaSuccess;
+}
+
+int cuDeviceGetUuid_v2(shardmesh::CudaUuid* uuid, int device) {
+  std::memset(uuid, 0x5D, sizeof(*uuid));
+  uuid->bytes[15] = static_cast<char>(device);
+  return shardmesh::kCudaSuccess;
+}
+
+int cuDeviceGetName(char* name, int bytes, int) {
+  std::strncpy(name, "stand-in", static_cast<size_t>(bytes));
+  return shardmesh::kCudaSuccess;
 }
 
 int cuDevicePrimaryCtxRetain(void** context, int device) {
@@ -132,6 +181,7 @@ int cuCtxPopCurrent_v2(void** context) {
 
 int cuMemAlloc_v2(CudaAddress* memory, size_t bytes) {
   if (StandInMachine::CurrentDevice() < 0) return shardmesh::kInvalidContext;
+  if (StandInMachine::Get().IsLost(StandInMachine::CurrentDevice())) return shardmesh::kStandInLost;
   if (bytes > size_t{1} << 34) return shardmesh::kCudaOutOfMemory;
   StandInMachine& machine = StandInMachine::Get();
   MutexLock lock(machine.mu);
@@ -180,23 +230,26 @@ int cuStreamCreate(void** stream, unsigned) {
 
 int cuStreamDestroy_v2(void* stream) {
   StandInMachine& machine = StandInMachine::Get();
-  MutexLock lock(machine.mu);
-  auto& all = machine.streams;
-  all.erase(std::remove_if(all.begin(), all.end(), [&](const auto& each) { return each.get() == stream; }), all.end());
+  std::vector<std::thread> threads;
+  {
+    MutexLock lock(machine.mu);
+    for (auto each = machine.streams.begin(); each != machine.streams.end(); ++each) {
+      if (each->get() != stream) continue;
+      threads = std::move((*each)->threads);
+      machine.streams.erase(each);
+      break;
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
   return shardmesh::kCudaSuccess;
 }
 
 int cuStreamQuery(void* stream) {
   StandInMachine& machine = StandInMachine::Get();
   MutexLock lock(machine.mu);
+  if (machine.lost.count(static_cast<StandInStream*>(stream)->device) > 0) return shardmesh::kStandInLost;
   machine.PumpLocked();
   return static_cast<StandInStream*>(stream)->tasks.empty() ? shardmesh::kCudaSuccess : shardmesh::kCudaNotReady;
 }
 
 }  // extern "C"
-
-// The stand-in is of the types that the loader expects.
-#define SHARDMESH_SAME(name) \
-  static_assert(std::is_same_v<decltype(&cu##name), decltype(shardmesh::CudaDriverApi::name)>);
-SHARDMESH_CUDA_DRIVER_FUNCTIONS(SHARDMESH_SAME)
-#undef SHARDMESH_SAME

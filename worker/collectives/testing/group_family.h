@@ -26,7 +26,7 @@ struct GroupFamily {
 };
 inline void PrintTo(const GroupFamily& family, std::ostream* out) { *out << family.name; }
 
-class GroupSuite : public testing::TestWithParam<GroupFamily> {
+class GroupSuite : public ::testing::TestWithParam<GroupFamily> {
  protected:
   static constexpr absl::Duration kPlenty = absl::Seconds(60), kShort = absl::Milliseconds(150);
 

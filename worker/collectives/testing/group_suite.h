@@ -1,7 +1,7 @@
 // The conformance suite of groups: what group.h promises, for every implementation. Include it in one file of a test,
 // and instantiate GroupSuite with the implementation's family:
 //
-//   INSTANTIATE_TEST_SUITE_P(Local, GroupSuite, testing::Values(GroupFamily{"local", MakeLocalGroups}));
+//   INSTANTIATE_TEST_SUITE_P(Local, GroupSuite, testing::Values(GroupFamily{"local", Make}));
 #pragma once
 
 #include <cmath>

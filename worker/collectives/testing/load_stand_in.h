@@ -1,7 +1,7 @@
 // The stand-in (nccl_stand_in.h), as a test loads it.
 #pragma once
 
-#include "worker/collectives/shared_library.h"
+#include "local/shared_library.h"
 #include "worker/collectives/testing/nccl_stand_in.h"
 
 namespace shardmesh {

@@ -44,6 +44,7 @@ NcclResult StandInNccl::Finalize(NcclComm* comm) {
   MutexLock lock(machine_.mu);
   Note("CommFinalize", comm);
   if (comm->gone || comm->finalized || comm->state != kNcclSuccess) return Misuse("CommFinalize at a wrong time");
+  if (comm->windows > 0) return Misuse("CommFinalize of a communicator with windows");
   const auto fault = TakeFault("CommFinalize", comm->rank);
   if (fault && fault->fault == Fault::kFail) return fault->result;
   comm->stuck = fault && fault->fault == Fault::kHang;
@@ -69,6 +70,7 @@ NcclResult StandInNccl::State(NcclComm* comm, NcclResult* state) {
   if (comm->gone) return Misuse("CommGetAsyncError of a communicator that was ended");
   *state = comm->state;
   if (comm->state != kNcclInProgress || comm->stuck || !comm->clique->whole()) return kNcclSuccess;
+  if (comm->window_to != nullptr && !EndRegistration(*comm)) return kNcclSuccess;
   // Whoever asks again finds it done.
   comm->state = kNcclSuccess;
   if (comm->given) {
@@ -137,6 +139,7 @@ using shardmesh::NcclRedOp;
 using shardmesh::NcclResult;
 using shardmesh::NcclType;
 using shardmesh::NcclUniqueId;
+using shardmesh::NcclWindow;
 using shardmesh::StandInNccl;
 
 extern "C" {
@@ -180,6 +183,14 @@ NcclResult ncclSend(const void* from, size_t count, NcclType type, int peer, Ncc
 }
 NcclResult ncclRecv(void* to, size_t count, NcclType type, int peer, NcclComm* comm, void* stream) {
   return StandInNccl::Get().Give(comm, stream, {"Recv", nullptr, static_cast<char*>(to), count, type, peer});
+}
+NcclResult ncclMemAlloc(void** memory, size_t bytes) { return StandInNccl::Get().Allocate(memory, bytes); }
+NcclResult ncclMemFree(void* memory) { return StandInNccl::Get().Free(memory); }
+NcclResult ncclCommWindowRegister(NcclComm* comm, void* memory, size_t bytes, NcclWindow** window, int flags) {
+  return StandInNccl::Get().Register(comm, memory, bytes, window, flags);
+}
+NcclResult ncclCommWindowDeregister(NcclComm* comm, NcclWindow* window) {
+  return StandInNccl::Get().Deregister(comm, window);
 }
 NcclResult ncclGroupStart() { return StandInNccl::Get().Start(); }
 NcclResult ncclGroupEnd() { return StandInNccl::Get().Finish(); }

@@ -46,6 +46,14 @@ struct NcclComm {
   std::shared_ptr<StandInLaunch> given;  // not in the stream yet
   StandInStream* given_to = nullptr;
   std::shared_ptr<StandInLaunch> running;  // in the stream
+  std::vector<size_t> registered;          // bytes of each registration, of all so far
+  NcclWindow** window_to = nullptr;        // of one under way
+  int windows = 0;                         // that it has
+};
+
+struct NcclWindow {
+  NcclComm* comm;
+  const void* memory;
 };
 
 struct StandInClique {
@@ -82,6 +90,13 @@ class StandInNccl final : public StandIn {
     planned_.clear();
     machine_.misuses.clear();
     machine_.memory = Memory::kAllocated;
+    windows_ = true;
+    memory_left_.clear();
+    machine_.lost.clear();
+    machine_.guarded = false;
+    machine_.ProtectLocked();
+    machine_.has_virtual = true;
+    machine_.virtual_left = int64_t{1} << 34;
   }
   void SetVersion(int version) override {
     MutexLock lock(machine_.mu);
@@ -90,6 +105,14 @@ class StandInNccl final : public StandIn {
   void SetMemory(Memory memory) override {
     MutexLock lock(machine_.mu);
     machine_.memory = memory;
+  }
+  void SetWindows(bool windows) override {
+    MutexLock lock(machine_.mu);
+    windows_ = windows;
+  }
+  void SetMemoryOf(int device, size_t bytes) override {
+    MutexLock lock(machine_.mu);
+    memory_left_[device] = bytes;
   }
   void Plan(const std::string& name, int rank, int nth, Fault fault, NcclResult result) override {
     MutexLock lock(machine_.mu);
@@ -108,7 +131,39 @@ class StandInNccl final : public StandIn {
   }
   int64_t Allocations() const override {
     MutexLock lock(machine_.mu);
-    return static_cast<int64_t>(machine_.blocks.size());
+    return static_cast<int64_t>(machine_.blocks.size() + machine_.handles.size() + machine_.reserved.size() +
+                                machine_.registered.size());
+  }
+  void Launch(void* stream, std::function<void()> work) override {
+    MutexLock lock(machine_.mu);
+    auto task = std::make_shared<StandInTask>();
+    task->work = std::move(work);
+    static_cast<StandInStream*>(stream)->tasks.push_back(std::move(task));
+  }
+  void JoinKernels() override {
+    std::vector<std::thread> threads;
+    {
+      MutexLock lock(machine_.mu);
+      for (const auto& stream : machine_.streams) {
+        std::move(stream->threads.begin(), stream->threads.end(), std::back_inserter(threads));
+        stream->threads.clear();
+      }
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  void SetVirtualMemory(int64_t bytes) override {
+    MutexLock lock(machine_.mu);
+    machine_.has_virtual = bytes >= 0;
+    machine_.virtual_left = bytes;
+  }
+  void GuardMemory() override {
+    MutexLock lock(machine_.mu);
+    machine_.guarded = true;
+    machine_.ProtectLocked();
+  }
+  void LoseDevice(int device) override {
+    MutexLock lock(machine_.mu);
+    machine_.lost.insert(device);
   }
 
   int version() const {
@@ -130,6 +185,11 @@ class StandInNccl final : public StandIn {
   NcclResult Give(NcclComm* comm, void* stream, StandInOp op);
   NcclResult Start();
   NcclResult Finish();
+  // nccl_stand_in_windows.cc
+  NcclResult Allocate(void** memory, size_t bytes);
+  NcclResult Free(void* memory);
+  NcclResult Register(NcclComm* comm, void* memory, size_t bytes, NcclWindow** window, int flags);
+  NcclResult Deregister(NcclComm* comm, NcclWindow* window);
 
  private:
   struct Grouped {
@@ -153,6 +213,8 @@ class StandInNccl final : public StandIn {
   }
   // The fault that is planned for this call, if there is one.
   std::unique_ptr<StandInFault> TakeFault(const std::string& name, int rank);
+  // Of a registration under way: whether all ranks have come to it; gives the window then.
+  bool EndRegistration(NcclComm& comm);
   bool Progress();
   bool RunCollective(StandInClique& clique);
   bool RunSends(NcclComm& comm);
@@ -164,6 +226,10 @@ class StandInNccl final : public StandIn {
   std::vector<StandInCall> calls_;
   std::vector<StandInFault> planned_;
   std::map<std::string, StandInClique> cliques_;
+  bool windows_ = true;
+  std::map<int, size_t> memory_left_;     // by device, where it is limited
+  std::map<const void*, size_t> memory_;  // of Allocate, not freed
+  std::vector<std::unique_ptr<NcclWindow>> open_windows_;
   std::vector<std::unique_ptr<NcclComm>> comms_;  // kept, so that a use after the end is found
 };
 

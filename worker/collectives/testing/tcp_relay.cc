@@ -34,7 +34,7 @@ TcpRelay::~TcpRelay() {
   thread_.join();
 }
 
-absl::StatusOr<sockaddr_in> TcpRelay::Route(const sockaddr_in& to) {
+absl::StatusOr<sockaddr_in> TcpRelay::Route(const sockaddr_in& to, int side) {
   UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   sockaddr_in here = to;
   here.sin_port = 0;
@@ -44,7 +44,7 @@ absl::StatusOr<sockaddr_in> TcpRelay::Route(const sockaddr_in& to) {
     return SocketError("cannot listen for a relay");
   }
   MutexLock lock(mu_);
-  listeners_.push_back({std::move(fd), to});
+  listeners_.push_back({std::move(fd), to, side});
   return here;
 }
 
@@ -100,6 +100,7 @@ void TcpRelay::AcceptLocked(const Listener& listener) {
     setsockopt(end->get(), IPPROTO_TCP, TCP_NODELAY, &no_delay, sizeof(no_delay));
   }
   connections_.push_back(std::make_unique<Connection>());
+  connections_.back()->side = listener.side;
   connections_.back()->ends[0] = std::move(near);
   connections_.back()->ends[1] = std::move(far);
 }
@@ -113,9 +114,10 @@ void TcpRelay::ReadLocked(Connection& connection, int from) {
     way.ended = length <= 0;
     if (way.ended) return;
     bytes.resize(static_cast<size_t>(length));
-    way.free = std::max(way.free, absl::Now()) + absl::Seconds(static_cast<double>(length) / bytes_per_second_);
+    absl::Time& free = free_[from == 0 ? connection.side : 1 - connection.side];
+    free = std::max(free, absl::Now()) + absl::Seconds(static_cast<double>(length) / bytes_per_second_);
     way.waiting += length;
-    way.chunks.push_back({way.free + delay_, std::move(bytes)});
+    way.chunks.push_back({free + delay_, std::move(bytes)});
   }
 }
 

@@ -25,10 +25,11 @@ class TcpRelay {
   TcpRelay(const TcpRelay&) = delete;
   TcpRelay& operator=(const TcpRelay&) = delete;
 
-  // Forwards what connects to the address that is returned: the same host, another port.
-  absl::StatusOr<sockaddr_in> Route(const sockaddr_in& to);
+  // Forwards what connects to the address that is returned: the same host, another port. `side`: which of the two
+  // hosts, 0 or 1, `to` is on.
+  absl::StatusOr<sockaddr_in> Route(const sockaddr_in& to, int side = 0);
 
-  // For bytes that come from now on, each way of each connection for itself.
+  // For bytes that come from now on: all connections share what the line carries towards a side.
   void SetLine(absl::Duration delay, double bytes_per_second);
   // Forwards nothing any more; connections stay open.
   void Stop();
@@ -44,16 +45,17 @@ class TcpRelay {
   struct Way {
     std::deque<Chunk> chunks;
     int64_t waiting = 0;  // bytes
-    absl::Time free;      // when the line has taken in what came
     bool ended = false;
   };
   struct Connection {
     UniqueFd ends[2];
-    Way ways[2];  // from ends[i] to the other one
+    Way ways[2];   // from ends[i] to the other one
+    int side = 0;  // that ends[1] is on
   };
   struct Listener {
     UniqueFd fd;
     sockaddr_in to;
+    int side;
   };
 
   void Run();
@@ -67,6 +69,7 @@ class TcpRelay {
   std::vector<std::unique_ptr<Connection>> connections_ ABSL_GUARDED_BY(mu_);
   absl::Duration delay_ ABSL_GUARDED_BY(mu_);
   double bytes_per_second_ ABSL_GUARDED_BY(mu_) = 1e12;
+  absl::Time free_[2] ABSL_GUARDED_BY(mu_);  // by side: when the line has taken in what came for it
   int64_t forwarded_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool closing_ ABSL_GUARDED_BY(mu_) = false;

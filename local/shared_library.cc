@@ -1,4 +1,4 @@
-#include "worker/collectives/shared_library.h"
+#include "local/shared_library.h"
 
 #include <dlfcn.h>
 #include <link.h>

@@ -13,7 +13,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "worker/collectives/cuda_driver_api.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "local/cuda_driver_api.h"
 
 namespace shardmesh {
 
@@ -23,6 +25,9 @@ class DeviceRuntime {
   // Unavailable: no driver, no such device, or it cannot be used now; the message has the driver's words.
   // Unimplemented: the driver is too old (the function that it lacks is named).
   static absl::StatusOr<std::unique_ptr<DeviceRuntime>> Open(int device, const std::string& library = "");
+  // The device of that uuid (16 bytes), whatever its number in this process. NotFound: it is not visible here.
+  static absl::StatusOr<std::unique_ptr<DeviceRuntime>> OpenUuid(const std::string& uuid,
+                                                                 const std::string& library = "");
   // REQUIRES: the stream is idle, and what was allocated is freed.
   ~DeviceRuntime();
   DeviceRuntime(const DeviceRuntime&) = delete;
@@ -42,7 +47,12 @@ class DeviceRuntime {
   };
 
   int device() const { return device_; }
-  void* stream() const { return stream_; }  // a cudaStream_t
+  void* stream() const { return stream_; }           // a cudaStream_t
+  const std::string& name() const { return name_; }  // what the driver calls it
+  const std::string& uuid() const { return uuid_; }  // 16 bytes, of the device itself
+  const std::string& library() const { return library_; }
+  const CudaDriverApi& api() const { return api_; }
+  int handle() const { return handle_; }  // a CUdevice
 
   // Device memory, at a multiple of 256. ResourceExhausted: there is not so much.
   absl::StatusOr<char*> Allocate(int64_t bytes);
@@ -58,14 +68,20 @@ class DeviceRuntime {
 
   // Whether everything that was given to the stream is done. Unavailable: the device failed.
   absl::StatusOr<bool> Idle() const;
+  // Waits for that. DeadlineExceeded: `timeout` passed.
+  absl::Status AwaitIdle(absl::Duration timeout) const;
+
+  // What a function of the driver refused, as a status: ResourceExhausted where there is not enough memory,
+  // Unimplemented where it cannot do such a thing, else Unavailable.
+  absl::Status Failed(absl::string_view what, int error) const;
 
  private:
   DeviceRuntime(const CudaDriverApi& api, int device) : api_(api), device_(device) {}
-  absl::Status Failed(absl::string_view what, int error) const;
 
   const CudaDriverApi api_;
   const int device_;
   int handle_ = 0;  // a CUdevice
+  std::string name_, uuid_, library_;
   void* context_ = nullptr;
   void* stream_ = nullptr;
 };

@@ -1,11 +1,16 @@
-#include "worker/collectives/device_runtime.h"
+#include "local/device_runtime.h"
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "core/status.h"
-#include "worker/collectives/shared_library.h"
+#include "local/shared_library.h"
 
 namespace shardmesh {
 namespace {
+
+constexpr absl::Duration kSpin = absl::Microseconds(200);  // then a wait looks less often
+constexpr absl::Duration kLook = absl::Microseconds(50);
 
 CudaAddress AddressOf(const void* memory) { return reinterpret_cast<CudaAddress>(memory); }
 
@@ -34,7 +39,8 @@ absl::Status DeviceRuntime::Failed(absl::string_view what, int error) const {
   if (api_.GetErrorString(error, &words) != kCudaSuccess || words == nullptr) words = "an unknown error";
   const std::string message =
       absl::StrCat("CUDA device ", device_, " cannot ", what, ": ", words, " (CUresult ", error, ")");
-  return error == kCudaOutOfMemory ? absl::ResourceExhaustedError(message) : absl::UnavailableError(message);
+  if (error == kCudaOutOfMemory) return absl::ResourceExhaustedError(message);
+  return error == kCudaNotSupported ? absl::UnimplementedError(message) : absl::UnavailableError(message);
 }
 
 absl::StatusOr<std::unique_ptr<DeviceRuntime>> DeviceRuntime::Open(int device, const std::string& library) {
@@ -43,11 +49,37 @@ absl::StatusOr<std::unique_ptr<DeviceRuntime>> DeviceRuntime::Open(int device, c
   int error = api.Init(0);
   if (error == kCudaSuccess) error = api.DeviceGet(&runtime->handle_, device);
   if (error == kCudaSuccess) error = api.DevicePrimaryCtxRetain(&runtime->context_, runtime->handle_);
+  char name[128] = {};
+  CudaUuid uuid = {};
+  if (error == kCudaSuccess) error = api.DeviceGetName(name, sizeof(name) - 1, runtime->handle_);
+  if (error == kCudaSuccess) error = api.DeviceGetUuid_v2(&uuid, runtime->handle_);
   if (error != kCudaSuccess) return runtime->Failed("be opened", error);
+  runtime->name_ = name;
+  runtime->uuid_.assign(uuid.bytes, sizeof(uuid.bytes));
+  runtime->library_ = library;
   Scope scope(*runtime);
   error = api.StreamCreate(&runtime->stream_, kCudaStreamNonBlocking);
   if (error != kCudaSuccess) return runtime->Failed("make a stream", error);
   return runtime;
+}
+
+absl::StatusOr<std::unique_ptr<DeviceRuntime>> DeviceRuntime::OpenUuid(const std::string& uuid,
+                                                                       const std::string& library) {
+  ASSIGN_OR_RETURN(const CudaDriverApi api, LoadDriver(library));
+  int count = 0;
+  if (const int error = api.Init(0); error != kCudaSuccess) return DeviceRuntime(api, 0).Failed("be opened", error);
+  if (const int error = api.DeviceGetCount(&count); error != kCudaSuccess) {
+    return DeviceRuntime(api, 0).Failed("be counted", error);
+  }
+  for (int device = 0; device < count; ++device) {
+    int handle = 0;
+    CudaUuid found = {};
+    if (api.DeviceGet(&handle, device) != kCudaSuccess) continue;
+    if (api.DeviceGetUuid_v2(&found, handle) != kCudaSuccess) continue;
+    if (uuid == std::string(found.bytes, sizeof(found.bytes))) return Open(device, library);
+  }
+  return absl::NotFoundError(absl::StrCat("none of the ", count, " CUDA devices that this process sees has the uuid ",
+                                          absl::BytesToHexString(uuid), "; see CUDA_VISIBLE_DEVICES"));
 }
 
 DeviceRuntime::~DeviceRuntime() {
@@ -98,6 +130,20 @@ absl::StatusOr<bool> DeviceRuntime::Idle() const {
   const int error = api_.StreamQuery(stream_);
   if (error == kCudaSuccess || error == kCudaNotReady) return error == kCudaSuccess;
   return Failed("go on", error);
+}
+
+absl::Status DeviceRuntime::AwaitIdle(absl::Duration timeout) const {
+  const absl::Time begin = absl::Now(), deadline = begin + timeout;
+  while (true) {
+    ASSIGN_OR_RETURN(const bool idle, Idle());
+    if (idle) return absl::OkStatus();
+    const absl::Time now = absl::Now();
+    if (now > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("CUDA device ", device_, " was not done with its stream within ",
+                                                      absl::FormatDuration(timeout)));
+    }
+    if (now - begin > kSpin) absl::SleepFor(kLook);
+  }
 }
 
 }  // namespace shardmesh

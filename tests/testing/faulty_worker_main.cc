@@ -1,0 +1,75 @@
+// shardmesh-worker that comes to harm at a fault point (core/fault_point.h), as the environment says:
+//
+//   SHARDMESH_FAULT=WORKER:POINT:ACTION:NTH     w1:chunk-stepped:kill:3
+//
+// When worker WORKER is at POINT for the NTH time it is killed (SIGKILL), or stopped (SIGSTOP), or waits 300 ms
+// (delay). Without the variable, or in another worker, nothing happens. --fault-points lists the points.
+#include <poll.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "core/fault_point.h"
+#include "worker/run_worker_main.h"
+
+namespace {
+
+constexpr int kDelayMillis = 300;
+
+shardmesh::FaultPoint point;
+std::string action;
+std::atomic<int> times_left{0};
+
+void Harm(shardmesh::FaultPoint at) {
+  if (at != point || times_left.fetch_sub(1) != 1) return;
+  if (action == "kill") kill(getpid(), SIGKILL);
+  if (action == "stop") kill(getpid(), SIGSTOP);
+  if (action == "delay") poll(nullptr, 0, kDelayMillis);
+}
+
+// False: it says nothing that can be done.
+bool Plan(const std::string& text, const std::string& worker) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ':');
+  int times = 0;
+  if (parts.size() != 4 || !absl::SimpleAtoi(parts[3], &times) || times < 1) return false;
+  if (parts[2] != "kill" && parts[2] != "stop" && parts[2] != "delay") return false;
+  for (const shardmesh::FaultPointInfo& info : shardmesh::kFaultPoints) {
+    if (parts[1] != info.name) continue;
+    if (parts[0] != worker) return true;
+    point = info.point;
+    action = parts[2];
+    times_left = times;
+    shardmesh::fault_hook = Harm;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string name;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--fault-points") == 0) {
+      for (const auto& info : shardmesh::kFaultPoints) {
+        std::printf("%-16s %s%s\n", info.name, info.lead ? "lead: " : "", info.what);
+      }
+      return 0;
+    }
+    if (std::strcmp(argv[i], "--name") == 0 && i + 1 < argc) name = argv[i + 1];
+  }
+  if (const char* text = std::getenv("SHARDMESH_FAULT"); text != nullptr && !Plan(text, name)) {
+    std::fprintf(stderr, "SHARDMESH_FAULT is \"%s\"; it is WORKER:POINT:kill|stop|delay:NTH, see --fault-points\n",
+                 text);
+    return 2;
+  }
+  return shardmesh::RunWorkerMain(argc, argv, {});
+}

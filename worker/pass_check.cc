@@ -1,0 +1,66 @@
+// Of Pass: the search for silent corruption, of jobs with check_every (core/job.h).
+//
+// One of `check_every` chunks, drawn anew for each step, is looked at. It is stepped twice, from the same source to the
+// same place, and both results compared: arithmetic that is wrong once is found. The digest of the result stays beside
+// it (the guard), and is compared when the next step reads the chunk: memory that changed meanwhile is found. Chunks
+// that nobody looks at have no guard, nor have frozen weights. The guards of the source are not touched while its step
+// is under way, so a step that is executed again finds them as the first time.
+#include "absl/strings/str_cat.h"
+#include "core/philox.h"
+#include "worker/pass.h"
+
+namespace shardmesh {
+namespace {
+
+// Whether a chunk is looked at in a step: one of check_every, drawn anew for each step.
+bool IsDrawn(const JobSpec& job, int64_t step, int range, int64_t chunk) {
+  const uint64_t place = static_cast<uint64_t>(range) << 32 | static_cast<uint64_t>(chunk);
+  return Mix64(Mix64(static_cast<uint64_t>(step)) ^ place) % static_cast<uint64_t>(job.check_every) == 0;
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> Pass::Run(const Command& command, uint64_t seq, const float* initial, BucketGate* gate) {
+  const uint64_t digest = Execute(command, seq, initial, gate);
+  if (job_.check_every == 0) return digest;
+  const Damage damage = Damage::Of(host_.control()->members[rank_.value()].damage.load());
+  if (damage.what == Damage::kNone) return digest;
+  return absl::DataLossError(absl::StrCat(damage.ToString(job_), ", found in step ", command.step));
+}
+
+uint64_t Pass::DigestChunk(int range, int parity, int64_t chunk) const {
+  uint64_t digest = 0;
+  for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
+    digest += DigestRun(range, parity, storage_.runs(range)[i]);
+  }
+  return digest == 0 ? 1 : digest;
+}
+
+int64_t Pass::StepChecked(const Command& command, int range, int64_t chunk) {
+  const int from = command.parity, to = 1 - from;
+  if (const uint64_t guard = storage_.Guard(range, from, chunk);
+      guard != 0 && DigestChunk(range, from, chunk) != guard) {
+    Damaged(Damage::kMemory, range, chunk);
+  }
+  const int64_t written = StepChunk(command, range, chunk);
+  uint64_t digest = 0;
+  if (IsDrawn(job_, command.step, range, chunk)) {
+    digest = DigestChunk(range, to, chunk);
+    StepChunk(command, range, chunk);
+    if (DigestChunk(range, to, chunk) != digest) Damaged(Damage::kArithmetic, range, chunk);
+  }
+  storage_.SetGuard(range, to, chunk, digest);
+  return written;
+}
+
+// The first that is found is told.
+void Pass::Damaged(Damage::What what, int range, int64_t chunk) {
+  const int first = storage_.first_run(range, chunk);
+  if (first == storage_.first_run(range, chunk + 1)) return;  // padding alone
+  const ChunkRun& run = storage_.runs(range)[first];
+  uint64_t none = 0;
+  host_.control()->members[rank_.value()].damage.compare_exchange_strong(
+      none, Damage{what, run.tensor, run.first_element}.Word());
+}
+
+}  // namespace shardmesh

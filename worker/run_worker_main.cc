@@ -1,0 +1,218 @@
+#include "worker/run_worker_main.h"
+
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/cli/seconds_flag.h"
+#include "client/cpp/coordinator_transport.h"
+#include "client/cpp/shard_transport.h"
+#include "core/clock.h"
+#include "core/device_name.h"
+#include "core/status.h"
+#include "local/host_id.h"
+#include "local/socket.h"
+#include "rpc/main_support.h"
+#include "rpc/server.h"
+#include "worker/device/device_pass.h"
+#include "worker/host_capacity.h"
+#include "worker/local_server.h"
+#include "worker/membership_agent.h"
+#include "worker/shard_service.h"
+#include "worker/worker.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kTakeOver = absl::Seconds(10);
+
+struct Flags {
+  std::string coordinator = "127.0.0.1:7000";
+  std::string listen = "127.0.0.1:0";
+  std::string name;
+  std::string host_name;
+  std::string group_address;
+  std::string local_dir;
+  std::string address_file;
+  std::string device = "cpu";
+  std::string log_level = "info";
+  int threads = 1;
+  int max_connections = 1024;
+  double step_timeout = 60;
+  double spin = 0;
+  double join_timeout = 60;
+  TlsOptions tls;
+};
+
+void AddFlags(CLI::App& app, Flags& flags) {
+  app.add_option("--coordinator", flags.coordinator, "address of the coordinator")->capture_default_str();
+  app.add_option("--listen", flags.listen, "address to serve trainers and readers at; port 0 has one chosen")
+      ->capture_default_str();
+  app.add_option("--name", flags.name, "unique name of this worker; unset: HOST-PID");
+  app.add_option("--local-dir", flags.local_dir, "folder of the UNIX socket; unset: /tmp/shardmesh-UID");
+  app.add_option("--group-address", flags.group_address,
+                 "this host's address for workers of other hosts: one job may then be on several. What they send is "
+                 "neither encrypted nor authenticated: a network that nobody else reaches. Unset: one host");
+  app.add_option("--host-name", flags.host_name,
+                 "workers of one host with other names count as on other hosts, and share no memory");
+  app.add_option("--threads", flags.threads, "threads of a step")->capture_default_str()->check(CLI::Range(1, 1024));
+  app.add_option("--device", flags.device,
+                 "where steps run and windows lie: cpu, or cuda:N (as the CUDA driver counts). A worker whose device "
+                 "cannot be used does not start")
+      ->capture_default_str();
+  AddSeconds(app, "--step-timeout", flags.step_timeout, "seconds that members may take for one step");
+  app.add_option("--spin", flags.spin,
+                 "seconds that a step's waits poll before they sleep; only for a worker with a core to itself")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 3600.0));
+  AddSeconds(app, "--join-timeout", flags.join_timeout, "seconds to wait for the coordinator at the start");
+  app.add_option("--max-connections", flags.max_connections, "open connections at once")->capture_default_str();
+  app.add_option("--tls-cert", flags.tls.cert_file, "certificate (PEM); required off loopback");
+  app.add_option("--tls-key", flags.tls.key_file, "its private key (PEM)");
+  app.add_option("--tls-ca", flags.tls.ca_file, "authority that signs every peer's certificate (PEM)");
+  app.add_option("--address-file", flags.address_file, "write the address served to this file, once joined");
+  app.add_option("--log-level", flags.log_level, "trace, debug, info, warn, error or off")->capture_default_str();
+  app.set_version_flag("--version", "shardmesh-worker 0.1.0");
+  app.footer(
+      "Examples:\n"
+      "  shardmesh-worker --coordinator 127.0.0.1:7000\n"
+      "  shardmesh-worker --coordinator 10.0.0.1:7000 --listen 10.0.0.2:7001 \\\n"
+      "      --tls-cert worker.pem --tls-key worker.key --tls-ca ca.pem");
+}
+
+std::string DefaultName() {
+  char host[65] = "worker";
+  gethostname(host, sizeof(host) - 1);
+  return absl::StrCat(host, "-", getpid());
+}
+
+absl::Status WriteAddress(const std::string& path, const std::string& address) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string part = path + ".part";
+  {
+    std::ofstream file(part);
+    file << address << "\n";
+    if (!file.good()) return absl::PermissionDeniedError(absl::StrCat("cannot write ", part));
+  }
+  if (rename(part.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("cannot write ", path));
+}
+
+// A worker that was killed and started again meets its own old life, which counts as alive for one heartbeat time-out:
+// the name is asked for again for a while before it is said to be taken.
+absl::Status AwaitJoined(MembershipAgent& agent, StopSignal& stop, absl::Duration timeout) {
+  const absl::Time taken_until = absl::Now() + std::min(timeout, kTakeOver);
+  absl::Status joined = agent.AwaitJoined(timeout);
+  while (absl::IsAlreadyExists(joined) && absl::Now() < taken_until && !stop.WaitFor(absl::Milliseconds(200))) {
+    joined = agent.AwaitJoined(timeout);
+  }
+  return Annotate(joined, "joining");
+}
+
+absl::StatusOr<std::optional<WorkerDevice>> OpenDevice(const std::string& text, const WorkerCuda& cuda) {
+  if (text == "cpu") return std::optional<WorkerDevice>();
+  const std::optional<int> number = CudaDeviceOf(text);
+  if (!number.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat("--device is \"", text, "\"; it is cpu or cuda:N, as cuda:0"));
+  }
+  absl::StatusOr<WorkerDevice> device = WorkerDevice::Open(*number, cuda.kernels, cuda.library);
+  if (!device.ok()) return Annotate(device.status(), absl::StrCat("--device ", text, " cannot be used"));
+  return std::make_optional(*std::move(device));
+}
+
+absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
+  StopSignal stop;
+  RETURN_IF_ERROR(PrepareProcess({flags.log_level}));
+  RealClock clock;
+  ASSIGN_OR_RETURN(const std::string host_id, HostId());
+  v1::JoinRequest identity;
+  identity.set_name(flags.name.empty() ? DefaultName() : flags.name);
+  RETURN_IF_ERROR(ValidateId("--name", identity.name()));
+  identity.set_incarnation(absl::ToUnixNanos(clock.Now()));
+  if (!flags.host_name.empty()) RETURN_IF_ERROR(ValidateId("--host-name", flags.host_name));
+  identity.set_host_id(flags.host_name.empty() ? host_id : absl::StrCat(host_id, "/", flags.host_name));
+  identity.set_pid(getpid());
+  // Absolute: trainers connect to the socket from other working directories.
+  const std::string local_dir =
+      std::filesystem::absolute(flags.local_dir.empty() ? absl::StrCat("/tmp/shardmesh-", getuid()) : flags.local_dir);
+  // Not the process id: it repeats in containers that share the folder.
+  identity.set_local_socket(
+      absl::StrCat(local_dir, "/", identity.name(), "-", absl::Hex(identity.incarnation()), ".sock"));
+
+  ASSIGN_OR_RETURN(auto coordinator, NewGrpcCoordinatorTransport(flags.coordinator, flags.tls));
+  WorkerOptions options;
+  options.name = identity.name();
+  options.threads = flags.threads;
+  options.step_timeout = absl::Seconds(flags.step_timeout);
+  options.spin = absl::Seconds(flags.spin);
+  options.host_capacity = ReadHostCapacity();
+  options.group_address = flags.group_address;
+  ASSIGN_OR_RETURN(options.device, OpenDevice(flags.device, cuda));
+  options.meet = [tls = flags.tls](const v1::Peer& lead, const v1::MeetRequest& request,
+                                   absl::Duration timeout) -> absl::StatusOr<v1::MeetReply> {
+    v1::Member member;
+    member.set_rank(lead.rank());
+    member.set_worker(lead.worker());
+    member.set_address(lead.address());
+    ASSIGN_OR_RETURN(const auto transport, ShardTransport::Dial(member, tls, timeout));
+    return transport->Meet(request, timeout);
+  };
+  Worker worker(options, NewProcessMemory());
+  RemoveDeadSockets(local_dir, identity.name() + "-");  // of lives that were killed
+  ASSIGN_OR_RETURN(auto local, LocalServer::Start(identity.local_socket(), worker, clock));
+  ShardService service(worker, *local, host_id, identity.incarnation());
+  ServerOptions server_options;
+  server_options.listen = flags.listen;
+  server_options.tls = flags.tls;
+  server_options.max_connections = flags.max_connections;
+  ASSIGN_OR_RETURN(auto server, Server::Start(server_options, {&service}));
+  identity.set_address(server->address());
+  identity.set_spans_hosts(!options.group_address.empty());
+  identity.set_has_device(options.device.has_value());
+
+  absl::Status end;
+  {
+    MembershipAgent agent(*coordinator, worker, identity);
+    end = AwaitJoined(agent, stop, absl::Seconds(flags.join_timeout));
+    if (end.ok()) end = WriteAddress(flags.address_file, server->address());
+    if (end.ok()) {
+      spdlog::info("event=serving worker={} address={} local_socket={} device=\"{}\"", identity.name(),
+                   server->address(), local->path(), worker.DeviceText());
+      while (!stop.WaitFor(absl::Seconds(3600))) {
+      }
+      spdlog::info("event=draining worker={}", identity.name());
+    }
+    server->SetServing(false);
+    agent.Stop();
+  }
+  worker.Leave();
+  server->Drain(absl::Seconds(5));
+  return end;
+}
+
+}  // namespace
+
+int RunWorkerMain(int argc, char** argv, const WorkerCuda& cuda) {
+  CLI::App app{"shardmesh-worker: holds one shard of every job that the coordinator assigns to it."};
+  Flags flags;
+  AddFlags(app, flags);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  const absl::Status status = RunWorker(flags, cuda);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "shardmesh-worker: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,115 @@
+#include "worker/step_mail.h"
+
+#include <sched.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/fault_point.h"
+#include "core/status.h"
+#include "local/futex.h"
+
+namespace shardmesh {
+
+StepMail::StepMail(const HostMemory& host, StepProtocol& protocol, int num_slots, DeclareFn declare, ToReplyFn to_reply)
+    : host_(host),
+      protocol_(protocol),
+      declare_(std::move(declare)),
+      to_reply_(std::move(to_reply)),
+      open_(num_slots) {}
+
+void StepMail::Poll() {
+  for (int slot = 0; slot < static_cast<int>(open_.size()); ++slot) {
+    Letter& letter = host_.mailbox(slot).request;
+    if (letter.number.load() != letter.taken.load()) Take(slot);
+    if (open_[slot].step == 0) continue;
+    if (!open_[slot].answer.empty()) {
+      Deliver(slot);
+      continue;
+    }
+    const Step step(open_[slot].step);
+    if (std::optional<StepOutcome> outcome = protocol_.OutcomeOf(step)) {
+      outcome->already_applied = false;
+      Reach(FaultPoint::kAnswering);
+      Answer(slot, *outcome);
+    } else if (const absl::Status health = protocol_.Health(); !health.ok()) {
+      Answer(slot, health);
+    } else if (const absl::Status stands = protocol_.CheckStands(open_[slot].slots, step); !stands.ok()) {
+      Answer(slot, stands);  // another host's word came first
+    }
+  }
+}
+
+void StepMail::Take(int slot) {
+  Mailbox& box = host_.mailbox(slot);
+  std::atomic<uint32_t>& taking = protocol_.page()->taking_letters;
+  taking.fetch_add(1);  // before the holder is read
+  const bool taken = TakeLetter(box.request, bytes_);
+  const bool counts = taken && request_.ParseFromString(bytes_) && request_.session() != 0 &&
+                      request_.session() == protocol_.HolderOf(Slot(slot));
+  absl::StatusOr<std::optional<StepOutcome>> declared = std::optional<StepOutcome>();
+  if (counts) {
+    Reach(FaultPoint::kLetterTaken);
+    const absl::Status slots = CheckSlots(request_);
+    declared = slots.ok() ? declare_(request_.step()) : slots;
+    Reach(FaultPoint::kLetterDeclared);
+  }
+  taking.fetch_add(1);
+  Open& open = open_[slot];
+  open.step = counts ? request_.step().step() : 0;
+  open.id = request_.id();
+  open.answer.clear();
+  open.slots.clear();
+  for (const int other : request_.step().slots()) open.slots.push_back(Slot(other));
+  if (!counts) return box.answered.store(box.request.taken.load());
+  if (!declared.ok()) return Answer(slot, declared.status());
+  if (declared->has_value()) Answer(slot, **declared);
+}
+
+absl::Status StepMail::CheckSlots(const v1::LocalRequest& request) const {
+  for (const int slot : request.step().slots()) {
+    if (slot >= 0 && slot < static_cast<int>(open_.size()) && protocol_.HolderOf(Slot(slot)) == request.session())
+      continue;
+    return absl::InvalidArgumentError(absl::StrCat("slot ", slot, " is not one that this session attached to"));
+  }
+  return absl::OkStatus();
+}
+
+void StepMail::Answer(int slot, const absl::StatusOr<StepOutcome>& outcome) {
+  reply_.Clear();
+  if (outcome.ok()) {
+    *reply_.mutable_step() = to_reply_(*outcome);
+  } else {
+    reply_.mutable_step()->set_step(open_[slot].step);
+    reply_.set_code(static_cast<int>(outcome.status().code()));
+    reply_.set_message(std::string(outcome.status().message().substr(0, kMaxLetterBytes / 2)));
+  }
+  reply_.set_id(open_[slot].id);
+  reply_.SerializeToString(&open_[slot].answer);
+  Deliver(slot);
+}
+
+void StepMail::Deliver(int slot) {
+  Mailbox& box = host_.mailbox(slot);
+  Open& open = open_[slot];
+  if (!PutLetter(box.reply, open.answer)) return;  // an answer that was given up is not taken yet; at the next poll
+  open.step = 0;
+  open.answer.clear();
+  box.answered.store(box.request.taken.load());
+  FutexWake(box.reply.number);
+}
+
+void GiveSlotsBack(StepProtocol& protocol, absl::Span<const int> slots, uint64_t holder,
+                   const std::atomic<bool>& stop) {
+  for (const int slot : slots) protocol.LeaveSlot(Slot(slot), holder);
+  // Who takes a letter from here on sees that its session is gone.
+  const std::atomic<uint32_t>& taking = protocol.page()->taking_letters;
+  const uint32_t seen = taking.load();
+  while (seen % 2 == 1 && taking.load() == seen) {
+    if (stop.load() || !protocol.Health().ok()) return;
+    sched_yield();
+  }
+  for (const int slot : slots) protocol.GiveSlot(Slot(slot), holder | kLeaving);
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,68 @@
+// StepMail: the lead's end of the mailboxes of a job's attached trainers (local/mailbox.h). The engine's thread takes
+// the letters itself and writes the answers itself, so a step costs two wake-ups, of the lead and of the trainer; none
+// when both spin.
+//
+// A letter is a LocalRequest, an answer a LocalReply (local.proto). A session writes its letters into the mailbox of
+// its first slot and rings the bell. A letter counts while its session holds the slot it came through; of any other,
+// and of one that cannot be read, nothing is done and nobody is answered. While the answer to a call that was given up
+// lies in the mailbox, the next one is kept until there is room; a newer letter replaces it.
+//
+// For the engine's thread of the lead.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "proto/shardmesh/v1/local.pb.h"
+#include "worker/host_memory.h"
+#include "worker/step_protocol.h"
+
+namespace shardmesh {
+
+class StepMail {
+ public:
+  using DeclareFn = std::function<absl::StatusOr<std::optional<StepOutcome>>(const v1::StepRequest&)>;
+  using ToReplyFn = std::function<v1::StepReply(const StepOutcome&)>;
+
+  // Borrowed arguments outlive the object. `declare`: an attached trainer's step; `to_reply`: what became of one.
+  StepMail(const HostMemory& host, StepProtocol& protocol, int num_slots, DeclareFn declare, ToReplyFn to_reply);
+
+  // Takes the letters that have come, and answers those whose step is committed, or cannot be.
+  void Poll();
+
+ private:
+  void Take(int slot);
+  // InvalidArgument: a slot that the session does not hold.
+  absl::Status CheckSlots(const v1::LocalRequest& request) const;
+  void Answer(int slot, const absl::StatusOr<StepOutcome>& outcome);
+  void Deliver(int slot);
+
+  const HostMemory& host_;
+  StepProtocol& protocol_;
+  const DeclareFn declare_;
+  const ToReplyFn to_reply_;
+  // By the slot whose mailbox it came through: what is declared and not answered.
+  struct Open {
+    int64_t step = 0;  // 0: nothing
+    uint64_t id = 0;
+    std::vector<Slot> slots;
+    std::string answer;  // that there is no room for yet
+  };
+  std::vector<Open> open_;
+  std::string bytes_;
+  v1::LocalRequest request_;
+  v1::LocalReply reply_;
+};
+
+// Gives the slots of a session that is gone back. A letter of it that the lead has taken is declared first, later ones
+// are dropped. Returns early, with the slots still held, when the job is aborted or `stop` is set.
+void GiveSlotsBack(StepProtocol& protocol, absl::Span<const int> slots, uint64_t holder, const std::atomic<bool>& stop);
+
+}  // namespace shardmesh
