@@ -23,7 +23,7 @@ using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::Learnt;
 using ::testing::HasSubstr;
 
-constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(2);
+constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(3);
 constexpr absl::Duration kGiveUp = absl::Seconds(25);
 constexpr char kMesh[] = "ddp=2,fsdp=2";
 

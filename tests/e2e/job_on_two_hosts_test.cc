@@ -28,7 +28,7 @@ using ::shardmesh::testing::Process;
 using ::testing::HasSubstr;
 
 constexpr int64_t kSteps = 20;
-constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(2);
+constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(3);
 constexpr absl::Duration kPlenty = absl::Seconds(60);
 
 class JobOnTwoHosts : public ::testing::Test {

@@ -2,14 +2,14 @@
 // for news). Every piece goes straight to the rank that needs it; nothing is added on the way.
 //
 // A call begins with a header from every rank to every other: bulk bytes are sent only after all agree. A dead peer's
-// connections are closed by its kernel, and it is named at once; a stopped one when the time is up. A rank that ends
-// the group tells its peers why before it closes its connections. One that is destroyed after its last call takes
-// nothing from peers that are still at that call.
+// connections are closed by its kernel, and it is named at once; a stopped one half a second after the time is up, in
+// which all tell whom they wait for (late_ranks.h). A rank that ends the group tells its peers why before it closes its
+// connections. One that is destroyed after its last call takes nothing from peers that are still at that call.
 //
 // Gloo closes connections one by one, in up to 10 ms each: a call of n ranks that failed may take n * 10 ms longer than
 // its limit. Its sockets stay open in child processes that are made later: then a death is not seen at once. The ports
 // are for ranks of one job, in a network that nobody else reaches: Gloo authenticates nobody. Gloo is mentioned nowhere
-// outside of gloo_group.cc; its exceptions end there.
+// outside of this group and its gloo_connections.h; its exceptions end here.
 #pragma once
 
 #include <memory>
@@ -23,6 +23,8 @@
 #include "worker/collectives/rendezvous.h"
 
 namespace shardmesh {
+
+class GlooConnections;
 
 struct GlooOptions {
   int rank = 0, size = 1;
@@ -56,8 +58,7 @@ class GlooGroup final : public ExchangeGroup {
                           absl::Duration timeout) override;
 
  private:
-  struct Connections;  // what Gloo has
-  struct Transfer;     // of one piece
+  struct Transfer;  // of one piece
 
   struct Call {
     const CallHeader& header;
@@ -65,7 +66,7 @@ class GlooGroup final : public ExchangeGroup {
     absl::Time until;
   };
 
-  GlooGroup(const GlooOptions& options, std::unique_ptr<Connections> connections);
+  GlooGroup(const GlooOptions& options, std::unique_ptr<GlooConnections> connections);
 
   // Headers from all to all, checked.
   absl::Status Agree(const Call& call);
@@ -78,10 +79,10 @@ class GlooGroup final : public ExchangeGroup {
                           absl::Duration timeout);
   // Starts the transfers and waits for all.
   absl::Status Move(const Call& call, std::vector<Transfer>& transfers);
-  // Ends the group because the time is up: names those that are missing.
+  // Ends the group because the time is up: names those that hold the call up.
   absl::Status Late(const Call& call, std::vector<Transfer>& transfers);
-  // What ended the group, after a wait was broken off; if nothing is known in time, `seen` does.
-  absl::Status AfterNews(const absl::Status& seen);
+  // After a call failed: until the group has ended, by what a peer tells, or the time is over.
+  void AwaitEnd(absl::Duration time);
 
   // Aborted if the group is over; else the waits of these transfers, until Exit, end with the group.
   absl::Status Enter(std::vector<Transfer>& transfers);
@@ -90,8 +91,6 @@ class GlooGroup final : public ExchangeGroup {
   // Ends the group, if nothing has yet, and returns what did, as the call under way returns it.
   absl::Status End(const absl::Status& status);
   absl::Status EndLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Sends the one message that peers ever get.
-  void Tell(uint32_t kind, uint64_t calls, absl::string_view reason);
 
   // The watcher's thread: what peers tell, and who dies.
   void Watch();
@@ -101,7 +100,7 @@ class GlooGroup final : public ExchangeGroup {
   // Unavailable: somebody left before this call.
   absl::Status CheckAllHereLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const std::unique_ptr<Connections> connections_;
+  const std::unique_ptr<GlooConnections> connections_;
   uint64_t exchanges_ = 0;
   mutable Mutex mu_;
   CondVar changed_;                                  // end_

@@ -10,7 +10,7 @@
 namespace shardmesh {
 namespace {
 
-constexpr absl::Duration kStep = absl::Milliseconds(100);  // that a wait may last longer than the one before
+constexpr absl::Duration kStep = absl::Seconds(1);  // that a wait may last longer than the one before
 
 // to[b][a] = from[a][b], pieces of `bytes`.
 void Turn(const char* from, char* to, int a_size, int b_size, int64_t bytes) {

@@ -7,9 +7,10 @@
 // way.
 //
 // A call begins with every rank's header, gathered within and between, so that a wrong call is named as in any group.
-// Its waits are one behind the other, and each one may last 100 ms longer than the one before: whoever waits for a rank
-// that is missing is late before those that wait for it are, and so the missing one is named, by its rank in this
-// group. A call that fails may therefore last 300 ms longer than its limit.
+// Its waits are one behind the other, and each one may last 1 s longer than the one before, which is longer than a
+// group takes to say who is late: whoever waits for a rank that is missing is late before those that wait for it are,
+// and so the missing one is named, by its rank in this group. A call that fails may therefore last 3.5 s longer than
+// its limit. Ranks that enter a call more than half a second apart may be named for the one that they wait for.
 #pragma once
 
 #include <functional>

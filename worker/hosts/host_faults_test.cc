@@ -93,7 +93,7 @@ TEST(HostFaults, AbortOnOneHost_IsOnAll) {
 }
 
 TEST(HostFaults, LeadThatDoesNotCome_IsNamedInTime) {
-  constexpr absl::Duration kTimeout = absl::Seconds(1);
+  constexpr absl::Duration kTimeout = absl::Seconds(3);
   JobOnHosts job(Job("fsdp=4", 1), 1);  // for its plan alone
   OneOfHosts alone(job.job, job.plan, HostRanks{0, 2, 2});
   const auto group = [](int) {

@@ -17,7 +17,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
-constexpr absl::Duration kTimeout = absl::Seconds(2);  // of heartbeats
+constexpr absl::Duration kTimeout = absl::Seconds(4);  // of heartbeats
 constexpr int64_t kElements = 1 << 20;                 // half of their gradients cross each way, 2 MiB
 
 JobSpec Job() {

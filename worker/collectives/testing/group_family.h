@@ -1,6 +1,7 @@
 // GroupFamily, GroupSuite: how the conformance suite of groups (group_suite.h) makes and runs the groups that it tests.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <initializer_list>
 #include <iostream>
@@ -28,7 +29,7 @@ inline void PrintTo(const GroupFamily& family, std::ostream* out) { *out << fami
 
 class GroupSuite : public ::testing::TestWithParam<GroupFamily> {
  protected:
-  static constexpr absl::Duration kPlenty = absl::Seconds(60), kShort = absl::Milliseconds(150);
+  static constexpr absl::Duration kPlenty = absl::Seconds(60), kShort = absl::Milliseconds(400);
 
   // The sizes to be tested that the family has; says why it lacks the others.
   static std::vector<int> Sizes(std::initializer_list<int> wanted = {1, 2, 3, 4, 6, 7}) {
@@ -51,12 +52,16 @@ class GroupSuite : public ::testing::TestWithParam<GroupFamily> {
   }
   static Groups Make(int size, uint64_t epoch = 5) { return GetParam().make(std::vector<uint64_t>(size, epoch)); }
 
-  // Calls body(group) for every rank, each on a thread of its own; those that `absent` names are left out.
+  // Calls body(group) for every rank, each on a thread of its own, all at the same time; `absent` is left out.
   static void OnEveryRank(Groups& groups, const std::function<void(Group&)>& body, int absent = -1) {
     std::vector<std::thread> threads;
+    std::atomic<int> to_begin = static_cast<int>(groups.size()) - (absent >= 0);
     for (auto& group : groups) {
       if (group->rank() == absent) continue;
-      threads.emplace_back([&body, &group] { body(*group); });
+      threads.emplace_back([&body, &group, &to_begin] {
+        for (--to_begin; to_begin > 0;) std::this_thread::yield();
+        body(*group);
+      });
     }
     for (std::thread& thread : threads) thread.join();
   }
