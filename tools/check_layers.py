@@ -31,7 +31,7 @@ CONFINED = {
                      r"client/cpp/.*transport.*", "tests/.*", "bench/.*"),
     "grpc/":        ("rpc/.*",),
     "sqlite3.h":    (r"server/sqlite[^/]*", r"server/[^/]*_test\.cc"),
-    "gloo/":        (r"worker/collectives/gloo_group\.cc",),
+    "gloo/":        (r"worker/collectives/gloo_(group\.cc|connections\.(cc|h))",),
     "hwy/":         (r"kernels/[^/]*simd[^/]*",),
     "cuda_runtime": (r".*cuda[^/]*",),
     "cuda.h":       (r".*cuda[^/]*",),
