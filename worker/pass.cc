@@ -6,11 +6,15 @@
 #include "core/fault_point.h"
 #include "core/stream_digest.h"
 #include "kernels/encode.h"
+#include "worker/collectives/streaming_copy.h"
 #include "worker/residency.h"
 
 namespace shardmesh {
 
 namespace {
+
+// Windows from here on are more than the caches keep until somebody reads them (docs/performance.md).
+constexpr int64_t kStreamedWindowBytes = int64_t{16} << 20;
 
 // Of values that were checked when they were pushed: nothing of them can be refused.
 void MustEncode(const CodeSpec& spec, std::initializer_list<int64_t> dims, const float* values, const StoredRun& to) {
@@ -33,6 +37,7 @@ Pass::Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& h
       step_(BestOptimizerStep()),
       squares_(BestGradientSquares()),
       sum_(BestSlotSum()),
+      stream_copies_(plan.window_bytes() >= kStreamedWindowBytes),
       threads_(threads),
       scratch_(storage.scratch_space().elements > 0 ? threads : 0, storage.scratch_space(), storage.scratch()),
       ranges_left_(plan.buckets().size()),
@@ -299,7 +304,8 @@ int64_t Pass::StepChunk(const Command& command, int range, int64_t chunk) {
       context = ContextOf(command, bucket, group);
     }
     OptimizerRun step = RunOf(command, range, run, gradients);
-    step.num_copies = bucket.coded() ? 0 : Copies(command, range, chunk, run.offset, step.copies);
+    const int copies = bucket.coded() ? 0 : Copies(command, range, chunk, run.offset, step.copies);
+    step.num_copies = stream_copies_ ? 0 : copies;
     if (bucket.owned()) {
       const MuonScalars scalars = MatrixOf(command, run.tensor).scalars;
       MuonApply(context, scalars, step, scratch_.update(scalars) + run.first_element);
@@ -307,7 +313,10 @@ int64_t Pass::StepChunk(const Command& command, int range, int64_t chunk) {
       step_(context, step);
     }
     if (bucket.coded() && Writes(chunk)) RaiseRun(range, 1 - command.parity, run);
-    if (step.num_copies == 0) continue;
+    if (copies == 0) continue;
+    for (int c = step.num_copies; c < copies; ++c) {
+      StreamingCopy(step.copies[c], step.weights_out.codes, bucket.CodeOffset(run.num_elements));
+    }
     if (bucket.weights == WeightFormat::kInt8Row) CopyScales(command, range, 1 - command.parity, run);
     if (InWindow(r.bucket)) written += bucket.CodeOffset(run.num_elements);
   }

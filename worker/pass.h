@@ -6,7 +6,8 @@
 // and write the new weights into the parameter window and, when this version is published, into its publication.
 // Nothing is read or written twice. Replicas of a shard all step it, and those of one host share the writing of its
 // window: of R of them, the (c mod R)-th writes chunk c. Frozen weights are placed with the initial weights, in the
-// window and every publication, and not read or written again.
+// window and every publication, and not read or written again. A kernel writes each copy with the weights; where the
+// window is larger than caches are, the pass copies each chunk behind it, while it is in cache, past the caches.
 //
 // Matrices that Muon steps are whole at this worker (core/layout.h). They are stepped one after the other, behind all
 // else: first all threads make the update in the storage's scratch, then the chunks follow as everywhere. A worker that
@@ -21,8 +22,8 @@
 // slot in fp32 whose sum is already there, so the bits are the same. The window is written where it holds the bucket,
 // and kFill writes a bucket of the committed version into it.
 //
-// A job with check_every is looked over while it steps (pass_check.cc): one of so many chunks, drawn anew for each step,
-// is computed twice, and its digest kept until the step that reads it next.
+// A job with check_every is looked over while it steps (pass_check.cc): one of so many chunks, drawn anew for each
+// step, is computed twice, and its digest kept until the step that reads it next.
 //
 // Ranges of the shard are spread over threads; results do not depend on how many. Execute is for one thread at a time.
 // No allocation in a step, but what a thread's first step of int8_row weights needs for its rows.
@@ -66,6 +67,8 @@ class Pass final : public StepPass {
   absl::StatusOr<uint64_t> Run(const Command& command, uint64_t seq, const float* initial, BucketGate* gate) override;
   // Another kernel than the best of this machine, such as one that errs. For tests.
   void UseKernel(OptimizerStepFn step) { step_ = step; }
+  // Whether copies go past the caches, whatever the window's size. For tests.
+  void StreamCopies(bool stream) { stream_copies_ = stream; }
 
   absl::Status GiveBackGradients(int bucket) override;
   absl::Status GiveBackWeights(int bucket) override;
@@ -137,6 +140,7 @@ class Pass final : public StepPass {
   OptimizerStepFn step_;
   const OptimizerStepFn squares_;
   const SlotSumFn sum_;
+  bool stream_copies_;
   std::vector<float> zeros_;            // of the longest chunk
   std::vector<int64_t> initial_begin_;  // by range: elements before it in the piece of initial weights
   std::vector<int> nf4_tensors_;        // of which this shard has a part and which are gathered as nf4, ascending

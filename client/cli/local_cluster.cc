@@ -17,6 +17,7 @@ namespace {
 constexpr absl::Duration kPollStart = absl::Milliseconds(10);
 constexpr absl::Duration kPollEnds = absl::Milliseconds(50);
 
+constexpr char kMemoryState[] = ":memory:";
 constexpr size_t kMaxFolderBytes = 64;  // the path of a UNIX socket has at most 107 bytes
 
 // For address files, and the workers' sockets: two services may have equal names and, in namespaces of their own, equal
@@ -61,6 +62,7 @@ absl::Status LocalCluster::StartAll(StopSignal& stop) {
   AddTlsArguments(options_.tls, args);
   RETURN_IF_ERROR(StartChild("coordinator", options_.coordinator_binary, std::move(args)));
   ASSIGN_OR_RETURN(address_, AwaitAddress(folder + "/coordinator", deadline, stop));
+  children_.front().options.args[1] = address_;  // of later lives, too: the workers know it
   for (int i = 0; i < options_.num_workers; ++i) {
     const std::string name = absl::StrCat("worker-", i);
     args = {"--coordinator", address_, "--name", name, "--threads", absl::StrCat(options_.threads)};
@@ -77,11 +79,12 @@ absl::Status LocalCluster::StartAll(StopSignal& stop) {
 
 absl::Status LocalCluster::StartChild(const std::string& name, const std::string& program,
                                       std::vector<std::string> args) {
-  ASSIGN_OR_RETURN(std::unique_ptr<ChildProcess> child,
-                   ChildProcess::Start({name, program, std::move(args), LogFile(name)}));
+  Child child;
+  child.options = {name, program, std::move(args), LogFile(name)};
+  ASSIGN_OR_RETURN(child.process, ChildProcess::Start(child.options));
+  child.started = absl::Now();
   children_.push_back(std::move(child));
-  reported_.push_back(false);
-  events_.started(*children_.back());
+  events_.started(*children_.back().process);
   return absl::OkStatus();
 }
 
@@ -89,11 +92,11 @@ absl::StatusOr<std::string> LocalCluster::AwaitAddress(const std::string& file, 
   const std::string name = std::filesystem::path(file).filename().string();
   std::string address;
   while (!std::getline(std::ifstream(file), address) || address.empty()) {
-    for (const std::unique_ptr<ChildProcess>& child : children_) {
-      const std::optional<int> status = child->Ended();
+    for (const Child& child : children_) {
+      const std::optional<int> status = child.process->Ended();
       if (!status.has_value()) continue;
-      const std::string log = LogFile(child->name());
-      return absl::UnavailableError(absl::StrCat(child->name(), " (pid ", child->pid(), ") ended with ",
+      const std::string log = child.options.log_file;
+      return absl::UnavailableError(absl::StrCat(child.options.name, " (pid ", child.process->pid(), ") ended with ",
                                                  EndText(*status),
                                                  " before it was ready; its log: ", log.empty() ? "above" : log));
     }
@@ -112,34 +115,58 @@ std::string LocalCluster::LogFile(const std::string& name) const {
 
 size_t LocalCluster::ReportEnds() {
   size_t running = 0;
-  for (size_t i = 0; i < children_.size(); ++i) {
-    const std::optional<int> status = children_[i]->Ended();
-    if (!status.has_value()) ++running;
-    if (status.has_value() && !reported_[i]) events_.ended(*children_[i], *status);
-    reported_[i] = status.has_value();
+  for (Child& child : children_) {
+    const std::optional<int> status = child.process->Ended();
+    if (!status.has_value() || Restarted(child)) ++running;
+    if (status.has_value() && !std::exchange(child.reported, true)) {
+      events_.ended(*child.process, *status);
+      const absl::Time now = absl::Now();
+      child.again = now + child.restarts.WaitAfter(now - child.started);
+    }
   }
   return running;
+}
+
+bool LocalCluster::Restarted(const Child& child) const {
+  return options_.restart && (&child != &children_.front() || options_.state != kMemoryState);
+}
+
+void LocalCluster::RestartEnded(absl::Time now) {
+  for (Child& child : children_) {
+    if (!child.reported || !Restarted(child) || now < child.again) continue;
+    absl::StatusOr<std::unique_ptr<ChildProcess>> again = ChildProcess::Start(child.options);
+    child.started = now;
+    if (again.ok()) {
+      child.process = *std::move(again);
+      child.reported = false;
+      events_.started(*child.process);
+    } else {
+      events_.not_restarted(child.options.name, again.status());
+      child.again = now + child.restarts.WaitAfter(absl::ZeroDuration());
+    }
+  }
 }
 
 absl::Status LocalCluster::Supervise(StopSignal& stop) {
   do {
     if (ReportEnds() == 0) return absl::UnavailableError("every process of the service has ended");
+    RestartEnded(absl::Now());
   } while (!stop.WaitFor(kPollEnds));
   return absl::OkStatus();
 }
 
 void LocalCluster::StopRange(size_t begin, size_t end) {
   const absl::Time deadline = absl::Now() + options_.stop_grace;
-  for (size_t i = begin; i < end; ++i) children_[i]->Signal(SIGTERM);
+  for (size_t i = begin; i < end; ++i) children_[i].process->Signal(SIGTERM);
   bool running = begin < end;
   while (running && absl::Now() < deadline) {
     running = false;
-    for (size_t i = begin; i < end; ++i) running = running || !children_[i]->Ended().has_value();
+    for (size_t i = begin; i < end; ++i) running = running || !children_[i].process->Ended().has_value();
     if (running) poll(nullptr, 0, 10);
   }
-  for (size_t i = begin; i < end; ++i) children_[i]->Signal(SIGKILL);
+  for (size_t i = begin; i < end; ++i) children_[i].process->Signal(SIGKILL);
   for (size_t i = begin; i < end && running; ++i) {
-    while (!children_[i]->Ended().has_value()) poll(nullptr, 0, 1);  // SIGKILL always works
+    while (!children_[i].process->Ended().has_value()) poll(nullptr, 0, 1);  // SIGKILL always works
   }
   ReportEnds();
 }

@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "client/cli/child_process.h"
 #include "client/cli/owned_folder.h"
+#include "client/cli/restarts.h"
 #include "rpc/main_support.h"
 #include "rpc/tls.h"
 
@@ -30,12 +31,15 @@ struct ClusterOptions {
   TlsOptions tls;  // of every process
   absl::Duration start_timeout = absl::Seconds(30);
   absl::Duration stop_grace = absl::Seconds(10);  // from SIGTERM to SIGKILL
+  // Starts again what ended by itself, but for a coordinator whose state was in its memory.
+  bool restart = false;
 };
 
 // What happens to a process, as it happens.
 struct ClusterEvents {
   std::function<void(const ChildProcess&)> started;
   std::function<void(const ChildProcess&, int wait_status)> ended;
+  std::function<void(const std::string& name, const absl::Status& error)> not_restarted;  // it is tried again
 };
 
 class LocalCluster {
@@ -51,28 +55,39 @@ class LocalCluster {
 
   const std::string& address() const { return address_; }  // of the coordinator
 
-  // Reports what ends until `stop` is asked for (OK). Unavailable: every process has ended by itself.
+  // Reports what ends, and starts it again if the options say so, until `stop` is asked for (OK). Unavailable: every
+  // process has ended by itself.
   absl::Status Supervise(StopSignal& stop);
 
   // Ends the workers, then the coordinator: SIGTERM, and after the grace SIGKILL.
   void Stop();
 
  private:
+  // A process, and how it is started.
+  struct Child {
+    ChildOptions options;
+    std::unique_ptr<ChildProcess> process;
+    absl::Time started, again = absl::InfiniteFuture();
+    bool reported = false;  // that it ended
+    Restarts restarts;
+  };
+
   LocalCluster(ClusterOptions options, ClusterEvents events, std::unique_ptr<OwnedFolder> folder);
   absl::Status StartAll(StopSignal& stop);
   absl::Status StartChild(const std::string& name, const std::string& program, std::vector<std::string> args);
   absl::StatusOr<std::string> AwaitAddress(const std::string& file, absl::Time deadline, StopSignal& stop);
   std::string LogFile(const std::string& name) const;
   void StopRange(size_t begin, size_t end);
-  // Reports every process whose end was not reported yet; gives how many still run.
+  // Reports every process whose end was not reported yet; gives how many still run, or will again.
   size_t ReportEnds();
+  void RestartEnded(absl::Time now);
+  bool Restarted(const Child& child) const;
 
   const ClusterOptions options_;
   const ClusterEvents events_;
   const std::unique_ptr<OwnedFolder> folder_;
   std::string address_;
-  std::vector<std::unique_ptr<ChildProcess>> children_;  // the coordinator is the first
-  std::vector<bool> reported_;                           // by child
+  std::vector<Child> children_;  // the coordinator is the first
 };
 
 }  // namespace shardmesh

@@ -49,6 +49,10 @@ ClusterEvents PrintingEvents(const Flags& flags) {
     Print(flags, absl::StrCat("ended ", child.name(), " pid ", child.pid(), " ", EndText(wait_status)),
           {{"event", "ended"}, {"name", child.name()}, {"pid", child.pid()}, {"how", EndText(wait_status)}});
   };
+  events.not_restarted = [&flags](const std::string& name, const absl::Status& error) {
+    Print(flags, absl::StrCat("not restarted ", name, ": ", error.message()),
+          {{"event", "not_restarted"}, {"name", name}, {"error", error.ToString()}});
+  };
   return events;
 }
 
@@ -147,6 +151,9 @@ void AddOptions(CLI::App& command, Flags& flags) {
       ->capture_default_str();
   AddSeconds(command, "--start-timeout", flags.start_timeout_seconds, "Seconds until every worker must have joined");
   AddSeconds(command, "--grace", flags.grace_seconds, "Seconds from SIGTERM to SIGKILL, at the end");
+  command.add_flag("--restart", cluster.restart,
+                   "Start a process again that ends by itself: at once after a long life, after up to 5 s if it keeps "
+                   "ending; a coordinator only with a --state file");
   command.add_flag("--json", flags.json, "Print each event as one line of JSON");
   AddTlsOptions(command, cluster.tls);
 }
@@ -183,13 +190,14 @@ void AddUpCommand(CLI::App& app, CommandResult& result) {
   command->footer(
       "Prints a line for each process that starts and ends, and \"ready ADDRESS ...\" once every worker has joined.\n"
       "SIGINT or SIGTERM end all of them, exit code 0. If shardctl is killed they are killed with it.\n"
-      "A process that ends by itself is not started again: the others go on, also without a coordinator; exit code 1 "
-      "once\n"
-      "none is left.\n"
+      "A process that ends by itself is started again with --restart only: the others go on, also without a "
+      "coordinator;\n"
+      "exit code 1 once none is left. Jobs of a worker that died have failed: delete and create them again.\n"
       "Examples:\n"
       "  shardctl up --workers 4 --mesh ddp=2,fsdp=2\n"
       "  shardctl up --workers 2 --listen 127.0.0.1:0 --log-dir logs --json\n"
       "  shardctl up --mesh fsdp=8 --state ./shardmesh.db --threads 2\n"
+      "  shardctl up --workers 4 --state ./shardmesh.db --restart\n"
       "  shardctl up --workers 2 --device cuda:0");
   command->callback([flags, &result] { RunUp(*flags, result); });
 }

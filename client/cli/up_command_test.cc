@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/shardctl.h"
@@ -92,6 +93,62 @@ TEST(UpCommandTest, KilledCoordinator_TrainingGoesOn) {
   ASSERT_TRUE(Eventually([&] { return cluster->up().Ended().has_value(); }));
   EXPECT_EQ(EndText(*cluster->up().Ended()), "status 1");
   EXPECT_THAT(cluster->output(), HasSubstr("every process of the service has ended"));
+}
+
+// "started NAME pid PID" of its newest life; 0: there is none.
+pid_t NewestPid(const Cluster& cluster, const std::string& name) {
+  int pid = 0;
+  for (const absl::string_view line : absl::StrSplit(cluster.output(), '\n')) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ');
+    if (words.size() == 4 && words[0] == "started" && words[1] == name) (void)absl::SimpleAtoi(words[3], &pid);
+  }
+  return pid;
+}
+
+// Kills it, and waits for its next life.
+void KillAndAwaitNext(const Cluster& cluster, const std::string& name) {
+  const pid_t before = NewestPid(cluster, name);
+  kill(before, SIGKILL);
+  EXPECT_TRUE(cluster.Prints(absl::StrCat("ended ", name, " pid ", before, " signal KILL\n"))) << cluster.output();
+  EXPECT_TRUE(Eventually([&] { return NewestPid(cluster, name) != before; })) << cluster.output();
+}
+
+TEST(UpCommandTest, KilledProcesses_AreStartedAgain) {
+  const std::string state = absl::StrCat(::testing::TempDir(), "/restarted.db");
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start("restart", {"--restart", "--mesh", "fsdp=2", "--state", state,
+                                                                      "--log-level", "warn", "--heartbeat-interval-ms",
+                                                                      "100", "--heartbeat-timeout-ms", "500"}));
+  ASSERT_OK(Train(cluster->address(), TinyJob("before")));
+  KillAndAwaitNext(*cluster, "worker-1");
+  ASSERT_TRUE(Eventually([&] {
+    return absl::StrContains(RunShardctl({"jobs", "--coordinator", cluster->address()}).out, "failed");
+  }));
+  ASSERT_EQ(RunShardctl({"delete", "before", "--coordinator", cluster->address()}).code, kExitOk);
+  // A job takes both workers: the new life has joined. Until the old one was silent for the time-out a job may get it.
+  EXPECT_TRUE(Eventually([&] {
+    if (Train(cluster->address(), TinyJob("after")).ok()) return true;
+    EXPECT_EQ(RunShardctl({"delete", "after", "--coordinator", cluster->address()}).code, kExitOk);
+    return false;
+  }));
+  // The coordinator comes back at its address, with its jobs, and is found by the workers.
+  KillAndAwaitNext(*cluster, "coordinator");
+  ASSERT_TRUE(Eventually([&] {
+    return absl::StrContains(RunShardctl({"jobs", "--coordinator", cluster->address()}).out, "after");
+  }));
+  ASSERT_EQ(RunShardctl({"delete", "after", "--coordinator", cluster->address()}).code, kExitOk);
+  ASSERT_OK(Train(cluster->address(), TinyJob("again")));
+  cluster->up().Signal(SIGTERM);
+  ASSERT_TRUE(Eventually([&] { return cluster->up().Ended().has_value(); }));
+  EXPECT_EQ(EndText(*cluster->up().Ended()), "status 0") << cluster->output();
+}
+
+TEST(UpCommandTest, CoordinatorWithItsStateInMemory_IsNotStartedAgain) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start("forgets", {"--restart", "--log-level", "warn"}));
+  const pid_t coordinator = NewestPid(*cluster, "coordinator");
+  kill(coordinator, SIGKILL);
+  EXPECT_TRUE(cluster->Prints(absl::StrCat("ended coordinator pid ", coordinator, " signal KILL\n")));
+  KillAndAwaitNext(*cluster, "worker-0");  // which is looked at after the coordinator
+  EXPECT_EQ(NewestPid(*cluster, "coordinator"), coordinator);
 }
 
 TEST(UpCommandTest, Errors) {

@@ -53,6 +53,7 @@ struct PassGroup : TestHost {
         *GradientSums::Open(kept, "sums-" + std::to_string(r), plan, plan.PlaceOf(Rank(r)).shard));
     passes[r] = std::make_unique<Pass>(job, plan, plan.PlaceOf(Rank(r)), host, *storages[r], threads, &trace,
                                        plan.bucketed() ? sums[r].get() : nullptr);
+    passes[r]->StreamCopies(r % 2 == 1);  // either way writes the same
   }
 
   uint64_t Execute(const Command& command) {

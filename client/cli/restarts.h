@@ -1,0 +1,25 @@
+// Restarts: how long to wait before a program that ended is started again: not at all after a long life; longer and
+// longer while it ends soon after each start, as one does whose flags or surroundings are wrong. Not thread-safe.
+#pragma once
+
+#include <algorithm>
+
+#include "absl/time/time.h"
+
+namespace shardmesh {
+
+class Restarts {
+ public:
+  // What to wait after a life of that length.
+  absl::Duration WaitAfter(absl::Duration life) {
+    wait_ = life >= kLongLife ? absl::ZeroDuration() : std::clamp(2 * wait_, kFirstWait, kLongestWait);
+    return wait_;
+  }
+
+ private:
+  const absl::Duration kLongLife = absl::Seconds(10), kFirstWait = absl::Milliseconds(100),
+                       kLongestWait = absl::Seconds(5);
+  absl::Duration wait_;
+};
+
+}  // namespace shardmesh
