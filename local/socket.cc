@@ -182,17 +182,20 @@ absl::StatusOr<LocalSocket> LocalListener::Accept(absl::Duration timeout) {
   return LocalSocket(std::move(fd));
 }
 
-void RemoveDeadSockets(const std::string& folder, const std::string& prefix) {
+std::vector<std::string> RemoveDeadSockets(const std::string& folder, const std::string& prefix) {
+  std::vector<std::string> dead;
   DIR* directory = opendir(folder.c_str());
-  if (directory == nullptr) return;
+  if (directory == nullptr) return dead;
   while (const dirent* entry = readdir(directory)) {
     const std::string path = absl::StrCat(folder, "/", entry->d_name);
     struct stat info;
     if (!absl::StartsWith(entry->d_name, prefix) || lstat(path.c_str(), &info) != 0 || !S_ISSOCK(info.st_mode))
       continue;
-    if (absl::IsUnavailable(LocalSocket::Connect(path).status())) unlink(path.c_str());
+    if (!absl::IsUnavailable(LocalSocket::Connect(path).status())) continue;
+    if (unlink(path.c_str()) == 0) dead.push_back(entry->d_name);
   }
   closedir(directory);
+  return dead;
 }
 
 }  // namespace shardmesh

@@ -68,7 +68,8 @@ class LocalListener {
   std::string path_;
 };
 
-// Removes socket files in `folder` whose names begin with `prefix` and where nobody listens any more.
-void RemoveDeadSockets(const std::string& folder, const std::string& prefix);
+// Removes socket files in `folder` whose names begin with `prefix` and where nobody listens any more; returns their
+// names.
+std::vector<std::string> RemoveDeadSockets(const std::string& folder, const std::string& prefix);
 
 }  // namespace shardmesh

@@ -110,11 +110,11 @@ TEST_F(LocalSocketTest, RemoveDeadSockets_LeavesLiveOnesAndOtherNames) {
   };
   ASSERT_TRUE(leave_dead(folder.File("w-2")));
   ASSERT_TRUE(leave_dead(folder.File("v-2")));
-  RemoveDeadSockets(folder.path(), "w-");
+  EXPECT_THAT(RemoveDeadSockets(folder.path(), "w-"), ::testing::ElementsAre("w-2"));
   EXPECT_EQ(access(folder.File("w-1").c_str(), F_OK), 0);
   EXPECT_NE(access(folder.File("w-2").c_str(), F_OK), 0);
   EXPECT_EQ(access(folder.File("v-2").c_str(), F_OK), 0);
-  RemoveDeadSockets("/nonexistent", "w-");
+  EXPECT_THAT(RemoveDeadSockets("/nonexistent", "w-"), ::testing::IsEmpty());
 }
 
 }  // namespace

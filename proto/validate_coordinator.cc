@@ -102,6 +102,7 @@ absl::Status Validate(const v1::JoinRequest& request) {
   RETURN_IF_ERROR(CheckText("address", request.address(), kMaxAddressBytes));
   RETURN_IF_ERROR(CheckText("host_id", request.host_id(), kMaxHostIdBytes));
   RETURN_IF_ERROR(CheckText("local_socket", request.local_socket(), kMaxSocketPathBytes));
+  RETURN_IF_ERROR(CheckRange("dead_incarnation", request.dead_incarnation(), 0, kNoLimit));
   return CheckRange("pid", request.pid(), 1, kNoLimit);
 }
 

@@ -102,6 +102,7 @@ TEST(Validate, Join) {
        {"address: 'a\\n'", "address \"a\\n\" holds a control character"},
        {absl::StrCat("host_id: '", std::string(257, 'h'), "'"), "host_id"},
        {absl::StrCat("local_socket: '/", std::string(107, 's'), "'"), "has 108 bytes; at most 107"},
+       {"dead_incarnation: -1", "dead_incarnation is -1; it is 0 or more"},
        {"pid: 0", "pid is 0"}});
   EXPECT_THAT(Validate(Parse<v1::JoinRequest>("name: 'w' incarnation: 1")),
               StatusIs(kInvalid, HasSubstr("address is unset")));

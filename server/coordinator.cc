@@ -47,7 +47,7 @@ absl::Status Coordinator::Tick(absl::Time now) {
   Transaction transaction = NewTransaction();
   for (auto& [name, worker] : state_.workers) {
     if (worker.last_heartbeat > now) worker.last_heartbeat = now;  // the clock was set back
-    if (worker.record.state == WorkerState::kAlive && IsSilent(worker, now)) MarkDead(transaction, name, now);
+    if (worker.record.state == WorkerState::kAlive && IsSilent(worker, now)) MarkSilent(transaction, name, now);
   }
   for (const auto& [name, job] : state_.jobs) {
     if (job.progress_unsaved) transaction.MutableJob(name);

@@ -97,7 +97,8 @@ class Coordinator {
   // OK also when the same life of the worker has joined before.
   // Aborted: a larger incarnation of the name was seen, or this one has left. AlreadyExists: another life of the name
   // is alive, or this incarnation joined with other values. ResourceExhausted: too many workers.
-  absl::Status Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits = {});
+  // `dead`: the life of the name that the worker found dead; counts where that was on its host.
+  absl::Status Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits = {}, int64_t dead = 0);
 
   // The worker is alive; its reports move its jobs; returns what it shall hold, jobs that failed included (it keeps
   // their memory until they are deleted). Reports of jobs that it does not hold at that epoch are stale and ignored.
@@ -140,12 +141,14 @@ class Coordinator {
   void Hear(Worker& worker, absl::Time now);
   void TakeTraits(Worker& worker, const WorkerTraits& traits);
   absl::Status CheckIncarnation(const std::string& name, int64_t incarnation) const;
-  absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now) const;
+  absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now, int64_t dead) const;
   absl::Status MakeRoomForWorker(Transaction& transaction) const;
   void FailJobsOf(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause);
   absl::Status CheckJobsKnown(const std::string& name, int64_t incarnation, bool joined,
                               const std::vector<MemberReport>& reports);
-  void MarkDead(Transaction& transaction, const std::string& name, absl::Time now);
+  void MarkSilent(Transaction& transaction, const std::string& name, absl::Time now);
+  // `cause`: what is said of it in its jobs' error; `seen`: in the event.
+  void MarkDead(Transaction& transaction, const std::string& name, const std::string& cause, const std::string& seen);
   // The job of which `worker` is the member that `report` is about; null: the report is stale.
   const Job* JobOf(const MemberReport& report, const WorkerIdentity& worker) const;
   absl::Status CheckRanks(const std::vector<MemberReport>& reports, const WorkerIdentity& worker) const;

@@ -45,7 +45,8 @@ absl::Status Coordinator::CheckIncarnation(const std::string& name, int64_t inca
       absl::StrCat("incarnation ", incarnation, " of worker ", name, " has not joined (", there, " has); join first"));
 }
 
-absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now) const {
+absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now,
+                                    int64_t dead) const {
   const WorkerIdentity& old = there.record.identity;
   if (worker.incarnation < old.incarnation) return CheckIncarnation(worker.name, worker.incarnation);
   if (worker.incarnation == old.incarnation) {
@@ -59,6 +60,7 @@ absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& w
                                                  ", now ", worker.pid, "); take another name or a larger incarnation"));
   }
   if (there.record.state != WorkerState::kAlive || IsSilent(there, now)) return absl::OkStatus();
+  if (dead == old.incarnation && worker.host_id == old.host_id) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat("worker ", worker.name, " is alive as incarnation ", old.incarnation,
                                                " (pid ", old.pid, "), heard ",
                                                absl::FormatDuration(now - there.last_heartbeat),
@@ -87,13 +89,13 @@ void Coordinator::TakeTraits(Worker& worker, const WorkerTraits& traits) {
   worker.traits = traits;
 }
 
-absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits) {
+absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits, int64_t dead) {
   Transaction transaction = NewTransaction();
   const auto found = state_.workers.find(worker.name);
   if (found == state_.workers.end()) {
     RETURN_IF_ERROR(MakeRoomForWorker(transaction));
   } else {
-    RETURN_IF_ERROR(CheckJoin(found->second, worker, now));
+    RETURN_IF_ERROR(CheckJoin(found->second, worker, now, dead));
     const WorkerRecord& there = found->second.record;
     if (there.identity.incarnation == worker.incarnation && there.state == WorkerState::kAlive) {
       Hear(found->second, now);
@@ -102,7 +104,11 @@ absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, con
       return Commit(transaction);
     }
     if (there.identity.incarnation != worker.incarnation && there.state == WorkerState::kAlive) {
-      MarkDead(transaction, worker.name, now);
+      if (IsSilent(found->second, now)) {
+        MarkSilent(transaction, worker.name, now);
+      } else {
+        MarkDead(transaction, worker.name, "ended", "found_by=its_next_life");
+      }
     }
   }
   transaction.PutWorker({{worker, WorkerState::kAlive}, now, traits});
@@ -121,7 +127,7 @@ absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string
   if (absl::IsNotFound(known)) RETURN_IF_ERROR(CheckJobsKnown(name, incarnation, false, reports));
   RETURN_IF_ERROR(known);
   Worker& worker = state_.workers.at(name);
-  if (worker.record.state == WorkerState::kLeft) return CheckJoin(worker, worker.record.identity, now);
+  if (worker.record.state == WorkerState::kLeft) return CheckJoin(worker, worker.record.identity, now, 0);
   const WorkerIdentity identity = worker.record.identity;
   RETURN_IF_ERROR(CheckRanks(reports, identity));
   Hear(worker, now);
@@ -164,14 +170,19 @@ void Coordinator::FailJobsOf(Transaction& transaction, const WorkerIdentity& wor
   }
 }
 
-void Coordinator::MarkDead(Transaction& transaction, const std::string& name, absl::Time now) {
+void Coordinator::MarkSilent(Transaction& transaction, const std::string& name, absl::Time now) {
+  const std::string silence = absl::FormatDuration(now - state_.workers.at(name).last_heartbeat);
+  MarkDead(transaction, name,
+           absl::StrCat("was silent for ", silence, ", longer than ", absl::FormatDuration(options_.heartbeat_timeout)),
+           absl::StrCat("silent_for=", silence));
+}
+
+void Coordinator::MarkDead(Transaction& transaction, const std::string& name, const std::string& cause,
+                           const std::string& seen) {
   Worker& worker = transaction.MutableWorker(name);
   worker.record.state = WorkerState::kDead;
-  const std::string silence = absl::FormatDuration(now - worker.last_heartbeat);
-  transaction.Event(absl::StrCat("event=worker_dead ", Life(worker.record.identity), " silent_for=", silence));
-  FailJobsOf(
-      transaction, worker.record.identity,
-      absl::StrCat("was silent for ", silence, ", longer than ", absl::FormatDuration(options_.heartbeat_timeout)));
+  transaction.Event(absl::StrCat("event=worker_dead ", Life(worker.record.identity), " ", seen));
+  FailJobsOf(transaction, worker.record.identity, cause);
 }
 
 const Job* Coordinator::JobOf(const MemberReport& report, const WorkerIdentity& worker) const {

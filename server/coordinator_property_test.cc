@@ -145,8 +145,8 @@ class Simulation {
   void Join() {
     const std::string name = WorkerName();
     const int64_t incarnation = std::max<int64_t>(1, lives_[name] + Pick(3) - 1);
-    const absl::Status status =
-        coordinator_->Join(SmallWorker(name, incarnation, Pick(4) == 0 ? "h2" : HostOf(name)), now_);
+    const absl::Status status = coordinator_->Join(SmallWorker(name, incarnation, Pick(4) == 0 ? "h2" : HostOf(name)),
+                                                   now_, {}, Pick(3) == 0 ? lives_[name] : 0);
     Note(status);
     if (status.ok()) {
       EXPECT_GE(incarnation, lives_[name]);

@@ -8,9 +8,12 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <optional>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "client/cli/seconds_flag.h"
 #include "client/cpp/coordinator_transport.h"
@@ -33,6 +36,7 @@ namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kTakeOver = absl::Seconds(10);
+constexpr char kSocketSuffix[] = ".sock";
 
 struct Flags {
   std::string coordinator = "127.0.0.1:7000";
@@ -106,8 +110,23 @@ absl::Status WriteAddress(const std::string& path, const std::string& address) {
   return absl::PermissionDeniedError(absl::StrCat("cannot write ", path));
 }
 
-// A worker that was killed and started again meets its own old life, which counts as alive for one heartbeat time-out:
-// the name is asked for again for a while before it is said to be taken.
+// The newest life of this name among the dead sockets, "NAME-INCARNATION.sock"; 0: there is none. Others are of workers
+// whose names begin with this one.
+int64_t NewestDeadLife(const std::string& name, const std::vector<std::string>& sockets) {
+  uint64_t newest = 0;
+  for (absl::string_view socket : sockets) {
+    uint64_t incarnation = 0;
+    if (!absl::ConsumePrefix(&socket, name) || !absl::ConsumePrefix(&socket, "-") ||
+        !absl::ConsumeSuffix(&socket, kSocketSuffix) || !absl::SimpleHexAtoi(socket, &incarnation)) {
+      continue;
+    }
+    newest = std::max(newest, incarnation);
+  }
+  return static_cast<int64_t>(std::min<uint64_t>(newest, std::numeric_limits<int64_t>::max()));
+}
+
+// A worker that was killed and started again meets its own old life, which counts as alive for one heartbeat time-out,
+// unless it found that one dead on this host: the name is asked for again for a while before it is said to be taken.
 absl::Status AwaitJoined(MembershipAgent& agent, StopSignal& stop, absl::Duration timeout) {
   const absl::Time taken_until = absl::Now() + std::min(timeout, kTakeOver);
   absl::Status joined = agent.AwaitJoined(timeout);
@@ -145,7 +164,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
       std::filesystem::absolute(flags.local_dir.empty() ? absl::StrCat("/tmp/shardmesh-", getuid()) : flags.local_dir);
   // Not the process id: it repeats in containers that share the folder.
   identity.set_local_socket(
-      absl::StrCat(local_dir, "/", identity.name(), "-", absl::Hex(identity.incarnation()), ".sock"));
+      absl::StrCat(local_dir, "/", identity.name(), "-", absl::Hex(identity.incarnation()), kSocketSuffix));
 
   ASSIGN_OR_RETURN(auto coordinator, NewGrpcCoordinatorTransport(flags.coordinator, flags.tls));
   WorkerOptions options;
@@ -166,7 +185,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
     return transport->Meet(request, timeout);
   };
   Worker worker(options, NewProcessMemory());
-  RemoveDeadSockets(local_dir, identity.name() + "-");  // of lives that were killed
+  identity.set_dead_incarnation(NewestDeadLife(identity.name(), RemoveDeadSockets(local_dir, identity.name() + "-")));
   ASSIGN_OR_RETURN(auto local, LocalServer::Start(identity.local_socket(), worker, clock));
   ShardService service(worker, *local, host_id, identity.incarnation());
   ServerOptions server_options;

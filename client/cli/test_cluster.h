@@ -15,7 +15,7 @@
 
 namespace shardmesh {
 
-constexpr absl::Duration kLong = absl::Seconds(10);
+constexpr absl::Duration kLong = absl::Seconds(30);
 
 // The whole file; empty when there is none.
 std::string Contents(const std::string& path);

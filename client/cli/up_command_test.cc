@@ -117,14 +117,15 @@ TEST(UpCommandTest, KilledProcesses_AreStartedAgain) {
   const std::string state = absl::StrCat(::testing::TempDir(), "/restarted.db");
   ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start("restart", {"--restart", "--mesh", "fsdp=2", "--state", state,
                                                                       "--log-level", "warn", "--heartbeat-interval-ms",
-                                                                      "100", "--heartbeat-timeout-ms", "500"}));
+                                                                      "100", "--heartbeat-timeout-ms", "60000"}));
   ASSERT_OK(Train(cluster->address(), TinyJob("before")));
   KillAndAwaitNext(*cluster, "worker-1");
   ASSERT_TRUE(Eventually([&] {
     return absl::StrContains(RunShardctl({"jobs", "--coordinator", cluster->address()}).out, "failed");
   }));
   ASSERT_EQ(RunShardctl({"delete", "before", "--coordinator", cluster->address()}).code, kExitOk);
-  // A job takes both workers: the new life has joined. Until the old one was silent for the time-out a job may get it.
+  // A job takes both workers: the new life has joined, long before the old one was silent for the time-out. Until then
+  // a job may get the old one.
   EXPECT_TRUE(Eventually([&] {
     if (Train(cluster->address(), TinyJob("after")).ok()) return true;
     EXPECT_EQ(RunShardctl({"delete", "after", "--coordinator", cluster->address()}).code, kExitOk);
