@@ -53,8 +53,10 @@ void Ask(const ConnectionFlags& flags, Worker& worker) {
   worker.traces.clear();
   if (worker.transport == nullptr) {
     absl::StatusOr<std::unique_ptr<ShardTransport>> transport = DialWorker(worker.member, flags);
-    worker.status = transport.status();
-    if (!transport.ok()) return;
+    if (!transport.ok()) {
+      worker.status = transport.status();
+      return;
+    }
     worker.transport = *std::move(transport);
   }
   worker.status = worker.transport->GetStatus(flags.timeout());

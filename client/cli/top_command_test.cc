@@ -123,8 +123,13 @@ TEST_F(TopCommandTest, Json_StepsWorkersAndTheTrainerThatOthersWaitFor_UntilStop
   TopProcess top(*cluster_, "json", {"tiny", "--json", "--interval", "0.02"});
   for (int step = 0; step < 3; ++step) StepAfterSlot0(top);
   EXPECT_TRUE(top.Shows([](const Json& line) { return line["jobs"][0]["committed_step"] == 3; })) << top.output();
+  TopProcess text(*cluster_, "text", {"tiny", "--count", "1"});
+  EXPECT_EQ(text.End(), "status 0");
+  EXPECT_THAT(text.output(), AllOf(ContainsRegex("\ntiny +ready +1 +3 +- +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9]+ +-\n"),
+                                   ContainsRegex("\ntiny +0 +3 +[0-9.]+% +-\n"),
+                                   ContainsRegex("\ntiny +1 +3 +[0-9.]+% +by the others\n")));
   top.Signal(SIGINT);
-  EXPECT_EQ(top.End(), "status 0") << top.output();
+  ASSERT_EQ(top.End(), "status 0") << top.output();
 
   const std::vector<Json> lines = top.Lines();
   EXPECT_TRUE(lines[0]["jobs"][0]["steps_per_second"].is_null());

@@ -105,7 +105,7 @@ Json JobJson(const JobView& job) {
                {"median_period_seconds", OrNull(job.median_period)},
                {"longest_period_seconds", OrNull(job.longest_period)},
                {"longest_pause_seconds", OrNull(job.longest_pause)},
-               {"pause_before_step", job.pause_before_step}};
+               {"pause_before_step", job.pause_before_step < 0 ? Json() : Json(job.pause_before_step)}};
   Json& workers = json["workers"] = Json::array();
   for (const WorkerView& worker : job.workers) workers.push_back(WorkerJson(worker));
   Json& slots = json["slots"] = Json::array();

@@ -82,6 +82,7 @@ TEST(TopTableTest, Json_WhatIsNotKnownIsNull) {
   EXPECT_EQ(job["workers"][1]["error"], "UNAVAILABLE: gone");
   EXPECT_EQ(job["slots"][0]["idle_share"], 0.5);
   EXPECT_TRUE(job["slots"][1]["idle_share"].is_null());
+  EXPECT_EQ(job["slots"][1]["last_step"], -1);
   EXPECT_EQ(job["slots"][1]["waited_for"], true);
   EXPECT_EQ(TopJson({absl::UnixEpoch(), {}, ""})["jobs"].dump(), "[]");
 }
