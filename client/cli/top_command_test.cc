@@ -74,6 +74,17 @@ class TopProcess {
   std::unique_ptr<ChildProcess> process_;
 };
 
+void ExpectBothWork(const Json& job) {
+  ASSERT_EQ(job["workers"].size(), 2u);
+  for (const Json& worker : job["workers"]) {
+    EXPECT_EQ(worker["answered"], true);
+    EXPECT_EQ(worker["device"], "cpu");
+    EXPECT_EQ(worker["error"], "");
+    EXPECT_GT(worker["busy_share"], 0);
+    EXPECT_GT(worker["waiting_share"], 0);
+  }
+}
+
 class TopCommandTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -146,14 +157,7 @@ TEST_F(TopCommandTest, Json_StepsWorkersAndTheTrainerThatOthersWaitFor_UntilStop
   EXPECT_GT(job["median_period_seconds"], 0);
   EXPECT_GE(job["longest_period_seconds"], job["longest_pause_seconds"]);
   EXPECT_GT(job["longest_pause_seconds"], 0);
-  ASSERT_EQ(job["workers"].size(), 2u);
-  for (const Json& worker : job["workers"]) {
-    EXPECT_EQ(worker["answered"], true);
-    EXPECT_EQ(worker["device"], "cpu");
-    EXPECT_EQ(worker["error"], "");
-    EXPECT_GT(worker["busy_share"], 0);
-    EXPECT_GT(worker["waiting_share"], 0);
-  }
+  ExpectBothWork(job);
   ASSERT_EQ(job["slots"].size(), 2u);
   EXPECT_GT(job["slots"][0]["idle_share"], job["slots"][1]["idle_share"]);
   EXPECT_EQ(job["slots"][0]["waited_for"], false);
