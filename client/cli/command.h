@@ -1,7 +1,7 @@
 // What every subcommand of shardctl shares: its result, its exit codes, and how it reports an error.
 // A subcommand is one pair of files with `void AddXCommand(CLI::App& app, CommandResult& result)`: it adds itself to
-// `app` with a callback that writes `result`, and prints nothing itself (but for progress, and for `up`, which runs
-// until it is stopped). Both must outlive the parsing.
+// `app` with a callback that writes `result`, and prints nothing itself (but for progress, and for `up` and `top`,
+// which run until they are stopped). Both must outlive the parsing.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -12,6 +12,7 @@
 #include "client/cli/plan_command.h"
 #include "client/cli/pull_command.h"
 #include "client/cli/status_command.h"
+#include "client/cli/top_command.h"
 #include "client/cli/trace_command.h"
 #include "client/cli/up_command.h"
 #include "client/cli/versions_command.h"
@@ -49,6 +50,7 @@ CommandResult RunShardctl(const std::vector<std::string>& args) {
   AddUpCommand(app, result);
   AddJobsCommand(app, result);
   AddStatusCommand(app, result);
+  AddTopCommand(app, result);
   AddPlanCommand(app, result);
   AddTraceCommand(app, result);
   AddVersionsCommand(app, result);

@@ -44,8 +44,8 @@ TEST(ShardctlTest, Plan_RankThatIsNone_IsUsage) {
 }
 
 TEST(ShardctlTest, Help_ShowsExamples) {
-  for (const char* command : {"up", "jobs", "status", "plan", "versions", "pull", "digest", "delete", "trace", "mesh",
-                              "names", "names canonical", "names table"}) {
+  for (const char* command : {"up", "jobs", "status", "plan", "versions", "pull", "digest", "delete", "trace", "top",
+                              "mesh", "names", "names canonical", "names table"}) {
     std::vector<std::string> args = absl::StrSplit(command, ' ');
     args.push_back("--help");
     const CommandResult help = RunShardctl(args);
