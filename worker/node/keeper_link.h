@@ -1,0 +1,65 @@
+// KeeperLink: a worker's connection to the keeper of its host (shardmesh-node), and what it gave the keeper. While the
+// keeper lives, memory that was given outlives the worker, and its next life finds it.
+//
+// The keeper may die and come back: a thread of the link sees that at once (the connection closes), asks again until
+// it is there, and gives it everything anew. Meanwhile connected() is false, and what is given or dropped is told when
+// it is back.
+//
+// Thread-safe. Each call ends within kKeeperTimeout.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "local/segment.h"
+
+namespace shardmesh {
+
+inline constexpr absl::Duration kKeeperTimeout = absl::Seconds(5);
+
+// A job of which the keeper has all that one worker gave.
+struct KeptJob {
+  std::string job;
+  int64_t epoch = 0;
+  int rank = 0;
+  std::string plan_hash;
+};
+
+class KeeperLink {
+ public:
+  // What the last life of this worker left, as the keeper said when this life came.
+  struct Left {
+    int64_t incarnation = 0;            // 0: nothing
+    std::string address, local_socket;  // where it was reached
+    std::vector<KeptJob> jobs;          // that are whole
+  };
+
+  // Unavailable: no keeper listens at `path`. AlreadyExists: another process that lives is this worker.
+  // `changed`: called by the link's thread when connected() has changed; may be empty.
+  static absl::StatusOr<std::unique_ptr<KeeperLink>> Connect(const std::string& path, const std::string& worker,
+                                                             int64_t incarnation, std::function<void()> changed);
+  virtual ~KeeperLink() = default;
+
+  virtual const Left& left() const = 0;
+  virtual bool connected() const = 0;
+
+  // Where this life is reached.
+  virtual absl::Status Serve(const std::string& address, const std::string& local_socket) = 0;
+
+  // Gives a segment: the keeper holds a descriptor of it under the name, in place of the one before.
+  // ResourceExhausted: the keeper has no descriptor left. Unavailable: not connected; it will be given later.
+  virtual absl::Status Keep(const std::string& job, int64_t epoch, const std::string& name, const Segment& segment) = 0;
+  // Maps what any worker of this keeper gave. NotFound: nobody did. Unavailable: not connected.
+  virtual absl::StatusOr<Segment> Find(const std::string& job, int64_t epoch, const std::string& name) = 0;
+  // All that the job needs of this worker is given: the next life may take it over.
+  virtual absl::Status Whole(const KeptJob& job) = 0;
+  // What this worker gave for the job, in this life or the last, is not needed any more. Others' stays.
+  virtual void Drop(const std::string& job, int64_t epoch) = 0;
+};
+
+}  // namespace shardmesh
