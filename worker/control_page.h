@@ -19,15 +19,17 @@
 //   everybody       answers its trainers and readers
 //
 // Before the decision no shard and no window byte changes; after it the command is only rolled forward, and it can be
-// executed again from the same words (nothing it needs lies in a process). Any worker may set `abort` (once, from 0):
-// then every wait of every worker ends and the job is failed.
+// executed and committed again from the same words (nothing it needs lies in a process, but for initial weights). So the
+// next life of a worker that was killed goes on where that one was, if a keeper has the memory (worker/node): what a
+// process holds for a while (pins, pushes, declarations) is counted by rank, for the next life to take back. Any worker
+// may set `abort` (once, from 0): then every wait of every worker ends and the job is failed.
 //
 // Of a job on several hosts every host has its own page, on which the words of other hosts' members stay zero. Its
 // lead, the first rank of the host, decides what all leads agreed on, and commits when all hosts are done
 // (worker/hosts/host_lead.h).
 //
-// All words are lock-free atomics, zero at creation. Plain members of `command` are written by the lead before the
-// release-store of `decided` and only while all members are done with the one before.
+// All words are lock-free atomics, zero at creation. Commands lie in two places in turn: the next one is written while
+// all members are done with the newest, which stays as it was until `decided` says otherwise.
 #pragma once
 
 #include <atomic>
@@ -81,6 +83,7 @@ struct alignas(64) MemberWords {
   std::atomic<int64_t> pid;            // for messages
   std::atomic<uint64_t> buckets_done;  // BucketWord of the command's seq: it is done with so many first buckets
   std::atomic<uint64_t> damage;        // Damage::Word (damage.h) of what it found first in its shard; 0: nothing
+  std::atomic<uint32_t> kept;          // 1: a keeper has its memory; should it die, its next life comes soon
 };
 
 // In a slot's `holder`: the session is gone, and its slot not free yet.
@@ -100,7 +103,7 @@ struct alignas(64) SlotWords {
   std::atomic<uint64_t> holder;     // writes it: 0 nobody, else (rank + 1) << 32 | session; | kLeaving or kAsking
   std::atomic<int64_t> holder_pid;  // for messages; 0: unknown
   std::atomic<int64_t> refused;     // RefusedWord of a declaration that was taken back, until the next one; 0: none
-  std::atomic<int32_t> declaring;   // declarations of connected trainers that are under way
+  std::atomic<int32_t> declaring[kMaxHostRanks];  // by rank: declarations of connected trainers under way there
 };
 
 // Of a job on several hosts: what another host said of a slot in the last round (worker/hosts/host_lead.h).
@@ -114,7 +117,7 @@ struct alignas(64) ElsewhereWords {
 // away and then checks the pins: with sequentially consistent order one of them sees the other.
 struct alignas(64) PublicationWords {
   std::atomic<int64_t> version_plus_one;  // step + 1 of the whole version it holds; 0: none, or being written
-  std::atomic<int64_t> pins;              // reads under way, of all processes of the host
+  std::atomic<int64_t> pins[kMaxHostRanks];  // by rank: reads under way there
 };
 
 struct OutcomeWords {
@@ -146,7 +149,7 @@ struct ControlPage {
   std::atomic<int64_t> norm_step;                // whose gradients have the norm
   std::atomic<double> norm;
   std::atomic<uint64_t> gradients_here;  // of a job on several hosts: BucketWord of the step: so many have come
-  Command command;
+  Command commands[2];                     // seq at seq % 2
 
   alignas(64) std::atomic<uint64_t> settings_claim;  // step << 16 | slot of the first declaration of that step
   std::atomic<double> elsewhere_rates[kMaxGroups], elsewhere_loss_scale;

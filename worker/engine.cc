@@ -83,23 +83,26 @@ void Engine::Call(const std::function<void()>& callback) const {
 
 void Engine::Loop() {
   ControlPage& page = *protocol_.page();
-  uint64_t executed = 0;
+  uint64_t executed = page.members[rank_.value()].done.load();  // by this member's last life, if it had one
   while (!Stopping()) {
     std::atomic<uint32_t>& word = lead() ? protocol_.doorbell() : page.decision;
     const uint32_t seen = word.load(std::memory_order_acquire);
     if (lead()) Call(options_.rung);
-    if (lead() && protocol_.decided() == executed) {
+    const bool open = protocol_.committed() != executed;
+    if (lead() && !open && protocol_.decided() == executed) {
       protocol_.DropUnused([this](int bucket) { GaveBack(pass_.GiveBackWeights(bucket)); });
       protocol_.Decide();
     }
-    if (protocol_.decided() == executed) {
+    if (!open && protocol_.decided() == executed) {
       Await(word, seen);
       continue;
     }
-    executed = protocol_.decided();
     const int64_t step = protocol_.command().step;  // the command is the lead's again once all are done
-    Reach(FaultPoint::kCommandSeen);
-    Execute(executed);
+    if (protocol_.decided() != executed) {
+      executed = protocol_.decided();
+      Reach(FaultPoint::kCommandSeen);
+      Execute(executed);
+    }
     if (lead()) {
       if (!AwaitAllDone(step)) break;
       const Command& command = protocol_.command();

@@ -1,6 +1,7 @@
 // Engine: one worker's thread for one job. It executes the commands that the lead decides; on the lead of a job on one
 // host it also decides and commits (control_page.h); on several hosts a HostLead does that. Every wait ends at a time
-// limit or at an abort; an aborted engine stops for good.
+// limit or at an abort; an aborted engine stops for good. In the next life of a member that was killed it goes on where
+// the page says that the last one was.
 #pragma once
 
 #include <atomic>

@@ -222,9 +222,11 @@ void HostMemory::DescribeTo(v1::LocalWelcome& welcome) const {
   welcome.set_device(device_->device->device());
 }
 
-absl::Status HostMemory::Seal() {
-  RETURN_IF_ERROR(bucketed_ ? window_.RefuseNewWriters() : window_.SealFutureWrites());
-  for (Segment& segment : publications_) RETURN_IF_ERROR(segment.SealFutureWrites());
+absl::Status HostMemory::Seal(bool kept) {
+  RETURN_IF_ERROR(bucketed_ || kept ? window_.RefuseNewWriters() : window_.SealFutureWrites());
+  for (Segment& segment : publications_) {
+    RETURN_IF_ERROR(kept ? segment.RefuseNewWriters() : segment.SealFutureWrites());
+  }
   return absl::OkStatus();
 }
 

@@ -65,8 +65,8 @@ class HostMemory {
 
   // No new writer of the window and the publications: called by the lead when all peers have mapped them. With bucket
   // residency the window is not sealed, since pages of sealed memory cannot be given back, but made read-only
-  // (Segment::RefuseNewWriters).
-  absl::Status Seal();
+  // (Segment::RefuseNewWriters); as is all that is `kept` for members' next lives, which will write it.
+  absl::Status Seal(bool kept = false);
 
   // With bucket residency: gives pages of data back, [begin, begin + bytes). Internal: the system refuses.
   absl::Status GiveBackWindow(int64_t begin, int64_t bytes) { return window_.Punch(begin, bytes); }

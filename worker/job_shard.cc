@@ -28,7 +28,7 @@ JobShard::JobShard(JobShardOptions options, Plan plan, HostMemory host)
       place_(plan_.PlaceOf(options_.rank)),
       host_(std::move(host)),
       protocol_(std::make_unique<StepProtocol>(host_.control(), &host_.doorbell(), &options_.spec, &plan_,
-                                               options_.worker_names, options_.ranks)),
+                                               options_.worker_names, options_.ranks, options_.rank)),
       mail_(
           host_, *protocol_, options_.spec.num_slots,
           [this](const v1::StepRequest& request) { return Declare(request, /*attached=*/true); },
@@ -36,6 +36,11 @@ JobShard::JobShard(JobShardOptions options, Plan plan, HostMemory host)
 
 absl::Status JobShard::Open(Memory& memory, const std::atomic<bool>* cancelled) {
   RETURN_IF_ERROR(OpenPass(memory, cancelled));
+  if (options_.resumed) {
+    protocol_->TakeOver();
+    orphans_.Expect(protocol_->SessionsHere());
+    if (rank().value() == protocol_->local().first()) mail_.TakeOver();
+  }
   engine_ = std::make_unique<Engine>(*protocol_, *pass_, options_.rank, ForEngine());
   return absl::OkStatus();
 }
@@ -187,8 +192,8 @@ void JobShard::EndPush(int slot) {
   pushes_.erase(slot);
 }
 
-void JobShard::Tick(int64_t now_nanos, absl::Duration heartbeat_timeout) {
-  protocol_->SignOfLife(rank(), now_nanos, getpid());
+void JobShard::Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool kept) {
+  protocol_->SignOfLife(rank(), now_nanos, getpid(), kept);
   protocol_->CheckPeers(rank(), now_nanos, heartbeat_timeout);
   waiters_.Notify();
 }

@@ -24,6 +24,7 @@
 #include "worker/gradient_sums.h"
 #include "worker/host_memory.h"
 #include "worker/hosts/host_lead.h"
+#include "worker/orphan_sessions.h"
 #include "worker/pass.h"
 #include "worker/shard_storage.h"
 #include "worker/step_mail.h"
@@ -42,6 +43,7 @@ struct JobShardOptions {
   absl::Duration spin;             // EngineOptions::spin
   std::optional<HostRanks> ranks;  // of this host; unset: all
   const WorkerDevice* device = nullptr;  // on which it runs, outlives the shard; null: on processors
+  bool resumed = false;                  // all memory is that of this member's last life, which is dead
 };
 
 class JobShard {
@@ -64,6 +66,7 @@ class JobShard {
   HostMemory& host() { return host_; }
   Engine& engine() { return *engine_; }
   Waiters& waiters() { return waiters_; }
+  OrphanSessions& orphans() { return orphans_; }
 
   // From now on Health is NotFound ("deleted"), and waiters are answered with it. Whoever holds the object may go on.
   void Close();
@@ -91,8 +94,9 @@ class JobShard {
   bool BeginPush(int slot);
   void EndPush(int slot);
 
-  // Lifesigns of this member and a look at the others; then lets waiters look at their deadlines.
-  void Tick(int64_t now_nanos, absl::Duration heartbeat_timeout);
+  // Lifesigns of this member and a look at the others; then lets waiters look at their deadlines. `kept`: a keeper has
+  // all that the next life needs.
+  void Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool kept = false);
 
   void FillStatus(v1::GetStatusReply::Job& status) const;
   void FillTrace(v1::GetTraceReply& trace) const;
@@ -110,6 +114,7 @@ class JobShard {
   std::optional<ShardStorage> storage_;  // on processors
   std::optional<GradientSums> sums_;
   Waiters waiters_;
+  OrphanSessions orphans_;
   std::atomic<bool> closed_{false};
   Trace trace_;
   std::unique_ptr<StepProtocol> protocol_;

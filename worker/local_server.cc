@@ -106,6 +106,8 @@ void LocalServer::Serve(LocalSocket socket) {
   }
   if (hello.has_peer()) {
     worker_.ServePeer(std::move(socket), hello.peer(), stop_);
+  } else if (hello.has_session()) {
+    ServeSession(socket, hello.session());
   } else {
     ServeTrainer(socket, hello.trainer().token());
   }
@@ -197,7 +199,7 @@ void LocalServer::ServeTrainer(LocalSocket& socket, const std::string& token) {
     SendError(socket, granted.status()).IgnoreError();
     return;
   }
-  const uint64_t holder = static_cast<uint64_t>(granted->shard->rank().value() + 1) << 32 | next_session_.fetch_add(1);
+  const uint64_t holder = NewHolder(*granted->shard);
   const pid_t pid = socket.Peer().ok() ? socket.Peer()->second : 0;
   if (const absl::Status taken = TakeSlots(*granted, holder); !taken.ok()) {
     SendError(socket, taken).IgnoreError();
@@ -238,12 +240,7 @@ absl::Status LocalServer::Welcome(LocalSocket& socket, const Granted& granted, u
     welcome.set_device_uuid(device->device->uuid());
     welcome.set_device(device->device->device());
   }
-  welcome.set_session(holder);
-  welcome.set_committed_step(granted.shard->protocol().committed_step().value());
-  welcome.set_heartbeat_timeout_ms(absl::ToInt64Milliseconds(worker_.heartbeat_timeout()));
-  welcome.set_worker(worker_.options().name);
-  welcome.set_rank(granted.shard->rank().value());
-  welcome.set_plan_hash(granted.shard->plan().hash());
+  FillWelcome(*granted.shard, holder, welcome);
   return socket.Send(welcome.SerializeAsString(), descriptors, kSendTimeout);
 }
 

@@ -53,6 +53,11 @@ class LocalServer {
   void AcceptLoop();
   void Serve(LocalSocket socket);
   void ServeTrainer(LocalSocket& socket, const std::string& token);
+  // A trainer of this worker's last life.
+  void ServeSession(LocalSocket& socket, const v1::SessionHello& hello);
+  absl::Status ClaimSession(LocalSocket& socket, const v1::SessionHello& hello, Granted& granted);
+  uint64_t NewHolder(JobShard& shard);
+  void FillWelcome(JobShard& shard, uint64_t holder, v1::LocalWelcome& welcome) const;
   absl::StatusOr<Granted> Redeem(const std::string& token);
   static absl::Status TakeSlot(StepProtocol& protocol, int slot, uint64_t holder);
   static absl::Status AwaitSlotsOpen(StepProtocol& protocol, absl::Span<const Slot> slots, uint64_t holder);

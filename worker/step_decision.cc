@@ -12,6 +12,11 @@
 namespace shardmesh {
 namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(100);  // waits end and begin again this often
+
+bool IsPinned(const PublicationWords& publication) {
+  return std::any_of(std::begin(publication.pins), std::end(publication.pins),
+                     [](const std::atomic<int64_t>& pins) { return pins.load() != 0; });
+}
 }  // namespace
 
 // The id of the set of which every member of this host has its piece; 0: there is none yet.
@@ -40,9 +45,9 @@ int StepProtocol::ReservePublication(int64_t step) {
   if (step % job_->publish_every != 0) return -1;
   PublicationWords* publications = page_->publications;
   const int target = publications[0].version_plus_one.load() <= publications[1].version_plus_one.load() ? 0 : 1;
-  if (publications[target].pins.load() != 0) return -1;
+  if (IsPinned(publications[target])) return -1;
   reserved_version_ = publications[target].version_plus_one.exchange(0);
-  if (publications[target].pins.load() == 0) return target;
+  if (!IsPinned(publications[target])) return target;
   KeepPublication(target);
   return -1;
 }
@@ -53,7 +58,7 @@ void StepProtocol::KeepPublication(int buffer) {
 
 // Whether the newest command wrote weights of which some are still to be gathered in codes; the page alone says so.
 bool StepProtocol::GatherFollows() const {
-  const Command& last = page_->command;
+  const Command& last = command();
   if (last.kind == CommandKind::kInit) return plan_->coded();
   return last.kind == CommandKind::kStep && last.apply != 0 && plan_->steps_coded();
 }
@@ -72,7 +77,7 @@ bool StepProtocol::MoreFollows() const {
 }
 
 void StepProtocol::Issue(const Command& command) {
-  page_->command = command;
+  page_->commands[(decided() + 1) % 2] = command;
   if (command.kind == CommandKind::kInit || (command.kind == CommandKind::kStep && command.apply != 0)) {
     std::atomic<uint32_t>* const maxima = Maxima(page_, *plan_);
     const int64_t count = command.kind == CommandKind::kInit ? plan_->num_maxima() : plan_->num_stepped_maxima();
@@ -145,7 +150,7 @@ bool StepProtocol::DecideBy(const Agreed& agreed) {
   command.parity = page_->parity.load(std::memory_order_acquire);
   const bool compare = CompareFollows();
   if (GatherFollows()) {  // first of all: what was decided is rolled forward
-    command = page_->command;
+    command = this->command();
     command.kind = CommandKind::kGather;
     command.parity = page_->parity.load(std::memory_order_acquire);
   } else if (committed == kNoStep) {
@@ -249,10 +254,10 @@ void StepProtocol::SummarizeDigest() {
   }
   page_->digest_writing.fetch_add(1);
   page_->digest_value.store(sum);
-  page_->digest_step.store(page_->command.step);
+  page_->digest_step.store(command().step);
   page_->digest_differs.store(differs);
   page_->digest_writing.fetch_add(1);
-  page_->digest_done.store(static_cast<uint64_t>(page_->command.nonfinite));
+  page_->digest_done.store(static_cast<uint64_t>(command().nonfinite));
 }
 
 void StepProtocol::CommitStep(const Command& command) {
@@ -271,7 +276,7 @@ void StepProtocol::CommitStep(const Command& command) {
 }
 
 void StepProtocol::Commit() {
-  const Command& command = page_->command;
+  const Command& command = this->command();
   if (command.kind == CommandKind::kDigest) {
     SummarizeDigest();
   } else if (command.kind == CommandKind::kNorm) {
@@ -326,13 +331,13 @@ std::optional<int> StepProtocol::Pin(Step step) {
   for (int buffer = 0; buffer < kPublicationBuffers; ++buffer) {
     PublicationWords& words = page_->publications[buffer];
     if (words.version_plus_one.load() != step.value() + 1) continue;
-    words.pins.fetch_add(1);
+    words.pins[self_.value()].fetch_add(1);
     if (words.version_plus_one.load() == step.value() + 1) return buffer;
-    words.pins.fetch_sub(1);
+    words.pins[self_.value()].fetch_sub(1);
   }
   return std::nullopt;
 }
 
-void StepProtocol::Unpin(int buffer) { page_->publications[buffer].pins.fetch_sub(1); }
+void StepProtocol::Unpin(int buffer) { page_->publications[buffer].pins[self_.value()].fetch_sub(1); }
 
 }  // namespace shardmesh

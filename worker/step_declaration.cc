@@ -152,15 +152,16 @@ namespace {
 // While there is one, an attached trainer that takes a slot sees that it is being declared.
 class Declaring {
  public:
-  Declaring(ControlPage& page, absl::Span<const Slot> slots) : page_(page), slots_(slots) {
-    for (Slot slot : slots_) page_.slots[slot.value()].declaring.fetch_add(1);
+  Declaring(ControlPage& page, Rank self, absl::Span<const Slot> slots) : page_(page), self_(self), slots_(slots) {
+    for (Slot slot : slots_) page_.slots[slot.value()].declaring[self_.value()].fetch_add(1);
   }
   ~Declaring() {
-    for (Slot slot : slots_) page_.slots[slot.value()].declaring.fetch_sub(1);
+    for (Slot slot : slots_) page_.slots[slot.value()].declaring[self_.value()].fetch_sub(1);
   }
 
  private:
   ControlPage& page_;
+  const Rank self_;
   const absl::Span<const Slot> slots_;
 };
 
@@ -173,7 +174,7 @@ absl::StatusOr<std::optional<StepOutcome>> StepProtocol::Declare(const Declarati
     if (outcome.has_value()) return outcome;
   }
   if (declaration.in_place) return DeclareSlots(declaration);
-  const Declaring declaring(*page_, declaration.slots);
+  const Declaring declaring(*page_, self_, declaration.slots);
   for (Slot slot : declaration.slots) {
     const uint64_t holder = HolderOf(slot);
     if (holder == 0) continue;

@@ -18,6 +18,16 @@ StepMail::StepMail(const HostMemory& host, StepProtocol& protocol, int num_slots
       to_reply_(std::move(to_reply)),
       open_(num_slots) {}
 
+// The bytes lie there until the trainer writes its next letter, which it does not before it has this one's answer, or
+// gave it up.
+void StepMail::TakeOver() {
+  for (int slot = 0; slot < static_cast<int>(open_.size()); ++slot) {
+    Mailbox& box = host_.mailbox(slot);
+    uint32_t taken = box.request.number.load();
+    if (box.open()) box.request.taken.compare_exchange_strong(taken, taken - 1);
+  }
+}
+
 void StepMail::Poll() {
   for (int slot = 0; slot < static_cast<int>(open_.size()); ++slot) {
     Letter& letter = host_.mailbox(slot).request;

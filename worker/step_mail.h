@@ -34,6 +34,9 @@ class StepMail {
   // Borrowed arguments outlive the object. `declare`: an attached trainer's step; `to_reply`: what became of one.
   StepMail(const HostMemory& host, StepProtocol& protocol, int num_slots, DeclareFn declare, ToReplyFn to_reply);
 
+  // In the lead's next life: letters that the last one took and did not answer are taken again. Before Poll.
+  void TakeOver();
+
   // Takes the letters that have come, and answers those whose step is committed, or cannot be.
   void Poll();
 

@@ -13,13 +13,14 @@
 namespace shardmesh {
 
 StepProtocol::StepProtocol(ControlPage* page, std::atomic<uint32_t>* doorbell, const JobSpec* job, const Plan* plan,
-                           std::vector<std::string> names, std::optional<HostRanks> local)
+                           std::vector<std::string> names, std::optional<HostRanks> local, Rank self)
     : page_(page),
       job_(job),
       plan_(plan),
       names_(std::move(names)),
       doorbell_(doorbell),
-      local_(local.value_or(HostRanks::OneHost(plan->num_ranks()))) {}
+      local_(local.value_or(HostRanks::OneHost(plan->num_ranks()))),
+      self_(self) {}
 
 std::optional<StepOutcome> StepProtocol::OutcomeOf(Step step) const {
   if (step > committed_step()) return std::nullopt;
@@ -91,6 +92,11 @@ bool StepProtocol::IsPushedHere(Slot slot, int shard) const {
   return local_.Has(plan_->RankOf({shard, slot.value() % plan_->num_replicas()}));
 }
 
+bool IsBeingDeclared(const SlotWords& slot) {
+  return std::any_of(std::begin(slot.declaring), std::end(slot.declaring),
+                     [](const std::atomic<int32_t>& calls) { return calls.load() != 0; });
+}
+
 // Takes the slot, then looks for pushes; a push claims its piece, then looks for a holder: one of them sees the other.
 // As with declarations of connected trainers.
 absl::Status StepProtocol::TakeSlot(Slot slot, uint64_t holder) {
@@ -99,7 +105,7 @@ absl::Status StepProtocol::TakeSlot(Slot slot, uint64_t holder) {
   SlotWords& words = page_->slots[slot.value()];
   uint64_t current = 0;
   if (words.holder.compare_exchange_strong(current, local_.num_hosts > 1 ? holder | kAsking : holder)) {
-    if (words.declaring.load() != 0) {
+    if (IsBeingDeclared(words)) {
       GiveSlot(slot, holder);
       return absl::AbortedError(
           absl::StrCat("a connected trainer declares slot ", slot.value(), "; attach again when it has"));
@@ -259,10 +265,13 @@ void StepProtocol::InitialPieceReady(Rank rank, uint64_t push_id) {
   FutexBump(*doorbell_);
 }
 
-void StepProtocol::SignOfLife(Rank rank, int64_t now_nanos, int64_t pid) {
+void StepProtocol::SignOfLife(Rank rank, int64_t now_nanos, int64_t pid, bool kept) {
+  page_->members[rank.value()].kept.store(kept ? 1 : 0, std::memory_order_relaxed);
   page_->members[rank.value()].pid.store(pid, std::memory_order_relaxed);
   page_->members[rank.value()].alive_nanos.store(now_nanos, std::memory_order_release);
 }
+
+bool StepProtocol::ComesBack(int rank) const { return page_->members[rank].kept.load() != 0; }
 
 void StepProtocol::CheckPeers(Rank self, int64_t now_nanos, absl::Duration timeout) {
   for (int r = 0; r < num_ranks(); ++r) {

@@ -5,6 +5,7 @@
 // Calls that wait take a time limit and end early on abort.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -62,13 +63,16 @@ struct Agreed {
   std::optional<int> publish;  // the buffer that gets the version, -1: none; unset: chosen with the command
 };
 
+// Whether declarations of connected trainers are under way for a slot.
+bool IsBeingDeclared(const SlotWords& slot);
+
 class StepProtocol {
  public:
   // `page`, `doorbell`, `job` and `plan` must outlive the object. `doorbell`: the word that the lead waits on, the same
   // one for all objects over a page. `names` are the members' worker names by rank, for messages. `local`: the ranks
-  // whose host's page this is; by default all.
+  // whose host's page this is; by default all. `self`: the member that the object works for.
   StepProtocol(ControlPage* page, std::atomic<uint32_t>* doorbell, const JobSpec* job, const Plan* plan,
-               std::vector<std::string> names, std::optional<HostRanks> local = std::nullopt);
+               std::vector<std::string> names, std::optional<HostRanks> local = std::nullopt, Rank self = Rank(0));
 
   // ---- trainers ----
   // Marks one shard's piece of a slot as lying in memory. Errors as Declare.
@@ -198,7 +202,7 @@ class StepProtocol {
   uint64_t decided() const { return page_->decided.load(std::memory_order_acquire); }
   uint64_t committed() const { return page_->committed.load(std::memory_order_acquire); }
   Step committed_step() const { return Step(page_->committed_step_plus_one.load(std::memory_order_acquire) - 1); }
-  const Command& command() const { return page_->command; }
+  const Command& command() const { return page_->commands[decided() % 2]; }
   void Done(Rank rank, uint64_t seq);
   // Of a job on several hosts: waits until the slots' gradients of a bucket are on this host. False: aborted.
   bool AwaitGradients(Step step, int bucket) const;
@@ -219,8 +223,19 @@ class StepProtocol {
   std::optional<int> Pin(Step step);
   void Unpin(int buffer);
 
+  // ---- a member's next life ----
+  // Takes back what the last life of this member held for a while, and leaves what it said: pins, pushes, declarations
+  // that were under way, words it was about to write. REQUIRES: that life is dead, and no other call of this object
+  // before.
+  void TakeOver();
+  // The sessions attached to this member (holders without kLeaving), and the slots that they hold.
+  std::map<uint64_t, std::vector<int>> SessionsHere() const;
+
   // ---- failure ----
-  void SignOfLife(Rank rank, int64_t now_nanos, int64_t pid);
+  // `kept`: a keeper has all that the member's next life needs.
+  void SignOfLife(Rank rank, int64_t now_nanos, int64_t pid, bool kept = false);
+  // Whether a member that is gone may be waited for, until CheckPeers says otherwise.
+  bool ComesBack(int rank) const;
   // Aborts when a member that has come was silent for longer than `timeout`.
   void CheckPeers(Rank self, int64_t now_nanos, absl::Duration timeout);
   // The first cause stays.
@@ -279,6 +294,7 @@ class StepProtocol {
   const std::vector<std::string> names_;
   std::atomic<uint32_t>* const doorbell_;
   const HostRanks local_;
+  const Rank self_;
   int64_t reserved_version_ = 0;  // version_plus_one that ReservePublication took away
 };
 

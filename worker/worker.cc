@@ -39,20 +39,6 @@ absl::Status CheckHosts(const JobSpec& spec) {
   return absl::OkStatus();
 }
 
-// The memory of one preparation: nothing more is opened once that is cancelled.
-class CancellableMemory final : public Memory {
- public:
-  CancellableMemory(Memory& memory, const std::atomic<bool>& cancelled) : memory_(memory), cancelled_(cancelled) {}
-  absl::StatusOr<Segment> Open(const std::string& name, int64_t num_bytes, int64_t data_offset) override {
-    if (cancelled_.load()) return absl::CancelledError("the job was closed");
-    return memory_.Open(name, num_bytes, data_offset);
-  }
-
- private:
-  Memory& memory_;
-  const std::atomic<bool>& cancelled_;
-};
-
 }  // namespace
 
 Worker::Worker(WorkerOptions options, std::unique_ptr<Memory> memory)
@@ -157,6 +143,7 @@ void Worker::Reap() {
     MutexLock round(round_mu_);
     MutexLock lock(mu_);
     shard.swap(entry->shard);
+    Drop(*entry);
   }
 }
 
@@ -260,7 +247,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
   const WorkerDevice* const device = options_.device.has_value() ? &*options_.device : nullptr;
   RETURN_IF_ERROR(device != nullptr ? CheckDeviceJob(spec, plan, ranks.num_hosts)
                                     : CheckFits(spec, plan, options_.host_capacity, ranks.per_host));
-  CancellableMemory memory(*memory_, entry->closing);
+  const std::unique_ptr<Memory> memory = MemoryFor(*entry, spec, ranks);
   const bool lead = assignment.rank() == ranks.first();
   std::unique_ptr<LocalSocket> link;
   JobShardOptions options{spec,
@@ -271,12 +258,15 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
                           options_.step_timeout,
                           options_.spin,
                           ranks,
-                          device};
-  ASSIGN_OR_RETURN(HostMemory host, lead ? HostMemory::Create(memory, spec.name, spec.num_slots, plan, copies())
-                                         : FetchFromLead(*entry, spec, plan, link));
+                          device,
+                          entry->resumed};
+  ASSIGN_OR_RETURN(HostMemory host, lead || entry->resumed
+                                          ? HostMemory::Create(*memory, spec.name, spec.num_slots, plan, copies())
+                                          : FetchFromLead(*entry, spec, plan, link));
   ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard,
-                   JobShard::Create(std::move(options), std::move(plan), std::move(host), memory, &entry->closing));
-  shard->Tick(MonotonicNanos(), heartbeat_timeout());
+                   JobShard::Create(std::move(options), std::move(plan), std::move(host), *memory, &entry->closing));
+  RETURN_IF_ERROR(KeepWhole(*entry));
+  shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsKept(*entry));
   {
     MutexLock lock(mu_);
     if (entry->closing.load()) return absl::CancelledError("the job was closed");
@@ -284,7 +274,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
     entry->ranks = ranks;
     entry->mapped.assign(ranks.per_host, false);
   }
-  if (lead) PeerMapped(entry, assignment.rank());
+  if (lead && !entry->resumed) PeerMapped(entry, assignment.rank());
   if (lead && ranks.num_hosts > 1) RETURN_IF_ERROR(MeetHosts(entry, *shard));
   {
     MutexLock lock(mu_);
@@ -294,6 +284,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
                assignment.rank(), shard->place().shard, shard->place().replica, shard->plan().hash());
   Changed();
   if (link != nullptr) WatchLead(entry, *link);
+  if (entry->resumed) AwaitOrphans(entry, *shard);
   return absl::OkStatus();
 }
 
@@ -313,8 +304,8 @@ void Worker::Monitor() {
     const int64_t now = MonotonicNanos();
     const bool gap = absl::Nanoseconds(now - last) > timeout / 2;
     last = now;
-    for (const std::shared_ptr<JobShard>& shard : Jobs()) {
-      shard->Tick(now, gap ? absl::Hours(1) : timeout);
+    for (const auto& [shard, kept] : JobsAndWhetherKept()) {
+      shard->Tick(now, gap ? absl::Hours(1) : timeout, kept);
       // The kernel ends a connection, a socket or a process when it dies; the health then changed: tell the
       // coordinator.
       if (!shard->protocol().Health().ok()) Changed();

@@ -10,6 +10,10 @@
 // A preparation looks whether its job is closed at every range of its storage, every segment, and every 200 ms while it
 // waits for the lead.
 //
+// With a keeper (worker/node) the memory of jobs on one host outlives a worker that is killed. Its next life takes the
+// jobs over as they were left there (Resume), without asking anybody; peers and trainers meanwhile wait, until the
+// heartbeat time-out says that it will not come.
+//
 // Thread-safe.
 #pragma once
 
@@ -21,6 +25,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -34,6 +39,7 @@
 #include "worker/hosts/host_meeting.h"
 #include "worker/job_shard.h"
 #include "worker/memory.h"
+#include "worker/node/keeper_link.h"
 
 namespace shardmesh {
 
@@ -48,6 +54,7 @@ struct WorkerOptions {
   std::optional<WorkerDevice> device;                  // on which steps run; unset: on processors
   std::string group_address;  // of this host, for workers of other hosts; empty: jobs on several hosts are refused
   MeetCall meet;              // how their first lead is asked; with group_address
+  KeeperLink* keeper = nullptr;  // of the host, outlives the worker; null: jobs end with this process
 };
 
 class Worker {
@@ -62,6 +69,9 @@ class Worker {
   std::string DeviceText() const;
   void SetHeartbeatTimeout(absl::Duration timeout);  // as the coordinator says
   absl::Duration heartbeat_timeout() const;
+
+  // Takes over the jobs that the last life of this worker left with the keeper. Once, before Reconcile.
+  void Resume();
 
   // Starts what is new, closes what is gone, and waits for neither. An assignment of a known epoch changes nothing.
   void Reconcile(const std::vector<v1::Assignment>& assignments);
@@ -93,7 +103,10 @@ class Worker {
     v1::MemberState state = v1::MEMBER_STATE_PREPARING;
     std::string error;
     std::shared_ptr<JobShard> shard;
-    std::vector<bool> mapped;  // on the lead: by rank of its host
+    bool resumed = false;             // from the keeper
+    bool in_keeper = false;           // its memory comes from the keeper
+    std::atomic<bool> kept{false};    // and is there as a whole
+    std::vector<bool> mapped;         // on the lead: by rank of its host
     HostRanks ranks;
     // Of rank 0: for each of three groups two keys a host, and why it failed.
     std::shared_ptr<MemoryRendezvous> rendezvous = std::make_shared<MemoryRendezvous>(6 * kMaxHostRanks + 1);
@@ -106,6 +119,17 @@ class Worker {
   std::shared_ptr<DeviceRuntime> copies() const {
     return options_.device.has_value() ? options_.device->copies : nullptr;
   }
+  // worker_lives.cc. The keeper's memory for a job that it can keep, else what ends with the process.
+  std::unique_ptr<Memory> MemoryFor(Entry& entry, const JobSpec& spec, const HostRanks& ranks);
+  // All of the job's memory is opened: the next life may take it over.
+  absl::Status KeepWhole(Entry& entry);
+  bool IsKept(const Entry& entry) const;
+  std::vector<std::pair<std::shared_ptr<JobShard>, bool>> JobsAndWhetherKept() const;
+  // Waits for the trainers of the last life; slots of those that do not come are free then.
+  void AwaitOrphans(const std::shared_ptr<Entry>& entry, JobShard& shard);
+  void Drop(const Entry& entry);
+  // What a member that hung up means: an abort, unless it comes back.
+  void PeerGone(const std::shared_ptr<Entry>& entry, int rank);
   absl::StatusOr<HostMemory> FetchFromLead(Entry& entry, const JobSpec& spec, const Plan& plan,
                                            std::unique_ptr<LocalSocket>& link);
   void WatchLead(const std::shared_ptr<Entry>& entry, LocalSocket& link);

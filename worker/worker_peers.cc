@@ -79,16 +79,22 @@ absl::StatusOr<HostMemory> Worker::FetchFromLead(Entry& entry, const JobSpec& sp
 }
 
 void Worker::WatchLead(const std::shared_ptr<Entry>& entry, LocalSocket& link) {
-  const bool gone = AwaitHangUp(link, [&] { return entry->closing.load(); });
+  if (AwaitHangUp(link, [&] { return entry->closing.load(); })) PeerGone(entry, entry->ranks.first());
+}
+
+void Worker::PeerGone(const std::shared_ptr<Entry>& entry, int rank) {
   std::shared_ptr<JobShard> shard;
   {
     MutexLock lock(mu_);
     shard = entry->shard;
   }
-  if (gone && shard != nullptr && !entry->closing.load()) {
-    shard->protocol().Abort(AbortReason::kGone, shard->protocol().local().first(), shard->rank());
-    Changed();
+  if (shard == nullptr || entry->closing.load()) return;
+  if (shard->protocol().ComesBack(rank)) {
+    spdlog::warn("event=peer_gone job={} rank={} waits_for=\"its next life\"", shard->spec().name, rank);
+    return;
   }
+  shard->protocol().Abort(AbortReason::kGone, rank, shard->rank());
+  Changed();
 }
 
 absl::StatusOr<std::shared_ptr<Worker::Entry>> Worker::FindLead(const v1::PeerHello& hello, bool other_host) const {
@@ -135,7 +141,7 @@ void Worker::PeerMapped(const std::shared_ptr<Entry>& entry, int rank) {
     shard = entry->shard;
   }
   if (shard == nullptr) return;
-  if (const absl::Status sealed = shard->host().Seal(); !sealed.ok())
+  if (const absl::Status sealed = shard->host().Seal(entry->kept.load()); !sealed.ok())
     spdlog::warn("event=seal_failed error=\"{}\"", sealed.ToString());
 }
 
@@ -161,15 +167,7 @@ void Worker::ServePeer(LocalSocket socket, const v1::PeerHello& hello, const std
   if (!AwaitMessage(socket, done).ok()) return;
   PeerMapped(entry, hello.rank());
   shard.reset();
-  const bool gone = AwaitHangUp(socket, done);
-  {
-    MutexLock lock(mu_);
-    shard = entry->shard;
-  }
-  if (gone && shard != nullptr && !entry->closing.load()) {
-    shard->protocol().Abort(AbortReason::kGone, hello.rank(), shard->rank());
-    Changed();
-  }
+  if (AwaitHangUp(socket, done)) PeerGone(entry, hello.rank());
 }
 
 absl::StatusOr<v1::MeetReply> Worker::Meet(const v1::MeetRequest& request) const {

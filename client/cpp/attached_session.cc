@@ -6,7 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/cpp/await_weights.h"
+#include "client/cpp/next_life.h"
 #include "client/cpp/session.h"
+#include "client/cpp/session_resume.h"
 #include "core/finite.h"
 #include "core/status.h"
 #include "local/futex.h"
@@ -36,8 +38,11 @@ class AttachedSession final : public Session {
     request.set_epoch(job_->epoch().value());
     request.set_host_id(host_id);
     for (Slot slot : slots_) request.add_slots(slot.value());
-    ASSIGN_OR_RETURN(const v1::AttachReply grant, job_->worker(rank_).Attach(request, job_->options().call_timeout));
-    ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(grant.socket_path()));
+    const auto attach = [&] { return job_->worker(rank_).Attach(request, job_->options().call_timeout); };
+    ASSIGN_OR_RETURN(const v1::AttachReply grant,
+                     CallAgain(job_->members()[rank_.value()].kept(), job_->peer_timeout(), attach));
+    socket_path_ = grant.socket_path();
+    ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(socket_path_));
     socket_ = std::make_unique<LocalSocket>(std::move(socket));
     v1::LocalHello hello;
     hello.mutable_trainer()->set_token(grant.token());
@@ -161,6 +166,7 @@ class AttachedSession final : public Session {
     committed_ = shardmesh::Step(welcome.committed_step());
     silence_ = absl::Milliseconds(welcome.heartbeat_timeout_ms());
     session_ = welcome.session();
+    kept_ = welcome.kept();
     tensors_.resize(bucketed() ? job_->plan().buckets().size() : 1);
     for (size_t t = 0; t < job_->spec().parameters.size(); ++t) {
       const ParameterSpec& parameter = job_->spec().parameters[t];
@@ -223,7 +229,7 @@ class AttachedSession final : public Session {
       if (!reply.alive()) return std::make_optional(std::move(reply));
       wait_.for_what = reply.message();
     } else if (!absl::IsDeadlineExceeded(message.status())) {
-      return Gone(message.status());
+      RETURN_IF_ERROR(AwaitNextLife(message.status()));
     }
     if (now - last_heard_ > silence_)
       return Gone(absl::UnavailableError(absl::StrCat("it sent nothing for ", absl::FormatDuration(silence_))));
@@ -291,6 +297,27 @@ class AttachedSession final : public Session {
     return reply.has_value() && reply->id() == 0 ? StatusOf(*reply) : absl::OkStatus();
   }
 
+  // The connection broke. If a keeper has the worker's memory, its next life goes on with this session: windows and
+  // letters are as they were.
+  absl::Status AwaitNextLife(const absl::Status& cause) {
+    if (!kept_) return Gone(cause);
+    v1::SessionHello hello;
+    hello.set_job(job_->spec().name);
+    hello.set_epoch(job_->epoch().value());
+    hello.set_session(session_);
+    for (Slot slot : slots_) hello.add_slots(slot.value());
+    const absl::Duration left = std::max(wait_.deadline - absl::Now(), absl::ZeroDuration());
+    absl::StatusOr<ResumedSession> resumed = ResumeSession(socket_path_, hello, std::min(silence_, left));
+    if (absl::IsUnavailable(resumed.status()) && absl::Now() >= wait_.deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(wait_.late, "; the worker died, and is not back yet"));
+    }
+    if (!resumed.ok()) return Gone(resumed.status());
+    socket_ = std::move(resumed->socket);
+    kept_ = resumed->welcome.kept();
+    last_heard_ = absl::Now();
+    return absl::OkStatus();
+  }
+
   absl::Status Gone(const absl::Status& cause) const {
     const v1::Member& member = job_->members()[rank_.value()];
     return absl::UnavailableError(absl::StrCat("worker ", member.worker(), " (rank ", member.rank(), ", pid ",
@@ -305,6 +332,8 @@ class AttachedSession final : public Session {
 
   const Rank rank_;
   std::unique_ptr<LocalSocket> socket_;
+  std::string socket_path_;
+  bool kept_ = false;  // should the worker die it comes back
   Segment bell_;
   int64_t gradient_bytes_ = 0;  // before the mailbox of the first slot
   Wait wait_;

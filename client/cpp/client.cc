@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "client/cpp/next_life.h"
 #include "client/cpp/session.h"
 #include "core/status.h"
 #include "proto/convert.h"
@@ -16,14 +17,6 @@ namespace {
 
 constexpr absl::Duration kPollReady = absl::Milliseconds(20);
 constexpr size_t kWorkersNamed = 8;  // in one message
-
-// Waits without spinning; nobody signals.
-void Pause(absl::Duration duration) {
-  Mutex mu;
-  CondVar never;
-  MutexLock lock(mu);
-  never.WaitFor(mu, duration);
-}
 
 uint64_t RandomId() {
   std::random_device random;
@@ -231,7 +224,13 @@ absl::StatusOr<Version> Job::Pull(VersionChoice choice, absl::Duration timeout) 
     version.bytes_.insert(version.bytes_.end(), bytes.begin(), bytes.end());
     return absl::OkStatus();
   };
-  RETURN_IF_ERROR(worker(reading_rank()).Pull(request, begin, data, timeout));
+  const Rank rank = reading_rank();
+  const absl::Time deadline = absl::Now() + timeout;
+  const auto pull = [&] {
+    version.bytes_.clear();
+    return worker(rank).Pull(request, begin, data, deadline - absl::Now());
+  };
+  RETURN_IF_ERROR(CallAgain(members_[rank.value()].kept(), std::min(peer_timeout_, timeout), pull).status());
   return version;
 }
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/cpp/await_weights.h"
+#include "client/cpp/next_life.h"
 #include "client/cpp/session.h"
 #include "core/status.h"
 
@@ -44,8 +45,11 @@ class ConnectedSession final : public Session {
     // A lost connection or a push that overlaps an old one: everything here can be repeated, where that can help.
     absl::StatusOr<v1::StepReply> reply = TryStep(request, deadline);
     if (!absl::IsUnavailable(reply.status()) && !absl::IsAborted(reply.status())) return reply;
-    RETURN_IF_ERROR(CheckMembers());
-    return TryStep(request, deadline);
+    do {
+      RETURN_IF_ERROR(CheckMembers());
+      reply = TryStep(request, deadline);
+    } while (absl::IsUnavailable(reply.status()) && AnyComesBack() && absl::Now() < deadline);
+    return reply;
   }
 
  private:
@@ -56,14 +60,19 @@ class ConnectedSession final : public Session {
   // this.
   absl::Status CheckMembers() const {
     for (int rank = 0; rank < job_->plan().num_ranks(); ++rank) {
-      ShardTransport& worker = job_->worker(Rank(rank));
-      const absl::StatusOr<v1::GetStatusReply> status = worker.GetStatus(job_->peer_timeout() / 6);
+      const auto ask = [&] { return job_->worker(Rank(rank)).GetStatus(job_->peer_timeout() / 6); };
+      const absl::StatusOr<v1::GetStatusReply> status =
+          CallAgain(job_->members()[rank].kept(), job_->peer_timeout(), ask);
       if (!status.ok()) return absl::UnavailableError(absl::StrCat("no answer: ", status.status().message()));
       for (const v1::GetStatusReply::Job& job : status->jobs()) {
         if (job.name() == job_->spec().name && !job.error().empty()) return absl::UnavailableError(job.error());
       }
     }
     return absl::OkStatus();
+  }
+
+  bool AnyComesBack() const {
+    return std::any_of(job_->members().begin(), job_->members().end(), [](const v1::Member& m) { return m.kept(); });
   }
 
   absl::StatusOr<v1::StepReply> TryStep(const v1::StepRequest& request, absl::Time deadline) {

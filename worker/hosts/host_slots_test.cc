@@ -158,11 +158,11 @@ struct Connected final : Actor {
     if (to < kHosts) {
       Push(to);
     } else if (at == 6) {
-      both.at(h).page()->slots[0].declaring.fetch_add(1);
+      both.at(h).page()->slots[0].declaring[0].fetch_add(1);
     } else if (at == 7) {
       const bool whole = both.at(h).HasPiece(Slot(0), h, step);  // JobShard::Declare
       if (whole) Declared(both.at(h).Declare({{Slot(0)}, step, {0.5}, {}}));
-      both.at(h).page()->slots[0].declaring.fetch_sub(1);
+      both.at(h).page()->slots[0].declaring[0].fetch_sub(1);
     }
     ++at;
   }
@@ -354,7 +354,7 @@ TEST(HostSlots, ConnectedTrainer_DoesNotDeclareWhatIsHeld) {
   both.Round();
   EXPECT_THAT(both.at(1).Declare({{Slot(0)}, Step(1), {0.5}, {}}), StatusIs(Code::kFailedPrecondition, _));
   both.at(0).GiveSlot(Slot(0), kOnA);
-  both.at(0).page()->slots[0].declaring.store(1);
+  both.at(0).page()->slots[0].declaring[0].store(1);
   EXPECT_THAT(both.at(0).TakeSlot(Slot(0), kOnA + 1), StatusIs(Code::kAborted, HasSubstr("declares slot 0")));
   EXPECT_EQ(both.at(0).HolderOf(Slot(0)), 0u);
 }

@@ -18,7 +18,7 @@ HostWords ReadHostWords(const StepProtocol& protocol, const JobSpec& job, const 
     HostSlot& slot = words.slots[s];
     // In this order: whoever was seen to be gone or done is seen with all that it did.
     slot.holder = from.holder.load();
-    slot.busy = from.declaring.load() != 0 ? 1 : 0;
+    slot.busy = IsBeingDeclared(from) ? 1 : 0;
     for (int p = 0; p < plan.num_shards(); ++p) slot.busy |= page.pushes[s][p].load() != 0 ? 2 : 0;
     slot.declared = from.declared.load(std::memory_order_acquire);
     for (int p = 0; p < plan.num_shards(); ++p) {

@@ -1,0 +1,33 @@
+// CallAgain: calls to a worker that a keeper starts again when it dies (Member.kept): what fails because it is away is
+// repeated until it is back.
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "core/sync.h"
+
+namespace shardmesh {
+
+// Waits without spinning; nobody signals.
+inline void Pause(absl::Duration duration) {
+  Mutex mu;
+  CondVar never;
+  MutexLock lock(mu);
+  never.WaitFor(mu, duration);
+}
+
+// `call` gives an absl::StatusOr, and may be repeated. Once, if the worker is not `kept`; else until it gives something
+// else than Unavailable, for at most `patience`.
+template <typename Call>
+auto CallAgain(bool kept, absl::Duration patience, Call call) -> decltype(call()) {
+  const absl::Time until = absl::Now() + patience;
+  while (true) {
+    auto result = call();
+    if (!kept || !absl::IsUnavailable(result.status()) || absl::Now() >= until) return result;
+    Pause(absl::Milliseconds(10));
+  }
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,50 @@
+#include "client/cpp/session_resume.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "core/status.h"
+#include "core/sync.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kRetry = absl::Milliseconds(5);
+
+absl::StatusOr<ResumedSession> Ask(const std::string& path, const std::string& hello, absl::Duration timeout) {
+  ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(path));
+  RETURN_IF_ERROR(socket.Send(hello, {}, timeout));
+  absl::StatusOr<LocalMessage> message = socket.Receive(timeout);
+  if (absl::IsDeadlineExceeded(message.status())) return absl::UnavailableError(message.status().message());
+  RETURN_IF_ERROR(message.status());
+  ResumedSession resumed;
+  if (!resumed.welcome.ParseFromString(message->bytes)) {
+    return absl::InternalError("the worker sent a message that is no welcome");
+  }
+  if (const int code = resumed.welcome.code(); code != 0) {
+    return absl::Status(static_cast<absl::StatusCode>(code), resumed.welcome.message());
+  }
+  resumed.socket = std::make_unique<LocalSocket>(std::move(socket));
+  return resumed;
+}
+
+}  // namespace
+
+absl::StatusOr<ResumedSession> ResumeSession(const std::string& path, const v1::SessionHello& session,
+                                             absl::Duration timeout) {
+  v1::LocalHello hello;
+  *hello.mutable_session() = session;
+  const absl::Time deadline = absl::Now() + timeout;
+  Mutex mu;
+  CondVar never;  // nobody signals: a wait that does not spin
+  while (true) {
+    const absl::Duration left = deadline - absl::Now();
+    absl::StatusOr<ResumedSession> resumed = Ask(path, hello.SerializeAsString(), std::max(left, kRetry));
+    if (!absl::IsUnavailable(resumed.status()) || absl::Now() >= deadline) return resumed;
+    MutexLock lock(mu);
+    never.WaitFor(mu, kRetry);
+  }
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,69 @@
+// Of LocalServer: the sessions of attached trainers over the lives of a worker.
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/status.h"
+#include "worker/local_server.h"
+
+namespace shardmesh {
+namespace {
+constexpr absl::Duration kSendTimeout = absl::Seconds(5);
+}  // namespace
+
+// Numbers of the last life's sessions may be in use yet.
+uint64_t LocalServer::NewHolder(JobShard& shard) {
+  uint64_t session;
+  do {
+    session = next_session_.fetch_add(1);
+  } while (session <= shard.orphans().newest());
+  return static_cast<uint64_t>(shard.rank().value() + 1) << 32 | session;
+}
+
+void LocalServer::FillWelcome(JobShard& shard, uint64_t holder, v1::LocalWelcome& welcome) const {
+  const StepProtocol& protocol = shard.protocol();
+  welcome.set_session(holder);
+  welcome.set_committed_step(protocol.committed_step().value());
+  welcome.set_heartbeat_timeout_ms(absl::ToInt64Milliseconds(worker_.heartbeat_timeout()));
+  welcome.set_worker(worker_.options().name);
+  welcome.set_rank(shard.rank().value());
+  welcome.set_plan_hash(shard.plan().hash());
+  welcome.set_kept(protocol.ComesBack(shard.rank().value()));
+}
+
+// Until the job is taken over there is nothing to claim: whoever asks tries again.
+absl::Status LocalServer::ClaimSession(LocalSocket& socket, const v1::SessionHello& hello, Granted& granted) {
+  absl::StatusOr<std::shared_ptr<JobShard>> shard = worker_.Find(hello.job());
+  if (!shard.ok()) return absl::UnavailableError(shard.status().message());
+  RETURN_IF_ERROR((*shard)->CheckEpoch(hello.epoch()));
+  granted.slots.assign(hello.slots().begin(), hello.slots().end());
+  for (const int slot : granted.slots) {
+    if (slot >= 0 && slot < (*shard)->spec().num_slots && (*shard)->protocol().HolderOf(Slot(slot)) == hello.session())
+      continue;
+    return absl::NotFoundError(absl::StrCat("slot ", slot, " is not this session's any more; attach again"));
+  }
+  RETURN_IF_ERROR((*shard)->orphans().Claim(hello.session(), granted.slots));
+  granted.shard = *std::move(shard);
+  v1::LocalWelcome welcome;
+  FillWelcome(*granted.shard, hello.session(), welcome);
+  socket.Send(welcome.SerializeAsString(), {}, kSendTimeout).IgnoreError();  // a trainer that is gone is seen next
+  return absl::OkStatus();
+}
+
+void LocalServer::ServeSession(LocalSocket& socket, const v1::SessionHello& hello) {
+  Granted granted;
+  if (const absl::Status claimed = ClaimSession(socket, hello, granted); !claimed.ok()) {
+    v1::LocalWelcome welcome;
+    welcome.set_code(static_cast<int>(claimed.code()));
+    welcome.set_message(std::string(claimed.message()));
+    socket.Send(welcome.SerializeAsString(), {}, kSendTimeout).IgnoreError();
+    return;
+  }
+  spdlog::info("event=trainer_back job={} slots={}", granted.shard->spec().name, granted.slots.size());
+  AnswerRequests(socket, granted);
+  GiveSlotsBack(granted.shard->protocol(), granted.slots, hello.session(), stop_);
+  spdlog::info("event=trainer_gone job={}", granted.shard->spec().name);
+}
+
+}  // namespace shardmesh
