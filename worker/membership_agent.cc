@@ -106,8 +106,8 @@ absl::Status MembershipAgent::Join() {
     MutexLock lock(mu_);
     interval_ = absl::Milliseconds(reply.heartbeat_interval_ms());
   }
-  spdlog::info("event=joined worker={} incarnation={} heartbeat_ms={} timeout_ms={}", identity_.name(),
-               identity_.incarnation(), reply.heartbeat_interval_ms(), reply.heartbeat_timeout_ms());
+  spdlog::info("event=joined worker={} incarnation={} resumes={} heartbeat_ms={} timeout_ms={}", identity_.name(),
+               identity_.incarnation(), identity_.resumes(), reply.heartbeat_interval_ms(), reply.heartbeat_timeout_ms());
   return Heartbeat();
 }
 
@@ -117,6 +117,7 @@ absl::Status MembershipAgent::Heartbeat() {
   request.set_incarnation(identity_.incarnation());
   request.set_spans_hosts(identity_.spans_hosts());
   request.set_has_device(identity_.has_device());
+  request.set_kept(identity_.kept());
   for (v1::MemberStatus& status : worker_.Statuses()) *request.add_jobs() = std::move(status);
   ASSIGN_OR_RETURN(const v1::HeartbeatReply reply, coordinator_.Heartbeat(request, kCallTimeout));
   worker_.Reconcile({reply.assignments().begin(), reply.assignments().end()});

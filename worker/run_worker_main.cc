@@ -29,6 +29,7 @@
 #include "worker/host_capacity.h"
 #include "worker/local_server.h"
 #include "worker/membership_agent.h"
+#include "worker/node/keeper_link.h"
 #include "worker/shard_service.h"
 #include "worker/worker.h"
 
@@ -46,6 +47,7 @@ struct Flags {
   std::string group_address;
   std::string local_dir;
   std::string address_file;
+  std::string keeper;
   std::string device = "cpu";
   std::string log_level = "info";
   int threads = 1;
@@ -62,6 +64,9 @@ void AddFlags(CLI::App& app, Flags& flags) {
       ->capture_default_str();
   app.add_option("--name", flags.name, "unique name of this worker; unset: HOST-PID");
   app.add_option("--local-dir", flags.local_dir, "folder of the UNIX socket; unset: /tmp/shardmesh-UID");
+  app.add_option("--keeper", flags.keeper,
+                 "socket of this host's keeper (shardmesh-node, which sets it): should this worker be killed, its next "
+                 "life goes on with its jobs. Unset: they end with it");
   app.add_option("--group-address", flags.group_address,
                  "this host's address for workers of other hosts: one job may then be on several. What they send is "
                  "neither encrypted nor authenticated: a network that nobody else reaches. Unset: one host");
@@ -136,6 +141,28 @@ absl::Status AwaitJoined(MembershipAgent& agent, StopSignal& stop, absl::Duratio
   return Annotate(joined, "joining");
 }
 
+// The keeper's side of this life; null: none was named. What the last life left there: this one is reached at the same
+// places, and asks for its jobs.
+absl::StatusOr<std::unique_ptr<KeeperLink>> TakeOver(Flags& flags, v1::JoinRequest& identity) {
+  std::unique_ptr<KeeperLink> keeper;
+  if (flags.keeper.empty()) return keeper;
+  const auto changed = [] { spdlog::warn("event=keeper_came_or_went"); };
+  ASSIGN_OR_RETURN(keeper, KeeperLink::Connect(flags.keeper, identity.name(), identity.incarnation(), changed));
+  identity.set_kept(true);
+  const KeeperLink::Left& left = keeper->left();
+  if (left.incarnation == 0) return keeper;
+  identity.set_resumes(left.incarnation);
+  if (!left.local_socket.empty()) identity.set_local_socket(left.local_socket);
+  if (!left.address.empty()) flags.listen = left.address;
+  for (const KeptJob& job : left.jobs) {
+    v1::ResumedJob& resumed = *identity.add_resumed();
+    resumed.set_job(job.job);
+    resumed.set_epoch(job.epoch);
+    resumed.set_rank(job.rank);
+  }
+  return keeper;
+}
+
 absl::StatusOr<std::optional<WorkerDevice>> OpenDevice(const std::string& text, const WorkerCuda& cuda) {
   if (text == "cpu") return std::optional<WorkerDevice>();
   const std::optional<int> number = CudaDeviceOf(text);
@@ -147,7 +174,7 @@ absl::StatusOr<std::optional<WorkerDevice>> OpenDevice(const std::string& text, 
   return std::make_optional(*std::move(device));
 }
 
-absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
+absl::Status RunWorker(Flags flags, const WorkerCuda& cuda) {
   StopSignal stop;
   RETURN_IF_ERROR(PrepareProcess({flags.log_level}));
   RealClock clock;
@@ -166,6 +193,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   identity.set_local_socket(
       absl::StrCat(local_dir, "/", identity.name(), "-", absl::Hex(identity.incarnation()), kSocketSuffix));
 
+  ASSIGN_OR_RETURN(const std::unique_ptr<KeeperLink> keeper, TakeOver(flags, identity));
   ASSIGN_OR_RETURN(auto coordinator, NewGrpcCoordinatorTransport(flags.coordinator, flags.tls));
   WorkerOptions options;
   options.name = identity.name();
@@ -174,6 +202,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   options.spin = absl::Seconds(flags.spin);
   options.host_capacity = ReadHostCapacity();
   options.group_address = flags.group_address;
+  options.keeper = keeper.get();
   ASSIGN_OR_RETURN(options.device, OpenDevice(flags.device, cuda));
   options.meet = [tls = flags.tls](const v1::Peer& lead, const v1::MeetRequest& request,
                                    absl::Duration timeout) -> absl::StatusOr<v1::MeetReply> {
@@ -186,6 +215,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   };
   Worker worker(options, NewProcessMemory());
   identity.set_dead_incarnation(NewestDeadLife(identity.name(), RemoveDeadSockets(local_dir, identity.name() + "-")));
+  worker.Resume();
   ASSIGN_OR_RETURN(auto local, LocalServer::Start(identity.local_socket(), worker, clock));
   ShardService service(worker, *local, host_id, identity.incarnation());
   ServerOptions server_options;
@@ -194,6 +224,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   server_options.max_connections = flags.max_connections;
   ASSIGN_OR_RETURN(auto server, Server::Start(server_options, {&service}));
   identity.set_address(server->address());
+  if (keeper != nullptr) keeper->Serve(server->address(), local->path()).IgnoreError();  // it is told when it is back
   identity.set_spans_hosts(!options.group_address.empty());
   identity.set_has_device(options.device.has_value());
 

@@ -1,12 +1,16 @@
 #include "tests/testing/cluster.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/stat.h>
 
+#include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "core/status.h"
 
 namespace shardmesh::testing {
@@ -22,6 +26,10 @@ std::string Milliseconds(absl::Duration duration) { return absl::StrCat(absl::To
 absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterOptions options) {
   std::unique_ptr<Cluster> cluster(new Cluster(std::move(options)));
   RETURN_IF_ERROR(cluster->StartCoordinator("127.0.0.1:0"));
+  if (cluster->options_.kept) {
+    RETURN_IF_ERROR(cluster->StartNode());
+    return cluster;
+  }
   const int workers = cluster->options_.workers;
   for (int i = 0; i < workers; ++i) RETURN_IF_ERROR(cluster->LaunchWorker(absl::StrCat("w", i)));
   for (int i = 0; i < workers; ++i) RETURN_IF_ERROR(cluster->AwaitWorker(absl::StrCat("w", i)));
@@ -30,6 +38,10 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterOptions options) 
 
 Cluster::~Cluster() {
   workers_.clear();
+  node_.reset();
+  for (int i = 0; i < options_.workers && options_.kept; ++i) {  // they outlive a node that is killed
+    if (const pid_t pid = PidOf(absl::StrCat("w-", i)); pid > 0) kill(pid, SIGKILL);
+  }
   coordinator_.reset();
   if (::testing::Test::HasFailure()) PrintLogs();
 }
@@ -55,6 +67,48 @@ absl::Status Cluster::StartCoordinator(const std::string& listen) {
 }
 
 absl::Status Cluster::RestartCoordinator() { return StartCoordinator(std::string(coordinator_address_)); }
+
+absl::Status Cluster::StartNode() {
+  std::vector<std::string> command = {"worker/node/shardmesh-node",
+                                      "--coordinator",
+                                      coordinator_address_,
+                                      "--workers",
+                                      absl::StrCat(options_.workers),
+                                      "--name",
+                                      "w",
+                                      "--worker-binary",
+                                      options_.worker_program,
+                                      "--local-dir",
+                                      folder_.File("s"),
+                                      "--",
+                                      "--threads",
+                                      absl::StrCat(options_.threads)};
+  command.insert(command.end(), options_.worker_flags.begin(), options_.worker_flags.end());
+  ASSIGN_OR_RETURN(node_, Process::Start({std::move(command), folder_.File("node.log"), options_.descriptor_limit}));
+  return absl::OkStatus();
+}
+
+pid_t Cluster::PidOf(const std::string& name) const {
+  const absl::string_view end("\0", 1);  // of an argument
+  const std::string of_name = absl::StrCat("--name", end, name, end), of_folder = folder_.File("s");
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const pid_t pid = std::atoi(entry.path().filename().c_str());
+    if (pid <= 0) continue;
+    const std::string command = ReadFile(absl::StrCat("/proc/", pid, "/cmdline"));
+    if (command.find(of_name) != std::string::npos && command.find(of_folder) != std::string::npos) return pid;
+  }
+  return 0;
+}
+
+pid_t Cluster::AwaitNextLife(const std::string& name, pid_t before, absl::Duration timeout) const {
+  const absl::Time deadline = absl::Now() + timeout;
+  while (absl::Now() < deadline) {
+    if (const pid_t pid = PidOf(name); pid > 0 && pid != before) return pid;
+    poll(nullptr, 0, 5);
+  }
+  return 0;
+}
 
 absl::Status Cluster::LaunchWorker(const std::string& name) {
   WorkerProcess& worker = workers_[name];
@@ -98,6 +152,7 @@ absl::StatusOr<Client> Cluster::Connect(ClientOptions options) const {
 
 void Cluster::PrintLogs() const {
   std::cout << "--- coordinator\n" << ReadFile(folder_.File("coordinator.log"));
+  if (options_.kept) std::cout << "--- node and workers\n" << ReadFile(folder_.File("node.log"));
   for (const auto& [name, worker] : workers_) {
     std::cout << "--- worker " << name << "\n" << ReadFile(folder_.File(absl::StrCat(name, ".log")));
   }

@@ -31,6 +31,9 @@ struct ClusterOptions {
   int descriptor_limit = 0;               // of every process; 0: the test's own
   std::vector<std::string> worker_flags;  // more of them
   std::string worker_program = "worker/shardmesh-worker";
+  // The workers are children of a shardmesh-node, which keeps their memory and starts them again. worker(),
+  // worker_address() and StartWorker() are not for them, but PidOf() and node().
+  bool kept = false;
 };
 
 class Cluster {
@@ -42,6 +45,13 @@ class Cluster {
   // Workers are named w0, w1, ...; unknown names are a bug of the test.
   Process& worker(const std::string& name) { return *workers_.at(name).process; }
   const std::string& worker_address(const std::string& name) { return workers_.at(name).address; }
+  // Kept workers are named w-0, w-1, ... The process that is the worker now; 0: there is none.
+  pid_t PidOf(const std::string& name) const;
+  // PidOf, once it is another one than `before`. 0: there was none within `timeout`.
+  pid_t AwaitNextLife(const std::string& name, pid_t before, absl::Duration timeout) const;
+  Process& node() { return *node_; }
+  // Starts the node again. REQUIRES: it ended.
+  absl::Status StartNode();
   Process& coordinator() { return *coordinator_; }
   const std::string& coordinator_address() const { return coordinator_address_; }
   std::string StateFile() const { return folder_.File("state.db"); }
@@ -71,7 +81,7 @@ class Cluster {
   const TempFolder folder_;
   int coordinator_lives_ = 0;
   std::string coordinator_address_;
-  std::unique_ptr<Process> coordinator_;
+  std::unique_ptr<Process> coordinator_, node_;
   std::map<std::string, WorkerProcess> workers_;
 };
 

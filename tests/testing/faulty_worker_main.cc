@@ -4,6 +4,8 @@
 //
 // When worker WORKER is at POINT for the NTH time it is killed (SIGKILL), or stopped (SIGSTOP), or waits 300 ms
 // (delay). Without the variable, or in another worker, nothing happens. --fault-points lists the points.
+// SHARDMESH_FAULT_ONCE=FILE: only the life that makes this file comes to harm; those after it do not.
+#include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -30,6 +32,8 @@ std::atomic<int> times_left{0};
 
 void Harm(shardmesh::FaultPoint at) {
   if (at != point || times_left.fetch_sub(1) != 1) return;
+  const char* const once = std::getenv("SHARDMESH_FAULT_ONCE");
+  if (once != nullptr && open(once, O_WRONLY | O_CREAT | O_EXCL, 0600) < 0) return;
   if (action == "kill") kill(getpid(), SIGKILL);
   if (action == "stop") kill(getpid(), SIGSTOP);
   if (action == "delay") poll(nullptr, 0, kDelayMillis);

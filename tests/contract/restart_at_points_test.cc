@@ -1,0 +1,101 @@
+// Workers whose memory a keeper has, killed at every named point of the step, the commit and the protocol
+// (core/fault_point.h): trainers, attached and connected, only see a pause; no step is lost, and no bit differs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/fault_point.h"
+#include "core/matchers.h"
+#include "tests/testing/cluster.h"
+#include "tests/testing/training.h"
+
+namespace shardmesh {
+namespace {
+
+using ::shardmesh::testing::Cluster;
+using ::shardmesh::testing::ClusterOptions;
+using ::shardmesh::testing::Learnt;
+
+constexpr int64_t kSteps = 12;
+constexpr int kNth = 5;  // of coming to a point: after some steps, and before all
+
+struct Case {
+  FaultPointInfo info;
+  int rank;  // 0 is the lead
+};
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const FaultPointInfo& info : kFaultPoints) {
+    cases.push_back({info, 0});
+    if (!info.lead) cases.push_back({info, 1});
+  }
+  return cases;
+}
+
+class RestartAtPoints : public ::testing::TestWithParam<Case> {
+ protected:
+  void Start() {
+    ClusterOptions options;
+    options.workers = 2;
+    options.kept = true;
+    options.heartbeat_timeout = absl::Seconds(20);  // a busy machine starts a process late
+    options.worker_program = "tests/testing/faulty_worker";
+    ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
+    ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
+    client_ = std::make_unique<Client>(std::move(client));
+  }
+  // Of a job that clips: each step has two commands.
+  static JobSpec Spec(const std::string& name) {
+    JobSpec spec = testing::OddJob(name, "fsdp=2", 2);
+    spec.clip_norm = 0.5;
+    return spec;
+  }
+  std::string Once() const { return (std::filesystem::path(::testing::TempDir()) / "once").string(); }
+
+  std::unique_ptr<Cluster> cluster_;
+  std::unique_ptr<Client> client_;
+};
+
+TEST_P(RestartAtPoints, TrainersSeeAPause_AndTheBitsAreTheSame) {
+  std::filesystem::remove(Once());
+  setenv("SHARDMESH_FAULT_ONCE", Once().c_str(), 1);
+  setenv("SHARDMESH_FAULT",
+         absl::StrCat("w-", GetParam().rank, ":", GetParam().info.name, ":kill:", kNth).c_str(), 1);
+  ASSERT_NO_FATAL_FAILURE(Start());
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_->CreateJob(Spec("job")));
+  ASSERT_EQ(job->members()[0].worker(), "w-0");
+  ASSERT_TRUE(job->members()[0].kept());
+  ASSERT_OK(testing::Initialize(*job));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Session> attached, job->Attach({Slot(0)}));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Session> connected, job->Connect({Slot(1)}));
+  for (Session* session : {attached.get(), connected.get()}) ASSERT_OK(session->AwaitWeights(absl::Seconds(20)));
+  absl::Status of_attached, of_connected;
+  std::thread other([&] { of_connected = testing::TrainTo(*connected, kSteps, absl::Seconds(60)); });
+  of_attached = testing::TrainTo(*attached, kSteps, absl::Seconds(60));
+  other.join();
+  EXPECT_OK(of_attached);
+  EXPECT_OK(of_connected);
+  ASSERT_TRUE(std::filesystem::exists(Once())) << "the point was not reached";
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job, kSteps));
+  ASSERT_OK(testing::Delete(*client_, "job"));
+  ASSERT_OK_AND_ASSIGN(const Learnt undisturbed, testing::Undisturbed(*client_, Spec("undisturbed"), kSteps));
+  EXPECT_EQ(learnt, undisturbed);
+}
+
+std::string NameOf(const ::testing::TestParamInfo<Case>& info) {
+  std::string name = absl::StrCat(info.param.info.name, "_rank", info.param.rank);
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(, RestartAtPoints, ::testing::ValuesIn(Cases()), NameOf);
+
+}  // namespace
+}  // namespace shardmesh
