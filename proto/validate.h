@@ -18,6 +18,7 @@ namespace shardmesh {
 inline constexpr int kMaxRawNames = 100'000;     // in one ResolveNames
 inline constexpr int kMaxNameRules = 10'000;     // entries of NameRules in all
 inline constexpr int kMaxMemberStatuses = 1000;  // in one Heartbeat
+inline constexpr int kMaxResumedJobs = 1000;     // in one Join
 inline constexpr int kMaxPublishedSteps = 64;    // in one MemberStatus
 inline constexpr int kMaxErrorBytes = 4096;      // of a member's error text
 inline constexpr int kMaxHostIdBytes = 256;

@@ -64,6 +64,23 @@ absl::Status CheckMemberStatus(const v1::MemberStatus& status) {
       absl::StrCat("error has ", status.error().size(), " bytes; at most ", kMaxErrorBytes));
 }
 
+absl::Status CheckResumed(const v1::JoinRequest& request) {
+  RETURN_IF_ERROR(CheckRange("resumes", request.resumes(), 0, request.incarnation() - 1));
+  RETURN_IF_ERROR(CheckCount("resumed", request.resumed_size(), kMaxResumedJobs));
+  if (request.resumes() == 0 && request.resumed_size() > 0) {
+    return absl::InvalidArgumentError(absl::StrCat("resumed names ", request.resumed_size(),
+                                                   " jobs, and resumes is unset; set it to the life that held them"));
+  }
+  for (int i = 0; i < request.resumed_size(); ++i) {
+    const v1::ResumedJob& resumed = request.resumed(i);
+    absl::Status status = ValidateId("job", resumed.job());
+    if (status.ok()) status = CheckRange("epoch", resumed.epoch(), 1, kNoLimit);
+    if (status.ok()) status = CheckRange("rank", resumed.rank(), 0, kMaxMeshRanks - 1);
+    if (!status.ok()) return absl::Status(status.code(), absl::StrCat("resumed[", i, "]: ", status.message()));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Validate(const v1::CreateJobRequest& request) {
@@ -103,6 +120,7 @@ absl::Status Validate(const v1::JoinRequest& request) {
   RETURN_IF_ERROR(CheckText("host_id", request.host_id(), kMaxHostIdBytes));
   RETURN_IF_ERROR(CheckText("local_socket", request.local_socket(), kMaxSocketPathBytes));
   RETURN_IF_ERROR(CheckRange("dead_incarnation", request.dead_incarnation(), 0, kNoLimit));
+  RETURN_IF_ERROR(CheckResumed(request));
   return CheckRange("pid", request.pid(), 1, kNoLimit);
 }
 

@@ -108,6 +108,27 @@ TEST(Validate, Join) {
               StatusIs(kInvalid, HasSubstr("address is unset")));
 }
 
+TEST(Validate, Join_OfALifeThatTakesOver) {
+  const std::string joins =
+      "name: 'w0' incarnation: 5 address: 'localhost:1' host_id: 'h' local_socket: '/s' pid: 1 resumes: 4 ";
+  ExpectRefusals<v1::JoinRequest>(
+      joins + "resumed { job: 'j' epoch: 1 } resumed { job: 'k' epoch: 2 rank: 1 }",
+      {{"resumes: -1", "resumes is -1; it is 0 to 4"},
+       {"resumes: 5", "resumes is 5; it is 0 to 4"},
+       {"resumes: 0", "resumed names 2 jobs, and resumes is unset"},
+       {"resumed { job: '?' epoch: 1 }", "resumed[2]: job \"?\""},
+       {"resumed { epoch: 1 }", "resumed[2]: job \"\""},
+       {"resumed { job: 'l' }", "resumed[2]: epoch is 0"},
+       {"resumed { job: 'l' epoch: 1 rank: -1 }", "resumed[2]: rank is -1"},
+       {"resumed { job: 'l' epoch: 1 rank: 1000000000 }", "resumed[2]: rank is 1000000000"}});
+  v1::JoinRequest request = Parse<v1::JoinRequest>(joins);
+  EXPECT_OK(Validate(request)) << "it takes over the place, and no job";
+  for (int i = 0; i < 1001; ++i) *request.add_resumed() = Parse<v1::ResumedJob>("job: 'j' epoch: 1");
+  EXPECT_THAT(Validate(request), StatusIs(kExhausted, HasSubstr("1001 resumed; at most 1000")));
+  request.mutable_resumed()->RemoveLast();
+  EXPECT_OK(Validate(request));
+}
+
 TEST(Validate, Heartbeat) {
   const std::string hash(32, 'a');
   const std::string good = absl::StrCat("job: 'j' epoch: 1 state: MEMBER_STATE_READY plan_hash: '", hash,

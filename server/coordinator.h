@@ -40,9 +40,10 @@ struct CoordinatorOptions {
 // A job as it is now.
 struct JobView {
   struct Member {
-    WorkerIdentity worker;  // as it was assigned
+    WorkerIdentity worker;  // as it was assigned, or its next life that took over
     bool alive = false;
     bool ready = false;
+    bool kept = false;  // a keeper has its memory; of a life that is not dead or gone, silent or not
   };
   std::shared_ptr<const JobDefinition> definition;
   JobState state = JobState::kWaiting;
@@ -76,6 +77,20 @@ struct Assignment {
   std::vector<WorkerIdentity> peers;  // by rank, the worker itself included
 };
 
+// A job that a worker's next life holds as its last one did.
+struct ResumedJob {
+  std::string job;
+  int64_t epoch = 0;
+  int32_t rank = 0;
+};
+
+// What a worker that joins knows of the life of its name before it. Incarnations; 0: none.
+struct LastLife {
+  int64_t dead = 0;                 // found dead; counts where that was on the worker's host
+  int64_t resumes = 0;              // taken over; counts where that had the worker's host, address and local socket
+  std::vector<ResumedJob> resumed;  // with what of its jobs
+};
+
 class Coordinator {
  public:
   // Reads the store. Every worker that was alive gets a full timeout to be heard again; READY jobs stay READY.
@@ -97,8 +112,11 @@ class Coordinator {
   // OK also when the same life of the worker has joined before.
   // Aborted: a larger incarnation of the name was seen, or this one has left. AlreadyExists: another life of the name
   // is alive, or this incarnation joined with other values. ResourceExhausted: too many workers.
-  // `dead`: the life of the name that the worker found dead; counts where that was on its host.
-  absl::Status Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits = {}, int64_t dead = 0);
+  // A life that is taken over and not marked dead yet: in its READY jobs on one host that are `resumed` at their epoch
+  // and rank the worker takes its place, and nothing else of them changes; its other jobs fail. One that cannot be
+  // taken over, since it was elsewhere on the host, counts as found dead.
+  absl::Status Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits = {},
+                    const LastLife& last = {});
 
   // The worker is alive; its reports move its jobs; returns what it shall hold, jobs that failed included (it keeps
   // their memory until they are deleted). Reports of jobs that it does not hold at that epoch are stale and ignored.
@@ -141,8 +159,12 @@ class Coordinator {
   void Hear(Worker& worker, absl::Time now);
   void TakeTraits(Worker& worker, const WorkerTraits& traits);
   absl::Status CheckIncarnation(const std::string& name, int64_t incarnation) const;
-  absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now, int64_t dead) const;
+  absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now, const LastLife& last) const;
   absl::Status MakeRoomForWorker(Transaction& transaction) const;
+  // `worker` takes over the life of its name that is there.
+  void Resume(Transaction& transaction, const Worker& worker, const std::vector<ResumedJob>& resumed);
+  // The life of the name, alive in the records, ended: another one came.
+  void EndLastLife(Transaction& transaction, const std::string& name, absl::Time now);
   void FailJobsOf(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause);
   absl::Status CheckJobsKnown(const std::string& name, int64_t incarnation, bool joined,
                               const std::vector<MemberReport>& reports);

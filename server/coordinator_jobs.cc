@@ -106,10 +106,10 @@ JobView Coordinator::View(const Job& job, absl::Time now) const {
   view.error = job.record.error;
   for (const MemberRecord& member : job.record.members) {
     const auto found = state_.workers.find(member.worker.name);
-    const bool alive = found != state_.workers.end() && found->second.record.state == WorkerState::kAlive &&
-                       found->second.record.identity.incarnation == member.worker.incarnation &&
-                       !IsSilent(found->second, now);
-    view.members.push_back({member.worker, alive, member.ready});
+    const bool there = found != state_.workers.end() && found->second.record.state == WorkerState::kAlive &&
+                       found->second.record.identity.incarnation == member.worker.incarnation;
+    const bool kept = there && found->second.traits.has_value() && found->second.traits->kept;
+    view.members.push_back({member.worker, there && !IsSilent(found->second, now), member.ready, kept});
   }
   if (view.state == JobState::kWaiting) {
     view.waiting_for = ChooseMembers(DemandOf(*job.definition), Candidates(job.record, now)).waiting_for;

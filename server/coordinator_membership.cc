@@ -15,6 +15,23 @@ bool SameLife(const WorkerIdentity& a, const WorkerIdentity& b) {
   return a.name == b.name && a.incarnation == b.incarnation;
 }
 
+bool SamePlace(const WorkerIdentity& a, const WorkerIdentity& b) {
+  return a.host_id == b.host_id && a.address == b.address && a.local_socket == b.local_socket;
+}
+
+// Whether the job goes on when the next life of its member takes over. On several hosts it does not: the connections
+// between the hosts ended with the life.
+bool GoesOn(const JobRecord& job, size_t rank, const std::vector<ResumedJob>& resumed) {
+  const std::string& host = job.members[rank].worker.host_id;
+  if (job.state != JobState::kReady ||
+      !absl::c_all_of(job.members, [&](const MemberRecord& member) { return member.worker.host_id == host; })) {
+    return false;
+  }
+  return absl::c_any_of(resumed, [&](const ResumedJob& held) {
+    return held.job == job.name && held.epoch == job.epoch && held.rank == static_cast<int32_t>(rank);
+  });
+}
+
 std::string Life(const WorkerIdentity& worker) {
   return absl::StrCat("worker=", worker.name, " incarnation=", worker.incarnation);
 }
@@ -46,7 +63,7 @@ absl::Status Coordinator::CheckIncarnation(const std::string& name, int64_t inca
 }
 
 absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now,
-                                    int64_t dead) const {
+                                    const LastLife& last) const {
   const WorkerIdentity& old = there.record.identity;
   if (worker.incarnation < old.incarnation) return CheckIncarnation(worker.name, worker.incarnation);
   if (worker.incarnation == old.incarnation) {
@@ -60,7 +77,8 @@ absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& w
                                                  ", now ", worker.pid, "); take another name or a larger incarnation"));
   }
   if (there.record.state != WorkerState::kAlive || IsSilent(there, now)) return absl::OkStatus();
-  if (dead == old.incarnation && worker.host_id == old.host_id) return absl::OkStatus();
+  const bool ended = last.dead == old.incarnation || last.resumes == old.incarnation;
+  if (ended && worker.host_id == old.host_id) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat("worker ", worker.name, " is alive as incarnation ", old.incarnation,
                                                " (pid ", old.pid, "), heard ",
                                                absl::FormatDuration(now - there.last_heartbeat),
@@ -85,17 +103,43 @@ absl::Status Coordinator::MakeRoomForWorker(Transaction& transaction) const {
 }
 
 void Coordinator::TakeTraits(Worker& worker, const WorkerTraits& traits) {
-  if (!worker.traits.has_value() || !(*worker.traits == traits)) assign_ = true;
+  if (!worker.traits.has_value() || !SameForJobs(*worker.traits, traits)) assign_ = true;
   worker.traits = traits;
 }
 
-absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits, int64_t dead) {
+void Coordinator::Resume(Transaction& transaction, const Worker& worker, const std::vector<ResumedJob>& resumed) {
+  const WorkerIdentity& life = worker.record.identity;
+  const WorkerIdentity last = state_.workers.at(life.name).record.identity;
+  int num_jobs = 0;
+  for (const auto& [name, job] : state_.jobs) {
+    for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
+      if (!SameLife(job.record.members[rank].worker, last) || !GoesOn(job.record, rank, resumed)) continue;
+      transaction.MutableJob(name).record.members[rank].worker = life;
+      ++num_jobs;
+    }
+  }
+  transaction.Event(absl::StrCat("event=worker_resumed ", Life(life), " was=", last.incarnation, " jobs=", num_jobs,
+                                 " pid=", life.pid));
+  FailJobsOf(transaction, last, "ended");
+  transaction.PutWorker(worker);
+}
+
+void Coordinator::EndLastLife(Transaction& transaction, const std::string& name, absl::Time now) {
+  if (IsSilent(state_.workers.at(name), now)) {
+    MarkSilent(transaction, name, now);
+  } else {
+    MarkDead(transaction, name, "ended", "found_by=its_next_life");
+  }
+}
+
+absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits,
+                               const LastLife& last) {
   Transaction transaction = NewTransaction();
   const auto found = state_.workers.find(worker.name);
   if (found == state_.workers.end()) {
     RETURN_IF_ERROR(MakeRoomForWorker(transaction));
   } else {
-    RETURN_IF_ERROR(CheckJoin(found->second, worker, now, dead));
+    RETURN_IF_ERROR(CheckJoin(found->second, worker, now, last));
     const WorkerRecord& there = found->second.record;
     if (there.identity.incarnation == worker.incarnation && there.state == WorkerState::kAlive) {
       Hear(found->second, now);
@@ -103,13 +147,14 @@ absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, con
       AssignWaitingJobs(transaction, now);
       return Commit(transaction);
     }
-    if (there.identity.incarnation != worker.incarnation && there.state == WorkerState::kAlive) {
-      if (IsSilent(found->second, now)) {
-        MarkSilent(transaction, worker.name, now);
-      } else {
-        MarkDead(transaction, worker.name, "ended", "found_by=its_next_life");
-      }
+    if (there.state == WorkerState::kAlive && last.resumes == there.identity.incarnation &&
+        SamePlace(worker, there.identity)) {
+      Resume(transaction, {{worker, WorkerState::kAlive}, now, traits}, last.resumed);
+      assign_ = true;
+      AssignWaitingJobs(transaction, now);
+      return Commit(transaction);
     }
+    if (there.state == WorkerState::kAlive) EndLastLife(transaction, worker.name, now);
   }
   transaction.PutWorker({{worker, WorkerState::kAlive}, now, traits});
   transaction.Event(absl::StrCat("event=worker_joined ", Life(worker), " pid=", worker.pid, " host=\"",
@@ -127,7 +172,7 @@ absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string
   if (absl::IsNotFound(known)) RETURN_IF_ERROR(CheckJobsKnown(name, incarnation, false, reports));
   RETURN_IF_ERROR(known);
   Worker& worker = state_.workers.at(name);
-  if (worker.record.state == WorkerState::kLeft) return CheckJoin(worker, worker.record.identity, now, 0);
+  if (worker.record.state == WorkerState::kLeft) return CheckJoin(worker, worker.record.identity, now, {});
   const WorkerIdentity identity = worker.record.identity;
   RETURN_IF_ERROR(CheckRanks(reports, identity));
   Hear(worker, now);

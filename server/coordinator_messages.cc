@@ -40,6 +40,7 @@ v1::JobDescription ToProto(const JobView& view, bool with_parameters) {
     member->set_pid(from.worker.pid);
     member->set_alive(from.alive);
     member->set_ready(from.ready);
+    member->set_kept(from.kept);
   }
   proto.set_plan_hash(view.definition->plan().hash());
   proto.set_committed_step(view.committed_step);
@@ -116,6 +117,14 @@ WorkerIdentity IdentityFromProto(const v1::JoinRequest& request) {
   worker.local_socket = request.local_socket();
   worker.pid = request.pid();
   return worker;
+}
+
+LastLife LastLifeFromProto(const v1::JoinRequest& request) {
+  LastLife last;
+  last.dead = request.dead_incarnation();
+  last.resumes = request.resumes();
+  for (const v1::ResumedJob& from : request.resumed()) last.resumed.push_back({from.job(), from.epoch(), from.rank()});
+  return last;
 }
 
 std::vector<MemberReport> ReportsFromProto(const v1::HeartbeatRequest& request) {

@@ -9,6 +9,8 @@
 #include <random>
 #include <set>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "core/matchers.h"
@@ -39,7 +41,7 @@ class Simulation {
 
   void Step() {
     fails_ = Pick(20) == 0;
-    switch (Pick(10)) {
+    switch (Pick(11)) {
       case 0:
         return Create();
       case 1:
@@ -52,12 +54,15 @@ class Simulation {
         return Advance();
       case 5:
         return Pick(3) == 0 ? Restart() : Heartbeat();
+      case 6:
+        return Resume();
       default:
         return Heartbeat();
     }
   }
 
   void Check() {
+    CheckStaleLife(WorkerName());
     const std::vector<JobView> jobs = coordinator_->ListJobs(now_);
     std::set<std::string> names;
     for (const JobView& job : jobs) {
@@ -145,8 +150,8 @@ class Simulation {
   void Join() {
     const std::string name = WorkerName();
     const int64_t incarnation = std::max<int64_t>(1, lives_[name] + Pick(3) - 1);
-    const absl::Status status = coordinator_->Join(SmallWorker(name, incarnation, Pick(4) == 0 ? "h2" : HostOf(name)),
-                                                   now_, {}, Pick(3) == 0 ? lives_[name] : 0);
+    const absl::Status status =
+        coordinator_->Join(NewLife(name, incarnation), now_, {}, {Pick(3) == 0 ? lives_[name] : 0});
     Note(status);
     if (status.ok()) {
       EXPECT_GE(incarnation, lives_[name]);
@@ -155,6 +160,68 @@ class Simulation {
     EXPECT_TRUE(incarnation >= lives_[name] || absl::IsAborted(status)) << status;
   }
   std::string HostOf(const std::string& worker) { return worker < "w3" ? "h1" : "h2"; }
+  // At the place of the life before, but for some on another host or at another address.
+  WorkerIdentity NewLife(const std::string& name, int64_t incarnation) {
+    WorkerIdentity worker = SmallWorker(name, incarnation, Pick(4) == 0 ? "h2" : HostOf(name));
+    worker.address = incarnation % 5 == 4 ? "localhost:2" : "localhost:1";
+    return worker;
+  }
+
+  // What a next life takes over goes on, unchanged but for its identity; all else that the last one held fails.
+  void Resume() {
+    const std::string name = WorkerName();
+    const int64_t was = lives_[name];
+    const WorkerIdentity worker = NewLife(name, was + 1 + Pick(2));
+    std::vector<ResumedJob> resumed;
+    for (const Assignment& told : told_[name]) {
+      if (Pick(5) == 0) continue;
+      resumed.push_back({told.definition->spec().name, told.epoch + (Pick(8) == 0), told.rank + (Pick(8) == 0)});
+    }
+    const std::vector<JobView> before = coordinator_->ListJobs(now_);
+    coordinator_->TakeEvents();
+    const absl::Status status = coordinator_->Join(worker, now_, {}, {0, was, resumed});
+    Note(status);
+    const std::vector<std::string> events = coordinator_->TakeEvents();
+    const bool took_over = absl::c_any_of(
+        events, [](const std::string& event) { return absl::StartsWith(event, "event=worker_resumed"); });
+    EXPECT_TRUE(status.ok() || !took_over);
+    for (const JobView& job : before) CheckResumed(job, worker, was, resumed, status.ok(), took_over);
+    if (status.ok()) lives_[name] = worker.incarnation;
+  }
+
+  void CheckResumed(const JobView& before, const WorkerIdentity& worker, int64_t was,
+                    const std::vector<ResumedJob>& resumed, bool joined, bool took_over) {
+    const JobView after = coordinator_->DescribeJob(before.definition->spec().name, now_).value();
+    for (size_t rank = 0; rank < before.members.size(); ++rank) {
+      const WorkerIdentity& last = before.members[rank].worker;
+      if (last.name != worker.name || last.incarnation != was) continue;
+      const bool same_place = last.host_id == worker.host_id && last.address == worker.address;
+      EXPECT_TRUE(!took_over || same_place);
+      EXPECT_TRUE(took_over || !joined || !same_place || !before.members[rank].alive);
+      const bool named = absl::c_any_of(resumed, [&](const ResumedJob& job) {
+        return job.job == before.definition->spec().name && job.epoch == before.epoch &&
+               job.rank == static_cast<int32_t>(rank);
+      });
+      const bool goes_on = took_over && named && before.state == JobState::kReady;
+      EXPECT_EQ(after.state, joined && !goes_on ? JobState::kFailed : before.state);
+      EXPECT_TRUE(after.error == before.error || before.state != JobState::kFailed) << "the first cause is kept";
+      EXPECT_EQ(after.epoch, before.epoch);
+      EXPECT_EQ(after.committed_step, before.committed_step);
+      ASSERT_EQ(after.members.size(), before.members.size());
+      for (size_t i = 0; i < after.members.size(); ++i) {
+        EXPECT_TRUE(after.members[i].worker == (goes_on && i == rank ? worker : before.members[i].worker));
+        EXPECT_EQ(after.members[i].ready, before.members[i].ready);
+      }
+    }
+  }
+
+  void CheckStaleLife(const std::string& name) {
+    const int64_t now = lives_[name];
+    if (now == 0) return;
+    EXPECT_TRUE(absl::IsAborted(coordinator_->Heartbeat(name, now - 1, {}, now_).status()));
+    EXPECT_TRUE(absl::IsAborted(coordinator_->Leave(name, now - 1, now_)));
+    EXPECT_TRUE(absl::IsAborted(coordinator_->Join(SmallWorker(name, now - 1), now_, {}, {now, now, {}})));
+  }
 
   void Leave() {
     if (Pick(3) != 0) return;

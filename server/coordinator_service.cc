@@ -155,7 +155,7 @@ grpc::ServerUnaryReactor* CoordinatorService::Join(grpc::CallbackServerContext* 
   return Unary(context, request, reply, [this](const v1::JoinRequest& q, v1::JoinReply* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     RETURN_IF_ERROR(Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
-      return coordinator.Join(IdentityFromProto(q), now, TraitsFromProto(q), q.dead_incarnation());
+      return coordinator.Join(IdentityFromProto(q), now, TraitsFromProto(q), LastLifeFromProto(q));
     }));
     r->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(options_.heartbeat_interval));
     r->set_heartbeat_timeout_ms(absl::ToInt64Milliseconds(options_.heartbeat_timeout));

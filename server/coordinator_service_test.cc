@@ -52,7 +52,7 @@ class CoordinatorServiceTest : public ::testing::Test {
     request.set_job(job);
     return Call(&v1::Coordinator::Stub::DescribeJob, request);
   }
-  absl::StatusOr<v1::JoinReply> Join(const std::string& name, int64_t incarnation = 1) {
+  static v1::JoinRequest JoinRequestOf(const std::string& name, int64_t incarnation) {
     v1::JoinRequest request;
     request.set_name(name);
     request.set_incarnation(incarnation);
@@ -60,7 +60,10 @@ class CoordinatorServiceTest : public ::testing::Test {
     request.set_host_id("h1");
     request.set_local_socket("/run/s");
     request.set_pid(7);
-    return Call(&v1::Coordinator::Stub::Join, request);
+    return request;
+  }
+  absl::StatusOr<v1::JoinReply> Join(const std::string& name, int64_t incarnation = 1) {
+    return Call(&v1::Coordinator::Stub::Join, JoinRequestOf(name, incarnation));
   }
   // A heartbeat that reports all that the worker was told, as ready.
   absl::StatusOr<v1::HeartbeatReply> Beat(const std::string& name, const v1::HeartbeatReply& told = {},
@@ -202,6 +205,49 @@ TEST_F(CoordinatorServiceTest, StaleIncarnation_Aborted) {
   EXPECT_THAT(Beat("a"), StatusIs(Code::kAborted, HasSubstr("incarnation 1")));
   EXPECT_THAT(Join("a", 6), StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 5")));
   EXPECT_THAT(Beat("b"), StatusIs(Code::kNotFound, HasSubstr("worker b has not joined")));
+}
+
+TEST_F(CoordinatorServiceTest, NextLife_TakesOverAndIsToldAllOfItsJobs) {
+  ASSERT_OK(Join("a"));
+  ASSERT_OK(Join("b"));
+  ASSERT_OK(Create(SmallSpec("j", 2)));
+  ASSERT_OK(Create(SmallSpec("lost", 2)));
+  for (const char* worker : {"a", "b"}) ASSERT_OK(Beat(worker, *Beat(worker)));
+  v1::JoinRequest join = JoinRequestOf("b", 2);
+  join.set_resumes(1);
+  join.set_kept(true);
+  v1::ResumedJob* const resumed = join.add_resumed();
+  resumed->set_job("j");
+  resumed->set_epoch(1);
+  resumed->set_rank(1);
+  ASSERT_OK(Call(&v1::Coordinator::Stub::Join, join));
+  EXPECT_EQ(Describe("lost")->state(), v1::JOB_STATE_FAILED);
+  ASSERT_OK_AND_ASSIGN(const v1::JobDescription job, Describe("j"));
+  EXPECT_EQ(job.state(), v1::JOB_STATE_READY);
+  EXPECT_EQ(job.members(1).incarnation(), 2);
+  EXPECT_TRUE(job.members(1).kept() && job.members(1).alive() && job.members(1).ready());
+  EXPECT_FALSE(job.members(0).kept());
+  EXPECT_THAT(Beat("b"), StatusIs(Code::kAborted, HasSubstr("incarnation 1 of worker b is stale")));
+
+  v1::HeartbeatRequest beat;
+  beat.set_name("b");
+  beat.set_incarnation(2);
+  ASSERT_OK_AND_ASSIGN(const v1::HeartbeatReply told, Call(&v1::Coordinator::Stub::Heartbeat, beat));
+  ASSERT_EQ(told.assignments_size(), 1);
+  EXPECT_EQ(told.assignments(0).epoch(), 1);
+  EXPECT_EQ(told.assignments(0).rank(), 1);
+  EXPECT_EQ(told.assignments(0).plan_hash(), job.plan_hash());
+  EXPECT_EQ(told.assignments(0).spec().parameters_size(), 2);
+  ASSERT_EQ(told.assignments(0).peers_size(), 2);
+  EXPECT_EQ(told.assignments(0).peers(0).incarnation(), 1);
+  EXPECT_EQ(told.assignments(0).peers(1).incarnation(), 2);
+  EXPECT_FALSE(Describe("j")->members(1).kept()) << "as the heartbeat said";
+  beat.set_kept(true);
+  ASSERT_OK(Call(&v1::Coordinator::Stub::Heartbeat, beat));
+  EXPECT_TRUE(Describe("j")->members(1).kept());
+
+  join.set_resumes(2);
+  EXPECT_THAT(Call(&v1::Coordinator::Stub::Join, join), StatusIs(Code::kInvalidArgument, HasSubstr("resumes is 2")));
 }
 
 TEST_F(CoordinatorServiceTest, PlanHashDiffers_NamesBoth) {

@@ -219,19 +219,19 @@ TEST_F(CoordinatorTest, Join_Incarnations) {
 
 TEST_F(CoordinatorTest, NewLifeThatFoundTheOldOneDead_TakesItsPlaceAtOnce) {
   MakeReadyJob();
-  EXPECT_THAT(c_->Join(SmallWorker("b", 2), now_, {}, 3),
+  EXPECT_THAT(c_->Join(SmallWorker("b", 2), now_, {}, {3}),
               StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 1")))
       << "that was another life";
   WorkerIdentity elsewhere = SmallWorker("b", 2);
   elsewhere.host_id = "another";
-  EXPECT_THAT(c_->Join(elsewhere, now_, {}, 1), StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 1")))
+  EXPECT_THAT(c_->Join(elsewhere, now_, {}, {1}), StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 1")))
       << "it cannot know";
   EXPECT_EQ(View("j").error, "");
-  ASSERT_OK(c_->Join(SmallWorker("b", 2), now_, {}, 1));
+  ASSERT_OK(c_->Join(SmallWorker("b", 2), now_, {}, {1}));
   EXPECT_THAT(View("j").error, HasSubstr("worker b (rank 1, pid 71) ended"));
   EXPECT_TRUE(Beat("b", {}, 2).empty()) << "the job was the old life's";
-  EXPECT_OK(c_->Join(SmallWorker("b", 2), now_, {}, 1)) << "can be repeated";
-  EXPECT_THAT(c_->Join(SmallWorker("b", 1), now_, {}, 1), StatusIs(Code::kAborted, HasSubstr("2 has joined since")));
+  EXPECT_OK(c_->Join(SmallWorker("b", 2), now_, {}, {1})) << "can be repeated";
+  EXPECT_THAT(c_->Join(SmallWorker("b", 1), now_, {}, {1}), StatusIs(Code::kAborted, HasSubstr("2 has joined since")));
 }
 
 TEST_F(CoordinatorTest, NewLifeOfASilentWorker_FailsTheOldOnesJobs) {

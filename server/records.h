@@ -6,6 +6,7 @@
 //                                              leaves or fails
 //   worker: alive --silent longer than the timeout--> dead --a heartbeat of the same incarnation--> alive
 //           alive or dead --Leave--> left --Join with a larger incarnation--> alive
+//           alive --Join of the next life, which takes it over--> alive, as that life; its READY jobs stay READY
 #pragma once
 
 #include <cstdint>
@@ -39,15 +40,17 @@ struct WorkerIdentity {
   }
 };
 
-// What decides, beside its host, which jobs a worker may be a member of. Not stored: it says so with each Join and
-// Heartbeat.
+// What a worker is, beside where. Not stored: it says so with each Join and Heartbeat.
 struct WorkerTraits {
   bool spans_hosts = false;  // workers of other hosts reach it
   bool has_device = false;   // its steps run on a CUDA device
+  bool kept = false;         // a keeper has its memory; decides no assignment
 
-  friend bool operator==(const WorkerTraits& a, const WorkerTraits& b) {
+  // Whether both may be members of the same jobs.
+  friend bool SameForJobs(const WorkerTraits& a, const WorkerTraits& b) {
     return a.spans_hosts == b.spans_hosts && a.has_device == b.has_device;
   }
+  friend bool operator==(const WorkerTraits& a, const WorkerTraits& b) { return SameForJobs(a, b) && a.kept == b.kept; }
 };
 
 struct WorkerRecord {
@@ -59,7 +62,8 @@ struct WorkerRecord {
   }
 };
 
-// A worker in its place: as it was when the job was assigned. The rank is its index in JobRecord::members.
+// A worker in its place: as it was when the job was assigned, or taken over by its next life. The rank is its index in
+// JobRecord::members.
 struct MemberRecord {
   WorkerIdentity worker;
   bool ready = false;  // it reported READY with the plan hash of the job

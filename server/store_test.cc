@@ -98,6 +98,7 @@ TEST_P(StoreConformance, Records_ReplaceThoseOfTheSameName) {
   second.put_workers = {MakeWorker("w0", 9)};
   second.put_jobs = {FullJob("j")};
   second.put_jobs[0].members.pop_back();
+  second.put_jobs[0].members[0].worker = MakeWorker("w0", 9).identity;
   second.put_jobs[0].published_steps.clear();
   second.epoch_floor = 4;
   ASSERT_OK(store_->Write(second));
