@@ -43,6 +43,8 @@ class LocalSocket {
   // Ends both directions: a Receive in another thread returns Unavailable.
   void Shutdown();
 
+  int fd() const { return fd_.get(); }  // to poll
+
  private:
   UniqueFd fd_;
 };
@@ -61,6 +63,7 @@ class LocalListener {
   // DeadlineExceeded: nobody connected. Unavailable: Shutdown was called.
   absl::StatusOr<LocalSocket> Accept(absl::Duration timeout);
   const std::string& path() const { return path_; }
+  int fd() const { return fd_.get(); }  // to poll
 
  private:
   LocalListener(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}

@@ -9,9 +9,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/cli/child_process.h"
+#include "local/child_process.h"
 #include "client/cli/owned_folder.h"
-#include "client/cli/restarts.h"
+#include "local/restarts.h"
 #include "rpc/main_support.h"
 #include "rpc/tls.h"
 

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/cli/child_process.h"
+#include "local/child_process.h"
 #include "client/cpp/client.h"
 #include "core/job.h"
 #include "local/fd.h"

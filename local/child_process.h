@@ -1,7 +1,7 @@
 // ChildProcess: a program started beside this one, that never outlives it: the kernel kills it when the thread that
-// started it ends, and so does the destructor. It gets its own process group (Ctrl-C in a terminal is the parent's),
-// no standard input, an empty signal mask, and SIGINT, SIGTERM and SIGPIPE as they are by default.
-// Not thread-safe; Start is safe in a process with threads.
+// started it ends, and so does the destructor (unless the options say that it outlives its parent). It gets its own
+// process group (Ctrl-C in a terminal is the parent's), no standard input, an empty signal mask, and SIGINT, SIGTERM
+// and SIGPIPE as they are by default. Not thread-safe; Start is safe in a process with threads.
 #pragma once
 
 #include <sys/types.h>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "local/fd.h"
 
 namespace shardmesh {
 
@@ -20,6 +21,7 @@ struct ChildOptions {
   std::string program;            // its path
   std::vector<std::string> args;  // without the program
   std::string log_file;           // standard output and error, appended; unset: both go to standard error
+  bool outlives_parent = false;   // it goes on when this process ends, and when the object does
 };
 
 class ChildProcess {
@@ -33,6 +35,8 @@ class ChildProcess {
 
   const std::string& name() const { return name_; }
   pid_t pid() const { return pid_; }
+  // Readable, as poll says it, once the process has ended. Close-on-exec; the object's.
+  int pidfd() const { return pidfd_.get(); }
 
   // Never waits. The status as of waitpid once the process has ended, the same at every later call; nullopt before.
   std::optional<int> Ended();
@@ -41,10 +45,12 @@ class ChildProcess {
   void Signal(int signal);
 
  private:
-  ChildProcess(std::string name, pid_t pid) : name_(std::move(name)), pid_(pid) {}
+  ChildProcess(const ChildOptions& options, pid_t pid);
 
   const std::string name_;
+  const bool outlives_parent_;
   const pid_t pid_;
+  const UniqueFd pidfd_;
   std::optional<int> status_;
 };
 

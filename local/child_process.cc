@@ -1,7 +1,8 @@
-#include "client/cli/child_process.h"
+#include "local/child_process.h"
 
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,7 +13,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
-#include "local/fd.h"
 
 namespace shardmesh {
 namespace {
@@ -25,9 +25,10 @@ absl::Status ErrnoStatus(int error, absl::string_view what, const std::string& p
 }
 
 // What the child does; between fork and exec only async-signal-safe functions are allowed. Returns errno.
+// `parent`: with whom it ends; 0: with nobody.
 int BecomeProgram(char* const* argv, pid_t parent, int input, int output) {
-  if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return errno;
-  if (getppid() != parent) _exit(1);  // the parent was gone before the line above
+  if (parent != 0 && prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return errno;
+  if (parent != 0 && getppid() != parent) _exit(1);  // the parent was gone before the line above
   setpgid(0, 0);
   if (dup2(input, STDIN_FILENO) < 0 || dup2(output, STDOUT_FILENO) < 0 || dup2(output, STDERR_FILENO) < 0) return errno;
   struct sigaction standard = {};
@@ -50,6 +51,12 @@ int ErrorFrom(int pipe_end) {
   return size == sizeof(error) ? error : 0;
 }
 
+void KillAndReap(pid_t pid) {
+  kill(pid, SIGKILL);
+  while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const ChildOptions& options) {
@@ -70,7 +77,7 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const ChildOpt
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
 
-  const pid_t parent = getpid();
+  const pid_t parent = options.outlives_parent ? 0 : getpid();
   const pid_t pid = fork();
   if (pid < 0) return ErrnoStatus(errno, "start", options.program);
   if (pid == 0) {
@@ -79,16 +86,23 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const ChildOpt
     _exit(127);
   }
   to_parent.reset();
-  std::unique_ptr<ChildProcess> child(new ChildProcess(options.name, pid));
-  if (const int error = ErrorFrom(from_child.get()); error != 0) return ErrnoStatus(error, "run", options.program);
-  return child;
+  std::unique_ptr<ChildProcess> child(new ChildProcess(options, pid));
+  const int error = ErrorFrom(from_child.get());
+  if (error == 0 && child->pidfd_.valid()) return child;
+  KillAndReap(pid);
+  child->status_ = SIGKILL;
+  return ErrnoStatus(error != 0 ? error : EMFILE, "run", options.program);
 }
 
+ChildProcess::ChildProcess(const ChildOptions& options, pid_t pid)
+    : name_(options.name),
+      outlives_parent_(options.outlives_parent),
+      pid_(pid),
+      pidfd_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))) {}
+
 ChildProcess::~ChildProcess() {
-  if (Ended().has_value()) return;
-  kill(pid_, SIGKILL);
-  while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  if (Ended().has_value() || outlives_parent_) return;
+  KillAndReap(pid_);
 }
 
 std::optional<int> ChildProcess::Ended() {

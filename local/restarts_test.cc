@@ -1,4 +1,4 @@
-#include "client/cli/restarts.h"
+#include "local/restarts.h"
 
 #include "gtest/gtest.h"
 

@@ -1,0 +1,255 @@
+// KeeperLink and KeptMemory against a KeeperServer, over a real socket. A life that is killed is a process of its own.
+#include "worker/node/keeper_link.h"
+
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/matchers.h"
+#include "core/sync.h"
+#include "local/child_process.h"
+#include "local/testing/temp_folder.h"
+#include "worker/node/keeper_server.h"
+#include "worker/node/kept_memory.h"
+#include "worker/node/testing/await.h"
+#include "worker/node/testing/fake_worker.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kBytes = 1 << 20;
+constexpr int64_t kNewer = INT64_MAX;  // than any incarnation of a fake worker
+
+struct KeeperLinkTest : ::testing::Test {
+  KeeperLinkTest() { StartKeeper(); }
+
+  void StartKeeper() {
+    KeeperEvents events;
+    events.came = [](const std::string&, pid_t) {};
+    events.ended = [this](const WorkerEnd& end) {
+      MutexLock lock(mu);
+      ends.push_back(end);
+    };
+    absl::StatusOr<std::unique_ptr<KeeperServer>> started = KeeperServer::Start(path, std::move(events));
+    ASSERT_OK(started);
+    keeper = *std::move(started);
+  }
+  // A new one that knows nothing, as after the death of a keeper.
+  void ReplaceKeeper() {
+    keeper.reset();
+    StartKeeper();
+  }
+  std::unique_ptr<KeeperLink> Link(const std::string& worker, int64_t incarnation) {
+    auto link = KeeperLink::Connect(path, worker, incarnation, [this] { changes.fetch_add(1); });
+    EXPECT_OK(link);
+    return link.ok() ? *std::move(link) : nullptr;
+  }
+  // A life of the fake worker "w", up to where it serves (or closed its link, or left).
+  std::unique_ptr<ChildProcess> Live(std::vector<std::string> args = {}) {
+    const size_t before = FakeLives(folder.path(), "w").size();
+    args.insert(args.begin(), {"--name", "w", "--keeper", path, "--local-dir", folder.path()});
+    auto life = ChildProcess::Start({"w", kFakeWorker, args, ""});
+    EXPECT_OK(life);
+    if (!life.ok()) return nullptr;
+    EXPECT_TRUE(Await([&] { return FakeLives(folder.path(), "w").size() > before; }));
+    return *std::move(life);
+  }
+  void LiveAndDie() {
+    const auto life = Live();
+    ASSERT_NE(life, nullptr);
+    kill(life->pid(), SIGKILL);
+    ASSERT_TRUE(Await([&] { return EndOf(life->pid()).has_value(); }));
+    EXPECT_EQ(EndOf(life->pid())->worker, "w");
+    EXPECT_EQ(EndOf(life->pid())->wait_status, SIGKILL);
+    EXPECT_TRUE(EndOf(life->pid())->served);
+  }
+  std::optional<WorkerEnd> EndOf(pid_t pid) {
+    MutexLock lock(mu);
+    for (const WorkerEnd& end : ends) {
+      if (end.pid == pid) return end;
+    }
+    return std::nullopt;
+  }
+
+  const testing::TempFolder folder;
+  const std::string path = folder.File("keeper.sock");
+  Mutex mu;
+  std::vector<WorkerEnd> ends ABSL_GUARDED_BY(mu);
+  std::atomic<int> changes{0};
+  std::unique_ptr<KeeperServer> keeper;
+};
+
+bool GiveJob(KeeperLink* link, char byte) {
+  if (link == nullptr) return false;
+  KeptMemory memory(*link, "job", 3, false);
+  const absl::StatusOr<Segment> segment = memory.Open("weights", kBytes, 4096);
+  if (!segment.ok()) return false;
+  std::memset(segment->data(), byte, segment->data_bytes());
+  return link->Serve("host:1", "/sock").ok() && link->Whole({"job", 3, 5, "hash"}).ok();
+}
+
+bool AllAre(const Segment& segment, char byte, int64_t begin = 0) {
+  for (int64_t i = begin; i < segment.data_bytes(); ++i) {
+    if (segment.data()[i] != byte) return false;
+  }
+  return true;
+}
+
+TEST_F(KeeperLinkTest, WorkerKilled_NextLifeFindsItsMemoryWithItsBytes) {
+  LiveAndDie();
+  const auto link = Link("w", kNewer);
+  EXPECT_GT(link->left().incarnation, 0);
+  EXPECT_EQ(link->left().address, "address-of-w");
+  EXPECT_EQ(link->left().local_socket, "socket-of-w");
+  ASSERT_EQ(link->left().jobs.size(), 1u);
+  EXPECT_EQ(link->left().jobs[0].job, "job");
+  EXPECT_EQ(link->left().jobs[0].epoch, 1);
+  EXPECT_EQ(link->left().jobs[0].rank, 5);
+  EXPECT_EQ(link->left().jobs[0].plan_hash, "plan");
+  KeptMemory memory(*link, "job", 1, true);
+  ASSERT_OK_AND_ASSIGN(const Segment segment, memory.Open("memory-w", kFakeBytes, kFakeOffset));
+  EXPECT_EQ(*reinterpret_cast<int*>(segment.data()), 1);
+  EXPECT_TRUE(AllAre(segment, 'A', sizeof(int)));
+  segment.data()[0] = 2;  // and may write it
+}
+
+TEST_F(KeeperLinkTest, TakenOver_ByAnotherBuild_IsRefusedWithBothSizes) {
+  LiveAndDie();
+  const auto link = Link("w", kNewer);
+  KeptMemory memory(*link, "job", 1, true);
+  EXPECT_THAT(memory.Open("memory-w", kFakeBytes + 1, kFakeOffset),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       ::testing::AllOf(HasSubstr("65536"), HasSubstr("65537"), HasSubstr("one build"))));
+  EXPECT_THAT(memory.Open("memory-w", kFakeBytes, 0),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("data from 64")));
+  EXPECT_THAT(memory.Open("moments", kFakeBytes, 0),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("moments of job@1")));
+}
+
+TEST_F(KeeperLinkTest, ProcessThatExitsWithZero_LeavesNothing) {
+  const auto life = Live({"--leave"});
+  ASSERT_NE(life, nullptr);
+  ASSERT_TRUE(Await([&] { return EndOf(life->pid()).has_value(); }));
+  EXPECT_EQ(EndOf(life->pid())->wait_status, 0);
+  const auto link = Link("w", kNewer);
+  EXPECT_EQ(link->left().incarnation, 0);
+  EXPECT_THAT(link->Find("job", 1, "memory-w"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("memory-w")));
+}
+
+TEST_F(KeeperLinkTest, ConnectionThatCloses_DoesNotEndTheWorker) {
+  const auto life = Live({"--close-link"});
+  ASSERT_NE(life, nullptr);
+  EXPECT_THAT(KeeperLink::Connect(path, "w", kNewer, nullptr),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(absl::StrCat("process ", life->pid()))));
+  EXPECT_FALSE(EndOf(life->pid()).has_value());
+  // Not the keeper's notice of the end is waited for: the next life may come the moment the last one is gone.
+  kill(life->pid(), SIGKILL);
+  ASSERT_TRUE(Await([&] { return life->Ended().has_value(); }));
+  EXPECT_GT(Link("w", kNewer)->left().incarnation, 0);
+}
+
+TEST_F(KeeperLinkTest, KeeperDiesAndIsBack_ItIsToldEverythingAnew) {
+  const auto link = Link("w", 7);
+  ASSERT_TRUE(GiveJob(link.get(), 'A'));
+  keeper.reset();
+  ASSERT_TRUE(Await([&] { return !link->connected(); }));
+  KeptMemory later(*link, "later", 1, false);
+  ASSERT_OK_AND_ASSIGN(const Segment given_later, later.Open("weights", kBytes, 0));
+  std::memset(given_later.data(), 'L', given_later.data_bytes());
+  EXPECT_THAT(link->Whole({"later", 1, 0, ""}), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("keeper.sock")));
+  EXPECT_THAT(link->Find("job", 3, "weights"), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("not connected")));
+  StartKeeper();
+  ASSERT_TRUE(Await([&] { return link->connected(); }));
+  EXPECT_TRUE(Await([&] { return changes.load() == 2; }));
+
+  const auto other = Link("other", 1);
+  ASSERT_OK_AND_ASSIGN(const Segment found, other->Find("job", 3, "weights"));
+  EXPECT_TRUE(AllAre(found, 'A'));
+  ASSERT_OK_AND_ASSIGN(const Segment found_later, other->Find("later", 1, "weights"));
+  EXPECT_TRUE(AllAre(found_later, 'L'));
+  const auto next = Link("w", 8);  // of the same process, which stands for a killed one
+  EXPECT_EQ(next->left().incarnation, 7);
+  EXPECT_EQ(next->left().address, "host:1");
+  EXPECT_EQ(next->left().jobs.size(), 2u);
+}
+
+TEST_F(KeeperLinkTest, WhatWasTakenOver_IsGivenToTheNextKeeperToo) {
+  LiveAndDie();
+  const auto link = Link("w", kNewer);
+  KeptMemory memory(*link, "job", 1, true);
+  ASSERT_OK(memory.Open("memory-w", kFakeBytes, kFakeOffset));
+  ReplaceKeeper();
+  ASSERT_TRUE(Await([&] { return changes.load() == 2 && link->connected(); }));
+  ASSERT_OK_AND_ASSIGN(const Segment found, Link("other", 1)->Find("job", 1, "memory-w"));
+  EXPECT_TRUE(AllAre(found, 'A', sizeof(int)));
+}
+
+TEST_F(KeeperLinkTest, Drop_IsOfThisKeeperAndOfTheNext) {
+  const auto link = Link("w", 7);
+  ASSERT_TRUE(GiveJob(link.get(), 'A'));
+  KeptMemory stays(*link, "stays", 1, false);
+  ASSERT_OK(stays.Open("weights", kBytes, 0));
+  const auto other = Link("other", 1);
+  EXPECT_OK(other->Find("job", 3, "weights"));
+  link->Drop("job", 3);
+  EXPECT_THAT(other->Find("job", 3, "weights"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("job@3")));
+  ReplaceKeeper();
+  ASSERT_TRUE(Await([&] { return changes.load() == 4 && link->connected() && other->connected(); }));
+  EXPECT_THAT(other->Find("job", 3, "weights"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("job@3")));
+  EXPECT_OK(other->Find("stays", 1, "weights"));
+  EXPECT_TRUE(Link("w", 8)->left().jobs.empty());
+}
+
+TEST_F(KeeperLinkTest, RefusedByTheKeeper_IsAnErrorOfOpen_AndNotTriedAgain) {
+  const auto link = Link("w", 7);
+  KeptMemory memory(*link, "job", 1, false);
+  EXPECT_THAT(memory.Open(std::string(200, 'n'), kBytes, 0),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("200 bytes")));
+  ReplaceKeeper();
+  ASSERT_TRUE(Await([&] { return changes.load() == 2 && link->connected(); }));
+  EXPECT_OK(memory.Open("n", kBytes, 0));
+}
+
+TEST_F(KeeperLinkTest, NoKeeper_IsUnavailable) {
+  keeper.reset();
+  EXPECT_THAT(KeeperLink::Connect(path, "w", 7, nullptr), StatusIs(absl::StatusCode::kUnavailable, HasSubstr(path)));
+}
+
+TEST_F(KeeperLinkTest, ManyThreads_GiveAndDrop_WhileKeepersComeAndGo) {
+  const auto link = Link("w", 7);
+  constexpr int kThreads = 3, kRounds = 20;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&link, t] {
+      const std::string job = absl::StrCat("job-", t);
+      for (int round = 0; round < kRounds; ++round) {
+        KeptMemory memory(*link, job, round, false);
+        EXPECT_OK(memory.Open("a", 4096, 0));
+        EXPECT_OK(memory.Open("b", 4096, 0));
+        link->Whole({job, round, t, ""}).IgnoreError();
+        if (round + 1 < kRounds) link->Drop(job, round);
+      }
+    });
+  }
+  for (int i = 0; i < 3; ++i) ReplaceKeeper();
+  for (std::thread& thread : threads) thread.join();
+  // The last keeper knows the last round of each, and nothing else.
+  const auto other = Link("other", 1);
+  for (int t = 0; t < kThreads; ++t) {
+    const std::string job = absl::StrCat("job-", t);
+    EXPECT_TRUE(Await([&] { return other->Find(job, kRounds - 1, "b").ok(); }));
+    EXPECT_FALSE(other->Find(job, 0, "a").ok());
+    EXPECT_FALSE(other->Find(job, kRounds - 2, "a").ok());
+  }
+  ASSERT_TRUE(Await([&] { return link->connected(); }));
+  EXPECT_EQ(Link("w", 8)->left().jobs.size(), static_cast<size_t>(kThreads));
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,244 @@
+#include "worker/node/keeper_server.h"
+
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/status.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kSendTimeout = absl::Seconds(1);  // an answer fits the socket of a worker that waits for it
+constexpr int kPollMs = 1000;                              // ends are seen at once; this bounds every wait
+constexpr int kNoDescriptorMs = 100;
+
+UniqueFd OpenPidfd(pid_t pid) { return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))); }
+
+bool Ready(int fd, short events) {
+  pollfd entry = {fd, events, 0};
+  return poll(&entry, 1, 0) == 1;
+}
+
+// Leaves the child to be reaped by its owner.
+std::optional<int> WaitStatus(int pidfd) {
+  siginfo_t info = {};
+  if (waitid(P_PIDFD, pidfd, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return std::nullopt;
+  return info.si_code == CLD_EXITED ? W_EXITCODE(info.si_status, 0) : info.si_status;
+}
+
+absl::Status SendReply(LocalSocket& socket, const absl::StatusOr<v1::KeeperReply>& answer, int fd) {
+  v1::KeeperReply reply;
+  if (answer.ok()) reply = *answer;
+  reply.set_code(static_cast<int>(answer.status().code()));
+  reply.set_message(std::string(answer.status().message().substr(0, 4096)));
+  // Never empty: a message of no bytes is the end of a connection. Done is code 0, which is not written.
+  std::string bytes = reply.SerializeAsString();
+  if (bytes.empty()) bytes = std::string("\x08\x00", 2);
+  const std::vector<int> descriptors = fd < 0 ? std::vector<int>() : std::vector<int>{fd};
+  return socket.Send(bytes, descriptors, kSendTimeout);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<KeeperServer>> KeeperServer::Start(const std::string& path, KeeperEvents events) {
+  ASSIGN_OR_RETURN(LocalListener listener, LocalListener::Listen(path));
+  UniqueFd wake(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!wake.valid()) return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", strerror(errno)));
+  return std::unique_ptr<KeeperServer>(new KeeperServer(std::move(listener), std::move(wake), std::move(events)));
+}
+
+KeeperServer::KeeperServer(LocalListener listener, UniqueFd wake, KeeperEvents events)
+    : events_(std::move(events)), listener_(std::move(listener)), wake_(std::move(wake)) {
+  thread_ = std::thread([this] { Loop(); });
+}
+
+KeeperServer::~KeeperServer() {
+  stop_.store(true);
+  Wake();
+  thread_.join();
+}
+
+void KeeperServer::Wake() {
+  const uint64_t one = 1;
+  if (write(wake_.get(), &one, sizeof(one)) < 0) return;  // full: it is awake
+}
+
+absl::Status KeeperServer::Watch(const std::string& worker, pid_t pid) {
+  {
+    MutexLock lock(mu_);
+    Watched& watched = watched_[pid];
+    if (!watched.pidfd.valid()) watched.pidfd = OpenPidfd(pid);
+    if (!watched.pidfd.valid()) {
+      const int error = errno;
+      watched_.erase(pid);
+      return absl::ResourceExhaustedError(absl::StrCat("cannot watch process ", pid, ": ", strerror(error)));
+    }
+    watched.workers.insert(worker);
+  }
+  Wake();
+  return absl::OkStatus();
+}
+
+void KeeperServer::Signal(pid_t pid, int signal) {
+  MutexLock lock(mu_);
+  const auto it = watched_.find(pid);
+  if (it != watched_.end()) syscall(SYS_pidfd_send_signal, it->second.pidfd.get(), signal, nullptr, 0);
+}
+
+void KeeperServer::Loop() {
+  while (!stop_.load()) {
+    AwaitWork();
+    TellEnds();
+    AcceptOne();
+    for (Connection& connection : connections_) {
+      if (!connection.over && Ready(connection.socket.fd(), POLLIN)) AnswerOne(connection);
+    }
+    connections_.remove_if([](const Connection& connection) { return connection.over; });
+  }
+}
+
+// Until there is something to do, or for a while.
+void KeeperServer::AwaitWork() {
+  std::vector<pollfd> entries = {{wake_.get(), POLLIN, 0}};
+  if (accepts_) entries.push_back({listener_.fd(), POLLIN, 0});
+  for (const Connection& connection : connections_) entries.push_back({connection.socket.fd(), POLLIN, 0});
+  {
+    MutexLock lock(mu_);
+    for (const auto& [pid, watched] : watched_) entries.push_back({watched.pidfd.get(), POLLIN, 0});
+  }
+  poll(entries.data(), entries.size(), accepts_ ? kPollMs : kNoDescriptorMs);
+  accepts_ = true;
+  uint64_t ignored;
+  if (read(wake_.get(), &ignored, sizeof(ignored)) < 0) return;  // nobody woke it
+}
+
+void KeeperServer::AcceptOne() {
+  absl::StatusOr<LocalSocket> socket = listener_.Accept(absl::ZeroDuration());
+  if (absl::IsDeadlineExceeded(socket.status())) return;
+  if (!socket.ok()) {
+    accepts_ = false;
+    return;
+  }
+  const auto peer = socket->Peer();
+  absl::Status refused;
+  if (!peer.ok() || (peer->first != geteuid() && peer->first != 0)) {
+    refused = absl::PermissionDeniedError(absl::StrCat("user ", peer.ok() ? static_cast<int>(peer->first) : -1,
+                                                       " may not ask a keeper of user ", geteuid()));
+  } else if (peer->second <= 0) {
+    refused = absl::PermissionDeniedError(
+        "the keeper cannot see this process; start both in one namespace of process numbers");
+  } else if (connections_.size() >= kMaxKeeperConnections) {
+    refused = absl::ResourceExhaustedError(absl::StrCat("the keeper has ", kMaxKeeperConnections, " connections"));
+  }
+  if (refused.ok()) {
+    connections_.push_back({*std::move(socket), peer->second, ""});
+  } else {
+    SendReply(*socket, refused, -1).IgnoreError();
+  }
+}
+
+void KeeperServer::TellEnds() {
+  std::map<pid_t, Watched> ended;
+  {
+    MutexLock lock(mu_);
+    for (auto it = watched_.begin(); it != watched_.end();) {
+      const auto next = std::next(it);
+      if (Ready(it->second.pidfd.get(), POLLIN)) ended.insert(watched_.extract(it));
+      it = next;
+    }
+  }
+  for (const auto& [pid, watched] : ended) TellEnd(pid, watched);
+}
+
+void KeeperServer::TellEnd(pid_t pid, const Watched& watched) {
+  // What it still asked must not be taken for a request of its next life.
+  for (Connection& connection : connections_) connection.over = connection.over || connection.pid == pid;
+  const std::optional<int> status = WaitStatus(watched.pidfd.get());
+  for (const std::string& worker : watched.workers) {
+    const WorkerEnd end = {worker, pid, status, store_.Served(worker, pid)};
+    store_.Ended(worker, pid, status == 0);
+    events_.ended(end);
+  }
+}
+
+void KeeperServer::AnswerOne(Connection& connection) {
+  absl::StatusOr<LocalMessage> message = connection.socket.Receive(absl::ZeroDuration());
+  if (absl::IsDeadlineExceeded(message.status())) return;
+  if (absl::IsUnavailable(message.status())) {
+    connection.over = true;
+    return;
+  }
+  int reply_fd = -1;
+  absl::StatusOr<v1::KeeperReply> answer;
+  v1::KeeperRequest request;
+  if (!message.ok()) {
+    answer =
+        absl::ResourceExhaustedError(absl::StrCat("the keeper could not take the request (", message.status().message(),
+                                                  ") or has no descriptor left; raise its limit of open files"));
+  } else if (!request.ParseFromString(message->bytes)) {
+    answer = absl::InvalidArgumentError("the message is no KeeperRequest; run one build of shardmesh everywhere");
+  } else {
+    answer = Answer(connection, request, std::move(message->descriptors), reply_fd);
+  }
+  if (!SendReply(connection.socket, answer, reply_fd).ok()) connection.over = true;
+}
+
+absl::StatusOr<v1::KeeperReply> KeeperServer::Answer(Connection& connection, const v1::KeeperRequest& request,
+                                                     std::vector<UniqueFd> descriptors, int& reply_fd) {
+  v1::KeeperReply reply;
+  switch (request.what_case()) {
+    case v1::KeeperRequest::kHello:
+      return AnswerHello(connection, request.hello());
+    case v1::KeeperRequest::kServing:
+      RETURN_IF_ERROR(store_.Serving(connection.worker, request.serving()));
+      return reply;
+    case v1::KeeperRequest::kKeep:
+      RETURN_IF_ERROR(store_.Keep(connection.worker, request.keep(),
+                                  descriptors.empty() ? UniqueFd() : std::move(descriptors.front())));
+      return reply;
+    case v1::KeeperRequest::kFind: {
+      ASSIGN_OR_RETURN(const KeeperStore::Found found, store_.Find(connection.worker, request.find()));
+      reply.set_num_bytes(found.num_bytes);
+      reply.set_data_offset(found.data_offset);
+      reply_fd = found.fd;
+      return reply;
+    }
+    case v1::KeeperRequest::kWhole:
+      RETURN_IF_ERROR(store_.Whole(connection.worker, request.whole()));
+      return reply;
+    case v1::KeeperRequest::kDrop:
+      RETURN_IF_ERROR(store_.Drop(connection.worker, request.drop()));
+      return reply;
+    case v1::KeeperRequest::WHAT_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("the request asks for nothing; run one build of shardmesh everywhere");
+}
+
+absl::StatusOr<v1::KeeperReply> KeeperServer::AnswerHello(Connection& connection, const v1::KeeperHello& hello) {
+  TellEnds();  // the worker's last life may be over this very moment
+  RETURN_IF_ERROR(Watch(hello.worker(), connection.pid));
+  if (Ready(connection.socket.fd(), POLLRDHUP)) {  // the number was the peer's as long as it held its end
+    return absl::UnavailableError(absl::StrCat("process ", connection.pid, " hung up"));
+  }
+  ASSIGN_OR_RETURN(v1::KeeperReply reply, store_.Hello(hello, connection.pid));
+  for (Connection& other : connections_) {
+    other.over = other.over || (&other != &connection && other.worker == hello.worker());
+  }
+  connection.worker = hello.worker();
+  spdlog::info("event=worker_came worker={} pid={} incarnation={} last_incarnation={} whole_jobs={}", hello.worker(),
+               connection.pid, hello.incarnation(), reply.last_incarnation(), reply.jobs_size());
+  events_.came(hello.worker(), connection.pid);
+  return reply;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,86 @@
+// KeeperStore: what a keeper knows: who is which worker, which memory each gave, and what a worker's next life finds.
+//
+// Lives: a worker's life is a process and an incarnation. It begins with Hello and is over when its process has ended
+// (Ended, told by the owner of the store, who watches processes), or when the same process says hello with a newer
+// incarnation. After a life that was killed, the next one is told where its last life served and which jobs are whole;
+// memory of other jobs goes. After a life that ended in order nothing is left.
+//
+// Holds descriptors, maps nothing. No threads, no sockets, no time. Thread-compatible.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "local/fd.h"
+#include "proto/shardmesh/v1/keeper.pb.h"
+
+namespace shardmesh {
+
+inline constexpr int kMaxKeptWorkers = 1024;
+inline constexpr int kMaxKeptSegments = 4096;  // of a worker
+inline constexpr int kMaxKeptJobs = 64;        // of a worker that are whole: all are in one reply
+inline constexpr int kMaxKeptNameBytes = 128;  // of a segment's or job's name, and a plan's hash
+inline constexpr int kMaxKeptAddressBytes = 1024;
+
+class KeeperStore {
+ public:
+  // A segment as Find gives it; the descriptor is the store's.
+  struct Found {
+    int fd = -1;
+    int64_t num_bytes = 0, data_offset = 0;
+  };
+
+  // Begins the life, or goes on with it when it is the current one; either way the same reply.
+  //   InvalidArgument: the worker's name is no id, or the incarnation not positive.
+  //   AlreadyExists: another process is this worker, and has not ended. Aborted: this process said hello with a newer
+  //   incarnation. ResourceExhausted: kMaxKeptWorkers.
+  absl::StatusOr<v1::KeeperReply> Hello(const v1::KeeperHello& hello, pid_t pid);
+
+  // The process has ended; `orderly`: with status 0. Nothing when another process, or none, is this worker.
+  void Ended(const std::string& worker, pid_t pid, bool orderly);
+  // Whether the worker's life that is this process has said where it serves.
+  bool Served(const std::string& worker, pid_t pid) const;
+  // The process that is the worker; 0: none.
+  pid_t Pid(const std::string& worker) const;
+
+  // Of a worker that said hello. FailedPrecondition: it did not. InvalidArgument: a value is over its limit.
+  absl::Status Serving(const std::string& worker, const v1::KeeperServing& serving);
+  // InvalidArgument also: the descriptor is no memory of num_bytes whose size is sealed. ResourceExhausted:
+  // kMaxKeptSegments.
+  absl::Status Keep(const std::string& worker, const v1::KeepSegment& keep, UniqueFd fd);
+  // Of any worker; when several gave one of that name, the asking worker's own. NotFound: nobody did.
+  absl::StatusOr<Found> Find(const std::string& asking, const v1::FindSegment& find) const;
+  // ResourceExhausted: kMaxKeptJobs.
+  absl::Status Whole(const std::string& worker, const v1::KeptJob& job);
+  absl::Status Drop(const std::string& worker, const v1::DropJob& drop);
+
+ private:
+  using JobKey = std::pair<std::string, int64_t>;                    // job, epoch
+  using SegmentKey = std::tuple<std::string, int64_t, std::string>;  // job, epoch, name
+  struct Segment {
+    UniqueFd fd;
+    int64_t num_bytes = 0, data_offset = 0;
+  };
+  struct Worker {
+    pid_t pid = 0;  // 0: it has ended
+    int64_t incarnation = 0;
+    bool served = false;        // in this life
+    v1::KeeperServing serving;  // of the newest life that served
+    std::map<SegmentKey, Segment> segments;
+    std::map<JobKey, v1::KeptJob> whole;
+    v1::KeeperReply welcome;  // of this life
+  };
+
+  absl::StatusOr<Worker*> Alive(const std::string& worker);
+  static void DropUnfinished(Worker& worker);
+
+  std::map<std::string, Worker> workers_;
+};
+
+}  // namespace shardmesh

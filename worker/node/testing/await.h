@@ -1,0 +1,26 @@
+// Await: waits in a test for what another thread or process does. Tests only.
+#pragma once
+
+#include <functional>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "core/sync.h"
+
+namespace shardmesh {
+
+inline constexpr absl::Duration kLong = absl::Seconds(60);
+
+// Looks at `done` until it holds, or for kLong.
+inline bool Await(const std::function<bool()>& done) {
+  Mutex mu;
+  CondVar never;
+  const absl::Time deadline = absl::Now() + kLong;
+  while (!done() && absl::Now() < deadline) {
+    MutexLock lock(mu);
+    never.WaitFor(mu, absl::Milliseconds(5));
+  }
+  return done();
+}
+
+}  // namespace shardmesh
