@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <cerrno>
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -33,6 +34,32 @@ class CancellableMemory final : public Memory {
   const std::atomic<bool>& cancelled_;
 };
 
+// The place in a job that the next life takes: an Assignment, its length before it.
+constexpr char kPlace[] = "assignment";
+
+absl::StatusOr<Segment> WritePlace(const v1::Assignment& assignment) {
+  const std::string bytes = assignment.SerializeAsString();
+  const uint64_t size = bytes.size();
+  ASSIGN_OR_RETURN(Segment segment, Segment::Create(kPlace, static_cast<int64_t>(sizeof(size) + size), 0));
+  std::memcpy(segment.data(), &size, sizeof(size));
+  std::memcpy(segment.data() + sizeof(size), bytes.data(), size);
+  return segment;
+}
+
+absl::StatusOr<v1::Assignment> ReadPlace(KeeperLink& keeper, const KeptJob& job) {
+  ASSIGN_OR_RETURN(const Segment segment, keeper.Find(job.job, job.epoch, kPlace));
+  uint64_t size = 0;
+  v1::Assignment assignment;
+  const auto room = static_cast<uint64_t>(segment.num_bytes()) - sizeof(size);
+  if (segment.num_bytes() >= static_cast<int64_t>(sizeof(size))) std::memcpy(&size, segment.data(), sizeof(size));
+  if (size == 0 || size > room ||
+      !assignment.ParseFromArray(segment.data() + sizeof(size), static_cast<int>(size)) ||
+      assignment.spec().name() != job.job || assignment.epoch() != job.epoch || assignment.rank() != job.rank) {
+    return absl::FailedPreconditionError("what the keeper has of its place in the job is of another build");
+  }
+  return assignment;
+}
+
 }  // namespace
 
 // Hosts of one job abort together: what one of them keeps is of no use alone. Uses of buckets, and memory of a device,
@@ -48,9 +75,12 @@ std::unique_ptr<Memory> Worker::MemoryFor(Entry& entry, const JobSpec& spec, con
 absl::Status Worker::KeepWhole(Entry& entry) {
   if (!entry.in_keeper) return absl::OkStatus();
   const v1::Assignment& assignment = entry.assignment;
-  const absl::Status whole =
-      options_.keeper->Whole({assignment.spec().name(), assignment.epoch(), assignment.rank(), assignment.plan_hash(),
-                              assignment.SerializeAsString()});
+  ASSIGN_OR_RETURN(const Segment place, WritePlace(assignment));
+  absl::Status whole = options_.keeper->Keep(assignment.spec().name(), assignment.epoch(), kPlace, place);
+  if (whole.ok() || absl::IsUnavailable(whole)) {
+    whole = options_.keeper->Whole(
+        {assignment.spec().name(), assignment.epoch(), assignment.rank(), assignment.plan_hash()});
+  }
   if (!whole.ok() && !absl::IsUnavailable(whole)) return Annotate(whole, "the keeper");
   entry.kept.store(true);
   return absl::OkStatus();
@@ -69,18 +99,18 @@ std::vector<std::pair<std::shared_ptr<JobShard>, bool>> Worker::JobsAndWhetherKe
 
 void Worker::Resume() {
   if (options_.keeper == nullptr) return;
-  MutexLock lock(mu_);
   for (const KeptJob& left : options_.keeper->left().jobs) {
-    auto entry = std::make_shared<Entry>();
-    if (!entry->assignment.ParseFromString(left.assignment) || entry->assignment.spec().name() != left.job ||
-        entry->assignment.epoch() != left.epoch || entry->assignment.rank() != left.rank || jobs_.count(left.job) > 0) {
-      spdlog::error("event=not_resumed job={} epoch={} error=\"what the keeper has of it is of another build\"", left.job,
-                    left.epoch);
+    absl::StatusOr<v1::Assignment> place = ReadPlace(*options_.keeper, left);
+    if (!place.ok()) {
+      spdlog::error("event=not_resumed job={} epoch={} error=\"{}\"", left.job, left.epoch, place.status().ToString());
       continue;
     }
+    MutexLock lock(mu_);
+    auto entry = std::make_shared<Entry>();
+    entry->assignment = *std::move(place);
     entry->resumed = true;
+    if (!jobs_.emplace(left.job, entry).second) continue;
     entry->preparing = std::thread([this, entry] { Prepare(entry); });
-    jobs_[left.job] = entry;
   }
 }
 

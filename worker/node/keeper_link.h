@@ -28,7 +28,6 @@ struct KeptJob {
   int64_t epoch = 0;
   int rank = 0;
   std::string plan_hash;
-  std::string assignment;  // v1::Assignment: the place that the next life takes
 };
 
 class KeeperLink {
