@@ -79,6 +79,9 @@ class Simulation {
       EXPECT_EQ(record.epoch, job.epoch);
       EXPECT_EQ(record.error, job.error);
       EXPECT_LE(record.committed_step, job.committed_step);
+      EXPECT_TRUE(std::equal(record.members.begin(), record.members.end(), job.members.begin(), job.members.end(),
+                             [](const MemberRecord& a, const JobView::Member& b) { return a.worker == b.worker; }))
+          << record.name;
     }
     EXPECT_EQ(stored.jobs.size(), jobs.size());
   }

@@ -204,6 +204,9 @@ TEST_F(CoordinatorServiceTest, StaleIncarnation_Aborted) {
   EXPECT_THAT(Join("a", 4), StatusIs(Code::kAborted, AllOf(HasSubstr("incarnation 4"), HasSubstr("5"))));
   EXPECT_THAT(Beat("a"), StatusIs(Code::kAborted, HasSubstr("incarnation 1")));
   EXPECT_THAT(Join("a", 6), StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 5")));
+  v1::JoinRequest found_dead = JoinRequestOf("a", 6);
+  found_dead.set_dead_incarnation(5);
+  EXPECT_OK(Call(&v1::Coordinator::Stub::Join, found_dead));
   EXPECT_THAT(Beat("b"), StatusIs(Code::kNotFound, HasSubstr("worker b has not joined")));
 }
 
@@ -215,7 +218,6 @@ TEST_F(CoordinatorServiceTest, NextLife_TakesOverAndIsToldAllOfItsJobs) {
   for (const char* worker : {"a", "b"}) ASSERT_OK(Beat(worker, *Beat(worker)));
   v1::JoinRequest join = JoinRequestOf("b", 2);
   join.set_resumes(1);
-  join.set_kept(true);
   v1::ResumedJob* const resumed = join.add_resumed();
   resumed->set_job("j");
   resumed->set_epoch(1);
@@ -225,8 +227,7 @@ TEST_F(CoordinatorServiceTest, NextLife_TakesOverAndIsToldAllOfItsJobs) {
   ASSERT_OK_AND_ASSIGN(const v1::JobDescription job, Describe("j"));
   EXPECT_EQ(job.state(), v1::JOB_STATE_READY);
   EXPECT_EQ(job.members(1).incarnation(), 2);
-  EXPECT_TRUE(job.members(1).kept() && job.members(1).alive() && job.members(1).ready());
-  EXPECT_FALSE(job.members(0).kept());
+  EXPECT_TRUE(job.members(1).alive() && job.members(1).ready());
   EXPECT_THAT(Beat("b"), StatusIs(Code::kAborted, HasSubstr("incarnation 1 of worker b is stale")));
 
   v1::HeartbeatRequest beat;
@@ -241,13 +242,24 @@ TEST_F(CoordinatorServiceTest, NextLife_TakesOverAndIsToldAllOfItsJobs) {
   ASSERT_EQ(told.assignments(0).peers_size(), 2);
   EXPECT_EQ(told.assignments(0).peers(0).incarnation(), 1);
   EXPECT_EQ(told.assignments(0).peers(1).incarnation(), 2);
-  EXPECT_FALSE(Describe("j")->members(1).kept()) << "as the heartbeat said";
-  beat.set_kept(true);
-  ASSERT_OK(Call(&v1::Coordinator::Stub::Heartbeat, beat));
-  EXPECT_TRUE(Describe("j")->members(1).kept());
-
   join.set_resumes(2);
   EXPECT_THAT(Call(&v1::Coordinator::Stub::Join, join), StatusIs(Code::kInvalidArgument, HasSubstr("resumes is 2")));
+}
+
+TEST_F(CoordinatorServiceTest, Kept_IsWhatJoinAndHeartbeatSay) {
+  v1::JoinRequest join = JoinRequestOf("a", 1);
+  join.set_kept(true);
+  ASSERT_OK(Call(&v1::Coordinator::Stub::Join, join));
+  ASSERT_OK(Create(SmallSpec("j", 1)));
+  EXPECT_TRUE(Describe("j")->members(0).kept());
+  ASSERT_OK(Beat("a"));
+  EXPECT_FALSE(Describe("j")->members(0).kept());
+  v1::HeartbeatRequest beat;
+  beat.set_name("a");
+  beat.set_incarnation(1);
+  beat.set_kept(true);
+  ASSERT_OK(Call(&v1::Coordinator::Stub::Heartbeat, beat));
+  EXPECT_TRUE(Describe("j")->members(0).kept());
 }
 
 TEST_F(CoordinatorServiceTest, PlanHashDiffers_NamesBoth) {
