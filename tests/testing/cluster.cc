@@ -69,7 +69,7 @@ absl::Status Cluster::StartCoordinator(const std::string& listen) {
 absl::Status Cluster::RestartCoordinator() { return StartCoordinator(std::string(coordinator_address_)); }
 
 absl::Status Cluster::StartNode() {
-  std::vector<std::string> command = {"worker/node/shardmesh-node",
+  std::vector<std::string> command = {"worker/shardmesh-node",
                                       "--coordinator",
                                       coordinator_address_,
                                       "--workers",
