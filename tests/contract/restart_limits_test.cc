@@ -1,0 +1,204 @@
+// Where a worker's next life meets other things that die, end or take their time: what goes on, and what ends, in time
+// and with a reason.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <functional>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/matchers.h"
+#include "core/status.h"
+#include "tests/testing/cluster.h"
+#include "tests/testing/training.h"
+
+namespace shardmesh {
+namespace {
+
+using ::shardmesh::testing::Cluster;
+using ::shardmesh::testing::ClusterOptions;
+using ::shardmesh::testing::Learnt;
+using ::shardmesh::testing::Process;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(4);
+constexpr absl::Duration kLong = absl::Seconds(30);
+
+bool Await(const std::function<bool()>& done) {
+  const absl::Time deadline = absl::Now() + kLong;
+  while (!done() && absl::Now() < deadline) testing::Pause(absl::Milliseconds(10));
+  return done();
+}
+
+class RestartLimits : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ClusterOptions options;
+    options.workers = 2;
+    options.kept = true;
+    options.heartbeat_timeout = kHeartbeatTimeout;
+    ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
+    ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
+    client_ = std::make_unique<Client>(std::move(client));
+    ASSERT_OK_AND_ASSIGN(job_, client_->CreateJob(Spec()));
+    ASSERT_OK(testing::Initialize(*job_));
+  }
+  static JobSpec Spec() { return testing::OddJob("job", "fsdp=2", 2); }
+
+  absl::StatusOr<std::unique_ptr<Session>> Attach(std::vector<Slot> slots) {
+    ASSIGN_OR_RETURN(std::unique_ptr<Session> session, job_->Attach(std::move(slots)));
+    RETURN_IF_ERROR(session->AwaitWeights(kLong));
+    return session;
+  }
+
+  // The worker that an attached session of slot 0 is attached to.
+  std::string Host() const { return job_->members()[0].worker(); }
+  // Killed, and there again as another process.
+  void KillAndAwait(const std::string& name) {
+    const pid_t pid = cluster_->PidOf(name);
+    ASSERT_GT(pid, 0);
+    ASSERT_EQ(kill(pid, SIGKILL), 0);
+    ASSERT_GT(cluster_->AwaitNextLife(name, pid, kLong), 0);
+  }
+
+  // Descriptors of memory of jobs that the node has.
+  int KeptByNode() const {
+    int kept = 0;
+    std::error_code error;
+    for (const auto& fd :
+         std::filesystem::directory_iterator(absl::StrCat("/proc/", cluster_->node().pid(), "/fd"), error)) {
+      kept += absl::StrContains(std::filesystem::read_symlink(fd, error).string(), "memfd:");
+    }
+    return kept;
+  }
+
+  std::unique_ptr<Cluster> cluster_;
+  std::unique_ptr<Client> client_;
+  std::shared_ptr<Job> job_;
+};
+
+TEST_F(RestartLimits, ATrainerThatComputesForLongerThanTheTimeOut_GoesOn) {
+  ASSERT_OK_AND_ASSIGN(const auto session, Attach({Slot(0), Slot(1)}));
+  ASSERT_OK(testing::TrainTo(*session, 2));
+  for (const char* name : {"w-0", "w-1"}) ASSERT_NO_FATAL_FAILURE(KillAndAwait(name));
+  const absl::Time until = absl::Now() + kHeartbeatTimeout + absl::Seconds(1);
+  while (absl::Now() < until) testing::Pause(absl::Milliseconds(100));
+  ASSERT_OK(testing::TrainTo(*session, 4));
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job_, 4));
+  ASSERT_OK_AND_ASSIGN(const Learnt undisturbed, testing::Undisturbed(*client_, Spec(), 4));
+  EXPECT_EQ(learnt, undisturbed);
+}
+
+TEST_F(RestartLimits, ATrainerThatEndsWhileItsWorkerIsAway_LeavesItsSlotsFree) {
+  ASSERT_OK_AND_ASSIGN(auto session, Attach({Slot(0), Slot(1)}));
+  ASSERT_OK(testing::TrainTo(*session, 2));
+  const pid_t pid = cluster_->PidOf(Host());
+  ASSERT_EQ(kill(pid, SIGSTOP), 0);  // it does not see that the trainer hangs up
+  session.reset();
+  // To the worker it looks as if a process that is gone had held them.
+  ASSERT_EQ(kill(pid, SIGKILL), 0);
+  ASSERT_GT(cluster_->AwaitNextLife(Host(), pid, kLong), 0);
+  // This process lives, so the slots are waited for.
+  ASSERT_OK_AND_ASSIGN(Client again, cluster_->Connect());
+  EXPECT_THAT(Attach({Slot(0), Slot(1)}).status(), StatusIs(Code::kFailedPrecondition, HasSubstr("is written by")));
+}
+
+TEST_F(RestartLimits, AWorkerThatIsToldToStop_Leaves) {
+  ASSERT_OK_AND_ASSIGN(const auto session, Attach({Slot(0), Slot(1)}));
+  ASSERT_OK(testing::TrainTo(*session, 2));
+  const pid_t pid = cluster_->PidOf("w-1");
+  ASSERT_EQ(kill(pid, SIGTERM), 0);
+  absl::Status trained;
+  for (int64_t step = 3; trained.ok() && step < 100'000; ++step) trained = testing::TrainTo(*session, step);
+  EXPECT_THAT(trained, StatusIs(Code::kUnavailable, HasSubstr("w-1")));
+  ASSERT_TRUE(Await([&] { return absl::StrContains(cluster_->node().Log(), "worker=w-1"); }));
+  EXPECT_EQ(cluster_->AwaitNextLife("w-1", pid, absl::Seconds(1)), 0);
+}
+
+TEST_F(RestartLimits, AKeeperAndAWorkerKilledTogether_TheJobEndsInTime_AndTheNextOneRuns) {
+  ASSERT_OK_AND_ASSIGN(const auto session, Attach({Slot(0), Slot(1)}));
+  ASSERT_OK(testing::TrainTo(*session, 2));
+  cluster_->node().Kill9();
+  const pid_t pid = cluster_->PidOf("w-1");
+  ASSERT_EQ(kill(pid, SIGKILL), 0);
+  const absl::Time begin = absl::Now();
+  EXPECT_THAT(testing::TrainTo(*session, 3), StatusIs(Code::kUnavailable, HasSubstr("w-1")));
+  EXPECT_LT(absl::Now() - begin, 2 * kHeartbeatTimeout);
+  ASSERT_OK(cluster_->StartNode());
+  ASSERT_GT(cluster_->AwaitNextLife("w-1", pid, kLong), 0);
+  ASSERT_OK(testing::Delete(*client_, "job"));
+  EXPECT_OK(testing::Undisturbed(*client_, Spec(), 4).status());
+}
+
+TEST_F(RestartLimits, AKeeperThatCameBack_KeepsWhatItIsGivenAnew) {
+  ASSERT_OK_AND_ASSIGN(const auto session, Attach({Slot(0), Slot(1)}));
+  ASSERT_OK(testing::TrainTo(*session, 2));
+  const int kept = KeptByNode();
+  EXPECT_GT(kept, 8);
+  // The next lives, too, give all anew: also what they found.
+  for (int round = 0; round < 2; ++round) {
+    const pid_t before[] = {cluster_->PidOf("w-0"), cluster_->PidOf("w-1")};
+    cluster_->node().Kill9();
+    ASSERT_OK(testing::TrainTo(*session, 3 + 4 * round));  // nothing waits for a keeper
+    ASSERT_OK(cluster_->StartNode());
+    ASSERT_TRUE(Await([&] { return KeptByNode() >= kept; })) << KeptByNode();
+    EXPECT_EQ(cluster_->PidOf("w-0"), before[0]);
+    EXPECT_EQ(cluster_->PidOf("w-1"), before[1]);
+    for (const char* name : {"w-0", "w-1"}) ASSERT_NO_FATAL_FAILURE(KillAndAwait(name));
+    ASSERT_OK(testing::TrainTo(*session, 6 + 4 * round));
+  }
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job_, 10));
+  ASSERT_OK_AND_ASSIGN(const Learnt undisturbed, testing::Undisturbed(*client_, Spec(), 10));
+  EXPECT_EQ(learnt, undisturbed);
+}
+
+TEST_F(RestartLimits, ADeletedJobsMemoryIsGone_AlsoOfOneThatWasTakenOver) {
+  EXPECT_GT(KeptByNode(), 8);
+  ASSERT_OK(testing::Delete(*client_, "job"));
+  EXPECT_TRUE(Await([&] { return KeptByNode() == 0; })) << KeptByNode();
+  ASSERT_OK_AND_ASSIGN(job_, client_->CreateJob(Spec()));
+  ASSERT_OK(testing::Initialize(*job_));
+  ASSERT_OK_AND_ASSIGN(auto session, Attach({Slot(0), Slot(1)}));
+  for (const char* name : {"w-0", "w-1"}) ASSERT_NO_FATAL_FAILURE(KillAndAwait(name));
+  ASSERT_OK(testing::TrainTo(*session, 2));
+  session.reset();
+  ASSERT_OK(testing::Delete(*client_, "job"));
+  EXPECT_TRUE(Await([&] { return KeptByNode() == 0; })) << KeptByNode();
+}
+
+TEST_F(RestartLimits, TheCoordinatorDiesWithTheWorker_TheJobGoesOnWithoutIt) {
+  ASSERT_OK_AND_ASSIGN(const auto session, Attach({Slot(0), Slot(1)}));
+  ASSERT_OK(testing::TrainTo(*session, 2));
+  cluster_->coordinator().Kill9();
+  for (const char* name : {"w-0", "w-1"}) ASSERT_NO_FATAL_FAILURE(KillAndAwait(name));
+  ASSERT_OK(testing::TrainTo(*session, 6));
+  ASSERT_OK(cluster_->RestartCoordinator());
+  ASSERT_OK(testing::TrainTo(*session, 8));
+  ASSERT_TRUE(Await([&] {  // the next lives are the job's members there
+    v1::DescribeJobRequest request;
+    request.set_job("job");
+    const auto described = client_->coordinator().DescribeJob(request, kLong);
+    return described.ok() && described->members(0).pid() == cluster_->PidOf("w-0") &&
+           described->members(1).pid() == cluster_->PidOf("w-1") && described->state() == v1::JOB_STATE_READY;
+  }));
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job_, 8));
+  ASSERT_OK_AND_ASSIGN(const Learnt undisturbed, testing::Undisturbed(*client_, Spec(), 8));
+  EXPECT_EQ(learnt, undisturbed);
+}
+
+TEST_F(RestartLimits, ReadersOnlyWait) {
+  ASSERT_OK_AND_ASSIGN(const auto session, Attach({Slot(0), Slot(1)}));
+  ASSERT_OK(testing::TrainTo(*session, 3));
+  ASSERT_OK_AND_ASSIGN(const Learnt before, testing::Learn(*job_, 3));
+  const std::string reads_from = job_->members()[job_->reading_rank().value()].worker();
+  ASSERT_EQ(kill(cluster_->PidOf(reads_from), SIGKILL), 0);
+  ASSERT_OK_AND_ASSIGN(const Learnt after, testing::Learn(*job_, 3));
+  EXPECT_EQ(before, after);
+}
+
+}  // namespace
+}  // namespace shardmesh
