@@ -8,8 +8,9 @@
 // adds a line to DIR/W.lives and waits:
 //   PID LIFE LAST_INCARNATION LAST_ADDRESS ARGUMENTS
 // SIGTERM, or --leave: it ends with status 0; --crash-before-serving: with 1, before it serves but after the line.
-// --close-link: it closes its link and waits. It ends by itself after some minutes, whatever becomes of its test.
-#include <spdlog/spdlog.h>
+// --stubborn: SIGTERM does nothing. --close-link: it closes its link and waits. It ends by itself after some minutes,
+// whatever becomes of its test.
+#include <poll.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -60,7 +61,12 @@ absl::Status Live(std::map<std::string, std::string>& flags, const std::string& 
                       left.address.empty() ? "-" : left.address, " ", words, "\n")
       << std::flush;
   if (crash) return absl::InternalError("as asked");
-  if (flags.count("--leave") == 0) stop.WaitFor(absl::Seconds(kLongestLifeSeconds));
+  const absl::Time end = absl::Now() + absl::Seconds(kLongestLifeSeconds);
+  const bool stubborn = flags.count("--stubborn") != 0;
+  while (flags.count("--leave") == 0 && absl::Now() < end) {
+    if (!stubborn && stop.WaitFor(end - absl::Now())) break;
+    poll(nullptr, 0, 100);
+  }
   return absl::OkStatus();
 }
 
@@ -71,7 +77,8 @@ int Main(int argc, char** argv) {
     absl::StrAppend(&words, i == 1 ? "" : ",", argv[i]);
     flags[argv[i]] = i + 1 < argc ? argv[i + 1] : "";
   }
-  const absl::Status status = Live(flags, words);
+  absl::Status status = SetUpLog("info");
+  if (status.ok()) status = Live(flags, words);
   if (!status.ok()) std::fprintf(stderr, "fake_worker: %s\n", status.ToString().c_str());
   return status.ok() ? 0 : 1;
 }

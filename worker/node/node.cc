@@ -1,0 +1,209 @@
+#include "worker/node/node.h"
+
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/time/clock.h"
+#include "core/status.h"
+#include "rpc/main_support.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kLookAgain = absl::Seconds(1);  // ends and stops are told; this bounds every wait
+constexpr absl::Duration kDieTimeout = absl::Seconds(10);
+
+absl::Status CheckRunnable(const std::string& program) {
+  if (access(program.c_str(), X_OK) == 0) return absl::OkStatus();
+  const std::string message =
+      absl::StrCat("cannot run the worker ", program, ": ", strerror(errno), "; say where it is with --worker-binary");
+  return errno == EACCES ? absl::PermissionDeniedError(message) : absl::NotFoundError(message);
+}
+
+// "signal=KILL", "status=3".
+std::string EndField(const std::optional<int>& wait_status) {
+  if (!wait_status.has_value()) return "status=unknown";
+  return absl::StrReplaceAll(EndText(*wait_status), {{" ", "="}});
+}
+
+// A node that stops removes its socket.
+bool WasLeftBehind(const std::string& socket) {
+  struct stat info;
+  return lstat(socket.c_str(), &info) == 0 && S_ISSOCK(info.st_mode);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Node>> Node::Start(NodeOptions options, std::function<void()> all_left) {
+  RETURN_IF_ERROR(CheckRunnable(options.worker_binary));
+  const absl::Duration wait = WasLeftBehind(options.socket) ? kAdopt : absl::ZeroDuration();
+  std::unique_ptr<Node> node(new Node(std::move(options), std::move(all_left)));
+  KeeperEvents events;
+  events.came = [node = node.get()](const std::string& worker, pid_t pid) { node->Came(worker, pid); };
+  events.ended = [node = node.get()](const WorkerEnd& end) { node->Ended(end); };
+  ASSIGN_OR_RETURN(node->keeper_, KeeperServer::Start(node->options_.socket, std::move(events)));
+  {
+    MutexLock lock(node->mu_);
+    for (Slot& slot : node->slots_) slot.again = absl::Now() + wait;
+  }
+  node->thread_ = std::thread([node = node.get()] { node->Supervise(); });
+  return node;
+}
+
+Node::Node(NodeOptions options, std::function<void()> all_left)
+    : options_(std::move(options)), all_left_(std::move(all_left)) {
+  for (int i = 0; i < options_.num_workers; ++i) {
+    Slot& slot = slots_.emplace_back();
+    slot.again = absl::InfiniteFuture();
+    slot.options.name = absl::StrCat(options_.prefix, "-", i);
+    slot.options.program = options_.worker_binary;
+    slot.options.args = {"--name", slot.options.name, "--keeper", options_.socket};
+    slot.options.args.insert(slot.options.args.end(), options_.worker_args.begin(), options_.worker_args.end());
+    if (!options_.log_dir.empty())
+      slot.options.log_file = absl::StrCat(options_.log_dir, "/", slot.options.name, ".log");
+    slot.options.outlives_parent = true;
+  }
+}
+
+Node::~Node() { Stop(); }
+
+void Node::Supervise() {
+  MutexLock lock(mu_);
+  while (!stop_) {
+    const absl::Time now = absl::Now();
+    absl::Time next = now + kLookAgain;
+    for (Slot& slot : slots_) {
+      if (slot.pid != 0 || slot.left) continue;
+      if (slot.again <= now) StartLocked(slot, now);
+      if (slot.pid == 0) next = std::min(next, slot.again);
+    }
+    changed_.WaitFor(mu_, next - now);
+  }
+}
+
+void Node::StartLocked(Slot& slot, absl::Time now) {
+  slot.started = now;
+  absl::StatusOr<std::unique_ptr<ChildProcess>> child = ChildProcess::Start(slot.options);
+  absl::Status status = child.status();
+  if (status.ok()) {
+    status = keeper_->Watch(slot.options.name, (*child)->pid());
+    if (!status.ok()) {  // its end would not be seen
+      (*child)->Signal(SIGKILL);
+      pollfd ended = {(*child)->pidfd(), POLLIN, 0};
+      poll(&ended, 1, static_cast<int>(absl::ToInt64Milliseconds(kDieTimeout)));
+      (*child)->Ended();
+    }
+  }
+  if (!status.ok()) {
+    slot.again = now + slot.restarts.WaitAfter(absl::ZeroDuration());
+    spdlog::error("event=worker_not_started worker={} error={}", slot.options.name, Quoted(status.ToString()));
+    return;
+  }
+  slot.child = *std::move(child);
+  slot.pid = slot.child->pid();
+  spdlog::info("event={} worker={} pid={}", slot.lived ? "worker_restarted" : "worker_started", slot.options.name,
+               slot.pid);
+  slot.lived = true;
+}
+
+Node::Slot* Node::SlotLocked(const std::string& worker) {
+  for (Slot& slot : slots_) {
+    if (slot.options.name == worker) return &slot;
+  }
+  return nullptr;  // it was started by somebody else, with this keeper
+}
+
+void Node::Came(const std::string& worker, pid_t pid) {
+  MutexLock lock(mu_);
+  Slot* const slot = SlotLocked(worker);
+  if (slot == nullptr || slot->pid == pid) return;
+  if (slot->pid != 0) {
+    slot->other = pid;
+    return;
+  }
+  slot->pid = pid;
+  slot->started = absl::Now();
+  slot->lived = true;
+  slot->left = false;
+  spdlog::info("event=worker_adopted worker={} pid={}", worker, pid);
+  if (stop_) keeper_->Signal(pid, SIGTERM);
+}
+
+void Node::Ended(const WorkerEnd& end) {
+  bool all_left = true;
+  {
+    MutexLock lock(mu_);
+    Slot* const slot = SlotLocked(end.worker);
+    if (slot == nullptr) return;
+    if (slot->other == end.pid) slot->other = 0;
+    if (slot->pid != end.pid) return;
+    EndSlotLocked(*slot, end);
+    for (const Slot& other : slots_) all_left = all_left && other.left;
+  }
+  changed_.SignalAll();
+  if (!all_left) return;
+  spdlog::info("event=all_workers_left");
+  if (all_left_) all_left_();
+}
+
+void Node::EndSlotLocked(Slot& slot, const WorkerEnd& end) {
+  const absl::Time now = absl::Now();
+  if (slot.child != nullptr) slot.child->Ended();  // reaps it
+  slot.child = nullptr;
+  slot.pid = std::exchange(slot.other, 0);
+  slot.left = slot.pid == 0 && end.wait_status == 0;
+  // A life that served did what a long one does.
+  const absl::Duration wait = slot.restarts.WaitAfter(end.served ? absl::InfiniteDuration() : now - slot.started);
+  slot.again = now + wait;
+  const std::string next = slot.left || stop_ ? "none"
+                           : slot.pid != 0    ? absl::StrCat("pid-", slot.pid)
+                                              : absl::StrCat(absl::ToInt64Milliseconds(wait));
+  spdlog::warn("event=worker_ended worker={} pid={} {} served={} restart_ms={}", end.worker, end.pid,
+               EndField(end.wait_status), end.served, next);
+}
+
+void Node::SignalAll(int signal) {
+  MutexLock lock(mu_);
+  for (const Slot& slot : slots_) {
+    if (slot.pid != 0) keeper_->Signal(slot.pid, signal);
+    if (slot.other != 0) keeper_->Signal(slot.other, signal);
+  }
+}
+
+bool Node::AwaitNone(absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  const auto runs = [](const Slot& slot) { return slot.pid != 0; };
+  MutexLock lock(mu_);
+  while (std::any_of(slots_.begin(), slots_.end(), runs) && absl::Now() < deadline) {
+    changed_.WaitFor(mu_, deadline - absl::Now());
+  }
+  return std::none_of(slots_.begin(), slots_.end(), runs);
+}
+
+void Node::Stop() {
+  if (!thread_.joinable()) return;  // stopped, or never started
+  {
+    MutexLock lock(mu_);
+    stop_ = true;
+  }
+  changed_.SignalAll();
+  thread_.join();
+  SignalAll(SIGTERM);
+  if (!AwaitNone(options_.stop_grace)) {
+    spdlog::warn("event=workers_killed grace=\"{}\"", absl::FormatDuration(options_.stop_grace));
+    SignalAll(SIGKILL);
+    AwaitNone(kDieTimeout);
+  }
+}
+
+}  // namespace shardmesh

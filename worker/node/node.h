@@ -1,0 +1,81 @@
+// Node: a host's workers as processes of a keeper: starts them, holds their memory, starts again what ends.
+//
+// A worker that ends by a signal, or with a status that is not 0, is started again: at once when that life had served,
+// else after longer and longer waits. One that ends with 0 has left, and stays away. Workers do not end with this
+// process unless Stop is called: the next Node at the same socket takes over those that say hello within a moment
+// (kAdopt; only after a Node that did not stop), and starts the others.
+// Thread-safe.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "core/sync.h"
+#include "local/child_process.h"
+#include "local/restarts.h"
+#include "worker/node/keeper_server.h"
+
+namespace shardmesh {
+
+inline constexpr absl::Duration kAdopt = absl::Seconds(2);
+
+struct NodeOptions {
+  std::string worker_binary;  // its path
+  std::string prefix;         // workers are PREFIX-0, PREFIX-1, ...
+  int num_workers = 1;
+  std::string socket;                             // of the keeper
+  std::string log_dir;                            // a NAME.log for every worker; unset: their logs go to standard error
+  std::vector<std::string> worker_args;           // of each worker, after --name NAME --keeper SOCKET
+  absl::Duration stop_grace = absl::Seconds(10);  // from SIGTERM to SIGKILL
+};
+
+class Node {
+ public:
+  // `all_left`: called once, from a thread of the node, when every worker has left. Errors of KeeperServer::Start;
+  // NotFound: there is no such worker binary; PermissionDenied: it cannot be run.
+  static absl::StatusOr<std::unique_ptr<Node>> Start(NodeOptions options, std::function<void()> all_left);
+  // As Stop().
+  ~Node();
+
+  // Ends the workers: SIGTERM, and after the grace SIGKILL. Their memory is gone then. Idempotent.
+  void Stop();
+
+ private:
+  struct Slot {
+    ChildOptions options;
+    std::unique_ptr<ChildProcess> child;  // null: it was started by an earlier node
+    pid_t pid = 0;                        // 0: it does not run
+    pid_t other = 0;                      // that came as this worker before the child did
+    absl::Time started, again;            // when it was, and when it is to be
+    bool lived = false, left = false;
+    Restarts restarts;
+  };
+
+  Node(NodeOptions options, std::function<void()> all_left);
+  void Supervise();
+  void StartLocked(Slot& slot, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Slot* SlotLocked(const std::string& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Came(const std::string& worker, pid_t pid);
+  void Ended(const WorkerEnd& end);
+  void EndSlotLocked(Slot& slot, const WorkerEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SignalAll(int signal);
+  bool AwaitNone(absl::Duration timeout);
+
+  const NodeOptions options_;
+  const std::function<void()> all_left_;
+  std::unique_ptr<KeeperServer> keeper_;
+  Mutex mu_;
+  CondVar changed_;
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<Slot> slots_ ABSL_GUARDED_BY(mu_);
+  std::thread thread_;
+};
+
+}  // namespace shardmesh

@@ -1,0 +1,115 @@
+// shardmesh-node: keeps the workers of a host, and their memory (node.h).
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/cli/seconds_flag.h"
+#include "core/job.h"
+#include "core/status.h"
+#include "rpc/main_support.h"
+#include "worker/node/node.h"
+
+namespace shardmesh {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kFooter[] =
+    R"(A worker that is killed is started again, and finds its memory. A node that is killed leaves its workers running;
+started again with the same flags, it takes them over. SIGTERM stops the node and its workers.
+
+Examples:
+  shardmesh-node --coordinator 10.0.0.1:7000 --workers 8
+  shardmesh-node --coordinator 10.0.0.1:7000 --workers 2 --name left --log-dir logs -- --threads 4 --device cuda:0
+)";
+
+struct Flags {
+  std::string coordinator = "127.0.0.1:7000";
+  int workers = 1;
+  std::string name, worker_binary, local_dir, socket, log_dir;
+  std::string log_level = "info";
+  double stop_grace = 10;
+  std::vector<std::string> worker_args;
+};
+
+void AddFlags(CLI::App& app, Flags& flags) {
+  app.add_option("--coordinator", flags.coordinator, "address of the coordinator")->capture_default_str();
+  app.add_option("--workers", flags.workers, "how many")->required()->check(CLI::Range(1, kMaxKeptWorkers));
+  app.add_option("--name", flags.name, "workers are NAME-0, NAME-1, ...; unset: the host's name");
+  app.add_option("--worker-binary", flags.worker_binary, "the worker; unset: shardmesh-worker beside this program");
+  app.add_option("--local-dir", flags.local_dir, "folder of UNIX sockets; unset: /tmp/shardmesh-UID");
+  app.add_option("--socket", flags.socket, "where workers reach the node; unset: LOCAL_DIR/keeper.sock");
+  app.add_option("--log-dir", flags.log_dir, "a NAME.log for every worker; unset: their logs go to standard error");
+  AddSeconds(app, "--stop-grace", flags.stop_grace, "from SIGTERM to SIGKILL of a worker, in seconds");
+  app.add_option("--log-level", flags.log_level, "trace, debug, info, warn, error or off")->capture_default_str();
+  app.add_option("WORKER_FLAGS", flags.worker_args, "after --: flags of every worker");
+  app.footer(kFooter);
+}
+
+std::string HostName() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "";
+}
+
+absl::StatusOr<NodeOptions> OptionsOf(const Flags& flags) {
+  NodeOptions options;
+  options.prefix = flags.name.empty() ? HostName() : flags.name;
+  RETURN_IF_ERROR(ValidateId("--name", absl::StrCat(options.prefix, "-", flags.workers - 1)));
+  std::error_code error;
+  const fs::path self = fs::read_symlink("/proc/self/exe", error);
+  options.worker_binary =
+      flags.worker_binary.empty() ? (self.parent_path() / "shardmesh-worker").string() : flags.worker_binary;
+  // Absolute: trainers connect to sockets in it from other working directories.
+  const std::string local_dir =
+      fs::absolute(flags.local_dir.empty() ? absl::StrCat("/tmp/shardmesh-", getuid()) : flags.local_dir);
+  options.socket = flags.socket.empty() ? local_dir + "/keeper.sock" : fs::absolute(flags.socket).string();
+  options.num_workers = flags.workers;
+  options.log_dir = flags.log_dir;
+  options.worker_args = {"--coordinator", flags.coordinator, "--local-dir", local_dir};
+  options.worker_args.insert(options.worker_args.end(), flags.worker_args.begin(), flags.worker_args.end());
+  options.stop_grace = absl::Seconds(flags.stop_grace);
+  if (!flags.log_dir.empty()) fs::create_directories(flags.log_dir, error);
+  if (!error) return options;
+  return absl::PermissionDeniedError(
+      absl::StrCat("cannot make the folder ", flags.log_dir, ": ", error.message(), "; choose another --log-dir"));
+}
+
+absl::Status RunNode(const Flags& flags) {
+  StopSignal stop;
+  RETURN_IF_ERROR(PrepareProcess({flags.log_level}));
+  ASSIGN_OR_RETURN(NodeOptions options, OptionsOf(flags));
+  spdlog::info("event=node_starting pid={} workers={} name={} socket={}", getpid(), options.num_workers, options.prefix,
+               options.socket);
+  ASSIGN_OR_RETURN(const auto node, Node::Start(std::move(options), [&stop] { stop.Trigger(); }));
+  while (!stop.WaitFor(absl::Seconds(3600))) {
+  }
+  spdlog::info("event=node_stopping");
+  node->Stop();
+  return absl::OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app{"shardmesh-node: starts the workers of a host, watches them, and holds their memory."};
+  Flags flags;
+  AddFlags(app, flags);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  const absl::Status status = RunNode(flags);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "shardmesh-node: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
+
+}  // namespace
+}  // namespace shardmesh
+
+int main(int argc, char** argv) { return shardmesh::Main(argc, argv); }
