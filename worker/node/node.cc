@@ -162,12 +162,8 @@ void Node::EndSlotLocked(Slot& slot, const WorkerEnd& end) {
   slot.child = nullptr;
   slot.pid = std::exchange(slot.other, 0);
   slot.left = slot.pid == 0 && end.wait_status == 0;
-  absl::Duration wait;
-  if (end.served) {
-    slot.restarts.WaitAfter(absl::InfiniteDuration());
-  } else {
-    wait = slot.restarts.WaitAfter(now - slot.started);
-  }
+  // A life that served did what a long one does.
+  const absl::Duration wait = slot.restarts.WaitAfter(end.served ? absl::InfiniteDuration() : now - slot.started);
   slot.again = now + wait;
   const std::string next = slot.left || stop_ ? "none"
                            : slot.pid != 0    ? absl::StrCat("pid-", slot.pid)

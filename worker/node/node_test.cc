@@ -1,6 +1,4 @@
 // shardmesh-node with real processes, and real kills; its worker is the fake one.
-#include "worker/node/node.h"
-
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/stat.h>
