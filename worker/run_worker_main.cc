@@ -146,8 +146,7 @@ absl::Status AwaitJoined(MembershipAgent& agent, StopSignal& stop, absl::Duratio
 absl::StatusOr<std::unique_ptr<KeeperLink>> TakeOver(Flags& flags, v1::JoinRequest& identity) {
   std::unique_ptr<KeeperLink> keeper;
   if (flags.keeper.empty()) return keeper;
-  const auto changed = [] { spdlog::warn("event=keeper_came_or_went"); };
-  ASSIGN_OR_RETURN(keeper, KeeperLink::Connect(flags.keeper, identity.name(), identity.incarnation(), changed));
+  ASSIGN_OR_RETURN(keeper, KeeperLink::Connect(flags.keeper, identity.name(), identity.incarnation(), nullptr));
   identity.set_kept(true);
   const KeeperLink::Left& left = keeper->left();
   if (left.incarnation == 0) return keeper;

@@ -45,10 +45,12 @@ Worker::Worker(WorkerOptions options, std::unique_ptr<Memory> memory)
     : options_(std::move(options)), memory_(std::move(memory)), heartbeat_timeout_(options_.heartbeat_timeout) {
   monitor_ = std::thread([this] { Monitor(); });
   reaper_ = std::thread([this] { Reap(); });
+  if (options_.keeper != nullptr) options_.keeper->OnChange([this] { TellWhetherKept(); });
 }
 
 Worker::~Worker() {
   OnChange(nullptr);
+  if (options_.keeper != nullptr) options_.keeper->OnChange(nullptr);
   Reconcile({});
   {
     MutexLock lock(mu_);

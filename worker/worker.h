@@ -124,6 +124,7 @@ class Worker {
   // All of the job's memory is opened: the next life may take it over.
   absl::Status KeepWhole(Entry& entry);
   bool IsKept(const Entry& entry) const;
+  void TellWhetherKept() const;
   std::vector<std::pair<std::shared_ptr<JobShard>, bool>> JobsAndWhetherKept() const;
   // Waits for the trainers of the last life; slots of those that do not come are free then.
   void AwaitOrphans(const std::shared_ptr<Entry>& entry, JobShard& shard);

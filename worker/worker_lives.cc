@@ -2,6 +2,7 @@
 // life takes it over.
 #include <signal.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -10,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
+#include "local/futex.h"
 #include "worker/node/kept_memory.h"
 #include "worker/step_mail.h"
 #include "worker/worker.h"
@@ -95,6 +97,12 @@ std::vector<std::pair<std::shared_ptr<JobShard>, bool>> Worker::JobsAndWhetherKe
     if (entry->shard != nullptr) jobs.emplace_back(entry->shard, IsKept(*entry));
   }
   return jobs;
+}
+
+void Worker::TellWhetherKept() const {
+  for (const auto& [shard, kept] : JobsAndWhetherKept()) {
+    shard->protocol().SignOfLife(shard->rank(), MonotonicNanos(), getpid(), kept);
+  }
 }
 
 void Worker::Resume() {

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/cpp/next_life.h"
 #include "core/status.h"
 #include "core/sync.h"
 
@@ -12,7 +13,9 @@ absl::StatusOr<Step> AwaitCommittedStep(const Job& job, Rank rank, absl::Duratio
   Mutex mu;
   CondVar never;
   while (true) {
-    ASSIGN_OR_RETURN(const v1::GetStatusReply status, job.worker(rank).GetStatus(job.options().call_timeout));
+    const auto ask = [&] { return job.worker(rank).GetStatus(job.options().call_timeout); };
+    ASSIGN_OR_RETURN(const v1::GetStatusReply status,
+                     CallAgain(job.members()[rank.value()].kept(), job.peer_timeout(), ask));
     for (const v1::GetStatusReply::Job& entry : status.jobs()) {
       if (entry.name() != job.spec().name || entry.epoch() != job.epoch().value()) continue;
       if (!entry.error().empty()) return absl::UnavailableError(entry.error());

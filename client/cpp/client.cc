@@ -244,7 +244,9 @@ Rank Job::reading_rank() const {
 absl::StatusOr<v1::DigestReply> Job::Digest(absl::Duration timeout) {
   v1::DigestRequest request;
   request.set_job(spec_.name);
-  return worker(Rank(0)).Digest(request, timeout);
+  const absl::Time deadline = absl::Now() + timeout;
+  return CallAgain(members_[0].kept(), std::min(peer_timeout_, timeout),
+                   [&] { return worker(Rank(0)).Digest(request, deadline - absl::Now()); });
 }
 
 absl::StatusOr<ConstTensorView> Version::parameter(absl::string_view name) const {

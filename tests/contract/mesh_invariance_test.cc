@@ -9,11 +9,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <csignal>
+#include <random>
 #include <set>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "core/matchers.h"
+#include "core/mesh_spec.h"
+#include "core/status.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/reference.h"
 #include "tests/testing/training.h"
@@ -196,6 +200,46 @@ TEST_P(MeshInvariance, EveryGroup_LearnsTheReferencesBits) {
     SCOPED_TRACE(absl::StrCat(Describe(combination), ", ", family.name, " of ", ranks, " ranks"));
     for (const Learnt& learnt : TrainOnGroup(spec, combination.steps, family, ranks)) ASSERT_EQ(learnt, reference);
   }
+}
+
+// Now and then a worker is killed, at some moment of a step; a keeper has its memory, and its next life goes on.
+absl::StatusOr<Learnt> TrainThroughKills(Cluster& cluster, const JobSpec& spec, int64_t steps, uint32_t seed) {
+  std::mt19937 random(seed);
+  ASSIGN_OR_RETURN(Client client, cluster.Connect());
+  ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, client.CreateJob(spec));
+  RETURN_IF_ERROR(testing::Initialize(*job));
+  ASSIGN_OR_RETURN(const auto session, job->Attach({Slot(0), Slot(1), Slot(2)}));
+  RETURN_IF_ERROR(session->AwaitWeights(absl::Seconds(20)));
+  const int64_t every = std::max<int64_t>(steps / 5, 2);
+  for (int64_t step = 1; step <= steps; ++step) {
+    const std::string name = absl::StrCat("w-", random() % job->plan().num_ranks());
+    const pid_t pid = step % every == 1 ? cluster.PidOf(name) : 0;
+    const int delay = static_cast<int>(random() % 4);
+    std::thread killer([=] {
+      testing::Pause(absl::Milliseconds(delay));
+      if (pid > 0) kill(pid, SIGKILL);
+    });
+    const absl::Status trained = testing::TrainTo(*session, step);
+    killer.join();
+    RETURN_IF_ERROR(trained);
+    if (pid > 0 && cluster.AwaitNextLife(name, pid, absl::Seconds(20)) == 0) return absl::InternalError("no next life");
+  }
+  ASSIGN_OR_RETURN(Learnt learnt, testing::Learn(*job, steps));
+  RETURN_IF_ERROR(testing::Delete(client, spec.name));
+  return learnt;
+}
+
+TEST_P(MeshInvariance, KilledWorkers_LearnTheReferencesBits) {
+  constexpr const char* kMeshes[] = {"fsdp=4", "ddp=2,fsdp=2", "fsdp=2", "ddp=2"};
+  const Combination& combination = kCombinations[GetParam()];
+  JobSpec spec = JobOf(combination, "job");
+  spec.mesh = ParseMeshSpec(kMeshes[GetParam() % std::size(kMeshes)]).value();
+  const auto seed = static_cast<uint32_t>(std::random_device()());
+  SCOPED_TRACE(absl::StrCat(Describe(combination), ", seed ", seed));
+  ASSERT_OK_AND_ASSIGN(const auto cluster,
+                       Cluster::Start({.workers = 4, .heartbeat_timeout = absl::Seconds(20), .kept = true}));
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, TrainThroughKills(*cluster, spec, combination.steps, seed));
+  EXPECT_EQ(learnt, testing::ReferenceOf(spec, combination.steps));
 }
 
 INSTANTIATE_TEST_SUITE_P(Combinations, MeshInvariance, ::testing::Range(0, kNumCombinations));

@@ -73,10 +73,10 @@ class SocketKeeperLink final : public KeeperLink {
                    UniqueFd wake)
       : path_(std::move(path)),
         hello_(std::move(hello)),
-        changed_(std::move(changed)),
         left_(LeftOf(greeted.reply)),
         wake_(std::move(wake)),
-        line_(std::make_unique<KeeperLine>(std::move(greeted.line))) {
+        line_(std::make_unique<KeeperLine>(std::move(greeted.line))),
+        changed_(std::move(changed)) {
     thread_ = std::thread([this] { Loop(); });
   }
 
@@ -92,6 +92,11 @@ class SocketKeeperLink final : public KeeperLink {
   bool connected() const override {
     MutexLock lock(mu_);
     return connected_;
+  }
+
+  void OnChange(std::function<void()> changed) override {
+    MutexLock lock(callback_mu_);
+    changed_ = std::move(changed);
   }
 
   absl::Status Serve(const std::string& address, const std::string& local_socket) override {
@@ -239,7 +244,7 @@ class SocketKeeperLink final : public KeeperLink {
       }
       free_.SignalAll();
       spdlog::warn("event=keeper_gone worker={} socket={}", hello_.worker(), path_);
-      if (changed_) changed_();
+      Changed();
       absl::StatusCode last = absl::StatusCode::kUnavailable;
       absl::Status back = Reconnect();
       while (!back.ok() && !stop_.load()) {
@@ -252,8 +257,13 @@ class SocketKeeperLink final : public KeeperLink {
       }
       if (!back.ok()) return;
       spdlog::info("event=keeper_back worker={} socket={}", hello_.worker(), path_);
-      if (changed_) changed_();
+      Changed();
     }
+  }
+
+  void Changed() {
+    MutexLock lock(callback_mu_);
+    if (changed_) changed_();
   }
 
   // A new line, over which the keeper has been told everything.
@@ -290,12 +300,13 @@ class SocketKeeperLink final : public KeeperLink {
 
   const std::string path_;
   const v1::KeeperHello hello_;
-  const std::function<void()> changed_;
   const Left left_;
   const UniqueFd wake_;
   std::atomic<bool> stop_{false};
   // Replaced by the thread alone, while nobody has it; used by the thread and by who took it.
   std::unique_ptr<KeeperLine> line_;
+  Mutex callback_mu_;  // held during the callback
+  std::function<void()> changed_ ABSL_GUARDED_BY(callback_mu_);
   mutable Mutex mu_;
   CondVar free_;
   bool connected_ ABSL_GUARDED_BY(mu_) = true;

@@ -47,6 +47,8 @@ class KeeperLink {
 
   virtual const Left& left() const = 0;
   virtual bool connected() const = 0;
+  // In place of what Connect was given. When it returns, the one before is not running any more.
+  virtual void OnChange(std::function<void()> changed) = 0;
 
   // Where this life is reached.
   virtual absl::Status Serve(const std::string& address, const std::string& local_socket) = 0;
