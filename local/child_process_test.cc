@@ -6,7 +6,6 @@
 #include <sys/wait.h>
 
 #include <csignal>
-#include <fstream>
 
 #include "core/matchers.h"
 #include "local/testing/temp_folder.h"
@@ -53,6 +52,7 @@ TEST(ChildProcess, ParentEnds_OnlyAChildThatOutlivesItGoesOn) {
   const testing::TempFolder folder;
   const std::string fifo = folder.File("fifo");
   ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  const UniqueFd release(open(fifo.c_str(), O_RDWR | O_CLOEXEC));
   for (const bool outlives : {false, true}) {
     int ends[2];
     ASSERT_EQ(pipe(ends), 0);  // not close-on-exec
@@ -67,7 +67,9 @@ TEST(ChildProcess, ParentEnds_OnlyAChildThatOutlivesItGoesOn) {
     ASSERT_EQ(waitpid(parent, &status, 0), parent);
     ASSERT_EQ(status, 0);
     EXPECT_EQ(Readable(reader.get(), outlives ? 500 : kLongMs), !outlives);
-    if (outlives) std::ofstream(fifo) << "x" << std::flush;
+    if (outlives) {
+      EXPECT_EQ(write(release.get(), "x", 1), 1);
+    }
     EXPECT_TRUE(Readable(reader.get(), kLongMs));
   }
 }
