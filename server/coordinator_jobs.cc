@@ -95,6 +95,15 @@ absl::Status Coordinator::NoSuchJob(const std::string& name) const {
                                           more == 0 ? "" : absl::StrCat(" and ", more, " more")));
 }
 
+namespace {
+// Whether a keeper can have what members' next lives need (worker/worker_lives.cc).
+bool IsKeepable(const Job& job) {
+  const std::vector<MemberRecord>& members = job.record.members;
+  return job.definition->spec().residency == Residency::kFull &&
+         absl::c_all_of(members, [&](const MemberRecord& m) { return m.worker.host_id == members[0].worker.host_id; });
+}
+}  // namespace
+
 JobView Coordinator::View(const Job& job, absl::Time now) const {
   JobView view;
   view.definition = job.definition;
@@ -104,11 +113,13 @@ JobView Coordinator::View(const Job& job, absl::Time now) const {
   view.committed_step = job.record.committed_step;
   view.published_steps = job.record.published_steps;
   view.error = job.record.error;
+  const bool keepable = IsKeepable(job);
   for (const MemberRecord& member : job.record.members) {
     const auto found = state_.workers.find(member.worker.name);
     const bool there = found != state_.workers.end() && found->second.record.state == WorkerState::kAlive &&
                        found->second.record.identity.incarnation == member.worker.incarnation;
-    const bool kept = there && found->second.traits.has_value() && found->second.traits->kept;
+    const std::optional<WorkerTraits> traits = there ? found->second.traits : std::nullopt;
+    const bool kept = keepable && traits.has_value() && traits->kept && !traits->has_device;
     view.members.push_back({member.worker, there && !IsSilent(found->second, now), member.ready, kept});
   }
   if (view.state == JobState::kWaiting) {

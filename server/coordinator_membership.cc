@@ -77,7 +77,7 @@ absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& w
                                                  ", now ", worker.pid, "); take another name or a larger incarnation"));
   }
   if (there.record.state != WorkerState::kAlive || IsSilent(there, now)) return absl::OkStatus();
-  const bool ended = last.dead == old.incarnation || last.resumes == old.incarnation;
+  const bool ended = last.dead == old.incarnation || last.resumes >= old.incarnation;
   if (ended && worker.host_id == old.host_id) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat("worker ", worker.name, " is alive as incarnation ", old.incarnation,
                                                " (pid ", old.pid, "), heard ",
@@ -147,7 +147,8 @@ absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, con
       AssignWaitingJobs(transaction, now);
       return Commit(transaction);
     }
-    if (there.state == WorkerState::kAlive && last.resumes == there.identity.incarnation &&
+    // Lives between that one and this one may have ended before they joined.
+    if (there.state == WorkerState::kAlive && last.resumes >= there.identity.incarnation &&
         SamePlace(worker, there.identity)) {
       Resume(transaction, {{worker, WorkerState::kAlive}, now, traits}, last.resumed);
       assign_ = true;

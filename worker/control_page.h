@@ -83,6 +83,8 @@ struct alignas(64) MemberWords {
   std::atomic<int64_t> pid;            // for messages
   std::atomic<uint64_t> buckets_done;  // BucketWord of the command's seq: it is done with so many first buckets
   std::atomic<uint64_t> damage;        // Damage::Word (damage.h) of what it found first in its shard; 0: nothing
+  std::atomic<uint64_t> lives_of;      // the open command that its next lives found, 0: none was open
+  std::atomic<uint32_t> lives_in_command;  // and how many did
   std::atomic<uint32_t> kept;          // 1: a keeper has its memory; should it die, its next life comes soon
 };
 

@@ -38,7 +38,7 @@ absl::Status JobShard::Open(Memory& memory, const std::atomic<bool>* cancelled) 
   RETURN_IF_ERROR(OpenPass(memory, cancelled));
   if (options_.resumed) {
     protocol_->TakeOver();
-    orphans_.Expect(protocol_->SessionsHere());
+    orphans_.Expect(protocol_->Sessions().staying);
     if (rank().value() == protocol_->local().first()) mail_.TakeOver();
   }
   engine_ = std::make_unique<Engine>(*protocol_, *pass_, options_.rank, ForEngine());

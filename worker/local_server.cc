@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <optional>
+#include <random>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -49,7 +50,7 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(const std::strin
 }
 
 LocalServer::LocalServer(LocalListener listener, Worker& worker, const Clock& clock)
-    : listener_(std::move(listener)), worker_(worker), clock_(clock) {
+    : listener_(std::move(listener)), worker_(worker), clock_(clock), next_session_(std::random_device()()) {
   acceptor_ = std::thread([this] { AcceptLoop(); });
 }
 
@@ -139,10 +140,12 @@ absl::StatusOr<LocalServer::Granted> LocalServer::Redeem(const std::string& toke
 }
 
 // A trainer that died holds its slot until its connection is seen to be closed: a moment.
-absl::Status LocalServer::TakeSlot(StepProtocol& protocol, int slot, uint64_t holder) {
+absl::Status LocalServer::TakeSlot(JobShard& shard, int slot, uint64_t holder, pid_t own_pid) {
+  StepProtocol& protocol = shard.protocol();
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(kHangUpTimeout);
   while (true) {
     const absl::Status taken = protocol.TakeSlot(Slot(slot), holder);
+    if (taken.ok()) protocol.page()->slots[slot].holder_pid.store(own_pid);
     if (!absl::IsFailedPrecondition(taken) || MonotonicNanos() > deadline) return taken;
     const auto pid = static_cast<pid_t>(protocol.page()->slots[slot].holder_pid.load());
     if (pid > 0 && (kill(pid, 0) == 0 || errno != ESRCH)) return taken;
@@ -177,12 +180,13 @@ absl::Status LocalServer::AwaitSlotsOpen(StepProtocol& protocol, absl::Span<cons
                    "); attach when it is, or together with the missing slots"));
 }
 
-absl::Status LocalServer::TakeSlots(const Granted& granted, uint64_t holder) {
+absl::Status LocalServer::TakeSlots(const Granted& granted, uint64_t holder, pid_t pid) {
   StepProtocol& protocol = granted.shard->protocol();
   absl::Status status;
   std::vector<Slot> slots;
   for (int slot : granted.slots) {
-    status = TakeSlot(protocol, slot, holder);
+    ForgetOrphan(*granted.shard, slot, pid);
+    status = TakeSlot(*granted.shard, slot, holder, pid);
     if (!status.ok()) break;
     slots.push_back(Slot(slot));
   }
@@ -201,11 +205,10 @@ void LocalServer::ServeTrainer(LocalSocket& socket, const std::string& token) {
   }
   const uint64_t holder = NewHolder(*granted->shard);
   const pid_t pid = socket.Peer().ok() ? socket.Peer()->second : 0;
-  if (const absl::Status taken = TakeSlots(*granted, holder); !taken.ok()) {
+  if (const absl::Status taken = TakeSlots(*granted, holder, pid); !taken.ok()) {
     SendError(socket, taken).IgnoreError();
     return;
   }
-  for (int slot : granted->slots) granted->shard->protocol().page()->slots[slot].holder_pid.store(pid);
   spdlog::info("event=trainer_attached job={} slots={} pid={}", granted->shard->spec().name, granted->slots.size(),
                pid);
   if (Welcome(socket, *granted, holder).ok()) AnswerRequests(socket, *granted);

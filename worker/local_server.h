@@ -59,9 +59,10 @@ class LocalServer {
   uint64_t NewHolder(JobShard& shard);
   void FillWelcome(JobShard& shard, uint64_t holder, v1::LocalWelcome& welcome) const;
   absl::StatusOr<Granted> Redeem(const std::string& token);
-  static absl::Status TakeSlot(StepProtocol& protocol, int slot, uint64_t holder);
+  static absl::Status TakeSlot(JobShard& shard, int slot, uint64_t holder, pid_t pid);
   static absl::Status AwaitSlotsOpen(StepProtocol& protocol, absl::Span<const Slot> slots, uint64_t holder);
-  absl::Status TakeSlots(const Granted& granted, uint64_t holder);
+  absl::Status TakeSlots(const Granted& granted, uint64_t holder, pid_t pid);
+  void ForgetOrphan(JobShard& shard, int slot, pid_t pid);
   absl::Status Welcome(LocalSocket& socket, const Granted& granted, uint64_t holder);
   void AnswerRequests(LocalSocket& socket, const Granted& granted);
   // local_answers.cc. Of a letter that is not answered yet: that the worker is alive, or why there will be no answer.
@@ -85,7 +86,7 @@ class LocalServer {
   Worker& worker_;
   const Clock& clock_;
   std::atomic<bool> stop_{false};
-  std::atomic<uint32_t> next_session_{1};
+  std::atomic<uint32_t> next_session_;
   Mutex mu_;
   std::map<std::string, Granted> grants_ ABSL_GUARDED_BY(mu_);
   std::list<Connection> connections_;  // of the accepting thread

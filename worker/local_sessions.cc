@@ -12,12 +12,13 @@ namespace {
 constexpr absl::Duration kSendTimeout = absl::Seconds(5);
 }  // namespace
 
-// Numbers of the last life's sessions may be in use yet.
+// Numbers of the last life's sessions may be in use yet, by trainers that do not know that theirs ended; so each life
+// begins somewhere else.
 uint64_t LocalServer::NewHolder(JobShard& shard) {
   uint64_t session;
   do {
-    session = next_session_.fetch_add(1);
-  } while (session <= shard.orphans().newest());
+    session = SessionOf(next_session_.fetch_add(1));
+  } while (session == 0 || shard.orphans().Knows(session));
   return static_cast<uint64_t>(shard.rank().value() + 1) << 32 | session;
 }
 
@@ -30,6 +31,14 @@ void LocalServer::FillWelcome(JobShard& shard, uint64_t holder, v1::LocalWelcome
   welcome.set_rank(shard.rank().value());
   welcome.set_plan_hash(shard.plan().hash());
   welcome.set_kept(protocol.ComesBack(shard.rank().value()));
+}
+
+// A trainer that attaches anew has given up the session that its process had.
+void LocalServer::ForgetOrphan(JobShard& shard, int slot, pid_t pid) {
+  if (pid <= 0 || shard.protocol().page()->slots[slot].holder_pid.load() != pid) return;
+  uint64_t session = 0;
+  const std::vector<int> slots = shard.orphans().Forget(slot, session);
+  if (!slots.empty()) GiveSlotsBack(shard.protocol(), slots, session, stop_);
 }
 
 // Until the job is taken over there is nothing to claim: whoever asks tries again.

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "worker/control_page.h"
 
 namespace shardmesh {
@@ -16,7 +16,7 @@ constexpr absl::Duration kSlice = absl::Milliseconds(100);
 void OrphanSessions::Expect(std::map<uint64_t, std::vector<int>> sessions) {
   MutexLock lock(mu_);
   waiting_ = std::move(sessions);
-  for (const auto& [session, slots] : waiting_) newest_ = std::max(newest_, SessionOf(session));
+  for (const auto& [session, slots] : waiting_) numbers_.insert(SessionOf(session));
 }
 
 absl::Status OrphanSessions::Claim(uint64_t session, absl::Span<const int> slots) {
@@ -38,17 +38,29 @@ absl::Status OrphanSessions::Claim(uint64_t session, absl::Span<const int> slots
   return absl::OkStatus();
 }
 
-void OrphanSessions::AwaitClaims(absl::Duration timeout, const std::function<bool()>& stop,
+std::vector<int> OrphanSessions::Forget(int slot, uint64_t& session) {
+  MutexLock lock(mu_);
+  for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
+    if (std::find(it->second.begin(), it->second.end(), slot) == it->second.end()) continue;
+    session = it->first;
+    const std::vector<int> slots = std::move(it->second);
+    waiting_.erase(it);
+    claimed_.SignalAll();
+    return slots;
+  }
+  return {};
+}
+
+void OrphanSessions::AwaitClaims(const std::function<bool()>& stop,
                                  const std::function<bool(const std::vector<int>&)>& lives,
                                  const std::function<void(uint64_t, const std::vector<int>&)>& give_up) {
-  const absl::Time deadline = absl::Now() + timeout;
   while (!stop()) {
     std::map<uint64_t, std::vector<int>> gone;
     {
       MutexLock lock(mu_);
       if (waiting_.empty()) return;
       claimed_.WaitFor(mu_, kSlice);
-      for (auto it = waiting_.begin(); it != waiting_.end() && absl::Now() >= deadline;) {
+      for (auto it = waiting_.begin(); it != waiting_.end();) {
         const auto next = std::next(it);
         if (!lives(it->second)) gone.insert(waiting_.extract(it));
         it = next;
@@ -58,9 +70,9 @@ void OrphanSessions::AwaitClaims(absl::Duration timeout, const std::function<boo
   }
 }
 
-uint64_t OrphanSessions::newest() const {
+bool OrphanSessions::Knows(uint64_t number) const {
   MutexLock lock(mu_);
-  return newest_;
+  return numbers_.count(number) > 0;
 }
 
 }  // namespace shardmesh

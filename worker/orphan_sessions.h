@@ -1,15 +1,15 @@
 // OrphanSessions: sessions of trainers that were attached to a worker's last life. Each may come back to this one, once.
-// A trainer that computes does not look at its connection: so each is waited for as long as its process lives. Those
-// whose processes are gone, or are not seen from here, are given up when the time is over. Thread-safe.
+// A trainer that computes does not look at its connection, and may write its windows: so each is waited for as long as
+// its process lives; those whose processes are gone are given up. Thread-safe.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "core/sync.h"
 
@@ -24,20 +24,23 @@ class OrphanSessions {
   // late). InvalidArgument: it held other slots.
   absl::Status Claim(uint64_t session, absl::Span<const int> slots);
 
-  // Waits until nobody is waited for any more: from `timeout` on those for whom `lives`(slots) is false are given up,
-  // by give_up(session, slots). Ends early when stop(); the functions are called several times a second.
-  void AwaitClaims(absl::Duration timeout, const std::function<bool()>& stop,
-                   const std::function<bool(const std::vector<int>&)>& lives,
+  // The session that holds the slot is not waited for any more: its trainer says itself that it attaches anew. All of
+  // its slots; none: nobody waits for it. `session`: which.
+  std::vector<int> Forget(int slot, uint64_t& session);
+
+  // Waits until nobody is waited for any more: those for whom `lives`(slots) is false are given up, by give_up(session,
+  // slots). Ends early when stop(); the functions are called several times a second.
+  void AwaitClaims(const std::function<bool()>& stop, const std::function<bool(const std::vector<int>&)>& lives,
                    const std::function<void(uint64_t, const std::vector<int>&)>& give_up);
 
-  // The largest session number (SessionOf) that was expected; 0: none was. A new session must have a larger one.
-  uint64_t newest() const;
+  // Whether a session of that number (SessionOf) was expected: a new one must have another.
+  bool Knows(uint64_t number) const;
 
  private:
   mutable Mutex mu_;
   CondVar claimed_;
   std::map<uint64_t, std::vector<int>> waiting_ ABSL_GUARDED_BY(mu_);
-  uint64_t newest_ ABSL_GUARDED_BY(mu_) = 0;
+  std::set<uint64_t> numbers_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace shardmesh

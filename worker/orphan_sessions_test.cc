@@ -26,42 +26,42 @@ bool Never() { return false; }
 
 TEST(OrphanSessions, EachComesBackOnce_WithItsSlots) {
   OrphanSessions orphans;
-  EXPECT_EQ(orphans.newest(), 0u);
+  EXPECT_FALSE(orphans.Knows(9));
   orphans.Expect({{kSeven, {0, 2}}, {kNine, {1}}});
-  EXPECT_EQ(orphans.newest(), 9u);
+  EXPECT_TRUE(orphans.Knows(9));
+  EXPECT_FALSE(orphans.Knows(8));
   EXPECT_THAT(orphans.Claim(kSeven, {0}),
               StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("session 7"), HasSubstr("0,2"))));
   EXPECT_OK(orphans.Claim(kSeven, {2, 0}));
   EXPECT_THAT(orphans.Claim(kSeven, {0, 2}), StatusIs(Code::kNotFound, HasSubstr("attach again")));
   EXPECT_THAT(orphans.Claim(kSeven + 1, {0, 2}), StatusIs(Code::kNotFound, HasSubstr("session 8")));
   EXPECT_OK(orphans.Claim(kNine, {1}));
-  EXPECT_EQ(orphans.newest(), 9u);  // its number is in use
+  EXPECT_TRUE(orphans.Knows(9));  // its number is in use
 }
 
-TEST(OrphanSessions, WhoseProcessIsGone_IsGivenUpWhenTheTimeIsOver) {
+TEST(OrphanSessions, WhoseProcessIsGone_IsGivenUp) {
   OrphanSessions orphans;
   orphans.Expect({{kSeven, {0, 2}}, {kNine, {1}}});
   GivenUp given_up;
   bool nine_lives = true;
   const auto lives = [&](const std::vector<int>& slots) { return nine_lives && slots[0] == 1; };
-  const auto stop = [&] { return !given_up.all.empty(); };
-  orphans.AwaitClaims(absl::ZeroDuration(), stop, lives, given_up.function());
+  orphans.AwaitClaims([&] { return !given_up.all.empty(); }, lives, given_up.function());
   EXPECT_THAT(given_up.all, ElementsAre(Pair(kSeven, ElementsAre(0, 2))));
   EXPECT_THAT(orphans.Claim(kSeven, {0, 2}), StatusIs(Code::kNotFound, HasSubstr("not waited for")));
   nine_lives = false;
-  orphans.AwaitClaims(absl::ZeroDuration(), Never, lives, given_up.function());
+  orphans.AwaitClaims(Never, lives, given_up.function());
   EXPECT_THAT(given_up.all, ElementsAre(Pair(kSeven, ElementsAre(0, 2)), Pair(kNine, ElementsAre(1))));
 }
 
-TEST(OrphanSessions, BeforeTheTimeNobodyIsGivenUp) {
+TEST(OrphanSessions, OneWhoseTrainerAttachesAnewIsForgotten) {
   OrphanSessions orphans;
-  orphans.Expect({{kSeven, {0}}});
-  GivenUp given_up;
-  int looks = 0;
-  orphans.AwaitClaims(absl::Hours(1), [&] { return ++looks > 2; }, [](const std::vector<int>&) { return false; },
-                      given_up.function());
-  EXPECT_TRUE(given_up.all.empty());
-  EXPECT_OK(orphans.Claim(kSeven, {0}));
+  orphans.Expect({{kSeven, {0, 2}}, {kNine, {1}}});
+  uint64_t session = 0;
+  EXPECT_THAT(orphans.Forget(2, session), ElementsAre(0, 2));
+  EXPECT_EQ(session, kSeven);
+  EXPECT_TRUE(orphans.Forget(0, session).empty());
+  EXPECT_THAT(orphans.Claim(kSeven, {0, 2}), StatusIs(Code::kNotFound, HasSubstr("not waited for")));
+  EXPECT_OK(orphans.Claim(kNine, {1}));
 }
 
 TEST(OrphanSessions, TheWaitEndsWithTheLastOne) {
@@ -69,7 +69,7 @@ TEST(OrphanSessions, TheWaitEndsWithTheLastOne) {
   orphans.Expect({{kSeven, {0}}});
   GivenUp given_up;
   std::thread waits([&] {
-    orphans.AwaitClaims(absl::Hours(1), Never, [](const std::vector<int>&) { return true; }, given_up.function());
+    orphans.AwaitClaims(Never, [](const std::vector<int>&) { return true; }, given_up.function());
   });
   EXPECT_OK(orphans.Claim(kSeven, {0}));
   waits.join();

@@ -141,9 +141,8 @@ absl::Status AwaitJoined(MembershipAgent& agent, StopSignal& stop, absl::Duratio
   return Annotate(joined, "joining");
 }
 
-// The keeper's side of this life; null: none was named. What the last life left there: this one is reached at the same
-// places, and asks for its jobs.
-absl::StatusOr<std::unique_ptr<KeeperLink>> TakeOver(Flags& flags, v1::JoinRequest& identity) {
+// The keeper's side of this life; null: none was named. It takes over from the last one, at the same socket.
+absl::StatusOr<std::unique_ptr<KeeperLink>> TakeOver(const Flags& flags, v1::JoinRequest& identity) {
   std::unique_ptr<KeeperLink> keeper;
   if (flags.keeper.empty()) return keeper;
   ASSIGN_OR_RETURN(keeper, KeeperLink::Connect(flags.keeper, identity.name(), identity.incarnation(), nullptr));
@@ -152,14 +151,30 @@ absl::StatusOr<std::unique_ptr<KeeperLink>> TakeOver(Flags& flags, v1::JoinReque
   if (left.incarnation == 0) return keeper;
   identity.set_resumes(left.incarnation);
   if (!left.local_socket.empty()) identity.set_local_socket(left.local_socket);
-  if (!left.address.empty()) flags.listen = left.address;
-  for (const KeptJob& job : left.jobs) {
+  return keeper;
+}
+
+void AddResumed(const std::vector<KeptJob>& jobs, v1::JoinRequest& identity) {
+  for (const KeptJob& job : jobs) {
     v1::ResumedJob& resumed = *identity.add_resumed();
     resumed.set_job(job.job);
     resumed.set_epoch(job.epoch);
     resumed.set_rank(job.rank);
   }
-  return keeper;
+}
+
+// Where the last life was reached, if it left jobs; where the flags say, if that place is taken: then the coordinator
+// ends them.
+absl::StatusOr<std::unique_ptr<Server>> StartServer(ServerOptions options, ShardService& service,
+                                                    const KeeperLink* keeper) {
+  if (keeper != nullptr && !keeper->left().jobs.empty() && !keeper->left().address.empty()) {
+    ServerOptions again = options;
+    again.listen = keeper->left().address;
+    absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(again, {&service});
+    if (server.ok()) return server;
+    spdlog::error("event=address_taken address={} error=\"{}\"", again.listen, server.status().ToString());
+  }
+  return Server::Start(options, {&service});
 }
 
 absl::StatusOr<std::optional<WorkerDevice>> OpenDevice(const std::string& text, const WorkerCuda& cuda) {
@@ -173,7 +188,7 @@ absl::StatusOr<std::optional<WorkerDevice>> OpenDevice(const std::string& text, 
   return std::make_optional(*std::move(device));
 }
 
-absl::Status RunWorker(Flags flags, const WorkerCuda& cuda) {
+absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   StopSignal stop;
   RETURN_IF_ERROR(PrepareProcess({flags.log_level}));
   RealClock clock;
@@ -214,14 +229,14 @@ absl::Status RunWorker(Flags flags, const WorkerCuda& cuda) {
   };
   Worker worker(options, NewProcessMemory());
   identity.set_dead_incarnation(NewestDeadLife(identity.name(), RemoveDeadSockets(local_dir, identity.name() + "-")));
-  worker.Resume();
+  AddResumed(worker.Resume(), identity);
   ASSIGN_OR_RETURN(auto local, LocalServer::Start(identity.local_socket(), worker, clock));
   ShardService service(worker, *local, host_id, identity.incarnation());
   ServerOptions server_options;
   server_options.listen = flags.listen;
   server_options.tls = flags.tls;
   server_options.max_connections = flags.max_connections;
-  ASSIGN_OR_RETURN(auto server, Server::Start(server_options, {&service}));
+  ASSIGN_OR_RETURN(auto server, StartServer(server_options, service, keeper.get()));
   identity.set_address(server->address());
   if (keeper != nullptr) keeper->Serve(server->address(), local->path()).IgnoreError();  // it is told when it is back
   identity.set_spans_hosts(!options.group_address.empty());
@@ -231,6 +246,11 @@ absl::Status RunWorker(Flags flags, const WorkerCuda& cuda) {
   {
     MembershipAgent agent(*coordinator, worker, identity);
     end = AwaitJoined(agent, stop, absl::Seconds(flags.join_timeout));
+    // Jobs that were taken over go on without a coordinator.
+    while (!end.ok() && identity.resumed_size() > 0 && !stop.WaitFor(absl::Milliseconds(200))) {
+      end = AwaitJoined(agent, stop, absl::Seconds(flags.join_timeout));
+    }
+    if (identity.resumed_size() > 0) end = absl::OkStatus();  // joined, or told to stop
     if (end.ok()) end = WriteAddress(flags.address_file, server->address());
     if (end.ok()) {
       spdlog::info("event=serving worker={} address={} local_socket={} device=\"{}\"", identity.name(),

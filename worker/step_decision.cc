@@ -252,7 +252,7 @@ void StepProtocol::SummarizeDigest() {
       if (job_->check_every > 0) Abort(AbortReason::kDiffers, other, Rank(most));
     }
   }
-  page_->digest_writing.fetch_add(1);
+  page_->digest_writing.store(page_->digest_writing.load() | 1);  // odd already if the last life was at it
   page_->digest_value.store(sum);
   page_->digest_step.store(command().step);
   page_->digest_differs.store(differs);
@@ -289,7 +289,8 @@ void StepProtocol::Commit() {
   } else {
     if (command.kind == CommandKind::kStep && command.apply) page_->parity.store(1 - command.parity);
     Reach(FaultPoint::kParityTurned);
-    if (!GatherFollows()) CommitStep(command);
+    // In a repeated commit the step may count already: peers read its outcome.
+    if (!GatherFollows() && committed_step().value() < command.step) CommitStep(command);
   }
   page_->committed.store(decided(), std::memory_order_release);
   Reach(FaultPoint::kCommitted);

@@ -5,11 +5,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "core/fault_point.h"
 #include "core/status.h"
 #include "local/futex.h"
 
 namespace shardmesh {
+namespace {
+constexpr int kQuickLooks = 1000;
+constexpr absl::Duration kSlowLook = absl::Milliseconds(1), kTakingTimeout = absl::Seconds(60);
+}  // namespace
 
 StepMail::StepMail(const HostMemory& host, StepProtocol& protocol, int num_slots, DeclareFn declare, ToReplyFn to_reply)
     : host_(host),
@@ -115,9 +120,10 @@ void GiveSlotsBack(StepProtocol& protocol, absl::Span<const int> slots, uint64_t
   // Who takes a letter from here on sees that its session is gone.
   const std::atomic<uint32_t>& taking = protocol.page()->taking_letters;
   const uint32_t seen = taking.load();
-  while (seen % 2 == 1 && taking.load() == seen) {
-    if (stop.load() || !protocol.Health().ok()) return;
-    sched_yield();
+  const absl::Time deadline = absl::Now() + kTakingTimeout;
+  for (int looks = 0; seen % 2 == 1 && taking.load() == seen; ++looks) {
+    if (stop.load() || !protocol.Health().ok() || absl::Now() > deadline) return;
+    looks < kQuickLooks ? void(sched_yield()) : absl::SleepFor(kSlowLook);  // the lead may be dead, and come back
   }
   for (const int slot : slots) protocol.GiveSlot(Slot(slot), holder | kLeaving);
 }

@@ -266,9 +266,9 @@ void StepProtocol::InitialPieceReady(Rank rank, uint64_t push_id) {
 }
 
 void StepProtocol::SignOfLife(Rank rank, int64_t now_nanos, int64_t pid, bool kept) {
-  page_->members[rank.value()].kept.store(kept ? 1 : 0, std::memory_order_relaxed);
   page_->members[rank.value()].pid.store(pid, std::memory_order_relaxed);
   page_->members[rank.value()].alive_nanos.store(now_nanos, std::memory_order_release);
+  page_->members[rank.value()].kept.store(kept ? 1 : 0, std::memory_order_release);  // then: who is kept can be silent
 }
 
 bool StepProtocol::ComesBack(int rank) const { return page_->members[rank].kept.load() != 0; }

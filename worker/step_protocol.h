@@ -63,6 +63,13 @@ struct Agreed {
   std::optional<int> publish;  // the buffer that gets the version, -1: none; unset: chosen with the command
 };
 
+// Sessions attached to one member, by holder (without kLeaving): the slots that each holds.
+struct SessionsHere {
+  std::map<uint64_t, std::vector<int>> staying, leaving;  // leaving: the trainer is gone, its slots not free yet
+};
+
+inline constexpr uint32_t kMaxLivesInCommand = 5;
+
 // Whether declarations of connected trainers are under way for a slot.
 bool IsBeingDeclared(const SlotWords& slot);
 
@@ -225,11 +232,11 @@ class StepProtocol {
 
   // ---- a member's next life ----
   // Takes back what the last life of this member held for a while, and leaves what it said: pins, pushes, declarations
-  // that were under way, words it was about to write. REQUIRES: that life is dead, and no other call of this object
-  // before.
+  // that were under way, words it was about to write. Aborts when this life cannot go on: initial weights were lost
+  // with the process, or kMaxLivesInCommand lives have ended in the open command. REQUIRES: the last life is dead, and
+  // no other call of this object before.
   void TakeOver();
-  // The sessions attached to this member (holders without kLeaving), and the slots that they hold.
-  std::map<uint64_t, std::vector<int>> SessionsHere() const;
+  SessionsHere Sessions() const;
 
   // ---- failure ----
   // `kept`: a keeper has all that the member's next life needs.
@@ -260,6 +267,7 @@ class StepProtocol {
   int BucketsAhead(Slot slot, Step step) const;
   bool Stuck(Slot slot, Step step) const;
   int num_buckets() const { return plan_->bucketed() ? static_cast<int>(plan_->buckets().size()) : 0; }
+  void TakeOverMember(MemberWords& words);
   bool DropIfUnused(int bucket);
   bool DecideFill(Command& command) const;
   bool DecideReduce(Command& command) const;

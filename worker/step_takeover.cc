@@ -1,16 +1,9 @@
 // Of StepProtocol: what the next life of a member finds on the page, and goes on with.
+#include <set>
+
 #include "worker/step_protocol.h"
 
 namespace shardmesh {
-namespace {
-
-// A word that is odd while it is worked on.
-template <typename Word>
-void MakeEven(std::atomic<Word>& word) {
-  if (word.load() % 2 == 1) word.fetch_add(1);
-}
-
-}  // namespace
 
 void StepProtocol::TakeOver() {
   const int self = self_.value();
@@ -22,22 +15,32 @@ void StepProtocol::TakeOver() {
     }
   }
   for (PublicationWords& publication : page_->publications) publication.pins[self].store(0);
-  MemberWords& words = page_->members[self];
-  // Pieces of initial weights were in the process. If they are decided on, nobody else has this one.
-  const bool placed = words.done.load() > 0;
-  if (!placed && decided() > 0) return Abort(AbortReason::kGone, self, self_);
-  if (!placed) words.initial_id.store(0);
-  if (self != local_.first()) return;
-  MakeEven(page_->taking_letters);
-  MakeEven(page_->digest_writing);
+  TakeOverMember(page_->members[self]);
+  if (self == local_.first() && page_->taking_letters.load() % 2 == 1) page_->taking_letters.fetch_add(1);
 }
 
-std::map<uint64_t, std::vector<int>> StepProtocol::SessionsHere() const {
-  std::map<uint64_t, std::vector<int>> sessions;
+void StepProtocol::TakeOverMember(MemberWords& words) {
+  // Pieces of initial weights were in the process: nobody else has this one.
+  const bool placed = words.done.load() > 0;
+  const bool lost = !placed && (decided() > 0 || words.initial_id.load() != 0);
+  // A command that ends every life will end this one, too.
+  const uint64_t open = decided() != committed() ? decided() : 0;
+  words.lives_in_command.store(open != 0 && words.lives_of.load() == open ? words.lives_in_command.load() + 1 : 1);
+  words.lives_of.store(open);
+  const bool hopeless = open != 0 && words.lives_in_command.load() > kMaxLivesInCommand;
+  if (lost || hopeless) Abort(AbortReason::kGone, self_.value(), self_);
+}
+
+SessionsHere StepProtocol::Sessions() const {
+  SessionsHere sessions;
+  std::set<uint64_t> leaving;
   for (int s = 0; s < job_->num_slots; ++s) {
-    const uint64_t holder = page_->slots[s].holder.load() & ~kLeaving;
-    if (holder != 0 && AttachedTo(holder) == self_.value()) sessions[holder].push_back(s);
+    const uint64_t word = page_->slots[s].holder.load(), holder = word & ~kLeaving;
+    if (holder == 0 || AttachedTo(holder) != self_.value()) continue;
+    sessions.staying[holder].push_back(s);
+    if (word != holder) leaving.insert(holder);
   }
+  for (const uint64_t holder : leaving) sessions.leaving.insert(sessions.staying.extract(holder));
   return sessions;
 }
 

@@ -44,40 +44,47 @@ TEST_F(TakeOver, PinsPushesAndDeclarationsOfThatMemberAreTakenBack_OthersStay) {
   EXPECT_THAT(protocol.Published(), ElementsAre(Step(1), Step(3)));
 }
 
-TEST_F(TakeOver, WordsThatTheLeadWasWriting) {
+TEST_F(TakeOver, LettersThatTheLeadWasTaking) {
   PlaceWeights();
   host.control()->taking_letters.store(5);
-  host.control()->digest_writing.store(3);
   Life(1).TakeOver();
   EXPECT_EQ(host.control()->taking_letters.load(), 5u);
   Life(0).TakeOver();
   EXPECT_EQ(host.control()->taking_letters.load(), 6u);
-  EXPECT_EQ(host.control()->digest_writing.load(), 4u);
   Life(0).TakeOver();
   EXPECT_EQ(host.control()->taking_letters.load(), 6u);
-  EXPECT_EQ(host.control()->digest_writing.load(), 4u);
 }
 
-TEST_F(TakeOver, SessionsAreFoundWithTheirSlots) {
+// Killed while it wrote a digest down: nobody reads it until the next life has written all of it.
+TEST_F(TakeOver, ADigestThatTheLeadWasWriting) {
+  PlaceWeights();
+  const uint64_t ticket = protocol.AskForDigest();
+  ASSERT_TRUE(protocol.Decide());
+  AllExecute();
+  host.control()->digest_writing.store(3);
+  host.control()->digest_done.store(ticket);
+  StepProtocol next = Life(0);
+  next.TakeOver();
+  ASSERT_OK_AND_ASSIGN(const auto torn, next.DigestOf(ticket));
+  EXPECT_FALSE(torn.has_value());
+  next.Commit();
+  ASSERT_OK_AND_ASSIGN(const auto whole, next.DigestOf(ticket));
+  EXPECT_TRUE(whole.has_value());
+}
+
+TEST_F(TakeOver, SessionsAreFoundWithTheirSlots_ThoseThatWereLeavingApart) {
   ASSERT_OK(protocol.TakeSlot(Slot(0), Holder(1, 3)));
   ASSERT_OK(protocol.TakeSlot(Slot(1), Holder(2, 3)));
   ASSERT_OK(protocol.TakeSlot(Slot(2), Holder(1, 3)));
+  EXPECT_THAT(Life(1).Sessions().staying, ElementsAre(Pair(Holder(1, 3), ElementsAre(0, 2))));
   protocol.LeaveSlot(Slot(2), Holder(1, 3));
-  EXPECT_THAT(Life(1).SessionsHere(), ElementsAre(Pair(Holder(1, 3), ElementsAre(0, 2))));
-  EXPECT_THAT(Life(2).SessionsHere(), ElementsAre(Pair(Holder(2, 3), ElementsAre(1))));
-  EXPECT_TRUE(Life(0).SessionsHere().empty());
+  EXPECT_TRUE(Life(1).Sessions().staying.empty());
+  EXPECT_THAT(Life(1).Sessions().leaving, ElementsAre(Pair(Holder(1, 3), ElementsAre(0, 2))));
+  EXPECT_THAT(Life(2).Sessions().staying, ElementsAre(Pair(Holder(2, 3), ElementsAre(1))));
+  EXPECT_TRUE(Life(0).Sessions().staying.empty());
 }
 
-TEST_F(TakeOver, APieceOfInitialWeightsThatIsNotDecidedOn_IsToBeBroughtAgain) {
-  for (int r = 0; r < plan.num_ranks(); ++r) protocol.InitialPieceReady(Rank(r), 17);
-  Life(3).TakeOver();
-  EXPECT_FALSE(protocol.Decide());
-  protocol.InitialPieceReady(Rank(3), 17);
-  Finish();
-  EXPECT_EQ(protocol.committed_step(), Step(0));
-}
-
-TEST_F(TakeOver, APieceOfInitialWeightsThatIsDecidedOn_IsLostWithTheProcess) {
+TEST_F(TakeOver, APieceOfInitialWeightsIsLostWithTheProcess) {
   for (int r = 0; r < plan.num_ranks(); ++r) protocol.InitialPieceReady(Rank(r), 17);
   ASSERT_TRUE(protocol.Decide());
   protocol.Done(Rank(2), protocol.decided());
@@ -85,6 +92,31 @@ TEST_F(TakeOver, APieceOfInitialWeightsThatIsDecidedOn_IsLostWithTheProcess) {
   EXPECT_OK(protocol.Health());
   Life(3).TakeOver();
   EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-3 (rank 3")));
+}
+
+TEST_F(TakeOver, APieceOfInitialWeightsThatWasAcknowledgedIsLost_BeforeItIsDecidedOn) {
+  Life(2).TakeOver();  // it had none
+  EXPECT_OK(protocol.Health());
+  protocol.InitialPieceReady(Rank(3), 17);
+  Life(3).TakeOver();
+  EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-3 (rank 3")));
+}
+
+TEST_F(TakeOver, ACommandThatEndsEveryLifeEndsTheJob) {
+  PlaceWeights();
+  for (int i = 0; i < 20; ++i) Life(1).TakeOver();  // between commands
+  for (int64_t step = 1; step <= 3; ++step) {
+    for (int s = 0; s < 3; ++s) Pieces(s, step);
+    ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, step));
+    ASSERT_TRUE(protocol.Decide());
+    for (uint32_t i = 0; i < kMaxLivesInCommand; ++i) Life(1).TakeOver();
+    EXPECT_OK(protocol.Health());
+    if (step == 3) break;
+    AllExecute();
+    protocol.Commit();
+  }
+  Life(1).TakeOver();
+  EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-1 (rank 1")));
 }
 
 // The lead was killed while it wrote the next command: what is decided is the one before, whole.

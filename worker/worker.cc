@@ -141,10 +141,12 @@ void Worker::Reap() {
       closed_.pop_front();
     }
     entry->preparing.join();
-    std::shared_ptr<JobShard> shard;  // destroyed without a lock
-    MutexLock round(round_mu_);
-    MutexLock lock(mu_);
-    shard.swap(entry->shard);
+    {
+      std::shared_ptr<JobShard> shard;  // destroyed without a lock
+      MutexLock round(round_mu_);
+      MutexLock lock(mu_);
+      shard.swap(entry->shard);
+    }
     Drop(*entry);
   }
 }

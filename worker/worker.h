@@ -70,8 +70,8 @@ class Worker {
   void SetHeartbeatTimeout(absl::Duration timeout);  // as the coordinator says
   absl::Duration heartbeat_timeout() const;
 
-  // Takes over the jobs that the last life of this worker left with the keeper. Once, before Reconcile.
-  void Resume();
+  // Takes over the jobs that the last life of this worker left with the keeper, and says which. Once, before Reconcile.
+  std::vector<KeptJob> Resume();
 
   // Starts what is new, closes what is gone, and waits for neither. An assignment of a known epoch changes nothing.
   void Reconcile(const std::vector<v1::Assignment>& assignments);

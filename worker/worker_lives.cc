@@ -4,8 +4,10 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -36,29 +38,35 @@ class CancellableMemory final : public Memory {
   const std::atomic<bool>& cancelled_;
 };
 
-// The place in a job that the next life takes: an Assignment, its length before it.
+// The place in a job that the next life takes: a PlaceHead and an Assignment.
 constexpr char kPlace[] = "assignment";
 
-absl::StatusOr<Segment> WritePlace(const v1::Assignment& assignment) {
+struct PlaceHead {
+  uint64_t size;  // bytes of the Assignment behind it
+  int64_t heartbeat_timeout_nanos;
+};
+
+absl::StatusOr<Segment> WritePlace(const v1::Assignment& assignment, absl::Duration heartbeat_timeout) {
   const std::string bytes = assignment.SerializeAsString();
-  const uint64_t size = bytes.size();
-  ASSIGN_OR_RETURN(Segment segment, Segment::Create(kPlace, static_cast<int64_t>(sizeof(size) + size), 0));
-  std::memcpy(segment.data(), &size, sizeof(size));
-  std::memcpy(segment.data() + sizeof(size), bytes.data(), size);
+  const PlaceHead head = {bytes.size(), absl::ToInt64Nanoseconds(heartbeat_timeout)};
+  ASSIGN_OR_RETURN(Segment segment, Segment::Create(kPlace, static_cast<int64_t>(sizeof(head) + bytes.size()), 0));
+  std::memcpy(segment.data(), &head, sizeof(head));
+  std::memcpy(segment.data() + sizeof(head), bytes.data(), bytes.size());
   return segment;
 }
 
-absl::StatusOr<v1::Assignment> ReadPlace(KeeperLink& keeper, const KeptJob& job) {
+absl::StatusOr<v1::Assignment> ReadPlace(KeeperLink& keeper, const KeptJob& job, absl::Duration& heartbeat_timeout) {
   ASSIGN_OR_RETURN(const Segment segment, keeper.Find(job.job, job.epoch, kPlace));
-  uint64_t size = 0;
+  PlaceHead head = {};
   v1::Assignment assignment;
-  const auto room = static_cast<uint64_t>(segment.num_bytes()) - sizeof(size);
-  if (segment.num_bytes() >= static_cast<int64_t>(sizeof(size))) std::memcpy(&size, segment.data(), sizeof(size));
-  if (size == 0 || size > room ||
-      !assignment.ParseFromArray(segment.data() + sizeof(size), static_cast<int>(size)) ||
+  if (segment.num_bytes() >= static_cast<int64_t>(sizeof(head))) std::memcpy(&head, segment.data(), sizeof(head));
+  if (head.size == 0 || head.heartbeat_timeout_nanos <= 0 ||
+      head.size > static_cast<uint64_t>(segment.num_bytes()) - sizeof(head) ||
+      !assignment.ParseFromArray(segment.data() + sizeof(head), static_cast<int>(head.size)) ||
       assignment.spec().name() != job.job || assignment.epoch() != job.epoch || assignment.rank() != job.rank) {
     return absl::FailedPreconditionError("what the keeper has of its place in the job is of another build");
   }
+  heartbeat_timeout = absl::Nanoseconds(head.heartbeat_timeout_nanos);
   return assignment;
 }
 
@@ -77,7 +85,7 @@ std::unique_ptr<Memory> Worker::MemoryFor(Entry& entry, const JobSpec& spec, con
 absl::Status Worker::KeepWhole(Entry& entry) {
   if (!entry.in_keeper) return absl::OkStatus();
   const v1::Assignment& assignment = entry.assignment;
-  ASSIGN_OR_RETURN(const Segment place, WritePlace(assignment));
+  ASSIGN_OR_RETURN(const Segment place, WritePlace(assignment, heartbeat_timeout()));
   absl::Status whole = options_.keeper->Keep(assignment.spec().name(), assignment.epoch(), kPlace, place);
   if (whole.ok() || absl::IsUnavailable(whole)) {
     whole = options_.keeper->Whole(
@@ -102,37 +110,54 @@ std::vector<std::pair<std::shared_ptr<JobShard>, bool>> Worker::JobsAndWhetherKe
 void Worker::TellWhetherKept() const {
   for (const auto& [shard, kept] : JobsAndWhetherKept()) {
     shard->protocol().SignOfLife(shard->rank(), MonotonicNanos(), getpid(), kept);
+    spdlog::info("event={} worker={} job={}", kept ? "kept_again" : "not_kept", options_.name, shard->spec().name);
   }
 }
 
-void Worker::Resume() {
-  if (options_.keeper == nullptr) return;
+// Of a job that was made again before the older one was dropped there are two: the newer counts.
+std::vector<KeptJob> Worker::Resume() {
+  std::map<std::string, KeptJob> newest;
+  if (options_.keeper == nullptr) return {};
   for (const KeptJob& left : options_.keeper->left().jobs) {
-    absl::StatusOr<v1::Assignment> place = ReadPlace(*options_.keeper, left);
+    const auto [it, first] = newest.emplace(left.job, left);
+    if (first) continue;
+    options_.keeper->Drop(left.job, std::min(left.epoch, it->second.epoch));
+    if (left.epoch > it->second.epoch) it->second = left;
+  }
+  std::vector<KeptJob> resumed;
+  for (const auto& [name, left] : newest) {
+    absl::Duration timeout;
+    absl::StatusOr<v1::Assignment> place = ReadPlace(*options_.keeper, left, timeout);
     if (!place.ok()) {
-      spdlog::error("event=not_resumed job={} epoch={} error=\"{}\"", left.job, left.epoch, place.status().ToString());
+      spdlog::error("event=not_resumed job={} epoch={} error=\"{}\"", name, left.epoch, place.status().ToString());
+      options_.keeper->Drop(name, left.epoch);
       continue;
     }
-    MutexLock lock(mu_);
     auto entry = std::make_shared<Entry>();
     entry->assignment = *std::move(place);
     entry->resumed = true;
-    if (!jobs_.emplace(left.job, entry).second) continue;
+    MutexLock lock(mu_);
+    heartbeat_timeout_ = timeout;  // until the coordinator says it anew
     entry->preparing = std::thread([this, entry] { Prepare(entry); });
+    jobs_[name] = entry;
+    resumed.push_back(left);
   }
+  return resumed;
 }
 
+// A process that is not seen from here (another pid namespace) may live.
 void Worker::AwaitOrphans(const std::shared_ptr<Entry>& entry, JobShard& shard) {
   const ControlPage& page = *shard.protocol().page();
   const auto lives = [&](const std::vector<int>& slots) {
     const auto pid = static_cast<pid_t>(page.slots[slots[0]].holder_pid.load());
-    return pid > 0 && (kill(pid, 0) == 0 || errno == EPERM);
+    return pid <= 0 || kill(pid, 0) == 0 || errno != ESRCH;
   };
   const auto give_up = [&](uint64_t session, const std::vector<int>& slots) {
     spdlog::warn("event=trainer_not_back job={} slots={}", shard.spec().name, slots.size());
     GiveSlotsBack(shard.protocol(), slots, session, entry->closing);
   };
-  shard.orphans().AwaitClaims(heartbeat_timeout(), [&] { return entry->closing.load(); }, lives, give_up);
+  for (const auto& [session, slots] : shard.protocol().Sessions().leaving) give_up(session, slots);
+  shard.orphans().AwaitClaims([&] { return entry->closing.load(); }, lives, give_up);
 }
 
 void Worker::Drop(const Entry& entry) {

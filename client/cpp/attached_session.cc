@@ -24,11 +24,18 @@ namespace {
 constexpr absl::Duration kHandshake = absl::Seconds(10);
 constexpr absl::Duration kLook = absl::Milliseconds(20);  // at the socket, while a step waits: is the worker there?
 constexpr absl::Duration kRetry = absl::Microseconds(100);
+constexpr absl::Duration kFarewell = absl::Milliseconds(200);
 
 class AttachedSession final : public Session {
  public:
   AttachedSession(std::shared_ptr<Job> job, std::vector<Slot> slots, Rank rank)
       : Session(std::move(job), std::move(slots)), rank_(rank) {}
+
+  // A next life that has not heard of this session yet waits for it as long as this process lives.
+  ~AttachedSession() override {
+    if (!kept_ || socket_ == nullptr || !absl::IsUnavailable(socket_->Receive(absl::ZeroDuration()).status())) return;
+    ResumeSession(socket_path_, Hello(), kFarewell).status().IgnoreError();
+  }
 
   // The grant, the socket, the windows.
   absl::Status Open() {
@@ -71,6 +78,7 @@ class AttachedSession final : public Session {
     request.set_session(session_);
     request.set_id(session_ << 32 | ++letters_);  // of no other session's letter
     Begin(deadline, Late(absl::StrCat("step ", step.step(), " was not committed"), options.timeout));
+    RETURN_IF_ERROR(HearOfLetter());  // a worker that died since the last step must know who it is
     RETURN_IF_ERROR(PostLetter(request.SerializeAsString()));
     ASSIGN_OR_RETURN(v1::StepReply reply, AwaitAnswer(request.id()));
     RETURN_IF_ERROR(BeginNextStep(shardmesh::Step(step.step())));
@@ -297,17 +305,21 @@ class AttachedSession final : public Session {
     return reply.has_value() && reply->id() == 0 ? StatusOf(*reply) : absl::OkStatus();
   }
 
-  // The connection broke. If a keeper has the worker's memory, its next life goes on with this session: windows and
-  // letters are as they were.
-  absl::Status AwaitNextLife(const absl::Status& cause) {
-    if (!kept_) return Gone(cause);
+  v1::SessionHello Hello() const {
     v1::SessionHello hello;
     hello.set_job(job_->spec().name);
     hello.set_epoch(job_->epoch().value());
     hello.set_session(session_);
     for (Slot slot : slots_) hello.add_slots(slot.value());
+    return hello;
+  }
+
+  // The connection broke. If a keeper has the worker's memory, its next life goes on with this session: windows and
+  // letters are as they were.
+  absl::Status AwaitNextLife(const absl::Status& cause) {
+    if (!kept_) return Gone(cause);
     const absl::Duration left = std::max(wait_.deadline - absl::Now(), absl::ZeroDuration());
-    absl::StatusOr<ResumedSession> resumed = ResumeSession(socket_path_, hello, std::min(silence_, left));
+    absl::StatusOr<ResumedSession> resumed = ResumeSession(socket_path_, Hello(), std::min(silence_, left));
     if (absl::IsUnavailable(resumed.status()) && absl::Now() >= wait_.deadline) {
       return absl::DeadlineExceededError(absl::StrCat(wait_.late, "; the worker died, and is not back yet"));
     }

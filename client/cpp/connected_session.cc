@@ -15,6 +15,8 @@
 namespace shardmesh {
 namespace {
 
+constexpr absl::Duration kAway = absl::Milliseconds(5);
+
 class ConnectedSession final : public Session {
  public:
   ConnectedSession(std::shared_ptr<Job> job, std::vector<Slot> slots) : Session(std::move(job), std::move(slots)) {}
@@ -46,6 +48,7 @@ class ConnectedSession final : public Session {
     absl::StatusOr<v1::StepReply> reply = TryStep(request, deadline);
     if (!absl::IsUnavailable(reply.status()) && !absl::IsAborted(reply.status())) return reply;
     do {
+      if (AnyComesBack()) Pause(kAway);
       RETURN_IF_ERROR(CheckMembers());
       reply = TryStep(request, deadline);
     } while (absl::IsUnavailable(reply.status()) && AnyComesBack() && absl::Now() < deadline);

@@ -11,6 +11,7 @@ namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kRetry = absl::Milliseconds(5);
+constexpr absl::Duration kAnswer = absl::Milliseconds(500);  // of one who has the question, beyond the time
 
 absl::StatusOr<ResumedSession> Ask(const std::string& path, const std::string& hello, absl::Duration timeout) {
   ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(path));
@@ -40,7 +41,7 @@ absl::StatusOr<ResumedSession> ResumeSession(const std::string& path, const v1::
   CondVar never;  // nobody signals: a wait that does not spin
   while (true) {
     const absl::Duration left = deadline - absl::Now();
-    absl::StatusOr<ResumedSession> resumed = Ask(path, hello.SerializeAsString(), std::max(left, kRetry));
+    absl::StatusOr<ResumedSession> resumed = Ask(path, hello.SerializeAsString(), std::max(left, kAnswer));
     if (!absl::IsUnavailable(resumed.status()) || absl::Now() >= deadline) return resumed;
     MutexLock lock(mu);
     never.WaitFor(mu, kRetry);

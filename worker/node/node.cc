@@ -75,7 +75,10 @@ Node::Node(NodeOptions options, std::function<void()> all_left)
   }
 }
 
-Node::~Node() { Stop(); }
+Node::~Node() {
+  Stop();
+  keeper_.reset();  // its threads call this object
+}
 
 void Node::Supervise() {
   MutexLock lock(mu_);
