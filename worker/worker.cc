@@ -292,6 +292,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
 // slept, or this process was stopped) one round looks at nobody: the others had the same gap.
 void Worker::Monitor() {
   int64_t last = MonotonicNanos();
+  bool told = true;
   while (true) {
     absl::Duration timeout;
     {
@@ -301,6 +302,7 @@ void Worker::Monitor() {
       timeout = heartbeat_timeout_;
     }
     MutexLock round(round_mu_);
+    const bool has_keeper = options_.keeper == nullptr || options_.keeper->connected();
     const int64_t now = MonotonicNanos();
     const bool gap = absl::Nanoseconds(now - last) > timeout / 2;
     last = now;
@@ -309,6 +311,10 @@ void Worker::Monitor() {
       // The kernel ends a connection, a socket or a process when it dies; the health then changed: tell the
       // coordinator.
       if (!shard->protocol().Health().ok()) Changed();
+    }
+    // Now peers know, too: whether they would wait for the next life of this worker.
+    if (std::exchange(told, has_keeper) != has_keeper) {
+      spdlog::info("event={} worker={} jobs={}", has_keeper ? "kept_again" : "not_kept", options_.name, Jobs().size());
     }
   }
 }
