@@ -37,6 +37,7 @@ namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kTakeOver = absl::Seconds(10);
+constexpr absl::Duration kLook = absl::Seconds(1);  // at the stop signal
 constexpr char kSocketSuffix[] = ".sock";
 
 struct Flags {
@@ -132,12 +133,17 @@ int64_t NewestDeadLife(const std::string& name, const std::vector<std::string>& 
 
 // A worker that was killed and started again meets its own old life, which counts as alive for one heartbeat time-out,
 // unless it found that one dead on this host: the name is asked for again for a while before it is said to be taken.
-absl::Status AwaitJoined(MembershipAgent& agent, StopSignal& stop, absl::Duration timeout) {
+// One that `resumed` jobs, which go on without the coordinator, would end them with itself: it asks until it is told
+// to stop.
+absl::Status AwaitJoined(MembershipAgent& agent, StopSignal& stop, absl::Duration timeout, bool resumed) {
   const absl::Time taken_until = absl::Now() + std::min(timeout, kTakeOver);
+  if (resumed) timeout = std::min(timeout, kLook);
   absl::Status joined = agent.AwaitJoined(timeout);
-  while (absl::IsAlreadyExists(joined) && absl::Now() < taken_until && !stop.WaitFor(absl::Milliseconds(200))) {
-    joined = agent.AwaitJoined(timeout);
-  }
+  const auto again = [&] {
+    if (absl::IsAlreadyExists(joined)) return resumed || absl::Now() < taken_until;
+    return resumed && absl::IsDeadlineExceeded(joined);
+  };
+  while (again() && !stop.WaitFor(absl::Milliseconds(200))) joined = agent.AwaitJoined(timeout);
   return Annotate(joined, "joining");
 }
 
@@ -231,7 +237,8 @@ absl::Status RunWorker(Flags flags, const WorkerCuda& cuda) {
   absl::Status end;
   {
     MembershipAgent agent(*coordinator, worker, identity);
-    end = AwaitJoined(agent, stop, absl::Seconds(flags.join_timeout));
+    const bool resumed = keeper != nullptr && !keeper->left().jobs.empty();
+    end = AwaitJoined(agent, stop, absl::Seconds(flags.join_timeout), resumed);
     if (end.ok()) end = WriteAddress(flags.address_file, server->address());
     if (end.ok()) {
       spdlog::info("event=serving worker={} address={} local_socket={} device=\"{}\"", identity.name(),

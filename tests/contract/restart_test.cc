@@ -65,5 +65,69 @@ TEST(Restart, KilledAtRandomMoments_NoStepIsLost_AndTheBitsAreTheSame) {
   EXPECT_EQ(learnt, undisturbed);
 }
 
+class RestartWithoutCoordinator : public ::testing::Test {
+ protected:
+  // While the coordinator is away, and for longer than workers wait for it at their start.
+  static constexpr absl::Duration kAway = absl::Seconds(3);
+
+  void SetUp() override {
+    ClusterOptions options;
+    options.workers = 2;
+    options.kept = true;
+    options.heartbeat_timeout = absl::Seconds(20);
+    options.worker_flags = {"--join-timeout", "1"};
+    ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
+    ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
+    client_ = std::make_unique<Client>(std::move(client));
+    ASSERT_OK_AND_ASSIGN(training_, SteadyTraining::Start(*client_, spec_));
+  }
+  void Kill(const std::string& worker) {
+    ASSERT_OK(training_->AwaitBeyond(training_->committed() + 1));
+    const pid_t pid = cluster_->PidOf(worker);
+    ASSERT_GT(pid, 0);
+    ASSERT_EQ(kill(pid, SIGKILL), 0);
+    ASSERT_OK(training_->AwaitBeyond(training_->committed() + 1)) << "after the kill of " << worker;
+  }
+  void TrainFor(absl::Duration time) {
+    for (const absl::Time end = absl::Now() + time; absl::Now() < end;) {
+      ASSERT_OK(training_->AwaitBeyond(training_->committed()));
+    }
+  }
+  // The coordinator comes to know this life, as a member of the job that goes on.
+  void AwaitMember(int rank, pid_t pid) {
+    v1::DescribeJobRequest request;
+    request.set_job(spec_.name);
+    absl::StatusOr<v1::JobDescription> seen;
+    for (const absl::Time end = absl::Now() + absl::Seconds(30); absl::Now() < end; poll(nullptr, 0, 20)) {
+      seen = client_->coordinator().DescribeJob(request, absl::Seconds(5));
+      if (seen.ok() && (seen->members(rank).pid() == pid || seen->state() != v1::JOB_STATE_READY)) break;
+    }
+    ASSERT_OK(seen);
+    EXPECT_EQ(seen->state(), v1::JOB_STATE_READY) << seen->error();
+    EXPECT_EQ(seen->members(rank).pid(), pid);
+  }
+
+  const JobSpec spec_ = testing::OddJob("job", "fsdp=2", 2);
+  std::unique_ptr<Cluster> cluster_;
+  std::unique_ptr<Client> client_;
+  std::unique_ptr<SteadyTraining> training_;
+};
+
+TEST_F(RestartWithoutCoordinator, LivesThatNeverJoin_GoOn_AndTheNextOneIsKnownAgain) {
+  cluster_->coordinator().Kill9();
+  for (const char* const worker : {"w-0", "w-1", "w-0"}) ASSERT_NO_FATAL_FAILURE(Kill(worker));
+  ASSERT_NO_FATAL_FAILURE(TrainFor(kAway));
+  ASSERT_OK(cluster_->RestartCoordinator());
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string worker = training_->job().members()[rank].worker();
+    ASSERT_NO_FATAL_FAILURE(AwaitMember(rank, cluster_->PidOf(worker)));
+    ASSERT_NO_FATAL_FAILURE(Kill(worker));
+  }
+  ASSERT_OK_AND_ASSIGN(const int64_t last, training_->End());
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(training_->job(), last));
+  ASSERT_OK_AND_ASSIGN(const Learnt undisturbed, testing::Undisturbed(*client_, spec_, last));
+  EXPECT_EQ(learnt, undisturbed);
+}
+
 }  // namespace
 }  // namespace shardmesh
