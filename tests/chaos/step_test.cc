@@ -142,7 +142,8 @@ class Chaos : public ::testing::Test {
     client_ = std::make_unique<Client>(std::move(client));
     for (const char* const mesh : {"fsdp=2", "ddp=2,fsdp=2"}) {
       JobSpec spec = testing::OddJob(absl::StrCat("job-", specs_.size()), mesh, 2);
-      spec.clip_norm = 0.5;
+      spec.clip_norm = 0.5;                                 // each step has two commands
+      if (!specs_.empty()) spec.bucket_elements = 1 << 20;  // ranges of several chunks
       ASSERT_OK_AND_ASSIGN(auto training, SteadyTraining::Start(*client_, spec));
       specs_.push_back(std::move(spec));
       trainings_.push_back(std::move(training));
