@@ -86,8 +86,10 @@ struct ResumedJob {
 
 // What a worker that joins knows of the life of its name before it. Incarnations; 0: none.
 struct LastLife {
-  int64_t dead = 0;                 // found dead; counts where that was on the worker's host
-  int64_t resumes = 0;              // taken over; counts where that had the worker's host, address and local socket
+  int64_t dead = 0;  // found dead; counts where that was on the worker's host
+  // Taken over; counts where that had the worker's host, address and local socket. It may be a life that never joined:
+  // then one before it is taken over of whose jobs one is `resumed`.
+  int64_t resumes = 0;
   std::vector<ResumedJob> resumed;  // with what of its jobs
 };
 
@@ -159,6 +161,7 @@ class Coordinator {
   void Hear(Worker& worker, absl::Time now);
   void TakeTraits(Worker& worker, const WorkerTraits& traits);
   absl::Status CheckIncarnation(const std::string& name, int64_t incarnation) const;
+  bool TakesOver(const LastLife& last, const WorkerIdentity& old) const;
   absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now, const LastLife& last) const;
   absl::Status MakeRoomForWorker(Transaction& transaction) const;
   // `worker` takes over the life of its name that is there.

@@ -19,6 +19,12 @@ bool SamePlace(const WorkerIdentity& a, const WorkerIdentity& b) {
   return a.host_id == b.host_id && a.address == b.address && a.local_socket == b.local_socket;
 }
 
+bool Names(const std::vector<ResumedJob>& resumed, const JobRecord& job, size_t rank) {
+  return absl::c_any_of(resumed, [&](const ResumedJob& held) {
+    return held.job == job.name && held.epoch == job.epoch && held.rank == static_cast<int32_t>(rank);
+  });
+}
+
 // Whether the job goes on when the next life of its member takes over. On several hosts it does not: the connections
 // between the hosts ended with the life.
 bool GoesOn(const JobRecord& job, size_t rank, const std::vector<ResumedJob>& resumed) {
@@ -27,9 +33,7 @@ bool GoesOn(const JobRecord& job, size_t rank, const std::vector<ResumedJob>& re
       !absl::c_all_of(job.members, [&](const MemberRecord& member) { return member.worker.host_id == host; })) {
     return false;
   }
-  return absl::c_any_of(resumed, [&](const ResumedJob& held) {
-    return held.job == job.name && held.epoch == job.epoch && held.rank == static_cast<int32_t>(rank);
-  });
+  return Names(resumed, job, rank);
 }
 
 std::string Life(const WorkerIdentity& worker) {
@@ -62,6 +66,19 @@ absl::Status Coordinator::CheckIncarnation(const std::string& name, int64_t inca
       absl::StrCat("incarnation ", incarnation, " of worker ", name, " has not joined (", there, " has); join first"));
 }
 
+// Lives may have come and gone that never joined: since the coordinator was away, or they were killed before. Who has
+// the memory of a job of `old` through them is its next life all the same: it could be had only after that one's death.
+bool Coordinator::TakesOver(const LastLife& last, const WorkerIdentity& old) const {
+  if (last.resumes <= old.incarnation) return last.resumes == old.incarnation;
+  return absl::c_any_of(state_.jobs, [&](const auto& named) {
+    const JobRecord& job = named.second.record;
+    for (size_t rank = 0; rank < job.members.size(); ++rank) {
+      if (SameLife(job.members[rank].worker, old) && Names(last.resumed, job, rank)) return true;
+    }
+    return false;
+  });
+}
+
 absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now,
                                     const LastLife& last) const {
   const WorkerIdentity& old = there.record.identity;
@@ -77,7 +94,7 @@ absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& w
                                                  ", now ", worker.pid, "); take another name or a larger incarnation"));
   }
   if (there.record.state != WorkerState::kAlive || IsSilent(there, now)) return absl::OkStatus();
-  const bool ended = last.dead == old.incarnation || last.resumes >= old.incarnation;
+  const bool ended = last.dead == old.incarnation || TakesOver(last, old);
   if (ended && worker.host_id == old.host_id) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat("worker ", worker.name, " is alive as incarnation ", old.incarnation,
                                                " (pid ", old.pid, "), heard ",
@@ -147,9 +164,7 @@ absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, con
       AssignWaitingJobs(transaction, now);
       return Commit(transaction);
     }
-    // Lives between that one and this one may have ended before they joined.
-    if (there.state == WorkerState::kAlive && last.resumes >= there.identity.incarnation &&
-        SamePlace(worker, there.identity)) {
+    if (there.state == WorkerState::kAlive && TakesOver(last, there.identity) && SamePlace(worker, there.identity)) {
       Resume(transaction, {{worker, WorkerState::kAlive}, now, traits}, last.resumed);
       assign_ = true;
       AssignWaitingJobs(transaction, now);

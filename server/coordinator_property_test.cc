@@ -174,7 +174,8 @@ class Simulation {
   void Resume() {
     const std::string name = WorkerName();
     const int64_t was = lives_[name];
-    const WorkerIdentity worker = NewLife(name, was + 1 + Pick(2));
+    const int64_t last = was + (Pick(4) == 0);  // that one may never have joined
+    const WorkerIdentity worker = NewLife(name, last + 1 + Pick(2));
     std::vector<ResumedJob> resumed;
     for (const Assignment& told : told_[name]) {
       if (Pick(5) == 0) continue;
@@ -182,7 +183,7 @@ class Simulation {
     }
     const std::vector<JobView> before = coordinator_->ListJobs(now_);
     coordinator_->TakeEvents();
-    const absl::Status status = coordinator_->Join(worker, now_, {}, {0, was, resumed});
+    const absl::Status status = coordinator_->Join(worker, now_, {}, {0, last, resumed});
     Note(status);
     const std::vector<std::string> events = coordinator_->TakeEvents();
     const bool took_over = absl::c_any_of(

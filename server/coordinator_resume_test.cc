@@ -69,6 +69,27 @@ TEST_F(CoordinatorTest, Resume_RepeatedAndAfterARestart_IsAsItWas) {
   EXPECT_EQ(Beat("b", {}, 3).size(), 1u) << "and so the life after that";
 }
 
+TEST_F(CoordinatorTest, Resume_LifeBetweenNeverJoined_ItsMemoryTellsWhoseItWas) {
+  MakeReadyJob();
+  const auto join = [&](int64_t incarnation, int64_t resumes, std::vector<ResumedJob> resumed) {
+    LastLife last = Resumes(resumes, std::move(resumed));
+    last.dead = 1;  // its socket had the first life's name
+    return c_->Join(NextLife("b", incarnation), now_, {}, last);
+  };
+  ASSERT_OK(join(5, 4, {{"j", 1, 1}}));
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  EXPECT_TRUE(View("j").members[1].worker == NextLife("b", 5));
+  EXPECT_EQ(Beat("b", {}, 5).size(), 1u);
+  // Without memory of that life, or with another's, it is not known to be dead.
+  for (const ResumedJob& other : {ResumedJob{"j", 1, 0}, {"j", 2, 1}, {"j", 1, 2}, {"none", 1, 1}}) {
+    EXPECT_THAT(join(9, 8, {other}), StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 5")));
+  }
+  EXPECT_THAT(join(9, 8, {}), StatusIs(Code::kAlreadyExists, HasSubstr("alive")));
+  EXPECT_THAT(join(9, 4, {{"j", 1, 1}}), StatusIs(Code::kAlreadyExists, HasSubstr("alive")))
+      << "an older life than the one that joined";
+  EXPECT_EQ(View("j").state, JobState::kReady);
+}
+
 TEST_F(CoordinatorTest, Resume_OtherJobsOfTheLastLife_Fail) {
   for (const char* worker : {"a", "b"}) ASSERT_OK(c_->Join(SmallWorker(worker), now_));
   const std::vector<std::string> jobs = {"named", "other_epoch", "other_rank", "preparing", "unnamed", "failed"};
@@ -149,14 +170,14 @@ TEST_F(CoordinatorTest, Resume_AtAnotherPlace_IsAnotherLife) {
 
 TEST_F(CoordinatorTest, Resume_OtherHostOrOtherLife_RefusedWhileThatOneLives) {
   MakeReadyJob();
-  for (const auto& [worker, was] : {std::make_pair(NextLife("b", 5, "h2"), 1), std::make_pair(NextLife("b", 5), 3)}) {
-    EXPECT_THAT(c_->Join(worker, now_, {}, Resumes(was, {{"j", 1, 1}})),
-                StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 1")));
-  }
+  EXPECT_THAT(c_->Join(NextLife("b", 5, "h2"), now_, {}, Resumes(1, {{"j", 1, 1}})),
+              StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 1")));
+  EXPECT_THAT(c_->Join(NextLife("b", 5), now_, {}, Resumes(3, {})),
+              StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 1")));
   EXPECT_EQ(View("j").state, JobState::kReady);
   EXPECT_EQ(Beat("b").size(), 1u);
   now_ += absl::Seconds(3.1);
-  ASSERT_OK(c_->Join(NextLife("b", 5), now_, {}, Resumes(3, {{"j", 1, 1}}))) << "silent, and still another life";
+  ASSERT_OK(c_->Join(NextLife("b", 5), now_, {}, Resumes(3, {}))) << "silent, and still another life";
   EXPECT_THAT(View("j").error, HasSubstr("worker b (rank 1, pid 71) was silent for 3.1s"));
   EXPECT_THAT(Beat("b", {}, 5), IsEmpty());
 }

@@ -108,10 +108,13 @@ std::vector<std::pair<std::shared_ptr<JobShard>, bool>> Worker::JobsAndWhetherKe
 }
 
 void Worker::TellWhetherKept() const {
-  for (const auto& [shard, kept] : JobsAndWhetherKept()) {
+  const auto jobs = JobsAndWhetherKept();
+  for (const auto& [shard, kept] : jobs) {
     shard->protocol().SignOfLife(shard->rank(), MonotonicNanos(), getpid(), kept);
-    spdlog::info("event={} worker={} job={}", kept ? "kept_again" : "not_kept", options_.name, shard->spec().name);
   }
+  // Now peers know, too: whether they would wait for the next life of this worker.
+  spdlog::info("event={} worker={} jobs={}", options_.keeper->connected() ? "kept_again" : "not_kept", options_.name,
+               jobs.size());
 }
 
 // Of a job that was made again before the older one was dropped there are two: the newer counts.

@@ -1,23 +1,20 @@
-// Workers whose memory a keeper has, killed at random moments of a training: trainers only see a pause, no step is lost,
-// and no bit differs. Prints the table of pauses. SHARDMESH_RESTART_KILLS: how many, SHARDMESH_SEED: which moments.
+// Workers whose memory a keeper has, killed at random moments of a training: trainers only see a pause, no step is
+// lost, and no bit differs. Prints the table of pauses. SHARDMESH_RESTART_KILLS: how many, SHARDMESH_SEED: which
+// moments.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 
-#include <algorithm>
-#include <atomic>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
-#include <limits>
 #include <random>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "core/matchers.h"
-#include "core/status.h"
 #include "tests/testing/cluster.h"
+#include "tests/testing/pauses.h"
+#include "tests/testing/steady_training.h"
 #include "tests/testing/training.h"
 
 namespace shardmesh {
@@ -26,86 +23,15 @@ namespace {
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::ClusterOptions;
 using ::shardmesh::testing::Learnt;
+using ::shardmesh::testing::Pauses;
+using ::shardmesh::testing::SteadyTraining;
 
 constexpr int kWorkers = 2;
-constexpr absl::Duration kLong = absl::Seconds(60);
 constexpr int kMaxQuietMillis = 30;  // from the last recovery to the next kill
 
-int64_t FromEnvironment(const char* name, int64_t otherwise) {
-  const char* const text = std::getenv(name);
-  return text == nullptr ? otherwise : std::atoll(text);
-}
-
-// Two trainers of one job, one of each kind, until a common step.
-class Training {
- public:
-  absl::Status Start(Client& client, const JobSpec& spec) {
-    ASSIGN_OR_RETURN(job_, client.CreateJob(spec));
-    RETURN_IF_ERROR(testing::Initialize(*job_));
-    ASSIGN_OR_RETURN(sessions_[0], job_->Attach({Slot(0)}));
-    ASSIGN_OR_RETURN(sessions_[1], job_->Connect({Slot(1)}));
-    for (auto& session : sessions_) RETURN_IF_ERROR(session->AwaitWeights(kLong));
-    for (int i = 0; i < 2; ++i) threads_[i] = std::thread([this, i] { statuses_[i] = Train(*sessions_[i]); });
-    return absl::OkStatus();
-  }
-  ~Training() { End().status().IgnoreError(); }
-
-  Job& job() { return *job_; }
-  int64_t committed() const { return committed_.load(); }
-  // Waits until a later step than `step` is committed, for the time since then. DeadlineExceeded.
-  absl::Status AwaitBeyond(int64_t step) const {
-    const absl::Time deadline = absl::Now() + kLong;
-    while (committed() <= step && absl::Now() < deadline && !failed_.load()) poll(nullptr, 0, 1);
-    if (failed_.load()) return absl::AbortedError("a trainer ended");
-    return committed() > step ? absl::OkStatus() : absl::DeadlineExceededError(absl::StrCat("no step after ", step));
-  }
-  // Some steps more, and the last one.
-  absl::StatusOr<int64_t> End() {
-    last_.store(std::min(last_.load(), committed() + 20));
-    for (std::thread& thread : threads_) {
-      if (thread.joinable()) thread.join();
-    }
-    for (const absl::Status& status : statuses_) RETURN_IF_ERROR(status);
-    return last_.load();
-  }
-
- private:
-  absl::Status Train(Session& session) {
-    while (session.committed_step().value() < last_.load()) {
-      const int64_t step = session.committed_step().value() + 1;
-      const absl::Status trained = testing::TrainTo(session, step, kLong);
-      if (!trained.ok()) {
-        failed_.store(true);
-        return trained;
-      }
-      if (session.committed_step().value() != step) return absl::InternalError("a step was passed over");
-      int64_t before = committed_.load();
-      while (before < step && !committed_.compare_exchange_weak(before, step)) {
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  std::shared_ptr<Job> job_;
-  std::unique_ptr<Session> sessions_[2];
-  std::thread threads_[2];
-  absl::Status statuses_[2];
-  std::atomic<int64_t> committed_{0}, last_{std::numeric_limits<int64_t>::max() / 2};
-  std::atomic<bool> failed_{false};
-};
-
-void PrintRow(const std::string& who, std::vector<absl::Duration> pauses) {
-  if (pauses.empty()) return;
-  std::sort(pauses.begin(), pauses.end());
-  const auto at = [&](double part) {
-    return absl::ToDoubleMilliseconds(pauses[static_cast<size_t>(part * static_cast<double>(pauses.size() - 1))]);
-  };
-  std::printf("%-18s %5zu %9.0f ms %9.0f ms %9.0f ms\n", who.c_str(), pauses.size(), at(0.5), at(0.95), at(1));
-}
-
 TEST(Restart, KilledAtRandomMoments_NoStepIsLost_AndTheBitsAreTheSame) {
-  const int64_t kills = FromEnvironment("SHARDMESH_RESTART_KILLS", 200);
-  const auto seed = static_cast<uint32_t>(FromEnvironment("SHARDMESH_SEED", std::random_device()()));
+  const int64_t kills = testing::NumberOfEnvironment("SHARDMESH_RESTART_KILLS", 200);
+  const auto seed = static_cast<uint32_t>(testing::NumberOfEnvironment("SHARDMESH_SEED", std::random_device()()));
   std::printf("SHARDMESH_SEED=%u SHARDMESH_RESTART_KILLS=%ld\n", seed, static_cast<long>(kills));
   std::mt19937 random(seed);
   ClusterOptions options;
@@ -116,11 +42,10 @@ TEST(Restart, KilledAtRandomMoments_NoStepIsLost_AndTheBitsAreTheSame) {
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
   JobSpec spec = testing::OddJob("job", "fsdp=2", 2);
   spec.clip_norm = 0.5;
-  Training training;
-  ASSERT_OK(training.Start(client, spec));
-  std::vector<absl::Duration> pauses[kWorkers];
+  ASSERT_OK_AND_ASSIGN(const auto training, SteadyTraining::Start(client, spec));
+  Pauses pauses;
   for (int64_t k = 0; k < kills; ++k) {
-    ASSERT_OK(training.AwaitBeyond(training.committed() + 1)) << "before kill " << k;
+    ASSERT_OK(training->AwaitBeyond(training->committed() + 1)) << "before kill " << k;
     poll(nullptr, 0, static_cast<int>(random() % kMaxQuietMillis));
     const int victim = static_cast<int>(random() % kWorkers);
     const pid_t pid = cluster->PidOf(absl::StrCat("w-", victim));
@@ -128,17 +53,79 @@ TEST(Restart, KilledAtRandomMoments_NoStepIsLost_AndTheBitsAreTheSame) {
     const absl::Time begin = absl::Now();
     ASSERT_EQ(kill(pid, SIGKILL), 0);
     // One step may have been under way to its commit.
-    ASSERT_OK(training.AwaitBeyond(training.committed() + 1)) << "after kill " << k << " of w-" << victim;
-    pauses[victim].push_back(absl::Now() - begin);
+    ASSERT_OK(training->AwaitBeyond(training->committed() + 1)) << "after kill " << k << " of w-" << victim;
+    pauses.Add(absl::StrCat("killed w-", victim), absl::Now() - begin);
   }
-  ASSERT_OK_AND_ASSIGN(const int64_t last, training.End());
-  ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(training.job(), last));
-  std::printf("%-18s %5s %12s %12s %12s    (%ld steps)\n", "killed", "times", "median", "95 %", "worst",
-              static_cast<long>(last));
-  for (int w = 0; w < kWorkers; ++w) PrintRow(absl::StrCat("w-", w, w == 0 ? " (lead)" : ""), pauses[w]);
+  ASSERT_OK_AND_ASSIGN(const int64_t last, training->End());
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(training->job(), last));
+  std::printf("%s%ld steps\n", pauses.Table().c_str(), static_cast<long>(last));
   ASSERT_OK(testing::Delete(client, "job"));
   spec.name = "undisturbed";
   ASSERT_OK_AND_ASSIGN(const Learnt undisturbed, testing::Undisturbed(client, spec, last));
+  EXPECT_EQ(learnt, undisturbed);
+}
+
+class RestartWithoutCoordinator : public ::testing::Test {
+ protected:
+  // While the coordinator is away, and for longer than workers wait for it at their start.
+  static constexpr absl::Duration kAway = absl::Seconds(3);
+
+  void SetUp() override {
+    ClusterOptions options;
+    options.workers = 2;
+    options.kept = true;
+    options.heartbeat_timeout = absl::Seconds(20);
+    options.worker_flags = {"--join-timeout", "1"};
+    ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
+    ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
+    client_ = std::make_unique<Client>(std::move(client));
+    ASSERT_OK_AND_ASSIGN(training_, SteadyTraining::Start(*client_, spec_));
+  }
+  void Kill(const std::string& worker) {
+    ASSERT_OK(training_->AwaitBeyond(training_->committed() + 1));
+    const pid_t pid = cluster_->PidOf(worker);
+    ASSERT_GT(pid, 0);
+    ASSERT_EQ(kill(pid, SIGKILL), 0);
+    ASSERT_OK(training_->AwaitBeyond(training_->committed() + 1)) << "after the kill of " << worker;
+  }
+  void TrainFor(absl::Duration time) {
+    for (const absl::Time end = absl::Now() + time; absl::Now() < end;) {
+      ASSERT_OK(training_->AwaitBeyond(training_->committed()));
+    }
+  }
+  // The coordinator comes to know this life, as a member of the job that goes on.
+  void AwaitMember(int rank, pid_t pid) {
+    v1::DescribeJobRequest request;
+    request.set_job(spec_.name);
+    absl::StatusOr<v1::JobDescription> seen;
+    for (const absl::Time end = absl::Now() + absl::Seconds(30); absl::Now() < end; poll(nullptr, 0, 20)) {
+      seen = client_->coordinator().DescribeJob(request, absl::Seconds(5));
+      if (seen.ok() && (seen->members(rank).pid() == pid || seen->state() != v1::JOB_STATE_READY)) break;
+    }
+    ASSERT_OK(seen);
+    EXPECT_EQ(seen->state(), v1::JOB_STATE_READY) << seen->error();
+    EXPECT_EQ(seen->members(rank).pid(), pid);
+  }
+
+  const JobSpec spec_ = testing::OddJob("job", "fsdp=2", 2);
+  std::unique_ptr<Cluster> cluster_;
+  std::unique_ptr<Client> client_;
+  std::unique_ptr<SteadyTraining> training_;
+};
+
+TEST_F(RestartWithoutCoordinator, LivesThatNeverJoin_GoOn_AndTheNextOneIsKnownAgain) {
+  cluster_->coordinator().Kill9();
+  for (const char* const worker : {"w-0", "w-1", "w-0"}) ASSERT_NO_FATAL_FAILURE(Kill(worker));
+  ASSERT_NO_FATAL_FAILURE(TrainFor(kAway));
+  ASSERT_OK(cluster_->RestartCoordinator());
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string worker = training_->job().members()[rank].worker();
+    ASSERT_NO_FATAL_FAILURE(AwaitMember(rank, cluster_->PidOf(worker)));
+    ASSERT_NO_FATAL_FAILURE(Kill(worker));
+  }
+  ASSERT_OK_AND_ASSIGN(const int64_t last, training_->End());
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(training_->job(), last));
+  ASSERT_OK_AND_ASSIGN(const Learnt undisturbed, testing::Undisturbed(*client_, spec_, last));
   EXPECT_EQ(learnt, undisturbed);
 }
 

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <iostream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "core/status.h"
@@ -86,6 +87,26 @@ absl::Status Cluster::StartNode() {
   command.insert(command.end(), options_.worker_flags.begin(), options_.worker_flags.end());
   ASSIGN_OR_RETURN(node_, Process::Start({std::move(command), folder_.File("node.log"), options_.descriptor_limit}));
   return absl::OkStatus();
+}
+
+absl::Status Cluster::RestartNode(absl::Duration timeout) {
+  const std::string log = folder_.File("node.log");
+  const size_t before = ReadFile(log).size();
+  node_->Kill9();
+  RETURN_IF_ERROR(StartNode());
+  const absl::Time deadline = absl::Now() + timeout;
+  std::string missing;
+  do {
+    poll(nullptr, 0, 10);
+    const std::string said = ReadFile(log).substr(before);
+    missing.clear();
+    for (int i = 0; i < options_.workers; ++i) {
+      const std::string name = absl::StrCat("w-", i);
+      if (!absl::StrContains(said, absl::StrCat("event=kept_again worker=", name, " "))) missing += " " + name;
+    }
+  } while (!missing.empty() && absl::Now() < deadline && node_->alive());
+  if (missing.empty()) return absl::OkStatus();
+  return absl::DeadlineExceededError(absl::StrCat("the new node has no memory of", missing));
 }
 
 pid_t Cluster::PidOf(const std::string& name) const {

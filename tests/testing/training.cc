@@ -194,6 +194,11 @@ ClientOptions TlsOfEnvironment() {
   return options;
 }
 
+int64_t NumberOfEnvironment(const char* name, int64_t otherwise) {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? otherwise : std::atoll(text);
+}
+
 absl::Status Delete(Client& client, const std::string& job) {
   v1::DeleteJobRequest request;
   request.set_job(job);

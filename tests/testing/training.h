@@ -58,6 +58,9 @@ absl::StatusOr<Learnt> Learn(Job& job, int64_t step);
 // none.
 ClientOptions TlsOfEnvironment();
 
+// The number that an environment variable has; `otherwise`: it is not set.
+int64_t NumberOfEnvironment(const char* name, int64_t otherwise);
+
 // Deletes the job.
 absl::Status Delete(Client& client, const std::string& job);
 
