@@ -1,0 +1,342 @@
+// A worker whose memory a keeper has, killed at every instruction of a step: the trainer's letter taken and declared,
+// the norm, the step, the gather and the digest decided, executed and committed, the answer. The next life leaves every
+// byte of memory as an undisturbed one does.
+//
+// The worker is a child process that is single-stepped once; behind each instruction it is looked what it changed in
+// the memory that outlives it. From each state that there was, the next life starts, here. So every instruction counts,
+// and only the states that differ take a life.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/job.h"
+#include "core/layout.h"
+#include "core/matchers.h"
+#include "local/futex.h"
+#include "local/mailbox.h"
+#include "proto/shardmesh/v1/local.pb.h"
+#include "tests/testing/memory_image.h"
+#include "tests/testing/single_step.h"
+#include "worker/host_memory.h"
+#include "worker/job_shard.h"
+#include "worker/testing/small_job.h"
+
+namespace shardmesh {
+namespace {
+
+using testing::KeptSegments;
+using testing::MemoryStates;
+using testing::SingleStep;
+
+constexpr uint64_t kHolder = uint64_t{1} << 32 | 7;  // session 7 of the only member
+constexpr uint64_t kPushId = 17;
+constexpr int64_t kTail = 400;  // instructions behind the last one that counts
+constexpr int64_t kMaxInstructions = 5'000'000;
+constexpr int64_t kLifeNanos = 60'000'000'000;
+
+// The only member of a job, over memory that outlives it, and the trainer that has all its slots.
+class Member {
+ public:
+  explicit Member(const JobSpec& spec)
+      : job(spec),
+        plan(*Plan::Create(job)),
+        host(*HostMemory::Create(memory, job.name, job.num_slots, plan)),
+        protocol(host.control(), &host.doorbell(), &job, &plan, MemberNames(1)) {
+    for (int s = 0; s < job.num_slots; ++s) EXPECT_OK(protocol.TakeSlot(Slot(s), kHolder));
+  }
+
+  // What a life begins with.
+  struct Parts {
+    JobShardOptions options;
+    Plan plan;
+    HostMemory host;
+  };
+  Parts Prepare(bool resumed) {
+    Parts parts{{}, plan, *HostMemory::Create(memory, job.name, job.num_slots, plan)};
+    parts.options.spec = job;
+    parts.options.epoch = Epoch(1);
+    parts.options.rank = Rank(0);
+    parts.options.worker_names = MemberNames(1);
+    parts.options.step_timeout = absl::Seconds(600);
+    parts.options.resumed = resumed;
+    return parts;
+  }
+
+  // A life begins. Before the initial weights it is given them, too.
+  std::unique_ptr<JobShard> Begin(Parts parts) {
+    auto shard = JobShard::Create(std::move(parts.options), std::move(parts.plan), std::move(parts.host), memory);
+    if (target == 0) (void)(*shard)->engine().StageInitial(initial, kPushId);
+    return *std::move(shard);
+  }
+
+  // What the trainer asked for is done, and nothing is under way.
+  bool Over() const {
+    const ControlPage& page = *host.control();
+    return page.committed_step_plus_one.load() == target + 1 && page.committed.load() == page.decided.load() &&
+           page.digest_done.load() >= page.digest_wanted.load() && !host.mailbox(0).open();
+  }
+
+  // A whole life. Of a job that was aborted: why.
+  absl::Status Live(bool resumed) {
+    const std::unique_ptr<JobShard> shard = Begin(Prepare(resumed));
+    const int64_t deadline = MonotonicNanos() + kLifeNanos;
+    while (!Over()) {
+      RETURN_IF_ERROR(shard->Health());
+      RETURN_IF_ERROR(TakeAnswer());
+      if (MonotonicNanos() > deadline) return absl::DeadlineExceededError("the step is not over");
+      sched_yield();
+    }
+    return absl::OkStatus();
+  }
+
+  // The trainer asks for a step. Every other one has a digest after it.
+  void Ask(int64_t step, bool finite = true) {
+    target = step;
+    if (step % 2 == 0) protocol.AskForDigest();
+    if (step == 0) return;
+    WriteGradients(step);
+    v1::LocalRequest request;
+    request.set_session(kHolder);
+    request.set_id(100 + step);
+    request.mutable_step()->set_epoch(1);
+    request.mutable_step()->set_step(step);
+    for (int s = 0; s < job.num_slots; ++s) request.mutable_step()->add_slots(s);
+    if (!finite) {
+      v1::NonFinite* const bad = request.mutable_step()->add_non_finite();
+      bad->set_slot(1);
+      bad->set_tensor(0);
+    }
+    skips = !finite;
+    ASSERT_TRUE(PutLetter(host.mailbox(0).request, request.SerializeAsString()));
+  }
+
+  // Internal: it is not one to what was asked. A letter that was answered, and then taken again, is answered twice.
+  absl::Status TakeAnswer() {
+    std::string bytes;
+    if (!TakeLetter(host.mailbox(0).reply, bytes)) return absl::OkStatus();
+    FutexBump(host.doorbell());
+    v1::LocalReply reply;
+    const bool good = reply.ParseFromString(bytes) && reply.id() == static_cast<uint64_t>(100 + target) &&
+                      reply.code() == 0 && reply.step().step() == target && reply.step().skipped() == skips;
+    if (!good) return absl::InternalError(reply.ShortDebugString());
+    ++answers;
+    return absl::OkStatus();
+  }
+
+  // Sets words to zero that are not the same after other lives: how often somebody was woken, and the answers, which
+  // are looked at by what they say.
+  void Settle() {
+    EXPECT_OK(TakeAnswer());
+    ControlPage& page = *host.control();
+    EXPECT_EQ(page.taking_letters.load() % 2 + page.digest_writing.load() % 2, 0u);
+    page.decision.store(0);
+    page.finished.store(0);
+    host.doorbell().store(0);
+    page.taking_letters.store(0);
+    page.digest_writing.store(0);
+    for (int s = 0; s < job.num_slots; ++s) std::memset(static_cast<void*>(&host.mailbox(s).reply), 0, sizeof(Letter));
+    for (Command& command : page.commands) {  // it is copied with its padding
+      char* const kind = reinterpret_cast<char*>(&command.kind);
+      std::memset(kind + sizeof(command.kind), 0, reinterpret_cast<char*>(&command.step) - kind - sizeof(command.kind));
+    }
+  }
+
+  KeptSegments memory;
+  const JobSpec job;
+  const Plan plan;
+  HostMemory host;
+  StepProtocol protocol;
+  const std::vector<float> initial = InitialPiece();
+  int64_t target = 0;  // the step that was asked for; 0: the initial weights
+  bool skips = false;
+  int answers = 0;
+
+ private:
+  std::vector<float> InitialPiece() const {
+    std::vector<float> piece(plan.InitialPieceBytes(0) / sizeof(float));
+    for (size_t i = 0; i < piece.size(); ++i) piece[i] = 16 * RandomValue(1000, 0, i);
+    return piece;
+  }
+  void WriteGradients(int64_t step) {
+    for (int slot = 0; slot < job.num_slots; ++slot) {
+      for (const Placement& tensor : plan.placements()) {
+        const Bucket& bucket = plan.buckets()[tensor.bucket];
+        if (bucket.frozen) continue;
+        auto* const to = reinterpret_cast<float*>(host.slot(slot).data() + bucket.gradient_offset) + tensor.offset;
+        for (int64_t e = 0; e < tensor.num_elements; ++e) to[e] = RandomValue(step * 128 + slot, tensor.offset, e);
+      }
+    }
+  }
+};
+
+struct Counts {
+  int64_t instructions = 0, states = 0, aborted = 0;
+};
+
+// Initial weights that are decided on and not placed were in the process that was killed: nobody else has them.
+bool LosesInitialWeights(const Member& member) {
+  const ControlPage& page = *member.host.control();
+  return member.target == 0 && page.decided.load() > 0 && page.members[0].done.load() == 0;
+}
+
+// The states that a life leaves that begins with memory as it is and is killed at any instruction.
+void StepThrough(Member& member, bool resumed, MemoryStates& states, Counts& counts) {
+  int64_t tail = 0;
+  testing::SingleStepOptions options;
+  std::optional<Member::Parts> parts;
+  options.prepare = [&] { parts.emplace(member.Prepare(resumed)); };
+  options.body = [&] { (void)member.Begin(*std::move(parts)).release(); };
+  options.step_body = resumed;  // where it takes over; a first life finds nothing to change
+  options.after = [&] {
+    states.Add();
+    return !member.Over() || ++tail < kTail;
+  };
+  options.max_instructions = kMaxInstructions;
+  const absl::StatusOr<int64_t> instructions = SingleStep(options);
+  if (absl::IsUnimplemented(instructions.status())) GTEST_SKIP() << instructions.status();
+  ASSERT_OK(instructions);
+  ASSERT_TRUE(member.Over());
+  ASSERT_EQ(states.late(), 0);
+  counts.instructions += *instructions;
+}
+
+// From each of these states the next life goes on, and leaves `expected`.
+void NextLives(Member& member, const MemoryStates& states, const std::vector<char>& expected, Counts& counts) {
+  states.ForEach([&](int64_t number, const std::vector<char>& image) {
+    if (::testing::Test::HasFailure()) return;  // the first one says enough
+    member.memory.Load(image);
+    const bool lost = LosesInitialWeights(member);
+    member.answers = 0;
+    const absl::Status lived = member.Live(/*resumed=*/true);
+    ++counts.states;
+    if (lost) {
+      ++counts.aborted;
+      EXPECT_THAT(lived, StatusIs(absl::StatusCode::kUnavailable, ::testing::HasSubstr("worker-0 (rank 0")));
+      return;
+    }
+    ASSERT_OK(lived) << "state " << number << " of " << states.size();
+    member.Settle();
+    EXPECT_EQ(member.answers > 0, member.target > 0);
+    ASSERT_EQ(member.memory.Differs(expected), "") << "state " << number << " of " << states.size();
+  });
+}
+
+// The next lives of `some` of these states, spread evenly over them, killed at every instruction, too. `likely`: to
+// change (MemoryStates).
+Counts KillNextLives(Member& member, const MemoryStates& states, int some, const std::vector<char>& expected) {
+  Counts counts;
+  const int64_t each = states.size() / (some + 1);
+  states.ForEach([&](int64_t number, const std::vector<char>& image) {
+    if (some == 0 || number == 0 || number % each != 0 || number / each > some) return;
+    member.memory.Load(image);
+    if (LosesInitialWeights(member) || ::testing::Test::HasFailure()) return;
+    MemoryStates next(member.memory, states);
+    StepThrough(member, /*resumed=*/true, next, counts);
+    NextLives(member, next, expected, counts);
+  });
+  return counts;
+}
+
+// What was asked for, killed at every instruction. `again`: KillNextLives. Memory ends as after an undisturbed life.
+void KillAtEveryInstruction(Member& member, const std::string& what, int again) {
+  const std::vector<char> before = member.memory.Save();
+  ASSERT_OK(member.Live(/*resumed=*/false));
+  const std::vector<char> after = member.memory.Save();
+  member.Settle();
+  const std::vector<char> expected = member.memory.Save();
+  EXPECT_NE(before, expected);
+
+  Counts counts;
+  member.memory.Load(before);
+  MemoryStates states(member.memory, after);
+  StepThrough(member, /*resumed=*/false, states, counts);
+  if (::testing::Test::IsSkipped() || ::testing::Test::HasFatalFailure()) return;
+  NextLives(member, states, expected, counts);
+  const Counts of_next = KillNextLives(member, states, again, expected);
+  std::cout << what << ": " << counts.instructions << " instructions, " << counts.states << " states recovered";
+  if (counts.aborted > 0) std::cout << " (" << counts.aborted << " of them: told that initial weights are lost)";
+  if (again > 0) std::cout << "; next lives: " << of_next.instructions << ", " << of_next.states;
+  std::cout << std::endl;
+  member.memory.Load(expected);
+}
+
+// Initial weights undisturbed, then steps walking up and down the shard.
+void KillInSteps(const JobSpec& job, int again = 0, bool finite = true) {
+  Member member(job);
+  member.Ask(0);
+  ASSERT_OK(member.Live(/*resumed=*/false));
+  member.Settle();
+  for (int64_t step : {1, 2}) {
+    ASSERT_NO_FATAL_FAILURE(member.Ask(step, finite));
+    KillAtEveryInstruction(member, job.name + ", step " + std::to_string(step), again);
+    if (::testing::Test::IsSkipped() || ::testing::Test::HasFailure()) return;
+  }
+  EXPECT_EQ(member.host.control()->members[0].damage.load(), 0u);
+}
+
+JobSpec Job(const std::string& name, std::vector<ParameterSpec> parameters) {
+  JobSpec job = SmallJob("fsdp=1", 2);
+  job.name = name;
+  job.seed = 77;
+  job.parameters = std::move(parameters);
+  return job;
+}
+
+JobSpec CodedJob() {
+  JobSpec job = Job("coded", {{"a", {3, 96}, WeightFormat::kFp32},
+                              {"b", {4, 80}, WeightFormat::kBf16Sr},
+                              {"c", {2, 64}, WeightFormat::kFp32},
+                              {"d", {3, 70}, WeightFormat::kInt8Row},
+                              {"e", {50}, WeightFormat::kBf16}});
+  job.parameters[0].gather = GatherFormat::kMx8;
+  job.parameters[1].gather = GatherFormat::kFp8Tensor;
+  job.parameters[2].gather = GatherFormat::kNf4;
+  job.parameters[4].frozen = true;
+  job.clip_norm = 0.5;
+  return job;
+}
+
+TEST(RestartEveryInstruction, Fp32_ClippedInTwoChunks) {
+  JobSpec job = Job("fp32", {{"w", {4096 + 300}, WeightFormat::kFp32}});
+  job.clip_norm = 0.5;
+  KillInSteps(job);
+}
+
+TEST(RestartEveryInstruction, RoundedWeightsAndCodedStates_LookedOver_NextLivesToo) {
+  JobSpec job = Job("checked", {{"w", {5, 60}, WeightFormat::kBf16Sr}, {"v", {70}, WeightFormat::kBf16Plus8Sr}});
+  job.parameters[0].states = StateFormat::kDyn8;
+  job.parameters[1].states = StateFormat::kFp8x32;
+  job.check_every = 1;
+  KillInSteps(job, /*again=*/2);
+}
+
+TEST(RestartEveryInstruction, ASkippedStep) {
+  KillInSteps(Job("skipped", {{"w", {100}, WeightFormat::kFp32}}), /*again=*/2, /*finite=*/false);
+}
+
+TEST(RestartEveryInstruction, WeightsGatheredInCodes) { KillInSteps(CodedJob()); }
+
+TEST(RestartEveryInstruction, Muon) {
+  JobSpec job = Job("muon", {{"w", {4, 8}, WeightFormat::kFp32}, {"v", {8, 3}, WeightFormat::kBf16}});
+  job.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kMuon)};
+  for (ParameterSpec& parameter : job.parameters) parameter.group = 1;
+  KillInSteps(job);
+}
+
+// Those that are placed go on; of others the trainer is told.
+TEST(RestartEveryInstruction, InitialWeights) {
+  Member member(CodedJob());
+  member.Ask(0);
+  KillAtEveryInstruction(member, "initial weights", 0);
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,104 @@
+#include "tests/testing/memory_image.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "core/status.h"
+
+namespace shardmesh::testing {
+namespace {
+constexpr int64_t kLine = 64;        // what a change is kept in
+constexpr int64_t kLookAtAll = 256;  // one look of so many
+}  // namespace
+
+absl::StatusOr<Segment> KeptSegments::Open(const std::string& name, int64_t num_bytes, int64_t data_offset) {
+  if (segments_.count(name) == 0) {
+    ASSIGN_OR_RETURN(segments_[name], Segment::Create(name, num_bytes, data_offset));
+  }
+  return Segment::Map(UniqueFd(dup(segments_[name].fd())), num_bytes, data_offset, Segment::Access::kReadWrite);
+}
+
+std::vector<char> KeptSegments::Save() const {
+  std::vector<char> image;
+  for (const auto& [name, segment] : segments_) {
+    image.insert(image.end(), segment.data(), segment.data() + segment.data_bytes());
+  }
+  return image;
+}
+
+void KeptSegments::Load(const std::vector<char>& image) {
+  const char* from = image.data();
+  for (const auto& [name, segment] : segments_) {
+    std::memcpy(segment.data(), from, segment.data_bytes());
+    from += segment.data_bytes();
+  }
+}
+
+std::string KeptSegments::Differs(const std::vector<char>& image) const {
+  const char* from = image.data();
+  for (const auto& [name, segment] : segments_) {
+    const char* const end = from + segment.data_bytes();
+    if (const char* const at = std::mismatch(from, end, segment.data()).first; at != end) {
+      return absl::StrCat(name, " at ", at - from, ": ", int{segment.data()[at - from]}, ", should be ", int{*at});
+    }
+    from = end;
+  }
+  return "";
+}
+
+std::vector<KeptSegments::Piece> KeptSegments::Pieces() const {
+  std::vector<Piece> pieces;
+  int64_t begin = 0;  // of the segment in an image
+  for (const auto& [name, segment] : segments_) {
+    const int64_t size = segment.data_bytes();
+    for (int64_t at = 0; at < size; at += kPieceBytes) {
+      pieces.push_back({begin + at, segment.data() + at, std::min(kPieceBytes, size - at)});
+    }
+    begin += size;
+  }
+  return pieces;
+}
+
+MemoryStates::MemoryStates(const KeptSegments& memory, const std::vector<char>& other)
+    : first_(memory.Save()), newest_(first_) {
+  for (const KeptSegments::Piece& piece : memory.Pieces()) {
+    (Differs(piece, other) ? likely_ : unlikely_).push_back(piece);
+  }
+}
+
+MemoryStates::MemoryStates(const KeptSegments& memory, const MemoryStates& other)
+    : first_(memory.Save()), newest_(first_), likely_(other.likely_), unlikely_(other.unlikely_) {}
+
+bool MemoryStates::Differs(const KeptSegments::Piece& piece, const std::vector<char>& image) const {
+  return std::memcmp(piece.bytes, image.data() + piece.at, piece.num_bytes) != 0;
+}
+
+void MemoryStates::AddTo(const KeptSegments::Piece& piece, Change& change) {
+  for (int64_t at = 0; at < piece.num_bytes; at += kLine) {
+    const int64_t bytes = std::min(kLine, piece.num_bytes - at);
+    char* const newest = newest_.data() + piece.at + at;
+    if (std::memcmp(newest, piece.bytes + at, bytes) == 0) continue;
+    change.emplace_back(piece.at + at, std::string(piece.bytes + at, bytes));
+    std::memcpy(newest, piece.bytes + at, bytes);
+  }
+}
+
+void MemoryStates::Add() {
+  Change change;
+  for (const KeptSegments::Piece& piece : likely_) {
+    if (Differs(piece, newest_)) AddTo(piece, change);
+  }
+  if (++looks_ % kLookAtAll == 0) {
+    for (const KeptSegments::Piece& piece : unlikely_) {
+      if (!Differs(piece, newest_)) continue;
+      AddTo(piece, change);
+      ++late_;
+    }
+  }
+  if (!change.empty()) changes_.push_back(std::move(change));
+}
+
+}  // namespace shardmesh::testing
