@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Draws what step_test wrote: when what was killed or stopped, and how long each job's training paused.
 
-  bazel test //tests/chaos:step_test --test_env=SHARDMESH_CHAOS_REPORT=/tmp/chaos.jsonl
+  bazel test //tests/chaos:step_test --nocache_test_results
+  unzip -o bazel-testlogs/tests/chaos/step_test/test.outputs/outputs.zip -d /tmp
   python3 tests/chaos/plot_chaos.py /tmp/chaos.jsonl --output docs/chaos.svg
 
 Needs matplotlib.

@@ -110,8 +110,9 @@ int Process::open_descriptors() const {
 std::string Process::Log() const { return ReadFile(spec_.log_file); }
 
 std::string ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  return std::string(std::istreambuf_iterator<char>(file), {});
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();  // of a process that ends meanwhile: what was read before, and no exception
+  return text.str();
 }
 
 absl::StatusOr<std::string> AwaitLine(const std::string& path, Process& writer, absl::Duration timeout) {

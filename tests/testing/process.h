@@ -51,7 +51,7 @@ class Process {
   int status_ = 0;
 };
 
-// The whole file, empty when there is none.
+// The whole file, empty when there is none; what could be read, should reading fail.
 std::string ReadFile(const std::string& path);
 // Waits until the file exists and has a line; returns that line. DeadlineExceeded: it has none.
 // Unavailable: `writer` ended before.
