@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "core/job.h"
 #include "core/layout.h"
 #include "core/matchers.h"
@@ -38,18 +39,20 @@ using testing::SingleStep;
 
 constexpr uint64_t kHolder = uint64_t{1} << 32 | 7;  // session 7 of the only member
 constexpr uint64_t kPushId = 17;
-constexpr int64_t kTail = 400;  // instructions behind the last one that counts
+constexpr int64_t kTail = 100;  // instructions behind the last one that counts
 constexpr int64_t kMaxInstructions = 5'000'000;
 constexpr int64_t kLifeNanos = 60'000'000'000;
 
-// The only member of a job, over memory that outlives it, and the trainer that has all its slots.
+// A member of a job, over memory that outlives it: the lead, which is the only one, with the trainer that has all the
+// slots; or another one, with nobody else but the words of the lead, which the test says for it.
 class Member {
  public:
-  explicit Member(const JobSpec& spec)
-      : job(spec),
+  explicit Member(const JobSpec& spec, Rank rank = Rank(0))
+      : rank(rank),
+        job(spec),
         plan(*Plan::Create(job)),
         host(*HostMemory::Create(memory, job.name, job.num_slots, plan)),
-        protocol(host.control(), &host.doorbell(), &job, &plan, MemberNames(1)) {
+        protocol(host.control(), &host.doorbell(), &job, &plan, MemberNames(plan.num_ranks())) {
     for (int s = 0; s < job.num_slots; ++s) EXPECT_OK(protocol.TakeSlot(Slot(s), kHolder));
   }
 
@@ -63,8 +66,8 @@ class Member {
     Parts parts{{}, plan, *HostMemory::Create(memory, job.name, job.num_slots, plan)};
     parts.options.spec = job;
     parts.options.epoch = Epoch(1);
-    parts.options.rank = Rank(0);
-    parts.options.worker_names = MemberNames(1);
+    parts.options.rank = rank;
+    parts.options.worker_names = MemberNames(plan.num_ranks());
     parts.options.step_timeout = absl::Seconds(600);
     parts.options.resumed = resumed;
     return parts;
@@ -77,9 +80,12 @@ class Member {
     return *std::move(shard);
   }
 
-  // What the trainer asked for is done, and nothing is under way.
+  bool lead() const { return rank == Rank(0); }
+  // What the trainer asked for is done, and nothing is under way. Of another than the lead: it has executed what is
+  // decided.
   bool Over() const {
     const ControlPage& page = *host.control();
+    if (!lead()) return page.decided.load() > 0 && page.members[rank.value()].done.load() == page.decided.load();
     return page.committed_step_plus_one.load() == target + 1 && page.committed.load() == page.decided.load() &&
            page.digest_done.load() >= page.digest_wanted.load() && !host.mailbox(0).open();
   }
@@ -87,6 +93,10 @@ class Member {
   // A whole life. Of a job that was aborted: why.
   absl::Status Live(bool resumed) {
     const std::unique_ptr<JobShard> shard = Begin(Prepare(resumed));
+    if (!lead() && protocol.decided() == 0) {  // it has its initial weights
+      protocol.InitialPieceReady(Rank(0), kPushId);
+      protocol.Decide();
+    }
     const int64_t deadline = MonotonicNanos() + kLifeNanos;
     while (!Over()) {
       RETURN_IF_ERROR(shard->Health());
@@ -116,6 +126,17 @@ class Member {
     }
     skips = !finite;
     ASSERT_TRUE(PutLetter(host.mailbox(0).request, request.SerializeAsString()));
+  }
+
+  void WriteGradients(int64_t step) {
+    for (int slot = 0; slot < job.num_slots; ++slot) {
+      for (const Placement& tensor : plan.placements()) {
+        const Bucket& bucket = plan.buckets()[tensor.bucket];
+        if (bucket.frozen) continue;
+        auto* const to = reinterpret_cast<float*>(host.slot(slot).data() + bucket.gradient_offset) + tensor.offset;
+        for (int64_t e = 0; e < tensor.num_elements; ++e) to[e] = RandomValue(step * 128 + slot, tensor.offset, e);
+      }
+    }
   }
 
   // Internal: it is not one to what was asked. A letter that was answered, and then taken again, is answered twice.
@@ -150,6 +171,7 @@ class Member {
   }
 
   KeptSegments memory;
+  const Rank rank;
   const JobSpec job;
   const Plan plan;
   HostMemory host;
@@ -161,19 +183,9 @@ class Member {
 
  private:
   std::vector<float> InitialPiece() const {
-    std::vector<float> piece(plan.InitialPieceBytes(0) / sizeof(float));
+    std::vector<float> piece(plan.InitialPieceBytes(plan.PlaceOf(rank).shard) / sizeof(float));
     for (size_t i = 0; i < piece.size(); ++i) piece[i] = 16 * RandomValue(1000, 0, i);
     return piece;
-  }
-  void WriteGradients(int64_t step) {
-    for (int slot = 0; slot < job.num_slots; ++slot) {
-      for (const Placement& tensor : plan.placements()) {
-        const Bucket& bucket = plan.buckets()[tensor.bucket];
-        if (bucket.frozen) continue;
-        auto* const to = reinterpret_cast<float*>(host.slot(slot).data() + bucket.gradient_offset) + tensor.offset;
-        for (int64_t e = 0; e < tensor.num_elements; ++e) to[e] = RandomValue(step * 128 + slot, tensor.offset, e);
-      }
-    }
   }
 };
 
@@ -184,7 +196,7 @@ struct Counts {
 // Initial weights that are decided on and not placed were in the process that was killed: nobody else has them.
 bool LosesInitialWeights(const Member& member) {
   const ControlPage& page = *member.host.control();
-  return member.target == 0 && page.decided.load() > 0 && page.members[0].done.load() == 0;
+  return member.target == 0 && page.decided.load() > 0 && page.members[member.rank.value()].done.load() == 0;
 }
 
 // The states that a life leaves that begins with memory as it is and is killed at any instruction.
@@ -224,7 +236,7 @@ void NextLives(Member& member, const MemoryStates& states, const std::vector<cha
     }
     ASSERT_OK(lived) << "state " << number << " of " << states.size();
     member.Settle();
-    EXPECT_EQ(member.answers > 0, member.target > 0);
+    EXPECT_EQ(member.answers > 0, member.lead() && member.target > 0);
     ASSERT_EQ(member.memory.Differs(expected), "") << "state " << number << " of " << states.size();
   });
 }
@@ -276,7 +288,7 @@ void KillInSteps(const JobSpec& job, int again = 0, bool finite = true) {
   member.Settle();
   for (int64_t step : {1, 2}) {
     ASSERT_NO_FATAL_FAILURE(member.Ask(step, finite));
-    KillAtEveryInstruction(member, job.name + ", step " + std::to_string(step), again);
+    KillAtEveryInstruction(member, absl::StrCat(job.name, ", step ", step), again);
     if (::testing::Test::IsSkipped() || ::testing::Test::HasFailure()) return;
   }
   EXPECT_EQ(member.host.control()->members[0].damage.load(), 0u);
@@ -329,6 +341,38 @@ TEST(RestartEveryInstruction, Muon) {
   job.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kMuon)};
   for (ParameterSpec& parameter : job.parameters) parameter.group = 1;
   KillInSteps(job);
+}
+
+const char* NameOf(CommandKind kind) {
+  return kind == CommandKind::kNorm ? "norm" : kind == CommandKind::kStep ? "step" : "gather";
+}
+
+// One that is not the lead: each command for itself.
+TEST(RestartEveryInstruction, AnotherMember) {
+  JobSpec job = CodedJob();
+  job.mesh = *ParseMeshSpec("fsdp=2");
+  Member member(job, Rank(1));
+  StepProtocol& lead = member.protocol;
+  ASSERT_OK(member.Live(/*resumed=*/false));
+  const auto commit = [&] {
+    lead.Done(Rank(0), lead.decided());
+    ASSERT_TRUE(lead.AllDone());
+    lead.Commit();
+  };
+  commit();
+  for (int64_t step = 0; step <= 2; ++step) {
+    member.target = step;
+    if (step > 0) {
+      member.WriteGradients(step);
+      ASSERT_OK(lead.Declare({{Slot(0), Slot(1)}, Step(step), {}, {}, /*in_place=*/true}));
+    }
+    while (lead.Decide()) {
+      KillAtEveryInstruction(member, absl::StrCat("rank 1, step ", step, ", ", NameOf(lead.command().kind)), 0);
+      if (::testing::Test::IsSkipped() || ::testing::Test::HasFailure()) return;
+      commit();
+    }
+    ASSERT_EQ(lead.committed_step(), Step(step));
+  }
 }
 
 // Those that are placed go on; of others the trainer is told.

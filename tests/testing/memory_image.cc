@@ -39,14 +39,19 @@ void KeptSegments::Load(const std::vector<char>& image) {
 
 std::string KeptSegments::Differs(const std::vector<char>& image) const {
   const char* from = image.data();
+  std::string what;
   for (const auto& [name, segment] : segments_) {
     const char* const end = from + segment.data_bytes();
-    if (const char* const at = std::mismatch(from, end, segment.data()).first; at != end) {
-      return absl::StrCat(name, " at ", at - from, ": ", int{segment.data()[at - from]}, ", should be ", int{*at});
+    const auto at = std::mismatch(from, end, segment.data());
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < segment.data_bytes(); ++i) bytes += from[i] != segment.data()[i];
+    if (bytes > 0) {
+      absl::StrAppend(&what, name, " in ", bytes, " bytes from ", at.first - from, " on: ", int{*at.second},
+                      ", should be ", int{*at.first}, "; ");
     }
     from = end;
   }
-  return "";
+  return what;
 }
 
 std::vector<KeptSegments::Piece> KeptSegments::Pieces() const {

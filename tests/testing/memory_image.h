@@ -20,7 +20,7 @@ class KeptSegments final : public Memory {
   // The bytes of all segments, one behind the other.
   std::vector<char> Save() const;
   void Load(const std::vector<char>& image);
-  // Where the first byte lies that differs, for messages: "" if none does.
+  // Where bytes differ, for messages: "" if none does.
   std::string Differs(const std::vector<char>& image) const;
 
   // A piece of memory: where it lies in an image, and in the segment.
