@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
-"""Trains handwritten digits through shardmesh, kills the coordinator on the way, and compares meshes.
+"""Trains handwritten digits through shardmesh, kills the coordinator and a worker on the way, and compares meshes.
 
-One coordinator and four workers. The job runs four times, always with the same seed, slots and steps:
+One coordinator, and four workers under one shardmesh-node, which keeps their memory. The job runs four times, always
+with the same seed, slots and steps:
   1. on a 2x2 mesh (ddp, fsdp) with two attached trainers, one of which has `_orig_mod.` before every name; a reader
-     follows the published versions and scores the held-out digits; the coordinator is killed with -9 and started again
+     follows the published versions and scores the held-out digits; the coordinator is killed with -9 and started again;
+     later a worker is killed with -9: shardmesh-node starts it again, and it goes on where it was
   2. on one worker, one trainer through gRPC (Push and Pull)
   3. on a 4x1 mesh (ddp=4, fsdp=1), two attached trainers
   4. on the 2x2 mesh once more, undisturbed
-Then a table: accuracy, steps per second, bytes gathered, digest of weights and optimizer state. The digests must be one
-value, the accuracy at least --accuracy, and the killed coordinator must have cost no step.
+Then a table: accuracy, steps per second, bytes gathered (by the worker that was killed: since then), digest of weights
+and optimizer state. The digests must be one value, the accuracy at least --accuracy, and every trainer must have made
+every step, once.
 
 Example: ./demo --steps 600
 """
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -32,6 +36,8 @@ except ImportError:
     sys.exit("demo.py: the package python3-rich is missing; ./demo installs it")
 
 SLOTS = 4
+WORKERS = 4
+VICTIM = "w-1"  # the worker that is killed
 LOG_LINES = 15  # printed of a process that ended badly
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -80,14 +86,14 @@ class Events:
 
 
 class Cluster:
-    """The coordinator and four workers, with their files in a folder of their own."""
+    """The coordinator and the workers, with their files in a folder of their own."""
 
     def __init__(self, bin_dir, folder):
         self.bin, self.folder = pathlib.Path(bin_dir), pathlib.Path(folder)
         self.processes, self.logs, self.coordinator, self.address = [], {}, None, "127.0.0.1:0"
 
     def program(self, name):
-        path = self.bin / {"shardmesh-coordinator": "server", "shardmesh-worker": "worker", "shardctl": "client/cli",
+        path = self.bin / {"shardmesh-coordinator": "server", "shardmesh-node": "worker", "shardctl": "client/cli",
                            "digits_trainer": "examples/digits", "digits_reader": "examples/digits"}[name] / name
         if not path.exists():
             raise Failure(f"{path} is missing; build it with ./demo")
@@ -114,12 +120,16 @@ class Cluster:
         self.await_file(address_file, self.coordinator, "coordinator")
         self.address = address_file.read_text(encoding="utf-8").strip()
 
-    def start_workers(self, count):
-        for i in range(count):
-            address_file = self.folder / f"worker-{i}"
-            worker = self.spawn("shardmesh-worker", "--coordinator", self.address, "--name", f"w{i}", "--local-dir",
-                                self.folder / "local", "--address-file", address_file, log=f"w{i}")
-            self.await_file(address_file, worker, f"worker w{i}")
+    def start_workers(self):
+        """w-0, w-1, ...: children of a shardmesh-node, which holds their memory and starts again what is killed."""
+        node = self.spawn("shardmesh-node", "--coordinator", self.address, "--workers", WORKERS, "--name", "w",
+                          "--local-dir", self.folder / "local", "--address-dir", self.folder / "workers",
+                          "--log-dir", self.folder, "--stop-grace", 5, log="node")
+        for i in range(WORKERS):
+            self.await_file(self.folder / "workers" / f"w-{i}", node, f"shardmesh-node, or worker w-{i},")
+
+    def worker_pid(self, name):
+        return next(worker["pid"] for worker in self.shardctl("status") if worker["worker"] == name)
 
     def await_file(self, path, process, who):
         deadline = time.monotonic() + 60
@@ -154,6 +164,7 @@ class Run:
     def __init__(self, cluster, flags, title, job, mesh, trainers, remote=False):
         self.cluster, self.flags, self.title, self.job = cluster, flags, title, job
         self.trainers, self.events = [], []
+        self.made = [[] for _ in trainers]  # of each trainer: its steps, and when it said so
         for i, (slots, prefix) in enumerate(trainers):
             arguments = ["--coordinator", cluster.address, "--job", job, "--slots", SLOTS, "--my-slots", slots,
                          "--steps", flags.steps, "--timeout", flags.timeout, "--prefix", prefix,
@@ -162,7 +173,17 @@ class Run:
             arguments += ["--remote"] if remote else []
             trainer = cluster.spawn("digits_trainer", *arguments, log=f"{job}-trainer-{i}", stdout=subprocess.PIPE)
             self.trainers.append(trainer)
-            self.events.append(Events(trainer))
+            self.events.append(Events(trainer, functools.partial(self.note_step, self.made[i])))
+
+    @staticmethod
+    def note_step(made, event):
+        if event["event"] == "step":
+            made.append((event["step"], time.monotonic()))
+
+    def pause_after(self, moment):
+        """Seconds from `moment` to the next committed step; a step that was under way to its commit then does not count."""
+        later = [when - moment for _, when in list(self.made[0]) if when > moment]
+        return later[1] if len(later) > 1 else None
 
     def step(self):
         event = self.events[0].get("step")
@@ -177,6 +198,9 @@ class Run:
     def result(self):
         for events in self.events:
             events.join()
+        for made in self.made:
+            if [step for step, _ in made] != list(range(1, self.flags.steps + 1)):
+                raise Failure(f"{self.title}: a trainer made {len(made)} steps, not each of 1 to {self.flags.steps} once")
         digest = self.cluster.shardctl("digest", self.job)
         status = self.cluster.shardctl("status", self.job)
         gathered = sum(job["gathered_bytes"] for worker in status for job in worker["jobs"] if job["name"] == self.job)
@@ -198,7 +222,7 @@ def follow(run, progress, reader=None, on_step=None):
 
 
 def disturbed_run(cluster, flags, progress, console):
-    """Run 1: a reader beside it, and the coordinator killed in the middle."""
+    """Run 1: a reader beside it; the coordinator and, when that is back, a worker killed in the middle."""
     run = Run(cluster, flags, "2x2, 2 attached trainers", "digits", "ddp=2,fsdp=2", [("0,1", "_orig_mod."), ("2,3", "")])
     reader = cluster.spawn("digits_reader", "--coordinator", cluster.address, "--job", "digits", "--steps", flags.steps,
                            "--timeout", flags.timeout, "--data", HERE / "digits.bin", log="reader", stdout=subprocess.PIPE)
@@ -213,10 +237,18 @@ def disturbed_run(cluster, flags, progress, console):
         elif "killed_at" in state and "back_at" not in state and step >= state["killed_at"] + flags.steps // 10:
             cluster.start_coordinator()
             state["back_at"] = run.step()
+        elif "back_at" in state and "worker_killed" not in state and step >= flags.steps * 2 // 3:
+            state["worker_pid"] = cluster.worker_pid(VICTIM)
+            state["worker_killed_at"], state["worker_killed"] = run.step(), time.monotonic()
+            os.kill(state["worker_pid"], signal.SIGKILL)
 
     follow(run, progress, scores, disturb)
-    if "back_at" not in state:
-        raise Failure(f"training ended before the coordinator was killed and back; use more than {flags.steps} --steps")
+    pause = run.pause_after(state["worker_killed"]) if "worker_killed" in state else None
+    if pause is None:
+        raise Failure("training ended before coordinator and worker were killed and back; use more than "
+                      f"{flags.steps} --steps")
+    if cluster.worker_pid(VICTIM) == state["worker_pid"]:
+        raise Failure(f"worker {VICTIM} was killed, and is still process {state['worker_pid']}")
     if reader.wait(timeout=60) != 0:
         raise cluster.ended_badly(reader, "the reader")
     scores.join()
@@ -226,6 +258,8 @@ def disturbed_run(cluster, flags, progress, console):
         raise Failure(f"the reader's last version is {score['step']}, not {flags.steps}")
     console.print(f"coordinator killed with -9 at step {state['killed_at']}, answering again at step {state['back_at']}: "
                   f"{state['back_at'] - state['killed_at']} steps were made without it, {result['steps']} of {flags.steps} in all")
+    console.print(f"worker {VICTIM} killed with -9 at step {state['worker_killed_at']}: the next step was committed "
+                  f"{pause * 1000:.0f} ms later, and both trainers made every step once")
     console.print(f"the reader scored {scores.count['version']} whole versions; the last one, of step {score['step']}: "
                   f"held-out accuracy {score['accuracy']:.4f}")
     return result
@@ -269,8 +303,8 @@ def main():
     two_trainers = [("0,1", "_orig_mod."), ("2,3", "")]
     try:
         cluster.start_coordinator()
-        cluster.start_workers(4)
-        console.print(f"coordinator at {cluster.address}, 4 workers; {flags.steps} steps of {SLOTS} slots, bf16_sr weights, AdamW")
+        cluster.start_workers()
+        console.print(f"coordinator at {cluster.address}, {WORKERS} workers; {flags.steps} steps of {SLOTS} slots, bf16_sr weights, AdamW")
         with Progress(TextColumn("{task.description:32}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
                       TimeElapsedColumn(), TextColumn("{task.fields[note]}"), console=console) as progress:
             results = [disturbed_run(cluster, flags, progress, console),

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <fstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -30,10 +31,9 @@ absl::Status CheckRunnable(const std::string& program) {
   return errno == EACCES ? absl::PermissionDeniedError(message) : absl::NotFoundError(message);
 }
 
-// "signal=KILL", "status=3".
-std::string EndField(const std::optional<int>& wait_status) {
-  if (!wait_status.has_value()) return "status=unknown";
-  return absl::StrReplaceAll(EndText(*wait_status), {{" ", "="}});
+// "signal KILL", "status 3".
+std::string EndWords(const std::optional<int>& wait_status) {
+  return wait_status.has_value() ? EndText(*wait_status) : "status unknown";
 }
 
 // A node that stops removes its socket.
@@ -69,6 +69,13 @@ Node::Node(NodeOptions options, std::function<void()> all_left)
     slot.options.program = options_.worker_binary;
     slot.options.args = {"--name", slot.options.name, "--keeper", options_.socket};
     slot.options.args.insert(slot.options.args.end(), options_.worker_args.begin(), options_.worker_args.end());
+    std::vector<std::string>& args = slot.options.args;
+    if (!options_.address_dir.empty()) {
+      args.insert(args.end(), {"--address-file", absl::StrCat(options_.address_dir, "/", slot.options.name)});
+    }
+    if (!options_.devices.empty()) {
+      args.insert(args.end(), {"--device", options_.devices[i % options_.devices.size()]});
+    }
     if (!options_.log_dir.empty())
       slot.options.log_file = absl::StrCat(options_.log_dir, "/", slot.options.name, ".log");
     slot.options.outlives_parent = true;
@@ -117,6 +124,14 @@ void Node::StartLocked(Slot& slot, absl::Time now) {
   spdlog::info("event={} worker={} pid={}", slot.lived ? "worker_restarted" : "worker_started", slot.options.name,
                slot.pid);
   slot.lived = true;
+  Tell(absl::StrCat("started ", slot.options.name, " pid ", slot.pid));
+}
+
+void Node::Tell(const std::string& line) const {
+  if (options_.events_file.empty()) return;
+  std::ofstream file(options_.events_file, std::ios::app);
+  file << line + "\n" << std::flush;  // one write
+  if (!file.good()) spdlog::error("event=not_told file={} line={}", options_.events_file, Quoted(line));
 }
 
 Node::Slot* Node::SlotLocked(const std::string& worker) {
@@ -172,7 +187,8 @@ void Node::EndSlotLocked(Slot& slot, const WorkerEnd& end) {
                            : slot.pid != 0    ? absl::StrCat("pid-", slot.pid)
                                               : absl::StrCat(absl::ToInt64Milliseconds(wait));
   spdlog::warn("event=worker_ended worker={} pid={} {} served={} restart_ms={}", end.worker, end.pid,
-               EndField(end.wait_status), end.served, next);
+               absl::StrReplaceAll(EndWords(end.wait_status), {{" ", "="}}), end.served, next);
+  Tell(absl::StrCat("ended ", end.worker, " pid ", end.pid, " ", EndWords(end.wait_status)));
 }
 
 void Node::SignalAll(int signal) {

@@ -32,6 +32,9 @@ struct NodeOptions {
   int num_workers = 1;
   std::string socket;                             // of the keeper
   std::string log_dir;                            // a NAME.log for every worker; unset: their logs go to standard error
+  std::string address_dir;                        // each worker writes where it serves to NAME in it; unset: nowhere
+  std::string events_file;                        // as Tell; unset: none
+  std::vector<std::string> devices;               // of the workers, in turn; empty: as worker_args say
   std::vector<std::string> worker_args;           // of each worker, after --name NAME --keeper SOCKET
   absl::Duration stop_grace = absl::Seconds(10);  // from SIGTERM to SIGKILL
 };
@@ -61,6 +64,9 @@ class Node {
   Node(NodeOptions options, std::function<void()> all_left);
   void Supervise();
   void StartLocked(Slot& slot, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A line for the events file: "started NAME pid PID", once the process runs, or "ended NAME pid PID signal KILL" (or
+  // "status 3", or "status unknown" of a process that an earlier node started). Adopted workers are not told.
+  void Tell(const std::string& line) const;
   Slot* SlotLocked(const std::string& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Came(const std::string& worker, pid_t pid);
   void Ended(const WorkerEnd& end);

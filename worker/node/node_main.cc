@@ -6,9 +6,11 @@
 #include <cstdio>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "client/cli/seconds_flag.h"
 #include "core/job.h"
 #include "core/status.h"
@@ -26,13 +28,14 @@ started again with the same flags, it takes them over. SIGTERM stops the node an
 
 Examples:
   shardmesh-node --coordinator 10.0.0.1:7000 --workers 8
-  shardmesh-node --coordinator 10.0.0.1:7000 --workers 2 --name left --log-dir logs -- --threads 4 --device cuda:0
+  shardmesh-node --coordinator 10.0.0.1:7000 --workers 2 --name left --log-dir logs -- --threads 4
+  shardmesh-node --coordinator 10.0.0.1:7000 --workers 8 --device cuda:0,cuda:1,cuda:2,cuda:3
 )";
 
 struct Flags {
   std::string coordinator = "127.0.0.1:7000";
   int workers = 1;
-  std::string name, worker_binary, local_dir, socket, log_dir;
+  std::string name, worker_binary, local_dir, socket, log_dir, address_dir, events, devices;
   std::string log_level = "info";
   double stop_grace = 10;
   std::vector<std::string> worker_args;
@@ -46,6 +49,16 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--local-dir", flags.local_dir, "folder of UNIX sockets; unset: /tmp/shardmesh-UID");
   app.add_option("--socket", flags.socket, "where workers reach the node; unset: LOCAL_DIR/keeper.sock");
   app.add_option("--log-dir", flags.log_dir, "a NAME.log for every worker; unset: their logs go to standard error");
+  app.add_option("--address-dir", flags.address_dir,
+                 "each worker writes its address to NAME in this folder once it has joined; unset: nowhere");
+  app.add_option(
+      "--events", flags.events,
+      "append a line to this file for every worker that starts or ends: started NAME pid PID, ended NAME pid "
+      "PID signal KILL; unset: none");
+  app.add_option(
+      "--device", flags.devices,
+      "where the workers' steps run: cpu, or CUDA devices, which they take in turn, like cuda:0,cuda:1 (a job "
+      "on them ends with its worker); unset: cpu");
   AddSeconds(app, "--stop-grace", flags.stop_grace, "from SIGTERM to SIGKILL of a worker, in seconds");
   app.add_option("--log-level", flags.log_level, "trace, debug, info, warn, error or off")->capture_default_str();
   app.add_option("WORKER_FLAGS", flags.worker_args, "after --: flags of every worker");
@@ -71,13 +84,19 @@ absl::StatusOr<NodeOptions> OptionsOf(const Flags& flags) {
   options.socket = flags.socket.empty() ? local_dir + "/keeper.sock" : fs::absolute(flags.socket).string();
   options.num_workers = flags.workers;
   options.log_dir = flags.log_dir;
+  if (!flags.address_dir.empty()) options.address_dir = fs::absolute(flags.address_dir).string();
+  options.events_file = flags.events;
+  options.devices = absl::StrSplit(flags.devices, ',', absl::SkipEmpty());  // a wrong one ends its worker, and says so
   options.worker_args = {"--coordinator", flags.coordinator, "--local-dir", local_dir};
   options.worker_args.insert(options.worker_args.end(), flags.worker_args.begin(), flags.worker_args.end());
   options.stop_grace = absl::Seconds(flags.stop_grace);
-  if (!flags.log_dir.empty()) fs::create_directories(flags.log_dir, error);
-  if (!error) return options;
-  return absl::PermissionDeniedError(
-      absl::StrCat("cannot make the folder ", flags.log_dir, ": ", error.message(), "; choose another --log-dir"));
+  for (const auto& [flag, folder] : {std::pair("--log-dir", flags.log_dir), {"--address-dir", options.address_dir}}) {
+    if (!folder.empty()) fs::create_directories(folder, error);
+    if (!error) continue;
+    return absl::PermissionDeniedError(
+        absl::StrCat("cannot make the folder ", folder, ": ", error.message(), "; choose another ", flag));
+  }
+  return options;
 }
 
 absl::Status RunNode(const Flags& flags) {

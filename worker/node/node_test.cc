@@ -125,6 +125,29 @@ TEST_F(NodeTest, WorkerKilled_IsStartedAgainAtOnce_AndFindsItsBytes) {
   EXPECT_EQ(StopNode(), 0);
 }
 
+TEST_F(NodeTest, EventsDevicesAndAddresses) {
+  Start(2, {"--events", folder.File("events"), "--device", "cuda:0,cuda:7", "--address-dir", folder.File("at")});
+  ASSERT_TRUE(Reaches("w-0", 1) && Reaches("w-1", 1));
+  const Process killed = Current("w-1");
+  killed.Kill();
+  ASSERT_TRUE(Reaches("w-1", 2));
+  const pid_t other = Current("w-0").pid(), next = Current("w-1").pid();
+  EXPECT_THAT(Lives("w-0")[0].arguments,
+              HasSubstr(absl::StrCat(",--address-file,", folder.File("at/w-0"), ",--device,cuda:0")));
+  EXPECT_THAT(Lives("w-1")[1].arguments, HasSubstr("at/w-1,--device,cuda:7"));
+  EXPECT_TRUE(std::filesystem::is_directory(folder.File("at")));
+  EXPECT_EQ(StopNode(), 0);
+  const std::vector<std::string> lines = absl::StrSplit(Contents("events"), '\n', absl::SkipEmpty());
+  ASSERT_EQ(lines.size(), 6u) << Contents("events");
+  EXPECT_EQ(lines[0], absl::StrCat("started w-0 pid ", other));
+  EXPECT_EQ(lines[1], absl::StrCat("started w-1 pid ", killed.pid()));
+  EXPECT_EQ(lines[2], absl::StrCat("ended w-1 pid ", killed.pid(), " signal KILL"));
+  EXPECT_EQ(lines[3], absl::StrCat("started w-1 pid ", next));
+  EXPECT_THAT((std::vector<std::string>{lines[4], lines[5]}),
+              ::testing::UnorderedElementsAre(absl::StrCat("ended w-0 pid ", other, " status 0"),
+                                              absl::StrCat("ended w-1 pid ", next, " status 0")));
+}
+
 TEST_F(NodeTest, NodeKilled_WorkersLiveOn_AndTheNextNodeHasTheirMemory) {
   Start(2);
   ASSERT_TRUE(Reaches("w-0", 1) && Reaches("w-1", 1));
