@@ -25,15 +25,15 @@ absl::Status ErrnoStatus(int error, absl::string_view what, const std::string& p
 }
 
 // What the child does; between fork and exec only async-signal-safe functions are allowed. Returns errno.
-// `parent`: with whom it ends; 0: with nobody.
-int BecomeProgram(char* const* argv, pid_t parent, int input, int output) {
-  if (parent != 0 && prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return errno;
+// `parent`: with whom it ends, by `signal`; 0: with nobody.
+int BecomeProgram(char* const* argv, pid_t parent, int signal, int input, int output) {
+  if (parent != 0 && prctl(PR_SET_PDEATHSIG, signal) != 0) return errno;
   if (parent != 0 && getppid() != parent) _exit(1);  // the parent was gone before the line above
   setpgid(0, 0);
   if (dup2(input, STDIN_FILENO) < 0 || dup2(output, STDOUT_FILENO) < 0 || dup2(output, STDERR_FILENO) < 0) return errno;
   struct sigaction standard = {};
   standard.sa_handler = SIG_DFL;
-  for (const int signal : {SIGINT, SIGTERM, SIGPIPE}) sigaction(signal, &standard, nullptr);
+  for (const int number : {SIGINT, SIGTERM, SIGPIPE}) sigaction(number, &standard, nullptr);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -81,7 +81,8 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const ChildOpt
   const pid_t pid = fork();
   if (pid < 0) return ErrnoStatus(errno, "start", options.program);
   if (pid == 0) {
-    const int error = BecomeProgram(argv.data(), parent, input.get(), log.valid() ? log.get() : STDERR_FILENO);
+    const int error = BecomeProgram(argv.data(), parent, options.when_parent_ends, input.get(),
+                                    log.valid() ? log.get() : STDERR_FILENO);
     if (write(to_parent.get(), &error, sizeof(error)) < 0) _exit(126);
     _exit(127);
   }

@@ -1,11 +1,12 @@
 // ChildProcess: a program started beside this one, that never outlives it: the kernel kills it when the thread that
-// started it ends, and so does the destructor (unless the options say that it outlives its parent). It gets its own
+// started it ends, and so does the destructor (unless the options say otherwise). It gets its own
 // process group (Ctrl-C in a terminal is the parent's), no standard input, an empty signal mask, and SIGINT, SIGTERM
 // and SIGPIPE as they are by default. Not thread-safe; Start is safe in a process with threads.
 #pragma once
 
 #include <sys/types.h>
 
+#include <csignal>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,11 +18,12 @@
 namespace shardmesh {
 
 struct ChildOptions {
-  std::string name;               // for messages
-  std::string program;            // its path
-  std::vector<std::string> args;  // without the program
-  std::string log_file;           // standard output and error, appended; unset: both go to standard error
-  bool outlives_parent = false;   // it goes on when this process ends, and when the object does
+  std::string name;                // for messages
+  std::string program;             // its path
+  std::vector<std::string> args;   // without the program
+  std::string log_file;            // standard output and error, appended; unset: both go to standard error
+  bool outlives_parent = false;    // it goes on when this process ends, and when the object does
+  int when_parent_ends = SIGKILL;  // what it gets then; SIGTERM: it has children of its own to end
 };
 
 class ChildProcess {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "core/status.h"
 
@@ -17,6 +18,9 @@ namespace {
 constexpr absl::Duration kPollStart = absl::Milliseconds(10);
 constexpr absl::Duration kPollEnds = absl::Milliseconds(50);
 
+constexpr absl::Duration kNodeEnds = absl::Seconds(15);  // after the grace, in which its workers end
+
+constexpr char kNode[] = "node";
 constexpr char kMemoryState[] = ":memory:";
 constexpr size_t kMaxFolderBytes = 64;  // the path of a UNIX socket has at most 107 bytes
 
@@ -51,55 +55,75 @@ LocalCluster::~LocalCluster() { Stop(); }
 
 // Every process writes its address into a file once it serves; a worker's says that it has joined as well.
 absl::Status LocalCluster::StartAll(StopSignal& stop) {
-  const std::string& folder = folder_->path();
   const absl::Time deadline = absl::Now() + options_.start_timeout;
+  RETURN_IF_ERROR(StartCoordinator());
+  ASSIGN_OR_RETURN(address_, AwaitAddress("coordinator", deadline, stop));
+  children_.front().options.args[1] = address_;  // of later lives, too: the workers know it
+  RETURN_IF_ERROR(options_.keep ? StartNode() : StartWorkers());
+  for (int i = 0; i < options_.num_workers; ++i) {
+    RETURN_IF_ERROR(AwaitAddress(absl::StrCat("worker-", i), deadline, stop));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalCluster::StartCoordinator() {
   std::vector<std::string> args = {"--listen",     options_.listen, "--state",
                                    options_.state, "--log-level",   options_.log_level};
   args.insert(args.end(), {"--heartbeat-interval-ms", absl::StrCat(options_.heartbeat_interval_ms),
                            "--heartbeat-timeout-ms", absl::StrCat(options_.heartbeat_timeout_ms)});
-  args.insert(args.end(), {"--address-file", folder + "/coordinator"});
+  args.insert(args.end(), {"--address-file", folder_->path() + "/coordinator"});
   if (!options_.mesh.empty()) args.insert(args.end(), {"--default-mesh", options_.mesh});
   AddTlsArguments(options_.tls, args);
-  RETURN_IF_ERROR(StartChild("coordinator", options_.coordinator_binary, std::move(args)));
-  ASSIGN_OR_RETURN(address_, AwaitAddress(folder + "/coordinator", deadline, stop));
-  children_.front().options.args[1] = address_;  // of later lives, too: the workers know it
+  return StartChild("coordinator", options_.coordinator_binary, std::move(args));
+}
+
+absl::Status LocalCluster::StartWorkers() {
+  const std::string& folder = folder_->path();
   for (int i = 0; i < options_.num_workers; ++i) {
     const std::string name = absl::StrCat("worker-", i);
-    args = {"--coordinator", address_, "--name", name, "--threads", absl::StrCat(options_.threads)};
-    args.insert(args.end(), {"--log-level", options_.log_level, "--address-file", absl::StrCat(folder, "/", name)});
-    args.insert(args.end(), {"--local-dir", folder, "--device", options_.devices[i % options_.devices.size()]});
+    std::vector<std::string> args = {"--coordinator", address_, "--name", name};
+    args.insert(args.end(), {"--threads", absl::StrCat(options_.threads), "--log-level", options_.log_level});
+    args.insert(args.end(), {"--address-file", absl::StrCat(folder, "/", name), "--local-dir", folder});
+    args.insert(args.end(), {"--device", options_.devices[i % options_.devices.size()]});
     AddTlsArguments(options_.tls, args);
     RETURN_IF_ERROR(StartChild(name, options_.worker_binary, std::move(args)));
   }
-  for (int i = 0; i < options_.num_workers; ++i) {
-    RETURN_IF_ERROR(AwaitAddress(absl::StrCat(folder, "/worker-", i), deadline, stop));
-  }
   return absl::OkStatus();
+}
+
+absl::Status LocalCluster::StartNode() {
+  const std::string& folder = folder_->path();
+  std::vector<std::string> args = {"--coordinator", address_, "--workers", absl::StrCat(options_.num_workers)};
+  args.insert(args.end(), {"--name", "worker", "--worker-binary", options_.worker_binary, "--local-dir", folder});
+  args.insert(args.end(), {"--address-dir", folder, "--events", folder + "/events"});
+  args.insert(args.end(), {"--device", absl::StrJoin(options_.devices, ","), "--log-level", options_.log_level});
+  args.insert(args.end(), {"--stop-grace", absl::StrCat(absl::ToDoubleSeconds(options_.stop_grace))});
+  if (!options_.log_dir.empty()) args.insert(args.end(), {"--log-dir", options_.log_dir});
+  args.insert(args.end(), {"--", "--threads", absl::StrCat(options_.threads), "--log-level", options_.log_level});
+  AddTlsArguments(options_.tls, args);
+  workers_.emplace(folder + "/events", events_);
+  return StartChild(kNode, options_.node_binary, std::move(args));
 }
 
 absl::Status LocalCluster::StartChild(const std::string& name, const std::string& program,
                                       std::vector<std::string> args) {
   Child child;
   child.options = {name, program, std::move(args), LogFile(name)};
+  if (name == kNode) child.options.when_parent_ends = SIGTERM;  // killed, it would leave its workers
   ASSIGN_OR_RETURN(child.process, ChildProcess::Start(child.options));
   child.started = absl::Now();
   children_.push_back(std::move(child));
-  events_.started(*children_.back().process);
+  events_.started(name, children_.back().process->pid());
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> LocalCluster::AwaitAddress(const std::string& file, absl::Time deadline, StopSignal& stop) {
-  const std::string name = std::filesystem::path(file).filename().string();
+absl::StatusOr<std::string> LocalCluster::AwaitAddress(const std::string& name, absl::Time deadline, StopSignal& stop) {
+  const std::string file = absl::StrCat(folder_->path(), "/", name);
+  const auto started = [&] { return !workers_.has_value() || workers_->HasStarted(name); };
   std::string address;
-  while (!std::getline(std::ifstream(file), address) || address.empty()) {
-    for (const Child& child : children_) {
-      const std::optional<int> status = child.process->Ended();
-      if (!status.has_value()) continue;
-      const std::string log = child.options.log_file;
-      return absl::UnavailableError(absl::StrCat(child.options.name, " (pid ", child.process->pid(), ") ended with ",
-                                                 EndText(*status),
-                                                 " before it was ready; its log: ", log.empty() ? "above" : log));
-    }
+  while (!std::getline(std::ifstream(file), address) || address.empty() || !started()) {
+    if (workers_.has_value()) workers_->Read();
+    RETURN_IF_ERROR(CheckNoneEnded());
     if (absl::Now() > deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat(name, " was not ready within ", absl::FormatDuration(options_.start_timeout)));
@@ -109,17 +133,37 @@ absl::StatusOr<std::string> LocalCluster::AwaitAddress(const std::string& file, 
   return address;
 }
 
+absl::Status LocalCluster::CheckNoneEnded() const {
+  const auto ended = [&](const std::string& name, pid_t pid, const std::string& how) {
+    const std::string log = LogFile(name);
+    return absl::UnavailableError(absl::StrCat(name, " (pid ", pid, ") ended with ", how,
+                                               " before it was ready; its log: ", log.empty() ? "above" : log));
+  };
+  for (const Child& child : children_) {
+    const std::optional<int> status = child.process->Ended();
+    if (status.has_value()) return ended(child.options.name, child.process->pid(), EndText(*status));
+  }
+  if (!workers_.has_value() || !workers_->first_end().has_value()) return absl::OkStatus();
+  return ended(workers_->first_end()->name, workers_->first_end()->pid, workers_->first_end()->how);
+}
+
 std::string LocalCluster::LogFile(const std::string& name) const {
   return options_.log_dir.empty() ? "" : absl::StrCat(options_.log_dir, "/", name, ".log");
 }
 
 size_t LocalCluster::ReportEnds() {
   size_t running = 0;
+  if (workers_.has_value()) {
+    const bool node_ended = children_.back().process->Ended().has_value();
+    workers_->Read();
+    if (node_ended) workers_->ReportUntold();
+    if (workers_->AnyRuns()) ++running;
+  }
   for (Child& child : children_) {
     const std::optional<int> status = child.process->Ended();
     if (!status.has_value() || Restarted(child)) ++running;
     if (status.has_value() && !std::exchange(child.reported, true)) {
-      events_.ended(*child.process, *status);
+      events_.ended(child.options.name, child.process->pid(), EndText(*status));
       const absl::Time now = absl::Now();
       child.again = now + child.restarts.WaitAfter(now - child.started);
     }
@@ -139,7 +183,7 @@ void LocalCluster::RestartEnded(absl::Time now) {
     if (again.ok()) {
       child.process = *std::move(again);
       child.reported = false;
-      events_.started(*child.process);
+      events_.started(child.options.name, child.process->pid());
     } else {
       events_.not_restarted(child.options.name, again.status());
       child.again = now + child.restarts.WaitAfter(absl::ZeroDuration());
@@ -155,8 +199,8 @@ absl::Status LocalCluster::Supervise(StopSignal& stop) {
   return absl::OkStatus();
 }
 
-void LocalCluster::StopRange(size_t begin, size_t end) {
-  const absl::Time deadline = absl::Now() + options_.stop_grace;
+void LocalCluster::StopRange(size_t begin, size_t end, absl::Duration grace) {
+  const absl::Time deadline = absl::Now() + grace;
   for (size_t i = begin; i < end; ++i) children_[i].process->Signal(SIGTERM);
   bool running = begin < end;
   while (running && absl::Now() < deadline) {
@@ -171,10 +215,22 @@ void LocalCluster::StopRange(size_t begin, size_t end) {
   ReportEnds();
 }
 
+// Workers of a node that was killed.
+void LocalCluster::StopLeftWorkers() {
+  if (!workers_.has_value() || !workers_->AnyRuns()) return;
+  workers_->SignalAll(SIGTERM);
+  const absl::Time deadline = absl::Now() + options_.stop_grace;
+  while (workers_->AnyRuns() && absl::Now() < deadline) poll(nullptr, 0, 10);
+  workers_->SignalAll(SIGKILL);
+  while (workers_->AnyRuns()) poll(nullptr, 0, 1);  // SIGKILL always works
+  ReportEnds();
+}
+
 void LocalCluster::Stop() {
   if (children_.empty()) return;
-  StopRange(1, children_.size());
-  StopRange(0, 1);
+  StopRange(1, children_.size(), options_.stop_grace + (options_.keep ? kNodeEnds : absl::ZeroDuration()));
+  StopLeftWorkers();
+  StopRange(0, 1, options_.stop_grace);
 }
 
 }  // namespace shardmesh

@@ -1,16 +1,18 @@
-// LocalCluster: a coordinator and its workers as child processes of this one. Not thread-safe. Every wait ends at a
-// deadline or when `stop` is asked for.
+// LocalCluster: a coordinator and a shardmesh-node with its workers (or the workers themselves) as child processes of
+// this one. Not thread-safe. Every wait ends at a deadline or when `stop` is asked for.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "local/child_process.h"
+#include "client/cli/node_workers.h"
 #include "client/cli/owned_folder.h"
+#include "local/child_process.h"
 #include "local/restarts.h"
 #include "rpc/main_support.h"
 #include "rpc/tls.h"
@@ -18,7 +20,7 @@
 namespace shardmesh {
 
 struct ClusterOptions {
-  std::string coordinator_binary, worker_binary;  // paths
+  std::string coordinator_binary, worker_binary, node_binary;  // paths; the last one for `keep`
   int num_workers = 1;
   std::string mesh;  // the default mesh of jobs; unset: none
   std::string listen = "127.0.0.1:7000";
@@ -31,14 +33,15 @@ struct ClusterOptions {
   TlsOptions tls;  // of every process
   absl::Duration start_timeout = absl::Seconds(30);
   absl::Duration stop_grace = absl::Seconds(10);  // from SIGTERM to SIGKILL
-  // Starts again what ended by itself, but for a coordinator whose state was in its memory.
+  // The workers are those of a shardmesh-node, which starts them again, with the memory of their jobs, when they are
+  // killed. If not, they are children of this process.
+  bool keep = true;
+  // Starts again what of its children ended by itself, but for a coordinator whose state was in its memory.
   bool restart = false;
 };
 
 // What happens to a process, as it happens.
-struct ClusterEvents {
-  std::function<void(const ChildProcess&)> started;
-  std::function<void(const ChildProcess&, int wait_status)> ended;
+struct ClusterEvents : NodeWorkers::Events {
   std::function<void(const std::string& name, const absl::Status& error)> not_restarted;  // it is tried again
 };
 
@@ -74,11 +77,18 @@ class LocalCluster {
 
   LocalCluster(ClusterOptions options, ClusterEvents events, std::unique_ptr<OwnedFolder> folder);
   absl::Status StartAll(StopSignal& stop);
+  absl::Status StartCoordinator();
+  absl::Status StartWorkers();
+  absl::Status StartNode();
   absl::Status StartChild(const std::string& name, const std::string& program, std::vector<std::string> args);
-  absl::StatusOr<std::string> AwaitAddress(const std::string& file, absl::Time deadline, StopSignal& stop);
+  // Of the process of that name, once it serves (a worker: once it has joined).
+  absl::StatusOr<std::string> AwaitAddress(const std::string& name, absl::Time deadline, StopSignal& stop);
+  absl::Status CheckNoneEnded() const;
   std::string LogFile(const std::string& name) const;
-  void StopRange(size_t begin, size_t end);
-  // Reports every process whose end was not reported yet; gives how many still run, or will again.
+  void StopRange(size_t begin, size_t end, absl::Duration grace);
+  void StopLeftWorkers();
+  // Reports what the node has told, and every process whose end was not reported yet; gives how many still run, or will
+  // again.
   size_t ReportEnds();
   void RestartEnded(absl::Time now);
   bool Restarted(const Child& child) const;
@@ -87,7 +97,8 @@ class LocalCluster {
   const ClusterEvents events_;
   const std::unique_ptr<OwnedFolder> folder_;
   std::string address_;
-  std::vector<Child> children_;  // the coordinator is the first
+  std::vector<Child> children_;         // the coordinator is the first; with `keep` the node is the second and last
+  std::optional<NodeWorkers> workers_;  // with `keep`
 };
 
 }  // namespace shardmesh

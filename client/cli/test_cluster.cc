@@ -67,6 +67,16 @@ bool Cluster::AllEndSoon() const {
   return all;
 }
 
+// "started NAME pid PID".
+pid_t Cluster::PidOf(const std::string& name) const {
+  int pid = 0;
+  for (const absl::string_view line : absl::StrSplit(output(), '\n')) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ');
+    if (words.size() == 4 && words[0] == "started" && words[1] == name) (void)absl::SimpleAtoi(words[3], &pid);
+  }
+  return pid;
+}
+
 JobSpec TinyJob(const std::string& name) {
   JobSpec spec;
   spec.name = name;

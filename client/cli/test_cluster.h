@@ -8,9 +8,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "local/child_process.h"
 #include "client/cpp/client.h"
 #include "core/job.h"
+#include "local/child_process.h"
 #include "local/fd.h"
 
 namespace shardmesh {
@@ -47,6 +47,8 @@ class Cluster {
   ChildProcess& up() { return *up_; }
   const std::vector<Watched>& processes() const { return processes_; }  // the coordinator first
   bool AllEndSoon() const;
+  // Of the newest life that it printed; 0: there is none.
+  pid_t PidOf(const std::string& name) const;
 
  private:
   std::string output_, address_;

@@ -89,7 +89,8 @@ class TopCommandTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start("top-" + name, {"--workers", "2", "--log-level", "warn"}));
+    ASSERT_OK_AND_ASSIGN(cluster_,
+                         Cluster::Start("top-" + name, {"--workers", "2", "--no-keep", "--log-level", "warn"}));
   }
 
   // The job and its two trainers, before their first step.
@@ -168,7 +169,7 @@ TEST_F(TopCommandTest, KilledWorkerAndCoordinator_TheViewGoesOn) {
   Prepare();
   TopProcess lines(*cluster_, "going-on", {"--json", "--interval", "0.02", "--timeout", "1"});
   EXPECT_TRUE(lines.Shows([](const Json& line) { return line["jobs"][0]["workers"][1]["answered"] == true; }));
-  kill(cluster_->processes()[2].pid(), SIGKILL);
+  kill(cluster_->PidOf("worker-1"), SIGKILL);
   const auto answers = [](const Json& line) {
     int number = 0;
     for (const Json& worker : line["jobs"][0]["workers"]) number += worker["answered"] == true;
@@ -182,7 +183,7 @@ TEST_F(TopCommandTest, KilledWorkerAndCoordinator_TheViewGoesOn) {
                     ContainsRegex("tiny +worker-1 +[01] +[0-9]+ +- +- +- +- +no answer\n"),
                     ContainsRegex("tiny +worker-0 +[01] +[0-9]+ +cpu +1 ")));
   EXPECT_THAT(text.output(), testing::Not(HasSubstr("\x1b")));
-  kill(cluster_->processes()[0].pid(), SIGKILL);
+  kill(cluster_->PidOf("coordinator"), SIGKILL);
   EXPECT_TRUE(lines.Shows([&](const Json& line) { return line["coordinator_error"] != "" && answers(line) == 1; }))
       << lines.output();
   lines.Signal(SIGTERM);

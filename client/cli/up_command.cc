@@ -41,13 +41,12 @@ void Print(const Flags& flags, const std::string& text, const Json& json) {
 
 ClusterEvents PrintingEvents(const Flags& flags) {
   ClusterEvents events;
-  events.started = [&flags](const ChildProcess& child) {
-    Print(flags, absl::StrCat("started ", child.name(), " pid ", child.pid()),
-          {{"event", "started"}, {"name", child.name()}, {"pid", child.pid()}});
+  events.started = [&flags](const std::string& name, pid_t pid) {
+    Print(flags, absl::StrCat("started ", name, " pid ", pid), {{"event", "started"}, {"name", name}, {"pid", pid}});
   };
-  events.ended = [&flags](const ChildProcess& child, int wait_status) {
-    Print(flags, absl::StrCat("ended ", child.name(), " pid ", child.pid(), " ", EndText(wait_status)),
-          {{"event", "ended"}, {"name", child.name()}, {"pid", child.pid()}, {"how", EndText(wait_status)}});
+  events.ended = [&flags](const std::string& name, pid_t pid, const std::string& how) {
+    Print(flags, absl::StrCat("ended ", name, " pid ", pid, " ", how),
+          {{"event", "ended"}, {"name", name}, {"pid", pid}, {"how", how}});
   };
   events.not_restarted = [&flags](const std::string& name, const absl::Status& error) {
     Print(flags, absl::StrCat("not restarted ", name, ": ", error.message()),
@@ -93,6 +92,9 @@ absl::Status Complete(Flags& flags) {
 absl::Status PrepareFiles(Flags& flags) {
   ASSIGN_OR_RETURN(flags.cluster.coordinator_binary, FindProgram("shardmesh-coordinator", "server", flags.bin_dir));
   ASSIGN_OR_RETURN(flags.cluster.worker_binary, FindProgram("shardmesh-worker", "worker", flags.bin_dir));
+  if (flags.cluster.keep) {
+    ASSIGN_OR_RETURN(flags.cluster.node_binary, FindProgram("shardmesh-node", "worker", flags.bin_dir));
+  }
   if (flags.cluster.log_dir.empty()) return absl::OkStatus();
   std::error_code error;
   std::filesystem::create_directories(flags.cluster.log_dir, error);
@@ -142,7 +144,8 @@ void AddOptions(CLI::App& command, Flags& flags) {
   command.add_option("--log-dir", cluster.log_dir, "Folder for a NAME.log of each process; unset: standard error");
   command.add_option("--log-level", cluster.log_level, "Of each process: trace, debug, info, warn, error or off")
       ->capture_default_str();
-  command.add_option("--bin-dir", flags.bin_dir, "Folder of shardmesh-coordinator and shardmesh-worker");
+  command.add_option("--bin-dir", flags.bin_dir,
+                     "Folder of shardmesh-coordinator, shardmesh-node and shardmesh-worker");
   command.add_option("--heartbeat-interval-ms", cluster.heartbeat_interval_ms, "How often workers report")
       ->check(CLI::Range(10, 60'000))
       ->capture_default_str();
@@ -151,9 +154,14 @@ void AddOptions(CLI::App& command, Flags& flags) {
       ->capture_default_str();
   AddSeconds(command, "--start-timeout", flags.start_timeout_seconds, "Seconds until every worker must have joined");
   AddSeconds(command, "--grace", flags.grace_seconds, "Seconds from SIGTERM to SIGKILL, at the end");
-  command.add_flag("--restart", cluster.restart,
-                   "Start a process again that ends by itself: at once after a long life, after up to 5 s if it keeps "
-                   "ending; a coordinator only with a --state file");
+  command.add_flag(
+      "--keep,!--no-keep", cluster.keep,
+      "A shardmesh-node keeps the workers: one that is killed comes back, with its jobs. With --no-keep it "
+      "stays away, and its jobs have failed");
+  command.add_flag(
+      "--restart", cluster.restart,
+      "Start coordinator and node (with --no-keep: workers) again when they end by themselves: at once after "
+      "a long life, after up to 5 s if they keep ending; a coordinator only with a --state file");
   command.add_flag("--json", flags.json, "Print each event as one line of JSON");
   AddTlsOptions(command, cluster.tls);
 }
@@ -189,15 +197,16 @@ void AddUpCommand(CLI::App& app, CommandResult& result) {
   AddOptions(*command, *flags);
   command->footer(
       "Prints a line for each process that starts and ends, and \"ready ADDRESS ...\" once every worker has joined.\n"
-      "SIGINT or SIGTERM end all of them, exit code 0. If shardctl is killed they are killed with it.\n"
-      "A process that ends by itself is started again with --restart only: the others go on, also without a "
-      "coordinator;\n"
-      "exit code 1 once none is left. Jobs of a worker that died have failed: delete and create them again.\n"
+      "SIGINT or SIGTERM end all of them, exit code 0. If shardctl is killed they end with it.\n"
+      "A worker that is killed is started again, and its jobs go on after a pause of about 0.1 s; those on CUDA\n"
+      "devices or with bucket residency have failed: delete and create them again. Coordinator and node are started\n"
+      "again with --restart only: the others go on without them. Exit code 1 once no process is left.\n"
       "Examples:\n"
       "  shardctl up --workers 4 --mesh ddp=2,fsdp=2\n"
       "  shardctl up --workers 2 --listen 127.0.0.1:0 --log-dir logs --json\n"
       "  shardctl up --mesh fsdp=8 --state ./shardmesh.db --threads 2\n"
       "  shardctl up --workers 4 --state ./shardmesh.db --restart\n"
+      "  shardctl up --workers 4 --no-keep\n"
       "  shardctl up --workers 2 --device cuda:0");
   command->callback([flags, &result] { RunUp(*flags, result); });
 }

@@ -1,9 +1,11 @@
 // `shardctl up`: a coordinator and workers on this machine, until it is stopped. Unlike other subcommands it prints
 // while it runs, on standard output, one line for each event (text or JSON):
 //   started coordinator pid 100
-//   started worker-0 pid 101
+//   started node pid 101
+//   started worker-0 pid 102
 //   ready 127.0.0.1:7000 workers 1 mesh fsdp=1
-//   ended worker-0 pid 101 signal KILL
+//   ended worker-0 pid 102 signal KILL
+//   started worker-0 pid 110
 #pragma once
 
 #include <CLI/App.hpp>

@@ -12,10 +12,12 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "client/cli/shardctl.h"
 #include "client/cli/test_cluster.h"
 #include "client/cpp/session.h"
 #include "core/matchers.h"
+#include "core/status.h"
 
 namespace shardmesh {
 namespace {
@@ -23,6 +25,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // The temporary folder of a service, as its workers were told.
 std::string FolderOf(const Cluster& cluster) {
@@ -34,11 +37,11 @@ std::string FolderOf(const Cluster& cluster) {
 
 TEST(UpCommandTest, KilledWorker_IsReported_StopEndsAll) {
   ASSERT_OK_AND_ASSIGN(const auto cluster,
-                       Cluster::Start("stop", {"--mesh", "fsdp=2", "--log-level", "warn", "--heartbeat-interval-ms",
-                                               "100", "--heartbeat-timeout-ms", "500"}));
+                       Cluster::Start("stop", {"--no-keep", "--mesh", "fsdp=2", "--log-level", "warn",
+                                               "--heartbeat-interval-ms", "100", "--heartbeat-timeout-ms", "500"}));
   ASSERT_EQ(cluster->processes().size(), 3u);
   ASSERT_OK(Train(cluster->address(), TinyJob("tiny")));
-  const pid_t worker = cluster->processes()[2].pid();
+  const pid_t worker = cluster->PidOf("worker-1");
   kill(worker, SIGKILL);
   EXPECT_TRUE(cluster->Prints(absl::StrCat("ended worker-1 pid ", worker, " signal KILL\n"))) << cluster->output();
   EXPECT_TRUE(Eventually([&] {
@@ -61,10 +64,12 @@ TEST(UpCommandTest, KilledWorker_IsReported_StopEndsAll) {
 }
 
 TEST(UpCommandTest, KilledSupervisor_TakesItsProcessesAlong) {
-  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start("killed", {"--log-level", "warn"}));
-  ASSERT_EQ(cluster->processes().size(), 2u);
-  cluster->up().Signal(SIGKILL);
-  EXPECT_TRUE(cluster->AllEndSoon());
+  for (const std::string keep : {"--keep", "--no-keep"}) {
+    ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start("killed" + keep, {keep, "--log-level", "warn"}));
+    ASSERT_EQ(cluster->processes().size(), keep == "--keep" ? 3u : 2u);
+    cluster->up().Signal(SIGKILL);
+    EXPECT_TRUE(cluster->AllEndSoon()) << keep;
+  }
 }
 
 TEST(UpCommandTest, KilledSupervisor_ItsFolderIsRemovedByTheNext) {
@@ -84,40 +89,94 @@ TEST(UpCommandTest, KilledCoordinator_TrainingGoesOn) {
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, Train(cluster->address(), TinyJob("tiny")));
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Session> session, job->Connect({Slot(0)}));
   ASSERT_OK(session->AwaitWeights(kLong));
-  const pid_t coordinator = cluster->processes()[0].pid();
+  const pid_t coordinator = cluster->PidOf("coordinator");
   kill(coordinator, SIGKILL);
   EXPECT_TRUE(cluster->Prints(absl::StrCat("ended coordinator pid ", coordinator, " signal KILL\n")));
   for (int step = 0; step < 100; ++step) ASSERT_OK(session->Step());
   EXPECT_FALSE(cluster->up().Ended().has_value());
-  kill(cluster->processes()[1].pid(), SIGKILL);
+  kill(cluster->PidOf("worker-0"), SIGTERM);  // it leaves, and the node with its last worker
   ASSERT_TRUE(Eventually([&] { return cluster->up().Ended().has_value(); }));
   EXPECT_EQ(EndText(*cluster->up().Ended()), "status 1");
   EXPECT_THAT(cluster->output(), HasSubstr("every process of the service has ended"));
 }
 
-// "started NAME pid PID" of its newest life; 0: there is none.
-pid_t NewestPid(const Cluster& cluster, const std::string& name) {
-  int pid = 0;
-  for (const absl::string_view line : absl::StrSplit(cluster.output(), '\n')) {
-    const std::vector<std::string> words = absl::StrSplit(line, ' ');
-    if (words.size() == 4 && words[0] == "started" && words[1] == name) (void)absl::SimpleAtoi(words[3], &pid);
-  }
-  return pid;
+// Kills it, and waits for its next life.
+void KillAndAwaitNext(const Cluster& cluster, const std::string& name, const std::string& how = "signal KILL") {
+  const pid_t before = cluster.PidOf(name);
+  kill(before, SIGKILL);
+  EXPECT_TRUE(cluster.Prints(absl::StrCat("ended ", name, " pid ", before, " ", how, "\n"))) << cluster.output();
+  EXPECT_TRUE(Eventually([&] { return cluster.PidOf(name) != before; })) << cluster.output();
 }
 
-// Kills it, and waits for its next life.
-void KillAndAwaitNext(const Cluster& cluster, const std::string& name) {
-  const pid_t before = NewestPid(cluster, name);
-  kill(before, SIGKILL);
-  EXPECT_TRUE(cluster.Prints(absl::StrCat("ended ", name, " pid ", before, " signal KILL\n"))) << cluster.output();
-  EXPECT_TRUE(Eventually([&] { return NewestPid(cluster, name) != before; })) << cluster.output();
+absl::Status TakeSteps(Session& session, int number) {
+  StepOptions options;
+  options.timeout = kLong;
+  for (int step = 0; step < number; ++step) RETURN_IF_ERROR(session.Step(options).status());
+  return absl::OkStatus();
+}
+
+// A training that has made two steps, and goes on by TakeSteps.
+absl::StatusOr<std::unique_ptr<Session>> StartTraining(const Cluster& cluster) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, Train(cluster.address(), TinyJob("tiny")));
+  ASSIGN_OR_RETURN(std::unique_ptr<Session> session, job->Connect({Slot(0)}));
+  RETURN_IF_ERROR(session->AwaitWeights(kLong));
+  return session;
+}
+
+TEST(UpCommandTest, KilledWorker_ComesBackWithItsJob) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start("kept", {"--mesh", "fsdp=2", "--log-level", "warn"}));
+  ASSERT_EQ(cluster->processes().size(), 4u);
+  ASSERT_OK_AND_ASSIGN(const auto session, StartTraining(*cluster));
+  for (const std::string worker : {"worker-0", "worker-1", "worker-0"}) {
+    KillAndAwaitNext(*cluster, worker);
+    ASSERT_OK(TakeSteps(*session, 10)) << worker;
+  }
+  EXPECT_EQ(session->committed_step(), Step(32));
+  EXPECT_THAT(RunShardctl({"jobs", "--coordinator", cluster->address()}).out, Not(HasSubstr("failed")));
+  cluster->up().Signal(SIGTERM);
+  EXPECT_TRUE(cluster->AllEndSoon());
+  ASSERT_TRUE(Eventually([&] { return cluster->up().Ended().has_value(); }));
+  EXPECT_EQ(EndText(*cluster->up().Ended()), "status 0") << cluster->output();
+  EXPECT_THAT(cluster->output(), AllOf(ContainsRegex("ended worker-1 pid [0-9]+ status 0\n"),
+                                       ContainsRegex("ended node pid [0-9]+ status 0\n")));
+}
+
+TEST(UpCommandTest, KilledNode_ItsNextLifeTakesTheWorkersOver) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start("node", {"--restart", "--mesh", "fsdp=2"}));
+  ASSERT_OK_AND_ASSIGN(const auto session, StartTraining(*cluster));
+  const std::string log = absl::StrCat(::testing::TempDir(), "/node-logs/worker-1.log");
+  KillAndAwaitNext(*cluster, "node");
+  ASSERT_TRUE(Eventually([&] { return absl::StrContains(Contents(log), "event=keeper_back"); }));
+  // The other worker hears of it with a sign of life: several times per heartbeat time-out, which is 3 s.
+  const absl::Time known = absl::Now() + absl::Seconds(3);
+  while (absl::Now() < known) ASSERT_OK(TakeSteps(*session, 1));
+  const Step before = session->committed_step();
+  KillAndAwaitNext(*cluster, "worker-1", "status unknown");  // it was no child of this node
+  ASSERT_OK(TakeSteps(*session, 10));
+  EXPECT_EQ(session->committed_step(), Step(before.value() + 10));
+}
+
+TEST(UpCommandTest, KilledNode_NotRestarted_WorkersGoOn_AndEndWithTheService) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start("left", {"--workers", "3", "--mesh", "fsdp=2"}));
+  ASSERT_OK_AND_ASSIGN(const auto session, StartTraining(*cluster));
+  const pid_t node = cluster->PidOf("node"), worker = cluster->PidOf("worker-2");
+  kill(node, SIGKILL);
+  EXPECT_TRUE(cluster->Prints(absl::StrCat("ended node pid ", node, " signal KILL\n"))) << cluster->output();
+  ASSERT_OK(TakeSteps(*session, 10));
+  kill(worker, SIGKILL);
+  EXPECT_TRUE(cluster->Prints(absl::StrCat("ended worker-2 pid ", worker, " status unknown\n"))) << cluster->output();
+  cluster->up().Signal(SIGTERM);
+  EXPECT_TRUE(cluster->AllEndSoon());
+  ASSERT_TRUE(Eventually([&] { return cluster->up().Ended().has_value(); }));
+  EXPECT_EQ(EndText(*cluster->up().Ended()), "status 0") << cluster->output();
 }
 
 TEST(UpCommandTest, KilledProcesses_AreStartedAgain) {
   const std::string state = absl::StrCat(::testing::TempDir(), "/restarted.db");
-  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start("restart", {"--restart", "--mesh", "fsdp=2", "--state", state,
-                                                                      "--log-level", "warn", "--heartbeat-interval-ms",
-                                                                      "100", "--heartbeat-timeout-ms", "60000"}));
+  ASSERT_OK_AND_ASSIGN(
+      const auto cluster,
+      Cluster::Start("restart", {"--restart", "--no-keep", "--mesh", "fsdp=2", "--state", state, "--log-level", "warn",
+                                 "--heartbeat-interval-ms", "100", "--heartbeat-timeout-ms", "60000"}));
   ASSERT_OK(Train(cluster->address(), TinyJob("before")));
   KillAndAwaitNext(*cluster, "worker-1");
   ASSERT_TRUE(Eventually([&] {
@@ -145,11 +204,11 @@ TEST(UpCommandTest, KilledProcesses_AreStartedAgain) {
 
 TEST(UpCommandTest, CoordinatorWithItsStateInMemory_IsNotStartedAgain) {
   ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start("forgets", {"--restart", "--log-level", "warn"}));
-  const pid_t coordinator = NewestPid(*cluster, "coordinator");
+  const pid_t coordinator = cluster->PidOf("coordinator");
   kill(coordinator, SIGKILL);
   EXPECT_TRUE(cluster->Prints(absl::StrCat("ended coordinator pid ", coordinator, " signal KILL\n")));
-  KillAndAwaitNext(*cluster, "worker-0");  // which is looked at after the coordinator
-  EXPECT_EQ(NewestPid(*cluster, "coordinator"), coordinator);
+  KillAndAwaitNext(*cluster, "node");  // which is looked at after the coordinator
+  EXPECT_EQ(cluster->PidOf("coordinator"), coordinator);
 }
 
 TEST(UpCommandTest, Errors) {
@@ -173,6 +232,10 @@ TEST(UpCommandTest, Errors) {
   const CommandResult failed = up({"--bin-dir", ".", "--log-level", "nonsense"});
   EXPECT_EQ(failed.code, kExitError);
   EXPECT_THAT(failed.err, AllOf(HasSubstr("coordinator (pid "), HasSubstr("ended with status 1 before it was ready")));
+  for (const char* keep : {"--keep", "--no-keep"}) {
+    EXPECT_THAT(up({"--bin-dir", ".", "--device", "cuda:9999", keep}).err,
+                AllOf(HasSubstr("worker-0 (pid "), HasSubstr("ended with status 1 before it was ready")));
+  }
 }
 
 }  // namespace
