@@ -197,11 +197,10 @@ void AddUpCommand(CLI::App& app, CommandResult& result) {
   AddOptions(*command, *flags);
   command->footer(
       "Prints a line for each process that starts and ends, and \"ready ADDRESS ...\" once every worker has joined.\n"
-      "SIGINT or SIGTERM end all of them, exit code 0. If shardctl is killed they are killed with it.\n"
-      "A worker that is killed is started again and its jobs go on after a pause of about 0.1 s; those on CUDA devices "
-      "or\n"
-      "with bucket residency have failed: delete and create them again. Coordinator and node are started again with\n"
-      "--restart only: the others go on without them. Exit code 1 once no process is left.\n"
+      "SIGINT or SIGTERM end all of them, exit code 0. If shardctl is killed they end with it.\n"
+      "A worker that is killed is started again, and its jobs go on after a pause of about 0.1 s; those on CUDA\n"
+      "devices or with bucket residency have failed: delete and create them again. Coordinator and node are started\n"
+      "again with --restart only: the others go on without them. Exit code 1 once no process is left.\n"
       "Examples:\n"
       "  shardctl up --workers 4 --mesh ddp=2,fsdp=2\n"
       "  shardctl up --workers 2 --listen 127.0.0.1:0 --log-dir logs --json\n"
