@@ -28,9 +28,14 @@ using ::shardmesh::testing::SteadyTraining;
 
 constexpr int kWorkers = 2;
 constexpr int kMaxQuietMillis = 30;  // from the last recovery to the next kill
+#ifdef __SANITIZE_ADDRESS__
+constexpr int64_t kKills = 40;  // processes start at a fifth of the speed
+#else
+constexpr int64_t kKills = 200;
+#endif
 
 TEST(Restart, KilledAtRandomMoments_NoStepIsLost_AndTheBitsAreTheSame) {
-  const int64_t kills = testing::NumberOfEnvironment("SHARDMESH_RESTART_KILLS", 200);
+  const int64_t kills = testing::NumberOfEnvironment("SHARDMESH_RESTART_KILLS", kKills);
   const auto seed = static_cast<uint32_t>(testing::NumberOfEnvironment("SHARDMESH_SEED", std::random_device()()));
   std::printf("SHARDMESH_SEED=%u SHARDMESH_RESTART_KILLS=%ld\n", seed, static_cast<long>(kills));
   std::mt19937 random(seed);
