@@ -54,6 +54,9 @@ class Member {
         host(*HostMemory::Create(memory, job.name, job.num_slots, plan)),
         protocol(host.control(), &host.doorbell(), &job, &plan, MemberNames(plan.num_ranks())) {
     for (int s = 0; s < job.num_slots; ++s) EXPECT_OK(protocol.TakeSlot(Slot(s), kHolder));
+    // All segments are there before an image of them is saved.
+    Parts parts = Prepare(/*resumed=*/false);
+    EXPECT_OK(JobShard::Create(std::move(parts.options), std::move(parts.plan), std::move(parts.host), memory).status());
   }
 
   // What a life begins with.
@@ -163,6 +166,10 @@ class Member {
     host.doorbell().store(0);
     page.taking_letters.store(0);
     page.digest_writing.store(0);
+    for (MemberWords& words : page.members) {
+      words.lives_of.store(0);
+      words.lives_in_command.store(0);
+    }
     for (int s = 0; s < job.num_slots; ++s) std::memset(static_cast<void*>(&host.mailbox(s).reply), 0, sizeof(Letter));
     for (Command& command : page.commands) {  // it is copied with its padding
       char* const kind = reinterpret_cast<char*>(&command.kind);
@@ -193,10 +200,13 @@ struct Counts {
   int64_t instructions = 0, states = 0, aborted = 0;
 };
 
-// Initial weights that are decided on and not placed were in the process that was killed: nobody else has them.
+// Initial weights that were acknowledged or decided on, and are not placed, were in the process that was killed: nobody
+// else has them.
 bool LosesInitialWeights(const Member& member) {
   const ControlPage& page = *member.host.control();
-  return member.target == 0 && page.decided.load() > 0 && page.members[member.rank.value()].done.load() == 0;
+  const MemberWords& words = page.members[member.rank.value()];
+  const bool given = page.decided.load() > 0 || words.initial_id.load() != 0;
+  return member.target == 0 && given && words.done.load() == 0;
 }
 
 // The states that a life leaves that begins with memory as it is and is killed at any instruction.

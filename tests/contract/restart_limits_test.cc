@@ -100,18 +100,20 @@ TEST_F(RestartLimits, ATrainerThatComputesForLongerThanTheTimeOut_GoesOn) {
   EXPECT_EQ(learnt, undisturbed);
 }
 
-TEST_F(RestartLimits, ATrainerThatEndsWhileItsWorkerIsAway_LeavesItsSlotsFree) {
+// Its process lives, so the next life waits for its session; but it says itself that it begins another.
+TEST_F(RestartLimits, ATrainerThatEndsItsSessionWhileTheWorkerIsAway_AttachesAnew) {
   ASSERT_OK_AND_ASSIGN(auto session, Attach({Slot(0), Slot(1)}));
   ASSERT_OK(testing::TrainTo(*session, 2));
   const pid_t pid = cluster_->PidOf(Host());
   ASSERT_EQ(kill(pid, SIGSTOP), 0);  // it does not see that the trainer hangs up
   session.reset();
-  // To the worker it looks as if a process that is gone had held them.
   ASSERT_EQ(kill(pid, SIGKILL), 0);
   ASSERT_GT(cluster_->AwaitNextLife(Host(), pid, kLong), 0);
-  // This process lives, so the slots are waited for.
-  ASSERT_OK_AND_ASSIGN(Client again, cluster_->Connect());
-  EXPECT_THAT(Attach({Slot(0), Slot(1)}).status(), StatusIs(Code::kFailedPrecondition, HasSubstr("is written by")));
+  ASSERT_OK_AND_ASSIGN(session, Attach({Slot(0), Slot(1)}));
+  ASSERT_OK(testing::TrainTo(*session, 4));
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job_, 4));
+  ASSERT_OK_AND_ASSIGN(const Learnt undisturbed, testing::Undisturbed(*client_, Spec(), 4));
+  EXPECT_EQ(learnt, undisturbed);
 }
 
 TEST_F(RestartLimits, AWorkerThatIsToldToStop_Leaves) {

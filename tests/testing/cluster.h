@@ -50,6 +50,8 @@ class Cluster {
   // PidOf, once it is another one than `before`. 0: there was none within `timeout`.
   pid_t AwaitNextLife(const std::string& name, pid_t before, absl::Duration timeout) const;
   Process& node() { return *node_; }
+  // Starts the node again. REQUIRES: it ended.
+  absl::Status StartNode();
   // Kills the node and starts the next one. Returns when that has the memory of all workers, and they know of each
   // other that they would come back. REQUIRES: none of them is on its way to its next life.
   absl::Status RestartNode(absl::Duration timeout);
@@ -74,7 +76,6 @@ class Cluster {
 
   explicit Cluster(ClusterOptions options) : options_(std::move(options)) {}
   absl::Status StartCoordinator(const std::string& listen);
-  absl::Status StartNode();
   absl::Status LaunchWorker(const std::string& name);
   absl::Status AwaitWorker(const std::string& name);
   void PrintLogs() const;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -31,6 +32,9 @@ std::vector<char> KeptSegments::Save() const {
 
 void KeptSegments::Load(const std::vector<char>& image) {
   const char* from = image.data();
+  int64_t size = 0;
+  for (const auto& [name, segment] : segments_) size += segment.data_bytes();
+  if (static_cast<int64_t>(image.size()) != size) std::abort();
   for (const auto& [name, segment] : segments_) {
     std::memcpy(segment.data(), from, segment.data_bytes());
     from += segment.data_bytes();

@@ -19,6 +19,7 @@ class KeptSegments final : public Memory {
 
   // The bytes of all segments, one behind the other.
   std::vector<char> Save() const;
+  // REQUIRES: no segment was opened since the image was saved.
   void Load(const std::vector<char>& image);
   // Where bytes differ, for messages: "" if none does.
   std::string Differs(const std::vector<char>& image) const;
