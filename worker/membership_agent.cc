@@ -107,7 +107,8 @@ absl::Status MembershipAgent::Join() {
     interval_ = absl::Milliseconds(reply.heartbeat_interval_ms());
   }
   spdlog::info("event=joined worker={} incarnation={} resumes={} heartbeat_ms={} timeout_ms={}", identity_.name(),
-               identity_.incarnation(), identity_.resumes(), reply.heartbeat_interval_ms(), reply.heartbeat_timeout_ms());
+               identity_.incarnation(), identity_.resumes(), reply.heartbeat_interval_ms(),
+               reply.heartbeat_timeout_ms());
   return Heartbeat();
 }
 

@@ -69,7 +69,8 @@ TEST(OrphanSessions, TheWaitEndsWithTheLastOne) {
   orphans.Expect({{kSeven, {0}}});
   GivenUp given_up;
   std::thread waits([&] {
-    orphans.AwaitClaims(Never, [](const std::vector<int>&) { return true; }, given_up.function());
+    orphans.AwaitClaims(
+        Never, [](const std::vector<int>&) { return true; }, given_up.function());
   });
   EXPECT_OK(orphans.Claim(kSeven, {0}));
   waits.join();

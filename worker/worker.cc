@@ -265,8 +265,8 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
                           device,
                           entry->resumed};
   ASSIGN_OR_RETURN(HostMemory host, lead || entry->resumed
-                                          ? HostMemory::Create(*memory, spec.name, spec.num_slots, plan, copies())
-                                          : FetchFromLead(*entry, spec, plan, link));
+                                        ? HostMemory::Create(*memory, spec.name, spec.num_slots, plan, copies())
+                                        : FetchFromLead(*entry, spec, plan, link));
   ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard,
                    JobShard::Create(std::move(options), std::move(plan), std::move(host), *memory, &entry->closing));
   RETURN_IF_ERROR(KeepWhole(*entry));

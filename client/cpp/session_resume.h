@@ -17,7 +17,8 @@ struct ResumedSession {
   v1::LocalWelcome welcome;
 };
 
-// Unavailable: it was not there within `timeout` (half a second longer if it was asked and says nothing). Other errors: it is there, and refuses.
+// Unavailable: it was not there within `timeout` (half a second longer if it was asked and says nothing). Other errors:
+// it is there, and refuses.
 absl::StatusOr<ResumedSession> ResumeSession(const std::string& path, const v1::SessionHello& session,
                                              absl::Duration timeout);
 

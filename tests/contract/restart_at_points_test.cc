@@ -66,8 +66,7 @@ class RestartAtPoints : public ::testing::TestWithParam<Case> {
 TEST_P(RestartAtPoints, TrainersSeeAPause_AndTheBitsAreTheSame) {
   std::filesystem::remove(Once());
   setenv("SHARDMESH_FAULT_ONCE", Once().c_str(), 1);
-  setenv("SHARDMESH_FAULT",
-         absl::StrCat("w-", GetParam().rank, ":", GetParam().info.name, ":kill:", kNth).c_str(), 1);
+  setenv("SHARDMESH_FAULT", absl::StrCat("w-", GetParam().rank, ":", GetParam().info.name, ":kill:", kNth).c_str(), 1);
   ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_->CreateJob(Spec("job")));
   ASSERT_EQ(job->members()[0].worker(), "w-0");

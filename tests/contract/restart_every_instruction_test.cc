@@ -56,7 +56,8 @@ class Member {
     for (int s = 0; s < job.num_slots; ++s) EXPECT_OK(protocol.TakeSlot(Slot(s), kHolder));
     // All segments are there before an image of them is saved.
     Parts parts = Prepare(/*resumed=*/false);
-    EXPECT_OK(JobShard::Create(std::move(parts.options), std::move(parts.plan), std::move(parts.host), memory).status());
+    EXPECT_OK(
+        JobShard::Create(std::move(parts.options), std::move(parts.plan), std::move(parts.host), memory).status());
   }
 
   // What a life begins with.
