@@ -34,13 +34,6 @@ struct SlotFormatter {
   void operator()(std::string* out, Slot slot) const { absl::StrAppend(out, slot.value()); }
 };
 
-absl::Status SendError(LocalSocket& socket, const absl::Status& status) {
-  v1::LocalWelcome welcome;
-  welcome.set_code(static_cast<int>(status.code()));
-  welcome.set_message(std::string(status.message()));
-  return socket.Send(welcome.SerializeAsString(), {}, kSendTimeout);
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(const std::string& path, Worker& worker,
@@ -58,6 +51,13 @@ LocalServer::~LocalServer() {
   stop_.store(true);
   acceptor_.join();
   for (Connection& connection : connections_) connection.thread.join();
+}
+
+absl::Status LocalServer::SendError(LocalSocket& socket, const absl::Status& status) {
+  v1::LocalWelcome welcome;
+  welcome.set_code(static_cast<int>(status.code()));
+  welcome.set_message(std::string(status.message()));
+  return socket.Send(welcome.SerializeAsString(), {}, kSendTimeout);
 }
 
 void LocalServer::AcceptLoop() {

@@ -50,6 +50,8 @@ class LocalServer {
   };
 
   LocalServer(LocalListener listener, Worker& worker, const Clock& clock);
+  // Instead of a welcome.
+  static absl::Status SendError(LocalSocket& socket, const absl::Status& status);
   void AcceptLoop();
   void Serve(LocalSocket socket);
   void ServeTrainer(LocalSocket& socket, const std::string& token);

@@ -63,10 +63,7 @@ absl::Status LocalServer::ClaimSession(LocalSocket& socket, const v1::SessionHel
 void LocalServer::ServeSession(LocalSocket& socket, const v1::SessionHello& hello) {
   Granted granted;
   if (const absl::Status claimed = ClaimSession(socket, hello, granted); !claimed.ok()) {
-    v1::LocalWelcome welcome;
-    welcome.set_code(static_cast<int>(claimed.code()));
-    welcome.set_message(std::string(claimed.message()));
-    socket.Send(welcome.SerializeAsString(), {}, kSendTimeout).IgnoreError();
+    SendError(socket, claimed).IgnoreError();
     return;
   }
   spdlog::info("event=trainer_back job={} slots={}", granted.shard->spec().name, granted.slots.size());

@@ -37,6 +37,7 @@ namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kTakeOver = absl::Seconds(10);
+constexpr absl::Duration kLook = absl::Seconds(1);  // at the stop signal
 constexpr char kSocketSuffix[] = ".sock";
 
 struct Flags {
@@ -132,7 +133,11 @@ int64_t NewestDeadLife(const std::string& name, const std::vector<std::string>& 
 
 // A worker that was killed and started again meets its own old life, which counts as alive for one heartbeat time-out,
 // unless it found that one dead on this host: the name is asked for again for a while before it is said to be taken.
-absl::Status AwaitJoined(MembershipAgent& agent, StopSignal& stop, absl::Duration timeout) {
+// One that `resumed` jobs, which go on without a coordinator, asks until it has joined or is told to stop.
+absl::Status AwaitJoined(MembershipAgent& agent, StopSignal& stop, absl::Duration timeout, bool resumed) {
+  while (resumed && !agent.AwaitJoined(kLook).ok() && !stop.WaitFor(absl::Milliseconds(200))) {
+  }
+  if (resumed) return absl::OkStatus();
   const absl::Time taken_until = absl::Now() + std::min(timeout, kTakeOver);
   absl::Status joined = agent.AwaitJoined(timeout);
   while (absl::IsAlreadyExists(joined) && absl::Now() < taken_until && !stop.WaitFor(absl::Milliseconds(200))) {
@@ -245,12 +250,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   absl::Status end;
   {
     MembershipAgent agent(*coordinator, worker, identity);
-    end = AwaitJoined(agent, stop, absl::Seconds(flags.join_timeout));
-    // Jobs that were taken over go on without a coordinator.
-    while (!end.ok() && identity.resumed_size() > 0 && !stop.WaitFor(absl::Milliseconds(200))) {
-      end = AwaitJoined(agent, stop, absl::Seconds(flags.join_timeout));
-    }
-    if (identity.resumed_size() > 0) end = absl::OkStatus();  // joined, or told to stop
+    end = AwaitJoined(agent, stop, absl::Seconds(flags.join_timeout), identity.resumed_size() > 0);
     if (end.ok()) end = WriteAddress(flags.address_file, server->address());
     if (end.ok()) {
       spdlog::info("event=serving worker={} address={} local_socket={} device=\"{}\"", identity.name(),

@@ -13,8 +13,8 @@ namespace shardmesh {
 namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(100);  // waits end and begin again this often
 
-bool IsPinned(const PublicationWords& publication) {
-  return std::any_of(std::begin(publication.pins), std::end(publication.pins),
+bool IsPinned(const PublicationWords& publication, int num_ranks) {
+  return std::any_of(publication.pins, publication.pins + num_ranks,
                      [](const std::atomic<int64_t>& pins) { return pins.load() != 0; });
 }
 }  // namespace
@@ -45,9 +45,9 @@ int StepProtocol::ReservePublication(int64_t step) {
   if (step % job_->publish_every != 0) return -1;
   PublicationWords* publications = page_->publications;
   const int target = publications[0].version_plus_one.load() <= publications[1].version_plus_one.load() ? 0 : 1;
-  if (IsPinned(publications[target])) return -1;
+  if (IsPinned(publications[target], num_ranks())) return -1;
   reserved_version_ = publications[target].version_plus_one.exchange(0);
-  if (!IsPinned(publications[target])) return target;
+  if (!IsPinned(publications[target], num_ranks())) return target;
   KeepPublication(target);
   return -1;
 }

@@ -78,7 +78,7 @@ class AttachedSession final : public Session {
     request.set_session(session_);
     request.set_id(session_ << 32 | ++letters_);  // of no other session's letter
     Begin(deadline, Late(absl::StrCat("step ", step.step(), " was not committed"), options.timeout));
-    RETURN_IF_ERROR(HearOfLetter());  // a worker that died since the last step must know who it is
+    if (kept_) RETURN_IF_ERROR(HearOfLetter());  // a worker that died since the last step must know who it is
     RETURN_IF_ERROR(PostLetter(request.SerializeAsString()));
     ASSIGN_OR_RETURN(v1::StepReply reply, AwaitAnswer(request.id()));
     RETURN_IF_ERROR(BeginNextStep(shardmesh::Step(step.step())));

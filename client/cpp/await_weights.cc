@@ -4,14 +4,11 @@
 #include "absl/time/clock.h"
 #include "client/cpp/next_life.h"
 #include "core/status.h"
-#include "core/sync.h"
 
 namespace shardmesh {
 
 absl::StatusOr<Step> AwaitCommittedStep(const Job& job, Rank rank, absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
-  Mutex mu;
-  CondVar never;
   while (true) {
     const auto ask = [&] { return job.worker(rank).GetStatus(job.options().call_timeout); };
     ASSIGN_OR_RETURN(const v1::GetStatusReply status,
@@ -26,8 +23,7 @@ absl::StatusOr<Step> AwaitCommittedStep(const Job& job, Rank rank, absl::Duratio
                                                       absl::FormatDuration(timeout),
                                                       "; one trainer must call Initialize"));
     }
-    MutexLock lock(mu);
-    never.WaitFor(mu, absl::Milliseconds(10));
+    Pause(absl::Milliseconds(10));
   }
 }
 

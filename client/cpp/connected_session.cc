@@ -63,7 +63,11 @@ class ConnectedSession final : public Session {
   // this.
   absl::Status CheckMembers() const {
     for (int rank = 0; rank < job_->plan().num_ranks(); ++rank) {
-      const auto ask = [&] { return job_->worker(Rank(rank)).GetStatus(job_->peer_timeout() / 6); };
+      const auto ask = [&]() -> absl::StatusOr<v1::GetStatusReply> {
+        absl::StatusOr<v1::GetStatusReply> reply = job_->worker(Rank(rank)).GetStatus(job_->peer_timeout() / 6);
+        if (!absl::IsDeadlineExceeded(reply.status())) return reply;
+        return absl::UnavailableError(reply.status().message());  // it may be starting
+      };
       const absl::StatusOr<v1::GetStatusReply> status =
           CallAgain(job_->members()[rank].kept(), job_->peer_timeout(), ask);
       if (!status.ok()) return absl::UnavailableError(absl::StrCat("no answer: ", status.status().message()));

@@ -19,14 +19,13 @@ inline void Pause(absl::Duration duration) {
 }
 
 // `call` gives an absl::StatusOr, or has a status() too, and may be repeated. Once, if the worker is not `kept`; else
-// until it gives something else than Unavailable or DeadlineExceeded, for at most `patience`.
+// until it gives something else than Unavailable, for at most `patience`.
 template <typename Call>
 auto CallAgain(bool kept, absl::Duration patience, Call call) -> decltype(call()) {
   const absl::Time until = absl::Now() + patience;
   while (true) {
     auto result = call();
-    const bool away = absl::IsUnavailable(result.status()) || absl::IsDeadlineExceeded(result.status());
-    if (!kept || !away || absl::Now() >= until) return result;
+    if (!kept || !absl::IsUnavailable(result.status()) || absl::Now() >= until) return result;
     Pause(absl::Milliseconds(10));
   }
 }

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "client/cpp/next_life.h"
 #include "core/status.h"
-#include "core/sync.h"
 
 namespace shardmesh {
 namespace {
@@ -37,14 +37,11 @@ absl::StatusOr<ResumedSession> ResumeSession(const std::string& path, const v1::
   v1::LocalHello hello;
   *hello.mutable_session() = session;
   const absl::Time deadline = absl::Now() + timeout;
-  Mutex mu;
-  CondVar never;  // nobody signals: a wait that does not spin
   while (true) {
     const absl::Duration left = deadline - absl::Now();
     absl::StatusOr<ResumedSession> resumed = Ask(path, hello.SerializeAsString(), std::max(left, kAnswer));
     if (!absl::IsUnavailable(resumed.status()) || absl::Now() >= deadline) return resumed;
-    MutexLock lock(mu);
-    never.WaitFor(mu, kRetry);
+    Pause(kRetry);
   }
 }
 

@@ -200,6 +200,16 @@ TEST_F(RestartLimits, TheCoordinatorDiesWithTheWorker_TheJobGoesOnWithoutIt) {
   EXPECT_EQ(learnt, undisturbed);
 }
 
+TEST_F(RestartLimits, AWorkerThatDoesNotFindTheCoordinator_EndsAtOnceWhenToldTo) {
+  cluster_->coordinator().Kill9();
+  ASSERT_NO_FATAL_FAILURE(KillAndAwait("w-1"));
+  const pid_t pid = cluster_->PidOf("w-1");
+  // It has taken the job over, and asks for the coordinator.
+  ASSERT_TRUE(Await([&] { return absl::StrContains(cluster_->node().Log(), "event=coordinator_error worker=w-1"); }));
+  ASSERT_EQ(kill(pid, SIGTERM), 0);
+  EXPECT_TRUE(Await([&] { return cluster_->PidOf("w-1") != pid; })) << "it still runs";
+}
+
 TEST_F(RestartLimits, ReadersOnlyWait) {
   ASSERT_OK_AND_ASSIGN(const auto session, Attach({Slot(0), Slot(1)}));
   ASSERT_OK(testing::TrainTo(*session, 3));

@@ -14,30 +14,16 @@
 #include "absl/time/clock.h"
 #include "core/clock.h"
 #include "core/matchers.h"
-#include "core/sync.h"
 #include "local/segment.h"
 #include "local/socket.h"
 #include "local/testing/temp_folder.h"
 #include "proto/convert.h"
 #include "worker/local_server.h"
+#include "worker/node/testing/await.h"
 #include "worker/testing/small_job.h"
 #include "worker/worker.h"
 
 namespace shardmesh {
-
-inline constexpr absl::Duration kLong = absl::Seconds(60);
-
-// Looks at `done` until it holds, or for kLong.
-inline bool Await(const std::function<bool()>& done) {
-  Mutex mu;
-  CondVar never;
-  const absl::Time deadline = absl::Now() + kLong;
-  while (!done() && absl::Now() < deadline) {
-    MutexLock lock(mu);
-    never.WaitFor(mu, absl::Milliseconds(5));
-  }
-  return done();
-}
 
 // A host with `n` workers, each with its socket.
 struct LocalHost {
