@@ -14,6 +14,7 @@ absl::Status CheckDeviceJob(const JobSpec& job, const Plan& plan, int hosts) {
   };
   if (hosts > 1) return refused("is on several hosts", "take workers of one host");
   if (plan.bucketed()) return refused("has bucket residency", "take full residency");
+  if (plan.pulled()) return refused("has pulled slots", "assign them");
   if (job.check_every > 0) return refused("has check_every", "leave it out");
   if (job.num_slots > kMaxDeviceSlots) {
     return refused(absl::StrCat("has ", job.num_slots, " slots"), absl::StrCat("take at most ", kMaxDeviceSlots));

@@ -123,6 +123,27 @@ absl::Status ValidateGroups(const JobSpec& job) {
 
 absl::string_view ResidencyName(Residency residency) { return residency == Residency::kFull ? "full" : "bucket"; }
 
+absl::string_view SlotModeName(SlotMode mode) { return mode == SlotMode::kAssigned ? "assigned" : "pulled"; }
+
+absl::Status ValidateSlotMode(const JobSpec& job) {
+  if (job.slot_timeout_ms < 1 || job.slot_timeout_ms > kMaxSlotTimeoutMs) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slot_timeout_ms is ", job.slot_timeout_ms, "; it is 1 to ", kMaxSlotTimeoutMs, " (a day)"));
+  }
+  if (!job.pulled()) {
+    if (job.num_trainers == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("trainers is ", job.num_trainers,
+                                                   ", and slots are assigned: leave it out, or take slot mode pulled"));
+  }
+  if (job.num_trainers < 1 || job.num_trainers > kMaxTrainers) {
+    return absl::InvalidArgumentError(absl::StrCat("trainers is ", job.num_trainers, "; with pulled slots it is 1 to ",
+                                                   kMaxTrainers, ", those that may take part at a time"));
+  }
+  if (job.residency == Residency::kFull) return absl::OkStatus();
+  return absl::UnimplementedError(
+      "slots are pulled and residency is bucket, which do not go together yet; take full residency");
+}
+
 absl::string_view PolicyName(NonFinitePolicy policy) { return policy == NonFinitePolicy::kSkip ? "skip" : "fail"; }
 
 template <typename T>
@@ -241,7 +262,7 @@ absl::Status JobSpec::Validate() const {
     return absl::InvalidArgumentError(
         absl::StrCat("prefetch_buckets is ", prefetch_buckets, "; it is 1 to ", kMaxPrefetchBuckets));
   }
-  return absl::OkStatus();
+  return ValidateSlotMode(*this);
 }
 
 absl::Status JobSpec::ValidateGroup(int index, const OptimizerHyper& hyper) const {
@@ -281,6 +302,10 @@ std::string Difference(const JobSpec& there, const JobSpec& here) {
       Differs("check_every", there.check_every, here.check_every, out) ||
       Differs("residency", ResidencyName(there.residency), ResidencyName(here.residency), out) ||
       Differs("prefetch_buckets", there.prefetch_buckets, here.prefetch_buckets, out) ||
+      Differs("slot_mode", SlotModeName(there.slot_mode), SlotModeName(here.slot_mode), out) ||
+      Differs("trainers", there.num_trainers, here.num_trainers, out) ||
+      Differs("slot_timeout_ms", there.slot_timeout_ms, here.slot_timeout_ms, out) ||
+      Differs("token_weights", there.token_weights ? "on" : "off", here.token_weights ? "on" : "off", out) ||
       ParametersDiffer(there, here, out)) {
     return out;
   }

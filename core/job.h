@@ -29,6 +29,10 @@ inline constexpr int kMaxPublishEvery = 1 << 30;
 inline constexpr int kMaxCheckEvery = 1 << 30;
 inline constexpr int64_t kMaxMuonElements = int64_t{1} << 31;  // of one matrix
 inline constexpr int kMaxPrefetchBuckets = 1 << 20;
+inline constexpr int kMaxTrainers = 64;  // of a job whose slots are pulled
+inline constexpr int64_t kDefaultSlotTimeoutMs = 600'000;
+inline constexpr int64_t kMaxSlotTimeoutMs = int64_t{24} * 3600 * 1000;
+inline constexpr int64_t kMaxTokens = int64_t{1} << 40;  // of one slot
 
 struct ParameterSpec {
   std::string name;            // canonical, unique in the job
@@ -55,6 +59,12 @@ enum class Residency {
             // declared
 };
 
+// Who computes which slot. The same bits either way.
+enum class SlotMode {
+  kAssigned,  // the trainer that attached to it
+  kPulled,    // any trainer takes the next one that is open, writes its gradients and finishes it (worker/pulled_words.h)
+};
+
 struct JobSpec {
   std::string name;
   MeshSpec mesh;
@@ -77,11 +87,21 @@ struct JobSpec {
   Residency residency = Residency::kFull;
   // With kBucket: buckets that a trainer may hold, and declare, beyond the one that it works on; 1 or more.
   int prefetch_buckets = 1;
+  SlotMode slot_mode = SlotMode::kAssigned;
+  int num_trainers = 0;  // with kPulled: that may take part at a time, 1 to kMaxTrainers; else 0
+  // With kPulled: a slot that was taken and is not finished for so long is open again.
+  int64_t slot_timeout_ms = kDefaultSlotTimeoutMs;
+  // Each slot says how many tokens its gradients are the sum over, and a step divides by those of all slots; else the
+  // sum is divided by the number of slots.
+  bool token_weights = false;
 
   // InvalidArgument or ResourceExhausted: the first wrong value, with its name and what would be right. Unimplemented:
   // what only shardmesh.numerics does yet (int8_row weights that are gathered in other codes than their own).
   absl::Status Validate() const;
 
+  bool pulled() const { return slot_mode == SlotMode::kPulled; }
+  // How many may write gradients, each with windows of its own: trainers, or slots.
+  int num_writers() const { return pulled() ? num_trainers : num_slots; }
   int num_groups() const { return 1 + static_cast<int>(more_groups.size()); }
   const OptimizerHyper& group(int index) const { return index == 0 ? optimizer : more_groups[index - 1]; }
 

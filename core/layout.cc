@@ -58,6 +58,7 @@ std::string HashOf(const JobSpec& job, absl::Span<const Bucket> buckets, absl::S
   hasher.Add(job.num_slots);
   hasher.Add(FormatName(job.gradient_format));
   hasher.Add(job.clip_norm > 0 ? 1 : 0);
+  if (job.pulled()) hasher.Add(absl::StrCat("pulled by ", job.num_trainers));
   for (const Bucket& b : buckets) {
     hasher.Add(WeightFormatName(b.weights));
     hasher.Add(StateFormatName(b.states));
@@ -102,6 +103,7 @@ absl::StatusOr<Plan> Plan::Create(const JobSpec& job) {
   plan.num_slots_ = job.num_slots;
   plan.bucketed_ = job.residency == Residency::kBucket;
   plan.prefetch_buckets_ = job.prefetch_buckets;
+  plan.num_trainers_ = job.pulled() ? job.num_trainers : 0;
   plan.num_shards_ = static_cast<int>(options.num_shards);
   plan.num_replicas_ = static_cast<int>(RoleStrides(job.mesh, DimRole::kReplicate, replica_strides));
   plan.shard_strides_ = std::move(shard_strides);
@@ -128,6 +130,12 @@ absl::StatusOr<Plan> Plan::Create(const JobSpec& job) {
   }
   plan.hash_ = HashOf(job, plan.buckets_, plan.placements_);
   return plan;
+}
+
+int Plan::live_gradients() const {
+  int levels = 0;
+  while (1 << levels < num_slots_) ++levels;
+  return std::max(num_trainers_ * 13 / 4, levels + 2);
 }
 
 void Plan::AddBuckets(const JobSpec& job) {

@@ -112,6 +112,17 @@ class Plan {
   int num_slots() const { return num_slots_; }
   bool bucketed() const { return bucketed_; }  // Residency::kBucket
   int prefetch_buckets() const { return prefetch_buckets_; }
+  bool pulled() const { return num_trainers_ > 0; }   // SlotMode::kPulled
+  int num_trainers() const { return num_trainers_; }  // 0: slots are assigned
+  // Gradient windows of a writer (JobSpec::num_writers), one behind the other, each of gradient_window_bytes(). A
+  // trainer that pulls has two: what it has finished is summed from one while it writes the other.
+  int windows_each() const { return pulled() ? 2 : 1; }
+  // With pulled slots: gradients, written or summed, that may be alive at a time on the way to the sum of all: 3.25 for
+  // each trainer, and no fewer than one trainer needs. Who asks for a slot beyond them waits, unless nobody is at one.
+  int live_gradients() const;
+  // Sums of some slots that a worker has room for: as many, with that of a trainer that need not wait, and the one that
+  // is being made.
+  int num_partials() const { return pulled() ? live_gradients() + 2 : 0; }
   // Scales of coded weights that are made of a largest magnitude that several shards may share; mx8 has none of them.
   // Those of frozen weights, which are placed once, come last.
   int64_t num_maxima() const { return num_maxima_; }
@@ -161,7 +172,7 @@ class Plan {
   int64_t num_maxima_ = 0, num_stepped_maxima_ = 0;
   Format gradient_format_ = Format::kBf16;
   bool clips_ = false, bucketed_ = false;
-  int num_slots_ = 1, prefetch_buckets_ = 1;
+  int num_slots_ = 1, prefetch_buckets_ = 1, num_trainers_ = 0;
 };
 
 }  // namespace shardmesh

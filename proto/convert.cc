@@ -40,6 +40,19 @@ absl::StatusOr<Residency> ResidencyFromProto(v1::Residency proto) {
   }
 }
 
+absl::StatusOr<SlotMode> SlotModeFromProto(v1::SlotMode proto) {
+  switch (proto) {
+    case v1::SLOT_MODE_UNSPECIFIED:
+    case v1::SLOT_MODE_ASSIGNED:
+      return SlotMode::kAssigned;
+    case v1::SLOT_MODE_PULLED:
+      return SlotMode::kPulled;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("slot_mode is ", static_cast<int>(proto), "; it is 1 (assigned) or 2 (pulled)"));
+  }
+}
+
 absl::StatusOr<NonFinitePolicy> NonFiniteFromProto(v1::NonFinitePolicy proto) {
   switch (proto) {
     case v1::NON_FINITE_POLICY_UNSPECIFIED:
@@ -290,6 +303,10 @@ absl::StatusOr<JobSpec> JobSpecFromProto(const v1::JobSpec& proto) {
   spec.check_every = proto.check_every();
   ASSIGN_OR_RETURN(spec.residency, ResidencyFromProto(proto.residency()));
   spec.prefetch_buckets = proto.prefetch_buckets() == 0 ? 1 : proto.prefetch_buckets();
+  ASSIGN_OR_RETURN(spec.slot_mode, SlotModeFromProto(proto.slot_mode()));
+  spec.num_trainers = proto.trainers();
+  spec.slot_timeout_ms = proto.slot_timeout_ms() == 0 ? kDefaultSlotTimeoutMs : proto.slot_timeout_ms();
+  spec.token_weights = proto.token_weights();
   return spec;
 }
 
@@ -322,6 +339,10 @@ v1::JobSpec ToProto(const JobSpec& spec) {
   proto.set_check_every(spec.check_every);
   proto.set_residency(spec.residency == Residency::kBucket ? v1::RESIDENCY_BUCKET : v1::RESIDENCY_FULL);
   proto.set_prefetch_buckets(spec.prefetch_buckets);
+  proto.set_slot_mode(spec.pulled() ? v1::SLOT_MODE_PULLED : v1::SLOT_MODE_ASSIGNED);
+  proto.set_trainers(spec.num_trainers);
+  proto.set_slot_timeout_ms(spec.slot_timeout_ms);
+  proto.set_token_weights(spec.token_weights);
   return proto;
 }
 

@@ -91,7 +91,7 @@ absl::Status Validate(const v1::StepRequest& request) {
 
 absl::Status Validate(const v1::AttachRequest& request) {
   RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
-  RETURN_IF_ERROR(CheckSlots(request.slots()));
+  if (request.slots_size() > 0) RETURN_IF_ERROR(CheckSlots(request.slots()));
   return CheckText("host_id", request.host_id(), kMaxHostIdBytes);
 }
 

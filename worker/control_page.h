@@ -15,14 +15,15 @@
 //   which every worker sums its shard's gradients when all slots have declared the bucket, and kFill, by which it
 //   writes its part of a bucket that a trainer acquired into the window; the step is decided when every bucket is
 //   summed)
-//   lead            sees all done, writes committed_step and outcome, committed = seq  finished
-//   everybody       answers its trainers and readers
+//   (of a job whose slots are pulled (pulled_words.h) commands of kMerge come before, which sum what is finished; the
+//   step is decided when one of the sums has all slots) lead            sees all done, writes committed_step and
+//   outcome, committed = seq  finished everybody       answers its trainers and readers
 //
 // Before the decision no shard and no window byte changes; after it the command is only rolled forward, and it can be
-// executed and committed again from the same words (nothing it needs lies in a process, but for initial weights). So the
-// next life of a worker that was killed goes on where that one was, if a keeper has the memory (worker/node): what a
-// process holds for a while (pins, pushes, declarations) is counted by rank, for the next life to take back. Any worker
-// may set `abort` (once, from 0): then every wait of every worker ends and the job is failed.
+// executed and committed again from the same words (nothing it needs lies in a process, but for initial weights). So
+// the next life of a worker that was killed goes on where that one was, if a keeper has the memory (worker/node): what
+// a process holds for a while (pins, pushes, declarations) is counted by rank, for the next life to take back. Any
+// worker may set `abort` (once, from 0): then every wait of every worker ends and the job is failed.
 //
 // Of a job on several hosts every host has its own page, on which the words of other hosts' members stay zero. Its
 // lead, the first rank of the host, decides what all leads agreed on, and commits when all hosts are done
@@ -38,6 +39,7 @@
 #include "core/job.h"
 #include "core/layout.h"
 #include "core/optimizer.h"
+#include "worker/pulled_words.h"
 
 namespace shardmesh {
 
@@ -55,7 +57,8 @@ enum class CommandKind : int32_t {
   kNorm = 4,
   kGather = 5,
   kReduce = 6,
-  kFill = 7
+  kFill = 7,
+  kMerge = 8
 };
 
 // One decision: everything that executing it needs beside the slots' gradients and the shard.
@@ -68,6 +71,8 @@ struct Command {
   float clip = 1;                          // of kStep: and then with this
   int32_t apply = 0;                       // of kStep: 0 = skipped, a gradient was not finite
   int32_t bucket = -1;                     // of kReduce and kFill
+  int32_t partial = -1;                    // with pulled slots: the sum that kMerge makes, and that a step reads
+  int32_t first_slot = 0, num_slots = 0;   // of kMerge: the slots that it has
   int32_t parity = 0;                      // where the shard's data lies before it (shard_storage.h)
   int32_t publish = -1;                    // the publication buffer that gets this version, -1: none
   int64_t nonfinite = 0;    // kStep: why skipped: slot << 32 | tensor; kDigest: the newest ticket it answers
@@ -76,16 +81,16 @@ struct Command {
 
 // One worker's words.
 struct alignas(64) MemberWords {
-  std::atomic<int64_t> alive_nanos;    // MonotonicNanos of its last sign of life; 0: it has not come yet
-  std::atomic<uint64_t> done;          // seq of the last command it executed
-  std::atomic<uint64_t> initial_id;    // push_id of its complete piece of initial weights
-  std::atomic<uint64_t> digest;        // of its shard, by the last kDigest
-  std::atomic<int64_t> pid;            // for messages
-  std::atomic<uint64_t> buckets_done;  // BucketWord of the command's seq: it is done with so many first buckets
-  std::atomic<uint64_t> damage;        // Damage::Word (damage.h) of what it found first in its shard; 0: nothing
-  std::atomic<uint64_t> lives_of;      // the open command that its next lives found, 0: none was open
+  std::atomic<int64_t> alive_nanos;        // MonotonicNanos of its last sign of life; 0: it has not come yet
+  std::atomic<uint64_t> done;              // seq of the last command it executed
+  std::atomic<uint64_t> initial_id;        // push_id of its complete piece of initial weights
+  std::atomic<uint64_t> digest;            // of its shard, by the last kDigest
+  std::atomic<int64_t> pid;                // for messages
+  std::atomic<uint64_t> buckets_done;      // BucketWord of the command's seq: it is done with so many first buckets
+  std::atomic<uint64_t> damage;            // Damage::Word (damage.h) of what it found first in its shard; 0: nothing
+  std::atomic<uint64_t> lives_of;          // the open command that its next lives found, 0: none was open
   std::atomic<uint32_t> lives_in_command;  // and how many did
-  std::atomic<uint32_t> kept;          // 1: a keeper has its memory; should it die, its next life comes soon
+  std::atomic<uint32_t> kept;              // 1: a keeper has its memory; should it die, its next life comes soon
 };
 
 // In a slot's `holder`: the session is gone, and its slot not free yet.
@@ -101,6 +106,7 @@ struct alignas(64) SlotWords {
   std::atomic<int64_t> declared;                   // newest step declared complete for it; 0: none
   std::atomic<double> learning_rates[kMaxGroups];  // of that step, by parameter group
   std::atomic<double> loss_scale;                  // of that step
+  std::atomic<int64_t> tokens;                     // that its gradients of that step are the sum over
   std::atomic<int64_t> nonfinite;   // NonFiniteWord of a gradient that is not finite; read with `declared`
   std::atomic<uint64_t> holder;     // writes it: 0 nobody, else (rank + 1) << 32 | session; | kLeaving or kAsking
   std::atomic<int64_t> holder_pid;  // for messages; 0: unknown
@@ -118,7 +124,7 @@ struct alignas(64) ElsewhereWords {
 // One publication buffer (one for the host). A reader pins it and then checks the version; the lead takes the version
 // away and then checks the pins: with sequentially consistent order one of them sees the other.
 struct alignas(64) PublicationWords {
-  std::atomic<int64_t> version_plus_one;  // step + 1 of the whole version it holds; 0: none, or being written
+  std::atomic<int64_t> version_plus_one;     // step + 1 of the whole version it holds; 0: none, or being written
   std::atomic<int64_t> pins[kMaxHostRanks];  // by rank: reads under way there
 };
 
@@ -151,7 +157,7 @@ struct ControlPage {
   std::atomic<int64_t> norm_step;                // whose gradients have the norm
   std::atomic<double> norm;
   std::atomic<uint64_t> gradients_here;  // of a job on several hosts: BucketWord of the step: so many have come
-  Command commands[2];                     // seq at seq % 2
+  Command commands[2];                   // seq at seq % 2
 
   alignas(64) std::atomic<uint64_t> settings_claim;  // step << 16 | slot of the first declaration of that step
   std::atomic<double> elsewhere_rates[kMaxGroups], elsewhere_loss_scale;
@@ -173,6 +179,8 @@ struct ControlPage {
   std::atomic<int32_t> pushes[kMaxSlots][kMaxHostRanks];
   PublicationWords publications[kPublicationBuffers];
   OutcomeWords outcomes[kOutcomeRing];  // of step s at s % kOutcomeRing
+  // With pulled slots. `slots` above are then words of the trainers' seats, but for nonfinite and tokens.
+  PulledWords pull;
 };
 
 // The sum of squares of each block of kBlockElements, Plan::norm_blocks() of them, behind the page.
@@ -192,6 +200,9 @@ static_assert(kMaxParameters < (1 << 24));
 constexpr int64_t NonFiniteWord(int64_t step, int tensor) { return step << 24 | (tensor + 1); }
 constexpr int64_t NonFiniteStepOf(int64_t word) { return word >> 24; }
 constexpr int NonFiniteTensorOf(int64_t word) { return static_cast<int>(word & 0xffffff) - 1; }
+
+// In place of a gradient that is not finite, of a step that was skipped since no slot had a token.
+inline constexpr int64_t kNoTokens = int64_t{0xffff} << 32;
 
 // So many buckets, the first ones, of a command or step: a word that grows with both.
 static_assert(kMaxParameters < (1 << 20));

@@ -30,6 +30,8 @@ const char* NameOf(CommandKind kind) {
       return "reduce";
     case CommandKind::kFill:
       return "fill";
+    case CommandKind::kMerge:
+      return "merge";
     case CommandKind::kNone:
       break;
   }

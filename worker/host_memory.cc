@@ -24,7 +24,9 @@ constexpr absl::Duration kCopyTimeout = absl::Seconds(30);
 
 // What window and slots hold that lie in memory of the host.
 int64_t WindowBytes(const Plan& plan, bool on_device) { return on_device ? 0 : plan.window_bytes(); }
-int64_t GradientBytes(const Plan& plan, bool on_device) { return on_device ? 0 : plan.gradient_window_bytes(); }
+int64_t GradientBytes(const Plan& plan, bool on_device) {
+  return on_device ? 0 : plan.windows_each() * plan.gradient_window_bytes();
+}
 int64_t SlotBytes(const Plan& plan, bool on_device = false) {
   return GradientBytes(plan, on_device) + static_cast<int64_t>(sizeof(Mailbox));
 }
@@ -41,13 +43,13 @@ v1::Segment Describe(const Segment& segment) {
 
 }  // namespace
 
-HostMemory::Sizes HostMemory::SizesOf(const Plan& plan, int num_slots) {
+HostMemory::Sizes HostMemory::SizesOf(const Plan& plan, int num_writers) {
   Sizes sizes;
   sizes.control = Sized(ControlBytes(plan), 0) + kPageBytes;
   sizes.window = Sized(plan.window_bytes(), kWindowStream);
   for (int i = 0; i < kPublicationBuffers; ++i)
     sizes.publications += Sized(plan.window_bytes(), kPublicationStream + i);
-  for (int s = 0; s < num_slots; ++s) sizes.slots += Sized(SlotBytes(plan), kSlotStream + s);
+  for (int s = 0; s < num_writers; ++s) sizes.slots += Sized(SlotBytes(plan), kSlotStream + s);
   return sizes;
 }
 
@@ -57,7 +59,7 @@ absl::Status DeviceWindows::Copy(void* to, const void* from, int64_t bytes) cons
   return device->AwaitIdle(kCopyTimeout);
 }
 
-absl::StatusOr<HostMemory> HostMemory::Create(Memory& memory, const std::string& job, int num_slots, const Plan& plan,
+absl::StatusOr<HostMemory> HostMemory::Create(Memory& memory, const std::string& job, int num_writers, const Plan& plan,
                                               std::shared_ptr<DeviceRuntime> device) {
   if (plan.num_ranks() > kMaxHostRanks) {
     return absl::ResourceExhaustedError(
@@ -76,12 +78,13 @@ absl::StatusOr<HostMemory> HostMemory::Create(Memory& memory, const std::string&
                      open(absl::StrCat("publication-", i), WindowBytes(plan, on_device), kPublicationStream + i));
     host.publications_.push_back(std::move(segment));
   }
-  for (int s = 0; s < num_slots; ++s) {
+  for (int s = 0; s < num_writers; ++s) {
     ASSIGN_OR_RETURN(Segment segment, open(absl::StrCat("slot-", s), SlotBytes(plan, on_device), kSlotStream + s));
     host.slots_.push_back(std::move(segment));
   }
   ASSIGN_OR_RETURN(host.bell_, open("bell", kPageBytes, 0));
   host.gradient_window_bytes_ = GradientBytes(plan, on_device);
+  host.one_window_bytes_ = plan.gradient_window_bytes();
   if (!on_device) return host;
   DeviceWindows& windows = host.device_.emplace();
   windows.device = std::move(device);
@@ -90,7 +93,7 @@ absl::StatusOr<HostMemory> HostMemory::Create(Memory& memory, const std::string&
     ASSIGN_OR_RETURN(DeviceSegment segment, DeviceSegment::Create(windows.device, plan.window_bytes()));
     windows.publications.push_back(std::move(segment));
   }
-  for (int s = 0; s < num_slots; ++s) {
+  for (int s = 0; s < num_writers; ++s) {
     ASSIGN_OR_RETURN(DeviceSegment segment, DeviceSegment::Create(windows.device, plan.gradient_window_bytes()));
     windows.slots.push_back(std::move(segment));
   }
@@ -109,10 +112,10 @@ absl::Status HostMemory::PinControl(const Plan& plan) {
   return absl::OkStatus();
 }
 
-absl::Status HostMemory::MapOnDevice(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors, int num_slots,
-                                     const Plan& plan, DeviceWindows& windows) {
+absl::Status HostMemory::MapOnDevice(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors,
+                                     int num_writers, const Plan& plan, DeviceWindows& windows) {
   const size_t first_slot = 1 + kPublicationBuffers;
-  for (size_t i = 0; i < first_slot + num_slots; ++i) {
+  for (size_t i = 0; i < first_slot + num_writers; ++i) {
     const int64_t needed = i < first_slot ? plan.window_bytes() : plan.gradient_window_bytes();
     const int64_t said = welcome.device_segments(static_cast<int>(i)).num_bytes();
     if (said != needed) {
@@ -131,7 +134,7 @@ absl::Status HostMemory::MapOnDevice(const v1::LocalWelcome& welcome, std::vecto
 }
 
 absl::StatusOr<HostMemory> HostMemory::Map(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors,
-                                           int num_slots, const Plan& plan, std::shared_ptr<DeviceRuntime> device) {
+                                           int num_writers, const Plan& plan, std::shared_ptr<DeviceRuntime> device) {
   const bool on_device = device != nullptr;
   if ((welcome.device_segments_size() > 0) != on_device) {
     return absl::FailedPreconditionError(
@@ -140,8 +143,8 @@ absl::StatusOr<HostMemory> HostMemory::Map(const v1::LocalWelcome& welcome, std:
                   : absl::StrCat("the lead has the job's windows in memory of its CUDA device ", welcome.device(),
                                  "; start this worker with --device cuda:N too"));
   }
-  const size_t first_slot = 2 + kPublicationBuffers, expected = first_slot + num_slots + 1;
-  const size_t there = on_device ? expected + 1 + kPublicationBuffers + num_slots : expected;
+  const size_t first_slot = 2 + kPublicationBuffers, expected = first_slot + num_writers + 1;
+  const size_t there = on_device ? expected + 1 + kPublicationBuffers + num_writers : expected;
   std::vector<UniqueFd> of_device;
   if (descriptors.size() == there && welcome.device_segments_size() == static_cast<int>(there - expected)) {
     for (size_t i = expected; i < there; ++i) of_device.push_back(std::move(descriptors[i]));
@@ -177,9 +180,10 @@ absl::StatusOr<HostMemory> HostMemory::Map(const v1::LocalWelcome& welcome, std:
   }
   host.bell_ = std::move(segments.back());
   host.gradient_window_bytes_ = GradientBytes(plan, on_device);
+  host.one_window_bytes_ = plan.gradient_window_bytes();
   if (!on_device) return host;
   host.device_.emplace().device = std::move(device);
-  if (const absl::Status mapped = MapOnDevice(welcome, std::move(of_device), num_slots, plan, *host.device_);
+  if (const absl::Status mapped = MapOnDevice(welcome, std::move(of_device), num_writers, plan, *host.device_);
       !mapped.ok()) {
     if (welcome.device_uuid() == host.device_->device->uuid()) return mapped;
     return Annotate(mapped, absl::StrCat("CUDA device ", host.device_->device->device(),

@@ -2,7 +2,9 @@
 //   control        the words of the step protocol (control_page.h)
 //   window         the gathered weights that trainers map, one for the host
 //   publications   whole versions for readers, kPublicationBuffers of them
-//   slots          one gradient window for each slot, and behind it the mailbox of the trainer that has it
+//   slots          the gradient windows of each writer (JobSpec::num_writers: a slot has one, a trainer that pulls
+//   slots
+//                  two), and behind them the mailbox of the trainer that has them
 //   bell           the word that the lead waits on: trainers map it too, to wake the lead
 // Of a job on a CUDA device, window, publications and slots lie in its memory (device_windows.h); the segments of the
 // host by these names have no data then, but the mailboxes.
@@ -36,17 +38,17 @@ class HostMemory {
     int64_t control = 0, window = 0, publications = 0, slots = 0;
   };
   // What Create asks for.
-  static Sizes SizesOf(const Plan& plan, int num_slots);
+  static Sizes SizesOf(const Plan& plan, int num_writers);
 
   // The lead's side. ResourceExhausted: not enough memory, or more ranks than kMaxHostRanks.
   // `device`: in whose memory windows lie; null: the host's. Errors of DeviceSegment::Create.
-  static absl::StatusOr<HostMemory> Create(Memory& memory, const std::string& job, int num_slots, const Plan& plan,
+  static absl::StatusOr<HostMemory> Create(Memory& memory, const std::string& job, int num_writers, const Plan& plan,
                                            std::shared_ptr<DeviceRuntime> device = nullptr);
 
   // A peer's side: the descriptors and sizes that the lead sent. InvalidArgument: they do not fit the plan.
   // FailedPrecondition: the lead's windows lie in memory of a device and there is no `device`, or the other way round.
   static absl::StatusOr<HostMemory> Map(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors,
-                                        int num_slots, const Plan& plan,
+                                        int num_writers, const Plan& plan,
                                         std::shared_ptr<DeviceRuntime> device = nullptr);
 
   // What a peer maps: descriptors (borrowed) and their sizes, in the order of local.proto.
@@ -57,7 +59,9 @@ class HostMemory {
   const Segment& window() const { return window_; }
   const Segment& publication(int buffer) const { return publications_[buffer]; }
   const Segment& slot(int slot) const { return slots_[slot]; }
-  Mailbox& mailbox(int slot) const { return MailboxAt(slots_[slot].data() + gradient_window_bytes_); }
+  // Of a job whose slots are pulled: a trainer's windows.
+  const char* window_of(int trainer, int window) const { return slots_[trainer].data() + window * one_window_bytes_; }
+  Mailbox& mailbox(int writer) const { return MailboxAt(slots_[writer].data() + gradient_window_bytes_); }
   const Segment& bell() const { return bell_; }
   // Null: windows lie in memory of the host.
   const DeviceWindows* device() const { return device_.has_value() ? &*device_ : nullptr; }
@@ -85,12 +89,12 @@ class HostMemory {
   std::vector<const Segment*> All() const;
   std::vector<const DeviceSegment*> AllOnDevice() const;
   absl::Status PinControl(const Plan& plan);
-  static absl::Status MapOnDevice(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors, int num_slots,
+  static absl::Status MapOnDevice(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors, int num_writers,
                                   const Plan& plan, DeviceWindows& windows);
 
   bool bucketed_ = false;
   Segment control_, window_, bell_;
-  int64_t gradient_window_bytes_ = 0;
+  int64_t gradient_window_bytes_ = 0, one_window_bytes_ = 0;  // of a writer; of one window
   std::vector<Segment> publications_, slots_;
   std::optional<DeviceWindows> device_;
   bool kept_for_device_ = false;

@@ -30,7 +30,7 @@ JobShard::JobShard(JobShardOptions options, Plan plan, HostMemory host)
       protocol_(std::make_unique<StepProtocol>(host_.control(), &host_.doorbell(), &options_.spec, &plan_,
                                                options_.worker_names, options_.ranks, options_.rank)),
       mail_(
-          host_, *protocol_, options_.spec.num_slots,
+          host_, *protocol_, options_.spec.num_writers(),
           [this](const v1::StepRequest& request) { return Declare(request, /*attached=*/true); },
           [this](const StepOutcome& outcome) { return ToReply(outcome); }) {}
 
@@ -59,7 +59,7 @@ absl::Status JobShard::OpenPass(Memory& memory, const std::atomic<bool>* cancell
   ASSIGN_OR_RETURN(storage_, ShardStorage::Open(memory, name, plan_, place_.shard, cancelled));
   ASSIGN_OR_RETURN(sums_, GradientSums::Open(memory, absl::StrCat(name, "-sums"), plan_, place_.shard));
   pass_ = std::make_unique<Pass>(options_.spec, plan_, place_, host_, *storage_, options_.threads, &trace_,
-                                 plan_.bucketed() ? &*sums_ : nullptr, share);
+                                 GradientSums::Has(plan_) ? &*sums_ : nullptr, share);
   return absl::OkStatus();
 }
 
@@ -112,6 +112,7 @@ absl::StatusOr<std::optional<StepOutcome>> JobShard::Declare(const v1::StepReque
   declaration.in_place = attached;
   declaration.learning_rates.assign(request.learning_rates().begin(), request.learning_rates().end());
   if (request.has_loss_scale()) declaration.loss_scale = request.loss_scale();
+  declaration.tokens.assign(request.tokens().begin(), request.tokens().end());
   for (int slot : request.slots()) declaration.slots.push_back(Slot(slot));
   for (const v1::NonFinite& bad : request.non_finite())
     declaration.non_finite.emplace_back(Slot(bad.slot()), bad.tensor());
@@ -171,7 +172,9 @@ v1::StepReply JobShard::ToReply(const StepOutcome& outcome) const {
   reply.set_already_applied(outcome.already_applied);
   reply.set_skipped(outcome.skipped);
   reply.set_gradient_norm(outcome.norm);
-  if (outcome.skipped) {
+  if (outcome.no_tokens) {
+    reply.set_skip_reason("no slot had a token");
+  } else if (outcome.skipped) {
     const bool known = outcome.bad_tensor >= 0 && outcome.bad_tensor < static_cast<int>(spec().parameters.size());
     reply.set_skip_reason(absl::StrCat("slot ", outcome.bad_slot.value(), ": gradient of \"",
                                        known ? spec().parameters[outcome.bad_tensor].name : "?",
@@ -212,7 +215,7 @@ void JobShard::FillStatus(v1::GetStatusReply::Job& status) const {
   const bool on_device = host_.device() != nullptr;
   status.set_window_resident_bytes(on_device ? host_.window_bytes() : host_.window().ResidentBytes());
   status.set_slot_resident_bytes(on_device ? host_.slot_bytes() : host_.slot_resident_bytes());
-  status.set_sum_bytes(plan_.bucketed() ? sums_->num_bytes() : 0);
+  status.set_sum_bytes(GradientSums::Has(plan_) ? sums_->num_bytes() : 0);
   if (const absl::Status health = protocol_->Health(); !health.ok()) status.set_error(std::string(health.message()));
 }
 

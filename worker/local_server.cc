@@ -30,6 +30,8 @@ constexpr absl::Duration kOpenSlice = absl::Milliseconds(20);
 constexpr absl::Duration kHangUpTimeout = absl::Seconds(1);  // for the slots of a trainer whose process is gone
 constexpr size_t kMaxGrants = 4096;
 
+bool IsGone(pid_t pid) { return pid > 0 && kill(pid, 0) != 0 && errno == ESRCH; }
+
 struct SlotFormatter {
   void operator()(std::string* out, Slot slot) const { absl::StrAppend(out, slot.value()); }
 };
@@ -148,7 +150,7 @@ absl::Status LocalServer::TakeSlot(JobShard& shard, int slot, uint64_t holder, p
     if (taken.ok()) protocol.page()->slots[slot].holder_pid.store(own_pid);
     if (!absl::IsFailedPrecondition(taken) || MonotonicNanos() > deadline) return taken;
     const auto pid = static_cast<pid_t>(protocol.page()->slots[slot].holder_pid.load());
-    if (pid > 0 && (kill(pid, 0) == 0 || errno != ESRCH)) return taken;
+    if (pid > 0 && !IsGone(pid)) return taken;
     absl::SleepFor(absl::Milliseconds(10));
   }
 }
@@ -180,7 +182,32 @@ absl::Status LocalServer::AwaitSlotsOpen(StepProtocol& protocol, absl::Span<cons
                    "); attach when it is, or together with the missing slots"));
 }
 
-absl::Status LocalServer::TakeSlots(const Granted& granted, uint64_t holder, pid_t pid) {
+// Of a job whose slots are pulled: the first seat that is free. One whose trainer died is free in a moment.
+absl::Status LocalServer::TakeSeat(Granted& granted, uint64_t holder, pid_t pid) {
+  StepProtocol& protocol = granted.shard->protocol();
+  const int seats = granted.shard->spec().num_trainers;
+  const absl::Time deadline = absl::Now() + kHangUpTimeout;
+  while (true) {
+    bool some_died = false;
+    for (int seat = 0; seat < seats; ++seat) {
+      std::atomic<int64_t>& held_by = protocol.page()->slots[seat].holder_pid;
+      ForgetOrphan(*granted.shard, seat, pid);
+      if (protocol.TakeSlot(Slot(seat), holder).ok()) {
+        held_by.store(pid);
+        granted.slots = {seat};
+        return absl::OkStatus();
+      }
+      some_died = some_died || IsGone(static_cast<pid_t>(held_by.load()));
+    }
+    if (!some_died || absl::Now() > deadline) break;
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  return absl::ResourceExhaustedError(absl::StrCat("job ", granted.shard->spec().name, " has its ", seats,
+                                                   " trainers; end one, or create the job with more"));
+}
+
+absl::Status LocalServer::TakeSlots(Granted& granted, uint64_t holder, pid_t pid) {
+  if (granted.shard->spec().pulled()) return TakeSeat(granted, holder, pid);
   StepProtocol& protocol = granted.shard->protocol();
   absl::Status status;
   std::vector<Slot> slots;
@@ -243,7 +270,7 @@ absl::Status LocalServer::Welcome(LocalSocket& socket, const Granted& granted, u
     welcome.set_device_uuid(device->device->uuid());
     welcome.set_device(device->device->device());
   }
-  FillWelcome(*granted.shard, holder, welcome);
+  FillWelcome(*granted.shard, holder, granted.slots, welcome);
   return socket.Send(welcome.SerializeAsString(), descriptors, kSendTimeout);
 }
 

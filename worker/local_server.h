@@ -59,11 +59,12 @@ class LocalServer {
   void ServeSession(LocalSocket& socket, const v1::SessionHello& hello);
   absl::Status ClaimSession(LocalSocket& socket, const v1::SessionHello& hello, Granted& granted);
   uint64_t NewHolder(JobShard& shard);
-  void FillWelcome(JobShard& shard, uint64_t holder, v1::LocalWelcome& welcome) const;
+  void FillWelcome(JobShard& shard, uint64_t holder, absl::Span<const int> slots, v1::LocalWelcome& welcome) const;
   absl::StatusOr<Granted> Redeem(const std::string& token);
   static absl::Status TakeSlot(JobShard& shard, int slot, uint64_t holder, pid_t pid);
   static absl::Status AwaitSlotsOpen(StepProtocol& protocol, absl::Span<const Slot> slots, uint64_t holder);
-  absl::Status TakeSlots(const Granted& granted, uint64_t holder, pid_t pid);
+  absl::Status TakeSlots(Granted& granted, uint64_t holder, pid_t pid);
+  absl::Status TakeSeat(Granted& granted, uint64_t holder, pid_t pid);
   void ForgetOrphan(JobShard& shard, int slot, pid_t pid);
   absl::Status Welcome(LocalSocket& socket, const Granted& granted, uint64_t holder);
   void AnswerRequests(LocalSocket& socket, const Granted& granted);

@@ -22,7 +22,8 @@ uint64_t LocalServer::NewHolder(JobShard& shard) {
   return static_cast<uint64_t>(shard.rank().value() + 1) << 32 | session;
 }
 
-void LocalServer::FillWelcome(JobShard& shard, uint64_t holder, v1::LocalWelcome& welcome) const {
+void LocalServer::FillWelcome(JobShard& shard, uint64_t holder, absl::Span<const int> slots,
+                              v1::LocalWelcome& welcome) const {
   const StepProtocol& protocol = shard.protocol();
   welcome.set_session(holder);
   welcome.set_committed_step(protocol.committed_step().value());
@@ -30,6 +31,7 @@ void LocalServer::FillWelcome(JobShard& shard, uint64_t holder, v1::LocalWelcome
   welcome.set_worker(worker_.options().name);
   welcome.set_rank(shard.rank().value());
   welcome.set_plan_hash(shard.plan().hash());
+  if (shard.spec().pulled() && !slots.empty()) welcome.set_seat(slots[0]);
   welcome.set_kept(protocol.ComesBack(shard.rank().value()));
 }
 
@@ -48,14 +50,15 @@ absl::Status LocalServer::ClaimSession(LocalSocket& socket, const v1::SessionHel
   RETURN_IF_ERROR((*shard)->CheckEpoch(hello.epoch()));
   granted.slots.assign(hello.slots().begin(), hello.slots().end());
   for (const int slot : granted.slots) {
-    if (slot >= 0 && slot < (*shard)->spec().num_slots && (*shard)->protocol().HolderOf(Slot(slot)) == hello.session())
+    if (slot >= 0 && slot < (*shard)->spec().num_writers() &&
+        (*shard)->protocol().HolderOf(Slot(slot)) == hello.session())
       continue;
     return absl::NotFoundError(absl::StrCat("slot ", slot, " is not this session's any more; attach again"));
   }
   RETURN_IF_ERROR((*shard)->orphans().Claim(hello.session(), granted.slots));
   granted.shard = *std::move(shard);
   v1::LocalWelcome welcome;
-  FillWelcome(*granted.shard, hello.session(), welcome);
+  FillWelcome(*granted.shard, hello.session(), granted.slots, welcome);
   socket.Send(welcome.SerializeAsString(), {}, kSendTimeout).IgnoreError();  // a trainer that is gone is seen next
   return absl::OkStatus();
 }

@@ -122,6 +122,9 @@ uint64_t Pass::ExecuteRange(const Command& command, uint64_t seq, int range, con
     case CommandKind::kFill:
       FillRange(command, range);
       break;
+    case CommandKind::kMerge:
+      MergeRange(command, range);
+      break;
     case CommandKind::kDigest:
       return DigestRange(command, range);
     case CommandKind::kNone:
@@ -136,6 +139,7 @@ bool Pass::Works(const Command& command, int range) const {
     case CommandKind::kStep:
       return command.apply != 0 && !bucket.frozen;
     case CommandKind::kNorm:
+    case CommandKind::kMerge:
       return !bucket.frozen;
     case CommandKind::kGather:  // frozen weights once, with the initial ones
       return bucket.coded() && (!bucket.frozen || command.step == 0);
@@ -197,12 +201,12 @@ void Pass::StepRange(const Command& command, uint64_t seq, int range) {
 }
 
 bool Pass::InWindow(int bucket) const {
-  return sums_ == nullptr || ResidencyTable(host_.control(), plan_).bucket(bucket).held.load() != 0;
+  return !plan_.bucketed() || ResidencyTable(host_.control(), plan_).bucket(bucket).held.load() != 0;
 }
 
-int Pass::Gradients(int bucket, int64_t element, const void* (&gradients)[kMaxSlots]) const {
+int Pass::Gradients(const Command& command, int bucket, int64_t element, const void* (&gradients)[kMaxSlots]) const {
   if (sums_ != nullptr) {
-    gradients[0] = sums_->At(bucket, element);
+    gradients[0] = sums_->At(bucket, element, plan_.pulled() ? command.partial : 0);
     return 1;
   }
   const int64_t at = plan_.buckets()[bucket].gradient_offset + element * BytesPerElement(job_.gradient_format);
@@ -220,7 +224,7 @@ void Pass::SquareRange(const Command& command, int range) {
       const ChunkRun& run = storage_.runs(range)[i];
       const int64_t element = r.bucket_begin + run.offset;
       OptimizerRun squares;
-      squares.num_slots = Gradients(r.bucket, element, gradients);
+      squares.num_slots = Gradients(command, r.bucket, element, gradients);
       squares.gradients = gradients;
       squares.divide_scale = command.divide_scale;
       squares.square_sums = SquareSums(host_.control()) + bucket.first_block + element / kBlockElements;
@@ -248,7 +252,7 @@ OptimizerRun Pass::RunOf(const Command& command, int range, const ChunkRun& run,
   const Bucket& bucket = plan_.buckets()[r.bucket];
   const int to = 1 - command.parity;
   OptimizerRun step;
-  step.num_slots = Gradients(r.bucket, r.bucket_begin + run.offset, gradients);
+  step.num_slots = Gradients(command, r.bucket, r.bucket_begin + run.offset, gradients);
   step.gradients = gradients;
   step.divide_scale = command.divide_scale;
   step.clip = command.clip;

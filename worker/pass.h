@@ -22,6 +22,9 @@
 // slot in fp32 whose sum is already there, so the bits are the same. The window is written where it holds the bucket,
 // and kFill writes a bucket of the committed version into it.
 //
+// With pulled slots (pulled_words.h) the same, of sums that kMerge made: results of slots in the windows of trainers and
+// sums of some slots become one sum, in a copy of its own, so kMerge can be executed again.
+//
 // A job with check_every is looked over while it steps (pass_check.cc): one of so many chunks, drawn anew for each
 // step, is computed twice, and its digest kept until the step that reads it next.
 //
@@ -57,7 +60,7 @@ namespace shardmesh {
 class Pass final : public StepPass {
  public:
   // All arguments are borrowed and outlive the object. `threads` >= 1. `trace` gets a span for each range; may be null.
-  // `sums`: with bucket residency. `share`: of the replicas of this shard on the host; by default all are on it.
+  // `sums`: of a job that has them. `share`: of the replicas of this shard on the host; by default all are on it.
   Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& host, ShardStorage& storage, int threads,
        Trace* trace = nullptr, GradientSums* sums = nullptr, std::optional<ReplicaShare> share = std::nullopt);
 
@@ -104,6 +107,9 @@ class Pass final : public StepPass {
   // Of bucket residency: sums the slots; writes the weights as they are stored into the window.
   void ReduceRange(int range);
   void FillRange(const Command& command, int range);
+  // Of pulled slots (pass_merge.cc): sums what is finished of a subtree.
+  class Merger;
+  void MergeRange(const Command& command, int range);
   bool InWindow(int bucket) const;  // whether the parameter window holds it
   GatheredRun GatheredOf(int range, int parity, const ChunkRun& run) const;
   // Of tensors that are gathered as nf4, before kGather or kFill codes them: what their scales share.
@@ -111,7 +117,7 @@ class Pass final : public StepPass {
   // A step of a run, but for copies and what it tells. `gradients` are its slots'.
   OptimizerRun RunOf(const Command& command, int range, const ChunkRun& run, const void* (&gradients)[kMaxSlots]) const;
   // Where the slots' gradients of a bucket's element lie, or their sum; how many there are.
-  int Gradients(int bucket, int64_t element, const void* (&gradients)[kMaxSlots]) const;
+  int Gradients(const Command& command, int bucket, int64_t element, const void* (&gradients)[kMaxSlots]) const;
   // What all runs of a bucket and a parameter group share.
   OptimizerContext ContextOf(const Command& command, const Bucket& bucket, int group) const;
   // Weights as pushed, states of zeros.
@@ -136,7 +142,7 @@ class Pass final : public StepPass {
   HostMemory& host_;
   ShardStorage& storage_;
   Trace* const trace_;
-  GradientSums* const sums_;  // null: full residency
+  GradientSums* const sums_;  // null: a step reads slots
   OptimizerStepFn step_;
   const OptimizerStepFn squares_;
   const SlotSumFn sum_;

@@ -133,6 +133,12 @@ grpc::ServerUnaryReactor* ShardService::Attach(grpc::CallbackServerContext* cont
       return absl::FailedPreconditionError(absl::StrCat("host id \"", q.host_id(), "\" is not this worker's, \"",
                                                         host_id_, "\": memory cannot be shared; use Push and Pull"));
     }
+    if (shard->spec().pulled() != q.slots().empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("job ", q.job(),
+                                                     shard->spec().pulled()
+                                                         ? " has pulled slots: attach to none (Job::AttachPulling)"
+                                                         : " has assigned slots: name those to attach to"));
+    }
     for (int slot : q.slots()) {
       if (slot < 0 || slot >= shard->spec().num_slots) {
         return absl::InvalidArgumentError(

@@ -30,6 +30,7 @@ uint64_t StepProtocol::CompleteInitialId() const {
 
 bool StepProtocol::SlotsComplete(int64_t step) const {
   if (plan_->bucketed()) return BucketsComplete(step);
+  if (plan_->pulled()) return Pulled().Root() >= 0;
   for (int s = 0; s < job_->num_slots; ++s) {
     if (page_->slots[s].declared.load(std::memory_order_acquire) != step) return false;
     for (int p = 0; p < plan_->num_shards(); ++p) {
@@ -120,7 +121,13 @@ bool StepProtocol::DecideStep(const Agreed& agreed, Command& command) {
     command.apply = 0;
     command.nonfinite = int64_t{s} << 32 | NonFiniteTensorOf(agreed.nonfinite[s]);
   }
-  command.divide_scale = static_cast<float>(1 / (job_->num_slots * agreed.loss_scale));
+  const double divisor = Divisor();
+  if (divisor == 0 && command.apply) {
+    command.apply = 0;
+    command.nonfinite = kNoTokens;
+  }
+  command.divide_scale = divisor == 0 ? 0 : static_cast<float>(1 / (divisor * agreed.loss_scale));
+  if (plan_->pulled()) command.partial = Pulled().Root();
   if (command.apply && job_->clip_norm > 0) {
     if (page_->norm_step.load(std::memory_order_acquire) != command.step) {
       command.kind = CommandKind::kNorm;
@@ -158,7 +165,7 @@ bool StepProtocol::DecideBy(const Agreed& agreed) {
     if (command.initial_id == 0) return false;
     command.kind = CommandKind::kInit;
     command.publish = agreed.publish ? *agreed.publish : ReservePublication(0);
-  } else if (!compare && (DecideFill(command) || DecideReduce(command))) {
+  } else if (!compare && (DecideFill(command) || DecideReduce(command) || DecideMerge(command))) {
     command.publish = -1;
   } else if (!compare && agreed.slots_complete) {
     if (!DecideStep(agreed, command)) return false;
@@ -286,6 +293,8 @@ void StepProtocol::Commit() {
     ResidencyTable(page_, *plan_).bucket(command.bucket).held.store(1);
   } else if (command.kind == CommandKind::kReduce) {
     ResidencyTable(page_, *plan_).bucket(command.bucket).reduced.store(command.step, std::memory_order_release);
+  } else if (command.kind == CommandKind::kMerge) {
+    Pulled().Merged({command.first_slot, command.num_slots}, command.partial);
   } else {
     if (command.kind == CommandKind::kStep && command.apply) page_->parity.store(1 - command.parity);
     Reach(FaultPoint::kParityTurned);

@@ -20,12 +20,16 @@ void StoreMax(std::atomic<int64_t>& word, int64_t value) {
 }  // namespace
 
 absl::Status StepProtocol::CheckSlot(Slot slot) const {
-  if (slot.value() >= 0 && slot.value() < job_->num_slots) return absl::OkStatus();
+  if (slot.value() >= 0 && slot.value() < job_->num_writers()) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("slot ", slot.value(), " is none of job ", job_->name, "'s: 0 to ", job_->num_slots - 1));
+      absl::StrCat("slot ", slot.value(), " is none of job ", job_->name, "'s: 0 to ", job_->num_writers() - 1));
 }
 
 absl::StatusOr<std::optional<StepOutcome>> StepProtocol::CheckStep(Slot slot, Step step) const {
+  if (plan_->pulled()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", job_->name, " has pulled slots: take them one by one (Job::AttachPulling)"));
+  }
   RETURN_IF_ERROR(CheckSlot(slot));
   const Step committed = committed_step();
   if (step.value() < 1) {
@@ -109,15 +113,16 @@ absl::Status StepProtocol::ClaimSettings(Slot slot, Step step, absl::Span<const 
 
 absl::Status StepProtocol::CompareSettings(Slot slot, int first, Step step, absl::Span<const double> rates,
                                            double loss_scale) const {
+  const char* const writer = plan_->pulled() ? "the trainer in seat " : "slot ";
   const auto differs = [&](absl::string_view what, double fixed, double said, absl::string_view group) {
     if (first == slot.value()) {  // this slot's own claim, repeated
-      return absl::InvalidArgumentError(absl::StrCat("slot ", first, " declared step ", step.value(), " with ", what,
+      return absl::InvalidArgumentError(absl::StrCat(writer, first, " declared step ", step.value(), " with ", what,
                                                      " ", fixed, group, " before, and now ", said));
     }
     return absl::InvalidArgumentError(
-        absl::StrCat("slot ", slot.value(), " says ", what, " ", said, group, " for step ", step.value(), ", ",
-                     first == kRatesElsewhere ? "a slot on another host" : absl::StrCat("slot ", first), " said ",
-                     fixed, "; all slots of a step must agree"));
+        absl::StrCat(writer, slot.value(), " says ", what, " ", said, group, " for step ", step.value(), ", ",
+                     first == kRatesElsewhere ? "a slot on another host" : absl::StrCat(writer, first), " said ", fixed,
+                     "; all slots of a step must agree"));
   };
   for (size_t g = 0; g < rates.size(); ++g) {
     const double fixed = ClaimedRates(static_cast<uint64_t>(first))[g].load(std::memory_order_acquire);
@@ -126,6 +131,23 @@ absl::Status StepProtocol::CompareSettings(Slot slot, int first, Step step, absl
   }
   const double fixed = ClaimedLossScale(static_cast<uint64_t>(first)).load(std::memory_order_acquire);
   return fixed == loss_scale ? absl::OkStatus() : differs("loss scale", fixed, loss_scale, "");
+}
+
+absl::Status StepProtocol::CheckLossScale(Step step, double scale) const {
+  if (scale >= kMinLossScale && scale <= kMaxLossScale) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("loss scale ", scale, " of step ", step.value(), "; give one between 2^-64 and 2^64"));
+}
+
+absl::Status StepProtocol::CheckAllTokens(const Declaration& declaration) const {
+  const size_t needed = job_->token_weights ? declaration.slots.size() : 0;
+  if (declaration.tokens.size() != needed) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(declaration.tokens.size(), " numbers of tokens for ", declaration.slots.size(), " slots of job ",
+                     job_->name, needed == 0 ? ", which has no token weights; leave them out" : "; give one for each"));
+  }
+  for (size_t i = 0; i < needed; ++i) RETURN_IF_ERROR(CheckTokens(declaration.tokens[i], declaration.slots[i]));
+  return absl::OkStatus();
 }
 
 absl::Status StepProtocol::CheckNonFinite(absl::Span<const Slot> declared, Step step, Slot slot, int tensor) const {
@@ -191,15 +213,16 @@ absl::StatusOr<std::optional<StepOutcome>> StepProtocol::DeclareSlots(const Decl
   }
   for (Slot slot : declaration.slots) RETURN_IF_ERROR(CheckBuckets(slot, declaration.step));
   ASSIGN_OR_RETURN(const std::vector<double> rates, LearningRatesOf(declaration));
-  if (const double scale = declaration.loss_scale; !(scale >= kMinLossScale && scale <= kMaxLossScale)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("loss scale ", scale, " of step ", declaration.step.value(), "; give one between 2^-64 and 2^64"));
-  }
+  RETURN_IF_ERROR(CheckLossScale(declaration.step, declaration.loss_scale));
+  RETURN_IF_ERROR(CheckAllTokens(declaration));
   for (Slot slot : declaration.slots) {
     RETURN_IF_ERROR(ClaimSettings(slot, declaration.step, rates, declaration.loss_scale));
   }
   for (const auto& [slot, tensor] : declaration.non_finite) NoteNonFinite(slot, tensor, declaration.step);
   // From here on nothing is refused: a declaration that is leaves no mark.
+  for (size_t i = 0; i < declaration.tokens.size(); ++i) {
+    page_->slots[declaration.slots[i].value()].tokens.store(declaration.tokens[i]);
+  }
   for (Slot slot : declaration.slots) {
     for (int shard = 0; shard < plan_->num_shards() && declaration.in_place; ++shard) {
       StoreMax(page_->pieces[slot.value()][shard], declaration.step.value());

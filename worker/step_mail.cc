@@ -16,12 +16,13 @@ constexpr int kQuickLooks = 1000;
 constexpr absl::Duration kSlowLook = absl::Milliseconds(1), kTakingTimeout = absl::Seconds(60);
 }  // namespace
 
-StepMail::StepMail(const HostMemory& host, StepProtocol& protocol, int num_slots, DeclareFn declare, ToReplyFn to_reply)
+StepMail::StepMail(const HostMemory& host, StepProtocol& protocol, int num_writers, DeclareFn declare,
+                   ToReplyFn to_reply)
     : host_(host),
       protocol_(protocol),
       declare_(std::move(declare)),
       to_reply_(std::move(to_reply)),
-      open_(num_slots) {}
+      open_(num_writers) {}
 
 // The bytes lie there until the trainer writes its next letter, which it does not before it has this one's answer, or
 // gave it up.
@@ -34,24 +35,30 @@ void StepMail::TakeOver() {
 }
 
 void StepMail::Poll() {
+  const bool pulled = protocol_.job().pulled();
+  if (pulled) protocol_.ReopenSlots(MonotonicNanos());
   for (int slot = 0; slot < static_cast<int>(open_.size()); ++slot) {
     Letter& letter = host_.mailbox(slot).request;
     if (letter.number.load() != letter.taken.load()) Take(slot);
-    if (open_[slot].step == 0) continue;
     if (!open_[slot].answer.empty()) {
       Deliver(slot);
-      continue;
+    } else if (open_[slot].step != 0) {
+      AnswerIfDone(slot);
     }
-    const Step step(open_[slot].step);
-    if (std::optional<StepOutcome> outcome = protocol_.OutcomeOf(step)) {
-      outcome->already_applied = false;
-      Reach(FaultPoint::kAnswering);
-      Answer(slot, *outcome);
-    } else if (const absl::Status health = protocol_.Health(); !health.ok()) {
-      Answer(slot, health);
-    } else if (const absl::Status stands = protocol_.CheckStands(open_[slot].slots, step); !stands.ok()) {
-      Answer(slot, stands);  // another host's word came first
-    }
+  }
+  if (pulled) PollPulling();
+}
+
+void StepMail::AnswerIfDone(int slot) {
+  const Step step(open_[slot].step);
+  if (std::optional<StepOutcome> outcome = protocol_.OutcomeOf(step)) {
+    outcome->already_applied = false;
+    Reach(FaultPoint::kAnswering);
+    Answer(slot, *outcome);
+  } else if (const absl::Status health = protocol_.Health(); !health.ok()) {
+    Answer(slot, health);
+  } else if (const absl::Status stands = protocol_.CheckStands(open_[slot].slots, step); !stands.ok()) {
+    Answer(slot, stands);  // another host's word came first
   }
 }
 
@@ -62,6 +69,18 @@ void StepMail::Take(int slot) {
   const bool taken = TakeLetter(box.request, bytes_);
   const bool counts = taken && request_.ParseFromString(bytes_) && request_.session() != 0 &&
                       request_.session() == protocol_.HolderOf(Slot(slot));
+  Open& open = open_[slot];
+  open.step = 0;
+  open.id = request_.id();
+  open.session = request_.session();
+  open.slots.clear();
+  open.answer.clear();
+  open.takes = false;
+  if (protocol_.job().pulled()) {
+    TakePulling(slot, counts);
+    taking.fetch_add(1);
+    return;
+  }
   absl::StatusOr<std::optional<StepOutcome>> declared = std::optional<StepOutcome>();
   if (counts) {
     Reach(FaultPoint::kLetterTaken);
@@ -70,11 +89,7 @@ void StepMail::Take(int slot) {
     Reach(FaultPoint::kLetterDeclared);
   }
   taking.fetch_add(1);
-  Open& open = open_[slot];
   open.step = counts ? request_.step().step() : 0;
-  open.id = request_.id();
-  open.answer.clear();
-  open.slots.clear();
   for (const int other : request_.step().slots()) open.slots.push_back(Slot(other));
   if (!counts) return box.answered.store(box.request.taken.load());
   if (!declared.ok()) return Answer(slot, declared.status());

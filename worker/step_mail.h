@@ -32,19 +32,28 @@ class StepMail {
   using ToReplyFn = std::function<v1::StepReply(const StepOutcome&)>;
 
   // Borrowed arguments outlive the object. `declare`: an attached trainer's step; `to_reply`: what became of one.
-  StepMail(const HostMemory& host, StepProtocol& protocol, int num_slots, DeclareFn declare, ToReplyFn to_reply);
+  // `num_writers`: the job's.
+  StepMail(const HostMemory& host, StepProtocol& protocol, int num_writers, DeclareFn declare, ToReplyFn to_reply);
 
   // In the lead's next life: letters that the last one took and did not answer are taken again. Before Poll.
   void TakeOver();
 
-  // Takes the letters that have come, and answers those whose step is committed, or cannot be.
+  // Takes the letters that have come, and answers those whose step is committed, or cannot be. Of trainers that pull
+  // slots: those for which there is one, or of which a step was committed that they do not know.
   void Poll();
 
  private:
   void Take(int slot);
   // InvalidArgument: a slot that the session does not hold.
   absl::Status CheckSlots(const v1::LocalRequest& request) const;
+  void AnswerIfDone(int slot);
   void Answer(int slot, const absl::StatusOr<StepOutcome>& outcome);
+  // pulled_mail.cc: what a trainer in a seat has finished, and the slot that it asked for.
+  void PollPulling();
+  absl::Status Finish(int seat, const v1::SlotLetter& request, v1::SlotLetterReply& reply);
+  void TakePulling(int seat, bool counts);
+  bool TryTake(int seat, v1::SlotLetterReply& reply);
+  void AnswerPulling(int seat, const absl::Status& status);
   void Deliver(int slot);
 
   const HostMemory& host_;
@@ -57,6 +66,11 @@ class StepMail {
     uint64_t id = 0;
     std::vector<Slot> slots;
     std::string answer;  // that there is no room for yet
+    // Of a trainer that pulls: it waits for a slot; the newest step that it knows, and what it is told beside.
+    uint64_t session = 0;
+    bool takes = false;
+    int64_t after_step = 0;
+    v1::SlotLetterReply pull;
   };
   std::vector<Open> open_;
   std::string bytes_;

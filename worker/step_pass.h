@@ -27,8 +27,8 @@ class StepPass {
   // Executes a command; running it again gives the same bytes. `initial` is this shard's piece of initial weights
   // (shard.proto), needed by kInit only. Returns the shard's digest for kDigest, else 0.
   // `gate`, if any, is asked before and told after the ranges of each bucket, in their order.
-  // An error: the command has no result, and the job cannot go on. Aborted: the job was aborted meanwhile. DataLoss: the
-  // shard is damaged, as the control page's word says.
+  // An error: the command has no result, and the job cannot go on. Aborted: the job was aborted meanwhile. DataLoss:
+  // the shard is damaged, as the control page's word says.
   virtual absl::StatusOr<uint64_t> Run(const Command& command, uint64_t seq, const float* initial,
                                        BucketGate* gate = nullptr) = 0;
 

@@ -36,6 +36,7 @@ std::optional<StepOutcome> StepProtocol::OutcomeOf(Step step) const {
   const int64_t after = words.step.load(std::memory_order_acquire);
   if (before == step.value() && after == before && skipped != 0) {
     outcome.skipped = true;
+    outcome.no_tokens = skipped - 1 == kNoTokens;
     outcome.bad_slot = Slot(static_cast<int32_t>((skipped - 1) >> 32));
     outcome.bad_tensor = static_cast<int>((skipped - 1) & 0xffffffff);
   }
@@ -44,6 +45,7 @@ std::optional<StepOutcome> StepProtocol::OutcomeOf(Step step) const {
 }
 
 std::string StepProtocol::WaitsFor(Step step) const {
+  if (plan_->pulled()) return Pulled().WaitsFor();
   std::vector<std::string> missing;
   for (int s = 0; s < job_->num_slots; ++s) {
     const ElsewhereWords& elsewhere = page_->elsewhere[s];
@@ -190,6 +192,7 @@ void StepProtocol::AwaitFreeElsewhere(Slot slot, absl::Duration timeout) const {
 std::optional<Step> StepProtocol::OpenSlots(absl::Span<const Slot> slots) {
   const int64_t open = committed_step().value() + 1;
   if (plan_->bucketed()) return OpenBuckets(slots, open);
+  if (plan_->pulled()) return std::nullopt;  // seats: what their last trainers wrote is taken back by the lead
   bool incomplete = false;
   for (Slot slot : slots) {
     incomplete = incomplete || page_->slots[slot.value()].declared.load() < open;

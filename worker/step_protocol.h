@@ -19,6 +19,7 @@
 #include "core/layout.h"
 #include "worker/control_page.h"
 #include "worker/host_ranks.h"
+#include "worker/pulled_slots.h"
 
 namespace shardmesh {
 
@@ -27,9 +28,10 @@ struct StepOutcome {
   Step step;
   bool already_applied = false;
   bool skipped = false;
-  Slot bad_slot;       // with skipped
-  int bad_tensor = 0;  // with skipped
-  double norm = 0;     // of all gradients before clipping, where the job clips them
+  bool no_tokens = false;  // with skipped: no slot had one; else a gradient was not finite:
+  Slot bad_slot;           // with skipped
+  int bad_tensor = 0;      // with skipped
+  double norm = 0;         // of all gradients before clipping, where the job clips them
 };
 
 struct Declaration {
@@ -40,6 +42,18 @@ struct Declaration {
   std::vector<std::pair<Slot, int>> non_finite;
   bool in_place = false;  // the slots' windows hold every shard's piece: they are marked ready with the declaration
   double loss_scale = 1;  // what the gradients were multiplied by
+  std::vector<int64_t> tokens;  // of a job with token weights: of each slot
+};
+
+// The result of a slot that a trainer took.
+struct FinishedSlot {
+  Slot slot;
+  Step step;
+  uint64_t digest = 0;                 // of its gradients
+  std::vector<double> learning_rates;  // as Declaration's
+  double loss_scale = 1;
+  int64_t tokens = 0;             // of a job with token weights
+  std::optional<int> non_finite;  // a tensor whose gradient is not finite
 };
 
 // That a bucket's gradients of some slots are complete (jobs with bucket residency).
@@ -124,6 +138,19 @@ class StepProtocol {
   bool HoldsBucket(int bucket) const;  // whether the window holds it; stays so while it is acquired
   // Waits for it. REQUIRES: acquired. DeadlineExceeded; Unavailable: aborted.
   absl::Status AwaitBucket(int bucket, absl::Duration timeout);
+
+  // ---- pulled slots (pulled_words.h), for the lead's engine thread: seats are trainers' ----
+  // Slots whose trainers are gone or late are open again.
+  void ReopenSlots(int64_t now_nanos);
+  // The slot of the open step that the seat writes now. nullopt: none yet.
+  std::optional<PulledSlots::Grant> TakeNext(int seat, int64_t now_nanos);
+  // Whether its trainer waits for one: then a result of its own is summed for the window.
+  void SetWaits(int seat, bool waits, int64_t now_nanos);
+  // Nothing is finished on an error, and the trainer may finish the slot again.
+  //   Aborted: it was taken back, and the step went on without this result. InvalidArgument: a slot that the trainer
+  //   did not take, settings as Declare, tokens that are missing, negative or of a job without them, or a gradient that
+  //   is not finite under policy fail. FailedPrecondition: a future step. Unavailable: aborted.
+  absl::StatusOr<PulledSlots::Result> FinishSlot(int seat, const FinishedSlot& finished);
 
   // Waits until `step` is committed. DeadlineExceeded: it was not (nothing is lost: wait again; the message names the
   // slots that are missing). Unavailable: aborted.
@@ -253,12 +280,19 @@ class StepProtocol {
   absl::Status Health() const;
 
   ControlPage* page() const { return page_; }
+  const JobSpec& job() const { return *job_; }
   std::atomic<uint32_t>& doorbell() const { return *doorbell_; }
   int num_ranks() const { return plan_->num_ranks(); }
   const HostRanks& local() const { return local_; }
 
  private:
   absl::Status CheckSlot(Slot slot) const;
+  absl::Status CheckTokens(int64_t tokens, Slot slot) const;
+  absl::Status CheckAllTokens(const Declaration& declaration) const;
+  absl::Status CheckLossScale(Step step, double scale) const;
+  double Divisor() const;
+  PulledSlots Pulled() const { return PulledSlots(page_, *job_, *plan_, committed_step().value() + 1); }
+  bool DecideMerge(Command& command) const;
   absl::Status CheckBucket(int bucket, bool gradients) const;
   absl::Status CheckBuckets(Slot slot, Step step) const;
   bool HasBucket(Slot slot, int bucket, Step step) const;

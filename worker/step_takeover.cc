@@ -7,7 +7,7 @@ namespace shardmesh {
 
 void StepProtocol::TakeOver() {
   const int self = self_.value();
-  for (int s = 0; s < job_->num_slots; ++s) {
+  for (int s = 0; s < job_->num_writers(); ++s) {
     page_->slots[s].declaring[self].store(0);
     for (int p = 0; p < plan_->num_shards(); ++p) {
       int32_t mine = self + 1;
@@ -34,7 +34,7 @@ void StepProtocol::TakeOverMember(MemberWords& words) {
 SessionsHere StepProtocol::Sessions() const {
   SessionsHere sessions;
   std::set<uint64_t> leaving;
-  for (int s = 0; s < job_->num_slots; ++s) {
+  for (int s = 0; s < job_->num_writers(); ++s) {
     const uint64_t word = page_->slots[s].holder.load(), holder = word & ~kLeaving;
     if (holder == 0 || AttachedTo(holder) != self_.value()) continue;
     sessions.staying[holder].push_back(s);

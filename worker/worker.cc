@@ -36,7 +36,11 @@ absl::Status CheckHosts(const JobSpec& spec) {
                                                  " has bucket residency, which a job on several hosts cannot have yet; "
                                                  "take full residency, or workers of one host"));
   }
-  return absl::OkStatus();
+  if (!spec.pulled() && !spec.token_weights) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat("job ", spec.name, " has ", spec.pulled() ? "pulled slots" : "token weights",
+                   ", which a job on several hosts cannot have yet; take ",
+                   spec.pulled() ? "assigned slots" : "a job without them", ", or workers of one host"));
 }
 
 }  // namespace
@@ -265,7 +269,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
                           device,
                           entry->resumed};
   ASSIGN_OR_RETURN(HostMemory host, lead || entry->resumed
-                                        ? HostMemory::Create(*memory, spec.name, spec.num_slots, plan, copies())
+                                        ? HostMemory::Create(*memory, spec.name, spec.num_writers(), plan, copies())
                                         : FetchFromLead(*entry, spec, plan, link));
   ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard,
                    JobShard::Create(std::move(options), std::move(plan), std::move(host), *memory, &entry->closing));

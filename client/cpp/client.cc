@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "client/cpp/next_life.h"
+#include "client/cpp/pulling_session.h"
 #include "client/cpp/session.h"
 #include "core/status.h"
 #include "proto/convert.h"
@@ -143,6 +144,12 @@ absl::StatusOr<int> Job::Resolve(absl::string_view name) const {
                                             ", the first is \"", spec_.parameters[0].name, "\""));
   }
   return spec_.StorageOf(it->second);
+}
+
+absl::StatusOr<std::unique_ptr<PullingSession>> Job::AttachPulling() {
+  absl::StatusOr<std::unique_ptr<PullingSession>> session = PullingSession::Open(shared_from_this());
+  if (!session.ok()) return Annotate(session.status(), "attaching");
+  return session;
 }
 
 absl::StatusOr<std::unique_ptr<Session>> Job::Attach(std::vector<Slot> slots) {

@@ -32,6 +32,7 @@
 namespace shardmesh {
 
 class Session;
+class PullingSession;
 
 struct ClientOptions {
   TlsOptions tls;
@@ -46,7 +47,7 @@ struct ClientOptions {
   // Whether an attached session takes windows in memory of a CUDA device, where the job's workers have them: views then
   // have addresses of the device that they name. Otherwise Attach refuses such a job (Connect goes through the host).
   bool device_windows = false;
-  std::string cuda_library;     // file of the CUDA driver's library, of jobs on a device; "": the system's
+  std::string cuda_library;  // file of the CUDA driver's library, of jobs on a device; "": the system's
 };
 
 // Elements of one tensor, row-major; borrowed.
@@ -113,7 +114,9 @@ class Job : public std::enable_shared_from_this<Job> {
 
   // Takes part with these slots through shared memory. FailedPrecondition: another host, or a slot has another writer.
   absl::StatusOr<std::unique_ptr<Session>> Attach(std::vector<Slot> slots);
-  // The same through gRPC, from anywhere. The session holds its own copy of the weights and gradients.
+  // Takes part in a job whose slots are pulled (pulling_session.h).
+  absl::StatusOr<std::unique_ptr<PullingSession>> AttachPulling();
+  // The same as Attach through gRPC, from anywhere. The session holds its own copy of the weights and gradients.
   absl::StatusOr<std::unique_ptr<Session>> Connect(std::vector<Slot> slots);
 
   // Gives the job its weights, by this client's names, fp32; only the first complete set counts, later ones are

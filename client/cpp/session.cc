@@ -58,6 +58,7 @@ v1::StepRequest Session::NewStepRequest(const StepOptions& options) const {
   request.set_step(committed_.value() + 1);
   for (Slot slot : slots_) request.add_slots(slot.value());
   request.mutable_learning_rates()->Add(options.learning_rates.begin(), options.learning_rates.end());
+  request.mutable_tokens()->Add(options.tokens.begin(), options.tokens.end());
   if (options.loss_scale != 1) request.set_loss_scale(options.loss_scale);
   return request;
 }

@@ -36,6 +36,9 @@ struct StepOptions {
   // What gradients were multiplied by; the same from every slot. A power of two changes no bit of the step unless a
   // gradient overflows (it is skipped then, and the reply says so) or is lost below the smallest number.
   double loss_scale = 1;
+  // Of a job with token weights: of each slot of the session, in their order. A slot without tokens has gradients of
+  // zero.
+  std::vector<int64_t> tokens;
   absl::Duration timeout = absl::Seconds(60);
 };
 
@@ -102,8 +105,8 @@ class Session {
   const std::shared_ptr<Job> job_;
   const std::vector<Slot> slots_;
   shardmesh::Step committed_{-1};
-  Segment parameters_;              // the parameter window
-  std::vector<Segment> gradients_;  // by slot
+  Segment parameters_;                     // the parameter window
+  std::vector<Segment> gradients_;         // by slot
   std::unique_ptr<SessionDevice> device_;  // of a job on a device: where these are instead
   const char* window() const { return device_ != nullptr ? device_->parameters() : parameters_.data(); }
   char* gradient_window(size_t slot) const {

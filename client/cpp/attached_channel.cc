@@ -1,0 +1,234 @@
+#include "client/cpp/attached_channel.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/cpp/next_life.h"
+#include "client/cpp/session_resume.h"
+#include "core/status.h"
+#include "local/futex.h"
+#include "local/host_id.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kHandshake = absl::Seconds(10);
+constexpr absl::Duration kLook = absl::Milliseconds(20);  // at the socket, while a step waits: is the worker there?
+constexpr absl::Duration kRetry = absl::Microseconds(100);
+constexpr absl::Duration kFarewell = absl::Milliseconds(200);
+
+absl::Status StatusOf(const v1::LocalReply& reply) {
+  return absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message());
+}
+
+}  // namespace
+
+absl::StatusOr<Rank> RankToAttachTo(const Job& job, int number) {
+  ASSIGN_OR_RETURN(const std::string host_id, HostId());
+  std::vector<int> local;
+  for (const v1::Member& member : job.members()) {
+    if (IsOnHost(member.host_id(), host_id)) local.push_back(member.rank());
+  }
+  if (local.empty()) return Rank(number % job.plan().num_ranks());  // which says why not
+  return Rank(local[number % local.size()]);
+}
+
+absl::StatusOr<std::unique_ptr<AttachedChannel>> AttachedChannel::Open(std::shared_ptr<Job> job, Rank rank,
+                                                                       const std::vector<Slot>& slots) {
+  std::unique_ptr<AttachedChannel> channel(new AttachedChannel(std::move(job), rank));
+  RETURN_IF_ERROR(channel->Greet(slots));
+  return channel;
+}
+
+// A next life that has not heard of this session yet waits for it as long as this process lives.
+AttachedChannel::~AttachedChannel() {
+  if (!kept_ || socket_ == nullptr || !absl::IsUnavailable(socket_->Receive(absl::ZeroDuration()).status())) return;
+  ResumeSession(socket_path_, Hello(), kFarewell).status().IgnoreError();
+}
+
+absl::Status AttachedChannel::Greet(const std::vector<Slot>& slots) {
+  ASSIGN_OR_RETURN(const std::string host_id, HostId());
+  v1::AttachRequest request;
+  request.set_job(job_->spec().name);
+  request.set_epoch(job_->epoch().value());
+  request.set_host_id(host_id);
+  for (Slot slot : slots) request.add_slots(slot.value());
+  const auto attach = [&] { return job_->worker(rank_).Attach(request, job_->options().call_timeout); };
+  ASSIGN_OR_RETURN(const v1::AttachReply grant,
+                   CallAgain(job_->members()[rank_.value()].kept(), job_->peer_timeout(), attach));
+  socket_path_ = grant.socket_path();
+  ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(socket_path_));
+  socket_ = std::make_unique<LocalSocket>(std::move(socket));
+  v1::LocalHello hello;
+  hello.mutable_trainer()->set_token(grant.token());
+  RETURN_IF_ERROR(socket_->Send(hello.SerializeAsString(), {}, kHandshake));
+  ASSIGN_OR_RETURN(LocalMessage message, socket_->Receive(kHandshake));
+  if (!welcome_.ParseFromString(message.bytes))
+    return absl::InternalError("the worker sent a message that is no welcome");
+  if (welcome_.code() != 0) return absl::Status(static_cast<absl::StatusCode>(welcome_.code()), welcome_.message());
+  descriptors_ = std::move(message.descriptors);
+  silence_ = absl::Milliseconds(welcome_.heartbeat_timeout_ms());
+  kept_ = welcome_.kept();
+  for (Slot slot : slots) slots_.push_back(slot.value());
+  if (slots_.empty()) slots_.push_back(welcome_.seat());
+  return absl::OkStatus();
+}
+
+absl::Status AttachedChannel::Map(std::vector<UniqueFd> descriptors, int64_t window_bytes, int64_t writer_bytes,
+                                  Segment& window, std::vector<Segment>& writers) {
+  const size_t last = 1 + slots_.size();  // the bell
+  if (descriptors.size() != last + 1 || welcome_.segments_size() != static_cast<int>(last + 1)) {
+    return absl::InternalError(
+        absl::StrCat("the worker sent ", descriptors.size(), " windows; ", last + 1, " expected"));
+  }
+  for (size_t i = 0; i <= last; ++i) {
+    const v1::Segment& said = welcome_.segments(static_cast<int>(i));
+    const int64_t needed = i == 0      ? window_bytes
+                           : i == last ? kPageBytes
+                                       : writer_bytes + static_cast<int64_t>(sizeof(Mailbox));
+    if (said.num_bytes() - said.data_offset() < needed)
+      return absl::InternalError("a window is smaller than the plan says");
+    ASSIGN_OR_RETURN(Segment segment, Segment::Map(std::move(descriptors[i]), said.num_bytes(), said.data_offset(),
+                                                   i == 0 ? Segment::Access::kReadOnly : Segment::Access::kReadWrite));
+    if (i == 0) {
+      window = std::move(segment);
+    } else if (i == last) {
+      bell_ = std::move(segment);
+    } else {
+      writers.push_back(std::move(segment));
+    }
+  }
+  mailbox_ = &MailboxAt(writers[0].data() + writer_bytes);
+  return absl::OkStatus();
+}
+
+// What is waited for from here on.
+void AttachedChannel::Begin(absl::Time deadline, absl::string_view what, absl::Duration timeout) {
+  last_heard_ = absl::Now();
+  wait_ = {deadline, absl::StrCat(what, " within ", absl::FormatDuration(timeout)),
+           "the worker did not say yet what is missing"};
+}
+
+// An answer that the worker sends over the socket within `timeout`; nullopt: none, but it is alive.
+// Unavailable: it is gone, or silent for too long. DeadlineExceeded: of what is waited for.
+absl::StatusOr<std::optional<v1::LocalReply>> AttachedChannel::Hear(absl::Duration timeout) {
+  const absl::StatusOr<LocalMessage> message = socket_->Receive(timeout);
+  const absl::Time now = absl::Now();
+  if (message.ok()) {
+    v1::LocalReply reply;
+    if (!reply.ParseFromString(message->bytes))
+      return absl::InternalError("the worker sent a message that is no reply");
+    last_heard_ = now;
+    if (!reply.alive()) return std::make_optional(std::move(reply));
+    wait_.for_what = reply.message();
+  } else if (!absl::IsDeadlineExceeded(message.status())) {
+    RETURN_IF_ERROR(AwaitNextLife(message.status()));
+  }
+  if (now - last_heard_ > silence_)
+    return Gone(absl::UnavailableError(absl::StrCat("it sent nothing for ", absl::FormatDuration(silence_))));
+  if (now < wait_.deadline) return std::optional<v1::LocalReply>();
+  return absl::DeadlineExceededError(absl::StrCat(wait_.late, "; ", wait_.for_what));
+}
+
+absl::StatusOr<v1::LocalReply> AttachedChannel::Call(v1::LocalRequest& request, absl::Duration timeout,
+                                                     absl::string_view what) {
+  request.set_id(++last_id_);
+  const absl::Time deadline = absl::Now() + timeout + silence_;
+  Begin(deadline, what, timeout);
+  if (const absl::Status sent = socket_->Send(request.SerializeAsString(), {}, silence_); !sent.ok()) return Gone(sent);
+  while (true) {
+    const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
+    ASSIGN_OR_RETURN(const std::optional<v1::LocalReply> reply, Hear(std::min(silence_, left)));
+    if (!reply.has_value() || reply->id() != request.id()) continue;
+    RETURN_IF_ERROR(StatusOf(*reply));
+    return *reply;
+  }
+}
+
+absl::StatusOr<v1::LocalReply> AttachedChannel::Send(v1::LocalRequest& letter, absl::Time deadline,
+                                                     absl::Duration timeout, absl::string_view what) {
+  letter.set_session(welcome_.session());
+  letter.set_id(welcome_.session() << 32 | ++letters_);  // of no other session's letter
+  Begin(deadline, what, timeout);
+  if (kept_) RETURN_IF_ERROR(HearOfLetter());  // a worker that died since the last step must know who it is
+  RETURN_IF_ERROR(PostLetter(letter.SerializeAsString()));
+  return AwaitAnswer(letter.id());
+}
+
+void AttachedChannel::Ring() { FutexBump(*reinterpret_cast<std::atomic<uint32_t>*>(bell_.data())); }
+
+// Into the mailbox, and rings. The letter before it, of a call that was given up or of the slot's last trainer, may
+// still lie there.
+absl::Status AttachedChannel::PostLetter(const std::string& letter) {
+  TakeLetter(mailbox_->reply, bytes_);  // an answer to such a call would keep the next one back
+  while (!PutLetter(mailbox_->request, letter)) {
+    Ring();
+    AwaitChange(mailbox_->request.taken, mailbox_->request.taken.load(), job_->options().spin, kRetry);
+    RETURN_IF_ERROR(HearOfLetter());
+  }
+  Ring();
+  return absl::OkStatus();
+}
+
+// The answer to the letter, from the mailbox; answers to calls that were given up are passed over, and this one's may
+// wait for the room.
+absl::StatusOr<v1::LocalReply> AttachedChannel::AwaitAnswer(uint64_t id) {
+  Letter& letter = mailbox_->reply;
+  while (true) {
+    const uint32_t seen = letter.number.load();
+    if (TakeLetter(letter, bytes_)) {
+      v1::LocalReply reply;
+      if (!reply.ParseFromString(bytes_)) return absl::InternalError("the worker sent a letter that is no reply");
+      if (reply.id() != id) {
+        Ring();
+        continue;
+      }
+      RETURN_IF_ERROR(StatusOf(reply));
+      return reply;
+    }
+    AwaitChange(letter.number, seen, job_->options().spin, std::min(kLook, silence_));
+    if (letter.number.load() == seen) RETURN_IF_ERROR(HearOfLetter());
+  }
+}
+
+// Why there will be no answer; or OK.
+absl::Status AttachedChannel::HearOfLetter() {
+  ASSIGN_OR_RETURN(const std::optional<v1::LocalReply> reply, Hear(absl::ZeroDuration()));
+  return reply.has_value() && reply->id() == 0 ? StatusOf(*reply) : absl::OkStatus();
+}
+
+v1::SessionHello AttachedChannel::Hello() const {
+  v1::SessionHello hello;
+  hello.set_job(job_->spec().name);
+  hello.set_epoch(job_->epoch().value());
+  hello.set_session(welcome_.session());
+  hello.mutable_slots()->Add(slots_.begin(), slots_.end());
+  return hello;
+}
+
+// The connection broke. If a keeper has the worker's memory, its next life goes on with this session: windows and
+// letters are as they were.
+absl::Status AttachedChannel::AwaitNextLife(const absl::Status& cause) {
+  if (!kept_) return Gone(cause);
+  const absl::Duration left = std::max(wait_.deadline - absl::Now(), absl::ZeroDuration());
+  absl::StatusOr<ResumedSession> resumed = ResumeSession(socket_path_, Hello(), std::min(silence_, left));
+  if (absl::IsUnavailable(resumed.status()) && absl::Now() >= wait_.deadline) {
+    return absl::DeadlineExceededError(absl::StrCat(wait_.late, "; the worker died, and is not back yet"));
+  }
+  if (!resumed.ok()) return Gone(resumed.status());
+  socket_ = std::move(resumed->socket);
+  kept_ = resumed->welcome.kept();
+  last_heard_ = absl::Now();
+  return absl::OkStatus();
+}
+
+absl::Status AttachedChannel::Gone(const absl::Status& cause) const {
+  const v1::Member& member = job_->members()[rank_.value()];
+  return absl::UnavailableError(absl::StrCat("worker ", member.worker(), " (rank ", member.rank(), ", pid ",
+                                             member.pid(), ") of job ", job_->spec().name,
+                                             " is gone or stopped: ", cause.message()));
+}
+
+}  // namespace shardmesh

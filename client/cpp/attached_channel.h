@@ -1,0 +1,85 @@
+// AttachedChannel: how an attached session talks with its worker: a grant, a UNIX socket over which each side hears of
+// the other's death, and the mailbox behind the session's first gradient window, which the job's lead reads
+// (local/mailbox.h). Over the lives of a worker whose memory is kept it stays the same session. For one thread.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/cpp/client.h"
+#include "local/fd.h"
+#include "local/mailbox.h"
+#include "local/segment.h"
+#include "local/socket.h"
+#include "proto/shardmesh/v1/local.pb.h"
+
+namespace shardmesh {
+
+class AttachedChannel {
+ public:
+  // The grant, the socket, the welcome. `slots`: none, of a job whose slots are pulled. Errors of Job::Attach.
+  static absl::StatusOr<std::unique_ptr<AttachedChannel>> Open(std::shared_ptr<Job> job, Rank rank,
+                                                               const std::vector<Slot>& slots);
+  ~AttachedChannel();
+  AttachedChannel(const AttachedChannel&) = delete;
+
+  const v1::LocalWelcome& welcome() const { return welcome_; }
+  std::vector<UniqueFd> TakeDescriptors() { return std::move(descriptors_); }
+  // Maps what the welcome describes, before the first letter: the parameter window, and a segment for each writer,
+  // which has `writer_bytes` of gradients and the mailbox behind them. Internal: they are smaller than the plan says.
+  // `writers` outlives the object.
+  absl::Status Map(std::vector<UniqueFd> descriptors, int64_t window_bytes, int64_t writer_bytes, Segment& window,
+                   std::vector<Segment>& writers);
+
+  // A request over the socket and the reply to it; replies to older, repeated calls are passed over. Waits for
+  // `timeout` and for as long as a worker may be silent. `what`: what did not happen in time.
+  absl::StatusOr<v1::LocalReply> Call(v1::LocalRequest& request, absl::Duration timeout, absl::string_view what);
+  // A letter and the answer to it, until `deadline`, which is `timeout` from when the caller began to count.
+  //   DeadlineExceeded: what was waited for. Unavailable: the worker is gone or silent. Others: the answer's.
+  absl::StatusOr<v1::LocalReply> Send(v1::LocalRequest& letter, absl::Time deadline, absl::Duration timeout,
+                                      absl::string_view what);
+
+ private:
+  struct Wait {
+    absl::Time deadline;
+    std::string late, for_what;
+  };
+
+  AttachedChannel(std::shared_ptr<Job> job, Rank rank) : job_(std::move(job)), rank_(rank) {}
+  absl::Status Greet(const std::vector<Slot>& slots);
+  void Begin(absl::Time deadline, absl::string_view what, absl::Duration timeout);
+  absl::StatusOr<std::optional<v1::LocalReply>> Hear(absl::Duration timeout);
+  absl::Status PostLetter(const std::string& letter);
+  absl::StatusOr<v1::LocalReply> AwaitAnswer(uint64_t id);
+  absl::Status HearOfLetter();
+  v1::SessionHello Hello() const;
+  absl::Status AwaitNextLife(const absl::Status& cause);
+  absl::Status Gone(const absl::Status& cause) const;
+  void Ring();
+
+  const std::shared_ptr<Job> job_;
+  const Rank rank_;
+  v1::LocalWelcome welcome_;
+  std::vector<UniqueFd> descriptors_;
+  std::unique_ptr<LocalSocket> socket_;
+  std::string socket_path_;
+  std::vector<int> slots_;  // the session's, or its seat
+  bool kept_ = false;       // should the worker die it comes back
+  Mailbox* mailbox_ = nullptr;
+  Segment bell_;
+  Wait wait_;
+  uint64_t last_id_ = 0;
+  uint32_t letters_ = 0;
+  absl::Duration silence_ = absl::Seconds(3);
+  absl::Time last_heard_;  // of the worker, in a wait
+  std::string bytes_;
+};
+
+// The member to attach to: of this host, where there are some; trainers spread over them by `number`.
+absl::StatusOr<Rank> RankToAttachTo(const Job& job, int number);
+
+}  // namespace shardmesh

@@ -1,0 +1,112 @@
+// Of StepMail: letters of trainers that pull slots.
+#include <spdlog/spdlog.h>
+
+#include "core/fault_point.h"
+#include "core/status.h"
+#include "local/futex.h"
+#include "worker/step_mail.h"
+
+namespace shardmesh {
+namespace {
+
+v1::SlotResult ToProto(PulledSlots::Result result) {
+  switch (result) {
+    case PulledSlots::Result::kAccepted:
+      return v1::SLOT_RESULT_ACCEPTED;
+    case PulledSlots::Result::kSame:
+      return v1::SLOT_RESULT_SAME;
+    case PulledSlots::Result::kDiffers:
+      break;
+  }
+  return v1::SLOT_RESULT_DIFFERS;
+}
+
+}  // namespace
+
+absl::Status StepMail::Finish(int seat, const v1::SlotLetter& request, v1::SlotLetterReply& reply) {
+  const v1::FinishedSlot& said = request.finished();
+  FinishedSlot finished;
+  finished.slot = Slot(said.slot());
+  finished.step = Step(said.step());
+  finished.digest = said.digest();
+  finished.learning_rates.assign(said.learning_rates().begin(), said.learning_rates().end());
+  if (said.has_loss_scale()) finished.loss_scale = said.loss_scale();
+  finished.tokens = said.tokens();
+  if (said.has_non_finite()) finished.non_finite = said.non_finite().tensor();
+  ASSIGN_OR_RETURN(const PulledSlots::Result result, protocol_.FinishSlot(seat, finished));
+  reply.set_result(ToProto(result));
+  if (result != PulledSlots::Result::kDiffers) return absl::OkStatus();
+  spdlog::warn(
+      "event=slot_differs slot={} step={} seat={} remedy=\"the same slot and step gave other gradients on "
+      "another trainer: make trainers deterministic\"",
+      said.slot(), said.step(), seat);
+  return absl::OkStatus();
+}
+
+// A letter that has come: what it has finished now, the slot that it asks for when there is one.
+void StepMail::TakePulling(int seat, bool counts) {
+  Open& open = open_[seat];
+  Mailbox& box = host_.mailbox(seat);
+  if (!counts) return box.answered.store(box.request.taken.load());
+  Reach(FaultPoint::kLetterTaken);
+  const v1::SlotLetter& request = request_.slot();
+  open.pull.Clear();
+  absl::Status status;
+  if (!request_.has_slot() || (!request.take() && !request.has_finished())) {
+    status = absl::FailedPreconditionError("slots of this job are pulled: finish or take one");
+  } else if (request.has_finished()) {
+    status = Finish(seat, request, open.pull);
+  }
+  Reach(FaultPoint::kLetterDeclared);
+  if (!status.ok() || !request.take()) return AnswerPulling(seat, status);
+  open.takes = true;
+  open.after_step = request.after_step();
+  protocol_.SetWaits(seat, true, MonotonicNanos());
+}
+
+// In the order of seats: who asks in vain goes on waiting.
+void StepMail::PollPulling() {
+  for (int seat = 0; seat < static_cast<int>(open_.size()); ++seat) {
+    Open& open = open_[seat];
+    if (!open.takes) continue;
+    const bool gone = protocol_.HolderOf(Slot(seat)) != open.session;
+    const absl::Status status = protocol_.Health();
+    if (!gone && status.ok() && !TryTake(seat, open.pull)) continue;
+    open.takes = false;
+    protocol_.SetWaits(seat, false, MonotonicNanos());
+    if (gone) continue;
+    Reach(FaultPoint::kAnswering);
+    AnswerPulling(seat, status);
+  }
+}
+
+bool StepMail::TryTake(int seat, v1::SlotLetterReply& reply) {
+  const Step committed = protocol_.committed_step();
+  if (committed.value() > open_[seat].after_step) {
+    std::optional<StepOutcome> outcome = protocol_.OutcomeOf(committed);
+    outcome->already_applied = false;
+    *reply.mutable_committed() = to_reply_(*outcome);
+    return true;
+  }
+  const std::optional<PulledSlots::Grant> grant = protocol_.TakeNext(seat, MonotonicNanos());
+  if (!grant.has_value()) return false;
+  reply.set_slot(grant->slot);
+  reply.set_step(committed.value() + 1);
+  reply.set_window(grant->window);
+  return true;
+}
+
+void StepMail::AnswerPulling(int seat, const absl::Status& status) {
+  Open& open = open_[seat];
+  reply_.Clear();
+  *reply_.mutable_slot() = open.pull;
+  if (!status.ok()) {
+    reply_.set_code(static_cast<int>(status.code()));
+    reply_.set_message(std::string(status.message().substr(0, kMaxLetterBytes / 2)));
+  }
+  reply_.set_id(open.id);
+  reply_.SerializeToString(&open.answer);
+  Deliver(seat);
+}
+
+}  // namespace shardmesh
