@@ -132,6 +132,7 @@ struct OutcomeWords {
   std::atomic<int64_t> step;
   std::atomic<double> norm;      // of all gradients; 0: not known
   std::atomic<int64_t> skipped;  // 0: applied; else (slot << 32 | tensor) + 1
+  std::atomic<int64_t> peak;     // with pulled slots: most gradients alive at a time
 };
 
 // Why a declaration was taken back that another host's came before: step << 8 | reason.

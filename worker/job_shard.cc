@@ -172,6 +172,7 @@ v1::StepReply JobShard::ToReply(const StepOutcome& outcome) const {
   reply.set_already_applied(outcome.already_applied);
   reply.set_skipped(outcome.skipped);
   reply.set_gradient_norm(outcome.norm);
+  reply.set_peak_gradients(outcome.peak);
   if (outcome.no_tokens) {
     reply.set_skip_reason("no slot had a token");
   } else if (outcome.skipped) {

@@ -40,8 +40,8 @@ struct JobShardOptions {
   std::vector<std::string> worker_names;  // by rank
   int threads = 1;
   absl::Duration step_timeout = absl::Seconds(60);
-  absl::Duration spin;             // EngineOptions::spin
-  std::optional<HostRanks> ranks;  // of this host; unset: all
+  absl::Duration spin;                   // EngineOptions::spin
+  std::optional<HostRanks> ranks;        // of this host; unset: all
   const WorkerDevice* device = nullptr;  // on which it runs, outlives the shard; null: on processors
   bool resumed = false;                  // all memory is that of this member's last life, which is dead
 };

@@ -1,6 +1,6 @@
-// OrphanSessions: sessions of trainers that were attached to a worker's last life. Each may come back to this one, once.
-// A trainer that computes does not look at its connection, and may write its windows: so each is waited for as long as
-// its process lives; those whose processes are gone are given up. Thread-safe.
+// OrphanSessions: sessions of trainers that were attached to a worker's last life. Each may come back to this one,
+// once. A trainer that computes does not look at its connection, and may write its windows: so each is waited for as
+// long as its process lives; those whose processes are gone are given up. Thread-safe.
 #pragma once
 
 #include <cstdint>

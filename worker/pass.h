@@ -22,8 +22,8 @@
 // slot in fp32 whose sum is already there, so the bits are the same. The window is written where it holds the bucket,
 // and kFill writes a bucket of the committed version into it.
 //
-// With pulled slots (pulled_words.h) the same, of sums that kMerge made: results of slots in the windows of trainers and
-// sums of some slots become one sum, in a copy of its own, so kMerge can be executed again.
+// With pulled slots (pulled_words.h) the same, of sums that kMerge made: results of slots in the windows of trainers
+// and sums of some slots become one sum, in a copy of its own, so kMerge can be executed again.
 //
 // A job with check_every is looked over while it steps (pass_check.cc): one of so many chunks, drawn anew for each
 // step, is computed twice, and its digest kept until the step that reads it next.

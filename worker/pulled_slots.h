@@ -1,6 +1,6 @@
-// PulledSlots: the rules over PulledWords (pulled_words.h) for one open step: which slot is taken next, what is finished,
-// what is merged. A view, without memory of its own. Changes are for the lead's engine thread; each can be repeated by
-// that member's next life, from wherever this one ended.
+// PulledSlots: the rules over PulledWords (pulled_words.h) for one open step: which slot is taken next, what is
+// finished, what is merged. A view, without memory of its own. Changes are for the lead's engine thread; each can be
+// repeated by that member's next life, from wherever this one ended.
 #pragma once
 
 #include <cstdint>

@@ -275,6 +275,7 @@ void StepProtocol::CommitStep(const Command& command) {
   outcome.skipped.store(skipped ? command.nonfinite + 1 : 0, std::memory_order_release);
   const bool normed = page_->norm_step.load(std::memory_order_acquire) == command.step;
   outcome.norm.store(normed ? page_->norm.load(std::memory_order_acquire) : 0, std::memory_order_release);
+  outcome.peak.store(BitsOf(page_->pull.peak.load(), command.step), std::memory_order_release);
   outcome.step.store(command.step, std::memory_order_release);
   if (command.publish >= 0) page_->publications[command.publish].version_plus_one.store(command.step + 1);
   for (int s = 0; s < job_->num_slots; ++s) page_->elsewhere[s].pieces.store(0);

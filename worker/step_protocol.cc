@@ -33,6 +33,7 @@ std::optional<StepOutcome> StepProtocol::OutcomeOf(Step step) const {
   const int64_t before = words.step.load(std::memory_order_acquire);
   const int64_t skipped = words.skipped.load(std::memory_order_acquire);
   const double norm = words.norm.load(std::memory_order_acquire);
+  const int64_t peak = words.peak.load(std::memory_order_acquire);
   const int64_t after = words.step.load(std::memory_order_acquire);
   if (before == step.value() && after == before && skipped != 0) {
     outcome.skipped = true;
@@ -40,7 +41,10 @@ std::optional<StepOutcome> StepProtocol::OutcomeOf(Step step) const {
     outcome.bad_slot = Slot(static_cast<int32_t>((skipped - 1) >> 32));
     outcome.bad_tensor = static_cast<int>((skipped - 1) & 0xffffffff);
   }
-  if (before == step.value() && after == before) outcome.norm = norm;
+  if (before == step.value() && after == before) {
+    outcome.norm = norm;
+    outcome.peak = static_cast<int>(peak);
+  }
   return outcome;
 }
 

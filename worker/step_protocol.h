@@ -31,6 +31,7 @@ struct StepOutcome {
   bool no_tokens = false;  // with skipped: no slot had one; else a gradient was not finite:
   Slot bad_slot;           // with skipped
   int bad_tensor = 0;      // with skipped
+  int peak = 0;            // with pulled slots: most gradients alive at a time
   double norm = 0;         // of all gradients before clipping, where the job clips them
 };
 

@@ -52,8 +52,8 @@ struct WorkerOptions {
   absl::Duration prepare_timeout = absl::Seconds(60);  // for a peer to get the lead's memory
   HostCapacity host_capacity;                          // what a job may take; as it is: anything
   std::optional<WorkerDevice> device;                  // on which steps run; unset: on processors
-  std::string group_address;  // of this host, for workers of other hosts; empty: jobs on several hosts are refused
-  MeetCall meet;              // how their first lead is asked; with group_address
+  std::string group_address;     // of this host, for workers of other hosts; empty: jobs on several hosts are refused
+  MeetCall meet;                 // how their first lead is asked; with group_address
   KeeperLink* keeper = nullptr;  // of the host, outlives the worker; null: jobs end with this process
 };
 
@@ -103,10 +103,10 @@ class Worker {
     v1::MemberState state = v1::MEMBER_STATE_PREPARING;
     std::string error;
     std::shared_ptr<JobShard> shard;
-    bool resumed = false;             // from the keeper
-    bool in_keeper = false;           // its memory comes from the keeper
-    std::atomic<bool> kept{false};    // and is there as a whole
-    std::vector<bool> mapped;         // on the lead: by rank of its host
+    bool resumed = false;           // from the keeper
+    bool in_keeper = false;         // its memory comes from the keeper
+    std::atomic<bool> kept{false};  // and is there as a whole
+    std::vector<bool> mapped;       // on the lead: by rank of its host
     HostRanks ranks;
     // Of rank 0: for each of three groups two keys a host, and why it failed.
     std::shared_ptr<MemoryRendezvous> rendezvous = std::make_shared<MemoryRendezvous>(6 * kMaxHostRanks + 1);

@@ -152,7 +152,8 @@ absl::StatusOr<v1::LocalReply> AttachedChannel::Send(v1::LocalRequest& letter, a
   letter.set_session(welcome_.session());
   letter.set_id(welcome_.session() << 32 | ++letters_);  // of no other session's letter
   Begin(deadline, what, timeout);
-  if (kept_) RETURN_IF_ERROR(HearOfLetter());  // a worker that died since the last step must know who it is
+  // A worker that died since the last letter must know who this is; and what it said meanwhile must not pile up.
+  RETURN_IF_ERROR(HearOfLetter());
   RETURN_IF_ERROR(PostLetter(letter.SerializeAsString()));
   return AwaitAnswer(letter.id());
 }

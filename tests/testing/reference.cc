@@ -12,6 +12,12 @@ Learnt ReferenceOf(const JobSpec& spec, int64_t steps, Group* group) {
   input.initial = InitialValue;
   input.gradient = GradientValue;
   input.rates = [](int group, int64_t step) { return LearningRate(step, group); };
+  if (spec.token_weights) {
+    input.tokens = TokensOf;
+    input.gradient = [](Format format, int slot, int64_t step, int tensor, int64_t element) {
+      return TokensOf(slot, step) == 0 ? 0.0f : testing::GradientValue(format, slot, step, tensor, element);
+    };
+  }
   NumericsOracle oracle(spec, input, group);
   for (int64_t step = 1; step <= steps; ++step) oracle.RunStep(step);
   Learnt learnt;

@@ -89,6 +89,52 @@ absl::Status Initialize(Job& job) {
   return job.Pull({VersionChoice::kAtLeast, Step(0)}, absl::Seconds(30)).status();
 }
 
+int64_t TokensOf(int slot, int64_t step) { return (slot * 7 + step * 3) % 5 * 11; }
+
+namespace {
+void WriteGradient(const JobSpec& spec, const TensorView& view, Slot slot, Step step, int tensor) {
+  const bool empty = spec.token_weights && TokensOf(slot.value(), step.value()) == 0;
+  for (int64_t i = 0; i < view.num_elements; ++i) {
+    Store(static_cast<char*>(view.data), view.format, i,
+          empty ? 0 : GradientValue(view.format, slot.value(), step.value(), tensor, i));
+  }
+}
+}  // namespace
+
+absl::StatusOr<FinishOptions> WriteTaken(PullingSession& session, const PullingSession::Work& work) {
+  const JobSpec& spec = session.job().spec();
+  for (size_t t = 0; t < spec.parameters.size(); ++t) {
+    if (!spec.parameters[t].tied_to.empty() || spec.parameters[t].frozen) continue;
+    ASSIGN_OR_RETURN(const TensorView view, session.gradient(spec.parameters[t].name));
+    WriteGradient(spec, view, *work.slot, work.step, static_cast<int>(t));
+  }
+  FinishOptions options;
+  options.learning_rates = LearningRates(spec, work.step.value());
+  if (spec.token_weights) options.tokens = TokensOf(work.slot->value(), work.step.value());
+  return options;
+}
+
+absl::Status PullTo(PullingSession& session, int64_t last, absl::Duration timeout) {
+  if (session.committed_step().value() >= last) return absl::OkStatus();
+  ASSIGN_OR_RETURN(PullingSession::Work work, session.Take(timeout));
+  while (session.committed_step().value() < last) {
+    if (!work.slot.has_value()) {
+      ASSIGN_OR_RETURN(work, session.Take(timeout));
+      continue;
+    }
+    ASSIGN_OR_RETURN(FinishOptions options, WriteTaken(session, work));
+    options.timeout = timeout;
+    absl::StatusOr<PullingSession::Next> next = session.FinishAndTake(options);
+    if (absl::IsAborted(next.status())) {  // taken back
+      ASSIGN_OR_RETURN(work, session.Take(timeout));
+      continue;
+    }
+    RETURN_IF_ERROR(next.status());
+    work = std::move(next->work);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status WriteGradients(Session& session, Step step) {
   for (int b = 0; b < static_cast<int>(session.job().plan().buckets().size()); ++b) {
     RETURN_IF_ERROR(WriteBucketGradients(session, step, b));
@@ -103,10 +149,7 @@ absl::Status WriteBucketGradients(Session& session, Step step, int bucket) {
       if (!spec.parameters[t].tied_to.empty() || spec.parameters[t].frozen) continue;
       if (session.job().plan().placements()[t].bucket != bucket) continue;
       ASSIGN_OR_RETURN(const TensorView view, session.gradient(slot, spec.parameters[t].name));
-      for (int64_t i = 0; i < view.num_elements; ++i) {
-        Store(static_cast<char*>(view.data), view.format, i,
-              GradientValue(view.format, slot.value(), step.value(), static_cast<int>(t), i));
-      }
+      WriteGradient(spec, view, slot, step, static_cast<int>(t));
     }
   }
   return absl::OkStatus();
@@ -149,6 +192,9 @@ absl::Status TrainTo(Session& session, int64_t last, absl::Duration step_timeout
     StepOptions options;
     options.learning_rates = LearningRates(session.job().spec(), step.value());
     options.timeout = step_timeout;
+    for (const Slot slot : session.slots()) {
+      if (session.job().spec().token_weights) options.tokens.push_back(TokensOf(slot.value(), step.value()));
+    }
     RETURN_IF_ERROR(session.Step(options).status());
   }
   return absl::OkStatus();

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
+#include "client/cpp/pulling_session.h"
 #include "client/cpp/session.h"
 #include "core/job.h"
 
@@ -24,6 +25,8 @@ JobSpec TinyJob(const std::string& name, const std::string& mesh, int slots, int
 // Of an element; gradients as their format holds them.
 float InitialValue(int tensor, int64_t element);
 float GradientValue(Format format, int slot, int64_t step, int tensor, int64_t element);
+// Of a slot of a job with token weights: 0 for some, whose gradients are zeros. Of three slots or more some has more.
+int64_t TokensOf(int slot, int64_t step);
 // By canonical name, owners only; in [-1, 1).
 std::map<std::string, std::vector<float>> InitialWeights(const JobSpec& spec);
 // Gives the job these weights and waits until they are there.
@@ -38,6 +41,10 @@ std::string GradientPiece(const Job& job, Slot slot, Step step, int shard);
 
 // Steps until `last` is committed, each with its own gradients and learning rates.
 absl::Status TrainTo(Session& session, int64_t last, absl::Duration step_timeout = absl::Seconds(30));
+// Writes the gradients of a slot that was taken, and says what it is finished with.
+absl::StatusOr<FinishOptions> WriteTaken(PullingSession& session, const PullingSession::Work& work);
+// Takes slots, writes and finishes them, until step `last` is committed.
+absl::Status PullTo(PullingSession& session, int64_t last, absl::Duration timeout = absl::Seconds(30));
 // The learning rate of a step, in a parameter group.
 double LearningRate(int64_t step, int group = 0);
 // Of all groups of a job.

@@ -27,6 +27,7 @@ struct OracleInput {
   std::function<float(int tensor, int64_t element)> initial = InitialValue;
   std::function<float(Format format, int slot, int64_t step, int tensor, int64_t element)> gradient = GradientValue;
   GroupRates rates;  // unset: the job's
+  std::function<int64_t(int slot, int64_t step)> tokens;  // of a job with token weights
 };
 
 class NumericsOracle {
@@ -187,7 +188,11 @@ class NumericsOracle {
   Gradients GradientsOf(int64_t step, int t) const {
     const Piece piece = PieceOf(t);
     Gradients gradients;
-    gradients.divide_scale = static_cast<float>(1.0 / job_.num_slots);
+    double divisor = job_.token_weights ? 0 : job_.num_slots;
+    for (int slot = 0; slot < job_.num_slots && job_.token_weights; ++slot) {
+      divisor += static_cast<double>(input_.tokens(slot, step));
+    }
+    gradients.divide_scale = static_cast<float>(1.0 / divisor);
     gradients.first_element = piece.begin;
     gradients.elements = piece.size();
     if (group_ == nullptr) {
