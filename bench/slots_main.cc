@@ -92,8 +92,9 @@ class Side {
     ASSIGN_OR_RETURN(const v1::GetTraceReply trace, pulled_->worker(Rank(0)).GetTrace(pulled_->spec().name, kPatience));
     for (const auto& [step, begin] : finished) {
       for (const v1::TraceSpan& span : trace.spans()) {
-        if (span.name() != "merge" || span.step() != step || span.begin_nanos() < begin) continue;
-        times.merge.push_back(1e-9 * static_cast<double>(span.end_nanos() - begin));
+        const int64_t elapsed = static_cast<int64_t>(span.end_nanos()) - begin;
+        if (span.name() != "merge" || span.step() != step || elapsed < 0) continue;
+        times.merge.push_back(1e-9 * static_cast<double>(elapsed));
         break;
       }
     }

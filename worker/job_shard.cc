@@ -58,8 +58,11 @@ absl::Status JobShard::OpenPass(Memory& memory, const std::atomic<bool>* cancell
   const std::string name = absl::StrCat("shardmesh-", options_.spec.name, "-shard-", options_.rank.value());
   ASSIGN_OR_RETURN(storage_, ShardStorage::Open(memory, name, plan_, place_.shard, cancelled));
   ASSIGN_OR_RETURN(sums_, GradientSums::Open(memory, absl::StrCat(name, "-sums"), plan_, place_.shard));
-  pass_ = std::make_unique<Pass>(options_.spec, plan_, place_, host_, *storage_, options_.threads, &trace_,
-                                 GradientSums::Has(plan_) ? &*sums_ : nullptr, share);
+  auto pass = std::make_unique<Pass>(options_.spec, plan_, place_, host_, *storage_, options_.threads, &trace_,
+                                     GradientSums::Has(plan_) ? &*sums_ : nullptr, share);
+  // A trainer that takes a slot waits for no sum.
+  if (rank() == Rank(0) && plan_.pulled()) pass->WhileMerging([this] { mail_.Poll(); });
+  pass_ = std::move(pass);
   return absl::OkStatus();
 }
 

@@ -66,6 +66,7 @@ uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initia
     for (const StorageRange& range : storage_.ranges()) ++ranges_left_[range.bucket];
     buckets_done_ = 0;
   }
+  executing_ = std::this_thread::get_id();
   std::atomic<uint64_t> digest{0};
   if (command.kind == CommandKind::kGather || command.kind == CommandKind::kFill) FindNf4Means(command);
   const auto execute = [&](int range) {

@@ -34,8 +34,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/job.h"
@@ -70,6 +73,8 @@ class Pass final : public StepPass {
   absl::StatusOr<uint64_t> Run(const Command& command, uint64_t seq, const float* initial, BucketGate* gate) override;
   // Another kernel than the best of this machine, such as one that errs. For tests.
   void UseKernel(OptimizerStepFn step) { step_ = step; }
+  // Called again and again from Execute's thread while it sums what trainers have finished, for others that wait.
+  void WhileMerging(std::function<void()> call) { while_merging_ = std::move(call); }
   // Whether copies go past the caches, whatever the window's size. For tests.
   void StreamCopies(bool stream) { stream_copies_ = stream; }
 
@@ -152,6 +157,8 @@ class Pass final : public StepPass {
   std::vector<int> nf4_tensors_;        // of which this shard has a part and which are gathered as nf4, ascending
   std::vector<float> nf4_means_;        // by tensor; empty: there is none
   std::atomic<int64_t> gathered_bytes_{0};
+  std::function<void()> while_merging_;
+  std::thread::id executing_;  // Execute's thread
   const int threads_;
   MuonScratch scratch_;
   Mutex gate_mu_;

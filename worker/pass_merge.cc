@@ -7,8 +7,9 @@
 
 namespace shardmesh {
 namespace {
-constexpr int64_t kElements = 1024;  // at a time: what lies between stays in the first cache
-constexpr int kMaxDepth = 8;         // of a tree over kMaxSlots leaves, its root included
+constexpr int64_t kElements = 1024;      // at a time: what lies between stays in the first cache
+constexpr int64_t kUntilLook = 1 << 16;  // elements between two looks at what others want: some 20 us
+constexpr int kMaxDepth = 8;             // of a tree over kMaxSlots leaves, its root included
 }  // namespace
 
 // One range of one command.
@@ -72,7 +73,9 @@ void Pass::MergeRange(const Command& command, int range) {
   Merger merger(*this, command, pieces, range);
   alignas(64) float scratch[2 * kMaxDepth * kElements];
   const int64_t elements = storage_.ranges()[range].num_elements;
+  const bool looks = while_merging_ && std::this_thread::get_id() == executing_;
   for (int64_t done = 0; done < elements; done += kElements) {
+    if (looks && done % kUntilLook == 0) while_merging_();
     merger.Sum({command.first_slot, command.num_slots}, done, std::min(kElements, elements - done), scratch);
   }
 }

@@ -52,7 +52,7 @@ struct PassGroup : TestHost {
     sums[r] = std::make_unique<GradientSums>(
         *GradientSums::Open(kept, "sums-" + std::to_string(r), plan, plan.PlaceOf(Rank(r)).shard));
     passes[r] = std::make_unique<Pass>(job, plan, plan.PlaceOf(Rank(r)), host, *storages[r], threads, &trace,
-                                       plan.bucketed() ? sums[r].get() : nullptr);
+                                       GradientSums::Has(plan) ? sums[r].get() : nullptr);
     passes[r]->StreamCopies(r % 2 == 1);  // either way writes the same
   }
 
@@ -138,17 +138,18 @@ struct PassGroup : TestHost {
   }
 
   void WriteGradients(int64_t step) {
-    for (int slot = 0; slot < job.num_slots; ++slot) {
-      for (int t = 0; t < static_cast<int>(job.parameters.size()); ++t) {
-        if (!job.parameters[t].tied_to.empty() || job.parameters[t].frozen) continue;
-        const Placement& p = plan.placements()[t];
-        const int64_t bytes = BytesPerElement(job.gradient_format);
-        char* out = host.slot(slot).data() + plan.buckets()[p.bucket].gradient_offset + p.offset * bytes;
-        for (int64_t e = 0; e < p.num_elements; ++e) {
-          const uint32_t bits = FloatBits(GradientValue(job.gradient_format, slot, step, t, e));
-          const uint16_t half = static_cast<uint16_t>(bits >> 16);
-          std::memcpy(out + e * bytes, bytes == 4 ? static_cast<const void*>(&bits) : &half, bytes);
-        }
+    for (int slot = 0; slot < job.num_slots; ++slot) WriteSlot(slot, step, host.slot(slot).data());
+  }
+  void WriteSlot(int slot, int64_t step, char* window) const {
+    for (int t = 0; t < static_cast<int>(job.parameters.size()); ++t) {
+      if (!job.parameters[t].tied_to.empty() || job.parameters[t].frozen) continue;
+      const Placement& p = plan.placements()[t];
+      const int64_t bytes = BytesPerElement(job.gradient_format);
+      char* out = window + plan.buckets()[p.bucket].gradient_offset + p.offset * bytes;
+      for (int64_t e = 0; e < p.num_elements; ++e) {
+        const uint32_t bits = FloatBits(GradientValue(job.gradient_format, slot, step, t, e));
+        const uint16_t half = static_cast<uint16_t>(bits >> 16);
+        std::memcpy(out + e * bytes, bytes == 4 ? static_cast<const void*>(&bits) : &half, bytes);
       }
     }
   }
