@@ -251,6 +251,8 @@ class StepProtocol {
   void AbortNotMet(absl::string_view cause);
   // OK; Unavailable naming the member that is gone and what to do; DataLoss naming where silent corruption was found.
   absl::Status Health() const;
+  // The member whose end is why the job was aborted: it died, left, or is not reached any more.
+  std::optional<Rank> Lost() const;
 
   ControlPage* page() const { return page_; }
   std::atomic<uint32_t>& doorbell() const { return *doorbell_; }

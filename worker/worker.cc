@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/device_job.h"
+#include "core/fault_point.h"
 #include "core/status.h"
 #include "local/futex.h"
 #include "proto/convert.h"
@@ -184,6 +185,7 @@ std::vector<v1::MemberStatus> Worker::Statuses() const {
       if (const absl::Status health = protocol.Health(); !health.ok() && entry->error.empty()) {
         status.set_state(v1::MEMBER_STATE_FAILED);
         status.set_error(std::string(health.message()));
+        if (const std::optional<Rank> lost = protocol.Lost()) status.set_lost_rank(lost->value());
       }
     }
     statuses.push_back(std::move(status));
@@ -229,6 +231,7 @@ void Worker::Prepare(std::shared_ptr<Entry> entry) {
 }
 
 absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
+  Reach(FaultPoint::kAssigned);
   const v1::Assignment& assignment = entry->assignment;
   ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(assignment.spec()));
   ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
@@ -279,6 +282,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
     entry->mapped.assign(ranks.per_host, false);
   }
   if (lead && !entry->resumed) PeerMapped(entry, assignment.rank());
+  Reach(FaultPoint::kPrepared);
   if (lead && ranks.num_hosts > 1) RETURN_IF_ERROR(MeetHosts(entry, *shard));
   {
     MutexLock lock(mu_);
