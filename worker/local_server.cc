@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "core/fault_point.h"
 #include "core/status.h"
 #include "local/futex.h"
 #include "worker/bucket_uses.h"
@@ -211,12 +212,18 @@ void LocalServer::ServeTrainer(LocalSocket& socket, const std::string& token) {
   }
   spdlog::info("event=trainer_attached job={} slots={} pid={}", granted->shard->spec().name, granted->slots.size(),
                pid);
-  if (Welcome(socket, *granted, holder).ok()) AnswerRequests(socket, *granted);
+  const absl::Status welcome = Welcome(socket, *granted, holder);
+  if (welcome.ok()) {
+    AnswerRequests(socket, *granted);
+  } else {
+    SendError(socket, welcome).IgnoreError();
+  }
   GiveSlotsBack(granted->shard->protocol(), granted->slots, holder, stop_);
   spdlog::info("event=trainer_gone job={} pid={}", granted->shard->spec().name, pid);
 }
 
 absl::Status LocalServer::Welcome(LocalSocket& socket, const Granted& granted, uint64_t holder) {
+  RETURN_IF_ERROR(ErrorAt(FaultPoint::kAttaching));
   HostMemory& host = granted.shard->host();
   ASSIGN_OR_RETURN(UniqueFd window, host.window().ReadOnlyFd());
   v1::LocalWelcome welcome;

@@ -215,7 +215,8 @@ std::vector<std::shared_ptr<JobShard>> Worker::Jobs() const {
 }
 
 void Worker::Prepare(std::shared_ptr<Entry> entry) {
-  const absl::Status status = Build(entry);
+  std::unique_ptr<LocalSocket> link;
+  const absl::Status status = Build(entry, link);
   if (status.ok() || entry->closing.load()) return;
   spdlog::error("event=job_failed job={} epoch={} error=\"{}\"", entry->assignment.spec().name(),
                 entry->assignment.epoch(), status.ToString());
@@ -228,10 +229,12 @@ void Worker::Prepare(std::shared_ptr<Entry> entry) {
     if (entry->shard != nullptr) entry->shard->protocol().AbortNotMet(status.message());
   }
   Changed();
+  // Held on, so that the lead does not take this worker for a dead one: why it failed is its own to say.
+  if (link != nullptr) WatchLead(entry, *link);
 }
 
-absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
-  Reach(FaultPoint::kAssigned);
+absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<LocalSocket>& link) {
+  RETURN_IF_ERROR(ErrorAt(FaultPoint::kAssigned));
   const v1::Assignment& assignment = entry->assignment;
   ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(assignment.spec()));
   ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
@@ -256,7 +259,6 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
                                     : CheckFits(spec, plan, options_.host_capacity, ranks.per_host));
   const std::unique_ptr<Memory> memory = MemoryFor(*entry, spec, ranks);
   const bool lead = assignment.rank() == ranks.first();
-  std::unique_ptr<LocalSocket> link;
   JobShardOptions options{spec,
                           Epoch(assignment.epoch()),
                           Rank(assignment.rank()),
@@ -282,7 +284,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
     entry->mapped.assign(ranks.per_host, false);
   }
   if (lead && !entry->resumed) PeerMapped(entry, assignment.rank());
-  Reach(FaultPoint::kPrepared);
+  RETURN_IF_ERROR(ErrorAt(FaultPoint::kPrepared));
   if (lead && ranks.num_hosts > 1) RETURN_IF_ERROR(MeetHosts(entry, *shard));
   {
     MutexLock lock(mu_);

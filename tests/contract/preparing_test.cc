@@ -36,7 +36,7 @@ struct Case {
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const FaultPointInfo& info : kFaultPoints) {
-    if (!info.preparing) continue;
+    if (info.stage != FaultStage::kPreparing) continue;
     for (int rank : {0, 1}) cases.push_back({info, rank});
   }
   return cases;
