@@ -19,10 +19,10 @@
 //   everybody       answers its trainers and readers
 //
 // Before the decision no shard and no window byte changes; after it the command is only rolled forward, and it can be
-// executed and committed again from the same words (nothing it needs lies in a process, but for initial weights). So the
-// next life of a worker that was killed goes on where that one was, if a keeper has the memory (worker/node): what a
-// process holds for a while (pins, pushes, declarations) is counted by rank, for the next life to take back. Any worker
-// may set `abort` (once, from 0): then every wait of every worker ends and the job is failed.
+// executed and committed again from the same words (nothing it needs lies in a process, but for initial weights). So
+// the next life of a worker that was killed goes on where that one was, if a keeper has the memory (worker/node): what
+// a process holds for a while (pins, pushes, declarations) is counted by rank, for the next life to take back. Any
+// worker may set `abort` (once, from 0): then every wait of every worker ends and the job is failed.
 //
 // Of a job on several hosts every host has its own page, on which the words of other hosts' members stay zero. Its
 // lead, the first rank of the host, decides what all leads agreed on, and commits when all hosts are done
@@ -76,16 +76,16 @@ struct Command {
 
 // One worker's words.
 struct alignas(64) MemberWords {
-  std::atomic<int64_t> alive_nanos;    // MonotonicNanos of its last sign of life; 0: it has not come yet
-  std::atomic<uint64_t> done;          // seq of the last command it executed
-  std::atomic<uint64_t> initial_id;    // push_id of its complete piece of initial weights
-  std::atomic<uint64_t> digest;        // of its shard, by the last kDigest
-  std::atomic<int64_t> pid;            // for messages
-  std::atomic<uint64_t> buckets_done;  // BucketWord of the command's seq: it is done with so many first buckets
-  std::atomic<uint64_t> damage;        // Damage::Word (damage.h) of what it found first in its shard; 0: nothing
-  std::atomic<uint64_t> lives_of;      // the open command that its next lives found, 0: none was open
+  std::atomic<int64_t> alive_nanos;        // MonotonicNanos of its last sign of life; 0: it has not come yet
+  std::atomic<uint64_t> done;              // seq of the last command it executed
+  std::atomic<uint64_t> initial_id;        // push_id of its complete piece of initial weights
+  std::atomic<uint64_t> digest;            // of its shard, by the last kDigest
+  std::atomic<int64_t> pid;                // for messages
+  std::atomic<uint64_t> buckets_done;      // BucketWord of the command's seq: it is done with so many first buckets
+  std::atomic<uint64_t> damage;            // Damage::Word (damage.h) of what it found first in its shard; 0: nothing
+  std::atomic<uint64_t> lives_of;          // the open command that its next lives found, 0: none was open
   std::atomic<uint32_t> lives_in_command;  // and how many did
-  std::atomic<uint32_t> kept;          // 1: a keeper has its memory; should it die, its next life comes soon
+  std::atomic<uint32_t> kept;              // 1: a keeper has its memory; should it die, its next life comes soon
 };
 
 // In a slot's `holder`: the session is gone, and its slot not free yet.
@@ -118,7 +118,7 @@ struct alignas(64) ElsewhereWords {
 // One publication buffer (one for the host). A reader pins it and then checks the version; the lead takes the version
 // away and then checks the pins: with sequentially consistent order one of them sees the other.
 struct alignas(64) PublicationWords {
-  std::atomic<int64_t> version_plus_one;  // step + 1 of the whole version it holds; 0: none, or being written
+  std::atomic<int64_t> version_plus_one;     // step + 1 of the whole version it holds; 0: none, or being written
   std::atomic<int64_t> pins[kMaxHostRanks];  // by rank: reads under way there
 };
 
@@ -130,11 +130,12 @@ struct OutcomeWords {
 
 // Why a declaration was taken back that another host's came before: step << 8 | reason.
 enum class Refusal : uint8_t { kNone = 0, kOtherRates = 1 };
+static_assert(kMaxStep < (int64_t{1} << (63 - 8)));
 constexpr int64_t RefusedWord(int64_t step, Refusal why) { return step << 8 | int64_t(why); }
 
 // In settings_claim, in place of a slot: what another host's slots said, in elsewhere_rates and elsewhere_loss_scale.
 inline constexpr int kRatesElsewhere = 0xffff;
-static_assert(kMaxSlots < kRatesElsewhere);
+static_assert(kMaxSlots < kRatesElsewhere && kMaxStep < (int64_t{1} << (63 - 16)));
 
 inline constexpr int kMaxCause = 512;
 
@@ -151,7 +152,7 @@ struct ControlPage {
   std::atomic<int64_t> norm_step;                // whose gradients have the norm
   std::atomic<double> norm;
   std::atomic<uint64_t> gradients_here;  // of a job on several hosts: BucketWord of the step: so many have come
-  Command commands[2];                     // seq at seq % 2
+  Command commands[2];                   // seq at seq % 2
 
   alignas(64) std::atomic<uint64_t> settings_claim;  // step << 16 | slot of the first declaration of that step
   std::atomic<double> elsewhere_rates[kMaxGroups], elsewhere_loss_scale;
@@ -188,14 +189,16 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t
               std::atomic<double>::is_always_lock_free);
 
 // A step's gradient that is not finite, in one word that grows with the step; 0: there was none.
-static_assert(kMaxParameters < (1 << 24));
+static_assert(kMaxParameters < (1 << 24) && kMaxStep < (int64_t{1} << (63 - 24)));
 constexpr int64_t NonFiniteWord(int64_t step, int tensor) { return step << 24 | (tensor + 1); }
 constexpr int64_t NonFiniteStepOf(int64_t word) { return word >> 24; }
 constexpr int NonFiniteTensorOf(int64_t word) { return static_cast<int>(word & 0xffffff) - 1; }
 
-// So many buckets, the first ones, of a command or step: a word that grows with both.
+// So many buckets, the first ones, of a command or step: a word that grows with both, and begins anew after 2^44.
 static_assert(kMaxParameters < (1 << 20));
 constexpr uint64_t BucketWord(uint64_t of, int buckets) { return of << 20 | static_cast<uint64_t>(buckets); }
+// Whether a word says as much as the other one, or more; both are of times less than 2^43 apart.
+constexpr bool Reaches(uint64_t word, uint64_t other) { return static_cast<int64_t>(word - other) >= 0; }
 
 // Why a job was aborted, in one word: who reported it, about whom, and what it saw.
 enum class AbortReason : uint8_t {

@@ -38,13 +38,15 @@ struct SlotFormatter {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(const std::string& path, Worker& worker,
-                                                                const Clock& clock) {
+                                                                const Clock& clock,
+                                                                std::optional<uint32_t> first_session) {
   ASSIGN_OR_RETURN(LocalListener listener, LocalListener::Listen(path));
-  return std::unique_ptr<LocalServer>(new LocalServer(std::move(listener), worker, clock));
+  const uint32_t first = first_session.has_value() ? *first_session : std::random_device()();
+  return std::unique_ptr<LocalServer>(new LocalServer(std::move(listener), worker, clock, first));
 }
 
-LocalServer::LocalServer(LocalListener listener, Worker& worker, const Clock& clock)
-    : listener_(std::move(listener)), worker_(worker), clock_(clock), next_session_(std::random_device()()) {
+LocalServer::LocalServer(LocalListener listener, Worker& worker, const Clock& clock, uint32_t first_session)
+    : listener_(std::move(listener)), worker_(worker), clock_(clock), next_session_(first_session) {
   acceptor_ = std::thread([this] { AcceptLoop(); });
 }
 

@@ -95,7 +95,8 @@ class StepProtocol {
   //   FailedPrecondition: a future step, or no initial weights. InvalidArgument: a slot that is not the job's, no slot,
   //   learning rates or a loss scale other than the step's first, neither one rate nor one for each group, or a loss
   //   scale out of range; a non-finite gradient of another slot, of no tensor or of a frozen one, or any under policy
-  //   fail. FailedPrecondition, too: not in_place, and an attached trainer has the slot. Unavailable: aborted.
+  //   fail. FailedPrecondition, too: not in_place, and an attached trainer has the slot. ResourceExhausted: a step beyond
+  //   kMaxStep. Unavailable: aborted.
   absl::StatusOr<std::optional<StepOutcome>> Declare(const Declaration& declaration);
   // The same check, without declaring.
   absl::StatusOr<std::optional<StepOutcome>> CheckStep(Slot slot, Step step) const;
