@@ -20,6 +20,8 @@ inline constexpr int kMaxSlots = 128;
 inline constexpr int kMaxHostRanks = 64;  // of one job, on one host or several
 inline constexpr int kMaxParameters = 100'000;
 inline constexpr int kMaxGroups = 16;
+// The last step: 17 years at 1000 a second. What workers tell each other of steps has no room for later ones.
+inline constexpr int64_t kMaxStep = (int64_t{1} << 39) - 1;
 inline constexpr int kMaxIdBytes = 128;
 inline constexpr int64_t kMaxJobElements = int64_t{1} << 42;
 inline constexpr int64_t kMinBucketElements = 1024;

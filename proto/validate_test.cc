@@ -142,6 +142,8 @@ TEST(Validate, Heartbeat) {
   EXPECT_OK(with(""));
   EXPECT_THAT(with("epoch: 0"), StatusIs(kInvalid, HasSubstr("jobs[0] \"j\": epoch is 0")));
   EXPECT_THAT(with("rank: -1"), StatusIs(kInvalid, HasSubstr("rank is -1")));
+  EXPECT_OK(with("lost_rank: 0"));
+  EXPECT_THAT(with("lost_rank: -1"), StatusIs(kInvalid, HasSubstr("lost_rank is -1")));
   EXPECT_THAT(with("plan_hash: 'xyz'"), StatusIs(kInvalid, HasSubstr("plan_hash is \"xyz\"; it is 32")));
   EXPECT_THAT(with("committed_step: -2"), StatusIs(kInvalid, HasSubstr("committed_step is -2")));
   EXPECT_THAT(with("published_steps: 2"), StatusIs(kInvalid, HasSubstr("published step 2 comes after 2")));

@@ -23,7 +23,7 @@ absl::Status Coordinator::Load(absl::Time now) {
       return absl::DataLossError(absl::StrCat("the stored specification of job ", name, " is damaged: ",
                                               definition.status().message(), "; restore a copy of the state file"));
     }
-    state_.jobs[name] = {std::move(record), *std::move(definition), false};
+    state_.jobs[name] = {std::move(record), *std::move(definition)};
   }
   state_.epoch_floor = contents.epoch_floor;
   last_tick_ = now;

@@ -35,6 +35,8 @@ struct CoordinatorOptions {
   absl::Duration heartbeat_timeout = absl::Seconds(3);  // silence after which a worker counts as dead
   int max_jobs = 1000;
   int max_workers = 4096;
+  // Members that a job may lose while it is being prepared: it may be what kills them. One more, and it fails.
+  int max_lost_members = 8;
 };
 
 // A job as it is now.
@@ -67,6 +69,7 @@ struct MemberReport {
   int64_t committed_step = -1;
   std::vector<int64_t> published_steps;
   std::string error;
+  int32_t lost_rank = -1;  // of FAILED: the member whose end is the cause; -1: the cause is another
 };
 
 // What a worker shall hold.
@@ -115,8 +118,8 @@ class Coordinator {
   // Aborted: a larger incarnation of the name was seen, or this one has left. AlreadyExists: another life of the name
   // is alive, or this incarnation joined with other values. ResourceExhausted: too many workers.
   // A life that is taken over and not marked dead yet: in its READY jobs on one host that are `resumed` at their epoch
-  // and rank the worker takes its place, and nothing else of them changes; its other jobs fail. One that cannot be
-  // taken over, since it was elsewhere on the host, counts as found dead.
+  // and rank the worker takes its place, and nothing else of them changes; its other jobs are as those of a dead one.
+  // One that cannot be taken over, since it was elsewhere on the host, counts as found dead.
   absl::Status Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits = {},
                     const LastLife& last = {});
 
@@ -131,12 +134,13 @@ class Coordinator {
                                                     const std::vector<MemberReport>& reports, absl::Time now,
                                                     const WorkerTraits& traits = {});
 
-  // Aborted, NotFound as Heartbeat; leaving twice is OK. The worker's jobs fail with its name.
+  // Aborted, NotFound as Heartbeat; leaving twice is OK. The worker's jobs fail with its name, but those that were
+  // never READY: they are assigned anew.
   absl::Status Leave(const std::string& name, int64_t incarnation, absl::Time now);
 
-  // Workers silent for longer than the timeout are dead, and their jobs fail; progress is stored. Call it several times
-  // within a timeout. After a pause of more than half a timeout between two calls it was this process that was held up:
-  // the workers then get a full timeout to be heard again.
+  // Workers silent for longer than the timeout are dead, and their jobs fail, or are assigned anew if they were never
+  // READY; progress is stored. Call it several times within a timeout. After a pause of more than half a timeout
+  // between two calls it was this process that was held up: the workers then get a full timeout to be heard again.
   absl::Status Tick(absl::Time now);
 
   // The log lines since the last call: transitions, as key=value with quoted values.
@@ -155,6 +159,10 @@ class Coordinator {
   std::vector<Candidate> Candidates(const JobRecord& job, absl::Time now) const;
   void AssignWaitingJobs(Transaction& transaction, absl::Time now);
   static void FailJob(Transaction& transaction, const std::string& name, const std::string& cause);
+  // The job has no members any more, and waits for others.
+  void Unassign(Transaction& transaction, const std::string& name);
+  // A member of the job is lost, `cause` says how; `died`: without having been told to stop.
+  void LoseMember(Transaction& transaction, const std::string& name, const std::string& cause, bool died = true);
 
   // coordinator_membership.cc
   bool IsSilent(const Worker& worker, absl::Time now) const;
@@ -168,7 +176,9 @@ class Coordinator {
   void Resume(Transaction& transaction, const Worker& worker, const std::vector<ResumedJob>& resumed);
   // The life of the name, alive in the records, ended: another one came.
   void EndLastLife(Transaction& transaction, const std::string& name, absl::Time now);
-  void FailJobsOf(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause);
+  // Its jobs lose it.
+  void LoseWorker(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause, bool died = true);
+  void ApplyFailure(Transaction& transaction, const MemberReport& report, const Job& job, const WorkerIdentity& worker);
   absl::Status CheckJobsKnown(const std::string& name, int64_t incarnation, bool joined,
                               const std::vector<MemberReport>& reports);
   void MarkSilent(Transaction& transaction, const std::string& name, absl::Time now);

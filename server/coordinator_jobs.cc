@@ -131,7 +131,7 @@ JobView Coordinator::View(const Job& job, absl::Time now) const {
 std::vector<Candidate> Coordinator::Candidates(const JobRecord& job, absl::Time now) const {
   std::vector<Candidate> candidates;
   for (const auto& [name, worker] : state_.workers) {
-    if (worker.record.state != WorkerState::kAlive || IsSilent(worker, now)) continue;
+    if (worker.record.state != WorkerState::kAlive || IsSilent(worker, now) || worker.doubted) continue;
     const std::string life = absl::StrCat(name, "@", worker.record.identity.incarnation);
     if (absl::c_linear_search(job.excluded, life)) continue;
     if (worker.traits.has_value()) candidates.push_back({&worker.record.identity, 0, *worker.traits});
@@ -178,6 +178,30 @@ void Coordinator::FailJob(Transaction& transaction, const std::string& name, con
   job.error = absl::StrCat(cause, "; a failed job is not recovered in this version: delete it and create it again");
   transaction.Event(absl::StrCat("event=job_failed job=", name, " epoch=", job.epoch, " step=", job.committed_step,
                                  " cause=\"", absl::CHexEscape(cause), "\""));
+}
+
+void Coordinator::Unassign(Transaction& transaction, const std::string& name) {
+  JobRecord& job = transaction.MutableJob(name).record;
+  job.state = JobState::kWaiting;
+  job.members.clear();
+  assign_ = true;
+}
+
+// Trainers come to a job once it is READY, so before that there is nothing in it that could be lost. But weights that
+// somebody placed all the same are not dropped without a word.
+void Coordinator::LoseMember(Transaction& transaction, const std::string& name, const std::string& cause, bool died) {
+  const JobRecord& record = state_.jobs.at(name).record;
+  if (record.state != JobState::kPreparing || record.committed_step >= 0) return FailJob(transaction, name, cause);
+  Job& job = transaction.MutableJob(name);
+  job.lost_members += died;
+  if (job.lost_members > options_.max_lost_members) {
+    return FailJob(transaction, name,
+                   absl::StrCat(cause, "; before it the job lost ", options_.max_lost_members,
+                                " members while it was being prepared, which it may be the cause of: see their logs"));
+  }
+  transaction.Event(absl::StrCat("event=job_unassigned job=", name, " epoch=", record.epoch, " cause=\"",
+                                 absl::CHexEscape(cause), "\""));
+  Unassign(transaction, name);
 }
 
 }  // namespace shardmesh

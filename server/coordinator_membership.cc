@@ -48,6 +48,8 @@ bool Coordinator::IsSilent(const Worker& worker, absl::Time now) const {
 
 void Coordinator::Hear(Worker& worker, absl::Time now) {
   if (IsSilent(worker, now)) assign_ = true;  // it counts again, although no tick saw it silent
+  assign_ = assign_ || worker.doubted;
+  worker.doubted = false;
   worker.last_heartbeat = now;
 }
 
@@ -137,7 +139,7 @@ void Coordinator::Resume(Transaction& transaction, const Worker& worker, const s
   }
   transaction.Event(absl::StrCat("event=worker_resumed ", Life(life), " was=", last.incarnation, " jobs=", num_jobs,
                                  " pid=", life.pid));
-  FailJobsOf(transaction, last, "ended");
+  LoseWorker(transaction, last, "ended");
   transaction.PutWorker(worker);
 }
 
@@ -216,16 +218,18 @@ absl::Status Coordinator::Leave(const std::string& name, int64_t incarnation, ab
   WorkerRecord& record = transaction.MutableWorker(name).record;
   record.state = WorkerState::kLeft;
   transaction.Event(absl::StrCat("event=worker_left ", Life(record.identity)));
-  FailJobsOf(transaction, record.identity, "left");
+  LoseWorker(transaction, record.identity, "left", /*died=*/false);
+  AssignWaitingJobs(transaction, now);
   return Commit(transaction);
 }
 
-void Coordinator::FailJobsOf(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause) {
+void Coordinator::LoseWorker(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause,
+                             bool died) {
   for (const auto& [name, job] : state_.jobs) {
     for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
       if (!SameLife(job.record.members[rank].worker, worker)) continue;
-      FailJob(transaction, name,
-              absl::StrCat("worker ", worker.name, " (rank ", rank, ", pid ", worker.pid, ") ", cause));
+      LoseMember(transaction, name,
+                 absl::StrCat("worker ", worker.name, " (rank ", rank, ", pid ", worker.pid, ") ", cause), died);
       break;
     }
   }
@@ -243,7 +247,7 @@ void Coordinator::MarkDead(Transaction& transaction, const std::string& name, co
   Worker& worker = transaction.MutableWorker(name);
   worker.record.state = WorkerState::kDead;
   transaction.Event(absl::StrCat("event=worker_dead ", Life(worker.record.identity), " ", seen));
-  FailJobsOf(transaction, worker.record.identity, cause);
+  LoseWorker(transaction, worker.record.identity, cause);
 }
 
 const Job* Coordinator::JobOf(const MemberReport& report, const WorkerIdentity& worker) const {
@@ -290,6 +294,25 @@ absl::Status Coordinator::CheckJobsKnown(const std::string& name, int64_t incarn
   return absl::OkStatus();
 }
 
+// Who is lost by what a peer says may still be heard of, until it is silent for the time-out. It gets no new jobs
+// until it is heard again: a dead one would have this one assigned to it once more.
+void Coordinator::ApplyFailure(Transaction& transaction, const MemberReport& report, const Job& job,
+                               const WorkerIdentity& worker) {
+  const std::string cause =
+      absl::StrCat("worker ", worker.name, " (rank ", report.rank, ", pid ", worker.pid, ") failed: ", report.error);
+  const std::vector<MemberRecord>& members = job.record.members;
+  if (report.lost_rank < 0 || report.lost_rank >= static_cast<int32_t>(members.size())) {
+    return FailJob(transaction, report.job, cause);
+  }
+  const WorkerIdentity& lost = members[report.lost_rank].worker;
+  const auto found = state_.workers.find(lost.name);
+  if (job.record.state == JobState::kPreparing && found != state_.workers.end() &&
+      SameLife(found->second.record.identity, lost)) {
+    transaction.MutableWorker(lost.name).doubted = true;
+  }
+  LoseMember(transaction, report.job, cause);
+}
+
 absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberReport& report,
                                       const WorkerIdentity& worker) {
   const Job* there = JobOf(report, worker);
@@ -298,21 +321,17 @@ absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberRepo
   if (!report.plan_hash.empty() && report.plan_hash != hash) {
     if (there->record.state == JobState::kPreparing) {
       JobRecord& job = transaction.MutableJob(report.job).record;
-      job.state = JobState::kWaiting;
-      job.members.clear();
       job.excluded.push_back(absl::StrCat(worker.name, "@", worker.incarnation));
       transaction.Event(absl::StrCat("event=plan_differs job=", report.job, " ", Life(worker), " epoch=", job.epoch,
                                      " theirs=", report.plan_hash, " ours=", hash));
-      assign_ = true;
+      Unassign(transaction, report.job);
     }
     return absl::FailedPreconditionError(absl::StrCat("worker ", worker.name, " computed plan hash ", report.plan_hash,
                                                       " for job ", report.job, ", the coordinator ", hash,
                                                       "; both must be of the same version of shardmesh"));
   }
   if (report.state == MemberReport::State::kFailed) {
-    FailJob(
-        transaction, report.job,
-        absl::StrCat("worker ", worker.name, " (rank ", report.rank, ", pid ", worker.pid, ") failed: ", report.error));
+    ApplyFailure(transaction, report, *there, worker);
   } else if (report.state == MemberReport::State::kReady && there->record.state == JobState::kPreparing &&
              !there->record.members[report.rank].ready) {
     JobRecord& job = transaction.MutableJob(report.job).record;

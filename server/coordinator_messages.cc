@@ -142,6 +142,7 @@ std::vector<MemberReport> ReportsFromProto(const v1::HeartbeatRequest& request) 
     report.committed_step = from.committed_step();
     report.published_steps.assign(from.published_steps().begin(), from.published_steps().end());
     report.error = from.error();
+    if (from.has_lost_rank()) report.lost_rank = from.lost_rank();
     reports.push_back(std::move(report));
   }
   return reports;

@@ -207,6 +207,7 @@ class Simulation {
                job.rank == static_cast<int32_t>(rank);
       });
       const bool goes_on = took_over && named && before.state == JobState::kReady;
+      if (joined && before.state == JobState::kPreparing && before.committed_step < 0) return CheckLost(before, after);
       EXPECT_EQ(after.state, joined && !goes_on ? JobState::kFailed : before.state);
       EXPECT_TRUE(after.error == before.error || before.state != JobState::kFailed) << "the first cause is kept";
       EXPECT_EQ(after.epoch, before.epoch);
@@ -217,6 +218,14 @@ class Simulation {
         EXPECT_EQ(after.members[i].ready, before.members[i].ready);
       }
     }
+  }
+
+  // It lost a member while it was being prepared.
+  void CheckLost(const JobView& before, const JobView& after) {
+    const bool again = after.state == JobState::kPreparing && after.epoch > before.epoch;
+    const bool waits = after.state == JobState::kWaiting && after.epoch == before.epoch;
+    EXPECT_TRUE(again || waits || ::testing::Value(after.error, ::testing::HasSubstr("before it the job lost 8")))
+        << after.error;
   }
 
   void CheckStaleLife(const std::string& name) {
@@ -255,6 +264,7 @@ class Simulation {
       if (Pick(15) == 0) report.plan_hash = std::string(32, '0');
       if (Pick(4) == 0) report.state = MemberReport::State::kPreparing;
       if (Pick(30) == 0) report.state = MemberReport::State::kFailed;
+      report.lost_rank = Pick(5) - 1;  // read of those that failed
       reports.push_back(report);
     }
     const auto assignments = coordinator_->Heartbeat(name, lives_[name], reports, now_);

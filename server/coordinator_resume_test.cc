@@ -90,7 +90,7 @@ TEST_F(CoordinatorTest, Resume_LifeBetweenNeverJoined_ItsMemoryTellsWhoseItWas) 
   EXPECT_EQ(View("j").state, JobState::kReady);
 }
 
-TEST_F(CoordinatorTest, Resume_OtherJobsOfTheLastLife_Fail) {
+TEST_F(CoordinatorTest, Resume_OtherJobsOfTheLastLife_FailOrAreAssignedAnew) {
   for (const char* worker : {"a", "b"}) ASSERT_OK(c_->Join(SmallWorker(worker), now_));
   const std::vector<std::string> jobs = {"named", "other_epoch", "other_rank", "preparing", "unnamed", "failed"};
   for (const std::string& job : jobs) ASSERT_OK(c_->CreateJob(SmallJob(job, 2), now_));
@@ -112,14 +112,17 @@ TEST_F(CoordinatorTest, Resume_OtherJobsOfTheLastLife_Fail) {
                                  {"failed", 1, 1},
                                  {"no_such_job", 1, 1}})));
   EXPECT_EQ(View("named").state, JobState::kReady);
-  for (const char* job : {"other_epoch", "other_rank", "preparing", "unnamed"}) {
+  for (const char* job : {"other_epoch", "other_rank", "unnamed"}) {
     EXPECT_EQ(View(job).state, JobState::kFailed) << job;
     EXPECT_THAT(View(job).error, HasSubstr("worker b (rank 1, pid 71) ended")) << job;
   }
   EXPECT_EQ(View("failed").error, first_cause);
+  EXPECT_EQ(View("preparing").epoch, 2);
   const std::vector<Assignment> told = Beat("b", {}, 2);
-  ASSERT_EQ(told.size(), 1u);
+  ASSERT_EQ(told.size(), 2u);
   EXPECT_EQ(told[0].definition->spec().name, "named");
+  EXPECT_EQ(told[1].definition->spec().name, "preparing");
+  EXPECT_EQ(told[1].epoch, 2);
 }
 
 TEST_F(CoordinatorTest, Resume_SilentButNotMarkedDead_GoesOn) {
@@ -145,6 +148,7 @@ TEST_F(CoordinatorTest, Resume_DeadOrLeft_JoinsWithoutTheJobs) {
   EXPECT_THAT(Beat("b", {}, 2), IsEmpty());
   ASSERT_OK(c_->DeleteJob("j", now_));
   ASSERT_OK(c_->CreateJob(SmallJob("k", 1), now_));
+  Beat("b", {ReadyReport(Beat("b", {}, 2)[0])}, 2);
   ASSERT_OK(c_->Leave("b", 2, now_));
   EXPECT_THAT(View("k").error, HasSubstr("worker b (rank 0, pid 72) left"));
   ASSERT_OK(c_->Join(NextLife("b", 3), now_, {}, Resumes(2, {{"k", 2, 0}})));
@@ -206,12 +210,13 @@ TEST_F(CoordinatorTest, Resume_StoreFails_NothingChanged) {
               StatusIs(Code::kUnavailable, HasSubstr("disk full")));
   EXPECT_THAT(c_->TakeEvents(), IsEmpty());
   EXPECT_TRUE(View("j").members[1].worker == SmallWorker("b"));
-  EXPECT_EQ(View("other").state, JobState::kPreparing);
+  EXPECT_EQ(View("other").epoch, 1);
   EXPECT_EQ(Beat("b").size(), 2u);
   shared_.broken = false;
   ASSERT_OK(c_->Join(NextLife("b"), now_, {}, Resumes(1, {{"j", 1, 1}})));
   EXPECT_EQ(View("j").state, JobState::kReady);
-  EXPECT_EQ(View("other").state, JobState::kFailed);
+  EXPECT_EQ(View("other").state, JobState::kPreparing);
+  EXPECT_EQ(View("other").epoch, 2);
 }
 
 TEST_F(CoordinatorTest, Kept_IsWhatTheLivingWorkerSaidLast) {

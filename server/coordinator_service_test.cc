@@ -142,14 +142,14 @@ TEST_F(CoordinatorServiceTest, AJobsLife) {
   EXPECT_THAT(Describe("j"), StatusIs(Code::kNotFound, HasSubstr("there are no jobs")));
 }
 
-TEST_F(CoordinatorServiceTest, Tick_FailsJobsOfTheSilent) {
+TEST_F(CoordinatorServiceTest, Tick_TheSilentLoseTheirJobs) {
   ASSERT_OK(Join("a"));
   ASSERT_OK(Create(SmallSpec("j", 1)));
   for (int i = 0; i < 4; ++i) {
     clock_.Advance(absl::Seconds(1));
     ASSERT_OK(service_->Tick());
   }
-  EXPECT_EQ(Describe("j")->state(), v1::JOB_STATE_FAILED);
+  EXPECT_EQ(Describe("j")->state(), v1::JOB_STATE_WAITING);
 }
 
 TEST_F(CoordinatorServiceTest, NoDeadline_Refused) {

@@ -319,6 +319,7 @@ TEST_F(CoordinatorTest, Limits_NameThemselves) {
   ASSERT_OK(c_->Join(SmallWorker("a"), now_));
   ASSERT_OK(c_->Join(SmallWorker("b"), now_));
   EXPECT_THAT(c_->Join(SmallWorker("c"), now_), StatusIs(Code::kResourceExhausted, HasSubstr("at most 2")));
+  Beat("a", {ReadyReport(Beat("a")[0])});
   ASSERT_OK(c_->Leave("a", 1, now_));
   EXPECT_THAT(c_->Join(SmallWorker("c"), now_), StatusIs(Code::kResourceExhausted, HasSubstr("at most 2")))
       << "job j still names a";

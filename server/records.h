@@ -2,8 +2,9 @@
 //
 //   job:   WAITING --assigned--> PREPARING --all members ready--> READY
 //             ^                      |  |                           |
-//             +-- plan hash differs -+  +----- a member dies, ------+--> FAILED (sticky: until the job is deleted)
-//                                              leaves or fails
+//             +-- plan hash differs, +  +-- a member fails --+      +-- a member dies, leaves or fails
+//                 a member dies or leaves                    |      |
+//                                                            +------+--> FAILED (sticky: until the job is deleted)
 //   worker: alive --silent longer than the timeout--> dead --a heartbeat of the same incarnation--> alive
 //           alive or dead --Leave--> left --Join with a larger incarnation--> alive
 //           alive --Join of the next life, which takes it over--> alive, as that life; its READY jobs stay READY

@@ -20,12 +20,14 @@ struct Job {
   JobRecord record;
   std::shared_ptr<const JobDefinition> definition;
   bool progress_unsaved = false;  // committed_step, published_steps: written by the next Tick, said again by rank 0
+  int lost_members = 0;           // that died while it was being prepared; not stored
 };
 
 struct Worker {
   WorkerRecord record;
   absl::Time last_heartbeat;           // not stored: a restarted coordinator starts counting anew
   std::optional<WorkerTraits> traits;  // unset: it said nothing to this life of the coordinator yet
+  bool doubted = false;                // a peer said that it is gone, and it was not heard since
 };
 
 struct CoordinatorState {

@@ -137,11 +137,12 @@ struct OutcomeWords {
 
 // Why a declaration was taken back that another host's came before: step << 8 | reason.
 enum class Refusal : uint8_t { kNone = 0, kOtherRates = 1 };
+static_assert(kMaxStep < (int64_t{1} << (63 - 8)));
 constexpr int64_t RefusedWord(int64_t step, Refusal why) { return step << 8 | int64_t(why); }
 
 // In settings_claim, in place of a slot: what another host's slots said, in elsewhere_rates and elsewhere_loss_scale.
 inline constexpr int kRatesElsewhere = 0xffff;
-static_assert(kMaxSlots < kRatesElsewhere);
+static_assert(kMaxSlots < kRatesElsewhere && kMaxStep < (int64_t{1} << (63 - 16)));
 
 inline constexpr int kMaxCause = 512;
 
@@ -197,7 +198,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t
               std::atomic<double>::is_always_lock_free);
 
 // A step's gradient that is not finite, in one word that grows with the step; 0: there was none.
-static_assert(kMaxParameters < (1 << 24));
+static_assert(kMaxParameters < (1 << 24) && kMaxStep < (int64_t{1} << (63 - 24)));
 constexpr int64_t NonFiniteWord(int64_t step, int tensor) { return step << 24 | (tensor + 1); }
 constexpr int64_t NonFiniteStepOf(int64_t word) { return word >> 24; }
 constexpr int NonFiniteTensorOf(int64_t word) { return static_cast<int>(word & 0xffffff) - 1; }
@@ -205,9 +206,11 @@ constexpr int NonFiniteTensorOf(int64_t word) { return static_cast<int>(word & 0
 // In place of a gradient that is not finite, of a step that was skipped since no slot had a token.
 inline constexpr int64_t kNoTokens = int64_t{0xffff} << 32;
 
-// So many buckets, the first ones, of a command or step: a word that grows with both.
+// So many buckets, the first ones, of a command or step: a word that grows with both, and begins anew after 2^44.
 static_assert(kMaxParameters < (1 << 20));
 constexpr uint64_t BucketWord(uint64_t of, int buckets) { return of << 20 | static_cast<uint64_t>(buckets); }
+// Whether a word says as much as the other one, or more; both are of times less than 2^43 apart.
+constexpr bool Reaches(uint64_t word, uint64_t other) { return static_cast<int64_t>(word - other) >= 0; }
 
 // Why a job was aborted, in one word: who reported it, about whom, and what it saw.
 enum class AbortReason : uint8_t {

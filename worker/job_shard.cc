@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/device_job.h"
+#include "core/fault_point.h"
 #include "core/status.h"
 #include "local/futex.h"
 
@@ -110,6 +111,7 @@ absl::Status JobShard::CheckEpoch(int64_t epoch) const {
 
 absl::StatusOr<std::optional<StepOutcome>> JobShard::Declare(const v1::StepRequest& request, bool attached) {
   RETURN_IF_ERROR(CheckEpoch(request.epoch()));
+  if (!attached) RETURN_IF_ERROR(ErrorAt(FaultPoint::kStepCalled));
   Declaration declaration;
   declaration.step = Step(request.step());
   declaration.in_place = attached;

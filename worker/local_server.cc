@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "core/fault_point.h"
 #include "core/status.h"
 #include "local/futex.h"
 #include "worker/bucket_uses.h"
@@ -39,13 +40,15 @@ struct SlotFormatter {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(const std::string& path, Worker& worker,
-                                                                const Clock& clock) {
+                                                                const Clock& clock,
+                                                                std::optional<uint32_t> first_session) {
   ASSIGN_OR_RETURN(LocalListener listener, LocalListener::Listen(path));
-  return std::unique_ptr<LocalServer>(new LocalServer(std::move(listener), worker, clock));
+  const uint32_t first = first_session.has_value() ? *first_session : std::random_device()();
+  return std::unique_ptr<LocalServer>(new LocalServer(std::move(listener), worker, clock, first));
 }
 
-LocalServer::LocalServer(LocalListener listener, Worker& worker, const Clock& clock)
-    : listener_(std::move(listener)), worker_(worker), clock_(clock), next_session_(std::random_device()()) {
+LocalServer::LocalServer(LocalListener listener, Worker& worker, const Clock& clock, uint32_t first_session)
+    : listener_(std::move(listener)), worker_(worker), clock_(clock), next_session_(first_session) {
   acceptor_ = std::thread([this] { AcceptLoop(); });
 }
 
@@ -238,12 +241,18 @@ void LocalServer::ServeTrainer(LocalSocket& socket, const std::string& token) {
   }
   spdlog::info("event=trainer_attached job={} slots={} pid={}", granted->shard->spec().name, granted->slots.size(),
                pid);
-  if (Welcome(socket, *granted, holder).ok()) AnswerRequests(socket, *granted);
+  const absl::Status welcome = Welcome(socket, *granted, holder);
+  if (welcome.ok()) {
+    AnswerRequests(socket, *granted);
+  } else {
+    SendError(socket, welcome).IgnoreError();
+  }
   GiveSlotsBack(granted->shard->protocol(), granted->slots, holder, stop_);
   spdlog::info("event=trainer_gone job={} pid={}", granted->shard->spec().name, pid);
 }
 
 absl::Status LocalServer::Welcome(LocalSocket& socket, const Granted& granted, uint64_t holder) {
+  RETURN_IF_ERROR(ErrorAt(FaultPoint::kAttaching));
   HostMemory& host = granted.shard->host();
   ASSIGN_OR_RETURN(UniqueFd window, host.window().ReadOnlyFd());
   v1::LocalWelcome welcome;

@@ -8,6 +8,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -29,8 +30,9 @@ class BucketUses;
 class LocalServer {
  public:
   // Errors of LocalListener::Listen. `worker` and `clock` outlive the object.
-  static absl::StatusOr<std::unique_ptr<LocalServer>> Start(const std::string& path, Worker& worker,
-                                                            const Clock& clock);
+  // `first_session`: the number of the first session, of 30 bits; unset: any.
+  static absl::StatusOr<std::unique_ptr<LocalServer>> Start(const std::string& path, Worker& worker, const Clock& clock,
+                                                            std::optional<uint32_t> first_session = std::nullopt);
   ~LocalServer();
 
   const std::string& path() const { return listener_.path(); }
@@ -49,7 +51,7 @@ class LocalServer {
     std::atomic<bool> done{false};
   };
 
-  LocalServer(LocalListener listener, Worker& worker, const Clock& clock);
+  LocalServer(LocalListener listener, Worker& worker, const Clock& clock, uint32_t first_session);
   // Instead of a welcome.
   static absl::Status SendError(LocalSocket& socket, const absl::Status& status);
   void AcceptLoop();

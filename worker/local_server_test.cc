@@ -14,6 +14,45 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
+// Servers of their own, for the numbers that they begin with.
+struct SessionNumbers : ::testing::Test {
+  void SetUp() override { ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 3))); }
+  std::unique_ptr<LocalServer> Server(uint32_t first) {
+    return *LocalServer::Start(host.folder.File(absl::StrCat("server", ++servers)), *host.workers[0], host.clock,
+                               first);
+  }
+  // The number of a trainer's session, which stays.
+  uint64_t Attach(LocalServer& server, int slot) {
+    const auto token = server.Grant(*host.workers[0]->Find("small"), {slot});
+    absl::StatusOr<Trainer> trainer = Trainer::Attach(server.path(), *token);
+    EXPECT_OK(trainer);
+    if (!trainer.ok()) return 0;
+    trainers.push_back(*std::move(trainer));
+    return SessionOf(trainers.back().welcome.session());
+  }
+
+  LocalHost host{1};
+  int servers = 0;
+  std::vector<Trainer> trainers;
+};
+
+TEST_F(SessionNumbers, NextToTheirWrap_NoneIsZero) {
+  for (const uint32_t first : {(1u << 30) - 1, ~0u}) {
+    const auto server = Server(first);
+    EXPECT_EQ(Attach(*server, 0), (1u << 30) - 1);
+    EXPECT_EQ(Attach(*server, 1), 1u);
+    EXPECT_EQ(Attach(*server, 2), 2u);
+    trainers.clear();
+  }
+}
+
+TEST_F(SessionNumbers, OneThatComesAgainWhileItIsInUse_IsPassedOver) {
+  const auto first = Server(5), second = Server(5), third = Server(5);
+  EXPECT_EQ(Attach(*first, 0), 5u);
+  EXPECT_EQ(Attach(*second, 1), 6u);
+  EXPECT_EQ(Attach(*third, 2), 7u);
+}
+
 TEST(LocalServerTest, TrainersMistakes_AreTypedErrors_AndTheSessionGoesOn) {
   LocalHost host(1);
   ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 2)));

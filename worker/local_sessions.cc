@@ -13,13 +13,17 @@ constexpr absl::Duration kSendTimeout = absl::Seconds(5);
 }  // namespace
 
 // Numbers of the last life's sessions may be in use yet, by trainers that do not know that theirs ended; so each life
-// begins somewhere else.
+// begins somewhere else. Numbers come again after 2^30, and some trainers stay that long.
 uint64_t LocalServer::NewHolder(JobShard& shard) {
-  uint64_t session;
+  const uint64_t attached_here = static_cast<uint64_t>(shard.rank().value() + 1) << 32;
+  const SessionsHere sessions = shard.protocol().Sessions();
+  uint64_t session, holder;
   do {
     session = SessionOf(next_session_.fetch_add(1));
-  } while (session == 0 || shard.orphans().Knows(session));
-  return static_cast<uint64_t>(shard.rank().value() + 1) << 32 | session;
+    holder = attached_here | session;
+  } while (session == 0 || shard.orphans().Knows(session) || sessions.staying.count(holder) > 0 ||
+           sessions.leaving.count(holder) > 0);
+  return holder;
 }
 
 void LocalServer::FillWelcome(JobShard& shard, uint64_t holder, absl::Span<const int> slots,

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/fault_point.h"
 #include "core/status.h"
 #include "proto/bulk.h"
 #include "rpc/status.h"
@@ -46,11 +47,11 @@ bool PullCall::Try() {
   }
   absl::StatusOr<bool> chosen = Choose();
   if (chosen.ok() && !*chosen && absl::Now() >= deadline_) chosen = Late();
-  if (!chosen.ok()) {
-    Answer(chosen.status());
+  if (chosen.ok() && !*chosen) return false;
+  if (const absl::Status status = chosen.ok() ? ErrorAt(FaultPoint::kPulling) : chosen.status(); !status.ok()) {
+    Answer(status);
     return true;
   }
-  if (!*chosen) return false;
   streaming_ = true;
   v1::PullHeader header;
   header.set_step(step_.value());

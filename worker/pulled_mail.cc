@@ -48,11 +48,12 @@ void StepMail::TakePulling(int seat, bool counts) {
   Open& open = open_[seat];
   Mailbox& box = host_.mailbox(seat);
   if (!counts) return box.answered.store(box.request.taken.load());
-  Reach(FaultPoint::kLetterTaken);
   const v1::SlotLetter& request = request_.slot();
   open.pull.Clear();
-  absl::Status status;
-  if (!request_.has_slot() || (!request.take() && !request.has_finished())) {
+  absl::Status status = ErrorAt(FaultPoint::kLetterTaken);
+  if (!status.ok()) {
+    // injected
+  } else if (!request_.has_slot() || (!request.take() && !request.has_finished())) {
     status = absl::FailedPreconditionError("slots of this job are pulled: finish or take one");
   } else if (request.has_finished()) {
     status = Finish(seat, request, open.pull);

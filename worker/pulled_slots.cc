@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/fault_point.h"
 #include "core/reduction.h"
 
 namespace shardmesh {
@@ -84,6 +85,7 @@ std::optional<PulledSlots::Grant> PulledSlots::Take(int seat, int64_t now_nanos)
     for (int s = 0; s < job_.num_trainers; ++s) written = written || WindowWith(s, WindowState::kWritten) >= 0;
     if (written && Live() >= plan_.live_gradients()) return std::nullopt;
     SetWindow(seat, grant.window, WindowState::kWritten, grant.slot);
+    Reach(FaultPoint::kSlotTaken);
     NotePeak();
   }
   if (StateOf(grant.slot) == SlotState::kOpen) {
@@ -117,6 +119,7 @@ PulledSlots::Result PulledSlots::Finish(int seat, int slot, uint64_t digest, int
   page_->slots[slot].tokens.store(tokens);
   words.window.store(seat * kWindowsOfSeat + window);
   SetState(slot, SlotState::kFinished);
+  Reach(FaultPoint::kSlotFinished);
   SetWindow(seat, window, WindowState::kResult, slot);
   words_.seats[seat].slots_finished.fetch_add(1);
   return Result::kAccepted;
@@ -196,6 +199,7 @@ int PulledSlots::FreePartial() const {
 void PulledSlots::Merged(SlotRange range, int partial) {
   const auto within = [&](int slot) { return slot >= range.first && slot < range.first + range.count; };
   words_.partials[partial].store(OfStep(step_, range.first << 8 | range.count));
+  Reach(FaultPoint::kMergeCounted);
   for (int p = 0; p < plan_.num_partials(); ++p) {
     const int bits = BitsOf(words_.partials[p].load(), step_);
     if (p != partial && bits != 0 && within(bits >> 8)) words_.partials[p].store(0);

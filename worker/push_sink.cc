@@ -248,7 +248,7 @@ absl::StatusOr<v1::PushReply> PushSink::Finish() {
     return reply;
   }
   if (bad_tensor_ >= 0) shard_->protocol().NoteNonFinite(Slot(header_.slot()), bad_tensor_, Step(header_.step()));
-  Reach(FaultPoint::kPieceReceived);
+  RETURN_IF_ERROR(ErrorAt(FaultPoint::kPieceReceived));
   RETURN_IF_ERROR(shard_->protocol().PieceReady(Slot(header_.slot()), header_.shard(), Step(header_.step())));
   return reply;
 }

@@ -190,7 +190,7 @@ bool StepProtocol::AwaitGradients(Step step, int bucket) const {
   const uint64_t needed = BucketWord(static_cast<uint64_t>(step.value()), bucket + 1);
   while (true) {
     const uint32_t word = page_->decision.load(std::memory_order_acquire);
-    if (page_->gradients_here.load(std::memory_order_acquire) >= needed) return true;
+    if (Reaches(page_->gradients_here.load(std::memory_order_acquire), needed)) return true;
     if (page_->abort.load() != 0) return false;
     FutexWait(page_->decision, word, kSlice);
   }
@@ -210,7 +210,7 @@ bool StepProtocol::AllBucketsDone(uint64_t seq, int buckets) const {
   for (int r = local_.first(); r < local_.end(); ++r) {
     const MemberWords& member = page_->members[r];
     if (member.done.load(std::memory_order_acquire) >= seq) continue;  // one that has no part of any bucket, too
-    if (member.buckets_done.load(std::memory_order_acquire) < BucketWord(seq, buckets)) return false;
+    if (!Reaches(member.buckets_done.load(std::memory_order_acquire), BucketWord(seq, buckets))) return false;
   }
   return true;
 }
@@ -341,9 +341,12 @@ std::vector<Step> StepProtocol::Published() const {
 std::optional<int> StepProtocol::Pin(Step step) {
   for (int buffer = 0; buffer < kPublicationBuffers; ++buffer) {
     PublicationWords& words = page_->publications[buffer];
-    if (words.version_plus_one.load() != step.value() + 1) continue;
+    const auto holds_it = [&] {
+      return words.version_plus_one.load() - 1 == step.value();
+    };  // any step may be asked for
+    if (!holds_it()) continue;
     words.pins[self_.value()].fetch_add(1);
-    if (words.version_plus_one.load() == step.value() + 1) return buffer;
+    if (holds_it()) return buffer;
     words.pins[self_.value()].fetch_sub(1);
   }
   return std::nullopt;

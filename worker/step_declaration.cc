@@ -35,6 +35,11 @@ absl::StatusOr<std::optional<StepOutcome>> StepProtocol::CheckStep(Slot slot, St
   if (step.value() < 1) {
     return absl::InvalidArgumentError(absl::StrCat("step ", step.value(), "; steps are numbered from 1"));
   }
+  if (step.value() > kMaxStep) {
+    return absl::ResourceExhaustedError(absl::StrCat("step ", step.value(),
+                                                     " is beyond the last one that a job can have, ", kMaxStep,
+                                                     "; pull its weights, and go on in a job that begins with them"));
+  }
   if (committed.value() == kNoStep) {
     return absl::FailedPreconditionError(
         absl::StrCat("job ", job_->name, " has no initial weights yet; push them first"));

@@ -83,9 +83,9 @@ void StepMail::Take(int slot) {
   }
   absl::StatusOr<std::optional<StepOutcome>> declared = std::optional<StepOutcome>();
   if (counts) {
-    Reach(FaultPoint::kLetterTaken);
-    const absl::Status slots = CheckSlots(request_);
-    declared = slots.ok() ? declare_(request_.step()) : slots;
+    absl::Status may = ErrorAt(FaultPoint::kLetterTaken);
+    may.Update(CheckSlots(request_));
+    declared = may.ok() ? declare_(request_.step()) : may;
     Reach(FaultPoint::kLetterDeclared);
   }
   taking.fetch_add(1);

@@ -178,6 +178,37 @@ TEST_F(StepMailTest, AbortedJob_OpenLettersAreToldWhy) {
   EXPECT_THAT(Answer(0), HasSubstr("UNAVAILABLE: "));
 }
 
+// Numbers of letters, and the count of those under way, from next to their wrap.
+TEST_F(StepMailTest, NumbersOfLetters_NextToTheirWrap) {
+  PlaceWeights();
+  Mailbox &box = host.mailbox(0), &other = host.mailbox(2);
+  for (Mailbox* each : {&box, &other}) {
+    for (auto* word :
+         {&each->request.number, &each->request.taken, &each->answered, &each->reply.number, &each->reply.taken}) {
+      word->store(~0u - 2);
+    }
+  }
+  protocol.page()->taking_letters.store(~0u - 3);
+  for (int64_t step = 1; step <= 6; ++step) {
+    ASSERT_TRUE(Put(0, Request(kOne, {0, 1}, step)));
+    EXPECT_FALSE(Put(0, Request(kOne, {0, 1}, step))) << "one at a time";
+    mail.Poll();
+    EXPECT_TRUE(box.open());
+    mail.TakeOver();  // the lead's next life takes it again
+    mail.Poll();
+    EXPECT_EQ(Answer(0), "none");
+    ASSERT_TRUE(Put(2, Request(kOther, {2}, step)));
+    mail.Poll();
+    Finish();
+    mail.Poll();
+    EXPECT_EQ(Answer(0), absl::StrCat("step ", step));
+    EXPECT_EQ(Answer(2), absl::StrCat("step ", step));
+    EXPECT_FALSE(box.open() || other.open());
+    EXPECT_EQ(protocol.page()->taking_letters.load() % 2, 0u);
+  }
+  EXPECT_EQ(box.request.number.load(), 3u);
+}
+
 TEST_F(StepMailTest, SlotsAreFree_WhenTheLeadIsInNoLetterOfTheirSession) {
   std::atomic<bool> stop{false}, given{false};
   protocol.page()->taking_letters.store(1);  // as in the middle of one

@@ -317,6 +317,15 @@ std::string StepProtocol::DifferenceFrom(int rank) const {
                       std::max<int64_t>(step - 1, 0) / every * every, ", when they were equal, may be wrong");
 }
 
+std::optional<Rank> StepProtocol::Lost() const {
+  const uint64_t word = page_->abort.load(std::memory_order_acquire);
+  const AbortReason reason = ReasonOf(word);
+  const bool ended = reason == AbortReason::kSilent || reason == AbortReason::kGone || reason == AbortReason::kLeft ||
+                     reason == AbortReason::kUnreachable;
+  if (word == 0 || !ended || AboutOf(word) >= num_ranks()) return std::nullopt;
+  return Rank(AboutOf(word));
+}
+
 absl::Status StepProtocol::Health() const {
   const uint64_t word = page_->abort.load(std::memory_order_acquire);
   if (word == 0) return absl::OkStatus();

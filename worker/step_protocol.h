@@ -110,7 +110,8 @@ class StepProtocol {
   //   FailedPrecondition: a future step, or no initial weights. InvalidArgument: a slot that is not the job's, no slot,
   //   learning rates or a loss scale other than the step's first, neither one rate nor one for each group, or a loss
   //   scale out of range; a non-finite gradient of another slot, of no tensor or of a frozen one, or any under policy
-  //   fail. FailedPrecondition, too: not in_place, and an attached trainer has the slot. Unavailable: aborted.
+  //   fail. FailedPrecondition, too: not in_place, and an attached trainer has the slot. ResourceExhausted: a step beyond
+  //   kMaxStep. Unavailable: aborted.
   absl::StatusOr<std::optional<StepOutcome>> Declare(const Declaration& declaration);
   // The same check, without declaring.
   absl::StatusOr<std::optional<StepOutcome>> CheckStep(Slot slot, Step step) const;
@@ -279,6 +280,8 @@ class StepProtocol {
   void AbortNotMet(absl::string_view cause);
   // OK; Unavailable naming the member that is gone and what to do; DataLoss naming where silent corruption was found.
   absl::Status Health() const;
+  // The member whose end is why the job was aborted: it died, left, or is not reached any more.
+  std::optional<Rank> Lost() const;
 
   ControlPage* page() const { return page_; }
   const JobSpec& job() const { return *job_; }

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/device_job.h"
+#include "core/fault_point.h"
 #include "core/status.h"
 #include "local/futex.h"
 #include "proto/convert.h"
@@ -188,6 +189,7 @@ std::vector<v1::MemberStatus> Worker::Statuses() const {
       if (const absl::Status health = protocol.Health(); !health.ok() && entry->error.empty()) {
         status.set_state(v1::MEMBER_STATE_FAILED);
         status.set_error(std::string(health.message()));
+        if (const std::optional<Rank> lost = protocol.Lost()) status.set_lost_rank(lost->value());
       }
     }
     statuses.push_back(std::move(status));
@@ -217,7 +219,8 @@ std::vector<std::shared_ptr<JobShard>> Worker::Jobs() const {
 }
 
 void Worker::Prepare(std::shared_ptr<Entry> entry) {
-  const absl::Status status = Build(entry);
+  std::unique_ptr<LocalSocket> link;
+  const absl::Status status = Build(entry, link);
   if (status.ok() || entry->closing.load()) return;
   spdlog::error("event=job_failed job={} epoch={} error=\"{}\"", entry->assignment.spec().name(),
                 entry->assignment.epoch(), status.ToString());
@@ -230,9 +233,12 @@ void Worker::Prepare(std::shared_ptr<Entry> entry) {
     if (entry->shard != nullptr) entry->shard->protocol().AbortNotMet(status.message());
   }
   Changed();
+  // Held on, so that the lead does not take this worker for a dead one: why it failed is its own to say.
+  if (link != nullptr) WatchLead(entry, *link);
 }
 
-absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
+absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<LocalSocket>& link) {
+  RETURN_IF_ERROR(ErrorAt(FaultPoint::kAssigned));
   const v1::Assignment& assignment = entry->assignment;
   ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(assignment.spec()));
   ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
@@ -257,7 +263,6 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
                                     : CheckFits(spec, plan, options_.host_capacity, ranks.per_host));
   const std::unique_ptr<Memory> memory = MemoryFor(*entry, spec, ranks);
   const bool lead = assignment.rank() == ranks.first();
-  std::unique_ptr<LocalSocket> link;
   JobShardOptions options{spec,
                           Epoch(assignment.epoch()),
                           Rank(assignment.rank()),
@@ -283,6 +288,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry) {
     entry->mapped.assign(ranks.per_host, false);
   }
   if (lead && !entry->resumed) PeerMapped(entry, assignment.rank());
+  RETURN_IF_ERROR(ErrorAt(FaultPoint::kPrepared));
   if (lead && ranks.num_hosts > 1) RETURN_IF_ERROR(MeetHosts(entry, *shard));
   {
     MutexLock lock(mu_);

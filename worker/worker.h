@@ -115,7 +115,8 @@ class Worker {
   };
 
   void Prepare(std::shared_ptr<Entry> entry);
-  absl::Status Build(const std::shared_ptr<Entry>& entry);
+  // `link`: to the lead, of a member that has its memory from there.
+  absl::Status Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<LocalSocket>& link);
   std::shared_ptr<DeviceRuntime> copies() const {
     return options_.device.has_value() ? options_.device->copies : nullptr;
   }

@@ -55,6 +55,8 @@ TEST(WorkerTest, PeerCloses_TheOthersNameIt) {
   for (int i : {0, 1, 3}) {
     EXPECT_THAT(host.HealthOf(i), names);
     EXPECT_EQ(host.StatusOf(i).state(), v1::MEMBER_STATE_FAILED);
+    EXPECT_TRUE(host.StatusOf(i).has_lost_rank());
+    EXPECT_EQ(host.StatusOf(i).lost_rank(), 2);
   }
   EXPECT_THAT(host.HealthOf(2), StatusIs(Code::kNotFound, HasSubstr("holds no job")));
 }
@@ -90,6 +92,39 @@ TEST(WorkerTest, DeletedJob_HangsUpOnTrainers_AndNewEpochStartsAnew) {
   EXPECT_TRUE(Await([&] { return host.StatusOf(0).state() == v1::MEMBER_STATE_READY; }));
   EXPECT_EQ(host.StatusOf(0).epoch(), 4);
   EXPECT_EQ(host.StatusOf(0).committed_step(), kNoStep);
+}
+
+// A member of a job that is not ready is lost: the others drop what they prepared, and take the next epoch without it.
+TEST(WorkerTest, AssignedAnew_SurvivorsDropTheOldEpoch_AndPrepareTheNewOne) {
+  LocalHost host(3);
+  const JobSpec job = SmallJob("fsdp=2", 1);
+  const auto among = [&](const std::vector<int>& members, int rank, int64_t epoch) {
+    v1::Assignment assignment = host.AssignmentOf(job, rank, epoch);
+    const v1::Assignment all = assignment;
+    assignment.clear_peers();
+    for (size_t r = 0; r < members.size(); ++r) {
+      *assignment.add_peers() = all.peers(members[r]);
+      assignment.mutable_peers(static_cast<int>(r))->set_rank(static_cast<int>(r));
+    }
+    return assignment;
+  };
+  const auto ready = [&](int worker, int64_t epoch) {
+    return Await([&, worker, epoch] {
+      return host.StatusOf(worker).epoch() == epoch && host.StatusOf(worker).state() == v1::MEMBER_STATE_READY;
+    });
+  };
+  host.workers[0]->Reconcile({among({0, 1}, 0, 3)});
+  host.workers[1]->Reconcile({among({0, 1}, 1, 3)});
+  ASSERT_TRUE(ready(0, 3) && ready(1, 3));
+  const std::weak_ptr<JobShard> old = *host.workers[1]->Find("small");
+  host.workers[0]->Reconcile({});  // as when it died
+  ASSERT_TRUE(Await([&] { return host.StatusOf(1).lost_rank() == 0 && host.StatusOf(1).has_lost_rank(); }));
+  host.workers[1]->Reconcile({among({1, 2}, 0, 4)});
+  host.workers[2]->Reconcile({among({1, 2}, 1, 4)});
+  EXPECT_TRUE(ready(1, 4) && ready(2, 4));
+  EXPECT_TRUE(Await([&] { return old.expired(); })) << "its memory is still held";
+  EXPECT_OK(host.HealthOf(1));
+  EXPECT_FALSE(host.StatusOf(1).has_lost_rank());
 }
 
 TEST(WorkerTest, PeerHello_IsCheckedAgainstTheAssignment) {

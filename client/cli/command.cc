@@ -1,5 +1,6 @@
 #include "client/cli/command.h"
 
+#include <cstdio>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -33,6 +34,14 @@ void Finish(absl::StatusOr<std::string> out, CommandResult& result) {
 void FailUsage(absl::string_view message, CommandResult& result) {
   result.err = absl::StrCat("shardctl: ", message, "\nRun with --help for more information.\n");
   result.code = kExitUsage;
+}
+
+int PrintResult(const CommandResult& result) {
+  std::fputs(result.err.c_str(), stderr);
+  const bool written = std::fwrite(result.out.data(), 1, result.out.size(), stdout) == result.out.size();
+  if (std::fflush(stdout) == 0 && written) return result.code;
+  std::perror("shardctl: writing to standard output");
+  return kExitError;
 }
 
 std::string JsonLine(const nlohmann::ordered_json& value) {

@@ -32,6 +32,9 @@ void Finish(absl::StatusOr<std::string> out, CommandResult& result);
 // Sets exit code kExitUsage and the message, with a hint at --help.
 void FailUsage(absl::string_view message, CommandResult& result);
 
+// Writes it to standard error and output; the exit code of the process.
+int PrintResult(const CommandResult& result);
+
 // One line with a newline. Bytes that are not UTF-8 become U+FFFD: it never throws.
 std::string JsonLine(const nlohmann::ordered_json& value);
 

@@ -35,7 +35,8 @@ std::string Explain(const CLI::App& app, const CLI::ParseError& error) {
 
 }  // namespace
 
-CommandResult RunShardctl(const std::vector<std::string>& args) {
+CommandResult RunShardctl(const std::vector<std::string>& args,
+                          const std::function<void(CLI::App&, CommandResult&)>& add_more) {
   CommandResult result;
   CLI::App app("shardctl: look at and steer a shardmesh service", "shardctl");
   app.require_subcommand(1);
@@ -59,6 +60,7 @@ CommandResult RunShardctl(const std::vector<std::string>& args) {
   AddDeleteCommand(app, result);
   AddMeshCommand(app, result);
   AddNamesCommand(app, result);
+  if (add_more) add_more(app, result);
   try {
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 takes them last first
   } catch (const CLI::ParseError& error) {

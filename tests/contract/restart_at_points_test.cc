@@ -12,7 +12,9 @@
 #include "absl/time/clock.h"
 #include "core/fault_point.h"
 #include "core/matchers.h"
+#include "core/status.h"
 #include "tests/testing/cluster.h"
+#include "tests/testing/reference.h"
 #include "tests/testing/training.h"
 
 namespace shardmesh {
@@ -23,18 +25,24 @@ using ::shardmesh::testing::ClusterOptions;
 using ::shardmesh::testing::Learnt;
 
 constexpr int64_t kSteps = 12;
+constexpr absl::Duration kLong = absl::Seconds(60);
 constexpr int kNth = 5;  // of coming to a point: after some steps, and before all
 
 struct Case {
   FaultPointInfo info;
   int rank;  // 0 is the lead
+  bool pulled = false;
 };
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const FaultPointInfo& info : kFaultPoints) {
-    cases.push_back({info, 0});
-    if (!info.lead) cases.push_back({info, 1});
+    if (info.stage == FaultStage::kPreparing || info.stage == FaultStage::kCalling) continue;  // too seldom
+    for (const bool pulled : {false, true}) {
+      if (pulled ? info.point == FaultPoint::kPieceReceived : info.stage == FaultStage::kPulled) continue;
+      cases.push_back({info, 0, pulled});
+      if (!info.lead) cases.push_back({info, 1, pulled});
+    }
   }
   return cases;
 }
@@ -52,10 +60,40 @@ class RestartAtPoints : public ::testing::TestWithParam<Case> {
     client_ = std::make_unique<Client>(std::move(client));
   }
   // Of a job that clips: each step has two commands.
-  static JobSpec Spec(const std::string& name) {
+  JobSpec Spec(const std::string& name) {
     JobSpec spec = testing::OddJob(name, "fsdp=2", 2);
     spec.clip_norm = 0.5;
+    if (!GetParam().pulled) return spec;
+    spec.num_slots = 5;
+    spec.slot_mode = SlotMode::kPulled;
+    spec.num_trainers = 2;
     return spec;
+  }
+  // By an attached trainer and a connected one.
+  static absl::Status TrainAssigned(Job& job) {
+    ASSIGN_OR_RETURN(const std::unique_ptr<Session> attached, job.Attach({Slot(0)}));
+    ASSIGN_OR_RETURN(const std::unique_ptr<Session> connected, job.Connect({Slot(1)}));
+    for (Session* session : {attached.get(), connected.get()}) RETURN_IF_ERROR(session->AwaitWeights(kLong));
+    absl::Status of_connected;
+    std::thread other([&] { of_connected = testing::TrainTo(*connected, kSteps, kLong); });
+    absl::Status of_both = testing::TrainTo(*attached, kSteps, kLong);
+    other.join();
+    of_both.Update(of_connected);
+    return of_both;
+  }
+  static absl::Status Pull(Job& job) {
+    absl::Status status[2];
+    std::vector<std::thread> trainers;
+    for (absl::Status& of_one : status) {
+      trainers.emplace_back([&job, &of_one] {
+        const auto session = job.AttachPulling();
+        of_one = session.ok() ? (*session)->AwaitWeights(kLong) : session.status();
+        if (of_one.ok()) of_one = testing::PullTo(**session, kSteps, kLong);
+      });
+    }
+    for (std::thread& trainer : trainers) trainer.join();
+    status[0].Update(status[1]);
+    return status[0];
   }
   std::string Once() const { return (std::filesystem::path(::testing::TempDir()) / "once").string(); }
 
@@ -63,7 +101,7 @@ class RestartAtPoints : public ::testing::TestWithParam<Case> {
   std::unique_ptr<Client> client_;
 };
 
-TEST_P(RestartAtPoints, TrainersSeeAPause_AndTheBitsAreTheSame) {
+TEST_P(RestartAtPoints, TrainersSeeAPause_AndTheBitsAreThoseOfOneProcess) {
   std::filesystem::remove(Once());
   setenv("SHARDMESH_FAULT_ONCE", Once().c_str(), 1);
   setenv("SHARDMESH_FAULT", absl::StrCat("w-", GetParam().rank, ":", GetParam().info.name, ":kill:", kNth).c_str(), 1);
@@ -72,24 +110,14 @@ TEST_P(RestartAtPoints, TrainersSeeAPause_AndTheBitsAreTheSame) {
   ASSERT_EQ(job->members()[0].worker(), "w-0");
   ASSERT_TRUE(job->members()[0].kept());
   ASSERT_OK(testing::Initialize(*job));
-  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Session> attached, job->Attach({Slot(0)}));
-  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Session> connected, job->Connect({Slot(1)}));
-  for (Session* session : {attached.get(), connected.get()}) ASSERT_OK(session->AwaitWeights(absl::Seconds(20)));
-  absl::Status of_attached, of_connected;
-  std::thread other([&] { of_connected = testing::TrainTo(*connected, kSteps, absl::Seconds(60)); });
-  of_attached = testing::TrainTo(*attached, kSteps, absl::Seconds(60));
-  other.join();
-  EXPECT_OK(of_attached);
-  EXPECT_OK(of_connected);
+  ASSERT_OK(GetParam().pulled ? Pull(*job) : TrainAssigned(*job));
   ASSERT_TRUE(std::filesystem::exists(Once())) << "the point was not reached";
   ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job, kSteps));
-  ASSERT_OK(testing::Delete(*client_, "job"));
-  ASSERT_OK_AND_ASSIGN(const Learnt undisturbed, testing::Undisturbed(*client_, Spec("undisturbed"), kSteps));
-  EXPECT_EQ(learnt, undisturbed);
+  EXPECT_EQ(learnt, testing::ReferenceOf(job->spec(), kSteps));
 }
 
 std::string NameOf(const ::testing::TestParamInfo<Case>& info) {
-  std::string name = absl::StrCat(info.param.info.name, "_rank", info.param.rank);
+  std::string name = absl::StrCat(info.param.info.name, "_rank", info.param.rank, info.param.pulled ? "_pulled" : "");
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }

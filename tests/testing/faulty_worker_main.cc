@@ -3,7 +3,8 @@
 //   SHARDMESH_FAULT=WORKER:POINT:ACTION:NTH     w1:chunk-stepped:kill:3
 //
 // When worker WORKER is at POINT for the NTH time it is killed (SIGKILL), or stopped (SIGSTOP), or waits 300 ms
-// (delay). Without the variable, or in another worker, nothing happens. --fault-points lists the points.
+// (delay), or meets an error there, RESOURCE_EXHAUSTED (error; at points that can fail). Without the variable, or in
+// another worker, nothing happens. `shardctl faults` (//client/cli:shardctl_with_faults) lists the points.
 // SHARDMESH_FAULT_ONCE=FILE: only the life that makes this file comes to harm; those after it do not.
 #include <fcntl.h>
 #include <poll.h>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "core/fault_point.h"
 #include "worker/run_worker_main.h"
@@ -26,17 +28,19 @@ namespace {
 
 constexpr int kDelayMillis = 300;
 
-shardmesh::FaultPoint point;
+shardmesh::FaultPointInfo planned;
 std::string action;
 std::atomic<int> times_left{0};
 
-void Harm(shardmesh::FaultPoint at) {
-  if (at != point || times_left.fetch_sub(1) != 1) return;
+absl::Status Harm(shardmesh::FaultPoint at) {
+  if (at != planned.point || times_left.fetch_sub(1) != 1) return absl::OkStatus();
   const char* const once = std::getenv("SHARDMESH_FAULT_ONCE");
-  if (once != nullptr && open(once, O_WRONLY | O_CREAT | O_EXCL, 0600) < 0) return;
+  if (once != nullptr && open(once, O_WRONLY | O_CREAT | O_EXCL, 0600) < 0) return absl::OkStatus();
   if (action == "kill") kill(getpid(), SIGKILL);
   if (action == "stop") kill(getpid(), SIGSTOP);
   if (action == "delay") poll(nullptr, 0, kDelayMillis);
+  if (action != "error") return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("fault injected at ", planned.name));
 }
 
 // False: it says nothing that can be done.
@@ -44,11 +48,13 @@ bool Plan(const std::string& text, const std::string& worker) {
   const std::vector<std::string> parts = absl::StrSplit(text, ':');
   int times = 0;
   if (parts.size() != 4 || !absl::SimpleAtoi(parts[3], &times) || times < 1) return false;
-  if (parts[2] != "kill" && parts[2] != "stop" && parts[2] != "delay") return false;
+  const bool error = parts[2] == "error";
+  if (parts[2] != "kill" && parts[2] != "stop" && parts[2] != "delay" && !error) return false;
   for (const shardmesh::FaultPointInfo& info : shardmesh::kFaultPoints) {
     if (parts[1] != info.name) continue;
+    if (error && !info.can_fail) return false;
     if (parts[0] != worker) return true;
-    point = info.point;
+    planned = info;
     action = parts[2];
     times_left = times;
     shardmesh::fault_hook = Harm;
@@ -62,17 +68,12 @@ bool Plan(const std::string& text, const std::string& worker) {
 int main(int argc, char** argv) {
   std::string name;
   for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--fault-points") == 0) {
-      for (const auto& info : shardmesh::kFaultPoints) {
-        std::printf("%-16s %s%s\n", info.name, info.lead ? "lead: " : "", info.what);
-      }
-      return 0;
-    }
     if (std::strcmp(argv[i], "--name") == 0 && i + 1 < argc) name = argv[i + 1];
   }
   if (const char* text = std::getenv("SHARDMESH_FAULT"); text != nullptr && !Plan(text, name)) {
-    std::fprintf(stderr, "SHARDMESH_FAULT is \"%s\"; it is WORKER:POINT:kill|stop|delay:NTH, see --fault-points\n",
-                 text);
+    std::fprintf(
+        stderr, "SHARDMESH_FAULT is \"%s\"; it is WORKER:POINT:kill|stop|delay:NTH, or error at points that can fail\n",
+        text);
     return 2;
   }
   return shardmesh::RunWorkerMain(argc, argv, {});
