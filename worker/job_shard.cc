@@ -215,6 +215,9 @@ void JobShard::FillStatus(v1::GetStatusReply::Job& status) const {
   status.set_window_resident_bytes(on_device ? host_.window_bytes() : host_.window().ResidentBytes());
   status.set_slot_resident_bytes(on_device ? host_.slot_bytes() : host_.slot_resident_bytes());
   status.set_sum_bytes(plan_.bucketed() ? sums_->num_bytes() : 0);
+  const MemberWords& member = protocol_->page()->members[rank().value()];
+  status.set_restarts(static_cast<int32_t>(member.restarts.load()));
+  if (const int64_t pause = member.pause_nanos.load(); pause > 0) status.set_last_pause_nanos(pause);
   if (const absl::Status health = protocol_->Health(); !health.ok()) status.set_error(std::string(health.message()));
 }
 
