@@ -91,6 +91,8 @@ struct alignas(64) MemberWords {
   std::atomic<uint64_t> lives_of;          // the open command that its next lives found, 0: none was open
   std::atomic<uint32_t> lives_in_command;  // and how many did
   std::atomic<uint32_t> kept;              // 1: a keeper has its memory; should it die, its next life comes soon
+  std::atomic<uint32_t> restarts;          // lives that went on where the one before was killed
+  std::atomic<int64_t> pause_nanos;        // until the newest of them did; 0: not known
 };
 
 // In a slot's `holder`: the session is gone, and its slot not free yet.

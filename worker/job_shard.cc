@@ -218,10 +218,17 @@ void JobShard::FillStatus(v1::GetStatusReply::Job& status) const {
   status.set_publication_bytes(host_.publication_bytes());
   status.set_slot_bytes(host_.slot_bytes());
   status.set_gathered_bytes(pass_->gathered_bytes());
+  if (host_lead_ != nullptr) {
+    status.set_host_gradient_bytes_in(host_lead_->gradient_bytes_in());
+    status.set_host_weight_bytes_in(host_lead_->weight_bytes_in());
+  }
   const bool on_device = host_.device() != nullptr;
   status.set_window_resident_bytes(on_device ? host_.window_bytes() : host_.window().ResidentBytes());
   status.set_slot_resident_bytes(on_device ? host_.slot_bytes() : host_.slot_resident_bytes());
   status.set_sum_bytes(GradientSums::Has(plan_) ? sums_->num_bytes() : 0);
+  const MemberWords& member = protocol_->page()->members[rank().value()];
+  status.set_restarts(static_cast<int32_t>(member.restarts.load()));
+  if (const int64_t pause = member.pause_nanos.load(); pause > 0) status.set_last_pause_nanos(pause);
   if (const absl::Status health = protocol_->Health(); !health.ok()) status.set_error(std::string(health.message()));
 }
 

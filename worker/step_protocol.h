@@ -266,6 +266,8 @@ class StepProtocol {
   // no other call of this object before.
   void TakeOver();
   SessionsHere Sessions() const;
+  // It goes on. `away_since_nanos`: since when nobody was this member; 0: not known.
+  void GoesOn(int64_t now_nanos, int64_t away_since_nanos);
 
   // ---- failure ----
   // `kept`: a keeper has all that the member's next life needs.

@@ -1,4 +1,5 @@
 // Of StepProtocol: what the next life of a member finds on the page, and goes on with.
+#include <algorithm>
 #include <set>
 
 #include "worker/step_protocol.h"
@@ -29,6 +30,12 @@ void StepProtocol::TakeOverMember(MemberWords& words) {
   words.lives_of.store(open);
   const bool hopeless = open != 0 && words.lives_in_command.load() > kMaxLivesInCommand;
   if (lost || hopeless) Abort(AbortReason::kGone, self_.value(), self_);
+}
+
+void StepProtocol::GoesOn(int64_t now_nanos, int64_t away_since_nanos) {
+  MemberWords& words = page_->members[self_.value()];
+  words.pause_nanos.store(away_since_nanos == 0 ? 0 : std::max<int64_t>(now_nanos - away_since_nanos, 0));
+  words.restarts.fetch_add(1);
 }
 
 SessionsHere StepProtocol::Sessions() const {

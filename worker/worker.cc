@@ -279,6 +279,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard,
                    JobShard::Create(std::move(options), std::move(plan), std::move(host), *memory, &entry->closing));
   RETURN_IF_ERROR(KeepWhole(*entry));
+  if (entry->resumed) shard->protocol().GoesOn(MonotonicNanos(), options_.keeper->left().away_since_nanos);
   shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsKept(*entry));
   {
     MutexLock lock(mu_);

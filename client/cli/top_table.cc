@@ -55,7 +55,8 @@ std::string JobRows(const std::vector<JobView>& jobs) {
 }
 
 std::string WorkerRows(const std::vector<JobView>& jobs) {
-  Table table({"job", "worker", "rank", "pid", "device", "epoch", "busy", "waiting", "state"});
+  Table table(
+      {"job", "worker", "rank", "pid", "device", "epoch", "busy", "waiting", "restarts", "last pause ms", "state"});
   bool any = false;
   for (const JobView& job : jobs) {
     for (const WorkerView& worker : job.workers) {
@@ -63,7 +64,8 @@ std::string WorkerRows(const std::vector<JobView>& jobs) {
       const std::string state = !worker.answered ? "no answer" : worker.error.empty() ? "ok" : worker.error;
       table.AddRow({job.name, worker.name, absl::StrCat(worker.rank), absl::StrCat(worker.pid), OrDash(worker.device),
                     worker.epoch.has_value() ? absl::StrCat(*worker.epoch) : "-", Percent(worker.busy),
-                    Percent(worker.waiting), state});
+                    Percent(worker.waiting), worker.restarts.has_value() ? absl::StrCat(*worker.restarts) : "-",
+                    Millis(worker.last_pause), state});
     }
   }
   return any ? absl::StrCat("\n", table.ToString()) : "";
@@ -91,7 +93,9 @@ Json WorkerJson(const WorkerView& worker) {
           {"answered", worker.answered},
           {"error", worker.error},
           {"busy_share", OrNull(worker.busy)},
-          {"waiting_share", OrNull(worker.waiting)}};
+          {"waiting_share", OrNull(worker.waiting)},
+          {"restarts", OrNull(worker.restarts)},
+          {"last_pause_seconds", OrNull(worker.last_pause)}};
 }
 
 Json JobJson(const JobView& job) {

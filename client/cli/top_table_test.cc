@@ -30,6 +30,8 @@ TopView OneJob() {
   well.epoch = 3;
   well.busy = 0.25;
   well.waiting = 0.0125;
+  well.restarts = 2;
+  well.last_pause = 0.1025;
   silent.name = "w1";
   silent.rank = 1;
   silent.pid = 101;
@@ -45,9 +47,9 @@ TEST(TopTableTest, Text_JobsWorkersAndSlots) {
             "job   state  epoch  committed  steps/s  step ms  longest ms  pause ms  before step  note\n"
             "tiny  ready      3         42    12.50   80.000     812.500   750.000           40     -\n"
             "\n"
-            "job   worker  rank  pid  device  epoch   busy  waiting  state\n"
-            "tiny  w0         0  100  cpu         3  25.0%     1.2%  ok\n"
-            "tiny  w1         1  101  -           -      -        -  no answer\n"
+            "job   worker  rank  pid  device  epoch   busy  waiting  restarts  last pause ms  state\n"
+            "tiny  w0         0  100  cpu         3  25.0%     1.2%         2        102.500  ok\n"
+            "tiny  w1         1  101  -           -      -        -         -              -  no answer\n"
             "\n"
             "job   slot  last step   idle  waited for\n"
             "tiny     0         43  50.0%  -\n"
@@ -77,7 +79,11 @@ TEST(TopTableTest, Json_WhatIsNotKnownIsNull) {
   EXPECT_EQ(job["pause_before_step"], 40);
   EXPECT_EQ(job["workers"][0]["busy_share"], 0.25);
   EXPECT_EQ(job["workers"][0]["waiting_share"], 0.0125);
+  EXPECT_EQ(job["workers"][0]["restarts"], 2);
+  EXPECT_EQ(job["workers"][0]["last_pause_seconds"], 0.1025);
   EXPECT_TRUE(job["workers"][1]["epoch"].is_null());
+  EXPECT_TRUE(job["workers"][1]["restarts"].is_null());
+  EXPECT_TRUE(job["workers"][1]["last_pause_seconds"].is_null());
   EXPECT_EQ(job["workers"][1]["answered"], false);
   EXPECT_EQ(job["workers"][1]["error"], "UNAVAILABLE: gone");
   EXPECT_EQ(job["slots"][0]["idle_share"], 0.5);

@@ -43,6 +43,8 @@ struct WorkerView {
   // Of the time from the first to the last span of its trace, 0 to 1. Busy: in commands of steps (step, norm, gather,
   // reduce, fill); waiting: behind them, for the other workers.
   std::optional<double> busy, waiting;
+  std::optional<int64_t> restarts;   // lives that went on with the job where the one before was killed; unset as epoch
+  std::optional<double> last_pause;  // seconds that the newest of them took; unset also: there was none, or not known
 };
 
 // One slot, which is one trainer, or one of several of the same trainer.

@@ -90,6 +90,24 @@ TEST(TopViewTest, PeriodsAndPause_OfTheFirstWorker) {
   EXPECT_FALSE(view.steps_per_second.has_value()) << "there was no refresh before";
 }
 
+TEST(TopViewTest, RestartsAndTheirLastPause_AsEachWorkerSaysOfItself) {
+  JobAnswers answers = JobOf(4, 1);
+  v1::GetStatusReply::Job& twice = *answers.workers[1].status->mutable_jobs(0);
+  twice.set_restarts(2);
+  twice.set_last_pause_nanos(120 * kMilli);
+  answers.workers[2].status->mutable_jobs(0)->set_restarts(-1);  // makes no sense, and neither does the pause
+  answers.workers[2].status->mutable_jobs(0)->set_last_pause_nanos(-5);
+  answers.workers[3].status = absl::UnavailableError("gone");
+  const JobView view = ViewOf(answers, nullptr);
+  EXPECT_EQ(view.workers[0].restarts, 0);
+  EXPECT_FALSE(view.workers[0].last_pause.has_value());
+  EXPECT_EQ(view.workers[1].restarts, 2);
+  EXPECT_DOUBLE_EQ(view.workers[1].last_pause.value(), 0.120);
+  EXPECT_EQ(view.workers[2].restarts, 0);
+  EXPECT_FALSE(view.workers[2].last_pause.has_value());
+  EXPECT_FALSE(view.workers[3].restarts.has_value());
+}
+
 TEST(TopViewTest, Pause_EndsAtAnyCommand) {
   JobAnswers answers = ThreeSteps();
   AddSpan(*answers.workers[0].trace, "fill", 2, 121, 140, -1, 0);  // within the longest gap

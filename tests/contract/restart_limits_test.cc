@@ -100,6 +100,28 @@ TEST_F(RestartLimits, ATrainerThatComputesForLongerThanTheTimeOut_GoesOn) {
   EXPECT_EQ(learnt, undisturbed);
 }
 
+TEST_F(RestartLimits, AWorkersStatus_SaysHowOftenItCameBack_AndHowLongThatTook) {
+  const auto status = [&](int rank) -> absl::StatusOr<v1::GetStatusReply::Job> {
+    ASSIGN_OR_RETURN(const v1::GetStatusReply reply, job_->worker(Rank(rank)).GetStatus(kLong));
+    return reply.jobs_size() == 1 ? reply.jobs(0) : v1::GetStatusReply::Job();
+  };
+  ASSERT_OK_AND_ASSIGN(const auto session, Attach({Slot(0), Slot(1)}));
+  const std::string name = job_->members()[1].worker();
+  for (int64_t time = 1; time <= 3; ++time) {
+    const absl::Time begin = absl::Now();
+    ASSERT_NO_FATAL_FAILURE(KillAndAwait(name));
+    ASSERT_OK(testing::TrainTo(*session, time));
+    absl::StatusOr<v1::GetStatusReply::Job> said = absl::UnavailableError("");  // until its new address is served
+    ASSERT_TRUE(Await([&] { return (said = status(1)).ok() && said->restarts() > 0; }));
+    EXPECT_EQ(said->restarts(), time);
+    EXPECT_GT(said->last_pause_nanos(), 0);
+    EXPECT_LT(absl::Nanoseconds(said->last_pause_nanos()), absl::Now() - begin);
+  }
+  ASSERT_OK_AND_ASSIGN(const v1::GetStatusReply::Job other, status(0));
+  EXPECT_EQ(other.restarts(), 0);
+  EXPECT_FALSE(other.has_last_pause_nanos());
+}
+
 // Its process lives, so the next life waits for its session; but it says itself that it begins another.
 TEST_F(RestartLimits, ATrainerThatEndsItsSessionWhileTheWorkerIsAway_AttachesAnew) {
   ASSERT_OK_AND_ASSIGN(auto session, Attach({Slot(0), Slot(1)}));

@@ -59,5 +59,31 @@ TEST(SeveralHosts, TheSameBitsAsOnOne) {
   }
 }
 
+// Each remote shard crosses to a host once, in its gather format, however many workers the host has; a slot's gradients
+// leave for the hosts that need them once.
+TEST(SeveralHosts, BytesIntoAHost_AreThoseThatItLacks) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 4, .hosts = 2}));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
+  JobSpec spec = testing::TinyJob("job", "fsdp=4", 2, 100'000);
+  spec.gradient_format = Format::kBf16;
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(spec));
+  ASSERT_OK(testing::Initialize(*job));
+  ASSERT_OK_AND_ASSIGN(const auto session, job->Attach({Slot(0), Slot(1)}));
+  ASSERT_OK(session->AwaitWeights(absl::Seconds(20)));
+  ASSERT_OK(testing::TrainTo(*session, kSteps));
+  int64_t weights = 0, gradients = 0;
+  for (const int lead : {0, 2}) {
+    ASSERT_OK_AND_ASSIGN(const v1::GetStatusReply status, job->worker(Rank(lead)).GetStatus(absl::Seconds(20)));
+    ASSERT_EQ(status.jobs_size(), 1);
+    const double model = static_cast<double>(job->plan().version_bytes());
+    EXPECT_LE(static_cast<double>(status.jobs(0).host_weight_bytes_in()), 1.05 * (kSteps + 1) * model / 2);
+    weights += status.jobs(0).host_weight_bytes_in();
+    gradients += status.jobs(0).host_gradient_bytes_in();
+  }
+  EXPECT_EQ(weights, (kSteps + 1) * job->plan().version_bytes());  // half of it into each host
+  // Both slots are on one host: the other's shards of both cross.
+  EXPECT_EQ(gradients, kSteps * 2 * job->plan().gradient_window_bytes() / 2);
+}
+
 }  // namespace
 }  // namespace shardmesh

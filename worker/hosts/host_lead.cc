@@ -284,7 +284,17 @@ absl::Status HostLead::MoveOneBucket(ExchangeGroup& group, const std::vector<Hos
   const auto transfers = pieces_of_.Pieces(views, buckets);
   if (transfers.empty()) return absl::OkStatus();
   const ScopedSpan span(trace_, "pieces", words[0].committed + 1, *std::max_element(buckets.begin(), buckets.end()));
-  return group.Exchange(transfers, options_.step_timeout);
+  return Exchange(group, transfers, gradient_bytes_in_);
+}
+
+// And counts what has come.
+absl::Status HostLead::Exchange(ExchangeGroup& group, absl::Span<const PeerTransfer> transfers,
+                                std::atomic<int64_t>& in) {
+  RETURN_IF_ERROR(group.Exchange(transfers, options_.step_timeout));
+  for (const PeerTransfer& transfer : transfers) {
+    if (transfer.to == group.rank()) in.fetch_add(transfer.bytes, std::memory_order_relaxed);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status HostLead::MovePieces(ExchangeGroup& group, const std::vector<HostWords>& words,
@@ -335,7 +345,7 @@ absl::Status HostLead::MoveWeights(ExchangeGroup& group, const Command& command,
     if (transfers.empty()) continue;
     RETURN_IF_ERROR(AwaitMembers(seq, b + 1));
     const ScopedSpan span(trace_, "weights", command.step, b);
-    RETURN_IF_ERROR(group.Exchange(transfers, options_.step_timeout));
+    RETURN_IF_ERROR(Exchange(group, transfers, weight_bytes_in_));
     for (int i = 0; i < kPublicationBuffers; ++i) {
       if (bucket.frozen || i == command.publish) results_of_.CopyWeights(b, i);
     }

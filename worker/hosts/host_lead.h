@@ -70,6 +70,10 @@ class HostLead {
   HostLead(const HostLead&) = delete;
   HostLead& operator=(const HostLead&) = delete;
 
+  // Bytes that came to this host so far: of gradients and of weights. Thread-safe.
+  int64_t gradient_bytes_in() const { return gradient_bytes_in_.load(std::memory_order_relaxed); }
+  int64_t weight_bytes_in() const { return weight_bytes_in_.load(std::memory_order_relaxed); }
+
  private:
   enum class Phase { kCollect, kPrepare, kRun };
 
@@ -111,6 +115,7 @@ class HostLead {
   absl::Status MovePieces(ExchangeGroup& group, const std::vector<HostWords>& words, const std::vector<int>& begin);
   absl::Status MoveResults(ExchangeGroup& group);
   absl::Status MoveWeights(ExchangeGroup& group, const Command& command, uint64_t seq);
+  absl::Status Exchange(ExchangeGroup& group, absl::Span<const PeerTransfer> transfers, std::atomic<int64_t>& in);
   absl::Status AwaitMembers(uint64_t seq, int buckets);
   bool PartDone();
 
@@ -119,6 +124,7 @@ class HostLead {
 
   ControlPage& page() { return *protocol_.page(); }
 
+  std::atomic<int64_t> gradient_bytes_in_{0}, weight_bytes_in_{0};
   StepProtocol& protocol_;
   const JobSpec& job_;
   const Plan& plan_;

@@ -49,6 +49,7 @@ KeeperLink::Left LeftOf(const v1::KeeperReply& reply) {
   left.incarnation = reply.last_incarnation();
   left.address = reply.last_serving().address();
   left.local_socket = reply.last_serving().local_socket();
+  left.away_since_nanos = reply.away_since_nanos();
   for (const v1::KeptJob& job : reply.jobs())
     left.jobs.push_back({job.job(), job.epoch(), job.rank(), job.plan_hash()});
   return left;

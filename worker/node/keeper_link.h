@@ -37,6 +37,7 @@ class KeeperLink {
     int64_t incarnation = 0;            // 0: nothing
     std::string address, local_socket;  // where it was reached
     std::vector<KeptJob> jobs;          // that are whole
+    int64_t away_since_nanos = 0;       // MonotonicNanos, when the last life that served ended; 0: not known
   };
 
   // Unavailable: no keeper listens at `path`. AlreadyExists: another process that lives is this worker.

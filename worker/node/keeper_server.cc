@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
+#include "local/futex.h"
 
 namespace shardmesh {
 namespace {
@@ -165,7 +166,7 @@ void KeeperServer::TellEnd(pid_t pid, const Watched& watched) {
   const std::optional<int> status = WaitStatus(watched.pidfd.get());
   for (const std::string& worker : watched.workers) {
     const WorkerEnd end = {worker, pid, status, store_.Served(worker, pid)};
-    store_.Ended(worker, pid, status == 0);
+    store_.Ended(worker, pid, status == 0, MonotonicNanos());
     events_.ended(end);
   }
 }

@@ -70,6 +70,7 @@ absl::StatusOr<v1::KeeperReply> KeeperStore::Hello(const v1::KeeperHello& hello,
     welcome.set_last_incarnation(worker.incarnation);
     *welcome.mutable_last_serving() = worker.serving;
     for (const auto& [key, job] : worker.whole) *welcome.add_jobs() = job;
+    welcome.set_away_since_nanos(worker.away_since);
   }
   worker.pid = pid;
   worker.incarnation = hello.incarnation();
@@ -85,10 +86,11 @@ void KeeperStore::DropUnfinished(Worker& worker) {
   }
 }
 
-void KeeperStore::Ended(const std::string& name, pid_t pid, bool orderly) {
+void KeeperStore::Ended(const std::string& name, pid_t pid, bool orderly, int64_t now_nanos) {
   const auto it = workers_.find(name);
   if (it == workers_.end() || it->second.pid != pid) return;
   it->second.pid = 0;
+  if (it->second.served) it->second.away_since = now_nanos;
   if (orderly) workers_.erase(it);
 }
 

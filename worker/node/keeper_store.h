@@ -43,7 +43,7 @@ class KeeperStore {
   absl::StatusOr<v1::KeeperReply> Hello(const v1::KeeperHello& hello, pid_t pid);
 
   // The process has ended; `orderly`: with status 0. Nothing when another process, or none, is this worker.
-  void Ended(const std::string& worker, pid_t pid, bool orderly);
+  void Ended(const std::string& worker, pid_t pid, bool orderly, int64_t now_nanos);
   // Whether the worker's life that is this process has said where it serves.
   bool Served(const std::string& worker, pid_t pid) const;
   // The process that is the worker; 0: none.
@@ -71,6 +71,7 @@ class KeeperStore {
     pid_t pid = 0;  // 0: it has ended
     int64_t incarnation = 0;
     bool served = false;        // in this life
+    int64_t away_since = 0;     // when the newest life that served ended; 0: it has not
     v1::KeeperServing serving;  // of the newest life that served
     std::map<SegmentKey, Segment> segments;
     std::map<JobKey, v1::KeptJob> whole;

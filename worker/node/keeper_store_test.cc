@@ -80,9 +80,9 @@ TEST_F(KeeperStoreTest, Hello_FirstLife_NothingIsLeft) {
 TEST_F(KeeperStoreTest, Hello_AnotherProcessLives_IsRefusedUntilItEnds) {
   ASSERT_OK(store.Hello(Hello("w", 7), 100));
   EXPECT_THAT(store.Hello(Hello("w", 8), 101), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("process 100")));
-  store.Ended("w", 99, false);  // not the one
+  store.Ended("w", 99, false, 7);  // not the one
   EXPECT_THAT(store.Hello(Hello("w", 8), 101), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("--name")));
-  store.Ended("w", 100, false);
+  store.Ended("w", 100, false, 7);
   EXPECT_OK(store.Hello(Hello("w", 8), 101));
 }
 
@@ -93,7 +93,7 @@ TEST_F(KeeperStoreTest, KilledLife_NextOneFindsWholeJobs_AndTheRestIsDropped) {
   ASSERT_OK(Keep("w", Segment("half", 2, "x")));
   ASSERT_OK(Keep("w", Segment("done", 1, "x")));
   ASSERT_OK(store.Whole("w", Job("done", 2)));
-  store.Ended("w", 100, false);
+  store.Ended("w", 100, false, 7);
   EXPECT_OK(Find("w", "half", 2, "x"));  // until the next life comes
   ASSERT_OK_AND_ASSIGN(const v1::KeeperReply reply, store.Hello(Hello("w", 8), 101));
   EXPECT_EQ(reply.last_incarnation(), 7);
@@ -112,21 +112,26 @@ TEST_F(KeeperStoreTest, LifeKilledBeforeItServed_TheNextOneIsToldWhereTheOneBefo
   ASSERT_OK(Keep("w", Segment("job", 1, "x")));
   ASSERT_OK(store.Whole("w", Job("job", 1)));
   EXPECT_TRUE(store.Served("w", 100));
-  store.Ended("w", 100, false);
+  store.Ended("w", 100, false, 1000);
   ASSERT_OK(store.Hello(Hello("w", 8), 101));
   EXPECT_FALSE(store.Served("w", 101));
-  store.Ended("w", 101, false);
+  store.Ended("w", 101, false, 2000);
   ASSERT_OK_AND_ASSIGN(const v1::KeeperReply reply, store.Hello(Hello("w", 9), 102));
   EXPECT_EQ(reply.last_incarnation(), 8);
   EXPECT_EQ(reply.last_serving().address(), "a:1");
   EXPECT_EQ(reply.jobs_size(), 1);
+  EXPECT_EQ(reply.away_since_nanos(), 1000) << "since then nobody served";
+  ASSERT_OK(store.Serving("w", Address("a:2")));
+  store.Ended("w", 102, false, 3000);
+  ASSERT_OK_AND_ASSIGN(const v1::KeeperReply next, store.Hello(Hello("w", 10), 103));
+  EXPECT_EQ(next.away_since_nanos(), 3000);
 }
 
 TEST_F(KeeperStoreTest, OrderlyEnd_LeavesNothing) {
   ASSERT_OK(store.Hello(Hello("w", 7), 100));
   ASSERT_OK(Keep("w", Segment("job", 1, "x")));
   ASSERT_OK(store.Whole("w", Job("job", 1)));
-  store.Ended("w", 100, true);
+  store.Ended("w", 100, true, 7);
   EXPECT_THAT(Find("w", "job", 1, "x"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("job@1")));
   ASSERT_OK_AND_ASSIGN(const v1::KeeperReply reply, store.Hello(Hello("w", 8), 101));
   EXPECT_EQ(reply.last_incarnation(), 0);
@@ -177,7 +182,7 @@ TEST_F(KeeperStoreTest, Drop_IsOfOneJobOfOneWorker) {
   EXPECT_THAT(Find("a", "job", 1, "a-y"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("a-y")));
   EXPECT_OK(Find("a", "job", 2, "a-x"));
   EXPECT_OK(Find("a", "job", 1, "b-x"));
-  store.Ended("a", 'a', false);
+  store.Ended("a", 'a', false, 7);
   ASSERT_OK_AND_ASSIGN(const v1::KeeperReply reply, store.Hello(Hello("a", 2), 300));
   EXPECT_EQ(reply.jobs_size(), 0);
 }
