@@ -37,10 +37,17 @@ absl::Status StepMail::Finish(int seat, const v1::SlotLetter& request, v1::SlotL
   reply.set_result(ToProto(result));
   if (result != PulledSlots::Result::kDiffers) return absl::OkStatus();
   spdlog::warn(
-      "event=slot_differs slot={} step={} seat={} remedy=\"the same slot and step gave other gradients on "
+      "event=slot_differs job={} slot={} step={} seat={} remedy=\"the same slot and step gave other gradients on "
       "another trainer: make trainers deterministic\"",
-      said.slot(), said.step(), seat);
+      protocol_.job().name, said.slot(), said.step(), seat);
   return absl::OkStatus();
+}
+
+void StepMail::Reopen() {
+  const int slots = protocol_.ReopenSlots(MonotonicNanos());
+  if (slots == 0) return;
+  spdlog::warn("event=slots_reopened job={} step={} slots={} reason=\"their trainers are gone or late\"",
+               protocol_.job().name, protocol_.committed_step().value() + 1, slots);
 }
 
 // A letter that has come: what it has finished now, the slot that it asks for when there is one.

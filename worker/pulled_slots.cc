@@ -75,15 +75,18 @@ std::optional<PulledSlots::Grant> PulledSlots::Take(int seat, int64_t now_nanos)
   PulledSlotWords* const slots = words_.slots;
   Grant grant;
   grant.window = WindowWith(seat, WindowState::kWritten);
-  if (grant.window >= 0) {  // it has one: this call was repeated
-    WindowOf(seat, grant.window, &grant.slot);
-  } else {
+  if (grant.window >= 0) WindowOf(seat, grant.window, &grant.slot);
+  if (grant.window >= 0 && IsFinished(grant.slot)) {  // by another trainer, meanwhile
+    Leave(seat, grant.window, grant.slot);
+    grant = {0, -1};
+  }
+  if (grant.window < 0) {  // else this call was repeated
+    bool taken = false;
+    for (int s = 0; s < job_.num_slots; ++s) taken = taken || StateOf(s) == SlotState::kTaken;
     while (grant.slot < job_.num_slots && StateOf(grant.slot) != SlotState::kOpen) ++grant.slot;
     grant.window = WindowWith(seat, WindowState::kFree);
     if (grant.slot == job_.num_slots || grant.window < 0) return std::nullopt;
-    bool written = false;
-    for (int s = 0; s < job_.num_trainers; ++s) written = written || WindowWith(s, WindowState::kWritten) >= 0;
-    if (written && Live() >= plan_.live_gradients()) return std::nullopt;
+    if (taken && Live() >= plan_.live_gradients()) return std::nullopt;
     SetWindow(seat, grant.window, WindowState::kWritten, grant.slot);
     Reach(FaultPoint::kSlotTaken);
     NotePeak();
@@ -125,19 +128,22 @@ PulledSlots::Result PulledSlots::Finish(int seat, int slot, uint64_t digest, int
   return Result::kAccepted;
 }
 
+// The slot that is written in a window will not be finished from there.
+void PulledSlots::Leave(int seat, int window, int slot) {
+  const bool mine = words_.slots[slot].window.load() == seat * kWindowsOfSeat + window;
+  if (mine && StateOf(slot) == SlotState::kFinished) {  // the lead's last life ended in Finish
+    SetWindow(seat, window, WindowState::kResult, slot);
+    return;
+  }
+  if (mine && StateOf(slot) == SlotState::kTaken) SetState(slot, SlotState::kOpen);
+  SetWindow(seat, window, WindowState::kFree, 0);
+}
+
 // What the last session of a seat was writing. Results stay.
 void PulledSlots::Abandon(int seat) {
   for (int w = 0; w < kWindowsOfSeat; ++w) {
     int slot = 0;
-    if (WindowOf(seat, w, &slot) != WindowState::kWritten) continue;
-    PulledSlotWords& words = words_.slots[slot];
-    const bool mine = words.window.load() == seat * kWindowsOfSeat + w;
-    if (mine && StateOf(slot) == SlotState::kFinished) {  // the lead's last life ended in Finish
-      SetWindow(seat, w, WindowState::kResult, slot);
-      continue;
-    }
-    if (mine && StateOf(slot) == SlotState::kTaken) SetState(slot, SlotState::kOpen);
-    SetWindow(seat, w, WindowState::kFree, 0);
+    if (WindowOf(seat, w, &slot) == WindowState::kWritten) Leave(seat, w, slot);
   }
 }
 

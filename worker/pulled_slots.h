@@ -38,8 +38,8 @@ class PulledSlots {
   struct Grant {
     int slot = 0, window = 0;
   };
-  // The slot that the seat writes: the one that it has, or the next open one. nullopt: there is none, no window is
-  // free, or too many gradients are alive.
+  // The slot that the seat writes: the one that it has and nobody finished, or the next open one. nullopt: there is
+  // none, no window is free, or too many gradients are alive.
   std::optional<Grant> Take(int seat, int64_t now_nanos);
 
   enum class Result { kAccepted, kSame, kDiffers };  // of a second result: the same gradients, or others
@@ -73,6 +73,7 @@ class PulledSlots {
   void SetWindow(int seat, int window, WindowState state, int slot);
   int WindowWith(int seat, WindowState state, int slot = -1) const;  // -1: none
   std::optional<SlotRange> Largest(const Frontier& pieces, SlotRange range) const;
+  void Leave(int seat, int window, int slot);
   void Abandon(int seat);
   void NotePeak();
 

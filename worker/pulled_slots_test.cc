@@ -125,6 +125,39 @@ TEST(PulledSlotsTest, LateAndDeadTrainers_GiveTheirSlotsBack) {
   EXPECT_EQ(words.Take(0), 2);
 }
 
+TEST(PulledSlotsTest, ATrainerThatAsksInsteadOfFinishing_IsNotSentBackToAFinishedSlot) {
+  Words words(3, 2);
+  EXPECT_EQ(words.Take(0), 0);
+  words.now += kTimeoutNanos;
+  words.table.Reopen(words.now);
+  EXPECT_EQ(words.Take(1), 0);
+  EXPECT_EQ(words.Take(0), 0);  // nobody has finished it
+  EXPECT_EQ(words.table.Finish(1, 0, 5, 0), Result::kAccepted);
+  EXPECT_EQ(words.Take(0), 1);
+  EXPECT_EQ(words.table.Live(), 2);
+}
+
+// Two of three hang. The third gets as far as the bound lets it; when the two are late it goes on, and ends the step.
+TEST(PulledSlotsTest, TrainersThatHang_DoNotHoldTheOthersBeyondTheirTime) {
+  Words words(kMaxSlots, 3);
+  EXPECT_EQ(words.Take(0), 0);
+  EXPECT_EQ(words.Take(1), 1);
+  const auto work = [&] {
+    for (int slot = words.Take(2); slot >= 0; slot = words.Take(2)) {
+      EXPECT_EQ(words.table.Finish(2, slot, 1, 0), Result::kAccepted);
+      words.Wait(2);
+      words.MergeAll();
+    }
+  };
+  work();
+  EXPECT_NE(words.table.WaitsFor().find("open slots: "), std::string::npos);
+  EXPECT_EQ(words.table.Live(), words.plan.live_gradients());
+  words.now += kTimeoutNanos;
+  EXPECT_EQ(words.table.Reopen(words.now), 2);
+  work();
+  EXPECT_GE(words.table.Root(), 0) << words.table.WaitsFor();
+}
+
 TEST(PulledSlotsTest, ASecondResult_IsCompared) {
   Words words(2, 2);
   for (const uint64_t second : {5, 6}) {

@@ -36,7 +36,7 @@ void StepMail::TakeOver() {
 
 void StepMail::Poll() {
   const bool pulled = protocol_.job().pulled();
-  if (pulled) protocol_.ReopenSlots(MonotonicNanos());
+  if (pulled) Reopen();
   for (int slot = 0; slot < static_cast<int>(open_.size()); ++slot) {
     Letter& letter = host_.mailbox(slot).request;
     if (letter.number.load() != letter.taken.load()) Take(slot);

@@ -49,6 +49,7 @@ class StepMail {
   void AnswerIfDone(int slot);
   void Answer(int slot, const absl::StatusOr<StepOutcome>& outcome);
   // pulled_mail.cc: what a trainer in a seat has finished, and the slot that it asked for.
+  void Reopen();
   void PollPulling();
   absl::Status Finish(int seat, const v1::SlotLetter& request, v1::SlotLetterReply& reply);
   void TakePulling(int seat, bool counts);

@@ -142,8 +142,8 @@ class StepProtocol {
   absl::Status AwaitBucket(int bucket, absl::Duration timeout);
 
   // ---- pulled slots (pulled_words.h), for the lead's engine thread: seats are trainers' ----
-  // Slots whose trainers are gone or late are open again.
-  void ReopenSlots(int64_t now_nanos);
+  // Slots whose trainers are gone or late are open again: how many.
+  int ReopenSlots(int64_t now_nanos);
   // The slot of the open step that the seat writes now. nullopt: none yet.
   std::optional<PulledSlots::Grant> TakeNext(int seat, int64_t now_nanos);
   // Whether its trainer waits for one: then a result of its own is summed for the window.

@@ -5,8 +5,8 @@
 
 namespace shardmesh {
 
-void StepProtocol::ReopenSlots(int64_t now_nanos) {
-  if (committed_step().value() != kNoStep) Pulled().Reopen(now_nanos);
+int StepProtocol::ReopenSlots(int64_t now_nanos) {
+  return committed_step().value() == kNoStep ? 0 : Pulled().Reopen(now_nanos);
 }
 
 std::optional<PulledSlots::Grant> StepProtocol::TakeNext(int seat, int64_t now_nanos) {
@@ -68,9 +68,12 @@ absl::StatusOr<PulledSlots::Result> StepProtocol::FinishSlot(int seat, const Fin
                                                    " was not taken by this trainer, or taken back; take one first"));
   }
   RETURN_IF_ERROR(ClaimSettings(Slot(seat), finished.step, rates, finished.loss_scale));
-  // Before the result counts: whoever sees that sees this. A second result's gradients do not count.
-  if (finished.non_finite.has_value() && !table.IsFinished(slot.value())) {
-    NoteNonFinite(slot, *finished.non_finite, finished.step);
+  // Before the result counts: whoever sees that sees this. A second result's gradients do not count, nor those of one
+  // that was lost with its trainer and the lead.
+  if (!table.IsFinished(slot.value())) {
+    const bool finite = !finished.non_finite.has_value();
+    page_->slots[slot.value()].nonfinite.store(finite ? 0 : NonFiniteWord(finished.step.value(), *finished.non_finite),
+                                               std::memory_order_release);
   }
   return table.Finish(seat, slot.value(), finished.digest, finished.tokens);
 }

@@ -95,7 +95,6 @@ absl::Status PullingSession::Fill(const FinishOptions& options, v1::FinishedSlot
 absl::StatusOr<PullingSession::Next> PullingSession::Send(v1::LocalRequest& letter, absl::Duration timeout,
                                                           absl::string_view what) {
   v1::SlotLetter& request = *letter.mutable_slot();
-  request.set_epoch(job_->epoch().value());
   request.set_after_step(committed_.value());
   const absl::StatusOr<v1::LocalReply> reply = channel_->Send(letter, absl::Now() + timeout, timeout, what);
   if (request.has_finished() && (reply.ok() || absl::IsAborted(reply.status()))) taken_.reset();
