@@ -181,8 +181,11 @@ TEST(PulledSlotsTest, FinishAndMerged_CanBeRepeatedFromWhereverTheyEnded) {
   EXPECT_EQ(words.table.Finish(0, 0, 5, 0), Result::kAccepted);
   page.seats[0].windows[0].store(writing);  // the last store was not made
   words.Sit(0, 999);                        // and the trainer is gone: its result counts
-  EXPECT_EQ(words.Take(1), 1);
-  EXPECT_EQ(words.table.Finish(1, 1, 6, 0), Result::kAccepted);
+  const std::optional<Grant> next = words.table.Take(0, words.now);
+  ASSERT_TRUE(next.has_value());
+  EXPECT_EQ(next->slot, 1);
+  EXPECT_EQ(next->window, 1);  // the result lies in the other one
+  EXPECT_EQ(words.table.Finish(0, 1, 6, 0), Result::kAccepted);
   const int partial = words.table.FreePartial();
   ASSERT_TRUE(words.table.NextMerge().has_value());
   words.table.Merged({0, 2}, partial);
