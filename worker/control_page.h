@@ -16,8 +16,9 @@
 //   writes its part of a bucket that a trainer acquired into the window; the step is decided when every bucket is
 //   summed)
 //   (of a job whose slots are pulled (pulled_words.h) commands of kMerge come before, which sum what is finished; the
-//   step is decided when one of the sums has all slots) lead            sees all done, writes committed_step and
-//   outcome, committed = seq  finished everybody       answers its trainers and readers
+//   step is decided when one of the sums has all slots)
+//   lead            sees all done, writes committed_step and outcome, committed = seq  finished
+//   everybody       answers its trainers and readers
 //
 // Before the decision no shard and no window byte changes; after it the command is only rolled forward, and it can be
 // executed and committed again from the same words (nothing it needs lies in a process, but for initial weights). So

@@ -170,6 +170,7 @@ bool Engine::AwaitAllDone(int64_t step) {
   while (!Stopping()) {
     const uint32_t seen = protocol_.doorbell().load(std::memory_order_acquire);
     if (protocol_.AllDone()) return true;
+    if (protocol_.command().kind == CommandKind::kMerge) Call(options_.rung);  // who takes a slot waits for no sum
     if (MonotonicNanos() > deadline) {
       const std::vector<int> late = protocol_.NotDone();
       if (late.empty()) continue;  // the last one finished just now

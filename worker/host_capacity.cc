@@ -141,7 +141,7 @@ absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity&
                    GradientSums::Has(plan) ? absl::StrCat(", ", Readable(memory.sums), " for summed gradients") : "",
                    "; this host has ", Readable(capacity.bytes), " (", capacity.source, "); use fewer ",
                    job.pulled() ? "trainers" : "slots", ", fewer replicas, bf16 weights or gradients, ",
-                   plan.bucketed() ? "smaller buckets" : "bucket residency", ", or a host with more memory"));
+                   plan.bucketed() ? "smaller buckets" : plan.pulled() ? "assigned slots" : "bucket residency", ", or a host with more memory"));
 }
 
 }  // namespace shardmesh

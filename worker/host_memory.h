@@ -2,9 +2,8 @@
 //   control        the words of the step protocol (control_page.h)
 //   window         the gathered weights that trainers map, one for the host
 //   publications   whole versions for readers, kPublicationBuffers of them
-//   slots          the gradient windows of each writer (JobSpec::num_writers: a slot has one, a trainer that pulls
-//   slots
-//                  two), and behind them the mailbox of the trainer that has them
+//   slots          the gradient windows of each writer (JobSpec::num_writers), one of a slot, two of a trainer that
+//                  pulls slots, and behind them the mailbox of the trainer that has them
 //   bell           the word that the lead waits on: trainers map it too, to wake the lead
 // Of a job on a CUDA device, window, publications and slots lie in its memory (device_windows.h); the segments of the
 // host by these names have no data then, but the mailboxes.

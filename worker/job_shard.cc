@@ -218,6 +218,7 @@ void JobShard::FillStatus(v1::GetStatusReply::Job& status) const {
   status.set_publication_bytes(host_.publication_bytes());
   status.set_slot_bytes(host_.slot_bytes());
   status.set_gathered_bytes(pass_->gathered_bytes());
+  if (plan_.pulled() && rank() == Rank(0)) FillTrainers(status);
   if (host_lead_ != nullptr) {
     status.set_host_gradient_bytes_in(host_lead_->gradient_bytes_in());
     status.set_host_weight_bytes_in(host_lead_->weight_bytes_in());
@@ -230,6 +231,20 @@ void JobShard::FillStatus(v1::GetStatusReply::Job& status) const {
   status.set_restarts(static_cast<int32_t>(member.restarts.load()));
   if (const int64_t pause = member.pause_nanos.load(); pause > 0) status.set_last_pause_nanos(pause);
   if (const absl::Status health = protocol_->Health(); !health.ok()) status.set_error(std::string(health.message()));
+}
+
+void JobShard::FillTrainers(v1::GetStatusReply::Job& status) const {
+  const ControlPage& page = *protocol_->page();
+  status.set_slots_reopened(page.pull.reopened.load());
+  status.set_slots_differing(page.pull.differing.load());
+  for (int seat = 0; seat < spec().num_trainers; ++seat) {
+    if (page.slots[seat].holder.load() == 0) continue;
+    v1::GetStatusReply::Job::Trainer& trainer = *status.add_trainers();
+    trainer.set_seat(seat);
+    trainer.set_pid(page.slots[seat].holder_pid.load());
+    trainer.set_slots_finished(page.pull.seats[seat].slots_finished.load());
+    trainer.set_idle_nanos(page.pull.seats[seat].idle_nanos.load());
+  }
 }
 
 void JobShard::FillTrace(v1::GetTraceReply& trace) const {

@@ -106,6 +106,7 @@ class JobShard {
   absl::Status Open(Memory& memory, const std::atomic<bool>* cancelled);
   absl::Status OpenPass(Memory& memory, const std::atomic<bool>* cancelled);
   EngineOptions ForEngine();
+  void FillTrainers(v1::GetStatusReply::Job& status) const;
 
   const JobShardOptions options_;
   const Plan plan_;

@@ -185,28 +185,32 @@ absl::Status LocalServer::AwaitSlotsOpen(StepProtocol& protocol, absl::Span<cons
                    "); attach when it is, or together with the missing slots"));
 }
 
-// Of a job whose slots are pulled: the first seat that is free. One whose trainer died is free in a moment.
-absl::Status LocalServer::TakeSeat(Granted& granted, uint64_t holder, pid_t pid) {
+// The first seat that is free.
+bool LocalServer::TakeFreeSeat(Granted& granted, uint64_t holder, pid_t pid) {
   StepProtocol& protocol = granted.shard->protocol();
+  for (int seat = 0; seat < granted.shard->spec().num_trainers; ++seat) {
+    if (!protocol.TakeSlot(Slot(seat), holder).ok()) continue;
+    protocol.page()->slots[seat].holder_pid.store(pid);
+    granted.slots = {seat};
+    return true;
+  }
+  return false;
+}
+
+// Of a job whose slots are pulled. The seat of a trainer that hung up is free in a moment; if all are taken, sessions
+// that this process had before a worker's death, and did not claim again, count as given up.
+absl::Status LocalServer::TakeSeat(Granted& granted, uint64_t holder, pid_t pid) {
   const int seats = granted.shard->spec().num_trainers;
   const absl::Time deadline = absl::Now() + kHangUpTimeout;
-  while (true) {
-    bool some_died = false;
-    for (int seat = 0; seat < seats; ++seat) {
-      std::atomic<int64_t>& held_by = protocol.page()->slots[seat].holder_pid;
-      ForgetOrphan(*granted.shard, seat, pid);
-      if (protocol.TakeSlot(Slot(seat), holder).ok()) {
-        held_by.store(pid);
-        granted.slots = {seat};
-        return absl::OkStatus();
-      }
-      some_died = some_died || IsGone(static_cast<pid_t>(held_by.load()));
+  while (!TakeFreeSeat(granted, holder, pid)) {
+    if (absl::Now() > deadline) {
+      return absl::ResourceExhaustedError(absl::StrCat("job ", granted.shard->spec().name, " has its ", seats,
+                                                       " trainers; end one, or create the job with more"));
     }
-    if (!some_died || absl::Now() > deadline) break;
+    for (int seat = 0; seat < seats; ++seat) ForgetOrphan(*granted.shard, seat, pid);
     absl::SleepFor(absl::Milliseconds(10));
   }
-  return absl::ResourceExhaustedError(absl::StrCat("job ", granted.shard->spec().name, " has its ", seats,
-                                                   " trainers; end one, or create the job with more"));
+  return absl::OkStatus();
 }
 
 absl::Status LocalServer::TakeSlots(Granted& granted, uint64_t holder, pid_t pid) {

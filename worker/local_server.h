@@ -66,6 +66,7 @@ class LocalServer {
   static absl::Status TakeSlot(JobShard& shard, int slot, uint64_t holder, pid_t pid);
   static absl::Status AwaitSlotsOpen(StepProtocol& protocol, absl::Span<const Slot> slots, uint64_t holder);
   absl::Status TakeSlots(Granted& granted, uint64_t holder, pid_t pid);
+  static bool TakeFreeSeat(Granted& granted, uint64_t holder, pid_t pid);
   absl::Status TakeSeat(Granted& granted, uint64_t holder, pid_t pid);
   void ForgetOrphan(JobShard& shard, int slot, pid_t pid);
   absl::Status Welcome(LocalSocket& socket, const Granted& granted, uint64_t holder);

@@ -1,6 +1,9 @@
 // Of StepMail: letters of trainers that pull slots.
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
 #include "core/fault_point.h"
 #include "core/status.h"
 #include "local/futex.h"
@@ -54,6 +57,8 @@ void StepMail::Reopen() {
 void StepMail::TakePulling(int seat, bool counts) {
   Open& open = open_[seat];
   Mailbox& box = host_.mailbox(seat);
+  protocol_.SetWaits(seat, false, MonotonicNanos());  // a letter before this one was given up
+  Reopen();                                           // the session may be new
   if (!counts) return box.answered.store(box.request.taken.load());
   const v1::SlotLetter& request = request_.slot();
   open.pull.Clear();
@@ -62,6 +67,8 @@ void StepMail::TakePulling(int seat, bool counts) {
     // injected
   } else if (!request_.has_slot() || (!request.take() && !request.has_finished())) {
     status = absl::FailedPreconditionError("slots of this job are pulled: finish or take one");
+  } else if (request.take() && request.timeout_ms() < 1) {
+    status = absl::InvalidArgumentError(absl::StrCat("timeout_ms is ", request.timeout_ms(), "; it is 1 or more"));
   } else if (request.has_finished()) {
     status = Finish(seat, request, open.pull);
   }
@@ -69,34 +76,44 @@ void StepMail::TakePulling(int seat, bool counts) {
   if (!status.ok() || !request.take()) return AnswerPulling(seat, status);
   open.takes = true;
   open.after_step = request.after_step();
+  open.until_nanos = MonotonicNanos() + std::min(request.timeout_ms(), kMaxSlotTimeoutMs) * 1'000'000;
   protocol_.SetWaits(seat, true, MonotonicNanos());
 }
 
-// In the order of seats: who asks in vain goes on waiting.
+// In the order of seats: who asks in vain goes on waiting. A trainer that is gone, or gave up, is not answered.
 void StepMail::PollPulling() {
+  const int64_t now = MonotonicNanos();
   for (int seat = 0; seat < static_cast<int>(open_.size()); ++seat) {
     Open& open = open_[seat];
     if (!open.takes) continue;
-    const bool gone = protocol_.HolderOf(Slot(seat)) != open.session;
-    const absl::Status status = protocol_.Health();
-    if (!gone && status.ok() && !TryTake(seat, open.pull)) continue;
+    const bool asks = protocol_.HolderOf(Slot(seat)) == open.session && now < open.until_nanos;
+    absl::Status status = protocol_.Health();
+    if (asks && status.ok()) {
+      const absl::StatusOr<bool> taken = TryTake(seat, now, open.pull);
+      if (taken.ok() && !*taken) continue;
+      status = taken.status();
+    }
     open.takes = false;
-    protocol_.SetWaits(seat, false, MonotonicNanos());
-    if (gone) continue;
+    protocol_.SetWaits(seat, false, now);
+    if (!asks) {
+      host_.mailbox(seat).answered.store(host_.mailbox(seat).request.taken.load());
+      continue;
+    }
     Reach(FaultPoint::kAnswering);
     AnswerPulling(seat, status);
   }
 }
 
-bool StepMail::TryTake(int seat, v1::SlotLetterReply& reply) {
+absl::StatusOr<bool> StepMail::TryTake(int seat, int64_t now_nanos, v1::SlotLetterReply& reply) {
   const Step committed = protocol_.committed_step();
+  if (committed.value() == kNoStep) return false;
   if (committed.value() > open_[seat].after_step) {
     std::optional<StepOutcome> outcome = protocol_.OutcomeOf(committed);
     outcome->already_applied = false;
     *reply.mutable_committed() = to_reply_(*outcome);
     return true;
   }
-  const std::optional<PulledSlots::Grant> grant = protocol_.TakeNext(seat, MonotonicNanos());
+  ASSIGN_OR_RETURN(const std::optional<PulledSlots::Grant> grant, protocol_.TakeNext(seat, now_nanos));
   if (!grant.has_value()) return false;
   reply.set_slot(grant->slot);
   reply.set_step(committed.value() + 1);

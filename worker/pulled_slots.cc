@@ -104,6 +104,11 @@ bool PulledSlots::Has(int seat, int slot) const {
          (IsFinished(slot) && words_.slots[slot].window.load() / kWindowsOfSeat == seat);
 }
 
+bool PulledSlots::Counted(int seat, int slot, uint64_t digest) const {
+  return IsFinished(slot) && words_.slots[slot].window.load() / kWindowsOfSeat == seat &&
+         words_.slots[slot].digest.load() == digest;
+}
+
 PulledSlots::Result PulledSlots::Finish(int seat, int slot, uint64_t digest, int64_t tokens) {
   PulledSlotWords& words = words_.slots[slot];
   const bool done = IsFinished(slot), own = done && words.window.load() / kWindowsOfSeat == seat;

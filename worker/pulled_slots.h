@@ -45,6 +45,8 @@ class PulledSlots {
   enum class Result { kAccepted, kSame, kDiffers };  // of a second result: the same gradients, or others
   // Whether the seat writes the slot, or its result of it counted.
   bool Has(int seat, int slot) const;
+  // Whether the result that counts is the seat's, and has these gradients.
+  bool Counted(int seat, int slot, uint64_t digest) const;
   bool IsFinished(int slot) const { return StateOf(slot) >= SlotState::kFinished; }
   // The result of a slot. REQUIRES: Has(seat, slot).
   Result Finish(int seat, int slot, uint64_t digest, int64_t tokens);

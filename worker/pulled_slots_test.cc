@@ -172,6 +172,17 @@ TEST(PulledSlotsTest, ASecondResult_IsCompared) {
   }
 }
 
+TEST(PulledSlotsTest, WhoseResultCounted_IsKnownBehindTheStep) {
+  Words words(2, 2);
+  EXPECT_EQ(words.Take(0), 0);
+  EXPECT_EQ(words.table.Finish(0, 0, 5, 0), Result::kAccepted);
+  EXPECT_TRUE(words.table.Counted(0, 0, 5));
+  EXPECT_FALSE(words.table.Counted(0, 0, 6));
+  EXPECT_FALSE(words.table.Counted(1, 0, 5));
+  const PulledSlots next(words.host.control(), words.job, words.plan, 2);
+  EXPECT_FALSE(next.Counted(0, 0, 5));
+}
+
 // What the lead's next life does again.
 TEST(PulledSlotsTest, FinishAndMerged_CanBeRepeatedFromWhereverTheyEnded) {
   Words words(2, 2);

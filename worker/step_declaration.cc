@@ -25,6 +25,13 @@ absl::Status StepProtocol::CheckSlot(Slot slot) const {
       absl::StrCat("slot ", slot.value(), " is none of job ", job_->name, "'s: 0 to ", job_->num_writers() - 1));
 }
 
+absl::Status StepProtocol::CheckLast(Step step) const {
+  if (step.value() <= kMaxStep) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("step ", step.value(),
+                                                   " is beyond the last one that a job can have, ", kMaxStep,
+                                                   "; pull its weights, and go on in a job that begins with them"));
+}
+
 absl::StatusOr<std::optional<StepOutcome>> StepProtocol::CheckStep(Slot slot, Step step) const {
   if (plan_->pulled()) {
     return absl::FailedPreconditionError(
@@ -35,11 +42,7 @@ absl::StatusOr<std::optional<StepOutcome>> StepProtocol::CheckStep(Slot slot, St
   if (step.value() < 1) {
     return absl::InvalidArgumentError(absl::StrCat("step ", step.value(), "; steps are numbered from 1"));
   }
-  if (step.value() > kMaxStep) {
-    return absl::ResourceExhaustedError(absl::StrCat("step ", step.value(),
-                                                     " is beyond the last one that a job can have, ", kMaxStep,
-                                                     "; pull its weights, and go on in a job that begins with them"));
-  }
+  RETURN_IF_ERROR(CheckLast(step));
   if (committed.value() == kNoStep) {
     return absl::FailedPreconditionError(
         absl::StrCat("job ", job_->name, " has no initial weights yet; push them first"));

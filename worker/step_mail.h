@@ -53,7 +53,7 @@ class StepMail {
   void PollPulling();
   absl::Status Finish(int seat, const v1::SlotLetter& request, v1::SlotLetterReply& reply);
   void TakePulling(int seat, bool counts);
-  bool TryTake(int seat, v1::SlotLetterReply& reply);
+  absl::StatusOr<bool> TryTake(int seat, int64_t now_nanos, v1::SlotLetterReply& reply);
   void AnswerPulling(int seat, const absl::Status& status);
   void Deliver(int slot);
 
@@ -70,7 +70,7 @@ class StepMail {
     // Of a trainer that pulls: it waits for a slot; the newest step that it knows, and what it is told beside.
     uint64_t session = 0;
     bool takes = false;
-    int64_t after_step = 0;
+    int64_t after_step = 0, until_nanos = 0;
     v1::SlotLetterReply pull;
   };
   std::vector<Open> open_;

@@ -144,8 +144,8 @@ class StepProtocol {
   // ---- pulled slots (pulled_words.h), for the lead's engine thread: seats are trainers' ----
   // Slots whose trainers are gone or late are open again: how many.
   int ReopenSlots(int64_t now_nanos);
-  // The slot of the open step that the seat writes now. nullopt: none yet.
-  std::optional<PulledSlots::Grant> TakeNext(int seat, int64_t now_nanos);
+  // The slot of the open step that the seat writes now. nullopt: none yet. ResourceExhausted: it is beyond kMaxStep.
+  absl::StatusOr<std::optional<PulledSlots::Grant>> TakeNext(int seat, int64_t now_nanos);
   // Whether its trainer waits for one: then a result of its own is summed for the window.
   void SetWaits(int seat, bool waits, int64_t now_nanos);
   // Nothing is finished on an error, and the trainer may finish the slot again.
@@ -296,6 +296,10 @@ class StepProtocol {
   absl::Status CheckTokens(int64_t tokens, Slot slot) const;
   absl::Status CheckAllTokens(const Declaration& declaration) const;
   absl::Status CheckLossScale(Step step, double scale) const;
+  absl::Status CheckLast(Step step) const;
+  absl::Status CheckFinished(const FinishedSlot& finished) const;
+  absl::Status TakenBack(const FinishedSlot& finished) const;
+  bool IsStepped(Step step) const;
   double Divisor() const;
   PulledSlots Pulled() const { return PulledSlots(page_, *job_, *plan_, committed_step().value() + 1); }
   bool DecideMerge(Command& command) const;

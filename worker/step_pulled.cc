@@ -9,8 +9,9 @@ int StepProtocol::ReopenSlots(int64_t now_nanos) {
   return committed_step().value() == kNoStep ? 0 : Pulled().Reopen(now_nanos);
 }
 
-std::optional<PulledSlots::Grant> StepProtocol::TakeNext(int seat, int64_t now_nanos) {
-  if (committed_step().value() == kNoStep || !Health().ok()) return std::nullopt;
+absl::StatusOr<std::optional<PulledSlots::Grant>> StepProtocol::TakeNext(int seat, int64_t now_nanos) {
+  if (committed_step().value() == kNoStep) return std::optional<PulledSlots::Grant>();
+  RETURN_IF_ERROR(CheckLast(committed_step().next()));
   return Pulled().Take(seat, now_nanos);
 }
 
@@ -18,7 +19,7 @@ void StepProtocol::SetWaits(int seat, bool waits, int64_t now_nanos) {
   SeatWords& words = page_->pull.seats[seat];
   if (waits) {
     words.waits_since_nanos.store(now_nanos);
-  } else {
+  } else if (words.waits.load() != 0) {
     words.idle_nanos.fetch_add(now_nanos - words.waits_since_nanos.load());
   }
   words.waits.store(waits ? 1 : 0);
@@ -35,47 +36,62 @@ absl::Status StepProtocol::CheckTokens(int64_t tokens, Slot slot) const {
       absl::StrCat("slot ", slot.value(), " has ", tokens, " tokens; it is 0 to ", kMaxTokens));
 }
 
+// Whether a step is being made of slots, by a command that lets weights change.
+bool StepProtocol::IsStepped(Step step) const {
+  if (decided() == 0 || command().step != step.value()) return false;
+  return command().kind == CommandKind::kStep || command().kind == CommandKind::kGather;
+}
+
+// What a trainer is told that was too late.
+absl::Status StepProtocol::TakenBack(const FinishedSlot& finished) const {
+  return absl::AbortedError(
+      absl::StrCat("slot ", finished.slot.value(), " of step ", finished.step.value(),
+                   " was taken back, and another trainer finished it; the last committed step is ",
+                   committed_step().value(), ": take another slot"));
+}
+
+// What is wrong with a result, whoever brings it. REQUIRES: a slot of the job.
+absl::Status StepProtocol::CheckFinished(const FinishedSlot& finished) const {
+  if (finished.step != committed_step().next()) {
+    return absl::FailedPreconditionError(absl::StrCat("step ", finished.step.value(), " is ahead: job ", job_->name,
+                                                      " committed step ", committed_step().value()));
+  }
+  RETURN_IF_ERROR(CheckTokens(finished.tokens, finished.slot));
+  RETURN_IF_ERROR(CheckLossScale(finished.step, finished.loss_scale));
+  if (!finished.non_finite.has_value()) return absl::OkStatus();
+  return CheckNonFinite({finished.slot}, finished.step, finished.slot, *finished.non_finite);
+}
+
 absl::StatusOr<PulledSlots::Result> StepProtocol::FinishSlot(int seat, const FinishedSlot& finished) {
-  const Slot slot = finished.slot;
-  const Step committed = committed_step();
-  if (slot.value() < 0 || slot.value() >= job_->num_slots) {
+  const int slot = finished.slot.value();
+  if (slot < 0 || slot >= job_->num_slots) {
     return absl::InvalidArgumentError(
-        absl::StrCat("slot ", slot.value(), " is none of job ", job_->name, "'s: 0 to ", job_->num_slots - 1));
+        absl::StrCat("slot ", slot, " is none of job ", job_->name, "'s: 0 to ", job_->num_slots - 1));
   }
   RETURN_IF_ERROR(Health());
-  if (finished.step <= committed) {
-    return absl::AbortedError(absl::StrCat("slot ", slot.value(), " of step ", finished.step.value(),
-                                           " was taken back, and the step went on with another trainer's result; the "
-                                           "last committed step is ",
-                                           committed.value(), ": take another slot"));
-  }
-  if (finished.step != committed.next()) {
-    return absl::FailedPreconditionError(absl::StrCat("step ", finished.step.value(), " is ahead: job ", job_->name,
-                                                      " committed step ", committed.value()));
-  }
-  RETURN_IF_ERROR(CheckTokens(finished.tokens, slot));
-  if (finished.non_finite.has_value()) {
-    RETURN_IF_ERROR(CheckNonFinite({slot}, finished.step, slot, *finished.non_finite));
-  }
+  PulledSlots table(page_, *job_, *plan_, finished.step.value());
+  const bool open = finished.step > committed_step() && !IsStepped(finished.step);
+  // This call was repeated, after its answer was lost.
+  if (!open && table.Counted(seat, slot, finished.digest)) return PulledSlots::Result::kAccepted;
+  if (!open) return TakenBack(finished);
+  RETURN_IF_ERROR(CheckFinished(finished));
   Declaration settings;
   settings.learning_rates = finished.learning_rates;
-  settings.loss_scale = finished.loss_scale;
   ASSIGN_OR_RETURN(const std::vector<double> rates, LearningRatesOf(settings));
-  RETURN_IF_ERROR(CheckLossScale(finished.step, finished.loss_scale));
-  PulledSlots table = Pulled();
-  if (!table.Has(seat, slot.value())) {
-    return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " of step ", finished.step.value(),
-                                                   " was not taken by this trainer, or taken back; take one first"));
+  if (!table.Has(seat, slot)) {
+    if (table.IsFinished(slot)) return TakenBack(finished);
+    return absl::InvalidArgumentError(absl::StrCat("slot ", slot, " of step ", finished.step.value(),
+                                                   " was not taken by this trainer; take one first"));
   }
   RETURN_IF_ERROR(ClaimSettings(Slot(seat), finished.step, rates, finished.loss_scale));
   // Before the result counts: whoever sees that sees this. A second result's gradients do not count, nor those of one
   // that was lost with its trainer and the lead.
-  if (!table.IsFinished(slot.value())) {
+  if (!table.IsFinished(slot)) {
     const bool finite = !finished.non_finite.has_value();
-    page_->slots[slot.value()].nonfinite.store(finite ? 0 : NonFiniteWord(finished.step.value(), *finished.non_finite),
-                                               std::memory_order_release);
+    page_->slots[slot].nonfinite.store(finite ? 0 : NonFiniteWord(finished.step.value(), *finished.non_finite),
+                                       std::memory_order_release);
   }
-  return table.Finish(seat, slot.value(), finished.digest, finished.tokens);
+  return table.Finish(seat, slot, finished.digest, finished.tokens);
 }
 
 bool StepProtocol::DecideMerge(Command& command) const {

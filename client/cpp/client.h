@@ -114,7 +114,8 @@ class Job : public std::enable_shared_from_this<Job> {
 
   // Takes part with these slots through shared memory. FailedPrecondition: another host, or a slot has another writer.
   absl::StatusOr<std::unique_ptr<Session>> Attach(std::vector<Slot> slots);
-  // Takes part in a job whose slots are pulled (pulling_session.h).
+  // Takes part in a job whose slots are pulled (pulling_session.h). ResourceExhausted: it has all its trainers.
+  // FailedPrecondition: another host, or its slots are assigned.
   absl::StatusOr<std::unique_ptr<PullingSession>> AttachPulling();
   // The same as Attach through gRPC, from anywhere. The session holds its own copy of the weights and gradients.
   absl::StatusOr<std::unique_ptr<Session>> Connect(std::vector<Slot> slots);

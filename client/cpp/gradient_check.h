@@ -30,6 +30,15 @@ inline bool IsFinite(const GradientRun& run, const JobSpec& job, int64_t* elemen
   return AllFiniteBelow(run.data, run.format, run.num_elements, job.num_slots, element);
 }
 
+// All bits but signs.
+inline bool IsZero(const GradientRun& run) {
+  const char* const byte = run.data;
+  int bits = 0;
+  const int64_t width = BytesPerElement(run.format);
+  for (int64_t i = 0; i < run.num_bytes(); ++i) bits |= byte[i] & (i % width == width - 1 ? 0x7f : 0xff);
+  return bits == 0;
+}
+
 inline absl::Status NotFinite(const Job& job, Slot slot, Step step, int tensor, int64_t element,
                               absl::string_view then) {
   return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " of step ", step.value(),

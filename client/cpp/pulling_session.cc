@@ -1,5 +1,6 @@
 #include "client/cpp/pulling_session.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -52,6 +53,10 @@ absl::Status PullingSession::CheckTaken() const {
 
 absl::StatusOr<TensorView> PullingSession::gradient(absl::string_view name) const {
   RETURN_IF_ERROR(CheckTaken());
+  if (sent_.has_value()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("slot ", taken_->value(), " was finished, and the answer did not come: finish it again"));
+  }
   ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));
   if (job_->spec().parameters[tensor].frozen) {
     return absl::InvalidArgumentError(
@@ -70,6 +75,10 @@ absl::StatusOr<ConstTensorView> PullingSession::parameter(absl::string_view name
 
 absl::Status PullingSession::Fill(const FinishOptions& options, v1::FinishedSlot& finished) const {
   RETURN_IF_ERROR(CheckTaken());
+  if (sent_.has_value()) {  // the window may be the workers' by now: what was said of it is said again
+    finished = *sent_;
+    return absl::OkStatus();
+  }
   finished.set_slot(taken_->value());
   finished.set_step(committed_.value() + 1);
   finished.set_tokens(options.tokens);
@@ -80,6 +89,11 @@ absl::Status PullingSession::Fill(const FinishOptions& options, v1::FinishedSlot
     const GradientRun run = GradientIn(*job_, t, window());
     digest += DigestOf(run, t);
     int64_t element = 0;
+    if (job_->spec().token_weights && options.tokens == 0 && !IsZero(run)) {
+      return absl::InvalidArgumentError(absl::StrCat("slot ", taken_->value(), " has no tokens, and the gradient of \"",
+                                                     job_->spec().parameters[t].name,
+                                                     "\" is not zero; write zeros, or say how many tokens it has"));
+    }
     if (finished.has_non_finite() || IsFinite(run, job_->spec(), &element)) continue;
     if (job_->spec().non_finite == NonFinitePolicy::kFail) {
       return NotFinite(*job_, *taken_, committed_.next(), t, element, "finish the slot");
@@ -96,7 +110,11 @@ absl::StatusOr<PullingSession::Next> PullingSession::Send(v1::LocalRequest& lett
                                                           absl::string_view what) {
   v1::SlotLetter& request = *letter.mutable_slot();
   request.set_after_step(committed_.value());
+  request.set_timeout_ms(std::clamp<int64_t>(absl::ToInt64Milliseconds(timeout), 1, kMaxSlotTimeoutMs));
+  if (request.has_finished()) sent_ = request.finished();
   const absl::StatusOr<v1::LocalReply> reply = channel_->Send(letter, absl::Now() + timeout, timeout, what);
+  const bool answered = !absl::IsDeadlineExceeded(reply.status()) && !absl::IsUnavailable(reply.status());
+  if (answered && (request.has_finished() || reply.ok())) sent_.reset();
   if (request.has_finished() && (reply.ok() || absl::IsAborted(reply.status()))) taken_.reset();
   RETURN_IF_ERROR(reply.status());
   const v1::SlotLetterReply& said = reply->slot();
@@ -104,14 +122,15 @@ absl::StatusOr<PullingSession::Next> PullingSession::Send(v1::LocalRequest& lett
   next.result = FromProto(said.result());
   if (!request.take()) return next;
   if (said.has_slot()) {
+    if (said.window() < 0 || said.window() >= job_->plan().windows_each()) {
+      return absl::InternalError(absl::StrCat("the worker gave window ", said.window(), " of a trainer"));
+    }
+    window_ = said.window();
     next.work.slot = taken_ = Slot(said.slot());
     next.work.step = Step(said.step());
-    window_ = said.window();
-    if (window_ < 0 || window_ >= job_->plan().windows_each()) {
-      return absl::InternalError(absl::StrCat("the worker gave window ", window_, " of a trainer"));
-    }
     return next;
   }
+  taken_.reset();
   committed_ = next.work.step = Step(said.committed().step());
   next.work.committed = said.committed();
   return next;

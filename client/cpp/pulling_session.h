@@ -58,9 +58,12 @@ class PullingSession {
   // Waits for a slot, or for the commit of the step whose slots are all taken; a slot may come open again. Taken twice,
   // the slot is the same. DeadlineExceeded: neither; says what the step waits for. Unavailable: a worker is gone.
   absl::StatusOr<Work> Take(absl::Duration timeout);
-  // Finishes the slot that was taken last. On an error but Aborted it can be finished again.
-  //   Aborted: it was taken back, and the step went on without it: take another. InvalidArgument: settings, tokens, or,
-  //   under policy fail, a gradient that is not finite. FailedPrecondition: no slot was taken.
+  // Finishes the slot that was taken last. On an error but Aborted it can be finished again: safe, however often. After
+  // DeadlineExceeded and Unavailable it may count already, and its gradients be the workers': they cannot be written
+  // any more, and what was said is said again.
+  //   Aborted: it was taken back, and another trainer finished it: take another. InvalidArgument: settings, tokens,
+  //   gradients that are not zero of a slot without tokens, or, under policy fail, one that is not finite.
+  //   FailedPrecondition: no slot was taken.
   absl::StatusOr<SlotResult> Finish(const FinishOptions& options);
   // Both at once, for one round trip to the workers: the result, and the next work.
   struct Next {
@@ -93,6 +96,7 @@ class PullingSession {
   std::vector<int> tensors_;  // that have gradients
   Step committed_{-1};
   std::optional<Slot> taken_;
+  std::optional<v1::FinishedSlot> sent_;  // of it, to which no answer came
   int window_ = 0;
 };
 

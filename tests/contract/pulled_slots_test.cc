@@ -2,6 +2,7 @@
 // process; nobody waits for a trainer that died or does not finish; a slot counts once.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -176,6 +177,45 @@ TEST_F(PulledSlots, TrainersAtOnce_AreTheBitsOfOneProcess) {
   }
   for (std::thread& trainer : trainers) trainer.join();
   ExpectTheReference(*job, kSteps);
+  ASSERT_OK_AND_ASSIGN(const v1::GetStatusReply status, job->worker(Rank(0)).GetStatus(kLong));
+  EXPECT_EQ(status.jobs(0).slots_reopened(), 0);
+  EXPECT_EQ(status.jobs(0).slots_differing(), 0);
+}
+
+TEST_F(PulledSlots, ASessionThatEnded_LeavesItsSeatToTheNext) {
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, Create(PulledJob("job", "fsdp=2", 2, 1)));
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_OK_AND_ASSIGN(const auto session, Attach(*job));
+    ASSERT_OK_AND_ASSIGN(const Work work, session->Take(kLong));
+    EXPECT_EQ(work.slot, Slot(0));
+  }
+  ASSERT_OK_AND_ASSIGN(const auto session, Attach(*job));
+  ASSERT_OK(testing::PullTo(*session, 2));
+  ExpectTheReference(*job, 2);
+  ASSERT_OK_AND_ASSIGN(const v1::GetStatusReply status, job->worker(Rank(0)).GetStatus(kLong));
+  EXPECT_EQ(status.jobs(0).slots_reopened(), 5);
+  ASSERT_EQ(status.jobs(0).trainers_size(), 1);
+  EXPECT_EQ(status.jobs(0).trainers(0).pid(), getpid());
+  EXPECT_EQ(status.jobs(0).trainers(0).slots_finished(), 4);
+}
+
+TEST_F(PulledSlots, EveryKindOfCommand_AreTheBitsOfOneProcess) {
+  JobSpec spec = PulledJob("job", "ddp=2,fsdp=2", 6, 2);
+  spec.clip_norm = 0.5;
+  spec.check_every = 2;
+  spec.parameters.push_back({"coded", {70, 300}, WeightFormat::kBf16Sr, "", StateFormat::kDyn8, GatherFormat::kFp8Row});
+  spec.parameters.push_back({"matrix", {70, 160}});
+  spec.parameters.back().group = 1;
+  spec.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kMuon)};
+  spec.parameters.push_back({"frozen", {5000}, WeightFormat::kBf16});
+  spec.parameters.back().frozen = true;
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, Create(spec));
+  ASSERT_OK_AND_ASSIGN(const auto one, Attach(*job));
+  ASSERT_OK_AND_ASSIGN(const auto other, Attach(*job));
+  std::thread thread([&] { EXPECT_OK(testing::PullTo(*other, 6)); });
+  EXPECT_OK(testing::PullTo(*one, 6));
+  thread.join();
+  ExpectTheReference(*job, 6);
 }
 
 TEST_F(PulledSlots, TokenWeights_OfAssignedSlots_AreTheBitsOfOneProcess) {
@@ -295,6 +335,10 @@ TEST_F(PulledSlots, WhatIsWrong_IsSaid_AndTheSlotCanBeFinishedAgain) {
   ASSERT_OK_AND_ASSIGN(const TensorView view, session->gradient(spec.parameters[0].name));
   std::fill_n(static_cast<char*>(view.data), BytesPerElement(view.format), '\x7f');
   EXPECT_THAT(session->Finish(options), StatusIs(Code::kInvalidArgument, HasSubstr("is not finite")));
+  ASSERT_OK_AND_ASSIGN(wrong, testing::WriteTaken(*session, work));
+  wrong.tokens = 0;
+  EXPECT_THAT(session->Finish(wrong),
+              StatusIs(Code::kInvalidArgument, HasSubstr("has no tokens, and the gradient of")));
   ASSERT_OK(Finish(*session, work));
   ASSERT_OK_AND_ASSIGN(const Work next, session->Take(kLong));
   ASSERT_OK_AND_ASSIGN(wrong, testing::WriteTaken(*session, next));

@@ -124,13 +124,8 @@ absl::Status PullTo(PullingSession& session, int64_t last, absl::Duration timeou
     }
     ASSIGN_OR_RETURN(FinishOptions options, WriteTaken(session, work));
     options.timeout = timeout;
-    absl::StatusOr<PullingSession::Next> next = session.FinishAndTake(options);
-    if (absl::IsAborted(next.status())) {  // taken back
-      ASSIGN_OR_RETURN(work, session.Take(timeout));
-      continue;
-    }
-    RETURN_IF_ERROR(next.status());
-    work = std::move(next->work);
+    ASSIGN_OR_RETURN(PullingSession::Next next, session.FinishAndTake(options));
+    work = std::move(next.work);
   }
   return absl::OkStatus();
 }
