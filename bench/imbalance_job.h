@@ -44,8 +44,8 @@ struct Outcome {
 class ImbalanceJob {
  public:
   // Of a service with kWorkers workers. Makes a job with assigned slots and one with pulled slots, of `samples` slots,
-  // and attaches `ranks` trainers to each. `name` begins both jobs' names. `client` outlives the object. Errors of Client
-  // and Job.
+  // and attaches `ranks` trainers to each. `name` begins both jobs' names. `client` outlives the object.
+  // Errors of Client and Job.
   static absl::StatusOr<std::unique_ptr<ImbalanceJob>> Start(Client& client, const std::string& name, int ranks,
                                                              int samples);
   ~ImbalanceJob();  // deletes both jobs

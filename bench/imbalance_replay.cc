@@ -28,7 +28,7 @@ std::vector<float> InitialWeights() {
 void AddGradient(int64_t sample, bool first, float* to) {
   static const std::vector<float>& numbers = *new std::vector<float>(Numbers());
   const float* const from = numbers.data() + sample * 61 % kShifts;
-  const float factor = 1 + 0.125f * static_cast<float>(sample % 7);
+  const float factor = 1.1f + 0.3f * static_cast<float>(sample % 7);  // no sum is exact: its order matters
   if (first) {
     for (int64_t e = 0; e < kModelElements; ++e) to[e] = from[e] * factor;
   } else {
