@@ -103,7 +103,8 @@ def draw_dots(axes: Any, found: Sequence[Dot]) -> None:
         axes.plot(dot.ratio, index, "o", color="C0")
         if dot.goal is not None:
             axes.plot(dot.goal, index, ">" if dot.more_is_better else "<", color="C3")
-    axes.set(title="ratio (median, range); red: goal", xscale="log")
+    wide = max(dot.most for dot in found) > 3 * min(dot.least for dot in found)
+    axes.set(title="ratio (median, range); red: goal", xscale="log" if wide else "linear")
     axes.set(yticks=range(len(found)), yticklabels=[dot.name for dot in found])
     axes.axvline(1, color="0.8", linewidth=1, zorder=0)
     axes.grid(axis="x", which="both", alpha=0.3)

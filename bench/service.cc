@@ -26,20 +26,24 @@ Folder::~Folder() {
 }
 
 absl::StatusOr<std::unique_ptr<Service>> Service::Start(const std::string& folder, const std::string& worker_listen,
-                                                        int core, absl::Duration spin) {
+                                                        int core, absl::Duration spin, int workers) {
   std::unique_ptr<Service> service(new Service);
-  const std::string coordinator_file = folder + "/coordinator", worker_file = folder + "/worker";
+  const std::string coordinator_file = folder + "/coordinator";
   ASSIGN_OR_RETURN(service->coordinator_,
                    Process::Start({ProgramPath("server/shardmesh-coordinator"), "--listen", "127.0.0.1:0", "--state",
                                    folder + "/state.db", "--address-file", coordinator_file, "--log-level", "warn"},
                                   core));
   ASSIGN_OR_RETURN(const std::string address, service->coordinator_->AwaitFile(coordinator_file, kPatience));
-  ASSIGN_OR_RETURN(service->worker_, Process::Start({ProgramPath("worker/shardmesh-worker"), "--coordinator", address,
-                                                     "--name", "w0", "--listen", worker_listen, "--local-dir",
-                                                     folder + "/local", "--address-file", worker_file, "--log-level",
-                                                     "warn", "--spin", absl::StrCat(absl::ToDoubleSeconds(spin))},
-                                                    core));
-  RETURN_IF_ERROR(service->worker_->AwaitFile(worker_file, kPatience).status());
+  for (int i = 0; i < workers; ++i) {
+    const std::string name = absl::StrCat("w", i), file = absl::StrCat(folder, "/worker", i);
+    ASSIGN_OR_RETURN(std::unique_ptr<Process> worker,
+                     Process::Start({ProgramPath("worker/shardmesh-worker"), "--coordinator", address, "--name", name,
+                                     "--listen", worker_listen, "--local-dir", folder + "/local", "--address-file",
+                                     file, "--log-level", "warn", "--spin", absl::StrCat(absl::ToDoubleSeconds(spin))},
+                                    core));
+    RETURN_IF_ERROR(worker->AwaitFile(file, kPatience).status());
+    service->workers_.push_back(std::move(worker));
+  }
   ClientOptions options;
   options.spin = spin;
   ASSIGN_OR_RETURN(Client client, Client::Connect(address, std::move(options)));

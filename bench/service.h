@@ -1,9 +1,10 @@
-// Service: a coordinator and one worker as processes of their own, and a client of them, for benchmarks. Killed with
-// the object. Not thread-safe.
+// Service: a coordinator and workers of one host as processes of their own, and a client of them, for benchmarks.
+// Killed with the object. Not thread-safe.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "bench/process.h"
@@ -28,18 +29,20 @@ class Folder {
 
 class Service {
  public:
-  // Both processes on `core`, the worker listening on `worker_listen`. `folder` is for their files. `spin`: of the
-  // worker and of the client. Errors of Process and of the client.
+  // All processes on `core` (Process), each worker listening on `worker_listen`. `folder` is for their files. `spin`:
+  // of workers and of the client. Errors of Process and of the client.
   static absl::StatusOr<std::unique_ptr<Service>> Start(const std::string& folder, const std::string& worker_listen,
-                                                        int core, absl::Duration spin = absl::ZeroDuration());
+                                                        int core, absl::Duration spin = absl::ZeroDuration(),
+                                                        int workers = 1);
 
   Client& client() { return *client_; }
-  // The worker's processor time so far.
-  double WorkerSeconds() const { return worker_->ProcessorSeconds(); }
+  // The first worker's processor time so far.
+  double WorkerSeconds() const { return workers_[0]->ProcessorSeconds(); }
 
  private:
   Service() = default;
-  std::unique_ptr<Process> coordinator_, worker_;
+  std::unique_ptr<Process> coordinator_;
+  std::vector<std::unique_ptr<Process>> workers_;
   std::unique_ptr<Client> client_;
 };
 
