@@ -19,7 +19,7 @@ const char* NameOf(FaultStage stage) {
     case FaultStage::kStepping:
       return "stepping";
     case FaultStage::kPulled:
-      return "stepping, pulled slots";
+      return "pulled";
   }
   return "-";
 }
