@@ -72,7 +72,6 @@ void PulledSlots::NotePeak() {
 }
 
 std::optional<PulledSlots::Grant> PulledSlots::Take(int seat, int64_t now_nanos) {
-  PulledSlotWords* const slots = words_.slots;
   Grant grant;
   grant.window = WindowWith(seat, WindowState::kWritten);
   if (grant.window >= 0) WindowOf(seat, grant.window, &grant.slot);
@@ -87,16 +86,35 @@ std::optional<PulledSlots::Grant> PulledSlots::Take(int seat, int64_t now_nanos)
     grant.window = WindowWith(seat, WindowState::kFree);
     if (grant.slot == job_.num_slots || grant.window < 0) return std::nullopt;
     if (taken && Live() >= plan_.live_gradients()) return std::nullopt;
+    NoteTaker(grant, seat, now_nanos);
     SetWindow(seat, grant.window, WindowState::kWritten, grant.slot);
     Reach(FaultPoint::kSlotTaken);
     NotePeak();
   }
   if (StateOf(grant.slot) == SlotState::kOpen) {
-    slots[grant.slot].window.store(seat * kWindowsOfSeat + grant.window);
-    slots[grant.slot].until_nanos.store(now_nanos + job_.slot_timeout_ms * 1'000'000);
+    NoteTaker(grant, seat, now_nanos);
     SetState(grant.slot, SlotState::kTaken);
   }
   return grant;
+}
+
+// Before the slot counts as taken.
+void PulledSlots::NoteTaker(const Grant& grant, int seat, int64_t now_nanos) {
+  words_.slots[grant.slot].window.store(seat * kWindowsOfSeat + grant.window);
+  words_.slots[grant.slot].until_nanos.store(now_nanos + job_.slot_timeout_ms * 1'000'000);
+}
+
+// The lead's last life may have ended in Take, when a trainer had a slot that did not count as taken.
+void PulledSlots::EndTakes(int64_t now_nanos) {
+  for (int seat = 0; seat < job_.num_trainers; ++seat) {
+    for (int w = 0; w < kWindowsOfSeat; ++w) {
+      int slot = 0;
+      if (WindowOf(seat, w, &slot) != WindowState::kWritten || StateOf(slot) != SlotState::kOpen) continue;
+      const PulledSlotWords& words = words_.slots[slot];
+      const bool newest = words.window.load() == seat * kWindowsOfSeat + w;
+      if (newest && now_nanos < words.until_nanos.load()) SetState(slot, SlotState::kTaken);
+    }
+  }
 }
 
 bool PulledSlots::Has(int seat, int slot) const {
@@ -153,6 +171,7 @@ void PulledSlots::Abandon(int seat) {
 }
 
 int PulledSlots::Reopen(int64_t now_nanos) {
+  EndTakes(now_nanos);
   int reopened = 0;
   for (int s = 0; s < job_.num_slots; ++s) {
     if (StateOf(s) != SlotState::kTaken) continue;

@@ -75,6 +75,8 @@ class PulledSlots {
   void SetWindow(int seat, int window, WindowState state, int slot);
   int WindowWith(int seat, WindowState state, int slot = -1) const;  // -1: none
   std::optional<SlotRange> Largest(const Frontier& pieces, SlotRange range) const;
+  void NoteTaker(const Grant& grant, int seat, int64_t now_nanos);
+  void EndTakes(int64_t now_nanos);
   void Leave(int seat, int window, int slot);
   void Abandon(int seat);
   void NotePeak();

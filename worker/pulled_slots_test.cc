@@ -183,6 +183,23 @@ TEST(PulledSlotsTest, WhoseResultCounted_IsKnownBehindTheStep) {
   EXPECT_FALSE(next.Counted(0, 0, 5));
 }
 
+// The lead's last life ended when a trainer had a slot that did not count as taken: no other trainer gets it, unless
+// the first one is late.
+TEST(PulledSlotsTest, AHalfTakenSlot_IsItsTrainers) {
+  Words words(2, 2);
+  EXPECT_EQ(words.Take(0), 0);
+  const int64_t open = OfStep(1, static_cast<int>(SlotState::kOpen));
+  words.host.control()->pull.slots[0].state.store(open);
+  words.table.Reopen(words.now);
+  EXPECT_EQ(words.Take(1), 1);
+  EXPECT_EQ(words.Take(0), 0);
+  words.host.control()->pull.slots[0].state.store(open);
+  words.now += kTimeoutNanos;
+  EXPECT_EQ(words.table.Reopen(words.now), 1);  // slot 1
+  EXPECT_EQ(words.table.Finish(1, 1, 5, 0), Result::kAccepted);
+  EXPECT_EQ(words.Take(1), 0);
+}
+
 // What the lead's next life does again.
 TEST(PulledSlotsTest, FinishAndMerged_CanBeRepeatedFromWhereverTheyEnded) {
   Words words(2, 2);
