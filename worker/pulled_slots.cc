@@ -79,32 +79,27 @@ std::optional<PulledSlots::Grant> PulledSlots::Take(int seat, int64_t now_nanos)
     Leave(seat, grant.window, grant.slot);
     grant = {0, -1};
   }
-  if (grant.window < 0) {  // else this call was repeated
+  const bool repeated = grant.window >= 0;
+  if (!repeated) {
     bool taken = false;
     for (int s = 0; s < job_.num_slots; ++s) taken = taken || StateOf(s) == SlotState::kTaken;
     while (grant.slot < job_.num_slots && StateOf(grant.slot) != SlotState::kOpen) ++grant.slot;
     grant.window = WindowWith(seat, WindowState::kFree);
     if (grant.slot == job_.num_slots || grant.window < 0) return std::nullopt;
     if (taken && Live() >= plan_.live_gradients()) return std::nullopt;
-    NoteTaker(grant, seat, now_nanos);
+  }
+  if (StateOf(grant.slot) != SlotState::kOpen) return grant;
+  words_.slots[grant.slot].window.store(seat * kWindowsOfSeat + grant.window);
+  words_.slots[grant.slot].until_nanos.store(now_nanos + job_.slot_timeout_ms * 1'000'000);
+  if (!repeated) {
     SetWindow(seat, grant.window, WindowState::kWritten, grant.slot);
     Reach(FaultPoint::kSlotTaken);
     NotePeak();
   }
-  if (StateOf(grant.slot) == SlotState::kOpen) {
-    NoteTaker(grant, seat, now_nanos);
-    SetState(grant.slot, SlotState::kTaken);
-  }
+  SetState(grant.slot, SlotState::kTaken);
   return grant;
 }
 
-// Before the slot counts as taken.
-void PulledSlots::NoteTaker(const Grant& grant, int seat, int64_t now_nanos) {
-  words_.slots[grant.slot].window.store(seat * kWindowsOfSeat + grant.window);
-  words_.slots[grant.slot].until_nanos.store(now_nanos + job_.slot_timeout_ms * 1'000'000);
-}
-
-// The lead's last life may have ended in Take, when a trainer had a slot that did not count as taken.
 void PulledSlots::EndTakes(int64_t now_nanos) {
   for (int seat = 0; seat < job_.num_trainers; ++seat) {
     for (int w = 0; w < kWindowsOfSeat; ++w) {
@@ -117,25 +112,27 @@ void PulledSlots::EndTakes(int64_t now_nanos) {
   }
 }
 
+// Whether the result that counts is the seat's.
+bool PulledSlots::Owns(int seat, int slot) const {
+  return IsFinished(slot) && words_.slots[slot].window.load() / kWindowsOfSeat == seat;
+}
+
 bool PulledSlots::Has(int seat, int slot) const {
-  return WindowWith(seat, WindowState::kWritten, slot) >= 0 ||
-         (IsFinished(slot) && words_.slots[slot].window.load() / kWindowsOfSeat == seat);
+  return WindowWith(seat, WindowState::kWritten, slot) >= 0 || Owns(seat, slot);
 }
 
 bool PulledSlots::Counted(int seat, int slot, uint64_t digest) const {
-  return IsFinished(slot) && words_.slots[slot].window.load() / kWindowsOfSeat == seat &&
-         words_.slots[slot].digest.load() == digest;
+  return Owns(seat, slot) && words_.slots[slot].digest.load() == digest;
 }
 
 PulledSlots::Result PulledSlots::Finish(int seat, int slot, uint64_t digest, int64_t tokens) {
   PulledSlotWords& words = words_.slots[slot];
-  const bool done = IsFinished(slot), own = done && words.window.load() / kWindowsOfSeat == seat;
   const int window = WindowWith(seat, WindowState::kWritten, slot);
-  if (own) {  // this call was repeated, or its last life ended behind the next three lines
+  if (Owns(seat, slot)) {  // this call was repeated, or its last life ended behind the next three lines
     if (window >= 0) SetWindow(seat, window, WindowState::kResult, slot);
     return words.digest.load() == digest ? Result::kAccepted : Result::kDiffers;
   }
-  if (done) {
+  if (IsFinished(slot)) {
     SetWindow(seat, window, WindowState::kFree, 0);
     if (words.digest.load() == digest && page_->slots[slot].tokens.load() == tokens) return Result::kSame;
     words_.differing.fetch_add(1);
@@ -171,7 +168,6 @@ void PulledSlots::Abandon(int seat) {
 }
 
 int PulledSlots::Reopen(int64_t now_nanos) {
-  EndTakes(now_nanos);
   int reopened = 0;
   for (int s = 0; s < job_.num_slots; ++s) {
     if (StateOf(s) != SlotState::kTaken) continue;

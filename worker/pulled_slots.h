@@ -51,6 +51,9 @@ class PulledSlots {
   // The result of a slot. REQUIRES: Has(seat, slot).
   Result Finish(int seat, int slot, uint64_t digest, int64_t tokens);
 
+  // In the lead's next life: its last one may have ended in Take, when a trainer had a slot that did not count as
+  // taken.
+  void EndTakes(int64_t now_nanos);
   // Slots that are not finished in time are open again; so are those of trainers that are gone. How many.
   int Reopen(int64_t now_nanos);
 
@@ -75,8 +78,7 @@ class PulledSlots {
   void SetWindow(int seat, int window, WindowState state, int slot);
   int WindowWith(int seat, WindowState state, int slot = -1) const;  // -1: none
   std::optional<SlotRange> Largest(const Frontier& pieces, SlotRange range) const;
-  void NoteTaker(const Grant& grant, int seat, int64_t now_nanos);
-  void EndTakes(int64_t now_nanos);
+  bool Owns(int seat, int slot) const;
   void Leave(int seat, int window, int slot);
   void Abandon(int seat);
   void NotePeak();

@@ -190,11 +190,12 @@ TEST(PulledSlotsTest, AHalfTakenSlot_IsItsTrainers) {
   EXPECT_EQ(words.Take(0), 0);
   const int64_t open = OfStep(1, static_cast<int>(SlotState::kOpen));
   words.host.control()->pull.slots[0].state.store(open);
-  words.table.Reopen(words.now);
+  words.table.EndTakes(words.now);
   EXPECT_EQ(words.Take(1), 1);
   EXPECT_EQ(words.Take(0), 0);
   words.host.control()->pull.slots[0].state.store(open);
   words.now += kTimeoutNanos;
+  words.table.EndTakes(words.now);
   EXPECT_EQ(words.table.Reopen(words.now), 1);  // slot 1
   EXPECT_EQ(words.table.Finish(1, 1, 5, 0), Result::kAccepted);
   EXPECT_EQ(words.Take(1), 0);

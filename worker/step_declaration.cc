@@ -76,8 +76,7 @@ void StepProtocol::NoteNonFinite(Slot slot, int tensor, Step step) {
 }
 
 // One for each group of the job.
-absl::StatusOr<std::vector<double>> StepProtocol::LearningRatesOf(const Declaration& declaration) const {
-  const std::vector<double>& given = declaration.learning_rates;
+absl::StatusOr<std::vector<double>> StepProtocol::LearningRatesOf(const std::vector<double>& given) const {
   if (given.size() > 1 && static_cast<int>(given.size()) != job_->num_groups()) {
     return absl::InvalidArgumentError(absl::StrCat(given.size(), " learning rates for the ", job_->num_groups(),
                                                    " parameter groups of job ", job_->name,
@@ -220,7 +219,7 @@ absl::StatusOr<std::optional<StepOutcome>> StepProtocol::DeclareSlots(const Decl
     RETURN_IF_ERROR(CheckNonFinite(declaration.slots, declaration.step, slot, tensor));
   }
   for (Slot slot : declaration.slots) RETURN_IF_ERROR(CheckBuckets(slot, declaration.step));
-  ASSIGN_OR_RETURN(const std::vector<double> rates, LearningRatesOf(declaration));
+  ASSIGN_OR_RETURN(const std::vector<double> rates, LearningRatesOf(declaration.learning_rates));
   RETURN_IF_ERROR(CheckLossScale(declaration.step, declaration.loss_scale));
   RETURN_IF_ERROR(CheckAllTokens(declaration));
   for (Slot slot : declaration.slots) {

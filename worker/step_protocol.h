@@ -318,7 +318,7 @@ class StepProtocol {
   std::optional<Step> OpenBuckets(absl::Span<const Slot> slots, int64_t open);
   absl::Status CheckNonFinite(absl::Span<const Slot> declared, Step step, Slot slot, int tensor) const;
   absl::StatusOr<std::optional<StepOutcome>> DeclareSlots(const Declaration& declaration);
-  absl::StatusOr<std::vector<double>> LearningRatesOf(const Declaration& declaration) const;
+  absl::StatusOr<std::vector<double>> LearningRatesOf(const std::vector<double>& given) const;
   absl::Status ClaimSettings(Slot slot, Step step, absl::Span<const double> rates, double loss_scale);
   absl::Status CompareWithElsewhere(const Declaration& declaration, absl::Span<const double> rates);
   absl::Status CompareSettings(Slot slot, int first, Step step, absl::Span<const double> rates,

@@ -75,9 +75,7 @@ absl::StatusOr<PulledSlots::Result> StepProtocol::FinishSlot(int seat, const Fin
   if (!open && table.Counted(seat, slot, finished.digest)) return PulledSlots::Result::kAccepted;
   if (!open) return TakenBack(finished);
   RETURN_IF_ERROR(CheckFinished(finished));
-  Declaration settings;
-  settings.learning_rates = finished.learning_rates;
-  ASSIGN_OR_RETURN(const std::vector<double> rates, LearningRatesOf(settings));
+  ASSIGN_OR_RETURN(const std::vector<double> rates, LearningRatesOf(finished.learning_rates));
   if (!table.Has(seat, slot)) {
     if (table.IsFinished(slot)) return TakenBack(finished);
     return absl::InvalidArgumentError(absl::StrCat("slot ", slot, " of step ", finished.step.value(),

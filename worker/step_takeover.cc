@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <set>
 
+#include "local/futex.h"
 #include "worker/step_protocol.h"
 
 namespace shardmesh {
@@ -17,6 +18,7 @@ void StepProtocol::TakeOver() {
   }
   for (PublicationWords& publication : page_->publications) publication.pins[self].store(0);
   TakeOverMember(page_->members[self]);
+  if (plan_->pulled() && self == local_.first()) Pulled().EndTakes(MonotonicNanos());
   if (self == local_.first() && page_->taking_letters.load() % 2 == 1) page_->taking_letters.fetch_add(1);
 }
 

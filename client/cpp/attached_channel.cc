@@ -48,6 +48,23 @@ AttachedChannel::~AttachedChannel() {
   ResumeSession(socket_path_, Hello(), kFarewell).status().IgnoreError();
 }
 
+// What the worker says to a new trainer. A kept worker may die meanwhile: what it granted is unknown to its next life.
+absl::StatusOr<LocalMessage> AttachedChannel::AskToAttach(const v1::AttachRequest& request, bool& refused) {
+  ASSIGN_OR_RETURN(const v1::AttachReply grant, job_->worker(rank_).Attach(request, job_->options().call_timeout));
+  socket_path_ = grant.socket_path();
+  ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(socket_path_));
+  v1::LocalHello hello;
+  hello.mutable_trainer()->set_token(grant.token());
+  RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, kHandshake));
+  ASSIGN_OR_RETURN(LocalMessage message, socket.Receive(kHandshake));
+  if (!welcome_.ParseFromString(message.bytes))
+    return absl::InternalError("the worker sent a message that is no welcome");
+  const absl::Status said(static_cast<absl::StatusCode>(welcome_.code()), welcome_.message());
+  if (absl::IsPermissionDenied(said) && !std::exchange(refused, true)) return absl::UnavailableError(said.message());
+  socket_ = std::make_unique<LocalSocket>(std::move(socket));
+  return message;
+}
+
 absl::Status AttachedChannel::Greet(const std::vector<Slot>& slots) {
   ASSIGN_OR_RETURN(const std::string host_id, HostId());
   v1::AttachRequest request;
@@ -55,18 +72,10 @@ absl::Status AttachedChannel::Greet(const std::vector<Slot>& slots) {
   request.set_epoch(job_->epoch().value());
   request.set_host_id(host_id);
   for (Slot slot : slots) request.add_slots(slot.value());
-  const auto attach = [&] { return job_->worker(rank_).Attach(request, job_->options().call_timeout); };
-  ASSIGN_OR_RETURN(const v1::AttachReply grant,
-                   CallAgain(job_->members()[rank_.value()].kept(), job_->peer_timeout(), attach));
-  socket_path_ = grant.socket_path();
-  ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(socket_path_));
-  socket_ = std::make_unique<LocalSocket>(std::move(socket));
-  v1::LocalHello hello;
-  hello.mutable_trainer()->set_token(grant.token());
-  RETURN_IF_ERROR(socket_->Send(hello.SerializeAsString(), {}, kHandshake));
-  ASSIGN_OR_RETURN(LocalMessage message, socket_->Receive(kHandshake));
-  if (!welcome_.ParseFromString(message.bytes))
-    return absl::InternalError("the worker sent a message that is no welcome");
+  const bool kept = job_->members()[rank_.value()].kept();
+  bool refused = !kept;
+  ASSIGN_OR_RETURN(LocalMessage message,
+                   CallAgain(kept, job_->peer_timeout(), [&] { return AskToAttach(request, refused); }));
   if (welcome_.code() != 0) return absl::Status(static_cast<absl::StatusCode>(welcome_.code()), welcome_.message());
   descriptors_ = std::move(message.descriptors);
   silence_ = absl::Milliseconds(welcome_.heartbeat_timeout_ms());

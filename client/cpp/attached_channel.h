@@ -50,6 +50,7 @@ class AttachedChannel {
   };
 
   AttachedChannel(std::shared_ptr<Job> job, Rank rank) : job_(std::move(job)), rank_(rank) {}
+  absl::StatusOr<LocalMessage> AskToAttach(const v1::AttachRequest& request, bool& refused);
   absl::Status Greet(const std::vector<Slot>& slots);
   void Begin(absl::Time deadline, absl::string_view what, absl::Duration timeout);
   absl::StatusOr<std::optional<v1::LocalReply>> Hear(absl::Duration timeout);

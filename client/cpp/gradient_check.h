@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/client.h"
 #include "core/finite.h"
+#include "core/status.h"
 #include "core/stream_digest.h"
 
 namespace shardmesh {
@@ -23,6 +24,17 @@ inline GradientRun GradientIn(const Job& job, int tensor, const char* window) {
   const Format format = job.plan().gradient_format();
   return {window + job.plan().buckets()[at.bucket].gradient_offset + at.offset * BytesPerElement(format), format,
           at.num_elements};
+}
+
+// A view of a tensor's gradients in a window, by this client's name. NotFound, InvalidArgument: as Session::gradient.
+inline absl::StatusOr<TensorView> GradientView(const Job& job, absl::string_view name, const char* window) {
+  ASSIGN_OR_RETURN(const int tensor, job.Resolve(name));
+  if (job.spec().parameters[tensor].frozen) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter \"", job.spec().parameters[tensor].name, "\" is frozen: it has no gradient"));
+  }
+  const GradientRun run = GradientIn(job, tensor, window);
+  return TensorView{const_cast<char*>(run.data), run.format, run.num_elements};
 }
 
 // False: `element` is the first that is not finite, or too large for a sum of all slots.

@@ -57,13 +57,7 @@ absl::StatusOr<TensorView> PullingSession::gradient(absl::string_view name) cons
     return absl::FailedPreconditionError(
         absl::StrCat("slot ", taken_->value(), " was finished, and the answer did not come: finish it again"));
   }
-  ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));
-  if (job_->spec().parameters[tensor].frozen) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("parameter \"", job_->spec().parameters[tensor].name, "\" is frozen: it has no gradient"));
-  }
-  const GradientRun run = GradientIn(*job_, tensor, window());
-  return TensorView{const_cast<char*>(run.data), run.format, run.num_elements};
+  return GradientView(*job_, name, window());
 }
 
 absl::StatusOr<ConstTensorView> PullingSession::parameter(absl::string_view name) const {

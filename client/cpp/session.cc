@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/gradient_check.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -22,19 +23,13 @@ absl::Status CheckSlots(const Job& job, const std::vector<Slot>& slots) {
 }
 
 absl::StatusOr<TensorView> Session::gradient(Slot slot, absl::string_view name) const {
-  ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));
   const auto it = std::find(slots_.begin(), slots_.end(), slot);
   if (it == slots_.end())
     return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " is not of this session"));
-  if (job_->spec().parameters[tensor].frozen) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("parameter \"", job_->spec().parameters[tensor].name, "\" is frozen: it has no gradient"));
-  }
-  const Placement& at = job_->plan().placements()[tensor];
-  const Format format = job_->plan().gradient_format();
-  char* window = gradient_window(static_cast<size_t>(it - slots_.begin()));
-  return TensorView{window + job_->plan().buckets()[at.bucket].gradient_offset + at.offset * BytesPerElement(format),
-                    format, at.num_elements, device_ != nullptr ? device_->device() : -1};
+  ASSIGN_OR_RETURN(TensorView view,
+                   GradientView(*job_, name, gradient_window(static_cast<size_t>(it - slots_.begin()))));
+  if (device_ != nullptr) view.device = device_->device();
+  return view;
 }
 
 absl::StatusOr<ConstTensorView> Session::parameter(absl::string_view name) const {

@@ -37,11 +37,12 @@ struct Case {
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const FaultPointInfo& info : kFaultPoints) {
-    if (info.stage == FaultStage::kPreparing || info.stage == FaultStage::kCalling) continue;  // too seldom
+    const bool attaching = info.point == FaultPoint::kAttaching;
+    if (info.stage == FaultStage::kPreparing || (info.stage == FaultStage::kCalling && !attaching)) continue;
     for (const bool pulled : {false, true}) {
       if (pulled ? info.point == FaultPoint::kPieceReceived : info.stage == FaultStage::kPulled) continue;
       cases.push_back({info, 0, pulled});
-      if (!info.lead) cases.push_back({info, 1, pulled});
+      if (!info.lead && !attaching) cases.push_back({info, 1, pulled});
     }
   }
   return cases;
@@ -104,7 +105,9 @@ class RestartAtPoints : public ::testing::TestWithParam<Case> {
 TEST_P(RestartAtPoints, TrainersSeeAPause_AndTheBitsAreThoseOfOneProcess) {
   std::filesystem::remove(Once());
   setenv("SHARDMESH_FAULT_ONCE", Once().c_str(), 1);
-  setenv("SHARDMESH_FAULT", absl::StrCat("w-", GetParam().rank, ":", GetParam().info.name, ":kill:", kNth).c_str(), 1);
+  const int nth = GetParam().info.stage == FaultStage::kCalling ? 1 : kNth;
+  const std::string fault = absl::StrCat("w-", GetParam().rank, ":", GetParam().info.name, ":kill:", nth);
+  setenv("SHARDMESH_FAULT", fault.c_str(), 1);
   ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_->CreateJob(Spec("job")));
   ASSERT_EQ(job->members()[0].worker(), "w-0");
