@@ -137,6 +137,14 @@ absl::Status Segment::Guard(int64_t begin, int64_t bytes, bool accessible) {
                     errno);
 }
 
+absl::Status Segment::MakePrivate() {
+  const int protection = access_ == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
+  if (mmap(mapping_, num_bytes_, protection, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd_.get(), 0) != MAP_FAILED) {
+    return absl::OkStatus();
+  }
+  return ErrnoError(absl::StatusCode::kInternal, absl::StrCat("mapping ", num_bytes_, " bytes privately"), errno);
+}
+
 int64_t Segment::ResidentBytes() const {
   struct stat info;
   return fstat(fd(), &info) == 0 ? int64_t{info.st_blocks} * 512 : -1;

@@ -57,6 +57,8 @@ class Segment {
   // Whether this process may touch data [begin, begin + bytes): without it, an access is a fault. REQUIRES: whole
   // pages.
   absl::Status Guard(int64_t begin, int64_t bytes, bool accessible);
+  // From now on what this process writes is its own: nobody else sees it. Internal: the system refuses.
+  absl::Status MakePrivate();
   // What the kernel holds of it now. -1: it cannot say.
   int64_t ResidentBytes() const;
 

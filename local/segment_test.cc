@@ -85,6 +85,20 @@ TEST(SegmentTest, GuardedPages_CannotBeTouchedUntilTheyAreOpen) {
   EXPECT_DEATH(reader.data()[0] = 1, "");  // no more than it had
 }
 
+TEST(SegmentTest, Private_WhatIsWrittenIsTheProcesssOwn_AtTheSameAddress) {
+  ASSERT_OK_AND_ASSIGN(Segment a, Segment::Create("test", 3 * 4096, 4096));
+  ASSERT_OK_AND_ASSIGN(Segment b, Segment::Map(UniqueFd(dup(a.fd())), 3 * 4096, 4096, Segment::Access::kReadWrite));
+  b.data()[0] = 1;
+  char* const at = b.data();
+  ASSERT_OK(b.MakePrivate());
+  EXPECT_EQ(b.data(), at);
+  EXPECT_EQ(b.data()[0], 1);
+  b.data()[0] = 2;
+  b.data()[5000] = 3;
+  EXPECT_EQ(a.data()[0], 1);
+  EXPECT_EQ(a.data()[5000], 0);
+}
+
 // The privileged open what they want: of them only the mode can be said.
 TEST(SegmentTest, RefusingNewWriters_ReadOnlyDescriptorsStaySo) {
   ASSERT_OK_AND_ASSIGN(Segment a, Segment::Create("test", 4096, 0));

@@ -106,6 +106,12 @@ absl::Status Validate(const v1::MeetRequest& request) {
   return CheckRange("bytes of value", static_cast<int64_t>(request.value().size()), 0, kMaxMeetValueBytes);
 }
 
+absl::Status Validate(const v1::TransferRequest& request) {
+  RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
+  RETURN_IF_ERROR(CheckRange("rank", request.rank(), 0, kNoLimit));
+  return CheckText("mesh", request.mesh(), kMaxMeetKeyBytes * kMaxMeshDims);
+}
+
 absl::Status Validate(const v1::GetStatusRequest&) { return absl::OkStatus(); }
 
 absl::Status Validate(const v1::GetTraceRequest& request) { return ValidateId("job", request.job()); }

@@ -49,6 +49,7 @@ absl::Status Validate(const v1::DeclareBucketRequest& request);
 absl::Status Validate(const v1::AttachRequest& request);
 absl::Status Validate(const v1::DigestRequest& request);
 absl::Status Validate(const v1::MeetRequest& request);
+absl::Status Validate(const v1::TransferRequest& request);
 absl::Status Validate(const v1::GetStatusRequest& request);
 absl::Status Validate(const v1::GetTraceRequest& request);
 

@@ -17,6 +17,8 @@
 //   summed)
 //   (of a job whose slots are pulled (pulled_words.h) commands of kMerge come before, which sum what is finished; the
 //   step is decided when one of the sums has all slots)
+//   (of a job that re-forms (job_ending.h) the first command is kRestore: shards are filled with what they were at an
+//   older epoch, and their weights are written as kInit writes them)
 //   lead            sees all done, writes committed_step and outcome, committed = seq  finished
 //   everybody       answers its trainers and readers
 //
@@ -59,13 +61,15 @@ enum class CommandKind : int32_t {
   kGather = 5,
   kReduce = 6,
   kFill = 7,
-  kMerge = 8
+  kMerge = 8,
+  kRestore = 9
 };
 
 // One decision: everything that executing it needs beside the slots' gradients and the shard.
 struct Command {
   CommandKind kind = CommandKind::kNone;
-  int64_t step = 0;                 // of kStep, kNorm, kGather, kReduce; kInit: 0; kDigest, kFill: the committed step
+  // Of kStep, kNorm, kGather, kReduce, and of kRestore the one that shards have; kInit: 0; kDigest, kFill: the committed one.
+  int64_t step = 0;
   StepScalars scalars[kMaxGroups];  // of kStep, by parameter group
   double learning_rates[kMaxGroups] = {};  // of kStep: those of the scalars, for what depends on a shape too (Muon)
   float divide_scale = 1;                  // of kStep and kNorm: what sums of gradients are multiplied by
@@ -78,6 +82,7 @@ struct Command {
   int32_t publish = -1;                    // the publication buffer that gets this version, -1: none
   int64_t nonfinite = 0;    // kStep: why skipped: slot << 32 | tensor; kDigest: the newest ticket it answers
   uint64_t initial_id = 0;  // of kInit: push_id of the pieces to place
+  int32_t first = 0;        // 1: of kInit and kRestore, and kGather after them: frozen weights are written, too
 };
 
 // One worker's words.
@@ -94,6 +99,8 @@ struct alignas(64) MemberWords {
   std::atomic<uint32_t> kept;              // 1: a keeper has its memory; should it die, its next life comes soon
   std::atomic<uint32_t> restarts;          // lives that went on where the one before was killed
   std::atomic<int64_t> pause_nanos;        // until the newest of them did; 0: not known
+  std::atomic<uint32_t> stopped;           // 1: its engine ended for good, since the job goes on at a later epoch
+  std::atomic<uint32_t> restored;          // 1: its shard has the weights and states of restored_step_plus_one
 };
 
 // In a slot's `holder`: the session is gone, and its slot not free yet.
@@ -174,6 +181,11 @@ struct ControlPage {
   std::atomic<int64_t> digest_step;
   std::atomic<uint64_t> digest_differs;  // 0, or (rank a + 1) << 32 | rank b + 1 of replicas that differ
 
+  // Of a job that re-forms (job_ending.h). At the epoch that ends: the newest command as its members agreed on it, an
+  // EndingWord; 0: they did not yet. At the next one: the step that its shards are filled with, plus 1; 0: none.
+  std::atomic<uint64_t> ending;
+  std::atomic<int64_t> restored_step_plus_one;
+
   char cause[kMaxCause];  // of an abort for kNotMet: why, ended by a zero; written by the lead before it aborts
 
   MemberWords members[kMaxHostRanks];
@@ -226,7 +238,8 @@ enum class AbortReason : uint8_t {
   kNotMet = 7,
   kDevice = 8,
   kDamaged = 9,  // members[about].damage says where; 0: on another host
-  kDiffers = 10  // the reporter's replica of the same shard has other bits
+  kReformed = 11,  // it goes on at a later epoch
+  kDiffers = 10    // the reporter's replica of the same shard has other bits
 };
 // `device`: of kDevice, the CUDA device of the worker that it is about.
 constexpr uint64_t AbortWord(AbortReason reason, int about, int reporter, int device = 0) {

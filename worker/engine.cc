@@ -32,6 +32,8 @@ const char* NameOf(CommandKind kind) {
       return "fill";
     case CommandKind::kMerge:
       return "merge";
+    case CommandKind::kRestore:
+      return "restore";
     case CommandKind::kNone:
       break;
   }
@@ -58,12 +60,14 @@ Engine::Engine(StepProtocol& protocol, StepPass& pass, Rank rank, EngineOptions 
   thread_ = std::thread([this] { Loop(); });
 }
 
-Engine::~Engine() {
+Engine::~Engine() { Stop(); }
+
+void Engine::Stop() {
   stop_.store(true);
   FutexBump(protocol_.doorbell());
   FutexBump(protocol_.page()->decision);
   FutexBump(protocol_.page()->finished);
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 absl::Status Engine::StageInitial(std::vector<float> piece, uint64_t push_id) {

@@ -36,6 +36,8 @@ class Engine {
   // Borrowed arguments, and what the options name, outlive the object.
   Engine(StepProtocol& protocol, StepPass& pass, Rank rank, EngineOptions options);
   ~Engine();
+  // Ends the thread, between two commands or in a wait; a command that is under way is executed. Not from two threads.
+  void Stop();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 

@@ -92,6 +92,28 @@ void JobShard::StartHosts(HostGroups groups, absl::Duration heartbeat_timeout) {
                                  &trace_);
 }
 
+// Gradients are there as long as windows are: trainers that were told of the abort do not write them any more.
+absl::Status JobShard::End(absl::Span<const Rank> members, const std::atomic<bool>& cancelled, absl::Duration timeout) {
+  MutexLock ending_lock(ending_mu_);
+  if (ending().has_value()) return absl::OkStatus();
+  protocol_->Abort(AbortReason::kReformed, rank().value(), rank());
+  engine_->Stop();
+  ControlPage& page = *protocol_->page();
+  TellStopped(page, rank());
+  ASSIGN_OR_RETURN(const Ending ending, AwaitEnding(page, members, [&] { return cancelled.load(); }, timeout));
+  if (ending.steps && page.members[rank().value()].done.load(std::memory_order_acquire) != ending.seq) {
+    RETURN_IF_ERROR(pass_->Run(page.commands[ending.seq % 2], ending.seq, nullptr).status());
+  }
+  MutexLock lock(mu_);
+  ending_ = ending;
+  return absl::OkStatus();
+}
+
+std::optional<Ending> JobShard::ending() const {
+  MutexLock lock(mu_);
+  return ending_;
+}
+
 void JobShard::Close() {
   closed_.store(true);
   waiters_.Notify();

@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "core/job.h"
 #include "core/layout.h"
 #include "core/sync.h"
@@ -24,6 +25,7 @@
 #include "worker/gradient_sums.h"
 #include "worker/host_memory.h"
 #include "worker/hosts/host_lead.h"
+#include "worker/job_ending.h"
 #include "worker/orphan_sessions.h"
 #include "worker/pass.h"
 #include "worker/shard_storage.h"
@@ -94,6 +96,15 @@ class JobShard {
   bool BeginPush(int slot);
   void EndPush(int slot);
 
+  // The job goes on at a later epoch with `members` of this one, of which this is one: ends this epoch with them, waits
+  // until all have, and brings the shard to the step that all agree on. Again: at once. From any thread.
+  //   Cancelled, DeadlineExceeded: as AwaitEnding. DataLoss: the shard is damaged.
+  absl::Status End(absl::Span<const Rank> members, const std::atomic<bool>& cancelled, absl::Duration timeout);
+  // How it ended, once End is through: from then on the shard does not change.
+  std::optional<Ending> ending() const;
+  // Fills this shard with what others give of an older epoch. REQUIRES: on processors.
+  const ShardStorage& storage() const { return *storage_; }
+
   // Lifesigns of this member and a look at the others; then lets waiters look at their deadlines. `kept`: a keeper has
   // all that the next life needs.
   void Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool kept = false);
@@ -123,8 +134,10 @@ class JobShard {
   StepMail mail_;                        // the lead's
   std::unique_ptr<Engine> engine_;       // its thread uses all the others
   std::unique_ptr<HostLead> host_lead_;  // as does this one's
-  Mutex mu_;
+  mutable Mutex mu_;
   std::set<int> pushes_ ABSL_GUARDED_BY(mu_);
+  std::optional<Ending> ending_ ABSL_GUARDED_BY(mu_);
+  Mutex ending_mu_;  // held in End, before mu_
 };
 
 }  // namespace shardmesh

@@ -109,7 +109,10 @@ uint64_t Pass::ExecuteRange(const Command& command, uint64_t seq, int range, con
       StepRange(command, seq, range);
       break;
     case CommandKind::kInit:
-      PlaceInitial(command, range, initial);
+      PlaceFirst(command, range, initial);
+      break;
+    case CommandKind::kRestore:
+      PlaceFirst(command, range, nullptr);
       break;
     case CommandKind::kNorm:
       SquareRange(command, range);
@@ -143,11 +146,12 @@ bool Pass::Works(const Command& command, int range) const {
     case CommandKind::kMerge:
       return !bucket.frozen;
     case CommandKind::kGather:  // frozen weights once, with the initial ones
-      return bucket.coded() && (!bucket.frozen || command.step == 0);
+      return bucket.coded() && (!bucket.frozen || command.first != 0);
     case CommandKind::kReduce:
     case CommandKind::kFill:
       return storage_.ranges()[range].bucket == command.bucket;
     case CommandKind::kInit:
+    case CommandKind::kRestore:
     case CommandKind::kDigest:
       return true;
     case CommandKind::kNone:
@@ -328,13 +332,14 @@ int64_t Pass::StepChunk(const Command& command, int range, int64_t chunk) {
   return written;
 }
 
-void Pass::PlaceInitial(const Command& command, int range, const float* initial) {
+// Without `initial` the shard has its weights and states.
+void Pass::PlaceFirst(const Command& command, int range, const float* initial) {
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
   for (int64_t chunk = 0; chunk < r.num_chunks(); ++chunk) {
     for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
       const ChunkRun& run = storage_.runs(range)[i];
-      PlaceRun(command, range, run, initial + initial_begin_[range] + run.offset);
+      if (initial != nullptr) PlaceRun(command, range, run, initial + initial_begin_[range] + run.offset);
       if (bucket.coded()) {
         if (Writes(chunk)) RaiseRun(range, command.parity, run);
         continue;

@@ -126,7 +126,7 @@ class Pass final : public StepPass {
   // What all runs of a bucket and a parameter group share.
   OptimizerContext ContextOf(const Command& command, const Bucket& bucket, int group) const;
   // Weights as pushed, states of zeros.
-  void PlaceInitial(const Command& command, int range, const float* initial);
+  void PlaceFirst(const Command& command, int range, const float* initial);
   void PlaceRun(const Command& command, int range, const ChunkRun& run, const float* weights);
   uint64_t DigestRange(const Command& command, int range) const;
   uint64_t DigestRun(int range, int parity, const ChunkRun& run) const;

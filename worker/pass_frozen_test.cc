@@ -99,6 +99,7 @@ TEST(PassFrozenTest, KilledInAnyChunkOfTheInitialWeights_TheRestartedWorkerFinis
   const std::vector<char> publications[] = {group.Publication(0), group.Publication(1)};
   Command command;
   command.kind = CommandKind::kInit;
+  command.first = 1;
   command.publish = 0;
   const std::vector<float> piece = group.InitialPiece(0);
   const int ranges = static_cast<int>(group.storages[0]->ranges().size());

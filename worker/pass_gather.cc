@@ -26,7 +26,7 @@ void Pass::FindNf4Means(const Command& command) {
     const Placement& tensor = plan_.placements()[nf4_tensors_[i]];
     const bool wanted = command.kind == CommandKind::kFill
                             ? tensor.bucket == command.bucket
-                            : !plan_.buckets()[tensor.bucket].frozen || command.step == 0;
+                            : !plan_.buckets()[tensor.bucket].frozen || command.first != 0;
     if (!wanted) return;
     nf4_means_[nf4_tensors_[i]] = Nf4Mean(maxima + tensor.first_maximum, tensor.scales.num_blocks);
   });
@@ -57,7 +57,7 @@ void Pass::GatherRange(const Command& command, int range) {
       }
       if (num_places == 0) continue;
       EncodeGathered(GatheredOf(range, command.parity, run), maxima + tensor.first_maximum, places, num_places);
-      if (command.step > 0 && (fill || InWindow(r.bucket))) written += bucket.CodeOffset(run.num_elements);
+      if (command.first == 0 && (fill || InWindow(r.bucket))) written += bucket.CodeOffset(run.num_elements);
     }
   }
   gathered_bytes_.fetch_add(written, std::memory_order_relaxed);

@@ -193,6 +193,14 @@ absl::StatusOr<std::optional<WorkerDevice>> OpenDevice(const std::string& text, 
   return std::make_optional(*std::move(device));
 }
 
+v1::Member MemberOf(const v1::Peer& peer) {
+  v1::Member member;
+  member.set_rank(peer.rank());
+  member.set_worker(peer.worker());
+  member.set_address(peer.address());
+  return member;
+}
+
 absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   StopSignal stop;
   RETURN_IF_ERROR(PrepareProcess({flags.log_level}));
@@ -225,12 +233,14 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   ASSIGN_OR_RETURN(options.device, OpenDevice(flags.device, cuda));
   options.meet = [tls = flags.tls](const v1::Peer& lead, const v1::MeetRequest& request,
                                    absl::Duration timeout) -> absl::StatusOr<v1::MeetReply> {
-    v1::Member member;
-    member.set_rank(lead.rank());
-    member.set_worker(lead.worker());
-    member.set_address(lead.address());
-    ASSIGN_OR_RETURN(const auto transport, ShardTransport::Dial(member, tls, timeout));
+    ASSIGN_OR_RETURN(const auto transport, ShardTransport::Dial(MemberOf(lead), tls, timeout));
     return transport->Meet(request, timeout);
+  };
+  options.transfer = [tls = flags.tls](const v1::Peer& from, const v1::TransferRequest& request,
+                                       const TransferSink& sink,
+                                       absl::Duration timeout) -> absl::StatusOr<v1::TransferHeader> {
+    ASSIGN_OR_RETURN(const auto transport, ShardTransport::Dial(MemberOf(from), tls, timeout));
+    return transport->Transfer(request, sink.begin, sink.data, timeout);
   };
   Worker worker(options, NewProcessMemory());
   identity.set_dead_incarnation(NewestDeadLife(identity.name(), RemoveDeadSockets(local_dir, identity.name() + "-")));

@@ -9,6 +9,7 @@
 #include "rpc/unary.h"
 #include "worker/pull_call.h"
 #include "worker/push_call.h"
+#include "worker/transfer_stream.h"
 #include "worker/waiting_call.h"
 
 namespace shardmesh {
@@ -62,6 +63,19 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* ShardService::Pull(grpc::CallbackSer
   };
   absl::StatusOr<std::shared_ptr<JobShard>> shard = find();
   return PullCall::Start(*context, std::move(shard), request);
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* ShardService::Transfer(grpc::CallbackServerContext* context,
+                                                                   const grpc::ByteBuffer* raw) {
+  const auto open = [&]() -> absl::StatusOr<std::unique_ptr<TransferSource>> {
+    v1::TransferRequest request;
+    RETURN_IF_ERROR(RequireDeadline(*context, "Shard.Transfer"));
+    RETURN_IF_ERROR(DecodeMessage(*raw, request));
+    RETURN_IF_ERROR(Validate(request));
+    ASSIGN_OR_RETURN(std::shared_ptr<JobShard> held, worker_.FindHeld(request.job(), request.epoch()));
+    return TransferSource::Open(std::move(held), request);
+  };
+  return TransferStream::Start(open());
 }
 
 grpc::ServerUnaryReactor* ShardService::Step(grpc::CallbackServerContext* context, const v1::StepRequest* request,

@@ -1,5 +1,5 @@
 // ShardService: the gRPC adapter of a worker (shard.proto). It decides nothing: validate, find the job, call, convert.
-// Push and Pull move raw buffers; calls that wait hold no thread (waiters.h). Thread-safe. Outlived by its arguments.
+// Push, Pull and Transfer move raw buffers; calls that wait hold no thread (waiters.h). Thread-safe. Outlived by its arguments.
 #pragma once
 
 #include "proto/shardmesh/v1/shard.grpc.pb.h"
@@ -8,10 +8,12 @@
 
 namespace shardmesh {
 
-using ShardServiceBase = v1::Shard::WithRawCallbackMethod_Push<v1::Shard::WithRawCallbackMethod_Pull<
-    v1::Shard::WithCallbackMethod_Step<v1::Shard::WithCallbackMethod_Attach<v1::Shard::WithCallbackMethod_Digest<
-        v1::Shard::WithCallbackMethod_GetStatus<v1::Shard::WithCallbackMethod_GetTrace<
-            v1::Shard::WithCallbackMethod_DeclareBucket<v1::Shard::WithCallbackMethod_Meet<v1::Shard::Service>>>>>>>>>;
+using ShardServiceBase = v1::Shard::WithRawCallbackMethod_Push<
+    v1::Shard::WithRawCallbackMethod_Pull<v1::Shard::WithRawCallbackMethod_Transfer<
+        v1::Shard::WithCallbackMethod_Step<v1::Shard::WithCallbackMethod_Attach<v1::Shard::WithCallbackMethod_Digest<
+            v1::Shard::WithCallbackMethod_GetStatus<v1::Shard::WithCallbackMethod_GetTrace<
+                v1::Shard::WithCallbackMethod_DeclareBucket<
+                    v1::Shard::WithCallbackMethod_Meet<v1::Shard::Service>>>>>>>>>>;
 
 class ShardService final : public ShardServiceBase {
  public:
@@ -22,6 +24,8 @@ class ShardService final : public ShardServiceBase {
                                                   grpc::ByteBuffer* reply) override;
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Pull(grpc::CallbackServerContext* context,
                                                    const grpc::ByteBuffer* request) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Transfer(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request) override;
   grpc::ServerUnaryReactor* Step(grpc::CallbackServerContext* context, const v1::StepRequest* request,
                                  v1::StepReply* reply) override;
   grpc::ServerUnaryReactor* DeclareBucket(grpc::CallbackServerContext* context, const v1::DeclareBucketRequest* request,

@@ -60,7 +60,7 @@ void StepProtocol::KeepPublication(int buffer) {
 // Whether the newest command wrote weights of which some are still to be gathered in codes; the page alone says so.
 bool StepProtocol::GatherFollows() const {
   const Command& last = command();
-  if (last.kind == CommandKind::kInit) return plan_->coded();
+  if (last.kind == CommandKind::kInit || last.kind == CommandKind::kRestore) return plan_->coded();
   return last.kind == CommandKind::kStep && last.apply != 0 && plan_->steps_coded();
 }
 
@@ -79,9 +79,10 @@ bool StepProtocol::MoreFollows() const {
 
 void StepProtocol::Issue(const Command& command) {
   page_->commands[(decided() + 1) % 2] = command;
-  if (command.kind == CommandKind::kInit || (command.kind == CommandKind::kStep && command.apply != 0)) {
+  const bool first = command.first != 0 && command.kind != CommandKind::kGather;
+  if (first || (command.kind == CommandKind::kStep && command.apply != 0)) {
     std::atomic<uint32_t>* const maxima = Maxima(page_, *plan_);
-    const int64_t count = command.kind == CommandKind::kInit ? plan_->num_maxima() : plan_->num_stepped_maxima();
+    const int64_t count = first ? plan_->num_maxima() : plan_->num_stepped_maxima();
     for (int64_t i = 0; i < count; ++i) maxima[i].store(0, std::memory_order_relaxed);
   }
   Reach(FaultPoint::kCommandWritten);
@@ -147,6 +148,25 @@ bool StepProtocol::DecideStep(const Agreed& agreed, Command& command) {
   return true;
 }
 
+bool StepProtocol::AllRestored() const {
+  for (int r = local_.first(); r < local_.end(); ++r) {
+    if (page_->members[r].restored.load(std::memory_order_acquire) == 0) return false;
+  }
+  return true;
+}
+
+// The weights that the job begins with at this epoch: initial ones, or those that it had before. Both are published.
+bool StepProtocol::DecideFirst(const Agreed& agreed, Command& command) {
+  const int64_t restored = page_->restored_step_plus_one.load(std::memory_order_acquire) - 1;
+  command.kind = restored == kNoStep ? CommandKind::kInit : CommandKind::kRestore;
+  command.initial_id = agreed.initial_id;
+  if (restored == kNoStep ? command.initial_id == 0 : !AllRestored()) return false;
+  if (restored != kNoStep) command.step = restored;
+  command.first = 1;
+  command.publish = agreed.publish ? *agreed.publish : ReservePublication(0);
+  return true;
+}
+
 bool StepProtocol::Decide() { return DecideBy(SeenHere()); }
 
 bool StepProtocol::DecideBy(const Agreed& agreed) {
@@ -161,10 +181,7 @@ bool StepProtocol::DecideBy(const Agreed& agreed) {
     command.kind = CommandKind::kGather;
     command.parity = page_->parity.load(std::memory_order_acquire);
   } else if (committed == kNoStep) {
-    command.initial_id = agreed.initial_id;
-    if (command.initial_id == 0) return false;
-    command.kind = CommandKind::kInit;
-    command.publish = agreed.publish ? *agreed.publish : ReservePublication(0);
+    if (!DecideFirst(agreed, command)) return false;
   } else if (!compare && (DecideFill(command) || DecideReduce(command) || DecideMerge(command))) {
     command.publish = -1;
   } else if (!compare && agreed.slots_complete) {
@@ -267,7 +284,7 @@ void StepProtocol::SummarizeDigest() {
   page_->digest_done.store(static_cast<uint64_t>(command().nonfinite));
 }
 
-void StepProtocol::CommitStep(const Command& command) {
+void StepProtocol::RecordOutcome(const Command& command) {
   OutcomeWords& outcome = page_->outcomes[command.step % kOutcomeRing];
   const bool skipped = command.kind == CommandKind::kStep && !command.apply;
   outcome.step.store(kNoStep, std::memory_order_release);
@@ -277,6 +294,11 @@ void StepProtocol::CommitStep(const Command& command) {
   outcome.norm.store(normed ? page_->norm.load(std::memory_order_acquire) : 0, std::memory_order_release);
   outcome.peak.store(BitsOf(page_->pull.peak.load(), command.step), std::memory_order_release);
   outcome.step.store(command.step, std::memory_order_release);
+}
+
+void StepProtocol::CommitStep(const Command& command) {
+  const bool restored = page_->restored_step_plus_one.load(std::memory_order_acquire) == command.step + 1;
+  if (!restored) RecordOutcome(command);  // else it came with the shards
   if (command.publish >= 0) page_->publications[command.publish].version_plus_one.store(command.step + 1);
   for (int s = 0; s < job_->num_slots; ++s) page_->elsewhere[s].pieces.store(0);
   page_->committed_step_plus_one.store(command.step + 1, std::memory_order_release);

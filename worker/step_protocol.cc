@@ -331,6 +331,9 @@ absl::Status StepProtocol::Health() const {
   if (word == 0) return absl::OkStatus();
   const int about = AboutOf(word);
   std::string saw = "failed", remedy = "delete the job and create it again";
+  if (Lost().has_value() && local_.num_hosts == 1 && plan_->num_replicas() > 1) {
+    remedy = "open the job again: where the others have a copy of each shard it goes on without that worker";
+  }
   std::string seen = absl::StrCat(", seen by rank ", ReporterOf(word));
   absl::StatusCode code = absl::StatusCode::kUnavailable;
   switch (ReasonOf(word)) {
@@ -353,6 +356,11 @@ absl::Status StepProtocol::Health() const {
       saw = absl::StrCat(
           "could not meet the workers of other hosts: ",
           page_->cause[0] == 0 ? "see its log" : absl::string_view(page_->cause, strnlen(page_->cause, kMaxCause)));
+      break;
+    case AbortReason::kReformed:
+      saw = "goes on at a later epoch, since a member was lost";
+      seen = "";
+      remedy = "open the job again";
       break;
     case AbortReason::kInternal:
       saw = "met an internal error (see its log)";

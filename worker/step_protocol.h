@@ -336,8 +336,11 @@ class StepProtocol {
   int RankOfMost(int shard) const;
   std::string DamageOf(int rank) const;
   std::string DifferenceFrom(int rank) const;
+  bool AllRestored() const;
+  bool DecideFirst(const Agreed& agreed, Command& command);
   bool DecideStep(const Agreed& agreed, Command& command);
   bool GatherFollows() const;
+  void RecordOutcome(const Command& command);
   void CommitStep(const Command& command);
 
   ControlPage* const page_;

@@ -101,16 +101,24 @@ void Worker::Reconcile(const std::vector<v1::Assignment>& assignments) {
       if (keep.count(assignment.spec().name()) > 0) continue;  // said twice: the first counts
       auto it = jobs_.find(assignment.spec().name());
       if (it != jobs_.end() && it->second->assignment.epoch() == assignment.epoch()) {
+        if (!assignment.has_from() && it->second->before != nullptr) {
+          gone.push_back(std::exchange(it->second->before, nullptr));
+        }
         keep.insert(*it);
         jobs_.erase(it);
         continue;
       }
       auto entry = std::make_shared<Entry>();
       entry->assignment = assignment;
+      if (it != jobs_.end()) entry->before = TakeBefore(assignment, it->second);
+      if (it != jobs_.end() && it->second == nullptr) jobs_.erase(it);
       entry->preparing = std::thread([this, entry] { Prepare(entry); });
       keep[assignment.spec().name()] = entry;
     }
-    for (auto& [name, entry] : jobs_) gone.push_back(entry);
+    for (auto& [name, entry] : jobs_) {
+      gone.push_back(entry);
+      if (entry->before != nullptr) gone.push_back(std::exchange(entry->before, nullptr));
+    }
     jobs_ = std::move(keep);
   }
   for (const std::shared_ptr<Entry>& entry : gone) {
@@ -222,9 +230,14 @@ void Worker::Prepare(std::shared_ptr<Entry> entry) {
   std::unique_ptr<LocalSocket> link;
   const absl::Status status = Build(entry, link);
   if (status.ok() || entry->closing.load()) return;
+  bool lost_another = false;  // then the job's health says whom
+  if (entry->assignment.has_from()) {
+    MutexLock lock(mu_);
+    lost_another = entry->shard != nullptr && entry->shard->protocol().Lost().has_value();
+  }
   spdlog::error("event=job_failed job={} epoch={} error=\"{}\"", entry->assignment.spec().name(),
                 entry->assignment.epoch(), status.ToString());
-  {
+  if (!lost_another) {
     MutexLock lock(mu_);
     entry->state = v1::MEMBER_STATE_FAILED;
     entry->error = absl::StrCat("worker ", options_.name, " could not prepare it: ", status.message());
@@ -261,6 +274,8 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   const WorkerDevice* const device = options_.device.has_value() ? &*options_.device : nullptr;
   RETURN_IF_ERROR(device != nullptr ? CheckDeviceJob(spec, plan, ranks.num_hosts)
                                     : CheckFits(spec, plan, options_.host_capacity, ranks.per_host));
+  const bool restores = assignment.has_from() && !entry->resumed;
+  if (restores) RETURN_IF_ERROR(EndBefore(*entry));
   const std::unique_ptr<Memory> memory = MemoryFor(*entry, spec, ranks);
   const bool lead = assignment.rank() == ranks.first();
   JobShardOptions options{spec,
@@ -278,7 +293,11 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
                                         : FetchFromLead(*entry, spec, plan, link));
   ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard,
                    JobShard::Create(std::move(options), std::move(plan), std::move(host), *memory, &entry->closing));
-  RETURN_IF_ERROR(KeepWhole(*entry));
+  const std::shared_ptr<JobShard> before = HeldBefore(*entry);
+  if (lead && before != nullptr) {
+    BeginRestored(*before->protocol().page(), *before->ending(), *shard->protocol().page());
+  }
+  if (!restores) RETURN_IF_ERROR(KeepWhole(*entry));
   if (entry->resumed) shard->protocol().GoesOn(MonotonicNanos(), options_.keeper->left().away_since_nanos);
   shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsKept(*entry));
   {
@@ -291,6 +310,10 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   if (lead && !entry->resumed) PeerMapped(entry, assignment.rank());
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kPrepared));
   if (lead && ranks.num_hosts > 1) RETURN_IF_ERROR(MeetHosts(entry, *shard));
+  if (restores) {
+    RETURN_IF_ERROR(RestoreFrom(*entry, *shard));
+    RETURN_IF_ERROR(KeepWhole(*entry));
+  }
   {
     MutexLock lock(mu_);
     entry->state = v1::MEMBER_STATE_READY;

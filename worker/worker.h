@@ -14,6 +14,9 @@
 // jobs over as they were left there (Resume), without asking anybody; peers and trainers meanwhile wait, until the
 // heartbeat time-out says that it will not come.
 //
+// A job that lost a member and goes on without it is assigned anew, with where its weights are (Assignment.from). Its
+// members end the older epoch together, and keep what they held until the coordinator says that the job is READY.
+//
 // Thread-safe.
 #pragma once
 
@@ -40,6 +43,7 @@
 #include "worker/job_shard.h"
 #include "worker/memory.h"
 #include "worker/node/keeper_link.h"
+#include "worker/reform.h"
 
 namespace shardmesh {
 
@@ -54,6 +58,7 @@ struct WorkerOptions {
   std::optional<WorkerDevice> device;                  // on which steps run; unset: on processors
   std::string group_address;     // of this host, for workers of other hosts; empty: jobs on several hosts are refused
   MeetCall meet;                 // how their first lead is asked; with group_address
+  TransferCall transfer;         // how members of a job that re-forms get what others hold; null: they cannot
   KeeperLink* keeper = nullptr;  // of the host, outlives the worker; null: jobs end with this process
 };
 
@@ -82,6 +87,8 @@ class Worker {
 
   // NotFound: no such job here. Unavailable: it is being prepared, or failed to be.
   absl::StatusOr<std::shared_ptr<JobShard>> Find(const std::string& job) const;
+  // What is held of the job of that epoch, which may be the one that ended before the newest. NotFound: nothing.
+  absl::StatusOr<std::shared_ptr<JobShard>> FindHeld(const std::string& job, int64_t epoch) const;
   std::vector<std::shared_ptr<JobShard>> Jobs() const;
 
   // A peer asks the lead for the shared segments: answers, waits for its "mapped", then holds the connection until it
@@ -107,6 +114,7 @@ class Worker {
     bool in_keeper = false;         // its memory comes from the keeper
     std::atomic<bool> kept{false};  // and is there as a whole
     std::vector<bool> mapped;       // on the lead: by rank of its host
+    std::shared_ptr<Entry> before;  // of a job that re-forms: what this member held, until the job is READY
     HostRanks ranks;
     // Of rank 0: for each of three groups two keys a host, and why it failed.
     std::shared_ptr<MemoryRendezvous> rendezvous = std::make_shared<MemoryRendezvous>(6 * kMaxHostRanks + 1);
@@ -120,6 +128,13 @@ class Worker {
   std::shared_ptr<DeviceRuntime> copies() const {
     return options_.device.has_value() ? options_.device->copies : nullptr;
   }
+  // worker_reform.cc. Takes the entry that the assignment goes on from out of what is held under the job's name.
+  static std::shared_ptr<Entry> TakeBefore(const v1::Assignment& assignment, std::shared_ptr<Entry>& held);
+  // Ends the epoch that this one goes on from, with the other members that were in it.
+  absl::Status EndBefore(const Entry& entry);
+  // Fills the shard and waits until all members' are, and the weights are in place.
+  absl::Status RestoreFrom(const Entry& entry, JobShard& shard);
+  std::shared_ptr<JobShard> HeldBefore(const Entry& entry) const;
   // worker_lives.cc. The keeper's memory for a job that it can keep, else what ends with the process.
   std::unique_ptr<Memory> MemoryFor(Entry& entry, const JobSpec& spec, const HostRanks& ranks);
   // All of the job's memory is opened: the next life may take it over.

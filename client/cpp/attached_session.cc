@@ -40,13 +40,22 @@ class AttachedSession final : public Session {
     v1::StepRequest& step = *request.mutable_step();
     step = NewStepRequest(options);
     if (!bucketed()) RETURN_IF_ERROR(CheckGradients(tensors_[0], step.step(), *step.mutable_non_finite()));
-    ASSIGN_OR_RETURN(v1::LocalReply reply, channel_->Send(request, deadline, options.timeout,
-                                                          absl::StrCat("step ", step.step(), " was not committed")));
+    absl::StatusOr<v1::LocalReply> reply =
+        channel_->Send(request, deadline, options.timeout, absl::StrCat("step ", step.step(), " was not committed"));
+    if (absl::IsUnavailable(reply.status()) || absl::IsNotFound(reply.status())) RETURN_IF_ERROR(LetGo());
+    RETURN_IF_ERROR(reply.status());
     RETURN_IF_ERROR(BeginNextStep(shardmesh::Step(step.step())));
-    return reply.step();
+    return reply->step();
   }
 
  private:
+  // The session is over, and the step may be decided: workers that go on without one of theirs read these gradients
+  // until it is done.
+  absl::Status LetGo() {
+    for (Segment& segment : gradients_) RETURN_IF_ERROR(segment.MakePrivate());
+    return absl::OkStatus();
+  }
+
   absl::Status StartFetch(int bucket) override {
     return Use(v1::BucketUse::PREFETCH, bucket, job_->options().call_timeout);
   }

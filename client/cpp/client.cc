@@ -49,8 +49,12 @@ absl::StatusOr<std::shared_ptr<Job>> Client::AwaitJob(const std::string& name, a
   return Open(name, rules, use, Absent::kWait, timeout);
 }
 
+absl::StatusOr<std::shared_ptr<Job>> Client::Reopen(const Job& before, JobUse use) {
+  return Open(before.spec().name, before.rules_, use, Absent::kError, options_.ready_timeout, before.epoch().value());
+}
+
 absl::StatusOr<std::shared_ptr<Job>> Client::Open(const std::string& name, const NameRules& rules, JobUse use,
-                                                  Absent absent, absl::Duration timeout) {
+                                                  Absent absent, absl::Duration timeout, int64_t after) {
   v1::DescribeJobRequest request;
   request.set_job(name);
   const absl::Time deadline = absl::Now() + timeout;
@@ -61,9 +65,10 @@ absl::StatusOr<std::shared_ptr<Job>> Client::Open(const std::string& name, const
       RETURN_IF_ERROR(job.status());
       const bool failed = job->state() == v1::JOB_STATE_FAILED;
       const bool readable = failed && use == JobUse::kRead && job->members_size() > 0;
-      if (job->state() == v1::JOB_STATE_READY || readable) return Job::Create(*job, rules, options_);
+      const bool ready = job->state() == v1::JOB_STATE_READY && job->epoch() > after;
+      if (ready || readable) return Job::Create(*job, rules, options_);
       if (failed) return absl::UnavailableError(absl::StrCat("job ", name, " failed: ", job->error()));
-      waits_for = WaitsFor(*job);
+      waits_for = job->state() == v1::JOB_STATE_READY ? absl::StrCat("an epoch after ", after) : WaitsFor(*job);
     }
     if (absl::Now() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat("job ", name, " was not ready within ",

@@ -176,13 +176,18 @@ class Client {
   absl::StatusOr<std::shared_ptr<Job>> AwaitJob(const std::string& name, absl::Duration timeout,
                                                 const NameRules& rules = {}, JobUse use = JobUse::kTrain);
 
+  // OpenJob of a job that lost a member since `before` was opened: waits until it is ready at a later epoch. Sessions of
+  // `before` are over; attach to what this returns. Errors of OpenJob; Unavailable: it cannot go on without the member.
+  absl::StatusOr<std::shared_ptr<Job>> Reopen(const Job& before, JobUse use = JobUse::kTrain);
+
   // All other methods of the coordinator.
   CoordinatorTransport& coordinator() { return *coordinator_; }
 
  private:
   enum class Absent { kError, kWait };
+  // `after`: at a later epoch than that.
   absl::StatusOr<std::shared_ptr<Job>> Open(const std::string& name, const NameRules& rules, JobUse use, Absent absent,
-                                            absl::Duration timeout);
+                                            absl::Duration timeout, int64_t after = 0);
 
   std::shared_ptr<CoordinatorTransport> coordinator_;
   ClientOptions options_;

@@ -5,6 +5,7 @@
 #include <grpcpp/impl/rpc_method.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -134,52 +135,101 @@ absl::StatusOr<v1::PushReply> ShardTransport::Push(v1::PushHeader header, absl::
   return reply;
 }
 
-absl::StatusOr<v1::PullHeader> ShardTransport::Pull(const v1::PullRequest& request,
-                                                    const std::function<absl::Status(const v1::PullHeader&)>& begin,
-                                                    const std::function<absl::Status(absl::string_view)>& data,
-                                                    absl::Duration timeout) {
+absl::Status ShardTransport::ReadStream(const char* method, const grpc::ByteBuffer& request,
+                                        const std::function<absl::Status(const std::string&)>& header,
+                                        const std::function<absl::Status(absl::string_view)>& data,
+                                        absl::Duration timeout) {
   grpc::ClientContext context;
   SetDeadline(context, timeout);
   HelpReconnect(*channel_, timeout);
-  const grpc::internal::RpcMethod method("/shardmesh.v1.Shard/Pull", grpc::internal::RpcMethod::SERVER_STREAMING,
-                                         channel_);
+  const std::string path = absl::StrCat("/shardmesh.v1.Shard/", method);
+  const grpc::internal::RpcMethod rpc(path.c_str(), grpc::internal::RpcMethod::SERVER_STREAMING, channel_);
   std::unique_ptr<grpc::ClientReader<grpc::ByteBuffer>> reader(
-      grpc::internal::ClientReaderFactory<grpc::ByteBuffer>::Create(channel_.get(), method, &context,
-                                                                    EncodeMessage(request)));
-  v1::PullHeader header;
-  bool begun = false;
-  int64_t received = 0;
+      grpc::internal::ClientReaderFactory<grpc::ByteBuffer>::Create(channel_.get(), rpc, &context, request));
   grpc::ByteBuffer message;
   absl::Status status;
   while (status.ok() && reader->Read(&message)) {
     std::string header_bytes;
     bool has_header = false;
-    const auto start = [&]() -> absl::Status {
-      if (begun) return absl::OkStatus();
-      if (!has_header || !header.ParseFromString(header_bytes)) return absl::DataLossError("the stream has no header");
-      begun = true;
-      return begin(header);
-    };
+    const auto tell = [&] { return std::exchange(has_header, false) ? header(header_bytes) : absl::OkStatus(); };
     status = DecodeChunk(message, header_bytes, has_header, [&](absl::string_view bytes) -> absl::Status {
-      RETURN_IF_ERROR(start());
-      received += static_cast<int64_t>(bytes.size());
-      if (received > header.total_bytes()) {
-        return absl::DataLossError(absl::StrCat("more than the ", header.total_bytes(), " bytes announced"));
-      }
+      RETURN_IF_ERROR(tell());
       return data(bytes);
     });
-    if (status.ok()) status = start();
+    if (status.ok()) status = tell();
     message.Clear();
   }
   if (!status.ok()) context.TryCancel();
   const grpc::Status finished = reader->Finish();
   RETURN_IF_ERROR(Named(status));
-  RETURN_IF_ERROR(Named(FromGrpc(finished, "Pull")));
-  if (!begun || received != header.total_bytes()) {
-    return Named(
-        absl::DataLossError(absl::StrCat("the stream ended after ", received, " of ", header.total_bytes(), " bytes")));
+  return Named(FromGrpc(finished, method));
+}
+
+namespace {
+
+// The bytes of a stream against those that its first header announced.
+template <typename Header>
+struct Announced {
+  Header header;
+  bool begun = false;
+  int64_t received = 0;
+
+  absl::Status Take(absl::string_view bytes) {
+    if (!begun) return absl::DataLossError("the stream has no header");
+    received += static_cast<int64_t>(bytes.size());
+    if (received <= header.total_bytes()) return absl::OkStatus();
+    return absl::DataLossError(absl::StrCat("more than the ", header.total_bytes(), " bytes announced"));
   }
-  return header;
+  absl::Status End() const {
+    if (begun && received == header.total_bytes()) return absl::OkStatus();
+    return absl::DataLossError(
+        absl::StrCat("the stream ended after ", received, " of ", header.total_bytes(), " bytes"));
+  }
+};
+
+}  // namespace
+
+absl::StatusOr<v1::PullHeader> ShardTransport::Pull(const v1::PullRequest& request,
+                                                    const std::function<absl::Status(const v1::PullHeader&)>& begin,
+                                                    const std::function<absl::Status(absl::string_view)>& data,
+                                                    absl::Duration timeout) {
+  Announced<v1::PullHeader> announced;
+  RETURN_IF_ERROR(ReadStream(
+      "Pull", EncodeMessage(request),
+      [&](const std::string& bytes) -> absl::Status {
+        if (std::exchange(announced.begun, true)) return absl::OkStatus();
+        if (!announced.header.ParseFromString(bytes)) return absl::DataLossError("the stream has no header");
+        return begin(announced.header);
+      },
+      [&](absl::string_view bytes) -> absl::Status {
+        RETURN_IF_ERROR(announced.Take(bytes));
+        return data(bytes);
+      },
+      timeout));
+  RETURN_IF_ERROR(Named(announced.End()));
+  return announced.header;
+}
+
+absl::StatusOr<v1::TransferHeader> ShardTransport::Transfer(
+    const v1::TransferRequest& request, const std::function<absl::Status(const v1::TransferHeader&)>& begin,
+    const std::function<absl::Status(absl::string_view)>& data, absl::Duration timeout) {
+  Announced<v1::TransferHeader> announced;
+  v1::TransferHeader last;
+  RETURN_IF_ERROR(ReadStream(
+      "Transfer", EncodeMessage(request),
+      [&](const std::string& bytes) -> absl::Status {
+        if (!last.ParseFromString(bytes)) return absl::DataLossError("a header of the stream cannot be parsed");
+        if (std::exchange(announced.begun, true)) return absl::OkStatus();
+        announced.header = last;
+        return begin(last);
+      },
+      [&](absl::string_view bytes) -> absl::Status {
+        RETURN_IF_ERROR(announced.Take(bytes));
+        return data(bytes);
+      },
+      timeout));
+  RETURN_IF_ERROR(Named(announced.End()));
+  return last;
 }
 
 }  // namespace shardmesh

@@ -43,12 +43,22 @@ class ShardTransport {
                                       const std::function<absl::Status(absl::string_view)>& data,
                                       absl::Duration timeout);
 
+  // What the worker held of a job at an older epoch: `begin` and `data` as Pull; returns the header of the last message.
+  absl::StatusOr<v1::TransferHeader> Transfer(const v1::TransferRequest& request,
+                                              const std::function<absl::Status(const v1::TransferHeader&)>& begin,
+                                              const std::function<absl::Status(absl::string_view)>& data,
+                                              absl::Duration timeout);
+
   const std::string& name() const { return name_; }  // "worker w1 (rank 1) at 127.0.0.1:7001"
 
  private:
   ShardTransport(std::string name, std::shared_ptr<grpc::Channel> channel)
       : name_(std::move(name)), channel_(std::move(channel)) {}
   absl::Status Named(const absl::Status& status) const;
+  // Reads a stream of bulk messages: of each its header, if it has one, and then its data.
+  absl::Status ReadStream(const char* method, const grpc::ByteBuffer& request,
+                          const std::function<absl::Status(const std::string&)>& header,
+                          const std::function<absl::Status(absl::string_view)>& data, absl::Duration timeout);
 
   const std::string name_;
   const std::shared_ptr<grpc::Channel> channel_;

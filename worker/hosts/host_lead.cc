@@ -340,7 +340,7 @@ absl::Status HostLead::MoveResults(ExchangeGroup& group) {
 absl::Status HostLead::MoveWeights(ExchangeGroup& group, const Command& command, uint64_t seq) {
   for (int b = 0; b < static_cast<int>(plan_.buckets().size()); ++b) {
     const Bucket& bucket = plan_.buckets()[b];
-    if (bucket.coded() != (command.kind == CommandKind::kGather) || (bucket.frozen && command.step > 0)) continue;
+    if (bucket.coded() != (command.kind == CommandKind::kGather) || (bucket.frozen && command.first == 0)) continue;
     const auto transfers = results_of_.Weights(b);
     if (transfers.empty()) continue;
     RETURN_IF_ERROR(AwaitMembers(seq, b + 1));

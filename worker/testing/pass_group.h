@@ -113,6 +113,7 @@ struct PassGroup : TestHost {
   void PlaceWeights() {
     Command command;
     command.kind = CommandKind::kInit;
+    command.first = 1;
     command.publish = 0;
     Decide(command);
     for (int r = 0; r < plan.num_ranks(); ++r) {

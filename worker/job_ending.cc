@@ -1,0 +1,107 @@
+#include "worker/job_ending.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "local/futex.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kSlice = absl::Milliseconds(20);
+
+void Copy(const OutcomeWords& from, OutcomeWords& to) {
+  to.norm.store(from.norm.load());
+  to.skipped.store(from.skipped.load());
+  to.peak.store(from.peak.load());
+  to.step.store(from.step.load());
+}
+
+// Of a step that was decided, and maybe not committed.
+void RecordOutcome(const ControlPage& before, const Command& command, OutcomeWords& outcome) {
+  const bool skipped = command.kind == CommandKind::kStep && command.apply == 0;
+  outcome.norm.store(before.norm_step.load() == command.step ? before.norm.load() : 0);
+  outcome.skipped.store(skipped ? command.nonfinite + 1 : 0);
+  outcome.peak.store(BitsOf(before.pull.peak.load(), command.step));
+  outcome.step.store(command.step);
+}
+
+}  // namespace
+
+Ending EndingOf(const ControlPage& page, uint64_t word) {
+  Ending ending;
+  ending.seq = word >> 2;
+  if (ending.seq == 0) return ending;
+  const bool committed = (word & 2) != 0;
+  const Command& command = page.commands[ending.seq % 2];
+  ending.step = command.step;
+  ending.parity = command.parity;
+  switch (command.kind) {
+    case CommandKind::kInit:  // pieces of initial weights went with the processes that had them
+      if (!committed) ending.step = kNoStep;
+      break;
+    case CommandKind::kStep:
+      ending.steps = command.apply != 0;
+      if (ending.steps) ending.parity = 1 - command.parity;
+      break;
+    case CommandKind::kNorm:
+    case CommandKind::kReduce:
+    case CommandKind::kMerge:
+      ending.step = command.step - 1;
+      break;
+    case CommandKind::kRestore:
+    case CommandKind::kGather:
+    case CommandKind::kDigest:
+    case CommandKind::kFill:
+    case CommandKind::kNone:
+      break;
+  }
+  return ending;
+}
+
+void TellStopped(ControlPage& page, Rank self) {
+  page.members[self.value()].stopped.store(1, std::memory_order_release);
+  FutexBump(page.finished);
+}
+
+absl::StatusOr<Ending> AwaitEnding(ControlPage& page, absl::Span<const Rank> members,
+                                   const std::function<bool()>& cancelled, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  while (true) {
+    const uint32_t seen = page.finished.load(std::memory_order_acquire);
+    const auto runs = std::find_if(members.begin(), members.end(), [&](Rank rank) {
+      return page.members[rank.value()].stopped.load(std::memory_order_acquire) == 0;
+    });
+    if (runs == members.end()) break;
+    if (cancelled()) return absl::CancelledError("the job is assigned anew");
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "rank ", runs->value(), " of the epoch before did not stop within ", absl::FormatDuration(timeout)));
+    }
+    FutexWait(page.finished, seen, kSlice);
+  }
+  const uint64_t decided = page.decided.load(std::memory_order_acquire);
+  uint64_t word = 0;
+  if (page.ending.compare_exchange_strong(word, EndingWord(decided, page.committed.load() >= decided))) {
+    word = page.ending.load();
+  }
+  return EndingOf(page, word);
+}
+
+void BeginRestored(const ControlPage& before, const Ending& ending, ControlPage& page) {
+  if (ending.step == kNoStep) return;
+  for (int i = 0; i < kOutcomeRing; ++i) Copy(before.outcomes[i], page.outcomes[i]);
+  const Command& last = before.commands[ending.seq % 2];
+  if (last.step == ending.step && (last.kind == CommandKind::kStep || last.kind == CommandKind::kGather)) {
+    RecordOutcome(before, last, page.outcomes[ending.step % kOutcomeRing]);
+  }
+  page.restored_step_plus_one.store(ending.step + 1, std::memory_order_release);
+}
+
+void TellRestored(ControlPage& page, Rank self, std::atomic<uint32_t>& doorbell) {
+  page.members[self.value()].restored.store(1, std::memory_order_release);
+  FutexBump(doorbell);
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,53 @@
+#include "worker/transfer_stream.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "proto/bulk.h"
+#include "rpc/status.h"
+
+namespace shardmesh {
+namespace {
+constexpr int64_t kMessageBytes = 1 << 20;
+}  // namespace
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* TransferStream::Start(
+    absl::StatusOr<std::unique_ptr<TransferSource>> source) {
+  auto* const stream = new TransferStream();
+  if (!source.ok()) {
+    stream->Finish(ToGrpc(source.status()));
+    return stream;
+  }
+  stream->source_ = *std::move(source);
+  stream->SendNext();
+  return stream;
+}
+
+void TransferStream::SendNext() {
+  std::string header;
+  grpc::Slice data;
+  if (!std::exchange(begun_, true)) {
+    header = source_->Begin().SerializeAsString();
+  } else if (source_->left() > 0) {
+    data = grpc::Slice(static_cast<size_t>(std::min(kMessageBytes, source_->left())));
+    source_->Read(reinterpret_cast<char*>(const_cast<uint8_t*>(data.begin())), static_cast<int64_t>(data.size()));
+  } else {
+    header = source_->End().SerializeAsString();
+    ended_ = true;
+  }
+  message_ = EncodeChunk(header, data);
+  StartWrite(&message_);
+}
+
+void TransferStream::OnWriteDone(bool ok) {
+  message_.Clear();
+  if (!ok) {
+    Finish(ToGrpc(absl::CancelledError("the caller is gone")));
+  } else if (ended_) {
+    Finish(grpc::Status::OK);
+  } else {
+    SendNext();
+  }
+}
+
+}  // namespace shardmesh

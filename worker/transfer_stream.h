@@ -1,0 +1,31 @@
+// TransferStream: one Transfer call: sends what TransferSource reads, message after message. Each holds a copy, since a
+// stretch is seldom longer than some KiB.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "worker/reform.h"
+
+namespace shardmesh {
+
+class TransferStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+ public:
+  // Returns the reactor for gRPC. `source` may be an error: the call is answered with it.
+  static grpc::ServerWriteReactor<grpc::ByteBuffer>* Start(absl::StatusOr<std::unique_ptr<TransferSource>> source);
+
+  void OnWriteDone(bool ok) override;
+  void OnDone() override { delete this; }
+
+ private:
+  void SendNext();
+
+  std::unique_ptr<TransferSource> source_;
+  bool begun_ = false, ended_ = false;
+  grpc::ByteBuffer message_;  // being written
+};
+
+}  // namespace shardmesh

@@ -1,0 +1,74 @@
+// Worker's part in a job that goes on at a later epoch, since a member was lost (reform.h).
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/status.h"
+#include "worker/worker.h"
+
+namespace shardmesh {
+namespace {
+constexpr absl::Duration kSlice = absl::Milliseconds(100);
+}  // namespace
+
+// An attempt to go on that lost a member itself may lie between.
+std::shared_ptr<Worker::Entry> Worker::TakeBefore(const v1::Assignment& assignment, std::shared_ptr<Entry>& held) {
+  const v1::Origin& from = assignment.from();
+  const int rank = assignment.rank();
+  if (!assignment.has_from() || rank < 0 || rank >= from.was_size() || from.was(rank) < 0) return nullptr;
+  const auto is_it = [&](const std::shared_ptr<Entry>& entry) {
+    return entry != nullptr && entry->assignment.epoch() == from.epoch() && entry->assignment.rank() == from.was(rank);
+  };
+  if (is_it(held)) return std::move(held);
+  return is_it(held->before) ? std::move(held->before) : nullptr;
+}
+
+std::shared_ptr<JobShard> Worker::HeldBefore(const Entry& entry) const {
+  MutexLock lock(mu_);
+  return entry.before == nullptr ? nullptr : entry.before->shard;
+}
+
+absl::Status Worker::EndBefore(const Entry& entry) {
+  const v1::Origin& from = entry.assignment.from();
+  const int rank = entry.assignment.rank();
+  const std::shared_ptr<JobShard> before = HeldBefore(entry);
+  if (before == nullptr) {
+    if (rank > 0 && rank < from.was_size() && from.was(rank) < 0) return absl::OkStatus();  // rank 0 tells the step
+    return absl::FailedPreconditionError(
+        absl::StrCat("this worker does not hold what it held of epoch ", from.epoch(), " any more"));
+  }
+  std::vector<Rank> members;
+  for (const int32_t was : from.was()) {
+    if (was >= 0) members.push_back(Rank(was));
+  }
+  return Annotate(before->End(members, entry.closing, options_.prepare_timeout),
+                  absl::StrCat("ending epoch ", from.epoch()));
+}
+
+absl::Status Worker::RestoreFrom(const Entry& entry, JobShard& shard) {
+  RETURN_IF_ERROR(RestoreShard(
+      {entry.assignment, HeldBefore(entry), options_.transfer, entry.closing, options_.prepare_timeout}, shard));
+  const int64_t step = shard.protocol().page()->restored_step_plus_one.load() - 1;
+  const absl::Time deadline = absl::Now() + options_.prepare_timeout;
+  while (step != kNoStep) {
+    const absl::Status there = shard.protocol().AwaitCommit(Step(step), kSlice).status();
+    if (!absl::IsDeadlineExceeded(there)) return there;
+    if (entry.closing.load()) return absl::CancelledError("the job is assigned anew");
+    if (absl::Now() >= deadline) return Annotate(there, "waiting for the other members' shards");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<JobShard>> Worker::FindHeld(const std::string& job, int64_t epoch) const {
+  MutexLock lock(mu_);
+  const auto it = jobs_.find(job);
+  const std::shared_ptr<Entry> entry = it == jobs_.end() ? nullptr : it->second;
+  for (const std::shared_ptr<Entry>& held : {entry, entry == nullptr ? nullptr : entry->before}) {
+    if (held != nullptr && held->shard != nullptr && held->assignment.epoch() == epoch) return held->shard;
+  }
+  return absl::NotFoundError(absl::StrCat("worker ", options_.name, " holds nothing of epoch ", epoch, " of job \"",
+                                          job.substr(0, 200), "\""));
+}
+
+}  // namespace shardmesh
