@@ -68,7 +68,8 @@ enum class CommandKind : int32_t {
 // One decision: everything that executing it needs beside the slots' gradients and the shard.
 struct Command {
   CommandKind kind = CommandKind::kNone;
-  // Of kStep, kNorm, kGather, kReduce, and of kRestore the one that shards have; kInit: 0; kDigest, kFill: the committed one.
+  // Of kStep, kNorm, kGather, kReduce, and of kRestore the one that shards have; kInit: 0; kDigest, kFill: the
+  // committed one.
   int64_t step = 0;
   StepScalars scalars[kMaxGroups];  // of kStep, by parameter group
   double learning_rates[kMaxGroups] = {};  // of kStep: those of the scalars, for what depends on a shape too (Muon)

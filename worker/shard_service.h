@@ -1,5 +1,6 @@
 // ShardService: the gRPC adapter of a worker (shard.proto). It decides nothing: validate, find the job, call, convert.
-// Push, Pull and Transfer move raw buffers; calls that wait hold no thread (waiters.h). Thread-safe. Outlived by its arguments.
+// Push, Pull and Transfer move raw buffers; calls that wait hold no thread (waiters.h). Thread-safe. Outlived by its
+// arguments.
 #pragma once
 
 #include "proto/shardmesh/v1/shard.grpc.pb.h"

@@ -2,6 +2,7 @@
 //
 //   SHARDMESH_FAULT=WORKER:POINT:ACTION:NTH     w1:chunk-stepped:kill:3
 //
+// (Several, one for each worker, divided by commas.)
 // When worker WORKER is at POINT for the NTH time it is killed (SIGKILL), or stopped (SIGSTOP), or waits 300 ms
 // (delay), or meets an error there, RESOURCE_EXHAUSTED (error; at points that can fail). Without the variable, or in
 // another worker, nothing happens. `shardctl faults` (//client/cli:shardctl_with_faults) lists the points.
@@ -44,7 +45,7 @@ absl::Status Harm(shardmesh::FaultPoint at) {
 }
 
 // False: it says nothing that can be done.
-bool Plan(const std::string& text, const std::string& worker) {
+bool PlanOne(absl::string_view text, const std::string& worker) {
   const std::vector<std::string> parts = absl::StrSplit(text, ':');
   int times = 0;
   if (parts.size() != 4 || !absl::SimpleAtoi(parts[3], &times) || times < 1) return false;
@@ -61,6 +62,13 @@ bool Plan(const std::string& text, const std::string& worker) {
     return true;
   }
   return false;
+}
+
+bool Plan(const std::string& text, const std::string& worker) {
+  for (const absl::string_view one : absl::StrSplit(text, ',')) {
+    if (!PlanOne(one, worker)) return false;
+  }
+  return true;
 }
 
 }  // namespace

@@ -195,6 +195,18 @@ absl::Status TrainTo(Session& session, int64_t last, absl::Duration step_timeout
   return absl::OkStatus();
 }
 
+absl::Status TrainOver(Client& client, std::shared_ptr<Job> job, const std::function<absl::Status(Job&)>& train) {
+  while (true) {
+    const absl::Status status = train(*job);
+    // A worker that went on without the job, or a member that holds it at its next epoch already.
+    const bool lost = absl::IsUnavailable(status) || absl::IsNotFound(status) || absl::IsAborted(status);
+    if (!lost) return status;
+    absl::StatusOr<std::shared_ptr<Job>> next = client.Reopen(*job);
+    if (!next.ok()) return Annotate(next.status(), status.message());
+    job = *std::move(next);
+  }
+}
+
 bool operator==(const Learnt& a, const Learnt& b) {
   return a.step == b.step && a.digest == b.digest && a.weights == b.weights;
 }

@@ -2,6 +2,7 @@
 // of (seed, slot, step, parameter, element), and what a job has learnt as comparable bytes. Thread-safe functions.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -45,6 +46,8 @@ absl::Status TrainTo(Session& session, int64_t last, absl::Duration step_timeout
 absl::StatusOr<FinishOptions> WriteTaken(PullingSession& session, const PullingSession::Work& work);
 // Takes slots, writes and finishes them, until step `last` is committed. No slot may be taken back.
 absl::Status PullTo(PullingSession& session, int64_t last, absl::Duration timeout = absl::Seconds(30));
+// Calls `train` with the job, and where it ended since a member was lost with the job of the next epoch, again and again.
+absl::Status TrainOver(Client& client, std::shared_ptr<Job> job, const std::function<absl::Status(Job&)>& train);
 // The learning rate of a step, in a parameter group.
 double LearningRate(int64_t step, int group = 0);
 // Of all groups of a job.

@@ -1,0 +1,322 @@
+// A job that loses a worker for good goes on with the others, where they have a copy of each shard: on another mesh, at
+// a later epoch, at the step that was decided. Trainers open it again, and it learns the bits of one process.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/fault_point.h"
+#include "core/matchers.h"
+#include "core/status.h"
+#include "tests/testing/cluster.h"
+#include "tests/testing/reference.h"
+#include "tests/testing/training.h"
+
+namespace shardmesh {
+namespace {
+
+using ::shardmesh::testing::Cluster;
+using ::shardmesh::testing::ClusterOptions;
+using ::shardmesh::testing::Learnt;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(2), kLong = absl::Seconds(30);
+constexpr int64_t kSteps = 12;
+constexpr int kNth = 5;  // of coming to a point: after some steps, and before all
+
+class Reform : public ::testing::Test {
+ protected:
+  void Start(int workers, const std::string& faults = "", absl::Duration heartbeat_timeout = kHeartbeatTimeout) {
+    setenv("SHARDMESH_FAULT", faults.c_str(), 1);
+    if (faults.empty()) unsetenv("SHARDMESH_FAULT");
+    ClusterOptions options;
+    options.workers = workers;
+    options.heartbeat_timeout = heartbeat_timeout;
+    options.worker_program = "tests/testing/faulty_worker";
+    ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
+    Connect();
+  }
+  void Connect() {
+    ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
+    client_ = std::make_unique<Client>(std::move(client));
+  }
+  void Create(const JobSpec& spec) {
+    ASSERT_OK_AND_ASSIGN(job_, client_->CreateJob(spec));
+    ASSERT_EQ(job_->members()[0].worker(), "w0");
+    ASSERT_OK(testing::Initialize(*job_));
+  }
+
+  // By an attached trainer and a connected one, each with its half of the slots, until `last`.
+  static absl::Status TrainHalf(Job& job, bool attached, int64_t last) {
+    std::vector<Slot> slots;
+    for (int s = attached ? 0 : 1; s < job.spec().num_slots; s += 2) slots.push_back(Slot(s));
+    ASSIGN_OR_RETURN(const auto session, attached ? job.Attach(slots) : job.Connect(slots));
+    RETURN_IF_ERROR(session->AwaitWeights(kLong));
+    return testing::TrainTo(*session, last, kLong);
+  }
+  static absl::Status Pull(Job& job, int64_t last) {
+    ASSIGN_OR_RETURN(const auto session, job.AttachPulling());
+    RETURN_IF_ERROR(session->AwaitWeights(kLong));
+    return testing::PullTo(*session, last, kLong);
+  }
+  void Train(int64_t last) {
+    absl::Status of[2];
+    std::vector<std::thread> trainers;
+    for (int i = 0; i < 2; ++i) {
+      trainers.emplace_back([this, i, last, &of] {
+        of[i] = testing::TrainOver(*client_, job_, [&](Job& job) {
+          return job.spec().pulled() ? Pull(job, last) : TrainHalf(job, i == 0, last);
+        });
+      });
+    }
+    for (std::thread& trainer : trainers) trainer.join();
+    EXPECT_OK(of[0]);
+    EXPECT_OK(of[1]);
+  }
+  // On which mesh, at which epoch.
+  void ExpectLearnt(const std::string& mesh, int64_t epoch, int64_t steps = kSteps) {
+    ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_->OpenJob(job_->spec().name));
+    EXPECT_EQ(job->spec().mesh.ToString(), mesh);
+    EXPECT_EQ(job->epoch(), Epoch(epoch));
+    ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job, steps));
+    EXPECT_EQ(learnt, testing::ReferenceOf(job_->spec(), steps));
+  }
+  bool IsMember(const Job& job, const std::string& worker) const {
+    return std::any_of(job.members().begin(), job.members().end(),
+                       [&](const v1::Member& member) { return member.worker() == worker; });
+  }
+
+  std::unique_ptr<Cluster> cluster_;
+  std::unique_ptr<Client> client_;
+  std::shared_ptr<Job> job_;
+};
+
+// Every format of weights, states and gathered codes; Muon's matrices, frozen parameters, clipping.
+JobSpec EverythingJob(const std::string& mesh) {
+  JobSpec spec = testing::OddJob("job", mesh, 3);
+  spec.clip_norm = 0.5;
+  spec.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kMuon)};
+  const GatherFormat gathers[] = {GatherFormat::kStored, GatherFormat::kFp8Tensor, GatherFormat::kNf4,
+                                  GatherFormat::kMx8, GatherFormat::kFp8Row};
+  for (int i = 0; i < 18; ++i) {
+    ParameterSpec p{absl::StrCat("more.", i), {60, 96}, static_cast<WeightFormat>(i % 6)};
+    p.states = static_cast<StateFormat>(i / 3);
+    if (p.format != WeightFormat::kInt8Row) p.gather = gathers[i % 5];
+    if (i % 7 == 1) p.group = 1;
+    if (i % 7 == 5) p.frozen = true;
+    spec.parameters.push_back(p);
+  }
+  return spec;
+}
+
+struct Case {
+  FaultPointInfo info;
+  std::string worker;  // w0 is the lead
+  bool pulled = false;
+};
+
+class ReformAtPoints : public Reform, public ::testing::WithParamInterface<Case> {};
+
+TEST_P(ReformAtPoints, TheOthersGoOn_FromTheStepThatWasDecided) {
+  const Case& c = GetParam();
+  ASSERT_NO_FATAL_FAILURE(Start(4, absl::StrCat(c.worker, ":", c.info.name, ":kill:", kNth)));
+  JobSpec spec = testing::OddJob("job", "ddp=2,fsdp=2", 2);
+  spec.clip_norm = 0.5;
+  spec.parameters[1].gather = GatherFormat::kFp8Row;
+  if (c.pulled) {
+    spec.num_slots = 5;
+    spec.slot_mode = SlotMode::kPulled;
+    spec.num_trainers = 2;
+  }
+  ASSERT_NO_FATAL_FAILURE(Create(spec));
+  Train(kSteps);
+  ASSERT_OK_AND_ASSIGN(const int ended, cluster_->worker(c.worker).Wait(absl::Seconds(5)));
+  EXPECT_EQ(ended, 128 + SIGKILL) << "the point was not reached";
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=2,fsdp=1", 2));
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const FaultPointInfo& info : kFaultPoints) {
+    for (const bool pulled : {false, true}) {
+      if (info.stage != (pulled ? FaultStage::kPulled : FaultStage::kStepping)) continue;
+      cases.push_back({info, "w0", pulled});
+      if (!info.lead) cases.push_back({info, "w1", pulled});
+    }
+  }
+  return cases;
+}
+
+std::string NameOf(const ::testing::TestParamInfo<Case>& info) {
+  std::string name = absl::StrCat(info.param.info.name, "_", info.param.worker);
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(, ReformAtPoints, ::testing::ValuesIn(Cases()), NameOf);
+
+struct Mesh {
+  const char *before, *after;
+  int workers;
+  std::vector<std::string> killed;
+};
+
+class ReformMeshes : public Reform, public ::testing::WithParamInterface<Mesh> {};
+
+TEST_P(ReformMeshes, EveryFormat_LearnsTheReferencesBits) {
+  const Mesh& mesh = GetParam();
+  ASSERT_NO_FATAL_FAILURE(Start(mesh.workers));
+  ASSERT_NO_FATAL_FAILURE(Create(EverythingJob(mesh.before)));
+  Train(3);
+  for (const std::string& worker : mesh.killed) cluster_->worker(worker).Kill9();
+  Train(6);
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_->OpenJob("job"));
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt(mesh.after, job->epoch().value(), 6));
+  EXPECT_GT(job->epoch(), Epoch(1));
+}
+
+INSTANTIATE_TEST_SUITE_P(, ReformMeshes,
+                         ::testing::Values(Mesh{"ddp=2,fsdp=4", "ddp=2,fsdp=3", 8, {"w1"}},
+                                           Mesh{"ddp=2,fsdp=4", "ddp=2,fsdp=2", 8, {"w0", "w2", "w5"}},
+                                           Mesh{"ddp=3", "ddp=2", 3, {"w0"}}, Mesh{"ddp=2", "ddp=1", 2, {"w1"}},
+                                           Mesh{"fsdp=3,ddp=2", "fsdp=2,ddp=2", 6, {"w3", "w4"}},
+                                           Mesh{"ddp=2,fsdp=2", "ddp=2,fsdp=2", 5, {"w2"}}));  // w4 takes its place
+
+TEST_F(Reform, OneAfterTheOther_AsLongAsACopyLives_ThenTheErrorNamesTheStep) {
+  ASSERT_NO_FATAL_FAILURE(Start(4));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=2,fsdp=2", 2)));
+  Train(3);
+  cluster_->worker("w0").Kill9();
+  Train(6);
+  cluster_->worker("w1").Kill9();
+  Train(9);
+  cluster_->worker("w2").Kill9();
+  Train(kSteps);
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> last, client_->OpenJob("job"));
+  ASSERT_EQ(last->members().size(), 1u);
+  EXPECT_EQ(last->members()[0].worker(), "w3");
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=1,fsdp=1", last->epoch().value()));
+  cluster_->worker("w3").Kill9();
+  EXPECT_THAT(
+      client_->Reopen(*last).status(),
+      StatusIs(absl::StatusCode::kUnavailable,
+               AllOf(HasSubstr("worker w3"), HasSubstr(absl::StrCat("step is ", kSteps)), HasSubstr("checkpoint"))));
+}
+
+TEST_F(Reform, WhoTakesTheNewOnesPlace_MayBeAWorkerThatComesLater) {
+  ASSERT_NO_FATAL_FAILURE(Start(2));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=2", 2)));
+  Train(3);
+  cluster_->worker("w1").Kill9();
+  Train(6);
+  ASSERT_OK(cluster_->StartWorker("w1"));
+  cluster_->worker("w0").Kill9();  // its shard has no other copy now
+  const auto ended = testing::TrainOver(*client_, job_, [](Job& job) { return TrainHalf(job, true, 9); });
+  EXPECT_THAT(ended, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no other copy")));
+}
+
+TEST_F(Reform, Stopped_TheOthersGoOn_AndItGoesOnWithoutTheJob) {
+  ASSERT_NO_FATAL_FAILURE(Start(4, "w0:decided:stop:5"));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=2,fsdp=2", 2)));
+  const absl::Time begin = absl::Now();
+  Train(kSteps);
+  EXPECT_LT(absl::Now() - begin, 2 * kHeartbeatTimeout + absl::Seconds(8));
+  cluster_->worker("w0").Continue();
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=2,fsdp=1", 2));
+  Train(kSteps + 3);
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=2,fsdp=1", 2, kSteps + 3));
+}
+
+TEST_F(Reform, AWorkerThatIsToldToStop_IsNotMissed) {
+  ASSERT_NO_FATAL_FAILURE(Start(4));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=2,fsdp=2", 2)));
+  Train(5);
+  cluster_->worker("w1").Signal(SIGTERM);
+  Train(kSteps);
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=2,fsdp=1", 2));
+}
+
+class SecondLoss : public Reform, public ::testing::WithParamInterface<std::string> {};
+
+// Another member dies while its shard is on the way.
+TEST_P(SecondLoss, WhileTheJobReforms_TheRestGoOn) {
+  ASSERT_NO_FATAL_FAILURE(Start(6, absl::StrCat("w1:decided:kill:5,w3:", GetParam(), ":kill:2")));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=3,fsdp=2", 2)));
+  cluster_->worker("w1").Kill9();
+  Train(kSteps);
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_->OpenJob("job"));
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt(job->spec().mesh.ToString(), job->epoch().value()));
+  ASSERT_OK_AND_ASSIGN(const int ended, cluster_->worker("w3").Wait(absl::Seconds(5)));
+  EXPECT_EQ(ended, 128 + SIGKILL) << "the point was not reached";
+  EXPECT_FALSE(IsMember(*job, "w3"));
+}
+
+INSTANTIATE_TEST_SUITE_P(, SecondLoss, ::testing::Values("assigned", "prepared"));
+
+// Gradients are the redo log: who goes on reads them until the step is done, whatever a trainer does that was told of
+// the loss.
+TEST_F(Reform, ATrainerThatWritesAfterItsStepFailed_ChangesNothing) {
+  ASSERT_NO_FATAL_FAILURE(Start(4, "w1:command-seen:kill:5,w2:command-seen:delay:5,w3:command-seen:delay:5"));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=2,fsdp=2", 1)));
+  ASSERT_OK_AND_ASSIGN(const auto session, job_->Attach({Slot(0)}));
+  ASSERT_OK(session->AwaitWeights(kLong));
+  EXPECT_THAT(testing::TrainTo(*session, kSteps, kLong),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("open the job again")));
+  ASSERT_OK(testing::WriteGradients(*session, Step(999)));
+  const auto train = [](Job& job) { return TrainHalf(job, true, kSteps); };
+  ASSERT_OK(testing::TrainOver(*client_, job_, train));
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=2,fsdp=1", 2));
+}
+
+TEST_F(Reform, TheCoordinatorDiesMeanwhile_TheNextOneGoesOn) {
+  ASSERT_NO_FATAL_FAILURE(Start(4));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=2,fsdp=2", 2)));
+  Train(5);
+  cluster_->worker("w1").Kill9();
+  cluster_->coordinator().Kill9();
+  ASSERT_OK(cluster_->RestartCoordinator());
+  Train(kSteps);
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_->OpenJob("job"));
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=2,fsdp=1", job->epoch().value()));
+}
+
+// A version that was published is there again, and a step that was done is not done twice.
+TEST_F(Reform, ReadersAndRepeatedSteps_FindWhatTheyFoundBefore) {
+  ASSERT_NO_FATAL_FAILURE(Start(4));
+  ASSERT_NO_FATAL_FAILURE(Create(EverythingJob("ddp=2,fsdp=2")));
+  Train(5);
+  ASSERT_OK_AND_ASSIGN(const Learnt before, testing::Learn(*job_, 5));
+  cluster_->worker("w0").Kill9();
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_->Reopen(*job_));
+  ASSERT_OK_AND_ASSIGN(const Learnt after, testing::Learn(*job, 5));
+  EXPECT_EQ(after, before);
+  v1::StepRequest again;
+  again.set_job("job");
+  again.set_epoch(job->epoch().value());
+  again.add_slots(0);
+  for (const int64_t step : {4, 5}) {
+    again.set_step(step);
+    ASSERT_OK_AND_ASSIGN(const v1::StepReply reply, job->worker(Rank(0)).Step(again, kLong));
+    EXPECT_TRUE(reply.already_applied());
+    EXPECT_GT(reply.gradient_norm(), 0) << step;
+  }
+}
+
+TEST_F(Reform, WithoutWeights_ItBeginsAnew) {
+  ASSERT_NO_FATAL_FAILURE(Start(4));
+  ASSERT_OK_AND_ASSIGN(job_, client_->CreateJob(testing::OddJob("job", "ddp=2,fsdp=2", 2)));
+  cluster_->worker("w1").Kill9();
+  ASSERT_OK_AND_ASSIGN(job_, client_->Reopen(*job_));
+  ASSERT_OK(testing::Initialize(*job_));
+  Train(kSteps);
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=2,fsdp=1", 2));
+}
+
+}  // namespace
+}  // namespace shardmesh
