@@ -43,6 +43,9 @@ struct WorkerIdentity {
   }
 };
 
+// Whether both are the same life of a worker.
+bool SameLife(const WorkerIdentity& a, const WorkerIdentity& b);
+
 // What a worker is, beside where. Not stored: it says so with each Join and Heartbeat.
 struct WorkerTraits {
   bool spans_hosts = false;  // workers of other hosts reach it
@@ -76,6 +79,8 @@ struct MemberRecord {
     return a.worker == b.worker && a.ready == b.ready && a.was == b.was;
   }
 };
+
+bool OnOneHost(const std::vector<MemberRecord>& members);
 
 // A job without its specification as it was given, which never changes and is kept apart.
 struct JobRecord {
