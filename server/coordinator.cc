@@ -23,7 +23,12 @@ absl::Status Coordinator::Load(absl::Time now) {
       return absl::DataLossError(absl::StrCat("the stored specification of job ", name, " is damaged: ",
                                               definition.status().message(), "; restore a copy of the state file"));
     }
-    state_.jobs[name] = {std::move(record), *std::move(definition)};
+    Job job{std::move(record), *definition, *definition};
+    if (const absl::Status meshes = LoadMeshes(job); !meshes.ok()) {
+      return absl::DataLossError(absl::StrCat("what is stored of the mesh of job ", name,
+                                              " is damaged: ", meshes.message(), "; restore a copy of the state file"));
+    }
+    state_.jobs[name] = std::move(job);
   }
   state_.epoch_floor = contents.epoch_floor;
   last_tick_ = now;

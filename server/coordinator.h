@@ -11,12 +11,16 @@
 //   t=0.5  Heartbeat a -> j       a learns its place and its peers; so does b
 //   t=1.0  Heartbeat a: j READY, Heartbeat b: j READY     j READY
 //   t=4.1  Tick                   b silent for 3.1 s: dead, j FAILED, naming b, its rank and its pid
+// A READY job on one host whose mesh has replicas does not fail so, but re-forms (records.h, reform.h): it is PREPARING
+// at a new epoch without that member, and whoever reports READY then has its shard from those that held it before.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -35,7 +39,8 @@ struct CoordinatorOptions {
   absl::Duration heartbeat_timeout = absl::Seconds(3);  // silence after which a worker counts as dead
   int max_jobs = 1000;
   int max_workers = 4096;
-  // Members that a job may lose while it is being prepared: it may be what kills them. One more, and it fails.
+  // Members that a job may lose while it is being prepared, or while it re-forms without a step in between: it may be
+  // what kills them. One more, and it fails.
   int max_lost_members = 8;
 };
 
@@ -47,7 +52,7 @@ struct JobView {
     bool ready = false;
     bool kept = false;  // a keeper has its memory; of a life that is not dead or gone, silent or not
   };
-  std::shared_ptr<const JobDefinition> definition;
+  std::shared_ptr<const JobDefinition> definition;  // with the mesh that it has now
   JobState state = JobState::kWaiting;
   int64_t epoch = 0;
   std::vector<Member> members;  // by rank
@@ -72,12 +77,20 @@ struct MemberReport {
   int32_t lost_rank = -1;  // of FAILED: the member whose end is the cause; -1: the cause is another
 };
 
+// Where a job that re-forms has its weights. Meanings: Origin in coordinator.proto.
+struct Origin {
+  int64_t epoch = 0;  // 0: the job does not re-form
+  std::string mesh;
+  std::vector<int32_t> was;  // by rank
+};
+
 // What a worker shall hold.
 struct Assignment {
   std::shared_ptr<const JobDefinition> definition;
   int64_t epoch = 0;
   int32_t rank = 0;
   std::vector<WorkerIdentity> peers;  // by rank, the worker itself included
+  Origin from;
 };
 
 // A job that a worker's next life holds as its last one did.
@@ -128,19 +141,21 @@ class Coordinator {
   // Aborted: a stale incarnation, or one that left. NotFound: not joined.
   // InvalidArgument: a report with another rank than the worker has. FailedPrecondition, and all other reports count:
   //   a plan hash differs from the coordinator's; if the job was PREPARING, it waits for another worker in place of
-  //   this one; or the worker holds a job that was never made in this store: it keeps it, since the store is a wrong
-  //   one, or lost what it had. A worker that has not joined but holds jobs gets this instead of NotFound.
+  //   this one, and if it re-formed, it fails; or the worker holds a job that was never made in this store: it keeps
+  //   it, since the store is a wrong one, or lost what it had. A worker that has not joined but holds jobs gets this
+  //   instead of NotFound.
   absl::StatusOr<std::vector<Assignment>> Heartbeat(const std::string& name, int64_t incarnation,
                                                     const std::vector<MemberReport>& reports, absl::Time now,
                                                     const WorkerTraits& traits = {});
 
-  // Aborted, NotFound as Heartbeat; leaving twice is OK. The worker's jobs fail with its name, but those that were
-  // never READY: they are assigned anew.
+  // Aborted, NotFound as Heartbeat; leaving twice is OK. The worker's jobs re-form, or fail with its name, but those
+  // that were never READY: they are assigned anew.
   absl::Status Leave(const std::string& name, int64_t incarnation, absl::Time now);
 
-  // Workers silent for longer than the timeout are dead, and their jobs fail, or are assigned anew if they were never
-  // READY; progress is stored. Call it several times within a timeout. After a pause of more than half a timeout
-  // between two calls it was this process that was held up: the workers then get a full timeout to be heard again.
+  // Workers silent for longer than the timeout are dead, and their jobs re-form or fail, or are assigned anew if they
+  // were never READY; progress is stored. Call it several times within a timeout. After a pause of more than half a
+  // timeout between two calls it was this process that was held up: the workers then get a full timeout to be heard
+  // again.
   absl::Status Tick(absl::Time now);
 
   // The log lines since the last call: transitions, as key=value with quoted values.
@@ -156,13 +171,33 @@ class Coordinator {
   // coordinator_jobs.cc
   JobView View(const Job& job, absl::Time now) const;
   absl::Status NoSuchJob(const std::string& name) const;
-  std::vector<Candidate> Candidates(const JobRecord& job, absl::Time now) const;
+  using Loads = std::map<std::pair<std::string, int64_t>, int>;  // how many jobs each life of a worker serves
+  Loads CountJobs() const;
+  std::vector<Candidate> Candidates(const JobRecord& job, absl::Time now, const Loads& loads) const;
+  int64_t NextEpoch(const JobRecord& job) const;
   void AssignWaitingJobs(Transaction& transaction, absl::Time now);
   static void FailJob(Transaction& transaction, const std::string& name, const std::string& cause);
   // The job has no members any more, and waits for others.
   void Unassign(Transaction& transaction, const std::string& name);
-  // A member of the job is lost, `cause` says how; `died`: without having been told to stop.
-  void LoseMember(Transaction& transaction, const std::string& name, const std::string& cause, bool died = true);
+  // The member at `rank` of the job is lost, `cause` says how; `died`: without having been told to stop.
+  void LoseMember(Transaction& transaction, const std::string& name, size_t rank, const std::string& cause,
+                  absl::Time now, bool died = true);
+
+  // coordinator_reform.cc
+  bool IsThere(const Worker& worker, absl::Time now) const;
+  const Worker* WorkerOf(const MemberRecord& member) const;  // null: that life is not the worker's newest
+  absl::Status CheckReforms(const Job& job) const;
+  // Members that have what the job had when it was READY last, each with its rank then.
+  std::vector<MemberRecord> Holders(const Job& job, size_t lost, absl::Time now) const;
+  std::vector<Candidate> Spares(const Job& job, size_t lost, const std::vector<MemberRecord>& holders,
+                                absl::Time now) const;
+  // The job, READY or re-forming, goes on without a member. On an error, whose message ends a sentence, nothing
+  // changed.
+  absl::Status ReformJob(Transaction& transaction, const std::string& name, size_t lost, const std::string& cause,
+                         absl::Time now);
+  static void MakeReady(Transaction& transaction, JobRecord& job);
+  static absl::Status LoadMeshes(Job& job);
+  static Origin OriginOf(const JobRecord& job);
 
   // coordinator_membership.cc
   bool IsSilent(const Worker& worker, absl::Time now) const;
@@ -173,21 +208,29 @@ class Coordinator {
   absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now, const LastLife& last) const;
   absl::Status MakeRoomForWorker(Transaction& transaction) const;
   // `worker` takes over the life of its name that is there.
-  void Resume(Transaction& transaction, const Worker& worker, const std::vector<ResumedJob>& resumed);
-  // The life of the name, alive in the records, ended: another one came.
-  void EndLastLife(Transaction& transaction, const std::string& name, absl::Time now);
+  void Resume(Transaction& transaction, const Worker& worker, const std::vector<ResumedJob>& resumed, absl::Time now);
+  // `worker` joined; the life of its name that is there, if any, ended.
+  void PutNextLife(Transaction& transaction, const Worker& worker, absl::Time now);
   // Its jobs lose it.
-  void LoseWorker(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause, bool died = true);
-  void ApplyFailure(Transaction& transaction, const MemberReport& report, const Job& job, const WorkerIdentity& worker);
+  void LoseWorker(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause, absl::Time now,
+                  bool died = true);
+  void ApplyFailure(Transaction& transaction, const MemberReport& report, const Job& job, const WorkerIdentity& worker,
+                    absl::Time now);
   absl::Status CheckJobsKnown(const std::string& name, int64_t incarnation, bool joined,
                               const std::vector<MemberReport>& reports);
+  struct Ending {
+    std::string cause;  // what is said of it in its jobs' error
+    std::string seen;   // in the event
+  };
+  Ending SilenceOf(const Worker& worker, absl::Time now) const;
   void MarkSilent(Transaction& transaction, const std::string& name, absl::Time now);
-  // `cause`: what is said of it in its jobs' error; `seen`: in the event.
-  void MarkDead(Transaction& transaction, const std::string& name, const std::string& cause, const std::string& seen);
   // The job of which `worker` is the member that `report` is about; null: the report is stale.
   const Job* JobOf(const MemberReport& report, const WorkerIdentity& worker) const;
   absl::Status CheckRanks(const std::vector<MemberReport>& reports, const WorkerIdentity& worker) const;
-  absl::Status ApplyReport(Transaction& transaction, const MemberReport& report, const WorkerIdentity& worker);
+  absl::Status ApplyReport(Transaction& transaction, const MemberReport& report, const WorkerIdentity& worker,
+                           absl::Time now);
+  absl::Status ApplyOtherPlan(Transaction& transaction, const MemberReport& report, const Job& there,
+                              const WorkerIdentity& worker);
   void ApplyProgress(const MemberReport& report, const WorkerIdentity& worker);
   std::vector<Assignment> AssignmentsOf(const WorkerIdentity& worker) const;
 

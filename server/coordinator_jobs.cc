@@ -1,5 +1,5 @@
 // The coordinator's jobs: made, described, assigned, failed, deleted.
-#include <map>
+#include <algorithm>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -15,17 +15,6 @@ namespace {
 
 constexpr size_t kNamesListed = 10;
 
-using Loads = std::map<std::pair<std::string, int64_t>, int>;
-
-// How many jobs each life of a worker serves.
-Loads CountJobs(const CoordinatorState& state) {
-  Loads loads;
-  for (const auto& [name, job] : state.jobs) {
-    for (const MemberRecord& member : job.record.members) ++loads[{member.worker.name, member.worker.incarnation}];
-  }
-  return loads;
-}
-
 Demand DemandOf(const JobDefinition& definition) {
   return {definition.plan().num_ranks(), definition.refused_by_devices()};
 }
@@ -35,7 +24,7 @@ Demand DemandOf(const JobDefinition& definition) {
 absl::StatusOr<bool> Coordinator::CreateJob(std::shared_ptr<const JobDefinition> definition, absl::Time now) {
   const std::string& name = definition->spec().name;
   if (const auto found = state_.jobs.find(name); found != state_.jobs.end()) {
-    const std::string difference = Difference(found->second.definition->spec(), definition->spec());
+    const std::string difference = Difference(found->second.defined->spec(), definition->spec());
     if (difference.empty()) return false;
     return absl::AlreadyExistsError(absl::StrCat("job ", name, " is there with another specification: ", difference,
                                                  "; use another name, or delete that job"));
@@ -47,6 +36,7 @@ absl::StatusOr<bool> Coordinator::CreateJob(std::shared_ptr<const JobDefinition>
   Transaction transaction = NewTransaction();
   Job job;
   job.record.name = name;
+  job.defined = definition;
   job.definition = std::move(definition);
   transaction.Event(absl::StrCat("event=job_created job=", name, " plan_hash=", job.definition->plan().hash()));
   transaction.PutJob(std::move(job));
@@ -98,9 +88,7 @@ absl::Status Coordinator::NoSuchJob(const std::string& name) const {
 namespace {
 // Whether a keeper can have what members' next lives need (worker/worker_lives.cc).
 bool IsKeepable(const Job& job) {
-  const std::vector<MemberRecord>& members = job.record.members;
-  return job.definition->spec().residency == Residency::kFull &&
-         absl::c_all_of(members, [&](const MemberRecord& m) { return m.worker.host_id == members[0].worker.host_id; });
+  return job.definition->spec().residency == Residency::kFull && OnOneHost(job.record.members);
 }
 }  // namespace
 
@@ -123,18 +111,27 @@ JobView Coordinator::View(const Job& job, absl::Time now) const {
     view.members.push_back({member.worker, there && !IsSilent(found->second, now), member.ready, kept});
   }
   if (view.state == JobState::kWaiting) {
-    view.waiting_for = ChooseMembers(DemandOf(*job.definition), Candidates(job.record, now)).waiting_for;
+    view.waiting_for = ChooseMembers(DemandOf(*job.definition), Candidates(job.record, now, {})).waiting_for;
   }
   return view;
 }
 
-std::vector<Candidate> Coordinator::Candidates(const JobRecord& job, absl::Time now) const {
+Coordinator::Loads Coordinator::CountJobs() const {
+  Loads loads;
+  for (const auto& [name, job] : state_.jobs) {
+    for (const MemberRecord& member : job.record.members) ++loads[{member.worker.name, member.worker.incarnation}];
+  }
+  return loads;
+}
+
+std::vector<Candidate> Coordinator::Candidates(const JobRecord& job, absl::Time now, const Loads& loads) const {
   std::vector<Candidate> candidates;
   for (const auto& [name, worker] : state_.workers) {
-    if (worker.record.state != WorkerState::kAlive || IsSilent(worker, now) || worker.doubted) continue;
-    const std::string life = absl::StrCat(name, "@", worker.record.identity.incarnation);
-    if (absl::c_linear_search(job.excluded, life)) continue;
-    if (worker.traits.has_value()) candidates.push_back({&worker.record.identity, 0, *worker.traits});
+    const WorkerIdentity& identity = worker.record.identity;
+    if (!IsThere(worker, now) || !worker.traits.has_value()) continue;
+    if (absl::c_linear_search(job.excluded, absl::StrCat(name, "@", identity.incarnation))) continue;
+    const auto load = loads.find({name, identity.incarnation});
+    candidates.push_back({&identity, load == loads.end() ? 0 : load->second, *worker.traits});
   }
   return candidates;
 }
@@ -142,19 +139,14 @@ std::vector<Candidate> Coordinator::Candidates(const JobRecord& job, absl::Time 
 void Coordinator::AssignWaitingJobs(Transaction& transaction, absl::Time now) {
   if (!assign_) return;
   assign_ = false;
-  Loads loads = CountJobs(state_);
+  Loads loads = CountJobs();
   for (const auto& [name, waiting] : state_.jobs) {
     if (waiting.record.state != JobState::kWaiting) continue;
-    std::vector<Candidate> candidates = Candidates(waiting.record, now);
-    for (Candidate& candidate : candidates) {
-      const auto load = loads.find({candidate.worker->name, candidate.worker->incarnation});
-      candidate.num_jobs = load == loads.end() ? 0 : load->second;
-    }
-    const Choice choice = ChooseMembers(DemandOf(*waiting.definition), std::move(candidates));
+    const Choice choice = ChooseMembers(DemandOf(*waiting.definition), Candidates(waiting.record, now, loads));
     if (choice.members.empty()) continue;
     JobRecord& job = transaction.MutableJob(name).record;
     job.state = JobState::kPreparing;
-    job.epoch = std::max(job.epoch, state_.epoch_floor) + 1;
+    job.epoch = NextEpoch(job);
     job.members.clear();
     for (const WorkerIdentity& worker : choice.members) {
       job.members.push_back({worker, false});
@@ -171,11 +163,16 @@ void Coordinator::AssignWaitingJobs(Transaction& transaction, absl::Time now) {
   }
 }
 
+int64_t Coordinator::NextEpoch(const JobRecord& job) const { return std::max(job.epoch, state_.epoch_floor) + 1; }
+
 void Coordinator::FailJob(Transaction& transaction, const std::string& name, const std::string& cause) {
   JobRecord& job = transaction.MutableJob(name).record;
   if (job.state != JobState::kPreparing && job.state != JobState::kReady) return;  // the first cause is kept
   job.state = JobState::kFailed;
-  job.error = absl::StrCat(cause, "; a failed job is not recovered in this version: delete it and create it again");
+  const std::string step =
+      job.committed_step < 0 ? "no step of it is known" : absl::StrCat("its newest known step is ", job.committed_step);
+  job.error =
+      absl::StrCat(cause, "; ", step, ", and there is no checkpoint to return to: delete it and create it again");
   transaction.Event(absl::StrCat("event=job_failed job=", name, " epoch=", job.epoch, " step=", job.committed_step,
                                  " cause=\"", absl::CHexEscape(cause), "\""));
 }
@@ -187,17 +184,27 @@ void Coordinator::Unassign(Transaction& transaction, const std::string& name) {
   assign_ = true;
 }
 
-// Trainers come to a job once it is READY, so before that there is nothing in it that could be lost. But weights that
+// A first preparation has nothing that could be lost, since trainers come to a job once it is READY. But weights that
 // somebody placed all the same are not dropped without a word.
-void Coordinator::LoseMember(Transaction& transaction, const std::string& name, const std::string& cause, bool died) {
+void Coordinator::LoseMember(Transaction& transaction, const std::string& name, size_t rank, const std::string& cause,
+                             absl::Time now, bool died) {
   const JobRecord& record = state_.jobs.at(name).record;
-  if (record.state != JobState::kPreparing || record.committed_step >= 0) return FailJob(transaction, name, cause);
+  const bool prepares = record.state == JobState::kPreparing && record.from_epoch == 0;
+  if (record.state == JobState::kFailed || (prepares && record.committed_step >= 0)) {
+    return FailJob(transaction, name, cause);
+  }
   Job& job = transaction.MutableJob(name);
   job.lost_members += died;
   if (job.lost_members > options_.max_lost_members) {
     return FailJob(transaction, name,
-                   absl::StrCat(cause, "; before it the job lost ", options_.max_lost_members,
-                                " members while it was being prepared, which it may be the cause of: see their logs"));
+                   absl::StrCat(cause, "; before it the job lost ", options_.max_lost_members, " members ",
+                                prepares ? "while it was being prepared" : "without a step between them",
+                                ", which it may be the cause of: see their logs"));
+  }
+  if (!prepares) {
+    const absl::Status reformed = ReformJob(transaction, name, rank, cause, now);
+    if (reformed.ok()) return;
+    return FailJob(transaction, name, absl::StrCat(cause, "; it cannot re-form: ", reformed.message()));
   }
   transaction.Event(absl::StrCat("event=job_unassigned job=", name, " epoch=", record.epoch, " cause=\"",
                                  absl::CHexEscape(cause), "\""));

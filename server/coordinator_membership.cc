@@ -11,10 +11,6 @@
 namespace shardmesh {
 namespace {
 
-bool SameLife(const WorkerIdentity& a, const WorkerIdentity& b) {
-  return a.name == b.name && a.incarnation == b.incarnation;
-}
-
 bool SamePlace(const WorkerIdentity& a, const WorkerIdentity& b) {
   return a.host_id == b.host_id && a.address == b.address && a.local_socket == b.local_socket;
 }
@@ -28,12 +24,11 @@ bool Names(const std::vector<ResumedJob>& resumed, const JobRecord& job, size_t 
 // Whether the job goes on when the next life of its member takes over. On several hosts it does not: the connections
 // between the hosts ended with the life.
 bool GoesOn(const JobRecord& job, size_t rank, const std::vector<ResumedJob>& resumed) {
-  const std::string& host = job.members[rank].worker.host_id;
-  if (job.state != JobState::kReady ||
-      !absl::c_all_of(job.members, [&](const MemberRecord& member) { return member.worker.host_id == host; })) {
-    return false;
-  }
-  return Names(resumed, job, rank);
+  return job.state == JobState::kReady && OnOneHost(job.members) && Names(resumed, job, rank);
+}
+
+std::string Member(const WorkerIdentity& worker, size_t rank) {
+  return absl::StrCat("worker ", worker.name, " (rank ", rank, ", pid ", worker.pid, ")");
 }
 
 std::string Life(const WorkerIdentity& worker) {
@@ -126,7 +121,9 @@ void Coordinator::TakeTraits(Worker& worker, const WorkerTraits& traits) {
   worker.traits = traits;
 }
 
-void Coordinator::Resume(Transaction& transaction, const Worker& worker, const std::vector<ResumedJob>& resumed) {
+// The next life is there before the jobs of the last one lose that: it may take its place in them, without its memory.
+void Coordinator::Resume(Transaction& transaction, const Worker& worker, const std::vector<ResumedJob>& resumed,
+                         absl::Time now) {
   const WorkerIdentity& life = worker.record.identity;
   const WorkerIdentity last = state_.workers.at(life.name).record.identity;
   int num_jobs = 0;
@@ -139,16 +136,8 @@ void Coordinator::Resume(Transaction& transaction, const Worker& worker, const s
   }
   transaction.Event(absl::StrCat("event=worker_resumed ", Life(life), " was=", last.incarnation, " jobs=", num_jobs,
                                  " pid=", life.pid));
-  LoseWorker(transaction, last, "ended");
   transaction.PutWorker(worker);
-}
-
-void Coordinator::EndLastLife(Transaction& transaction, const std::string& name, absl::Time now) {
-  if (IsSilent(state_.workers.at(name), now)) {
-    MarkSilent(transaction, name, now);
-  } else {
-    MarkDead(transaction, name, "ended", "found_by=its_next_life");
-  }
+  LoseWorker(transaction, last, "ended", now);
 }
 
 absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits,
@@ -167,14 +156,13 @@ absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, con
       return Commit(transaction);
     }
     if (there.state == WorkerState::kAlive && TakesOver(last, there.identity) && SamePlace(worker, there.identity)) {
-      Resume(transaction, {{worker, WorkerState::kAlive}, now, traits}, last.resumed);
+      Resume(transaction, {{worker, WorkerState::kAlive}, now, traits}, last.resumed, now);
       assign_ = true;
       AssignWaitingJobs(transaction, now);
       return Commit(transaction);
     }
-    if (there.state == WorkerState::kAlive) EndLastLife(transaction, worker.name, now);
   }
-  transaction.PutWorker({{worker, WorkerState::kAlive}, now, traits});
+  PutNextLife(transaction, {{worker, WorkerState::kAlive}, now, traits}, now);
   transaction.Event(absl::StrCat("event=worker_joined ", Life(worker), " pid=", worker.pid, " host=\"",
                                  absl::CHexEscape(worker.host_id), "\" address=\"", absl::CHexEscape(worker.address),
                                  "\""));
@@ -203,7 +191,7 @@ absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string
     assign_ = true;
   }
   absl::Status first_error = CheckJobsKnown(name, incarnation, true, reports);
-  for (const MemberReport& report : reports) first_error.Update(ApplyReport(transaction, report, identity));
+  for (const MemberReport& report : reports) first_error.Update(ApplyReport(transaction, report, identity, now));
   AssignWaitingJobs(transaction, now);
   RETURN_IF_ERROR(Commit(transaction));
   for (const MemberReport& report : reports) ApplyProgress(report, identity);
@@ -218,36 +206,45 @@ absl::Status Coordinator::Leave(const std::string& name, int64_t incarnation, ab
   WorkerRecord& record = transaction.MutableWorker(name).record;
   record.state = WorkerState::kLeft;
   transaction.Event(absl::StrCat("event=worker_left ", Life(record.identity)));
-  LoseWorker(transaction, record.identity, "left", /*died=*/false);
+  LoseWorker(transaction, record.identity, "left", now, /*died=*/false);
   AssignWaitingJobs(transaction, now);
   return Commit(transaction);
 }
 
 void Coordinator::LoseWorker(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause,
-                             bool died) {
+                             absl::Time now, bool died) {
   for (const auto& [name, job] : state_.jobs) {
     for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
       if (!SameLife(job.record.members[rank].worker, worker)) continue;
-      LoseMember(transaction, name,
-                 absl::StrCat("worker ", worker.name, " (rank ", rank, ", pid ", worker.pid, ") ", cause), died);
+      LoseMember(transaction, name, rank, absl::StrCat(Member(worker, rank), " ", cause), now, died);
       break;
     }
   }
 }
 
-void Coordinator::MarkSilent(Transaction& transaction, const std::string& name, absl::Time now) {
-  const std::string silence = absl::FormatDuration(now - state_.workers.at(name).last_heartbeat);
-  MarkDead(transaction, name,
-           absl::StrCat("was silent for ", silence, ", longer than ", absl::FormatDuration(options_.heartbeat_timeout)),
-           absl::StrCat("silent_for=", silence));
+Coordinator::Ending Coordinator::SilenceOf(const Worker& worker, absl::Time now) const {
+  const std::string silence = absl::FormatDuration(now - worker.last_heartbeat);
+  return {absl::StrCat("was silent for ", silence, ", longer than ", absl::FormatDuration(options_.heartbeat_timeout)),
+          absl::StrCat("silent_for=", silence)};
 }
 
-void Coordinator::MarkDead(Transaction& transaction, const std::string& name, const std::string& cause,
-                           const std::string& seen) {
+void Coordinator::MarkSilent(Transaction& transaction, const std::string& name, absl::Time now) {
   Worker& worker = transaction.MutableWorker(name);
   worker.record.state = WorkerState::kDead;
-  transaction.Event(absl::StrCat("event=worker_dead ", Life(worker.record.identity), " ", seen));
-  LoseWorker(transaction, worker.record.identity, cause);
+  const Ending ending = SilenceOf(worker, now);
+  transaction.Event(absl::StrCat("event=worker_dead ", Life(worker.record.identity), " ", ending.seen));
+  LoseWorker(transaction, worker.record.identity, ending.cause, now);
+}
+
+// As Resume: the next life comes first.
+void Coordinator::PutNextLife(Transaction& transaction, const Worker& worker, absl::Time now) {
+  const auto found = state_.workers.find(worker.record.identity.name);
+  const std::optional<Worker> last = found == state_.workers.end() ? std::nullopt : std::make_optional(found->second);
+  transaction.PutWorker(worker);
+  if (!last.has_value() || last->record.state != WorkerState::kAlive) return;
+  const Ending ending = IsSilent(*last, now) ? SilenceOf(*last, now) : Ending{"ended", "found_by=its_next_life"};
+  transaction.Event(absl::StrCat("event=worker_dead ", Life(last->record.identity), " ", ending.seen));
+  LoseWorker(transaction, last->record.identity, ending.cause, now);
 }
 
 const Job* Coordinator::JobOf(const MemberReport& report, const WorkerIdentity& worker) const {
@@ -297,48 +294,54 @@ absl::Status Coordinator::CheckJobsKnown(const std::string& name, int64_t incarn
 // Who is lost by what a peer says may still be heard of, until it is silent for the time-out. It gets no new jobs
 // until it is heard again: a dead one would have this one assigned to it once more.
 void Coordinator::ApplyFailure(Transaction& transaction, const MemberReport& report, const Job& job,
-                               const WorkerIdentity& worker) {
-  const std::string cause =
-      absl::StrCat("worker ", worker.name, " (rank ", report.rank, ", pid ", worker.pid, ") failed: ", report.error);
+                               const WorkerIdentity& worker, absl::Time now) {
+  const std::string cause = absl::StrCat(Member(worker, report.rank), " failed: ", report.error);
   const std::vector<MemberRecord>& members = job.record.members;
   if (report.lost_rank < 0 || report.lost_rank >= static_cast<int32_t>(members.size())) {
     return FailJob(transaction, report.job, cause);
   }
-  const WorkerIdentity& lost = members[report.lost_rank].worker;
-  const auto found = state_.workers.find(lost.name);
-  if (job.record.state == JobState::kPreparing && found != state_.workers.end() &&
-      SameLife(found->second.record.identity, lost)) {
-    transaction.MutableWorker(lost.name).doubted = true;
+  const MemberRecord lost = members[report.lost_rank];
+  const bool prepared = job.record.state == JobState::kPreparing;
+  LoseMember(transaction, report.job, report.lost_rank, cause, now);
+  const bool goes_on = prepared || job.record.state == JobState::kPreparing;
+  if (goes_on && WorkerOf(lost) != nullptr) transaction.MutableWorker(lost.worker.name).doubted = true;
+}
+
+// What a job that re-forms has must not be lost without a word.
+absl::Status Coordinator::ApplyOtherPlan(Transaction& transaction, const MemberReport& report, const Job& there,
+                                         const WorkerIdentity& worker) {
+  const std::string& hash = there.definition->plan().hash();
+  if (there.record.state == JobState::kPreparing && there.record.from_epoch > 0) {
+    FailJob(transaction, report.job,
+            absl::StrCat(Member(worker, report.rank), " computed plan hash ", report.plan_hash,
+                         " while the job re-formed, the coordinator ", hash));
+  } else if (there.record.state == JobState::kPreparing) {
+    JobRecord& job = transaction.MutableJob(report.job).record;
+    job.excluded.push_back(absl::StrCat(worker.name, "@", worker.incarnation));
+    transaction.Event(absl::StrCat("event=plan_differs job=", report.job, " ", Life(worker), " epoch=", job.epoch,
+                                   " theirs=", report.plan_hash, " ours=", hash));
+    Unassign(transaction, report.job);
   }
-  LoseMember(transaction, report.job, cause);
+  return absl::FailedPreconditionError(absl::StrCat("worker ", worker.name, " computed plan hash ", report.plan_hash,
+                                                    " for job ", report.job, ", the coordinator ", hash,
+                                                    "; both must be of the same version of shardmesh"));
 }
 
 absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberReport& report,
-                                      const WorkerIdentity& worker) {
+                                      const WorkerIdentity& worker, absl::Time now) {
   const Job* there = JobOf(report, worker);
   if (there == nullptr) return absl::OkStatus();
-  const std::string& hash = there->definition->plan().hash();
-  if (!report.plan_hash.empty() && report.plan_hash != hash) {
-    if (there->record.state == JobState::kPreparing) {
-      JobRecord& job = transaction.MutableJob(report.job).record;
-      job.excluded.push_back(absl::StrCat(worker.name, "@", worker.incarnation));
-      transaction.Event(absl::StrCat("event=plan_differs job=", report.job, " ", Life(worker), " epoch=", job.epoch,
-                                     " theirs=", report.plan_hash, " ours=", hash));
-      Unassign(transaction, report.job);
-    }
-    return absl::FailedPreconditionError(absl::StrCat("worker ", worker.name, " computed plan hash ", report.plan_hash,
-                                                      " for job ", report.job, ", the coordinator ", hash,
-                                                      "; both must be of the same version of shardmesh"));
+  if (!report.plan_hash.empty() && report.plan_hash != there->definition->plan().hash()) {
+    return ApplyOtherPlan(transaction, report, *there, worker);
   }
   if (report.state == MemberReport::State::kFailed) {
-    ApplyFailure(transaction, report, *there, worker);
+    ApplyFailure(transaction, report, *there, worker, now);
   } else if (report.state == MemberReport::State::kReady && there->record.state == JobState::kPreparing &&
              !there->record.members[report.rank].ready) {
     JobRecord& job = transaction.MutableJob(report.job).record;
     job.members[report.rank].ready = true;
     if (absl::c_all_of(job.members, [](const MemberRecord& member) { return member.ready; })) {
-      job.state = JobState::kReady;
-      transaction.Event(absl::StrCat("event=job_ready job=", report.job, " epoch=", job.epoch));
+      MakeReady(transaction, job);
     }
   }
   return absl::OkStatus();
@@ -350,6 +353,7 @@ void Coordinator::ApplyProgress(const MemberReport& report, const WorkerIdentity
   if (report.committed_step < job.record.committed_step) return;  // an older report came late
   if (report.committed_step == job.record.committed_step && report.published_steps == job.record.published_steps)
     return;
+  if (report.committed_step > job.record.committed_step) job.lost_members = 0;
   job.record.committed_step = report.committed_step;
   job.record.published_steps = report.published_steps;
   job.progress_unsaved = true;
@@ -360,8 +364,9 @@ std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker)
   for (const auto& [name, job] : state_.jobs) {
     for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
       if (!SameLife(job.record.members[rank].worker, worker)) continue;
-      Assignment assignment{job.definition, job.record.epoch, static_cast<int32_t>(rank), {}};
+      Assignment assignment{job.definition, job.record.epoch, static_cast<int32_t>(rank), {}, {}};
       for (const MemberRecord& member : job.record.members) assignment.peers.push_back(member.worker);
+      assignment.from = OriginOf(job.record);
       assignments.push_back(std::move(assignment));
       break;
     }

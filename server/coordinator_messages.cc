@@ -55,22 +55,26 @@ v1::Assignment ToProto(const Assignment& assignment, bool known) {
   v1::Assignment proto;
   proto.set_epoch(assignment.epoch);
   proto.set_rank(assignment.rank);
+  const Origin& from = assignment.from;
+  if (from.epoch > 0) proto.mutable_from()->set_epoch(from.epoch);
   if (known) {
     proto.mutable_spec()->set_name(assignment.definition->spec().name);
     return proto;
   }
   *proto.mutable_spec() = assignment.definition->proto();
   proto.set_plan_hash(assignment.definition->plan().hash());
+  if (from.epoch > 0) proto.mutable_from()->set_mesh(from.mesh);
+  for (const int32_t was : from.was) proto.mutable_from()->add_was(was);
   for (size_t rank = 0; rank < assignment.peers.size(); ++rank) {
-    const WorkerIdentity& from = assignment.peers[rank];
+    const WorkerIdentity& worker = assignment.peers[rank];
     v1::Peer* peer = proto.add_peers();
     peer->set_rank(static_cast<int32_t>(rank));
-    peer->set_worker(from.name);
-    peer->set_incarnation(from.incarnation);
-    peer->set_local_socket(from.local_socket);
-    peer->set_pid(from.pid);
-    peer->set_host_id(from.host_id);
-    peer->set_address(from.address);
+    peer->set_worker(worker.name);
+    peer->set_incarnation(worker.incarnation);
+    peer->set_local_socket(worker.local_socket);
+    peer->set_pid(worker.pid);
+    peer->set_host_id(worker.host_id);
+    peer->set_address(worker.address);
   }
   return proto;
 }

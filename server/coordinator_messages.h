@@ -15,7 +15,7 @@ v1::JobState ToProto(JobState state);
 // Without `with_parameters` spec.parameters is left out.
 v1::JobDescription ToProto(const JobView& view, bool with_parameters);
 
-// `known`: the worker reported this assignment itself, so its name and epoch are enough.
+// `known`: the worker reported this assignment itself, so names and epochs are enough.
 v1::Assignment ToProto(const Assignment& assignment, bool known);
 
 v1::GetPlanReply PlanToProto(const JobDefinition& definition);

@@ -20,8 +20,8 @@ namespace {
 void Log(const std::vector<std::string>& events) {
   for (const std::string& event : events) {
     const bool bad = absl::StartsWith(event, "event=job_failed") || absl::StartsWith(event, "event=worker_dead") ||
-                     absl::StartsWith(event, "event=plan_differs") || absl::StartsWith(event, "event=held_up") ||
-                     absl::StartsWith(event, "event=other_state_file");
+                     absl::StartsWith(event, "event=job_reforms") || absl::StartsWith(event, "event=plan_differs") ||
+                     absl::StartsWith(event, "event=held_up") || absl::StartsWith(event, "event=other_state_file");
     spdlog::log(bad ? spdlog::level::warn : spdlog::level::info, "{}", event);
   }
 }

@@ -79,6 +79,14 @@ int JobDefinition::IndexOf(absl::string_view canonical) const {
   return found == index_of_.end() ? -1 : found->second;
 }
 
+absl::StatusOr<std::shared_ptr<const JobDefinition>> WithMesh(const std::shared_ptr<const JobDefinition>& job,
+                                                              const MeshSpec& mesh) {
+  if (job->spec().mesh == mesh) return job;
+  JobSpec spec = job->spec();
+  spec.mesh = mesh;
+  return JobDefinition::Create(std::move(spec));
+}
+
 absl::StatusOr<std::shared_ptr<const JobDefinition>> DefineJob(JobSpec given, const NameRules& rules,
                                                                const MeshSpec& default_mesh) {
   if (given.mesh.dims.empty()) given.mesh = default_mesh;

@@ -46,6 +46,10 @@ class JobDefinition {
   std::vector<int> storage_of_;
 };
 
+// The same job on another mesh. Errors as JobSpec::Validate().
+absl::StatusOr<std::shared_ptr<const JobDefinition>> WithMesh(const std::shared_ptr<const JobDefinition>& job,
+                                                              const MeshSpec& mesh);
+
 // A job as a client gives it, with names as the client has them, becomes a definition: canonical names by `rules`, and
 // `default_mesh` where the specification has none. A tie that has the canonical name of its owner is dropped.
 //   InvalidArgument, ResourceExhausted: as ValidateNameRules, Canonical and JobSpec::Validate; no mesh and no default.

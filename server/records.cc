@@ -1,5 +1,7 @@
 #include "server/records.h"
 
+#include "absl/algorithm/container.h"
+
 namespace shardmesh {
 
 absl::string_view WorkerStateName(WorkerState state) {
@@ -26,6 +28,14 @@ absl::string_view JobStateName(JobState state) {
       return "failed";
   }
   return "unknown";
+}
+
+bool SameLife(const WorkerIdentity& a, const WorkerIdentity& b) {
+  return a.name == b.name && a.incarnation == b.incarnation;
+}
+
+bool OnOneHost(const std::vector<MemberRecord>& members) {
+  return absl::c_all_of(members, [&](const MemberRecord& m) { return m.worker.host_id == members[0].worker.host_id; });
 }
 
 }  // namespace shardmesh

@@ -5,6 +5,8 @@
 //             +-- plan hash differs, +  +-- a member fails --+      +-- a member dies, leaves or fails
 //                 a member dies or leaves                    |      |
 //                                                            +------+--> FAILED (sticky: until the job is deleted)
+//   A READY job whose other members have a copy of every shard re-forms when a member dies or leaves: it is PREPARING
+//   again, without that one, with from_epoch set, and so again if it loses another; else it fails. It never waits.
 //   worker: alive --silent longer than the timeout--> dead --a heartbeat of the same incarnation--> alive
 //           alive or dead --Leave--> left --Join with a larger incarnation--> alive
 //           alive --Join of the next life, which takes it over--> alive, as that life; its READY jobs stay READY
@@ -41,6 +43,9 @@ struct WorkerIdentity {
   }
 };
 
+// Whether both are the same life of a worker.
+bool SameLife(const WorkerIdentity& a, const WorkerIdentity& b);
+
 // What a worker is, beside where. Not stored: it says so with each Join and Heartbeat.
 struct WorkerTraits {
   bool spans_hosts = false;  // workers of other hosts reach it
@@ -68,13 +73,16 @@ struct WorkerRecord {
 struct MemberRecord {
   WorkerIdentity worker;
   bool ready = false;  // it reported READY with the plan hash of the job
+  int32_t was = -1;    // its rank at JobRecord::from_epoch; -1: none
 
   friend bool operator==(const MemberRecord& a, const MemberRecord& b) {
-    return a.worker == b.worker && a.ready == b.ready;
+    return a.worker == b.worker && a.ready == b.ready && a.was == b.was;
   }
 };
 
-// A job without its specification, which never changes and is kept apart.
+bool OnOneHost(const std::vector<MemberRecord>& members);
+
+// A job without its specification as it was given, which never changes and is kept apart.
 struct JobRecord {
   std::string name;
   JobState state = JobState::kWaiting;
@@ -84,11 +92,16 @@ struct JobRecord {
   std::string error;                  // of FAILED: the first cause
   int64_t committed_step = -1;
   std::vector<int64_t> published_steps;  // ascending
+  std::string mesh;                      // of its members, MeshSpec::ToString; empty: that of its specification
+  // While it re-forms: the epoch at which it was READY last, and its mesh then. Else 0 and empty.
+  int64_t from_epoch = 0;
+  std::string from_mesh;
 
   friend bool operator==(const JobRecord& a, const JobRecord& b) {
     return a.name == b.name && a.state == b.state && a.epoch == b.epoch && a.members == b.members &&
            a.excluded == b.excluded && a.error == b.error && a.committed_step == b.committed_step &&
-           a.published_steps == b.published_steps;
+           a.published_steps == b.published_steps && a.mesh == b.mesh && a.from_epoch == b.from_epoch &&
+           a.from_mesh == b.from_mesh;
   }
 };
 

@@ -13,10 +13,11 @@
 namespace shardmesh {
 namespace {
 
-constexpr int64_t kSchemaVersion = 1;           // PRAGMA user_version
+constexpr int64_t kSchemaVersion = 2;           // PRAGMA user_version
 constexpr int64_t kApplicationId = 0x73686d31;  // PRAGMA application_id: "shm1"
 
 // Text is stored as blobs: what a peer sent is kept byte for byte. Lists of numbers and ids are joined by ",".
+// Of version 1; a new file is made of it and of all upgrades.
 constexpr char kSchema[] = R"(
 CREATE TABLE workers(name BLOB PRIMARY KEY, incarnation INTEGER, address BLOB, host_id BLOB, local_socket BLOB,
                      pid INTEGER, state INTEGER) WITHOUT ROWID;
@@ -26,6 +27,14 @@ CREATE TABLE jobs(name BLOB PRIMARY KEY, state INTEGER, epoch INTEGER, excluded 
 CREATE TABLE members(job BLOB, rank INTEGER, name BLOB, incarnation INTEGER, address BLOB, host_id BLOB,
                      local_socket BLOB, pid INTEGER, ready INTEGER, PRIMARY KEY(job, rank)) WITHOUT ROWID;
 CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER) WITHOUT ROWID;
+)";
+
+// Version 1 to 2: jobs that re-form.
+constexpr char kUpgradeTo2[] = R"(
+ALTER TABLE jobs ADD COLUMN mesh BLOB NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN from_epoch INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN from_mesh BLOB NOT NULL DEFAULT '';
+ALTER TABLE members ADD COLUMN was INTEGER NOT NULL DEFAULT -1;
 )";
 
 WorkerIdentity IdentityAt(const SqliteStatement& row, int column) {
@@ -93,17 +102,23 @@ class SqliteStore final : public Store {
     ASSIGN_OR_RETURN(const int64_t tables, db_.Integer("SELECT count(*) FROM sqlite_master"));
     if (version == 0 && tables == 0) {
       RETURN_IF_ERROR(db_.Execute(kSchema));
-      RETURN_IF_ERROR(db_.Execute(absl::StrCat("PRAGMA user_version=", kSchemaVersion).c_str()));
-      return db_.Execute(absl::StrCat("PRAGMA application_id=", kApplicationId).c_str());
+      RETURN_IF_ERROR(db_.Execute(absl::StrCat("PRAGMA application_id=", kApplicationId).c_str()));
+      return Upgrade();
     }
     if (application != kApplicationId) {
       return absl::FailedPreconditionError(
           absl::StrCat("state file ", path_, " belongs to another program; give --state another file"));
     }
     if (version == kSchemaVersion) return absl::OkStatus();
+    if (version == 1) return Upgrade();
     return absl::FailedPreconditionError(
         absl::StrCat("state file ", path_, " has schema version ", version, ", and this coordinator reads version ",
                      kSchemaVersion, "; run the version of shardmesh that wrote it, or give --state another file"));
+  }
+
+  absl::Status Upgrade() {
+    RETURN_IF_ERROR(db_.Execute(kUpgradeTo2));
+    return db_.Execute(absl::StrCat("PRAGMA user_version=", kSchemaVersion).c_str());
   }
 
   absl::Status WriteAll(const StoreBatch& batch) {
@@ -138,14 +153,16 @@ class SqliteStore final : public Store {
   absl::Status WriteJob(const JobRecord& job) {
     const std::string excluded = absl::StrJoin(job.excluded, ",");
     const std::string published = absl::StrJoin(job.published_steps, ",");
-    SqliteStatement put(db_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?)");
+    SqliteStatement put(db_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?)");
     put.Bind(job.name).Bind(static_cast<int64_t>(job.state)).Bind(job.epoch).Bind(excluded).Bind(job.error);
-    RETURN_IF_ERROR(put.Bind(job.committed_step).Bind(published).Run());
+    put.Bind(job.committed_step).Bind(published).Bind(job.mesh).Bind(job.from_epoch).Bind(job.from_mesh);
+    RETURN_IF_ERROR(put.Run());
     RETURN_IF_ERROR(SqliteStatement(db_, "DELETE FROM members WHERE job=?").Bind(job.name).Run());
-    SqliteStatement member(db_, "INSERT INTO members VALUES(?,?,?,?,?,?,?,?,?)");
+    SqliteStatement member(db_, "INSERT INTO members VALUES(?,?,?,?,?,?,?,?,?,?)");
     for (size_t rank = 0; rank < job.members.size(); ++rank) {
       member.Bind(job.name).Bind(static_cast<int64_t>(rank));
-      RETURN_IF_ERROR(BindIdentity(member, job.members[rank].worker).Bind(int64_t{job.members[rank].ready}).Run());
+      BindIdentity(member, job.members[rank].worker).Bind(int64_t{job.members[rank].ready});
+      RETURN_IF_ERROR(member.Bind(int64_t{job.members[rank].was}).Run());
     }
     return absl::OkStatus();
   }
@@ -195,6 +212,9 @@ class SqliteStore final : public Store {
         if (!absl::SimpleAtoi(text, &step)) return Damaged(absl::StrCat("job ", job.name, " published ", text));
         job.published_steps.push_back(step);
       }
+      job.mesh = row.Text(7);
+      job.from_epoch = row.Integer(8);
+      job.from_mesh = row.Text(9);
       if (JobStateName(job.state) == "unknown" || contents.specs.count(job.name) == 0) {
         return Damaged(absl::StrCat("job ", job.name, " has state ", row.Integer(1), ", or no specification"));
       }
@@ -211,7 +231,7 @@ class SqliteStore final : public Store {
       if (job == contents.jobs.end() || row.Integer(1) != static_cast<int64_t>(job->second.members.size())) {
         return Damaged(absl::StrCat("rank ", row.Integer(1), " of job ", row.Text(0), " has no place"));
       }
-      job->second.members.push_back({IdentityAt(row, 2), row.Integer(8) != 0});
+      job->second.members.push_back({IdentityAt(row, 2), row.Integer(8) != 0, static_cast<int32_t>(row.Integer(9))});
     }
   }
 

@@ -18,9 +18,10 @@ namespace shardmesh {
 
 struct Job {
   JobRecord record;
-  std::shared_ptr<const JobDefinition> definition;
+  std::shared_ptr<const JobDefinition> defined;     // as it was given
+  std::shared_ptr<const JobDefinition> definition;  // with the mesh that it has now
   bool progress_unsaved = false;  // committed_step, published_steps: written by the next Tick, said again by rank 0
-  int lost_members = 0;           // that died while it was being prepared; not stored
+  int lost_members = 0;           // that died since its last step or, without one, its making; not stored
 };
 
 struct Worker {

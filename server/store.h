@@ -49,7 +49,8 @@ class Store {
 // Forgets with the process. For tests, and for services that live no longer than their job.
 std::unique_ptr<Store> NewMemoryStore();
 
-// One SQLite file (write-ahead log, synchronous=FULL), made if it is not there, locked for this process alone.
+// One SQLite file (write-ahead log, synchronous=FULL), made if it is not there, locked for this process alone. One that
+// an older version wrote is upgraded in place; that version does not read it any more.
 //   FailedPrecondition: written by a newer version (both schema versions are named), or by another program.
 //   DataLoss: not a SQLite database, or a damaged one. AlreadyExists: another process has it open.
 //   Unavailable: the file or its folder cannot be opened or written (named, with SQLite's reason).

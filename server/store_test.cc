@@ -35,11 +35,14 @@ JobRecord FullJob(const std::string& name) {
   job.name = name;
   job.state = JobState::kFailed;
   job.epoch = 3;
-  job.members = {{MakeWorker("w0", 1).identity, true}, {MakeWorker("w1", 2).identity, false}};
+  job.members = {{MakeWorker("w0", 1).identity, true, 3}, {MakeWorker("w1", 2).identity, false, -1}};
   job.excluded = {"w9@1", "w8@2"};
   job.error = "it's \"broken\"";
   job.committed_step = 12;
   job.published_steps = {0, 11, 12};
+  job.mesh = "ddp=2,fsdp=1";
+  job.from_epoch = 2;
+  job.from_mesh = "ddp=2,fsdp=2";
   return job;
 }
 
@@ -151,7 +154,60 @@ TEST(SqliteStore, NewerSchemaVersion_FailedPreconditionNamingBoth) {
   RunSql(path, "PRAGMA user_version=17");
   EXPECT_THAT(NewSqliteStore(path),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr(path), HasSubstr("schema version 17"), HasSubstr("reads version 1"))));
+                       AllOf(HasSubstr(path), HasSubstr("schema version 17"), HasSubstr("reads version 2"))));
+}
+
+// As version 1 made its files, with one job.
+constexpr char kVersion1[] = R"(
+CREATE TABLE workers(name BLOB PRIMARY KEY, incarnation INTEGER, address BLOB, host_id BLOB, local_socket BLOB,
+                     pid INTEGER, state INTEGER) WITHOUT ROWID;
+CREATE TABLE specs(job BLOB PRIMARY KEY, spec BLOB);
+CREATE TABLE jobs(name BLOB PRIMARY KEY, state INTEGER, epoch INTEGER, excluded BLOB, error BLOB,
+                  committed_step INTEGER, published_steps BLOB) WITHOUT ROWID;
+CREATE TABLE members(job BLOB, rank INTEGER, name BLOB, incarnation INTEGER, address BLOB, host_id BLOB,
+                     local_socket BLOB, pid INTEGER, ready INTEGER, PRIMARY KEY(job, rank)) WITHOUT ROWID;
+CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER) WITHOUT ROWID;
+PRAGMA application_id=1936223537;
+PRAGMA user_version=1;
+INSERT INTO workers VALUES(x'7730',1,x'61',x'68',x'73',7,1);
+INSERT INTO specs VALUES(x'6a',x'00');
+INSERT INTO jobs VALUES(x'6a',3,4,x'',x'',12,x'31312c3132');
+INSERT INTO members VALUES(x'6a',0,x'7730',1,x'61',x'68',x'73',7,1);
+INSERT INTO meta VALUES('epoch_floor',3);
+)";
+
+TEST(SqliteStore, FileOfVersion1_IsUpgradedWithAllThatItHas) {
+  const std::string path = NewPath();
+  RunSql(path, kVersion1);
+  JobRecord job;
+  job.name = "j";
+  job.state = JobState::kReady;
+  job.epoch = 4;
+  job.members = {{{"w0", 1, "a", "h", "s", 7}, true}};
+  job.committed_step = 12;
+  job.published_steps = {11, 12};
+  for (int time = 0; time < 2; ++time) {  // the second one is of this version
+    ASSERT_OK_AND_ASSIGN(const StoreContents contents, OpenOrDie(path)->Load());
+    EXPECT_EQ(contents.jobs, (std::map<std::string, JobRecord>{{"j", job}}));
+    EXPECT_EQ(contents.workers.size(), 1u);
+    EXPECT_EQ(contents.specs.at("j"), std::string(1, '\0'));
+    EXPECT_EQ(contents.epoch_floor, 3);
+  }
+  StoreBatch batch;
+  batch.put_jobs = {FullJob("j")};
+  ASSERT_OK(OpenOrDie(path)->Write(batch));
+  ASSERT_OK_AND_ASSIGN(const StoreContents contents, OpenOrDie(path)->Load());
+  EXPECT_EQ(contents.jobs.at("j"), FullJob("j"));
+}
+
+TEST(SqliteStore, FileOfVersion1_UpgradeFails_StaysAsItWas) {
+  const std::string path = NewPath();
+  RunSql(path, kVersion1);
+  RunSql(path, "ALTER TABLE members ADD COLUMN was INTEGER");  // the last one that the upgrade makes
+  EXPECT_FALSE(NewSqliteStore(path).ok());
+  RunSql(path, "ALTER TABLE members DROP COLUMN was");
+  ASSERT_OK_AND_ASSIGN(const StoreContents contents, OpenOrDie(path)->Load());
+  EXPECT_EQ(contents.jobs.at("j").epoch, 4);
 }
 
 TEST(SqliteStore, DatabaseOfAnotherProgram_FailedPrecondition) {
@@ -172,7 +228,7 @@ TEST(SqliteStore, NoDatabase_DataLossAndTheFileIsKept) {
 TEST(SqliteStore, DamagedRecord_DataLoss) {
   const std::string path = NewPath();
   OpenOrDie(path);
-  RunSql(path, "INSERT INTO members VALUES('ghost',0,'w',1,'a','h','s',1,0)");
+  RunSql(path, "INSERT INTO members VALUES('ghost',0,'w',1,'a','h','s',1,0,-1)");
   EXPECT_THAT(OpenOrDie(path)->Load(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rank 0 of job ghost")));
 }
 
