@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "core/matchers.h"
+#include "core/reform.h"
 #include "server/coordinator.h"
 #include "server/testing/small_jobs.h"
 
@@ -78,6 +79,7 @@ class Simulation {
       EXPECT_EQ(record.state, job.state);
       EXPECT_EQ(record.epoch, job.epoch);
       EXPECT_EQ(record.error, job.error);
+      CheckReforms(record, job);
       EXPECT_LE(record.committed_step, job.committed_step);
       EXPECT_TRUE(std::equal(record.members.begin(), record.members.end(), job.members.begin(), job.members.end(),
                              [](const MemberRecord& a, const JobView::Member& b) { return a.worker == b.worker; }))
@@ -86,10 +88,12 @@ class Simulation {
     EXPECT_EQ(stored.jobs.size(), jobs.size());
   }
 
+  int reforming = 0;  // jobs that were seen re-forming
+
  private:
   int Pick(int n) { return static_cast<int>(random_() % n); }
   std::string JobName() { return absl::StrCat("j", Pick(4)); }
-  std::string WorkerName() { return absl::StrCat("w", Pick(6)); }
+  std::string WorkerName() { return absl::StrCat("w", Pick(8)); }
 
   void CheckJob(const JobView& job) {
     const std::string& name = job.definition->spec().name;
@@ -118,6 +122,43 @@ class Simulation {
     EXPECT_TRUE(job.state != JobState::kWaiting || retry_pending_ || !job.waiting_for.empty()) << name;
   }
 
+  // What a job has is never lost: while it re-forms, its members hold every shard of the epoch at which it was READY
+  // last, and those who are said to hold one were its members all the time since.
+  void CheckReforms(const JobRecord& record, const JobView& job) {
+    const MeshSpec& mesh = job.definition->spec().mesh;
+    const MeshSpec& defined = meshes_.at(record.name);
+    EXPECT_EQ(record.mesh, mesh == defined ? "" : mesh.ToString());
+    EXPECT_EQ(mesh, MeshFor(defined, mesh.NumRanks()));
+    std::vector<WorkerIdentity>& holders = holders_[record.name];
+    std::set<std::string> members, shards;
+    for (const MemberRecord& member : record.members) members.insert(Life(member.worker));
+    if (record.state == JobState::kReady) {
+      holders.clear();
+      for (const MemberRecord& member : record.members) holders.push_back(member.worker);
+      ready_epochs_[record.name] = record.epoch;
+    }
+    for (const MemberRecord& member : record.members) {
+      EXPECT_TRUE(member.was == -1 || record.from_epoch > 0);
+      if (member.was < 0) continue;
+      ASSERT_LT(member.was, static_cast<int>(holders.size()));
+      EXPECT_EQ(Life(member.worker), Life(holders[member.was])) << record.name << " epoch " << record.epoch;
+      shards.insert(absl::StrCat(ShardOf(ParseMeshSpec(record.from_mesh).value(), member.was)));
+    }
+    EXPECT_EQ(record.from_epoch > 0, !record.from_mesh.empty());
+    if (record.from_epoch == 0) return;
+    EXPECT_EQ(record.from_epoch, ready_epochs_[record.name]);
+    EXPECT_LT(record.from_epoch, record.epoch);
+    EXPECT_TRUE(record.state == JobState::kPreparing || record.state == JobState::kFailed);
+    EXPECT_EQ(shards.size(), ParseMeshSpec(record.from_mesh).value().NumRanks(DimRole::kShard));
+    EXPECT_GE(record.members[0].was, 0) << "rank 0 was there";
+    // Who is no member any more has dropped what it held.
+    for (WorkerIdentity& holder : holders) {
+      if (members.count(Life(holder)) == 0) holder.name = "";
+    }
+    ++reforming;
+  }
+  static std::string Life(const WorkerIdentity& worker) { return absl::StrCat(worker.name, "@", worker.incarnation); }
+
   void Restart() {
     fails_ = false;
     if (coordinator_ != nullptr) told_.clear();
@@ -128,7 +169,9 @@ class Simulation {
 
   void Create() {
     const std::string name = JobName();
-    const auto definition = SmallJob(name, 1 + Pick(3));
+    static const char* const kMeshes[] = {"fsdp=1", "fsdp=2",       "fsdp=3",       "ddp=2",
+                                          "ddp=3",  "ddp=2,fsdp=2", "fsdp=2,ddp=2", "ddp=5"};
+    const auto definition = SmallMeshJob(name, kMeshes[Pick(8)]);
     const absl::StatusOr<bool> created = coordinator_->CreateJob(definition, now_);
     Note(created.status());
     if (!created.ok()) return;
@@ -136,6 +179,7 @@ class Simulation {
     if (*created) {
       jobs_[name] = 0;
       steps_[name] = -1;
+      meshes_[name] = definition->spec().mesh;
     }
     EXPECT_FALSE(coordinator_->CreateJob(definition, now_).value()) << "repeated: found";
   }
@@ -162,7 +206,7 @@ class Simulation {
     }
     EXPECT_TRUE(incarnation >= lives_[name] || absl::IsAborted(status)) << status;
   }
-  std::string HostOf(const std::string& worker) { return worker < "w3" ? "h1" : "h2"; }
+  std::string HostOf(const std::string& worker) { return worker < "w5" ? "h1" : "h2"; }
   // At the place of the life before, but for some on another host or at another address.
   WorkerIdentity NewLife(const std::string& name, int64_t incarnation) {
     WorkerIdentity worker = SmallWorker(name, incarnation, Pick(4) == 0 ? "h2" : HostOf(name));
@@ -182,6 +226,11 @@ class Simulation {
       resumed.push_back({told.definition->spec().name, told.epoch + (Pick(8) == 0), told.rank + (Pick(8) == 0)});
     }
     const std::vector<JobView> before = coordinator_->ListJobs(now_);
+    const StoreContents stored = store_->Load().value();
+    std::set<std::string> reformed;
+    for (const auto& [job, record] : stored.jobs) {
+      if (record.from_epoch > 0) reformed.insert(job);
+    }
     coordinator_->TakeEvents();
     const absl::Status status = coordinator_->Join(worker, now_, {}, {0, last, resumed});
     Note(status);
@@ -189,13 +238,15 @@ class Simulation {
     const bool took_over = absl::c_any_of(
         events, [](const std::string& event) { return absl::StartsWith(event, "event=worker_resumed"); });
     EXPECT_TRUE(status.ok() || !took_over);
-    for (const JobView& job : before) CheckResumed(job, worker, was, resumed, status.ok(), took_over);
+    for (const JobView& job : before) CheckResumed(job, worker, was, resumed, status.ok(), took_over, reformed);
     if (status.ok()) lives_[name] = worker.incarnation;
   }
 
   void CheckResumed(const JobView& before, const WorkerIdentity& worker, int64_t was,
-                    const std::vector<ResumedJob>& resumed, bool joined, bool took_over) {
+                    const std::vector<ResumedJob>& resumed, bool joined, bool took_over,
+                    const std::set<std::string>& reformed) {
     const JobView after = coordinator_->DescribeJob(before.definition->spec().name, now_).value();
+    const bool reforms = before.state == JobState::kPreparing && reformed.count(before.definition->spec().name) > 0;
     for (size_t rank = 0; rank < before.members.size(); ++rank) {
       const WorkerIdentity& last = before.members[rank].worker;
       if (last.name != worker.name || last.incarnation != was) continue;
@@ -207,6 +258,7 @@ class Simulation {
                job.rank == static_cast<int32_t>(rank);
       });
       const bool goes_on = took_over && named && before.state == JobState::kReady;
+      if (joined && !goes_on && (before.state == JobState::kReady || reforms)) return CheckReformed(before, after);
       if (joined && before.state == JobState::kPreparing && before.committed_step < 0) return CheckLost(before, after);
       EXPECT_EQ(after.state, joined && !goes_on ? JobState::kFailed : before.state);
       EXPECT_TRUE(after.error == before.error || before.state != JobState::kFailed) << "the first cause is kept";
@@ -225,6 +277,20 @@ class Simulation {
     const bool again = after.state == JobState::kPreparing && after.epoch > before.epoch;
     const bool waits = after.state == JobState::kWaiting && after.epoch == before.epoch;
     EXPECT_TRUE(again || waits || ::testing::Value(after.error, ::testing::HasSubstr("before it the job lost 8")))
+        << after.error;
+  }
+
+  // It lost a member that had a part of what it is.
+  void CheckReformed(const JobView& before, const JobView& after) {
+    EXPECT_EQ(after.committed_step, before.committed_step);
+    if (after.state == JobState::kPreparing) {
+      EXPECT_GT(after.epoch, before.epoch);
+      return;
+    }
+    EXPECT_EQ(after.state, JobState::kFailed);
+    EXPECT_EQ(after.epoch, before.epoch);
+    EXPECT_TRUE(absl::StrContains(after.error, "; it cannot re-form: ") ||
+                absl::StrContains(after.error, "; before it the job lost 8"))
         << after.error;
   }
 
@@ -293,9 +359,12 @@ class Simulation {
   bool retry_pending_ = false;
   std::unique_ptr<Coordinator> coordinator_;
   // The model: what was acknowledged.
-  std::map<std::string, int64_t> jobs_;   // name -> epoch last seen
-  std::map<std::string, int64_t> steps_;  // name -> committed step last seen
-  std::map<std::string, int64_t> lives_;  // worker -> its largest incarnation
+  std::map<std::string, int64_t> jobs_;                         // name -> epoch last seen
+  std::map<std::string, int64_t> steps_;                        // name -> committed step last seen
+  std::map<std::string, int64_t> lives_;                        // worker -> its largest incarnation
+  std::map<std::string, MeshSpec> meshes_;                      // of jobs, as they were created
+  std::map<std::string, int64_t> ready_epochs_;                 // at which a job was READY last
+  std::map<std::string, std::vector<WorkerIdentity>> holders_;  // by rank then; no name: no member any more
   std::set<std::pair<std::string, int64_t>> used_epochs_;
   std::map<std::string, std::vector<Assignment>> told_;
 };
@@ -305,6 +374,7 @@ TEST(CoordinatorProperty, RandomOperationsWithRestartsAndFailingWrites) {
   if (const char* given = getenv("SHARDMESH_SEED"); given != nullptr) {
     ASSERT_TRUE(absl::SimpleAtoi(given, &seed));
   }
+  int reforming = 0;
   for (int round = 0; round < 40 && !HasFailure(); ++round) {
     SCOPED_TRACE(absl::StrCat("SHARDMESH_SEED=", seed, ", round ", round));
     Simulation simulation(seed + round);
@@ -312,7 +382,9 @@ TEST(CoordinatorProperty, RandomOperationsWithRestartsAndFailingWrites) {
       simulation.Step();
       simulation.Check();
     }
+    reforming += simulation.reforming;
   }
+  EXPECT_GT(reforming, 100) << "it is tested";
 }
 
 }  // namespace

@@ -90,6 +90,33 @@ class CoordinatorServiceTest : public ::testing::Test {
   std::unique_ptr<v1::Coordinator::Stub> stub_;
 };
 
+TEST_F(CoordinatorServiceTest, JobThatReforms_SaysWhereItsWeightsAre) {
+  for (const char* worker : {"a", "b", "c"}) ASSERT_OK(Join(worker));
+  ASSERT_OK(Create(SmallMeshSpec("j", "ddp=3")));
+  for (const char* worker : {"a", "b", "c"}) {
+    ASSERT_OK_AND_ASSIGN(const v1::HeartbeatReply told, Beat(worker));
+    EXPECT_FALSE(told.assignments(0).has_from());
+    ASSERT_OK(Beat(worker, told));
+  }
+  ASSERT_EQ(Describe("j")->state(), v1::JOB_STATE_READY);
+  v1::LeaveRequest leave;
+  leave.set_name("b");
+  leave.set_incarnation(1);
+  ASSERT_OK(Call(&v1::Coordinator::Stub::Leave, leave));
+  EXPECT_EQ(Describe("j")->spec().mesh(0).size(), 2);
+  ASSERT_OK_AND_ASSIGN(const v1::HeartbeatReply to_a, Beat("a"));
+  const v1::Origin& from = to_a.assignments(0).from();
+  EXPECT_EQ(from.epoch(), 1);
+  EXPECT_EQ(from.mesh(), "ddp=3");
+  EXPECT_EQ(std::vector<int>(from.was().begin(), from.was().end()), (std::vector<int>{0, 2}));
+  ASSERT_OK_AND_ASSIGN(const v1::HeartbeatReply known, Beat("a", to_a));
+  EXPECT_EQ(known.assignments(0).spec().mesh_size(), 0) << "it knows the rest";
+  EXPECT_EQ(known.assignments(0).from().epoch(), 1);
+  EXPECT_EQ(known.assignments(0).from().was_size(), 0);
+  ASSERT_OK_AND_ASSIGN(const v1::HeartbeatReply ready, Beat("c", *Beat("c")));
+  EXPECT_FALSE(ready.assignments(0).has_from());
+}
+
 TEST_F(CoordinatorServiceTest, AJobsLife) {
   ASSERT_OK_AND_ASSIGN(const v1::JoinReply joined, Join("a"));
   EXPECT_EQ(joined.heartbeat_interval_ms(), 500);

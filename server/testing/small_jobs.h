@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/job.h"
+#include "core/mesh_spec.h"
 #include "server/coordinator.h"
 #include "server/job_definition.h"
 
@@ -22,6 +23,17 @@ inline JobSpec SmallSpec(const std::string& name, int ranks) {
 
 inline std::shared_ptr<const JobDefinition> SmallJob(const std::string& name, int ranks) {
   return JobDefinition::Create(SmallSpec(name, ranks)).value();
+}
+
+// On another mesh, "ddp=2,fsdp=2".
+inline JobSpec SmallMeshSpec(const std::string& name, const std::string& mesh) {
+  JobSpec spec = SmallSpec(name, 1);
+  spec.mesh = ParseMeshSpec(mesh).value();
+  return spec;
+}
+
+inline std::shared_ptr<const JobDefinition> SmallMeshJob(const std::string& name, const std::string& mesh) {
+  return JobDefinition::Create(SmallMeshSpec(name, mesh)).value();
 }
 
 inline WorkerIdentity SmallWorker(const std::string& name, int64_t incarnation = 1, const std::string& host = "h1") {

@@ -1,0 +1,400 @@
+// Jobs with replicas that lose a member when they are READY: they go on without it, or say why not.
+#include <gmock/gmock.h>
+
+#include "absl/strings/str_cat.h"
+#include "server/testing/coordinator_fixture.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
+using Code = absl::StatusCode;
+using Names = std::vector<std::string>;
+using Ranks = std::vector<int32_t>;
+
+constexpr char kMesh[] = "ddp=2,fsdp=2";  // shards 0 1 0 1
+
+class ReformTest : public CoordinatorTest {
+ protected:
+  // Job "j", READY at epoch 1 and step 7 on a, b, c, ...; then `spares` join.
+  void MakeReady(const std::string& mesh = kMesh, const Names& spares = {}) {
+    const auto job = SmallMeshJob("j", mesh);
+    for (int rank = 0; rank < job->plan().num_ranks(); ++rank) {
+      ASSERT_OK(c_->Join(SmallWorker(std::string(1, static_cast<char>('a' + rank))), now_));
+    }
+    ASSERT_OK(c_->CreateJob(job, now_));
+    ReportReady(7);
+    ASSERT_EQ(View("j").state, JobState::kReady);
+    for (const std::string& spare : spares) ASSERT_OK(c_->Join(SmallWorker(spare), now_));
+    c_->TakeEvents();
+  }
+  void ReportReady(int64_t step = -1) {
+    for (const JobView::Member& member : View("j").members) {
+      const std::string& name = member.worker.name;
+      const int64_t life = member.worker.incarnation;
+      Beat(name, {ReadyReport(Told(name, life), step)}, life);
+    }
+  }
+  // What the worker was told of "j".
+  Assignment Told(const std::string& worker, int64_t life = 1) {
+    for (const Assignment& assignment : Beat(worker, {}, life)) {
+      if (assignment.definition->spec().name == "j") return assignment;
+    }
+    ADD_FAILURE() << worker << " is told nothing of j";
+    return {SmallJob("j", 1), 0, 0, {}, {}};
+  }
+  Names Members() {
+    Names names;
+    for (const JobView::Member& member : View("j").members) names.push_back(member.worker.name);
+    return names;
+  }
+  void ExpectReforms(int64_t epoch, const Names& members, const Ranks& was, const std::string& mesh,
+                     const std::string& from_mesh = kMesh, int64_t from_epoch = 1) {
+    const JobView view = View("j");
+    EXPECT_EQ(view.state, JobState::kPreparing) << view.error;
+    EXPECT_EQ(view.epoch, epoch);
+    EXPECT_EQ(view.definition->spec().mesh.ToString(), mesh);
+    EXPECT_EQ(Members(), members);
+    for (const JobView::Member& member : view.members) EXPECT_FALSE(member.ready);
+    const Assignment told = Told(view.members[0].worker.name, view.members[0].worker.incarnation);
+    EXPECT_EQ(told.epoch, epoch);
+    EXPECT_EQ(told.definition->plan().hash(), SmallMeshJob("j", mesh)->plan().hash());
+    EXPECT_EQ(told.from.epoch, from_epoch);
+    EXPECT_EQ(told.from.mesh, from_mesh);
+    EXPECT_EQ(told.from.was, was);
+  }
+  void ExpectReady(int64_t epoch) {
+    EXPECT_EQ(View("j").state, JobState::kReady);
+    EXPECT_EQ(View("j").epoch, epoch);
+    const Assignment told = Told(Members()[0], View("j").members[0].worker.incarnation);
+    EXPECT_EQ(told.from.epoch, 0) << "what was held before is needed no more";
+    EXPECT_THAT(told.from.was, IsEmpty());
+    const JobRecord stored = shared_.store->Load()->jobs.at("j");
+    EXPECT_EQ(stored.from_epoch, 0);
+    EXPECT_EQ(stored.from_mesh, "");
+    for (const MemberRecord& member : stored.members) EXPECT_EQ(member.was, -1);
+  }
+  void ExpectFailed(const std::string& first, const std::string& reason,
+                    const std::string& step = "newest known step is 7") {
+    EXPECT_EQ(View("j").state, JobState::kFailed);
+    EXPECT_THAT(View("j").error, AllOf(StartsWith(first), HasSubstr(reason), HasSubstr(step),
+                                       HasSubstr("no checkpoint to return to: delete it and create it again")));
+  }
+  MemberReport Failed(const std::string& worker, int32_t lost) {
+    MemberReport report = ReadyReport(Told(worker));
+    report.state = MemberReport::State::kFailed;
+    report.error = "as it says";
+    report.lost_rank = lost;
+    return report;
+  }
+  // Only these are heard until the others are silent for too long.
+  void Silence(const Names& living) {
+    for (int i = 0; i < 7; ++i) {
+      Advance(absl::Milliseconds(500));
+      for (const std::string& worker : living) Beat(worker);
+    }
+  }
+};
+
+TEST_F(ReformTest, SilentMember_GoesOnWithASmallerMesh) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  const MemberReport old = ReadyReport(Told("a"), 9);
+  Silence({"a", "c", "d"});
+  ExpectReforms(2, {"a", "d"}, {0, 3}, "ddp=2,fsdp=1");
+  EXPECT_THAT(c_->TakeEvents(),
+              Contains("event=job_reforms job=j epoch=2 from_epoch=1 mesh=ddp=2,fsdp=1 workers=a,d cause=\"worker b "
+                       "(rank 1, pid 71) was silent for 3.5s, longer than 3s\""));
+  EXPECT_THAT(Beat("c"), IsEmpty()) << "there is no place for it";
+  Beat("a", {old});
+  EXPECT_FALSE(View("j").members[0].ready) << "that was at the old epoch";
+  EXPECT_EQ(View("j").committed_step, 7);
+  ReportReady();
+  ExpectReady(2);
+  EXPECT_THAT(c_->TakeEvents(), ElementsAre("event=job_ready job=j epoch=2"));
+  EXPECT_EQ(View("j").committed_step, 7);
+  Beat("a", {ReadyReport(Told("a"), 8)});
+  EXPECT_EQ(View("j").committed_step, 8);
+  EXPECT_THAT(Beat("b"), IsEmpty()) << "heard again, and no member any more";
+}
+
+TEST_F(ReformTest, TheJobIsTheOneThatWasCreated) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  for (int time = 0; time < 2; ++time) {
+    EXPECT_EQ(View("j").definition->spec().mesh.ToString(), "ddp=2,fsdp=1");
+    EXPECT_EQ((*c_->Definition("j"))->plan().num_shards(), 1);
+    EXPECT_FALSE(c_->CreateJob(SmallMeshJob("j", kMesh), now_).value()) << "it is there";
+    EXPECT_THAT(c_->CreateJob(SmallMeshJob("j", "ddp=2,fsdp=1"), now_),
+                StatusIs(Code::kAlreadyExists, HasSubstr("mesh: ddp=2,fsdp=2 there, ddp=2,fsdp=1 here")));
+    ReportReady();
+    ExpectReady(2);
+    Restart();
+  }
+  ASSERT_OK(c_->DeleteJob("j", now_));
+  for (const char* worker : {"a", "c", "d"}) Beat(worker);
+  ASSERT_OK(c_->CreateJob(SmallMeshJob("j", "ddp=3"), now_));
+  EXPECT_EQ(View("j").epoch, 3);
+  EXPECT_EQ(Told("a").from.epoch, 0);
+}
+
+TEST_F(ReformTest, PeerSaysThatAMemberIsGone_ItIsNotChosenUntilItIsHeard) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady(kMesh, {"e"}));
+  const MemberReport from_a = Failed("a", 1), from_c = Failed("c", 1);
+  Beat("a", {from_a});
+  ExpectReforms(2, {"a", "d", "c", "e"}, {0, 3, 2, -1}, kMesh);
+  Beat("c", {from_c});
+  EXPECT_EQ(View("j").epoch, 2) << "its report is of the old epoch";
+  ASSERT_OK(c_->CreateJob(SmallJob("k", 5), now_));
+  EXPECT_EQ(View("k").waiting_for, "5 live workers on one host; host h1 has 4");
+  EXPECT_EQ(Beat("b").size(), 1u) << "k's";
+  EXPECT_EQ(Members(), (Names{"a", "d", "c", "e"}));
+  ReportReady();
+  ExpectReady(2);
+}
+
+TEST_F(ReformTest, MemberLeaves_ASpareTakesItsPlace) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady(kMesh, {"e"}));
+  ASSERT_OK(c_->Leave("a", 1, now_));
+  ExpectReforms(2, {"c", "b", "d", "e"}, {2, 1, 3, -1}, kMesh);
+  ReportReady();
+  ExpectReady(2);
+  EXPECT_EQ(shared_.store->Load()->jobs.at("j").mesh, "") << "as defined";
+}
+
+TEST_F(ReformTest, NextLife_WithoutTheMemory_IsASpare) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  ASSERT_OK(c_->Join(SmallWorker("b", 2), now_, {}, {1}));
+  ExpectReforms(2, {"a", "d", "c", "b"}, {0, 3, 2, -1}, kMesh);
+  EXPECT_EQ(View("j").members[3].worker.incarnation, 2);
+  EXPECT_THAT(c_->TakeEvents(),
+              ElementsAre(HasSubstr("event=worker_dead worker=b incarnation=1"), HasSubstr("event=job_reforms job=j"),
+                          HasSubstr("event=worker_joined worker=b incarnation=2")));
+}
+
+TEST_F(ReformTest, NextLife_WithTheMemory_TakesOverWhenReady_AndNotWhileItReforms) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  const auto next = [](const std::string& name, int64_t life) {
+    WorkerIdentity worker = SmallWorker(name, life);
+    worker.address = SmallWorker(name).address;
+    return worker;
+  };
+  ASSERT_OK(c_->Join(next("b", 2), now_, {}, {0, 1, {{"j", 1, 1}}}));
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  ASSERT_OK(c_->Leave("c", 1, now_));
+  ExpectReforms(2, {"a", "b"}, {0, 1}, "ddp=2,fsdp=1");
+  ASSERT_OK(c_->Join(next("b", 3), now_, {}, {0, 2, {{"j", 2, 1}}}));
+  ExpectFailed("worker b (rank 1, pid 72) ended", "it cannot re-form: shard 1 has no other copy");
+}
+
+TEST_F(ReformTest, Spares_AreOfThisHost_OnProcessors_AndHeard) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  ASSERT_OK(c_->Join(SmallWorker("device"), now_, {false, true}));
+  ASSERT_OK(c_->Join(SmallWorker("elsewhere", 1, "h2"), now_, {true}));
+  ASSERT_OK(c_->Join(SmallWorker("silent"), now_ - absl::Seconds(4)));
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  EXPECT_EQ(Members(), (Names{"a", "d"}));
+}
+
+TEST_F(ReformTest, Spares_FewestJobsFirst) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady(kMesh, {"e", "f"}));
+  ASSERT_OK(c_->CreateJob(SmallJob("k", 1), now_));
+  ASSERT_EQ(View("k").members[0].worker.name, "e");
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  EXPECT_EQ(Members(), (Names{"a", "d", "c", "f"}));
+}
+
+TEST_F(ReformTest, TwoSilentAtOnce_OneCopyEach_GoesOn_SameShard_Fails) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  Silence({"a", "d"});
+  ExpectReforms(2, {"a", "d"}, {0, 3}, "ddp=2,fsdp=1");
+  shared_ = {};
+  Restart();
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  Silence({"a", "c"});
+  ExpectFailed("worker b (rank 1, pid 71) was silent for 3.5s", "it cannot re-form: shard 1 has no other copy");
+  EXPECT_THAT(c_->TakeEvents(), Contains(HasSubstr("event=job_failed job=j epoch=1 step=7")));
+}
+
+TEST_F(ReformTest, LostAgain_WithACopyOfEveryShard_GoesOnFromTheSameEpoch) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady(kMesh, {"e"}));
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  ExpectReforms(2, {"a", "d", "c", "e"}, {0, 3, 2, -1}, kMesh);
+  Beat("d", {ReadyReport(Told("d"))});
+  Beat("a", {Failed("a", 0)});  // as if another had said so
+  ExpectReforms(3, {"c", "d"}, {2, 3}, "ddp=2,fsdp=1");
+  Beat("a");
+  Beat("d", {Failed("d", 0)});
+  ExpectFailed("worker d (rank 1, pid 71) failed", "it cannot re-form: shard 0 has no other copy");
+  EXPECT_EQ(Told("d").from.epoch, 1) << "it still has what it had";
+}
+
+TEST_F(ReformTest, LostAgain_ANewcomer_TheNextOneComes) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady(kMesh, {"e"}));
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  ASSERT_OK(c_->Join(SmallWorker("f"), now_));
+  Beat("c", {Failed("c", 3)});
+  ExpectReforms(3, {"a", "d", "c", "f"}, {0, 3, 2, -1}, kMesh);
+  ASSERT_OK(c_->Leave("c", 1, now_));
+  ExpectReforms(4, {"a", "d"}, {0, 3}, "ddp=2,fsdp=1");
+  ReportReady();
+  ExpectReady(4);
+}
+
+TEST_F(ReformTest, LostAgain_NewcomerThatLives_StaysASpare) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady("ddp=2", {"e", "f"}));
+  ASSERT_OK(c_->Leave("a", 1, now_));
+  ExpectReforms(2, {"b", "e"}, {1, -1}, "ddp=2", "ddp=2");
+  ASSERT_OK(c_->Leave("f", 1, now_));
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  ExpectFailed("worker b (rank 0, pid 71) left", "shard 0 has no other copy");
+}
+
+TEST_F(ReformTest, CoordinatorRestarts_InTheMiddle_GoesOn) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady(kMesh, {"e"}));
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  Beat("a", {ReadyReport(Told("a"))});
+  Restart();
+  EXPECT_TRUE(View("j").members[0].ready);
+  EXPECT_EQ(Told("e").from.was, (Ranks{0, 3, 2, -1}));
+  ASSERT_OK(c_->Leave("c", 1, now_));
+  ExpectReforms(3, {"a", "d"}, {0, 3}, "ddp=2,fsdp=1");
+  Restart();
+  ExpectReforms(3, {"a", "d"}, {0, 3}, "ddp=2,fsdp=1");
+  ReportReady();
+  ExpectReady(3);
+  Restart();
+  ExpectReady(3);
+  EXPECT_EQ(View("j").definition->spec().mesh.ToString(), "ddp=2,fsdp=1");
+}
+
+TEST_F(ReformTest, Shrinks_AndGrowsAgainWhenItLosesAMemberWithSparesThere) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  ReportReady();
+  ExpectReady(2);
+  for (const char* worker : {"e", "f"}) ASSERT_OK(c_->Join(SmallWorker(worker), now_));
+  EXPECT_EQ(View("j").epoch, 2) << "a READY job is not disturbed";
+  ASSERT_OK(c_->Leave("a", 1, now_));
+  ExpectReforms(3, {"d", "c", "e", "f"}, {1, -1, -1, -1}, kMesh, "ddp=2,fsdp=1", 2);
+  ReportReady();
+  ExpectReady(3);
+}
+
+TEST_F(ReformTest, ShrunkUntilNoReplicaIsLeft_TheNextLossFailsIt) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady("ddp=2"));
+  ASSERT_OK(c_->Leave("a", 1, now_));
+  ExpectReforms(2, {"b"}, {1}, "ddp=1", "ddp=2");
+  ReportReady();
+  ExpectReady(2);
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  ExpectFailed("worker b (rank 0, pid 71) left", "it cannot re-form: its mesh has no replicas");
+}
+
+TEST_F(ReformTest, OtherFailuresWhileItReforms_FailIt) {
+  for (const bool other_plan : {false, true}) {
+    shared_ = {};
+    Restart();
+    ASSERT_NO_FATAL_FAILURE(MakeReady(kMesh, {"e"}));
+    ASSERT_OK(c_->Leave("b", 1, now_));
+    MemberReport report = Failed("a", -1);
+    if (other_plan) report.plan_hash = std::string(32, '0');
+    EXPECT_EQ(c_->Heartbeat("a", 1, {report}, now_).ok(), !other_plan);
+    ExpectFailed("worker a (rank 0, pid 71)", other_plan ? "computed plan hash 000" : "failed: as it says");
+    EXPECT_THAT(View("j").error, Not(HasSubstr("cannot re-form")));
+    EXPECT_EQ(Told("a").from.epoch, 1);
+  }
+}
+
+TEST_F(ReformTest, JobsThatDoNot_SayWhy) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady("fsdp=2"));
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  ExpectFailed("worker b (rank 1, pid 71) left", "; it cannot re-form: its mesh has no replicas; its newest");
+  struct Case {
+    const char* host_of_b;
+    bool on_device;
+    Residency residency;
+    const char* reason;
+  };
+  for (const Case& c : {Case{"h2", false, Residency::kFull, "jobs on several hosts do not re-form"},
+                        {"h1", true, Residency::kFull, "its members are on CUDA devices"},
+                        {"h1", false, Residency::kBucket, "jobs with bucket residency do not re-form"}}) {
+    shared_ = {};
+    Restart();
+    const WorkerTraits traits{!c.on_device, c.on_device};
+    ASSERT_OK(c_->Join(SmallWorker("a"), now_, traits));
+    ASSERT_OK(c_->Join(SmallWorker("b", 1, c.host_of_b), now_, traits));
+    JobSpec spec = SmallMeshSpec("j", "ddp=2");
+    spec.residency = c.residency;
+    ASSERT_OK(c_->CreateJob(JobDefinition::Create(spec).value(), now_));
+    for (const char* worker : {"a", "b"}) {
+      const auto told = c_->Heartbeat(worker, 1, {}, now_, traits).value();
+      ASSERT_OK(c_->Heartbeat(worker, 1, {ReadyReport(told.at(0))}, now_, traits));
+    }
+    ASSERT_EQ(View("j").state, JobState::kReady);
+    ASSERT_OK(c_->Leave("b", 1, now_));
+    ExpectFailed("worker b (rank 1, pid 71) left", absl::StrCat("; it cannot re-form: ", c.reason),
+                 "no step of it is known");
+  }
+}
+
+// Each next life of b kills itself again.
+TEST_F(ReformTest, JobThatKillsItsMembers_FailsInTheEnd_UnlessItDoesSteps) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady("ddp=2"));
+  int64_t life = 1;
+  for (int step = 8; life < 2 * options_.max_lost_members; ++step) {
+    ASSERT_OK(c_->Join(SmallWorker("b", life + 1), now_, {}, {life}));
+    ++life;
+    ReportReady(step);
+    ASSERT_EQ(View("j").state, JobState::kReady) << life;
+  }
+  for (int lost = 0; lost < options_.max_lost_members; ++lost) {
+    ASSERT_OK(c_->Join(SmallWorker("b", life + 1), now_, {}, {life}));
+    ++life;
+    if (lost % 2 == 0) ReportReady();
+    ASSERT_NE(View("j").state, JobState::kFailed) << View("j").error;
+  }
+  ASSERT_OK(c_->Join(SmallWorker("b", life + 1), now_, {}, {life}));
+  ExpectFailed("worker b", "before it the job lost 8 members without a step between them", "step is");
+}
+
+TEST_F(ReformTest, StoreFails_NothingChanged) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady(kMesh, {"e"}));
+  const MemberReport gone = Failed("a", 1);
+  shared_.broken = true;
+  EXPECT_FALSE(c_->Leave("b", 1, now_).ok());
+  EXPECT_FALSE(c_->Heartbeat("a", 1, {gone}, now_).ok());
+  EXPECT_FALSE(c_->Join(SmallWorker("b", 2), now_, {}, {1}).ok());
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  EXPECT_EQ(Members(), (Names{"a", "b", "c", "d"}));
+  EXPECT_EQ(Told("b").from.epoch, 0);
+  EXPECT_THAT(c_->TakeEvents(), IsEmpty());
+  shared_.broken = false;
+  Beat("a", {gone});
+  ExpectReforms(2, {"a", "d", "c", "e"}, {0, 3, 2, -1}, kMesh);
+}
+
+TEST_F(ReformTest, StateFileSaysNonsense_DataLoss) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  const JobRecord good = shared_.store->Load()->jobs.at("j");
+  JobRecord mesh = good, from_mesh = good, was = good;
+  mesh.mesh = "ddp=0";
+  from_mesh.from_mesh = "";
+  was.members[1].was = 4;
+  for (const JobRecord& bad : {mesh, from_mesh, was}) {
+    StoreBatch batch;
+    batch.put_jobs = {bad};
+    ASSERT_OK(shared_.store->Write(batch));
+    EXPECT_THAT(Coordinator::Create(options_, std::make_unique<SharedStore>(shared_), now_),
+                StatusIs(Code::kDataLoss, HasSubstr("the mesh of job j is damaged")));
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh
