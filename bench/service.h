@@ -36,6 +36,7 @@ class Service {
                                                         int workers = 1);
 
   Client& client() { return *client_; }
+  void KillWorker(int number) { workers_[number].reset(); }
   // The first worker's processor time so far.
   double WorkerSeconds() const { return workers_[0]->ProcessorSeconds(); }
 

@@ -370,6 +370,12 @@ std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker)
       assignments.push_back(std::move(assignment));
       break;
     }
+    for (const MemberRecord& other : job.record.others) {
+      if (!SameLife(other.worker, worker)) continue;
+      const JobRecord& record = job.record;
+      assignments.push_back(
+          {job.definition, record.from_epoch, other.was, {}, {record.from_epoch, record.from_mesh, {}}});
+    }
   }
   return assignments;
 }

@@ -151,7 +151,13 @@ class Simulation {
     EXPECT_TRUE(record.state == JobState::kPreparing || record.state == JobState::kFailed);
     EXPECT_EQ(shards.size(), ParseMeshSpec(record.from_mesh).value().NumRanks(DimRole::kShard));
     EXPECT_GE(record.members[0].was, 0) << "rank 0 was there";
-    // Who is no member any more has dropped what it held.
+    // All others have dropped what they held.
+    for (const MemberRecord& other : record.others) {
+      ASSERT_GE(other.was, 0);
+      ASSERT_LT(other.was, static_cast<int>(holders.size()));
+      EXPECT_EQ(Life(other.worker), Life(holders[other.was]));
+      EXPECT_TRUE(members.insert(Life(other.worker)).second) << "it is a member";
+    }
     for (WorkerIdentity& holder : holders) {
       if (members.count(Life(holder)) == 0) holder.name = "";
     }

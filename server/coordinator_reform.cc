@@ -53,6 +53,10 @@ std::vector<MemberRecord> Coordinator::Holders(const Job& job, size_t lost, absl
     if (rank == lost || member.was < 0 || worker == nullptr || !IsThere(*worker, now)) continue;
     holders.push_back(std::move(member));
   }
+  for (const MemberRecord& other : job.record.others) {
+    const Worker* worker = WorkerOf(other);
+    if (worker != nullptr && IsThere(*worker, now)) holders.push_back(other);
+  }
   return holders;
 }
 
@@ -89,6 +93,7 @@ absl::Status Coordinator::ReformJob(Transaction& transaction, const std::string&
   record.epoch = NextEpoch(record);
   record.mesh = reformed.mesh == defined ? "" : reformed.mesh.ToString();
   record.members = std::move(reformed.members);
+  record.others = std::move(reformed.others);
   transaction.Event(absl::StrCat(
       "event=job_reforms job=", name, " epoch=", record.epoch, " from_epoch=", record.from_epoch,
       " mesh=", reformed.mesh.ToString(), " workers=",
@@ -102,6 +107,7 @@ void Coordinator::MakeReady(Transaction& transaction, JobRecord& job) {
   job.state = JobState::kReady;
   job.from_epoch = 0;
   job.from_mesh.clear();
+  job.others.clear();
   for (MemberRecord& member : job.members) member.was = -1;
   transaction.Event(absl::StrCat("event=job_ready job=", job.name, " epoch=", job.epoch));
 }
@@ -122,7 +128,9 @@ absl::Status Coordinator::LoadMeshes(Job& job) {
   }
   if (record.from_epoch == 0) return absl::OkStatus();
   ASSIGN_OR_RETURN(const MeshSpec from, ParseMeshSpec(record.from_mesh));
-  for (const MemberRecord& member : record.members) {
+  std::vector<MemberRecord> all = record.members;
+  all.insert(all.end(), record.others.begin(), record.others.end());
+  for (const MemberRecord& member : all) {
     if (member.was < -1 || member.was >= from.NumRanks()) {
       return absl::DataLossError(absl::StrCat("worker ", member.worker.name, " was no rank of ", record.from_mesh));
     }

@@ -110,13 +110,18 @@ TEST_F(ReformTest, SilentMember_GoesOnWithASmallerMesh) {
   EXPECT_THAT(c_->TakeEvents(),
               Contains("event=job_reforms job=j epoch=2 from_epoch=1 mesh=ddp=2,fsdp=1 workers=a,d cause=\"worker b "
                        "(rank 1, pid 71) was silent for 3.5s, longer than 3s\""));
-  EXPECT_THAT(Beat("c"), IsEmpty()) << "there is no place for it";
+  const Assignment other = Told("c");  // there is no place for it: it keeps what it holds
+  EXPECT_EQ(other.epoch, 1);
+  EXPECT_EQ(other.rank, 2);
+  EXPECT_EQ(other.from.epoch, 1);
+  EXPECT_THAT(shared_.store->Load()->jobs.at("j").others, ElementsAre(MemberRecord{SmallWorker("c"), false, 2}));
   Beat("a", {old});
   EXPECT_FALSE(View("j").members[0].ready) << "that was at the old epoch";
   EXPECT_EQ(View("j").committed_step, 7);
   ReportReady();
   ExpectReady(2);
   EXPECT_THAT(c_->TakeEvents(), ElementsAre("event=job_ready job=j epoch=2"));
+  EXPECT_THAT(Beat("c"), IsEmpty()) << "what it holds is needed no more";
   EXPECT_EQ(View("j").committed_step, 7);
   Beat("a", {ReadyReport(Told("a"), 8)});
   EXPECT_EQ(View("j").committed_step, 8);
@@ -189,7 +194,21 @@ TEST_F(ReformTest, NextLife_WithTheMemory_TakesOverWhenReady_AndNotWhileItReform
   ASSERT_OK(c_->Leave("c", 1, now_));
   ExpectReforms(2, {"a", "b"}, {0, 1}, "ddp=2,fsdp=1");
   ASSERT_OK(c_->Join(next("b", 3), now_, {}, {0, 2, {{"j", 2, 1}}}));
-  ExpectFailed("worker b (rank 1, pid 72) ended", "it cannot re-form: shard 1 has no other copy");
+  ExpectReforms(3, {"a", "d"}, {0, 3}, "ddp=2,fsdp=1");
+  ASSERT_OK(c_->Leave("d", 1, now_));
+  ExpectFailed("worker d (rank 1, pid 71) left", "it cannot re-form: shard 1 has no other copy");
+}
+
+TEST_F(ReformTest, OneWithoutAPlace_StepsInWhenAnotherIsLost) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  ExpectReforms(2, {"a", "d"}, {0, 3}, "ddp=2,fsdp=1");
+  Restart();
+  Silence({"c", "d"});
+  ExpectReforms(3, {"c", "d"}, {2, 3}, "ddp=2,fsdp=1");
+  EXPECT_THAT(shared_.store->Load()->jobs.at("j").others, IsEmpty());
+  ReportReady();
+  ExpectReady(3);
 }
 
 TEST_F(ReformTest, Spares_AreOfThisHost_OnProcessors_AndHeard) {

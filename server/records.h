@@ -96,12 +96,15 @@ struct JobRecord {
   // While it re-forms: the epoch at which it was READY last, and its mesh then. Else 0 and empty.
   int64_t from_epoch = 0;
   std::string from_mesh;
+  // Then, too: workers that were members at that epoch and are not now, each with its rank there (MemberRecord::was).
+  // They keep what they held, should another member be lost.
+  std::vector<MemberRecord> others;
 
   friend bool operator==(const JobRecord& a, const JobRecord& b) {
     return a.name == b.name && a.state == b.state && a.epoch == b.epoch && a.members == b.members &&
            a.excluded == b.excluded && a.error == b.error && a.committed_step == b.committed_step &&
            a.published_steps == b.published_steps && a.mesh == b.mesh && a.from_epoch == b.from_epoch &&
-           a.from_mesh == b.from_mesh;
+           a.from_mesh == b.from_mesh && a.others == b.others;
   }
 };
 

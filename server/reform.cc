@@ -32,6 +32,9 @@ absl::StatusOr<Reformed> Reform(const MeshSpec& defined, const MeshSpec& from, s
   for (const Candidate& spare : spares) members.push_back({*spare.worker, false, -1});
   for (MemberRecord& member : members) member.ready = false;
   reformed.mesh = MeshFor(defined, static_cast<int64_t>(members.size()));
+  for (size_t rank = reformed.mesh.NumRanks(); rank < members.size() && members[rank].was >= 0; ++rank) {
+    reformed.others.push_back(members[rank]);
+  }
   members.resize(reformed.mesh.NumRanks());
   return reformed;
 }

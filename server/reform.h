@@ -16,6 +16,7 @@ namespace shardmesh {
 struct Reformed {
   MeshSpec mesh;
   std::vector<MemberRecord> members;  // by rank, none ready
+  std::vector<MemberRecord> others;   // holders that the mesh has no place for, by old rank
 };
 
 // `defined`: the mesh that the job was given. `from`: its mesh when it was READY last. `holders`: those that are left

@@ -29,16 +29,19 @@ std::string Outcome(const std::string& defined, const std::string& from,
     EXPECT_FALSE(member.ready);
     absl::StrAppend(&text, " ", member.worker.name, "(", member.was, ")");
   }
+  if (!reformed->others.empty()) absl::StrAppend(&text, ";");
+  for (const MemberRecord& other : reformed->others)
+    absl::StrAppend(&text, " ", other.worker.name, "(", other.was, ")");
   return text;
 }
 
 TEST(Reform, HoldersOfEveryShardFirst_ThenTheOthers_ThenSpares) {
   const std::string mesh = "ddp=2,fsdp=2";  // shards 0 1 0 1
-  EXPECT_EQ(Outcome(mesh, mesh, {{"a", 0}, {"c", 2}, {"d", 3}}), "ddp=2,fsdp=1: a(0) d(3)");
-  EXPECT_EQ(Outcome(mesh, mesh, {{"d", 3}, {"c", 2}, {"b", 1}}), "ddp=2,fsdp=1: c(2) b(1)");
+  EXPECT_EQ(Outcome(mesh, mesh, {{"a", 0}, {"c", 2}, {"d", 3}}), "ddp=2,fsdp=1: a(0) d(3); c(2)");
+  EXPECT_EQ(Outcome(mesh, mesh, {{"d", 3}, {"c", 2}, {"b", 1}}), "ddp=2,fsdp=1: c(2) b(1); d(3)");
   EXPECT_EQ(Outcome(mesh, mesh, {{"a", 0}, {"c", 2}, {"d", 3}}, {{"x"}}), "ddp=2,fsdp=2: a(0) d(3) c(2) x(-1)");
   EXPECT_EQ(Outcome(mesh, mesh, {{"d", 3}, {"a", 0}}, {{"x", 1}, {"z"}, {"y"}}), "ddp=2,fsdp=2: a(0) d(3) y(-1) z(-1)");
-  EXPECT_EQ(Outcome("fsdp=2,ddp=2", "fsdp=2,ddp=2", {{"a", 0}, {"b", 1}, {"d", 3}}), "fsdp=1,ddp=2: a(0) d(3)")
+  EXPECT_EQ(Outcome("fsdp=2,ddp=2", "fsdp=2,ddp=2", {{"a", 0}, {"b", 1}, {"d", 3}}), "fsdp=1,ddp=2: a(0) d(3); b(1)")
       << "shards 0 0 1 1";
 }
 
@@ -46,7 +49,7 @@ TEST(Reform, MeshIsOfTheOneDefined_NotOfTheLast) {
   EXPECT_EQ(Outcome("ddp=2,fsdp=2", "ddp=2,fsdp=1", {{"d", 1}}, {{"x"}, {"y"}, {"z"}}),
             "ddp=2,fsdp=2: d(1) x(-1) y(-1) z(-1)");
   EXPECT_EQ(Outcome("ddp=2,fsdp=4", "ddp=2,fsdp=3", {{"a", 0}, {"b", 1}, {"f", 5}, {"d", 3}, {"e", 4}}),
-            "ddp=2,fsdp=2: a(0) b(1) f(5) d(3)");
+            "ddp=2,fsdp=2: a(0) b(1) f(5) d(3); e(4)");
 }
 
 TEST(Reform, NothingToGoOnWith_SaysWhy) {

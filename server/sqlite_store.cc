@@ -164,6 +164,11 @@ class SqliteStore final : public Store {
       BindIdentity(member, job.members[rank].worker).Bind(int64_t{job.members[rank].ready});
       RETURN_IF_ERROR(member.Bind(int64_t{job.members[rank].was}).Run());
     }
+    for (const MemberRecord& other : job.others) {  // at ranks below 0
+      member.Bind(job.name).Bind(int64_t{-1 - other.was});
+      BindIdentity(member, other.worker).Bind(int64_t{other.ready});
+      RETURN_IF_ERROR(member.Bind(int64_t{other.was}).Run());
+    }
     return absl::OkStatus();
   }
 
@@ -228,10 +233,15 @@ class SqliteStore final : public Store {
       ASSIGN_OR_RETURN(const bool found, row.Next());
       if (!found) return absl::OkStatus();
       auto job = contents.jobs.find(row.Text(0));
+      const MemberRecord member{IdentityAt(row, 2), row.Integer(8) != 0, static_cast<int32_t>(row.Integer(9))};
+      if (job != contents.jobs.end() && row.Integer(1) < 0) {
+        job->second.others.insert(job->second.others.begin(), member);  // the last comes first
+        continue;
+      }
       if (job == contents.jobs.end() || row.Integer(1) != static_cast<int64_t>(job->second.members.size())) {
         return Damaged(absl::StrCat("rank ", row.Integer(1), " of job ", row.Text(0), " has no place"));
       }
-      job->second.members.push_back({IdentityAt(row, 2), row.Integer(8) != 0, static_cast<int32_t>(row.Integer(9))});
+      job->second.members.push_back(member);
     }
   }
 

@@ -100,8 +100,13 @@ absl::Status JobShard::End(absl::Span<const Rank> members, const std::atomic<boo
   engine_->Stop();
   ControlPage& page = *protocol_->page();
   TellStopped(page, rank());
-  ASSIGN_OR_RETURN(const Ending ending, AwaitEnding(page, members, [&] { return cancelled.load(); }, timeout));
-  if (ending.steps && page.members[rank().value()].done.load(std::memory_order_acquire) != ending.seq) {
+  ASSIGN_OR_RETURN(const Ending ending, AwaitEnding(
+                                            page, members, [&] { return cancelled.load(); }, timeout));
+  const uint64_t done = page.members[rank().value()].done.load(std::memory_order_acquire);
+  if (done > ending.seq) {
+    return absl::FailedPreconditionError("it went on with a step while the others ended the epoch");
+  }
+  if (ending.steps && done != ending.seq) {
     RETURN_IF_ERROR(pass_->Run(page.commands[ending.seq % 2], ending.seq, nullptr).status());
   }
   MutexLock lock(mu_);

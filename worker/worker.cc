@@ -100,6 +100,13 @@ void Worker::Reconcile(const std::vector<v1::Assignment>& assignments) {
     for (const v1::Assignment& assignment : assignments) {
       if (keep.count(assignment.spec().name()) > 0) continue;  // said twice: the first counts
       auto it = jobs_.find(assignment.spec().name());
+      if (assignment.has_from() && assignment.from().epoch() == assignment.epoch()) {
+        if (std::shared_ptr<Entry> held = it == jobs_.end() ? nullptr : TakeHeld(assignment.epoch(), it->second)) {
+          keep[assignment.spec().name()] = std::move(held);
+          if (it->second == nullptr) jobs_.erase(it);
+        }
+        continue;
+      }
       if (it != jobs_.end() && it->second->assignment.epoch() == assignment.epoch()) {
         if (!assignment.has_from() && it->second->before != nullptr) {
           gone.push_back(std::exchange(it->second->before, nullptr));

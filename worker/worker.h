@@ -130,6 +130,8 @@ class Worker {
   }
   // worker_reform.cc. Takes the entry that the assignment goes on from out of what is held under the job's name.
   static std::shared_ptr<Entry> TakeBefore(const v1::Assignment& assignment, std::shared_ptr<Entry>& held);
+  // The entry of that epoch, out of `held` or what was before it.
+  static std::shared_ptr<Entry> TakeHeld(int64_t epoch, std::shared_ptr<Entry>& held);
   // Ends the epoch that this one goes on from, with the other members that were in it.
   absl::Status EndBefore(const Entry& entry);
   // Fills the shard and waits until all members' are, and the weights are in place.

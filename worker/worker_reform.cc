@@ -13,15 +13,16 @@ constexpr absl::Duration kSlice = absl::Milliseconds(100);
 }  // namespace
 
 // An attempt to go on that lost a member itself may lie between.
+std::shared_ptr<Worker::Entry> Worker::TakeHeld(int64_t epoch, std::shared_ptr<Entry>& held) {
+  if (held->assignment.epoch() == epoch) return std::move(held);
+  return held->before != nullptr && held->before->assignment.epoch() == epoch ? std::move(held->before) : nullptr;
+}
+
 std::shared_ptr<Worker::Entry> Worker::TakeBefore(const v1::Assignment& assignment, std::shared_ptr<Entry>& held) {
   const v1::Origin& from = assignment.from();
   const int rank = assignment.rank();
   if (!assignment.has_from() || rank < 0 || rank >= from.was_size() || from.was(rank) < 0) return nullptr;
-  const auto is_it = [&](const std::shared_ptr<Entry>& entry) {
-    return entry != nullptr && entry->assignment.epoch() == from.epoch() && entry->assignment.rank() == from.was(rank);
-  };
-  if (is_it(held)) return std::move(held);
-  return is_it(held->before) ? std::move(held->before) : nullptr;
+  return TakeHeld(from.epoch(), held);
 }
 
 std::shared_ptr<JobShard> Worker::HeldBefore(const Entry& entry) const {

@@ -11,12 +11,22 @@ absl::StatusOr<Step> AwaitCommittedStep(const Job& job, Rank rank, absl::Duratio
   const absl::Time deadline = absl::Now() + timeout;
   while (true) {
     const auto ask = [&] { return job.worker(rank).GetStatus(job.options().call_timeout); };
-    ASSIGN_OR_RETURN(const v1::GetStatusReply status,
-                     CallAgain(job.members()[rank.value()].kept(), job.peer_timeout(), ask));
+    const bool kept = job.members()[rank.value()].kept();
+    ASSIGN_OR_RETURN(const v1::GetStatusReply status, CallAgain(kept, job.peer_timeout(), ask));
+    bool held = kept;  // its next life may not have the job yet
     for (const v1::GetStatusReply::Job& entry : status.jobs()) {
-      if (entry.name() != job.spec().name || entry.epoch() != job.epoch().value()) continue;
+      if (entry.name() != job.spec().name) continue;
+      held = true;
+      if (entry.epoch() != job.epoch().value()) {
+        return absl::AbortedError(absl::StrCat("epoch ", job.epoch().value(), " of job ", entry.name(),
+                                               " is over; now ", entry.epoch(), ": open the job again"));
+      }
       if (!entry.error().empty()) return absl::UnavailableError(entry.error());
       if (entry.committed_step() >= 0) return Step(entry.committed_step());
+    }
+    if (!held) {
+      return absl::UnavailableError(absl::StrCat("worker ", job.members()[rank.value()].worker(), " does not hold job ",
+                                                 job.spec().name, " any more; open the job again"));
     }
     if (absl::Now() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat("job ", job.spec().name, " got no initial weights within ",
