@@ -1,6 +1,7 @@
-// Workers, their node and the coordinator killed and stopped at random, under two jobs that train all the time:
-// trainers only see a pause, no step is lost, and no bit differs. What is not covered, and not done here: a worker that
-// dies while its host has no node; and what a stop of a heartbeat time-out does (tests/contract/no_hang_test).
+// Workers, their node and the coordinator killed and stopped at random, under three jobs that train all the
+// time, one of them with pulled slots: trainers only see a pause, no step is lost, and no bit differs. What is not
+// covered, and not done here: a worker that dies while its host has no node; and what a stop of a heartbeat time-out
+// does (tests/contract/no_hang_test).
 //
 // SHARDMESH_CHAOS_SECONDS: how long (60). SHARDMESH_SEED: which events. SHARDMESH_CHAOS_REPORT: a file that gets the
 // events as JSON lines, beside chaos.jsonl among the test's outputs; plot_chaos.py draws it.
@@ -33,6 +34,7 @@ namespace {
 
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::ClusterOptions;
+using ::shardmesh::testing::Commits;
 using ::shardmesh::testing::Learnt;
 using ::shardmesh::testing::Pauses;
 using ::shardmesh::testing::SteadyTraining;
@@ -130,6 +132,19 @@ class Report {
   std::vector<std::ofstream> files_;
 };
 
+std::vector<JobSpec> Jobs() {
+  std::vector<JobSpec> jobs = {testing::OddJob("job-0", "fsdp=2", 2), testing::OddJob("job-1", "ddp=2,fsdp=2", 2),
+                               testing::OddJob("job-2", "fsdp=4", 5)};
+  for (JobSpec& job : jobs) job.clip_norm = 0.5;  // each step has two commands
+  jobs[1].bucket_elements = 1 << 20;              // ranges of several chunks
+  jobs[2].slot_mode = SlotMode::kPulled;
+  jobs[2].num_trainers = 2;
+  return jobs;
+}
+
+// For people.
+std::string Text(const JobSpec& job) { return absl::StrCat(job.mesh.ToString(), job.pulled() ? ", pulled" : ""); }
+
 class Chaos : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -140,13 +155,8 @@ class Chaos : public ::testing::Test {
     ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
     ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
     client_ = std::make_unique<Client>(std::move(client));
-    for (const char* const mesh : {"fsdp=2", "ddp=2,fsdp=2"}) {
-      JobSpec spec = testing::OddJob(absl::StrCat("job-", specs_.size()), mesh, 2);
-      spec.clip_norm = 0.5;                                 // each step has two commands
-      if (!specs_.empty()) spec.bucket_elements = 1 << 20;  // ranges of several chunks
-      ASSERT_OK_AND_ASSIGN(auto training, SteadyTraining::Start(*client_, spec));
-      specs_.push_back(std::move(spec));
-      trainings_.push_back(std::move(training));
+    for (const JobSpec& spec : specs_) {
+      ASSERT_OK_AND_ASSIGN(trainings_.emplace_back(), SteadyTraining::Start(*client_, spec));
     }
     begin_ = absl::Now();
   }
@@ -194,7 +204,7 @@ class Chaos : public ::testing::Test {
   absl::Status Live(const Event& event) {
     RETURN_IF_ERROR(Annotate(AwaitSteps(), "before it"));
     testing::Pause(event.quiet);
-    for (const auto& training : trainings_) training->WatchGaps();
+    for (const auto& training : trainings_) training->commits().WatchGaps();
     const absl::Time at = absl::Now();
     RETURN_IF_ERROR(Do(event));
     RETURN_IF_ERROR(AwaitSteps());
@@ -208,9 +218,9 @@ class Chaos : public ::testing::Test {
     absl::Duration longest;
     nlohmann::json jobs = nlohmann::json::array();
     for (const auto& training : trainings_) {
-      const SteadyTraining::Gap gap = training->LongestGap();
+      const Commits::Gap gap = training->commits().LongestGap();
       longest = std::max(longest, gap.length);
-      jobs.push_back({{"mesh", training->job().spec().mesh.ToString()},
+      jobs.push_back({{"mesh", Text(training->job().spec())},
                       {"step", training->committed()},
                       {"at_ms", millis(gap.begin - begin_)},
                       {"pause_ms", millis(gap.length)}});
@@ -230,7 +240,7 @@ class Chaos : public ::testing::Test {
     for (size_t j = 0; j < trainings_.size(); ++j) {
       ASSERT_OK_AND_ASSIGN(const int64_t last, trainings_[j]->End());
       ASSERT_OK_AND_ASSIGN(learnt.emplace_back(), testing::Learn(trainings_[j]->job(), last));
-      std::printf("%s: %ld steps\n", specs_[j].mesh.ToString().c_str(), static_cast<long>(last));
+      std::printf("%s: %ld steps\n", Text(specs_[j]).c_str(), static_cast<long>(last));
     }
     for (const JobSpec& spec : specs_) ASSERT_OK(testing::Delete(*client_, spec.name));
     std::vector<absl::StatusOr<Learnt>> undisturbed(specs_.size(), absl::UnknownError("not run"));
@@ -241,13 +251,13 @@ class Chaos : public ::testing::Test {
     for (std::thread& thread : threads) thread.join();
     for (size_t j = 0; j < specs_.size(); ++j) {
       ASSERT_OK(undisturbed[j]);
-      EXPECT_EQ(learnt[j], *undisturbed[j]) << specs_[j].mesh.ToString();
+      EXPECT_EQ(learnt[j], *undisturbed[j]) << Text(specs_[j]);
     }
   }
 
   std::unique_ptr<Cluster> cluster_;
   std::unique_ptr<Client> client_;
-  std::vector<JobSpec> specs_;
+  const std::vector<JobSpec> specs_ = Jobs();
   std::vector<std::unique_ptr<SteadyTraining>> trainings_;
   absl::Time begin_;
   Pauses pauses_;

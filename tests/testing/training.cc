@@ -248,6 +248,8 @@ absl::Status Delete(Client& client, const std::string& job) {
 
 absl::StatusOr<Learnt> Undisturbed(Client& client, JobSpec spec, int64_t steps) {
   spec.name += "-undisturbed";
+  spec.slot_mode = SlotMode::kAssigned;
+  spec.num_trainers = 0;
   ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, client.CreateJob(spec));
   RETURN_IF_ERROR(Initialize(*job));
   std::vector<Slot> slots;

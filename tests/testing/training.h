@@ -71,7 +71,8 @@ int64_t NumberOfEnvironment(const char* name, int64_t otherwise);
 // Deletes the job.
 absl::Status Delete(Client& client, const std::string& job);
 
-// How a job of `spec` ends that one attached trainer holding all slots trains for `steps` steps, undisturbed.
+// How a job of `spec` ends that one attached trainer holding all slots trains for `steps` steps, undisturbed. Pulled
+// slots are assigned there, to the same end.
 absl::StatusOr<Learnt> Undisturbed(Client& client, JobSpec spec, int64_t steps);
 
 }  // namespace shardmesh::testing
