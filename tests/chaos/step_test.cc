@@ -26,6 +26,7 @@
 #include "tests/testing/cluster.h"
 #include "tests/testing/pauses.h"
 #include "tests/testing/process.h"
+#include "tests/testing/rounds.h"
 #include "tests/testing/steady_training.h"
 #include "tests/testing/training.h"
 
@@ -75,41 +76,24 @@ struct Event {
   }
 };
 
-// Endless; of each round's events only the order is random, so that a short run has all kinds.
 class Events {
  public:
-  explicit Events(uint32_t seed) : random_(seed) {}
+  explicit Events(uint32_t seed)
+      : kinds_({Kind::kWorker, Kind::kWorker, Kind::kWorker, Kind::kTwoWorkers, Kind::kTwoWorkers, Kind::kStop,
+                Kind::kCoordinator, Kind::kNode, Kind::kWorkerAndCoordinator, Kind::kNode, Kind::kWorkerAndCoordinator},
+               seed) {}
   Event Next() {
-    if (round_.empty()) {
-      round_ = {Kind::kWorker,
-                Kind::kWorker,
-                Kind::kWorker,
-                Kind::kTwoWorkers,
-                Kind::kTwoWorkers,
-                Kind::kStop,
-                Kind::kCoordinator,
-                Kind::kNode,
-                Kind::kWorkerAndCoordinator,
-                Kind::kNode,
-                Kind::kWorkerAndCoordinator};
-      for (size_t i = round_.size() - 1; i > 0; --i) std::swap(round_[i], round_[Below(static_cast<int>(i) + 1)]);
-    }
-    Event event = {round_.back(), {}, absl::ZeroDuration(), absl::Milliseconds(Below(kMaxQuietMillis))};
-    round_.pop_back();
-    const int first = Below(kWorkers), second = (first + 1 + Below(kWorkers - 1)) % kWorkers;
+    Event event = {kinds_.Next(), {}, absl::ZeroDuration(), absl::Milliseconds(kinds_.Below(kMaxQuietMillis))};
+    const int first = kinds_.Below(kWorkers), second = (first + 1 + kinds_.Below(kWorkers - 1)) % kWorkers;
     if (event.kind != Kind::kCoordinator && event.kind != Kind::kNode) event.workers = {absl::StrCat("w-", first)};
     if (event.kind == Kind::kTwoWorkers) event.workers.push_back(absl::StrCat("w-", second));
     if (event.kind == Kind::kStop)
-      event.stop = absl::Milliseconds(kMinStopMillis + Below(kMaxStopMillis - kMinStopMillis));
+      event.stop = absl::Milliseconds(kMinStopMillis + kinds_.Below(kMaxStopMillis - kMinStopMillis));
     return event;
   }
 
  private:
-  // The same on every machine, as std::uniform_int_distribution and std::shuffle are not.
-  int Below(int limit) { return static_cast<int>(random_() % static_cast<uint32_t>(limit)); }
-
-  std::mt19937 random_;
-  std::vector<Kind> round_;
+  testing::Rounds<Kind> kinds_;
 };
 
 // The events as JSON lines, each as soon as it is over.
