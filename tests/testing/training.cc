@@ -125,6 +125,7 @@ absl::Status PullTo(PullingSession& session, int64_t last, absl::Duration timeou
     ASSIGN_OR_RETURN(FinishOptions options, WriteTaken(session, work));
     options.timeout = timeout;
     ASSIGN_OR_RETURN(PullingSession::Next next, session.FinishAndTake(options));
+    if (next.result != SlotResult::kAccepted) return absl::InternalError("another trainer has finished the slot");
     work = std::move(next.work);
   }
   return absl::OkStatus();

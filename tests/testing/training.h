@@ -43,7 +43,8 @@ std::string GradientPiece(const Job& job, Slot slot, Step step, int shard);
 absl::Status TrainTo(Session& session, int64_t last, absl::Duration step_timeout = absl::Seconds(30));
 // Writes the gradients of a slot that was taken, and says what it is finished with.
 absl::StatusOr<FinishOptions> WriteTaken(PullingSession& session, const PullingSession::Work& work);
-// Takes slots, writes and finishes them, until step `last` is committed. No slot may be taken back.
+// Takes slots, writes and finishes them, until step `last` is committed. No slot may be taken back; Internal:
+// one was, and finished by another trainer.
 absl::Status PullTo(PullingSession& session, int64_t last, absl::Duration timeout = absl::Seconds(30));
 // The learning rate of a step, in a parameter group.
 double LearningRate(int64_t step, int group = 0);
