@@ -94,7 +94,7 @@ TEST(LocalServerTest, Grant_IsGoodOnce_AndASlotHasOneTrainer_UntilItHangsUp) {
 
 // Stopped trainers read nothing, while their worker says again and again that it is alive.
 TEST(LocalServerTest, TrainersThatAreStopped_UntilTheirSocketsAreFull_GoOn) {
-  constexpr int kLooks = 1500;  // more than a socket's messages; with 5 s for one that does not fit
+  constexpr absl::Duration kStopped = absl::Seconds(8);  // a socket is full after 3 s
   LocalHost host(1, {}, absl::Milliseconds(20));
   ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 3)));
   ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
@@ -109,9 +109,10 @@ TEST(LocalServerTest, TrainersThatAreStopped_UntilTheirSocketsAreFull_GoOn) {
   ASSERT_TRUE(PutLetter(shard->host().mailbox(1).request, letter.SerializeAsString()));
   FutexBump(shard->protocol().doorbell());
   ASSERT_TRUE(Await([&] { return shard->protocol().page()->slots[1].declared.load() == 1; }));
-  absl::SleepFor(absl::Milliseconds(5) * kLooks);
-  EXPECT_NE(shard->protocol().HolderOf(Slot(0)), 0u);
-  EXPECT_NE(shard->protocol().HolderOf(Slot(1)), 0u);
+  const absl::Time until = absl::Now() + kStopped;
+  const auto holds = [&](int slot) { return shard->protocol().HolderOf(Slot(slot)) != 0; };
+  EXPECT_TRUE(Await([&] { return !holds(0) || !holds(1) || absl::Now() > until; }));
+  EXPECT_TRUE(holds(0) && holds(1));
   ASSERT_OK_AND_ASSIGN(Trainer last, Trainer::Attach(host, 0, {2}));
   ASSERT_OK(last.Step(Request({2}, 1)));
   EXPECT_OK(asks.Reply());
