@@ -12,13 +12,19 @@
 namespace shardmesh {
 namespace {
 
-constexpr absl::Duration kSendTimeout = absl::Seconds(5);
 constexpr absl::Duration kSlice = absl::Milliseconds(200);
 constexpr int64_t kMaxTimeoutMs = int64_t{24} * 3600 * 1000;
 
 absl::StatusOr<absl::Duration> TimeoutOf(int64_t milliseconds) {
   if (milliseconds >= 1 && milliseconds <= kMaxTimeoutMs) return absl::Milliseconds(milliseconds);
   return absl::InvalidArgumentError(absl::StrCat("timeout_ms is ", milliseconds, "; it is 1 to ", kMaxTimeoutMs));
+}
+
+// A trainer that is stopped reads nothing. What does not fit into its socket it need not hear: it has not read what
+// says the same.
+absl::Status Remind(LocalSocket& socket, const v1::LocalReply& reply) {
+  const absl::Status sent = socket.Send(reply.SerializeAsString(), {}, absl::ZeroDuration());
+  return absl::IsDeadlineExceeded(sent) ? absl::OkStatus() : sent;
 }
 
 }  // namespace
@@ -36,7 +42,7 @@ absl::Status LocalServer::AwaitAlive(LocalSocket& socket, const Granted& granted
     alive.set_alive(true);
     alive.set_id(id);
     alive.set_message(waits_for());
-    RETURN_IF_ERROR(socket.Send(alive.SerializeAsString(), {}, kSendTimeout));
+    RETURN_IF_ERROR(Remind(socket, alive));
     RETURN_IF_ERROR(granted.shard->Health());
     if (stop_.load()) return absl::UnavailableError("the worker stops");
   }
@@ -52,7 +58,7 @@ absl::Status LocalServer::TellOfOpenLetter(LocalSocket& socket, const Granted& g
   reply.set_alive(health.ok());
   reply.set_code(static_cast<int>(health.code()));
   reply.set_message(health.ok() ? protocol.WaitsFor(protocol.committed_step().next()) : std::string(health.message()));
-  return socket.Send(reply.SerializeAsString(), {}, kSendTimeout);
+  return Remind(socket, reply);
 }
 
 absl::Status LocalServer::CheckSlots(const Granted& granted, absl::Span<const int> slots) {
@@ -157,7 +163,10 @@ absl::Status LocalServer::Answer(LocalSocket& socket, const Granted& granted, Bu
     reply.set_code(static_cast<int>(status.code()));
     reply.set_message(std::string(status.message()));
   }
-  return socket.Send(reply.SerializeAsString(), {}, kSendTimeout);
+  while (true) {
+    const absl::Status sent = socket.Send(reply.SerializeAsString(), {}, kSlice);
+    if (!absl::IsDeadlineExceeded(sent) || stop_.load() || absl::IsNotFound(granted.shard->Health())) return sent;
+  }
 }
 
 }  // namespace shardmesh

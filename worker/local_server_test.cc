@@ -5,6 +5,7 @@
 #include "core/clock.h"
 #include "core/matchers.h"
 #include "core/status.h"
+#include "local/futex.h"
 #include "worker/testing/local_host.h"
 
 namespace shardmesh {
@@ -89,6 +90,33 @@ TEST(LocalServerTest, Grant_IsGoodOnce_AndASlotHasOneTrainer_UntilItHangsUp) {
   }
   EXPECT_TRUE(Await([&] { return shard->protocol().HolderOf(Slot(0)) == 0; }));
   EXPECT_OK(Trainer::Attach(host, 0, {1, 0}));
+}
+
+// Stopped trainers read nothing, while their worker says again and again that it is alive.
+TEST(LocalServerTest, TrainersThatAreStopped_UntilTheirSocketsAreFull_GoOn) {
+  constexpr absl::Duration kStopped = absl::Seconds(8);  // a socket is full after 3 s
+  LocalHost host(1, {}, absl::Milliseconds(20));
+  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 3)));
+  ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
+  std::shared_ptr<JobShard> shard = *host.workers[0]->Find("small");
+  ASSERT_OK_AND_ASSIGN(Trainer asks, Trainer::Attach(host, 0, {0}));
+  ASSERT_OK_AND_ASSIGN(Trainer writes, Trainer::Attach(host, 0, {1}));
+  ASSERT_OK(asks.Send(Request({0}, 1)));
+  v1::LocalRequest letter;
+  *letter.mutable_step() = Request({1}, 1);
+  letter.set_session(writes.welcome.session());
+  letter.set_id(1);
+  ASSERT_TRUE(PutLetter(shard->host().mailbox(1).request, letter.SerializeAsString()));
+  FutexBump(shard->protocol().doorbell());
+  ASSERT_TRUE(Await([&] { return shard->protocol().page()->slots[1].declared.load() == 1; }));
+  const absl::Time until = absl::Now() + kStopped;
+  const auto holds = [&](int slot) { return shard->protocol().HolderOf(Slot(slot)) != 0; };
+  EXPECT_TRUE(Await([&] { return !holds(0) || !holds(1) || absl::Now() > until; }));
+  EXPECT_TRUE(holds(0) && holds(1));
+  ASSERT_OK_AND_ASSIGN(Trainer last, Trainer::Attach(host, 0, {2}));
+  ASSERT_OK(last.Step(Request({2}, 1)));
+  EXPECT_OK(asks.Reply());
+  EXPECT_TRUE(Await([&] { return !shard->host().mailbox(1).open(); }));  // it has its answer
 }
 
 TEST(LocalServerTest, SlotDeclaredByATrainerThatDied_OpensAtTheCommit) {

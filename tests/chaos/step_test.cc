@@ -1,6 +1,7 @@
-// Workers, their node and the coordinator killed and stopped at random, under two jobs that train all the time:
-// trainers only see a pause, no step is lost, and no bit differs. What is not covered, and not done here: a worker that
-// dies while its host has no node; and what a stop of a heartbeat time-out does (tests/contract/no_hang_test).
+// Workers, their node and the coordinator killed and stopped at random, under three jobs that train all the
+// time, one of them with pulled slots: trainers only see a pause, no step is lost, and no bit differs. What is not
+// covered, and not done here: a worker that dies while its host has no node; and what a stop of a heartbeat time-out
+// does (tests/contract/no_hang_test).
 //
 // SHARDMESH_CHAOS_SECONDS: how long (60). SHARDMESH_SEED: which events. SHARDMESH_CHAOS_REPORT: a file that gets the
 // events as JSON lines, beside chaos.jsonl among the test's outputs; plot_chaos.py draws it.
@@ -25,6 +26,7 @@
 #include "tests/testing/cluster.h"
 #include "tests/testing/pauses.h"
 #include "tests/testing/process.h"
+#include "tests/testing/rounds.h"
 #include "tests/testing/steady_training.h"
 #include "tests/testing/training.h"
 
@@ -33,6 +35,7 @@ namespace {
 
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::ClusterOptions;
+using ::shardmesh::testing::Commits;
 using ::shardmesh::testing::Learnt;
 using ::shardmesh::testing::Pauses;
 using ::shardmesh::testing::SteadyTraining;
@@ -73,41 +76,24 @@ struct Event {
   }
 };
 
-// Endless; of each round's events only the order is random, so that a short run has all kinds.
 class Events {
  public:
-  explicit Events(uint32_t seed) : random_(seed) {}
+  explicit Events(uint32_t seed)
+      : kinds_({Kind::kWorker, Kind::kWorker, Kind::kWorker, Kind::kTwoWorkers, Kind::kTwoWorkers, Kind::kStop,
+                Kind::kCoordinator, Kind::kNode, Kind::kWorkerAndCoordinator, Kind::kNode, Kind::kWorkerAndCoordinator},
+               seed) {}
   Event Next() {
-    if (round_.empty()) {
-      round_ = {Kind::kWorker,
-                Kind::kWorker,
-                Kind::kWorker,
-                Kind::kTwoWorkers,
-                Kind::kTwoWorkers,
-                Kind::kStop,
-                Kind::kCoordinator,
-                Kind::kNode,
-                Kind::kWorkerAndCoordinator,
-                Kind::kNode,
-                Kind::kWorkerAndCoordinator};
-      for (size_t i = round_.size() - 1; i > 0; --i) std::swap(round_[i], round_[Below(static_cast<int>(i) + 1)]);
-    }
-    Event event = {round_.back(), {}, absl::ZeroDuration(), absl::Milliseconds(Below(kMaxQuietMillis))};
-    round_.pop_back();
-    const int first = Below(kWorkers), second = (first + 1 + Below(kWorkers - 1)) % kWorkers;
+    Event event = {kinds_.Next(), {}, absl::ZeroDuration(), absl::Milliseconds(kinds_.Below(kMaxQuietMillis))};
+    const int first = kinds_.Below(kWorkers), second = (first + 1 + kinds_.Below(kWorkers - 1)) % kWorkers;
     if (event.kind != Kind::kCoordinator && event.kind != Kind::kNode) event.workers = {absl::StrCat("w-", first)};
     if (event.kind == Kind::kTwoWorkers) event.workers.push_back(absl::StrCat("w-", second));
     if (event.kind == Kind::kStop)
-      event.stop = absl::Milliseconds(kMinStopMillis + Below(kMaxStopMillis - kMinStopMillis));
+      event.stop = absl::Milliseconds(kMinStopMillis + kinds_.Below(kMaxStopMillis - kMinStopMillis));
     return event;
   }
 
  private:
-  // The same on every machine, as std::uniform_int_distribution and std::shuffle are not.
-  int Below(int limit) { return static_cast<int>(random_() % static_cast<uint32_t>(limit)); }
-
-  std::mt19937 random_;
-  std::vector<Kind> round_;
+  testing::Rounds<Kind> kinds_;
 };
 
 // The events as JSON lines, each as soon as it is over.
@@ -130,6 +116,19 @@ class Report {
   std::vector<std::ofstream> files_;
 };
 
+std::vector<JobSpec> Jobs() {
+  std::vector<JobSpec> jobs = {testing::OddJob("job-0", "fsdp=2", 2), testing::OddJob("job-1", "ddp=2,fsdp=2", 2),
+                               testing::OddJob("job-2", "fsdp=4", 5)};
+  for (JobSpec& job : jobs) job.clip_norm = 0.5;  // each step has two commands
+  jobs[1].bucket_elements = 1 << 20;              // ranges of several chunks
+  jobs[2].slot_mode = SlotMode::kPulled;
+  jobs[2].num_trainers = 2;
+  return jobs;
+}
+
+// For people.
+std::string Text(const JobSpec& job) { return absl::StrCat(job.mesh.ToString(), job.pulled() ? ", pulled" : ""); }
+
 class Chaos : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -140,13 +139,8 @@ class Chaos : public ::testing::Test {
     ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
     ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
     client_ = std::make_unique<Client>(std::move(client));
-    for (const char* const mesh : {"fsdp=2", "ddp=2,fsdp=2"}) {
-      JobSpec spec = testing::OddJob(absl::StrCat("job-", specs_.size()), mesh, 2);
-      spec.clip_norm = 0.5;                                 // each step has two commands
-      if (!specs_.empty()) spec.bucket_elements = 1 << 20;  // ranges of several chunks
-      ASSERT_OK_AND_ASSIGN(auto training, SteadyTraining::Start(*client_, spec));
-      specs_.push_back(std::move(spec));
-      trainings_.push_back(std::move(training));
+    for (const JobSpec& spec : specs_) {
+      ASSERT_OK_AND_ASSIGN(trainings_.emplace_back(), SteadyTraining::Start(*client_, spec));
     }
     begin_ = absl::Now();
   }
@@ -194,7 +188,7 @@ class Chaos : public ::testing::Test {
   absl::Status Live(const Event& event) {
     RETURN_IF_ERROR(Annotate(AwaitSteps(), "before it"));
     testing::Pause(event.quiet);
-    for (const auto& training : trainings_) training->WatchGaps();
+    for (const auto& training : trainings_) training->commits().WatchGaps();
     const absl::Time at = absl::Now();
     RETURN_IF_ERROR(Do(event));
     RETURN_IF_ERROR(AwaitSteps());
@@ -208,9 +202,9 @@ class Chaos : public ::testing::Test {
     absl::Duration longest;
     nlohmann::json jobs = nlohmann::json::array();
     for (const auto& training : trainings_) {
-      const SteadyTraining::Gap gap = training->LongestGap();
+      const Commits::Gap gap = training->commits().LongestGap();
       longest = std::max(longest, gap.length);
-      jobs.push_back({{"mesh", training->job().spec().mesh.ToString()},
+      jobs.push_back({{"mesh", Text(training->job().spec())},
                       {"step", training->committed()},
                       {"at_ms", millis(gap.begin - begin_)},
                       {"pause_ms", millis(gap.length)}});
@@ -230,7 +224,7 @@ class Chaos : public ::testing::Test {
     for (size_t j = 0; j < trainings_.size(); ++j) {
       ASSERT_OK_AND_ASSIGN(const int64_t last, trainings_[j]->End());
       ASSERT_OK_AND_ASSIGN(learnt.emplace_back(), testing::Learn(trainings_[j]->job(), last));
-      std::printf("%s: %ld steps\n", specs_[j].mesh.ToString().c_str(), static_cast<long>(last));
+      std::printf("%s: %ld steps\n", Text(specs_[j]).c_str(), static_cast<long>(last));
     }
     for (const JobSpec& spec : specs_) ASSERT_OK(testing::Delete(*client_, spec.name));
     std::vector<absl::StatusOr<Learnt>> undisturbed(specs_.size(), absl::UnknownError("not run"));
@@ -241,13 +235,13 @@ class Chaos : public ::testing::Test {
     for (std::thread& thread : threads) thread.join();
     for (size_t j = 0; j < specs_.size(); ++j) {
       ASSERT_OK(undisturbed[j]);
-      EXPECT_EQ(learnt[j], *undisturbed[j]) << specs_[j].mesh.ToString();
+      EXPECT_EQ(learnt[j], *undisturbed[j]) << Text(specs_[j]);
     }
   }
 
   std::unique_ptr<Cluster> cluster_;
   std::unique_ptr<Client> client_;
-  std::vector<JobSpec> specs_;
+  const std::vector<JobSpec> specs_ = Jobs();
   std::vector<std::unique_ptr<SteadyTraining>> trainings_;
   absl::Time begin_;
   Pauses pauses_;

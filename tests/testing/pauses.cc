@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 
 namespace shardmesh::testing {
 
@@ -18,6 +19,26 @@ std::string Pauses::Table() const {
                           at(1));
   }
   return table;
+}
+
+void Commits::See(int64_t step) {
+  MutexLock lock(mu_);
+  if (step <= newest()) return;
+  const absl::Time now = absl::Now();
+  if (now - seen_ > longest_.length) longest_ = {seen_, now - seen_};
+  seen_ = now;
+  newest_.store(step);
+}
+
+void Commits::WatchGaps() {
+  MutexLock lock(mu_);
+  if (newest() == 0) seen_ = absl::Now();
+  longest_ = {seen_, absl::ZeroDuration()};
+}
+
+Commits::Gap Commits::LongestGap() const {
+  MutexLock lock(mu_);
+  return longest_;
 }
 
 }  // namespace shardmesh::testing

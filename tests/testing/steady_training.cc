@@ -18,14 +18,26 @@ absl::StatusOr<std::unique_ptr<SteadyTraining>> SteadyTraining::Start(Client& cl
   std::unique_ptr<SteadyTraining> training(new SteadyTraining());
   ASSIGN_OR_RETURN(training->job_, client.CreateJob(spec));
   RETURN_IF_ERROR(Initialize(*training->job_));
-  ASSIGN_OR_RETURN(training->sessions_[0], training->job_->Attach({Slot(0)}));
-  ASSIGN_OR_RETURN(training->sessions_[1], training->job_->Connect({Slot(1)}));
-  for (auto& session : training->sessions_) RETURN_IF_ERROR(session->AwaitWeights(kLong));
-  training->WatchGaps();
+  RETURN_IF_ERROR(training->Open());
+  training->commits_.WatchGaps();
   for (int i = 0; i < 2; ++i) {
-    training->threads_[i] = std::thread([t = training.get(), i] { t->statuses_[i] = t->Train(*t->sessions_[i]); });
+    training->threads_[i] = std::thread([t = training.get(), i] { t->statuses_[i] = t->Train(i); });
   }
   return training;
+}
+
+absl::Status SteadyTraining::Open() {
+  if (job_->spec().pulled()) {
+    for (auto& puller : pullers_) {
+      ASSIGN_OR_RETURN(puller, job_->AttachPulling());
+      RETURN_IF_ERROR(puller->AwaitWeights(kLong));
+    }
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(sessions_[0], job_->Attach({Slot(0)}));
+  ASSIGN_OR_RETURN(sessions_[1], job_->Connect({Slot(1)}));
+  for (auto& session : sessions_) RETURN_IF_ERROR(session->AwaitWeights(kLong));
+  return absl::OkStatus();
 }
 
 absl::Status SteadyTraining::AwaitBeyond(int64_t step) const {
@@ -33,17 +45,6 @@ absl::Status SteadyTraining::AwaitBeyond(int64_t step) const {
   while (committed() <= step && absl::Now() < deadline && !failed_.load()) poll(nullptr, 0, 1);
   if (failed_.load()) return absl::AbortedError("a trainer ended");
   return committed() > step ? absl::OkStatus() : absl::DeadlineExceededError(absl::StrCat("no step after ", step));
-}
-
-void SteadyTraining::WatchGaps() {
-  MutexLock lock(mu_);
-  if (committed() == 0) newest_ = absl::Now();
-  longest_ = {newest_, absl::ZeroDuration()};
-}
-
-SteadyTraining::Gap SteadyTraining::LongestGap() const {
-  MutexLock lock(mu_);
-  return longest_;
 }
 
 absl::StatusOr<int64_t> SteadyTraining::End() {
@@ -55,29 +56,28 @@ absl::StatusOr<int64_t> SteadyTraining::End() {
   return last_.load();
 }
 
-absl::Status SteadyTraining::Train(Session& session) {
-  while (session.committed_step().value() < last_.load()) {
-    const int64_t step = session.committed_step().value() + 1;
-    absl::Status trained = TrainTo(session, step, kLong);
-    if (trained.ok() && session.committed_step().value() != step) {
-      trained = absl::InternalError(absl::StrCat("step ", session.committed_step().value(), " came after ", step - 1));
-    }
-    if (!trained.ok()) {
-      failed_.store(true);
-      return trained;
-    }
-    Committed(step);
-  }
-  return absl::OkStatus();
+int64_t SteadyTraining::KnownTo(int trainer) const {
+  return job_->spec().pulled() ? pullers_[trainer]->committed_step().value()
+                               : sessions_[trainer]->committed_step().value();
 }
 
-void SteadyTraining::Committed(int64_t step) {
-  MutexLock lock(mu_);
-  if (step <= committed()) return;  // the other trainer saw it first
-  const absl::Time now = absl::Now();
-  if (now - newest_ > longest_.length) longest_ = {newest_, now - newest_};
-  newest_ = now;
-  committed_.store(step);
+absl::Status SteadyTraining::Step(int trainer) {
+  const int64_t step = KnownTo(trainer) + 1;
+  if (job_->spec().pulled()) return PullTo(*pullers_[trainer], step, kLong);
+  RETURN_IF_ERROR(TrainTo(*sessions_[trainer], step, kLong));
+  if (KnownTo(trainer) == step) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("step ", KnownTo(trainer), " came after ", step - 1));
+}
+
+absl::Status SteadyTraining::Train(int trainer) {
+  while (KnownTo(trainer) < last_.load()) {
+    if (const absl::Status stepped = Step(trainer); !stepped.ok()) {
+      failed_.store(true);
+      return stepped;
+    }
+    commits_.See(KnownTo(trainer));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace shardmesh::testing

@@ -1,16 +1,19 @@
-// test_trainer COORDINATOR JOB LAST_STEP create[:MESH]|attach|connect|delete SLOT...: a trainer as a process, so that a
-// test can kill it or put it on another host. Its gradients are those of training.h; TLS files as TlsOfEnvironment()
-// says.
+// test_trainer COORDINATOR JOB LAST_STEP create[:MESH]|attach|connect|pull|delete SLOT...: a trainer as a process, so
+// that a test can kill it or put it on another host. Its gradients are those of training.h; TLS files as
+// TlsOfEnvironment() says.
 //   create   makes OddJob(JOB, "fsdp=2", 2), gives it its weights, then goes on as connect; create:MESH: on that mesh
 //   attach   through shared memory; connect: through gRPC
+//   pull     of a job with pulled slots, through shared memory: whichever slots are open. Each takes a moment
 //   delete   deletes JOB, and nothing else
-// Prints "step N" after each step, at the end "digest HEX"; status 1 and the error when there is one.
+// Prints "step N" after each step, at the end "digest HEX"; when it pulls "late for slot S of step N: REASON" instead
+// of the steps, where another trainer came first; status 1 and the error when there is one.
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
 
 #include "absl/strings/strip.h"
 #include "core/status.h"
+#include "tests/testing/process.h"
 #include "tests/testing/training.h"
 
 namespace shardmesh::testing {
@@ -32,17 +35,44 @@ absl::StatusOr<std::shared_ptr<Job>> FindJob(Client& client, const Arguments& ar
   return job;
 }
 
-absl::Status Run(const Arguments& arguments) {
-  ASSIGN_OR_RETURN(Client client, Client::Connect(arguments.coordinator, TlsOfEnvironment()));
-  if (arguments.way == "delete") return Delete(client, arguments.job);
-  ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, FindJob(client, arguments));
+constexpr absl::Duration kComputes = absl::Milliseconds(3);
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+absl::Status PullOne(PullingSession& session) {
+  ASSIGN_OR_RETURN(const PullingSession::Work work, session.Take(kLong));
+  if (!work.slot.has_value()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const FinishOptions options, WriteTaken(session, work));
+  Pause(kComputes);
+  const absl::StatusOr<SlotResult> result = session.Finish(options);
+  if (result.ok() && *result == SlotResult::kAccepted) return absl::OkStatus();
+  if (!result.ok() && !absl::IsAborted(result.status())) return result.status();
+  std::cout << "late for slot " << work.slot->value() << " of step " << work.step.value() << ": "
+            << (result.ok() ? "second result" : result.status().message()) << std::endl;
+  return absl::OkStatus();
+}
+
+absl::Status Train(Job& job, const Arguments& arguments) {
+  if (arguments.way == "pull") {
+    ASSIGN_OR_RETURN(const auto session, job.AttachPulling());
+    RETURN_IF_ERROR(session->AwaitWeights(kLong));
+    while (session->committed_step().value() < arguments.last) RETURN_IF_ERROR(PullOne(*session));
+    return absl::OkStatus();
+  }
   const bool attach = arguments.way == "attach";
-  ASSIGN_OR_RETURN(const auto session, attach ? job->Attach(arguments.slots) : job->Connect(arguments.slots));
+  ASSIGN_OR_RETURN(const auto session, attach ? job.Attach(arguments.slots) : job.Connect(arguments.slots));
   RETURN_IF_ERROR(session->AwaitWeights(absl::Seconds(20)));
   while (session->committed_step().value() < arguments.last) {
     RETURN_IF_ERROR(TrainTo(*session, session->committed_step().value() + 1));
     std::cout << "step " << session->committed_step().value() << std::endl;
   }
+  return absl::OkStatus();
+}
+
+absl::Status Run(const Arguments& arguments) {
+  ASSIGN_OR_RETURN(Client client, Client::Connect(arguments.coordinator, TlsOfEnvironment()));
+  if (arguments.way == "delete") return Delete(client, arguments.job);
+  ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, FindJob(client, arguments));
+  RETURN_IF_ERROR(Train(*job, arguments));
   ASSIGN_OR_RETURN(const v1::DigestReply digest, job->Digest(absl::Seconds(20)));
   std::cout << "digest " << std::hex << digest.digest() << std::endl;
   return absl::OkStatus();
@@ -52,8 +82,8 @@ absl::Status Run(const Arguments& arguments) {
 }  // namespace shardmesh::testing
 
 int main(int argc, char** argv) {
-  if (argc < 6) {
-    std::cerr << "usage: test_trainer COORDINATOR JOB LAST_STEP create|attach|connect|delete SLOT...\n";
+  if (argc < 5) {
+    std::cerr << "usage: test_trainer COORDINATOR JOB LAST_STEP create|attach|connect|pull|delete SLOT...\n";
     return 2;
   }
   shardmesh::testing::Arguments arguments{argv[1], argv[2], std::atoll(argv[3]), argv[4], {}};

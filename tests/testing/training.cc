@@ -125,6 +125,7 @@ absl::Status PullTo(PullingSession& session, int64_t last, absl::Duration timeou
     ASSIGN_OR_RETURN(FinishOptions options, WriteTaken(session, work));
     options.timeout = timeout;
     ASSIGN_OR_RETURN(PullingSession::Next next, session.FinishAndTake(options));
+    if (next.result != SlotResult::kAccepted) return absl::InternalError("another trainer has finished the slot");
     work = std::move(next.work);
   }
   return absl::OkStatus();
@@ -260,6 +261,8 @@ absl::Status Delete(Client& client, const std::string& job) {
 
 absl::StatusOr<Learnt> Undisturbed(Client& client, JobSpec spec, int64_t steps) {
   spec.name += "-undisturbed";
+  spec.slot_mode = SlotMode::kAssigned;
+  spec.num_trainers = 0;
   ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, client.CreateJob(spec));
   RETURN_IF_ERROR(Initialize(*job));
   std::vector<Slot> slots;

@@ -44,7 +44,8 @@ std::string GradientPiece(const Job& job, Slot slot, Step step, int shard);
 absl::Status TrainTo(Session& session, int64_t last, absl::Duration step_timeout = absl::Seconds(30));
 // Writes the gradients of a slot that was taken, and says what it is finished with.
 absl::StatusOr<FinishOptions> WriteTaken(PullingSession& session, const PullingSession::Work& work);
-// Takes slots, writes and finishes them, until step `last` is committed. No slot may be taken back.
+// Takes slots, writes and finishes them, until step `last` is committed. No slot may be taken back; Internal:
+// one was, and finished by another trainer.
 absl::Status PullTo(PullingSession& session, int64_t last, absl::Duration timeout = absl::Seconds(30));
 // Calls `train` with the job, and where it ended since a member was lost with the job of the next epoch, again and again.
 absl::Status TrainOver(Client& client, std::shared_ptr<Job> job, const std::function<absl::Status(Job&)>& train);
@@ -74,7 +75,8 @@ int64_t NumberOfEnvironment(const char* name, int64_t otherwise);
 // Deletes the job.
 absl::Status Delete(Client& client, const std::string& job);
 
-// How a job of `spec` ends that one attached trainer holding all slots trains for `steps` steps, undisturbed.
+// How a job of `spec` ends that one attached trainer holding all slots trains for `steps` steps, undisturbed. Pulled
+// slots are assigned there, to the same end.
 absl::StatusOr<Learnt> Undisturbed(Client& client, JobSpec spec, int64_t steps);
 
 }  // namespace shardmesh::testing

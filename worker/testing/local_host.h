@@ -27,12 +27,14 @@ namespace shardmesh {
 
 // A host with `n` workers, each with its socket.
 struct LocalHost {
-  // `device_of`: the device of worker i, if any.
-  explicit LocalHost(int n, const std::function<std::optional<WorkerDevice>(int i)>& device_of = {}) {
+  // `device_of`: the device of worker i, if any. `heartbeat_timeout`: a loaded machine is not a dead worker, and who
+  // closes is seen at once anyway.
+  explicit LocalHost(int n, const std::function<std::optional<WorkerDevice>(int i)>& device_of = {},
+                     absl::Duration heartbeat_timeout = kLong) {
     for (int i = 0; i < n; ++i) {
       WorkerOptions options;
       options.name = absl::StrCat("w", i);
-      options.heartbeat_timeout = kLong;  // a loaded machine is not a dead worker: who closes is seen at once anyway
+      options.heartbeat_timeout = heartbeat_timeout;
       options.prepare_timeout = kLong;
       if (device_of) options.device = device_of(i);
       workers.push_back(std::make_unique<Worker>(options, NewProcessMemory()));
