@@ -28,7 +28,8 @@ constexpr absl::Duration kHelloTimeout = absl::Seconds(5);
 constexpr absl::Duration kOpenTimeout =
     absl::Seconds(5);  // for the commit of a step that a slot's last holder declared
 constexpr absl::Duration kOpenSlice = absl::Milliseconds(20);
-constexpr absl::Duration kHangUpTimeout = absl::Seconds(1);  // for the slots of a trainer whose process is gone
+constexpr absl::Duration kHangUpTimeout = absl::Seconds(1);   // for the slots of a trainer whose process is gone
+constexpr absl::Duration kClosing = absl::Milliseconds(300);  // for those of a session that this process has just ended
 constexpr size_t kMaxGrants = 4096;
 
 bool IsGone(pid_t pid) { return pid > 0 && kill(pid, 0) != 0 && errno == ESRCH; }
@@ -144,16 +145,18 @@ absl::StatusOr<LocalServer::Granted> LocalServer::Redeem(const std::string& toke
   return granted;
 }
 
-// A trainer that died holds its slot until its connection is seen to be closed: a moment.
+// A trainer that died, or ended its session, holds its slot until its connection is seen to be closed: a moment.
 absl::Status LocalServer::TakeSlot(JobShard& shard, int slot, uint64_t holder, pid_t own_pid) {
   StepProtocol& protocol = shard.protocol();
-  const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(kHangUpTimeout);
+  const int64_t begin = MonotonicNanos(), deadline = begin + absl::ToInt64Nanoseconds(kHangUpTimeout);
+  const int64_t closed = begin + absl::ToInt64Nanoseconds(kClosing);
   while (true) {
     const absl::Status taken = protocol.TakeSlot(Slot(slot), holder);
     if (taken.ok()) protocol.page()->slots[slot].holder_pid.store(own_pid);
     if (!absl::IsFailedPrecondition(taken) || MonotonicNanos() > deadline) return taken;
     const auto pid = static_cast<pid_t>(protocol.page()->slots[slot].holder_pid.load());
-    if (pid > 0 && !IsGone(pid)) return taken;
+    const bool closing = pid == own_pid && MonotonicNanos() < closed;
+    if (pid > 0 && !IsGone(pid) && !closing) return taken;
     absl::SleepFor(absl::Milliseconds(10));
   }
 }

@@ -92,6 +92,12 @@ TEST(LocalServerTest, Grant_IsGoodOnce_AndASlotHasOneTrainer_UntilItHangsUp) {
   EXPECT_OK(Trainer::Attach(host, 0, {1, 0}));
 }
 
+TEST(LocalServerTest, ASessionThatEnded_GivesItsSlotToTheNextOfItsProcess) {
+  LocalHost host(1);
+  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));
+  for (int i = 0; i < 200; ++i) ASSERT_OK(Trainer::Attach(host, 0, {0}).status()) << i;
+}
+
 // Stopped trainers read nothing, while their worker says again and again that it is alive.
 TEST(LocalServerTest, TrainersThatAreStopped_UntilTheirSocketsAreFull_GoOn) {
   constexpr absl::Duration kStopped = absl::Seconds(8);  // a socket is full after 3 s
