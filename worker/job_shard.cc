@@ -125,9 +125,9 @@ void JobShard::Close() {
 }
 
 absl::Status JobShard::Health() const {
-  if (closed_.load())
-    return absl::NotFoundError(absl::StrCat("job ", spec().name, " was deleted, or moved to other workers"));
-  return protocol_->Health();
+  const absl::Status health = protocol_->Health();  // comes first: who was lost is why it is closed, too
+  if (!health.ok() || !closed_.load()) return health;
+  return absl::NotFoundError(absl::StrCat("job ", spec().name, " was deleted, or moved to other workers"));
 }
 
 absl::Status JobShard::CheckEpoch(int64_t epoch) const {

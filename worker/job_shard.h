@@ -70,9 +70,10 @@ class JobShard {
   Waiters& waiters() { return waiters_; }
   OrphanSessions& orphans() { return orphans_; }
 
-  // From now on Health is NotFound ("deleted"), and waiters are answered with it. Whoever holds the object may go on.
+  // From now on Health is NotFound ("deleted"), if the job was not aborted before, and waiters are answered with it.
+  // Whoever holds the object may go on.
   void Close();
-  // OK; NotFound: closed; Unavailable: aborted, naming the member.
+  // OK; Unavailable: aborted, naming the member; NotFound: closed.
   absl::Status Health() const;
 
   // Aborted: the caller's epoch is another.

@@ -61,7 +61,9 @@ absl::StatusOr<std::shared_ptr<Job>> Client::Open(const std::string& name, const
   while (true) {
     const absl::StatusOr<v1::JobDescription> job = coordinator_->DescribeJob(request, options_.call_timeout);
     std::string waits_for = "somebody to create it";
-    if (absent == Absent::kError || !absl::IsNotFound(job.status())) {
+    if (after > 0 && absl::IsUnavailable(job.status())) {  // the coordinator may be away, too
+      waits_for = absl::StrCat("the coordinator: ", job.status().message());
+    } else if (absent == Absent::kError || !absl::IsNotFound(job.status())) {
       RETURN_IF_ERROR(job.status());
       const bool failed = job->state() == v1::JOB_STATE_FAILED;
       const bool readable = failed && use == JobUse::kRead && job->members_size() > 0;
