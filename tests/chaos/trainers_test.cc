@@ -2,7 +2,7 @@
 // their slots, a killed one's replacement takes part, a stopped one that goes on is told that it was late and takes
 // part again, no step is lost, and no bit differs.
 //
-// SHARDMESH_CHAOS_SECONDS: how long (30). SHARDMESH_SEED: which events.
+// SHARDMESH_CHAOS_SECONDS: how long (25). SHARDMESH_SEED: which events.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -279,7 +279,7 @@ class TrainersChaos : public ::testing::Test {
 };
 
 TEST_F(TrainersChaos, OthersTakeTheSlots_AndTheBitsAreTheSame) {
-  const absl::Duration length = absl::Seconds(testing::NumberOfEnvironment("SHARDMESH_CHAOS_SECONDS", 30));
+  const absl::Duration length = absl::Seconds(testing::NumberOfEnvironment("SHARDMESH_CHAOS_SECONDS", 25));
   const auto seed = static_cast<uint32_t>(testing::NumberOfEnvironment("SHARDMESH_SEED", std::random_device()()));
   std::printf("SHARDMESH_SEED=%u SHARDMESH_CHAOS_SECONDS=%ld\n", seed, static_cast<long>(absl::ToInt64Seconds(length)));
   Events events(seed);
