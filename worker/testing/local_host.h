@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -36,6 +37,8 @@ struct LocalHost {
       options.name = absl::StrCat("w", i);
       options.heartbeat_timeout = heartbeat_timeout;
       options.prepare_timeout = kLong;
+      options.transfer = [this](const v1::Peer& from, const v1::TransferRequest& request, const TransferSink& sink,
+                                absl::Duration) { return Transfer(from, request, sink); };
       if (device_of) options.device = device_of(i);
       workers.push_back(std::make_unique<Worker>(options, NewProcessMemory()));
       servers.push_back(*LocalServer::Start(folder.File(absl::StrCat(i)), *workers[i], clock));
@@ -58,6 +61,24 @@ struct LocalHost {
       peer->set_pid(getpid());
     }
     return assignment;
+  }
+
+  // What worker `from` gives, as it would over gRPC.
+  absl::StatusOr<v1::TransferHeader> Transfer(const v1::Peer& from, const v1::TransferRequest& request,
+                                              const TransferSink& sink) const {
+    for (const auto& worker : workers) {
+      if (worker->options().name != from.worker()) continue;
+      ASSIGN_OR_RETURN(std::shared_ptr<JobShard> held, worker->FindHeld(request.job(), request.epoch()));
+      ASSIGN_OR_RETURN(const auto source, TransferSource::Open(std::move(held), request));
+      RETURN_IF_ERROR(sink.begin(source->Begin()));
+      while (source->left() > 0) {
+        std::string bytes(static_cast<size_t>(std::min<int64_t>(source->left(), 1000)), '\0');
+        source->Read(bytes.data(), static_cast<int64_t>(bytes.size()));
+        RETURN_IF_ERROR(sink.data(bytes));
+      }
+      return source->End();
+    }
+    return absl::UnavailableError("no such worker");
   }
 
   v1::MemberStatus StatusOf(int i) const {
