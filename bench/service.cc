@@ -31,7 +31,7 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const std::string& folde
   const std::string coordinator_file = folder + "/coordinator";
   ASSIGN_OR_RETURN(service->coordinator_,
                    Process::Start({ProgramPath("server/shardmesh-coordinator"), "--listen", "127.0.0.1:0", "--state",
-                                   folder + "/state.db", "--address-file", coordinator_file, "--log-level", "warn"},
+                                   folder + "/state.db", "--address-file", coordinator_file, "--log-level", "error"},
                                   core));
   ASSIGN_OR_RETURN(const std::string address, service->coordinator_->AwaitFile(coordinator_file, kPatience));
   for (int i = 0; i < workers; ++i) {

@@ -46,13 +46,13 @@ struct TransferSink {
   std::function<absl::Status(absl::string_view)> data;
 };
 // Asks another worker (Shard.Transfer); returns the last header. DataLoss: fewer or more bytes than were announced.
-using TransferCall = std::function<absl::StatusOr<v1::TransferHeader>(
+using FetchCall = std::function<absl::StatusOr<v1::TransferHeader>(
     const v1::Peer& from, const v1::TransferRequest& request, const TransferSink& sink, absl::Duration timeout)>;
 
 struct Restoration {
   const v1::Assignment& assignment;
   std::shared_ptr<JobShard> held;  // what this member had at assignment.from; null: nothing
-  TransferCall transfer;           // null: none is possible
+  FetchCall transfer;              // null: none is possible
   const std::atomic<bool>& cancelled;
   absl::Duration timeout;
 };

@@ -9,7 +9,7 @@
 #include "rpc/unary.h"
 #include "worker/pull_call.h"
 #include "worker/push_call.h"
-#include "worker/transfer_stream.h"
+#include "worker/transfer_call.h"
 #include "worker/waiting_call.h"
 
 namespace shardmesh {
@@ -75,7 +75,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* ShardService::Transfer(grpc::Callbac
     ASSIGN_OR_RETURN(std::shared_ptr<JobShard> held, worker_.FindHeld(request.job(), request.epoch()));
     return TransferSource::Open(std::move(held), request);
   };
-  return TransferStream::Start(open());
+  return TransferCall::Start(open());
 }
 
 grpc::ServerUnaryReactor* ShardService::Step(grpc::CallbackServerContext* context, const v1::StepRequest* request,

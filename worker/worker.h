@@ -58,7 +58,7 @@ struct WorkerOptions {
   std::optional<WorkerDevice> device;                  // on which steps run; unset: on processors
   std::string group_address;     // of this host, for workers of other hosts; empty: jobs on several hosts are refused
   MeetCall meet;                 // how their first lead is asked; with group_address
-  TransferCall transfer;         // how members of a job that re-forms get what others hold; null: they cannot
+  FetchCall transfer;         // how members of a job that re-forms get what others hold; null: they cannot
   KeeperLink* keeper = nullptr;  // of the host, outlives the worker; null: jobs end with this process
 };
 

@@ -1,4 +1,4 @@
-// TransferStream: one Transfer call: sends what TransferSource reads, message after message. Each holds a copy, since a
+// TransferCall: one Transfer call: sends what TransferSource reads, message after message. Each holds a copy, since a
 // stretch is seldom longer than some KiB.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace shardmesh {
 
-class TransferStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+class TransferCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   // Returns the reactor for gRPC. `source` may be an error: the call is answered with it.
   static grpc::ServerWriteReactor<grpc::ByteBuffer>* Start(absl::StatusOr<std::unique_ptr<TransferSource>> source);

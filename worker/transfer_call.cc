@@ -1,4 +1,4 @@
-#include "worker/transfer_stream.h"
+#include "worker/transfer_call.h"
 
 #include <algorithm>
 #include <utility>
@@ -11,9 +11,9 @@ namespace {
 constexpr int64_t kMessageBytes = 1 << 20;
 }  // namespace
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* TransferStream::Start(
+grpc::ServerWriteReactor<grpc::ByteBuffer>* TransferCall::Start(
     absl::StatusOr<std::unique_ptr<TransferSource>> source) {
-  auto* const stream = new TransferStream();
+  auto* const stream = new TransferCall();
   if (!source.ok()) {
     stream->Finish(ToGrpc(source.status()));
     return stream;
@@ -23,7 +23,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* TransferStream::Start(
   return stream;
 }
 
-void TransferStream::SendNext() {
+void TransferCall::SendNext() {
   std::string header;
   grpc::Slice data;
   if (!std::exchange(begun_, true)) {
@@ -39,7 +39,7 @@ void TransferStream::SendNext() {
   StartWrite(&message_);
 }
 
-void TransferStream::OnWriteDone(bool ok) {
+void TransferCall::OnWriteDone(bool ok) {
   message_.Clear();
   if (!ok) {
     Finish(ToGrpc(absl::CancelledError("the caller is gone")));
