@@ -84,6 +84,19 @@ std::string SlotRows(const std::vector<JobView>& jobs) {
   return any ? absl::StrCat("\n", table.ToString()) : "";
 }
 
+std::string TrainerRows(const std::vector<JobView>& jobs) {
+  Table table({"job", "trainer", "pid", "slots finished", "idle"});
+  bool any = false;
+  for (const JobView& job : jobs) {
+    for (const TrainerView& trainer : job.trainers) {
+      any = true;
+      table.AddRow({job.name, absl::StrCat(trainer.seat), absl::StrCat(trainer.pid),
+                    absl::StrCat(trainer.slots_finished), Percent(trainer.idle)});
+    }
+  }
+  return any ? absl::StrCat("\n", table.ToString()) : "";
+}
+
 Json WorkerJson(const WorkerView& worker) {
   return {{"name", worker.name},
           {"rank", worker.rank},
@@ -119,6 +132,14 @@ Json JobJson(const JobView& job) {
                      {"idle_share", OrNull(slot.idle)},
                      {"waited_for", slot.waited_for}});
   }
+  Json& trainers = json["trainers"] = Json::array();
+  for (const TrainerView& trainer : job.trainers) {
+    trainers.push_back({{"seat", trainer.seat},
+                        {"pid", trainer.pid},
+                        {"slots_finished", trainer.slots_finished},
+                        {"idle_seconds", trainer.idle_seconds},
+                        {"idle_share", OrNull(trainer.idle)}});
+  }
   return json;
 }
 
@@ -131,7 +152,7 @@ std::string TopText(const TopView& view) {
         &out, Table({"the coordinator does not answer, jobs are as before: " + view.coordinator_error}).ToString());
   }
   if (view.jobs.empty()) return absl::StrCat(out, "no jobs\n");
-  return absl::StrCat(out, JobRows(view.jobs), WorkerRows(view.jobs), SlotRows(view.jobs));
+  return absl::StrCat(out, JobRows(view.jobs), WorkerRows(view.jobs), SlotRows(view.jobs), TrainerRows(view.jobs));
 }
 
 Json TopJson(const TopView& view) {

@@ -18,11 +18,13 @@ struct TopView {
   std::string coordinator_error;  // why the coordinator did not answer; its jobs are then those of its last answer
 };
 
-// A table of the jobs, one of their workers and one of their slots; control bytes of values are written as \xNN.
+// A table of the jobs, one of their workers, one of their slots and one of trainers that pull them; control bytes of
+// values are written as \xNN.
 std::string TopText(const TopView& view);
 
-// {"time","coordinator_error","jobs":[{...,"workers":[...],"slots":[...]}]}; what is not known is null, the steps
-// "committed_step" and "last_step" are -1 where there is none. Shares go from 0 to 1, times are seconds.
+// {"time","coordinator_error","jobs":[{...,"workers":[...],"slots":[...],"trainers":[...]}]}; what is not known is
+// null, the steps "committed_step" and "last_step" are -1 where there is none. Shares go from 0 to 1, times are
+// seconds.
 nlohmann::ordered_json TopJson(const TopView& view);
 
 // What to write for a refresh: on a terminal over what was there before, else behind the block before and an empty

@@ -56,6 +56,20 @@ TEST(TopTableTest, Text_JobsWorkersAndSlots) {
             "tiny     1          -      -  by the others\n");
 }
 
+TEST(TopTableTest, TrainersThatPullSlots) {
+  TopView view = OneJob();
+  view.jobs[0].slots.clear();
+  view.jobs[0].trainers = {{0, 200, 17, 1.5, 0.25}, {2, 201, 3, 0.5, std::nullopt}};
+  EXPECT_THAT(TopText(view), HasSubstr("\n"
+                                       "\n"
+                                       "job   trainer  pid  slots finished   idle\n"
+                                       "tiny        0  200              17  25.0%\n"
+                                       "tiny        2  201               3      -\n"));
+  EXPECT_EQ(TopJson(view)["jobs"][0]["trainers"].dump(),
+            R"([{"seat":0,"pid":200,"slots_finished":17,"idle_seconds":1.5,"idle_share":0.25},)"
+            R"({"seat":2,"pid":201,"slots_finished":3,"idle_seconds":0.5,"idle_share":null}])");
+}
+
 TEST(TopTableTest, Text_WithoutJobs_AndWithAnError) {
   TopView view = OneJob();
   view.coordinator_error = "UNAVAILABLE: \x1b[2J";

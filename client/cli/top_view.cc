@@ -253,6 +253,21 @@ void SetSlots(const std::vector<const WorkerAnswer*>& workers, bool stalled, boo
   MarkLast(times, view.slots);
 }
 
+// As the lead says; of who has a seat by another process than before nothing is known yet.
+void SetTrainers(const std::vector<const WorkerAnswer*>& workers, const JobView* before, JobView& view) {
+  if (workers.empty()) return;
+  const double elapsed =
+      view.steps_per_second.has_value() ? Seconds(before->answered_nanos, view.answered_nanos) : 0;  // the same epoch
+  for (const WorkerJob::Trainer& from : StatusOf(*workers.front(), view.name)->trainers()) {
+    TrainerView trainer{from.seat(), from.pid(), from.slots_finished(), static_cast<double>(from.idle_nanos()) * 1e-9};
+    for (const TrainerView& last : before == nullptr ? std::vector<TrainerView>() : before->trainers) {
+      if (elapsed <= 0 || last.seat != trainer.seat || last.pid != trainer.pid) continue;
+      trainer.idle = std::clamp((trainer.idle_seconds - last.idle_seconds) / elapsed, 0.0, 1.0);
+    }
+    view.trainers.push_back(trainer);
+  }
+}
+
 std::string NoteOf(const v1::JobDescription& job) {
   if (job.state() == v1::JOB_STATE_FAILED) return job.error();
   const bool waits = job.state() == v1::JOB_STATE_WAITING || job.state() == v1::JOB_STATE_PREPARING;
@@ -280,11 +295,13 @@ JobView ViewOf(const JobAnswers& answers, const JobView* before) {
   view.epoch = NewestEpoch(answers);
   view.committed_step = job.committed_step();
   for (const WorkerAnswer& answer : answers.workers) view.workers.push_back(ViewOfWorker(answer, view.name));
-  const int slots = std::clamp(job.spec().slots(), 0, kMaxSlots);
+  const bool pulled = job.spec().slot_mode() == v1::SLOT_MODE_PULLED;
+  const int slots = pulled ? 0 : std::clamp(job.spec().slots(), 0, kMaxSlots);
   for (int slot = 0; slot < slots; ++slot) view.slots.push_back({slot});
 
   const std::vector<const WorkerAnswer*> current = AnswersOf(answers, view.epoch);
   SetCommitted(current, before, view);
+  SetTrainers(current, before, view);
   const auto traced = [](const WorkerAnswer* answer) { return answer->trace.ok(); };
   if (const auto first = absl::c_find_if(current, traced); first != current.end()) {
     const Instants commits = CommitsOf(*(*first)->trace, StatusOf(**first, view.name)->committed_step());

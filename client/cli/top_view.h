@@ -58,6 +58,15 @@ struct SlotView {
   bool waited_for = false;
 };
 
+// A trainer of a job whose slots are pulled.
+struct TrainerView {
+  int seat = 0;
+  int64_t pid = 0;
+  int64_t slots_finished = 0;  // by whoever had the seat
+  double idle_seconds = 0;     // that it waited for slots and commits, in all
+  std::optional<double> idle;  // the part of the time since the view before, 0 to 1
+};
+
 struct JobView {
   std::string name;
   std::string state;  // of the job, as JobStateName
@@ -74,7 +83,8 @@ struct JobView {
   int64_t pause_before_step = -1;
   int64_t periods = 0;  // of how many steps these are
   std::vector<WorkerView> workers;
-  std::vector<SlotView> slots;  // every slot of the job
+  std::vector<SlotView> slots;  // every slot of the job; none where they are pulled:
+  std::vector<TrainerView> trainers;
 };
 
 // `before`: the view of this job at the refresh before; null: there is none.

@@ -364,5 +364,36 @@ TEST(TopViewTest, Nonsense_StaysInBounds) {
   EXPECT_GE(view.longest_pause.value(), 0.0);
 }
 
+v1::GetStatusReply::Job::Trainer& AddTrainer(WorkerAnswer& worker, int seat, int64_t pid, double idle) {
+  v1::GetStatusReply::Job::Trainer& trainer = *worker.status->mutable_jobs(0)->add_trainers();
+  trainer.set_seat(seat);
+  trainer.set_pid(pid);
+  trainer.set_slots_finished(10 * pid);
+  trainer.set_idle_nanos(static_cast<int64_t>(idle * 1e9));
+  return trainer;
+}
+
+TEST(TopViewTest, TrainersThatPull_AreIdleForAPartOfTheTimeSinceTheViewBefore) {
+  JobAnswers answers = JobOf(1, 4);
+  answers.job.mutable_spec()->set_slot_mode(v1::SLOT_MODE_PULLED);
+  answers.workers[0].answered_nanos = 1'000'000'000;
+  AddTrainer(answers.workers[0], 0, 7, 5);
+  AddTrainer(answers.workers[0], 1, 8, 5);
+  const JobView first = ViewOf(answers, nullptr);
+  EXPECT_TRUE(first.slots.empty());
+  ASSERT_EQ(first.trainers.size(), 2u);
+  EXPECT_FALSE(first.trainers[0].idle.has_value());
+
+  answers.workers[0].answered_nanos = 3'000'000'000;
+  answers.workers[0].status->mutable_jobs(0)->clear_trainers();
+  AddTrainer(answers.workers[0], 0, 7, 5.5);
+  AddTrainer(answers.workers[0], 1, 9, 6);  // another process
+  const JobView second = ViewOf(answers, &first);
+  ASSERT_EQ(second.trainers.size(), 2u);
+  EXPECT_EQ(second.trainers[0].slots_finished, 70);
+  EXPECT_DOUBLE_EQ(second.trainers[0].idle.value_or(-1), 0.25);
+  EXPECT_FALSE(second.trainers[1].idle.has_value());
+}
+
 }  // namespace
 }  // namespace shardmesh
