@@ -298,7 +298,12 @@ void Coordinator::ApplyFailure(Transaction& transaction, const MemberReport& rep
   const std::string cause = absl::StrCat(Member(worker, report.rank), " failed: ", report.error);
   const std::vector<MemberRecord>& members = job.record.members;
   if (report.lost_rank < 0 || report.lost_rank >= static_cast<int32_t>(members.size())) {
-    return FailJob(transaction, report.job, cause);
+    const bool reforms = job.record.state == JobState::kPreparing && job.record.from_epoch > 0;
+    if (!reforms) return FailJob(transaction, report.job, cause);
+    // It cannot take its place, or has not enough memory for it: the others may do without.
+    const std::string life = absl::StrCat(worker.name, "@", worker.incarnation);
+    transaction.MutableJob(report.job).record.excluded.push_back(life);
+    return LoseMember(transaction, report.job, report.rank, cause, now);
   }
   const MemberRecord lost = members[report.lost_rank];
   const bool prepared = job.record.state == JobState::kPreparing;
@@ -335,6 +340,9 @@ absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberRepo
     return ApplyOtherPlan(transaction, report, *there, worker);
   }
   if (report.state == MemberReport::State::kFailed) {
+    if (report.committed_step > there->record.committed_step) {  // the error of the job names it
+      transaction.MutableJob(report.job).record.committed_step = report.committed_step;
+    }
     ApplyFailure(transaction, report, *there, worker, now);
   } else if (report.state == MemberReport::State::kReady && there->record.state == JobState::kPreparing &&
              !there->record.members[report.rank].ready) {

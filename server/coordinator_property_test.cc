@@ -346,6 +346,10 @@ class Simulation {
     if (!assignments.ok()) return;
     told_[name] = *assignments;
     for (const Assignment& assignment : *assignments) {
+      if (assignment.from.epoch == assignment.epoch) {  // it only keeps what it held
+        EXPECT_TRUE(assignment.peers.empty());
+        continue;
+      }
       EXPECT_EQ(assignment.peers.at(assignment.rank).name, name);
       EXPECT_EQ(assignment.peers.at(assignment.rank).incarnation, lives_[name]);
     }
@@ -390,7 +394,7 @@ TEST(CoordinatorProperty, RandomOperationsWithRestartsAndFailingWrites) {
     }
     reforming += simulation.reforming;
   }
-  EXPECT_GT(reforming, 100) << "it is tested";
+  EXPECT_GT(reforming, 20) << "it is tested";
 }
 
 }  // namespace

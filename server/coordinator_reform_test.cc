@@ -315,19 +315,28 @@ TEST_F(ReformTest, ShrunkUntilNoReplicaIsLeft_TheNextLossFailsIt) {
   ExpectFailed("worker b (rank 0, pid 71) left", "it cannot re-form: its mesh has no replicas");
 }
 
-TEST_F(ReformTest, OtherFailuresWhileItReforms_FailIt) {
-  for (const bool other_plan : {false, true}) {
-    shared_ = {};
-    Restart();
-    ASSERT_NO_FATAL_FAILURE(MakeReady(kMesh, {"e"}));
-    ASSERT_OK(c_->Leave("b", 1, now_));
-    MemberReport report = Failed("a", -1);
-    if (other_plan) report.plan_hash = std::string(32, '0');
-    EXPECT_EQ(c_->Heartbeat("a", 1, {report}, now_).ok(), !other_plan);
-    ExpectFailed("worker a (rank 0, pid 71)", other_plan ? "computed plan hash 000" : "failed: as it says");
-    EXPECT_THAT(View("j").error, Not(HasSubstr("cannot re-form")));
-    EXPECT_EQ(Told("a").from.epoch, 1);
-  }
+TEST_F(ReformTest, AnotherPlanWhileItReforms_FailsIt) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady(kMesh, {"e"}));
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  MemberReport report = Failed("a", -1);
+  report.plan_hash = std::string(32, '0');
+  EXPECT_FALSE(c_->Heartbeat("a", 1, {report}, now_).ok());
+  ExpectFailed("worker a (rank 0, pid 71)", "computed plan hash 000");
+  EXPECT_THAT(View("j").error, Not(HasSubstr("cannot re-form")));
+  EXPECT_EQ(Told("a").from.epoch, 1);
+}
+
+TEST_F(ReformTest, AMemberThatCannotTakeItsPlace_IsDoneWithout_AndNotAskedAgain) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady(kMesh, {"e"}));
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  ExpectReforms(2, {"a", "d", "c", "e"}, {0, 3, 2, -1}, kMesh);
+  MemberReport report = Failed("a", -1);
+  report.committed_step = 9;
+  Beat("a", {report});
+  ExpectReforms(3, {"c", "d"}, {2, 3}, "ddp=2,fsdp=1");
+  EXPECT_EQ(View("j").committed_step, 9);
+  Beat("c", {Failed("c", 1)});
+  ExpectFailed("worker c (rank 0, pid 71) failed", "shard 1 has no other copy", "newest known step is 9");
 }
 
 TEST_F(ReformTest, JobsThatDoNot_SayWhy) {

@@ -88,7 +88,8 @@ struct JobRecord {
   JobState state = JobState::kWaiting;
   int64_t epoch = 0;                  // of the last assignment; 0 before the first
   std::vector<MemberRecord> members;  // by rank; empty while WAITING
-  std::vector<std::string> excluded;  // workers whose plan hash differed: never members of this job
+  // Lives of workers whose plan hash differed, or that failed while it re-formed: never members of this job again.
+  std::vector<std::string> excluded;
   std::string error;                  // of FAILED: the first cause
   int64_t committed_step = -1;
   std::vector<int64_t> published_steps;  // ascending

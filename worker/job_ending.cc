@@ -83,9 +83,9 @@ absl::StatusOr<Ending> AwaitEnding(ControlPage& page, absl::Span<const Rank> mem
   }
   const uint64_t decided = page.decided.load(std::memory_order_acquire);
   uint64_t word = 0;
-  if (page.ending.compare_exchange_strong(word, EndingWord(decided, page.committed.load() >= decided))) {
-    word = page.ending.load();
-  }
+  // A step may be told of a moment before its command is over.
+  const bool committed = page.committed.load() >= decided || page.committed_step_plus_one.load() > 0;
+  if (page.ending.compare_exchange_strong(word, EndingWord(decided, committed))) word = page.ending.load();
   return EndingOf(page, word);
 }
 
@@ -93,7 +93,8 @@ void BeginRestored(const ControlPage& before, const Ending& ending, ControlPage&
   if (ending.step == kNoStep) return;
   for (int i = 0; i < kOutcomeRing; ++i) Copy(before.outcomes[i], page.outcomes[i]);
   const Command& last = before.commands[ending.seq % 2];
-  if (last.step == ending.step && (last.kind == CommandKind::kStep || last.kind == CommandKind::kGather)) {
+  const bool decided = last.first == 0;  // else they were restored, outcomes and all
+  if (decided && last.step == ending.step && (last.kind == CommandKind::kStep || last.kind == CommandKind::kGather)) {
     RecordOutcome(before, last, page.outcomes[ending.step % kOutcomeRing]);
   }
   page.restored_step_plus_one.store(ending.step + 1, std::memory_order_release);

@@ -21,7 +21,8 @@ struct Ending {
   bool steps = false;      // the command changes shards: one that is not done with it has to execute it
 };
 
-// In ControlPage::ending: the newest command, and whether it was committed.
+// In ControlPage::ending: the newest command, and whether it was committed; of initial weights, whether anybody may have
+// been told.
 constexpr uint64_t EndingWord(uint64_t seq, bool committed) { return seq << 2 | (committed ? 2 : 0) | 1; }
 // REQUIRES: a word that is on the page.
 Ending EndingOf(const ControlPage& page, uint64_t word);

@@ -15,7 +15,8 @@ namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kRetry = absl::Milliseconds(5);
-constexpr absl::Duration kCall = absl::Seconds(30);
+constexpr double kSlowBytesPerSecond = 20e6;
+constexpr absl::Duration kCall = absl::Seconds(30);  // and the time of its bytes
 
 // The same job on another mesh.
 absl::StatusOr<Plan> PlanOn(JobSpec spec, const std::string& mesh) {
@@ -30,13 +31,15 @@ absl::StatusOr<Plan> PlanOn(JobSpec spec, const std::string& mesh) {
 // Takes one transfer into the shard.
 class Receiver {
  public:
-  Receiver(const JobShard& shard, int64_t step, absl::Span<const ReshardPiece> pieces)
-      : step_(step), bytes_(shard.storage(), /*parity=*/0, ReshardBytes::Side::kTo, pieces) {}
+  Receiver(const JobShard& shard, int64_t step, absl::Span<const ReshardPiece> pieces,
+           const std::atomic<bool>& cancelled)
+      : step_(step), cancelled_(cancelled), bytes_(shard.storage(), /*parity=*/0, ReshardBytes::Side::kTo, pieces) {}
 
   TransferSink Sink() {
     return {[this](const v1::TransferHeader& header) { return Begin(header); },
             [this](absl::string_view data) { return Take(data); }};
   }
+  int64_t num_bytes() const { return bytes_.num_bytes(); }
   absl::Status End(const v1::TransferHeader& header) {
     if (bytes_.digest() == header.digest()) return absl::OkStatus();
     return absl::DataLossError("the digest of what came is not that of what was sent; have both memories checked");
@@ -49,6 +52,7 @@ class Receiver {
                                                       "; expected ", bytes_.num_bytes(), " of step ", step_));
   }
   absl::Status Take(absl::string_view data) {
+    if (cancelled_.load()) return absl::CancelledError("the job is assigned anew");
     while (!data.empty()) {
       const absl::Span<char> to = bytes_.Next(static_cast<int64_t>(data.size()));
       if (to.empty()) return absl::DataLossError("it sent more than it announced");
@@ -59,6 +63,7 @@ class Receiver {
   }
 
   const int64_t step_;
+  const std::atomic<bool>& cancelled_;
   ReshardBytes bytes_;
 };
 
@@ -77,8 +82,9 @@ absl::Status Fetch(const Restoration& restoration, JobShard& shard, int source, 
   request.set_rank(assignment.rank());
   const absl::Time deadline = absl::Now() + restoration.timeout;
   while (true) {
-    Receiver receiver(shard, step, pieces);
-    const absl::StatusOr<v1::TransferHeader> last = restoration.transfer(peer, request, receiver.Sink(), kCall);
+    Receiver receiver(shard, step, pieces, restoration.cancelled);
+    const absl::StatusOr<v1::TransferHeader> last =
+        restoration.transfer(peer, request, receiver.Sink(), kCall + TransferTime(receiver.num_bytes()));
     if (last.ok()) return Annotate(receiver.End(*last), who);
     if (restoration.cancelled.load()) return absl::CancelledError("the job is assigned anew");
     if (!absl::IsUnavailable(last.status())) return Annotate(last.status(), who);
@@ -92,6 +98,8 @@ absl::Status Fetch(const Restoration& restoration, JobShard& shard, int source, 
 }
 
 }  // namespace
+
+absl::Duration TransferTime(int64_t bytes) { return absl::Seconds(static_cast<double>(bytes) / kSlowBytesPerSecond); }
 
 TransferSource::TransferSource(std::shared_ptr<JobShard> held, ShardStorage wanted)
     : held_(std::move(held)),

@@ -49,6 +49,9 @@ struct TransferSink {
 using FetchCall = std::function<absl::StatusOr<v1::TransferHeader>(
     const v1::Peer& from, const v1::TransferRequest& request, const TransferSink& sink, absl::Duration timeout)>;
 
+// How long bytes may be on the way, at least: a slow network's time.
+absl::Duration TransferTime(int64_t bytes);
+
 struct Restoration {
   const v1::Assignment& assignment;
   std::shared_ptr<JobShard> held;  // what this member had at assignment.from; null: nothing

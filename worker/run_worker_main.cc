@@ -193,6 +193,8 @@ absl::StatusOr<std::optional<WorkerDevice>> OpenDevice(const std::string& text, 
   return std::make_optional(*std::move(device));
 }
 
+constexpr absl::Duration kSilence = absl::Seconds(3);  // of a worker that was asked, after which it counts as gone
+
 v1::Member MemberOf(const v1::Peer& peer) {
   v1::Member member;
   member.set_rank(peer.rank());
@@ -239,7 +241,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   options.transfer = [tls = flags.tls](const v1::Peer& from, const v1::TransferRequest& request,
                                        const TransferSink& sink,
                                        absl::Duration timeout) -> absl::StatusOr<v1::TransferHeader> {
-    ASSIGN_OR_RETURN(const auto transport, ShardTransport::Dial(MemberOf(from), tls, timeout));
+    ASSIGN_OR_RETURN(const auto transport, ShardTransport::Dial(MemberOf(from), tls, kSilence));
     return transport->Transfer(request, sink.begin, sink.data, timeout);
   };
   Worker worker(options, NewProcessMemory());

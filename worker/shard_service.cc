@@ -67,15 +67,17 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* ShardService::Pull(grpc::CallbackSer
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* ShardService::Transfer(grpc::CallbackServerContext* context,
                                                                    const grpc::ByteBuffer* raw) {
-  const auto open = [&]() -> absl::StatusOr<std::unique_ptr<TransferSource>> {
+  std::unique_ptr<TransferSource> source;
+  const absl::Status status = CallWithoutThrowing([&]() -> absl::Status {
     v1::TransferRequest request;
     RETURN_IF_ERROR(RequireDeadline(*context, "Shard.Transfer"));
     RETURN_IF_ERROR(DecodeMessage(*raw, request));
     RETURN_IF_ERROR(Validate(request));
     ASSIGN_OR_RETURN(std::shared_ptr<JobShard> held, worker_.FindHeld(request.job(), request.epoch()));
-    return TransferSource::Open(std::move(held), request);
-  };
-  return TransferCall::Start(open());
+    ASSIGN_OR_RETURN(source, TransferSource::Open(std::move(held), request));
+    return absl::OkStatus();
+  });
+  return TransferCall::Start(status, std::move(source));
 }
 
 grpc::ServerUnaryReactor* ShardService::Step(grpc::CallbackServerContext* context, const v1::StepRequest* request,

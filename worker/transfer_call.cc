@@ -5,25 +5,26 @@
 
 #include "proto/bulk.h"
 #include "rpc/status.h"
+#include "rpc/unary.h"
 
 namespace shardmesh {
 namespace {
 constexpr int64_t kMessageBytes = 1 << 20;
 }  // namespace
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* TransferCall::Start(
-    absl::StatusOr<std::unique_ptr<TransferSource>> source) {
-  auto* const stream = new TransferCall();
-  if (!source.ok()) {
-    stream->Finish(ToGrpc(source.status()));
-    return stream;
+grpc::ServerWriteReactor<grpc::ByteBuffer>* TransferCall::Start(const absl::Status& status,
+                                                                std::unique_ptr<TransferSource> source) {
+  auto* const call = new TransferCall();
+  if (!status.ok()) {
+    call->Finish(ToGrpc(status));
+    return call;
   }
-  stream->source_ = *std::move(source);
-  stream->SendNext();
-  return stream;
+  call->source_ = std::move(source);
+  call->SendNext();
+  return call;
 }
 
-void TransferCall::SendNext() {
+absl::Status TransferCall::MakeNext() {
   std::string header;
   grpc::Slice data;
   if (!std::exchange(begun_, true)) {
@@ -36,7 +37,16 @@ void TransferCall::SendNext() {
     ended_ = true;
   }
   message_ = EncodeChunk(header, data);
-  StartWrite(&message_);
+  return absl::OkStatus();
+}
+
+// Memory may be short just then.
+void TransferCall::SendNext() {
+  if (const absl::Status made = CallWithoutThrowing([this] { return MakeNext(); }); !made.ok()) {
+    Finish(ToGrpc(made));
+  } else {
+    StartWrite(&message_);
+  }
 }
 
 void TransferCall::OnWriteDone(bool ok) {

@@ -14,14 +14,16 @@ namespace shardmesh {
 
 class TransferCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  // Returns the reactor for gRPC. `source` may be an error: the call is answered with it.
-  static grpc::ServerWriteReactor<grpc::ByteBuffer>* Start(absl::StatusOr<std::unique_ptr<TransferSource>> source);
+  // Returns the reactor for gRPC. An error: the call is answered with it, and there is no source.
+  static grpc::ServerWriteReactor<grpc::ByteBuffer>* Start(const absl::Status& status,
+                                                           std::unique_ptr<TransferSource> source);
 
   void OnWriteDone(bool ok) override;
   void OnDone() override { delete this; }
 
  private:
   void SendNext();
+  absl::Status MakeNext();
 
   std::unique_ptr<TransferSource> source_;
   bool begun_ = false, ended_ = false;

@@ -102,15 +102,14 @@ void Worker::Reconcile(const std::vector<v1::Assignment>& assignments) {
       auto it = jobs_.find(assignment.spec().name());
       if (assignment.has_from() && assignment.from().epoch() == assignment.epoch()) {
         if (std::shared_ptr<Entry> held = it == jobs_.end() ? nullptr : TakeHeld(assignment.epoch(), it->second)) {
+          DropOlder(*held, gone);
           keep[assignment.spec().name()] = std::move(held);
           if (it->second == nullptr) jobs_.erase(it);
         }
         continue;
       }
       if (it != jobs_.end() && it->second->assignment.epoch() == assignment.epoch()) {
-        if (!assignment.has_from() && it->second->before != nullptr) {
-          gone.push_back(std::exchange(it->second->before, nullptr));
-        }
+        if (!assignment.has_from()) DropOlder(*it->second, gone);
         keep.insert(*it);
         jobs_.erase(it);
         continue;
@@ -118,13 +117,14 @@ void Worker::Reconcile(const std::vector<v1::Assignment>& assignments) {
       auto entry = std::make_shared<Entry>();
       entry->assignment = assignment;
       if (it != jobs_.end()) entry->before = TakeBefore(assignment, it->second);
+      if (entry->before != nullptr) DropOlder(*entry->before, gone);
       if (it != jobs_.end() && it->second == nullptr) jobs_.erase(it);
       entry->preparing = std::thread([this, entry] { Prepare(entry); });
       keep[assignment.spec().name()] = entry;
     }
     for (auto& [name, entry] : jobs_) {
       gone.push_back(entry);
-      if (entry->before != nullptr) gone.push_back(std::exchange(entry->before, nullptr));
+      DropOlder(*entry, gone);
     }
     jobs_ = std::move(keep);
   }
@@ -282,7 +282,10 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   RETURN_IF_ERROR(device != nullptr ? CheckDeviceJob(spec, plan, ranks.num_hosts)
                                     : CheckFits(spec, plan, options_.host_capacity, ranks.per_host));
   const bool restores = assignment.has_from() && !entry->resumed;
-  if (restores) RETURN_IF_ERROR(EndBefore(*entry));
+  if (restores) {
+    RETURN_IF_ERROR(CheckOrigin(assignment, spec, ranks));
+    RETURN_IF_ERROR(EndBefore(*entry));
+  }
   const std::unique_ptr<Memory> memory = MemoryFor(*entry, spec, ranks);
   const bool lead = assignment.rank() == ranks.first();
   JobShardOptions options{spec,

@@ -132,6 +132,14 @@ class Worker {
   static std::shared_ptr<Entry> TakeBefore(const v1::Assignment& assignment, std::shared_ptr<Entry>& held);
   // The entry of that epoch, out of `held` or what was before it.
   static std::shared_ptr<Entry> TakeHeld(int64_t epoch, std::shared_ptr<Entry>& held);
+  // What was held before an entry that is needed alone from now on.
+  static void DropOlder(Entry& entry, std::vector<std::shared_ptr<Entry>>& gone) {
+    if (entry.before != nullptr) gone.push_back(std::exchange(entry.before, nullptr));
+  }
+  // InvalidArgument, Unimplemented: what the assignment says of where the job's weights are makes no sense here.
+  absl::Status CheckOrigin(const v1::Assignment& assignment, const JobSpec& spec, const HostRanks& ranks) const;
+  // Waits until what was held before is built, if that is a next life's. Null: nothing was held.
+  absl::StatusOr<std::shared_ptr<JobShard>> AwaitHeldBefore(const Entry& entry) const;
   // Ends the epoch that this one goes on from, with the other members that were in it.
   absl::Status EndBefore(const Entry& entry);
   // Fills the shard and waits until all members' are, and the weights are in place.

@@ -142,7 +142,7 @@ void Worker::PeerMapped(const std::shared_ptr<Entry>& entry, int rank) {
     shard = entry->shard;
   }
   if (shard == nullptr) return;
-  if (const absl::Status sealed = shard->host().Seal(entry->kept.load()); !sealed.ok())
+  if (const absl::Status sealed = shard->host().Seal(entry->in_keeper); !sealed.ok())
     spdlog::warn("event=seal_failed error=\"{}\"", sealed.ToString());
 }
 

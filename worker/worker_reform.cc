@@ -1,8 +1,11 @@
 // Worker's part in a job that goes on at a later epoch, since a member was lost (reform.h).
+#include <algorithm>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "core/status.h"
 #include "worker/worker.h"
@@ -10,6 +13,7 @@
 namespace shardmesh {
 namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
+constexpr absl::Duration kBuilt = absl::Milliseconds(10);
 }  // namespace
 
 // An attempt to go on that lost a member itself may lie between.
@@ -30,12 +34,47 @@ std::shared_ptr<JobShard> Worker::HeldBefore(const Entry& entry) const {
   return entry.before == nullptr ? nullptr : entry.before->shard;
 }
 
+absl::Status Worker::CheckOrigin(const v1::Assignment& assignment, const JobSpec& spec, const HostRanks& ranks) const {
+  const v1::Origin& from = assignment.from();
+  if (ranks.num_hosts > 1 || options_.device.has_value() || spec.residency != Residency::kFull) {
+    return absl::UnimplementedError(absl::StrCat(
+        "job ", spec.name, " is on several hosts or a CUDA device, or has bucket residency, and cannot re-form"));
+  }
+  ASSIGN_OR_RETURN(const MeshSpec mesh, ParseMeshSpec(from.mesh()));
+  std::set<int32_t> seen;
+  bool good = from.was_size() == assignment.peers_size() && from.epoch() < assignment.epoch();
+  for (const int32_t was : from.was()) {
+    good = good && was >= -1 && was < std::min<int64_t>(mesh.NumRanks(), kMaxHostRanks);
+    good = good && (was < 0 || seen.insert(was).second);
+  }
+  if (good) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("ranks ", absl::StrJoin(from.was(), ","), " of mesh ", from.mesh(),
+                                                 " at epoch ", from.epoch(), " are not those of ",
+                                                 assignment.peers_size(), " members at a later one"));
+}
+
+absl::StatusOr<std::shared_ptr<JobShard>> Worker::AwaitHeldBefore(const Entry& entry) const {
+  const absl::Time deadline = absl::Now() + options_.prepare_timeout;
+  while (true) {
+    {
+      MutexLock lock(mu_);
+      if (entry.before == nullptr || entry.before->shard != nullptr) {
+        return entry.before == nullptr ? nullptr : entry.before->shard;
+      }
+      if (entry.before->state == v1::MEMBER_STATE_FAILED) return absl::UnavailableError(entry.before->error);
+    }
+    if (entry.closing.load()) return absl::CancelledError("the job is assigned anew");
+    if (absl::Now() >= deadline) return absl::DeadlineExceededError("what its last life held is not there yet");
+    absl::SleepFor(kBuilt);
+  }
+}
+
 absl::Status Worker::EndBefore(const Entry& entry) {
   const v1::Origin& from = entry.assignment.from();
   const int rank = entry.assignment.rank();
-  const std::shared_ptr<JobShard> before = HeldBefore(entry);
+  ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> before, AwaitHeldBefore(entry));
   if (before == nullptr) {
-    if (rank > 0 && rank < from.was_size() && from.was(rank) < 0) return absl::OkStatus();  // rank 0 tells the step
+    if (rank > 0 && from.was(rank) < 0) return absl::OkStatus();  // rank 0 tells the step
     return absl::FailedPreconditionError(
         absl::StrCat("this worker does not hold what it held of epoch ", from.epoch(), " any more"));
   }
@@ -51,7 +90,9 @@ absl::Status Worker::RestoreFrom(const Entry& entry, JobShard& shard) {
   RETURN_IF_ERROR(RestoreShard(
       {entry.assignment, HeldBefore(entry), options_.transfer, entry.closing, options_.prepare_timeout}, shard));
   const int64_t step = shard.protocol().page()->restored_step_plus_one.load() - 1;
-  const absl::Time deadline = absl::Now() + options_.prepare_timeout;
+  // The slowest member may have begun a preparation later, and has as much to move.
+  const absl::Time deadline =
+      absl::Now() + options_.prepare_timeout + TransferTime(ShardStorage::NumBytesOfAll(shard.plan()));
   while (step != kNoStep) {
     const absl::Status there = shard.protocol().AwaitCommit(Step(step), kSlice).status();
     if (!absl::IsDeadlineExceeded(there)) return there;

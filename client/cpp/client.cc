@@ -61,7 +61,7 @@ absl::StatusOr<std::shared_ptr<Job>> Client::Open(const std::string& name, const
   while (true) {
     const absl::StatusOr<v1::JobDescription> job = coordinator_->DescribeJob(request, options_.call_timeout);
     std::string waits_for = "somebody to create it";
-    if (after > 0 && absl::IsUnavailable(job.status())) {  // the coordinator may be away, too
+    if (after >= 0 && absl::IsUnavailable(job.status())) {  // the coordinator may be away, too
       waits_for = absl::StrCat("the coordinator: ", job.status().message());
     } else if (absent == Absent::kError || !absl::IsNotFound(job.status())) {
       RETURN_IF_ERROR(job.status());
@@ -226,9 +226,9 @@ absl::StatusOr<Version> Job::Pull(VersionChoice choice, absl::Duration timeout) 
   version.job_ = shared_from_this();
   const auto begin = [&](const v1::PullHeader& header) -> absl::Status {
     if (header.plan_hash() != plan_.hash() || header.total_bytes() != plan_.version_bytes()) {
-      return absl::FailedPreconditionError(absl::StrCat("the version has plan ", header.plan_hash(), " and ",
-                                                        header.total_bytes(), " bytes; this client computed ",
-                                                        plan_.hash(), " and ", plan_.version_bytes()));
+      return absl::AbortedError(absl::StrCat("the version has plan ", header.plan_hash(), " and ", header.total_bytes(),
+                                             " bytes, this client ", plan_.hash(), " and ", plan_.version_bytes(),
+                                             ": the job is on another mesh since it was opened; open it again"));
     }
     version.step_ = Step(header.step());
     version.bytes_.reserve(header.total_bytes());

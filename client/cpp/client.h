@@ -187,7 +187,7 @@ class Client {
   enum class Absent { kError, kWait };
   // `after`: at a later epoch than that.
   absl::StatusOr<std::shared_ptr<Job>> Open(const std::string& name, const NameRules& rules, JobUse use, Absent absent,
-                                            absl::Duration timeout, int64_t after = 0);
+                                            absl::Duration timeout, int64_t after = -1);
 
   std::shared_ptr<CoordinatorTransport> coordinator_;
   ClientOptions options_;

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "core/fault_point.h"
@@ -32,12 +33,11 @@ constexpr int kNth = 5;  // of coming to a point: after some steps, and before a
 
 class Reform : public ::testing::Test {
  protected:
-  void Start(int workers, const std::string& faults = "", absl::Duration heartbeat_timeout = kHeartbeatTimeout) {
+  void Start(int workers, const std::string& faults = "", ClusterOptions options = {}) {
     setenv("SHARDMESH_FAULT", faults.c_str(), 1);
     if (faults.empty()) unsetenv("SHARDMESH_FAULT");
-    ClusterOptions options;
     options.workers = workers;
-    options.heartbeat_timeout = heartbeat_timeout;
+    options.heartbeat_timeout = kHeartbeatTimeout;
     options.worker_program = "tests/testing/faulty_worker";
     ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
     Connect();
@@ -48,7 +48,7 @@ class Reform : public ::testing::Test {
   }
   void Create(const JobSpec& spec) {
     ASSERT_OK_AND_ASSIGN(job_, client_->CreateJob(spec));
-    ASSERT_EQ(job_->members()[0].worker(), "w0");
+    ASSERT_EQ(job_->members()[0].worker(), kept_ ? "w-0" : "w0");
     ASSERT_OK(testing::Initialize(*job_));
   }
 
@@ -87,11 +87,18 @@ class Reform : public ::testing::Test {
     ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job, steps));
     EXPECT_EQ(learnt, testing::ReferenceOf(job_->spec(), steps));
   }
+  void AwaitEvent(const std::string& event) const {  // of the coordinator
+    const absl::Time deadline = absl::Now() + kLong;
+    while (!absl::StrContains(cluster_->coordinator().Log(), "event=" + event) && absl::Now() < deadline) {
+      testing::Pause(absl::Milliseconds(5));
+    }
+  }
   bool IsMember(const Job& job, const std::string& worker) const {
     return std::any_of(job.members().begin(), job.members().end(),
                        [&](const v1::Member& member) { return member.worker() == worker; });
   }
 
+  bool kept_ = false;  // by a node
   std::unique_ptr<Cluster> cluster_;
   std::unique_ptr<Client> client_;
   std::shared_ptr<Job> job_;
@@ -246,7 +253,7 @@ class SecondLoss : public Reform, public ::testing::WithParamInterface<std::stri
 
 // Another member dies while its shard is on the way.
 TEST_P(SecondLoss, WhileTheJobReforms_TheRestGoOn) {
-  ASSERT_NO_FATAL_FAILURE(Start(6, absl::StrCat("w1:decided:kill:5,w3:", GetParam(), ":kill:2")));
+  ASSERT_NO_FATAL_FAILURE(Start(6, absl::StrCat("w3:", GetParam(), ":kill:2")));
   ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=3,fsdp=2", 2)));
   cluster_->worker("w1").Kill9();
   Train(kSteps);
@@ -275,10 +282,11 @@ TEST_F(Reform, ATrainerThatWritesAfterItsStepFailed_ChangesNothing) {
 }
 
 TEST_F(Reform, TheCoordinatorDiesMeanwhile_TheNextOneGoesOn) {
-  ASSERT_NO_FATAL_FAILURE(Start(4));
+  ASSERT_NO_FATAL_FAILURE(Start(4, "w0:prepared:delay:2"));
   ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=2,fsdp=2", 2)));
   Train(5);
   cluster_->worker("w1").Kill9();
+  AwaitEvent("job_reforms");
   cluster_->coordinator().Kill9();
   ASSERT_OK(cluster_->RestartCoordinator());
   Train(kSteps);
@@ -288,14 +296,18 @@ TEST_F(Reform, TheCoordinatorDiesMeanwhile_TheNextOneGoesOn) {
 
 // A version that was published is there again, and a step that was done is not done twice.
 TEST_F(Reform, ReadersAndRepeatedSteps_FindWhatTheyFoundBefore) {
-  ASSERT_NO_FATAL_FAILURE(Start(4));
-  ASSERT_NO_FATAL_FAILURE(Create(EverythingJob("ddp=2,fsdp=2")));
+  ASSERT_NO_FATAL_FAILURE(Start(6));
+  ASSERT_NO_FATAL_FAILURE(Create(EverythingJob("ddp=3,fsdp=2")));
   Train(5);
   ASSERT_OK_AND_ASSIGN(const Learnt before, testing::Learn(*job_, 5));
-  cluster_->worker("w0").Kill9();
-  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_->Reopen(*job_));
-  ASSERT_OK_AND_ASSIGN(const Learnt after, testing::Learn(*job, 5));
-  EXPECT_EQ(after, before);
+  std::shared_ptr<Job> job = job_;
+  for (int lost = 0; lost < 2; ++lost) {  // and again, without a step between
+    cluster_->worker(job->members()[0].worker()).Kill9();
+    ASSERT_OK_AND_ASSIGN(job, client_->Reopen(*job));
+    ASSERT_OK_AND_ASSIGN(const Learnt after, testing::Learn(*job, 5));
+    EXPECT_EQ(after, before);
+  }
+  EXPECT_FALSE(job_->Pull({VersionChoice::kLatest}, kLong).ok());  // not with the plan of before
   v1::StepRequest again;
   again.set_job("job");
   again.set_epoch(job->epoch().value());
@@ -306,6 +318,77 @@ TEST_F(Reform, ReadersAndRepeatedSteps_FindWhatTheyFoundBefore) {
     EXPECT_TRUE(reply.already_applied());
     EXPECT_GT(reply.gradient_norm(), 0) << step;
   }
+}
+
+// Its other members have a copy of each shard, and it may have no memory left.
+TEST_F(Reform, AMemberThatCannotTakeItsPlace_IsDoneWithout) {
+  ASSERT_NO_FATAL_FAILURE(Start(6, "w3:prepared:error:2"));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=3,fsdp=2", 2)));
+  Train(5);
+  cluster_->worker("w1").Kill9();
+  Train(kSteps);
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_->OpenJob("job"));
+  EXPECT_FALSE(IsMember(*job, "w3"));
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=3,fsdp=1", 3));
+}
+
+// Before anybody was told that it is READY again: workers hear so with their next heartbeat.
+TEST_F(Reform, AnotherLoss_WhenItIsJustReady) {
+  ASSERT_NO_FATAL_FAILURE(Start(4, "", {.heartbeat_interval = absl::Seconds(1)}));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=4", 2)));
+  Train(3);
+  std::shared_ptr<Job> job = job_;
+  for (int lost = 0; lost < 3; ++lost) {
+    cluster_->worker(job->members().back().worker()).Kill9();
+    ASSERT_OK_AND_ASSIGN(job, client_->Reopen(*job));
+  }
+  Train(6);
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=1", 4, 6));
+}
+
+// Their trainers and readers may have been told of them.
+TEST_F(Reform, InitialWeightsThatWereToldOf_AreThere) {
+  ASSERT_NO_FATAL_FAILURE(Start(4, "w0:step-committed:stop:1"));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=2,fsdp=2", 2)));
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_->Reopen(*job_));
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job, 0));
+  EXPECT_EQ(learnt, testing::ReferenceOf(job_->spec(), 0));
+  cluster_->worker("w0").Continue();
+}
+
+// Workers of a node: one is stopped for too long; those that are left come back as ever.
+TEST_F(Reform, KeptWorkers_ComeBackToAJobThatReformed) {
+  kept_ = true;
+  ASSERT_NO_FATAL_FAILURE(Start(4, "", {.kept = true}));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=2,fsdp=2", 2)));
+  Train(3);
+  const pid_t stopped = cluster_->PidOf("w-1");
+  ASSERT_EQ(kill(stopped, SIGSTOP), 0);
+  Train(6);
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=2,fsdp=1", 2, 6));
+  ASSERT_OK_AND_ASSIGN(job_, client_->OpenJob("job"));
+  for (const v1::Member& member : job_->members()) {
+    const pid_t pid = cluster_->PidOf(member.worker());
+    ASSERT_EQ(kill(pid, SIGKILL), 0);
+    ASSERT_GT(cluster_->AwaitNextLife(member.worker(), pid, kLong), 0);
+    Train(kSteps);
+    ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=2,fsdp=1", 2));
+  }
+  kill(stopped, SIGCONT);
+}
+
+// It has joined, and what its last life held is not mapped yet.
+TEST_F(Reform, ANextLifeThatIsJustBuilding_GivesWhatItsLastOneHeld) {
+  kept_ = true;
+  ASSERT_NO_FATAL_FAILURE(Start(2, "w-0:assigned:delay:1", {.kept = true}));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=2", 2)));
+  Train(3);
+  const pid_t pid = cluster_->PidOf("w-0");
+  ASSERT_EQ(kill(pid, SIGKILL), 0);
+  AwaitEvent("worker_resumed");
+  ASSERT_EQ(kill(cluster_->PidOf("w-1"), SIGTERM), 0);
+  Train(6);
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=1", 2, 6));
 }
 
 TEST_F(Reform, WithoutWeights_ItBeginsAnew) {

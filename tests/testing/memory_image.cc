@@ -73,8 +73,12 @@ std::vector<KeptSegments::Piece> KeptSegments::Pieces() const {
 
 MemoryStates::MemoryStates(const KeptSegments& memory, const std::vector<char>& other)
     : first_(memory.Save()), newest_(first_) {
-  for (const KeptSegments::Piece& piece : memory.Pieces()) {
-    (Differs(piece, other) ? likely_ : unlikely_).push_back(piece);
+  const std::vector<KeptSegments::Piece> pieces = memory.Pieces();
+  std::vector<bool> differs;
+  for (const KeptSegments::Piece& piece : pieces) differs.push_back(Differs(piece, other));
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const bool beside = (i > 0 && differs[i - 1]) || (i + 1 < pieces.size() && differs[i + 1]);
+    (differs[i] || beside ? likely_ : unlikely_).push_back(pieces[i]);
   }
 }
 

@@ -44,7 +44,8 @@ class KeptSegments final : public Memory {
 // and some at the others. late() says how many of those changed all the same: then states may be missing.
 class MemoryStates {
  public:
-  // The first one is as it is now. The likely pieces are those of which `other` has other bytes.
+  // The first one is as it is now. The likely pieces are those of which `other` has other bytes, and those beside them:
+  // words that end as they began lie there.
   MemoryStates(const KeptSegments& memory, const std::vector<char>& other);
   // The likely pieces are those of other states of the same memory.
   MemoryStates(const KeptSegments& memory, const MemoryStates& other);
