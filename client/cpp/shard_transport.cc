@@ -37,7 +37,11 @@ absl::StatusOr<std::unique_ptr<ShardTransport>> ShardTransport::Dial(const v1::M
   return std::unique_ptr<ShardTransport>(new ShardTransport(name, std::move(channel)));
 }
 
-absl::Status ShardTransport::Named(const absl::Status& status) const { return Annotate(status, name_); }
+// A call that nobody here cancelled was cancelled by a worker that ends.
+absl::Status ShardTransport::Named(const absl::Status& status) const {
+  if (!absl::IsCancelled(status)) return Annotate(status, name_);
+  return absl::UnavailableError(absl::StrCat(name_, " ended the call: ", status.message()));
+}
 
 absl::StatusOr<v1::StepReply> ShardTransport::Step(const v1::StepRequest& request, absl::Duration timeout) {
   grpc::ClientContext context;
