@@ -304,12 +304,12 @@ TEST_F(Reform, ReadersAndRepeatedSteps_FindWhatTheyFoundBefore) {
   Train(5);
   ASSERT_OK_AND_ASSIGN(const Learnt before, testing::Learn(*job_, 5));
   std::shared_ptr<Job> job = job_;
-  for (int lost = 0; lost < 2; ++lost) {  // and again, without a step between
+  for (int lost = 0; lost < 2; ++lost) {  // and again, without a step or a digest between
     cluster_->worker(job->members()[0].worker()).Kill9();
     ASSERT_OK_AND_ASSIGN(job, client_->Reopen(*job));
-    ASSERT_OK_AND_ASSIGN(const Learnt after, testing::Learn(*job, 5));
-    EXPECT_EQ(after, before);
   }
+  ASSERT_OK_AND_ASSIGN(const Learnt after, testing::Learn(*job, 5));
+  EXPECT_EQ(after, before);
   EXPECT_FALSE(job_->Pull({VersionChoice::kLatest}, kLong).ok());  // not with the plan of before
   v1::StepRequest again;
   again.set_job("job");
