@@ -111,7 +111,7 @@ TEST_P(PassMerge, AnyOrder_GivesTheBitsOfAllSlotsAtOnce) {
     if (step != kSkippedStep) oracle.RunStep(step);
     ASSERT_NO_FATAL_FAILURE(ExpectEqualsOracle(group, oracle, absl::StrCat("step ", step)));
   }
-  if (GetParam().threads == 1) EXPECT_GT(looks, 0);  // else the other thread may do it all
+  EXPECT_TRUE(looks > 0 || GetParam().threads > 1);  // another thread may do it all
 }
 
 INSTANTIATE_TEST_SUITE_P(
