@@ -153,7 +153,9 @@ absl::StatusOr<std::optional<StepOutcome>> JobShard::Declare(const v1::StepReque
   for (Slot slot : declaration.slots) {
     ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_->CheckStep(slot, declaration.step));
     if (outcome.has_value()) return outcome;
-    if (!attached) protocol_->AwaitFreeElsewhere(slot, StepProtocol::kHolderLag);
+  }
+  if (!attached) protocol_->AwaitFree(declaration.slots, StepProtocol::kHolderLag);
+  for (Slot slot : declaration.slots) {
     for (int shard = 0; shard < plan_.num_shards() && !attached && !plan_.bucketed(); ++shard) {
       // Of a piece that another host takes it is not known here whether it is there yet: the step waits for it.
       if (protocol_->IsPushedHere(slot, shard) && !protocol_->HasPiece(slot, shard, declaration.step)) {

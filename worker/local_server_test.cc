@@ -6,6 +6,7 @@
 #include "core/matchers.h"
 #include "core/status.h"
 #include "local/futex.h"
+#include "worker/push_sink.h"
 #include "worker/testing/local_host.h"
 
 namespace shardmesh {
@@ -96,6 +97,23 @@ TEST(LocalServerTest, ASessionThatEnded_GivesItsSlotToTheNextOfItsProcess) {
   LocalHost host(1);
   ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));
   for (int i = 0; i < 200; ++i) ASSERT_OK(Trainer::Attach(host, 0, {0}).status()) << i;
+}
+
+TEST(LocalServerTest, ASessionThatEnded_GivesItsSlotToConnectedTrainers) {
+  LocalHost host(1);
+  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));
+  ASSERT_NO_FATAL_FAILURE(host.PlaceWeights());
+  std::shared_ptr<JobShard> shard = *host.workers[0]->Find("small");
+  v1::PushHeader header;
+  header.set_job("small");
+  header.set_epoch(shard->epoch().value());
+  header.set_content(v1::PushHeader::CONTENT_GRADIENT);
+  header.set_step(1);
+  header.set_total_bytes(shard->plan().GradientPieceBytes(0));
+  for (int i = 0; i < 200; ++i) {
+    ASSERT_OK(Trainer::Attach(host, 0, {0}).status()) << i;
+    ASSERT_OK(PushSink::Begin(shard, header).status()) << i;
+  }
 }
 
 // Stopped trainers read nothing, while their worker says again and again that it is alive.

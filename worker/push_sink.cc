@@ -121,9 +121,9 @@ absl::Status PushSink::PrepareGradient() {
                                                    shard_->plan().RankOf({header_.shard(), writer}).value()));
   }
   if (drop_) return absl::OkStatus();
+  shard_->protocol().AwaitFree({Slot(header_.slot())}, StepProtocol::kHolderLag);
   owns_push_ = shard_->BeginPush(header_.slot());
   if (!owns_push_) return UnderWay();
-  shard_->protocol().AwaitFreeElsewhere(Slot(header_.slot()), StepProtocol::kHolderLag);
   const uint64_t holder = shard_->protocol().HolderOf(Slot(header_.slot()));  // before what it may have left behind
   RETURN_IF_ERROR(LookAtStep());  // again: until it was claimed, somebody else may have brought the piece
   if (drop_) {

@@ -142,7 +142,8 @@ void StepProtocol::GiveSlot(Slot slot, uint64_t holder) {
   uint64_t current = word.load();
   while ((current & ~kAsking) == holder && !word.compare_exchange_weak(current, 0)) {
   }
-  FutexBump(*doorbell_);  // other hosts are to know
+  FutexBump(page_->finished);  // those that wait for it
+  FutexBump(*doorbell_);       // other hosts are to know
 }
 
 absl::Status StepProtocol::AwaitGiven(absl::Span<const Slot> slots, uint64_t holder, absl::Duration timeout) const {
@@ -181,12 +182,13 @@ void StepProtocol::EndAsking(Slot slot, uint64_t asked, bool given) {
   FutexBump(page_->finished);
 }
 
-void StepProtocol::AwaitFreeElsewhere(Slot slot, absl::Duration timeout) const {
+void StepProtocol::AwaitFree(absl::Span<const Slot> slots, absl::Duration timeout) const {
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(timeout);
   while (true) {
     const uint32_t word = page_->finished.load(std::memory_order_acquire);
     const int64_t left = deadline - MonotonicNanos();
-    if (page_->elsewhere[slot.value()].holder.load() == 0 || left <= 0) return;
+    const auto is_held = [this](Slot slot) { return HolderOf(slot) != 0; };
+    if (left <= 0 || std::none_of(slots.begin(), slots.end(), is_held)) return;
     FutexWait(page_->finished, word, absl::Nanoseconds(left));
   }
 }

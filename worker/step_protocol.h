@@ -180,10 +180,10 @@ class StepProtocol {
   // be given with holder | kLeaving.
   void LeaveSlot(Slot slot, uint64_t holder);
   void GiveSlot(Slot slot, uint64_t holder);
-  // Waits until no trainer of another host has the slot, as far as is known here: it is told a moment later, so one
-  // that has just gone is no reason to refuse anything yet.
-  void AwaitFreeElsewhere(Slot slot, absl::Duration timeout) const;
-  // How long that may take: a round of the leads, and some.
+  // Waits until no trainer is attached to any of the slots, as far as is known here. That one has gone is seen a moment
+  // later, here as on another host: one that has just ended its session is no reason to refuse anything yet.
+  void AwaitFree(absl::Span<const Slot> slots, absl::Duration timeout) const;
+  // How long that may take: until a closed connection is seen, a round of the leads, and some.
   static constexpr absl::Duration kHolderLag = absl::Milliseconds(300);
   // Makes the windows of slots that the caller has taken its own to write again. Their last writer may have declared
   // the open step and died: what it declared is taken back, unless every piece of all these slots is there. Then other

@@ -75,7 +75,7 @@ TEST(HostFaults, TrainersOnTwoHostsForOneSlot_OneHasIt) {
   EXPECT_THAT(b.TakeSlot(Slot(0), holders[1 - has] + 1),
               StatusIs(Code::kFailedPrecondition, HasSubstr("on another host")));
   a.GiveSlot(Slot(0), holders[has]);
-  b.AwaitFreeElsewhere(Slot(0), kLongWait);
+  b.AwaitFree({Slot(0)}, kLongWait);
   ASSERT_OK(b.TakeSlot(Slot(0), holders[1 - has]));
   ASSERT_OK(b.AwaitGiven({Slot(0)}, holders[1 - has], kLongWait));
   ASSERT_OK(b.Declare(Declared(0, 1, 0.5)).status());
