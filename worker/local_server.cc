@@ -200,17 +200,17 @@ bool LocalServer::TakeFreeSeat(Granted& granted, uint64_t holder, pid_t pid) {
   return false;
 }
 
-// Of a job whose slots are pulled. The seat of a trainer that hung up is free in a moment; if all are taken, sessions
-// that this process had before a worker's death, and did not claim again, count as given up.
+// Of a job whose slots are pulled. The seat of a trainer that hung up is free in a moment; if all stay taken, sessions
+// that this process had before a worker's death, and did not claim again meanwhile, count as given up.
 absl::Status LocalServer::TakeSeat(Granted& granted, uint64_t holder, pid_t pid) {
   const int seats = granted.shard->spec().num_trainers;
-  const absl::Time deadline = absl::Now() + kHangUpTimeout;
+  const absl::Time deadline = absl::Now() + kHangUpTimeout, given_up = deadline - kHangUpTimeout / 2;
   while (!TakeFreeSeat(granted, holder, pid)) {
     if (absl::Now() > deadline) {
       return absl::ResourceExhaustedError(absl::StrCat("job ", granted.shard->spec().name, " has its ", seats,
                                                        " trainers; end one, or create the job with more"));
     }
-    for (int seat = 0; seat < seats; ++seat) ForgetOrphan(*granted.shard, seat, pid);
+    for (int seat = 0; seat < seats && absl::Now() > given_up; ++seat) ForgetOrphan(*granted.shard, seat, pid);
     absl::SleepFor(absl::Milliseconds(10));
   }
   return absl::OkStatus();

@@ -90,9 +90,13 @@ absl::Status Cluster::StartNode() {
 }
 
 absl::Status Cluster::RestartNode(absl::Duration timeout) {
+  node_->Kill9();
+  return StartNodeAgain(timeout);
+}
+
+absl::Status Cluster::StartNodeAgain(absl::Duration timeout) {
   const std::string log = folder_.File("node.log");
   const size_t before = ReadFile(log).size();
-  node_->Kill9();
   RETURN_IF_ERROR(StartNode());
   const absl::Time deadline = absl::Now() + timeout;
   std::string missing;

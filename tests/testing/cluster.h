@@ -52,8 +52,10 @@ class Cluster {
   Process& node() { return *node_; }
   // Starts the node again. REQUIRES: it ended.
   absl::Status StartNode();
-  // Kills the node and starts the next one. Returns when that has the memory of all workers, and they know of each
-  // other that they would come back. REQUIRES: none of them is on its way to its next life.
+  // The same, and waits until it has the memory of all workers, and they know of each other that they would come back.
+  // REQUIRES: none of them is on its way to its next life.
+  absl::Status StartNodeAgain(absl::Duration timeout);
+  // Kills the node first.
   absl::Status RestartNode(absl::Duration timeout);
   Process& coordinator() { return *coordinator_; }
   const std::string& coordinator_address() const { return coordinator_address_; }
