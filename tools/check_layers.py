@@ -17,13 +17,14 @@ ALLOWED = {
     "rpc":      {"core", "local"},
     "kernels":  {"core"},
     "local":    {"core"},
-    "client":   {"core", "proto", "rpc", "local"},
+    "checkpoint": {"core", "proto", "local"},
+    "client":   {"core", "proto", "rpc", "local", "checkpoint"},
     "server":   {"core", "proto", "rpc"},
-    "worker":   {"core", "proto", "rpc", "kernels", "local", "client"},
+    "worker":   {"core", "proto", "rpc", "kernels", "local", "client", "checkpoint"},
     "python":   {"core", "kernels"},
     "examples": {"core", "proto", "client"},
-    "tests":    {"core", "proto", "rpc", "kernels", "local", "client", "server", "worker", "python", "examples", "bench"},
-    "bench":    {"core", "proto", "rpc", "kernels", "local", "client", "server", "worker", "python", "examples"},
+    "tests":    {"core", "proto", "checkpoint", "rpc", "kernels", "local", "client", "server", "worker", "python", "examples", "bench"},
+    "bench":    {"core", "proto", "checkpoint", "rpc", "kernels", "local", "client", "server", "worker", "python", "examples"},
 }
 # prefix of an outside header -> where it may be included (all prefixes that fit count): patterns of the file's path, matched from its start to its end.
 CONFINED = {
@@ -38,7 +39,7 @@ CONFINED = {
     "CLI/":         ("client/cli/.*", r".*_main\.cc", "bench/.*", "examples/.*"),
     "pybind11/":    ("python/binding/.*",),
     "Python.h":     ("python/binding/.*",),
-    "nlohmann/":    ("client/cli/.*", "bench/.*", "tests/.*", "examples/.*"),
+    "nlohmann/":    ("checkpoint/.*", "client/cli/.*", "bench/.*", "tests/.*", "examples/.*"),
 }
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".inc")
 TEXTS = SOURCES + (".py", ".sh", ".md", ".txt", ".proto", ".yaml", ".yml", ".bzl", ".sbatch", ".cuda", ".BUILD", ".bazelrc")

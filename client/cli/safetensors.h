@@ -1,6 +1,4 @@
-// Writing the safetensors file format (github.com/huggingface/safetensors): 8 bytes of little-endian header length, a
-// JSON header padded with spaces to a multiple of 8, then the tensors' bytes without gaps, in the order given.
-// Pure but for the file; thread-safe.
+// Writing a safetensors file (checkpoint/safetensors.h). Pure but for the file; thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +20,6 @@ struct NamedTensor {
   absl::string_view bytes;  // borrowed; row-major, little-endian
   absl::string_view dtype;  // of the file format, in place of what `format` says; empty: that one
 };
-
-// Length and header. InvalidArgument: a name twice, or the reserved name "__metadata__".
-absl::StatusOr<std::string> SafetensorsHead(const std::vector<NamedTensor>& tensors,
-                                            const std::map<std::string, std::string>& metadata);
 
 // Writes the file (WriteWholeFile) and returns its bytes. Errors as SafetensorsHead and WriteWholeFile.
 absl::StatusOr<int64_t> WriteSafetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
