@@ -1,6 +1,7 @@
 // Validate() of a worker's requests. The coordinator's: validate_coordinator.cc.
 #include "proto/validate.h"
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "core/adamw.h"
 #include "core/job.h"
@@ -16,6 +17,17 @@ constexpr int64_t kNoLimit = INT64_MAX;
 absl::Status CheckJobAndEpoch(absl::string_view job, int64_t epoch) {
   RETURN_IF_ERROR(ValidateId("job", job));
   return CheckRange("epoch", epoch, 1, kNoLimit);
+}
+
+absl::Status CheckFolder(const std::string& folder) {
+  RETURN_IF_ERROR(CheckText("folder", folder, kMaxFolderBytes));
+  if (folder[0] == '/') return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("folder is \"", absl::CEscape(folder.substr(0, 200)),
+                                                 "\"; it is an absolute path, which begins with /"));
+}
+
+absl::Status CheckLoadId(uint64_t id) {
+  return id != 0 ? absl::OkStatus() : absl::InvalidArgumentError("load_id is 0; it is a random value, not 0");
 }
 
 }  // namespace
@@ -110,6 +122,23 @@ absl::Status Validate(const v1::TransferRequest& request) {
   RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
   RETURN_IF_ERROR(CheckRange("rank", request.rank(), 0, kNoLimit));
   return CheckText("mesh", request.mesh(), kMaxMeetKeyBytes * kMaxMeshDims);
+}
+
+absl::Status Validate(const v1::SaveRequest& request) {
+  RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
+  return CheckFolder(request.folder());
+}
+
+absl::Status Validate(const v1::LoadRequest& request) {
+  RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
+  RETURN_IF_ERROR(CheckFolder(request.folder()));
+  RETURN_IF_ERROR(CheckRange("step", request.step(), 0, kMaxStep));
+  return CheckLoadId(request.load_id());
+}
+
+absl::Status Validate(const v1::UseLoadedRequest& request) {
+  RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
+  return CheckLoadId(request.load_id());
 }
 
 absl::Status Validate(const v1::GetStatusRequest&) { return absl::OkStatus(); }

@@ -24,6 +24,7 @@ inline constexpr int kMaxErrorBytes = 4096;      // of a member's error text
 inline constexpr int kMaxHostIdBytes = 256;
 inline constexpr int kMaxAddressBytes = 512;
 inline constexpr int kMaxSocketPathBytes = 107;  // the kernel's sun_path
+inline constexpr int kMaxFolderBytes = 3800;     // of a checkpoint; the kernel's PATH_MAX, with room for a file's name
 inline constexpr int kMaxMeetKeyBytes = 128;     // of Meet, and
 inline constexpr int kMaxMeetValueBytes = 64 << 10;
 inline constexpr int64_t kMinChunkBytes = 4096;     // of Pull
@@ -50,6 +51,9 @@ absl::Status Validate(const v1::AttachRequest& request);
 absl::Status Validate(const v1::DigestRequest& request);
 absl::Status Validate(const v1::MeetRequest& request);
 absl::Status Validate(const v1::TransferRequest& request);
+absl::Status Validate(const v1::SaveRequest& request);
+absl::Status Validate(const v1::LoadRequest& request);
+absl::Status Validate(const v1::UseLoadedRequest& request);
 absl::Status Validate(const v1::GetStatusRequest& request);
 absl::Status Validate(const v1::GetTraceRequest& request);
 

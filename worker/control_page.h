@@ -82,7 +82,8 @@ struct Command {
   int32_t parity = 0;                      // where the shard's data lies before it (shard_storage.h)
   int32_t publish = -1;                    // the publication buffer that gets this version, -1: none
   int64_t nonfinite = 0;    // kStep: why skipped: slot << 32 | tensor; kDigest: the newest ticket it answers
-  uint64_t initial_id = 0;  // of kInit: push_id of the pieces to place
+  // Of kInit: push_id of the pieces to place. Of kRestore: load_id of what was loaded; 0: the shards are filled.
+  uint64_t initial_id = 0;
   int32_t first = 0;        // 1: of kInit and kRestore, and kGather after them: frozen weights are written, too
 };
 
@@ -91,6 +92,8 @@ struct alignas(64) MemberWords {
   std::atomic<int64_t> alive_nanos;        // MonotonicNanos of its last sign of life; 0: it has not come yet
   std::atomic<uint64_t> done;              // seq of the last command it executed
   std::atomic<uint64_t> initial_id;        // push_id of its complete piece of initial weights
+  std::atomic<int64_t> loaded_step;        // of what it loaded from a checkpoint
+  std::atomic<uint64_t> loaded_id;         // load_id of that, when the job may begin with it; 0: nothing
   std::atomic<uint64_t> digest;            // of its shard, by the last kDigest
   std::atomic<int64_t> pid;                // for messages
   std::atomic<uint64_t> buckets_done;      // BucketWord of the command's seq: it is done with so many first buckets

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "core/fault_point.h"
 #include "core/status.h"
 #include "local/futex.h"
@@ -79,6 +80,31 @@ absl::Status Engine::StageInitial(std::vector<float> piece, uint64_t push_id) {
   return absl::OkStatus();
 }
 
+absl::Status Engine::StageLoaded(std::function<void()> place, uint64_t load_id, Step step) {
+  MutexLock lock(mu_);
+  if (protocol_.decided() > 0) return absl::AbortedError("the job has its weights already");
+  loaded_ = Loaded{load_id, step, std::move(place)};
+  return absl::OkStatus();
+}
+
+absl::Status Engine::UseLoaded(uint64_t load_id) {
+  MutexLock lock(mu_);
+  if (!loaded_.has_value() || loaded_->id != load_id) {
+    return absl::NotFoundError(absl::StrCat("rank ", rank_.value(), " did not load ", load_id, "; load it first"));
+  }
+  protocol_.LoadedReady(rank_, load_id, loaded_->step);
+  return absl::OkStatus();
+}
+
+bool Engine::PlaceLoaded(uint64_t load_id) {
+  MutexLock lock(mu_);
+  const std::optional<Loaded> loaded = std::exchange(loaded_, std::nullopt);
+  staged_.clear();
+  if (!loaded.has_value() || loaded->id != load_id) return false;
+  loaded->place();
+  return true;
+}
+
 bool Engine::Stopping() const { return stop_.load() || !protocol_.Health().ok(); }
 
 void Engine::Await(std::atomic<uint32_t>& word, uint32_t seen) const { AwaitChange(word, seen, options_.spin, kSlice); }
@@ -132,6 +158,7 @@ void Engine::GaveBack(const absl::Status& status) {
 std::optional<std::vector<float>> Engine::TakeStaged(uint64_t push_id) {
   MutexLock lock(mu_);
   auto staged = std::exchange(staged_, {});
+  loaded_.reset();
   for (auto& [id, piece] : staged) {
     if (id == push_id) return std::move(piece);
   }
@@ -143,7 +170,9 @@ void Engine::Execute(uint64_t seq) {
   const ScopedSpan span(options_.trace, NameOf(command.kind), command.step, command.bucket);
   std::optional<std::vector<float>> initial = std::vector<float>();
   if (command.kind == CommandKind::kInit) initial = TakeStaged(command.initial_id);
-  if (!initial.has_value()) {  // three sets of initial weights raced: this one was dropped after it was decided
+  const bool loads = command.kind == CommandKind::kRestore && command.initial_id != 0;
+  // What was staged is gone where three sets raced, or in the next life of a process.
+  if (!initial.has_value() || (loads && !PlaceLoaded(command.initial_id))) {
     protocol_.Abort(AbortReason::kInternal, rank_.value(), rank_);
     return;
   }

@@ -45,6 +45,11 @@ class Engine {
   // protocol.
   // Aborted: the job has its weights already.
   absl::Status StageInitial(std::vector<float> piece, uint64_t push_id);
+  // What this shard was in a checkpoint: `place` writes it into the storage, and is called by the engine's thread when
+  // the job begins with it. An older one is dropped. Aborted: the job has its weights already.
+  absl::Status StageLoaded(std::function<void()> place, uint64_t load_id, Step step);
+  // Marks it ready in the protocol. NotFound: nothing was loaded under that id.
+  absl::Status UseLoaded(uint64_t load_id);
 
  private:
   void Loop();
@@ -52,6 +57,8 @@ class Engine {
   class HostGate;
   bool lead() const { return rank_ == Rank(0) && protocol_.local().num_hosts == 1; }
   std::optional<std::vector<float>> TakeStaged(uint64_t push_id);
+  // False: nothing is staged under that id.
+  bool PlaceLoaded(uint64_t load_id);
   void Execute(uint64_t seq);
   void GaveBack(const absl::Status& status);
   void Failed(const absl::Status& status);
@@ -67,7 +74,13 @@ class Engine {
   const Rank rank_;
   const EngineOptions options_;
   std::atomic<bool> stop_{false};
+  struct Loaded {
+    uint64_t id = 0;
+    Step step;
+    std::function<void()> place;
+  };
   Mutex mu_;
+  std::optional<Loaded> loaded_ ABSL_GUARDED_BY(mu_);
   std::vector<std::pair<uint64_t, std::vector<float>>> staged_ ABSL_GUARDED_BY(mu_);  // (push_id, piece), oldest first
   std::thread thread_;
 };

@@ -38,7 +38,7 @@ Ending EndingOf(const ControlPage& page, uint64_t word) {
   ending.step = command.step;
   ending.parity = command.parity;
   switch (command.kind) {
-    case CommandKind::kInit:  // pieces of initial weights went with the processes that had them
+    case CommandKind::kInit:  // pieces of initial weights went with the processes that had them, as what they loaded
       if (!committed) ending.step = kNoStep;
       break;
     case CommandKind::kStep:
@@ -51,6 +51,8 @@ Ending EndingOf(const ControlPage& page, uint64_t word) {
       ending.step = command.step - 1;
       break;
     case CommandKind::kRestore:
+      if (!committed && command.initial_id != 0) ending.step = kNoStep;
+      break;
     case CommandKind::kGather:
     case CommandKind::kDigest:
     case CommandKind::kFill:

@@ -63,6 +63,7 @@ absl::Status JobShard::OpenPass(Memory& memory, const std::atomic<bool>* cancell
                                      GradientSums::Has(plan_) ? &*sums_ : nullptr, share);
   // A trainer that takes a slot waits for no sum.
   if (rank() == Rank(0) && plan_.pulled()) pass->WhileMerging([this] { mail_.Poll(); });
+  pass->TakeSnapshots(&snapshots_);
   pass_ = std::move(pass);
   return absl::OkStatus();
 }
@@ -117,6 +118,31 @@ absl::Status JobShard::End(absl::Span<const Rank> members, const std::atomic<boo
 std::optional<Ending> JobShard::ending() const {
   MutexLock lock(mu_);
   return ending_;
+}
+
+absl::Status JobShard::CheckHasNoWeights() const {
+  const Step committed = protocol_->committed_step();
+  if (committed.value() == kNoStep && protocol_->page()->restored_step_plus_one.load() == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("job ", spec().name, " has weights already, of step ",
+                                                    committed.value(), "; restore into a new job, or delete it first"));
+}
+
+absl::Status JobShard::StageLoaded(std::shared_ptr<const ShardStorage> loaded, uint64_t load_id, Step step) {
+  const auto place = [this, loaded = std::move(loaded)] {
+    for (int range = 0; range < static_cast<int>(loaded->ranges().size()); ++range) {
+      storage_->CopyRange(*loaded, range);
+    }
+  };
+  return engine_->StageLoaded(place, load_id, step);
+}
+
+absl::Status JobShard::UseLoaded(const v1::UseLoadedRequest& request) {
+  RETURN_IF_ERROR(CheckEpoch(request.epoch()));
+  RETURN_IF_ERROR(Health());
+  const bool same = protocol_->page()->members[rank().value()].loaded_id.load() == request.load_id();
+  if (same) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckHasNoWeights());
+  return engine_->UseLoaded(request.load_id());
 }
 
 void JobShard::Close() {

@@ -29,6 +29,7 @@
 #include "worker/orphan_sessions.h"
 #include "worker/pass.h"
 #include "worker/shard_storage.h"
+#include "worker/snapshot.h"
 #include "worker/step_mail.h"
 #include "worker/step_protocol.h"
 #include "worker/waiters.h"
@@ -106,6 +107,15 @@ class JobShard {
   // Fills this shard with what others give of an older epoch. REQUIRES: on processors.
   const ShardStorage& storage() const { return *storage_; }
 
+  bool on_device() const { return options_.device != nullptr; }
+  SnapshotPort& snapshots() { return snapshots_; }
+  // FailedPrecondition: the job has weights, or is about to have those of an older epoch.
+  absl::Status CheckHasNoWeights() const;
+  // What this shard was in a checkpoint (Engine::StageLoaded, UseLoaded). REQUIRES: on processors, cut as storage().
+  absl::Status StageLoaded(std::shared_ptr<const ShardStorage> loaded, uint64_t load_id, Step step);
+  // UseLoadedRequest. Errors of Shard.UseLoaded.
+  absl::Status UseLoaded(const v1::UseLoadedRequest& request);
+
   // Lifesigns of this member and a look at the others; then lets waiters look at their deadlines. `kept`: a keeper has
   // all that the next life needs.
   void Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool kept = false);
@@ -126,6 +136,7 @@ class JobShard {
   HostMemory host_;
   std::optional<ShardStorage> storage_;  // on processors
   std::optional<GradientSums> sums_;
+  SnapshotPort snapshots_;
   Waiters waiters_;
   OrphanSessions orphans_;
   std::atomic<bool> closed_{false};

@@ -69,6 +69,7 @@ uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initia
   executing_ = std::this_thread::get_id();
   std::atomic<uint64_t> digest{0};
   if (command.kind == CommandKind::kGather || command.kind == CommandKind::kFill) FindNf4Means(command);
+  if (command.kind == CommandKind::kDigest && snapshots_ != nullptr) snapshot_ = snapshots_->Wanted();
   const auto execute = [&](int range) {
     if (Works(command, range)) {
       if (!AwaitGradients(command, range, gate)) return;
@@ -86,6 +87,8 @@ uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initia
   for (int range = 0; range < num_ranges; ++range) {
     if (StepsMatrix(command, range)) execute(range);
   }
+  if (snapshot_ != nullptr) snapshots_->Filled(snapshot_.get(), {command.step, command.parity});
+  snapshot_ = nullptr;
   return digest.load();
 }
 
@@ -130,6 +133,7 @@ uint64_t Pass::ExecuteRange(const Command& command, uint64_t seq, int range, con
       MergeRange(command, range);
       break;
     case CommandKind::kDigest:
+      if (snapshot_ != nullptr) snapshot_->storage().CopyRange(storage_, range);
       return DigestRange(command, range);
     case CommandKind::kNone:
       break;

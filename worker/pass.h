@@ -28,6 +28,8 @@
 // A job with check_every is looked over while it steps (pass_check.cc): one of so many chunks, drawn anew for each
 // step, is computed twice, and its digest kept until the step that reads it next.
 //
+// Who wants a copy of the shard (snapshot.h) gets it with the next digest, which reads every byte anyway.
+//
 // Ranges of the shard are spread over threads; results do not depend on how many. Execute is for one thread at a time.
 // No allocation in a step, but what a thread's first step of int8_row weights needs for its rows.
 #pragma once
@@ -54,6 +56,7 @@
 #include "worker/host_memory.h"
 #include "worker/host_ranks.h"
 #include "worker/shard_storage.h"
+#include "worker/snapshot.h"
 #include "worker/step_pass.h"
 #include "worker/thread_team.h"
 #include "worker/trace.h"
@@ -73,6 +76,8 @@ class Pass final : public StepPass {
   absl::StatusOr<uint64_t> Run(const Command& command, uint64_t seq, const float* initial, BucketGate* gate) override;
   // Another kernel than the best of this machine, such as one that errs. For tests.
   void UseKernel(OptimizerStepFn step) { step_ = step; }
+  // Where a digest finds the copy of the shard that somebody wants, if any.
+  void TakeSnapshots(SnapshotPort* port) { snapshots_ = port; }
   // Called again and again from Execute's thread while it sums what trainers have finished, for others that wait.
   void WhileMerging(std::function<void()> call) { while_merging_ = std::move(call); }
   // Whether copies go past the caches, whatever the window's size. For tests.
@@ -158,7 +163,9 @@ class Pass final : public StepPass {
   std::vector<float> nf4_means_;        // by tensor; empty: there is none
   std::atomic<int64_t> gathered_bytes_{0};
   std::function<void()> while_merging_;
-  std::thread::id executing_;  // Execute's thread
+  SnapshotPort* snapshots_ = nullptr;
+  std::shared_ptr<Snapshot> snapshot_;  // that the command fills
+  std::thread::id executing_;           // Execute's thread
   const int threads_;
   MuonScratch scratch_;
   Mutex gate_mu_;

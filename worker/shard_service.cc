@@ -7,8 +7,10 @@
 #include "proto/bulk.h"
 #include "proto/validate.h"
 #include "rpc/unary.h"
+#include "worker/progress_call.h"
 #include "worker/pull_call.h"
 #include "worker/push_call.h"
+#include "worker/shard_files.h"
 #include "worker/transfer_call.h"
 #include "worker/waiting_call.h"
 
@@ -20,6 +22,23 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const abs
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(ToGrpc(status));
   return reactor;
+}
+
+// A call that works on files of a job's shard.
+template <class Request, class Work>
+grpc::ServerWriteReactor<v1::FileProgress>* StartProgress(Worker& worker, grpc::CallbackServerContext& context,
+                                                          const char* method, const Request& request, Work work) {
+  std::shared_ptr<JobShard> shard;
+  const absl::Status status = CallWithoutThrowing([&]() -> absl::Status {
+    RETURN_IF_ERROR(RequireDeadline(context, method));
+    RETURN_IF_ERROR(Validate(request));
+    ASSIGN_OR_RETURN(shard, worker.Find(request.job()));
+    return absl::OkStatus();
+  });
+  return ProgressCall::Start(status,
+                             [shard, request, work](const std::atomic<bool>& cancelled, const ReportProgress& report) {
+                               return work(*shard, request, cancelled, report);
+                             });
 }
 
 // Slots whose trainer waits, as long as the object lives.
@@ -197,6 +216,25 @@ grpc::ServerUnaryReactor* ShardService::Digest(grpc::CallbackServerContext* cont
       [] {
         return absl::DeadlineExceededError("the digest did not come in time: a step is under way, ask with more time");
       });
+}
+
+grpc::ServerWriteReactor<v1::FileProgress>* ShardService::Save(grpc::CallbackServerContext* context,
+                                                               const v1::SaveRequest* request) {
+  return StartProgress(worker_, *context, "Shard.Save", *request, SaveShard);
+}
+
+grpc::ServerWriteReactor<v1::FileProgress>* ShardService::Load(grpc::CallbackServerContext* context,
+                                                               const v1::LoadRequest* request) {
+  return StartProgress(worker_, *context, "Shard.Load", *request, LoadShard);
+}
+
+grpc::ServerUnaryReactor* ShardService::UseLoaded(grpc::CallbackServerContext* context,
+                                                  const v1::UseLoadedRequest* request, v1::UseLoadedReply* reply) {
+  return Unary(context, request, reply, [this](const v1::UseLoadedRequest& q, v1::UseLoadedReply*) -> absl::Status {
+    RETURN_IF_ERROR(Validate(q));
+    ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.Find(q.job()));
+    return shard->UseLoaded(q);
+  });
 }
 
 grpc::ServerUnaryReactor* ShardService::GetStatus(grpc::CallbackServerContext* context,

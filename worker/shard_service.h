@@ -13,8 +13,9 @@ using ShardServiceBase = v1::Shard::WithRawCallbackMethod_Push<
     v1::Shard::WithRawCallbackMethod_Pull<v1::Shard::WithRawCallbackMethod_Transfer<
         v1::Shard::WithCallbackMethod_Step<v1::Shard::WithCallbackMethod_Attach<v1::Shard::WithCallbackMethod_Digest<
             v1::Shard::WithCallbackMethod_GetStatus<v1::Shard::WithCallbackMethod_GetTrace<
-                v1::Shard::WithCallbackMethod_DeclareBucket<
-                    v1::Shard::WithCallbackMethod_Meet<v1::Shard::Service>>>>>>>>>>;
+                v1::Shard::WithCallbackMethod_DeclareBucket<v1::Shard::WithCallbackMethod_Meet<
+                    v1::Shard::WithCallbackMethod_Save<v1::Shard::WithCallbackMethod_Load<
+                        v1::Shard::WithCallbackMethod_UseLoaded<v1::Shard::Service>>>>>>>>>>>>>;
 
 class ShardService final : public ShardServiceBase {
  public:
@@ -35,6 +36,12 @@ class ShardService final : public ShardServiceBase {
                                    v1::AttachReply* reply) override;
   grpc::ServerUnaryReactor* Digest(grpc::CallbackServerContext* context, const v1::DigestRequest* request,
                                    v1::DigestReply* reply) override;
+  grpc::ServerWriteReactor<v1::FileProgress>* Save(grpc::CallbackServerContext* context,
+                                                   const v1::SaveRequest* request) override;
+  grpc::ServerWriteReactor<v1::FileProgress>* Load(grpc::CallbackServerContext* context,
+                                                   const v1::LoadRequest* request) override;
+  grpc::ServerUnaryReactor* UseLoaded(grpc::CallbackServerContext* context, const v1::UseLoadedRequest* request,
+                                      v1::UseLoadedReply* reply) override;
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context, const v1::GetStatusRequest* request,
                                       v1::GetStatusReply* reply) override;
   grpc::ServerUnaryReactor* GetTrace(grpc::CallbackServerContext* context, const v1::GetTraceRequest* request,

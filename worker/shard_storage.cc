@@ -1,6 +1,7 @@
 #include "worker/shard_storage.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "absl/algorithm/container.h"
@@ -219,6 +220,13 @@ bool ShardStorage::UpdateIsReady(int range, uint64_t seq) const {
 
 void ShardStorage::SetUpdateReady(int range, uint64_t seq) {
   SetProgress(static_cast<int>(ranges_.size()), seq, ranges_[range].matrix + 1);
+}
+
+void ShardStorage::CopyRange(const ShardStorage& from, int range) const {
+  for (int stream = 0; stream < kStreams; ++stream) {
+    const int64_t bytes = StreamBytes(range, stream);
+    if (bytes > 0) std::memcpy(StreamBegin(range, stream), from.StreamBegin(range, stream), bytes);
+  }
 }
 
 }  // namespace shardmesh

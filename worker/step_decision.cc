@@ -19,11 +19,11 @@ bool IsPinned(const PublicationWords& publication, int num_ranks) {
 }
 }  // namespace
 
-// The id of the set of which every member of this host has its piece; 0: there is none yet.
-uint64_t StepProtocol::CompleteInitialId() const {
-  const uint64_t id = page_->members[local_.first()].initial_id.load(std::memory_order_acquire);
+// The id that every member of this host says of itself; 0: they do not agree, or say none.
+uint64_t StepProtocol::CommonId(std::atomic<uint64_t> MemberWords::*word) const {
+  const uint64_t id = (page_->members[local_.first()].*word).load(std::memory_order_acquire);
   for (int r = local_.first(); r < local_.end(); ++r) {
-    if (page_->members[r].initial_id.load(std::memory_order_acquire) != id) return 0;
+    if ((page_->members[r].*word).load(std::memory_order_acquire) != id) return 0;
   }
   return id;
 }
@@ -96,7 +96,7 @@ Agreed StepProtocol::SeenHere() const {
   const int64_t committed = committed_step().value();
   agreed.digest_wanted = page_->digest_wanted.load() > page_->digest_done.load();
   if (committed == kNoStep) {
-    agreed.initial_id = CompleteInitialId();
+    agreed.initial_id = CommonId(&MemberWords::initial_id);
     return agreed;
   }
   agreed.slots_complete = SlotsComplete(committed + 1);
@@ -155,13 +155,24 @@ bool StepProtocol::AllRestored() const {
   return true;
 }
 
-// The weights that the job begins with at this epoch: initial ones, or those that it had before. Both are published.
+// The weights that the job begins with at this epoch: initial ones, those of a checkpoint, or those that it had before.
+// All are published.
 bool StepProtocol::DecideFirst(const Agreed& agreed, Command& command) {
   const int64_t restored = page_->restored_step_plus_one.load(std::memory_order_acquire) - 1;
-  command.kind = restored == kNoStep ? CommandKind::kInit : CommandKind::kRestore;
-  command.initial_id = agreed.initial_id;
-  if (restored == kNoStep ? command.initial_id == 0 : !AllRestored()) return false;
-  if (restored != kNoStep) command.step = restored;
+  const uint64_t loaded = local_.num_hosts == 1 ? CommonId(&MemberWords::loaded_id) : 0;
+  if (restored != kNoStep) {
+    if (!AllRestored()) return false;
+    command.kind = CommandKind::kRestore;
+    command.step = restored;
+  } else if (loaded != 0) {
+    command.kind = CommandKind::kRestore;
+    command.initial_id = loaded;
+    command.step = page_->members[local_.first()].loaded_step.load(std::memory_order_acquire);
+  } else {
+    command.kind = CommandKind::kInit;
+    command.initial_id = agreed.initial_id;
+    if (command.initial_id == 0) return false;
+  }
   command.first = 1;
   command.publish = agreed.publish ? *agreed.publish : ReservePublication(0);
   return true;

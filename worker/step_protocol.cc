@@ -274,6 +274,12 @@ void StepProtocol::InitialPieceReady(Rank rank, uint64_t push_id) {
   FutexBump(*doorbell_);
 }
 
+void StepProtocol::LoadedReady(Rank rank, uint64_t load_id, Step step) {
+  page_->members[rank.value()].loaded_step.store(step.value(), std::memory_order_release);
+  page_->members[rank.value()].loaded_id.store(load_id, std::memory_order_release);
+  FutexBump(*doorbell_);
+}
+
 void StepProtocol::SignOfLife(Rank rank, int64_t now_nanos, int64_t pid, bool kept) {
   page_->members[rank.value()].pid.store(pid, std::memory_order_relaxed);
   page_->members[rank.value()].alive_nanos.store(now_nanos, std::memory_order_release);

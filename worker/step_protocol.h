@@ -196,6 +196,9 @@ class StepProtocol {
 
   // ---- initial weights ----
   void InitialPieceReady(Rank rank, uint64_t push_id);
+  // The member has loaded its shard of a checkpoint of that step; when all have the same, the job begins with it. Of a
+  // job on one host.
+  void LoadedReady(Rank rank, uint64_t load_id, Step step);
 
   // ---- the lead's engine ----
   // The next command, if everything that it waits for is there: it is written and decided. REQUIRES: all are done with
@@ -329,7 +332,7 @@ class StepProtocol {
   absl::Status HeldElsewhere(Slot slot) const;
   void TakeBack(Slot slot, Step step, Refusal why);
   bool SlotsComplete(int64_t step) const;
-  uint64_t CompleteInitialId() const;
+  uint64_t CommonId(std::atomic<uint64_t> MemberWords::* word) const;
   void Issue(const Command& command);
   void SummarizeDigest();
   bool CompareFollows() const;

@@ -1,10 +1,7 @@
 #include "client/cli/pull_command.h"
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -19,8 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "client/cli/connection.h"
+#include "client/cli/progress.h"
 #include "client/cli/safetensors.h"
 #include "client/cli/table.h"
 #include "client/cli/whole_file.h"
@@ -31,41 +28,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr absl::Duration kProgressEvery = absl::Milliseconds(100);
-
 struct Flags {
   ConnectionFlags connection;
   std::string job, name, output;
   int64_t exact = -1, at_least = -1;  // -1: not given
-};
-
-// One rewritten line on standard error; nothing where that is no terminal.
-class Progress {
- public:
-  explicit Progress(int64_t total_bytes) : total_(total_bytes), shown_(isatty(STDERR_FILENO) == 1) {}
-  ~Progress() {
-    if (drawn_) std::fputs("\r\033[K", stderr);
-  }
-
-  void Add(int64_t num_bytes) {
-    done_ += num_bytes;
-    const absl::Time now = absl::Now();
-    if (!shown_ || now < next_) return;
-    next_ = now + kProgressEvery;
-    drawn_ = true;
-    const double seconds = std::max(1e-3, absl::ToDoubleSeconds(now - start_));
-    std::fprintf(stderr, "\rpulling %3d%%  %s of %s  %s/s\033[K",
-                 static_cast<int>(100.0 * done_ / std::max<int64_t>(1, total_)), HumanBytes(done_).c_str(),
-                 HumanBytes(total_).c_str(), HumanBytes(static_cast<int64_t>(done_ / seconds)).c_str());
-  }
-
- private:
-  const int64_t total_;
-  const bool shown_;
-  const absl::Time start_ = absl::Now();
-  absl::Time next_ = absl::InfinitePast();
-  int64_t done_ = 0;
-  bool drawn_ = false;
 };
 
 struct Pulled {
@@ -94,7 +60,7 @@ v1::PullRequest RequestOf(const Flags& flags) {
 // From any worker of the host: every one has whole versions. The last is asked because rank 0 leads the steps.
 absl::Status PullBytes(const Flags& flags, Pulled& pulled) {
   const Plan& plan = pulled.job->plan();
-  Progress progress(plan.version_bytes());
+  Progress progress("pulling");
   const auto begin = [&](const v1::PullHeader& header) -> absl::Status {
     if (header.plan_hash() != plan.hash() || header.total_bytes() != plan.version_bytes()) {
       return absl::FailedPreconditionError(absl::StrCat("the version has plan ", header.plan_hash(), " and ",
@@ -107,7 +73,7 @@ absl::Status PullBytes(const Flags& flags, Pulled& pulled) {
   };
   const auto data = [&](absl::string_view bytes) {
     pulled.bytes.append(bytes.data(), bytes.size());
-    progress.Add(static_cast<int64_t>(bytes.size()));
+    progress.Show(static_cast<int64_t>(pulled.bytes.size()), plan.version_bytes());
     return absl::OkStatus();
   };
   return pulled.job->worker(pulled.job->reading_rank())

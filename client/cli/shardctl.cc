@@ -6,6 +6,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/cli/checkpoint_command.h"
 #include "client/cli/jobs_command.h"
 #include "client/cli/mesh_command.h"
 #include "client/cli/names_command.h"
@@ -56,6 +57,9 @@ CommandResult RunShardctl(const std::vector<std::string>& args,
   AddTraceCommand(app, result);
   AddVersionsCommand(app, result);
   AddPullCommand(app, result);
+  AddCheckpointCommand(app, result);
+  AddCheckpointsCommand(app, result);
+  AddRestoreCommand(app, result);
   AddDigestCommand(app, result);
   AddDeleteCommand(app, result);
   AddMeshCommand(app, result);

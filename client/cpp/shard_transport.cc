@@ -236,4 +236,49 @@ absl::StatusOr<v1::TransferHeader> ShardTransport::Transfer(
   return last;
 }
 
+absl::StatusOr<v1::FileProgress> ShardTransport::ReadProgress(const char* method, grpc::ClientContext& context,
+                                                              grpc::ClientReader<v1::FileProgress>& reader,
+                                                              const Progress& progress) const {
+  v1::FileProgress last;
+  absl::Status wanted;
+  bool any = false;
+  for (v1::FileProgress next; wanted.ok() && reader.Read(&next); any = true) {
+    last = next;
+    wanted = progress(last);
+  }
+  if (!wanted.ok()) context.TryCancel();
+  const absl::Status ended = Named(FromGrpc(reader.Finish(), method));
+  RETURN_IF_ERROR(wanted);
+  RETURN_IF_ERROR(ended);
+  if (any && last.bytes_done() == last.bytes_total()) return last;
+  return absl::DataLossError(
+      absl::StrCat(name_, ": ", method, " ended with ", last.bytes_done(), " of ", last.bytes_total(), " bytes done"));
+}
+
+absl::StatusOr<v1::FileProgress> ShardTransport::Save(const v1::SaveRequest& request, const Progress& progress,
+                                                      absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  return ReadProgress("Save", context, *v1::Shard::NewStub(channel_)->Save(&context, request), progress);
+}
+
+absl::StatusOr<v1::FileProgress> ShardTransport::Load(const v1::LoadRequest& request, const Progress& progress,
+                                                      absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  return ReadProgress("Load", context, *v1::Shard::NewStub(channel_)->Load(&context, request), progress);
+}
+
+absl::StatusOr<v1::UseLoadedReply> ShardTransport::UseLoaded(const v1::UseLoadedRequest& request,
+                                                             absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  v1::UseLoadedReply reply;
+  RETURN_IF_ERROR(Named(FromGrpc(v1::Shard::NewStub(channel_)->UseLoaded(&context, request, &reply), "UseLoaded")));
+  return reply;
+}
+
 }  // namespace shardmesh

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/support/sync_stream.h>
 
 #include <functional>
 #include <memory>
@@ -43,11 +45,21 @@ class ShardTransport {
                                       const std::function<absl::Status(absl::string_view)>& data,
                                       absl::Duration timeout);
 
-  // What the worker held of a job at an older epoch: `begin` and `data` as Pull; returns the header of the last message.
+  // What the worker held of a job at an older epoch: `begin` and `data` as Pull; returns the header of the last
+  // message.
   absl::StatusOr<v1::TransferHeader> Transfer(const v1::TransferRequest& request,
                                               const std::function<absl::Status(const v1::TransferHeader&)>& begin,
                                               const std::function<absl::Status(absl::string_view)>& data,
                                               absl::Duration timeout);
+
+  // Write the worker's shard to files, read it from there, and begin with it: `progress` is called with every answer,
+  // and ends the call with an error. Both return the last answer. DataLoss: it ended before all bytes were done.
+  using Progress = std::function<absl::Status(const v1::FileProgress&)>;
+  absl::StatusOr<v1::FileProgress> Save(const v1::SaveRequest& request, const Progress& progress,
+                                        absl::Duration timeout);
+  absl::StatusOr<v1::FileProgress> Load(const v1::LoadRequest& request, const Progress& progress,
+                                        absl::Duration timeout);
+  absl::StatusOr<v1::UseLoadedReply> UseLoaded(const v1::UseLoadedRequest& request, absl::Duration timeout);
 
   const std::string& name() const { return name_; }  // "worker w1 (rank 1) at 127.0.0.1:7001"
 
@@ -55,6 +67,9 @@ class ShardTransport {
   ShardTransport(std::string name, std::shared_ptr<grpc::Channel> channel)
       : name_(std::move(name)), channel_(std::move(channel)) {}
   absl::Status Named(const absl::Status& status) const;
+  absl::StatusOr<v1::FileProgress> ReadProgress(const char* method, grpc::ClientContext& context,
+                                                grpc::ClientReader<v1::FileProgress>& reader,
+                                                const Progress& progress) const;
   // Reads a stream of bulk messages: of each its header, if it has one, and then its data.
   absl::Status ReadStream(const char* method, const grpc::ByteBuffer& request,
                           const std::function<absl::Status(const std::string&)>& header,

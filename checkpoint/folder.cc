@@ -1,0 +1,245 @@
+#include "checkpoint/folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "core/status.h"
+
+namespace shardmesh {
+namespace testing {
+void (*before_file_change)() = nullptr;
+}  // namespace testing
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr absl::string_view kStep = "step-", kPart = ".step-", kRemoved = ".removed-";
+constexpr size_t kStepDigits = 13;
+constexpr char kManifest[] = "manifest.json";
+constexpr int kAttempts = 10;
+
+void Changes() {
+  if (testing::before_file_change != nullptr) testing::before_file_change();
+}
+
+absl::Status FailedTo(absl::string_view verb, const std::string& path, int error) {
+  const std::string message = absl::StrCat("cannot ", verb, " ", path, ": ", std::strerror(error));
+  if (error == ENOSPC || error == EDQUOT) return absl::ResourceExhaustedError(message);
+  if (error == EACCES || error == EPERM || error == EROFS) return absl::PermissionDeniedError(message);
+  if (error == ENOENT || error == ENOTDIR) return absl::NotFoundError(message);
+  return absl::UnavailableError(message);
+}
+
+absl::Status SyncFolder(const std::string& path) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid() || fsync(fd.get()) != 0) return FailedTo("sync", path, errno);
+  return absl::OkStatus();
+}
+
+absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    Changes();
+    const ssize_t written = write(fd, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return FailedTo("write", path, errno);
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+  return absl::OkStatus();
+}
+
+// Room on the disk, or at least the length where the file system cannot say.
+absl::Status SetLength(int fd, int64_t bytes, const std::string& path) {
+  Changes();
+  int error = bytes > 0 ? fallocate(fd, 0, 0, bytes) == 0 ? 0 : errno : 0;
+  if (error == EOPNOTSUPP || error == ENOSYS) error = ftruncate(fd, bytes) == 0 ? 0 : errno;
+  if (error == 0) return absl::OkStatus();
+  return Annotate(FailedTo("make", path, error), absl::StrCat(bytes, " bytes are needed"));
+}
+
+// Invalid: somebody else holds it, or it is gone.
+UniqueFd LockFolder(const std::string& path) {
+  UniqueFd folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  return folder.valid() && flock(folder.get(), LOCK_EX | LOCK_NB) == 0 ? std::move(folder) : UniqueFd();
+}
+
+// What was being removed, and what is being written by nobody.
+void RemoveLeftovers(const std::string& root) {
+  std::error_code error;
+  for (fs::directory_iterator entry(root, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    struct stat info = {};
+    if (lstat(entry->path().c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) continue;
+    const UniqueFd folder = absl::StartsWith(name, kPart) ? LockFolder(entry->path().string()) : UniqueFd();
+    if (!folder.valid() && !absl::StartsWith(name, kRemoved)) continue;
+    Changes();
+    std::error_code ignored;
+    fs::remove_all(entry->path(), ignored);
+  }
+}
+
+// The step of a checkpoint's folder; -1: it has another name.
+int64_t StepOf(absl::string_view name) {
+  int64_t step = -1;
+  const bool has = absl::StartsWith(name, kStep) && name.size() == kStep.size() + kStepDigits &&
+                   std::all_of(name.begin() + kStep.size(), name.end(), absl::ascii_isdigit) &&
+                   absl::SimpleAtoi(name.substr(kStep.size()), &step);
+  return has ? step : -1;
+}
+
+std::string NameOf(int64_t step) { return absl::StrFormat("step-%013d", step); }
+
+bool HasManifest(const std::string& folder) {
+  struct stat info = {};
+  return lstat((folder + "/" + kManifest).c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
+absl::StatusOr<std::string> ReadManifest(const std::string& path) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  struct stat info = {};
+  if (!fd.valid() || fstat(fd.get(), &info) != 0) return FailedTo("open", path, errno);
+  if (!S_ISREG(info.st_mode) || info.st_size > kMaxManifestBytes) {
+    return absl::DataLossError(absl::StrCat(path, " is no file of at most ", kMaxManifestBytes, " bytes"));
+  }
+  std::string text(static_cast<size_t>(info.st_size), '\0');
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t got = read(fd.get(), text.data() + done, text.size() - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return FailedTo("read", path, errno);
+    if (got == 0) text.resize(done);
+    done += static_cast<size_t>(got);
+  }
+  return text;
+}
+
+absl::Status CheckFile(const std::string& folder, const Manifest::File& file) {
+  const std::string path = absl::StrCat(folder, "/", file.name);
+  struct stat info = {};
+  if (lstat(path.c_str(), &info) != 0) {
+    return errno == ENOENT ? absl::DataLossError(path + " is missing") : FailedTo("look at", path, errno);
+  }
+  if (S_ISREG(info.st_mode) && info.st_size == file.bytes) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(path, S_ISREG(info.st_mode) ? "" : " is no regular file, and", " has ",
+                                          info.st_size, " bytes; it was saved with ", file.bytes));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NewCheckpoint>> NewCheckpoint::Begin(const std::string& root) {
+  Changes();
+  if (mkdir(root.c_str(), 0777) != 0 && errno != EEXIST) return FailedTo("make the folder", root, errno);
+  RemoveLeftovers(root);
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {  // others may take it for a leftover until it is locked
+    std::string path = absl::StrCat(root, "/", kPart, "XXXXXX");
+    Changes();
+    if (mkdtemp(path.data()) == nullptr) return FailedTo("make a folder in", root, errno);
+    if (UniqueFd lock = LockFolder(path); lock.valid()) {
+      return std::unique_ptr<NewCheckpoint>(new NewCheckpoint(root, std::move(path), std::move(lock)));
+    }
+  }
+  return absl::UnavailableError(absl::StrCat("folders made in ", root, " are removed at once; who does that?"));
+}
+
+NewCheckpoint::~NewCheckpoint() {
+  if (finished_) return;
+  Changes();
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+absl::Status NewCheckpoint::AddFile(const std::string& name, absl::string_view head, int64_t bytes) {
+  const std::string path = absl::StrCat(path_, "/", name);
+  Changes();
+  const UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+  if (!fd.valid()) return FailedTo("make", path, errno);
+  RETURN_IF_ERROR(SetLength(fd.get(), bytes, path));
+  RETURN_IF_ERROR(WriteAll(fd.get(), head, path));
+  files_.push_back(path);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> NewCheckpoint::Finish(const Manifest& manifest) {
+  const std::string final_path = absl::StrCat(root_, "/", NameOf(manifest.step));
+  const std::string text = ManifestText(manifest);
+  const absl::Status exists =
+      absl::AlreadyExistsError(absl::StrCat("step ", manifest.step, " is saved already, in ", final_path));
+  if (HasManifest(final_path)) return exists;
+  RETURN_IF_ERROR(AddFile(kManifest, text, static_cast<int64_t>(text.size())));
+  for (const std::string& path : files_) {
+    const UniqueFd fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    if (!fd.valid() || fsync(fd.get()) != 0) return FailedTo("sync", path, errno);
+  }
+  RETURN_IF_ERROR(SyncFolder(path_));
+  Changes();
+  if (rename(path_.c_str(), final_path.c_str()) != 0) {
+    return errno == EEXIST || errno == ENOTEMPTY ? exists : FailedTo("make", final_path, errno);
+  }
+  finished_ = true;
+  RETURN_IF_ERROR(SyncFolder(root_));
+  return final_path;
+}
+
+absl::StatusOr<std::vector<FoundCheckpoint>> ListCheckpoints(const std::string& root) {
+  std::vector<FoundCheckpoint> found;
+  std::error_code error;
+  fs::directory_iterator entry(root, error);
+  if (error) return FailedTo("open the folder", root, error.value());
+  for (const fs::directory_iterator end; !error && entry != end; entry.increment(error)) {
+    const int64_t step = StepOf(entry->path().filename().string());
+    if (step >= 0 && HasManifest(entry->path().string())) found.push_back({step, entry->path().string()});
+  }
+  if (error) return FailedTo("read the folder", root, error.value());
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step < b.step; });
+  return found;
+}
+
+absl::StatusOr<OpenedCheckpoint> OpenCheckpoint(const std::string& path) {
+  OpenedCheckpoint opened{path, {}};
+  if (!HasManifest(path)) {
+    ASSIGN_OR_RETURN(const std::vector<FoundCheckpoint> found, ListCheckpoints(path));
+    if (found.empty()) {
+      return absl::NotFoundError(
+          absl::StrCat(path, " is no checkpoint: it has no ", kManifest, ", and no folders step-... that have one"));
+    }
+    opened.path = found.back().path;
+  }
+  const std::string manifest = absl::StrCat(opened.path, "/", kManifest);
+  ASSIGN_OR_RETURN(const std::string text, ReadManifest(manifest));
+  absl::StatusOr<Manifest> parsed = ParseManifest(text);
+  if (!parsed.ok()) return Annotate(parsed.status(), manifest);
+  opened.manifest = *std::move(parsed);
+  for (const Manifest::File& file : opened.manifest.files) RETURN_IF_ERROR(CheckFile(opened.path, file));
+  return opened;
+}
+
+absl::StatusOr<std::vector<int64_t>> Prune(const std::string& root, const KeepRule& rule) {
+  ASSIGN_OR_RETURN(const std::vector<FoundCheckpoint> found, ListCheckpoints(root));
+  std::vector<int64_t> removed;
+  const int last = rule.last == 0 ? static_cast<int>(found.size()) : rule.last;
+  for (int i = 0; i + last < static_cast<int>(found.size()); ++i) {
+    if (rule.every > 0 && found[i].step % rule.every == 0) continue;
+    const std::string hidden = absl::StrCat(root, "/", kRemoved, NameOf(found[i].step));
+    Changes();
+    if (rename(found[i].path.c_str(), hidden.c_str()) != 0) return FailedTo("remove", found[i].path, errno);
+    removed.push_back(found[i].step);
+  }
+  RemoveLeftovers(root);
+  return removed;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,192 @@
+#include "checkpoint/folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "core/matchers.h"
+#include "core/mesh_spec.h"
+#include "local/testing/temp_folder.h"
+
+namespace shardmesh {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+Manifest Of(int64_t step) {
+  Manifest manifest;
+  manifest.spec.name = "job";
+  manifest.spec.mesh = *ParseMeshSpec("fsdp=1");
+  manifest.spec.parameters = {{"w", {3}}};
+  manifest.step = step;
+  manifest.files = {{"model.safetensors", 100}};
+  return manifest;
+}
+
+absl::StatusOr<std::string> Write(const std::string& root, int64_t step) {
+  auto checkpoint = NewCheckpoint::Begin(root);
+  if (!checkpoint.ok()) return checkpoint.status();
+  if (const auto added = (*checkpoint)->AddFile("model.safetensors", "head", 100); !added.ok()) return added;
+  return (*checkpoint)->Finish(Of(step));
+}
+
+std::vector<int64_t> StepsIn(const std::string& root) {
+  std::vector<int64_t> steps;
+  const auto found = ListCheckpoints(root);
+  EXPECT_OK(found);
+  for (const FoundCheckpoint& each : found.value_or(std::vector<FoundCheckpoint>())) steps.push_back(each.step);
+  return steps;
+}
+
+int EntriesIn(const std::string& root) { return std::distance(fs::directory_iterator(root), {}); }
+
+class FolderTest : public ::testing::Test {
+ protected:
+  testing::TempFolder temp_;
+  const std::string root_ = temp_.File("root");
+};
+
+TEST_F(FolderTest, AFinishedCheckpoint_IsThere_WithItsBytes) {
+  ASSERT_OK_AND_ASSIGN(const std::string path, Write(root_, 7));
+  EXPECT_EQ(path, root_ + "/step-0000000000007");
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, OpenCheckpoint(path));
+  EXPECT_EQ(opened.manifest.step, 7);
+  std::ifstream file(path + "/model.safetensors", std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  EXPECT_EQ(bytes, "head" + std::string(96, '\0'));
+  EXPECT_EQ(EntriesIn(root_), 1);
+  EXPECT_EQ(EntriesIn(path), 2);
+}
+
+TEST_F(FolderTest, TheNewestOfAFolder_IsOpened) {
+  for (const int64_t step : {9, 120, 30}) ASSERT_OK(Write(root_, step));
+  fs::create_directories(root_ + "/step-0000000000999");  // no manifest
+  fs::create_directories(root_ + "/step-5");
+  std::ofstream(root_ + "/step-0000000000998") << "no folder";
+  EXPECT_THAT(StepsIn(root_), ElementsAre(9, 30, 120));
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, OpenCheckpoint(root_));
+  EXPECT_EQ(opened.manifest.step, 120);
+}
+
+TEST_F(FolderTest, WhatIsNotFinished_LeavesNothing) {
+  {
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint, NewCheckpoint::Begin(root_));
+    ASSERT_OK(checkpoint->AddFile("model.safetensors", "", 10));
+    EXPECT_THAT(StepsIn(root_), ElementsAre());
+    EXPECT_THAT(OpenCheckpoint(root_), StatusIs(Code::kNotFound, HasSubstr("is no checkpoint")));
+  }
+  EXPECT_EQ(EntriesIn(root_), 0);
+}
+
+TEST_F(FolderTest, AStepThatIsThere_StaysAsItIs) {
+  ASSERT_OK(Write(root_, 7));
+  EXPECT_THAT(Write(root_, 7), StatusIs(Code::kAlreadyExists, HasSubstr("step 7 is saved already")));
+  EXPECT_EQ(EntriesIn(root_), 1);
+  EXPECT_OK(OpenCheckpoint(root_));
+}
+
+TEST_F(FolderTest, WritersThatLive_DoNotDisturbEachOther) {
+  ASSERT_OK_AND_ASSIGN(const auto first, NewCheckpoint::Begin(root_));
+  ASSERT_OK(Write(root_, 2));
+  ASSERT_OK(first->AddFile("model.safetensors", "", 100));
+  ASSERT_OK(first->Finish(Of(1)));
+  EXPECT_THAT(StepsIn(root_), ElementsAre(1, 2));
+}
+
+TEST_F(FolderTest, ChangedFiles_AreNamed) {
+  ASSERT_OK_AND_ASSIGN(const std::string path, Write(root_, 7));
+  const std::string file = path + "/model.safetensors";
+  fs::resize_file(file, 99);
+  EXPECT_THAT(OpenCheckpoint(path),
+              StatusIs(Code::kDataLoss, HasSubstr(file + " has 99 bytes; it was saved with 100")));
+  fs::rename(file, path + "/elsewhere");
+  EXPECT_THAT(OpenCheckpoint(path), StatusIs(Code::kDataLoss, HasSubstr("is missing")));
+  fs::create_symlink("elsewhere", file);
+  EXPECT_THAT(OpenCheckpoint(path), StatusIs(Code::kDataLoss, HasSubstr("is no regular file")));
+  std::ofstream(path + "/manifest.json") << "{}";
+  EXPECT_THAT(OpenCheckpoint(path), StatusIs(Code::kInvalidArgument, HasSubstr(path + "/manifest.json")));
+  ASSERT_EQ(truncate((path + "/manifest.json").c_str(), kMaxManifestBytes + 1), 0);
+  EXPECT_THAT(OpenCheckpoint(path), StatusIs(Code::kDataLoss, HasSubstr("is no file of at most")));
+}
+
+TEST_F(FolderTest, FoldersThatCannotBe_AreNamed) {
+  EXPECT_THAT(Write(temp_.File("none/root"), 1), StatusIs(Code::kNotFound, HasSubstr("none/root")));
+  EXPECT_THAT(ListCheckpoints(root_), StatusIs(Code::kNotFound, HasSubstr(root_)));
+  std::ofstream(temp_.File("file")) << "x";
+  EXPECT_THAT(Write(temp_.File("file"), 1), StatusIs(Code::kNotFound, HasSubstr("file")));
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, NewCheckpoint::Begin(root_));
+  const absl::Status huge = checkpoint->AddFile("huge", "", int64_t{1} << 60);
+  EXPECT_THAT(std::string(huge.message()), HasSubstr("1152921504606846976 bytes are needed"));
+}
+
+TEST_F(FolderTest, Prune_KeepsTheNewestAndTheRounds) {
+  for (const int64_t step : {10, 15, 20, 25, 30, 35}) ASSERT_OK(Write(root_, step));
+  ASSERT_OK_AND_ASSIGN(const auto none, Prune(root_, {}));
+  EXPECT_THAT(none, ElementsAre());
+  ASSERT_OK_AND_ASSIGN(const auto removed, Prune(root_, {2, 20}));
+  EXPECT_THAT(removed, ElementsAre(10, 15, 25));
+  EXPECT_THAT(StepsIn(root_), ElementsAre(20, 30, 35));
+  ASSERT_OK(Prune(root_, {1, 0}));
+  EXPECT_THAT(StepsIn(root_), ElementsAre(35));
+  EXPECT_EQ(EntriesIn(root_), 1);
+}
+
+// Runs `act` in a child that dies at its n-th change of the file system. False: it came to its end.
+int left = 0;
+template <class Act>
+bool DiesAt(int n, const Act& act) {
+  const pid_t child = fork();
+  if (child == 0) {
+    left = n;
+    testing::before_file_change = [] {
+      if (left-- == 0) _exit(1);
+    };
+    _exit(act() ? 0 : 2);
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_NE(WEXITSTATUS(status), 2);
+  return WEXITSTATUS(status) == 1;
+}
+
+TEST_F(FolderTest, WhoDiesAtAnyChange_LeavesTheOldOne_OrTheNewOneWhole) {
+  ASSERT_OK(Write(root_, 1));
+  int deaths = 0;
+  for (bool dies = true; dies; ++deaths) {
+    dies = DiesAt(deaths, [&] { return Write(root_, 2).ok(); });
+    ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, OpenCheckpoint(root_));
+    EXPECT_EQ(opened.manifest.step, dies ? 1 : 2) << deaths;
+  }
+  EXPECT_GT(deaths, 8);
+  ASSERT_OK(Write(root_, 3));
+  EXPECT_THAT(StepsIn(root_), ElementsAre(1, 2, 3));
+  EXPECT_EQ(EntriesIn(root_), 3);  // what the dead left is gone
+}
+
+TEST_F(FolderTest, WhoDiesWhilePruning_LeavesWholeCheckpoints) {
+  for (int n = 0;; ++n) {
+    for (const int64_t step : {1, 2, 3}) {
+      const absl::Status written = Write(root_, step).status();
+      ASSERT_TRUE(written.ok() || absl::IsAlreadyExists(written)) << written;
+    }
+    const bool died = DiesAt(n, [&] { return Prune(root_, {1, 0}).ok(); });
+    ASSERT_OK_AND_ASSIGN(const std::vector<FoundCheckpoint> found, ListCheckpoints(root_));
+    for (const FoundCheckpoint& each : found) EXPECT_OK(OpenCheckpoint(each.path));
+    ASSERT_FALSE(found.empty());
+    EXPECT_EQ(found.back().step, 3);
+    if (!died) break;
+    EXPECT_LT(n, 20);
+  }
+  EXPECT_EQ(EntriesIn(root_), 1);
+}
+
+}  // namespace
+}  // namespace shardmesh

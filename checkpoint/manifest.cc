@@ -1,0 +1,164 @@
+#include "checkpoint/manifest.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "core/digest.h"
+#include "core/status.h"
+#include "proto/convert.h"
+
+namespace shardmesh {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr char kFormat[] = "shardmesh checkpoint";
+constexpr int kVersion = 1;
+constexpr int kMaxDepth = 64;  // of brackets
+
+std::string ChecksumOf(const Json& manifest) {
+  Hasher hasher;
+  hasher.Add(manifest.dump());
+  return hasher.Hex();
+}
+
+// The parser recurses, so what it is given is looked at before.
+bool IsShallow(absl::string_view text) {
+  int depth = 0;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (quoted) {
+      if (text[i] == '\\') ++i;
+      quoted = i < text.size() && text[i] != '"';
+    } else if (text[i] == '"') {
+      quoted = true;
+    } else if (text[i] == '[' || text[i] == '{') {
+      if (++depth > kMaxDepth) return false;
+    } else if (text[i] == ']' || text[i] == '}') {
+      --depth;
+    }
+  }
+  return true;
+}
+
+absl::Status Wrong(absl::string_view what) { return absl::DataLossError(absl::StrCat("a manifest ", what)); }
+
+absl::StatusOr<Json> ParseText(absl::string_view text) {
+  if (static_cast<int64_t>(text.size()) > kMaxManifestBytes) {
+    return Wrong(absl::StrCat("of ", text.size(), " bytes; at most ", kMaxManifestBytes));
+  }
+  if (!IsShallow(text)) return Wrong("with too many brackets in each other");
+  Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded() || !json.is_object()) return Wrong("that is no JSON object; it was cut, or is none");
+  return json;
+}
+
+absl::Status CheckHead(const Json& json) {
+  const auto format = json.find("format"), version = json.find("version");
+  if (format == json.end() || *format != kFormat) {
+    return absl::InvalidArgumentError(absl::StrCat("this is no manifest: its format is not \"", kFormat, "\""));
+  }
+  if (version == json.end() || *version != kVersion) {
+    return absl::InvalidArgumentError(absl::StrCat("the manifest has version ",
+                                                   version == json.end() ? "none" : version->dump().substr(0, 40),
+                                                   "; this build of shardmesh reads version ", kVersion));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckChecksum(Json json) {
+  const auto found = json.find("checksum");
+  if (found == json.end() || !found->is_string()) return Wrong("without a checksum");
+  const auto checksum = found->get<std::string>();
+  json.erase("checksum");
+  if (checksum == ChecksumOf(json)) return absl::OkStatus();
+  return Wrong("that was edited, or damaged: its checksum is another");
+}
+
+absl::StatusOr<JobSpec> SpecOf(const Json& json) {
+  const auto job = json.find("job");
+  if (job == json.end() || !job->is_object()) return Wrong("without a job");
+  v1::JobSpec proto;
+  const auto parsed = google::protobuf::util::JsonStringToMessage(job->dump(), &proto);
+  if (!parsed.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the manifest's job is not one that this build knows: ", std::string(parsed.message())));
+  }
+  ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(proto));
+  RETURN_IF_ERROR(Annotate(spec.Validate(), "the manifest's job"));
+  return spec;
+}
+
+absl::StatusOr<std::vector<Manifest::File>> FilesOf(const Json& json) {
+  const auto list = json.find("files");
+  if (list == json.end() || !list->is_array() || list->size() > kMaxManifestFiles)
+    return Wrong("without a list of files");
+  std::vector<Manifest::File> files;
+  std::set<std::string> names;
+  for (const Json& entry : *list) {
+    const bool has = entry.is_object() && entry.contains("name") && entry["name"].is_string() &&
+                     entry.contains("bytes") && entry["bytes"].is_number_integer();
+    if (!has) return Wrong("with a file that has no name, or no bytes");
+    Manifest::File file{entry["name"].get<std::string>(), entry["bytes"].get<int64_t>()};
+    if (!IsPlainFileName(file.name) || file.bytes < 0 || !names.insert(file.name).second) {
+      return Wrong(absl::StrCat("with a file \"", absl::CEscape(file.name.substr(0, 200)), "\" of ", file.bytes,
+                                " bytes, which it cannot have, or has twice"));
+    }
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+}  // namespace
+
+bool IsPlainFileName(absl::string_view name) {
+  return !name.empty() && name.size() <= 200 && name[0] != '.' && std::all_of(name.begin(), name.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-';
+  });
+}
+
+std::string ManifestText(const Manifest& manifest) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  std::string job;
+  (void)google::protobuf::util::MessageToJsonString(ToProto(manifest.spec), &job, options);  // no Any, nothing fails
+  Json json = {{"format", kFormat},
+               {"version", kVersion},
+               {"step", manifest.step},
+               {"digest", absl::StrFormat("%016x", manifest.digest)},
+               {"job", Json::parse(job, nullptr, false)}};
+  json["files"] = Json::array();
+  for (const Manifest::File& file : manifest.files)
+    json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
+  json["checksum"] = ChecksumOf(json);
+  return json.dump(1) + "\n";
+}
+
+absl::StatusOr<Manifest> ParseManifest(absl::string_view text) {
+  ASSIGN_OR_RETURN(const Json json, ParseText(text));
+  RETURN_IF_ERROR(CheckHead(json));
+  RETURN_IF_ERROR(CheckChecksum(json));
+  Manifest manifest;
+  const auto step = json.find("step"), digest = json.find("digest");
+  if (step == json.end() || !step->is_number_integer() || step->get<int64_t>() < 0 || step->get<int64_t>() > kMaxStep) {
+    return Wrong("without a step");
+  }
+  manifest.step = step->get<int64_t>();
+  if (digest == json.end() || !digest->is_string() || digest->get<std::string>().size() != 16 ||
+      !absl::SimpleHexAtoi(digest->get<std::string>(), &manifest.digest)) {
+    return Wrong("without a digest of 16 hexadecimal digits");
+  }
+  ASSIGN_OR_RETURN(manifest.spec, SpecOf(json));
+  ASSIGN_OR_RETURN(manifest.files, FilesOf(json));
+  return manifest;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,45 @@
+// Manifest: what a checkpoint is, as the text of its manifest.json: the job that it is of, the step, one digest over
+// all weights and states (core/stream_digest.h), and its files. Written last, so a folder without it is no checkpoint.
+//
+//   {"format": "shardmesh checkpoint", "version": 1, "step": 1200, "digest": "0123456789abcdef",
+//    "job": JobSpec as protobuf's JSON (proto/shardmesh/v1/job.proto), "files": [{"name": ..., "bytes": ...}, ...],
+//    "checksum": "32 hexadecimal digits"}
+//
+// The checksum (core/digest.h) is of all else, so an edited or cut text is found; it is no defence against an
+// adversary. Pure functions, thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "core/job.h"
+
+namespace shardmesh {
+
+inline constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
+inline constexpr int kMaxManifestFiles = 100'000;
+
+struct Manifest {
+  struct File {
+    std::string name;  // of [A-Za-z0-9._-], not beginning with a dot
+    int64_t bytes = 0;
+  };
+  JobSpec spec;
+  int64_t step = 0;
+  uint64_t digest = 0;
+  std::vector<File> files;
+};
+
+std::string ManifestText(const Manifest& manifest);
+
+// InvalidArgument: another format or version, or a specification that this build refuses. DataLoss: a text that is
+// none, was edited or cut, or lists files that it cannot have. The message says what is wrong.
+absl::StatusOr<Manifest> ParseManifest(absl::string_view text);
+
+// Whether a file of a checkpoint may have this name: never a way out of its folder.
+bool IsPlainFileName(absl::string_view name);
+
+}  // namespace shardmesh

@@ -1,0 +1,102 @@
+#include "checkpoint/manifest.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_replace.h"
+#include "core/digest.h"
+#include "core/matchers.h"
+#include "core/mesh_spec.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+using Json = nlohmann::ordered_json;
+
+Manifest Some() {
+  Manifest manifest;
+  manifest.spec.name = "job";
+  manifest.spec.mesh = *ParseMeshSpec("ddp=2,fsdp=2");
+  manifest.spec.parameters = {{"w", {3, 5}, WeightFormat::kBf16Sr, "", StateFormat::kDyn8}, {"b \"\xc3\xa4\" {[", {7}}};
+  manifest.step = 1200;
+  manifest.digest = 0x0123456789abcdef;
+  manifest.files = {{"model.safetensors", 12}, {"states.safetensors", 0}};
+  return manifest;
+}
+
+// A text with the right checksum, whatever it says.
+std::string Edited(const std::function<void(Json&)>& edit) {
+  Json json = Json::parse(ManifestText(Some()));
+  edit(json);
+  json.erase("checksum");
+  Hasher hasher;
+  hasher.Add(json.dump());
+  json["checksum"] = hasher.Hex();
+  return json.dump();
+}
+
+TEST(ManifestTest, Text_SaysItAll) {
+  const Manifest manifest = Some();
+  ASSERT_OK_AND_ASSIGN(const Manifest read, ParseManifest(ManifestText(manifest)));
+  EXPECT_EQ(Difference(manifest.spec, read.spec), "");
+  EXPECT_EQ(read.spec.mesh.ToString(), "ddp=2,fsdp=2");
+  EXPECT_EQ(read.step, 1200);
+  EXPECT_EQ(read.digest, 0x0123456789abcdefu);
+  ASSERT_EQ(read.files.size(), 2u);
+  EXPECT_EQ(read.files[0].name, "model.safetensors");
+  EXPECT_EQ(read.files[0].bytes, 12);
+  EXPECT_EQ(ManifestText(read), ManifestText(manifest));
+}
+
+TEST(ManifestTest, EveryCutAndEveryChangedByte_IsFound) {
+  const std::string text = ManifestText(Some());
+  for (size_t i = 0; i + 2 < text.size(); ++i) {
+    EXPECT_FALSE(ParseManifest(text.substr(0, i)).ok()) << i;
+    std::string changed = text;
+    changed[i] = changed[i] == '7' ? '8' : '7';
+    const auto read = ParseManifest(changed);
+    // White space between values may be anything that is white space; a digit is none.
+    EXPECT_FALSE(read.ok()) << i << " " << changed;
+  }
+}
+
+TEST(ManifestTest, WhatCannotBe_IsRefused) {
+  const auto refused = [](Code code, const char* words, const std::function<void(Json&)>& edit) {
+    EXPECT_THAT(ParseManifest(Edited(edit)), StatusIs(code, HasSubstr(words)));
+  };
+  refused(Code::kInvalidArgument, "no manifest", [](Json& j) { j["format"] = "other"; });
+  refused(Code::kInvalidArgument, "no manifest", [](Json& j) { j.erase("format"); });
+  refused(Code::kInvalidArgument, "version 2; this build of shardmesh reads version 1",
+          [](Json& j) { j["version"] = 2; });
+  refused(Code::kDataLoss, "without a step", [](Json& j) { j["step"] = -1; });
+  refused(Code::kDataLoss, "without a step", [](Json& j) { j["step"] = kMaxStep + 1; });
+  refused(Code::kDataLoss, "without a step", [](Json& j) { j["step"] = "1"; });
+  refused(Code::kDataLoss, "16 hexadecimal digits", [](Json& j) { j["digest"] = "xyz"; });
+  refused(Code::kDataLoss, "without a job", [](Json& j) { j.erase("job"); });
+  refused(Code::kInvalidArgument, "not one that this build knows", [](Json& j) { j["job"]["from_the_future"] = 1; });
+  refused(Code::kInvalidArgument, "the manifest's job", [](Json& j) { j["job"]["num_slots"] = 1000000; });
+  refused(Code::kDataLoss, "without a list of files", [](Json& j) { j["files"] = 3; });
+  refused(Code::kDataLoss, "has no name", [](Json& j) { j["files"].push_back(1); });
+  for (const char* name : {"", ".", "..", "../x", "/etc/passwd", "a/b", "a\nb", ".hidden", "model.safetensors"}) {
+    refused(Code::kDataLoss, "which it cannot have, or has twice", [&](Json& j) {
+      j["files"].push_back({{"name", name}, {"bytes", 1}});
+    });
+  }
+  refused(Code::kDataLoss, "of -1 bytes", [](Json& j) { j["files"].push_back({{"name", "x"}, {"bytes", -1}}); });
+}
+
+TEST(ManifestTest, TextsThatAreNone_AreRefused) {
+  const std::string deep(1 << 20, '[');
+  for (const std::string& text : {std::string(), std::string("null"), std::string("[]"), std::string("{"), deep,
+                                  std::string("{\"a\":") + deep, std::string("\xff\xfe")}) {
+    EXPECT_FALSE(ParseManifest(text).ok());
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh

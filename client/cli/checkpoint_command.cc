@@ -1,0 +1,174 @@
+#include "client/cli/checkpoint_command.h"
+
+#include <CLI/CLI.hpp>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "checkpoint/folder.h"
+#include "client/cli/connection.h"
+#include "client/cli/progress.h"
+#include "client/cli/table.h"
+#include "client/cpp/checkpoint.h"
+#include "core/status.h"
+
+namespace shardmesh {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct SaveFlags {
+  ConnectionFlags connection;
+  std::string job, root;
+  KeepRule keep;
+};
+
+struct RestoreFlags {
+  ConnectionFlags connection;
+  std::string path;
+  RestoreOptions options;
+};
+
+struct ListFlags {
+  std::string root;
+  bool json = false;
+};
+
+std::string Hex(uint64_t digest) { return absl::StrFormat("%016x", digest); }
+
+absl::StatusOr<std::string> Save(const SaveFlags& flags) {
+  ASSIGN_OR_RETURN(Client client, ConnectTo(flags.connection));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, client.OpenJob(flags.job));
+  SaveOptions options;
+  options.timeout = flags.connection.timeout();
+  absl::StatusOr<SavedCheckpoint> saved;
+  {
+    Progress progress("saving");
+    options.progress = [&](int64_t done, int64_t total) { progress.Show(done, total); };
+    saved = SaveCheckpoint(*job, flags.root, options);
+  }
+  RETURN_IF_ERROR(saved.status());
+  std::vector<int64_t> removed;
+  if (flags.keep.last > 0) {
+    ASSIGN_OR_RETURN(removed, Prune(flags.root, flags.keep));
+  }
+  if (flags.connection.json) {
+    return JsonLine({{"job", flags.job},
+                     {"step", saved->step},
+                     {"path", saved->path},
+                     {"bytes", saved->bytes},
+                     {"digest", Hex(saved->digest)},
+                     {"removed_steps", removed}});
+  }
+  return absl::StrCat("step ", saved->step, ": ", HumanBytes(saved->bytes), " in ", saved->path, ", digest ",
+                      Hex(saved->digest), "\n",
+                      removed.empty() ? "" : absl::StrCat("removed: steps ", absl::StrJoin(removed, ", "), "\n"));
+}
+
+absl::StatusOr<std::string> Restore(const RestoreFlags& flags) {
+  ASSIGN_OR_RETURN(Client client, ConnectTo(flags.connection));
+  RestoreOptions options = flags.options;
+  options.timeout = flags.connection.timeout();
+  absl::StatusOr<std::shared_ptr<Job>> job;
+  {
+    Progress progress("restoring");
+    options.progress = [&](int64_t done, int64_t total) { progress.Show(done, total); };
+    job = RestoreCheckpoint(client, flags.path, options);
+  }
+  RETURN_IF_ERROR(job.status());
+  ASSIGN_OR_RETURN(const v1::DigestReply digest, (*job)->Digest(flags.connection.timeout()));
+  const std::string name = (*job)->spec().name, mesh = (*job)->spec().mesh.ToString();
+  if (flags.connection.json) {
+    return JsonLine({{"job", name}, {"step", digest.step()}, {"mesh", mesh}, {"digest", Hex(digest.digest())}});
+  }
+  return absl::StrCat("job ", name, " at step ", digest.step(), " on mesh ", mesh, ", digest ", Hex(digest.digest()),
+                      "\n");
+}
+
+absl::StatusOr<std::string> List(const ListFlags& flags) {
+  ASSIGN_OR_RETURN(const std::vector<FoundCheckpoint> found, ListCheckpoints(flags.root));
+  Table table({"step", "job", "mesh", "size", "digest", "path"});
+  Json list = Json::array();
+  for (const FoundCheckpoint& each : found) {
+    const absl::StatusOr<OpenedCheckpoint> opened = OpenCheckpoint(each.path);
+    if (!opened.ok()) {
+      list.push_back({{"step", each.step}, {"path", each.path}, {"error", opened.status().message()}});
+      table.AddRow({absl::StrCat(each.step), "-", "-", "-", "damaged", each.path});
+      continue;
+    }
+    const Manifest& manifest = opened->manifest;
+    int64_t bytes = 0;
+    for (const Manifest::File& file : manifest.files) bytes += file.bytes;
+    list.push_back({{"step", each.step},
+                    {"job", manifest.spec.name},
+                    {"mesh", manifest.spec.mesh.ToString()},
+                    {"bytes", bytes},
+                    {"digest", Hex(manifest.digest)},
+                    {"path", each.path}});
+    table.AddRow({absl::StrCat(each.step), manifest.spec.name, manifest.spec.mesh.ToString(), HumanBytes(bytes),
+                  Hex(manifest.digest), each.path});
+  }
+  return flags.json ? JsonLine({{"checkpoints", std::move(list)}}) : table.ToString();
+}
+
+}  // namespace
+
+void AddCheckpointCommand(CLI::App& app, CommandResult& result) {
+  CLI::App* command = app.add_subcommand("checkpoint", "Save a job's weights and states to files, while it trains on");
+  const auto flags = std::make_shared<SaveFlags>();
+  flags->connection.timeout_seconds = 600;
+  AddJobArgument(*command, flags->job)->required();
+  command->add_option("root", flags->root, "The folder of the job's checkpoints; made if its parent is there")
+      ->required()
+      ->type_name("FOLDER");
+  CLI::Option* last =
+      command
+          ->add_option("--keep-last", flags->keep.last, "Then remove all but the newest N, and those of --keep-every")
+          ->check(CLI::Range(1, std::numeric_limits<int>::max()).description(""))
+          ->type_name("N");
+  command->add_option("--keep-every", flags->keep.every, "Keep those whose step is a multiple of M, too")
+      ->check(CLI::Range(int64_t{1}, std::numeric_limits<int64_t>::max()).description(""))
+      ->needs(last)
+      ->type_name("M");
+  AddConnectionOptions(*command, flags->connection);
+  command->footer(
+      "Writes FOLDER/step-STEP: model.safetensors (weights, for any loader), states.safetensors (what a job needs to\n"
+      "go on with the same bits) and manifest.json. It is there whole or not at all. The workers write it: they see\n"
+      "FOLDER under the same path.\n"
+      "Examples:\n"
+      "  shardctl checkpoint llama /data/llama\n"
+      "  shardctl checkpoint llama /data/llama --keep-last 3 --keep-every 1000");
+  command->callback([flags, &result] { Finish(Save(*flags), result); });
+}
+
+void AddRestoreCommand(CLI::App& app, CommandResult& result) {
+  CLI::App* command = app.add_subcommand("restore", "Create a job from a checkpoint, on any mesh");
+  const auto flags = std::make_shared<RestoreFlags>();
+  flags->connection.timeout_seconds = 600;
+  command->add_option("path", flags->path, "A checkpoint, or a folder of them: its newest")->required();
+  command->add_option("--job", flags->options.name, "The name of the new job; as it was saved")->type_name("NAME");
+  command->add_option("--mesh", flags->options.mesh, "Its mesh, such as ddp=2,fsdp=2; as it was saved")
+      ->type_name("MESH");
+  AddConnectionOptions(*command, flags->connection);
+  command->footer(
+      "The job goes on after the checkpoint's step with the bits that it had, whatever the mesh.\n"
+      "Examples:\n"
+      "  shardctl restore /data/llama\n"
+      "  shardctl restore /data/llama/step-0000000001200 --job llama-2 --mesh fsdp=3");
+  command->callback([flags, &result] { Finish(Restore(*flags), result); });
+}
+
+void AddCheckpointsCommand(CLI::App& app, CommandResult& result) {
+  CLI::App* command = app.add_subcommand("checkpoints", "List the checkpoints of a folder");
+  const auto flags = std::make_shared<ListFlags>();
+  command->add_option("root", flags->root, "The folder of a job's checkpoints")->required()->type_name("FOLDER");
+  command->add_flag("--json", flags->json, "One JSON object instead of a table");
+  command->footer("Example:\n  shardctl checkpoints /data/llama");
+  command->callback([flags, &result] { Finish(List(*flags), result); });
+}
+
+}  // namespace shardmesh

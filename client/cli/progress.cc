@@ -1,0 +1,35 @@
+#include "client/cli/progress.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "client/cli/connection.h"
+
+namespace shardmesh {
+namespace {
+constexpr absl::Duration kEvery = absl::Milliseconds(100);
+}  // namespace
+
+Progress::Progress(std::string what)
+    : what_(std::move(what)), shown_(isatty(STDERR_FILENO) == 1), start_(absl::Now()) {}
+
+Progress::~Progress() {
+  if (drawn_) std::fputs("\r\033[K", stderr);
+}
+
+void Progress::Show(int64_t done, int64_t total) {
+  const absl::Time now = absl::Now();
+  if (!shown_ || now < next_) return;
+  next_ = now + kEvery;
+  drawn_ = true;
+  const double seconds = std::max(1e-3, absl::ToDoubleSeconds(now - start_));
+  std::fprintf(stderr, "\r%s %3d%%  %s of %s  %s/s\033[K", what_.c_str(),
+               static_cast<int>(100.0 * done / std::max<int64_t>(1, total)), HumanBytes(done).c_str(),
+               HumanBytes(total).c_str(), HumanBytes(static_cast<int64_t>(done / seconds)).c_str());
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,246 @@
+#include "client/cpp/checkpoint.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "checkpoint/stored_files.h"
+#include "client/cpp/await_weights.h"
+#include "core/status.h"
+#include "core/sync.h"
+#include "proto/convert.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr int kAttempts = 5;
+
+// One call to each of some workers at once, and what they told last.
+class FileCalls {
+ public:
+  using Call = std::function<absl::StatusOr<v1::FileProgress>(ShardTransport&, const ShardTransport::Progress&)>;
+
+  FileCalls(Job& job, std::vector<Rank> ranks, const OnFileProgress& progress, const Call& call)
+      : ranks_(std::move(ranks)), progress_(progress), told_(ranks_.size()), any_(ranks_.size(), false) {
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      threads_.emplace_back([this, &job, call, i] {
+        const auto told = [this, i](const v1::FileProgress& progress) { return Told(i, progress); };
+        const absl::Status status = call(job.worker(ranks_[i]), told).status();
+        MutexLock lock(mu_);
+        ++ended_;
+        first_error_.Update(status);
+        changed_.SignalAll();
+      });
+    }
+  }
+  ~FileCalls() { Join().IgnoreError(); }
+  FileCalls(const FileCalls&) = delete;
+  FileCalls& operator=(const FileCalls&) = delete;
+
+  // Waits until all workers said something, or one ended.
+  absl::Status AwaitAllReady() {
+    MutexLock lock(mu_);
+    while (first_error_.ok() && std::count(any_.begin(), any_.end(), true) < static_cast<int>(any_.size()) &&
+           ended_ < threads_.size()) {
+      changed_.WaitFor(mu_, absl::Seconds(1));  // a call ends at its deadline
+    }
+    return first_error_;
+  }
+  // The others end soon after one failed, or after this.
+  void Fail(const absl::Status& status) {
+    MutexLock lock(mu_);
+    first_error_.Update(status);
+  }
+  // Waits until all have ended. The first error.
+  absl::Status Join() {
+    for (std::thread& thread : threads_) {
+      if (thread.joinable()) thread.join();
+    }
+    MutexLock lock(mu_);
+    return first_error_;
+  }
+  // By rank as given. REQUIRES: Join returned OK.
+  const std::vector<v1::FileProgress>& told() const { return told_; }
+
+ private:
+  absl::Status Told(size_t i, const v1::FileProgress& progress) {
+    MutexLock lock(mu_);
+    told_[i] = progress;
+    any_[i] = true;
+    changed_.SignalAll();
+    if (progress_ && std::count(any_.begin(), any_.end(), true) == static_cast<int>(any_.size())) {
+      int64_t done = 0, total = 0;
+      for (const v1::FileProgress& each : told_) {
+        done += each.bytes_done();
+        total += each.bytes_total();
+      }
+      progress_(done, total);
+    }
+    return first_error_;
+  }
+
+  const std::vector<Rank> ranks_;
+  const OnFileProgress& progress_;
+  Mutex mu_;
+  CondVar changed_;
+  std::vector<v1::FileProgress> told_;
+  std::vector<bool> any_;
+  size_t ended_ = 0;
+  absl::Status first_error_;
+  std::vector<std::thread> threads_;
+};
+
+// The first replica of each shard.
+std::vector<Rank> OnePerShard(const Plan& plan) {
+  std::vector<Rank> ranks;
+  for (int shard = 0; shard < plan.num_shards(); ++shard) ranks.push_back(plan.RankOf({shard, 0}));
+  return ranks;
+}
+
+std::vector<Rank> AllRanks(const Plan& plan) {
+  std::vector<Rank> ranks;
+  for (int rank = 0; rank < plan.num_ranks(); ++rank) ranks.push_back(Rank(rank));
+  return ranks;
+}
+
+// Of all shards at one step; Aborted: they copied different ones.
+absl::StatusOr<v1::DigestReply> SaveShards(Job& job, const std::string& folder, const SaveOptions& options) {
+  v1::SaveRequest request;
+  request.set_job(job.spec().name);
+  request.set_epoch(job.epoch().value());
+  request.set_folder(folder);
+  FileCalls calls(job, OnePerShard(job.plan()), options.progress,
+                  [&](ShardTransport& worker, const ShardTransport::Progress& told) {
+                    return worker.Save(request, told, options.timeout);
+                  });
+  RETURN_IF_ERROR(calls.AwaitAllReady());
+  const absl::StatusOr<v1::DigestReply> digest = job.Digest(options.timeout);
+  if (!digest.ok()) calls.Fail(digest.status());
+  RETURN_IF_ERROR(calls.Join());
+  uint64_t sum = 0;
+  for (const v1::FileProgress& copy : calls.told()) {
+    if (copy.step() != digest->step()) {
+      return absl::AbortedError(absl::StrCat("a worker copied step ", copy.step(), ", another one ", digest->step()));
+    }
+    sum += copy.digest();
+  }
+  if (sum == digest->digest()) return digest;
+  return absl::DataLossError(absl::StrFormat("what was written of step %d has the digest %016x; the job's is %016x",
+                                             digest->step(), sum, digest->digest()));
+}
+
+absl::Status AddFiles(const StoredFiles& files, NewCheckpoint& checkpoint, Manifest& manifest) {
+  const auto add = [&](const std::string& name, const std::string& head, int64_t bytes) {
+    manifest.files.push_back({name, bytes});
+    return checkpoint.AddFile(name, head, bytes);
+  };
+  for (const StoredFile& file : files.files()) RETURN_IF_ERROR(add(file.name, file.head, file.bytes));
+  if (files.index().empty()) return absl::OkStatus();
+  return add(kIndexFile, files.index(), static_cast<int64_t>(files.index().size()));
+}
+
+// That the files of the manifest are those of its job.
+absl::Status CheckFiles(const OpenedCheckpoint& opened, const JobSpec& spec) {
+  ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(spec));
+  for (const StoredFile& file : files.files()) {
+    const bool listed =
+        std::any_of(opened.manifest.files.begin(), opened.manifest.files.end(),
+                    [&](const Manifest::File& f) { return f.name == file.name && f.bytes == file.bytes; });
+    if (listed) continue;
+    return absl::DataLossError(absl::StrCat(opened.path, " lists no ", file.name, " of ", file.bytes,
+                                            " bytes, which its job has; it was edited, or made by another build"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LoadShards(Job& job, const OpenedCheckpoint& opened, const RestoreOptions& options) {
+  std::random_device random;
+  v1::LoadRequest request;
+  request.set_job(job.spec().name);
+  request.set_epoch(job.epoch().value());
+  request.set_folder(opened.path);
+  request.set_step(opened.manifest.step);
+  request.set_load_id((static_cast<uint64_t>(random()) << 32 | random()) | 1);
+  FileCalls calls(job, AllRanks(job.plan()), options.progress,
+                  [&](ShardTransport& worker, const ShardTransport::Progress& told) {
+                    return worker.Load(request, told, options.timeout);
+                  });
+  RETURN_IF_ERROR(calls.Join());
+  const Plan& plan = job.plan();
+  for (int replica = 0; replica < plan.num_replicas(); ++replica) {
+    uint64_t sum = 0;
+    for (int shard = 0; shard < plan.num_shards(); ++shard) {
+      sum += calls.told()[plan.RankOf({shard, replica}).value()].digest();
+    }
+    if (sum == opened.manifest.digest) continue;
+    return absl::DataLossError(
+        absl::StrFormat("%s: the digest of what was read is %016x; %016x was saved: a file "
+                        "changed since",
+                        opened.path, sum, opened.manifest.digest));
+  }
+  v1::UseLoadedRequest use;
+  use.set_job(request.job());
+  use.set_epoch(request.epoch());
+  use.set_load_id(request.load_id());
+  for (int rank = plan.num_ranks() - 1; rank >= 0; --rank) {
+    RETURN_IF_ERROR(job.worker(Rank(rank)).UseLoaded(use, job.options().call_timeout).status());
+  }
+  return AwaitCommittedStep(job, Rank(0), options.timeout).status();
+}
+
+}  // namespace
+
+absl::StatusOr<SavedCheckpoint> SaveCheckpoint(Job& job, const std::string& root, const SaveOptions& options) {
+  ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(job.spec()));
+  ASSIGN_OR_RETURN(const std::unique_ptr<NewCheckpoint> checkpoint,
+                   NewCheckpoint::Begin(std::filesystem::absolute(root).lexically_normal().string()));
+  Manifest manifest;
+  manifest.spec = job.spec();
+  RETURN_IF_ERROR(AddFiles(files, *checkpoint, manifest));
+  absl::StatusOr<v1::DigestReply> digest;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    digest = SaveShards(job, checkpoint->path(), options);
+    if (!absl::IsAborted(digest.status())) break;
+  }
+  RETURN_IF_ERROR(digest.status());
+  manifest.step = digest->step();
+  manifest.digest = digest->digest();
+  SavedCheckpoint saved{"", digest->step(), digest->digest(), files.num_bytes()};
+  ASSIGN_OR_RETURN(saved.path, checkpoint->Finish(manifest));
+  return saved;
+}
+
+absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std::string& path,
+                                                       const RestoreOptions& options) {
+  ASSIGN_OR_RETURN(const OpenedCheckpoint opened,
+                   OpenCheckpoint(std::filesystem::absolute(path).lexically_normal().string()));
+  JobSpec spec = opened.manifest.spec;
+  if (!options.name.empty()) spec.name = options.name;
+  if (!options.mesh.empty()) {
+    ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(options.mesh));
+  }
+  RETURN_IF_ERROR(spec.Validate());
+  RETURN_IF_ERROR(CheckFiles(opened, spec));
+  v1::CreateJobRequest create;
+  *create.mutable_spec() = ToProto(spec);
+  ASSIGN_OR_RETURN(const v1::CreateJobReply reply, client.coordinator().CreateJob(create, absl::Seconds(10)));
+  const auto restore = [&]() -> absl::StatusOr<std::shared_ptr<Job>> {
+    ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.OpenJob(spec.name));
+    RETURN_IF_ERROR(LoadShards(*job, opened, options));
+    return job;
+  };
+  absl::StatusOr<std::shared_ptr<Job>> job = restore();
+  if (!job.ok() && reply.created()) {
+    v1::DeleteJobRequest remove;
+    remove.set_job(spec.name);
+    client.coordinator().DeleteJob(remove, absl::Seconds(10)).status().IgnoreError();
+  }
+  return job;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,57 @@
+// Checkpoints of a job: written by its workers while it trains on, and given to a new job, on any mesh. Files:
+// checkpoint/stored_files.h; folders: checkpoint/folder.h. The workers and this process see the same file system, under
+// the same paths. Thread-safe functions; they block.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/folder.h"
+#include "client/cpp/client.h"
+
+namespace shardmesh {
+
+// How far it is, in bytes of all shards. Called by several threads, one at a time.
+using OnFileProgress = std::function<void(int64_t done, int64_t total)>;
+
+struct SaveOptions {
+  absl::Duration timeout = absl::Minutes(10);
+  OnFileProgress progress;  // may be empty
+};
+
+struct SavedCheckpoint {
+  std::string path;
+  int64_t step = 0;
+  uint64_t digest = 0;
+  int64_t bytes = 0;  // of its files
+};
+
+// Writes the newest committed step to root/step-... The job waits only while each worker copies its shard in memory.
+// It is there whole, and synced, or not at all. Not more than one at a time of a job.
+//   AlreadyExists: that step is there. FailedPrecondition: the job has no weights yet, or the workers do not see the
+//   folder. Aborted: steps followed each other so fast that no common one was found, or another checkpoint is under
+//   way. ResourceExhausted: the disk is full, or a worker has no memory for the copy. DataLoss: replicas differ.
+//   Unavailable: a worker is gone, named. DeadlineExceeded.
+absl::StatusOr<SavedCheckpoint> SaveCheckpoint(Job& job, const std::string& root, const SaveOptions& options = {});
+
+struct RestoreOptions {
+  std::string name;  // of the new job; empty: as it was saved
+  std::string mesh;  // "ddp=2,fsdp=2"; empty: as it was saved
+  absl::Duration timeout = absl::Minutes(10);
+  OnFileProgress progress;  // may be empty
+};
+
+// Creates the job of a checkpoint, or of the newest one in a folder of them, and gives it its weights and states: it
+// goes on after that step with the bits that it had. Nothing is loaded by halves: if this fails, the job that it made
+// is deleted again.
+//   NotFound: no checkpoint there. DataLoss: a file is not what was saved. InvalidArgument: a mesh that is none, or a
+//   manifest of another build. FailedPrecondition: a job of that name has weights already. AlreadyExists: it is another
+//   job. Errors of Client::OpenJob.
+absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std::string& path,
+                                                       const RestoreOptions& options = {});
+
+}  // namespace shardmesh

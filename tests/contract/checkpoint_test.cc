@@ -1,0 +1,241 @@
+// Checkpoints: what was saved goes on with the same bits on any mesh, its files are the same whatever the mesh, and
+// nothing is loaded by halves.
+#include "client/cpp/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "core/matchers.h"
+#include "core/mesh_spec.h"
+#include "core/status.h"
+#include "local/testing/temp_folder.h"
+#include "tests/testing/cluster.h"
+#include "tests/testing/reference.h"
+#include "tests/testing/training.h"
+
+namespace shardmesh {
+namespace {
+
+namespace fs = std::filesystem;
+using ::shardmesh::testing::Cluster;
+using ::shardmesh::testing::Learnt;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+constexpr int kSlots = 2;
+constexpr int64_t kSaved = 3, kLast = 6;
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+// Every format of weights and states, matrices of Muon, frozen and tied ones.
+JobSpec RichJob(const std::string& name, const std::string& mesh) {
+  JobSpec spec = testing::OddJob(name, mesh, kSlots);
+  spec.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kMuon)};
+  spec.parameters.push_back({"plus16", {37, 61}, WeightFormat::kBf16Plus16, "", StateFormat::kDyn8});
+  spec.parameters.push_back({"plus8", {700}, WeightFormat::kBf16Plus8Sr, "", StateFormat::kFp8x32});
+  spec.parameters.push_back({"rows", {50, 300}, WeightFormat::kInt8Row, "", StateFormat::kDyn4});
+  spec.parameters.push_back({"fp8", {1025}, WeightFormat::kBf16Sr, "", StateFormat::kFp8});
+  spec.parameters.push_back({"matrix", {70, 48}, WeightFormat::kBf16Sr, "", StateFormat::kDyn8});
+  spec.parameters.back().group = 1;
+  spec.parameters.push_back({"frozen", {513}, WeightFormat::kBf16});
+  spec.parameters.back().frozen = true;
+  return spec;
+}
+
+absl::Status Train(Job& job, int64_t last) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, job.Attach({Slot(0), Slot(1)}));
+  RETURN_IF_ERROR(session->AwaitWeights(kLong));
+  return testing::TrainTo(*session, last);
+}
+
+std::string BytesOf(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+class Checkpoints : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start({.workers = 4}));
+    ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
+    client_ = std::make_unique<Client>(std::move(client));
+  }
+  // A job that was saved at step kSaved.
+  void Save(const JobSpec& spec) {
+    ASSERT_OK_AND_ASSIGN(job_, client_->CreateJob(spec));
+    ASSERT_OK(testing::Initialize(*job_));
+    ASSERT_OK(Train(*job_, kSaved));
+    ASSERT_OK_AND_ASSIGN(saved_, SaveCheckpoint(*job_, root_));
+    EXPECT_EQ(saved_.step, kSaved);
+  }
+  bool HasJob(const std::string& name) {
+    v1::DescribeJobRequest request;
+    request.set_job(name);
+    return client_->coordinator().DescribeJob(request, kLong).ok();
+  }
+
+  testing::TempFolder temp_;
+  const std::string root_ = temp_.File("checkpoints");
+  std::unique_ptr<Cluster> cluster_;
+  std::unique_ptr<Client> client_;
+  std::shared_ptr<Job> job_;
+  SavedCheckpoint saved_;
+};
+
+TEST_F(Checkpoints, OnEveryMesh_TheJobGoesOnWithItsBits_AndItsFilesAreTheSame) {
+  const JobSpec spec = RichJob("job", "fsdp=2");
+  ASSERT_NO_FATAL_FAILURE(Save(spec));
+  const Learnt uninterrupted = testing::ReferenceOf(spec, kLast);
+  ASSERT_OK(testing::Delete(*client_, "job"));
+  for (const char* mesh : {"fsdp=1", "fsdp=2", "fsdp=3", "fsdp=4", "ddp=2,fsdp=2", "ddp=4"}) {
+    SCOPED_TRACE(mesh);
+    ASSERT_OK_AND_ASSIGN(const auto job, RestoreCheckpoint(*client_, root_, {"again", mesh}));
+    ASSERT_OK_AND_ASSIGN(const v1::DigestReply digest, job->Digest(kLong));
+    EXPECT_EQ(digest.step(), kSaved);
+    EXPECT_EQ(digest.digest(), saved_.digest);
+    const std::string other = temp_.File(absl::StrCat("of-", mesh));
+    ASSERT_OK_AND_ASSIGN(const SavedCheckpoint again, SaveCheckpoint(*job, other));
+    for (const char* file : {"model.safetensors", "states.safetensors"}) {
+      EXPECT_TRUE(BytesOf(fs::path(saved_.path) / file) == BytesOf(fs::path(again.path) / file)) << file;
+    }
+    ASSERT_OK(Train(*job, kLast));
+    ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job, kLast));
+    EXPECT_EQ(learnt, uninterrupted);
+    ASSERT_OK(testing::Delete(*client_, "again"));
+  }
+}
+
+// Three ways: uninterrupted, resumed with the states, and with the weights alone.
+TEST_F(Checkpoints, TheWeightsAlone_AreNotEnough) {
+  const JobSpec spec = testing::TinyJob("job", "fsdp=2", kSlots);
+  ASSERT_NO_FATAL_FAILURE(Save(spec));
+  const Learnt uninterrupted = testing::ReferenceOf(spec, kLast);
+  ASSERT_OK_AND_ASSIGN(const auto resumed, RestoreCheckpoint(*client_, saved_.path, {"resumed", "fsdp=3"}));
+  ASSERT_OK(Train(*resumed, kLast));
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*resumed, kLast));
+  EXPECT_EQ(learnt, uninterrupted);
+  const std::string file = BytesOf(fs::path(saved_.path) / "model.safetensors");
+  std::vector<float> weights(1000);
+  ASSERT_GT(file.size(), weights.size() * sizeof(float));
+  std::memcpy(weights.data(), file.data() + file.size() - weights.size() * sizeof(float),
+              weights.size() * sizeof(float));
+  JobSpec fresh = spec;
+  fresh.name = "weights-only";
+  ASSERT_OK_AND_ASSIGN(const auto job, client_->CreateJob(fresh));
+  ASSERT_OK(job->Initialize({{"w", weights}}, kLong));
+  ASSERT_OK(Train(*job, kLast - kSaved));
+  ASSERT_OK_AND_ASSIGN(const Learnt without, testing::Learn(*job, kLast - kSaved));
+  EXPECT_NE(without.weights, uninterrupted.weights);
+}
+
+TEST_F(Checkpoints, WhileTheJobTrains_AStepIsSaved_AsItWas) {
+  const JobSpec spec = RichJob("job", "ddp=2,fsdp=2");
+  ASSERT_OK_AND_ASSIGN(job_, client_->CreateJob(spec));
+  ASSERT_OK(testing::Initialize(*job_));
+  ASSERT_OK_AND_ASSIGN(const auto session, job_->Attach({Slot(0), Slot(1)}));
+  ASSERT_OK(session->AwaitWeights(kLong));
+  std::atomic<bool> stop{false};
+  absl::Status trained;
+  std::thread trainer([&] {
+    for (int64_t step = 1; trained.ok() && !stop.load(); ++step) trained = testing::TrainTo(*session, step);
+  });
+  std::vector<SavedCheckpoint> saved;
+  absl::Status status;
+  while (status.ok() && saved.size() < 4) {
+    const auto one = SaveCheckpoint(*job_, root_);
+    if (one.ok()) saved.push_back(*one);
+    if (!absl::IsAlreadyExists(one.status())) status = one.status();  // no step was committed since
+  }
+  stop.store(true);
+  trainer.join();
+  ASSERT_OK(status);
+  ASSERT_OK(trained);
+  for (const SavedCheckpoint& one : saved) {
+    EXPECT_EQ(one.digest, testing::ReferenceOf(spec, one.step).digest) << one.step;
+    ASSERT_OK_AND_ASSIGN(const auto job, RestoreCheckpoint(*client_, one.path, {"again", "fsdp=3"}));
+    EXPECT_OK(testing::Delete(*client_, "again"));
+  }
+}
+
+TEST_F(Checkpoints, DamagedFiles_AreRefused_AndNothingIsLeft) {
+  ASSERT_NO_FATAL_FAILURE(Save(RichJob("job", "fsdp=2")));
+  const auto refused = [&](Code code, const char* words) {
+    EXPECT_THAT(RestoreCheckpoint(*client_, root_, {"again", "fsdp=3"}), StatusIs(code, HasSubstr(words)));
+    EXPECT_FALSE(HasJob("again"));
+  };
+  for (const char* name : {"model.safetensors", "states.safetensors"}) {
+    const fs::path file = fs::path(saved_.path) / name;
+    const std::string good = BytesOf(file);
+    std::string bad = good;
+    bad[bad.size() / 2] ^= 16;
+    std::ofstream(file, std::ios::binary) << bad;
+    refused(Code::kDataLoss, "a file changed since");
+    bad = good;
+    bad[20] ^= 1;  // of the header
+    std::ofstream(file, std::ios::binary) << bad;
+    refused(Code::kFailedPrecondition, "does not begin as this job's file");
+    std::ofstream(file, std::ios::binary) << good.substr(1);
+    refused(Code::kDataLoss, "it was saved with");
+    fs::remove(file);
+    refused(Code::kDataLoss, "is missing");
+    std::ofstream(file, std::ios::binary) << good;
+  }
+  ASSERT_OK_AND_ASSIGN(const auto job, RestoreCheckpoint(*client_, root_, {"again", "fsdp=3"}));
+  EXPECT_EQ(job->Digest(kLong)->digest(), saved_.digest);
+}
+
+TEST_F(Checkpoints, JobsThatCannot_AreLeftAsTheyAre) {
+  ASSERT_OK_AND_ASSIGN(const auto empty, client_->CreateJob(testing::TinyJob("empty", "fsdp=2", kSlots)));
+  EXPECT_THAT(SaveCheckpoint(*empty, root_), StatusIs(Code::kFailedPrecondition, HasSubstr("no initial weights")));
+  EXPECT_TRUE(fs::is_empty(root_));
+  ASSERT_NO_FATAL_FAILURE(Save(testing::TinyJob("job", "fsdp=2", kSlots)));
+  EXPECT_THAT(SaveCheckpoint(*job_, root_), StatusIs(Code::kAlreadyExists, HasSubstr("step 3 is saved already")));
+  // The job itself: it has weights, and keeps them.
+  EXPECT_THAT(RestoreCheckpoint(*client_, root_),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("has weights already")));
+  EXPECT_THAT(RestoreCheckpoint(*client_, root_, {"job", "fsdp=3"}), StatusIs(Code::kAlreadyExists, HasSubstr("mesh")));
+  EXPECT_THAT(RestoreCheckpoint(*client_, root_, {"again", "nonsense"}),
+              StatusIs(Code::kInvalidArgument, HasSubstr("nonsense")));
+  EXPECT_THAT(RestoreCheckpoint(*client_, temp_.path()), StatusIs(Code::kNotFound, HasSubstr("no checkpoint")));
+  ASSERT_OK(Train(*job_, kLast));
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job_, kLast));
+  EXPECT_EQ(learnt, testing::ReferenceOf(job_->spec(), kLast));
+}
+
+// A worker touches no file but one that was made for this.
+TEST_F(Checkpoints, FilesThatAreNotTheJobs_AreNotTouched) {
+  ASSERT_NO_FATAL_FAILURE(Save(testing::TinyJob("job", "fsdp=2", kSlots)));
+  const std::string folder = temp_.File("other");
+  fs::create_directories(folder);
+  const std::string text(fs::file_size(fs::path(saved_.path) / "model.safetensors"), 'x');
+  std::ofstream(folder + "/model.safetensors") << text;
+  v1::SaveRequest request;
+  request.set_job("job");
+  request.set_epoch(job_->epoch().value());
+  request.set_folder(folder);
+  const auto save = [&] {
+    return job_->worker(Rank(0)).Save(
+        request, [](const v1::FileProgress&) { return absl::OkStatus(); }, kLong);
+  };
+  EXPECT_THAT(save(), StatusIs(Code::kFailedPrecondition, HasSubstr("does not begin as this job's file")));
+  EXPECT_EQ(BytesOf(folder + "/model.safetensors"), text);
+  fs::remove(folder + "/model.safetensors");
+  fs::create_symlink(fs::path(saved_.path) / "model.safetensors", folder + "/model.safetensors");
+  EXPECT_THAT(save(), StatusIs(Code::kFailedPrecondition, HasSubstr("cannot open")));
+  request.set_folder("relative");
+  EXPECT_THAT(save(), StatusIs(Code::kInvalidArgument, HasSubstr("absolute path")));
+  v1::UseLoadedRequest use;
+  use.set_job("job");
+  use.set_epoch(job_->epoch().value());
+  use.set_load_id(77);
+  EXPECT_THAT(job_->worker(Rank(0)).UseLoaded(use, kLong),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("weights already")));
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,246 @@
+#include "worker/shard_files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/stored_files.h"
+#include "core/status.h"
+#include "core/stream_digest.h"
+#include "local/fd.h"
+#include "worker/memory.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr int64_t kReportBytes = 32 << 20;
+constexpr absl::Duration kSlice = absl::Milliseconds(100);
+
+absl::Status FailedTo(absl::string_view verb, const std::string& path, int error) {
+  const std::string message = absl::StrCat("cannot ", verb, " ", path, ": ", std::strerror(error));
+  if (error == ENOSPC || error == EDQUOT) return absl::ResourceExhaustedError(message);
+  if (error == EACCES || error == EPERM || error == EROFS) return absl::PermissionDeniedError(message);
+  if (error == ENOENT || error == ENOTDIR || error == ELOOP) return absl::FailedPreconditionError(message);
+  return absl::UnavailableError(message);
+}
+
+// A stretch that is contiguous both in a file and in memory.
+struct FilePiece {
+  int file = 0;
+  int64_t offset = 0;
+  char* data = nullptr;
+  int64_t bytes = 0;
+};
+
+StoredRun RunAt(const ShardStorage& storage, int range, int parity, int stream, int64_t offset) {
+  return stream == 0 ? storage.weights(range, parity, offset) : storage.state(stream - 1, range, parity, offset);
+}
+
+// Calls visit(part, run, data) for every part of every run of a shard, stream after stream of each range.
+template <class Visit>
+void ForEachPart(const StoredFiles& files, const ShardStorage& storage, int parity, const Visit& visit) {
+  for (int range = 0; range < static_cast<int>(storage.ranges().size()); ++range) {
+    for (int stream = 0; stream <= kStates; ++stream) {
+      for (const bool extra : {false, true}) {
+        if (storage.ranges()[range].parts[StreamOf(stream, extra)].bytes == 0) continue;
+        for (const ChunkRun& run : storage.runs(range)) {
+          const StoredRun at = RunAt(storage, range, parity, stream, run.offset);
+          const FilePart* const part = files.Find(run.tensor, stream, extra);
+          if (part != nullptr) visit(*part, run, static_cast<char*>(extra ? at.extra : at.codes));
+        }
+      }
+    }
+  }
+}
+
+std::vector<FilePiece> PiecesIn(const StoredFiles& files, const ShardStorage& storage, int parity) {
+  std::vector<FilePiece> pieces;
+  ForEachPart(files, storage, parity, [&](const FilePart& part, const ChunkRun& run, char* data) {
+    const int64_t offset = part.OffsetOf(run.first_element), bytes = part.layout.BytesOf(run.num_elements);
+    if (!pieces.empty()) {
+      FilePiece& last = pieces.back();
+      if (last.file == part.file && last.offset + last.bytes == offset && last.data + last.bytes == data) {
+        last.bytes += bytes;
+        return;
+      }
+    }
+    pieces.push_back({part.file, offset, data, bytes});
+  });
+  return pieces;
+}
+
+uint64_t DigestOf(const StoredFiles& files, const ShardStorage& storage, int parity) {
+  uint64_t digest = 0;
+  ForEachPart(files, storage, parity, [&](const FilePart& part, const ChunkRun& run, char* data) {
+    digest += DigestPart(DigestKey(static_cast<uint32_t>(run.tensor), part.stream, part.extra ? 1 : 0), part.layout,
+                         static_cast<uint64_t>(run.first_element), data, run.num_elements);
+  });
+  return digest;
+}
+
+// The files of a folder that some pieces lie in, by their number; the others stay closed.
+class OpenFiles {
+ public:
+  // Each is a regular file of the right length that begins with its head.
+  static absl::StatusOr<OpenFiles> Open(const std::string& folder, const StoredFiles& files, bool write) {
+    OpenFiles open;
+    for (const StoredFile& file : files.files()) {
+      open.paths_.push_back(absl::StrCat(folder, "/", file.name));
+      ASSIGN_OR_RETURN(UniqueFd fd, OpenOne(open.paths_.back(), file, write));
+      open.fds_.push_back(std::move(fd));
+    }
+    return open;
+  }
+
+  absl::Status Write(const FilePiece& piece) const {
+    return Move<ssize_t (*)(int, const void*, size_t, off_t)>(piece, pwrite, "write");
+  }
+  absl::Status Read(const FilePiece& piece) const {
+    return Move<ssize_t (*)(int, void*, size_t, off_t)>(piece, pread, "read");
+  }
+
+  absl::Status Sync() const {
+    for (size_t i = 0; i < fds_.size(); ++i) {
+      if (fdatasync(fds_[i].get()) != 0) return FailedTo("sync", paths_[i], errno);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  static absl::StatusOr<UniqueFd> OpenOne(const std::string& path, const StoredFile& file, bool write) {
+    const int flags = (write ? O_RDWR : O_RDONLY) | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
+    UniqueFd fd(open(path.c_str(), flags));
+    if (!fd.valid()) return FailedTo("open", path, errno);
+    struct stat stat;
+    if (fstat(fd.get(), &stat) != 0) return FailedTo("look at", path, errno);
+    if (!S_ISREG(stat.st_mode) || stat.st_size != file.bytes) {
+      return absl::FailedPreconditionError(absl::StrCat(path, " is no regular file of ", file.bytes,
+                                                        " bytes, which this job's is; it has ", stat.st_size));
+    }
+    std::string head(file.head.size(), '\0');
+    const ssize_t got = pread(fd.get(), head.data(), head.size(), 0);
+    if (got < 0) return FailedTo("read", path, errno);
+    if (got == static_cast<ssize_t>(head.size()) && head == file.head) return fd;
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " does not begin as this job's file: it is of other parameters, formats or optimizers"));
+  }
+
+  template <class Call>
+  absl::Status Move(const FilePiece& piece, Call call, const char* verb) const {
+    for (int64_t done = 0; done < piece.bytes;) {
+      const ssize_t moved =
+          call(fds_[piece.file].get(), piece.data + done, static_cast<size_t>(piece.bytes - done), piece.offset + done);
+      if (moved < 0 && errno == EINTR) continue;
+      if (moved < 0) return FailedTo(verb, paths_[piece.file], errno);
+      if (moved == 0) return absl::DataLossError(absl::StrCat(paths_[piece.file], " became shorter while it was read"));
+      done += moved;
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<std::string> paths_;
+  std::vector<UniqueFd> fds_;
+};
+
+// Moves all pieces, and tells now and then. The caller tells the end.
+template <class Move>
+absl::Status MoveAll(const std::vector<FilePiece>& pieces, const std::atomic<bool>& cancelled,
+                     const ReportProgress& report, v1::FileProgress& progress, const Move& move) {
+  int64_t told = 0, done = 0;
+  for (const FilePiece& piece : pieces) {
+    if (cancelled.load()) return absl::CancelledError("the caller is gone");
+    RETURN_IF_ERROR(move(piece));
+    done += piece.bytes;
+    if (done - told < kReportBytes || done == progress.bytes_total()) continue;
+    progress.set_bytes_done(told = done);
+    RETURN_IF_ERROR(report(progress));
+  }
+  progress.set_bytes_done(done);
+  return absl::OkStatus();
+}
+
+int64_t BytesOf(const std::vector<FilePiece>& pieces) {
+  int64_t bytes = 0;
+  for (const FilePiece& piece : pieces) bytes += piece.bytes;
+  return bytes;
+}
+
+absl::Status CheckCan(JobShard& shard, int64_t epoch) {
+  RETURN_IF_ERROR(shard.CheckEpoch(epoch));
+  RETURN_IF_ERROR(shard.Health());
+  if (!shard.on_device()) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat("job ", shard.spec().name, " is on a CUDA device, which has no checkpoints yet"));
+}
+
+// Says again and again that it waits, so that a caller that has given up can say so.
+absl::StatusOr<SnapshotPort::Copied> AwaitCopy(JobShard& shard, const std::atomic<bool>& cancelled,
+                                               const ReportProgress& report, const v1::FileProgress& progress) {
+  while (true) {
+    RETURN_IF_ERROR(report(progress));
+    if (const auto copied = shard.snapshots().Await(kSlice); copied.has_value()) return *copied;
+    if (cancelled.load()) return absl::CancelledError("the caller is gone");
+    RETURN_IF_ERROR(shard.Health());
+  }
+}
+
+}  // namespace
+
+absl::Status SaveShard(JobShard& shard, const v1::SaveRequest& request, const std::atomic<bool>& cancelled,
+                       const ReportProgress& report) {
+  RETURN_IF_ERROR(CheckCan(shard, request.epoch()));
+  if (shard.protocol().committed_step().value() == kNoStep) {
+    return absl::FailedPreconditionError(absl::StrCat("job ", shard.spec().name, " has no initial weights yet"));
+  }
+  ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(shard.spec()));
+  ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(request.folder(), files, /*write=*/true));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Snapshot> snapshot, Snapshot::Create(shard.plan(), shard.place().shard));
+  v1::FileProgress progress;
+  progress.set_step(kNoStep);
+  progress.set_bytes_total(BytesOf(PiecesIn(files, snapshot->storage(), 0)));
+  RETURN_IF_ERROR(shard.snapshots().Ask(snapshot));
+  const absl::Cleanup take_away = [&] { shard.snapshots().TakeAway(); };
+  ASSIGN_OR_RETURN(const SnapshotPort::Copied copied, AwaitCopy(shard, cancelled, report, progress));
+  progress.set_step(copied.step);
+  RETURN_IF_ERROR(report(progress));
+  RETURN_IF_ERROR(MoveAll(PiecesIn(files, snapshot->storage(), copied.parity), cancelled, report, progress,
+                          [&](const FilePiece& piece) { return open.Write(piece); }));
+  RETURN_IF_ERROR(open.Sync());
+  progress.set_digest(DigestOf(files, snapshot->storage(), copied.parity));
+  return report(progress);
+}
+
+absl::Status LoadShard(JobShard& shard, const v1::LoadRequest& request, const std::atomic<bool>& cancelled,
+                       const ReportProgress& report) {
+  RETURN_IF_ERROR(CheckCan(shard, request.epoch()));
+  if (shard.protocol().local().num_hosts > 1) {
+    return absl::UnimplementedError(
+        absl::StrCat("job ", shard.spec().name, " is on several hosts, which cannot load yet"));
+  }
+  RETURN_IF_ERROR(shard.CheckHasNoWeights());
+  ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(shard.spec()));
+  ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(request.folder(), files, /*write=*/false));
+  ASSIGN_OR_RETURN(ShardStorage loaded, ShardStorage::Open(*NewProcessMemory(), "shardmesh-loaded", shard.plan(),
+                                                           shard.place().shard, &cancelled));
+  const std::vector<FilePiece> pieces = PiecesIn(files, loaded, /*parity=*/0);
+  v1::FileProgress progress;
+  progress.set_step(request.step());
+  progress.set_bytes_total(BytesOf(pieces));
+  RETURN_IF_ERROR(
+      MoveAll(pieces, cancelled, report, progress, [&](const FilePiece& piece) { return open.Read(piece); }));
+  progress.set_digest(DigestOf(files, loaded, 0));
+  RETURN_IF_ERROR(shard.StageLoaded(std::make_shared<const ShardStorage>(std::move(loaded)), request.load_id(),
+                                    Step(request.step())));
+  return report(progress);
+}
+
+}  // namespace shardmesh

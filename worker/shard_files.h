@@ -1,0 +1,28 @@
+// A worker's shard and the files of a checkpoint (checkpoint/stored_files.h): written from a snapshot while training
+// goes on, and read into memory beside the shard of a job that has no weights yet. The files are made by who asks, with
+// their heads and in their full lengths: a file that does not look like that is not touched.
+//
+// Both are for a thread of their own, end soon after `cancelled` is set, and do nothing to the job if they fail.
+#pragma once
+
+#include <atomic>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "proto/shardmesh/v1/shard.pb.h"
+#include "worker/job_shard.h"
+
+namespace shardmesh {
+
+// Tells how far it is. An error ends what it is told of.
+using ReportProgress = std::function<absl::Status(const v1::FileProgress&)>;
+
+// Shard.Save. Errors as there, and those of `report`.
+absl::Status SaveShard(JobShard& shard, const v1::SaveRequest& request, const std::atomic<bool>& cancelled,
+                       const ReportProgress& report);
+
+// Shard.Load: what was read is staged in the shard's engine. Errors as there, and those of `report`.
+absl::Status LoadShard(JobShard& shard, const v1::LoadRequest& request, const std::atomic<bool>& cancelled,
+                       const ReportProgress& report);
+
+}  // namespace shardmesh
