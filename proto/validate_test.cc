@@ -261,5 +261,23 @@ TEST(Validate, HostileText_IsEscapedAndCut) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("\\x01"));
 }
 
+TEST(Validate, SaveAndLoad) {
+  ExpectRefusals<v1::SaveRequest>("job: 'a' epoch: 1 folder: '/x'",
+                                  {{"job: ''", "job"},
+                                   {"epoch: 0", "epoch"},
+                                   {"folder: ''", "folder"},
+                                   {"folder: 'x/y'", "absolute path"},
+                                   {"folder: '/x\\000y'", "folder"},
+                                   {absl::StrCat("folder: '/", std::string(kMaxFolderBytes, 'x'), "'"), "folder"}});
+  ExpectRefusals<v1::LoadRequest>("job: 'a' epoch: 1 folder: '/x' step: 0 load_id: 7",
+                                  {{"epoch: -1", "epoch"},
+                                   {"folder: './x'", "absolute path"},
+                                   {"step: -1", "step"},
+                                   {absl::StrCat("step: ", kMaxStep + 1), "step"},
+                                   {"load_id: 0", "load_id"}});
+  ExpectRefusals<v1::UseLoadedRequest>("job: 'a' epoch: 1 load_id: 7",
+                                       {{"job: 'a b'", "job"}, {"epoch: 0", "epoch"}, {"load_id: 0", "load_id"}});
+}
+
 }  // namespace
 }  // namespace shardmesh

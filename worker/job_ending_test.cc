@@ -109,5 +109,13 @@ TEST(JobEndingTest, WithoutWeights_NothingIsRestored) {
   EXPECT_EQ(next.restored_step_plus_one.load(), 0);
 }
 
+// What was loaded went with the processes that had it, until all had placed it.
+TEST(JobEndingTest, AJobThatWasToBeginWithWhatItLoaded_HasNothingUntilItHas) {
+  const auto page = PageWith(CommandKind::kRestore, 7, 0);
+  page->commands[3 % 2].initial_id = 99;
+  EXPECT_EQ(EndingOf(*page, EndingWord(3, false)).step, kNoStep);
+  EXPECT_EQ(EndingOf(*page, EndingWord(3, true)).step, 7);
+}
+
 }  // namespace
 }  // namespace shardmesh

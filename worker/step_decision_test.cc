@@ -342,5 +342,26 @@ TEST_F(StepDecisionTest, Digests_AddShardsUp_AndCompareReplicas) {
   RunStep(2);  // the job goes on
 }
 
+TEST_F(StepDecisionTest, WhatAllLoaded_IsWhatTheJobBeginsWith) {
+  const auto load = [&](int rank, uint64_t id, int64_t step) { protocol.LoadedReady(Rank(rank), id, Step(step)); };
+  for (int r = 0; r < plan.num_ranks() - 1; ++r) load(r, 99, 40);
+  EXPECT_FALSE(protocol.Decide());
+  load(plan.num_ranks() - 1, 98, 30);  // another checkpoint
+  EXPECT_FALSE(protocol.Decide());
+  for (int r = 0; r < plan.num_ranks(); ++r) protocol.InitialPieceReady(Rank(r), 17);
+  load(plan.num_ranks() - 1, 99, 40);
+  ASSERT_NO_FATAL_FAILURE(Finish());
+  EXPECT_EQ(protocol.command().kind, CommandKind::kRestore);
+  EXPECT_EQ(protocol.command().initial_id, 99u);
+  EXPECT_EQ(protocol.command().first, 1);
+  EXPECT_EQ(protocol.committed_step(), Step(40));
+  EXPECT_THAT(protocol.Published(), ::testing::ElementsAre(Step(40)));
+  ASSERT_OK_AND_ASSIGN(const StepOutcome outcome, protocol.AwaitCommit(Step(40), absl::ZeroDuration()));
+  EXPECT_FALSE(outcome.skipped);
+  EXPECT_FALSE(protocol.Decide());  // the initial weights came too late
+  RunStep(41);
+  EXPECT_EQ(protocol.committed_step(), Step(41));
+}
+
 }  // namespace
 }  // namespace shardmesh

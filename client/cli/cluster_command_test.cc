@@ -120,6 +120,32 @@ TEST_F(ClusterCommandTest, VersionsAndDigest) {
   EXPECT_EQ(RunJson({"digest", "tiny"})["digest"], hex);
 }
 
+TEST_F(ClusterCommandTest, CheckpointAndRestore) {
+  const std::string root = ::testing::TempDir() + "/tiny-checkpoints", path = root + "/step-0000000000002";
+  const std::string hex = RunJson({"digest", "tiny"})["digest"];
+  EXPECT_THAT(Out({"checkpoint", "tiny", root}),
+              AllOf(HasSubstr("step 2: "), HasSubstr(" in " + path + ", digest " + hex)));
+  EXPECT_THAT(Error({"checkpoint", "tiny", root}), HasSubstr("step 2 is saved already, in " + path));
+  EXPECT_THAT(Error({"checkpoint", "none", root}), HasSubstr("none"));
+  const CommandResult list = RunShardctl({"checkpoints", root});
+  EXPECT_THAT(list.out,
+              ContainsRegex("step +job +mesh +size +digest +path\n +2 +tiny +fsdp=2 +[0-9.]+ [KM]iB +" + hex + " +/"));
+  const CommandResult json = RunShardctl({"checkpoints", root, "--json"});
+  EXPECT_EQ(Json::parse(json.out)["checkpoints"][0]["step"], 2);
+  EXPECT_EQ(RunShardctl({"checkpoints", root + "/none"}).code, kExitError);
+  EXPECT_EQ(Out({"restore", root, "--job", "again", "--mesh", "fsdp=1"}),
+            absl::StrCat("job again at step 2 on mesh fsdp=1, digest ", hex, "\n"));
+  EXPECT_THAT(Error({"restore", path, "--job", "again", "--mesh", "fsdp=1"}), HasSubstr("has weights already"));
+  EXPECT_THAT(Error({"restore", root + "/none"}), HasSubstr(root + "/none"));
+  const std::string other = root + "-2";
+  const Json saved = RunJson({"checkpoint", "again", other, "--keep-last", "1", "--keep-every", "10"});
+  EXPECT_EQ(saved["step"], 2);
+  EXPECT_EQ(saved["digest"], hex);
+  EXPECT_EQ(saved["removed_steps"].size(), 0u);
+  Error({"checkpoint", "again", other, "--keep-every", "10"}, kExitUsage);
+  Out({"delete", "again"});
+}
+
 TEST_F(ClusterCommandTest, Status) {
   const std::string table = Out({"status"});
   EXPECT_THAT(table,

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 """Trains handwritten digits through shardmesh, kills the coordinator and a worker on the way, and compares meshes.
 
-One coordinator, and four workers under one shardmesh-node, which keeps their memory. The job runs four times, always
+One coordinator, and four workers under one shardmesh-node, which keeps their memory. The job runs five times, always
 with the same seed, slots and steps:
   1. on a 2x2 mesh (ddp, fsdp) with two attached trainers, one of which has `_orig_mod.` before every name; a reader
      follows the published versions and scores the held-out digits; the coordinator is killed with -9 and started again;
-     later a worker is killed with -9: shardmesh-node starts it again, and it goes on where it was
+     then a checkpoint is saved, while it trains; later a worker is killed with -9: shardmesh-node starts it again, and
+     it goes on where it was
   2. on one worker, one trainer through gRPC (Push and Pull)
   3. on a 4x1 mesh (ddp=4, fsdp=1), two attached trainers
   4. on the 2x2 mesh once more, undisturbed
+  5. from the checkpoint of the first run to the end, on three workers
 Then a table: accuracy, steps per second, bytes gathered (by the worker that was killed: since then), digest of weights
 and optimizer state. The digests must be one value, the accuracy at least --accuracy, and every trainer must have made
-every step, once.
+every step of its run, once.
 
 Example: ./demo --steps 600
 """
@@ -141,10 +143,10 @@ class Cluster:
             time.sleep(0.02)
 
     def shardctl(self, *arguments):
-        done = subprocess.run([self.program("shardctl"), *arguments, "--coordinator", self.address, "--json"],
+        done = subprocess.run([self.program("shardctl"), *map(str, arguments), "--coordinator", self.address, "--json"],
                               capture_output=True, text=True, timeout=60, check=False)
         if done.returncode != 0:
-            raise Failure(f"shardctl {' '.join(arguments)}: {done.stderr.strip()}")
+            raise Failure(f"shardctl {' '.join(map(str, arguments))}: {done.stderr.strip()}")
         return json.loads(done.stdout)
 
     def stop(self):
@@ -161,15 +163,16 @@ class Cluster:
 class Run:
     """One training of the job: its processes, and what they report."""
 
-    def __init__(self, cluster, flags, title, job, mesh, trainers, remote=False):
-        self.cluster, self.flags, self.title, self.job = cluster, flags, title, job
+    def __init__(self, cluster, flags, title, job, mesh, trainers, remote=False, after=None):
+        """`after`: the step after which a job that is there goes on; None: it is created."""
+        self.cluster, self.flags, self.title, self.job, self.after = cluster, flags, title, job, after
         self.trainers, self.events = [], []
         self.made = [[] for _ in trainers]  # of each trainer: its steps, and when it said so
         for i, (slots, prefix) in enumerate(trainers):
             arguments = ["--coordinator", cluster.address, "--job", job, "--slots", SLOTS, "--my-slots", slots,
                          "--steps", flags.steps, "--timeout", flags.timeout, "--prefix", prefix,
                          "--data", HERE / "digits.bin"]
-            arguments += ["--create", "--mesh", mesh] if i == 0 else []
+            arguments += ["--create", "--mesh", mesh] if i == 0 and after is None else []
             arguments += ["--remote"] if remote else []
             trainer = cluster.spawn("digits_trainer", *arguments, log=f"{job}-trainer-{i}", stdout=subprocess.PIPE)
             self.trainers.append(trainer)
@@ -199,8 +202,9 @@ class Run:
         for events in self.events:
             events.join()
         for made in self.made:
-            if [step for step, _ in made] != list(range(1, self.flags.steps + 1)):
-                raise Failure(f"{self.title}: a trainer made {len(made)} steps, not each of 1 to {self.flags.steps} once")
+            first = (self.after or 0) + 1
+            if [step for step, _ in made] != list(range(first, self.flags.steps + 1)):
+                raise Failure(f"{self.title}: a trainer made {len(made)} steps, not each of {first} to {self.flags.steps} once")
         digest = self.cluster.shardctl("digest", self.job)
         status = self.cluster.shardctl("status", self.job)
         gathered = sum(job["gathered_bytes"] for worker in status for job in worker["jobs"] if job["name"] == self.job)
@@ -237,7 +241,11 @@ def disturbed_run(cluster, flags, progress, console):
         elif "killed_at" in state and "back_at" not in state and step >= state["killed_at"] + flags.steps // 10:
             cluster.start_coordinator()
             state["back_at"] = run.step()
-        elif "back_at" in state and "worker_killed" not in state and step >= flags.steps * 2 // 3:
+        elif "back_at" in state and "saved" not in state and step >= flags.steps // 2:
+            begin = time.monotonic()
+            state["saved"] = cluster.shardctl("checkpoint", "digits", cluster.folder / "checkpoints")
+            state["saving"], state["saved_by"] = time.monotonic() - begin, run.step()
+        elif "saved" in state and "worker_killed" not in state and step >= flags.steps * 2 // 3:
             state["worker_pid"] = cluster.worker_pid(VICTIM)
             state["worker_killed_at"], state["worker_killed"] = run.step(), time.monotonic()
             os.kill(state["worker_pid"], signal.SIGKILL)
@@ -245,7 +253,7 @@ def disturbed_run(cluster, flags, progress, console):
     follow(run, progress, scores, disturb)
     pause = run.pause_after(state["worker_killed"]) if "worker_killed" in state else None
     if pause is None:
-        raise Failure("training ended before coordinator and worker were killed and back; use more than "
+        raise Failure("training ended before coordinator and worker were killed and back, and a checkpoint saved; use more than "
                       f"{flags.steps} --steps")
     if cluster.worker_pid(VICTIM) == state["worker_pid"]:
         raise Failure(f"worker {VICTIM} was killed, and is still process {state['worker_pid']}")
@@ -258,11 +266,22 @@ def disturbed_run(cluster, flags, progress, console):
         raise Failure(f"the reader's last version is {score['step']}, not {flags.steps}")
     console.print(f"coordinator killed with -9 at step {state['killed_at']}, answering again at step {state['back_at']}: "
                   f"{state['back_at'] - state['killed_at']} steps were made without it, {result['steps']} of {flags.steps} in all")
+    console.print(f"checkpoint of step {state['saved']['step']} saved in {state['saving'] * 1000:.0f} ms, while training went on "
+                  f"to step {state['saved_by']}")
     console.print(f"worker {VICTIM} killed with -9 at step {state['worker_killed_at']}: the next step was committed "
                   f"{pause * 1000:.0f} ms later, and both trainers made every step once")
     console.print(f"the reader scored {scores.count['version']} whole versions; the last one, of step {score['step']}: "
                   f"held-out accuracy {score['accuracy']:.4f}")
-    return result
+    return result, state["saved"]["step"]
+
+
+def restored_run(cluster, flags, progress, saved):
+    """Run 5: what was saved at step `saved` goes on, on three workers."""
+    job = "digits-restored"
+    restored = cluster.shardctl("restore", cluster.folder / "checkpoints", "--job", job, "--mesh", "fsdp=3")
+    if restored["step"] != saved:
+        raise Failure(f"the checkpoint of step {saved} was restored as step {restored['step']}")
+    return plain_run(cluster, flags, progress, f"3x1, restored from step {saved}", job, "", [("0,1", ""), ("2,3", "")], after=saved)
 
 
 def plain_run(cluster, flags, progress, *arguments, **options):
@@ -273,7 +292,7 @@ def plain_run(cluster, flags, progress, *arguments, **options):
 
 def report(console, results, flags):
     """Prints the table, and raises Failure where a claim does not hold."""
-    table = Table(title="the same job, four ways")
+    table = Table(title="the same job, five ways")
     for column in ("run", "accuracy", "steps", "steps/s", "bytes gathered", "digest"):
         table.add_column(column, justify="left" if column in ("run", "digest") else "right", no_wrap=True)
     for row in results:
@@ -307,11 +326,13 @@ def main():
         console.print(f"coordinator at {cluster.address}, {WORKERS} workers; {flags.steps} steps of {SLOTS} slots, bf16_sr weights, AdamW")
         with Progress(TextColumn("{task.description:32}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
                       TimeElapsedColumn(), TextColumn("{task.fields[note]}"), console=console) as progress:
-            results = [disturbed_run(cluster, flags, progress, console),
+            disturbed, saved = disturbed_run(cluster, flags, progress, console)
+            results = [disturbed,
                        plain_run(cluster, flags, progress, "1 worker, remote Push/Pull", "digits-1", "fsdp=1",
                                  [("0,1,2,3", "")], remote=True),
                        plain_run(cluster, flags, progress, "4x1, 2 attached trainers", "digits-4x1", "ddp=4,fsdp=1", two_trainers),
-                       plain_run(cluster, flags, progress, "2x2 again, undisturbed", "digits-2x2", "ddp=2,fsdp=2", two_trainers)]
+                       plain_run(cluster, flags, progress, "2x2 again, undisturbed", "digits-2x2", "ddp=2,fsdp=2", two_trainers),
+                       restored_run(cluster, flags, progress, saved)]
         report(console, results, flags)
     except BaseException as error:
         flags.keep_logs = folder

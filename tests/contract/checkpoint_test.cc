@@ -237,5 +237,42 @@ TEST_F(Checkpoints, FilesThatAreNotTheJobs_AreNotTouched) {
               StatusIs(Code::kFailedPrecondition, HasSubstr("weights already")));
 }
 
+// The worker dies while its shard is being copied: who saves learns of it by name, and the older checkpoint stays.
+TEST_F(Checkpoints, AWorkerThatDies_IsNamed_AndLeavesTheOldCheckpoint) {
+  const JobSpec spec = testing::TinyJob("job", "fsdp=2", kSlots, 1 << 20);
+  ASSERT_NO_FATAL_FAILURE(Save(spec));
+  ASSERT_OK(Train(*job_, kSaved + 1));
+  const std::string victim = job_->members()[1].worker();
+  std::atomic<bool> killed{false};
+  SaveOptions options;
+  options.progress = [&](int64_t, int64_t) {
+    if (!killed.exchange(true)) cluster_->worker(victim).Kill9();
+  };
+  EXPECT_THAT(SaveCheckpoint(*job_, root_, options), StatusIs(Code::kUnavailable, HasSubstr(victim)));
+  ASSERT_TRUE(killed.load());
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint newest, OpenCheckpoint(root_));
+  EXPECT_EQ(newest.manifest.step, kSaved);
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_), {}), 1);
+  ASSERT_OK(testing::Delete(*client_, "job"));
+  ASSERT_OK_AND_ASSIGN(const auto job, RestoreCheckpoint(*client_, root_));
+  ASSERT_OK(Train(*job, kLast));
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job, kLast));
+  EXPECT_EQ(learnt, testing::ReferenceOf(spec, kLast));
+}
+
+TEST_F(Checkpoints, AWorkerThatDiesWhileItLoads_LeavesNoJob) {
+  ASSERT_NO_FATAL_FAILURE(Save(testing::TinyJob("job", "fsdp=4", kSlots, 1 << 20)));
+  std::atomic<bool> killed{false};
+  RestoreOptions options{"again", "fsdp=4"};
+  options.progress = [&](int64_t, int64_t) {
+    if (!killed.exchange(true)) cluster_->worker("w2").Kill9();
+  };
+  EXPECT_THAT(RestoreCheckpoint(*client_, root_, options), StatusIs(Code::kUnavailable, HasSubstr("w2")));
+  EXPECT_FALSE(HasJob("again"));
+  options = {"again", "fsdp=3"};
+  ASSERT_OK_AND_ASSIGN(const auto job, RestoreCheckpoint(*client_, root_, options));
+  EXPECT_EQ(job->Digest(kLong)->digest(), saved_.digest);
+}
+
 }  // namespace
 }  // namespace shardmesh

@@ -38,7 +38,7 @@ absl::Status Harm(shardmesh::FaultPoint at) {
   const char* const once = std::getenv("SHARDMESH_FAULT_ONCE");
   if (once != nullptr && open(once, O_WRONLY | O_CREAT | O_EXCL, 0600) < 0) return absl::OkStatus();
   if (action == "kill") kill(getpid(), SIGKILL);
-  if (action == "stop") kill(getpid(), SIGSTOP);
+  if (action == "stop") raise(SIGSTOP);  // this thread: of a signal to the process it might see nothing for a while
   if (action == "delay") poll(nullptr, 0, kDelayMillis);
   if (action != "error") return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat("fault injected at ", planned.name));
