@@ -68,6 +68,7 @@ enum class CommandKind : int32_t {
 // One decision: everything that executing it needs beside the slots' gradients and the shard.
 struct Command {
   CommandKind kind = CommandKind::kNone;
+  int32_t first = 0;  // 1: of kInit and kRestore, and kGather after them: frozen weights are written, too
   // Of kStep, kNorm, kGather, kReduce, and of kRestore the one that shards have; kInit: 0; kDigest, kFill: the
   // committed one.
   int64_t step = 0;
@@ -81,11 +82,15 @@ struct Command {
   int32_t first_slot = 0, num_slots = 0;   // of kMerge: the slots that it has
   int32_t parity = 0;                      // where the shard's data lies before it (shard_storage.h)
   int32_t publish = -1;                    // the publication buffer that gets this version, -1: none
+  int32_t unused = 0;                      // the page has no byte that nobody wrote: a page can be compared
   int64_t nonfinite = 0;    // kStep: why skipped: slot << 32 | tensor; kDigest: the newest ticket it answers
   // Of kInit: push_id of the pieces to place. Of kRestore: load_id of what was loaded; 0: the shards are filled.
   uint64_t initial_id = 0;
-  int32_t first = 0;        // 1: of kInit and kRestore, and kGather after them: frozen weights are written, too
 };
+
+static_assert(sizeof(Command) == 3 * sizeof(int64_t) + kMaxGroups * (sizeof(StepScalars) + sizeof(double)) +
+                                    12 * sizeof(int32_t),
+              "there is padding");
 
 // One worker's words.
 struct alignas(64) MemberWords {

@@ -60,7 +60,7 @@ TEST(SnapshotTest, ADigest_FillsIt_AndOnlyThen) {
   };
   for (int r = 0; r < 2; ++r) {
     ASSERT_TRUE(ports[r].Await(absl::ZeroDuration()).has_value());
-    EXPECT_EQ(ports[r].Await(absl::ZeroDuration())->step, 2);
+    EXPECT_EQ(ports[r].Await(absl::ZeroDuration())->parity, group.parity);
     before[r] = bytes_of(*group.storages[r]);
     EXPECT_EQ(bytes_of(snapshots[r]->storage()), before[r]);
   }

@@ -121,7 +121,7 @@ TEST_F(ClusterCommandTest, VersionsAndDigest) {
 }
 
 TEST_F(ClusterCommandTest, CheckpointAndRestore) {
-  const std::string root = ::testing::TempDir() + "/tiny-checkpoints", path = root + "/step-0000000000002";
+  const std::string root = ::testing::TempDir() + "tiny-checkpoints", path = root + "/step-0000000000002";
   const std::string hex = RunJson({"digest", "tiny"})["digest"];
   EXPECT_THAT(Out({"checkpoint", "tiny", root}),
               AllOf(HasSubstr("step 2: "), HasSubstr(" in " + path + ", digest " + hex)));
