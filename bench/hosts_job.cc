@@ -96,7 +96,7 @@ absl::StatusOr<std::unique_ptr<HostsJob>> HostsJob::Start(const HostsJobOptions&
 absl::Status HostsJob::Open() {
   ASSIGN_OR_RETURN(Plan plan, Plan::Create(job_));
   plan_ = std::make_unique<Plan>(std::move(plan));
-  ASSIGN_OR_RETURN(HostMemory host, HostMemory::Create(*memory_, job_.name, job_.num_slots, *plan_));
+  ASSIGN_OR_RETURN(HostMemory host, HostMemory::Create(*memory_, job_.name, job_, *plan_));
   host_ = std::make_unique<HostMemory>(std::move(host));
   const HostRanks ranks{options_.host, options_.num_hosts, plan_->num_ranks() / options_.num_hosts};
   protocol_ = std::make_unique<StepProtocol>(host_->control(), &host_->doorbell(), &job_, plan_.get(),

@@ -13,8 +13,10 @@ namespace {
 constexpr absl::Duration kPatience = absl::Seconds(60);
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Folder>> Folder::Make() {
-  std::string path = (std::filesystem::temp_directory_path() / "shardmesh-bench-XXXXXX").string();
+absl::StatusOr<std::unique_ptr<Folder>> Folder::Make(const std::string& parent) {
+  const std::filesystem::path in =
+      parent.empty() ? std::filesystem::temp_directory_path() : std::filesystem::path(parent);
+  std::string path = (std::filesystem::absolute(in) / "shardmesh-bench-XXXXXX").string();
   if (mkdtemp(path.data()) == nullptr)
     return absl::PermissionDeniedError(absl::StrCat("cannot make a folder like ", path));
   return std::unique_ptr<Folder>(new Folder(path));

@@ -15,8 +15,8 @@ namespace shardmesh::bench {
 // A folder that is removed with the object.
 class Folder {
  public:
-  // PermissionDenied: it cannot be made.
-  static absl::StatusOr<std::unique_ptr<Folder>> Make();
+  // In `parent`; empty: in the folder for temporary files. PermissionDenied: it cannot be made.
+  static absl::StatusOr<std::unique_ptr<Folder>> Make(const std::string& parent = "");
   ~Folder();
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;

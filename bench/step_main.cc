@@ -178,11 +178,11 @@ absl::Status StepBench::Verify() {
     RETURN_IF_ERROR(passes_->CompareWithJob(job_->host.control()->parity.load()));
     RETURN_IF_ERROR(team_->Run(kCheckGather).status());
   }
-  const std::optional<int> buffer = protocol_->Pin(Step(kStepPublishEvery));
+  const std::optional<int> buffer = protocol_->publications().Pin(Step(kStepPublishEvery));
   if (!buffer.has_value()) return absl::InternalError(absl::StrCat("step ", kStepPublishEvery, " was not published"));
   const bool same =
       std::memcmp(job_->host.publication(*buffer).data(), job_->host.window().data(), job_->plan.window_bytes()) == 0;
-  protocol_->Unpin(*buffer);
+  protocol_->publications().Unpin(*buffer);
   return same ? absl::OkStatus() : absl::InternalError("the publication differs from the window");
 }
 

@@ -7,9 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <utility>
 
@@ -18,13 +15,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "checkpoint/file_changes.h"
+#include "core/fault_point.h"
 #include "core/status.h"
 
 namespace shardmesh {
-namespace testing {
-void (*before_file_change)() = nullptr;
-}  // namespace testing
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -34,42 +29,10 @@ constexpr size_t kStepDigits = 13;
 constexpr char kManifest[] = "manifest.json";
 constexpr int kAttempts = 10;
 
-void Changes() {
-  if (testing::before_file_change != nullptr) testing::before_file_change();
-}
-
-absl::Status FailedTo(absl::string_view verb, const std::string& path, int error) {
-  const std::string message = absl::StrCat("cannot ", verb, " ", path, ": ", std::strerror(error));
-  if (error == ENOSPC || error == EDQUOT) return absl::ResourceExhaustedError(message);
-  if (error == EACCES || error == EPERM || error == EROFS) return absl::PermissionDeniedError(message);
-  if (error == ENOENT || error == ENOTDIR) return absl::NotFoundError(message);
-  return absl::UnavailableError(message);
-}
-
-absl::Status SyncFolder(const std::string& path) {
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.valid() || fsync(fd.get()) != 0) return FailedTo("sync", path, errno);
-  return absl::OkStatus();
-}
-
-absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    Changes();
-    const ssize_t written = write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return FailedTo("write", path, errno);
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  return absl::OkStatus();
-}
-
-// Room on the disk, or at least the length where the file system cannot say.
-absl::Status SetLength(int fd, int64_t bytes, const std::string& path) {
-  Changes();
-  int error = bytes > 0 ? fallocate(fd, 0, 0, bytes) == 0 ? 0 : errno : 0;
-  if (error == EOPNOTSUPP || error == ENOSYS) error = ftruncate(fd, bytes) == 0 ? 0 : errno;
-  if (error == 0) return absl::OkStatus();
-  return Annotate(FailedTo("make", path, error), absl::StrCat(bytes, " bytes are needed"));
+// Of a folder that was named with a slash at its end, too.
+std::string ParentOf(const std::string& folder) {
+  const fs::path path = fs::absolute(folder).lexically_normal();
+  return (path.has_filename() ? path.parent_path() : path.parent_path().parent_path()).string();
 }
 
 // Invalid: somebody else holds it, or it is gone.
@@ -87,9 +50,7 @@ void RemoveLeftovers(const std::string& root) {
     if (lstat(entry->path().c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) continue;
     const UniqueFd folder = absl::StartsWith(name, kPart) ? LockFolder(entry->path().string()) : UniqueFd();
     if (!folder.valid() && !absl::StartsWith(name, kRemoved)) continue;
-    Changes();
-    std::error_code ignored;
-    fs::remove_all(entry->path(), ignored);
+    RemoveFolder(entry->path().string()).IgnoreError();  // the next one tries again
   }
 }
 
@@ -110,6 +71,7 @@ bool HasManifest(const std::string& folder) {
 }
 
 absl::StatusOr<std::string> ReadManifest(const std::string& path) {
+  RETURN_IF_ERROR(ErrorAt(FaultPoint::kFileRead));
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat info = {};
   if (!fd.valid() || fstat(fd.get(), &info) != 0) return FailedTo("open", path, errno);
@@ -129,6 +91,7 @@ absl::StatusOr<std::string> ReadManifest(const std::string& path) {
 
 absl::Status CheckFile(const std::string& folder, const Manifest::File& file) {
   const std::string path = absl::StrCat(folder, "/", file.name);
+  RETURN_IF_ERROR(ErrorAt(FaultPoint::kFileRead));
   struct stat info = {};
   if (lstat(path.c_str(), &info) != 0) {
     return errno == ENOENT ? absl::DataLossError(path + " is missing") : FailedTo("look at", path, errno);
@@ -141,13 +104,11 @@ absl::Status CheckFile(const std::string& folder, const Manifest::File& file) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<NewCheckpoint>> NewCheckpoint::Begin(const std::string& root) {
-  Changes();
-  if (mkdir(root.c_str(), 0777) != 0 && errno != EEXIST) return FailedTo("make the folder", root, errno);
+  ASSIGN_OR_RETURN(const bool made, MakeFolder(root));
+  if (made) RETURN_IF_ERROR(SyncFolder(ParentOf(root)));
   RemoveLeftovers(root);
   for (int attempt = 0; attempt < kAttempts; ++attempt) {  // others may take it for a leftover until it is locked
-    std::string path = absl::StrCat(root, "/", kPart, "XXXXXX");
-    Changes();
-    if (mkdtemp(path.data()) == nullptr) return FailedTo("make a folder in", root, errno);
+    ASSIGN_OR_RETURN(std::string path, MakeNewFolder(absl::StrCat(root, "/", kPart, "XXXXXX")));
     if (UniqueFd lock = LockFolder(path); lock.valid()) {
       return std::unique_ptr<NewCheckpoint>(new NewCheckpoint(root, std::move(path), std::move(lock)));
     }
@@ -156,17 +117,12 @@ absl::StatusOr<std::unique_ptr<NewCheckpoint>> NewCheckpoint::Begin(const std::s
 }
 
 NewCheckpoint::~NewCheckpoint() {
-  if (finished_) return;
-  Changes();
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
+  if (!finished_) RemoveFolder(path_).IgnoreError();  // the next writer tries again
 }
 
 absl::Status NewCheckpoint::AddFile(const std::string& name, absl::string_view head, int64_t bytes) {
   const std::string path = absl::StrCat(path_, "/", name);
-  Changes();
-  const UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
-  if (!fd.valid()) return FailedTo("make", path, errno);
+  ASSIGN_OR_RETURN(const UniqueFd fd, MakeFile(path));
   RETURN_IF_ERROR(SetLength(fd.get(), bytes, path));
   RETURN_IF_ERROR(WriteAll(fd.get(), head, path));
   files_.push_back(path);
@@ -180,15 +136,10 @@ absl::StatusOr<std::string> NewCheckpoint::Finish(const Manifest& manifest) {
       absl::AlreadyExistsError(absl::StrCat("step ", manifest.step, " is saved already, in ", final_path));
   if (HasManifest(final_path)) return exists;
   RETURN_IF_ERROR(AddFile(kManifest, text, static_cast<int64_t>(text.size())));
-  for (const std::string& path : files_) {
-    const UniqueFd fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
-    if (!fd.valid() || fsync(fd.get()) != 0) return FailedTo("sync", path, errno);
-  }
+  for (const std::string& path : files_) RETURN_IF_ERROR(SyncFile(path));
   RETURN_IF_ERROR(SyncFolder(path_));
-  Changes();
-  if (rename(path_.c_str(), final_path.c_str()) != 0) {
-    return errno == EEXIST || errno == ENOTEMPTY ? exists : FailedTo("make", final_path, errno);
-  }
+  const absl::Status renamed = Rename(path_, final_path);
+  if (!renamed.ok()) return absl::IsAlreadyExists(renamed) ? exists : renamed;
   finished_ = true;
   RETURN_IF_ERROR(SyncFolder(root_));
   return final_path;
@@ -196,12 +147,13 @@ absl::StatusOr<std::string> NewCheckpoint::Finish(const Manifest& manifest) {
 
 absl::StatusOr<std::vector<FoundCheckpoint>> ListCheckpoints(const std::string& root) {
   std::vector<FoundCheckpoint> found;
-  std::error_code error;
+  std::error_code error, ignored;
   fs::directory_iterator entry(root, error);
   if (error) return FailedTo("open the folder", root, error.value());
   for (const fs::directory_iterator end; !error && entry != end; entry.increment(error)) {
     const int64_t step = StepOf(entry->path().filename().string());
-    if (step >= 0 && HasManifest(entry->path().string())) found.push_back({step, entry->path().string()});
+    if (step >= 0 && !entry->is_symlink(ignored) && HasManifest(entry->path().string()))
+      found.push_back({step, entry->path().string()});
   }
   if (error) return FailedTo("read the folder", root, error.value());
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step < b.step; });
@@ -234,10 +186,10 @@ absl::StatusOr<std::vector<int64_t>> Prune(const std::string& root, const KeepRu
   for (int i = 0; i + last < static_cast<int>(found.size()); ++i) {
     if (rule.every > 0 && found[i].step % rule.every == 0) continue;
     const std::string hidden = absl::StrCat(root, "/", kRemoved, NameOf(found[i].step));
-    Changes();
-    if (rename(found[i].path.c_str(), hidden.c_str()) != 0) return FailedTo("remove", found[i].path, errno);
+    RETURN_IF_ERROR(Rename(found[i].path, hidden));
     removed.push_back(found[i].step);
   }
+  if (!removed.empty()) RETURN_IF_ERROR(SyncFolder(root));  // before anything of them goes
   RemoveLeftovers(root);
   return removed;
 }

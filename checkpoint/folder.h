@@ -55,7 +55,7 @@ struct FoundCheckpoint {
   int64_t step = 0;
   std::string path;
 };
-// Ascending; whatever else lies there is passed over. NotFound: there is no such folder.
+// Ascending; whatever else lies there is passed over, links too. NotFound: there is no such folder.
 absl::StatusOr<std::vector<FoundCheckpoint>> ListCheckpoints(const std::string& root);
 
 struct OpenedCheckpoint {
@@ -74,10 +74,5 @@ struct KeepRule {
 };
 // Removes the others; returns their steps. One that is not removed whole is no checkpoint any more.
 absl::StatusOr<std::vector<int64_t>> Prune(const std::string& root, const KeepRule& rule);
-
-namespace testing {
-// Called before each change to the file system, if set. Tests end the process in it.
-extern void (*before_file_change)();
-}  // namespace testing
 
 }  // namespace shardmesh

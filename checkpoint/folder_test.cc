@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/fault_point.h"
 #include "core/matchers.h"
 #include "core/mesh_spec.h"
 #include "local/testing/temp_folder.h"
@@ -18,6 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
@@ -111,10 +113,33 @@ TEST_F(FolderTest, ChangedFiles_AreNamed) {
   EXPECT_THAT(OpenCheckpoint(path), StatusIs(Code::kDataLoss, HasSubstr("is missing")));
   fs::create_symlink("elsewhere", file);
   EXPECT_THAT(OpenCheckpoint(path), StatusIs(Code::kDataLoss, HasSubstr("is no regular file")));
+  fs::remove(file);
+  ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
+  EXPECT_THAT(OpenCheckpoint(path), StatusIs(Code::kDataLoss, HasSubstr("is no regular file")));
   std::ofstream(path + "/manifest.json") << "{}";
   EXPECT_THAT(OpenCheckpoint(path), StatusIs(Code::kInvalidArgument, HasSubstr(path + "/manifest.json")));
   ASSERT_EQ(truncate((path + "/manifest.json").c_str(), kMaxManifestBytes + 1), 0);
   EXPECT_THAT(OpenCheckpoint(path), StatusIs(Code::kDataLoss, HasSubstr("is no file of at most")));
+}
+
+TEST_F(FolderTest, Links_AreNoCheckpoints_ButMayLeadToOne) {
+  ASSERT_OK_AND_ASSIGN(const std::string path, Write(root_, 7));
+  const std::string elsewhere = temp_.File("elsewhere");
+  ASSERT_OK_AND_ASSIGN(const std::string other, Write(elsewhere, 9));
+  fs::create_directory_symlink(other, root_ + "/step-0000000000009");
+  fs::create_directory_symlink(elsewhere, root_ + "/.removed-step-0000000000003");
+  fs::create_directory_symlink(elsewhere, root_ + "/.step-abcdef");
+  EXPECT_THAT(StepsIn(root_), ElementsAre(7));
+  ASSERT_OK(Write(root_, 8));
+  ASSERT_OK_AND_ASSIGN(const auto removed, Prune(root_, {1, 0}));
+  EXPECT_THAT(removed, ElementsAre(7));
+  EXPECT_OK(OpenCheckpoint(other));
+  fs::create_directory_symlink(elsewhere, temp_.File("link"));
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, OpenCheckpoint(temp_.File("link")));
+  EXPECT_EQ(opened.manifest.step, 9);
+  fs::rename(other + "/manifest.json", other + "/real");
+  fs::create_symlink("real", other + "/manifest.json");
+  EXPECT_THAT(OpenCheckpoint(other), StatusIs(Code::kNotFound, HasSubstr("is no checkpoint")));
 }
 
 TEST_F(FolderTest, FoldersThatCannotBe_AreNamed) {
@@ -146,8 +171,9 @@ bool DiesAt(int n, const Act& act) {
   const pid_t child = fork();
   if (child == 0) {
     left = n;
-    testing::before_file_change = [] {
-      if (left-- == 0) _exit(1);
+    fault_hook = [](FaultPoint point) {
+      if (point == FaultPoint::kFileChange && left-- == 0) _exit(1);
+      return absl::OkStatus();
     };
     _exit(act() ? 0 : 2);
   }
@@ -159,16 +185,73 @@ bool DiesAt(int n, const Act& act) {
 
 TEST_F(FolderTest, WhoDiesAtAnyChange_LeavesTheOldOne_OrTheNewOneWhole) {
   ASSERT_OK(Write(root_, 1));
-  int deaths = 0;
-  for (bool dies = true; dies; ++deaths) {
-    dies = DiesAt(deaths, [&] { return Write(root_, 2).ok(); });
+  int deaths = 0, old = 0;
+  for (; DiesAt(deaths, [&] { return Write(root_, 2).ok(); }); ++deaths) {
+    SCOPED_TRACE(deaths);
     ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, OpenCheckpoint(root_));
-    EXPECT_EQ(opened.manifest.step, dies ? 1 : 2) << deaths;
+    old += opened.manifest.step == 1 ? 1 : 0;
+    EXPECT_EQ(old, opened.manifest.step == 1 ? deaths + 1 : old) << "once it is there it stays";
+    ASSERT_OK(NewCheckpoint::Begin(root_));
+    EXPECT_EQ(EntriesIn(root_), opened.manifest.step) << "what the dead left is gone";
+    fs::remove_all(root_ + "/step-0000000000002");
   }
-  EXPECT_GT(deaths, 8);
-  ASSERT_OK(Write(root_, 3));
-  EXPECT_THAT(StepsIn(root_), ElementsAre(1, 2, 3));
-  EXPECT_EQ(EntriesIn(root_), 3);  // what the dead left is gone
+  EXPECT_EQ(deaths, 13) << "root, folder; make, room, write of two files; three syncs; rename; sync of the root; whole";
+  EXPECT_EQ(old, 12);
+}
+
+TEST_F(FolderTest, WhoDiesMakingTheFirstOne_IsNoHindrance) {
+  int deaths = 0;
+  for (; DiesAt(deaths, [&] { return Write(root_ + "/", 1).ok(); }); ++deaths) {
+    SCOPED_TRACE(deaths);
+    const auto opened = OpenCheckpoint(root_);
+    if (!opened.ok()) {
+      EXPECT_THAT(opened, StatusIs(Code::kNotFound, ::testing::_));
+      ASSERT_OK(Write(root_, 1));
+    }
+    EXPECT_OK(OpenCheckpoint(root_));
+    fs::remove_all(root_);
+  }
+  EXPECT_EQ(deaths, 14) << "and the sync of the folder that the root is in";
+}
+
+TEST_F(FolderTest, WhoDiesRemovingLeftovers_LeavesThemToTheNext) {
+  int deaths = 0;
+  const auto litter = [&] { return DiesAt(8, [&] { return Write(root_, 1).ok(); }); };
+  ASSERT_OK(Write(root_, 0));
+  for (bool died = true; died; ++deaths) {
+    SCOPED_TRACE(deaths);
+    ASSERT_TRUE(litter());
+    died = DiesAt(deaths, [&] { return NewCheckpoint::Begin(root_).ok(); });
+    EXPECT_THAT(StepsIn(root_), ElementsAre(0));
+    ASSERT_OK(NewCheckpoint::Begin(root_));
+    EXPECT_EQ(EntriesIn(root_), 1);
+  }
+  EXPECT_EQ(deaths, 7) << "root; two files and their folder; new folder and its removal; whole";
+}
+
+// The same with an error in place of death.
+TEST_F(FolderTest, AnErrorAtAnyChange_IsTyped_AndTheOldOneStays) {
+  ASSERT_OK(Write(root_, 1));
+  int errors = 0;
+  for (bool failed = true; failed && errors < 50; ++errors) {
+    SCOPED_TRACE(errors);
+    left = errors;
+    fault_hook = [](FaultPoint point) {
+      if (point != FaultPoint::kFileChange || left-- != 0) return absl::OkStatus();
+      return absl::ResourceExhaustedError("the disk is full");
+    };
+    const auto written = Write(root_, 2);
+    fault_hook = nullptr;
+    failed = !written.ok();
+    if (failed) {
+      EXPECT_THAT(written, StatusIs(Code::kResourceExhausted, HasSubstr("the disk is full")));
+    }
+    const bool there = errors >= 12;  // only the sync of the root failed
+    EXPECT_THAT(StepsIn(root_), ElementsAreArray(there ? std::vector<int64_t>{1, 2} : std::vector<int64_t>{1}));
+    EXPECT_EQ(EntriesIn(root_), there ? 2 : 1);
+    fs::remove_all(root_ + "/step-0000000000002");
+  }
+  EXPECT_EQ(errors, 14);
 }
 
 TEST_F(FolderTest, WhoDiesWhilePruning_LeavesWholeCheckpoints) {

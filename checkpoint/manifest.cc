@@ -74,12 +74,19 @@ absl::Status CheckHead(const Json& json) {
   return absl::OkStatus();
 }
 
-absl::Status CheckChecksum(Json json) {
+// As a manifest is written.
+std::string TextOf(const Json& json) { return json.dump(1) + "\n"; }
+
+// Also that it is written as ManifestText writes it: so each key is there once, and a checksum says all.
+absl::Status CheckChecksum(Json json, absl::string_view text) {
   const auto found = json.find("checksum");
   if (found == json.end() || !found->is_string()) return Wrong("without a checksum");
   const auto checksum = found->get<std::string>();
+  const bool as_written = TextOf(json) == text;
   json.erase("checksum");
-  if (checksum == ChecksumOf(json)) return absl::OkStatus();
+  if (checksum == ChecksumOf(json)) {
+    return as_written ? absl::OkStatus() : Wrong("that was edited: it has a key twice, or is set out in another way");
+  }
   return Wrong("that was edited, or damaged: its checksum is another");
 }
 
@@ -139,13 +146,13 @@ std::string ManifestText(const Manifest& manifest) {
   for (const Manifest::File& file : manifest.files)
     json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
   json["checksum"] = ChecksumOf(json);
-  return json.dump(1) + "\n";
+  return TextOf(json);
 }
 
 absl::StatusOr<Manifest> ParseManifest(absl::string_view text) {
   ASSIGN_OR_RETURN(const Json json, ParseText(text));
   RETURN_IF_ERROR(CheckHead(json));
-  RETURN_IF_ERROR(CheckChecksum(json));
+  RETURN_IF_ERROR(CheckChecksum(json, text));
   Manifest manifest;
   const auto step = json.find("step"), digest = json.find("digest");
   if (step == json.end() || !step->is_number_integer() || step->get<int64_t>() < 0 || step->get<int64_t>() > kMaxStep) {

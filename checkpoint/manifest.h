@@ -5,8 +5,8 @@
 //    "job": JobSpec as protobuf's JSON (proto/shardmesh/v1/job.proto), "files": [{"name": ..., "bytes": ...}, ...],
 //    "checksum": "32 hexadecimal digits"}
 //
-// The checksum (core/digest.h) is of all else, so an edited or cut text is found; it is no defence against an
-// adversary. Pure functions, thread-safe.
+// The checksum (core/digest.h) is of all else, and a text is read only as ManifestText writes it, so an edited or cut
+// one is found; it is no defence against an adversary. Pure functions, thread-safe.
 #pragma once
 
 #include <cstdint>

@@ -6,6 +6,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "core/digest.h"
 #include "core/matchers.h"
@@ -37,7 +38,7 @@ std::string Edited(const std::function<void(Json&)>& edit) {
   Hasher hasher;
   hasher.Add(json.dump());
   json["checksum"] = hasher.Hex();
-  return json.dump();
+  return json.dump(1) + "\n";
 }
 
 TEST(ManifestTest, Text_SaysItAll) {
@@ -55,13 +56,11 @@ TEST(ManifestTest, Text_SaysItAll) {
 
 TEST(ManifestTest, EveryCutAndEveryChangedByte_IsFound) {
   const std::string text = ManifestText(Some());
-  for (size_t i = 0; i + 2 < text.size(); ++i) {
+  for (size_t i = 0; i < text.size(); ++i) {
     EXPECT_FALSE(ParseManifest(text.substr(0, i)).ok()) << i;
     std::string changed = text;
     changed[i] = changed[i] == '7' ? '8' : '7';
-    const auto read = ParseManifest(changed);
-    // White space between values may be anything that is white space; a digit is none.
-    EXPECT_FALSE(read.ok()) << i << " " << changed;
+    EXPECT_FALSE(ParseManifest(changed).ok()) << i << " " << changed;
   }
 }
 
@@ -88,6 +87,28 @@ TEST(ManifestTest, WhatCannotBe_IsRefused) {
     });
   }
   refused(Code::kDataLoss, "of -1 bytes", [](Json& j) { j["files"].push_back({{"name", "x"}, {"bytes", -1}}); });
+}
+
+// Readers differ in which of two they take.
+TEST(ManifestTest, AKeyThatIsThereTwice_IsRefused) {
+  const std::string text = ManifestText(Some());
+  for (const char* before : {"\"step\": 1200", "\"name\": \"model.safetensors\"", "\"num_slots\": 1"}) {
+    const std::string twice = absl::StrReplaceAll(text, {{before, absl::StrCat("\"step\": 7, ", before)}});
+    const std::string same = absl::StrReplaceAll(text, {{before, absl::StrCat(before, ", ", before)}});
+    if (twice == text) continue;
+    EXPECT_THAT(ParseManifest(twice), StatusIs(Code::kDataLoss, HasSubstr("that was edited"))) << before;
+    EXPECT_THAT(ParseManifest(same), StatusIs(Code::kDataLoss, HasSubstr("key twice"))) << before;
+  }
+  EXPECT_THAT(ParseManifest(text + " "), StatusIs(Code::kDataLoss, HasSubstr("set out in another way")));
+}
+
+TEST(ManifestTest, NumbersThatAreNone_AreRefused) {
+  for (const Json& number : {Json(1e300), Json(1.5), Json(uint64_t{1} << 63), Json(~uint64_t{0}), Json(true), Json()}) {
+    EXPECT_THAT(ParseManifest(Edited([&](Json& j) { j["step"] = number; })),
+                StatusIs(Code::kDataLoss, HasSubstr("without a step")));
+    EXPECT_THAT(ParseManifest(Edited([&](Json& j) { j["files"][0]["bytes"] = number; })),
+                StatusIs(Code::kDataLoss, HasSubstr("with a file")));
+  }
 }
 
 TEST(ManifestTest, TextsThatAreNone_AreRefused) {

@@ -32,7 +32,13 @@ absl::StatusOr<std::string> SafetensorsHead(const std::vector<SafetensorsEntry>&
         {"dtype", entry.dtype}, {"shape", entry.shape}, {"data_offsets", {offset, offset + entry.bytes}}};
     offset += entry.bytes;
   }
-  std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const Json::exception& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a safetensors file cannot hold these names or metadata; they are not UTF-8: ", error.what()));
+  }
   text.resize((text.size() + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment, ' ');
   std::string length;
   for (int i = 0; i < 8; ++i) length.push_back(static_cast<char>(static_cast<uint64_t>(text.size()) >> (8 * i)));

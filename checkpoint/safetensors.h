@@ -19,7 +19,7 @@ struct SafetensorsEntry {
   int64_t bytes = 0;
 };
 
-// Length and header. InvalidArgument: a name twice, or the reserved name "__metadata__".
+// Length and header. InvalidArgument: a name twice, the reserved name "__metadata__", or what is not UTF-8.
 absl::StatusOr<std::string> SafetensorsHead(const std::vector<SafetensorsEntry>& entries,
                                             const std::map<std::string, std::string>& metadata);
 

@@ -27,6 +27,10 @@ TEST(SafetensorsTest, Head_NamesMustBeUnique) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("reserved")));
   EXPECT_THAT(SafetensorsHead({{"w", "F32", {}, 4}, {"w", "F32", {}, 4}}, {}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("\"w\" twice")));
+  EXPECT_THAT(SafetensorsHead({{"a\xff", "F32", {}, 4}, {"a\xfe", "F32", {}, 4}}, {}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not UTF-8")));
+  EXPECT_THAT(SafetensorsHead({}, {{"key", "\xc3"}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not UTF-8")));
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
-// Fault points: named places in the preparing of a job, in calls, in the step, the commit and the protocol, at which a
-// test may let a process die, stop or wait, and at some of them the code that is there meet an error
-// (tests/testing/faulty_worker_main.cc). Only programs of tests set a hook; in all others a point is a load and a
-// branch. Thread-safe.
+// Fault points: named places in the preparing of a job, in calls, in the step, the commit and the protocol, and in
+// saving and loading checkpoints, at which a test may let a process die, stop or wait, and at some of them the code
+// that is there meet an error (tests/testing/faulty_worker_main.cc). Only programs of tests set a hook; in all others a
+// point is a load and a branch. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -33,6 +33,9 @@ enum class FaultPoint {
   kSlotTaken,
   kSlotFinished,
   kMergeCounted,
+  kFileChange,
+  kFileRead,
+  kUseLoaded,
 };
 
 // When a process comes to a point.
@@ -41,6 +44,8 @@ enum class FaultStage {
   kCalling,    // in calls of trainers and readers, at the worker that they call
   kStepping,   // in every step
   kPulled,     // in every step of a job whose slots are pulled
+  kSaving,     // of a checkpoint: in workers and in who asks them to
+  kLoading,    // the same
 };
 
 struct FaultPointInfo {
@@ -95,6 +100,11 @@ inline constexpr FaultPointInfo kFaultPoints[] = {
      "a trainer's result counts, and its window is not the workers'"},
     {FaultPoint::kMergeCounted, "merge-counted", FaultStage::kPulled, true, false,
      "in the commit: a sum of slots counts, and what it is made of does too"},
+    {FaultPoint::kFileChange, "file-change", FaultStage::kSaving, false, true,
+     "a file or folder is about to be made, written, synced, renamed or removed"},
+    {FaultPoint::kFileRead, "file-read", FaultStage::kLoading, false, true, "a file is about to be looked at, or read"},
+    {FaultPoint::kUseLoaded, "use-loaded", FaultStage::kLoading, false, true,
+     "all members have loaded, and one is about to be told to begin with it"},
 };
 
 // An error: only at points that can fail.

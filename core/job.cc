@@ -250,9 +250,13 @@ absl::Status JobSpec::Validate() const {
     return absl::InvalidArgumentError(absl::StrCat("bucket_elements is ", bucket_elements, "; it is ",
                                                    kMinBucketElements, " to ", kMaxBucketElements));
   }
-  if (publish_every < 1 || publish_every > kMaxPublishEvery) {
+  if (publish_every != kPublishOnDemand && (publish_every < 1 || publish_every > kMaxPublishEvery)) {
+    return absl::InvalidArgumentError(absl::StrCat("publish_every is ", publish_every, "; it is 1 to ",
+                                                   kMaxPublishEvery, ", or ", kPublishOnDemand, " (on demand)"));
+  }
+  if (publications < 1 || publications > kMaxPublications) {
     return absl::InvalidArgumentError(
-        absl::StrCat("publish_every is ", publish_every, "; it is 1 to ", kMaxPublishEvery));
+        absl::StrCat("publications is ", publications, "; it is 1 to ", kMaxPublications));
   }
   if (check_every < 0 || check_every > kMaxCheckEvery) {
     return absl::InvalidArgumentError(
@@ -299,6 +303,7 @@ std::string Difference(const JobSpec& there, const JobSpec& here) {
       Differs("clip_norm", there.clip_norm, here.clip_norm, out) ||
       Differs("bucket_elements", there.bucket_elements, here.bucket_elements, out) ||
       Differs("publish_every", there.publish_every, here.publish_every, out) ||
+      Differs("publications", there.publications, here.publications, out) ||
       Differs("check_every", there.check_every, here.check_every, out) ||
       Differs("residency", ResidencyName(there.residency), ResidencyName(here.residency), out) ||
       Differs("prefetch_buckets", there.prefetch_buckets, here.prefetch_buckets, out) ||

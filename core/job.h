@@ -28,6 +28,9 @@ inline constexpr int64_t kMinBucketElements = 1024;
 inline constexpr int64_t kMaxBucketElements = int64_t{1} << 32;
 inline constexpr int64_t kDefaultBucketElements = int64_t{16} << 20;
 inline constexpr int kMaxPublishEvery = 1 << 30;
+inline constexpr int kPublishOnDemand = -1;
+inline constexpr int kDefaultPublications = 3;  // the newest, the one that is written, and one that readers still have
+inline constexpr int kMaxPublications = 8;
 inline constexpr int kMaxCheckEvery = 1 << 30;
 inline constexpr int64_t kMaxMuonElements = int64_t{1} << 31;  // of one matrix
 inline constexpr int kMaxPrefetchBuckets = 1 << 20;
@@ -64,7 +67,7 @@ enum class Residency {
 // Who computes which slot. The same bits either way.
 enum class SlotMode {
   kAssigned,  // the trainer that attached to it
-  kPulled,    // any trainer takes the next one that is open, writes its gradients and finishes it (worker/pulled_words.h)
+  kPulled,  // any trainer takes the next one that is open, writes its gradients and finishes it (worker/pulled_words.h)
 };
 
 struct JobSpec {
@@ -80,8 +83,11 @@ struct JobSpec {
   uint64_t seed = 0;
   NonFinitePolicy non_finite = NonFinitePolicy::kSkip;
   int64_t bucket_elements = kDefaultBucketElements;
-  double clip_norm = 0;   // gradients are scaled so that the norm of all is at most this; 0: not scaled
-  int publish_every = 1;  // a version is published at each multiple of it, and at step 0
+  double clip_norm = 0;  // gradients are scaled so that the norm of all is at most this; 0: not scaled
+  // A version is published at each multiple of it, and at step 0; kPublishOnDemand: when somebody asks.
+  int publish_every = 1;
+  // Versions that a host has room for, in use by readers or not; 1 to kMaxPublications.
+  int publications = kDefaultPublications;
   // Against silent corruption; 0: not looked for. In each step one chunk of weights and states of so many is computed
   // twice, and compared with what was written when it is read next; the replicas of a job that has them are compared
   // after each multiple (docs/failure.md).

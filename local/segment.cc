@@ -64,6 +64,14 @@ absl::StatusOr<Segment> Segment::Create(const std::string& name, int64_t num_byt
   return segment;
 }
 
+absl::StatusOr<Segment> Segment::CreatePrivate(int64_t num_bytes, int64_t data_offset) {
+  Segment segment;
+  segment.num_bytes_ = num_bytes;
+  segment.data_offset_ = data_offset;
+  RETURN_IF_ERROR(segment.MapFd(Access::kReadWrite));
+  return segment;
+}
+
 absl::StatusOr<Segment> Segment::Map(UniqueFd fd, int64_t num_bytes, int64_t data_offset, Access access) {
   struct stat info;
   if (fstat(fd.get(), &info) != 0)
@@ -96,7 +104,8 @@ absl::Status Segment::MapFd(Access access) {
   char* base = static_cast<char*>(reserved);
   const int64_t skip = -reinterpret_cast<int64_t>(base) & (kHugePageBytes - 1);
   const int protection = access == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
-  void* mapped = mmap(base + skip, num_bytes_, protection, MAP_SHARED | MAP_FIXED, fd_.get(), 0);
+  const int kind = fd_.valid() ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  void* mapped = mmap(base + skip, num_bytes_, protection, kind | MAP_FIXED, fd_.get(), 0);
   if (mapped == MAP_FAILED) {
     const int error = errno;
     munmap(base, span);
@@ -109,7 +118,8 @@ absl::Status Segment::MapFd(Access access) {
   const int64_t mapped_bytes = (num_bytes_ + 4095) & ~int64_t{4095};
   if (skip > 0) munmap(base, skip);
   if (const int64_t tail = span - skip - mapped_bytes; tail > 0) munmap(mapping_ + mapped_bytes, tail);
-  if (num_bytes_ >= kHugePageBytes) madvise(mapping_, num_bytes_, MADV_HUGEPAGE);  // a wish: ordinary pages are fine
+  // A wish: ordinary pages are fine. Not of private ones, which live for seconds: see CreatePrivate.
+  if (fd_.valid() && num_bytes_ >= kHugePageBytes) madvise(mapping_, num_bytes_, MADV_HUGEPAGE);
   return absl::OkStatus();
 }
 

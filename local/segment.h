@@ -32,6 +32,10 @@ class Segment {
   // ResourceExhausted: no memory or no descriptor.
   static absl::StatusOr<Segment> Create(const std::string& name, int64_t num_bytes, int64_t data_offset);
 
+  // The same for this process alone: memory without a descriptor, which nobody else can map. In ordinary pages: where a
+  // virtual machine gives free memory back to its host, fresh huge pages take six times as long (docs/performance.md).
+  static absl::StatusOr<Segment> CreatePrivate(int64_t num_bytes, int64_t data_offset);
+
   // Maps a descriptor received from a peer. InvalidArgument: not sealed, or shorter than num_bytes.
   // PermissionDenied: the descriptor does not allow `access`.
   static absl::StatusOr<Segment> Map(UniqueFd fd, int64_t num_bytes, int64_t data_offset, Access access);

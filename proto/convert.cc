@@ -300,6 +300,7 @@ absl::StatusOr<JobSpec> JobSpecFromProto(const v1::JobSpec& proto) {
   spec.bucket_elements = proto.bucket_elements() == 0 ? kDefaultBucketElements : proto.bucket_elements();
   spec.clip_norm = proto.clip_norm();
   spec.publish_every = proto.publish_every() == 0 ? 1 : proto.publish_every();
+  spec.publications = proto.publications() == 0 ? kDefaultPublications : proto.publications();
   spec.check_every = proto.check_every();
   ASSIGN_OR_RETURN(spec.residency, ResidencyFromProto(proto.residency()));
   spec.prefetch_buckets = proto.prefetch_buckets() == 0 ? 1 : proto.prefetch_buckets();
@@ -336,6 +337,7 @@ v1::JobSpec ToProto(const JobSpec& spec) {
   proto.set_bucket_elements(spec.bucket_elements);
   proto.set_clip_norm(spec.clip_norm);
   proto.set_publish_every(spec.publish_every);
+  proto.set_publications(spec.publications);
   proto.set_check_every(spec.check_every);
   proto.set_residency(spec.residency == Residency::kBucket ? v1::RESIDENCY_BUCKET : v1::RESIDENCY_FULL);
   proto.set_prefetch_buckets(spec.prefetch_buckets);

@@ -28,6 +28,7 @@ TEST(JobSpecFromProto, UnsetFields_BecomeTheStatedDefaults) {
   EXPECT_EQ(spec.non_finite, NonFinitePolicy::kSkip);
   EXPECT_EQ(spec.bucket_elements, kDefaultBucketElements);
   EXPECT_EQ(spec.publish_every, 1);
+  EXPECT_EQ(spec.publications, 3);
   EXPECT_EQ(spec.seed, 0u);
   EXPECT_EQ(spec.optimizer.lr, 0) << "a message's 0 is a value, not the C++ default";
 }
@@ -57,6 +58,7 @@ TEST(JobSpecFromProto, EveryFieldSet_SurvivesBothWays) {
   spec.non_finite = NonFinitePolicy::kFail;
   spec.bucket_elements = 4096;
   spec.publish_every = 9;
+  spec.publications = 5;
   spec.check_every = 11;
   spec.clip_norm = 0.75;
   spec.residency = Residency::kBucket;

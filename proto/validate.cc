@@ -30,6 +30,12 @@ absl::Status CheckLoadId(uint64_t id) {
   return id != 0 ? absl::OkStatus() : absl::InvalidArgumentError("load_id is 0; it is a random value, not 0");
 }
 
+absl::Status CheckLeaseId(uint64_t id) {
+  return id != 0 ? absl::OkStatus() : absl::InvalidArgumentError("the lease's id is 0; it is as AcquireLease said");
+}
+
+absl::Status CheckTtl(int64_t ttl_ms) { return CheckRange("ttl_ms", ttl_ms, kMinLeaseMs, kMaxLeaseMs); }
+
 }  // namespace
 
 absl::Status Validate(const v1::PushHeader& header) {
@@ -70,8 +76,11 @@ absl::Status Validate(const v1::PullRequest& request) {
     case v1::PullRequest::kForSlot:
       RETURN_IF_ERROR(CheckRange("for_slot", request.for_slot(), 0, kMaxSlots - 1));
       break;
+    case v1::PullRequest::kLease:
+      RETURN_IF_ERROR(CheckLeaseId(request.lease()));
+      break;
     case v1::PullRequest::VERSION_NOT_SET:
-      return absl::InvalidArgumentError("no version is named; set one of exact, at_least, latest, for_slot");
+      return absl::InvalidArgumentError("no version is named; set one of exact, at_least, latest, for_slot, lease");
   }
   if (request.has_bucket() && request.version_case() != v1::PullRequest::kForSlot) {
     return absl::InvalidArgumentError("a bucket of a published version; pull all of it, or one bucket for_slot");
@@ -79,6 +88,41 @@ absl::Status Validate(const v1::PullRequest& request) {
   if (request.chunk_bytes() == 0) return absl::OkStatus();
   return CheckRange("chunk_bytes", request.chunk_bytes(), kMinChunkBytes, kMaxChunkBytes);
 }
+
+absl::Status Validate(const v1::AcquireLeaseRequest& request) {
+  RETURN_IF_ERROR(ValidateId("job", request.job()));
+  switch (request.version_case()) {
+    case v1::AcquireLeaseRequest::kExact:
+      RETURN_IF_ERROR(CheckRange("exact", request.exact(), 0, kNoLimit));
+      break;
+    case v1::AcquireLeaseRequest::kAtLeast:
+      RETURN_IF_ERROR(CheckRange("at_least", request.at_least(), 0, kNoLimit));
+      break;
+    case v1::AcquireLeaseRequest::kLatest:
+      if (!request.latest())
+        return absl::InvalidArgumentError("latest is false; set it to true, or set another version");
+      break;
+    case v1::AcquireLeaseRequest::VERSION_NOT_SET:
+      return absl::InvalidArgumentError("no version is named; set one of exact, at_least, latest");
+  }
+  if (request.nonce() == 0) return absl::InvalidArgumentError("nonce is 0; it is a random value, not 0");
+  return CheckTtl(request.ttl_ms());
+}
+
+absl::Status Validate(const v1::RenewLeaseRequest& request) {
+  RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
+  RETURN_IF_ERROR(CheckLeaseId(request.id()));
+  return CheckTtl(request.ttl_ms());
+}
+
+absl::Status Validate(const v1::ReleaseLeaseRequest& request) {
+  RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
+  return CheckLeaseId(request.id());
+}
+
+absl::Status Validate(const v1::ListLeasesRequest& request) { return ValidateId("job", request.job()); }
+
+absl::Status Validate(const v1::PublishRequest& request) { return ValidateId("job", request.job()); }
 
 absl::Status Validate(const v1::DeclareBucketRequest& request) {
   RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
@@ -104,6 +148,10 @@ absl::Status Validate(const v1::StepRequest& request) {
 absl::Status Validate(const v1::AttachRequest& request) {
   RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
   if (request.slots_size() > 0) RETURN_IF_ERROR(CheckSlots(request.slots()));
+  if (request.reader_ttl_ms() != 0) {
+    RETURN_IF_ERROR(CheckRange("reader_ttl_ms", request.reader_ttl_ms(), kMinLeaseMs, kMaxLeaseMs));
+    if (request.slots_size() > 0) return absl::InvalidArgumentError("reader_ttl_ms with slots; a reader has none");
+  }
   return CheckText("host_id", request.host_id(), kMaxHostIdBytes);
 }
 

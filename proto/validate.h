@@ -29,6 +29,7 @@ inline constexpr int kMaxMeetKeyBytes = 128;     // of Meet, and
 inline constexpr int kMaxMeetValueBytes = 64 << 10;
 inline constexpr int64_t kMinChunkBytes = 4096;     // of Pull
 inline constexpr int64_t kMaxChunkBytes = 4 << 20;  // of Pull and Push
+inline constexpr int64_t kMinLeaseMs = 100, kMaxLeaseMs = 24 * 3600 * 1000;
 
 // The coordinator's.
 absl::Status Validate(const v1::CreateJobRequest& request);
@@ -54,6 +55,11 @@ absl::Status Validate(const v1::TransferRequest& request);
 absl::Status Validate(const v1::SaveRequest& request);
 absl::Status Validate(const v1::LoadRequest& request);
 absl::Status Validate(const v1::UseLoadedRequest& request);
+absl::Status Validate(const v1::AcquireLeaseRequest& request);
+absl::Status Validate(const v1::RenewLeaseRequest& request);
+absl::Status Validate(const v1::ReleaseLeaseRequest& request);
+absl::Status Validate(const v1::ListLeasesRequest& request);
+absl::Status Validate(const v1::PublishRequest& request);
 absl::Status Validate(const v1::GetStatusRequest& request);
 absl::Status Validate(const v1::GetTraceRequest& request);
 

@@ -7,8 +7,8 @@ usage() {
   cat <<'HELP'
 Usage: tools/fuzz.sh [--seconds N] [NAME]...
 
-Runs each fuzzer (names, plan_spec; or those named) for N seconds, 20 unless said. Inputs that it finds interesting are
-kept in .cache/fuzz/NAME and used the next time; an input that breaks a promise is written to .cache/fuzz/ as
+Runs each fuzzer (manifest, names, plan_spec, safetensors; or those named) for N seconds, 20 unless said. Inputs that it
+finds interesting are kept in .cache/fuzz/NAME and used the next time; an input that breaks a promise is written to .cache/fuzz/ as
 NAME-crash-..., NAME-timeout-... or NAME-oom-...: mend the code, then move it to tests/fuzz/seeds/NAME.
 
   tools/fuzz.sh                          what ./test --all runs
@@ -24,13 +24,13 @@ while [ $# -gt 0 ]; do
       SECONDS_EACH="${2:-}"
       [[ "$SECONDS_EACH" =~ ^[1-9][0-9]*$ ]] || { echo "fuzz.sh: --seconds takes a whole number, not '$SECONDS_EACH'" >&2; exit 2; }
       shift ;;
-    names | plan_spec) NAMES+=("$1") ;;
+    manifest | names | plan_spec | safetensors) NAMES+=("$1") ;;
     --help | -h) usage; exit 0 ;;
     *) echo "fuzz.sh: no fuzzer or option '$1'; see tools/fuzz.sh --help" >&2; exit 2 ;;
   esac
   shift
 done
-[ ${#NAMES[@]} -eq 0 ] && NAMES=(names plan_spec)
+[ ${#NAMES[@]} -eq 0 ] && NAMES=(manifest names plan_spec safetensors)
 
 # shellcheck source=tools/setup.sh
 . tools/setup.sh

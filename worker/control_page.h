@@ -19,6 +19,7 @@
 //   step is decided when one of the sums has all slots)
 //   (of a job that re-forms (job_ending.h) the first command is kRestore: shards are filled with what they were at an
 //   older epoch, and their weights are written as kInit writes them)
+//   (of a job that publishes on demand, kPublish: every worker copies its share of the window into a publication)
 //   lead            sees all done, writes committed_step and outcome, committed = seq  finished
 //   everybody       answers its trainers and readers
 //
@@ -43,10 +44,10 @@
 #include "core/layout.h"
 #include "core/optimizer.h"
 #include "worker/pulled_words.h"
+#include "worker/version_words.h"
 
 namespace shardmesh {
 
-inline constexpr int kPublicationBuffers = 2;
 inline constexpr int kOutcomeRing = 256;
 inline constexpr int64_t kNoStep = -1;  // before the initial weights
 
@@ -62,15 +63,16 @@ enum class CommandKind : int32_t {
   kReduce = 6,
   kFill = 7,
   kMerge = 8,
-  kRestore = 9
+  kRestore = 9,
+  kPublish = 10
 };
 
 // One decision: everything that executing it needs beside the slots' gradients and the shard.
 struct Command {
   CommandKind kind = CommandKind::kNone;
   int32_t first = 0;  // 1: of kInit and kRestore, and kGather after them: frozen weights are written, too
-  // Of kStep, kNorm, kGather, kReduce, and of kRestore the one that shards have; kInit: 0; kDigest, kFill: the
-  // committed one.
+  // Of kStep, kNorm, kGather, kReduce, and of kRestore the one that shards have; kInit: 0; kDigest, kFill,
+  // kPublish: the committed one.
   int64_t step = 0;
   StepScalars scalars[kMaxGroups];  // of kStep, by parameter group
   double learning_rates[kMaxGroups] = {};  // of kStep: those of the scalars, for what depends on a shape too (Muon)
@@ -83,7 +85,7 @@ struct Command {
   int32_t parity = 0;                      // where the shard's data lies before it (shard_storage.h)
   int32_t publish = -1;                    // the publication buffer that gets this version, -1: none
   int32_t unused = 0;                      // the page has no byte that nobody wrote: a page can be compared
-  int64_t nonfinite = 0;    // kStep: why skipped: slot << 32 | tensor; kDigest: the newest ticket it answers
+  int64_t nonfinite = 0;    // kStep: why skipped: slot << 32 | tensor; kDigest, kPublish: the newest ticket it answers
   // Of kInit: push_id of the pieces to place. Of kRestore: load_id of what was loaded; 0: the shards are filled.
   uint64_t initial_id = 0;
 };
@@ -140,13 +142,6 @@ struct alignas(64) ElsewhereWords {
   std::atomic<uint64_t> pieces;  // of the open step: bit p: shard p's; 0 from the moment before its commit
 };
 
-// One publication buffer (one for the host). A reader pins it and then checks the version; the lead takes the version
-// away and then checks the pins: with sequentially consistent order one of them sees the other.
-struct alignas(64) PublicationWords {
-  std::atomic<int64_t> version_plus_one;     // step + 1 of the whole version it holds; 0: none, or being written
-  std::atomic<int64_t> pins[kMaxHostRanks];  // by rank: reads under way there
-};
-
 struct OutcomeWords {
   std::atomic<int64_t> step;
   std::atomic<double> norm;      // of all gradients; 0: not known
@@ -195,6 +190,11 @@ struct ControlPage {
   std::atomic<uint64_t> ending;
   std::atomic<int64_t> restored_step_plus_one;
 
+  std::atomic<int64_t> publications_refused;  // versions that found every publication held
+  // On demand: tickets; and of the newest one that was answered the version, -1: every publication is held.
+  std::atomic<uint64_t> publish_wanted, publish_done;
+  std::atomic<int64_t> publish_step;
+
   char cause[kMaxCause];  // of an abort for kNotMet: why, ended by a zero; written by the lead before it aborts
 
   MemberWords members[kMaxHostRanks];
@@ -203,7 +203,9 @@ struct ControlPage {
   std::atomic<int64_t> pieces[kMaxSlots][kMaxHostRanks];  // [slot][shard]: newest step whose piece lies there
   // [slot][shard]: rank + 1 of the worker that receives it; 0: nobody
   std::atomic<int32_t> pushes[kMaxSlots][kMaxHostRanks];
-  PublicationWords publications[kPublicationBuffers];
+  PublicationWords publications[kMaxPublications];
+  LeaseWords leases[kMaxLeases];
+  ReaderWords readers[kMaxReaders];
   OutcomeWords outcomes[kOutcomeRing];  // of step s at s % kOutcomeRing
   // With pulled slots. `slots` above are then words of the trainers' seats, but for nonfinite and tokens.
   PulledWords pull;

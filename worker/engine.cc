@@ -35,6 +35,8 @@ const char* NameOf(CommandKind kind) {
       return "merge";
     case CommandKind::kRestore:
       return "restore";
+    case CommandKind::kPublish:
+      return "publish";
     case CommandKind::kNone:
       break;
   }
@@ -80,7 +82,7 @@ absl::Status Engine::StageInitial(std::vector<float> piece, uint64_t push_id) {
   return absl::OkStatus();
 }
 
-absl::Status Engine::StageLoaded(std::function<void()> place, uint64_t load_id, Step step) {
+absl::Status Engine::StageLoaded(std::function<absl::Status()> place, uint64_t load_id, Step step) {
   MutexLock lock(mu_);
   if (protocol_.decided() > 0) return absl::AbortedError("the job has its weights already");
   loaded_ = Loaded{load_id, step, std::move(place)};
@@ -101,8 +103,9 @@ bool Engine::PlaceLoaded(uint64_t load_id) {
   const std::optional<Loaded> loaded = std::exchange(loaded_, std::nullopt);
   staged_.clear();
   if (!loaded.has_value() || loaded->id != load_id) return false;
-  loaded->place();
-  return true;
+  const absl::Status placed = loaded->place();
+  if (!placed.ok()) spdlog::error("event=load_failed rank={} error=\"{}\"", rank_.value(), placed.ToString());
+  return placed.ok();
 }
 
 bool Engine::Stopping() const { return stop_.load() || !protocol_.Health().ok(); }

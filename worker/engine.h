@@ -46,8 +46,8 @@ class Engine {
   // Aborted: the job has its weights already.
   absl::Status StageInitial(std::vector<float> piece, uint64_t push_id);
   // What this shard was in a checkpoint: `place` writes it into the storage, and is called by the engine's thread when
-  // the job begins with it. An older one is dropped. Aborted: the job has its weights already.
-  absl::Status StageLoaded(std::function<void()> place, uint64_t load_id, Step step);
+  // the job begins with it; its error ends the job. An older one is dropped. Aborted: the job has its weights already.
+  absl::Status StageLoaded(std::function<absl::Status()> place, uint64_t load_id, Step step);
   // Marks it ready in the protocol. NotFound: nothing was loaded under that id.
   absl::Status UseLoaded(uint64_t load_id);
 
@@ -57,7 +57,7 @@ class Engine {
   class HostGate;
   bool lead() const { return rank_ == Rank(0) && protocol_.local().num_hosts == 1; }
   std::optional<std::vector<float>> TakeStaged(uint64_t push_id);
-  // False: nothing is staged under that id.
+  // False: nothing is staged under that id, or it cannot be placed.
   bool PlaceLoaded(uint64_t load_id);
   void Execute(uint64_t seq);
   void GaveBack(const absl::Status& status);
@@ -77,7 +77,7 @@ class Engine {
   struct Loaded {
     uint64_t id = 0;
     Step step;
-    std::function<void()> place;
+    std::function<absl::Status()> place;
   };
   Mutex mu_;
   std::optional<Loaded> loaded_ ABSL_GUARDED_BY(mu_);

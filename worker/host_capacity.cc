@@ -104,8 +104,8 @@ int64_t SumsOfAll(const Plan& plan) {
 int64_t JobMemory::total() const { return Sum(shards, Sum(window, Sum(publications, Sum(slots, Sum(control, sums))))); }
 
 // No sum in here comes near 2^63 but the shards': at most 2^42 elements and 128 slots, but 2^20 ranks.
-JobMemory MemoryOf(const Plan& plan, int num_writers, std::optional<int> ranks_here) {
-  const HostMemory::Sizes host = HostMemory::SizesOf(plan, num_writers);
+JobMemory MemoryOf(const Plan& plan, HostShape shape, std::optional<int> ranks_here) {
+  const HostMemory::Sizes host = HostMemory::SizesOf(plan, shape);
   JobMemory memory;
   const int ranks = ranks_here.value_or(plan.num_ranks());
   memory.shards = ranks < plan.num_ranks() ? Product(ranks, LargestShard(plan)) : ShardStorage::NumBytesOfAll(plan);
@@ -120,28 +120,31 @@ JobMemory MemoryOf(const Plan& plan, int num_writers, std::optional<int> ranks_h
     weights = std::max(weights, plan.WeightPageBytes(b));
     gradients = std::max(gradients, plan.GradientPageBytes(b));
   }
-  const int64_t each = Product(num_writers, 1 + plan.prefetch_buckets());
+  const int64_t each = Product(shape.num_writers, 1 + plan.prefetch_buckets());
   memory.window = std::min(memory.window, Product(each, weights));
   const int64_t mailbox = (static_cast<int64_t>(sizeof(Mailbox)) + kPageBytes - 1) / kPageBytes * kPageBytes;
-  memory.slots = std::min(memory.slots, Sum(Product(each, gradients), Product(num_writers, mailbox)));
+  memory.slots = std::min(memory.slots, Sum(Product(each, gradients), Product(shape.num_writers, mailbox)));
   return memory;
 }
 
 absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity& capacity,
                        std::optional<int> ranks_here) {
-  const JobMemory memory = MemoryOf(plan, job.num_writers(), ranks_here);
+  const JobMemory memory = MemoryOf(plan, job, ranks_here);
   if (memory.total() <= capacity.bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("job ", job.name, " takes ", Readable(memory.total()),
-                   " of its host's memory: ", Readable(memory.shards), " for the shards of ",
-                   ranks_here.value_or(plan.num_ranks()), " workers (weights, states, spare chunks, scratch of muon), ",
-                   Readable(memory.window), " for the parameter window, ", Readable(memory.publications),
-                   " for publications, ", Readable(memory.slots), " for the windows of ", job.num_writers(),
-                   job.pulled() ? " trainers, " : " slots, ", Readable(memory.control), " for the control page",
-                   GradientSums::Has(plan) ? absl::StrCat(", ", Readable(memory.sums), " for summed gradients") : "",
-                   "; this host has ", Readable(capacity.bytes), " (", capacity.source, "); use fewer ",
-                   job.pulled() ? "trainers" : "slots", ", fewer replicas, bf16 weights or gradients, ",
-                   plan.bucketed() ? "smaller buckets" : plan.pulled() ? "assigned slots" : "bucket residency", ", or a host with more memory"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "job ", job.name, " takes ", Readable(memory.total()), " of its host's memory: ", Readable(memory.shards),
+      " for the shards of ", ranks_here.value_or(plan.num_ranks()),
+      " workers (weights, states, spare chunks, scratch of muon), ", Readable(memory.window),
+      " for the parameter window, ", Readable(memory.publications), " for publications, ", Readable(memory.slots),
+      " for the windows of ", job.num_writers(), job.pulled() ? " trainers, " : " slots, ", Readable(memory.control),
+      " for the control page",
+      GradientSums::Has(plan) ? absl::StrCat(", ", Readable(memory.sums), " for summed gradients") : "",
+      "; this host has ", Readable(capacity.bytes), " (", capacity.source, "); use fewer ",
+      job.pulled() ? "trainers" : "slots", ", fewer publications, fewer replicas, bf16 weights or gradients, ",
+      plan.bucketed() ? "smaller buckets"
+      : plan.pulled() ? "assigned slots"
+                      : "bucket residency",
+      ", or a host with more memory"));
 }
 
 }  // namespace shardmesh

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "core/job.h"
 #include "core/layout.h"
+#include "worker/host_memory.h"
 
 namespace shardmesh {
 
@@ -34,7 +35,7 @@ struct JobMemory {
   int64_t total() const;
 };
 // `ranks_here`: members on the host; unset: all.
-JobMemory MemoryOf(const Plan& plan, int num_writers, std::optional<int> ranks_here = std::nullopt);
+JobMemory MemoryOf(const Plan& plan, HostShape shape, std::optional<int> ranks_here = std::nullopt);
 
 // ResourceExhausted: the job takes more than `capacity`; the message has every term.
 absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity& capacity,

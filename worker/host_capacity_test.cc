@@ -74,7 +74,7 @@ TEST(HostCapacityTest, TheLargestJobs_DoNotOverflow) {
   EXPECT_GE(memory.slots, elements * 4 * kMaxSlots);
   EXPECT_LT(memory.slots, elements * 4 * (kMaxSlots + 1));
   EXPECT_THAT(CheckFits(job, plan, {int64_t{1} << 45, "32 TiB"}),
-              StatusIs(Code::kResourceExhausted, HasSubstr("takes 2.09 PiB")));
+              StatusIs(Code::kResourceExhausted, HasSubstr("takes 2.11 PiB")));
   const JobSpec many = LargestJob("ddp=1048576");
   const Plan wide = *Plan::Create(many);
   EXPECT_EQ(MemoryOf(wide, many.num_slots).shards, kMax);

@@ -13,12 +13,14 @@ namespace {
 // Stream numbers of a pass: 0 to 2 are the shard's own (shard_storage.cc).
 constexpr int kWindowStream = 3;
 constexpr int kPublicationStream = 4;
-constexpr int kSlotStream = kPublicationStream + kPublicationBuffers;
+constexpr int kSlotStream = kPublicationStream + kMaxPublications;
 
 int64_t ControlBytes(const Plan& plan) {
   return static_cast<int64_t>(sizeof(ControlPage) + sizeof(float) * (plan.norm_blocks() + plan.num_maxima())) +
          ResidencyTable::NumBytes(plan);
 }
+
+static_assert(sizeof(VersionBoard) <= kPageBytes && kBoardPublications == kMaxPublications);
 
 constexpr absl::Duration kCopyTimeout = absl::Seconds(30);
 
@@ -43,13 +45,13 @@ v1::Segment Describe(const Segment& segment) {
 
 }  // namespace
 
-HostMemory::Sizes HostMemory::SizesOf(const Plan& plan, int num_writers) {
+HostMemory::Sizes HostMemory::SizesOf(const Plan& plan, HostShape shape) {
   Sizes sizes;
-  sizes.control = Sized(ControlBytes(plan), 0) + kPageBytes;
+  sizes.control = Sized(ControlBytes(plan), 0) + 2 * kPageBytes;
   sizes.window = Sized(plan.window_bytes(), kWindowStream);
-  for (int i = 0; i < kPublicationBuffers; ++i)
+  for (int i = 0; i < shape.num_publications; ++i)
     sizes.publications += Sized(plan.window_bytes(), kPublicationStream + i);
-  for (int s = 0; s < num_writers; ++s) sizes.slots += Sized(SlotBytes(plan), kSlotStream + s);
+  for (int s = 0; s < shape.num_writers; ++s) sizes.slots += Sized(SlotBytes(plan), kSlotStream + s);
   return sizes;
 }
 
@@ -59,7 +61,7 @@ absl::Status DeviceWindows::Copy(void* to, const void* from, int64_t bytes) cons
   return device->AwaitIdle(kCopyTimeout);
 }
 
-absl::StatusOr<HostMemory> HostMemory::Create(Memory& memory, const std::string& job, int num_writers, const Plan& plan,
+absl::StatusOr<HostMemory> HostMemory::Create(Memory& memory, const std::string& job, HostShape shape, const Plan& plan,
                                               std::shared_ptr<DeviceRuntime> device) {
   if (plan.num_ranks() > kMaxHostRanks) {
     return absl::ResourceExhaustedError(
@@ -73,27 +75,28 @@ absl::StatusOr<HostMemory> HostMemory::Create(Memory& memory, const std::string&
   host.bucketed_ = plan.bucketed();
   ASSIGN_OR_RETURN(host.control_, open("control", ControlBytes(plan), 0));
   ASSIGN_OR_RETURN(host.window_, open("window", WindowBytes(plan, on_device), kWindowStream));
-  for (int i = 0; i < kPublicationBuffers; ++i) {
+  for (int i = 0; i < shape.num_publications; ++i) {
     ASSIGN_OR_RETURN(Segment segment,
                      open(absl::StrCat("publication-", i), WindowBytes(plan, on_device), kPublicationStream + i));
     host.publications_.push_back(std::move(segment));
   }
-  for (int s = 0; s < num_writers; ++s) {
+  for (int s = 0; s < shape.num_writers; ++s) {
     ASSIGN_OR_RETURN(Segment segment, open(absl::StrCat("slot-", s), SlotBytes(plan, on_device), kSlotStream + s));
     host.slots_.push_back(std::move(segment));
   }
   ASSIGN_OR_RETURN(host.bell_, open("bell", kPageBytes, 0));
+  ASSIGN_OR_RETURN(host.board_, open("board", kPageBytes, 0));
   host.gradient_window_bytes_ = GradientBytes(plan, on_device);
   host.one_window_bytes_ = plan.gradient_window_bytes();
   if (!on_device) return host;
   DeviceWindows& windows = host.device_.emplace();
   windows.device = std::move(device);
   ASSIGN_OR_RETURN(windows.window, DeviceSegment::Create(windows.device, plan.window_bytes()));
-  for (int i = 0; i < kPublicationBuffers; ++i) {
+  for (int i = 0; i < shape.num_publications; ++i) {
     ASSIGN_OR_RETURN(DeviceSegment segment, DeviceSegment::Create(windows.device, plan.window_bytes()));
     windows.publications.push_back(std::move(segment));
   }
-  for (int s = 0; s < num_writers; ++s) {
+  for (int s = 0; s < shape.num_writers; ++s) {
     ASSIGN_OR_RETURN(DeviceSegment segment, DeviceSegment::Create(windows.device, plan.gradient_window_bytes()));
     windows.slots.push_back(std::move(segment));
   }
@@ -113,9 +116,9 @@ absl::Status HostMemory::PinControl(const Plan& plan) {
 }
 
 absl::Status HostMemory::MapOnDevice(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors,
-                                     int num_writers, const Plan& plan, DeviceWindows& windows) {
-  const size_t first_slot = 1 + kPublicationBuffers;
-  for (size_t i = 0; i < first_slot + num_writers; ++i) {
+                                     HostShape shape, const Plan& plan, DeviceWindows& windows) {
+  const size_t first_slot = 1 + shape.num_publications;
+  for (size_t i = 0; i < first_slot + shape.num_writers; ++i) {
     const int64_t needed = i < first_slot ? plan.window_bytes() : plan.gradient_window_bytes();
     const int64_t said = welcome.device_segments(static_cast<int>(i)).num_bytes();
     if (said != needed) {
@@ -134,7 +137,7 @@ absl::Status HostMemory::MapOnDevice(const v1::LocalWelcome& welcome, std::vecto
 }
 
 absl::StatusOr<HostMemory> HostMemory::Map(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors,
-                                           int num_writers, const Plan& plan, std::shared_ptr<DeviceRuntime> device) {
+                                           HostShape shape, const Plan& plan, std::shared_ptr<DeviceRuntime> device) {
   const bool on_device = device != nullptr;
   if ((welcome.device_segments_size() > 0) != on_device) {
     return absl::FailedPreconditionError(
@@ -143,8 +146,8 @@ absl::StatusOr<HostMemory> HostMemory::Map(const v1::LocalWelcome& welcome, std:
                   : absl::StrCat("the lead has the job's windows in memory of its CUDA device ", welcome.device(),
                                  "; start this worker with --device cuda:N too"));
   }
-  const size_t first_slot = 2 + kPublicationBuffers, expected = first_slot + num_writers + 1;
-  const size_t there = on_device ? expected + 1 + kPublicationBuffers + num_writers : expected;
+  const size_t first_slot = 2 + shape.num_publications, expected = first_slot + shape.num_writers + 2;
+  const size_t there = on_device ? expected + 1 + shape.num_publications + shape.num_writers : expected;
   std::vector<UniqueFd> of_device;
   if (descriptors.size() == there && welcome.device_segments_size() == static_cast<int>(there - expected)) {
     for (size_t i = expected; i < there; ++i) of_device.push_back(std::move(descriptors[i]));
@@ -159,7 +162,7 @@ absl::StatusOr<HostMemory> HostMemory::Map(const v1::LocalWelcome& welcome, std:
     const v1::Segment& said = welcome.segments(static_cast<int>(i));
     const int64_t needed = i == 0             ? ControlBytes(plan)
                            : i < first_slot   ? WindowBytes(plan, on_device)
-                           : i + 1 < expected ? SlotBytes(plan, on_device)
+                           : i + 2 < expected ? SlotBytes(plan, on_device)
                                               : kPageBytes;
     if (said.data_offset() < 0 || said.data_offset() % kPageBytes != 0 || said.num_bytes() < said.data_offset() ||
         said.num_bytes() - said.data_offset() < needed) {
@@ -175,15 +178,16 @@ absl::StatusOr<HostMemory> HostMemory::Map(const v1::LocalWelcome& welcome, std:
   host.bucketed_ = plan.bucketed();
   host.control_ = std::move(segments[0]);
   host.window_ = std::move(segments[1]);
-  for (size_t i = 2; i + 1 < expected; ++i) {
+  for (size_t i = 2; i + 2 < expected; ++i) {
     (i < first_slot ? host.publications_ : host.slots_).push_back(std::move(segments[i]));
   }
-  host.bell_ = std::move(segments.back());
+  host.bell_ = std::move(segments[expected - 2]);
+  host.board_ = std::move(segments[expected - 1]);
   host.gradient_window_bytes_ = GradientBytes(plan, on_device);
   host.one_window_bytes_ = plan.gradient_window_bytes();
   if (!on_device) return host;
   host.device_.emplace().device = std::move(device);
-  if (const absl::Status mapped = MapOnDevice(welcome, std::move(of_device), num_writers, plan, *host.device_);
+  if (const absl::Status mapped = MapOnDevice(welcome, std::move(of_device), shape, plan, *host.device_);
       !mapped.ok()) {
     if (welcome.device_uuid() == host.device_->device->uuid()) return mapped;
     return Annotate(mapped, absl::StrCat("CUDA device ", host.device_->device->device(),
@@ -199,6 +203,7 @@ std::vector<const Segment*> HostMemory::All() const {
   for (const Segment& segment : publications_) all.push_back(&segment);
   for (const Segment& segment : slots_) all.push_back(&segment);
   all.push_back(&bell_);
+  all.push_back(&board_);
   return all;
 }
 
@@ -244,6 +249,13 @@ int64_t HostMemory::slot_bytes() const {
 int64_t HostMemory::slot_resident_bytes() const {
   int64_t bytes = 0;
   for (const Segment& segment : slots_) bytes += segment.ResidentBytes();
+  return bytes;
+}
+
+int64_t HostMemory::publication_resident_bytes() const {
+  if (device_.has_value()) return device_->publication_bytes();
+  int64_t bytes = 0;
+  for (const Segment& segment : publications_) bytes += segment.ResidentBytes();
   return bytes;
 }
 

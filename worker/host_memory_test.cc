@@ -60,29 +60,32 @@ TEST_F(HostMemoryTest, SizesHoldThePlan_AndStreamsAreStaggered) {
     EXPECT_EQ(host.slot(s).data_offset() % kPageBytes, 0);
   }
   EXPECT_EQ(host.slot_bytes(), slots);
-  EXPECT_EQ(host.publication_bytes(), host.publication(0).num_bytes() + host.publication(1).num_bytes());
+  int64_t publications = 0;
+  for (int p = 0; p < 3; ++p) publications += host.publication(p).num_bytes();
+  EXPECT_EQ(host.publication_bytes(), publications);
+  EXPECT_EQ(host.publication_resident_bytes(), 0);  // none was written to
 }
 
 TEST_F(HostMemoryTest, TooFewDescriptorsOrSizes_AreRefused) {
   Sent fewer(host);
   fewer.descriptors.pop_back();
   EXPECT_THAT(Map(std::move(fewer)),
-              StatusIs(Code::kInvalidArgument, HasSubstr("7 descriptors and 8 sizes; 8 expected")));
+              StatusIs(Code::kInvalidArgument, HasSubstr("9 descriptors and 10 sizes; 10 expected")));
   Sent unsized(host);
   unsized.welcome.mutable_segments()->RemoveLast();
-  EXPECT_THAT(Map(std::move(unsized)), StatusIs(Code::kInvalidArgument, HasSubstr("8 descriptors and 7 sizes")));
-  EXPECT_THAT(HostMemory::Map({}, {}, 3, plan), StatusIs(Code::kInvalidArgument, HasSubstr("8 expected")));
+  EXPECT_THAT(Map(std::move(unsized)), StatusIs(Code::kInvalidArgument, HasSubstr("10 descriptors and 9 sizes")));
+  EXPECT_THAT(HostMemory::Map({}, {}, 3, plan), StatusIs(Code::kInvalidArgument, HasSubstr("10 expected")));
 }
 
 TEST_F(HostMemoryTest, SizesThatCannotBe_AreRefused) {
   const std::pair<int64_t, int64_t> wrong[] = {
       {4096, 0}, {0, 0}, {-1, 0}, {INT64_MAX, 0}, {INT64_MAX, -4096}, {INT64_MIN, 4096}, {4096, 8192}, {1 << 30, 0}};
-  for (int segment : {0, 1, 6, 7}) {
+  for (int segment : {0, 1, 6, 8, 9}) {
     for (const auto& [num_bytes, data_offset] : wrong) {
       Sent sent(host);
       sent.welcome.mutable_segments(segment)->set_num_bytes(num_bytes);
       sent.welcome.mutable_segments(segment)->set_data_offset(data_offset);
-      if (segment == 7 && num_bytes == 4096 && data_offset == 0) continue;  // that fits
+      if (segment >= 8 && num_bytes == 4096 && data_offset == 0) continue;  // that fits
       if (segment == 1 && num_bytes == 4096 && data_offset == 0) continue;
       EXPECT_THAT(Map(std::move(sent)), StatusIs(Code::kInvalidArgument, ::testing::_))
           << segment << ": " << num_bytes << " " << data_offset;

@@ -56,6 +56,7 @@ Ending EndingOf(const ControlPage& page, uint64_t word) {
     case CommandKind::kGather:
     case CommandKind::kDigest:
     case CommandKind::kFill:
+    case CommandKind::kPublish:
     case CommandKind::kNone:
       break;
   }

@@ -9,6 +9,7 @@
 #include "core/device_job.h"
 #include "core/fault_point.h"
 #include "core/status.h"
+#include "local/file_hold.h"
 #include "local/futex.h"
 
 namespace shardmesh {
@@ -33,12 +34,19 @@ JobShard::JobShard(JobShardOptions options, Plan plan, HostMemory host)
       mail_(
           host_, *protocol_, options_.spec.num_writers(),
           [this](const v1::StepRequest& request) { return Declare(request, /*attached=*/true); },
-          [this](const StepOutcome& outcome) { return ToReply(outcome); }) {}
+          [this](const StepOutcome& outcome) { return ToReply(outcome); }) {
+  const auto mapped = [this](int buffer) { return IsFileHeld(host_.publication(buffer).fd()); };
+  const auto mapped_at = [this](int b, int seat) { return IsFileHeldAt(host_.publication(b).fd(), seat); };
+  protocol_->publications().ShowOn(&host_.board(), mapped);
+  leases_ = std::make_unique<VersionLeases>(host_.control(), &protocol_->publications(), &options_.spec, options_.rank,
+                                            mapped_at);
+}
 
 absl::Status JobShard::Open(Memory& memory, const std::atomic<bool>* cancelled) {
   RETURN_IF_ERROR(OpenPass(memory, cancelled));
   if (options_.resumed) {
     protocol_->TakeOver();
+    leases_->TakeOver();
     orphans_.Expect(protocol_->Sessions().staying);
     if (rank().value() == protocol_->local().first()) mail_.TakeOver();
   }
@@ -127,13 +135,8 @@ absl::Status JobShard::CheckHasNoWeights() const {
                                                     committed.value(), "; restore into a new job, or delete it first"));
 }
 
-absl::Status JobShard::StageLoaded(std::shared_ptr<const ShardStorage> loaded, uint64_t load_id, Step step) {
-  const auto place = [this, loaded = std::move(loaded)] {
-    for (int range = 0; range < static_cast<int>(loaded->ranges().size()); ++range) {
-      storage_->CopyRange(*loaded, range);
-    }
-  };
-  return engine_->StageLoaded(place, load_id, step);
+absl::Status JobShard::StageLoaded(std::function<absl::Status()> place, uint64_t load_id, Step step) {
+  return engine_->StageLoaded(std::move(place), load_id, step);
 }
 
 absl::Status JobShard::UseLoaded(const v1::UseLoadedRequest& request) {
@@ -259,6 +262,9 @@ void JobShard::EndPush(int slot) {
 void JobShard::Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool kept) {
   protocol_->SignOfLife(rank(), now_nanos, getpid(), kept);
   protocol_->CheckPeers(rank(), now_nanos, heartbeat_timeout);
+  leases_->Sweep();
+  // Readers that wait for a version ask their worker why none comes.
+  if (!protocol_->Health().ok() && host_.board().over.exchange(1) == 0) protocol_->publications().Ring();
   waiters_.Notify();
 }
 
@@ -267,10 +273,13 @@ void JobShard::FillStatus(v1::GetStatusReply::Job& status) const {
   status.set_epoch(epoch().value());
   status.set_rank(rank().value());
   status.set_committed_step(protocol_->committed_step().value());
-  for (Step step : protocol_->Published()) status.add_published_steps(step.value());
+  for (Step step : protocol_->publications().Published()) status.add_published_steps(step.value());
   status.set_shard_bytes(pass_->shard_bytes());
   status.set_window_bytes(host_.window_bytes());
   status.set_publication_bytes(host_.publication_bytes());
+  status.set_publication_resident_bytes(host_.publication_resident_bytes());
+  status.set_held_publications(protocol_->publications().num_held());
+  status.set_refused_publications(protocol_->publications().refused());
   status.set_slot_bytes(host_.slot_bytes());
   status.set_gathered_bytes(pass_->gathered_bytes());
   if (plan_.pulled() && rank() == Rank(0)) FillTrainers(status);

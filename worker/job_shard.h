@@ -32,6 +32,7 @@
 #include "worker/snapshot.h"
 #include "worker/step_mail.h"
 #include "worker/step_protocol.h"
+#include "worker/version_leases.h"
 #include "worker/waiters.h"
 
 namespace shardmesh {
@@ -109,10 +110,12 @@ class JobShard {
 
   bool on_device() const { return options_.device != nullptr; }
   SnapshotPort& snapshots() { return snapshots_; }
+  VersionLeases& leases() { return *leases_; }
   // FailedPrecondition: the job has weights, or is about to have those of an older epoch.
   absl::Status CheckHasNoWeights() const;
-  // What this shard was in a checkpoint (Engine::StageLoaded, UseLoaded). REQUIRES: on processors, cut as storage().
-  absl::Status StageLoaded(std::shared_ptr<const ShardStorage> loaded, uint64_t load_id, Step step);
+  // What this shard was in a checkpoint (Engine::StageLoaded, UseLoaded): `place` writes it into storage(). REQUIRES:
+  // on processors.
+  absl::Status StageLoaded(std::function<absl::Status()> place, uint64_t load_id, Step step);
   // UseLoadedRequest. Errors of Shard.UseLoaded.
   absl::Status UseLoaded(const v1::UseLoadedRequest& request);
 
@@ -142,6 +145,7 @@ class JobShard {
   std::atomic<bool> closed_{false};
   Trace trace_;
   std::unique_ptr<StepProtocol> protocol_;
+  std::unique_ptr<VersionLeases> leases_;
   std::unique_ptr<StepPass> pass_;
   StepMail mail_;                        // the lead's
   std::unique_ptr<Engine> engine_;       // its thread uses all the others

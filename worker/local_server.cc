@@ -121,6 +121,14 @@ void LocalServer::Serve(LocalSocket socket) {
 }
 
 absl::StatusOr<std::string> LocalServer::Grant(std::shared_ptr<JobShard> shard, std::vector<int> slots) {
+  return Grant(Granted{std::move(shard), std::move(slots), {}, {}});
+}
+
+absl::StatusOr<std::string> LocalServer::GrantReader(std::shared_ptr<JobShard> shard, absl::Duration ttl) {
+  return Grant(Granted{std::move(shard), {}, {}, ttl});
+}
+
+absl::StatusOr<std::string> LocalServer::Grant(Granted granted) {
   char bytes[16];
   if (getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) return absl::InternalError("getrandom failed");
   std::string token = absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
@@ -130,7 +138,8 @@ absl::StatusOr<std::string> LocalServer::Grant(std::shared_ptr<JobShard> shard, 
   if (grants_.size() >= kMaxGrants) {
     return absl::ResourceExhaustedError(absl::StrCat(kMaxGrants, " grants are open; use them, or wait 30 s"));
   }
-  grants_[token] = Granted{std::move(shard), std::move(slots), now + kGrantLife};
+  granted.until = now + kGrantLife;
+  grants_[token] = std::move(granted);
   return token;
 }
 
@@ -238,6 +247,10 @@ void LocalServer::ServeTrainer(LocalSocket& socket, const std::string& token) {
   absl::StatusOr<Granted> granted = Redeem(token);
   if (!granted.ok()) {
     SendError(socket, granted.status()).IgnoreError();
+    return;
+  }
+  if (granted->reader_ttl > absl::ZeroDuration()) {
+    ServeReader(socket, *granted);
     return;
   }
   const uint64_t holder = NewHolder(*granted->shard);

@@ -39,12 +39,15 @@ class LocalServer {
 
   // A token, good once and for kGrantLife, to attach to these slots.
   absl::StatusOr<std::string> Grant(std::shared_ptr<JobShard> shard, std::vector<int> slots);
+  // The same, to map publications. `ttl`: of a lease (version_leases.h).
+  absl::StatusOr<std::string> GrantReader(std::shared_ptr<JobShard> shard, absl::Duration ttl);
 
  private:
   struct Granted {
     std::shared_ptr<JobShard> shard;
     std::vector<int> slots;
     absl::Time until;
+    absl::Duration reader_ttl;  // of a reader's, which has no slots; else 0
   };
   struct Connection {
     std::thread thread;
@@ -57,6 +60,11 @@ class LocalServer {
   void AcceptLoop();
   void Serve(LocalSocket socket);
   void ServeTrainer(LocalSocket& socket, const std::string& token);
+  absl::StatusOr<std::string> Grant(Granted granted);
+  // local_readers.cc.
+  void ServeReader(LocalSocket& socket, const Granted& granted);
+  absl::Status WelcomeReader(LocalSocket& socket, JobShard& shard, int seat);
+  void AnswerReader(LocalSocket& socket, JobShard& shard, int seat);
   // A trainer of this worker's last life.
   void ServeSession(LocalSocket& socket, const v1::SessionHello& hello);
   absl::Status ClaimSession(LocalSocket& socket, const v1::SessionHello& hello, Granted& granted);

@@ -23,4 +23,8 @@ class Memory {
 // Every Open makes a new memfd.
 std::unique_ptr<Memory> NewProcessMemory();
 
+// Every Open makes memory of this process alone, without a descriptor, and takes all of it from the
+// system at once: whoever writes there does not wait for pages.
+std::unique_ptr<Memory> NewPrivateMemory();
+
 }  // namespace shardmesh

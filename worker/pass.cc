@@ -60,11 +60,19 @@ Pass::Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& h
 
 uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initial, BucketGate* gate) {
   const int num_ranges = static_cast<int>(storage_.ranges().size());
+  if (command.kind == CommandKind::kPublish) {
+    PublishShare(command);
+    return 0;
+  }
   if (gate != nullptr) {
     MutexLock lock(gate_mu_);
     std::fill(ranges_left_.begin(), ranges_left_.end(), 0);
     for (const StorageRange& range : storage_.ranges()) ++ranges_left_[range.bucket];
     buckets_done_ = 0;
+  }
+  if (command.kind == CommandKind::kPublish) {
+    PublishShare(command);
+    return 0;
   }
   executing_ = std::this_thread::get_id();
   std::atomic<uint64_t> digest{0};
@@ -135,6 +143,7 @@ uint64_t Pass::ExecuteRange(const Command& command, uint64_t seq, int range, con
     case CommandKind::kDigest:
       if (snapshot_ != nullptr) snapshot_->storage().CopyRange(storage_, range);
       return DigestRange(command, range);
+    case CommandKind::kPublish:
     case CommandKind::kNone:
       break;
   }
@@ -158,6 +167,7 @@ bool Pass::Works(const Command& command, int range) const {
     case CommandKind::kRestore:
     case CommandKind::kDigest:
       return true;
+    case CommandKind::kPublish:
     case CommandKind::kNone:
       break;
   }
@@ -168,7 +178,7 @@ int Pass::Places(const Command& command, int bucket, const Segment** places) con
   const bool fill = command.kind == CommandKind::kFill;
   int num_places = 0;
   if (fill || InWindow(bucket)) places[num_places++] = &host_.window();
-  for (int i = 0; i < kPublicationBuffers && !fill; ++i) {
+  for (int i = 0; i < host_.num_publications() && !fill; ++i) {
     if (plan_.buckets()[bucket].frozen || i == command.publish) places[num_places++] = &host_.publication(i);
   }
   return num_places;
@@ -178,7 +188,7 @@ int Pass::Copies(const Command& command, int range, int64_t chunk, int64_t offse
   if (!Writes(chunk)) return 0;
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
-  const Segment* places[1 + kPublicationBuffers];
+  const Segment* places[1 + kMaxPublications];
   const int num_copies = Places(command, r.bucket, places);
   const int64_t at = bucket.weight_offset + bucket.CodeOffset(r.bucket_begin + offset);
   for (int i = 0; i < num_copies; ++i) copies[i] = places[i]->data() + at;
@@ -191,7 +201,7 @@ void Pass::CopyScales(const Command& command, int range, int parity, const Chunk
   const int64_t bytes = GatheredScaleBytes(bucket.gather), rows = run.num_elements / bucket.row_elements;
   const int64_t at = bucket.weight_offset + plan_.placements()[run.tensor].scale_offset +
                      run.first_element / bucket.row_elements * bytes;
-  const Segment* places[1 + kPublicationBuffers];
+  const Segment* places[1 + kMaxPublications];
   for (int i = Places(command, in_bucket, places); i-- > 0;) {
     std::memcpy(places[i]->data() + at, storage_.weights(range, parity, run.offset).extra, rows * bytes);
   }
@@ -348,7 +358,7 @@ void Pass::PlaceFirst(const Command& command, int range, const float* initial) {
         if (Writes(chunk)) RaiseRun(range, command.parity, run);
         continue;
       }
-      void* copies[1 + kPublicationBuffers];
+      void* copies[1 + kMaxPublications];
       const int num_copies = Copies(command, range, chunk, run.offset, copies);
       const void* codes = storage_.weights(range, command.parity, run.offset).codes;
       for (int c = 0; c < num_copies; ++c) std::memcpy(copies[c], codes, bucket.CodeOffset(run.num_elements));

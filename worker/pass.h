@@ -137,6 +137,7 @@ class Pass final : public StepPass {
   uint64_t DigestRun(int range, int parity, const ChunkRun& run) const;
   // Whether this worker is the replica that writes what shards share of a chunk.
   bool Writes(int64_t chunk) const { return chunk % share_.count == share_.index; }
+  void PublishShare(const Command& command);
   // What gets the new weights of a bucket; returns how many: the window and the command's publication, if any; of
   // frozen weights, which are placed once, every publication.
   int Places(const Command& command, int bucket, const Segment** places) const;

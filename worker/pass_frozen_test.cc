@@ -54,7 +54,7 @@ TEST(PassFrozenTest, AfterTheInitialWeights_NoByteIsWritten) {
     const int64_t bytes = bucket.weight_bytes;
     if (!bucket.frozen) continue;
     places.emplace_back(group.host.window().data() + bucket.weight_offset, bytes);
-    for (int i = 0; i < kPublicationBuffers; ++i) {
+    for (int i = 0; i < group.host.num_publications(); ++i) {
       places.emplace_back(group.host.publication(i).data() + bucket.weight_offset, bytes);
     }
   }

@@ -47,8 +47,8 @@ void Pass::GatherRange(const Command& command, int range) {
     for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
       const ChunkRun& run = storage_.runs(range)[i];
       const Placement& tensor = plan_.placements()[run.tensor];
-      const Segment* segments[1 + kPublicationBuffers];
-      GatheredPlace places[1 + kPublicationBuffers];
+      const Segment* segments[1 + kMaxPublications];
+      GatheredPlace places[1 + kMaxPublications];
       const int num_places = Places(command, r.bucket, segments);
       for (int p = 0; p < num_places; ++p) {
         char* const begin = segments[p]->data() + bucket.weight_offset;
@@ -61,6 +61,19 @@ void Pass::GatherRange(const Command& command, int range) {
     }
   }
   gathered_bytes_.fetch_add(written, std::memory_order_relaxed);
+}
+
+// The window has the whole version in the bytes that are published; each rank copies as much of it as another.
+void Pass::PublishShare(const Command& command) {
+  constexpr int64_t kPiece = 1 << 20;
+  const int64_t bytes = plan_.window_bytes(), pieces = (bytes + kPiece - 1) / kPiece;
+  const int64_t rank = rank_.value(), ranks = plan_.num_ranks();
+  const int64_t begin = pieces * rank / ranks, end = pieces * (rank + 1) / ranks;
+  team_.ForEach(static_cast<int>(end - begin), [&](int i) {
+    const int64_t at = (begin + i) * kPiece;
+    std::memcpy(host_.publication(command.publish).data() + at, host_.window().data() + at,
+                std::min(kPiece, bytes - at));
+  });
 }
 
 // Chunk by chunk, so that the slots' streams are read as the step would.

@@ -65,17 +65,21 @@ bool PullCall::Try() {
 }
 
 bool PullCall::Pin(Step step) {
-  const std::optional<int> buffer = shard_->protocol().Pin(step);
+  const std::optional<int> buffer = shard_->protocol().publications().Pin(step);
   if (!buffer.has_value()) return false;
+  Read(step, *buffer);
+  return true;
+}
+
+void PullCall::Read(Step step, int buffer) {
   step_ = step;
   source_ = std::make_shared<Source>();
   source_->shard = shard_;
-  source_->buffer = *buffer;
-  source_->base = shard_->host().publication(*buffer).data();
+  source_->buffer = buffer;
+  source_->base = shard_->host().publication(buffer).data();
   if (const DeviceWindows* const device = shard_->host().device(); device != nullptr) {
-    source_->on_device = device->publications[*buffer].data();
+    source_->on_device = device->publications[buffer].data();
   }
-  return true;
 }
 
 // True: source_ and step_ are set. False: wait.
@@ -94,7 +98,12 @@ absl::StatusOr<bool> PullCall::Choose() {
     if (device != nullptr) source_->on_device = device->window.data();
     return true;
   }
-  const std::vector<Step> published = protocol.Published();
+  if (request_.version_case() == v1::PullRequest::kLease) {
+    ASSIGN_OR_RETURN(const VersionLeases::Lease lease, shard_->leases().PinLeased(request_.lease()));
+    Read(lease.step, lease.buffer);
+    return true;
+  }
+  const std::vector<Step> published = protocol.publications().Published();
   if (request_.version_case() == v1::PullRequest::kExact) {
     if (Pin(Step(request_.exact()))) return true;
     return absl::OutOfRangeError(absl::StrCat("version ", request_.exact(), " of job ", shard_->spec().name,
@@ -160,7 +169,7 @@ absl::Status PullCall::Late() const {
   return absl::DeadlineExceededError(absl::StrCat(
       "job ", shard_->spec().name,
       " published no version >= ", request_.version_case() == v1::PullRequest::kAtLeast ? request_.at_least() : 0,
-      " in time; there: ", List(shard_->protocol().Published()), ", committed step ",
+      " in time; there: ", List(shard_->protocol().publications().Published()), ", committed step ",
       shard_->protocol().committed_step().value()));
 }
 

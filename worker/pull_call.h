@@ -37,13 +37,14 @@ class PullCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public
     int bucket = -1;                     // with bucket residency: the one in use
     ~Source() {
       if (bucket >= 0) shard->protocol().ReleaseBucket(bucket);
-      if (buffer >= 0) shard->protocol().Unpin(buffer);
+      if (buffer >= 0) shard->protocol().publications().Unpin(buffer);
     }
   };
 
   PullCall(const v1::PullRequest& request, absl::Time deadline) : request_(request), deadline_(deadline) {}
   absl::StatusOr<bool> Choose() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Pin(Step step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Read(Step step, int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // REQUIRES: it is pinned
   absl::Status CheckSlotStillOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Late() const;
   absl::Status CheckBucket() const;

@@ -32,7 +32,7 @@ JobSpec TwoBuckets(const std::string& mesh, NonFinitePolicy policy) {
 // The workers of a job, without sockets: memory mapped from descriptors as a peer does.
 struct Workers {
   explicit Workers(const JobSpec& job) : plan(*Plan::Create(job)) {
-    HostMemory lead = *HostMemory::Create(*memory, job.name, job.num_slots, plan);
+    HostMemory lead = *HostMemory::Create(*memory, job.name, job, plan);
     std::vector<HostMemory> hosts;
     for (int r = 1; r < plan.num_ranks(); ++r) {
       v1::LocalWelcome welcome;

@@ -1,6 +1,7 @@
 #include "worker/shard_files.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,15 +15,16 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/stored_files.h"
+#include "core/fault_point.h"
 #include "core/status.h"
 #include "core/stream_digest.h"
 #include "local/fd.h"
-#include "worker/memory.h"
 
 namespace shardmesh {
 namespace {
 
-constexpr int64_t kReportBytes = 32 << 20;
+constexpr int64_t kReportBytes = 32 << 20, kPieceBytes = 256 << 10;
+constexpr int kNice = 15;  // a 28th of a processor that others want
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
 
 absl::Status FailedTo(absl::string_view verb, const std::string& path, int error) {
@@ -33,13 +35,22 @@ absl::Status FailedTo(absl::string_view verb, const std::string& path, int error
   return absl::UnavailableError(message);
 }
 
-// A stretch that is contiguous both in a file and in memory.
+// A stretch of a part that is contiguous both in its file and in memory. Short enough to stay in a core's cache.
 struct FilePiece {
-  int file = 0;
-  int64_t offset = 0;
+  const FilePart* part = nullptr;
+  int64_t first_element = 0;
+  int64_t num_elements = 0;
   char* data = nullptr;
-  int64_t bytes = 0;
+
+  int64_t bytes() const { return part->layout.BytesOf(num_elements); }
+  int64_t offset() const { return part->OffsetOf(first_element); }
 };
+
+uint64_t DigestOf(const FilePiece& piece, const char* data) {
+  const FilePart& part = *piece.part;
+  return DigestPart(DigestKey(static_cast<uint32_t>(part.tensor), part.stream, part.extra ? 1 : 0), part.layout,
+                    static_cast<uint64_t>(piece.first_element), data, piece.num_elements);
+}
 
 StoredRun RunAt(const ShardStorage& storage, int range, int parity, int stream, int64_t offset) {
   return stream == 0 ? storage.weights(range, parity, offset) : storage.state(stream - 1, range, parity, offset);
@@ -65,26 +76,18 @@ void ForEachPart(const StoredFiles& files, const ShardStorage& storage, int pari
 std::vector<FilePiece> PiecesIn(const StoredFiles& files, const ShardStorage& storage, int parity) {
   std::vector<FilePiece> pieces;
   ForEachPart(files, storage, parity, [&](const FilePart& part, const ChunkRun& run, char* data) {
-    const int64_t offset = part.OffsetOf(run.first_element), bytes = part.layout.BytesOf(run.num_elements);
     if (!pieces.empty()) {
       FilePiece& last = pieces.back();
-      if (last.file == part.file && last.offset + last.bytes == offset && last.data + last.bytes == data) {
-        last.bytes += bytes;
+      const bool follows = last.part == &part && last.first_element + last.num_elements == run.first_element &&
+                           last.data + last.bytes() == data;
+      if (follows && last.bytes() + part.layout.BytesOf(run.num_elements) <= kPieceBytes) {
+        last.num_elements += run.num_elements;
         return;
       }
     }
-    pieces.push_back({part.file, offset, data, bytes});
+    pieces.push_back({&part, run.first_element, run.num_elements, data});
   });
   return pieces;
-}
-
-uint64_t DigestOf(const StoredFiles& files, const ShardStorage& storage, int parity) {
-  uint64_t digest = 0;
-  ForEachPart(files, storage, parity, [&](const FilePart& part, const ChunkRun& run, char* data) {
-    digest += DigestPart(DigestKey(static_cast<uint32_t>(run.tensor), part.stream, part.extra ? 1 : 0), part.layout,
-                         static_cast<uint64_t>(run.first_element), data, run.num_elements);
-  });
-  return digest;
 }
 
 // The files of a folder that some pieces lie in, by their number; the others stay closed.
@@ -102,14 +105,20 @@ class OpenFiles {
   }
 
   absl::Status Write(const FilePiece& piece) const {
-    return Move<ssize_t (*)(int, const void*, size_t, off_t)>(piece, pwrite, "write");
+    return Move<ssize_t (*)(int, const void*, size_t, off_t)>(piece, piece.data, pwrite, "write",
+                                                              FaultPoint::kFileChange);
   }
-  absl::Status Read(const FilePiece& piece) const {
-    return Move<ssize_t (*)(int, void*, size_t, off_t)>(piece, pread, "read");
+  absl::Status Read(const FilePiece& piece, char* to) const {
+    return Move<ssize_t (*)(int, void*, size_t, off_t)>(piece, to, pread, "read", FaultPoint::kFileRead);
   }
 
+  // Has the disk begin with what was written so far. A wish.
+  void BeginSync() const {
+    for (const UniqueFd& fd : fds_) sync_file_range(fd.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
+  }
   absl::Status Sync() const {
     for (size_t i = 0; i < fds_.size(); ++i) {
+      RETURN_IF_ERROR(ErrorAt(FaultPoint::kFileChange));
       if (fdatasync(fds_[i].get()) != 0) return FailedTo("sync", paths_[i], errno);
     }
     return absl::OkStatus();
@@ -117,6 +126,7 @@ class OpenFiles {
 
  private:
   static absl::StatusOr<UniqueFd> OpenOne(const std::string& path, const StoredFile& file, bool write) {
+    if (!write) RETURN_IF_ERROR(ErrorAt(FaultPoint::kFileRead));
     const int flags = (write ? O_RDWR : O_RDONLY) | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
     UniqueFd fd(open(path.c_str(), flags));
     if (!fd.valid()) return FailedTo("open", path, errno);
@@ -135,13 +145,15 @@ class OpenFiles {
   }
 
   template <class Call>
-  absl::Status Move(const FilePiece& piece, Call call, const char* verb) const {
-    for (int64_t done = 0; done < piece.bytes;) {
+  absl::Status Move(const FilePiece& piece, char* data, Call call, const char* verb, FaultPoint point) const {
+    const int file = piece.part->file;
+    for (int64_t done = 0, bytes = piece.bytes(); done < bytes;) {
+      RETURN_IF_ERROR(ErrorAt(point));
       const ssize_t moved =
-          call(fds_[piece.file].get(), piece.data + done, static_cast<size_t>(piece.bytes - done), piece.offset + done);
+          call(fds_[file].get(), data + done, static_cast<size_t>(bytes - done), piece.offset() + done);
       if (moved < 0 && errno == EINTR) continue;
-      if (moved < 0) return FailedTo(verb, paths_[piece.file], errno);
-      if (moved == 0) return absl::DataLossError(absl::StrCat(paths_[piece.file], " became shorter while it was read"));
+      if (moved < 0) return FailedTo(verb, paths_[file], errno);
+      if (moved == 0) return absl::DataLossError(absl::StrCat(paths_[file], " became shorter while it was read"));
       done += moved;
     }
     return absl::OkStatus();
@@ -159,7 +171,7 @@ absl::Status MoveAll(const std::vector<FilePiece>& pieces, const std::atomic<boo
   for (const FilePiece& piece : pieces) {
     if (cancelled.load()) return absl::CancelledError("the caller is gone");
     RETURN_IF_ERROR(move(piece));
-    done += piece.bytes;
+    done += piece.bytes();
     if (done - told < kReportBytes || done == progress.bytes_total()) continue;
     progress.set_bytes_done(told = done);
     RETURN_IF_ERROR(report(progress));
@@ -170,7 +182,7 @@ absl::Status MoveAll(const std::vector<FilePiece>& pieces, const std::atomic<boo
 
 int64_t BytesOf(const std::vector<FilePiece>& pieces) {
   int64_t bytes = 0;
-  for (const FilePiece& piece : pieces) bytes += piece.bytes;
+  for (const FilePiece& piece : pieces) bytes += piece.bytes();
   return bytes;
 }
 
@@ -193,6 +205,43 @@ absl::StatusOr<SnapshotPort::Copied> AwaitCopy(JobShard& shard, const std::atomi
   }
 }
 
+// Where a shard is read from. First all is read for its digest alone, and once the job begins with it, into its place:
+// so it takes no memory, and the job is not touched before all of the checkpoint was seen.
+struct LoadSource {
+  LoadSource(StoredFiles stored_files, OpenFiles open_files, const ShardStorage& storage)
+      : files(std::move(stored_files)), open(std::move(open_files)), pieces(PiecesIn(files, storage, /*parity=*/0)) {}
+
+  absl::StatusOr<uint64_t> Check(const std::atomic<bool>& cancelled, const ReportProgress& report,
+                                 v1::FileProgress& progress) const {
+    uint64_t digest = 0;
+    std::vector<char> buffer;
+    RETURN_IF_ERROR(MoveAll(pieces, cancelled, report, progress, [&](const FilePiece& piece) -> absl::Status {
+      buffer.resize(std::max(buffer.size(), static_cast<size_t>(piece.bytes())));
+      RETURN_IF_ERROR(open.Read(piece, buffer.data()));
+      digest += DigestOf(piece, buffer.data());
+      return absl::OkStatus();
+    }));
+    return digest;
+  }
+
+  absl::Status Place(uint64_t checked) const {
+    uint64_t digest = 0;
+    for (const FilePiece& piece : pieces) {
+      RETURN_IF_ERROR(open.Read(piece, piece.data));
+      digest += DigestOf(piece, piece.data);
+    }
+    if (digest == checked) return absl::OkStatus();
+    return absl::DataLossError("the checkpoint's files changed while they were loaded");
+  }
+
+  const StoredFiles files;
+  const OpenFiles open;
+  const std::vector<FilePiece> pieces;
+};
+
+// What is not urgent. Of this thread, which ends with the call.
+void GiveWay() { setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice); }
+
 }  // namespace
 
 absl::Status SaveShard(JobShard& shard, const v1::SaveRequest& request, const std::atomic<bool>& cancelled,
@@ -201,6 +250,7 @@ absl::Status SaveShard(JobShard& shard, const v1::SaveRequest& request, const st
   if (shard.protocol().committed_step().value() == kNoStep) {
     return absl::FailedPreconditionError(absl::StrCat("job ", shard.spec().name, " has no initial weights yet"));
   }
+  GiveWay();
   ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(shard.spec()));
   ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(request.folder(), files, /*write=*/true));
   ASSIGN_OR_RETURN(const std::shared_ptr<Snapshot> snapshot, Snapshot::Create(shard.plan(), shard.place().shard));
@@ -212,10 +262,20 @@ absl::Status SaveShard(JobShard& shard, const v1::SaveRequest& request, const st
   ASSIGN_OR_RETURN(const SnapshotPort::Copied copied, AwaitCopy(shard, cancelled, report, progress));
   progress.set_step(copied.step);
   RETURN_IF_ERROR(report(progress));
-  RETURN_IF_ERROR(MoveAll(PiecesIn(files, snapshot->storage(), copied.parity), cancelled, report, progress,
-                          [&](const FilePiece& piece) { return open.Write(piece); }));
+  uint64_t digest = 0;
+  const ReportProgress begin_and_report = [&](const v1::FileProgress& so_far) {
+    open.BeginSync();
+    return report(so_far);
+  };
+  RETURN_IF_ERROR(MoveAll(PiecesIn(files, snapshot->storage(), copied.parity), cancelled, begin_and_report, progress,
+                          [&](const FilePiece& piece) -> absl::Status {
+                            digest += DigestOf(piece, piece.data);
+                            RETURN_IF_ERROR(open.Write(piece));
+                            Snapshot::GiveBack(piece.data, piece.bytes());  // to the page cache
+                            return absl::OkStatus();
+                          }));
   RETURN_IF_ERROR(open.Sync());
-  progress.set_digest(DigestOf(files, snapshot->storage(), copied.parity));
+  progress.set_digest(digest);
   return report(progress);
 }
 
@@ -227,19 +287,16 @@ absl::Status LoadShard(JobShard& shard, const v1::LoadRequest& request, const st
         absl::StrCat("job ", shard.spec().name, " is on several hosts, which cannot load yet"));
   }
   RETURN_IF_ERROR(shard.CheckHasNoWeights());
-  ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(shard.spec()));
-  ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(request.folder(), files, /*write=*/false));
-  ASSIGN_OR_RETURN(ShardStorage loaded, ShardStorage::Open(*NewProcessMemory(), "shardmesh-loaded", shard.plan(),
-                                                           shard.place().shard, &cancelled));
-  const std::vector<FilePiece> pieces = PiecesIn(files, loaded, /*parity=*/0);
+  ASSIGN_OR_RETURN(StoredFiles files, StoredFiles::Create(shard.spec()));
+  ASSIGN_OR_RETURN(OpenFiles open, OpenFiles::Open(request.folder(), files, /*write=*/false));
+  const auto source = std::make_shared<const LoadSource>(std::move(files), std::move(open), shard.storage());
   v1::FileProgress progress;
   progress.set_step(request.step());
-  progress.set_bytes_total(BytesOf(pieces));
+  progress.set_bytes_total(BytesOf(source->pieces));
+  ASSIGN_OR_RETURN(const uint64_t digest, source->Check(cancelled, report, progress));
+  progress.set_digest(digest);
   RETURN_IF_ERROR(
-      MoveAll(pieces, cancelled, report, progress, [&](const FilePiece& piece) { return open.Read(piece); }));
-  progress.set_digest(DigestOf(files, loaded, 0));
-  RETURN_IF_ERROR(shard.StageLoaded(std::make_shared<const ShardStorage>(std::move(loaded)), request.load_id(),
-                                    Step(request.step())));
+      shard.StageLoaded([source, digest] { return source->Place(digest); }, request.load_id(), Step(request.step())));
   return report(progress);
 }
 

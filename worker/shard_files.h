@@ -1,8 +1,9 @@
 // A worker's shard and the files of a checkpoint (checkpoint/stored_files.h): written from a snapshot while training
-// goes on, and read into memory beside the shard of a job that has no weights yet. The files are made by who asks, with
-// their heads and in their full lengths: a file that does not look like that is not touched.
+// goes on, and read for a job that has no weights yet. The files are made by who asks, with their heads and in their
+// full lengths: a file that does not look like that is not touched.
 //
-// Both are for a thread of their own, end soon after `cancelled` is set, and do nothing to the job if they fail.
+// Both are for a thread of their own, end soon after `cancelled` is set, and do nothing to the job if they fail. Saving
+// gives that thread a low priority, so that steps go first.
 #pragma once
 
 #include <atomic>
@@ -21,7 +22,8 @@ using ReportProgress = std::function<absl::Status(const v1::FileProgress&)>;
 absl::Status SaveShard(JobShard& shard, const v1::SaveRequest& request, const std::atomic<bool>& cancelled,
                        const ReportProgress& report);
 
-// Shard.Load: what was read is staged in the shard's engine. Errors as there, and those of `report`.
+// Shard.Load: its digest, of files that the shard's engine reads again, into their place, when the job begins with
+// them. That fails if they changed meanwhile, which ends the job. Errors as there, and those of `report`.
 absl::Status LoadShard(JobShard& shard, const v1::LoadRequest& request, const std::atomic<bool>& cancelled,
                        const ReportProgress& report);
 

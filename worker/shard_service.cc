@@ -168,6 +168,15 @@ grpc::ServerUnaryReactor* ShardService::Attach(grpc::CallbackServerContext* cont
       return absl::FailedPreconditionError(absl::StrCat("host id \"", q.host_id(), "\" is not this worker's, \"",
                                                         host_id_, "\": memory cannot be shared; use Push and Pull"));
     }
+    if (q.reader_ttl_ms() != 0) {
+      if (shard->on_device()) {
+        return absl::UnimplementedError(
+            absl::StrCat("job ", q.job(), " has its publications in memory of a CUDA device; pull versions"));
+      }
+      ASSIGN_OR_RETURN(*r->mutable_token(), local_.GrantReader(shard, absl::Milliseconds(q.reader_ttl_ms())));
+      r->set_socket_path(local_.path());
+      return absl::OkStatus();
+    }
     if (shard->spec().pulled() != q.slots().empty()) {
       return absl::InvalidArgumentError(absl::StrCat("job ", q.job(),
                                                      shard->spec().pulled()

@@ -9,13 +9,15 @@
 
 namespace shardmesh {
 
-using ShardServiceBase = v1::Shard::WithRawCallbackMethod_Push<
-    v1::Shard::WithRawCallbackMethod_Pull<v1::Shard::WithRawCallbackMethod_Transfer<
-        v1::Shard::WithCallbackMethod_Step<v1::Shard::WithCallbackMethod_Attach<v1::Shard::WithCallbackMethod_Digest<
-            v1::Shard::WithCallbackMethod_GetStatus<v1::Shard::WithCallbackMethod_GetTrace<
-                v1::Shard::WithCallbackMethod_DeclareBucket<v1::Shard::WithCallbackMethod_Meet<
-                    v1::Shard::WithCallbackMethod_Save<v1::Shard::WithCallbackMethod_Load<
-                        v1::Shard::WithCallbackMethod_UseLoaded<v1::Shard::Service>>>>>>>>>>>>>;
+using ShardServiceBase = v1::Shard::WithRawCallbackMethod_Push<v1::Shard::WithRawCallbackMethod_Pull<
+    v1::Shard::WithRawCallbackMethod_Transfer<v1::Shard::WithCallbackMethod_Step<v1::Shard::WithCallbackMethod_Attach<
+        v1::Shard::WithCallbackMethod_Digest<v1::Shard::WithCallbackMethod_GetStatus<
+            v1::Shard::WithCallbackMethod_GetTrace<v1::Shard::WithCallbackMethod_DeclareBucket<
+                v1::Shard::WithCallbackMethod_Meet<v1::Shard::WithCallbackMethod_Save<
+                    v1::Shard::WithCallbackMethod_Load<v1::Shard::WithCallbackMethod_UseLoaded<
+                        v1::Shard::WithCallbackMethod_AcquireLease<v1::Shard::WithCallbackMethod_RenewLease<
+                            v1::Shard::WithCallbackMethod_ReleaseLease<v1::Shard::WithCallbackMethod_ListLeases<
+                                v1::Shard::WithCallbackMethod_Publish<v1::Shard::Service>>>>>>>>>>>>>>>>>>;
 
 class ShardService final : public ShardServiceBase {
  public:
@@ -42,6 +44,17 @@ class ShardService final : public ShardServiceBase {
                                                    const v1::LoadRequest* request) override;
   grpc::ServerUnaryReactor* UseLoaded(grpc::CallbackServerContext* context, const v1::UseLoadedRequest* request,
                                       v1::UseLoadedReply* reply) override;
+  // shard_versions.cc
+  grpc::ServerUnaryReactor* AcquireLease(grpc::CallbackServerContext* context, const v1::AcquireLeaseRequest* request,
+                                         v1::Lease* reply) override;
+  grpc::ServerUnaryReactor* RenewLease(grpc::CallbackServerContext* context, const v1::RenewLeaseRequest* request,
+                                       v1::Lease* reply) override;
+  grpc::ServerUnaryReactor* ReleaseLease(grpc::CallbackServerContext* context, const v1::ReleaseLeaseRequest* request,
+                                         v1::ReleaseLeaseReply* reply) override;
+  grpc::ServerUnaryReactor* ListLeases(grpc::CallbackServerContext* context, const v1::ListLeasesRequest* request,
+                                       v1::ListLeasesReply* reply) override;
+  grpc::ServerUnaryReactor* Publish(grpc::CallbackServerContext* context, const v1::PublishRequest* request,
+                                    v1::PublishReply* reply) override;
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context, const v1::GetStatusRequest* request,
                                       v1::GetStatusReply* reply) override;
   grpc::ServerUnaryReactor* GetTrace(grpc::CallbackServerContext* context, const v1::GetTraceRequest* request,

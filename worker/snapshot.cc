@@ -1,6 +1,7 @@
 #include "worker/snapshot.h"
 
-#include <cstring>
+#include <sys/mman.h>
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,13 +12,14 @@ namespace shardmesh {
 
 absl::StatusOr<std::shared_ptr<Snapshot>> Snapshot::Create(const Plan& plan, int shard) {
   ASSIGN_OR_RETURN(ShardStorage storage,
-                   ShardStorage::Open(*NewProcessMemory(), absl::StrCat("shardmesh-snapshot-", shard), plan, shard));
-  for (int range = 0; range < static_cast<int>(storage.ranges().size()); ++range) {
-    for (int stream = 0; stream < kStreams; ++stream) {
-      std::memset(storage.StreamBegin(range, stream), 0, storage.StreamBytes(range, stream));
-    }
-  }
+                   ShardStorage::Open(*NewPrivateMemory(), absl::StrCat("shardmesh-snapshot-", shard), plan, shard));
   return std::shared_ptr<Snapshot>(new Snapshot(std::move(storage)));
+}
+
+void Snapshot::GiveBack(char* data, int64_t bytes) {
+  const auto begin = (reinterpret_cast<uintptr_t>(data) + kSegmentPage - 1) & -uintptr_t{kSegmentPage};
+  const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) & -uintptr_t{kSegmentPage};
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
 absl::Status SnapshotPort::Ask(std::shared_ptr<Snapshot> snapshot) {

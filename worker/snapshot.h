@@ -23,6 +23,9 @@ class Snapshot {
   // The copy. Different ranges may be written by different threads.
   const ShardStorage& storage() const { return storage_; }
 
+  // These bytes of it are not needed any more: their memory, but for parts of a page, goes back to the system.
+  static void GiveBack(char* data, int64_t bytes);
+
  private:
   explicit Snapshot(ShardStorage storage) : storage_(std::move(storage)) {}
 

@@ -1,6 +1,9 @@
 #include "worker/snapshot.h"
 
+#include <cstring>
+
 #include "core/matchers.h"
+#include "worker/memory.h"
 #include "worker/pass.h"
 #include "worker/testing/pass_group.h"
 
@@ -69,6 +72,17 @@ TEST(SnapshotTest, ADigest_FillsIt_AndOnlyThen) {
   for (int r = 0; r < 2; ++r) {
     EXPECT_NE(bytes_of(*group.storages[r]), before[r]);
     EXPECT_EQ(bytes_of(snapshots[r]->storage()), before[r]);
+  }
+}
+
+TEST(SnapshotTest, WhatIsGivenBack_ReadsAsZeros_AndNothingElse) {
+  ASSERT_OK_AND_ASSIGN(const Segment memory, NewPrivateMemory()->Open("memory", 8 * kSegmentPage, 0));
+  std::memset(memory.data(), 7, memory.data_bytes());
+  Snapshot::GiveBack(memory.data() + 100, 3 * kSegmentPage);                 // whole pages: 1 and 2
+  Snapshot::GiveBack(memory.data() + 5 * kSegmentPage, kSegmentPage - 100);  // none
+  for (int64_t i = 0; i < memory.data_bytes(); ++i) {
+    const int64_t page = i / kSegmentPage;
+    ASSERT_EQ(memory.data()[i], page == 1 || page == 2 ? 0 : 7) << i;
   }
 }
 

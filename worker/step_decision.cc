@@ -12,11 +12,6 @@
 namespace shardmesh {
 namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(100);  // waits end and begin again this often
-
-bool IsPinned(const PublicationWords& publication, int num_ranks) {
-  return std::any_of(publication.pins, publication.pins + num_ranks,
-                     [](const std::atomic<int64_t>& pins) { return pins.load() != 0; });
-}
 }  // namespace
 
 // The id that every member of this host says of itself; 0: they do not agree, or say none.
@@ -42,21 +37,6 @@ bool StepProtocol::SlotsComplete(int64_t step) const {
 
 // The buffer for this step's version: the one that holds the older version, unless somebody reads it: then this version
 // is not published (training does not wait for readers).
-int StepProtocol::ReservePublication(int64_t step) {
-  if (step % job_->publish_every != 0) return -1;
-  PublicationWords* publications = page_->publications;
-  const int target = publications[0].version_plus_one.load() <= publications[1].version_plus_one.load() ? 0 : 1;
-  if (IsPinned(publications[target], num_ranks())) return -1;
-  reserved_version_ = publications[target].version_plus_one.exchange(0);
-  if (!IsPinned(publications[target], num_ranks())) return target;
-  KeepPublication(target);
-  return -1;
-}
-
-void StepProtocol::KeepPublication(int buffer) {
-  if (buffer >= 0) page_->publications[buffer].version_plus_one.store(reserved_version_);
-}
-
 // Whether the newest command wrote weights of which some are still to be gathered in codes; the page alone says so.
 bool StepProtocol::GatherFollows() const {
   const Command& last = command();
@@ -144,7 +124,7 @@ bool StepProtocol::DecideStep(const Agreed& agreed, Command& command) {
     command.scalars[g] = *scalars;
     command.learning_rates[g] = hyper.lr;
   }
-  if (command.apply) command.publish = agreed.publish ? *agreed.publish : ReservePublication(command.step);
+  if (command.apply) command.publish = agreed.publish ? *agreed.publish : publications_.Reserve(command.step);
   return true;
 }
 
@@ -174,7 +154,7 @@ bool StepProtocol::DecideFirst(const Agreed& agreed, Command& command) {
     if (command.initial_id == 0) return false;
   }
   command.first = 1;
-  command.publish = agreed.publish ? *agreed.publish : ReservePublication(0);
+  command.publish = agreed.publish ? *agreed.publish : publications_.Reserve(0);
   return true;
 }
 
@@ -202,7 +182,8 @@ bool StepProtocol::DecideBy(const Agreed& agreed) {
     command.step = committed;
     command.nonfinite = static_cast<int64_t>(page_->digest_wanted.load());
   } else {
-    return false;
+    command.step = committed;
+    if (!DecidePublish(command)) return false;
   }
   Issue(command);
   return true;
@@ -310,10 +291,11 @@ void StepProtocol::RecordOutcome(const Command& command) {
 void StepProtocol::CommitStep(const Command& command) {
   const bool restored = page_->restored_step_plus_one.load(std::memory_order_acquire) == command.step + 1;
   if (!restored) RecordOutcome(command);  // else it came with the shards
-  if (command.publish >= 0) page_->publications[command.publish].version_plus_one.store(command.step + 1);
+  if (command.publish >= 0) publications_.Show(command.publish, command.step);
   for (int s = 0; s < job_->num_slots; ++s) page_->elsewhere[s].pieces.store(0);
   page_->committed_step_plus_one.store(command.step + 1, std::memory_order_release);
   Reach(FaultPoint::kStepCommitted);
+  if (command.publish >= 0) publications_.Ring();
 }
 
 void StepProtocol::Commit() {
@@ -323,6 +305,10 @@ void StepProtocol::Commit() {
   } else if (command.kind == CommandKind::kNorm) {
     page_->norm.store(GradientNorm(*job_, *plan_, SquareSums(page_)), std::memory_order_release);
     page_->norm_step.store(command.step, std::memory_order_release);
+  } else if (command.kind == CommandKind::kPublish) {
+    publications_.Show(command.publish, command.step);
+    publications_.Ring();
+    AnswerPublish(static_cast<uint64_t>(command.nonfinite), command.step);
   } else if (command.kind == CommandKind::kFill) {
     ResidencyTable(page_, *plan_).bucket(command.bucket).held.store(1);
   } else if (command.kind == CommandKind::kReduce) {
@@ -362,29 +348,40 @@ absl::StatusOr<std::optional<std::pair<Step, uint64_t>>> StepProtocol::DigestOf(
                                           ") hold the same shard with other bits; check their memory"));
 }
 
-std::vector<Step> StepProtocol::Published() const {
-  std::vector<Step> steps;
-  for (const PublicationWords& words : page_->publications) {
-    if (const int64_t version = words.version_plus_one.load(); version > 0) steps.push_back(Step(version - 1));
-  }
-  if (steps.size() == 2 && steps[1] < steps[0]) std::swap(steps[0], steps[1]);
-  return steps;
+uint64_t StepProtocol::AskToPublish() {
+  const uint64_t ticket = page_->publish_wanted.fetch_add(1) + 1;
+  FutexBump(*doorbell_);
+  return ticket;
 }
 
-std::optional<int> StepProtocol::Pin(Step step) {
-  for (int buffer = 0; buffer < kPublicationBuffers; ++buffer) {
-    PublicationWords& words = page_->publications[buffer];
-    const auto holds_it = [&] {
-      return words.version_plus_one.load() - 1 == step.value();
-    };  // any step may be asked for
-    if (!holds_it()) continue;
-    words.pins[self_.value()].fetch_add(1);
-    if (holds_it()) return buffer;
-    words.pins[self_.value()].fetch_sub(1);
-  }
-  return std::nullopt;
+void StepProtocol::AnswerPublish(uint64_t ticket, int64_t step) {
+  page_->publish_step.store(step);
+  page_->publish_done.store(ticket);
+  FutexBump(page_->finished);
 }
 
-void StepProtocol::Unpin(int buffer) { page_->publications[buffer].pins[self_.value()].fetch_sub(1); }
+// The version may be there already, or no publication free.
+bool StepProtocol::DecidePublish(Command& command) {
+  const uint64_t ticket = page_->publish_wanted.load();
+  if (page_->publish_done.load() >= ticket) return false;
+  if (publications_.Find(Step(command.step)).has_value()) {
+    AnswerPublish(ticket, command.step);
+    return false;
+  }
+  command.kind = CommandKind::kPublish;
+  command.publish = publications_.ReserveAny();
+  command.nonfinite = static_cast<int64_t>(ticket);
+  if (command.publish < 0) AnswerPublish(ticket, -1);
+  return command.publish >= 0;
+}
+
+absl::StatusOr<std::optional<Step>> StepProtocol::PublishedFor(uint64_t ticket) const {
+  if (page_->publish_done.load() < ticket) return std::optional<Step>();
+  const Step step(page_->publish_step.load());
+  if (step.value() >= 0) return std::make_optional(step);
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "job ", job_->name, " has ", job_->publications, " publications, and all are held: ", publications_.Holders(),
+      "; readers must release a version first (shardctl leases ", job_->name, "), or the job needs more publications"));
+}
 
 }  // namespace shardmesh

@@ -30,7 +30,7 @@ TEST_F(StepDecisionTest, InitialWeights_NeedOneSetFromAll) {
   AllExecute();
   protocol.Commit();
   EXPECT_EQ(protocol.committed_step(), Step(0));
-  EXPECT_THAT(protocol.Published(), ElementsAre(Step(0)));
+  EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0)));
 }
 
 TEST_F(StepDecisionTest, Step_IsDeclaredDecidedExecutedCommitted) {
@@ -78,7 +78,7 @@ TEST_F(StepDecisionTest, NonFinite_SkipsTheStep) {
   EXPECT_EQ(outcome.bad_slot, Slot(2));
   EXPECT_EQ(outcome.bad_tensor, 1);
   EXPECT_EQ(protocol.page()->parity.load(), 0);  // nothing moved
-  EXPECT_THAT(protocol.Published(), ElementsAre(Step(0)));
+  EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0)));
   ASSERT_OK_AND_ASSIGN(auto again, Declare({Slot(2)}, 1));
   EXPECT_TRUE(again->skipped && again->already_applied);
   RunStep(2);
@@ -86,21 +86,30 @@ TEST_F(StepDecisionTest, NonFinite_SkipsTheStep) {
   EXPECT_EQ(protocol.page()->parity.load(), 1);
 }
 
-TEST_F(StepDecisionTest, PublicationsAlternate_AndAPinnedOneIsNeverRewritten) {
+struct TwoPublications : StepFixture {
+  static JobSpec Two() {
+    JobSpec job = SmallJob("ddp=2,fsdp=2", 3);
+    job.publications = 2;
+    return job;
+  }
+  TwoPublications() : StepFixture(Two()) {}
+};
+
+TEST_F(TwoPublications, Alternate_AndAPinnedOneIsNeverRewritten) {
   PlaceWeights();
   RunStep(1);
-  EXPECT_THAT(protocol.Published(), ElementsAre(Step(0), Step(1)));
+  EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0), Step(1)));
   RunStep(2);  // over version 0
-  EXPECT_THAT(protocol.Published(), ElementsAre(Step(1), Step(2)));
-  EXPECT_FALSE(protocol.Pin(Step(0)).has_value());
-  const std::optional<int> pinned = protocol.Pin(Step(1));
+  EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(1), Step(2)));
+  EXPECT_FALSE(protocol.publications().Pin(Step(0)).has_value());
+  const std::optional<int> pinned = protocol.publications().Pin(Step(1));
   ASSERT_TRUE(pinned.has_value());
   RunStep(3);  // would go over version 1: not published, training goes on
-  EXPECT_THAT(protocol.Published(), ElementsAre(Step(1), Step(2)));
+  EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(1), Step(2)));
   EXPECT_EQ(protocol.command().publish, -1);
-  protocol.Unpin(*pinned);
+  protocol.publications().Unpin(*pinned);
   RunStep(4);
-  EXPECT_THAT(protocol.Published(), ElementsAre(Step(2), Step(4)));
+  EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(2), Step(4)));
   EXPECT_EQ(protocol.command().publish, *pinned);
 }
 
@@ -135,7 +144,7 @@ TEST_F(CodedFixture, TheStepIsCommittedWithTheCodes) {
   ExecuteAndCommit();
   EXPECT_EQ(protocol.committed(), protocol.decided());
   EXPECT_EQ(protocol.committed_step().value(), kNoStep);
-  EXPECT_TRUE(protocol.Published().empty());
+  EXPECT_TRUE(protocol.publications().Published().empty());
   StepProtocol next(protocol.page(), &host.doorbell(), &job, &plan, MemberNames(4));  // whoever leads on
   ASSERT_TRUE(next.Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kGather);
@@ -144,7 +153,7 @@ TEST_F(CodedFixture, TheStepIsCommittedWithTheCodes) {
   EXPECT_EQ(Maxima(protocol.page(), plan)[0], 77u);  // what it is made from
   ExecuteAndCommit();
   EXPECT_EQ(protocol.committed_step(), Step(0));
-  EXPECT_THAT(protocol.Published(), ElementsAre(Step(0)));
+  EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0)));
   EXPECT_FALSE(protocol.Decide());  // once
 
   DeclareAll(1);
@@ -163,7 +172,7 @@ TEST_F(CodedFixture, TheStepIsCommittedWithTheCodes) {
   ExecuteAndCommit();
   EXPECT_EQ(protocol.page()->parity.load(), 1);
   EXPECT_FALSE(protocol.OutcomeOf(Step(1))->skipped);
-  EXPECT_THAT(protocol.Published(), ElementsAre(Step(0), Step(1)));
+  EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0), Step(1)));
   ASSERT_TRUE(protocol.Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kDigest);
 }
@@ -269,23 +278,23 @@ TEST(StepDecisionPolicyTest, PublishEvery_IsAMultiple) {
     host.protocol.Done(Rank(0), host.protocol.decided());
     host.protocol.Commit();
   }
-  EXPECT_THAT(host.protocol.Published(), ElementsAre(Step(3), Step(6)));
+  EXPECT_THAT(host.protocol.publications().Published(), ElementsAre(Step(3), Step(6)));
 }
 
 // A writer publishes by the rules as fast as it can; readers that hold a pin must see one version's bytes only.
 TEST(StepDecisionPolicyTest, PinnedBytes_AreOfOneVersion) {
   TestHost host(SmallJob("fsdp=1", 1));
   constexpr int kWords = 64;
-  std::atomic<int64_t> buffers[kPublicationBuffers][kWords] = {};
+  std::atomic<int64_t> buffers[kMaxPublications][kWords] = {};
   std::atomic<int64_t> pinned_reads{0};
   std::atomic<bool> stop{false};
   const auto reader = [&] {
     while (!stop.load()) {
-      for (Step step : host.protocol.Published()) {
-        const std::optional<int> buffer = host.protocol.Pin(step);
+      for (Step step : host.protocol.publications().Published()) {
+        const std::optional<int> buffer = host.protocol.publications().Pin(step);
         if (!buffer.has_value()) continue;
         for (const auto& word : buffers[*buffer]) ASSERT_EQ(word.load(std::memory_order_relaxed), step.value());
-        host.protocol.Unpin(*buffer);
+        host.protocol.publications().Unpin(*buffer);
         pinned_reads.fetch_add(1);
       }
     }
@@ -355,7 +364,7 @@ TEST_F(StepDecisionTest, WhatAllLoaded_IsWhatTheJobBeginsWith) {
   EXPECT_EQ(protocol.command().initial_id, 99u);
   EXPECT_EQ(protocol.command().first, 1);
   EXPECT_EQ(protocol.committed_step(), Step(40));
-  EXPECT_THAT(protocol.Published(), ::testing::ElementsAre(Step(40)));
+  EXPECT_THAT(protocol.publications().Published(), ::testing::ElementsAre(Step(40)));
   ASSERT_OK_AND_ASSIGN(const StepOutcome outcome, protocol.AwaitCommit(Step(40), absl::ZeroDuration()));
   EXPECT_FALSE(outcome.skipped);
   EXPECT_FALSE(protocol.Decide());  // the initial weights came too late

@@ -44,8 +44,8 @@ TEST_F(StepLimitsTest, TheLastSteps_AreAsAllOthers) {
   EXPECT_EQ(protocol.committed_step(), Step(kMaxStep));
   EXPECT_TRUE(Outcome(kMaxStep).skipped);
   EXPECT_EQ(Outcome(kMaxStep).bad_slot, Slot(0));
-  EXPECT_THAT(protocol.Published(), ElementsAre(Step(kMaxStep - 3), Step(kMaxStep - 1)));
-  EXPECT_TRUE(protocol.Pin(Step(kMaxStep - 1)).has_value());
+  EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(kMaxStep - 3), Step(kMaxStep - 1)));
+  EXPECT_TRUE(protocol.publications().Pin(Step(kMaxStep - 1)).has_value());
 }
 
 TEST_F(StepLimitsTest, AStepBeyondTheLast_IsRefused_AndWhatIsThereStays) {
@@ -57,14 +57,14 @@ TEST_F(StepLimitsTest, AStepBeyondTheLast_IsRefused_AndWhatIsThereStays) {
     EXPECT_THAT(Declare({Slot(0)}, step), refused);
     EXPECT_THAT(protocol.PieceReady(Slot(0), 0, Step(step)), refused);
     EXPECT_THAT(protocol.CheckStep(Slot(0), Step(step)), refused);
-    EXPECT_FALSE(protocol.Pin(Step(step)).has_value());
+    EXPECT_FALSE(protocol.publications().Pin(Step(step)).has_value());
     EXPECT_FALSE(protocol.OutcomeOf(Step(step)).has_value());
   }
   EXPECT_FALSE(protocol.Decide());
   EXPECT_OK(protocol.Health());
   ASSERT_OK_AND_ASSIGN(const auto again, Declare({Slot(0)}, kMaxStep));
   EXPECT_TRUE(again->already_applied);
-  EXPECT_THAT(protocol.Published(), ElementsAre(Step(0), Step(kMaxStep)));
+  EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0), Step(kMaxStep)));
 }
 
 TEST_F(StepLimitsTest, TheLastStep_TakenBack_IsDeclaredAnew) {

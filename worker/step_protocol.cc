@@ -20,7 +20,8 @@ StepProtocol::StepProtocol(ControlPage* page, std::atomic<uint32_t>* doorbell, c
       names_(std::move(names)),
       doorbell_(doorbell),
       local_(local.value_or(HostRanks::OneHost(plan->num_ranks()))),
-      self_(self) {}
+      self_(self),
+      publications_(page, job, self) {}
 
 std::optional<StepOutcome> StepProtocol::OutcomeOf(Step step) const {
   if (step > committed_step()) return std::nullopt;

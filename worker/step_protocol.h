@@ -19,6 +19,7 @@
 #include "core/layout.h"
 #include "worker/control_page.h"
 #include "worker/host_ranks.h"
+#include "worker/publications.h"
 #include "worker/pulled_slots.h"
 
 namespace shardmesh {
@@ -110,8 +111,8 @@ class StepProtocol {
   //   FailedPrecondition: a future step, or no initial weights. InvalidArgument: a slot that is not the job's, no slot,
   //   learning rates or a loss scale other than the step's first, neither one rate nor one for each group, or a loss
   //   scale out of range; a non-finite gradient of another slot, of no tensor or of a frozen one, or any under policy
-  //   fail. FailedPrecondition, too: not in_place, and an attached trainer has the slot. ResourceExhausted: a step beyond
-  //   kMaxStep. Unavailable: aborted.
+  //   fail. FailedPrecondition, too: not in_place, and an attached trainer has the slot. ResourceExhausted: a step
+  //   beyond kMaxStep. Unavailable: aborted.
   absl::StatusOr<std::optional<StepOutcome>> Declare(const Declaration& declaration);
   // The same check, without declaring.
   absl::StatusOr<std::optional<StepOutcome>> CheckStep(Slot slot, Step step) const;
@@ -211,10 +212,6 @@ class StepProtocol {
   bool DecideBy(const Agreed& agreed);
   // The newest command is not the end of a step: codes are to be gathered, or the step follows its norm.
   bool MoreFollows() const;
-  // Sets the buffer for the version of `step` apart from readers and returns it; -1: the version is not to be
-  // published, or somebody reads. KeepPublication undoes it; no effect for -1.
-  int ReservePublication(int64_t step);
-  void KeepPublication(int buffer);
   // What another host's slots said of the open step comes first from now on; declarations on this host that differ are
   // taken back. `rates`: one for each group.
   void TakeSettings(Step step, absl::Span<const double> rates, double loss_scale);
@@ -257,10 +254,12 @@ class StepProtocol {
   absl::StatusOr<std::optional<std::pair<Step, uint64_t>>> DigestOf(uint64_t ticket) const;
 
   // ---- publications ----
-  std::vector<Step> Published() const;  // ascending
-  // Pins the buffer that holds `step`; its bytes stay until Unpin. nullopt: no buffer holds it.
-  std::optional<int> Pin(Step step);
-  void Unpin(int buffer);
+  Publications& publications() { return publications_; }
+  const Publications& publications() const { return publications_; }
+  // Of a job on one host with full residency: asks that the newest committed version is published, which it may be.
+  uint64_t AskToPublish();
+  // Its step. nullopt: not yet. ResourceExhausted: every publication is held.
+  absl::StatusOr<std::optional<Step>> PublishedFor(uint64_t ticket) const;
 
   // ---- a member's next life ----
   // Takes back what the last life of this member held for a while, and leaves what it said: pins, pushes, declarations
@@ -332,7 +331,7 @@ class StepProtocol {
   absl::Status HeldElsewhere(Slot slot) const;
   void TakeBack(Slot slot, Step step, Refusal why);
   bool SlotsComplete(int64_t step) const;
-  uint64_t CommonId(std::atomic<uint64_t> MemberWords::* word) const;
+  uint64_t CommonId(std::atomic<uint64_t> MemberWords::*word) const;
   void Issue(const Command& command);
   void SummarizeDigest();
   bool CompareFollows() const;
@@ -341,6 +340,9 @@ class StepProtocol {
   std::string DifferenceFrom(int rank) const;
   bool AllRestored() const;
   bool DecideFirst(const Agreed& agreed, Command& command);
+  bool DecidePublish(Command& command);
+  void AnswerPublish(uint64_t ticket, int64_t step);
+  bool IsAwaitedPublication(int buffer) const;
   bool DecideStep(const Agreed& agreed, Command& command);
   bool GatherFollows() const;
   void RecordOutcome(const Command& command);
@@ -353,7 +355,7 @@ class StepProtocol {
   std::atomic<uint32_t>* const doorbell_;
   const HostRanks local_;
   const Rank self_;
-  int64_t reserved_version_ = 0;  // version_plus_one that ReservePublication took away
+  Publications publications_;
 };
 
 }  // namespace shardmesh

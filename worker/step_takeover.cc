@@ -16,7 +16,8 @@ void StepProtocol::TakeOver() {
       page_->pushes[s][p].compare_exchange_strong(mine, 0);
     }
   }
-  for (PublicationWords& publication : page_->publications) publication.pins[self].store(0);
+  const bool writes = decided() != committed() || GatherFollows();
+  publications_.TakeOver(self == local_.first(), writes ? command().publish : -1);
   TakeOverMember(page_->members[self]);
   if (plan_->pulled() && self == local_.first()) Pulled().EndTakes(MonotonicNanos());
   if (self == local_.first() && page_->taking_letters.load() % 2 == 1) page_->taking_letters.fetch_add(1);

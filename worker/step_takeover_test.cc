@@ -12,6 +12,12 @@ using Code = absl::StatusCode;
 
 // The object of a member's last life, and what it left.
 struct TakeOver : StepFixture {
+  static JobSpec TwoPublications() {
+    JobSpec job = SmallJob("ddp=2,fsdp=2", 3);
+    job.publications = 2;
+    return job;
+  }
+  TakeOver() : StepFixture(TwoPublications()) {}
   StepProtocol Life(int rank) {
     return StepProtocol(host.control(), &host.doorbell(), &job, &plan, MemberNames(plan.num_ranks()), std::nullopt,
                         Rank(rank));
@@ -22,8 +28,8 @@ struct TakeOver : StepFixture {
 TEST_F(TakeOver, PinsPushesAndDeclarationsOfThatMemberAreTakenBack_OthersStay) {
   PlaceWeights();
   StepProtocol one = Life(1), two = Life(2);
-  ASSERT_TRUE(one.Pin(Step(0)).has_value());
-  ASSERT_TRUE(two.Pin(Step(0)).has_value());
+  ASSERT_TRUE(one.publications().Pin(Step(0)).has_value());
+  ASSERT_TRUE(two.publications().Pin(Step(0)).has_value());
   ASSERT_TRUE(one.ClaimPush(Slot(0), 0, Rank(1)));
   ASSERT_TRUE(two.ClaimPush(Slot(0), 1, Rank(2)));
   host.control()->slots[1].declaring[1].store(2);
@@ -38,10 +44,10 @@ TEST_F(TakeOver, PinsPushesAndDeclarationsOfThatMemberAreTakenBack_OthersStay) {
   // Rank 2 reads it yet: the next version but one goes nowhere.
   RunStep(1);
   RunStep(2);
-  EXPECT_THAT(protocol.Published(), ElementsAre(Step(0), Step(1)));
+  EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0), Step(1)));
   Life(2).TakeOver();
   RunStep(3);
-  EXPECT_THAT(protocol.Published(), ElementsAre(Step(1), Step(3)));
+  EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(1), Step(3)));
 }
 
 TEST_F(TakeOver, LettersThatTheLeadWasTaking) {

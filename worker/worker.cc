@@ -199,7 +199,7 @@ std::vector<v1::MemberStatus> Worker::Statuses() const {
     if (entry->shard != nullptr) {
       StepProtocol& protocol = entry->shard->protocol();
       status.set_committed_step(protocol.committed_step().value());
-      for (Step step : protocol.Published()) status.add_published_steps(step.value());
+      for (Step step : protocol.publications().Published()) status.add_published_steps(step.value());
       // What it failed by itself comes first.
       if (const absl::Status health = protocol.Health(); !health.ok() && entry->error.empty()) {
         status.set_state(v1::MEMBER_STATE_FAILED);
@@ -250,7 +250,8 @@ void Worker::Prepare(std::shared_ptr<Entry> entry) {
     entry->error = absl::StrCat("worker ", options_.name, " could not prepare it: ", status.message());
     // Its hosts did not meet: this host's members have no other way to know. With the state, so that whoever sees one
     // sees the other.
-    if (entry->shard != nullptr) entry->shard->protocol().AbortNotMet(status.message());
+    const bool meets = entry->shard != nullptr && entry->ranks.num_hosts > 1;
+    if (meets) entry->shard->protocol().AbortNotMet(status.message());
   }
   Changed();
   // Held on, so that the lead does not take this worker for a dead one: why it failed is its own to say.
@@ -299,7 +300,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
                           device,
                           entry->resumed};
   ASSIGN_OR_RETURN(HostMemory host, lead || entry->resumed
-                                        ? HostMemory::Create(*memory, spec.name, spec.num_writers(), plan, copies())
+                                        ? HostMemory::Create(*memory, spec.name, spec, plan, copies())
                                         : FetchFromLead(*entry, spec, plan, link));
   ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard,
                    JobShard::Create(std::move(options), std::move(plan), std::move(host), *memory, &entry->closing));

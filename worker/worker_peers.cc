@@ -62,8 +62,7 @@ absl::StatusOr<HostMemory> Worker::FetchFromLead(Entry& entry, const JobSpec& sp
       if (!welcome.ParseFromString(message.bytes))
         return absl::InternalError("the lead sent a message that is no welcome");
       if (welcome.code() != 0) return absl::Status(static_cast<absl::StatusCode>(welcome.code()), welcome.message());
-      ASSIGN_OR_RETURN(HostMemory host,
-                       HostMemory::Map(welcome, std::move(message.descriptors), spec.num_writers(), plan, copies()));
+      ASSIGN_OR_RETURN(HostMemory host, HostMemory::Map(welcome, std::move(message.descriptors), spec, plan, copies()));
       RETURN_IF_ERROR(socket.Send("mapped", {}, kLinkTimeout));
       link = std::make_unique<LocalSocket>(std::move(socket));
       return host;

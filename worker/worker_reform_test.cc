@@ -78,7 +78,7 @@ TEST_F(WorkerReformTest, TwoOfThree_GoOn_TheThirdKeepsWhatItHeld_UntilTheyAreRea
   for (int i : workers) ASSERT_TRUE(Await([&] { return IsReady(i, 4); })) << host.StatusOf(i).DebugString();
   EXPECT_EQ(DigestOf(0), before);
   for (int i : {0, 2, 3}) EXPECT_OK(host.workers[i]->FindHeld("small", kFrom).status());
-  EXPECT_EQ((*host.workers[0]->Find("small"))->protocol().Published(), std::vector<Step>{Step(3)});
+  EXPECT_EQ((*host.workers[0]->Find("small"))->protocol().publications().Published(), std::vector<Step>{Step(3)});
   ASSERT_NO_FATAL_FAILURE(TrainTo(3, 4, 4, 6));
 
   for (int rank : {0, 1}) {

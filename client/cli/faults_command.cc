@@ -20,6 +20,10 @@ const char* NameOf(FaultStage stage) {
       return "stepping";
     case FaultStage::kPulled:
       return "pulled";
+    case FaultStage::kSaving:
+      return "saving";
+    case FaultStage::kLoading:
+      return "loading";
   }
   return "-";
 }

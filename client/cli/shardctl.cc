@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "client/cli/checkpoint_command.h"
 #include "client/cli/jobs_command.h"
+#include "client/cli/lease_command.h"
 #include "client/cli/mesh_command.h"
 #include "client/cli/names_command.h"
 #include "client/cli/plan_command.h"
@@ -57,6 +58,9 @@ CommandResult RunShardctl(const std::vector<std::string>& args,
   AddTraceCommand(app, result);
   AddVersionsCommand(app, result);
   AddPullCommand(app, result);
+  AddWatchCommand(app, result);
+  AddLeasesCommand(app, result);
+  AddPublishCommand(app, result);
   AddCheckpointCommand(app, result);
   AddCheckpointsCommand(app, result);
   AddRestoreCommand(app, result);

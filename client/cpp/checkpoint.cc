@@ -9,8 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "checkpoint/stored_files.h"
 #include "client/cpp/await_weights.h"
+#include "core/fault_point.h"
 #include "core/status.h"
 #include "core/sync.h"
 #include "proto/convert.h"
@@ -18,7 +20,8 @@
 namespace shardmesh {
 namespace {
 
-constexpr int kAttempts = 5;
+constexpr int kAttempts = 8;
+constexpr absl::Duration kFirstPause = absl::Milliseconds(10);  // twice as long after each attempt: 1.3 s of all
 
 // One call to each of some workers at once, and what they told last.
 class FileCalls {
@@ -188,6 +191,7 @@ absl::Status LoadShards(Job& job, const OpenedCheckpoint& opened, const RestoreO
   use.set_epoch(request.epoch());
   use.set_load_id(request.load_id());
   for (int rank = plan.num_ranks() - 1; rank >= 0; --rank) {
+    RETURN_IF_ERROR(ErrorAt(FaultPoint::kUseLoaded));
     RETURN_IF_ERROR(job.worker(Rank(rank)).UseLoaded(use, job.options().call_timeout).status());
   }
   return AwaitCommittedStep(job, Rank(0), options.timeout).status();
@@ -205,7 +209,8 @@ absl::StatusOr<SavedCheckpoint> SaveCheckpoint(Job& job, const std::string& root
   absl::StatusOr<v1::DigestReply> digest;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     digest = SaveShards(job, checkpoint->path(), options);
-    if (!absl::IsAborted(digest.status())) break;
+    if (!absl::IsAborted(digest.status()) || attempt + 1 == kAttempts) break;
+    absl::SleepFor(kFirstPause * (1 << attempt));  // the workers of a saver that died take a moment to see that
   }
   RETURN_IF_ERROR(digest.status());
   manifest.step = digest->step();

@@ -95,6 +95,7 @@ class Version {
 
  private:
   friend class Job;
+  friend class PulledReader;
   std::shared_ptr<const class Job> job_;
   Step step_;
   std::vector<char> bytes_;  // every bucket's weight_bytes, in order
@@ -176,8 +177,9 @@ class Client {
   absl::StatusOr<std::shared_ptr<Job>> AwaitJob(const std::string& name, absl::Duration timeout,
                                                 const NameRules& rules = {}, JobUse use = JobUse::kTrain);
 
-  // OpenJob of a job that lost a member since `before` was opened: waits until it is ready at a later epoch. Sessions of
-  // `before` are over; attach to what this returns. Errors of OpenJob; Unavailable: it cannot go on without the member.
+  // OpenJob of a job that lost a member since `before` was opened: waits until it is ready at a later epoch. Sessions
+  // of `before` are over; attach to what this returns. Errors of OpenJob; Unavailable: it cannot go on without the
+  // member.
   absl::StatusOr<std::shared_ptr<Job>> Reopen(const Job& before, JobUse use = JobUse::kTrain);
 
   // All other methods of the coordinator.

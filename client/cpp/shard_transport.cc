@@ -110,6 +110,58 @@ absl::StatusOr<v1::GetTraceReply> ShardTransport::GetTrace(const std::string& jo
   return reply;
 }
 
+absl::StatusOr<v1::Lease> ShardTransport::AcquireLease(const v1::AcquireLeaseRequest& request, absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  v1::Lease reply;
+  RETURN_IF_ERROR(
+      Named(FromGrpc(v1::Shard::NewStub(channel_)->AcquireLease(&context, request, &reply), "AcquireLease")));
+  return reply;
+}
+
+absl::StatusOr<v1::Lease> ShardTransport::RenewLease(const v1::RenewLeaseRequest& request, absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  v1::Lease reply;
+  RETURN_IF_ERROR(Named(FromGrpc(v1::Shard::NewStub(channel_)->RenewLease(&context, request, &reply), "RenewLease")));
+  return reply;
+}
+
+absl::StatusOr<v1::ReleaseLeaseReply> ShardTransport::ReleaseLease(const v1::ReleaseLeaseRequest& request,
+                                                                   absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  v1::ReleaseLeaseReply reply;
+  RETURN_IF_ERROR(
+      Named(FromGrpc(v1::Shard::NewStub(channel_)->ReleaseLease(&context, request, &reply), "ReleaseLease")));
+  return reply;
+}
+
+absl::StatusOr<v1::ListLeasesReply> ShardTransport::ListLeases(const std::string& job, absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  v1::ListLeasesRequest request;
+  request.set_job(job);
+  v1::ListLeasesReply reply;
+  RETURN_IF_ERROR(Named(FromGrpc(v1::Shard::NewStub(channel_)->ListLeases(&context, request, &reply), "ListLeases")));
+  return reply;
+}
+
+absl::StatusOr<v1::PublishReply> ShardTransport::Publish(const std::string& job, absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  v1::PublishRequest request;
+  request.set_job(job);
+  v1::PublishReply reply;
+  RETURN_IF_ERROR(Named(FromGrpc(v1::Shard::NewStub(channel_)->Publish(&context, request, &reply), "Publish")));
+  return reply;
+}
+
 absl::StatusOr<v1::PushReply> ShardTransport::Push(v1::PushHeader header, absl::Span<const absl::string_view> parts,
                                                    absl::Duration timeout) {
   int64_t total = 0;

@@ -61,6 +61,13 @@ class ShardTransport {
                                         absl::Duration timeout);
   absl::StatusOr<v1::UseLoadedReply> UseLoaded(const v1::UseLoadedRequest& request, absl::Duration timeout);
 
+  // Leases of versions, and publishing on demand.
+  absl::StatusOr<v1::Lease> AcquireLease(const v1::AcquireLeaseRequest& request, absl::Duration timeout);
+  absl::StatusOr<v1::Lease> RenewLease(const v1::RenewLeaseRequest& request, absl::Duration timeout);
+  absl::StatusOr<v1::ReleaseLeaseReply> ReleaseLease(const v1::ReleaseLeaseRequest& request, absl::Duration timeout);
+  absl::StatusOr<v1::ListLeasesReply> ListLeases(const std::string& job, absl::Duration timeout);
+  absl::StatusOr<v1::PublishReply> Publish(const std::string& job, absl::Duration timeout);
+
   const std::string& name() const { return name_; }  // "worker w1 (rank 1) at 127.0.0.1:7001"
 
  private:

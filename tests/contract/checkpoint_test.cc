@@ -189,6 +189,24 @@ TEST_F(Checkpoints, DamagedFiles_AreRefused_AndNothingIsLeft) {
   EXPECT_EQ(job->Digest(kLong)->digest(), saved_.digest);
 }
 
+// Workers read twice: for the digest, and into their place.
+TEST_F(Checkpoints, AFileThatChangesBetweenTheReadings_EndsTheNewJob) {
+  ASSERT_NO_FATAL_FAILURE(Save(testing::TinyJob("job", "fsdp=2", kSlots)));
+  const fs::path file = fs::path(saved_.path) / "states.safetensors";
+  const std::string good = BytesOf(file);
+  std::string bad = good;
+  bad.back() ^= 16;
+  RestoreOptions options{"again", "fsdp=1"};
+  options.progress = [&](int64_t done, int64_t total) {
+    if (done == total) std::ofstream(file, std::ios::binary | std::ios::in).write(bad.data(), bad.size());
+  };
+  EXPECT_THAT(RestoreCheckpoint(*client_, root_, options), StatusIs(Code::kUnavailable, HasSubstr("again")));
+  EXPECT_FALSE(HasJob("again"));
+  std::ofstream(file, std::ios::binary) << good;
+  ASSERT_OK_AND_ASSIGN(const auto job, RestoreCheckpoint(*client_, root_, {"again", "fsdp=1"}));
+  EXPECT_EQ(job->Digest(kLong)->digest(), saved_.digest);
+}
+
 TEST_F(Checkpoints, JobsThatCannot_AreLeftAsTheyAre) {
   ASSERT_OK_AND_ASSIGN(const auto empty, client_->CreateJob(testing::TinyJob("empty", "fsdp=2", kSlots)));
   EXPECT_THAT(SaveCheckpoint(*empty, root_), StatusIs(Code::kFailedPrecondition, HasSubstr("no initial weights")));

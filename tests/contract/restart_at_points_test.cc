@@ -38,7 +38,8 @@ std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const FaultPointInfo& info : kFaultPoints) {
     const bool attaching = info.point == FaultPoint::kAttaching;
-    if (info.stage == FaultStage::kPreparing || (info.stage == FaultStage::kCalling && !attaching)) continue;
+    const bool of_steps = info.stage == FaultStage::kStepping || info.stage == FaultStage::kPulled;
+    if (!of_steps && !attaching) continue;
     for (const bool pulled : {false, true}) {
       if (pulled ? info.point == FaultPoint::kPieceReceived : info.stage == FaultStage::kPulled) continue;
       cases.push_back({info, 0, pulled});

@@ -51,7 +51,7 @@ class Member {
       : rank(rank),
         job(spec),
         plan(*Plan::Create(job)),
-        host(*HostMemory::Create(memory, job.name, job.num_slots, plan)),
+        host(*HostMemory::Create(memory, job.name, job, plan)),
         protocol(host.control(), &host.doorbell(), &job, &plan, MemberNames(plan.num_ranks())) {
     for (int s = 0; s < job.num_slots; ++s) EXPECT_OK(protocol.TakeSlot(Slot(s), kHolder));
     // All segments are there before an image of them is saved.
@@ -67,7 +67,7 @@ class Member {
     HostMemory host;
   };
   Parts Prepare(bool resumed) {
-    Parts parts{{}, plan, *HostMemory::Create(memory, job.name, job.num_slots, plan)};
+    Parts parts{{}, plan, *HostMemory::Create(memory, job.name, job, plan)};
     parts.options.spec = job;
     parts.options.epoch = Epoch(1);
     parts.options.rank = rank;
@@ -165,6 +165,7 @@ class Member {
     page.decision.store(0);
     page.finished.store(0);
     host.doorbell().store(0);
+    host.board().bell.store(0);
     page.taking_letters.store(0);
     page.digest_writing.store(0);
     for (MemberWords& words : page.members) {

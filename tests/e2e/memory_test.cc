@@ -1,6 +1,6 @@
 // The memory that a worker reports is what the plan's arithmetic says (docs/architecture.md, "Memory"), and what the
-// kernel sees mapped: weights and states of the shard with their spare chunks, one parameter window, two publications,
-// a gradient window for each slot, and behind it a mailbox; with bucket residency the buckets in use.
+// kernel sees mapped: weights and states of the shard with their spare chunks, one parameter window, three
+// publications, a gradient window for each slot, and behind it a mailbox; with bucket residency the buckets in use.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -27,7 +27,7 @@ using ::shardmesh::testing::Cluster;
 
 constexpr int64_t kKiB = 1 << 10, kMiB = 1 << 20;
 constexpr int64_t kStateBytes = 8;  // two moments in fp32
-// Streams start at different multiples of 68 KiB modulo 2 MiB; the window is stream 3, publications 4 and 5, slots
+// Streams start at different multiples of 68 KiB modulo 2 MiB; the window is stream 3, publications 4 to 11, slots
 // from 6.
 constexpr int64_t Stagger(int stream) { return stream * 68 * kKiB % (2 * kMiB); }
 constexpr int64_t kAlignment = 3 * (2 * kMiB + Stagger(2));  // of a shard's three streams, at most
@@ -55,8 +55,9 @@ Terms Arithmetic(const Plan& plan, int num_slots, int64_t rows) {
     gradients += Pages(bucket.num_elements * 2);
   }
   terms.window = window + Stagger(3);
-  terms.publications = 2 * window + Stagger(4) + Stagger(5);
-  for (int slot = 0; slot < num_slots; ++slot) terms.slots += gradients + Stagger(6 + slot) + kMailbox;
+  terms.publications = 3 * window + Stagger(4) + Stagger(5) + Stagger(6);
+  for (int slot = 0; slot < num_slots; ++slot)
+    terms.slots += gradients + Stagger(4 + kMaxPublications + slot) + kMailbox;
   return terms;
 }
 
@@ -126,8 +127,8 @@ TEST(Memory, MuonAndInt8Rows) {
     ASSERT_OK_AND_ASSIGN(const v1::GetStatusReply status, job->worker(Rank(rank)).GetStatus(absl::Seconds(10)));
     const v1::GetStatusReply::Job& said = status.jobs(0);
     EXPECT_EQ(said.window_bytes(), window + Stagger(3));
-    EXPECT_EQ(said.publication_bytes(), 2 * window + Stagger(4) + Stagger(5));
-    EXPECT_EQ(said.slot_bytes(), gradients + Stagger(6) + kMailbox);
+    EXPECT_EQ(said.publication_bytes(), 3 * window + Stagger(4) + Stagger(5) + Stagger(6));
+    EXPECT_EQ(said.slot_bytes(), gradients + Stagger(4 + kMaxPublications) + kMailbox);
     EXPECT_GE(said.shard_bytes(), scratch + matrix + rows);
     EXPECT_LE(said.shard_bytes(), scratch + matrix + rows + 2 * kAlignment) << "codes, scales and two states";
   }

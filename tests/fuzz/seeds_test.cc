@@ -24,6 +24,10 @@ int RunAll(const char* folder, Target target) {
 
 TEST(Seeds, Names) { EXPECT_GE(RunAll("names", Names), 4); }
 
+TEST(Seeds, Manifests) { EXPECT_GE(RunAll("manifest", Manifests), 6); }
+
+TEST(Seeds, SafetensorsHeads) { EXPECT_GE(RunAll("safetensors", SafetensorsHeads), 4); }
+
 TEST(Seeds, PlanSpecs) { EXPECT_GE(RunAll("plan_spec", PlanSpec), 4); }
 
 }  // namespace

@@ -16,4 +16,13 @@ void Names(absl::string_view input);
 // accounted for: stretches ascend, lie inside of their shard, and sum up to the tensors.
 void PlanSpec(absl::string_view input);
 
+// A checkpoint's manifest (checkpoint/manifest.h): as it is, and with its checksum put right, so that the rest is
+// reached. Promises: an error, or a manifest whose text gives it back; its job has no files, or files that its tensors
+// fill without gaps.
+void Manifests(absl::string_view input);
+
+// Lines of a name, a dtype and bytes, divided by tabs, as the tensors of a safetensors file. Promises: an error, or a
+// head that a reader of the format takes: its length, JSON with every name once, offsets without gaps.
+void SafetensorsHeads(absl::string_view input);
+
 }  // namespace shardmesh::fuzz

@@ -23,7 +23,7 @@ std::vector<uint8_t*> DevicePass::Places(const Command& command, int bucket) con
   const DeviceWindows& windows = *host_.device();
   const int64_t at = plan_.buckets()[bucket].weight_offset;
   std::vector<uint8_t*> places = {windows.window.data() + at};
-  for (int i = 0; i < kPublicationBuffers; ++i) {
+  for (int i = 0; i < static_cast<int>(windows.publications.size()); ++i) {
     // Of frozen weights, which are placed once, every publication.
     if (plan_.buckets()[bucket].frozen || i == command.publish) places.push_back(windows.publications[i].data() + at);
   }

@@ -124,16 +124,16 @@ TEST(HostFaults, VersionThatIsReadOnOneHost_IsReplacedOnNone) {
     ASSERT_OK(job.AwaitStep(k));
   };
   ASSERT_NO_FATAL_FAILURE(step(1));
-  const std::optional<int> pinned = job.hosts[1]->protocol->Pin(Step(0));
+  const std::optional<int> pinned = job.hosts[1]->protocol->publications().Pin(Step(0));
   ASSERT_TRUE(pinned.has_value());
   ASSERT_NO_FATAL_FAILURE(step(2));
   for (auto& host : job.hosts) {
-    EXPECT_THAT(host->protocol->Published(), ::testing::ElementsAre(Step(0), Step(1)));
+    EXPECT_THAT(host->protocol->publications().Published(), ::testing::ElementsAre(Step(0), Step(1)));
   }
-  job.hosts[1]->protocol->Unpin(*pinned);
+  job.hosts[1]->protocol->publications().Unpin(*pinned);
   ASSERT_NO_FATAL_FAILURE(step(3));
   for (auto& host : job.hosts) {
-    EXPECT_THAT(host->protocol->Published(), ::testing::ElementsAre(Step(1), Step(3)));
+    EXPECT_THAT(host->protocol->publications().Published(), ::testing::ElementsAre(Step(1), Step(3)));
   }
   EXPECT_EQ(job.Published(0, 3), job.Published(1, 3));
 }

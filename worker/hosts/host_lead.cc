@@ -57,7 +57,7 @@ void HostLead::Loop() {
     if (const absl::Duration wait = NextWait(); wait > absl::ZeroDuration())
       AwaitChange(protocol_.doorbell(), seen, options_.spin, wait);
   }
-  protocol_.KeepPublication(reserved_);  // of a step that is not decided
+  protocol_.publications().Keep(reserved_);  // of a step that is not decided
   EndGroups();
   if (options_.rung) options_.rung();
   if (options_.progress) options_.progress();
@@ -170,7 +170,7 @@ void HostLead::Prepare(const Agreed& agreed) {
   phase_ = Phase::kPrepare;
   ++part_;
   agreed_ = agreed;
-  reserved_ = protocol_.ReservePublication(words_[0].committed + 1);
+  reserved_ = protocol_.publications().Reserve(words_[0].committed + 1);
   if (!agreed.slots_complete) return;
   Submit(pieces_,
          [this, words = words_, begin = moved_](ExchangeGroup& group) { return MovePieces(group, words, begin); });
@@ -221,7 +221,7 @@ void HostLead::Run() {
   }
   const bool writes = command.kind == CommandKind::kInit || command.kind == CommandKind::kStep;
   if (!writes) return;
-  if (command.publish < 0) protocol_.KeepPublication(reserved_);
+  if (command.publish < 0) protocol_.publications().Keep(reserved_);
   reserved_ = -1;
 }
 
@@ -346,7 +346,7 @@ absl::Status HostLead::MoveWeights(ExchangeGroup& group, const Command& command,
     RETURN_IF_ERROR(AwaitMembers(seq, b + 1));
     const ScopedSpan span(trace_, "weights", command.step, b);
     RETURN_IF_ERROR(Exchange(group, transfers, weight_bytes_in_));
-    for (int i = 0; i < kPublicationBuffers; ++i) {
+    for (int i = 0; i < job_.publications; ++i) {
       if (bucket.frozen || i == command.publish) results_of_.CopyWeights(b, i);
     }
   }

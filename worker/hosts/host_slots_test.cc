@@ -22,7 +22,7 @@ constexpr int kHosts = 2;  // of one shard each
 struct Host {
   Host(const JobSpec& job, const Plan& plan, int h)
       : memory(NewProcessMemory()),
-        host(*HostMemory::Create(*memory, job.name, job.num_slots, plan)),
+        host(*HostMemory::Create(*memory, job.name, job, plan)),
         protocol(host.control(), &host.doorbell(), &job, &plan, MemberNames(kHosts), HostRanks{h, kHosts, 1}) {}
   const std::unique_ptr<Memory> memory;
   HostMemory host;

@@ -64,7 +64,7 @@ struct TestHost {
       : job(spec),
         plan(*Plan::Create(job)),
         memory(NewProcessMemory()),
-        host(*HostMemory::Create(*memory, job.name, job.num_writers(), plan)),
+        host(*HostMemory::Create(*memory, job.name, job, plan)),
         protocol(host.control(), &host.doorbell(), &job, &plan, MemberNames(plan.num_ranks())) {}
 
   const JobSpec job;

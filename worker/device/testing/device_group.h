@@ -30,7 +30,7 @@ struct DeviceGroup {
         memory(NewProcessMemory()),
         device(*WorkerDevice::Open(machine.number, machine.kernels != nullptr ? machine.kernels : &kernels,
                                    machine.library)),
-        host(*HostMemory::Create(*memory, job.name, job.num_slots, plan, device.copies)) {
+        host(*HostMemory::Create(*memory, job.name, job, plan, device.copies)) {
     if (machine.kernels == nullptr) TheStandIn().GuardMemory();
     for (int r = 0; r < plan.num_ranks(); ++r) {
       const ShardPlace place = plan.PlaceOf(Rank(r));
@@ -122,7 +122,7 @@ struct TwoGroups {
 
   void ExpectSame(const std::string& what) {
     ASSERT_EQ(gpu.Window(), cpu.Window()) << what;
-    for (int i = 0; i < kPublicationBuffers; ++i) ASSERT_EQ(gpu.Publication(i), cpu.Publication(i)) << what;
+    for (int i = 0; i < gpu.job.publications; ++i) ASSERT_EQ(gpu.Publication(i), cpu.Publication(i)) << what;
     Command command;
     command.kind = CommandKind::kDigest;
     command.parity = cpu.parity;

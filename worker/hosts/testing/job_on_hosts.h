@@ -29,7 +29,7 @@ struct OneOfHosts {
         plan(plan),
         ranks(ranks),
         memory(NewProcessMemory()),
-        host(*HostMemory::Create(*memory, job.name, job.num_slots, plan)),
+        host(*HostMemory::Create(*memory, job.name, job, plan)),
         protocol(NewProtocol()) {
     for (int r = ranks.first(); r < ranks.end(); ++r) {
       storages.push_back(
@@ -151,10 +151,10 @@ struct JobOnHosts {
 
   std::string Window(int h) const { return {hosts[h]->host.window().data(), static_cast<size_t>(plan.window_bytes())}; }
   std::string Published(int h, int64_t step) {
-    const std::optional<int> buffer = hosts[h]->protocol->Pin(Step(step));
+    const std::optional<int> buffer = hosts[h]->protocol->publications().Pin(Step(step));
     if (!buffer.has_value()) return "not published";
     const std::string bytes(hosts[h]->host.publication(*buffer).data(), static_cast<size_t>(plan.window_bytes()));
-    hosts[h]->protocol->Unpin(*buffer);
+    hosts[h]->protocol->publications().Unpin(*buffer);
     return bytes;
   }
 

@@ -1,0 +1,218 @@
+#include "client/cli/lease_command.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <ctime>
+#include <limits>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "client/cli/connection.h"
+#include "client/cli/table.h"
+#include "client/cpp/version_reader.h"
+#include "core/status.h"
+
+namespace shardmesh {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Flags {
+  ConnectionFlags connection;
+  std::string job, release;
+  int64_t count = 0;  // of watch; 0: without end
+  int64_t from = -1;  // of watch; -1: the newest
+  double idle = 600;  // of watch, seconds
+};
+
+std::string HexId(uint64_t id) { return absl::StrFormat("%016x", id); }
+
+// One worker of each host that answers.
+std::vector<Rank> OneOfEachHost(const Job& job) {
+  std::set<std::string> hosts;
+  std::vector<Rank> ranks;
+  for (const v1::Member& member : job.members()) {
+    if (member.alive() && hosts.insert(member.host_id()).second) ranks.push_back(Rank(member.rank()));
+  }
+  return ranks;
+}
+
+std::string Seconds(int64_t ms) { return absl::StrFormat("%.1f s", static_cast<double>(ms) / 1000); }
+
+std::string Until(const v1::ListLeasesReply::Holder& holder) {
+  return holder.left_ms() >= 0 ? absl::StrCat("ends in ", Seconds(holder.left_ms()))
+                               : absl::StrCat("abandoned for ", Seconds(-holder.left_ms()));
+}
+
+Json ToJson(const v1::ListLeasesReply::Holder& holder, const std::string& worker) {
+  Json json = {{"version", holder.step()}, {"worker", worker}};
+  if (holder.lease() != 0) {
+    json["lease"] = HexId(holder.lease());
+  } else {
+    json.update({{"seat", holder.seat()}, {"pid", holder.pid()}});
+  }
+  json["left_ms"] = holder.left_ms();
+  json["abandoned"] = holder.left_ms() < 0;
+  return json;
+}
+
+absl::StatusOr<std::string> List(const Job& job, const Flags& flags) {
+  Table table({"version", "kept by", "until"});
+  Json holders = Json::array(), hosts = Json::array();
+  std::string summary;
+  for (Rank rank : OneOfEachHost(job)) {
+    ASSIGN_OR_RETURN(const v1::ListLeasesReply reply,
+                     job.worker(rank).ListLeases(flags.job, flags.connection.timeout()));
+    const std::string& worker = job.members()[rank.value()].worker();
+    std::set<int64_t> held;
+    for (const v1::ListLeasesReply::Holder& holder : reply.holders()) {
+      held.insert(holder.step());
+      const std::string by = holder.lease() != 0 ? absl::StrCat("lease ", HexId(holder.lease()))
+                                                 : absl::StrCat("reader ", holder.seat(), " (pid ", holder.pid(), ")");
+      table.AddRow({absl::StrCat(holder.step()), absl::StrCat(by, " at ", worker), Until(holder)});
+      holders.push_back(ToJson(holder, worker));
+    }
+    hosts.push_back({{"worker", worker},
+                     {"published_steps", StepsToJson(reply.published_steps())},
+                     {"publications", reply.publications()},
+                     {"held", held.size()},
+                     {"refused", reply.refused()}});
+    absl::StrAppend(&summary, "host of ", worker, ": published ", StepList(reply.published_steps()), "; ", held.size(),
+                    " of ", reply.publications(), " publications kept; ", reply.refused(),
+                    " versions not published for want of one\n");
+  }
+  if (flags.connection.json) return JsonLine({{"job", flags.job}, {"holders", holders}, {"hosts", hosts}});
+  return absl::StrCat(holders.empty() ? "" : table.ToString(), summary);
+}
+
+absl::StatusOr<std::string> Release(const Job& job, const Flags& flags) {
+  uint64_t id = 0;
+  if (!absl::SimpleHexAtoi(flags.release, &id) || id == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("lease \"", flags.release, "\" is none; it is 16 hexadecimal digits, as `shardctl leases` says"));
+  }
+  v1::ReleaseLeaseRequest request;
+  request.set_job(flags.job);
+  request.set_epoch(job.epoch().value());
+  request.set_id(id);
+  absl::Status last;
+  for (const v1::Member& member : job.members()) {  // whichever granted it
+    if (!member.alive()) continue;
+    last = job.worker(Rank(member.rank())).ReleaseLease(request, flags.connection.timeout()).status();
+    if (last.ok()) break;
+  }
+  RETURN_IF_ERROR(last);
+  return flags.connection.json ? JsonLine({{"job", flags.job}, {"released", HexId(id)}})
+                               : absl::StrCat("released ", HexId(id), "\n");
+}
+
+absl::StatusOr<std::string> Leases(const Flags& flags) {
+  ASSIGN_OR_RETURN(Client client, ConnectTo(flags.connection));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, client.OpenJob(flags.job, {}, JobUse::kRead));
+  return flags.release.empty() ? List(*job, flags) : Release(*job, flags);
+}
+
+absl::StatusOr<std::string> Publish(const Flags& flags) {
+  ASSIGN_OR_RETURN(Client client, ConnectTo(flags.connection));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, client.OpenJob(flags.job));
+  ASSIGN_OR_RETURN(const v1::PublishReply reply,
+                   job->worker(job->reading_rank()).Publish(flags.job, flags.connection.timeout()));
+  return flags.connection.json ? JsonLine({{"job", flags.job}, {"version", reply.step()}})
+                               : absl::StrCat("published version ", reply.step(), "\n");
+}
+
+// "13:05:09.250"
+std::string LocalTime(absl::Time time) {
+  const std::time_t seconds = absl::ToTimeT(time);
+  std::tm local = {};
+  localtime_r(&seconds, &local);
+  return absl::StrFormat("%02d:%02d:%02d.%03d", local.tm_hour, local.tm_min, local.tm_sec,
+                         absl::ToUnixMillis(time) % 1000);
+}
+
+// One line for each version, when it can be read.
+absl::Status Watch(const Flags& flags) {
+  ASSIGN_OR_RETURN(Client client, ConnectTo(flags.connection));
+  ASSIGN_OR_RETURN(const std::unique_ptr<VersionReader> reader, VersionReader::Open(std::move(client), flags.job));
+  FollowOptions options;
+  options.timeout = absl::Seconds(flags.idle);
+  if (flags.from >= 0) options.from = {VersionChoice::kAtLeast, Step(flags.from)};
+  int64_t seen = 0;
+  const absl::Status ended = Follow(*reader, options, [&](const HeldVersion& version) {
+    const absl::Time now = absl::Now();
+    const std::string line =
+        flags.connection.json
+            ? JsonLine({{"job", flags.job}, {"version", version.step().value()}, {"unix_ms", absl::ToUnixMillis(now)}})
+            : absl::StrCat(LocalTime(now), "  version ", version.step().value(), "\n");
+    if (std::fputs(line.c_str(), stdout) < 0 || std::fflush(stdout) != 0) return absl::CancelledError("no reader");
+    return ++seen == flags.count ? absl::CancelledError("enough") : absl::OkStatus();
+  });
+  return absl::IsCancelled(ended) ? absl::OkStatus() : ended;
+}
+
+CLI::App* Add(CLI::App& app, const char* name, const char* help, const std::shared_ptr<Flags>& flags) {
+  CLI::App* command = app.add_subcommand(name, help);
+  AddJobArgument(*command, flags->job)->required();
+  AddConnectionOptions(*command, flags->connection);
+  return command;
+}
+
+}  // namespace
+
+void AddLeasesCommand(CLI::App& app, CommandResult& result) {
+  const auto flags = std::make_shared<Flags>();
+  CLI::App* command = Add(app, "leases", "Show who keeps which versions, or release a lease", flags);
+  command->add_option("--release", flags->release, "End this lease; its reader is told at its next call")
+      ->type_name("LEASE");
+  command->footer(
+      "A version is kept by leases that workers granted (Shard.AcquireLease) and by readers of the host that map it.\n"
+      "What a reader maps is never overwritten; a reader that is silent for too long is shown as abandoned, and its\n"
+      "version is free again when it lets go or its process ends. When every publication is kept no version is\n"
+      "published (RESOURCE_EXHAUSTED), and training goes on.\n"
+      "Examples:\n"
+      "  shardctl leases llama\n"
+      "  shardctl leases llama --json\n"
+      "  shardctl leases llama --release 00c0ffee00c0ffee");
+  command->callback([flags, &result] { Finish(Leases(*flags), result); });
+}
+
+void AddPublishCommand(CLI::App& app, CommandResult& result) {
+  const auto flags = std::make_shared<Flags>();
+  CLI::App* command = Add(app, "publish", "Publish the newest committed version now", flags);
+  command->footer(
+      "For jobs that publish rarely or on demand only (publish_every: -1). Published already, it stays.\n"
+      "Examples:\n"
+      "  shardctl publish llama      # published version 120");
+  command->callback([flags, &result] { Finish(Publish(*flags), result); });
+}
+
+void AddWatchCommand(CLI::App& app, CommandResult& result) {
+  const auto flags = std::make_shared<Flags>();
+  CLI::App* command = Add(app, "watch", "Print a line for each version when it can be read", flags);
+  command->add_option("--count", flags->count, "End after so many versions")
+      ->check(CLI::Range(int64_t{1}, std::numeric_limits<int64_t>::max()).description(""));
+  command->add_option("--from", flags->from, "Begin with the first version of at least this step")
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()).description(""))
+      ->type_name("STEP");
+  command->add_option("--idle", flags->idle, "End with an error when no version comes for so many seconds")
+      ->capture_default_str()
+      ->check(CLI::Range(0.001, 1e7).description(""));
+  command->footer(
+      "Begins with the newest version. Versions that come faster than lines can be printed are passed over. On a host\n"
+      "of the job it maps versions and copies nothing; elsewhere each one is pulled whole.\n"
+      "Examples:\n"
+      "  shardctl watch llama\n"
+      "  shardctl watch llama --from 100 --count 1 --idle 3600   # waits for version 100 or later");
+  command->callback([flags, &result] {
+    const absl::Status ended = Watch(*flags);
+    if (!ended.ok()) Fail(ended, result);
+  });
+}
+
+}  // namespace shardmesh

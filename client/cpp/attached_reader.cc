@@ -1,0 +1,217 @@
+#include "client/cpp/attached_reader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "client/cpp/attached_channel.h"
+#include "client/cpp/next_life.h"
+#include "core/status.h"
+#include "local/file_hold.h"
+#include "local/futex.h"
+#include "local/host_id.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kHandshake = absl::Seconds(10);
+constexpr absl::Duration kLook = absl::Milliseconds(50);  // at the link, while a version is waited for
+constexpr absl::Duration kSlice = absl::Milliseconds(50);
+
+std::string Names(const std::vector<Step>& steps) {
+  if (steps.empty()) return "none";
+  return absl::StrJoin(steps, ", ", [](std::string* out, Step step) { absl::StrAppend(out, step.value()); });
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<ReaderLink>> ReaderLink::Attach(std::shared_ptr<Job> job, Rank rank,
+                                                               absl::Duration ttl) {
+  ASSIGN_OR_RETURN(const std::string host_id, HostId());
+  v1::AttachRequest request;
+  request.set_job(job->spec().name);
+  request.set_epoch(job->epoch().value());
+  request.set_host_id(host_id);
+  request.set_reader_ttl_ms(absl::ToInt64Milliseconds(ttl));
+  ASSIGN_OR_RETURN(const v1::AttachReply grant, job->worker(rank).Attach(request, job->options().call_timeout));
+  ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(grant.socket_path()));
+  v1::LocalHello hello;
+  hello.mutable_trainer()->set_token(grant.token());
+  RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, kHandshake));
+  ASSIGN_OR_RETURN(LocalMessage message, socket.Receive(kHandshake));
+  v1::LocalWelcome welcome;
+  if (!welcome.ParseFromString(message.bytes)) {
+    return absl::InternalError("the worker sent a message that is no welcome");
+  }
+  if (welcome.code() != 0) return absl::Status(static_cast<absl::StatusCode>(welcome.code()), welcome.message());
+  std::shared_ptr<ReaderLink> link(new ReaderLink(std::move(job), std::move(socket)));
+  RETURN_IF_ERROR(link->Map(welcome, std::move(message.descriptors)));
+  link->renewer_ = std::thread([raw = link.get(), every = ttl / 3] { raw->Renew(every); });
+  return link;
+}
+
+ReaderLink::~ReaderLink() {
+  stop_.store(true);
+  socket_.Shutdown();
+  if (renewer_.joinable()) renewer_.join();
+}
+
+absl::Status ReaderLink::Map(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors) {
+  const size_t expected = 1 + static_cast<size_t>(job_->spec().publications);
+  if (descriptors.size() != expected || welcome.segments_size() != static_cast<int>(expected) || welcome.seat() < 0 ||
+      welcome.plan_hash() != job_->plan().hash()) {
+    return absl::InternalError(absl::StrCat("the worker sent ", descriptors.size(), " publications of plan ",
+                                            welcome.plan_hash(), "; ", expected, " of ", job_->plan().hash(),
+                                            " expected"));
+  }
+  for (size_t i = 0; i < expected; ++i) {
+    const v1::Segment& said = welcome.segments(static_cast<int>(i));
+    const int64_t needed = i == 0 ? static_cast<int64_t>(sizeof(VersionBoard)) : job_->plan().window_bytes();
+    if (said.data_offset() < 0 || said.num_bytes() - said.data_offset() < needed) {
+      return absl::InternalError("a publication is smaller than the plan says");
+    }
+    ASSIGN_OR_RETURN(Segment segment, Segment::Map(std::move(descriptors[i]), said.num_bytes(), said.data_offset(),
+                                                   Segment::Access::kReadOnly));
+    if (i == 0) {
+      board_ = std::move(segment);
+    } else {
+      publications_.push_back(std::move(segment));
+    }
+  }
+  seat_ = welcome.seat();
+  MutexLock lock(mu_);
+  uses_.assign(publications_.size(), 0);
+  return absl::OkStatus();
+}
+
+// Says in time that this reader is there, and hears when the worker is not.
+void ReaderLink::Renew(absl::Duration every) {
+  absl::Time next = absl::Now() + every;
+  while (!stop_.load()) {
+    const absl::StatusOr<LocalMessage> message = socket_.Receive(std::min(kSlice, every));
+    v1::LocalReply reply;
+    if (message.ok() && reply.ParseFromString(message->bytes) && reply.code() != 0) {
+      End(absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message()));
+    } else if (!message.ok() && !absl::IsDeadlineExceeded(message.status())) {
+      End(message.status());
+      return;
+    }
+    const bool over = board().over.load() != 0 && Health().ok();
+    if (absl::Now() < next && !over) continue;
+    next = absl::Now() + every;
+    v1::LocalRequest request;
+    request.set_renew(true);
+    socket_.Send(request.SerializeAsString(), {}, kSlice).IgnoreError();  // a worker that is gone is heard next
+  }
+}
+
+void ReaderLink::End(const absl::Status& why) {
+  MutexLock lock(mu_);
+  if (health_.ok()) health_ = why;
+}
+
+absl::Status ReaderLink::Health() const {
+  MutexLock lock(mu_);
+  return health_;
+}
+
+std::vector<Step> ReaderLink::Published() const {
+  std::vector<Step> steps;
+  for (size_t b = 0; b < publications_.size(); ++b) {
+    if (const int64_t version = board().version_plus_one[b].load(); version > 0) steps.push_back(Step(version - 1));
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+// The hold first, then the look: the lead takes the version away first and then looks for holds.
+std::optional<int> ReaderLink::Hold(Step step) {
+  MutexLock lock(mu_);
+  for (int b = 0; b < static_cast<int>(publications_.size()); ++b) {
+    const std::atomic<int64_t>& version = board().version_plus_one[b];
+    if (version.load() - 1 != step.value()) continue;
+    if (uses_[b] == 0 && !HoldFile(publications_[b].fd(), seat_).ok()) return std::nullopt;
+    if (version.load() - 1 == step.value()) {
+      ++uses_[b];
+      return b;
+    }
+    if (uses_[b] == 0) LetFileGo(publications_[b].fd(), seat_);
+  }
+  return std::nullopt;
+}
+
+void ReaderLink::Release(int buffer) {
+  MutexLock lock(mu_);
+  if (--uses_[buffer] == 0) LetFileGo(publications_[buffer].fd(), seat_);
+}
+
+std::optional<HeldVersion> AttachedReader::TryTake(const VersionChoice& choice) {
+  const bool exact = choice.kind == VersionChoice::kExact;
+  const std::vector<Step> published = link_->Published();
+  if (!exact && published.empty()) return std::nullopt;
+  const Step step = exact ? choice.step : published.back();
+  if (choice.kind == VersionChoice::kAtLeast && step < choice.step) return std::nullopt;
+  const std::optional<int> buffer = link_->Hold(step);
+  if (!buffer.has_value()) return std::nullopt;
+  HeldVersion version;
+  version.job_ = job_;
+  version.step_ = step;
+  version.base_ = link_->data(*buffer);
+  version.keeps_ =
+      std::shared_ptr<const void>(version.base_, [link = link_, b = *buffer](const void*) { link->Release(b); });
+  return version;
+}
+
+// At the worker's next life, or at the job's next epoch.
+absl::Status AttachedReader::AttachAgain() {
+  const absl::Status cause = link_->Health();
+  const absl::StatusOr<Rank> rank = RankToAttachTo(*job_, 0);
+  if (rank.ok() && absl::IsUnavailable(cause)) {
+    absl::StatusOr<std::shared_ptr<ReaderLink>> link =
+        CallAgain(job_->members()[rank->value()].kept(), job_->peer_timeout(),
+                  [&] { return ReaderLink::Attach(job_, *rank, ttl_); });
+    if (link.ok() && (*link)->board().over.load() == 0) {
+      link_ = *std::move(link);
+      return absl::OkStatus();
+    }
+  }
+  // A failed job publishes nothing more, though it can be read.
+  ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client_.Reopen(*job_, JobUse::kTrain));
+  ASSIGN_OR_RETURN(const Rank at, RankToAttachTo(*job, 0));
+  ASSIGN_OR_RETURN(link_, ReaderLink::Attach(job, at, ttl_));
+  job_ = std::move(job);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<HeldVersion> AttachedReader::Take(VersionChoice choice, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  while (true) {
+    const uint32_t seen = link_->board().bell.load();
+    if (std::optional<HeldVersion> version = TryTake(choice)) return *std::move(version);
+    const std::vector<Step> published = link_->Published();
+    const bool is_there = std::find(published.begin(), published.end(), choice.step) != published.end();
+    if (choice.kind == VersionChoice::kExact && !is_there) {
+      return absl::OutOfRangeError(absl::StrCat("version ", choice.step.value(), " of job ", job_->spec().name,
+                                                " is not there; published: ", Names(published)));
+    }
+    const absl::Status health = link_->Health();
+    if (absl::IsNotFound(health)) return health;  // deleted
+    const absl::Duration left = deadline - absl::Now();
+    if (left <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "job ", job_->spec().name, " published no version >= ",
+          choice.kind == VersionChoice::kAtLeast ? choice.step.value() : 0, " within ", absl::FormatDuration(timeout),
+          "; there: ", Names(published), health.ok() ? "" : absl::StrCat("; ", health.message())));
+    }
+    if (!health.ok()) {
+      RETURN_IF_ERROR(Annotate(AttachAgain(), health.message()));
+      continue;
+    }
+    if (is_there && choice.kind == VersionChoice::kExact) continue;  // taken for a moment
+    FutexWait(link_->board().bell, seen, std::min(left, kLook));
+  }
+}
+
+}  // namespace shardmesh

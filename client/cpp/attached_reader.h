@@ -1,0 +1,74 @@
+// AttachedReader: the VersionReader that maps publications. One ReaderLink is one attachment to one worker: it lives as
+// long as a version that was taken through it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/cpp/version_reader.h"
+#include "core/sync.h"
+#include "local/segment.h"
+#include "local/socket.h"
+#include "local/version_board.h"
+#include "proto/shardmesh/v1/local.pb.h"
+
+namespace shardmesh {
+
+// Thread-safe.
+class ReaderLink {
+ public:
+  // Errors of Shard.Attach and of LocalSocket::Connect. Internal: what the worker sent does not fit the plan.
+  static absl::StatusOr<std::shared_ptr<ReaderLink>> Attach(std::shared_ptr<Job> job, Rank rank, absl::Duration ttl);
+  ~ReaderLink();
+
+  // The publication of the version, held; released with Release. nullopt: it is not there.
+  std::optional<int> Hold(Step step);
+  void Release(int buffer);
+  const char* data(int buffer) const { return publications_[buffer].data(); }
+
+  std::vector<Step> Published() const;  // ascending
+  VersionBoard& board() const { return *reinterpret_cast<VersionBoard*>(board_.data()); }
+  // OK while the worker is there and the epoch goes on: else no new version may come through this link.
+  absl::Status Health() const;
+
+ private:
+  ReaderLink(std::shared_ptr<Job> job, LocalSocket socket) : job_(std::move(job)), socket_(std::move(socket)) {}
+  absl::Status Map(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors);
+  void Renew(absl::Duration every);
+  void End(const absl::Status& why);
+
+  const std::shared_ptr<Job> job_;
+  LocalSocket socket_;
+  Segment board_;
+  std::vector<Segment> publications_;
+  int seat_ = 0;
+  std::thread renewer_;
+  std::atomic<bool> stop_{false};
+  mutable Mutex mu_;
+  std::vector<int> uses_ ABSL_GUARDED_BY(mu_);  // by publication
+  absl::Status health_ ABSL_GUARDED_BY(mu_);
+};
+
+class AttachedReader final : public VersionReader {
+ public:
+  AttachedReader(Client client, std::shared_ptr<Job> job, std::shared_ptr<ReaderLink> link, absl::Duration ttl)
+      : client_(std::move(client)), job_(std::move(job)), link_(std::move(link)), ttl_(ttl) {}
+
+  absl::StatusOr<HeldVersion> Take(VersionChoice choice, absl::Duration timeout) override;
+  bool attached() const override { return true; }
+
+ private:
+  std::optional<HeldVersion> TryTake(const VersionChoice& choice);
+  absl::Status AttachAgain();
+
+  Client client_;
+  std::shared_ptr<Job> job_;
+  std::shared_ptr<ReaderLink> link_;
+  const absl::Duration ttl_;
+};
+
+}  // namespace shardmesh

@@ -1,0 +1,95 @@
+#include "client/cpp/version_reader.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/cpp/attached_channel.h"
+#include "client/cpp/attached_reader.h"
+#include "client/cpp/next_life.h"
+#include "core/status.h"
+
+namespace shardmesh {
+
+absl::StatusOr<ConstTensorView> HeldVersion::parameter(absl::string_view name) const {
+  ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));
+  const Plan& plan = job_->plan();
+  const int bucket = plan.placements()[tensor].bucket;
+  int64_t begin = plan.buckets()[bucket].weight_offset;
+  if (compact_) {
+    begin = 0;
+    for (int b = 0; b < bucket; ++b) begin += plan.buckets()[b].weight_bytes;
+  }
+  return WeightsIn(plan, tensor, base_ + begin);
+}
+
+// Copies each version over gRPC.
+class PulledReader final : public VersionReader {
+ public:
+  PulledReader(Client client, std::shared_ptr<Job> job) : client_(std::move(client)), job_(std::move(job)) {}
+
+  bool attached() const override { return false; }
+
+  absl::StatusOr<HeldVersion> Take(VersionChoice choice, absl::Duration timeout) override {
+    const absl::Time deadline = absl::Now() + timeout;
+    while (true) {
+      absl::StatusOr<Version> pulled = job_->Pull(choice, deadline - absl::Now());
+      if (pulled.ok()) return Keep(*std::move(pulled));
+      const bool lost = absl::IsUnavailable(pulled.status()) || absl::IsAborted(pulled.status());
+      if (absl::IsDeadlineExceeded(pulled.status())) {
+        const int64_t wanted = choice.kind == VersionChoice::kAtLeast ? choice.step.value() : 0;
+        return Annotate(pulled.status(), absl::StrCat("job ", job_->spec().name, " published no version >= ", wanted,
+                                                      " within ", absl::FormatDuration(timeout)));
+      }
+      if (!lost || absl::Now() >= deadline) return pulled.status();
+      absl::StatusOr<std::shared_ptr<Job>> next = client_.Reopen(*job_, JobUse::kTrain);  // not a failed one
+      if (!next.ok()) return Annotate(next.status(), pulled.status().message());
+      job_ = *std::move(next);
+    }
+  }
+
+ private:
+  HeldVersion Keep(Version pulled) const {
+    const auto bytes = std::make_shared<const Version>(std::move(pulled));
+    HeldVersion version;
+    version.job_ = job_;
+    version.step_ = bytes->step();
+    version.base_ = bytes->bytes_.data();
+    version.compact_ = true;
+    version.keeps_ = bytes;
+    return version;
+  }
+
+  Client client_;
+  std::shared_ptr<Job> job_;
+};
+
+absl::StatusOr<std::unique_ptr<VersionReader>> VersionReader::Open(Client client, const std::string& name,
+                                                                   ReaderOptions options) {
+  ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.OpenJob(name, {}, JobUse::kRead));
+  absl::StatusOr<std::shared_ptr<ReaderLink>> link = absl::UnimplementedError("not asked for");
+  if (options.way != ReaderOptions::Way::kPulled) {
+    ASSIGN_OR_RETURN(const Rank rank, RankToAttachTo(*job, static_cast<int>(absl::ToUnixMicros(absl::Now()) % 1024)));
+    link = CallAgain(job->members()[rank.value()].kept(), job->peer_timeout(),
+                     [&] { return ReaderLink::Attach(job, rank, options.ttl); });
+    if (link.ok()) {
+      return std::make_unique<AttachedReader>(std::move(client), std::move(job), *std::move(link), options.ttl);
+    }
+    if (options.way == ReaderOptions::Way::kAttached) return link.status();
+  }
+  return std::make_unique<PulledReader>(std::move(client), std::move(job));
+}
+
+absl::Status Follow(VersionReader& reader, const FollowOptions& options,
+                    const std::function<absl::Status(const HeldVersion&)>& use) {
+  VersionChoice choice = options.from;
+  absl::StatusOr<HeldVersion> last = absl::NotFoundError("no version yet");
+  while (true) {
+    ASSIGN_OR_RETURN(HeldVersion next, reader.Take(choice, options.timeout));
+    RETURN_IF_ERROR(use(next));
+    choice = {VersionChoice::kAtLeast, next.step().next()};
+    last = std::move(next);
+  }
+}
+
+}  // namespace shardmesh
