@@ -46,6 +46,7 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const std::string& folde
     RETURN_IF_ERROR(worker->AwaitFile(file, kPatience).status());
     service->workers_.push_back(std::move(worker));
   }
+  service->address_ = address;
   ClientOptions options;
   options.spin = spin;
   ASSIGN_OR_RETURN(Client client, Client::Connect(address, std::move(options)));

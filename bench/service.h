@@ -36,12 +36,14 @@ class Service {
                                                         int workers = 1);
 
   Client& client() { return *client_; }
+  const std::string& address() const { return address_; }  // the coordinator's
   void KillWorker(int number) { workers_[number].reset(); }
   // The first worker's processor time so far.
   double WorkerSeconds() const { return workers_[0]->ProcessorSeconds(); }
 
  private:
   Service() = default;
+  std::string address_;
   std::unique_ptr<Process> coordinator_;
   std::vector<std::unique_ptr<Process>> workers_;
   std::unique_ptr<Client> client_;

@@ -17,8 +17,8 @@ namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kHandshake = absl::Seconds(10);
-constexpr absl::Duration kLook = absl::Milliseconds(50);  // at the link, while a version is waited for
-constexpr absl::Duration kSlice = absl::Milliseconds(50);
+constexpr absl::Duration kLook = absl::Milliseconds(50);    // at the link, while a version is waited for
+constexpr absl::Duration kSlice = absl::Milliseconds(250);  // of the thread that renews: many readers wake seldom
 
 std::string Names(const std::vector<Step>& steps) {
   if (steps.empty()) return "none";
