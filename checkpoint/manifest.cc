@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "checkpoint/strict_json.h"
 #include "core/digest.h"
 #include "core/status.h"
 #include "proto/convert.h"
@@ -22,31 +23,11 @@ using Json = nlohmann::ordered_json;
 
 constexpr char kFormat[] = "shardmesh checkpoint";
 constexpr int kVersion = 1;
-constexpr int kMaxDepth = 64;  // of brackets
 
 std::string ChecksumOf(const Json& manifest) {
   Hasher hasher;
   hasher.Add(manifest.dump());
   return hasher.Hex();
-}
-
-// The parser recurses, so what it is given is looked at before.
-bool IsShallow(absl::string_view text) {
-  int depth = 0;
-  bool quoted = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (quoted) {
-      if (text[i] == '\\') ++i;
-      quoted = i < text.size() && text[i] != '"';
-    } else if (text[i] == '"') {
-      quoted = true;
-    } else if (text[i] == '[' || text[i] == '{') {
-      if (++depth > kMaxDepth) return false;
-    } else if (text[i] == ']' || text[i] == '}') {
-      --depth;
-    }
-  }
-  return true;
 }
 
 absl::Status Wrong(absl::string_view what) { return absl::DataLossError(absl::StrCat("a manifest ", what)); }
@@ -55,7 +36,7 @@ absl::StatusOr<Json> ParseText(absl::string_view text) {
   if (static_cast<int64_t>(text.size()) > kMaxManifestBytes) {
     return Wrong(absl::StrCat("of ", text.size(), " bytes; at most ", kMaxManifestBytes));
   }
-  if (!IsShallow(text)) return Wrong("with too many brackets in each other");
+  if (!IsShallowJson(text)) return Wrong("with too many brackets in each other");
   Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded() || !json.is_object()) return Wrong("that is no JSON object; it was cut, or is none");
   return json;

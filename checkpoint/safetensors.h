@@ -1,6 +1,6 @@
 // The head of the safetensors file format (github.com/huggingface/safetensors): 8 bytes of little-endian header length,
 // a JSON header padded with spaces to a multiple of 8; behind it the tensors' bytes lie without gaps, in the order
-// given. Pure and thread-safe.
+// given. What is read may come from anybody. Pure and thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace shardmesh {
 
@@ -22,5 +23,24 @@ struct SafetensorsEntry {
 // Length and header. InvalidArgument: a name twice, the reserved name "__metadata__", or what is not UTF-8.
 absl::StatusOr<std::string> SafetensorsHead(const std::vector<SafetensorsEntry>& entries,
                                             const std::map<std::string, std::string>& metadata);
+
+inline constexpr int64_t kMaxSafetensorsHeader = 100'000'000;  // as the format's own library has it
+
+// Of one element; 0: a dtype that this build does not know.
+int64_t SafetensorsDtypeBytes(absl::string_view dtype);
+
+// The length of the header, from the file's first 8 bytes. DataLoss: longer than such a file can have.
+absl::StatusOr<int64_t> SafetensorsHeaderBytes(absl::string_view first_bytes, int64_t file_bytes);
+
+struct SafetensorsContent {
+  struct Tensor : SafetensorsEntry {
+    int64_t offset = 0;  // behind the header
+  };
+  std::vector<Tensor> tensors;  // as they lie
+  std::map<std::string, std::string> metadata;
+};
+// The header, of a file with so many bytes behind it. DataLoss: it is none of such a file; tensors overlap, leave gaps,
+// or have another size than their shape. InvalidArgument: a dtype that this build does not know, named.
+absl::StatusOr<SafetensorsContent> ParseSafetensorsHeader(absl::string_view header, int64_t data_bytes);
 
 }  // namespace shardmesh

@@ -322,5 +322,32 @@ TEST_F(ClusterCommandTest, Delete) {
   EXPECT_THAT(Error({"jobs", "gone"}), HasSubstr("NOT_FOUND"));
 }
 
+TEST_F(ClusterCommandTest, ExportAndImport) {
+  const std::string folder = ::testing::TempDir() + "/exported", again = ::testing::TempDir() + "/exported-again";
+  const Json exported = RunJson({"export", "tiny", folder, "--exact", "2"});
+  EXPECT_EQ(exported["step"], 2);
+  EXPECT_THAT(Error({"export", "tiny", folder}), HasSubstr("is there already"));
+  EXPECT_THAT(Error({"export", "tiny", again, "--dtype", "I8"}), HasSubstr("F32, BF16 or F16 is needed"));
+  EXPECT_THAT(Error({"export", "none", again}), HasSubstr("none"));
+  const Json imported = RunJson({"import", folder, "--name", "tiny-again", "--mesh", "fsdp=1"});
+  EXPECT_EQ(imported["mesh"], "fsdp=1");
+  EXPECT_EQ(imported["parameters"], exported["tensors"]);
+  EXPECT_THAT(Error({"import", folder, "--name", "tiny-again"}), HasSubstr("there is a job tiny-again"));
+  EXPECT_THAT(Error({"import", folder + "/none", "--name", "x"}), HasSubstr("none"));
+  EXPECT_THAT(Error({"import", folder, "--name", "x", "--tie", "a"}), HasSubstr("NAME=OWNER"));
+  EXPECT_THAT(Error({"import", folder, "--name", "x", "--mesh", "fsdp=0"}), HasSubstr("fsdp"));
+  EXPECT_THAT(Error({"jobs", "x"}), HasSubstr("x"));
+  Out({"export", "tiny-again", again, "--like", folder, "--file-gigabytes", "0.00000001"});
+  EXPECT_NE(Contents(again + "/model.safetensors.index.json"), "");
+  EXPECT_THAT(Error({"export", "tiny", again + "-2", "--like", folder, "--every-name"}, kExitUsage),
+              HasSubstr("--like"));
+  const Json third = RunJson({"import", again, "--name", "tiny-third", "--mesh", "fsdp=2"});
+  EXPECT_EQ(third["elements"], imported["elements"]);
+  Out({"export", "tiny-third", again + "-3"});
+  EXPECT_EQ(Contents(again + "-3/model.safetensors"), Contents(folder + "/model.safetensors"));
+  Out({"delete", "tiny-again"});
+  Out({"delete", "tiny-third"});
+}
+
 }  // namespace
 }  // namespace shardmesh

@@ -10,6 +10,7 @@
 #include "client/cli/jobs_command.h"
 #include "client/cli/lease_command.h"
 #include "client/cli/mesh_command.h"
+#include "client/cli/model_command.h"
 #include "client/cli/names_command.h"
 #include "client/cli/plan_command.h"
 #include "client/cli/pull_command.h"
@@ -64,6 +65,8 @@ CommandResult RunShardctl(const std::vector<std::string>& args,
   AddCheckpointCommand(app, result);
   AddCheckpointsCommand(app, result);
   AddRestoreCommand(app, result);
+  AddImportCommand(app, result);
+  AddExportCommand(app, result);
   AddDigestCommand(app, result);
   AddDeleteCommand(app, result);
   AddMeshCommand(app, result);
