@@ -8,15 +8,16 @@ from ._core import Mesh
 from .errors import Error
 
 if TYPE_CHECKING:
+    from . import checkpoint as checkpoint
     from . import numerics as numerics
 
 __all__ = ["Error", "Mesh", "errors", "layout", "mesh", "names", "views"]
 
 
 def __getattr__(name: str) -> Any:
-    """numerics, which needs NumPy, is imported when it is used."""
-    if name != "numerics":
+    """numerics, which needs NumPy, and checkpoint are imported when they are used."""
+    if name not in ("checkpoint", "numerics"):
         raise AttributeError(f"module 'shardmesh' has no attribute {name!r}")
     import importlib
 
-    return importlib.import_module(".numerics", __name__)
+    return importlib.import_module("." + name, __name__)

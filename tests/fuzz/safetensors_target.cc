@@ -49,9 +49,28 @@ bool EveryKeyOnce(absl::string_view text) {
   return once && !parsed_text.is_discarded();
 }
 
+// As the header of a file with so many bytes behind it.
+void ReadHeader(absl::string_view input, int64_t data_bytes) {
+  const absl::StatusOr<SafetensorsContent> content = ParseSafetensorsHeader(input, data_bytes);
+  if (!content.ok()) return Check(!content.status().message().empty(), "an error says what was wrong");
+  int64_t end = 0;
+  std::set<std::string> names;
+  for (const SafetensorsContent::Tensor& tensor : content->tensors) {
+    Check(tensor.offset == end && tensor.bytes >= 0, "tensors lie one behind the other");
+    Check(names.insert(tensor.name).second, "each name once");
+    int64_t bytes = SafetensorsDtypeBytes(tensor.dtype);
+    for (const int64_t extent : tensor.shape) bytes = extent == 0 || bytes == 0 ? 0 : bytes * extent;
+    Check(bytes == tensor.bytes, "a tensor has the bytes of its shape");
+    end += tensor.bytes;
+  }
+  Check(end == data_bytes, "and fill the file");
+}
+
 }  // namespace
 
 void SafetensorsHeads(absl::string_view input) {
+  for (const int64_t data_bytes : {0, 8, 64}) ReadHeader(input, data_bytes);
+  (void)SafetensorsHeaderBytes(input, static_cast<int64_t>(input.size()));
   const std::vector<SafetensorsEntry> entries = EntriesIn(input);
   const absl::StatusOr<std::string> head = SafetensorsHead(entries, {{"format", "pt"}});
   if (!head.ok()) return Check(!head.status().message().empty(), "an error says what was wrong");

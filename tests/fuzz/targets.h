@@ -22,7 +22,8 @@ void PlanSpec(absl::string_view input);
 void Manifests(absl::string_view input);
 
 // Lines of a name, a dtype and bytes, divided by tabs, as the tensors of a safetensors file. Promises: an error, or a
-// head that a reader of the format takes: its length, JSON with every name once, offsets without gaps.
+// head that a reader of the format takes: its length, JSON with every name once, offsets without gaps. And the input as
+// the header of a file that is read: an error, or tensors that fill the file, each with the bytes of its shape.
 void SafetensorsHeads(absl::string_view input);
 
 }  // namespace shardmesh::fuzz

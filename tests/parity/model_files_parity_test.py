@@ -15,6 +15,7 @@ BIN = os.environ.get("SHARDMESH_BIN_DIR", "")
 
 if BIN:
     import safetensors.torch
+    import shardmesh.checkpoint
     import torch
     import transformers
 
@@ -112,6 +113,18 @@ class ModelFiles(unittest.TestCase):
                 job, _, saved = self.round_trip(name, torch.float32, "5GB")
                 checkpoint = self.shardctl("checkpoint", job, self.path(job + "-checkpoints"))
                 self.assert_same(safetensors.torch.load_file(checkpoint["path"] + "/model.safetensors"), self.load(saved))
+                self.there_and_back(job, checkpoint, saved)
+
+    def there_and_back(self, job, checkpoint, saved):
+        """Through another place, and through torch.distributed.checkpoint."""
+        url = "file://" + self.path(job + "-remote")
+        shardmesh.checkpoint.upload(checkpoint["path"], url)
+        fetched = shardmesh.checkpoint.download(url, self.path(job + "-fetched"))
+        restored = self.shardctl("restore", fetched, "--job", job + "-restored", "--mesh", "fsdp=1")
+        self.assertEqual(restored["digest"], checkpoint["digest"])
+        shardmesh.checkpoint.to_dcp(checkpoint["path"], self.path(job + "-dcp"))
+        shardmesh.checkpoint.from_dcp(self.path(job + "-dcp"), self.path(job + "-from-dcp"))
+        self.assert_same(self.load(self.path(job + "-from-dcp")), self.load(saved))
 
     def test_five_architectures_several_files_of_bf16(self):
         for name in configurations():
