@@ -151,6 +151,8 @@ void AddRestoreCommand(CLI::App& app, CommandResult& result) {
   flags->connection.timeout_seconds = 600;
   command->add_option("path", flags->path, "A checkpoint, or a folder of them: its newest")->required();
   command->add_option("--job", flags->options.name, "The name of the new job; as it was saved")->type_name("NAME");
+  command->add_option("--gather", flags->options.gather,
+                      "The format in which it gathers weights, such as fp8_tensor; as it was saved");
   command->add_option("--mesh", flags->options.mesh, "Its mesh, such as ddp=2,fsdp=2; as it was saved")
       ->type_name("MESH");
   AddConnectionOptions(*command, flags->connection);

@@ -43,14 +43,17 @@ struct RestoreOptions {
   std::string mesh;  // "ddp=2,fsdp=2"; empty: as it was saved
   absl::Duration timeout = absl::Minutes(10);
   OnFileProgress progress;  // may be empty
+  // The format in which the new job gathers its weights ("stored", "fp8_tensor", ...), but those in int8_row, which
+  // have their own; empty: as it was saved. Its weights and states are the same.
+  std::string gather;
 };
 
 // Creates the job of a checkpoint, or of the newest one in a folder of them, and gives it its weights and states: it
 // goes on after that step with the bits that it had. Nothing is loaded by halves: if this fails, the job that it made
 // is deleted again.
-//   NotFound: no checkpoint there. DataLoss: a file is not what was saved. InvalidArgument: a mesh that is none, or a
-//   manifest of another build. FailedPrecondition: a job of that name has weights already. AlreadyExists: it is another
-//   job. Errors of Client::OpenJob.
+//   NotFound: no checkpoint there. DataLoss: a file is not what was saved. InvalidArgument: a mesh or a gather format
+//   that is none, or a manifest of another build. FailedPrecondition: a job of that name has weights already.
+//   AlreadyExists: it is another job. Errors of Client::OpenJob.
 absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std::string& path,
                                                        const RestoreOptions& options = {});
 

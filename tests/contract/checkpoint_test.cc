@@ -110,6 +110,27 @@ TEST_F(Checkpoints, OnEveryMesh_TheJobGoesOnWithItsBits_AndItsFilesAreTheSame) {
   }
 }
 
+TEST_F(Checkpoints, InAnotherGatherFormat_TheJobHasTheSameBits) {
+  const JobSpec spec = testing::TinyJob("job", "fsdp=2", kSlots);
+  ASSERT_NO_FATAL_FAILURE(Save(spec));
+  const Learnt uninterrupted = testing::ReferenceOf(spec, kLast);
+  RestoreOptions options{"coded", "fsdp=3"};
+  options.gather = "fp8_tensor";
+  ASSERT_OK_AND_ASSIGN(const auto coded, RestoreCheckpoint(*client_, root_, options));
+  EXPECT_EQ(coded->spec().parameters[0].gather, GatherFormat::kFp8Tensor);
+  const std::string other = temp_.File("coded");
+  ASSERT_OK_AND_ASSIGN(const SavedCheckpoint again, SaveCheckpoint(*coded, other));
+  EXPECT_EQ(again.digest, saved_.digest);
+  options = {"stored", "fsdp=1"};
+  options.gather = "stored";
+  ASSERT_OK_AND_ASSIGN(const auto stored, RestoreCheckpoint(*client_, other, options));
+  ASSERT_OK(Train(*stored, kLast));
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*stored, kLast));
+  EXPECT_EQ(learnt, uninterrupted);
+  options.gather = "fp9";
+  EXPECT_THAT(RestoreCheckpoint(*client_, root_, options), StatusIs(Code::kInvalidArgument, HasSubstr("fp9")));
+}
+
 // Three ways: uninterrupted, resumed with the states, and with the weights alone.
 TEST_F(Checkpoints, TheWeightsAlone_AreNotEnough) {
   const JobSpec spec = testing::TinyJob("job", "fsdp=2", kSlots);
