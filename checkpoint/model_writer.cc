@@ -118,8 +118,8 @@ absl::Status WriteModel(const std::string& folder, const std::vector<Safetensors
   for (const auto& [name, content] : others) {
     if (!IsPlainFileName(name))
       return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" is no plain name of a file"));
-    const std::string other = made->path() + "/" + name;
-    RETURN_IF_ERROR(WriteSynced(other, [&](int fd) { return WriteAll(fd, content, other); }));
+    const std::string other = made->path() + "/" + name, &bytes = content;
+    RETURN_IF_ERROR(WriteSynced(other, [&](int fd) { return WriteAll(fd, bytes, other); }));
   }
   return made->MoveTo(path);
 }
