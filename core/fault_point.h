@@ -13,6 +13,9 @@ namespace shardmesh {
 enum class FaultPoint {
   kAssigned,
   kPrepared,
+  kStaged,
+  kEpochEnded,
+  kShardMoved,
   kAttaching,
   kPulling,
   kStepCalled,
@@ -41,6 +44,7 @@ enum class FaultPoint {
 // When a process comes to a point.
 enum class FaultStage {
   kPreparing,  // once for each job, before it is ready
+  kMoving,     // of a job that re-forms, or is resharded
   kCalling,    // in calls of trainers and readers, at the worker that they call
   kStepping,   // in every step
   kPulled,     // in every step of a job whose slots are pulled
@@ -62,6 +66,12 @@ inline constexpr FaultPointInfo kFaultPoints[] = {
      "a member has heard of a job, and built nothing of it"},
     {FaultPoint::kPrepared, "prepared", FaultStage::kPreparing, false, true,
      "it has the job's memory, and not said that it is ready"},
+    {FaultPoint::kStaged, "staged", FaultStage::kMoving, false, true,
+     "a member has the memory for a job's next mesh, and not said so; the job trains on"},
+    {FaultPoint::kEpochEnded, "epoch-ended", FaultStage::kMoving, false, false,
+     "its part in the older epoch is over, and nothing of its shard has moved"},
+    {FaultPoint::kShardMoved, "shard-moved", FaultStage::kMoving, false, false,
+     "its shard has moved, and it has not said so"},
     {FaultPoint::kAttaching, "attaching", FaultStage::kCalling, false, true,
      "a trainer has its slots, and not their memory"},
     {FaultPoint::kPulling, "pulling", FaultStage::kCalling, false, true,

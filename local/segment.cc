@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -133,7 +134,7 @@ absl::Status Segment::RefuseNewWriters() {
   return ErrnoError(absl::StatusCode::kInternal, "making a segment read-only", errno);
 }
 
-absl::Status Segment::Punch(int64_t begin, int64_t bytes) {
+absl::Status Segment::Punch(int64_t begin, int64_t bytes) const {
   if (bytes == 0 || fallocate(fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, data_offset_ + begin, bytes) == 0) {
     return absl::OkStatus();
   }
@@ -145,6 +146,27 @@ absl::Status Segment::Guard(int64_t begin, int64_t bytes, bool accessible) {
   if (bytes == 0 || mprotect(data() + begin, bytes, accessible ? open : PROT_NONE) == 0) return absl::OkStatus();
   return ErrnoError(absl::StatusCode::kResourceExhausted, absl::StrCat("guarding ", bytes, " bytes of a segment"),
                     errno);
+}
+
+namespace {
+// The part of [begin, begin + bytes) of a segment that there is.
+int64_t Within(int64_t begin, int64_t bytes, int64_t num_bytes) {
+  return std::clamp<int64_t>(num_bytes - begin, 0, bytes);
+}
+}  // namespace
+
+absl::Status Segment::TakePages(int64_t begin, int64_t bytes) const {
+  const int64_t there = Within(begin, bytes, num_bytes_);
+  const int kind = access_ == Access::kReadOnly ? MADV_POPULATE_READ : MADV_POPULATE_WRITE;
+  if (there == 0 || madvise(mapping_ + begin, there, kind) == 0) return absl::OkStatus();
+  if (errno == EINVAL) return absl::OkStatus();  // Linux before 5.14
+  return ErrnoError(absl::StatusCode::kResourceExhausted, absl::StrCat("taking memory for ", there, " bytes"), errno);
+}
+
+absl::Status Segment::Allocate(int64_t begin, int64_t bytes) const {
+  const int64_t there = Within(begin, bytes, num_bytes_);
+  if (there == 0 || fallocate(fd(), FALLOC_FL_KEEP_SIZE, begin, there) == 0) return absl::OkStatus();
+  return ErrnoError(absl::StatusCode::kResourceExhausted, absl::StrCat("taking memory for ", there, " bytes"), errno);
 }
 
 absl::Status Segment::MakePrivate() {

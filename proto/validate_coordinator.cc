@@ -42,7 +42,7 @@ absl::Status CheckMemberStatus(const v1::MemberStatus& status) {
   RETURN_IF_ERROR(ValidateId("job", status.job()));
   RETURN_IF_ERROR(CheckRange("epoch", status.epoch(), 1, kNoLimit));
   RETURN_IF_ERROR(CheckRange("rank", status.rank(), 0, kMaxMeshRanks - 1));
-  RETURN_IF_ERROR(CheckRange("state", status.state(), v1::MEMBER_STATE_PREPARING, v1::MEMBER_STATE_FAILED));
+  RETURN_IF_ERROR(CheckRange("state", status.state(), v1::MEMBER_STATE_PREPARING, v1::MEMBER_STATE_PREPARED));
   if (!status.plan_hash().empty() || status.state() == v1::MEMBER_STATE_READY) {
     RETURN_IF_ERROR(CheckHash("plan_hash", status.plan_hash()));
   }
@@ -100,6 +100,12 @@ absl::Status Validate(const v1::DescribeJobRequest& request) { return ValidateId
 absl::Status Validate(const v1::ListJobsRequest&) { return absl::OkStatus(); }
 
 absl::Status Validate(const v1::DeleteJobRequest& request) { return ValidateId("job", request.job()); }
+
+absl::Status Validate(const v1::ReshardJobRequest& request) {
+  RETURN_IF_ERROR(ValidateId("job", request.job()));
+  if (request.mesh().empty()) return absl::InvalidArgumentError("mesh is unset; give one, such as \"fsdp=4\"");
+  return CheckCount("mesh dimensions", request.mesh_size(), kMaxMeshDims);
+}
 
 absl::Status Validate(const v1::ResolveNamesRequest& request) {
   RETURN_IF_ERROR(ValidateId("job", request.job()));

@@ -56,6 +56,11 @@ absl::Status Coordinator::Tick(absl::Time now) {
   }
   for (const auto& [name, job] : state_.jobs) {
     if (job.progress_unsaved) transaction.MutableJob(name);
+    if (job.next != nullptr && now - job.next->since > options_.reshard_timeout) {
+      GiveUpReshard(transaction, name,
+                    absl::StrCat("its workers did not have their memory within ",
+                                 absl::FormatDuration(options_.reshard_timeout)));
+    }
   }
   AssignWaitingJobs(transaction, now);
   return Commit(transaction);

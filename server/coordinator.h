@@ -30,6 +30,7 @@
 #include "server/assignment.h"
 #include "server/job_definition.h"
 #include "server/records.h"
+#include "server/reform.h"
 #include "server/state.h"
 #include "server/store.h"
 
@@ -42,6 +43,8 @@ struct CoordinatorOptions {
   // Members that a job may lose while it is being prepared, or while it re-forms without a step in between: it may be
   // what kills them. One more, and it fails.
   int max_lost_members = 8;
+  // For the members to be of a job that is resharded to build their memory; then it stays where it is.
+  absl::Duration reshard_timeout = absl::Minutes(10);
 };
 
 // A job as it is now.
@@ -59,13 +62,15 @@ struct JobView {
   int64_t committed_step = -1;
   std::vector<int64_t> published_steps;
   std::string error;        // of FAILED
-  std::string waiting_for;  // of WAITING
+  std::string waiting_for;  // of WAITING, and while it re-forms of what it waits for besides its members
   absl::Duration heartbeat_timeout;
+  std::shared_ptr<const NextMesh> next;  // while it is resharded, and trains on
+  std::string reshard_error;             // why it was not, the last time
 };
 
 // What a worker says of one of its jobs. Meanings: MemberStatus in coordinator.proto.
 struct MemberReport {
-  enum class State { kPreparing, kReady, kFailed };
+  enum class State { kPreparing, kPrepared, kReady, kFailed };
   std::string job;
   int64_t epoch = 0;
   int32_t rank = 0;
@@ -81,7 +86,8 @@ struct MemberReport {
 struct Origin {
   int64_t epoch = 0;  // 0: the job does not re-form
   std::string mesh;
-  std::vector<int32_t> was;  // by rank
+  std::vector<int32_t> was;           // by rank
+  std::vector<MemberRecord> leavers;  // each with its rank then
 };
 
 // What a worker shall hold.
@@ -91,6 +97,8 @@ struct Assignment {
   int32_t rank = 0;
   std::vector<WorkerIdentity> peers;  // by rank, the worker itself included
   Origin from;
+  bool staged = false;  // the job is at from.epoch still, which the worker holds on
+  bool leaves = false;  // of those: it will not be a member; `rank` is that of now
 };
 
 // A job that a worker's next life holds as its last one did.
@@ -125,6 +133,15 @@ class Coordinator {
   absl::StatusOr<JobView> DescribeJob(const std::string& name, absl::Time now) const;
   std::vector<JobView> ListJobs(absl::Time now) const;  // by name
   absl::Status DeleteJob(const std::string& name, absl::Time now);
+  // The READY job is to go on on `mesh`, of its members and others of their host. While those build their memory it
+  // trains on; then it re-forms, and is READY again at a later epoch. If one of them ends or fails before that, or it
+  // takes longer than the options' reshard_timeout, it stays as it is (JobView::reshard_error). From then on it is
+  // `mesh` that it goes back to after losses. Again, or to the mesh that it has: OK. While it is on its way to another
+  // one, its present mesh calls that off.
+  //   InvalidArgument, ResourceExhausted: a mesh that it cannot have. Unavailable: it is not READY, or a member does
+  //   not answer: later. FailedPrecondition: it is on its way to another mesh; there are not enough workers; or it is
+  //   a job that cannot (several hosts, bucket residency, CUDA devices), or has failed.
+  absl::Status Reshard(const std::string& name, const MeshSpec& mesh, absl::Time now);
   absl::StatusOr<std::shared_ptr<const JobDefinition>> Definition(const std::string& name) const;
 
   // OK also when the same life of the worker has joined before.
@@ -187,17 +204,37 @@ class Coordinator {
   bool IsThere(const Worker& worker, absl::Time now) const;
   const Worker* WorkerOf(const MemberRecord& member) const;  // null: that life is not the worker's newest
   absl::Status CheckReforms(const Job& job) const;
-  // Members that have what the job had when it was READY last, each with its rank then.
+  static constexpr size_t kNobody = SIZE_MAX;
+  // Members that have what the job had when it was READY last, each with its rank then, without the one at `lost`.
   std::vector<MemberRecord> Holders(const Job& job, size_t lost, absl::Time now) const;
   std::vector<Candidate> Spares(const Job& job, size_t lost, const std::vector<MemberRecord>& holders,
                                 absl::Time now) const;
+  absl::StatusOr<Reformed> FormWithout(const Job& job, size_t lost, absl::Time now) const;
   // The job, READY or re-forming, goes on without a member. On an error, whose message ends a sentence, nothing
   // changed.
   absl::Status ReformJob(Transaction& transaction, const std::string& name, size_t lost, const std::string& cause,
                          absl::Time now);
+  // The job re-forms, and the member at `rank` is lost, whose shard nobody else has and whose next life a keeper will
+  // start soon: it waits for that.
+  bool AwaitsLife(const Job& job, size_t rank, absl::Time now) const;
+  // `worker`, of a job that waits so, is there again.
+  void FormAgain(Transaction& transaction, const WorkerIdentity& worker, absl::Time now);
+  // Of jobs that re-form: the memory of `last` is `life`'s. The job's names.
+  std::vector<std::string> TakeOverHeld(Transaction& transaction, const WorkerIdentity& last,
+                                        const WorkerIdentity& life, const std::vector<ResumedJob>& resumed);
   static void MakeReady(Transaction& transaction, JobRecord& job);
   static absl::Status LoadMeshes(Job& job);
   static Origin OriginOf(const JobRecord& job);
+
+  // coordinator_reshard.cc
+  absl::Status CheckReshards(const Job& job, const MeshSpec& mesh, absl::Time now) const;
+  void GiveUpReshard(Transaction& transaction, const std::string& name, const std::string& cause);
+  // Reshardings that have `worker` are given up.
+  void LoseFromReshards(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause);
+  // A report of a member to be. False: it is not of one.
+  bool ApplyStaged(Transaction& transaction, const MemberReport& report, const WorkerIdentity& worker);
+  void MoveToNext(Transaction& transaction, const std::string& name);
+  static void AddStaged(const Job& job, const WorkerIdentity& worker, std::vector<Assignment>& assignments);
 
   // coordinator_membership.cc
   bool IsSilent(const Worker& worker, absl::Time now) const;

@@ -101,6 +101,8 @@ JobView Coordinator::View(const Job& job, absl::Time now) const {
   view.committed_step = job.record.committed_step;
   view.published_steps = job.record.published_steps;
   view.error = job.record.error;
+  view.next = job.next;
+  view.reshard_error = job.reshard_error;
   const bool keepable = IsKeepable(job);
   for (const MemberRecord& member : job.record.members) {
     const auto found = state_.workers.find(member.worker.name);
@@ -110,6 +112,7 @@ JobView Coordinator::View(const Job& job, absl::Time now) const {
     const bool kept = keepable && traits.has_value() && traits->kept && !traits->has_device;
     view.members.push_back({member.worker, there && !IsSilent(found->second, now), member.ready, kept});
   }
+  if (job.awaits_life) view.waiting_for = "the next life of a worker that has a shard which nobody else has";
   if (view.state == JobState::kWaiting) {
     view.waiting_for = ChooseMembers(DemandOf(*job.definition), Candidates(job.record, now, {})).waiting_for;
   }
@@ -168,6 +171,7 @@ int64_t Coordinator::NextEpoch(const JobRecord& job) const { return std::max(job
 void Coordinator::FailJob(Transaction& transaction, const std::string& name, const std::string& cause) {
   JobRecord& job = transaction.MutableJob(name).record;
   if (job.state != JobState::kPreparing && job.state != JobState::kReady) return;  // the first cause is kept
+  transaction.MutableJob(name).awaits_life = false;
   job.state = JobState::kFailed;
   const std::string step =
       job.committed_step < 0 ? "no step of it is known" : absl::StrCat("its newest known step is ", job.committed_step);
@@ -193,13 +197,22 @@ void Coordinator::LoseMember(Transaction& transaction, const std::string& name, 
   if (record.state == JobState::kFailed || (prepares && record.committed_step >= 0)) {
     return FailJob(transaction, name, cause);
   }
+  GiveUpReshard(transaction, name, cause);
+  const bool awaits = AwaitsLife(state_.jobs.at(name), rank, now);
   Job& job = transaction.MutableJob(name);
+  if (awaits && job.awaits_life) return;
   job.lost_members += died;
   if (job.lost_members > options_.max_lost_members) {
     return FailJob(transaction, name,
                    absl::StrCat(cause, "; before it the job lost ", options_.max_lost_members, " members ",
                                 prepares ? "while it was being prepared" : "without a step between them",
                                 ", which it may be the cause of: see their logs"));
+  }
+  if (awaits) {
+    job.awaits_life = true;
+    transaction.Event(absl::StrCat("event=job_awaits job=", name, " epoch=", record.epoch, " worker=",
+                                   record.members[rank].worker.name, " cause=\"", absl::CHexEscape(cause), "\""));
+    return;
   }
   if (!prepares) {
     const absl::Status reformed = ReformJob(transaction, name, rank, cause, now);

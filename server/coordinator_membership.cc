@@ -15,16 +15,17 @@ bool SamePlace(const WorkerIdentity& a, const WorkerIdentity& b) {
   return a.host_id == b.host_id && a.address == b.address && a.local_socket == b.local_socket;
 }
 
-bool Names(const std::vector<ResumedJob>& resumed, const JobRecord& job, size_t rank) {
+bool Names(const std::vector<ResumedJob>& resumed, const JobRecord& job, int64_t epoch, int64_t rank) {
   return absl::c_any_of(resumed, [&](const ResumedJob& held) {
-    return held.job == job.name && held.epoch == job.epoch && held.rank == static_cast<int32_t>(rank);
+    return held.job == job.name && held.epoch == epoch && held.rank == rank;
   });
 }
 
 // Whether the job goes on when the next life of its member takes over. On several hosts it does not: the connections
 // between the hosts ended with the life.
 bool GoesOn(const JobRecord& job, size_t rank, const std::vector<ResumedJob>& resumed) {
-  return job.state == JobState::kReady && OnOneHost(job.members) && Names(resumed, job, rank);
+  return job.state == JobState::kReady && OnOneHost(job.members) &&
+         Names(resumed, job, job.epoch, static_cast<int64_t>(rank));
 }
 
 std::string Member(const WorkerIdentity& worker, size_t rank) {
@@ -70,7 +71,10 @@ bool Coordinator::TakesOver(const LastLife& last, const WorkerIdentity& old) con
   return absl::c_any_of(state_.jobs, [&](const auto& named) {
     const JobRecord& job = named.second.record;
     for (size_t rank = 0; rank < job.members.size(); ++rank) {
-      if (SameLife(job.members[rank].worker, old) && Names(last.resumed, job, rank)) return true;
+      const MemberRecord& member = job.members[rank];
+      if (!SameLife(member.worker, old)) continue;
+      if (Names(last.resumed, job, job.epoch, static_cast<int64_t>(rank))) return true;
+      if (job.from_epoch > 0 && Names(last.resumed, job, job.from_epoch, member.was)) return true;
     }
     return false;
   });
@@ -134,10 +138,16 @@ void Coordinator::Resume(Transaction& transaction, const Worker& worker, const s
       ++num_jobs;
     }
   }
-  transaction.Event(absl::StrCat("event=worker_resumed ", Life(life), " was=", last.incarnation, " jobs=", num_jobs,
-                                 " pid=", life.pid));
+  const std::vector<std::string> held = TakeOverHeld(transaction, last, life, resumed);
+  transaction.Event(absl::StrCat("event=worker_resumed ", Life(life), " was=", last.incarnation,
+                                 " jobs=", num_jobs + held.size(), " pid=", life.pid));
   transaction.PutWorker(worker);
   LoseWorker(transaction, last, "ended", now);
+  for (const std::string& name : held) {
+    const std::string cause = absl::StrCat("worker ", life.name, " ended, and has what it held");
+    const absl::Status formed = ReformJob(transaction, name, kNobody, cause, now);
+    if (!formed.ok()) FailJob(transaction, name, absl::StrCat(cause, "; it cannot re-form: ", formed.message()));
+  }
 }
 
 absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits,
@@ -181,10 +191,12 @@ absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string
   if (worker.record.state == WorkerState::kLeft) return CheckJoin(worker, worker.record.identity, now, {});
   const WorkerIdentity identity = worker.record.identity;
   RETURN_IF_ERROR(CheckRanks(reports, identity));
+  const bool doubted = worker.doubted;
   Hear(worker, now);
   TakeTraits(worker, traits);
 
   Transaction transaction = NewTransaction();
+  if (doubted) FormAgain(transaction, identity, now);
   if (worker.record.state == WorkerState::kDead) {
     transaction.MutableWorker(name).record.state = WorkerState::kAlive;
     transaction.Event(absl::StrCat("event=worker_heard_again ", Life(identity)));
@@ -213,6 +225,7 @@ absl::Status Coordinator::Leave(const std::string& name, int64_t incarnation, ab
 
 void Coordinator::LoseWorker(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause,
                              absl::Time now, bool died) {
+  LoseFromReshards(transaction, worker, absl::StrCat("worker ", worker.name, " (pid ", worker.pid, ") ", cause));
   for (const auto& [name, job] : state_.jobs) {
     for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
       if (!SameLife(job.record.members[rank].worker, worker)) continue;
@@ -334,6 +347,7 @@ absl::Status Coordinator::ApplyOtherPlan(Transaction& transaction, const MemberR
 
 absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberReport& report,
                                       const WorkerIdentity& worker, absl::Time now) {
+  if (ApplyStaged(transaction, report, worker)) return absl::OkStatus();
   const Job* there = JobOf(report, worker);
   if (there == nullptr) return absl::OkStatus();
   if (!report.plan_hash.empty() && report.plan_hash != there->definition->plan().hash()) {
@@ -382,8 +396,9 @@ std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker)
       if (!SameLife(other.worker, worker)) continue;
       const JobRecord& record = job.record;
       assignments.push_back(
-          {job.definition, record.from_epoch, other.was, {}, {record.from_epoch, record.from_mesh, {}}});
+          {job.definition, record.from_epoch, other.was, {}, {record.from_epoch, record.from_mesh, {}, {}}});
     }
+    AddStaged(job, worker, assignments);
   }
   return assignments;
 }

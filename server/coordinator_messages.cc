@@ -18,6 +18,49 @@ v1::JobState ToProto(JobState state) {
   return v1::JOB_STATE_UNSPECIFIED;
 }
 
+namespace {
+
+v1::Resharding ToProto(const NextMesh& next) {
+  v1::Resharding proto;
+  *proto.mutable_mesh() = next.definition->proto().mesh();
+  proto.set_epoch(next.epoch);
+  for (const MemberRecord& member : next.members) proto.add_workers(member.worker.name);
+  for (const MemberRecord& leaver : next.leavers) proto.add_leavers(leaver.worker.name);
+  for (const std::vector<MemberRecord>* all : {&next.members, &next.leavers}) {
+    for (const MemberRecord& member : *all) {
+      if (!member.ready) proto.add_preparing(member.worker.name);
+    }
+  }
+  return proto;
+}
+
+v1::Peer PeerOf(const WorkerIdentity& worker, int32_t rank) {
+  v1::Peer peer;
+  peer.set_rank(rank);
+  peer.set_worker(worker.name);
+  peer.set_incarnation(worker.incarnation);
+  peer.set_local_socket(worker.local_socket);
+  peer.set_pid(worker.pid);
+  peer.set_host_id(worker.host_id);
+  peer.set_address(worker.address);
+  return peer;
+}
+
+MemberReport::State StateOf(v1::MemberState state) {
+  switch (state) {
+    case v1::MEMBER_STATE_FAILED:
+      return MemberReport::State::kFailed;
+    case v1::MEMBER_STATE_READY:
+      return MemberReport::State::kReady;
+    case v1::MEMBER_STATE_PREPARED:
+      return MemberReport::State::kPrepared;
+    default:
+      return MemberReport::State::kPreparing;
+  }
+}
+
+}  // namespace
+
 v1::JobDescription ToProto(const JobView& view, bool with_parameters) {
   v1::JobDescription proto;
   if (with_parameters) {
@@ -48,6 +91,8 @@ v1::JobDescription ToProto(const JobView& view, bool with_parameters) {
   proto.set_error(view.error);
   proto.set_waiting_for(view.waiting_for);
   proto.set_heartbeat_timeout_ms(absl::ToInt64Milliseconds(view.heartbeat_timeout));
+  proto.set_reshard_error(view.reshard_error);
+  if (view.next != nullptr) *proto.mutable_resharding() = ToProto(*view.next);
   return proto;
 }
 
@@ -55,6 +100,8 @@ v1::Assignment ToProto(const Assignment& assignment, bool known) {
   v1::Assignment proto;
   proto.set_epoch(assignment.epoch);
   proto.set_rank(assignment.rank);
+  proto.set_staged(assignment.staged);
+  proto.set_leaves(assignment.leaves);
   const Origin& from = assignment.from;
   if (from.epoch > 0) proto.mutable_from()->set_epoch(from.epoch);
   if (known) {
@@ -65,16 +112,11 @@ v1::Assignment ToProto(const Assignment& assignment, bool known) {
   proto.set_plan_hash(assignment.definition->plan().hash());
   if (from.epoch > 0) proto.mutable_from()->set_mesh(from.mesh);
   for (const int32_t was : from.was) proto.mutable_from()->add_was(was);
+  for (const MemberRecord& leaver : from.leavers) {
+    *proto.mutable_from()->add_leavers() = PeerOf(leaver.worker, leaver.was);
+  }
   for (size_t rank = 0; rank < assignment.peers.size(); ++rank) {
-    const WorkerIdentity& worker = assignment.peers[rank];
-    v1::Peer* peer = proto.add_peers();
-    peer->set_rank(static_cast<int32_t>(rank));
-    peer->set_worker(worker.name);
-    peer->set_incarnation(worker.incarnation);
-    peer->set_local_socket(worker.local_socket);
-    peer->set_pid(worker.pid);
-    peer->set_host_id(worker.host_id);
-    peer->set_address(worker.address);
+    *proto.add_peers() = PeerOf(assignment.peers[rank], static_cast<int32_t>(rank));
   }
   return proto;
 }
@@ -139,9 +181,7 @@ std::vector<MemberReport> ReportsFromProto(const v1::HeartbeatRequest& request) 
     report.job = from.job();
     report.epoch = from.epoch();
     report.rank = from.rank();
-    report.state = from.state() == v1::MEMBER_STATE_FAILED  ? MemberReport::State::kFailed
-                   : from.state() == v1::MEMBER_STATE_READY ? MemberReport::State::kReady
-                                                            : MemberReport::State::kPreparing;
+    report.state = StateOf(from.state());
     report.plan_hash = from.plan_hash();
     report.committed_step = from.committed_step();
     report.published_steps.assign(from.published_steps().begin(), from.published_steps().end());

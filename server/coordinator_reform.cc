@@ -1,4 +1,4 @@
-// Jobs that lost a member and go on without it.
+// Jobs that lost a member and go on without it, or with its next life.
 #include <algorithm>
 #include <utility>
 
@@ -8,7 +8,6 @@
 #include "absl/strings/str_join.h"
 #include "core/status.h"
 #include "server/coordinator.h"
-#include "server/reform.h"
 
 namespace shardmesh {
 namespace {
@@ -16,6 +15,18 @@ namespace {
 absl::StatusOr<MeshSpec> FromMesh(const Job& job) {
   if (job.record.state == JobState::kReady) return job.definition->spec().mesh;
   return ParseMeshSpec(job.record.from_mesh);
+}
+
+// That it goes back to when workers are there again.
+absl::StatusOr<MeshSpec> WantedMesh(const Job& job) {
+  if (job.record.wanted_mesh.empty()) return job.defined->spec().mesh;
+  return ParseMeshSpec(job.record.wanted_mesh);
+}
+
+std::vector<MemberRecord> AllHolders(const JobRecord& job) {
+  std::vector<MemberRecord> all = job.members;
+  all.insert(all.end(), job.others.begin(), job.others.end());
+  return all;
 }
 
 }  // namespace
@@ -62,36 +73,42 @@ std::vector<MemberRecord> Coordinator::Holders(const Job& job, size_t lost, absl
 
 std::vector<Candidate> Coordinator::Spares(const Job& job, size_t lost, const std::vector<MemberRecord>& holders,
                                            absl::Time now) const {
-  const WorkerIdentity& gone = job.record.members[lost].worker;
+  const std::vector<MemberRecord>& members = job.record.members;
   std::vector<Candidate> spares = Candidates(job.record, now, CountJobs());
   const auto unfit = [&](const Candidate& spare) {
-    return spare.worker->host_id != gone.host_id || spare.traits.has_device || SameLife(gone, *spare.worker) ||
+    return spare.worker->host_id != members[0].worker.host_id || spare.traits.has_device ||
+           (lost != kNobody && SameLife(members[lost].worker, *spare.worker)) ||
            absl::c_any_of(holders, [&](const MemberRecord& holder) { return SameLife(holder.worker, *spare.worker); });
   };
   spares.erase(std::remove_if(spares.begin(), spares.end(), unfit), spares.end());
   return spares;
 }
 
+absl::StatusOr<Reformed> Coordinator::FormWithout(const Job& job, size_t lost, absl::Time now) const {
+  RETURN_IF_ERROR(CheckReforms(job));
+  ASSIGN_OR_RETURN(const MeshSpec from, FromMesh(job));
+  ASSIGN_OR_RETURN(const MeshSpec wanted, WantedMesh(job));
+  const std::vector<MemberRecord> holders = Holders(job, lost, now);
+  return Reform(wanted, from, holders, Spares(job, lost, holders, now));
+}
+
 absl::Status Coordinator::ReformJob(Transaction& transaction, const std::string& name, size_t lost,
                                     const std::string& cause, absl::Time now) {
   const Job& there = state_.jobs.at(name);
-  RETURN_IF_ERROR(CheckReforms(there));
-  ASSIGN_OR_RETURN(const MeshSpec from, FromMesh(there));
-  const std::vector<MemberRecord> holders = Holders(there, lost, now);
-  const MeshSpec& defined = there.defined->spec().mesh;
-  ASSIGN_OR_RETURN(Reformed reformed, Reform(defined, from, holders, Spares(there, lost, holders, now)));
+  ASSIGN_OR_RETURN(Reformed reformed, FormWithout(there, lost, now));
   ASSIGN_OR_RETURN(auto definition, WithMesh(there.defined, reformed.mesh));
 
   Job& job = transaction.MutableJob(name);
-  job.definition = std::move(definition);
   JobRecord& record = job.record;
   if (record.state == JobState::kReady) {
     record.from_epoch = record.epoch;
-    record.from_mesh = from.ToString();
+    record.from_mesh = job.definition->spec().mesh.ToString();
   }
+  job.definition = std::move(definition);
+  job.awaits_life = false;
   record.state = JobState::kPreparing;
   record.epoch = NextEpoch(record);
-  record.mesh = reformed.mesh == defined ? "" : reformed.mesh.ToString();
+  record.mesh = reformed.mesh == job.defined->spec().mesh ? "" : reformed.mesh.ToString();
   record.members = std::move(reformed.members);
   record.others = std::move(reformed.others);
   transaction.Event(absl::StrCat(
@@ -101,6 +118,51 @@ absl::Status Coordinator::ReformJob(Transaction& transaction, const std::string&
                     [](std::string* out, const MemberRecord& member) { absl::StrAppend(out, member.worker.name); }),
       " cause=\"", absl::CHexEscape(cause), "\""));
   return absl::OkStatus();
+}
+
+bool Coordinator::AwaitsLife(const Job& job, size_t rank, absl::Time now) const {
+  const JobRecord& record = job.record;
+  if (record.state != JobState::kPreparing || record.from_epoch == 0) return false;
+  const Worker* worker = WorkerOf(record.members[rank]);
+  const bool comes_back = worker != nullptr && worker->record.state == WorkerState::kAlive && !IsSilent(*worker, now) &&
+                          worker->traits.has_value() && worker->traits->kept;
+  return comes_back && !FormWithout(job, rank, now).ok();
+}
+
+void Coordinator::FormAgain(Transaction& transaction, const WorkerIdentity& worker, absl::Time now) {
+  std::vector<std::string> names;
+  for (const auto& [name, job] : state_.jobs) {
+    if (job.awaits_life &&
+        absl::c_any_of(AllHolders(job.record), [&](const MemberRecord& m) { return SameLife(m.worker, worker); })) {
+      names.push_back(name);
+    }
+  }
+  for (const std::string& name : names) {
+    const std::string cause = absl::StrCat("worker ", worker.name, " is there again");
+    ReformJob(transaction, name, kNobody, cause, now).IgnoreError();  // it waits on
+  }
+}
+
+std::vector<std::string> Coordinator::TakeOverHeld(Transaction& transaction, const WorkerIdentity& last,
+                                                   const WorkerIdentity& life, const std::vector<ResumedJob>& resumed) {
+  std::vector<std::string> names;
+  for (const auto& [name, there] : state_.jobs) {
+    if (there.record.state != JobState::kPreparing || there.record.from_epoch == 0) continue;
+    const auto held = [&](const MemberRecord& member) {
+      return SameLife(member.worker, last) && absl::c_any_of(resumed, [&](const ResumedJob& job) {
+               return job.job == there.record.name && job.epoch == there.record.from_epoch && job.rank == member.was;
+             });
+    };
+    if (absl::c_none_of(AllHolders(there.record), held)) continue;
+    JobRecord& record = transaction.MutableJob(name).record;
+    for (std::vector<MemberRecord>* all : {&record.members, &record.others}) {
+      for (MemberRecord& member : *all) {
+        if (held(member)) member.worker = life;
+      }
+    }
+    names.push_back(name);
+  }
+  return names;
 }
 
 void Coordinator::MakeReady(Transaction& transaction, JobRecord& job) {
@@ -113,7 +175,7 @@ void Coordinator::MakeReady(Transaction& transaction, JobRecord& job) {
 }
 
 Origin Coordinator::OriginOf(const JobRecord& job) {
-  Origin from{job.from_epoch, job.from_mesh, {}};
+  Origin from{job.from_epoch, job.from_mesh, {}, job.others};
   if (job.from_epoch == 0) return from;
   for (const MemberRecord& member : job.members) from.was.push_back(member.was);
   return from;
@@ -122,15 +184,14 @@ Origin Coordinator::OriginOf(const JobRecord& job) {
 // What a state file says of a job that was formed anew.
 absl::Status Coordinator::LoadMeshes(Job& job) {
   JobRecord& record = job.record;
+  RETURN_IF_ERROR(WantedMesh(job).status());
   if (!record.mesh.empty()) {
     ASSIGN_OR_RETURN(const MeshSpec mesh, ParseMeshSpec(record.mesh));
     ASSIGN_OR_RETURN(job.definition, WithMesh(job.defined, mesh));
   }
   if (record.from_epoch == 0) return absl::OkStatus();
   ASSIGN_OR_RETURN(const MeshSpec from, ParseMeshSpec(record.from_mesh));
-  std::vector<MemberRecord> all = record.members;
-  all.insert(all.end(), record.others.begin(), record.others.end());
-  for (const MemberRecord& member : all) {
+  for (const MemberRecord& member : AllHolders(record)) {
     if (member.was < -1 || member.was >= from.NumRanks()) {
       return absl::DataLossError(absl::StrCat("worker ", member.worker.name, " was no rank of ", record.from_mesh));
     }

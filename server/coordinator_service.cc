@@ -21,7 +21,8 @@ void Log(const std::vector<std::string>& events) {
   for (const std::string& event : events) {
     const bool bad = absl::StartsWith(event, "event=job_failed") || absl::StartsWith(event, "event=worker_dead") ||
                      absl::StartsWith(event, "event=job_reforms") || absl::StartsWith(event, "event=plan_differs") ||
-                     absl::StartsWith(event, "event=held_up") || absl::StartsWith(event, "event=other_state_file");
+                     absl::StartsWith(event, "event=held_up") || absl::StartsWith(event, "event=reshard_given_up") ||
+                     absl::StartsWith(event, "event=job_awaits") || absl::StartsWith(event, "event=other_state_file");
     spdlog::log(bad ? spdlog::level::warn : spdlog::level::info, "{}", event);
   }
 }
@@ -99,6 +100,23 @@ grpc::ServerUnaryReactor* CoordinatorService::DeleteJob(grpc::CallbackServerCont
     RETURN_IF_ERROR(Validate(q));
     return Locked(
         [&](shardmesh::Coordinator& coordinator, absl::Time now) { return coordinator.DeleteJob(q.job(), now); });
+  });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::ReshardJob(grpc::CallbackServerContext* context,
+                                                         const v1::ReshardJobRequest* request,
+                                                         v1::JobDescription* reply) {
+  return Unary(context, request, reply, [this](const v1::ReshardJobRequest& q, v1::JobDescription* r) -> absl::Status {
+    RETURN_IF_ERROR(Validate(q));
+    ASSIGN_OR_RETURN(const MeshSpec mesh, MeshSpecFromProto(q.mesh()));
+    JobView view;
+    RETURN_IF_ERROR(Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) -> absl::Status {
+      RETURN_IF_ERROR(coordinator.Reshard(q.job(), mesh, now));
+      ASSIGN_OR_RETURN(view, coordinator.DescribeJob(q.job(), now));
+      return absl::OkStatus();
+    }));
+    *r = ToProto(view, true);
+    return absl::OkStatus();
   });
 }
 

@@ -37,6 +37,8 @@ class CoordinatorService final : public v1::Coordinator::CallbackService {
                                      v1::ListJobsReply* reply) override;
   grpc::ServerUnaryReactor* DeleteJob(grpc::CallbackServerContext* context, const v1::DeleteJobRequest* request,
                                       v1::DeleteJobReply* reply) override;
+  grpc::ServerUnaryReactor* ReshardJob(grpc::CallbackServerContext* context, const v1::ReshardJobRequest* request,
+                                       v1::JobDescription* reply) override;
   grpc::ServerUnaryReactor* ResolveNames(grpc::CallbackServerContext* context, const v1::ResolveNamesRequest* request,
                                          v1::ResolveNamesReply* reply) override;
   grpc::ServerUnaryReactor* GetPlan(grpc::CallbackServerContext* context, const v1::GetPlanRequest* request,

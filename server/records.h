@@ -6,7 +6,10 @@
 //                 a member dies or leaves                    |      |
 //                                                            +------+--> FAILED (sticky: until the job is deleted)
 //   A READY job whose other members have a copy of every shard re-forms when a member dies or leaves: it is PREPARING
-//   again, without that one, with from_epoch set, and so again if it loses another; else it fails. It never waits.
+//   again, without that one, with from_epoch set, and so again if it loses another; else it fails. It never waits, but
+//   for the next life of a worker that a keeper restarts, while nobody else has its shard.
+//   A READY job that is brought to another mesh (Coordinator::Reshard) re-forms, too, once its members to be have
+//   prepared: until then nothing of it changes.
 //   worker: alive --silent longer than the timeout--> dead --a heartbeat of the same incarnation--> alive
 //           alive or dead --Leave--> left --Join with a larger incarnation--> alive
 //           alive --Join of the next life, which takes it over--> alive, as that life; its READY jobs stay READY
@@ -90,22 +93,23 @@ struct JobRecord {
   std::vector<MemberRecord> members;  // by rank; empty while WAITING
   // Lives of workers whose plan hash differed, or that failed while it re-formed: never members of this job again.
   std::vector<std::string> excluded;
-  std::string error;                  // of FAILED: the first cause
+  std::string error;  // of FAILED: the first cause
   int64_t committed_step = -1;
   std::vector<int64_t> published_steps;  // ascending
   std::string mesh;                      // of its members, MeshSpec::ToString; empty: that of its specification
+  std::string wanted_mesh;               // that it was brought to last; empty: that of its specification
   // While it re-forms: the epoch at which it was READY last, and its mesh then. Else 0 and empty.
   int64_t from_epoch = 0;
   std::string from_mesh;
   // Then, too: workers that were members at that epoch and are not now, each with its rank there (MemberRecord::was).
-  // They keep what they held, should another member be lost.
+  // They keep what they held: for the members, of a job that is resharded, or should another member be lost.
   std::vector<MemberRecord> others;
 
   friend bool operator==(const JobRecord& a, const JobRecord& b) {
     return a.name == b.name && a.state == b.state && a.epoch == b.epoch && a.members == b.members &&
            a.excluded == b.excluded && a.error == b.error && a.committed_step == b.committed_step &&
-           a.published_steps == b.published_steps && a.mesh == b.mesh && a.from_epoch == b.from_epoch &&
-           a.from_mesh == b.from_mesh && a.others == b.others;
+           a.published_steps == b.published_steps && a.mesh == b.mesh && a.wanted_mesh == b.wanted_mesh &&
+           a.from_epoch == b.from_epoch && a.from_mesh == b.from_mesh && a.others == b.others;
   }
 };
 

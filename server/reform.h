@@ -24,9 +24,14 @@ struct Reformed {
 //
 // The mesh is MeshFor(defined, all of these). Members by rank: the lowest holder of each shard, in the order of shards,
 // so rank 0 was a member; then the other holders by old rank; then the spares that serve the fewest jobs (then by
-// name). FailedPrecondition: `from` has no replicas, or there is no holder of a shard; the message is the end of a
-// sentence. REQUIRES: the meshes are valid, every holder's rank is in `from`.
+// name). FailedPrecondition: there is no holder of a shard; the message is the end of a sentence.
+// REQUIRES: the meshes are valid, every holder's rank is in `from`.
 absl::StatusOr<Reformed> Reform(const MeshSpec& defined, const MeshSpec& from, std::vector<MemberRecord> holders,
                                 std::vector<Candidate> spares);
+
+// The same on a mesh that is given. Members by rank: the holders by old rank, then the spares; holders that have no
+// place are `others`, and may be the only ones that have their shards. FailedPrecondition: there are not so many; the
+// message is the end of a sentence.
+absl::StatusOr<Reformed> FormOn(const MeshSpec& mesh, std::vector<MemberRecord> holders, std::vector<Candidate> spares);
 
 }  // namespace shardmesh

@@ -13,7 +13,7 @@
 namespace shardmesh {
 namespace {
 
-constexpr int64_t kSchemaVersion = 2;           // PRAGMA user_version
+constexpr int64_t kSchemaVersion = 3;           // PRAGMA user_version
 constexpr int64_t kApplicationId = 0x73686d31;  // PRAGMA application_id: "shm1"
 
 // Text is stored as blobs: what a peer sent is kept byte for byte. Lists of numbers and ids are joined by ",".
@@ -35,6 +35,11 @@ ALTER TABLE jobs ADD COLUMN mesh BLOB NOT NULL DEFAULT '';
 ALTER TABLE jobs ADD COLUMN from_epoch INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE jobs ADD COLUMN from_mesh BLOB NOT NULL DEFAULT '';
 ALTER TABLE members ADD COLUMN was INTEGER NOT NULL DEFAULT -1;
+)";
+
+// Version 2 to 3: jobs that are resharded.
+constexpr char kUpgradeTo3[] = R"(
+ALTER TABLE jobs ADD COLUMN wanted_mesh BLOB NOT NULL DEFAULT '';
 )";
 
 WorkerIdentity IdentityAt(const SqliteStatement& row, int column) {
@@ -103,21 +108,22 @@ class SqliteStore final : public Store {
     if (version == 0 && tables == 0) {
       RETURN_IF_ERROR(db_.Execute(kSchema));
       RETURN_IF_ERROR(db_.Execute(absl::StrCat("PRAGMA application_id=", kApplicationId).c_str()));
-      return Upgrade();
+      return UpgradeFrom(1);
     }
     if (application != kApplicationId) {
       return absl::FailedPreconditionError(
           absl::StrCat("state file ", path_, " belongs to another program; give --state another file"));
     }
     if (version == kSchemaVersion) return absl::OkStatus();
-    if (version == 1) return Upgrade();
+    if (version == 1 || version == 2) return UpgradeFrom(version);
     return absl::FailedPreconditionError(
         absl::StrCat("state file ", path_, " has schema version ", version, ", and this coordinator reads version ",
                      kSchemaVersion, "; run the version of shardmesh that wrote it, or give --state another file"));
   }
 
-  absl::Status Upgrade() {
-    RETURN_IF_ERROR(db_.Execute(kUpgradeTo2));
+  absl::Status UpgradeFrom(int64_t version) {
+    if (version == 1) RETURN_IF_ERROR(db_.Execute(kUpgradeTo2));
+    RETURN_IF_ERROR(db_.Execute(kUpgradeTo3));
     return db_.Execute(absl::StrCat("PRAGMA user_version=", kSchemaVersion).c_str());
   }
 
@@ -153,9 +159,10 @@ class SqliteStore final : public Store {
   absl::Status WriteJob(const JobRecord& job) {
     const std::string excluded = absl::StrJoin(job.excluded, ",");
     const std::string published = absl::StrJoin(job.published_steps, ",");
-    SqliteStatement put(db_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?)");
+    SqliteStatement put(db_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?,?)");
     put.Bind(job.name).Bind(static_cast<int64_t>(job.state)).Bind(job.epoch).Bind(excluded).Bind(job.error);
     put.Bind(job.committed_step).Bind(published).Bind(job.mesh).Bind(job.from_epoch).Bind(job.from_mesh);
+    put.Bind(job.wanted_mesh);
     RETURN_IF_ERROR(put.Run());
     RETURN_IF_ERROR(SqliteStatement(db_, "DELETE FROM members WHERE job=?").Bind(job.name).Run());
     SqliteStatement member(db_, "INSERT INTO members VALUES(?,?,?,?,?,?,?,?,?,?)");
@@ -220,6 +227,7 @@ class SqliteStore final : public Store {
       job.mesh = row.Text(7);
       job.from_epoch = row.Integer(8);
       job.from_mesh = row.Text(9);
+      job.wanted_mesh = row.Text(10);
       if (JobStateName(job.state) == "unknown" || contents.specs.count(job.name) == 0) {
         return Damaged(absl::StrCat("job ", job.name, " has state ", row.Integer(1), ", or no specification"));
       }

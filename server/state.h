@@ -16,12 +16,26 @@
 
 namespace shardmesh {
 
+// A READY job on its way to another mesh: who its members will be. While they build their memory it trains on, and
+// nothing of it has changed.
+struct NextMesh {
+  int64_t epoch = 0;
+  std::shared_ptr<const JobDefinition> definition;
+  std::vector<MemberRecord> members;  // by rank; ready: it has its memory
+  std::vector<MemberRecord> leavers;  // members of now that will be none; ready: it knows
+  absl::Time since;
+};
+
 struct Job {
   JobRecord record;
   std::shared_ptr<const JobDefinition> defined;     // as it was given
   std::shared_ptr<const JobDefinition> definition;  // with the mesh that it has now
   bool progress_unsaved = false;  // committed_step, published_steps: written by the next Tick, said again by rank 0
-  int lost_members = 0;           // that died since its last step or, without one, its making; not stored
+  // Not stored:
+  int lost_members = 0;                  // that died since its last step or, without one, its making
+  bool awaits_life = false;              // it re-forms, and the only holder of a shard is to come back
+  std::shared_ptr<const NextMesh> next;  // a coordinator that restarts knows nothing of it: then it is given up
+  std::string reshard_error;             // why the newest attempt to bring it to another mesh was given up
 };
 
 struct Worker {
@@ -34,7 +48,8 @@ struct Worker {
 struct CoordinatorState {
   std::map<std::string, Job> jobs;
   std::map<std::string, Worker> workers;
-  int64_t epoch_floor = 0;  // the largest epoch of a deleted job: a job of the same name must not be taken for it
+  // The largest epoch of a deleted job, or that a job was to have on another mesh: nothing else may be taken for that.
+  int64_t epoch_floor = 0;
 };
 
 // Changes memory at once and keeps what was there. Commit writes all changes to the store as one batch, and puts memory
@@ -53,6 +68,7 @@ class Transaction {
   void PutJob(Job job);
   void PutWorker(Worker worker);
   void DeleteJob(const std::string& name);  // raises the epoch floor to its epoch
+  void UseUpEpoch(int64_t epoch);           // no job gets it, or an older one, any more
   void DeleteWorker(const std::string& name);
 
   // A log line, key=value; part of the outcome only if the commit succeeds.

@@ -22,7 +22,7 @@ struct StoreBatch {
   std::map<std::string, std::string> put_specs;  // by job: a serialized v1::JobSpec; once, with the job's first record
   std::vector<JobRecord> put_jobs;
   std::vector<std::string> delete_jobs;  // with their specs
-  int64_t epoch_floor = 0;               // the largest epoch of a deleted job; a smaller value changes nothing
+  int64_t epoch_floor = 0;               // CoordinatorState::epoch_floor; a smaller value changes nothing
 
   bool empty() const;
 };

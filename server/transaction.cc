@@ -47,9 +47,11 @@ void Transaction::PutWorker(Worker worker) {
 
 void Transaction::DeleteJob(const std::string& name) {
   SaveJob(name);
-  state_.epoch_floor = std::max(state_.epoch_floor, state_.jobs.at(name).record.epoch);
+  UseUpEpoch(state_.jobs.at(name).record.epoch);
   state_.jobs.erase(name);
 }
+
+void Transaction::UseUpEpoch(int64_t epoch) { state_.epoch_floor = std::max(state_.epoch_floor, epoch); }
 
 void Transaction::DeleteWorker(const std::string& name) {
   SaveWorker(name);

@@ -74,7 +74,7 @@ struct Command {
   // Of kStep, kNorm, kGather, kReduce, and of kRestore the one that shards have; kInit: 0; kDigest, kFill,
   // kPublish: the committed one.
   int64_t step = 0;
-  StepScalars scalars[kMaxGroups];  // of kStep, by parameter group
+  StepScalars scalars[kMaxGroups];         // of kStep, by parameter group
   double learning_rates[kMaxGroups] = {};  // of kStep: those of the scalars, for what depends on a shape too (Muon)
   float divide_scale = 1;                  // of kStep and kNorm: what sums of gradients are multiplied by
   float clip = 1;                          // of kStep: and then with this
@@ -85,13 +85,13 @@ struct Command {
   int32_t parity = 0;                      // where the shard's data lies before it (shard_storage.h)
   int32_t publish = -1;                    // the publication buffer that gets this version, -1: none
   int32_t unused = 0;                      // the page has no byte that nobody wrote: a page can be compared
-  int64_t nonfinite = 0;    // kStep: why skipped: slot << 32 | tensor; kDigest, kPublish: the newest ticket it answers
+  int64_t nonfinite = 0;  // kStep: why skipped: slot << 32 | tensor; kDigest, kPublish: the newest ticket it answers
   // Of kInit: push_id of the pieces to place. Of kRestore: load_id of what was loaded; 0: the shards are filled.
   uint64_t initial_id = 0;
 };
 
-static_assert(sizeof(Command) == 3 * sizeof(int64_t) + kMaxGroups * (sizeof(StepScalars) + sizeof(double)) +
-                                    12 * sizeof(int32_t),
+static_assert(sizeof(Command) ==
+                  3 * sizeof(int64_t) + kMaxGroups * (sizeof(StepScalars) + sizeof(double)) + 12 * sizeof(int32_t),
               "there is padding");
 
 // One worker's words.
@@ -189,6 +189,7 @@ struct ControlPage {
   // EndingWord; 0: they did not yet. At the next one: the step that its shards are filled with, plus 1; 0: none.
   std::atomic<uint64_t> ending;
   std::atomic<int64_t> restored_step_plus_one;
+  std::atomic<uint64_t> restore_begun;  // 1: that word says it
 
   std::atomic<int64_t> publications_refused;  // versions that found every publication held
   // On demand: tickets; and of the newest one that was answered the version, -1: every publication is held.
@@ -248,7 +249,7 @@ enum class AbortReason : uint8_t {
   kUnreachable = 6,
   kNotMet = 7,
   kDevice = 8,
-  kDamaged = 9,  // members[about].damage says where; 0: on another host
+  kDamaged = 9,    // members[about].damage says where; 0: on another host
   kReformed = 11,  // it goes on at a later epoch
   kDiffers = 10    // the reporter's replica of the same shard has other bits
 };

@@ -128,9 +128,9 @@ JobMemory MemoryOf(const Plan& plan, HostShape shape, std::optional<int> ranks_h
 }
 
 absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity& capacity,
-                       std::optional<int> ranks_here) {
+                       std::optional<int> ranks_here, int64_t beside) {
   const JobMemory memory = MemoryOf(plan, job, ranks_here);
-  if (memory.total() <= capacity.bytes) return absl::OkStatus();
+  if (Sum(memory.total(), beside) <= capacity.bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "job ", job.name, " takes ", Readable(memory.total()), " of its host's memory: ", Readable(memory.shards),
       " for the shards of ", ranks_here.value_or(plan.num_ranks()),
@@ -139,6 +139,7 @@ absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity&
       " for the windows of ", job.num_writers(), job.pulled() ? " trainers, " : " slots, ", Readable(memory.control),
       " for the control page",
       GradientSums::Has(plan) ? absl::StrCat(", ", Readable(memory.sums), " for summed gradients") : "",
+      beside > 0 ? absl::StrCat(", beside ", Readable(beside), " that it has on its present mesh meanwhile") : "",
       "; this host has ", Readable(capacity.bytes), " (", capacity.source, "); use fewer ",
       job.pulled() ? "trainers" : "slots", ", fewer publications, fewer replicas, bf16 weights or gradients, ",
       plan.bucketed() ? "smaller buckets"

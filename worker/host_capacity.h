@@ -37,8 +37,9 @@ struct JobMemory {
 // `ranks_here`: members on the host; unset: all.
 JobMemory MemoryOf(const Plan& plan, HostShape shape, std::optional<int> ranks_here = std::nullopt);
 
-// ResourceExhausted: the job takes more than `capacity`; the message has every term.
+// ResourceExhausted: the job takes more than `capacity`; the message has every term. `beside`: bytes that the host has
+// of the same job on another mesh, at the same time.
 absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity& capacity,
-                       std::optional<int> ranks_here = std::nullopt);
+                       std::optional<int> ranks_here = std::nullopt, int64_t beside = 0);
 
 }  // namespace shardmesh

@@ -92,15 +92,38 @@ absl::StatusOr<Ending> AwaitEnding(ControlPage& page, absl::Span<const Rank> mem
   return EndingOf(page, word);
 }
 
-void BeginRestored(const ControlPage& before, const Ending& ending, ControlPage& page) {
-  if (ending.step == kNoStep) return;
+namespace {
+
+void TellOutcomes(const ControlPage& before, const Ending& ending, ControlPage& page) {
   for (int i = 0; i < kOutcomeRing; ++i) Copy(before.outcomes[i], page.outcomes[i]);
   const Command& last = before.commands[ending.seq % 2];
   const bool decided = last.first == 0;  // else they were restored, outcomes and all
   if (decided && last.step == ending.step && (last.kind == CommandKind::kStep || last.kind == CommandKind::kGather)) {
     RecordOutcome(before, last, page.outcomes[ending.step % kOutcomeRing]);
   }
+}
+
+}  // namespace
+
+void BeginRestored(const ControlPage& before, const Ending& ending, ControlPage& page) {
+  if (ending.step != kNoStep) TellOutcomes(before, ending, page);
   page.restored_step_plus_one.store(ending.step + 1, std::memory_order_release);
+  page.restore_begun.store(1, std::memory_order_release);
+  FutexBump(page.finished);
+}
+
+absl::Status AwaitRestoreBegun(ControlPage& page, const std::function<bool()>& cancelled, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  while (true) {
+    const uint32_t seen = page.finished.load(std::memory_order_acquire);
+    if (page.restore_begun.load(std::memory_order_acquire) != 0) return absl::OkStatus();
+    if (cancelled()) return absl::CancelledError("the job is assigned anew");
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("rank 0 did not say the step within ", absl::FormatDuration(timeout)));
+    }
+    FutexWait(page.finished, seen, kSlice);
+  }
 }
 
 void TellRestored(ControlPage& page, Rank self, std::atomic<uint32_t>& doorbell) {

@@ -21,22 +21,25 @@ struct Ending {
   bool steps = false;      // the command changes shards: one that is not done with it has to execute it
 };
 
-// In ControlPage::ending: the newest command, and whether it was committed; of initial weights, whether anybody may have
-// been told.
+// In ControlPage::ending: the newest command, and whether it was committed; of initial weights, whether anybody may
+// have been told.
 constexpr uint64_t EndingWord(uint64_t seq, bool committed) { return seq << 2 | (committed ? 2 : 0) | 1; }
 // REQUIRES: a word that is on the page.
 Ending EndingOf(const ControlPage& page, uint64_t word);
 
 // The engine of this member ended, and will touch neither page nor shard any more.
 void TellStopped(ControlPage& page, Rank self);
-// Waits until the engines of all `members` have, and says how the job ended: the same to each of them. Cancelled:
+// Waits until the engines of all `members`, ranks of the epoch that ends, have, and says how the job ended: the same to
+// each of them. Cancelled:
 // `cancelled` is true. DeadlineExceeded: names a member that did not stop.
 absl::StatusOr<Ending> AwaitEnding(ControlPage& page, absl::Span<const Rank> members,
                                    const std::function<bool()>& cancelled, absl::Duration timeout);
 
-// On the lead, before anybody else has the page of the next epoch: its shards will be filled with what they were at the
-// ending's step, whose outcome and those before it are told there.
+// On the lead: shards of the next epoch will be filled with what they were at the ending's step, whose outcome and
+// those before it are told there.
 void BeginRestored(const ControlPage& before, const Ending& ending, ControlPage& page);
+// Waits until the lead has said so; then the page's restored_step_plus_one says the step. Errors as AwaitEnding.
+absl::Status AwaitRestoreBegun(ControlPage& page, const std::function<bool()>& cancelled, absl::Duration timeout);
 // The shard of this member is filled.
 void TellRestored(ControlPage& page, Rank self, std::atomic<uint32_t>& doorbell);
 

@@ -106,6 +106,7 @@ absl::Status JobShard::End(absl::Span<const Rank> members, const std::atomic<boo
   MutexLock ending_lock(ending_mu_);
   if (ending().has_value()) return absl::OkStatus();
   protocol_->Abort(AbortReason::kReformed, rank().value(), rank());
+  TellReaders();
   engine_->Stop();
   ControlPage& page = *protocol_->page();
   TellStopped(page, rank());
@@ -126,6 +127,35 @@ absl::Status JobShard::End(absl::Span<const Rank> members, const std::atomic<boo
 std::optional<Ending> JobShard::ending() const {
   MutexLock lock(mu_);
   return ending_;
+}
+
+namespace {
+
+// Part by part: one call of the system cannot be cancelled.
+template <typename Take>
+absl::Status InParts(const Segment& segment, const std::atomic<bool>& cancelled, Take take) {
+  constexpr int64_t kPart = int64_t{64} << 20;
+  for (int64_t begin = 0; begin < segment.num_bytes(); begin += kPart) {
+    if (cancelled.load()) return absl::CancelledError("the job was closed");
+    RETURN_IF_ERROR(take(segment, begin, kPart));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status JobShard::TakeMemory(bool lead, const std::atomic<bool>& cancelled) const {
+  const auto map = [](const Segment& segment, int64_t begin, int64_t bytes) { return segment.TakePages(begin, bytes); };
+  const auto allocate = [](const Segment& segment, int64_t begin, int64_t bytes) {
+    return segment.Allocate(begin, bytes);
+  };
+  for (const Segment* segment : {&storage_->segment(), &host_.window(), &host_.publication(0)}) {
+    RETURN_IF_ERROR(InParts(*segment, cancelled, map));
+  }
+  for (int slot = 0; lead && slot < spec().num_writers(); ++slot) {
+    RETURN_IF_ERROR(InParts(host_.slot(slot), cancelled, allocate));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status JobShard::CheckHasNoWeights() const {
@@ -263,9 +293,22 @@ void JobShard::Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool ke
   protocol_->SignOfLife(rank(), now_nanos, getpid(), kept);
   protocol_->CheckPeers(rank(), now_nanos, heartbeat_timeout);
   leases_->Sweep();
-  // Readers that wait for a version ask their worker why none comes.
-  if (!protocol_->Health().ok() && host_.board().over.exchange(1) == 0) protocol_->publications().Ring();
+  if (!protocol_->Health().ok()) TellReaders();
   waiters_.Notify();
+}
+
+// They ask their worker why.
+void JobShard::TellReaders() {
+  if (host_.board().over.exchange(1) == 0) protocol_->publications().Ring();
+}
+
+void JobShard::KeepVersionsOnly() {
+  const auto give_back = [](const Segment& segment) {
+    const int64_t whole = segment.data_bytes() / kSegmentPage * kSegmentPage;
+    if (segment.data_offset() % kSegmentPage == 0) segment.Punch(0, whole).IgnoreError();
+  };
+  if (storage_.has_value()) give_back(storage_->segment());
+  for (int slot = 0; slot < spec().num_writers(); ++slot) give_back(host_.slot(slot));
 }
 
 void JobShard::FillStatus(v1::GetStatusReply::Job& status) const {

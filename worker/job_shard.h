@@ -105,6 +105,13 @@ class JobShard {
   absl::Status End(absl::Span<const Rank> members, const std::atomic<bool>& cancelled, absl::Duration timeout);
   // How it ended, once End is through: from then on the shard does not change.
   std::optional<Ending> ending() const;
+  // Takes the memory of the shard, the window and the next publication from the system now, and on the lead that of the
+  // slots: what fills it later does not wait for pages. ResourceExhausted. Cancelled: `cancelled` was set meanwhile.
+  // REQUIRES: on processors.
+  absl::Status TakeMemory(bool lead, const std::atomic<bool>& cancelled) const;
+  // After End, when nobody needs the shard any more: gives the memory of the shard and of the slots back. Versions
+  // stay.
+  void KeepVersionsOnly();
   // Fills this shard with what others give of an older epoch. REQUIRES: on processors.
   const ShardStorage& storage() const { return *storage_; }
 
@@ -131,6 +138,8 @@ class JobShard {
   absl::Status Open(Memory& memory, const std::atomic<bool>* cancelled);
   absl::Status OpenPass(Memory& memory, const std::atomic<bool>* cancelled);
   EngineOptions ForEngine();
+  // That no version will come, to readers that wait for one.
+  void TellReaders();
   void FillTrainers(v1::GetStatusReply::Job& status) const;
 
   const JobShardOptions options_;

@@ -80,6 +80,7 @@ class FakeCoordinator final : public CoordinatorTransport {
     return No();
   }
   absl::StatusOr<v1::ListJobsReply> ListJobs(const v1::ListJobsRequest&, absl::Duration) override { return No(); }
+  absl::StatusOr<v1::JobDescription> ReshardJob(const v1::ReshardJobRequest&, absl::Duration) override { return No(); }
   absl::StatusOr<v1::DeleteJobReply> DeleteJob(const v1::DeleteJobRequest&, absl::Duration) override { return No(); }
   absl::StatusOr<v1::ResolveNamesReply> ResolveNames(const v1::ResolveNamesRequest&, absl::Duration) override {
     return No();

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "core/fault_point.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -17,16 +18,6 @@ namespace {
 constexpr absl::Duration kRetry = absl::Milliseconds(5);
 constexpr double kSlowBytesPerSecond = 20e6;
 constexpr absl::Duration kCall = absl::Seconds(30);  // and the time of its bytes
-
-// The same job on another mesh.
-absl::StatusOr<Plan> PlanOn(JobSpec spec, const std::string& mesh) {
-  ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(mesh));
-  if (spec.mesh.NumRanks() > kMaxHostRanks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("mesh ", mesh, " has ", spec.mesh.NumRanks(), " ranks; at most ", kMaxHostRanks));
-  }
-  return Plan::Create(spec);
-}
 
 // Takes one transfer into the shard.
 class Receiver {
@@ -67,13 +58,19 @@ class Receiver {
   ReshardBytes bytes_;
 };
 
+const v1::Peer& PeerAt(const v1::Assignment& assignment, int source) {
+  if (source < assignment.peers_size()) return assignment.peers(source);
+  return assignment.from().leavers(source - assignment.peers_size());
+}
+
 // Asks until the source has finished its last step, or is given up.
 absl::Status Fetch(const Restoration& restoration, JobShard& shard, int source, int64_t step,
                    absl::Span<const ReshardPiece> pieces) {
   const v1::Assignment& assignment = restoration.assignment;
-  const v1::Peer& peer = assignment.peers(source);
-  const std::string who =
-      absl::StrCat("what worker ", peer.worker(), " (rank ", source, ", pid ", peer.pid(), ") held");
+  const v1::Peer& peer = PeerAt(assignment, source);
+  const bool leaves = source >= assignment.peers_size();
+  const std::string who = absl::StrCat("what worker ", peer.worker(), " (", leaves ? "was " : "", "rank ", peer.rank(),
+                                       ", pid ", peer.pid(), ") held");
   if (restoration.transfer == nullptr) return absl::UnavailableError(absl::StrCat(who, ": no way to ask for it"));
   v1::TransferRequest request;
   request.set_job(assignment.spec().name());
@@ -90,7 +87,7 @@ absl::Status Fetch(const Restoration& restoration, JobShard& shard, int source, 
     if (!absl::IsUnavailable(last.status())) return Annotate(last.status(), who);
     RETURN_IF_ERROR(shard.Health());
     if (absl::Now() >= deadline) {
-      shard.protocol().Abort(AbortReason::kGone, source, shard.rank());
+      if (!leaves) shard.protocol().Abort(AbortReason::kGone, source, shard.rank());
       return Annotate(last.status(), who);
     }
     absl::SleepFor(kRetry);
@@ -98,6 +95,15 @@ absl::Status Fetch(const Restoration& restoration, JobShard& shard, int source, 
 }
 
 }  // namespace
+
+absl::StatusOr<Plan> PlanOn(JobSpec spec, const std::string& mesh) {
+  ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(mesh));
+  if (spec.mesh.NumRanks() > kMaxHostRanks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("mesh ", mesh, " has ", spec.mesh.NumRanks(), " ranks; at most ", kMaxHostRanks));
+  }
+  return Plan::Create(spec);
+}
 
 absl::Duration TransferTime(int64_t bytes) { return absl::Seconds(static_cast<double>(bytes) / kSlowBytesPerSecond); }
 
@@ -149,15 +155,19 @@ v1::TransferHeader TransferSource::End() {
 }
 
 absl::Status RestoreShard(const Restoration& restoration, JobShard& shard) {
+  const auto stop = [&] { return restoration.cancelled.load() || !shard.Health().ok(); };
+  const absl::Status begun = AwaitRestoreBegun(*shard.protocol().page(), stop, restoration.timeout);
+  if (!begun.ok()) return shard.Health().ok() ? begun : shard.Health();
   const int64_t step = shard.protocol().page()->restored_step_plus_one.load() - 1;
   if (step == kNoStep) return absl::OkStatus();
   const absl::Time begin = absl::Now();
   const v1::Origin& from = restoration.assignment.from();
+  const OriginHolders holders(from);
   ASSIGN_OR_RETURN(const Plan before, PlanOn(shard.spec(), from.mesh()));
   const int rank = shard.rank().value();
   int64_t here = 0, moved = 0;
   for (int s = 0; s < before.num_shards(); ++s) {
-    const int source = SourceOf(before, from.was(), s, rank);
+    const int source = SourceOf(before, holders.holders(), s, rank);
     ASSIGN_OR_RETURN(const ShardStorage cut, ShardStorage::Cut(before, s, StorageCut(), &restoration.cancelled));
     const std::vector<ReshardPiece> pieces = PiecesOf(cut, shard.storage());
     if (pieces.empty()) continue;
@@ -176,6 +186,7 @@ absl::Status RestoreShard(const Restoration& restoration, JobShard& shard) {
       "event=shard_restored job={} epoch={} from_epoch={} rank={} step={} bytes_here={} bytes_moved={} took={}",
       shard.spec().name, shard.epoch().value(), from.epoch(), rank, step, here, moved,
       absl::FormatDuration(absl::Now() - begin));
+  Reach(FaultPoint::kShardMoved);
   TellRestored(*shard.protocol().page(), shard.rank(), shard.protocol().doorbell());
   return absl::OkStatus();
 }

@@ -1,5 +1,6 @@
-// A job that lost a member goes on at a later epoch, on a mesh that its other members can have: their shards come from
-// what they held before, stored bytes as they are (reshard.h), from each other where need be (Shard.Transfer).
+// A job goes on at a later epoch on another mesh, since it lost a member or was told to: shards come from what its
+// members held before, stored bytes as they are (reshard.h), from each other where need be (Shard.Transfer), and from
+// members of before that are none now.
 #pragma once
 
 #include <atomic>
@@ -16,6 +17,21 @@
 #include "worker/reshard.h"
 
 namespace shardmesh {
+
+// The same job on another mesh. Errors as JobSpec::Validate().
+absl::StatusOr<Plan> PlanOn(JobSpec spec, const std::string& mesh);
+
+// Who held what, as an assignment says it.
+class OriginHolders {
+ public:
+  explicit OriginHolders(const v1::Origin& from) : was_(from.was().begin(), from.was().end()) {
+    for (const v1::Peer& leaver : from.leavers()) leavers_.push_back(leaver.rank());
+  }
+  Holders holders() const { return {was_, leavers_}; }
+
+ private:
+  std::vector<int32_t> was_, leavers_;
+};
 
 // What a member of the next epoch lacks of its shard and this one held. For one thread.
 class TransferSource {
@@ -60,8 +76,8 @@ struct Restoration {
   absl::Duration timeout;
 };
 
-// Fills a shard of the new epoch with weights and states of the step that its page says (BeginRestored), and tells so.
-// No effect where that is none. REQUIRES: nobody steps it yet.
+// Waits for the step that the lead says (BeginRestored), fills a shard of the new epoch with weights and states of that
+// step, and tells so. No effect where that is none. REQUIRES: nobody steps it yet.
 //   Cancelled. Unavailable: a member that gives some of it is not reached: the job is aborted for that one's loss.
 //   FailedPrecondition: it is at another step, or nobody holds a shard. DataLoss: bytes changed on the way.
 absl::Status RestoreShard(const Restoration& restoration, JobShard& shard);

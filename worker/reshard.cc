@@ -56,14 +56,33 @@ std::vector<ReshardPiece> PiecesOf(const ShardStorage& from, const ShardStorage&
   return pieces;
 }
 
-int SourceOf(const Plan& before, absl::Span<const int32_t> was, int shard, int rank) {
-  std::vector<int> holders;
-  for (int r = 0; r < static_cast<int>(was.size()); ++r) {
-    if (was[r] < 0 || was[r] >= before.num_ranks() || before.PlaceOf(Rank(was[r])).shard != shard) continue;
+int SourceOf(const Plan& before, const Holders& holders, int shard, int rank) {
+  const int now = static_cast<int>(holders.was.size());
+  const auto held = [&](int32_t was) {
+    return was >= 0 && was < before.num_ranks() && before.PlaceOf(Rank(was)).shard == shard;
+  };
+  std::vector<int> sources;
+  for (int r = 0; r < now; ++r) {
+    if (!held(holders.was[r])) continue;
     if (r == rank) return rank;
-    holders.push_back(r);
+    sources.push_back(r);
   }
-  return holders.empty() ? -1 : holders[rank % holders.size()];
+  for (int i = 0; sources.empty() && i < static_cast<int>(holders.leavers.size()); ++i) {
+    if (held(holders.leavers[i])) return now + i;
+  }
+  return sources.empty() ? -1 : sources[rank % sources.size()];
+}
+
+std::vector<Rank> GiversOf(const Plan& before, const Holders& holders) {
+  std::vector<Rank> givers;
+  for (const int32_t was : holders.was) {
+    if (was >= 0) givers.push_back(Rank(was));
+  }
+  for (int shard = 0; shard < before.num_shards(); ++shard) {
+    const int leaver = SourceOf(before, holders, shard, /*rank=*/0) - static_cast<int>(holders.was.size());
+    if (leaver >= 0) givers.push_back(Rank(holders.leavers[leaver]));
+  }
+  return givers;
 }
 
 ReshardBytes::ReshardBytes(const ShardStorage& storage, int parity, Side side, absl::Span<const ReshardPiece> pieces)

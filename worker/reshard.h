@@ -29,9 +29,16 @@ struct ReshardPiece {
 // What `to` takes from `from`, in the order of `to`. Both are cut from plans of one job, with other meshes.
 std::vector<ReshardPiece> PiecesOf(const ShardStorage& from, const ShardStorage& to);
 
-// The rank of now from which `rank` takes what `shard` of `before` held: itself, where it held that shard; else those
-// that did in turn. `was`: by rank of now, which rank of `before` it was; -1: none. -1: nobody held it.
-int SourceOf(const Plan& before, absl::Span<const int32_t> was, int shard, int rank);
+// Who held what of an epoch that ended: `was`, by rank of now, which rank it was there, -1: none; `leavers`: ranks
+// there that are none now.
+struct Holders {
+  absl::Span<const int32_t> was, leavers;
+};
+// From whom `rank` takes what `shard` of `before` held: itself, where it held that shard; else, in turn, the ranks of
+// now that did; else was.size() + i: leaver i. -1: nobody held it.
+int SourceOf(const Plan& before, const Holders& holders, int shard, int rank);
+// The ranks of `before` that give something: members of now, and leavers where no member has their shard.
+std::vector<Rank> GiversOf(const Plan& before, const Holders& holders);
 
 // The bytes of pieces in one of the two storages, as they travel: piece after piece, of each its streams in their order
 // (StreamOf). Pieces and storage outlive the object.

@@ -74,7 +74,7 @@ void Send(ReshardBytes& from, ReshardBytes& to, std::mt19937& random) {
 void Reshard(const PassGroup& before, const std::vector<int32_t>& was, PassGroup& after, std::mt19937& random) {
   for (int rank = 0; rank < after.plan.num_ranks(); ++rank) {
     for (int shard = 0; shard < before.plan.num_shards(); ++shard) {
-      const int source = SourceOf(before.plan, was, shard, rank);
+      const int source = SourceOf(before.plan, {was, {}}, shard, rank);
       ASSERT_GE(source, 0);
       const ShardStorage& from = *before.storages[was[source]];
       const std::vector<ReshardPiece> pieces = PiecesOf(from, *after.storages[rank]);
@@ -173,13 +173,13 @@ TEST(ReshardTest, PiecesAreEveryElementOnce) {
 TEST(ReshardTest, Sources_AreTheRankItself_OrThoseThatHeldTheShardInTurn) {
   const Plan before = *Plan::Create(SmallJob("ddp=2,fsdp=2", 1));  // rank 0 and 2 have shard 0
   const std::vector<int32_t> was = {3, -1, 2, 0};
-  EXPECT_EQ(SourceOf(before, was, 1, 0), 0);
-  EXPECT_EQ(SourceOf(before, was, 0, 2), 2);
-  EXPECT_EQ(SourceOf(before, was, 0, 3), 3);
-  EXPECT_EQ(SourceOf(before, was, 0, 0), 2);
-  EXPECT_EQ(SourceOf(before, was, 0, 1), 3);
-  EXPECT_EQ(SourceOf(before, was, 1, 1), 0);
-  EXPECT_EQ(SourceOf(before, {0, 2, 9, -1}, 1, 0), -1);
+  EXPECT_EQ(SourceOf(before, {was, {}}, 1, 0), 0);
+  EXPECT_EQ(SourceOf(before, {was, {}}, 0, 2), 2);
+  EXPECT_EQ(SourceOf(before, {was, {}}, 0, 3), 3);
+  EXPECT_EQ(SourceOf(before, {was, {}}, 0, 0), 2);
+  EXPECT_EQ(SourceOf(before, {was, {}}, 0, 1), 3);
+  EXPECT_EQ(SourceOf(before, {was, {}}, 1, 1), 0);
+  EXPECT_EQ(SourceOf(before, {{0, 2, 9, -1}, {}}, 1, 0), -1);
 }
 
 }  // namespace

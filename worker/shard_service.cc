@@ -78,7 +78,9 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* ShardService::Pull(grpc::CallbackSer
     RETURN_IF_ERROR(RequireDeadline(*context, "Shard.Pull"));
     RETURN_IF_ERROR(DecodeMessage(*raw, request));
     RETURN_IF_ERROR(Validate(request));
-    return worker_.Find(request.job());
+    if (request.version_case() == v1::PullRequest::kLease) return worker_.FindLeased(request.job(), request.lease());
+    if (request.version_case() == v1::PullRequest::kForSlot) return worker_.Find(request.job());
+    return worker_.FindToRead(request.job());
   };
   absl::StatusOr<std::shared_ptr<JobShard>> shard = find();
   return PullCall::Start(*context, std::move(shard), request);

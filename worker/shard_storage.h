@@ -110,6 +110,7 @@ class ShardStorage {
   static int64_t NumBytesOfAll(const Plan& plan);
 
   const std::vector<StorageRange>& ranges() const { return ranges_; }
+  const Segment& segment() const { return segment_; }
   // The runs of every chunk of a range: [first_run(range, chunk), first_run(range, chunk + 1)) of runs().
   const std::vector<ChunkRun>& runs(int range) const { return runs_[range]; }
   int first_run(int range, int64_t chunk) const { return first_run_[range][chunk]; }

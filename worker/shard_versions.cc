@@ -73,7 +73,7 @@ grpc::ServerUnaryReactor* ShardService::AcquireLease(grpc::CallbackServerContext
   const absl::Status status = CallWithoutThrowing([&]() -> absl::Status {
     RETURN_IF_ERROR(RequireDeadline(*context, "Shard.AcquireLease"));
     RETURN_IF_ERROR(Validate(*request));
-    ASSIGN_OR_RETURN(shard, worker_.Find(request->job()));
+    ASSIGN_OR_RETURN(shard, worker_.FindToRead(request->job()));
     return absl::OkStatus();
   });
   if (!status.ok()) return Answer(context, status);
@@ -99,7 +99,7 @@ grpc::ServerUnaryReactor* ShardService::RenewLease(grpc::CallbackServerContext* 
                                                    const v1::RenewLeaseRequest* request, v1::Lease* reply) {
   return Unary(context, request, reply, [this](const v1::RenewLeaseRequest& q, v1::Lease* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
-    ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.Find(q.job()));
+    ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.FindLeased(q.job(), q.id()));
     RETURN_IF_ERROR(shard->CheckEpoch(q.epoch()));
     ASSIGN_OR_RETURN(const OneLease lease, shard->leases().Renew(q.id(), absl::Milliseconds(q.ttl_ms())));
     Fill(*shard, lease, *r);
@@ -112,7 +112,7 @@ grpc::ServerUnaryReactor* ShardService::ReleaseLease(grpc::CallbackServerContext
                                                      v1::ReleaseLeaseReply* reply) {
   return Unary(context, request, reply, [this](const v1::ReleaseLeaseRequest& q, v1::ReleaseLeaseReply*) {
     RETURN_IF_ERROR(Validate(q));
-    ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.Find(q.job()));
+    ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.FindLeased(q.job(), q.id()));
     RETURN_IF_ERROR(shard->CheckEpoch(q.epoch()));
     return shard->leases().Release(q.id());
   });
@@ -122,7 +122,7 @@ grpc::ServerUnaryReactor* ShardService::ListLeases(grpc::CallbackServerContext* 
                                                    const v1::ListLeasesRequest* request, v1::ListLeasesReply* reply) {
   return Unary(context, request, reply, [this](const v1::ListLeasesRequest& q, v1::ListLeasesReply* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
-    ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.Find(q.job()));
+    ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.FindToRead(q.job()));
     for (const VersionLeases::Holder& holder : shard->leases().List()) {
       v1::ListLeasesReply::Holder& to = *r->add_holders();
       to.set_step(holder.step.value());

@@ -367,7 +367,7 @@ absl::Status StepProtocol::Health() const {
           page_->cause[0] == 0 ? "see its log" : absl::string_view(page_->cause, strnlen(page_->cause, kMaxCause)));
       break;
     case AbortReason::kReformed:
-      saw = "goes on at a later epoch, since a member was lost";
+      saw = "goes on at a later epoch, since a member was lost or it was brought to another mesh";
       seen = "";
       remedy = "open the job again";
       break;

@@ -3,6 +3,7 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -106,6 +107,19 @@ absl::StatusOr<VersionLeases::Lease> VersionLeases::PinLeased(uint64_t id) {
     publications_->Unpin(lease.buffer);
   }
   return Unknown(id);
+}
+
+bool VersionLeases::Knows(uint64_t id) const {
+  return std::any_of(std::begin(page_->leases), std::end(page_->leases), [&](const LeaseWords& row) {
+    return row.owner.load() != 0 && row.id.load() == id && row.expires_nanos.load() > now_();
+  });
+}
+
+bool VersionLeases::Any() const {
+  const int64_t counted_since = now_() - absl::ToInt64Nanoseconds(kLeaseGrace);
+  return std::any_of(std::begin(page_->leases), std::end(page_->leases), [&](const LeaseWords& row) {
+    return row.owner.load() != 0 && row.expires_nanos.load() > counted_since;
+  });
 }
 
 void VersionLeases::Sweep() {

@@ -63,6 +63,10 @@ class VersionLeases {
   // Pins the publication of a lease that any worker of the host granted. NotFound: as Renew.
   absl::StatusOr<Lease> PinLeased(uint64_t id);
 
+  // Whether any worker of the host granted it, and it has not ended; whether there is any at all.
+  bool Knows(uint64_t id) const;
+  bool Any() const;
+
   // A seat for a reader. ResourceExhausted: all are taken.
   absl::StatusOr<int> TakeSeat(int64_t pid, absl::Duration ttl);
   void Heard(int seat);

@@ -30,6 +30,13 @@ std::vector<std::string> WorkerNames(const v1::Assignment& assignment) {
   return names;
 }
 
+// Of a staged job: what the host has of it now, which stays until it has gone on.
+absl::StatusOr<int64_t> MemoryBeside(const v1::Assignment& assignment, const JobSpec& spec) {
+  if (!assignment.staged()) return 0;
+  ASSIGN_OR_RETURN(const Plan now, PlanOn(spec, assignment.from().mesh()));
+  return MemoryOf(now, spec).total();
+}
+
 // Unimplemented: what only jobs on one host can do.
 absl::Status CheckHosts(const JobSpec& spec) {
   if (spec.residency == Residency::kBucket) {
@@ -92,46 +99,87 @@ void Worker::Changed() {
   if (on_change_) on_change_();
 }
 
+void Worker::BeginPreparing(const std::shared_ptr<Entry>& entry) {
+  entry->preparing = std::thread([this, entry] { Prepare(entry); });
+}
+
+// What an entry was to go on from is the job's, not its own.
 void Worker::Reconcile(const std::vector<v1::Assignment>& assignments) {
   std::vector<std::shared_ptr<Entry>> gone;
   {
     MutexLock lock(mu_);
-    std::map<std::string, std::shared_ptr<Entry>> keep;
+    Entries keep, keep_staged;
     for (const v1::Assignment& assignment : assignments) {
-      if (keep.count(assignment.spec().name()) > 0) continue;  // said twice: the first counts
-      auto it = jobs_.find(assignment.spec().name());
-      if (assignment.has_from() && assignment.from().epoch() == assignment.epoch()) {
-        if (std::shared_ptr<Entry> held = it == jobs_.end() ? nullptr : TakeHeld(assignment.epoch(), it->second)) {
-          DropOlder(*held, gone);
-          keep[assignment.spec().name()] = std::move(held);
-          if (it->second == nullptr) jobs_.erase(it);
-        }
-        continue;
-      }
-      if (it != jobs_.end() && it->second->assignment.epoch() == assignment.epoch()) {
-        if (!assignment.has_from()) DropOlder(*it->second, gone);
-        keep.insert(*it);
-        jobs_.erase(it);
-        continue;
-      }
-      auto entry = std::make_shared<Entry>();
-      entry->assignment = assignment;
-      if (it != jobs_.end()) entry->before = TakeBefore(assignment, it->second);
-      if (entry->before != nullptr) DropOlder(*entry->before, gone);
-      if (it != jobs_.end() && it->second == nullptr) jobs_.erase(it);
-      entry->preparing = std::thread([this, entry] { Prepare(entry); });
-      keep[assignment.spec().name()] = entry;
+      const bool again = keep.count(assignment.spec().name()) > 0;  // said twice: the first counts
+      if (!assignment.staged() && !again) Keep(assignment, keep, keep_staged, gone);
+    }
+    for (const v1::Assignment& assignment : assignments) {
+      if (assignment.staged()) KeepStaged(assignment, keep, keep_staged);
     }
     for (auto& [name, entry] : jobs_) {
       gone.push_back(entry);
       DropOlder(*entry, gone);
     }
+    for (auto& [name, entry] : staged_) {
+      gone.push_back(entry);
+      entry->before = nullptr;
+    }
     jobs_ = std::move(keep);
+    staged_ = std::move(keep_staged);
+    const auto leased = [this](const std::shared_ptr<Entry>& entry) {
+      mu_.AssertHeld();
+      return KeepLeased(entry);
+    };
+    gone.erase(std::remove_if(gone.begin(), gone.end(), leased), gone.end());
   }
   for (const std::shared_ptr<Entry>& entry : gone) {
     spdlog::info("event=job_closed job={} epoch={}", entry->assignment.spec().name(), entry->assignment.epoch());
     Close(entry);
   }
+}
+
+void Worker::Keep(const v1::Assignment& assignment, Entries& keep, Entries& keep_staged,
+                  std::vector<std::shared_ptr<Entry>>& gone) {
+  const std::string& name = assignment.spec().name();
+  const auto it = jobs_.find(name), staged = staged_.find(name);
+  if (assignment.has_from() && assignment.from().epoch() == assignment.epoch()) {
+    if (std::shared_ptr<Entry> held = it == jobs_.end() ? nullptr : TakeHeld(assignment.epoch(), it->second)) {
+      DropOlder(*held, gone);
+      keep[name] = std::move(held);
+      if (it->second == nullptr) jobs_.erase(it);
+    }
+    if (staged != staged_.end() && staged->second->assignment.leaves()) {  // ends it with the others
+      staged->second->turn.store(true);
+      keep_staged.insert(staged_.extract(staged));
+    }
+    return;
+  }
+  if (staged != staged_.end() && staged->second->assignment.epoch() == assignment.epoch()) {
+    const std::shared_ptr<Entry>& entry = keep[name] = staged->second;
+    entry->turn.store(true);
+    staged_.erase(staged);
+    if (it != jobs_.end() && it->second == entry->before) jobs_.erase(it);
+    if (entry->before != nullptr) DropOlder(*entry->before, gone);
+    if (!assignment.has_from()) DropOlder(*entry, gone);
+    return;
+  }
+  const Entry* const there = it == jobs_.end() ? nullptr : it->second.get();
+  const bool same = there != nullptr && there->assignment.epoch() == assignment.epoch();
+  // It took its turn before the coordinator's answer to an older question came.
+  const bool later =
+      there != nullptr && there->before != nullptr && there->before->assignment.epoch() == assignment.epoch();
+  if (same || later) {
+    if (same && !assignment.has_from()) DropOlder(*it->second, gone);
+    keep.insert(jobs_.extract(it));
+    return;
+  }
+  auto entry = std::make_shared<Entry>();
+  entry->assignment = assignment;
+  if (it != jobs_.end()) entry->before = TakeBefore(assignment, it->second);
+  if (entry->before != nullptr) DropOlder(*entry->before, gone);
+  if (it != jobs_.end() && it->second == nullptr) jobs_.erase(it);
+  BeginPreparing(entry);
+  keep[name] = entry;
 }
 
 void Worker::Close(const std::shared_ptr<Entry>& entry) {
@@ -175,7 +223,9 @@ void Worker::Leave() {
   std::vector<std::shared_ptr<Entry>> entries;
   {
     MutexLock lock(mu_);
-    for (const auto& [name, entry] : jobs_) entries.push_back(entry);
+    for (const Entries* all : {&jobs_, &staged_}) {
+      for (const auto& [name, entry] : *all) entries.push_back(entry);
+    }
   }
   for (const std::shared_ptr<JobShard>& shard : Jobs()) {
     shard->protocol().Abort(AbortReason::kLeft, shard->rank().value(), shard->rank());
@@ -187,9 +237,13 @@ void Worker::Leave() {
 std::vector<v1::MemberStatus> Worker::Statuses() const {
   std::vector<v1::MemberStatus> statuses;
   MutexLock lock(mu_);
-  for (const auto& [name, entry] : jobs_) {
+  std::vector<std::shared_ptr<Entry>> entries;
+  for (const Entries* all : {&jobs_, &staged_}) {
+    for (const auto& [name, entry] : *all) entries.push_back(entry);
+  }
+  for (const std::shared_ptr<Entry>& entry : entries) {
     v1::MemberStatus status;
-    status.set_job(name);
+    status.set_job(entry->assignment.spec().name());
     status.set_epoch(entry->assignment.epoch());
     status.set_rank(entry->assignment.rank());
     status.set_state(entry->state);
@@ -219,7 +273,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> Worker::Find(const std::string& job) c
     return absl::NotFoundError(absl::StrCat("worker ", options_.name, " holds no job \"", job.substr(0, 200),
                                             "\"; ask the coordinator which workers do (shardctl jobs)"));
   }
-  if (it->second->shard != nullptr) return it->second->shard;
+  if (it->second->shard != nullptr && !Moves(*it->second)) return it->second->shard;
   if (it->second->state == v1::MEMBER_STATE_FAILED) return absl::UnavailableError(it->second->error);
   return absl::UnavailableError(absl::StrCat("worker ", options_.name, " is still preparing job ", job, "; try again"));
 }
@@ -261,6 +315,7 @@ void Worker::Prepare(std::shared_ptr<Entry> entry) {
 absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<LocalSocket>& link) {
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kAssigned));
   const v1::Assignment& assignment = entry->assignment;
+  if (assignment.leaves()) return EndInTurn(entry);
   ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(assignment.spec()));
   ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
   if (assignment.peers_size() != plan.num_ranks() || assignment.rank() < 0 || assignment.rank() >= plan.num_ranks()) {
@@ -279,14 +334,13 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   }
   ASSIGN_OR_RETURN(const HostRanks ranks, HostRanksOf(assignment));
   if (ranks.num_hosts > 1) RETURN_IF_ERROR(CheckHosts(spec));
-  const WorkerDevice* const device = options_.device.has_value() ? &*options_.device : nullptr;
-  RETURN_IF_ERROR(device != nullptr ? CheckDeviceJob(spec, plan, ranks.num_hosts)
-                                    : CheckFits(spec, plan, options_.host_capacity, ranks.per_host));
   const bool restores = assignment.has_from() && !entry->resumed;
-  if (restores) {
-    RETURN_IF_ERROR(CheckOrigin(assignment, spec, ranks));
-    RETURN_IF_ERROR(EndBefore(*entry));
-  }
+  if (restores) RETURN_IF_ERROR(CheckOrigin(assignment, spec, ranks));
+  const WorkerDevice* const device = options_.device.has_value() ? &*options_.device : nullptr;
+  ASSIGN_OR_RETURN(const int64_t beside, MemoryBeside(assignment, spec));
+  RETURN_IF_ERROR(device != nullptr ? CheckDeviceJob(spec, plan, ranks.num_hosts)
+                                    : CheckFits(spec, plan, options_.host_capacity, ranks.per_host, beside));
+  if (restores && !assignment.staged()) RETURN_IF_ERROR(EndBefore(*entry));
   const std::unique_ptr<Memory> memory = MemoryFor(*entry, spec, ranks);
   const bool lead = assignment.rank() == ranks.first();
   JobShardOptions options{spec,
@@ -304,10 +358,6 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
                                         : FetchFromLead(*entry, spec, plan, link));
   ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard,
                    JobShard::Create(std::move(options), std::move(plan), std::move(host), *memory, &entry->closing));
-  const std::shared_ptr<JobShard> before = HeldBefore(*entry);
-  if (lead && before != nullptr) {
-    BeginRestored(*before->protocol().page(), *before->ending(), *shard->protocol().page());
-  }
   if (!restores) RETURN_IF_ERROR(KeepWhole(*entry));
   if (entry->resumed) shard->protocol().GoesOn(MonotonicNanos(), options_.keeper->left().away_since_nanos);
   shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsKept(*entry));
@@ -322,6 +372,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kPrepared));
   if (lead && ranks.num_hosts > 1) RETURN_IF_ERROR(MeetHosts(entry, *shard));
   if (restores) {
+    if (assignment.staged()) RETURN_IF_ERROR(AwaitTurn(entry, *shard, lead));
     RETURN_IF_ERROR(RestoreFrom(*entry, *shard));
     RETURN_IF_ERROR(KeepWhole(*entry));
   }
@@ -333,6 +384,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
                assignment.rank(), shard->place().shard, shard->place().replica, shard->plan().hash());
   Changed();
   if (link != nullptr) WatchLead(entry, *link);
+  if (entry->resumed && assignment.has_from()) EndBefore(*entry).IgnoreError();  // others may ask for what it held
   if (entry->resumed) AwaitOrphans(entry, *shard);
   return absl::OkStatus();
 }
@@ -359,6 +411,7 @@ void Worker::Monitor() {
       // coordinator.
       if (!shard->protocol().Health().ok()) Changed();
     }
+    SweepPast();
   }
 }
 

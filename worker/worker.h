@@ -14,8 +14,13 @@
 // jobs over as they were left there (Resume), without asking anybody; peers and trainers meanwhile wait, until the
 // heartbeat time-out says that it will not come.
 //
+// Versions that are leased when an epoch ends stay until their leases do (past_).
+//
 // A job that lost a member and goes on without it is assigned anew, with where its weights are (Assignment.from). Its
-// members end the older epoch together, and keep what they held until the coordinator says that the job is READY.
+// members end the older epoch together, and keep what they held until the coordinator says that the job is READY. So
+// does a job that is brought to another mesh, but its members build the memory of the new epoch first, beside the older
+// one, which trains on (staged): one of them ends the older epoch when the coordinator says so, and the others see
+// that.
 //
 // Thread-safe.
 #pragma once
@@ -58,7 +63,7 @@ struct WorkerOptions {
   std::optional<WorkerDevice> device;                  // on which steps run; unset: on processors
   std::string group_address;     // of this host, for workers of other hosts; empty: jobs on several hosts are refused
   MeetCall meet;                 // how their first lead is asked; with group_address
-  FetchCall transfer;         // how members of a job that re-forms get what others hold; null: they cannot
+  FetchCall transfer;            // how members of a job that re-forms get what others hold; null: they cannot
   KeeperLink* keeper = nullptr;  // of the host, outlives the worker; null: jobs end with this process
 };
 
@@ -87,6 +92,10 @@ class Worker {
 
   // NotFound: no such job here. Unavailable: it is being prepared, or failed to be.
   absl::StatusOr<std::shared_ptr<JobShard>> Find(const std::string& job) const;
+  // To read versions from: of a job that is on its way to another epoch what it published before.
+  absl::StatusOr<std::shared_ptr<JobShard>> FindToRead(const std::string& job) const;
+  // Where that lease was granted, which may have been at an epoch that ended; else as FindToRead.
+  absl::StatusOr<std::shared_ptr<JobShard>> FindLeased(const std::string& job, uint64_t lease) const;
   // What is held of the job of that epoch, which may be the one that ended before the newest. NotFound: nothing.
   absl::StatusOr<std::shared_ptr<JobShard>> FindHeld(const std::string& job, int64_t epoch) const;
   std::vector<std::shared_ptr<JobShard>> Jobs() const;
@@ -115,6 +124,7 @@ class Worker {
     std::atomic<bool> kept{false};  // and is there as a whole
     std::vector<bool> mapped;       // on the lead: by rank of its host
     std::shared_ptr<Entry> before;  // of a job that re-forms: what this member held, until the job is READY
+    std::atomic<bool> turn{false};  // of a staged one: the older epoch may be ended
     HostRanks ranks;
     // Of rank 0: for each of three groups two keys a host, and why it failed.
     std::shared_ptr<MemoryRendezvous> rendezvous = std::make_shared<MemoryRendezvous>(6 * kMaxHostRanks + 1);
@@ -132,6 +142,26 @@ class Worker {
   static std::shared_ptr<Entry> TakeBefore(const v1::Assignment& assignment, std::shared_ptr<Entry>& held);
   // The entry of that epoch, out of `held` or what was before it.
   static std::shared_ptr<Entry> TakeHeld(int64_t epoch, std::shared_ptr<Entry>& held);
+  using Entries = std::map<std::string, std::shared_ptr<Entry>>;
+  // Reconcile's: what one assignment says of what is held under its name, or staged there, goes to `keep`.
+  void Keep(const v1::Assignment& assignment, Entries& keep, Entries& keep_staged,
+            std::vector<std::shared_ptr<Entry>>& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void KeepStaged(const v1::Assignment& assignment, Entries& keep, Entries& keep_staged)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void BeginPreparing(const std::shared_ptr<Entry>& entry);
+  // worker_past.cc. Of an entry that is not needed any more: keeps what is leased of it. False: nothing is.
+  bool KeepLeased(const std::shared_ptr<Entry>& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SweepPast();
+  // The entry's job has not gone on at this epoch yet.
+  static bool Moves(const Entry& entry);
+  // Of a staged assignment: builds no more than what the older epoch may stand beside, says so, and waits for its end.
+  absl::Status AwaitTurn(const std::shared_ptr<Entry>& entry, JobShard& shard, bool lead);
+  // Of a member that leaves: ends the older epoch in its turn, and then holds what it has.
+  absl::Status EndInTurn(const std::shared_ptr<Entry>& entry);
+  absl::Status AwaitTurnOf(const Entry& entry, JobShard* shard) const;
+  void TellPrepared(Entry& entry);
+  // From now on it is the job.
+  void TakeTurn(const std::shared_ptr<Entry>& entry);
   // What was held before an entry that is needed alone from now on.
   static void DropOlder(Entry& entry, std::vector<std::shared_ptr<Entry>>& gone) {
     if (entry.before != nullptr) gone.push_back(std::exchange(entry.before, nullptr));
@@ -145,7 +175,9 @@ class Worker {
   // Fills the shard and waits until all members' are, and the weights are in place.
   absl::Status RestoreFrom(const Entry& entry, JobShard& shard);
   std::shared_ptr<JobShard> HeldBefore(const Entry& entry) const;
-  // worker_lives.cc. The keeper's memory for a job that it can keep, else what ends with the process.
+  // worker_lives.cc. What the last life left of a job at one epoch; null: it is of no use.
+  std::shared_ptr<Entry> ResumeOne(const KeptJob& left);
+  // The keeper's memory for a job that it can keep, else what ends with the process.
   std::unique_ptr<Memory> MemoryFor(Entry& entry, const JobSpec& spec, const HostRanks& ranks);
   // All of the job's memory is opened: the next life may take it over.
   absl::Status KeepWhole(Entry& entry);
@@ -173,7 +205,9 @@ class Worker {
   const WorkerOptions options_;
   const std::unique_ptr<Memory> memory_;
   mutable Mutex mu_;
-  std::map<std::string, std::shared_ptr<Entry>> jobs_ ABSL_GUARDED_BY(mu_);
+  Entries jobs_ ABSL_GUARDED_BY(mu_);
+  Entries staged_ ABSL_GUARDED_BY(mu_);  // what jobs will be, while they are at an older epoch
+  std::vector<std::shared_ptr<Entry>> past_ ABSL_GUARDED_BY(mu_);   // ended epochs of which a version is leased
   std::deque<std::shared_ptr<Entry>> closed_ ABSL_GUARDED_BY(mu_);  // for the reaper
   absl::Duration heartbeat_timeout_ ABSL_GUARDED_BY(mu_);
   bool stop_ ABSL_GUARDED_BY(mu_) = false;

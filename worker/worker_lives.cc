@@ -101,8 +101,10 @@ bool Worker::IsKept(const Entry& entry) const { return entry.kept.load() && opti
 std::vector<std::pair<std::shared_ptr<JobShard>, bool>> Worker::JobsAndWhetherKept() const {
   std::vector<std::pair<std::shared_ptr<JobShard>, bool>> jobs;
   MutexLock lock(mu_);
-  for (const auto& [name, entry] : jobs_) {
-    if (entry->shard != nullptr) jobs.emplace_back(entry->shard, IsKept(*entry));
+  for (const Entries* all : {&jobs_, &staged_}) {
+    for (const auto& [name, entry] : *all) {
+      if (entry->shard != nullptr) jobs.emplace_back(entry->shard, IsKept(*entry));
+    }
   }
   return jobs;
 }
@@ -117,35 +119,50 @@ void Worker::TellWhetherKept() const {
                jobs.size());
 }
 
-// Of a job that was made again before the older one was dropped there are two: the newer counts.
+// Of a job that was made again before the older one was dropped there are two: the newer counts. If it goes on from the
+// older one it may not be READY yet, and need that still.
 std::vector<KeptJob> Worker::Resume() {
-  std::map<std::string, KeptJob> newest;
   if (options_.keeper == nullptr) return {};
-  for (const KeptJob& left : options_.keeper->left().jobs) {
-    const auto [it, first] = newest.emplace(left.job, left);
-    if (first) continue;
-    options_.keeper->Drop(left.job, std::min(left.epoch, it->second.epoch));
-    if (left.epoch > it->second.epoch) it->second = left;
-  }
+  std::map<std::string, std::map<int64_t, KeptJob>> left;  // by epoch
+  for (const KeptJob& job : options_.keeper->left().jobs) left[job.job][job.epoch] = job;
   std::vector<KeptJob> resumed;
-  for (const auto& [name, left] : newest) {
-    absl::Duration timeout;
-    absl::StatusOr<v1::Assignment> place = ReadPlace(*options_.keeper, left, timeout);
-    if (!place.ok()) {
-      spdlog::error("event=not_resumed job={} epoch={} error=\"{}\"", name, left.epoch, place.status().ToString());
-      options_.keeper->Drop(name, left.epoch);
-      continue;
+  for (const auto& [name, epochs] : left) {
+    std::shared_ptr<Entry> newest;
+    for (auto job = epochs.rbegin(); job != epochs.rend(); ++job) {
+      const bool older = newest != nullptr;
+      const bool wanted = !older || (newest->before == nullptr && newest->assignment.has_from() &&
+                                     newest->assignment.from().epoch() == job->first);
+      const std::shared_ptr<Entry> entry = wanted ? ResumeOne(job->second) : nullptr;
+      if (entry == nullptr) {
+        options_.keeper->Drop(name, job->first);
+        continue;
+      }
+      resumed.push_back(job->second);
+      (older ? newest->before : newest) = entry;
     }
-    auto entry = std::make_shared<Entry>();
-    entry->assignment = *std::move(place);
-    entry->resumed = true;
+    if (newest == nullptr) continue;
     MutexLock lock(mu_);
-    heartbeat_timeout_ = timeout;  // until the coordinator says it anew
-    entry->preparing = std::thread([this, entry] { Prepare(entry); });
-    jobs_[name] = entry;
-    resumed.push_back(left);
+    if (newest->before != nullptr) BeginPreparing(newest->before);
+    BeginPreparing(newest);
+    jobs_[name] = newest;
   }
   return resumed;
+}
+
+std::shared_ptr<Worker::Entry> Worker::ResumeOne(const KeptJob& left) {
+  absl::Duration timeout;
+  absl::StatusOr<v1::Assignment> place = ReadPlace(*options_.keeper, left, timeout);
+  if (!place.ok()) {
+    spdlog::error("event=not_resumed job={} epoch={} error=\"{}\"", left.job, left.epoch, place.status().ToString());
+    return nullptr;
+  }
+  auto entry = std::make_shared<Entry>();
+  entry->assignment = *std::move(place);
+  entry->assignment.set_staged(false);
+  entry->resumed = true;
+  MutexLock lock(mu_);
+  heartbeat_timeout_ = timeout;  // until the coordinator says it anew
+  return entry;
 }
 
 // A process that is not seen from here (another pid namespace) may live.

@@ -99,7 +99,8 @@ void Worker::PeerGone(const std::shared_ptr<Entry>& entry, int rank) {
 
 absl::StatusOr<std::shared_ptr<Worker::Entry>> Worker::FindLead(const v1::PeerHello& hello, bool other_host) const {
   MutexLock lock(mu_);
-  auto it = jobs_.find(hello.job());
+  auto it = staged_.find(hello.job());
+  if (it == staged_.end() || it->second->assignment.epoch() != hello.epoch()) it = jobs_.find(hello.job());
   if (it == jobs_.end() || it->second->shard == nullptr || it->second->assignment.epoch() < hello.epoch()) {
     return absl::UnavailableError(
         absl::StrCat("worker ", options_.name, " has no memory of job ", hello.job(), " yet"));

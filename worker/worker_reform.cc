@@ -1,4 +1,5 @@
-// Worker's part in a job that goes on at a later epoch, since a member was lost (reform.h).
+// Worker's part in a job that goes on at a later epoch, since a member was lost or it is brought to another mesh
+// (reform.h).
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -7,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "core/fault_point.h"
 #include "core/status.h"
 #include "worker/worker.h"
 
@@ -43,14 +45,17 @@ absl::Status Worker::CheckOrigin(const v1::Assignment& assignment, const JobSpec
   ASSIGN_OR_RETURN(const MeshSpec mesh, ParseMeshSpec(from.mesh()));
   std::set<int32_t> seen;
   bool good = from.was_size() == assignment.peers_size() && from.epoch() < assignment.epoch();
+  const auto take = [&](int32_t was) {
+    good = good && was >= 0 && was < std::min<int64_t>(mesh.NumRanks(), kMaxHostRanks) && seen.insert(was).second;
+  };
   for (const int32_t was : from.was()) {
-    good = good && was >= -1 && was < std::min<int64_t>(mesh.NumRanks(), kMaxHostRanks);
-    good = good && (was < 0 || seen.insert(was).second);
+    if (was != -1) take(was);
   }
+  for (const v1::Peer& leaver : from.leavers()) take(leaver.rank());
   if (good) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("ranks ", absl::StrJoin(from.was(), ","), " of mesh ", from.mesh(),
-                                                 " at epoch ", from.epoch(), " are not those of ",
-                                                 assignment.peers_size(), " members at a later one"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "ranks ", absl::StrJoin(from.was(), ","), " and ", from.leavers_size(), " that leave of mesh ", from.mesh(),
+      " at epoch ", from.epoch(), " are not those of ", assignment.peers_size(), " members at a later one"));
 }
 
 absl::StatusOr<std::shared_ptr<JobShard>> Worker::AwaitHeldBefore(const Entry& entry) const {
@@ -74,21 +79,24 @@ absl::Status Worker::EndBefore(const Entry& entry) {
   const int rank = entry.assignment.rank();
   ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> before, AwaitHeldBefore(entry));
   if (before == nullptr) {
-    if (rank > 0 && from.was(rank) < 0) return absl::OkStatus();  // rank 0 tells the step
+    if (rank > 0 && !entry.assignment.leaves() && from.was(rank) < 0) return absl::OkStatus();  // rank 0 tells the step
     return absl::FailedPreconditionError(
         absl::StrCat("this worker does not hold what it held of epoch ", from.epoch(), " any more"));
   }
-  std::vector<Rank> members;
-  for (const int32_t was : from.was()) {
-    if (was >= 0) members.push_back(Rank(was));
-  }
-  return Annotate(before->End(members, entry.closing, options_.prepare_timeout),
-                  absl::StrCat("ending epoch ", from.epoch()));
+  const OriginHolders holders(from);
+  const absl::Status ended =
+      before->End(GiversOf(before->plan(), holders.holders()), entry.closing, options_.prepare_timeout);
+  if (ended.ok()) Reach(FaultPoint::kEpochEnded);
+  return Annotate(ended, absl::StrCat("ending epoch ", from.epoch()));
 }
 
 absl::Status Worker::RestoreFrom(const Entry& entry, JobShard& shard) {
-  RETURN_IF_ERROR(RestoreShard(
-      {entry.assignment, HeldBefore(entry), options_.transfer, entry.closing, options_.prepare_timeout}, shard));
+  const std::shared_ptr<JobShard> before = HeldBefore(entry);
+  if (shard.rank() == Rank(0) && before != nullptr) {
+    BeginRestored(*before->protocol().page(), *before->ending(), *shard.protocol().page());
+  }
+  RETURN_IF_ERROR(
+      RestoreShard({entry.assignment, before, options_.transfer, entry.closing, options_.prepare_timeout}, shard));
   const int64_t step = shard.protocol().page()->restored_step_plus_one.load() - 1;
   // The slowest member may have begun a preparation later, and has as much to move.
   const absl::Time deadline =

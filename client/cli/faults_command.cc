@@ -14,6 +14,8 @@ const char* NameOf(FaultStage stage) {
   switch (stage) {
     case FaultStage::kPreparing:
       return "preparing";
+    case FaultStage::kMoving:
+      return "moving";
     case FaultStage::kCalling:
       return "calling";
     case FaultStage::kStepping:

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/cli/connection.h"
 #include "client/cli/table.h"
 #include "core/status.h"
@@ -62,11 +63,20 @@ std::string WaitingFor(const v1::JobDescription& job) {
   return waits ? WaitsFor(job) : "";
 }
 
+std::string ReshardingText(const v1::JobDescription& job) {
+  if (!job.has_resharding()) return "";
+  const absl::StatusOr<MeshSpec> mesh = MeshSpecFromProto(job.resharding().mesh());
+  return absl::StrCat("on its way to ", mesh.ok() ? mesh->ToString() : "?", ": waits for the memory of ",
+                      absl::StrJoin(job.resharding().preparing(), ", "));
+}
+
 std::string Note(const v1::JobDescription& job) {
+  if (const std::string resharding = ReshardingText(job); !resharding.empty()) return resharding;
   if (const std::string waiting_for = WaitingFor(job); !waiting_for.empty()) {
     return absl::StrCat("waiting for ", waiting_for);
   }
   const std::string error = ErrorOf(job);
+  if (error.empty() && !job.reshard_error().empty()) return absl::StrCat("stayed on its mesh: ", job.reshard_error());
   return error.empty() ? "-" : error;
 }
 
@@ -89,7 +99,9 @@ Json JobToJson(const v1::JobDescription& job, bool with_members) {
                {"workers", NumRanks(job)},
                {"plan_hash", job.plan_hash()},
                {"error", ErrorOf(job)},
-               {"waiting_for", WaitingFor(job)}};
+               {"waiting_for", WaitingFor(job)},
+               {"resharding", ReshardingText(job)},
+               {"reshard_error", job.reshard_error()}};
   if (!with_members) return json;
   Json& members = json["members"] = Json::array();
   for (const v1::Member& member : job.members()) members.push_back(MemberToJson(member));

@@ -19,8 +19,11 @@ class Progress {
 
   // So many bytes of all.
   void Show(int64_t done, int64_t total);
+  // So many things of all.
+  void ShowCount(int64_t done, int64_t total);
 
  private:
+  bool IsTime();
   const std::string what_;
   const bool shown_;
   const absl::Time start_;

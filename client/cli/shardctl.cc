@@ -14,6 +14,7 @@
 #include "client/cli/names_command.h"
 #include "client/cli/plan_command.h"
 #include "client/cli/pull_command.h"
+#include "client/cli/reshard_command.h"
 #include "client/cli/status_command.h"
 #include "client/cli/top_command.h"
 #include "client/cli/trace_command.h"
@@ -65,6 +66,7 @@ CommandResult RunShardctl(const std::vector<std::string>& args,
   AddCheckpointCommand(app, result);
   AddCheckpointsCommand(app, result);
   AddRestoreCommand(app, result);
+  AddReshardCommand(app, result);
   AddImportCommand(app, result);
   AddExportCommand(app, result);
   AddDigestCommand(app, result);

@@ -21,6 +21,7 @@ class CoordinatorTransport {
   virtual absl::StatusOr<v1::JobDescription> DescribeJob(const v1::DescribeJobRequest&, absl::Duration timeout) = 0;
   virtual absl::StatusOr<v1::ListJobsReply> ListJobs(const v1::ListJobsRequest&, absl::Duration timeout) = 0;
   virtual absl::StatusOr<v1::DeleteJobReply> DeleteJob(const v1::DeleteJobRequest&, absl::Duration timeout) = 0;
+  virtual absl::StatusOr<v1::JobDescription> ReshardJob(const v1::ReshardJobRequest&, absl::Duration timeout) = 0;
   virtual absl::StatusOr<v1::ResolveNamesReply> ResolveNames(const v1::ResolveNamesRequest&,
                                                              absl::Duration timeout) = 0;
   virtual absl::StatusOr<v1::GetPlanReply> GetPlan(const v1::GetPlanRequest&, absl::Duration timeout) = 0;

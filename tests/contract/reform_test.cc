@@ -17,6 +17,7 @@
 #include "tests/testing/cluster.h"
 #include "tests/testing/reference.h"
 #include "tests/testing/training.h"
+#include "tests/testing/two_trainers.h"
 
 namespace shardmesh {
 namespace {
@@ -52,33 +53,7 @@ class Reform : public ::testing::Test {
     ASSERT_OK(testing::Initialize(*job_));
   }
 
-  // By an attached trainer and a connected one, each with its half of the slots, until `last`.
-  static absl::Status TrainHalf(Job& job, bool attached, int64_t last) {
-    std::vector<Slot> slots;
-    for (int s = attached ? 0 : 1; s < job.spec().num_slots; s += 2) slots.push_back(Slot(s));
-    ASSIGN_OR_RETURN(const auto session, attached ? job.Attach(slots) : job.Connect(slots));
-    RETURN_IF_ERROR(session->AwaitWeights(kLong));
-    return testing::TrainTo(*session, last, kLong);
-  }
-  static absl::Status Pull(Job& job, int64_t last) {
-    ASSIGN_OR_RETURN(const auto session, job.AttachPulling());
-    RETURN_IF_ERROR(session->AwaitWeights(kLong));
-    return testing::PullTo(*session, last, kLong);
-  }
-  void Train(int64_t last) {
-    absl::Status of[2];
-    std::vector<std::thread> trainers;
-    for (int i = 0; i < 2; ++i) {
-      trainers.emplace_back([this, i, last, &of] {
-        of[i] = testing::TrainOver(*client_, job_, [&](Job& job) {
-          return job.spec().pulled() ? Pull(job, last) : TrainHalf(job, i == 0, last);
-        });
-      });
-    }
-    for (std::thread& trainer : trainers) trainer.join();
-    EXPECT_OK(of[0]);
-    EXPECT_OK(of[1]);
-  }
+  void Train(int64_t last) { testing::TrainByTwo(*client_, job_, last); }
   // On which mesh, at which epoch.
   void ExpectLearnt(const std::string& mesh, int64_t epoch, int64_t steps = kSteps) {
     ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_->OpenJob(job_->spec().name));
@@ -103,24 +78,6 @@ class Reform : public ::testing::Test {
   std::unique_ptr<Client> client_;
   std::shared_ptr<Job> job_;
 };
-
-// Every format of weights, states and gathered codes; Muon's matrices, frozen parameters, clipping.
-JobSpec EverythingJob(const std::string& mesh) {
-  JobSpec spec = testing::OddJob("job", mesh, 3);
-  spec.clip_norm = 0.5;
-  spec.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kMuon)};
-  const GatherFormat gathers[] = {GatherFormat::kStored, GatherFormat::kFp8Tensor, GatherFormat::kNf4,
-                                  GatherFormat::kMx8, GatherFormat::kFp8Row};
-  for (int i = 0; i < 18; ++i) {
-    ParameterSpec p{absl::StrCat("more.", i), {60, 96}, static_cast<WeightFormat>(i % 6)};
-    p.states = static_cast<StateFormat>(i / 3);
-    if (p.format != WeightFormat::kInt8Row) p.gather = gathers[i % 5];
-    if (i % 7 == 1) p.group = 1;
-    if (i % 7 == 5) p.frozen = true;
-    spec.parameters.push_back(p);
-  }
-  return spec;
-}
 
 struct Case {
   FaultPointInfo info;
@@ -183,7 +140,7 @@ class ReformMeshes : public Reform, public ::testing::WithParamInterface<Mesh> {
 TEST_P(ReformMeshes, EveryFormat_LearnsTheReferencesBits) {
   const Mesh& mesh = GetParam();
   ASSERT_NO_FATAL_FAILURE(Start(mesh.workers));
-  ASSERT_NO_FATAL_FAILURE(Create(EverythingJob(mesh.before)));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::EverythingJob("job", mesh.before)));
   Train(3);
   for (const std::string& worker : mesh.killed) cluster_->worker(worker).Kill9();
   Train(6);
@@ -227,7 +184,7 @@ TEST_F(Reform, AWorkerThatComesLater_HasNoCopyYet) {
   Train(6);
   ASSERT_OK(cluster_->StartWorker("w1"));
   cluster_->worker("w0").Kill9();
-  const auto ended = testing::TrainOver(*client_, job_, [](Job& job) { return TrainHalf(job, true, 9); });
+  const auto ended = testing::TrainOver(*client_, job_, [](Job& job) { return testing::TrainHalf(job, true, 9); });
   EXPECT_THAT(ended, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("its mesh has no replicas")));
 }
 
@@ -279,7 +236,7 @@ TEST_F(Reform, ATrainerThatWritesAfterItsStepFailed_ChangesNothing) {
   EXPECT_THAT(testing::TrainTo(*session, kSteps, kLong),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("open the job again")));
   ASSERT_OK(testing::WriteGradients(*session, Step(999)));
-  const auto train = [](Job& job) { return TrainHalf(job, true, kSteps); };
+  const auto train = [](Job& job) { return testing::TrainHalf(job, true, kSteps); };
   ASSERT_OK(testing::TrainOver(*client_, job_, train));
   ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=2,fsdp=1", 2));
 }
@@ -300,7 +257,7 @@ TEST_F(Reform, TheCoordinatorDiesMeanwhile_TheNextOneGoesOn) {
 // A version that was published is there again, and a step that was done is not done twice.
 TEST_F(Reform, ReadersAndRepeatedSteps_FindWhatTheyFoundBefore) {
   ASSERT_NO_FATAL_FAILURE(Start(6));
-  ASSERT_NO_FATAL_FAILURE(Create(EverythingJob("ddp=3,fsdp=2")));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::EverythingJob("job", "ddp=3,fsdp=2")));
   Train(5);
   ASSERT_OK_AND_ASSIGN(const Learnt before, testing::Learn(*job_, 5));
   std::shared_ptr<Job> job = job_;
