@@ -153,7 +153,7 @@ TEST(Validate, Heartbeat) {
   EXPECT_THAT(with(absl::StrCat("state: MEMBER_STATE_FAILED error: '", std::string(4097, 'x'), "'")),
               StatusIs(kInvalid, HasSubstr("error has 4097 bytes")));
   EXPECT_THAT(Validate(Parse<v1::HeartbeatRequest>("name: 'w' incarnation: 1 jobs { job: 'j' epoch: 1 }")),
-              StatusIs(kInvalid, HasSubstr("state is 0; it is 1 to 3")));
+              StatusIs(kInvalid, HasSubstr("state is 0; it is 1 to 4")));
   EXPECT_THAT(Validate(Parse<v1::HeartbeatRequest>("name: 'w' incarnation: 1 jobs { job: 'j' epoch: 1 state: "
                                                    "MEMBER_STATE_READY }")),
               StatusIs(kInvalid, HasSubstr("plan_hash")));

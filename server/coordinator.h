@@ -193,7 +193,7 @@ class Coordinator {
   std::vector<Candidate> Candidates(const JobRecord& job, absl::Time now, const Loads& loads) const;
   int64_t NextEpoch(const JobRecord& job) const;
   void AssignWaitingJobs(Transaction& transaction, absl::Time now);
-  static void FailJob(Transaction& transaction, const std::string& name, const std::string& cause);
+  void FailJob(Transaction& transaction, const std::string& name, const std::string& cause);
   // The job has no members any more, and waits for others.
   void Unassign(Transaction& transaction, const std::string& name);
   // The member at `rank` of the job is lost, `cause` says how; `died`: without having been told to stop.

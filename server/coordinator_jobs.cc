@@ -171,6 +171,7 @@ int64_t Coordinator::NextEpoch(const JobRecord& job) const { return std::max(job
 void Coordinator::FailJob(Transaction& transaction, const std::string& name, const std::string& cause) {
   JobRecord& job = transaction.MutableJob(name).record;
   if (job.state != JobState::kPreparing && job.state != JobState::kReady) return;  // the first cause is kept
+  GiveUpReshard(transaction, name, cause);
   transaction.MutableJob(name).awaits_life = false;
   job.state = JobState::kFailed;
   const std::string step =

@@ -42,7 +42,7 @@ class Simulation {
 
   void Step() {
     fails_ = Pick(20) == 0;
-    switch (Pick(11)) {
+    switch (Pick(13)) {
       case 0:
         return Create();
       case 1:
@@ -57,6 +57,10 @@ class Simulation {
         return Pick(3) == 0 ? Restart() : Heartbeat();
       case 6:
         return Resume();
+      case 7:
+        return Reshard();
+      case 8:
+        return AllHeartbeats();
       default:
         return Heartbeat();
     }
@@ -88,7 +92,9 @@ class Simulation {
     EXPECT_EQ(stored.jobs.size(), jobs.size());
   }
 
-  int reforming = 0;  // jobs that were seen re-forming
+  int reforming = 0;   // jobs that were seen re-forming
+  int resharding = 0;  // and that moved to a mesh that they were told to
+  int awaiting = 0;    // and that waited for a next life
 
  private:
   int Pick(int n) { return static_cast<int>(random_() % n); }
@@ -128,7 +134,9 @@ class Simulation {
     const MeshSpec& mesh = job.definition->spec().mesh;
     const MeshSpec& defined = meshes_.at(record.name);
     EXPECT_EQ(record.mesh, mesh == defined ? "" : mesh.ToString());
-    EXPECT_EQ(mesh, MeshFor(defined, mesh.NumRanks()));
+    const MeshSpec wanted = record.wanted_mesh.empty() ? defined : ParseMeshSpec(record.wanted_mesh).value();
+    EXPECT_EQ(mesh, MeshFor(wanted, mesh.NumRanks()));
+    CheckNext(record, job);
     std::vector<WorkerIdentity>& holders = holders_[record.name];
     std::set<std::string> members, shards;
     for (const MemberRecord& member : record.members) members.insert(Life(member.worker));
@@ -141,7 +149,7 @@ class Simulation {
       EXPECT_TRUE(member.was == -1 || record.from_epoch > 0);
       if (member.was < 0) continue;
       ASSERT_LT(member.was, static_cast<int>(holders.size()));
-      EXPECT_EQ(Life(member.worker), Life(holders[member.was])) << record.name << " epoch " << record.epoch;
+      ExpectHolder(member.worker, holders[member.was]);
       shards.insert(absl::StrCat(ShardOf(ParseMeshSpec(record.from_mesh).value(), member.was)));
     }
     EXPECT_EQ(record.from_epoch > 0, !record.from_mesh.empty());
@@ -149,19 +157,45 @@ class Simulation {
     EXPECT_EQ(record.from_epoch, ready_epochs_[record.name]);
     EXPECT_LT(record.from_epoch, record.epoch);
     EXPECT_TRUE(record.state == JobState::kPreparing || record.state == JobState::kFailed);
-    EXPECT_EQ(shards.size(), ParseMeshSpec(record.from_mesh).value().NumRanks(DimRole::kShard));
     EXPECT_GE(record.members[0].was, 0) << "rank 0 was there";
     // All others have dropped what they held.
     for (const MemberRecord& other : record.others) {
       ASSERT_GE(other.was, 0);
       ASSERT_LT(other.was, static_cast<int>(holders.size()));
-      EXPECT_EQ(Life(other.worker), Life(holders[other.was]));
+      ExpectHolder(other.worker, holders[other.was]);
+      shards.insert(absl::StrCat(ShardOf(ParseMeshSpec(record.from_mesh).value(), other.was)));
       EXPECT_TRUE(members.insert(Life(other.worker)).second) << "it is a member";
     }
+    EXPECT_EQ(shards.size(), ParseMeshSpec(record.from_mesh).value().NumRanks(DimRole::kShard));
     for (WorkerIdentity& holder : holders) {
       if (members.count(Life(holder)) == 0) holder.name = "";
     }
     ++reforming;
+  }
+  // It is the one that held it all the time, or has its memory.
+  void ExpectHolder(const WorkerIdentity& worker, WorkerIdentity& holder) {
+    if (worker.name == holder.name && took_over_.count(Life(worker)) > 0) holder = worker;
+    EXPECT_EQ(Life(worker), Life(holder));
+  }
+
+  // While a job is on its way to another mesh it is READY as it was, and nobody else gets the epoch that it will have.
+  void CheckNext(const JobRecord& record, const JobView& job) {
+    if (job.state == JobState::kPreparing && !job.waiting_for.empty()) ++awaiting;
+    if (record.from_epoch > 0 && job.epoch == next_epochs_[record.name]) ++resharding;
+    if (job.next == nullptr) return;
+    EXPECT_EQ(job.state, JobState::kReady);
+    EXPECT_GT(job.next->epoch, job.epoch);
+    EXPECT_TRUE(job.reshard_error.empty());
+    std::set<std::string> all;
+    for (const std::vector<MemberRecord>* part : {&job.next->members, &job.next->leavers}) {
+      for (const MemberRecord& member : *part) {
+        EXPECT_TRUE(all.insert(Life(member.worker)).second);
+        if (member.was < 0) continue;
+        EXPECT_EQ(Life(member.worker), Life(job.members.at(member.was).worker));
+      }
+    }
+    for (const JobView::Member& member : job.members) EXPECT_EQ(all.count(Life(member.worker)), 1u);
+    next_epochs_[record.name] = job.next->epoch;
   }
   static std::string Life(const WorkerIdentity& worker) { return absl::StrCat(worker.name, "@", worker.incarnation); }
 
@@ -200,11 +234,24 @@ class Simulation {
     steps_.erase(name);
   }
 
+  void Reshard() {
+    const std::string name = JobName();
+    static const char* const kMeshes[] = {"fsdp=1", "fsdp=2", "fsdp=4", "ddp=2", "ddp=2,fsdp=2", "fsdp=3"};
+    const absl::Status status = coordinator_->Reshard(name, ParseMeshSpec(kMeshes[Pick(6)]).value(), now_);
+    EXPECT_EQ(absl::IsNotFound(status), jobs_.count(name) == 0) << status;
+    EXPECT_TRUE(status.ok() || absl::IsNotFound(status) || absl::IsUnavailable(status) ||
+                absl::IsFailedPrecondition(status))
+        << status;
+  }
+
+  // Some have a keeper.
+  static WorkerTraits TraitsOf(const std::string& worker) { return {false, false, worker < "w4"}; }
+
   void Join() {
     const std::string name = WorkerName();
     const int64_t incarnation = std::max<int64_t>(1, lives_[name] + Pick(3) - 1);
     const absl::Status status =
-        coordinator_->Join(NewLife(name, incarnation), now_, {}, {Pick(3) == 0 ? lives_[name] : 0});
+        coordinator_->Join(NewLife(name, incarnation), now_, TraitsOf(name), {Pick(3) == 0 ? lives_[name] : 0});
     Note(status);
     if (status.ok()) {
       EXPECT_GE(incarnation, lives_[name]);
@@ -230,6 +277,8 @@ class Simulation {
     for (const Assignment& told : told_[name]) {
       if (Pick(5) == 0) continue;
       resumed.push_back({told.definition->spec().name, told.epoch + (Pick(8) == 0), told.rank + (Pick(8) == 0)});
+      if (told.from.epoch == 0 || told.staged || told.from.was.empty() || Pick(3) == 0) continue;
+      resumed.push_back({told.definition->spec().name, told.from.epoch, told.from.was[told.rank]});
     }
     const std::vector<JobView> before = coordinator_->ListJobs(now_);
     const StoreContents stored = store_->Load().value();
@@ -238,8 +287,9 @@ class Simulation {
       if (record.from_epoch > 0) reformed.insert(job);
     }
     coordinator_->TakeEvents();
-    const absl::Status status = coordinator_->Join(worker, now_, {}, {0, last, resumed});
+    const absl::Status status = coordinator_->Join(worker, now_, TraitsOf(name), {0, last, resumed});
     Note(status);
+    if (status.ok()) took_over_.insert(Life(worker));
     const std::vector<std::string> events = coordinator_->TakeEvents();
     const bool took_over = absl::c_any_of(
         events, [](const std::string& event) { return absl::StartsWith(event, "event=worker_resumed"); });
@@ -328,18 +378,28 @@ class Simulation {
     }
   }
 
-  void Heartbeat() {
-    const std::string name = WorkerName();
+  void AllHeartbeats() {
+    for (int i = 0; i < 8; ++i) {
+      Heartbeat(absl::StrCat("w", i));
+      Check();
+    }
+  }
+
+  void Heartbeat() { Heartbeat(WorkerName()); }
+  void Heartbeat(const std::string& name) {
     std::vector<MemberReport> reports;
     for (const Assignment& told : told_[name]) {
       MemberReport report = ReadyReport(told, Pick(100) - 1);
       if (Pick(15) == 0) report.plan_hash = std::string(32, '0');
+      if (told.leaves) report.plan_hash.clear();
+      if (told.staged) report.state = MemberReport::State::kPrepared;
       if (Pick(4) == 0) report.state = MemberReport::State::kPreparing;
-      if (Pick(30) == 0) report.state = MemberReport::State::kFailed;
+      const bool moves = told.from.epoch > 0 && !told.staged;
+      if (Pick(moves ? 6 : 30) == 0) report.state = MemberReport::State::kFailed;
       report.lost_rank = Pick(5) - 1;  // read of those that failed
       reports.push_back(report);
     }
-    const auto assignments = coordinator_->Heartbeat(name, lives_[name], reports, now_);
+    const auto assignments = coordinator_->Heartbeat(name, lives_[name], reports, now_, TraitsOf(name));
     Note(assignments.status());
     EXPECT_THAT(std::string(assignments.status().message()), ::testing::Not(::testing::HasSubstr("state file")))
         << "it is always this one";
@@ -350,6 +410,7 @@ class Simulation {
         EXPECT_TRUE(assignment.peers.empty());
         continue;
       }
+      if (assignment.leaves) continue;
       EXPECT_EQ(assignment.peers.at(assignment.rank).name, name);
       EXPECT_EQ(assignment.peers.at(assignment.rank).incarnation, lives_[name]);
     }
@@ -376,6 +437,8 @@ class Simulation {
   std::map<std::string, int64_t> ready_epochs_;                 // at which a job was READY last
   std::map<std::string, std::vector<WorkerIdentity>> holders_;  // by rank then; no name: no member any more
   std::set<std::pair<std::string, int64_t>> used_epochs_;
+  std::set<std::string> took_over_;             // lives that said so when they joined
+  std::map<std::string, int64_t> next_epochs_;  // last seen
   std::map<std::string, std::vector<Assignment>> told_;
 };
 
@@ -384,8 +447,8 @@ TEST(CoordinatorProperty, RandomOperationsWithRestartsAndFailingWrites) {
   if (const char* given = getenv("SHARDMESH_SEED"); given != nullptr) {
     ASSERT_TRUE(absl::SimpleAtoi(given, &seed));
   }
-  int reforming = 0;
-  for (int round = 0; round < 40 && !HasFailure(); ++round) {
+  int reforming = 0, resharding = 0, awaiting = 0;
+  for (int round = 0; round < 150 && !HasFailure(); ++round) {
     SCOPED_TRACE(absl::StrCat("SHARDMESH_SEED=", seed, ", round ", round));
     Simulation simulation(seed + round);
     for (int step = 0; step < 500 && !HasFailure(); ++step) {
@@ -393,8 +456,12 @@ TEST(CoordinatorProperty, RandomOperationsWithRestartsAndFailingWrites) {
       simulation.Check();
     }
     reforming += simulation.reforming;
+    resharding += simulation.resharding;
+    awaiting += simulation.awaiting;
   }
   EXPECT_GT(reforming, 5) << "it is tested";
+  EXPECT_GT(resharding, 5);
+  EXPECT_GT(awaiting, 0);
 }
 
 }  // namespace

@@ -123,6 +123,8 @@ absl::Status Coordinator::ReformJob(Transaction& transaction, const std::string&
 bool Coordinator::AwaitsLife(const Job& job, size_t rank, absl::Time now) const {
   const JobRecord& record = job.record;
   if (record.state != JobState::kPreparing || record.from_epoch == 0) return false;
+  const WorkerIdentity& life = record.members[rank].worker;
+  if (absl::c_linear_search(record.excluded, absl::StrCat(life.name, "@", life.incarnation))) return false;
   const Worker* worker = WorkerOf(record.members[rank]);
   const bool comes_back = worker != nullptr && worker->record.state == WorkerState::kAlive && !IsSilent(*worker, now) &&
                           worker->traits.has_value() && worker->traits->kept;

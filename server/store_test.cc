@@ -43,6 +43,7 @@ JobRecord FullJob(const std::string& name) {
   job.mesh = "ddp=2,fsdp=1";
   job.from_epoch = 2;
   job.from_mesh = "ddp=2,fsdp=2";
+  job.wanted_mesh = "ddp=4";
   return job;
 }
 
@@ -154,7 +155,7 @@ TEST(SqliteStore, NewerSchemaVersion_FailedPreconditionNamingBoth) {
   RunSql(path, "PRAGMA user_version=17");
   EXPECT_THAT(NewSqliteStore(path),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr(path), HasSubstr("schema version 17"), HasSubstr("reads version 2"))));
+                       AllOf(HasSubstr(path), HasSubstr("schema version 17"), HasSubstr("reads version 3"))));
 }
 
 // As version 1 made its files, with one job.

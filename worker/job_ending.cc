@@ -76,14 +76,17 @@ absl::StatusOr<Ending> AwaitEnding(ControlPage& page, absl::Span<const Rank> mem
     const auto runs = std::find_if(members.begin(), members.end(), [&](Rank rank) {
       return page.members[rank.value()].stopped.load(std::memory_order_acquire) == 0;
     });
-    if (runs == members.end()) break;
+    const bool told = !members.empty() || page.ending.load(std::memory_order_acquire) != 0;
+    if (runs == members.end() && told) break;
     if (cancelled()) return absl::CancelledError("the job is assigned anew");
     if (absl::Now() >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "rank ", runs->value(), " of the epoch before did not stop within ", absl::FormatDuration(timeout)));
+      const std::string who = runs == members.end() ? "its members" : absl::StrCat("rank ", runs->value());
+      return absl::DeadlineExceededError(
+          absl::StrCat(who, " of the epoch before did not stop within ", absl::FormatDuration(timeout)));
     }
     FutexWait(page.finished, seen, kSlice);
   }
+  if (const uint64_t word = page.ending.load(std::memory_order_acquire); word != 0) return EndingOf(page, word);
   const uint64_t decided = page.decided.load(std::memory_order_acquire);
   uint64_t word = 0;
   // A step may be told of a moment before its command is over.

@@ -30,7 +30,7 @@ Ending EndingOf(const ControlPage& page, uint64_t word);
 // The engine of this member ended, and will touch neither page nor shard any more.
 void TellStopped(ControlPage& page, Rank self);
 // Waits until the engines of all `members`, ranks of the epoch that ends, have, and says how the job ended: the same to
-// each of them. Cancelled:
+// each of them. Without `members`: waits until others have agreed on it. Cancelled:
 // `cancelled` is true. DeadlineExceeded: names a member that did not stop.
 absl::StatusOr<Ending> AwaitEnding(ControlPage& page, absl::Span<const Rank> members,
                                    const std::function<bool()>& cancelled, absl::Duration timeout);

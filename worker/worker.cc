@@ -148,10 +148,7 @@ void Worker::Keep(const v1::Assignment& assignment, Entries& keep, Entries& keep
       keep[name] = std::move(held);
       if (it->second == nullptr) jobs_.erase(it);
     }
-    if (staged != staged_.end() && staged->second->assignment.leaves()) {  // ends it with the others
-      staged->second->turn.store(true);
-      keep_staged.insert(staged_.extract(staged));
-    }
+    KeepLeaving(assignment, keep, keep_staged);
     return;
   }
   if (staged != staged_.end() && staged->second->assignment.epoch() == assignment.epoch()) {

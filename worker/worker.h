@@ -148,6 +148,9 @@ class Worker {
             std::vector<std::shared_ptr<Entry>>& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void KeepStaged(const v1::Assignment& assignment, Entries& keep, Entries& keep_staged)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Of a member that leaves, or has left: ends what it holds with the others.
+  void KeepLeaving(const v1::Assignment& assignment, const Entries& keep, Entries& keep_staged)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void BeginPreparing(const std::shared_ptr<Entry>& entry);
   // worker_past.cc. Of an entry that is not needed any more: keeps what is leased of it. False: nothing is.
   bool KeepLeased(const std::shared_ptr<Entry>& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

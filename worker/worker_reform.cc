@@ -115,7 +115,10 @@ absl::StatusOr<std::shared_ptr<JobShard>> Worker::FindHeld(const std::string& jo
   const auto it = jobs_.find(job);
   const std::shared_ptr<Entry> entry = it == jobs_.end() ? nullptr : it->second;
   for (const std::shared_ptr<Entry>& held : {entry, entry == nullptr ? nullptr : entry->before}) {
-    if (held != nullptr && held->shard != nullptr && held->assignment.epoch() == epoch) return held->shard;
+    if (held == nullptr || held->assignment.epoch() != epoch) continue;
+    if (held->shard != nullptr) return held->shard;
+    return absl::UnavailableError(absl::StrCat("worker ", options_.name, " is still building what it has of epoch ",
+                                               epoch, " of job \"", job.substr(0, 200), "\"; ask again"));
   }
   return absl::NotFoundError(absl::StrCat("worker ", options_.name, " holds nothing of epoch ", epoch, " of job \"",
                                           job.substr(0, 200), "\""));

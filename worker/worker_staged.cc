@@ -40,6 +40,26 @@ void Worker::KeepStaged(const v1::Assignment& assignment, Entries& keep, Entries
   keep_staged[name] = std::move(entry);
 }
 
+// A next life was not told who the others are: they tell it how the epoch ended (AwaitEnding).
+void Worker::KeepLeaving(const v1::Assignment& assignment, const Entries& keep, Entries& keep_staged) {
+  const std::string& name = assignment.spec().name();
+  const auto staged = staged_.find(name);
+  if (staged != staged_.end() && staged->second->assignment.leaves()) {
+    staged->second->turn.store(true);
+    keep_staged.insert(staged_.extract(staged));
+    return;
+  }
+  const auto held = keep.find(name);
+  if (held == keep.end()) return;
+  auto entry = std::make_shared<Entry>();
+  entry->assignment = assignment;
+  entry->assignment.set_leaves(true);
+  entry->before = held->second;
+  entry->turn.store(true);
+  BeginPreparing(entry);
+  keep_staged[name] = std::move(entry);
+}
+
 // In a thread of its own, which gives way to those that step: its priority is not to be had back.
 absl::Status Worker::AwaitTurn(const std::shared_ptr<Entry>& entry, JobShard& shard, bool lead) {
   absl::Status taken;
