@@ -148,24 +148,11 @@ absl::Status Segment::Guard(int64_t begin, int64_t bytes, bool accessible) {
                     errno);
 }
 
-namespace {
-// The part of [begin, begin + bytes) of a segment that there is.
-int64_t Within(int64_t begin, int64_t bytes, int64_t num_bytes) {
-  return std::clamp<int64_t>(num_bytes - begin, 0, bytes);
-}
-}  // namespace
-
 absl::Status Segment::TakePages(int64_t begin, int64_t bytes) const {
-  const int64_t there = Within(begin, bytes, num_bytes_);
+  const int64_t there = std::clamp<int64_t>(num_bytes_ - begin, 0, bytes);
   const int kind = access_ == Access::kReadOnly ? MADV_POPULATE_READ : MADV_POPULATE_WRITE;
   if (there == 0 || madvise(mapping_ + begin, there, kind) == 0) return absl::OkStatus();
   if (errno == EINVAL) return absl::OkStatus();  // Linux before 5.14
-  return ErrnoError(absl::StatusCode::kResourceExhausted, absl::StrCat("taking memory for ", there, " bytes"), errno);
-}
-
-absl::Status Segment::Allocate(int64_t begin, int64_t bytes) const {
-  const int64_t there = Within(begin, bytes, num_bytes_);
-  if (there == 0 || fallocate(fd(), FALLOC_FL_KEEP_SIZE, begin, there) == 0) return absl::OkStatus();
   return ErrnoError(absl::StatusCode::kResourceExhausted, absl::StrCat("taking memory for ", there, " bytes"), errno);
 }
 

@@ -65,8 +65,6 @@ class Segment {
   // it: who touches it first waits for no pages. ResourceExhausted: there is not so much. A system that cannot do so
   // does nothing. REQUIRES: begin is a multiple of kSegmentPage.
   absl::Status TakePages(int64_t begin, int64_t bytes) const;
-  // The same for who maps it later: takes the memory and maps nothing. REQUIRES: it has a descriptor.
-  absl::Status Allocate(int64_t begin, int64_t bytes) const;
   // From now on what this process writes is its own: nobody else sees it. Internal: the system refuses.
   absl::Status MakePrivate();
   // What the kernel holds of it now. -1: it cannot say.

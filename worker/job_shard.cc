@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -14,6 +15,7 @@
 
 namespace shardmesh {
 namespace {
+constexpr int kPublicationsInUse = 2;                    // of a job without slow readers
 constexpr absl::Duration kCommitLag = absl::Seconds(1);  // between the hosts of a job; far less, unless one is stopped
 }  // namespace
 
@@ -129,31 +131,18 @@ std::optional<Ending> JobShard::ending() const {
   return ending_;
 }
 
-namespace {
-
-// Part by part: one call of the system cannot be cancelled.
-template <typename Take>
-absl::Status InParts(const Segment& segment, const std::atomic<bool>& cancelled, Take take) {
-  constexpr int64_t kPart = int64_t{64} << 20;
-  for (int64_t begin = 0; begin < segment.num_bytes(); begin += kPart) {
-    if (cancelled.load()) return absl::CancelledError("the job was closed");
-    RETURN_IF_ERROR(take(segment, begin, kPart));
+absl::Status JobShard::TakeMemory(const std::atomic<bool>& cancelled) const {
+  std::vector<const Segment*> segments = {&storage_->segment(), &host_.window()};
+  for (int b = 0; b < std::min(host_.num_publications(), kPublicationsInUse); ++b) {
+    segments.push_back(&host_.publication(b));
   }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::Status JobShard::TakeMemory(bool lead, const std::atomic<bool>& cancelled) const {
-  const auto map = [](const Segment& segment, int64_t begin, int64_t bytes) { return segment.TakePages(begin, bytes); };
-  const auto allocate = [](const Segment& segment, int64_t begin, int64_t bytes) {
-    return segment.Allocate(begin, bytes);
-  };
-  for (const Segment* segment : {&storage_->segment(), &host_.window(), &host_.publication(0)}) {
-    RETURN_IF_ERROR(InParts(*segment, cancelled, map));
-  }
-  for (int slot = 0; lead && slot < spec().num_writers(); ++slot) {
-    RETURN_IF_ERROR(InParts(host_.slot(slot), cancelled, allocate));
+  for (int slot = 0; slot < spec().num_writers(); ++slot) segments.push_back(&host_.slot(slot));
+  constexpr int64_t kPart = int64_t{64} << 20;  // one call of the system cannot be cancelled
+  for (const Segment* segment : segments) {
+    for (int64_t begin = 0; begin < segment->num_bytes(); begin += kPart) {
+      if (cancelled.load()) return absl::CancelledError("the job was closed");
+      RETURN_IF_ERROR(segment->TakePages(begin, kPart));
+    }
   }
   return absl::OkStatus();
 }

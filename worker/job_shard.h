@@ -105,10 +105,10 @@ class JobShard {
   absl::Status End(absl::Span<const Rank> members, const std::atomic<bool>& cancelled, absl::Duration timeout);
   // How it ended, once End is through: from then on the shard does not change.
   std::optional<Ending> ending() const;
-  // Takes the memory of the shard, the window and the next publication from the system now, and on the lead that of the
-  // slots: what fills it later does not wait for pages. ResourceExhausted. Cancelled: `cancelled` was set meanwhile.
-  // REQUIRES: on processors.
-  absl::Status TakeMemory(bool lead, const std::atomic<bool>& cancelled) const;
+  // Takes the memory of the shard, the window, the slots and the first publications from the system now: who fills or
+  // reads it later does not wait for pages. ResourceExhausted. Cancelled: `cancelled` was set meanwhile. REQUIRES: on
+  // processors.
+  absl::Status TakeMemory(const std::atomic<bool>& cancelled) const;
   // After End, when nobody needs the shard any more: gives the memory of the shard and of the slots back. Versions
   // stay.
   void KeepVersionsOnly();

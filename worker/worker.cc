@@ -369,9 +369,10 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kPrepared));
   if (lead && ranks.num_hosts > 1) RETURN_IF_ERROR(MeetHosts(entry, *shard));
   if (restores) {
-    if (assignment.staged()) RETURN_IF_ERROR(AwaitTurn(entry, *shard, lead));
+    if (assignment.staged()) RETURN_IF_ERROR(AwaitTurn(entry, *shard));
     RETURN_IF_ERROR(RestoreFrom(*entry, *shard));
     RETURN_IF_ERROR(KeepWhole(*entry));
+    shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsKept(*entry));  // who attaches now knows
   }
   {
     MutexLock lock(mu_);

@@ -158,7 +158,7 @@ class Worker {
   // The entry's job has not gone on at this epoch yet.
   static bool Moves(const Entry& entry);
   // Of a staged assignment: builds no more than what the older epoch may stand beside, says so, and waits for its end.
-  absl::Status AwaitTurn(const std::shared_ptr<Entry>& entry, JobShard& shard, bool lead);
+  absl::Status AwaitTurn(const std::shared_ptr<Entry>& entry, JobShard& shard);
   // Of a member that leaves: ends the older epoch in its turn, and then holds what it has.
   absl::Status EndInTurn(const std::shared_ptr<Entry>& entry);
   absl::Status AwaitTurnOf(const Entry& entry, JobShard* shard) const;

@@ -26,7 +26,10 @@ class Resharding {
       const absl::StatusOr<v1::JobDescription> job = client_.coordinator().DescribeJob(request, call_timeout());
       if (job.ok()) {
         ASSIGN_OR_RETURN(const bool there, Look(*job));
-        if (there) return client_.OpenJob(name_);
+        if (there) {
+          absl::StatusOr<std::shared_ptr<Job>> opened = client_.OpenJob(name_);
+          if (!absl::IsUnavailable(opened.status())) return opened;
+        }
       } else if (!absl::IsUnavailable(job.status())) {  // the coordinator may be away for a while
         return job.status();
       }

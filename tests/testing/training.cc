@@ -4,9 +4,12 @@
 #include <cstring>
 #include <ostream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "core/mesh_spec.h"
 #include "core/status.h"
+#include "tests/testing/process.h"
 
 namespace shardmesh::testing {
 namespace {
@@ -196,15 +199,23 @@ absl::Status TrainTo(Session& session, int64_t last, absl::Duration step_timeout
   return absl::OkStatus();
 }
 
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
 absl::Status TrainOver(Client& client, std::shared_ptr<Job> job, const std::function<absl::Status(Job&)>& train) {
+  absl::Time deadline = absl::Now() + kPatience;  // at one epoch
   while (true) {
     const absl::Status status = train(*job);
     // A worker that went on without the job, or a member that holds it at its next epoch already.
     const bool lost = absl::IsUnavailable(status) || absl::IsNotFound(status) || absl::IsAborted(status);
     if (!lost) return status;
-    absl::StatusOr<std::shared_ptr<Job>> next = client.Reopen(*job);
-    if (!next.ok()) return Annotate(next.status(), status.message());
-    job = *std::move(next);
+    // A worker that is on its way back at the same epoch, or a coordinator that is, takes a moment.
+    absl::StatusOr<std::shared_ptr<Job>> next = client.OpenJob(job->spec().name);
+    const bool away = absl::IsUnavailable(next.status()) && !absl::StrContains(next.status().message(), " failed: ");
+    if (!next.ok() && !away) return Annotate(next.status(), status.message());
+    if (next.ok() && (*next)->epoch() != job->epoch()) deadline = absl::Now() + kPatience;
+    if (absl::Now() >= deadline) return status;
+    if (next.ok()) job = *std::move(next);
+    Pause(absl::Milliseconds(10));
   }
 }
 

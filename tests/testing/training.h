@@ -47,7 +47,8 @@ absl::StatusOr<FinishOptions> WriteTaken(PullingSession& session, const PullingS
 // Takes slots, writes and finishes them, until step `last` is committed. No slot may be taken back; Internal:
 // one was, and finished by another trainer.
 absl::Status PullTo(PullingSession& session, int64_t last, absl::Duration timeout = absl::Seconds(30));
-// Calls `train` with the job, and where it ended since a member was lost with the job of the next epoch, again and again.
+// Calls `train` with the job, and where it ended since a member was lost, or the job moved, with the job as it is then,
+// again and again; for at most a minute at one epoch.
 absl::Status TrainOver(Client& client, std::shared_ptr<Job> job, const std::function<absl::Status(Job&)>& train);
 // The learning rate of a step, in a parameter group.
 double LearningRate(int64_t step, int group = 0);
