@@ -15,6 +15,10 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 namespace shardmesh {
 namespace {
 
@@ -138,6 +142,12 @@ absl::Status Segment::Punch(int64_t begin, int64_t bytes) {
     return absl::OkStatus();
   }
   return ErrnoError(absl::StatusCode::kInternal, absl::StrCat("giving back ", bytes, " bytes of a segment"), errno);
+}
+
+void Segment::Populate(int64_t begin, int64_t bytes) const {
+  const auto first = reinterpret_cast<uintptr_t>(data() + begin) & -uintptr_t{kSegmentPage};
+  const auto end = (reinterpret_cast<uintptr_t>(data() + begin + bytes) + kSegmentPage - 1) & -uintptr_t{kSegmentPage};
+  if (bytes > 0) madvise(reinterpret_cast<void*>(first), end - first, MADV_POPULATE_WRITE);
 }
 
 absl::Status Segment::Guard(int64_t begin, int64_t bytes, bool accessible) {

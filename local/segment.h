@@ -58,6 +58,9 @@ class Segment {
   // Gives the pages of data [begin, begin + bytes) back: they read as zeros, and take memory when they are touched
   // again. REQUIRES: whole pages of kSegmentPage within the data, mapped for writing, not sealed against writers.
   absl::Status Punch(int64_t begin, int64_t bytes);
+  // Takes the pages of data [begin, begin + bytes), and those that it begins and ends in, from the system, as writing
+  // to them would: whoever writes there later waits for none. A wish. REQUIRES: within the data, mapped for writing.
+  void Populate(int64_t begin, int64_t bytes) const;
   // Whether this process may touch data [begin, begin + bytes): without it, an access is a fault. REQUIRES: whole
   // pages.
   absl::Status Guard(int64_t begin, int64_t bytes, bool accessible);

@@ -135,8 +135,8 @@ absl::Status JobShard::CheckHasNoWeights() const {
                                                     committed.value(), "; restore into a new job, or delete it first"));
 }
 
-absl::Status JobShard::StageLoaded(std::function<absl::Status()> place, uint64_t load_id, Step step) {
-  return engine_->StageLoaded(std::move(place), load_id, step);
+absl::Status JobShard::Load(uint64_t load_id, Step step, const std::function<absl::Status()>& read) {
+  return engine_->Load(load_id, step, read);
 }
 
 absl::Status JobShard::UseLoaded(const v1::UseLoadedRequest& request) {
@@ -146,6 +146,22 @@ absl::Status JobShard::UseLoaded(const v1::UseLoadedRequest& request) {
   if (same) return absl::OkStatus();
   RETURN_IF_ERROR(CheckHasNoWeights());
   return engine_->UseLoaded(request.load_id());
+}
+
+void JobShard::TakeMemory(absl::Duration patience, const std::atomic<bool>& cancelled) {
+  if (on_device()) return;
+  const int64_t until = MonotonicNanos() + absl::ToInt64Nanoseconds(patience);
+  ThreadTeam team(options_.threads);
+  team.ForEach(static_cast<int>(storage_->ranges().size()), [&](int range) {
+    if (cancelled.load() || MonotonicNanos() > until) return;
+    storage_->Populate(range);
+    if (plan_.bucketed()) return;  // its window has what trainers hold
+    const StorageRange& r = storage_->ranges()[range];
+    const Bucket& bucket = plan_.buckets()[r.bucket];
+    const int64_t begin = bucket.weight_offset + bucket.CodeOffset(r.bucket_begin);
+    host_.window().Populate(begin, bucket.CodeOffset(r.num_elements));
+    host_.publication(0).Populate(begin, bucket.CodeOffset(r.num_elements));
+  });
 }
 
 void JobShard::Close() {

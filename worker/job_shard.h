@@ -72,6 +72,11 @@ class JobShard {
   Waiters& waiters() { return waiters_; }
   OrphanSessions& orphans() { return orphans_; }
 
+  // Takes the memory that the job's first command writes to from the system: the storage, and this shard's part of the
+  // parameter window and of the first publication. For at most `patience`: the rest comes as it is written. Of a new
+  // job, before it is used. Returns early when `cancelled` is set.
+  void TakeMemory(absl::Duration patience, const std::atomic<bool>& cancelled);
+
   // From now on Health is NotFound ("deleted"), if the job was not aborted before, and waiters are answered with it.
   // Whoever holds the object may go on.
   void Close();
@@ -113,9 +118,10 @@ class JobShard {
   VersionLeases& leases() { return *leases_; }
   // FailedPrecondition: the job has weights, or is about to have those of an older epoch.
   absl::Status CheckHasNoWeights() const;
-  // What this shard was in a checkpoint (Engine::StageLoaded, UseLoaded): `place` writes it into storage(). REQUIRES:
-  // on processors.
-  absl::Status StageLoaded(std::function<absl::Status()> place, uint64_t load_id, Step step);
+  // What this shard was in a checkpoint (Engine::Load, UseLoaded): `read` writes it into storage(). REQUIRES: on
+  // processors.
+  absl::Status Load(uint64_t load_id, Step step, const std::function<absl::Status()>& read);
+  int threads() const { return options_.threads; }
   // UseLoadedRequest. Errors of Shard.UseLoaded.
   absl::Status UseLoaded(const v1::UseLoadedRequest& request);
 

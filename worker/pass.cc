@@ -361,7 +361,14 @@ void Pass::PlaceFirst(const Command& command, int range, const float* initial) {
       void* copies[1 + kMaxPublications];
       const int num_copies = Copies(command, range, chunk, run.offset, copies);
       const void* codes = storage_.weights(range, command.parity, run.offset).codes;
-      for (int c = 0; c < num_copies; ++c) std::memcpy(copies[c], codes, bucket.CodeOffset(run.num_elements));
+      const int64_t bytes = bucket.CodeOffset(run.num_elements);
+      for (int c = 0; c < num_copies; ++c) {
+        if (stream_copies_) {
+          StreamingCopy(copies[c], codes, bytes);
+        } else {
+          std::memcpy(copies[c], codes, bytes);
+        }
+      }
       if (num_copies > 0 && bucket.weights == WeightFormat::kInt8Row) CopyScales(command, range, command.parity, run);
     }
     if (job_.check_every > 0 && !r.frozen) {

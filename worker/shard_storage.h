@@ -123,6 +123,8 @@ class ShardStorage {
   // The bytes of a range in a stream, and where they begin, its spare included.
   int64_t StreamBytes(int range, int stream) const;
   char* StreamBegin(int range, int stream) const { return At(range, stream); }
+  // Takes a range's memory, its spare included, from the system now (Segment::Populate).
+  void Populate(int range) const;
   // All bytes of a range, its spare included, from storage of the same shard.
   void CopyRange(const ShardStorage& from, int range) const;
 

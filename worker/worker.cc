@@ -18,6 +18,7 @@ namespace {
 
 // At least this often waiting calls look at their deadlines: they answer what they waited for before the caller gives
 // up.
+constexpr absl::Duration kTakeMemory = absl::Seconds(10);  // clients wait a minute for a job to be ready
 constexpr absl::Duration kMaxTick = absl::Milliseconds(50);
 constexpr absl::Duration kReapSlice = absl::Seconds(1);
 
@@ -319,6 +320,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
     entry->mapped.assign(ranks.per_host, false);
   }
   if (lead && !entry->resumed) PeerMapped(entry, assignment.rank());
+  if (!entry->resumed && !restores) shard->TakeMemory(kTakeMemory, entry->closing);
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kPrepared));
   if (lead && ranks.num_hosts > 1) RETURN_IF_ERROR(MeetHosts(entry, *shard));
   if (restores) {
