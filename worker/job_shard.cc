@@ -11,6 +11,7 @@
 #include "core/status.h"
 #include "local/file_hold.h"
 #include "local/futex.h"
+#include "worker/thread_team.h"
 
 namespace shardmesh {
 namespace {
@@ -81,7 +82,10 @@ EngineOptions JobShard::ForEngine() {
   options.step_timeout = options_.step_timeout;
   options.spin = options_.spin;
   options.rung = [this] { mail_.Poll(); };
-  options.progress = [this] { waiters_.Notify(); };
+  options.progress = [this] {
+    moved_nanos_.store(MonotonicNanos());
+    waiters_.Notify();
+  };
   options.trace = &trace_;
   return options;
 }
@@ -133,6 +137,10 @@ absl::Status JobShard::CheckHasNoWeights() const {
   if (committed.value() == kNoStep && protocol_->page()->restored_step_plus_one.load() == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("job ", spec().name, " has weights already, of step ",
                                                     committed.value(), "; restore into a new job, or delete it first"));
+}
+
+absl::Status JobShard::CheckCopyFits() const {
+  return shardmesh::CheckCopyFits(spec(), plan_, options_.capacity, protocol_->local().per_host);
 }
 
 absl::Status JobShard::Load(uint64_t load_id, Step step, const std::function<absl::Status()>& read) {

@@ -23,6 +23,7 @@
 #include "worker/device/device_pass.h"
 #include "worker/engine.h"
 #include "worker/gradient_sums.h"
+#include "worker/host_capacity.h"
 #include "worker/host_memory.h"
 #include "worker/hosts/host_lead.h"
 #include "worker/job_ending.h"
@@ -48,6 +49,7 @@ struct JobShardOptions {
   std::optional<HostRanks> ranks;        // of this host; unset: all
   const WorkerDevice* device = nullptr;  // on which it runs, outlives the shard; null: on processors
   bool resumed = false;                  // all memory is that of this member's last life, which is dead
+  HostCapacity capacity;                 // what the host can give
 };
 
 class JobShard {
@@ -122,6 +124,10 @@ class JobShard {
   // processors.
   absl::Status Load(uint64_t load_id, Step step, const std::function<absl::Status()>& read);
   int threads() const { return options_.threads; }
+  // ResourceExhausted: the host has no room for a checkpoint's copies beside the job.
+  absl::Status CheckCopyFits() const;
+  // Since when no command was committed. A job that waits for nobody can be saved without giving way.
+  absl::Duration Idle() const { return absl::Nanoseconds(MonotonicNanos() - moved_nanos_.load()); }
   // UseLoadedRequest. Errors of Shard.UseLoaded.
   absl::Status UseLoaded(const v1::UseLoadedRequest& request);
 
@@ -149,6 +155,7 @@ class JobShard {
   Waiters waiters_;
   OrphanSessions orphans_;
   std::atomic<bool> closed_{false};
+  std::atomic<int64_t> moved_nanos_{MonotonicNanos()};
   Trace trace_;
   std::unique_ptr<StepProtocol> protocol_;
   std::unique_ptr<VersionLeases> leases_;

@@ -27,7 +27,8 @@ namespace shardmesh {
 namespace {
 
 constexpr int64_t kReportBytes = 32 << 20, kPieceBytes = 256 << 10;
-constexpr int kNice = 15;  // a 28th of a processor that others want
+constexpr int kNice = 19;                           // a 69th of a processor that others want
+constexpr absl::Duration kIdle = absl::Seconds(2);  // a job that has done nothing for so long does not step
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
 
 absl::Status FailedTo(absl::string_view verb, const std::string& path, int error) {
@@ -265,7 +266,7 @@ class ShardReader {
   absl::Status first_error_ ABSL_GUARDED_BY(mu_);
 };
 
-// What is not urgent. Of this thread, which ends with the call.
+// Where steps want the processors. Of this thread, which ends with the call; there is no way back.
 void GiveWay() { setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice); }
 
 }  // namespace
@@ -276,7 +277,8 @@ absl::Status SaveShard(JobShard& shard, const v1::SaveRequest& request, const st
   if (shard.protocol().committed_step().value() == kNoStep) {
     return absl::FailedPreconditionError(absl::StrCat("job ", shard.spec().name, " has no initial weights yet"));
   }
-  GiveWay();
+  RETURN_IF_ERROR(shard.CheckCopyFits());
+  if (shard.Idle() < kIdle) GiveWay();
   ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(shard.spec()));
   ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(request.folder(), files, /*write=*/true));
   ASSIGN_OR_RETURN(const std::shared_ptr<Snapshot> snapshot, Snapshot::Create(shard.plan(), shard.place().shard));
@@ -289,12 +291,18 @@ absl::Status SaveShard(JobShard& shard, const v1::SaveRequest& request, const st
   progress.set_step(copied.step);
   RETURN_IF_ERROR(report(progress));
   uint64_t digest = 0;
+  const uint64_t decided = shard.protocol().decided();
+  bool gave_way = false;
   const ReportProgress begin_and_report = [&](const v1::FileProgress& so_far) {
     open.BeginSync();
     return report(so_far);
   };
   RETURN_IF_ERROR(MoveAll(PiecesIn(files, snapshot->storage(), copied.parity), cancelled, begin_and_report, progress,
                           [&](const FilePiece& piece) -> absl::Status {
+                            if (!gave_way && shard.protocol().decided() != decided) {
+                              GiveWay();
+                              gave_way = true;
+                            }
                             digest += DigestOf(piece, piece.data);
                             RETURN_IF_ERROR(open.Write(piece));
                             Snapshot::GiveBack(piece.data, piece.bytes());  // to the page cache

@@ -299,7 +299,8 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
                           options_.spin,
                           ranks,
                           device,
-                          entry->resumed};
+                          entry->resumed,
+                          options_.host_capacity};
   ASSIGN_OR_RETURN(HostMemory host, lead || entry->resumed
                                         ? HostMemory::Create(*memory, spec.name, spec, plan, copies())
                                         : FetchFromLead(*entry, spec, plan, link));
