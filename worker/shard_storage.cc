@@ -228,11 +228,4 @@ void ShardStorage::Populate(int range) const {
   }
 }
 
-void ShardStorage::CopyRange(const ShardStorage& from, int range) const {
-  for (int stream = 0; stream < kStreams; ++stream) {
-    const int64_t bytes = StreamBytes(range, stream);
-    if (bytes > 0) std::memcpy(StreamBegin(range, stream), from.StreamBegin(range, stream), bytes);
-  }
-}
-
 }  // namespace shardmesh

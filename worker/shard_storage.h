@@ -125,8 +125,6 @@ class ShardStorage {
   char* StreamBegin(int range, int stream) const { return At(range, stream); }
   // Takes a range's memory, its spare included, from the system now (Segment::Populate).
   void Populate(int range) const;
-  // All bytes of a range, its spare included, from storage of the same shard.
-  void CopyRange(const ShardStorage& from, int range) const;
 
   // Chunks of `range` that command `seq` has finished; 0 when the word is of another command.
   int64_t Progress(int range, uint64_t seq) const;
