@@ -27,7 +27,7 @@ constexpr int kWorkers = 4;  // of the service; a job takes 2 to 4
 struct Flags : CommonFlags {
   int layers = 12;
   int vocabulary = 50257;
-  std::string python, folder;
+  std::string python, folder, states;
 };
 
 ModelShapes ModelOf(int layers, int64_t vocabulary) {
@@ -83,9 +83,10 @@ absl::Status Run(const Flags& flags) {
                    Service::Start(folder->path(), "127.0.0.1:0", Process::kEveryCore, absl::ZeroDuration(), kWorkers));
   RETURN_IF_ERROR(AddReshards(*service, sides, report));
   CheckpointRounds fp32(model, StateFormat::kFp32, "adamw", flags.quick ? 3 : flags.rounds, flags.quick);
-  RETURN_IF_ERROR(Annotate(fp32.Run(*service, sides, report), "fp32 states"));
+  if (flags.states != "dyn8") RETURN_IF_ERROR(Annotate(fp32.Run(*service, sides, report), "fp32 states"));
   CheckpointRounds dyn8(model, StateFormat::kDyn8, "adamw8bit", flags.quick ? 3 : flags.rounds, flags.quick);
-  if (!flags.quick) RETURN_IF_ERROR(Annotate(dyn8.Run(*service, sides, report), "8-bit states"));
+  const bool with_dyn8 = flags.states.empty() ? !flags.quick : flags.states == "dyn8";
+  if (with_dyn8) RETURN_IF_ERROR(Annotate(dyn8.Run(*service, sides, report), "8-bit states"));
   report.Note(absl::StrCat("Machine at the end: ", MachineNow(), "."));
   return report.Publish(flags.json);
 }
@@ -105,6 +106,7 @@ int main(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::Range(1, 12));
   app.add_option("--python", flags.python, "a Python with torch; unset: that of tools/parity_env.sh");
+  app.add_option("--states", flags.states, "fp32 or dyn8 alone; unset: both")->check(CLI::IsMember({"fp32", "dyn8"}));
   app.add_option("--folder", flags.folder, "where files are written, on a disk; unset: the folder for temporary files");
   app.footer(
       "Examples:\n"

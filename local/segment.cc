@@ -16,6 +16,10 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 namespace shardmesh {
 namespace {
 
@@ -141,19 +145,17 @@ absl::Status Segment::Punch(int64_t begin, int64_t bytes) const {
   return ErrnoError(absl::StatusCode::kInternal, absl::StrCat("giving back ", bytes, " bytes of a segment"), errno);
 }
 
+void Segment::Populate(int64_t begin, int64_t bytes) const {
+  const auto first = reinterpret_cast<uintptr_t>(data() + begin) & -uintptr_t{kSegmentPage};
+  const auto end = (reinterpret_cast<uintptr_t>(data() + begin + bytes) + kSegmentPage - 1) & -uintptr_t{kSegmentPage};
+  if (bytes > 0) madvise(reinterpret_cast<void*>(first), end - first, MADV_POPULATE_WRITE);
+}
+
 absl::Status Segment::Guard(int64_t begin, int64_t bytes, bool accessible) {
   const int open = access_ == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
   if (bytes == 0 || mprotect(data() + begin, bytes, accessible ? open : PROT_NONE) == 0) return absl::OkStatus();
   return ErrnoError(absl::StatusCode::kResourceExhausted, absl::StrCat("guarding ", bytes, " bytes of a segment"),
                     errno);
-}
-
-absl::Status Segment::TakePages(int64_t begin, int64_t bytes) const {
-  const int64_t there = std::clamp<int64_t>(num_bytes_ - begin, 0, bytes);
-  const int kind = access_ == Access::kReadOnly ? MADV_POPULATE_READ : MADV_POPULATE_WRITE;
-  if (there == 0 || madvise(mapping_ + begin, there, kind) == 0) return absl::OkStatus();
-  if (errno == EINVAL) return absl::OkStatus();  // Linux before 5.14
-  return ErrnoError(absl::StatusCode::kResourceExhausted, absl::StrCat("taking memory for ", there, " bytes"), errno);
 }
 
 absl::Status Segment::MakePrivate() {

@@ -58,13 +58,12 @@ class Segment {
   // Gives the pages of data [begin, begin + bytes) back: they read as zeros, and take memory when they are touched
   // again. REQUIRES: whole pages of kSegmentPage within the data, mapped for writing, not sealed against writers.
   absl::Status Punch(int64_t begin, int64_t bytes) const;
+  // Takes the pages of data [begin, begin + bytes), and those that it begins and ends in, from the system, as writing
+  // to them would: whoever writes there later waits for none. A wish. REQUIRES: within the data, mapped for writing.
+  void Populate(int64_t begin, int64_t bytes) const;
   // Whether this process may touch data [begin, begin + bytes): without it, an access is a fault. REQUIRES: whole
   // pages.
   absl::Status Guard(int64_t begin, int64_t bytes, bool accessible);
-  // Takes the memory of bytes [begin, begin + bytes) of the segment, as far as it goes, from the system now, and maps
-  // it: who touches it first waits for no pages. ResourceExhausted: there is not so much. A system that cannot do so
-  // does nothing. REQUIRES: begin is a multiple of kSegmentPage.
-  absl::Status TakePages(int64_t begin, int64_t bytes) const;
   // From now on what this process writes is its own: nobody else sees it. Internal: the system refuses.
   absl::Status MakePrivate();
   // What the kernel holds of it now. -1: it cannot say.

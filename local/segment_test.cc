@@ -54,6 +54,16 @@ TEST(SegmentTest, ReadOnlyDescriptor_CannotBeMappedForWriting_EvenWhenReopened) 
   a.data()[0] = 1;  // the creator's mapping goes on
 }
 
+TEST(SegmentTest, PopulatedPages_AreTaken_AndNoOthers) {
+  ASSERT_OK_AND_ASSIGN(const Segment a, Segment::Create("test", 9 * 4096, 4096));
+  a.Populate(4096 + 100, 4096);  // of two pages
+  a.Populate(6 * 4096, 0);
+  EXPECT_EQ(a.ResidentBytes(), 2 * 4096);
+  a.Populate(0, 8 * 4096);
+  EXPECT_EQ(a.ResidentBytes(), 8 * 4096);
+  for (int i = 0; i < 8 * 4096; ++i) ASSERT_EQ(a.data()[i], 0);
+}
+
 TEST(SegmentTest, PunchedPages_TakeNoMemoryAndReadAsZeros_AtTheSameAddress) {
   ASSERT_OK_AND_ASSIGN(Segment a, Segment::Create("test", 6 * 4096, 4096));
   ASSERT_OK_AND_ASSIGN(UniqueFd fd, a.ReadOnlyFd());

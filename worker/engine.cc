@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "core/fault_point.h"
 #include "core/status.h"
@@ -60,6 +61,11 @@ class Engine::HostGate final : public BucketGate {
 
 Engine::Engine(StepProtocol& protocol, StepPass& pass, Rank rank, EngineOptions options)
     : protocol_(protocol), pass_(pass), rank_(rank), options_(std::move(options)) {
+  const MemberWords& words = protocol_.page()->members[rank_.value()];
+  if (const uint64_t loaded = words.loaded_id.load(); loaded != 0) {  // by its last life, whose storage this is
+    MutexLock lock(mu_);
+    loaded_ = Loaded{loaded, Step(words.loaded_step.load())};
+  }
   thread_ = std::thread([this] { Loop(); });
 }
 
@@ -82,10 +88,26 @@ absl::Status Engine::StageInitial(std::vector<float> piece, uint64_t push_id) {
   return absl::OkStatus();
 }
 
-absl::Status Engine::StageLoaded(std::function<absl::Status()> place, uint64_t load_id, Step step) {
-  MutexLock lock(mu_);
-  if (protocol_.decided() > 0) return absl::AbortedError("the job has its weights already");
-  loaded_ = Loaded{load_id, step, std::move(place)};
+absl::Status Engine::Load(uint64_t load_id, Step step, const std::function<absl::Status()>& read) {
+  constexpr absl::string_view kHasWeights = "the job has its weights already";
+  {
+    MutexLock lock(mu_);
+    if (loading_) return absl::AbortedError("another load of this shard is under way; try again");
+    if (protocol_.decided() > 0) return absl::AbortedError(kHasWeights);
+    protocol_.LoadedReady(rank_, 0, Step(kNoStep));  // from here on the storage is not what was loaded before
+    loaded_.reset();
+    loading_ = true;
+  }
+  bool whole = false;
+  const absl::Cleanup end = [&] {
+    MutexLock lock(mu_);
+    loading_ = false;
+    if (whole) loaded_ = Loaded{load_id, step};
+    loading_ended_.SignalAll();
+  };
+  RETURN_IF_ERROR(read());
+  if (protocol_.decided() > 0) return absl::AbortedError(kHasWeights);
+  whole = true;
   return absl::OkStatus();
 }
 
@@ -98,14 +120,15 @@ absl::Status Engine::UseLoaded(uint64_t load_id) {
   return absl::OkStatus();
 }
 
-bool Engine::PlaceLoaded(uint64_t load_id) {
+bool Engine::AwaitLoading() {
+  while (loading_ && !Stopping()) loading_ended_.WaitFor(mu_, kSlice);
+  return !loading_;
+}
+
+bool Engine::HasLoaded(uint64_t load_id) {
   MutexLock lock(mu_);
-  const std::optional<Loaded> loaded = std::exchange(loaded_, std::nullopt);
   staged_.clear();
-  if (!loaded.has_value() || loaded->id != load_id) return false;
-  const absl::Status placed = loaded->place();
-  if (!placed.ok()) spdlog::error("event=load_failed rank={} error=\"{}\"", rank_.value(), placed.ToString());
-  return placed.ok();
+  return AwaitLoading() && loaded_.has_value() && loaded_->id == load_id;
 }
 
 bool Engine::Stopping() const { return stop_.load() || !protocol_.Health().ok(); }
@@ -160,6 +183,7 @@ void Engine::GaveBack(const absl::Status& status) {
 // The piece of the set that was decided: a newer one may have been staged since, and must not be mixed in.
 std::optional<std::vector<float>> Engine::TakeStaged(uint64_t push_id) {
   MutexLock lock(mu_);
+  if (!AwaitLoading()) return std::nullopt;
   auto staged = std::exchange(staged_, {});
   loaded_.reset();
   for (auto& [id, piece] : staged) {
@@ -175,7 +199,7 @@ void Engine::Execute(uint64_t seq) {
   if (command.kind == CommandKind::kInit) initial = TakeStaged(command.initial_id);
   const bool loads = command.kind == CommandKind::kRestore && command.initial_id != 0;
   // What was staged is gone where three sets raced, or in the next life of a process.
-  if (!initial.has_value() || (loads && !PlaceLoaded(command.initial_id))) {
+  if (!initial.has_value() || (loads && !HasLoaded(command.initial_id))) {
     protocol_.Abort(AbortReason::kInternal, rank_.value(), rank_);
     return;
   }

@@ -45,9 +45,11 @@ class Engine {
   // protocol.
   // Aborted: the job has its weights already.
   absl::Status StageInitial(std::vector<float> piece, uint64_t push_id);
-  // What this shard was in a checkpoint: `place` writes it into the storage, and is called by the engine's thread when
-  // the job begins with it; its error ends the job. An older one is dropped. Aborted: the job has its weights already.
-  absl::Status StageLoaded(std::function<absl::Status()> place, uint64_t load_id, Step step);
+  // What this shard was in a checkpoint: `read` writes it into the storage, from the calling thread, while no command
+  // runs: a job that is about to begin with initial weights waits until it has returned, which it does soon after
+  // protocol.decided() is not 0 any more. What was loaded before is lost at once; so is what `read` wrote, if it fails.
+  // Aborted: the job has its weights already, or another one is being loaded.
+  absl::Status Load(uint64_t load_id, Step step, const std::function<absl::Status()>& read);
   // Marks it ready in the protocol. NotFound: nothing was loaded under that id.
   absl::Status UseLoaded(uint64_t load_id);
 
@@ -57,8 +59,10 @@ class Engine {
   class HostGate;
   bool lead() const { return rank_ == Rank(0) && protocol_.local().num_hosts == 1; }
   std::optional<std::vector<float>> TakeStaged(uint64_t push_id);
-  // False: nothing is staged under that id, or it cannot be placed.
-  bool PlaceLoaded(uint64_t load_id);
+  // False: the storage does not hold what was loaded under that id.
+  bool HasLoaded(uint64_t load_id);
+  // False: the engine is to stop, and somebody still writes into the storage.
+  bool AwaitLoading() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Execute(uint64_t seq);
   void GaveBack(const absl::Status& status);
   void Failed(const absl::Status& status);
@@ -77,10 +81,11 @@ class Engine {
   struct Loaded {
     uint64_t id = 0;
     Step step;
-    std::function<absl::Status()> place;
   };
   Mutex mu_;
-  std::optional<Loaded> loaded_ ABSL_GUARDED_BY(mu_);
+  CondVar loading_ended_;
+  bool loading_ ABSL_GUARDED_BY(mu_) = false;          // somebody writes into the storage
+  std::optional<Loaded> loaded_ ABSL_GUARDED_BY(mu_);  // what lies there
   std::vector<std::pair<uint64_t, std::vector<float>>> staged_ ABSL_GUARDED_BY(mu_);  // (push_id, piece), oldest first
   std::thread thread_;
 };

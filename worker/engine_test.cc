@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <thread>
 
 #include "core/matchers.h"
 #include "local/futex.h"
@@ -101,6 +102,57 @@ TEST(EngineTest, InitStepsDigest_OnEveryMeshTheSame) {
     EXPECT_THAT(members.Stage(0, 8, 2.0f), StatusIs(Code::kAborted, HasSubstr("initial weights already")));
   }
   for (uint64_t digest : digests) EXPECT_EQ(digest, digests[0]);
+}
+
+// Reads until the job gets its weights, and then a little more.
+absl::Status ReadAndBeLate(StepProtocol& protocol, char* to, std::atomic<bool>& reading) {
+  reading.store(true);
+  while (protocol.decided() == 0) *to = static_cast<char>(*to + 1);
+  for (int i = 0; i < 10'000'000; ++i) static_cast<volatile char*>(to)[0] = 5;
+  return absl::OkStatus();
+}
+
+TEST(EngineTest, LoadUnderWay_InitialWeightsWaitForIt_AndCount) {
+  Members members(SmallJob("fsdp=2", 2));
+  members.StartAll();
+  std::atomic<bool> reading{false};
+  absl::Status loaded;
+  char* const to = static_cast<char*>(members.storages[1]->weights(0, 0, 0).codes);
+  std::thread loader([&] {
+    loaded = members.engines[1]->Load(9, Step(3), [&] { return ReadAndBeLate(*members.protocols[1], to, reading); });
+  });
+  while (!reading.load()) std::this_thread::yield();
+  EXPECT_THAT(members.engines[1]->Load(10, Step(3), [] { return absl::OkStatus(); }),
+              StatusIs(Code::kAborted, HasSubstr("another load")));
+  for (int r = 0; r < 2; ++r) ASSERT_OK(members.Stage(r, 7, 1.0f));
+  EXPECT_OK(members.protocol.AwaitCommit(Step(0), kLong));
+  loader.join();
+  EXPECT_THAT(loaded, StatusIs(Code::kAborted, HasSubstr("weights already")));
+  EXPECT_THAT(members.engines[1]->UseLoaded(9), StatusIs(Code::kNotFound, HasSubstr("load it first")));
+  float first = 0;
+  std::memcpy(&first, to, sizeof(first));
+  EXPECT_EQ(first, 1.0f);
+  EXPECT_OK(members.protocol.Health());
+}
+
+TEST(EngineTest, LoadedAnew_TheOlderOneIsWithdrawn) {
+  Members members(SmallJob("fsdp=2", 2));
+  members.StartAll();
+  const auto load = [&](int r, uint64_t id, absl::Status read) {
+    return members.engines[r]->Load(id, Step(3), [&] { return read; });
+  };
+  ASSERT_OK(load(1, 9, absl::OkStatus()));
+  ASSERT_OK(members.engines[1]->UseLoaded(9));
+  EXPECT_THAT(load(1, 10, absl::DataLossError("damaged")), StatusIs(Code::kDataLoss, HasSubstr("damaged")));
+  EXPECT_THAT(members.engines[1]->UseLoaded(9), StatusIs(Code::kNotFound, HasSubstr("load it first")));
+  EXPECT_THAT(members.engines[1]->UseLoaded(10), StatusIs(Code::kNotFound, HasSubstr("load it first")));
+  ASSERT_OK(load(0, 9, absl::OkStatus()));
+  ASSERT_OK(members.engines[0]->UseLoaded(9));  // would be all members' now
+  EXPECT_EQ(members.host.control()->decided.load(), 0u);
+  for (const int r : {0, 1}) ASSERT_OK(load(r, 11, absl::OkStatus()));
+  for (const int r : {1, 0}) ASSERT_OK(members.engines[r]->UseLoaded(11));
+  EXPECT_OK(members.protocol.AwaitCommit(Step(3), kLong));
+  EXPECT_THAT(load(0, 12, absl::OkStatus()), StatusIs(Code::kAborted, HasSubstr("weights already")));
 }
 
 // Engines go on to the codes by themselves: whoever waits for a step sees them.

@@ -148,4 +148,20 @@ absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity&
       ", or a host with more memory"));
 }
 
+int64_t CopyBytesOf(const Plan& plan, std::optional<int> ranks_here) {
+  const int ranks = ranks_here.value_or(plan.num_ranks());
+  if (ranks == plan.num_ranks()) return ShardStorage::NumBytesOfAll(plan) / plan.num_replicas();
+  return Product(std::min(ranks, plan.num_shards()), LargestShard(plan));
+}
+
+absl::Status CheckCopyFits(const JobSpec& job, const Plan& plan, const HostCapacity& capacity,
+                           std::optional<int> ranks_here) {
+  const int64_t has = MemoryOf(plan, job, ranks_here).total(), copies = CopyBytesOf(plan, ranks_here);
+  if (Sum(has, copies) <= capacity.bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("to save job ", job.name, " takes ", Readable(copies), " for copies of its shards, beside the ",
+                   Readable(has), " of the job; this host has ", Readable(capacity.bytes), " (", capacity.source,
+                   "); use fewer slots, fewer publications, fewer replicas, or a host with more memory"));
+}
+
 }  // namespace shardmesh

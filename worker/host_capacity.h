@@ -42,4 +42,11 @@ JobMemory MemoryOf(const Plan& plan, HostShape shape, std::optional<int> ranks_h
 absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity& capacity,
                        std::optional<int> ranks_here = std::nullopt, int64_t beside = 0);
 
+// The copies (snapshot.h) of a job that is saved: one worker of each shard makes one. INT64_MAX stands for more.
+int64_t CopyBytesOf(const Plan& plan, std::optional<int> ranks_here = std::nullopt);
+
+// ResourceExhausted: there is no room for these beside the job; the message has both.
+absl::Status CheckCopyFits(const JobSpec& job, const Plan& plan, const HostCapacity& capacity,
+                           std::optional<int> ranks_here = std::nullopt);
+
 }  // namespace shardmesh

@@ -48,6 +48,22 @@ TEST(HostCapacityTest, MemoryOf_IsWhatTheSegmentsHave) {
   }
 }
 
+TEST(HostCapacityTest, OneByteTooMuchForTheCopies_IsRefusedWithBothSizes) {
+  for (const char* mesh : {"fsdp=2", "ddp=2,fsdp=2"}) {
+    const JobSpec job = SmallJob(mesh, 3);
+    const Plan plan = *Plan::Create(job);
+    const int64_t copies = 2 * ShardStorage::NumBytes(plan, 0), total = MemoryOf(plan, 3).total() + copies;
+    EXPECT_EQ(CopyBytesOf(plan), copies);
+    EXPECT_EQ(CopyBytesOf(plan, 1), copies / 2);  // of several hosts
+    EXPECT_OK(CheckCopyFits(job, plan, {total, "a test"}));
+    EXPECT_OK(CheckCopyFits(job, plan, {}));
+    EXPECT_THAT(CheckCopyFits(job, plan, {total - 1, "a test"}),
+                StatusIs(Code::kResourceExhausted,
+                         AllOf(HasSubstr("to save job small takes"), HasSubstr("copies of its shards, beside the"),
+                               HasSubstr("(a test)"))));
+  }
+}
+
 TEST(HostCapacityTest, OneByteTooMuch_IsRefusedTermByTerm) {
   const JobSpec job = SmallJob("ddp=2,fsdp=2", 3);
   const Plan plan = *Plan::Create(job);

@@ -12,6 +12,7 @@
 #include "core/status.h"
 #include "local/file_hold.h"
 #include "local/futex.h"
+#include "worker/thread_team.h"
 
 namespace shardmesh {
 namespace {
@@ -83,7 +84,10 @@ EngineOptions JobShard::ForEngine() {
   options.step_timeout = options_.step_timeout;
   options.spin = options_.spin;
   options.rung = [this] { mail_.Poll(); };
-  options.progress = [this] { waiters_.Notify(); };
+  options.progress = [this] {
+    moved_nanos_.store(MonotonicNanos());
+    waiters_.Notify();
+  };
   options.trace = &trace_;
   return options;
 }
@@ -131,22 +135,6 @@ std::optional<Ending> JobShard::ending() const {
   return ending_;
 }
 
-absl::Status JobShard::TakeMemory(const std::atomic<bool>& cancelled) const {
-  std::vector<const Segment*> segments = {&storage_->segment(), &host_.window()};
-  for (int b = 0; b < std::min(host_.num_publications(), kPublicationsInUse); ++b) {
-    segments.push_back(&host_.publication(b));
-  }
-  for (int slot = 0; slot < spec().num_writers(); ++slot) segments.push_back(&host_.slot(slot));
-  constexpr int64_t kPart = int64_t{64} << 20;  // one call of the system cannot be cancelled
-  for (const Segment* segment : segments) {
-    for (int64_t begin = 0; begin < segment->num_bytes(); begin += kPart) {
-      if (cancelled.load()) return absl::CancelledError("the job was closed");
-      RETURN_IF_ERROR(segment->TakePages(begin, kPart));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status JobShard::CheckHasNoWeights() const {
   const Step committed = protocol_->committed_step();
   if (committed.value() == kNoStep && protocol_->page()->restored_step_plus_one.load() == 0) return absl::OkStatus();
@@ -154,8 +142,12 @@ absl::Status JobShard::CheckHasNoWeights() const {
                                                     committed.value(), "; restore into a new job, or delete it first"));
 }
 
-absl::Status JobShard::StageLoaded(std::function<absl::Status()> place, uint64_t load_id, Step step) {
-  return engine_->StageLoaded(std::move(place), load_id, step);
+absl::Status JobShard::CheckCopyFits() const {
+  return shardmesh::CheckCopyFits(spec(), plan_, options_.capacity, protocol_->local().per_host);
+}
+
+absl::Status JobShard::Load(uint64_t load_id, Step step, const std::function<absl::Status()>& read) {
+  return engine_->Load(load_id, step, read);
 }
 
 absl::Status JobShard::UseLoaded(const v1::UseLoadedRequest& request) {
@@ -165,6 +157,36 @@ absl::Status JobShard::UseLoaded(const v1::UseLoadedRequest& request) {
   if (same) return absl::OkStatus();
   RETURN_IF_ERROR(CheckHasNoWeights());
   return engine_->UseLoaded(request.load_id());
+}
+
+void JobShard::TakeMemory(absl::Duration patience, const std::atomic<bool>& cancelled) {
+  if (on_device()) return;
+  const int64_t until = MonotonicNanos() + absl::ToInt64Nanoseconds(patience);
+  ThreadTeam team(options_.threads);
+  team.ForEach(static_cast<int>(storage_->ranges().size()), [&](int range) {
+    if (cancelled.load() || MonotonicNanos() > until) return;
+    storage_->Populate(range);
+    if (plan_.bucketed()) return;  // its window has what trainers hold
+    const StorageRange& r = storage_->ranges()[range];
+    const Bucket& bucket = plan_.buckets()[r.bucket];
+    const int64_t begin = bucket.weight_offset + bucket.CodeOffset(r.bucket_begin);
+    host_.window().Populate(begin, bucket.CodeOffset(r.num_elements));
+    host_.publication(0).Populate(begin, bucket.CodeOffset(r.num_elements));
+  });
+}
+
+void JobShard::TakeMemoryOfSteps(const std::atomic<bool>& cancelled) const {
+  std::vector<const Segment*> segments;
+  for (int b = 0; b < std::min(host_.num_publications(), kPublicationsInUse); ++b) {
+    segments.push_back(&host_.publication(b));
+  }
+  for (int slot = 0; slot < spec().num_writers(); ++slot) segments.push_back(&host_.slot(slot));
+  constexpr int64_t kPart = int64_t{64} << 20;  // one call of the system cannot be cancelled
+  for (const Segment* segment : segments) {
+    for (int64_t begin = 0; begin < segment->data_bytes() && !cancelled.load(); begin += kPart) {
+      segment->Populate(begin, std::min(kPart, segment->data_bytes() - begin));
+    }
+  }
 }
 
 void JobShard::Close() {

@@ -23,6 +23,7 @@
 #include "worker/device/device_pass.h"
 #include "worker/engine.h"
 #include "worker/gradient_sums.h"
+#include "worker/host_capacity.h"
 #include "worker/host_memory.h"
 #include "worker/hosts/host_lead.h"
 #include "worker/job_ending.h"
@@ -48,6 +49,7 @@ struct JobShardOptions {
   std::optional<HostRanks> ranks;        // of this host; unset: all
   const WorkerDevice* device = nullptr;  // on which it runs, outlives the shard; null: on processors
   bool resumed = false;                  // all memory is that of this member's last life, which is dead
+  HostCapacity capacity;                 // what the host can give
 };
 
 class JobShard {
@@ -71,6 +73,13 @@ class JobShard {
   Engine& engine() { return *engine_; }
   Waiters& waiters() { return waiters_; }
   OrphanSessions& orphans() { return orphans_; }
+
+  // Takes the memory that the job's first command writes to from the system: the storage, and this shard's part of the
+  // parameter window and of the first publication. For at most `patience`: the rest comes as it is written. Of a new
+  // job, before it is used. Returns early when `cancelled` is set.
+  void TakeMemory(absl::Duration patience, const std::atomic<bool>& cancelled);
+  // The same of what the first steps read and write beside that: slots and publications. REQUIRES: on processors.
+  void TakeMemoryOfSteps(const std::atomic<bool>& cancelled) const;
 
   // From now on Health is NotFound ("deleted"), if the job was not aborted before, and waiters are answered with it.
   // Whoever holds the object may go on.
@@ -105,10 +114,6 @@ class JobShard {
   absl::Status End(absl::Span<const Rank> members, const std::atomic<bool>& cancelled, absl::Duration timeout);
   // How it ended, once End is through: from then on the shard does not change.
   std::optional<Ending> ending() const;
-  // Takes the memory of the shard, the window, the slots and the first publications from the system now: who fills or
-  // reads it later does not wait for pages. ResourceExhausted. Cancelled: `cancelled` was set meanwhile. REQUIRES: on
-  // processors.
-  absl::Status TakeMemory(const std::atomic<bool>& cancelled) const;
   // After End, when nobody needs the shard any more: gives the memory of the shard and of the slots back. Versions
   // stay.
   void KeepVersionsOnly();
@@ -120,9 +125,14 @@ class JobShard {
   VersionLeases& leases() { return *leases_; }
   // FailedPrecondition: the job has weights, or is about to have those of an older epoch.
   absl::Status CheckHasNoWeights() const;
-  // What this shard was in a checkpoint (Engine::StageLoaded, UseLoaded): `place` writes it into storage(). REQUIRES:
-  // on processors.
-  absl::Status StageLoaded(std::function<absl::Status()> place, uint64_t load_id, Step step);
+  // What this shard was in a checkpoint (Engine::Load, UseLoaded): `read` writes it into storage(). REQUIRES: on
+  // processors.
+  absl::Status Load(uint64_t load_id, Step step, const std::function<absl::Status()>& read);
+  int threads() const { return options_.threads; }
+  // ResourceExhausted: the host has no room for a checkpoint's copies beside the job.
+  absl::Status CheckCopyFits() const;
+  // Since when no command was committed. A job that waits for nobody can be saved without giving way.
+  absl::Duration Idle() const { return absl::Nanoseconds(MonotonicNanos() - moved_nanos_.load()); }
   // UseLoadedRequest. Errors of Shard.UseLoaded.
   absl::Status UseLoaded(const v1::UseLoadedRequest& request);
 
@@ -152,6 +162,7 @@ class JobShard {
   Waiters waiters_;
   OrphanSessions orphans_;
   std::atomic<bool> closed_{false};
+  std::atomic<int64_t> moved_nanos_{MonotonicNanos()};
   Trace trace_;
   std::unique_ptr<StepProtocol> protocol_;
   std::unique_ptr<VersionLeases> leases_;

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "core/fault_point.h"
-#include "core/stream_digest.h"
 #include "kernels/encode.h"
 #include "worker/collectives/streaming_copy.h"
 #include "worker/residency.h"
@@ -141,7 +140,6 @@ uint64_t Pass::ExecuteRange(const Command& command, uint64_t seq, int range, con
       MergeRange(command, range);
       break;
     case CommandKind::kDigest:
-      if (snapshot_ != nullptr) snapshot_->storage().CopyRange(storage_, range);
       return DigestRange(command, range);
     case CommandKind::kPublish:
     case CommandKind::kNone:
@@ -361,7 +359,14 @@ void Pass::PlaceFirst(const Command& command, int range, const float* initial) {
       void* copies[1 + kMaxPublications];
       const int num_copies = Copies(command, range, chunk, run.offset, copies);
       const void* codes = storage_.weights(range, command.parity, run.offset).codes;
-      for (int c = 0; c < num_copies; ++c) std::memcpy(copies[c], codes, bucket.CodeOffset(run.num_elements));
+      const int64_t bytes = bucket.CodeOffset(run.num_elements);
+      for (int c = 0; c < num_copies; ++c) {
+        if (stream_copies_) {
+          StreamingCopy(copies[c], codes, bytes);
+        } else {
+          std::memcpy(copies[c], codes, bytes);
+        }
+      }
       if (num_copies > 0 && bucket.weights == WeightFormat::kInt8Row) CopyScales(command, range, command.parity, run);
     }
     if (job_.check_every > 0 && !r.frozen) {
@@ -385,31 +390,6 @@ void Pass::PlaceRun(const Command& command, int range, const ChunkRun& run, cons
     spec.is_signed = StateIsSigned(job_.group(job_.parameters[run.tensor].group), s);
     MustEncode(spec, {run.num_elements}, zeros_.data(), storage_.state(s, range, command.parity, run.offset));
   }
-}
-
-uint64_t Pass::DigestRun(int range, int parity, const ChunkRun& run) const {
-  const StorageRange& r = storage_.ranges()[range];
-  uint64_t digest = 0;
-  const auto add = [&](int stream, bool extra, const void* data) {
-    const PartLayout& layout = r.parts[StreamOf(stream, extra)];
-    if (layout.bytes == 0) return;
-    digest += DigestPart(DigestKey(static_cast<uint32_t>(run.tensor), stream, extra ? 1 : 0), layout,
-                         static_cast<uint64_t>(run.first_element), data, run.num_elements);
-  };
-  const int num_states = plan_.buckets()[r.bucket].num_states;
-  for (int stream = 0; stream <= num_states; ++stream) {
-    const StoredRun stored = stream == 0 ? storage_.weights(range, parity, run.offset)
-                                         : storage_.state(stream - 1, range, parity, run.offset);
-    add(stream, false, stored.codes);
-    add(stream, true, stored.extra);
-  }
-  return digest;
-}
-
-uint64_t Pass::DigestRange(const Command& command, int range) const {
-  uint64_t digest = 0;
-  for (const ChunkRun& run : storage_.runs(range)) digest += DigestRun(range, command.parity, run);
-  return digest;
 }
 
 }  // namespace shardmesh

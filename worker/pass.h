@@ -133,8 +133,8 @@ class Pass final : public StepPass {
   // Weights as pushed, states of zeros.
   void PlaceFirst(const Command& command, int range, const float* initial);
   void PlaceRun(const Command& command, int range, const ChunkRun& run, const float* weights);
-  uint64_t DigestRange(const Command& command, int range) const;
-  uint64_t DigestRun(int range, int parity, const ChunkRun& run) const;
+  uint64_t DigestRange(const Command& command, int range) const;  // and copies it, where somebody wants that
+  uint64_t DigestRun(int range, int parity, const ChunkRun& run, const ShardStorage* copy = nullptr) const;
   // Whether this worker is the replica that writes what shards share of a chunk.
   bool Writes(int64_t chunk) const { return chunk % share_.count == share_.index; }
   void PublishShare(const Command& command);

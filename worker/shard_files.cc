@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,13 +19,16 @@
 #include "core/fault_point.h"
 #include "core/status.h"
 #include "core/stream_digest.h"
+#include "core/sync.h"
 #include "local/fd.h"
+#include "worker/thread_team.h"
 
 namespace shardmesh {
 namespace {
 
 constexpr int64_t kReportBytes = 32 << 20, kPieceBytes = 256 << 10;
-constexpr int kNice = 15;  // a 28th of a processor that others want
+constexpr int kNice = 19;                           // a 69th of a processor that others want
+constexpr absl::Duration kIdle = absl::Seconds(2);  // a job that has done nothing for so long does not step
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
 
 absl::Status FailedTo(absl::string_view verb, const std::string& path, int error) {
@@ -205,41 +209,64 @@ absl::StatusOr<SnapshotPort::Copied> AwaitCopy(JobShard& shard, const std::atomi
   }
 }
 
-// Where a shard is read from. First all is read for its digest alone, and once the job begins with it, into its place:
-// so it takes no memory, and the job is not touched before all of the checkpoint was seen.
-struct LoadSource {
-  LoadSource(StoredFiles stored_files, OpenFiles open_files, const ShardStorage& storage)
-      : files(std::move(stored_files)), open(std::move(open_files)), pieces(PiecesIn(files, storage, /*parity=*/0)) {}
+// Reads a shard straight into its place, with several threads: nobody looks there before the job begins with it. Each
+// piece is digested while it is in the cache of the processor that read it.
+class ShardReader {
+ public:
+  ShardReader(JobShard& shard, const OpenFiles& open, const std::vector<FilePiece>& pieces,
+              const std::atomic<bool>& cancelled)
+      : shard_(shard), open_(open), pieces_(pieces), cancelled_(cancelled), caller_(std::this_thread::get_id()) {}
 
-  absl::StatusOr<uint64_t> Check(const std::atomic<bool>& cancelled, const ReportProgress& report,
-                                 v1::FileProgress& progress) const {
-    uint64_t digest = 0;
-    std::vector<char> buffer;
-    RETURN_IF_ERROR(MoveAll(pieces, cancelled, report, progress, [&](const FilePiece& piece) -> absl::Status {
-      buffer.resize(std::max(buffer.size(), static_cast<size_t>(piece.bytes())));
-      RETURN_IF_ERROR(open.Read(piece, buffer.data()));
-      digest += DigestOf(piece, buffer.data());
-      return absl::OkStatus();
-    }));
-    return digest;
+  // The digest of what was read. One thread tells how far all are.
+  absl::StatusOr<uint64_t> ReadAll(const ReportProgress& report, v1::FileProgress& progress) {
+    ThreadTeam team(shard_.threads());
+    team.ForEach(static_cast<int>(pieces_.size()), [&](int piece) {
+      if (failed_.load()) return;
+      absl::Status status = ReadPiece(pieces_[piece]);
+      if (status.ok() && std::this_thread::get_id() == caller_) status = Tell(report, progress);
+      if (!status.ok()) Fail(status);
+    });
+    MutexLock lock(mu_);
+    RETURN_IF_ERROR(first_error_);
+    progress.set_bytes_done(done_.load());
+    return digest_.load();
   }
 
-  absl::Status Place(uint64_t checked) const {
-    uint64_t digest = 0;
-    for (const FilePiece& piece : pieces) {
-      RETURN_IF_ERROR(open.Read(piece, piece.data));
-      digest += DigestOf(piece, piece.data);
-    }
-    if (digest == checked) return absl::OkStatus();
-    return absl::DataLossError("the checkpoint's files changed while they were loaded");
+ private:
+  absl::Status ReadPiece(const FilePiece& piece) {
+    if (cancelled_.load()) return absl::CancelledError("the caller is gone");
+    if (shard_.protocol().decided() > 0) return absl::AbortedError("the job got its weights meanwhile");
+    RETURN_IF_ERROR(open_.Read(piece, piece.data));
+    digest_.fetch_add(DigestOf(piece, piece.data));
+    done_.fetch_add(piece.bytes());
+    return absl::OkStatus();
+  }
+  absl::Status Tell(const ReportProgress& report, v1::FileProgress& progress) const {
+    const int64_t done = done_.load();
+    if (done - progress.bytes_done() < kReportBytes || done == progress.bytes_total()) return absl::OkStatus();
+    progress.set_bytes_done(done);
+    RETURN_IF_ERROR(shard_.Health());
+    return report(progress);
+  }
+  void Fail(const absl::Status& status) {
+    MutexLock lock(mu_);
+    first_error_.Update(status);
+    failed_.store(true);
   }
 
-  const StoredFiles files;
-  const OpenFiles open;
-  const std::vector<FilePiece> pieces;
+  JobShard& shard_;
+  const OpenFiles& open_;
+  const std::vector<FilePiece>& pieces_;
+  const std::atomic<bool>& cancelled_;
+  const std::thread::id caller_;
+  std::atomic<uint64_t> digest_{0};
+  std::atomic<int64_t> done_{0};
+  std::atomic<bool> failed_{false};
+  Mutex mu_;
+  absl::Status first_error_ ABSL_GUARDED_BY(mu_);
 };
 
-// What is not urgent. Of this thread, which ends with the call.
+// Where steps want the processors. Of this thread, which ends with the call; there is no way back.
 void GiveWay() { setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice); }
 
 }  // namespace
@@ -250,7 +277,8 @@ absl::Status SaveShard(JobShard& shard, const v1::SaveRequest& request, const st
   if (shard.protocol().committed_step().value() == kNoStep) {
     return absl::FailedPreconditionError(absl::StrCat("job ", shard.spec().name, " has no initial weights yet"));
   }
-  GiveWay();
+  RETURN_IF_ERROR(shard.CheckCopyFits());
+  if (shard.Idle() < kIdle) GiveWay();
   ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(shard.spec()));
   ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(request.folder(), files, /*write=*/true));
   ASSIGN_OR_RETURN(const std::shared_ptr<Snapshot> snapshot, Snapshot::Create(shard.plan(), shard.place().shard));
@@ -263,12 +291,18 @@ absl::Status SaveShard(JobShard& shard, const v1::SaveRequest& request, const st
   progress.set_step(copied.step);
   RETURN_IF_ERROR(report(progress));
   uint64_t digest = 0;
+  const uint64_t decided = shard.protocol().decided();
+  bool gave_way = false;
   const ReportProgress begin_and_report = [&](const v1::FileProgress& so_far) {
     open.BeginSync();
     return report(so_far);
   };
   RETURN_IF_ERROR(MoveAll(PiecesIn(files, snapshot->storage(), copied.parity), cancelled, begin_and_report, progress,
                           [&](const FilePiece& piece) -> absl::Status {
+                            if (!gave_way && shard.protocol().decided() != decided) {
+                              GiveWay();
+                              gave_way = true;
+                            }
                             digest += DigestOf(piece, piece.data);
                             RETURN_IF_ERROR(open.Write(piece));
                             Snapshot::GiveBack(piece.data, piece.bytes());  // to the page cache
@@ -287,16 +321,19 @@ absl::Status LoadShard(JobShard& shard, const v1::LoadRequest& request, const st
         absl::StrCat("job ", shard.spec().name, " is on several hosts, which cannot load yet"));
   }
   RETURN_IF_ERROR(shard.CheckHasNoWeights());
-  ASSIGN_OR_RETURN(StoredFiles files, StoredFiles::Create(shard.spec()));
-  ASSIGN_OR_RETURN(OpenFiles open, OpenFiles::Open(request.folder(), files, /*write=*/false));
-  const auto source = std::make_shared<const LoadSource>(std::move(files), std::move(open), shard.storage());
+  ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(shard.spec()));
+  ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(request.folder(), files, /*write=*/false));
+  const std::vector<FilePiece> pieces = PiecesIn(files, shard.storage(), /*parity=*/0);
   v1::FileProgress progress;
   progress.set_step(request.step());
-  progress.set_bytes_total(BytesOf(source->pieces));
-  ASSIGN_OR_RETURN(const uint64_t digest, source->Check(cancelled, report, progress));
-  progress.set_digest(digest);
-  RETURN_IF_ERROR(
-      shard.StageLoaded([source, digest] { return source->Place(digest); }, request.load_id(), Step(request.step())));
+  progress.set_bytes_total(BytesOf(pieces));
+  RETURN_IF_ERROR(report(progress));
+  RETURN_IF_ERROR(shard.Load(request.load_id(), Step(request.step()), [&]() -> absl::Status {
+    ShardReader reader(shard, open, pieces, cancelled);
+    ASSIGN_OR_RETURN(const uint64_t digest, reader.ReadAll(report, progress));
+    progress.set_digest(digest);
+    return absl::OkStatus();
+  }));
   return report(progress);
 }
 

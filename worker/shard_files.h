@@ -22,8 +22,8 @@ using ReportProgress = std::function<absl::Status(const v1::FileProgress&)>;
 absl::Status SaveShard(JobShard& shard, const v1::SaveRequest& request, const std::atomic<bool>& cancelled,
                        const ReportProgress& report);
 
-// Shard.Load: its digest, of files that the shard's engine reads again, into their place, when the job begins with
-// them. That fails if they changed meanwhile, which ends the job. Errors as there, and those of `report`.
+// Shard.Load: straight into the shard's storage, with as many threads as a step has, and the digest of what it read.
+// Errors as there, and those of `report`.
 absl::Status LoadShard(JobShard& shard, const v1::LoadRequest& request, const std::atomic<bool>& cancelled,
                        const ReportProgress& report);
 

@@ -222,10 +222,9 @@ void ShardStorage::SetUpdateReady(int range, uint64_t seq) {
   SetProgress(static_cast<int>(ranges_.size()), seq, ranges_[range].matrix + 1);
 }
 
-void ShardStorage::CopyRange(const ShardStorage& from, int range) const {
+void ShardStorage::Populate(int range) const {
   for (int stream = 0; stream < kStreams; ++stream) {
-    const int64_t bytes = StreamBytes(range, stream);
-    if (bytes > 0) std::memcpy(StreamBegin(range, stream), from.StreamBegin(range, stream), bytes);
+    segment_.Populate(StreamAt(range, stream), StreamBytes(range, stream));
   }
 }
 

@@ -124,8 +124,8 @@ class ShardStorage {
   // The bytes of a range in a stream, and where they begin, its spare included.
   int64_t StreamBytes(int range, int stream) const;
   char* StreamBegin(int range, int stream) const { return At(range, stream); }
-  // All bytes of a range, its spare included, from storage of the same shard.
-  void CopyRange(const ShardStorage& from, int range) const;
+  // Takes a range's memory, its spare included, from the system now (Segment::Populate).
+  void Populate(int range) const;
 
   // Chunks of `range` that command `seq` has finished; 0 when the word is of another command.
   int64_t Progress(int range, uint64_t seq) const;

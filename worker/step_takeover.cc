@@ -24,9 +24,11 @@ void StepProtocol::TakeOver() {
 }
 
 void StepProtocol::TakeOverMember(MemberWords& words) {
-  // Pieces of initial weights were in the process: nobody else has this one.
+  // Pieces of initial weights were in the process: nobody else has this one. What was loaded lies in the storage.
   const bool placed = words.done.load() > 0;
-  const bool lost = !placed && (decided() > 0 || words.initial_id.load() != 0);
+  const bool loaded = decided() > 0 && command().kind == CommandKind::kRestore && command().initial_id != 0 &&
+                      command().initial_id == words.loaded_id.load();
+  const bool lost = !placed && ((decided() > 0 && !loaded) || words.initial_id.load() != 0);
   // A command that ends every life will end this one, too.
   const uint64_t open = decided() != committed() ? decided() : 0;
   words.lives_in_command.store(open != 0 && words.lives_of.load() == open ? words.lives_in_command.load() + 1 : 1);

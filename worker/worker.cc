@@ -18,6 +18,7 @@ namespace {
 
 // At least this often waiting calls look at their deadlines: they answer what they waited for before the caller gives
 // up.
+constexpr absl::Duration kTakeMemory = absl::Seconds(10);  // clients wait a minute for a job to be ready
 constexpr absl::Duration kMaxTick = absl::Milliseconds(50);
 constexpr absl::Duration kReapSlice = absl::Seconds(1);
 
@@ -349,7 +350,8 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
                           options_.spin,
                           ranks,
                           device,
-                          entry->resumed};
+                          entry->resumed,
+                          options_.host_capacity};
   ASSIGN_OR_RETURN(HostMemory host, lead || entry->resumed
                                         ? HostMemory::Create(*memory, spec.name, spec, plan, copies())
                                         : FetchFromLead(*entry, spec, plan, link));
@@ -366,6 +368,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
     entry->mapped.assign(ranks.per_host, false);
   }
   if (lead && !entry->resumed) PeerMapped(entry, assignment.rank());
+  if (!entry->resumed && !restores) shard->TakeMemory(kTakeMemory, entry->closing);
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kPrepared));
   if (lead && ranks.num_hosts > 1) RETURN_IF_ERROR(MeetHosts(entry, *shard));
   if (restores) {

@@ -98,6 +98,22 @@ TEST_F(WorkerPrepareTest, TooMuchForTheHost_FailsBeforeAnythingIsBuilt) {
   EXPECT_EQ(memory->opened(), 0);
 }
 
+TEST_F(WorkerPrepareTest, ReadyJob_HasTheMemoryOfItsFirstCommand_AndNoRoomForACopyThatDoesNotFit) {
+  const JobSpec job = Named("exact");
+  const Plan plan = *Plan::Create(job);
+  WorkerOptions options = Options();
+  options.host_capacity = {MemoryOf(plan, job).total() + CopyBytesOf(plan) - 1, "what this test allows"};
+  const auto worker = NewWorker(options);
+  worker->Reconcile({host.AssignmentOf(job, 0)});
+  ASSERT_TRUE(Await([&] { return StateOf(*worker) == v1::MEMBER_STATE_READY; }));
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<JobShard> shard, worker->Find("exact"));
+  EXPECT_GE(shard->host().window().ResidentBytes(), plan.window_bytes());
+  EXPECT_GE(shard->host().publication_resident_bytes(), plan.window_bytes());
+  EXPECT_LT(shard->host().publication_resident_bytes(), 2 * plan.window_bytes());
+  EXPECT_THAT(shard->CheckCopyFits(),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("(what this test allows)")));
+}
+
 TEST_F(WorkerPrepareTest, ClosedInALongPreparation_NobodyWaitsForIt) {
   auto worker = NewWorker(Options());
   worker->Reconcile({host.AssignmentOf(Named("slow"), 0)});

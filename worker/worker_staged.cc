@@ -62,12 +62,11 @@ void Worker::KeepLeaving(const v1::Assignment& assignment, const Entries& keep, 
 
 // In a thread of its own, which gives way to those that step: its priority is not to be had back.
 absl::Status Worker::AwaitTurn(const std::shared_ptr<Entry>& entry, JobShard& shard) {
-  absl::Status taken;
   std::thread([&] {
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
-    taken = shard.TakeMemory(entry->closing);
+    shard.TakeMemory(options_.prepare_timeout, entry->closing);
+    shard.TakeMemoryOfSteps(entry->closing);
   }).join();
-  RETURN_IF_ERROR(taken);
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kStaged));
   TellPrepared(*entry);
   RETURN_IF_ERROR(AwaitTurnOf(*entry, &shard));

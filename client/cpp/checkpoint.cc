@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "checkpoint/stored_files.h"
 #include "client/cpp/await_weights.h"
+#include "client/cpp/next_life.h"
 #include "core/fault_point.h"
 #include "core/status.h"
 #include "core/sync.h"
@@ -20,6 +21,7 @@
 namespace shardmesh {
 namespace {
 
+constexpr absl::Duration kFirstPatience = absl::Seconds(1);  // with a first connection, where nobody keeps the worker
 constexpr int kAttempts = 8;
 constexpr absl::Duration kFirstPause = absl::Milliseconds(10);  // twice as long after each attempt: 1.3 s of all
 
@@ -32,8 +34,7 @@ class FileCalls {
       : ranks_(std::move(ranks)), progress_(progress), told_(ranks_.size()), any_(ranks_.size(), false) {
     for (size_t i = 0; i < ranks_.size(); ++i) {
       threads_.emplace_back([this, &job, call, i] {
-        const auto told = [this, i](const v1::FileProgress& progress) { return Told(i, progress); };
-        const absl::Status status = call(job.worker(ranks_[i]), told).status();
+        const absl::Status status = Ask(job, i, call);
         MutexLock lock(mu_);
         ++ended_;
         first_error_.Update(status);
@@ -71,6 +72,19 @@ class FileCalls {
   const std::vector<v1::FileProgress>& told() const { return told_; }
 
  private:
+  // A call that was not answered has done nothing, and a first connection may fail although the worker lives: gRPC
+  // before 1.61 looks at the errno of connect after calls that change it (github.com/grpc/grpc, pull request 35064).
+  absl::Status Ask(Job& job, size_t i, const Call& call) {
+    const bool kept = job.members()[ranks_[i].value()].kept();
+    const auto told = [this, i](const v1::FileProgress& progress) { return Told(i, progress); };
+    const auto may_again = [this, i] {
+      MutexLock lock(mu_);
+      return !any_[i] && first_error_.ok();
+    };
+    return CallAgainWhile(may_again, kept ? job.peer_timeout() : std::min(job.peer_timeout(), kFirstPatience),
+                          [&] { return call(job.worker(ranks_[i]), told); })
+        .status();
+  }
   absl::Status Told(size_t i, const v1::FileProgress& progress) {
     MutexLock lock(mu_);
     told_[i] = progress;
@@ -161,14 +175,34 @@ absl::Status CheckFiles(const OpenedCheckpoint& opened, const JobSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::Status LoadShards(Job& job, const OpenedCheckpoint& opened, const RestoreOptions& options) {
-  std::random_device random;
+// Every worker is told. Whoever tells them first gives the job its weights.
+absl::Status UseShards(Job& job, uint64_t load_id, absl::Duration timeout) {
+  v1::UseLoadedRequest use;
+  use.set_job(job.spec().name);
+  use.set_epoch(job.epoch().value());
+  use.set_load_id(load_id);
+  const auto tell = [&](Rank rank) {
+    return CallAgain(job.members()[rank.value()].kept(), job.peer_timeout(),
+                     [&] { return job.worker(rank).UseLoaded(use, job.options().call_timeout); })
+        .status();
+  };
+  for (int rank = job.plan().num_ranks() - 1; rank >= 0; --rank) {
+    RETURN_IF_ERROR(ErrorAt(FaultPoint::kUseLoaded));
+    RETURN_IF_ERROR(tell(Rank(rank)));
+  }
+  RETURN_IF_ERROR(AwaitCommittedStep(job, Rank(0), timeout).status());
+  return tell(Rank(0));  // it began with these, and not with what somebody else loaded or pushed meanwhile
+}
+
+// Once.
+absl::Status LoadShardsUnder(uint64_t load_id, Job& job, const OpenedCheckpoint& opened,
+                             const RestoreOptions& options) {
   v1::LoadRequest request;
   request.set_job(job.spec().name);
   request.set_epoch(job.epoch().value());
   request.set_folder(opened.path);
   request.set_step(opened.manifest.step);
-  request.set_load_id((static_cast<uint64_t>(random()) << 32 | random()) | 1);
+  request.set_load_id(load_id);
   FileCalls calls(job, AllRanks(job.plan()), options.progress,
                   [&](ShardTransport& worker, const ShardTransport::Progress& told) {
                     return worker.Load(request, told, options.timeout);
@@ -186,15 +220,19 @@ absl::Status LoadShards(Job& job, const OpenedCheckpoint& opened, const RestoreO
                         "changed since",
                         opened.path, sum, opened.manifest.digest));
   }
-  v1::UseLoadedRequest use;
-  use.set_job(request.job());
-  use.set_epoch(request.epoch());
-  use.set_load_id(request.load_id());
-  for (int rank = plan.num_ranks() - 1; rank >= 0; --rank) {
-    RETURN_IF_ERROR(ErrorAt(FaultPoint::kUseLoaded));
-    RETURN_IF_ERROR(job.worker(Rank(rank)).UseLoaded(use, job.options().call_timeout).status());
+  return UseShards(job, load_id, options.timeout);
+}
+
+// Again, where the workers still read for somebody who died, or one came back without what it had loaded.
+absl::Status LoadShards(Job& job, const OpenedCheckpoint& opened, const RestoreOptions& options) {
+  std::random_device random;
+  absl::Status status;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    if (attempt > 0) absl::SleepFor(kFirstPause * (1 << (attempt - 1)));
+    status = LoadShardsUnder((static_cast<uint64_t>(random()) << 32 | random()) | 1, job, opened, options);
+    if (!absl::IsAborted(status) && !absl::IsNotFound(status)) return status;
   }
-  return AwaitCommittedStep(job, Rank(0), options.timeout).status();
+  return status;
 }
 
 }  // namespace

@@ -52,7 +52,8 @@ struct RestoreOptions {
 // goes on after that step with the bits that it had. Nothing is loaded by halves: if this fails, the job that it made
 // is deleted again.
 //   NotFound: no checkpoint there. DataLoss: a file is not what was saved. InvalidArgument: a mesh or a gather format
-//   that is none, or a manifest of another build. FailedPrecondition: a job of that name has weights already.
+//   that is none, or a manifest of another build. FailedPrecondition: a job of that name has weights already, or got
+//   them meanwhile from somebody else. Aborted: somebody else loads it all the time.
 //   AlreadyExists: it is another job. Errors of Client::OpenJob.
 absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std::string& path,
                                                        const RestoreOptions& options = {});

@@ -2,6 +2,8 @@
 // repeated until it is back.
 #pragma once
 
+#include <utility>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
@@ -18,16 +20,22 @@ inline void Pause(absl::Duration duration) {
   never.WaitFor(mu, duration);
 }
 
-// `call` gives an absl::StatusOr, or has a status() too, and may be repeated. Once, if the worker is not `kept`; else
-// until it gives something else than Unavailable, for at most `patience`.
-template <typename Call>
-auto CallAgain(bool kept, absl::Duration patience, Call call) -> decltype(call()) {
+// `call` gives an absl::StatusOr, or has a status() too, and may be repeated. While `may_again()` says so, and until it
+// gives something else than Unavailable, for at most `patience`.
+template <typename May, typename Call>
+auto CallAgainWhile(const May& may_again, absl::Duration patience, Call call) -> decltype(call()) {
   const absl::Time until = absl::Now() + patience;
   while (true) {
     auto result = call();
-    if (!kept || !absl::IsUnavailable(result.status()) || absl::Now() >= until) return result;
+    if (!absl::IsUnavailable(result.status()) || !may_again() || absl::Now() >= until) return result;
     Pause(absl::Milliseconds(10));
   }
+}
+
+// Once, if the worker is not `kept`.
+template <typename Call>
+auto CallAgain(bool kept, absl::Duration patience, Call call) -> decltype(call()) {
+  return CallAgainWhile([kept] { return kept; }, patience, std::move(call));
 }
 
 }  // namespace shardmesh

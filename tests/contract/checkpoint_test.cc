@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/stored_files.h"
 #include "core/matchers.h"
 #include "core/mesh_spec.h"
 #include "core/status.h"
@@ -25,6 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::Learnt;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
@@ -210,22 +212,87 @@ TEST_F(Checkpoints, DamagedFiles_AreRefused_AndNothingIsLeft) {
   EXPECT_EQ(job->Digest(kLong)->digest(), saved_.digest);
 }
 
-// Workers read twice: for the digest, and into their place.
-TEST_F(Checkpoints, AFileThatChangesBetweenTheReadings_EndsTheNewJob) {
-  ASSERT_NO_FATAL_FAILURE(Save(testing::TinyJob("job", "fsdp=2", kSlots)));
-  const fs::path file = fs::path(saved_.path) / "states.safetensors";
-  const std::string good = BytesOf(file);
-  std::string bad = good;
-  bad.back() ^= 16;
-  RestoreOptions options{"again", "fsdp=1"};
-  options.progress = [&](int64_t done, int64_t total) {
-    if (done == total) std::ofstream(file, std::ios::binary | std::ios::in).write(bad.data(), bad.size());
-  };
-  EXPECT_THAT(RestoreCheckpoint(*client_, root_, options), StatusIs(Code::kUnavailable, HasSubstr("again")));
-  EXPECT_FALSE(HasJob("again"));
-  std::ofstream(file, std::ios::binary) << good;
-  ASSERT_OK_AND_ASSIGN(const auto job, RestoreCheckpoint(*client_, root_, {"again", "fsdp=1"}));
-  EXPECT_EQ(job->Digest(kLong)->digest(), saved_.digest);
+// A job that is there before it is restored stays when that fails, without weights: whatever was read into its place.
+class RestoredIntoAJob : public Checkpoints {
+ protected:
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(Checkpoints::SetUp());
+    spec_ = RichJob("job", "fsdp=2");
+    ASSERT_NO_FATAL_FAILURE(Save(spec_));
+    spec_.name = "again";
+    spec_.mesh = ParseMeshSpec("ddp=2,fsdp=2").value();
+    ASSERT_OK_AND_ASSIGN(job_, client_->CreateJob(spec_));
+  }
+  absl::Status Restore() { return RestoreCheckpoint(*client_, root_, {"again", "ddp=2,fsdp=2", kLong}).status(); }
+  // Every byte behind the head is another one: the last piece that is read, too.
+  void RestoreDamaged() {
+    const fs::path file = fs::path(saved_.path) / "states.safetensors";
+    const std::string good = BytesOf(file);
+    ASSERT_OK_AND_ASSIGN(const StoredFiles files, StoredFiles::Create(spec_));
+    std::string bad = good;
+    for (size_t i = files.files()[1].head.size(); i < bad.size(); ++i) bad[i] = static_cast<char>(~bad[i]);
+    std::ofstream(file, std::ios::binary) << bad;
+    EXPECT_THAT(Restore(), StatusIs(Code::kDataLoss, HasSubstr("a file changed since")));
+    std::ofstream(file, std::ios::binary) << good;
+    EXPECT_TRUE(HasJob("again"));
+    EXPECT_THAT(job_->Digest(kLong), StatusIs(Code::kFailedPrecondition, HasSubstr("no initial weights")));
+  }
+  void ExpectGoesOnFrom(int64_t step) {
+    ASSERT_OK_AND_ASSIGN(const v1::DigestReply digest, job_->Digest(kLong));
+    EXPECT_EQ(digest.step(), step);
+    EXPECT_EQ(digest.digest(), testing::ReferenceOf(spec_, step).digest);
+    ASSERT_OK(Train(*job_, kLast));
+    ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job_, kLast));
+    EXPECT_EQ(learnt, testing::ReferenceOf(spec_, kLast));
+  }
+
+  JobSpec spec_;
+};
+
+TEST_F(RestoredIntoAJob, AfterADamagedOne_InitialWeightsAreThoseOfAFreshJob) {
+  ASSERT_NO_FATAL_FAILURE(RestoreDamaged());
+  ASSERT_OK(testing::Initialize(*job_));
+  ExpectGoesOnFrom(0);
+}
+
+TEST_F(RestoredIntoAJob, AfterADamagedOne_AnotherOneIsRight) {
+  ASSERT_NO_FATAL_FAILURE(RestoreDamaged());
+  ASSERT_OK(Restore());
+  ExpectGoesOnFrom(kSaved);
+}
+
+TEST_F(RestoredIntoAJob, ByTwoAtOnce_ItBeginsOnce) {
+  absl::Status other;
+  std::thread another([&] { other = Restore(); });
+  const absl::Status one = Restore();
+  another.join();
+  EXPECT_TRUE(one.ok() || other.ok()) << one << other;
+  for (const absl::Status& status : {one, other}) {
+    if (!status.ok()) {
+      EXPECT_THAT(status.code(), AnyOf(Code::kFailedPrecondition, Code::kAborted)) << status;
+    }
+  }
+  ExpectGoesOnFrom(kSaved);
+}
+
+// Both end soon, and the job has what one of them gave it.
+TEST_F(RestoredIntoAJob, WhileSomebodyInitializes_ItHasOneOrTheOther) {
+  for (int round = 0; round < 4; ++round) {
+    absl::Status initialized;
+    RestoreOptions options{"again", "ddp=2,fsdp=2", kLong};
+    std::thread another;
+    options.progress = [&](int64_t, int64_t) {
+      if (!another.joinable()) another = std::thread([&] { initialized = testing::Initialize(*job_); });
+    };
+    const absl::Status restored = RestoreCheckpoint(*client_, root_, options).status();
+    another.join();
+    EXPECT_TRUE(restored.ok() || initialized.ok()) << restored << initialized;
+    ASSERT_OK_AND_ASSIGN(const v1::DigestReply digest, job_->Digest(kLong));
+    EXPECT_EQ(digest.digest(), testing::ReferenceOf(spec_, digest.step()).digest);
+    EXPECT_EQ(digest.step(), restored.ok() ? kSaved : 0);
+    ASSERT_OK(testing::Delete(*client_, "again"));
+    ASSERT_OK_AND_ASSIGN(job_, client_->CreateJob(spec_));
+  }
 }
 
 TEST_F(Checkpoints, JobsThatCannot_AreLeftAsTheyAre) {
