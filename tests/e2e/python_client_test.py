@@ -53,7 +53,7 @@ class Pull(Reading):
         with job.hold(exact=2) as version:
             weights = version["w"]
             self.assertEqual((weights.dtype, weights.shape), (np.float32, (500, 400)))
-            self.assertEqual(version["half.w"].dtype, np.uint16)
+            self.assertEqual(version["embed.w"].dtype, np.uint16)
             self.assertFalse(weights.flags.writeable)
             self.assertFalse(weights.flags.owndata)
             with self.assertRaises(ValueError):
@@ -65,12 +65,12 @@ class Pull(Reading):
     def test_names_and_formats(self):
         job, _ = self.counting(to=2)
         version = job.pull()
-        self.assertEqual(version.names, ["w", "half.w", "head.w", "rows.w", "four.w"])
-        self.assertEqual(version.ties, {"head.w": "half.w"})
+        self.assertEqual(version.names, ["w", "embed.w", "head.w", "rows.w", "four.w"])
+        self.assertEqual(version.ties, {"head.w": "embed.w"})
         self.assertEqual(version.shapes["head.w"], (64, 48))
         self.assertIn("_orig_mod.w", version)
         self.assertNotIn("nothing", version)
-        self.assertEqual(version.tensor("_orig_mod.head.w").name, "half.w")
+        self.assertEqual(version.tensor("_orig_mod.head.w").name, "embed.w")
         with self.assertRaisesRegex(errors.NotFound, "no parameter \"nothing\""):
             version["nothing"]
         with self.assertRaisesRegex(errors.InvalidArgument, "fp8_row; take decode"):

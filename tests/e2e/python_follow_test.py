@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Readers of shardmesh.client over a real coordinator and two workers: one version after the other, waits, forks."""
 import gc
-import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import unittest
@@ -81,10 +82,6 @@ class Follow(Reading):
         trainer.to(60)
         with self.assertRaises(errors.OutOfRange):
             job.pull(exact=0)
-
-    def holders(self, job):
-        leases = json.loads(self.cluster.shardctl("leases", job.name, "--json"))
-        return [holder["version"] for holder in leases["holders"]]
 
     def test_two_readers(self):
         job, trainer = self.counting(8)
@@ -255,6 +252,42 @@ class Forked(Reading):
         trainer.to(30)
         assert_whole(self, held[0])
         self.assertTrue((arrays[0] == 1).all())
+
+
+class Ending(Reading):
+    """Processes that end while they use the service; os._exit is none of their ways."""
+
+    BEGIN = """
+import os, signal, sys, threading, shardmesh
+follower = shardmesh.connect(sys.argv[1]).job(sys.argv[2]).follow(way=sys.argv[3], timeout=600)
+array = next(follower)["w"]
+"""
+    INTERRUPTED = """
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+next(follower)
+"""
+    THREAD_WAITS = """
+begun = threading.Event()
+def wait():
+    begun.set()
+    next(follower)
+threading.Thread(target=wait, daemon=True).start()
+begun.wait()
+"""
+    CHILD_TOO = """
+child = os.fork()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else 0)
+"""
+
+    def test_ends_as_it_would_otherwise(self):
+        job, _ = self.counting(8)
+        for way in ("attached", "pulled"):
+            for text, status in ((self.INTERRUPTED, -signal.SIGINT), (self.THREAD_WAITS, 0), (self.CHILD_TOO, 0)):
+                with self.subTest(way=way, text=text):
+                    command = [sys.executable, "-c", self.BEGIN + text, self.cluster.address, job.name, way]
+                    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+                    self.assertEqual(done.returncode, status, done.stderr)
+        until(lambda: not self.holders(job), what="the end of their holds")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """Jobs that count, for tests in Python: every element of version N is N."""
+import json
 import unittest
 
 import numpy as np
@@ -11,7 +12,7 @@ def assert_whole(test, version):
     step = version.step
     for name in ("w", "four.w"):
         test.assertTrue((version.decode(name) == step).all(), f"{name} of version {step}")
-    test.assertTrue((version.decode("half.w") == step).all(), f"half.w of version {step}")
+    test.assertTrue((version.decode("embed.w") == step).all(), f"embed.w of version {step}")
     np.testing.assert_allclose(version.decode("rows.w"), step, rtol=1 / 16)
 
 
@@ -29,3 +30,7 @@ class Reading(unittest.TestCase):
         self.addCleanup(self.cluster.shardctl, "delete", name)
         self.addCleanup(trainer.stop)
         return self.client.job(name), trainer
+
+    def holders(self, job):
+        leases = json.loads(self.cluster.shardctl("leases", job.name, "--json"))
+        return [holder["version"] for holder in leases["holders"]]

@@ -26,8 +26,8 @@ absl::StatusOr<JobSpec> CountingJob(int argc, char** argv) {
   if (argc > 3) spec.publications = std::atoi(argv[3]);
   ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(argc > 4 ? argv[4] : "fsdp=2"));
   spec.parameters = {{"w", {500, 400}},
-                     {"half.w", {64, 48}, WeightFormat::kBf16},
-                     {"head.w", {64, 48}, WeightFormat::kBf16, "half.w"},
+                     {"embed.w", {64, 48}, WeightFormat::kBf16},
+                     {"head.w", {64, 48}, WeightFormat::kBf16, "embed.w"},
                      {"rows.w", {128, 128}, WeightFormat::kBf16},
                      {"four.w", {100, 70}}};
   spec.parameters[3].gather = GatherFormat::kFp8Row;
