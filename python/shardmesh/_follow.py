@@ -49,6 +49,7 @@ class Follower(Iterator[Version]):
 
     A version stays as it is until the caller asks for the second one after it, so that an engine can go from the old
     one to the new one between two requests; then it is closed, and only arrays that were taken of it keep its memory.
+    (Of a job with one publication a mapped version is closed when the next one is asked for, which needs its memory.)
     While a worker is started again, or the job goes on with others, versions just take longer. DeadlineExceeded: none
     came in time; the follower can be asked again. NotFound: the job was deleted. Unavailable: it failed.
     close(), by any thread, ends the iteration.
@@ -60,6 +61,7 @@ class Follower(Iterator[Version]):
         self._reader = _client.Reader(job, way=way, ttl=seconds("ttl", ttl))
         self._next, self._timeout = first, timeout
         self._closed = False
+        self._stay = 0 if self.attached and job.publications == 1 else 1  # while the next one is waited for
         self._held: list[Version] = []  # the one before, and this one
 
     @property
@@ -74,7 +76,7 @@ class Follower(Iterator[Version]):
         return self
 
     def __next__(self) -> Version:
-        while len(self._held) > 1:
+        while len(self._held) > self._stay:
             self._held.pop(0).close()
         if self._closed:
             raise StopIteration

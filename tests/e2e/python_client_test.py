@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """shardmesh.client over a real coordinator and two workers: pulled versions, and what it asks."""
 import os
+import subprocess
+import tempfile
 import time
 import unittest
 
 import numpy as np
 import shardmesh
-from cluster import Trainer, until
+from cluster import Cluster, Trainer, until
 from counting import Reading, assert_whole
 from shardmesh import errors
 
@@ -39,10 +41,12 @@ class Pull(Reading):
 
     def test_arguments(self):
         job, _ = self.counting(to=1)
-        nan = float("nan")
-        for wrong in ({"exact": 1, "latest": True}, {"exact": -1}, {"exact": 2**70}, {"timeout": -1}, {"timeout": nan}):
+        for wrong in ({"exact": 1, "latest": True}, {"at_least": 1, "exact": 1}, {"exact": -1}, {"exact": 2**70}):
             with self.subTest(wrong), self.assertRaises(errors.InvalidArgument):
                 job.pull(**wrong)
+        for limit in (float("nan"), float("inf"), -0.1):
+            with self.subTest(limit), self.assertRaisesRegex(errors.InvalidArgument, "of 0 to 1e.07 seconds"):
+                job.follow(timeout=limit)
         with self.assertRaises(TypeError):
             job.pull(exact="1")
         with self.assertRaises(errors.InvalidArgument):
@@ -172,6 +176,35 @@ class Asking(Reading):
 
         with self.assertRaises(ZeroDivisionError):
             self.client.checkpoint(job, os.path.join(self.cluster.folder, "failing"), progress=fail)
+
+
+class Secured(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.file = lambda name: os.path.join(folder.name, name)
+        self.openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=ca", "-keyout", self.file("ca.key"),
+                     "-out", self.file("ca.pem"))
+        self.openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=one", "-keyout", self.file("one.key"),
+                     "-out", self.file("one.csr"))
+        with open(self.file("names"), "w", encoding="utf-8") as names:
+            names.write("subjectAltName=DNS:elsewhere")
+        self.openssl("x509", "-req", "-in", self.file("one.csr"), "-CA", self.file("ca.pem"), "-CAkey", self.file("ca.key"),
+                     "-CAcreateserial", "-out", self.file("one.pem"), "-extfile", self.file("names"))
+
+    def openssl(self, *arguments):
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+    def test_files_and_name_are_those_of_the_connection(self):
+        files = {"cert": self.file("one.pem"), "key": self.file("one.key"), "ca": self.file("ca.pem")}
+        flags = [word for name, file in files.items() for word in (f"--tls-{name}", file)]
+        tls = {f"tls_{name}": file for name, file in files.items()}
+        with Cluster(workers=0, coordinator_flags=flags) as cluster:
+            client = shardmesh.connect(cluster.address, **tls, tls_name="elsewhere")
+            self.assertEqual(client.jobs(), [])
+            for wrong in (tls, {**tls, "tls_name": "nowhere"}, {}):
+                with self.subTest(wrong), self.assertRaises(errors.Unavailable):
+                    shardmesh.connect(cluster.address, **wrong, call_timeout=3).jobs()
 
 
 if __name__ == "__main__":

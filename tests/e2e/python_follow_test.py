@@ -51,6 +51,17 @@ class Follow(Reading):
             second["w"]
         self.assertEqual(list(follower), [])
 
+    def test_job_with_one_publication(self):
+        for way in ("attached", "pulled"):
+            with self.subTest(way):
+                job, trainer = self.counting(1)
+                for version in job.follow(way=way, timeout=20):
+                    assert_whole(self, version)
+                    if version.step >= 3:
+                        break
+                    trainer.start(version.step + 2, 200)  # the first may meet this one, held
+                self.doCleanups()
+
     def test_first_version(self):
         job, trainer = self.counting(8, to=3)
         self.assertEqual(next(job.follow(exact=2)).step, 2)
@@ -186,6 +197,12 @@ class Interrupted(Reading):
                 trainer.to(last + 1)
                 self.assertEqual(next(follower).step, last + 1)
                 follower.close()
+
+    def test_wait_that_was_given_up_is_in_nobodys_way(self):
+        job, _ = self.counting(to=3)
+        follower = job.follow(since=3, way="attached", timeout=600)
+        self.assert_interrupted(lambda: next(follower))
+        self.assertEqual(follower._reader.take("exact", 2, timeout=5).step, 2)
 
     def test_wait_for_a_job(self):
         self.assert_interrupted(lambda: self.client.job("never", timeout=600, await_creation=True))

@@ -63,7 +63,7 @@ class Trainer:
 class Cluster:
     """Workers w0, w1, ...; kept: those of a shardmesh-node, which starts them again, w-0, w-1, ..."""
 
-    def __init__(self, workers=2, kept=False, worker_flags=()):
+    def __init__(self, workers=2, kept=False, worker_flags=(), coordinator_flags=()):
         self._folder = tempfile.TemporaryDirectory(prefix="shardmesh-py-")
         self.folder = self._folder.name
         self._processes, self._trainers = {}, []
@@ -71,7 +71,7 @@ class Cluster:
         try:
             self._start("coordinator", "server/shardmesh-coordinator", "--listen", "127.0.0.1:0", "--state",
                         self._file("state.db"), "--address-file", self._file("coordinator.address"),
-                        "--heartbeat-interval-ms", "100", "--heartbeat-timeout-ms", "2000")
+                        "--heartbeat-interval-ms", "100", "--heartbeat-timeout-ms", "2000", *coordinator_flags)
             self.address = self._line("coordinator", "coordinator.address")
             self._start_workers(kept, list(worker_flags))
         except BaseException:
