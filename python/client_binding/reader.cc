@@ -16,7 +16,7 @@ namespace {
 constexpr absl::Duration kGrace = absl::Seconds(1);  // from a call's deadline to when it is left alone
 
 // A VersionReader whose waits can be given up: a Take that nobody waits for any more is stopped, and the next call
-// begins when it has ended. Closed by any thread.
+// begins when it has ended. Closed by any thread. The interpreter's lock guards its members.
 class BoundReader {
  public:
   BoundReader(const BoundJob& job, const std::string& way, double ttl) : name_(job.job->spec().name) {
@@ -44,9 +44,12 @@ class BoundReader {
           absl::FailedPreconditionError("another thread waits for a version; each needs a reader of its own"));
     }
     struct Leave {
-      bool& taking;
-      ~Leave() { taking = false; }
-    } leave{taking_};
+      BoundReader& reader;
+      ~Leave() {
+        reader.taking_ = false;
+        if (reader.closed_) reader.Drop();
+      }
+    } leave{*this};
     const absl::Duration duration = absl::Seconds(timeout);
     HeldVersion version = OrThrow(TakeUntil(choice, duration, absl::Now() + duration));
     const Step step = version.step();
@@ -109,10 +112,7 @@ BoundReader::Result BoundReader::TakeUntil(const VersionChoice& choice, absl::Du
     stop_->store(true);
     throw;
   }
-  if (closed_) {
-    Drop();
-    return absl::CancelledError("the reader was closed");
-  }
+  if (closed_) return absl::CancelledError("the reader was closed");
   if (!ended) {
     stop_->store(true);
     return absl::DeadlineExceededError(absl::StrCat("job ", name_, " gave no version within ",

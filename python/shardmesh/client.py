@@ -11,6 +11,7 @@ child that it forks: calls there raise FailedPrecondition.
 """
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Optional, Union
@@ -336,7 +337,5 @@ def _committed(step: int) -> int | None:
 
 
 def _path(what: str, value: Any) -> str:
-    import os
-
     path = os.fspath(value)
     return path if isinstance(path, str) else os.fsdecode(path)

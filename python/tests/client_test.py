@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""shardmesh.client without a service: what it loads and exports, and arguments. With one: tests/e2e/python_*_test.py."""
+"""shardmesh.client without a service: what it loads and exports, arguments. With one: tests/e2e/python_*_test.py."""
 import importlib.util
 import os
 import subprocess

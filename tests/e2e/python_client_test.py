@@ -189,8 +189,8 @@ class Secured(unittest.TestCase):
                      "-out", self.file("one.csr"))
         with open(self.file("names"), "w", encoding="utf-8") as names:
             names.write("subjectAltName=DNS:elsewhere")
-        self.openssl("x509", "-req", "-in", self.file("one.csr"), "-CA", self.file("ca.pem"), "-CAkey", self.file("ca.key"),
-                     "-CAcreateserial", "-out", self.file("one.pem"), "-extfile", self.file("names"))
+        self.openssl("x509", "-req", "-in", self.file("one.csr"), "-CA", self.file("ca.pem"), "-CAkey",
+                     self.file("ca.key"), "-CAcreateserial", "-out", self.file("one.pem"), "-extfile", self.file("names"))
 
     def openssl(self, *arguments):
         subprocess.run(["openssl", *arguments], check=True, capture_output=True)

@@ -150,6 +150,25 @@ class Follow(Reading):
                 self.assertLess(time.monotonic() - began, 10)
                 self.doCleanups()
 
+    def test_another_thread_that_waits_is_said(self):
+        job, trainer = self.counting()
+        follower = job.follow(since=0, timeout=60)
+        waits = threading.Thread(target=next, args=(follower,))
+        waits.start()
+
+        def refused():
+            try:
+                follower._reader.take("at_least", 1, timeout=0)
+            except errors.DeadlineExceeded:
+                return False
+            except errors.FailedPrecondition as error:
+                return "another thread waits" in str(error)
+
+        until(refused, what="the other thread's wait")
+        trainer.to(1)
+        waits.join()
+        self.assertEqual(follower._held[0].step, 1)
+
     def test_timeout_leaves_the_follower_usable(self):
         for way in ("attached", "pulled"):
             with self.subTest(way):
