@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-# folder -> the folders that it may include from; itself is always allowed.
+# folder -> the folders that it may include from; itself is always allowed. A folder in another one is one of its own.
 ALLOWED = {
     "core":     set(),
     "proto":    {"core"},
@@ -22,6 +22,7 @@ ALLOWED = {
     "server":   {"core", "proto", "rpc"},
     "worker":   {"core", "proto", "rpc", "kernels", "local", "client", "checkpoint"},
     "python":   {"core", "kernels"},
+    "python/client_binding": {"core", "proto", "checkpoint", "client", "python"},
     "examples": {"core", "proto", "client"},
     "tests":    {"core", "proto", "checkpoint", "rpc", "kernels", "local", "client", "server", "worker", "python", "examples", "bench"},
     "bench":    {"core", "proto", "checkpoint", "rpc", "kernels", "local", "client", "server", "worker", "python", "examples"},
@@ -37,8 +38,8 @@ CONFINED = {
     "cuda_runtime": (r".*cuda[^/]*",),
     "cuda.h":       (r".*cuda[^/]*",),
     "CLI/":         ("client/cli/.*", r".*_main\.cc", "bench/.*", "examples/.*"),
-    "pybind11/":    ("python/binding/.*",),
-    "Python.h":     ("python/binding/.*",),
+    "pybind11/":    ("python/binding/.*", "python/client_binding/.*"),
+    "Python.h":     ("python/binding/.*", "python/client_binding/.*"),
     "nlohmann/":    ("checkpoint/.*", "client/cli/.*", "bench/.*", "tests/.*", "examples/.*"),
 }
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".inc")
@@ -61,11 +62,18 @@ def files(root):
                 yield os.path.relpath(path, root)
 
 
+def folder_of(path):
+    """The innermost folder of ALLOWED that has `path`; of others the first part."""
+    parts = path.split("/")
+    prefixes = ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    return next((prefix for prefix in prefixes if prefix in ALLOWED), parts[0])
+
+
 def include_violations(path, text):
-    top = path.split("/")[0]
+    top = folder_of(path)
     for match in INCLUDE.finditer(text):
         target, line = match.group(1), text.count("\n", 0, match.start(1)) + 1
-        folder = target.split("/")[0]
+        folder = folder_of(target)
         if top in ALLOWED and folder in ALLOWED and folder != top and folder not in ALLOWED[top]:
             allowed = ", ".join(sorted(ALLOWED[top])) or "nothing of ours"
             yield line, f"{top}/ may not include {target} (allowed: {allowed})"

@@ -171,7 +171,7 @@ absl::Status AttachedReader::AttachAgain() {
   if (rank.ok() && absl::IsUnavailable(cause)) {
     absl::StatusOr<std::shared_ptr<ReaderLink>> link =
         CallAgain(job_->members()[rank->value()].kept(), job_->peer_timeout(),
-                  [&] { return ReaderLink::Attach(job_, *rank, ttl_); });
+                  [&] { return ReaderLink::Attach(job_, *rank, options_.ttl); });
     if (link.ok() && (*link)->board().over.load() == 0) {
       link_ = *std::move(link);
       return absl::OkStatus();
@@ -180,7 +180,7 @@ absl::Status AttachedReader::AttachAgain() {
   // A failed job publishes nothing more, though it can be read.
   ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client_.Reopen(*job_, JobUse::kTrain));
   ASSIGN_OR_RETURN(const Rank at, RankToAttachTo(*job, 0));
-  ASSIGN_OR_RETURN(link_, ReaderLink::Attach(job, at, ttl_));
+  ASSIGN_OR_RETURN(link_, ReaderLink::Attach(job, at, options_.ttl));
   job_ = std::move(job);
   return absl::OkStatus();
 }
@@ -189,6 +189,7 @@ absl::StatusOr<HeldVersion> AttachedReader::Take(VersionChoice choice, absl::Dur
   const absl::Time deadline = absl::Now() + timeout;
   while (true) {
     const uint32_t seen = link_->board().bell.load();
+    if (options_.stopped()) return absl::CancelledError("the reader was stopped");
     if (std::optional<HeldVersion> version = TryTake(choice)) return *std::move(version);
     const std::vector<Step> published = link_->Published();
     const bool is_there = std::find(published.begin(), published.end(), choice.step) != published.end();

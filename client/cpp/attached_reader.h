@@ -55,8 +55,8 @@ class ReaderLink {
 
 class AttachedReader final : public VersionReader {
  public:
-  AttachedReader(Client client, std::shared_ptr<Job> job, std::shared_ptr<ReaderLink> link, absl::Duration ttl)
-      : client_(std::move(client)), job_(std::move(job)), link_(std::move(link)), ttl_(ttl) {}
+  AttachedReader(Client client, std::shared_ptr<Job> job, std::shared_ptr<ReaderLink> link, ReaderOptions options)
+      : client_(std::move(client)), job_(std::move(job)), link_(std::move(link)), options_(std::move(options)) {}
 
   absl::StatusOr<HeldVersion> Take(VersionChoice choice, absl::Duration timeout) override;
   bool attached() const override { return true; }
@@ -68,7 +68,7 @@ class AttachedReader final : public VersionReader {
   Client client_;
   std::shared_ptr<Job> job_;
   std::shared_ptr<ReaderLink> link_;
-  const absl::Duration ttl_;
+  const ReaderOptions options_;
 };
 
 }  // namespace shardmesh

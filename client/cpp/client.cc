@@ -208,7 +208,7 @@ absl::Status Job::Initialize(const std::map<std::string, std::vector<float>>& va
   return absl::OkStatus();
 }
 
-absl::StatusOr<Version> Job::Pull(VersionChoice choice, absl::Duration timeout) {
+absl::StatusOr<Version> Job::Pull(VersionChoice choice, absl::Duration timeout, const std::atomic<bool>* stop) {
   v1::PullRequest request;
   request.set_job(spec_.name);
   switch (choice.kind) {
@@ -235,6 +235,7 @@ absl::StatusOr<Version> Job::Pull(VersionChoice choice, absl::Duration timeout) 
     return absl::OkStatus();
   };
   const auto data = [&](absl::string_view bytes) {
+    if (stop != nullptr && stop->load()) return absl::FailedPreconditionError("stopped");
     version.bytes_.insert(version.bytes_.end(), bytes.begin(), bytes.end());
     return absl::OkStatus();
   };

@@ -12,6 +12,7 @@
 // thread-safe; a Session is for one thread. Every call ends at a time limit. Errors name the job, worker or value.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -125,8 +126,9 @@ class Job : public std::enable_shared_from_this<Job> {
   // dropped. `values` of tied parameters may be left out. InvalidArgument: a parameter is missing or has another size.
   absl::Status Initialize(const std::map<std::string, std::vector<float>>& values, absl::Duration timeout);
 
-  // Pulls a version from one worker. Errors of Shard.Pull.
-  absl::StatusOr<Version> Pull(VersionChoice choice, absl::Duration timeout);
+  // Pulls a version from one worker. Errors of Shard.Pull. FailedPrecondition: `stop`, which may be null, was true
+  // when bytes came.
+  absl::StatusOr<Version> Pull(VersionChoice choice, absl::Duration timeout, const std::atomic<bool>* stop = nullptr);
   // Asks one worker.
   absl::StatusOr<v1::DigestReply> Digest(absl::Duration timeout);
 

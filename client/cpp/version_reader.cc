@@ -26,15 +26,17 @@ absl::StatusOr<ConstTensorView> HeldVersion::parameter(absl::string_view name) c
 // Copies each version over gRPC.
 class PulledReader final : public VersionReader {
  public:
-  PulledReader(Client client, std::shared_ptr<Job> job) : client_(std::move(client)), job_(std::move(job)) {}
+  PulledReader(Client client, std::shared_ptr<Job> job, ReaderOptions options)
+      : client_(std::move(client)), job_(std::move(job)), options_(std::move(options)) {}
 
   bool attached() const override { return false; }
 
   absl::StatusOr<HeldVersion> Take(VersionChoice choice, absl::Duration timeout) override {
     const absl::Time deadline = absl::Now() + timeout;
     while (true) {
-      absl::StatusOr<Version> pulled = job_->Pull(choice, deadline - absl::Now());
+      absl::StatusOr<Version> pulled = job_->Pull(choice, deadline - absl::Now(), options_.stop.get());
       if (pulled.ok()) return Keep(*std::move(pulled));
+      if (options_.stopped()) return absl::CancelledError("the reader was stopped");
       const bool lost = absl::IsUnavailable(pulled.status()) || absl::IsAborted(pulled.status());
       if (absl::IsDeadlineExceeded(pulled.status())) {
         const int64_t wanted = choice.kind == VersionChoice::kAtLeast ? choice.step.value() : 0;
@@ -62,22 +64,23 @@ class PulledReader final : public VersionReader {
 
   Client client_;
   std::shared_ptr<Job> job_;
+  const ReaderOptions options_;
 };
 
 absl::StatusOr<std::unique_ptr<VersionReader>> VersionReader::Open(Client client, const std::string& name,
                                                                    ReaderOptions options) {
-  ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.OpenJob(name, {}, JobUse::kRead));
+  ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.OpenJob(name, options.names, JobUse::kRead));
   absl::StatusOr<std::shared_ptr<ReaderLink>> link = absl::UnimplementedError("not asked for");
   if (options.way != ReaderOptions::Way::kPulled) {
     ASSIGN_OR_RETURN(const Rank rank, RankToAttachTo(*job, static_cast<int>(absl::ToUnixMicros(absl::Now()) % 1024)));
     link = CallAgain(job->members()[rank.value()].kept(), job->peer_timeout(),
                      [&] { return ReaderLink::Attach(job, rank, options.ttl); });
     if (link.ok()) {
-      return std::make_unique<AttachedReader>(std::move(client), std::move(job), *std::move(link), options.ttl);
+      return std::make_unique<AttachedReader>(std::move(client), std::move(job), *std::move(link), std::move(options));
     }
     if (options.way == ReaderOptions::Way::kAttached) return link.status();
   }
-  return std::make_unique<PulledReader>(std::move(client), std::move(job));
+  return std::make_unique<PulledReader>(std::move(client), std::move(job), std::move(options));
 }
 
 absl::Status Follow(VersionReader& reader, const FollowOptions& options,

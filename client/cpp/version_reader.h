@@ -15,6 +15,7 @@
 // job's epoch ends it attaches anew. VersionReader is for one thread; HeldVersions may go in any other.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -47,6 +48,12 @@ struct ReaderOptions {
   enum class Way { kAny, kAttached, kPulled } way = Way::kAny;  // kAny: attached where that is possible
   // What is held by a reader that is silent for so long counts as abandoned; 100 ms to a day.
   absl::Duration ttl = absl::Seconds(30);
+  NameRules names;  // of the names that HeldVersion::parameter is given
+  // Where it is set, and becomes true, Take ends with Cancelled: attached at once, pulled once bytes come or its time
+  // is up.
+  std::shared_ptr<const std::atomic<bool>> stop;
+
+  bool stopped() const { return stop != nullptr && stop->load(); }
 };
 
 class VersionReader {
@@ -61,7 +68,7 @@ class VersionReader {
   // The version of that step, the newest of at least that step, waited for, or the newest.
   //   OutOfRange: an exact version that is not there; names those that are. DeadlineExceeded: it did not come in time.
   //   Unavailable: the job failed, or its workers cannot be reached, and what is there is not it. NotFound: the job was
-  //   deleted.
+  //   deleted. Cancelled: see ReaderOptions::stop.
   virtual absl::StatusOr<HeldVersion> Take(VersionChoice choice, absl::Duration timeout) = 0;
   virtual bool attached() const = 0;
 };

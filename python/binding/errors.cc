@@ -1,4 +1,4 @@
-#include "python/binding/binding.h"
+#include "python/binding/errors.h"
 
 namespace shardmesh::python {
 namespace {

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <memory>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -64,6 +66,38 @@ TEST_F(Versions, FollowSeesOneAfterTheOther) {
   });
   EXPECT_THAT(ended, StatusIs(Code::kCancelled, HasSubstr("enough")));
   EXPECT_THAT(seen, ElementsAre(0, 1, 2, 3));
+}
+
+TEST_F(Versions, AReaderThatIsStoppedEndsItsWaitOrItsPull) {
+  Begin(CountingJob());
+  for (const auto way : {ReaderOptions::Way::kAttached, ReaderOptions::Way::kPulled}) {
+    SCOPED_TRACE(static_cast<int>(way));
+    const int64_t now = trainer_->committed();
+    const auto stop = std::make_shared<std::atomic<bool>>(false);
+    ReaderOptions options;
+    options.way = way;
+    options.stop = stop;
+    ASSERT_OK_AND_ASSIGN(const auto reader, VersionReader::Open(*client_, kJob, options));
+    EXPECT_OK(reader->Take({}, kLong).status());
+    std::thread later([&] {
+      stop->store(true);
+      EXPECT_OK(trainer_->Step());  // a pulled one ends when bytes come
+    });
+    EXPECT_THAT(reader->Take({VersionChoice::kAtLeast, Step(now + 1)}, kLong),
+                StatusIs(Code::kCancelled, HasSubstr("stopped")));
+    later.join();
+    stop->store(false);
+    EXPECT_OK(reader->Take({VersionChoice::kAtLeast, Step(now + 1)}, kLong).status());
+  }
+}
+
+TEST_F(Versions, AReadersNamesHaveItsRules) {
+  Begin(CountingJob());
+  ReaderOptions options;
+  options.names.root_wrappers = {"module"};
+  ASSERT_OK_AND_ASSIGN(const auto reader, VersionReader::Open(*client_, kJob, options));
+  ASSERT_OK_AND_ASSIGN(const HeldVersion version, reader->Take({}, kLong));
+  EXPECT_OK(version.parameter("module.w").status());
 }
 
 TEST_F(Versions, LeasesOutliveStepsAndEndInTypedErrors) {

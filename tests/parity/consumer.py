@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from shardmesh import Error, Mesh, errors, layout, mesh as meshes, names, numerics, views
+from shardmesh import Error, Mesh, client, connect, errors, layout, mesh as meshes, names, numerics, views
 
 
 def shapes_of(plan: layout.Plan) -> dict[str, tuple[int, ...]]:
@@ -49,6 +49,21 @@ def stepped(weights: npt.NDArray[np.float32], gradient: npt.NDArray[np.float32])
     published = numerics.encode(state.weights, "fp8_row", power_of_2=False)
     decoded = numerics.decode(published, "fp8_row", weights.shape)
     return float(decoded.max()) if moved else float(state.moments["exp_avg"].max())
+
+
+def followed(address: str, name: str) -> list[int]:
+    job: client.Job = connect(address, call_timeout=5).job(name, root_wrappers=["module"])
+    steps: list[int] = job.versions().published
+    with job.follow(since=3, way="attached") as follower:
+        for version in follower:
+            weights: npt.NDArray[np.float32] = version["w"]
+            steps.append(version.step + weights.size + len(version.tensor("w").parts))
+    job.follow(lambda held: held.step < 4, latest=True, timeout=1)
+    with job.lease(ttl=30) as lease, job.hold(exact=lease.step) as held:
+        lease.renew()
+        steps += [held.step, job.pull(at_least=3).step]
+    saved: client.SavedCheckpoint = connect(address).checkpoint(job, "folder", progress=lambda done, total: None)
+    return steps + [saved.step, connect(address).restore("folder", mesh="fsdp=2").digest().value]
 
 
 def main(parameters: Mapping[str, tuple[int, ...]]) -> int:

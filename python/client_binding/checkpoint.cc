@@ -1,0 +1,93 @@
+#include "client/cpp/checkpoint.h"
+
+#include <atomic>
+#include <utility>
+
+#include "core/status.h"
+#include "python/client_binding/await.h"
+#include "python/client_binding/binding.h"
+
+namespace shardmesh::python {
+namespace {
+
+// What the client's threads tell, and Python is told while it waits.
+class Told {
+ public:
+  explicit Told(py::object progress) : progress_(std::move(progress)) {}
+
+  OnFileProgress Listener() const {
+    return [numbers = numbers_](int64_t done, int64_t total) {
+      numbers->total.store(total);
+      numbers->done.store(done);
+    };
+  }
+  // True. Throws what Python's function throws.
+  bool Tell() {
+    const int64_t done = numbers_->done.load(), total = numbers_->total.load();
+    if (progress_.is_none() || done < 0 || done == last_) return true;
+    last_ = done;
+    progress_(done, total);
+    return true;
+  }
+
+ private:
+  struct Numbers {
+    std::atomic<int64_t> done{-1}, total{0};
+  };
+  const py::object progress_;
+  const std::shared_ptr<Numbers> numbers_ = std::make_shared<Numbers>();
+  int64_t last_ = -1;
+};
+
+struct Saved {
+  SavedCheckpoint checkpoint;
+  std::vector<int64_t> removed;
+};
+
+// (path, step, digest, bytes, steps that were removed).
+py::tuple Save(const BoundJob& job, const Text& root, int keep_last, Integer keep_every, double timeout,
+               py::object progress) {
+  Told told(std::move(progress));
+  SaveOptions options;
+  options.timeout = absl::Seconds(timeout);
+  options.progress = told.Listener();
+  const KeepRule keep{keep_last, keep_every.value};
+  const auto save = [service = *job.service, name = job.job->spec().name, root = root.value, options,
+                     keep]() -> absl::StatusOr<Saved> {
+    ASSIGN_OR_RETURN(const std::shared_ptr<Job> opened, service.client(options.timeout).OpenJob(name));
+    Saved saved;
+    ASSIGN_OR_RETURN(saved.checkpoint, SaveCheckpoint(*opened, root, options));
+    if (keep.last > 0) {
+      ASSIGN_OR_RETURN(saved.removed, Prune(root, keep));
+    }
+    return saved;
+  };
+  const Saved saved = OrThrow(Await<Saved>(save, [&] { return told.Tell(); }));
+  told.Tell();
+  const SavedCheckpoint& made = saved.checkpoint;
+  return py::make_tuple(made.path, made.step, made.digest, made.bytes, saved.removed);
+}
+
+BoundJob Restore(const BoundClient& client, const Text& path, const Text& name, const Text& mesh, const Text& gather,
+                 double timeout, py::object progress) {
+  Told told(std::move(progress));
+  RestoreOptions options{name.value, mesh.value, absl::Seconds(timeout), told.Listener(), gather.value};
+  const auto restore = [service = *client.service, path = path.value, options]() {
+    Client opener = service.client(options.timeout);
+    return RestoreCheckpoint(opener, path, options);
+  };
+  const auto job = OrThrow(Await<std::shared_ptr<Job>>(restore, [&] { return told.Tell(); }));
+  told.Tell();
+  return {client.service, OfThisProcess(job), {}};
+}
+
+}  // namespace
+
+void BindCheckpoint(py::class_<BoundClient>& client, py::class_<BoundJob>& job) {
+  job.def("checkpoint", &Save, py::arg("folder"), py::arg("keep_last"), py::arg("keep_every"), py::arg("timeout"),
+          py::arg("progress"));
+  client.def("restore", &Restore, py::arg("path"), py::arg("name"), py::arg("mesh"), py::arg("gather"),
+             py::arg("timeout"), py::arg("progress"));
+}
+
+}  // namespace shardmesh::python

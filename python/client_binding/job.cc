@@ -1,0 +1,111 @@
+#include <random>
+#include <utility>
+
+#include "core/status.h"
+#include "python/client_binding/await.h"
+#include "python/client_binding/binding.h"
+
+namespace shardmesh::python {
+namespace {
+
+// A lease, and the worker that granted it, which has it as long as the job has that epoch.
+class BoundLease {
+ public:
+  std::shared_ptr<Job> job;  // OfThisProcess
+  Rank rank;
+  v1::Lease lease;
+};
+
+uint64_t RandomNonce() {
+  std::random_device random;
+  return (static_cast<uint64_t>(random()) << 32 | random()) | 1;
+}
+
+// (committed step or -1, published steps), as of the last heartbeats.
+py::tuple Versions(const BoundJob& job) {
+  const auto list = [service = *job.service, name = job.job->spec().name]() {
+    v1::ListVersionsRequest request;
+    request.set_job(name);
+    return service.coordinator->ListVersions(request, service.options.call_timeout);
+  };
+  const auto reply = OrThrow(Await<v1::ListVersionsReply>(list));
+  return py::make_tuple(reply.committed_step(),
+                        std::vector<int64_t>(reply.published_steps().begin(), reply.published_steps().end()));
+}
+
+// (step, digest).
+std::pair<int64_t, uint64_t> Digest(const BoundJob& job, double timeout) {
+  const auto ask = [service = *job.service, name = job.job->spec().name,
+                    duration = absl::Seconds(timeout)]() -> absl::StatusOr<v1::DigestReply> {
+    ASSIGN_OR_RETURN(const std::shared_ptr<Job> opened, service.client(duration).OpenJob(name));
+    return opened->Digest(duration);
+  };
+  const auto reply = OrThrow(Await<v1::DigestReply>(ask));
+  return {reply.step(), reply.digest()};
+}
+
+v1::AcquireLeaseRequest LeaseRequest(const VersionChoice& choice, absl::Duration ttl) {
+  v1::AcquireLeaseRequest request;
+  if (choice.kind == VersionChoice::kExact) request.set_exact(choice.step.value());
+  if (choice.kind == VersionChoice::kAtLeast) request.set_at_least(choice.step.value());
+  if (choice.kind == VersionChoice::kLatest) request.set_latest(true);
+  request.set_ttl_ms(absl::ToInt64Milliseconds(ttl));
+  request.set_nonce(RandomNonce());
+  return request;
+}
+
+BoundLease Acquire(const BoundJob& job, const std::string& kind, Integer step, double ttl, double timeout) {
+  v1::AcquireLeaseRequest request = LeaseRequest(ChoiceOf(kind, step.value), absl::Seconds(ttl));
+  request.set_job(job.job->spec().name);
+  const auto acquire = [service = *job.service, request, names = job.names,
+                        duration = absl::Seconds(timeout)]() -> absl::StatusOr<BoundLease> {
+    ASSIGN_OR_RETURN(std::shared_ptr<Job> opened,
+                     service.client(duration).OpenJob(request.job(), names, JobUse::kRead));
+    const Rank rank = opened->reading_rank();
+    ASSIGN_OR_RETURN(v1::Lease lease, opened->worker(rank).AcquireLease(request, duration));
+    return BoundLease{OfThisProcess(std::move(opened)), rank, std::move(lease)};
+  };
+  return OrThrow(Await<BoundLease>(acquire));
+}
+
+void Renew(BoundLease& lease, double ttl) {
+  v1::RenewLeaseRequest request;
+  request.set_job(lease.job->spec().name);
+  request.set_epoch(lease.lease.epoch());
+  request.set_id(lease.lease.id());
+  request.set_ttl_ms(absl::ToInt64Milliseconds(absl::Seconds(ttl)));
+  const auto renew = [job = lease.job, rank = lease.rank, request]() {
+    return job->worker(rank).RenewLease(request, job->options().call_timeout);
+  };
+  lease.lease = OrThrow(Await<v1::Lease>(renew));
+}
+
+void Release(BoundLease& lease) {
+  v1::ReleaseLeaseRequest request;
+  request.set_job(lease.job->spec().name);
+  request.set_epoch(lease.lease.epoch());
+  request.set_id(lease.lease.id());
+  const auto release = [job = lease.job, rank = lease.rank, request]() {
+    return job->worker(rank).ReleaseLease(request, job->options().call_timeout);
+  };
+  OrThrow(Await<v1::ReleaseLeaseReply>(release));
+}
+
+}  // namespace
+
+void BindJob(py::module_& module, py::class_<BoundJob>& job) {
+  job.def_property_readonly("name", [](const BoundJob& self) { return self.job->spec().name; })
+      .def_property_readonly("mesh", [](const BoundJob& self) { return self.job->spec().mesh.ToString(); })
+      .def_property_readonly("publications", [](const BoundJob& self) { return self.job->spec().publications; })
+      .def("versions", &Versions)
+      .def("digest", &Digest, py::arg("timeout"))
+      .def("lease", &Acquire, py::arg("kind"), py::arg("step"), py::arg("ttl"), py::arg("timeout"));
+  py::class_<BoundLease>(module, "Lease")
+      .def_property_readonly("id", [](const BoundLease& self) { return self.lease.id(); })
+      .def_property_readonly("step", [](const BoundLease& self) { return self.lease.step(); })
+      .def_property_readonly("ttl", [](const BoundLease& self) { return self.lease.ttl_ms() / 1000.0; })
+      .def("renew", &Renew, py::arg("ttl"))
+      .def("release", &Release);
+}
+
+}  // namespace shardmesh::python

@@ -1,0 +1,11 @@
+// The extension module shardmesh._client: the C++ client (client/cpp/) as Python sees it. Loaded after _core, which
+// guards the calls of all classes that are bound.
+#include "python/client_binding/binding.h"
+
+PYBIND11_MODULE(_client, module) {
+  module.doc() = "The C++ part of shardmesh.client; use it through that.";
+  shardmesh::python::BindErrors(module);
+  shardmesh::python::BindClient(module);
+  shardmesh::python::BindVersion(module);
+  shardmesh::python::BindReader(module);
+}
