@@ -132,6 +132,11 @@ class _Adoption:
         return read("fp32") if len(formats) > 1 else found
 
 
+def _given(model: _Model, name: str) -> str:
+    """The original name, where it is another one."""
+    return "" if model.given[name] == name else model.given[name]
+
+
 def _write(adoption: _Adoption, folder: str, detect_ties: bool) -> list[dict[str, Any]]:
     """Writes the tensors; returns the job's parameters."""
     import safetensors.torch
@@ -156,13 +161,13 @@ def _write(adoption: _Adoption, folder: str, detect_ties: bool) -> list[dict[str
             if of_state.extra is not None and values.numel():
                 states[f"{name}.{state}.scales"] = of_state.extra
         formats = {of_state.format for of_state in of_states.values()} or {"fp32"}
-        parameters.append({"name": name, "shape": list(shape), "format": _enum("FORMAT", weights),
+        parameters.append({"name": name, "given": _given(adoption.model, name), "shape": list(shape), "format": _enum("FORMAT", weights),
                            "states": _enum("STATE_FORMAT", formats.pop()), "group": adoption.group.get(name, 0),
                            "frozen": name not in adoption.group})
     if detect_ties:
         _refuse_undeclared_ties(adoption.torch, plain)
     by_name = {parameter["name"]: parameter for parameter in parameters}
-    parameters += [{**by_name[owner], "name": name, "tied_to": owner} for name, owner in adoption.model.tied.items()]
+    parameters += [{**by_name[owner], "name": name, "given": _given(adoption.model, name), "tied_to": owner} for name, owner in adoption.model.tied.items()]
     os.mkdir(os.path.join(folder, "states"))
     for tensors, where in ((model, folder), (states, os.path.join(folder, "states"))):
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}

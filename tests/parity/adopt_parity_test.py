@@ -297,6 +297,8 @@ class Adopt(service.ServiceTest):
             group["param_names"] = ["_orig_mod." + order[number] for number in group["params"]]
         dcp.save({"model": wrapped, "optim": named}, checkpoint_id=self.at("named"), no_dist=True)
         names = self.adopt(self.at("named"), "d")
+        with open(names + "/manifest.json", encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["job"]["parameters"][0]["given"], "_orig_mod.0.weight")
         for other in (flat, numbers, names):
             for file in ("model.safetensors", "states.safetensors"):
                 with open(f"{wanted}/{file}", "rb") as ours, open(f"{other}/{file}", "rb") as theirs:

@@ -111,6 +111,11 @@ class ModelFiles(service.ServiceTest):
                       "--tie", "_orig_mod.lm_head.weight=_orig_mod.transformer.wte.weight")
         self.shardctl("export", "compiled", self.path("compiled-like"), "--like", self.path("compiled"))
         self.assert_same(self.load(self.path("compiled-like")), state)
+        saved = self.shardctl("checkpoint", "compiled", self.path("compiled-checkpoints"))
+        self.shardctl("delete", "compiled")
+        self.shardctl("restore", saved["path"], "--mesh", "fsdp=1")
+        self.shardctl("export", "compiled", self.path("original"), "--original-names")
+        self.assert_same(self.load(self.path("original")), state)
         self.shardctl("export", "compiled", self.path("canonical"), "--every-name")
         plain = {name[len("_orig_mod."):]: tensor for name, tensor in state.items()}
         plain["lm_head.weight"] = plain["transformer.wte.weight"]
