@@ -74,14 +74,8 @@ absl::Status CheckChecksum(Json json, absl::string_view text) {
 absl::StatusOr<JobSpec> SpecOf(const Json& json) {
   const auto job = json.find("job");
   if (job == json.end() || !job->is_object()) return Wrong("without a job");
-  v1::JobSpec proto;
-  const auto parsed = google::protobuf::util::JsonStringToMessage(job->dump(), &proto);
-  if (!parsed.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the manifest's job is not one that this build knows: ", std::string(parsed.message())));
-  }
-  ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(proto));
-  RETURN_IF_ERROR(Annotate(spec.Validate(), "the manifest's job"));
+  absl::StatusOr<JobSpec> spec = ParseJobSpec(job->dump());
+  RETURN_IF_ERROR(Annotate(spec.status(), "the manifest's job"));
   return spec;
 }
 
@@ -111,6 +105,18 @@ bool IsPlainFileName(absl::string_view name) {
   return !name.empty() && name.size() <= 200 && name[0] != '.' && std::all_of(name.begin(), name.end(), [](char c) {
     return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-';
   });
+}
+
+absl::StatusOr<JobSpec> ParseJobSpec(const std::string& json) {
+  v1::JobSpec proto;
+  const auto parsed = google::protobuf::util::JsonStringToMessage(json, &proto);
+  if (!parsed.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("it is not one that this build knows: ", std::string(parsed.message())));
+  }
+  ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(proto));
+  RETURN_IF_ERROR(spec.Validate());
+  return spec;
 }
 
 std::string ManifestText(const Manifest& manifest) {

@@ -39,6 +39,9 @@ std::string ManifestText(const Manifest& manifest);
 // none, was edited or cut, or lists files that it cannot have. The message says what is wrong.
 absl::StatusOr<Manifest> ParseManifest(absl::string_view text);
 
+// The job in a manifest's text, by itself. InvalidArgument: no JobSpec, or one that this build refuses.
+absl::StatusOr<JobSpec> ParseJobSpec(const std::string& json);
+
 // Whether a file of a checkpoint may have this name: never a way out of its folder.
 bool IsPlainFileName(absl::string_view name);
 

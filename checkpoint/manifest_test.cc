@@ -16,6 +16,7 @@ namespace shardmesh {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Code = absl::StatusCode;
 using Json = nlohmann::ordered_json;
 
@@ -52,6 +53,15 @@ TEST(ManifestTest, Text_SaysItAll) {
   EXPECT_EQ(read.files[0].name, "model.safetensors");
   EXPECT_EQ(read.files[0].bytes, 12);
   EXPECT_EQ(ManifestText(read), ManifestText(manifest));
+}
+
+TEST(ManifestTest, OriginalNames_AreThere_AndMayBeAbsent) {
+  Manifest manifest = Some();
+  EXPECT_THAT(ManifestText(manifest), Not(HasSubstr("given")));  // as older builds wrote it
+  manifest.spec.parameters[0].given = "_orig_mod.w";
+  ASSERT_OK_AND_ASSIGN(const Manifest read, ParseManifest(ManifestText(manifest)));
+  EXPECT_EQ(read.spec.parameters[0].given, "_orig_mod.w");
+  EXPECT_EQ(read.spec.parameters[1].given, "");
 }
 
 TEST(ManifestTest, EveryCutAndEveryChangedByte_IsFound) {

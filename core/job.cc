@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "core/muon.h"
+#include "core/names.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -81,6 +82,22 @@ std::string Stored(const ParameterSpec& p) {
       p.gather == GatherFormat::kStored ? "" : absl::StrCat(" gathered as ", GatherFormatName(p.gather)));
 }
 
+// That an export under original names has each once.
+absl::Status ValidateOriginalNames(const JobSpec& job) {
+  absl::flat_hash_map<absl::string_view, int> index_of;
+  for (int i = 0; i < static_cast<int>(job.parameters.size()); ++i) {
+    const ParameterSpec& p = job.parameters[i];
+    if (!p.given.empty()) {
+      RETURN_IF_ERROR(Annotate(ValidateName(p.given), absl::StrCat("parameter ", i, " ", Quoted(p.name), ": given")));
+    }
+    if (auto [it, inserted] = index_of.emplace(p.original_name(), i); !inserted) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("parameters ", it->second, " and ", i, " have one original name ", Quoted(p.original_name())));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateParameters(const JobSpec& job) {
   if (job.parameters.empty()) return absl::InvalidArgumentError("the job has no parameters; give at least one");
   if (job.parameters.size() > kMaxParameters) {
@@ -109,7 +126,7 @@ absl::Status ValidateParameters(const JobSpec& job) {
     }
     RETURN_IF_ERROR(CheckTie(p, job.parameters[owner->second]));
   }
-  return absl::OkStatus();
+  return ValidateOriginalNames(job);
 }
 
 // The optimizers of all groups.

@@ -48,6 +48,11 @@ struct ParameterSpec {
   GatherFormat gather = GatherFormat::kStored;  // in windows, publications and pulls
   int group = 0;        // whose optimizer steps it; a tied one is stepped by its owner's, whatever it says
   bool frozen = false;  // never stepped: it has no gradient and no states; a tied one is frozen with its owner
+  // Its name as it was first given, for who wants that back; empty: the canonical one. No result depends on it, and
+  // jobs that differ in it alone are one.
+  std::string given = {};
+
+  const std::string& original_name() const { return given.empty() ? name : given; }
 
   int64_t NumElements() const;  // REQUIRES: the job's Validate() is OK
 };

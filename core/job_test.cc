@@ -53,6 +53,9 @@ TEST(JobTest, BadValue_ErrorNamesItAndWhatWouldBeRight) {
       {[](JobSpec& j) { j.parameters[1].name = ""; }, Code::kInvalidArgument, "parameter 1 has no name"},
       {[](JobSpec& j) { j.parameters[1].name = "w"; }, Code::kAlreadyExists,
        "parameters 0 and 1 have one canonical name \"w\""},
+      {[](JobSpec& j) { j.parameters[1].given = "w"; }, Code::kAlreadyExists,
+       "parameters 0 and 1 have one original name \"w\""},
+      {[](JobSpec& j) { j.parameters[1].given = "a..b"; }, Code::kInvalidArgument, "parameter 1 \"b\": given: "},
       {[](JobSpec& j) {
          j.parameters[0].shape = {3, -5};
        },
@@ -197,6 +200,16 @@ TEST(JobTest, LargestValues_AreAccepted) {
   job.more_groups.assign(kMaxGroups - 1, job.optimizer);
   job.parameters[0].group = kMaxGroups - 1;
   EXPECT_OK(job.Validate());
+}
+
+TEST(JobTest, OriginalNames_AreNoDifference) {
+  JobSpec original = GoodJob();
+  original.parameters[1].given = "_orig_mod.b";
+  EXPECT_OK(original.Validate());
+  EXPECT_EQ(original.parameters[1].original_name(), "_orig_mod.b");
+  EXPECT_EQ(original.parameters[0].original_name(), "w");
+  EXPECT_EQ(Difference(GoodJob(), original), "");
+  EXPECT_EQ(Difference(original, GoodJob()), "");
 }
 
 TEST(JobTest, Difference_NamesEveryField) {

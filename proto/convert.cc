@@ -111,6 +111,7 @@ absl::StatusOr<ParameterSpec> ParameterFromProto(int index, const v1::Parameter&
   p.tied_to = proto.tied_to();
   p.group = proto.group();
   p.frozen = proto.frozen();
+  p.given = proto.given();
   const auto format = WeightFormatFromProto(proto.format());
   const auto states = StateFormatFromProto(proto.states());
   const std::string who =
@@ -326,6 +327,7 @@ v1::JobSpec ToProto(const JobSpec& spec) {
     parameter->set_states(ToProto(p.states));
     parameter->set_group(p.group);
     parameter->set_frozen(p.frozen);
+    parameter->set_given(p.given);
     parameter->set_gather(ToProto(p.gather));
   }
   proto.set_gradient_format(ToProto(spec.gradient_format));

@@ -42,6 +42,7 @@ TEST(JobSpecFromProto, EveryFieldSet_SurvivesBothWays) {
       {"a", {2, 3}, WeightFormat::kBf16, ""},
       {"b", {2, 3}, WeightFormat::kBf16, "a"},
       {"c", {}, WeightFormat::kBf16Sr, "", StateFormat::kFp32, GatherFormat::kStored, 2, /*frozen=*/true}};
+  spec.parameters[2].given = "_orig_mod.c";
   spec.gradient_format = Format::kFp32;
   spec.optimizer.kind = OptimizerKind::kSgd;
   spec.optimizer.lr = 0.1;
@@ -74,6 +75,7 @@ TEST(JobSpecFromProto, EveryFieldSet_SurvivesBothWays) {
   EXPECT_EQ(back.group(1).lr, 0.2);
   EXPECT_EQ(back.parameters[2].group, 2);
   EXPECT_TRUE(back.parameters[2].frozen);
+  EXPECT_EQ(back.parameters[2].given, "_orig_mod.c");
 }
 
 TEST(JobSpecFromProto, EveryFormatAndOptimizer_SurvivesBothWays) {

@@ -35,6 +35,9 @@ absl::Status CheckParameter(int index, const v1::Parameter& parameter) {
   if (parameter.tied_to().size() > kMaxNameBytes) {
     return CheckText(absl::StrCat("tied_to of parameter ", index), parameter.tied_to(), kMaxNameBytes);
   }
+  if (parameter.given().size() > kMaxNameBytes) {
+    return CheckText(absl::StrCat("given of parameter ", index), parameter.given(), kMaxNameBytes);
+  }
   return absl::OkStatus();
 }
 

@@ -226,6 +226,23 @@ TEST_F(CoordinatorServiceTest, SameNameOtherParameters_NamesTheFirstDifference) 
                                      AllOf(HasSubstr("parameter 1 \"b.w\""), HasSubstr("[7] there, [8] here"))));
 }
 
+TEST_F(CoordinatorServiceTest, SameJobUnderOtherNames_IsTheSame_WithTheFirstNames) {
+  JobSpec wrapped = SmallSpec("j", 1);
+  for (ParameterSpec& parameter : wrapped.parameters) parameter.name = "_orig_mod." + parameter.name;
+  ASSERT_OK(Create(wrapped));
+  EXPECT_OK(Create(SmallSpec("j", 1)));
+  v1::DescribeJobRequest request;
+  request.set_job("j");
+  ASSERT_OK_AND_ASSIGN(const v1::JobDescription job, Call(&v1::Coordinator::Stub::DescribeJob, request));
+  EXPECT_EQ(job.spec().parameters(0).name(), SmallSpec("j", 1).parameters[0].name);
+  EXPECT_EQ(job.spec().parameters(0).given(), wrapped.parameters[0].name);
+  v1::CreateJobRequest hostile;
+  *hostile.mutable_spec() = ToProto(SmallSpec("k", 1));
+  hostile.mutable_spec()->mutable_parameters(0)->set_given(std::string(kMaxNameBytes + 1, 'x'));
+  EXPECT_THAT(Call(&v1::Coordinator::Stub::CreateJob, hostile),
+              StatusIs(Code::kInvalidArgument, HasSubstr("given of parameter 0")));
+}
+
 TEST_F(CoordinatorServiceTest, StaleIncarnation_Aborted) {
   ASSERT_OK(Join("a", 5));
   EXPECT_THAT(Join("a", 4), StatusIs(Code::kAborted, AllOf(HasSubstr("incarnation 4"), HasSubstr("5"))));

@@ -15,13 +15,21 @@ namespace {
 
 std::string Quoted(absl::string_view text) { return absl::StrCat("\"", absl::CHexEscape(text.substr(0, 200)), "\""); }
 
+// A parameter that has an original name keeps it, as of a checkpoint.
+void Rename(std::string canonical, ParameterSpec& p) {
+  if (p.given.empty() && p.name != canonical) p.given = std::move(p.name);
+  p.name = std::move(canonical);
+  if (p.given == p.name) p.given.clear();
+}
+
 // Replaces every name by its canonical one. Owners first: a tie may stand before its owner.
 absl::Status CanonicalizeNames(const NameRules& rules, std::vector<ParameterSpec>& parameters) {
   AliasTable table(rules);
   std::map<std::string, const ParameterSpec*> owners;  // by canonical name
   for (ParameterSpec& p : parameters) {
     if (!p.tied_to.empty()) continue;
-    ASSIGN_OR_RETURN(p.name, table.Add(p.name));
+    ASSIGN_OR_RETURN(std::string canonical, table.Add(p.name));
+    Rename(std::move(canonical), p);
     owners.emplace(p.name, &p);
   }
   for (ParameterSpec& p : parameters) {
@@ -35,7 +43,7 @@ absl::Status CanonicalizeNames(const NameRules& rules, std::vector<ParameterSpec
     ASSIGN_OR_RETURN(p.tied_to, table.CanonicalOf(p.tied_to));
     // Another way to write the owner's own name is no parameter of its own, and is left out below.
     if (*canonical == p.tied_to) RETURN_IF_ERROR(CheckTie(p, *owners.at(p.tied_to)));
-    p.name = *std::move(canonical);
+    Rename(*std::move(canonical), p);
   }
   std::vector<ParameterSpec> kept;
   kept.reserve(parameters.size());

@@ -46,6 +46,27 @@ TEST(DefineJob, TieWithTheCanonicalNameOfItsOwner_IsOneParameter) {
   EXPECT_THAT(DefineJob(frozen, {}, {}), StatusIs(Code::kInvalidArgument, HasSubstr("freeze both or neither")));
 }
 
+TEST(DefineJob, NamesAsGiven_AreRemembered_AndNotPartOfThePlan) {
+  const auto plain = *DefineJob(Named({{"embed.w", ""}, {"head.w", "embed.w"}, {"b", ""}}), {}, {});
+  ASSERT_OK_AND_ASSIGN(
+      const auto job,
+      DefineJob(Named({{"_orig_mod.embed.w", ""}, {"_orig_mod.head.w", "_orig_mod.embed.w"}, {"b", ""}}), {}, {}));
+  EXPECT_EQ(job->spec().parameters[0].given, "_orig_mod.embed.w");
+  EXPECT_EQ(job->spec().parameters[1].given, "_orig_mod.head.w");
+  EXPECT_EQ(job->spec().parameters[2].given, "");
+  EXPECT_EQ(job->plan().hash(), plain->plan().hash());
+  ASSERT_OK_AND_ASSIGN(const auto stored, JobDefinition::Parse(job->Serialize()));
+  EXPECT_EQ(stored->spec().parameters[1].given, "_orig_mod.head.w");
+  ASSERT_OK_AND_ASSIGN(const auto again, DefineJob(stored->spec(), {}, {}));  // as a restore gives it
+  EXPECT_EQ(again->spec().parameters[0].name, "embed.w");
+  EXPECT_EQ(again->spec().parameters[0].given, "_orig_mod.embed.w");
+  v1::JobSpec older = job->proto();  // of a build that knew no such field
+  for (v1::Parameter& parameter : *older.mutable_parameters()) parameter.clear_given();
+  ASSERT_OK_AND_ASSIGN(const auto old, JobDefinition::Parse(older.SerializeAsString()));
+  EXPECT_EQ(old->spec().parameters[0].original_name(), "embed.w");
+  EXPECT_EQ(old->plan().hash(), job->plan().hash());
+}
+
 TEST(DefineJob, TieToNothing_InvalidArgument) {
   EXPECT_THAT(DefineJob(Named({{"a", "b"}}), {}, {}),
               StatusIs(Code::kInvalidArgument, HasSubstr("\"a\" is tied to \"b\"")));

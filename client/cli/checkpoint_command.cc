@@ -1,6 +1,7 @@
 #include "client/cli/checkpoint_command.h"
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <limits>
 #include <memory>
 #include <string>
@@ -14,7 +15,9 @@
 #include "client/cli/progress.h"
 #include "client/cli/table.h"
 #include "client/cpp/checkpoint.h"
+#include "client/cpp/checkpoint_schedule.h"
 #include "core/status.h"
+#include "rpc/main_support.h"
 
 namespace shardmesh {
 namespace {
@@ -25,6 +28,8 @@ struct SaveFlags {
   ConnectionFlags connection;
   std::string job, root;
   KeepRule keep;
+  int64_t every = 0;  // steps; 0: one checkpoint, now
+  int64_t count = 0;  // with `every`: checkpoints; 0: until it is stopped
 };
 
 struct RestoreFlags {
@@ -40,6 +45,21 @@ struct ListFlags {
 
 std::string Hex(uint64_t digest) { return absl::StrFormat("%016x", digest); }
 
+std::string Line(const SaveFlags& flags, const ScheduledSave& save) {
+  const SavedCheckpoint& saved = save.saved;
+  if (flags.connection.json) {
+    return JsonLine({{"job", flags.job},
+                     {"step", saved.step},
+                     {"path", saved.path},
+                     {"bytes", saved.bytes},
+                     {"digest", Hex(saved.digest)},
+                     {"removed_steps", save.removed}});
+  }
+  return absl::StrCat(
+      "step ", saved.step, ": ", HumanBytes(saved.bytes), " in ", saved.path, ", digest ", Hex(saved.digest), "\n",
+      save.removed.empty() ? "" : absl::StrCat("removed: steps ", absl::StrJoin(save.removed, ", "), "\n"));
+}
+
 absl::StatusOr<std::string> Save(const SaveFlags& flags) {
   ASSIGN_OR_RETURN(Client client, ConnectTo(flags.connection));
   ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, client.OpenJob(flags.job));
@@ -52,21 +72,38 @@ absl::StatusOr<std::string> Save(const SaveFlags& flags) {
     saved = SaveCheckpoint(*job, flags.root, options);
   }
   RETURN_IF_ERROR(saved.status());
-  std::vector<int64_t> removed;
+  ScheduledSave save{*std::move(saved), {}};
   if (flags.keep.last > 0) {
-    ASSIGN_OR_RETURN(removed, Prune(flags.root, flags.keep));
+    ASSIGN_OR_RETURN(save.removed, Prune(flags.root, flags.keep));
   }
-  if (flags.connection.json) {
-    return JsonLine({{"job", flags.job},
-                     {"step", saved->step},
-                     {"path", saved->path},
-                     {"bytes", saved->bytes},
-                     {"digest", Hex(saved->digest)},
-                     {"removed_steps", removed}});
-  }
-  return absl::StrCat("step ", saved->step, ": ", HumanBytes(saved->bytes), " in ", saved->path, ", digest ",
-                      Hex(saved->digest), "\n",
-                      removed.empty() ? "" : absl::StrCat("removed: steps ", absl::StrJoin(removed, ", "), "\n"));
+  return Line(flags, save);
+}
+
+void Print(FILE* to, const std::string& text) {
+  std::fputs(text.c_str(), to);
+  std::fflush(to);
+}
+
+// Saves until it is stopped. Lines go out as they come.
+absl::StatusOr<std::string> SaveEvery(const SaveFlags& flags) {
+  StopSignal stop;
+  ASSIGN_OR_RETURN(Client client, ConnectTo(flags.connection));
+  ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.OpenJob(flags.job));
+  Progress progress("saving");
+  SaveScheduleOptions options;
+  options.root = flags.root;
+  options.keep = flags.keep;
+  options.save.timeout = flags.connection.timeout();
+  options.save.progress = [&](int64_t done, int64_t total) { progress.Show(done, total); };
+  options.schedule.every = flags.every;
+  options.schedule.count = flags.count;
+  options.schedule.saved = [&](const ScheduledSave& save) { Print(stdout, Line(flags, save)); };
+  options.schedule.troubled = [](const absl::Status& status) {
+    Print(stderr, absl::StrCat("shardctl: trying again: ", status.ToString(), "\n"));
+  };
+  options.stops = [&](absl::Duration after) { return stop.WaitFor(after); };
+  RETURN_IF_ERROR(SaveOnSchedule(client, std::move(job), options));
+  return std::string();
 }
 
 absl::StatusOr<std::string> Restore(const RestoreFlags& flags) {
@@ -134,15 +171,27 @@ void AddCheckpointCommand(CLI::App& app, CommandResult& result) {
       ->check(CLI::Range(int64_t{1}, std::numeric_limits<int64_t>::max()).description(""))
       ->needs(last)
       ->type_name("M");
+  CLI::Option* every =
+      command
+          ->add_option("--every", flags->every, "Go on, and save whenever the job passed the next multiple of N steps")
+          ->check(CLI::Range(int64_t{1}, std::numeric_limits<int64_t>::max()).description(""))
+          ->type_name("N");
+  command->add_option("--count", flags->count, "End after so many checkpoints; 0: at Ctrl-C")
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()).description(""))
+      ->needs(every)
+      ->type_name("N");
   AddConnectionOptions(*command, flags->connection);
   command->footer(
       "Writes FOLDER/step-STEP: model.safetensors (weights, for any loader), states.safetensors (what a job needs to\n"
       "go on with the same bits) and manifest.json. It is there whole or not at all. The workers write it: they see\n"
       "FOLDER under the same path.\n"
+      "With --every it waits for a coordinator or workers that come back, follows a job that goes on with other "
+      "workers,\n"
+      "and ends when the job is gone or has failed. A save that is under way at Ctrl-C is finished.\n"
       "Examples:\n"
       "  shardctl checkpoint llama /data/llama\n"
-      "  shardctl checkpoint llama /data/llama --keep-last 3 --keep-every 1000");
-  command->callback([flags, &result] { Finish(Save(*flags), result); });
+      "  shardctl checkpoint llama /data/llama --every 500 --keep-last 3 --keep-every 10000");
+  command->callback([flags, &result] { Finish(flags->every > 0 ? SaveEvery(*flags) : Save(*flags), result); });
 }
 
 void AddRestoreCommand(CLI::App& app, CommandResult& result) {

@@ -349,5 +349,27 @@ TEST_F(ClusterCommandTest, ExportAndImport) {
   Out({"delete", "tiny-third"});
 }
 
+TEST_F(ClusterCommandTest, OriginalNames_ComeBack) {
+  JobSpec spec = TinyJob("wrapped");
+  for (ParameterSpec& parameter : spec.parameters) {
+    parameter.name = "_orig_mod." + parameter.name;
+    if (!parameter.tied_to.empty()) parameter.tied_to = "_orig_mod." + parameter.tied_to;
+  }
+  ASSERT_OK(Train(cluster_->address(), spec));
+  const std::string folder = ::testing::TempDir() + "/original", root = ::testing::TempDir() + "/original-root";
+  RunJson({"checkpoint", "wrapped", root});
+  Out({"delete", "wrapped"});
+  RunJson({"restore", root, "--mesh", "fsdp=1"});
+  const std::string first = spec.parameters[0].name, canonical = first.substr(strlen("_orig_mod."));
+  const Json names = RunJson({"names", "job", "wrapped"});
+  EXPECT_EQ(names["names"][0], Json({{"canonical", canonical}, {"original", first}, {"tied_to", ""}}));
+  EXPECT_THAT(Out({"names", "job", "wrapped"}), HasSubstr(first));
+  RunJson({"export", "wrapped", folder, "--original-names"});
+  EXPECT_THAT(Contents(folder + "/model.safetensors"), HasSubstr("\"" + first + "\""));
+  RunJson({"export", "wrapped", folder + "-2"});
+  EXPECT_THAT(Contents(folder + "-2/model.safetensors"), HasSubstr("\"" + canonical + "\""));
+  Out({"delete", "wrapped"});
+}
+
 }  // namespace
 }  // namespace shardmesh

@@ -198,6 +198,10 @@ void AddExportCommand(CLI::App& app, CommandResult& result) {
   command->add_option("--dtype", flags->options.dtype, "F32, BF16 or F16; unset: as --like, or as the version");
   command->add_flag("--every-name", flags->options.every_name, "Tied parameters under each of their names")
       ->excludes(like);
+  command
+      ->add_flag("--original-names", flags->options.original_names,
+                 "Names as the job was first given them, wrappers and all; shardctl names job JOB lists them")
+      ->excludes(like);
   command->add_option("--file-gigabytes", flags->file_gigabytes, "Cut into files of about this size")
       ->capture_default_str()
       ->check(CLI::Range(1e-9, 1e6).description(""));

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "client/cli/connection.h"
 #include "client/cli/table.h"
 #include "client/cli/text_file.h"
 #include "core/names.h"
@@ -16,6 +17,11 @@
 
 namespace shardmesh {
 namespace {
+
+struct JobFlags {
+  ConnectionFlags connection;
+  std::string job;
+};
 
 struct Flags {
   std::string name;  // or a file of them
@@ -95,6 +101,30 @@ void AddTable(CLI::App& names, CommandResult& result) {
   command->callback([flags, &result] { Finish(TableOfFile(*flags), result); });
 }
 
+// One line for each parameter of a job: {canonical, original, tied_to}.
+absl::StatusOr<std::string> NamesOfJob(const JobFlags& flags) {
+  ASSIGN_OR_RETURN(Client client, ConnectTo(flags.connection));
+  ASSIGN_OR_RETURN(const v1::JobDescription job, DescribeJob(client, flags.job, flags.connection));
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  Table table({"canonical", "original", "tied to"});
+  for (const v1::Parameter& p : job.spec().parameters()) {
+    const std::string& original = p.given().empty() ? p.name() : p.given();
+    if (flags.connection.json)
+      list.push_back({{"canonical", p.name()}, {"original", original}, {"tied_to", p.tied_to()}});
+    if (!flags.connection.json) table.AddRow({p.name(), original, p.tied_to().empty() ? "-" : p.tied_to()});
+  }
+  return flags.connection.json ? JsonLine({{"job", flags.job}, {"names", std::move(list)}}) : table.ToString();
+}
+
+void AddJobNames(CLI::App& names, CommandResult& result) {
+  CLI::App* command = names.add_subcommand("job", "A job's parameters: canonical names, and those it was first given");
+  const auto flags = std::make_shared<JobFlags>();
+  AddJobArgument(*command, flags->job)->required();
+  AddConnectionOptions(*command, flags->connection);
+  command->footer("Example:\n  shardctl names job llama");
+  command->callback([flags, &result] { Finish(NamesOfJob(*flags), result); });
+}
+
 }  // namespace
 
 void AddNamesCommand(CLI::App& app, CommandResult& result) {
@@ -104,6 +134,7 @@ void AddNamesCommand(CLI::App& app, CommandResult& result) {
       "Examples:\n"
       "  shardctl names canonical _orig_mod.layers.0.w        # layers.0.w\n"
       "  shardctl names table names.txt                       # a whole model, with its ties\n"
+      "  shardctl names job llama                             # of a job, with the names that it was given\n"
       "  shardctl names canonical --help");
   CLI::App* command = names->add_subcommand("canonical", "Print the canonical name of a raw one");
   const auto flags = std::make_shared<Flags>();
@@ -118,6 +149,7 @@ void AddNamesCommand(CLI::App& app, CommandResult& result) {
       "  shardctl names canonical --literal a._orig_mod a._orig_mod.w      # a._orig_mod.w");
   command->callback([flags, &result] { RunCanonical(*flags, result); });
   AddTable(*names, result);
+  AddJobNames(*names, result);
 }
 
 }  // namespace shardmesh

@@ -6,6 +6,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/cli/adopt_command.h"
 #include "client/cli/checkpoint_command.h"
 #include "client/cli/jobs_command.h"
 #include "client/cli/lease_command.h"
@@ -67,6 +68,7 @@ CommandResult RunShardctl(const std::vector<std::string>& args,
   AddCheckpointsCommand(app, result);
   AddRestoreCommand(app, result);
   AddReshardCommand(app, result);
+  AddAdoptCommand(app, result);
   AddImportCommand(app, result);
   AddExportCommand(app, result);
   AddDigestCommand(app, result);

@@ -60,9 +60,10 @@ struct ExportOptions {
   // the new one has as well, and copies of its small files (config.json, tokenizer.json, ...). Empty: canonical names,
   // each storage once, as the version has it.
   std::string like;
-  NameRules rules;          // of the names in `like`
-  std::string dtype;        // F32, BF16 or F16 of all parameters; empty: as in `like`, or in the version
-  bool every_name = false;  // without `like`: tied parameters under each of their names
+  NameRules rules;              // of the names in `like`
+  std::string dtype;            // F32, BF16 or F16 of all parameters; empty: as in `like`, or in the version
+  bool every_name = false;      // without `like`: tied parameters under each of their names
+  bool original_names = false;  // without `like`: names as they were first given, wrappers and all
   int64_t max_file_bytes = kMaxFileBytes;
   absl::Duration timeout = absl::Minutes(10);
   OnModelProgress progress;  // may be empty

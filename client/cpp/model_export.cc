@@ -53,7 +53,8 @@ class Exporter {
     const std::vector<ParameterSpec>& parameters = job_.spec().parameters;
     for (size_t i = 0; i < parameters.size(); ++i) {
       if (!parameters[i].tied_to.empty() && !options_.every_name) continue;
-      RETURN_IF_ERROR(Add(parameters[i].name, static_cast<int>(i), ""));
+      const std::string& name = options_.original_names ? parameters[i].original_name() : parameters[i].name;
+      RETURN_IF_ERROR(Add(name, static_cast<int>(i), ""));
     }
     return absl::OkStatus();
   }

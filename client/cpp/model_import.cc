@@ -48,6 +48,7 @@ absl::Status AddOwned(const ModelFiles& model, const ImportOptions& options, Ali
     }
     ParameterSpec parameter;
     ASSIGN_OR_RETURN(parameter.name, names.Add(tensor.name));
+    if (parameter.name != tensor.name) parameter.given = tensor.name;
     parameter.shape = tensor.shape;
     parameter.format = WeightsOf(tensor, options);
     parameter.states = options.states;
@@ -70,6 +71,7 @@ absl::Status AddTied(const ModelFiles& model, const ImportOptions& options, Alia
     ParameterSpec parameter = plan.spec.parameters[source - plan.sources.begin()];
     parameter.tied_to = parameter.name;
     ASSIGN_OR_RETURN(parameter.name, names.Add(name, owner_name));
+    parameter.given = parameter.name == name ? "" : name;
     if (parameter.name == parameter.tied_to) continue;  // one module under two wrappers
     plan.spec.parameters.push_back(std::move(parameter));
     plan.sources.emplace_back();

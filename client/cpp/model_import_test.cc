@@ -67,6 +67,7 @@ TEST_F(PlanImportTest, NamesBecomeCanonical) {
   EXPECT_EQ(plan.spec.parameters[0].name, "a.w");
   EXPECT_EQ(plan.spec.parameters[1].name, "b.w");
   EXPECT_THAT(plan.sources, ElementsAre("module._orig_mod.a.w", "module.b.w"));
+  EXPECT_EQ(plan.spec.parameters[0].given, "module._orig_mod.a.w");
   EXPECT_THAT(PlanOf({{"a._orig_mod.w", "F32"}, {"a.w", "F32"}}, {}).status(),
               StatusIs(Code::kAlreadyExists, AllOf(HasSubstr("a._orig_mod.w"), HasSubstr("a.w"))));
 }
@@ -88,6 +89,7 @@ TEST_F(PlanImportTest, Ties) {
   ASSERT_EQ(plan.spec.parameters.size(), 2u);
   EXPECT_EQ(plan.spec.parameters[1].name, "head");
   EXPECT_EQ(plan.spec.parameters[1].tied_to, "embed");
+  EXPECT_EQ(plan.spec.parameters[1].given, "");
   EXPECT_THAT(plan.sources, ElementsAre("embed", ""));
   ASSERT_OK_AND_ASSIGN(plan, PlanOf({{"embed", "F32"}, {"head", "F32"}}, options));
   EXPECT_EQ(plan.spec.parameters.size(), 2u);

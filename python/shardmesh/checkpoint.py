@@ -19,7 +19,7 @@ from typing import Any, Callable, Optional
 
 from . import _dcp, errors
 
-__all__ = ["RemoteCheckpoint", "checkpoints", "download", "from_dcp", "to_dcp", "upload"]
+__all__ = ["RemoteCheckpoint", "adopt_dcp", "checkpoints", "download", "from_dcp", "to_dcp", "upload"]
 
 MANIFEST = "manifest.json"
 _FORMAT = "shardmesh checkpoint"
@@ -29,6 +29,7 @@ Progress = Callable[[int, int], None]
 
 to_dcp = _dcp.to_dcp
 from_dcp = _dcp.from_dcp
+adopt_dcp = _dcp.adopt_dcp
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/adopt.h"
 #include "checkpoint/stored_files.h"
 #include "core/matchers.h"
 #include "core/mesh_spec.h"
@@ -154,6 +155,20 @@ TEST_F(Checkpoints, TheWeightsAlone_AreNotEnough) {
   ASSERT_OK(Train(*job, kLast - kSaved));
   ASSERT_OK_AND_ASSIGN(const Learnt without, testing::Learn(*job, kLast - kSaved));
   EXPECT_NE(without.weights, uninterrupted.weights);
+}
+
+TEST_F(Checkpoints, ItsFiles_Adopted_AreTheSameCheckpoint) {
+  ASSERT_NO_FATAL_FAILURE(Save(RichJob("job", "fsdp=2")));
+  const fs::path path = saved_.path, given = temp_.File("given");
+  fs::create_directories(given / "states");
+  fs::copy(path / "model.safetensors", given);
+  fs::copy(path / "states.safetensors", given / "states" / "model.safetensors");
+  fs::copy(path / "manifest.json", given / "job.json");
+  ASSERT_OK_AND_ASSIGN(const AdoptedCheckpoint adopted, AdoptFiles(given, temp_.File("adopted")));
+  EXPECT_EQ(adopted.digest, saved_.digest);
+  for (const char* file : {"model.safetensors", "states.safetensors", "manifest.json"}) {
+    EXPECT_TRUE(BytesOf(fs::path(adopted.path) / file) == BytesOf(path / file)) << file;
+  }
 }
 
 TEST_F(Checkpoints, WhileTheJobTrains_AStepIsSaved_AsItWas) {

@@ -190,7 +190,7 @@ class Dcp(Folders):
 
     def test_coded_states(self):
         folder = self.save(3, states="coded")[0]
-        with self.assertRaisesRegex(errors.InvalidArgument, "stored in codes"):
+        with self.assertRaisesRegex(errors.InvalidArgument, "does not say what they stand for"):
             checkpoint.to_dcp(folder, self.path("no"))
         checkpoint.to_dcp(folder, self.path("none"), states="none")
         checkpoint.to_dcp(folder, self.path("stored"), states="stored")

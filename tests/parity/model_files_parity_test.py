@@ -1,19 +1,15 @@
 #!/usr/bin/env python3
 """Models that the real `transformers` and `safetensors` packages wrote become jobs, and what jobs write is loaded by them,
 bit for bit: five architectures with random weights, one file and several, through `shardctl import`, `export` and
-`checkpoint`. Needs the programs: SHARDMESH_BIN_DIR is bazel's folder of them (`bazel info bazel-bin`)."""
-import json
+`checkpoint`."""
 import os
-import shutil
-import subprocess
-import tempfile
 import unittest
+
+import service
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-BIN = os.environ.get("SHARDMESH_BIN_DIR", "")
-
-if BIN:
+if service.BIN:
     import safetensors.torch
     import shardmesh.checkpoint
     import torch
@@ -45,37 +41,7 @@ def bits(tensor):
     return tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor.reshape(1).view(torch.uint8)
 
 
-@unittest.skipUnless(BIN, "SHARDMESH_BIN_DIR is not set to bazel's folder of programs: ./test --lane parity sets it")
-class ModelFiles(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = tempfile.mkdtemp(prefix="shardmesh-models-")
-        cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
-        cls.up = subprocess.Popen([BIN + "/client/cli/shardctl", "up", "--workers", "2", "--listen", "127.0.0.1:0",
-                                   "--log-level", "warn"],
-                                  stdout=subprocess.PIPE, text=True)
-        cls.addClassCleanup(cls.stop)
-        for line in cls.up.stdout:
-            if line.startswith("ready "):
-                cls.address = line.split()[1]
-                return
-        raise RuntimeError("shardctl up ended before it was ready")
-
-    @classmethod
-    def stop(cls):
-        cls.up.terminate()
-        cls.up.wait(timeout=60)
-        cls.up.stdout.close()
-
-    def shardctl(self, *arguments):
-        done = subprocess.run([BIN + "/client/cli/shardctl", *map(str, arguments), "--coordinator", self.address, "--json"],
-                              capture_output=True, text=True, timeout=300)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return json.loads(done.stdout)
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
+class ModelFiles(service.ServiceTest):
     def assert_same(self, ours, theirs):
         self.assertEqual(set(ours), set(theirs))
         for name, tensor in theirs.items():
@@ -145,6 +111,11 @@ class ModelFiles(unittest.TestCase):
                       "--tie", "_orig_mod.lm_head.weight=_orig_mod.transformer.wte.weight")
         self.shardctl("export", "compiled", self.path("compiled-like"), "--like", self.path("compiled"))
         self.assert_same(self.load(self.path("compiled-like")), state)
+        saved = self.shardctl("checkpoint", "compiled", self.path("compiled-checkpoints"))
+        self.shardctl("delete", "compiled")
+        self.shardctl("restore", saved["path"], "--mesh", "fsdp=1")
+        self.shardctl("export", "compiled", self.path("original"), "--original-names")
+        self.assert_same(self.load(self.path("original")), state)
         self.shardctl("export", "compiled", self.path("canonical"), "--every-name")
         plain = {name[len("_orig_mod."):]: tensor for name, tensor in state.items()}
         plain["lm_head.weight"] = plain["transformer.wte.weight"]

@@ -1,0 +1,193 @@
+#include "checkpoint/adopt.h"
+
+#include <gmock/gmock.h>
+#include <google/protobuf/util/json_util.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/model_writer.h"
+#include "core/matchers.h"
+#include "core/mesh_spec.h"
+#include "core/stream_digest.h"
+#include "local/testing/temp_folder.h"
+#include "proto/convert.h"
+
+namespace shardmesh {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Code = absl::StatusCode;
+
+constexpr int64_t kStep = 12;
+
+JobSpec EveryFormat() {
+  JobSpec spec;
+  spec.name = "job";
+  spec.mesh = *ParseMeshSpec("fsdp=2");
+  spec.parameters = {{"a", {3, 5}, WeightFormat::kFp32, "", StateFormat::kFp32},
+                     {"b", {300}, WeightFormat::kBf16Plus16, "", StateFormat::kDyn8},
+                     {"c", {7, 129}, WeightFormat::kInt8Row, "", StateFormat::kDyn4},
+                     {"d", {}, WeightFormat::kBf16Plus8Sr, "", StateFormat::kFp8x32},
+                     {"e", {0, 4}, WeightFormat::kBf16, "", StateFormat::kBf16Sr},
+                     {"f", {1025}, WeightFormat::kBf16Sr, "", StateFormat::kFp8},
+                     {"tied", {3, 5}, WeightFormat::kFp32, "a"}};
+  return spec;
+}
+
+// Other bytes for each part.
+std::string BytesOf(const FilePart& part) {
+  std::string bytes(part.bytes, '\0');
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<char>(i * 31 + i / 251 + part.tensor * 7 + part.stream * 3 + (part.extra ? 1 : 0));
+  }
+  return bytes;
+}
+
+std::string TextOf(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+class Adopt : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_TRUE(fs::create_directory(folder_)); }
+
+  void PutJob(const JobSpec& spec, const std::string& step = absl::StrCat(kStep)) {
+    std::string json;
+    ASSERT_TRUE(google::protobuf::util::MessageToJsonString(ToProto(spec), &json).ok());
+    Put("job.json", absl::StrCat("{\"step\": ", step, ", \"job\": ", json, "}"));
+  }
+  void Put(const std::string& name, const std::string& text) {
+    std::ofstream(fs::path(folder_) / name, std::ios::binary) << text;
+  }
+  // The parts that are weights, or the others, last first, in files of `max_bytes`, but the one that is named.
+  void PutParts(const StoredFiles& files, bool of_model, int64_t max_bytes, const std::string& without = "") {
+    std::vector<FilePart> parts;
+    std::vector<SafetensorsEntry> entries;
+    for (const FilePart& part : files.parts()) {
+      const bool is_model = absl::string_view(files.files()[part.file].name).substr(0, 5) == "model";
+      if (is_model == of_model && part.name != without) parts.insert(parts.begin(), part);
+    }
+    for (const FilePart& part : parts) entries.push_back({part.name, part.dtype, part.shape, part.bytes});
+    const std::string to = of_model ? temp_.File("weights") : folder_ + "/states";
+    fs::remove_all(to);
+    ASSERT_OK(WriteModel(
+        to, entries, [&](size_t i) -> absl::StatusOr<std::string> { return BytesOf(parts[i]); }, {}, max_bytes));
+    if (!of_model) return;
+    for (const auto& file : fs::directory_iterator(to)) {
+      fs::copy(file, folder_, fs::copy_options::overwrite_existing);
+    }
+  }
+  void PutAll(const JobSpec& spec, int64_t max_bytes = kMaxFileBytes) {
+    ASSERT_OK_AND_ASSIGN(const StoredFiles files, StoredFiles::Create(spec));
+    PutJob(spec);
+    PutParts(files, true, max_bytes);
+    PutParts(files, false, max_bytes);
+  }
+  void ExpectNothingThere() { EXPECT_TRUE(!fs::exists(root_) || fs::is_empty(root_)) << "something of it is left"; }
+
+  testing::TempFolder temp_;
+  const std::string folder_ = temp_.File("given"), root_ = temp_.File("root");
+};
+
+TEST_F(Adopt, EveryFormat_InAnyOrderAndFiles_IsTheCheckpointOfThatJob) {
+  const JobSpec spec = EveryFormat();
+  for (const auto& [given_bytes, file_bytes] : std::vector<std::pair<int64_t, int64_t>>{
+           {kMaxFileBytes, kMaxFileBytes}, {100, kMaxFileBytes}, {kMaxFileBytes, 1000}}) {
+    SCOPED_TRACE(absl::StrCat(given_bytes, ", ", file_bytes));
+    fs::remove_all(root_);
+    ASSERT_NO_FATAL_FAILURE(PutAll(spec, given_bytes));
+    ASSERT_OK_AND_ASSIGN(const AdoptedCheckpoint adopted, AdoptFiles(folder_, root_, file_bytes));
+    ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, OpenCheckpoint(root_));
+    EXPECT_EQ(adopted.path, opened.path);
+    EXPECT_EQ(opened.manifest.step, kStep);
+    EXPECT_EQ(opened.manifest.spec.parameters.size(), spec.parameters.size());
+    EXPECT_THAT(Difference(spec, opened.manifest.spec), IsEmpty());
+    ASSERT_OK_AND_ASSIGN(const StoredFiles files, StoredFiles::Create(spec, file_bytes));
+    uint64_t digest = 0;
+    for (const FilePart& part : files.parts()) {
+      const std::string bytes = BytesOf(part), text = TextOf(fs::path(opened.path) / files.files()[part.file].name);
+      EXPECT_TRUE(text.substr(part.offset, part.bytes) == bytes) << part.name;
+      digest += DigestPart(DigestKey(part.tensor, part.stream, part.extra ? 1 : 0), part.layout, 0, bytes.data(),
+                           spec.parameters[part.tensor].NumElements());
+    }
+    for (const StoredFile& file : files.files()) {
+      const std::string text = TextOf(fs::path(opened.path) / file.name);
+      EXPECT_EQ(text.size(), file.bytes);
+      EXPECT_TRUE(text.substr(0, file.head.size()) == file.head) << file.name;
+    }
+    EXPECT_EQ(TextOf(fs::path(opened.path) / kIndexFile), files.index());
+    EXPECT_EQ(opened.manifest.digest, digest);
+    EXPECT_EQ(adopted.digest, digest);
+  }
+}
+
+TEST_F(Adopt, AJobWithoutStates_NeedsNone) {
+  JobSpec spec = EveryFormat();
+  spec.optimizer = OptimizerHyper::Defaults(OptimizerKind::kSgd);
+  spec.parameters = {spec.parameters[0]};
+  ASSERT_OK_AND_ASSIGN(const StoredFiles files, StoredFiles::Create(spec));
+  PutJob(spec);
+  PutParts(files, true, kMaxFileBytes);
+  ASSERT_OK_AND_ASSIGN(const AdoptedCheckpoint adopted, AdoptFiles(folder_, root_));
+  EXPECT_FALSE(fs::exists(adopted.path + "/states.safetensors"));
+}
+
+TEST_F(Adopt, WhatDoesNotFit_IsNamed_AndNothingIsThere) {
+  JobSpec spec = EveryFormat();
+  ASSERT_OK_AND_ASSIGN(const StoredFiles files, StoredFiles::Create(spec));
+  const auto refused = [&](Code code, const std::string& words) {
+    EXPECT_THAT(AdoptFiles(folder_, root_), StatusIs(code, HasSubstr(words)));
+    ExpectNothingThere();
+  };
+  refused(Code::kNotFound, "job.json");
+  PutJob(spec);
+  refused(Code::kNotFound, "model.safetensors");
+  PutAll(spec);
+  PutParts(files, false, kMaxFileBytes, "b.exp_avg.scales");
+  refused(Code::kInvalidArgument, "no tensor \"b.exp_avg.scales\", F32 [2]");
+  fs::remove_all(folder_ + "/states");
+  refused(Code::kInvalidArgument, "the states have no tensor \"a.exp_avg\"");
+  PutAll(spec);
+  spec.parameters[0].shape = spec.parameters[6].shape = {5, 3};
+  PutJob(spec);
+  refused(Code::kInvalidArgument, "tensor \"a\" is F32 [3,5]; the job stores F32 [5,3]");
+  spec = EveryFormat();
+  spec.parameters[5].states = StateFormat::kDyn8;
+  PutJob(spec);
+  refused(Code::kInvalidArgument, "tensor \"f.exp_avg\" is F8_E4M3 [1025]; the job stores U8 [1025]");
+  spec = EveryFormat();
+  spec.parameters.erase(spec.parameters.begin() + 1);
+  PutJob(spec);
+  refused(Code::kInvalidArgument, "tensor \"b\" of the model is of no parameter");
+  PutJob(EveryFormat(), "-1");
+  refused(Code::kInvalidArgument, "step is no number");
+  spec = EveryFormat();
+  spec.num_slots = 0;
+  PutJob(spec);
+  refused(Code::kInvalidArgument, "slots");
+  Put("job.json", "{\"step\": 1, \"job\": {\"nme\": \"x\"}}");
+  refused(Code::kInvalidArgument, "nme");
+  Put("job.json", "{\"step\": 1");
+  refused(Code::kDataLoss, "no JSON object");
+}
+
+TEST_F(Adopt, AStepThatIsThere_StaysAsItIs) {
+  ASSERT_NO_FATAL_FAILURE(PutAll(EveryFormat()));
+  ASSERT_OK_AND_ASSIGN(const AdoptedCheckpoint adopted, AdoptFiles(folder_, root_));
+  const std::string manifest = TextOf(adopted.path + "/manifest.json");
+  EXPECT_THAT(AdoptFiles(folder_, root_), StatusIs(Code::kAlreadyExists, HasSubstr("step 12")));
+  EXPECT_EQ(TextOf(adopted.path + "/manifest.json"), manifest);
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_), {}), 1);
+}
+
+}  // namespace
+}  // namespace shardmesh
