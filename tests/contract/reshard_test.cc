@@ -338,5 +338,61 @@ TEST_F(Reshard, AttachedReaders_GoOnWithLaterVersions) {
   EXPECT_EQ(std::string(static_cast<const char*>(now.data), now.data_bytes()), reference.weights.at(name));
 }
 
+// At the worker that granted the lease, a member of both meshes or one that leaves.
+class ReshardLeases : public Reshard, public ::testing::WithParamInterface<int> {
+ protected:
+  static absl::StatusOr<std::string> PullLeased(ShardTransport& worker, const v1::Lease& lease) {
+    v1::PullRequest request;
+    request.set_job("job");
+    request.set_lease(lease.id());
+    std::string bytes;
+    const auto begin = [&](const v1::PullHeader& header) {
+      return header.step() == lease.step() ? absl::OkStatus() : absl::InternalError("another version");
+    };
+    const auto data = [&](absl::string_view more) {
+      bytes.append(more);
+      return absl::OkStatus();
+    };
+    RETURN_IF_ERROR(worker.Pull(request, begin, data, kLong).status());
+    return bytes;
+  }
+};
+
+TEST_P(ReshardLeases, ALeasedVersion_StaysUntilItsLeaseEnds) {
+  ASSERT_NO_FATAL_FAILURE(Start(4));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "fsdp=4", 2)));
+  ASSERT_NO_FATAL_FAILURE(Train(2));
+  ShardTransport& worker = job_->worker(Rank(GetParam()));
+  const std::shared_ptr<Job> before = job_;
+  v1::AcquireLeaseRequest acquire;
+  acquire.set_job("job");
+  acquire.set_latest(true);
+  acquire.set_ttl_ms(60'000);
+  acquire.set_nonce(1);
+  ASSERT_OK_AND_ASSIGN(const v1::Lease lease, worker.AcquireLease(acquire, kLong));
+  ASSERT_OK_AND_ASSIGN(const std::string bytes, PullLeased(worker, lease));
+  for (const char* mesh : {"fsdp=3", "fsdp=2"}) {
+    ASSERT_OK(ToWhileItTrains(mesh));
+    ASSERT_NO_FATAL_FAILURE(Train(2));
+    ASSERT_OK_AND_ASSIGN(const std::string now, PullLeased(worker, lease));
+    EXPECT_EQ(now, bytes) << mesh;
+  }
+  v1::RenewLeaseRequest renew;
+  renew.set_job("job");
+  renew.set_epoch(lease.epoch());
+  renew.set_id(lease.id());
+  renew.set_ttl_ms(60'000);
+  EXPECT_OK(worker.RenewLease(renew, kLong));
+  v1::ReleaseLeaseRequest release;
+  release.set_job("job");
+  release.set_epoch(lease.epoch());
+  release.set_id(lease.id());
+  EXPECT_OK(worker.ReleaseLease(release, kLong));
+  EXPECT_THAT(PullLeased(worker, lease), StatusIs(Code::kNotFound, HasSubstr("")));
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("fsdp=2"));
+}
+
+INSTANTIATE_TEST_SUITE_P(, ReshardLeases, ::testing::Values(1, 3));
+
 }  // namespace
 }  // namespace shardmesh
