@@ -27,8 +27,9 @@ TEST(ShardctlTest, CommandLine_Wrong_IsUsage) {
   EXPECT_THAT(RunShardctl({"foo", "mesh"}), Exits(kExitUsage, "--shape is required"));
   EXPECT_THAT(RunShardctl({"\x1b"}), Exits(kExitUsage, "no command \"\\x1b\""));
   EXPECT_THAT(RunShardctl({"nonsense"}), Exits(kExitUsage, "--help"));
-  EXPECT_THAT(RunShardctl({"names"}), Exits(kExitUsage, "a command is required: one of canonical, table\n"));
-  EXPECT_THAT(RunShardctl({"names", "foo"}), Exits(kExitUsage, "no command \"foo\"; it is one of canonical, table\n"));
+  EXPECT_THAT(RunShardctl({"names"}), Exits(kExitUsage, "a command is required: one of canonical, table, job\n"));
+  EXPECT_THAT(RunShardctl({"names", "foo"}),
+              Exits(kExitUsage, "no command \"foo\"; it is one of canonical, table, job\n"));
   EXPECT_THAT(RunShardctl({"names", "canonical"}), Exits(kExitUsage, "name is required"));
   EXPECT_THAT(RunShardctl({"names", "canonical", "a", "b"}), Exits(kExitUsage, "b"));
   EXPECT_THAT(RunShardctl({"mesh", "--names", "a"}), Exits(kExitUsage, "--shape is required"));

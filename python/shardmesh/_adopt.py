@@ -34,8 +34,8 @@ class _Model:
                  if key.startswith(prefix) and not (optimizer_prefix and key.startswith(optimizer_prefix))}
         others = [name for name, key in found.items() if not directory.is_tensor(key) or not _is_float(directory.entries[key])]
         if others and not skip_others:
-            raise errors.InvalidArgument(f"{directory.path}: {', '.join(others[:8])} are neither float32, bfloat16 nor float16, and "
-                                         "so no parameters; skip_others=True leaves them out")
+            raise errors.InvalidArgument(f"{directory.path}: {', '.join(others[:8])} are neither float32, bfloat16 nor float16, "
+                                         "and so no parameters; skip_others=True leaves them out")
         for name in [name for name in found if name not in ties and name not in others]:
             canonical = self.table.add(name)
             self.keys[canonical], self.given[canonical] = found[name], name
@@ -88,14 +88,14 @@ class _Adoption:
         first = next(iter(steps.items()), None)
         if first is None:
             if given is None:
-                raise errors.InvalidArgument(f"{self.directory.path} does not say how many steps its states are of, as SGD's do not; say "
-                                             "step=N")
+                raise errors.InvalidArgument(f"{self.directory.path} does not say how many steps its states are of, as SGD's do "
+                                             "not; say step=N")
             return given
         for name, value in steps.items():
             if value != first[1] or value != int(value) or (given is not None and value != given):
                 raise errors.InvalidArgument(f"{name!r} was stepped {value:g} times, {first[0]!r} {first[1]:g}"
-                                             f"{'' if given is None else f', and step is {given}'}; a job steps all of its parameters "
-                                             "together; name what is not trained in frozen=[...]")
+                                             f"{'' if given is None else f', and step is {given}'}; a job steps all of its "
+                                             "parameters together; name what is not trained in frozen=[...]")
         return int(first[1])
 
     def state_keys(self, name: str) -> dict[str, str]:
@@ -109,7 +109,8 @@ class _Adoption:
             raise errors.InvalidArgument(f"{name!r} has no {missing[0]} in {self.directory.path}; if it is not trained, name it in "
                                          "frozen=[...]")
         if more and not (more == ["momentum_buffer"] and not self.directory.is_tensor(there[more[0]])):
-            raise errors.InvalidArgument(f"{name!r} has a state {more[0]}, which the {optimizer['kind'][15:].lower()} of a job has not")
+            kind = optimizer["kind"].rpartition("_")[2].lower()
+            raise errors.InvalidArgument(f"{name!r} has a state {more[0]}, which the {kind} of a job has not")
         return {state: there[state] for state in needed}
 
     def read_states(self, name: str, shape: tuple[int, ...]) -> dict[str, _states.Stored]:
@@ -123,12 +124,13 @@ class _Adoption:
 
         for state, key in keys.items():
             if self.directory.sizes(key) != shape:
-                raise errors.InvalidArgument(f"{name}.{state} has the shape {list(self.directory.sizes(key))}; its parameter {list(shape)}")
+                sizes = list(self.directory.sizes(key))
+                raise errors.InvalidArgument(f"{name}.{state} has the shape {sizes}; its parameter {list(shape)}")
         found = read(wanted)
         formats = {stored.format for stored in found.values()}
         if len(formats) > 1 and formats != {"fp32", "bf16_sr"}:
-            raise errors.InvalidArgument(f"{name!r} has states in {' and '.join(sorted(formats))}; a job has all of a parameter's in one "
-                                         'format; say states="fp32", or another')
+            raise errors.InvalidArgument(f"{name!r} has states in {' and '.join(sorted(formats))}; a job has all of a parameter's "
+                                         'in one format; say states="fp32", or another')
         return read("fp32") if len(formats) > 1 else found
 
 
@@ -154,20 +156,22 @@ def _write(adoption: _Adoption, folder: str, detect_ties: bool) -> list[dict[str
         stored = _states.weights(adoption.torch, values, weights)
         model[name] = stored.codes
         if stored.extra is not None and values.numel():
-            (model if weights == "int8_row" else states)[f"{name}.{'scales' if weights == 'int8_row' else 'remainder'}"] = stored.extra
+            tensors, extra = (model, "scales") if weights == "int8_row" else (states, "remainder")
+            tensors[f"{name}.{extra}"] = stored.extra
         of_states = adoption.read_states(name, shape)
         for state, of_state in of_states.items():
             states[f"{name}.{state}"] = of_state.codes
             if of_state.extra is not None and values.numel():
                 states[f"{name}.{state}.scales"] = of_state.extra
         formats = {of_state.format for of_state in of_states.values()} or {"fp32"}
-        parameters.append({"name": name, "given": _given(adoption.model, name), "shape": list(shape), "format": _enum("FORMAT", weights),
-                           "states": _enum("STATE_FORMAT", formats.pop()), "group": adoption.group.get(name, 0),
-                           "frozen": name not in adoption.group})
+        parameters.append({"name": name, "given": _given(adoption.model, name), "shape": list(shape),
+                           "format": _enum("FORMAT", weights), "states": _enum("STATE_FORMAT", formats.pop()),
+                           "group": adoption.group.get(name, 0), "frozen": name not in adoption.group})
     if detect_ties:
         _refuse_undeclared_ties(adoption.torch, plain)
     by_name = {parameter["name"]: parameter for parameter in parameters}
-    parameters += [{**by_name[owner], "name": name, "given": _given(adoption.model, name), "tied_to": owner} for name, owner in adoption.model.tied.items()]
+    parameters += [{**by_name[owner], "name": name, "given": _given(adoption.model, name), "tied_to": owner}
+                   for name, owner in adoption.model.tied.items()]
     os.mkdir(os.path.join(folder, "states"))
     for tensors, where in ((model, folder), (states, os.path.join(folder, "states"))):
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -207,7 +211,8 @@ def adopt(torch: Any, directory: str, root: str, *, name: str, step: Optional[in
     model = _Model(source, prefix, optimizer_prefix, ties or {}, root_wrappers, skip_others)
     found = _groups.read(source, optimizer_prefix, parameters)
     if not found.groups:
-        raise errors.InvalidArgument(f"{directory} has no {optimizer_prefix}param_groups, and so no optimizer; from_dcp reads weights alone")
+        raise errors.InvalidArgument(f"{directory} has no {optimizer_prefix}param_groups, and so no optimizer; from_dcp reads weights "
+                                     "alone")
     adoption = _Adoption(torch, source, model, found, optimizer, frozen, weights, states)
     steps = adoption.step(step)
     root = os.path.abspath(root)

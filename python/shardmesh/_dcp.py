@@ -49,7 +49,8 @@ class _Job:
                        for name in self.group}
 
 
-def _optimizer_states(torch: Any, stored: dict[str, Any], job: _Job, weights: dict[str, Any], states: str, step: int) -> dict[str, Any]:
+def _optimizer_states(torch: Any, stored: dict[str, Any], job: _Job, weights: dict[str, Any], states: str,
+                      step: int) -> dict[str, Any]:
     from . import _states  # needs NumPy
 
     result: dict[str, dict[str, Any]] = {}
@@ -61,8 +62,8 @@ def _optimizer_states(torch: Any, stored: dict[str, Any], job: _Job, weights: di
         if states == "float":
             format, scales = job.states[owner], stored.get(f"{name}.scales")
             if scales is None and (format not in ("fp32", "bf16_sr") or str(tensor.dtype).rpartition(".")[2] not in _FLOATS):
-                raise errors.InvalidArgument(f"the optimizer state {name!r} is of {tensor.dtype}, and its job does not say what they "
-                                             'stand for; say states="stored", or states="none"')
+                raise errors.InvalidArgument(f"the optimizer state {name!r} is of {tensor.dtype}, and its job does not say what "
+                                             'they stand for; say states="stored", or states="none"')
             tensor = _states.decoded(torch, state, format, tuple(weights[owner].shape), tensor, scales)
         result.setdefault(owner, {"step": torch.tensor(float(step))})[state] = tensor
     return result

@@ -88,8 +88,8 @@ def _kind(values: Mapping[str, Any], optimizer: Optional[str]) -> str:
     if "momentum" in values:
         return "sgd"
     if "betas" not in values:
-        raise errors.InvalidArgument(f"a parameter group has {', '.join(sorted(values))}: of no optimizer that jobs have; they have "
-                                     f"{', '.join(OPTIMIZERS)}")
+        raise errors.InvalidArgument(f"a parameter group has {', '.join(sorted(values))}: of no optimizer that jobs have; they "
+                                     f"have {', '.join(OPTIMIZERS)}")
     if "eps" not in values:
         return "lion"
     if "decoupled_weight_decay" in values:
@@ -98,8 +98,8 @@ def _kind(values: Mapping[str, Any], optimizer: Optional[str]) -> str:
         return optimizer or "adamw"  # without decay they are one
     if optimizer is not None:
         return optimizer
-    raise errors.InvalidArgument("a parameter group with weight decay does not say whether it is Adam's or AdamW's, as torchao's; say "
-                                 'optimizer="adamw" or "adam"')
+    raise errors.InvalidArgument("a parameter group with weight decay does not say whether it is Adam's or AdamW's, as torchao's; "
+                                 'say optimizer="adamw" or "adam"')
 
 
 def job_optimizer(group: Group, optimizer: Optional[str]) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def _coded(torch: Any, name: str, sizes: tuple[int, ...], chunks: list[Chunk], s
     kinds = {_kind(chunk.tensor) for chunk in chunks}
     kind = kinds.pop()
     if kind is None or kinds:
-        raise errors.InvalidArgument(f"{name} is coded on some ranks and not on others, as torchao does with small shards; {_DECODE}")
+        raise errors.InvalidArgument(f"{name} is coded on some ranks and not on others, as torchao does with small shards; "
+                                     f"{_DECODE}")
     format, block = kind
     elements, row, seen = math.prod(sizes), math.prod(sizes[1:]), 0
     for chunk in chunks:
