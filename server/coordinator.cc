@@ -42,6 +42,17 @@ absl::Status Coordinator::Commit(Transaction& transaction) {
   return status;
 }
 
+bool Coordinator::IsSilent(const Worker& worker, absl::Time now) const {
+  return now - worker.last_heartbeat > options_.heartbeat_timeout;
+}
+
+void Coordinator::Hear(Worker& worker, absl::Time now) {
+  if (IsSilent(worker, now)) assign_ = true;  // it counts again, although no tick saw it silent
+  assign_ = assign_ || worker.doubted;
+  worker.doubted = false;
+  worker.last_heartbeat = now;
+}
+
 absl::Status Coordinator::Tick(absl::Time now) {
   if (now - last_tick_ > options_.heartbeat_timeout / 2) {
     events_.push_back(absl::StrCat("event=held_up for_ms=", absl::ToInt64Milliseconds(now - last_tick_)));

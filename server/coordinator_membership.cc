@@ -38,17 +38,6 @@ std::string Life(const WorkerIdentity& worker) {
 
 }  // namespace
 
-bool Coordinator::IsSilent(const Worker& worker, absl::Time now) const {
-  return now - worker.last_heartbeat > options_.heartbeat_timeout;
-}
-
-void Coordinator::Hear(Worker& worker, absl::Time now) {
-  if (IsSilent(worker, now)) assign_ = true;  // it counts again, although no tick saw it silent
-  assign_ = assign_ || worker.doubted;
-  worker.doubted = false;
-  worker.last_heartbeat = now;
-}
-
 absl::Status Coordinator::CheckIncarnation(const std::string& name, int64_t incarnation) const {
   const auto found = state_.workers.find(name);
   if (found == state_.workers.end()) {

@@ -353,6 +353,23 @@ TEST_F(ClusterCommandTest, ExportAndImport) {
   Out({"delete", "tiny-third"});
 }
 
+TEST_F(ClusterCommandTest, Reshard) {
+  ASSERT_OK(Train(cluster_->address(), TinyJob("moving")));
+  const Json before = RunJson({"digest", "moving"});
+  const Json moved = RunJson({"reshard", "moving", "--mesh", "fsdp=1"});
+  EXPECT_EQ(moved["mesh"], "fsdp=1");
+  EXPECT_EQ(moved["workers"], 1);
+  EXPECT_EQ(moved["epoch"], 2);
+  EXPECT_EQ(RunJson({"digest", "moving"}), before);
+  EXPECT_THAT(Out({"reshard", "moving", "--mesh", "ddp=2"}), HasSubstr("is on mesh ddp=2, 2 workers, epoch 3"));
+  EXPECT_EQ(RunJson({"digest", "moving"}), before);
+  EXPECT_THAT(Error({"reshard", "moving", "--mesh", "fsdp=5"}), HasSubstr("needs 5 workers of its host"));
+  EXPECT_THAT(Error({"reshard", "moving", "--mesh", "fsdp"}), HasSubstr("fsdp"));
+  EXPECT_THAT(Error({"reshard", "none", "--mesh", "fsdp=1"}), HasSubstr("no job none"));
+  EXPECT_EQ(Error({"reshard", "moving"}, kExitUsage).empty(), false);
+  Out({"delete", "moving"});
+}
+
 TEST_F(ClusterCommandTest, Checkpoints_OnASchedule) {
   EXPECT_THAT(Error({"checkpoint", "tiny", "root", "--count", "2"}, kExitUsage), HasSubstr("--every"));
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, Train(cluster_->address(), TinyJob("saved")));
