@@ -65,6 +65,7 @@ Worker::~Worker() {
   OnChange(nullptr);
   if (options_.keeper != nullptr) options_.keeper->OnChange(nullptr);
   Reconcile({});
+  SweepPast(/*all=*/true);
   {
     MutexLock lock(mu_);
     stop_ = true;

@@ -154,7 +154,8 @@ class Worker {
   void BeginPreparing(const std::shared_ptr<Entry>& entry);
   // worker_past.cc. Of an entry that is not needed any more: keeps what is leased of it. False: nothing is.
   bool KeepLeased(const std::shared_ptr<Entry>& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void SweepPast();
+  // Closes those that nobody leases any more, or all.
+  void SweepPast(bool all = false);
   // The entry's job has not gone on at this epoch yet.
   static bool Moves(const Entry& entry);
   // Of a staged assignment: builds no more than what the older epoch may stand beside, says so, and waits for its end.

@@ -43,12 +43,13 @@ bool Worker::KeepLeased(const std::shared_ptr<Entry>& entry) {
   return true;
 }
 
-void Worker::SweepPast() {
+void Worker::SweepPast(bool all) {
   std::vector<std::shared_ptr<Entry>> gone;
   {
     MutexLock lock(mu_);
     const auto over = std::stable_partition(
-        past_.begin(), past_.end(), [](const std::shared_ptr<Entry>& entry) { return entry->shard->leases().Any(); });
+        past_.begin(), past_.end(),
+        [all](const std::shared_ptr<Entry>& entry) { return !all && entry->shard->leases().Any(); });
     gone.assign(over, past_.end());
     past_.erase(over, past_.end());
   }

@@ -1,4 +1,5 @@
-// Worker: a job that lost a member goes on at a later epoch, in one process, so that the thread sanitizer sees it.
+// Worker: a job that lost a member, or is brought to another mesh, goes on at a later epoch: in one process, so that
+// the thread sanitizer sees it.
 #include <cstring>
 
 #include "core/matchers.h"
@@ -151,6 +152,75 @@ TEST_F(WorkerReformTest, Transfers_OfWhatIsNotThere_AreRefused) {
   EXPECT_THAT(host.Transfer(peer, request, sink), StatusIs(Code::kInvalidArgument, HasSubstr("fsdp")));
   request.set_epoch(2);
   EXPECT_THAT(host.Transfer(peer, request, sink), StatusIs(Code::kNotFound, HasSubstr("epoch 2")));
+}
+
+// From four workers to the first three of them; the fourth leaves.
+struct WorkerReshardTest : WorkerReformTest {
+  v1::Assignment Now(int i) const { return host.AssignmentOf(SmallJob(kMesh, 1), i, kFrom); }
+  v1::Assignment Next(int i, int64_t epoch, bool staged) const {
+    v1::Assignment next = Anew(epoch, "fsdp=3", i, {0, 1, 2}, {0, 1, 2});
+    *next.mutable_from()->add_leavers() = Now(0).peers(3);
+    next.set_staged(staged);
+    next.set_leaves(i == 3);
+    return next;
+  }
+  void Stage(int64_t epoch) {
+    for (int i = 0; i < 4; ++i) host.workers[i]->Reconcile({Now(i), Next(i, epoch, true)});
+    for (int i = 0; i < 4; ++i) {
+      ASSERT_TRUE(Await([&] {
+        const std::vector<v1::MemberStatus> statuses = host.workers[i]->Statuses();
+        return statuses.size() == 2 && statuses[0].state() == v1::MEMBER_STATE_READY &&
+               statuses[1].state() == v1::MEMBER_STATE_PREPARED && statuses[1].epoch() == epoch;
+      })) << i;
+    }
+  }
+  void Finish(int64_t epoch) {
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(Await([&] { return IsReady(i, epoch); })) << host.StatusOf(i).DebugString();
+    for (int i = 0; i < 3; ++i) host.workers[i]->Reconcile({host.AssignmentOf(SmallJob("fsdp=3", 1), i, epoch)});
+    host.workers[3]->Reconcile({});
+  }
+};
+
+TEST_F(WorkerReshardTest, TrainsOnUntilOneIsTold_TheOthersSeeIt_AndLeasedVersionsStay) {
+  ASSERT_NO_FATAL_FAILURE(Stage(4));
+  ASSERT_NO_FATAL_FAILURE(TrainTo(0, kFrom, 4, 5));
+  const uint64_t digest = DigestOf(0);
+  std::vector<uint64_t> leases;
+  for (int i : {1, 3}) {  // stays, leaves
+    ASSERT_OK_AND_ASSIGN(const auto shard, host.workers[i]->Find("small"));
+    ASSERT_OK_AND_ASSIGN(const auto lease, shard->leases().Acquire(Step(5), absl::Seconds(600), i));
+    ASSERT_TRUE(lease.has_value());
+    leases.push_back(lease->id);
+  }
+  host.workers[1]->Reconcile({Next(1, 4, false)});
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(Await([&] { return IsReady(i, 4); })) << host.StatusOf(i).DebugString();
+  EXPECT_EQ(DigestOf(2), digest);
+  host.workers[0]->Reconcile({Now(0), Next(0, 4, true)});  // an answer that comes late
+  EXPECT_TRUE(IsReady(0, 4));
+  host.workers[3]->Reconcile({Keep(3)});
+  ASSERT_NO_FATAL_FAILURE(Finish(4));
+  ASSERT_NO_FATAL_FAILURE(TrainTo(2, 4, 6, 7));
+  for (int i : {1, 3}) {
+    EXPECT_THAT(host.workers[i]->FindHeld("small", kFrom), StatusIs(Code::kNotFound, HasSubstr("epoch 3")));
+    ASSERT_OK_AND_ASSIGN(const auto past, host.workers[i]->FindLeased("small", leases[i / 2]));
+    EXPECT_EQ(past->epoch(), Epoch(kFrom));
+    EXPECT_OK(past->leases().Release(leases[i / 2]));
+  }
+  EXPECT_TRUE(Await([&] { return !host.workers[3]->FindLeased("small", leases[1]).ok(); }));
+  EXPECT_TRUE(Await([&] { return (*host.workers[1]->FindLeased("small", leases[0]))->epoch() == Epoch(4); }));
+}
+
+TEST_F(WorkerReshardTest, GivenUp_ItTrainsOn_AndMayMoveLater) {
+  ASSERT_NO_FATAL_FAILURE(Stage(4));
+  for (int i = 0; i < 4; ++i) host.workers[i]->Reconcile({Now(i)});
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(IsReady(i, kFrom));
+  ASSERT_NO_FATAL_FAILURE(TrainTo(1, kFrom, 4, 5));
+  const uint64_t digest = DigestOf(0);
+  ASSERT_NO_FATAL_FAILURE(Stage(5));
+  host.workers[3]->Reconcile({Keep(3)});
+  ASSERT_NO_FATAL_FAILURE(Finish(5));
+  EXPECT_EQ(DigestOf(1), digest);
+  ASSERT_NO_FATAL_FAILURE(TrainTo(0, 5, 6, 7));
 }
 
 }  // namespace
