@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -28,21 +27,32 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr size_t kPieceBytes = 1 << 16;
+
 struct Given {
   JobSpec spec;
   int64_t step = 0;
 };
 
 absl::StatusOr<Given> ReadJob(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return absl::NotFoundError(absl::StrCat(path, " is not there; it says the step and the job"));
   std::error_code error;
-  if (fs::file_size(path, error) > static_cast<uintmax_t>(kMaxManifestBytes) || error) {
+  if (!fs::exists(fs::symlink_status(path, error))) {
+    return absl::NotFoundError(absl::StrCat(path, " is not there; it says the step and the job"));
+  }
+  if (!fs::is_regular_file(fs::symlink_status(path, error))) {  // a pipe would be waited for
+    return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
+  }
+  std::ifstream in(path, std::ios::binary);
+  std::string text;
+  std::vector<char> piece(kPieceBytes);
+  while (in && static_cast<int64_t>(text.size()) <= kMaxManifestBytes) {  // it may grow while it is read
+    in.read(piece.data(), static_cast<std::streamsize>(piece.size()));
+    text.append(piece.data(), static_cast<size_t>(in.gcount()));
+  }
+  if (static_cast<int64_t>(text.size()) > kMaxManifestBytes) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is no file of at most ", kMaxManifestBytes, " bytes"));
   }
-  std::ostringstream text;
-  text << in.rdbuf();
-  absl::StatusOr<nlohmann::json> json = ParseStrictJson(text.str());
+  absl::StatusOr<nlohmann::json> json = ParseStrictJson(text);
   RETURN_IF_ERROR(Annotate(json.status(), path));
   const auto step = json->find("step"), job = json->find("job");
   if (step == json->end() || !step->is_number_integer() || step->get<int64_t>() < 0 ||

@@ -214,6 +214,12 @@ class Coordinator {
   // changed.
   absl::Status ReformJob(Transaction& transaction, const std::string& name, size_t lost, const std::string& cause,
                          absl::Time now);
+  // `worker` held what a job that re-forms had, and is no member any more: the job begins again without it, or fails.
+  void LoseLeavers(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause, absl::Time now);
+  // The same of one job, as it says itself.
+  void LoseLeaver(Transaction& transaction, const MemberReport& report, const WorkerIdentity& worker, absl::Time now);
+  void FormWithoutLeaver(Transaction& transaction, const std::string& name, const WorkerIdentity& worker,
+                         const std::string& cause, absl::Time now);
   // The job re-forms, and the member at `rank` is lost, whose shard nobody else has and whose next life a keeper will
   // start soon: it waits for that.
   bool AwaitsLife(const Job& job, size_t rank, absl::Time now) const;

@@ -176,8 +176,7 @@ void Coordinator::FailJob(Transaction& transaction, const std::string& name, con
   job.state = JobState::kFailed;
   const std::string step =
       job.committed_step < 0 ? "no step of it is known" : absl::StrCat("its newest known step is ", job.committed_step);
-  job.error =
-      absl::StrCat(cause, "; ", step, ", and there is no checkpoint to return to: delete it and create it again");
+  job.error = absl::StrCat(cause, "; ", step, "; delete it, and restore its newest checkpoint or create it again");
   transaction.Event(absl::StrCat("event=job_failed job=", name, " epoch=", job.epoch, " step=", job.committed_step,
                                  " cause=\"", absl::CHexEscape(cause), "\""));
 }

@@ -65,7 +65,9 @@ bool Coordinator::TakesOver(const LastLife& last, const WorkerIdentity& old) con
       if (Names(last.resumed, job, job.epoch, static_cast<int64_t>(rank))) return true;
       if (job.from_epoch > 0 && Names(last.resumed, job, job.from_epoch, member.was)) return true;
     }
-    return false;
+    return absl::c_any_of(job.others, [&](const MemberRecord& other) {
+      return SameLife(other.worker, old) && Names(last.resumed, job, job.from_epoch, other.was);
+    });
   });
 }
 
@@ -215,6 +217,7 @@ absl::Status Coordinator::Leave(const std::string& name, int64_t incarnation, ab
 void Coordinator::LoseWorker(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause,
                              absl::Time now, bool died) {
   LoseFromReshards(transaction, worker, absl::StrCat("worker ", worker.name, " (pid ", worker.pid, ") ", cause));
+  LoseLeavers(transaction, worker, cause, now);
   for (const auto& [name, job] : state_.jobs) {
     for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
       if (!SameLife(job.record.members[rank].worker, worker)) continue;
@@ -338,7 +341,11 @@ absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberRepo
                                       const WorkerIdentity& worker, absl::Time now) {
   if (ApplyStaged(transaction, report, worker)) return absl::OkStatus();
   const Job* there = JobOf(report, worker);
-  if (there == nullptr) return absl::OkStatus();
+  if (there == nullptr) {
+    const bool failed = report.state == MemberReport::State::kFailed;
+    if (failed) LoseLeaver(transaction, report, worker, now);
+    return absl::OkStatus();
+  }
   if (!report.plan_hash.empty() && report.plan_hash != there->definition->plan().hash()) {
     return ApplyOtherPlan(transaction, report, *there, worker);
   }

@@ -120,6 +120,42 @@ absl::Status Coordinator::ReformJob(Transaction& transaction, const std::string&
   return absl::OkStatus();
 }
 
+void Coordinator::FormWithoutLeaver(Transaction& transaction, const std::string& name, const WorkerIdentity& worker,
+                                    const std::string& cause, absl::Time now) {
+  Job& job = transaction.MutableJob(name);
+  std::vector<MemberRecord>& others = job.record.others;
+  others.erase(std::remove_if(others.begin(), others.end(),
+                              [&](const MemberRecord& other) { return SameLife(other.worker, worker); }),
+               others.end());
+  const std::string why = absl::StrCat("worker ", worker.name, " (pid ", worker.pid, "), which was to leave, ", cause);
+  if (++job.lost_members > options_.max_lost_members) return FailJob(transaction, name, why);
+  const absl::Status formed = ReformJob(transaction, name, kNobody, why, now);
+  if (!formed.ok()) FailJob(transaction, name, absl::StrCat(why, "; it cannot re-form: ", formed.message()));
+}
+
+void Coordinator::LoseLeavers(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause,
+                              absl::Time now) {
+  std::vector<std::string> names;
+  for (const auto& [name, job] : state_.jobs) {
+    const bool leaves =
+        absl::c_any_of(job.record.others, [&](const MemberRecord& other) { return SameLife(other.worker, worker); });
+    if (leaves && job.record.state == JobState::kPreparing) names.push_back(name);
+  }
+  for (const std::string& name : names) FormWithoutLeaver(transaction, name, worker, cause, now);
+}
+
+void Coordinator::LoseLeaver(Transaction& transaction, const MemberReport& report, const WorkerIdentity& worker,
+                             absl::Time now) {
+  const auto found = state_.jobs.find(report.job);
+  if (found == state_.jobs.end()) return;
+  const JobRecord& record = found->second.record;
+  const bool leaves = record.state == JobState::kPreparing && record.epoch == report.epoch &&
+                      absl::c_any_of(record.others, [&](const MemberRecord& other) {
+                        return SameLife(other.worker, worker) && other.was == report.rank;
+                      });
+  if (leaves) FormWithoutLeaver(transaction, report.job, worker, absl::StrCat("failed: ", report.error), now);
+}
+
 bool Coordinator::AwaitsLife(const Job& job, size_t rank, absl::Time now) const {
   const JobRecord& record = job.record;
   if (record.state != JobState::kPreparing || record.from_epoch == 0) return false;

@@ -127,6 +127,9 @@ bool Coordinator::ApplyStaged(Transaction& transaction, const MemberReport& repo
     return false;
   }
   const auto next = std::make_shared<NextMesh>(*found->second.next);
+  const bool takes_part =
+      FindLife(next->members, worker) != next->members.end() || FindLife(next->leavers, worker) != next->leavers.end();
+  if (!takes_part) return true;
   const std::string who = absl::StrCat("worker ", worker.name, " (pid ", worker.pid, ")");
   const std::string& hash = next->definition->plan().hash();
   if (report.state == MemberReport::State::kFailed) {

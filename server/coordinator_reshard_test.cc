@@ -211,6 +211,31 @@ TEST_F(ReshardTest, Moving_TheOnlyHolderOfAShardLeaves_ItFails) {
   ExpectFailed("worker b (rank 1", "its mesh has no replicas");
 }
 
+// Who leaves may be the one that gives a shard, and others may wait for it to end its part.
+TEST_F(ReshardTest, Moving_OneThatLeavesIsLost_TheOthersBeginAgainWithoutIt) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  ASSERT_OK(To("ddp=2,fsdp=1"));
+  Prepare({"a", "b", "c", "d"});
+  ExpectReforms(2, {"a", "b"}, {0, 1}, "ddp=2,fsdp=1");
+  Silence({"a", "b", "d"});
+  ExpectReforms(3, {"a", "b"}, {0, 1}, "ddp=2,fsdp=1");
+  EXPECT_EQ(Told("a").from.leavers.size(), 1u);
+  MemberReport report = ReadyReport(Told("d"));  // says so itself
+  report.epoch = 3;
+  report.state = MemberReport::State::kFailed;
+  report.error = "as it says";
+  Beat("d", {report});
+  ExpectReforms(4, {"a", "b"}, {0, 1}, "ddp=2,fsdp=1");
+}
+
+TEST_F(ReshardTest, Moving_OneThatLeavesIsLost_WithTheOnlyCopyOfItsShard_ItFails) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady("fsdp=2"));
+  ASSERT_OK(To("fsdp=1"));
+  Prepare({"a", "b"});
+  Silence({"a"});
+  ExpectFailed("worker b (pid 71), which was to leave, was silent", "its mesh has no replicas");
+}
+
 // A keeper has its memory: peers see that it is gone, and its next life comes.
 TEST_F(ReshardTest, Moving_TheOnlyHolderIsKilled_ItsNextLifeIsWaitedFor) {
   const WorkerTraits kept{false, false, true};

@@ -76,8 +76,9 @@ absl::StatusOr<Ending> AwaitEnding(ControlPage& page, absl::Span<const Rank> mem
     const auto runs = std::find_if(members.begin(), members.end(), [&](Rank rank) {
       return page.members[rank.value()].stopped.load(std::memory_order_acquire) == 0;
     });
-    const bool told = !members.empty() || page.ending.load(std::memory_order_acquire) != 0;
-    if (runs == members.end() && told) break;
+    // What others have agreed on is final, whoever did not stop: it is dead, or will take it from there.
+    const bool told = page.ending.load(std::memory_order_acquire) != 0;
+    if (told || (runs == members.end() && !members.empty())) break;
     if (cancelled()) return absl::CancelledError("the job is assigned anew");
     if (absl::Now() >= deadline) {
       const std::string who = runs == members.end() ? "its members" : absl::StrCat("rank ", runs->value());

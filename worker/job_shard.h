@@ -123,6 +123,7 @@ class JobShard {
   bool on_device() const { return options_.device != nullptr; }
   SnapshotPort& snapshots() { return snapshots_; }
   VersionLeases& leases() { return *leases_; }
+  const VersionLeases& leases() const { return *leases_; }
   // FailedPrecondition: the job has weights, or is about to have those of an older epoch.
   absl::Status CheckHasNoWeights() const;
   // What this shard was in a checkpoint (Engine::Load, UseLoaded): `read` writes it into storage(). REQUIRES: on

@@ -76,7 +76,7 @@ int SourceOf(const Plan& before, const Holders& holders, int shard, int rank) {
 std::vector<Rank> GiversOf(const Plan& before, const Holders& holders) {
   std::vector<Rank> givers;
   for (const int32_t was : holders.was) {
-    if (was >= 0) givers.push_back(Rank(was));
+    if (was >= 0 && was < before.num_ranks()) givers.push_back(Rank(was));
   }
   for (int shard = 0; shard < before.num_shards(); ++shard) {
     const int leaver = SourceOf(before, holders, shard, /*rank=*/0) - static_cast<int>(holders.was.size());

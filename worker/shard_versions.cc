@@ -34,6 +34,17 @@ std::string Steps(const JobShard& shard, const std::vector<Step>& steps) {
                       " has published: ", steps.empty() ? "nothing" : absl::StrJoin(steps, ", ", append));
 }
 
+void AddHolders(const JobShard& shard, v1::ListLeasesReply& reply) {
+  for (const VersionLeases::Holder& holder : shard.leases().List()) {
+    v1::ListLeasesReply::Holder& to = *reply.add_holders();
+    to.set_step(holder.step.value());
+    to.set_lease(holder.lease);
+    to.set_seat(holder.seat);
+    to.set_pid(holder.pid);
+    to.set_left_ms(holder.left_nanos / 1'000'000);
+  }
+}
+
 // The version that is asked for now. nullopt: wait. OutOfRange: an exact one that is not there.
 absl::StatusOr<std::optional<OneLease>> TryLease(JobShard& shard, const v1::AcquireLeaseRequest& request) {
   const bool exact = request.version_case() == v1::AcquireLeaseRequest::kExact;
@@ -101,6 +112,11 @@ grpc::ServerUnaryReactor* ShardService::RenewLease(grpc::CallbackServerContext* 
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.FindLeased(q.job(), q.id()));
     RETURN_IF_ERROR(shard->CheckEpoch(q.epoch()));
+    if (shard->ending().has_value()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("job ", q.job(), " went on at a later epoch than ", q.epoch(),
+                       ": this lease lasts until its end, and cannot be renewed; acquire one of a version of now"));
+    }
     ASSIGN_OR_RETURN(const OneLease lease, shard->leases().Renew(q.id(), absl::Milliseconds(q.ttl_ms())));
     Fill(*shard, lease, *r);
     return absl::OkStatus();
@@ -113,7 +129,7 @@ grpc::ServerUnaryReactor* ShardService::ReleaseLease(grpc::CallbackServerContext
   return Unary(context, request, reply, [this](const v1::ReleaseLeaseRequest& q, v1::ReleaseLeaseReply*) {
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.FindLeased(q.job(), q.id()));
-    RETURN_IF_ERROR(shard->CheckEpoch(q.epoch()));
+    if (!shard->leases().Knows(q.id())) RETURN_IF_ERROR(shard->CheckEpoch(q.epoch()));
     return shard->leases().Release(q.id());
   });
 }
@@ -123,14 +139,8 @@ grpc::ServerUnaryReactor* ShardService::ListLeases(grpc::CallbackServerContext* 
   return Unary(context, request, reply, [this](const v1::ListLeasesRequest& q, v1::ListLeasesReply* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.FindToRead(q.job()));
-    for (const VersionLeases::Holder& holder : shard->leases().List()) {
-      v1::ListLeasesReply::Holder& to = *r->add_holders();
-      to.set_step(holder.step.value());
-      to.set_lease(holder.lease);
-      to.set_seat(holder.seat);
-      to.set_pid(holder.pid);
-      to.set_left_ms(holder.left_nanos / 1'000'000);
-    }
+    for (const std::shared_ptr<JobShard>& past : worker_.Past(q.job())) AddHolders(*past, *r);
+    AddHolders(*shard, *r);
     const Publications& publications = shard->protocol().publications();
     for (shardmesh::Step step : publications.Published()) r->add_published_steps(step.value());
     r->set_publications(shard->spec().publications);

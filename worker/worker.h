@@ -92,6 +92,8 @@ class Worker {
 
   // NotFound: no such job here. Unavailable: it is being prepared, or failed to be.
   absl::StatusOr<std::shared_ptr<JobShard>> Find(const std::string& job) const;
+  // Ended epochs of the job of which a version is leased.
+  std::vector<std::shared_ptr<JobShard>> Past(const std::string& job) const;
   // To read versions from: of a job that is on its way to another epoch what it published before.
   absl::StatusOr<std::shared_ptr<JobShard>> FindToRead(const std::string& job) const;
   // Where that lease was granted, which may have been at an epoch that ended; else as FindToRead.
@@ -154,6 +156,9 @@ class Worker {
   void BeginPreparing(const std::shared_ptr<Entry>& entry);
   // worker_past.cc. Of an entry that is not needed any more: keeps what is leased of it. False: nothing is.
   bool KeepLeased(const std::shared_ptr<Entry>& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Of jobs that are gone, those of `before` that are not among jobs_: with them their leases end.
+  void DropPastOfDeleted(const Entries& before, std::vector<std::shared_ptr<Entry>>& gone)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Closes those that nobody leases any more, or all.
   void SweepPast(bool all = false);
   // The entry's job has not gone on at this epoch yet.

@@ -35,21 +35,42 @@ absl::StatusOr<std::shared_ptr<JobShard>> Worker::FindLeased(const std::string& 
   return FindToRead(job);
 }
 
-// Only where the job goes on at a later epoch: with a job that is deleted its leases end.
+std::vector<std::shared_ptr<JobShard>> Worker::Past(const std::string& job) const {
+  std::vector<std::shared_ptr<JobShard>> past;
+  MutexLock lock(mu_);
+  for (const std::shared_ptr<Entry>& entry : past_) {
+    if (entry->assignment.spec().name() == job) past.push_back(entry->shard);
+  }
+  return past;
+}
+
 bool Worker::KeepLeased(const std::shared_ptr<Entry>& entry) {
   if (entry->shard == nullptr || !entry->shard->ending().has_value() || !entry->shard->leases().Any()) return false;
-  entry->shard->KeepVersionsOnly();
   past_.push_back(entry);
   return true;
+}
+
+// A worker that left the job does not hear of its end: there a lease lasts as long as it was granted for.
+void Worker::DropPastOfDeleted(const Entries& before, std::vector<std::shared_ptr<Entry>>& gone) {
+  const auto deleted = [&](const std::shared_ptr<Entry>& entry) {
+    mu_.AssertHeld();
+    const std::string& job = entry->assignment.spec().name();
+    const auto was = before.find(job);
+    return jobs_.count(job) == 0 && was != before.end() && was->second->assignment.epoch() > entry->assignment.epoch();
+  };
+  const auto first = std::stable_partition(past_.begin(), past_.end(),
+                                           [&](const std::shared_ptr<Entry>& entry) { return !deleted(entry); });
+  gone.insert(gone.end(), first, past_.end());
+  past_.erase(first, past_.end());
 }
 
 void Worker::SweepPast(bool all) {
   std::vector<std::shared_ptr<Entry>> gone;
   {
     MutexLock lock(mu_);
-    const auto over = std::stable_partition(
-        past_.begin(), past_.end(),
-        [all](const std::shared_ptr<Entry>& entry) { return !all && entry->shard->leases().Any(); });
+    const auto over = std::stable_partition(past_.begin(), past_.end(), [all](const std::shared_ptr<Entry>& entry) {
+      return !all && entry->shard->leases().Any();
+    });
     gone.assign(over, past_.end());
     past_.erase(over, past_.end());
   }

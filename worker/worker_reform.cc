@@ -84,6 +84,7 @@ absl::Status Worker::EndBefore(const Entry& entry) {
         absl::StrCat("this worker does not hold what it held of epoch ", from.epoch(), " any more"));
   }
   const OriginHolders holders(from);
+  Reach(FaultPoint::kEpochEnding);
   const absl::Status ended =
       before->End(GiversOf(before->plan(), holders.holders()), entry.closing, options_.prepare_timeout);
   if (ended.ok()) Reach(FaultPoint::kEpochEnded);

@@ -75,6 +75,7 @@ absl::Status Worker::AwaitTurn(const std::shared_ptr<Entry>& entry, JobShard& sh
 }
 
 absl::Status Worker::EndInTurn(const std::shared_ptr<Entry>& entry) {
+  RETURN_IF_ERROR(AwaitHeldBefore(*entry).status());
   TellPrepared(*entry);
   RETURN_IF_ERROR(AwaitTurnOf(*entry, nullptr));
   return EndBefore(*entry);

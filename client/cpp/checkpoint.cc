@@ -223,16 +223,19 @@ absl::Status LoadShardsUnder(uint64_t load_id, Job& job, const OpenedCheckpoint&
   return UseShards(job, load_id, options.timeout);
 }
 
-// Again, where the workers still read for somebody who died, or one came back without what it had loaded.
+// Again, where the workers still read for somebody who died, or one came back without what it had loaded. Of two who
+// restore one job at a time each may take some workers from the other: they come again after pauses of their own.
 absl::Status LoadShards(Job& job, const OpenedCheckpoint& opened, const RestoreOptions& options) {
   std::random_device random;
   absl::Status status;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    if (attempt > 0) absl::SleepFor(kFirstPause * (1 << (attempt - 1)));
+    const double share = static_cast<double>(random() % 1024) / 512;  // 0 to 2
+    if (attempt > 0) absl::SleepFor(kFirstPause * (1 << (attempt - 1)) * share);
     status = LoadShardsUnder((static_cast<uint64_t>(random()) << 32 | random()) | 1, job, opened, options);
     if (!absl::IsAborted(status) && !absl::IsNotFound(status)) return status;
   }
-  return status;
+  return absl::AbortedError(
+      absl::StrCat("somebody else restores job ", job.spec().name, " at the same time: ", status.message()));
 }
 
 }  // namespace

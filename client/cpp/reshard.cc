@@ -30,7 +30,7 @@ class Resharding {
           absl::StatusOr<std::shared_ptr<Job>> opened = client_.OpenJob(name_);
           if (!absl::IsUnavailable(opened.status())) return opened;
         }
-      } else if (!absl::IsUnavailable(job.status())) {  // the coordinator may be away for a while
+      } else if (!IsAway(job.status())) {
         return job.status();
       }
       if (absl::Now() >= deadline_) return GiveUp(job);
@@ -40,6 +40,10 @@ class Resharding {
 
  private:
   absl::Duration call_timeout() const { return absl::Seconds(10); }
+  // The coordinator may be away, or slow, for a while.
+  static bool IsAway(const absl::Status& status) {
+    return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+  }
 
   // A job that just re-forms, and a coordinator that is away, are waited for.
   absl::Status Begin() {
@@ -47,8 +51,11 @@ class Resharding {
     request.set_job(name_);
     *request.mutable_mesh() = ToProto(mesh_);
     while (true) {
-      const absl::Status begun = client_.coordinator().ReshardJob(request, call_timeout()).status();
-      if (!absl::IsUnavailable(begun) || absl::Now() >= deadline_) return begun;
+      const absl::StatusOr<v1::JobDescription> begun = client_.coordinator().ReshardJob(request, call_timeout());
+      if (begun.ok()) {
+        ASSIGN_OR_RETURN(was_, MeshSpecFromProto(begun->spec().mesh()));
+      }
+      if (!IsAway(begun.status()) || absl::Now() >= deadline_) return begun.status();
       Pause(kPoll);
     }
   }
@@ -66,8 +73,8 @@ class Resharding {
     ASSIGN_OR_RETURN(const MeshSpec mesh, MeshSpecFromProto(job.spec().mesh()));
     if (mesh == mesh_) return true;
     if (!job.reshard_error().empty()) {
-      return absl::AbortedError(
-          absl::StrCat("job ", name_, " goes on on mesh ", mesh.ToString(), " as it was: ", job.reshard_error()));
+      return absl::AbortedError(absl::StrCat("job ", name_, " goes on on mesh ", mesh.ToString(),
+                                             mesh == was_ ? " as it was: " : ": ", job.reshard_error()));
     }
     RETURN_IF_ERROR(Begin());  // the coordinator was restarted, and knows nothing of it
     return false;
@@ -92,6 +99,7 @@ class Resharding {
   const MeshSpec mesh_;
   const ReshardOptions options_;
   const absl::Time deadline_;
+  MeshSpec was_;
 };
 
 }  // namespace

@@ -78,9 +78,10 @@ class ReformTest : public CoordinatorTest {
   void ExpectFailed(const std::string& first, const std::string& reason,
                     const std::string& step = "newest known step is 7") {
     EXPECT_EQ(View("j").state, JobState::kFailed);
-    EXPECT_THAT(View("j").error,
-                ::testing::AllOf(::testing::StartsWith(first), ::testing::HasSubstr(reason), ::testing::HasSubstr(step),
-                                 ::testing::HasSubstr("no checkpoint to return to: delete it and create it again")));
+    EXPECT_THAT(
+        View("j").error,
+        ::testing::AllOf(::testing::StartsWith(first), ::testing::HasSubstr(reason), ::testing::HasSubstr(step),
+                         ::testing::HasSubstr("delete it, and restore its newest checkpoint or create it again")));
   }
   MemberReport Failed(const std::string& worker, int32_t lost) {
     MemberReport report = ReadyReport(Told(worker));

@@ -251,7 +251,32 @@ INSTANTIATE_TEST_SUITE_P(, ReshardMoving,
                          ::testing::Values(Loss{"shard-moved:kill:1", "w3", "fsdp=2", "fsdp=4"},  // w4 takes its place
                                            Loss{"epoch-ended:kill:1", "w1", "ddp=2", "fsdp=4"},
                                            Loss{"shard-moved:kill:1", "w0", "ddp=2", "fsdp=4"},
-                                           Loss{"epoch-ended:kill:1", "w2", "ddp=2,fsdp=2", "fsdp=3"}));
+                                           Loss{"epoch-ended:kill:1", "w2", "ddp=2,fsdp=2", "fsdp=3"},
+                                           Loss{"epoch-ending:kill:1", "w1", "ddp=2,fsdp=2", "fsdp=1"},
+                                           Loss{"epoch-ended:kill:1", "w1", "ddp=2,fsdp=2", "fsdp=1"}));
+
+class ReshardStopped : public Reshard, public ::testing::WithParamInterface<Loss> {};
+
+// It has not ended its part of the older epoch, or is not heard any more: one that stays, one that leaves. Others have
+// what it has.
+TEST_P(ReshardStopped, OneThatOthersWaitFor_TheyGoOnWithoutIt) {
+  const Loss& loss = GetParam();
+  ASSERT_NO_FATAL_FAILURE(Start(4, absl::StrCat(loss.worker, ":", loss.fault)));
+  ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", loss.from, 2)));
+  ASSERT_NO_FATAL_FAILURE(Train(2));
+  const absl::Time begin = absl::Now();
+  ASSERT_OK(ToWhileItTrains(loss.to));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(15));
+  cluster_->worker(loss.worker).Continue();
+  ASSERT_NO_FATAL_FAILURE(Train(2));
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt(loss.to));
+}
+
+INSTANTIATE_TEST_SUITE_P(, ReshardStopped,
+                         ::testing::Values(Loss{"epoch-ending:stop:1", "w0", "ddp=2,fsdp=2", "fsdp=1"},
+                                           Loss{"epoch-ending:stop:1", "w1", "ddp=2,fsdp=2", "fsdp=1"},
+                                           Loss{"epoch-ended:stop:1", "w1", "ddp=2,fsdp=2", "fsdp=1"},
+                                           Loss{"epoch-ending:stop:1", "w3", "ddp=2,fsdp=2", "fsdp=2"}));
 
 struct KeptLoss {
   const char *fault, *worker;
@@ -350,7 +375,7 @@ class ReshardLeases : public Reshard, public ::testing::WithParamInterface<int> 
       return header.step() == lease.step() ? absl::OkStatus() : absl::InternalError("another version");
     };
     const auto data = [&](absl::string_view more) {
-      bytes.append(more);
+      bytes.append(more.data(), more.size());
       return absl::OkStatus();
     };
     RETURN_IF_ERROR(worker.Pull(request, begin, data, kLong).status());
@@ -382,7 +407,8 @@ TEST_P(ReshardLeases, ALeasedVersion_StaysUntilItsLeaseEnds) {
   renew.set_epoch(lease.epoch());
   renew.set_id(lease.id());
   renew.set_ttl_ms(60'000);
-  EXPECT_OK(worker.RenewLease(renew, kLong));
+  EXPECT_THAT(worker.RenewLease(renew, kLong),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("acquire one of a version of now")));
   v1::ReleaseLeaseRequest release;
   release.set_job("job");
   release.set_epoch(lease.epoch());
