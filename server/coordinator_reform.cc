@@ -184,7 +184,9 @@ void Coordinator::FormAgain(Transaction& transaction, const WorkerIdentity& work
 std::vector<std::string> Coordinator::TakeOverHeld(Transaction& transaction, const WorkerIdentity& last,
                                                    const WorkerIdentity& life, const std::vector<ResumedJob>& resumed) {
   std::vector<std::string> names;
-  for (const auto& [name, there] : state_.jobs) {
+  for (const auto& named : state_.jobs) {
+    const std::string& name = named.first;
+    const Job& there = named.second;
     if (there.record.state != JobState::kPreparing || there.record.from_epoch == 0) continue;
     const auto held = [&](const MemberRecord& member) {
       return SameLife(member.worker, last) && absl::c_any_of(resumed, [&](const ResumedJob& job) {
