@@ -1,11 +1,13 @@
 // Jobs that lost a member and go on without it, or with its next life.
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/reform.h"
 #include "core/status.h"
 #include "server/coordinator.h"
 
@@ -27,6 +29,17 @@ std::vector<MemberRecord> AllHolders(const JobRecord& job) {
   std::vector<MemberRecord> all = job.members;
   all.insert(all.end(), job.others.begin(), job.others.end());
   return all;
+}
+
+// Whether the members of a job that re-forms need nothing of the others.
+bool MembersHoldAll(const JobRecord& job) {
+  const absl::StatusOr<MeshSpec> from = ParseMeshSpec(job.from_mesh);
+  if (!from.ok()) return false;
+  std::set<int64_t> held;
+  for (const MemberRecord& member : job.members) {
+    if (member.was >= 0) held.insert(ShardOf(*from, member.was));
+  }
+  return static_cast<int64_t>(held.size()) == from->NumRanks(DimRole::kShard);
 }
 
 }  // namespace
@@ -127,6 +140,7 @@ void Coordinator::FormWithoutLeaver(Transaction& transaction, const std::string&
   others.erase(std::remove_if(others.begin(), others.end(),
                               [&](const MemberRecord& other) { return SameLife(other.worker, worker); }),
                others.end());
+  if (MembersHoldAll(job.record)) return;  // it was kept for the case that another is lost
   const std::string why = absl::StrCat("worker ", worker.name, " (pid ", worker.pid, "), which was to leave, ", cause);
   if (++job.lost_members > options_.max_lost_members) return FailJob(transaction, name, why);
   const absl::Status formed = ReformJob(transaction, name, kNobody, why, now);

@@ -212,20 +212,29 @@ TEST_F(ReshardTest, Moving_TheOnlyHolderOfAShardLeaves_ItFails) {
 }
 
 // Who leaves may be the one that gives a shard, and others may wait for it to end its part.
-TEST_F(ReshardTest, Moving_OneThatLeavesIsLost_TheOthersBeginAgainWithoutIt) {
+TEST_F(ReshardTest, Moving_OneThatLeavesIsLost_TheOthersBeginAgainWithoutIt_IfTheyNeedIt) {
   ASSERT_NO_FATAL_FAILURE(MakeReady());
-  ASSERT_OK(To("ddp=2,fsdp=1"));
+  ASSERT_OK(To("fsdp=1"));
   Prepare({"a", "b", "c", "d"});
-  ExpectReforms(2, {"a", "b"}, {0, 1}, "ddp=2,fsdp=1");
-  Silence({"a", "b", "d"});
-  ExpectReforms(3, {"a", "b"}, {0, 1}, "ddp=2,fsdp=1");
-  EXPECT_EQ(Told("a").from.leavers.size(), 1u);
-  MemberReport report = ReadyReport(Told("d"));  // says so itself
+  ExpectReforms(2, {"a"}, {0}, "fsdp=1");
+  Silence({"a", "c", "d"});  // b has shard 1, as d
+  ExpectReforms(3, {"a"}, {0}, "fsdp=1");
+  EXPECT_EQ(Told("a").from.leavers.size(), 2u);
+  MemberReport report = ReadyReport(Told("d"));  // says so itself, and nobody else has it
   report.epoch = 3;
   report.state = MemberReport::State::kFailed;
   report.error = "as it says";
   Beat("d", {report});
-  ExpectReforms(4, {"a", "b"}, {0, 1}, "ddp=2,fsdp=1");
+  ExpectFailed("worker d (pid 71), which was to leave, failed: as it says", "shard 1 has no other copy");
+}
+
+TEST_F(ReshardTest, Moving_OneThatLeavesIsLost_AndNobodyNeedsIt_NothingChanges) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  ASSERT_OK(To("ddp=2,fsdp=1"));
+  Prepare({"a", "b", "c", "d"});
+  Silence({"a", "b", "d"});
+  ExpectReforms(2, {"a", "b"}, {0, 1}, "ddp=2,fsdp=1");
+  EXPECT_EQ(Told("a").from.leavers.size(), 1u);
 }
 
 TEST_F(ReshardTest, Moving_OneThatLeavesIsLost_WithTheOnlyCopyOfItsShard_ItFails) {
