@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -149,6 +150,10 @@ TEST_F(Adopt, WhatDoesNotFit_IsNamed_AndNothingIsThere) {
     ExpectNothingThere();
   };
   refused(Code::kNotFound, "job.json");
+  const std::string pipe = fs::path(folder_) / "job.json";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  refused(Code::kInvalidArgument, "is no regular file");  // and is not waited for
+  ASSERT_TRUE(fs::remove(pipe));
   PutJob(spec);
   refused(Code::kNotFound, "model.safetensors");
   PutAll(spec);
