@@ -137,14 +137,19 @@ void Coordinator::FormWithoutLeaver(Transaction& transaction, const std::string&
                                     const std::string& cause, absl::Time now) {
   Job& job = transaction.MutableJob(name);
   std::vector<MemberRecord>& others = job.record.others;
+  const std::vector<MemberRecord> before = others;
   others.erase(std::remove_if(others.begin(), others.end(),
                               [&](const MemberRecord& other) { return SameLife(other.worker, worker); }),
                others.end());
   if (MembersHoldAll(job.record)) return;  // it was kept for the case that another is lost
   const std::string why = absl::StrCat("worker ", worker.name, " (pid ", worker.pid, "), which was to leave, ", cause);
-  if (++job.lost_members > options_.max_lost_members) return FailJob(transaction, name, why);
-  const absl::Status formed = ReformJob(transaction, name, kNobody, why, now);
-  if (!formed.ok()) FailJob(transaction, name, absl::StrCat(why, "; it cannot re-form: ", formed.message()));
+  const absl::Status formed =
+      ++job.lost_members > options_.max_lost_members
+          ? absl::FailedPreconditionError("it lost too many members without a step between them")
+          : ReformJob(transaction, name, kNobody, why, now);
+  if (formed.ok()) return;
+  others = before;
+  FailJob(transaction, name, absl::StrCat(why, "; it cannot re-form: ", formed.message()));
 }
 
 void Coordinator::LoseLeavers(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause,
