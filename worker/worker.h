@@ -83,7 +83,8 @@ class Worker {
   // Takes over the jobs that the last life of this worker left with the keeper, and says which. Once, before Reconcile.
   std::vector<KeptJob> Resume();
 
-  // Starts what is new, closes what is gone, and waits for neither. An assignment of a known epoch changes nothing.
+  // Starts what is new, closes what is gone, and waits for neither. Of a known epoch an assignment may say that it is
+  // not staged any more, or needs nothing of an older one.
   void Reconcile(const std::vector<v1::Assignment>& assignments);
   std::vector<v1::MemberStatus> Statuses() const;
   // Called after a member's state changed (so that the next heartbeat goes out at once). When OnChange returns, the

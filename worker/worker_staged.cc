@@ -90,11 +90,11 @@ absl::Status Worker::AwaitTurnOf(const Entry& entry, JobShard* shard) const {
     ControlPage& page = *watched->protocol().page();
     const uint32_t seen = page.finished.load(std::memory_order_acquire);
     if (entry.closing.load()) return absl::CancelledError("the job is assigned anew");
-    if (entry.turn.load() || page.restore_begun.load(std::memory_order_acquire) != 0) {
-      if (entry.turn.load() || watched == shard) return absl::OkStatus();
-    }
+    if (entry.turn.load()) return absl::OkStatus();
     const uint64_t abort = page.abort.load(std::memory_order_acquire);
-    if (abort != 0 && watched != shard && ReasonOf(abort) == AbortReason::kReformed) return absl::OkStatus();
+    const bool over = before != nullptr ? abort != 0 && ReasonOf(abort) == AbortReason::kReformed
+                                        : page.restore_begun.load(std::memory_order_acquire) != 0;
+    if (over) return absl::OkStatus();
     if (shard != nullptr) RETURN_IF_ERROR(shard->Health());
     FutexWait(page.finished, seen, kSlice);
   }

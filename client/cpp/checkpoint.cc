@@ -235,7 +235,7 @@ absl::Status LoadShards(Job& job, const OpenedCheckpoint& opened, const RestoreO
     if (!absl::IsAborted(status) && !absl::IsNotFound(status)) return status;
   }
   return absl::AbortedError(
-      absl::StrCat("somebody else restores job ", job.spec().name, " at the same time: ", status.message()));
+      absl::StrCat("somebody else gives job ", job.spec().name, " its weights, or has deleted it: ", status.message()));
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ class ServedJob : public ScheduledJob {
     }
     if (job.epoch() > job_->epoch().value()) {
       ASSIGN_OR_RETURN(job_, client_.Reopen(*job_));
-    } else if (job.epoch() < job_->epoch().value()) {  // it was deleted, and made again
+    } else if (job.epoch() < job_->epoch().value()) {  // of another state file
       ASSIGN_OR_RETURN(job_, client_.OpenJob(request.job()));
     }
     return job.committed_step();

@@ -8,7 +8,7 @@
 namespace shardmesh::python {
 namespace {
 
-// A lease, and the worker that granted it, which has it as long as the job has that epoch.
+// A lease, and the worker that granted it, which has it until it ends, at a later epoch of the job, too.
 class BoundLease {
  public:
   std::shared_ptr<Job> job;  // OfThisProcess
