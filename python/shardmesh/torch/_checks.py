@@ -64,14 +64,14 @@ def _check_class(who: str, tensor: torch.Tensor) -> None:
     if isinstance(tensor, _loaded("torch.distributed.tensor", "DTensor")):
         raise errors.Unimplemented(f"{what}, cut up already; jobs cut weights up themselves: pass the model before "
                                    "fully_shard() and parallelize_module()")
-    if isinstance(tensor, _loaded("torch.distributed.fsdp._flat_param", "FlatParameter")) or hasattr(tensor, "_is_flat_param"):
+    if isinstance(tensor, _loaded("torch.distributed.fsdp._flat_param", "FlatParameter")):
         raise errors.Unimplemented(f"{what}, of several parameters and cut up already; jobs cut weights up themselves: "
                                    "pass the model before FullyShardedDataParallel")
     wrapper = torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
     if wrapper or getattr(kind.__torch_dispatch__, "__func__", kind.__torch_dispatch__) is not _PLAIN_DISPATCH:
-        raise errors.Unimplemented(f"{what}, which has no memory of plain elements; pass the model before it is converted "
-                                   '(quantize_() of torchao), and ask for the format with weights= or gather=, such as '
-                                   'weights="int8_row"')
+        raise errors.Unimplemented(f"{what}, which has no memory of plain elements; pass the model before it is "
+                                   "converted (quantize_() of torchao), and ask for the format with weights= or "
+                                   'gather=, such as weights="int8_row"')
 
 
 _PLAIN_DISPATCH = getattr(torch.nn.Parameter.__torch_dispatch__, "__func__", torch.nn.Parameter.__torch_dispatch__)
@@ -107,16 +107,15 @@ def check_apart(tensors: dict[str, torch.nn.Parameter]) -> None:
 
 def _reach(name: str, tensor: torch.nn.Parameter) -> _Reach:
     size = tensor.element_size()
-    address = tensor.data_ptr()
     storage = tensor.untyped_storage()
-    if address != 0:
-        return _Reach((str(tensor.device), 0), address, address + size * _extent(tensor), name, tensor)
-    begin = tensor.storage_offset() * size  # without memory: on the meta device, or freed
-    return _Reach((str(tensor.device), storage._cdata), begin, begin + size * _extent(tensor), name, tensor)
+    address = storage.data_ptr()
+    begin = address + tensor.storage_offset() * size
+    space = 0 if address != 0 else storage._cdata  # without memory: on the meta device, or freed
+    return _Reach((str(tensor.device), space), begin, begin + size * _extent(tensor), name, tensor)
 
 
 def _meet(a: _Reach, b: _Reach) -> bool:
-    """Whether two whose reaches overlap have an element in common: rows of a matrix may lie between those of another."""
+    """Whether two whose reaches overlap have an element in common: rows of one may lie between rows of the other."""
     size = a.tensor.element_size()
     if a.begin == b.begin or a.tensor.dtype != b.tensor.dtype or (b.begin - a.begin) % size:
         return True

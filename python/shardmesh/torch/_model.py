@@ -73,8 +73,8 @@ def facts(params: Parameters, model: Optional[torch.nn.Module] = None) -> Facts:
 
 def _members(params: Any) -> tuple[list[dict[str, Any]], list[_Member]]:
     if isinstance(params, (torch.Tensor, Mapping, str)) or not isinstance(params, Iterable):
-        raise errors.InvalidArgument(f"params is a {type(params).__name__}; give a module, its named_parameters(), or a list of "
-                                     'parameter groups {"params": [(name, parameter), ...], "lr": ...}')
+        raise errors.InvalidArgument(f"params is a {type(params).__name__}; give a module, its named_parameters(), or "
+                                     'a list of parameter groups {"params": [(name, parameter), ...], "lr": ...}')
     given = list(params)
     if not any(isinstance(one, Mapping) for one in given):
         return [{}], _members_of(given, 0, None)
@@ -85,7 +85,8 @@ def _members(params: Any) -> tuple[list[dict[str, Any]], list[_Member]]:
         inside = group["params"]
         inside = [inside] if isinstance(inside, torch.Tensor) else inside
         if isinstance(inside, (Mapping, str, set)) or not isinstance(inside, Iterable):
-            raise errors.InvalidArgument(f'"params" of group {index} is a {type(inside).__name__}; give a list of (name, parameter)')
+            raise errors.InvalidArgument(f'"params" of group {index} is a {type(inside).__name__}; give a list of '
+                                         "(name, parameter)")
         members += _members_of(list(inside), index, group.get("param_names"))
         groups.append({key: value for key, value in group.items() if key not in ("params", "param_names")})
     return groups, members
@@ -114,16 +115,16 @@ def _tree_of(members: list[_Member]) -> Tree:
     """Of pairs alone."""
     for member in members:
         if member.name is None:
-            raise errors.InvalidArgument(f"{member.where} has no name; pass the model (model=), or model.named_parameters() "
-                                         "instead of model.parameters()")
+            raise errors.InvalidArgument(f"{member.where} has no name; pass the model (model=), or "
+                                         "model.named_parameters() instead of model.parameters()")
     given = [member.name for member in members if member.name is not None]
-    found = [Found(name, member.name or "", member.tensor) for name, member in zip(names.canonical_many(given), members)]
+    found = [Found(*one) for one in zip(names.canonical_many(given), given, (member.tensor for member in members))]
     first: dict[str, Found] = {}
     for one in found:
         other = first.setdefault(one.name, one)
         if other.tensor is not one.tensor:
-            raise errors.AlreadyExists(f'"{other.given}" and "{one.given}" are two parameters, and both are "{one.name}" '
-                                       "without wrappers; pass the model (model=), or rename one")
+            raise errors.AlreadyExists(f'"{other.given}" and "{one.given}" are two parameters, and both are '
+                                       f'"{one.name}" without wrappers; pass the model (model=), or rename one')
     return Tree(found, Rules())
 
 
@@ -158,12 +159,13 @@ def _facts(tree: Tree, group_of: dict[int, int], groups: list[dict[str, Any]]) -
         owner, group = found[0], group_of.get(key, NO_GROUP)
         ties = tuple(name for name in dict.fromkeys(one.name for one in found) if name != owner.name)
         frozen = group == NO_GROUP or not owner.tensor.requires_grad
-        parameters.append(Parameter(owner.name, owner.given, owner.tensor, frozen, ties, group, owner.tensor.is_contiguous()))
+        contiguous = owner.tensor.is_contiguous()
+        parameters.append(Parameter(owner.name, owner.given, owner.tensor, frozen, ties, group, contiguous))
     if not parameters:
         raise errors.InvalidArgument("the model has no parameters; there is nothing to train")
     if all(parameter.frozen for parameter in parameters):
-        raise errors.InvalidArgument(f"none of {len(parameters)} parameters is to be trained; requires_grad is False, or they "
-                                     "are in no group")
+        raise errors.InvalidArgument(f"none of {len(parameters)} parameters is to be trained; requires_grad is False, "
+                                     "or they are in no group")
     return Facts(parameters, tree.rules, groups)
 
 
@@ -199,8 +201,8 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
                 return f'parameter {index} "{a["name"]}": {field} {a[field]} there, {b[field]} here'
     counts = len(there["parameters"]), len(here["parameters"])
     if counts[0] != counts[1]:
-        longer = max(there, here, key=lambda of: len(of["parameters"]))["parameters"]
-        return f'{counts[0]} parameters there, {counts[1]} here; the first of one alone is "{longer[min(counts)]["name"]}"'
+        more = max(there, here, key=lambda of: len(of["parameters"]))["parameters"][min(counts)]
+        return f'{counts[0]} parameters there, {counts[1]} here; the first of one alone is "{more["name"]}"'
     if there["groups"] != here["groups"]:
         return f'{there["groups"]} parameter groups there, {here["groups"]} here'
     return ""

@@ -27,7 +27,7 @@ _CLASSES = (
 
 
 class Rules(NamedTuple):
-    """What shardmesh.names needs to know to make the names of a model canonical: names.canonical(raw, **rules._asdict())."""
+    """What shardmesh.names must know to make names of a model canonical: names.canonical(raw, **rules._asdict())."""
 
     root_wrappers: tuple[str, ...] = ()
     literal: tuple[str, ...] = ()
@@ -83,15 +83,16 @@ def _visit(
     if any(module is other for other in above):
         return  # a module that contains itself
     if isinstance(module, torch.jit.ScriptModule):
-        raise errors.Unimplemented(f"{_quoted('.'.join(given))} is a ScriptModule, whose parameters cannot be replaced; "
-                                   "make the optimizer of the module that was scripted")
+        raise errors.Unimplemented(f"{_quoted('.'.join(given))} is a ScriptModule, whose parameters cannot be "
+                                   "replaced; pass the module that was scripted")
     for key, parameter in module._parameters.items():
         if parameter is not None:
             found.append(Found(".".join((*name, key)), ".".join((*given, key)), parameter))
     segment = wrapped(module)
     if segment == "_fsdp_wrapped_module" and getattr(module, "_handle", None) is not None:
-        raise errors.Unimplemented(f"{_quoted('.'.join(given))} is under FullyShardedDataParallel, which cut its weights up already; "
-                                   "jobs cut weights up themselves: pass the model before it is wrapped")
+        raise errors.Unimplemented(f"{_quoted('.'.join(given))} is under FullyShardedDataParallel, which cut its "
+                                   "weights up already; jobs cut weights up themselves: pass the model before it is "
+                                   "wrapped")
     for key, child in module._modules.items():
         if child is None:
             continue
@@ -112,8 +113,8 @@ def _check(found: list[Found], rules: Rules) -> None:
                                          f"{_quoted(one.name)}; rename the module that is called like a wrapper")
         other = first.setdefault(one.name, one)
         if other.tensor is not one.tensor:
-            raise errors.AlreadyExists(f"{_quoted(other.given)} and {_quoted(one.given)} are two parameters, and both are "
-                                       f"{_quoted(one.name)} without wrappers; rename one")
+            raise errors.AlreadyExists(f"{_quoted(other.given)} and {_quoted(one.given)} are two parameters, and both "
+                                       f"are {_quoted(one.name)} without wrappers; rename one")
 
 
 def _quoted(name: str) -> str:
