@@ -63,8 +63,8 @@ def walk(model: torch.nn.Module) -> Tree:
     InvalidArgument: a parameter's name can be none of a job's.
     """
     root: list[str] = []
-    at = model
-    while (segment := wrapped(at)) is not None:
+    at: torch.nn.Module | None = model
+    while at is not None and (segment := wrapped(at)) is not None:
         root.append(segment)
         at = at._modules[segment]
     literal: list[str] = []
