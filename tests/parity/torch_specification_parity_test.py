@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A job's specification from a torch model and an optimizer's arguments: torch's names and defaults, job.proto's too."""
+"""A job's specification from a torch model and an optimizer's arguments: torch's names and defaults, job.proto's."""
 import inspect
 import json
 import pathlib

@@ -119,7 +119,7 @@ def _meet(a: _Reach, b: _Reach) -> bool:
     size = a.tensor.element_size()
     if a.begin == b.begin or a.tensor.dtype != b.tensor.dtype or (b.begin - a.begin) % size:
         return True
-    if a.tensor.is_contiguous() or b.tensor.is_contiguous():
+    if a.tensor.is_contiguous() and b.tensor.is_contiguous():
         return True
     taken = torch.zeros((max(a.end, b.end) - a.begin) // size, dtype=torch.bool)
     taken.as_strided(a.tensor.shape, a.tensor.stride(), 0).fill_(True)
