@@ -104,10 +104,12 @@ class NamesTest(unittest.TestCase):
                 with self.subTest(done):
                     found = facts(model)
                     self.assertEqual(summary(found), bare)
-                    raw = dict(nn.Module.named_parameters(model))
+                    raw = dict(nn.Module.named_parameters(model, remove_duplicate=False))
                     for p in found.parameters:
-                        self.assertIs(raw[p.given], p.tensor)
-                        self.assertEqual(names.canonical(p.given, **found.rules._asdict()), p.name)
+                        given = [p.given, *p.ties_given]
+                        self.assertTrue(all(raw[name] is p.tensor for name in given))
+                        canonical = names.canonical_many(given, **found.rules._asdict())
+                        self.assertEqual(canonical, [p.name, *p.ties])
                         again = names.canonical_many([p.name, *p.ties], **_model.canonical_rules(found)._asdict())
                         self.assertEqual(again, [p.name, *p.ties])
                     hashes.add(_model.structure_hash(found))

@@ -102,7 +102,9 @@ class SpecificationTest(unittest.TestCase):
         self.assertEqual(of["embed.weight"]["given"], "_orig_mod.embed.weight")
         self.assertEqual(of["head.weight"], {
             "name": "head.weight", "shape": [64, 48], "format": "FORMAT_FP32", "group": 0, "frozen": False,
-            "states": "STATE_FORMAT_DYN8", "gather": "GATHER_FORMAT_STORED", "tied_to": "embed.weight"})
+            "states": "STATE_FORMAT_DYN8", "gather": "GATHER_FORMAT_STORED", "tied_to": "embed.weight",
+            "given": "_orig_mod.head.weight"})
+        self.assertNotIn("given", specification(facts(model), name="a")["parameters"][0])
         self.assertEqual((of["norm.bias"]["format"], of["norm.bias"]["group"]), ("FORMAT_BF16", 1))
         for name in "conv.bias", "frozen.weight":
             self.assertEqual((of[name]["frozen"], of[name]["states"]), (True, "STATE_FORMAT_FP32"))

@@ -64,8 +64,11 @@ def _entries(p: Parameter, weights: Formats, states: Formats, gather: Formats) -
         "states": _enum("states", "fp32" if p.frozen else _of("states", states, p, "fp32")),
         "gather": _enum("gather", _of("gather", gather, p, "stored")),
     }
-    entries = [owner if p.given == p.name else {**owner, "given": p.given}]
-    return entries + [{**owner, "name": tie, "tied_to": p.name} for tie in p.ties]
+    entries = [owner] + [{**owner, "name": tie, "tied_to": p.name} for tie in p.ties]
+    for entry, given in zip(entries, (p.given, *p.ties_given)):
+        if given != entry["name"]:
+            entry["given"] = given
+    return entries
 
 
 def _of(what: str, formats: Formats, p: Parameter, default: str) -> str:

@@ -20,7 +20,6 @@ _CLASSES = (
     ("_fsdp_wrapped_module", "torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
     (_MODULE, "torch.nn.parallel.distributed", "DistributedDataParallel"),
     (_MODULE, "torch.nn.parallel.data_parallel", "DataParallel"),
-    (_MODULE, "torch.distributed._composable.replicate", "DDP"),
     (_MODULE, "deepspeed.runtime.engine", "DeepSpeedEngine"),
     (_MODULE, "megatron.core.distributed.distributed_data_parallel", "DistributedDataParallel"),
 )
