@@ -207,7 +207,8 @@ class GroupsTest(unittest.TestCase):
             ("torch's", [{key: torch_groups[0][key] for key in ("params", "param_names")}], self.model),
         ):
             with self.subTest(what):
-                self.assertEqual(summary(facts(given, model)), whole)
+                found = facts(given, model)
+                self.assertEqual((summary(found), found.groups), (whole, [{}]))
         alone = facts(self.model.layers[0].lin.named_parameters())
         self.assertEqual([p.name for p in alone.parameters], ["weight", "bias"])
         both = facts(self.model.named_parameters(remove_duplicate=False), self.model)

@@ -124,6 +124,8 @@ class SpecificationTest(unittest.TestCase):
         spec = specification(model, name="a", weights=lambda name: "bf16_sr" if "norm" in name else None)
         self.assertEqual({p["format"] for p in spec["parameters"] if "norm" in p["name"]}, {"FORMAT_BF16_SR"})
         self.assertEqual({p["format"] for p in spec["parameters"] if "norm" not in p["name"]}, {"FORMAT_FP32"})
+        spec = specification(model, name="a", weights=lambda name: None)
+        self.assertEqual({p["format"] for p in spec["parameters"] if "norm" in p["name"]}, {"FORMAT_BF16"})
         rows = specification(model, name="a", weights="int8_row")
         self.assertEqual([p["format"] for p in rows["parameters"] if "norm" in p["name"]], ["FORMAT_BF16"] * 2)
 

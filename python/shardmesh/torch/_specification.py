@@ -110,7 +110,7 @@ def _listed(what: str) -> str:
 
 def _gradients(facts: Facts) -> str:
     dtypes = {p.tensor.dtype for p in facts.parameters if not p.frozen}
-    return _OF_DTYPE[dtypes.pop()] if len(dtypes) == 1 else "fp32"
+    return "bf16" if dtypes == {torch.bfloat16} else "fp32"
 
 
 def _mesh(text: str) -> list[dict[str, Any]]:
