@@ -108,7 +108,7 @@ class EmbeddedTest(Trainers):
                 with self.assertRaisesRegex(errors.Unavailable, "\n  disk full"):
                     _service.find(None, 0, 1, 1, 60)
             with mock.patch.object(_service, "_command", lambda *_: ["/bin/sh", "-c", "echo waits; exec sleep 600"]):
-                with self.assertRaisesRegex(errors.DeadlineExceeded, "not ready within 0.5 s.*\n  waits"):
+                with self.assertRaisesRegex(errors.DeadlineExceeded, "not ready in 0.5 s.*\n  waits"):
                     _service.find(None, 0, 1, 1, 0.5)
         self.assert_nothing_left()
 
@@ -129,7 +129,8 @@ class RanksTest(Trainers):
         return path
 
     def test_ranks_of_torchrun_find_the_same_services(self):
-        self.run_trainer("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", self.script(), self.scratch)
+        self.run_trainer("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", self.script(),
+                         self.scratch)
         first, second = self.told()
         self.assertEqual(first, second)
         self.assertEqual(len(set(first)), 2)

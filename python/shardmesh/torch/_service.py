@@ -101,7 +101,7 @@ class Embedded:
             if ended:
                 raise errors.Unavailable("the embedded service ended before it was ready" + self._log_end())
             if time.monotonic() >= deadline:
-                raise errors.DeadlineExceeded(f"the embedded service was not ready within {timeout:g} s{self._log_end()}")
+                raise errors.DeadlineExceeded(f"the embedded service was not ready in {timeout:g} s{self._log_end()}")
 
     def _ended(self, seconds: float) -> bool:
         try:
@@ -190,9 +190,9 @@ def _store(rank: int, timeout: float) -> Any:
     try:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     except (KeyError, ValueError):
-        raise errors.FailedPrecondition("several ranks, and neither torch.distributed is initialised nor are "
-                                        "MASTER_ADDR and MASTER_PORT set; start them with torchrun, or say service=\"host:port\""
-                                        ) from None
+        raise errors.FailedPrecondition(
+            "several ranks, and neither is torch.distributed initialised nor are MASTER_ADDR and MASTER_PORT set; start "
+            "them with torchrun, or say service=\"host:port\"") from None
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     # Multi-tenant: init_process_group may want to serve there too, later.
     store = distributed.TCPStore(host, port, is_master=serves, timeout=datetime.timedelta(seconds=timeout),
