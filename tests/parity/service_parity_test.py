@@ -36,6 +36,7 @@ if child == 0:
     service.close()
     sys.exit(0)  # as any program that ends: with what atexit has
 assert os.waitpid(child, 0)[1] == 0
+assert os.path.isdir(service.folder)
 assert shardmesh.connect(service.address).jobs() == []
 """
 RANK = TRAINER + """
@@ -95,8 +96,9 @@ class EmbeddedTest(Trainers):
         thread.join(60)
         service, = started
         self.addCleanup(service.close)
+        with self.assertRaises(subprocess.TimeoutExpired):
+            service._keeper.wait(0.5)
         self.assertEqual(shardmesh.connect(service.address).jobs(), [])
-        self.assertIsNone(service._keeper.poll())
         service.close()
         service.close()
         self.assertFalse(os.path.exists(service.folder))
