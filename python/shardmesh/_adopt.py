@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
-from . import _programs, _groups, _states, errors, names
+from . import _groups, _programs, _states, errors, names
 from ._dcp_read import Directory
 
 _ENUMS = {"bf16+16": "BF16_PLUS_16", "bf16+8sr": "BF16_PLUS_8SR"}
