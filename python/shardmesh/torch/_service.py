@@ -75,9 +75,14 @@ class Embedded:
             self.close()
             raise
 
+    @property
+    def owned(self) -> bool:
+        """By this process, which can close it."""
+        return not self._log.closed and os.getpid() == self._owner
+
     def close(self) -> None:
         """Ends the service; jobs that it had are gone. Again: nothing."""
-        if self._log.closed or os.getpid() != self._owner:
+        if not self.owned:
             return
         atexit.unregister(self.close)
         self._keeper.terminate()
@@ -119,6 +124,44 @@ class Embedded:
         return "; the end of its log:\n" + "\n".join("  " + line for line in lines[-_LOG_LINES:] or ["(empty)"])
 
 
+class _Host:
+    """The service of rank 0, which the other ranks use until they leave it."""
+
+    def __init__(self, service: Embedded, store: Any, left: list[str], timeout: float) -> None:
+        self._service, self._store, self._left, self._timeout = service, store, left, timeout
+        self.address = service.address
+        atexit.register(self.close)  # before the service's own
+
+    def close(self) -> None:
+        """When the others have left, or after the timeout, or at once where this process ends with an exception."""
+        if self._service.owned and not hasattr(sys, "last_type"):
+            try:
+                self._store.wait(self._left, datetime.timedelta(seconds=self._timeout))
+            except RuntimeError:  # the store is gone, too
+                pass
+        atexit.unregister(self.close)
+        self._service.close()
+
+
+class _Guest:
+    """Another rank's use of it."""
+
+    def __init__(self, address: str, store: Any, left: str) -> None:
+        self.address, self._store, self._left = address, store, left
+        self._owner: Optional[int] = os.getpid()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        if self._owner != os.getpid():
+            return
+        self._owner = None
+        atexit.unregister(self.close)
+        try:
+            self._store.set(self._left, "")
+        except RuntimeError:
+            pass
+
+
 def find(service: Optional[str], rank: int, world: int, workers: Optional[int], timeout: float) -> Running:
     """The service at `service`, "host:port". None: one on this machine, which rank 0 starts with `workers` workers
     (None: 1) and ends, and of which the other ranks learn through torchrun's store, or torch.distributed's where it is
@@ -141,8 +184,10 @@ def find(service: Optional[str], rank: int, world: int, workers: Optional[int], 
     _check_one_machine(world)
     key = f"shardmesh/service/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_finds}"
     if rank == 0:
-        return _publish(key, workers or 1, timeout)
-    return Remote(_read(key, rank, timeout))
+        service, store = _publish(key, workers or 1, timeout)
+        return _Host(service, store, [f"{key}/left/{other}" for other in range(1, world)], timeout)
+    address, store = _read(key, rank, timeout)
+    return _Guest(address, store, f"{key}/left/{rank}")
 
 
 def _checked_address(address: str) -> str:
@@ -202,7 +247,7 @@ def _store(rank: int, timeout: float) -> Any:
     return store
 
 
-def _publish(key: str, workers: int, timeout: float) -> Running:
+def _publish(key: str, workers: int, timeout: float) -> tuple[Embedded, Any]:
     try:
         store = _store(0, timeout)
     except RuntimeError as error:
@@ -216,10 +261,10 @@ def _publish(key: str, workers: int, timeout: float) -> Running:
         store.set(key, _FAILED + str(error))
         raise
     store.set(key, _PUBLISHED + service.address)
-    return service
+    return service, store
 
 
-def _read(key: str, rank: int, timeout: float) -> str:
+def _read(key: str, rank: int, timeout: float) -> tuple[str, Any]:
     deadline = time.monotonic() + timeout
     try:
         store = _store(rank, timeout)
@@ -231,4 +276,4 @@ def _read(key: str, rank: int, timeout: float) -> str:
         raise errors.DeadlineExceeded(f"rank {rank}: rank 0 did not start the service within {timeout:g} s") from error
     if said.startswith(_FAILED):
         raise errors.Unavailable(f"rank {rank}: rank 0 could not start the service: {said[1:]}")
-    return said[1:]
+    return said[1:], store
