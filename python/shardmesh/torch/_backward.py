@@ -4,12 +4,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch.utils import checkpoint
 
 _REENTRANT = checkpoint.CheckpointFunction.backward.__code__
+
+
+def hooked(tensor: torch.Tensor | torch.nn.Module) -> Any:
+    """For its methods that take hooks, which torch has not typed."""
+    return tensor
 
 
 def at_end_of_backward(ended: Callable[[], None], nested: Callable[[], None]) -> None:
@@ -19,7 +24,8 @@ def at_end_of_backward(ended: Callable[[], None], nested: Callable[[], None]) ->
     def call() -> None:
         (nested if _within_another_backward() else ended)()
 
-    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+    autograd: Any = torch.autograd
+    autograd.Variable._execution_engine.queue_callback(call)
 
 
 def _within_another_backward() -> bool:

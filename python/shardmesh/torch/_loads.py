@@ -9,6 +9,7 @@ from typing import Any, Optional
 import torch
 
 from .. import errors
+from ._backward import hooked
 from ._model import Parameter
 
 
@@ -25,7 +26,7 @@ class Loads:
         self._handles: list[Any] = []
         self._model = model
         for module in model.modules() if model is not None else ():
-            self._handles.append(module.register_load_state_dict_post_hook(self._loaded))
+            self._handles.append(hooked(module).register_load_state_dict_post_hook(self._loaded))
         if model is not None:
             model.load_state_dict = _loading(model.load_state_dict, loaded, failed)  # type: ignore[method-assign]
 

@@ -56,7 +56,7 @@ class Placed:
     def _write(self, index: int) -> None:
         """Of what this process does itself nothing counts as a change."""
         tensor = self._parameters[index].tensor
-        with torch.autograd._unsafe_preserve_version_counter(tensor):
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(tensor):
             self._sources[index].write_to(tensor)
 
     def place(self, session: Session) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 import torch
 
 from .. import errors
+from ._backward import hooked
 from ._model import Parameter
 from ._session import Reply, Session
 
@@ -24,7 +25,7 @@ class PulledSlots:
         self._step = -1  # that this rank is done with; other ranks may be further
         self._taken: Optional[tuple[int, int]] = None  # a slot and its step, of a later one than this rank is at
         self._handles = [
-            parameter.tensor.register_post_accumulate_grad_hook(partial(self._arrived, index))
+            hooked(parameter.tensor).register_post_accumulate_grad_hook(partial(self._arrived, index))
             for index, parameter in enumerate(parameters)
         ]
 

@@ -12,7 +12,7 @@ from typing import Any, Optional
 import torch
 
 from .. import errors
-from ._backward import at_end_of_backward
+from ._backward import at_end_of_backward, hooked
 from ._model import Parameter
 from ._placed import Placed
 from ._session import LOG, Session
@@ -66,7 +66,7 @@ class Residence:
             own = [(name, tensor) for name, tensor in module._parameters.items() if id(tensor) in unit_of]
             if own:
                 hook = partial(self._put_into_state_dict, [(name, unit_of[id(tensor)]) for name, tensor in own])
-                self._handles.append(module._register_state_dict_hook(hook))
+                self._handles.append(hooked(module)._register_state_dict_hook(hook))
 
     def attach(self, session: Session) -> None:
         """At first, or when the job has other weights: nothing is in use."""
@@ -95,13 +95,13 @@ class Residence:
         if torch.is_grad_enabled() and (outputs := _needing_gradients(output)):
             use = _Use(self, unit)
             for tensor in outputs:
-                tensor.register_hook(use.begin)
+                hooked(tensor).register_hook(use.begin)
             if unit == 0:
                 return  # the root keeps what it has
             inputs = [tensor for tensor in _needing_gradients((args, kwargs)) if not tensor.is_leaf]
             use.inputs = len(inputs)
             for tensor in inputs:
-                tensor.register_hook(use.input_done)
+                hooked(tensor).register_hook(use.input_done)
         self.release(unit)
 
     def _put_into_state_dict(
@@ -245,7 +245,7 @@ def _call_around(module: torch.nn.Module, before: Any, after: Any) -> list[Any]:
         after(module, args, kwargs, output)
         return output
 
-    module._compiled_call_impl = call  # type: ignore[assignment]
+    module._compiled_call_impl = call
     return [_Unwrap(module, compiled)]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 
 from .. import _adopt, _dcp, _programs, _states, errors
+from .._dcp_read import Chunk
 
 if TYPE_CHECKING:
     from ._setup import Started
@@ -35,7 +36,7 @@ class Saved:
 
     def put_state(self, name: str, state: str, value: Any) -> None:
         """Of torch.optim or torchao, whose codes stay as they are where the job has the same format."""
-        chunk = _states.Chunk((0,) * value.dim(), value)
+        chunk = Chunk((0,) * value.dim(), value)
         stored = _states.state(torch, f"{name}.{state}", tuple(value.shape), [chunk], _states.SIGNED[state],
                                self._format(name, "states"))
         self.states[f"{name}.{state}"] = stored.codes.contiguous()

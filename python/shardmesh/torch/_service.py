@@ -184,8 +184,8 @@ def find(service: Optional[str], rank: int, world: int, workers: Optional[int], 
     _check_one_machine(world)
     key = f"shardmesh/service/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_finds}"
     if rank == 0:
-        service, store = _publish(key, workers or 1, timeout)
-        return _Host(service, store, [f"{key}/left/{other}" for other in range(1, world)], timeout)
+        embedded, store = _publish(key, workers or 1, timeout)
+        return _Host(embedded, store, [f"{key}/left/{other}" for other in range(1, world)], timeout)
     address, store = _read(key, rank, timeout)
     return _Guest(address, store, f"{key}/left/{rank}")
 

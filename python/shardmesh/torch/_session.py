@@ -52,7 +52,7 @@ class Session:
 
     @property
     def committed(self) -> int:
-        return self.core.committed
+        return int(self.core.committed)
 
     def begin(self, weights: Callable[[], Mapping[str, Any]] | None) -> bool:
         """Waits for the job's weights, which this rank gives where it is the one to; returns whether it did."""

@@ -66,7 +66,7 @@ class Started:
 
     @property
     def bucketed(self) -> bool:
-        return self.plan.specification["residency"] == "bucket"
+        return bool(self.plan.specification["residency"] == "bucket")
 
     def _group(self, index: int, options: dict[str, Any]) -> dict[str, Any]:
         tensors = [parameter.tensor for parameter in self.facts.parameters if parameter.group == index]

@@ -12,7 +12,7 @@ from typing import Optional
 import torch
 
 from .. import errors
-from ._backward import at_end_of_backward
+from ._backward import at_end_of_backward, hooked
 from ._model import Parameter
 from ._residence import Residence
 from ._session import Reply, Session
@@ -32,7 +32,7 @@ class Slots:
         self._residence: Optional[Residence] = None
         self._residence_index: list[int] = []
         self._handles = [
-            parameter.tensor.register_post_accumulate_grad_hook(partial(self._arrived, index))
+            hooked(parameter.tensor).register_post_accumulate_grad_hook(partial(self._arrived, index))
             for index, parameter in enumerate(parameters)
         ]
 
@@ -49,9 +49,9 @@ class Slots:
         for slot, tensors in enumerate(old):
             for index, tensor in enumerate(tensors):
                 views[slot][index].copy_(tensor)
-                parameter = self._parameters[index].tensor
-                if parameter.grad is tensor:
-                    parameter.grad = views[slot][index]
+                owner = self._parameters[index].tensor
+                if owner.grad is tensor:
+                    owner.grad = views[slot][index]
         for parameter, view in zip(self._parameters, views[0]):
             parameter.tensor.grad_dtype = view.dtype
 

@@ -24,8 +24,8 @@ def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 def _blocks(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     for child in module.children():
         inner = child
-        while (below := wrapped(inner)) is not None:
-            inner = below
+        while (name := wrapped(inner)) is not None:
+            inner = inner._modules[name] or inner
         if isinstance(inner, torch.nn.ModuleList):
             yield from inner
         elif isinstance(inner, torch.nn.Sequential) and _alike(inner):

@@ -119,7 +119,7 @@ class Optimizer(torch.optim.Optimizer):
     # -- training ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Hands this rank's gradients over, and returns when those of all slots are in the weights, on every rank.
 
         Without any gradient it does nothing. `last` says how it went; a gradient that is not finite skips the step.
@@ -287,7 +287,7 @@ class Optimizer(torch.optim.Optimizer):
             raise errors.Unimplemented("a job has its parameters from the start; give all groups when the optimizer is made")
         super().add_param_group(param_group)
 
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> dict[str, Any]:
         """As torch.optim's: states by the index of a parameter, decoded to fp32. The service saves a checkpoint for it."""
         self._check_usable()
         self.state.update(states_of(self._started))
