@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import datetime
 import hashlib
+import logging
 import multiprocessing
 import os
 import tempfile
@@ -23,6 +24,7 @@ from typing import Any, Callable, NamedTuple, Optional
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 warnings.simplefilter("ignore")
+logging.disable(logging.WARNING)
 
 import torch
 import torch.distributed as dist

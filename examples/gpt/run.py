@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a rank is one thread: ranks sha
 import torch
 
 from model import SIZES
-from text import SHAKESPEARE
+from text import SHAKESPEARE, Text
 
 WARM_UP = 20  # steps
 
@@ -41,6 +41,13 @@ def warm_up(step: int) -> float:
     return min(1.0, (step + 1) / WARM_UP)
 
 
+@torch.no_grad()
+def held_out_loss(model: torch.nn.Module, text: Text, length: int) -> float:
+    """Of a few pieces that were not trained on. Every rank calls it."""
+    with torch.compiler.set_stance("force_eager"):  # nothing is compiled for this alone
+        return float(model(*text.held_out_batch(32, length)))
+
+
 class Log:
     """A progress line on the first rank, and a file on each."""
 
@@ -54,7 +61,7 @@ class Log:
 
     def step(self, step: int, losses: list[float]) -> None:
         now = time.monotonic()
-        self._write(event="step", step=step + 1, losses=losses, seconds=now - self._last)
+        self._write(event="step", step=step + 1, losses=losses, tokens=self._tokens, seconds=now - self._last)
         rate = self._tokens / (now - self._last)
         self._last = now
         terminal = sys.stderr.isatty()
@@ -64,10 +71,10 @@ class Log:
         line = f"step {step + 1}/{self._steps}  loss {sum(losses) / len(losses):.3f}  {rate:.0f} tokens/s"
         print(f"\r{line:60}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
-    def end(self) -> None:
-        self._write(event="end", seconds=time.monotonic() - self._begin)
-        if self._first and sys.stderr.isatty():
-            print(file=sys.stderr)
+    def end(self, held_out: float) -> None:
+        self._write(event="end", held_out=held_out, seconds=time.monotonic() - self._begin)
+        if self._first:
+            print(f"\nheld-out loss {held_out:.3f}", file=sys.stderr)
 
     def _write(self, **event: Any) -> None:
         if self._file:

@@ -17,7 +17,7 @@ import torch
 
 import shardmesh.torch as sm
 from model import GPT, SIZES, generate
-from run import Log, arguments, warm_up
+from run import Log, arguments, held_out_loss, warm_up
 from text import Text, decode, encode
 
 
@@ -41,11 +41,12 @@ def train(flags: argparse.Namespace) -> None:
         optimizer.zero_grad()
         schedule.step()
         log.step(step, losses)
-    log.end()
+    log.end(held_out_loss(model, text, flags.length))
 
 
 def follow(flags: argparse.Namespace) -> None:
-    """A line of text every `flags.every` steps, until the version of the last step."""
+    """Text of the newest version every `flags.every` steps, up to the last step's."""
+    os.nice(10)  # training comes first
     model = GPT(SIZES[flags.size])
     follower = sm.follow(model, service=flags.service, job=flags.job)
     wanted = flags.every

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from model import GPT, SIZES
-from run import Log, arguments, warm_up
+from run import Log, arguments, held_out_loss, warm_up
 from text import Text
 
 
@@ -44,7 +44,7 @@ def main() -> None:
         optimizer.zero_grad()
         schedule.step()
         log.step(step, losses)
-    log.end()
+    log.end(held_out_loss(model, text, flags.length))
     dist.destroy_process_group()
 
 
