@@ -16,6 +16,7 @@ import hashlib
 import logging
 import multiprocessing
 import os
+import statistics
 import tempfile
 import time
 import warnings
@@ -141,15 +142,30 @@ class Ours(Arm):
 
     def __init__(self, setup: Setup, **options: Any) -> None:
         super().__init__(setup)
+        os.environ.update(RANK=str(setup.rank), WORLD_SIZE=str(setup.ranks))
         self.options = options
 
-    def wrap(self, model: GPT) -> None:
+    def wrap(self, model: torch.nn.Module) -> None:
         import shardmesh.torch as sm
 
         self.made += 1
         self.model = model
         self.optimizer = sm.Optimizer(model, "AdamW", slots=self.setup.slots, service=self.setup.service,
                                       job=f"bench-{self.made}", **HYPER, **self.options)
+
+    def step_overhead(self, count: int) -> float:
+        """Seconds of step() beyond the service's own, which it calls, for a model of one parameter: a median of `count`."""
+        self.wrap(torch.nn.Linear(1, 1, bias=False))
+        core = self.optimizer._session.core = Timed(self.optimizer._session.core)
+        found = []
+        for _ in range(count):
+            self.model(torch.ones(1, 1)).sum().backward()
+            begin = time.perf_counter()
+            self.optimizer.step()
+            found.append(time.perf_counter() - begin - core.seconds)
+            self.optimizer.zero_grad()
+        self.drop()
+        return statistics.median(found)
 
     def backward(self, batch: tuple[Tensor, Tensor], last: bool) -> float:
         loss = self.model(*batch)
@@ -166,6 +182,23 @@ class Ours(Arm):
         for parameter in self.model.parameters():
             found.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
         return found.hexdigest()
+
+
+class Timed:
+    """A session of the client's, and what its last step took."""
+
+    def __init__(self, core: Any) -> None:
+        self._core, self.seconds = core, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def step(self, *arguments: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return self._core.step(*arguments)
+        finally:
+            self.seconds = time.perf_counter() - begin
 
 
 EIGHT_BIT = {"weights": "bf16_sr", "states": "dyn8", "gradients": "bf16"}
