@@ -174,7 +174,7 @@ def show(line: str) -> None:
 
 
 class Follower:
-    """Prints what train.py --follow writes, with the loss of then."""
+    """Prints what train.py --follow writes."""
 
     def __init__(self, flags: argparse.Namespace, scratch: pathlib.Path, options: list[Any]) -> None:
         command = [sys.executable, HERE / "train.py", "--follow", "--every", flags.every, *common(flags), *options]
@@ -218,8 +218,8 @@ def with_shardmesh(flags: argparse.Namespace, scratch: pathlib.Path) -> Result:
         finally:
             run.stop()
         follower.end()
-        if follower.texts != flags.steps // flags.every:
-            raise Failure(f"the follower wrote {follower.texts} texts, not {flags.steps // flags.every}")
+        if flags.steps >= flags.every and not follower.texts:
+            raise Failure("the follower wrote no text")
         return run.result()
 
 

@@ -16,9 +16,13 @@ import sys
 import torch
 
 import shardmesh.torch as sm
+from shardmesh import client
+
 from model import GPT, SIZES, generate
 from run import Log, arguments, held_out_loss, warm_up
 from text import Text, decode, encode
+
+PATIENCE = 600.0  # seconds that a follower waits for a version
 
 
 def train(flags: argparse.Namespace) -> None:
@@ -42,16 +46,19 @@ def train(flags: argparse.Namespace) -> None:
         schedule.step()
         log.step(step, losses)
     log.end(held_out_loss(model, text, flags.length))
+    optimizer.close()
 
 
 def follow(flags: argparse.Namespace) -> None:
     """Text of the newest version every `flags.every` steps, up to the last step's."""
     os.nice(10)  # training comes first
     model = GPT(SIZES[flags.size])
-    follower = sm.follow(model, service=flags.service, job=flags.job)
+    job = client.connect(flags.service).job(flags.job, await_creation=True, timeout=PATIENCE)
     wanted = flags.every
     while wanted <= flags.steps:
-        step = follower.wait(at_least=wanted)
+        with job.pull(at_least=wanted, timeout=PATIENCE) as version:
+            version.load_into(model)
+            step = version.step
         tokens = generate(model, encode(flags.prompt.encode()), flags.characters)
         print(f"--- step {step}\n{decode(tokens)}", flush=True)
         wanted = step - step % flags.every + flags.every
