@@ -21,7 +21,8 @@ namespace shardmesh {
 
 class Segment {
  public:
-  enum class Access { kReadOnly, kReadWrite };
+  // kCopyOnWrite: others' bytes are seen until this process writes to a page, which from then on is its own.
+  enum class Access { kReadOnly, kReadWrite, kCopyOnWrite };
 
   Segment() = default;
   Segment(Segment&& other) noexcept;
@@ -66,6 +67,9 @@ class Segment {
   absl::Status Guard(int64_t begin, int64_t bytes, bool accessible);
   // From now on what this process writes is its own: nobody else sees it. Internal: the system refuses.
   absl::Status MakePrivate();
+  // Drops what this process wrote of a segment that it mapped kCopyOnWrite: it sees others' bytes again. FailedPrecondition:
+  // it is mapped otherwise. Internal: the system refuses.
+  absl::Status ForgetWrites() const;
   // What the kernel holds of it now. -1: it cannot say.
   int64_t ResidentBytes() const;
 

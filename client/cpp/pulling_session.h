@@ -78,6 +78,8 @@ class PullingSession {
   absl::StatusOr<TensorView> gradient(absl::string_view name) const;
   absl::StatusOr<ConstTensorView> parameter(absl::string_view name) const;
 
+  absl::Status ForgetWrites() const { return parameters_.ForgetWrites(); }  // as Session::ForgetWrites
+
   Step committed_step() const { return committed_; }
   const Job& job() const { return *job_; }
 

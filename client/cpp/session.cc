@@ -40,6 +40,13 @@ absl::StatusOr<ConstTensorView> Session::parameter(absl::string_view name) const
   return view;
 }
 
+absl::Status Session::ForgetWrites() const {
+  if (!job_->options().writable_weights) {
+    return absl::FailedPreconditionError("weights of this session cannot be written to: writable_weights is not set");
+  }
+  return parameters_.ForgetWrites();
+}
+
 absl::Status Session::CheckHasWeights() const {
   if (committed_.value() >= 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("no initial weights of job ", job_->spec().name,

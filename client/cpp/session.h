@@ -70,6 +70,10 @@ class Session {
   //   declared. DeadlineExceeded: it is declared, but other slots are behind; the message names them. Repeat, or go on.
   absl::Status DeclareBucket(int bucket, absl::Duration timeout);
 
+  // Drops what this process wrote to the weights. Views stay valid. FailedPrecondition: ClientOptions::writable_weights
+  // is not set, or a connected session, whose weights are a copy: connect again.
+  absl::Status ForgetWrites() const;
+
   // Waits until the job has its initial weights and they can be read here. DeadlineExceeded: it has none yet.
   virtual absl::Status AwaitWeights(absl::Duration timeout) = 0;
 

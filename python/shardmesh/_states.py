@@ -151,5 +151,6 @@ def decoded(torch: Any, state_name: str, format: str, shape: tuple[int, ...], co
     """The fp32 values of a state as a checkpoint has it: what the job steps from."""
     if format in ("fp32", "bf16_sr"):
         return codes.float()
-    parts = {"codes": codes.reshape(-1), "scales": scales.reshape(-1)}
+    # Copied: in a file they begin anywhere.
+    parts = {"codes": codes.reshape(-1), "scales": scales.reshape(-1).clone()}
     return torch.from_numpy(numerics.decode(parts, format, shape, signed=SIGNED.get(state_name, True)))

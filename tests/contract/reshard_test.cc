@@ -188,6 +188,7 @@ TEST_F(Reshard, OnItsWay_AnotherMeshIsRefused_AndItsOwnCallsThatOff) {
   EXPECT_THAT(To("fsdp=1"), StatusIs(Code::kFailedPrecondition, HasSubstr("on its way to mesh fsdp=3 already")));
   ASSERT_OK(To("fsdp=2"));
   resharding.join();
+  ASSERT_TRUE(cluster_->worker("w2").AwaitStopped(kLong));
   cluster_->worker("w2").Continue();
   ASSERT_NO_FATAL_FAILURE(Train(3));
   ASSERT_NO_FATAL_FAILURE(ExpectLearnt("fsdp=2"));

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """shardmesh.client beside the real PyTorch: tensors over a version's memory, modules that take whole versions, and both
-(and gRPC's own Python package, where it is there) in one process, imported in any order. Needs the programs:
+in one process, imported in any order. Needs the programs:
 SHARDMESH_BIN_DIR is bazel's folder of them (`bazel info bazel-bin`)."""
-import importlib.util
 import itertools
 import os
 import subprocess
@@ -118,8 +117,6 @@ class Tensors(Reading):
             "client": f"import shardmesh; assert shardmesh.connect({self.cluster.address!r}).jobs()",
             "transformers": "import transformers",
         }
-        if importlib.util.find_spec("grpc"):
-            uses["grpc"] = "import grpc; grpc.insecure_channel('127.0.0.1:1').close()"
         for order in itertools.permutations(uses, 2):
             if "client" in order:
                 with self.subTest(order):

@@ -15,6 +15,8 @@
 #include <sstream>
 #include <system_error>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -89,16 +91,28 @@ absl::StatusOr<int> Process::Wait(absl::Duration timeout) {
   return status_;
 }
 
-int64_t Process::StatusBytes(const std::string& key) const {
+bool Process::AwaitStopped(absl::Duration timeout) const {
+  const absl::Time deadline = absl::Now() + timeout;
+  while (!absl::StartsWith(StatusValue("State:"), "T")) {
+    if (absl::Now() >= deadline) return false;
+    Pause(kPoll);
+  }
+  return true;
+}
+
+std::string Process::StatusValue(const std::string& key) const {
   std::ifstream file(absl::StrCat("/proc/", pid_, "/status"));
   std::string line;
   while (std::getline(file, line)) {
-    if (line.compare(0, key.size(), key) != 0) continue;
-    int64_t kib = 0;
-    std::istringstream(line.substr(key.size())) >> kib;
-    return kib << 10;
+    if (absl::StartsWith(line, key)) return std::string(absl::StripLeadingAsciiWhitespace(line.substr(key.size())));
   }
-  return 0;
+  return "";
+}
+
+int64_t Process::StatusBytes(const std::string& key) const {
+  int64_t kib = 0;
+  std::istringstream(StatusValue(key)) >> kib;
+  return kib << 10;
 }
 
 int Process::open_descriptors() const {

@@ -31,6 +31,8 @@ class Process {
   void Signal(int signal);
   void Kill9();     // SIGKILL, and waits for the end
   void Stop();      // SIGSTOP
+  // Waits until it has stopped, by itself or by Stop(): a Continue() that comes before is lost. False: it runs on.
+  bool AwaitStopped(absl::Duration timeout) const;
   void Continue();  // SIGCONT
   // The exit status, 128 + signal when a signal ended it. DeadlineExceeded: it still runs.
   absl::StatusOr<int> Wait(absl::Duration timeout);
@@ -43,6 +45,7 @@ class Process {
 
  private:
   Process(pid_t pid, ProcessSpec spec) : pid_(pid), spec_(std::move(spec)) {}
+  std::string StatusValue(const std::string& key) const;  // "": it is gone
   int64_t StatusBytes(const std::string& key) const;
 
   const pid_t pid_;

@@ -1,0 +1,97 @@
+#include <utility>
+
+#include "client/cpp/pulling_session.h"
+#include "core/status.h"
+#include "python/client_binding/binding.h"
+#include "python/client_binding/memory.h"
+#include "python/client_binding/one_call.h"
+#include "python/client_binding/step_reply.h"
+
+namespace shardmesh::python {
+namespace {
+
+class BoundPulling {
+ public:
+  BoundPulling(const BoundJob& job, double timeout) {
+    const auto open = [held = job.job](absl::Duration) -> absl::StatusOr<std::shared_ptr<PullingSession>> {
+      ASSIGN_OR_RETURN(std::unique_ptr<PullingSession> session, held->AttachPulling());
+      return OfThisProcess(std::shared_ptr<PullingSession>(std::move(session)));
+    };
+    session_ = OrThrow(calls_.Run<std::shared_ptr<PullingSession>>(open, absl::Seconds(timeout)));
+  }
+
+  void AwaitWeights(double timeout) {
+    const auto wait = [session = Live()](absl::Duration left) -> absl::StatusOr<Done> {
+      RETURN_IF_ERROR(session->AwaitWeights(left));
+      return Done{};
+    };
+    OrThrow(calls_.Run<Done>(wait, absl::Seconds(timeout)));
+  }
+
+  // (slot, step, None), or (None, step, how it went).
+  py::tuple Take(double timeout) {
+    const auto take = [session = Live()](absl::Duration left) { return session->Take(left); };
+    const auto work = OrThrow(calls_.Run<PullingSession::Work>(take, absl::Seconds(timeout)));
+    if (work.slot.has_value()) return py::make_tuple(work.slot->value(), work.step.value(), py::none());
+    return py::make_tuple(py::none(), work.step.value(), TupleOf(work.committed));
+  }
+
+  // "accepted", "same" or "differs".
+  const char* Finish(std::vector<double> learning_rates, double loss_scale, Integer tokens, double timeout) {
+    FinishOptions options;
+    options.learning_rates = std::move(learning_rates);
+    options.loss_scale = loss_scale;
+    options.tokens = tokens.value;
+    const auto finish = [session = Live(), options](absl::Duration left) {
+      FinishOptions with = options;
+      with.timeout = left;
+      return session->Finish(with);
+    };
+    const auto result = OrThrow(calls_.Run<SlotResult>(finish, absl::Seconds(timeout)));
+    return result == SlotResult::kAccepted ? "accepted" : result == SlotResult::kSame ? "same" : "differs";
+  }
+
+  const std::shared_ptr<PullingSession>& Live() const {
+    if (session_ != nullptr) return session_;
+    throw StatusError(absl::FailedPreconditionError("this session was closed"));
+  }
+  void Close() { session_ = nullptr; }
+
+ private:
+  OneCall calls_;
+  std::shared_ptr<PullingSession> session_;
+};
+
+// (format, bytes), of the slot that is taken.
+py::tuple GradientOf(const BoundPulling& self, const Text& name) {
+  const TensorView view = OrThrow(self.Live()->gradient(name.value));
+  const int64_t bytes = view.num_elements * (view.format == Format::kFp32 ? 4 : 2);
+  return py::make_tuple(std::string(FormatName(view.format)), Bytes{self.Live(), view.data, bytes, /*writable=*/true});
+}
+
+py::tuple ParameterOf(const BoundPulling& self, const Text& name) {
+  const std::shared_ptr<PullingSession>& session = self.Live();
+  const ConstTensorView view = OrThrow(session->parameter(name.value));
+  return DescriptionOf(session->job(), OrThrow(session->job().Resolve(name.value)), session, view);
+}
+
+}  // namespace
+
+void BindPullingSession(py::module_& module) {
+  py::class_<BoundPulling>(module, "PullingSession")
+      .def(py::init<const BoundJob&, double>(), py::arg("job"), py::arg("timeout"))
+      .def_property_readonly("committed", [](const BoundPulling& self) { return self.Live()->committed_step().value(); })
+      .def("await_weights", &BoundPulling::AwaitWeights, py::arg("timeout"))
+      .def("take", &BoundPulling::Take, py::arg("timeout"))
+      .def("finish", &BoundPulling::Finish, py::arg("learning_rates"), py::arg("loss_scale"), py::arg("tokens"),
+           py::arg("timeout"))
+      .def("gradient", &GradientOf, py::arg("name"))
+      .def("parameter", &ParameterOf, py::arg("name"))
+      .def("forget_writes",
+           [](const BoundPulling& self) {
+             if (absl::Status status = self.Live()->ForgetWrites(); !status.ok()) throw StatusError(status);
+           })
+      .def("close", &BoundPulling::Close);
+}
+
+}  // namespace shardmesh::python

@@ -1,0 +1,1 @@
+"""shardmesh.torch: PyTorch models trained by the service."""

@@ -1,0 +1,43 @@
+"""The service's memory as tensors, which keep the session that it belongs to."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import numerics
+
+# Of the parts of a tensor, and of formats of gradients. Codes of 16 bits are bf16.
+_TYPES = {"float32": torch.float32, "uint16": torch.bfloat16, "uint8": torch.uint8, "int8": torch.int8}
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def tensor_of(memory: Any, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """A view."""
+    return torch.frombuffer(memoryview(memory), dtype=dtype).view(tuple(shape))
+
+
+class Weights:
+    """One parameter as a session has it: views of its parts, and its values."""
+
+    def __init__(self, shape: Sequence[int], format: str, parts: Sequence[tuple[str, str, Sequence[int], Any]]) -> None:
+        self.shape, self.format = tuple(shape), format
+        self.parts = {name: tensor_of(memory, _TYPES[kind], sizes) for name, kind, sizes, memory in parts}
+
+    @property
+    def coded(self) -> bool:
+        return self.format not in FORMATS
+
+    @property
+    def view(self) -> torch.Tensor:
+        """REQUIRES: not coded."""
+        return self.parts["codes"].view(self.shape)
+
+    def write_to(self, tensor: torch.Tensor) -> None:
+        """Its values, in whatever type that is."""
+        if not self.coded:
+            tensor.copy_(self.view)
+            return
+        parts = {name: part.numpy() for name, part in self.parts.items()}
+        tensor.copy_(torch.from_numpy(numerics.decode(parts, self.format, self.shape)))

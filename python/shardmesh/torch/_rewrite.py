@@ -1,0 +1,104 @@
+"""Other weights and states for a job: its newest step is saved, changed, and restored under the same name."""
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Optional
+
+import torch
+
+from .. import _adopt, _dcp, _programs, _states, errors
+
+if TYPE_CHECKING:
+    from ._setup import Started
+
+
+class Saved:
+    """A checkpoint's files, read."""
+
+    def __init__(self, path: str) -> None:
+        with open(os.path.join(path, "manifest.json"), encoding="utf-8") as file:
+            manifest = json.load(file)
+        self.job: dict[str, Any] = manifest["job"]
+        self.step = int(manifest["step"])
+        self.model = _dcp._load(path, "model")
+        self.states = _dcp._load(path, "states")
+
+    def put_weights(self, name: str, values: torch.Tensor) -> None:
+        """Rounded to nearest where the job's format has less."""
+        stored = _states.weights(torch, values.detach().to("cpu"), self._format(name, "format"))
+        self.model[name] = stored.codes.contiguous()
+        if stored.extra is not None:
+            (self.model if self._format(name, "format") == "int8_row" else self.states)[
+                f"{name}.{'scales' if self._format(name, 'format') == 'int8_row' else 'remainder'}"] = stored.extra.contiguous()
+
+    def put_state(self, name: str, state: str, value: Any) -> None:
+        """Of torch.optim or torchao, whose codes stay as they are where the job has the same format."""
+        chunk = _states.Chunk((0,) * value.dim(), value)
+        stored = _states.state(torch, f"{name}.{state}", tuple(value.shape), [chunk], _states.SIGNED[state],
+                               self._format(name, "states"))
+        self.states[f"{name}.{state}"] = stored.codes.contiguous()
+        if stored.extra is not None:
+            self.states[f"{name}.{state}.scales"] = stored.extra.contiguous()
+
+    def _format(self, name: str, field: str) -> str:
+        parameter = next(one for one in self.job["parameters"] if one["name"] == name)
+        prefix = "FORMAT_" if field == "format" else "STATE_FORMAT_"
+        return str(parameter.get(field, prefix + "FP32")).removeprefix(prefix).lower().replace("_plus_", "+")
+
+    def write(self, folder: str) -> None:
+        """As `shardctl adopt` takes it."""
+        import safetensors.torch
+
+        os.makedirs(os.path.join(folder, "states"))
+        safetensors.torch.save_file(self.model, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+        safetensors.torch.save_file(self.states, os.path.join(folder, "states", "model.safetensors"), metadata={"format": "pt"})
+        with open(os.path.join(folder, "job.json"), "w", encoding="utf-8") as file:
+            json.dump({"step": self.step, "job": self.job}, file)
+
+
+def rewrite(
+    started: Started,
+    *,
+    weights: Optional[Mapping[str, torch.Tensor]] = None,
+    states: Optional[Mapping[str, Mapping[str, Any]]] = None,
+    step: Optional[int] = None,
+    hyper: Optional[list[dict[str, Any]]] = None,
+) -> None:
+    """Every rank calls it; what rank 0 gives counts. The job goes on at `step`, and each rank has a new session of it.
+
+    weights: by canonical name, of those that change. states: of all, by canonical name and state. hyper: the optimizer of
+    each group. If it fails before the old job is taken away, that is as it was.
+    """
+    if started.ranks.rank != 0:
+        started.await_end()
+    else:
+        with started.scratch() as folder:
+            adopted = _adopted(started, folder, weights or {}, states or {}, step, hyper)
+            started.session.close()
+            started.client._core.delete_job(started.name)
+            started.client.restore(adopted, timeout=max(600.0, started.plan.timeout))
+    started.renew(create=False)
+    started.session.begin(None)
+
+
+def _adopted(
+    started: Started, folder: str, weights: Mapping[str, torch.Tensor], states: Mapping[str, Mapping[str, Any]],
+    step: Optional[int], hyper: Optional[list[dict[str, Any]]],
+) -> str:
+    saved = Saved(started.client.checkpoint(started.name, os.path.join(folder, "now"), timeout=started.plan.timeout).path)
+    for name, values in weights.items():
+        saved.put_weights(name, values)
+    for name, of_parameter in states.items():
+        for state, value in of_parameter.items():
+            if not isinstance(value, torch.Tensor):
+                raise errors.InvalidArgument(f"{name}: {state} is a {type(value).__name__}; it must be a tensor")
+            saved.put_state(name, state, value)
+    if step is not None:
+        saved.step = step
+    if hyper is not None:
+        saved.job["optimizer"], saved.job["more_groups"] = hyper[0], hyper[1:]
+    changed = os.path.join(folder, "changed")
+    saved.write(changed)
+    return _adopt._run_adopt(_programs.find("shardctl"), changed, os.path.join(folder, "adopted"))

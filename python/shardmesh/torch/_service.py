@@ -1,0 +1,226 @@
+"""The service that a trainer uses: one that is named, or one that this process starts on its machine and ends."""
+from __future__ import annotations
+
+import atexit
+import datetime
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, Optional, Protocol
+
+import torch
+
+from .. import _programs, errors
+
+_KEEPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_keeper.py")
+_POLL_SECONDS = 0.02
+_STOP_SECONDS = 30.0  # a little longer than _keeper.py waits
+_GRACE_SECONDS = 2.0  # `shardctl up --grace`
+_LOG_LINES, _LOG_BYTES = 8, 4096  # of its log, in errors
+_PUBLISHED, _FAILED = "+", "-"  # how what rank 0 says begins
+
+_finds = 0  # how often this process has looked for a service of its own: equal on all ranks
+_stores: list[Any] = []  # rank 0 may hold the server that the others ask, as long as it lives
+
+
+class Running(Protocol):
+    """A service that can be used. close() ends it, if this process started it."""
+
+    @property
+    def address(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
+class Remote:
+    """Somebody else's service."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def close(self) -> None:
+        """Nothing: its owner ends it."""
+
+
+class Embedded:
+    """`shardctl up` on this machine, for this process alone to end: at close(), at exit, or however it ends, kill -9
+    included. A forked child of this process changes nothing of it."""
+
+    def __init__(self, workers: int, timeout: float) -> None:
+        """Unavailable: it ended before it was ready (the message has the end of its log). DeadlineExceeded. NotFound: no
+        programs (_programs.find)."""
+        command = _command(workers, timeout)
+        self.folder = tempfile.mkdtemp(prefix="shardmesh-")
+        self._owner = os.getpid()
+        # Open here: it can be read after the keeper has removed the folder.
+        self._log = open(os.path.join(self.folder, "service.log"), "w+b")
+        try:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", _KEEPER, str(self._owner), self.folder, *command],
+                stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+                start_new_session=True)  # Ctrl-C is the trainer's to answer
+        except OSError as error:
+            self._remove()
+            raise errors.Unavailable(f"cannot start {sys.executable}: {error.strerror}") from None
+        atexit.register(self.close)
+        try:
+            self.address = self._await_ready(time.monotonic() + timeout, timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the service; jobs that it had are gone. Again: nothing."""
+        if self._log.closed or os.getpid() != self._owner:
+            return
+        atexit.unregister(self.close)
+        self._keeper.terminate()
+        try:
+            self._keeper.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._keeper.pid, signal.SIGKILL)  # the keeper and shardctl, whose children end with it
+            self._keeper.wait()
+        self._remove()
+
+    def _remove(self) -> None:
+        self._log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _await_ready(self, deadline: float, timeout: float) -> str:
+        while True:
+            ended = self._ended(_POLL_SECONDS)  # before the log is read: then all of it is there
+            address = _ready_address(self._read_log())
+            if address is not None and not ended:
+                return address
+            if ended:
+                raise errors.Unavailable("the embedded service ended before it was ready; the end of its log:\n" + self._log_end())
+            if time.monotonic() >= deadline:
+                raise errors.DeadlineExceeded(
+                    f"the embedded service was not ready within {timeout:g} s; the end of its log:\n" + self._log_end())
+
+    def _ended(self, seconds: float) -> bool:
+        try:
+            self._keeper.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _read_log(self) -> bytes:
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0)
+
+    def _log_end(self) -> str:
+        lines = self._read_log()[-_LOG_BYTES:].decode(errors="replace").splitlines()
+        return "\n".join("  " + line for line in lines[-_LOG_LINES:]) or "  (empty)"
+
+
+def find(service: Optional[str], rank: int, world: int, workers: Optional[int], timeout: float) -> Running:
+    """The service at `service`, "host:port". None: one on this machine, which rank 0 starts with `workers` workers (None:
+    1) and ends, and of which the other ranks learn through torchrun's store, or torch.distributed's where it is
+    initialised. Ranks must make these calls in the same order. The workers' steps share the cores that this process may
+    use.
+
+    InvalidArgument: `service`, `rank`, `world` or `workers` is none. FailedPrecondition: the ranks are on several
+    machines, or have no store. DeadlineExceeded: `timeout` seconds passed. NotFound, Unavailable: as Embedded; on all
+    ranks."""
+    global _finds
+    if not 0 <= rank < world:
+        raise errors.InvalidArgument(f"rank is {rank} of {world}; it is one of 0..{world - 1}")
+    if service is not None:
+        return Remote(_checked_address(service))
+    if workers is not None and not 1 <= workers <= 1024:
+        raise errors.InvalidArgument(f"workers is {workers}; an embedded service has 1 to 1024")
+    _finds += 1
+    if world == 1:
+        return Embedded(workers or 1, timeout)
+    _check_one_machine(world)
+    key = f"shardmesh/service/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_finds}"
+    if rank == 0:
+        return _publish(_store(rank, timeout), key, workers or 1, timeout)
+    return Remote(_read(key, rank, timeout))
+
+
+def _checked_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if not host or re.search(r"[\s/]", host) or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise errors.InvalidArgument(f"service is {address!r}; it is the address of a coordinator, like 10.0.0.1:7000")
+    return address
+
+
+def _command(workers: int, timeout: float) -> list[str]:
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    command = [_programs.find("shardctl"), "up", "--workers", str(workers), "--threads", str(min(threads, 1024)),
+               "--listen", "127.0.0.1:0", "--start-timeout", f"{max(timeout, 0.1):.3f}", "--grace", f"{_GRACE_SECONDS:g}",
+               "--log-level", "warn", "--json"]
+    folder = os.environ.get("SHARDMESH_BIN_DIR")
+    return command + (["--bin-dir", folder] if folder else [])
+
+
+def _ready_address(log: bytes) -> Optional[str]:
+    """What the event "ready" among the lines of `shardctl up --json`, and of its children's logs, says."""
+    for line in log.splitlines(keepends=True):
+        if line.startswith(b"{") and line.endswith(b"\n"):
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if event.get("event") == "ready":
+                return str(event["coordinator"])
+    return None
+
+
+def _check_one_machine(world: int) -> None:
+    local = os.environ.get("LOCAL_WORLD_SIZE", str(world))
+    if local != str(world):
+        raise errors.FailedPrecondition(f"{local} of {world} ranks are on this machine, and an embedded service is reached "
+                                        "from one only; start `shardctl up` or a coordinator, and say service=\"host:port\"")
+
+
+def _store(rank: int, timeout: float) -> Any:
+    """Where ranks tell each other: the process group's store, or that of MASTER_ADDR and MASTER_PORT, which rank 0 serves
+    unless torchrun does."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.distributed_c10d._get_default_store()
+    try:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    except (KeyError, ValueError):
+        raise errors.FailedPrecondition("several ranks, and neither torch.distributed is initialised nor are MASTER_ADDR and "
+                                        "MASTER_PORT set; start them with torchrun, or say service=\"host:port\"") from None
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    # Multi-tenant: init_process_group may want to serve there too, later.
+    store = distributed.TCPStore(host, port, is_master=serves, timeout=datetime.timedelta(seconds=timeout),
+                                 wait_for_workers=False, multi_tenant=True)
+    _stores.append(store)
+    return store
+
+
+def _publish(store: Any, key: str, workers: int, timeout: float) -> Running:
+    try:
+        service = Embedded(workers, timeout)
+    except errors.Error as error:
+        store.set(key, _FAILED + str(error))
+        raise
+    store.set(key, _PUBLISHED + service.address)
+    return service
+
+
+def _read(key: str, rank: int, timeout: float) -> str:
+    deadline = time.monotonic() + timeout
+    try:
+        store = _store(rank, timeout)
+        store.wait([key], datetime.timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+        said = bytes(store.get(key)).decode()
+    except RuntimeError as error:  # torch's DistNetworkError and DistStoreError among them
+        if isinstance(error, errors.Error):
+            raise
+        raise errors.DeadlineExceeded(f"rank {rank}: rank 0 did not start the service within {timeout:g} s") from error
+    if said.startswith(_FAILED):
+        raise errors.Unavailable(f"rank {rank}: rank 0 could not start the service: {said[1:]}")
+    return said[1:]

@@ -1,0 +1,104 @@
+"""A rank's part in a job: it creates the job or finds it, gives it the first weights, and is attached to its slots. When
+the job goes on without one of its workers, it is attached anew."""
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import _client, errors
+from ._memory import FORMATS, Weights, tensor_of
+
+LOG = logging.getLogger("shardmesh.torch")
+
+# What says that an epoch of the job is over, and that the job may go on at a later one.
+OVER = (errors.Unavailable, errors.Aborted, errors.NotFound)
+
+
+class Reply(NamedTuple):
+    """How a step went."""
+
+    step: int
+    already_applied: bool  # it had been committed before this call
+    skipped: bool  # a gradient was not finite: counted, nothing changed
+    skip_reason: str  # names the slot and the parameter
+    gradient_norm: float  # of all gradients before they were clipped; 0: skipped, or nothing is clipped
+
+
+class Session:
+    """For one thread. Times are seconds. Errors are those of shardmesh.errors."""
+
+    def __init__(self, client: _client.Client, job: _client.Job, slots: Sequence[int] | None, timeout: float) -> None:
+        """slots: to write; None: they are pulled."""
+        self.client, self.job, self.slots, self.timeout = client, job, slots, timeout
+        self.core: Any = None
+        self._open()
+
+    def _open(self) -> None:
+        if self.slots is None:
+            self.core = _client.PullingSession(self.job, timeout=self.timeout)
+            return
+        try:
+            self.core = _client.Session(self.job, self.slots, way="attached", timeout=self.timeout)
+        except errors.FailedPrecondition as error:
+            if "host" not in str(error) and "device" not in str(error):
+                raise
+            LOG.warning("weights and gradients are copied, since memory cannot be shared with the workers: %s", error)
+            self.core = _client.Session(self.job, self.slots, way="connected", timeout=self.timeout)
+
+    @property
+    def committed(self) -> int:
+        return self.core.committed
+
+    def begin(self, weights: Callable[[], Mapping[str, Any]] | None) -> bool:
+        """Waits for the job's weights, which this rank gives where it is the one to; returns whether it did."""
+        gives = weights is not None and not self.has_weights()
+        if gives:
+            assert weights is not None
+            self.job.initialize(dict(weights()), timeout=self.timeout)
+        self.core.await_weights(timeout=self.timeout)
+        return gives
+
+    def has_weights(self) -> bool:
+        try:
+            self.core.await_weights(timeout=0.0)
+        except errors.DeadlineExceeded:
+            return False
+        return True
+
+    def weights(self, name: str) -> Weights:
+        _, shape, format, parts = self.core.parameter(name)
+        return Weights(shape, format, parts)
+
+    def gradient(self, slot: int | None, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """slot: None of one that was taken."""
+        format, memory = self.core.gradient(name) if slot is None else self.core.gradient(slot, name)
+        return tensor_of(memory, FORMATS[format], shape)
+
+    def step(self, learning_rates: list[float], loss_scale: float, tokens: list[int]) -> Reply:
+        return Reply(*self.core.step(learning_rates, loss_scale, tokens, self.timeout))
+
+    def reopen(self, error: errors.Error) -> None:
+        """Attaches to the job as it goes on after `error`, within the timeout. Raises that error when it does not."""
+        LOG.warning("job %s is opened again: %s", self.job.name, error)
+        deadline = time.monotonic() + self.timeout
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                self.job = self.job.reopen(timeout=max(left, 0.1))
+                self._open()
+                self.core.await_weights(timeout=max(left, 0.1))
+                return
+            except OVER as again:
+                if left <= 0 or "cannot re-form" in str(again) or " failed: " in str(again):
+                    raise again from error
+
+    def specification(self) -> dict[str, Any]:
+        return dict(json.loads(self.job.specification))
+
+    def close(self) -> None:
+        self.core.close()

@@ -1,0 +1,149 @@
+"""How an optimizer starts: the model's facts, a service, the job, this rank's session. And how its job gets other weights."""
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import torch
+
+from .. import client as clients
+from .. import errors
+from . import _hyper, _service
+from ._model import Facts, Parameters, canonical_rules, facts
+from ._ranks import Ranks, ranks
+from ._rewrite import rewrite
+from ._session import OVER, Session
+from ._specification import specification
+
+LOG = logging.getLogger("shardmesh.torch")
+_POLL_SECONDS = 0.05
+
+
+class Plan(NamedTuple):
+    """The arguments of an optimizer."""
+
+    algorithm: str
+    hyperparameters: Mapping[str, Any]
+    service: Optional[str]
+    workers: int
+    slots: Optional[int]
+    pulled: bool
+    token_weights: bool
+    timeout: float
+    specification: Mapping[str, Any]
+
+
+class Started:
+    """What runs. `session` is another one after the job's weights were replaced."""
+
+    def __init__(self, params: Parameters, model: Optional[torch.nn.Module], plan: Plan) -> None:
+        self.plan = plan
+        self.model = params if isinstance(params, torch.nn.Module) else model
+        self.facts: Facts = facts(params, model)
+        self.ranks: Ranks = ranks()
+        self.slots = self.ranks.slots(plan.slots) if not plan.pulled else range(0)
+        self.defaults = _hyper.defaults(plan.algorithm, plan.hyperparameters)
+        self.groups = [self._group(index, dict(group)) for index, group in enumerate(self.facts.groups)]
+        self.spec = self._specification()
+        self.name = str(self.spec["name"])
+        self.rules = canonical_rules(self.facts)._asdict()
+        self._running = _service.find(plan.service, self.ranks.rank, self.ranks.world, plan.workers, plan.timeout)
+        try:
+            self.address = self._running.address
+            self.client = clients.connect(self.address)
+            self.session = self._session(create=True)
+            given = self.session.begin(self.initial_weights if self.ranks.rank == 0 else None)
+        except BaseException:
+            self._running.close()
+            raise
+        if self.ranks.rank == 0 and not given:
+            LOG.info("job %s has weights of step %d already; the model takes those", self.name, self.session.committed)
+
+    def _group(self, index: int, options: dict[str, Any]) -> dict[str, Any]:
+        tensors = [parameter.tensor for parameter in self.facts.parameters if parameter.group == index]
+        return {"params": tensors, **{key: value for key, value in options.items() if key != "params"}}
+
+    def _specification(self) -> dict[str, Any]:
+        plan, options = self.plan, dict(self.plan.specification)
+        total = plan.slots if plan.slots is not None else self.ranks.world
+        spec = specification(
+            self.facts, plan.algorithm, plan.hyperparameters, slots=total,
+            trainers=self.ranks.world if plan.pulled else None, **options,
+        )
+        spec["token_weights"] = plan.token_weights
+        return spec
+
+    def _session(self, create: bool) -> Session:
+        timeout, core = self.plan.timeout, self.client._core
+        if create:
+            job = core.create_job(json.dumps(self.spec), timeout=timeout, **self.rules)
+        else:
+            job = core.open_to_train(self.name, timeout=timeout, **self.rules)
+        return Session(core, job, None if self.plan.pulled else list(self.slots), timeout)
+
+    def initial_weights(self) -> dict[str, Any]:
+        return {
+            parameter.name: parameter.tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+            for parameter in self.facts.parameters
+        }
+
+    def renew(self, *, create: bool) -> None:
+        """The session of the job as it is now."""
+        self.session = self._session(create)
+
+    def await_end(self) -> None:
+        """Until rank 0 has taken the job away, to replace it. DeadlineExceeded: it did not."""
+        deadline = time.monotonic() + self.plan.timeout
+        while time.monotonic() < deadline:
+            try:
+                self.session.core.await_weights(timeout=1.0)
+            except OVER:
+                return
+            time.sleep(_POLL_SECONDS)
+        raise errors.DeadlineExceeded(
+            f"rank 0 did not replace the weights of job {self.name} within {self.plan.timeout:g} s; every rank makes the same "
+            "changes, and calls step() or load_state_dict() after them"
+        )
+
+    def scratch(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix="shardmesh-")
+
+    def optimizers(self, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Of each group, with what it says now."""
+        known = set(self.defaults)
+        return _hyper.optimizers(
+            self.plan.algorithm, {}, [{key: value for key, value in group.items() if key in known} for group in groups]
+        )
+
+    def close(self) -> None:
+        self.session.close()
+        self._running.close()
+
+
+def start(params: Parameters, model: Optional[torch.nn.Module], plan: Plan) -> Started:
+    return Started(params, model, plan)
+
+
+def fixed(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a job cannot change from step to step."""
+    return {key: group[key] for key in _hyper.FIXED_BY_A_JOB if key in group}
+
+
+def replace_weights(started: Started, changed: Mapping[str, torch.Tensor]) -> None:
+    """Every rank calls it; the weights of rank 0 count. Optimizer states stay as they are."""
+    if started.ranks.rank != 0:
+        started.await_end()
+        started.renew(create=False)
+        started.session.begin(None)
+    elif started.session.committed == 0:
+        weights = started.initial_weights()  # as they are in this process: the changed ones, too
+        started.session.close()
+        started.client._core.delete_job(started.name)
+        started.renew(create=True)
+        started.session.begin(lambda: weights)
+    else:
+        rewrite(started, weights=changed)

@@ -1,0 +1,173 @@
+"""The slots of a rank: where gradients go, one backward after the other.
+
+A gradient is written into the window of its slot once, where autograd would have kept it; `.grad` is a view of that. A
+second backward of the same slot is added there by autograd itself.
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from types import FrameType
+from typing import Optional
+
+import torch
+from torch.utils import checkpoint
+
+from .. import errors
+from ._model import Parameter
+from ._session import Reply, Session
+
+_REENTRANT = checkpoint.CheckpointFunction.backward.__code__
+
+
+class Slots:
+    """Slots that are assigned to this rank, in order. `views[slot][i]`: of the trainable parameters, in their order."""
+
+    def __init__(self, parameters: Sequence[Parameter], numbers: Sequence[int]) -> None:
+        self.numbers = list(numbers)
+        self._parameters = list(parameters)
+        self._views: list[list[torch.Tensor]] = []
+        self._written = [[False] * len(parameters) for _ in numbers]
+        self._zero = [[True] * len(parameters) for _ in numbers]  # windows are zero at first
+        self._filled = 0  # slots that are closed
+        self._queued = self._joining = False
+        self._handles = [
+            parameter.tensor.register_post_accumulate_grad_hook(partial(self._arrived, index))
+            for index, parameter in enumerate(parameters)
+        ]
+
+    def attach(self, session: Session) -> None:
+        """To its windows, at first or when it was opened again: what is in the old ones is taken over."""
+        views = [
+            [session.gradient(slot, one.name, one.tensor.shape) for one in self._parameters] for slot in self.numbers
+        ]
+        old, self._views = self._views, views
+        for slot, tensors in enumerate(old):
+            for index, tensor in enumerate(tensors):
+                views[slot][index].copy_(tensor)
+                parameter = self._parameters[index].tensor
+                if parameter.grad is tensor:
+                    parameter.grad = views[slot][index]
+        for parameter, view in zip(self._parameters, views[0]):
+            parameter.tensor.grad_dtype = view.dtype
+
+    @property
+    def several(self) -> bool:
+        return len(self.numbers) > 1
+
+    def begun(self) -> bool:
+        """Whether there are gradients to step with."""
+        return self._filled > 0 or any(self._written[0]) or self._set_by_hand()
+
+    def _set_by_hand(self) -> bool:
+        return not self.several and any(parameter.tensor.grad is not None for parameter in self._parameters)
+
+    def join(self, joining: bool) -> bool:
+        """Whether what comes now stays in its slot after a backward; returns what it was."""
+        before, self._joining = self._joining, joining
+        return before
+
+    def _arrived(self, index: int, parameter: torch.Tensor) -> None:
+        slot = min(self._filled, len(self.numbers) - 1)
+        if self._filled == len(self.numbers):
+            raise errors.FailedPrecondition(
+                f"this rank has {len(self.numbers)} slots, and all have their backward: call step(), or do what belongs "
+                "together in no_sync()"
+            )
+        view, gradient = self._views[slot][index], parameter.grad
+        if gradient is not None and gradient is not view:
+            if gradient.is_sparse:
+                raise errors.Unimplemented(
+                    f"the gradient of {self._parameters[index].name} is sparse; a job has dense ones: sparse=False"
+                )
+            view.copy_(gradient)
+            parameter.grad = view
+        self._written[slot][index] = True
+        if self.several and not self._queued:
+            self._queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)  # type: ignore[attr-defined]
+
+    def _backward_ended(self) -> None:
+        self._queued = False
+        if self._joining or _within_another_backward():
+            return
+        self._close()
+
+    def _close(self) -> None:
+        """The slot is whole; `.grad` begins anew with the next one."""
+        slot = self._filled
+        self._zero_rest(slot)
+        self._filled += 1
+        if self._filled < len(self.numbers):
+            self._detach()
+
+    def _zero_rest(self, slot: int) -> None:
+        for index, written in enumerate(self._written[slot]):
+            if written:
+                self._zero[slot][index] = False
+            elif not self._zero[slot][index]:
+                self._views[slot][index].zero_()
+                self._zero[slot][index] = True
+
+    def _detach(self) -> None:
+        for parameter in self._parameters:
+            parameter.tensor.grad = None
+
+    def complete(self) -> None:
+        """Before a step. FailedPrecondition: slots that had no backward."""
+        if self.several:
+            if self._filled < len(self.numbers) and any(self._written[self._filled]):
+                self._close()
+            if self._filled < len(self.numbers):
+                raise errors.FailedPrecondition(
+                    f"{self._filled} of this rank's {len(self.numbers)} slots had their backward before step(); each needs "
+                    "one, or slots= of the optimizer is to be smaller"
+                )
+            return
+        for index, (parameter, view) in enumerate(zip(self._parameters, self._views[0])):
+            gradient = parameter.tensor.grad
+            if gradient is None:
+                self._written[0][index] = False
+            elif gradient is not view:  # somebody put it there
+                view.copy_(gradient)
+                self._written[0][index] = True
+            else:
+                self._written[0][index] = True
+        self._zero_rest(0)
+
+    def commit(
+        self, session: Session, learning_rates: list[float], loss_scale: float, tokens: list[int]
+    ) -> Reply:
+        return session.step(learning_rates, loss_scale, tokens)
+
+    def stepped(self) -> None:
+        """After a step. With one slot gradients stay, as torch.optim has it."""
+        if self.several:
+            self.clear()
+
+    def clear(self) -> None:
+        """zero_grad()."""
+        self._detach()
+        self._filled = 0
+        for written in self._written:
+            written[:] = [False] * len(written)
+
+    def release(self) -> None:
+        """No gradient of the model is in the windows any more."""
+        for handle in self._handles:
+            handle.remove()
+        for parameter in self._parameters:
+            if parameter.tensor.grad is not None:
+                parameter.tensor.grad = parameter.tensor.grad.clone()
+        self._views = []
+
+
+def _within_another_backward() -> bool:
+    """A checkpoint with use_reentrant=True runs a backward inside one: that is no end."""
+    frame: Optional[FrameType] = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _REENTRANT:
+            return True
+        frame = frame.f_back
+    return False

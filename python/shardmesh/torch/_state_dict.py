@@ -1,0 +1,61 @@
+"""The optimizer's state, as torch.optim has it in a state_dict, and back into the job."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import _dcp, _groups, errors
+from ._model import Parameter
+from ._rewrite import Saved, rewrite
+from ._setup import Started
+
+
+def states_of(started: Started) -> dict[torch.Tensor, dict[str, Any]]:
+    """Of each trainable parameter, decoded to fp32; none before the first step. The service saves a checkpoint for it."""
+    if started.session.committed == 0:
+        return {}
+    with started.scratch() as folder:
+        saved = Saved(started.client.checkpoint(started.name, folder, timeout=started.plan.timeout).path)
+        job = _dcp._Job(saved.job, list(saved.model))
+        decoded = _dcp._optimizer_states(torch, saved.states, job, saved.model, "float", saved.step)
+    return {
+        parameter.tensor: decoded.get(parameter.name, {"step": torch.tensor(float(saved.step))})
+        for parameter in started.facts.parameters if not parameter.frozen
+    }
+
+
+def load_states(
+    started: Started, param_groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], hyper: list[dict[str, Any]]
+) -> None:
+    """Puts the states of a state_dict into the job, of which every rank makes this call; those of rank 0 count.
+
+    hyper: the optimizer of each group from now on. InvalidArgument: states that are missing, of others' shapes, or of
+    another step than the rest; lists them, and nothing is changed.
+    """
+    named = {id(parameter.tensor): parameter for parameter in started.facts.parameters}
+    here = [named[id(tensor)] for group in param_groups for tensor in group["params"]]
+    there = [index for group in state_dict["param_groups"] for index in group["params"]]
+    given = {parameter.name: state_dict["state"].get(index, {}) for parameter, index in zip(here, there)}
+    trainable = [parameter for parameter in here if not parameter.frozen]
+    needed = {parameter.name: _groups.states_of(hyper[parameter.group]) for parameter in trainable}
+    problems = [problem for parameter in trainable for problem in _problems(parameter, given[parameter.name], needed[parameter.name])]
+    steps = {float(given[parameter.name].get("step", 0)) for parameter in trainable}
+    if len(steps) > 1:
+        problems.append(f"parameters were stepped {', '.join(f'{step:g}' for step in sorted(steps))} times; a job steps all together")
+    if problems:
+        more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise errors.InvalidArgument("this state_dict is none of this model's optimizer; nothing was loaded:\n  " +
+                                     "\n  ".join(problems[:8]) + more)
+    states = {name: {state: given[name][state] for state in wanted} for name, wanted in needed.items()}
+    rewrite(started, states=states, step=int(steps.pop()), hyper=hyper)
+
+
+def _problems(parameter: Parameter, given: Mapping[str, Any], needed: Sequence[str]) -> list[str]:
+    problems = [f"{parameter.name} has no {state}" for state in needed if state not in given]
+    for state in needed:
+        shape = tuple(getattr(given.get(state), "shape", parameter.tensor.shape))
+        if shape != tuple(parameter.tensor.shape):
+            problems.append(f"{parameter.name}: {state} has the shape {list(shape)}; it must be {list(parameter.tensor.shape)}")
+    return problems

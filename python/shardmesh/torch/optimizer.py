@@ -1,0 +1,310 @@
+"""The drop-in optimizer: a torch.optim.Optimizer whose weights and states a service owns.
+
+    optimizer = shardmesh.torch.Optimizer(model, "AdamW", lr=3e-4, states="dyn8")
+    for batch in data:
+        model(batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+docs/torch.md starts from tasks.
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Optional, Union
+
+import torch
+
+from .. import errors
+from ..client import Client, Job, SavedCheckpoint
+from . import _setup
+from ._loads import Loads
+from ._model import Parameters
+from ._placed import Placed
+from ._pulled import PulledSlots
+from ._session import OVER, Reply
+from ._slots import Slots
+from ._specification import Formats
+from ._state_dict import load_states, states_of
+
+__all__ = ["Optimizer"]
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Every rank makes one, of the same model with the same arguments. For one thread; a forked child cannot use it.
+
+    params: the model; or its named_parameters(); or groups of those; or, with model=, whatever torch.optim takes.
+    algorithm, hyperparameters: AdamW, Adam, SGD, Lion or Muon, and torch.optim's own names (lr, betas, eps, ...).
+    weights, states, gather, gradients: formats (docs/numerics.md); None: as the model's. weights and gather may be
+    functions of a parameter's canonical name.
+    service: "host:port" of a coordinator; None: one of its own, which ends with rank 0. job: its name there.
+    workers: of a service of its own. mesh: as in "ddp=2,fsdp=2".
+    slots: gradient contributions of a step over all ranks, one for each backward; None: one for each rank, in which all
+    its backwards add up. pulled: any rank takes any slot, see slots().
+    residency: "full", or "bucket": weights are there while they are used, see docs/torch.md.
+    clip_norm: of the gradients of all slots together; 0: not clipped. seed: of all random draws.
+    timeout: seconds that a step, and each part of the start, may take.
+
+    The first weights are the model's at rank 0, unless the job has some: then those. Gradients of slots are averaged.
+    InvalidArgument, Unimplemented: what the job cannot have; the message says what it can. AlreadyExists: the job is
+    there with another model. Unavailable, DeadlineExceeded: no service, or a rank that does not come.
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        algorithm: str = "AdamW",
+        *,
+        model: Optional[torch.nn.Module] = None,
+        weights: Formats = None,
+        states: Formats = "fp32",
+        gather: Formats = "stored",
+        gradients: Optional[str] = None,
+        service: Optional[str] = None,
+        job: Optional[str] = None,
+        workers: int = 1,
+        mesh: Optional[str] = None,
+        slots: Optional[int] = None,
+        pulled: bool = False,
+        residency: str = "full",
+        clip_norm: float = 0.0,
+        token_weights: bool = False,
+        seed: int = 0,
+        publish_every: int = 1,
+        timeout: float = 60.0,
+        **hyperparameters: Any,
+    ) -> None:
+        plan = _setup.Plan(
+            algorithm=algorithm, hyperparameters=hyperparameters, service=service, workers=workers, slots=slots, pulled=pulled,
+            token_weights=token_weights, timeout=timeout, specification={
+                "weights": weights, "states": states, "gather": gather, "gradients": gradients, "name": job or "model",
+                "mesh": mesh, "residency": residency, "clip_norm": clip_norm, "seed": seed, "publish_every": publish_every,
+            },
+        )
+        self._started = _setup.start(params, model, plan)
+        self._pid = os.getpid()
+        facts = self._started.facts
+        super().__init__(self._started.groups, dict(self._started.defaults))
+        self._fixed = [_setup.fixed(group) for group in self.param_groups]
+        self._session = self._started.session
+        self._trainable = [parameter for parameter in facts.parameters if not parameter.frozen]
+        self._placed = Placed(facts.parameters, self._session)
+        self._slots: Union[Slots, PulledSlots]
+        if pulled:
+            self._slots = PulledSlots(self._trainable)
+        else:
+            self._slots = Slots(self._trainable, self._session.slots or [])
+        self._slots.attach(self._session)
+        self._loads = Loads(self._started.model, facts.parameters)
+        self._tokens: list[int] = []
+        self._closed = False
+        self.last: Optional[Reply] = None  # how the last step went
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+        """Hands this rank's gradients over, and returns when those of all slots are in the weights, on every rank.
+
+        Without any gradient it does nothing. `last` says how it went; a gradient that is not finite skips the step.
+        FailedPrecondition: a parameter or hyperparameter was changed by hand, slots without a backward, a closed
+        optimizer. DeadlineExceeded: other ranks did not come within `timeout`; the message names their slots. Unavailable:
+        the job lost a worker that it cannot go on without. After an error the call may be repeated: no step is done twice.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_usable()
+        if not self._slots.begun():
+            return loss
+        self._take_changes()
+        self._check_groups()
+        self._slots.complete()
+        self.last = self._commit(self._learning_rates(), self._loss_scale())
+        self._slots.stepped()
+        self._tokens = []
+        self._placed.refresh()
+        return loss
+
+    def _commit(self, learning_rates: list[float], loss_scale: float) -> Reply:
+        wanted = self._session.committed + 1
+        while True:
+            try:
+                return self._slots.commit(self._session, learning_rates, loss_scale, self._tokens)
+            except OVER as error:
+                self._session.reopen(error)
+                self._placed.place(self._session)
+                self._slots.attach(self._session)
+                if self._session.committed >= wanted:
+                    return Reply(wanted, True, False, "", 0.0)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch.optim; gradients that are kept at zero are added to."""
+        if set_to_none:
+            self._slots.clear()
+        else:
+            super().zero_grad(set_to_none=False)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards within it join the slot of the next one."""
+        before = self._slots.join(True)
+        try:
+            yield
+        finally:
+            self._slots.join(before)
+
+    def slots(self, batches: Union[Sequence[Any], Callable[[int, int], Any]]) -> Iterator[Any]:
+        """With pulled=True: the batches of the slots that this rank takes in one step; whichever rank is free takes the
+        next one, and the loop ends when none is left. Then step() says how it went.
+
+        batches: of all slots of the step, or a function of step and slot; the same on every rank.
+        """
+        if not isinstance(self._slots, PulledSlots):
+            raise errors.FailedPrecondition("the slots of this optimizer are assigned; make it with pulled=True")
+        if self._slots.begun():
+            self.step()
+        self._check_usable()
+        self._take_changes()
+        self._check_groups()
+        return self._slots.take(batches, self._learning_rates, self._loss_scale, self.tokens_of)
+
+    def tokens(self, *counts: int) -> None:
+        """With token_weights=True, before step(): how many tokens the gradients of each slot of this rank are the sum over."""
+        self._tokens = [int(count) for count in counts]
+
+    def tokens_of(self) -> int:
+        return self._tokens[0] if self._tokens else 0
+
+    def _learning_rates(self) -> list[float]:
+        return [float(group["lr"]) for group in self.param_groups]
+
+    # torch.amp.GradScaler sets grad_scale and found_inf for the time of a step.
+    _step_supports_amp_scaling = True
+
+    def _loss_scale(self) -> float:
+        scale = getattr(self, "grad_scale", None)
+        return 1.0 if scale is None else float(scale)
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def editing(self) -> Iterator[None]:
+        """Changes of parameters within it are the job's from the next step on, on every rank. All ranks make the same."""
+        with torch.no_grad():
+            yield
+        self._loads.note(self._placed.changed())
+
+    def revert(self) -> None:
+        """Takes the service's weights back, whatever was written to the parameters."""
+        self._check_usable()
+        self._placed.forget(self._session)
+        self._loads.clear()
+
+    def upload(self) -> None:
+        """Gives what was changed by load_state_dict() or within editing() to the job now; step() does it by itself."""
+        self._check_usable()
+        self._take_changes()
+
+    def _take_changes(self) -> None:
+        changed = self._placed.changed()
+        if not changed:
+            return
+        self._loads.check(changed)
+        _setup.replace_weights(self._started, {parameter.name: parameter.tensor for parameter in changed})
+        self._attach_again()
+        self._loads.clear()
+
+    def _attach_again(self) -> None:
+        self._session = self._started.session
+        self._placed.place(self._session)
+        self._slots.attach(self._session)
+
+    # -- the job ----------------------------------------------------------------------------------------------------
+
+    @property
+    def service(self) -> str:
+        """The coordinator's address."""
+        return self._started.address
+
+    @property
+    def client(self) -> Client:
+        return self._started.client
+
+    @property
+    def job(self) -> Job:
+        """For readers: versions, leases, digests."""
+        return self._started.client.job(self._started.name, timeout=self._started.plan.timeout)
+
+    @property
+    def committed_step(self) -> int:
+        return int(self._session.committed)
+
+    def save(self, folder: str, **options: Any) -> SavedCheckpoint:
+        """Writes a checkpoint of the newest step; training goes on. One rank calls it. As Client.checkpoint()."""
+        return self.client.checkpoint(self._started.name, folder, **options)
+
+    def close(self) -> None:
+        """Leaves the job; parameters become memory of this process. A service of its own ends. Idempotent."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._loads.release()
+        self._slots.release()
+        self._placed.release()
+        self._started.close()
+
+    # -- what torch.optim has ---------------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if getattr(self, "_fixed", None) is not None:
+            raise errors.Unimplemented("a job has its parameters from the start; give all groups when the optimizer is made")
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """As torch.optim's: states by the index of a parameter, decoded to fp32. The service saves a checkpoint for it."""
+        self._check_usable()
+        self.state.update(states_of(self._started))
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Of this class, torch.optim or torchao, on every rank; rank 0's counts. The job goes on at the state's step.
+
+        InvalidArgument, all of it at once: states that are missing, or of other shapes; then nothing is changed.
+        """
+        self._check_usable()
+        super().load_state_dict({**state_dict, "state": {}})
+        self._fixed = [_setup.fixed(group) for group in self.param_groups]
+        if state_dict["state"]:
+            load_states(self._started, self.param_groups, state_dict, self._started.optimizers(self.param_groups))
+            self._attach_again()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise errors.Unimplemented("an optimizer of a service cannot be pickled or copied; take state_dict()")
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise errors.FailedPrecondition("this optimizer was closed")
+        if os.getpid() != self._pid:
+            raise errors.FailedPrecondition(
+                f"process {os.getpid()} was forked from {self._pid}, which made this optimizer; make one in each process"
+            )
+
+    def _check_groups(self) -> None:
+        if len(self.param_groups) != len(self._fixed):
+            raise errors.FailedPrecondition(
+                f"there are {len(self.param_groups)} parameter groups; the job was made with {len(self._fixed)}"
+            )
+        for index, (group, fixed) in enumerate(zip(self.param_groups, self._fixed)):
+            for key, value in fixed.items():
+                if group.get(key) != value:
+                    raise errors.Unimplemented(
+                        f"{key} of group {index} was changed from {value!r} to {group.get(key)!r}; a job can change lr alone "
+                        "from step to step"
+                    )
