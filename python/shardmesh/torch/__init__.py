@@ -1,1 +1,4 @@
 """shardmesh.torch: PyTorch models trained by the service."""
+from .optimizer import Optimizer
+
+__all__ = ["Optimizer"]

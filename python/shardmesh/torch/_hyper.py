@@ -103,3 +103,12 @@ def _number(value: Any, what: str) -> float:
     except (TypeError, ValueError, RuntimeError):
         pass
     raise errors.InvalidArgument(f"{what} is {value!r}; it must be a number")
+
+
+# What a job has for good; the learning rate is a step's own.
+FIXED_BY_A_JOB = ("betas", "eps", "weight_decay", "momentum", "dampening", "nesterov", "amsgrad", "maximize")
+
+
+def defaults(algorithm: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of torch.optim's groups."""
+    return {**_KNOWN[algorithm_name(algorithm)], **given}
