@@ -57,7 +57,9 @@ def main() -> None:
     directory = os.environ.get("BUILD_WORKING_DIRECTORY")
     if directory:
         os.chdir(directory)
-    sys.path[:0] = [str(HERE), str(ROOT / "examples/gpt"), str(ROOT / "python")]
+    sys.path[:0] = [str(HERE), str(ROOT / "examples/gpt")]
+    if importlib.util.find_spec("shardmesh") is None:
+        sys.path.append(str(ROOT / "python"))
     import pytorch_rows
 
     pytorch_rows.run(flags)

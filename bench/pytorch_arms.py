@@ -70,6 +70,7 @@ class Arm:
 
     def make(self, size: str) -> None:
         torch.manual_seed(0)
+        self.context = SIZES[size].context
         self.wrap(GPT(SIZES[size]))
 
     def wrap(self, model: GPT) -> None:
@@ -80,7 +81,7 @@ class Arm:
 
     def step(self, step: int, sequences: int = 0, length: int = 0) -> tuple[float, float, list[float]]:
         """When it began and ended, and the losses of this rank's slots."""
-        sequences, length = sequences or self.setup.sequences, length or self.setup.length
+        sequences, length = sequences or self.setup.sequences, min(length or self.setup.length, self.context)
         batches = [self.text.batch(step, slot, sequences, length) for slot in self.slots]
         begin = time.monotonic()
         losses = [self.backward(batch, batch is batches[-1]) for batch in batches]

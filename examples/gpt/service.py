@@ -35,7 +35,7 @@ class Service:
     def __init__(self, bin_dir: Union[str, pathlib.Path], workers: int, log_dir: Optional[pathlib.Path] = None) -> None:
         """RuntimeError: it did not start; the message has what it said last."""
         command = [program(bin_dir, "client/cli/shardctl"), "up", "--listen", "127.0.0.1:0", "--workers", str(workers), "--json",
-                   "--log-level", "warn", "--bin-dir", pathlib.Path(bin_dir).resolve()]
+                   "--log-level", "error", "--bin-dir", pathlib.Path(bin_dir).resolve()]
         command += ["--log-dir", log_dir] if log_dir else []
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=end_with_parent)
         self.pid = self._process.pid
