@@ -23,7 +23,7 @@ ROOT = HERE.parent
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--quick", action="store_true", help="30m on two ranks, five rounds, no torchao (it compiles for a minute)")
+    add("--quick", action="store_true", help="30m on two ranks, five rounds, and not every arm")
     add("--sizes", default="30m,124m", help="models (default: %(default)s)")
     add("--ranks", default="2,4", help="(default: %(default)s); each rank wants a core")
     add("--arms", help="some of them alone: model,ddp,fsdp2,fsdp2 8-bit,full,bucket,... (default: all)")

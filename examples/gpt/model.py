@@ -93,7 +93,7 @@ class GPT(nn.Module):
 def generate(model: GPT, prompt: Tensor, count: int, seed: int = 0, temperature: float = 0.8) -> Tensor:
     """`prompt` and `count` tokens after it; the same seed gives the same ones."""
     generator = torch.Generator().manual_seed(seed)
-    tokens = prompt
+    tokens = prompt.long()
     for _ in range(count):
         logits = model(tokens[None, -model.size.context :])[0, -1] / temperature
         tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1, generator=generator)])
