@@ -2,7 +2,8 @@
 """Training a GPT in plain PyTorch: shardmesh.torch.Optimizer against DistributedDataParallel and FSDP2 over gloo.
 
 Ranks are processes of one thread. Those of all arms (pytorch_arms.py) stay up, and a round lets each arm make one step
-while the others sleep. The steps before the first round are compared: the arms train the same model on the same batches.
+while the others sleep. The steps before the first round are compared: the arms train the same model on the same
+batches.
 Overhead is what a step takes beyond the same model's forward and backward with no framework around it.
 
   bazel run -c opt //bench:pytorch -- --quick
@@ -33,7 +34,7 @@ def arguments() -> argparse.Namespace:
     add("--loss-steps", type=int, default=100, help="(default: %(default)s)")
     add("--json", metavar="FILE", help="write the rows there")
     add("--bin-dir", default=default_bin_dir(), help="where the built programs are (default: %(default)s)")
-    add("--python", default=default_python(), help="one with PyTorch; tools/parity_env.sh makes it (default: %(default)s)")
+    add("--python", default=default_python(), help="one with PyTorch; tools/parity_env.sh makes it (%(default)s)")
     return parser.parse_args()
 
 
@@ -51,7 +52,7 @@ def main() -> None:
     flags = arguments()
     if importlib.util.find_spec("torch") is None:
         if os.environ.get("SHARDMESH_BENCH_AGAIN") or not os.path.exists(flags.python):
-            sys.exit(f"pytorch: {flags.python} has no PyTorch; tools/parity_env.sh makes one that has, --python names it")
+            sys.exit(f"pytorch: {flags.python} has no PyTorch; tools/parity_env.sh makes one, --python names another")
         os.environ["SHARDMESH_BENCH_AGAIN"] = "1"
         os.execv(flags.python, [flags.python, __file__, *sys.argv[1:]])
     directory = os.environ.get("BUILD_WORKING_DIRECTORY")

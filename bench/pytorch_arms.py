@@ -1,4 +1,4 @@
-"""The contestants of bench/pytorch.py: ranks that are processes of one thread each, and train one model in their own way.
+"""The contestants of bench/pytorch.py: ranks, processes of one thread each, that train one model in their own way.
 
   model          forward and backward of a rank's own model, with no framework around it
   ddp            DistributedDataParallel over gloo, fused AdamW of all weights on every rank
@@ -66,7 +66,8 @@ class Arm:
         self.slots = range(first, end)
         if self.distributed:
             limit = datetime.timedelta(seconds=SECONDS)
-            dist.init_process_group("gloo", f"file://{setup.meeting}", rank=setup.rank, world_size=setup.ranks, timeout=limit)
+            meeting = f"file://{setup.meeting}"
+            dist.init_process_group("gloo", meeting, rank=setup.rank, world_size=setup.ranks, timeout=limit)
 
     def make(self, size: str) -> None:
         torch.manual_seed(0)
@@ -155,7 +156,7 @@ class Ours(Arm):
                                       job=f"bench-{self.made}", **HYPER, **self.options)
 
     def step_overhead(self, count: int) -> float:
-        """Seconds of step() beyond the service's own, which it calls, for a model of one parameter: a median of `count`."""
+        """Seconds of step() beyond the service's, which it calls, for a model of one parameter: a median of `count`."""
         self.wrap(torch.nn.Linear(1, 1, bias=False))
         core = self.optimizer._session.core = Timed(self.optimizer._session.core)
         found = []

@@ -143,20 +143,28 @@ class Timing:
         return ""
 
     def overhead(self, arm: str) -> list[float]:
-        return [max(LEAST_OVERHEAD * model, step - model) for step, model in zip(self.seconds[arm], self.seconds["model"])]
+        pairs = zip(self.seconds[arm], self.seconds["model"])
+        return [max(LEAST_OVERHEAD * model, step - model) for step, model in pairs]
 
     def rows(self) -> Iterator[Row]:
         of, step = f"{self.size}, {self.ranks} ranks", self.seconds.__getitem__
         for ours in "full", "bucket":
-            yield self.row(f"{of}: overhead, {ours}, against ddp, ms", ours, "ddp", self.overhead, at_least(5), "model")
-            yield self.row(f"{of}: overhead, {ours}, against fsdp2, ms", ours, "fsdp2", self.overhead, at_least(10), "model")
+            for rival, goal in ("ddp", 5), ("fsdp2", 10):
+                name = f"{of}: overhead, {ours}, against {rival}, ms"
+                yield self.row(name, ours, rival, self.overhead, at_least(goal), "model")
         for ours, rival, goal in (("full", "ddp", 1.2), ("full", "fsdp2", 2), ("full 8-bit", "fsdp2 8-bit", 4),
                                   ("bucket", "ddp", 1.2), ("bucket", "fsdp2", 2)):
             yield self.row(f"{of}: step, {ours}, against {rival}, ms", ours, rival, step, at_least(goal))
         for arm in TIMED[1:]:
             yield self.row(f"{of}: step, {arm}, times the model alone, ms", arm, "model", step, None)
 
-    def row(self, name: str, ours: str, rival: str, of: Callable[[str], list[float]], goal: Optional[Goal], also: str = "") -> Row:
+    def notes(self) -> list[str]:
+        of, speed = f"{self.size}, {self.ranks} ranks", COPIED / 1e9 / statistics.median(self.copies)
+        losses = ", ".join(f"{arm} {losses[-1]:.4f}" for arm, losses in self.losses.items() if arm in self.seconds)
+        return [f"{of}: a copy of 256 MiB by one thread: {speed:.1f} GB/s; losses after the rounds: {losses}"]
+
+    def row(self, name: str, ours: str, rival: str, of: Callable[[str], list[float]], goal: Optional[Goal],
+            also: str = "") -> Row:
         for arm in (ours, rival, also):
             if arm and arm not in self.seconds:
                 return Row(name, goal=goal, missing=f"{arm}: {self.missing.get(arm, 'no rounds')}")
@@ -198,11 +206,13 @@ def memory_rows(bench: Bench, size: str, ranks: int) -> Iterator[Row]:
             found[arm] = model_bytes(bench, arm, size, ranks)
         except (RuntimeError, OSError) as error:
             missing[arm] = first_line(error)
-    for ours, rival, goal in (("bucket", "fsdp2", at_most(0.8)), ("bucket 8-bit", "fsdp2", at_most(0.35)), ("full", "ddp", None)):
+    wanted = ("bucket", "fsdp2", at_most(0.8)), ("bucket 8-bit", "fsdp2", at_most(0.35)), ("full", "ddp", None)
+    for ours, rival, goal in wanted:
         name = f"{size}, {ranks} ranks: memory, {ours}, times {rival}, MiB"
         absent = [arm for arm in (ours, rival) if arm not in found]
         if absent:
-            yield Row(name, goal=goal, missing="; ".join(f"{arm}: {missing.get(arm, 'not asked for')}" for arm in absent))
+            why = "; ".join(f"{arm}: {missing.get(arm, 'not asked for')}" for arm in absent)
+            yield Row(name, goal=goal, missing=why)
         else:
             yield cost(name, [found[ours]], [found[rival]], 1 / MIB, goal)
     plain = 16.0 * sum(parameter.numel() for parameter in GPT(SIZES[size]).parameters())
@@ -228,18 +238,17 @@ def bits(bench: Bench) -> str:
 
 
 def start_rows(bench: Bench) -> Iterator[Row]:
-    names = ("import shardmesh.torch and attach, s, times 1 s", "step() in Python beyond the service's step, us, times 50 us")
-    goals = at_most(1), at_most(1)
+    names = "import shardmesh.torch and attach, s, times 1 s", "step() beyond the service's own, us, times 50 us"
     if bench.no_ours:
-        yield from (Row(name, goal=goal, missing=bench.no_ours) for name, goal in zip(names, goals))
+        yield from (Row(name, goal=at_most(1), missing=bench.no_ours) for name in names)
         return
     with Service(bench.flags.bin_dir, 1) as service:
         progress("start")
         seconds = [start_seconds(service.address) for _ in range(1 if bench.flags.quick else 7)]
-    yield cost(names[0], seconds, [1.0] * len(seconds), 1, goals[0])
+    yield cost(names[0], seconds, [1.0] * len(seconds), 1, at_most(1))
     with bench.world("full", 1) as (world, _):
         overhead = [world.ask("step_overhead", 200)[0] for _ in range(7)]
-    yield cost(names[1], overhead, [50e-6] * len(overhead), 1e6, goals[1])
+    yield cost(names[1], overhead, [50e-6] * len(overhead), 1e6, at_most(1))
 
 
 def start_seconds(address: str) -> float:
@@ -267,7 +276,8 @@ def draw_losses(bench: Bench, size: str, ranks: int, path: pathlib.Path) -> None
         try:
             with bench.world(arm, ranks) as (world, _):
                 world.ask("make", size)
-                axes.plot([statistics.mean(world.step(step)[1]) for step in range(bench.flags.loss_steps)], label=arm, linewidth=1)
+                losses = [statistics.mean(world.step(step)[1]) for step in range(bench.flags.loss_steps)]
+                axes.plot(losses, label=arm, linewidth=1)
         except (RuntimeError, OSError) as error:
             bench.report.notes.append(f"losses of {arm}: {first_line(error)}")
     axes.set(title=f"loss, {size}, {ranks} ranks", xlabel="step", ylabel="loss")
@@ -283,7 +293,9 @@ def progress(what: str) -> None:
 def run(flags: argparse.Namespace) -> None:
     bench = Bench(flags)
     report = bench.report
-    sizes, counts = (["30m"], [2]) if flags.quick else (flags.sizes.split(","), [int(n) for n in flags.ranks.split(",")])
+    sizes, counts = flags.sizes.split(","), [int(count) for count in flags.ranks.split(",")]
+    if flags.quick:
+        sizes, counts = ["30m"], [2]
     if "bits" not in bench.skip:
         report.notes.append(bits(bench))
     for size in sizes:
@@ -291,14 +303,14 @@ def run(flags: argparse.Namespace) -> None:
             if "time" not in bench.skip:
                 timing = Timing(bench, size, ranks)
                 report.rows += timing.rows()
-                report.notes.append(f"{size}, {ranks} ranks: a copy of 256 MiB by one thread: {COPIED / 1e9 / statistics.median(timing.copies):.1f} GB/s; "
-                                    "losses after the rounds: " + ", ".join(f"{arm} {of[-1]:.4f}" for arm, of in timing.losses.items()))
+                report.notes += timing.notes()
             if "memory" not in bench.skip:
                 report.rows += memory_rows(bench, size, ranks)
     if "start" not in bench.skip:
         report.rows += start_rows(bench)
     if flags.losses:
         draw_losses(bench, sizes[0], counts[0], pathlib.Path(flags.losses))
-    report.notes.append(f"a round's figure is the fastest of {bench.steps} steps; an overhead below {LEAST_OVERHEAD:.0%} of the model counts as that")
+    report.notes.append(f"a round's figure is the fastest of {bench.steps} steps; an overhead below "
+                        f"{LEAST_OVERHEAD:.0%} of the model's own time counts as that")
     report.notes.append(f"{machine_now()}; torch {torch.__version__}")
     report.publish(flags.json)

@@ -2,8 +2,8 @@
 """Trains a GPT of about 10 million parameters on Shakespeare with shardmesh.torch, and again under FSDP2.
 
 Two ranks of one thread each, torch.compile in both runs, the same model, batches and steps:
-  1. shardmesh.torch.Optimizer with weights stored as bf16_sr, 8-bit states (dyn8), and weights gathered in fp8. Beside it
-     a follower prints text that the newest weights write, every 100 steps
+  1. shardmesh.torch.Optimizer with weights stored as bf16_sr, 8-bit states (dyn8), and weights gathered in fp8. Beside
+     it a follower prints text that the newest weights write, every 100 steps
   2. FSDP2 over gloo, fused AdamW in fp32
 Then a table: losses, tokens per second, memory of all processes together (proportional set size: what several share
 counts once), after compiling. The held-out losses must be at most --apart from each other.
@@ -138,14 +138,15 @@ class Run:
         ranks = self.events()
         steps = [[event for event in events if event["event"] == "step"] for events in ranks]
         if any([event["step"] for event in events] != list(range(1, self.flags.steps + 1)) for events in steps):
-            raise Failure(f"{self.name}: a rank made {[len(events) for events in steps]} steps, not each of {self.flags.steps} once")
+            made = [len(events) for events in steps]
+            raise Failure(f"{self.name}: the ranks made {made} steps, not each of {self.flags.steps} once")
         losses = [statistics.mean(sum((event["losses"] for event in same), [])) for same in zip(*steps)]
         seconds = [max(event["seconds"] for event in same) for same in zip(*steps)]
         times = [sum(seconds[1 : n + 1]) for n in range(len(seconds))]
         usual = statistics.median(seconds[SETTLED:])
-        tokens = ranks[0][0]["tokens"]
-        return Result(self.name, losses, times, statistics.mean(events[-1]["held_out"] for events in ranks), tokens / usual,
-                      usual * 1e3, seconds[0], max(self._memory, default=0))
+        held_out = statistics.mean(events[-1]["held_out"] for events in ranks)
+        return Result(self.name, losses, times, held_out, ranks[0][0]["tokens"] / usual, usual * 1e3, seconds[0],
+                      max(self._memory, default=0))
 
 
 def common(flags: argparse.Namespace) -> list[Any]:
@@ -155,7 +156,8 @@ def common(flags: argparse.Namespace) -> list[Any]:
 
 def environment(scratch: pathlib.Path) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
-            "TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONPATH": str(scratch / "package"), "PYTHONDONTWRITEBYTECODE": "1"}
+            "TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONPATH": str(scratch / "package"),
+            "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def lay_out_package(bin_dir: pathlib.Path, scratch: pathlib.Path) -> None:
@@ -179,8 +181,8 @@ class Follower:
     def __init__(self, flags: argparse.Namespace, scratch: pathlib.Path, options: list[Any]) -> None:
         command = [sys.executable, HERE / "train.py", "--follow", "--every", flags.every, *common(flags), *options]
         self._errors = open(scratch / "follower", "w+", encoding="utf-8")
-        self._process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=self._errors, text=True,
-                                         env=environment(scratch), preexec_fn=end_with_parent)
+        self._process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=self._errors,
+                                         text=True, env=environment(scratch), preexec_fn=end_with_parent)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
         self.texts = 0
@@ -210,7 +212,7 @@ class Follower:
 def with_shardmesh(flags: argparse.Namespace, scratch: pathlib.Path) -> Result:
     with Service(flags.bin_dir, RANKS, scratch / "service") as service:
         job = ["--service", service.address, "--job", "gpt"]
-        formats = ["--weights", flags.weights, "--states", flags.states, "--gather", flags.gather, "--residency", flags.residency]
+        formats = [f"--{option}={getattr(flags, option)}" for option in ("weights", "states", "gather", "residency")]
         run = Run(flags, scratch, "shardmesh", "train.py", *job, *formats, also=tuple(tree([service.pid])))
         follower = Follower(flags, scratch, job)
         try:
@@ -233,10 +235,11 @@ def with_fsdp2(flags: argparse.Namespace, scratch: pathlib.Path) -> Result:
 
 
 def table(results: list[Result], flags: argparse.Namespace) -> str:
-    ours = f"{flags.weights}, {flags.states}, {flags.gather}"
+    formats = {"shardmesh": f"{flags.weights}, {flags.states}, {flags.gather}", "FSDP2": "fp32, fp32, fp32"}
     lines = [("", [result.name for result in results]),
-             ("weights, states, gathered as", [ours if result.name == "shardmesh" else "fp32, fp32, fp32" for result in results]),
-             (f"training loss, the last {LAST} steps", [f"{statistics.mean(result.losses[-LAST:]):.3f}" for result in results]),
+             ("weights, states, gathered as", [formats[result.name] for result in results]),
+             (f"training loss, the last {LAST} steps",
+              [f"{statistics.mean(result.losses[-LAST:]):.3f}" for result in results]),
              ("held-out loss", [f"{result.held_out:.3f}" for result in results]),
              ("tokens per second", [f"{result.tokens_per_second:.0f}" for result in results]),
              ("a step, ms (median)", [f"{result.step_ms:.0f}" for result in results]),

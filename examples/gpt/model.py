@@ -49,7 +49,8 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(size.width)
         self.attention = Attention(size)
         self.mlp_norm = nn.LayerNorm(size.width)
-        self.mlp = nn.Sequential(nn.Linear(size.width, 4 * size.width), nn.GELU(), nn.Linear(4 * size.width, size.width))
+        inner = 4 * size.width
+        self.mlp = nn.Sequential(nn.Linear(size.width, inner), nn.GELU(), nn.Linear(inner, size.width))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))

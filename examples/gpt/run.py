@@ -30,7 +30,7 @@ def arguments(description: Optional[str]) -> argparse.ArgumentParser:
     add("--length", type=int, default=64, help="tokens of a sequence (default: %(default)s)")
     add("--lr", type=float, default=1e-3, help="learning rate (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the weights and of the batches (default: %(default)s)")
-    add("--text", type=pathlib.Path, default=SHAKESPEARE, metavar="FILE", help="what to learn (default: tiny Shakespeare)")
+    add("--text", type=pathlib.Path, default=SHAKESPEARE, metavar="FILE", help="what to learn (default: Shakespeare)")
     add("--compile", action="store_true", help="with torch.compile")
     add("--record", type=pathlib.Path, metavar="DIR", help="write each rank's losses and times there, as lines of JSON")
     return parser

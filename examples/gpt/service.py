@@ -20,7 +20,7 @@ def program(bin_dir: Union[str, pathlib.Path], path: str) -> pathlib.Path:
     """`path` as the build lays programs out, "client/cli/shardctl", say. FileNotFoundError: it is not built."""
     found = pathlib.Path(bin_dir).resolve() / path
     if not found.exists():
-        raise FileNotFoundError(f"{found} is missing; bazel build //{found.parent.relative_to(found.parents[2])}:{found.name}")
+        raise FileNotFoundError(f"{found} is missing; bazel build //{pathlib.Path(path).parent}:{found.name}")
     return found
 
 
@@ -34,8 +34,8 @@ class Service:
 
     def __init__(self, bin_dir: Union[str, pathlib.Path], workers: int, log_dir: Optional[pathlib.Path] = None) -> None:
         """RuntimeError: it did not start; the message has what it said last."""
-        command = [program(bin_dir, "client/cli/shardctl"), "up", "--listen", "127.0.0.1:0", "--workers", str(workers), "--json",
-                   "--log-level", "error", "--bin-dir", pathlib.Path(bin_dir).resolve()]
+        command = [program(bin_dir, "client/cli/shardctl"), "up", "--listen", "127.0.0.1:0", "--workers", str(workers),
+                   "--json", "--log-level", "error", "--bin-dir", pathlib.Path(bin_dir).resolve()]
         command += ["--log-dir", log_dir] if log_dir else []
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=end_with_parent)
         self.pid = self._process.pid

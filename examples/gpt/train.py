@@ -69,8 +69,8 @@ def main() -> None:
     add = parser.add_argument
     add("--weights", help="how they are stored: bf16_sr, ... (default: as the model has them)")
     add("--states", default="fp32", help="the optimizer's: fp32, bf16_sr, dyn8, dyn4, ... (default: %(default)s)")
-    add("--gather", default="stored", help="how weights come to the ranks: stored, bf16, fp8_tensor, ... (default: %(default)s)")
-    add("--residency", default="full", choices=["full", "bucket"], help="of weights and gradients (default: %(default)s)")
+    add("--gather", default="stored", help="how weights come to the ranks: stored, bf16, fp8_tensor, ... (%(default)s)")
+    add("--residency", default="full", choices=["full", "bucket"], help="of the weights (default: %(default)s)")
     add("--service", metavar="HOST:PORT", help="of a coordinator (default: a service for this training alone)")
     add("--job", help="its name (default: made up)")
     add("--follow", action="store_true", help="train nothing; print text of the newest weights of a job that trains")

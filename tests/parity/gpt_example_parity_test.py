@@ -46,8 +46,9 @@ class TrainTest(ServiceTest):
         processes = []
         for rank in range(ranks):
             environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, os.path.join(FOLDER, "train.py"), "--size", "tiny", "--steps", "5", "--slots", "2",
-                       "--length", "32", "--record", records, "--service", self.address, "--job", job, *options]
+            command = [sys.executable, os.path.join(FOLDER, "train.py"), "--size", "tiny", "--steps", "5",
+                       "--slots", "2", "--length", "32", "--record", records, "--service", self.address,
+                       "--job", job, *options]
             processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
         for process in processes:
             self.addCleanup(process.kill)
