@@ -61,7 +61,6 @@ absl::StatusOr<TensorView> PullingSession::gradient(absl::string_view name) cons
 }
 
 absl::StatusOr<ConstTensorView> PullingSession::parameter(absl::string_view name) const {
-  RETURN_IF_ERROR(CheckTaken());
   ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));
   const Bucket& bucket = job_->plan().buckets()[job_->plan().placements()[tensor].bucket];
   return WeightsIn(job_->plan(), tensor, parameters_.data() + bucket.weight_offset);

@@ -72,9 +72,9 @@ class PullingSession {
   };
   absl::StatusOr<Next> FinishAndTake(const FinishOptions& options);
 
-  // Views of one tensor, by this client's name, between Take and Finish: of the slot's gradients, which hold what was
-  // written there before; and of the weights. NotFound: no such parameter. InvalidArgument: it is frozen.
-  // FailedPrecondition: no slot was taken.
+  // Views of one tensor, by this client's name: of the gradients of the slot that was taken, which hold what was
+  // written there before, until Finish; and of the weights, whose bytes change when a step commits, and never between
+  // Take and Finish. NotFound: no such parameter. InvalidArgument: it is frozen. FailedPrecondition: no slot was taken.
   absl::StatusOr<TensorView> gradient(absl::string_view name) const;
   absl::StatusOr<ConstTensorView> parameter(absl::string_view name) const;
 

@@ -2,7 +2,9 @@
 """What shardmesh.torch reads off real modules: names in every order of wrapping, ties, groups, and what it refuses."""
 import random
 import sys
+import types
 import unittest
+import unittest.mock
 
 import torch
 import torch_mesh
@@ -15,7 +17,7 @@ from shardmesh.torch._wrappers import walk
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 SEED = 20260814
@@ -102,10 +104,12 @@ class NamesTest(unittest.TestCase):
                 with self.subTest(done):
                     found = facts(model)
                     self.assertEqual(summary(found), bare)
-                    raw = dict(nn.Module.named_parameters(model))
+                    raw = dict(nn.Module.named_parameters(model, remove_duplicate=False))
                     for p in found.parameters:
-                        self.assertIs(raw[p.given], p.tensor)
-                        self.assertEqual(names.canonical(p.given, **found.rules._asdict()), p.name)
+                        given = [p.given, *p.ties_given]
+                        self.assertTrue(all(raw[name] is p.tensor for name in given))
+                        canonical = names.canonical_many(given, **found.rules._asdict())
+                        self.assertEqual(canonical, [p.name, *p.ties])
                         again = names.canonical_many([p.name, *p.ties], **_model.canonical_rules(found)._asdict())
                         self.assertEqual(again, [p.name, *p.ties])
                     hashes.add(_model.structure_hash(found))
@@ -165,10 +169,18 @@ class TiesTest(unittest.TestCase):
                     model = nn.ParameterDict({"a": nn.Parameter(a), "b": nn.Parameter(b)})
                     with self.assertRaisesRegex(errors.InvalidArgument, says):
                         facts(model)
-            for a, b in (whole[:, :2], whole[:, 2:]), (whole[:2], whole[2:]), (whole[::2], whole[1::2]):
+            for a, b in (
+                (whole[:, :2], whole[:, 2:]), (whole[:2], whole[2:]), (whole[::2], whole[1::2]),
+                (whole[:, :2], whole[0, 2:]),
+            ):
                 with self.subTest(device, apart=(a.shape, b.shape)):
                     model = nn.ParameterDict({"a": nn.Parameter(a), "b": nn.Parameter(b)})
                     self.assertEqual([p.name for p in facts(model).parameters], ["a", "b"])
+    def test_shared_memory_is_found_across_one_that_lies_between(self):
+        whole = torch.zeros(4, 4)
+        model = nn.ParameterList([nn.Parameter(one) for one in (whole[:, :2], whole[0, 2:], whole[2, 1:3])])
+        with self.assertRaisesRegex(errors.InvalidArgument, '"0" and "2" are two objects that share'):
+            facts(model)
 
 
 class GroupsTest(unittest.TestCase):
@@ -195,7 +207,8 @@ class GroupsTest(unittest.TestCase):
             ("torch's", [{key: torch_groups[0][key] for key in ("params", "param_names")}], self.model),
         ):
             with self.subTest(what):
-                self.assertEqual(summary(facts(given, model)), whole)
+                found = facts(given, model)
+                self.assertEqual((summary(found), found.groups), (whole, [{}]))
         alone = facts(self.model.layers[0].lin.named_parameters())
         self.assertEqual([p.name for p in alone.parameters], ["weight", "bias"])
         both = facts(self.model.named_parameters(remove_duplicate=False), self.model)
@@ -269,6 +282,26 @@ class RefusedTest(unittest.TestCase):
                 facts(sharded)
         with self.assertRaisesRegex(errors.Unimplemented, "ScriptModule"):
             facts(nn.Sequential(torch.jit.script(nn.Linear(2, 2))))
+
+    def test_what_fsdp_cut_up_is_refused_and_an_engine_is_a_wrapper(self):
+        wrapper = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # its constructor needs a device
+        nn.Module.__init__(wrapper)
+        wrapper._handle = object()
+        wrapper._modules["_fsdp_wrapped_module"] = nn.Linear(2, 2)
+        with self.assertRaisesRegex(errors.Unimplemented, '"0" is under FullyShardedDataParallel.*before it is w'):
+            facts(nn.Sequential(wrapper))
+
+        class DeepSpeedEngine(nn.Module):
+            def __init__(self, module):
+                super().__init__()
+                self.module = module
+
+        engine = DeepSpeedEngine(nn.Linear(2, 2))
+        self.assertEqual([p.name for p in facts(engine).parameters], ["module.weight", "module.bias"])
+        loaded = types.ModuleType("deepspeed.runtime.engine")
+        loaded.DeepSpeedEngine = DeepSpeedEngine
+        with unittest.mock.patch.dict(sys.modules, {loaded.__name__: loaded}):
+            self.assertEqual([p.name for p in facts(engine).parameters], ["weight", "bias"])
 
     def test_what_is_unusual_and_works(self):
         conv = facts(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)).parameters

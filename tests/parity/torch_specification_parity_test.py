@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A job's specification from a torch model and an optimizer's arguments: torch's names and defaults, job.proto's too."""
+"""A job's specification from a torch model and an optimizer's arguments: torch's names and defaults, job.proto's."""
 import inspect
 import json
 import pathlib
@@ -102,7 +102,9 @@ class SpecificationTest(unittest.TestCase):
         self.assertEqual(of["embed.weight"]["given"], "_orig_mod.embed.weight")
         self.assertEqual(of["head.weight"], {
             "name": "head.weight", "shape": [64, 48], "format": "FORMAT_FP32", "group": 0, "frozen": False,
-            "states": "STATE_FORMAT_DYN8", "gather": "GATHER_FORMAT_STORED", "tied_to": "embed.weight"})
+            "states": "STATE_FORMAT_DYN8", "gather": "GATHER_FORMAT_STORED", "tied_to": "embed.weight",
+            "given": "_orig_mod.head.weight"})
+        self.assertNotIn("given", specification(facts(model), name="a")["parameters"][0])
         self.assertEqual((of["norm.bias"]["format"], of["norm.bias"]["group"]), ("FORMAT_BF16", 1))
         for name in "conv.bias", "frozen.weight":
             self.assertEqual((of[name]["frozen"], of[name]["states"]), (True, "STATE_FORMAT_FP32"))
@@ -122,6 +124,8 @@ class SpecificationTest(unittest.TestCase):
         spec = specification(model, name="a", weights=lambda name: "bf16_sr" if "norm" in name else None)
         self.assertEqual({p["format"] for p in spec["parameters"] if "norm" in p["name"]}, {"FORMAT_BF16_SR"})
         self.assertEqual({p["format"] for p in spec["parameters"] if "norm" not in p["name"]}, {"FORMAT_FP32"})
+        spec = specification(model, name="a", weights=lambda name: None)
+        self.assertEqual({p["format"] for p in spec["parameters"] if "norm" in p["name"]}, {"FORMAT_BF16"})
         rows = specification(model, name="a", weights="int8_row")
         self.assertEqual([p["format"] for p in rows["parameters"] if "norm" in p["name"]], ["FORMAT_BF16"] * 2)
 

@@ -59,7 +59,7 @@ def _loaded(where: str, name: str) -> tuple[type, ...]:
 def _check_class(who: str, tensor: torch.Tensor) -> None:
     kind = type(tensor)
     what = f"{who} is a {kind.__module__}.{kind.__name__}"
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+    if torch.nn.parameter.is_lazy(tensor):
         raise errors.InvalidArgument(f"{who} is not initialized; run one batch through the lazy module first")
     if isinstance(tensor, _loaded("torch.distributed.tensor", "DTensor")):
         raise errors.Unimplemented(f"{what}, cut up already; jobs cut weights up themselves: pass the model before "
@@ -109,7 +109,7 @@ def _reach(name: str, tensor: torch.nn.Parameter) -> _Reach:
     size = tensor.element_size()
     storage = tensor.untyped_storage()
     address = storage.data_ptr()
-    begin = address + tensor.storage_offset() * size
+    begin = address + int(tensor.storage_offset()) * size
     space = 0 if address != 0 else storage._cdata  # without memory: on the meta device, or freed
     return _Reach((str(tensor.device), space), begin, begin + size * _extent(tensor), name, tensor)
 
@@ -119,7 +119,7 @@ def _meet(a: _Reach, b: _Reach) -> bool:
     size = a.tensor.element_size()
     if a.begin == b.begin or a.tensor.dtype != b.tensor.dtype or (b.begin - a.begin) % size:
         return True
-    if a.tensor.is_contiguous() or b.tensor.is_contiguous():
+    if a.tensor.is_contiguous() and b.tensor.is_contiguous():
         return True
     taken = torch.zeros((max(a.end, b.end) - a.begin) // size, dtype=torch.bool)
     taken.as_strided(a.tensor.shape, a.tensor.stride(), 0).fill_(True)

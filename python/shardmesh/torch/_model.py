@@ -26,6 +26,7 @@ class Parameter(NamedTuple):
     ties: tuple[str, ...]  # further canonical names of the same Parameter object
     group: int  # index of its parameter group; NO_GROUP: none was given it
     contiguous: bool = True  # False: in another order in memory, such as channels_last
+    ties_given: tuple[str, ...] = ()  # of each of `ties`, as the module has it
 
 
 class Facts(NamedTuple):
@@ -157,10 +158,14 @@ def _facts(tree: Tree, group_of: dict[int, int], groups: list[dict[str, Any]]) -
     parameters = []
     for key, found in named.items():
         owner, group = found[0], group_of.get(key, NO_GROUP)
-        ties = tuple(name for name in dict.fromkeys(one.name for one in found) if name != owner.name)
+        ties: dict[str, str] = {}
+        for one in found:
+            if one.name != owner.name:
+                ties.setdefault(one.name, one.given)
         frozen = group == NO_GROUP or not owner.tensor.requires_grad
-        contiguous = owner.tensor.is_contiguous()
-        parameters.append(Parameter(owner.name, owner.given, owner.tensor, frozen, ties, group, contiguous))
+        parameters.append(Parameter(
+            owner.name, owner.given, owner.tensor, frozen, tuple(ties), group, owner.tensor.is_contiguous(),
+            tuple(ties.values())))
     if not parameters:
         raise errors.InvalidArgument("the model has no parameters; there is nothing to train")
     if all(parameter.frozen for parameter in parameters):

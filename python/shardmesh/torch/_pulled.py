@@ -21,13 +21,17 @@ class PulledSlots:
         self._views: list[torch.Tensor] = []  # of the slot that is taken
         self._written = [False] * len(parameters)
         self._reply: Optional[Reply] = None  # of a step that step() was not asked about
+        self._step = -1  # that this rank is done with; other ranks may be further
+        self._taken: Optional[tuple[int, int]] = None  # a slot and its step, of a later one than this rank is at
         self._handles = [
             parameter.tensor.register_post_accumulate_grad_hook(partial(self._arrived, index))
             for index, parameter in enumerate(parameters)
         ]
 
     def attach(self, session: Session) -> None:
-        self._session, self._views = session, []
+        self._session, self._views, self._taken = session, [], None
+        if self._step < 0:
+            self._step = session.committed
 
     def begun(self) -> bool:
         return self._reply is not None
@@ -44,16 +48,28 @@ class PulledSlots:
     ) -> Iterator[Any]:
         session = self._session
         assert session is not None
-        while True:
-            slot, step, reply = session.core.take(session.timeout)
-            if slot is None:
-                self._reply = Reply(*reply)
-                return
+        while (slot := self._next(session)) is not None:
             self._begin(session)
-            yield batches(step, slot) if callable(batches) else batches[slot]
+            yield batches(self._step + 1, slot) if callable(batches) else batches[slot]
             self._zero_rest()
             session.core.finish(learning_rates(), loss_scale(), tokens(), session.timeout)
             self.clear()
+
+    def _next(self, session: Session) -> Optional[int]:
+        """A slot of the step that this rank is at; None: that is over, and `_reply` says how it went."""
+        wanted = self._step + 1
+        while self._taken is None and session.committed < wanted:
+            slot, step, reply = session.core.take(session.timeout)
+            if slot is not None:
+                self._taken = slot, step
+            elif step == wanted:
+                self._reply = Reply(*reply)
+                return None
+        if self._taken is not None and self._taken[1] == wanted:
+            slot, self._taken = self._taken[0], None
+            return slot
+        self._reply = Reply(wanted, True, False, "", 0.0)  # the others did without this rank
+        return None
 
     def _begin(self, session: Session) -> None:
         self._views = [session.gradient(None, one.name, one.tensor.shape) for one in self._parameters]
@@ -88,6 +104,7 @@ class PulledSlots:
 
     def stepped(self) -> None:
         self._reply = None
+        self._step += 1
 
     def clear(self) -> None:
         for parameter in self._parameters:

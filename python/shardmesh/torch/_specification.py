@@ -64,8 +64,11 @@ def _entries(p: Parameter, weights: Formats, states: Formats, gather: Formats) -
         "states": _enum("states", "fp32" if p.frozen else _of("states", states, p, "fp32")),
         "gather": _enum("gather", _of("gather", gather, p, "stored")),
     }
-    entries = [owner if p.given == p.name else {**owner, "given": p.given}]
-    return entries + [{**owner, "name": tie, "tied_to": p.name} for tie in p.ties]
+    entries = [owner] + [{**owner, "name": tie, "tied_to": p.name} for tie in p.ties]
+    for entry, given in zip(entries, (p.given, *p.ties_given)):
+        if given != entry["name"]:
+            entry["given"] = given
+    return entries
 
 
 def _of(what: str, formats: Formats, p: Parameter, default: str) -> str:
@@ -107,7 +110,7 @@ def _listed(what: str) -> str:
 
 def _gradients(facts: Facts) -> str:
     dtypes = {p.tensor.dtype for p in facts.parameters if not p.frozen}
-    return _OF_DTYPE[dtypes.pop()] if len(dtypes) == 1 else "fp32"
+    return "bf16" if dtypes == {torch.bfloat16} else "fp32"
 
 
 def _mesh(text: str) -> list[dict[str, Any]]:

@@ -20,7 +20,6 @@ _CLASSES = (
     ("_fsdp_wrapped_module", "torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
     (_MODULE, "torch.nn.parallel.distributed", "DistributedDataParallel"),
     (_MODULE, "torch.nn.parallel.data_parallel", "DataParallel"),
-    (_MODULE, "torch.distributed._composable.replicate", "DDP"),
     (_MODULE, "deepspeed.runtime.engine", "DeepSpeedEngine"),
     (_MODULE, "megatron.core.distributed.distributed_data_parallel", "DistributedDataParallel"),
 )
@@ -63,8 +62,8 @@ def walk(model: torch.nn.Module) -> Tree:
     InvalidArgument: a parameter's name can be none of a job's.
     """
     root: list[str] = []
-    at = model
-    while (segment := wrapped(at)) is not None:
+    at: torch.nn.Module | None = model
+    while at is not None and (segment := wrapped(at)) is not None:
         root.append(segment)
         at = at._modules[segment]
     literal: list[str] = []
