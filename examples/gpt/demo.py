@@ -2,8 +2,8 @@
 """Trains a GPT of about 10 million parameters on Shakespeare with shardmesh.torch, and again under FSDP2.
 
 Two ranks of one thread each, torch.compile in both runs, the same model, batches and steps:
-  1. shardmesh.torch.Optimizer with weights stored as bf16_sr, 8-bit states (dyn8), and weights gathered in fp8. Beside
-     it a follower prints text that the newest weights write, every 100 steps
+  1. shardmesh.torch.Optimizer with weights stored as bf16_sr, 8-bit states (dyn8), and the matrices of the
+     blocks gathered in fp8. Beside it a follower prints text that the newest weights write, every 100 steps
   2. FSDP2 over gloo, fused AdamW in fp32
 Then a table: losses, tokens per second, memory of all processes together (proportional set size: what several share
 counts once), after compiling. The held-out losses must be at most --apart from each other.
