@@ -28,14 +28,14 @@ def target(path: str) -> str:
 def bazel(*arguments: str) -> str:
     environment = {**os.environ, "HOME": os.path.expanduser("~")}  # where bazel keeps its caches
     command = ["bazel", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True,
-                          text=True).stdout.strip()
+    return subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          check=True, text=True).stdout.strip()
 
 
 def check() -> None:
     if (sys.implementation.name, sys.version_info[:2]) != ("cpython", PYTHON):
-        sys.exit(f"shardmesh: this is {sys.implementation.name} {platform.python_version()}; the extension modules are built "
-                 f"for CPython {PYTHON[0]}.{PYTHON[1]}, Debian 12's")
+        sys.exit(f"shardmesh: this is {sys.implementation.name} {platform.python_version()}; the extension modules are "
+                 f"built for CPython {PYTHON[0]}.{PYTHON[1]}, Debian 12's")
     if not os.path.exists(os.path.join(ROOT, "WORKSPACE")):
         sys.exit("shardmesh: the package is built in the repository, not from a source distribution")
     absent = [program for program in ("bazel", "strip") if shutil.which(program) is None]

@@ -1,8 +1,8 @@
 #!/bin/bash
 # Builds the Python package's wheel, with the service's programs in it: tools/wheel.sh [FOLDER]
 #
-# FOLDER: where to; unset: dist/ of the repository. PYTHON: whose pip builds it (unset: python3), a CPython 3.11; setuptools
-# and wheel are that one's, or, where it has none, pip's to download. Prints the wheel's path.
+# FOLDER: where to; unset: dist/ of the repository. PYTHON: whose pip builds it (unset: python3), a CPython 3.11;
+# setuptools and wheel are that one's, or, where it has none, pip's to download. Prints the wheel's path.
 set -euo pipefail
 folder=$(realpath -m "${1:-$(dirname "${BASH_SOURCE[0]}")/../dist}")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -27,7 +27,7 @@ PATIENCE = 600.0  # seconds that a follower waits for a version
 
 
 def in_blocks(gather: str) -> Callable[[str], Optional[str]]:
-    """For the matrices of the blocks alone: an embedding and norms in fp8 learn worse. Others come as they are stored."""
+    """For the blocks' matrices alone; others come as stored: in fp8, embeddings and norms learn worse."""
 
     def of(name: str) -> Optional[str]:
         matrix = name.startswith("blocks.") and name.endswith(".weight") and "norm" not in name

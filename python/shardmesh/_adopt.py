@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
-from . import _groups, _states, errors, names
+from . import _groups, _programs, _states, errors, names
 from ._dcp_read import Directory
 
 _ENUMS = {"bf16+16": "BF16_PLUS_16", "bf16+8sr": "BF16_PLUS_8SR"}
@@ -180,6 +180,8 @@ def _write(adoption: _Adoption, folder: str, detect_ties: bool) -> list[dict[str
 
 
 def _find_shardctl(shardctl: str) -> str:
+    if shardctl == "shardctl":
+        return _programs.find(shardctl)
     found = shutil.which(shardctl)
     if found is None:
         raise errors.NotFound(f"there is no program {shardctl}; say shardctl=, its path: it lays out the files")

@@ -25,7 +25,7 @@ def find(name: str) -> str:
         if os.path.isfile(place) and os.access(place, os.X_OK):
             return place
     if folder:
-        raise errors.NotFound(f"no program {name} in SHARDMESH_BIN_DIR={folder}; unset it, or build there: see docs/python.md")
+        raise errors.NotFound(f"no program {name} in SHARDMESH_BIN_DIR={folder}; unset it, or build the program there")
     raise errors.NotFound(f"no program {name} in {PACKAGED} or on PATH; install the package from its wheel "
                           "(tools/wheel.sh), or set SHARDMESH_BIN_DIR to the folder of bazel's outputs")
 

@@ -36,8 +36,8 @@ class SymbolsTest(unittest.TestCase):
     def test_extension_modules_export_their_init_function_alone(self):
         for name in "_core", "_client":
             path = importlib.import_module(f"shardmesh.{name}").__file__
-            symbols = subprocess.run(["nm", "-D", "--defined-only", path], check=True, capture_output=True, text=True).stdout
-            self.assertEqual([line.split()[-1] for line in symbols.splitlines()], [f"PyInit_{name}"])
+            symbols = subprocess.run(["nm", "-D", "--defined-only", path], check=True, capture_output=True, text=True)
+            self.assertEqual([line.split()[-1] for line in symbols.stdout.splitlines()], [f"PyInit_{name}"])
 
 
 @unittest.skipUnless(BIN, "SHARDMESH_BIN_DIR is not set to bazel's folder of programs: ./test --lane parity sets it")
@@ -51,14 +51,15 @@ class ImportsTest(unittest.TestCase):
             for count in (1, 2, 3) for first in itertools.combinations(others, count)]
         if os.environ.get("SHARDMESH_PARITY_ORDERS") == "all":
             orders = list(itertools.permutations(use))
+        scripts = ["\n".join([use[name] for name in order] * 2) for order in orders]
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            for order, done in zip(orders, pool.map(lambda order: self.run_python([use[name] for name in order] * 2), orders)):
+            for order, done in zip(orders, pool.map(self.run_python, scripts)):
                 with self.subTest(order):
                     self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     @staticmethod
-    def run_python(lines):
-        return subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120)
+    def run_python(script):
+        return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ if child == 0:
     service.close()
     sys.exit(0)  # as any program that ends: with what atexit has
 assert os.waitpid(child, 0)[1] == 0
+assert os.path.isdir(service.folder)
 assert shardmesh.connect(service.address).jobs() == []
 """
 RANK = TRAINER + """
@@ -50,29 +51,35 @@ torch.distributed.barrier()
 
 
 def environment(**variables):
-    """Of one rank, for a test in this process; none of the variables of ranks but these."""
-    names = ["MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"]
-    return mock.patch.dict(os.environ, {**{name: "" for name in names if name in os.environ}, **variables})
+    """Of one rank, for a test in this process: none of the variables of ranks but these."""
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith(("MASTER_", "TORCHELASTIC_")) and name != "LOCAL_WORLD_SIZE"}
+    return mock.patch.dict(os.environ, {**kept, **variables}, clear=True)
 
 
 @unittest.skipUnless(BIN, "SHARDMESH_BIN_DIR is not set to bazel's folder of programs: ./test --lane parity sets it")
-class EmbeddedTest(Leftovers):
+class Trainers(Leftovers):
     def run_trainer(self, *command):
-        done = subprocess.run([sys.executable, *command], env=self.environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, *command], env=self.environment, capture_output=True, text=True,
+                              timeout=180)
         self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout
 
+    def start_trainer(self, script):
+        """One that goes on until the end of its input."""
+        return subprocess.Popen([sys.executable, "-c", script + "sys.stdin.read()"], env=self.environment, text=True,
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+class EmbeddedTest(Trainers):
     def test_of_a_trainer_that_is_killed_nothing_is_left(self):
-        with subprocess.Popen([sys.executable, "-c", START + "sys.stdin.read()"], env=self.environment, text=True,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
+        with self.start_trainer(START) as trainer:
             self.assertIn(":", trainer.stdout.readline())
             self.assertGreater(len(self.processes()), 4)  # trainer, keeper, shardctl, coordinator, node, workers
             trainer.kill()
         self.assert_nothing_left()
 
     def test_of_a_trainer_whose_keeper_was_killed_too_no_process_is_left(self):
-        with subprocess.Popen([sys.executable, "-c", START + "print(service._keeper.pid, flush=True); sys.stdin.read()"],
-                              env=self.environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
+        with self.start_trainer(START + "print(service._keeper.pid, flush=True)\n") as trainer:
             self.assertIn(":", trainer.stdout.readline())
             os.kill(int(trainer.stdout.readline()), 9)
             trainer.communicate()  # the end of its input: it ends by itself
@@ -89,8 +96,9 @@ class EmbeddedTest(Leftovers):
         thread.join(60)
         service, = started
         self.addCleanup(service.close)
+        with self.assertRaises(subprocess.TimeoutExpired):
+            service._keeper.wait(0.5)
         self.assertEqual(shardmesh.connect(service.address).jobs(), [])
-        self.assertIsNone(service._keeper.poll())
         service.close()
         service.close()
         self.assertFalse(os.path.exists(service.folder))
@@ -98,17 +106,16 @@ class EmbeddedTest(Leftovers):
 
     def test_a_service_that_does_not_start_is_quoted_and_leaves_nothing(self):
         with mock.patch.dict(os.environ, self.environment):
-            with mock.patch.object(_service, "_command", lambda *_: ["/bin/sh", "-c", "echo the disk is full >&2; exit 1"]):
-                with self.assertRaisesRegex(errors.Unavailable, "the disk is full"):
+            with mock.patch.object(_service, "_command", lambda *_: ["/bin/sh", "-c", "echo disk full >&2; exit 1"]):
+                with self.assertRaisesRegex(errors.Unavailable, "\n  disk full"):
                     _service.find(None, 0, 1, 1, 60)
             with mock.patch.object(_service, "_command", lambda *_: ["/bin/sh", "-c", "echo waits; exec sleep 600"]):
-                with self.assertRaisesRegex(errors.DeadlineExceeded, "not ready within 0.5 s.*\n  waits"):
+                with self.assertRaisesRegex(errors.DeadlineExceeded, "not ready in 0.5 s.*\n  waits"):
                     _service.find(None, 0, 1, 1, 0.5)
         self.assert_nothing_left()
 
 
-@unittest.skipUnless(BIN, "SHARDMESH_BIN_DIR is not set to bazel's folder of programs: ./test --lane parity sets it")
-class RanksTest(Leftovers):
+class RanksTest(Trainers):
     def told(self):
         said = []
         for rank in "rank0", "rank1":
@@ -124,9 +131,8 @@ class RanksTest(Leftovers):
         return path
 
     def test_ranks_of_torchrun_find_the_same_services(self):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", self.script(), self.scratch]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=180)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.run_trainer("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", self.script(),
+                         self.scratch)
         first, second = self.told()
         self.assertEqual(first, second)
         self.assertEqual(len(set(first)), 2)
@@ -139,7 +145,8 @@ class RanksTest(Leftovers):
         command, ranks = [sys.executable, self.script(), self.scratch], []
         for rank in "0", "1":
             variables = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            ranks.append(subprocess.Popen(command, env={**self.environment, **variables}, stderr=subprocess.PIPE, text=True))
+            ranks.append(subprocess.Popen(command, env={**self.environment, **variables}, stderr=subprocess.PIPE,
+                                          text=True))
         for rank in ranks:
             with rank:
                 error = rank.communicate(timeout=180)[1]
@@ -178,6 +185,13 @@ class WaitingTest(unittest.TestCase):
         with self.assertRaisesRegex(errors.Unavailable, "rank 1: rank 0 could not start the service: no memory"):
             _service.find(None, 1, 2, 1, 20)
 
+    def test_a_rank_0_that_cannot_serve_the_others_says_so(self):
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            os.environ["MASTER_PORT"] = str(taken.getsockname()[1])
+            with self.assertRaisesRegex(errors.Unavailable, f"127.0.0.1:{os.environ['MASTER_PORT']}"):
+                _service.find(None, 0, 2, 1, 0.5)
+
     def test_the_store_of_an_initialised_process_group_is_used(self):
         os.environ.pop("MASTER_PORT")
         torch.distributed.init_process_group("gloo", store=self.store, rank=0, world_size=1,
@@ -199,8 +213,9 @@ class WaitingTest(unittest.TestCase):
                 _service.find(None, rank, world, 1, 1)
         with self.assertRaisesRegex(errors.InvalidArgument, "workers is 0"):
             _service.find(None, 0, 1, 0, 1)
-        with environment(LOCAL_WORLD_SIZE="2"), self.assertRaisesRegex(errors.FailedPrecondition, "2 of 4 ranks are on this"):
-            _service.find(None, 0, 4, 1, 1)
+        with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": "2"}):
+            with self.assertRaisesRegex(errors.FailedPrecondition, "2 of 4 ranks are on this machine"):
+                _service.find(None, 0, 4, 1, 1)
         os.environ.pop("MASTER_ADDR")
         with self.assertRaisesRegex(errors.FailedPrecondition, "torchrun"):
             _service.find(None, 0, 2, 1, 1)

@@ -1,9 +1,9 @@
-"""Known changes of a model's weights: load_state_dict() of any of its modules, and what is done within editing()."""
+"""Known changes of a model's weights: load_state_dict() of the model, or of a module in it, and what is done within
+Optimizer.editing()."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
@@ -15,28 +15,22 @@ from ._model import Parameter
 class Loads:
     """Which parameters were written to in a way that says so."""
 
-    def __init__(self, model: Optional[torch.nn.Module], parameters: Sequence[Parameter]) -> None:
+    def __init__(
+        self, model: Optional[torch.nn.Module], parameters: Sequence[Parameter], loaded: Callable[[], None],
+        failed: Callable[[], None],
+    ) -> None:
+        """loaded, failed: called after load_state_dict() of the model itself."""
         self._ids = {id(parameter.tensor) for parameter in parameters}
         self._known: set[int] = set()
-        self._editing = False
         self._handles: list[Any] = []
+        self._model = model
         for module in model.modules() if model is not None else ():
-            self._handles.append(module.register_load_state_dict_post_hook(partial(self._loaded)))
+            self._handles.append(module.register_load_state_dict_post_hook(self._loaded))
+        if model is not None:
+            model.load_state_dict = _loading(model.load_state_dict, loaded, failed)  # type: ignore[method-assign]
 
     def _loaded(self, module: torch.nn.Module, _: Any) -> None:
         self._known |= {id(tensor) for tensor in module.parameters(recurse=False)} & self._ids
-
-    @contextmanager
-    def editing(self) -> Iterator[None]:
-        self._editing = True
-        try:
-            yield
-        finally:
-            self._editing = False
-
-    @property
-    def open(self) -> bool:
-        return self._editing
 
     def note(self, changed: Sequence[Parameter]) -> None:
         """All that is changed by now is known."""
@@ -59,3 +53,21 @@ class Loads:
     def release(self) -> None:
         for handle in self._handles:
             handle.remove()
+        if self._model is not None:
+            self._model.__dict__.pop("load_state_dict", None)
+
+
+def _loading(load: Callable[..., Any], loaded: Callable[[], None], failed: Callable[[], None]) -> Callable[..., Any]:
+    """torch loads what fits before it says what does not: that is taken back."""
+
+    @functools.wraps(load)
+    def load_state_dict(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = load(*args, **kwargs)
+        except Exception:
+            failed()
+            raise
+        loaded()
+        return result
+
+    return load_state_dict

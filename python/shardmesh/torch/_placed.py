@@ -1,7 +1,8 @@
 """Where a model's parameters and gradients lie: in the service's windows, or in copies where that cannot be."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+import mmap
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -20,14 +21,49 @@ class Placed:
     def __init__(self, parameters: Sequence[Parameter], session: Session) -> None:
         self._parameters = parameters
         self._sources: list[Weights] = []
-        self._copied: list[int] = []
+        self._copied: set[int] = set()
         self._versions: list[int] = []
+        self._resides = False
+        self._maps: dict[int, mmap.mmap] = {}  # of copies whose memory comes and goes
         self.place(session)
+
+    @property
+    def emptied(self) -> bool:
+        """Whether weights are there only between fill() and empty()."""
+        return self._resides
+
+    def reside(self) -> None:
+        """From now on they are."""
+        self._resides = True
+        for index in self._copied - self._maps.keys():
+            tensor = self._parameters[index].tensor
+            memory = mmap.mmap(-1, max(tensor.numel() * tensor.element_size(), 1))
+            self._maps[index] = memory
+            tensor.data = torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.size(), tensor.stride())
+        self.empty(range(len(self._parameters)))
+
+    def fill(self, indices: Iterable[int]) -> None:
+        """Copies among these get the weights."""
+        with torch.no_grad():
+            for index in self._copied.intersection(indices):
+                self._write(index)
+
+    def empty(self, indices: Iterable[int]) -> None:
+        """Copies among these have no pages any more; they read as zeros."""
+        for index in self._copied.intersection(indices):
+            self._maps[index].madvise(mmap.MADV_DONTNEED)
+
+    def _write(self, index: int) -> None:
+        """Of what this process does itself nothing counts as a change."""
+        tensor = self._parameters[index].tensor
+        with torch.autograd._unsafe_preserve_version_counter(tensor):
+            self._sources[index].write_to(tensor)
 
     def place(self, session: Session) -> None:
         """Of a session that was opened, or opened again."""
         self._sources = [session.weights(parameter.name) for parameter in self._parameters]
-        self._copied, reasons = [], {}
+        before, self._copied = self._copied, set()
+        reasons: dict[str, list[str]] = {}
         with torch.no_grad():
             for index, (parameter, source) in enumerate(zip(self._parameters, self._sources)):
                 tensor = parameter.tensor
@@ -36,19 +72,21 @@ class Placed:
                     tensor.data = source.view
                 else:
                     reasons.setdefault(reason, []).append(parameter.name)
-                    self._copied.append(index)
+                    self._copied.add(index)
                     if tensor.is_meta:
                         raise errors.Internal(f"{parameter.name} has no memory")
-                    tensor.data = tensor.data.clone(memory_format=torch.preserve_format)
+                    if index not in before:
+                        tensor.data = tensor.data.clone(memory_format=torch.preserve_format)
         for reason, names in reasons.items():
             LOG.info("%d parameters are copies (%s): %s%s", len(names), reason, ", ".join(names[:3]), ", ..." if names[3:] else "")
         self.refresh()
 
     def refresh(self) -> None:
         """After a step: copies get the new weights."""
-        with torch.no_grad():
-            for index in self._copied:
-                self._sources[index].write_to(self._parameters[index].tensor)
+        if not self._resides:
+            with torch.no_grad():
+                for index in self._copied:
+                    self._write(index)
         self._versions = [parameter.tensor._version for parameter in self._parameters]
 
     def changed(self) -> list[Parameter]:
@@ -63,12 +101,12 @@ class Placed:
         session.core.forget_writes()
         self.refresh()
 
-    def release(self) -> None:
-        """All become copies of their own, so that the model lives longer than the session."""
-        for index, parameter in enumerate(self._parameters):
-            if index not in self._copied:
-                parameter.tensor.data = parameter.tensor.data.clone()
-        self._sources = []
+    def release(self, indices: Iterable[int] | None = None) -> None:
+        """They, or all, become copies of their own, so that the model lives longer than the session."""
+        for index in range(len(self._parameters)) if indices is None else indices:
+            tensor = self._parameters[index].tensor
+            if index not in self._copied or self._resides:
+                tensor.data = tensor.data.clone()
 
 
 def _why_copied(parameter: Parameter, source: Weights) -> str | None:

@@ -53,8 +53,8 @@ class Embedded:
     included. A forked child of this process changes nothing of it."""
 
     def __init__(self, workers: int, timeout: float) -> None:
-        """Unavailable: it ended before it was ready (the message has the end of its log). DeadlineExceeded. NotFound: no
-        programs (_programs.find)."""
+        """Unavailable: it ended before it was ready (the message has the end of its log). DeadlineExceeded. NotFound:
+        no programs (_programs.find)."""
         command = _command(workers, timeout)
         self.folder = tempfile.mkdtemp(prefix="shardmesh-")
         self._owner = os.getpid()
@@ -99,10 +99,9 @@ class Embedded:
             if address is not None and not ended:
                 return address
             if ended:
-                raise errors.Unavailable("the embedded service ended before it was ready; the end of its log:\n" + self._log_end())
+                raise errors.Unavailable("the embedded service ended before it was ready" + self._log_end())
             if time.monotonic() >= deadline:
-                raise errors.DeadlineExceeded(
-                    f"the embedded service was not ready within {timeout:g} s; the end of its log:\n" + self._log_end())
+                raise errors.DeadlineExceeded(f"the embedded service was not ready in {timeout:g} s{self._log_end()}")
 
     def _ended(self, seconds: float) -> bool:
         try:
@@ -117,18 +116,18 @@ class Embedded:
 
     def _log_end(self) -> str:
         lines = self._read_log()[-_LOG_BYTES:].decode(errors="replace").splitlines()
-        return "\n".join("  " + line for line in lines[-_LOG_LINES:]) or "  (empty)"
+        return "; the end of its log:\n" + "\n".join("  " + line for line in lines[-_LOG_LINES:] or ["(empty)"])
 
 
 def find(service: Optional[str], rank: int, world: int, workers: Optional[int], timeout: float) -> Running:
-    """The service at `service`, "host:port". None: one on this machine, which rank 0 starts with `workers` workers (None:
-    1) and ends, and of which the other ranks learn through torchrun's store, or torch.distributed's where it is
-    initialised. Ranks must make these calls in the same order. The workers' steps share the cores that this process may
-    use.
+    """The service at `service`, "host:port". None: one on this machine, which rank 0 starts with `workers` workers
+    (None: 1) and ends, and of which the other ranks learn through torchrun's store, or torch.distributed's where it is
+    initialised. Ranks must make these calls in the same order. The workers' steps share the cores that this process
+    may use: one worker has a thread for each.
 
     InvalidArgument: `service`, `rank`, `world` or `workers` is none. FailedPrecondition: the ranks are on several
-    machines, or have no store. DeadlineExceeded: `timeout` seconds passed. NotFound, Unavailable: as Embedded; on all
-    ranks."""
+    machines, or have no store. DeadlineExceeded: `timeout` seconds passed. NotFound, Unavailable: as Embedded (on the
+    other ranks Unavailable), or the store cannot be served."""
     global _finds
     if not 0 <= rank < world:
         raise errors.InvalidArgument(f"rank is {rank} of {world}; it is one of 0..{world - 1}")
@@ -142,7 +141,7 @@ def find(service: Optional[str], rank: int, world: int, workers: Optional[int], 
     _check_one_machine(world)
     key = f"shardmesh/service/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_finds}"
     if rank == 0:
-        return _publish(_store(rank, timeout), key, workers or 1, timeout)
+        return _publish(key, workers or 1, timeout)
     return Remote(_read(key, rank, timeout))
 
 
@@ -156,8 +155,8 @@ def _checked_address(address: str) -> str:
 def _command(workers: int, timeout: float) -> list[str]:
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
     command = [_programs.find("shardctl"), "up", "--workers", str(workers), "--threads", str(min(threads, 1024)),
-               "--listen", "127.0.0.1:0", "--start-timeout", f"{max(timeout, 0.1):.3f}", "--grace", f"{_GRACE_SECONDS:g}",
-               "--log-level", "warn", "--json"]
+               "--listen", "127.0.0.1:0", "--start-timeout", f"{max(timeout, 0.1):.3f}",
+               "--grace", f"{_GRACE_SECONDS:g}", "--log-level", "warn", "--json"]
     folder = os.environ.get("SHARDMESH_BIN_DIR")
     return command + (["--bin-dir", folder] if folder else [])
 
@@ -178,30 +177,39 @@ def _ready_address(log: bytes) -> Optional[str]:
 def _check_one_machine(world: int) -> None:
     local = os.environ.get("LOCAL_WORLD_SIZE", str(world))
     if local != str(world):
-        raise errors.FailedPrecondition(f"{local} of {world} ranks are on this machine, and an embedded service is reached "
-                                        "from one only; start `shardctl up` or a coordinator, and say service=\"host:port\"")
+        raise errors.FailedPrecondition(f"{local} of {world} ranks are on this machine, and an embedded service is "
+                                        "reached from one only; start the service, and say service=\"host:port\"")
 
 
 def _store(rank: int, timeout: float) -> Any:
-    """Where ranks tell each other: the process group's store, or that of MASTER_ADDR and MASTER_PORT, which rank 0 serves
-    unless torchrun does."""
-    distributed = torch.distributed
+    """Where ranks tell each other: the process group's store, or that of MASTER_ADDR and MASTER_PORT, which rank 0
+    serves unless torchrun does."""
+    distributed: Any = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return distributed.distributed_c10d._get_default_store()
     try:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     except (KeyError, ValueError):
-        raise errors.FailedPrecondition("several ranks, and neither torch.distributed is initialised nor are MASTER_ADDR and "
-                                        "MASTER_PORT set; start them with torchrun, or say service=\"host:port\"") from None
+        raise errors.FailedPrecondition(
+            "several ranks, and neither is torch.distributed initialised nor are MASTER_ADDR and MASTER_PORT set; start "
+            "them with torchrun, or say service=\"host:port\"") from None
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     # Multi-tenant: init_process_group may want to serve there too, later.
     store = distributed.TCPStore(host, port, is_master=serves, timeout=datetime.timedelta(seconds=timeout),
                                  wait_for_workers=False, multi_tenant=True)
-    _stores.append(store)
+    if serves:
+        _stores.append(store)
     return store
 
 
-def _publish(store: Any, key: str, workers: int, timeout: float) -> Running:
+def _publish(key: str, workers: int, timeout: float) -> Running:
+    try:
+        store = _store(0, timeout)
+    except RuntimeError as error:
+        if isinstance(error, errors.Error):
+            raise
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise errors.Unavailable(f"rank 0 cannot tell the others of the service through {place}: {error}") from None
     try:
         service = Embedded(workers, timeout)
     except errors.Error as error:

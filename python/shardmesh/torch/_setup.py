@@ -18,6 +18,7 @@ from ._ranks import Ranks, ranks
 from ._rewrite import rewrite
 from ._session import OVER, Session
 from ._specification import specification
+from ._units import bucket_elements
 
 LOG = logging.getLogger("shardmesh.torch")
 _POLL_SECONDS = 0.05
@@ -63,6 +64,10 @@ class Started:
         if self.ranks.rank == 0 and not given:
             LOG.info("job %s has weights of step %d already; the model takes those", self.name, self.session.committed)
 
+    @property
+    def bucketed(self) -> bool:
+        return self.plan.specification["residency"] == "bucket"
+
     def _group(self, index: int, options: dict[str, Any]) -> dict[str, Any]:
         tensors = [parameter.tensor for parameter in self.facts.parameters if parameter.group == index]
         return {"params": tensors, **{key: value for key, value in options.items() if key != "params"}}
@@ -75,6 +80,10 @@ class Started:
             trainers=self.ranks.world if plan.pulled else None, **options,
         )
         spec["token_weights"] = plan.token_weights
+        if self.bucketed:
+            if self.model is None:
+                raise errors.InvalidArgument('residency="bucket" needs the model: give it, or model=')
+            spec["bucket_elements"], spec["prefetch_buckets"] = bucket_elements(self.model, self.facts.parameters)
         return spec
 
     def _session(self, create: bool) -> Session:
@@ -139,7 +148,7 @@ def replace_weights(started: Started, changed: Mapping[str, torch.Tensor]) -> No
         started.await_end()
         started.renew(create=False)
         started.session.begin(None)
-    elif started.session.committed == 0:
+    elif started.session.committed == 0 and not started.bucketed:
         weights = started.initial_weights()  # as they are in this process: the changed ones, too
         started.session.close()
         started.client._core.delete_job(started.name)

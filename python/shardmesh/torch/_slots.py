@@ -5,20 +5,17 @@ second backward of the same slot is added there by autograd itself.
 """
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import partial
-from types import FrameType
 from typing import Optional
 
 import torch
-from torch.utils import checkpoint
 
 from .. import errors
+from ._backward import at_end_of_backward
 from ._model import Parameter
+from ._residence import Residence
 from ._session import Reply, Session
-
-_REENTRANT = checkpoint.CheckpointFunction.backward.__code__
 
 
 class Slots:
@@ -32,10 +29,16 @@ class Slots:
         self._zero = [[True] * len(parameters) for _ in numbers]  # windows are zero at first
         self._filled = 0  # slots that are closed
         self._queued = self._joining = False
+        self._residence: Optional[Residence] = None
+        self._residence_index: list[int] = []
         self._handles = [
             parameter.tensor.register_post_accumulate_grad_hook(partial(self._arrived, index))
             for index, parameter in enumerate(parameters)
         ]
+
+    def reside(self, residence: Residence, indices: Sequence[int]) -> None:
+        """Gradients are handed over as they come. indices: those that the residence has for the parameters."""
+        self._residence, self._residence_index = residence, list(indices)
 
     def attach(self, session: Session) -> None:
         """To its windows, at first or when it was opened again: what is in the old ones is taken over."""
@@ -75,6 +78,8 @@ class Slots:
                 f"this rank has {len(self.numbers)} slots, and all have their backward: call step(), or do what belongs "
                 "together in no_sync()"
             )
+        if self._residence is not None:
+            self._residence.check_open(self._residence_index[index])
         view, gradient = self._views[slot][index], parameter.grad
         if gradient is not None and gradient is not view:
             if gradient.is_sparse:
@@ -86,13 +91,17 @@ class Slots:
         self._written[slot][index] = True
         if self.several and not self._queued:
             self._queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)  # type: ignore[attr-defined]
+            at_end_of_backward(self._backward_ended, self._nested_ended)
+        if self._residence is not None and slot == len(self.numbers) - 1 and not self._joining:
+            self._residence.arrived(self._residence_index[index])
+
+    def _nested_ended(self) -> None:
+        self._queued = False
 
     def _backward_ended(self) -> None:
         self._queued = False
-        if self._joining or _within_another_backward():
-            return
-        self._close()
+        if not self._joining:
+            self._close()
 
     def _close(self) -> None:
         """The slot is whole; `.grad` begins anew with the next one."""
@@ -103,6 +112,8 @@ class Slots:
             self._detach()
 
     def _zero_rest(self, slot: int) -> None:
+        if self._residence is not None:
+            return  # after each step its windows are zero
         for index, written in enumerate(self._written[slot]):
             if written:
                 self._zero[slot][index] = False
@@ -125,6 +136,8 @@ class Slots:
                     "one, or slots= of the optimizer is to be smaller"
                 )
             return
+        if self._residence is not None:
+            return
         for index, (parameter, view) in enumerate(zip(self._parameters, self._views[0])):
             gradient = parameter.tensor.grad
             if gradient is None:
@@ -143,11 +156,18 @@ class Slots:
 
     def stepped(self) -> None:
         """After a step. With one slot gradients stay, as torch.optim has it."""
-        if self.several:
+        if self._residence is not None:
+            self._residence.stepped()
+        if self.several or self._residence is not None:
             self.clear()
 
     def clear(self) -> None:
-        """zero_grad()."""
+        """zero_grad(). FailedPrecondition: gradients that are handed over cannot be taken back."""
+        if self._residence is not None and self._residence.handed_over:
+            raise errors.FailedPrecondition(
+                "gradients of this step were handed over as they came, as residency=\"bucket\" has it; call step(), then "
+                "zero_grad()"
+            )
         self._detach()
         self._filled = 0
         for written in self._written:
@@ -162,12 +182,3 @@ class Slots:
                 parameter.tensor.grad = parameter.tensor.grad.clone()
         self._views = []
 
-
-def _within_another_backward() -> bool:
-    """A checkpoint with use_reentrant=True runs a backward inside one: that is no end."""
-    frame: Optional[FrameType] = sys._getframe()
-    while frame is not None:
-        if frame.f_code is _REENTRANT:
-            return True
-        frame = frame.f_back
-    return False

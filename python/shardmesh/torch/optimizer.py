@@ -24,6 +24,7 @@ from ._loads import Loads
 from ._model import Parameters
 from ._placed import Placed
 from ._pulled import PulledSlots
+from ._residence import Residence
 from ._session import OVER, Reply
 from ._slots import Slots
 from ._specification import Formats
@@ -97,10 +98,23 @@ class Optimizer(torch.optim.Optimizer):
         else:
             self._slots = Slots(self._trainable, self._session.slots or [])
         self._slots.attach(self._session)
-        self._loads = Loads(self._started.model, facts.parameters)
+        self._residence = self._reside()
+        self._loads = Loads(self._started.model, facts.parameters, self.upload, self.revert)
         self._tokens: list[int] = []
         self._closed = False
         self.last: Optional[Reply] = None  # how the last step went
+
+    def _reside(self) -> Optional[Residence]:
+        started = self._started
+        if not started.bucketed:
+            return None
+        if not isinstance(self._slots, Slots):
+            raise errors.Unimplemented('pulled slots with residency="bucket"; take residency="full", or slots that are assigned')
+        assert started.model is not None
+        parameters = started.facts.parameters
+        residence = Residence(started.model, parameters, self._placed, self._session, self._take_changes)
+        self._slots.reside(residence, [index for index, parameter in enumerate(parameters) if not parameter.frozen])
+        return residence
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -123,6 +137,8 @@ class Optimizer(torch.optim.Optimizer):
         self._take_changes()
         self._check_groups()
         self._slots.complete()
+        if self._residence is not None:
+            self._residence.release_all()
         self.last = self._commit(self._learning_rates(), self._loss_scale())
         self._slots.stepped()
         self._tokens = []
@@ -135,6 +151,8 @@ class Optimizer(torch.optim.Optimizer):
             try:
                 return self._slots.commit(self._session, learning_rates, loss_scale, self._tokens)
             except OVER as error:
+                if self._residence is not None:
+                    raise  # such a job has no other copies
                 self._session.reopen(error)
                 self._placed.place(self._session)
                 self._slots.attach(self._session)
@@ -222,6 +240,8 @@ class Optimizer(torch.optim.Optimizer):
         self._session = self._started.session
         self._placed.place(self._session)
         self._slots.attach(self._session)
+        if self._residence is not None:
+            self._residence.attach(self._session)
 
     # -- the job ----------------------------------------------------------------------------------------------------
 
@@ -254,7 +274,10 @@ class Optimizer(torch.optim.Optimizer):
         self._closed = True
         self._loads.release()
         self._slots.release()
-        self._placed.release()
+        if self._residence is None:
+            self._placed.release()
+        else:
+            self._residence.close()
         self._started.close()
 
     # -- what torch.optim has ---------------------------------------------------------------------------------------

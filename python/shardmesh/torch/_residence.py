@@ -1,0 +1,254 @@
+"""Bucket residency: the weights of a unit are gathered before it is used and dropped after it, forward and backward, and
+its gradients are handed over as soon as they are there.
+
+Addresses stay as they are when a bucket is dropped, so tensors, compiled blocks and what autograd saved stay valid.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Optional
+
+import torch
+
+from .. import errors
+from ._backward import at_end_of_backward
+from ._model import Parameter
+from ._placed import Placed
+from ._session import LOG, Session
+from ._units import Unit, units
+
+
+class _Use:
+    """One forward of a unit that will have a backward."""
+
+    def __init__(self, residence: Residence, unit: int) -> None:
+        self._residence, self._unit = residence, unit
+        self._open = False
+        self.inputs = 0  # whose gradients are still to come
+
+    def begin(self, gradient: torch.Tensor) -> None:
+        if not self._open:
+            self._open = True
+            self._residence.backward_begins(self, self._unit)
+
+    def input_done(self, gradient: torch.Tensor) -> None:
+        self.inputs -= 1
+        if self.inputs == 0:
+            self.end()
+
+    def end(self) -> None:
+        if self._open:
+            self._open = False
+            self._residence.release(self._unit)
+
+
+class Residence:
+    """Of one session. Unit 0 is the root."""
+
+    def __init__(
+        self, model: torch.nn.Module, parameters: Sequence[Parameter], placed: Placed, session: Session,
+        begins: Callable[[], None],
+    ) -> None:
+        """begins: called before a forward of the whole model."""
+        found, root = units(model, parameters)
+        self._units = [Unit(model, root), *found]
+        self._parameters, self._placed, self._begins = parameters, placed, begins
+        self._handles: list[Any] = []
+        self.attach(session)
+        if not found:
+            LOG.warning("all weights are held from the forward to the end of the backward: the model has no list of blocks, or "
+                        "was compiled as a whole; compile its blocks, before the optimizer is made")
+        for number, unit in enumerate(self._units):
+            self._handles += _call_around(unit.module, partial(self._before, number), partial(self._after, number))
+        unit_of = {id(parameters[index].tensor): number for number, unit in enumerate(self._units) for index in unit.parameters}
+        for module in model.modules():
+            own = [(name, tensor) for name, tensor in module._parameters.items() if id(tensor) in unit_of]
+            if own:
+                hook = partial(self._put_into_state_dict, [(name, unit_of[id(tensor)]) for name, tensor in own])
+                self._handles.append(module._register_state_dict_hook(hook))
+
+    def attach(self, session: Session) -> None:
+        """At first, or when the job has other weights: nothing is in use."""
+        self._session = session
+        self._bucket = [session.core.bucket(parameter.name) for parameter in self._parameters]
+        self._buckets = [sorted({self._bucket[index] for index in unit.parameters}) for unit in self._units]
+        self._uses = [0] * len(self._units)
+        self._prefetched: set[int] = set()
+        self._backward: list[_Use] = []  # that have begun
+        self._queued = False
+        self._missing: dict[int, set[int]] = {}  # by bucket: trainable parameters without a gradient yet
+        self._declared: set[int] = set()
+        self.stepped()
+        self._placed.reside()
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    def _before(self, unit: int, module: Any, args: Any, kwargs: Any) -> None:
+        if unit == 0 and self._uses[0] == 0:
+            self._begins()
+        self.acquire(unit)
+        if unit > 0:
+            self._prefetch(unit + 1)
+
+    def _after(self, unit: int, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        if torch.is_grad_enabled() and (outputs := _needing_gradients(output)):
+            use = _Use(self, unit)
+            for tensor in outputs:
+                tensor.register_hook(use.begin)
+            if unit == 0:
+                return  # the root keeps what it has
+            inputs = [tensor for tensor in _needing_gradients((args, kwargs)) if not tensor.is_leaf]
+            use.inputs = len(inputs)
+            for tensor in inputs:
+                tensor.register_hook(use.input_done)
+        self.release(unit)
+
+    def _put_into_state_dict(
+        self, names: Sequence[tuple[str, int]], module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, _: Any
+    ) -> None:
+        """A module's state_dict() has copies: its parameters are not there all the time."""
+        for name, unit in names:
+            if prefix + name in state_dict:
+                self.acquire(unit)
+                state_dict[prefix + name] = state_dict[prefix + name].clone()
+                self.release(unit)
+
+    def backward_begins(self, use: _Use, unit: int) -> None:
+        if not self._queued:
+            self._queued = True
+            at_end_of_backward(self._backward_ended, self._nested)
+        self._backward.append(use)
+        if unit > 0:  # the root has its own since its forward
+            self.acquire(unit)
+            self._prefetch(unit - 1)
+
+    def _nested(self) -> None:
+        self._queued = False
+
+    def _backward_ended(self) -> None:
+        self._queued = False
+        for use in self._backward:
+            use.end()
+        self._backward.clear()
+        self._drop_prefetched()
+
+    def acquire(self, unit: int) -> None:
+        self._uses[unit] += 1
+        if self._uses[unit] > 1:
+            return
+        for bucket in self._buckets[unit]:
+            self._session.core.acquire(bucket, self._session.timeout)
+            self._prefetched.discard(bucket)
+        self._placed.fill(self._units[unit].parameters)
+
+    def release(self, unit: int) -> None:
+        if self._uses[unit] == 0:
+            return
+        self._uses[unit] -= 1
+        if self._uses[unit] > 0:
+            return
+        self._placed.empty(self._units[unit].parameters)
+        for bucket in self._buckets[unit]:
+            self._session.core.release(bucket)
+
+    def _prefetch(self, unit: int) -> None:
+        if not 0 < unit < len(self._units) or self._uses[unit] > 0:
+            return
+        for bucket in self._buckets[unit]:
+            if bucket not in self._prefetched:
+                self._session.core.prefetch(bucket)
+                self._prefetched.add(bucket)
+
+    def _drop_prefetched(self) -> None:
+        for bucket in self._prefetched:
+            if not any(bucket in of_unit for of_unit, uses in zip(self._buckets, self._uses) if uses):
+                self._session.core.release(bucket)
+        self._prefetched.clear()
+
+    def release_all(self) -> None:
+        """Before a step: whatever forwards without a backward have left."""
+        self._backward.clear()
+        for unit in range(len(self._units)):
+            if self._uses[unit] > 0:
+                self._uses[unit] = 1
+                self.release(unit)
+        self._drop_prefetched()
+
+    # -- gradients --------------------------------------------------------------------------------------------------
+
+    def arrived(self, index: int) -> None:
+        """A gradient of the rank's last slot is in its window."""
+        bucket = self._bucket[index]
+        missing = self._missing[bucket]
+        missing.discard(index)
+        if not missing:
+            self._session.core.declare(bucket, self._session.timeout)
+            self._declared.add(bucket)
+            for other, of_other in enumerate(self._bucket):
+                if of_other == bucket:
+                    self._parameters[other].tensor.grad = None
+
+    def check_open(self, index: int) -> None:
+        if self._bucket[index] in self._declared:
+            raise errors.FailedPrecondition(
+                f"gradients of {self._parameters[index].name} were handed over already: with residency=\"bucket\" a slot has one "
+                "backward. Accumulate with slots=, or within no_sync() up to the last one"
+            )
+
+    @property
+    def handed_over(self) -> bool:
+        return bool(self._declared)
+
+    def stepped(self) -> None:
+        self._declared.clear()
+        self._missing = {}
+        for index, parameter in enumerate(self._parameters):
+            if not parameter.frozen:
+                self._missing.setdefault(self._bucket[index], set()).add(index)
+
+    def close(self) -> None:
+        """All weights become memory of this process."""
+        for handle in self._handles:
+            handle.remove()
+        self.release_all()
+        for number, unit in enumerate(self._units):
+            self.acquire(number)
+            self._placed.release(unit.parameters)
+            self.release(number)
+
+
+class _Unwrap:
+    """Takes the wrapper of a module's compiled call off."""
+
+    def __init__(self, module: torch.nn.Module, call: Any) -> None:
+        self._module, self._call = module, call
+
+    def remove(self) -> None:
+        self._module._compiled_call_impl = self._call
+
+
+def _call_around(module: torch.nn.Module, before: Any, after: Any) -> list[Any]:
+    """Calls them around the module's forward, out of any compiled code: hooks of a module that module.compile() compiled
+    would be traced."""
+    compiled = module._compiled_call_impl
+    if compiled is None:
+        disable: Any = torch._dynamo.disable if hasattr(torch, "_dynamo") else lambda call: call
+        return [
+            module.register_forward_pre_hook(disable(before), with_kwargs=True, prepend=True),
+            module.register_forward_hook(disable(after), with_kwargs=True),
+        ]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before(module, args, kwargs)
+        output = compiled(*args, **kwargs)
+        after(module, args, kwargs, output)
+        return output
+
+    module._compiled_call_impl = call  # type: ignore[assignment]
+    return [_Unwrap(module, compiled)]
+
+
+def _needing_gradients(tree: Any) -> list[torch.Tensor]:
+    leaves, _ = torch.utils._pytree.tree_flatten(tree)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
