@@ -17,8 +17,9 @@ import os
 import pathlib
 import sys
 
-HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parent
+BY_BAZEL = "BUILD_WORKSPACE_DIRECTORY" in os.environ  # then all that is needed lies below the current folder
+ROOT = pathlib.Path.cwd() if BY_BAZEL else pathlib.Path(__file__).resolve().parents[1]
+HERE = ROOT / "bench"
 
 
 def arguments() -> argparse.Namespace:
@@ -39,8 +40,7 @@ def arguments() -> argparse.Namespace:
 
 
 def default_bin_dir() -> str:
-    """Started by bazel, the programs lie beside."""
-    return str(ROOT if (ROOT / "client/cli/shardctl").exists() else ROOT / "bazel-bin")
+    return str(ROOT if BY_BAZEL else ROOT / "bazel-bin")
 
 
 def default_python() -> str:
