@@ -54,6 +54,16 @@ v1::AcquireLeaseRequest LeaseRequest(const VersionChoice& choice, absl::Duration
   return request;
 }
 
+// Publishes the committed step; which that is.
+int64_t Publish(const BoundJob& job, double timeout) {
+  const auto publish = [service = *job.service, name = job.job->spec().name,
+                        duration = absl::Seconds(timeout)]() -> absl::StatusOr<v1::PublishReply> {
+    ASSIGN_OR_RETURN(const std::shared_ptr<Job> opened, service.client(duration).OpenJob(name));
+    return opened->worker(Rank(0)).Publish(name, duration);
+  };
+  return OrThrow(Await<v1::PublishReply>(publish)).step();
+}
+
 BoundLease Acquire(const BoundJob& job, const std::string& kind, Integer step, double ttl, double timeout) {
   v1::AcquireLeaseRequest request = LeaseRequest(ChoiceOf(kind, step.value), absl::Seconds(ttl));
   request.set_job(job.job->spec().name);
@@ -98,6 +108,8 @@ void BindJob(py::module_& module, py::class_<BoundJob>& job) {
       .def_property_readonly("mesh", [](const BoundJob& self) { return self.job->spec().mesh.ToString(); })
       .def_property_readonly("publications", [](const BoundJob& self) { return self.job->spec().publications; })
       .def("versions", &Versions)
+      .def_property_readonly("publish_every", [](const BoundJob& self) { return self.job->spec().publish_every; })
+      .def("publish", &Publish, py::arg("timeout"))
       .def("digest", &Digest, py::arg("timeout"))
       .def("lease", &Acquire, py::arg("kind"), py::arg("step"), py::arg("ttl"), py::arg("timeout"));
   py::class_<BoundLease>(module, "Lease")

@@ -196,6 +196,19 @@ class Job:
         committed, published = self._core.versions()
         return Versions(_committed(committed), published)
 
+    @property
+    def publishes_on_demand(self) -> bool:
+        """Whether its versions are those that somebody asked for, by publish()."""
+        return self._core.publish_every < 0
+
+    def publish(self, *, timeout: float = 60.0) -> int:
+        """Makes the committed step a version for readers, if it is none yet; returns the step. Training goes on.
+
+        FailedPrecondition: no weights yet. ResourceExhausted: readers hold all that the host has room for. Unimplemented: a
+        job with bucket residency, on several hosts or on CUDA devices.
+        """
+        return self._core.publish(seconds("timeout", timeout))
+
     def digest(self, *, timeout: float = 60.0) -> Digest:
         """Of the committed step. Unavailable: the job failed."""
         return Digest(*self._core.digest(seconds("timeout", timeout)))

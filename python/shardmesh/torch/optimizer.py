@@ -46,6 +46,8 @@ class Optimizer(torch.optim.Optimizer):
     its backwards add up. pulled: any rank takes any slot, see slots().
     residency: "full", or "bucket": weights are there while they are used, see docs/torch.md.
     clip_norm: of the gradients of all slots together; 0: not clipped. seed: of all random draws.
+    publish_every: a version for readers at each multiple; None: when one asks (Job.publish(), follow()), and with
+    bucket residency none.
     timeout: seconds that a step, and each part of the start, may take.
 
     The first weights are the model's at rank 0, unless the job has some: then those. Gradients of slots are averaged.
@@ -73,7 +75,7 @@ class Optimizer(torch.optim.Optimizer):
         clip_norm: float = 0.0,
         token_weights: bool = False,
         seed: int = 0,
-        publish_every: int = 1,
+        publish_every: Optional[int] = None,
         timeout: float = 60.0,
         **hyperparameters: Any,
     ) -> None:
@@ -81,7 +83,7 @@ class Optimizer(torch.optim.Optimizer):
             algorithm=algorithm, hyperparameters=hyperparameters, service=service, workers=workers, slots=slots, pulled=pulled,
             token_weights=token_weights, timeout=timeout, specification={
                 "weights": weights, "states": states, "gather": gather, "gradients": gradients, "name": job or "model",
-                "mesh": mesh, "residency": residency, "clip_norm": clip_norm, "seed": seed, "publish_every": publish_every,
+                "mesh": mesh, "residency": residency, "clip_norm": clip_norm, "seed": seed, "publish_every": -1 if publish_every is None else publish_every,
             },
         )
         self._started = _setup.start(params, model, plan)
