@@ -1,6 +1,7 @@
 """The service's memory as tensors, which keep the session that it belongs to."""
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,3 +42,10 @@ class Weights:
             return
         parts = {name: part.numpy() for name, part in self.parts.items()}
         tensor.copy_(torch.from_numpy(numerics.decode(parts, self.format, self.shape)))
+
+
+def give_back() -> None:
+    """What the model's parameters had before they became views is the system's again: malloc would keep it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)

@@ -21,6 +21,7 @@ from .. import errors
 from ..client import Client, Job, SavedCheckpoint
 from . import _setup
 from ._loads import Loads
+from ._memory import give_back
 from ._model import Parameters
 from ._placed import Placed
 from ._pulled import PulledSlots
@@ -104,6 +105,7 @@ class Optimizer(torch.optim.Optimizer):
         self._loads = Loads(self._started.model, facts.parameters, self.upload, self.revert)
         self._tokens: list[int] = []
         self._closed = False
+        give_back()
         self.last: Optional[Reply] = None  # how the last step went
 
     def _reside(self) -> Optional[Residence]:
