@@ -109,7 +109,7 @@ absl::Status Segment::MapFd(Access access) {
   char* base = static_cast<char*>(reserved);
   const int64_t skip = -reinterpret_cast<int64_t>(base) & (kHugePageBytes - 1);
   const int protection = access == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
-  const int kind = !fd_.valid()                      ? MAP_PRIVATE | MAP_ANONYMOUS
+  const int kind = !fd_.valid()                     ? MAP_PRIVATE | MAP_ANONYMOUS
                    : access == Access::kCopyOnWrite ? MAP_PRIVATE | MAP_NORESERVE
                                                     : MAP_SHARED;
   void* mapped = mmap(base + skip, num_bytes_, protection, kind | MAP_FIXED, fd_.get(), 0);
@@ -170,7 +170,8 @@ absl::Status Segment::MakePrivate() {
 
 absl::Status Segment::ForgetWrites() const {
   if (access_ != Access::kCopyOnWrite) {
-    return absl::FailedPreconditionError("what is written to this segment is no copy of its own: it cannot be forgotten");
+    return absl::FailedPreconditionError(
+        "what is written to this segment is no copy of its own: it cannot be forgotten");
   }
   if (madvise(mapping_, num_bytes_, MADV_DONTNEED) == 0) return absl::OkStatus();
   return ErrnoError(absl::StatusCode::kInternal, absl::StrCat("forgetting writes to ", num_bytes_, " bytes"), errno);

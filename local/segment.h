@@ -67,8 +67,8 @@ class Segment {
   absl::Status Guard(int64_t begin, int64_t bytes, bool accessible);
   // From now on what this process writes is its own: nobody else sees it. Internal: the system refuses.
   absl::Status MakePrivate();
-  // Drops what this process wrote of a segment that it mapped kCopyOnWrite: it sees others' bytes again. FailedPrecondition:
-  // it is mapped otherwise. Internal: the system refuses.
+  // Drops what this process wrote of a segment that it mapped kCopyOnWrite: it sees others' bytes again.
+  // FailedPrecondition: it is mapped otherwise. Internal: the system refuses.
   absl::Status ForgetWrites() const;
   // What the kernel holds of it now. -1: it cannot say.
   int64_t ResidentBytes() const;

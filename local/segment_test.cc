@@ -109,6 +109,24 @@ TEST(SegmentTest, Private_WhatIsWrittenIsTheProcesssOwn_AtTheSameAddress) {
   EXPECT_EQ(a.data()[5000], 0);
 }
 
+TEST(SegmentTest, CopyOnWrite_WhatIsWrittenIsTheProcesssOwn_UntilItIsForgotten) {
+  ASSERT_OK_AND_ASSIGN(Segment a, Segment::Create("test", 3 * 4096, 0));
+  ASSERT_OK(a.SealFutureWrites());
+  ASSERT_OK_AND_ASSIGN(UniqueFd fd, a.ReadOnlyFd());
+  ASSERT_OK_AND_ASSIGN(Segment b, Segment::Map(std::move(fd), 3 * 4096, 0, Segment::Access::kCopyOnWrite));
+  a.data()[0] = 1;
+  EXPECT_EQ(b.data()[0], 1);
+  b.data()[0] = 2;
+  EXPECT_EQ(a.data()[0], 1);
+  a.data()[0] = 3;
+  a.data()[5000] = 4;
+  EXPECT_EQ(b.data()[0], 2);
+  EXPECT_EQ(b.data()[5000], 4);  // another page
+  ASSERT_OK(b.ForgetWrites());
+  EXPECT_EQ(b.data()[0], 3);
+  EXPECT_THAT(a.ForgetWrites(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("forgotten")));
+}
+
 // The privileged open what they want: of them only the mode can be said.
 TEST(SegmentTest, RefusingNewWriters_ReadOnlyDescriptorsStaySo) {
   ASSERT_OK_AND_ASSIGN(Segment a, Segment::Create("test", 4096, 0));

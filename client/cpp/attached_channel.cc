@@ -99,7 +99,7 @@ absl::Status AttachedChannel::Map(std::vector<UniqueFd> descriptors, int64_t win
                                        : writer_bytes + static_cast<int64_t>(sizeof(Mailbox));
     if (said.num_bytes() - said.data_offset() < needed)
       return absl::InternalError("a window is smaller than the plan says");
-    const auto access = i > 0                                ? Segment::Access::kReadWrite
+    const auto access = i > 0                              ? Segment::Access::kReadWrite
                         : job_->options().writable_weights ? Segment::Access::kCopyOnWrite
                                                            : Segment::Access::kReadOnly;
     ASSIGN_OR_RETURN(Segment segment,

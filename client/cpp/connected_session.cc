@@ -181,11 +181,14 @@ class ConnectedSession final : public Session {
     const int64_t expected = only.has_value() ? plan.buckets()[bucket].weight_bytes : plan.version_bytes();
     int64_t in_bucket = 0;
     const auto begin = [&](const v1::PullHeader& header) -> absl::Status {
-      if (header.plan_hash() != plan.hash() || header.total_bytes() != expected) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("the weights have plan ", header.plan_hash(), ", not ", plan.hash()));
+      if (header.plan_hash() != plan.hash()) {  // it went on with other workers while this was asked
+        return absl::AbortedError(absl::StrCat("the weights have plan ", header.plan_hash(), ", not ", plan.hash(),
+                                               ": job ", job_->spec().name,
+                                               " is at a later epoch; open the job again"));
       }
-      return absl::OkStatus();
+      if (header.total_bytes() == expected) return absl::OkStatus();
+      return absl::InternalError(
+          absl::StrCat("the weights have ", header.total_bytes(), " bytes; ", expected, " expected"));
     };
     if (only.has_value()) RETURN_IF_ERROR(GuardWeights(*only, /*accessible=*/true));
     const auto data = [&](absl::string_view bytes) {

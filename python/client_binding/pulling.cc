@@ -80,7 +80,8 @@ py::tuple ParameterOf(const BoundPulling& self, const Text& name) {
 void BindPullingSession(py::module_& module) {
   py::class_<BoundPulling>(module, "PullingSession")
       .def(py::init<const BoundJob&, double>(), py::arg("job"), py::arg("timeout"))
-      .def_property_readonly("committed", [](const BoundPulling& self) { return self.Live()->committed_step().value(); })
+      .def_property_readonly("committed",
+                             [](const BoundPulling& self) { return self.Live()->committed_step().value(); })
       .def("await_weights", &BoundPulling::AwaitWeights, py::arg("timeout"))
       .def("take", &BoundPulling::Take, py::arg("timeout"))
       .def("finish", &BoundPulling::Finish, py::arg("learning_rates"), py::arg("loss_scale"), py::arg("tokens"),

@@ -118,7 +118,8 @@ void BindSession(py::module_& module) {
       .def(py::init<const BoundJob&, const std::vector<Integer>&, const std::string&, double>(), py::arg("job"),
            py::arg("slots"), py::arg("way"), py::arg("timeout"))
       .def_property_readonly("attached", &BoundSession::attached)
-      .def_property_readonly("committed", [](const BoundSession& self) { return self.Live()->committed_step().value(); })
+      .def_property_readonly("committed",
+                             [](const BoundSession& self) { return self.Live()->committed_step().value(); })
       .def(
           "await_weights",
           [](BoundSession& self, double timeout) {

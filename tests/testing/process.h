@@ -29,8 +29,8 @@ class Process {
   pid_t pid() const { return pid_; }
   bool alive();
   void Signal(int signal);
-  void Kill9();     // SIGKILL, and waits for the end
-  void Stop();      // SIGSTOP
+  void Kill9();  // SIGKILL, and waits for the end
+  void Stop();   // SIGSTOP
   // Waits until it has stopped, by itself or by Stop(): a Continue() that comes before is lost. False: it runs on.
   bool AwaitStopped(absl::Duration timeout) const;
   void Continue();  // SIGCONT
