@@ -267,6 +267,11 @@ class Optimizer(torch.optim.Optimizer):
     def committed_step(self) -> int:
         return int(self._session.committed)
 
+    @property
+    def clip_norm(self) -> float:
+        """What the gradients of a step are clipped to; 0: they are not."""
+        return float(self._started.spec["clip_norm"])
+
     def save(self, folder: str, **options: Any) -> SavedCheckpoint:
         """Writes a checkpoint of the newest step; training goes on. One rank calls it. As Client.checkpoint()."""
         return self.client.checkpoint(self._started.name, folder, **options)
