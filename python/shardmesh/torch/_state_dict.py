@@ -17,7 +17,7 @@ def states_of(started: Started) -> dict[torch.Tensor, dict[str, Any]]:
     if started.session.committed == 0:
         return {}
     with started.scratch() as folder:
-        saved = Saved(started.client.checkpoint(started.name, folder, timeout=started.plan.timeout).path)
+        saved = Saved(started.checkpoint(folder))
         job = _dcp._Job(saved.job, list(saved.model))
         decoded = _dcp._optimizer_states(torch, saved.states, job, saved.model, "float", saved.step)
     return {
@@ -27,12 +27,14 @@ def states_of(started: Started) -> dict[torch.Tensor, dict[str, Any]]:
 
 
 def load_states(
-    started: Started, param_groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], hyper: list[dict[str, Any]]
+    started: Started, param_groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], hyper: list[dict[str, Any]],
+    changed: Sequence[Parameter] = (),
 ) -> None:
     """Puts the states of a state_dict into the job, of which every rank makes this call; those of rank 0 count.
 
-    hyper: the optimizer of each group from now on. InvalidArgument: states that are missing, of others' shapes, or of
-    another step than the rest; lists them, and nothing is changed.
+    hyper: the optimizer of each group from now on. changed: whose weights the job takes from the model, too.
+    InvalidArgument: states that are missing, of others' shapes, or of another step than the rest; lists them, and nothing
+    is changed.
     """
     named = {id(parameter.tensor): parameter for parameter in started.facts.parameters}
     here = [named[id(tensor)] for group in param_groups for tensor in group["params"]]
@@ -49,7 +51,8 @@ def load_states(
         raise errors.InvalidArgument("this state_dict is none of this model's optimizer; nothing was loaded:\n  " +
                                      "\n  ".join(problems[:8]) + more)
     states = {name: {state: given[name][state] for state in wanted} for name, wanted in needed.items()}
-    rewrite(started, states=states, step=int(steps.pop()), hyper=hyper)
+    weights = {parameter.name: parameter.tensor for parameter in changed}
+    rewrite(started, weights=weights, states=states, step=int(steps.pop()), hyper=hyper)
 
 
 def _problems(parameter: Parameter, given: Mapping[str, Any], needed: Sequence[str]) -> list[str]:

@@ -306,7 +306,8 @@ class Optimizer(torch.optim.Optimizer):
             self.state.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Of this class, torch.optim or torchao, on every rank; rank 0's counts. The job goes on at the state's step.
+        """Of this class, torch.optim or torchao, on every rank; rank 0's counts. The job goes on at the state's step, with
+        the model's weights if they were loaded before.
 
         InvalidArgument, all of it at once: states that are missing, or of other shapes; then nothing is changed.
         """
@@ -314,8 +315,11 @@ class Optimizer(torch.optim.Optimizer):
         super().load_state_dict({**state_dict, "state": {}})
         self._fixed = [_setup.fixed(group) for group in self.param_groups]
         if state_dict["state"]:
-            load_states(self._started, self.param_groups, state_dict, self._started.optimizers(self.param_groups))
+            changed = self._placed.changed()
+            self._loads.check(changed)
+            load_states(self._started, self.param_groups, state_dict, self._started.optimizers(self.param_groups), changed)
             self._attach_again()
+            self._loads.clear()
 
     def __getstate__(self) -> dict[str, Any]:
         raise errors.Unimplemented("an optimizer of a service cannot be pickled or copied; take state_dict()")
