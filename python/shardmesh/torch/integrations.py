@@ -87,7 +87,7 @@ def _callback_class() -> Any:
     callbacks: Any = importlib.import_module("transformers").TrainerCallback
 
     class ShardmeshCallback(callbacks):  # type: ignore[misc]
-        """Adds the service's view to a Trainer's logs: the committed step, the norm of the gradients, skipped steps; with
+        """Adds the service's view to a Trainer's logs, at rank 0: the committed step, the norm of the gradients, skipped steps; with
         digests=True also the digest of weights and states. With `checkpoints`, a folder, the service writes a checkpoint of
         its own there whenever the Trainer saves one; keep_last of them stay."""
 
@@ -103,9 +103,12 @@ def _callback_class() -> Any:
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs is None or not state.is_world_process_zero:
                 return
-            logs["committed_step"], logs["skipped_steps"] = self.optimizer.committed_step, self.skipped
+            more = {"committed_step": self.optimizer.committed_step, "skipped_steps": self.skipped}
             if self.digests:
-                logs["digest"] = f"{self.optimizer.job.digest().value:016x}"
+                more["digest"] = f"{self.optimizer.job.digest().value:016x}"
+            logs.update(more)  # for what logs after this
+            if state.log_history:
+                state.log_history[-1].update(more)
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if self.checkpoints is None or not state.is_world_process_zero:
