@@ -38,7 +38,7 @@ def load_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
         if name is None:
             unexpected.append(raw)
         else:
-            given[name] = value
+            given[name] = whole(value)
     of_tensor: dict[int, str] = {}  # by which name it is given
     for name, tensor in tensors:
         if name in given:
@@ -56,6 +56,11 @@ def load_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
     # By the names of this very model's own state_dict(): so its modules' hooks run.
     own = model.state_dict(keep_vars=True)
     model.load_state_dict({raw: given[of_tensor[id(one)]] for raw, one in own.items() if id(one) in of_tensor}, strict=False)
+
+
+def whole(value: Any) -> Any:
+    """A DTensor as the tensor that it is a part of, which is for every rank of it to ask; anything else as it is."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def _name_of(raw: str, wanted: Mapping[str, Any]) -> str | None:
