@@ -27,7 +27,7 @@ def optimizer_of(accelerator, model, options):
     if options.plain:
         return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     optimizer = shardmesh.torch.Optimizer(model, "AdamW", lr=1e-2, weight_decay=0.1, clip_norm=0.5,     # 2
-                                          states=options.states, slots=options.slots)
+                                          states=options.states, slots=options.slots, service=options.service, job=options.job)
     integrations.attach(accelerator, optimizer)                                                 # 3
     return optimizer
 
@@ -47,13 +47,15 @@ def epoch(accelerator, model, optimizer, loader, scheduler):
     return losses
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--plain", action="store_true", help="torch.optim.AdamW instead")
     parser.add_argument("--states", default="fp32")
     parser.add_argument("--slots", type=int, help="of a step over all ranks")
     parser.add_argument("--batch", type=int, default=8, help="of one backward, over all ranks")
-    options = parser.parse_args()
+    parser.add_argument("--service", help="host:port of a coordinator; one of its own")
+    parser.add_argument("--job")
+    options = parser.parse_args(arguments)
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     torch.manual_seed(1)
@@ -85,6 +87,7 @@ def main():
     if not options.plain:
         optimizer.optimizer.close()
     accelerator.end_training()
+    return report
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def dataset():
     return [{"input_ids": line, "labels": line} for line in lines]
 
 
-def trainer_of(folder, steps, options):
+def trainer_of(folder, steps, options, job):
     args = TrainingArguments(
         folder, max_steps=steps, per_device_train_batch_size=options.batch // options.processes, gradient_accumulation_steps=2,
         learning_rate=3e-3, weight_decay=0.1, lr_scheduler_type="cosine", warmup_steps=2, max_grad_norm=0.5, save_steps=4, logging_steps=4,
@@ -38,7 +38,7 @@ def trainer_of(folder, steps, options):
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
         return Trainer(model, args, train_dataset=dataset(), optimizers=(optimizer, None)), None
     optimizer = shardmesh.torch.Optimizer(model, "AdamW", lr=3e-3, weight_decay=0.1, clip_norm=0.5, states=options.states,     # 2
-                                          job=f"steps-{steps}")
+                                          service=options.service, job=options.job + job)
     trainer = Trainer(model, args, train_dataset=dataset(), optimizers=(optimizer, None),
                       callbacks=[integrations.ShardmeshCallback(optimizer, digests=True)])
     integrations.attach(trainer.accelerator, optimizer)                                         # 3
@@ -47,7 +47,7 @@ def trainer_of(folder, steps, options):
 
 def run(folder, steps, options, resume=None):
     """Its report, when the model has been trained for `steps`."""
-    trainer, optimizer = trainer_of(folder, steps, options)
+    trainer, optimizer = trainer_of(folder, steps, options, job="resumed" if resume else "whole")
     trainer.train(resume_from_checkpoint=resume)
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     report = {"wrapped": type(trainer.model_wrapped).__name__, "losses": [entry["loss"] for entry in logs],
@@ -60,23 +60,29 @@ def run(folder, steps, options, resume=None):
     return report
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--plain", action="store_true", help="torch.optim.AdamW instead")
     parser.add_argument("--states", default="fp32")
     parser.add_argument("--batch", type=int, default=8, help="of one backward, over all ranks")
     parser.add_argument("--compile", action="store_true")
-    options = parser.parse_args()
+    parser.add_argument("--service", help="host:port of a coordinator; one of its own")
+    parser.add_argument("--folder", help="of checkpoints; a temporary one")
+    parser.add_argument("--job", default="", help="what the jobs' names begin with")
+    options = parser.parse_args(arguments)
     options.processes = int(os.environ.get("WORLD_SIZE", "1"))
-    shared = os.path.join(tempfile.gettempdir(), "trainer-" + os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid())))
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid()))
+    shared = options.folder or os.path.join(tempfile.gettempdir(), f"trainer-{run_id}")
     try:
         whole = run(shared, 8, options)
         resumed = run(shared, 8, options, resume=os.path.join(shared, "checkpoint-4"))
     finally:
         if os.environ.get("RANK", "0") == "0":
             shutil.rmtree(shared, ignore_errors=True)
+    report = {"whole": whole, "resumed": resumed}
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps({"whole": whole, "resumed": resumed}))
+        print(json.dumps(report))
+    return report
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ checkpoint loads with the wrappers and without. Beside it Accelerate's own FSDP2
 import json
 import os
 import tempfile
-import warnings
 
 import safetensors.torch
 import torch
@@ -134,10 +133,9 @@ def theirs(order):
         return f"{type(error).__name__}: {error}"
 
 
-def main():
-    warnings.filterwarnings("ignore")
+def main(service=None):
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    keeper = shardmesh.torch.Optimizer(bare(), "AdamW", job="keeper")  # and its service, which all orders use
+    keeper = shardmesh.torch.Optimizer(bare(), "AdamW", job="keeper", service=service)  # and its service, which all orders use
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for index, order in enumerate(ORDERS):
@@ -148,6 +146,7 @@ def main():
               f"{'':48} FSDP2: {result['theirs'][:110]}")
     print(json.dumps(results))
     torch.distributed.destroy_process_group()
+    return results
 
 
 if __name__ == "__main__":
