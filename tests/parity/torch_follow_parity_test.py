@@ -26,7 +26,8 @@ def tied():
 class FollowTest(ServiceTest):
     def optimizer(self, model, **options):
         """Of weights that are all less by 1 after each step()."""
-        optimizer = shardmesh.torch.Optimizer(model, "SGD", lr=1.0, service=self.address, job=self.id().rpartition(".")[2], **options)
+        job = f"{self.id().rpartition('.')[2]}-{options.get('publish_every', 'asked')}"
+        optimizer = shardmesh.torch.Optimizer(model, "SGD", lr=1.0, service=self.address, job=job, **options)
         self.addCleanup(optimizer.close)
         return optimizer
 
@@ -46,8 +47,13 @@ class FollowTest(ServiceTest):
             self.assertEqual(set(parameter.detach().flatten().tolist()), {-float(step)}, name)
 
     def test_a_model_under_wrappers_follows_without_copies(self):
+        for publish_every in None, 1:
+            with self.subTest(publish_every=publish_every):
+                self.a_model_under_wrappers_follows_without_copies(publish_every)
+
+    def a_model_under_wrappers_follows_without_copies(self, publish_every):
         model = tied()
-        optimizer = self.optimizer(model)
+        optimizer = self.optimizer(model, publish_every=publish_every)
         reader = torch.compile(tied().eval(), backend="eager")
         parameters = list(reader.parameters())
         following = self.follow(reader, optimizer)
@@ -60,6 +66,7 @@ class FollowTest(ServiceTest):
             self.assert_at(reader, step)
         for one, other in zip(parameters, reader.parameters()):
             self.assertIs(one, other)
+        following.close()
         self.assertIs(reader._orig_mod[0].weight, reader._orig_mod[2].weight)
         self.assertEqual(reader(torch.zeros(1, dtype=torch.long)).shape, (1, 16))
 
@@ -77,8 +84,13 @@ class FollowTest(ServiceTest):
             following.update()
 
     def test_waits(self):
+        for publish_every in None, 1:
+            with self.subTest(publish_every=publish_every):
+                self.waits(publish_every)
+
+    def waits(self, publish_every):
         model, reader = tied(), tied()
-        optimizer = self.optimizer(model)
+        optimizer = self.optimizer(model, publish_every=publish_every)
         following = self.follow(reader, optimizer)
         with self.assertRaises(errors.DeadlineExceeded):
             following.wait(timeout=0.05)
@@ -92,8 +104,13 @@ class FollowTest(ServiceTest):
             shardmesh.torch.follow(reader, service=self.address, job="nobodys")
 
     def test_pulled_and_in_another_type(self):
+        for publish_every in None, 1:
+            with self.subTest(publish_every=publish_every):
+                self.pulled_and_in_another_type(publish_every)
+
+    def pulled_and_in_another_type(self, publish_every):
         model, reader = tied(), tied().to(torch.bfloat16)
-        optimizer = self.optimizer(model)
+        optimizer = self.optimizer(model, publish_every=publish_every)
         for way, views in ("pulled", 0), ("attached", 0):
             following = self.follow(reader, optimizer, way=way)
             self.step(model, optimizer)
@@ -139,8 +156,13 @@ class FollowTest(ServiceTest):
             torch.testing.assert_close(one, other.detach(), rtol=0, atol=0)
 
     def test_versions_are_never_mixed_while_a_trainer_goes_on(self):
+        for publish_every in None, 1:
+            with self.subTest(publish_every=publish_every):
+                self.versions_are_never_mixed_while_a_trainer_goes_on(publish_every)
+
+    def versions_are_never_mixed_while_a_trainer_goes_on(self, publish_every):
         model, reader = tied(), tied()
-        optimizer = self.optimizer(model)
+        optimizer = self.optimizer(model, publish_every=publish_every)
         following = self.follow(reader, optimizer)
         trainer = threading.Thread(target=self.step, args=(model, optimizer, 200))
         trainer.start()

@@ -7,6 +7,7 @@
 """
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, Optional
@@ -22,6 +23,8 @@ from ._model import Facts, canonical_rules
 from ._wrappers import walk
 
 __all__ = ["Following", "follow"]
+
+_POLL_SECONDS = 0.02
 
 
 class _Target(NamedTuple):
@@ -109,9 +112,12 @@ class Following:
     def update(self, *, timeout: float = 60.0) -> int:
         """Brings the model to the newest version, where there is a newer one, and returns the step that it is at then.
 
-        It waits for none: `timeout` is for copying one from another host. On an error the model is as it was.
+        It waits for none: `timeout` is for having one made, of a job that publishes when it is asked, and for copying one
+        from another host. On an error the model is as it was.
         """
         self._check_open()
+        if self._job.publishes_on_demand:
+            return self._asked(self.step + 1, timeout)
         if self.attached:
             return self._newer(self.step + 1, 0.0)
         newest = max(self._job.versions().published, default=-1)
@@ -127,8 +133,26 @@ class Following:
         if at_least is not None and self._step is not None and at_least <= self._step:
             return self.update()
         wanted = at_least if at_least is not None or self._step is None else self._step + 1
-        self._take(choice(None, wanted, None), limit)
+        if not self._job.publishes_on_demand:
+            self._take(choice(None, wanted, None), limit)
+            return self.step
+        deadline = time.monotonic() + limit
+        while self._asked(wanted or 0, limit) < (wanted or 0):
+            if time.monotonic() >= deadline:
+                raise errors.DeadlineExceeded(
+                    f"job {self._job.name} committed no step >= {wanted} within {limit:g} s; the model is at {self._step}"
+                )
+            time.sleep(_POLL_SECONDS)
         return self.step
+
+    def _asked(self, step: int, timeout: float) -> int:
+        """Of a job that publishes when it is asked: if it is at that step or a later one, so is the model; where that is."""
+        if self._job.versions().committed is None and self._step is None:
+            return -1
+        committed = self._job.publish(timeout=timeout)
+        if committed >= step:
+            self._take(("at_least", committed), timeout)
+        return -1 if self._step is None else self._step
 
     def _newer(self, step: int, timeout: float) -> int:
         try:
@@ -256,5 +280,5 @@ def _put(tensor: torch.nn.Parameter, value: torch.Tensor) -> Callable[[], None]:
         tensor.data = value
         return lambda: setattr(tensor, "data", before)
     made = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
-    torch.utils.swap_tensors(tensor, made)
-    return lambda: torch.utils.swap_tensors(tensor, made)
+    torch.utils.swap_tensors(tensor, made)  # type: ignore[no-untyped-call]
+    return lambda: torch.utils.swap_tensors(tensor, made)  # type: ignore[no-untyped-call]

@@ -47,7 +47,8 @@ def attach(accelerator: Any, optimizer: Optimizer) -> None:
 
     def model_as_it_is(model: torch.nn.Module, *_: Any, **__: Any) -> torch.nn.Module:
         _check_device(model, accelerator.device)
-        return prepare_model(model, device_placement=False, evaluation_mode=True)
+        prepared: torch.nn.Module = prepare_model(model, device_placement=False, evaluation_mode=True)
+        return prepared
 
     def optimizer_as_it_is(given: Any, device_placement: Optional[bool] = None) -> Any:
         # Placement would save its states and load them again.
@@ -103,7 +104,7 @@ def _callback_class() -> Any:
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs is None or not state.is_world_process_zero:
                 return
-            more = {"committed_step": self.optimizer.committed_step, "skipped_steps": self.skipped}
+            more: dict[str, Any] = {"committed_step": self.optimizer.committed_step, "skipped_steps": self.skipped}
             if self.digests:
                 more["digest"] = f"{self.optimizer.job.digest().value:016x}"
             logs.update(more)  # for what logs after this
