@@ -120,7 +120,7 @@ class InterchangeTest(ServiceTest):
         dcp.save({"model": weights, "optim": states}, checkpoint_id=self.path("of-theirs"), no_dist=True)
         program = os.environ["SHARDMESH_BIN_DIR"] + "/client/cli/shardctl"
         adopted = checkpoint.adopt_dcp(self.path("of-theirs"), self.path("adopted"), name="adopted", shardctl=program,
-                                       job={"gradient_format": "FORMAT_FP32"})
+                                       job={"gradient_format": "FORMAT_FP32", "publish_every": -1})
         shardmesh.connect(self.address).restore(adopted, mesh="fsdp=2")
         model = torch.nn.Sequential(*exchange.model_of())
         torch.nn.init.zeros_(model[0].weight)
