@@ -88,7 +88,7 @@ def _adopted(
     started: Started, folder: str, weights: Mapping[str, torch.Tensor], states: Mapping[str, Mapping[str, Any]],
     step: Optional[int], hyper: Optional[list[dict[str, Any]]],
 ) -> str:
-    saved = Saved(started.client.checkpoint(started.name, os.path.join(folder, "now"), timeout=started.plan.timeout).path)
+    saved = Saved(started.checkpoint(os.path.join(folder, "now")))
     for name, values in weights.items():
         saved.put_weights(name, values)
     for name, of_parameter in states.items():

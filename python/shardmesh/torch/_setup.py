@@ -118,6 +118,17 @@ class Started:
             "changes, and calls step() or load_state_dict() after them"
         )
 
+    def checkpoint(self, folder: str) -> str:
+        """Of the newest step; its path. Several ranks may do this at once: the service writes one after the other."""
+        deadline = time.monotonic() + self.plan.timeout
+        while True:
+            try:
+                return self.client.checkpoint(self.name, folder, timeout=self.plan.timeout).path
+            except errors.Aborted:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_POLL_SECONDS)
+
     def scratch(self) -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="shardmesh-")
 

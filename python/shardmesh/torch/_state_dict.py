@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from .. import _dcp, _groups, errors
+from .. import _dcp, _groups, errors, names
+from ._canonical import whole
 from ._model import Parameter
 from ._rewrite import Saved, rewrite
 from ._setup import Started
@@ -17,7 +18,7 @@ def states_of(started: Started) -> dict[torch.Tensor, dict[str, Any]]:
     if started.session.committed == 0:
         return {}
     with started.scratch() as folder:
-        saved = Saved(started.client.checkpoint(started.name, folder, timeout=started.plan.timeout).path)
+        saved = Saved(started.checkpoint(folder))
         job = _dcp._Job(saved.job, list(saved.model))
         decoded = _dcp._optimizer_states(torch, saved.states, job, saved.model, "float", saved.step)
     return {
@@ -27,17 +28,18 @@ def states_of(started: Started) -> dict[torch.Tensor, dict[str, Any]]:
 
 
 def load_states(
-    started: Started, param_groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], hyper: list[dict[str, Any]]
+    started: Started, param_groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], hyper: list[dict[str, Any]],
+    changed: Sequence[Parameter] = (),
 ) -> None:
     """Puts the states of a state_dict into the job, of which every rank makes this call; those of rank 0 count.
 
-    hyper: the optimizer of each group from now on. InvalidArgument: states that are missing, of others' shapes, or of
-    another step than the rest; lists them, and nothing is changed.
+    hyper: the optimizer of each group from now on. changed: whose weights the job takes from the model, too.
+    InvalidArgument: states that are missing, of others' shapes, or of another step than the rest; lists them, and nothing
+    is changed.
     """
     named = {id(parameter.tensor): parameter for parameter in started.facts.parameters}
     here = [named[id(tensor)] for group in param_groups for tensor in group["params"]]
-    there = [index for group in state_dict["param_groups"] for index in group["params"]]
-    given = {parameter.name: state_dict["state"].get(index, {}) for parameter, index in zip(here, there)}
+    given = _given(here, state_dict, started)
     trainable = [parameter for parameter in here if not parameter.frozen]
     needed = {parameter.name: _groups.states_of(hyper[parameter.group]) for parameter in trainable}
     problems = [problem for parameter in trainable for problem in _problems(parameter, given[parameter.name], needed[parameter.name])]
@@ -49,7 +51,31 @@ def load_states(
         raise errors.InvalidArgument("this state_dict is none of this model's optimizer; nothing was loaded:\n  " +
                                      "\n  ".join(problems[:8]) + more)
     states = {name: {state: given[name][state] for state in wanted} for name, wanted in needed.items()}
-    rewrite(started, states=states, step=int(steps.pop()), hyper=hyper)
+    weights = {parameter.name: parameter.tensor for parameter in changed}
+    rewrite(started, weights=weights, states=states, step=int(steps.pop()), hyper=hyper)
+
+
+def _given(here: Sequence[Parameter], state_dict: Mapping[str, Any], started: Started) -> dict[str, dict[str, Any]]:
+    """The states of each parameter: by the order of the groups, or, where those have names, by these."""
+    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+    found = dict(zip((parameter.name for parameter in here), keys))
+    if keys and all(isinstance(key, str) for key in keys):
+        rules = started.facts.rules._asdict()
+        by_name = dict(zip(names.canonical_many(keys, **rules), keys))
+        exact = set(keys)
+        found = {one.name: one.name if one.name in exact else by_name.get(one.name) for one in here}
+    states = state_dict["state"]
+    return {name: {state: whole(value) for state, value in states.get(key, {}).items()} for name, key in found.items()}
+
+
+def zeros_of(started: Started, hyper: Sequence[Mapping[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
+    """As before the first step."""
+    return {
+        parameter.tensor: {"step": torch.tensor(0.0), **{
+            state: torch.zeros(parameter.tensor.shape) for state in _groups.states_of(hyper[parameter.group])
+        }}
+        for parameter in started.facts.parameters if not parameter.frozen
+    }
 
 
 def _problems(parameter: Parameter, given: Mapping[str, Any], needed: Sequence[str]) -> list[str]:

@@ -11,11 +11,14 @@ docs/torch.md starts from tasks.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Optional, Union
 
 import torch
+from torch.distributed.checkpoint import state_dict as state_dicts
 
 from .. import errors
 from ..client import Client, Job, SavedCheckpoint
@@ -29,9 +32,11 @@ from ._residence import Residence
 from ._session import OVER, Reply
 from ._slots import Slots
 from ._specification import Formats
-from ._state_dict import load_states, states_of
+from ._state_dict import load_states, states_of, zeros_of
 
 __all__ = ["Optimizer"]
+
+_INIT_STATES = state_dicts._init_optim_state.__code__
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -106,6 +111,7 @@ class Optimizer(torch.optim.Optimizer):
         self._tokens: list[int] = []
         self._closed = False
         give_back()
+        self._zeros = False  # states are wanted before the first step
         self.last: Optional[Reply] = None  # how the last step went
 
     def _reside(self) -> Optional[Residence]:
@@ -131,6 +137,8 @@ class Optimizer(torch.optim.Optimizer):
         optimizer. DeadlineExceeded: other ranks did not come within `timeout`; the message names their slots. Unavailable:
         the job lost a worker that it cannot go on without. After an error the call may be repeated: no step is done twice.
         """
+        if self._is_for_a_state_dict():
+            return None
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -148,6 +156,16 @@ class Optimizer(torch.optim.Optimizer):
         self._tokens = []
         self._placed.refresh()
         return loss
+
+    def _is_for_a_state_dict(self) -> bool:
+        """torch.distributed.checkpoint.state_dict makes a step of nothing to have states made; these are the service's."""
+        if any(group["lr"] != 0.0 for group in self.param_groups):
+            return False
+        frame: Optional[FrameType] = sys._getframe()
+        while frame is not None and frame.f_code is not _INIT_STATES:
+            frame = frame.f_back
+        self._zeros = frame is not None
+        return self._zeros
 
     def _commit(self, learning_rates: list[float], loss_scale: float) -> Reply:
         wanted = self._session.committed + 1
@@ -267,6 +285,11 @@ class Optimizer(torch.optim.Optimizer):
     def committed_step(self) -> int:
         return int(self._session.committed)
 
+    @property
+    def clip_norm(self) -> float:
+        """What the gradients of a step are clipped to; 0: they are not."""
+        return float(self._started.spec["clip_norm"])
+
     def save(self, folder: str, **options: Any) -> SavedCheckpoint:
         """Writes a checkpoint of the newest step; training goes on. One rank calls it. As Client.checkpoint()."""
         return self.client.checkpoint(self._started.name, folder, **options)
@@ -295,13 +318,16 @@ class Optimizer(torch.optim.Optimizer):
         """As torch.optim's: states by the index of a parameter, decoded to fp32. The service saves a checkpoint for it."""
         self._check_usable()
         self.state.update(states_of(self._started))
+        if self._zeros and not self.state:
+            self.state.update(zeros_of(self._started, self._started.optimizers(self.param_groups)))
         try:
             return super().state_dict()
         finally:
             self.state.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Of this class, torch.optim or torchao, on every rank; rank 0's counts. The job goes on at the state's step.
+        """Of this class, torch.optim or torchao, on every rank; rank 0's counts. The job goes on at the state's step, with
+        the model's weights if they were loaded before.
 
         InvalidArgument, all of it at once: states that are missing, or of other shapes; then nothing is changed.
         """
@@ -309,8 +335,10 @@ class Optimizer(torch.optim.Optimizer):
         super().load_state_dict({**state_dict, "state": {}})
         self._fixed = [_setup.fixed(group) for group in self.param_groups]
         if state_dict["state"]:
-            load_states(self._started, self.param_groups, state_dict, self._started.optimizers(self.param_groups))
+            changed = self._placed.changed()  # by a load, too: torch.distributed.checkpoint's writes to them in place
+            load_states(self._started, self.param_groups, state_dict, self._started.optimizers(self.param_groups), changed)
             self._attach_again()
+            self._loads.clear()
 
     def __getstate__(self) -> dict[str, Any]:
         raise errors.Unimplemented("an optimizer of a service cannot be pickled or copied; take state_dict()")

@@ -1,0 +1,284 @@
+"""A model for inference that stays at the latest committed version of a job.
+
+    with shardmesh.torch.follow(model, service="10.0.0.1:7000", job="gpt") as following:
+        for request in requests:
+            following.update()  # between requests: at the newest version, whole
+            serve(model, request)
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple, Optional
+
+import torch
+
+from .. import _client, errors
+from .._follow import choice, seconds
+from .._load import LoadMismatch
+from .._version import Version
+from ..client import Job, connect
+from ._model import Facts, canonical_rules
+from ._wrappers import walk
+
+__all__ = ["Following", "follow"]
+
+_POLL_SECONDS = 0.02
+
+
+class _Target(NamedTuple):
+    """A tensor of the model, once."""
+
+    given: str  # as the module has it
+    names: tuple[str, ...]  # canonical; several of a tie
+    tensor: torch.nn.Parameter
+
+
+def follow(
+    model: torch.nn.Module,
+    *,
+    service: str,
+    job: str,
+    copy: bool = False,
+    way: str = "any",
+    timeout: float = 60.0,
+    ttl: float = 30.0,
+    at_least: Optional[int] = None,
+) -> Following:
+    """Gives `model` the newest version of the job, and returns what brings later ones into it, between requests.
+
+    Parameters become views of the version where this process is on a host of the job and the formats are the same, else
+    copies in their own type and on their own device (of codes: decoded). Parameters on the meta device get memory.
+    Views are of read-only memory, which PyTorch cannot know: writing to one ends the process; copy=True makes copies.
+    way, ttl: as Job.follow(). timeout: for the job, and its first version of at least the step `at_least`.
+    LoadMismatch: missing, unexpected and mis-shaped names, all of them; nothing was loaded. NotFound: no such job.
+    DeadlineExceeded: no version in time. Names are compared without wrappers, in whatever order those were put on.
+    """
+    tree = walk(model)
+    rules = canonical_rules(Facts([], tree.rules, []))._asdict()
+    by_tensor: dict[int, _Target] = {}
+    for one in tree.found:
+        known = by_tensor.get(id(one.tensor), _Target(one.given, (), one.tensor))
+        by_tensor[id(one.tensor)] = known._replace(names=tuple(dict.fromkeys((*known.names, one.name))))
+    opened = connect(service).job(job, timeout=timeout, **rules)
+    following = Following(opened, list(by_tensor.values()), copy=copy, way=way, ttl=ttl)
+    try:
+        following.wait(at_least=at_least, timeout=timeout)
+    except BaseException:
+        following.close()
+        raise
+    return following
+
+
+class Following:
+    """Made by follow(). For the thread that uses the model: between two calls of it every parameter is of one version.
+
+    A version is held until the next one is in the model; a job has room for few (Job.publications).
+    """
+
+    def __init__(self, job: Job, targets: list[_Target], *, copy: bool, way: str, ttl: float) -> None:
+        self._job, self._targets = job, targets
+        self._reader = _client.Reader(job._core, way=way, ttl=seconds("ttl", ttl))
+        # Of a job with one publication a view would keep the next version from being published.
+        self._copy = copy or (self._reader.attached and job.publications == 1)
+        self._held: Optional[Version] = None
+        self._step: Optional[int] = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Following {self._job.name} at version {self._step}{', closed' if self._closed else ''}>"
+
+    @property
+    def job(self) -> Job:
+        return self._job
+
+    @property
+    def step(self) -> int:
+        """Of the version that the model is at."""
+        assert self._step is not None
+        return self._step
+
+    @property
+    def attached(self) -> bool:
+        """Whether versions are mapped; else they are pulled."""
+        return self._reader.attached
+
+    @property
+    def views(self) -> int:
+        """How many parameters are views of the version's own memory."""
+        return sum(_why_copied(target, self._held, self._copy) is None for target in self._targets) if self._held else 0
+
+    def update(self, *, timeout: float = 60.0) -> int:
+        """Brings the model to the newest version, where there is a newer one, and returns the step that it is at then.
+
+        It waits for none: `timeout` is for having one made, of a job that publishes when it is asked, and for copying one
+        from another host. On an error the model is as it was.
+        """
+        self._check_open()
+        if self._job.publishes_on_demand:
+            return self._asked(self.step + 1, timeout)
+        if self.attached:
+            return self._newer(self.step + 1, 0.0)
+        newest = max(self._job.versions().published, default=-1)
+        return self._newer(newest, timeout) if newest > self.step else self.step
+
+    def wait(self, *, at_least: Optional[int] = None, timeout: float = 60.0) -> int:
+        """The same, of at least that step, or of one that is newer than now; waited for.
+
+        DeadlineExceeded: none came within `timeout`. Unavailable: the job failed. NotFound: it is gone.
+        """
+        self._check_open()
+        limit = seconds("timeout", timeout)
+        if at_least is not None and self._step is not None and at_least <= self._step:
+            return self.update()
+        wanted = at_least if at_least is not None or self._step is None else self._step + 1
+        if not self._job.publishes_on_demand:
+            self._take(choice(None, wanted, None), limit)
+            return self.step
+        deadline = time.monotonic() + limit
+        while self._asked(wanted or 0, limit) < (wanted or 0):
+            if time.monotonic() >= deadline:
+                raise errors.DeadlineExceeded(
+                    f"job {self._job.name} committed no step >= {wanted} within {limit:g} s; the model is at {self._step}"
+                )
+            time.sleep(_POLL_SECONDS)
+        return self.step
+
+    def _asked(self, step: int, timeout: float) -> int:
+        """Of a job that publishes when it is asked: if it is at that step or a later one, so is the model; where that is."""
+        if self._job.versions().committed is None and self._step is None:
+            return -1
+        committed = self._job.publish(timeout=timeout)
+        if committed >= step:
+            self._take(("at_least", committed), timeout)
+        return -1 if self._step is None else self._step
+
+    def _newer(self, step: int, timeout: float) -> int:
+        try:
+            self._take(("at_least", step), timeout)
+        except errors.DeadlineExceeded:
+            if timeout > 0:
+                raise
+        return self.step
+
+    def _take(self, wanted: tuple[str, int], timeout: float) -> None:
+        version = Version(self._reader.take(*wanted, timeout=timeout))
+        try:
+            values = _values(version, self._targets, self._copy)
+            _swap([target.tensor for target in self._targets], values)
+        except BaseException:
+            version.close()
+            raise
+        old, self._held, self._step = self._held, version, version.step
+        if old is not None:
+            old.close()
+
+    def close(self) -> None:
+        """The model stays at its version, in memory of its own; the job's is let go. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._reader.close()
+        if self._held is not None:
+            views = [t.tensor for t in self._targets if _why_copied(t, self._held, self._copy) is None]
+            _swap(views, [tensor.data.clone() for tensor in views])
+            self._held.close()
+            self._held = None
+
+    def __enter__(self) -> Following:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise errors.FailedPrecondition("this was closed; follow() the job again")
+
+
+def _source(target: _Target, version: Version) -> str | None:
+    """The name that the version has it by."""
+    shapes = version.shapes
+    return next((name for name in target.names if name in shapes), None)
+
+
+def _why_copied(target: _Target, version: Version, copy: bool) -> str | None:
+    """Why it is no view of the version's memory."""
+    if copy:
+        return "asked for"
+    name = _source(target, version)
+    stored, tensor = version.tensor(name) if name is not None else None, target.tensor
+    if stored is None or stored.coded:
+        return "decoded"
+    if tensor.dtype != (torch.float32 if stored.format == "fp32" else torch.bfloat16):
+        return f"{stored.format} in the version, {tensor.dtype} in the model"
+    return None if tensor.device.type in ("cpu", "meta") else f"on {tensor.device}"
+
+
+def _values(version: Version, targets: list[_Target], copy: bool) -> list[torch.Tensor]:
+    """What each is to be. LoadMismatch: the version is of another model."""
+    _check(version, targets)
+    values = []
+    for target in targets:
+        name, tensor = _source(target, version), target.tensor
+        assert name is not None
+        value = version.torch(name)
+        if _why_copied(target, version, copy) is not None:
+            device = "cpu" if tensor.is_meta else tensor.device
+            value = value.to(device=device, dtype=tensor.dtype, copy=True)
+            if not tensor.is_meta and not tensor.is_contiguous():
+                value = torch.empty_like(tensor).copy_(value)
+        values.append(value)
+    return values
+
+
+def _check(version: Version, targets: list[_Target]) -> None:
+    shapes, ties = version.shapes, version.ties
+    missing, misfits, had = [], [], set()
+    for target in targets:
+        owners = {ties.get(name, name) for name in target.names if name in shapes}
+        had |= owners
+        if not owners:
+            missing.append(target.given)
+        elif len(owners) > 1:
+            misfits.append(f"{' and '.join(sorted(owners))} are two tensors in the version, one in the module")
+        elif reason := _unfit(target.tensor, shapes[owners.pop()]):
+            misfits.append(f"{target.names[0]} {reason}")
+    unexpected = [name for name in version.names if ties.get(name, name) not in had]
+    if missing or unexpected or misfits:
+        raise LoadMismatch(missing, unexpected, misfits)
+
+
+def _unfit(tensor: torch.Tensor, shape: tuple[int, ...]) -> str:
+    if hasattr(tensor, "to_local"):
+        return "is a DTensor; follow a module that is not sharded"
+    if not tensor.is_floating_point():
+        return f"is of {tensor.dtype}"
+    if tuple(tensor.shape) != tuple(shape):
+        return f"is of {tuple(tensor.shape)} in the module, of {tuple(shape)} in the version"
+    return ""
+
+
+def _swap(tensors: list[torch.nn.Parameter], values: list[torch.Tensor]) -> None:
+    """All, or none."""
+    undo: list[Callable[[], None]] = []
+    try:
+        for tensor, value in zip(tensors, values):
+            undo.append(_put(tensor, value))
+    except BaseException:
+        for back in reversed(undo):
+            back()
+        raise
+
+
+def _put(tensor: torch.nn.Parameter, value: torch.Tensor) -> Callable[[], None]:
+    if not tensor.is_meta:
+        before = tensor.data
+        tensor.data = value
+        return lambda: setattr(tensor, "data", before)
+    made = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
+    torch.utils.swap_tensors(tensor, made)  # type: ignore[no-untyped-call]
+    return lambda: torch.utils.swap_tensors(tensor, made)  # type: ignore[no-untyped-call]

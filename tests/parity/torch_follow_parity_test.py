@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""shardmesh.torch.follow(): a model for inference at the latest version, in place."""
+import threading
+import unittest
+import unittest.mock
+
+import shardmesh.torch
+import torch
+from shardmesh import errors
+from shardmesh.client import LoadMismatch
+from torch import nn
+
+from service import ServiceTest
+
+
+def tied():
+    """Twelve weights; the last layer is the first one's."""
+    embedding, head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+    head.weight = embedding.weight
+    model = nn.Sequential(embedding, nn.Linear(8, 8), head)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
+class FollowTest(ServiceTest):
+    def optimizer(self, model, **options):
+        """Of weights that are all less by 1 after each step()."""
+        job = f"{self.id().rpartition('.')[2]}-{options.get('publish_every', 'asked')}"
+        optimizer = shardmesh.torch.Optimizer(model, "SGD", lr=1.0, service=self.address, job=job, **options)
+        self.addCleanup(optimizer.close)
+        return optimizer
+
+    def step(self, model, optimizer, times=1):
+        for _ in range(times):
+            sum(parameter.sum() for parameter in model.parameters()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def follow(self, model, optimizer, **options):
+        following = shardmesh.torch.follow(model, service=self.address, job=optimizer.job.name, **options)
+        self.addCleanup(following.close)
+        return following
+
+    def assert_at(self, model, step):
+        for name, parameter in model.named_parameters():
+            self.assertEqual(set(parameter.detach().flatten().tolist()), {-float(step)}, name)
+
+    def test_a_model_under_wrappers_follows_without_copies(self):
+        for publish_every in None, 1:
+            with self.subTest(publish_every=publish_every):
+                self.a_model_under_wrappers_follows_without_copies(publish_every)
+
+    def a_model_under_wrappers_follows_without_copies(self, publish_every):
+        model = tied()
+        optimizer = self.optimizer(model, publish_every=publish_every)
+        reader = torch.compile(tied().eval(), backend="eager")
+        parameters = list(reader.parameters())
+        following = self.follow(reader, optimizer)
+        self.assertTrue(following.attached)
+        self.assertEqual((following.step, following.views), (0, 3))
+        for step in range(1, 6):
+            self.step(model, optimizer)
+            self.assertEqual(following.update(), step)
+            self.assertEqual(following.update(), step)
+            self.assert_at(reader, step)
+        for one, other in zip(parameters, reader.parameters()):
+            self.assertIs(one, other)
+        following.close()
+        self.assertIs(reader._orig_mod[0].weight, reader._orig_mod[2].weight)
+        self.assertEqual(reader(torch.zeros(1, dtype=torch.long)).shape, (1, 16))
+
+    def test_closed_it_keeps_its_version_and_lets_the_memory_go(self):
+        model, reader = tied(), tied()
+        optimizer = self.optimizer(model)
+        self.step(model, optimizer, 2)
+        with self.follow(reader, optimizer) as following:
+            pass
+        self.step(model, optimizer, 5)
+        self.assert_at(reader, 2)
+        with torch.no_grad():
+            reader[1].weight += 1  # memory of its own
+        with self.assertRaisesRegex(errors.FailedPrecondition, "was closed"):
+            following.update()
+
+    def test_waits(self):
+        for publish_every in None, 1:
+            with self.subTest(publish_every=publish_every):
+                self.waits(publish_every)
+
+    def waits(self, publish_every):
+        model, reader = tied(), tied()
+        optimizer = self.optimizer(model, publish_every=publish_every)
+        following = self.follow(reader, optimizer)
+        with self.assertRaises(errors.DeadlineExceeded):
+            following.wait(timeout=0.05)
+        self.assert_at(reader, 0)
+        self.step(model, optimizer, 2)
+        self.assertEqual(following.wait(at_least=2, timeout=20), 2)
+        self.assertEqual(following.wait(at_least=1, timeout=0), 2)
+        with self.assertRaises(errors.DeadlineExceeded):
+            self.follow(tied(), optimizer, at_least=9, timeout=0.1)
+        with self.assertRaises(errors.NotFound):
+            shardmesh.torch.follow(reader, service=self.address, job="nobodys")
+
+    def test_pulled_and_in_another_type(self):
+        for publish_every in None, 1:
+            with self.subTest(publish_every=publish_every):
+                self.pulled_and_in_another_type(publish_every)
+
+    def pulled_and_in_another_type(self, publish_every):
+        model, reader = tied(), tied().to(torch.bfloat16)
+        optimizer = self.optimizer(model, publish_every=publish_every)
+        for way, views in ("pulled", 0), ("attached", 0):
+            following = self.follow(reader, optimizer, way=way)
+            self.step(model, optimizer)
+            self.assertEqual(following.wait(at_least=optimizer.committed_step, timeout=20), optimizer.committed_step)
+            self.assertEqual((following.attached, following.views), (way == "attached", views))
+            self.assertEqual(reader[1].weight.dtype, torch.bfloat16)
+            self.assert_at(reader, optimizer.committed_step)
+
+    def test_codes_are_decoded_and_vectors_are_views(self):
+        model, reader = tied(), tied()
+        optimizer = self.optimizer(model, gather="fp8_row")
+        self.step(model, optimizer, 3)
+        following = self.follow(reader, optimizer)
+        self.assertEqual(following.views, 1)
+        self.assert_at(reader, 3)
+
+    def test_a_model_without_memory_gets_it(self):
+        model = tied()
+        optimizer = self.optimizer(model)
+        self.step(model, optimizer)
+        with torch.device("meta"):
+            reader = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 8), nn.Linear(8, 16, bias=False))
+        following = self.follow(reader, optimizer)
+        self.assert_at(reader, 1)
+        self.step(model, optimizer)
+        following.update()
+        self.assert_at(reader, 2)
+
+    def test_another_model_is_told_all_that_is_wrong_and_nothing_is_loaded(self):
+        model = tied()
+        optimizer = self.optimizer(model)
+        self.step(model, optimizer)
+        reader = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 9), nn.Linear(8, 16))
+        before = [parameter.detach().clone() for parameter in reader.parameters()]
+        with self.assertRaises(LoadMismatch) as caught:
+            self.follow(reader, optimizer)
+        self.assertEqual(caught.exception.missing, ["2.bias"])
+        self.assertEqual([text.split()[0] for text in caught.exception.mismatched], ["1.weight", "1.bias"])
+        with self.assertRaises(LoadMismatch) as caught:
+            self.follow(nn.Sequential(nn.Embedding(16, 8)), optimizer)
+        self.assertEqual(caught.exception.unexpected, ["1.weight", "1.bias"])
+        for one, other in zip(before, reader.parameters()):
+            torch.testing.assert_close(one, other.detach(), rtol=0, atol=0)
+
+    def test_versions_are_never_mixed_while_a_trainer_goes_on(self):
+        for publish_every in None, 1:
+            with self.subTest(publish_every=publish_every):
+                self.versions_are_never_mixed_while_a_trainer_goes_on(publish_every)
+
+    def versions_are_never_mixed_while_a_trainer_goes_on(self, publish_every):
+        model, reader = tied(), tied()
+        optimizer = self.optimizer(model, publish_every=publish_every)
+        following = self.follow(reader, optimizer)
+        trainer = threading.Thread(target=self.step, args=(model, optimizer, 200))
+        trainer.start()
+        seen = set()
+        while trainer.is_alive() or following.step < 200:
+            step = following.update()
+            self.assert_at(reader, step)
+            seen.add(step)
+        trainer.join()
+        self.assertGreater(len(seen), 3)
+
+    def test_an_interrupted_swap_is_undone(self):
+        model, reader = tied(), tied()
+        optimizer = self.optimizer(model)
+        following = self.follow(reader, optimizer)
+        self.step(model, optimizer)
+        put, calls = shardmesh.torch._follow._put, []
+
+        def interrupted(tensor, value):
+            calls.append(tensor)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return put(tensor, value)
+
+        with unittest.mock.patch.object(shardmesh.torch._follow, "_put", interrupted), self.assertRaises(KeyboardInterrupt):
+            following.update()
+        self.assertEqual(following.step, 0)
+        self.assert_at(reader, 0)
+        self.assertEqual(following.update(), 1)
+        self.assert_at(reader, 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
