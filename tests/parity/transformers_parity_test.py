@@ -36,13 +36,13 @@ class TransformersTest(ServiceTest):
             with self.subTest(name):
                 torch1, torch2, ours = run["torch"]["1"], run["torch"]["2"], run["ours"]["1"]
                 spread = max(abs(one - two) for one, two in zip(torch1, torch2))
-                apart = max(min(abs(mine - one), abs(mine - two)) for one, two, mine in zip(torch1, torch2, ours))
+                apart = max(max(abs(mine - one), abs(mine - two)) for one, two, mine in zip(torch1, torch2, ours))
                 # Losses are fp32, each a mean over some 8 to 64 logarithms of sums of 67 (ViT: 5) exponentials: what one
                 # forward pass loses is at least the rounding of the last operations, 4 ULP of the largest loss.
                 floor = 4 * ULP * max(ours)
                 print(f"{name:12}{ours[0]:11.4f}{ours[-1]:8.4f}{spread:17.2e}{apart:15.2e}{2 * spread + floor:9.1e}")
                 self.assertLessEqual(apart, 2 * spread + floor)
-                self.assertLess(ours[-1], 0.9 * ours[0])  # it learns
+                self.assertLess(ours[-1], 0.8 * ours[0])  # it learns
 
 
 if __name__ == "__main__":

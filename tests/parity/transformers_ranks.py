@@ -3,6 +3,7 @@
 Usage: transformers_ranks.py COORDINATOR FOLDER. Reports for each architecture the losses of each run, which are means over the
 slots of a step, and the job's digests.
 """
+import functools
 import os
 import sys
 
@@ -20,7 +21,7 @@ SIZES = {
     "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": WORDS,
     "max_position_embeddings": 40,
 }
-UNDROPPED = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+ENCODER = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.1}
 GPT2 = {
     "vocab_size": WORDS, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
     "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0,
@@ -35,7 +36,7 @@ T5 = {
 }
 VIT = {
     "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 4,
-    "num_labels": 5, **UNDROPPED,
+    "num_labels": 5, **ENCODER,
 }
 ARCHITECTURES = {
     "GPT-2": ("GPT2LMHeadModel", "GPT2Config", GPT2),
@@ -44,8 +45,8 @@ ARCHITECTURES = {
     "Mistral": ("MistralForCausalLM", "MistralConfig", {**SIZES, "num_key_value_heads": 1}),
     "Gemma": ("GemmaForCausalLM", "GemmaConfig", {**SIZES, "num_key_value_heads": 1, "head_dim": 8}),
     "Phi": ("PhiForCausalLM", "PhiConfig", SIZES),
-    "BERT": ("BertForMaskedLM", "BertConfig", {**SIZES, **UNDROPPED}),
-    "RoBERTa": ("RobertaForMaskedLM", "RobertaConfig", {**SIZES, **UNDROPPED}),
+    "BERT": ("BertForMaskedLM", "BertConfig", {**SIZES, **ENCODER}),
+    "RoBERTa": ("RobertaForMaskedLM", "RobertaConfig", {**SIZES, **ENCODER}),
     "T5": ("T5ForConditionalGeneration", "T5Config", T5),
     "ViT": ("ViTForImageClassification", "ViTConfig", VIT),
     "GPT-NeoX": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {**SIZES, "hidden_dropout": 0.0, "attention_dropout": 0.0}),
@@ -61,22 +62,24 @@ def model(architecture):
 
 def batch(architecture, step, slots):
     """Of those slots of the step; of each it is the same whatever it is beside. Labels are as many in each slot."""
-    parts = [_slot(architecture, torch.Generator().manual_seed(1000 * step + slot)) for slot in slots]
+    kind = architecture if architecture in ("ViT", "BERT", "RoBERTa") else "text"
+    parts = [_slot(kind, step, slot) for slot in slots]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _slot(architecture, generator):
-    if architecture == "ViT":
+@functools.cache
+def _slot(kind, step, slot):
+    generator = torch.Generator().manual_seed(1000 * step + slot)
+    if kind == "ViT":
         labels = torch.randint(5, (2,), generator=generator)
-        pixels = torch.randn(2, 3, 16, 16, generator=generator) + labels.view(2, 1, 1, 1)
+        pixels = 0.2 * torch.randn(2, 3, 16, 16, generator=generator) + labels.view(2, 1, 1, 1) - 2
         return {"pixel_values": pixels, "labels": labels}
     first = torch.randint(3, WORDS, (2, 1), generator=generator)
     words = 3 + (first + 7 * torch.arange(LENGTH)) % (WORDS - 3)  # something to learn
-    if architecture in ("BERT", "RoBERTa"):
+    if kind != "text":
         masked = words.clone()
         masked[:, 3::4] = 2
-        labels = torch.where(masked == 2, words, torch.full_like(words, -100))
-        return {"input_ids": masked, "labels": labels, "attention_mask": torch.ones_like(words)}
+        return {"input_ids": masked, "labels": words, "attention_mask": torch.ones_like(words)}
     return {"input_ids": words, "labels": words, "attention_mask": torch.ones_like(words)}
 
 
@@ -128,6 +131,9 @@ def mean(of_ranks):
 
 
 def main(address, folder):
+    for kind in "ViT", "BERT", "RoBERTa", "text":
+        for step in range(STEPS):
+            batch(kind, step, range(SLOTS))  # once, for all ranks
     result = {name: {"ours": {}, "torch": {}, "digests": {}} for name in ARCHITECTURES}
     for world in 1, 2, 4:
         said = ranks.fork(world, lambda rank, world: run(address, folder, rank, world), seconds=120)
