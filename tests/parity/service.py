@@ -1,5 +1,5 @@
-"""A service of two workers for tests in Python: `shardctl up`, and commands to it. Needs the programs: SHARDMESH_BIN_DIR is
-bazel's folder of them (`bazel info bazel-bin`)."""
+"""A service of two workers, or WORKERS, for tests in Python: `shardctl up`, and commands to it. Needs the programs:
+SHARDMESH_BIN_DIR is bazel's folder of them (`bazel info bazel-bin`)."""
 import json
 import os
 import shutil
@@ -13,12 +13,14 @@ SHARDCTL = BIN + "/client/cli/shardctl"
 
 @unittest.skipUnless(BIN, "SHARDMESH_BIN_DIR is not set to bazel's folder of programs: ./test --lane parity sets it")
 class ServiceTest(unittest.TestCase):
+    WORKERS = 2
+
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.mkdtemp(prefix="shardmesh-parity-")
         cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
-        cls.up = subprocess.Popen([SHARDCTL, "up", "--workers", "2", "--listen", "127.0.0.1:0", "--log-level", "warn"],
-                                  stdout=subprocess.PIPE, text=True)
+        command = [SHARDCTL, "up", "--workers", str(cls.WORKERS), "--listen", "127.0.0.1:0", "--log-level", "error"]
+        cls.up = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         cls.addClassCleanup(cls.stop)
         for line in cls.up.stdout:
             if line.startswith("ready "):

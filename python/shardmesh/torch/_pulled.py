@@ -112,6 +112,9 @@ class PulledSlots:
             parameter.tensor.grad = None
         self._written = [False] * len(self._parameters)
 
+    def zeroed(self) -> None:
+        self.clear()
+
     def release(self) -> None:
         for handle in self._handles:
             handle.remove()

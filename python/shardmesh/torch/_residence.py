@@ -12,7 +12,7 @@ from typing import Any, Optional
 import torch
 
 from .. import errors
-from ._backward import at_end_of_backward, hooked
+from ._backward import Backwards, hooked
 from ._model import Parameter
 from ._placed import Placed
 from ._session import LOG, Session
@@ -55,6 +55,7 @@ class Residence:
         self._units = [Unit(model, root), *found]
         self._parameters, self._placed, self._begins = parameters, placed, begins
         self._handles: list[Any] = []
+        self._backwards = Backwards(self._backward_ended)
         self.attach(session)
         if not found:
             LOG.warning("all weights are held from the forward to the end of the backward: the model has no list of blocks, or "
@@ -76,7 +77,7 @@ class Residence:
         self._uses = [0] * len(self._units)
         self._prefetched: set[int] = set()
         self._backward: list[_Use] = []  # that have begun
-        self._queued = False
+        self._backwards.forget()
         self._missing: dict[int, set[int]] = {}  # by bucket: trainable parameters without a gradient yet
         self._declared: set[int] = set()
         self.stepped()
@@ -115,19 +116,13 @@ class Residence:
                 self.release(unit)
 
     def backward_begins(self, use: _Use, unit: int) -> None:
-        if not self._queued:
-            self._queued = True
-            at_end_of_backward(self._backward_ended, self._nested)
+        self._backwards.begun()
         self._backward.append(use)
         if unit > 0:  # the root has its own since its forward
             self.acquire(unit)
             self._prefetch(unit - 1)
 
-    def _nested(self) -> None:
-        self._queued = False
-
     def _backward_ended(self) -> None:
-        self._queued = False
         for use in self._backward:
             use.end()
         self._backward.clear()
@@ -156,13 +151,16 @@ class Residence:
         if not 0 < unit < len(self._units) or self._uses[unit] > 0:
             return
         for bucket in self._buckets[unit]:
-            if bucket not in self._prefetched:
+            if bucket not in self._prefetched and not self._in_use(bucket):
                 self._session.core.prefetch(bucket)
                 self._prefetched.add(bucket)
 
+    def _in_use(self, bucket: int) -> bool:
+        return any(bucket in of_unit for of_unit, uses in zip(self._buckets, self._uses) if uses)
+
     def _drop_prefetched(self) -> None:
         for bucket in self._prefetched:
-            if not any(bucket in of_unit for of_unit, uses in zip(self._buckets, self._uses) if uses):
+            if not self._in_use(bucket):
                 self._session.core.release(bucket)
         self._prefetched.clear()
 
@@ -189,19 +187,36 @@ class Residence:
                 if of_other == bucket:
                     self._parameters[other].tensor.grad = None
 
-    def check_open(self, index: int) -> None:
+    def check_open(self, index: int) -> bool:
+        """Whether its gradient is wanted: what was handed over before a backward raised stays."""
         if self._bucket[index] in self._declared:
+            if self._again:
+                return False
             raise errors.FailedPrecondition(
                 f"gradients of {self._parameters[index].name} were handed over already: with residency=\"bucket\" a slot has one "
                 "backward. Accumulate with slots=, or within no_sync() up to the last one"
             )
+        return True
 
     @property
     def handed_over(self) -> bool:
         return bool(self._declared)
 
+    def begin_again(self) -> None:
+        """The slots of the step, after a backward that raised."""
+        self._backwards.forget()
+        self.release_all()
+        self._await_gradients()
+        self._again = bool(self._declared)
+        if self._again:
+            LOG.warning("a backward raised; gradients of this step that were handed over before stay: take the same batches again")
+
     def stepped(self) -> None:
         self._declared.clear()
+        self._again = False
+        self._await_gradients()
+
+    def _await_gradients(self) -> None:
         self._missing = {}
         for index, parameter in enumerate(self._parameters):
             if not parameter.frozen:

@@ -12,7 +12,7 @@ from typing import Optional
 import torch
 
 from .. import errors
-from ._backward import at_end_of_backward, hooked
+from ._backward import Backwards, hooked
 from ._model import Parameter
 from ._residence import Residence
 from ._session import Reply, Session
@@ -28,7 +28,8 @@ class Slots:
         self._written = [[False] * len(parameters) for _ in numbers]
         self._zero = [[True] * len(parameters) for _ in numbers]  # windows are zero at first
         self._filled = 0  # slots that are closed
-        self._queued = self._joining = False
+        self._joining = False
+        self._backwards = Backwards(self._backward_ended)
         self._residence: Optional[Residence] = None
         self._residence_index: list[int] = []
         self._handles = [
@@ -78,8 +79,10 @@ class Slots:
                 f"this rank has {len(self.numbers)} slots, and all have their backward: call step(), or do what belongs "
                 "together in no_sync()"
             )
-        if self._residence is not None:
-            self._residence.check_open(self._residence_index[index])
+        if self._residence is not None and not self._residence.check_open(self._residence_index[index]):
+            parameter.grad = None
+            self._backwards.begun()
+            return
         view, gradient = self._views[slot][index], parameter.grad
         if gradient is not None and gradient is not view:
             if gradient.is_sparse:
@@ -89,18 +92,12 @@ class Slots:
             view.copy_(gradient)
             parameter.grad = view
         self._written[slot][index] = True
-        if self.several and not self._queued:
-            self._queued = True
-            at_end_of_backward(self._backward_ended, self._nested_ended)
+        self._backwards.begun()
         if self._residence is not None and slot == len(self.numbers) - 1 and not self._joining:
             self._residence.arrived(self._residence_index[index])
 
-    def _nested_ended(self) -> None:
-        self._queued = False
-
     def _backward_ended(self) -> None:
-        self._queued = False
-        if not self._joining:
+        if self.several and not self._joining:
             self._close()
 
     def _close(self) -> None:
@@ -126,7 +123,12 @@ class Slots:
             parameter.tensor.grad = None
 
     def complete(self) -> None:
-        """Before a step. FailedPrecondition: slots that had no backward."""
+        """Before a step. FailedPrecondition: slots that had no backward, or one that raised."""
+        if self._backwards.open:
+            raise errors.FailedPrecondition(
+                "a backward since the last step raised, so that a slot has a part of its gradients; begin the step's slots again "
+                "after zero_grad()"
+            )
         if self.several:
             if self._filled < len(self.numbers) and any(self._written[self._filled]):
                 self._close()
@@ -163,15 +165,24 @@ class Slots:
 
     def clear(self) -> None:
         """zero_grad(). FailedPrecondition: gradients that are handed over cannot be taken back."""
-        if self._residence is not None and self._residence.handed_over:
+        if self._residence is not None and self._backwards.open:
+            self._residence.begin_again()
+        elif self._residence is not None and self._residence.handed_over:
             raise errors.FailedPrecondition(
                 "gradients of this step were handed over as they came, as residency=\"bucket\" has it; call step(), then "
                 "zero_grad()"
             )
         self._detach()
+        self._backwards.forget()
         self._filled = 0
         for written in self._written:
             written[:] = [False] * len(written)
+
+    def zeroed(self) -> None:
+        """zero_grad(set_to_none=False), after `.grad` was. Windows of slots that are whole are begun again."""
+        if self.several:
+            self.clear()
+        self._backwards.forget()
 
     def release(self) -> None:
         """No gradient of the model is in the windows any more."""

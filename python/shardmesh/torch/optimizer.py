@@ -182,11 +182,13 @@ class Optimizer(torch.optim.Optimizer):
                     return Reply(wanted, True, False, "", 0.0)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch.optim; gradients that are kept at zero are added to."""
+        """As torch.optim; gradients that are kept at zero are added to. After a backward that raised the step's slots begin
+        again."""
         if set_to_none:
             self._slots.clear()
         else:
             super().zero_grad(set_to_none=False)
+            self._slots.zeroed()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
