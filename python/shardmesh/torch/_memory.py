@@ -37,11 +37,14 @@ class Weights:
 
     def write_to(self, tensor: torch.Tensor) -> None:
         """Its values, in whatever type that is."""
+        tensor.copy_(self.values())
+
+    def values(self) -> torch.Tensor:
+        """A view, or decoded to fp32."""
         if not self.coded:
-            tensor.copy_(self.view)
-            return
+            return self.view
         parts = {name: part.numpy() for name, part in self.parts.items()}
-        tensor.copy_(torch.from_numpy(numerics.decode(parts, self.format, self.shape)))
+        return torch.from_numpy(numerics.decode(parts, self.format, self.shape))
 
 
 def give_back() -> None:

@@ -62,11 +62,13 @@ class Residence:
                         "was compiled as a whole; compile its blocks, before the optimizer is made")
         for number, unit in enumerate(self._units):
             self._handles += _call_around(unit.module, partial(self._before, number), partial(self._after, number))
-        unit_of = {id(parameters[index].tensor): number for number, unit in enumerate(self._units) for index in unit.parameters}
+        place_of = {
+            id(parameters[index].tensor): (number, index) for number, unit in enumerate(self._units) for index in unit.parameters
+        }
         for module in model.modules():
-            own = [(name, tensor) for name, tensor in module._parameters.items() if id(tensor) in unit_of]
+            own = [(name, *place_of[id(tensor)]) for name, tensor in module._parameters.items() if id(tensor) in place_of]
             if own:
-                hook = partial(self._put_into_state_dict, [(name, unit_of[id(tensor)]) for name, tensor in own])
+                hook = partial(self._put_into_state_dict, own)
                 self._handles.append(hooked(module)._register_state_dict_hook(hook))
 
     def attach(self, session: Session) -> None:
@@ -106,13 +108,13 @@ class Residence:
         self.release(unit)
 
     def _put_into_state_dict(
-        self, names: Sequence[tuple[str, int]], module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, _: Any
+        self, names: Sequence[tuple[str, int, int]], module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, _: Any
     ) -> None:
         """A module's state_dict() has copies: its parameters are not there all the time."""
-        for name, unit in names:
+        for name, unit, index in names:
             if prefix + name in state_dict:
                 self.acquire(unit)
-                state_dict[prefix + name] = state_dict[prefix + name].clone()
+                state_dict[prefix + name] = self._placed.value(index)
                 self.release(unit)
 
     def backward_begins(self, use: _Use, unit: int) -> None:

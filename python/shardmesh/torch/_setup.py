@@ -13,6 +13,7 @@ import torch
 from .. import client as clients
 from .. import errors
 from . import _hyper, _service
+from ._deferred import Deferred, Init
 from ._model import Facts, Parameters, canonical_rules, facts
 from ._ranks import Ranks, ranks
 from ._rewrite import rewrite
@@ -35,6 +36,8 @@ class Plan(NamedTuple):
     pulled: bool
     token_weights: bool
     timeout: float
+    deliver: str
+    init: Optional[Init]
     specification: Mapping[str, Any]
 
 
@@ -42,6 +45,8 @@ class Started:
     """What runs. `session` is another one after the job's weights were replaced."""
 
     def __init__(self, params: Parameters, model: Optional[torch.nn.Module], plan: Plan) -> None:
+        if plan.deliver not in ("decoded", "quantized"):
+            raise errors.InvalidArgument(f"deliver is {plan.deliver!r}; it must be decoded or quantized")
         self.plan = plan
         self.model = params if isinstance(params, torch.nn.Module) else model
         self.facts: Facts = facts(params, model)
@@ -52,12 +57,17 @@ class Started:
         self.spec = self._specification()
         self.name = str(self.spec["name"])
         self.rules = canonical_rules(self.facts)._asdict()
+        self._deferred = Deferred(self.model, self.facts, int(self.spec["seed"]), plan.init)
+        self._deferred.make_buffers()
         self._running = _service.find(plan.service, self.ranks.rank, self.ranks.world, plan.workers, plan.timeout)
         try:
             self.address = self._running.address
             self.client = clients.connect(self.address)
             self.session = self._session(create=True)
-            given = self.session.begin(self.initial_weights if self.ranks.rank == 0 else None)
+            if not self.session.has_weights():
+                self._deferred.check()
+            given = self.session.begin(self._first_weights if self.ranks.rank == 0 else None)
+            self._deferred.finish()
         except BaseException:
             self._running.close()
             raise
@@ -94,11 +104,16 @@ class Started:
             job = core.open_to_train(self.name, timeout=timeout, **self.rules)
         return Session(core, job, None if self.plan.pulled else list(self.slots), timeout)
 
+    def _first_weights(self) -> dict[str, Any]:
+        self._deferred.initialize()
+        return self.initial_weights()
+
     def initial_weights(self) -> dict[str, Any]:
-        return {
-            parameter.name: parameter.tensor.detach().to("cpu", torch.float32).contiguous().numpy()
-            for parameter in self.facts.parameters
-        }
+        weights = {}
+        for parameter in self.facts.parameters:
+            weights[parameter.name] = parameter.tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+            self._deferred.taken(parameter.tensor)
+        return weights
 
     def renew(self, *, create: bool) -> None:
         """The session of the job as it is now."""
@@ -159,8 +174,8 @@ def replace_weights(started: Started, changed: Mapping[str, torch.Tensor]) -> No
         started.await_end()
         started.renew(create=False)
         started.session.begin(None)
-    elif started.session.committed == 0 and not started.bucketed:
-        weights = started.initial_weights()  # as they are in this process: the changed ones, too
+    elif started.session.committed == 0 and len(changed) == len(started.facts.parameters):
+        weights = started.initial_weights()
         started.session.close()
         started.client._core.delete_job(started.name)
         started.renew(create=True)

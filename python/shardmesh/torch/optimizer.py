@@ -28,6 +28,7 @@ from ._memory import give_back
 from ._model import Parameters
 from ._placed import Placed
 from ._pulled import PulledSlots
+from ._quantized import Delivery
 from ._residence import Residence
 from ._session import OVER, Reply
 from ._slots import Slots
@@ -46,11 +47,16 @@ class Optimizer(torch.optim.Optimizer):
     algorithm, hyperparameters: AdamW, Adam, SGD, Lion or Muon, and torch.optim's own names (lr, betas, eps, ...).
     weights, states, gather, gradients: formats (docs/numerics.md); None: as the model's. weights and gather may be
     functions of a parameter's canonical name.
+    deliver: "decoded": gathered codes are decoded into the parameters. "quantized": an nn.Linear whose weight is gathered as
+    int8_row, fp8_row or fp8_tensor multiplies by codes and scales; its weight has a gradient and a name, its elements are
+    NaN, and state_dict() of the model has them decoded. Weights that other modules use, too, are decoded.
     service: "host:port" of a coordinator; None: one of its own, which ends with rank 0. job: its name there.
     workers: of a service of its own. mesh: as in "ddp=2,fsdp=2".
     slots: gradient contributions of a step over all ranks, one for each backward; None: one for each rank, in which all
     its backwards add up. pulled: any rank takes any slot, see slots().
     residency: "full", or "bucket": weights are there while they are used, see docs/torch.md.
+    init: of parameters and buffers on the meta device, called for each module that has some after its reset_parameters();
+    None: as _init_weights() of the model has it, where it has one. See _deferred.py.
     clip_norm: of the gradients of all slots together; 0: not clipped. seed: of all random draws.
     publish_every: a version for readers at each multiple; None: when one asks (Job.publish(), follow()), and with
     bucket residency none.
@@ -70,6 +76,7 @@ class Optimizer(torch.optim.Optimizer):
         weights: Formats = None,
         states: Formats = "fp32",
         gather: Formats = "stored",
+        deliver: str = "decoded",
         gradients: Optional[str] = None,
         service: Optional[str] = None,
         job: Optional[str] = None,
@@ -78,6 +85,7 @@ class Optimizer(torch.optim.Optimizer):
         slots: Optional[int] = None,
         pulled: bool = False,
         residency: str = "full",
+        init: Optional[Callable[[torch.nn.Module], Any]] = None,
         clip_norm: float = 0.0,
         token_weights: bool = False,
         seed: int = 0,
@@ -87,7 +95,7 @@ class Optimizer(torch.optim.Optimizer):
     ) -> None:
         plan = _setup.Plan(
             algorithm=algorithm, hyperparameters=hyperparameters, service=service, workers=workers, slots=slots, pulled=pulled,
-            token_weights=token_weights, timeout=timeout, specification={
+            token_weights=token_weights, timeout=timeout, deliver=deliver, init=init, specification={
                 "weights": weights, "states": states, "gather": gather, "gradients": gradients, "name": job or "model",
                 "mesh": mesh, "residency": residency, "clip_norm": clip_norm, "seed": seed, "publish_every": -1 if publish_every is None else publish_every,
             },
@@ -99,7 +107,10 @@ class Optimizer(torch.optim.Optimizer):
         self._fixed = [_setup.fixed(group) for group in self.param_groups]
         self._session = self._started.session
         self._trainable = [parameter for parameter in facts.parameters if not parameter.frozen]
-        self._placed = Placed(facts.parameters, self._session)
+        self._placed = Placed(
+            facts.parameters, self._session, resides=self._started.bucketed,
+            delivery=Delivery(self._started.model, facts.parameters) if deliver == "quantized" else None,
+        )
         self._slots: Union[Slots, PulledSlots]
         if pulled:
             self._slots = PulledSlots(self._trainable)
@@ -236,7 +247,7 @@ class Optimizer(torch.optim.Optimizer):
     @contextmanager
     def editing(self) -> Iterator[None]:
         """Changes of parameters within it are the job's from the next step on, on every rank. All ranks make the same."""
-        with torch.no_grad():
+        with torch.no_grad(), self._placed.decoded():
             yield
         self._loads.note(self._placed.changed())
 
