@@ -12,7 +12,7 @@ import torch
 
 from .. import client as clients
 from .. import errors
-from . import _hyper, _service
+from . import _hyper, _resume, _service
 from ._deferred import Deferred, Init
 from ._model import Facts, Parameters, canonical_rules, facts
 from ._ranks import Ranks, ranks
@@ -38,6 +38,7 @@ class Plan(NamedTuple):
     timeout: float
     deliver: str
     init: Optional[Init]
+    resume: Optional[str]
     specification: Mapping[str, Any]
 
 
@@ -63,7 +64,7 @@ class Started:
         try:
             self.address = self._running.address
             self.client = clients.connect(self.address)
-            self.session = self._session(create=True)
+            self.session = self._resumed() if plan.resume else self._session(create=True)
             if not self.session.has_weights():
                 self._deferred.check()
             given = self.session.begin(self._first_weights if self.ranks.rank == 0 else None)
@@ -95,6 +96,15 @@ class Started:
                 raise errors.InvalidArgument('residency="bucket" needs the model: give it, or model=')
             spec["bucket_elements"], spec["prefetch_buckets"] = bucket_elements(self.model, self.facts.parameters)
         return spec
+
+    def _resumed(self) -> Session:
+        """Of the checkpoint, which rank 0 restores."""
+        if self.ranks.rank == 0:
+            path = _resume.newest(str(self.plan.resume))
+            _resume.check(path, self.spec)
+            mesh = self.plan.specification["mesh"]
+            self.client.restore(path, name=self.name, mesh=mesh, timeout=max(600.0, self.plan.timeout))
+        return self._session(create=False)
 
     def _session(self, create: bool) -> Session:
         timeout, core = self.plan.timeout, self.client._core

@@ -60,6 +60,7 @@ class Optimizer(torch.optim.Optimizer):
     clip_norm: of the gradients of all slots together; 0: not clipped. seed: of all random draws.
     publish_every: a version for readers at each multiple; None: when one asks (Job.publish(), follow()), and with
     bucket residency none.
+    resume: a checkpoint, or a folder of them, of which the newest: the job goes on from there, on whatever mesh.
     timeout: seconds that a step, and each part of the start, may take.
 
     The first weights are the model's at rank 0, unless the job has some: then those. Gradients of slots are averaged.
@@ -90,14 +91,17 @@ class Optimizer(torch.optim.Optimizer):
         token_weights: bool = False,
         seed: int = 0,
         publish_every: Optional[int] = None,
+        resume: Optional[str] = None,
         timeout: float = 60.0,
         **hyperparameters: Any,
     ) -> None:
         plan = _setup.Plan(
             algorithm=algorithm, hyperparameters=hyperparameters, service=service, workers=workers, slots=slots, pulled=pulled,
-            token_weights=token_weights, timeout=timeout, deliver=deliver, init=init, specification={
+            token_weights=token_weights, timeout=timeout, deliver=deliver, init=init, resume=resume,
+            specification={
                 "weights": weights, "states": states, "gather": gather, "gradients": gradients, "name": job or "model",
-                "mesh": mesh, "residency": residency, "clip_norm": clip_norm, "seed": seed, "publish_every": -1 if publish_every is None else publish_every,
+                "mesh": mesh, "residency": residency, "clip_norm": clip_norm, "seed": seed,
+                "publish_every": -1 if publish_every is None else publish_every,
             },
         )
         self._started = _setup.start(params, model, plan)
