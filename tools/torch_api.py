@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-import textwrap
+import re
 
 import shardmesh.torch
 
@@ -43,7 +43,21 @@ def argument(one: inspect.Parameter) -> str:
 def entry(level: int, name: str, thing: object) -> str:
     made = thing.__init__ if inspect.isclass(thing) else thing  # type: ignore[misc]
     shown = f"```\n{signature(name, made)}\n```\n\n" if callable(thing) and not isinstance(thing, property) else ""
-    return f"\n{'#' * level} {name}\n\n{shown}{textwrap.dedent(inspect.getdoc(thing) or '').strip()}\n"
+    return f"\n{'#' * level} {name}\n\n{shown}{text(inspect.getdoc(thing) or '')}\n"
+
+
+def text(docstring: str) -> str:
+    """What begins with words and a colon is an item of a list."""
+    lines = []
+    for line in docstring.strip().splitlines():
+        item = re.match(r"([A-Za-z_][A-Za-z_, ]*): ", line)
+        if item:
+            names = ", ".join(f"`{one}`" for one in item[1].split(", "))
+            line = f"* {names}: {line[item.end():]}"
+        elif lines and lines[-1].startswith(("* ", "  ")) and line:
+            line = "  " + line
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def own(thing: type) -> list[tuple[str, object]]:

@@ -56,7 +56,7 @@ class Optimizer(torch.optim.Optimizer):
     its backwards add up. pulled: any rank takes any slot, see slots().
     residency: "full", or "bucket": weights are there while they are used, see docs/torch.md.
     init: of parameters and buffers on the meta device, called for each module that has some after its reset_parameters();
-    None: as _init_weights() of the model has it, where it has one. See _deferred.py.
+    where there is none, _init_weights() of the model, if it has that (docs/torch-quantized.md).
     clip_norm: of the gradients of all slots together; 0: not clipped. seed: of all random draws.
     publish_every: a version for readers at each multiple; None: when one asks (Job.publish(), follow()), and with
     bucket residency none.
