@@ -213,7 +213,7 @@ def with_shardmesh(flags: argparse.Namespace, scratch: pathlib.Path) -> Result:
     with Service(flags.bin_dir, RANKS, scratch / "service") as service:
         job = ["--service", service.address, "--job", "gpt"]
         formats = [f"--{option}={getattr(flags, option)}" for option in ("weights", "states", "gather", "residency")]
-        run = Run(flags, scratch, "shardmesh", "train.py", *job, *formats, also=tuple(tree([service.pid])))
+        run = Run(flags, scratch, "shardmesh", "train.py", "--every", flags.every, *job, *formats, also=tuple(tree([service.pid])))
         follower = Follower(flags, scratch, job)
         try:
             run.watch()

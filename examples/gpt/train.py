@@ -42,7 +42,7 @@ def train(flags: argparse.Namespace) -> None:
     text, model = Text.load(flags.text, flags.seed), GPT(SIZES[flags.size])
     optimizer = sm.Optimizer(model, "AdamW", lr=flags.lr, betas=(0.9, 0.95), weight_decay=0.1, slots=flags.slots,
                              weights=flags.weights, states=flags.states, gather=in_blocks(flags.gather),
-                             residency=flags.residency, service=flags.service, job=flags.job)
+                             residency=flags.residency, publish_every=flags.every, service=flags.service, job=flags.job)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warm_up)
     run = torch.compile(model) if flags.compile else model
     log = Log(flags, rank, ranks)
@@ -64,15 +64,15 @@ def follow(flags: argparse.Namespace) -> None:
     """Text of the newest version every `flags.every` steps, up to the last step's."""
     os.nice(10)  # training comes first
     model = GPT(SIZES[flags.size])
-    job = client.connect(flags.service).job(flags.job, await_creation=True, timeout=PATIENCE)
-    wanted = flags.every
-    while wanted <= flags.steps:
-        with job.pull(at_least=wanted, timeout=PATIENCE) as version:
-            version.load_into(model)
-            step = version.step
-        tokens = generate(model, encode(flags.prompt.encode()), flags.characters)
-        print(f"--- step {step}\n{decode(tokens)}", flush=True)
-        wanted = step - step % flags.every + flags.every
+    client.connect(flags.service).job(flags.job, await_creation=True, timeout=PATIENCE)
+    with sm.follow(model, service=flags.service, job=flags.job, at_least=flags.every, timeout=PATIENCE) as following:
+        while True:
+            tokens = generate(model, encode(flags.prompt.encode()), flags.characters)
+            print(f"--- step {following.step}\n{decode(tokens)}", flush=True)
+            wanted = following.step - following.step % flags.every + flags.every
+            if wanted > flags.steps:
+                return
+            following.wait(at_least=wanted, timeout=PATIENCE)
 
 
 def main() -> None:
