@@ -94,6 +94,23 @@ class ProgramTest(ServiceTest):
         # (1 + 3) / 2 and (5 + 7) / 2, of two slots.
         self.assertEqual(model.weight.tolist(), [[-4.0] * 4])
 
+    def test_a_model_that_was_moved_and_not_changed_trains(self):
+        reset()
+        model = torch.nn.Linear(4, 1)
+        optimizer = shardmesh.torch.Optimizer(model, "SGD", lr=1.0, service=self.address, job="moved")
+        self.addCleanup(optimizer.close)
+        before = model.weight.detach().clone()
+        model.to("cpu:0")  # copies
+        integrations.attach(accelerate.Accelerator(cpu=True), optimizer)
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        torch.testing.assert_close(model.weight.detach(), before - 1)
+        model.weight.data = model.weight.data + 1
+        integrations.attach(accelerate.Accelerator(cpu=True), optimizer)
+        model(torch.ones(1, 4)).sum().backward()
+        with self.assertRaisesRegex(errors.FailedPrecondition, "^weight lie elsewhere"):
+            optimizer.step()
+
     def test_what_accelerate_cannot_do_here_is_said(self):
         reset()
         accelerator = accelerate.Accelerator(cpu=True)

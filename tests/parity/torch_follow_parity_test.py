@@ -75,7 +75,9 @@ class FollowTest(ServiceTest):
         optimizer = self.optimizer(model)
         self.step(model, optimizer, 2)
         with self.follow(reader, optimizer) as following:
-            pass
+            mapped = [parameter.data_ptr() for parameter in reader.parameters()]
+        for parameter, address in zip(reader.parameters(), mapped):
+            self.assertNotEqual(parameter.data_ptr(), address)
         self.step(model, optimizer, 5)
         self.assert_at(reader, 2)
         with torch.no_grad():

@@ -98,7 +98,7 @@ class Deferred:
     def initialize(self) -> None:
         """Gives all their first weights, at rank 0 of a job that has none. InvalidArgument: as check()."""
         done: list[torch.Tensor] = []
-        with _untouched(self._given):
+        with _untouched(self._given if self._modules else []):
             for one in self._modules:
                 shared = [parameter for _, parameter in one.own if not parameter.is_meta]  # tied to one that is done
                 for _, parameter in one.own:

@@ -53,6 +53,14 @@ class Guard:
                     "set it back, or close() this optimizer and make another"
                 )
 
+    def take_back(self) -> None:
+        """Those that lie elsewhere with the same values, on the same kind of device, as after Module.to("cpu:0")."""
+        with torch.no_grad():
+            for parameter, (place, address) in zip(self._parameters, self._places):
+                tensor = parameter.tensor
+                if tensor.data_ptr() != address and tensor.device.type == place.device.type and torch.equal(tensor, place):
+                    tensor.data = place
+
     def restore(self) -> None:
         with torch.no_grad():
             for parameter, (place, address) in zip(self._parameters, self._places):

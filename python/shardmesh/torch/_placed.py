@@ -34,7 +34,6 @@ class Placed:
         self._versions: list[int] = []
         self._resides = resides
         self._maps: dict[int, mmap.mmap] = {}  # of copies whose memory comes and goes
-        self._addresses: list[int] = []
         self.place(session)
 
     def reside(self) -> None:
@@ -130,37 +129,13 @@ class Placed:
                 for index in self._copied:
                     self._write(index)
         self._versions = [parameter.tensor._version for parameter in self._parameters]
-        self._addresses = [parameter.tensor.data_ptr() for parameter in self._parameters]
 
     def changed(self) -> list[Parameter]:
-        """Those that were written to since the last refresh(), through themselves: what is done to `.data` is not seen.
-        Those that got other memory with the same values, as by Module.to(), are views again, or copies where they are now."""
-        moved = [index for index, (parameter, address) in enumerate(zip(self._parameters, self._addresses))
-                 if parameter.tensor.data_ptr() != address]
-        others = self._place_again(moved) if moved and not self._resides else set()
+        """Those that were written to since the last refresh(), through themselves: what is done to `.data` is not seen."""
         return [
-            parameter for index, (parameter, version) in enumerate(zip(self._parameters, self._versions))
-            if parameter.tensor._version != version or index in others
+            parameter for parameter, version in zip(self._parameters, self._versions)
+            if parameter.tensor._version != version
         ]
-
-    def _place_again(self, moved: list[int]) -> set[int]:
-        """Returns those that have other values."""
-        others = set()
-        for index in moved:
-            tensor, source = self._parameters[index].tensor, self._sources[index]
-            now = torch.empty_like(tensor, requires_grad=False)
-            source.write_to(now)
-            if not torch.equal(now, tensor.detach()):
-                others.add(index)
-            elif index not in self._copied:
-                reason = _why_copied(self._parameters[index], source)
-                if reason is None:
-                    tensor.data = source.view
-                else:
-                    LOG.info("%s was moved and is a copy from now on: %s", self._parameters[index].name, reason)
-                    self._copied.add(index)
-            self._addresses[index] = tensor.data_ptr()
-        return others
 
     def forget(self, session: Session) -> None:
         """What was written is dropped: all have the job's weights again."""

@@ -43,6 +43,7 @@ def attach(accelerator: Any, optimizer: Optimizer) -> None:
         raise errors.InvalidArgument(
             f"this accelerator is of {kind}, which shards models and optimizers itself; launch without it: the service does both"
         )
+    optimizer._guard.take_back()  # a Trainer of several processes has moved the model from "cpu" to "cpu:0"
     prepare_model, prepare_optimizer = accelerator.prepare_model, accelerator.prepare_optimizer
 
     def model_as_it_is(model: torch.nn.Module, *_: Any, **__: Any) -> torch.nn.Module:
