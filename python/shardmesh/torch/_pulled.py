@@ -34,6 +34,8 @@ class PulledSlots:
         if self._step < 0:
             self._step = session.committed
 
+    whole = False  # `.grad` is all that this rank hands over
+
     def begun(self) -> bool:
         return self._reply is not None
 

@@ -62,6 +62,7 @@ class Residence:
                         "was compiled as a whole; compile its blocks, before the optimizer is made")
         for number, unit in enumerate(self._units):
             self._handles += _call_around(unit.module, partial(self._before, number), partial(self._after, number))
+        self._unit_of = {index: number for number, unit in enumerate(self._units) for index in unit.parameters}
         place_of = {
             id(parameters[index].tensor): (number, index) for number, unit in enumerate(self._units) for index in unit.parameters
         }
@@ -82,6 +83,7 @@ class Residence:
         self._backwards.forget()
         self._missing: dict[int, set[int]] = {}  # by bucket: trainable parameters without a gradient yet
         self._declared: set[int] = set()
+        self._called: set[int] = set()  # units, since the last step
         self.stepped()
         self._placed.reside()
 
@@ -131,6 +133,7 @@ class Residence:
         self._drop_prefetched()
 
     def acquire(self, unit: int) -> None:
+        self._called.add(unit)
         self._uses[unit] += 1
         if self._uses[unit] > 1:
             return
@@ -190,7 +193,13 @@ class Residence:
                     self._parameters[other].tensor.grad = None
 
     def check_open(self, index: int) -> bool:
-        """Whether its gradient is wanted: what was handed over before a backward raised stays."""
+        """Whether its gradient is wanted: what was handed over before a backward raised stays. FailedPrecondition: its weights
+        were not there, or it is too late."""
+        if self._unit_of[index] not in self._called:
+            raise errors.FailedPrecondition(
+                f"{self._parameters[index].name} was used without a call of its block, so that its weights were not there: "
+                "residency=\"bucket\" needs calls of the modules in a list, not of what is in them"
+            )
         if self._bucket[index] in self._declared:
             if self._again:
                 return False
@@ -216,6 +225,7 @@ class Residence:
     def stepped(self) -> None:
         self._declared.clear()
         self._again = False
+        self._called.clear()
         self._await_gradients()
 
     def _await_gradients(self) -> None:

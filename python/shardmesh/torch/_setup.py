@@ -14,6 +14,7 @@ from .. import client as clients
 from .. import errors
 from . import _hyper, _resume, _service
 from ._deferred import Deferred, Init
+from ._guard import check_free
 from ._model import Facts, Parameters, canonical_rules, facts
 from ._ranks import Ranks, ranks
 from ._rewrite import rewrite
@@ -51,6 +52,7 @@ class Started:
         self.plan = plan
         self.model = params if isinstance(params, torch.nn.Module) else model
         self.facts: Facts = facts(params, model)
+        check_free(self.facts.parameters)
         self.ranks: Ranks = ranks()
         self.slots = self.ranks.slots(plan.slots) if not plan.pulled else range(0)
         self.defaults = _hyper.defaults(plan.algorithm, plan.hyperparameters)

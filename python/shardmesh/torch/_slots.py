@@ -60,6 +60,11 @@ class Slots:
     def several(self) -> bool:
         return len(self.numbers) > 1
 
+    @property
+    def whole(self) -> bool:
+        """`.grad` is all that this rank hands over."""
+        return not self.several and self._residence is None
+
     def begun(self) -> bool:
         """Whether there are gradients to step with."""
         return self._filled > 0 or any(self._written[0]) or self._set_by_hand()
@@ -88,6 +93,11 @@ class Slots:
             if gradient.is_sparse:
                 raise errors.Unimplemented(
                     f"the gradient of {self._parameters[index].name} is sparse; a job has dense ones: sparse=False"
+                )
+            if gradient.shape != view.shape:
+                raise errors.FailedPrecondition(
+                    f"{self._parameters[index].name} has the shape {list(gradient.shape)}; the job has {list(view.shape)}: "
+                    "optimizer.revert() takes the job's weights back"
                 )
             view.copy_(gradient)
             parameter.grad = view

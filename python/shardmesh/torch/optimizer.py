@@ -22,7 +22,8 @@ from torch.distributed.checkpoint import state_dict as state_dicts
 
 from .. import errors
 from ..client import Client, Job, SavedCheckpoint
-from . import _setup
+from . import _scaler, _setup
+from ._guard import Guard
 from ._loads import Loads
 from ._memory import give_back
 from ._model import Parameters
@@ -123,10 +124,12 @@ class Optimizer(torch.optim.Optimizer):
         self._slots.attach(self._session)
         self._residence = self._reside()
         self._loads = Loads(self._started.model, facts.parameters, self.upload, self.revert)
+        self._guard = Guard(facts.parameters, self._started.name)
         self._tokens: list[int] = []
         self._closed = False
         give_back()
         self._zeros = False  # states are wanted before the first step
+        self._wanted: Optional[int] = None  # a step that step() was to do, and ended with an error
         self.last: Optional[Reply] = None  # how the last step went
 
     def _reside(self) -> Optional[Residence]:
@@ -161,12 +164,19 @@ class Optimizer(torch.optim.Optimizer):
         self._check_usable()
         if not self._slots.begun():
             return loss
+        self._guard.check()
         self._take_changes()
         self._check_groups()
         self._slots.complete()
         if self._residence is not None:
             self._residence.release_all()
-        self.last = self._commit(self._learning_rates(), self._loss_scale())
+        if self._wanted is not None:
+            self._session.core.await_weights(timeout=self._session.timeout)  # and for a call that was interrupted
+        else:
+            self._wanted = self._session.committed + 1
+        self.last = self._commit(self._wanted, self._learning_rates(), self._loss_scale())
+        self._wanted = None
+        _scaler.tell(self, self.last.skipped)
         self._slots.stepped()
         self._tokens = []
         self._placed.refresh()
@@ -182,9 +192,8 @@ class Optimizer(torch.optim.Optimizer):
         self._zeros = frame is not None
         return self._zeros
 
-    def _commit(self, learning_rates: list[float], loss_scale: float) -> Reply:
-        wanted = self._session.committed + 1
-        while True:
+    def _commit(self, wanted: int, learning_rates: list[float], loss_scale: float) -> Reply:
+        while self._session.committed < wanted or isinstance(self._slots, PulledSlots):
             try:
                 return self._slots.commit(self._session, learning_rates, loss_scale, self._tokens)
             except OVER as error:
@@ -193,8 +202,8 @@ class Optimizer(torch.optim.Optimizer):
                 self._session.reopen(error)
                 self._placed.place(self._session)
                 self._slots.attach(self._session)
-                if self._session.committed >= wanted:
-                    return Reply(wanted, True, False, "", 0.0)
+                self._guard.note()
+        return Reply(wanted, True, False, "", 0.0)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch.optim; gradients that are kept at zero are added to. After a backward that raised the step's slots begin
@@ -243,8 +252,7 @@ class Optimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
 
     def _loss_scale(self) -> float:
-        scale = getattr(self, "grad_scale", None)
-        return 1.0 if scale is None else float(scale)
+        return _scaler.loss_scale(self, self._slots.whole)
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
@@ -258,6 +266,7 @@ class Optimizer(torch.optim.Optimizer):
     def revert(self) -> None:
         """Takes the service's weights back, whatever was written to the parameters."""
         self._check_usable()
+        self._guard.restore()
         self._placed.forget(self._session)
         self._loads.clear()
 
@@ -281,6 +290,7 @@ class Optimizer(torch.optim.Optimizer):
         self._slots.attach(self._session)
         if self._residence is not None:
             self._residence.attach(self._session)
+        self._guard.note()
 
     # -- the job ----------------------------------------------------------------------------------------------------
 
@@ -316,6 +326,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
+        self._guard.release()
         self._loads.release()
         self._slots.release()
         if self._residence is None:

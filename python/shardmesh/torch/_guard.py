@@ -1,0 +1,68 @@
+"""What a job relies on, of the parameters of a model: each is one optimizer's, and stays what and where it was."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .. import errors
+from ._model import Parameter
+
+_owners: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a parameter's job
+
+
+def check_free(parameters: Sequence[Parameter]) -> None:
+    """FailedPrecondition: another optimizer has one of them."""
+    for parameter in parameters:
+        if (job := _owners.get(parameter.tensor)) is not None:
+            raise errors.FailedPrecondition(
+                f"{parameter.name} is in another optimizer of this process, of the job {job}; close() that one first"
+            )
+
+
+class Guard:
+    """Of one optimizer, which has the parameters until release()."""
+
+    def __init__(self, parameters: Sequence[Parameter], job: str) -> None:
+        self._parameters = parameters
+        self._places: list[tuple[torch.Tensor, int]] = []
+        for parameter in parameters:
+            _owners[parameter.tensor] = job
+        self.note()
+
+    def note(self) -> None:
+        """They lie where they are to be."""
+        self._places = [(parameter.tensor.data, parameter.tensor.data_ptr()) for parameter in self._parameters]
+
+    def check(self) -> None:
+        """FailedPrecondition: they lie elsewhere, or another one is frozen."""
+        moved = [
+            parameter.name for parameter, (_, address) in zip(self._parameters, self._places)
+            if parameter.tensor.data_ptr() != address
+        ]
+        if moved:
+            raise errors.FailedPrecondition(
+                f"{_listed(moved)} lie elsewhere than the job's weights, after .data = or model.to(): what comes of it is not "
+                "trained. Do that before the optimizer is made; optimizer.revert() takes the job's weights back"
+            )
+        for parameter in self._parameters:
+            if parameter.tensor.requires_grad is parameter.frozen:
+                raise errors.FailedPrecondition(
+                    f"requires_grad of {parameter.name} is {parameter.frozen} now, and what a job trains it trains for good: "
+                    "set it back, or close() this optimizer and make another"
+                )
+
+    def restore(self) -> None:
+        with torch.no_grad():
+            for parameter, (place, address) in zip(self._parameters, self._places):
+                if parameter.tensor.data_ptr() != address or parameter.tensor.shape != place.shape:
+                    parameter.tensor.data = place
+
+    def release(self) -> None:
+        for parameter in self._parameters:
+            _owners.pop(parameter.tensor, None)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
