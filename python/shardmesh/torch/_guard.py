@@ -66,6 +66,7 @@ class Guard:
             for parameter, (place, address) in zip(self._parameters, self._places):
                 if parameter.tensor.data_ptr() != address or parameter.tensor.shape != place.shape:
                     parameter.tensor.data = place
+                    parameter.tensor.grad = None
 
     def release(self) -> None:
         for parameter in self._parameters:

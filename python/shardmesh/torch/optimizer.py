@@ -360,13 +360,18 @@ class Optimizer(torch.optim.Optimizer):
         InvalidArgument, all of it at once: states that are missing, or of other shapes; then nothing is changed.
         """
         self._check_usable()
+        before = self.param_groups
         super().load_state_dict({**state_dict, "state": {}})
-        self._fixed = [_setup.fixed(group) for group in self.param_groups]
         if state_dict["state"]:
             changed = self._placed.changed()  # by a load, too: torch.distributed.checkpoint's writes to them in place
-            load_states(self._started, self.param_groups, state_dict, self._started.optimizers(self.param_groups), changed)
+            try:
+                load_states(self._started, self.param_groups, state_dict, self._started.optimizers(self.param_groups), changed)
+            except errors.InvalidArgument:
+                self.param_groups = before
+                raise
             self._attach_again()
             self._loads.clear()
+        self._fixed = [_setup.fixed(group) for group in self.param_groups]
 
     def __getstate__(self) -> dict[str, Any]:
         raise errors.Unimplemented("an optimizer of a service cannot be pickled or copied; take state_dict()")
