@@ -227,14 +227,14 @@ class JobsTest(ServiceTest):
         digests = []
         for mesh, residency in ("fsdp=2", "full"), ("ddp=2", "bucket"):
             net = meta()
-            optimizer = self.start(f"{mesh}-{residency}", net, mesh=mesh, residency=residency)
+            optimizer = self.start(f"job-{residency}", net, mesh=mesh, residency=residency)
             digests.append(train(net, optimizer, range(2)))
         said = [rank.communicate(timeout=120)[0] for rank in ranks]
         self.assertEqual({int(text.splitlines()[-1]) for text in said} | set(digests), {digests[0]})
 
     def test_a_job_that_has_weights_draws_none_and_groups_hold_what_the_model_has(self):
         first = Model()
-        optimizer = self.start("given", first)
+        optimizer = self.start("given", first, lr=0.5)
         wanted = {name: value.clone() for name, value in first.state_dict().items()}
         optimizer.close()
 

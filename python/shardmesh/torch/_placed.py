@@ -107,6 +107,10 @@ class Placed:
             return self._sources[index].values().to(tensor.dtype)
         return tensor.detach().clone()
 
+    def decoded_for_now(self) -> set[int]:
+        """Those whose layers take codes, and that wait with other values for the job to have them."""
+        return {index for index in self._delivered if self._delivery is not None and not self._delivery.coded(index)}
+
     @contextmanager
     def decoded(self) -> Iterator[None]:
         """Within it all parameters have elements, which can be written; those that are written keep them. With reside() they
@@ -136,7 +140,7 @@ class Placed:
         """Those that were written to since the last refresh(), through themselves: what is done to `.data` is not seen.
         Those that got other memory with the same values, as by Module.to(), are views again, or copies where they are now."""
         moved = [index for index, (parameter, address) in enumerate(zip(self._parameters, self._addresses))
-                 if parameter.tensor.data_ptr() != address]
+                 if parameter.tensor.data_ptr() != address and index not in self._delivered]
         others = self._place_again(moved) if moved and not self._resides else set()
         return [
             parameter for index, (parameter, version) in enumerate(zip(self._parameters, self._versions))
@@ -178,6 +182,10 @@ class Placed:
                 self._delivery.withdraw(index, self.value(index))
             elif index not in self._copied or self._resides:
                 tensor.data = tensor.data.clone()
+
+    def let_go(self) -> None:
+        """Of the session's memory, after release(): slots are free when nothing is left of it."""
+        self._sources = []
 
 
 def _dense(tensor: torch.Tensor) -> tuple[int, ...]:
