@@ -1,7 +1,7 @@
 """What a job relies on, of the parameters of a model: each is one optimizer's, and stays what and where it was."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -35,11 +35,11 @@ class Guard:
         """They lie where they are to be."""
         self._places = [(parameter.tensor.data, parameter.tensor.data_ptr()) for parameter in self._parameters]
 
-    def check(self) -> None:
-        """FailedPrecondition: they lie elsewhere, or another one is frozen."""
+    def check(self, elsewhere: Collection[int] = ()) -> None:
+        """FailedPrecondition: they lie elsewhere, but for these, or another one is frozen."""
         moved = [
-            parameter.name for parameter, (_, address) in zip(self._parameters, self._places)
-            if parameter.tensor.data_ptr() != address
+            parameter.name for index, (parameter, (_, address)) in enumerate(zip(self._parameters, self._places))
+            if parameter.tensor.data_ptr() != address and index not in elsewhere
         ]
         if moved:
             raise errors.FailedPrecondition(
@@ -71,6 +71,7 @@ class Guard:
     def release(self) -> None:
         for parameter in self._parameters:
             _owners.pop(parameter.tensor, None)
+        self._places = []
 
 
 def _listed(names: Sequence[str]) -> str:

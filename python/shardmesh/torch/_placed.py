@@ -106,6 +106,10 @@ class Placed:
             return self._sources[index].values().to(tensor.dtype)
         return tensor.detach().clone()
 
+    def decoded_for_now(self) -> set[int]:
+        """Those whose layers take codes, and that wait with other values for the job to have them."""
+        return {index for index in self._delivered if self._delivery is not None and not self._delivery.coded(index)}
+
     @contextmanager
     def decoded(self) -> Iterator[None]:
         """Within it all parameters have elements, which can be written; those that are written keep them. With reside() they
@@ -153,6 +157,10 @@ class Placed:
                 self._delivery.withdraw(index, self.value(index))
             elif index not in self._copied or self._resides:
                 tensor.data = tensor.data.clone()
+
+    def let_go(self) -> None:
+        """Of the session's memory, after release(): slots are free when nothing is left of it."""
+        self._sources = []
 
 
 def _dense(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -129,6 +129,7 @@ class Delivery:
             layers = users.get(id(parameter.tensor), [])
             if layers and all(name == "weight" and _quantized_class(type(module)) is not None for module, name in layers):
                 self._layers[index] = [module for module, _ in layers]
+        self._empty = {index: without_memory(parameters[index].tensor) for index in self._layers}
         self._kinds = {index: type(layers[0]) for index, layers in self._layers.items()}
 
     def takes(self, index: int, source: Weights) -> bool:
@@ -142,7 +143,7 @@ class Delivery:
             layer.codes = codes if codes.dtype == torch.int8 else codes.view(torch.float8_e4m3fn)
             layer.scales = scales
             layer.__class__ = _quantized_class(self._kinds[index])
-        self._parameters[index].tensor.data = without_memory(self._parameters[index].tensor)
+        self._parameters[index].tensor.data = self._empty[index]
         if index not in self._handles:
             self._handles[index] = [
                 layer.register_load_state_dict_pre_hook(partial(self._before_load, index)) for layer in self._layers[index]

@@ -164,7 +164,7 @@ class Optimizer(torch.optim.Optimizer):
         self._check_usable()
         if not self._slots.begun():
             return loss
-        self._guard.check()
+        self._guard.check(self._placed.decoded_for_now())
         self._take_changes()
         self._check_groups()
         self._slots.complete()
@@ -333,6 +333,7 @@ class Optimizer(torch.optim.Optimizer):
             self._placed.release()
         else:
             self._residence.close()
+        self._placed.let_go()
         self._started.close()
 
     # -- what torch.optim has ---------------------------------------------------------------------------------------
