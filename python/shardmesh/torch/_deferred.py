@@ -189,7 +189,8 @@ def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 
 def _swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
     try:
-        torch.utils.swap_tensors(tensor, other)
+        utils: Any = torch.utils
+        utils.swap_tensors(tensor, other)
     except RuntimeError as error:
         raise errors.Unimplemented(
             f"a tensor of the meta device, of shape {list(tensor.shape)}, is in use elsewhere ({error}); give the optimizer the "

@@ -3,13 +3,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from typing import Any
+
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import errors
 from ._model import Parameter
 
-_owners: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a parameter's job
+_owners: Any = WeakIdKeyDictionary()  # a parameter's job
 
 
 def check_free(parameters: Sequence[Parameter]) -> None:

@@ -42,7 +42,7 @@ class _Product(torch.autograd.Function):
     """x W^T, or x W. The weight is there for its gradient, which is what autograd computes of a decoded one."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, transposed: bool
     ) -> torch.Tensor:
         ctx.save_for_backward(x, codes, scales)
@@ -50,7 +50,7 @@ class _Product(torch.autograd.Function):
         return (_behind if transposed else _before)(x, codes, scales)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         x, codes, scales = ctx.saved_tensors
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
@@ -105,8 +105,9 @@ def _conv1d(base: Any) -> type:
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 if self.codes is None:
                     return super().forward(x)  # type: ignore[no-any-return]
-                y = self.product(x, self.weight, False)
-                return y + self.bias.to(y.dtype)
+                y: torch.Tensor = self.product(x, self.weight, False)
+                result: torch.Tensor = y + self.bias.to(y.dtype)
+                return result
 
         _CONV1D[base] = QuantizedConv1D
     return _CONV1D[base]
