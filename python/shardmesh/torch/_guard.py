@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-
 from typing import Any
 
 import torch
