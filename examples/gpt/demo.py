@@ -150,8 +150,7 @@ class Run:
 
 
 def common(flags: argparse.Namespace) -> list[Any]:
-    lengths = {"tiny": 32}
-    return ["--size", flags.size, "--steps", flags.steps, "--length", lengths.get(flags.size, 64)]
+    return ["--size", flags.size, "--steps", flags.steps]
 
 
 def environment(scratch: pathlib.Path) -> dict[str, str]:

@@ -27,7 +27,7 @@ def arguments(description: Optional[str]) -> argparse.ArgumentParser:
     add("--slots", type=int, default=int(os.environ.get("WORLD_SIZE", "1")),
         help="batches of a step over all ranks; a multiple of the ranks (default: one a rank)")
     add("--sequences", type=int, default=4, help="of a slot's batch (default: %(default)s)")
-    add("--length", type=int, default=64, help="tokens of a sequence (default: %(default)s)")
+    add("--length", type=int, help="tokens of a sequence (default: 64, or as many as the model sees)")
     add("--lr", type=float, default=1e-3, help="learning rate (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the weights and of the batches (default: %(default)s)")
     add("--text", type=pathlib.Path, default=SHAKESPEARE, metavar="FILE", help="what to learn (default: Shakespeare)")
@@ -42,10 +42,19 @@ def warm_up(step: int) -> float:
 
 
 @torch.no_grad()
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    flags = parser.parse_args()
+    most = SIZES[flags.size].context
+    flags.length = min(64, most) if flags.length is None else flags.length
+    if not 0 < flags.length <= most:
+        parser.error(f"--length is {flags.length}; the {flags.size} model sees 1 to {most} tokens")
+    return flags
+
+
 def held_out_loss(model: torch.nn.Module, text: Text, length: int) -> float:
     """Of a few pieces that were not trained on. Every rank calls it."""
     with torch.compiler.set_stance("force_eager"):  # nothing is compiled for this alone
-        return float(model(*text.held_out_batch(32, length)))
+        return float(model(*text.held_out_batch(32, length)).detach())
 
 
 class Log:

@@ -20,7 +20,7 @@ import shardmesh.torch as sm
 from shardmesh import client
 
 from model import GPT, SIZES, generate
-from run import Log, arguments, held_out_loss, warm_up
+from run import Log, arguments, held_out_loss, parse, warm_up
 from text import Text, decode, encode
 
 PATIENCE = 600.0  # seconds that a follower waits for a version
@@ -88,7 +88,7 @@ def main() -> None:
     add("--every", type=int, default=100, help="steps between two texts (default: %(default)s)")
     add("--prompt", default="First Citizen:\n", help="what the text begins with")
     add("--characters", type=int, default=200, help="of a text (default: %(default)s)")
-    flags = parser.parse_args()
+    flags = parse(parser)
     if flags.follow and not (flags.service and flags.job):
         sys.exit("train.py: --follow needs --service and --job")
     (follow if flags.follow else train)(flags)

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from model import GPT, SIZES
-from run import Log, arguments, held_out_loss, warm_up
+from run import Log, arguments, held_out_loss, parse, warm_up
 from text import Text
 
 
 def main() -> None:
-    flags = arguments(__doc__).parse_args()
+    flags = parse(arguments(__doc__))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()

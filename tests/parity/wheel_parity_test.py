@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The wheel in an empty virtual environment: with PyTorch and nothing else it runs the service. Needs the wheel's path,
+"""The wheel in an empty virtual environment: with PyTorch and nothing else it runs the service, and trains the GPT of
+docs/torch.md. Needs the wheel's path,
 SHARDMESH_WHEEL, which ./test --lane parity sets (tools/wheel.sh prints it)."""
 import os
 import subprocess
@@ -51,6 +52,11 @@ class WheelTest(Leftovers):
         os.mkdir(self.scratch)
         self.assertEqual(self.run_program(python, "-c", USE), "used\n")
         shardctl = os.path.join(self.venv, "bin", "shardctl")
+        tutorial = os.path.join(os.path.dirname(os.path.dirname(HERE)), "examples", "gpt", "train.py")
+        done = subprocess.run([python, tutorial, "--size", "tiny", "--steps", "4"], env=self.environment, cwd=self.venv,
+                              capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("held-out loss", done.stdout + done.stderr)
         self.assertIn("ddp=2", self.run_program(shardctl, "mesh", "--shape", "2,2", "--names", "ddp,fsdp"))
         self.assert_nothing_left()
 
