@@ -111,7 +111,7 @@ def ours(order, service, folder):
     saved = safetensors.torch.load_file(os.path.join(optimizer.save(folder).path, "model.safetensors"))
     wrapped_one, bare_one = after(before(bare())), bare()
     shardmesh.torch.load_state_dict(wrapped_one, saved)
-    shardmesh.torch.load_state_dict(bare_one, shardmesh.torch.state_dict(model))
+    shardmesh.torch.load_state_dict(bare_one, model.state_dict())  # under the names that the wrappers made
     trained = shardmesh.torch.state_dict(model)
     loads = all(torch.equal(trained[name], shardmesh.torch.state_dict(other)[name])
                 for other in (wrapped_one, bare_one) for name in saved)

@@ -128,6 +128,10 @@ class FollowTest(ServiceTest):
         following = self.follow(reader, optimizer)
         self.assertEqual(following.views, 1)
         self.assert_at(reader, 3)
+        reader = tied().to(torch.bfloat16)
+        self.assertEqual(self.follow(reader, optimizer).views, 0)
+        self.assertEqual({parameter.dtype for parameter in reader.parameters()}, {torch.bfloat16})
+        self.assert_at(reader, 3)
 
     def test_a_model_without_memory_gets_it(self):
         model = tied()
