@@ -43,11 +43,11 @@ class Block(nn.Module):
 class Blocks(nn.Module):
     """Three blocks; one of them twice, and its weights elsewhere, where they are shared."""
 
-    def __init__(self, width, hidden, recompute=None, shared=False, first=True):
+    def __init__(self, width, hidden, recompute=None, shared=False, ends=True):
         super().__init__()
-        self.first = nn.Linear(width, width) if first else None
+        self.first = nn.Linear(width, width) if ends else None
         self.layers = nn.ModuleList(Block(width, hidden, recompute) for _ in range(3))
-        self.last = nn.Linear(width, width)
+        self.last = nn.Linear(width, width) if ends else nn.Identity()
         if shared:
             self.last.weight = self.first.weight
             self.layers[2].up = self.layers[0].up
@@ -124,7 +124,7 @@ SCENARIOS = {
     "multi_group": Scenario(lambda: Blocks(8, 12), 8),
     "checkpoint_reentrant": Scenario(lambda: Blocks(8, 12, recompute=True), 8),
     "checkpoint": Scenario(lambda: Blocks(8, 12, recompute=False), 8),
-    "checkpoint_reentrant_at_the_input": Scenario(lambda: Blocks(8, 12, recompute=True, first=False), 8),
+    "checkpoint_reentrant_alone": Scenario(lambda: Blocks(8, 12, recompute=True, ends=False), 8),
     "shared": Scenario(lambda: Blocks(8, 12, shared=True), 8),
     "shared_checkpoint": Scenario(lambda: Blocks(8, 12, shared=True, recompute=False), 8),
     "accumulate": Scenario(lambda: Blocks(8, 12), 8, parts=3),
