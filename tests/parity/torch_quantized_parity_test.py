@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Int8 training and QLoRA on sharded workers have one result; layers that take codes compute what decoded weights do."""
+import concurrent.futures
 import functools
 import json
 import os
@@ -18,6 +19,7 @@ from torch import nn
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "../../examples/torch")]
 import int8_training
+import original
 import qlora
 from service import ServiceTest
 
@@ -114,6 +116,13 @@ class ExamplesTest(ServiceTest):
                 scales = {"power_of_2": False} if coded == "fp8_row" else {}  # as jobs have them
                 wanted = numerics.decode(numerics.encode(weights, coded, **scales), coded, weights.shape, **scales)
                 self.assertTrue(np.array_equal(net.weight.detach(), wanted))
+
+    def test_torchao_s_own_fail_today_under_fsdp2(self):
+        tries = ("int8", 0, (64, 128)), ("nf4", 0, (128, 128))
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            int8, nf4 = pool.map(lambda one: original.outcome(*one), tries)
+        self.assertIn("unimplemented operator/function: func=<OpOverload(op='aten.mul_'", int8)  # AdamW's decay
+        self.assertIn("quantization_factor.numel() not divisible by 2", nf4)
 
     def test_a_job_whose_layers_take_codes_keeps_no_decoded_weights(self):
         for residency in "full", "bucket":
