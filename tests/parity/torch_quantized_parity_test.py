@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Int8 training and QLoRA on sharded workers have one result; layers that take codes compute what decoded weights do."""
+"""Int8 training and QLoRA on sharded workers have one result; layers of codes compute what decoded weights do."""
 import concurrent.futures
 import functools
 import json
@@ -61,7 +61,8 @@ class ExamplesTest(ServiceTest):
     def start(self, name, job, net=None, **options):
         example = EXAMPLES[name]
         net = example.model() if net is None else net
-        optimizer = sm.Optimizer(net, "AdamW", service=self.address, job=f"{name}-{job}", **{**example.options(), **options})
+        options = {**example.options(), **options}
+        optimizer = sm.Optimizer(net, "AdamW", service=self.address, job=f"{name}-{job}", **options)
         self.addCleanup(optimizer.close)
         return net, optimizer
 
@@ -184,7 +185,8 @@ class LayerTest(unittest.TestCase):
         parts = numerics.encode(layer.weight.detach(), format)
         shape = tuple(layer.weight.shape)
         kinds = {"int8": "int8", "uint8": "uint8", "float32": "float32"}
-        source = Weights(shape, format, [(name, kinds[str(part.dtype)], part.shape, part) for name, part in parts.items()])
+        source = Weights(
+            shape, format, [(name, kinds[str(part.dtype)], part.shape, part) for name, part in parts.items()])
         parameters = _model.facts(layer).parameters
         delivery = _quantized.Delivery(layer, parameters)
         index = [one.name for one in parameters].index("weight")
@@ -246,6 +248,18 @@ class LayerTest(unittest.TestCase):
         torch.testing.assert_close(y.float(), nn.functional.linear(x, decoded, layer.bias), rtol=0.05, atol=0.05)
         y.float().sum().backward()
         self.assertIsNone(layer.weight.grad)
+        layer.weight.requires_grad_(True)
+        plain = nn.Linear(64, 32)
+        plain.weight.data = decoded
+        for each in layer, plain:
+            with torch.autocast("cpu", torch.bfloat16):
+                y = each(x)
+            y.float().sum().backward()
+        self.assertTrue(torch.equal(layer.weight.grad, plain.weight.grad))
+        x.grad = None
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(x)
+        y.float().sum().backward()
         torch.testing.assert_close(x.grad, torch.ones(4, 32) @ decoded, rtol=0.05, atol=0.05)
 
     def test_a_compiled_block_is_one_graph(self):
