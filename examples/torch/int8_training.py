@@ -36,7 +36,8 @@ def train(net, optimizer, steps, slots=range(SLOTS)):
     """The last loss. The task: the mean of 64 numbers' squares. slots: of this rank."""
     for step in range(steps):
         for slot in slots:
-            x = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(SLOTS * (optimizer.committed_step) + slot))
+            generator = torch.Generator().manual_seed(SLOTS * optimizer.committed_step + slot)
+            x = torch.randn(16, WIDTH, generator=generator)
             loss = torch.nn.functional.mse_loss(net(x), x.square().mean(1, keepdim=True))
             loss.backward()
         optimizer.step()

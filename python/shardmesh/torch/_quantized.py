@@ -1,11 +1,11 @@
-"""deliver="quantized": layers that take their weight as the codes and scales that were gathered, so that no decoded copy of it
-is kept.
+"""deliver="quantized": layers that take their weight as the codes and scales that were gathered, so that no decoded copy
+of it is kept.
 
     y = x W^T, W = codes * scale (int8) or codes / scale (fp8), a scale for each row of W or for all of it. Products are
     of the activations and the codes in the activations' type; scales come in before or behind, in fp32.
 
-The parameter stays what it is to everybody else: its name, shape, `.grad`; its elements read as NaN. Of the layers that are
-compiled, all of this is traced: views, casts and matrix products.
+The parameter stays what it is to everybody else: its name, shape, `.grad`; its elements read as NaN. Of the layers that
+are compiled, all of this is traced: views, casts and matrix products.
 """
 from __future__ import annotations
 
@@ -128,13 +128,14 @@ class Delivery:
         self._layers: dict[int, list[Any]] = {}
         for index, parameter in enumerate(parameters):
             layers = users.get(id(parameter.tensor), [])
-            if layers and all(name == "weight" and _quantized_class(type(module)) is not None for module, name in layers):
+            if layers and all(name == "weight" and _quantized_class(type(layer)) is not None for layer, name in layers):
                 self._layers[index] = [module for module, _ in layers]
         self._empty = {index: without_memory(parameters[index].tensor) for index in self._layers}
         self._kinds = {index: type(layers[0]) for index, layers in self._layers.items()}
 
     def takes(self, index: int, source: Weights) -> bool:
-        return index in self._layers and source.format in FORMATS and self._parameters[index].tensor.device.type == "cpu"
+        on_cpu = self._parameters[index].tensor.device.type == "cpu"
+        return index in self._layers and source.format in FORMATS and on_cpu
 
     def deliver(self, index: int, source: Weights, value: Optional[Callable[[int], torch.Tensor]]) -> None:
         """The layers have these codes, and the parameter no memory. value: what a state_dict() has of it; None: somebody
@@ -147,11 +148,13 @@ class Delivery:
         self._parameters[index].tensor.data = self._empty[index]
         if index not in self._handles:
             self._handles[index] = [
-                layer.register_load_state_dict_pre_hook(partial(self._before_load, index)) for layer in self._layers[index]
+                layer.register_load_state_dict_pre_hook(partial(self._before_load, index))
+                for layer in self._layers[index]
             ]
             if value is not None:
                 self._handles[index] += [
-                    layer._register_state_dict_hook(partial(_into_state_dict, index, value)) for layer in self._layers[index]
+                    layer._register_state_dict_hook(partial(_into_state_dict, index, value))
+                    for layer in self._layers[index]
                 ]
 
     def coded(self, index: int) -> bool:
