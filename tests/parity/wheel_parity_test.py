@@ -53,8 +53,9 @@ class WheelTest(Leftovers):
         self.assertEqual(self.run_program(python, "-c", USE), "used\n")
         shardctl = os.path.join(self.venv, "bin", "shardctl")
         tutorial = os.path.join(os.path.dirname(os.path.dirname(HERE)), "examples", "gpt", "train.py")
-        done = subprocess.run([python, tutorial, "--size", "tiny", "--steps", "4"], env=self.environment, cwd=self.venv,
-                              capture_output=True, text=True, timeout=120)
+        compiled = {"TORCHINDUCTOR_CACHE_DIR": os.path.join(self.venv, "inductor")}
+        done = subprocess.run([python, tutorial, "--size", "tiny", "--steps", "4"], env={**self.environment, **compiled},
+                              cwd=self.venv, capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("held-out loss", done.stdout + done.stderr)
         self.assertIn("ddp=2", self.run_program(shardctl, "mesh", "--shape", "2,2", "--names", "ddp,fsdp"))
