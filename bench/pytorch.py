@@ -29,6 +29,7 @@ def arguments() -> argparse.Namespace:
     add("--ranks", default="2,4", help="(default: %(default)s); each rank wants a core")
     add("--arms", help="some of them alone: model,ddp,fsdp2,fsdp2 8-bit,full,bucket,... (default: all)")
     add("--rounds", type=int, default=9, help="(default: %(default)s)")
+    add("--steps", type=int, default=3, help="of a round, of which the fastest counts (default: %(default)s)")
     add("--skip", default="", help="parts: time, memory, start, bits")
     add("--losses", metavar="FILE", help="draw each arm's losses, too (a picture; needs matplotlib)")
     add("--profile", metavar="FILE", help="profile steps of the first size on the first number of ranks, and draw them")

@@ -25,7 +25,6 @@ from service import Service
 WARM_UPS = 3  # steps that are compared
 MIB = 1 << 20
 COPIED = 256 * MIB
-STEPS = 3  # of a round, of which the fastest counts; one with --quick
 LEAST_OVERHEAD = 0.02  # of the model's own time: what is below it is noise, and counts as much
 TIMED = ("model", "ddp", "fsdp2", "fsdp2 8-bit", "full", "bucket", "full 8-bit")
 PROFILED = ("model", "ddp", "fsdp2", "full", "bucket")
@@ -52,7 +51,7 @@ optimizer.close()
 class Bench:
     def __init__(self, flags: argparse.Namespace) -> None:
         self.flags, self.report = flags, Report("training a GPT with PyTorch")
-        self.rounds, self.steps = (7, 1) if flags.quick else (flags.rounds, STEPS)
+        self.rounds, self.steps = (7, 1) if flags.quick else (flags.rounds, flags.steps)
         self.skip = flags.skip.split(",")
         self.no_ours = why_not_ours()
         self.arms = flags.arms.split(",") if flags.arms else None
