@@ -23,7 +23,7 @@ def draw_timeline(folder: str, of_arms: dict[str, list[Done]]) -> None:
     _, axes = pyplot.subplots(len(arms), 1, figsize=size, sharex=True, layout="constrained", squeeze=False)
     for of_arm, (arm, ranks) in zip(axes[:, 0], arms.items()):
         draw_arm(of_arm, arm, ranks)
-    axes[-1, 0].set_xlabel("ms; a color is a microbatch, grey is the rest until the step is done")
+    axes[-1, 0].set_xlabel("ms; a color is a microbatch, black what it takes without waiting, grey the rest until the step is done")
     pyplot.savefig(pathlib.Path(folder, "imbalance_timeline.svg"), metadata={"Date": None})
 
 
