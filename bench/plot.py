@@ -69,15 +69,21 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     return rows
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def pyplot_for(salt: str) -> Any:
+    """Of matplotlib, for files alone. `salt`: pictures of the same figures are the same file. SystemExit: there is none."""
     try:
         import matplotlib
     except ImportError:
         raise SystemExit("plot: matplotlib is needed; pip install matplotlib") from None
     matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "plot", "font.size": 9})
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 9})
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    pyplot = pyplot_for("plot")
     panels = [(drawing, found) for drawing, found in ((draw_bars, bars(rows)), (draw_dots, dots(rows))) if found]
     height = 1.2 + 0.4 * max(len(found) for _, found in panels)
     figure, axes = pyplot.subplots(1, len(panels), figsize=(7 * len(panels), height), layout="constrained", squeeze=False)

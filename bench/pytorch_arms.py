@@ -5,53 +5,38 @@
   fsdp2          fully_shard of each block over gloo, fused AdamW of a rank's part
   fsdp2 8-bit    the same with torchao's AdamW8bit
   full, bucket   shardmesh.torch.Optimizer in that residency; "... 8-bit": bf16_sr weights, dyn8 states, bf16 gradients
-
-A World has the ranks of one arm. They sleep at a pipe until they are asked for something.
 """
 from __future__ import annotations
 
-import ctypes
-import datetime
 import hashlib
-import logging
-import multiprocessing
 import os
 import statistics
-import tempfile
 import time
-import warnings
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple
 
-os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-warnings.simplefilter("ignore")
-logging.disable(logging.WARNING)
+from torch_world import Setup, World  # first: it says how many threads PyTorch has
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.profiler import record_function
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from model import GPT, SIZES
 from text import Text
 
-HYPER = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
-SECONDS = 300  # an answer takes at most; the first step of 8-bit AdamW compiles
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt
+HYPER: dict[str, Any] = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
+FORWARD, BACKWARD, STEP = PHASES = "forward", "backward", "step()"
+SEQUENCES, LENGTH = 2, 64  # of a slot's batch, where nothing else is said
 
 
-class Setup(NamedTuple):
-    """What a rank trains, and where."""
+class Operation(NamedTuple):
+    """That PyTorch's profiler saw."""
 
-    rank: int
-    ranks: int
-    slots: int
-    meeting: str  # a file where gloo's ranks find each other
-    service: Optional[str] = None  # a coordinator's address
-    sequences: int = 2
-    length: int = 64
-    trim: bool = False  # memory that is freed goes back at once, which takes time
+    name: str
+    phase: str
+    seconds: float  # without those of operations within it
+    shapes: list[Any]  # of its inputs
 
 
 class Arm:
@@ -65,9 +50,7 @@ class Arm:
         first, end = (rank * setup.slots // setup.ranks for rank in (setup.rank, setup.rank + 1))
         self.slots = range(first, end)
         if self.distributed:
-            limit = datetime.timedelta(seconds=SECONDS)
-            meeting = f"file://{setup.meeting}"
-            dist.init_process_group("gloo", meeting, rank=setup.rank, world_size=setup.ranks, timeout=limit)
+            setup.join_group()
 
     def make(self, size: str) -> None:
         torch.manual_seed(0)
@@ -82,7 +65,7 @@ class Arm:
 
     def step(self, step: int, sequences: int = 0, length: int = 0) -> tuple[float, float, list[float]]:
         """When it began and ended, and the losses of this rank's slots."""
-        sequences, length = sequences or self.setup.sequences, min(length or self.setup.length, self.context)
+        sequences, length = sequences or SEQUENCES, min(length or LENGTH, self.context)
         batches = [self.text.batch(step, slot, sequences, length) for slot in self.slots]
         begin = time.monotonic()
         losses = [self.backward(batch, batch is batches[-1]) for batch in batches]
@@ -90,13 +73,33 @@ class Arm:
         return begin, time.monotonic(), losses
 
     def backward(self, batch: tuple[Tensor, Tensor], last: bool) -> float:
-        loss = self.model(*batch)
-        (loss / len(self.slots)).backward()
+        with record_function(FORWARD):
+            loss = self.model(*batch)
+        with record_function(BACKWARD):
+            (loss * self.share).backward()
         return float(loss.detach())
 
+    @property
+    def share(self) -> float:
+        """Of a slot's loss in that of this rank."""
+        return 1 / len(self.slots)
+
     def update(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        with record_function(STEP):
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def profile(self, first: int, count: int) -> tuple[float, list[Operation]]:
+        """Seconds of so many steps, and what they did on this rank's thread."""
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as found:
+            ranges = [self.step(step)[:2] for step in range(first, first + count)]
+        events = sorted(found.events(), key=lambda event: event.time_range.start)
+        phases = [event for event in events if event.name in PHASES]
+        return sum(end - begin for begin, end in ranges), [
+            Operation(event.name, phase.name, event.self_cpu_time_total / 1e6, event.input_shapes or [])
+            for phase in phases for event in events
+            if event.thread == phase.thread and phase.time_range.start <= event.time_range.start < phase.time_range.end
+        ]
 
 
 class Model(Arm):
@@ -169,10 +172,9 @@ class Ours(Arm):
         self.drop()
         return statistics.median(found)
 
-    def backward(self, batch: tuple[Tensor, Tensor], last: bool) -> float:
-        loss = self.model(*batch)
-        loss.backward()
-        return float(loss.detach())
+    @property
+    def share(self) -> float:
+        return 1.0  # the service takes the mean over slots
 
     def drop(self) -> None:
         self.optimizer.close()
@@ -217,68 +219,8 @@ ARMS: dict[str, Callable[[Setup], Arm]] = {
 OURS = tuple(name for name in ARMS if name.startswith(("full", "bucket")))
 
 
-def rank_main(link: Any, make: Callable[[Setup], Arm], setup: Setup) -> None:
-    libc = ctypes.CDLL(None)
-    libc.prctl(1, 9)  # PR_SET_PDEATHSIG: ends with the one that asks
-    if setup.trim:
-        libc.mallopt(M_MMAP_THRESHOLD, 64 << 10)
-        libc.mallopt(M_TRIM_THRESHOLD, 0)
-    torch.set_num_threads(1)
-    arm: Optional[Arm] = None
-    while True:
-        what, *arguments = link.recv()
-        try:
-            arm = arm or make(setup)
-            link.send(("ok", getattr(arm, what)(*arguments)))
-        except BaseException as error:  # whatever the packages raise is the answer
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            link.send(("error", text if len(text) < 600 else "..." + text[-597:]))
-
-
-class World:
-    """The ranks of one arm. RuntimeError: one of them failed, or is silent; the message says why."""
-
-    def __init__(self, arm: str, ranks: int, slots: int = 0, service: Optional[str] = None, trim: bool = False) -> None:
-        context = multiprocessing.get_context("fork")
-        self.arm, self.ranks = arm, ranks
-        self._folder = tempfile.TemporaryDirectory(prefix="bench-pytorch-")
-        setup = Setup(0, ranks, slots or ranks, f"{self._folder.name}/ranks", service, trim=trim)
-        pipes = [context.Pipe() for _ in range(ranks)]
-        self._links = [mine for mine, _ in pipes]
-        self._processes = [
-            context.Process(target=rank_main, args=(theirs, ARMS[arm], setup._replace(rank=rank)), daemon=True)
-            for rank, (_, theirs) in enumerate(pipes)
-        ]
-        for process in self._processes:
-            process.start()
-
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes if process.pid]
-
-    def ask(self, *words: Any) -> list[Any]:
-        """What each rank answers."""
-        for link in self._links:
-            link.send(words)
-        answers, deadline = [], time.monotonic() + SECONDS
-        for rank, link in enumerate(self._links):
-            if not link.poll(max(0, deadline - time.monotonic())):
-                raise RuntimeError(f"{self.arm}: rank {rank} is silent for {SECONDS} s")
-            kind, answer = link.recv()
-            if kind == "error":
-                raise RuntimeError(f"{self.arm}: rank {rank}: {answer}")
-            answers.append(answer)
-        return answers
-
-    def step(self, step: int, *arguments: int) -> tuple[float, list[float]]:
-        """Seconds from the first rank's begin to the last one's end, and the losses of all slots in their order."""
-        answers = self.ask("step", step, *arguments)
-        seconds = max(end for _, end, _ in answers) - min(begin for begin, _, _ in answers)
-        return seconds, [loss for _, _, losses in answers for loss in losses]
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
-        self._folder.cleanup()
+def slowest_step(world: World, step: int, *arguments: int) -> tuple[float, list[float]]:
+    """Seconds from the first rank's begin to the last one's end, and the losses of all slots in their order."""
+    answers = world.ask("step", step, *arguments)
+    seconds = max(end for _, end, _ in answers) - min(begin for begin, _, _ in answers)
+    return seconds, [loss for _, _, losses in answers for loss in losses]

@@ -11,23 +11,30 @@ import sys
 import time
 from typing import Any, Callable, Iterator, Optional
 
-import pytorch_arms  # first: it says how many threads PyTorch has
+from torch_world import World, first_line, why_not_ours  # first: it says how many threads PyTorch has
+
+import plot
+import pytorch_profile
 import torch
 from model import GPT, SIZES
 from process_memory import Peak, held_bytes, tree
+from pytorch_arms import ARMS, OURS, slowest_step
 from report import Goal, Report, Row, at_least, at_most, compare, cost, machine_now
 from service import Service
-
-OURS, World = pytorch_arms.OURS, pytorch_arms.World
 
 WARM_UPS = 3  # steps that are compared
 MIB = 1 << 20
 COPIED = 256 * MIB
-STEPS = 3  # of a round, of which the fastest counts; 2 with --quick
 LEAST_OVERHEAD = 0.02  # of the model's own time: what is below it is noise, and counts as much
 TIMED = ("model", "ddp", "fsdp2", "fsdp2 8-bit", "full", "bucket", "full 8-bit")
+PROFILED = ("model", "ddp", "fsdp2", "full", "bucket")
 IN_MEMORY = ("ddp", "fsdp2", "full", "bucket", "bucket 8-bit")
-NOT_QUICK = {TIMED: ("fsdp2 8-bit", "full 8-bit"), IN_MEMORY: ("ddp", "full")}  # the first compiles for a minute
+NOT_QUICK = {  # the first compiles for a minute
+    TIMED: ("fsdp2 8-bit", "full 8-bit"),
+    IN_MEMORY: ("ddp", "full", "bucket 8-bit"),
+    OURS: ("full 8-bit", "bucket 8-bit"),
+    PROFILED: (),
+}
 TOLERANCE = {"8-bit": 3e-2, "": 2e-3}  # of losses after two steps, relative
 
 START = """
@@ -44,7 +51,7 @@ optimizer.close()
 class Bench:
     def __init__(self, flags: argparse.Namespace) -> None:
         self.flags, self.report = flags, Report("training a GPT with PyTorch")
-        self.rounds, self.steps = (5, 2) if flags.quick else (flags.rounds, STEPS)
+        self.rounds, self.steps = (7, 1) if flags.quick else (flags.rounds, flags.steps)
         self.skip = flags.skip.split(",")
         self.no_ours = why_not_ours()
         self.arms = flags.arms.split(",") if flags.arms else None
@@ -64,21 +71,9 @@ class Bench:
                     raise RuntimeError(self.no_ours)
                 service = stack.enter_context(Service(self.flags.bin_dir, ranks))
                 options["service"] = service.address
-            world = World(arm, ranks, **options)
+            world = World(arm, ARMS[arm], ranks, **options)
             stack.callback(world.close)
             yield world, world.pids + (tree([service.pid]) if service else [])
-
-
-def why_not_ours() -> str:
-    try:
-        import shardmesh.torch as _
-    except ImportError as error:
-        return f"no shardmesh.torch ({error})"
-    return ""
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0][:300] if str(error) else type(error).__name__
 
 
 class Timing:
@@ -117,7 +112,7 @@ class Timing:
         return worlds
 
     def _step(self, arm: str, world: World, step: int) -> float:
-        seconds, losses = world.step(step)
+        seconds, losses = slowest_step(world, step)
         self.losses.setdefault(arm, []).append(statistics.mean(losses))
         return seconds
 
@@ -188,10 +183,10 @@ def model_bytes(bench: Bench, arm: str, size: str, ranks: int) -> int:
         held = []
         for of in ("tiny", size):
             world.ask("make", of)
-            world.step(0, 1, 2)
+            slowest_step(world, 0, 1, 2)
             with Peak(pids) as peak:
                 for step in range(1, 4):
-                    world.step(step, 1, 2)
+                    slowest_step(world, step, 1, 2)
             held.append(max(peak.bytes, held_bytes(pids)))
             world.ask("drop")
         return held[1] - held[0]
@@ -224,13 +219,13 @@ def bits(bench: Bench) -> str:
     """A note. SystemExit: ours learns other bits with another number of ranks."""
     if bench.no_ours:
         return f"the same bits with any number of ranks: not tried: {bench.no_ours}"
-    for arm in [arm for arm in OURS if bench.arms is None or arm in bench.arms]:
+    for arm in bench.wanted(OURS):
         learnt = []
         for ranks in (1, 2):
             progress(f"bits of {arm}, {ranks} ranks")
             with bench.world(arm, ranks, slots=2) as (world, _):
                 world.ask("make", "tiny")
-                losses = [world.step(step)[1] for step in range(5)]
+                losses = [slowest_step(world, step)[1] for step in range(5)]
                 learnt.append((losses, set(world.ask("digest"))))
         if learnt[0] != learnt[1]:
             sys.exit(f"pytorch: {arm} learns other bits on 2 ranks than on 1: {learnt}")
@@ -264,25 +259,37 @@ def environment() -> dict[str, str]:
 
 
 def draw_losses(bench: Bench, size: str, ranks: int, path: pathlib.Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "losses"})
-    from matplotlib import pyplot
-
+    pyplot = plot.pyplot_for("losses")
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     for arm in bench.wanted(TIMED)[1:]:
         progress(f"losses of {arm}")
         try:
             with bench.world(arm, ranks) as (world, _):
                 world.ask("make", size)
-                losses = [statistics.mean(world.step(step)[1]) for step in range(bench.flags.loss_steps)]
+                losses = [statistics.mean(slowest_step(world, step)[1]) for step in range(bench.flags.loss_steps)]
                 axes.plot(losses, label=arm, linewidth=1)
         except (RuntimeError, OSError) as error:
             bench.report.notes.append(f"losses of {arm}: {first_line(error)}")
     axes.set(title=f"loss, {size}, {ranks} ranks", xlabel="step", ylabel="loss")
     axes.legend()
     pyplot.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def profile(bench: Bench, size: str, ranks: int, path: pathlib.Path) -> None:
+    shapes = [tuple(parameter.shape) for parameter in GPT(SIZES[size]).parameters()]
+    found: dict[str, pytorch_profile.Profile] = {}
+    for arm in bench.wanted(PROFILED):
+        progress(f"profile of {arm}")
+        try:
+            with bench.world(arm, ranks) as (world, _):
+                world.ask("make", size)
+                for step in range(WARM_UPS):
+                    slowest_step(world, step)
+                found[arm] = pytorch_profile.profiled(world, WARM_UPS, shapes)
+        except (RuntimeError, OSError) as error:
+            bench.report.notes.append(f"profile of {arm}: {first_line(error)}")
+    bench.report.notes.append(pytorch_profile.table(found))
+    pytorch_profile.draw(found, f"where a step's time goes, {size}, {ranks} ranks", path)
 
 
 def progress(what: str) -> None:
@@ -308,6 +315,8 @@ def run(flags: argparse.Namespace) -> None:
                 report.rows += memory_rows(bench, size, ranks)
     if "start" not in bench.skip:
         report.rows += start_rows(bench)
+    if flags.profile:
+        profile(bench, sizes[0], counts[0], pathlib.Path(flags.profile))
     if flags.losses:
         draw_losses(bench, sizes[0], counts[0], pathlib.Path(flags.losses))
     report.notes.append(f"a round's figure is the fastest of {bench.steps} steps; an overhead below "
