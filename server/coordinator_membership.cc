@@ -351,7 +351,9 @@ absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberRepo
   }
   if (report.state == MemberReport::State::kFailed) {
     if (report.committed_step > there->record.committed_step) {  // the error of the job names it
-      transaction.MutableJob(report.job).record.committed_step = report.committed_step;
+      Job& job = transaction.MutableJob(report.job);
+      job.record.committed_step = report.committed_step;
+      job.lost_members = 0;
     }
     ApplyFailure(transaction, report, *there, worker, now);
   } else if (report.state == MemberReport::State::kReady && there->record.state == JobState::kPreparing &&

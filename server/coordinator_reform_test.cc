@@ -305,6 +305,20 @@ TEST_F(ReformTest, JobThatKillsItsMembers_FailsInTheEnd_UnlessItDoesSteps) {
   ExpectFailed("worker b", "before it the job lost 8 members without a step between them", "step is");
 }
 
+// Of its steps nothing is heard but by members that have lost another one.
+TEST_F(ReformTest, JobThatDoesStepsBetweenLosses_GoesOn_ThoughOnlyFailuresSaySo) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady("ddp=2", {"c"}));
+  for (int lost = 1; lost <= 2 * options_.max_lost_members; ++lost) {
+    const WorkerIdentity other = View("j").members[1].worker;
+    MemberReport failed = Failed("a", 1);
+    failed.committed_step = 7 + lost;
+    Beat("a", {failed});
+    ASSERT_OK(c_->Join(SmallWorker(other.name, other.incarnation + 1), now_, {}, {other.incarnation}));
+    ReportReady();
+    ASSERT_EQ(View("j").state, JobState::kReady) << lost << ": " << View("j").error;
+  }
+}
+
 TEST_F(ReformTest, StoreFails_NothingChanged) {
   ASSERT_NO_FATAL_FAILURE(MakeReady(kMesh, {"e"}));
   const MemberReport gone = Failed("a", 1);

@@ -2,7 +2,6 @@
 Optimizer.editing()."""
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
@@ -10,6 +9,7 @@ import torch
 
 from .. import errors
 from ._backward import hooked
+from ._hooks import Hook, Loading
 from ._model import Parameter
 
 
@@ -26,9 +26,9 @@ class Loads:
         self._handles: list[Any] = []
         self._model = model
         for module in model.modules() if model is not None else ():
-            self._handles.append(hooked(module).register_load_state_dict_post_hook(self._loaded))
+            self._handles.append(hooked(module).register_load_state_dict_post_hook(Hook(self._loaded)))
         if model is not None:
-            model.load_state_dict = _loading(model.load_state_dict, loaded, failed)  # type: ignore[method-assign]
+            model.load_state_dict = Loading(model, loaded, failed)  # type: ignore[method-assign]
 
     def _loaded(self, module: torch.nn.Module, _: Any) -> None:
         self._known |= {id(tensor) for tensor in module.parameters(recurse=False)} & self._ids
@@ -56,19 +56,3 @@ class Loads:
             handle.remove()
         if self._model is not None:
             self._model.__dict__.pop("load_state_dict", None)
-
-
-def _loading(load: Callable[..., Any], loaded: Callable[[], None], failed: Callable[[], None]) -> Callable[..., Any]:
-    """torch loads what fits before it says what does not: that is taken back."""
-
-    @functools.wraps(load)
-    def load_state_dict(*args: Any, **kwargs: Any) -> Any:
-        try:
-            result = load(*args, **kwargs)
-        except Exception:
-            failed()
-            raise
-        loaded()
-        return result
-
-    return load_state_dict

@@ -13,6 +13,7 @@ import torch
 
 from .. import errors
 from ._backward import Backwards, hooked
+from ._hooks import Hook, refuse_copies
 from ._model import Parameter
 from ._placed import Placed
 from ._session import LOG, Session
@@ -55,6 +56,7 @@ class Residence:
         self._units = [Unit(model, root), *found]
         self._parameters, self._placed, self._begins = parameters, placed, begins
         self._handles: list[Any] = []
+        self._allow_copies = refuse_copies(model)
         self._backwards = Backwards(self._backward_ended)
         self.attach(session)
         if not found:
@@ -70,7 +72,7 @@ class Residence:
             own = [(name, *place_of[id(tensor)]) for name, tensor in module._parameters.items() if id(tensor) in place_of]
             if own:
                 hook = partial(self._put_into_state_dict, own)
-                self._handles.append(hooked(module)._register_state_dict_hook(hook))
+                self._handles.append(hooked(module)._register_state_dict_hook(Hook(hook)))
 
     def attach(self, session: Session) -> None:
         """At first, or when the job has other weights: nothing is in use."""
@@ -238,6 +240,7 @@ class Residence:
         """All weights become memory of this process."""
         for handle in self._handles:
             handle.remove()
+        self._allow_copies()
         self.release_all()
         for number, unit in enumerate(self._units):
             self.acquire(number)
@@ -262,8 +265,8 @@ def _call_around(module: torch.nn.Module, before: Any, after: Any) -> list[Any]:
     if compiled is None:
         disable: Any = torch._dynamo.disable if hasattr(torch, "_dynamo") else lambda call: call
         return [
-            module.register_forward_pre_hook(disable(before), with_kwargs=True, prepend=True),
-            module.register_forward_hook(disable(after), with_kwargs=True),
+            module.register_forward_pre_hook(Hook(disable(before)), with_kwargs=True, prepend=True),
+            module.register_forward_hook(Hook(disable(after)), with_kwargs=True),
         ]
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,69 @@
+"""Hooks of a model that are an optimizer's: a copy of the model has none of them, and pickles have none at all."""
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from .. import errors
+
+
+class _OfOne:
+    """What belongs to one model object."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise errors.Unimplemented(
+            "a model cannot be pickled while an optimizer of a service trains it; save its state_dict(), or close() the "
+            "optimizer first"
+        )
+
+
+class Hook(_OfOne):
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
+        return _nothing
+
+
+class Loading(_OfOne):
+    """In place of a model's load_state_dict(). torch loads what fits before it says what does not: that is taken back."""
+
+    def __init__(self, model: torch.nn.Module, loaded: Callable[[], None], failed: Callable[[], None]) -> None:
+        self._model, self._load, self._loaded, self._failed = model, model.load_state_dict, loaded, failed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = self._load(*args, **kwargs)
+        except Exception:
+            self._failed()
+            raise
+        self._loaded()
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        """The copy's own."""
+        copied = memo[id(self._model)]
+        return types.MethodType(type(copied).load_state_dict, copied)
+
+
+def refuse_copies(model: torch.nn.Module) -> Callable[[], None]:
+    """Of a model whose weights are not there between its forwards; returns what allows them again."""
+
+    def refuse(memo: Any) -> NoReturn:
+        raise errors.Unimplemented(
+            'with residency="bucket" a model\'s weights are not there to be copied; make another model and load this one\'s '
+            "state_dict(), or close() the optimizer first"
+        )
+
+    model.__dict__["__deepcopy__"] = refuse
+    return lambda: model.__dict__.pop("__deepcopy__", None)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
