@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Bad input of shardmesh.torch: a typed error that says what to do, or it works; nothing hangs, and nothing is half done."""
+import copy
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -131,6 +133,28 @@ class ModelTest(BadInput):
         optimizer.revert()
         self.assertTrue(torch.equal(model.weight, linear().weight))
         self.assert_trains(model, optimizer)
+
+    def test_a_copy_of_a_model_is_a_model_of_its_own(self):
+        model = Stack()
+        optimizer = self.optimizer(model)
+        copied = copy.deepcopy(model)
+        copied.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(model.parameters(), Stack().parameters())))
+        self.assertFalse(any(value.any() for value in copied.state_dict().values()))
+        with self.assertRaisesRegex(errors.Unimplemented, "cannot be pickled .* state_dict"):
+            pickle.dumps(model)
+        self.assert_trains(model, optimizer)
+        optimizer.close()
+        pickle.dumps(model)
+
+    def test_a_copy_of_a_model_whose_weights_are_not_there(self):
+        model = Stack()
+        optimizer = self.optimizer(model, residency="bucket")
+        with self.assertRaisesRegex(errors.Unimplemented, "not there to be copied"):
+            copy.deepcopy(model)
+        self.assert_trains(model, optimizer)
+        optimizer.close()
+        self.assertTrue(torch.equal(copy.deepcopy(model).layers[0].weight, model.layers[0].weight))
 
     def test_a_parameter_of_another_shape(self):
         model = linear()
