@@ -16,9 +16,10 @@ from ._session import Reply, Session
 class PulledSlots:
     """Each slot has a window of its own while it is written; gradients go there as in _slots.py."""
 
-    def __init__(self, parameters: Sequence[Parameter]) -> None:
+    def __init__(self, parameters: Sequence[Parameter], token_weights: bool) -> None:
         self._parameters = list(parameters)
         self._session: Optional[Session] = None
+        self.token_weights = token_weights  # then a slot may be without tokens, and without gradients
         self._views: list[torch.Tensor] = []  # of the slot that is taken
         self._written = [False] * len(parameters)
         self._reply: Optional[Reply] = None  # of a step that step() was not asked about
@@ -53,7 +54,9 @@ class PulledSlots:
         assert session is not None
         while (slot := self._next(session)) is not None:
             self._begin(session)
-            yield batches(self._step + 1, slot) if callable(batches) else batches[slot]
+            yield _batch_of(batches, self._step + 1, slot)
+            if not any(self._written) and not self.token_weights:
+                raise errors.FailedPrecondition(f"slot {slot} had no backward in the body of the loop; each needs one")
             self._zero_rest()
             session.core.finish(learning_rates(), loss_scale(), tokens(), session.timeout)
             self.clear()
@@ -122,3 +125,11 @@ class PulledSlots:
             handle.remove()
         self.clear()
         self._views = []
+
+
+def _batch_of(batches: Union[Sequence[Any], Callable[[int, int], Any]], step: int, slot: int) -> Any:
+    if callable(batches):
+        return batches(step, slot)
+    if slot >= len(batches):
+        raise errors.InvalidArgument(f"there are {len(batches)} batches, and slot {slot} is to be computed; give one for each slot")
+    return batches[slot]

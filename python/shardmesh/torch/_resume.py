@@ -4,13 +4,15 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .. import errors
 
 # What a trainer relies on, and its value where nothing is said.
 _OF_THE_JOB = {"slots": 1, "residency": "RESIDENCY_FULL", "slot_mode": "SLOT_MODE_ASSIGNED", "token_weights": False}
+_OF_A_PARAMETER = {"format": "FORMAT_FP32", "states": "STATE_FORMAT_FP32", "gather": "GATHER_FORMAT_STORED", "group": 0,
+                   "frozen": False}
 _LISTED = 5  # names of each kind, in an error
 
 
@@ -43,11 +45,27 @@ def check(path: str, spec: Mapping[str, Any]) -> None:
     ]
     if problems:
         raise errors.InvalidArgument(f"{path} is of another model; nothing was loaded:\n  " + "\n  ".join(problems))
-    for field, default in _OF_THE_JOB.items():
-        was, wanted = there.get(field, default), spec.get(field, default)
+    for field, was, wanted in _settings(there, spec):
         if was != wanted:
             raise errors.InvalidArgument(f"{path} is of a job with {field} {was}, and this one is to have {wanted}; make the optimizer "
                                          "as that job was made")
+
+
+def _settings(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(what, its value there, here), of all that a job has for good."""
+    defaults = {**_OF_THE_JOB, "clip_norm": 0.0, "gradient_format": "FORMAT_BF16"}
+    for field, default in defaults.items():
+        yield field, there.get(field, default), here.get(field, default)
+    yield "seed", int(there.get("seed", 0)), int(here.get("seed", 0))
+    groups = [[one["optimizer"], *one.get("more_groups", [])] for one in (there, here)]
+    yield "parameter groups:", len(groups[0]), len(groups[1])
+    for index, (was, wanted) in enumerate(zip(*groups)):
+        for key in sorted((was.keys() | wanted.keys()) - {"learning_rate"}):
+            yield f"{key} of group {index}", was.get(key) or 0, wanted.get(key) or 0
+    named = {one["name"]: one for one in there["parameters"]}
+    for one in here["parameters"]:
+        for field, default in _OF_A_PARAMETER.items():
+            yield f"{field} of {one['name']}", named[one["name"]].get(field, default), one.get(field, default)
 
 
 def _listed(what: str, names: list[str]) -> list[str]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,12 @@ class Started:
         self.groups = [self._group(index, dict(group)) for index, group in enumerate(self.facts.groups)]
         self.spec = self._specification()
         self.name = str(self.spec["name"])
+        ranks_of_mesh = math.prod(dimension["size"] for dimension in self.spec.get("mesh", []))
+        if plan.service is None and ranks_of_mesh > plan.workers:
+            raise errors.InvalidArgument(
+                f"mesh={plan.specification['mesh']!r} needs {ranks_of_mesh} workers, and the service of this trainer's own has "
+                f"{plan.workers}; say workers={ranks_of_mesh}"
+            )
         self.rules = canonical_rules(self.facts)._asdict()
         self._deferred = Deferred(self.model, self.facts, int(self.spec["seed"]), plan.init)
         self._deferred.make_buffers()

@@ -118,7 +118,7 @@ class Optimizer(torch.optim.Optimizer):
         )
         self._slots: Union[Slots, PulledSlots]
         if pulled:
-            self._slots = PulledSlots(self._trainable)
+            self._slots = PulledSlots(self._trainable, token_weights)
         else:
             self._slots = Slots(self._trainable, self._session.slots or [])
         self._slots.attach(self._session)
@@ -163,6 +163,7 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
         self._check_usable()
         if not self._slots.begun():
+            self._wanted = None
             return loss
         self._guard.check(self._placed.decoded_for_now())
         self._take_changes()
@@ -175,11 +176,11 @@ class Optimizer(torch.optim.Optimizer):
         else:
             self._wanted = self._session.committed + 1
         self.last = self._commit(self._wanted, self._learning_rates(), self._loss_scale())
-        self._wanted = None
-        _scaler.tell(self, self.last.skipped)
-        self._slots.stepped()
-        self._tokens = []
         self._placed.refresh()
+        _scaler.tell(self, self.last.skipped)
+        self._tokens = []
+        self._slots.stepped()
+        self._wanted = None  # until here, a call that was interrupted is repeated as the same step
         return loss
 
     def _is_for_a_state_dict(self) -> bool:
@@ -395,5 +396,5 @@ class Optimizer(torch.optim.Optimizer):
                 if group.get(key) != value:
                     raise errors.Unimplemented(
                         f"{key} of group {index} was changed from {value!r} to {group.get(key)!r}; a job can change lr alone "
-                        "from step to step"
+                        "from step to step (of OneCycleLR and CyclicLR: cycle_momentum=False)"
                     )
