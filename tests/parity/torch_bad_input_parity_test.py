@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -133,6 +134,34 @@ class ModelTest(BadInput):
         optimizer.revert()
         self.assertTrue(torch.equal(model.weight, linear().weight))
         self.assert_trains(model, optimizer)
+
+    def test_a_checkpoint_of_other_settings_is_refused(self):
+        model = linear()
+        optimizer = self.optimizer(model, "AdamW")
+        backward(model)
+        optimizer.step()
+        with tempfile.TemporaryDirectory() as folder:
+            optimizer.save(folder)
+            others = ({"weight_decay": 0.5}, "weight_decay of group 0"), ({"clip_norm": 1e-4}, "clip_norm"), (
+                {"states": "dyn4"}, "states of weight"), ({"slots": 2}, "slots")
+            for options, what in others:
+                with self.assertRaisesRegex(errors.InvalidArgument, what):
+                    self.optimizer(linear(), "AdamW", resume=folder, job=self.id() + "2", **options)
+            self.assertEqual(self.optimizer(linear(), "AdamW", resume=folder, job=self.id() + "3").committed_step, 1)
+
+    def test_a_mesh_of_more_ranks_than_workers(self):
+        with self.assertRaisesRegex(errors.InvalidArgument, "say workers=3"):
+            Optimizer(linear(), mesh="ddp=3")
+
+    def test_pulled_slots_without_a_backward_or_a_batch(self):
+        model = linear()
+        optimizer = self.optimizer(model, pulled=True, slots=2)
+        with self.assertRaisesRegex(errors.FailedPrecondition, "slot 0 had no backward"):
+            for _ in optimizer.slots([0, 1]):
+                pass
+        with self.assertRaisesRegex(errors.InvalidArgument, "there are 1 batches, and slot 1"):
+            for seed in optimizer.slots([0]):
+                backward(model, seed)
 
     def test_a_copy_of_a_model_is_a_model_of_its_own(self):
         model = Stack()
