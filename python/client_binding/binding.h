@@ -57,7 +57,7 @@ void BindJob(py::module_& module, py::class_<BoundJob>& job);
 void BindCheckpoint(py::class_<BoundClient>& client, py::class_<BoundJob>& job);
 void BindVersion(py::module_& module);
 void BindReader(py::module_& module);
-void BindTraining(py::class_<BoundClient>& client, py::class_<BoundJob>& job);
+void BindTraining(py::module_& module, py::class_<BoundClient>& client, py::class_<BoundJob>& job);
 void BindSession(py::module_& module);
 void BindPullingSession(py::module_& module);
 

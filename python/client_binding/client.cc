@@ -85,7 +85,7 @@ void BindClient(py::module_& module) {
   py::class_<BoundJob> job(module, "Job");
   BindJob(module, job);
   BindCheckpoint(client, job);
-  BindTraining(client, job);
+  BindTraining(module, client, job);
 }
 
 }  // namespace shardmesh::python

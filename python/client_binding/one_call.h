@@ -19,22 +19,26 @@ struct Done {};  // what a call without a value returns
 
 class OneCall {
  public:
-  // `call` gets how long it may take; it is repeated after DeadlineExceeded, which changes nothing. It holds what it
-  // uses. FailedPrecondition: another thread is in a call; a forked child. DeadlineExceeded: also that one that was
-  // given up has not ended.
+  // `call` gets how long it may take; with `brief` it is made in place at first, and repeated after DeadlineExceeded,
+  // which changes nothing. It holds what it uses. FailedPrecondition: another thread is in a call; a forked child.
+  // DeadlineExceeded: also that one that was given up has not ended.
   template <typename T>
-  absl::StatusOr<T> Run(std::function<absl::StatusOr<T>(absl::Duration)> call, absl::Duration timeout) {
+  absl::StatusOr<T> Run(std::function<absl::StatusOr<T>(absl::Duration)> call, absl::Duration timeout,
+                        bool brief = true) {
     if (absl::Status status = Enter(timeout); !status.ok()) return status;
     struct Leave {
       bool& running;
       ~Leave() { running = false; }
     } leave{running_};
-    const absl::Time deadline = absl::Now() + timeout;
-    PyThreadState* const state = PyEval_SaveThread();
-    absl::StatusOr<T> result = call(std::min(timeout, kAtOnce));
-    PyEval_RestoreThread(state);
-    const absl::Duration left = deadline - absl::Now();
-    if (!absl::IsDeadlineExceeded(result.status()) || left <= absl::ZeroDuration()) return result;
+    absl::Duration left = timeout;
+    if (brief) {
+      const absl::Time deadline = absl::Now() + timeout;
+      PyThreadState* const state = PyEval_SaveThread();
+      absl::StatusOr<T> result = call(std::min(timeout, kAtOnce));
+      PyEval_RestoreThread(state);
+      left = deadline - absl::Now();
+      if (!absl::IsDeadlineExceeded(result.status()) || left <= absl::ZeroDuration()) return result;
+    }
     absl::StatusOr<std::shared_ptr<Pending<T>>> pending =
         Pending<T>::Start([call = std::move(call), left] { return call(left); });
     if (!pending.ok()) return pending.status();

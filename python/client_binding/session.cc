@@ -34,7 +34,7 @@ class BoundSession {
       RETURN_IF_ERROR(call(*session, left));
       return Done{};
     };
-    OrThrow(calls_.Run<Done>(run, absl::Seconds(timeout)));
+    OrThrow(calls_.Run<Done>(run, absl::Seconds(timeout), attached_ || timeout <= 0));
   }
 
   py::tuple Step(std::vector<double> learning_rates, double loss_scale, const std::vector<Integer>& tokens,
@@ -48,7 +48,7 @@ class BoundSession {
       with.timeout = left;
       return session->Step(with);
     };
-    return TupleOf(OrThrow(calls_.Run<v1::StepReply>(step, absl::Seconds(timeout))));
+    return TupleOf(OrThrow(calls_.Run<v1::StepReply>(step, absl::Seconds(timeout), attached_)));
   }
 
   const std::shared_ptr<Session>& Live() const {
@@ -61,7 +61,7 @@ class BoundSession {
  private:
   OneCall calls_;
   std::shared_ptr<Session> session_;
-  bool attached_ = false;
+  bool attached_ = false;  // else calls send and fetch what would be sent and fetched again
 };
 
 // (format, bytes).

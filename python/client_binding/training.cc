@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "core/job.h"
 #include "core/status.h"
 #include "proto/convert.h"
 #include "python/client_binding/await.h"
@@ -84,29 +85,9 @@ void Initialize(const BoundJob& job, const py::dict& values, double timeout) {
   OrThrow(Await<Done>(initialize));
 }
 
-std::string SpecificationOf(const BoundJob& job) {
-  std::string json;
-  google::protobuf::util::JsonPrintOptions options;
-  options.preserve_proto_field_names = true;
-  const auto status = google::protobuf::util::MessageToJsonString(ToProto(job.job->spec()), &json, options);
-  if (!status.ok()) throw StatusError(absl::InternalError("a job's specification has no JSON form"));
-  return json;
-}
-
-// [(bucket, canonical name of a tensor with storage of its own)].
-py::list BucketsOf(const BoundJob& job) {
-  const JobSpec& spec = job.job->spec();
-  py::list list;
-  for (size_t i = 0; i < spec.parameters.size(); ++i) {
-    if (!spec.parameters[i].tied_to.empty()) continue;
-    list.append(py::make_tuple(job.job->plan().placements()[i].bucket, spec.parameters[i].name));
-  }
-  return list;
-}
-
 }  // namespace
 
-void BindTraining(py::class_<BoundClient>& client, py::class_<BoundJob>& job) {
+void BindTraining(py::module_& module, py::class_<BoundClient>& client, py::class_<BoundJob>& job) {
   const auto named = [](std::vector<Text>& root_wrappers, std::vector<Text>& literal, std::vector<Text>& wrapped_at) {
     return RulesOf(std::move(root_wrappers), std::move(literal), std::move(wrapped_at));
   };
@@ -127,11 +108,12 @@ void BindTraining(py::class_<BoundClient>& client, py::class_<BoundJob>& job) {
           },
           py::arg("name"), py::arg("timeout"), py::arg("root_wrappers"), py::arg("literal"), py::arg("wrapped_at"))
       .def("delete_job", &Delete, py::arg("name"));
-  job.def("reopen", &Reopen, py::arg("timeout"))
-      .def("initialize", &Initialize, py::arg("weights"), py::arg("timeout"))
-      .def_property_readonly("specification", &SpecificationOf)
-      .def_property_readonly("epoch", [](const BoundJob& self) { return self.job->epoch().value(); })
-      .def_property_readonly("buckets", &BucketsOf);
+  job.def("reopen", &Reopen, py::arg("timeout")).def("initialize", &Initialize, py::arg("weights"), py::arg("timeout"));
+  // Of two specifications, the older one first; "": none.
+  module.def(
+      "difference",
+      [](const Text& there, const Text& here) { return Difference(SpecOf(there.value), SpecOf(here.value)); },
+      py::arg("there"), py::arg("here"));
 }
 
 }  // namespace shardmesh::python

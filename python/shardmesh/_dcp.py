@@ -35,6 +35,16 @@ def _load(folder: str, stem: str) -> dict[str, Any]:
     return tensors
 
 
+def manifest(checkpoint: str) -> tuple[dict[str, Any], int]:
+    """The job of a checkpoint, and its step. InvalidArgument: it is none."""
+    try:
+        with open(os.path.join(checkpoint, "manifest.json"), encoding="utf-8") as file:
+            found = json.load(file)
+        return dict(found["job"]), int(found["step"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise errors.InvalidArgument(f"{checkpoint} is no checkpoint: {error}") from error
+
+
 class _Job:
     """What a manifest says of parameters; of a manifest without them, that they are all of one group."""
 
@@ -102,12 +112,7 @@ def to_dcp(checkpoint: str, folder: str, *, states: str = "float") -> None:
     torch = _torch()
     if states not in ("float", "stored", "none"):
         raise errors.InvalidArgument(f"states={states!r}; \"float\", \"stored\" or \"none\"")
-    try:
-        with open(os.path.join(checkpoint, "manifest.json"), encoding="utf-8") as file:
-            manifest = json.load(file)
-        job, step = manifest["job"], int(manifest["step"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise errors.InvalidArgument(f"{checkpoint} is no checkpoint: {error}") from error
+    job, step = manifest(checkpoint)
     if os.path.isdir(folder) and os.listdir(folder):
         raise errors.AlreadyExists(f"{folder} has files; name a folder that is not there, or is empty")
     weights = _load(checkpoint, "model")

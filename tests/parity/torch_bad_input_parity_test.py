@@ -142,12 +142,22 @@ class ModelTest(BadInput):
         optimizer.step()
         with tempfile.TemporaryDirectory() as folder:
             optimizer.save(folder)
-            others = ({"weight_decay": 0.5}, "weight_decay of group 0"), ({"clip_norm": 1e-4}, "clip_norm"), (
-                {"states": "dyn4"}, "states of weight"), ({"slots": 2}, "slots")
+            others = ({"weight_decay": 0.5}, "weight_decay: 0.01 there, 0.5 here"), ({"clip_norm": 1e-4}, "clip_norm: 0 there"), (
+                {"states": "dyn4"}, 'parameter 0 "weight": states: fp32 there, dyn4 here'), ({"slots": 2}, "slots: 1 there, 2 here")
             for options, what in others:
                 with self.assertRaisesRegex(errors.InvalidArgument, what):
                     self.optimizer(linear(), "AdamW", resume=folder, job=self.id() + "2", **options)
             self.assertEqual(self.optimizer(linear(), "AdamW", resume=folder, job=self.id() + "3").committed_step, 1)
+
+    def test_a_checkpoint_of_tied_weights_is_none_of_a_model_without_ties(self):
+        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+        model[1].weight = model[0].weight
+        optimizer = self.optimizer(model)
+        apart = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+        with tempfile.TemporaryDirectory() as folder:
+            optimizer.save(folder)
+            with self.assertRaisesRegex(errors.InvalidArgument, '"1.weight": tied to'):
+                self.optimizer(apart, resume=folder, job=self.id() + "2")
 
     def test_a_mesh_of_more_ranks_than_workers(self):
         with self.assertRaisesRegex(errors.InvalidArgument, "say workers=3"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .. import numerics
+from .. import errors, numerics
 
 # Of the parts of a tensor, and of formats of gradients. Codes of 16 bits are bf16.
 _TYPES = {"float32": torch.float32, "uint16": torch.bfloat16, "uint8": torch.uint8, "int8": torch.int8}
@@ -45,6 +45,25 @@ class Weights:
             return self.view
         parts = {name: part.numpy() for name, part in self.parts.items()}
         return torch.from_numpy(numerics.decode(parts, self.format, self.shape))
+
+
+def put_gradient(name: str, parameter: torch.Tensor, window: torch.Tensor) -> None:
+    """What autograd has left in `.grad` goes into the window, of which `.grad` is a view from then on.
+
+    Unimplemented: it is sparse. FailedPrecondition: it has another shape.
+    """
+    gradient = parameter.grad
+    if gradient is None or gradient is window:
+        return
+    if gradient.is_sparse:
+        raise errors.Unimplemented(f"the gradient of {name} is sparse; a job has dense ones: sparse=False")
+    if gradient.shape != window.shape:
+        raise errors.FailedPrecondition(
+            f"{name} has the shape {list(gradient.shape)}; the job has {list(window.shape)}: optimizer.revert() takes the "
+            "job's weights back"
+        )
+    window.copy_(gradient)
+    parameter.grad = window
 
 
 def give_back() -> None:

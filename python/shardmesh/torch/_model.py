@@ -1,8 +1,6 @@
 """What a job needs to know of a model: its parameters under canonical names, their ties, their groups."""
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Optional, Union
 
@@ -179,35 +177,3 @@ def canonical_rules(of: Facts) -> Rules:
     rules, and asked by them, never takes a user's own `_orig_mod` for a wrapper."""
     literal = names.canonical_many([f"{prefix}._" for prefix in of.rules.literal], **of.rules._asdict())
     return Rules(literal=tuple(dict.fromkeys(prefix[:-2] for prefix in literal)))
-
-
-def description(of: Facts) -> dict[str, Any]:
-    """What two ranks must agree on, as JSON has it."""
-    parameters = [{
-        "name": p.name, "shape": list(p.tensor.shape), "dtype": str(p.tensor.dtype), "frozen": p.frozen,
-        "ties": list(p.ties), "group": p.group,
-    } for p in of.parameters]
-    return {"parameters": parameters, "groups": len(of.groups)}
-
-
-def structure_hash(of: Facts) -> str:
-    """16 hexadecimal digits over description(): the same on ranks that have the same model and groups."""
-    text = json.dumps(description(of), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """The first difference of two descriptions, for people; empty: there is none."""
-    for index, (a, b) in enumerate(zip(there["parameters"], here["parameters"])):
-        if a["name"] != b["name"]:
-            return f'parameter {index} is "{a["name"]}" there, "{b["name"]}" here'
-        for field in ("shape", "dtype", "frozen", "ties", "group"):
-            if a[field] != b[field]:
-                return f'parameter {index} "{a["name"]}": {field} {a[field]} there, {b[field]} here'
-    counts = len(there["parameters"]), len(here["parameters"])
-    if counts[0] != counts[1]:
-        more = max(there, here, key=lambda of: len(of["parameters"]))["parameters"][min(counts)]
-        return f'{counts[0]} parameters there, {counts[1]} here; the first of one alone is "{more["name"]}"'
-    if there["groups"] != here["groups"]:
-        return f'{there["groups"]} parameter groups there, {here["groups"]} here'
-    return ""

@@ -9,6 +9,7 @@ import torch
 
 from .. import errors
 from ._backward import hooked
+from ._memory import put_gradient
 from ._model import Parameter
 from ._session import Reply, Session
 
@@ -86,14 +87,7 @@ class PulledSlots:
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
         if not self._views:
             raise errors.FailedPrecondition("a backward outside of a slot: `for batch in optimizer.slots(batches):` takes one")
-        view, gradient = self._views[index], parameter.grad
-        if gradient is not None and gradient is not view:
-            if gradient.is_sparse:
-                raise errors.Unimplemented(
-                    f"the gradient of {self._parameters[index].name} is sparse; a job has dense ones: sparse=False"
-                )
-            view.copy_(gradient)
-            parameter.grad = view
+        put_gradient(self._parameters[index].name, parameter, self._views[index])
         self._written[index] = True
 
     def _zero_rest(self) -> None:

@@ -94,6 +94,7 @@ class Residence:
     def _before(self, unit: int, module: Any, args: Any, kwargs: Any) -> None:
         if unit == 0 and self._uses[0] == 0:
             self._begins()
+        self._called.add(unit)
         self.acquire(unit)
         if unit > 0:
             self._prefetch(unit + 1)
@@ -135,7 +136,6 @@ class Residence:
         self._drop_prefetched()
 
     def acquire(self, unit: int) -> None:
-        self._called.add(unit)
         self._uses[unit] += 1
         if self._uses[unit] > 1:
             return

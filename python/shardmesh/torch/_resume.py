@@ -4,15 +4,15 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
-from .. import errors
+from .. import _client, _dcp, errors
 
-# What a trainer relies on, and its value where nothing is said.
-_OF_THE_JOB = {"slots": 1, "residency": "RESIDENCY_FULL", "slot_mode": "SLOT_MODE_ASSIGNED", "token_weights": False}
-_OF_A_PARAMETER = {"format": "FORMAT_FP32", "states": "STATE_FORMAT_FP32", "gather": "GATHER_FORMAT_STORED", "group": 0,
-                   "frozen": False}
+# What may be another: where and how the job runs, how it is read, and the learning rate, which is a step's own.
+_FREE = ("name", "mesh", "publish_every", "publications", "bucket_elements", "prefetch_buckets", "check_every", "non_finite",
+         "slot_timeout_ms", "trainers")
 _LISTED = 5  # names of each kind, in an error
 
 
@@ -27,14 +27,10 @@ def newest(path: str) -> str:
 
 
 def check(path: str, spec: Mapping[str, Any]) -> None:
-    """InvalidArgument: the checkpoint is of another model, or of other slots than `spec` says; all differences of its
-    parameters. DataLoss: it cannot be read."""
-    try:
-        with open(os.path.join(path, "manifest.json"), encoding="utf-8") as file:
-            there = json.load(file)["job"]
-        shapes = {one["name"]: [int(size) for size in one.get("shape", [])] for one in there["parameters"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise errors.DataLoss(f"{path}: its manifest cannot be read: {error}") from error
+    """InvalidArgument: the checkpoint is of another model than `spec`, with all differences of names and shapes; or another
+    job, with the first difference; or it is none."""
+    there, _ = _dcp.manifest(path)
+    shapes = {one["name"]: [int(size) for size in one.get("shape", [])] for one in there["parameters"]}
     here = {one["name"]: list(one["shape"]) for one in spec["parameters"]}
     problems = [
         *_listed("not in the checkpoint", [name for name in here if name not in shapes]),
@@ -45,27 +41,23 @@ def check(path: str, spec: Mapping[str, Any]) -> None:
     ]
     if problems:
         raise errors.InvalidArgument(f"{path} is of another model; nothing was loaded:\n  " + "\n  ".join(problems))
-    for field, was, wanted in _settings(there, spec):
-        if was != wanted:
-            raise errors.InvalidArgument(f"{path} is of a job with {field} {was}, and this one is to have {wanted}; make the optimizer "
-                                         "as that job was made")
+    difference = _client.difference(json.dumps(there), json.dumps(_alike(there, spec)))
+    if difference:
+        raise errors.InvalidArgument(f"{path} is of another job than this optimizer would make: {difference}; make it as that job's was")
 
 
-def _settings(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(what, its value there, here), of all that a job has for good."""
-    defaults = {**_OF_THE_JOB, "clip_norm": 0.0, "gradient_format": "FORMAT_BF16"}
-    for field, default in defaults.items():
-        yield field, there.get(field, default), here.get(field, default)
-    yield "seed", int(there.get("seed", 0)), int(here.get("seed", 0))
+def _alike(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+    """`here`, with what may be another, and the order of parameters, as it is there."""
+    order = {one["name"]: index for index, one in enumerate(there["parameters"])}
     groups = [[one["optimizer"], *one.get("more_groups", [])] for one in (there, here)]
-    yield "parameter groups:", len(groups[0]), len(groups[1])
-    for index, (was, wanted) in enumerate(zip(*groups)):
-        for key in sorted((was.keys() | wanted.keys()) - {"learning_rate"}):
-            yield f"{key} of group {index}", was.get(key) or 0, wanted.get(key) or 0
-    named = {one["name"]: one for one in there["parameters"]}
-    for one in here["parameters"]:
-        for field, default in _OF_A_PARAMETER.items():
-            yield f"{field} of {one['name']}", named[one["name"]].get(field, default), one.get(field, default)
+    first, *more = [
+        {**group, "learning_rate": was.get("learning_rate", 0.0)} for was, group in zip_longest(*groups, fillvalue={}) if group
+    ]
+    return {
+        **{field: value for field, value in here.items() if field not in _FREE},
+        **{field: there[field] for field in _FREE if field in there},
+        "parameters": sorted(here["parameters"], key=lambda one: order[one["name"]]), "optimizer": first, "more_groups": more,
+    }
 
 
 def _listed(what: str, names: list[str]) -> list[str]:

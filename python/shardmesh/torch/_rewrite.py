@@ -19,20 +19,19 @@ class Saved:
     """A checkpoint's files, read."""
 
     def __init__(self, path: str) -> None:
-        with open(os.path.join(path, "manifest.json"), encoding="utf-8") as file:
-            manifest = json.load(file)
-        self.job: dict[str, Any] = manifest["job"]
-        self.step = int(manifest["step"])
+        self.job, self.step = _dcp.manifest(path)
+        self._parameters = {one["name"]: one for one in self.job["parameters"]}
         self.model = _dcp._load(path, "model")
         self.states = _dcp._load(path, "states")
 
     def put_weights(self, name: str, values: torch.Tensor) -> None:
         """Rounded to nearest where the job's format has less."""
-        stored = _states.weights(torch, values.detach().to("cpu"), self._format(name, "format"))
+        format = self._format(name, "format")
+        stored = _states.weights(torch, values.detach().to("cpu"), format)
         self.model[name] = stored.codes.contiguous()
         if stored.extra is not None:
-            (self.model if self._format(name, "format") == "int8_row" else self.states)[
-                f"{name}.{'scales' if self._format(name, 'format') == 'int8_row' else 'remainder'}"] = stored.extra.contiguous()
+            tensors, extra = (self.model, "scales") if format == "int8_row" else (self.states, "remainder")
+            tensors[f"{name}.{extra}"] = stored.extra.contiguous()
 
     def put_state(self, name: str, state: str, value: Any) -> None:
         """Of torch.optim or torchao, whose codes stay as they are where the job has the same format."""
@@ -44,9 +43,8 @@ class Saved:
             self.states[f"{name}.{state}.scales"] = stored.extra.contiguous()
 
     def _format(self, name: str, field: str) -> str:
-        parameter = next(one for one in self.job["parameters"] if one["name"] == name)
         prefix = "FORMAT_" if field == "format" else "STATE_FORMAT_"
-        return str(parameter.get(field, prefix + "FP32")).removeprefix(prefix).lower().replace("_plus_", "+")
+        return str(self._parameters[name].get(field, prefix + "FP32")).removeprefix(prefix).lower().replace("_plus_", "+")
 
     def write(self, folder: str) -> None:
         """As `shardctl adopt` takes it."""

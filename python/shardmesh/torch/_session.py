@@ -2,7 +2,6 @@
 the job goes on without one of its workers, it is attached anew."""
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +31,9 @@ class Reply(NamedTuple):
 class Session:
     """For one thread. Times are seconds. Errors are those of shardmesh.errors."""
 
-    def __init__(self, client: _client.Client, job: _client.Job, slots: Sequence[int] | None, timeout: float) -> None:
+    def __init__(self, job: _client.Job, slots: Sequence[int] | None, timeout: float) -> None:
         """slots: to write; None: they are pulled."""
-        self.client, self.job, self.slots, self.timeout = client, job, slots, timeout
+        self.job, self.slots, self.timeout = job, slots, timeout
         self.core: Any = None
         self._open()
 
@@ -83,22 +82,19 @@ class Session:
         return Reply(*self.core.step(learning_rates, loss_scale, tokens, self.timeout))
 
     def reopen(self, error: errors.Error) -> None:
-        """Attaches to the job as it goes on after `error`, within the timeout. Raises that error when it does not."""
+        """Attaches to the job as it goes on after `error`, within the timeout. Unavailable: it does not, and why."""
         LOG.warning("job %s is opened again: %s", self.job.name, error)
         deadline = time.monotonic() + self.timeout
         while True:
-            left = deadline - time.monotonic()
+            left = max(deadline - time.monotonic(), 0.1)
+            self.job = self.job.reopen(timeout=left)  # waits for a later epoch, and raises when there will be none
             try:
-                self.job = self.job.reopen(timeout=max(left, 0.1))
                 self._open()
-                self.core.await_weights(timeout=max(left, 0.1))
+                self.core.await_weights(timeout=left)
                 return
-            except OVER as again:
-                if left <= 0 or "cannot re-form" in str(again) or " failed: " in str(again):
-                    raise again from error
-
-    def specification(self) -> dict[str, Any]:
-        return dict(json.loads(self.job.specification))
+            except OVER:  # of that epoch, too
+                if time.monotonic() >= deadline:
+                    raise
 
     def close(self) -> None:
         self.core.close()

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import tempfile
 import time
@@ -19,11 +18,10 @@ from ._guard import check_free
 from ._model import Facts, Parameters, canonical_rules, facts
 from ._ranks import Ranks, ranks
 from ._rewrite import rewrite
-from ._session import OVER, Session
+from ._session import LOG, OVER, Session
 from ._specification import specification
 from ._units import bucket_elements
 
-LOG = logging.getLogger("shardmesh.torch")
 _POLL_SECONDS = 0.05
 
 
@@ -121,7 +119,7 @@ class Started:
             job = core.create_job(json.dumps(self.spec), timeout=timeout, **self.rules)
         else:
             job = core.open_to_train(self.name, timeout=timeout, **self.rules)
-        return Session(core, job, None if self.plan.pulled else list(self.slots), timeout)
+        return Session(job, None if self.plan.pulled else list(self.slots), timeout)
 
     def _first_weights(self) -> dict[str, Any]:
         self._deferred.initialize()
@@ -176,10 +174,6 @@ class Started:
     def close(self) -> None:
         self.session.close()
         self._running.close()
-
-
-def start(params: Parameters, model: Optional[torch.nn.Module], plan: Plan) -> Started:
-    return Started(params, model, plan)
 
 
 def fixed(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 
 from .. import errors
 from ._backward import Backwards, hooked
+from ._memory import put_gradient
 from ._model import Parameter
 from ._residence import Residence
 from ._session import Reply, Session
@@ -88,19 +89,7 @@ class Slots:
             parameter.grad = None
             self._backwards.begun()
             return
-        view, gradient = self._views[slot][index], parameter.grad
-        if gradient is not None and gradient is not view:
-            if gradient.is_sparse:
-                raise errors.Unimplemented(
-                    f"the gradient of {self._parameters[index].name} is sparse; a job has dense ones: sparse=False"
-                )
-            if gradient.shape != view.shape:
-                raise errors.FailedPrecondition(
-                    f"{self._parameters[index].name} has the shape {list(gradient.shape)}; the job has {list(view.shape)}: "
-                    "optimizer.revert() takes the job's weights back"
-                )
-            view.copy_(gradient)
-            parameter.grad = view
+        put_gradient(self._parameters[index].name, parameter, self._views[slot][index])
         self._written[slot][index] = True
         self._backwards.begun()
         if self._residence is not None and slot == len(self.numbers) - 1 and not self._joining:
@@ -151,14 +140,8 @@ class Slots:
         if self._residence is not None:
             return
         for index, (parameter, view) in enumerate(zip(self._parameters, self._views[0])):
-            gradient = parameter.tensor.grad
-            if gradient is None:
-                self._written[0][index] = False
-            elif gradient is not view:  # somebody put it there
-                view.copy_(gradient)
-                self._written[0][index] = True
-            else:
-                self._written[0][index] = True
+            self._written[0][index] = parameter.tensor.grad is not None
+            put_gradient(parameter.name, parameter.tensor, view)  # where somebody put another one there
         self._zero_rest(0)
 
     def commit(

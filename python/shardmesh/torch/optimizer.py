@@ -105,8 +105,7 @@ class Optimizer(torch.optim.Optimizer):
                 "publish_every": -1 if publish_every is None else publish_every,
             },
         )
-        self._started = _setup.start(params, model, plan)
-        self._pid = os.getpid()
+        self._started, self._pid = _setup.Started(params, model, plan), os.getpid()
         facts = self._started.facts
         super().__init__(self._started.groups, dict(self._started.defaults))
         self._fixed = [_setup.fixed(group) for group in self.param_groups]
@@ -151,9 +150,10 @@ class Optimizer(torch.optim.Optimizer):
         """Hands this rank's gradients over, and returns when those of all slots are in the weights, on every rank.
 
         Without any gradient it does nothing. `last` says how it went; a gradient that is not finite skips the step.
-        FailedPrecondition: a parameter or hyperparameter was changed by hand, slots without a backward, a closed
-        optimizer. DeadlineExceeded: other ranks did not come within `timeout`; the message names their slots. Unavailable:
-        the job lost a worker that it cannot go on without. After an error the call may be repeated: no step is done twice.
+        FailedPrecondition: a parameter or hyperparameter was changed by hand, slots without a backward, or closed.
+        DeadlineExceeded: ranks, whose slots it names, did not come in time. Unavailable: no going on without a lost worker.
+        After an error the call may be repeated, and no step is done twice (an interrupt in torch's code around it may come
+        when the step is done: see `committed_step`).
         """
         if self._is_for_a_state_dict():
             return None
@@ -237,14 +237,14 @@ class Optimizer(torch.optim.Optimizer):
         self._check_usable()
         self._take_changes()
         self._check_groups()
-        return self._slots.take(batches, self._learning_rates, self._loss_scale, self.tokens_of)
+        return self._slots.take(batches, self._learning_rates, self._loss_scale, self._token_count)
 
     def tokens(self, *counts: int) -> None:
         """With token_weights=True, before step(): how many tokens the gradients of each slot of this rank are the sum over."""
         self._tokens = [int(count) for count in counts]
 
-    def tokens_of(self) -> int:
-        return self._tokens[0] if self._tokens else 0
+    def _token_count(self) -> int:
+        return (self._tokens or [0])[0]
 
     def _learning_rates(self) -> list[float]:
         return [float(group["lr"]) for group in self.param_groups]
