@@ -364,10 +364,12 @@ TEST_F(PulledSlots, AGradientThatIsNotFinite_SkipsTheStep) {
   EXPECT_THAT(next.work.committed.skip_reason(), HasSubstr("slot 1: gradient of"));
 }
 
-// Workers that a node keeps: trainers see a pause.
+// Workers that a node keeps: trainers see a pause. A worker that is killed at its start again and again is started later
+// and later, up to 5 s each time, so nobody here takes silence for death.
 TEST_F(PulledSlots, WorkersThatAreKilled_LoseNothing) {
   ClusterOptions options;
   options.kept = true;
+  options.heartbeat_timeout = absl::Minutes(5);
   ASSERT_NO_FATAL_FAILURE(Start(options));
   std::mt19937 random(Seed());
   const JobSpec spec = PulledJob("job", "ddp=2,fsdp=2", 12, 3);
@@ -378,7 +380,7 @@ TEST_F(PulledSlots, WorkersThatAreKilled_LoseNothing) {
   for (int i = 0; i < spec.num_trainers; ++i) {
     trainers.emplace_back([&] {
       const auto session = Attach(*job);
-      EXPECT_OK(session.ok() ? testing::PullTo(**session, kSteps) : session.status());
+      EXPECT_OK(session.ok() ? testing::PullTo(**session, kSteps, absl::Minutes(2)) : session.status());
       --running;
     });
   }
