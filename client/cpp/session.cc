@@ -1,6 +1,7 @@
 #include "client/cpp/session.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/gradient_check.h"
@@ -22,14 +23,35 @@ absl::Status CheckSlots(const Job& job, const std::vector<Slot>& slots) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<TensorView> Session::gradient(Slot slot, absl::string_view name) const {
+absl::StatusOr<size_t> Session::IndexOf(Slot slot) const {
   const auto it = std::find(slots_.begin(), slots_.end(), slot);
-  if (it == slots_.end())
-    return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " is not of this session"));
-  ASSIGN_OR_RETURN(TensorView view,
-                   GradientView(*job_, name, gradient_window(static_cast<size_t>(it - slots_.begin()))));
+  if (it != slots_.end()) return it - slots_.begin();
+  return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " is not of this session"));
+}
+
+absl::StatusOr<TensorView> Session::gradient(Slot slot, absl::string_view name) const {
+  ASSIGN_OR_RETURN(const size_t index, IndexOf(slot));
+  ASSIGN_OR_RETURN(TensorView view, GradientView(*job_, name, gradient_window(index)));
   if (device_ != nullptr) view.device = device_->device();
   return view;
+}
+
+absl::Status Session::WriteGradient(Slot slot, absl::string_view name, absl::string_view bytes) const {
+  if (device_ != nullptr) return absl::UnimplementedError("windows of gradients are a device's: copy to gradient()");
+  ASSIGN_OR_RETURN(const size_t index, IndexOf(slot));
+  ASSIGN_OR_RETURN(const TensorView view, GradientView(*job_, name, gradient_window(index)));
+  const int64_t expected = view.num_elements * BytesPerElement(view.format);
+  if (static_cast<int64_t>(bytes.size()) != expected) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the gradient of \"", name, "\" has ", expected, " bytes, not ", bytes.size()));
+  }
+  char* const target = static_cast<char*>(view.data);
+  if (bucketed()) {
+    gradients_[index].Write(target - gradients_[index].data(), bytes.data(), expected);
+  } else {
+    std::memcpy(target, bytes.data(), expected);
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ConstTensorView> Session::parameter(absl::string_view name) const {

@@ -51,6 +51,11 @@ class Session {
   absl::StatusOr<TensorView> gradient(Slot slot, absl::string_view name) const;
   absl::StatusOr<ConstTensorView> parameter(absl::string_view name) const;
 
+  // Copies a gradient to where gradient() is, in its format; with bucket residency, where pages are given back after each
+  // step, in less time than writing there takes. As gradient(); InvalidArgument: another number of bytes.
+  // Unimplemented: the windows are a device's.
+  absl::Status WriteGradient(Slot slot, absl::string_view name, absl::string_view bytes) const;
+
   // The bucket that a parameter lies in. NotFound: no such parameter.
   absl::StatusOr<int> bucket(absl::string_view name) const;
 
@@ -103,6 +108,7 @@ class Session {
   absl::Status DeclareRest(absl::Time deadline);  // what Step has to declare
   absl::Status BeginNextStep(shardmesh::Step committed);
   absl::Status GuardWeights(int bucket, bool accessible);
+  absl::StatusOr<size_t> IndexOf(Slot slot) const;  // among slots()
   absl::Status CheckHasWeights() const;  // FailedPrecondition: AwaitWeights was not called, or failed
   v1::StepRequest NewStepRequest(const StepOptions& options) const;
 

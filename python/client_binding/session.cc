@@ -71,6 +71,20 @@ py::tuple GradientOf(const BoundSession& self, int slot, const Text& name) {
   return py::make_tuple(std::string(FormatName(view.format)), Bytes{self.Live(), view.data, bytes, /*writable=*/true});
 }
 
+void WriteGradient(const BoundSession& self, int slot, const Text& name, const py::buffer& from) {
+  const py::buffer_info info = from.request();
+  if (PyBuffer_IsContiguous(info.view(), 'C') == 0) {
+    throw StatusError(absl::InvalidArgumentError(absl::StrCat("the gradient of \"", name.value, "\" is not contiguous")));
+  }
+  const absl::string_view bytes(static_cast<const char*>(info.ptr), info.size * info.itemsize);
+  const std::shared_ptr<Session> session = self.Live();
+  const absl::Status written = [&] {
+    const py::gil_scoped_release released;
+    return session->WriteGradient(Slot(slot), name.value, bytes);
+  }();
+  if (!written.ok()) throw StatusError(written);
+}
+
 // (canonical name of the storage, shape, format, parts).
 py::tuple ParameterOf(const BoundSession& self, const Text& name) {
   const std::shared_ptr<Session>& session = self.Live();
@@ -126,6 +140,7 @@ void BindSession(py::module_& module) {
             self.Do(timeout, [](Session& session, absl::Duration left) { return session.AwaitWeights(left); });
           },
           py::arg("timeout"))
+      .def("write_gradient", &WriteGradient, py::arg("slot"), py::arg("name"), py::arg("bytes"))
       .def("gradient", &GradientOf, py::arg("slot"), py::arg("name"))
       .def("parameter", &ParameterOf, py::arg("name"))
       .def("step", &BoundSession::Step, py::arg("learning_rates"), py::arg("loss_scale"), py::arg("tokens"),

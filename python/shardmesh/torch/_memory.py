@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
 
 import torch
 
@@ -47,8 +47,11 @@ class Weights:
         return torch.from_numpy(numerics.decode(parts, self.format, self.shape))
 
 
-def put_gradient(name: str, parameter: torch.Tensor, window: torch.Tensor) -> None:
-    """What autograd has left in `.grad` goes into the window, of which `.grad` is a view from then on.
+def put_gradient(
+    name: str, parameter: torch.Tensor, window: torch.Tensor, write: Optional[Callable[[Any], None]] = None
+) -> None:
+    """What autograd has left in `.grad` goes into the window, of which `.grad` is a view from then on. write: takes bytes
+    there in less time than a copy does.
 
     Unimplemented: it is sparse. FailedPrecondition: it has another shape.
     """
@@ -62,7 +65,10 @@ def put_gradient(name: str, parameter: torch.Tensor, window: torch.Tensor) -> No
             f"{name} has the shape {list(gradient.shape)}; the job has {list(window.shape)}: optimizer.revert() takes the "
             "job's weights back"
         )
-    window.copy_(gradient)
+    if write is not None and gradient.dtype == window.dtype and gradient.device.type == "cpu" and gradient.is_contiguous():
+        write(gradient.reshape(-1).view(torch.uint8).numpy())
+    else:
+        window.copy_(gradient)
     parameter.grad = window
 
 

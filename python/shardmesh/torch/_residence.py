@@ -80,6 +80,7 @@ class Residence:
         self._bucket = [session.core.bucket(parameter.name) for parameter in self._parameters]
         self._buckets = [sorted({self._bucket[index] for index in unit.parameters}) for unit in self._units]
         self._uses = [0] * len(self._units)
+        self._root_held = False  # its buckets: from the first use to close(), so that steps write them where they are
         self._prefetched: set[int] = set()
         self._backward: list[_Use] = []  # that have begun
         self._backwards.forget()
@@ -139,9 +140,10 @@ class Residence:
         self._uses[unit] += 1
         if self._uses[unit] > 1:
             return
-        for bucket in self._buckets[unit]:
+        for bucket in () if unit == 0 and self._root_held else self._buckets[unit]:
             self._session.core.acquire(bucket, self._session.timeout)
             self._prefetched.discard(bucket)
+        self._root_held = self._root_held or unit == 0
         self._placed.fill(self._units[unit].parameters)
 
     def release(self, unit: int) -> None:
@@ -151,7 +153,7 @@ class Residence:
         if self._uses[unit] > 0:
             return
         self._placed.empty(self._units[unit].parameters)
-        for bucket in self._buckets[unit]:
+        for bucket in self._buckets[unit] if unit > 0 else ():
             self._session.core.release(bucket)
 
     def _prefetch(self, unit: int) -> None:
@@ -163,7 +165,8 @@ class Residence:
                 self._prefetched.add(bucket)
 
     def _in_use(self, bucket: int) -> bool:
-        return any(bucket in of_unit for of_unit, uses in zip(self._buckets, self._uses) if uses)
+        held = (uses > 0 or (unit == 0 and self._root_held) for unit, uses in enumerate(self._uses))
+        return any(bucket in of_unit for of_unit, is_held in zip(self._buckets, held) if is_held)
 
     def _drop_prefetched(self) -> None:
         for bucket in self._prefetched:
@@ -210,6 +213,10 @@ class Residence:
                 "backward. Accumulate with slots=, or within no_sync() up to the last one"
             )
         return True
+
+    def writer(self, slot: int, name: str) -> Callable[[Any], None]:
+        """Puts bytes where a gradient is."""
+        return partial(self._session.core.write_gradient, slot, name)
 
     @property
     def handed_over(self) -> bool:

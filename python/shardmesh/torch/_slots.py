@@ -89,7 +89,9 @@ class Slots:
             parameter.grad = None
             self._backwards.begun()
             return
-        put_gradient(self._parameters[index].name, parameter, self._views[slot][index])
+        name = self._parameters[index].name
+        write = None if self._residence is None else self._residence.writer(self.numbers[slot], name)
+        put_gradient(name, parameter, self._views[slot][index], write)
         self._written[slot][index] = True
         self._backwards.begun()
         if self._residence is not None and slot == len(self.numbers) - 1 and not self._joining:
