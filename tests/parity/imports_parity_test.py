@@ -40,6 +40,14 @@ class SymbolsTest(unittest.TestCase):
             self.assertEqual([line.split()[-1] for line in symbols.stdout.splitlines()], [f"PyInit_{name}"])
 
 
+class CostTest(unittest.TestCase):
+    def test_nothing_of_torch_is_imported_that_torch_does_not_import_itself(self):
+        script = ("import sys, torch\nbefore = set(sys.modules)\nimport shardmesh.torch\n"
+                  "print(*(name for name in set(sys.modules) - before if name.split('.')[0] in ('torch', 'sympy')))")
+        done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+        self.assertEqual(done.stdout.split(), [])
+
+
 @unittest.skipUnless(BIN, "SHARDMESH_BIN_DIR is not set to bazel's folder of programs: ./test --lane parity sets it")
 class ImportsTest(unittest.TestCase):
     def test_imported_and_used_before_and_after_any_of_the_others(self):

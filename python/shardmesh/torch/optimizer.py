@@ -18,7 +18,6 @@ from types import FrameType
 from typing import Any, Optional, Union
 
 import torch
-from torch.distributed.checkpoint import state_dict as state_dicts
 
 from .. import errors
 from ..client import Client, Job, SavedCheckpoint
@@ -38,7 +37,7 @@ from ._state_dict import load_states, states_of, zeros_of
 
 __all__ = ["Optimizer"]
 
-_INIT_STATES = state_dicts._init_optim_state.__code__
+_STATE_DICTS = "torch.distributed.checkpoint.state_dict"  # its import takes ten times as long as all else here
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -185,10 +184,11 @@ class Optimizer(torch.optim.Optimizer):
 
     def _is_for_a_state_dict(self) -> bool:
         """torch.distributed.checkpoint.state_dict makes a step of nothing to have states made; these are the service's."""
-        if any(group["lr"] != 0.0 for group in self.param_groups):
+        maker = getattr(sys.modules.get(_STATE_DICTS), "_init_optim_state", None)
+        if maker is None or any(group["lr"] != 0.0 for group in self.param_groups):
             return False
         frame: Optional[FrameType] = sys._getframe()
-        while frame is not None and frame.f_code is not _INIT_STATES:
+        while frame is not None and frame.f_code is not maker.__code__:
             frame = frame.f_back
         self._zeros = frame is not None
         return self._zeros
