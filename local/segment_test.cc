@@ -144,6 +144,34 @@ TEST(SegmentTest, RefusingNewWriters_ReadOnlyDescriptorsStaySo) {
   a.data()[0] = 1;  // the creator goes on
 }
 
+TEST(SegmentTest, Written_IsThere_WhateverPagesThereAre_AndWhoeverMayWrite) {
+  constexpr int64_t kOffset = 1000;  // pages begin elsewhere
+  ASSERT_OK_AND_ASSIGN(Segment a, Segment::Create("test", kOffset + 3 * kSegmentPage, kOffset));
+  const std::string text(kSegmentPage + 100, 'x');
+  const auto at = [](const Segment& segment, int64_t begin) { return std::string(segment.data() + begin, 4); };
+  a.Write(500, text.data(), static_cast<int64_t>(text.size()));
+  EXPECT_EQ(at(a, 498), std::string("\0\0xx", 4));
+  EXPECT_EQ(at(a, 500 + kSegmentPage + 98), std::string("xx\0\0", 4));
+  ASSERT_OK_AND_ASSIGN(UniqueFd fd, a.ReadOnlyFd());
+  ASSERT_OK_AND_ASSIGN(Segment b, Segment::Map(std::move(fd), a.num_bytes(), kOffset, Segment::Access::kReadOnly));
+  EXPECT_EQ(at(b, 498), std::string("\0\0xx", 4));
+
+  ASSERT_OK_AND_ASSIGN(Segment sealed, Segment::Create("test", kSegmentPage, 0));
+  ASSERT_OK(sealed.SealFutureWrites());  // the descriptor cannot be written to; the mapping can
+  sealed.Write(0, "abcd", 4);
+  EXPECT_EQ(at(sealed, 0), "abcd");
+
+  ASSERT_OK(a.MakePrivate());
+  a.Write(500, "efgh", 4);
+  EXPECT_EQ(at(a, 500), "efgh");
+  EXPECT_EQ(at(b, 500), "xxxx");
+
+  ASSERT_OK_AND_ASSIGN(Segment alone, Segment::CreatePrivate(kSegmentPage, 0));
+  Segment moved(std::move(alone));
+  moved.Write(8, "ijkl", 4);
+  EXPECT_EQ(at(moved, 8), "ijkl");
+}
+
 TEST(SegmentTest, MoveAndMoveAssign_KeepTheMapping) {
   ASSERT_OK_AND_ASSIGN(Segment a, Segment::Create("test", 4096, 0));
   a.data()[7] = 42;

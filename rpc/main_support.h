@@ -32,7 +32,7 @@ absl::Status PrepareProcess(const ProcessOptions& options);
 
 // Keeps freed memory of up to 2 GiB for the next message instead of giving it back to the kernel: gRPC's receive slices
 // otherwise spend their time in page faults (1.5 to 2.2 times the bulk rate on two cores). The price: resident memory
-// stays at its high-water mark, until somebody calls GiveBackFreedHeap (local/heap.h).
+// stays at its high-water mark.
 void TuneAllocator();
 
 // The soft limit of open descriptors becomes the hard one.

@@ -79,7 +79,7 @@ void Engine::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-absl::Status Engine::StageInitial(std::vector<float> piece, uint64_t push_id) {
+absl::Status Engine::StageInitial(InitialPiece piece, uint64_t push_id) {
   MutexLock lock(mu_);
   if (protocol_.decided() > 0) return absl::AbortedError("the job has its initial weights already");
   if (staged_.size() == kMaxStaged) staged_.erase(staged_.begin());
@@ -181,7 +181,7 @@ void Engine::GaveBack(const absl::Status& status) {
 }
 
 // The piece of the set that was decided: a newer one may have been staged since, and must not be mixed in.
-std::optional<std::vector<float>> Engine::TakeStaged(uint64_t push_id) {
+std::optional<InitialPiece> Engine::TakeStaged(uint64_t push_id) {
   MutexLock lock(mu_);
   if (!AwaitLoading()) return std::nullopt;
   auto staged = std::exchange(staged_, {});
@@ -195,7 +195,7 @@ std::optional<std::vector<float>> Engine::TakeStaged(uint64_t push_id) {
 void Engine::Execute(uint64_t seq) {
   const Command& command = protocol_.command();
   const ScopedSpan span(options_.trace, NameOf(command.kind), command.step, command.bucket);
-  std::optional<std::vector<float>> initial = std::vector<float>();
+  std::optional<InitialPiece> initial = InitialPiece();
   if (command.kind == CommandKind::kInit) initial = TakeStaged(command.initial_id);
   const bool loads = command.kind == CommandKind::kRestore && command.initial_id != 0;
   // What was staged is gone where three sets raced, or in the next life of a process.

@@ -15,11 +15,15 @@
 #include "absl/time/time.h"
 #include "core/ids.h"
 #include "core/sync.h"
+#include "local/page_allocator.h"
 #include "worker/step_pass.h"
 #include "worker/step_protocol.h"
 #include "worker/trace.h"
 
 namespace shardmesh {
+
+// A shard's part of a job's initial weights (shard.proto).
+using InitialPiece = std::vector<float, PageAllocator<float>>;
 
 struct EngineOptions {
   absl::Duration step_timeout = absl::Seconds(60);  // of one command; then the slowest is named and the job aborted
@@ -44,7 +48,7 @@ class Engine {
   // This shard's piece of initial weights, as pushed; the set that every member has first counts. Marks it ready in the
   // protocol.
   // Aborted: the job has its weights already.
-  absl::Status StageInitial(std::vector<float> piece, uint64_t push_id);
+  absl::Status StageInitial(InitialPiece piece, uint64_t push_id);
   // What this shard was in a checkpoint: `read` writes it into the storage, from the calling thread, while no command
   // runs: a job that is about to begin with initial weights waits until it has returned, which it does soon after
   // protocol.decided() is not 0 any more. What was loaded before is lost at once; so is what `read` wrote, if it fails.
@@ -58,7 +62,7 @@ class Engine {
   // Of a job on several hosts: what the pass asks and tells about buckets.
   class HostGate;
   bool lead() const { return rank_ == Rank(0) && protocol_.local().num_hosts == 1; }
-  std::optional<std::vector<float>> TakeStaged(uint64_t push_id);
+  std::optional<InitialPiece> TakeStaged(uint64_t push_id);
   // False: the storage does not hold what was loaded under that id.
   bool HasLoaded(uint64_t load_id);
   // False: the engine is to stop, and somebody still writes into the storage.
@@ -86,7 +90,7 @@ class Engine {
   CondVar loading_ended_;
   bool loading_ ABSL_GUARDED_BY(mu_) = false;          // somebody writes into the storage
   std::optional<Loaded> loaded_ ABSL_GUARDED_BY(mu_);  // what lies there
-  std::vector<std::pair<uint64_t, std::vector<float>>> staged_ ABSL_GUARDED_BY(mu_);  // (push_id, piece), oldest first
+  std::vector<std::pair<uint64_t, InitialPiece>> staged_ ABSL_GUARDED_BY(mu_);  // (push_id, piece), oldest first
   std::thread thread_;
 };
 

@@ -44,7 +44,7 @@ struct Members : TestHost {
 
   absl::Status Stage(int r, uint64_t push_id, float value) {
     const int64_t bytes = plan.InitialPieceBytes(plan.PlaceOf(Rank(r)).shard);
-    return engines[r]->StageInitial(std::vector<float>(bytes / 4, value), push_id);
+    return engines[r]->StageInitial(InitialPiece(bytes / 4, value), push_id);
   }
 
   void DeclareAll(int64_t step) {

@@ -12,7 +12,6 @@
 #include "core/status.h"
 #include "local/file_hold.h"
 #include "local/futex.h"
-#include "local/heap.h"
 #include "worker/thread_team.h"
 
 namespace shardmesh {
@@ -307,8 +306,6 @@ void JobShard::Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool ke
   leases_->Sweep();
   if (!protocol_->Health().ok()) TellReaders();
   waiters_.Notify();
-  // What brought the weights, in messages or from files, is free now, and as large as they are.
-  if (protocol_->committed() > 0 && !tidied_.exchange(true)) GiveBackFreedHeap();
 }
 
 // They ask their worker why.

@@ -163,7 +163,6 @@ class JobShard {
   Waiters waiters_;
   OrphanSessions orphans_;
   std::atomic<bool> closed_{false};
-  std::atomic<bool> tidied_{false};  // since there are weights
   std::atomic<int64_t> moved_nanos_{MonotonicNanos()};
   Trace trace_;
   std::unique_ptr<StepProtocol> protocol_;

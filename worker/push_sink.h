@@ -57,7 +57,7 @@ class PushSink {
   int64_t checked_ = 0;       // of those: checked for finiteness
   bool drop_bucket_ = false;  // its bytes are not needed
   int bad_tensor_ = -1;       // the first tensor with a gradient that is not finite, under policy skip
-  std::vector<float> initial_;
+  InitialPiece initial_;
   std::vector<char> staged_;  // of a device's bucket
 };
 

@@ -74,7 +74,7 @@ TEST(WorkerHosts, LeadsMeetAndStep) {
   for (int i : {0, 1}) {
     ASSERT_OK_AND_ASSIGN(shards[i], two.workers[i]->Find("small"));
     ASSERT_OK(
-        shards[i]->engine().StageInitial(std::vector<float>(shards[i]->plan().InitialPieceBytes(i) / 4, 1.0f), 5));
+        shards[i]->engine().StageInitial(InitialPiece(shards[i]->plan().InitialPieceBytes(i) / 4, 1.0f), 5));
   }
   for (int i : {0, 1}) ASSERT_OK(shards[i]->protocol().AwaitCommit(Step(0), kLong));
   v1::StepRequest request;

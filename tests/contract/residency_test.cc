@@ -209,6 +209,12 @@ TEST_F(ResidencyErrors, WrongUses_AreTypedErrorsAndTheStepIsRight) {
     EXPECT_THAT(session->DeclareBucket(-1, kTime), StatusIs(Code::kInvalidArgument, HasSubstr("bucket -1")));
     EXPECT_THAT(session->DeclareBucket(frozen[0], kTime), StatusIs(Code::kInvalidArgument, HasSubstr("frozen")));
     EXPECT_THAT(session->Release(0), StatusIs(Code::kFailedPrecondition, HasSubstr("acquire it first")));
+    const std::string& name = job->spec().parameters[0].name;
+    EXPECT_THAT(session->WriteGradient(Slot(0), name, "abc"),
+                StatusIs(Code::kInvalidArgument, AllOf(HasSubstr(name), HasSubstr("bytes, not 3"))));
+    EXPECT_THAT(session->WriteGradient(Slot(1), name, "abc"), StatusIs(Code::kInvalidArgument, HasSubstr("slot 1")));
+    EXPECT_THAT(session->WriteGradient(Slot(0), "none", ""), StatusIs(Code::kNotFound, HasSubstr("none")));
+    EXPECT_THAT(session->WriteGradient(Slot(0), "frozen", ""), StatusIs(Code::kInvalidArgument, HasSubstr("frozen")));
     ASSERT_OK(session->Acquire(0, kTime));
     ASSERT_OK(session->Acquire(0, kTime));
     ASSERT_OK(session->Acquire(1, kTime));

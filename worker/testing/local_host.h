@@ -98,7 +98,7 @@ struct LocalHost {
     for (auto& worker : workers) {
       std::shared_ptr<JobShard> shard = *worker->Find("small");
       const int64_t bytes = shard->plan().InitialPieceBytes(shard->place().shard);
-      ASSERT_OK(shard->engine().StageInitial(std::vector<float>(bytes / 4, 1.0f), 5));
+      ASSERT_OK(shard->engine().StageInitial(InitialPiece(bytes / 4, 1.0f), 5));
     }
     ASSERT_OK((*workers[0]->Find("small"))->protocol().AwaitCommit(Step(0), kLong));
   }

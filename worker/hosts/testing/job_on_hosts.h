@@ -96,7 +96,7 @@ struct JobOnHosts {
 
   absl::Status PlaceWeights() {
     for (int r = 0; r < plan.num_ranks(); ++r) {
-      std::vector<float> piece(plan.InitialPieceBytes(plan.PlaceOf(Rank(r)).shard) / 4);
+      InitialPiece piece(plan.InitialPieceBytes(plan.PlaceOf(Rank(r)).shard) / 4);
       for (size_t i = 0; i < piece.size(); ++i) piece[i] = RandomValue(7, plan.PlaceOf(Rank(r)).shard, i);
       OneOfHosts& host = HostOf(r);
       RETURN_IF_ERROR(host.engines[r - host.ranks.first()]->StageInitial(std::move(piece), 5));
