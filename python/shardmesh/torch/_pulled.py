@@ -118,6 +118,8 @@ class PulledSlots:
         for handle in self._handles:
             handle.remove()
         self.clear()
+        for parameter in self._parameters:
+            parameter.tensor.grad_dtype = parameter.tensor.dtype
         self._views = []
 
 

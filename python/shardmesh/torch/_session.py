@@ -33,7 +33,8 @@ class Session:
 
     def __init__(self, job: _client.Job, slots: Sequence[int] | None, timeout: float) -> None:
         """slots: to write; None: they are pulled."""
-        self.job, self.slots, self.timeout = job, slots, timeout
+        self.job: Any = job
+        self.slots, self.timeout = slots, timeout
         self.core: Any = None
         self._open()
 
@@ -97,4 +98,6 @@ class Session:
                     raise
 
     def close(self) -> None:
+        """Its memory stays for those who have views of it. Idempotent."""
         self.core.close()
+        self.job = None

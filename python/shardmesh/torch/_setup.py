@@ -49,6 +49,7 @@ class Started:
         if plan.deliver not in ("decoded", "quantized"):
             raise errors.InvalidArgument(f"deliver is {plan.deliver!r}; it must be decoded or quantized")
         self.plan = plan
+        self.at_once = False  # at close(): other ranks are not waited for
         self.model = params if isinstance(params, torch.nn.Module) else model
         self.facts: Facts = facts(params, model)
         check_free(self.facts.parameters)
@@ -77,6 +78,7 @@ class Started:
             given = self.session.begin(self._first_weights if self.ranks.rank == 0 else None)
             self._deferred.finish()
         except BaseException:
+            self.__dict__.pop("client", None)  # connections, for which the service would wait
             self._running.close()
             raise
         if self.ranks.rank == 0 and not given:
@@ -172,13 +174,28 @@ class Started:
         )
 
     def close(self) -> None:
+        """Connections go before the service, which would wait for them."""
         self.session.close()
-        self._running.close()
+        del self.client
+        self._running.close(self.at_once)
 
 
 def fixed(group: Mapping[str, Any]) -> dict[str, Any]:
     """What a job cannot change from step to step."""
     return {key: group[key] for key in _hyper.FIXED_BY_A_JOB if key in group}
+
+
+def check_fixed(groups: Sequence[Mapping[str, Any]], job: Sequence[Mapping[str, Any]]) -> None:
+    """Unimplemented: one was changed; FailedPrecondition: there are more or fewer. job: fixed() of its groups."""
+    if len(groups) != len(job):
+        raise errors.FailedPrecondition(f"there are {len(groups)} parameter groups; the job was made with {len(job)}")
+    for index, (group, of_job) in enumerate(zip(groups, job)):
+        for key, value in of_job.items():
+            if group.get(key) != value:
+                raise errors.Unimplemented(
+                    f"{key} of group {index} was changed from {value!r} to {group.get(key)!r}; a job can change lr alone from step "
+                    "to step (of OneCycleLR and CyclicLR: cycle_momentum=False)"
+                )
 
 
 def replace_weights(started: Started, changed: Mapping[str, torch.Tensor]) -> None:

@@ -178,11 +178,10 @@ class Slots:
         self._backwards.forget()
 
     def release(self) -> None:
-        """No gradient of the model is in the windows any more."""
+        """No gradient of the model is in the windows any more: it has none."""
         for handle in self._handles:
             handle.remove()
+        self._detach()
         for parameter in self._parameters:
-            if parameter.tensor.grad is not None:
-                parameter.tensor.grad = parameter.tensor.grad.clone()
+            parameter.tensor.grad_dtype = parameter.tensor.dtype
         self._views = []
-

@@ -1,16 +1,21 @@
 """The optimizer's state, as torch.optim has it in a state_dict, and back into the job."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import FrameType
+from typing import Any, Optional
 
 import torch
+from torch.distributed.checkpoint import state_dict as state_dicts
 
 from .. import _dcp, _groups, errors, names
 from ._canonical import whole
 from ._model import Parameter
 from ._rewrite import Saved, rewrite
 from ._setup import Started
+
+_INIT_STATES = state_dicts._init_optim_state.__code__
 
 
 def states_of(started: Started) -> dict[torch.Tensor, dict[str, Any]]:
@@ -66,6 +71,16 @@ def _given(here: Sequence[Parameter], state_dict: Mapping[str, Any], started: St
         found = {one.name: one.name if one.name in exact else by_name.get(one.name) for one in here}
     states = state_dict["state"]
     return {name: {state: whole(value) for state, value in states.get(key, {}).items()} for name, key in found.items()}
+
+
+def states_are_wanted(groups: Sequence[Mapping[str, Any]]) -> bool:
+    """torch.distributed.checkpoint.state_dict makes a step of nothing to have states made; these are the service's."""
+    if any(group["lr"] != 0.0 for group in groups):
+        return False
+    frame: Optional[FrameType] = sys._getframe()
+    while frame is not None and frame.f_code is not _INIT_STATES:
+        frame = frame.f_back
+    return frame is not None
 
 
 def zeros_of(started: Started, hyper: Sequence[Mapping[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:

@@ -10,19 +10,17 @@ docs/torch.md starts from tasks.
 """
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from types import TracebackType
 from typing import Any, Optional, Union
 
 import torch
-from torch.distributed.checkpoint import state_dict as state_dicts
 
 from .. import errors
 from ..client import Client, Job, SavedCheckpoint
 from . import _scaler, _setup
+from ._ending import Ending, weakly
 from ._guard import Guard
 from ._loads import Loads
 from ._memory import give_back
@@ -34,11 +32,9 @@ from ._residence import Residence
 from ._session import OVER, Reply
 from ._slots import Slots
 from ._specification import Formats
-from ._state_dict import load_states, states_of, zeros_of
+from ._state_dict import load_states, states_are_wanted, states_of, zeros_of
 
 __all__ = ["Optimizer"]
-
-_INIT_STATES = state_dicts._init_optim_state.__code__
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -105,7 +101,19 @@ class Optimizer(torch.optim.Optimizer):
                 "publish_every": -1 if publish_every is None else publish_every,
             },
         )
-        self._started, self._pid = _setup.Started(params, model, plan), os.getpid()
+        self._started = _setup.Started(params, model, plan)
+        try:
+            self._begin()
+        except BaseException:
+            self._started.close()
+            raise
+        self._tokens: list[int] = []
+        self._zeros = False  # states are wanted before the first step
+        self._wanted: Optional[int] = None  # a step that step() was to do, and ended with an error
+        self.last: Optional[Reply] = None  # how the last step went
+
+    def _begin(self) -> None:
+        plan = self._started.plan
         facts = self._started.facts
         super().__init__(self._started.groups, dict(self._started.defaults))
         self._fixed = [_setup.fixed(group) for group in self.param_groups]
@@ -113,23 +121,21 @@ class Optimizer(torch.optim.Optimizer):
         self._trainable = [parameter for parameter in facts.parameters if not parameter.frozen]
         self._placed = Placed(
             facts.parameters, self._session, resides=self._started.bucketed,
-            delivery=Delivery(self._started.model, facts.parameters) if deliver == "quantized" else None,
+            delivery=Delivery(self._started.model, facts.parameters) if plan.deliver == "quantized" else None,
         )
         self._slots: Union[Slots, PulledSlots]
-        if pulled:
-            self._slots = PulledSlots(self._trainable, token_weights)
+        if plan.pulled:
+            self._slots = PulledSlots(self._trainable, plan.token_weights)
         else:
             self._slots = Slots(self._trainable, self._session.slots or [])
         self._slots.attach(self._session)
         self._residence = self._reside()
-        self._loads = Loads(self._started.model, facts.parameters, self.upload, self.revert)
+        self._loads = Loads(self._started.model, facts.parameters, weakly(self.upload), weakly(self.revert))
         self._guard = Guard(facts.parameters, self._started.name)
-        self._tokens: list[int] = []
-        self._closed = False
+        self._ending = Ending(
+            self, self._started, self._guard, self._loads, self._slots, self._placed, self._residence
+        )
         give_back()
-        self._zeros = False  # states are wanted before the first step
-        self._wanted: Optional[int] = None  # a step that step() was to do, and ended with an error
-        self.last: Optional[Reply] = None  # how the last step went
 
     def _reside(self) -> Optional[Residence]:
         started = self._started
@@ -139,7 +145,7 @@ class Optimizer(torch.optim.Optimizer):
             raise errors.Unimplemented('pulled slots with residency="bucket"; take residency="full", or slots that are assigned')
         assert started.model is not None
         parameters = started.facts.parameters
-        residence = Residence(started.model, parameters, self._placed, self._session, self._take_changes)
+        residence = Residence(started.model, parameters, self._placed, self._session, weakly(self._take_changes))
         self._slots.reside(residence, [index for index, parameter in enumerate(parameters) if not parameter.frozen])
         return residence
 
@@ -155,19 +161,20 @@ class Optimizer(torch.optim.Optimizer):
         After an error the call may be repeated, and no step is done twice (an interrupt in torch's code around it may come
         when the step is done: see `committed_step`).
         """
-        if self._is_for_a_state_dict():
+        self._check_usable()
+        self._zeros = states_are_wanted(self.param_groups)
+        if self._zeros:
             return None
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_usable()
         if not self._slots.begun():
             self._wanted = None
             return loss
         self._guard.check(self._placed.decoded_for_now())
         self._take_changes()
-        self._check_groups()
+        _setup.check_fixed(self.param_groups, self._fixed)
         self._slots.complete()
         if self._residence is not None:
             self._residence.release_all()
@@ -182,16 +189,6 @@ class Optimizer(torch.optim.Optimizer):
         self._slots.stepped()
         self._wanted = None  # until here, a call that was interrupted is repeated as the same step
         return loss
-
-    def _is_for_a_state_dict(self) -> bool:
-        """torch.distributed.checkpoint.state_dict makes a step of nothing to have states made; these are the service's."""
-        if any(group["lr"] != 0.0 for group in self.param_groups):
-            return False
-        frame: Optional[FrameType] = sys._getframe()
-        while frame is not None and frame.f_code is not _INIT_STATES:
-            frame = frame.f_back
-        self._zeros = frame is not None
-        return self._zeros
 
     def _commit(self, wanted: int, learning_rates: list[float], loss_scale: float) -> Reply:
         while self._session.committed < wanted or isinstance(self._slots, PulledSlots):
@@ -209,6 +206,7 @@ class Optimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch.optim; gradients that are kept at zero are added to. After a backward that raised the step's slots begin
         again."""
+        self._check_usable()
         if set_to_none:
             self._slots.clear()
         else:
@@ -218,6 +216,7 @@ class Optimizer(torch.optim.Optimizer):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backwards within it join the slot of the next one."""
+        self._check_usable()
         before = self._slots.join(True)
         try:
             yield
@@ -232,15 +231,16 @@ class Optimizer(torch.optim.Optimizer):
         """
         if not isinstance(self._slots, PulledSlots):
             raise errors.FailedPrecondition("the slots of this optimizer are assigned; make it with pulled=True")
+        self._check_usable()
         if self._slots.begun():
             self.step()
-        self._check_usable()
         self._take_changes()
-        self._check_groups()
+        _setup.check_fixed(self.param_groups, self._fixed)
         return self._slots.take(batches, self._learning_rates, self._loss_scale, self._token_count)
 
     def tokens(self, *counts: int) -> None:
         """With token_weights=True, before step(): how many tokens the gradients of each slot of this rank are the sum over."""
+        self._check_usable()
         self._tokens = [int(count) for count in counts]
 
     def _token_count(self) -> int:
@@ -260,6 +260,7 @@ class Optimizer(torch.optim.Optimizer):
     @contextmanager
     def editing(self) -> Iterator[None]:
         """Changes of parameters within it are the job's from the next step on, on every rank. All ranks make the same."""
+        self._check_usable()
         with torch.no_grad(), self._placed.decoded():
             yield
         self._loads.note(self._placed.changed())
@@ -302,15 +303,17 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def client(self) -> Client:
+        self._check_usable()
         return self._started.client
 
     @property
     def job(self) -> Job:
         """For readers: versions, leases, digests."""
-        return self._started.client.job(self._started.name, timeout=self._started.plan.timeout)
+        return self.client.job(self._started.name, timeout=self._started.plan.timeout)
 
     @property
     def committed_step(self) -> int:
+        self._check_usable()
         return int(self._session.committed)
 
     @property
@@ -323,19 +326,20 @@ class Optimizer(torch.optim.Optimizer):
         return self.client.checkpoint(self._started.name, folder, **options)
 
     def close(self) -> None:
-        """Leaves the job; parameters become memory of this process. A service of its own ends. Idempotent."""
-        if self._closed or os.getpid() != self._pid:
-            return
-        self._closed = True
-        self._guard.release()
-        self._loads.release()
-        self._slots.release()
-        if self._residence is None:
-            self._placed.release()
-        else:
-            self._residence.close()
-        self._placed.let_go()
-        self._started.close()
+        """Leaves the job. The model keeps its weights, in memory of its own, and no gradients; it can be given to another
+        optimizer. A service of its own ends, when the other ranks have closed, too. Also the end of `with`, and of an
+        optimizer that nothing refers to. Idempotent; all else then raises FailedPrecondition.
+        """
+        self._ending.close()
+
+    def __enter__(self) -> Optimizer:
+        self._check_usable()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending.close(at_once=error is not None)
 
     # -- what torch.optim has ---------------------------------------------------------------------------------------
 
@@ -379,22 +383,4 @@ class Optimizer(torch.optim.Optimizer):
         raise errors.Unimplemented("an optimizer of a service cannot be pickled or copied; take state_dict()")
 
     def _check_usable(self) -> None:
-        if self._closed:
-            raise errors.FailedPrecondition("this optimizer was closed")
-        if os.getpid() != self._pid:
-            raise errors.FailedPrecondition(
-                f"process {os.getpid()} was forked from {self._pid}, which made this optimizer; make one in each process"
-            )
-
-    def _check_groups(self) -> None:
-        if len(self.param_groups) != len(self._fixed):
-            raise errors.FailedPrecondition(
-                f"there are {len(self.param_groups)} parameter groups; the job was made with {len(self._fixed)}"
-            )
-        for index, (group, fixed) in enumerate(zip(self.param_groups, self._fixed)):
-            for key, value in fixed.items():
-                if group.get(key) != value:
-                    raise errors.Unimplemented(
-                        f"{key} of group {index} was changed from {value!r} to {group.get(key)!r}; a job can change lr alone "
-                        "from step to step (of OneCycleLR and CyclicLR: cycle_momentum=False)"
-                    )
+        self._ending.check()
