@@ -131,7 +131,7 @@ class Optimizer(torch.optim.Optimizer):
         self._slots.attach(self._session)
         self._residence = self._reside()
         self._loads = Loads(self._started.model, facts.parameters, weakly(self.upload), weakly(self.revert))
-        self._guard = Guard(facts.parameters, self._started.name)
+        self._guard = Guard(self._started.model, facts.parameters, self._started.name)
         self._ending = Ending(
             self, self._started, self._guard, self._loads, self._slots, self._placed, self._residence
         )
@@ -169,10 +169,10 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._guard.check(self._placed.decoded_for_now())
         if not self._slots.begun():
             self._wanted = None
             return loss
-        self._guard.check(self._placed.decoded_for_now())
         self._take_changes()
         _setup.check_fixed(self.param_groups, self._fixed)
         self._slots.complete()
@@ -234,6 +234,7 @@ class Optimizer(torch.optim.Optimizer):
         self._check_usable()
         if self._slots.begun():
             self.step()
+        self._guard.check(self._placed.decoded_for_now())
         self._take_changes()
         _setup.check_fixed(self.param_groups, self._fixed)
         return self._slots.take(batches, self._learning_rates, self._loss_scale, self._token_count)
