@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """What a new user of shardmesh.torch does by mistake, and the error that tells so before any harm."""
+import math
 import os
 import sys
 import unittest
+from unittest import mock
 
 import torch
 from shardmesh import errors
-from shardmesh.torch import Optimizer
+from shardmesh.torch import Optimizer, _service
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -35,6 +37,69 @@ class Misuse(ServiceTest):
         optimizer = Optimizer(model, algorithm, **options)
         self.addCleanup(optimizer.close)
         return optimizer
+
+
+class ArgumentsTest(unittest.TestCase):
+    NONE = [
+        ("clip_norm", "0 .no clipping. or a positive number", math.nan, -1.0, "1", None, math.inf),
+        ("seed", "an integer from 0 to 2.64 - 1", -1, 2**64, 1.5, None),
+        ("workers", "an integer from 1 to 1024", "a", 0, -1, 1.5, 2000, None),
+        ("timeout", "seconds above 0", 0, -1, math.nan, math.inf, "1", None),
+        ("slots", "an integer from 1 to 128", 0, -1, "a", 1.5, True, 129),
+        ("publish_every", "an integer from 1", 0, -5, "a"),
+        ("lr", r"lie in \[0, 1e6\]", math.nan, -1.0, math.inf, torch.tensor(-1.0)),
+        ("lr", "a number", "a", None, torch.ones(2)),
+        ("betas", r"both must lie in \[0, 1\)", (1.0, 0.9), (0.9, -0.1), (0.9, math.nan)),
+        ("betas", "pair", 0.9, (0.9,), "ab"),
+        ("eps", r"lie in \[1.2e-38, 1e6\]", -1, 0, math.nan),
+        ("weight_decay", r"lie in \[0, infinity\)", -1, math.nan, math.inf),
+        ("algorithm", "SGD, Adam, AdamW, Lion and Muon", "Adagrad", torch.optim.AdamW, None),
+        ("weights", "fp32, bf16, .* or int8_row", "fp16", 3),
+        ("states", "fp32, bf16_sr, .* or fp8x32", "fp16", 3),
+        ("gather", "stored, fp8_tensor, .* or nf4", "fp16", 3),
+        ("gradients", "fp32 or bf16", "fp16", 3),
+        ("residency", "full or bucket", "block", None),
+        ("deliver", "decoded or quantized", "codes", None),
+        ("mesh", "ddp=2,fsdp=4", 3, "ddp", ""),
+        ("service", "10.0.0.1:7000", 3, "nohost", "host:99999"),
+        ("job", "1 to 128 characters", 3, "", "a b"),
+        ("pulled", "True or False", 1, None),
+        ("token_weights", "True or False", 1, None),
+        ("init", "function", 3),
+        ("resume", "path", 3),
+        ("model", "torch.nn.Module", 3),
+    ]
+
+    def test_what_is_none_is_said_with_its_value_before_anything_starts(self):
+        with mock.patch.object(_service, "find", side_effect=AssertionError("started")):
+            for name, right, *values in self.NONE:
+                for value in values:
+                    with self.subTest(name, value=value), self.assertRaisesRegex(ValueError, f"{name}.*{right}") as raised:
+                        Optimizer(Net(), **{name: value})
+                    self.assertIn(repr(value)[:40], str(raised.exception))
+            for how, right in (
+                ({"algorithm": "SGD", "momentum": 2.0}, r"momentum is 2.0; .*\[0, 1\]"),
+                ({"algorithm": "SGD", "nesterov": True}, "needs a momentum and no dampening"),
+                ({"lr": 0.1, "learning_rate": 0.1}, "has no hyperparameter 'learning_rate'"),
+            ):
+                with self.subTest(**how), self.assertRaisesRegex(errors.InvalidArgument, right):
+                    Optimizer(Net(), **how)
+            with self.assertRaisesRegex(errors.InvalidArgument, "lr is -1; "):
+                Optimizer([{"params": Net().named_parameters(), "lr": -1}])
+            with self.assertRaisesRegex(errors.Unimplemented, "pulled slots with residency"):
+                Optimizer(Net(), pulled=True, residency="bucket")
+            with self.assertRaisesRegex(errors.InvalidArgument, "needs the model"):
+                Optimizer(Net().named_parameters(), deliver="quantized", gather="int8_row")
+
+    def test_what_is_at_the_edge_is_good(self):
+        with mock.patch.object(_service, "find", side_effect=AssertionError("started")):
+            for how in (
+                {"lr": torch.tensor(0.1)}, {"lr": 0}, {"betas": (0, 0.5)}, {"algorithm": "Lion", "betas": [1, 1]}, {"seed": 2**64 - 1},
+                {"slots": 128}, {"clip_norm": 0}, {"clip_norm": 1}, {"timeout": 1}, {"publish_every": 1}, {"workers": 1024},
+                {"algorithm": "SGD", "momentum": 1, "nesterov": True}, {"job": "a" * 128}, {"service": "unknown:1"},
+            ):
+                with self.subTest(**how), self.assertRaisesRegex(AssertionError, "started"):
+                    Optimizer(Net(), **how)
 
 
 class OtherParametersTest(Misuse):

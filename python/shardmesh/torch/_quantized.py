@@ -116,9 +116,7 @@ def _conv1d(base: Any) -> type:
 class Delivery:
     """The layers of a model that can take codes, by the index of the parameter that is their weight."""
 
-    def __init__(self, model: Optional[torch.nn.Module], parameters: Sequence[Parameter]) -> None:
-        if model is None:
-            raise errors.InvalidArgument('deliver="quantized" needs the model: give it, or model=')
+    def __init__(self, model: torch.nn.Module, parameters: Sequence[Parameter]) -> None:
         self._parameters = parameters
         self._handles: dict[int, list[Any]] = {}
         users: dict[int, list[tuple[torch.nn.Module, str]]] = {}

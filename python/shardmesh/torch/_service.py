@@ -178,7 +178,7 @@ def find(service: Optional[str], rank: int, world: int, workers: Optional[int], 
     if not 0 <= rank < world:
         raise errors.InvalidArgument(f"rank is {rank} of {world}; it is one of 0..{world - 1}")
     if service is not None:
-        return Remote(_checked_address(service))
+        return Remote(checked_address(service))
     if workers is not None and not 1 <= workers <= 1024:
         raise errors.InvalidArgument(f"workers is {workers}; an embedded service has 1 to 1024")
     _finds += 1
@@ -193,7 +193,8 @@ def find(service: Optional[str], rank: int, world: int, workers: Optional[int], 
     return _Guest(address, store, f"{key}/left/{rank}")
 
 
-def _checked_address(address: str) -> str:
+def checked_address(address: str) -> str:
+    """InvalidArgument: it is none."""
     host, _, port = address.rpartition(":")
     if not host or re.search(r"[\s/]", host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise errors.InvalidArgument(f"service is {address!r}; it is the address of a coordinator, like 10.0.0.1:7000")

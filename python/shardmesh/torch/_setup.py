@@ -12,7 +12,7 @@ import torch
 
 from .. import client as clients
 from .. import errors
-from . import _hyper, _resume, _service
+from . import _arguments, _hyper, _resume, _service
 from ._deferred import Deferred, Init
 from ._guard import check_free
 from ._model import Facts, Parameters, canonical_rules, facts
@@ -46,11 +46,12 @@ class Started:
     """What runs. `session` is another one after the job's weights were replaced."""
 
     def __init__(self, params: Parameters, model: Optional[torch.nn.Module], plan: Plan) -> None:
-        if plan.deliver not in ("decoded", "quantized"):
-            raise errors.InvalidArgument(f"deliver is {plan.deliver!r}; it must be decoded or quantized")
+        _arguments.check(model, plan._asdict(), plan.specification)
         self.plan = plan
         self.at_once = False  # at close(): other ranks are not waited for
         self.model = params if isinstance(params, torch.nn.Module) else model
+        if self.model is None and plan.deliver == "quantized":
+            raise errors.InvalidArgument('deliver="quantized" needs the model: give it, or model=')
         self.facts: Facts = facts(params, model)
         check_free(self.facts.parameters)
         self.ranks: Ranks = ranks()

@@ -96,7 +96,7 @@ class Optimizer(torch.optim.Optimizer):
             algorithm=algorithm, hyperparameters=hyperparameters, service=service, workers=workers, slots=slots, pulled=pulled,
             token_weights=token_weights, timeout=timeout, deliver=deliver, init=init, resume=resume,
             specification={
-                "weights": weights, "states": states, "gather": gather, "gradients": gradients, "name": job or "model",
+                "weights": weights, "states": states, "gather": gather, "gradients": gradients, "name": "model" if job is None else job,
                 "mesh": mesh, "residency": residency, "clip_norm": clip_norm, "seed": seed,
                 "publish_every": -1 if publish_every is None else publish_every,
             },
@@ -113,15 +113,14 @@ class Optimizer(torch.optim.Optimizer):
         self.last: Optional[Reply] = None  # how the last step went
 
     def _begin(self) -> None:
-        plan = self._started.plan
-        facts = self._started.facts
+        plan, facts, model = self._started.plan, self._started.facts, self._started.model
         super().__init__(self._started.groups, dict(self._started.defaults))
         self._fixed = [_setup.fixed(group) for group in self.param_groups]
         self._session = self._started.session
         self._trainable = [parameter for parameter in facts.parameters if not parameter.frozen]
         self._placed = Placed(
             facts.parameters, self._session, resides=self._started.bucketed,
-            delivery=Delivery(self._started.model, facts.parameters) if plan.deliver == "quantized" else None,
+            delivery=Delivery(model, facts.parameters) if model is not None and plan.deliver == "quantized" else None,
         )
         self._slots: Union[Slots, PulledSlots]
         if plan.pulled:
@@ -130,8 +129,8 @@ class Optimizer(torch.optim.Optimizer):
             self._slots = Slots(self._trainable, self._session.slots or [])
         self._slots.attach(self._session)
         self._residence = self._reside()
-        self._loads = Loads(self._started.model, facts.parameters, weakly(self.upload), weakly(self.revert))
-        self._guard = Guard(self._started.model, facts.parameters, self._started.name)
+        self._loads = Loads(model, facts.parameters, weakly(self.upload), weakly(self.revert))
+        self._guard = Guard(model, facts.parameters, self._started.name)
         self._ending = Ending(
             self, self._started, self._guard, self._loads, self._slots, self._placed, self._residence
         )
@@ -141,9 +140,7 @@ class Optimizer(torch.optim.Optimizer):
         started = self._started
         if not started.bucketed:
             return None
-        if not isinstance(self._slots, Slots):
-            raise errors.Unimplemented('pulled slots with residency="bucket"; take residency="full", or slots that are assigned')
-        assert started.model is not None
+        assert started.model is not None and isinstance(self._slots, Slots)
         parameters = started.facts.parameters
         residence = Residence(started.model, parameters, self._placed, self._session, weakly(self._take_changes))
         self._slots.reside(residence, [index for index, parameter in enumerate(parameters) if not parameter.frozen])
