@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 from shardmesh import errors
-from shardmesh.torch import Optimizer, _service
+from shardmesh.torch import Optimizer, _service, follow
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -170,6 +170,126 @@ class OtherParametersTest(Misuse):
     def test_a_parametrization(self):
         self.assert_told(lambda model: parametrize.register_parametrization(model.head, "weight", nn.Softplus()), "head.weight")
         self.assert_told(lambda model: nn.utils.parametrizations.weight_norm(model.head), "^head.weight", job="norm")
+
+
+class Blocks(Net):
+    """For bucket residency."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([self.body, self.head])
+        del self.body, self.head
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+
+class GradientsTest(Misuse):
+    def test_gradients_with_a_graph_are_refused_and_nothing_of_them_stays(self):
+        for how in {}, {"slots": 2}, {"residency": "bucket"}:
+            with self.subTest(**how):
+                model = Blocks()
+                optimizer = self.optimizer(model, job="graph" + "".join(how), **how)
+                with self.assertRaisesRegex(errors.Unimplemented, "create_graph=True"):
+                    backward(model, create_graph=True)
+                if how.get("residency") != "bucket":  # there it has not begun
+                    with self.assertRaisesRegex(errors.FailedPrecondition, "raised.*zero_grad"):
+                        optimizer.step()
+                optimizer.zero_grad()
+                for _ in range(how.get("slots", 1)):
+                    backward(model)
+                optimizer.step()
+                self.assert_as_torch(model, lambda copied: backward(copied))
+
+    def assert_as_torch(self, model, loss):
+        """After one step of SGD with lr=0.1 the model has the weights of torch's own."""
+        copied = Blocks()
+        loss(copied)
+        torch.optim.SGD(copied.parameters(), lr=0.1).step()
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, copied.state_dict()[name])
+
+    def test_gradients_of_gradients(self):
+        def penalty(model):
+            loss = model(torch.ones(3, 4)).square().sum()
+            gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            (loss + sum(gradient.square().sum() for gradient in gradients)).backward()
+
+        model = Blocks()
+        optimizer = self.optimizer(model)
+        penalty(model)
+        optimizer.step()
+        self.assertFalse(any(parameter.grad.requires_grad for parameter in model.parameters()))
+        self.assert_as_torch(model, penalty)
+        model = Blocks()
+        optimizer = self.optimizer(model, residency="bucket", job="bucket")
+        with self.assertRaisesRegex(errors.Unimplemented, 'create_graph=True with residency="bucket".*full'):
+            penalty(model)
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+        self.assert_as_torch(model, backward)
+
+    def test_gradients_that_were_handed_over_are_not_dropped(self):
+        for slots in 1, 2:
+            for to_none in True, False:
+                with self.subTest(slots=slots, to_none=to_none):
+                    model = Blocks()
+                    optimizer = self.optimizer(model, residency="bucket", slots=slots, job=f"{slots}-{to_none}")
+                    for _ in range(slots - 1):
+                        backward(model, 7)
+                    if slots > 1:
+                        optimizer.zero_grad(set_to_none=to_none)  # before its last slot nothing is handed over
+                    for _ in range(slots):
+                        backward(model)
+                    with self.assertRaisesRegex(errors.FailedPrecondition, "handed over .* cannot be taken back: call step()"):
+                        optimizer.zero_grad(set_to_none=to_none)
+                    with self.assertRaisesRegex(errors.FailedPrecondition, "handed over already|call step()"):
+                        backward(model, 9)
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=to_none)
+                    self.assertEqual(optimizer.last.step, 1)
+                    self.assert_as_torch(model, backward)
+
+    def test_the_norm_of_gradients_is_known_or_none(self):
+        for clip_norm, pulled in (0.0, False), (100.0, False), (0.0, True), (100.0, True):
+            with self.subTest(clip_norm=clip_norm, pulled=pulled):
+                model = Net()
+                optimizer = self.optimizer(
+                    model, clip_norm=clip_norm, pulled=pulled, slots=1 if pulled else None, job=f"norm-{clip_norm:g}-{pulled}"
+                )
+                for _ in optimizer.slots([0]) if pulled else [0]:
+                    backward(model)
+                    norm = torch.linalg.vector_norm(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+                optimizer.step()
+                if clip_norm == 0:
+                    self.assertIsNone(optimizer.last.gradient_norm)
+                    continue
+                self.assertAlmostEqual(optimizer.last.gradient_norm, norm.item(), places=5)
+                for _ in optimizer.slots([0]) if pulled else [0]:
+                    backward(model)
+                    model.body.weight.grad.fill_(math.nan)
+                optimizer.step()
+                self.assertEqual(optimizer.last[2::2], (True, None))
+
+
+class OthersTest(Misuse):
+    def test_following_a_model_that_is_trained_here(self):
+        model = Net()
+        optimizer = self.optimizer(model)
+        with self.assertRaisesRegex(errors.FailedPrecondition, "trained by an optimizer of this process.*model of its own"):
+            follow(model, service=optimizer.service, job=self.id())
+        with follow(Net(), service=optimizer.service, job=self.id()) as following:
+            self.assertEqual(following.step, 0)
+        optimizer.close()
+
+    def test_another_group(self):
+        optimizer = self.optimizer(Net())
+        with self.assertRaisesRegex(errors.Unimplemented, "give all groups when the optimizer is made, or close"):
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+        self.assertEqual(len(optimizer.param_groups), 1)
 
 
 del Misuse  # has no tests

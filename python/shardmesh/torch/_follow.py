@@ -19,6 +19,7 @@ from .._follow import choice, seconds
 from .._load import LoadMismatch
 from .._version import Version
 from ..client import Job, connect
+from ._guard import check_not_trained
 from ._model import Facts, canonical_rules
 from ._wrappers import walk
 
@@ -52,10 +53,12 @@ def follow(
     copies in their own type and on their own device (of codes: decoded). Parameters on the meta device get memory.
     Views are of read-only memory, which PyTorch cannot know: writing to one ends the process; copy=True makes copies.
     way, ttl: as Job.follow(). timeout: for the job, and its first version of at least the step `at_least`.
+    FailedPrecondition: an optimizer of this process trains the model.
     LoadMismatch: missing, unexpected and mis-shaped names, all of them; nothing was loaded. NotFound: no such job.
     DeadlineExceeded: no version in time. Names are compared without wrappers, in whatever order those were put on.
     """
     tree = walk(model)
+    check_not_trained(one.tensor for one in tree.found)
     rules = canonical_rules(Facts([], tree.rules, []))._asdict()
     by_tensor: dict[int, _Target] = {}
     for one in tree.found:

@@ -1,7 +1,7 @@
 """What a job relies on, of the parameters of a model: each is one optimizer's, and stays what and where it was."""
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, Optional
 
@@ -22,6 +22,16 @@ def check_free(parameters: Sequence[Parameter]) -> None:
         if (job := _owners.get(parameter.tensor)) is not None:
             raise errors.FailedPrecondition(
                 f"{parameter.name} is in another optimizer of this process, of the job {job}; close() that one first"
+            )
+
+
+def check_not_trained(tensors: Iterable[torch.nn.Parameter]) -> None:
+    """FailedPrecondition: an optimizer of this process trains one of them."""
+    for tensor in tensors:
+        if (job := _owners.get(tensor)) is not None:
+            raise errors.FailedPrecondition(
+                f"this model is trained by an optimizer of this process, of the job {job}, and has its weights of the newest step "
+                "already; give follow() a model of its own, or close() the optimizer first"
             )
 
 

@@ -75,7 +75,7 @@ class PulledSlots:
         if self._taken is not None and self._taken[1] == wanted:
             slot, self._taken = self._taken[0], None
             return slot
-        self._reply = Reply(wanted, True, False, "", 0.0)  # the others did without this rank
+        self._reply = Reply(wanted, True, False, "", None)  # the others did without this rank
         return None
 
     def _begin(self, session: Session) -> None:

@@ -29,6 +29,11 @@ class _Use:
         self.inputs = 0  # whose gradients are still to come
 
     def begin(self, gradient: torch.Tensor) -> None:
+        if torch.is_grad_enabled():
+            raise errors.Unimplemented(
+                'create_graph=True with residency="bucket": the weights would be gone when the gradients have their backward; take '
+                'residency="full"'
+            )
         if not self._open:
             self._open = True
             self._residence.backward_begins(self, self._unit)

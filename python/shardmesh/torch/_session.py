@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import torch
 
@@ -25,7 +25,7 @@ class Reply(NamedTuple):
     already_applied: bool  # it had been committed before this call
     skipped: bool  # a gradient was not finite: counted, nothing changed
     skip_reason: str  # names the slot and the parameter
-    gradient_norm: float  # of all gradients before they were clipped; 0: skipped, or nothing is clipped
+    gradient_norm: Optional[float]  # of all gradients before they were clipped; None: skipped, or without clip_norm
 
 
 class Session:

@@ -67,8 +67,8 @@ class Slots:
         return not self.several and self._residence is None
 
     def begun(self) -> bool:
-        """Whether there are gradients to step with."""
-        return self._filled > 0 or any(self._written[0]) or self._set_by_hand()
+        """Whether there are gradients to step with, or were to be."""
+        return self._filled > 0 or self._backwards.open or any(self._written[0]) or self._set_by_hand()
 
     def _set_by_hand(self) -> bool:
         return not self.several and any(parameter.tensor.grad is not None for parameter in self._parameters)
@@ -89,9 +89,9 @@ class Slots:
             parameter.grad = None
             self._backwards.begun()
             return
+        self._backwards.begun()
         put_gradient(self._parameters[index].name, parameter, self._views[slot][index])
         self._written[slot][index] = True
-        self._backwards.begun()
         if self._residence is not None and slot == len(self.numbers) - 1 and not self._joining:
             self._residence.arrived(self._residence_index[index])
 
@@ -162,8 +162,9 @@ class Slots:
             self._residence.begin_again()
         elif self._residence is not None and self._residence.handed_over:
             raise errors.FailedPrecondition(
-                "gradients of this step were handed over as they came, as residency=\"bucket\" has it; call step(), then "
-                "zero_grad()"
+                "gradients of this step were handed over as they came, as residency=\"bucket\" has it, and cannot be taken back: "
+                "call step(), then zero_grad(). What is not to count must not come to backward(); a step with gradients that are "
+                "not finite changes nothing anyway. residency=\"full\" can drop gradients"
             )
         self._detach()
         self._backwards.forget()
@@ -172,9 +173,7 @@ class Slots:
             written[:] = [False] * len(written)
 
     def zeroed(self) -> None:
-        """zero_grad(set_to_none=False), after `.grad` was. Windows of slots that are whole are begun again."""
-        if self.several:
-            self.clear()
+        """zero_grad(set_to_none=False) of one slot, after `.grad` was."""
         self._backwards.forget()
 
     def release(self) -> None:

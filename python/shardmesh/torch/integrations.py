@@ -81,7 +81,8 @@ def _norm(optimizer: Optimizer, max_norm: float, norm_type: float) -> torch.Tens
             f"clip_grad_norm_({max_norm:g}, norm_type={norm_type:g}) and an optimizer with clip_norm={fixed:g}; the service clips, "
             f"by the 2-norm over all ranks: make the optimizer with clip_norm={max_norm if max_norm < float('inf') else 0:g}"
         )
-    return torch.tensor(optimizer.last.gradient_norm if optimizer.last is not None else float("nan"))
+    norm = optimizer.last.gradient_norm if optimizer.last is not None else None
+    return torch.tensor(float("nan") if norm is None else norm)
 
 
 @lru_cache(maxsize=None)

@@ -152,7 +152,8 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Hands this rank's gradients over, and returns when those of all slots are in the weights, on every rank.
 
-        Without any gradient it does nothing. `last` says how it went; a gradient that is not finite skips the step.
+        Without any gradient it does nothing. `last` says how it went: its step, whether a gradient that is not finite made the
+        job skip it, and, with clip_norm, gradient_norm, over all slots and before clipping (else None: nobody computes it).
         FailedPrecondition: a parameter or hyperparameter was changed by hand, slots without a backward, or closed.
         DeadlineExceeded: ranks, whose slots it names, did not come in time. Unavailable: no going on without a lost worker.
         After an error the call may be repeated, and no step is done twice (an interrupt in torch's code around it may come
@@ -179,7 +180,8 @@ class Optimizer(torch.optim.Optimizer):
             self._session.core.await_weights(timeout=self._session.timeout)  # and for a call that was interrupted
         else:
             self._wanted = self._session.committed + 1
-        self.last = self._commit(self._wanted, self._learning_rates(), self._loss_scale())
+        reply = self._commit(self._wanted, self._learning_rates(), self._loss_scale())
+        self.last = reply if self.clip_norm > 0 and not reply.skipped else reply._replace(gradient_norm=None)
         self._placed.refresh()
         _scaler.tell(self, self.last.skipped)
         self._tokens = []
@@ -198,13 +200,14 @@ class Optimizer(torch.optim.Optimizer):
                 self._placed.place(self._session)
                 self._slots.attach(self._session)
                 self._guard.note()
-        return Reply(wanted, True, False, "", 0.0)
+        return Reply(wanted, True, False, "", None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch.optim; gradients that are kept at zero are added to. After a backward that raised the step's slots begin
-        again."""
+        """As torch.optim. Of a job of several slots for each rank, all of the step begin again. After a backward that raised,
+        too. FailedPrecondition, with bucket residency: gradients were handed over; the service has summed them up by now.
+        """
         self._check_usable()
-        if set_to_none:
+        if set_to_none or not self._slots.whole:
             self._slots.clear()
         else:
             super().zero_grad(set_to_none=False)
@@ -342,8 +345,12 @@ class Optimizer(torch.optim.Optimizer):
     # -- what torch.optim has ---------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Unimplemented, always: a job has its parameters and groups from the start. close() this optimizer and make another, of
+        all of them; states go on with state_dict() and load_state_dict() where the parameters are the same."""
         if getattr(self, "_fixed", None) is not None:
-            raise errors.Unimplemented("a job has its parameters from the start; give all groups when the optimizer is made")
+            raise errors.Unimplemented(
+                "a job has its parameters from the start; give all groups when the optimizer is made, or close() it and make another"
+            )
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
