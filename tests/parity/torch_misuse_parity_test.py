@@ -285,6 +285,22 @@ class OthersTest(Misuse):
             self.assertEqual(following.step, 0)
         optimizer.close()
 
+    def test_a_backward_in_a_forked_child_leaves_its_parents_gradients(self):
+        model = Net()
+        self.optimizer(model)
+        backward(model)
+        before = model.head.weight.grad.clone()
+        child = os.fork()
+        if child == 0:
+            try:
+                backward(model, 1)
+            except errors.FailedPrecondition as error:
+                os._exit(7 if "was forked from" in str(error) else 1)
+            finally:
+                os._exit(2)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 7)
+        self.assertTrue(torch.equal(model.head.weight.grad, before))
+
     def test_another_group(self):
         optimizer = self.optimizer(Net())
         with self.assertRaisesRegex(errors.Unimplemented, "give all groups when the optimizer is made, or close"):

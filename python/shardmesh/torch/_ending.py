@@ -11,6 +11,7 @@ from ._guard import Guard
 from ._loads import Loads
 from ._placed import Placed
 from ._pulled import PulledSlots
+from ._ranks import check_process
 from ._residence import Residence
 from ._setup import Started
 from ._slots import Slots
@@ -44,10 +45,7 @@ class Ending:
             raise errors.FailedPrecondition(
                 "this optimizer is closed: close() was called, or its `with` block is over; make another one of the model"
             )
-        if os.getpid() != self._pid:
-            raise errors.FailedPrecondition(
-                f"process {os.getpid()} was forked from {self._pid}, which made this optimizer; make one in each process"
-            )
+        check_process(self._pid)
 
     def close(self, at_once: bool = False) -> None:
         """at_once: without waiting for other ranks, which may still need the service."""

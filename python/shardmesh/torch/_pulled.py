@@ -1,6 +1,7 @@
 """Slots that this rank pulls, one after the other, as long as the step has some."""
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Optional, Union
@@ -11,6 +12,7 @@ from .. import errors
 from ._backward import hooked
 from ._memory import put_gradient
 from ._model import Parameter
+from ._ranks import check_process
 from ._session import Reply, Session
 
 
@@ -18,7 +20,7 @@ class PulledSlots:
     """Each slot has a window of its own while it is written; gradients go there as in _slots.py."""
 
     def __init__(self, parameters: Sequence[Parameter], token_weights: bool) -> None:
-        self._parameters = list(parameters)
+        self._parameters, self._pid = list(parameters), os.getpid()
         self._session: Optional[Session] = None
         self.token_weights = token_weights  # then a slot may be without tokens, and without gradients
         self._views: list[torch.Tensor] = []  # of the slot that is taken
@@ -85,6 +87,7 @@ class PulledSlots:
             parameter.tensor.grad_dtype = view.dtype
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
+        check_process(self._pid)
         if not self._views:
             raise errors.FailedPrecondition("a backward outside of a slot: `for batch in optimizer.slots(batches):` takes one")
         put_gradient(self._parameters[index].name, parameter, self._views[index])

@@ -5,6 +5,7 @@ second backward of the same slot is added there by autograd itself.
 """
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Optional
@@ -15,6 +16,7 @@ from .. import errors
 from ._backward import Backwards, hooked
 from ._memory import put_gradient
 from ._model import Parameter
+from ._ranks import check_process
 from ._residence import Residence
 from ._session import Reply, Session
 
@@ -23,7 +25,7 @@ class Slots:
     """Slots that are assigned to this rank, in order. `views[slot][i]`: of the trainable parameters, in their order."""
 
     def __init__(self, parameters: Sequence[Parameter], numbers: Sequence[int]) -> None:
-        self.numbers = list(numbers)
+        self.numbers, self._pid = list(numbers), os.getpid()
         self._parameters = list(parameters)
         self._views: list[list[torch.Tensor]] = []
         self._written = [[False] * len(parameters) for _ in numbers]
@@ -79,6 +81,7 @@ class Slots:
         return before
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
+        check_process(self._pid)
         slot = min(self._filled, len(self.numbers) - 1)
         if self._filled == len(self.numbers):
             raise errors.FailedPrecondition(
