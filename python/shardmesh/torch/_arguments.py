@@ -1,4 +1,4 @@
-"""Arguments of an Optimizer that are wrong whatever the model is. What is said of them is said before anything starts."""
+"""Arguments of an Optimizer that are wrong whatever the model is: said before anything starts."""
 from __future__ import annotations
 
 import os
@@ -18,7 +18,7 @@ _JOB = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def check(model: object, given: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
-    """InvalidArgument: one is none; the message has the value and what would be right. spec: what goes into the job's."""
+    """InvalidArgument: one is none; the message has the value and what would be right. spec: for the job's."""
     _need(model is None or isinstance(model, torch.nn.Module), "model", model, "a torch.nn.Module, or None")
     _whole("workers", given["workers"], 1, _MAX_WORKERS)
     _number("timeout", given["timeout"], "a number of seconds above 0", lowest=1e-3, highest=_MAX_SECONDS)
@@ -28,13 +28,16 @@ def check(model: object, given: Mapping[str, Any], spec: Mapping[str, Any]) -> N
         _need(isinstance(given[flag], bool), flag, given[flag], "True or False")
     _need(given["deliver"] in ("decoded", "quantized"), "deliver", given["deliver"], "decoded or quantized")
     _need(given["init"] is None or callable(given["init"]), "init", given["init"], "a function of a module, or None")
-    _need(given["resume"] is None or isinstance(given["resume"], (str, os.PathLike)), "resume", given["resume"], "a path, or None")
-    if given["service"] is not None:
-        _need(isinstance(given["service"], str), "service", given["service"], 'an address, like "10.0.0.1:7000", or None')
-        checked_address(given["service"])
+    resume = given["resume"]
+    _need(resume is None or isinstance(resume, (str, os.PathLike)), "resume", resume, "a path, or None")
+    if (service := given["service"]) is not None:
+        _need(isinstance(service, str), "service", service, 'an address, like "10.0.0.1:7000", or None')
+        checked_address(service)
     _check_spec(spec)
     if given["pulled"] and spec["residency"] == "bucket":
-        raise errors.Unimplemented('pulled slots with residency="bucket"; take residency="full", or slots that are assigned')
+        raise errors.Unimplemented(
+            'pulled slots with residency="bucket"; take residency="full", or slots that are assigned'
+        )
 
 
 def _check_spec(spec: Mapping[str, Any]) -> None:
@@ -43,7 +46,8 @@ def _check_spec(spec: Mapping[str, Any]) -> None:
     if spec["publish_every"] != -1:
         _whole("publish_every", spec["publish_every"], 1, _MAX_EVERY, "; None: when a reader asks")
     name, mesh = spec["name"], spec["mesh"]
-    _need(isinstance(name, str) and _JOB.fullmatch(name) is not None, "job", name, "1 to 128 characters of A-Z a-z 0-9 . _ -")
+    is_name = isinstance(name, str) and _JOB.fullmatch(name) is not None
+    _need(is_name, "job", name, "1 to 128 characters of A-Z a-z 0-9 . _ -")
     _need(mesh is None or isinstance(mesh, str), "mesh", mesh, 'a text like "ddp=2,fsdp=4", or None')
 
 

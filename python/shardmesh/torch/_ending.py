@@ -32,18 +32,21 @@ class Ending:
     """Of one optimizer, in the process that made it. Once."""
 
     def __init__(
-        self, optimizer: object, started: Started, guard: Guard, loads: Loads, slots: Union[Slots, PulledSlots], placed: Placed,
-        residence: Optional[Residence],
+        self, optimizer: object, started: Started, guard: Guard, loads: Loads, slots: Union[Slots, PulledSlots],
+        placed: Placed, residence: Optional[Residence],
     ) -> None:
         self._pid, self._started = os.getpid(), started
-        self._finalizer: Any = weakref.finalize(optimizer, _end, self._pid, started, guard, loads, slots, placed, residence)
+        self._finalizer: Any = weakref.finalize(
+            optimizer, _end, self._pid, started, guard, loads, slots, placed, residence
+        )
         self._finalizer.atexit = False  # the service sees to that, and nobody needs copies of the weights then
 
     def check(self) -> None:
         """FailedPrecondition: it has ended, or is another process's."""
         if not self._finalizer.alive:
             raise errors.FailedPrecondition(
-                "this optimizer is closed: close() was called, or its `with` block is over; make another one of the model"
+                "this optimizer is closed: close() was called, or its `with` block is over; make another one of the "
+                "model"
             )
         check_process(self._pid)
 

@@ -30,8 +30,8 @@ def check_not_trained(tensors: Iterable[torch.nn.Parameter]) -> None:
     for tensor in tensors:
         if (job := _owners.get(tensor)) is not None:
             raise errors.FailedPrecondition(
-                f"this model is trained by an optimizer of this process, of the job {job}, and has its weights of the newest step "
-                "already; give follow() a model of its own, or close() the optimizer first"
+                f"this model is trained by an optimizer of this process, of the job {job}, and has its weights of the "
+                "newest step already; give follow() a model of its own, or close() the optimizer first"
             )
 
 
@@ -54,7 +54,7 @@ class Guard:
         self._addresses = [address for _, address in self._places]
 
     def check(self, elsewhere: Collection[int] = ()) -> None:
-        """FailedPrecondition: they lie elsewhere, but for these, or another one is frozen, or others are in the model."""
+        """FailedPrecondition: they lie elsewhere, but for these; another one is frozen; others are in the model."""
         self._seats.check()
         if list(map(torch.Tensor.data_ptr, self._tensors)) != self._addresses:
             self._check_places(elsewhere)
@@ -68,16 +68,16 @@ class Guard:
         ]
         if moved:
             raise errors.FailedPrecondition(
-                f"{listed(moved)} lie elsewhere than the job's weights, after .data = or model.to(): what comes of it is not "
-                "trained. Do that before the optimizer is made; optimizer.revert() takes the job's weights back"
+                f"{listed(moved)} lie elsewhere than the job's weights, after .data = or model.to(): what comes of it "
+                "is not trained. Do that before the optimizer is made; optimizer.revert() takes the job's weights back"
             )
 
     def _check_frozen(self) -> None:
         for parameter in self._parameters:
             if parameter.tensor.requires_grad is parameter.frozen:
                 raise errors.FailedPrecondition(
-                    f"requires_grad of {parameter.name} is {parameter.frozen} now, and what a job trains it trains for good: "
-                    "set it back, or close() this optimizer and make another"
+                    f"requires_grad of {parameter.name} is {parameter.frozen} now, and what a job trains it trains for "
+                    "good: set it back, or close() this optimizer and make another"
                 )
 
     def take_back(self) -> None:
@@ -85,7 +85,8 @@ class Guard:
         with torch.no_grad():
             for parameter, (place, address) in zip(self._parameters, self._places):
                 tensor = parameter.tensor
-                if tensor.data_ptr() != address and tensor.device.type == place.device.type and torch.equal(tensor, place):
+                elsewhere = tensor.data_ptr() != address and tensor.device.type == place.device.type
+                if elsewhere and torch.equal(tensor, place):
                     tensor.data = place
 
     def restore(self) -> None:

@@ -29,8 +29,9 @@ _FIXED_OF: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 # As core/optimizer.h has them.
 _RANGES = {
-    "lr": (0.0, 1e6, "[0, 1e6]"), "weight_decay": (0.0, sys.float_info.max, "[0, infinity)"), "momentum": (0.0, 1.0, "[0, 1]"),
-    "dampening": (0.0, 1.0, "[0, 1]"), "eps": (1.1754943508222875e-38, 1e6, "[1.2e-38, 1e6]"),
+    "lr": (0.0, 1e6, "[0, 1e6]"), "weight_decay": (0.0, sys.float_info.max, "[0, infinity)"),
+    "momentum": (0.0, 1.0, "[0, 1]"), "dampening": (0.0, 1.0, "[0, 1]"),
+    "eps": (1.1754943508222875e-38, 1e6, "[1.2e-38, 1e6]"),
 }
 # Of a group, for others than the optimizer.
 _NOTES = ("algorithm", "initial_lr", "name")
@@ -88,8 +89,8 @@ def _optimizer(kind: str, given: Mapping[str, Any], where: str) -> dict[str, Any
             result[_PROTO.get(key, key)] = _within(key, _number(value, f"{where}: {key}"), value, f"{where}: {key}")
     if kind == "sgd" and result["nesterov"] and (result["momentum"] == 0 or result["dampening"] != 0):
         raise errors.InvalidArgument(
-            f"{where}: nesterov with momentum={result['momentum']:g} and dampening={result['dampening']:g}; it needs a momentum "
-            "and no dampening"
+            f"{where}: nesterov with momentum={result['momentum']:g} and dampening={result['dampening']:g}; it needs a "
+            "momentum and no dampening"
         )
     return result
 

@@ -58,15 +58,16 @@ def put_gradient(name: str, parameter: torch.Tensor, window: torch.Tensor) -> No
     if gradient.requires_grad and torch.is_grad_enabled():
         parameter.grad = None
         raise errors.Unimplemented(
-            f"the gradient of {name} has a graph, after backward(create_graph=True), and the service's memory has none; take "
-            "gradients = torch.autograd.grad(loss, parameters, create_graph=True), and call backward() of what is made of them"
+            f"the gradient of {name} has a graph, after backward(create_graph=True), and the service's memory has "
+            "none; take gradients = torch.autograd.grad(loss, parameters, create_graph=True), and call backward() of "
+            "what is made of them"
         )
     if gradient.is_sparse:
         raise errors.Unimplemented(f"the gradient of {name} is sparse; a job has dense ones: sparse=False")
     if gradient.shape != window.shape:
         raise errors.FailedPrecondition(
-            f"{name} has the shape {list(gradient.shape)}; the job has {list(window.shape)}: optimizer.revert() takes the "
-            "job's weights back"
+            f"{name} has the shape {list(gradient.shape)}; the job has {list(window.shape)}: optimizer.revert() takes "
+            "the job's weights back"
         )
     window.copy_(gradient)
     parameter.grad = window

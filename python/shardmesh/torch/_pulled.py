@@ -44,7 +44,9 @@ class PulledSlots:
         return self._reply is not None
 
     def join(self, joining: bool) -> bool:
-        raise errors.FailedPrecondition("pulled slots end with the loop's body, and all backwards of it belong together")
+        raise errors.FailedPrecondition(
+            "pulled slots end with the loop's body, and all backwards of it belong together"
+        )
 
     def take(
         self,
@@ -89,7 +91,9 @@ class PulledSlots:
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
         check_process(self._pid)
         if not self._views:
-            raise errors.FailedPrecondition("a backward outside of a slot: `for batch in optimizer.slots(batches):` takes one")
+            raise errors.FailedPrecondition(
+                "a backward outside of a slot: `for batch in optimizer.slots(batches):` takes one"
+            )
         put_gradient(self._parameters[index].name, parameter, self._views[index])
         self._written[index] = True
 
@@ -130,5 +134,7 @@ def _batch_of(batches: Union[Sequence[Any], Callable[[int, int], Any]], step: in
     if callable(batches):
         return batches(step, slot)
     if slot >= len(batches):
-        raise errors.InvalidArgument(f"there are {len(batches)} batches, and slot {slot} is to be computed; give one for each slot")
+        raise errors.InvalidArgument(
+            f"there are {len(batches)} batches, and slot {slot} is to be computed; give one for each slot"
+        )
     return batches[slot]

@@ -45,7 +45,7 @@ def ranks() -> Ranks:
         rank, world = -1, 0
     if not 0 <= rank < world:
         raise errors.InvalidArgument(
-            f"RANK={found[0]!r} and WORLD_SIZE={found[1]!r} of the environment are not a rank and how many there are; set both, "
-            "as torchrun does, or none"
+            f"RANK={found[0]!r} and WORLD_SIZE={found[1]!r} of the environment are not a rank and how many there are; "
+            "set both, as torchrun does, or none"
         )
     return Ranks(rank, world)

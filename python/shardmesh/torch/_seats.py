@@ -37,9 +37,9 @@ class Seats:
         gone = [parameter.name for parameter in self._parameters if id(parameter.tensor) not in now]
         if gone and now - self._own:
             raise errors.FailedPrecondition(
-                f"{listed(gone)}: the model has other Parameter objects now, after an assignment, or a conversion that makes new "
-                "ones; those are not trained. Put the old ones back, or close() this optimizer and make another of the model "
-                "as it is. For other values: editing(), or load_state_dict() of the model"
+                f"{listed(gone)}: the model has other Parameter objects now, after an assignment, or a conversion that "
+                "makes new ones; those are not trained. Put the old ones back, or close() this optimizer and make "
+                "another of the model as it is. For other values: editing(), or load_state_dict() of the model"
             )
         self._note()
 

@@ -240,8 +240,8 @@ def _store(rank: int, timeout: float) -> Any:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     except (KeyError, ValueError):
         raise errors.FailedPrecondition(
-            "several ranks, and neither is torch.distributed initialised nor are MASTER_ADDR and MASTER_PORT set; start "
-            "them with torchrun, or say service=\"host:port\"") from None
+            "several ranks, and neither is torch.distributed initialised nor are MASTER_ADDR and MASTER_PORT set; "
+            "start them with torchrun, or say service=\"host:port\"") from None
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     # Multi-tenant: init_process_group may want to serve there too, later.
     store = distributed.TCPStore(host, port, is_master=serves, timeout=datetime.timedelta(seconds=timeout),

@@ -1,5 +1,5 @@
-"""A rank's part in a job: it creates the job or finds it, gives it the first weights, and is attached to its slots. When
-the job goes on without one of its workers, it is attached anew."""
+"""A rank's part in a job: it creates the job or finds it, gives it the first weights, and is attached to its slots.
+When the job goes on without one of its workers, it is attached anew."""
 from __future__ import annotations
 
 import logging

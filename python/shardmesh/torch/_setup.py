@@ -1,4 +1,4 @@
-"""How an optimizer starts: the model's facts, a service, the job, this rank's session. And how its job gets other weights."""
+"""How an optimizer starts: the model's facts, a service, the job, this rank's session; how it gets other weights."""
 from __future__ import annotations
 
 import json
@@ -63,8 +63,8 @@ class Started:
         ranks_of_mesh = math.prod(dimension["size"] for dimension in self.spec.get("mesh", []))
         if plan.service is None and ranks_of_mesh > plan.workers:
             raise errors.InvalidArgument(
-                f"mesh={plan.specification['mesh']!r} needs {ranks_of_mesh} workers, and the service of this trainer's own has "
-                f"{plan.workers}; say workers={ranks_of_mesh}"
+                f"mesh={plan.specification['mesh']!r} needs {ranks_of_mesh} workers, and the service of this trainer's "
+                f"own has {plan.workers}; say workers={ranks_of_mesh}"
             )
         self.rules = canonical_rules(self.facts)._asdict()
         self._deferred = Deferred(self.model, self.facts, int(self.spec["seed"]), plan.init)
@@ -149,8 +149,8 @@ class Started:
                 return
             time.sleep(_POLL_SECONDS)
         raise errors.DeadlineExceeded(
-            f"rank 0 did not replace the weights of job {self.name} within {self.plan.timeout:g} s; every rank makes the same "
-            "changes, and calls step() or load_state_dict() after them"
+            f"rank 0 did not replace the weights of job {self.name} within {self.plan.timeout:g} s; every rank makes "
+            "the same changes, and calls step() or load_state_dict() after them"
         )
 
     def checkpoint(self, folder: str) -> str:
@@ -194,8 +194,8 @@ def check_fixed(groups: Sequence[Mapping[str, Any]], job: Sequence[Mapping[str, 
         for key, value in of_job.items():
             if group.get(key) != value:
                 raise errors.Unimplemented(
-                    f"{key} of group {index} was changed from {value!r} to {group.get(key)!r}; a job can change lr alone from step "
-                    "to step (of OneCycleLR and CyclicLR: cycle_momentum=False)"
+                    f"{key} of group {index} was changed from {value!r} to {group.get(key)!r}; a job can change lr "
+                    "alone from step to step (of OneCycleLR and CyclicLR: cycle_momentum=False)"
                 )
 
 

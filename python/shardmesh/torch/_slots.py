@@ -85,8 +85,8 @@ class Slots:
         slot = min(self._filled, len(self.numbers) - 1)
         if self._filled == len(self.numbers):
             raise errors.FailedPrecondition(
-                f"this rank has {len(self.numbers)} slots, and all have their backward: call step(), or do what belongs "
-                "together in no_sync()"
+                f"this rank has {len(self.numbers)} slots, and all have their backward: call step(), or do what "
+                "belongs together in no_sync()"
             )
         if self._residence is not None and not self._residence.check_open(self._residence_index[index]):
             parameter.grad = None
@@ -128,16 +128,16 @@ class Slots:
         """Before a step. FailedPrecondition: slots that had no backward, or one that raised."""
         if self._backwards.open:
             raise errors.FailedPrecondition(
-                "a backward since the last step raised, so that a slot has a part of its gradients; begin the step's slots again "
-                "after zero_grad()"
+                "a backward since the last step raised, so that a slot has a part of its gradients; begin the step's "
+                "slots again after zero_grad()"
             )
         if self.several:
             if self._filled < len(self.numbers) and any(self._written[self._filled]):
                 self._close()
             if self._filled < len(self.numbers):
                 raise errors.FailedPrecondition(
-                    f"{self._filled} of this rank's {len(self.numbers)} slots had their backward before step(); each needs "
-                    "one, or slots= of the optimizer is to be smaller"
+                    f"{self._filled} of this rank's {len(self.numbers)} slots had their backward before step(); each "
+                    "needs one, or slots= of the optimizer is to be smaller"
                 )
             return
         if self._residence is not None:
@@ -165,9 +165,9 @@ class Slots:
             self._residence.begin_again()
         elif self._residence is not None and self._residence.handed_over:
             raise errors.FailedPrecondition(
-                "gradients of this step were handed over as they came, as residency=\"bucket\" has it, and cannot be taken back: "
-                "call step(), then zero_grad(). What is not to count must not come to backward(); a step with gradients that are "
-                "not finite changes nothing anyway. residency=\"full\" can drop gradients"
+                "gradients of this step were handed over as they came, as residency=\"bucket\" has it, and cannot be "
+                "taken back: call step(), then zero_grad(). What is not to count must not come to backward(); a step "
+                "with gradients that are not finite changes nothing anyway. residency=\"full\" can drop gradients"
             )
         self._detach()
         self._backwards.forget()

@@ -19,7 +19,7 @@ _INIT_STATES = state_dicts._init_optim_state.__code__
 
 
 def states_of(started: Started) -> dict[torch.Tensor, dict[str, Any]]:
-    """Of each trainable parameter, decoded to fp32; none before the first step. The service saves a checkpoint for it."""
+    """Of each trainable parameter, in fp32; none before the first step. The service saves a checkpoint for it."""
     if started.session.committed == 0:
         return {}
     with started.scratch() as folder:
@@ -33,24 +33,27 @@ def states_of(started: Started) -> dict[torch.Tensor, dict[str, Any]]:
 
 
 def load_states(
-    started: Started, param_groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], hyper: list[dict[str, Any]],
-    changed: Sequence[Parameter] = (),
+    started: Started, param_groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any],
+    hyper: list[dict[str, Any]], changed: Sequence[Parameter] = (),
 ) -> None:
     """Puts the states of a state_dict into the job, of which every rank makes this call; those of rank 0 count.
 
     hyper: the optimizer of each group from now on. changed: whose weights the job takes from the model, too.
-    InvalidArgument: states that are missing, of others' shapes, or of another step than the rest; lists them, and nothing
-    is changed.
+    InvalidArgument: states that are missing, of others' shapes, or of another step than the rest; lists them, and
+    nothing is changed.
     """
     named = {id(parameter.tensor): parameter for parameter in started.facts.parameters}
     here = [named[id(tensor)] for group in param_groups for tensor in group["params"]]
     given = _given(here, state_dict, started)
     trainable = [parameter for parameter in here if not parameter.frozen]
     needed = {parameter.name: _groups.states_of(hyper[parameter.group]) for parameter in trainable}
-    problems = [problem for parameter in trainable for problem in _problems(parameter, given[parameter.name], needed[parameter.name])]
+    problems = [
+        problem for one in trainable for problem in _problems(one, given[one.name], needed[one.name])
+    ]
     steps = {float(given[parameter.name].get("step", 0)) for parameter in trainable}
     if len(steps) > 1:
-        problems.append(f"parameters were stepped {', '.join(f'{step:g}' for step in sorted(steps))} times; a job steps all together")
+        listed = ", ".join(f"{step:g}" for step in sorted(steps))
+        problems.append(f"parameters were stepped {listed} times; a job steps all together")
     if problems:
         more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise errors.InvalidArgument("this state_dict is none of this model's optimizer; nothing was loaded:\n  " +
@@ -98,5 +101,6 @@ def _problems(parameter: Parameter, given: Mapping[str, Any], needed: Sequence[s
     for state in needed:
         shape = tuple(getattr(given.get(state), "shape", parameter.tensor.shape))
         if shape != tuple(parameter.tensor.shape):
-            problems.append(f"{parameter.name}: {state} has the shape {list(shape)}; it must be {list(parameter.tensor.shape)}")
+            right = list(parameter.tensor.shape)
+            problems.append(f"{parameter.name}: {state} has the shape {list(shape)}; it must be {right}")
     return problems

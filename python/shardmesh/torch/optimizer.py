@@ -44,16 +44,16 @@ class Optimizer(torch.optim.Optimizer):
     algorithm, hyperparameters: AdamW, Adam, SGD, Lion or Muon, and torch.optim's own names (lr, betas, eps, ...).
     weights, states, gather, gradients: formats (docs/numerics.md); None: as the model's. weights and gather may be
     functions of a parameter's canonical name.
-    deliver: "decoded": gathered codes are decoded into the parameters. "quantized": an nn.Linear whose weight is gathered as
-    int8_row, fp8_row or fp8_tensor multiplies by codes and scales; its weight has a gradient and a name, its elements are
-    NaN, and state_dict() of the model has them decoded. Weights that other modules use, too, are decoded.
+    deliver: "decoded": gathered codes are decoded into the parameters. "quantized": an nn.Linear whose weight is
+    gathered as int8_row, fp8_row or fp8_tensor multiplies by codes and scales; its weight has a gradient and a name,
+    its elements are NaN, and state_dict() has them decoded. Weights that other modules use, too, are decoded.
     service: "host:port" of a coordinator; None: one of its own, which ends with rank 0. job: its name there.
     workers: of a service of its own. mesh: as in "ddp=2,fsdp=2".
     slots: gradient contributions of a step over all ranks, one for each backward; None: one for each rank, in which all
     its backwards add up. pulled: any rank takes any slot, see slots().
     residency: "full", or "bucket": weights are there while they are used, see docs/torch.md.
-    init: of parameters and buffers on the meta device, called for each module that has some after its reset_parameters();
-    where there is none, _init_weights() of the model, if it has that (docs/torch-quantized.md).
+    init: of parameters and buffers on the meta device, called for each module that has some after its
+    reset_parameters(); where there is none, _init_weights() of the model, if it has that (docs/torch-quantized.md).
     clip_norm: of the gradients of all slots together; 0: not clipped. seed: of all random draws.
     publish_every: a version for readers at each multiple; None: when one asks (Job.publish(), follow()), and with
     bucket residency none.
@@ -93,11 +93,12 @@ class Optimizer(torch.optim.Optimizer):
         **hyperparameters: Any,
     ) -> None:
         plan = _setup.Plan(
-            algorithm=algorithm, hyperparameters=hyperparameters, service=service, workers=workers, slots=slots, pulled=pulled,
-            token_weights=token_weights, timeout=timeout, deliver=deliver, init=init, resume=resume,
+            algorithm=algorithm, hyperparameters=hyperparameters, service=service, workers=workers, slots=slots,
+            pulled=pulled, token_weights=token_weights, timeout=timeout, deliver=deliver, init=init, resume=resume,
             specification={
-                "weights": weights, "states": states, "gather": gather, "gradients": gradients, "name": "model" if job is None else job,
-                "mesh": mesh, "residency": residency, "clip_norm": clip_norm, "seed": seed,
+                "weights": weights, "states": states, "gather": gather, "gradients": gradients,
+                "name": "model" if job is None else job, "mesh": mesh, "residency": residency, "clip_norm": clip_norm,
+                "seed": seed,
                 "publish_every": -1 if publish_every is None else publish_every,
             },
         )
@@ -152,12 +153,12 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Hands this rank's gradients over, and returns when those of all slots are in the weights, on every rank.
 
-        Without any gradient it does nothing. `last` says how it went: its step, whether a gradient that is not finite made the
-        job skip it, and, with clip_norm, gradient_norm, over all slots and before clipping (else None: nobody computes it).
+        Without any gradient it does nothing. `last` says how it went: the step, whether it was skipped, for a gradient
+        that is not finite, and the gradient_norm over all slots, before clipping (without clip_norm it is None).
         FailedPrecondition: a parameter or hyperparameter was changed by hand, slots without a backward, or closed.
-        DeadlineExceeded: ranks, whose slots it names, did not come in time. Unavailable: no going on without a lost worker.
-        After an error the call may be repeated, and no step is done twice (an interrupt in torch's code around it may come
-        when the step is done: see `committed_step`).
+        DeadlineExceeded: ranks, whose slots it names, did not come in time. Unavailable: no going on without a lost
+        worker. After an error the call may be repeated, and no step is done twice (an interrupt in torch's code around
+        it may come when the step is done: see `committed_step`).
         """
         self._check_usable()
         self._zeros = states_are_wanted(self.param_groups)
@@ -203,8 +204,8 @@ class Optimizer(torch.optim.Optimizer):
         return Reply(wanted, True, False, "", None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch.optim. Of a job of several slots for each rank, all of the step begin again. After a backward that raised,
-        too. FailedPrecondition, with bucket residency: gradients were handed over; the service has summed them up by now.
+        """As torch.optim. All slots of the step begin again, after a backward that raised, too. FailedPrecondition,
+        with bucket residency: gradients were handed over, and the service has summed them up.
         """
         self._check_usable()
         if set_to_none or not self._slots.whole:
@@ -240,7 +241,7 @@ class Optimizer(torch.optim.Optimizer):
         return self._slots.take(batches, self._learning_rates, self._loss_scale, self._token_count)
 
     def tokens(self, *counts: int) -> None:
-        """With token_weights=True, before step(): how many tokens the gradients of each slot of this rank are the sum over."""
+        """With token_weights=True, before step(): over how many tokens each slot of this rank has summed up."""
         self._check_usable()
         self._tokens = [int(count) for count in counts]
 
@@ -260,7 +261,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @contextmanager
     def editing(self) -> Iterator[None]:
-        """Changes of parameters within it are the job's from the next step on, on every rank. All ranks make the same."""
+        """Changes of parameters within it, the same on every rank, are the job's from the next step on."""
         self._check_usable()
         with torch.no_grad(), self._placed.decoded():
             yield
@@ -327,9 +328,9 @@ class Optimizer(torch.optim.Optimizer):
         return self.client.checkpoint(self._started.name, folder, **options)
 
     def close(self) -> None:
-        """Leaves the job. The model keeps its weights, in memory of its own, and no gradients; it can be given to another
-        optimizer. A service of its own ends, when the other ranks have closed, too. Also the end of `with`, and of an
-        optimizer that nothing refers to. Idempotent; all else then raises FailedPrecondition.
+        """Leaves the job. The model keeps its weights, in memory of its own, and no gradients; it can be given to
+        another optimizer. A service of its own ends, when the other ranks have closed, too. Also the end of `with`, and
+        of an optimizer that nothing refers to. Idempotent; all else then raises FailedPrecondition.
         """
         self._ending.close()
 
@@ -345,16 +346,18 @@ class Optimizer(torch.optim.Optimizer):
     # -- what torch.optim has ---------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Unimplemented, always: a job has its parameters and groups from the start. close() this optimizer and make another, of
-        all of them; states go on with state_dict() and load_state_dict() where the parameters are the same."""
+        """Unimplemented, always: a job has its parameters and groups from the start. close() this optimizer and make
+        another, of all of them.
+        """
         if getattr(self, "_fixed", None) is not None:
             raise errors.Unimplemented(
-                "a job has its parameters from the start; give all groups when the optimizer is made, or close() it and make another"
+                "a job has its parameters from the start; give all groups when the optimizer is made, or close() it "
+                "and make another"
             )
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch.optim's: states by the index of a parameter, decoded to fp32. The service saves a checkpoint for it."""
+        """As torch.optim's: states by the index of a parameter, in fp32. The service saves a checkpoint for it."""
         self._check_usable()
         self.state.update(states_of(self._started))
         if self._zeros and not self.state:
@@ -365,8 +368,8 @@ class Optimizer(torch.optim.Optimizer):
             self.state.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Of this class, torch.optim or torchao, on every rank; rank 0's counts. The job goes on at the state's step, with
-        the model's weights if they were loaded before.
+        """Of this class, torch.optim or torchao, on every rank; rank 0's counts. The job goes on at the state's step,
+        with the model's weights if they were loaded before.
 
         InvalidArgument, all of it at once: states that are missing, or of other shapes; then nothing is changed.
         """
@@ -376,7 +379,8 @@ class Optimizer(torch.optim.Optimizer):
         if state_dict["state"]:
             changed = self._placed.changed()  # by a load, too: torch.distributed.checkpoint's writes to them in place
             try:
-                load_states(self._started, self.param_groups, state_dict, self._started.optimizers(self.param_groups), changed)
+                hyper = self._started.optimizers(self.param_groups)
+                load_states(self._started, self.param_groups, state_dict, hyper, changed)
             except errors.InvalidArgument:
                 self.param_groups = before
                 raise
