@@ -62,8 +62,8 @@ def _around() -> Optional[FrameType]:
 
 
 def _from_the_next(node: Any, call: Callable[[], None]) -> None:
-    """Calls it once, from one of the nodes that come after this one in its backward. A checkpoint has one: it needs an input
-    that requires gradients."""
+    """Calls it once, from one of the nodes that come after this one in its backward. A checkpoint has one: it needs an
+    input that requires gradients."""
     handles: list[Any] = []
 
     def first(_: Any) -> None:

@@ -1,4 +1,4 @@
-"""State dicts of modules under canonical names: the same with wrappers as without, whatever order those were put on in."""
+"""State dicts of modules under canonical names: the same with wrappers as without, in whatever order."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -16,17 +16,17 @@ __all__ = ["load_state_dict", "state_dict"]
 def state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and persistent buffers by canonical name, each of a tie's names too; they share the model's memory.
 
-    torch's own has the wrappers' segments in its names, and get_model_state_dict() of torch.distributed.checkpoint takes
-    some of them off a user's own names, too. AlreadyExists: two tensors have one name.
+    torch's own has the wrappers' segments in its names, and get_model_state_dict() of torch.distributed.checkpoint
+    takes some of them off a user's own names, too. AlreadyExists: two tensors have one name.
     """
     return {name: tensor.detach() for name, tensor in _tensors(model)}
 
 
 def load_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
-    """Puts a state dict into the model, in place, whichever of both has wrappers; an Optimizer of the model takes it up.
+    """Puts a state dict into the model, in place, whichever of both has wrappers; its Optimizer takes it up.
 
-    Names that are not the model's are read without wrappers (_orig_mod, _checkpoint_wrapped_module, _fsdp_wrapped_module;
-    `module` at the head). Of a tie, one name is enough.
+    Names that are not the model's are read without wrappers (_orig_mod, _checkpoint_wrapped_module,
+    _fsdp_wrapped_module; `module` at the head). Of a tie, one name is enough.
     LoadMismatch: names that are missing or unexpected, and other shapes, all of them; nothing was loaded.
     """
     tensors = list(_tensors(model))
@@ -55,7 +55,9 @@ def load_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
         raise LoadMismatch(missing, unexpected, misfits)
     # By the names of this very model's own state_dict(): so its modules' hooks run.
     own = model.state_dict(keep_vars=True)
-    model.load_state_dict({raw: given[of_tensor[id(one)]] for raw, one in own.items() if id(one) in of_tensor}, strict=False)
+    model.load_state_dict(
+        {raw: given[of_tensor[id(one)]] for raw, one in own.items() if id(one) in of_tensor}, strict=False
+    )
 
 
 def whole(value: Any) -> Any:

@@ -6,9 +6,10 @@ rank 0, which gives the first ones.
     optimizer = shardmesh.torch.Optimizer(model, "AdamW")
 
 First weights are what reset_parameters() of each module, then _init_weights() of the nearest module above it that has
-one (as models of transformers do), or init=, makes of them: children before their parents, with a seed of the job's seed
-and the module's canonical name. So they depend on neither ranks, mesh nor order of wrapping. Rank 0 has them all once, in
-fp32, while it hands them over; that is so with residency="bucket", too. Buffers are made the same way on every rank. A
+one (as models of transformers do), or init=, makes of them: children before their parents, with a seed of the job's
+seed and the module's canonical name. So they depend on neither ranks, mesh nor order of wrapping. Rank 0 has them all
+once, in fp32, while it hands them over; that is so with residency="bucket", too. Buffers are made the same way on every
+rank. A
 job that has weights keeps them: nothing is drawn.
 
 Parameters stay the same objects, in the model, in ties and in groups.
@@ -194,8 +195,8 @@ def _swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
         utils.swap_tensors(tensor, other)
     except RuntimeError as error:
         raise errors.Unimplemented(
-            f"a tensor of the meta device, of shape {list(tensor.shape)}, is in use elsewhere ({error}); give the optimizer "
-            "the model before anything is done with it"
+            f"a tensor of the meta device, of shape {list(tensor.shape)}, is in use elsewhere ({error}); give the "
+            "optimizer the model before anything is done with it"
         ) from error
 
 
@@ -204,14 +205,16 @@ def _check_plain(model: torch.nn.Module) -> None:
         for attribute, value in vars(module).items():
             if isinstance(value, torch.Tensor) and value.is_meta:
                 raise errors.InvalidArgument(
-                    f'attribute {attribute} of module "{name}" is a tensor on the meta device, and neither parameter nor '
+                    f'attribute {attribute} of module "{name}" is a tensor on the meta device, and neither parameter '
+                    'nor '
                     "buffer; make it a buffer, which init= or reset_parameters() can fill"
                 )
 
 
 def _nothing_gives(one: _Module, what: str, without: list[str]) -> errors.InvalidArgument:
     return errors.InvalidArgument(
-        f'module "{one.name}" ({type(one.module).__name__}) has {what} on the meta device, {", ".join(without[:3])}, and '
-        "nothing gives them values: give it reset_parameters(), or the optimizer init=, a function that is called with each "
-        "module"
+        f'module "{one.name}" ({type(one.module).__name__}) has {what} on the meta device, {", ".join(without[:3])}, '
+        'and '
+        "nothing gives them values: give it reset_parameters(), or the optimizer init=, a function that is called with "
+        "each module"
     )

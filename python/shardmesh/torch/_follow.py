@@ -19,6 +19,7 @@ from .._follow import choice, seconds
 from .._load import LoadMismatch
 from .._version import Version
 from ..client import Job, connect
+from ._guard import check_not_trained
 from ._model import Facts, canonical_rules
 from ._wrappers import walk
 
@@ -52,10 +53,12 @@ def follow(
     copies in their own type and on their own device (of codes: decoded). Parameters on the meta device get memory.
     Views are of read-only memory, which PyTorch cannot know: writing to one ends the process; copy=True makes copies.
     way, ttl: as Job.follow(). timeout: for the job, and its first version of at least the step `at_least`.
+    FailedPrecondition: an optimizer of this process trains the model.
     LoadMismatch: missing, unexpected and mis-shaped names, all of them; nothing was loaded. NotFound: no such job.
     DeadlineExceeded: no version in time. Names are compared without wrappers, in whatever order those were put on.
     """
     tree = walk(model)
+    check_not_trained(one.tensor for one in tree.found)
     rules = canonical_rules(Facts([], tree.rules, []))._asdict()
     by_tensor: dict[int, _Target] = {}
     for one in tree.found:
@@ -112,8 +115,8 @@ class Following:
     def update(self, *, timeout: float = 60.0) -> int:
         """Brings the model to the newest version, where there is a newer one, and returns the step that it is at then.
 
-        It waits for none: `timeout` is for having one made, of a job that publishes when it is asked, and for copying one
-        from another host. On an error the model is as it was.
+        It waits for none: `timeout` is for having one made, of a job that publishes when it is asked, and for copying
+        one from another host. On an error the model is as it was.
         """
         self._check_open()
         if self._job.publishes_on_demand:
@@ -140,13 +143,14 @@ class Following:
         while self._asked(wanted or 0, limit) < (wanted or 0):
             if time.monotonic() >= deadline:
                 raise errors.DeadlineExceeded(
-                    f"job {self._job.name} committed no step >= {wanted} within {limit:g} s; the model is at {self._step}"
+                    f"job {self._job.name} committed no step >= {wanted} within {limit:g} s; the model is at "
+                    f"{self._step}"
                 )
             time.sleep(_POLL_SECONDS)
         return self.step
 
     def _asked(self, step: int, timeout: float) -> int:
-        """Of a job that publishes when it is asked: if it is at that step or a later one, so is the model; where that is."""
+        """Of a job that publishes when it is asked: if it is at that step or a later one, so is the model; its step."""
         if self._job.versions().committed is None and self._step is None:
             return -1
         committed = self._job.publish(timeout=timeout)

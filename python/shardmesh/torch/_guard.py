@@ -1,16 +1,19 @@
 """What a job relies on, of the parameters of a model: each is one optimizer's, and stays what and where it was."""
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, Optional
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import errors
 from ._model import Parameter
+from ._seats import Seats, listed
 
 _owners: Any = WeakIdKeyDictionary()  # a parameter's job
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 def check_free(parameters: Sequence[Parameter]) -> None:
@@ -22,11 +25,24 @@ def check_free(parameters: Sequence[Parameter]) -> None:
             )
 
 
+def check_not_trained(tensors: Iterable[torch.nn.Parameter]) -> None:
+    """FailedPrecondition: an optimizer of this process trains one of them."""
+    for tensor in tensors:
+        if (job := _owners.get(tensor)) is not None:
+            raise errors.FailedPrecondition(
+                f"this model is trained by an optimizer of this process, of the job {job}, and has its weights of the "
+                "newest step already; give follow() a model of its own, or close() the optimizer first"
+            )
+
+
 class Guard:
     """Of one optimizer, which has the parameters until release()."""
 
-    def __init__(self, parameters: Sequence[Parameter], job: str) -> None:
+    def __init__(self, model: Optional[torch.nn.Module], parameters: Sequence[Parameter], job: str) -> None:
         self._parameters = parameters
+        self._tensors = [parameter.tensor for parameter in parameters]
+        self._trained = [not parameter.frozen for parameter in parameters]
+        self._seats = Seats(model, parameters)
         self._places: list[tuple[torch.Tensor, int]] = []
         for parameter in parameters:
             _owners[parameter.tensor] = job
@@ -34,24 +50,34 @@ class Guard:
 
     def note(self) -> None:
         """They lie where they are to be."""
-        self._places = [(parameter.tensor.data, parameter.tensor.data_ptr()) for parameter in self._parameters]
+        self._places = [(tensor.data, tensor.data_ptr()) for tensor in self._tensors]
+        self._addresses = [address for _, address in self._places]
 
     def check(self, elsewhere: Collection[int] = ()) -> None:
-        """FailedPrecondition: they lie elsewhere, but for these, or another one is frozen."""
+        """FailedPrecondition: they lie elsewhere, but for these; another one is frozen; others are in the model."""
+        self._seats.check()
+        if list(map(torch.Tensor.data_ptr, self._tensors)) != self._addresses:
+            self._check_places(elsewhere)
+        if list(map(_REQUIRES_GRAD, self._tensors)) != self._trained:
+            self._check_frozen()
+
+    def _check_places(self, elsewhere: Collection[int]) -> None:
         moved = [
-            parameter.name for index, (parameter, (_, address)) in enumerate(zip(self._parameters, self._places))
+            parameter.name for index, (parameter, address) in enumerate(zip(self._parameters, self._addresses))
             if parameter.tensor.data_ptr() != address and index not in elsewhere
         ]
         if moved:
             raise errors.FailedPrecondition(
-                f"{_listed(moved)} lie elsewhere than the job's weights, after .data = or model.to(): what comes of it is not "
-                "trained. Do that before the optimizer is made; optimizer.revert() takes the job's weights back"
+                f"{listed(moved)} lie elsewhere than the job's weights, after .data = or model.to(): what comes of it "
+                "is not trained. Do that before the optimizer is made; optimizer.revert() takes the job's weights back"
             )
+
+    def _check_frozen(self) -> None:
         for parameter in self._parameters:
             if parameter.tensor.requires_grad is parameter.frozen:
                 raise errors.FailedPrecondition(
-                    f"requires_grad of {parameter.name} is {parameter.frozen} now, and what a job trains it trains for good: "
-                    "set it back, or close() this optimizer and make another"
+                    f"requires_grad of {parameter.name} is {parameter.frozen} now, and what a job trains it trains for "
+                    "good: set it back, or close() this optimizer and make another"
                 )
 
     def take_back(self) -> None:
@@ -59,7 +85,8 @@ class Guard:
         with torch.no_grad():
             for parameter, (place, address) in zip(self._parameters, self._places):
                 tensor = parameter.tensor
-                if tensor.data_ptr() != address and tensor.device.type == place.device.type and torch.equal(tensor, place):
+                elsewhere = tensor.data_ptr() != address and tensor.device.type == place.device.type
+                if elsewhere and torch.equal(tensor, place):
                     tensor.data = place
 
     def restore(self) -> None:
@@ -73,7 +100,3 @@ class Guard:
         for parameter in self._parameters:
             _owners.pop(parameter.tensor, None)
         self._places = []
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -15,8 +15,8 @@ class _OfOne:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise errors.Unimplemented(
-            "a model cannot be pickled while an optimizer of a service trains it; save its state_dict(), or close() the "
-            "optimizer first"
+            "a model cannot be pickled while an optimizer of a service trains it; save its state_dict(), or close() "
+            "the optimizer first"
         )
 
 
@@ -32,7 +32,7 @@ class Hook(_OfOne):
 
 
 class Loading(_OfOne):
-    """In place of a model's load_state_dict(). torch loads what fits before it says what does not: that is taken back."""
+    """In place of a model's load_state_dict(). torch loads what fits, then says what does not: that is taken back."""
 
     def __init__(self, model: torch.nn.Module, loaded: Callable[[], None], failed: Callable[[], None]) -> None:
         self._model, self._load, self._loaded, self._failed = model, model.load_state_dict, loaded, failed
@@ -57,7 +57,8 @@ def refuse_copies(model: torch.nn.Module) -> Callable[[], None]:
 
     def refuse(memo: Any) -> NoReturn:
         raise errors.Unimplemented(
-            'with residency="bucket" a model\'s weights are not there to be copied; make another model and load this one\'s '
+            'with residency="bucket" a model\'s weights are not there to be copied; make another model and load this '
+            'one\'s '
             "state_dict(), or close() the optimizer first"
         )
 

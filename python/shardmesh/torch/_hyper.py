@@ -1,6 +1,7 @@
 """Hyperparameters under torch's names, with torch's defaults, as an Optimizer of proto/shardmesh/v1/job.proto."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,6 +26,12 @@ _FIXED_OF: dict[str, dict[str, tuple[Any, ...]]] = {
     "adam": {"decoupled_weight_decay": (False,)},
     "adamw": {"decoupled_weight_decay": (True,)},
     "muon": {"ns_coefficients": ((3.4445, -4.775, 2.0315),), "ns_steps": (5,), "adjust_lr_fn": (None, "original")},
+}
+# As core/optimizer.h has them.
+_RANGES = {
+    "lr": (0.0, 1e6, "[0, 1e6]"), "weight_decay": (0.0, sys.float_info.max, "[0, infinity)"),
+    "momentum": (0.0, 1.0, "[0, 1]"), "dampening": (0.0, 1.0, "[0, 1]"),
+    "eps": (1.1754943508222875e-38, 1e6, "[1.2e-38, 1e6]"),
 }
 # Of a group, for others than the optimizer.
 _NOTES = ("algorithm", "initial_lr", "name")
@@ -75,18 +82,33 @@ def _optimizer(kind: str, given: Mapping[str, Any], where: str) -> dict[str, Any
     for key, default in _KNOWN[kind].items():
         value = given.get(key, default)
         if key == "betas":
-            result["beta1"], result["beta2"] = _betas(value, f"{where}: betas")
+            result["beta1"], result["beta2"] = _betas(kind, value, f"{where}: betas")
         elif isinstance(default, bool):
             result[key] = _flag(value, f"{where}: {key}")
         else:
-            result[_PROTO.get(key, key)] = _number(value, f"{where}: {key}")
+            result[_PROTO.get(key, key)] = _within(key, _number(value, f"{where}: {key}"), value, f"{where}: {key}")
+    if kind == "sgd" and result["nesterov"] and (result["momentum"] == 0 or result["dampening"] != 0):
+        raise errors.InvalidArgument(
+            f"{where}: nesterov with momentum={result['momentum']:g} and dampening={result['dampening']:g}; it needs a "
+            "momentum and no dampening"
+        )
     return result
 
 
-def _betas(value: Any, what: str) -> tuple[float, float]:
+def _within(key: str, number: float, value: Any, what: str) -> float:
+    lowest, highest, range = _RANGES[key]
+    if lowest <= number <= highest:
+        return number
+    raise errors.InvalidArgument(f"{what} is {value!r}; it must lie in {range}")
+
+
+def _betas(kind: str, value: Any, what: str) -> tuple[float, float]:
     if isinstance(value, str) or not isinstance(value, Iterable) or len(pair := list(value)) != 2:
         raise errors.InvalidArgument(f"{what} is {value!r}; it must be a pair of numbers")
-    return _number(pair[0], what), _number(pair[1], what)
+    betas = _number(pair[0], what), _number(pair[1], what)
+    if all(0 <= beta < 1 or (beta == 1 and kind == "lion") for beta in betas):
+        return betas
+    raise errors.InvalidArgument(f"{what} is {value!r}; both must lie in [0, 1{']' if kind == 'lion' else ')'}")
 
 
 def _flag(value: Any, what: str) -> bool:

@@ -43,9 +43,9 @@ class Loads:
         if strangers:
             more = f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
             raise errors.FailedPrecondition(
-                f"{', '.join(strangers[:3])}{more} were changed by hand since the last step; the service has their weights. "
-                "Change them within `with optimizer.editing():` on every rank, or by load_state_dict() of the module; or take "
-                "the service's weights back with optimizer.revert()"
+                f"{', '.join(strangers[:3])}{more} were changed by hand since the last step; the service has their "
+                "weights. Change them within `with optimizer.editing():` on every rank, or by load_state_dict() of the "
+                "module; or take the service's weights back with optimizer.revert()"
             )
 
     def clear(self) -> None:

@@ -53,17 +53,24 @@ def put_gradient(
     """What autograd has left in `.grad` goes into the window, of which `.grad` is a view from then on. write: takes bytes
     there in less time than a copy does.
 
-    Unimplemented: it is sparse. FailedPrecondition: it has another shape.
+    Unimplemented: it is sparse, or has a graph. FailedPrecondition: it has another shape.
     """
     gradient = parameter.grad
     if gradient is None or gradient is window:
         return
+    if gradient.requires_grad and torch.is_grad_enabled():
+        parameter.grad = None
+        raise errors.Unimplemented(
+            f"the gradient of {name} has a graph, after backward(create_graph=True), and the service's memory has "
+            "none; take gradients = torch.autograd.grad(loss, parameters, create_graph=True), and call backward() of "
+            "what is made of them"
+        )
     if gradient.is_sparse:
         raise errors.Unimplemented(f"the gradient of {name} is sparse; a job has dense ones: sparse=False")
     if gradient.shape != window.shape:
         raise errors.FailedPrecondition(
-            f"{name} has the shape {list(gradient.shape)}; the job has {list(window.shape)}: optimizer.revert() takes the "
-            "job's weights back"
+            f"{name} has the shape {list(gradient.shape)}; the job has {list(window.shape)}: optimizer.revert() takes "
+            "the job's weights back"
         )
     if write is not None and gradient.dtype == window.dtype and gradient.device.type == "cpu" and gradient.is_contiguous():
         write(gradient.reshape(-1).view(torch.uint8).numpy())

@@ -16,14 +16,15 @@ from ._session import LOG, Session
 
 
 class Placed:
-    """The weights of a model, each a view of the parameter window, a copy that is brought up to date after a step, or codes
-    that its layers take.
+    """The weights of a model, each a view of the parameter window, a copy that is brought up to date after a step, or
+    codes that its layers take.
 
     What is written to a view is this process's alone, and is forgotten at the next forget().
     """
 
     def __init__(
-        self, parameters: Sequence[Parameter], session: Session, *, resides: bool = False, delivery: Optional[Delivery] = None
+        self, parameters: Sequence[Parameter], session: Session, *, resides: bool = False,
+        delivery: Optional[Delivery] = None,
     ) -> None:
         """resides: reside() follows. delivery: of codes; None: all are decoded."""
         self._parameters = parameters
@@ -85,7 +86,8 @@ class Placed:
                     if index not in before and not self._resides:
                         tensor.data = tensor.data.clone(memory_format=torch.preserve_format)
         for reason, names in reasons.items():
-            LOG.info("%d parameters are copies (%s): %s%s", len(names), reason, ", ".join(names[:3]), ", ..." if names[3:] else "")
+            more = ", ..." if names[3:] else ""
+            LOG.info("%d parameters are copies (%s): %s%s", len(names), reason, ", ".join(names[:3]), more)
         self._log_delivered()
         self.refresh()
 
@@ -97,7 +99,8 @@ class Placed:
         if self._delivered:
             LOG.info("%d parameters are codes, which their layers take", len(self._delivered))
         elif self._delivery is not None:
-            LOG.warning('deliver="quantized" changes nothing: no weight of a Linear is gathered as int8_row, fp8_row or fp8_tensor')
+            LOG.warning('deliver="quantized" changes nothing: no weight of a Linear is gathered as int8_row, fp8_row '
+                        'or fp8_tensor')
 
     def value(self, index: int) -> torch.Tensor:
         """A copy of the weights as they are. REQUIRES: with reside(), that they are there."""
@@ -112,8 +115,8 @@ class Placed:
 
     @contextmanager
     def decoded(self) -> Iterator[None]:
-        """Within it all parameters have elements, which can be written; those that are written keep them. With reside() they
-        are NaN at first."""
+        """Within it all parameters have elements, which can be written; those that are written keep them. With reside()
+        they are NaN at first."""
         for index in self._delivered:
             assert self._delivery is not None
             shape = self._parameters[index].tensor.shape
@@ -135,7 +138,7 @@ class Placed:
         self._versions = [parameter.tensor._version for parameter in self._parameters]
 
     def changed(self) -> list[Parameter]:
-        """Those that were written to since the last refresh(), through themselves: what is done to `.data` is not seen."""
+        """Those that were written to since the last refresh(), through themselves; through `.data` is not seen."""
         return [
             parameter for parameter, version in zip(self._parameters, self._versions)
             if parameter.tensor._version != version

@@ -1,6 +1,7 @@
 """Slots that this rank pulls, one after the other, as long as the step has some."""
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Optional, Union
@@ -11,6 +12,7 @@ from .. import errors
 from ._backward import hooked
 from ._memory import put_gradient
 from ._model import Parameter
+from ._ranks import check_process
 from ._session import Reply, Session
 
 
@@ -18,7 +20,7 @@ class PulledSlots:
     """Each slot has a window of its own while it is written; gradients go there as in _slots.py."""
 
     def __init__(self, parameters: Sequence[Parameter], token_weights: bool) -> None:
-        self._parameters = list(parameters)
+        self._parameters, self._pid = list(parameters), os.getpid()
         self._session: Optional[Session] = None
         self.token_weights = token_weights  # then a slot may be without tokens, and without gradients
         self._views: list[torch.Tensor] = []  # of the slot that is taken
@@ -42,7 +44,9 @@ class PulledSlots:
         return self._reply is not None
 
     def join(self, joining: bool) -> bool:
-        raise errors.FailedPrecondition("pulled slots end with the loop's body, and all backwards of it belong together")
+        raise errors.FailedPrecondition(
+            "pulled slots end with the loop's body, and all backwards of it belong together"
+        )
 
     def take(
         self,
@@ -75,7 +79,7 @@ class PulledSlots:
         if self._taken is not None and self._taken[1] == wanted:
             slot, self._taken = self._taken[0], None
             return slot
-        self._reply = Reply(wanted, True, False, "", 0.0)  # the others did without this rank
+        self._reply = Reply(wanted, True, False, "", None)  # the others did without this rank
         return None
 
     def _begin(self, session: Session) -> None:
@@ -85,8 +89,11 @@ class PulledSlots:
             parameter.tensor.grad_dtype = view.dtype
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
+        check_process(self._pid)
         if not self._views:
-            raise errors.FailedPrecondition("a backward outside of a slot: `for batch in optimizer.slots(batches):` takes one")
+            raise errors.FailedPrecondition(
+                "a backward outside of a slot: `for batch in optimizer.slots(batches):` takes one"
+            )
         put_gradient(self._parameters[index].name, parameter, self._views[index])
         self._written[index] = True
 
@@ -118,6 +125,8 @@ class PulledSlots:
         for handle in self._handles:
             handle.remove()
         self.clear()
+        for parameter in self._parameters:
+            parameter.tensor.grad_dtype = parameter.tensor.dtype
         self._views = []
 
 
@@ -125,5 +134,7 @@ def _batch_of(batches: Union[Sequence[Any], Callable[[int, int], Any]], step: in
     if callable(batches):
         return batches(step, slot)
     if slot >= len(batches):
-        raise errors.InvalidArgument(f"there are {len(batches)} batches, and slot {slot} is to be computed; give one for each slot")
+        raise errors.InvalidArgument(
+            f"there are {len(batches)} batches, and slot {slot} is to be computed; give one for each slot"
+        )
     return batches[slot]

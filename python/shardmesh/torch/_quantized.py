@@ -1,5 +1,5 @@
-"""deliver="quantized": layers that take their weight as the codes and scales that were gathered, so that no decoded copy
-of it is kept.
+"""deliver="quantized": layers that take their weight as the codes and scales that were gathered, so that no decoded
+copy of it is kept.
 
     y = x W^T, W = codes * scale (int8) or codes / scale (fp8), a scale for each row of W or for all of it. Products are
     of the activations and the codes in the activations' type; scales come in before or behind, in fp32.
@@ -116,9 +116,7 @@ def _conv1d(base: Any) -> type:
 class Delivery:
     """The layers of a model that can take codes, by the index of the parameter that is their weight."""
 
-    def __init__(self, model: Optional[torch.nn.Module], parameters: Sequence[Parameter]) -> None:
-        if model is None:
-            raise errors.InvalidArgument('deliver="quantized" needs the model: give it, or model=')
+    def __init__(self, model: torch.nn.Module, parameters: Sequence[Parameter]) -> None:
         self._parameters = parameters
         self._handles: dict[int, list[Any]] = {}
         users: dict[int, list[tuple[torch.nn.Module, str]]] = {}
@@ -138,8 +136,8 @@ class Delivery:
         return index in self._layers and source.format in FORMATS and on_cpu
 
     def deliver(self, index: int, source: Weights, value: Optional[Callable[[int], torch.Tensor]]) -> None:
-        """The layers have these codes, and the parameter no memory. value: what a state_dict() has of it; None: somebody
-        else sees to that."""
+        """The layers have these codes, and the parameter no memory. value: what a state_dict() has of it; None:
+        somebody else sees to that."""
         codes, scales = source.parts["codes"], source.parts["scales"].view(-1)
         for layer in self._layers[index]:
             layer.codes = codes if codes.dtype == torch.int8 else codes.view(torch.float8_e4m3fn)

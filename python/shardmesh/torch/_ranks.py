@@ -24,6 +24,14 @@ class Ranks(NamedTuple):
         return range(self.rank * each, (self.rank + 1) * each)
 
 
+def check_process(pid: int) -> None:
+    """FailedPrecondition: this is a fork of that process, whose memory of gradients it shares."""
+    if os.getpid() != pid:
+        raise errors.FailedPrecondition(
+            f"process {os.getpid()} was forked from {pid}, which made this optimizer; make one in each process"
+        )
+
+
 def ranks() -> Ranks:
     """As torch.distributed has them, where it is initialised; else as torchrun's environment has them; else one."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -37,7 +45,7 @@ def ranks() -> Ranks:
         rank, world = -1, 0
     if not 0 <= rank < world:
         raise errors.InvalidArgument(
-            f"RANK={found[0]!r} and WORLD_SIZE={found[1]!r} of the environment are not a rank and how many there are; set both, "
-            "as torchrun does, or none"
+            f"RANK={found[0]!r} and WORLD_SIZE={found[1]!r} of the environment are not a rank and how many there are; "
+            "set both, as torchrun does, or none"
         )
     return Ranks(rank, world)

@@ -1,5 +1,5 @@
-"""Bucket residency: the weights of a unit are gathered before it is used and dropped after it, forward and backward, and
-its gradients are handed over as soon as they are there.
+"""Bucket residency: the weights of a unit are gathered before it is used and dropped after it, forward and backward,
+and its gradients are handed over as soon as they are there.
 
 Addresses stay as they are when a bucket is dropped, so tensors, compiled blocks and what autograd saved stay valid.
 """
@@ -29,6 +29,11 @@ class _Use:
         self.inputs = 0  # whose gradients are still to come
 
     def begin(self, gradient: torch.Tensor) -> None:
+        if torch.is_grad_enabled():
+            raise errors.Unimplemented(
+                'create_graph=True with residency="bucket": the weights would be gone when the gradients have their '
+                'backward; take residency="full"'
+            )
         if not self._open:
             self._open = True
             self._residence.backward_begins(self, self._unit)
@@ -60,16 +65,19 @@ class Residence:
         self._backwards = Backwards(self._backward_ended)
         self.attach(session)
         if not found:
-            LOG.warning("all weights are held from the forward to the end of the backward: the model has no list of blocks, or "
-                        "was compiled as a whole; compile its blocks, before the optimizer is made")
+            LOG.warning("all weights are held from the forward to the end of the backward: the model has no list of "
+                        "blocks, or was compiled as a whole; compile its blocks, before the optimizer is made")
         for number, unit in enumerate(self._units):
             self._handles += _call_around(unit.module, partial(self._before, number), partial(self._after, number))
         self._unit_of = {index: number for number, unit in enumerate(self._units) for index in unit.parameters}
         place_of = {
-            id(parameters[index].tensor): (number, index) for number, unit in enumerate(self._units) for index in unit.parameters
+            id(parameters[index].tensor): (number, index)
+            for number, unit in enumerate(self._units) for index in unit.parameters
         }
         for module in model.modules():
-            own = [(name, *place_of[id(tensor)]) for name, tensor in module._parameters.items() if id(tensor) in place_of]
+            own = [
+                (name, *place_of[id(tensor)]) for name, tensor in module._parameters.items() if id(tensor) in place_of
+            ]
             if own:
                 hook = partial(self._put_into_state_dict, own)
                 self._handles.append(hooked(module)._register_state_dict_hook(Hook(hook)))
@@ -114,7 +122,8 @@ class Residence:
         self.release(unit)
 
     def _put_into_state_dict(
-        self, names: Sequence[tuple[str, int, int]], module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, _: Any
+        self, names: Sequence[tuple[str, int, int]], module: torch.nn.Module, state_dict: dict[str, Any], prefix: str,
+        _: Any,
     ) -> None:
         """A module's state_dict() has copies: its parameters are not there all the time."""
         for name, unit, index in names:
@@ -198,19 +207,19 @@ class Residence:
                     self._parameters[other].tensor.grad = None
 
     def check_open(self, index: int) -> bool:
-        """Whether its gradient is wanted: what was handed over before a backward raised stays. FailedPrecondition: its weights
-        were not there, or it is too late."""
+        """Whether its gradient is wanted: what was handed over before a backward raised stays. FailedPrecondition: its
+        weights were not there, or it is too late."""
         if self._unit_of[index] not in self._called:
             raise errors.FailedPrecondition(
-                f"{self._parameters[index].name} was used without a call of its block, so that its weights were not there: "
-                "residency=\"bucket\" needs calls of the modules in a list, not of what is in them"
+                f"{self._parameters[index].name} was used without a call of its block, so that its weights were not "
+                "there: residency=\"bucket\" needs calls of the modules in a list, not of what is in them"
             )
         if self._bucket[index] in self._declared:
             if self._again:
                 return False
             raise errors.FailedPrecondition(
-                f"gradients of {self._parameters[index].name} were handed over already: with residency=\"bucket\" a slot has one "
-                "backward. Accumulate with slots=, or within no_sync() up to the last one"
+                f"gradients of {self._parameters[index].name} were handed over already: with residency=\"bucket\" a "
+                "slot has one backward. Accumulate with slots=, or within no_sync() up to the last one"
             )
         return True
 
@@ -229,7 +238,8 @@ class Residence:
         self._await_gradients()
         self._again = bool(self._declared)
         if self._again:
-            LOG.warning("a backward raised; gradients of this step that were handed over before stay: take the same batches again")
+            LOG.warning("a backward raised; gradients of this step that were handed over before stay: take the same "
+                        "batches again")
 
     def stepped(self) -> None:
         self._declared.clear()
@@ -266,8 +276,8 @@ class _Unwrap:
 
 
 def _call_around(module: torch.nn.Module, before: Any, after: Any) -> list[Any]:
-    """Calls them around the module's forward, out of any compiled code: hooks of a module that module.compile() compiled
-    would be traced."""
+    """Calls them around the module's forward, out of any compiled code: hooks of a module that module.compile()
+    compiled would be traced."""
     compiled = module._compiled_call_impl
     if compiled is None:
         disable: Any = torch._dynamo.disable if hasattr(torch, "_dynamo") else lambda call: call

@@ -44,7 +44,8 @@ class Saved:
 
     def _format(self, name: str, field: str) -> str:
         prefix = "FORMAT_" if field == "format" else "STATE_FORMAT_"
-        return str(self._parameters[name].get(field, prefix + "FP32")).removeprefix(prefix).lower().replace("_plus_", "+")
+        proto = str(self._parameters[name].get(field, prefix + "FP32"))
+        return proto.removeprefix(prefix).lower().replace("_plus_", "+")
 
     def write(self, folder: str) -> None:
         """As `shardctl adopt` takes it."""
@@ -52,7 +53,8 @@ class Saved:
 
         os.makedirs(os.path.join(folder, "states"))
         safetensors.torch.save_file(self.model, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
-        safetensors.torch.save_file(self.states, os.path.join(folder, "states", "model.safetensors"), metadata={"format": "pt"})
+        states = os.path.join(folder, "states", "model.safetensors")
+        safetensors.torch.save_file(self.states, states, metadata={"format": "pt"})
         with open(os.path.join(folder, "job.json"), "w", encoding="utf-8") as file:
             json.dump({"step": self.step, "job": self.job}, file)
 
@@ -67,8 +69,8 @@ def rewrite(
 ) -> None:
     """Every rank calls it; what rank 0 gives counts. The job goes on at `step`, and each rank has a new session of it.
 
-    weights: by canonical name, of those that change. states: of all, by canonical name and state. hyper: the optimizer of
-    each group. If it fails before the old job is taken away, that is as it was.
+    weights: by canonical name, of those that change. states: of all, by canonical name and state. hyper: the optimizer
+    of each group. If it fails before the old job is taken away, that is as it was.
     """
     if started.ranks.rank != 0:
         started.await_end()

@@ -13,7 +13,7 @@ _STEP = torch.amp.GradScaler.step.__code__
 
 
 def loss_scale(optimizer: torch.optim.Optimizer, whole: bool) -> float:
-    """By what the gradients are too large, as GradScaler.step() says it. whole: `.grad` is all that this rank hands over.
+    """By what the gradients are too large, as GradScaler.step() says it. whole: `.grad` is all of this rank's.
 
     FailedPrecondition: GradScaler.unscale_() has seen a part of it.
     """
@@ -22,15 +22,15 @@ def loss_scale(optimizer: torch.optim.Optimizer, whole: bool) -> float:
     scale = getattr(optimizer, "grad_scale", None)
     if scale is None and not whole:
         raise errors.FailedPrecondition(
-            "GradScaler.unscale_() has unscaled the gradients of one slot, and the step has others; leave it out: the job "
-            "unscales all of them, and clips them with clip_norm="
+            "GradScaler.unscale_() has unscaled the gradients of one slot, and the step has others; leave it out: the "
+            "job unscales all of them, and clips them with clip_norm="
         )
     return 1.0 if scale is None else float(scale)
 
 
 def tell(optimizer: torch.optim.Optimizer, skipped: bool) -> None:
-    """The scaler whose step() this is: update() then does the same on every rank. It has looked at this rank's gradients
-    alone, of one slot."""
+    """The scaler whose step() this is: update() then does the same on every rank. It has looked at this rank's
+    gradients alone, of one slot."""
     frame: Optional[FrameType] = sys._getframe()
     while frame is not None and frame.f_code is not _STEP:
         frame = frame.f_back

@@ -35,7 +35,7 @@ class Running(Protocol):
     @property
     def address(self) -> str: ...
 
-    def close(self) -> None: ...
+    def close(self, at_once: bool = False) -> None: ...
 
 
 class Remote:
@@ -44,7 +44,7 @@ class Remote:
     def __init__(self, address: str) -> None:
         self.address = address
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         """Nothing: its owner ends it."""
 
 
@@ -80,7 +80,7 @@ class Embedded:
         """By this process, which can close it."""
         return not self._log.closed and os.getpid() == self._owner
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         """Ends the service; jobs that it had are gone. Again: nothing."""
         if not self.owned:
             return
@@ -130,17 +130,20 @@ class _Host:
     def __init__(self, service: Embedded, store: Any, left: list[str], timeout: float) -> None:
         self._service, self._store, self._left, self._timeout = service, store, left, timeout
         self.address = service.address
-        atexit.register(self.close)  # before the service's own
+        atexit.register(self._end)  # before the service's own
 
-    def close(self) -> None:
-        """When the others have left, or after the timeout, or at once where this process ends with an exception."""
-        if self._service.owned and not hasattr(sys, "last_type"):
+    def close(self, at_once: bool = False) -> None:
+        """When the others have left, or after the timeout, or at once."""
+        if self._service.owned and not at_once:
             try:
                 self._store.wait(self._left, datetime.timedelta(seconds=self._timeout))
             except RuntimeError:  # the store is gone, too
                 pass
-        atexit.unregister(self.close)
+        atexit.unregister(self._end)
         self._service.close()
+
+    def _end(self) -> None:
+        self.close(at_once=hasattr(sys, "last_type"))  # this process ends with an exception
 
 
 class _Guest:
@@ -151,7 +154,7 @@ class _Guest:
         self._owner: Optional[int] = os.getpid()
         atexit.register(self.close)
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         if self._owner != os.getpid():
             return
         self._owner = None
@@ -175,7 +178,7 @@ def find(service: Optional[str], rank: int, world: int, workers: Optional[int], 
     if not 0 <= rank < world:
         raise errors.InvalidArgument(f"rank is {rank} of {world}; it is one of 0..{world - 1}")
     if service is not None:
-        return Remote(_checked_address(service))
+        return Remote(checked_address(service))
     if workers is not None and not 1 <= workers <= 1024:
         raise errors.InvalidArgument(f"workers is {workers}; an embedded service has 1 to 1024")
     _finds += 1
@@ -190,7 +193,8 @@ def find(service: Optional[str], rank: int, world: int, workers: Optional[int], 
     return _Guest(address, store, f"{key}/left/{rank}")
 
 
-def _checked_address(address: str) -> str:
+def checked_address(address: str) -> str:
+    """InvalidArgument: it is none."""
     host, _, port = address.rpartition(":")
     if not host or re.search(r"[\s/]", host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise errors.InvalidArgument(f"service is {address!r}; it is the address of a coordinator, like 10.0.0.1:7000")
@@ -236,8 +240,8 @@ def _store(rank: int, timeout: float) -> Any:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     except (KeyError, ValueError):
         raise errors.FailedPrecondition(
-            "several ranks, and neither is torch.distributed initialised nor are MASTER_ADDR and MASTER_PORT set; start "
-            "them with torchrun, or say service=\"host:port\"") from None
+            "several ranks, and neither is torch.distributed initialised nor are MASTER_ADDR and MASTER_PORT set; "
+            "start them with torchrun, or say service=\"host:port\"") from None
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     # Multi-tenant: init_process_group may want to serve there too, later.
     store = distributed.TCPStore(host, port, is_master=serves, timeout=datetime.timedelta(seconds=timeout),

@@ -1,11 +1,11 @@
-"""A rank's part in a job: it creates the job or finds it, gives it the first weights, and is attached to its slots. When
-the job goes on without one of its workers, it is attached anew."""
+"""A rank's part in a job: it creates the job or finds it, gives it the first weights, and is attached to its slots.
+When the job goes on without one of its workers, it is attached anew."""
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import torch
 
@@ -25,7 +25,7 @@ class Reply(NamedTuple):
     already_applied: bool  # it had been committed before this call
     skipped: bool  # a gradient was not finite: counted, nothing changed
     skip_reason: str  # names the slot and the parameter
-    gradient_norm: float  # of all gradients before they were clipped; 0: skipped, or nothing is clipped
+    gradient_norm: Optional[float]  # of all gradients before they were clipped; None: skipped, or without clip_norm
 
 
 class Session:
@@ -33,7 +33,8 @@ class Session:
 
     def __init__(self, job: _client.Job, slots: Sequence[int] | None, timeout: float) -> None:
         """slots: to write; None: they are pulled."""
-        self.job, self.slots, self.timeout = job, slots, timeout
+        self.job: Any = job
+        self.slots, self.timeout = slots, timeout
         self.core: Any = None
         self._open()
 
@@ -97,4 +98,6 @@ class Session:
                     raise
 
     def close(self) -> None:
+        """Its memory stays for those who have views of it. Idempotent."""
         self.core.close()
+        self.job = None

@@ -1,4 +1,4 @@
-"""How an optimizer starts: the model's facts, a service, the job, this rank's session. And how its job gets other weights."""
+"""How an optimizer starts: the model's facts, a service, the job, this rank's session; how it gets other weights."""
 from __future__ import annotations
 
 import json
@@ -12,7 +12,7 @@ import torch
 
 from .. import client as clients
 from .. import errors
-from . import _hyper, _resume, _service
+from . import _arguments, _hyper, _resume, _service
 from ._deferred import Deferred, Init
 from ._guard import check_free
 from ._model import Facts, Parameters, canonical_rules, facts
@@ -46,10 +46,12 @@ class Started:
     """What runs. `session` is another one after the job's weights were replaced."""
 
     def __init__(self, params: Parameters, model: Optional[torch.nn.Module], plan: Plan) -> None:
-        if plan.deliver not in ("decoded", "quantized"):
-            raise errors.InvalidArgument(f"deliver is {plan.deliver!r}; it must be decoded or quantized")
+        _arguments.check(model, plan._asdict(), plan.specification)
         self.plan = plan
+        self.at_once = False  # at close(): other ranks are not waited for
         self.model = params if isinstance(params, torch.nn.Module) else model
+        if self.model is None and plan.deliver == "quantized":
+            raise errors.InvalidArgument('deliver="quantized" needs the model: give it, or model=')
         self.facts: Facts = facts(params, model)
         check_free(self.facts.parameters)
         self.ranks: Ranks = ranks()
@@ -61,8 +63,8 @@ class Started:
         ranks_of_mesh = math.prod(dimension["size"] for dimension in self.spec.get("mesh", []))
         if plan.service is None and ranks_of_mesh > plan.workers:
             raise errors.InvalidArgument(
-                f"mesh={plan.specification['mesh']!r} needs {ranks_of_mesh} workers, and the service of this trainer's own has "
-                f"{plan.workers}; say workers={ranks_of_mesh}"
+                f"mesh={plan.specification['mesh']!r} needs {ranks_of_mesh} workers, and the service of this trainer's "
+                f"own has {plan.workers}; say workers={ranks_of_mesh}"
             )
         self.rules = canonical_rules(self.facts)._asdict()
         self._deferred = Deferred(self.model, self.facts, int(self.spec["seed"]), plan.init)
@@ -77,6 +79,7 @@ class Started:
             given = self.session.begin(self._first_weights if self.ranks.rank == 0 else None)
             self._deferred.finish()
         except BaseException:
+            self.__dict__.pop("client", None)  # connections, for which the service would wait
             self._running.close()
             raise
         if self.ranks.rank == 0 and not given:
@@ -146,8 +149,8 @@ class Started:
                 return
             time.sleep(_POLL_SECONDS)
         raise errors.DeadlineExceeded(
-            f"rank 0 did not replace the weights of job {self.name} within {self.plan.timeout:g} s; every rank makes the same "
-            "changes, and calls step() or load_state_dict() after them"
+            f"rank 0 did not replace the weights of job {self.name} within {self.plan.timeout:g} s; every rank makes "
+            "the same changes, and calls step() or load_state_dict() after them"
         )
 
     def checkpoint(self, folder: str) -> str:
@@ -172,13 +175,28 @@ class Started:
         )
 
     def close(self) -> None:
+        """Connections go before the service, which would wait for them."""
         self.session.close()
-        self._running.close()
+        del self.client
+        self._running.close(self.at_once)
 
 
 def fixed(group: Mapping[str, Any]) -> dict[str, Any]:
     """What a job cannot change from step to step."""
     return {key: group[key] for key in _hyper.FIXED_BY_A_JOB if key in group}
+
+
+def check_fixed(groups: Sequence[Mapping[str, Any]], job: Sequence[Mapping[str, Any]]) -> None:
+    """Unimplemented: one was changed; FailedPrecondition: there are more or fewer. job: fixed() of its groups."""
+    if len(groups) != len(job):
+        raise errors.FailedPrecondition(f"there are {len(groups)} parameter groups; the job was made with {len(job)}")
+    for index, (group, of_job) in enumerate(zip(groups, job)):
+        for key, value in of_job.items():
+            if group.get(key) != value:
+                raise errors.Unimplemented(
+                    f"{key} of group {index} was changed from {value!r} to {group.get(key)!r}; a job can change lr "
+                    "alone from step to step (of OneCycleLR and CyclicLR: cycle_momentum=False)"
+                )
 
 
 def replace_weights(started: Started, changed: Mapping[str, torch.Tensor]) -> None:

@@ -5,6 +5,7 @@ second backward of the same slot is added there by autograd itself.
 """
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Optional
@@ -15,6 +16,7 @@ from .. import errors
 from ._backward import Backwards, hooked
 from ._memory import put_gradient
 from ._model import Parameter
+from ._ranks import check_process
 from ._residence import Residence
 from ._session import Reply, Session
 
@@ -23,7 +25,7 @@ class Slots:
     """Slots that are assigned to this rank, in order. `views[slot][i]`: of the trainable parameters, in their order."""
 
     def __init__(self, parameters: Sequence[Parameter], numbers: Sequence[int]) -> None:
-        self.numbers = list(numbers)
+        self.numbers, self._pid = list(numbers), os.getpid()
         self._parameters = list(parameters)
         self._views: list[list[torch.Tensor]] = []
         self._written = [[False] * len(parameters) for _ in numbers]
@@ -67,8 +69,8 @@ class Slots:
         return not self.several and self._residence is None
 
     def begun(self) -> bool:
-        """Whether there are gradients to step with."""
-        return self._filled > 0 or any(self._written[0]) or self._set_by_hand()
+        """Whether there are gradients to step with, or were to be."""
+        return self._filled > 0 or self._backwards.open or any(self._written[0]) or self._set_by_hand()
 
     def _set_by_hand(self) -> bool:
         return not self.several and any(parameter.tensor.grad is not None for parameter in self._parameters)
@@ -79,21 +81,22 @@ class Slots:
         return before
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
+        check_process(self._pid)
         slot = min(self._filled, len(self.numbers) - 1)
         if self._filled == len(self.numbers):
             raise errors.FailedPrecondition(
-                f"this rank has {len(self.numbers)} slots, and all have their backward: call step(), or do what belongs "
-                "together in no_sync()"
+                f"this rank has {len(self.numbers)} slots, and all have their backward: call step(), or do what "
+                "belongs together in no_sync()"
             )
         if self._residence is not None and not self._residence.check_open(self._residence_index[index]):
             parameter.grad = None
             self._backwards.begun()
             return
+        self._backwards.begun()
         name = self._parameters[index].name
         write = None if self._residence is None else self._residence.writer(self.numbers[slot], name)
         put_gradient(name, parameter, self._views[slot][index], write)
         self._written[slot][index] = True
-        self._backwards.begun()
         if self._residence is not None and slot == len(self.numbers) - 1 and not self._joining:
             self._residence.arrived(self._residence_index[index])
 
@@ -127,16 +130,16 @@ class Slots:
         """Before a step. FailedPrecondition: slots that had no backward, or one that raised."""
         if self._backwards.open:
             raise errors.FailedPrecondition(
-                "a backward since the last step raised, so that a slot has a part of its gradients; begin the step's slots again "
-                "after zero_grad()"
+                "a backward since the last step raised, so that a slot has a part of its gradients; begin the step's "
+                "slots again after zero_grad()"
             )
         if self.several:
             if self._filled < len(self.numbers) and any(self._written[self._filled]):
                 self._close()
             if self._filled < len(self.numbers):
                 raise errors.FailedPrecondition(
-                    f"{self._filled} of this rank's {len(self.numbers)} slots had their backward before step(); each needs "
-                    "one, or slots= of the optimizer is to be smaller"
+                    f"{self._filled} of this rank's {len(self.numbers)} slots had their backward before step(); each "
+                    "needs one, or slots= of the optimizer is to be smaller"
                 )
             return
         if self._residence is not None:
@@ -164,8 +167,9 @@ class Slots:
             self._residence.begin_again()
         elif self._residence is not None and self._residence.handed_over:
             raise errors.FailedPrecondition(
-                "gradients of this step were handed over as they came, as residency=\"bucket\" has it; call step(), then "
-                "zero_grad()"
+                "gradients of this step were handed over as they came, as residency=\"bucket\" has it, and cannot be "
+                "taken back: call step(), then zero_grad(). What is not to count must not come to backward(); a step "
+                "with gradients that are not finite changes nothing anyway. residency=\"full\" can drop gradients"
             )
         self._detach()
         self._backwards.forget()
@@ -174,17 +178,14 @@ class Slots:
             written[:] = [False] * len(written)
 
     def zeroed(self) -> None:
-        """zero_grad(set_to_none=False), after `.grad` was. Windows of slots that are whole are begun again."""
-        if self.several:
-            self.clear()
+        """zero_grad(set_to_none=False) of one slot, after `.grad` was."""
         self._backwards.forget()
 
     def release(self) -> None:
-        """No gradient of the model is in the windows any more."""
+        """No gradient of the model is in the windows any more: it has none."""
         for handle in self._handles:
             handle.remove()
+        self._detach()
         for parameter in self._parameters:
-            if parameter.tensor.grad is not None:
-                parameter.tensor.grad = parameter.tensor.grad.clone()
+            parameter.tensor.grad_dtype = parameter.tensor.dtype
         self._views = []
-

@@ -1,5 +1,5 @@
 """A job's specification, the JSON form of JobSpec in proto/shardmesh/v1/job.proto, of a model's facts and an
-optimizer's arguments. Words are checked here, ranges by the service."""
+optimizer's arguments. Words are checked here; numbers in _arguments.py and _hyper.py, and by the service."""
 from __future__ import annotations
 
 import re

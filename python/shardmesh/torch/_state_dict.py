@@ -1,8 +1,10 @@
 """The optimizer's state, as torch.optim has it in a state_dict, and back into the job."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import FrameType
+from typing import Any, Optional
 
 import torch
 
@@ -12,9 +14,11 @@ from ._model import Parameter
 from ._rewrite import Saved, rewrite
 from ._setup import Started
 
+_STATE_DICTS = "torch.distributed.checkpoint.state_dict"  # its import takes ten times as long as all else here
+
 
 def states_of(started: Started) -> dict[torch.Tensor, dict[str, Any]]:
-    """Of each trainable parameter, decoded to fp32; none before the first step. The service saves a checkpoint for it."""
+    """Of each trainable parameter, in fp32; none before the first step. The service saves a checkpoint for it."""
     if started.session.committed == 0:
         return {}
     with started.scratch() as folder:
@@ -28,24 +32,27 @@ def states_of(started: Started) -> dict[torch.Tensor, dict[str, Any]]:
 
 
 def load_states(
-    started: Started, param_groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], hyper: list[dict[str, Any]],
-    changed: Sequence[Parameter] = (),
+    started: Started, param_groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any],
+    hyper: list[dict[str, Any]], changed: Sequence[Parameter] = (),
 ) -> None:
     """Puts the states of a state_dict into the job, of which every rank makes this call; those of rank 0 count.
 
     hyper: the optimizer of each group from now on. changed: whose weights the job takes from the model, too.
-    InvalidArgument: states that are missing, of others' shapes, or of another step than the rest; lists them, and nothing
-    is changed.
+    InvalidArgument: states that are missing, of others' shapes, or of another step than the rest; lists them, and
+    nothing is changed.
     """
     named = {id(parameter.tensor): parameter for parameter in started.facts.parameters}
     here = [named[id(tensor)] for group in param_groups for tensor in group["params"]]
     given = _given(here, state_dict, started)
     trainable = [parameter for parameter in here if not parameter.frozen]
     needed = {parameter.name: _groups.states_of(hyper[parameter.group]) for parameter in trainable}
-    problems = [problem for parameter in trainable for problem in _problems(parameter, given[parameter.name], needed[parameter.name])]
+    problems = [
+        problem for one in trainable for problem in _problems(one, given[one.name], needed[one.name])
+    ]
     steps = {float(given[parameter.name].get("step", 0)) for parameter in trainable}
     if len(steps) > 1:
-        problems.append(f"parameters were stepped {', '.join(f'{step:g}' for step in sorted(steps))} times; a job steps all together")
+        listed = ", ".join(f"{step:g}" for step in sorted(steps))
+        problems.append(f"parameters were stepped {listed} times; a job steps all together")
     if problems:
         more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise errors.InvalidArgument("this state_dict is none of this model's optimizer; nothing was loaded:\n  " +
@@ -68,6 +75,17 @@ def _given(here: Sequence[Parameter], state_dict: Mapping[str, Any], started: St
     return {name: {state: whole(value) for state, value in states.get(key, {}).items()} for name, key in found.items()}
 
 
+def states_are_wanted(groups: Sequence[Mapping[str, Any]]) -> bool:
+    """torch.distributed.checkpoint.state_dict makes a step of nothing to have states made; these are the service's."""
+    maker = getattr(sys.modules.get(_STATE_DICTS), "_init_optim_state", None)
+    if maker is None or any(group["lr"] != 0.0 for group in groups):
+        return False
+    frame: Optional[FrameType] = sys._getframe()
+    while frame is not None and frame.f_code is not maker.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def zeros_of(started: Started, hyper: Sequence[Mapping[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
     """As before the first step."""
     return {
@@ -83,5 +101,6 @@ def _problems(parameter: Parameter, given: Mapping[str, Any], needed: Sequence[s
     for state in needed:
         shape = tuple(getattr(given.get(state), "shape", parameter.tensor.shape))
         if shape != tuple(parameter.tensor.shape):
-            problems.append(f"{parameter.name}: {state} has the shape {list(shape)}; it must be {list(parameter.tensor.shape)}")
+            right = list(parameter.tensor.shape)
+            problems.append(f"{parameter.name}: {state} has the shape {list(shape)}; it must be {right}")
     return problems

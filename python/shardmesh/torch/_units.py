@@ -1,5 +1,6 @@
-"""The units of a model: what is gathered and dropped together with bucket residency. They are the blocks of its outermost
-lists of modules; all other parameters are the root's, which has them from its forward to the end of the backward."""
+"""The units of a model: what is gathered and dropped together with bucket residency. They are the blocks of its
+outermost lists of modules; all other parameters are the root's, which has them from its forward to the end of the
+backward."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -63,8 +64,8 @@ def units(model: torch.nn.Module, parameters: Sequence[Parameter]) -> tuple[list
 
 
 def bucket_elements(model: torch.nn.Module, parameters: Sequence[Parameter]) -> tuple[int, int]:
-    """How large buckets are to be: a quarter of a block, since one that begins within a block is held for two of them. And
-    how many a rank may hold beside the one in use: the root's, and those of two blocks."""
+    """How large buckets are to be: a quarter of a block, since one that begins within a block is held for two of them.
+    And how many a rank may hold beside the one in use: the root's, and those of two blocks."""
     found, root = units(model, parameters)
     largest = max((_elements(parameters, unit.parameters) for unit in found), default=0)
     each = max(1024, largest // 4 if largest else 1 << 20)

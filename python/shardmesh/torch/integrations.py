@@ -32,8 +32,8 @@ def attach(accelerator: Any, optimizer: Optimizer) -> None:
     """From now on this accelerator leaves to the service what is the service's: summing gradients up and clipping them.
 
     Of this accelerator alone, and whatever order prepare() is given things in:
-    prepare, prepare_model   do not wrap the model in DistributedDataParallel, whose all-reduce would be for nothing; all
-                             else (autocast, compilation) is as ever
+    prepare, prepare_model   do not wrap the model in DistributedDataParallel, whose all-reduce would be for nothing;
+                             all else (autocast, compilation) is as ever
     no_sync, accumulate      are the optimizer's no_sync()
     clip_grad_norm_          checks that the norm is the optimizer's clip_norm, and returns the norm of the last step
     InvalidArgument: an accelerator of FSDP, DeepSpeed or Megatron, which shard models themselves.
@@ -41,7 +41,8 @@ def attach(accelerator: Any, optimizer: Optimizer) -> None:
     kind = accelerator.distributed_type.name
     if kind not in _PLAIN:
         raise errors.InvalidArgument(
-            f"this accelerator is of {kind}, which shards models and optimizers itself; launch without it: the service does both"
+            f"this accelerator is of {kind}, which shards models and optimizers itself; launch without it: the service "
+            "does both"
         )
     optimizer._guard.take_back()  # a Trainer of several processes has moved the model from "cpu" to "cpu:0"
     prepare_model, prepare_optimizer = accelerator.prepare_model, accelerator.prepare_optimizer
@@ -69,8 +70,8 @@ def _check_device(model: torch.nn.Module, device: torch.device) -> None:
     strangers = {parameter.device.type for parameter in model.parameters()} - {device.type}
     if strangers:
         raise errors.FailedPrecondition(
-            f"the model is on {', '.join(sorted(strangers))}, the accelerator on {device.type}; move it there before the "
-            "optimizer is made: model.to(accelerator.device)"
+            f"the model is on {', '.join(sorted(strangers))}, the accelerator on {device.type}; move it there before "
+            "the optimizer is made: model.to(accelerator.device)"
         )
 
 
@@ -78,10 +79,12 @@ def _norm(optimizer: Optimizer, max_norm: float, norm_type: float) -> torch.Tens
     fixed = optimizer.clip_norm
     if norm_type != 2 or max_norm != (fixed or float("inf")):
         raise errors.InvalidArgument(
-            f"clip_grad_norm_({max_norm:g}, norm_type={norm_type:g}) and an optimizer with clip_norm={fixed:g}; the service clips, "
-            f"by the 2-norm over all ranks: make the optimizer with clip_norm={max_norm if max_norm < float('inf') else 0:g}"
+            f"clip_grad_norm_({max_norm:g}, norm_type={norm_type:g}) and an optimizer with clip_norm={fixed:g}; the "
+            "service clips, by the 2-norm over all ranks: make the optimizer with "
+            f"clip_norm={max_norm if max_norm < float('inf') else 0:g}"
         )
-    return torch.tensor(optimizer.last.gradient_norm if optimizer.last is not None else float("nan"))
+    norm = optimizer.last.gradient_norm if optimizer.last is not None else None
+    return torch.tensor(float("nan") if norm is None else norm)
 
 
 @lru_cache(maxsize=None)
@@ -89,9 +92,9 @@ def _callback_class() -> Any:
     callbacks: Any = importlib.import_module("transformers").TrainerCallback
 
     class ShardmeshCallback(callbacks):  # type: ignore[misc]
-        """Adds the service's view to a Trainer's logs, at rank 0: the committed step, the norm of the gradients, skipped steps; with
-        digests=True also the digest of weights and states. With `checkpoints`, a folder, the service writes a checkpoint of
-        its own there whenever the Trainer saves one; keep_last of them stay."""
+        """Adds the service's view to a Trainer's logs, at rank 0: the committed step, the norm of the gradients,
+        skipped steps; with digests=True also the digest of weights and states. With `checkpoints`, a folder, the
+        service writes a checkpoint of its own there whenever the Trainer saves one; keep_last of them stay."""
 
         def __init__(
             self, optimizer: Optimizer, *, digests: bool = False, checkpoints: Optional[str] = None, keep_last: int = 3

@@ -10,11 +10,9 @@ docs/torch.md starts from tasks.
 """
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from types import TracebackType
 from typing import Any, Optional, Union
 
 import torch
@@ -22,6 +20,7 @@ import torch
 from .. import errors
 from ..client import Client, Job, SavedCheckpoint
 from . import _scaler, _setup
+from ._ending import Ending, weakly
 from ._guard import Guard
 from ._loads import Loads
 from ._memory import give_back
@@ -33,11 +32,9 @@ from ._residence import Residence
 from ._session import OVER, Reply
 from ._slots import Slots
 from ._specification import Formats
-from ._state_dict import load_states, states_of, zeros_of
+from ._state_dict import load_states, states_are_wanted, states_of, zeros_of
 
 __all__ = ["Optimizer"]
-
-_STATE_DICTS = "torch.distributed.checkpoint.state_dict"  # its import takes ten times as long as all else here
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -47,16 +44,16 @@ class Optimizer(torch.optim.Optimizer):
     algorithm, hyperparameters: AdamW, Adam, SGD, Lion or Muon, and torch.optim's own names (lr, betas, eps, ...).
     weights, states, gather, gradients: formats (docs/numerics.md); None: as the model's. weights and gather may be
     functions of a parameter's canonical name.
-    deliver: "decoded": gathered codes are decoded into the parameters. "quantized": an nn.Linear whose weight is gathered as
-    int8_row, fp8_row or fp8_tensor multiplies by codes and scales; its weight has a gradient and a name, its elements are
-    NaN, and state_dict() of the model has them decoded. Weights that other modules use, too, are decoded.
+    deliver: "decoded": gathered codes are decoded into the parameters. "quantized": an nn.Linear whose weight is
+    gathered as int8_row, fp8_row or fp8_tensor multiplies by codes and scales; its weight has a gradient and a name,
+    its elements are NaN, and state_dict() has them decoded. Weights that other modules use, too, are decoded.
     service: "host:port" of a coordinator; None: one of its own, which ends with rank 0. job: its name there.
     workers: of a service of its own. mesh: as in "ddp=2,fsdp=2".
     slots: gradient contributions of a step over all ranks, one for each backward; None: one for each rank, in which all
     its backwards add up. pulled: any rank takes any slot, see slots().
     residency: "full", or "bucket": weights are there while they are used, see docs/torch.md.
-    init: of parameters and buffers on the meta device, called for each module that has some after its reset_parameters();
-    where there is none, _init_weights() of the model, if it has that (docs/torch-quantized.md).
+    init: of parameters and buffers on the meta device, called for each module that has some after its
+    reset_parameters(); where there is none, _init_weights() of the model, if it has that (docs/torch-quantized.md).
     clip_norm: of the gradients of all slots together; 0: not clipped. seed: of all random draws.
     publish_every: a version for readers at each multiple; None: when one asks (Job.publish(), follow()), and with
     bucket residency none.
@@ -96,49 +93,57 @@ class Optimizer(torch.optim.Optimizer):
         **hyperparameters: Any,
     ) -> None:
         plan = _setup.Plan(
-            algorithm=algorithm, hyperparameters=hyperparameters, service=service, workers=workers, slots=slots, pulled=pulled,
-            token_weights=token_weights, timeout=timeout, deliver=deliver, init=init, resume=resume,
+            algorithm=algorithm, hyperparameters=hyperparameters, service=service, workers=workers, slots=slots,
+            pulled=pulled, token_weights=token_weights, timeout=timeout, deliver=deliver, init=init, resume=resume,
             specification={
-                "weights": weights, "states": states, "gather": gather, "gradients": gradients, "name": job or "model",
-                "mesh": mesh, "residency": residency, "clip_norm": clip_norm, "seed": seed,
+                "weights": weights, "states": states, "gather": gather, "gradients": gradients,
+                "name": "model" if job is None else job, "mesh": mesh, "residency": residency, "clip_norm": clip_norm,
+                "seed": seed,
                 "publish_every": -1 if publish_every is None else publish_every,
             },
         )
-        self._started, self._pid = _setup.Started(params, model, plan), os.getpid()
-        facts = self._started.facts
+        self._started = _setup.Started(params, model, plan)
+        try:
+            self._begin()
+        except BaseException:
+            self._started.close()
+            raise
+        self._tokens: list[int] = []
+        self._zeros = False  # states are wanted before the first step
+        self._wanted: Optional[int] = None  # a step that step() was to do, and ended with an error
+        self.last: Optional[Reply] = None  # how the last step went
+
+    def _begin(self) -> None:
+        plan, facts, model = self._started.plan, self._started.facts, self._started.model
         super().__init__(self._started.groups, dict(self._started.defaults))
         self._fixed = [_setup.fixed(group) for group in self.param_groups]
         self._session = self._started.session
         self._trainable = [parameter for parameter in facts.parameters if not parameter.frozen]
         self._placed = Placed(
             facts.parameters, self._session, resides=self._started.bucketed,
-            delivery=Delivery(self._started.model, facts.parameters) if deliver == "quantized" else None,
+            delivery=Delivery(model, facts.parameters) if model is not None and plan.deliver == "quantized" else None,
         )
         self._slots: Union[Slots, PulledSlots]
-        if pulled:
-            self._slots = PulledSlots(self._trainable, token_weights)
+        if plan.pulled:
+            self._slots = PulledSlots(self._trainable, plan.token_weights)
         else:
             self._slots = Slots(self._trainable, self._session.slots or [])
         self._slots.attach(self._session)
         self._residence = self._reside()
-        self._loads = Loads(self._started.model, facts.parameters, self.upload, self.revert)
-        self._guard = Guard(facts.parameters, self._started.name)
-        self._tokens: list[int] = []
-        self._closed = False
+        self._loads = Loads(model, facts.parameters, weakly(self.upload), weakly(self.revert))
+        self._guard = Guard(model, facts.parameters, self._started.name)
+        self._ending = Ending(
+            self, self._started, self._guard, self._loads, self._slots, self._placed, self._residence
+        )
         give_back()
-        self._zeros = False  # states are wanted before the first step
-        self._wanted: Optional[int] = None  # a step that step() was to do, and ended with an error
-        self.last: Optional[Reply] = None  # how the last step went
 
     def _reside(self) -> Optional[Residence]:
         started = self._started
         if not started.bucketed:
             return None
-        if not isinstance(self._slots, Slots):
-            raise errors.Unimplemented('pulled slots with residency="bucket"; take residency="full", or slots that are assigned')
-        assert started.model is not None
+        assert started.model is not None and isinstance(self._slots, Slots)
         parameters = started.facts.parameters
-        residence = Residence(started.model, parameters, self._placed, self._session, self._take_changes)
+        residence = Residence(started.model, parameters, self._placed, self._session, weakly(self._take_changes))
         self._slots.reside(residence, [index for index, parameter in enumerate(parameters) if not parameter.frozen])
         return residence
 
@@ -148,25 +153,27 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Hands this rank's gradients over, and returns when those of all slots are in the weights, on every rank.
 
-        Without any gradient it does nothing. `last` says how it went; a gradient that is not finite skips the step.
+        Without any gradient it does nothing. `last` says how it went: the step, whether it was skipped, for a gradient
+        that is not finite, and the gradient_norm over all slots, before clipping (without clip_norm it is None).
         FailedPrecondition: a parameter or hyperparameter was changed by hand, slots without a backward, or closed.
-        DeadlineExceeded: ranks, whose slots it names, did not come in time. Unavailable: no going on without a lost worker.
-        After an error the call may be repeated, and no step is done twice (an interrupt in torch's code around it may come
-        when the step is done: see `committed_step`).
+        DeadlineExceeded: ranks, whose slots it names, did not come in time. Unavailable: no going on without a lost
+        worker. After an error the call may be repeated, and no step is done twice (an interrupt in torch's code around
+        it may come when the step is done: see `committed_step`).
         """
-        if self._is_for_a_state_dict():
+        self._check_usable()
+        self._zeros = states_are_wanted(self.param_groups)
+        if self._zeros:
             return None
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_usable()
+        self._guard.check(self._placed.decoded_for_now())
         if not self._slots.begun():
             self._wanted = None
             return loss
-        self._guard.check(self._placed.decoded_for_now())
         self._take_changes()
-        self._check_groups()
+        _setup.check_fixed(self.param_groups, self._fixed)
         self._slots.complete()
         if self._residence is not None:
             self._residence.release_all()
@@ -174,24 +181,14 @@ class Optimizer(torch.optim.Optimizer):
             self._session.core.await_weights(timeout=self._session.timeout)  # and for a call that was interrupted
         else:
             self._wanted = self._session.committed + 1
-        self.last = self._commit(self._wanted, self._learning_rates(), self._loss_scale())
+        reply = self._commit(self._wanted, self._learning_rates(), self._loss_scale())
+        self.last = reply if self.clip_norm > 0 and not reply.skipped else reply._replace(gradient_norm=None)
         self._placed.refresh()
         _scaler.tell(self, self.last.skipped)
         self._tokens = []
         self._slots.stepped()
         self._wanted = None  # until here, a call that was interrupted is repeated as the same step
         return loss
-
-    def _is_for_a_state_dict(self) -> bool:
-        """torch.distributed.checkpoint.state_dict makes a step of nothing to have states made; these are the service's."""
-        maker = getattr(sys.modules.get(_STATE_DICTS), "_init_optim_state", None)
-        if maker is None or any(group["lr"] != 0.0 for group in self.param_groups):
-            return False
-        frame: Optional[FrameType] = sys._getframe()
-        while frame is not None and frame.f_code is not maker.__code__:
-            frame = frame.f_back
-        self._zeros = frame is not None
-        return self._zeros
 
     def _commit(self, wanted: int, learning_rates: list[float], loss_scale: float) -> Reply:
         while self._session.committed < wanted or isinstance(self._slots, PulledSlots):
@@ -204,12 +201,14 @@ class Optimizer(torch.optim.Optimizer):
                 self._placed.place(self._session)
                 self._slots.attach(self._session)
                 self._guard.note()
-        return Reply(wanted, True, False, "", 0.0)
+        return Reply(wanted, True, False, "", None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch.optim; gradients that are kept at zero are added to. After a backward that raised the step's slots begin
-        again."""
-        if set_to_none:
+        """As torch.optim. All slots of the step begin again, after a backward that raised, too. FailedPrecondition,
+        with bucket residency: gradients were handed over, and the service has summed them up.
+        """
+        self._check_usable()
+        if set_to_none or not self._slots.whole:
             self._slots.clear()
         else:
             super().zero_grad(set_to_none=False)
@@ -218,6 +217,7 @@ class Optimizer(torch.optim.Optimizer):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backwards within it join the slot of the next one."""
+        self._check_usable()
         before = self._slots.join(True)
         try:
             yield
@@ -232,15 +232,17 @@ class Optimizer(torch.optim.Optimizer):
         """
         if not isinstance(self._slots, PulledSlots):
             raise errors.FailedPrecondition("the slots of this optimizer are assigned; make it with pulled=True")
+        self._check_usable()
         if self._slots.begun():
             self.step()
-        self._check_usable()
+        self._guard.check(self._placed.decoded_for_now())
         self._take_changes()
-        self._check_groups()
+        _setup.check_fixed(self.param_groups, self._fixed)
         return self._slots.take(batches, self._learning_rates, self._loss_scale, self._token_count)
 
     def tokens(self, *counts: int) -> None:
-        """With token_weights=True, before step(): how many tokens the gradients of each slot of this rank are the sum over."""
+        """With token_weights=True, before step(): over how many tokens each slot of this rank has summed up."""
+        self._check_usable()
         self._tokens = [int(count) for count in counts]
 
     def _token_count(self) -> int:
@@ -259,7 +261,8 @@ class Optimizer(torch.optim.Optimizer):
 
     @contextmanager
     def editing(self) -> Iterator[None]:
-        """Changes of parameters within it are the job's from the next step on, on every rank. All ranks make the same."""
+        """Changes of parameters within it, the same on every rank, are the job's from the next step on."""
+        self._check_usable()
         with torch.no_grad(), self._placed.decoded():
             yield
         self._loads.note(self._placed.changed())
@@ -302,15 +305,17 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def client(self) -> Client:
+        self._check_usable()
         return self._started.client
 
     @property
     def job(self) -> Job:
         """For readers: versions, leases, digests."""
-        return self._started.client.job(self._started.name, timeout=self._started.plan.timeout)
+        return self.client.job(self._started.name, timeout=self._started.plan.timeout)
 
     @property
     def committed_step(self) -> int:
+        self._check_usable()
         return int(self._session.committed)
 
     @property
@@ -323,29 +328,36 @@ class Optimizer(torch.optim.Optimizer):
         return self.client.checkpoint(self._started.name, folder, **options)
 
     def close(self) -> None:
-        """Leaves the job; parameters become memory of this process. A service of its own ends. Idempotent."""
-        if self._closed or os.getpid() != self._pid:
-            return
-        self._closed = True
-        self._guard.release()
-        self._loads.release()
-        self._slots.release()
-        if self._residence is None:
-            self._placed.release()
-        else:
-            self._residence.close()
-        self._placed.let_go()
-        self._started.close()
+        """Leaves the job. The model keeps its weights, in memory of its own, and no gradients; it can be given to
+        another optimizer. A service of its own ends, when the other ranks have closed, too. Also the end of `with`, and
+        of an optimizer that nothing refers to. Idempotent; all else then raises FailedPrecondition.
+        """
+        self._ending.close()
+
+    def __enter__(self) -> Optimizer:
+        self._check_usable()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending.close(at_once=error is not None)
 
     # -- what torch.optim has ---------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Unimplemented, always: a job has its parameters and groups from the start. close() this optimizer and make
+        another, of all of them.
+        """
         if getattr(self, "_fixed", None) is not None:
-            raise errors.Unimplemented("a job has its parameters from the start; give all groups when the optimizer is made")
+            raise errors.Unimplemented(
+                "a job has its parameters from the start; give all groups when the optimizer is made, or close() it "
+                "and make another"
+            )
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch.optim's: states by the index of a parameter, decoded to fp32. The service saves a checkpoint for it."""
+        """As torch.optim's: states by the index of a parameter, in fp32. The service saves a checkpoint for it."""
         self._check_usable()
         self.state.update(states_of(self._started))
         if self._zeros and not self.state:
@@ -356,8 +368,8 @@ class Optimizer(torch.optim.Optimizer):
             self.state.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Of this class, torch.optim or torchao, on every rank; rank 0's counts. The job goes on at the state's step, with
-        the model's weights if they were loaded before.
+        """Of this class, torch.optim or torchao, on every rank; rank 0's counts. The job goes on at the state's step,
+        with the model's weights if they were loaded before.
 
         InvalidArgument, all of it at once: states that are missing, or of other shapes; then nothing is changed.
         """
@@ -367,7 +379,8 @@ class Optimizer(torch.optim.Optimizer):
         if state_dict["state"]:
             changed = self._placed.changed()  # by a load, too: torch.distributed.checkpoint's writes to them in place
             try:
-                load_states(self._started, self.param_groups, state_dict, self._started.optimizers(self.param_groups), changed)
+                hyper = self._started.optimizers(self.param_groups)
+                load_states(self._started, self.param_groups, state_dict, hyper, changed)
             except errors.InvalidArgument:
                 self.param_groups = before
                 raise
@@ -379,22 +392,4 @@ class Optimizer(torch.optim.Optimizer):
         raise errors.Unimplemented("an optimizer of a service cannot be pickled or copied; take state_dict()")
 
     def _check_usable(self) -> None:
-        if self._closed:
-            raise errors.FailedPrecondition("this optimizer was closed")
-        if os.getpid() != self._pid:
-            raise errors.FailedPrecondition(
-                f"process {os.getpid()} was forked from {self._pid}, which made this optimizer; make one in each process"
-            )
-
-    def _check_groups(self) -> None:
-        if len(self.param_groups) != len(self._fixed):
-            raise errors.FailedPrecondition(
-                f"there are {len(self.param_groups)} parameter groups; the job was made with {len(self._fixed)}"
-            )
-        for index, (group, fixed) in enumerate(zip(self.param_groups, self._fixed)):
-            for key, value in fixed.items():
-                if group.get(key) != value:
-                    raise errors.Unimplemented(
-                        f"{key} of group {index} was changed from {value!r} to {group.get(key)!r}; a job can change lr alone "
-                        "from step to step (of OneCycleLR and CyclicLR: cycle_momentum=False)"
-                    )
+        self._ending.check()
