@@ -4,7 +4,8 @@
   ddp            DistributedDataParallel over gloo, fused AdamW of all weights on every rank
   fsdp2          fully_shard of each block over gloo, fused AdamW of a rank's part
   fsdp2 8-bit    the same with torchao's AdamW8bit
-  full, bucket   shardmesh.torch.Optimizer in that residency; "... 8-bit": bf16_sr weights, dyn8 states, bf16 gradients
+  full, bucket   shardmesh.torch.Optimizer in that residency; "... 8-bit": bf16_sr weights, dyn8 states, bf16 gradients;
+                 "... bf16": the model, too, is in bf16, so that its parameters are the windows
 """
 from __future__ import annotations
 
@@ -145,16 +146,16 @@ class Ours(Arm):
     distributed = False
     made = 0
 
-    def __init__(self, setup: Setup, **options: Any) -> None:
+    def __init__(self, setup: Setup, dtype: torch.dtype = torch.float32, **options: Any) -> None:
         super().__init__(setup)
         os.environ.update(RANK=str(setup.rank), WORLD_SIZE=str(setup.ranks))
-        self.options = options
+        self.dtype, self.options = dtype, options
 
     def wrap(self, model: torch.nn.Module) -> None:
         import shardmesh.torch as sm
 
         self.made += 1
-        self.model = model
+        self.model = model = model.to(self.dtype)
         self.optimizer = sm.Optimizer(model, "AdamW", slots=self.setup.slots, service=self.setup.service,
                                       job=f"bench-{self.made}", **HYPER, **self.options)
 
@@ -215,6 +216,7 @@ ARMS: dict[str, Callable[[Setup], Arm]] = {
     "full 8-bit": lambda setup: Ours(setup, **EIGHT_BIT),
     "bucket": lambda setup: Ours(setup, residency="bucket"),
     "bucket 8-bit": lambda setup: Ours(setup, residency="bucket", **EIGHT_BIT),
+    "bucket 8-bit bf16": lambda setup: Ours(setup, torch.bfloat16, residency="bucket", **EIGHT_BIT),
 }
 OURS = tuple(name for name in ARMS if name.startswith(("full", "bucket")))
 

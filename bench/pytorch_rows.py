@@ -28,11 +28,11 @@ COPIED = 256 * MIB
 LEAST_OVERHEAD = 0.02  # of the model's own time: what is below it is noise, and counts as much
 TIMED = ("model", "ddp", "fsdp2", "fsdp2 8-bit", "full", "bucket", "full 8-bit")
 PROFILED = ("model", "ddp", "fsdp2", "full", "bucket")
-IN_MEMORY = ("ddp", "fsdp2", "full", "bucket", "bucket 8-bit")
+IN_MEMORY = ("ddp", "fsdp2", "full", "bucket", "bucket 8-bit", "bucket 8-bit bf16")
 NOT_QUICK = {  # the first compiles for a minute
     TIMED: ("fsdp2 8-bit", "full 8-bit"),
-    IN_MEMORY: ("ddp", "full", "bucket 8-bit"),
-    OURS: ("full 8-bit", "bucket 8-bit"),
+    IN_MEMORY: ("ddp", "full", "bucket 8-bit", "bucket 8-bit bf16"),
+    OURS: ("full 8-bit", "bucket 8-bit", "bucket 8-bit bf16"),
     PROFILED: (),
 }
 TOLERANCE = {"8-bit": 3e-2, "": 2e-3}  # of losses after two steps, relative
@@ -201,7 +201,9 @@ def memory_rows(bench: Bench, size: str, ranks: int) -> Iterator[Row]:
             found[arm] = model_bytes(bench, arm, size, ranks)
         except (RuntimeError, OSError) as error:
             missing[arm] = first_line(error)
-    wanted = ("bucket", "fsdp2", at_most(0.8)), ("bucket 8-bit", "fsdp2", at_most(0.35)), ("full", "ddp", None)
+    low = at_most(0.35)
+    wanted = (("bucket", "fsdp2", at_most(0.8)), ("bucket 8-bit", "fsdp2", low), ("bucket 8-bit bf16", "fsdp2", low),
+              ("full", "ddp", None))
     for ours, rival, goal in wanted:
         name = f"{size}, {ranks} ranks: memory, {ours}, times {rival}, MiB"
         absent = [arm for arm in (ours, rival) if arm not in found]

@@ -92,7 +92,7 @@ class AttachedSession final : public Session {
   absl::Status MapOnDevice(const v1::LocalWelcome& welcome, std::vector<UniqueFd>& descriptors) {
     const size_t windows = 1 + slots_.size(), of_host = windows + 1;
     if (!job_->options().device_windows) {
-      return absl::FailedPreconditionError(
+      return absl::UnimplementedError(
           absl::StrCat("the windows lie in memory of CUDA device ", welcome.device(), " of worker ", welcome.worker(),
                        "; set ClientOptions::device_windows to have views of it, or take Job::Connect, which goes "
                        "through the host"));

@@ -11,6 +11,7 @@
 #include "client/cpp/pulling_session.h"
 #include "client/cpp/session.h"
 #include "core/status.h"
+#include "local/host_id.h"
 #include "proto/convert.h"
 
 namespace shardmesh {
@@ -157,6 +158,12 @@ absl::StatusOr<std::unique_ptr<PullingSession>> Job::AttachPulling() {
   absl::StatusOr<std::unique_ptr<PullingSession>> session = PullingSession::Open(shared_from_this());
   if (!session.ok()) return Annotate(session.status(), "attaching");
   return session;
+}
+
+bool Job::IsOnThisHost() const {
+  const absl::StatusOr<std::string> host_id = HostId();
+  return host_id.ok() && std::any_of(members_.begin(), members_.end(),
+                                     [&](const v1::Member& member) { return IsOnHost(member.host_id(), *host_id); });
 }
 
 absl::StatusOr<std::unique_ptr<Session>> Job::Attach(std::vector<Slot> slots) {

@@ -117,7 +117,10 @@ class Job : public std::enable_shared_from_this<Job> {
   // The tensor index (of the storage, where tied) of a name as this client has it. NotFound / InvalidArgument.
   absl::StatusOr<int> Resolve(absl::string_view name) const;
 
+  // Whether this host has a worker of the job, so that its memory can be shared.
+  bool IsOnThisHost() const;
   // Takes part with these slots through shared memory. FailedPrecondition: another host, or a slot has another writer.
+  // Unimplemented: the windows are a device's, which ClientOptions::device_windows does not ask for.
   absl::StatusOr<std::unique_ptr<Session>> Attach(std::vector<Slot> slots);
   // Takes part in a job whose slots are pulled (pulling_session.h). ResourceExhausted: it has all its trainers.
   // FailedPrecondition: another host, or its slots are assigned.

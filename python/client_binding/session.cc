@@ -74,7 +74,8 @@ py::tuple GradientOf(const BoundSession& self, int slot, const Text& name) {
 void WriteGradient(const BoundSession& self, int slot, const Text& name, const py::buffer& from) {
   const py::buffer_info info = from.request();
   if (PyBuffer_IsContiguous(info.view(), 'C') == 0) {
-    throw StatusError(absl::InvalidArgumentError(absl::StrCat("the gradient of \"", name.value, "\" is not contiguous")));
+    throw StatusError(
+        absl::InvalidArgumentError(absl::StrCat("the gradient of \"", name.value, "\" is not contiguous")));
   }
   const absl::string_view bytes(static_cast<const char*>(info.ptr), info.size * info.itemsize);
   const std::shared_ptr<Session> session = self.Live();

@@ -59,8 +59,7 @@ TEST_P(FailedJob, WorkerKilled_TheLivingServeItsVersions) {
   // For so long the coordinator counts a killed worker as alive; what is below does not wait for it.
   ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 4, .heartbeat_timeout = absl::Seconds(15)}));
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
-  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job,
-                       client.CreateJob(testing::OddJob("job", "fsdp=4", /*slots=*/1)));
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(testing::OddJob("job", "fsdp=4", /*slots=*/1)));
   ASSERT_OK(testing::Initialize(*job));
   ASSERT_OK_AND_ASSIGN(const auto session, job->Attach({Slot(0)}));
   ASSERT_OK(session->AwaitWeights(kLong));

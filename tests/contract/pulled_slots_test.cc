@@ -364,8 +364,8 @@ TEST_F(PulledSlots, AGradientThatIsNotFinite_SkipsTheStep) {
   EXPECT_THAT(next.work.committed.skip_reason(), HasSubstr("slot 1: gradient of"));
 }
 
-// Workers that a node keeps: trainers see a pause. A worker that is killed at its start again and again is started later
-// and later, up to 5 s each time, so nobody here takes silence for death.
+// Workers that a node keeps: trainers see a pause. A worker that is killed at its start again and again is started
+// later and later, up to 5 s each time, so nobody here takes silence for death.
 TEST_F(PulledSlots, WorkersThatAreKilled_LoseNothing) {
   ClusterOptions options;
   options.kept = true;

@@ -138,6 +138,15 @@ TEST_F(RestartLimits, ATrainerThatEndsItsSessionWhileTheWorkerIsAway_AttachesAne
   EXPECT_EQ(learnt, undisturbed);
 }
 
+TEST_F(RestartLimits, AJobWithTheLongestName_IsKept) {
+  const JobSpec spec = testing::OddJob(std::string(kMaxIdBytes, 'x'), "fsdp=2", 2);
+  ASSERT_OK_AND_ASSIGN(job_, client_->CreateJob(spec));
+  ASSERT_OK(testing::Initialize(*job_));
+  ASSERT_OK_AND_ASSIGN(const auto session, Attach({Slot(0), Slot(1)}));
+  ASSERT_NO_FATAL_FAILURE(KillAndAwait("w-1"));
+  ASSERT_OK(testing::TrainTo(*session, 2));
+}
+
 TEST_F(RestartLimits, AWorkerThatIsToldToStop_Leaves) {
   ASSERT_OK_AND_ASSIGN(const auto session, Attach({Slot(0), Slot(1)}));
   ASSERT_OK(testing::TrainTo(*session, 2));

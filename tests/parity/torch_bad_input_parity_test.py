@@ -13,7 +13,7 @@ import unittest
 from unittest import mock
 
 import torch
-from shardmesh import errors
+from shardmesh import _client, errors
 from shardmesh.torch import Optimizer
 from torch import nn
 
@@ -134,6 +134,18 @@ class ModelTest(BadInput):
         optimizer.revert()
         self.assertTrue(torch.equal(model.weight, linear().weight))
         self.assert_trains(model, optimizer)
+
+    def test_without_a_worker_on_this_host_weights_are_copied_and_the_same(self):
+        learnt = []
+        for here in True, False:
+            model = linear()
+            with mock.patch.object(_client.Job, "on_this_host", here):
+                optimizer = self.optimizer(model, "AdamW", job=f"copied-{here}")
+            self.assertEqual(optimizer._session.core.attached, here)
+            for _ in range(3):
+                self.assert_trains(model, optimizer)
+            learnt.append({name: value.clone() for name, value in model.state_dict().items()})
+        self.assertTrue(all(torch.equal(learnt[0][name], learnt[1][name]) for name in learnt[0]))
 
     def test_a_checkpoint_of_other_settings_is_refused(self):
         model = linear()

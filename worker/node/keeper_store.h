@@ -25,7 +25,7 @@ namespace shardmesh {
 inline constexpr int kMaxKeptWorkers = 1024;
 inline constexpr int kMaxKeptSegments = 4096;  // of a worker
 inline constexpr int kMaxKeptJobs = 64;        // of a worker that are whole: all are in one reply
-inline constexpr int kMaxKeptNameBytes = 128;  // of a segment's or job's name, and a plan's hash
+inline constexpr int kMaxKeptNameBytes = 192;  // of a segment's name, which has a job's in it, and a plan's hash
 inline constexpr int kMaxKeptAddressBytes = 1024;
 
 class KeeperStore {

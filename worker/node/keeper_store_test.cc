@@ -206,10 +206,10 @@ TEST_F(KeeperStoreTest, MemoryThatCouldBeCutUnderItsReaders_IsRefused) {
 
 TEST_F(KeeperStoreTest, Limits_AreNamed_AndNothingIsChanged) {
   ASSERT_OK(store.Hello(Hello("w", 1), 100));
-  EXPECT_THAT(Keep("w", Segment("job", 1, std::string(129, 'n'))),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("129 bytes")));
+  EXPECT_THAT(Keep("w", Segment("job", 1, std::string(193, 'n'))),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("193 bytes")));
   EXPECT_THAT(Keep("w", Segment("job", 1, "")), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("0 bytes")));
-  EXPECT_OK(Keep("w", Segment("job", 1, std::string(128, 'n'))));
+  EXPECT_OK(Keep("w", Segment("job", 1, std::string(192, 'n'))));
   EXPECT_THAT(store.Serving("w", Address(std::string(5000, 'a'))),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("5000")));
   EXPECT_THAT(store.Hello(Hello("no name", 1), 5), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("worker")));

@@ -50,8 +50,9 @@ class Weights:
 def put_gradient(
     name: str, parameter: torch.Tensor, window: torch.Tensor, write: Optional[Callable[[Any], None]] = None
 ) -> None:
-    """What autograd has left in `.grad` goes into the window, of which `.grad` is a view from then on. write: takes bytes
-    there in less time than a copy does.
+    """What autograd has left in `.grad` goes into the window, of which `.grad` is a view from then on.
+
+    write: takes bytes there in less time than a copy does.
 
     Unimplemented: it is sparse, or has a graph. FailedPrecondition: it has another shape.
     """
@@ -72,7 +73,8 @@ def put_gradient(
             f"{name} has the shape {list(gradient.shape)}; the job has {list(window.shape)}: optimizer.revert() takes "
             "the job's weights back"
         )
-    if write is not None and gradient.dtype == window.dtype and gradient.device.type == "cpu" and gradient.is_contiguous():
+    as_it_is = gradient.dtype == window.dtype and gradient.device.type == "cpu" and gradient.is_contiguous()
+    if write is not None and as_it_is:
         write(gradient.reshape(-1).view(torch.uint8).numpy())
     else:
         window.copy_(gradient)

@@ -42,13 +42,15 @@ class Session:
         if self.slots is None:
             self.core = _client.PullingSession(self.job, timeout=self.timeout)
             return
-        try:
-            self.core = _client.Session(self.job, self.slots, way="attached", timeout=self.timeout)
-        except errors.FailedPrecondition as error:
-            if "host" not in str(error) and "device" not in str(error):
-                raise
-            LOG.warning("weights and gradients are copied, since memory cannot be shared with the workers: %s", error)
-            self.core = _client.Session(self.job, self.slots, way="connected", timeout=self.timeout)
+        why = f"no worker of job {self.job.name} is on this host"
+        if self.job.on_this_host:
+            try:
+                self.core = _client.Session(self.job, self.slots, way="attached", timeout=self.timeout)
+                return
+            except errors.Unimplemented as error:  # the windows are a device's
+                why = str(error)
+        LOG.warning("weights and gradients are copied, since memory cannot be shared with the workers: %s", why)
+        self.core = _client.Session(self.job, self.slots, way="connected", timeout=self.timeout)
 
     @property
     def committed(self) -> int:
