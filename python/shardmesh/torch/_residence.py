@@ -114,7 +114,7 @@ class Residence:
             for tensor in outputs:
                 hooked(tensor).register_hook(use.begin)
             if unit == 0:
-                return  # the root keeps what it has
+                return  # it has what it needs until the backward has ended
             inputs = [tensor for tensor in _needing_gradients((args, kwargs)) if not tensor.is_leaf]
             use.inputs = len(inputs)
             for tensor in inputs:

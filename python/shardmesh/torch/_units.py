@@ -1,6 +1,5 @@
 """The units of a model: what is gathered and dropped together with bucket residency. They are the blocks of its
-outermost lists of modules; all other parameters are the root's, which has them from its forward to the end of the
-backward."""
+outermost lists of modules; all other parameters are the root's, which has them from its first forward on."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
