@@ -141,7 +141,7 @@ absl::Status HostsJob::StartLead() {
 absl::Status HostsJob::PlaceWeights() {
   for (size_t i = 0; i < engines_.size(); ++i) {
     const int shard = plan_->PlaceOf(Rank(protocol_->local().first() + static_cast<int>(i))).shard;
-    std::vector<float> piece(plan_->InitialPieceBytes(shard) / 4);
+    InitialPiece piece(plan_->InitialPieceBytes(shard) / 4);
     for (size_t e = 0; e < piece.size(); ++e) piece[e] = static_cast<float>((e * 7919 + shard) % 65521) * 0x1p-20f;
     RETURN_IF_ERROR(engines_[i]->StageInitial(std::move(piece), 1));
   }

@@ -20,7 +20,8 @@ StepEngine::StepEngine(StepJob& job, int rank) : protocol(NewStepProtocol(job)) 
   pass = std::make_unique<Pass>(job.spec, job.plan, job.plan.PlaceOf(Rank(rank)), job.host, job.shards[rank], 1);
   engine = std::make_unique<Engine>(*protocol, *pass, Rank(rank), EngineOptions());
   protocol->SignOfLife(Rank(rank), MonotonicNanos(), getpid());
-  staged = engine->StageInitial(job.InitialPiece(rank), 1).ok();
+  const std::vector<float> piece = job.InitialPiece(rank);
+  staged = engine->StageInitial({piece.begin(), piece.end()}, 1).ok();
 }
 
 absl::StatusOr<double> DeclareAndAwait(StepProtocol& protocol, const StepJob& job, Step step) {
