@@ -31,10 +31,11 @@ class Leftovers(unittest.TestCase):
         return found
 
     def left(self):
-        return self.processes() + [name for name in os.listdir(self.scratch) if not name.startswith("torchelastic_")]
+        own = "torchelastic_", "torchinductor_"
+        return self.processes() + [name for name in os.listdir(self.scratch) if not name.startswith(own)]
 
     def assert_nothing_left(self, seconds=30):
-        """Within that time no process runs, and no file or folder is there, but torchrun's own."""
+        """Within that time no process runs, and no file or folder is there, but torch's own."""
         deadline = time.monotonic() + seconds
         while (left := self.left()) and time.monotonic() < deadline:
             time.sleep(0.01)

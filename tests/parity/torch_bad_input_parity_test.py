@@ -40,6 +40,24 @@ for step in range(1, 8):
     backward(step); optimizer.step(); optimizer.zero_grad()
 print(optimizer.job.digest(), flush=True)
 """
+STACK = """
+model = torch.nn.Module()
+model.layers = torch.nn.ModuleList([torch.nn.Linear(4, 3)])
+model.forward = lambda x: model.layers[0](x)
+"""
+LOSES = """
+from shardmesh import errors
+backward(1)
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    for step in range(1, 8):
+        optimizer.step(); optimizer.zero_grad(); backward(step)
+except errors.Error as error:
+    print(type(error).__name__, end=" ")
+optimizer.close()
+print(bool(model.layers[0].weight.isnan().all()), flush=True)
+"""
 FORKS = PROGRAM + """
 from shardmesh import errors
 backward(1)
@@ -134,6 +152,39 @@ class ModelTest(BadInput):
         optimizer.revert()
         self.assertTrue(torch.equal(model.weight, linear().weight))
         self.assert_trains(model, optimizer)
+
+    def test_what_is_written_to_data_is_gone_after_the_step_with_all_that_lies_beside(self):
+        learnt = []
+        for written in False, True:
+            model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+            nn.utils.vector_to_parameters(torch.linspace(-1, 1, 216), model.parameters())
+            optimizer = self.optimizer(model, job=f"data-{written}")
+            for step in range(4):
+                backward(model, step)
+                if written and step == 1:
+                    model[1].bias.data.add_(1)
+                optimizer.step()
+                optimizer.zero_grad()
+            learnt.append(nn.utils.parameters_to_vector(model.parameters()).detach().clone())
+        self.assertTrue(torch.equal(*learnt))
+
+    def test_editing_is_the_same_with_either_residency(self):
+        learnt = []
+        for residency in "full", "bucket":
+            model = Stack()
+            optimizer = self.optimizer(model, job=f"edits-{residency}", residency=residency)
+            self.assert_trains(model, optimizer)
+            with optimizer.editing():
+                model.layers[1].weight[0] = 1
+                model.layers[2].weight.mul_(0.5)
+            for _ in range(2):
+                self.assert_trains(model, optimizer)
+            with self.assertRaises(KeyError), optimizer.editing():
+                raise KeyError
+            self.assert_trains(model, optimizer)
+            learnt.append(model.state_dict())
+        for name, value in learnt[0].items():
+            self.assertTrue(torch.equal(value, learnt[1][name]), name)
 
     def test_without_a_worker_on_this_host_weights_are_copied_and_the_same(self):
         learnt = []
@@ -427,9 +478,31 @@ class ExceptionsTest(BadInput):
     def test_parts_of_a_block_without_the_block(self):
         model = Stack()
         optimizer = self.optimizer(nn.ModuleDict({"blocks": nn.ModuleList([model])}), residency="bucket")
+        with self.assertRaisesRegex(errors.FailedPrecondition, "a Linear of the block of .* was called without the block"):
+            model.layers[0](torch.ones(1, 32))
         with self.assertRaisesRegex(errors.FailedPrecondition, "used without a call of its block"):
-            model.layers[0](torch.ones(1, 32)).sum().backward()
+            nn.functional.linear(torch.ones(1, 32), model.layers[0].weight).sum().backward()
         optimizer.zero_grad()
+
+    def test_gradients_by_hand_where_they_would_be_lost(self):
+        for options in {"slots": 2}, {"residency": "bucket"}:
+            with self.subTest(options):
+                model = Stack()
+                optimizer = self.optimizer(model, job=f"by-hand-{len(options)}-{next(iter(options))}", **options)
+                model.layers[1].weight.grad = torch.ones(32, 32)
+                with self.assertRaisesRegex(errors.FailedPrecondition, "layers.1.weight was put into .grad by hand"):
+                    optimizer.step()
+                self.assertEqual(optimizer.committed_step, 0)
+
+    def test_a_step_that_is_skipped_is_said_once(self):
+        model = linear()
+        optimizer = self.optimizer(model)
+        with self.assertLogs("shardmesh.torch", "WARNING") as logs:
+            for _ in range(2):
+                (model(torch.ones(1, 4)).sum() * float("nan")).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        self.assertEqual([line for line in logs.output if "step 1 changed nothing: slot 0: gradient of" in line], logs.output)
 
 
 @unittest.skipUnless(BIN, "SHARDMESH_BIN_DIR is not set to bazel's folder of programs: ./test --lane parity sets it")
@@ -472,6 +545,17 @@ class ProcessTest(Leftovers):
         undisturbed, _ = self.goes_on()
         self.assertIn("step 8 digest", undisturbed)
         self.assertEqual(self.goes_on("shardmesh-worker")[0], undisturbed)
+
+    def test_of_weights_that_are_lost_with_a_worker_the_model_says_so(self):
+        program = PROGRAM.replace("model = torch.nn.Linear(4, 3)", STACK).replace("timeout=20", "timeout=20, residency='bucket'")
+        with subprocess.Popen([sys.executable, "-c", program + LOSES], env=self.environment, text=True, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) as trainer:
+            self.assertEqual(trainer.stdout.readline(), "ready\n")
+            os.kill(self.pid_of("shardmesh-worker"), signal.SIGKILL)
+            said, error = trainer.communicate("\n", timeout=120)
+        self.assertEqual(said, "Unavailable True\n", error)
+        self.assertIn("could not be fetched, and are NaN now", error)
+        self.assert_nothing_left()
 
     def test_a_coordinator_that_is_killed_is_a_typed_error_at_most(self):
         said, error = self.goes_on("shardmesh-coordinator")

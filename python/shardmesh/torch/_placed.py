@@ -19,7 +19,7 @@ class Placed:
     """The weights of a model, each a view of the parameter window, a copy that is brought up to date after a step, or
     codes that its layers take.
 
-    What is written to a view is this process's alone, and is forgotten at the next forget().
+    What is written to a view is this process's alone, and is forgotten at the next refresh().
     """
 
     def __init__(
@@ -44,8 +44,26 @@ class Placed:
             tensor = self._parameters[index].tensor
             memory = mmap.mmap(-1, max(tensor.numel() * tensor.element_size(), 1))
             self._maps[index] = memory
-            tensor.data = torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.size(), _dense(tensor))
+            self._map(index)
         self.empty(range(len(self._parameters)))
+
+    def _map(self, index: int) -> None:
+        tensor = self._parameters[index].tensor
+        tensor.data = torch.frombuffer(self._maps[index], dtype=tensor.dtype).as_strided(tensor.size(), _dense(tensor))
+
+    def own(self, indices: Iterable[int]) -> None:
+        """Until place() these are tensors of their own, with the weights, that can be written. REQUIRES: the weights
+        are there."""
+        for index in indices:
+            if index not in self._delivered:
+                tensor = self._parameters[index].tensor
+                tensor.data = tensor.data.clone(memory_format=torch.preserve_format)
+
+    def lose(self, indices: Iterable[int]) -> None:
+        """These become tensors of NaN: their weights are nowhere."""
+        for index in indices:
+            tensor = self._parameters[index].tensor
+            tensor.data = torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else torch.zeros_like(tensor)
 
     def fill(self, indices: Iterable[int]) -> None:
         """Copies among these get the weights."""
@@ -66,6 +84,7 @@ class Placed:
 
     def place(self, session: Session) -> None:
         """Of a session that was opened, or opened again."""
+        self._session: Optional[Session] = session
         self._sources = [session.weights(parameter.name) for parameter in self._parameters]
         before, self._copied, self._delivered = self._copied, set(), set()
         reasons: dict[str, list[str]] = {}
@@ -83,7 +102,9 @@ class Placed:
                     self._copied.add(index)
                     if tensor.is_meta:
                         raise errors.Internal(f"{parameter.name} has no memory")
-                    if index not in before and not self._resides:
+                    if self._resides and index in self._maps:
+                        self._map(index)
+                    elif index not in before and not self._resides:
                         tensor.data = tensor.data.clone(memory_format=torch.preserve_format)
         for reason, names in reasons.items():
             more = ", ..." if names[3:] else ""
@@ -130,7 +151,10 @@ class Placed:
                     self._deliver(index)
 
     def refresh(self) -> None:
-        """After a step: copies get the new weights."""
+        """After a step: copies get the new weights, and views that this process wrote to are the window's again: a page
+        that was written to would stay as it was, with all that lies beside."""
+        if self._session is not None:
+            self._session.forget_writes()
         if not self._resides:
             with torch.no_grad():
                 for index in self._copied:
@@ -163,7 +187,7 @@ class Placed:
 
     def let_go(self) -> None:
         """Of the session's memory, after release(): slots are free when nothing is left of it."""
-        self._sources = []
+        self._sources, self._session = [], None
 
 
 def _dense(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -5,7 +5,8 @@ Addresses stay as they are when a bucket is dropped, so tensors, compiled blocks
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Optional
 
@@ -69,6 +70,13 @@ class Residence:
                         "blocks, or was compiled as a whole; compile its blocks, before the optimizer is made")
         for number, unit in enumerate(self._units):
             self._handles += _call_around(unit.module, partial(self._before, number), partial(self._after, number))
+            if number > 0 and not _is_compiled(unit.module):
+                tensors = {id(parameters[index].tensor) for index in unit.parameters}
+                check = Hook(partial(self._check_present, number))
+                self._handles += [
+                    inner.register_forward_pre_hook(check) for inner in unit.module.modules()
+                    if inner is not unit.module and any(id(one) in tensors for one in inner.parameters(recurse=False))
+                ]
         self._unit_of = {index: number for number, unit in enumerate(self._units) for index in unit.parameters}
         place_of = {
             id(parameters[index].tensor): (number, index)
@@ -107,6 +115,16 @@ class Residence:
         self.acquire(unit)
         if unit > 0:
             self._prefetch(unit + 1)
+
+    def _check_present(self, unit: int, module: Any, args: Any) -> None:
+        """FailedPrecondition: a module within a block is called outside of the block's call, and reads zeros."""
+        if not torch.compiler.is_compiling() and self._uses[unit] == 0:
+            names = sorted(self._parameters[index].name for index in self._units[unit].parameters)
+            raise errors.FailedPrecondition(
+                f"a {type(module).__name__} of the block of {names[0]} was called without the block, so that its "
+                "weights are not there: residency=\"bucket\" needs calls of the modules in a list, not of what is in "
+                "them"
+            )
 
     def _after(self, unit: int, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         if torch.is_grad_enabled() and (outputs := _needing_gradients(output)):
@@ -253,16 +271,50 @@ class Residence:
             if not parameter.frozen:
                 self._missing.setdefault(self._bucket[index], set()).add(index)
 
+    def own_all(self) -> None:
+        """All weights become tensors of their own, until they are placed again."""
+        for number, unit in enumerate(self._units):
+            self.acquire(number)
+            self._placed.own(unit.parameters)
+            self.release(number)
+
     def close(self) -> None:
-        """All weights become memory of this process."""
+        """All weights become memory of this process; NaN, where the service is gone."""
         for handle in self._handles:
             handle.remove()
         self._allow_copies()
-        self.release_all()
+        lost: Optional[errors.Error] = None
         for number, unit in enumerate(self._units):
-            self.acquire(number)
-            self._placed.release(unit.parameters)
-            self.release(number)
+            try:
+                self.release_all()
+                self.acquire(number)
+                self._placed.release(unit.parameters)
+                self.release(number)
+            except errors.Error as error:
+                lost = lost or error
+                self._placed.lose(unit.parameters)
+        if lost is not None:
+            LOG.warning("the model's weights could not be fetched, and are NaN now: go on from a checkpoint. %s", lost)
+
+
+@contextmanager
+def whole(residence: Optional[Residence], take: Callable[[], None], again: Callable[[], None]) -> Iterator[None]:
+    """Within it all weights are there and can be written. take: what was changed, at the end; again: they are placed
+    as they were. None: all are there anyhow."""
+    if residence is None:
+        yield
+        return
+    residence.own_all()
+    try:
+        yield
+        take()
+    finally:
+        again()
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    return module._compiled_call_impl is not None or any(
+        type(inner).__name__ == "OptimizedModule" for inner in module.modules())
 
 
 class _Unwrap:

@@ -36,6 +36,7 @@ class Session:
         self.job: Any = job
         self.slots, self.timeout = slots, timeout
         self.core: Any = None
+        self._skipped = False  # a step was
         self._open()
 
     def _open(self) -> None:
@@ -72,6 +73,11 @@ class Session:
             return False
         return True
 
+    def forget_writes(self) -> None:
+        """What this process wrote to the weights is dropped; connected ones a step overwrites whole."""
+        if self.slots is None or self.core.attached:
+            self.core.forget_writes()
+
     def weights(self, name: str) -> Weights:
         _, shape, format, parts = self.core.parameter(name)
         return Weights(shape, format, parts)
@@ -82,7 +88,14 @@ class Session:
         return tensor_of(memory, FORMATS[format], shape)
 
     def step(self, learning_rates: list[float], loss_scale: float, tokens: list[int]) -> Reply:
-        return Reply(*self.core.step(learning_rates, loss_scale, tokens, self.timeout))
+        return self.noted(Reply(*self.core.step(learning_rates, loss_scale, tokens, self.timeout)))
+
+    def noted(self, reply: Reply) -> Reply:
+        """The first step that is skipped is said in the log."""
+        if reply.skipped and not self._skipped:
+            self._skipped = True
+            LOG.warning("step %d changed nothing: %s. Optimizer.last says it of each", reply.step, reply.skip_reason)
+        return reply
 
     def reopen(self, error: errors.Error) -> None:
         """Attaches to the job as it goes on after `error`, within the timeout. Unavailable: it does not, and why."""

@@ -69,11 +69,24 @@ class Slots:
         return not self.several and self._residence is None
 
     def begun(self) -> bool:
-        """Whether there are gradients to step with, or were to be."""
+        """Whether there are gradients to step with, or were to be. FailedPrecondition: some that no backward has left.
+        """
+        if self.several or self._residence is not None:
+            self._check_none_by_hand()
         return self._filled > 0 or self._backwards.open or any(self._written[0]) or self._set_by_hand()
 
     def _set_by_hand(self) -> bool:
         return not self.several and any(parameter.tensor.grad is not None for parameter in self._parameters)
+
+    def _check_none_by_hand(self) -> None:
+        """Where gradients are handed over as each backward leaves them, one that was put into `.grad` would be lost."""
+        for index, parameter in enumerate(self._parameters):
+            gradient = parameter.tensor.grad
+            if gradient is not None and not any(gradient is views[index] for views in self._views):
+                raise errors.FailedPrecondition(
+                    f"the gradient of {parameter.name} was put into .grad by hand, which takes one slot for each rank "
+                    "(slots=None) and residency=\"full\"; here gradients come of backward() alone"
+                )
 
     def join(self, joining: bool) -> bool:
         """Whether what comes now stays in its slot after a backward; returns what it was."""

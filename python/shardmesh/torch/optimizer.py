@@ -28,7 +28,7 @@ from ._model import Parameters
 from ._placed import Placed
 from ._pulled import PulledSlots
 from ._quantized import Delivery
-from ._residence import Residence
+from ._residence import Residence, whole
 from ._session import OVER, Reply
 from ._slots import Slots
 from ._specification import Formats
@@ -261,11 +261,12 @@ class Optimizer(torch.optim.Optimizer):
 
     @contextmanager
     def editing(self) -> Iterator[None]:
-        """Changes of parameters within it, the same on every rank, are the job's from the next step on."""
+        """Changes of parameters within it, the same on every rank, are the job's from the next step on; with bucket
+        residency, where it takes memory for all weights, from its end on."""
         self._check_usable()
-        with torch.no_grad(), self._placed.decoded():
+        with torch.no_grad(), self._placed.decoded(), whole(self._residence, self._take_changes, self._place_again):
             yield
-        self._loads.note(self._placed.changed())
+            self._loads.note(self._placed.changed())
 
     def revert(self) -> None:
         """Takes the service's weights back, whatever was written to the parameters."""
@@ -294,6 +295,10 @@ class Optimizer(torch.optim.Optimizer):
         self._slots.attach(self._session)
         if self._residence is not None:
             self._residence.attach(self._session)
+        self._guard.note()
+
+    def _place_again(self) -> None:
+        self._placed.place(self._session)
         self._guard.note()
 
     # -- the job ----------------------------------------------------------------------------------------------------
