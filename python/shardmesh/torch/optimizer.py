@@ -125,7 +125,7 @@ class Optimizer(torch.optim.Optimizer):
         )
         self._slots: Union[Slots, PulledSlots]
         if plan.pulled:
-            self._slots = PulledSlots(self._trainable, plan.token_weights)
+            self._slots = PulledSlots(self._trainable, int(self._started.spec["slots"]), plan.token_weights)
         else:
             self._slots = Slots(self._trainable, self._session.slots or [])
         self._slots.attach(self._session)
@@ -233,7 +233,7 @@ class Optimizer(torch.optim.Optimizer):
         if not isinstance(self._slots, PulledSlots):
             raise errors.FailedPrecondition("the slots of this optimizer are assigned; make it with pulled=True")
         self._check_usable()
-        if self._slots.begun():
+        if self._slots.over:
             self.step()
         self._guard.check(self._placed.decoded_for_now())
         self._take_changes()
