@@ -153,8 +153,8 @@ class RanksTest(Trainers):
     def test_an_error_of_rank_0_is_raised_at_once_and_told_to_the_others(self):
         for way, said in ("resume", "NotFound: /nowhere has no checkpoint"), ("begin", "ZeroDivisionError"):
             with self.subTest(way):
-                self.run_trainer("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", self.script(FAILS),
-                                 self.scratch, way)
+                self.run_trainer("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+                                 self.script(FAILS), self.scratch, way)
                 first, second = self.told()
                 self.assertLess(int(first[0]), 15)
                 self.assertRegex(" ".join(first[1:]), "^" + said)

@@ -196,7 +196,7 @@ def check_fixed(groups: Sequence[Mapping[str, Any]], job: Sequence[Mapping[str, 
         for key, value in of_job.items():
             if group.get(key) != value:
                 raise errors.Unimplemented(
-                    f"{key} of group {index} was changed from {value!r} to {group.get(key)!r}; a job can change lr "
+                    f"{key} of group {index} {'were' if key == 'betas' else 'was'} changed from {value!r} to {group.get(key)!r}; a job can change lr "
                     "alone from step to step (of OneCycleLR and CyclicLR: cycle_momentum=False)"
                 )
 
