@@ -42,8 +42,8 @@ class Optimizer(torch.optim.Optimizer):
 
     params: the model; or its named_parameters(); or groups of those; or, with model=, whatever torch.optim takes.
     algorithm, hyperparameters: AdamW, Adam, SGD, Lion or Muon, and torch.optim's own names (lr, betas, eps, ...).
-    weights, states, gather, gradients: formats (docs/numerics.md); None: as the model's. weights and gather may be
-    functions of a parameter's canonical name.
+    weights, states, gather, gradients: formats (docs/numerics.md); None: as the model's. weights, states and gather may
+    be functions of a parameter's canonical name.
     deliver: "decoded": gathered codes are decoded into the parameters. "quantized": an nn.Linear whose weight is
     gathered as int8_row, fp8_row or fp8_tensor multiplies by codes and scales; its weight has a gradient and a name,
     its elements are NaN, and state_dict() has them decoded. Weights that other modules use, too, are decoded.
