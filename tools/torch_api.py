@@ -9,7 +9,9 @@ import inspect
 import re
 
 import shardmesh.torch
+from shardmesh import errors
 
+ERRORS = [*(one.__name__ for one in errors.BY_CODE.values()), "LoadMismatch"]
 HEAD = """# Reference of shardmesh.torch
 
 Made of the docstrings by `tools/torch_api.py`. [torch.md](torch.md) starts from tasks.
@@ -41,19 +43,27 @@ def argument(one: inspect.Parameter) -> str:
 
 
 def entry(level: int, name: str, thing: object) -> str:
-    made = thing.__init__ if inspect.isclass(thing) else thing  # type: ignore[misc]
-    shown = f"```\n{signature(name, made)}\n```\n\n" if callable(thing) and not isinstance(thing, property) else ""
-    return f"\n{'#' * level} {name}\n\n{shown}{text(inspect.getdoc(thing) or '')}\n"
+    words = list(ERRORS)
+    if isinstance(thing, property):
+        shown = f"```\n{name}: {inspect.signature(thing.fget).return_annotation}\n```\n"  # type: ignore[arg-type]
+    else:
+        made = thing.__init__ if inspect.isclass(thing) else thing
+        shown = f"```\n{signature(name, made)}\n```\n"
+        words += inspect.signature(made).parameters  # type: ignore[arg-type]
+    said = text(inspect.getdoc(thing) or "", words)
+    return f"\n{'#' * level} {name}\n\n{shown}" + (f"\n{said}\n" if said else "")
 
 
-def text(docstring: str) -> str:
-    """What begins with words and a colon is an item of a list."""
-    lines = []
-    for line in docstring.strip().splitlines():
-        item = re.match(r"([A-Za-z_][A-Za-z_, ]*): ", line)
-        if item:
-            names = ", ".join(f"`{one}`" for one in item[1].split(", "))
-            line = f"* {names}: {line[item.end():]}"
+def text(docstring: str, words: list[str]) -> str:
+    """What begins with some of `words` and a colon is an item of a list; so is all that follows it in its paragraph."""
+    one = f"(?:{'|'.join(words)})"
+    names = rf"({one}(?:, {one})*): "
+    lines: list[str] = []
+    for line in re.sub(rf"(?<=\.) (?={names})", "\n", docstring.strip()).splitlines():
+        if item := re.match(names, line):
+            if lines and lines[-1] and not lines[-1].startswith(("* ", "  ")):
+                lines.append("")
+            line = f"* {', '.join(f'`{name}`' for name in item[1].split(', '))}: {line[item.end():]}"
         elif lines and lines[-1].startswith(("* ", "  ")) and line:
             line = "  " + line
         lines.append(line)
@@ -71,8 +81,7 @@ def main() -> None:
         thing = getattr(shardmesh.torch, name)
         print(entry(2, name, thing), end="")
         for inner, member in own(thing) if inspect.isclass(thing) else []:
-            if inspect.getdoc(member):
-                print(entry(3, f"{name}.{inner}", member), end="")
+            print(entry(3, f"{name}.{inner}", member), end="")
 
 
 if __name__ == "__main__":

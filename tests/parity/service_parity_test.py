@@ -49,6 +49,26 @@ torch.distributed.init_process_group("gloo")  # which serves its own store there
 torch.distributed.barrier()
 """
 
+FAILS = """
+import os, sys, time
+import torch
+from shardmesh import errors
+from shardmesh.torch import Optimizer
+torch.set_num_threads(1)
+rank, model, way, start = os.environ["RANK"], torch.nn.Linear(2, 2), sys.argv[2], time.monotonic()
+if rank == "0" and way == "begin":
+    Optimizer._begin = lambda self: 1 / 0
+try:
+    Optimizer(model, resume="/nowhere" if way == "resume" else None, timeout=25)
+except (errors.Error, ZeroDivisionError) as error:
+    told = f"{type(error).__name__}: {error}"
+else:
+    told = "begun"
+with open(os.path.join(sys.argv[1], f"rank{rank}"), "w") as file:
+    print(f"{time.monotonic() - start:.0f}", told, file=file)
+time.sleep(1)  # torchrun would end the other
+"""
+
 
 def environment(**variables):
     """Of one rank, for a test in this process: none of the variables of ranks but these."""
@@ -124,11 +144,25 @@ class RanksTest(Trainers):
             os.remove(told.name)
         return said
 
-    def script(self):
+    def script(self, text=RANK):
         path = os.path.join(self.scratch, "trainer.py")
         with open(path, "w", encoding="utf-8") as script:
-            script.write(RANK)
+            script.write(text)
         return path
+
+    def test_an_error_of_rank_0_is_raised_at_once_and_told_to_the_others(self):
+        for way, said in ("resume", "NotFound: /nowhere has no checkpoint"), ("begin", "ZeroDivisionError"):
+            with self.subTest(way):
+                self.run_trainer("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+                                 self.script(FAILS), self.scratch, way)
+                first, second = self.told()
+                self.assertLess(int(first[0]), 15)
+                self.assertRegex(" ".join(first[1:]), "^" + said)
+                if way == "resume":
+                    self.assertLess(int(second[0]), 15)
+                    self.assertRegex(
+                        " ".join(second[1:]), "^Unavailable: rank 1: rank 0 ended before the job began: /nowhere has no"
+                    )
 
     def test_ranks_of_torchrun_find_the_same_services(self):
         self.run_trainer("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", self.script(),

@@ -80,6 +80,7 @@ class ArgumentsTest(unittest.TestCase):
             for how, right in (
                 ({"algorithm": "SGD", "momentum": 2.0}, r"momentum is 2.0; .*\[0, 1\]"),
                 ({"algorithm": "SGD", "nesterov": True}, "needs a momentum and no dampening"),
+                ({"algorithm": 1e-3}, r'algorithm 0.001 is none; .*by name: Optimizer\(model, "AdamW", lr=0.001\)'),
                 ({"lr": 0.1, "learning_rate": 0.1}, "has no hyperparameter 'learning_rate'"),
             ):
                 with self.subTest(**how), self.assertRaisesRegex(errors.InvalidArgument, right):
@@ -100,6 +101,23 @@ class ArgumentsTest(unittest.TestCase):
             ):
                 with self.subTest(**how), self.assertRaisesRegex(AssertionError, "started"):
                     Optimizer(Net(), **how)
+
+
+class ChangedTest(Misuse):
+    def test_hyperparameters_and_weights_that_were_changed_are_told_in_their_number(self):
+        model = Net()
+        optimizer = self.optimizer(model, "AdamW")
+        for key, value, said in ("betas", (0.5, 0.5), "betas of group 0 were"), ("eps", 1e-3, "eps of group 0 was"):
+            before, optimizer.param_groups[0][key] = optimizer.param_groups[0][key], value
+            backward(model)
+            with self.assertRaisesRegex(errors.Unimplemented, f"^{said} changed from"):
+                optimizer.step()
+            optimizer.param_groups[0][key] = before
+        for layer, said in (model.head, "head.bias was .* has its weights"), (model.body, "body.bias, head.bias were .* their weights"):
+            with torch.no_grad():
+                layer.bias.add_(1)
+            with self.assertRaisesRegex(errors.FailedPrecondition, f"^{said}"):
+                optimizer.step()
 
 
 class OtherParametersTest(Misuse):

@@ -36,6 +36,7 @@ class Ending:
         placed: Placed, residence: Optional[Residence],
     ) -> None:
         self._pid, self._started = os.getpid(), started
+        started.at_once = False
         self._finalizer: Any = weakref.finalize(
             optimizer, _end, self._pid, started, guard, loads, slots, placed, residence
         )

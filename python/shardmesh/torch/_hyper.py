@@ -42,7 +42,9 @@ def algorithm_name(algorithm: object) -> str:
     """"adamw" of "AdamW". InvalidArgument: there is none of that name; the message has those that there are."""
     name = algorithm.lower() if isinstance(algorithm, str) else ""
     if name not in _KNOWN:
-        raise errors.InvalidArgument(f"algorithm {algorithm!r} is none; there are SGD, Adam, AdamW, Lion and Muon")
+        is_rate = isinstance(algorithm, (int, float)) and not isinstance(algorithm, bool)
+        hint = f'; a learning rate is given by name: Optimizer(model, "AdamW", lr={algorithm!r})' if is_rate else ""
+        raise errors.InvalidArgument(f"algorithm {algorithm!r} is none; there are SGD, Adam, AdamW, Lion and Muon{hint}")
     return name
 
 
@@ -104,11 +106,11 @@ def _within(key: str, number: float, value: Any, what: str) -> float:
 
 def _betas(kind: str, value: Any, what: str) -> tuple[float, float]:
     if isinstance(value, str) or not isinstance(value, Iterable) or len(pair := list(value)) != 2:
-        raise errors.InvalidArgument(f"{what} is {value!r}; it must be a pair of numbers")
+        raise errors.InvalidArgument(f"{what} are {value!r}; they must be a pair of numbers")
     betas = _number(pair[0], what), _number(pair[1], what)
     if all(0 <= beta < 1 or (beta == 1 and kind == "lion") for beta in betas):
         return betas
-    raise errors.InvalidArgument(f"{what} is {value!r}; both must lie in [0, 1{']' if kind == 'lion' else ')'}")
+    raise errors.InvalidArgument(f"{what} are {value!r}; both must lie in [0, 1{']' if kind == 'lion' else ')'}")
 
 
 def _flag(value: Any, what: str) -> bool:

@@ -42,10 +42,11 @@ class Loads:
         strangers = [parameter.name for parameter in changed if id(parameter.tensor) not in self._known]
         if strangers:
             more = f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
+            was, its, them = ("was", "its", "it") if len(strangers) == 1 else ("were", "their", "them")
             raise errors.FailedPrecondition(
-                f"{', '.join(strangers[:3])}{more} were changed by hand since the last step; the service has their "
-                "weights. Change them within `with optimizer.editing():` on every rank, or by load_state_dict() of the "
-                "module; or take the service's weights back with optimizer.revert()"
+                f"{', '.join(strangers[:3])}{more} {was} changed by hand since the last step; the service has {its} "
+                f"weights. Change {them} within `with optimizer.editing():` on every rank, or by load_state_dict() of "
+                "the module; or take the service's weights back with optimizer.revert()"
             )
 
     def clear(self) -> None:

@@ -19,9 +19,12 @@ from ._session import Reply, Session
 class PulledSlots:
     """Each slot has a window of its own while it is written; gradients go there as in _slots.py."""
 
-    def __init__(self, parameters: Sequence[Parameter], token_weights: bool) -> None:
+    def __init__(self, parameters: Sequence[Parameter], count: int, token_weights: bool) -> None:
+        """count: slots of a step, over all ranks."""
         self._parameters, self._pid = list(parameters), os.getpid()
         self._session: Optional[Session] = None
+        self._count = count
+        self._open: Optional[int] = None  # the slot that the loop's body is at
         self.token_weights = token_weights  # then a slot may be without tokens, and without gradients
         self._views: list[torch.Tensor] = []  # of the slot that is taken
         self._written = [False] * len(parameters)
@@ -40,8 +43,19 @@ class PulledSlots:
 
     whole = False  # `.grad` is all that this rank hands over
 
-    def begun(self) -> bool:
+    @property
+    def over(self) -> bool:
+        """The loop came to its end, and step() was not asked about it."""
         return self._reply is not None
+
+    def begun(self) -> bool:
+        if self._open is not None:
+            raise errors.FailedPrecondition(
+                f"slot {self._open} was taken and is not finished: the loop over optimizer.slots() was left before its "
+                "end, or step() was called in it; loop over optimizer.slots(batches) again, to the end, and then call "
+                "step()"
+            )
+        return self.over
 
     def join(self, joining: bool) -> bool:
         raise errors.FailedPrecondition(
@@ -55,15 +69,27 @@ class PulledSlots:
         loss_scale: Callable[[], float],
         tokens: Callable[[], int],
     ) -> Iterator[Any]:
-        session = self._session
+        _check_batches(batches, self._count)
+        return self._take(batches, learning_rates, loss_scale, tokens)
+
+    def _take(
+        self,
+        batches: Union[Sequence[Any], Callable[[int, int], Any]],
+        learning_rates: Callable[[], list[float]],
+        loss_scale: Callable[[], float],
+        tokens: Callable[[], int],
+    ) -> Iterator[Any]:
+        session, self._open = self._session, None
         assert session is not None
         while (slot := self._next(session)) is not None:
             self._begin(session)
-            yield _batch_of(batches, self._step + 1, slot)
+            self._open = slot
+            yield batches(self._step + 1, slot) if callable(batches) else batches[slot]
             if not any(self._written) and not self.token_weights:
                 raise errors.FailedPrecondition(f"slot {slot} had no backward in the body of the loop; each needs one")
             self._zero_rest()
             session.core.finish(learning_rates(), loss_scale(), tokens(), session.timeout)
+            self._open = None
             self.clear()
 
     def _next(self, session: Session) -> Optional[int]:
@@ -130,11 +156,17 @@ class PulledSlots:
         self._views = []
 
 
-def _batch_of(batches: Union[Sequence[Any], Callable[[int, int], Any]], step: int, slot: int) -> Any:
+def _check_batches(batches: object, count: int) -> None:
+    """InvalidArgument: they are neither a function nor a sequence of one for each slot."""
     if callable(batches):
-        return batches(step, slot)
-    if slot >= len(batches):
+        return
+    if not (hasattr(batches, "__len__") and hasattr(batches, "__getitem__")):
         raise errors.InvalidArgument(
-            f"there are {len(batches)} batches, and slot {slot} is to be computed; give one for each slot"
+            f"batches is a {type(batches).__name__}; it must be a sequence of one for each of the {count} slots of a "
+            "step, or a function of step and slot. Of a DataLoader, the same on every rank: `loader = iter(loader)`, "
+            f"and for each step `optimizer.slots([next(loader) for _ in range({count})])`"
         )
-    return batches[slot]
+    if len(batches) != count:
+        raise errors.InvalidArgument(
+            f"there are {len(batches)} batches, and the job has {count} slots in a step; give one for each slot"
+        )

@@ -24,6 +24,9 @@ _STOP_SECONDS = 30.0  # a little longer than _keeper.py waits
 _GRACE_SECONDS = 2.0  # `shardctl up --grace`
 _LOG_LINES, _LOG_BYTES = 8, 4096  # of its log, in errors
 _PUBLISHED, _FAILED = "+", "-"  # how what rank 0 says begins
+_CAUSE = "/cause"  # of its end
+# What a rank is told of its own call, and not since rank 0 ended.
+_OWN = (errors.InvalidArgument, errors.AlreadyExists, errors.FailedPrecondition, errors.Unimplemented)
 
 _finds = 0  # how often this process has looked for a service of its own: equal on all ranks
 _stores: list[Any] = []  # rank 0 may hold the server that the others ask, as long as it lives
@@ -37,6 +40,10 @@ class Running(Protocol):
 
     def close(self, at_once: bool = False) -> None: ...
 
+    def failed(self, error: BaseException) -> BaseException:
+        """This rank ends with `error` before it began: closes at once. Returns what to raise: that, or the error of
+        rank 0 that it came from."""
+
 
 class Remote:
     """Somebody else's service."""
@@ -46,6 +53,9 @@ class Remote:
 
     def close(self, at_once: bool = False) -> None:
         """Nothing: its owner ends it."""
+
+    def failed(self, error: BaseException) -> BaseException:
+        return error
 
 
 class Embedded:
@@ -93,6 +103,10 @@ class Embedded:
             self._keeper.wait()
         self._remove()
 
+    def failed(self, error: BaseException) -> BaseException:
+        self.close()
+        return error
+
     def _remove(self) -> None:
         self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -127,8 +141,9 @@ class Embedded:
 class _Host:
     """The service of rank 0, which the other ranks use until they leave it."""
 
-    def __init__(self, service: Embedded, store: Any, left: list[str], timeout: float) -> None:
-        self._service, self._store, self._left, self._timeout = service, store, left, timeout
+    def __init__(self, service: Embedded, store: Any, key: str, world: int, timeout: float) -> None:
+        self._service, self._store, self._key, self._timeout = service, store, key, timeout
+        self._left = [f"{key}/left/{other}" for other in range(1, world)]
         self.address = service.address
         atexit.register(self._end)  # before the service's own
 
@@ -142,6 +157,14 @@ class _Host:
         atexit.unregister(self._end)
         self._service.close()
 
+    def failed(self, error: BaseException) -> BaseException:
+        try:
+            self._store.set(self._key + _CAUSE, str(error) or type(error).__name__)
+        except RuntimeError:  # the store is gone
+            pass
+        self.close(at_once=True)
+        return error
+
     def _end(self) -> None:
         self.close(at_once=hasattr(sys, "last_type"))  # this process ends with an exception
 
@@ -149,8 +172,8 @@ class _Host:
 class _Guest:
     """Another rank's use of it."""
 
-    def __init__(self, address: str, store: Any, left: str) -> None:
-        self.address, self._store, self._left = address, store, left
+    def __init__(self, address: str, store: Any, key: str, rank: int) -> None:
+        self.address, self._store, self._key, self._rank = address, store, key, rank
         self._owner: Optional[int] = os.getpid()
         atexit.register(self.close)
 
@@ -160,9 +183,24 @@ class _Guest:
         self._owner = None
         atexit.unregister(self.close)
         try:
-            self._store.set(self._left, "")
+            self._store.set(f"{self._key}/left/{self._rank}", "")
         except RuntimeError:
             pass
+
+    def failed(self, error: BaseException) -> BaseException:
+        its_own = not isinstance(error, errors.Error) or isinstance(error, _OWN)
+        cause = None if its_own else self._cause()
+        self.close()
+        if cause is None:
+            return error
+        return errors.Unavailable(f"rank {self._rank}: rank 0 ended before the job began: {cause}")
+
+    def _cause(self) -> Optional[str]:
+        try:
+            key = self._key + _CAUSE
+            return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
+        except RuntimeError:
+            return None
 
 
 def find(service: Optional[str], rank: int, world: int, workers: Optional[int], timeout: float) -> Running:
@@ -188,9 +226,9 @@ def find(service: Optional[str], rank: int, world: int, workers: Optional[int], 
     key = f"shardmesh/service/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_finds}"
     if rank == 0:
         embedded, store = _publish(key, workers or 1, timeout)
-        return _Host(embedded, store, [f"{key}/left/{other}" for other in range(1, world)], timeout)
+        return _Host(embedded, store, key, world, timeout)
     address, store = _read(key, rank, timeout)
-    return _Guest(address, store, f"{key}/left/{rank}")
+    return _Guest(address, store, key, rank)
 
 
 def checked_address(address: str) -> str:

@@ -48,7 +48,7 @@ class Started:
     def __init__(self, params: Parameters, model: Optional[torch.nn.Module], plan: Plan) -> None:
         _arguments.check(model, plan._asdict(), plan.specification)
         self.plan = plan
-        self.at_once = False  # at close(): other ranks are not waited for
+        self.at_once = True  # at close(): other ranks are not waited for, unless the optimizer has begun
         self.model = params if isinstance(params, torch.nn.Module) else model
         if self.model is None and plan.deliver == "quantized":
             raise errors.InvalidArgument('deliver="quantized" needs the model: give it, or model=')
@@ -78,10 +78,12 @@ class Started:
                 self._deferred.check()
             given = self.session.begin(self._first_weights if self.ranks.rank == 0 else None)
             self._deferred.finish()
-        except BaseException:
+        except BaseException as error:
             self.__dict__.pop("client", None)  # connections, for which the service would wait
-            self._running.close()
-            raise
+            cause = self._running.failed(error)
+            if cause is error:
+                raise
+            raise cause from error
         if self.ranks.rank == 0 and not given:
             LOG.info("job %s has weights of step %d already; the model takes those", self.name, self.session.committed)
 
@@ -194,7 +196,7 @@ def check_fixed(groups: Sequence[Mapping[str, Any]], job: Sequence[Mapping[str, 
         for key, value in of_job.items():
             if group.get(key) != value:
                 raise errors.Unimplemented(
-                    f"{key} of group {index} was changed from {value!r} to {group.get(key)!r}; a job can change lr "
+                    f"{key} of group {index} {'were' if key == 'betas' else 'was'} changed from {value!r} to {group.get(key)!r}; a job can change lr "
                     "alone from step to step (of OneCycleLR and CyclicLR: cycle_momentum=False)"
                 )
 

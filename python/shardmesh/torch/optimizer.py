@@ -42,8 +42,8 @@ class Optimizer(torch.optim.Optimizer):
 
     params: the model; or its named_parameters(); or groups of those; or, with model=, whatever torch.optim takes.
     algorithm, hyperparameters: AdamW, Adam, SGD, Lion or Muon, and torch.optim's own names (lr, betas, eps, ...).
-    weights, states, gather, gradients: formats (docs/numerics.md); None: as the model's. weights and gather may be
-    functions of a parameter's canonical name.
+    weights, states, gather, gradients: formats (docs/numerics.md); None: as the model's. weights, states and gather may
+    be functions of a parameter's canonical name.
     deliver: "decoded": gathered codes are decoded into the parameters. "quantized": an nn.Linear whose weight is
     gathered as int8_row, fp8_row or fp8_tensor multiplies by codes and scales; its weight has a gradient and a name,
     its elements are NaN, and state_dict() has them decoded. Weights that other modules use, too, are decoded.
@@ -125,7 +125,7 @@ class Optimizer(torch.optim.Optimizer):
         )
         self._slots: Union[Slots, PulledSlots]
         if plan.pulled:
-            self._slots = PulledSlots(self._trainable, plan.token_weights)
+            self._slots = PulledSlots(self._trainable, int(self._started.spec["slots"]), plan.token_weights)
         else:
             self._slots = Slots(self._trainable, self._session.slots or [])
         self._slots.attach(self._session)
@@ -233,7 +233,7 @@ class Optimizer(torch.optim.Optimizer):
         if not isinstance(self._slots, PulledSlots):
             raise errors.FailedPrecondition("the slots of this optimizer are assigned; make it with pulled=True")
         self._check_usable()
-        if self._slots.begun():
+        if self._slots.over:
             self.step()
         self._guard.check(self._placed.decoded_for_now())
         self._take_changes()
