@@ -100,7 +100,7 @@ class PulledSlots:
             if slot is not None:
                 self._taken = slot, step
             elif step == wanted:
-                self._reply = Reply(*reply)
+                self._reply = session.noted(Reply(*reply))
                 return None
         if self._taken is not None and self._taken[1] == wanted:
             slot, self._taken = self._taken[0], None
