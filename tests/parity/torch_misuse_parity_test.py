@@ -120,6 +120,41 @@ class ChangedTest(Misuse):
                 optimizer.step()
 
 
+class PulledTest(Misuse):
+    def test_pulled_slots_of_a_loader(self):
+        optimizer = self.optimizer(Net(), pulled=True, slots=2)
+        loader = torch.utils.data.DataLoader(list(range(4)))
+        for batches in loader, iter(loader), (seed for seed in range(2)), 3:
+            said = rf"batches is a {type(batches).__name__}; .*`loader = iter\(loader\)`.*next\(loader\) for _ in range\(2\)"
+            with self.subTest(said), self.assertRaisesRegex(errors.InvalidArgument, said):
+                optimizer.slots(batches)
+
+    def test_a_loop_over_pulled_slots_that_is_left_early(self):
+        model, digests = Net(), set()
+        for left in -1, 0, 1, 2:  # at which slot; 2: step() in the loop
+            optimizer = self.optimizer(model, pulled=True, slots=2, job=f"{self.id()}{left}")
+            for slot, seed in enumerate(optimizer.slots([5, 6])):
+                backward(model, seed)
+                if left == 2:
+                    with self.assertRaisesRegex(errors.FailedPrecondition, f"slot {slot} was taken .* step.. was called in it"):
+                        optimizer.step()
+                if slot == left:
+                    break
+            if left in (0, 1):
+                for _ in range(2):
+                    with self.assertRaisesRegex(errors.FailedPrecondition, f"slot {left} was taken and is not .*left before its end"):
+                        optimizer.step()
+                    optimizer.zero_grad()
+                for seed in optimizer.slots([5, 6]):
+                    backward(model, seed)
+            optimizer.step()
+            self.assertEqual(optimizer.committed_step, 1)
+            digests.add(str(optimizer.job.digest()))
+            optimizer.close()
+            model = Net()
+        self.assertEqual(len(digests), 1)
+
+
 class OtherParametersTest(Misuse):
     def assert_told(self, change, said, *, both=False, **options):
         """both: the model has none of its parameters any more."""

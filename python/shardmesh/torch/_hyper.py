@@ -44,7 +44,9 @@ def algorithm_name(algorithm: object) -> str:
     if name not in _KNOWN:
         is_rate = isinstance(algorithm, (int, float)) and not isinstance(algorithm, bool)
         hint = f'; a learning rate is given by name: Optimizer(model, "AdamW", lr={algorithm!r})' if is_rate else ""
-        raise errors.InvalidArgument(f"algorithm {algorithm!r} is none; there are SGD, Adam, AdamW, Lion and Muon{hint}")
+        raise errors.InvalidArgument(
+            f"algorithm {algorithm!r} is none; there are SGD, Adam, AdamW, Lion and Muon{hint}"
+        )
     return name
 
 

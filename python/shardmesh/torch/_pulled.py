@@ -156,7 +156,7 @@ class PulledSlots:
         self._views = []
 
 
-def _check_batches(batches: object, count: int) -> None:
+def _check_batches(batches: Any, count: int) -> None:
     """InvalidArgument: they are neither a function nor a sequence of one for each slot."""
     if callable(batches):
         return

@@ -80,10 +80,7 @@ class Started:
             self._deferred.finish()
         except BaseException as error:
             self.__dict__.pop("client", None)  # connections, for which the service would wait
-            cause = self._running.failed(error)
-            if cause is error:
-                raise
-            raise cause from error
+            raise self._running.failed(error)
         if self.ranks.rank == 0 and not given:
             LOG.info("job %s has weights of step %d already; the model takes those", self.name, self.session.committed)
 
@@ -195,8 +192,9 @@ def check_fixed(groups: Sequence[Mapping[str, Any]], job: Sequence[Mapping[str, 
     for index, (group, of_job) in enumerate(zip(groups, job)):
         for key, value in of_job.items():
             if group.get(key) != value:
+                was = "were" if key == "betas" else "was"
                 raise errors.Unimplemented(
-                    f"{key} of group {index} {'were' if key == 'betas' else 'was'} changed from {value!r} to {group.get(key)!r}; a job can change lr "
+                    f"{key} of group {index} {was} changed from {value!r} to {group.get(key)!r}; a job can change lr "
                     "alone from step to step (of OneCycleLR and CyclicLR: cycle_momentum=False)"
                 )
 
