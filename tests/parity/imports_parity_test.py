@@ -47,6 +47,15 @@ class CostTest(unittest.TestCase):
         done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
         self.assertEqual(done.stdout.split(), [])
 
+    @unittest.skipUnless(BIN, "SHARDMESH_BIN_DIR is not set to bazel's folder of programs: ./test --lane parity sets it")
+    def test_an_optimizer_does_not_need_the_compiler_of_torch(self):
+        script = ("import sys, torch, shardmesh.torch\nmodel = torch.nn.Linear(2, 2)\n"
+                  "with shardmesh.torch.Optimizer(model) as optimizer:\n"
+                  "    model(torch.ones(1, 2)).sum().backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+                  "print('torch._dynamo' in sys.modules)")
+        done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+        self.assertEqual(done.stdout.split(), ["False"])
+
 
 @unittest.skipUnless(BIN, "SHARDMESH_BIN_DIR is not set to bazel's folder of programs: ./test --lane parity sets it")
 class ImportsTest(unittest.TestCase):

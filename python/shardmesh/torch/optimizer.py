@@ -10,6 +10,7 @@ docs/torch.md starts from tasks.
 """
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -351,15 +352,13 @@ class Optimizer(torch.optim.Optimizer):
     # -- what torch.optim has ---------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Unimplemented, always: a job has its parameters and groups from the start. close() this optimizer and make
-        another, of all of them.
-        """
+        """Unimplemented, always: a job has its groups from the start. close() this one and make another, of all."""
         if getattr(self, "_fixed", None) is not None:
             raise errors.Unimplemented(
                 "a job has its parameters from the start; give all groups when the optimizer is made, or close() it "
                 "and make another"
             )
-        super().add_param_group(param_group)
+        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)  # its wrapper imports torch's compiler
 
     def state_dict(self) -> dict[str, Any]:
         """As torch.optim's: states by the index of a parameter, in fp32. The service saves a checkpoint for it."""
