@@ -155,7 +155,7 @@ class Placed:
         that was written to would stay as it was, with all that lies beside."""
         if self._session is not None:
             self._session.forget_writes()
-        if not self._resides:
+        if self._copied and not self._resides:
             with torch.no_grad():
                 for index in self._copied:
                     self._write(index)

@@ -37,6 +37,7 @@ class Session:
         self.slots, self.timeout = slots, timeout
         self.core: Any = None
         self._skipped = False  # a step was
+        self._shares = True  # memory, with the workers
         self._open()
 
     def _open(self) -> None:
@@ -44,6 +45,7 @@ class Session:
             self.core = _client.PullingSession(self.job, timeout=self.timeout)
             return
         why = f"no worker of job {self.job.name} is on this host"
+        self._shares = True
         if self.job.on_this_host:
             try:
                 self.core = _client.Session(self.job, self.slots, way="attached", timeout=self.timeout)
@@ -52,6 +54,7 @@ class Session:
                 why = str(error)
         LOG.warning("weights and gradients are copied, since memory cannot be shared with the workers: %s", why)
         self.core = _client.Session(self.job, self.slots, way="connected", timeout=self.timeout)
+        self._shares = False
 
     @property
     def committed(self) -> int:
@@ -75,7 +78,7 @@ class Session:
 
     def forget_writes(self) -> None:
         """What this process wrote to the weights is dropped; connected ones a step overwrites whole."""
-        if self.slots is None or self.core.attached:
+        if self._shares:
             self.core.forget_writes()
 
     def weights(self, name: str) -> Weights:
