@@ -24,7 +24,7 @@ import torch_start  # noqa: E402
 def arguments() -> argparse.Namespace:
     parser = torch_start.parser_of(__doc__ or "")
     add = parser.add_argument
-    add("--quick", action="store_true", help="30m on two ranks, 7 rounds of one step, and not every arm: a minute")
+    add("--quick", action="store_true", help="30m on two ranks, 5 rounds of one step, and not every arm: a minute")
     add("--sizes", default="30m,124m", help="models (default: %(default)s)")
     add("--ranks", default="2,4", help="(default: %(default)s); each rank wants a core")
     add("--arms", help="some of them alone: model,ddp,fsdp2,fsdp2 8-bit,full,bucket,... (default: all)")

@@ -51,7 +51,7 @@ optimizer.close()
 class Bench:
     def __init__(self, flags: argparse.Namespace) -> None:
         self.flags, self.report = flags, Report("training a GPT with PyTorch")
-        self.rounds, self.steps = (7, 1) if flags.quick else (flags.rounds, flags.steps)
+        self.rounds, self.steps = (5, 1) if flags.quick else (flags.rounds, flags.steps)
         self.skip = flags.skip.split(",")
         self.no_ours = why_not_ours()
         self.arms = flags.arms.split(",") if flags.arms else None
