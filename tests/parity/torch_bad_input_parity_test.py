@@ -383,6 +383,8 @@ class TimeTest(BadInput):
             self.optimizer(linear(), timeout=1)
 
     def test_an_interrupted_step_is_done_once(self):
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
+        self.addCleanup(signal.signal, signal.SIGINT, before)
         with self.rank(0, 2):
             model = linear()
             optimizer = self.optimizer(model, timeout=60)

@@ -144,7 +144,7 @@ class SpecificationTest(unittest.TestCase):
             ("AdamW, Lion and Muon", {"algorithm": "Adagrad"}),
             ("no hyperparameter 'momentum'; it has lr, betas, eps", {"hyperparameters": {"momentum": 0.9}}),
             ("no hyperparameter 'eps'; it has lr, momentum", {"algorithm": "SGD", "hyperparameters": {"eps": 1}}),
-            ("betas is 0.9; it must be a pair", {"hyperparameters": {"betas": 0.9}}),
+            ("betas are 0.9; they must be a pair", {"hyperparameters": {"betas": 0.9}}),
             ("lr is '1'; it must be a number", {"hyperparameters": {"lr": "1"}}),
             (r"lr is tensor\(\[1., 1.\]\); it must be a number", {"hyperparameters": {"lr": torch.ones(2)}}),
             ("amsgrad is 1; it must be True or False", {"hyperparameters": {"amsgrad": 1}}),

@@ -95,23 +95,30 @@ class Slots:
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
         check_process(self._pid)
-        slot = min(self._filled, len(self.numbers) - 1)
-        if self._filled == len(self.numbers):
-            raise errors.FailedPrecondition(
-                f"this rank has {len(self.numbers)} slots, and all have their backward: call step(), or do what "
-                "belongs together in no_sync()"
-            )
-        if self._residence is not None and not self._residence.check_open(self._residence_index[index]):
-            parameter.grad = None
-            self._backwards.begun()
-            return
+        try:
+            wanted = self._is_wanted(index)
+        except errors.Error:
+            parameter.grad = None  # it goes nowhere
+            raise
         self._backwards.begun()
-        name = self._parameters[index].name
+        if not wanted:
+            parameter.grad = None
+            return
+        slot, name = self._filled, self._parameters[index].name
         write = None if self._residence is None else self._residence.writer(self.numbers[slot], name)
         put_gradient(name, parameter, self._views[slot][index], write)
         self._written[slot][index] = True
         if self._residence is not None and slot == len(self.numbers) - 1 and not self._joining:
             self._residence.arrived(self._residence_index[index])
+
+    def _is_wanted(self, index: int) -> bool:
+        """False: it was handed over before. FailedPrecondition: no slot is open for it."""
+        if self._filled == len(self.numbers):
+            raise errors.FailedPrecondition(
+                f"this rank has {len(self.numbers)} slots, and all have their backward: call step(), or do what "
+                "belongs together in no_sync()"
+            )
+        return self._residence is None or self._residence.check_open(self._residence_index[index])
 
     def _backward_ended(self) -> None:
         if self.several and not self._joining:
