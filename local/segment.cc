@@ -37,8 +37,7 @@ Segment::Segment(Segment&& other) noexcept
       mapping_(std::exchange(other.mapping_, nullptr)),
       num_bytes_(std::exchange(other.num_bytes_, 0)),
       data_offset_(std::exchange(other.data_offset_, 0)),
-      access_(other.access_),
-      shared_(other.shared_) {}
+      access_(other.access_) {}
 
 Segment& Segment::operator=(Segment&& other) noexcept {
   Segment moved(std::move(other));
@@ -47,7 +46,6 @@ Segment& Segment::operator=(Segment&& other) noexcept {
   std::swap(num_bytes_, moved.num_bytes_);
   std::swap(data_offset_, moved.data_offset_);
   std::swap(access_, moved.access_);
-  std::swap(shared_, moved.shared_);
   return *this;
 }
 
@@ -102,7 +100,6 @@ absl::StatusOr<Segment> Segment::Map(UniqueFd fd, int64_t num_bytes, int64_t dat
 // Maps at a multiple of the huge page size, so that the kernel can use huge pages and data_offset is a true stagger.
 absl::Status Segment::MapFd(Access access) {
   access_ = access;
-  shared_ = fd_.valid() && access == Access::kReadWrite;
   const int64_t span = num_bytes_ + kHugePageBytes;
   void* reserved = mmap(nullptr, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) {
@@ -159,7 +156,7 @@ void Segment::Populate(int64_t begin, int64_t bytes) const {
 void Segment::Write(int64_t begin, const void* from, int64_t bytes) const {
   const char* source = static_cast<const char*>(from);
   char* target = data() + begin;
-  while (shared_ && bytes > 0) {
+  while (fd_.valid() && access_ == Access::kReadWrite && bytes > 0) {
     const ssize_t written = pwrite(fd(), source, bytes, target - mapping_);
     if (written <= 0) break;  // sealed, or out of memory, which the copy meets again
     source += written;
@@ -179,7 +176,7 @@ absl::Status Segment::Guard(int64_t begin, int64_t bytes, bool accessible) {
 absl::Status Segment::MakePrivate() {
   const int protection = access_ == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
   if (mmap(mapping_, num_bytes_, protection, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd_.get(), 0) != MAP_FAILED) {
-    shared_ = false;
+    if (access_ == Access::kReadWrite) access_ = Access::kCopyOnWrite;
     return absl::OkStatus();
   }
   return ErrnoError(absl::StatusCode::kInternal, absl::StrCat("mapping ", num_bytes_, " bytes privately"), errno);

@@ -87,7 +87,6 @@ class Segment {
   int64_t num_bytes_ = 0;
   int64_t data_offset_ = 0;
   Access access_ = Access::kReadWrite;
-  bool shared_ = true;  // what is written here others see
 };
 
 inline constexpr int64_t kSegmentPage = 4096;

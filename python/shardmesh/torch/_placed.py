@@ -63,7 +63,11 @@ class Placed:
         """These become tensors of NaN: their weights are nowhere."""
         for index in indices:
             tensor = self._parameters[index].tensor
-            tensor.data = torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else torch.zeros_like(tensor)
+            nowhere = torch.full_like(tensor, torch.nan)
+            if index in self._delivered and self._delivery is not None:
+                self._delivery.withdraw(index, nowhere)
+            else:
+                tensor.data = nowhere
 
     def fill(self, indices: Iterable[int]) -> None:
         """Copies among these get the weights."""
@@ -170,7 +174,7 @@ class Placed:
 
     def forget(self, session: Session) -> None:
         """What was written is dropped: all have the job's weights again."""
-        session.core.forget_writes()
+        session.core.forget_writes()  # an error, where they are a copy
         for index in self._delivered:
             self._deliver(index)
         self.refresh()

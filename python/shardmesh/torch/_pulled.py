@@ -70,25 +70,22 @@ class PulledSlots:
         tokens: Callable[[], int],
     ) -> Iterator[Any]:
         _check_batches(batches, self._count)
-        return self._take(batches, learning_rates, loss_scale, tokens)
+        batch_of = batches if callable(batches) else lambda step, slot: batches[slot]
+        return self._take(batch_of, lambda: (learning_rates(), loss_scale(), tokens()))
 
     def _take(
-        self,
-        batches: Union[Sequence[Any], Callable[[int, int], Any]],
-        learning_rates: Callable[[], list[float]],
-        loss_scale: Callable[[], float],
-        tokens: Callable[[], int],
+        self, batch_of: Callable[[int, int], Any], settings: Callable[[], tuple[list[float], float, int]]
     ) -> Iterator[Any]:
         session, self._open = self._session, None
         assert session is not None
         while (slot := self._next(session)) is not None:
             self._begin(session)
             self._open = slot
-            yield batches(self._step + 1, slot) if callable(batches) else batches[slot]
+            yield batch_of(self._step + 1, slot)
             if not any(self._written) and not self.token_weights:
                 raise errors.FailedPrecondition(f"slot {slot} had no backward in the body of the loop; each needs one")
             self._zero_rest()
-            session.core.finish(learning_rates(), loss_scale(), tokens(), session.timeout)
+            session.core.finish(*settings(), session.timeout)
             self._open = None
             self.clear()
 

@@ -6,7 +6,7 @@ Addresses stay as they are when a bucket is dropped, so tensors, compiled blocks
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Optional
 
@@ -288,11 +288,13 @@ class Residence:
             try:
                 self.release_all()
                 self.acquire(number)
-                self._placed.release(unit.parameters)
-                self.release(number)
             except errors.Error as error:
                 lost = lost or error
                 self._placed.lose(unit.parameters)
+                continue
+            self._placed.release(unit.parameters)
+            with suppress(errors.Error):  # it is gone since then
+                self.release(number)
         if lost is not None:
             LOG.warning("the model's weights could not be fetched, and are NaN now: go on from a checkpoint. %s", lost)
 

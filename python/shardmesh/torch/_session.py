@@ -37,15 +37,14 @@ class Session:
         self.slots, self.timeout = slots, timeout
         self.core: Any = None
         self._skipped = False  # a step was
-        self._shares = True  # memory, with the workers
         self._open()
 
     def _open(self) -> None:
+        self._shares = True  # memory, with the workers
         if self.slots is None:
             self.core = _client.PullingSession(self.job, timeout=self.timeout)
             return
         why = f"no worker of job {self.job.name} is on this host"
-        self._shares = True
         if self.job.on_this_host:
             try:
                 self.core = _client.Session(self.job, self.slots, way="attached", timeout=self.timeout)

@@ -80,9 +80,10 @@ class Slots:
 
     def _check_none_by_hand(self) -> None:
         """Where gradients are handed over as each backward leaves them, one that was put into `.grad` would be lost."""
-        for index, parameter in enumerate(self._parameters):
+        of_slot = self._views[min(self._filled, len(self._views) - 1)]  # closed ones are in no `.grad` but for the last
+        for parameter, view in zip(self._parameters, of_slot):
             gradient = parameter.tensor.grad
-            if gradient is not None and not any(gradient is views[index] for views in self._views):
+            if gradient is not None and gradient is not view:
                 raise errors.FailedPrecondition(
                     f"the gradient of {parameter.name} was put into .grad by hand, which takes one slot for each rank "
                     "(slots=None) and residency=\"full\"; here gradients come of backward() alone"
