@@ -224,6 +224,27 @@ absl::Status PushSink::FoundNonFinite(int bucket, int64_t element) {
                                                  shard_->spec().num_slots, "; push it again with finite values"));
 }
 
+// Nothing is computed from frozen weights, so that they may be masks of -inf. Padding counts as a weight.
+absl::Status PushSink::CheckInitial() const {
+  const float* at = initial_.data();
+  for (size_t b = 0; b < shard_->plan().buckets().size(); ++b) {
+    const Bucket& bucket = shard_->plan().buckets()[b];
+    const int64_t size = bucket.size(header_.shard());
+    for (int64_t i = 0; i < size && !bucket.frozen; ++i) {
+      if (FloatBits(at[i]) << 1 < 0xFF000000u) continue;
+      const int64_t element = bucket.begin(header_.shard()) + i, block = element / kBlockElements * kBlockElements;
+      const std::vector<Run> runs = shard_->plan().RunsIn(static_cast<int>(b), block, block + kBlockElements);
+      if (runs.empty()) return absl::InvalidArgumentError("the padding of the initial weights is not finite; send 0");
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the initial weights of \"", shard_->spec().parameters[runs[0].tensor].name, "\" at element ",
+          runs[0].first_element + element - block,
+          " are not finite; give finite values, or make the parameter frozen, which may have any"));
+    }
+    at += size;
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<v1::PushReply> PushSink::Finish() {
   if (received_ != header_.total_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat("the stream ended after ", received_, " of the ",
@@ -233,11 +254,7 @@ absl::StatusOr<v1::PushReply> PushSink::Finish() {
   reply.set_applied(applied_);
   if (drop_) return reply;
   if (initial()) {
-    for (size_t i = 0; i < initial_.size(); ++i) {
-      if (FloatBits(initial_[i]) << 1 >= 0xFF000000u) {
-        return absl::InvalidArgumentError(absl::StrCat("element ", i, " of the initial weights' piece is not finite"));
-      }
-    }
+    RETURN_IF_ERROR(CheckInitial());
     RETURN_IF_ERROR(shard_->engine().StageInitial(std::move(initial_), header_.push_id()));
     return reply;
   }

@@ -34,6 +34,7 @@ class PushSink {
   absl::Status PrepareGradient();
   absl::Status LookAtStep();
   absl::Status CheckFinite(int bucket, int64_t begin_bytes, int64_t end_bytes);
+  absl::Status CheckInitial() const;  // InvalidArgument: initial weights that are stepped are not finite; names them
   absl::Status FoundNonFinite(int bucket, int64_t element);
   // Where the bucket's piece is received: in the slot's window, or, where that lies in memory of a device, in memory of
   // the host, from which ToDevice takes it there when it is whole.

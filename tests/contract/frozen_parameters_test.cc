@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "absl/strings/str_cat.h"
 #include "core/matchers.h"
 #include "tests/testing/cluster.h"
@@ -87,6 +89,23 @@ TEST(FrozenParameters, EveryVersionAndWindow_HasThemAsTheyWere) {
       EXPECT_EQ(bytes, reference.weights.at(p.name)) << p.name << " step " << step;
     }
   }
+}
+
+// A frozen mask of -inf is one of the usual weights. A trained one would make everything NaN.
+TEST(FrozenParameters, InitialWeightsThatAreNotFinite_OnlyFrozenOnesMayHave) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 2}));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
+  JobSpec spec = FrozenJob("frozen");
+  spec.mesh = ParseMeshSpec("fsdp=2").value();
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(spec));
+  auto weights = testing::InitialWeights(spec);
+  weights.at("embed.weight").back() = -std::numeric_limits<float>::infinity();
+  weights.at("layers.0.bias")[1] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THAT(job->Initialize(weights, absl::Seconds(30)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("initial weights of \"layers.0.bias\" at element 1 are not finite")));
+  weights.at("layers.0.bias")[1] = 0;
+  ASSERT_OK(job->Initialize(weights, absl::Seconds(30)));
 }
 
 // The gradient that is not finite is the one that is named, not that of a frozen parameter before it.
