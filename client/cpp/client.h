@@ -45,7 +45,7 @@ struct ClientOptions {
   // a session may not touch cannot be touched (the process ends with SIGSEGV). Costs a system call for each such call.
   bool guard_buckets = false;
   absl::Duration peer_timeout;  // silence after which a worker counts as gone; 0: as the coordinator has it
-  // Whether an attached session's weights may be written to: what is written is seen by its process alone, until
+  // Whether a session's weights may be written to: what is written is seen by its process alone, until
   // Session::ForgetWrites(). Otherwise a write to them is a fault.
   bool writable_weights = false;
   // Whether an attached session takes windows in memory of a CUDA device, where the job's workers have them: views then

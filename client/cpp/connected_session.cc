@@ -27,6 +27,7 @@ class ConnectedSession final : public Session {
       return Segment::Create(name, std::max(bytes, kSegmentPage), 0);
     };
     ASSIGN_OR_RETURN(parameters_, create("shardmesh-weights", job_->plan().window_bytes()));
+    if (job_->options().writable_weights) RETURN_IF_ERROR(ShowPrivately());
     for (size_t s = 0; s < slots_.size(); ++s) {
       ASSIGN_OR_RETURN(Segment window, create("shardmesh-gradients", job_->plan().gradient_window_bytes()));
       gradients_.push_back(std::move(window));

@@ -1,5 +1,7 @@
 #include "client/cpp/session.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -66,7 +68,15 @@ absl::Status Session::ForgetWrites() const {
   if (!job_->options().writable_weights) {
     return absl::FailedPreconditionError("weights of this session cannot be written to: writable_weights is not set");
   }
-  return parameters_.ForgetWrites();
+  return weights().ForgetWrites();
+}
+
+absl::Status Session::ShowPrivately() {
+  UniqueFd fd(dup(parameters_.fd()));
+  if (!fd.valid()) return absl::ResourceExhaustedError("no descriptor for a second mapping of the weights");
+  ASSIGN_OR_RETURN(shown_, Segment::Map(std::move(fd), parameters_.num_bytes(), parameters_.data_offset(),
+                                        Segment::Access::kCopyOnWrite));
+  return absl::OkStatus();
 }
 
 absl::Status Session::CheckHasWeights() const {

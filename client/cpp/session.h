@@ -76,7 +76,7 @@ class Session {
   absl::Status DeclareBucket(int bucket, absl::Duration timeout);
 
   // Drops what this process wrote to the weights. Views stay valid. FailedPrecondition: ClientOptions::writable_weights
-  // is not set, or a connected session, whose weights are a copy: connect again.
+  // is not set.
   absl::Status ForgetWrites() const;
 
   // Waits until the job has its initial weights and they can be read here. DeadlineExceeded: it has none yet.
@@ -116,9 +116,14 @@ class Session {
   const std::vector<Slot> slots_;
   shardmesh::Step committed_{-1};
   Segment parameters_;                     // the parameter window
+  Segment shown_;                          // where callers may write to weights: their own view of parameters_
   std::vector<Segment> gradients_;         // by slot
   std::unique_ptr<SessionDevice> device_;  // of a job on a device: where these are instead
-  const char* window() const { return device_ != nullptr ? device_->parameters() : parameters_.data(); }
+  const Segment& weights() const { return shown_.mapped() ? shown_ : parameters_; }
+  const char* window() const { return device_ != nullptr ? device_->parameters() : weights().data(); }
+  // From now on views of the weights are of a mapping of parameters_ that drops what callers write. REQUIRES: mapped
+  // read-write.
+  absl::Status ShowPrivately();
   char* gradient_window(size_t slot) const {
     return device_ != nullptr ? device_->gradients(slot) : gradients_[slot].data();
   }

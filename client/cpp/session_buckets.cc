@@ -29,8 +29,9 @@ absl::Status Session::OpenBuckets() {
 
 absl::Status Session::GuardWeights(int bucket, bool accessible) {
   if (!guarded()) return absl::OkStatus();
-  return parameters_.Guard(job_->plan().buckets()[bucket].weight_offset, job_->plan().WeightPageBytes(bucket),
-                           accessible);
+  const int64_t begin = job_->plan().buckets()[bucket].weight_offset, bytes = job_->plan().WeightPageBytes(bucket);
+  if (shown_.mapped()) RETURN_IF_ERROR(shown_.Guard(begin, bytes, accessible));
+  return parameters_.Guard(begin, bytes, accessible);
 }
 
 absl::Status Session::GuardGradients(int bucket, bool accessible) {
