@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -75,6 +76,27 @@ def _check_class(who: str, tensor: torch.Tensor) -> None:
 
 
 _PLAIN_DISPATCH = getattr(torch.nn.Parameter.__torch_dispatch__, "__func__", torch.nn.Parameter.__torch_dispatch__)
+
+
+def check_values(name: str, tensor: torch.Tensor, frozen: bool, formats: Mapping[str, str]) -> None:
+    """InvalidArgument: it has weights that are not finite and is trained, or frozen and sent in a format without such
+    values. formats: "format" and "gather", as a job's specification has them."""
+    tensor = tensor.detach()
+    if tensor.is_meta or bool(torch.isfinite(tensor.sum(dtype=torch.float32))):
+        return  # else some may be, or their sum was too large
+    bad = (~torch.isfinite(tensor)).nonzero()
+    if bad.numel() == 0:
+        return
+    at = bad[0].tolist()
+    what = f'parameter "{name}" has {len(bad)} weights that are not finite, such as {tensor[tuple(at)].item()} at {at}'
+    if not frozen:
+        raise errors.InvalidArgument(f"{what}; give it finite weights, or call requires_grad_(False) on it before the "
+                                     "optimizer is made: frozen parameters may have any")
+    for argument, key, plain in ("weights", "format", "FORMAT_"), ("gather", "gather", "GATHER_FORMAT_"):
+        format = formats[key][len(plain):].lower()
+        if format not in ("stored", "fp32") and not format.startswith("bf16"):
+            raise errors.InvalidArgument(f'{what}, which {argument}="{format}" cannot hold; leave it as it is: give '
+                                         f"{argument}= a function of a parameter's name that returns None for this one")
 
 
 def _extent(tensor: torch.Tensor) -> int:

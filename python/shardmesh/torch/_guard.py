@@ -9,8 +9,8 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import errors
-from ._model import Parameter
-from ._seats import Seats, listed
+from ._locations import Locations, listed
+from ._model import NO_GROUP, Parameter
 
 _owners: Any = WeakIdKeyDictionary()  # a parameter's job
 _REQUIRES_GRAD = attrgetter("requires_grad")
@@ -41,8 +41,10 @@ class Guard:
     def __init__(self, model: Optional[torch.nn.Module], parameters: Sequence[Parameter], job: str) -> None:
         self._parameters = parameters
         self._tensors = [parameter.tensor for parameter in parameters]
-        self._trained = [not parameter.frozen for parameter in parameters]
-        self._seats = Seats(model, parameters)
+        given = [parameter for parameter in parameters if parameter.group != NO_GROUP]
+        self._given = [parameter.tensor for parameter in given]
+        self._trained = [not parameter.frozen for parameter in given]
+        self._locations = Locations(model, parameters)
         self._places: list[tuple[torch.Tensor, int]] = []
         for parameter in parameters:
             _owners[parameter.tensor] = job
@@ -55,29 +57,35 @@ class Guard:
 
     def check(self, elsewhere: Collection[int] = ()) -> None:
         """FailedPrecondition: they lie elsewhere, but for these; another one is frozen; others are in the model."""
-        self._seats.check()
+        self._locations.check()
         if list(map(torch.Tensor.data_ptr, self._tensors)) != self._addresses:
             self._check_places(elsewhere)
-        if list(map(_REQUIRES_GRAD, self._tensors)) != self._trained:
+        if list(map(_REQUIRES_GRAD, self._given)) != self._trained:
             self._check_frozen()
 
-    def _check_places(self, elsewhere: Collection[int]) -> None:
-        moved = [
-            parameter.name for index, (parameter, address) in enumerate(zip(self._parameters, self._addresses))
+    def moved(self, elsewhere: Collection[int] = ()) -> list[Parameter]:
+        """Those that lie elsewhere than the job's weights, but for these indices."""
+        return [
+            parameter for index, (parameter, address) in enumerate(zip(self._parameters, self._addresses))
             if parameter.tensor.data_ptr() != address and index not in elsewhere
         ]
-        if moved:
+
+    def _check_places(self, elsewhere: Collection[int]) -> None:
+        if moved := [parameter.name for parameter in self.moved(elsewhere)]:
             raise errors.FailedPrecondition(
-                f"{listed(moved)} lie elsewhere than the job's weights, after .data = or model.to(): what comes of it "
-                "is not trained. Do that before the optimizer is made; optimizer.revert() takes the job's weights back"
+                f"{listed(moved)} lie elsewhere than the job's weights, after .data =, model.to() or share_memory(), "
+                "so that the job does not train them. Call optimizer.revert(), which takes the job's weights back and "
+                "drops these gradients, or close() this optimizer; move the model before the optimizer is made"
             )
 
     def _check_frozen(self) -> None:
         for parameter in self._parameters:
-            if parameter.tensor.requires_grad is parameter.frozen:
+            if parameter.group != NO_GROUP and parameter.tensor.requires_grad is parameter.frozen:
+                job = "does not train it" if parameter.frozen else "trains it"
                 raise errors.FailedPrecondition(
-                    f"requires_grad of {parameter.name} is {parameter.frozen} now, and what a job trains it trains for "
-                    "good: set it back, or close() this optimizer and make another"
+                    f"requires_grad of {parameter.name} is {parameter.frozen} now, and the job {job}, which cannot "
+                    f"change. Call requires_grad_({not parameter.frozen}) on it, or close() this optimizer and make "
+                    "another"
                 )
 
     def take_back(self) -> None:
@@ -88,13 +96,6 @@ class Guard:
                 elsewhere = tensor.data_ptr() != address and tensor.device.type == place.device.type
                 if elsewhere and torch.equal(tensor, place):
                     tensor.data = place
-
-    def restore(self) -> None:
-        with torch.no_grad():
-            for parameter, (place, address) in zip(self._parameters, self._places):
-                if parameter.tensor.data_ptr() != address or parameter.tensor.shape != place.shape:
-                    parameter.tensor.data = place
-                    parameter.tensor.grad = None
 
     def release(self) -> None:
         for parameter in self._parameters:

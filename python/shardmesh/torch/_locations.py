@@ -3,13 +3,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from operator import is_
+from operator import is_, methodcaller
 from typing import Any, Optional
 
 import torch
 
 from .. import errors
 from ._model import Parameter
+
+_VALUES = methodcaller("values")
 
 
 class Locations:
@@ -31,7 +33,7 @@ class Locations:
         self._tables: list[dict[str, Any]] = [
             table for module in modules for table in (module._parameters, module._modules)
         ]
-        self._held = list(chain.from_iterable(map(dict.values, self._tables)))
+        self._held = list(chain.from_iterable(map(_VALUES, self._tables)))
 
     def check(self) -> None:
         """FailedPrecondition: a parameter was replaced by another, or one that was added gets gradients. Wrappers may
@@ -48,7 +50,7 @@ class Locations:
                 )
 
     def _unchanged(self) -> bool:
-        held = list(chain.from_iterable(map(dict.values, self._tables)))
+        held = list(chain.from_iterable(map(_VALUES, self._tables)))
         return len(held) == len(self._held) and all(map(is_, held, self._held))
 
     def _check_replaced(self) -> None:

@@ -2,17 +2,18 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Optional
 
 import torch
 
-from .. import errors
+from . import _forks
 from ._memory import Weights
 from ._model import Parameter
 from ._quantized import Delivery
 from ._session import LOG, Session
+from ._writes import Copies, Writes
 
 
 class Placed:
@@ -28,36 +29,45 @@ class Placed:
     ) -> None:
         """resides: reside() follows. delivery: of codes; None: all are decoded."""
         self._parameters = parameters
+        self._like = [torch.empty_like(parameter.tensor, device="meta") for parameter in parameters]
+        self._devices = [parameter.tensor.device for parameter in parameters]
         self._sources: list[Weights] = []
         self._copied: set[int] = set()
         self._delivered: set[int] = set()
         self._delivery = delivery
         self._versions: list[int] = []
         self._resides = resides
-        self._maps: dict[int, mmap.mmap] = {}  # of copies whose memory comes and goes
+        self._copies = Copies(self._like, ())
+        self._edited: Optional[Copies] = None  # within editing()
+        self._targets: dict[int, torch.Tensor] = {}  # where the weights of copies are written to
+        self._views: dict[int, torch.Tensor] = {}  # whose memory this process has mapped privately
+        self._writes = Writes({})
         self.place(session)
+        if not resides:
+            _forks.add(self)
+
+    def keep(self) -> None:
+        """In a forked child: the weights stay what they are."""
+        self._writes.keep()
 
     def reside(self) -> None:
         """From now on weights are there only between fill() and empty()."""
         assert self._resides
-        for index in self._copied - self._maps.keys():
-            tensor = self._parameters[index].tensor
-            memory = mmap.mmap(-1, max(tensor.numel() * tensor.element_size(), 1))
-            self._maps[index] = memory
-            self._map(index)
         self.empty(range(len(self._parameters)))
-
-    def _map(self, index: int) -> None:
-        tensor = self._parameters[index].tensor
-        tensor.data = torch.frombuffer(self._maps[index], dtype=tensor.dtype).as_strided(tensor.size(), _dense(tensor))
 
     def own(self, indices: Iterable[int]) -> None:
         """Until place() these are tensors of their own, with the weights, that can be written. REQUIRES: the weights
         are there."""
         for index in indices:
             if index not in self._delivered:
-                tensor = self._parameters[index].tensor
-                tensor.data = tensor.data.clone(memory_format=torch.preserve_format)
+                self._edit(index, self._parameters[index].tensor)
+        self._writes = Writes(self._views)
+
+    def _edit(self, index: int, values: torch.Tensor) -> None:
+        if self._edited is None:
+            self._edited = Copies(self._like, range(len(self._parameters)))
+        self._edited.target(index).copy_(values)
+        self._views[index] = self._parameters[index].tensor.data = self._edited.view(index)
 
     def lose(self, indices: Iterable[int]) -> None:
         """These become tensors of NaN: their weights are nowhere."""
@@ -73,59 +83,74 @@ class Placed:
         """Copies among these get the weights."""
         with torch.no_grad():
             for index in self._copied.intersection(indices):
-                self._write(index)
+                self._sources[index].write_to(self._targets[index])
 
     def empty(self, indices: Iterable[int]) -> None:
         """Copies among these have no pages any more; they read as zeros."""
         for index in self._copied.intersection(indices):
-            self._maps[index].madvise(mmap.MADV_DONTNEED)
-
-    def _write(self, index: int) -> None:
-        """Of what this process does itself nothing counts as a change."""
-        tensor = self._parameters[index].tensor
-        with torch.autograd.grad_mode._unsafe_preserve_version_counter(tensor):
-            self._sources[index].write_to(tensor)
+            if self._copies.has(index):
+                self._copies.empty(index)
 
     def place(self, session: Session) -> None:
-        """Of a session that was opened, or opened again."""
+        """Of a session that was opened, or opened again; or of the same one: whatever was written or moved is undone.
+        """
         self._session: Optional[Session] = session
         self._sources = [session.weights(parameter.name) for parameter in self._parameters]
-        before, self._copied, self._delivered = self._copied, set(), set()
-        reasons: dict[str, list[str]] = {}
+        self._delivered, self._edited = set(), None
+        reasons: dict[int, str] = {}
+        for index, source in enumerate(self._sources):
+            if self._delivery is not None and self._delivery.takes(index, source):
+                self._delivered.add(index)
+            elif (reason := self._why_copied(index, source)) is not None:
+                reasons[index] = reason
+        on_cpu = [index for index in reasons if self._devices[index].type in ("cpu", "meta")]
+        if not self._copies.are(on_cpu):
+            self._copies = Copies(self._like, on_cpu, mmap.PAGESIZE if self._resides else 64)
+        self._copied, self._views, self._targets = set(reasons), {}, {}
         with torch.no_grad():
-            for index, (parameter, source) in enumerate(zip(self._parameters, self._sources)):
-                tensor = parameter.tensor
-                reason = _why_copied(parameter, source)
-                if self._delivery is not None and self._delivery.takes(index, source):
-                    self._delivered.add(index)
-                    self._deliver(index)
-                elif reason is None:
-                    tensor.data = source.view
-                else:
-                    reasons.setdefault(reason, []).append(parameter.name)
-                    self._copied.add(index)
-                    if tensor.is_meta:
-                        raise errors.Internal(f"{parameter.name} has no memory")
-                    if self._resides and index in self._maps:
-                        self._map(index)
-                    elif index not in before and not self._resides:
-                        tensor.data = tensor.data.clone(memory_format=torch.preserve_format)
-        for reason, names in reasons.items():
-            more = ", ..." if names[3:] else ""
-            LOG.info("%d parameters are copies (%s): %s%s", len(names), reason, ", ".join(names[:3]), more)
-        self._log_delivered()
+            for index in range(len(self._parameters)):
+                self._place(index)
+        self._writes = Writes(self._views)
+        self._log(reasons)
         self.refresh()
+
+    def _place(self, index: int) -> None:
+        tensor = self._parameters[index].tensor
+        if index in self._delivered:
+            self._deliver(index)
+        elif index not in self._copied:
+            self._views[index] = tensor.data = self._sources[index].view
+        elif self._copies.has(index):
+            self._targets[index] = self._copies.target(index)
+            self._views[index] = tensor.data = self._copies.view(index)
+        else:
+            tensor.data = torch.empty_like(self._like[index], device=self._devices[index])
+            self._targets[index] = tensor.data
 
     def _deliver(self, index: int) -> None:
         assert self._delivery is not None
         self._delivery.deliver(index, self._sources[index], None if self._resides else self.value)
 
-    def _log_delivered(self) -> None:
+    def _log(self, reasons: Mapping[int, str]) -> None:
+        for reason in dict.fromkeys(reasons.values()):
+            names = [self._parameters[index].name for index, other in reasons.items() if other == reason]
+            more = ", ..." if names[3:] else ""
+            LOG.info("%d parameters are copies (%s): %s%s", len(names), reason, ", ".join(names[:3]), more)
         if self._delivered:
             LOG.info("%d parameters are codes, which their layers take", len(self._delivered))
         elif self._delivery is not None:
             LOG.warning('deliver="quantized" changes nothing: no weight of a Linear is gathered as int8_row, fp8_row '
                         'or fp8_tensor')
+
+    def _why_copied(self, index: int, source: Weights) -> str | None:
+        dtype, device = self._like[index].dtype, self._devices[index]
+        if source.coded:
+            return f"decoded from {source.format}"
+        if source.view.dtype != dtype:
+            return f"{source.format} in the window, {dtype} in the model".replace("torch.", "")
+        if not self._parameters[index].contiguous:
+            return "in another order in memory"
+        return None if device.type == "cpu" else f"on {device}"
 
     def value(self, index: int) -> torch.Tensor:
         """A copy of the weights as they are. REQUIRES: with reside(), that they are there."""
@@ -145,39 +170,45 @@ class Placed:
         for index in self._delivered:
             assert self._delivery is not None
             shape = self._parameters[index].tensor.shape
-            self._delivery.decoded(index, torch.full(shape, torch.nan) if self._resides else self.value(index))
+            values = torch.full(shape, torch.nan) if self._resides else self.value(index)
+            self._delivery.decoded(index, values)
+            self._edit(index, self._parameters[index].tensor)
+        if self._delivered:
+            self._writes = Writes(self._views)
         try:
             yield
         finally:
             changed = {id(parameter.tensor) for parameter in self.changed()}
             for index in self._delivered:
                 if id(self._parameters[index].tensor) not in changed:
+                    self._views.pop(index, None)
                     self._deliver(index)
+            if self._delivered:
+                self._writes = Writes(self._views)
 
     def refresh(self) -> None:
         """After a step: copies get the new weights, and views that this process wrote to are the window's again: a page
         that was written to would stay as it was, with all that lies beside."""
-        if self._session is not None:
-            self._session.forget_writes()
-        if self._copied and not self._resides:
-            with torch.no_grad():
-                for index in self._copied:
-                    self._write(index)
+        self._forget_writes()
+        if not self._resides:
+            self.fill(self._copied)
         self._versions = [parameter.tensor._version for parameter in self._parameters]
 
-    def changed(self) -> list[Parameter]:
-        """Those that were written to since the last refresh(), through themselves; through `.data` is not seen."""
-        return [
-            parameter for parameter, version in zip(self._parameters, self._versions)
-            if parameter.tensor._version != version
-        ]
+    def _forget_writes(self) -> None:
+        if self._session is not None:
+            self._session.core.forget_writes()
+        self._copies.forget_writes()
+        if self._edited is not None:
+            self._edited.forget_writes()
 
-    def forget(self, session: Session) -> None:
-        """What was written is dropped: all have the job's weights again."""
-        session.core.forget_writes()  # an error, where they are a copy
-        for index in self._delivered:
-            self._deliver(index)
-        self.refresh()
+    def changed(self) -> list[Parameter]:
+        """Those that were written to since the last refresh(), in whatever way; on other devices than the CPU, through
+        themselves. With reside(), a write to weights that are not there counts for all that lie on its page."""
+        written = set(self._writes.changed(self._forget_writes, whole_pages=self._resides and self._edited is None))
+        return [
+            parameter for index, (parameter, version) in enumerate(zip(self._parameters, self._versions))
+            if parameter.tensor._version != version or index in written
+        ]
 
     def release(self, indices: Iterable[int] | None = None) -> None:
         """They, or all, become copies of their own, so that the model lives longer than the session."""
@@ -186,25 +217,12 @@ class Placed:
             if index in self._delivered:
                 assert self._delivery is not None
                 self._delivery.withdraw(index, self.value(index))
-            elif index not in self._copied or self._resides:
+            else:
                 tensor.data = tensor.data.clone()
 
     def let_go(self) -> None:
         """Of the session's memory, after release(): slots are free when nothing is left of it."""
-        self._sources, self._session = [], None
+        self._sources, self._session, self._views, self._targets = [], None, {}, {}
+        self._copies, self._edited, self._writes = Copies(self._like, ()), None, Writes({})
+        _forks.remove(self)
 
-
-def _dense(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides of a copy."""
-    return torch.empty_like(tensor, device="meta").stride()
-
-
-def _why_copied(parameter: Parameter, source: Weights) -> str | None:
-    tensor = parameter.tensor
-    if source.coded:
-        return f"decoded from {source.format}"
-    if source.view.dtype != tensor.dtype:
-        return f"{source.format} in the window, {tensor.dtype} in the model".replace("torch.", "")
-    if not parameter.contiguous:
-        return "in another order in memory"
-    return None if tensor.device.type == "cpu" else f"on {tensor.device}"

@@ -40,7 +40,6 @@ class Session:
         self._open()
 
     def _open(self) -> None:
-        self._shares = True  # memory, with the workers
         if self.slots is None:
             self.core = _client.PullingSession(self.job, timeout=self.timeout)
             return
@@ -53,7 +52,6 @@ class Session:
                 why = str(error)
         LOG.warning("weights and gradients are copied, since memory cannot be shared with the workers: %s", why)
         self.core = _client.Session(self.job, self.slots, way="connected", timeout=self.timeout)
-        self._shares = False
 
     @property
     def committed(self) -> int:
@@ -74,11 +72,6 @@ class Session:
         except errors.DeadlineExceeded:
             return False
         return True
-
-    def forget_writes(self) -> None:
-        """What this process wrote to the weights is dropped; connected ones a step overwrites whole."""
-        if self._shares:
-            self.core.forget_writes()
 
     def weights(self, name: str) -> Weights:
         _, shape, format, parts = self.core.parameter(name)

@@ -13,9 +13,10 @@ import torch
 from .. import client as clients
 from .. import errors
 from . import _arguments, _hyper, _resume, _service
+from ._checks import check_values
 from ._deferred import Deferred, Init
 from ._guard import check_free
-from ._model import Facts, Parameters, canonical_rules, facts
+from ._model import Facts, Parameter, Parameters, canonical_rules, facts
 from ._ranks import Ranks, ranks
 from ._rewrite import rewrite
 from ._session import LOG, OVER, Session
@@ -69,6 +70,8 @@ class Started:
         self.rules = canonical_rules(self.facts)._asdict()
         self._deferred = Deferred(self.model, self.facts, int(self.spec["seed"]), plan.init)
         self._deferred.make_buffers()
+        if plan.service is None and not plan.resume and self.ranks.rank == 0:
+            self.check_values(self.facts.parameters)
         self._running = _service.find(plan.service, self.ranks.rank, self.ranks.world, plan.workers, plan.timeout)
         try:
             self.address = self._running.address
@@ -127,7 +130,14 @@ class Started:
         self._deferred.initialize()
         return self.initial_weights()
 
+    def check_values(self, parameters: Sequence[Parameter]) -> None:
+        """InvalidArgument: one has weights that no job can have."""
+        entries = {entry["name"]: entry for entry in self.spec["parameters"]}
+        for parameter in parameters:
+            check_values(parameter.name, parameter.tensor, parameter.frozen, entries[parameter.name])
+
     def initial_weights(self) -> dict[str, Any]:
+        self.check_values(self.facts.parameters)
         weights = {}
         for parameter in self.facts.parameters:
             weights[parameter.name] = parameter.tensor.detach().to("cpu", torch.float32).contiguous().numpy()
@@ -199,8 +209,9 @@ def check_fixed(groups: Sequence[Mapping[str, Any]], job: Sequence[Mapping[str, 
                 )
 
 
-def replace_weights(started: Started, changed: Mapping[str, torch.Tensor]) -> None:
+def replace_weights(started: Started, changed: Sequence[Parameter]) -> None:
     """Every rank calls it; the weights of rank 0 count. Optimizer states stay as they are."""
+    started.check_values(changed)
     if started.ranks.rank != 0:
         started.await_end()
         started.renew(create=False)
@@ -212,4 +223,4 @@ def replace_weights(started: Started, changed: Mapping[str, torch.Tensor]) -> No
         started.renew(create=True)
         started.session.begin(lambda: weights)
     else:
-        rewrite(started, weights=changed)
+        rewrite(started, weights={parameter.name: parameter.tensor for parameter in changed})

@@ -144,7 +144,7 @@ class Optimizer(torch.optim.Optimizer):
             return None
         assert started.model is not None and isinstance(self._slots, Slots)
         parameters = started.facts.parameters
-        residence = Residence(started.model, parameters, self._placed, self._session, weakly(self._take_changes))
+        residence = Residence(started.model, parameters, self._placed, self._session, weakly(self._forward_begins))
         self._slots.reside(residence, [index for index, parameter in enumerate(parameters) if not parameter.frozen])
         return residence
 
@@ -270,11 +270,18 @@ class Optimizer(torch.optim.Optimizer):
             self._loads.note(self._placed.changed())
 
     def revert(self) -> None:
-        """Takes the service's weights back, whatever was written to the parameters."""
+        """Takes the service's weights back, whatever was written to the parameters, and wherever they were moved to.
+        Gradients of parameters that were moved are dropped: the step begins again."""
         self._check_usable()
-        self._guard.restore()
-        self._placed.forget(self._session)
+        moved = self._guard.moved(self._placed.decoded_for_now())
+        self._place_again()
         self._loads.clear()
+        if moved and isinstance(self._slots, Slots):
+            self._slots.attach(self._session)
+        for parameter in moved:
+            parameter.tensor.grad = None
+        if moved and self._residence is None:
+            self._slots.clear()
 
     def upload(self) -> None:
         """Gives what was changed by load_state_dict() or within editing() to the job now; step() does it by itself."""
@@ -286,9 +293,14 @@ class Optimizer(torch.optim.Optimizer):
         if not changed:
             return
         self._loads.check(changed)
-        _setup.replace_weights(self._started, {parameter.name: parameter.tensor for parameter in changed})
+        _setup.replace_weights(self._started, changed)
         self._attach_again()
         self._loads.clear()
+
+    def _forward_begins(self) -> None:
+        """With bucket residency, whose gradients cannot be dropped once a backward has handed them over."""
+        self._guard.check(self._placed.decoded_for_now())
+        self._take_changes()
 
     def _attach_again(self) -> None:
         self._session = self._started.session
