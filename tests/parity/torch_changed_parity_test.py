@@ -269,6 +269,36 @@ class MovedTest(Changed):
                 self.assert_same(self.values(reference), self.values(model))
 
 
+class ForkTest(Changed):
+    def test_a_forked_child_has_the_weights_of_when_it_was_forked(self):
+        for kind in "views", "decoded", "connected":
+            with self.subTest(kind):
+                model = Net()
+                with mock.patch.object(_client.Job, "on_this_host", kind != "connected"):
+                    optimizer = self.optimizer(model, what=kind, **KINDS[kind])
+                self.train(model, optimizer)
+                before, (wait, go) = self.values(model), os.pipe()
+                child = os.fork()
+                if child == 0:
+                    os.close(go)
+                    os.read(wait, 1)
+                    same = all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+                    os._exit(7 if same else 1)
+                self.train(model, optimizer)
+                self.assertFalse(torch.equal(before["layers.0.weight"], model.layers[0].weight))
+                os.close(go)
+                os.close(wait)
+                self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 7)
+                self.train(model, optimizer)
+
+    def test_workers_of_a_loader_copy_no_weights(self):
+        model = Net()
+        optimizer = self.optimizer(model)
+        with mock.patch.object(optimizer._placed._writes, "keep", side_effect=lambda: os._exit(3)):
+            self.assertEqual(len(list(torch.utils.data.DataLoader(list(range(4)), num_workers=1))), 4)
+        self.train(model, optimizer)
+
+
 del Changed  # has no tests
 
 if __name__ == "__main__":
