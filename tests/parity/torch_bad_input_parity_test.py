@@ -270,6 +270,7 @@ class ModelTest(BadInput):
             backward(model)
         optimizer.revert()
         self.assertTrue(torch.equal(model.weight, linear().weight))
+        self.assert_trains(model, optimizer)
 
     def test_parameters_changed_by_hand(self):
         model = linear()

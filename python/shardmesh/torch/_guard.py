@@ -70,6 +70,15 @@ class Guard:
             if parameter.tensor.data_ptr() != address and index not in elsewhere
         ]
 
+    def drop_moved(self, elsewhere: Collection[int]) -> bool:
+        """Takes the memory and gradients of those away, so that they can be placed anew; returns whether there were
+        some. Another type makes torch forget the shape that it expects of their gradients."""
+        moved = self.moved(elsewhere)
+        for parameter in moved:
+            parameter.tensor.grad = None
+            parameter.tensor.data = torch.empty(0, dtype=torch.float64)
+        return bool(moved)
+
     def _check_places(self, elsewhere: Collection[int]) -> None:
         if moved := [parameter.name for parameter in self.moved(elsewhere)]:
             raise errors.FailedPrecondition(

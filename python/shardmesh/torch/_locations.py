@@ -56,8 +56,8 @@ class Locations:
     def _check_replaced(self) -> None:
         now = dict(self._found())
         replaced = [name for name, one in self._at_first.items() if now.get(name, one) is not one]
-        self._added = [(name, one) for name, one in now.items() if id(one) not in self._own]
-        if self._added:
+        added = [(name, one) for name, one in now.items() if id(one) not in self._own]
+        if added:
             present = set(map(id, now.values()))
             gone = {id(one.tensor) for one in self._parameters} - present
             replaced += [name for name, one in self._at_first.items() if id(one) in gone and name not in replaced]
@@ -67,6 +67,7 @@ class Locations:
                 "that makes new ones; those are not trained. Put the old ones back, or close() this optimizer and make "
                 "another of the model as it is. For other values: editing(), or load_state_dict() of the model"
             )
+        self._added = added
 
 
 def _parameters(

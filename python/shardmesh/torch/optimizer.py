@@ -273,13 +273,11 @@ class Optimizer(torch.optim.Optimizer):
         """Takes the service's weights back, whatever was written to the parameters, and wherever they were moved to.
         Gradients of parameters that were moved are dropped: the step begins again."""
         self._check_usable()
-        moved = self._guard.moved(self._placed.decoded_for_now())
+        moved = self._guard.drop_moved(self._placed.decoded_for_now())
         self._place_again()
         self._loads.clear()
         if moved and isinstance(self._slots, Slots):
             self._slots.attach(self._session)
-        for parameter in moved:
-            parameter.tensor.grad = None
         if moved and self._residence is None:
             self._slots.clear()
 
