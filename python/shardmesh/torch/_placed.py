@@ -15,6 +15,8 @@ from ._quantized import Delivery
 from ._session import LOG, Session
 from ._writes import Copies, Writes
 
+_MAPPED = ("cpu", "meta")  # devices whose copies this process can map privately; those of meta get memory
+
 
 class Placed:
     """The weights of a model, each a view of the parameter window, a copy that is brought up to date after a step, or
@@ -40,6 +42,7 @@ class Placed:
         self._copies = Copies(self._like, ())
         self._edited: Optional[Copies] = None  # within editing()
         self._targets: dict[int, torch.Tensor] = {}  # where the weights of copies are written to
+        self._digests: dict[int, torch.Tensor] = {}  # of copies on other devices
         self._views: dict[int, torch.Tensor] = {}  # whose memory this process has mapped privately
         self._writes = Writes({})
         self.place(session)
@@ -84,6 +87,8 @@ class Placed:
         with torch.no_grad():
             for index in self._copied.intersection(indices):
                 self._sources[index].write_to(self._targets[index])
+                if not self._copies.has(index):
+                    self._digests[index] = _digest(self._targets[index])
 
     def empty(self, indices: Iterable[int]) -> None:
         """Copies among these have no pages any more; they read as zeros."""
@@ -103,10 +108,10 @@ class Placed:
                 self._delivered.add(index)
             elif (reason := self._why_copied(index, source)) is not None:
                 reasons[index] = reason
-        on_cpu = [index for index in reasons if self._devices[index].type in ("cpu", "meta")]
+        on_cpu = [index for index in reasons if self._devices[index].type in _MAPPED]
         if not self._copies.are(on_cpu):
             self._copies = Copies(self._like, on_cpu, mmap.PAGESIZE if self._resides else 64)
-        self._copied, self._views, self._targets = set(reasons), {}, {}
+        self._copied, self._views, self._targets, self._digests = set(reasons), {}, {}, {}
         with torch.no_grad():
             for index in range(len(self._parameters)):
                 self._place(index)
@@ -202,9 +207,12 @@ class Placed:
             self._edited.forget_writes()
 
     def changed(self) -> list[Parameter]:
-        """Those that were written to since the last refresh(), in whatever way; on other devices than the CPU, through
-        themselves. With reside(), a write to weights that are not there counts for all that lie on its page."""
+        """Those that were written to since the last refresh(), in whatever way. With reside(), a write to weights that
+        are not there counts for all that lie on its page."""
         written = set(self._writes.changed(self._forget_writes, whole_pages=self._resides and self._edited is None))
+        for index, digest in self._digests.items():
+            if index not in self._views and bool(_digest(self._parameters[index].tensor) != digest):
+                written.add(index)
         return [
             parameter for index, (parameter, version) in enumerate(zip(self._parameters, self._versions))
             if parameter.tensor._version != version or index in written
@@ -226,3 +234,8 @@ class Placed:
         self._copies, self._edited, self._writes = Copies(self._like, ()), None, Writes({})
         _forks.remove(self)
 
+
+def _digest(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of its elements' bits: a read of it, where it lies."""
+    bits = tensor.detach().view(torch.int32 if tensor.element_size() == 4 else torch.int16)
+    return bits.sum(dtype=torch.int64)

@@ -144,7 +144,7 @@ class Optimizer(torch.optim.Optimizer):
             return None
         assert started.model is not None and isinstance(self._slots, Slots)
         parameters = started.facts.parameters
-        residence = Residence(started.model, parameters, self._placed, self._session, weakly(self._forward_begins))
+        residence = Residence(started.model, parameters, self._placed, self._session, weakly(self._check_model))
         self._slots.reside(residence, [index for index, parameter in enumerate(parameters) if not parameter.frozen])
         return residence
 
@@ -199,9 +199,8 @@ class Optimizer(torch.optim.Optimizer):
                 if self._residence is not None:
                     raise  # such a job has no other copies
                 self._session.reopen(error)
-                self._placed.place(self._session)
+                self._place_again()
                 self._slots.attach(self._session)
-                self._guard.note()
         return Reply(wanted, True, False, "", None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -236,8 +235,7 @@ class Optimizer(torch.optim.Optimizer):
         self._check_usable()
         if self._slots.over:
             self.step()
-        self._guard.check(self._placed.decoded_for_now())
-        self._take_changes()
+        self._check_model()
         _setup.check_fixed(self.param_groups, self._fixed)
         return self._slots.take(batches, self._learning_rates, self._loss_scale, self._token_count)
 
@@ -295,18 +293,17 @@ class Optimizer(torch.optim.Optimizer):
         self._attach_again()
         self._loads.clear()
 
-    def _forward_begins(self) -> None:
-        """With bucket residency, whose gradients cannot be dropped once a backward has handed them over."""
+    def _check_model(self) -> None:
+        """Before a forward, whose gradients may be handed over at once, so that they could not be dropped later."""
         self._guard.check(self._placed.decoded_for_now())
         self._take_changes()
 
     def _attach_again(self) -> None:
         self._session = self._started.session
-        self._placed.place(self._session)
+        self._place_again()
         self._slots.attach(self._session)
         if self._residence is not None:
             self._residence.attach(self._session)
-        self._guard.note()
 
     def _place_again(self) -> None:
         self._placed.place(self._session)
