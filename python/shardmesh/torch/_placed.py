@@ -193,8 +193,10 @@ class Placed:
 
     def refresh(self) -> None:
         """After a step: copies get the new weights, and views that this process wrote to are the window's again: a page
-        that was written to would stay as it was, with all that lies beside."""
-        self._forget_writes()
+        that was written to would stay as it was, with all that lies beside. If none was, all stay mapped."""
+        if not self._writes.clean:
+            self._forget_writes()
+        self._writes.clean = False
         if not self._resides:
             self.fill(self._copied)
         self._versions = [parameter.tensor._version for parameter in self._parameters]

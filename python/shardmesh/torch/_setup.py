@@ -70,7 +70,7 @@ class Started:
         self.rules = canonical_rules(self.facts)._asdict()
         self._deferred = Deferred(self.model, self.facts, int(self.spec["seed"]), plan.init)
         self._deferred.make_buffers()
-        if plan.service is None and not plan.resume and self.ranks.rank == 0:
+        if plan.service is None and not plan.resume and self.ranks.world == 1:  # else rank 0 tells the others, later
             self.check_values(self.facts.parameters)
         self._running = _service.find(plan.service, self.ranks.rank, self.ranks.world, plan.workers, plan.timeout)
         try:

@@ -7,13 +7,16 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Optional
 
 import torch
 
 from ._session import LOG
 
+_PAGE_MAP = "/proc/self/pagemap"
 _ENTRY, _CHUNK = 8, 1 << 16  # bytes of an entry of the page map, and entries that are read at a time
-_SHARED_BIT, _PRESENT_BITS = 61, 62  # a page of the file; present or swapped out
+# Of an entry's last byte: a page of the file, or one that is neither present nor swapped out.
+_NOT_OWN = bytes(flags for flags in range(256) if flags & 0x20 or not flags & 0xC0)
 _NEAR = 64 * mmap.PAGESIZE  # spans no further apart are read together
 _NORESERVE = 0x4000
 _PART = 1 << 22
@@ -75,6 +78,7 @@ class Writes:
     def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
         spans = sorted((one.data_ptr(), one.numel() * one.element_size(), number) for number, one in tensors.items())
         self._spans = spans
+        self.clean = False  # nothing was written when this was asked last, and it could be told
         self._begins = [begin for begin, _, _ in spans]
         self._regions: list[tuple[int, int]] = []
         for begin, size, _ in spans:
@@ -86,7 +90,9 @@ class Writes:
     def touched(self) -> list[int]:
         """Those on whose pages something was written."""
         found: list[int] = []
-        for begin, end in self._own_pages():
+        pages = self._own_pages()
+        self.clean = pages == []
+        for begin, end in pages or []:
             at = bisect.bisect_right(self._begins, begin) - 1
             for first, size, number in self._spans[max(at, 0):bisect.bisect_left(self._begins, end)]:
                 if first + size > begin and number not in found[-1:]:
@@ -113,16 +119,16 @@ class Writes:
                 part = min(_PART, begin + size - at)
                 ctypes.memmove(at, ctypes.string_at(at, part), part)
 
-    def _own_pages(self) -> list[tuple[int, int]]:
-        """Begin and end of each stretch of pages that are this process's own."""
+    def _own_pages(self) -> Optional[list[tuple[int, int]]]:
+        """Begin and end of each page that is this process's own; None: the system cannot say."""
         try:
-            file = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(_PAGE_MAP, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             if not Writes._warned:
                 LOG.warning("writes to parameters through .data are not detected: this system has no page map (%s)",
                             error)
             Writes._warned = True
-            return []
+            return None
         try:
             return [page for region in self._regions for page in _own_pages(file, *region)]
         finally:
@@ -133,9 +139,8 @@ def _own_pages(file: int, begin: int, end: int) -> list[tuple[int, int]]:
     found = []
     first, last = begin // mmap.PAGESIZE, -(-end // mmap.PAGESIZE)
     for at in range(first, last, _CHUNK):
-        entries = bytearray(os.pread(file, min(_CHUNK, last - at) * _ENTRY, at * _ENTRY))
-        bits = torch.frombuffer(entries, dtype=torch.int64)
-        own = ((bits >> _SHARED_BIT) & 1 == 0) & (bits >> _PRESENT_BITS != 0)
-        pages = (own.nonzero().flatten() + at).tolist()
-        found += [(page * mmap.PAGESIZE, (page + 1) * mmap.PAGESIZE) for page in pages]
+        flags = os.pread(file, min(_CHUNK, last - at) * _ENTRY, at * _ENTRY)[_ENTRY - 1::_ENTRY]
+        if flags.translate(None, _NOT_OWN):
+            pages = [at + page for page, flag in enumerate(flags) if flag not in _NOT_OWN]
+            found += [(page * mmap.PAGESIZE, (page + 1) * mmap.PAGESIZE) for page in pages]
     return found
