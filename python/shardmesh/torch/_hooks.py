@@ -53,17 +53,46 @@ class Loading(_OfOne):
 
 
 def refuse_copies(model: torch.nn.Module) -> Callable[[], None]:
-    """Of a model whose weights are not there between its forwards; returns what allows them again."""
+    """Of a model whose weights are not there between its forwards, and of what is in it: deepcopy() and
+    torch.jit.script(), which take them from the parameters. Returns what allows them again."""
 
-    def refuse(memo: Any) -> NoReturn:
+    def refuse_copy(memo: Any) -> NoReturn:
         raise errors.Unimplemented(
             'with residency="bucket" a model\'s weights are not there to be copied; make another model and load this '
-            'one\'s '
-            "state_dict(), or close() the optimizer first"
+            'one\'s state_dict(), or close() the optimizer first'
         )
 
-    model.__dict__["__deepcopy__"] = refuse
-    return lambda: model.__dict__.pop("__deepcopy__", None)
+    def refuse_script() -> NoReturn:
+        raise _of_a_program("torch.jit.script")
+
+    refused = {"__deepcopy__": refuse_copy, "__prepare_scriptable__": refuse_script}
+    modules = [module for module in model.modules() if any(True for _ in module.parameters())]
+    for module in modules:
+        module.__dict__.update(refused)
+
+    def allow() -> None:
+        for module in modules:
+            for name in refused:
+                module.__dict__.pop(name, None)
+
+    return allow
+
+
+def check_not_traced() -> None:
+    """Unimplemented: this call is made into a program, which would read weights when nobody gathers them."""
+    jit: Any = torch.jit
+    if torch.compiler.is_exporting():
+        raise _of_a_program("torch.export")
+    if jit.is_tracing():
+        raise _of_a_program("torch.jit.trace")
+
+
+def _of_a_program(what: str) -> errors.Unimplemented:
+    return errors.Unimplemented(
+        f'{what} of a model with residency="bucket": the program would read weights that are not there between calls '
+        "of the blocks. Load state_dict() into another model and take that, close() the optimizer first, or train with "
+        'residency="full"'
+    )
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -82,6 +82,10 @@ class Placed:
             else:
                 tensor.data = nowhere
 
+    def memory(self, index: int) -> list[torch.Tensor]:
+        """All tensors that the weights may be read from."""
+        return [self._parameters[index].tensor, *self._sources[index].parts.values()]
+
     def fill(self, indices: Iterable[int]) -> None:
         """Copies among these get the weights."""
         with torch.no_grad():

@@ -1,0 +1,243 @@
+"""When the weights of a unit are there: while it is called, and while a backward needs them.
+
+A backward needs a unit when one of its nodes takes out a tensor that was saved within a call of the unit, or that lies
+in the unit's weights. Nodes run one after the other, those of later calls first. So a unit's part of a backward is over
+when a node needs another unit.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Optional
+
+import torch
+
+from .. import errors
+from ._backward import Backwards, hooked
+from ._buckets import Buckets
+from ._hooks import Hook, check_not_traced
+from ._saved import Memory, Saving, innermost, saving
+from ._units import Unit
+
+
+class _Call:
+    """One that has begun."""
+
+    def __init__(self, unit: int, module: torch.nn.Module, hooks: Optional[Saving]) -> None:
+        self.unit, self.module, self.hooks = unit, module, hooks
+
+
+class Calls:
+    """Of one model, whose unit 0 is the root. It has its weights from its first call in a step to the end of the step.
+    """
+
+    def __init__(self, units: Sequence[Unit], buckets: Buckets, begins: Callable[[], None]) -> None:
+        """begins: called before a call of the whole model that is within no other, while no backward is due."""
+        self._buckets, self._begins = buckets, begins
+        self._backwards = Backwards(self._backward_ended)
+        self._handles: list[Any] = []
+        for number, unit in enumerate(units):
+            self._handles += _call_around(unit.module, partial(self._before, number), partial(self._after, number))
+
+    def watch(self, unit: int, modules: Sequence[torch.nn.Module]) -> None:
+        """Modules within a unit that have weights of it: they can be called without the unit, too."""
+        hook = Hook(partial(self._before_inner, unit))
+        self._handles += [module.register_forward_pre_hook(hook, prepend=True) for module in modules]
+
+    def attach(self, memory: Memory) -> None:
+        """At first, or when the job has other weights: nothing is in use."""
+        self._memory = memory
+        self._open: list[_Call] = []
+        self._held: dict[tuple[int, int], Any] = {}  # by unit and backward: the node that needs it; None: done, or next
+        self._due = False  # a backward may be
+        self.called: set[int] = set()  # units, since the last step
+        self._backwards.forget()
+
+    # -- forward ----------------------------------------------------------------------------------------------------
+
+    def _before(self, unit: int, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        check_not_traced()
+        if unit == 0 and not self._due and not any(call.unit == 0 for call in self._open):
+            self._begins()
+        self._enter(unit, module)
+
+    def _enter(self, unit: int, module: torch.nn.Module) -> _Call:
+        backward = torch._C._current_graph_task_id()
+        if unit == 0:
+            self._enter_root()
+        else:
+            self.called.add(unit)
+            if backward >= 0:  # of a checkpoint: its nodes need the unit next
+                self._hold(unit, backward, None)
+            self._buckets.acquire(unit)
+            if backward < 0:
+                self._buckets.prefetch(unit + 1)
+        call = _Call(unit, module, saving(unit, self._memory, self._needed) if unit > 0 else None)
+        self._open.append(call)
+        if call.hooks is not None:
+            call.hooks.enter()
+        return call
+
+    def _enter_root(self) -> None:
+        self.called.add(0)
+        if not self._buckets.there(0):
+            self._buckets.acquire(0)
+
+    def _after(self, unit: int, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Also of a call that raised; then there is no output."""
+        for call in reversed(self._open):
+            if call.unit == unit and call.module is module:
+                self._leave(call)
+                break
+        if torch.is_grad_enabled():
+            if unit == 0:
+                self._due = True
+            else:
+                self._watch_outputs(unit, (args, kwargs), output)
+
+    def _leave(self, call: _Call) -> None:
+        """And those within it that an interrupt has left."""
+        while self._open:
+            last = self._open.pop()
+            if last.hooks is not None:
+                last.hooks.leave()
+            if last.unit > 0:
+                self._buckets.release(last.unit)
+            if last is call:
+                return
+
+    def _before_inner(self, unit: int, module: torch.nn.Module, args: Any) -> None:
+        """Within a call of its unit there is nothing to do, unless other hooks of saved tensors hide those of it."""
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            return
+        check_not_traced()
+        if unit == 0:
+            if not self._buckets.there(0):  # a part of the model is called alone
+                self._begins()
+                self._enter_root()
+            return
+        hooks = innermost()
+        if hooks is not None and hooks.unit == unit and self._buckets.there(unit):
+            return
+        call = self._enter(unit, module)
+
+        def after(*_: Any) -> None:
+            handle.remove()
+            if call in self._open:
+                self._leave(call)
+
+        handle = module.register_forward_hook(Hook(after), always_call=True)
+
+    def _watch_outputs(self, unit: int, inputs: Any, output: Any) -> None:
+        """For weights that a node has in a way that torch does not know of, such as an attribute of its context."""
+        outputs = _needing_gradients(output)
+        if not outputs:
+            return
+        known = {id(tensor) for tensor in _needing_gradients(inputs)}
+        for tensor in outputs:
+            if id(tensor) not in known and not tensor.is_leaf:
+                hooked(tensor).register_hook(partial(self._output_has_gradient, unit))
+
+    # -- backward ---------------------------------------------------------------------------------------------------
+
+    def _output_has_gradient(self, unit: int, _: torch.Tensor) -> None:
+        if torch.is_grad_enabled():
+            raise _second_order()
+        self._hold(unit, torch._C._current_graph_task_id(), None)
+
+    def _needed(self, unit: int) -> None:
+        """By a node that takes out what it has saved."""
+        backward = torch._C._current_graph_task_id()
+        if backward < 0:
+            return  # somebody looks at it
+        node = torch._C._current_autograd_node()
+        if torch.is_grad_enabled() and not isinstance(node, torch.autograd.function.BackwardCFunction):
+            raise _second_order()
+        self._hold(unit, backward, node)
+
+    def _hold(self, unit: int, backward: int, node: Any) -> None:
+        """Backwards within this one have larger numbers; a node of the one around it is at work still."""
+        self._backwards.begun()
+        mine = (unit, backward)
+        for other, needs in list(self._held.items()):
+            if other[0] != unit and (needs is None or (other[1] >= backward and needs is not node)):
+                self._let_go(other)
+        if mine not in self._held:
+            self._buckets.acquire(unit)
+            self._buckets.prefetch(unit - 1)
+            for other, needs in list(self._held.items()):
+                if other[0] == unit and needs is None:  # held for this
+                    self._let_go(other)
+        self._held[mine] = node or self._held.get(mine)
+
+    def _let_go(self, held: tuple[int, int]) -> None:
+        del self._held[held]
+        self._buckets.release(held[0])
+
+    def _backward_ended(self) -> None:
+        self._due = False
+        for held in list(self._held):
+            self._let_go(held)
+        self._buckets.drop_prefetched()
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Before a step: whatever calls without a backward, interrupted calls and backwards that raised have left."""
+        while (hooks := innermost()) is not None:
+            hooks.leave()
+        self._open.clear()
+        self._held.clear()
+        self._due = False
+        self._backwards.forget()
+        self._buckets.release_all()
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def _second_order() -> errors.Unimplemented:
+    return errors.Unimplemented(
+        'create_graph=True with residency="bucket": the weights would be gone when the gradients have their backward; '
+        'take residency="full"'
+    )
+
+
+class _Unwrap:
+    """Takes the wrapper of a module's compiled call off."""
+
+    def __init__(self, module: torch.nn.Module, call: Any) -> None:
+        self._module, self._call = module, call
+
+    def remove(self) -> None:
+        self._module._compiled_call_impl = self._call
+
+
+def _call_around(module: torch.nn.Module, before: Any, after: Any) -> list[Any]:
+    """Calls them around the module's forward, out of any compiled code: hooks of a module that module.compile()
+    compiled would be traced."""
+    compiled = module._compiled_call_impl
+    if compiled is None:
+        disable: Any = torch._dynamo.disable if hasattr(torch, "_dynamo") else lambda call: call
+        return [
+            module.register_forward_pre_hook(Hook(disable(before)), with_kwargs=True, prepend=True),
+            module.register_forward_hook(Hook(disable(after)), with_kwargs=True, always_call=True),
+        ]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before(module, args, kwargs)
+        output = None
+        try:
+            output = compiled(*args, **kwargs)
+        finally:
+            after(module, args, kwargs, output)
+        return output
+
+    module._compiled_call_impl = call
+    return [_Unwrap(module, compiled)]
+
+
+def _needing_gradients(tree: Any) -> list[torch.Tensor]:
+    leaves, _ = torch.utils._pytree.tree_flatten(tree)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
