@@ -65,8 +65,9 @@ absl::Status DevicePassJob::Step() {
   Command command;
   command.kind = CommandKind::kStep;
   command.step = ++step_;
-  ASSIGN_OR_RETURN(command.scalars[0], ComputeStepScalars(spec_.optimizer, step_));
-  command.learning_rates[0] = spec_.optimizer.lr;
+  const GroupTable groups(host_->control(), plan_);
+  ASSIGN_OR_RETURN(groups.scalars(command.groups)[0], ComputeStepScalars(spec_.optimizer, step_));
+  groups.rates(command.groups)[0] = spec_.optimizer.lr;
   command.divide_scale = 1.0f / static_cast<float>(spec_.num_slots);
   command.apply = 1;
   command.publish = static_cast<int32_t>(step_ % 2);

@@ -66,7 +66,9 @@ WorkerTeam::Work SetUpWorker(StepJob& job, ThreePasses& passes, Shared& shared, 
     command.kind = CommandKind::kStep;
     command.divide_scale = 1.0f / static_cast<float>(job.spec.num_slots);
     command.step = shared.extra_step.load();
-    command.scalars[0] = ComputeStepScalars(job.spec.optimizer, command.step).value();
+    command.groups = static_cast<int32_t>((job.host.control()->decided.load() + 1) % 2);
+    const GroupTable groups(job.host.control(), job.plan);
+    groups.scalars(command.groups)[0] = ComputeStepScalars(job.spec.optimizer, command.step).value();
     command.apply = 1;
     command.parity = static_cast<int32_t>(parity);
     return command;

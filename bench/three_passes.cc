@@ -19,7 +19,7 @@ absl::StatusOr<Segment> NewSegment(const char* name, int64_t bytes, int stream) 
 OptimizerContext ContextOf(const JobSpec& spec, const Command& command, Format gradients) {
   OptimizerContext context;
   context.hyper = spec.optimizer;
-  context.scalars = command.scalars[0];
+  context.scalars = ComputeStepScalars(spec.optimizer, command.step).value();
   context.weights = WeightFormat::kBf16Sr;
   context.gradients = gradients;
   context.seed = spec.seed;
@@ -76,7 +76,6 @@ void ThreePasses::Step(WorkerTeam::Member& member, int64_t step, char* private_c
   const int rank = member.rank();
   Command command;
   command.step = step;
-  command.scalars[0] = ComputeStepScalars(job_.spec.optimizer, step).value();
   float* const sum = reinterpret_cast<float*>(sum_[rank].data());
   for (const Piece& piece : pieces_[rank]) {
     const void* gradients[kStepSlots];

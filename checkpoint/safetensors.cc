@@ -19,7 +19,8 @@ constexpr size_t kHeaderAlignment = 8;
 absl::StatusOr<std::string> SafetensorsHead(const std::vector<SafetensorsEntry>& entries,
                                             const std::map<std::string, std::string>& metadata) {
   Json header = Json::object();
-  header[std::string(kMetadata)] = metadata;
+  auto& members = header.get_ref<Json::object_t&>();  // a list: names are unique, and looking for one passes all
+  members.emplace_back(std::string(kMetadata), metadata);
   std::set<absl::string_view> names = {kMetadata};
   int64_t offset = 0;
   for (const SafetensorsEntry& entry : entries) {
@@ -28,8 +29,9 @@ absl::StatusOr<std::string> SafetensorsHead(const std::vector<SafetensorsEntry>&
                                                      "\" ",
                                                      entry.name == kMetadata ? "(the name is reserved)" : "twice"));
     }
-    header[entry.name] = {
-        {"dtype", entry.dtype}, {"shape", entry.shape}, {"data_offsets", {offset, offset + entry.bytes}}};
+    members.emplace_back(entry.name, Json{{"dtype", entry.dtype},
+                                          {"shape", entry.shape},
+                                          {"data_offsets", {offset, offset + entry.bytes}}});
     offset += entry.bytes;
   }
   std::string text;

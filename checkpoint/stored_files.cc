@@ -123,11 +123,12 @@ absl::Status StoredFiles::MakeFiles(const std::string& stem, bool weights, int64
 
 void StoredFiles::MakeIndex() {
   Json map = Json::object();
+  auto& members = map.get_ref<Json::object_t&>();  // a list: names are unique, and looking for one passes all
   int64_t bytes = 0;
   int files = 0;
   for (const FilePart& part : parts_) {
     if (files_[part.file].name.rfind(kModelStem, 0) != 0) continue;
-    map[part.name] = files_[part.file].name;
+    members.emplace_back(part.name, files_[part.file].name);
     bytes += part.bytes;
     files = std::max(files, part.file + 1);
   }

@@ -19,7 +19,7 @@ namespace shardmesh {
 inline constexpr int kMaxSlots = 128;
 inline constexpr int kMaxHostRanks = 64;  // of one job, on one host or several
 inline constexpr int kMaxParameters = 100'000;
-inline constexpr int kMaxGroups = 16;
+inline constexpr int kMaxGroups = 4096;
 // The last step: 17 years at 1000 a second. What workers tell each other of steps has no room for later ones.
 inline constexpr int64_t kMaxStep = (int64_t{1} << 39) - 1;
 inline constexpr int kMaxIdBytes = 128;

@@ -101,7 +101,7 @@ TEST(JobTest, BadValue_ErrorNamesItAndWhatWouldBeRight) {
        "parameter 1 \"b\": group 1 is none of the job's: 0 to 0"},
       {[](JobSpec& j) { j.parameters[2].group = -7; }, Code::kInvalidArgument, "parameter 2 \"t\": group -7 is none"},
       {[](JobSpec& j) { j.more_groups.assign(kMaxGroups, j.optimizer); }, Code::kResourceExhausted,
-       "17 parameter groups; at most 16"},
+       "4097 parameter groups; at most 4096"},
       {[](JobSpec& j) {
          j.more_groups.assign(2, j.optimizer);
          j.more_groups[1].lr = std::nan("");

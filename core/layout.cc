@@ -101,6 +101,7 @@ absl::StatusOr<Plan> Plan::Create(const JobSpec& job) {
   plan.gradient_format_ = job.gradient_format;
   plan.clips_ = job.clip_norm > 0;
   plan.num_slots_ = job.num_slots;
+  plan.num_groups_ = job.num_groups();
   plan.bucketed_ = job.residency == Residency::kBucket;
   plan.prefetch_buckets_ = job.prefetch_buckets;
   plan.num_trainers_ = job.pulled() ? job.num_trainers : 0;

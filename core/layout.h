@@ -110,6 +110,8 @@ class Plan {
   Format gradient_format() const { return gradient_format_; }
   // As the job says; the layout does not depend on them.
   int num_slots() const { return num_slots_; }
+  int num_groups() const { return num_groups_; }
+  int num_writers() const { return pulled() ? num_trainers_ : num_slots_; }
   bool bucketed() const { return bucketed_; }  // Residency::kBucket
   int prefetch_buckets() const { return prefetch_buckets_; }
   bool pulled() const { return num_trainers_ > 0; }   // SlotMode::kPulled
@@ -172,7 +174,7 @@ class Plan {
   int64_t num_maxima_ = 0, num_stepped_maxima_ = 0;
   Format gradient_format_ = Format::kBf16;
   bool clips_ = false, bucketed_ = false;
-  int num_slots_ = 1, prefetch_buckets_ = 1, num_trainers_ = 0;
+  int num_slots_ = 1, num_groups_ = 1, prefetch_buckets_ = 1, num_trainers_ = 0;
 };
 
 }  // namespace shardmesh

@@ -106,10 +106,13 @@ absl::StatusOr<std::vector<size_t>> Mesh::Find(const std::vector<std::string>& n
 absl::StatusOr<Mesh> Mesh::Slice(const std::vector<std::string>& names) const {
   ASSIGN_OR_RETURN(const std::vector<size_t> kept, Find(names));
   std::vector<Axis> axes;
+  size_t next = 0;
   for (size_t a = 0; a < axes_.size(); ++a) {
-    const bool visible = absl::c_linear_search(kept, a);
-    if (!visible && axes_[a].layout.size == 1) continue;  // one choice is no choice: nothing to remember
-    axes.push_back({axes_[a].layout, visible});
+    if (absl::c_linear_search(kept, a)) {
+      axes.push_back(axes_[kept[next++]]);
+    } else if (axes_[a].layout.size > 1) {  // one choice is no choice: nothing to remember
+      axes.push_back({axes_[a].layout, false});
+    }
   }
   return With(std::move(axes));
 }

@@ -57,7 +57,8 @@ class Mesh {
   // The operations. Common errors: NotFound: a name that is no dimension of this mesh (the message lists them).
   // InvalidArgument: a name given twice, or no name at all.
 
-  // Keeps the named dimensions, in this mesh's own order whatever the order of `names`.
+  // Keeps the named dimensions, in the order of `names`. The instances are the same whatever that order is, but for
+  // the order of the ranks within each.
   absl::StatusOr<Mesh> Slice(const std::vector<std::string>& names) const;
 
   // The same dimensions in the order of `names`. InvalidArgument: `names` leaves one out.

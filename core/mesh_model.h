@@ -47,10 +47,13 @@ class MeshModel {
   }
 
   void Slice(const Names& kept) {
-    std::vector<size_t> columns;
+    std::vector<size_t> columns, order = ColumnsOf(kept);
+    size_t next = 0;
     for (size_t d = 0; d < names_.size(); ++d) {
-      if (!absl::c_linear_search(kept, names_[d])) names_[d].clear();
-      if (!names_[d].empty() || sizes_[d] > 1) columns.push_back(d);
+      const bool hidden = names_[d].empty() || !absl::c_linear_search(kept, names_[d]);
+      if (hidden) names_[d].clear();
+      if (!hidden) columns.push_back(order[next++]);
+      if (hidden && sizes_[d] > 1) columns.push_back(d);
     }
     Rearrange(columns);
   }

@@ -13,12 +13,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
+#include "local/descriptor_error.h"
 
 namespace shardmesh {
 namespace {
 
 absl::Status ErrnoStatus(int error, absl::string_view what, const std::string& path) {
-  const std::string message = absl::StrCat("cannot ", what, " ", path, ": ", std::strerror(error));
+  const std::string message = absl::StrCat("cannot ", what, " ", path, ": ", DescriptorError(error));
   if (error == ENOENT) return absl::NotFoundError(message);
   if (error == EACCES || error == EPERM) return absl::PermissionDeniedError(message);
   return absl::UnavailableError(message);

@@ -13,7 +13,7 @@
 
 namespace shardmesh {
 
-inline constexpr uint32_t kMaxLetterBytes = 8000;
+inline constexpr uint32_t kMaxLetterBytes = 40'000;  // a learning rate of each parameter group, and some
 
 // One way. Zeros: no letter yet.
 struct Letter {

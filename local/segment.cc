@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
+#include "local/descriptor_error.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -27,7 +28,7 @@ constexpr int64_t kHugePageBytes = 2 << 20;
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 absl::Status ErrnoError(absl::StatusCode code, absl::string_view what, int error) {
-  return absl::Status(code, absl::StrCat(what, ": ", strerror(error)));
+  return absl::Status(code, absl::StrCat(what, ": ", DescriptorError(error)));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "core/status.h"
+#include "local/descriptor_error.h"
 
 namespace shardmesh {
 namespace {
@@ -66,7 +67,7 @@ absl::Status CheckFolder(const std::string& folder) {
 absl::StatusOr<LocalSocket> LocalSocket::Connect(const std::string& path) {
   ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   UniqueFd fd = NewSocket();
-  if (!fd.valid()) return absl::ResourceExhaustedError(absl::StrCat("socket: ", strerror(errno)));
+  if (!fd.valid()) return absl::ResourceExhaustedError(absl::StrCat("socket: ", DescriptorError(errno)));
   // SEQPACKET connects complete at once or wait for room in the listener's queue; bound that wait.
   const timeval limit = {2, 0};
   setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
@@ -130,6 +131,11 @@ absl::StatusOr<LocalMessage> LocalSocket::Receive(absl::Duration timeout) {
     }
   }
   if (received == 0) return absl::UnavailableError("the peer closed the connection");
+  const bool fewer = (message.msg_flags & MSG_CTRUNC) != 0 && result.descriptors.size() < kMaxLocalDescriptors;
+  if (fewer && (message.msg_flags & MSG_TRUNC) == 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("a message's descriptors do not fit into this process, only ",
+                                                     result.descriptors.size(), " do: ", DescriptorLimit()));
+  }
   if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
     return absl::InvalidArgumentError(
         absl::StrCat("a message over ", kMaxLocalMessageBytes, " bytes or ", kMaxLocalDescriptors, " descriptors"));
@@ -162,7 +168,7 @@ absl::StatusOr<LocalListener> LocalListener::Listen(const std::string& path) {
   }
   unlink(path.c_str());
   UniqueFd fd = NewSocket();
-  if (!fd.valid()) return absl::ResourceExhaustedError(absl::StrCat("socket: ", strerror(errno)));
+  if (!fd.valid()) return absl::ResourceExhaustedError(absl::StrCat("socket: ", DescriptorError(errno)));
   fchmod(fd.get(), 0600);  // of the socket's file, which bind creates
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 || listen(fd.get(), 128) != 0) {
     return absl::PermissionDeniedError(
@@ -178,7 +184,7 @@ LocalListener::~LocalListener() {
 absl::StatusOr<LocalSocket> LocalListener::Accept(absl::Duration timeout) {
   RETURN_IF_ERROR(WaitFor(fd_.get(), POLLIN, timeout));
   UniqueFd fd(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  if (!fd.valid()) return absl::UnavailableError(absl::StrCat("accept: ", strerror(errno)));
+  if (!fd.valid()) return absl::UnavailableError(absl::StrCat("accept: ", DescriptorError(errno)));
   return LocalSocket(std::move(fd));
 }
 

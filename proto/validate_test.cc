@@ -227,7 +227,7 @@ TEST(Validate, Step) {
   EXPECT_OK(Validate(many));
   many.add_learning_rates(0.5);
   EXPECT_THAT(Validate(many),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("17 learning_rates; at most 16")));
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("4097 learning_rates; at most 4096")));
   EXPECT_THAT(Validate(Parse<v1::StepRequest>("job: 'j' epoch: 1 step: 1")),
               StatusIs(kInvalid, HasSubstr("slots is empty")));
 }

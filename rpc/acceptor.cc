@@ -13,6 +13,8 @@
 #include <cstring>
 #include <utility>
 
+#include "local/descriptor_error.h"
+
 namespace shardmesh {
 namespace {
 
@@ -96,7 +98,13 @@ bool Acceptor::MayAccept() {
     if (table_.full()) table_.Reconcile();
     if (table_.full()) return false;
   }
-  return DescriptorsLeft(wake_.get(), limits_.reserved_descriptors);
+  const bool left = DescriptorsLeft(wake_.get(), limits_.reserved_descriptors);
+  if (!left && !out_of_descriptors_) {
+    spdlog::warn("event=accepting_paused address={} reason=descriptors remedy=\"{}\"", listener_->address().ToString(),
+                 DescriptorLimit());
+  }
+  out_of_descriptors_ = !left;
+  return left;
 }
 
 // False when accept4 failed for want of descriptors or memory, or for a reason unknown.

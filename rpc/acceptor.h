@@ -60,6 +60,7 @@ class Acceptor {
   const Sink sink_;
   const UniqueFd wake_;
   std::atomic<bool> stopping_{false};
+  bool out_of_descriptors_ = false;  // the thread's: it has said so
   std::atomic<int> connections_{0};
   std::atomic<int64_t> refused_{0};
 

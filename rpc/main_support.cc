@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "core/status.h"
+#include "local/descriptor_error.h"
 
 namespace shardmesh {
 
@@ -39,6 +40,14 @@ absl::Status RaiseDescriptorLimit() {
     return absl::InternalError(absl::StrCat("setrlimit(RLIMIT_NOFILE, ", limit.rlim_cur, "): ", std::strerror(errno)));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckDescriptorLimit() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= rlim_t{kMinDescriptors}) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("a process of this service needs ", kMinDescriptors,
+                                                    " descriptors, and more with every job and connection; ",
+                                                    DescriptorLimit()));
 }
 
 absl::Status SetUpLog(absl::string_view level) {
@@ -73,7 +82,7 @@ absl::Status PrepareProcess(const ProcessOptions& options) {
   if (const absl::Status raised = RaiseDescriptorLimit(); !raised.ok()) {
     spdlog::warn("event=descriptor_limit_not_raised error={}", Quoted(raised.message()));
   }
-  return absl::OkStatus();
+  return CheckDescriptorLimit();
 }
 
 StopSignal::StopSignal() {

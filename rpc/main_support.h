@@ -27,7 +27,8 @@ struct ProcessOptions {
 
 // Sets the allocator up (see TuneAllocator), ignores SIGPIPE, raises the soft descriptor limit to the hard one if
 // asked, and makes spdlog's default logger write lines of key=value to stderr. Call once, from main, before threads are
-// started. InvalidArgument: the log level is none of the six.
+// started. InvalidArgument: unknown log level; choose one of the six. FailedPrecondition: as CheckDescriptorLimit, if
+// the limit was to be raised.
 absl::Status PrepareProcess(const ProcessOptions& options);
 
 // Keeps freed memory of up to 2 GiB for the next message instead of giving it back to the kernel: gRPC's receive slices
@@ -38,6 +39,11 @@ void TuneAllocator();
 // The soft limit of open descriptors becomes the hard one.
 // Internal: the kernel refused (errno in the message).
 absl::Status RaiseDescriptorLimit();
+
+inline constexpr int kMinDescriptors = 96;  // the least with which a worker has been seen to train a job
+
+// FailedPrecondition: the soft limit is below kMinDescriptors; with fewer, connections wait for ever. Names the limit.
+absl::Status CheckDescriptorLimit();
 
 // Lines look like: ts=2026-01-31T12:00:00.123456Z level=info event=joined worker=3
 // The text after the level is what the caller logged; use Quoted for every value that a peer or a file gave.

@@ -42,7 +42,6 @@
 
 #include "core/job.h"
 #include "core/layout.h"
-#include "core/optimizer.h"
 #include "worker/pulled_words.h"
 #include "worker/version_words.h"
 
@@ -74,25 +73,21 @@ struct Command {
   // Of kStep, kNorm, kGather, kReduce, and of kRestore the one that shards have; kInit: 0; kDigest, kFill,
   // kPublish: the committed one.
   int64_t step = 0;
-  StepScalars scalars[kMaxGroups];         // of kStep, by parameter group
-  double learning_rates[kMaxGroups] = {};  // of kStep: those of the scalars, for what depends on a shape too (Muon)
-  float divide_scale = 1;                  // of kStep and kNorm: what sums of gradients are multiplied by
-  float clip = 1;                          // of kStep: and then with this
-  int32_t apply = 0;                       // of kStep: 0 = skipped, a gradient was not finite
-  int32_t bucket = -1;                     // of kReduce and kFill
-  int32_t partial = -1;                    // with pulled slots: the sum that kMerge makes, and that a step reads
-  int32_t first_slot = 0, num_slots = 0;   // of kMerge: the slots that it has
-  int32_t parity = 0;                      // where the shard's data lies before it (shard_storage.h)
-  int32_t publish = -1;                    // the publication buffer that gets this version, -1: none
-  int32_t unused = 0;                      // the page has no byte that nobody wrote: a page can be compared
+  float divide_scale = 1;                 // of kStep and kNorm: what sums of gradients are multiplied by
+  float clip = 1;                         // of kStep: and then with this
+  int32_t apply = 0;                      // of kStep: 0 = skipped, a gradient was not finite
+  int32_t bucket = -1;                    // of kReduce and kFill
+  int32_t partial = -1;                   // with pulled slots: the sum that kMerge makes, and that a step reads
+  int32_t first_slot = 0, num_slots = 0;  // of kMerge: the slots that it has
+  int32_t parity = 0;                     // where the shard's data lies before it (shard_storage.h)
+  int32_t publish = -1;                   // the publication buffer that gets this version, -1: none
+  int32_t groups = 0;  // of kStep: where the scalars of its parameter groups lie, 0 or 1 (group_table.h)
   int64_t nonfinite = 0;  // kStep: why skipped: slot << 32 | tensor; kDigest, kPublish: the newest ticket it answers
   // Of kInit: push_id of the pieces to place. Of kRestore: load_id of what was loaded; 0: the shards are filled.
   uint64_t initial_id = 0;
 };
 
-static_assert(sizeof(Command) ==
-                  3 * sizeof(int64_t) + kMaxGroups * (sizeof(StepScalars) + sizeof(double)) + 12 * sizeof(int32_t),
-              "there is padding");
+static_assert(sizeof(Command) == 3 * sizeof(int64_t) + 12 * sizeof(int32_t), "there is padding");
 
 // One worker's words.
 struct alignas(64) MemberWords {
@@ -124,10 +119,9 @@ constexpr int AttachedTo(uint64_t holder) { return static_cast<int>(holder >> 32
 
 // One slot's words.
 struct alignas(64) SlotWords {
-  std::atomic<int64_t> declared;                   // newest step declared complete for it; 0: none
-  std::atomic<double> learning_rates[kMaxGroups];  // of that step, by parameter group
-  std::atomic<double> loss_scale;                  // of that step
-  std::atomic<int64_t> tokens;                     // that its gradients of that step are the sum over
+  std::atomic<int64_t> declared;    // newest step declared complete for it; 0: none
+  std::atomic<double> loss_scale;   // of that step; its learning rates are in the GroupTable
+  std::atomic<int64_t> tokens;      // that its gradients of that step are the sum over
   std::atomic<int64_t> nonfinite;   // NonFiniteWord of a gradient that is not finite; read with `declared`
   std::atomic<uint64_t> holder;     // writes it: 0 nobody, else (rank + 1) << 32 | session; | kLeaving or kAsking
   std::atomic<int64_t> holder_pid;  // for messages; 0: unknown
@@ -154,7 +148,8 @@ enum class Refusal : uint8_t { kNone = 0, kOtherRates = 1 };
 static_assert(kMaxStep < (int64_t{1} << (63 - 8)));
 constexpr int64_t RefusedWord(int64_t step, Refusal why) { return step << 8 | int64_t(why); }
 
-// In settings_claim, in place of a slot: what another host's slots said, in elsewhere_rates and elsewhere_loss_scale.
+// In settings_claim, in place of a slot: what another host's slots said (GroupTable::said_elsewhere, and
+// elsewhere_loss_scale).
 inline constexpr int kRatesElsewhere = 0xffff;
 static_assert(kMaxSlots < kRatesElsewhere && kMaxStep < (int64_t{1} << (63 - 16)));
 
@@ -176,7 +171,7 @@ struct ControlPage {
   Command commands[2];                   // seq at seq % 2
 
   alignas(64) std::atomic<uint64_t> settings_claim;  // step << 16 | slot of the first declaration of that step
-  std::atomic<double> elsewhere_rates[kMaxGroups], elsewhere_loss_scale;
+  std::atomic<double> elsewhere_loss_scale;
   std::atomic<uint32_t> taking_letters;  // odd while the lead takes and declares what trainers sent (step_mail.h)
   std::atomic<uint64_t> digest_wanted;   // tickets
   std::atomic<uint64_t> digest_done;

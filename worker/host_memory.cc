@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/keep_forever.h"
 #include "core/status.h"
-#include "worker/residency.h"
+#include "worker/group_table.h"
 
 namespace shardmesh {
 namespace {
@@ -17,7 +17,7 @@ constexpr int kSlotStream = kPublicationStream + kMaxPublications;
 
 int64_t ControlBytes(const Plan& plan) {
   return static_cast<int64_t>(sizeof(ControlPage) + sizeof(float) * (plan.norm_blocks() + plan.num_maxima())) +
-         ResidencyTable::NumBytes(plan);
+         ResidencyTable::NumBytes(plan) + GroupTable::NumBytes(plan);
 }
 
 static_assert(sizeof(VersionBoard) <= kPageBytes && kBoardPublications == kMaxPublications);

@@ -30,6 +30,7 @@ Pass::Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& h
       rank_(plan.RankOf(place)),
       share_(share.value_or(ReplicaShare{place.replica, plan.num_replicas()})),
       host_(host),
+      groups_(host.control(), plan),
       storage_(storage),
       trace_(trace),
       sums_(sums),
@@ -254,7 +255,7 @@ void Pass::SquareRange(const Command& command, int range) {
 OptimizerContext Pass::ContextOf(const Command& command, const Bucket& bucket, int group) const {
   OptimizerContext context;
   context.hyper = job_.group(group);
-  context.scalars = command.scalars[group];
+  context.scalars = groups_.scalars(command.groups)[group];
   context.weights = bucket.weights;
   context.states = bucket.states;
   context.gradients = sums_ == nullptr ? job_.gradient_format : Format::kFp32;
@@ -290,7 +291,7 @@ MuonMatrix Pass::MatrixOf(const Command& command, int tensor) const {
   const auto [rows, columns] = plan_.MatrixOf(tensor);
   const int group = job_.parameters[tensor].group;
   OptimizerHyper hyper = job_.group(group);
-  hyper.lr = command.learning_rates[group];  // validated before it was decided
+  hyper.lr = groups_.rates(command.groups)[group];  // validated before it was decided
   return {rows, columns, ComputeMuonScalars(hyper, {}, rows, columns).value_or(MuonScalars())};
 }
 

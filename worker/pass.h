@@ -53,6 +53,7 @@
 #include "worker/control_page.h"
 #include "worker/damage.h"
 #include "worker/gradient_sums.h"
+#include "worker/group_table.h"
 #include "worker/host_memory.h"
 #include "worker/host_ranks.h"
 #include "worker/shard_storage.h"
@@ -151,6 +152,7 @@ class Pass final : public StepPass {
   const Rank rank_;
   const ReplicaShare share_;
   HostMemory& host_;
+  const GroupTable groups_;
   ShardStorage& storage_;
   Trace* const trace_;
   GradientSums* const sums_;  // null: a step reads slots

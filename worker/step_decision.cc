@@ -85,10 +85,11 @@ Agreed StepProtocol::SeenHere() const {
     agreed.nonfinite[s] = page_->slots[s].nonfinite.load(std::memory_order_acquire);
   }
   const uint64_t claim = page_->settings_claim.load(std::memory_order_acquire);
-  const std::atomic<double>* const rates = ClaimedRates(claim);
+  const GroupTable::Rate* const rates = ClaimedRates(claim);
   agreed.loss_scale = ClaimedLossScale(claim).load(std::memory_order_acquire);
+  agreed.learning_rates.reserve(job_->num_groups());
   for (int g = 0; g < job_->num_groups(); ++g) {
-    agreed.learning_rates[g] = rates[g].load(std::memory_order_acquire);
+    agreed.learning_rates.push_back(rates[g].load(std::memory_order_acquire));
   }
   return agreed;
 }
@@ -116,13 +117,14 @@ bool StepProtocol::DecideStep(const Agreed& agreed, Command& command) {
     }
     command.clip = ClipFactor(job_->clip_norm, page_->norm.load(std::memory_order_acquire));
   }
+  command.groups = static_cast<int32_t>((decided() + 1) % 2);  // where the newest command's are not
   for (int g = 0; g < job_->num_groups(); ++g) {
     OptimizerHyper hyper = job_->group(g);
     hyper.lr = agreed.learning_rates[g];
     auto scalars = ComputeStepScalars(hyper, command.step);  // validated when it was claimed
     if (!scalars.ok()) return false;
-    command.scalars[g] = *scalars;
-    command.learning_rates[g] = hyper.lr;
+    groups_.scalars(command.groups)[g] = *scalars;
+    groups_.rates(command.groups)[g] = hyper.lr;
   }
   if (command.apply) command.publish = agreed.publish ? *agreed.publish : publications_.Reserve(command.step);
   return true;

@@ -57,7 +57,8 @@ TEST_F(StepDecisionTest, Step_IsDeclaredDecidedExecutedCommitted) {
   EXPECT_EQ(protocol.command().parity, 0);
   OptimizerHyper hyper = job.optimizer;
   hyper.lr = 0.5;
-  EXPECT_EQ(protocol.command().scalars[0].neg_step_size, ComputeStepScalars(hyper, 1)->neg_step_size);
+  const StepScalars& scalars = GroupTable(host.control(), plan).scalars(protocol.command().groups)[0];
+  EXPECT_EQ(scalars.neg_step_size, ComputeStepScalars(hyper, 1)->neg_step_size);
   EXPECT_EQ(protocol.NotDone().size(), 4u);
   EXPECT_FALSE(protocol.OutcomeOf(Step(1)).has_value());
   AllExecute();

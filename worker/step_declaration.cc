@@ -83,6 +83,7 @@ absl::StatusOr<std::vector<double>> StepProtocol::LearningRatesOf(const std::vec
                                                    "; give one for all, or one for each"));
   }
   std::vector<double> rates;
+  rates.reserve(job_->num_groups());
   for (int g = 0; g < job_->num_groups(); ++g) {
     OptimizerHyper hyper = job_->group(g);
     if (!given.empty()) hyper.lr = given.size() == 1 ? given[0] : given[g];
@@ -92,9 +93,9 @@ absl::StatusOr<std::vector<double>> StepProtocol::LearningRatesOf(const std::vec
   return rates;
 }
 
-const std::atomic<double>* StepProtocol::ClaimedRates(uint64_t claim) const {
+const GroupTable::Rate* StepProtocol::ClaimedRates(uint64_t claim) const {
   const int slot = static_cast<int>(claim & 0xffff);
-  return slot == kRatesElsewhere ? page_->elsewhere_rates : page_->slots[slot].learning_rates;
+  return slot == kRatesElsewhere ? groups_.said_elsewhere() : groups_.said(slot);
 }
 
 const std::atomic<double>& StepProtocol::ClaimedLossScale(uint64_t claim) const {
@@ -108,9 +109,8 @@ absl::Status StepProtocol::ClaimSettings(Slot slot, Step step, absl::Span<const 
   uint64_t current = page_->settings_claim.load(std::memory_order_acquire);
   while (current >> 16 < static_cast<uint64_t>(step.value())) {
     // Written before the claim: whoever sees the claim sees them. A slot has one writer, so this is no race.
-    for (size_t g = 0; g < rates.size(); ++g) {
-      page_->slots[slot.value()].learning_rates[g].store(rates[g], std::memory_order_release);
-    }
+    GroupTable::Rate* const said = groups_.said(slot.value());
+    for (size_t g = 0; g < rates.size(); ++g) said[g].store(rates[g], std::memory_order_release);
     page_->slots[slot.value()].loss_scale.store(loss_scale, std::memory_order_release);
     if (page_->settings_claim.compare_exchange_weak(current, claim, std::memory_order_acq_rel)) return absl::OkStatus();
   }

@@ -100,6 +100,19 @@ TEST_F(StepDeclarationTest, OtherRatesElsewhere_AreSeenWheneverTheyCome) {
   std::cout << refused << " of " << kTurns << " were refused at once, the others taken back\n";
 }
 
+// Of the newest command.
+void ExpectScalarsOf(TestHost& on, int64_t step, const std::vector<double>& rates) {
+  const GroupTable groups(on.host.control(), on.plan);
+  const int place = on.protocol.command().groups;
+  for (int g = 0; g < on.job.num_groups(); ++g) {
+    OptimizerHyper hyper = on.job.group(g);
+    hyper.lr = rates[g];
+    EXPECT_EQ(groups.scalars(place)[g].neg_step_size, ComputeStepScalars(hyper, step)->neg_step_size) << g;
+    EXPECT_EQ(groups.scalars(place)[g].decay, ComputeStepScalars(hyper, step)->decay) << g;
+    EXPECT_EQ(groups.rates(place)[g], rates[g]) << g;
+  }
+}
+
 // SmallJob in three groups, which decay weights differently.
 struct GroupsTest : StepFixture {
   static JobSpec Job() {
@@ -112,14 +125,7 @@ struct GroupsTest : StepFixture {
   }
   GroupsTest() : StepFixture(Job()) { PlaceWeights(); }
 
-  void ExpectScalars(int64_t step, std::vector<double> rates) {
-    for (int g = 0; g < 3; ++g) {
-      OptimizerHyper hyper = job.group(g);
-      hyper.lr = rates[g];
-      EXPECT_EQ(protocol.command().scalars[g].neg_step_size, ComputeStepScalars(hyper, step)->neg_step_size) << g;
-      EXPECT_EQ(protocol.command().scalars[g].decay, ComputeStepScalars(hyper, step)->decay) << g;
-    }
-  }
+  void ExpectScalars(int64_t step, std::vector<double> rates) { ExpectScalarsOf(*this, step, rates); }
 };
 
 TEST_F(GroupsTest, OneRate_IsOfAllGroups_AndNone_IsTheJobs) {
@@ -147,6 +153,32 @@ TEST_F(GroupsTest, TheFirstDeclarationsRates_BindTheStep) {
   for (int s = 0; s < 3; ++s) Pieces(s, 1);
   ASSERT_TRUE(protocol.Decide());
   ExpectScalars(1, {0.5, 0.25, 0.125});
+}
+
+// Of the most groups that a job can have: also the last one's rate binds the step, and the words of two steps in turn
+// lie apart from each other and from those of the slots.
+TEST(ManyGroupsTest, EveryGroupsRate_BindsTheStep) {
+  JobSpec job = SmallJob("fsdp=2", 3);
+  job.more_groups.assign(kMaxGroups - 1, job.optimizer);
+  job.parameters[1].group = kMaxGroups - 1;
+  struct ManyGroups : StepFixture {
+    explicit ManyGroups(const JobSpec& spec) : StepFixture(spec) {}
+    void TestBody() override {}
+  } fixture(job);
+  fixture.PlaceWeights();
+  for (int64_t step = 1; step <= 3; ++step) {
+    std::vector<double> rates(kMaxGroups);
+    for (int g = 0; g < kMaxGroups; ++g) rates[g] = 1.0 / static_cast<double>(step * (g + 1));
+    for (int s = 0; s < 3; ++s) fixture.Pieces(s, step);
+    ASSERT_OK(fixture.DeclareRates({Slot(2), Slot(0)}, step, rates));
+    std::vector<double> other = rates;
+    other.back() *= 2;
+    EXPECT_THAT(fixture.DeclareRates({Slot(1)}, step, other),
+                StatusIs(Code::kInvalidArgument, HasSubstr("for group 4095 for step")));
+    ASSERT_OK(fixture.DeclareRates({Slot(1)}, step, rates));
+    fixture.Finish();
+    ExpectScalarsOf(fixture, step, rates);
+  }
 }
 
 TEST_F(StepDeclarationTest, TheLossScale_BindsTheStep_AndDividesTheSum) {

@@ -13,6 +13,8 @@
 namespace shardmesh {
 namespace {
 constexpr int kQuickLooks = 1000;
+// A step of all slots, each with a gradient that is not finite and its tokens.
+static_assert(kMaxLetterBytes >= sizeof(double) * kMaxGroups + 32 * kMaxSlots + 512);
 constexpr absl::Duration kSlowLook = absl::Milliseconds(1), kTakingTimeout = absl::Seconds(60);
 }  // namespace
 

@@ -21,7 +21,8 @@ StepProtocol::StepProtocol(ControlPage* page, std::atomic<uint32_t>* doorbell, c
       doorbell_(doorbell),
       local_(local.value_or(HostRanks::OneHost(plan->num_ranks()))),
       self_(self),
-      publications_(page, job, self) {}
+      publications_(page, job, self),
+      groups_(page, *plan) {}
 
 std::optional<StepOutcome> StepProtocol::OutcomeOf(Step step) const {
   if (step > committed_step()) return std::nullopt;
@@ -247,11 +248,11 @@ void StepProtocol::TakeBack(Slot slot, Step step, Refusal why) {
 }
 
 void StepProtocol::TakeSettings(Step step, absl::Span<const double> rates, double loss_scale) {
-  for (size_t g = 0; g < rates.size(); ++g) page_->elsewhere_rates[g].store(rates[g]);
+  for (size_t g = 0; g < rates.size(); ++g) groups_.said_elsewhere()[g].store(rates[g]);
   page_->elsewhere_loss_scale.store(loss_scale);
   const uint64_t claim = page_->settings_claim.exchange(static_cast<uint64_t>(step.value()) << 16 | kRatesElsewhere);
   if (claim >> 16 != static_cast<uint64_t>(step.value())) return;
-  const std::atomic<double>* const said = ClaimedRates(claim);
+  const GroupTable::Rate* const said = ClaimedRates(claim);
   bool same = ClaimedLossScale(claim).load() == loss_scale;
   for (size_t g = 0; g < rates.size(); ++g) same = same && said[g].load() == rates[g];
   for (int s = 0; s < job_->num_slots && !same; ++s) TakeBack(Slot(s), step, Refusal::kOtherRates);
@@ -264,7 +265,7 @@ absl::Status StepProtocol::CheckStands(absl::Span<const Slot> slots, Step step) 
     if (refused != RefusedWord(step.value(), Refusal::kOtherRates)) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "slot ", slot.value(), " said other learning rates, or another loss scale, for step ", step.value(),
-        " than a slot on another host (there ", page_->elsewhere_rates[0].load(), " for group 0, loss scale ",
+        " than a slot on another host (there ", groups_.said_elsewhere()[0].load(), " for group 0, loss scale ",
         page_->elsewhere_loss_scale.load(), "); all slots of a ", "step must agree"));
   }
   return absl::OkStatus();

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -18,6 +19,7 @@
 #include "core/job.h"
 #include "core/layout.h"
 #include "worker/control_page.h"
+#include "worker/group_table.h"
 #include "worker/host_ranks.h"
 #include "worker/publications.h"
 #include "worker/pulled_slots.h"
@@ -71,10 +73,10 @@ struct BucketDeclaration {
 // What a command depends on beside what was committed before it.
 struct Agreed {
   uint64_t initial_id = 0;  // of the set of initial weights of which every member has its piece; 0: there is none yet
-  bool slots_complete = false;             // all slots are declared for the open step, and all their pieces are there
-  int64_t nonfinite[kMaxSlots] = {};       // by slot: NonFiniteWord, or 0
-  double learning_rates[kMaxGroups] = {};  // of the open step, by parameter group
-  double loss_scale = 1;                   // of the open step
+  bool slots_complete = false;        // all slots are declared for the open step, and all their pieces are there
+  int64_t nonfinite[kMaxSlots] = {};  // by slot: NonFiniteWord, or 0
+  absl::InlinedVector<double, 16> learning_rates;  // of the open step, by parameter group; empty while there is none
+  double loss_scale = 1;                           // of the open step
   bool digest_wanted = false;
   std::optional<int> publish;  // the buffer that gets the version, -1: none; unset: chosen with the command
 };
@@ -326,7 +328,7 @@ class StepProtocol {
   absl::Status CompareSettings(Slot slot, int first, Step step, absl::Span<const double> rates,
                                double loss_scale) const;
   // Rates and loss scale that a claim (settings_claim) stands for.
-  const std::atomic<double>* ClaimedRates(uint64_t claim) const;
+  const GroupTable::Rate* ClaimedRates(uint64_t claim) const;
   const std::atomic<double>& ClaimedLossScale(uint64_t claim) const;
   absl::Status HeldElsewhere(Slot slot) const;
   void TakeBack(Slot slot, Step step, Refusal why);
@@ -356,6 +358,7 @@ class StepProtocol {
   const HostRanks local_;
   const Rank self_;
   Publications publications_;
+  const GroupTable groups_;
 };
 
 }  // namespace shardmesh

@@ -82,7 +82,7 @@ std::optional<MeshChange> Restrict(absl::string_view text) {
 }
 
 constexpr MeshOption kOptions[] = {
-    {"--slice", "Keep these dimensions, in the mesh's own order", "a,b", Slice},
+    {"--slice", "Keep these dimensions, in this order", "a,b", Slice},
     {"--transpose", "All dimensions, in their new order", "b,a", Transpose},
     {"--flatten", "Make one dimension of several, the first slowest", "a,b=ab", Flatten},
     {"--unflatten", "Make several dimensions of one, the first slowest", "a=b:2,c:4", Unflatten},

@@ -1,5 +1,5 @@
 // The operations on a mesh as `shardctl mesh` takes them, each an option and its text:
-//   --slice a,b                keep these dimensions
+//   --slice a,b                keep these dimensions, in this order
 //   --transpose b,a            all dimensions, in their new order
 //   --flatten a,b=name         make one dimension of several
 //   --unflatten a=b:2,c:4      make several dimensions of one, the slowest first

@@ -127,8 +127,8 @@ TEST(MeshCommandTest, SliceOfSlice_Json) {
 
 TEST(MeshCommandTest, Slice_Json_NestsBySizes) {
   EXPECT_EQ(MeshResult({"--json", "--slice=abcd,ddp"}).out,
-            "{\"names\":[\"ddp\",\"abcd\"],\"sizes\":[2,2],\"instances\":[[[0,1],[4,5]],[[2,3],[6,7]]],"
-            "\"groups\":{\"ddp\":[[0,4],[1,5],[2,6],[3,7]],\"abcd\":[[0,1],[4,5],[2,3],[6,7]]}}\n");
+            "{\"names\":[\"abcd\",\"ddp\"],\"sizes\":[2,2],\"instances\":[[[0,4],[1,5]],[[2,6],[3,7]]],"
+            "\"groups\":{\"abcd\":[[0,1],[4,5],[2,3],[6,7]],\"ddp\":[[0,4],[1,5],[2,6],[3,7]]}}\n");
   EXPECT_THAT(MeshResult({"--json"}).out, HasSubstr("\"instances\":[[[[0,1],[2,3]],[[4,5],[6,7]]]]"));
 }
 

@@ -175,6 +175,11 @@ void AttachedChannel::Ring() { FutexBump(*reinterpret_cast<std::atomic<uint32_t>
 // Into the mailbox, and rings. The letter before it, of a call that was given up or of the slot's last trainer, may
 // still lie there.
 absl::Status AttachedChannel::PostLetter(const std::string& letter) {
+  if (letter.size() > kMaxLetterBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("a step's request of ", letter.size(), " bytes; at most ",
+                                                   kMaxLetterBytes, ": give one learning rate for each of the job's ",
+                                                   job_->spec().num_groups(), " parameter groups, or one for all"));
+  }
   TakeLetter(mailbox_->reply, bytes_);  // an answer to such a call would keep the next one back
   while (!PutLetter(mailbox_->request, letter)) {
     Ring();

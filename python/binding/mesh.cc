@@ -90,7 +90,7 @@ void DefineOperations(py::class_<Mesh>& type) {
            "A mesh of this shape, first dimension slowest, over the ranks 0, 1, 2, ... or over `ranks` in that order.");
   type.def(
       "slice", [](const Mesh& mesh, Names names) { return OrThrow(mesh.Slice(ToVector(std::move(names)))); },
-      py::arg("names"), "Keeps the named dimensions, in this mesh's own order whatever the order of `names`.");
+      py::arg("names"), "Keeps the named dimensions, in the order of `names`.");
   type.def(
       "transpose", [](const Mesh& mesh, Names names) { return OrThrow(mesh.Transpose(ToVector(std::move(names)))); },
       py::arg("names"), "The same dimensions, in the order of `names`.");
@@ -114,7 +114,8 @@ void DefineOperations(py::class_<Mesh>& type) {
       "The dimensions of `parts`, slices of one mesh, side by side in this order.");
   type.def(
       "restrict", [](const Mesh& mesh, const std::vector<Rank>& ranks) { return OrThrow(mesh.Restrict(ranks)); },
-      py::arg("ranks"), "The mesh of these ranks alone, which must be a full grid.");
+      "The mesh of these ranks alone, which must be a full grid. They stay in this mesh's order, whatever that of\n"
+      "`ranks`.");
 }
 
 void DefineQueries(py::class_<Mesh>& type) {

@@ -59,13 +59,21 @@ class _Job:
                        for name in self.group}
 
 
+def _owner(name: str, owners: Mapping[str, int]) -> str:
+    """The longest of `owners` that a state's name begins with, before a dot; "": there is no such one."""
+    at = name.rfind(".")
+    while at > 0 and name[:at] not in owners:
+        at = name.rfind(".", 0, at)
+    return name[:max(at, 0)]
+
+
 def _optimizer_states(torch: Any, stored: dict[str, Any], job: _Job, weights: dict[str, Any], states: str,
                       step: int) -> dict[str, Any]:
     from . import _states  # needs NumPy
 
     result: dict[str, dict[str, Any]] = {}
     for name, tensor in stored.items():
-        owner = max((n for n in job.group if name.startswith(n + ".")), key=len, default="")
+        owner = _owner(name, job.group)
         state = name[len(owner) + 1:]
         if not owner or state == "remainder" or (states == "float" and state not in _STATES):
             continue
@@ -95,8 +103,10 @@ def _param_group(torch: Any, hyper: dict[str, Any], names: list[str]) -> dict[st
 
 
 def _optimizer(torch: Any, checkpoint: str, job: _Job, weights: dict[str, Any], states: str, step: int) -> dict[str, Any]:
-    groups = [_param_group(torch, hyper, [name for name, group in job.group.items() if group == g])
-              for g, hyper in enumerate(job.optimizers)]
+    members: list[list[str]] = [[] for _ in job.optimizers]
+    for name, g in job.group.items():
+        members[g].append(name)
+    groups = [_param_group(torch, hyper, names) for hyper, names in zip(job.optimizers, members)]
     return {"state": _optimizer_states(torch, _load(checkpoint, "states"), job, weights, states, step),
             "param_groups": [group for group in groups if group["params"]]}
 

@@ -24,9 +24,13 @@ class MeshTest(unittest.TestCase):
         self.assertEqual(fsdp.instances[fsdp.instance(5)], [5, 7])
         self.assertEqual(fsdp.group(5, "fsdp"), [5, 7])
 
-    def test_slice_keeps_the_order_of_the_mesh(self):
-        for names in itertools.permutations(["ddp", "abcd"]):
-            self.assertEqual(cube().slice(names).names, ("ddp", "abcd"))
+    def test_slice_takes_the_order_given(self):
+        for names in itertools.permutations(["ddp", "fsdp", "abcd"], 2):
+            self.assertEqual(cube().slice(names).names, names)
+            self.assertEqual(cube().slice(names).transpose(names[::-1]), cube().slice(names[::-1]))
+        self.assertEqual(cube().slice(["abcd", "ddp"]).instances, [[[0, 4], [1, 5]], [[2, 6], [3, 7]]])
+        parts = [cube().slice(["abcd", "ddp"]), cube().slice("fsdp")]
+        self.assertEqual(Mesh.concatenate(parts).names, ("abcd", "ddp", "fsdp"))
 
     def test_transpose_takes_the_order_given(self):
         mesh = cube().transpose(["abcd", "ddp", "fsdp"])

@@ -54,6 +54,46 @@ TEST(ParameterGroups, EveryMesh_LearnsTheReferencesBits) {
   }
 }
 
+// As many groups as a job can have: parameters in the first one, the last one and between; every residency.
+TEST(ParameterGroups, AsManyAsAJobCanHave_LearnTheReferencesBits) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 2}));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
+  JobSpec spec = GroupedJob("many");
+  spec.more_groups.resize(kMaxGroups - 1, spec.optimizer);
+  const int last = static_cast<int>(spec.parameters.size()) - 1;
+  for (int t = 0; t <= last; ++t) spec.parameters[t].group = t * (kMaxGroups - 1) / last;
+  const Learnt reference = testing::ReferenceOf(spec, kSteps);
+  int index = 0;
+  for (const Residency residency : {Residency::kFull, Residency::kBucket}) {
+    for (const bool attached : {true, false}) {
+      if (residency == Residency::kBucket && !attached) continue;
+      spec.name = absl::StrCat("many-", index++);
+      Variant variant{index % 2 == 0 ? "fsdp=2" : "ddp=2", {{{0, 1, 2}, attached}}};
+      variant.residency = residency;
+      SCOPED_TRACE(testing::Describe(variant));
+      ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::TrainVariant(client, spec, variant, kSteps));
+      ASSERT_EQ(learnt, reference);
+    }
+  }
+}
+
+// A request that no mailbox can hold would wait for ever.
+TEST(ParameterGroups, AnAttachedTrainersRates_BeyondWhatAMessageHolds_AreRefused) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 1}));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(GroupedJob("grouped")));
+  ASSERT_OK(testing::Initialize(*job));
+  ASSERT_OK_AND_ASSIGN(const auto session, job->Attach({Slot(0), Slot(1), Slot(2)}));
+  StepOptions options;
+  options.timeout = absl::Seconds(20);
+  options.learning_rates.assign(6000, 0.5);
+  EXPECT_THAT(session->Step(options),
+              StatusIs(Code::kInvalidArgument, HasSubstr("each of the job's 3 parameter groups")));
+  options.learning_rates.assign(4, 0.5);
+  EXPECT_THAT(session->Step(options), StatusIs(Code::kInvalidArgument, HasSubstr("4 learning rates for the 3")));
+  EXPECT_OK(testing::TrainTo(*session, 2));
+}
+
 // Contract 6: errors name the group and the value, and the job goes on.
 TEST(ParameterGroups, WrongRatesAndGroups_AreRefused_AndTheJobGoesOn) {
   ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 1}));

@@ -11,6 +11,8 @@ SHARDCTL = "client/cli/shardctl"
 CASES = [
     ([], lambda mesh: mesh),
     (["--slice", "ddp,fsdp", "--slice", "fsdp"], lambda mesh: mesh.slice(["ddp", "fsdp"]).slice("fsdp")),
+    (["--slice", "tp,ddp"], lambda mesh: mesh.slice(["tp", "ddp"])),
+    (["--concatenate", "tp,ddp/fsdp"], lambda mesh: Mesh.concatenate([mesh.slice(["tp", "ddp"]), mesh.slice("fsdp")])),
     (["--transpose", "tp,fsdp,ddp"], lambda mesh: mesh.transpose(["tp", "fsdp", "ddp"])),
     (["--flatten", "tp,ddp=x", "--slice", "x"], lambda mesh: mesh.flatten(["tp", "ddp"], "x").slice("x")),
 ]

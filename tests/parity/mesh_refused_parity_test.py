@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Mesh operations that torch refuses and shardmesh answers; wrong meshes that torch accepts and shardmesh refuses."""
+import itertools
 import sys
 import unittest
 
@@ -44,11 +45,13 @@ def transposed_flattened(mesh):
 # What: torch's way, ours, and what rank 5 must see.
 ANSWERED = {
     "transposed slice": (
-        lambda mesh: mesh["abcd", "ddp"],
-        lambda mesh: mesh.slice(["ddp", "abcd"]).transpose(["abcd", "ddp"]), [[0, 4], [1, 5]]),
+        lambda mesh: mesh["abcd", "ddp"], lambda mesh: mesh.slice(["abcd", "ddp"]), [[0, 4], [1, 5]]),
     "transposed slice of a slice": (
         lambda mesh: mesh["ddp", "fsdp"]["fsdp", "ddp"],
-        lambda mesh: mesh.slice(["ddp", "fsdp"]).transpose(["fsdp", "ddp"]), [[1, 5], [3, 7]]),
+        lambda mesh: mesh.slice(["ddp", "fsdp"]).slice(["fsdp", "ddp"]), [[1, 5], [3, 7]]),
+    "slice that turns every dimension": (
+        lambda mesh: mesh["abcd", "fsdp", "ddp"], lambda mesh: mesh.slice(["abcd", "fsdp", "ddp"]),
+        [[[0, 4], [2, 6]], [[1, 5], [3, 7]]]),
     "slice of a transposed mesh, in its order": (
         lambda mesh: transposed(mesh, "abcd", "ddp", "fsdp")["abcd", "ddp"],
         lambda mesh: mesh.transpose(["abcd", "ddp", "fsdp"]).slice(["abcd", "ddp"]), [[0, 4], [1, 5]]),
@@ -104,6 +107,15 @@ class MeshRefusedTest(unittest.TestCase):
                 with self.assertRaises((errors.Error, TypeError)) as caught:
                     ours()
                 print(f"  {what}: {type(caught.exception).__name__}: {str(caught.exception).splitlines()[0][:100]}")
+
+    def test_slice_has_the_order_that_torch_gives_a_mesh_of_its_own(self):
+        """Where torch slices a mesh that has the order already, both see the same."""
+        for names in itertools.permutations(NAMES, 2):
+            rest = next(name for name in NAMES if name not in names)
+            with self.subTest(names), torch_mesh.as_rank(RANK, 8):
+                theirs = transposed(torch_mesh.create([2, 2, 2], NAMES, range(8)), *names, rest)
+                parts = DeviceMesh._concatenate([theirs[name] for name in names])
+                self.assertEqual(torch_mesh.seen_of_ours(cube().slice(names), RANK), torch_mesh.seen(parts))
 
     def test_order_of_ranks_is_that_of_the_mesh(self):
         """torch's groups are sorted, so that a rank's place in its group is not its coordinate."""

@@ -59,6 +59,7 @@ DevicePass::DevicePass(const JobSpec& job, const Plan& plan, HostMemory& host, c
     : job_(job),
       plan_(plan),
       host_(host),
+      groups_(host.control(), plan),
       kernels_(kernels),
       share_(share),
       options_(options),
@@ -255,7 +256,7 @@ void DevicePass::FillStep(const Command& command, uint64_t seq, const BucketTabl
   for (size_t g = 0; g < tables.groups.size(); ++g) {
     OptimizerContext& context = groups[g].context;
     context = FormatsOf(bucket, tables.groups[g]);
-    context.scalars = command.scalars[tables.groups[g]];
+    context.scalars = groups_.scalars(command.groups)[tables.groups[g]];
     context.step = command.step;
     OptimizerRun run;
     run.clip = command.clip;

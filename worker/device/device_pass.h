@@ -28,6 +28,7 @@
 #include "local/device_runtime.h"
 #include "local/device_segment.h"
 #include "local/pinned_memory.h"
+#include "worker/group_table.h"
 #include "worker/host_memory.h"
 #include "worker/host_ranks.h"
 #include "worker/shard_storage.h"
@@ -116,6 +117,7 @@ class DevicePass final : public StepPass {
   const JobSpec& job_;
   const Plan& plan_;
   HostMemory& host_;
+  const GroupTable groups_;
   const PassKernels& kernels_;
   const ReplicaShare share_;
   const DevicePassOptions options_;

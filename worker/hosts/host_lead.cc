@@ -3,7 +3,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -32,6 +31,8 @@ HostLead::HostLead(StepProtocol& protocol, HostMemory& memory, const JobSpec& jo
       rounds_(std::move(groups.rounds)),
       words_(protocol.local().num_hosts),
       before_(words_),
+      said_(words_.size() * HostWordsBytes(job)),
+      said_before_(said_),
       moved_(job.num_slots),
       pieces_(std::move(groups.pieces)),
       results_(std::move(groups.results)) {
@@ -80,11 +81,16 @@ bool HostLead::Round() {
   words_[host] = ReadHostWords(protocol_, job_, plan_);
   words_[host].part = PartDone() ? part_ : part_ - 1;
   words_[host].publish = reserved_;
-  const absl::Status met = rounds_->AllGather(&words_[host], words_.data(), sizeof(HostWords), options_.round_timeout);
+  const int64_t bytes = HostWordsBytes(job_);
+  std::swap(said_, said_before_);
+  PackHostWords(words_[host], said_.data() + host * bytes);
+  const absl::Status met =
+      rounds_->AllGather(said_.data() + host * bytes, said_.data(), bytes, options_.round_timeout);
   if (!met.ok()) {
     Fail(met);
     return false;
   }
+  for (size_t h = 0; h < words_.size(); ++h) UnpackHostWords(said_.data() + h * bytes, job_, words_[h]);
   if (TakeAbort()) return false;
   MirrorSlots(protocol_, views_, host, job_.num_slots);
   TakeSettings();
@@ -115,8 +121,7 @@ void HostLead::TakeSettings() {
   const Step open(words_[0].committed + 1);
   if (open.value() < 1 || phase_ != Phase::kCollect) return;
   if (const int first = HostOfRates(views_); first >= 0 && first != protocol_.local().host) {
-    protocol_.TakeSettings(open, absl::MakeConstSpan(words_[first].learning_rates, job_.num_groups()),
-                           words_[first].loss_scale);
+    protocol_.TakeSettings(open, words_[first].learning_rates, words_[first].loss_scale);
   }
 }
 
@@ -272,8 +277,7 @@ absl::Duration HostLead::NextWait() {
   }
   if (here) return kSlice;                                  // this host's trainers ring
   if (elsewhere && !anywhere) return absl::ZeroDuration();  // another host enters when its trainers ring
-  const bool news = std::memcmp(words_.data(), before_.data(), words_.size() * sizeof(HostWords)) != 0;
-  quiet_ = news ? kFirstQuiet : std::min(2 * quiet_, kMostQuiet);
+  quiet_ = said_ != said_before_ ? kFirstQuiet : std::min(2 * quiet_, kMostQuiet);
   return quiet_;
 }
 

@@ -133,6 +133,7 @@ class HostLead {
   HostTransfers pieces_of_, results_of_;  // each of one lane's thread
   const std::unique_ptr<ExchangeGroup> rounds_;
   std::vector<HostWords> words_, before_;  // by host, of this round and the last
+  std::vector<char> said_, said_before_;   // the same as bytes
   std::vector<const HostWords*> views_, before_views_;
   std::vector<int> moved_;  // by slot: of so many first buckets the open step's pieces go or went
 

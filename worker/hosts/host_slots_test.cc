@@ -325,13 +325,14 @@ TEST(HostSlots, SettledSlots_HaveTheFirstHostsRates) {
   ASSERT_OK(both.at(1).Declare(declaration));
   EXPECT_TRUE(settled());
   // As if another slot of the first host said its rates in this round.
+  GroupTable::Rate& rate = GroupTable(both.at(0).page(), both.plan).said(0)[0];
   both.at(0).page()->slots[0].loss_scale.store(1);
-  both.at(0).page()->slots[0].learning_rates[0].store(0.5);
+  rate.store(0.5);
   both.at(0).page()->settings_claim.store(uint64_t{1} << 16);
   EXPECT_TRUE(settled());
-  both.at(0).page()->slots[0].learning_rates[0].store(0.25);
+  rate.store(0.25);
   EXPECT_FALSE(settled());
-  both.at(0).page()->slots[0].learning_rates[0].store(0.5);
+  rate.store(0.5);
   both.at(0).page()->slots[0].loss_scale.store(2);
   EXPECT_FALSE(settled());
 }

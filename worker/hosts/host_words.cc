@@ -1,8 +1,30 @@
 #include "worker/hosts/host_words.h"
 
 #include <algorithm>
+#include <cstring>
+#include <type_traits>
 
 namespace shardmesh {
+
+static_assert(std::is_trivially_copyable_v<HostFacts>);
+
+int64_t HostWordsBytes(const JobSpec& job) {
+  return static_cast<int64_t>(sizeof(HostFacts) + sizeof(double) * job.num_groups());
+}
+
+void PackHostWords(const HostWords& words, char* bytes) {
+  const HostFacts& facts = words;
+  std::memcpy(bytes, &facts, sizeof(facts));
+  std::memcpy(bytes + sizeof(facts), words.learning_rates.data(), sizeof(double) * words.learning_rates.size());
+}
+
+void UnpackHostWords(const char* bytes, const JobSpec& job, HostWords& words) {
+  HostFacts facts;
+  std::memcpy(&facts, bytes, sizeof(facts));
+  static_cast<HostFacts&>(words) = facts;
+  words.learning_rates.resize(job.num_groups());
+  std::memcpy(words.learning_rates.data(), bytes + sizeof(facts), sizeof(double) * job.num_groups());
+}
 
 HostWords ReadHostWords(const StepProtocol& protocol, const JobSpec& job, const Plan& plan) {
   const ControlPage& page = *protocol.page();
@@ -30,9 +52,10 @@ HostWords ReadHostWords(const StepProtocol& protocol, const JobSpec& job, const 
   const uint64_t claim = page.settings_claim.load(std::memory_order_acquire);
   const bool own = (claim & 0xffff) != kRatesElsewhere;
   words.rates_step = own ? static_cast<int64_t>(claim >> 16) : 0;
-  for (int g = 0; g < job.num_groups() && own; ++g) {
-    words.learning_rates[g] = page.slots[claim & 0xffff].learning_rates[g].load(std::memory_order_acquire);
-  }
+  words.learning_rates.resize(job.num_groups());
+  const int first = own ? static_cast<int>(claim & 0xffff) : 0;
+  const GroupTable::Rate* const said = GroupTable(protocol.page(), plan).said(first);
+  for (int g = 0; g < job.num_groups() && own; ++g) words.learning_rates[g] = said[g].load(std::memory_order_acquire);
   if (own) words.loss_scale = page.slots[claim & 0xffff].loss_scale.load(std::memory_order_acquire);
   for (int r = protocol.local().first(); r < protocol.local().end(); ++r) {
     words.digests[r - protocol.local().first()] = page.members[r].digest.load(std::memory_order_acquire);
@@ -95,10 +118,8 @@ bool SlotComplete(AllHostWords words, const Plan& plan, int slot, int64_t step) 
   return true;
 }
 
-bool SaidTheSame(const HostWords& one, const HostWords& other, const JobSpec& job) {
-  bool same = one.loss_scale == other.loss_scale;
-  for (int g = 0; g < job.num_groups(); ++g) same = same && one.learning_rates[g] == other.learning_rates[g];
-  return same;
+bool SaidTheSame(const HostWords& one, const HostWords& other) {
+  return one.loss_scale == other.loss_scale && one.learning_rates == other.learning_rates;
 }
 
 }  // namespace
@@ -111,7 +132,7 @@ SlotSet SettledSlots(AllHostWords words, const JobSpec& job, const Plan& plan) {
   for (int s = 0; s < job.num_slots; ++s) {
     settled[s] = SlotComplete(words, plan, s, open);
     for (const HostWords* host : words) {  // what was declared on another host with other rates is taken back
-      const bool refused = host->rates_step == open && !SaidTheSame(*host, *words[first], job);
+      const bool refused = host->rates_step == open && !SaidTheSame(*host, *words[first]);
       if (refused && host->slots[s].declared == open) settled[s] = false;
     }
   }
@@ -135,7 +156,7 @@ Agreed AgreedBy(AllHostWords words, const JobSpec& job, const Plan& plan) {
     }
   }
   if (const int h = HostOfRates(words); h >= 0) {
-    std::copy(std::begin(words[h]->learning_rates), std::end(words[h]->learning_rates), agreed.learning_rates);
+    agreed.learning_rates.assign(words[h]->learning_rates.begin(), words[h]->learning_rates.end());
     agreed.loss_scale = words[h]->loss_scale;
   }
   return agreed;

@@ -1,10 +1,11 @@
 // HostWords: what the lead of a host tells the leads of the others in a round (host_lead.h), and what follows from what
-// all have said. A plain value, sent as it is: all hosts are of one build (the plan's hash and the epoch are compared
-// when they meet). Pure functions, thread-safe.
+// all have said. Its facts are plain bytes, sent as they are, with the learning rates behind them: all hosts are of one
+// build (the plan's hash and the epoch are compared when they meet). Pure functions, thread-safe.
 #pragma once
 
 #include <bitset>
 #include <cstdint>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "worker/step_protocol.h"
@@ -21,19 +22,27 @@ struct HostSlot {
 };
 static_assert(kMaxHostRanks <= 64, "a bit for each shard");
 
-struct HostWords {
+struct HostFacts {
   uint64_t abort = 0;       // AbortWord, 0: none
   int64_t committed = 0;    // newest committed step
   uint64_t part = 0;        // number of the newest part of the work that this host has done
   uint64_t initial_id = 0;  // of the set of initial weights of which all members of the host have their pieces
   int32_t digest_wanted = 0;
-  int32_t publish = -1;                    // the buffer set apart for the next version
-  int64_t rates_step = 0;                  // the step that the learning rates are of
-  double learning_rates[kMaxGroups] = {};  // what the first slot to declare it there said
-  double loss_scale = 1;                   // of the same one
-  uint64_t digests[kMaxHostRanks] = {};    // of its members, in the order of ranks, by the newest command if that asked
+  int32_t publish = -1;                  // the buffer set apart for the next version
+  int64_t rates_step = 0;                // the step that the learning rates are of
+  double loss_scale = 1;                 // what the first slot to declare it there said
+  uint64_t digests[kMaxHostRanks] = {};  // of its members, in the order of ranks, by the newest command if that asked
   HostSlot slots[kMaxSlots];
 };
+
+struct HostWords : HostFacts {
+  std::vector<double> learning_rates;  // by parameter group: what the same slot said; zeros where rates_step is 0
+};
+
+// As bytes, of which a round sends as many for each host.
+int64_t HostWordsBytes(const JobSpec& job);
+void PackHostWords(const HostWords& words, char* bytes);
+void UnpackHostWords(const char* bytes, const JobSpec& job, HostWords& words);
 
 // What a host's page says now; but for `part` and `publish`.
 HostWords ReadHostWords(const StepProtocol& protocol, const JobSpec& job, const Plan& plan);

@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "core/status.h"
 #include "core/sync.h"
+#include "local/descriptor_error.h"
 #include "worker/node/keeper_line.h"
 
 namespace shardmesh {
@@ -111,8 +112,8 @@ class SocketKeeperLink final : public KeeperLink {
     Gift gift;
     gift.fd = std::make_shared<const UniqueFd>(fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0));
     if (!gift.fd->valid()) {
-      return absl::ResourceExhaustedError(absl::StrCat("a second descriptor of segment ", name, ": ", strerror(errno),
-                                                       "; raise this process's limit of open files"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("a second descriptor of segment ", name, ": ", DescriptorError(errno)));
     }
     v1::KeepSegment& keep = *gift.request.mutable_keep();
     *keep.mutable_owner() = OwnerOf(job, epoch);
@@ -327,7 +328,7 @@ absl::StatusOr<std::unique_ptr<KeeperLink>> KeeperLink::Connect(const std::strin
   hello.set_incarnation(incarnation);
   ASSIGN_OR_RETURN(Greeted greeted, Greet(path, hello));
   UniqueFd wake(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  if (!wake.valid()) return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", strerror(errno)));
+  if (!wake.valid()) return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", DescriptorError(errno)));
   return std::unique_ptr<KeeperLink>(
       new SocketKeeperLink(path, std::move(hello), std::move(changed), std::move(greeted), std::move(wake)));
 }

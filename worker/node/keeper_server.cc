@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
+#include "local/descriptor_error.h"
 #include "local/futex.h"
 
 namespace shardmesh {
@@ -53,7 +54,7 @@ absl::Status SendReply(LocalSocket& socket, const absl::StatusOr<v1::KeeperReply
 absl::StatusOr<std::unique_ptr<KeeperServer>> KeeperServer::Start(const std::string& path, KeeperEvents events) {
   ASSIGN_OR_RETURN(LocalListener listener, LocalListener::Listen(path));
   UniqueFd wake(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  if (!wake.valid()) return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", strerror(errno)));
+  if (!wake.valid()) return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", DescriptorError(errno)));
   return std::unique_ptr<KeeperServer>(new KeeperServer(std::move(listener), std::move(wake), std::move(events)));
 }
 

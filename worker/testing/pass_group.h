@@ -10,6 +10,7 @@
 
 #include "core/matchers.h"
 #include "worker/gradient_norm.h"
+#include "worker/group_table.h"
 #include "worker/pass.h"
 #include "worker/residency.h"
 #include "worker/shard_storage.h"
@@ -155,16 +156,23 @@ struct PassGroup : TestHost {
     }
   }
 
+  // What a step's command reads of its parameter groups.
+  void WriteGroups(const Command& command, const HostMemory& to) const {
+    const GroupTable groups(to.control(), plan);
+    for (int g = 0; g < job.num_groups(); ++g) {
+      OptimizerHyper hyper = job.group(g);
+      if (rates) hyper.lr = rates(g, command.step);
+      groups.scalars(command.groups)[g] = *ComputeStepScalars(hyper, command.step);
+      groups.rates(command.groups)[g] = hyper.lr;
+    }
+  }
+
   Command StepCommand(int64_t step) const {
     Command command;
     command.kind = CommandKind::kStep;
     command.step = step;
-    for (int g = 0; g < job.num_groups(); ++g) {
-      OptimizerHyper hyper = job.group(g);
-      if (rates) hyper.lr = rates(g, step);
-      command.scalars[g] = *ComputeStepScalars(hyper, step);
-      command.learning_rates[g] = hyper.lr;
-    }
+    command.groups = static_cast<int32_t>(step % 2);
+    WriteGroups(command, host);
     command.divide_scale = static_cast<float>(1.0 / job.num_slots);
     command.apply = step == kSkippedStep ? 0 : 1;
     command.parity = parity;

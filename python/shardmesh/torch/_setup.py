@@ -16,7 +16,7 @@ from . import _arguments, _hyper, _resume, _service
 from ._checks import check_values
 from ._deferred import Deferred, Init
 from ._guard import check_free
-from ._model import Facts, Parameter, Parameters, canonical_rules, facts
+from ._model import NO_GROUP, Facts, Parameter, Parameters, canonical_rules, facts
 from ._ranks import Ranks, ranks
 from ._rewrite import rewrite
 from ._session import LOG, OVER, Session
@@ -58,7 +58,7 @@ class Started:
         self.ranks: Ranks = ranks()
         self.slots = self.ranks.slots(plan.slots) if not plan.pulled else range(0)
         self.defaults = _hyper.defaults(plan.algorithm, plan.hyperparameters)
-        self.groups = [self._group(index, dict(group)) for index, group in enumerate(self.facts.groups)]
+        self.groups = self._groups()
         self.spec = self._specification()
         self.name = str(self.spec["name"])
         ranks_of_mesh = math.prod(dimension["size"] for dimension in self.spec.get("mesh", []))
@@ -91,9 +91,14 @@ class Started:
     def bucketed(self) -> bool:
         return bool(self.plan.specification["residency"] == "bucket")
 
-    def _group(self, index: int, options: dict[str, Any]) -> dict[str, Any]:
-        tensors = [parameter.tensor for parameter in self.facts.parameters if parameter.group == index]
-        return {"params": tensors, **{key: value for key, value in options.items() if key != "params"}}
+    def _groups(self) -> list[dict[str, Any]]:
+        """As torch.optim takes them."""
+        groups: list[dict[str, Any]] = [{"params": [], **{key: value for key, value in options.items() if key != "params"}}
+                                        for options in self.facts.groups]
+        for parameter in self.facts.parameters:
+            if parameter.group != NO_GROUP:
+                groups[parameter.group]["params"].append(parameter.tensor)
+        return groups
 
     def _specification(self) -> dict[str, Any]:
         plan, options = self.plan, dict(self.plan.specification)

@@ -22,6 +22,7 @@ _ENUMS = {
     "gradients": ("FORMAT", ("fp32", "bf16")),
     "residency": ("RESIDENCY", ("full", "bucket")),
 }
+_MAX_PARAMETERS, _MAX_GROUPS = 100_000, 4096  # as core/job.h has them
 _OF_DTYPE = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _DIMENSION = re.compile(r"([^=:,\s]+)(?::(replicate|shard))?=(\d+)")
 
@@ -38,8 +39,13 @@ def specification(
     others (vectors in formats of matrices, say) are as by default; what a callable says is taken at its word.
     gradients: None, the dtype of the parameters that are trained; fp32 if there are both. trainers: slots are pulled by
     so many; None: each slot has its trainer. hyperparameters: by torch's names, for all groups.
-    InvalidArgument: a name or a value that is none; the message has those that there are.
+    InvalidArgument: unknown names and wrong values; the message has the right ones. ResourceExhausted: more parameters
+    or groups than a job can have.
     """
+    for what, count, most in (("parameters", len(facts.parameters), _MAX_PARAMETERS),
+                              ("parameter groups", len(facts.groups), _MAX_GROUPS)):
+        if count > most:
+            raise errors.ResourceExhausted(f"{count} {what}; a job has at most {most}")
     groups = optimizers(algorithm, hyperparameters or {}, facts.groups)
     spec: dict[str, Any] = {
         "name": name, "slots": _integer("slots", slots), "optimizer": groups[0], "more_groups": groups[1:],

@@ -10,7 +10,6 @@ docs/torch.md starts from tasks.
 """
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -33,7 +32,7 @@ from ._residence import Residence, whole
 from ._session import OVER, Reply
 from ._slots import Slots
 from ._specification import Formats
-from ._state_dict import load_states, states_are_wanted, states_of, zeros_of
+from ._state_dict import load_states, plain, states_are_wanted, states_of, zeros_of
 
 __all__ = ["Optimizer"]
 
@@ -365,7 +364,7 @@ class Optimizer(torch.optim.Optimizer):
                 "a job has its parameters from the start; give all groups when the optimizer is made, or close() it "
                 "and make another"
             )
-        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)  # its wrapper imports torch's compiler
+        plain("add_param_group")(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """As torch.optim's: states by the index of a parameter, in fp32. The service saves a checkpoint for it."""
@@ -374,7 +373,8 @@ class Optimizer(torch.optim.Optimizer):
         if self._zeros and not self.state:
             self.state.update(zeros_of(self._started, self._started.optimizers(self.param_groups)))
         try:
-            return super().state_dict()
+            result: dict[str, Any] = plain("state_dict")(self)
+            return result
         finally:
             self.state.clear()
 
@@ -386,7 +386,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         self._check_usable()
         before = self.param_groups
-        super().load_state_dict({**state_dict, "state": {}})
+        plain("load_state_dict")(self, {**state_dict, "state": {}})
         if state_dict["state"]:
             changed = self._placed.changed()  # by a load, too: torch.distributed.checkpoint's writes to them in place
             try:

@@ -100,6 +100,7 @@ struct TwoGroups {
   // The step's command as the processors execute it, the device's to do.
   Command CpuStep(int64_t step) {
     Command command = cpu.StepCommand(step);
+    cpu.WriteGroups(command, gpu.host);
     cpu.WriteGradients(step);
     CopyGradients();
     if (command.apply && cpu.job.clip_norm > 0) {
