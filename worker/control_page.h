@@ -125,6 +125,7 @@ struct alignas(64) SlotWords {
   std::atomic<int64_t> nonfinite;   // NonFiniteWord of a gradient that is not finite; read with `declared`
   std::atomic<uint64_t> holder;     // writes it: 0 nobody, else (rank + 1) << 32 | session; | kLeaving or kAsking
   std::atomic<int64_t> holder_pid;  // for messages; 0: unknown
+  std::atomic<uint32_t> times_left;  // sessions that held it and ended
   std::atomic<int64_t> refused;     // RefusedWord of a declaration that was taken back, until the next one; 0: none
   std::atomic<int32_t> declaring[kMaxHostRanks];  // by rank: declarations of connected trainers under way there
 };

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "core/status.h"
-#include "worker/bucket_uses.h"
 #include "worker/local_server.h"
 
 namespace shardmesh {
@@ -20,6 +19,12 @@ absl::StatusOr<absl::Duration> TimeoutOf(int64_t milliseconds) {
   return absl::InvalidArgumentError(absl::StrCat("timeout_ms is ", milliseconds, "; it is 1 to ", kMaxTimeoutMs));
 }
 
+// Nobody else will bring the slots of a trainer that has left, as far as this session is concerned.
+absl::Status SomeLeft(const std::string& waits_for) {
+  return absl::FailedPreconditionError(absl::StrCat("a trainer has left the job, and the step cannot be done without "
+                                                    "its slot; ", waits_for));
+}
+
 // A trainer that is stopped reads nothing. What does not fit into its socket it need not hear: it has not read what
 // says the same.
 absl::Status Remind(LocalSocket& socket, const v1::LocalReply& reply) {
@@ -30,8 +35,8 @@ absl::Status Remind(LocalSocket& socket, const v1::LocalReply& reply) {
 }  // namespace
 
 // What an attached trainer waits for: `wait` gives DeadlineExceeded as long as it is not there.
-absl::Status LocalServer::AwaitAlive(LocalSocket& socket, const Granted& granted, uint64_t id, absl::Time deadline,
-                                     const std::function<absl::Status(absl::Duration)>& wait,
+absl::Status LocalServer::AwaitAlive(LocalSocket& socket, const Granted& granted, Connected& here, uint64_t id,
+                                     absl::Time deadline, const std::function<absl::Status(absl::Duration)>& wait,
                                      const std::function<std::string()>& waits_for) {
   // Short: between two slices it is seen that the trainer hung up, and its slots are free.
   const absl::Duration slice = std::min(worker_.heartbeat_timeout() / 4, kSlice);
@@ -42,22 +47,28 @@ absl::Status LocalServer::AwaitAlive(LocalSocket& socket, const Granted& granted
     alive.set_alive(true);
     alive.set_id(id);
     alive.set_message(waits_for());
+    here.watch.Look(granted.shard->protocol());
+    const bool left = here.watch.Tell(granted.shard->protocol(), alive);
     RETURN_IF_ERROR(Remind(socket, alive));
     RETURN_IF_ERROR(granted.shard->Health());
+    if (left && granted.needs_all) return SomeLeft(alive.message());
     if (stop_.load()) return absl::UnavailableError("the worker stops");
   }
 }
 
 // A trainer whose letter is not answered yet hears that this worker is alive, and what the step waits for; or why it
 // will not be answered.
-absl::Status LocalServer::TellOfOpenLetter(LocalSocket& socket, const Granted& granted) {
+absl::Status LocalServer::TellOfOpenLetter(LocalSocket& socket, const Granted& granted, const TrainerWatch& watch) {
   if (granted.slots.empty() || !granted.shard->host().mailbox(granted.slots[0]).open()) return absl::OkStatus();
-  const absl::Status health = granted.shard->Health();
+  absl::Status status = granted.shard->Health();
   const StepProtocol& protocol = granted.shard->protocol();
+  const std::string waits_for = protocol.WaitsFor(protocol.committed_step().next());
   v1::LocalReply reply;
-  reply.set_alive(health.ok());
-  reply.set_code(static_cast<int>(health.code()));
-  reply.set_message(health.ok() ? protocol.WaitsFor(protocol.committed_step().next()) : std::string(health.message()));
+  const bool left = watch.Tell(protocol, reply);
+  if (status.ok() && left && granted.needs_all) status = SomeLeft(waits_for);
+  reply.set_alive(status.ok());
+  reply.set_code(static_cast<int>(status.code()));
+  reply.set_message(status.ok() ? waits_for : std::string(status.message()));
   return Remind(socket, reply);
 }
 
@@ -70,8 +81,8 @@ absl::Status LocalServer::CheckSlots(const Granted& granted, absl::Span<const in
 }
 
 // Declares, and waits for the commit.
-absl::Status LocalServer::AnswerStep(LocalSocket& socket, const Granted& granted, const v1::LocalRequest& message,
-                                     v1::LocalReply& reply) {
+absl::Status LocalServer::AnswerStep(LocalSocket& socket, const Granted& granted, Connected& here,
+                                     const v1::LocalRequest& message, v1::LocalReply& reply) {
   const v1::StepRequest& request = message.step();
   reply.mutable_step()->set_step(request.step());
   RETURN_IF_ERROR(CheckSlots(granted, request.slots()));
@@ -85,7 +96,7 @@ absl::Status LocalServer::AnswerStep(LocalSocket& socket, const Granted& granted
     return committed.status();
   };
   if (!outcome.has_value()) {
-    RETURN_IF_ERROR(AwaitAlive(socket, granted, message.id(), absl::InfiniteFuture(), wait,
+    RETURN_IF_ERROR(AwaitAlive(socket, granted, here, message.id(), absl::InfiniteFuture(), wait,
                                [&] { return protocol.WaitsFor(step); }));
   }
   *reply.mutable_step() = granted.shard->ToReply(*outcome);
@@ -93,8 +104,8 @@ absl::Status LocalServer::AnswerStep(LocalSocket& socket, const Granted& granted
 }
 
 // Declares, and waits until the slots may have another bucket.
-absl::Status LocalServer::AnswerDeclare(LocalSocket& socket, const Granted& granted, const v1::LocalRequest& message,
-                                        v1::LocalReply& reply) {
+absl::Status LocalServer::AnswerDeclare(LocalSocket& socket, const Granted& granted, Connected& here,
+                                        const v1::LocalRequest& message, v1::LocalReply& reply) {
   const v1::DeclareBucketRequest& request = message.declare();
   RETURN_IF_ERROR(CheckSlots(granted, request.slots()));
   ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutOf(request.timeout_ms()));
@@ -107,14 +118,14 @@ absl::Status LocalServer::AnswerDeclare(LocalSocket& socket, const Granted& gran
   if (protocol.MayGoOn(slots, step)) return absl::OkStatus();
   protocol.SetWaiting(slots, true);
   const absl::Status status = AwaitAlive(
-      socket, granted, message.id(), absl::Now() + timeout,
+      socket, granted, here, message.id(), absl::Now() + timeout,
       [&](absl::Duration slice) { return protocol.AwaitBuckets(slots, step, slice); },
       [&] { return protocol.BucketsWaitFor(slots, step); });
   protocol.SetWaiting(slots, false);
   return status;
 }
 
-absl::Status LocalServer::AnswerUse(LocalSocket& socket, const Granted& granted, BucketUses& uses,
+absl::Status LocalServer::AnswerUse(LocalSocket& socket, const Granted& granted, Connected& here,
                                     const v1::LocalRequest& message) {
   const v1::BucketUse& request = message.use();
   const bool waits = request.kind() == v1::BucketUse::ACQUIRE || request.kind() == v1::BucketUse::AWAIT;
@@ -125,14 +136,14 @@ absl::Status LocalServer::AnswerUse(LocalSocket& socket, const Granted& granted,
   RETURN_IF_ERROR(granted.shard->Health());
   switch (request.kind()) {
     case v1::BucketUse::RELEASE:
-      return uses.Drop(request.bucket());
+      return here.uses.Drop(request.bucket());
     case v1::BucketUse::PREFETCH:
-      return uses.Add(request.bucket());
+      return here.uses.Add(request.bucket());
     case v1::BucketUse::ACQUIRE:
-      RETURN_IF_ERROR(uses.Add(request.bucket()));
+      RETURN_IF_ERROR(here.uses.Add(request.bucket()));
       break;
     case v1::BucketUse::AWAIT:
-      RETURN_IF_ERROR(uses.CheckUsed(request.bucket()));
+      RETURN_IF_ERROR(here.uses.CheckUsed(request.bucket()));
       break;
     default:
       return absl::InvalidArgumentError(
@@ -140,24 +151,24 @@ absl::Status LocalServer::AnswerUse(LocalSocket& socket, const Granted& granted,
   }
   StepProtocol& protocol = granted.shard->protocol();
   const absl::Status status = AwaitAlive(
-      socket, granted, message.id(), absl::Now() + timeout,
+      socket, granted, here, message.id(), absl::Now() + timeout,
       [&](absl::Duration slice) { return protocol.AwaitBucket(request.bucket(), slice); },
       [&] { return absl::StrCat("bucket ", request.bucket(), " is being gathered"); });
-  if (!status.ok() && request.kind() == v1::BucketUse::ACQUIRE) uses.Drop(request.bucket()).IgnoreError();
+  if (!status.ok() && request.kind() == v1::BucketUse::ACQUIRE) here.uses.Drop(request.bucket()).IgnoreError();
   return status;
 }
 
-absl::Status LocalServer::Answer(LocalSocket& socket, const Granted& granted, BucketUses& uses,
+absl::Status LocalServer::Answer(LocalSocket& socket, const Granted& granted, Connected& here,
                                  const v1::LocalRequest& message) {
   v1::LocalReply reply;
   reply.set_id(message.id());
   absl::Status status;
   if (message.has_declare()) {
-    status = AnswerDeclare(socket, granted, message, reply);
+    status = AnswerDeclare(socket, granted, here, message, reply);
   } else if (message.has_use()) {
-    status = AnswerUse(socket, granted, uses, message);
+    status = AnswerUse(socket, granted, here, message);
   } else {
-    status = AnswerStep(socket, granted, message, reply);
+    status = AnswerStep(socket, granted, here, message, reply);
   }
   if (!status.ok()) {
     reply.set_code(static_cast<int>(status.code()));

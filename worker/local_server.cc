@@ -17,7 +17,6 @@
 #include "core/fault_point.h"
 #include "core/status.h"
 #include "local/futex.h"
-#include "worker/bucket_uses.h"
 
 namespace shardmesh {
 namespace {
@@ -116,16 +115,16 @@ void LocalServer::Serve(LocalSocket socket) {
   } else if (hello.has_session()) {
     ServeSession(socket, hello.session());
   } else {
-    ServeTrainer(socket, hello.trainer().token());
+    ServeTrainer(socket, hello.trainer());
   }
 }
 
 absl::StatusOr<std::string> LocalServer::Grant(std::shared_ptr<JobShard> shard, std::vector<int> slots) {
-  return Grant(Granted{std::move(shard), std::move(slots), {}, {}});
+  return Grant(Granted{std::move(shard), std::move(slots), {}, {}, false});
 }
 
 absl::StatusOr<std::string> LocalServer::GrantReader(std::shared_ptr<JobShard> shard, absl::Duration ttl) {
-  return Grant(Granted{std::move(shard), {}, {}, ttl});
+  return Grant(Granted{std::move(shard), {}, {}, ttl, false});
 }
 
 absl::StatusOr<std::string> LocalServer::Grant(Granted granted) {
@@ -243,8 +242,8 @@ absl::Status LocalServer::TakeSlots(Granted& granted, uint64_t holder, pid_t pid
   return status;
 }
 
-void LocalServer::ServeTrainer(LocalSocket& socket, const std::string& token) {
-  absl::StatusOr<Granted> granted = Redeem(token);
+void LocalServer::ServeTrainer(LocalSocket& socket, const v1::TrainerHello& hello) {
+  absl::StatusOr<Granted> granted = Redeem(hello.token());
   if (!granted.ok()) {
     SendError(socket, granted.status()).IgnoreError();
     return;
@@ -253,6 +252,7 @@ void LocalServer::ServeTrainer(LocalSocket& socket, const std::string& token) {
     ServeReader(socket, *granted);
     return;
   }
+  granted->needs_all = hello.needs_all();
   const uint64_t holder = NewHolder(*granted->shard);
   const pid_t pid = socket.Peer().ok() ? socket.Peer()->second : 0;
   if (const absl::Status taken = TakeSlots(*granted, holder, pid); !taken.ok()) {
@@ -304,19 +304,20 @@ absl::Status LocalServer::Welcome(LocalSocket& socket, const Granted& granted, u
 }
 
 void LocalServer::AnswerRequests(LocalSocket& socket, const Granted& granted) {
-  BucketUses uses(granted.shard);
+  Connected here{BucketUses(granted.shard), TrainerWatch(granted.shard->protocol())};
   while (!stop_.load()) {
+    here.watch.Look(granted.shard->protocol());
     // Short: between two slices it is seen that the trainer hung up, and its slots are free.
     absl::StatusOr<LocalMessage> message = socket.Receive(std::min(worker_.heartbeat_timeout() / 4, kSlice));
     if (absl::IsDeadlineExceeded(message.status())) {
       if (absl::IsNotFound(granted.shard->Health())) return;  // deleted: hang up
-      if (!TellOfOpenLetter(socket, granted).ok()) return;
+      if (!TellOfOpenLetter(socket, granted, here.watch).ok()) return;
       continue;
     }
     if (!message.ok()) return;
     v1::LocalRequest request;
     if (!request.ParseFromString(message->bytes)) return;
-    if (!Answer(socket, granted, uses, request).ok()) return;
+    if (!Answer(socket, granted, here, request).ok()) return;
   }
 }
 

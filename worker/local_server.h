@@ -18,6 +18,8 @@
 #include "core/clock.h"
 #include "core/sync.h"
 #include "local/socket.h"
+#include "worker/bucket_uses.h"
+#include "worker/trainer_watch.h"
 #include "worker/worker.h"
 
 namespace shardmesh {
@@ -48,6 +50,12 @@ class LocalServer {
     std::vector<int> slots;
     absl::Time until;
     absl::Duration reader_ttl;  // of a reader's, which has no slots; else 0
+    bool needs_all = false;     // TrainerHello.needs_all
+  };
+  // What a connection's thread has of its session.
+  struct Connected {
+    BucketUses uses;
+    TrainerWatch watch;
   };
   struct Connection {
     std::thread thread;
@@ -59,7 +67,7 @@ class LocalServer {
   static absl::Status SendError(LocalSocket& socket, const absl::Status& status);
   void AcceptLoop();
   void Serve(LocalSocket socket);
-  void ServeTrainer(LocalSocket& socket, const std::string& token);
+  void ServeTrainer(LocalSocket& socket, const v1::TrainerHello& hello);
   absl::StatusOr<std::string> Grant(Granted granted);
   // local_readers.cc.
   void ServeReader(LocalSocket& socket, const Granted& granted);
@@ -80,18 +88,18 @@ class LocalServer {
   absl::Status Welcome(LocalSocket& socket, const Granted& granted, uint64_t holder);
   void AnswerRequests(LocalSocket& socket, const Granted& granted);
   // local_answers.cc. Of a letter that is not answered yet: that the worker is alive, or why there will be no answer.
-  absl::Status TellOfOpenLetter(LocalSocket& socket, const Granted& granted);
+  absl::Status TellOfOpenLetter(LocalSocket& socket, const Granted& granted, const TrainerWatch& watch);
   // An error of Answer: the trainer does not get it, the connection is over; one of the others: its
   // answer.
-  absl::Status Answer(LocalSocket& socket, const Granted& granted, BucketUses& uses, const v1::LocalRequest& message);
-  absl::Status AnswerStep(LocalSocket& socket, const Granted& granted, const v1::LocalRequest& message,
+  absl::Status Answer(LocalSocket& socket, const Granted& granted, Connected& here, const v1::LocalRequest& message);
+  absl::Status AnswerStep(LocalSocket& socket, const Granted& granted, Connected& here, const v1::LocalRequest& message,
                           v1::LocalReply& reply);
-  absl::Status AnswerDeclare(LocalSocket& socket, const Granted& granted, const v1::LocalRequest& message,
-                             v1::LocalReply& reply);
-  absl::Status AnswerUse(LocalSocket& socket, const Granted& granted, BucketUses& uses,
+  absl::Status AnswerDeclare(LocalSocket& socket, const Granted& granted, Connected& here,
+                             const v1::LocalRequest& message, v1::LocalReply& reply);
+  absl::Status AnswerUse(LocalSocket& socket, const Granted& granted, Connected& here,
                          const v1::LocalRequest& message);
-  absl::Status AwaitAlive(LocalSocket& socket, const Granted& granted, uint64_t id, absl::Time deadline,
-                          const std::function<absl::Status(absl::Duration)>& wait,
+  absl::Status AwaitAlive(LocalSocket& socket, const Granted& granted, Connected& here, uint64_t id,
+                          absl::Time deadline, const std::function<absl::Status(absl::Duration)>& wait,
                           const std::function<std::string()>& waits_for);
   static absl::Status CheckSlots(const Granted& granted, absl::Span<const int> slots);
   void ReapConnections();

@@ -61,6 +61,7 @@ absl::Status LocalServer::ClaimSession(LocalSocket& socket, const v1::SessionHel
   }
   RETURN_IF_ERROR((*shard)->orphans().Claim(hello.session(), granted.slots));
   granted.shard = *std::move(shard);
+  granted.needs_all = hello.needs_all();
   v1::LocalWelcome welcome;
   FillWelcome(*granted.shard, hello.session(), granted.slots, welcome);
   socket.Send(welcome.SerializeAsString(), {}, kSendTimeout).IgnoreError();  // a trainer that is gone is seen next

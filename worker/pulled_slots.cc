@@ -246,12 +246,20 @@ int PulledSlots::Root() const {
   return -1;
 }
 
+std::vector<std::pair<int, int>> PulledSlots::Taken() const {
+  std::vector<std::pair<int, int>> taken;
+  for (int s = 0; s < job_.num_slots; ++s) {
+    if (StateOf(s) == SlotState::kTaken) taken.emplace_back(s, words_.slots[s].window.load() / kWindowsOfSeat);
+  }
+  return taken;
+}
+
 std::string PulledSlots::WaitsFor() const {
   std::vector<std::string> open, taken;
   for (int s = 0; s < job_.num_slots; ++s) {
     if (StateOf(s) == SlotState::kOpen) open.push_back(absl::StrCat(s));
-    if (StateOf(s) != SlotState::kTaken) continue;
-    const int seat = words_.slots[s].window.load() / kWindowsOfSeat;
+  }
+  for (const auto& [s, seat] : Taken()) {
     taken.push_back(absl::StrCat(s, " (trainer pid ", page_->slots[seat].holder_pid.load(), ")"));
   }
   if (open.empty() && taken.empty()) return "all slots are finished, the workers are at it";

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/job.h"
 #include "core/layout.h"
@@ -68,6 +70,8 @@ class PulledSlots {
   Frontier Pieces() const;
   int Live() const;  // gradients: being written, finished, or summed
 
+  // (slot, seat) of those that a trainer writes.
+  std::vector<std::pair<int, int>> Taken() const;
   // For messages: "2 open, 5 taken (trainer pid 17)".
   std::string WaitsFor() const;
 

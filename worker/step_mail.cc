@@ -133,7 +133,10 @@ void StepMail::Deliver(int slot) {
 
 void GiveSlotsBack(StepProtocol& protocol, absl::Span<const int> slots, uint64_t holder,
                    const std::atomic<bool>& stop) {
-  for (const int slot : slots) protocol.LeaveSlot(Slot(slot), holder);
+  for (const int slot : slots) {
+    protocol.LeaveSlot(Slot(slot), holder);
+    protocol.page()->slots[slot].times_left.fetch_add(1);  // of a slot of the granted session
+  }
   // Who takes a letter from here on sees that its session is gone.
   const std::atomic<uint32_t>& taking = protocol.page()->taking_letters;
   const uint32_t seen = taking.load();

@@ -50,27 +50,6 @@ std::optional<StepOutcome> StepProtocol::OutcomeOf(Step step) const {
   return outcome;
 }
 
-std::string StepProtocol::WaitsFor(Step step) const {
-  if (plan_->pulled()) return Pulled().WaitsFor();
-  std::vector<std::string> missing;
-  for (int s = 0; s < job_->num_slots; ++s) {
-    const ElsewhereWords& elsewhere = page_->elsewhere[s];
-    bool complete = std::max(page_->slots[s].declared.load(), elsewhere.declared.load()) >= step.value();
-    const uint64_t far = elsewhere.declared.load() >= step.value() ? elsewhere.pieces.load() : 0;
-    for (int p = 0; p < plan_->num_shards() && !plan_->bucketed(); ++p) {
-      complete = complete && (page_->pieces[s][p].load() >= step.value() || (far >> p & 1) != 0);
-    }
-    if (complete) continue;
-    const bool held = page_->slots[s].holder.load() != 0;
-    const uint64_t far_holder = elsewhere.holder.load();
-    missing.push_back(held              ? absl::StrCat(s, " (trainer pid ", page_->slots[s].holder_pid.load(), ")")
-                      : far_holder != 0 ? absl::StrCat(s, " (a trainer attached to rank ", (far_holder >> 32) - 1, ")")
-                                        : absl::StrCat(s));
-  }
-  return missing.empty() ? "no slot is missing, the workers are at it"
-                         : absl::StrCat("missing slots: ", absl::StrJoin(missing, ","));
-}
-
 absl::StatusOr<StepOutcome> StepProtocol::AwaitCommit(Step step, absl::Duration timeout) {
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(timeout);
   while (true) {

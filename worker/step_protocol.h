@@ -86,6 +86,15 @@ struct SessionsHere {
   std::map<uint64_t, std::vector<int>> staying, leaving;  // leaving: the trainer is gone, its slots not free yet
 };
 
+// A slot that a step waits for. Of pulled slots: one that a trainer has taken and not finished.
+struct MissingSlot {
+  int slot = 0;
+  uint64_t holder = 0;      // its trainer's session on this host; 0: none
+  int64_t pid = 0;          // of the trainer that has it, or had it last; 0: unknown
+  uint64_t far_holder = 0;  // the session on another host; 0: none
+  uint32_t times_left = 0;  // sessions of this host that had it and ended
+};
+
 inline constexpr uint32_t kMaxLivesInCommand = 5;
 
 // Whether declarations of connected trainers are under way for a slot.
@@ -166,6 +175,7 @@ class StepProtocol {
   absl::Status CheckStands(absl::Span<const Slot> slots, Step step) const;
   // What a step that is not committed waits for, for messages: "missing slots: 1 (trainer pid 4242),3".
   std::string WaitsFor(Step step) const;
+  std::vector<MissingSlot> MissingSlots(Step step) const;
 
   // One push of a piece at a time, whichever replica receives it: false when one is under way. Check the step after
   // this: while the claim is held, only its owner can bring that piece, so the step that was open then stays open.
@@ -297,6 +307,7 @@ class StepProtocol {
 
  private:
   absl::Status CheckSlot(Slot slot) const;
+  bool IsComplete(int slot, Step step) const;
   absl::Status CheckTokens(int64_t tokens, Slot slot) const;
   absl::Status CheckAllTokens(const Declaration& declaration) const;
   absl::Status CheckLossScale(Step step, double scale) const;

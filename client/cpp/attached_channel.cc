@@ -36,8 +36,9 @@ absl::StatusOr<Rank> RankToAttachTo(const Job& job, int number) {
 }
 
 absl::StatusOr<std::unique_ptr<AttachedChannel>> AttachedChannel::Open(std::shared_ptr<Job> job, Rank rank,
-                                                                       const std::vector<Slot>& slots) {
-  std::unique_ptr<AttachedChannel> channel(new AttachedChannel(std::move(job), rank));
+                                                                       const std::vector<Slot>& slots,
+                                                                       AttachOptions options) {
+  std::unique_ptr<AttachedChannel> channel(new AttachedChannel(std::move(job), rank, options));
   RETURN_IF_ERROR(channel->Greet(slots));
   return channel;
 }
@@ -55,6 +56,7 @@ absl::StatusOr<LocalMessage> AttachedChannel::AskToAttach(const v1::AttachReques
   ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(socket_path_));
   v1::LocalHello hello;
   hello.mutable_trainer()->set_token(grant.token());
+  hello.mutable_trainer()->set_needs_all(options_.needs_all);
   RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, kHandshake));
   ASSIGN_OR_RETURN(LocalMessage message, socket.Receive(kHandshake));
   if (!welcome_.ParseFromString(message.bytes))
@@ -117,9 +119,10 @@ absl::Status AttachedChannel::Map(std::vector<UniqueFd> descriptors, int64_t win
 }
 
 // What is waited for from here on.
-void AttachedChannel::Begin(absl::Time deadline, absl::string_view what, absl::Duration timeout) {
+void AttachedChannel::Begin(uint64_t id, absl::Time deadline, absl::string_view what, absl::Duration timeout) {
   last_heard_ = absl::Now();
-  wait_ = {deadline, absl::StrCat(what, " within ", absl::FormatDuration(timeout)),
+  awaited_.clear();
+  wait_ = {id, deadline, absl::StrCat(what, " within ", absl::FormatDuration(timeout)),
            "the worker did not say yet what is missing"};
 }
 
@@ -133,6 +136,9 @@ absl::StatusOr<std::optional<v1::LocalReply>> AttachedChannel::Hear(absl::Durati
     if (!reply.ParseFromString(message->bytes))
       return absl::InternalError("the worker sent a message that is no reply");
     last_heard_ = now;
+    if (reply.awaited_size() > 0 && reply.id() == wait_.id) {
+      awaited_.assign(reply.awaited().begin(), reply.awaited().end());
+    }
     if (!reply.alive()) return std::make_optional(std::move(reply));
     wait_.for_what = reply.message();
   } else if (!absl::IsDeadlineExceeded(message.status())) {
@@ -148,7 +154,7 @@ absl::StatusOr<v1::LocalReply> AttachedChannel::Call(v1::LocalRequest& request, 
                                                      absl::string_view what) {
   request.set_id(++last_id_);
   const absl::Time deadline = absl::Now() + timeout + silence_;
-  Begin(deadline, what, timeout);
+  Begin(request.id(), deadline, what, timeout);
   if (const absl::Status sent = socket_->Send(request.SerializeAsString(), {}, silence_); !sent.ok()) return Gone(sent);
   while (true) {
     const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
@@ -163,11 +169,20 @@ absl::StatusOr<v1::LocalReply> AttachedChannel::Send(v1::LocalRequest& letter, a
                                                      absl::Duration timeout, absl::string_view what) {
   letter.set_session(welcome_.session());
   letter.set_id(welcome_.session() << 32 | ++letters_);  // of no other session's letter
-  Begin(deadline, what, timeout);
-  // A worker that died since the last letter must know who this is; and what it said meanwhile must not pile up.
-  RETURN_IF_ERROR(HearOfLetter());
+  Begin(0, deadline, what, timeout);
+  RETURN_IF_ERROR(ForgetOld());
   RETURN_IF_ERROR(PostLetter(letter.SerializeAsString()));
   return AwaitAnswer(letter.id());
+}
+
+// What the worker said of letters before this one does not count, and must not pile up. A worker that died since then
+// must know who this is.
+absl::Status AttachedChannel::ForgetOld() {
+  while (true) {
+    const absl::Status heard = socket_->Receive(absl::ZeroDuration()).status();
+    if (absl::IsDeadlineExceeded(heard)) return absl::OkStatus();
+    if (!heard.ok()) return AwaitNextLife(heard);
+  }
 }
 
 void AttachedChannel::Ring() { FutexBump(*reinterpret_cast<std::atomic<uint32_t>*>(bell_.data())); }
@@ -223,6 +238,7 @@ v1::SessionHello AttachedChannel::Hello() const {
   hello.set_epoch(job_->epoch().value());
   hello.set_session(welcome_.session());
   hello.mutable_slots()->Add(slots_.begin(), slots_.end());
+  hello.set_needs_all(options_.needs_all);
   return hello;
 }
 

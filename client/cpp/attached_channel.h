@@ -23,7 +23,7 @@ class AttachedChannel {
  public:
   // The grant, the socket, the welcome. `slots`: none, of a job whose slots are pulled. Errors of Job::Attach.
   static absl::StatusOr<std::unique_ptr<AttachedChannel>> Open(std::shared_ptr<Job> job, Rank rank,
-                                                               const std::vector<Slot>& slots);
+                                                               const std::vector<Slot>& slots, AttachOptions options);
   ~AttachedChannel();
   AttachedChannel(const AttachedChannel&) = delete;
 
@@ -42,17 +42,22 @@ class AttachedChannel {
   //   DeadlineExceeded: what was waited for. Unavailable: the worker is gone or silent. Others: the answer's.
   absl::StatusOr<v1::LocalReply> Send(v1::LocalRequest& letter, absl::Time deadline, absl::Duration timeout,
                                       absl::string_view what);
+  // Session::awaited.
+  const std::vector<v1::AwaitedTrainer>& awaited() const { return awaited_; }
 
  private:
   struct Wait {
+    uint64_t id = 0;  // of the request; 0: a letter
     absl::Time deadline;
     std::string late, for_what;
   };
 
-  AttachedChannel(std::shared_ptr<Job> job, Rank rank) : job_(std::move(job)), rank_(rank) {}
+  AttachedChannel(std::shared_ptr<Job> job, Rank rank, AttachOptions options)
+      : job_(std::move(job)), rank_(rank), options_(options) {}
   absl::StatusOr<LocalMessage> AskToAttach(const v1::AttachRequest& request, bool& refused);
   absl::Status Greet(const std::vector<Slot>& slots);
-  void Begin(absl::Time deadline, absl::string_view what, absl::Duration timeout);
+  void Begin(uint64_t id, absl::Time deadline, absl::string_view what, absl::Duration timeout);
+  absl::Status ForgetOld();
   absl::StatusOr<std::optional<v1::LocalReply>> Hear(absl::Duration timeout);
   absl::Status PostLetter(const std::string& letter);
   absl::StatusOr<v1::LocalReply> AwaitAnswer(uint64_t id);
@@ -64,6 +69,7 @@ class AttachedChannel {
 
   const std::shared_ptr<Job> job_;
   const Rank rank_;
+  const AttachOptions options_;
   v1::LocalWelcome welcome_;
   std::vector<UniqueFd> descriptors_;
   std::unique_ptr<LocalSocket> socket_;
@@ -73,6 +79,7 @@ class AttachedChannel {
   Mailbox* mailbox_ = nullptr;
   Segment bell_;
   Wait wait_;
+  std::vector<v1::AwaitedTrainer> awaited_;
   uint64_t last_id_ = 0;
   uint32_t letters_ = 0;
   absl::Duration silence_ = absl::Seconds(3);

@@ -22,8 +22,8 @@ class AttachedSession final : public Session {
       : Session(std::move(job), std::move(slots)), rank_(rank) {}
 
   // The grant, the socket, the windows.
-  absl::Status Open() {
-    ASSIGN_OR_RETURN(channel_, AttachedChannel::Open(job_, rank_, slots_));
+  absl::Status Open(AttachOptions options) {
+    ASSIGN_OR_RETURN(channel_, AttachedChannel::Open(job_, rank_, slots_, options));
     return MapWindows(channel_->welcome(), channel_->TakeDescriptors());
   }
 
@@ -31,6 +31,8 @@ class AttachedSession final : public Session {
     ASSIGN_OR_RETURN(committed_, AwaitCommittedStep(*job_, rank_, timeout));
     return absl::OkStatus();
   }
+
+  std::vector<v1::AwaitedTrainer> awaited() const override { return channel_->awaited(); }
 
   absl::StatusOr<v1::StepReply> Step(const StepOptions& options) override {
     RETURN_IF_ERROR(CheckHasWeights());
@@ -158,11 +160,12 @@ class AttachedSession final : public Session {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Session>> AttachSession(std::shared_ptr<Job> job, std::vector<Slot> slots) {
+absl::StatusOr<std::unique_ptr<Session>> AttachSession(std::shared_ptr<Job> job, std::vector<Slot> slots,
+                                                       AttachOptions options) {
   RETURN_IF_ERROR(CheckSlots(*job, slots));
   ASSIGN_OR_RETURN(const Rank rank, RankToAttachTo(*job, slots[0].value()));
   auto session = std::make_unique<AttachedSession>(std::move(job), std::move(slots), rank);
-  RETURN_IF_ERROR(Annotate(session->Open(), "attaching"));
+  RETURN_IF_ERROR(Annotate(session->Open(options), "attaching"));
   return session;
 }
 

@@ -166,8 +166,8 @@ bool Job::IsOnThisHost() const {
                                      [&](const v1::Member& member) { return IsOnHost(member.host_id(), *host_id); });
 }
 
-absl::StatusOr<std::unique_ptr<Session>> Job::Attach(std::vector<Slot> slots) {
-  return AttachSession(shared_from_this(), std::move(slots));
+absl::StatusOr<std::unique_ptr<Session>> Job::Attach(std::vector<Slot> slots, AttachOptions options) {
+  return AttachSession(shared_from_this(), std::move(slots), options);
 }
 
 absl::StatusOr<std::unique_ptr<Session>> Job::Connect(std::vector<Slot> slots) {

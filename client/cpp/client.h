@@ -105,6 +105,12 @@ class Version {
   std::vector<char> bytes_;  // every bucket's weight_bytes, in order
 };
 
+struct AttachOptions {
+  // Calls that wait for other slots end with FailedPrecondition once the trainer of one has left; else another trainer
+  // can take its place meanwhile.
+  bool needs_all = false;
+};
+
 class Job : public std::enable_shared_from_this<Job> {
  public:
   const JobSpec& spec() const { return spec_; }
@@ -121,7 +127,7 @@ class Job : public std::enable_shared_from_this<Job> {
   bool IsOnThisHost() const;
   // Takes part with these slots through shared memory. FailedPrecondition: another host, or a slot has another writer.
   // Unimplemented: the windows are a device's, which ClientOptions::device_windows does not ask for.
-  absl::StatusOr<std::unique_ptr<Session>> Attach(std::vector<Slot> slots);
+  absl::StatusOr<std::unique_ptr<Session>> Attach(std::vector<Slot> slots, AttachOptions options = {});
   // Takes part in a job whose slots are pulled (pulling_session.h). ResourceExhausted: it has all its trainers.
   // FailedPrecondition: another host, or its slots are assigned.
   absl::StatusOr<std::unique_ptr<PullingSession>> AttachPulling();

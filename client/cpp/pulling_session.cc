@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<PullingSession>> PullingSession::Open(std::shared
   }
   ASSIGN_OR_RETURN(const Rank rank, RankToAttachTo(*job, 0));
   std::unique_ptr<PullingSession> session(new PullingSession(job, rank));
-  ASSIGN_OR_RETURN(session->channel_, AttachedChannel::Open(job, rank, {}));
+  ASSIGN_OR_RETURN(session->channel_, AttachedChannel::Open(job, rank, {}, AttachOptions{}));
   const Plan& plan = job->plan();
   RETURN_IF_ERROR(session->channel_->Map(session->channel_->TakeDescriptors(), plan.window_bytes(),
                                          plan.windows_each() * plan.gradient_window_bytes(), session->parameters_,

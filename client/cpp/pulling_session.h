@@ -80,6 +80,9 @@ class PullingSession {
 
   absl::Status ForgetWrites() const { return parameters_.ForgetWrites(); }  // as Session::ForgetWrites
 
+  // As Session::awaited, of slots that other trainers have taken.
+  std::vector<v1::AwaitedTrainer> awaited() const { return channel_->awaited(); }
+
   Step committed_step() const { return committed_; }
   const Job& job() const { return *job_; }
 

@@ -27,6 +27,7 @@
 #include "client/cpp/client.h"
 #include "client/cpp/session_device.h"
 #include "local/segment.h"
+#include "proto/shardmesh/v1/local.pb.h"
 
 namespace shardmesh {
 
@@ -88,6 +89,10 @@ class Session {
   virtual absl::StatusOr<v1::StepReply> Step(const StepOptions& options) = 0;
   absl::StatusOr<v1::StepReply> Step() { return Step(StepOptions{}); }
 
+  // The trainers of the slots that the last call to the workers waited for, as its worker saw them last. Empty: it did
+  // not wait, or this is a connected session, which is not told.
+  virtual std::vector<v1::AwaitedTrainer> awaited() const { return {}; }
+
   shardmesh::Step committed_step() const { return committed_; }
   const Job& job() const { return *job_; }
   const std::vector<Slot>& slots() const { return slots_; }
@@ -137,7 +142,8 @@ class Session {
   std::vector<bool> prefetched_, declared_;
 };
 
-absl::StatusOr<std::unique_ptr<Session>> AttachSession(std::shared_ptr<Job> job, std::vector<Slot> slots);
+absl::StatusOr<std::unique_ptr<Session>> AttachSession(std::shared_ptr<Job> job, std::vector<Slot> slots,
+                                                       AttachOptions options);
 absl::StatusOr<std::unique_ptr<Session>> ConnectSession(std::shared_ptr<Job> job, std::vector<Slot> slots);
 
 // InvalidArgument: no slot, one twice, or one that the job has not.

@@ -51,6 +51,15 @@ class BoundPulling {
     return result == SlotResult::kAccepted ? "accepted" : result == SlotResult::kSame ? "same" : "differs";
   }
 
+  // Nothing, while a call that was given up has not ended.
+  py::list Awaited() {
+    const auto awaited = [session = Live()](absl::Duration) -> absl::StatusOr<std::vector<v1::AwaitedTrainer>> {
+      return session->awaited();
+    };
+    const auto found = calls_.Run<std::vector<v1::AwaitedTrainer>>(awaited, absl::ZeroDuration());
+    return ListOf(found.ok() ? *found : std::vector<v1::AwaitedTrainer>());
+  }
+
   const std::shared_ptr<PullingSession>& Live() const {
     if (session_ != nullptr) return session_;
     throw StatusError(absl::FailedPreconditionError("this session was closed"));
@@ -82,6 +91,7 @@ void BindPullingSession(py::module_& module) {
       .def(py::init<const BoundJob&, double>(), py::arg("job"), py::arg("timeout"))
       .def_property_readonly("committed",
                              [](const BoundPulling& self) { return self.Live()->committed_step().value(); })
+      .def_property_readonly("awaited", &BoundPulling::Awaited)
       .def("await_weights", &BoundPulling::AwaitWeights, py::arg("timeout"))
       .def("take", &BoundPulling::Take, py::arg("timeout"))
       .def("finish", &BoundPulling::Finish, py::arg("learning_rates"), py::arg("loss_scale"), py::arg("tokens"),

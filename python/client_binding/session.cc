@@ -15,13 +15,16 @@ namespace {
 // A session, whose memory what was taken of it keeps. One thread at a time; another one gets FailedPrecondition.
 class BoundSession {
  public:
-  BoundSession(const BoundJob& job, const std::vector<Integer>& slots, const std::string& way, double timeout) {
+  BoundSession(const BoundJob& job, const std::vector<Integer>& slots, const std::string& way, double timeout,
+               bool needs_all) {
     std::vector<Slot> numbers;
     for (const int64_t slot : ToVector(slots)) numbers.push_back(Slot(static_cast<int>(slot)));
     attached_ = way == "attached";
     const auto open = [held = job.job, numbers,
-                       attached = attached_](absl::Duration) -> absl::StatusOr<std::shared_ptr<Session>> {
-      ASSIGN_OR_RETURN(std::unique_ptr<Session> session, attached ? held->Attach(numbers) : held->Connect(numbers));
+                       attached = attached_,
+                       needs_all](absl::Duration) -> absl::StatusOr<std::shared_ptr<Session>> {
+      ASSIGN_OR_RETURN(std::unique_ptr<Session> session,
+                       attached ? held->Attach(numbers, AttachOptions{needs_all}) : held->Connect(numbers));
       return OfThisProcess(std::shared_ptr<Session>(std::move(session)));
     };
     session_ = OrThrow(calls_.Run<std::shared_ptr<Session>>(open, absl::Seconds(timeout)));
@@ -49,6 +52,15 @@ class BoundSession {
       return session->Step(with);
     };
     return TupleOf(OrThrow(calls_.Run<v1::StepReply>(step, absl::Seconds(timeout), attached_)));
+  }
+
+  // Nothing, while a call that was given up has not ended.
+  py::list Awaited() {
+    const auto awaited = [session = Live()](absl::Duration) -> absl::StatusOr<std::vector<v1::AwaitedTrainer>> {
+      return session->awaited();
+    };
+    const auto found = calls_.Run<std::vector<v1::AwaitedTrainer>>(awaited, absl::ZeroDuration());
+    return ListOf(found.ok() ? *found : std::vector<v1::AwaitedTrainer>());
   }
 
   const std::shared_ptr<Session>& Live() const {
@@ -130,11 +142,12 @@ void BindBuckets(py::class_<BoundSession>& session) {
 void BindSession(py::module_& module) {
   py::class_<BoundSession> session(module, "Session");
   session
-      .def(py::init<const BoundJob&, const std::vector<Integer>&, const std::string&, double>(), py::arg("job"),
-           py::arg("slots"), py::arg("way"), py::arg("timeout"))
+      .def(py::init<const BoundJob&, const std::vector<Integer>&, const std::string&, double, bool>(), py::arg("job"),
+           py::arg("slots"), py::arg("way"), py::arg("timeout"), py::arg("needs_all") = false)
       .def_property_readonly("attached", &BoundSession::attached)
       .def_property_readonly("committed",
                              [](const BoundSession& self) { return self.Live()->committed_step().value(); })
+      .def_property_readonly("awaited", &BoundSession::Awaited)
       .def(
           "await_weights",
           [](BoundSession& self, double timeout) {

@@ -9,6 +9,18 @@ py::tuple TupleOf(const v1::StepReply& reply) {
                         reply.gradient_norm());
 }
 
+py::list ListOf(const std::vector<v1::AwaitedTrainer>& awaited) {
+  py::list list;
+  for (const v1::AwaitedTrainer& each : awaited) {
+    const char* const state = each.state() == v1::AwaitedTrainer::ATTACHED  ? "attached"
+                              : each.state() == v1::AwaitedTrainer::STOPPED ? "stopped"
+                              : each.state() == v1::AwaitedTrainer::LEFT    ? "left"
+                                                                            : "absent";
+    list.append(py::make_tuple(each.slot(), state, each.pid()));
+  }
+  return list;
+}
+
 py::tuple DescriptionOf(const Job& job, int tensor, const std::shared_ptr<const void>& owner,
                         const ConstTensorView& view) {
   const JobSpec& spec = job.spec();

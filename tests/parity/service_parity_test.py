@@ -36,7 +36,7 @@ if child == 0:
     service.close()
     sys.exit(0)  # as any program that ends: with what atexit has
 assert os.waitpid(child, 0)[1] == 0
-assert os.path.isdir(service.folder)
+assert os.path.isdir(service._shared.running.folder)
 assert shardmesh.connect(service.address).jobs() == []
 """
 RANK = TRAINER + """
@@ -99,7 +99,7 @@ class EmbeddedTest(Trainers):
         self.assert_nothing_left()
 
     def test_of_a_trainer_whose_keeper_was_killed_too_no_process_is_left(self):
-        with self.start_trainer(START + "print(service._keeper.pid, flush=True)\n") as trainer:
+        with self.start_trainer(START + "print(service._shared.running._keeper.pid, flush=True)\n") as trainer:
             self.assertIn(":", trainer.stdout.readline())
             os.kill(int(trainer.stdout.readline()), 9)
             trainer.communicate()  # the end of its input: it ends by itself
@@ -117,12 +117,12 @@ class EmbeddedTest(Trainers):
         service, = started
         self.addCleanup(service.close)
         with self.assertRaises(subprocess.TimeoutExpired):
-            service._keeper.wait(0.5)
+            service._shared.running._keeper.wait(0.5)
         self.assertEqual(shardmesh.connect(service.address).jobs(), [])
         service.close()
         service.close()
-        self.assertFalse(os.path.exists(service.folder))
-        self.assertIsNotNone(service._keeper.poll())
+        self.assertFalse(os.path.exists(service._shared.running.folder))
+        self.assertIsNotNone(service._shared.running._keeper.poll())
 
     def test_a_service_that_does_not_start_is_quoted_and_leaves_nothing(self):
         with mock.patch.dict(os.environ, self.environment):

@@ -28,6 +28,7 @@ def check(model: object, given: Mapping[str, Any], spec: Mapping[str, Any]) -> N
         _need(isinstance(given[flag], bool), flag, given[flag], "True or False")
     _need(given["deliver"] in ("decoded", "quantized"), "deliver", given["deliver"], "decoded or quantized")
     _need(given["init"] is None or callable(given["init"]), "init", given["init"], "a function of a module, or None")
+    _need(given["join"] in (None, True, False), "join", given["join"], "True, False or None")
     resume = given["resume"]
     _need(resume is None or isinstance(resume, (str, os.PathLike)), "resume", resume, "a path, or None")
     if (service := given["service"]) is not None:

@@ -51,6 +51,10 @@ class Ending:
             )
         check_process(self._pid)
 
+    @property
+    def is_open(self) -> bool:
+        return bool(self._finalizer.alive)
+
     def close(self, at_once: bool = False) -> None:
         """at_once: without waiting for other ranks, which may still need the service."""
         if os.getpid() == self._pid:

@@ -93,7 +93,7 @@ class PulledSlots:
         """A slot of the step that this rank is at; None: that is over, and `_reply` says how it went."""
         wanted = self._step + 1
         while self._taken is None and session.committed < wanted:
-            slot, step, reply = session.core.take(session.timeout)
+            slot, step, reply = session.take()
             if slot is not None:
                 self._taken = slot, step
             elif step == wanted:

@@ -106,7 +106,7 @@ class Residence:
         missing = self._missing[bucket]
         missing.discard(index)
         if not missing:
-            self._session.core.declare(bucket, self._session.timeout)
+            self._session.declare(bucket)
             self._declared.add(bucket)
             for other, of_other in enumerate(self._bucket):
                 if of_other == bucket:

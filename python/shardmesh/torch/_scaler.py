@@ -29,10 +29,10 @@ def loss_scale(optimizer: torch.optim.Optimizer, whole: bool) -> float:
 
 
 def tell(optimizer: torch.optim.Optimizer, skipped: bool) -> None:
-    """The scaler whose step() this is: update() then does the same on every rank. It has looked at this rank's
-    gradients alone, of one slot."""
+    """The scaler whose step() of this optimizer this is: update() then does the same on every rank. It has looked at
+    this rank's gradients alone, of one slot. A step of another optimizer, which called this one's, is not meant."""
     frame: Optional[FrameType] = sys._getframe()
-    while frame is not None and frame.f_code is not _STEP:
+    while frame is not None and not (frame.f_code is _STEP and frame.f_locals["optimizer"] is optimizer):
         frame = frame.f_back
     if frame is not None:
         scaler: Any = frame.f_locals["self"]

@@ -30,6 +30,7 @@ _OWN = (errors.InvalidArgument, errors.AlreadyExists, errors.FailedPrecondition,
 
 _finds = 0  # how often this process has looked for a service of its own: equal on all ranks
 _stores: list[Any] = []  # rank 0 may hold the server that the others ask, as long as it lives
+_shared: dict[str, "_Shared"] = {}  # by address: services that ranks of this training started, and this process uses
 
 
 class Running(Protocol):
@@ -203,6 +204,40 @@ class _Guest:
             return None
 
 
+class _Shared:
+    """A service that this process uses several times: other optimizers may be given its address. It ends with its last
+    use, whatever order they are closed in."""
+
+    def __init__(self, running: Running) -> None:
+        self.running, self.uses = running, 0
+
+
+class _Use:
+    """One use of it."""
+
+    def __init__(self, shared: _Shared) -> None:
+        self._shared, self._ended = shared, False
+        self.address = shared.running.address
+        shared.uses += 1
+
+    def _leave(self) -> bool:
+        """Whether it was the last one."""
+        if self._ended:
+            return False
+        self._ended = True
+        self._shared.uses -= 1
+        if self._shared.uses == 0:
+            _shared.pop(self.address, None)
+        return self._shared.uses == 0
+
+    def close(self, at_once: bool = False) -> None:
+        if self._leave():
+            self._shared.running.close(at_once)
+
+    def failed(self, error: BaseException) -> BaseException:
+        return self._shared.running.failed(error) if self._leave() else error
+
+
 def find(service: Optional[str], rank: int, world: int, workers: Optional[int], timeout: float) -> Running:
     """The service at `service`, "host:port". None: one on this machine, which rank 0 starts with `workers` workers
     (None: 1) and ends, and of which the other ranks learn through torchrun's store, or torch.distributed's where it is
@@ -212,20 +247,28 @@ def find(service: Optional[str], rank: int, world: int, workers: Optional[int], 
     InvalidArgument: `service`, `rank`, `world` or `workers` is none. FailedPrecondition: the ranks are on several
     machines, or have no store. DeadlineExceeded: `timeout` seconds passed. NotFound, Unavailable: as Embedded (on the
     other ranks Unavailable), or the store cannot be served."""
-    global _finds
     if not 0 <= rank < world:
         raise errors.InvalidArgument(f"rank is {rank} of {world}; it is one of 0..{world - 1}")
     if service is not None:
-        return Remote(checked_address(service))
+        shared = _shared.get(checked_address(service))
+        return Remote(service) if shared is None else _Use(shared)
     if workers is not None and not 1 <= workers <= 1024:
         raise errors.InvalidArgument(f"workers is {workers}; an embedded service has 1 to 1024")
+    running = _own(rank, world, workers or 1, timeout)
+    shared = _shared[running.address] = _Shared(running)
+    return _Use(shared)
+
+
+def _own(rank: int, world: int, workers: int, timeout: float) -> Running:
+    """Of the ranks of this training, which rank 0 starts."""
+    global _finds
     _finds += 1
     if world == 1:
-        return Embedded(workers or 1, timeout)
+        return Embedded(workers, timeout)
     _check_one_machine(world)
     key = f"shardmesh/service/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_finds}"
     if rank == 0:
-        embedded, store = _publish(key, workers or 1, timeout)
+        embedded, store = _publish(key, workers, timeout)
         return _Host(embedded, store, key, world, timeout)
     address, store = _read(key, rank, timeout)
     return _Guest(address, store, key, rank)

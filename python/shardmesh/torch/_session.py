@@ -11,6 +11,7 @@ import torch
 
 from .. import _client, errors
 from ._memory import FORMATS, Weights, tensor_of
+from ._patience import Patience
 
 LOG = logging.getLogger("shardmesh.torch")
 
@@ -40,18 +41,24 @@ class Session:
         self._open()
 
     def _open(self) -> None:
+        self._attach()
+        self._patience = Patience(self.core, self.job.name, self.slots, self.timeout, is_told=self._shares)
+
+    def _attach(self) -> None:
+        self._shares = True  # memory, with the workers
         if self.slots is None:
             self.core = _client.PullingSession(self.job, timeout=self.timeout)
             return
         why = f"no worker of job {self.job.name} is on this host"
         if self.job.on_this_host:
             try:
-                self.core = _client.Session(self.job, self.slots, way="attached", timeout=self.timeout)
+                self.core = _client.Session(self.job, self.slots, way="attached", timeout=self.timeout, needs_all=True)
                 return
             except errors.Unimplemented as error:  # the windows are a device's
                 why = str(error)
         LOG.warning("weights and gradients are copied, since memory cannot be shared with the workers: %s", why)
         self.core = _client.Session(self.job, self.slots, way="connected", timeout=self.timeout)
+        self._shares = False
 
     @property
     def committed(self) -> int:
@@ -83,7 +90,25 @@ class Session:
         return tensor_of(memory, FORMATS[format], shape)
 
     def step(self, learning_rates: list[float], loss_scale: float, tokens: list[int]) -> Reply:
-        return self.noted(Reply(*self.core.step(learning_rates, loss_scale, tokens, self.timeout)))
+        """Waits for the other ranks, as Patience.wait() does; so do declare() and take()."""
+        reply, repeated = self._patience.wait(
+            f"step {self.committed + 1}",
+            lambda seconds: Reply(*self.core.step(learning_rates, loss_scale, tokens, seconds)),
+        )
+        return self.noted(reply._replace(already_applied=reply.already_applied and not repeated))
+
+    def declare(self, bucket: int) -> None:
+        """Hands the gradients of a bucket over, and waits until another bucket may be written."""
+        self._patience.wait(
+            f"step {self.committed + 1}", lambda seconds: self.core.declare(bucket, seconds)
+        )
+
+    def take(self) -> tuple[Optional[int], int, Any]:
+        """A slot and its step; or None, a step and how it went."""
+        taken: tuple[Optional[int], int, Any] = self._patience.wait(
+            f"step {self.committed + 1}", lambda seconds: self.core.take(seconds)
+        )[0]
+        return taken
 
     def noted(self, reply: Reply) -> Reply:
         """The first step that is skipped is said in the log."""

@@ -24,6 +24,7 @@ from ._specification import specification
 from ._units import bucket_elements
 
 _POLL_SECONDS = 0.05
+_trained: set[tuple[str, str, int]] = set()  # service, job and rank of each optimizer of this process
 
 
 class Plan(NamedTuple):
@@ -40,6 +41,7 @@ class Plan(NamedTuple):
     deliver: str
     init: Optional[Init]
     resume: Optional[str]
+    join: Optional[bool]
     specification: Mapping[str, Any]
 
 
@@ -75,17 +77,50 @@ class Started:
         self._running = _service.find(plan.service, self.ranks.rank, self.ranks.world, plan.workers, plan.timeout)
         try:
             self.address = self._running.address
+            self._check_one_of_job()
             self.client = clients.connect(self.address)
             self.session = self._resumed() if plan.resume else self._session(create=True)
-            if not self.session.has_weights():
+            if self.session.has_weights():
+                self._check_join()
+            else:
                 self._deferred.check()
-            given = self.session.begin(self._first_weights if self.ranks.rank == 0 else None)
+            self.session.begin(self._first_weights if self.ranks.rank == 0 else None)
             self._deferred.finish()
         except BaseException as error:
             self.__dict__.pop("client", None)  # connections, for which the service would wait
             raise self._running.failed(error)
-        if self.ranks.rank == 0 and not given:
-            LOG.info("job %s has weights of step %d already; the model takes those", self.name, self.session.committed)
+        _trained.add(self._key)
+
+    @property
+    def _key(self) -> tuple[str, str, int]:
+        return self.address, self.name, self.ranks.rank
+
+    def _check_one_of_job(self) -> None:
+        if self._key in _trained:
+            raise errors.FailedPrecondition(
+                f"another optimizer of this process trains job {self.name!r} of this service; give this one a job of its "
+                "own with job=, or close() the other one first"
+            )
+
+    def _check_join(self) -> None:
+        """The job has weights. Rank 0 would give them, so they are of an earlier run, or of whoever made the job; so
+        are those of a step, to which every rank contributes.
+
+        AlreadyExists: join=False.
+        """
+        earlier = self.ranks.rank == 0 or (self.session.committed > 0 and not self.plan.pulled)
+        if not earlier or self.plan.join or self.plan.resume:
+            return
+        has = f"job {self.name!r} of the service {self.address} has weights of step {self.session.committed} already"
+        if self.plan.join is False:
+            raise errors.AlreadyExists(
+                f"{has}, and join=False; give this run another job=, or say join=True to continue with those weights"
+            )
+        if self.ranks.rank == 0:
+            LOG.warning(
+                "%s; this run takes them and continues there. Give it another job= to begin with the weights of its own "
+                "model, or join=True to continue without this warning; with join=False that is an error", has
+            )
 
     @property
     def bucketed(self) -> bool:
@@ -190,6 +225,7 @@ class Started:
 
     def close(self) -> None:
         """Connections go before the service, which would wait for them."""
+        _trained.discard(self._key)
         self.session.close()
         del self.client
         self._running.close(self.at_once)

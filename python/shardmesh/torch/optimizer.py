@@ -58,9 +58,11 @@ class Optimizer(torch.optim.Optimizer):
     publish_every: a version for readers at each multiple; None: when one asks (Job.publish(), follow()), and with
     bucket residency none.
     resume: a checkpoint, or a folder of them, of which the newest: the job goes on from there, on whatever mesh.
-    timeout: seconds that a step, and each part of the start, may take.
+    join: a job of that name has weights already, of an earlier run. None: this run takes them, continues there, and says
+    so in a warning; True: without the warning; False: AlreadyExists.
+    timeout: seconds that each part of the start, and a step, may take. For ranks that are alive step() waits on.
 
-    The first weights are the model's at rank 0, unless the job has some: then those. Gradients of slots are averaged.
+    The first weights are the model's at rank 0, if the job has none. Gradients of slots are averaged.
     InvalidArgument, Unimplemented: what the job cannot have; the message says what it can. AlreadyExists: the job is
     there with another model. Unavailable, DeadlineExceeded: no service, or a rank that does not come.
     """
@@ -89,11 +91,12 @@ class Optimizer(torch.optim.Optimizer):
         seed: int = 0,
         publish_every: Optional[int] = None,
         resume: Optional[str] = None,
+        join: Optional[bool] = None,
         timeout: float = 60.0,
         **hyperparameters: Any,
     ) -> None:
         plan = _setup.Plan(
-            algorithm=algorithm, hyperparameters=hyperparameters, service=service, workers=workers, slots=slots,
+            algorithm=algorithm, hyperparameters=hyperparameters, service=service, join=join, workers=workers, slots=slots,
             pulled=pulled, token_weights=token_weights, timeout=timeout, deliver=deliver, init=init, resume=resume,
             specification={
                 "weights": weights, "states": states, "gather": gather, "gradients": gradients,
@@ -156,8 +159,9 @@ class Optimizer(torch.optim.Optimizer):
         Without any gradient it does nothing. `last` says how it went: the step, whether it was skipped, for a gradient
         that is not finite, and the gradient_norm over all slots, before clipping (without clip_norm it is None).
         FailedPrecondition: a parameter or hyperparameter was changed by hand, slots without a backward, or closed.
-        DeadlineExceeded: ranks, whose slots it names, did not come in time. Unavailable: no going on without a lost
-        worker. After an error the call may be repeated, and no step is done twice (an interrupt in torch's code around
+        FailedPrecondition: also that a rank left the job, by its end or by close(). Ranks that are alive are waited for
+        without end, with a warning from time to time. DeadlineExceeded: others, which it names, did not come in time.
+        Unavailable: no going on without a lost worker. After an error the call may be repeated, and no step is done twice (an interrupt in torch's code around
         it may come when the step is done: see `committed_step`).
         """
         self._check_usable()
