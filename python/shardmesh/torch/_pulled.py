@@ -3,25 +3,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, Optional, Union
 
 import torch
 
 from .. import errors
-from ._backward import hooked
 from ._memory import put_gradient
 from ._model import Parameter
 from ._ranks import check_process
 from ._session import Reply, Session
+from ._shown import SEVERAL, Shown
 
 
 class PulledSlots:
     """Each slot has a window of its own while it is written; gradients go there as in _slots.py."""
 
-    def __init__(self, parameters: Sequence[Parameter], count: int, token_weights: bool) -> None:
-        """count: slots of a step, over all ranks."""
-        self._parameters, self._pid = list(parameters), os.getpid()
+    def __init__(self, parameters: Sequence[Parameter], count: int, token_weights: bool, alone: bool) -> None:
+        """count: slots of a step, over all ranks. alone: no other rank takes any."""
+        self._parameters, self._pid, self._alone = list(parameters), os.getpid(), alone
         self._session: Optional[Session] = None
         self._count = count
         self._open: Optional[int] = None  # the slot that the loop's body is at
@@ -31,10 +30,9 @@ class PulledSlots:
         self._reply: Optional[Reply] = None  # of a step that step() was not asked about
         self._step = -1  # that this rank is done with; other ranks may be further
         self._taken: Optional[tuple[int, int]] = None  # a slot and its step, of a later one than this rank is at
-        self._handles = [
-            hooked(parameter.tensor).register_post_accumulate_grad_hook(partial(self._arrived, index))
-            for index, parameter in enumerate(parameters)
-        ]
+        self._shown = Shown(self._parameters, self._arrived)
+        if count > 1:
+            self._shown.withhold(SEVERAL, self._to_add_to, first=True)
 
     def attach(self, session: Session) -> None:
         self._session, self._views, self._taken = session, [], None
@@ -55,7 +53,21 @@ class PulledSlots:
                 "end, or step() was called in it; loop over optimizer.slots(batches) again, to the end, and then call "
                 "step()"
             )
+        if not self.over and not self._alone:
+            raise errors.FailedPrecondition(
+                "step() was called without a loop over optimizer.slots(), so that this rank would stay behind the "
+                "others; loop over optimizer.slots(batches) for each step"
+            )
+        self._check_shown()
         return self.over
+
+    def _check_shown(self) -> None:
+        """FailedPrecondition: a gradient was put into `.grad`, or taken out of it, which nobody would see."""
+        for index in range(len(self._parameters) if self._count > 1 else 0):
+            self._shown.check(index, None)
+
+    def _to_add_to(self, index: int) -> Optional[torch.Tensor]:
+        return self._views[index] if self._written[index] else None
 
     def join(self, joining: bool) -> bool:
         raise errors.FailedPrecondition(
@@ -82,12 +94,15 @@ class PulledSlots:
             self._begin(session)
             self._open = slot
             yield batch_of(self._step + 1, slot)
+            self._check_shown()
             if not any(self._written) and not self.token_weights:
                 raise errors.FailedPrecondition(f"slot {slot} had no backward in the body of the loop; each needs one")
             self._zero_rest()
             session.core.finish(*settings(), session.timeout)
             self._open = None
             self.clear()
+        if self._count > 1:
+            self._shown.hide_all()
 
     def _next(self, session: Session) -> Optional[int]:
         """A slot of the step that this rank is at; None: that is over, and `_reply` says how it went."""
@@ -113,12 +128,15 @@ class PulledSlots:
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
         check_process(self._pid)
-        if not self._views:
+        if self._open is None:
+            self._shown.drop(index)
             raise errors.FailedPrecondition(
                 "a backward outside of a slot: `for batch in optimizer.slots(batches):` takes one"
             )
         put_gradient(self._parameters[index].name, parameter, self._views[index])
         self._written[index] = True
+        if self._count > 1:
+            self._shown.hide(index)
 
     def _zero_rest(self) -> None:
         for view, written in zip(self._views, self._written):
@@ -135,21 +153,17 @@ class PulledSlots:
     def stepped(self) -> None:
         self._reply = None
         self._step += 1
+        self._shown.clear()
 
     def clear(self) -> None:
-        for parameter in self._parameters:
-            parameter.tensor.grad = None
+        self._shown.clear()
         self._written = [False] * len(self._parameters)
 
     def zeroed(self) -> None:
         self.clear()
 
     def release(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self.clear()
-        for parameter in self._parameters:
-            parameter.tensor.grad_dtype = parameter.tensor.dtype
+        self._shown.release()
         self._views = []
 
 

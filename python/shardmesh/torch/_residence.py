@@ -100,17 +100,20 @@ class Residence:
 
     # -- gradients --------------------------------------------------------------------------------------------------
 
-    def arrived(self, index: int) -> None:
-        """A gradient of the rank's last slot is in its window."""
+    def arrived(self, index: int) -> list[int]:
+        """A gradient of the rank's last slot is in its window. Returns the parameters whose gradients are handed over
+        now."""
         bucket = self._bucket[index]
         missing = self._missing[bucket]
         missing.discard(index)
-        if not missing:
-            self._session.declare(bucket)
-            self._declared.add(bucket)
-            for other, of_other in enumerate(self._bucket):
-                if of_other == bucket:
-                    self._parameters[other].tensor.grad = None
+        if missing:
+            return []
+        self._session.declare(bucket)
+        self._declared.add(bucket)
+        return [
+            other for other, of_other in enumerate(self._bucket)
+            if of_other == bucket and not self._parameters[other].frozen
+        ]
 
     def check_open(self, index: int) -> bool:
         """Whether its gradient is wanted: what was handed over before a backward raised stays. FailedPrecondition: its

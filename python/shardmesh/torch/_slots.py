@@ -1,31 +1,32 @@
 """The slots of a rank: where gradients go, one backward after the other.
 
-A gradient is written into the window of its slot once, where autograd would have kept it; `.grad` is a view of that. A
-second backward of the same slot is added there by autograd itself.
+A gradient is written into the window of its slot once, where autograd would have kept it. Autograd itself adds a second
+backward of the same slot there. `.grad` is a view of the window if that is all the rank hands over; see _shown.py.
 """
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from typing import Optional
 
 import torch
 
 from .. import errors
-from ._backward import Backwards, hooked
+from ._backward import Backwards
 from ._memory import put_gradient
 from ._model import Parameter
 from ._ranks import check_process
 from ._residence import Residence
-from ._session import Reply, Session
+from ._session import LOG, Reply, Session
+from ._shown import HANDED_OVER, SEVERAL, Shown
 
 
 class Slots:
     """Slots that are assigned to this rank, in order. `views[slot][i]`: of the trainable parameters, in their order."""
 
-    def __init__(self, parameters: Sequence[Parameter], numbers: Sequence[int]) -> None:
-        self.numbers, self._pid = list(numbers), os.getpid()
+    def __init__(self, parameters: Sequence[Parameter], numbers: Sequence[int], token_weights: bool, alone: bool) -> None:
+        """alone: no other rank has slots of the job."""
+        self.numbers, self._pid, self._alone = list(numbers), os.getpid(), alone
         self._parameters = list(parameters)
         self._views: list[list[torch.Tensor]] = []
         self._written = [[False] * len(parameters) for _ in numbers]
@@ -35,14 +36,16 @@ class Slots:
         self._backwards = Backwards(self._backward_ended)
         self._residence: Optional[Residence] = None
         self._residence_index: list[int] = []
-        self._handles = [
-            hooked(parameter.tensor).register_post_accumulate_grad_hook(partial(self._arrived, index))
-            for index, parameter in enumerate(parameters)
-        ]
+        self._token_weights = token_weights
+        self._without = False  # a step had no gradient of this rank
+        self._shown = Shown(self._parameters, self._arrived)
+        if self.several:
+            self._shown.withhold(SEVERAL, self._to_add_to, first=True)
 
     def reside(self, residence: Residence, indices: Sequence[int]) -> None:
         """Gradients are handed over as they come. indices: those that the residence has for the parameters."""
         self._residence, self._residence_index = residence, list(indices)
+        self._shown.withhold(HANDED_OVER, self._to_add_to, first=False)
 
     def attach(self, session: Session) -> None:
         """To its windows, at first or when it was opened again: what is in the old ones is taken over."""
@@ -69,25 +72,29 @@ class Slots:
         return not self.several and self._residence is None
 
     def begun(self) -> bool:
-        """Whether there are gradients to step with, or were to be. FailedPrecondition: some that no backward has left.
+        """Whether step() is to do a step. Other ranks wait for this one's slots, and without a backward they are zeros.
+
+        FailedPrecondition: there are gradients that no backward has left, or that were taken away.
         """
         if self.several or self._residence is not None:
-            self._check_none_by_hand()
+            self._check_shown()
+        return not self._alone or self._any()
+
+    def _any(self) -> bool:
         return self._filled > 0 or self._backwards.open or any(self._written[0]) or self._set_by_hand()
 
     def _set_by_hand(self) -> bool:
         return not self.several and any(parameter.tensor.grad is not None for parameter in self._parameters)
 
-    def _check_none_by_hand(self) -> None:
-        """Where gradients are handed over as each backward leaves them, one that was put into `.grad` would be lost."""
-        of_slot = self._views[min(self._filled, len(self._views) - 1)]  # closed ones are in no `.grad` but for the last
-        for parameter, view in zip(self._parameters, of_slot):
-            gradient = parameter.tensor.grad
-            if gradient is not None and gradient is not view:
-                raise errors.FailedPrecondition(
-                    f"the gradient of {parameter.name} was put into .grad by hand, which takes one slot for each rank "
-                    "(slots=None) and residency=\"full\"; here gradients come of backward() alone"
-                )
+    def _check_shown(self) -> None:
+        for index in range(len(self._parameters)):
+            seen = not self.several and self._written[0][index]
+            self._shown.check(index, self._views[0][index] if seen else None)
+
+    def _to_add_to(self, index: int) -> Optional[torch.Tensor]:
+        """The window, if the open slot has a gradient there."""
+        slot = self._filled
+        return self._views[slot][index] if slot < len(self.numbers) and self._written[slot][index] else None
 
     def join(self, joining: bool) -> bool:
         """Whether what comes now stays in its slot after a backward; returns what it was."""
@@ -99,18 +106,21 @@ class Slots:
         try:
             wanted = self._is_wanted(index)
         except errors.Error:
-            parameter.grad = None  # it goes nowhere
+            self._shown.drop(index)
             raise
         self._backwards.begun()
         if not wanted:
-            parameter.grad = None
+            self._shown.drop(index)
             return
         slot, name = self._filled, self._parameters[index].name
         write = None if self._residence is None else self._residence.writer(self.numbers[slot], name)
         put_gradient(name, parameter, self._views[slot][index], write)
         self._written[slot][index] = True
+        if self.several:
+            self._shown.hide(index)
         if self._residence is not None and slot == len(self.numbers) - 1 and not self._joining:
-            self._residence.arrived(self._residence_index[index])
+            for handed_over in self._residence.arrived(self._residence_index[index]):
+                self._shown.hide(self._residence_index.index(handed_over))
 
     def _is_wanted(self, index: int) -> bool:
         """False: it was handed over before. FailedPrecondition: no slot is open for it."""
@@ -126,12 +136,10 @@ class Slots:
             self._close()
 
     def _close(self) -> None:
-        """The slot is whole; `.grad` begins anew with the next one."""
-        slot = self._filled
-        self._zero_rest(slot)
+        """The slot is whole, and nobody sees it any more."""
+        self._zero_rest(self._filled)
         self._filled += 1
-        if self._filled < len(self.numbers):
-            self._detach()
+        self._shown.hide_all()
 
     def _zero_rest(self, slot: int) -> None:
         if self._residence is not None:
@@ -143,10 +151,6 @@ class Slots:
                 self._views[slot][index].zero_()
                 self._zero[slot][index] = True
 
-    def _detach(self) -> None:
-        for parameter in self._parameters:
-            parameter.tensor.grad = None
-
     def complete(self) -> None:
         """Before a step. FailedPrecondition: slots that had no backward, or one that raised."""
         if self._backwards.open:
@@ -154,6 +158,8 @@ class Slots:
                 "a backward since the last step raised, so that a slot has a part of its gradients; begin the step's "
                 "slots again after zero_grad()"
             )
+        if not self._any():
+            self._count_zeros()
         if self.several:
             if self._filled < len(self.numbers) and any(self._written[self._filled]):
                 self._close()
@@ -170,9 +176,20 @@ class Slots:
             put_gradient(parameter.name, parameter.tensor, view)  # where somebody put another one there
         self._zero_rest(0)
 
+    def _count_zeros(self) -> None:
+        """A step of which this rank has nothing: to be one of its ranks it hands over zeros. The first is logged."""
+        if not self._without:
+            self._without = True
+            LOG.warning("step() was called without a backward since the last one: this rank's slots count as zeros, "
+                        "since other ranks wait for them")
+        while self.several and self._filled < len(self.numbers):
+            self._close()
+
     def commit(
         self, session: Session, learning_rates: list[float], loss_scale: float, tokens: list[int]
     ) -> Reply:
+        if self._token_weights and not tokens and not any(map(any, self._written)):
+            tokens = [0] * len(self.numbers)  # of no backward
         return session.step(learning_rates, loss_scale, tokens)
 
     def stepped(self) -> None:
@@ -192,7 +209,7 @@ class Slots:
                 "taken back: call step(), then zero_grad(). What is not to count must not come to backward(); a step "
                 "with gradients that are not finite changes nothing anyway. residency=\"full\" can drop gradients"
             )
-        self._detach()
+        self._shown.clear()
         self._backwards.forget()
         self._filled = 0
         for written in self._written:
@@ -204,9 +221,5 @@ class Slots:
 
     def release(self) -> None:
         """No gradient of the model is in the windows any more: it has none."""
-        for handle in self._handles:
-            handle.remove()
-        self._detach()
-        for parameter in self._parameters:
-            parameter.tensor.grad_dtype = parameter.tensor.dtype
+        self._shown.release()
         self._views = []

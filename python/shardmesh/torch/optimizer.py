@@ -127,10 +127,11 @@ class Optimizer(torch.optim.Optimizer):
             delivery=Delivery(model, facts.parameters) if model is not None and plan.deliver == "quantized" else None,
         )
         self._slots: Union[Slots, PulledSlots]
+        alone = self._started.ranks.world == 1
         if plan.pulled:
-            self._slots = PulledSlots(self._trainable, int(self._started.spec["slots"]), plan.token_weights)
+            self._slots = PulledSlots(self._trainable, int(self._started.spec["slots"]), plan.token_weights, alone)
         else:
-            self._slots = Slots(self._trainable, self._session.slots or [])
+            self._slots = Slots(self._trainable, self._session.slots or [], plan.token_weights, alone)
         self._slots.attach(self._session)
         self._residence = self._reside()
         self._loads = Loads(model, facts.parameters, weakly(self.upload), weakly(self.revert))
@@ -156,7 +157,7 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Hands this rank's gradients over, and returns when those of all slots are in the weights, on every rank.
 
-        Without any gradient it does nothing. `last` says how it went: the step, whether it was skipped, for a gradient
+        Without any gradient this rank's slots count as zeros; one rank alone does nothing then. `last` says how it went: the step, whether it was skipped, for a gradient
         that is not finite, and the gradient_norm over all slots, before clipping (without clip_norm it is None).
         FailedPrecondition: a parameter or hyperparameter was changed by hand, slots without a backward, or closed.
         FailedPrecondition: also that a rank left the job, by its end or by close(). Ranks that are alive are waited for
@@ -257,7 +258,7 @@ class Optimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
 
     def _loss_scale(self) -> float:
-        return _scaler.loss_scale(self, self._slots.whole)
+        return _scaler.loss_scale(self)
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
