@@ -57,6 +57,12 @@ USES = {  # of a model whose gradients `.grad` cannot show
     "zeros": lambda model, _: model.zero_grad(set_to_none=False),
     "unscale_": lambda model, optimizer: scaled(model, optimizer).unscale_(optimizer),
 }
+AS_LEFT = {  # by a program, where `.grad` is the gradient
+    "dropped": lambda model: model.zero_grad(),
+    "one dropped": lambda model: setattr(parameter(model), "grad", None),
+    "zeroed": lambda model: model.zero_grad(set_to_none=False),
+    "replaced": lambda model: setattr(parameter(model), "grad", torch.ones(4, 4)),
+}
 CHANGES = {  # which step() sees
     "put": lambda model: setattr(parameter(model), "grad", torch.ones(4, 4)),
     "taken away": lambda model: model.zero_grad(),
@@ -162,6 +168,30 @@ class SeveralSlotsTest(Gradients):
             of_it.step()
         for ours, theirs in zip(model.parameters(), right.parameters()):
             torch.testing.assert_close(ours, theirs)
+
+    def test_one_slot_takes_each_gradient_as_the_program_left_it(self):
+        """In the first step, too, where a gradient that was dropped is in the slot's window still."""
+        for name, change in AS_LEFT.items():
+            with self.subTest(name):
+                model, right = Blocks(), Blocks()
+                optimizer = self.optimizer(model, name)
+                for each, of_it in (model, optimizer), (right, torch.optim.SGD(right.parameters(), lr=0.1)):
+                    loss_of(each).backward()
+                    change(each)
+                    of_it.step()
+                for ours, theirs in zip(model.parameters(), right.parameters()):
+                    torch.testing.assert_close(ours, theirs)
+
+    def test_a_model_is_compiled_anew_between_slots(self):
+        """torch.compile describes the `.grad` of each parameter that it finds."""
+        model = Blocks()
+        optimizer = self.optimizer(model, "", slots=2)
+        compiled = torch.compile(model, backend="aot_eager")
+        for rows in 2, 3, 4, 5:
+            compiled(torch.ones(rows, 4)).sum().backward()
+            if rows % 2:
+                optimizer.step()
+        self.assertEqual(optimizer.committed_step, 2)
 
 
 class RanksWithoutABackwardTest(Gradients):

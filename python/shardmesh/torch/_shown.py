@@ -1,6 +1,7 @@
 """What `.grad` shows. Where it could show a part of the gradients alone, or none, every use of it is an error."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Optional
@@ -13,6 +14,7 @@ from ._model import Parameter
 
 _FACTS = {"device", "dtype", "is_cpu", "is_cuda", "is_leaf", "is_meta", "is_sparse", "layout", "ndim", "requires_grad",
           "shape"}
+_COMPILER = ("torch._dynamo.", "torch._subclasses.", "torch._guards", "torch.utils._python_dispatch")
 _CHECK_OF_A_SCALER = "_amp_foreach_non_finite_check_and_unscale_"
 SEVERAL = (
     "lies in several slots, of which .grad could show one; take one slot for each rank (slots=None, pulled=False) to "
@@ -25,16 +27,16 @@ HANDED_OVER = (
 
 
 class Withheld(torch.Tensor):
-    """`.grad` of a gradient that lies elsewhere. It has no memory. FailedPrecondition: any use but of its type, shape
-    and device."""
+    """`.grad` of a gradient that lies elsewhere. FailedPrecondition: any use but of its type, shape and device. Its
+    elements are NaN, for code that operates on it below Python."""
 
     _why: str
 
     @staticmethod
-    def __new__(cls, parameter: Any, why: str) -> Withheld:
-        maker: Any = torch.Tensor
-        made: Withheld = maker._make_wrapper_subclass(
-            cls, parameter.shape, dtype=parameter.grad_dtype, device=parameter.device)
+    def of(parameter: Any, why: str) -> Withheld:
+        nowhere = torch.full((), torch.nan, dtype=parameter.grad_dtype, device=parameter.device)
+        maker: Any = torch.Tensor._make_subclass
+        made: Withheld = maker(Withheld, nowhere.expand(parameter.shape))
         made.__dict__["_why"] = why
         return made
 
@@ -42,23 +44,24 @@ class Withheld(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         asked = getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else ""
-        if asked in _FACTS:
+        if asked in _FACTS or _is_compiling():
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         if name == _CHECK_OF_A_SCALER and float(args[2]) == 1.0:
             return None  # GradScaler.step() looks for infinities, which the job does for the gradients of all ranks
         raise errors.FailedPrecondition(_why(args, kwargs))
 
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise errors.FailedPrecondition(_why(args, kwargs))
+
+def _is_compiling() -> bool:
+    """torch.compile asks, which describes the `.grad` of each parameter and computes nothing with it."""
+    return str(sys._getframe(2).f_globals.get("__name__")).startswith(_COMPILER)
 
 
 def _why(args: Any, kwargs: Any) -> str:
     for value in [*args, *(kwargs or {}).values()]:
         for one in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(one, Withheld):
-                return one.__dict__["_why"]
+                return str(one.__dict__["_why"])
     return f"a gradient {SEVERAL}"
 
 
@@ -103,7 +106,7 @@ class Shown:
         tensor = self._parameters[index].tensor
         if (withheld := self._withheld[index]) is None:
             why = f"the gradient of {self._parameters[index].name} {self._reason}"
-            withheld = self._withheld[index] = Withheld(tensor, why)
+            withheld = self._withheld[index] = Withheld.of(tensor, why)
         self._hidden[index] = True
         tensor.grad = withheld
 

@@ -115,7 +115,7 @@ class Slots:
         slot, name = self._filled, self._parameters[index].name
         write = None if self._residence is None else self._residence.writer(self.numbers[slot], name)
         put_gradient(name, parameter, self._views[slot][index], write)
-        self._written[slot][index] = True
+        self._written[slot][index], self._zero[slot][index] = True, False
         if self.several:
             self._shown.hide(index)
         if self._residence is not None and slot == len(self.numbers) - 1 and not self._joining:
@@ -144,10 +144,8 @@ class Slots:
     def _zero_rest(self, slot: int) -> None:
         if self._residence is not None:
             return  # after each step its windows are zero
-        for index, written in enumerate(self._written[slot]):
-            if written:
-                self._zero[slot][index] = False
-            elif not self._zero[slot][index]:
+        for index, (written, zero) in enumerate(zip(self._written[slot], self._zero[slot])):
+            if not written and not zero:
                 self._views[slot][index].zero_()
                 self._zero[slot][index] = True
 
@@ -173,7 +171,9 @@ class Slots:
             return
         for index, (parameter, view) in enumerate(zip(self._parameters, self._views[0])):
             self._written[0][index] = parameter.tensor.grad is not None
-            put_gradient(parameter.name, parameter.tensor, view)  # where somebody put another one there
+            if self._written[0][index]:
+                self._zero[0][index] = False
+                put_gradient(parameter.name, parameter.tensor, view)  # where somebody put another one there
         self._zero_rest(0)
 
     def _count_zeros(self) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Optional
 import torch
 
 from .. import errors
-from ._seats import listed
+from ._locations import listed
 from .optimizer import Optimizer
 
 __all__ = ["ShardmeshCallback", "attach"]

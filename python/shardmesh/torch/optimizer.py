@@ -157,13 +157,12 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Hands this rank's gradients over, and returns when those of all slots are in the weights, on every rank.
 
-        Without any gradient this rank's slots count as zeros; one rank alone does nothing then. `last` says how it went: the step, whether it was skipped, for a gradient
-        that is not finite, and the gradient_norm over all slots, before clipping (without clip_norm it is None).
-        FailedPrecondition: a parameter or hyperparameter was changed by hand, slots without a backward, or closed.
-        FailedPrecondition: also that a rank left the job, by its end or by close(). Ranks that are alive are waited for
-        without end, with a warning from time to time. DeadlineExceeded: others, which it names, did not come in time.
-        Unavailable: no going on without a lost worker. After an error the call may be repeated, and no step is done twice (an interrupt in torch's code around
-        it may come when the step is done: see `committed_step`).
+        Without any gradient this rank's slots count as zeros; one rank alone does nothing then. `last` has how it went:
+        the step, whether it was skipped for a gradient that is not finite, and with clip_norm the gradient_norm.
+        FailedPrecondition: a parameter or hyperparameter was changed by hand, slots had no backward, a rank left the
+        job, or this was closed. DeadlineExceeded: ranks that are not known to be alive did not come in time.
+        Unavailable: a worker is lost. After an error the call may be repeated, and no step is done twice (an interrupt
+        in torch's code around it may come when the step is done: see `committed_step`).
         """
         self._check_usable()
         self._zeros = states_are_wanted(self.param_groups)
