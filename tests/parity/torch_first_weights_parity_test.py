@@ -58,7 +58,7 @@ class NotFiniteTest(ServiceTest):
             model = Masked()
             with torch.no_grad():
                 model.layers[0].weight[1, 2] = value
-            what = rf'parameter "layers.0.weight" has 1 weights that are not finite, such as {said} at \[1, 2\].*requires_grad_\(False\)'
+            what = rf'parameter "layers.0.weight" has weights that are not finite, such as {said} at \[1, 2\].*requires_grad_\(False\)'
             with mock.patch.object(_service, "find", side_effect=AssertionError("started")):
                 with self.assertRaisesRegex(errors.InvalidArgument, what):
                     Optimizer(model, "SGD", lr=0.1)
@@ -99,7 +99,7 @@ class NotFiniteTest(ServiceTest):
             ({"gather": "int8_row"}, 'gather="int8_row"'), ({"gather": "nf4"}, 'gather="nf4"'),
             ({"weights": "int8_row"}, 'weights="int8_row"'),
         )):
-            with self.subTest(**options), self.assertRaisesRegex(errors.InvalidArgument, f'"mask" has 496 .*{said} cannot hold'):
+            with self.subTest(**options), self.assertRaisesRegex(errors.InvalidArgument, f'"mask" has weights .*{said} cannot hold'):
                 self.optimizer(Masked(), what=number, **options)
 
     def test_loads_edits_checkpoints_and_readers(self):
@@ -129,7 +129,7 @@ class NotFiniteTest(ServiceTest):
         with optimizer.editing():
             model.layers[0].bias[3] = math.inf
         backward(model)
-        with self.assertRaisesRegex(errors.InvalidArgument, r'"layers.0.bias" has 1 weights that are not finite, such as inf at \[3\]'):
+        with self.assertRaisesRegex(errors.InvalidArgument, r'"layers.0.bias" has weights that are not finite, such as inf at \[3\]'):
             optimizer.step()
         optimizer.revert()
         optimizer.zero_grad()

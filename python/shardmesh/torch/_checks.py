@@ -85,10 +85,10 @@ def check_values(name: str, tensor: torch.Tensor, frozen: bool, formats: Mapping
     if tensor.is_meta or bool(torch.isfinite(tensor.sum(dtype=torch.float32))):
         return  # else some may be, or their sum was too large
     bad = (~torch.isfinite(tensor)).nonzero()
-    if bad.numel() == 0:
+    if len(bad) == 0:
         return
     at = bad[0].tolist()
-    what = f'parameter "{name}" has {len(bad)} weights that are not finite, such as {tensor[tuple(at)].item()} at {at}'
+    what = f'parameter "{name}" has weights that are not finite, such as {tensor[tuple(at)].item()} at {at}'
     if not frozen:
         raise errors.InvalidArgument(f"{what}; give it finite weights, or call requires_grad_(False) on it before the "
                                      "optimizer is made: frozen parameters may have any")

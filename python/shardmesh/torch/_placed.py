@@ -50,7 +50,9 @@ class Placed:
             _forks.add(self)
 
     def keep(self) -> None:
-        """In a forked child: the weights stay what they are."""
+        """In a forked child: the weights stay what they are. Gradients are its parent's memory."""
+        for parameter in self._parameters:
+            parameter.tensor.grad = None
         self._writes.keep()
 
     def reside(self) -> None:
