@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Bucket residency, whatever way results, features and weights take through a model: the bits of torch, or a typed error."""
+"""Bucket residency has the bits of torch, or a typed error, whatever way results and weights take through a model."""
 import contextlib
 import copy
 import os
@@ -178,9 +178,9 @@ def batch(seed):
 
 
 class BucketTest(ServiceTest):
-    def start(self, model, **options):
-        options = {"service": self.address, "lr": 0.1, "residency": "bucket", "timeout": 20, "job": self.id()[-90:], **options}
-        optimizer = Optimizer(model, "SGD", **options)
+    def start(self, model):
+        optimizer = Optimizer(
+            model, "SGD", service=self.address, lr=0.1, residency="bucket", timeout=20, job=self.id()[-90:])
         self.addCleanup(optimizer.close)
         return optimizer
 
@@ -355,6 +355,25 @@ class RefusedTest(BucketTest):
         self.assert_step(pair, lambda model: model(x).square().mean().backward())
         pair[0][1].close()
         torch.testing.assert_close(torch.jit.script(model)(x), pair[1][0](x))
+
+    def test_weights_that_are_used_without_their_block(self):
+        def borrows(model, x):
+            return model.last(functional.linear(model.layers[1](x), model.layers[0].own[1:])[:, :1].repeat(1, 6))
+
+        torch.manual_seed(8)
+        model = Net()
+        optimizer = self.start(model)
+        model.forward = lambda x: borrows(model, x)
+        with self.assertRaisesRegex(errors.FailedPrecondition, "layers.0.own was used outside of a call of its block"):
+            model(batch(1))
+        HOW_BLOCKS["borrowed"] = lambda block, x: functional.linear(x, model.layers[2].own)
+        with self.assertRaisesRegex(errors.FailedPrecondition, "layers.2.own was used outside of a call of its block"):
+            model.layers[0](batch(1).requires_grad_(), "borrowed")
+        del model.forward, HOW_BLOCKS["borrowed"]
+        with self.assertRaisesRegex(errors.Unimplemented, "torch.func.grad.*bucket.*full"):
+            torch.func.grad(model)(batch(1))
+        model(batch(1)).backward()
+        optimizer.step()
 
     def test_saved_tensors_that_changed(self):
         model = Net()

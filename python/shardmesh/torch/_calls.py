@@ -16,7 +16,7 @@ from .. import errors
 from ._backward import Backwards, hooked
 from ._buckets import Buckets
 from ._hooks import Hook, check_not_traced
-from ._saved import Memory, Saving, innermost, saving
+from ._saved import Memory, Saving, Weight, innermost, saving
 from ._units import Unit
 
 
@@ -33,7 +33,7 @@ class Calls:
 
     def __init__(self, units: Sequence[Unit], buckets: Buckets, begins: Callable[[], None]) -> None:
         """begins: called before a call of the whole model that is within no other, while no backward is due."""
-        self._buckets, self._begins = buckets, begins
+        self._buckets, self._begins, self._has_blocks = buckets, begins, len(units) > 1
         self._backwards = Backwards(self._backward_ended)
         self._handles: list[Any] = []
         for number, unit in enumerate(units):
@@ -63,6 +63,12 @@ class Calls:
 
     def _enter(self, unit: int, module: torch.nn.Module) -> _Call:
         backward = torch._C._current_graph_task_id()
+        hooks = saving(unit, self._memory, self._read, self._needed) if self._has_blocks else None
+        if hooks is None and unit > 0:
+            raise errors.Unimplemented(
+                'torch.func.grad, vjp, jacrev or hessian of a model with residency="bucket": torch does not say then '
+                'when a backward needs which weights; take torch.autograd.grad, or residency="full"'
+            )
         if unit == 0:
             self._enter_root()
         else:
@@ -72,11 +78,20 @@ class Calls:
             self._buckets.acquire(unit)
             if backward < 0:
                 self._buckets.prefetch(unit + 1)
-        call = _Call(unit, module, saving(unit, self._memory, self._needed) if unit > 0 else None)
+        call = _Call(unit, module, hooks)
         self._open.append(call)
-        if call.hooks is not None:
-            call.hooks.enter()
+        if hooks is not None:
+            hooks.enter()
         return call
+
+    def _read(self, weight: Weight) -> None:
+        """FailedPrecondition: by what is no call of its unit, so that it was not there."""
+        if not self._buckets.there(weight.unit):
+            raise errors.FailedPrecondition(
+                f"{weight.name} was used outside of a call of its block, where it reads as zeros: residency=\"bucket\" "
+                "has the weights of a block while the block, or a module in it, is called. Call the module, or take "
+                "residency=\"full\""
+            )
 
     def _enter_root(self) -> None:
         self.called.add(0)
@@ -147,6 +162,8 @@ class Calls:
 
     def _needed(self, unit: int) -> None:
         """By a node that takes out what it has saved."""
+        if unit == 0:
+            return  # it has its own
         backward = torch._C._current_graph_task_id()
         if backward < 0:
             return  # somebody looks at it

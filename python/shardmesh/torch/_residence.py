@@ -76,7 +76,8 @@ class Residence:
         self._declared: set[int] = set()
         self._placed.reside()
         self._calls.attach(Memory(
-            (number, tensor) for number, unit in enumerate(self._units) if number > 0
+            (number, self._parameters[index].name, tensor)
+            for number, unit in enumerate(self._units) if number > 0
             for index in unit.parameters for tensor in self._placed.memory(index)
         ))
         self.stepped()
@@ -120,8 +121,9 @@ class Residence:
         weights were not there, or it is too late."""
         if self._unit_of[index] not in self._calls.called:
             raise errors.FailedPrecondition(
-                f"{self._parameters[index].name} was used without a call of its block, so that its weights were not "
-                "there: residency=\"bucket\" needs calls of the modules in a list, not of what is in them"
+                f"{self._parameters[index].name} was used without a call of its block, or of a module in it, so that "
+                "its weights were not there. residency=\"bucket\" gathers weights when a module is called: call the "
+                "module, and compile functions that call the model after the optimizer is made"
             )
         if self._bucket[index] in self._declared:
             if self._again:

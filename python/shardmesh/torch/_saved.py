@@ -23,25 +23,34 @@ class _Tensor(NamedTuple):
     data: Any  # the tensor, or what the hooks around made of it
 
 
+class Weight(NamedTuple):
+    """Where a weight lies."""
+
+    begin: int
+    end: int
+    unit: int
+    name: str
+
+
 class Memory:
     """Where the weights of units lie."""
 
-    def __init__(self, weights: Iterable[tuple[int, torch.Tensor]]) -> None:
-        """weights: tensors with the numbers of their units."""
-        reaches = sorted(
-            (memory.data_ptr(), memory.data_ptr() + memory.nbytes(), unit)
-            for unit, memory in ((unit, tensor.untyped_storage()) for unit, tensor in weights)
+    def __init__(self, weights: Iterable[tuple[int, str, torch.Tensor]]) -> None:
+        """weights: tensors with the numbers of their units, and the names of the parameters."""
+        self._weights = sorted(
+            Weight(memory.data_ptr(), memory.data_ptr() + memory.nbytes(), unit, name)
+            for unit, name, memory in ((unit, name, tensor.untyped_storage()) for unit, name, tensor in weights)
         )
-        self._begins, self._reaches = [begin for begin, _, _ in reaches], reaches
+        self._begins = [weight.begin for weight in self._weights]
 
-    def unit_of(self, tensor: torch.Tensor) -> Optional[int]:
-        """None: it is no weight of a unit."""
+    def find(self, tensor: torch.Tensor) -> Optional[Weight]:
+        """None: it is no weight of a unit, nor a part of one."""
         try:
             address = tensor.data_ptr()
         except RuntimeError:  # it has no memory of its own, as within transforms of functions
             return None
         at = bisect_right(self._begins, address) - 1
-        return self._reaches[at][2] if at >= 0 and address < self._reaches[at][1] else None
+        return self._weights[at] if at >= 0 and address < self._weights[at].end else None
 
 
 class Saving:
@@ -49,13 +58,19 @@ class Saving:
     user's, get each tensor as they would without these.
     """
 
-    def __init__(self, unit: int, memory: Memory, needed: Callable[[int], None], around: Optional[Hooks]) -> None:
-        """needed: called with a unit before a node uses its weights."""
-        self.unit, self._memory, self._needed, self._around = unit, memory, needed, around
+    def __init__(
+        self, unit: int, memory: Memory, read: Callable[[Weight], None], needed: Callable[[int], None],
+        around: Optional[Hooks],
+    ) -> None:
+        """read: called with a weight of another unit that this one reads. needed: called with a unit before a node
+        uses its weights."""
+        self.unit, self._memory, self._read, self._needed, self._around = unit, memory, read, needed, around
 
     def _pack(self, tensor: torch.Tensor) -> _Tensor:
-        unit = self._memory.unit_of(tensor)
-        unit = self.unit if unit is None else unit
+        unit = self.unit
+        if (weight := self._memory.find(tensor)) is not None and weight.unit != unit:
+            self._read(weight)
+            unit = weight.unit
         if self._around is not None:
             return _Tensor(unit, 0, self._around[0](tensor))
         # A tensor that is its node's own result would keep itself.
@@ -84,13 +99,15 @@ class Saving:
             _autograd._pop_saved_tensors_default_hooks()
 
 
-def saving(unit: int, memory: Memory, needed: Callable[[int], None]) -> Optional[Saving]:
+def saving(
+    unit: int, memory: Memory, read: Callable[[Weight], None], needed: Callable[[int], None]
+) -> Optional[Saving]:
     """For a call that begins now. None: torch allows no such hooks here, as within torch.func.grad."""
     if not _autograd._saved_tensors_hooks_is_enabled():
         return None
     around = _autograd._top_saved_tensors_default_hooks(True)
     outer = None if around is None else getattr(around[0], "__self__", None)
-    return Saving(unit, memory, needed, outer._around if isinstance(outer, Saving) else around)
+    return Saving(unit, memory, read, needed, outer._around if isinstance(outer, Saving) else around)
 
 
 def innermost() -> Optional[Saving]:
