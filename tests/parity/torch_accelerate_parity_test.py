@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 import sys
 import unittest
+from unittest import mock
 
 import accelerate
 import shardmesh.torch
@@ -122,8 +123,9 @@ class ProgramTest(ServiceTest):
             with self.assertRaisesRegex(errors.InvalidArgument, r"make the optimizer with clip_norm="):
                 accelerator.clip_grad_norm_(model.parameters(), norm, kind)
         self.assertTrue(accelerator.clip_grad_norm_(model.parameters(), 0.5).isnan())
-        with self.assertRaisesRegex(errors.FailedPrecondition, "move it there before the optimizer"):
-            accelerator.prepare(torch.nn.Linear(1, 1, device="meta"))
+        elsewhere = mock.patch.object(accelerate.Accelerator, "device", torch.device("meta"))
+        with elsewhere, self.assertRaisesRegex(errors.FailedPrecondition, "move it there before the optimizer"):
+            accelerator.prepare(model)
         with self.assertRaisesRegex(errors.InvalidArgument, "is of FSDP, which shards"):
             integrations.attach(wrapped_names.accelerator_of(False, fsdp=True), optimizer)
 

@@ -9,7 +9,7 @@ from unittest import mock
 import accelerate
 import torch
 from shardmesh import errors
-from shardmesh.torch import Optimizer, _service, integrations
+from shardmesh.torch import Optimizer, _uses, integrations
 from torch import nn
 
 from service import ServiceTest
@@ -93,7 +93,7 @@ class SeveralTest(Optimizers):
                     optimizers[index].step()
                     optimizers[index].close()
                     self.assertFalse(models[index].layers[0].weight.isnan().any())
-                self.assertNotIn(first.service, _service._shared)
+                self.assertNotIn(first.service, _uses._shared)
 
     def test_each_step_of_a_scaler_is_that_optimizers(self):
         models = [linear(0), linear(1)]

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 import unittest
@@ -19,7 +20,7 @@ sys.path.insert(0, HERE)
 import ranks
 from service import ServiceTest
 
-TIMEOUT = 1.0
+TIMEOUT, START = 1.0, 30.0
 PROGRAM = os.path.abspath(__file__)
 
 
@@ -93,6 +94,27 @@ def pair(address, job, rank_1, **options):
     return {"met": met, "seconds": seconds, "warnings": heard.lines, "pid": child, "step": optimizer.committed_step}
 
 
+def host_closes():
+    """Rank 0 of a service of its own closes at once, rank 1 later than the timeout. How rank 1 ended, and the warnings of
+    rank 0."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
+    child = os.fork()
+    os.environ.update(RANK="1" if child == 0 else "0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    heard = Heard()
+    logging.getLogger("shardmesh.torch").addHandler(heard)
+    optimizer = Optimizer(Blocks(), "SGD", lr=0.1, timeout=START)
+    optimizer._started._running._shared.running._timeout = TIMEOUT
+    if child == 0:
+        time.sleep(2.5 * TIMEOUT)
+        optimizer.job.digest()
+        optimizer.close()
+        os._exit(0)
+    optimizer.close()
+    return {"ended": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "warnings": heard.lines}
+
+
 def in_a_child(call):
     """What call() returns, of a process of its own."""
     reads, writes = os.pipe()
@@ -112,12 +134,13 @@ def in_a_child(call):
 def all_pairs(address):
     cases = [("is_slow", "full"), ("is_slow", "bucket"), ("dies", "full"), ("dies", "bucket"), ("closes", "full"),
              ("closes", "bucket"), ("stops", "full")]
-    return {
+    said = {
         f"{what} {residency}": in_a_child(
             lambda: pair(address, f"{what}-{residency}", globals()[what], residency=residency)
         )
         for what, residency in cases
     }
+    return {**said, "host_closes": in_a_child(host_closes)}
 
 
 class WaitingTest(ServiceTest):
@@ -147,6 +170,11 @@ class WaitingTest(ServiceTest):
             self.assertEqual(said["met"][0], "FailedPrecondition")
             self.assertIn("or give each rank as many batches", said["met"][1])
             self.assertLess(said["seconds"], TIMEOUT)
+
+    def test_rank_0_keeps_its_service_for_ranks_that_are_alive(self):
+        (said,) = self.each("host_closes")
+        self.assertEqual(said["ended"], 0)
+        self.assertIn("lets the service run for ranks that still use it: 1", said["warnings"][0])
 
     def test_a_stopped_rank_is_waited_for_up_to_the_timeout(self):
         (said,) = self.each("stops")

@@ -4,6 +4,7 @@ from __future__ import annotations
 import atexit
 import datetime
 import json
+import logging
 import os
 import re
 import shutil
@@ -12,16 +13,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 import torch
 
 from .. import _programs, errors
+from . import _uses as uses
+from ._uses import Running
+
+LOG = logging.getLogger("shardmesh.torch")
 
 _KEEPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_keeper.py")
 _POLL_SECONDS = 0.02
 _STOP_SECONDS = 30.0  # a little longer than _keeper.py waits
 _GRACE_SECONDS = 2.0  # `shardctl up --grace`
+_LOOK_SECONDS = 0.5  # between two looks at the other ranks, which are waited for
 _LOG_LINES, _LOG_BYTES = 8, 4096  # of its log, in errors
 _PUBLISHED, _FAILED = "+", "-"  # how what rank 0 says begins
 _CAUSE = "/cause"  # of its end
@@ -30,20 +36,6 @@ _OWN = (errors.InvalidArgument, errors.AlreadyExists, errors.FailedPrecondition,
 
 _finds = 0  # how often this process has looked for a service of its own: equal on all ranks
 _stores: list[Any] = []  # rank 0 may hold the server that the others ask, as long as it lives
-_shared: dict[str, "_Shared"] = {}  # by address: services that ranks of this training started, and this process uses
-
-
-class Running(Protocol):
-    """A service that can be used. close() ends it, if this process started it."""
-
-    @property
-    def address(self) -> str: ...
-
-    def close(self, at_once: bool = False) -> None: ...
-
-    def failed(self, error: BaseException) -> BaseException:
-        """This rank ends with `error` before it began: closes at once. Returns what to raise: that, or the error of
-        rank 0 that it came from."""
 
 
 class Remote:
@@ -144,19 +136,55 @@ class _Host:
 
     def __init__(self, service: Embedded, store: Any, key: str, world: int, timeout: float) -> None:
         self._service, self._store, self._key, self._timeout = service, store, key, timeout
-        self._left = [f"{key}/left/{other}" for other in range(1, world)]
+        self._others = range(1, world)
         self.address = service.address
         atexit.register(self._end)  # before the service's own
 
     def close(self, at_once: bool = False) -> None:
-        """When the others have left, or after the timeout, or at once."""
+        """When the others have left, or at once. Those that are alive are waited for without end, others up to the
+        timeout."""
         if self._service.owned and not at_once:
             try:
-                self._store.wait(self._left, datetime.timedelta(seconds=self._timeout))
+                self._await_others()
             except RuntimeError:  # the store is gone, too
                 pass
         atexit.unregister(self._end)
         self._service.close()
+
+    def _await_others(self) -> None:
+        begin = time.monotonic()
+        deadline, warning = begin + self._timeout, begin + self._timeout
+        while others := [rank for rank in self._others if not self._has_left(rank)]:
+            now = time.monotonic()
+            if all(self._is_alive(rank) for rank in others):
+                deadline = now + self._timeout
+            if now >= deadline:
+                return
+            if now >= warning:
+                LOG.warning("rank 0 has closed its optimizer %.0f s ago, and lets the service run for ranks that still "
+                            "use it: %s", now - begin, ", ".join(map(str, others)))
+                warning = now + 2 * (now - begin)
+            try:
+                self._store.wait([self._left(others[0])], datetime.timedelta(seconds=_LOOK_SECONDS))
+            except torch.distributed.DistStoreError:  # not yet
+                pass
+
+    def _left(self, rank: int) -> str:
+        return f"{self._key}/left/{rank}"
+
+    def _pid(self, rank: int) -> int:
+        """0: it has not come."""
+        key = f"{self._key}/pid/{rank}"
+        return int(self._store.get(key)) if self._store.check([key]) else 0
+
+    def _has_left(self, rank: int) -> bool:
+        pid = self._pid(rank)
+        return self._store.check([self._left(rank)]) or (pid > 0 and _state_of(pid) in ("", "Z"))
+
+    def _is_alive(self, rank: int) -> bool:
+        """Whether it can leave while this process waits: one in this very process cannot."""
+        pid = self._pid(rank)
+        return pid not in (0, os.getpid()) and _state_of(pid) != "T"
 
     def failed(self, error: BaseException) -> BaseException:
         try:
@@ -176,6 +204,7 @@ class _Guest:
     def __init__(self, address: str, store: Any, key: str, rank: int) -> None:
         self.address, self._store, self._key, self._rank = address, store, key, rank
         self._owner: Optional[int] = os.getpid()
+        store.set(f"{key}/pid/{rank}", str(self._owner))
         atexit.register(self.close)
 
     def close(self, at_once: bool = False) -> None:
@@ -204,38 +233,13 @@ class _Guest:
             return None
 
 
-class _Shared:
-    """A service that this process uses several times: other optimizers may be given its address. It ends with its last
-    use, whatever order they are closed in."""
-
-    def __init__(self, running: Running) -> None:
-        self.running, self.uses = running, 0
-
-
-class _Use:
-    """One use of it."""
-
-    def __init__(self, shared: _Shared) -> None:
-        self._shared, self._ended = shared, False
-        self.address = shared.running.address
-        shared.uses += 1
-
-    def _leave(self) -> bool:
-        """Whether it was the last one."""
-        if self._ended:
-            return False
-        self._ended = True
-        self._shared.uses -= 1
-        if self._shared.uses == 0:
-            _shared.pop(self.address, None)
-        return self._shared.uses == 0
-
-    def close(self, at_once: bool = False) -> None:
-        if self._leave():
-            self._shared.running.close(at_once)
-
-    def failed(self, error: BaseException) -> BaseException:
-        return self._shared.running.failed(error) if self._leave() else error
+def _state_of(pid: int) -> str:
+    """Of a process of this machine, as proc(5) has it: "T" is stopped, "Z" has ended; "": there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1].decode()
+    except OSError:
+        return ""
 
 
 def find(service: Optional[str], rank: int, world: int, workers: Optional[int], timeout: float) -> Running:
@@ -250,13 +254,10 @@ def find(service: Optional[str], rank: int, world: int, workers: Optional[int], 
     if not 0 <= rank < world:
         raise errors.InvalidArgument(f"rank is {rank} of {world}; it is one of 0..{world - 1}")
     if service is not None:
-        shared = _shared.get(checked_address(service))
-        return Remote(service) if shared is None else _Use(shared)
+        return uses.again(checked_address(service)) or Remote(service)
     if workers is not None and not 1 <= workers <= 1024:
         raise errors.InvalidArgument(f"workers is {workers}; an embedded service has 1 to 1024")
-    running = _own(rank, world, workers or 1, timeout)
-    shared = _shared[running.address] = _Shared(running)
-    return _Use(shared)
+    return uses.first(_own(rank, world, workers or 1, timeout))
 
 
 def _own(rank: int, world: int, workers: int, timeout: float) -> Running:

@@ -98,8 +98,8 @@ class Started:
     def _check_one_of_job(self) -> None:
         if self._key in _trained:
             raise errors.FailedPrecondition(
-                f"another optimizer of this process trains job {self.name!r} of this service; give this one a job of its "
-                "own with job=, or close() the other one first"
+                f"another optimizer of this process trains job {self.name!r} of this service; give this one a job of "
+                "its own with job=, or close() the other one first"
             )
 
     def _check_join(self) -> None:
@@ -118,8 +118,8 @@ class Started:
             )
         if self.ranks.rank == 0:
             LOG.warning(
-                "%s; this run takes them and continues there. Give it another job= to begin with the weights of its own "
-                "model, or join=True to continue without this warning; with join=False that is an error", has
+                "%s; this run takes them and continues there. Give it another job= to begin with the weights of its "
+                "own model, or join=True to continue without this warning; with join=False that is an error", has
             )
 
     @property

@@ -74,7 +74,8 @@ class _Attached:
         accelerator.no_sync, accelerator.clip_grad_norm_ = self.no_sync, self.clip_grad_norm_
 
     def add(self, optimizer: Optimizer) -> None:
-        self._optimizers = [one for one in self._optimizers if one._ending.is_open and one is not optimizer] + [optimizer]
+        others = [one for one in self._optimizers if one._ending.is_open and one is not optimizer]
+        self._optimizers = [*others, optimizer]
 
     def _of(self, parameters: Iterable[Any]) -> list[Optimizer]:
         """Those that have some of these."""
@@ -101,8 +102,8 @@ class _Attached:
         if rest and self._accelerator.num_processes > 1:
             raise errors.InvalidArgument(
                 f"{listed(rest)} of this model are in no attached optimizer, so that nothing would average their "
-                "gradients over the ranks: train them with a shardmesh.torch.Optimizer too, and attach() it, or prepare "
-                "them as a model of their own"
+                "gradients over the ranks: train them with a shardmesh.torch.Optimizer too, and attach() it, or "
+                "prepare them as a model of their own"
             )
 
     def prepare_optimizer(self, optimizer: Any, device_placement: Optional[bool] = None) -> Any:

@@ -58,8 +58,8 @@ class Optimizer(torch.optim.Optimizer):
     publish_every: a version for readers at each multiple; None: when one asks (Job.publish(), follow()), and with
     bucket residency none.
     resume: a checkpoint, or a folder of them, of which the newest: the job goes on from there, on whatever mesh.
-    join: a job of that name has weights already, of an earlier run. None: this run takes them, continues there, and says
-    so in a warning; True: without the warning; False: AlreadyExists.
+    join: what if the job has weights already, of an earlier run. None: this run takes them, continues there, and warns;
+    True: without the warning; False: AlreadyExists.
     timeout: seconds that each part of the start, and a step, may take. For ranks that are alive step() waits on.
 
     The first weights are the model's at rank 0, if the job has none. Gradients of slots are averaged.
@@ -96,8 +96,9 @@ class Optimizer(torch.optim.Optimizer):
         **hyperparameters: Any,
     ) -> None:
         plan = _setup.Plan(
-            algorithm=algorithm, hyperparameters=hyperparameters, service=service, join=join, workers=workers, slots=slots,
-            pulled=pulled, token_weights=token_weights, timeout=timeout, deliver=deliver, init=init, resume=resume,
+            algorithm=algorithm, hyperparameters=hyperparameters, service=service, join=join, workers=workers,
+            slots=slots, pulled=pulled, token_weights=token_weights, timeout=timeout, deliver=deliver, init=init,
+            resume=resume,
             specification={
                 "weights": weights, "states": states, "gather": gather, "gradients": gradients,
                 "name": "model" if job is None else job, "mesh": mesh, "residency": residency, "clip_norm": clip_norm,
@@ -345,8 +346,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Leaves the job. The model keeps its weights, in memory of its own, and no gradients; it can be given to
-        another optimizer. A service of its own ends, when the other ranks have closed, too. Also the end of `with`, and
-        of an optimizer that nothing refers to. Idempotent; all else then raises FailedPrecondition.
+        another optimizer. A service of its own ends, when the other ranks have closed or ended, too. Also the end of
+        `with`, and of an optimizer that nothing refers to. Idempotent; all else then raises FailedPrecondition.
         """
         self._ending.close()
 
