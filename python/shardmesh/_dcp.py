@@ -83,7 +83,7 @@ def _optimizer_states(torch: Any, stored: dict[str, Any], job: _Job, weights: di
                 raise errors.InvalidArgument(f"the optimizer state {name!r} is of {tensor.dtype}, and its job does not say what "
                                              'they stand for; say states="stored", or states="none"')
             tensor = _states.decoded(torch, state, format, tuple(weights[owner].shape), tensor, scales)
-        result.setdefault(owner, {"step": torch.tensor(float(step))})[state] = tensor
+        result.setdefault(owner, {"step": torch.tensor(float(step), dtype=torch.float32, device="cpu")})[state] = tensor
     return result
 
 
@@ -153,7 +153,7 @@ def from_dcp(directory: str, folder: str, *, prefix: str = "model.") -> list[str
     if not tensors:
         known = ", ".join(sorted({name.split(".")[0] for name in metadata})[:8])
         raise errors.InvalidArgument(f"{directory} has no tensors whose names begin with {prefix!r}; its names begin with: {known}")
-    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in tensors.items()}
+    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu") for name, entry in tensors.items()}
     torch.distributed.checkpoint.load(state, storage_reader=reader, no_dist=True)
     os.makedirs(folder, exist_ok=True)
     part = f"{target}.{os.getpid()}.part"

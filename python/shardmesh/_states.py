@@ -50,7 +50,7 @@ def floats(torch: Any, name: str, sizes: tuple[int, ...], chunks: list[Chunk]) -
     """The tensor that the chunks are boxes of: bf16 if all are, else fp32."""
     plain = [_plain(torch, name, chunk.tensor) for chunk in chunks]
     bf16 = bool(plain) and all(_dtype(tensor) == "bfloat16" for tensor in plain)
-    whole = torch.empty(sizes, dtype=torch.bfloat16 if bf16 else torch.float32)
+    whole = torch.empty(sizes, dtype=torch.bfloat16 if bf16 else torch.float32, device="cpu")
     filled = 0
     for chunk, tensor in zip(chunks, plain):
         whole[tuple(slice(at, at + size) for at, size in zip(chunk.offsets, tensor.shape))] = tensor

@@ -9,6 +9,8 @@ from typing import Any, Optional
 import torch
 from torch.utils import checkpoint
 
+from ._modes import untraced
+
 _REENTRANT = checkpoint.CheckpointFunction.backward.__code__
 
 
@@ -40,6 +42,7 @@ class Backwards:
     def _await_end(self, running: object) -> None:
         """A checkpoint with use_reentrant=True runs a backward inside one: the end of that is none."""
 
+        @untraced
         def call() -> None:
             if running is not self._running:
                 return  # it was forgotten

@@ -9,6 +9,7 @@ from typing import Any, Optional, Union
 from .. import errors
 from ._guard import Guard
 from ._loads import Loads
+from ._modes import plainly
 from ._placed import Placed
 from ._pulled import PulledSlots
 from ._ranks import check_process
@@ -62,6 +63,7 @@ class Ending:
             self._finalizer()
 
 
+@plainly
 def _end(
     pid: int, started: Started, guard: Guard, loads: Loads, slots: Union[Slots, PulledSlots], placed: Placed,
     residence: Optional[Residence],

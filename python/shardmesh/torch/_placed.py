@@ -180,8 +180,8 @@ class Placed:
         they are NaN at first."""
         for index in self._delivered:
             assert self._delivery is not None
-            shape = self._parameters[index].tensor.shape
-            values = torch.full(shape, torch.nan) if self._resides else self.value(index)
+            tensor = self._parameters[index].tensor
+            values = tensor.new_full(tensor.shape, torch.nan) if self._resides else self.value(index)
             self._delivery.decoded(index, values)
             self._edit(index, self._parameters[index].tensor)
         if self._delivered:

@@ -177,7 +177,8 @@ class Delivery:
 
     def _before_load(self, index: int, module: Any, state_dict: Any, prefix: str, *_: Any) -> None:
         if prefix + "weight" in state_dict:
-            self.decoded(index, torch.full(self._parameters[index].tensor.shape, torch.nan))
+            tensor = self._parameters[index].tensor
+            self.decoded(index, tensor.new_full(tensor.shape, torch.nan))
 
 
 def _into_state_dict(

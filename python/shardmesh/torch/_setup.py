@@ -233,7 +233,8 @@ class Started:
 
 def fixed(group: Mapping[str, Any]) -> dict[str, Any]:
     """What a job cannot change from step to step."""
-    return {key: group[key] for key in _hyper.FIXED_BY_A_JOB if key in group}
+    return {"params": list(map(id, group["params"])),
+            **{key: group[key] for key in _hyper.FIXED_BY_A_JOB if key in group}}
 
 
 def check_fixed(groups: Sequence[Mapping[str, Any]], job: Sequence[Mapping[str, Any]]) -> None:
@@ -241,8 +242,13 @@ def check_fixed(groups: Sequence[Mapping[str, Any]], job: Sequence[Mapping[str, 
     if len(groups) != len(job):
         raise errors.FailedPrecondition(f"there are {len(groups)} parameter groups; the job was made with {len(job)}")
     for index, (group, of_job) in enumerate(zip(groups, job)):
+        if list(map(id, group["params"])) != of_job["params"]:
+            raise errors.FailedPrecondition(
+                f"group {index} has other parameters than those that the job trains; put them back, or close() this "
+                "optimizer and make another"
+            )
         for key, value in of_job.items():
-            if group.get(key) != value:
+            if key != "params" and group.get(key) != value:
                 was = "were" if key == "betas" else "was"
                 raise errors.Unimplemented(
                     f"{key} of group {index} {was} changed from {value!r} to {group.get(key)!r}; a job can change lr "

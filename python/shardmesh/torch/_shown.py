@@ -11,6 +11,7 @@ import torch
 from .. import errors
 from ._backward import hooked
 from ._model import Parameter
+from ._modes import untraced
 
 _FACTS = {"device", "dtype", "is_cpu", "is_cuda", "is_leaf", "is_meta", "is_sparse", "layout", "ndim", "requires_grad",
           "shape"}
@@ -74,9 +75,10 @@ class Shown:
         self._withheld: list[Optional[Withheld]] = [None] * len(parameters)
         self._hidden = [False] * len(parameters)
         self._reason = ""
+        seen = untraced(arrived)
         self._nodes: list[Any] = []  # of autograd, which makes others, without hooks, where nobody has them
         self._handles: list[Any] = [
-            hooked(parameter.tensor).register_post_accumulate_grad_hook(partial(arrived, index))
+            hooked(parameter.tensor).register_post_accumulate_grad_hook(partial(seen, index))
             for index, parameter in enumerate(parameters)
         ]
 
@@ -86,12 +88,13 @@ class Shown:
         already, self._reason = bool(self._reason), self._reason or reason
         if already:
             return
+        comes = untraced(self._comes)
         for index, parameter in enumerate(self._parameters):
             if first:
                 _put_last_one_first(hooked(parameter.tensor)._post_accumulate_grad_hooks)
             node: Any = torch.autograd.graph.get_gradient_edge(parameter.tensor).node
             self._nodes.append(node)
-            self._handles.append(node.register_prehook(partial(self._comes, index, window, first)))
+            self._handles.append(node.register_prehook(partial(comes, index, window, first)))
 
     def _comes(
         self, index: int, window: Callable[[int], Optional[torch.Tensor]], check: bool, _: Any

@@ -24,7 +24,9 @@ from ._shown import HANDED_OVER, SEVERAL, Shown
 class Slots:
     """Slots that are assigned to this rank, in order. `views[slot][i]`: of the trainable parameters, in their order."""
 
-    def __init__(self, parameters: Sequence[Parameter], numbers: Sequence[int], token_weights: bool, alone: bool) -> None:
+    def __init__(
+        self, parameters: Sequence[Parameter], numbers: Sequence[int], token_weights: bool, alone: bool
+    ) -> None:
         """alone: no other rank has slots of the job."""
         self.numbers, self._pid, self._alone = list(numbers), os.getpid(), alone
         self._parameters = list(parameters)

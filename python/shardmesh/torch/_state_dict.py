@@ -33,7 +33,7 @@ def states_of(started: Started) -> dict[torch.Tensor, dict[str, Any]]:
         job = _dcp._Job(saved.job, list(saved.model))
         decoded = _dcp._optimizer_states(torch, saved.states, job, saved.model, "float", saved.step)
     return {
-        parameter.tensor: decoded.get(parameter.name, {"step": torch.tensor(float(saved.step))})
+        parameter.tensor: decoded.get(parameter.name, {"step": torch.tensor(float(saved.step), dtype=torch.float32)})
         for parameter in started.facts.parameters if not parameter.frozen
     }
 
@@ -96,8 +96,9 @@ def states_are_wanted(groups: Sequence[Mapping[str, Any]]) -> bool:
 def zeros_of(started: Started, hyper: Sequence[Mapping[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
     """As before the first step."""
     return {
-        parameter.tensor: {"step": torch.tensor(0.0), **{
-            state: torch.zeros(parameter.tensor.shape) for state in _groups.states_of(hyper[parameter.group])
+        parameter.tensor: {"step": torch.tensor(0.0, dtype=torch.float32), **{
+            state: torch.zeros(parameter.tensor.shape, dtype=torch.float32)
+            for state in _groups.states_of(hyper[parameter.group])
         }}
         for parameter in started.facts.parameters if not parameter.frozen
     }

@@ -152,7 +152,7 @@ def _norm(optimizer: Optimizer, max_norm: float, norm_type: float) -> torch.Tens
             f"clip_norm={max_norm if max_norm < float('inf') else 0:g}"
         )
     norm = optimizer.last.gradient_norm if optimizer.last is not None else None
-    return torch.tensor(float("nan") if norm is None else norm)
+    return torch.tensor(float("nan") if norm is None else norm, dtype=torch.float32, device="cpu")
 
 
 @lru_cache(maxsize=None)

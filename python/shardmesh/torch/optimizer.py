@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Optional, Union
 
 import torch
@@ -25,6 +24,7 @@ from ._guard import Guard
 from ._loads import Loads
 from ._memory import give_back
 from ._model import Parameters
+from ._modes import plainly, untraced
 from ._placed import Placed
 from ._pulled import PulledSlots
 from ._quantized import Delivery
@@ -67,6 +67,7 @@ class Optimizer(torch.optim.Optimizer):
     there with another model. Unavailable, DeadlineExceeded: no service, or a rank that does not come.
     """
 
+    @plainly
     def __init__(
         self,
         params: Parameters,
@@ -102,8 +103,7 @@ class Optimizer(torch.optim.Optimizer):
             specification={
                 "weights": weights, "states": states, "gather": gather, "gradients": gradients,
                 "name": "model" if job is None else job, "mesh": mesh, "residency": residency, "clip_norm": clip_norm,
-                "seed": seed,
-                "publish_every": -1 if publish_every is None else publish_every,
+                "seed": seed, "publish_every": -1 if publish_every is None else publish_every,
             },
         )
         self._started = _setup.Started(params, model, plan)
@@ -154,6 +154,7 @@ class Optimizer(torch.optim.Optimizer):
 
     # -- training ---------------------------------------------------------------------------------------------------
 
+    @untraced
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Hands this rank's gradients over, and returns when those of all slots are in the weights, on every rank.
@@ -169,14 +170,17 @@ class Optimizer(torch.optim.Optimizer):
         self._zeros = states_are_wanted(self.param_groups)
         if self._zeros:
             return None
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
+        self._step()
+        return loss
+
+    @plainly
+    def _step(self) -> None:
         self._guard.check(self._placed.decoded_for_now())
         if not self._slots.begun():
             self._wanted = None
-            return loss
+            return
         self._take_changes()
         _setup.check_fixed(self.param_groups, self._fixed)
         self._slots.complete()
@@ -186,14 +190,13 @@ class Optimizer(torch.optim.Optimizer):
             self._session.core.await_weights(timeout=self._session.timeout)  # and for a call that was interrupted
         else:
             self._wanted = self._session.committed + 1
-        reply = self._commit(self._wanted, self._learning_rates(), self._loss_scale())
+        reply = self._commit(self._wanted, self._learning_rates(), _scaler.loss_scale(self))
         self.last = reply if self.clip_norm > 0 and not reply.skipped else reply._replace(gradient_norm=None)
         self._placed.refresh()
         _scaler.tell(self, self.last.skipped)
         self._tokens = []
         self._slots.stepped()
         self._wanted = None  # until here, a call that was interrupted is repeated as the same step
-        return loss
 
     def _commit(self, wanted: int, learning_rates: list[float], loss_scale: float) -> Reply:
         while self._session.committed < wanted or isinstance(self._slots, PulledSlots):
@@ -207,6 +210,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._slots.attach(self._session)
         return Reply(wanted, True, False, "", None)
 
+    @untraced
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch.optim. All slots of the step begin again, after a backward that raised, too. FailedPrecondition,
         with bucket residency: gradients were handed over, and the service has summed them up.
@@ -232,8 +236,7 @@ class Optimizer(torch.optim.Optimizer):
         """With pulled=True: the batches of the slots that this rank takes in one step; whichever rank is free takes the
         next one, and the loop ends when none is left. Then step() says how it went.
 
-        batches: of all slots of the step, or a function of step and slot; the same on every rank.
-        """
+        batches: of all slots of the step, or a function of step and slot; the same on every rank."""
         if not isinstance(self._slots, PulledSlots):
             raise errors.FailedPrecondition("the slots of this optimizer are assigned; make it with pulled=True")
         self._check_usable()
@@ -241,24 +244,18 @@ class Optimizer(torch.optim.Optimizer):
             self.step()
         self._check_model()
         _setup.check_fixed(self.param_groups, self._fixed)
-        return self._slots.take(batches, self._learning_rates, self._loss_scale, self._token_count)
+        return self._slots.take(
+            batches, self._learning_rates, lambda: _scaler.loss_scale(self), lambda: (self._tokens or [0])[0])
 
     def tokens(self, *counts: int) -> None:
         """With token_weights=True, before step(): over how many tokens each slot of this rank has summed up."""
         self._check_usable()
         self._tokens = [int(count) for count in counts]
 
-    def _token_count(self) -> int:
-        return (self._tokens or [0])[0]
-
     def _learning_rates(self) -> list[float]:
         return [float(group["lr"]) for group in self.param_groups]
 
-    # torch.amp.GradScaler sets grad_scale and found_inf for the time of a step.
-    _step_supports_amp_scaling = True
-
-    def _loss_scale(self) -> float:
-        return _scaler.loss_scale(self)
+    _step_supports_amp_scaling = True  # torch.amp.GradScaler sets grad_scale and found_inf for the time of a step
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
@@ -271,6 +268,7 @@ class Optimizer(torch.optim.Optimizer):
             yield
             self._loads.note(self._placed.changed())
 
+    @plainly
     def revert(self) -> None:
         """Takes the service's weights back, whatever was written to the parameters, and wherever they were moved to.
         Gradients of parameters that were moved are dropped: the step begins again."""
@@ -283,6 +281,7 @@ class Optimizer(torch.optim.Optimizer):
         if moved and self._residence is None:
             self._slots.clear()
 
+    @plainly
     def upload(self) -> None:
         """Gives what was changed by load_state_dict() or within editing() to the job now; step() does it by itself."""
         self._check_usable()
@@ -355,9 +354,7 @@ class Optimizer(torch.optim.Optimizer):
         self._check_usable()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._ending.close(at_once=error is not None)
 
     # -- what torch.optim has ---------------------------------------------------------------------------------------
@@ -371,6 +368,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         plain("add_param_group")(self, param_group)
 
+    @plainly
     def state_dict(self) -> dict[str, Any]:
         """As torch.optim's: states by the index of a parameter, in fp32. The service saves a checkpoint for it."""
         self._check_usable()
@@ -383,6 +381,7 @@ class Optimizer(torch.optim.Optimizer):
         finally:
             self.state.clear()
 
+    @plainly
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Of this class, torch.optim or torchao, on every rank; rank 0's counts. The job goes on at the state's step,
         with the model's weights if they were loaded before.
