@@ -25,8 +25,13 @@ except shardmesh.errors.Error as error:
 """
 
 
-def small_parameters(count):
-    return nn.ParameterList([nn.Parameter(torch.full((3,), 0.01 * (i % 97))) for i in range(count)])
+class Small(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(torch.full((3,), 0.01 * (i % 97))) for i in range(count)])
+
+    def forward(self):
+        return torch.cat(list(self.parts))
 
 
 def groups_of(model, count):
@@ -39,7 +44,7 @@ def groups_of(model, count):
 
 def train(model, optimizer, steps, first=0):
     for step in range(first, first + steps):
-        values = torch.cat([parameter.flatten() for parameter in model.parameters()])
+        values = model()
         (values - torch.linspace(-1, 1, values.numel()) * (step + 1)).pow(2).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -66,8 +71,8 @@ def calls_of(function):
 class ManyParametersTest(ServiceTest):
     WORKERS = 2
 
-    def optimizer(self, model, job, **options):
-        optimizer = shardmesh.torch.Optimizer(model, "AdamW", service=self.address, job=job, **options)
+    def optimizer(self, params, job, **options):
+        optimizer = shardmesh.torch.Optimizer(params, "AdamW", service=self.address, job=job, **options)
         self.addCleanup(optimizer.close)
         return optimizer
 
@@ -84,7 +89,7 @@ class ManyParametersTest(ServiceTest):
         cases = (16, 28, "full"), (17, 28, "full"), (28, 56, "bucket"), (300, 300, "full")
         for count, parameters, residency in cases:
             with self.subTest(groups=count, residency=residency):
-                model = small_parameters(parameters)
+                model = Small(parameters)
                 reference, theirs, ours = self.check_groups(model, count, f"groups-{count}", residency=residency)
                 states = ours.state_dict()
                 self.assertEqual([g["params"] for g in states["param_groups"]],
@@ -97,12 +102,12 @@ class ManyParametersTest(ServiceTest):
                     torch.testing.assert_close(mine, its, rtol=0, atol=1e-6)
 
     def test_the_most_groups_train_and_one_more_is_refused_at_once(self):
-        model = small_parameters(4096)
+        model = Small(4096)
         reference, _, ours = self.check_groups(model, 4096, "most-groups", steps=2, mesh="fsdp=2")
         ours.close()
         for mine, its in zip(model.parameters(), reference.parameters()):
             torch.testing.assert_close(mine, its, rtol=0, atol=1e-6)
-        more = small_parameters(4097)
+        more = Small(4097)
         begin = time.monotonic()
         with self.assertRaisesRegex(errors.ResourceExhausted, "4097 parameter groups; a job has at most 4096"):
             shardmesh.torch.Optimizer(groups_of(more, 4097), "AdamW", model=more)  # no service is started for it
@@ -111,7 +116,7 @@ class ManyParametersTest(ServiceTest):
     def test_state_dict_and_its_way_back_take_work_in_the_number_of_parameters(self):
         work = {}
         for count in 100, 400:
-            model = small_parameters(count)
+            model = Small(count)
             ours = self.optimizer(model, f"work-{count}", lr=1e-2)
             train(model, ours, 1)
             ours.state_dict()  # imports what it needs
