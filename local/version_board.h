@@ -14,9 +14,16 @@ namespace shardmesh {
 
 inline constexpr int kBoardPublications = 8;  // of one job on one host, at most
 
+// Whether versions still come. It only grows.
+enum class BoardOver : uint32_t {
+  kNo = 0,
+  kEnded = 1,   // the job's epoch has ended; its versions are the newest until there is a later epoch
+  kClosed = 2,  // the job was deleted, or is elsewhere: its versions are left behind
+};
+
 struct VersionBoard {
   alignas(64) std::atomic<uint32_t> bell;  // waited on (futex): a word below changed
-  std::atomic<uint32_t> over;              // 1: no version will come any more, the job's epoch has ended
+  std::atomic<uint32_t> over;              // BoardOver, as a number
   alignas(64) std::atomic<int64_t> version_plus_one[kBoardPublications];  // by publication: its step + 1; 0: none
 };
 

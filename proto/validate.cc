@@ -62,6 +62,7 @@ absl::Status Validate(const v1::PushHeader& header) {
 
 absl::Status Validate(const v1::PullRequest& request) {
   RETURN_IF_ERROR(ValidateId("job", request.job()));
+  RETURN_IF_ERROR(CheckRange("epoch", request.epoch(), 0, kNoLimit));
   switch (request.version_case()) {
     case v1::PullRequest::kExact:
       RETURN_IF_ERROR(CheckRange("exact", request.exact(), 0, kNoLimit));

@@ -58,6 +58,7 @@ struct JobView {
   std::shared_ptr<const JobDefinition> definition;  // with the mesh that it has now
   JobState state = JobState::kWaiting;
   int64_t epoch = 0;
+  int64_t from_epoch = 0;       // as JobRecord
   std::vector<Member> members;  // by rank
   int64_t committed_step = -1;
   std::vector<int64_t> published_steps;

@@ -98,6 +98,7 @@ JobView Coordinator::View(const Job& job, absl::Time now) const {
   view.heartbeat_timeout = options_.heartbeat_timeout;
   view.state = job.record.state;
   view.epoch = job.record.epoch;
+  view.from_epoch = job.record.from_epoch;
   view.committed_step = job.record.committed_step;
   view.published_steps = job.record.published_steps;
   view.error = job.record.error;

@@ -72,6 +72,7 @@ v1::JobDescription ToProto(const JobView& view, bool with_parameters) {
   }
   proto.set_state(ToProto(view.state));
   proto.set_epoch(view.epoch);
+  proto.set_from_epoch(view.from_epoch);
   for (size_t rank = 0; rank < view.members.size(); ++rank) {
     const JobView::Member& from = view.members[rank];
     v1::Member* member = proto.add_members();

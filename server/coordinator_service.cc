@@ -163,6 +163,7 @@ grpc::ServerUnaryReactor* CoordinatorService::ListVersions(grpc::CallbackServerC
                                     return coordinator.DescribeJob(q.job(), now);
                                   }));
                  r->set_committed_step(view.committed_step);
+                 r->set_epoch(view.epoch);
                  for (int64_t step : view.published_steps) r->add_published_steps(step);
                  return absl::OkStatus();
                });

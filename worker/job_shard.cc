@@ -112,7 +112,7 @@ absl::Status JobShard::End(absl::Span<const Rank> members, const std::atomic<boo
   MutexLock ending_lock(ending_mu_);
   if (ending().has_value()) return absl::OkStatus();
   protocol_->Abort(AbortReason::kReformed, rank().value(), rank());
-  TellReaders();
+  TellReaders(BoardOver::kEnded);
   engine_->Stop();
   ControlPage& page = *protocol_->page();
   TellStopped(page, rank());
@@ -191,6 +191,7 @@ void JobShard::TakeMemoryOfSteps(const std::atomic<bool>& cancelled) const {
 
 void JobShard::Close() {
   closed_.store(true);
+  TellReaders(BoardOver::kClosed);
   waiters_.Notify();
 }
 
@@ -304,16 +305,26 @@ void JobShard::Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool ke
   protocol_->SignOfLife(rank(), now_nanos, getpid(), kept);
   protocol_->CheckPeers(rank(), now_nanos, heartbeat_timeout);
   leases_->Sweep();
-  if (!protocol_->Health().ok()) TellReaders();
+  if (!protocol_->Health().ok()) TellReaders(BoardOver::kEnded);
   waiters_.Notify();
 }
 
 // They ask their worker why.
-void JobShard::TellReaders() {
-  if (host_.board().over.exchange(1) == 0) protocol_->publications().Ring();
+void JobShard::TellReaders(BoardOver how) {
+  std::atomic<uint32_t>& over = host_.board().over;
+  uint32_t was = over.load();
+  while (was < static_cast<uint32_t>(how)) {
+    if (over.compare_exchange_weak(was, static_cast<uint32_t>(how))) return protocol_->publications().Ring();
+  }
 }
 
+bool JobShard::is_over() const { return closed_.load() || ending().has_value(); }
+
 void JobShard::KeepVersionsOnly() {
+  {
+    MutexLock lock(ending_mu_);
+    engine_->Stop();
+  }
   const auto give_back = [](const Segment& segment) {
     const int64_t whole = segment.data_bytes() / kSegmentPage * kSegmentPage;
     if (segment.data_offset() % kSegmentPage == 0) segment.Punch(0, whole).IgnoreError();

@@ -114,8 +114,10 @@ class JobShard {
   absl::Status End(absl::Span<const Rank> members, const std::atomic<bool>& cancelled, absl::Duration timeout);
   // How it ended, once End is through: from then on the shard does not change.
   std::optional<Ending> ending() const;
-  // After End, when nobody needs the shard any more: gives the memory of the shard and of the slots back. Versions
-  // stay.
+  // Whether this epoch has ended, or the shard is closed: its versions are left behind.
+  bool is_over() const;
+  // After Close, when nobody needs the shard any more: stops the engine, and gives the memory of the shard and of the
+  // slots back. Versions stay.
   void KeepVersionsOnly();
   // Fills this shard with what others give of an older epoch. REQUIRES: on processors.
   const ShardStorage& storage() const { return *storage_; }
@@ -150,7 +152,7 @@ class JobShard {
   absl::Status OpenPass(Memory& memory, const std::atomic<bool>* cancelled);
   EngineOptions ForEngine();
   // That no version will come, to readers that wait for one.
-  void TellReaders();
+  void TellReaders(BoardOver how);
   void FillTrainers(v1::GetStatusReply::Job& status) const;
 
   const JobShardOptions options_;

@@ -55,6 +55,7 @@ bool PullCall::Try() {
   streaming_ = true;
   v1::PullHeader header;
   header.set_step(step_.value());
+  header.set_epoch(shard_->epoch().value());
   header.set_total_bytes(request_.has_bucket() ? shard_->plan().buckets()[request_.bucket()].weight_bytes
                                                : shard_->plan().version_bytes());
   header.set_plan_hash(shard_->plan().hash());
@@ -85,7 +86,13 @@ void PullCall::Read(Step step, int buffer) {
 // True: source_ and step_ are set. False: wait.
 absl::StatusOr<bool> PullCall::Choose() {
   StepProtocol& protocol = shard_->protocol();
+  if (request_.version_case() == v1::PullRequest::kLease) {  // of a job that is gone, too
+    ASSIGN_OR_RETURN(const VersionLeases::Lease lease, shard_->leases().PinLeased(request_.lease()));
+    Read(lease.step, lease.buffer);
+    return true;
+  }
   if (absl::IsNotFound(shard_->Health())) return shard_->Health();
+  if (request_.epoch() != 0) RETURN_IF_ERROR(shard_->CheckEpoch(request_.epoch()));
   if (request_.version_case() == v1::PullRequest::kForSlot) {
     step_ = protocol.committed_step();
     RETURN_IF_ERROR(CheckSlotStillOpen());
@@ -96,11 +103,6 @@ absl::StatusOr<bool> PullCall::Choose() {
     source_->base = shard_->host().window().data();
     const DeviceWindows* const device = shard_->host().device();
     if (device != nullptr) source_->on_device = device->window.data();
-    return true;
-  }
-  if (request_.version_case() == v1::PullRequest::kLease) {
-    ASSIGN_OR_RETURN(const VersionLeases::Lease lease, shard_->leases().PinLeased(request_.lease()));
-    Read(lease.step, lease.buffer);
     return true;
   }
   const std::vector<Step> published = protocol.publications().Published();

@@ -38,6 +38,7 @@ void AddHolders(const JobShard& shard, v1::ListLeasesReply& reply) {
   for (const VersionLeases::Holder& holder : shard.leases().List()) {
     v1::ListLeasesReply::Holder& to = *reply.add_holders();
     to.set_step(holder.step.value());
+    to.set_epoch(shard.epoch().value());
     to.set_lease(holder.lease);
     to.set_seat(holder.seat);
     to.set_pid(holder.pid);
@@ -112,9 +113,9 @@ grpc::ServerUnaryReactor* ShardService::RenewLease(grpc::CallbackServerContext* 
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.FindLeased(q.job(), q.id()));
     RETURN_IF_ERROR(shard->CheckEpoch(q.epoch()));
-    if (shard->ending().has_value()) {
+    if (shard->is_over()) {
       return absl::FailedPreconditionError(
-          absl::StrCat("job ", q.job(), " went on at a later epoch than ", q.epoch(),
+          absl::StrCat("job ", q.job(), " left the versions of epoch ", q.epoch(), " behind",
                        ": this lease lasts until its end, and cannot be renewed; acquire one of a version of now"));
     }
     ASSIGN_OR_RETURN(const OneLease lease, shard->leases().Renew(q.id(), absl::Milliseconds(q.ttl_ms())));
@@ -143,6 +144,7 @@ grpc::ServerUnaryReactor* ShardService::ListLeases(grpc::CallbackServerContext* 
     AddHolders(*shard, *r);
     const Publications& publications = shard->protocol().publications();
     for (shardmesh::Step step : publications.Published()) r->add_published_steps(step.value());
+    r->set_epoch(shard->epoch().value());
     r->set_publications(shard->spec().publications);
     r->set_refused(publications.refused());
     return absl::OkStatus();
@@ -170,6 +172,7 @@ grpc::ServerUnaryReactor* ShardService::Publish(grpc::CallbackServerContext* con
           return health.ok() ? std::nullopt : std::make_optional(health);
         }
         reply->set_step((*step)->value());
+        reply->set_epoch(shard->epoch().value());
         return absl::OkStatus();
       },
       [] {

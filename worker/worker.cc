@@ -127,7 +127,8 @@ void Worker::Reap() {
       entry = std::move(closed_.front());
       closed_.pop_front();
     }
-    entry->preparing.join();
+    if (entry->preparing.joinable()) entry->preparing.join();
+    if (LeaveVersions(*entry)) continue;  // comes again when its leases have ended
     {
       std::shared_ptr<JobShard> shard;  // destroyed without a lock
       MutexLock round(round_mu_);

@@ -14,7 +14,7 @@
 // jobs over as they were left there (Resume), without asking anybody; peers and trainers meanwhile wait, until the
 // heartbeat time-out says that it will not come.
 //
-// Versions that are leased when an epoch ends stay until their leases do (past_).
+// Versions that are leased when an epoch ends, or its job is deleted, stay until their leases do (past_).
 //
 // A job that lost a member and goes on without it is assigned anew, with where its weights are (Assignment.from). Its
 // members end the older epoch together, and keep what they held until the coordinator says that the job is READY. So
@@ -93,7 +93,7 @@ class Worker {
 
   // NotFound: no such job here. Unavailable: it is being prepared, or failed to be.
   absl::StatusOr<std::shared_ptr<JobShard>> Find(const std::string& job) const;
-  // Ended epochs of the job of which a version is leased.
+  // Epochs of the job that are over, of which a version is leased.
   std::vector<std::shared_ptr<JobShard>> Past(const std::string& job) const;
   // To read versions from: of a job that is on its way to another epoch what it published before.
   absl::StatusOr<std::shared_ptr<JobShard>> FindToRead(const std::string& job) const;
@@ -155,11 +155,10 @@ class Worker {
   void KeepLeaving(const v1::Assignment& assignment, const Entries& keep, Entries& keep_staged)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void BeginPreparing(const std::shared_ptr<Entry>& entry);
-  // worker_past.cc. Of an entry that is not needed any more: keeps what is leased of it. False: nothing is.
-  bool KeepLeased(const std::shared_ptr<Entry>& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Of jobs that are gone, those of `before` that are not among jobs_: with them their leases end.
-  void DropPastOfDeleted(const Entries& before, std::vector<std::shared_ptr<Entry>>& gone)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // worker_past.cc. Of an entry that is not needed any more, but for what is leased of it: that stays.
+  void KeepLeased(const std::shared_ptr<Entry>& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Of an entry that is closed: gives back what its leased versions do not need. False: nothing of it is leased.
+  bool LeaveVersions(const Entry& entry);
   // Closes those that nobody leases any more, or all.
   void SweepPast(bool all = false);
   // The entry's job has not gone on at this epoch yet.
@@ -217,7 +216,7 @@ class Worker {
   mutable Mutex mu_;
   Entries jobs_ ABSL_GUARDED_BY(mu_);
   Entries staged_ ABSL_GUARDED_BY(mu_);  // what jobs will be, while they are at an older epoch
-  std::vector<std::shared_ptr<Entry>> past_ ABSL_GUARDED_BY(mu_);   // ended epochs of which a version is leased
+  std::vector<std::shared_ptr<Entry>> past_ ABSL_GUARDED_BY(mu_);   // closed ones of which a version is leased
   std::deque<std::shared_ptr<Entry>> closed_ ABSL_GUARDED_BY(mu_);  // for the reaper
   absl::Duration heartbeat_timeout_ ABSL_GUARDED_BY(mu_);
   bool stop_ ABSL_GUARDED_BY(mu_) = false;

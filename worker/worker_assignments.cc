@@ -15,7 +15,6 @@ void Worker::BeginPreparing(const std::shared_ptr<Entry>& entry) {
 // What an entry was to go on from is the job's, not its own.
 void Worker::Reconcile(const std::vector<v1::Assignment>& assignments) {
   std::vector<std::shared_ptr<Entry>> gone;
-  std::vector<std::shared_ptr<JobShard>> past;
   {
     MutexLock lock(mu_);
     Entries keep, keep_staged;
@@ -34,18 +33,10 @@ void Worker::Reconcile(const std::vector<v1::Assignment>& assignments) {
       gone.push_back(entry);
       entry->before = nullptr;
     }
-    const Entries before = std::exchange(jobs_, std::move(keep));
+    jobs_ = std::move(keep);
     staged_ = std::move(keep_staged);
-    const auto leased = [&](const std::shared_ptr<Entry>& entry) {
-      mu_.AssertHeld();
-      if (!KeepLeased(entry)) return false;
-      past.push_back(entry->shard);
-      return true;
-    };
-    gone.erase(std::remove_if(gone.begin(), gone.end(), leased), gone.end());
-    DropPastOfDeleted(before, gone);
+    for (const std::shared_ptr<Entry>& entry : gone) KeepLeased(entry);
   }
-  for (const std::shared_ptr<JobShard>& shard : past) shard->KeepVersionsOnly();
   for (const std::shared_ptr<Entry>& entry : gone) {
     spdlog::info("event=job_closed job={} epoch={}", entry->assignment.spec().name(), entry->assignment.epoch());
     Close(entry);

@@ -44,24 +44,19 @@ std::vector<std::shared_ptr<JobShard>> Worker::Past(const std::string& job) cons
   return past;
 }
 
-bool Worker::KeepLeased(const std::shared_ptr<Entry>& entry) {
-  if (entry->shard == nullptr || !entry->shard->ending().has_value() || !entry->shard->leases().Any()) return false;
-  past_.push_back(entry);
-  return true;
+void Worker::KeepLeased(const std::shared_ptr<Entry>& entry) {
+  if (entry->shard != nullptr && entry->shard->leases().Any()) past_.push_back(entry);
 }
 
-// A worker that left the job does not hear of its end: there a lease lasts as long as it was granted for.
-void Worker::DropPastOfDeleted(const Entries& before, std::vector<std::shared_ptr<Entry>>& gone) {
-  const auto deleted = [&](const std::shared_ptr<Entry>& entry) {
-    mu_.AssertHeld();
-    const std::string& job = entry->assignment.spec().name();
-    const auto was = before.find(job);
-    return jobs_.count(job) == 0 && was != before.end() && was->second->assignment.epoch() > entry->assignment.epoch();
-  };
-  const auto first = std::stable_partition(past_.begin(), past_.end(),
-                                           [&](const std::shared_ptr<Entry>& entry) { return !deleted(entry); });
-  gone.insert(gone.end(), first, past_.end());
-  past_.erase(first, past_.end());
+bool Worker::LeaveVersions(const Entry& entry) {
+  std::shared_ptr<JobShard> shard;
+  {
+    MutexLock lock(mu_);
+    const auto past = std::find_if(past_.begin(), past_.end(), [&](const auto& one) { return one.get() == &entry; });
+    if (past != past_.end()) shard = entry.shard;
+  }
+  if (shard != nullptr) shard->KeepVersionsOnly();
+  return shard != nullptr;
 }
 
 void Worker::SweepPast(bool all) {

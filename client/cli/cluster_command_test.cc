@@ -116,7 +116,7 @@ TEST_F(ClusterCommandTest, Plan) {
 }
 
 TEST_F(ClusterCommandTest, VersionsAndDigest) {
-  EXPECT_THAT(Out({"versions", "tiny"}), ContainsRegex("^committed +published\n +2 +[0-9,]*2\n$"));
+  EXPECT_THAT(Out({"versions", "tiny"}), ContainsRegex("^committed +published +epoch\n +2 +[0-9,]*2 +1\n$"));
   EXPECT_EQ(RunJson({"versions", "tiny"})["published_steps"].back(), 2);
   ASSERT_OK_AND_ASSIGN(const v1::DigestReply digest, (*job_)->Digest(kLong));
   const std::string hex = absl::StrFormat("%016x", digest.digest());

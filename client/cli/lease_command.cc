@@ -45,13 +45,22 @@ std::vector<Rank> OneOfEachHost(const Job& job) {
 
 std::string Seconds(int64_t ms) { return absl::StrFormat("%.1f s", static_cast<double>(ms) / 1000); }
 
+// A trainer may have gone back to an older state.
+std::string VersionOf(const v1::ListLeasesReply::Holder& holder, int64_t epoch) {
+  if (holder.epoch() == epoch) return absl::StrCat(holder.step());
+  return absl::StrCat(holder.step(), " of epoch ", holder.epoch(), ", left behind");
+}
+
 std::string Until(const v1::ListLeasesReply::Holder& holder) {
   return holder.left_ms() >= 0 ? absl::StrCat("ends in ", Seconds(holder.left_ms()))
                                : absl::StrCat("abandoned for ", Seconds(-holder.left_ms()));
 }
 
-Json ToJson(const v1::ListLeasesReply::Holder& holder, const std::string& worker) {
-  Json json = {{"version", holder.step()}, {"worker", worker}};
+Json ToJson(const v1::ListLeasesReply::Holder& holder, const std::string& worker, int64_t epoch) {
+  Json json = {{"version", holder.step()},
+               {"epoch", holder.epoch()},
+               {"left_behind", holder.epoch() != epoch},
+               {"worker", worker}};
   if (holder.lease() != 0) {
     json["lease"] = HexId(holder.lease());
   } else {
@@ -70,15 +79,16 @@ absl::StatusOr<std::string> List(const Job& job, const Flags& flags) {
     ASSIGN_OR_RETURN(const v1::ListLeasesReply reply,
                      job.worker(rank).ListLeases(flags.job, flags.connection.timeout()));
     const std::string& worker = job.members()[rank.value()].worker();
-    std::set<int64_t> held;
+    std::set<int64_t> held;  // of now
     for (const v1::ListLeasesReply::Holder& holder : reply.holders()) {
-      held.insert(holder.step());
+      if (holder.epoch() == reply.epoch()) held.insert(holder.step());
       const std::string by = holder.lease() != 0 ? absl::StrCat("lease ", HexId(holder.lease()))
                                                  : absl::StrCat("reader ", holder.seat(), " (pid ", holder.pid(), ")");
-      table.AddRow({absl::StrCat(holder.step()), absl::StrCat(by, " at ", worker), Until(holder)});
-      holders.push_back(ToJson(holder, worker));
+      table.AddRow({VersionOf(holder, reply.epoch()), absl::StrCat(by, " at ", worker), Until(holder)});
+      holders.push_back(ToJson(holder, worker, reply.epoch()));
     }
     hosts.push_back({{"worker", worker},
+                     {"epoch", reply.epoch()},
                      {"published_steps", StepsToJson(reply.published_steps())},
                      {"publications", reply.publications()},
                      {"held", held.size()},
@@ -148,8 +158,12 @@ absl::Status Watch(const Flags& flags) {
     const absl::Time now = absl::Now();
     const std::string line =
         flags.connection.json
-            ? JsonLine({{"job", flags.job}, {"version", version.step().value()}, {"unix_ms", absl::ToUnixMillis(now)}})
-            : absl::StrCat(LocalTime(now), "  version ", version.step().value(), "\n");
+            ? JsonLine({{"job", flags.job},
+                        {"version", version.step().value()},
+                        {"epoch", version.epoch().value()},
+                        {"unix_ms", absl::ToUnixMillis(now)}})
+            : absl::StrCat(LocalTime(now), "  version ", version.step().value(), " of epoch ", version.epoch().value(),
+                           "\n");
     if (std::fputs(line.c_str(), stdout) < 0 || std::fflush(stdout) != 0) return absl::CancelledError("no reader");
     return ++seen == flags.count ? absl::CancelledError("enough") : absl::OkStatus();
   });
@@ -204,7 +218,8 @@ void AddWatchCommand(CLI::App& app, CommandResult& result) {
       ->capture_default_str()
       ->check(CLI::Range(0.001, 1e7).description(""));
   command->footer(
-      "Begins with the newest version. Versions that come faster than lines can be printed are passed over. On a host\n"
+      "Begins with the newest version. After a trainer has gone back to an older state, versions have a later epoch\n"
+      "and may have older steps. Versions that come faster than lines can be printed are passed over. On a host\n"
       "of the job it maps versions and copies nothing; elsewhere each one is pulled whole.\n"
       "Examples:\n"
       "  shardctl watch llama\n"

@@ -28,11 +28,12 @@ absl::StatusOr<std::string> Versions(Client& client, const Flags& flags) {
   if (flags.connection.json) {
     return JsonLine({{"job", flags.job},
                      {"committed_step", versions.committed_step()},
-                     {"published_steps", StepsToJson(versions.published_steps())}});
+                     {"published_steps", StepsToJson(versions.published_steps())},
+                     {"epoch", versions.epoch()}});
   }
-  Table table({"committed", "published"});
+  Table table({"committed", "published", "epoch"});
   table.AddRow({versions.committed_step() < 0 ? "-" : absl::StrCat(versions.committed_step()),
-                StepList(versions.published_steps())});
+                StepList(versions.published_steps()), absl::StrCat(versions.epoch())});
   return table.ToString();
 }
 
@@ -69,6 +70,7 @@ void Add(CLI::App& app, const std::string& name, const std::string& help, const 
 
 void AddVersionsCommand(CLI::App& app, CommandResult& result) {
   Add(app, "versions", "Show the newest committed step and the versions that can be pulled",
+      "Each load, restore, re-form and reshard begins a later epoch, whose versions come before all older ones.\n"
       "As of the last heartbeat that reached the coordinator; ask the workers themselves with `shardctl status`.\n"
       "Examples:\n"
       "  shardctl versions llama\n"
@@ -87,7 +89,8 @@ void AddDigestCommand(CLI::App& app, CommandResult& result) {
 
 void AddDeleteCommand(CLI::App& app, CommandResult& result) {
   Add(app, "delete", "Delete a job and its memory on the workers; there is no way back",
-      "Its published versions are gone, too; `shardctl pull --output` keeps one.\n"
+      "Its published versions are gone, too, but for leased ones, which last as long as their leases; `shardctl pull\n"
+      "--output` keeps one.\n"
       "Examples:\n"
       "  shardctl delete llama",
       Delete, result);

@@ -7,7 +7,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "client/cpp/attached_channel.h"
-#include "client/cpp/next_life.h"
 #include "core/status.h"
 #include "local/file_hold.h"
 #include "local/futex.h"
@@ -17,6 +16,7 @@ namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kHandshake = absl::Seconds(10);
+constexpr absl::Duration kAsk = absl::Seconds(1);           // the coordinator, whatever time is left
 constexpr absl::Duration kLook = absl::Milliseconds(50);    // at the link, while a version is waited for
 constexpr absl::Duration kSlice = absl::Milliseconds(250);  // of the thread that renews: many readers wake seldom
 
@@ -96,9 +96,10 @@ void ReaderLink::Renew(absl::Duration every) {
       End(absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message()));
     } else if (!message.ok() && !absl::IsDeadlineExceeded(message.status())) {
       End(message.status());
+      hung_up_.store(true);
       return;
     }
-    const bool over = board().over.load() != 0 && Health().ok();
+    const bool over = this->over() != BoardOver::kNo && Health().ok();
     if (absl::Now() < next && !over) continue;
     next = absl::Now() + every;
     v1::LocalRequest request;
@@ -152,7 +153,7 @@ std::optional<HeldVersion> AttachedReader::TryTake(const VersionChoice& choice) 
   const std::vector<Step> published = link_->Published();
   if (!exact && published.empty()) return std::nullopt;
   const Step step = exact ? choice.step : published.back();
-  if (choice.kind == VersionChoice::kAtLeast && step < choice.step) return std::nullopt;
+  if (!exact && step.value() < choice.LowestAt(job_->epoch())) return std::nullopt;
   const std::optional<int> buffer = link_->Hold(step);
   if (!buffer.has_value()) return std::nullopt;
   HeldVersion version;
@@ -164,25 +165,70 @@ std::optional<HeldVersion> AttachedReader::TryTake(const VersionChoice& choice) 
   return version;
 }
 
-// At the worker's next life, or at the job's next epoch.
-absl::Status AttachedReader::AttachAgain() {
-  const absl::Status cause = link_->Health();
+// At the same epoch.
+bool AttachedReader::AttachToNextLife() {
   const absl::StatusOr<Rank> rank = RankToAttachTo(*job_, 0);
-  if (rank.ok() && absl::IsUnavailable(cause)) {
-    absl::StatusOr<std::shared_ptr<ReaderLink>> link =
-        CallAgain(job_->members()[rank->value()].kept(), job_->peer_timeout(),
-                  [&] { return ReaderLink::Attach(job_, *rank, options_.ttl); });
-    if (link.ok() && (*link)->board().over.load() == 0) {
-      link_ = *std::move(link);
-      return absl::OkStatus();
-    }
+  if (!rank.ok()) return false;
+  absl::StatusOr<std::shared_ptr<ReaderLink>> link = ReaderLink::Attach(job_, *rank, options_.ttl);
+  if (!link.ok() || (*link)->over() != BoardOver::kNo) return false;
+  link_ = *std::move(link);
+  return true;
+}
+
+// A job that is not ready yet, or a worker that is gone again, is looked for later.
+absl::StatusOr<AttachedReader::After> AttachedReader::AttachToNextEpoch() {
+  absl::StatusOr<std::shared_ptr<Job>> job = client_.Reopen(*job_, JobUse::kRead, absl::ZeroDuration());
+  if (absl::IsDeadlineExceeded(job.status())) return After{};
+  RETURN_IF_ERROR(job.status());
+  ASSIGN_OR_RETURN(const Rank at, RankToAttachTo(**job, 0));
+  absl::StatusOr<std::shared_ptr<ReaderLink>> link = ReaderLink::Attach(*job, at, options_.ttl);
+  if (absl::IsUnavailable(link.status()) || absl::IsAborted(link.status()) || absl::IsNotFound(link.status())) {
+    return After{};
   }
-  // A failed job publishes nothing more, though it can be read.
-  ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client_.Reopen(*job_, JobUse::kTrain));
-  ASSIGN_OR_RETURN(const Rank at, RankToAttachTo(*job, 0));
-  ASSIGN_OR_RETURN(link_, ReaderLink::Attach(job, at, options_.ttl));
-  job_ = std::move(job);
-  return absl::OkStatus();
+  RETURN_IF_ERROR(link.status());
+  link_ = *std::move(link);
+  job_ = *std::move(job);
+  return After{true};
+}
+
+// Goes to the worker's next life, or to the job's next epoch. Until there is one, what the link has is read only where
+// it is of the newest epoch: a job that was deleted and made again has left it behind.
+absl::StatusOr<AttachedReader::After> AttachedReader::MoveOn(absl::Time deadline) {
+  const bool closed = link_->over() == BoardOver::kClosed;
+  if (link_->hung_up() && !closed && AttachToNextLife()) return After{true};
+  v1::DescribeJobRequest request;
+  request.set_job(job_->spec().name);
+  const absl::StatusOr<v1::JobDescription> now = client_.coordinator().DescribeJob(
+      request, std::min(job_->options().call_timeout, std::max(deadline - absl::Now(), kAsk)));
+  if (absence_.Lasts(absl::IsNotFound(now.status()))) return now.status();
+  if (absl::IsNotFound(now.status())) return After{};
+  if (!now.ok()) {
+    After after{false, !closed};
+    if (closed || link_->hung_up()) {
+      after.unknown = absl::UnavailableError(
+          absl::StrCat("job ", job_->spec().name, ": its worker has ended, and the coordinator does not answer: ",
+                       now.status().message()));
+    }
+    return after;
+  }
+  const int64_t epoch = job_->epoch().value();
+  const bool failed = now->state() == v1::JOB_STATE_FAILED;
+  After after{false, now->epoch() == epoch ? failed || !closed : now->from_epoch() == epoch};
+  if (now->epoch() != epoch && (now->state() == v1::JOB_STATE_READY || (failed && !after.readable))) {
+    ASSIGN_OR_RETURN(after, AttachToNextEpoch());
+  }
+  if (failed && !after.moved) {
+    after.failed = absl::UnavailableError(absl::StrCat("job ", job_->spec().name, " failed: ", now->error()));
+  }
+  return after;
+}
+
+absl::Status AttachedReader::Late(const VersionChoice& choice, absl::Duration timeout) const {
+  const absl::Status health = link_->Health();
+  return absl::DeadlineExceededError(
+      absl::StrCat("job ", job_->spec().name, " published no version >= ", choice.LowestAt(job_->epoch()), " within ",
+                   absl::FormatDuration(timeout), "; there: ", Names(link_->Published()),
+                   health.ok() ? "" : absl::StrCat("; ", health.message())));
 }
 
 absl::StatusOr<HeldVersion> AttachedReader::Take(VersionChoice choice, absl::Duration timeout) {
@@ -190,26 +236,24 @@ absl::StatusOr<HeldVersion> AttachedReader::Take(VersionChoice choice, absl::Dur
   while (true) {
     const uint32_t seen = link_->board().bell.load();
     if (options_.stopped()) return absl::CancelledError("the reader was stopped");
-    if (std::optional<HeldVersion> version = TryTake(choice)) return *std::move(version);
-    const std::vector<Step> published = link_->Published();
-    const bool is_there = std::find(published.begin(), published.end(), choice.step) != published.end();
-    if (choice.kind == VersionChoice::kExact && !is_there) {
-      return absl::OutOfRangeError(absl::StrCat("version ", choice.step.value(), " of job ", job_->spec().name,
-                                                " is not there; published: ", Names(published)));
+    After after{false, true};
+    if (link_->over() != BoardOver::kNo || !link_->Health().ok()) {
+      ASSIGN_OR_RETURN(after, MoveOn(deadline));
+      if (after.moved) continue;
     }
-    const absl::Status health = link_->Health();
-    if (absl::IsNotFound(health)) return health;  // deleted
+    bool is_there = false;
+    if (after.readable) {
+      if (std::optional<HeldVersion> version = TryTake(choice)) return *std::move(version);
+      const std::vector<Step> published = link_->Published();
+      is_there = std::find(published.begin(), published.end(), choice.step) != published.end();
+      if (choice.kind == VersionChoice::kExact && !is_there) {
+        return absl::OutOfRangeError(absl::StrCat("version ", choice.step.value(), " of job ", job_->spec().name,
+                                                  " is not there; published: ", Names(published)));
+      }
+    }
+    RETURN_IF_ERROR(after.failed);
     const absl::Duration left = deadline - absl::Now();
-    if (left <= absl::ZeroDuration()) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "job ", job_->spec().name, " published no version >= ",
-          choice.kind == VersionChoice::kAtLeast ? choice.step.value() : 0, " within ", absl::FormatDuration(timeout),
-          "; there: ", Names(published), health.ok() ? "" : absl::StrCat("; ", health.message())));
-    }
-    if (!health.ok()) {
-      RETURN_IF_ERROR(Annotate(AttachAgain(), health.message()));
-      continue;
-    }
+    if (left <= absl::ZeroDuration()) return after.unknown.ok() ? Late(choice, timeout) : after.unknown;
     if (is_there && choice.kind == VersionChoice::kExact) continue;  // taken for a moment
     FutexWait(link_->board().bell, seen, std::min(left, kLook));
   }

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "client/cpp/version_reader.h"
 #include "core/sync.h"
 #include "local/segment.h"
@@ -17,6 +18,19 @@
 #include "proto/shardmesh/v1/local.pb.h"
 
 namespace shardmesh {
+
+// A job that is deleted to be made again, as with other weights, is missing for a moment: a reader waits for that long.
+class Absence {
+ public:
+  // Whether the job, which is `missing` now or not, has been for longer.
+  bool Lasts(bool missing) {
+    if (!missing || since_ == absl::InfiniteFuture()) since_ = missing ? absl::Now() : absl::InfiniteFuture();
+    return absl::Now() > since_ + absl::Seconds(1);
+  }
+
+ private:
+  absl::Time since_ = absl::InfiniteFuture();
+};
 
 // Thread-safe.
 class ReaderLink {
@@ -34,6 +48,9 @@ class ReaderLink {
   VersionBoard& board() const { return *reinterpret_cast<VersionBoard*>(board_.data()); }
   // OK while the worker is there and the epoch goes on: else no new version may come through this link.
   absl::Status Health() const;
+  // Whether the worker has ended the connection, or its process has ended.
+  bool hung_up() const { return hung_up_.load(); }
+  BoardOver over() const { return static_cast<BoardOver>(board().over.load()); }
 
  private:
   ReaderLink(std::shared_ptr<Job> job, LocalSocket socket) : job_(std::move(job)), socket_(std::move(socket)) {}
@@ -47,7 +64,7 @@ class ReaderLink {
   std::vector<Segment> publications_;
   int seat_ = 0;
   std::thread renewer_;
-  std::atomic<bool> stop_{false};
+  std::atomic<bool> stop_{false}, hung_up_{false};
   mutable Mutex mu_;
   std::vector<int> uses_ ABSL_GUARDED_BY(mu_);  // by publication
   absl::Status health_ ABSL_GUARDED_BY(mu_);
@@ -60,15 +77,28 @@ class AttachedReader final : public VersionReader {
 
   absl::StatusOr<HeldVersion> Take(VersionChoice choice, absl::Duration timeout) override;
   bool attached() const override { return true; }
+  const Job& job() const override { return *job_; }
 
  private:
+  // What is known of the job, once the link gives no new version.
+  struct After {
+    bool moved = false;     // there is another link
+    bool readable = false;  // there is none yet, and what this one has is of the job's newest epoch
+    absl::Status failed;    // the job has failed, so that nothing more comes
+    absl::Status unknown;   // nobody answers who could tell
+  };
+
   std::optional<HeldVersion> TryTake(const VersionChoice& choice);
-  absl::Status AttachAgain();
+  absl::StatusOr<After> MoveOn(absl::Time deadline);
+  bool AttachToNextLife();
+  absl::StatusOr<After> AttachToNextEpoch();
+  absl::Status Late(const VersionChoice& choice, absl::Duration timeout) const;
 
   Client client_;
   std::shared_ptr<Job> job_;
   std::shared_ptr<ReaderLink> link_;
   const ReaderOptions options_;
+  Absence absence_;
 };
 
 }  // namespace shardmesh

@@ -50,8 +50,10 @@ absl::StatusOr<std::shared_ptr<Job>> Client::AwaitJob(const std::string& name, a
   return Open(name, rules, use, Absent::kWait, timeout);
 }
 
-absl::StatusOr<std::shared_ptr<Job>> Client::Reopen(const Job& before, JobUse use) {
-  return Open(before.spec().name, before.rules_, use, Absent::kError, options_.ready_timeout, before.epoch().value());
+absl::StatusOr<std::shared_ptr<Job>> Client::Reopen(const Job& before, JobUse use,
+                                                    std::optional<absl::Duration> timeout) {
+  return Open(before.spec().name, before.rules_, use, Absent::kError, timeout.value_or(options_.ready_timeout),
+              before.epoch().value());
 }
 
 absl::StatusOr<std::shared_ptr<Job>> Client::Open(const std::string& name, const NameRules& rules, JobUse use,
@@ -215,15 +217,23 @@ absl::Status Job::Initialize(const std::map<std::string, std::vector<float>>& va
   return absl::OkStatus();
 }
 
+int64_t VersionChoice::LowestAt(Epoch of) const {
+  if (kind == kAtLeast) return step.value();
+  if (kind != kNewer || of > epoch) return 0;
+  return of == epoch ? step.value() + 1 : kMaxStep + 1;
+}
+
 absl::StatusOr<Version> Job::Pull(VersionChoice choice, absl::Duration timeout, const std::atomic<bool>* stop) {
   v1::PullRequest request;
   request.set_job(spec_.name);
+  request.set_epoch(epoch_.value());
   switch (choice.kind) {
     case VersionChoice::kExact:
       request.set_exact(choice.step.value());
       break;
     case VersionChoice::kAtLeast:
-      request.set_at_least(choice.step.value());
+    case VersionChoice::kNewer:
+      request.set_at_least(choice.LowestAt(epoch_));
       break;
     case VersionChoice::kLatest:
       request.set_latest(true);
@@ -256,6 +266,19 @@ absl::StatusOr<Version> Job::Pull(VersionChoice choice, absl::Duration timeout, 
   return version;
 }
 
+void Job::AwaitClosed(absl::Duration timeout) const {
+  const absl::Time deadline = absl::Now() + timeout;
+  const auto holds = [&](Rank rank) {
+    const absl::StatusOr<v1::GetStatusReply> status = worker(rank).GetStatus(options_.call_timeout);
+    return status.ok() && std::any_of(status->jobs().begin(), status->jobs().end(), [&](const auto& job) {
+             return job.name() == spec_.name && job.epoch() == epoch_.value();
+           });
+  };
+  for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
+    while (absl::Now() < deadline && holds(Rank(rank))) Pause(kPollReady);
+  }
+}
+
 Rank Job::reading_rank() const {
   for (int rank = plan_.num_ranks() - 1; rank > 0; --rank) {
     if (members_[rank].alive()) return Rank(rank);
@@ -270,6 +293,8 @@ absl::StatusOr<v1::DigestReply> Job::Digest(absl::Duration timeout) {
   return CallAgain(members_[0].kept(), std::min(peer_timeout_, timeout),
                    [&] { return worker(Rank(0)).Digest(request, deadline - absl::Now()); });
 }
+
+Epoch Version::epoch() const { return job_->epoch(); }
 
 absl::StatusOr<ConstTensorView> Version::parameter(absl::string_view name) const {
   ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));

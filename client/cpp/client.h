@@ -15,6 +15,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -83,16 +84,24 @@ ConstTensorView WeightsIn(const Plan& plan, int tensor, const char* bucket_begin
 // workers that live.
 enum class JobUse { kTrain, kRead };
 
-// Which version to pull.
+// Which version to pull. A version is an epoch of the job and a step. One of a later epoch is newer, whatever the steps
+// are: a trainer that goes back to an older state leaves the versions of earlier epochs behind. kExact, kAtLeast and
+// kLatest are of the job's newest epoch.
 struct VersionChoice {
-  enum Kind { kExact, kAtLeast, kLatest } kind = kLatest;
+  // kNewer: of a later epoch than `epoch`, or of that one and a later step than `step`.
+  enum Kind { kExact, kAtLeast, kLatest, kNewer } kind = kLatest;
   Step step;
+  Epoch epoch;
+
+  // The lowest step that a version may have, other than of kExact, of a job at `of`.
+  int64_t LowestAt(Epoch of) const;
 };
 
 // One whole version, in this process's memory.
 class Version {
  public:
   Step step() const { return step_; }
+  Epoch epoch() const;
   int64_t num_bytes() const { return static_cast<int64_t>(bytes_.size()); }
   // Borrowed from this object. NotFound: no such parameter.
   absl::StatusOr<ConstTensorView> parameter(absl::string_view name) const;
@@ -138,11 +147,15 @@ class Job : public std::enable_shared_from_this<Job> {
   // dropped. `values` of tied parameters may be left out. InvalidArgument: a parameter is missing or has another size.
   absl::Status Initialize(const std::map<std::string, std::vector<float>>& values, absl::Duration timeout);
 
-  // Pulls a version from one worker. Errors of Shard.Pull. FailedPrecondition: `stop`, which may be null, was true
-  // when bytes came.
+  // Pulls a version of this epoch from one worker. Errors of Shard.Pull. Aborted: the job is at another epoch; Reopen
+  // it. FailedPrecondition: `stop`, which may be null, was true when bytes came.
   absl::StatusOr<Version> Pull(VersionChoice choice, absl::Duration timeout, const std::atomic<bool>* stop = nullptr);
   // Asks one worker.
   absl::StatusOr<v1::DigestReply> Digest(absl::Duration timeout);
+
+  // Of a job that was deleted: waits until no worker holds this epoch of it any more, so that nobody reads its versions
+  // as the newest of that name. For at most `timeout`; workers that do not answer are passed over.
+  void AwaitClosed(absl::Duration timeout) const;
 
   // The worker to read versions from: the last one that lived when the job was opened. Any worker of the host has whole
   // versions, and the lead (rank 0) is the busiest.
@@ -191,10 +204,11 @@ class Client {
   absl::StatusOr<std::shared_ptr<Job>> AwaitJob(const std::string& name, absl::Duration timeout,
                                                 const NameRules& rules = {}, JobUse use = JobUse::kTrain);
 
-  // OpenJob of a job that lost a member since `before` was opened: waits until it is ready at a later epoch. Sessions
-  // of `before` are over; attach to what this returns. Errors of OpenJob; Unavailable: it cannot go on without the
-  // member.
-  absl::StatusOr<std::shared_ptr<Job>> Reopen(const Job& before, JobUse use = JobUse::kTrain);
+  // OpenJob of a job that lost a member, or was made again, since `before` was opened: waits until it is ready at a
+  // later epoch, for the options' ready_timeout where no other `timeout` is given. Sessions of `before` are over;
+  // attach to what this returns. Errors of OpenJob; Unavailable: it cannot go on without the member.
+  absl::StatusOr<std::shared_ptr<Job>> Reopen(const Job& before, JobUse use = JobUse::kTrain,
+                                              std::optional<absl::Duration> timeout = std::nullopt);
 
   // All other methods of the coordinator.
   CoordinatorTransport& coordinator() { return *coordinator_; }

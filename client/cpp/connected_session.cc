@@ -176,6 +176,7 @@ class ConnectedSession final : public Session {
     const Plan& plan = job_->plan();
     v1::PullRequest request;
     request.set_job(job_->spec().name);
+    request.set_epoch(job_->epoch().value());
     request.set_for_slot(slot.value());
     if (only.has_value()) request.set_bucket(*only);
     int bucket = only.value_or(0);

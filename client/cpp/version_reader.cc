@@ -10,6 +10,9 @@
 #include "core/status.h"
 
 namespace shardmesh {
+namespace {
+constexpr absl::Duration kPollJob = absl::Milliseconds(20);
+}  // namespace
 
 absl::StatusOr<ConstTensorView> HeldVersion::parameter(absl::string_view name) const {
   ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));
@@ -30,6 +33,7 @@ class PulledReader final : public VersionReader {
       : client_(std::move(client)), job_(std::move(job)), options_(std::move(options)) {}
 
   bool attached() const override { return false; }
+  const Job& job() const override { return *job_; }
 
   absl::StatusOr<HeldVersion> Take(VersionChoice choice, absl::Duration timeout) override {
     const absl::Time deadline = absl::Now() + timeout;
@@ -37,15 +41,22 @@ class PulledReader final : public VersionReader {
       absl::StatusOr<Version> pulled = job_->Pull(choice, deadline - absl::Now(), options_.stop.get());
       if (pulled.ok()) return Keep(*std::move(pulled));
       if (options_.stopped()) return absl::CancelledError("the reader was stopped");
-      const bool lost = absl::IsUnavailable(pulled.status()) || absl::IsAborted(pulled.status());
       if (absl::IsDeadlineExceeded(pulled.status())) {
-        const int64_t wanted = choice.kind == VersionChoice::kAtLeast ? choice.step.value() : 0;
-        return Annotate(pulled.status(), absl::StrCat("job ", job_->spec().name, " published no version >= ", wanted,
-                                                      " within ", absl::FormatDuration(timeout)));
+        return Annotate(pulled.status(), absl::StrCat("job ", job_->spec().name, " published no version >= ",
+                                                      choice.LowestAt(job_->epoch()), " within ",
+                                                      absl::FormatDuration(timeout)));
       }
-      if (!lost || absl::Now() >= deadline) return pulled.status();
-      absl::StatusOr<std::shared_ptr<Job>> next = client_.Reopen(*job_, JobUse::kTrain);  // not a failed one
+      const bool lost = absl::IsUnavailable(pulled.status()) || absl::IsAborted(pulled.status()) ||
+                        absl::IsNotFound(pulled.status());  // that worker has it no more
+      if (!lost) return pulled.status();
+      absl::StatusOr<std::shared_ptr<Job>> next =
+          client_.Reopen(*job_, JobUse::kTrain, deadline - absl::Now());  // not a failed one
+      if (absl::IsNotFound(next.status()) && !absence_.Lasts(true)) {
+        Pause(kPollJob);
+        continue;
+      }
       if (!next.ok()) return Annotate(next.status(), pulled.status().message());
+      absence_.Lasts(false);
       job_ = *std::move(next);
     }
   }
@@ -65,6 +76,7 @@ class PulledReader final : public VersionReader {
   Client client_;
   std::shared_ptr<Job> job_;
   const ReaderOptions options_;
+  Absence absence_;
 };
 
 absl::StatusOr<std::unique_ptr<VersionReader>> VersionReader::Open(Client client, const std::string& name,
@@ -90,7 +102,7 @@ absl::Status Follow(VersionReader& reader, const FollowOptions& options,
   while (true) {
     ASSIGN_OR_RETURN(HeldVersion next, reader.Take(choice, options.timeout));
     RETURN_IF_ERROR(use(next));
-    choice = {VersionChoice::kAtLeast, next.step().next()};
+    choice = {VersionChoice::kNewer, next.step(), next.epoch()};
     last = std::move(next);
   }
 }

@@ -11,8 +11,10 @@
 // is there as soon as it is committed, taking it costs a system call whatever its size, any number of readers share one
 // memory, and what is held stays whole whoever dies. Pulled (any host): the version is copied over gRPC.
 //
-// A reader that is attached says to its worker in time that it is there (ReaderOptions::ttl); when the worker or the
-// job's epoch ends it attaches anew. VersionReader is for one thread; HeldVersions may go in any other.
+// A reader that is attached says to its worker in time that it is there (ReaderOptions::ttl). When the worker or the
+// job's epoch ends, any reader goes to the worker's next life or to the job's next epoch; so it does when the job was
+// deleted and made again under its name, as a trainer that loads another state does. VersionReader is for one thread;
+// HeldVersions may go in any other.
 #pragma once
 
 #include <atomic>
@@ -30,6 +32,7 @@ namespace shardmesh {
 class HeldVersion {
  public:
   Step step() const { return step_; }
+  Epoch epoch() const { return job_->epoch(); }
   // Borrowed from this object. NotFound: no such parameter.
   absl::StatusOr<ConstTensorView> parameter(absl::string_view name) const;
   const Job& job() const { return *job_; }
@@ -65,12 +68,14 @@ class VersionReader {
   static absl::StatusOr<std::unique_ptr<VersionReader>> Open(Client client, const std::string& job,
                                                              ReaderOptions options = {});
 
-  // The version of that step, the newest of at least that step, waited for, or the newest.
+  // The version that was chosen, of the job's newest epoch; all but an exact one are waited for.
   //   OutOfRange: an exact version that is not there; names those that are. DeadlineExceeded: it did not come in time.
   //   Unavailable: the job failed, or its workers cannot be reached, and what is there is not it. NotFound: the job was
   //   deleted. Cancelled: see ReaderOptions::stop.
   virtual absl::StatusOr<HeldVersion> Take(VersionChoice choice, absl::Duration timeout) = 0;
   virtual bool attached() const = 0;
+  // The job that it reads from, of the newest epoch that it knows; between two calls of Take.
+  virtual const Job& job() const = 0;
 };
 
 struct FollowOptions {
@@ -80,9 +85,9 @@ struct FollowOptions {
   absl::Duration timeout = absl::Minutes(10);
 };
 
-// Calls `use` with one version after the other, each newer than the one before, which is released when `use` has
-// returned of the next: between two calls the caller may read the older one. Versions that come while `use` runs, but
-// the newest, are passed over. Ends with the first error, of Take or of `use`; Cancelled is a good one to stop with.
+// Calls `use` with one version after the other, each newer than the one before (kNewer). That one is released when `use`
+// has returned of the next: between two calls the caller may read the older one. Versions that come while `use` runs,
+// but the newest, are passed over. Ends with the first error, of Take or of `use`; Cancelled is a good one to stop with.
 absl::Status Follow(VersionReader& reader, const FollowOptions& options,
                     const std::function<absl::Status(const HeldVersion&)>& use);
 

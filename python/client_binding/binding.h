@@ -43,11 +43,12 @@ class BoundVersion {
  public:
   std::shared_ptr<const HeldVersion> held;  // OfThisProcess; null: closed
   Step step;
+  Epoch epoch;
   bool attached = false;
 };
 
-// "exact", "at_least" or "latest", and the step of the first two.
-VersionChoice ChoiceOf(const std::string& kind, int64_t step);
+// "exact", "at_least", "newer" or "latest", the step of the first three, and the epoch that "newer" compares with.
+VersionChoice ChoiceOf(const std::string& kind, int64_t step, int64_t epoch = 0);
 
 // The rules of names, from three lists.
 NameRules RulesOf(std::vector<Text> root_wrappers, std::vector<Text> literal, std::vector<Text> wrapped_at);

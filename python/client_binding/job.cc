@@ -21,7 +21,7 @@ uint64_t RandomNonce() {
   return (static_cast<uint64_t>(random()) << 32 | random()) | 1;
 }
 
-// (committed step or -1, published steps), as of the last heartbeats.
+// (committed step or -1, published steps, epoch), the first two as of the last heartbeats.
 py::tuple Versions(const BoundJob& job) {
   const auto list = [service = *job.service, name = job.job->spec().name]() {
     v1::ListVersionsRequest request;
@@ -30,7 +30,8 @@ py::tuple Versions(const BoundJob& job) {
   };
   const auto reply = OrThrow(Await<v1::ListVersionsReply>(list));
   return py::make_tuple(reply.committed_step(),
-                        std::vector<int64_t>(reply.published_steps().begin(), reply.published_steps().end()));
+                        std::vector<int64_t>(reply.published_steps().begin(), reply.published_steps().end()),
+                        reply.epoch());
 }
 
 // (step, digest).
@@ -54,14 +55,15 @@ v1::AcquireLeaseRequest LeaseRequest(const VersionChoice& choice, absl::Duration
   return request;
 }
 
-// Publishes the committed step; which that is.
-int64_t Publish(const BoundJob& job, double timeout) {
+// Publishes the committed step; (epoch, step).
+std::pair<int64_t, int64_t> Publish(const BoundJob& job, double timeout) {
   const auto publish = [service = *job.service, name = job.job->spec().name,
                         duration = absl::Seconds(timeout)]() -> absl::StatusOr<v1::PublishReply> {
     ASSIGN_OR_RETURN(const std::shared_ptr<Job> opened, service.client(duration).OpenJob(name));
     return opened->worker(Rank(0)).Publish(name, duration);
   };
-  return OrThrow(Await<v1::PublishReply>(publish)).step();
+  const auto reply = OrThrow(Await<v1::PublishReply>(publish));
+  return {reply.epoch(), reply.step()};
 }
 
 BoundLease Acquire(const BoundJob& job, const std::string& kind, Integer step, double ttl, double timeout) {
@@ -116,6 +118,7 @@ void BindJob(py::module_& module, py::class_<BoundJob>& job) {
   py::class_<BoundLease>(module, "Lease")
       .def_property_readonly("id", [](const BoundLease& self) { return self.lease.id(); })
       .def_property_readonly("step", [](const BoundLease& self) { return self.lease.step(); })
+      .def_property_readonly("epoch", [](const BoundLease& self) { return self.lease.epoch(); })
       .def_property_readonly("ttl", [](const BoundLease& self) { return self.lease.ttl_ms() / 1000.0; })
       .def("renew", &Renew, py::arg("ttl"))
       .def("release", &Release);

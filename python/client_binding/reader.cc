@@ -33,6 +33,7 @@ class BoundReader {
     };
     reader_ = OfThisProcess(OrThrow(Await<std::shared_ptr<VersionReader>>(open)));
     attached_ = reader_->attached();
+    NoteJob();
   }
   ~BoundReader() { stop_->store(true); }
   BoundReader(const BoundReader&) = delete;
@@ -53,7 +54,8 @@ class BoundReader {
     const absl::Duration duration = absl::Seconds(timeout);
     HeldVersion version = OrThrow(TakeUntil(choice, duration, absl::Now() + duration));
     const Step step = version.step();
-    return {OfThisProcess(std::make_shared<const HeldVersion>(std::move(version))), step, attached_};
+    const Epoch epoch = version.epoch();
+    return {OfThisProcess(std::make_shared<const HeldVersion>(std::move(version))), step, epoch, attached_};
   }
 
   // Ends a Take that waits, with Cancelled.
@@ -64,12 +66,20 @@ class BoundReader {
   }
 
   bool attached() const { return attached_; }
+  // Of the job that the newest call read from: one that is made again under its name may have others.
+  int publications() const { return publications_; }
+  int64_t publish_every() const { return publish_every_; }
 
  private:
   using Result = absl::StatusOr<HeldVersion>;
 
   Result TakeUntil(const VersionChoice& choice, absl::Duration timeout, absl::Time deadline);
   absl::Status EndPending(absl::Time deadline);
+  // REQUIRES: no call is under way.
+  void NoteJob() {
+    publications_ = reader_->job().spec().publications;
+    publish_every_ = reader_->job().spec().publish_every;
+  }
   void Drop() {
     reader_ = nullptr;
     pending_ = nullptr;
@@ -80,6 +90,8 @@ class BoundReader {
   std::shared_ptr<VersionReader> reader_;
   std::shared_ptr<Pending<HeldVersion>> pending_;  // uses the reader, alone
   bool taking_ = false, closed_ = false, attached_ = false;
+  int publications_ = 0;
+  int64_t publish_every_ = 0;
 };
 
 // What was given up before lets go of the reader.
@@ -101,7 +113,9 @@ BoundReader::Result BoundReader::TakeUntil(const VersionChoice& choice, absl::Du
     PyThreadState* const state = PyEval_SaveThread();
     Result there = reader_->Take(choice, absl::ZeroDuration());
     PyEval_RestoreThread(state);
-    if (!absl::IsDeadlineExceeded(there.status())) return there;
+    NoteJob();
+    const bool later = absl::IsDeadlineExceeded(there.status()) || absl::IsUnavailable(there.status());
+    if (!later || timeout <= absl::ZeroDuration()) return there;
   }
   ASSIGN_OR_RETURN(pending_, Pending<HeldVersion>::Start(
                                  [reader = reader_, choice, timeout] { return reader->Take(choice, timeout); }));
@@ -118,16 +132,18 @@ BoundReader::Result BoundReader::TakeUntil(const VersionChoice& choice, absl::Du
     return absl::DeadlineExceededError(absl::StrCat("job ", name_, " gave no version within ",
                                                     absl::FormatDuration(timeout), "; its workers are looked for"));
   }
+  NoteJob();
   return std::exchange(pending_, nullptr)->Take();
 }
 
 }  // namespace
 
-VersionChoice ChoiceOf(const std::string& kind, int64_t step) {
+VersionChoice ChoiceOf(const std::string& kind, int64_t step, int64_t epoch) {
   if (kind == "latest") return {VersionChoice::kLatest, Step()};
   if (step < 0 || step > kMaxStep) {
     throw StatusError(absl::InvalidArgumentError(absl::StrCat(step, " is no step; they lie from 0 to ", kMaxStep)));
   }
+  if (kind == "newer") return {VersionChoice::kNewer, Step(step), Epoch(epoch)};
   return {kind == "exact" ? VersionChoice::kExact : VersionChoice::kAtLeast, Step(step)};
 }
 
@@ -135,12 +151,14 @@ void BindReader(py::module_& module) {
   py::class_<BoundReader>(module, "Reader")
       .def(py::init<const BoundJob&, const std::string&, double>(), py::arg("job"), py::arg("way"), py::arg("ttl"))
       .def_property_readonly("attached", &BoundReader::attached)
+      .def_property_readonly("publications", &BoundReader::publications)
+      .def_property_readonly("publish_every", &BoundReader::publish_every)
       .def(
           "take",
-          [](BoundReader& reader, const std::string& kind, Integer step, double timeout) {
-            return reader.Take(ChoiceOf(kind, step.value), timeout);
+          [](BoundReader& reader, const std::string& kind, Integer step, Integer epoch, double timeout) {
+            return reader.Take(ChoiceOf(kind, step.value, epoch.value), timeout);
           },
-          py::arg("kind"), py::arg("step"), py::arg("timeout"))
+          py::arg("kind"), py::arg("step"), py::arg("epoch") = py::int_(0), py::arg("timeout"))
       .def("close", &BoundReader::Close);
 }
 

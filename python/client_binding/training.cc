@@ -65,6 +65,13 @@ BoundJob Reopen(const BoundJob& job, double timeout) {
   return {job.service, OfThisProcess(OrThrow(Await<std::shared_ptr<Job>>(open))), job.names};
 }
 
+void AwaitClosed(const BoundJob& job, double timeout) {
+  OrThrow(Await<Done>([before = job.job, duration = absl::Seconds(timeout)]() -> absl::StatusOr<Done> {
+    before->AwaitClosed(duration);
+    return Done{};
+  }));
+}
+
 // {name: fp32 values, contiguous}.
 void Initialize(const BoundJob& job, const py::dict& values, double timeout) {
   std::map<std::string, std::vector<float>> weights;
@@ -108,7 +115,9 @@ void BindTraining(py::module_& module, py::class_<BoundClient>& client, py::clas
           },
           py::arg("name"), py::arg("timeout"), py::arg("root_wrappers"), py::arg("literal"), py::arg("wrapped_at"))
       .def("delete_job", &Delete, py::arg("name"));
-  job.def("reopen", &Reopen, py::arg("timeout")).def("initialize", &Initialize, py::arg("weights"), py::arg("timeout"));
+  job.def("reopen", &Reopen, py::arg("timeout"))
+      .def("await_closed", &AwaitClosed, py::arg("timeout"))
+      .def("initialize", &Initialize, py::arg("weights"), py::arg("timeout"));
   // Of two specifications, the older one first; "": none.
   module.def(
       "difference",

@@ -44,6 +44,7 @@ py::list ParametersOf(const BoundVersion& version) {
 void BindVersion(py::module_& module) {
   py::class_<BoundVersion>(module, "Version")
       .def_property_readonly("step", [](const BoundVersion& version) { return version.step.value(); })
+      .def_property_readonly("epoch", [](const BoundVersion& version) { return version.epoch.value(); })
       .def_readonly("attached", &BoundVersion::attached)
       .def_property_readonly("held", [](const BoundVersion& version) { return version.held != nullptr; })
       .def_property_readonly("parameters", &ParametersOf)

@@ -25,23 +25,33 @@ def seconds(what: str, value: Any) -> float:
     return number
 
 
-def choice(exact: Any, at_least: Any, latest: Any, since: Any = None) -> tuple[str, int]:
-    """Which version: its kind and step. InvalidArgument: more than one is given."""
+Choice = tuple[str, int, int]  # kind, step, and the epoch that "newer" compares with
+
+
+def newer(epoch: int, step: int) -> Choice:
+    """A version of a later epoch, or of a later step of this one."""
+    return "newer", step, epoch
+
+
+def choice(exact: Any, at_least: Any, latest: Any, since: Any = None) -> Choice:
+    """Which version. InvalidArgument: more than one is given."""
     given = {"exact": exact, "at_least": at_least, "since": since, "latest": latest or None}
     chosen = {name: value for name, value in given.items() if value is not None}
     if len(chosen) > 1:
         raise InvalidArgument(f"{' and '.join(chosen)} are given; a version is chosen by one of them")
     if not chosen or latest:
-        return "latest", 0
+        return "latest", 0, 0
     ((name, value),) = chosen.items()
     step = _arguments.integer(name, value)
     if name == "since":
-        return "at_least", max(0, step + 1)
-    return name, step
+        return "at_least", max(0, step + 1), 0
+    return name, step, 0
 
 
 class Follower(Iterator[Version]):
-    """The versions of a job, ascending; those that come while the caller works, but the newest, are passed over.
+    """The versions of a job, each newer than the one before. Those that come while the caller works, but the newest,
+    are passed over. After a trainer has loaded an older state, the next version has a later epoch, and its step may be
+    older.
 
         with job.follow() as follower:
             for version in follower:
@@ -55,19 +65,23 @@ class Follower(Iterator[Version]):
     close(), by any thread, ends the iteration.
     """
 
-    def __init__(self, job: _client.Job, first: tuple[str, int], timeout: float, way: str, ttl: float) -> None:
+    def __init__(self, job: _client.Job, first: Choice, timeout: float, way: str, ttl: float) -> None:
         if way not in _WAYS:
             raise InvalidArgument(f"way is {way!r:.40}; it is one of {', '.join(_WAYS)}")
         self._reader = _client.Reader(job, way=way, ttl=seconds("ttl", ttl))
         self._next, self._timeout = first, timeout
         self._closed = False
-        self._stay = 0 if self.attached and job.publications == 1 else 1  # while the next one is waited for
         self._held: list[Version] = []  # the one before, and this one
 
     @property
     def attached(self) -> bool:
         """Whether versions are mapped; else they are copies."""
         return self._reader.attached
+
+    @property
+    def _stay(self) -> int:
+        """How many versions stay while the next one is waited for."""
+        return 0 if self.attached and self._reader.publications == 1 else 1
 
     def _take(self) -> Version:
         return Version(self._reader.take(*self._next, timeout=self._timeout))
@@ -87,7 +101,7 @@ class Follower(Iterator[Version]):
                 raise StopIteration from None
             raise
         self._held.append(version)
-        self._next = ("at_least", version.step + 1)
+        self._next = newer(version.epoch, version.step)
         return version
 
     def run(self, callback: OnVersion) -> None:

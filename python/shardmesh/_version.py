@@ -68,6 +68,12 @@ class Version:
         return self._core.step
 
     @property
+    def epoch(self) -> int:
+        """Of the job, when it made the version. Each load, restore, re-form and reshard begins a later one. A version of
+        a later epoch is the newer one, whatever the steps are."""
+        return self._core.epoch
+
+    @property
     def attached(self) -> bool:
         """Whether it is memory of the job's workers, mapped read-only; else a copy."""
         return self._core.attached

@@ -45,6 +45,7 @@ class Versions(NamedTuple):
 
     committed: int | None  # the newest committed step; None: no weights yet
     published: list[int]  # versions that can be read, ascending
+    epoch: int  # of the job; this one is of now
 
 
 class Digest(NamedTuple):
@@ -193,8 +194,8 @@ class Job:
         return self._core.publications
 
     def versions(self) -> Versions:
-        committed, published = self._core.versions()
-        return Versions(_committed(committed), published)
+        committed, published, epoch = self._core.versions()
+        return Versions(_committed(committed), published, epoch)
 
     @property
     def publishes_on_demand(self) -> bool:
@@ -207,7 +208,7 @@ class Job:
         FailedPrecondition: no weights yet. ResourceExhausted: readers hold all that the host has room for. Unimplemented: a
         job with bucket residency, on several hosts or on CUDA devices.
         """
-        return self._core.publish(seconds("timeout", timeout))
+        return self._core.publish(seconds("timeout", timeout))[1]
 
     def digest(self, *, timeout: float = 60.0) -> Digest:
         """Of the committed step. Unavailable: the job failed."""
@@ -222,7 +223,8 @@ class Job:
         timeout: float = 60.0,
     ) -> Version:
         """A whole version in this process's own memory, from any host: the newest one, that of a step, or the newest
-        of at least a step, waited for.
+        of at least a step, waited for. Steps are of the job's newest epoch: after the trainer has gone back to step 3,
+        at_least=5 waits for the new step 5.
 
         OutOfRange: an exact version that is not there; names those that are. DeadlineExceeded: it did not come within
         `timeout`. Unavailable: the workers cannot be reached, or the job failed without it. NotFound: the job is gone.
@@ -290,7 +292,7 @@ class Job:
 
         OutOfRange, DeadlineExceeded: as pull(). ResourceExhausted: the host has granted as many as it can.
         """
-        kind, step = choice(exact, at_least, latest)
+        kind, step, _ = choice(exact, at_least, latest)
         duration = seconds("ttl", ttl)
         return Lease(self._core.lease(kind, step, ttl=duration, timeout=seconds("timeout", timeout)), duration)
 
@@ -319,6 +321,11 @@ class Lease:
     @property
     def step(self) -> int:
         return self._core.step
+
+    @property
+    def epoch(self) -> int:
+        """Of the version. Where it is not Job.versions().epoch, the job has left the version behind."""
+        return self._core.epoch
 
     @property
     def ttl(self) -> float:

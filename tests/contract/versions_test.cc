@@ -232,6 +232,74 @@ TEST_F(Versions, ADeletedJobsVersionStaysWhileItIsHeld) {
   EXPECT_OK(CheckVersion(version));
 }
 
+// As when a trainer goes back to an older state: the same name, plan and steps, other weights.
+class VersionsOfAJobMadeAgain : public Versions {
+ protected:
+  void Train(int64_t step) {
+    ASSERT_OK_AND_ASSIGN(job_, client_->CreateJob(CountingJob()));
+    ASSERT_OK(job_->Initialize({{"w", std::vector<float>(kElements, 0)}}, kLong));
+    ASSERT_OK_AND_ASSIGN(trainer_, testing::Trainer::Start(*job_));
+    ASSERT_OK(trainer_->To(step));
+  }
+  void MakeAgain(int64_t step) {
+    old_ = job_;
+    trainer_.reset();
+    ASSERT_OK(testing::Delete(*client_, kJob));
+    Train(step);
+  }
+  std::shared_ptr<Job> old_;
+};
+
+TEST_F(VersionsOfAJobMadeAgain, ReadersLeaveTheOldOnesBehind) {
+  Begin(CountingJob());
+  ASSERT_OK(trainer_->To(8));
+  std::vector<std::unique_ptr<VersionReader>> readers;
+  std::vector<HeldVersion> held;
+  for (const auto way : {ReaderOptions::Way::kAttached, ReaderOptions::Way::kPulled}) {
+    ASSERT_OK_AND_ASSIGN(readers.emplace_back(), Open(way));
+    ASSERT_OK_AND_ASSIGN(held.emplace_back(), readers.back()->Take({}, kLong));
+  }
+  MakeAgain(3);
+  old_->AwaitClosed(kLong);
+  EXPECT_THAT(old_->Pull({VersionChoice::kAtLeast, Step(5)}, kLong), StatusIs(Code::kAborted, HasSubstr("epoch")));
+  for (size_t i = 0; i < readers.size(); ++i) {
+    SCOPED_TRACE(i);
+    EXPECT_THAT(readers[i]->Take({VersionChoice::kAtLeast, Step(5)}, absl::Milliseconds(100)),
+                StatusIs(Code::kDeadlineExceeded, HasSubstr(">= 5")));
+    ASSERT_OK_AND_ASSIGN(const HeldVersion newer,
+                         readers[i]->Take({VersionChoice::kNewer, held[i].step(), held[i].epoch()}, kLong));
+    EXPECT_EQ(newer.step(), Step(3));
+    EXPECT_GT(newer.epoch(), held[i].epoch());
+    EXPECT_OK(CheckVersion(held[i]));
+  }
+  ASSERT_OK(trainer_->To(5));
+  for (const auto& reader : readers) {
+    ASSERT_OK_AND_ASSIGN(const HeldVersion five, reader->Take({VersionChoice::kAtLeast, Step(5)}, kLong));
+    EXPECT_EQ(five.epoch(), job_->epoch());
+  }
+}
+
+TEST_F(VersionsOfAJobMadeAgain, ALeaseOfBeforeLastsUntilItsEnd) {
+  Begin(CountingJob());
+  ASSERT_OK(trainer_->To(8));
+  ASSERT_OK_AND_ASSIGN(const v1::Lease lease, Lease(8, absl::Seconds(60)));
+  MakeAgain(3);
+  EXPECT_EQ(PullLeased(lease.id(), Rank(1)).value_or(-1), 8);
+  const v1::ListLeasesReply listed = job_->worker(Rank(1)).ListLeases(kJob, kLong).value_or(v1::ListLeasesReply());
+  ASSERT_EQ(listed.holders_size(), 1);
+  EXPECT_EQ(listed.holders(0).epoch(), lease.epoch());
+  EXPECT_GT(listed.epoch(), lease.epoch());
+  v1::RenewLeaseRequest renew;
+  renew.set_job(kJob);
+  renew.set_epoch(lease.epoch());
+  renew.set_id(lease.id());
+  renew.set_ttl_ms(60'000);
+  EXPECT_THAT(job_->worker(Rank(1)).RenewLease(renew, kLong),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("behind")));
+  ASSERT_OK(trainer_->To(10));
+  EXPECT_EQ(PullLeased(lease.id(), Rank(1)).value_or(-1), 8);
+}
+
 TEST_F(Versions, AReaderOfAFailedJobKeepsWhatIsThere) {
   Begin(CountingJob());
   ASSERT_OK(trainer_->To(2));

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """shardmesh.torch.follow(): a model for inference at the latest version, in place."""
+import copy
 import threading
 import unittest
 import unittest.mock
 
+import shardmesh
 import shardmesh.torch
 import torch
 from shardmesh import errors
@@ -23,7 +25,7 @@ def tied():
     return model
 
 
-class FollowTest(ServiceTest):
+class FollowCase(ServiceTest):
     def optimizer(self, model, **options):
         """Of weights that are all less by 1 after each step()."""
         job = f"{self.id().rpartition('.')[2]}-{options.get('publish_every', 'asked')}"
@@ -46,6 +48,8 @@ class FollowTest(ServiceTest):
         for name, parameter in model.named_parameters():
             self.assertEqual(set(parameter.detach().flatten().tolist()), {-float(step)}, name)
 
+
+class FollowTest(FollowCase):
     def test_a_model_under_wrappers_follows_without_copies(self):
         for publish_every in None, 1:
             with self.subTest(publish_every=publish_every):
@@ -199,6 +203,109 @@ class FollowTest(ServiceTest):
         self.assert_at(reader, 0)
         self.assertEqual(following.update(), 1)
         self.assert_at(reader, 1)
+
+
+class FollowOverLoadsTest(FollowCase):
+    """The trainer loads other weights, or goes back to an older state: versions of before are left behind."""
+
+    def followers(self, optimizer, *ways):
+        """(reader, following) each."""
+        made = []
+        for options in ways:
+            reader = tied()
+            made.append((reader, self.follow(reader, optimizer, **options)))
+        return made
+
+    def assert_all_at(self, step, value, followers):
+        for reader, following in followers:
+            self.assertEqual(following.update(timeout=20), step)
+            self.assert_at(reader, value)
+
+    def test_an_older_state(self):
+        ways = {"way": "attached"}, {"way": "pulled"}, {"copy": True}
+        for publish_every in None, 1:
+            with self.subTest(publish_every=publish_every):
+                self.an_older_state(publish_every, ways)
+
+    def an_older_state(self, publish_every, ways):
+        model = tied()
+        optimizer = self.optimizer(model, publish_every=publish_every)
+        self.step(model, optimizer, 3)
+        old = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+        followers = self.followers(optimizer, *ways)
+        self.step(model, optimizer, 5)
+        for reader, following in followers:
+            following.wait(at_least=8, timeout=20)
+            self.assert_at(reader, 8)
+        epochs = {following.epoch for _, following in followers}
+        model.load_state_dict({name: value - 100 for name, value in model.state_dict().items()})
+        self.assert_all_at(8, 108, followers)  # the step is the same, the weights are not
+        model.load_state_dict(old[0])
+        optimizer.load_state_dict(old[1])
+        self.assertEqual(optimizer.committed_step, 3)
+        self.assert_all_at(3, 3, followers)
+        self.assertTrue(all(following.epoch > max(epochs) for _, following in followers))
+        for _, following in followers:
+            with self.assertRaises(errors.DeadlineExceeded):
+                following.wait(at_least=5, timeout=0.1)
+        self.step(model, optimizer, 2)
+        for reader, following in followers:
+            self.assertEqual(following.wait(at_least=5, timeout=20), 5)
+            self.assert_at(reader, 5)
+
+    def test_readers_of_before_are_at_the_new_epoch(self):
+        model = tied()
+        optimizer = self.optimizer(model, publish_every=1)
+        self.step(model, optimizer, 3)
+        old = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+        self.step(model, optimizer, 5)
+        job = shardmesh.connect(self.address).job(optimizer.job.name)
+        followers = [job.follow(way=way, timeout=20) for way in ("attached", "pulled")]
+        held = [next(follower) for follower in followers]
+        lease = job.lease(exact=8, ttl=60)
+        self.assertEqual(job.pull(at_least=5).step, 8)
+        model.load_state_dict(old[0])
+        optimizer.load_state_dict(old[1])
+        now = job.versions().epoch
+        self.assertEqual(lease.epoch, held[0].epoch)
+        self.assertGreater(now, lease.epoch)
+        with self.assertRaises(errors.DeadlineExceeded):
+            job.pull(at_least=5, timeout=0.2)
+        with self.assertRaisesRegex(errors.OutOfRange, "published: 3"):
+            job.pull(exact=8)
+        for follower, before in zip(followers, held):
+            version = next(follower)
+            self.assertEqual((version.epoch, version.step), (now, 3))
+            self.assertEqual((before.step, set(before["1.bias"])), (8, {-8.0}))  # as it was
+        with self.assertRaisesRegex(errors.FailedPrecondition, "left the versions of epoch .* behind"):
+            lease.renew()
+        listed = [one for one in self.shardctl("leases", job.name)["holders"] if "lease" in one]
+        self.assertEqual([(one["version"], one["left_behind"]) for one in listed], [(8, True)])
+        lease.release()
+        self.step(model, optimizer, 2)
+        self.assertEqual(job.pull(at_least=5).epoch, now)
+        for follower in followers:
+            self.assertEqual(next(follower).step, 5)
+            follower.close()
+
+    def test_a_job_that_is_made_again(self):
+        model = tied()
+        optimizer = self.optimizer(model)
+        self.step(model, optimizer, 4)
+        followers = self.followers(optimizer, {"way": "attached"}, {"way": "pulled"})
+        self.assert_all_at(4, 4, followers)
+        name = optimizer.job.name
+        optimizer.close()
+        self.shardctl("delete", name)
+        for reader, following in followers:
+            with self.assertRaises(errors.NotFound):
+                following.wait(timeout=5)
+            self.assert_at(reader, 4)
+        model = tied()
+        again = shardmesh.torch.Optimizer(model, "SGD", lr=1.0, service=self.address, job=name)
+        self.addCleanup(again.close)
+        self.step(model, again)
+        self.assert_all_at(1, 1, followers)
 
 
 if __name__ == "__main__":

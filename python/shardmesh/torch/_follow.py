@@ -15,10 +15,10 @@ from typing import NamedTuple, Optional
 import torch
 
 from .. import _client, errors
-from .._follow import choice, seconds
+from .._follow import Choice, choice, newer, seconds
 from .._load import LoadMismatch
 from .._version import Version
-from ..client import Job, connect
+from ..client import Job, Versions, connect
 from ._guard import check_not_trained
 from ._model import Facts, canonical_rules
 from ._wrappers import walk
@@ -26,6 +26,8 @@ from ._wrappers import walk
 __all__ = ["Following", "follow"]
 
 _POLL_SECONDS = 0.02
+_MISSING_SECONDS = 1.0
+_FIRST_SECONDS = 2.0  # longer than workers take to tell the coordinator of a version
 
 
 class _Target(NamedTuple):
@@ -83,14 +85,14 @@ class Following:
     def __init__(self, job: Job, targets: list[_Target], *, copy: bool, way: str, ttl: float) -> None:
         self._job, self._targets = job, targets
         self._reader = _client.Reader(job._core, way=way, ttl=seconds("ttl", ttl))
-        # Of a job with one publication a view would keep the next version from being published.
-        self._copy = copy or (self._reader.attached and job.publications == 1)
+        self._always_copies = copy
         self._held: Optional[Version] = None
-        self._step: Optional[int] = None
+        self._at: Optional[tuple[int, int]] = None  # epoch and step
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<Following {self._job.name} at version {self._step}{', closed' if self._closed else ''}>"
+        at = "no version" if self._at is None else f"version {self.step} of epoch {self.epoch}"
+        return f"<Following {self._job.name} at {at}{', closed' if self._closed else ''}>"
 
     @property
     def job(self) -> Job:
@@ -99,8 +101,24 @@ class Following:
     @property
     def step(self) -> int:
         """Of the version that the model is at."""
-        assert self._step is not None
-        return self._step
+        assert self._at is not None
+        return self._at[1]
+
+    @property
+    def epoch(self) -> int:
+        """Of that version, as Version.epoch: it tells whether the step is of the same training as another one."""
+        assert self._at is not None
+        return self._at[0]
+
+    @property
+    def _copy(self) -> bool:
+        """Of a job with one publication a view would keep the next version from being published."""
+        return self._always_copies or (self.attached and self._reader.publications == 1)
+
+    @property
+    def _asks(self) -> bool:
+        """Whether the job publishes when it is asked. One that is made again may be made otherwise."""
+        return self._reader.publish_every < 0
 
     @property
     def attached(self) -> bool:
@@ -115,58 +133,87 @@ class Following:
     def update(self, *, timeout: float = 60.0) -> int:
         """Brings the model to the newest version, where there is a newer one, and returns the step that it is at then.
 
-        It waits for none: `timeout` is for having one made, of a job that publishes when it is asked, and for copying
-        one from another host. On an error the model is as it was.
+        After the trainer has loaded an older state that step is older, too. update() waits for no version: `timeout` is
+        for having one made, of a job that publishes when it is asked, and for copying one from another host. On an error
+        the model is as it was.
         """
         self._check_open()
-        if self._job.publishes_on_demand:
-            return self._asked(self.step + 1, timeout)
-        if self.attached:
-            return self._newer(self.step + 1, 0.0)
-        newest = max(self._job.versions().published, default=-1)
-        return self._newer(newest, timeout) if newest > self.step else self.step
+        limit = seconds("timeout", timeout)
+        if not self._asks:
+            if self.attached:
+                self._take_if_there(0.0)
+            else:
+                self._look(limit)
+        if self._asks:
+            self._ask(0, limit)
+        return self.step
 
     def wait(self, *, at_least: Optional[int] = None, timeout: float = 60.0) -> int:
-        """The same, of at least that step, or of one that is newer than now; waited for.
+        """The same, of at least that step of the job's newest epoch, or of one that is newer than now; waited for.
 
         DeadlineExceeded: none came within `timeout`. Unavailable: the job failed. NotFound: it is gone.
         """
         self._check_open()
         limit = seconds("timeout", timeout)
-        if at_least is not None and self._step is not None and at_least <= self._step:
-            return self.update()
-        wanted = at_least if at_least is not None or self._step is None else self._step + 1
-        if not self._job.publishes_on_demand:
-            self._take(choice(None, wanted, None), limit)
+        wanted = choice(None, at_least, None) if at_least is not None or self._at is None else newer(*self._at)
+        if at_least is not None and self._at is not None and self.update() >= at_least:
             return self.step
         deadline = time.monotonic() + limit
-        while self._asked(wanted or 0, limit) < (wanted or 0):
+        if not self._asks:
+            self._take(wanted, limit)
+            return self.step
+        while not self._ask(at_least or 0, limit):
             if time.monotonic() >= deadline:
+                least = at_least if at_least is not None else self.step + 1 if self._at is not None else 0
                 raise errors.DeadlineExceeded(
-                    f"job {self._job.name} committed no step >= {wanted} within {limit:g} s; the model is at "
-                    f"{self._step}"
+                    f"job {self._job.name} committed no step >= {least} within {limit:g} s; the model is at "
+                    f"{self.step if self._at is not None else 'no version'}"
                 )
             time.sleep(_POLL_SECONDS)
         return self.step
 
-    def _asked(self, step: int, timeout: float) -> int:
-        """Of a job that publishes when it is asked: if it is at that step or a later one, so is the model; its step."""
-        if self._job.versions().committed is None and self._step is None:
-            return -1
-        committed = self._job.publish(timeout=timeout)
-        if committed >= step:
-            self._take(("at_least", committed), timeout)
-        return -1 if self._step is None else self._step
-
-    def _newer(self, step: int, timeout: float) -> int:
+    def _ask(self, least: int, timeout: float) -> bool:
+        """Of a job that publishes when it is asked: takes its committed step, from `least` on; whether that is new."""
+        if self._versions().committed is None and self._at is None:
+            return False
         try:
-            self._take(("at_least", step), timeout)
-        except errors.DeadlineExceeded:
-            if timeout > 0:
-                raise
-        return self.step
+            at = self._job._core.publish(timeout)
+        except (errors.FailedPrecondition, errors.NotFound):  # the job is being made again, and has no weights yet
+            return False
+        if at == self._at or at[1] < least:
+            return False
+        self._take(("at_least", at[1], 0) if self._at is None else newer(*self._at), timeout)
+        return True
 
-    def _take(self, wanted: tuple[str, int], timeout: float) -> None:
+    def _look(self, timeout: float) -> None:
+        """Of versions that are pulled: takes a newer one, if the coordinator knows of one."""
+        known = self._versions()
+        if known.epoch == self.epoch:
+            if max(known.published, default=-1) > self.step:
+                self._take(newer(self.epoch, self.step), timeout)
+        elif known.published:
+            self._take(newer(self.epoch, self.step), timeout)
+        else:  # it is ready before the coordinator hears of its first version
+            self._take_if_there(min(timeout, _FIRST_SECONDS))
+
+    def _versions(self) -> Versions:
+        """A job that is deleted to be made again, with other weights, is missing for a moment."""
+        deadline = time.monotonic() + _MISSING_SECONDS
+        while True:
+            try:
+                return self._job.versions()
+            except errors.NotFound:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_POLL_SECONDS)
+
+    def _take_if_there(self, timeout: float) -> None:
+        try:
+            self._take(newer(self.epoch, self.step), timeout)
+        except errors.DeadlineExceeded:
+            pass
+
+    def _take(self, wanted: Choice, timeout: float) -> None:
         version = Version(self._reader.take(*wanted, timeout=timeout))
         try:
             values = _values(version, self._targets, self._copy)
@@ -174,7 +221,7 @@ class Following:
         except BaseException:
             version.close()
             raise
-        old, self._held, self._step = self._held, version, version.step
+        old, self._held, self._at = self._held, version, (version.epoch, version.step)
         if old is not None:
             old.close()
 

@@ -77,9 +77,8 @@ def rewrite(
     else:
         with started.scratch() as folder:
             adopted = _adopted(started, folder, weights or {}, states or {}, step, hyper)
-            started.session.close()
-            started.client._core.delete_job(started.name)
-            started.client.restore(adopted, timeout=max(600.0, started.plan.timeout))
+            with started.taken_away():
+                started.client.restore(adopted, timeout=max(600.0, started.plan.timeout))
     started.renew(create=False)
     started.session.begin(None)
 

@@ -1,11 +1,12 @@
 """How an optimizer starts: the model's facts, a service, the job, this rank's session; how it gets other weights."""
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -188,6 +189,16 @@ class Started:
         """The session of the job as it is now."""
         self.session = self._session(create)
 
+    @contextlib.contextmanager
+    def taken_away(self) -> Iterator[None]:
+        """Without the job; in the block another one gets its name. Afterwards no worker has the old one, so that whoever
+        reads the name's versions finds the new one's."""
+        old = self.session.job
+        self.session.close()
+        self.client._core.delete_job(self.name)
+        yield
+        old.await_closed(timeout=self.plan.timeout)
+
     def await_end(self) -> None:
         """Until rank 0 has taken the job away, to replace it. DeadlineExceeded: it did not."""
         deadline = time.monotonic() + self.plan.timeout
@@ -265,9 +276,8 @@ def replace_weights(started: Started, changed: Sequence[Parameter]) -> None:
         started.session.begin(None)
     elif started.session.committed == 0 and len(changed) == len(started.facts.parameters):
         weights = started.initial_weights()
-        started.session.close()
-        started.client._core.delete_job(started.name)
-        started.renew(create=True)
-        started.session.begin(lambda: weights)
+        with started.taken_away():
+            started.renew(create=True)
+            started.session.begin(lambda: weights)
     else:
         rewrite(started, weights={parameter.name: parameter.tensor for parameter in changed})
