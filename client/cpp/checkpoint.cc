@@ -14,6 +14,7 @@
 #include "client/cpp/await_weights.h"
 #include "client/cpp/next_life.h"
 #include "core/fault_point.h"
+#include "core/names.h"
 #include "core/status.h"
 #include "core/sync.h"
 #include "proto/convert.h"
@@ -194,6 +195,13 @@ absl::Status UseShards(Job& job, uint64_t load_id, absl::Duration timeout) {
   return tell(Rank(0));  // it began with these, and not with what somebody else loaded or pushed meanwhile
 }
 
+// Names in a specification are canonical already.
+NameRules RulesOf(const JobSpec& spec) {
+  std::vector<std::string> names;
+  for (const ParameterSpec& parameter : spec.parameters) names.push_back(parameter.name);
+  return RulesOfCanonical(names);
+}
+
 // Once.
 absl::Status LoadShardsUnder(uint64_t load_id, Job& job, const OpenedCheckpoint& opened,
                              const RestoreOptions& options) {
@@ -280,6 +288,7 @@ absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std
   RETURN_IF_ERROR(CheckFiles(opened, spec));
   v1::CreateJobRequest create;
   *create.mutable_spec() = ToProto(spec);
+  *create.mutable_names() = ToProto(RulesOf(spec));
   ASSIGN_OR_RETURN(const v1::CreateJobReply reply, client.coordinator().CreateJob(create, absl::Seconds(10)));
   const auto restore = [&]() -> absl::StatusOr<std::shared_ptr<Job>> {
     ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.OpenJob(spec.name));
