@@ -23,6 +23,7 @@ namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kFirstPatience = absl::Seconds(1);  // with a first connection, where nobody keeps the worker
+constexpr double kSlowestReading = 50e6;  // bytes a second
 constexpr int kAttempts = 8;
 constexpr absl::Duration kFirstPause = absl::Milliseconds(10);  // twice as long after each attempt: 1.3 s of all
 
@@ -195,6 +196,13 @@ absl::Status UseShards(Job& job, uint64_t load_id, absl::Duration timeout) {
   return tell(Rank(0));  // it began with these, and not with what somebody else loaded or pushed meanwhile
 }
 
+// Of a slow disk.
+absl::Duration ReadingTime(const Manifest& manifest) {
+  int64_t bytes = 0;
+  for (const Manifest::File& file : manifest.files) bytes += file.bytes;
+  return absl::Seconds(static_cast<double>(bytes) / kSlowestReading);
+}
+
 // Names in a specification are canonical already.
 NameRules RulesOf(const JobSpec& spec) {
   std::vector<std::string> names;
@@ -213,7 +221,7 @@ absl::Status LoadShardsUnder(uint64_t load_id, Job& job, const OpenedCheckpoint&
   request.set_load_id(load_id);
   FileCalls calls(job, AllRanks(job.plan()), options.progress,
                   [&](ShardTransport& worker, const ShardTransport::Progress& told) {
-                    return worker.Load(request, told, options.timeout);
+                    return worker.Load(request, told, options.timeout + ReadingTime(opened.manifest));
                   });
   RETURN_IF_ERROR(calls.Join());
   const Plan& plan = job.plan();
@@ -289,6 +297,7 @@ absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std
   v1::CreateJobRequest create;
   *create.mutable_spec() = ToProto(spec);
   *create.mutable_names() = ToProto(RulesOf(spec));
+  create.set_fit_mesh(options.fit_mesh && options.mesh.empty());
   ASSIGN_OR_RETURN(const v1::CreateJobReply reply, client.coordinator().CreateJob(create, absl::Seconds(10)));
   const auto restore = [&]() -> absl::StatusOr<std::shared_ptr<Job>> {
     ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.OpenJob(spec.name));

@@ -21,7 +21,7 @@ class Client:
         wrapped_at: Sequence[str],
     ) -> Job: ...
     def restore(
-        self, path: str, name: str, mesh: str, gather: str, timeout: float, progress: _Progress
+        self, path: str, name: str, mesh: str, gather: str, fit_mesh: bool, timeout: float, progress: _Progress
     ) -> Job: ...
 
     def create_job(

@@ -152,19 +152,23 @@ class Client:
         name: str | None = None,
         mesh: str | None = None,
         gather: str | None = None,
+        fit_mesh: bool = False,
         timeout: float = 600.0,
         progress: Progress = None,
     ) -> Job:
-        """Creates the job of a checkpoint, or of the newest one in a folder of them: it goes on with the same bits.
+        """Creates the job of a checkpoint, or of the newest one in a folder of them: it continues with the same bits.
 
         name, mesh ("ddp=2,fsdp=2") and gather ("stored", "fp8_tensor", ...): as it was saved, where not given.
+        fit_mesh: where no mesh is given and the saved one does not fit the live workers, the job gets one that does.
+        timeout: of each wait for others; reading the files may take longer, a second for 50 MB.
         NotFound: no checkpoint there. DataLoss: a file is not what was saved. InvalidArgument: no such mesh or format.
         FailedPrecondition: a job of that name has weights already. AlreadyExists: it is another job.
         """
         texts = {"name": name, "mesh": mesh, "gather": gather}
         chosen = {what: "" if value is None else _arguments.text(what, value) for what, value in texts.items()}
         return Job(self._core.restore(
-            _path("path", path), timeout=seconds("timeout", timeout), progress=progress, **chosen
+            _path("path", path), fit_mesh=bool(fit_mesh), timeout=seconds("timeout", timeout), progress=progress,
+            **chosen
         ))
 
 

@@ -79,7 +79,7 @@ def rewrite(
             adopted = _adopted(started, folder, weights or {}, states or {}, step, hyper)
             started.session.close()
             started.client._core.delete_job(started.name)
-            started.client.restore(adopted, timeout=max(600.0, started.plan.timeout))
+            started.client.restore(adopted, timeout=started.plan.timeout)
     started.renew(create=False)
     started.session.begin(None)
 

@@ -155,7 +155,8 @@ class Started:
             path = _resume.newest(str(self.plan.resume))
             _resume.check(path, self.spec)
             mesh = self.plan.specification["mesh"]
-            self.client.restore(path, name=self.name, mesh=mesh, timeout=max(600.0, self.plan.timeout))
+            job = self.client.restore(path, name=self.name, mesh=mesh, fit_mesh=True, timeout=self.plan.timeout)
+            LOG.info("job %s continues from %s on mesh %s", self.name, path, job.mesh)
         return self._session(create=False)
 
     def _session(self, create: bool) -> Session:
