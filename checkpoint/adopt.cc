@@ -152,7 +152,7 @@ absl::StatusOr<AdoptedCheckpoint> AdoptFiles(const std::string& given_folder, co
                                              int64_t max_file_bytes) {
   const std::string folder = fs::absolute(given_folder).lexically_normal().string();
   ASSIGN_OR_RETURN(Given given, ReadJob(folder + "/job.json"));
-  ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(given.spec, max_file_bytes));
+  ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(given.spec, /*buffers=*/{}, max_file_bytes));
   ASSIGN_OR_RETURN(const Source source, Source::Open(folder, files));
   ASSIGN_OR_RETURN(const auto checkpoint, NewCheckpoint::Begin(fs::absolute(root).lexically_normal().string()));
   Manifest manifest;
@@ -172,7 +172,8 @@ absl::StatusOr<AdoptedCheckpoint> AdoptFiles(const std::string& given_folder, co
   }
   manifest.spec = std::move(given.spec);
   AdoptedCheckpoint adopted{manifest.spec.name, "", manifest.step, manifest.digest, files.num_bytes()};
-  ASSIGN_OR_RETURN(adopted.path, checkpoint->Finish(manifest));
+  ASSIGN_OR_RETURN(NewCheckpoint::Finished finished, checkpoint->Finish(manifest));
+  adopted.path = std::move(finished.path);
   return adopted;
 }
 

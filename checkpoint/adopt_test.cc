@@ -112,7 +112,7 @@ TEST_F(Adopt, EveryFormat_InAnyOrderAndFiles_IsTheCheckpointOfThatJob) {
     EXPECT_EQ(opened.manifest.step, kStep);
     EXPECT_EQ(opened.manifest.spec.parameters.size(), spec.parameters.size());
     EXPECT_THAT(Difference(spec, opened.manifest.spec), IsEmpty());
-    ASSERT_OK_AND_ASSIGN(const StoredFiles files, StoredFiles::Create(spec, file_bytes));
+    ASSERT_OK_AND_ASSIGN(const StoredFiles files, StoredFiles::Create(spec, /*buffers=*/{}, file_bytes));
     uint64_t digest = 0;
     for (const FilePart& part : files.parts()) {
       const std::string bytes = BytesOf(part), text = TextOf(fs::path(opened.path) / files.files()[part.file].name);

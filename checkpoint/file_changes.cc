@@ -69,11 +69,20 @@ absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) 
 
 absl::Status SyncFile(const std::string& path) { return Sync(path, O_NOFOLLOW); }
 
-absl::StatusOr<bool> MakeFolder(const std::string& path) {
-  RETURN_IF_ERROR(BeforeChange());
-  if (mkdir(path.c_str(), 0777) == 0) return true;
-  if (errno == EEXIST) return false;
-  return FailedTo("make the folder", path, errno);
+absl::Status MakeFolders(const std::string& folder) {
+  fs::path path = fs::absolute(folder).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();  // it was named with a slash at its end
+  std::vector<fs::path> missing;                        // from the innermost on
+  std::error_code error;
+  for (; path.has_relative_path() && !fs::exists(path, error); path = path.parent_path()) missing.push_back(path);
+  while (!missing.empty()) {
+    const std::string next = missing.back().string();
+    missing.pop_back();
+    RETURN_IF_ERROR(BeforeChange());
+    if (mkdir(next.c_str(), 0777) != 0 && errno != EEXIST) return FailedTo("make the folder", next, errno);
+    RETURN_IF_ERROR(SyncFolder(fs::path(next).parent_path().string()));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> MakeNewFolder(std::string path) {

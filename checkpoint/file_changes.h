@@ -22,8 +22,8 @@ absl::Status SetLength(int fd, int64_t bytes, const std::string& path);
 absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path);
 absl::Status SyncFile(const std::string& path);
 
-// Whether it was not there.
-absl::StatusOr<bool> MakeFolder(const std::string& path);
+// With its parents, where they are not there; each of them is on the disk when this returns.
+absl::Status MakeFolders(const std::string& path);
 // `path` ends with XXXXXX, in place of which stands something new. Returns its path.
 absl::StatusOr<std::string> MakeNewFolder(std::string path);
 absl::Status SyncFolder(const std::string& path);

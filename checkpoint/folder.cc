@@ -29,12 +29,6 @@ constexpr size_t kStepDigits = 13;
 constexpr char kManifest[] = "manifest.json";
 constexpr int kAttempts = 10;
 
-// Of a folder that was named with a slash at its end, too.
-std::string ParentOf(const std::string& folder) {
-  const fs::path path = fs::absolute(folder).lexically_normal();
-  return (path.has_filename() ? path.parent_path() : path.parent_path().parent_path()).string();
-}
-
 // Invalid: somebody else holds it, or it is gone.
 UniqueFd LockFolder(const std::string& path) {
   UniqueFd folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -101,11 +95,24 @@ absl::Status CheckFile(const std::string& folder, const Manifest::File& file) {
                                           info.st_size, " bytes; it was saved with ", file.bytes));
 }
 
+// OK: the checkpoint at `path` has the bits that `manifest` tells of.
+absl::StatusOr<NewCheckpoint::Finished> AlreadyThere(const std::string& path, const Manifest& manifest) {
+  ASSIGN_OR_RETURN(const OpenedCheckpoint there, OpenCheckpoint(path));
+  std::string others;
+  if (there.manifest.digest != manifest.digest) others = "weights or states";
+  for (size_t i = 0; others.empty() && i < std::max(there.manifest.buffers.size(), manifest.buffers.size()); ++i) {
+    const bool both = i < std::min(there.manifest.buffers.size(), manifest.buffers.size());
+    if (!both || !(there.manifest.buffers[i] == manifest.buffers[i])) others = "buffers";
+  }
+  if (others.empty()) return NewCheckpoint::Finished{path, /*already_there=*/true};
+  return absl::AlreadyExistsError(absl::StrCat("step ", manifest.step, " is saved already, in ", path, ", with other ",
+                                               others, "; save to another folder, or remove that checkpoint first"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<NewCheckpoint>> NewCheckpoint::Begin(const std::string& root) {
-  ASSIGN_OR_RETURN(const bool made, MakeFolder(root));
-  if (made) RETURN_IF_ERROR(SyncFolder(ParentOf(root)));
+  RETURN_IF_ERROR(MakeFolders(root));
   RemoveLeftovers(root);
   for (int attempt = 0; attempt < kAttempts; ++attempt) {  // others may take it for a leftover until it is locked
     ASSIGN_OR_RETURN(std::string path, MakeNewFolder(absl::StrCat(root, "/", kPart, "XXXXXX")));
@@ -129,20 +136,26 @@ absl::Status NewCheckpoint::AddFile(const std::string& name, absl::string_view h
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> NewCheckpoint::Finish(const Manifest& manifest) {
+absl::Status NewCheckpoint::Write(const std::string& name, int64_t offset, absl::string_view bytes) {
+  const std::string path = absl::StrCat(path_, "/", name);
+  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC));
+  if (!fd.valid() || lseek(fd.get(), offset, SEEK_SET) < 0) return FailedTo("write", path, errno);
+  return WriteAll(fd.get(), bytes, path);
+}
+
+absl::StatusOr<NewCheckpoint::Finished> NewCheckpoint::Finish(const Manifest& manifest) {
   const std::string final_path = absl::StrCat(root_, "/", NameOf(manifest.step));
   const std::string text = ManifestText(manifest);
-  const absl::Status exists =
-      absl::AlreadyExistsError(absl::StrCat("step ", manifest.step, " is saved already, in ", final_path));
-  if (HasManifest(final_path)) return exists;
+  if (HasManifest(final_path)) return AlreadyThere(final_path, manifest);
   RETURN_IF_ERROR(AddFile(kManifest, text, static_cast<int64_t>(text.size())));
   for (const std::string& path : files_) RETURN_IF_ERROR(SyncFile(path));
   RETURN_IF_ERROR(SyncFolder(path_));
   const absl::Status renamed = Rename(path_, final_path);
-  if (!renamed.ok()) return absl::IsAlreadyExists(renamed) ? exists : renamed;
+  if (!renamed.ok() && (!absl::IsAlreadyExists(renamed) || !HasManifest(final_path))) return renamed;
+  if (!renamed.ok()) return AlreadyThere(final_path, manifest);
   finished_ = true;
   RETURN_IF_ERROR(SyncFolder(root_));
-  return final_path;
+  return Finished{final_path};
 }
 
 absl::StatusOr<std::vector<FoundCheckpoint>> ListCheckpoints(const std::string& root) {

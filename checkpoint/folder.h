@@ -26,7 +26,7 @@ namespace shardmesh {
 // A checkpoint that is being written. For one thread; its files may be written by anybody meanwhile.
 class NewCheckpoint {
  public:
-  // Makes ROOT too, if its parent is there, and removes what dead writers left.
+  // Makes ROOT too, with its parents, and removes what dead writers left.
   static absl::StatusOr<std::unique_ptr<NewCheckpoint>> Begin(const std::string& root);
   // Removes what was not finished.
   ~NewCheckpoint();
@@ -38,8 +38,16 @@ class NewCheckpoint {
   // Makes a file of `bytes`, for which the disk sets room apart, that begins with `head`. REQUIRES: IsPlainFileName.
   absl::Status AddFile(const std::string& name, absl::string_view head, int64_t bytes);
 
-  // Brings all bytes to the disk, and the checkpoint into being. Returns its path. AlreadyExists: that step's is there.
-  absl::StatusOr<std::string> Finish(const Manifest& manifest);
+  // Into a file that AddFile made. REQUIRES: the bytes lie within its length.
+  absl::Status Write(const std::string& name, int64_t offset, absl::string_view bytes);
+
+  struct Finished {
+    std::string path;
+    bool already_there = false;  // a checkpoint of the same bits, which stays
+  };
+  // Brings all bytes to the disk, and the checkpoint into being. AlreadyExists: a checkpoint of that step is there, and
+  // it has other weights, states or buffers; says which.
+  absl::StatusOr<Finished> Finish(const Manifest& manifest);
 
  private:
   NewCheckpoint(std::string root, std::string path, UniqueFd lock)

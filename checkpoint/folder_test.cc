@@ -37,7 +37,9 @@ absl::StatusOr<std::string> Write(const std::string& root, int64_t step) {
   auto checkpoint = NewCheckpoint::Begin(root);
   if (!checkpoint.ok()) return checkpoint.status();
   if (const auto added = (*checkpoint)->AddFile("model.safetensors", "head", 100); !added.ok()) return added;
-  return (*checkpoint)->Finish(Of(step));
+  const auto finished = (*checkpoint)->Finish(Of(step));
+  if (!finished.ok()) return finished.status();
+  return finished->path;
 }
 
 std::vector<int64_t> StepsIn(const std::string& root) {
@@ -90,7 +92,20 @@ TEST_F(FolderTest, WhatIsNotFinished_LeavesNothing) {
 
 TEST_F(FolderTest, AStepThatIsThere_StaysAsItIs) {
   ASSERT_OK(Write(root_, 7));
-  EXPECT_THAT(Write(root_, 7), StatusIs(Code::kAlreadyExists, HasSubstr("step 7 is saved already")));
+  const auto again = [&](const Manifest& manifest) {
+    auto checkpoint = NewCheckpoint::Begin(root_);
+    EXPECT_OK((*checkpoint)->AddFile("model.safetensors", "head", 100));
+    return (*checkpoint)->Finish(manifest);
+  };
+  ASSERT_OK_AND_ASSIGN(const NewCheckpoint::Finished same, again(Of(7)));
+  EXPECT_TRUE(same.already_there);
+  EXPECT_EQ(same.path, root_ + "/step-0000000000007");
+  Manifest other = Of(7);
+  other.digest = 1;
+  EXPECT_THAT(again(other), StatusIs(Code::kAlreadyExists, HasSubstr("with other weights or states")));
+  other = Of(7);
+  other.buffers = {{{"mean", "F32", {2}, 8}, std::string(32, '0')}};
+  EXPECT_THAT(again(other), StatusIs(Code::kAlreadyExists, HasSubstr("with other buffers")));
   EXPECT_EQ(EntriesIn(root_), 1);
   EXPECT_OK(OpenCheckpoint(root_));
 }
@@ -143,7 +158,7 @@ TEST_F(FolderTest, Links_AreNoCheckpoints_ButMayLeadToOne) {
 }
 
 TEST_F(FolderTest, FoldersThatCannotBe_AreNamed) {
-  EXPECT_THAT(Write(temp_.File("none/root"), 1), StatusIs(Code::kNotFound, HasSubstr("none/root")));
+  EXPECT_OK(Write(temp_.File("runs/one/root/"), 1));
   EXPECT_THAT(ListCheckpoints(root_), StatusIs(Code::kNotFound, HasSubstr(root_)));
   std::ofstream(temp_.File("file")) << "x";
   EXPECT_THAT(Write(temp_.File("file"), 1), StatusIs(Code::kNotFound, HasSubstr("file")));

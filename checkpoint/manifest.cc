@@ -99,7 +99,48 @@ absl::StatusOr<std::vector<Manifest::File>> FilesOf(const Json& json) {
   return files;
 }
 
+absl::StatusOr<Manifest::Buffer> BufferOf(const Json& json) {
+  const auto text = [&](const char* key) {
+    return json.is_object() && json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";
+  };
+  std::vector<int64_t> shape;
+  bool good = json.is_object() && json.contains("shape") && json["shape"].is_array() && text("digest").size() == 32;
+  for (size_t i = 0; good && i < json["shape"].size(); ++i) {
+    good = json["shape"][i].is_number_integer();
+    if (good) shape.push_back(json["shape"][i].get<int64_t>());
+  }
+  absl::StatusOr<SafetensorsEntry> entry = MakeSafetensorsEntry(text("name"), text("dtype"), std::move(shape));
+  if (!good || !entry.ok()) {
+    return Wrong(absl::StrCat("with a buffer that has no name, dtype, shape or digest", entry.ok() ? "" : ": ",
+                              entry.ok() ? "" : entry.status().message()));
+  }
+  return Manifest::Buffer{*std::move(entry), text("digest")};
+}
+
+absl::StatusOr<std::vector<Manifest::Buffer>> BuffersOf(const Json& json) {
+  const auto list = json.find("buffers");
+  std::vector<Manifest::Buffer> buffers;
+  if (list == json.end()) return buffers;
+  if (!list->is_array() || list->size() > static_cast<size_t>(kMaxBuffers)) return Wrong("without a list of buffers");
+  for (const Json& each : *list) {
+    ASSIGN_OR_RETURN(Manifest::Buffer buffer, BufferOf(each));
+    buffers.push_back(std::move(buffer));
+  }
+  return buffers;
+}
+
 }  // namespace
+
+bool Manifest::Buffer::operator==(const Buffer& other) const {
+  return entry.name == other.entry.name && entry.dtype == other.entry.dtype && entry.shape == other.entry.shape &&
+         digest == other.digest;
+}
+
+std::vector<SafetensorsEntry> Manifest::buffer_entries() const {
+  std::vector<SafetensorsEntry> entries;
+  for (const Buffer& buffer : buffers) entries.push_back(buffer.entry);
+  return entries;
+}
 
 bool IsPlainFileName(absl::string_view name) {
   return !name.empty() && name.size() <= 200 && name[0] != '.' && std::all_of(name.begin(), name.end(), [](char c) {
@@ -132,6 +173,12 @@ std::string ManifestText(const Manifest& manifest) {
   json["files"] = Json::array();
   for (const Manifest::File& file : manifest.files)
     json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
+  for (const Manifest::Buffer& buffer : manifest.buffers) {
+    json["buffers"].push_back({{"name", buffer.entry.name},
+                               {"dtype", buffer.entry.dtype},
+                               {"shape", buffer.entry.shape},
+                               {"digest", buffer.digest}});
+  }
   json["checksum"] = ChecksumOf(json);
   return TextOf(json);
 }
@@ -152,6 +199,7 @@ absl::StatusOr<Manifest> ParseManifest(absl::string_view text) {
   }
   ASSIGN_OR_RETURN(manifest.spec, SpecOf(json));
   ASSIGN_OR_RETURN(manifest.files, FilesOf(json));
+  ASSIGN_OR_RETURN(manifest.buffers, BuffersOf(json));
   return manifest;
 }
 

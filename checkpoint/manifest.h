@@ -3,7 +3,11 @@
 //
 //   {"format": "shardmesh checkpoint", "version": 1, "step": 1200, "digest": "0123456789abcdef",
 //    "job": JobSpec as protobuf's JSON (proto/shardmesh/v1/job.proto), "files": [{"name": ..., "bytes": ...}, ...],
+//    "buffers": [{"name": ..., "dtype": ..., "shape": [...], "digest": "32 hexadecimal digits"}, ...],
 //    "checksum": "32 hexadecimal digits"}
+//
+// "buffers" are what the model has beside its parameters, such as BatchNorm's statistics, in the order in which they lie
+// in the files (stored_files.h); a manifest of a checkpoint without any has no such list.
 //
 // The checksum (core/digest.h) is of all else, and a text is read only as ManifestText writes it, so an edited or cut
 // one is found; it is no defence against an adversary. Pure functions, thread-safe.
@@ -15,22 +19,32 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "checkpoint/safetensors.h"
 #include "core/job.h"
 
 namespace shardmesh {
 
 inline constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
 inline constexpr int kMaxManifestFiles = 100'000;
+inline constexpr int kMaxBuffers = 100'000;
 
 struct Manifest {
   struct File {
     std::string name;  // of [A-Za-z0-9._-], not beginning with a dot
     int64_t bytes = 0;
   };
+  struct Buffer {
+    SafetensorsEntry entry;
+    std::string digest;  // of its bytes (core/digest.h)
+    bool operator==(const Buffer& other) const;
+  };
   JobSpec spec;
   int64_t step = 0;
   uint64_t digest = 0;
   std::vector<File> files;
+  std::vector<Buffer> buffers;
+
+  std::vector<SafetensorsEntry> buffer_entries() const;
 };
 
 std::string ManifestText(const Manifest& manifest);

@@ -29,6 +29,10 @@ inline constexpr int64_t kMaxSafetensorsHeader = 100'000'000;  // as the format'
 // Of one element; 0: a dtype that this build does not know.
 int64_t SafetensorsDtypeBytes(absl::string_view dtype);
 
+// An entry of that name, dtype and shape, with its bytes. InvalidArgument: a name that is empty, a dtype that this build
+// does not know, or a shape with a negative size or of more bytes than there are numbers.
+absl::StatusOr<SafetensorsEntry> MakeSafetensorsEntry(std::string name, std::string dtype, std::vector<int64_t> shape);
+
 // The length of the header, from the file's first 8 bytes. DataLoss: longer than such a file can have.
 absl::StatusOr<int64_t> SafetensorsHeaderBytes(absl::string_view first_bytes, int64_t file_bytes);
 

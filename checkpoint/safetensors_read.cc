@@ -109,6 +109,23 @@ int64_t SafetensorsDtypeBytes(absl::string_view dtype) {
   return 0;
 }
 
+absl::StatusOr<SafetensorsEntry> MakeSafetensorsEntry(std::string name, std::string dtype, std::vector<int64_t> shape) {
+  const auto refused = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor \"", absl::CEscape(name.substr(0, 200)), "\" ", what));
+  };
+  if (name.empty()) return refused("has an empty name");
+  int64_t bytes = SafetensorsDtypeBytes(dtype);
+  if (bytes == 0) {
+    return refused(
+        absl::StrCat("has the dtype \"", absl::CEscape(dtype.substr(0, 40)), "\", which this build does not know"));
+  }
+  for (const int64_t size : shape) {
+    if (size < 0 || (size > 0 && bytes > kMost / size)) return refused(absl::StrCat("has a dimension of ", size));
+    bytes *= size;
+  }
+  return SafetensorsEntry{std::move(name), std::move(dtype), std::move(shape), bytes};
+}
+
 absl::StatusOr<int64_t> SafetensorsHeaderBytes(absl::string_view first_bytes, int64_t file_bytes) {
   if (first_bytes.size() < 8) return absl::DataLossError("it is shorter than the head of a safetensors file");
   uint64_t length = 0;

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "checkpoint/safetensors.h"
+#include "core/names.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -97,7 +97,10 @@ absl::Status StoredFiles::MakeFiles(const std::string& stem, bool weights, int64
     }
     bytes += part.bytes;
     cut.back().push_back(p);
-    if (!part.extra) names.insert(part.name);
+    if (!part.extra && !names.insert(part.name).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("two tensors of the model are named ", QuotedName(part.name), "; rename one"));
+    }
   }
   if (!weights && cut.back().empty()) return absl::OkStatus();
   for (size_t f = 0; f < cut.size(); ++f) {
@@ -135,17 +138,23 @@ void StoredFiles::MakeIndex() {
   if (files > 1) index_ = Json{{"metadata", {{"total_size", bytes}}}, {"weight_map", map}}.dump(1) + "\n";
 }
 
-absl::StatusOr<StoredFiles> StoredFiles::Create(const JobSpec& spec, int64_t max_file_bytes) {
+absl::StatusOr<StoredFiles> StoredFiles::Create(const JobSpec& spec, const std::vector<SafetensorsEntry>& buffers,
+                                                int64_t max_file_bytes) {
   RETURN_IF_ERROR(spec.Validate());
   StoredFiles stored;
   for (int t = 0; t < static_cast<int>(spec.parameters.size()); ++t) {
     if (HasOwnStorage(spec.parameters[t])) stored.AddParts(spec, t);
+  }
+  for (const SafetensorsEntry& buffer : buffers) {
+    FilePart part{kBufferTensor, 0, false, {}, buffer.name, buffer.dtype, buffer.shape, buffer.bytes};
+    stored.parts_.push_back(std::move(part));
   }
   RETURN_IF_ERROR(stored.MakeFiles(kModelStem, /*weights=*/true, max_file_bytes));
   RETURN_IF_ERROR(stored.MakeFiles("states", /*weights=*/false, max_file_bytes));
   stored.MakeIndex();
   for (int p = 0; p < static_cast<int>(stored.parts_.size()); ++p) {
     const FilePart& part = stored.parts_[p];
+    if (part.tensor == kBufferTensor) continue;
     stored.index_of_[{part.tensor, 2 * part.stream + (part.extra ? 1 : 0)}] = p;
   }
   return stored;

@@ -1,10 +1,12 @@
 // StoredFiles: which bytes of a job lie where in the files of a checkpoint. A function of the job's specification but
-// for its mesh: jobs that hold the same weights and states at the same step have the same files, byte for byte,
-// whatever mesh they were trained on; and each shard, of any mesh, finds its own bytes by arithmetic.
+// for its mesh, and of the buffers of its model: jobs that hold the same weights and states at the same step have the
+// same files, byte for byte, whatever mesh they were trained on; and each shard, of any mesh, finds its own bytes by
+// arithmetic.
 //
 //   model.safetensors                the weights: fp32 as F32; bf16, bf16_sr, and the upper part of bf16+16 and
 //   bf16+8sr
 //                                    as BF16; int8_row as I8, with NAME.scales (F32, one for each row) behind it.
+//                                    Behind them the buffers, which the trainer that saves has.
 //                                    What the ecosystem's loaders read. More than kMaxFileBytes:
 //                                    model-00001-of-00003... and model.safetensors.index.json, which says what lies
 //                                    where
@@ -27,6 +29,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "checkpoint/safetensors.h"
 #include "core/job.h"
 #include "core/numeric_formats.h"
 
@@ -34,9 +37,11 @@ namespace shardmesh {
 
 inline constexpr int64_t kMaxFileBytes = 5'000'000'000;  // about, as the ecosystem cuts files
 
+inline constexpr int kBufferTensor = -1;
+
 // A part of a tensor that is stored by itself.
 struct FilePart {
-  int tensor = 0;      // index in JobSpec::parameters
+  int tensor = 0;      // index in JobSpec::parameters; kBufferTensor: a buffer
   int stream = 0;      // 0 the weights, 1 to 3 the states in their order
   bool extra = false;  // the remainder, or the scales
   PartLayout layout;
@@ -59,12 +64,13 @@ struct StoredFile {
 
 class StoredFiles {
  public:
-  // InvalidArgument: as JobSpec::Validate; a parameter named like safetensors' metadata.
-  static absl::StatusOr<StoredFiles> Create(const JobSpec& spec, int64_t max_file_bytes = kMaxFileBytes);
+  // InvalidArgument: as JobSpec::Validate; a tensor named like safetensors' metadata; two of one name.
+  static absl::StatusOr<StoredFiles> Create(const JobSpec& spec, const std::vector<SafetensorsEntry>& buffers = {},
+                                            int64_t max_file_bytes = kMaxFileBytes);
 
   absl::Span<const StoredFile> files() const { return files_; }
   absl::Span<const FilePart> parts() const { return parts_; }
-  // Null: a tensor without that part.
+  // Null: a tensor without that part. REQUIRES: no buffer.
   const FilePart* Find(int tensor, int stream, bool extra) const;
   int64_t num_bytes() const;  // of all files
   // Of several files of weights, the text of model.safetensors.index.json; empty: there is one.

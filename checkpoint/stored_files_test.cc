@@ -114,7 +114,7 @@ TEST(StoredFilesTest, Mesh_ChangesNothing) {
 }
 
 TEST(StoredFilesTest, LargeModels_AreCut_AndTheIndexSaysWhere) {
-  ASSERT_OK_AND_ASSIGN(const StoredFiles stored, StoredFiles::Create(EveryFormat(), 700));
+  ASSERT_OK_AND_ASSIGN(const StoredFiles stored, StoredFiles::Create(EveryFormat(), /*buffers=*/{}, 700));
   EXPECT_EQ(stored.files()[0].name, "model-00001-of-00003.safetensors");
   const auto index = nlohmann::json::parse(stored.index());
   EXPECT_EQ(index["metadata"]["total_size"], 60 + 600 + 903 + 28 + 2 + 4);

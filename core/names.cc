@@ -197,6 +197,16 @@ absl::StatusOr<NameRules> CanonicalRules(const NameRules& rules) {
   return canonical;
 }
 
+NameRules RulesOfCanonical(absl::Span<const std::string> names) {
+  NameRules rules;
+  for (const std::string& name : names) {
+    for (size_t start = 0, end; (end = name.find('.', start)) != name.npos; start = end + 1) {
+      if (IsWrapper(absl::string_view(name).substr(start, end - start))) rules.literal.insert(name.substr(0, end));
+    }
+  }
+  return rules;
+}
+
 AliasTable::AliasTable(const NameRules& rules) : canonicalizer_(Canonicalizer::Create(rules)) {}
 
 absl::StatusOr<std::string> AliasTable::Add(absl::string_view raw, std::optional<absl::string_view> tied_to) {

@@ -103,6 +103,10 @@ class Canonicalizer {
 // Errors as ValidateNameRules.
 absl::StatusOr<NameRules> CanonicalRules(const NameRules& rules);
 
+// The rules under which each of these canonical names stays as it is: segments that are named like wrappers are the
+// user's own. A job that is made again from its own names needs them.
+NameRules RulesOfCanonical(absl::Span<const std::string> names);
+
 // One client's names: raw <-> canonical, and which names share one storage.
 //   Add("_orig_mod.embed.w")                 -> embed.w, a storage of its own
 //   Add("head.w", "_orig_mod.embed.w")       -> head.w, tied: the storage of embed.w; both names appear on export

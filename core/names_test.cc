@@ -159,6 +159,14 @@ TEST(CanonicalTest, NamesThatSubstringReplacementGetsWrong_AreRight) {
   EXPECT_EQ(Name("lin.weight", literal), "lin.weight");
 }
 
+TEST(Canonical, RulesOfCanonical_LeaveNamesAsTheyAre) {
+  const std::vector<std::string> names = {"_orig_mod.w", "a._orig_mod._fsdp_wrapped_module.w", "module.w", "plain",
+                                          "b._checkpoint_wrapped_module"};
+  const NameRules rules = RulesOfCanonical(names);
+  for (const std::string& name : names) EXPECT_EQ(Name(name, rules), name);
+  EXPECT_TRUE(RulesOfCanonical({"module.w", "a.b"}).empty());
+}
+
 TEST(AliasTableTest, NamesThatSubstringReplacementMakesOne_AreTwoOrRefused) {
   AliasTable two;
   for (const char* name : {"a._orig_mod_b", "a_b", "x._checkpoint_wrapped_module_w", "x_w"}) EXPECT_OK(two.Add(name));

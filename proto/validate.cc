@@ -175,11 +175,13 @@ absl::Status Validate(const v1::TransferRequest& request) {
 
 absl::Status Validate(const v1::SaveRequest& request) {
   RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
+  RETURN_IF_ERROR(CheckCount("buffers", request.buffers_size(), kMaxParameters));
   return CheckFolder(request.folder());
 }
 
 absl::Status Validate(const v1::LoadRequest& request) {
   RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
+  RETURN_IF_ERROR(CheckCount("buffers", request.buffers_size(), kMaxParameters));
   RETURN_IF_ERROR(CheckFolder(request.folder()));
   RETURN_IF_ERROR(CheckRange("step", request.step(), 0, kMaxStep));
   return CheckLoadId(request.load_id());

@@ -144,6 +144,8 @@ class Coordinator {
   //   a job that cannot (several hosts, bucket residency, CUDA devices), or has failed.
   absl::Status Reshard(const std::string& name, const MeshSpec& mesh, absl::Time now);
   absl::StatusOr<std::shared_ptr<const JobDefinition>> Definition(const std::string& name) const;
+  // Of the host that has the most: workers on processors and on devices are not members of one job, and count apart.
+  int64_t MostLiveWorkers(absl::Time now) const;
 
   // OK also when the same life of the worker has joined before.
   // Aborted: a larger incarnation of the name was seen, or this one has left. AlreadyExists: another life of the name

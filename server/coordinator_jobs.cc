@@ -1,5 +1,7 @@
 // The coordinator's jobs: made, described, assigned, failed, deleted.
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -118,6 +120,17 @@ JobView Coordinator::View(const Job& job, absl::Time now) const {
     view.waiting_for = ChooseMembers(DemandOf(*job.definition), Candidates(job.record, now, {})).waiting_for;
   }
   return view;
+}
+
+int64_t Coordinator::MostLiveWorkers(absl::Time now) const {
+  std::map<std::pair<std::string, bool>, int64_t> count;
+  int64_t most = 0;
+  for (const auto& [name, worker] : state_.workers) {
+    if (worker.record.state != WorkerState::kAlive || IsSilent(worker, now)) continue;
+    const bool device = worker.traits.has_value() && worker.traits->has_device;
+    most = std::max(most, ++count[{worker.record.identity.host_id, device}]);
+  }
+  return most;
 }
 
 Coordinator::Loads Coordinator::CountJobs() const {

@@ -56,6 +56,11 @@ grpc::ServerUnaryReactor* CoordinatorService::CreateJob(grpc::CallbackServerCont
   return Unary(context, request, reply, [this](const v1::CreateJobRequest& q, v1::CreateJobReply* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(q.spec()));
+    if (q.fit_mesh()) {
+      const int64_t live = Locked(
+          [](shardmesh::Coordinator& coordinator, absl::Time now) { return coordinator.MostLiveWorkers(now); });
+      spec.mesh = FittingMesh(spec.mesh, options_.default_mesh, live);
+    }
     ASSIGN_OR_RETURN(auto definition, DefineJob(std::move(spec), NameRulesFromProto(q.names()), options_.default_mesh));
     std::pair<bool, JobView> result;
     RETURN_IF_ERROR(Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) -> absl::Status {

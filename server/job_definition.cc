@@ -114,6 +114,17 @@ absl::StatusOr<std::shared_ptr<const JobDefinition>> DefineJob(JobSpec given, co
   return job;
 }
 
+MeshSpec FittingMesh(const MeshSpec& wished, const MeshSpec& default_mesh, int64_t live) {
+  const auto fits = [&](const MeshSpec& mesh) { return !mesh.dims.empty() && mesh.NumRanks() <= live; };
+  const bool like_default = default_mesh.dims.empty() || default_mesh.NumRanks() == wished.NumRanks();
+  if (fits(wished) && like_default) return wished;
+  if (fits(default_mesh)) return default_mesh;
+  if (fits(wished) || live == 0) return wished;
+  MeshSpec all;
+  all.dims = {{"fsdp", live, DimRole::kShard}};
+  return all;
+}
+
 absl::StatusOr<std::vector<ResolvedName>> ResolveNames(const JobDefinition& job,
                                                        const std::vector<std::string>& raw_names,
                                                        const NameRules& rules) {

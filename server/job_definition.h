@@ -57,6 +57,11 @@ absl::StatusOr<std::shared_ptr<const JobDefinition>> WithMesh(const std::shared_
 absl::StatusOr<std::shared_ptr<const JobDefinition>> DefineJob(JobSpec given, const NameRules& rules,
                                                                const MeshSpec& default_mesh);
 
+// The mesh of a job that had `wished` elsewhere, where the host with the most live workers has `live` of them. Whichever
+// is the first that is set and has enough workers: `wished`, if the default has as many ranks or there is none;
+// `default_mesh`; `wished`; all the live workers as fsdp. Without any worker `wished`.
+MeshSpec FittingMesh(const MeshSpec& wished, const MeshSpec& default_mesh, int64_t live);
+
 struct ResolvedName {
   std::string canonical;
   int tensor = 0;  // of the storage

@@ -72,6 +72,20 @@ TEST(DefineJob, TieToNothing_InvalidArgument) {
               StatusIs(Code::kInvalidArgument, HasSubstr("\"a\" is tied to \"b\"")));
 }
 
+TEST(DefineJob, MeshOfAnotherPlace_BecomesOneThatFits) {
+  const auto mesh = [](const char* text) { return *ParseMeshSpec(text); };
+  const MeshSpec none, saved = mesh("fsdp=3"), replicas = mesh("ddp=2,fsdp=2");
+  EXPECT_EQ(FittingMesh(saved, none, 3), saved);
+  EXPECT_EQ(FittingMesh(saved, none, 8), saved);
+  EXPECT_EQ(FittingMesh(saved, none, 2), mesh("fsdp=2"));
+  EXPECT_EQ(FittingMesh(saved, none, 0), saved);
+  EXPECT_EQ(FittingMesh(saved, mesh("fsdp=1"), 1), mesh("fsdp=1"));
+  EXPECT_EQ(FittingMesh(saved, mesh("fsdp=4"), 4), mesh("fsdp=4"));
+  EXPECT_EQ(FittingMesh(replicas, mesh("fsdp=4"), 4), replicas);
+  EXPECT_EQ(FittingMesh(saved, mesh("fsdp=4"), 3), saved);
+  EXPECT_EQ(FittingMesh(saved, mesh("fsdp=4"), 1), mesh("fsdp=1"));
+}
+
 TEST(DefineJob, Mesh_DefaultOrRefused) {
   JobSpec spec = SmallSpec("j", 2);
   spec.mesh.dims.clear();

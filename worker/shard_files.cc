@@ -266,6 +266,18 @@ class ShardReader {
   absl::Status first_error_ ABSL_GUARDED_BY(mu_);
 };
 
+// Of the job, and of the buffers that a SaveRequest or a LoadRequest names. InvalidArgument: one that cannot be.
+template <class Request>
+absl::StatusOr<StoredFiles> FilesOf(const JobSpec& spec, const Request& request) {
+  std::vector<SafetensorsEntry> buffers;
+  for (const v1::StoredBuffer& buffer : request.buffers()) {
+    ASSIGN_OR_RETURN(SafetensorsEntry entry,
+                     MakeSafetensorsEntry(buffer.name(), buffer.dtype(), {buffer.shape().begin(), buffer.shape().end()}));
+    buffers.push_back(std::move(entry));
+  }
+  return StoredFiles::Create(spec, buffers);
+}
+
 // Where steps want the processors. Of this thread, which ends with the call; there is no way back.
 void GiveWay() { setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice); }
 
@@ -279,7 +291,7 @@ absl::Status SaveShard(JobShard& shard, const v1::SaveRequest& request, const st
   }
   RETURN_IF_ERROR(shard.CheckCopyFits());
   if (shard.Idle() < kIdle) GiveWay();
-  ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(shard.spec()));
+  ASSIGN_OR_RETURN(const StoredFiles files, FilesOf(shard.spec(), request));
   ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(request.folder(), files, /*write=*/true));
   ASSIGN_OR_RETURN(const std::shared_ptr<Snapshot> snapshot, Snapshot::Create(shard.plan(), shard.place().shard));
   v1::FileProgress progress;
@@ -321,7 +333,7 @@ absl::Status LoadShard(JobShard& shard, const v1::LoadRequest& request, const st
         absl::StrCat("job ", shard.spec().name, " is on several hosts, which cannot load yet"));
   }
   RETURN_IF_ERROR(shard.CheckHasNoWeights());
-  ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(shard.spec()));
+  ASSIGN_OR_RETURN(const StoredFiles files, FilesOf(shard.spec(), request));
   ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(request.folder(), files, /*write=*/false));
   const std::vector<FilePiece> pieces = PiecesIn(files, shard.storage(), /*parity=*/0);
   v1::FileProgress progress;

@@ -53,10 +53,12 @@ std::string Line(const SaveFlags& flags, const ScheduledSave& save) {
                      {"path", saved.path},
                      {"bytes", saved.bytes},
                      {"digest", Hex(saved.digest)},
+                     {"already_there", saved.already_there},
                      {"removed_steps", save.removed}});
   }
   return absl::StrCat(
-      "step ", saved.step, ": ", HumanBytes(saved.bytes), " in ", saved.path, ", digest ", Hex(saved.digest), "\n",
+      "step ", saved.step, saved.already_there ? " was saved before: " : ": ", HumanBytes(saved.bytes), " in ",
+      saved.path, ", digest ", Hex(saved.digest), "\n",
       save.removed.empty() ? "" : absl::StrCat("removed: steps ", absl::StrJoin(save.removed, ", "), "\n"));
 }
 
@@ -159,7 +161,7 @@ void AddCheckpointCommand(CLI::App& app, CommandResult& result) {
   const auto flags = std::make_shared<SaveFlags>();
   flags->connection.timeout_seconds = 600;
   AddJobArgument(*command, flags->job)->required();
-  command->add_option("root", flags->root, "The folder of the job's checkpoints; made if its parent is there")
+  command->add_option("root", flags->root, "The folder of the job's checkpoints; made with its parents")
       ->required()
       ->type_name("FOLDER");
   CLI::Option* last =
@@ -184,7 +186,8 @@ void AddCheckpointCommand(CLI::App& app, CommandResult& result) {
   command->footer(
       "Writes FOLDER/step-STEP: model.safetensors (weights, for any loader), states.safetensors (what a job needs to\n"
       "go on with the same bits) and manifest.json. It is there whole or not at all. The workers write it: they see\n"
-      "FOLDER under the same path.\n"
+      "FOLDER under the same path. The service does not have the model's buffers, such as BatchNorm's statistics:\n"
+      "Optimizer.save() of the trainer writes them, too. A step that is saved already stays as it is.\n"
       "With --every it waits for a coordinator or workers that come back, follows a job that goes on with other "
       "workers,\n"
       "and ends when the job is gone or has failed. A save that is under way at Ctrl-C is finished.\n"

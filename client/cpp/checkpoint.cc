@@ -14,6 +14,7 @@
 #include "client/cpp/await_weights.h"
 #include "client/cpp/next_life.h"
 #include "core/fault_point.h"
+#include "core/names.h"
 #include "core/status.h"
 #include "core/sync.h"
 #include "proto/convert.h"
@@ -22,6 +23,7 @@ namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kFirstPatience = absl::Seconds(1);  // with a first connection, where nobody keeps the worker
+constexpr double kSlowestReading = 50e6;  // bytes a second
 constexpr int kAttempts = 8;
 constexpr absl::Duration kFirstPause = absl::Milliseconds(10);  // twice as long after each attempt: 1.3 s of all
 
@@ -125,9 +127,21 @@ std::vector<Rank> AllRanks(const Plan& plan) {
   return ranks;
 }
 
+void AddBuffers(const std::vector<SafetensorsEntry>& entries,
+                google::protobuf::RepeatedPtrField<v1::StoredBuffer>* buffers) {
+  for (const SafetensorsEntry& entry : entries) {
+    v1::StoredBuffer* const buffer = buffers->Add();
+    buffer->set_name(entry.name);
+    buffer->set_dtype(entry.dtype);
+    buffer->mutable_shape()->Add(entry.shape.begin(), entry.shape.end());
+  }
+}
+
 // Of all shards at one step; Aborted: they copied different ones.
-absl::StatusOr<v1::DigestReply> SaveShards(Job& job, const std::string& folder, const SaveOptions& options) {
+absl::StatusOr<v1::DigestReply> SaveShards(Job& job, const std::string& folder, const Manifest& manifest,
+                                           const SaveOptions& options) {
   v1::SaveRequest request;
+  AddBuffers(manifest.buffer_entries(), request.mutable_buffers());
   request.set_job(job.spec().name);
   request.set_epoch(job.epoch().value());
   request.set_folder(folder);
@@ -163,7 +177,7 @@ absl::Status AddFiles(const StoredFiles& files, NewCheckpoint& checkpoint, Manif
 
 // That the files of the manifest are those of its job.
 absl::Status CheckFiles(const OpenedCheckpoint& opened, const JobSpec& spec) {
-  ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(spec));
+  ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(spec, opened.manifest.buffer_entries()));
   for (const StoredFile& file : files.files()) {
     const bool listed =
         std::any_of(opened.manifest.files.begin(), opened.manifest.files.end(),
@@ -194,6 +208,20 @@ absl::Status UseShards(Job& job, uint64_t load_id, absl::Duration timeout) {
   return tell(Rank(0));  // it began with these, and not with what somebody else loaded or pushed meanwhile
 }
 
+// Of a slow disk.
+absl::Duration ReadingTime(const Manifest& manifest) {
+  int64_t bytes = 0;
+  for (const Manifest::File& file : manifest.files) bytes += file.bytes;
+  return absl::Seconds(static_cast<double>(bytes) / kSlowestReading);
+}
+
+// Names in a specification are canonical already.
+NameRules RulesOf(const JobSpec& spec) {
+  std::vector<std::string> names;
+  for (const ParameterSpec& parameter : spec.parameters) names.push_back(parameter.name);
+  return RulesOfCanonical(names);
+}
+
 // Once.
 absl::Status LoadShardsUnder(uint64_t load_id, Job& job, const OpenedCheckpoint& opened,
                              const RestoreOptions& options) {
@@ -203,9 +231,10 @@ absl::Status LoadShardsUnder(uint64_t load_id, Job& job, const OpenedCheckpoint&
   request.set_folder(opened.path);
   request.set_step(opened.manifest.step);
   request.set_load_id(load_id);
+  AddBuffers(opened.manifest.buffer_entries(), request.mutable_buffers());
   FileCalls calls(job, AllRanks(job.plan()), options.progress,
                   [&](ShardTransport& worker, const ShardTransport::Progress& told) {
-                    return worker.Load(request, told, options.timeout);
+                    return worker.Load(request, told, options.timeout + ReadingTime(opened.manifest));
                   });
   RETURN_IF_ERROR(calls.Join());
   const Plan& plan = job.plan();
@@ -241,24 +270,26 @@ absl::Status LoadShards(Job& job, const OpenedCheckpoint& opened, const RestoreO
 }  // namespace
 
 absl::StatusOr<SavedCheckpoint> SaveCheckpoint(Job& job, const std::string& root, const SaveOptions& options) {
-  ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(job.spec()));
-  ASSIGN_OR_RETURN(const std::unique_ptr<NewCheckpoint> checkpoint,
-                   NewCheckpoint::Begin(std::filesystem::absolute(root).lexically_normal().string()));
   Manifest manifest;
   manifest.spec = job.spec();
+  ASSIGN_OR_RETURN(manifest.buffers, DescribeBuffers(options.buffers));
+  ASSIGN_OR_RETURN(const StoredFiles files, StoredFiles::Create(job.spec(), manifest.buffer_entries()));
+  ASSIGN_OR_RETURN(const std::unique_ptr<NewCheckpoint> checkpoint,
+                   NewCheckpoint::Begin(std::filesystem::absolute(root).lexically_normal().string()));
   RETURN_IF_ERROR(AddFiles(files, *checkpoint, manifest));
+  RETURN_IF_ERROR(WriteBuffers(files, options.buffers, *checkpoint));
   absl::StatusOr<v1::DigestReply> digest;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    digest = SaveShards(job, checkpoint->path(), options);
+    digest = SaveShards(job, checkpoint->path(), manifest, options);
     if (!absl::IsAborted(digest.status()) || attempt + 1 == kAttempts) break;
     absl::SleepFor(kFirstPause * (1 << attempt));  // the workers of a saver that died take a moment to see that
   }
   RETURN_IF_ERROR(digest.status());
   manifest.step = digest->step();
   manifest.digest = digest->digest();
-  SavedCheckpoint saved{"", digest->step(), digest->digest(), files.num_bytes()};
-  ASSIGN_OR_RETURN(saved.path, checkpoint->Finish(manifest));
-  return saved;
+  ASSIGN_OR_RETURN(NewCheckpoint::Finished finished, checkpoint->Finish(manifest));
+  return SavedCheckpoint{std::move(finished.path), digest->step(), digest->digest(), files.num_bytes(),
+                         finished.already_there};
 }
 
 absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std::string& path,
@@ -278,8 +309,11 @@ absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std
   }
   RETURN_IF_ERROR(spec.Validate());
   RETURN_IF_ERROR(CheckFiles(opened, spec));
+  RETURN_IF_ERROR(ReadBuffers(opened).status());
   v1::CreateJobRequest create;
   *create.mutable_spec() = ToProto(spec);
+  *create.mutable_names() = ToProto(RulesOf(spec));
+  create.set_fit_mesh(options.fit_mesh && options.mesh.empty());
   ASSIGN_OR_RETURN(const v1::CreateJobReply reply, client.coordinator().CreateJob(create, absl::Seconds(10)));
   const auto restore = [&]() -> absl::StatusOr<std::shared_ptr<Job>> {
     ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.OpenJob(spec.name));

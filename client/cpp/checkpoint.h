@@ -7,9 +7,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/buffers.h"
 #include "checkpoint/folder.h"
 #include "client/cpp/client.h"
 
@@ -19,6 +21,8 @@ namespace shardmesh {
 using OnFileProgress = std::function<void(int64_t done, int64_t total)>;
 
 struct SaveOptions {
+  // What the model has beside its parameters, in the caller's process: the files hold it behind the weights.
+  std::vector<BufferValue> buffers;
   absl::Duration timeout = absl::Minutes(10);
   OnFileProgress progress;  // may be empty
 };
@@ -27,12 +31,14 @@ struct SavedCheckpoint {
   std::string path;
   int64_t step = 0;
   uint64_t digest = 0;
-  int64_t bytes = 0;  // of its files
+  int64_t bytes = 0;           // of its files
+  bool already_there = false;  // the step was saved before, with the same bits
 };
 
 // Writes the newest committed step to root/step-... The job waits only while each worker copies its shard in memory.
 // It is there whole, and synced, or not at all. Not more than one at a time of a job.
-//   AlreadyExists: that step is there. FailedPrecondition: the job has no weights yet, or the workers do not see the
+//   AlreadyExists: that step is there with other weights, states or buffers. InvalidArgument: buffers that cannot be,
+//   or that have the name of a parameter. FailedPrecondition: the job has no weights yet, or the workers do not see the
 //   folder. Aborted: steps followed each other so fast that no common one was found, or another checkpoint is under
 //   way. ResourceExhausted: the disk is full, or a worker has no memory for the copy. DataLoss: replicas differ.
 //   Unavailable: a worker is gone, named. DeadlineExceeded.
@@ -41,15 +47,20 @@ absl::StatusOr<SavedCheckpoint> SaveCheckpoint(Job& job, const std::string& root
 struct RestoreOptions {
   std::string name;  // of the new job; empty: as it was saved
   std::string mesh;  // "ddp=2,fsdp=2"; empty: as it was saved
+  // Of each wait for others. Reading the files may take as much longer as they have bytes: a second for 50 MB.
   absl::Duration timeout = absl::Minutes(10);
   OnFileProgress progress;  // may be empty
   // The format in which the new job gathers its weights ("stored", "fp8_tensor", ...), but those in int8_row, which
   // have their own; empty: as it was saved. Its weights and states are the same.
   std::string gather;
+  // If no mesh is given: that of the checkpoint where it fits the live workers, else one that does
+  // (CreateJobRequest.fit_mesh). False: as it was saved, which may wait for workers.
+  bool fit_mesh = false;
 };
 
 // Creates the job of a checkpoint, or of the newest one in a folder of them, and gives it its weights and states: it
-// goes on after that step with the bits that it had. Nothing is loaded by halves: if this fails, the job that it made
+// continues after that step with the bits that it had. Buffers are checked, and are for the caller to read
+// (ReadBuffers). Nothing is loaded by halves: if this fails, the job that it made
 // is deleted again.
 //   NotFound: no checkpoint there. DataLoss: a file is not what was saved. InvalidArgument: a mesh or a gather format
 //   that is none, or a manifest of another build. FailedPrecondition: a job of that name has weights already, or got

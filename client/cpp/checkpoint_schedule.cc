@@ -28,7 +28,8 @@ class Schedule {
       seen_ = *step;
       if (*step < next_) continue;
       const absl::StatusOr<ScheduledSave> save = job_.Save();
-      if (absl::IsAlreadyExists(save.status())) {  // by somebody else
+      if (absl::IsAlreadyExists(save.status())) {  // of another run, whose checkpoint stays
+        if (options_.troubled) options_.troubled(save.status());
         next_ = After(*step);
         continue;
       }
@@ -38,6 +39,7 @@ class Schedule {
       }
       trouble_ = absl::OkStatus();
       next_ = After(save->saved.step);
+      if (save->saved.already_there) continue;  // by somebody else
       if (options_.saved) options_.saved(*save);
       if (++saves == options_.count) return absl::OkStatus();
     } while (!job_.Stops(options_.interval));

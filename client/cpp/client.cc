@@ -146,6 +146,10 @@ absl::Status Job::KeepLiving(const std::string& cause) {
 }
 
 absl::StatusOr<int> Job::Resolve(absl::string_view name) const {
+  if (rules_.empty()) {  // then nobody said what a segment that is named like a wrapper is: the job's own names tell
+    const auto own = index_of_.find(name);
+    if (own != index_of_.end()) return spec_.StorageOf(own->second);
+  }
   ASSIGN_OR_RETURN(const std::string canonical, Canonical(name, rules_));
   auto it = index_of_.find(canonical);
   if (it == index_of_.end()) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ struct ImportOptions {
   StateFormat states = StateFormat::kFp32;
   NameRules rules;                          // of the names in the files
   std::map<std::string, std::string> ties;  // name to the name whose storage it shares, both as in the files
+  std::set<std::string> buffers;            // tensors in the files that are no parameters; left out
   bool skip_others = false;                 // tensors that are not F32, BF16 or F16 are no parameters; else an error
   absl::Duration timeout = absl::Minutes(10);
   OnModelProgress progress;  // may be empty
@@ -39,6 +41,7 @@ struct ImportPlan {
   JobSpec spec;
   std::vector<std::string> sources;  // by parameter: its name in the files; empty: a tied one that is not there
   std::vector<std::string> skipped;
+  std::vector<std::string> buffers;  // that are in the files, and left out
 };
 
 // What ImportModel would create. Pure but for reading tensors that are tied.
@@ -50,7 +53,8 @@ struct ImportedModel {
   std::shared_ptr<Job> job;
   std::vector<std::string> skipped;
 };
-// Creates a job with the model's weights, by canonical names. If this fails there is no such job.
+// Creates a job with the model's weights, by canonical names. If this fails there is no such job. The buffers of a
+// checkpoint, which its manifest names, are left out.
 //   AlreadyExists: a job of that name. Errors of PlanImport, ModelFiles::Open and Client::CreateJob.
 absl::StatusOr<ImportedModel> ImportModel(Client& client, const std::string& path, const ImportOptions& options);
 

@@ -4,6 +4,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/folder.h"
 #include "client/cpp/await_weights.h"
 #include "client/cpp/model.h"
 #include "core/status.h"
@@ -42,6 +43,10 @@ absl::Status CheckSameValues(const ModelFiles& model, const ModelTensor& tied, c
 absl::Status AddOwned(const ModelFiles& model, const ImportOptions& options, AliasTable& names, ImportPlan& plan) {
   for (const ModelTensor& tensor : model.tensors()) {
     if (options.ties.count(tensor.name) > 0) continue;
+    if (options.buffers.count(tensor.name) > 0) {
+      plan.buffers.push_back(tensor.name);
+      continue;
+    }
     if (!IsFloatDtype(tensor.dtype)) {
       plan.skipped.push_back(tensor.name);
       continue;
@@ -94,6 +99,15 @@ absl::StatusOr<std::map<std::string, std::vector<float>>> ReadWeights(const Mode
   return weights;
 }
 
+// Of the checkpoint whose files a model is; none of another model.
+std::set<std::string> BuffersIn(const std::string& folder) {
+  std::set<std::string> names;
+  const absl::StatusOr<OpenedCheckpoint> opened = OpenCheckpoint(folder);
+  if (!opened.ok() || opened->path != folder) return names;
+  for (const Manifest::Buffer& buffer : opened->manifest.buffers) names.insert(buffer.entry.name);
+  return names;
+}
+
 absl::Status CheckIsNew(Client& client, const std::string& name) {
   v1::DescribeJobRequest request;
   request.set_job(name);
@@ -117,8 +131,10 @@ absl::StatusOr<ImportPlan> PlanImport(const ModelFiles& model, const ImportOptio
   return plan;
 }
 
-absl::StatusOr<ImportedModel> ImportModel(Client& client, const std::string& path, const ImportOptions& options) {
+absl::StatusOr<ImportedModel> ImportModel(Client& client, const std::string& path, const ImportOptions& given) {
   ASSIGN_OR_RETURN(const ModelFiles model, ModelFiles::Open(path));
+  ImportOptions options = given;
+  options.buffers.merge(BuffersIn(model.folder()));
   ASSIGN_OR_RETURN(const ImportPlan plan, PlanImport(model, options));
   RETURN_IF_ERROR(CheckIsNew(client, plan.spec.name));
   const auto fill = [&]() -> absl::StatusOr<std::shared_ptr<Job>> {
@@ -135,7 +151,9 @@ absl::StatusOr<ImportedModel> ImportModel(Client& client, const std::string& pat
     client.coordinator().DeleteJob(remove, absl::Seconds(10)).status().IgnoreError();
     return job.status();
   }
-  return ImportedModel{*std::move(job), plan.skipped};
+  std::vector<std::string> left_out = plan.buffers;
+  left_out.insert(left_out.end(), plan.skipped.begin(), plan.skipped.end());
+  return ImportedModel{*std::move(job), std::move(left_out)};
 }
 
 }  // namespace shardmesh

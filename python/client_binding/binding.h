@@ -55,7 +55,7 @@ NameRules RulesOf(std::vector<Text> root_wrappers, std::vector<Text> literal, st
 
 void BindClient(py::module_& module);
 void BindJob(py::module_& module, py::class_<BoundJob>& job);
-void BindCheckpoint(py::class_<BoundClient>& client, py::class_<BoundJob>& job);
+void BindCheckpoint(py::module_& module, py::class_<BoundClient>& client, py::class_<BoundJob>& job);
 void BindVersion(py::module_& module);
 void BindReader(py::module_& module);
 void BindTraining(py::module_& module, py::class_<BoundClient>& client, py::class_<BoundJob>& job);

@@ -1,8 +1,10 @@
 #include "client/cpp/checkpoint.h"
 
 #include <atomic>
+#include <tuple>
 #include <utility>
 
+#include "checkpoint/buffers.h"
 #include "core/status.h"
 #include "python/client_binding/await.h"
 #include "python/client_binding/binding.h"
@@ -44,13 +46,38 @@ struct Saved {
   std::vector<int64_t> removed;
 };
 
-// (path, step, digest, bytes, steps that were removed).
+// (name, dtype, shape, bytes).
+using BoundBuffer = std::tuple<Text, Text, std::vector<int64_t>, py::bytes>;
+
+std::vector<BufferValue> ValuesOf(std::vector<BoundBuffer> buffers) {
+  std::vector<BufferValue> values;
+  for (auto& [name, dtype, shape, bytes] : buffers) {
+    values.push_back({OrThrow(MakeSafetensorsEntry(name.value, dtype.value, std::move(shape))), std::string(bytes)});
+  }
+  return values;
+}
+
+// Of the checkpoint at `path`, as ReadBuffers has them.
+py::list Buffers(const Text& path) {
+  const auto read = [path = path.value]() -> absl::StatusOr<std::vector<BufferValue>> {
+    ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenCheckpoint(path));
+    return ReadBuffers(opened);
+  };
+  py::list buffers;
+  for (const BufferValue& value : OrThrow(Await<std::vector<BufferValue>>(read))) {
+    buffers.append(py::make_tuple(value.entry.name, value.entry.dtype, value.entry.shape, py::bytes(value.bytes)));
+  }
+  return buffers;
+}
+
+// (path, step, digest, bytes, steps that were removed, whether it was there already).
 py::tuple Save(const BoundJob& job, const Text& root, int keep_last, Integer keep_every, double timeout,
-               py::object progress) {
+               py::object progress, std::vector<BoundBuffer> buffers) {
   Told told(std::move(progress));
   SaveOptions options;
   options.timeout = absl::Seconds(timeout);
   options.progress = told.Listener();
+  options.buffers = ValuesOf(std::move(buffers));
   const KeepRule keep{keep_last, keep_every.value};
   const auto save = [service = *job.service, name = job.job->spec().name, root = root.value, options,
                      keep]() -> absl::StatusOr<Saved> {
@@ -65,13 +92,14 @@ py::tuple Save(const BoundJob& job, const Text& root, int keep_last, Integer kee
   const Saved saved = OrThrow(Await<Saved>(save, [&] { return told.Tell(); }));
   told.Tell();
   const SavedCheckpoint& made = saved.checkpoint;
-  return py::make_tuple(made.path, made.step, made.digest, made.bytes, saved.removed);
+  return py::make_tuple(made.path, made.step, made.digest, made.bytes, saved.removed, made.already_there);
 }
 
 BoundJob Restore(const BoundClient& client, const Text& path, const Text& name, const Text& mesh, const Text& gather,
-                 double timeout, py::object progress) {
+                 bool fit_mesh, double timeout, py::object progress) {
   Told told(std::move(progress));
-  RestoreOptions options{name.value, mesh.value, absl::Seconds(timeout), told.Listener(), gather.value};
+  RestoreOptions options{name.value, mesh.value, absl::Seconds(timeout), told.Listener(), gather.value,
+                         fit_mesh};
   const auto restore = [service = *client.service, path = path.value, options]() {
     Client opener = service.client(options.timeout);
     return RestoreCheckpoint(opener, path, options);
@@ -83,11 +111,12 @@ BoundJob Restore(const BoundClient& client, const Text& path, const Text& name, 
 
 }  // namespace
 
-void BindCheckpoint(py::class_<BoundClient>& client, py::class_<BoundJob>& job) {
+void BindCheckpoint(py::module_& module, py::class_<BoundClient>& client, py::class_<BoundJob>& job) {
+  module.def("checkpoint_buffers", &Buffers, py::arg("path"));
   job.def("checkpoint", &Save, py::arg("folder"), py::arg("keep_last"), py::arg("keep_every"), py::arg("timeout"),
-          py::arg("progress"));
+          py::arg("progress"), py::arg("buffers"));
   client.def("restore", &Restore, py::arg("path"), py::arg("name"), py::arg("mesh"), py::arg("gather"),
-             py::arg("timeout"), py::arg("progress"));
+             py::arg("fit_mesh"), py::arg("timeout"), py::arg("progress"));
 }
 
 }  // namespace shardmesh::python

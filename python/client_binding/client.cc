@@ -84,7 +84,7 @@ void BindClient(py::module_& module) {
           py::arg("wrapped_at"));
   py::class_<BoundJob> job(module, "Job");
   BindJob(module, job);
-  BindCheckpoint(client, job);
+  BindCheckpoint(module, client, job);
   BindTraining(module, client, job);
 }
 

@@ -3,8 +3,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _Progress = Callable[[int, int], object] | None
+_Buffer = tuple[str, str, list[int], bytes]  # name, dtype, shape, bytes
 
 def difference(there: str, here: str) -> str: ...
+def checkpoint_buffers(path: str) -> list[_Buffer]: ...
 
 class Client:
     def __init__(
@@ -21,7 +23,7 @@ class Client:
         wrapped_at: Sequence[str],
     ) -> Job: ...
     def restore(
-        self, path: str, name: str, mesh: str, gather: str, timeout: float, progress: _Progress
+        self, path: str, name: str, mesh: str, gather: str, fit_mesh: bool, timeout: float, progress: _Progress
     ) -> Job: ...
 
     def create_job(
@@ -61,8 +63,9 @@ class Job:
     def digest(self, timeout: float) -> tuple[int, int]: ...
     def lease(self, kind: str, step: int, ttl: float, timeout: float) -> Lease: ...
     def checkpoint(
-        self, folder: str, keep_last: int, keep_every: int, timeout: float, progress: _Progress
-    ) -> tuple[str, int, int, int, list[int]]: ...
+        self, folder: str, keep_last: int, keep_every: int, timeout: float, progress: _Progress,
+        buffers: Sequence[_Buffer],
+    ) -> tuple[str, int, int, int, list[int], bool]: ...
 
 class Lease:
     @property

@@ -26,6 +26,7 @@ __all__ = [
     "Versions", "connect",
 ]
 
+Buffer = tuple[str, str, Sequence[int], bytes]  # name, dtype as safetensors files call it, shape, bytes
 Progress = Optional[Callable[[int, int], object]]  # bytes done, and of all
 
 
@@ -64,6 +65,7 @@ class SavedCheckpoint(NamedTuple):
     digest: int
     bytes: int  # of its files
     removed_steps: list[int]  # by keep_last
+    already_there: bool = False  # that step was saved there before, with the same bits, and stays as it was
 
 
 def connect(
@@ -130,20 +132,23 @@ class Client:
         keep_every: int = 0,
         timeout: float = 600.0,
         progress: Progress = None,
+        buffers: Sequence[Buffer] = (),
     ) -> SavedCheckpoint:
         """Writes the newest committed step to a folder of checkpoints, which all workers see under the same path.
 
-        Training goes on. Then the newest `keep_last` and every `keep_every`th step stay, and all others are removed
-        (0: none is). `progress` is called with the bytes done and those of all. Given up (KeyboardInterrupt, an error
-        of `progress`), it may still be finished.
-        AlreadyExists: that step is there. FailedPrecondition: no weights yet, or workers that do not see the folder.
+        The folder is made, with its parents. Training continues. Then the newest `keep_last` and every `keep_every`th
+        step stay, and all others are removed (0: none is). `progress` is called with the bytes done and those of all.
+        Given up (KeyboardInterrupt, an error of `progress`), it may still be finished. A step that was saved there
+        before, with the same bits, stays as it is: `already_there` of the result says so.
+        buffers: what the model has beside its parameters; the service does not have that. Optimizer.save() gives them.
+        AlreadyExists: that step is there with other bits. FailedPrecondition: no weights yet, or workers that do not see the folder.
         Aborted: another checkpoint is under way. ResourceExhausted: the disk is full. DataLoss: replicas differ.
         """
         last, every = _arguments.integer("keep_last", keep_last), _arguments.integer("keep_every", keep_every)
         opened = job if isinstance(job, Job) else self.job(job)
         return SavedCheckpoint(*opened._core.checkpoint(
             _path("folder", folder), keep_last=last, keep_every=every, timeout=seconds("timeout", timeout),
-            progress=progress,
+            progress=progress, buffers=[(name, dtype, list(shape), data) for name, dtype, shape, data in buffers],
         ))
 
     def restore(
@@ -153,19 +158,23 @@ class Client:
         name: str | None = None,
         mesh: str | None = None,
         gather: str | None = None,
+        fit_mesh: bool = False,
         timeout: float = 600.0,
         progress: Progress = None,
     ) -> Job:
-        """Creates the job of a checkpoint, or of the newest one in a folder of them: it goes on with the same bits.
+        """Creates the job of a checkpoint, or of the newest one in a folder of them: it continues with the same bits.
 
         name, mesh ("ddp=2,fsdp=2") and gather ("stored", "fp8_tensor", ...): as it was saved, where not given.
+        fit_mesh: where no mesh is given and the saved one does not fit the live workers, the job gets one that does.
+        timeout: of each wait for others; reading the files may take longer, a second for 50 MB.
         NotFound: no checkpoint there. DataLoss: a file is not what was saved. InvalidArgument: no such mesh or format.
         FailedPrecondition: a job of that name has weights already. AlreadyExists: it is another job.
         """
         texts = {"name": name, "mesh": mesh, "gather": gather}
         chosen = {what: "" if value is None else _arguments.text(what, value) for what, value in texts.items()}
         return Job(self._core.restore(
-            _path("path", path), timeout=seconds("timeout", timeout), progress=progress, **chosen
+            _path("path", path), fit_mesh=bool(fit_mesh), timeout=seconds("timeout", timeout), progress=progress,
+            **chosen
         ))
 
 

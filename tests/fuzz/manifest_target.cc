@@ -20,8 +20,9 @@ void Check(bool promise, const char* what) {
   std::abort();
 }
 
-void CheckFiles(const JobSpec& spec) {
-  const absl::StatusOr<StoredFiles> stored = StoredFiles::Create(spec, /*max_file_bytes=*/10'000);
+void CheckFiles(const Manifest& manifest) {
+  const absl::StatusOr<StoredFiles> stored =
+      StoredFiles::Create(manifest.spec, manifest.buffer_entries(), /*max_file_bytes=*/10'000);
   if (!stored.ok()) return Check(!stored.status().message().empty(), "an error says what was wrong");
   std::vector<int64_t> ends;
   for (const StoredFile& file : stored->files()) {
@@ -50,7 +51,8 @@ void CheckText(absl::string_view text) {
     Check(IsPlainFileName(file.name) && file.bytes >= 0, "a manifest's files have names and sizes");
     Check(file.name == again->files[i].name && file.bytes == again->files[i].bytes, "and each of them");
   }
-  CheckFiles(manifest->spec);
+  Check(manifest->buffers == again->buffers, "and all buffers");
+  CheckFiles(*manifest);
 }
 
 // As if it had been written like this; empty: it is no JSON object.

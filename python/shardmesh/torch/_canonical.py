@@ -81,14 +81,15 @@ def _name_of(raw: str, wanted: Mapping[str, Any]) -> str | None:
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for one in walk(model).found:
         yield one.name, one.tensor
-    yield from _buffers(model, ())
+    yield from buffers(model)
 
 
-def _buffers(module: torch.nn.Module, name: tuple[str, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+def buffers(module: torch.nn.Module, name: tuple[str, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
+    """Persistent ones, each under all of its canonical names."""
     for key, buffer in module._buffers.items():
         if buffer is not None and key not in module._non_persistent_buffers_set:
             yield ".".join((*name, key)), buffer
     segment = wrapped(module)
     for key, child in module._modules.items():
         if child is not None:
-            yield from _buffers(child, name if key == segment else (*name, key))
+            yield from buffers(child, name if key == segment else (*name, key))

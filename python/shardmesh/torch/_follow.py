@@ -19,8 +19,11 @@ from .._follow import Choice, choice, newer, seconds
 from .._load import LoadMismatch
 from .._version import Version
 from ..client import Job, Versions, connect
+from ._buffers import listed
+from ._canonical import buffers
 from ._guard import check_not_trained
 from ._model import Facts, canonical_rules
+from ._session import LOG
 from ._wrappers import walk
 
 __all__ = ["Following", "follow"]
@@ -67,6 +70,10 @@ def follow(
         known = by_tensor.get(id(one.tensor), _Target(one.given, (), one.tensor))
         by_tensor[id(one.tensor)] = known._replace(names=tuple(dict.fromkeys((*known.names, one.name))))
     opened = connect(service).job(job, timeout=timeout, **rules)
+    left = [name for name, _ in buffers(model)]
+    if left:
+        LOG.warning("a job has no buffers, and those of the model stay as they are: %s; load them from a checkpoint "
+                    "that optimizer.save() wrote", listed(left))
     following = Following(opened, list(by_tensor.values()), copy=copy, way=way, ttl=ttl)
     try:
         following.wait(at_least=at_least, timeout=timeout)

@@ -78,7 +78,7 @@ def rewrite(
         with started.scratch() as folder:
             adopted = _adopted(started, folder, weights or {}, states or {}, step, hyper)
             with started.taken_away():
-                started.client.restore(adopted, timeout=max(600.0, started.plan.timeout))
+                started.client.restore(adopted, timeout=started.plan.timeout)
     started.renew(create=False)
     started.session.begin(None)
 

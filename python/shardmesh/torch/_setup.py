@@ -13,7 +13,7 @@ import torch
 
 from .. import client as clients
 from .. import errors
-from . import _arguments, _hyper, _resume, _service
+from . import _arguments, _buffers, _canonical, _hyper, _resume, _service
 from ._checks import check_values
 from ._deferred import Deferred, Init
 from ._guard import check_free
@@ -52,6 +52,7 @@ class Started:
     def __init__(self, params: Parameters, model: Optional[torch.nn.Module], plan: Plan) -> None:
         _arguments.check(model, plan._asdict(), plan.specification)
         self.plan = plan
+        self._saved = False
         self.at_once = True  # at close(): other ranks are not waited for, unless the optimizer has begun
         self.model = params if isinstance(params, torch.nn.Module) else model
         if self.model is None and plan.deliver == "quantized":
@@ -87,6 +88,8 @@ class Started:
                 self._deferred.check()
             self.session.begin(self._first_weights if self.ranks.rank == 0 else None)
             self._deferred.finish()
+            if plan.resume:
+                self._load_buffers(plan.resume)
         except BaseException as error:
             self.__dict__.pop("client", None)  # connections, for which the service would wait
             raise self._running.failed(error)
@@ -155,9 +158,32 @@ class Started:
         if self.ranks.rank == 0:
             path = _resume.newest(str(self.plan.resume))
             _resume.check(path, self.spec)
+            _buffers.Saved(path).check(self.model)
             mesh = self.plan.specification["mesh"]
-            self.client.restore(path, name=self.name, mesh=mesh, timeout=max(600.0, self.plan.timeout))
+            job = self.client.restore(path, name=self.name, mesh=mesh, fit_mesh=True, timeout=self.plan.timeout)
+            LOG.info("job %s continues from %s on mesh %s", self.name, path, job.mesh)
         return self._session(create=False)
+
+    def _load_buffers(self, resume: str) -> None:
+        """Every rank whose model has some reads them. NotFound: it does not see the checkpoint."""
+        if self.model is None or not any(_canonical.buffers(self.model)):
+            return
+        try:
+            saved = _buffers.Saved(_resume.newest(str(resume)))
+        except errors.NotFound as error:
+            raise errors.NotFound(
+                f"rank {self.ranks.rank} reads the buffers of its model there, and cannot: {error}; put the checkpoint "
+                "where every rank sees it under the same path"
+            ) from None
+        saved.check(self.model)
+        saved.load(self.model)
+
+    def save(self, folder: str, **options: Any) -> clients.SavedCheckpoint:
+        """With this rank's buffers."""
+        if not self._saved:
+            _buffers.warn_of_missing(self.model)
+            self._saved = True
+        return self.client.checkpoint(self.name, folder, buffers=_buffers.to_save(self.model), **options)
 
     def _session(self, create: bool) -> Session:
         timeout, core = self.plan.timeout, self.client._core

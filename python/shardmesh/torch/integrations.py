@@ -22,6 +22,7 @@ import torch
 
 from .. import errors
 from ._locations import listed
+from ._session import LOG
 from .optimizer import Optimizer
 
 __all__ = ["ShardmeshCallback", "attach"]
@@ -194,8 +195,8 @@ def _callback_class() -> Any:
                 return
             try:
                 self.optimizer.save(os.path.abspath(self.checkpoints), keep_last=self.keep_last)
-            except errors.AlreadyExists:
-                pass  # of this step
+            except errors.AlreadyExists as error:  # of another run: training continues
+                LOG.warning("no checkpoint of step %d was written: %s", self.optimizer.committed_step, error)
 
     return ShardmeshCallback
 

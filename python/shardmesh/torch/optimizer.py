@@ -57,7 +57,8 @@ class Optimizer(torch.optim.Optimizer):
     clip_norm: of the gradients of all slots together; 0: not clipped. seed: of all random draws.
     publish_every: a version for readers at each multiple; None: when one asks (Job.publish(), follow()), and with
     bucket residency none.
-    resume: a checkpoint, or a folder of them, of which the newest: the job goes on from there, on whatever mesh.
+    resume: a checkpoint, or a folder of them, of which the newest; every rank sees it. The job and the model's buffers
+    are as they were then; without mesh= the job gets the saved one, or if that does not fit the workers, one that does.
     join: what if the job has weights already, of an earlier run. None: this run takes them, continues there, and warns;
     True: without the warning; False: AlreadyExists.
     timeout: seconds that each part of the start, and a step, may take. For ranks that are alive step() waits on.
@@ -340,8 +341,8 @@ class Optimizer(torch.optim.Optimizer):
         return float(self._started.spec["clip_norm"])
 
     def save(self, folder: str, **options: Any) -> SavedCheckpoint:
-        """Writes a checkpoint of the newest step; training goes on. One rank calls it. As Client.checkpoint()."""
-        return self.client.checkpoint(self._started.name, folder, **options)
+        """Writes a checkpoint of the newest step, with this rank's buffers. One rank calls it. As Client.checkpoint()."""
+        return self._started.save(folder, **options)
 
     def close(self) -> None:
         """Leaves the job. The model keeps its weights, in memory of its own, and no gradients; it can be given to
