@@ -71,7 +71,7 @@ CHANGES = {  # which step() sees
 
 class Gradients(ServiceTest):
     def optimizer(self, model, job, **options):
-        options = {"lr": 0.1, "timeout": 10, "service": self.address, "job": f"{self.id()}{job}", **options}
+        options = {"lr": 0.1, "timeout": 10, "service": self.address, "job": f"{self.id()}{job}".replace(" ", "-"), **options}
         optimizer = Optimizer(model, "SGD", **options)
         self.addCleanup(optimizer.close)
         return optimizer
