@@ -78,12 +78,11 @@ class PulledSlots:
         self,
         batches: Union[Sequence[Any], Callable[[int, int], Any]],
         learning_rates: Callable[[], list[float]],
-        loss_scale: Callable[[], float],
         tokens: Callable[[], int],
     ) -> Iterator[Any]:
         _check_batches(batches, self._count)
         batch_of = batches if callable(batches) else lambda step, slot: batches[slot]
-        return self._take(batch_of, lambda: (learning_rates(), loss_scale(), tokens()))
+        return self._take(batch_of, lambda: (learning_rates(), 1.0, tokens()))
 
     def _take(
         self, batch_of: Callable[[int, int], Any], settings: Callable[[], tuple[list[float], float, int]]

@@ -7,24 +7,56 @@ from typing import Any, Optional
 
 import torch
 
+from .. import errors
+
 _STEP = torch.amp.GradScaler.step.__code__
+_frames: Any = getattr(torch._C, "_dynamo").eval_frame
+# torch.compile() leaves it as it is, which it does to what has no graph: else its frame would be another.
+_frames.set_code_exec_strategy(_STEP, _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP))
 
 
-def loss_scale(optimizer: torch.optim.Optimizer) -> float:
-    """By what the gradients are too large, as GradScaler.step() says it. None: unscale_() has divided them already."""
-    scale = getattr(optimizer, "grad_scale", None)
-    return 1.0 if scale is None else float(scale)
+class Scaling:
+    """What the scaler has said of the step that it calls."""
+
+    def __init__(self, scale: float, state: dict[str, Any]) -> None:
+        self.scale = scale  # by what the gradients are too large
+        self._state = state
+
+    def tell(self, skipped: bool) -> None:
+        """update() then does the same on every rank: the scaler has looked at this rank's gradients alone."""
+        any_skipped = skipped or self._state.get("skipped", False)  # of all optimizers in one wrapper
+        self._state["skipped"] = any_skipped
+        found = torch.full((), float(any_skipped), dtype=torch.float32, device="cpu")
+        self._state["found_inf_per_device"] = {torch.device("cpu"): found}
 
 
-def tell(optimizer: torch.optim.Optimizer, skipped: bool) -> None:
-    """The scaler whose step() of this optimizer this is: update() then does the same on every rank. It has looked at
-    this rank's gradients alone, of one slot. A step of another optimizer, which called this one's, is not meant."""
-    if not hasattr(optimizer, "found_inf"):
-        return  # there is none, or it is not enabled
+def scaling(optimizer: torch.optim.Optimizer, pulled: bool) -> Optional[Scaling]:
+    """Of the step() that GradScaler.step() calls; None: no scaler calls it, or one that is not enabled.
+
+    FailedPrecondition: the scaler cannot be found. Unimplemented: slots are pulled.
+    """
     frame: Optional[FrameType] = sys._getframe()
-    while frame is not None and not (frame.f_code is _STEP and frame.f_locals["optimizer"] is optimizer):
+    while frame is not None and not (frame.f_code is _STEP and _has_groups_of(frame.f_locals["optimizer"], optimizer)):
         frame = frame.f_back
-    if frame is not None:
-        scaler: Any = frame.f_locals["self"]
-        found = torch.tensor(float(skipped), dtype=torch.float32, device="cpu")
-        scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = {torch.device("cpu"): found}
+    if frame is None:
+        if hasattr(optimizer, "found_inf"):
+            raise errors.FailedPrecondition(
+                "GradScaler.step() set found_inf, but it is not among the callers of this step(), so update() could "
+                "not be told; call scaler.step(optimizer) itself, in the same thread"
+            )
+        return None
+    if not frame.f_locals["self"].is_enabled():
+        return None
+    if pulled:
+        raise errors.Unimplemented(
+            "GradScaler.step() comes after pulled slots have handed over their gradients, which were scaled; train "
+            "without a scaler, as bf16 allows, or make the optimizer with pulled=False"
+        )
+    scale = getattr(frame.f_locals["optimizer"], "grad_scale", None)  # None: unscale_() has divided them already
+    return Scaling(1.0 if scale is None else float(scale), frame.f_locals["optimizer_state"])
+
+
+def _has_groups_of(given: Any, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is the optimizer, or a wrapper of it. The step of another optimizer may call this one's, too."""
+    own = set(map(id, optimizer.param_groups))
+    return any(id(group) in own for group in given.param_groups)

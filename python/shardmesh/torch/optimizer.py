@@ -191,10 +191,12 @@ class Optimizer(torch.optim.Optimizer):
             self._session.core.await_weights(timeout=self._session.timeout)  # and for a call that was interrupted
         else:
             self._wanted = self._session.committed + 1
-        reply = self._commit(self._wanted, self._learning_rates(), _scaler.loss_scale(self))
+        scaling = _scaler.scaling(self, isinstance(self._slots, PulledSlots))
+        reply = self._commit(self._wanted, self._learning_rates(), scaling.scale if scaling else 1.0)
         self.last = reply if self.clip_norm > 0 and not reply.skipped else reply._replace(gradient_norm=None)
         self._placed.refresh()
-        _scaler.tell(self, self.last.skipped)
+        if scaling is not None:
+            scaling.tell(self.last.skipped)
         self._tokens = []
         self._slots.stepped()
         self._wanted = None  # until here, a call that was interrupted is repeated as the same step
@@ -246,7 +248,7 @@ class Optimizer(torch.optim.Optimizer):
         self._check_model()
         _setup.check_fixed(self.param_groups, self._fixed)
         return self._slots.take(
-            batches, self._learning_rates, lambda: _scaler.loss_scale(self), lambda: (self._tokens or [0])[0])
+            batches, self._learning_rates, lambda: (self._tokens or [0])[0])
 
     def tokens(self, *counts: int) -> None:
         """With token_weights=True, before step(): over how many tokens each slot of this rank has summed up."""
