@@ -55,7 +55,7 @@ TEST(DescriptorErrorTest, SegmentsAndSockets_NameIt) {
 
 // The kernel leaves out the descriptors of a message that do not fit.
 TEST(DescriptorErrorTest, DescriptorsThatDoNotFit_AreNamed) {
-  const TempFolder folder;
+  const testing::TempFolder folder;
   const std::string path = folder.path() + "/socket";
   ASSERT_OK_AND_ASSIGN(LocalListener listener, LocalListener::Listen(path));
   ASSERT_OK_AND_ASSIGN(LocalSocket client, LocalSocket::Connect(path));
