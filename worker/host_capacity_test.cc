@@ -123,7 +123,7 @@ TEST(HostCapacityTest, BucketResidency_CountsTheBucketsInUse) {
   ASSERT_EQ(plan.buckets().size(), 20u);
   const JobMemory memory = MemoryOf(plan, 3);
   EXPECT_EQ(memory.window, 3 * 3 * 4096);
-  EXPECT_EQ(memory.slots, 3 * (3 * 4096 + 4 * 4096)) << "with a mailbox of four pages each";
+  EXPECT_EQ(memory.slots, 3 * (3 * 4096 + 20 * 4096)) << "with a mailbox of twenty pages each";
   EXPECT_EQ(memory.sums, 2 * (20 * 512 * 4 + StreamOffset(29)));
   EXPECT_EQ(memory.publications, full.publications);
   EXPECT_GT(memory.control, full.control);

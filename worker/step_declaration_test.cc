@@ -68,7 +68,8 @@ TEST_F(StepDeclarationTest, LearningRate_IsTheSameFromEverySlot) {
   ASSERT_TRUE(protocol.Decide());
   OptimizerHyper hyper = job.optimizer;
   hyper.lr = 0.25;
-  EXPECT_EQ(protocol.command().scalars[0].neg_step_size, ComputeStepScalars(hyper, 2)->neg_step_size);
+  const StepScalars& scalars = GroupTable(host.control(), plan).scalars(protocol.command().groups)[0];
+  EXPECT_EQ(scalars.neg_step_size, ComputeStepScalars(hyper, 2)->neg_step_size);
 }
 
 // The lead takes another host's rates while a slot is declared with others: whoever comes first, the slot does not stay

@@ -136,7 +136,7 @@ TEST(MeshCommandTest, Operations_ApplyInTheOrderGiven) {
   EXPECT_THAT(MeshResult({"--json", "--flatten", "ddp,fsdp=dp", "--transpose", "abcd,dp", "--slice", "dp"}).out,
               HasSubstr("\"instances\":[[0,2,4,6],[1,3,5,7]]"));
   EXPECT_THAT(MeshResult({"--json", "--transpose", "fsdp,ddp,abcd", "--slice", "ddp,fsdp"}).out,
-              HasSubstr("\"names\":[\"fsdp\",\"ddp\"]"));
+              HasSubstr("\"names\":[\"ddp\",\"fsdp\"]"));
   EXPECT_THAT(MeshResult({"--json", "--slice", "ddp,fsdp", "--transpose", "fsdp,ddp,abcd"}),
               Exits(kExitError, "no dimension is named \"abcd\"; this mesh has ddp, fsdp"));
 }

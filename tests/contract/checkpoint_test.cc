@@ -184,7 +184,7 @@ TEST_F(Checkpoints, NamesAndBuffers_AreAsTheyWere_OnWhateverMesh) {
   for (const char* mesh : {"fsdp=3", "fsdp=1"}) {
     ASSERT_OK_AND_ASSIGN(saved_, SaveCheckpoint(*job_, root_ + mesh, options));
     models.push_back(BytesOf(fs::path(saved_.path) / "model.safetensors"));
-    ASSERT_OK_AND_ASSIGN(job_, RestoreCheckpoint(*client_, saved_.path, {mesh, mesh}));
+    ASSERT_OK_AND_ASSIGN(job_, RestoreCheckpoint(*client_, saved_.path, {absl::StrCat("job-", models.size()), mesh}));
     EXPECT_EQ(job_->spec().parameters[0].name, "a._orig_mod.w");
     EXPECT_EQ(job_->Digest(kLong)->digest(), saved_.digest);
     ASSERT_OK_AND_ASSIGN(const SavedCheckpoint again, SaveCheckpoint(*job_, root_ + mesh, options));

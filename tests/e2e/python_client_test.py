@@ -101,7 +101,7 @@ class Asking(Reading):
         status = {each.name: each for each in self.client.jobs()}[job.name]
         self.assertEqual((status.state, status.error, status.waits_for), ("READY", "", ""))
         versions = until(lambda: 4 in (found := job.versions()).published and found)
-        self.assertEqual(versions, (4, [3, 4]))
+        self.assertEqual(versions[:2], (4, [3, 4]))
         self.assertEqual((job.mesh, job.publications), ("fsdp=2", 3))
         self.assertIn(job.name, repr(job))
 
@@ -158,8 +158,8 @@ class Asking(Reading):
         saved = self.client.checkpoint(job.name, folder, keep_last=1)
         self.assertEqual((saved.step, saved.removed_steps), (5, [2]))
         self.assertEqual(saved.digest, job.digest().value)
-        with self.assertRaises(errors.AlreadyExists):
-            self.client.checkpoint(job, folder)
+        again = self.client.checkpoint(job, folder)  # the same bits
+        self.assertEqual((again.already_there, again.path, again.digest), (True, saved.path, saved.digest))
         restored = self.client.restore(folder, name="restored", mesh="fsdp=1")
         self.addCleanup(self.cluster.shardctl, "delete", "restored")
         self.assertEqual((restored.name, restored.mesh), ("restored", "fsdp=1"))

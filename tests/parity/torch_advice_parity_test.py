@@ -207,7 +207,6 @@ PULLED = (
     Advice("optimizer.editing()", then(Run.write, lambda r: r.slots([0])), Run.edit),
 )
 BUCKET = (
-    Advice("calls of the modules in a list", lambda r: r.model.layers[0].inner(torch.ones(1, 8)), lambda r: None),
     Advice("call step()", then(Run.backward, ZERO), then(STEP, ZERO)),
     Advice("slots=", then(Run.backward, Run.backward), then(STEP, lambda r: r.again(slots=2), Run.backward, BACK)),
     Advice("within no_sync()", then(lambda r: r.again(slots=1), Run.backward, Run.backward), then(STEP, lambda r: joined(r), STEP)),

@@ -326,10 +326,13 @@ class ModelTest(BadInput):
         optimizer.zero_grad()
 
     def test_different_models_on_two_ranks(self):
-        self.optimizer(linear())
-        with self.assertRaisesRegex(errors.AlreadyExists, r'"weight": shape: \[3,4\] there, \[3,5\] here'):
+        first = mock.patch.dict(os.environ, {"RANK": "0", "WORLD_SIZE": "2"})
+        second = mock.patch.dict(os.environ, {"RANK": "1", "WORLD_SIZE": "2"})
+        with first:
+            self.optimizer(linear())
+        with second, self.assertRaisesRegex(errors.AlreadyExists, r'"weight": shape: \[3,4\] there, \[3,5\] here'):
             self.optimizer(nn.Linear(5, 3))
-        with self.assertRaisesRegex(errors.AlreadyExists, "another specification"):
+        with second, self.assertRaisesRegex(errors.AlreadyExists, "another specification"):
             self.optimizer(nn.Sequential(linear(), linear()))
 
 
