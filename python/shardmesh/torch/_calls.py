@@ -100,10 +100,10 @@ class Calls:
 
     def _after(self, unit: int, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Also of a call that raised; then there is no output."""
-        for call in reversed(self._open):
-            if call.unit == unit and call.module is module:
-                self._leave(call)
-                break
+        entered = next((one for one in reversed(self._open) if one.unit == unit and one.module is module), None)
+        if entered is None:
+            return  # refused before it began, so that no backward is due
+        self._leave(entered)
         if torch.is_grad_enabled():
             if unit == 0:
                 self._due = True
