@@ -344,6 +344,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def save(self, folder: str, **options: Any) -> SavedCheckpoint:
         """Writes a checkpoint of the newest step, with this rank's buffers. One rank calls it. As Client.checkpoint()."""
+        self._check_usable()
         return self._started.save(folder, **options)
 
     def close(self) -> None:
