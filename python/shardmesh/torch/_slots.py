@@ -38,6 +38,7 @@ class Slots:
         self._backwards = Backwards(self._backward_ended)
         self._residence: Optional[Residence] = None
         self._residence_index: list[int] = []
+        self._number_of: dict[int, int] = {}  # the other way round
         self._token_weights = token_weights
         self._without = False  # a step had no gradient of this rank
         self._shown = Shown(self._parameters, self._arrived)
@@ -47,6 +48,7 @@ class Slots:
     def reside(self, residence: Residence, indices: Sequence[int]) -> None:
         """Gradients are handed over as they come. indices: those that the residence has for the parameters."""
         self._residence, self._residence_index = residence, list(indices)
+        self._number_of = {index: number for number, index in enumerate(indices)}
         self._shown.withhold(HANDED_OVER, self._to_add_to, first=False)
 
     def attach(self, session: Session) -> None:
@@ -122,7 +124,7 @@ class Slots:
             self._shown.hide(index)
         if self._residence is not None and slot == len(self.numbers) - 1 and not self._joining:
             for handed_over in self._residence.arrived(self._residence_index[index]):
-                self._shown.hide(self._residence_index.index(handed_over))
+                self._shown.hide(self._number_of[handed_over])
 
     def _is_wanted(self, index: int) -> bool:
         """False: it was handed over before. FailedPrecondition: no slot is open for it."""
