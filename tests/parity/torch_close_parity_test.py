@@ -20,8 +20,8 @@ sys.path.insert(0, HERE)
 from processes import Leftovers
 from service import BIN, ServiceTest
 
-GRACE = 40.0  # of services here: whoever waits for it is noticed
-SOON = 20.0  # half of that, so that a loaded machine is not taken for a wait
+GRACE = 12.0  # of services here: whoever waits for it is noticed
+SOON = 5.0
 PROGRAM = f"""
 import torch, shardmesh.torch
 from shardmesh.torch import _service
