@@ -2,11 +2,12 @@
 """What formats of weights, states and *gathered* weights cost in quality: the example's GPT of 10 million parameters.
 
 Trains examples/gpt with shardmesh.torch.Optimizer, which gathers weights in the format it is given, from the same
-starts and on the same batches in every format, and prints a table of held-out losses. A finished run stays in a file
-and is not repeated, so the program can be stopped and started again; the table has the runs that are finished.
+starts and on the same batches in every format, and prints a table of held-out losses. Each finished run is written to
+the file of --json, and one that is there is not repeated: the program can be stopped and started again.
 
-Needs shardmesh, its programs, and torch:
-  python bench/quality_gpt.py --json bench/results/quality_gpt.json
+Needs shardmesh, its programs, and torch. To print what is finished, and to add the runs that are missing:
+  python bench/quality_gpt.py --table
+  python bench/quality_gpt.py
 """
 from __future__ import annotations
 
@@ -44,9 +45,12 @@ class Arm(NamedTuple):
 BASE = Arm("fp32", "fp32", "stored")
 ARMS = (
     BASE, Arm("fp32", "dyn8", "fp8_tensor"), Arm("bf16_sr", "dyn8", "fp8_tensor"), Arm("fp32", "fp32", "fp8_tensor"),
-    Arm("fp32", "dyn8", "stored"), Arm("bf16_sr", "fp32", "stored"), Arm("bf16_sr", "dyn8", "stored"),
-    Arm("bf16_sr", "fp32", "fp8_tensor"),
+    Arm("bf16_sr", "dyn8", "stored"), Arm("bf16_sr", "fp32", "fp8_tensor"), Arm("fp32", "dyn8", "stored"),
+    Arm("bf16_sr", "fp32", "stored"),
 )
+RESULTS = Path(__file__).resolve().parent / "results/quality_gpt.json"
+Run = tuple[Arm, int]  # and seed
+Losses = list[tuple[int, float]]  # held out, by steps
 
 
 def parsed() -> argparse.Namespace:
@@ -54,14 +58,14 @@ def parsed() -> argparse.Namespace:
     add = parser.add_argument
     add("--size", default="10m", choices=list(SIZES), help="of the model, in parameters (default: %(default)s)")
     add("--steps", type=int, default=300, help="of each run (default: %(default)s)")
-    add("--every", type=int, default=50, help="steps between two held-out losses (default: %(default)s)")
+    add("--every", type=int, default=25, help="steps between two held-out losses (default: %(default)s)")
     add("--seeds", type=int, default=5, help="runs of each format (default: %(default)s)")
     add("--arms", type=int, default=len(ARMS), help="the first so many formats (default: all %(default)s)")
     add("--perturb", type=int, default=0, metavar="DRAW",
         help="multiply first weights by 1 + 2^-10 of a normal draw of that number; 0: as they are (default)")
     add("--table", action="store_true", help="train nothing; print what is finished")
-    add("--folder", type=Path, default=Path(".cache/quality-gpt"), help="of finished runs (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write settings and every run")
+    add("--json", type=Path, default=RESULTS, metavar="FILE",
+        help="of settings and every run: read, if it is there, and written (default: that of docs/quality.md)")
     return parser.parse_args()
 
 
@@ -72,44 +76,34 @@ def main() -> None:
     if options.perturb:
         settings["perturb"] = options.perturb
     settings = json.loads(json.dumps(settings))
-    draw = f"-perturbed-{options.perturb}" if options.perturb else ""
-    folder = options.folder / f"{options.size}-{options.steps}{draw}"
-    folder.mkdir(parents=True, exist_ok=True)
-    wanted = [(arm, seed) for seed in range(options.seeds) for arm in ARMS[: options.arms]]
+    runs = finished(options.json, settings)
+    wanted = [] if options.table else [(arm, seed) for seed in range(options.seeds) for arm in ARMS[: options.arms]]
     for arm, seed in wanted:
-        if not options.table and finished(folder, arm, seed, settings) is None:
-            losses = trained(arm, seed, options.size, options.steps, options.every, options.perturb)
-            keep(folder, arm, seed, settings, losses)
+        if (arm, seed) not in runs:
+            runs[arm, seed] = losses = trained(arm, seed, options)
+            write(options.json, settings, runs)
             print(f"{', '.join(arm)}, seed {seed}: {losses[-1][1]:.4f}", file=sys.stderr, flush=True)
-    runs = {(arm, seed): run for arm, seed in wanted if (run := finished(folder, arm, seed, settings))}
     print(table(runs))
-    if options.json:
-        listed = [{**arm._asdict(), "seed": seed, "losses": losses} for (arm, seed), losses in runs.items()]
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"settings": settings, "runs": listed}, indent=1) + "\n")
 
 
-def trained(
-    arm: Arm, seed: int, size: str, steps: int, every: int, perturb: int = 0
-) -> list[tuple[int, float]]:
-    """Held-out losses by steps."""
+def trained(arm: Arm, seed: int, options: argparse.Namespace) -> Losses:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    text, model = Text.load(seed=seed), GPT(SIZES[size])
+    text, model = Text.load(seed=seed), GPT(SIZES[options.size])
     length = min(LENGTH, model.size.context)
-    if perturb:
-        perturbed(model, perturb)
+    if options.perturb:
+        perturbed(model, options.perturb)
     losses = [(0, held_out_loss(model, text, length))]
     with sm.Optimizer(model, "AdamW", slots=SLOTS, weights=arm.weights, states=arm.states, gather=in_blocks(arm.gather),
                       seed=seed, **HYPERPARAMETERS) as optimizer:
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warm_up)
-        for step in range(steps):
+        for step in range(options.steps):
             for slot in range(SLOTS):
                 model(*text.batch(step, slot, SEQUENCES, length)).backward()
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-            if (step + 1) % every == 0 or step + 1 == steps:
+            if (step + 1) % options.every == 0 or step + 1 == options.steps:
                 losses.append((step + 1, held_out_loss(model, text, length)))
     return losses
 
@@ -122,27 +116,25 @@ def perturbed(model: GPT, draw: int) -> None:
         parameter.mul_(1 + 2**-10 * torch.randn(parameter.shape, generator=generator))
 
 
-def file_of(folder: Path, arm: Arm, seed: int) -> Path:
-    return folder / f"{'-'.join(arm)}-seed{seed}.json"
-
-
-def finished(folder: Path, arm: Arm, seed: int, settings: dict[str, Any]) -> list[tuple[int, float]] | None:
-    """What the file has; None if there is none, or one of other settings."""
-    file = file_of(folder, arm, seed)
+def finished(file: Path, settings: dict[str, Any]) -> dict[Run, Losses]:
+    """What the file has. Ends the program if that is of other settings."""
     if not file.exists():
-        return None
+        return {}
     found = json.loads(file.read_text())
-    return found["losses"] if found["settings"] == settings else None
+    if found["settings"] != settings:
+        sys.exit(f"{file} has runs of {found['settings']}; for runs of {settings} name another file by --json")
+    return {(Arm(run["weights"], run["states"], run["gather"]), run["seed"]): run["losses"] for run in found["runs"]}
 
 
-def keep(folder: Path, arm: Arm, seed: int, settings: dict[str, Any], losses: list[tuple[int, float]]) -> None:
-    file = file_of(folder, arm, seed)
+def write(file: Path, settings: dict[str, Any], runs: dict[Run, Losses]) -> None:
+    listed = [{**arm._asdict(), "seed": seed, "losses": losses} for (arm, seed), losses in runs.items()]
+    file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps({"settings": settings, "losses": losses}))
+    partial.write_text(json.dumps({"settings": settings, "runs": listed}, indent=1) + "\n")
     os.replace(partial, file)
 
 
-def table(runs: dict[tuple[Arm, int], list[tuple[int, float]]]) -> str:
+def table(runs: dict[Run, Losses]) -> str:
     """In Markdown. Differences are those of runs of one seed."""
     columns = ("weights", "states", "gathered as", "seeds", "held-out loss", "spread", "difference to fp32",
                "its error")

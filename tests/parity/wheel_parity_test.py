@@ -15,7 +15,7 @@ from processes import Leftovers
 
 WHEEL = os.environ.get("SHARDMESH_WHEEL", "")
 USE = """
-import os, sys
+import glob, os, sys, tempfile
 import shardmesh
 assert "torch" not in sys.modules
 from shardmesh import _programs
@@ -24,7 +24,7 @@ assert shardmesh.__file__.startswith(sys.prefix), shardmesh.__file__
 assert _programs.find("shardctl").startswith(sys.prefix)
 service = _service.find(None, 0, 1, 2, 60)
 assert shardmesh.connect(service.address).jobs() == []
-assert os.path.isdir(service.folder)
+assert glob.glob(os.path.join(tempfile.gettempdir(), "shardmesh-*"))
 service.close()
 print("used")
 """
