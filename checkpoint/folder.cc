@@ -95,18 +95,26 @@ absl::Status CheckFile(const std::string& folder, const Manifest::File& file) {
                                           info.st_size, " bytes; it was saved with ", file.bytes));
 }
 
-// OK: the checkpoint at `path` has the bits that `manifest` tells of.
-absl::StatusOr<NewCheckpoint::Finished> AlreadyThere(const std::string& path, const Manifest& manifest) {
-  ASSIGN_OR_RETURN(const OpenedCheckpoint there, OpenCheckpoint(path));
-  std::string others;
-  if (there.manifest.digest != manifest.digest) others = "weights or states";
-  for (size_t i = 0; others.empty() && i < std::max(there.manifest.buffers.size(), manifest.buffers.size()); ++i) {
-    const bool both = i < std::min(there.manifest.buffers.size(), manifest.buffers.size());
-    if (!both || !(there.manifest.buffers[i] == manifest.buffers[i])) others = "buffers";
-  }
-  if (others.empty()) return NewCheckpoint::Finished{path, /*already_there=*/true};
-  return absl::AlreadyExistsError(absl::StrCat("step ", manifest.step, " is saved already, in ", path, ", with other ",
-                                               others, "; save to another folder, or remove that checkpoint first"));
+// In which the checkpoints that are there differ from what `manifest` tells of; empty: in nothing.
+std::string Difference(const Manifest& there, const Manifest& manifest) {
+  if (there.digest != manifest.digest) return "weights or states";
+  return there.buffers == manifest.buffers ? "" : "buffers";
+}
+
+// Of the manifest at `path`.
+int64_t SavedOf(const std::string& path) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  char head[kManifestHead];
+  const ssize_t got = fd.valid() ? pread(fd.get(), head, sizeof(head), 0) : 0;
+  return SavedAt(absl::string_view(head, static_cast<size_t>(std::max<ssize_t>(got, 0)))).value_or(kSavedUnknown);
+}
+
+// Of what is saved next into `root`.
+absl::StatusOr<int64_t> NextSaved(const std::string& root) {
+  ASSIGN_OR_RETURN(const std::vector<FoundCheckpoint> found, ListCheckpoints(root));
+  int64_t last = 0;
+  for (const FoundCheckpoint& each : found) last = std::max(last, each.saved == kSavedUnknown ? 0 : each.saved);
+  return last + 1;
 }
 
 }  // namespace
@@ -143,10 +151,11 @@ absl::Status NewCheckpoint::Write(const std::string& name, int64_t offset, absl:
   return WriteAll(fd.get(), bytes, path);
 }
 
-absl::StatusOr<NewCheckpoint::Finished> NewCheckpoint::Finish(const Manifest& manifest) {
+absl::StatusOr<NewCheckpoint::Finished> NewCheckpoint::Finish(Manifest manifest) {
   const std::string final_path = absl::StrCat(root_, "/", NameOf(manifest.step));
-  const std::string text = ManifestText(manifest);
   if (HasManifest(final_path)) return AlreadyThere(final_path, manifest);
+  ASSIGN_OR_RETURN(manifest.saved, NextSaved(root_));
+  const std::string text = ManifestText(manifest);
   RETURN_IF_ERROR(AddFile(kManifest, text, static_cast<int64_t>(text.size())));
   for (const std::string& path : files_) RETURN_IF_ERROR(SyncFile(path));
   RETURN_IF_ERROR(SyncFolder(path_));
@@ -158,6 +167,26 @@ absl::StatusOr<NewCheckpoint::Finished> NewCheckpoint::Finish(const Manifest& ma
   return Finished{final_path};
 }
 
+absl::StatusOr<NewCheckpoint::Finished> NewCheckpoint::AlreadyThere(const std::string& path, const Manifest& manifest) {
+  ASSIGN_OR_RETURN(OpenedCheckpoint there, OpenCheckpoint(path));
+  if (const std::string others = Difference(there.manifest, manifest); !others.empty()) {
+    return absl::AlreadyExistsError(absl::StrCat("step ", manifest.step, " is saved already, in ", path,
+                                                 ", with other ", others,
+                                                 "; save to another folder, or remove that checkpoint first"));
+  }
+  ASSIGN_OR_RETURN(const int64_t next, NextSaved(root_));
+  if (there.manifest.saved + 1 <
+      next) {  // others were saved since: a manifest takes the place of the one that is there
+    there.manifest.saved = next;
+    const std::string text = ManifestText(there.manifest), written = absl::StrCat(path_, "/newest-", kManifest);
+    RETURN_IF_ERROR(AddFile(absl::StrCat("newest-", kManifest), text, static_cast<int64_t>(text.size())));
+    RETURN_IF_ERROR(SyncFile(written));
+    RETURN_IF_ERROR(Rename(written, absl::StrCat(path, "/", kManifest)));
+    RETURN_IF_ERROR(SyncFolder(path));
+  }
+  return Finished{path, /*already_there=*/true};
+}
+
 absl::StatusOr<std::vector<FoundCheckpoint>> ListCheckpoints(const std::string& root) {
   std::vector<FoundCheckpoint> found;
   std::error_code error, ignored;
@@ -166,10 +195,11 @@ absl::StatusOr<std::vector<FoundCheckpoint>> ListCheckpoints(const std::string& 
   for (const fs::directory_iterator end; !error && entry != end; entry.increment(error)) {
     const int64_t step = StepOf(entry->path().filename().string());
     if (step >= 0 && !entry->is_symlink(ignored) && HasManifest(entry->path().string()))
-      found.push_back({step, entry->path().string()});
+      found.push_back({step, SavedOf(absl::StrCat(entry->path().string(), "/", kManifest)), entry->path().string()});
   }
   if (error) return FailedTo("read the folder", root, error.value());
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step < b.step; });
+  std::sort(found.begin(), found.end(),
+            [](const auto& a, const auto& b) { return std::pair(a.saved, a.step) < std::pair(b.saved, b.step); });
   return found;
 }
 

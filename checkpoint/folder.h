@@ -9,9 +9,13 @@
 // before is found, by size here and by digest where it is loaded. Links are not followed.
 // Functions are thread-safe for different folders. Errors by what the system says: NotFound, PermissionDenied,
 // ResourceExhausted (the disk is full), Unavailable; the message has the path.
+//
+// The newest checkpoint is the one that was saved last (Manifest.saved), whatever its step: a job that went back from
+// step 8 to 3 and saves at 5 has left the checkpoint of step 8 behind.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -45,13 +49,17 @@ class NewCheckpoint {
     std::string path;
     bool already_there = false;  // a checkpoint of the same bits, which stays
   };
-  // Brings all bytes to the disk, and the checkpoint into being. AlreadyExists: a checkpoint of that step is there, and
-  // it has other weights, states or buffers; says which.
-  absl::StatusOr<Finished> Finish(const Manifest& manifest);
+  // Brings all bytes to the disk, and the checkpoint into being, as the newest one; `manifest.saved` is set here. One
+  // of the same bits that is there becomes the newest. AlreadyExists: a checkpoint of that step is there, and it has
+  // other weights, states or buffers; says which.
+  absl::StatusOr<Finished> Finish(Manifest manifest);
 
  private:
   NewCheckpoint(std::string root, std::string path, UniqueFd lock)
       : root_(std::move(root)), path_(std::move(path)), lock_(std::move(lock)) {}
+
+  // OK: the checkpoint at `path` has the bits that `manifest` tells of, and is the newest.
+  absl::StatusOr<Finished> AlreadyThere(const std::string& path, const Manifest& manifest);
 
   const std::string root_, path_;
   const UniqueFd lock_;  // of the folder
@@ -61,9 +69,11 @@ class NewCheckpoint {
 
 struct FoundCheckpoint {
   int64_t step = 0;
+  int64_t saved = 0;  // Manifest.saved; kSavedUnknown: the manifest cannot be read, as opening it will say
   std::string path;
 };
-// Ascending; whatever else lies there is passed over, links too. NotFound: there is no such folder.
+inline constexpr int64_t kSavedUnknown = std::numeric_limits<int64_t>::max();
+// The newest last; whatever else lies there is passed over, links too. NotFound: there is no such folder.
 absl::StatusOr<std::vector<FoundCheckpoint>> ListCheckpoints(const std::string& root);
 
 struct OpenedCheckpoint {

@@ -75,9 +75,45 @@ TEST_F(FolderTest, TheNewestOfAFolder_IsOpened) {
   fs::create_directories(root_ + "/step-0000000000999");  // no manifest
   fs::create_directories(root_ + "/step-5");
   std::ofstream(root_ + "/step-0000000000998") << "no folder";
-  EXPECT_THAT(StepsIn(root_), ElementsAre(9, 30, 120));
+  EXPECT_THAT(StepsIn(root_), ElementsAre(9, 120, 30));
   ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, OpenCheckpoint(root_));
-  EXPECT_EQ(opened.manifest.step, 120);
+  EXPECT_EQ(opened.manifest.step, 30);
+}
+
+TEST_F(FolderTest, TheCheckpointThatWasSavedLast_IsTheNewest_WhateverItsStep) {
+  for (const int64_t step : {3, 8, 5}) ASSERT_OK(Write(root_, step));  // the job went back from 8 to 3
+  ASSERT_OK_AND_ASSIGN(const std::vector<int64_t> removed, Prune(root_, {2, 0}));
+  EXPECT_THAT(removed, ElementsAre(3));
+  EXPECT_THAT(StepsIn(root_), ElementsAre(8, 5));
+
+  ASSERT_OK(Write(root_, 8));  // again, with the same bits
+  EXPECT_THAT(StepsIn(root_), ElementsAre(5, 8));
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, OpenCheckpoint(root_));
+  EXPECT_EQ(opened.manifest.step, 8);
+  EXPECT_EQ(opened.manifest.saved, 4);
+  ASSERT_OK(Write(root_, 8));  // the newest already
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint same, OpenCheckpoint(root_));
+  EXPECT_EQ(same.manifest.saved, 4);
+  EXPECT_EQ(EntriesIn(root_), 2);
+  EXPECT_EQ(EntriesIn(opened.path), 2);
+}
+
+TEST_F(FolderTest, CheckpointsOfBeforeTheyWereCounted_AreOlder_AndOrderedByStep) {
+  for (const int64_t step : {9, 30}) {
+    ASSERT_OK_AND_ASSIGN(const std::string path, Write(root_, step));
+    std::ofstream(path + "/manifest.json") << ManifestText(Of(step));
+  }
+  EXPECT_THAT(StepsIn(root_), ElementsAre(9, 30));
+  ASSERT_OK(Write(root_, 5));
+  EXPECT_THAT(StepsIn(root_), ElementsAre(9, 30, 5));
+}
+
+TEST_F(FolderTest, AManifestWhoseHeadIsDamaged_IsNotPassedOver) {
+  for (const int64_t step : {1, 2}) ASSERT_OK(Write(root_, step));
+  std::ofstream(root_ + "/step-0000000000001/manifest.json") << "{";
+  EXPECT_THAT(OpenCheckpoint(root_), StatusIs(Code::kDataLoss, HasSubstr("step-0000000000001")));
+  ASSERT_OK(Write(root_, 3));
+  EXPECT_THAT(StepsIn(root_), ElementsAre(2, 3, 1));
 }
 
 TEST_F(FolderTest, WhatIsNotFinished_LeavesNothing) {
@@ -115,7 +151,7 @@ TEST_F(FolderTest, WritersThatLive_DoNotDisturbEachOther) {
   ASSERT_OK(Write(root_, 2));
   ASSERT_OK(first->AddFile("model.safetensors", "", 100));
   ASSERT_OK(first->Finish(Of(1)));
-  EXPECT_THAT(StepsIn(root_), ElementsAre(1, 2));
+  EXPECT_THAT(StepsIn(root_), ElementsAre(2, 1));
 }
 
 TEST_F(FolderTest, ChangedFiles_AreNamed) {

@@ -8,9 +8,11 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "checkpoint/strict_json.h"
 #include "core/digest.h"
 #include "core/status.h"
@@ -142,6 +144,21 @@ std::vector<SafetensorsEntry> Manifest::buffer_entries() const {
   return entries;
 }
 
+std::optional<int64_t> SavedAt(absl::string_view head) {
+  const auto number = [&](absl::string_view key) -> std::optional<int64_t> {
+    const size_t digits =
+        absl::ConsumePrefix(&head, key) ? std::min(head.find_first_not_of("0123456789"), head.size()) : 0;
+    int64_t value = 0;
+    if (!absl::SimpleAtoi(head.substr(0, digits), &value)) return std::nullopt;
+    head.remove_prefix(digits);
+    return value;
+  };
+  if (!number(absl::StrCat("{\n \"format\": \"", kFormat, "\",\n \"version\": ", kVersion, ",\n \"step\": ")))
+    return {};
+  if (absl::StartsWith(head, ",\n \"digest\": ")) return 0;
+  return number(",\n \"saved\": ");
+}
+
 bool IsPlainFileName(absl::string_view name) {
   return !name.empty() && name.size() <= 200 && name[0] != '.' && std::all_of(name.begin(), name.end(), [](char c) {
     return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-';
@@ -165,11 +182,10 @@ std::string ManifestText(const Manifest& manifest) {
   options.preserve_proto_field_names = true;
   std::string job;
   (void)google::protobuf::util::MessageToJsonString(ToProto(manifest.spec), &job, options);  // no Any, nothing fails
-  Json json = {{"format", kFormat},
-               {"version", kVersion},
-               {"step", manifest.step},
-               {"digest", absl::StrFormat("%016x", manifest.digest)},
-               {"job", Json::parse(job, nullptr, false)}};
+  Json json = {{"format", kFormat}, {"version", kVersion}, {"step", manifest.step}};
+  if (manifest.saved > 0) json["saved"] = manifest.saved;
+  json["digest"] = absl::StrFormat("%016x", manifest.digest);
+  json["job"] = Json::parse(job, nullptr, false);
   json["files"] = Json::array();
   for (const Manifest::File& file : manifest.files)
     json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
@@ -188,11 +204,17 @@ absl::StatusOr<Manifest> ParseManifest(absl::string_view text) {
   RETURN_IF_ERROR(CheckHead(json));
   RETURN_IF_ERROR(CheckChecksum(json, text));
   Manifest manifest;
-  const auto step = json.find("step"), digest = json.find("digest");
+  const auto step = json.find("step"), saved = json.find("saved"), digest = json.find("digest");
   if (step == json.end() || !step->is_number_integer() || step->get<int64_t>() < 0 || step->get<int64_t>() > kMaxStep) {
     return Wrong("without a step");
   }
   manifest.step = step->get<int64_t>();
+  if (saved != json.end()) {
+    if (!saved->is_number_integer() || saved->get<int64_t>() < 1 || saved->get<int64_t>() > kMaxStep) {
+      return Wrong("whose \"saved\" is no count");
+    }
+    manifest.saved = saved->get<int64_t>();
+  }
   if (digest == json.end() || !digest->is_string() || digest->get<std::string>().size() != 16 ||
       !absl::SimpleHexAtoi(digest->get<std::string>(), &manifest.digest)) {
     return Wrong("without a digest of 16 hexadecimal digits");

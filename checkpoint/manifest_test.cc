@@ -55,6 +55,22 @@ TEST(ManifestTest, Text_SaysItAll) {
   EXPECT_EQ(ManifestText(read), ManifestText(manifest));
 }
 
+TEST(ManifestTest, TheCountOfSaves_IsReadFromItsHead) {
+  Manifest manifest = Some();
+  const auto head = [&] { return ManifestText(manifest).substr(0, kManifestHead); };
+  EXPECT_THAT(ManifestText(manifest), Not(HasSubstr("saved")));  // as older builds wrote it
+  EXPECT_EQ(SavedAt(head()), 0);
+  manifest.saved = 17;
+  EXPECT_EQ(SavedAt(head()), 17);
+  ASSERT_OK_AND_ASSIGN(const Manifest read, ParseManifest(ManifestText(manifest)));
+  EXPECT_EQ(read.saved, 17);
+  manifest.step = manifest.saved = kMaxStep;
+  EXPECT_EQ(SavedAt(head()), kMaxStep);
+  for (const char* other : {"", "{", "{\n \"format\": \"shardmesh checkpoint\",\n \"version\": 2,\n \"step\": 1,"}) {
+    EXPECT_EQ(SavedAt(other), std::nullopt) << other;
+  }
+}
+
 TEST(ManifestTest, OriginalNames_AreThere_AndMayBeAbsent) {
   Manifest manifest = Some();
   EXPECT_THAT(ManifestText(manifest), Not(HasSubstr("given")));  // as older builds wrote it

@@ -39,6 +39,7 @@ class RemoteCheckpoint:
     step: int
     path: str
     files: dict[str, int]  # name to bytes, without the manifest
+    saved: int = 0  # the how-manieth that was saved into its folder: the greatest is the newest; 0: of before they were counted
 
 
 def _open(url: str, options: dict[str, Any]) -> tuple[Any, str]:
@@ -50,15 +51,16 @@ def _open(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     return system, path.rstrip("/")
 
 
-def _files(text: bytes) -> Optional[dict[str, int]]:
-    """Of a manifest; None: it is none, or was cut."""
+def _parsed(text: bytes) -> Optional[tuple[dict[str, int], int]]:
+    """A manifest's files, and its count of saves; None: it is none, or was cut."""
     try:
         manifest = json.loads(text)
         files = {file["name"]: file["bytes"] for file in manifest["files"]}
-    except (ValueError, KeyError, TypeError):
+        saved = int(manifest.get("saved", 0))
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
     plain = all(isinstance(name, str) and _FILE.fullmatch(name) and isinstance(size, int) for name, size in files.items())
-    return files if manifest.get("format") == _FORMAT and plain else None
+    return (files, saved) if manifest.get("format") == _FORMAT and plain else None
 
 
 def _folders(system: Any, path: str) -> dict[int, str]:
@@ -77,15 +79,15 @@ def _whole(system: Any, step: int, folder: str) -> Optional[RemoteCheckpoint]:
     sizes = {e["name"].rstrip("/").rsplit("/", 1)[-1]: e["size"] for e in system.ls(folder, detail=True) if e["type"] == "file"}
     if MANIFEST not in sizes:
         return None
-    files = _files(system.cat_file(f"{folder}/{MANIFEST}"))
-    if files is None or any(sizes.get(name) != size for name, size in files.items()):
+    parsed = _parsed(system.cat_file(f"{folder}/{MANIFEST}"))
+    if parsed is None or any(sizes.get(name) != size for name, size in parsed[0].items()):
         return None
-    return RemoteCheckpoint(step, folder, files)
+    return RemoteCheckpoint(step, folder, *parsed)
 
 
 def _all(system: Any, path: str) -> list[RemoteCheckpoint]:
     found = (_whole(system, step, folder) for step, folder in _folders(system, path).items())
-    return [checkpoint for checkpoint in found if checkpoint is not None]
+    return sorted((one for one in found if one is not None), key=lambda one: (one.saved, one.step))
 
 
 def checkpoints(url: str, **options: Any) -> list[RemoteCheckpoint]:
@@ -101,8 +103,8 @@ def _remove(system: Any, folder: str) -> None:
 
 def _tidy(system: Any, path: str, keep_last: int, keep_every: int) -> None:
     """Removes what is not whole, and what the rule does not keep; the newest always stays."""
-    whole = {checkpoint.step for checkpoint in _all(system, path)}
-    kept = set(sorted(whole)[-max(keep_last, 1):]) if keep_last > 0 else set(whole)
+    whole = [checkpoint.step for checkpoint in _all(system, path)]
+    kept = set(whole[-keep_last:])  # of 0: all
     kept |= {step for step in whole if keep_every > 0 and step % keep_every == 0}
     for step, folder in _folders(system, path).items():
         if step not in kept:
@@ -122,9 +124,10 @@ def upload(checkpoint: str, url: str, *, keep_last: int = 0, keep_every: int = 0
     match = _STEP.fullmatch(name)
     with open(os.path.join(checkpoint, MANIFEST), "rb") as file:
         manifest = file.read()
-    files = _files(manifest)
-    if match is None or files is None:
+    parsed = _parsed(manifest)
+    if match is None or parsed is None:
         raise errors.InvalidArgument(f"{checkpoint} is no checkpoint; name a folder like step-0000000001200 that has a {MANIFEST}")
+    files, _ = parsed
     for file_name, size in files.items():
         if os.path.getsize(os.path.join(checkpoint, file_name)) != size:
             raise errors.InvalidArgument(f"{checkpoint}/{file_name} has another size than when it was saved, {size} bytes")

@@ -77,7 +77,7 @@ class Folders(unittest.TestCase):
     def path(self, *names):
         return os.path.join(self.folder, *names)
 
-    def save(self, step, states="float32", seed=1):
+    def save(self, step, states="float32", seed=1, saved=None):
         """A checkpoint's folder, of a model and AdamW after 3 steps."""
         model, optimizer = trained(seed)
         folder = self.path("local", f"step-{step:013d}")
@@ -93,7 +93,8 @@ class Folders(unittest.TestCase):
         job = {"name": "j", "optimizer": {"kind": "OPTIMIZER_KIND_ADAMW", "learning_rate": 0.25, "beta1": 0.8, "beta2": 0.9,
                                              "epsilon": 1e-8, "weight_decay": 0.5}}
         with open(folder + "/manifest.json", "w", encoding="utf-8") as file:
-            json.dump({"format": "shardmesh checkpoint", "version": 1, "step": step, "job": job, "files": files}, file)
+            json.dump({"format": "shardmesh checkpoint", "version": 1, "step": step, "job": job, "files": files,
+                       **({"saved": saved} if saved else {})}, file)
         return folder, model, optimizer
 
 
@@ -130,6 +131,12 @@ class Remote(Folders):
         for step in (100, 150, 200, 250, 300):
             checkpoint.upload(self.save(step)[0], "failing://run", keep_last=2, keep_every=100)
         self.assertEqual(self.steps("failing://run"), [100, 200, 250, 300])
+
+    def test_the_order_is_that_of_saving(self):
+        for saved, step in enumerate((100, 300, 200), 1):
+            checkpoint.upload(self.save(step, saved=saved)[0], "failing://run", keep_last=2)
+        self.assertEqual(self.steps("failing://run"), [300, 200])
+        self.assertEqual(os.path.basename(checkpoint.download("failing://run", self.path("back"))), f"step-{200:013d}")
 
     def test_a_place_that_fails_at_every_operation(self):
         first, second = self.save(1)[0], self.save(2)[0]

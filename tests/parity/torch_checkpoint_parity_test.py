@@ -252,6 +252,29 @@ class CheckpointTest(ServiceTest):
             self.assertNotIn("buffers", json.load(file))
         self.assertEqual(set(_dcp._load(first.path, "model")), {"weight", "bias"})
 
+    def test_after_going_back_the_checkpoint_that_was_saved_last_is_the_newest(self):
+        model, folder = nn.Linear(6, 4), self.path("gone-back")
+        optimizer = self.optimizer(model)
+        train(model, optimizer, range(3))
+        third = optimizer.state_dict(), {name: value.clone() for name, value in model.state_dict().items()}
+        train(model, optimizer, range(3, 8))
+        optimizer.save(folder)
+        model.load_state_dict(third[1])
+        optimizer.load_state_dict(third[0])
+        train(model, optimizer, range(20, 22))
+        fifth = optimizer.save(folder, keep_last=1)
+        self.assertEqual([os.path.join(folder, name) for name in os.listdir(folder)], [fifth.path])
+        train(model, optimizer, range(22, 26))
+        ninth = optimizer.save(folder)
+        self.assertEqual((fifth.step, ninth.step), (5, 9))
+        model.load_state_dict(third[1])
+        optimizer.load_state_dict(third[0])
+        train(model, optimizer, range(20, 22))
+        self.assertTrue(optimizer.save(folder).already_there)  # and the newest again, since that is what training has
+        again = nn.Linear(6, 4)
+        with self.optimizer(again, "gone-on", resume=folder):
+            self.assert_equal_states(again, model)
+
 
 if __name__ == "__main__":
     if len(sys.argv) == 3 and ":" in sys.argv[1]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import sys
 from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
@@ -17,15 +18,24 @@ _LISTED = 5  # names of each kind, in an error
 
 
 def newest(path: str) -> str:
-    """The checkpoint at `path`, or the newest one in that folder. NotFound: there is none."""
+    """The checkpoint at `path`, or the one that was saved last into that folder. NotFound: there is none."""
     if os.path.exists(os.path.join(path, "manifest.json")):
         return path
-    found = sorted(glob.glob(os.path.join(glob.escape(path), "step-*", "manifest.json")))
+    found = glob.glob(os.path.join(glob.escape(path), "step-*", "manifest.json"))
     if not found:
         raise errors.NotFound(
             f"{path} has no checkpoint; optimizer.save() writes one there, as does shardctl checkpoint"
         )
-    return os.path.dirname(found[-1])
+    return os.path.dirname(max(found, key=lambda manifest: (_saved(manifest), manifest)))
+
+
+def _saved(manifest: str) -> int:
+    """Its count of saves (checkpoint/manifest.h). One that cannot be read is the newest, so that opening it says why."""
+    try:
+        with open(manifest, encoding="utf-8") as file:
+            return int(json.load(file).get("saved", 0))
+    except (ValueError, TypeError, AttributeError):
+        return sys.maxsize
 
 
 def check(path: str, spec: Mapping[str, Any]) -> None:
