@@ -207,11 +207,14 @@ void AddRestoreCommand(CLI::App& app, CommandResult& result) {
                       "The format in which it gathers weights, such as fp8_tensor; as it was saved");
   command->add_option("--mesh", flags->options.mesh, "Its mesh, such as ddp=2,fsdp=2; as it was saved")
       ->type_name("MESH");
+  command->add_flag(
+      "--fit-mesh", flags->options.fit_mesh,
+      "Without --mesh: if the live workers are too few for the mesh that was saved, one that they can hold");
   AddConnectionOptions(*command, flags->connection);
   command->footer(
       "The job goes on after the checkpoint's step with the bits that it had, whatever the mesh.\n"
       "Examples:\n"
-      "  shardctl restore /data/llama\n"
+      "  shardctl restore /data/llama --fit-mesh\n"
       "  shardctl restore /data/llama/step-0000000001200 --job llama-2 --mesh fsdp=3");
   command->callback([flags, &result] { Finish(Restore(*flags), result); });
 }

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
@@ -129,7 +131,8 @@ TEST_F(ClusterCommandTest, CheckpointAndRestore) {
   const std::string hex = RunJson({"digest", "tiny"})["digest"];
   EXPECT_THAT(Out({"checkpoint", "tiny", root}),
               AllOf(HasSubstr("step 2: "), HasSubstr(" in " + path + ", digest " + hex)));
-  EXPECT_THAT(Out({"checkpoint", "tiny", root}), AllOf(HasSubstr("step 2 was saved before: "), HasSubstr(" in " + path)));
+  EXPECT_THAT(Out({"checkpoint", "tiny", root}),
+              AllOf(HasSubstr("step 2 was saved before: "), HasSubstr(" in " + path)));
   EXPECT_THAT(Error({"checkpoint", "none", root}), HasSubstr("none"));
   const CommandResult list = RunShardctl({"checkpoints", root});
   EXPECT_THAT(list.out,
@@ -148,6 +151,23 @@ TEST_F(ClusterCommandTest, CheckpointAndRestore) {
   EXPECT_EQ(saved["removed_steps"].size(), 0u);
   Error({"checkpoint", "again", other, "--keep-every", "10"}, kExitUsage);
   Out({"delete", "again"});
+}
+
+TEST_F(ClusterCommandTest, Restore_OfAMeshThatNeedsMoreWorkers) {
+  const std::string root = ::testing::TempDir() + "large-checkpoints", given = root + "/given";
+  const std::string path = RunJson({"checkpoint", "tiny", root})["path"];
+  std::filesystem::create_directories(given + "/states");
+  std::filesystem::copy(path + "/model.safetensors", given);
+  std::filesystem::copy(path + "/states.safetensors", given + "/states/model.safetensors");
+  std::ifstream manifest(path + "/manifest.json");
+  Json saved = Json::parse(manifest);
+  saved["job"]["mesh"][0]["size"] = 3;
+  std::ofstream(given + "/job.json") << saved.dump();
+  EXPECT_EQ(RunShardctl({"adopt", given, root + "/adopted"}).code, kExitOk);
+  EXPECT_THAT(Error({"restore", root + "/adopted", "--job", "large", "--timeout", "0.1"}),
+              HasSubstr("3 live workers on one host"));
+  EXPECT_THAT(Out({"restore", root + "/adopted", "--job", "large", "--fit-mesh"}), HasSubstr("on mesh fsdp=2"));
+  Out({"delete", "large"});
 }
 
 TEST_F(ClusterCommandTest, Status) {
