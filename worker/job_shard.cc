@@ -52,6 +52,9 @@ absl::Status JobShard::Open(Memory& memory, const std::atomic<bool>* cancelled) 
     leases_->TakeOver();
     orphans_.Expect(protocol_->Sessions().staying);
     if (rank().value() == protocol_->local().first()) mail_.TakeOver();
+  } else if (plan_.bucketed() && rank().value() == protocol_->local().first()) {
+    const int buckets = static_cast<int>(plan_.buckets().size());
+    for (int b = 0; b < buckets; ++b) RETURN_IF_ERROR(pass_->GiveBackWeights(b));
   }
   engine_ = std::make_unique<Engine>(*protocol_, *pass_, options_.rank, ForEngine());
   return absl::OkStatus();

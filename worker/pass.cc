@@ -27,6 +27,7 @@ Pass::Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& h
            Trace* trace, GradientSums* sums, std::optional<ReplicaShare> share)
     : job_(job),
       plan_(plan),
+      absent_(plan),
       rank_(plan.RankOf(place)),
       share_(share.value_or(ReplicaShare{place.replica, plan.num_replicas()})),
       host_(host),

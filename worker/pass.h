@@ -43,6 +43,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/absent_weights.h"
 #include "core/job.h"
 #include "core/layout.h"
 #include "core/sync.h"
@@ -149,6 +150,7 @@ class Pass final : public StepPass {
 
   const JobSpec& job_;
   const Plan& plan_;
+  const AbsentWeights absent_;
   const Rank rank_;
   const ReplicaShare share_;
   HostMemory& host_;

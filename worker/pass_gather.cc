@@ -122,7 +122,9 @@ absl::Status Pass::GiveBackGradients(int bucket) {
 }
 
 absl::Status Pass::GiveBackWeights(int bucket) {
-  return host_.GiveBackWindow(plan_.buckets()[bucket].weight_offset, plan_.WeightPageBytes(bucket));
+  RETURN_IF_ERROR(host_.GiveBackWindow(plan_.buckets()[bucket].weight_offset, plan_.WeightPageBytes(bucket)));
+  absent_.Show(bucket, host_.window().data());
+  return absl::OkStatus();
 }
 
 }  // namespace shardmesh

@@ -33,7 +33,8 @@ class StepPass {
                                        BucketGate* gate = nullptr) = 0;
 
   // Of bucket residency: gives back the pages of a bucket that is summed, in all slots, and of one that nobody uses, in
-  // the window. Internal: the system refuses. For the lead, between commands.
+  // the window, which then shows what core/absent_weights.h says. Internal: the system refuses. For the lead, between
+  // commands.
   virtual absl::Status GiveBackGradients(int bucket) = 0;
   virtual absl::Status GiveBackWeights(int bucket) = 0;
 

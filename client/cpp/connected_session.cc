@@ -10,6 +10,7 @@
 #include "client/cpp/await_weights.h"
 #include "client/cpp/next_life.h"
 #include "client/cpp/session.h"
+#include "core/absent_weights.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -31,6 +32,10 @@ class ConnectedSession final : public Session {
     for (size_t s = 0; s < slots_.size(); ++s) {
       ASSIGN_OR_RETURN(Segment window, create("shardmesh-gradients", job_->plan().gradient_window_bytes()));
       gradients_.push_back(std::move(window));
+    }
+    if (bucketed() && !guarded()) absent_.emplace(job_->plan());
+    for (size_t b = 0; absent_.has_value() && b < job_->plan().buckets().size(); ++b) {
+      absent_->Show(static_cast<int>(b), parameters_.data());
     }
     return OpenBuckets();
   }
@@ -106,7 +111,10 @@ class ConnectedSession final : public Session {
     return PullBucket(bucket, absl::Now() + timeout);
   }
   absl::Status Drop(int bucket) override {
-    return parameters_.Punch(job_->plan().buckets()[bucket].weight_offset, job_->plan().WeightPageBytes(bucket));
+    const Plan& plan = job_->plan();
+    RETURN_IF_ERROR(parameters_.Punch(plan.buckets()[bucket].weight_offset, plan.WeightPageBytes(bucket)));
+    if (absent_.has_value()) absent_->Show(bucket, parameters_.data());
+    return absl::OkStatus();
   }
 
   absl::Status SendBucket(v1::DeclareBucketRequest& request, bool declared, absl::Duration timeout) override {
@@ -213,6 +221,8 @@ class ConnectedSession final : public Session {
     if (!only.has_value()) committed_ = shardmesh::Step(header.step());
     return absl::OkStatus();
   }
+
+  std::optional<AbsentWeights> absent_;  // none: weights are always there, or guarded where they are not
 };
 
 }  // namespace

@@ -108,6 +108,7 @@ class Session {
   virtual absl::Status SendBucket(v1::DeclareBucketRequest& request, bool declared, absl::Duration timeout) = 0;
 
   bool bucketed() const { return job_->plan().bucketed(); }
+  bool guarded() const { return bucketed() && job_->options().guard_buckets; }
   bool InUse(int bucket) const { return uses_[bucket] > 0; }
   absl::Status OpenBuckets();                     // when the windows are mapped
   absl::Status DeclareRest(absl::Time deadline);  // what Step has to declare
@@ -134,7 +135,6 @@ class Session {
   }
 
  private:
-  bool guarded() const { return bucketed() && job_->options().guard_buckets; }
   absl::Status CheckBucket(int bucket) const;
   absl::Status GuardGradients(int bucket, bool accessible);
 

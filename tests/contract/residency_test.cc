@@ -7,12 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <random>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "core/absent_weights.h"
 #include "core/matchers.h"
 #include "core/mesh_spec.h"
 #include "core/status.h"
@@ -273,21 +275,44 @@ TEST_F(ResidencyErrors, BucketAcquiredOverAStep_HoldsTheNewWeights) {
   }
 }
 
+TEST_F(ResidencyErrors, WeightsThatAreNotThere_AreNaN) {
+  ASSERT_NO_FATAL_FAILURE(Start(1));
+  for (const bool attach : {true, false}) {
+    ASSERT_OK_AND_ASSIGN(const auto session, Open({Slot(0)}, attach));
+    ASSERT_OK_AND_ASSIGN(const ConstTensorView view, session->parameter("frozen"));
+    const volatile float& first = *static_cast<const float*>(view.data);
+    EXPECT_TRUE(std::isnan(first)) << attach;
+    ASSERT_OK_AND_ASSIGN(const int bucket, session->bucket("frozen"));
+    ASSERT_OK(session->Acquire(bucket, kTime));
+    EXPECT_TRUE(std::isfinite(first)) << attach;
+    ASSERT_OK(session->Release(bucket));
+    const absl::Time deadline = absl::Now() + kTime;
+    while (!std::isnan(first) && absl::Now() < deadline) testing::Pause(absl::Milliseconds(5));
+    EXPECT_TRUE(std::isnan(first)) << attach;
+  }
+}
+
 // A session that ends without a word is to its worker what a killed trainer is: a closed connection.
 TEST_F(ResidencyErrors, TrainerThatIsGone_HoldsNothing) {
   ASSERT_NO_FATAL_FAILURE(Start(2));
   ASSERT_OK_AND_ASSIGN(const auto stays, Open({Slot(1)}));
+  const int64_t nothing = WindowBytes();
+  int64_t absent = 0;
+  for (size_t b = 0; b < job->plan().buckets().size(); ++b) {
+    absent += AbsentWeights(job->plan()).PageBytes(static_cast<int>(b));
+  }
+  EXPECT_EQ(nothing, absent);
   {
     ASSERT_OK_AND_ASSIGN(const auto goes, Open({Slot(0)}));
     ASSERT_OK(goes->Acquire(0, kTime));
     ASSERT_OK(goes->Prefetch(1));
     ASSERT_OK(testing::WriteBucketGradients(*goes, Step(1), trained[0]));
     ASSERT_OK(goes->DeclareBucket(trained[0], kTime));
-    EXPECT_GT(WindowBytes(), 0);
+    EXPECT_GT(WindowBytes(), nothing);
   }
   const absl::Time deadline = absl::Now() + kTime;
-  while (WindowBytes() != 0 && absl::Now() < deadline) testing::Pause(absl::Milliseconds(5));
-  EXPECT_EQ(WindowBytes(), 0);
+  while (WindowBytes() != nothing && absl::Now() < deadline) testing::Pause(absl::Milliseconds(5));
+  EXPECT_EQ(WindowBytes(), nothing);
   // Its slot waits for the other trainer's bucket, which may be summed with it.
   std::thread other([&] { EXPECT_OK(testing::TrainTo(*stays, 2)); });
   {

@@ -88,7 +88,7 @@ class Calls:
         """FailedPrecondition: by what is no call of its unit, so that it was not there."""
         if not self._buckets.there(weight.unit):
             raise errors.FailedPrecondition(
-                f"{weight.name} was used outside of a call of its block, where it reads as zeros: residency=\"bucket\" "
+                f"{weight.name} was used outside of a call of its block, where it is NaN: residency=\"bucket\" "
                 "has the weights of a block while the block, or a module in it, is called. Call the module, or take "
                 "residency=\"full\""
             )

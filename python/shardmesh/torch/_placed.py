@@ -97,7 +97,7 @@ class Placed:
                     self._digests[index] = _digest(self._targets[index])
 
     def empty(self, indices: Iterable[int]) -> None:
-        """Copies among these have no pages any more; they read as zeros."""
+        """Copies among these give their pages back, and are no weights any more."""
         for index in self._copied.intersection(indices):
             if self._copies.has(index):
                 self._copies.empty(index)

@@ -32,12 +32,13 @@ class Reply(NamedTuple):
 class Session:
     """For one thread. Times are seconds. Errors are those of shardmesh.errors."""
 
-    def __init__(self, job: _client.Job, slots: Sequence[int] | None, timeout: float) -> None:
-        """slots: to write; None: they are pulled."""
+    def __init__(self, job: _client.Job, slots: Sequence[int] | None, timeout: float, why_not_finite: str = "") -> None:
+        """slots: to write; None: they are pulled. why_not_finite: a cause that a skipped step may have in this job."""
         self.job: Any = job
         self.slots, self.timeout = slots, timeout
         self.core: Any = None
         self._skipped = False  # a step was
+        self._why_not_finite = why_not_finite
         self._open()
 
     def _open(self) -> None:
@@ -114,7 +115,8 @@ class Session:
         """The first step that is skipped is said in the log."""
         if reply.skipped and not self._skipped:
             self._skipped = True
-            LOG.warning("step %d changed nothing: %s. Optimizer.last says it of each", reply.step, reply.skip_reason)
+            LOG.warning("step %d changed nothing: %s%s. Optimizer.last says it of each", reply.step, reply.skip_reason,
+                        self._why_not_finite)
         return reply
 
     def reopen(self, error: errors.Error) -> None:

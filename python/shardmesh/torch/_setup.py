@@ -25,6 +25,8 @@ from ._specification import specification
 from ._units import bucket_elements
 
 _POLL_SECONDS = 0.05
+_ABSENT = ('; with residency="bucket" a weight that is read while its block is not called is NaN: a penalty over '
+           'parameters needs residency="full"')
 _trained: set[tuple[str, str, int]] = set()  # service, job and rank of each optimizer of this process
 
 
@@ -191,7 +193,7 @@ class Started:
             job = core.create_job(json.dumps(self.spec), timeout=timeout, **self.rules)
         else:
             job = core.open_to_train(self.name, timeout=timeout, **self.rules)
-        return Session(job, None if self.plan.pulled else list(self.slots), timeout)
+        return Session(job, None if self.plan.pulled else list(self.slots), timeout, _ABSENT if self.bucketed else "")
 
     def _first_weights(self) -> dict[str, Any]:
         self._deferred.initialize()

@@ -65,9 +65,12 @@ class Copies:
         self._private.madvise(mmap.MADV_DONTNEED)
 
     def empty(self, index: int) -> None:
-        """It has no pages any more, and reads as zeros. REQUIRES: alignment to pages."""
-        like = self._like[index]
-        self._shared.madvise(mmap.MADV_REMOVE, self._begins[index], like.numel() * like.element_size())
+        """It has no pages any more but the first, which is NaN (core/absent_weights.h). REQUIRES: alignment to pages."""
+        begin, like = self._begins[index], self._like[index]
+        size = like.numel() * like.element_size()
+        self._shared.madvise(mmap.MADV_REMOVE, begin, size)
+        shown = min(size, mmap.PAGESIZE)
+        self._shared[begin:begin + shown] = b"\xff" * shown
 
 
 class Writes:
