@@ -1,143 +1,19 @@
 #!/usr/bin/env python3
-"""Errors that say what to do: each is provoked, its own advice is followed, and the model then trains as one to which
-nothing happened."""
+"""Errors while a model trains, that say what to do: tables of what is followed by advice.py."""
 import copy
 import math
 import os
 import pickle
 import sys
 import unittest
-from typing import Any, Callable, NamedTuple
-from unittest import mock
 
 import torch
 from shardmesh import errors
-from shardmesh.torch import Optimizer, _service, follow
+from shardmesh.torch import Optimizer, follow
 from torch import nn
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE)
-from service import ServiceTest
-
-
-class Boom(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        raise KeyError("boom")
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(5, 8)
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-
-    def forward(self, ids, between=lambda x: x):
-        x = self.layers[1](between(self.layers[0](self.embed(ids)))).tanh()
-        return self.more(x) if hasattr(self, "more") else x
-
-
-IDS = torch.tensor([0, 1, 2, 3, 4])
-
-
-def loss(model, **how):
-    return model(IDS, **how).square().mean()
-
-
-class Run:
-    """A model, its optimizer, and what entries of the table do to them."""
-
-    def __init__(self, test, options):
-        self.test, self.options, self.count = test, dict(options), 0
-        self.model = Net()
-        self.again()
-
-    def again(self, params=None, **options):
-        """Closes the optimizer and makes another of the model."""
-        if self.count:
-            self.optimizer.close()
-        self.count += 1
-        self.options = {**self.options, **options}
-        name = f"{'-'.join(map(str, self.options))}-{self.test.id()}-{id(self)}-{self.count}"[-120:]
-        self.optimizer = Optimizer(
-            self.model if params is None else params, "SGD", **{"lr": 0.1, "timeout": 10, "service": self.test.address, "job": name, **self.options}
-        )
-        self.test.addCleanup(self.optimizer.close)
-
-    def backward(self, **how):
-        loss(self.model, **how).backward()
-
-    def step(self):
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def backward_and_step(self):
-        self.backward()
-        self.step()
-
-    def train(self):
-        """A step, which changes every parameter."""
-        step = self.optimizer.committed_step
-        before = {name: value.clone() for name, value in self.model.state_dict().items()}
-        slots = self.options.get("slots") or 1
-        for _ in self.optimizer.slots([0] * slots) if self.options.get("pulled") else range(slots):
-            self.backward()
-        self.step()
-        self.test.assertEqual(self.optimizer.committed_step, step + 1)
-        for name, value in self.model.state_dict().items():
-            if "more" not in name:
-                self.test.assertTrue(torch.isfinite(value).all(), name)
-                self.test.assertFalse(torch.equal(before[name], value), name)
-
-    def write(self, value=0.5):
-        self.model.layers[0].bias.data.fill_(value)
-
-    def edit(self, value=0.5):
-        with self.optimizer.editing():
-            self.write(value)
-
-    def replace(self):
-        self.before, self.model.layers[0].bias = self.model.layers[0].bias, nn.Parameter(torch.full((8,), 0.1))
-
-    def put_back(self):
-        self.model.layers[0].bias = self.before
-
-    def add(self):
-        self.model.more = nn.Linear(8, 8)
-
-    def graph(self):
-        gradients = torch.autograd.grad(loss(self.model), list(self.model.parameters()), create_graph=True)
-        (loss(self.model) + sum(gradient.square().sum() for gradient in gradients)).backward()
-        self.step()
-
-    def slots(self, batches=(0,), leave=False, within=True):
-        for _ in self.optimizer.slots(batches):
-            if leave:
-                break
-            if within:
-                self.backward()
-        self.step()
-
-
-class Advice(NamedTuple):
-    said: str  # the advice, in the message
-    provoke: Callable[[Run], Any]
-    follow: Callable[[Run], Any]
-    error: type = errors.FailedPrecondition
-
-
-def then(*calls):
-    def run(of):
-        for call in calls:
-            call(of)
-
-    return run
-
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from advice import Advice, AdviceTest, Blocks, Boom, Net, Run, joined, loss, then  # noqa: E402
 
 STEP, REVERT, AGAIN, ZERO = Run.step, lambda r: r.optimizer.revert(), Run.again, lambda r: r.optimizer.zero_grad()
 BACK = Run.backward_and_step
@@ -221,43 +97,7 @@ BUCKET = (
 )
 
 
-def joined(r):
-    with r.optimizer.no_sync():
-        r.backward()
-    r.backward()
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-        self.bias = nn.Parameter(torch.zeros(8))
-
-    def forward(self, x):
-        return self.inner(x) + self.bias
-
-
-class Blocks(Net):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(2))
-
-
-class AdviceTest(ServiceTest):
-    def follow_all(self, table, model=None, **options):
-        run = Run(self, options) if model is None else None
-        for number, advice in enumerate(table):
-            with self.subTest(f"{number}: {advice.said}"):
-                if run is None:
-                    run = Run.__new__(Run)
-                    run.test, run.options, run.count, run.model = self, dict(options), 0, model
-                    run.again()
-                with self.assertRaises(advice.error) as raised:
-                    advice.provoke(run)
-                self.assertIn(advice.said, str(raised.exception))
-                advice.follow(run)
-                run.train()
-
+class TrainingTest(AdviceTest):
     def test_full_residency(self):
         self.follow_all(FULL)
 
@@ -269,99 +109,6 @@ class AdviceTest(ServiceTest):
 
     def test_bucket_residency(self):
         self.follow_all(BUCKET, model=Blocks(), residency="bucket")
-
-
-def of(**parameters):
-    """A module with these, beside a trained one."""
-    module = nn.Linear(2, 2)
-    for name, value in parameters.items():
-        module.register_parameter(name, value)
-    return module
-
-
-def meta(fill=True):
-    with torch.device("meta"):
-        module = nn.Module()
-        module.w = nn.Parameter(torch.empty(2))
-        module.reset_parameters = (lambda: nn.init.ones_(module.w)) if fill else None
-    return module
-
-
-def with_attribute(register):
-    module = nn.Linear(2, 2)
-    register(module, torch.empty(2, device="meta"))
-    return module
-
-
-SHARED = torch.zeros(4)
-TIE = nn.Parameter(torch.zeros(2))
-LINEAR = nn.Linear(2, 2)
-NAN = torch.full((2, 2), math.nan)
-RANKS = {"RANK": "0", "WORLD_SIZE": "2"}
-
-# What the error says; what is wrong; what is right then.
-START = (
-    ("give parameters of a module", lambda: Optimizer([("w", torch.zeros(2))]), lambda: Optimizer(LINEAR.named_parameters())),
-    ("to_dense()", lambda: Optimizer(of(w=nn.Parameter(torch.eye(2).to_sparse()))), lambda: Optimizer(of(w=nn.Parameter(torch.eye(2).to_sparse().to_dense())))),
-    ("model.float()", lambda: Optimizer(nn.Linear(2, 2).double()), lambda: Optimizer(nn.Linear(2, 2).double().float())),
-    ("model.to(torch.bfloat16)", lambda: Optimizer(nn.Linear(2, 2).half()), lambda: Optimizer(nn.Linear(2, 2).half().to(torch.bfloat16))),
-    ("torch.view_as_real()", lambda: Optimizer(of(w=nn.Parameter(torch.zeros(2, dtype=torch.complex64)))),
-     lambda: Optimizer(of(w=nn.Parameter(torch.view_as_real(torch.zeros(2, dtype=torch.complex64)))))),
-    ("remove it from the model", lambda: Optimizer(of(w=nn.Parameter(torch.zeros(0)))), lambda: Optimizer(of(w=None))),
-    ("contiguous() or clone()", lambda: Optimizer(of(w=nn.Parameter(torch.zeros(1).expand(3)))), lambda: Optimizer(of(w=nn.Parameter(torch.zeros(1).expand(3).contiguous())))),
-    ("run one batch through the lazy module", lambda: Optimizer(nn.LazyLinear(2)), lambda: Optimizer(ran(nn.LazyLinear(2)))),
-    ("assign the same Parameter object to both", lambda: Optimizer(of(a=nn.Parameter(SHARED), b=nn.Parameter(SHARED))), lambda: Optimizer(of(a=TIE, b=TIE))),
-    ("else clone() one", lambda: Optimizer(of(a=nn.Parameter(SHARED), b=nn.Parameter(SHARED))), lambda: Optimizer(of(a=nn.Parameter(SHARED), b=nn.Parameter(SHARED.clone())))),
-    ("requires_grad_(False)", lambda: Optimizer(of(w=nn.Parameter(NAN))), lambda: Optimizer(of(w=nn.Parameter(NAN, requires_grad=False)))),
-    ("returns None for this one", lambda: Optimizer(of(w=nn.Parameter(NAN, requires_grad=False)), gather="int8_row"),
-     lambda: Optimizer(of(w=nn.Parameter(NAN, requires_grad=False)), gather=lambda name: None if name == "w" else "stored")),
-    ("give the model, or model=", lambda: Optimizer(meta().named_parameters()), lambda: Optimizer((model := meta()).named_parameters(), model=model)),
-    ("make it a buffer", lambda: Optimizer(with_attribute(lambda m, t: setattr(m, "extra", t)), init=lambda m: None),
-     lambda: Optimizer(with_attribute(lambda m, t: m.register_buffer("extra", t)), init=lambda m: hasattr(m, "extra") and m.extra.zero_())),
-    ("named_parameters()", lambda: Optimizer(LINEAR.parameters()), lambda: Optimizer(LINEAR.named_parameters())),
-    ("pass the model (model=)", lambda: Optimizer(LINEAR.parameters()), lambda: Optimizer(LINEAR.parameters(), model=LINEAR)),
-    ("give a module, its named_parameters()", lambda: Optimizer("model"), lambda: Optimizer([{"params": LINEAR.named_parameters(), "lr": 0.1}])),
-    ("give the one, or parameters of it and model=", lambda: Optimizer(LINEAR, model=nn.Linear(2, 2)), lambda: Optimizer(LINEAR.parameters(), model=LINEAR)),
-    ("give each group as one, or none", lambda: Optimizer([{"params": LINEAR.parameters()}, 3], model=LINEAR), lambda: Optimizer([{"params": LINEAR.parameters()}], model=LINEAR)),
-    ("give a list of (name, parameter)", lambda: Optimizer([{"params": {}}]), lambda: Optimizer([{"params": list(LINEAR.named_parameters())}])),
-    ("it can be in it once", lambda: Optimizer([LINEAR.weight, LINEAR.weight], model=LINEAR), lambda: Optimizer([LINEAR.weight], model=LINEAR)),
-    ("it can be in one", lambda: Optimizer([{"params": [LINEAR.weight]}, {"params": [LINEAR.weight]}], model=LINEAR), lambda: Optimizer([{"params": [LINEAR.weight]}], model=LINEAR)),
-    ("requires_grad is False", lambda: Optimizer(nn.Linear(2, 2).requires_grad_(False)), lambda: Optimizer(nn.Linear(2, 2).requires_grad_(True))),
-    ("pass the module that was scripted", lambda: Optimizer(nn.Sequential(torch.jit.script(LINEAR))), lambda: Optimizer(nn.Sequential(LINEAR))),
-    ('take residency="full"', lambda: Optimizer(LINEAR, pulled=True, residency="bucket"), lambda: Optimizer(LINEAR, pulled=True)),
-    ("slots that are assigned", lambda: Optimizer(LINEAR, pulled=True, residency="bucket"), lambda: Optimizer(LINEAR, residency="bucket")),
-    ("give it, or model=", lambda: Optimizer(LINEAR.named_parameters(), residency="bucket"), lambda: Optimizer(LINEAR.named_parameters(), model=LINEAR, residency="bucket")),
-    ("give it, or model=", lambda: Optimizer(LINEAR.named_parameters(), deliver="quantized"), lambda: Optimizer(LINEAR.named_parameters(), model=LINEAR, deliver="quantized")),
-    ("say workers=3", lambda: Optimizer(LINEAR, mesh="ddp=3"), lambda: Optimizer(LINEAR, mesh="ddp=3", workers=3)),
-    ('write "ddp=2,fsdp=4"', lambda: Optimizer(LINEAR, mesh="2"), lambda: Optimizer(LINEAR, mesh="ddp=2,fsdp=4", workers=8)),
-    ("it needs a momentum and no dampening", lambda: Optimizer(LINEAR, "SGD", nesterov=True), lambda: Optimizer(LINEAR, "SGD", nesterov=True, momentum=0.9)),
-    ("SGD, Adam, AdamW, Lion and Muon", lambda: Optimizer(LINEAR, "Adagrad"), lambda: [Optimizer(LINEAR, name) for name in ("SGD",)]),
-    ("give a multiple of 2", lambda: with_ranks(RANKS, slots=3), lambda: with_ranks(RANKS, slots=4)),
-    ("set both, as torchrun does, or none", lambda: with_ranks({"RANK": "0"}), lambda: with_ranks(RANKS)),
-    ("like \"10.0.0.1:7000\"", lambda: Optimizer(LINEAR, service=3), lambda: Optimizer(LINEAR, service="10.0.0.1:7000")),
-)
-
-
-def ran(module):
-    module(torch.ones(1, 2))
-    return module
-
-
-def with_ranks(environment, **options):
-    with mock.patch.dict(os.environ, environment):
-        return Optimizer(LINEAR, **options)
-
-
-class StartTest(unittest.TestCase):
-    def test_advice_that_errors_before_the_start_give(self):
-        with mock.patch.object(_service, "find", side_effect=AssertionError("started")):
-            for number, (said, wrong, right) in enumerate(START):
-                with self.subTest(f"{number}: {said}"):
-                    with self.assertRaises(errors.Error) as raised:
-                        wrong()
-                    self.assertIn(said, str(raised.exception))
-                    with self.assertRaisesRegex(AssertionError, "started"):
-                        right()
 
 
 if __name__ == "__main__":
