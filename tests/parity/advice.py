@@ -152,8 +152,12 @@ class Blocks(Net):
 
 
 class AdviceTest(ServiceTest):
-    def follow_all(self, table, model=None, **options):
+    OPTIONS = ("--heartbeat-interval-ms", "50")  # a job is ready after one
+
+    def follow_all(self, table, model=None, full=None, **options):
+        """full: another run, for entries that need one of full residency."""
         run = Run(self, model or Net(), options)
+        run.full = full
         for number, advice in enumerate(table):
             with self.subTest(f"{number}: {advice.said}"):
                 with self.assertRaises(advice.error) as raised:
