@@ -1,5 +1,6 @@
 """Errors that say what to do, in tables of a test: each is provoked, its own advice is followed, and the model then trains
 as one to which nothing happened."""
+import itertools
 from typing import Any, Callable, NamedTuple
 
 import torch
@@ -39,6 +40,9 @@ def loss(model, **how):
     return model(IDS, **how).square().mean()
 
 
+NUMBERS = itertools.count()  # of jobs
+
+
 class Run:
     """A model, its optimizer, and what entries of the table do to them."""
 
@@ -52,10 +56,9 @@ class Run:
             self.optimizer.close()
         self.count += 1
         self.options = {**self.options, **options}
-        name = f"{'-'.join(map(str, self.options))}-{self.test.id()}-{id(self)}-{self.count}"[-120:]
-        self.optimizer = Optimizer(
-            self.model if params is None else params, "SGD", **{"lr": 0.1, "timeout": 10, "service": self.test.address, "job": name, **self.options}
-        )
+        name = f"{self.test.id()}-{next(NUMBERS)}"
+        given = {"lr": 0.1, "timeout": 10, "service": self.test.address, "job": name, **self.options}
+        self.optimizer = Optimizer(self.model if params is None else params, "SGD", **given)
         self.test.addCleanup(self.optimizer.close)
 
     def backward(self, **how):

@@ -9,10 +9,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict
 from shardmesh import checkpoint, connect, errors
+from shardmesh.torch import follow
 from torch import nn
+from torch.distributed.tensor import Shard, distribute_tensor
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import service  # noqa: E402
+import torch_mesh  # noqa: E402
 from advice import AdviceTest, Net, Run  # noqa: E402
 
 
@@ -154,6 +157,12 @@ class FilesTest(AdviceTest):
         with torch.device("meta"):
             empty = Counting()
         sharded = Counting()
+        with torch_mesh.as_rank(0, 1):
+            mesh = torch_mesh.create((1,), ("fsdp",), [0])
+            sharded.embed.weight = nn.Parameter(distribute_tensor(sharded.embed.weight.detach(), mesh, [Shard(0)]))
+
+        def followed(model):
+            follow(model, service=self.address, job=r.optimizer._started.name).close()
 
         self.follow_table(
             ("take decode()", errors.InvalidArgument, lambda: version["embed.weight"], lambda: version.decode("embed.weight")),
@@ -162,6 +171,8 @@ class FilesTest(AdviceTest):
             ("take arrays of it, which keep it, while it is held", errors.FailedPrecondition, lambda: old["layers.0.bias"],
              lambda: self.kept(kept, bias)),
             ("give it memory first", errors.InvalidArgument, lambda: version.load_into(empty), lambda: version.load_into(empty.to_empty(device="cpu"))),
+            ("load into a module that is not sharded", errors.InvalidArgument, lambda: version.load_into(sharded), lambda: version.load_into(Counting())),
+            ("follow a module that is not sharded", errors.InvalidArgument, lambda: followed(sharded), lambda: followed(Counting())),
             ("one of any, attached, pulled", errors.InvalidArgument, lambda: job.hold(way="mapped"), lambda: job.hold(way="attached").close()),
             ("chosen by one of them", errors.InvalidArgument, lambda: job.pull(exact=1, latest=True), lambda: job.pull(exact=version.step)),
         )
