@@ -4,7 +4,7 @@ import os
 import sys
 
 import torch
-from shardmesh import errors
+from shardmesh import connect, errors
 from shardmesh.torch import Optimizer
 
 import ranks
@@ -55,6 +55,7 @@ def each_makes_one_after_the_fork(rank):
         code = 1
         try:
             told(advice, errors.FailedPrecondition, lambda: backward(model))
+            told("fork before the first connection", errors.FailedPrecondition, lambda: connect(sys.argv[1]))
             code = 0
         finally:
             os._exit(code)

@@ -5,6 +5,7 @@ import os
 import sys
 import unittest
 
+import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict
@@ -16,7 +17,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import service  # noqa: E402
 import torch_mesh  # noqa: E402
-from advice import AdviceTest, Net, Run  # noqa: E402
+from advice import NUMBERS, AdviceTest, Net, Run  # noqa: E402
 
 
 class Counting(Net):
@@ -94,14 +95,17 @@ class FilesTest(AdviceTest):
         with open(os.path.join(full, "x"), "w", encoding="utf-8"):
             pass
         self.follow_table(
-            ("name a folder like step-", errors.InvalidArgument, lambda: checkpoint.upload(folder, place), lambda: checkpoint.upload(saved, place)),
+            ("name a folder like step-", errors.InvalidArgument, lambda: checkpoint.upload(folder, place),
+             lambda: checkpoint.upload(saved, place)),
             ("a folder that is not there", errors.AlreadyExists, lambda: checkpoint.to_dcp(saved, full),
              lambda: checkpoint.to_dcp(saved, os.path.join(full, "dcp"))),
             ("or is empty", errors.AlreadyExists, lambda: checkpoint.to_dcp(saved, full),
-             lambda: (os.remove(os.path.join(full, "x")), os.rename(os.path.join(full, "dcp"), full + "-dcp"), checkpoint.to_dcp(saved, full))),
+             lambda: (os.remove(os.path.join(full, "x")), os.rename(os.path.join(full, "dcp"), full + "-dcp"),
+             checkpoint.to_dcp(saved, full))),
             ('"float", "stored" or "none"', errors.InvalidArgument, lambda: checkpoint.to_dcp(saved, full + "-none", states="no"),
              lambda: checkpoint.to_dcp(saved, full + "-none", states="none")),
-            ("its names begin with: model, optim", errors.InvalidArgument, lambda: checkpoint.from_dcp(full, full + "-weights", prefix="module."),
+            ("its names begin with: model, optim", errors.InvalidArgument,
+             lambda: checkpoint.from_dcp(full, full + "-weights", prefix="module."),
              lambda: checkpoint.from_dcp(full, full + "-weights", prefix="model.")),
         )
         manifest = os.path.join(saved, "manifest.json")
@@ -111,37 +115,54 @@ class FilesTest(AdviceTest):
         with open(manifest, "w", encoding="utf-8") as file:
             json.dump(told, file)
         states = os.path.join(saved, "states.safetensors")
-        import safetensors.torch
         safetensors.torch.save_file({name: tensor.to(torch.uint8) for name, tensor in safetensors.torch.load_file(states).items()}, states)
         self.follow_table(*(
             (f'states="{states}"', errors.InvalidArgument, lambda: checkpoint.to_dcp(saved, full + "-coded"),
              lambda states=states: checkpoint.to_dcp(saved, full + "-coded-" + states, states=states)) for states in ("stored", "none")))
 
+    def adopt(self, everything, **options):
+        """What torch saved, as a job."""
+        directory = f"{self.path(self.id())}-{next(NUMBERS)}"
+        dcp.save(everything, checkpoint_id=directory, no_dist=True)
+        options = {"shardctl": service.SHARDCTL, "ties": {}, **options}
+        checkpoint.adopt_dcp(directory, directory + "-job", name="job", **options)
+
     def test_adopting(self):
-        directory = self.path(self.id())
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        model[1].load_state_dict(model[0].state_dict())
-        optimizer = torch.optim.AdamW(model.parameters())
-        model(torch.ones(1, 4)).sum().backward()
-        optimizer.step()
-        model[1].load_state_dict(model[0].state_dict())
+        model, optimizer = trained(torch.optim.AdamW)
+        names = list(model.state_dict())
         weights, states = dcp.state_dict.get_state_dict(model, optimizer)
-        for name, everything in (("alone", {"model": weights}), ("whole", {"model": weights, "optim": states}),
-                                 ("more", {"model": {**weights, "ids": torch.arange(3)}, "optim": states})):
-            dcp.save(everything, checkpoint_id=directory + name, no_dist=True)
-
-        def adopt(name, **options):
-            count[0] += 1
-            return checkpoint.adopt_dcp(directory + name, f"{directory}-{count[0]}", name="job", **{"shardctl": service.SHARDCTL, "ties": {}, **options})
-
-        count = [0]
+        whole = {"model": weights, "optim": states}
+        more = {"model": {**weights, "ids": torch.arange(3)}, "optim": states}
+        numbered = {"model": weights, "optim": optimizer.state_dict()}
+        undecided = {"model": weights, "optim": {**states, "param_groups": [
+            {**group, "decoupled_weight_decay": None} for group in states["param_groups"]]}}
+        for group in undecided["optim"]["param_groups"]:
+            del group["decoupled_weight_decay"]
+        without = {"model": weights, "optim": {**states, "state": {name: states["state"][name] for name in names[:-1]}}}
+        uneven = {"model": weights, "optim": {**states, "state": {
+            name: {**of, "step": of["step"] + (name == names[0])} for name, of in states["state"].items()}}}
+        sgd, its_optimizer = trained(torch.optim.SGD, lr=0.1, momentum=0.5)
+        of_sgd = dict(zip(("model", "optim"), dcp.state_dict.get_state_dict(sgd, its_optimizer)))
+        alone = self.path(self.id())
+        dcp.save({"model": weights}, checkpoint_id=alone, no_dist=True)
+        wrong = errors.InvalidArgument
         self.follow_table(
-            ("from_dcp reads weights alone", errors.InvalidArgument, lambda: adopt("alone"),
-             lambda: checkpoint.from_dcp(directory + "alone", directory + "-weights")),
-            ("skip_others=True leaves them out", errors.InvalidArgument, lambda: adopt("more"), lambda: adopt("more", skip_others=True)),
-            ("say shardctl=, its path", errors.NotFound, lambda: adopt("whole", shardctl="/nowhere/shardctl"), lambda: adopt("whole")),
-            ("if they are not, ties={}", errors.InvalidArgument, lambda: adopt("whole", ties=None), lambda: adopt("whole", ties={})),
-            ("one of adamw, adam, or None", errors.InvalidArgument, lambda: adopt("whole", optimizer="sgd"), lambda: adopt("whole", optimizer=None)),
+            ("from_dcp reads weights alone", wrong, lambda: self.adopt({"model": weights}),
+             lambda: checkpoint.from_dcp(alone, alone + "-weights")),
+            ("skip_others=True leaves them out", wrong, lambda: self.adopt(more), lambda: self.adopt(more, skip_others=True)),
+            ("say shardctl=, its path", errors.NotFound, lambda: self.adopt(whole, shardctl="/nowhere/shardctl"),
+             lambda: self.adopt(whole)),
+            ("say ties={", wrong, lambda: self.adopt(whole, ties=None),
+             lambda: self.adopt({"model": weights, "optim": states}, ties=dict(zip(names[2:], names)))),
+            ("if they are not, ties={}", wrong, lambda: self.adopt(whole, ties=None), lambda: self.adopt(whole, ties={})),
+            ("one of adamw, adam, or None", wrong, lambda: self.adopt(whole, optimizer="sgd"), lambda: self.adopt(whole, optimizer=None)),
+            ("if it is not trained, name it in frozen", wrong, lambda: self.adopt(without), lambda: self.adopt(without, frozen=names[-1:])),
+            ("name what is not trained in frozen", wrong, lambda: self.adopt(uneven), lambda: self.adopt(uneven, frozen=names[:1])),
+            ("say step=N", wrong, lambda: self.adopt(of_sgd), lambda: self.adopt(of_sgd, step=1)),
+            ("say parameters=[...]", wrong, lambda: self.adopt(numbered), lambda: self.adopt(numbered, parameters=names)),
+            ("or save what get_state_dict returns", wrong, lambda: self.adopt(numbered), lambda: self.adopt(whole)),
+            ('say optimizer="adamw" or "adam"', wrong, lambda: self.adopt(undecided), lambda: self.adopt(undecided, optimizer="adamw")),
+            ('or "adam"', wrong, lambda: self.adopt(undecided), lambda: self.adopt(undecided, optimizer="adam")),
         )
 
     def test_versions(self):
@@ -170,10 +191,13 @@ class FilesTest(AdviceTest):
              lambda: self.assertEqual(set(version.tensor("embed.weight").parts), {"codes", "scales"})),
             ("take arrays of it, which keep it, while it is held", errors.FailedPrecondition, lambda: old["layers.0.bias"],
              lambda: self.kept(kept, bias)),
-            ("give it memory first", errors.InvalidArgument, lambda: version.load_into(empty), lambda: version.load_into(empty.to_empty(device="cpu"))),
-            ("load into a module that is not sharded", errors.InvalidArgument, lambda: version.load_into(sharded), lambda: version.load_into(Counting())),
+            ("give it memory first", errors.InvalidArgument, lambda: version.load_into(empty),
+             lambda: version.load_into(empty.to_empty(device="cpu"))),
+            ("load into a module that is not sharded", errors.InvalidArgument, lambda: version.load_into(sharded),
+             lambda: version.load_into(Counting())),
             ("follow a module that is not sharded", errors.InvalidArgument, lambda: followed(sharded), lambda: followed(Counting())),
-            ("one of any, attached, pulled", errors.InvalidArgument, lambda: job.hold(way="mapped"), lambda: job.hold(way="attached").close()),
+            ("one of any, attached, pulled", errors.InvalidArgument, lambda: job.hold(way="mapped"),
+             lambda: job.hold(way="attached").close()),
             ("chosen by one of them", errors.InvalidArgument, lambda: job.pull(exact=1, latest=True), lambda: job.pull(exact=version.step)),
         )
         for name, parameter in empty.named_parameters():
@@ -183,6 +207,18 @@ class FilesTest(AdviceTest):
         array = version["layers.0.bias"]
         version.close()
         self.assertEqual(array.tolist(), wanted.tolist())
+
+
+def trained(kind, **options):
+    """Two layers of the same weights, and torch's optimizer of them after a step."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = kind(model.parameters(), **options)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        model[0].bias.copy_(torch.arange(4))
+    model[1].load_state_dict(model[0].state_dict())
+    return model, optimizer
 
 
 def with_more(model):

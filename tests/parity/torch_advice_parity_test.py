@@ -132,6 +132,10 @@ def script(r):
     torch.jit.script(r.model.layers[1])
 
 
+def export(r):
+    torch.export.export(r.model.layers[1], (torch.ones(1, 8),))
+
+
 def program_of(block):
     torch.jit.trace(block, torch.ones(1, 8))
     torch.jit.script(block)
@@ -159,7 +163,8 @@ FULL = (
     Advice("Put the old ones back", then(Run.replace, BACK), Run.put_back),
     Advice("make another", then(Run.replace, BACK), AGAIN),
     Advice("editing()", then(Run.replace, BACK), then(Run.put_back, Run.edit)),
-    Advice("load_state_dict() of the model", then(Run.replace, BACK), then(Run.put_back, lambda r: r.model.load_state_dict(Net().state_dict()))),
+    Advice("load_state_dict() of the model", then(Run.replace, BACK), then(Run.put_back,
+           lambda r: r.model.load_state_dict(Net().state_dict()))),
     Advice("requires_grad_(False)", then(Run.add, BACK), lambda r: r.model.more.requires_grad_(False)),
     Advice("make another", then(lambda r: delattr(r.model, "more"), BACK, Run.add, BACK), AGAIN),
     Advice("autograd.grad(", lambda r: loss(r.model).backward(create_graph=True), then(ZERO, Run.graph), errors.Unimplemented),
@@ -173,13 +178,15 @@ FULL = (
     Advice("save its state_dict()", lambda r: pickle.dumps(r.model), lambda r: pickle.dumps(r.model.state_dict()), errors.Unimplemented),
     Advice("close()", lambda r: pickle.dumps(r.model), then(lambda r: r.optimizer.close(), lambda r: pickle.dumps(r.model), AGAIN),
            errors.Unimplemented),
-    Advice("take state_dict()", lambda r: pickle.dumps(r.optimizer), lambda r: pickle.dumps(r.optimizer.state_dict()), errors.Unimplemented),
+    Advice("take state_dict()", lambda r: pickle.dumps(r.optimizer),
+           lambda r: pickle.dumps(r.optimizer.state_dict()), errors.Unimplemented),
     Advice("make another", then(lambda r: r.optimizer.close(), BACK), AGAIN),
     Advice("zero_grad()", lambda r: (r.test.assertRaises(KeyError, r.backward, between=Boom.apply), STEP(r)), ZERO),
     Advice("a job can change lr alone", with_gradients(lambda r: r.optimizer.param_groups[0].update(momentum=0.5)),
            lambda r: r.optimizer.param_groups[0].update(momentum=0.0, lr=0.05), errors.Unimplemented),
     Advice("close() it and make another", lambda r: r.optimizer.add_param_group({"params": list(Net().parameters())}),
-           lambda r: r.again([{"params": r.model.embed.named_parameters("embed")}, {"params": r.model.layers.named_parameters("layers"), "lr": 0.2}]),
+           lambda r: r.again([{"params": r.model.embed.named_parameters("embed")},
+                                {"params": r.model.layers.named_parameters("layers"), "lr": 0.2}]),
            errors.Unimplemented),
     Advice("pulled=True", lambda r: r.optimizer.slots([0]), lambda r: r.again(pulled=True, slots=1)),
     Advice("give it finite weights", then(lambda r: r.edit(math.nan), Run.slots), then(REVERT, ZERO, Run.edit), errors.InvalidArgument),
@@ -187,6 +194,8 @@ FULL = (
 JOB = (
     Advice("put them back", with_gradients(lambda r: regrouped(r)), lambda r: regrouped(r)),
     Advice("make another", with_gradients(lambda r: regrouped(r)), AGAIN),
+    Advice("put those back", with_gradients(lambda r: r.optimizer.param_groups.append({"params": [], "lr": 0.1})),
+           lambda r: r.optimizer.param_groups.pop()),
     Advice("call scaler.step(optimizer) itself", lambda r: of_another_thread(r), lambda r: scaled(r), errors.FailedPrecondition),
     Advice("it must be a tensor", lambda r: (r.again(momentum=0.5), BACK(r), load(r, lambda state: "codes")),
            lambda r: load(r, lambda state: state.clone()), errors.InvalidArgument),
@@ -194,7 +203,8 @@ JOB = (
            lambda r: Optimizer(Net(), service=r.optimizer.service, job=r.optimizer._started.name + "-own").close()),
     Advice("close() the other one first", lambda r: Optimizer(Net(), service=r.optimizer.service, job=r.optimizer._started.name),
            lambda r: r.again(momentum=0.0)),
-    Advice("cycle_momentum=False", lambda r: (r.again(momentum=0.5), one_cycle(r), BACK(r)), lambda r: (AGAIN(r), one_cycle(r, cycle_momentum=False)),
+    Advice("cycle_momentum=False", lambda r: (r.again(momentum=0.5), one_cycle(r), BACK(r)),
+           lambda r: (AGAIN(r), one_cycle(r, cycle_momentum=False)),
            errors.Unimplemented),
     Advice("follow() the job again", lambda r: followed(r).update(), lambda r: r.test.assertGreaterEqual(followed(r, Net()).step, 0)),
     Advice("say join=True", second_run, lambda r: r.again(join=True), errors.AlreadyExists),
@@ -228,7 +238,8 @@ SEVERAL_PULLED = (
     Advice("call optimizer.zero_grad()", lambda r: [(r.backward(), r.model.zero_grad()) for _ in r.optimizer.slots([0, 0])],
            then(ZERO, lambda r: r.slots([0, 0]))),
     Advice("without a scaler", lambda r: scaled_slots(r), lambda r: r.slots([0, 0]), errors.Unimplemented),
-    Advice("make the optimizer with pulled=False", lambda r: scaled_slots(r), lambda r: (r.again(pulled=False), scaled(r)), errors.Unimplemented),
+    Advice("make the optimizer with pulled=False", lambda r: scaled_slots(r),
+           lambda r: (r.again(pulled=False), scaled(r)), errors.Unimplemented),
     Advice("(slots=None, pulled=False)", lambda r: (r.again(pulled=True), [(r.backward(), clip(r)) for _ in r.optimizer.slots([0, 0])]),
            lambda r: (r.again(pulled=False, slots=None), r.backward(), clip(r))),
 )
@@ -253,13 +264,16 @@ BUCKET = (
     Advice("take torch.autograd.grad", func,
            lambda r: torch.autograd.grad(r.model.layers[1](x := torch.ones(1, 8, requires_grad=True)).sum(), x), errors.Unimplemented),
     Advice("Load state_dict() into another model", trace, lambda r: program_of(other(r)), errors.Unimplemented),
-    Advice("close() the optimizer first", script, lambda r: (r.optimizer.close(), program_of(r.model.layers[1]), AGAIN(r)), errors.Unimplemented),
-    *(Advice("residency=\"full\"", then(call, *end), lambda r, call=call, end=end: (then(call, *end)(r.full), r.full.train(), tidy(r)), error) for call, end, error in (
+    Advice("close() the optimizer first", script,
+           lambda r: (r.optimizer.close(), program_of(r.model.layers[1]), AGAIN(r)), errors.Unimplemented),
+    *(Advice("residency=\"full\"", then(call, *end),
+    lambda r, call=call, end=end: (then(call, *end)(r.full), r.full.train(), tidy(r)), error) for call, end, error in (
         (Run.graph, (), errors.Unimplemented),
         (then(ZERO, lambda r: gradients_of(r, create_graph=True)), (), errors.Unimplemented),
         (func, (), errors.Unimplemented),
         (trace, (), errors.Unimplemented),
         (script, (), errors.Unimplemented),
+        (export, (), errors.Unimplemented),
         (outside, (ZERO,), errors.FailedPrecondition),
         (then(Run.backward, lambda r: clip(r)), (STEP,), errors.FailedPrecondition),
         (then(STEP, Run.backward, ones), (STEP,), errors.FailedPrecondition),
