@@ -122,8 +122,10 @@ def upload(checkpoint: str, url: str, *, keep_last: int = 0, keep_every: int = 0
     checkpoint = os.path.abspath(checkpoint)
     name = os.path.basename(checkpoint)
     match = _STEP.fullmatch(name)
-    with open(os.path.join(checkpoint, MANIFEST), "rb") as file:
-        manifest = file.read()
+    manifest = b""  # as of the folder of all checkpoints, which has none
+    if os.path.exists(os.path.join(checkpoint, MANIFEST)):
+        with open(os.path.join(checkpoint, MANIFEST), "rb") as file:
+            manifest = file.read()
     parsed = _parsed(manifest)
     if match is None or parsed is None:
         raise errors.InvalidArgument(f"{checkpoint} is no checkpoint; name a folder like step-0000000001200 that has a {MANIFEST}")

@@ -14,12 +14,13 @@ SHARDCTL = BIN + "/client/cli/shardctl"
 @unittest.skipUnless(BIN, "SHARDMESH_BIN_DIR is not set to bazel's folder of programs: ./test --lane parity sets it")
 class ServiceTest(unittest.TestCase):
     WORKERS = 2
+    OPTIONS = ()  # more of `shardctl up`
 
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.mkdtemp(prefix="shardmesh-parity-")
         cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
-        command = [SHARDCTL, "up", "--workers", str(cls.WORKERS), "--listen", "127.0.0.1:0", "--log-level", "error"]
+        command = [SHARDCTL, "up", "--workers", str(cls.WORKERS), "--listen", "127.0.0.1:0", "--log-level", "error", *cls.OPTIONS]
         cls.up = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         cls.addClassCleanup(cls.stop)
         for line in cls.up.stdout:

@@ -1,143 +1,21 @@
 #!/usr/bin/env python3
-"""Errors that say what to do: each is provoked, its own advice is followed, and the model then trains as one to which
-nothing happened."""
+"""Errors while a model trains, that say what to do: tables of what is followed by advice.py."""
 import copy
 import math
 import os
 import pickle
 import sys
 import unittest
-from typing import Any, Callable, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import torch
 from shardmesh import errors
-from shardmesh.torch import Optimizer, _service, follow
+from shardmesh.torch import Optimizer, follow
 from torch import nn
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE)
-from service import ServiceTest
-
-
-class Boom(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        raise KeyError("boom")
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(5, 8)
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-
-    def forward(self, ids, between=lambda x: x):
-        x = self.layers[1](between(self.layers[0](self.embed(ids)))).tanh()
-        return self.more(x) if hasattr(self, "more") else x
-
-
-IDS = torch.tensor([0, 1, 2, 3, 4])
-
-
-def loss(model, **how):
-    return model(IDS, **how).square().mean()
-
-
-class Run:
-    """A model, its optimizer, and what entries of the table do to them."""
-
-    def __init__(self, test, options):
-        self.test, self.options, self.count = test, dict(options), 0
-        self.model = Net()
-        self.again()
-
-    def again(self, params=None, **options):
-        """Closes the optimizer and makes another of the model."""
-        if self.count:
-            self.optimizer.close()
-        self.count += 1
-        self.options = {**self.options, **options}
-        name = f"{'-'.join(map(str, self.options))}-{self.test.id()}-{id(self)}-{self.count}"[-120:]
-        self.optimizer = Optimizer(
-            self.model if params is None else params, "SGD", **{"lr": 0.1, "timeout": 10, "service": self.test.address, "job": name, **self.options}
-        )
-        self.test.addCleanup(self.optimizer.close)
-
-    def backward(self, **how):
-        loss(self.model, **how).backward()
-
-    def step(self):
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def backward_and_step(self):
-        self.backward()
-        self.step()
-
-    def train(self):
-        """A step, which changes every parameter."""
-        step = self.optimizer.committed_step
-        before = {name: value.clone() for name, value in self.model.state_dict().items()}
-        slots = self.options.get("slots") or 1
-        for _ in self.optimizer.slots([0] * slots) if self.options.get("pulled") else range(slots):
-            self.backward()
-        self.step()
-        self.test.assertEqual(self.optimizer.committed_step, step + 1)
-        for name, value in self.model.state_dict().items():
-            if "more" not in name:
-                self.test.assertTrue(torch.isfinite(value).all(), name)
-                self.test.assertFalse(torch.equal(before[name], value), name)
-
-    def write(self, value=0.5):
-        self.model.layers[0].bias.data.fill_(value)
-
-    def edit(self, value=0.5):
-        with self.optimizer.editing():
-            self.write(value)
-
-    def replace(self):
-        self.before, self.model.layers[0].bias = self.model.layers[0].bias, nn.Parameter(torch.full((8,), 0.1))
-
-    def put_back(self):
-        self.model.layers[0].bias = self.before
-
-    def add(self):
-        self.model.more = nn.Linear(8, 8)
-
-    def graph(self):
-        gradients = torch.autograd.grad(loss(self.model), list(self.model.parameters()), create_graph=True)
-        (loss(self.model) + sum(gradient.square().sum() for gradient in gradients)).backward()
-        self.step()
-
-    def slots(self, batches=(0,), leave=False, within=True):
-        for _ in self.optimizer.slots(batches):
-            if leave:
-                break
-            if within:
-                self.backward()
-        self.step()
-
-
-class Advice(NamedTuple):
-    said: str  # the advice, in the message
-    provoke: Callable[[Run], Any]
-    follow: Callable[[Run], Any]
-    error: type = errors.FailedPrecondition
-
-
-def then(*calls):
-    def run(of):
-        for call in calls:
-            call(of)
-
-    return run
-
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from advice import Advice, AdviceTest, Blocks, Boom, Net, Run, joined, loss, then  # noqa: E402
 
 STEP, REVERT, AGAIN, ZERO = Run.step, lambda r: r.optimizer.revert(), Run.again, lambda r: r.optimizer.zero_grad()
 BACK = Run.backward_and_step
@@ -146,6 +24,128 @@ BACK = Run.backward_and_step
 def with_gradients(call):
     """Backward, the call, step."""
     return then(Run.backward, call, STEP)
+
+
+def regrouped(r):
+    r.optimizer.param_groups[0]["params"].reverse()
+
+
+def second_run(r):
+    """Of a job that has weights."""
+    r.again(job=r.test.id(), join=None)
+    BACK(r)
+    r.again(join=False)
+
+
+def one_cycle(r, **options):
+    torch.optim.lr_scheduler.OneCycleLR(r.optimizer, 0.1, total_steps=10, **options)
+
+
+def load(r, change):
+    """The optimizer's own states, changed."""
+    saved = r.optimizer.state_dict()
+    for states in saved["state"].values():
+        states["momentum_buffer"] = change(states["momentum_buffer"])
+    r.optimizer.load_state_dict(saved)
+
+
+def scaled(r, unscale=False):
+    """A step by a scaler."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for _ in range(r.options.get("slots") or 1):
+        scaler.scale(loss(r.model)).backward()
+    if unscale:
+        scaler.unscale_(r.optimizer)
+    scaler.step(r.optimizer)
+    scaler.update()
+    ZERO(r)
+
+
+def scaled_slots(r):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for _ in r.optimizer.slots([0, 0]):
+        scaler.scale(loss(r.model)).backward()
+    scaler.step(r.optimizer)
+
+
+def of_another_thread(r):
+    """The scaler calls a step() that has another thread do it."""
+    def step():
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(Optimizer.step, r.optimizer).result()
+
+    with mock.patch.object(r.optimizer, "step", step):
+        scaled(r)
+
+
+def followed(r, model=None):
+    """What follows the job; of no model, and closed."""
+    found = follow(model or Net(), service=r.optimizer.service, job=r.optimizer._started.name, copy=True)
+    found.close()
+    return found
+
+
+def clip(r):
+    torch.nn.utils.clip_grad_norm_(r.model.parameters(), 1.0)
+
+
+def ones(r):
+    r.model.embed.weight.grad = torch.ones(5, 8)
+
+
+def gradients_of(r, **options):
+    return torch.autograd.grad(loss(r.model), list(r.model.parameters()), **options)
+
+
+def outside(r):
+    """A weight is used without a call of what it is in."""
+    r.backward(between=lambda x: x @ r.model.layers[1].inner.weight)
+
+
+def alone(r):
+    """The same, and nothing is called."""
+    r.model.layers[1].inner.weight.sum().backward()
+
+
+def func(r):
+    torch.func.grad(lambda x: r.model.layers[1](x).sum())(torch.ones(1, 8))
+
+
+def tidy(r):
+    """Of gradients, which bucket residency may have handed over."""
+    try:
+        ZERO(r)
+    except errors.FailedPrecondition:
+        STEP(r)
+
+
+def compiled(r):
+    torch.compile(lambda: loss(r.model), backend="eager")().backward()
+    STEP(r)
+
+
+def trace(r):
+    torch.jit.trace(r.model.layers[1], torch.ones(1, 8))
+
+
+def script(r):
+    torch.jit.script(r.model.layers[1])
+
+
+def export(r):
+    torch.export.export(r.model.layers[1], (torch.ones(1, 8),))
+
+
+def program_of(block):
+    torch.jit.trace(block, torch.ones(1, 8))
+    torch.jit.script(block)
+
+
+def other(r):
+    """Another model of the same weights, its second block."""
+    model = Blocks()
+    model.load_state_dict(r.model.state_dict())
+    return model.layers[1]
 
 
 FULL = (
@@ -163,7 +163,8 @@ FULL = (
     Advice("Put the old ones back", then(Run.replace, BACK), Run.put_back),
     Advice("make another", then(Run.replace, BACK), AGAIN),
     Advice("editing()", then(Run.replace, BACK), then(Run.put_back, Run.edit)),
-    Advice("load_state_dict() of the model", then(Run.replace, BACK), then(Run.put_back, lambda r: r.model.load_state_dict(Net().state_dict()))),
+    Advice("load_state_dict() of the model", then(Run.replace, BACK), then(Run.put_back,
+           lambda r: r.model.load_state_dict(Net().state_dict()))),
     Advice("requires_grad_(False)", then(Run.add, BACK), lambda r: r.model.more.requires_grad_(False)),
     Advice("make another", then(lambda r: delattr(r.model, "more"), BACK, Run.add, BACK), AGAIN),
     Advice("autograd.grad(", lambda r: loss(r.model).backward(create_graph=True), then(ZERO, Run.graph), errors.Unimplemented),
@@ -177,24 +178,51 @@ FULL = (
     Advice("save its state_dict()", lambda r: pickle.dumps(r.model), lambda r: pickle.dumps(r.model.state_dict()), errors.Unimplemented),
     Advice("close()", lambda r: pickle.dumps(r.model), then(lambda r: r.optimizer.close(), lambda r: pickle.dumps(r.model), AGAIN),
            errors.Unimplemented),
-    Advice("take state_dict()", lambda r: pickle.dumps(r.optimizer), lambda r: pickle.dumps(r.optimizer.state_dict()), errors.Unimplemented),
+    Advice("take state_dict()", lambda r: pickle.dumps(r.optimizer),
+           lambda r: pickle.dumps(r.optimizer.state_dict()), errors.Unimplemented),
     Advice("make another", then(lambda r: r.optimizer.close(), BACK), AGAIN),
     Advice("zero_grad()", lambda r: (r.test.assertRaises(KeyError, r.backward, between=Boom.apply), STEP(r)), ZERO),
     Advice("a job can change lr alone", with_gradients(lambda r: r.optimizer.param_groups[0].update(momentum=0.5)),
            lambda r: r.optimizer.param_groups[0].update(momentum=0.0, lr=0.05), errors.Unimplemented),
     Advice("close() it and make another", lambda r: r.optimizer.add_param_group({"params": list(Net().parameters())}),
-           lambda r: r.again([{"params": r.model.embed.named_parameters("embed")}, {"params": r.model.layers.named_parameters("layers"), "lr": 0.2}]),
+           lambda r: r.again([{"params": r.model.embed.named_parameters("embed")},
+                                {"params": r.model.layers.named_parameters("layers"), "lr": 0.2}]),
            errors.Unimplemented),
     Advice("pulled=True", lambda r: r.optimizer.slots([0]), lambda r: r.again(pulled=True, slots=1)),
     Advice("give it finite weights", then(lambda r: r.edit(math.nan), Run.slots), then(REVERT, ZERO, Run.edit), errors.InvalidArgument),
 )
+JOB = (
+    Advice("put them back", with_gradients(lambda r: regrouped(r)), lambda r: regrouped(r)),
+    Advice("make another", with_gradients(lambda r: regrouped(r)), AGAIN),
+    Advice("put those back", with_gradients(lambda r: r.optimizer.param_groups.append({"params": [], "lr": 0.1})),
+           lambda r: r.optimizer.param_groups.pop()),
+    Advice("call scaler.step(optimizer) itself", lambda r: of_another_thread(r), lambda r: scaled(r), errors.FailedPrecondition),
+    Advice("it must be a tensor", lambda r: (r.again(momentum=0.5), BACK(r), load(r, lambda state: "codes")),
+           lambda r: load(r, lambda state: state.clone()), errors.InvalidArgument),
+    Advice("a job of its own with job=", lambda r: Optimizer(Net(), service=r.optimizer.service, job=r.optimizer._started.name),
+           lambda r: Optimizer(Net(), service=r.optimizer.service, job=r.optimizer._started.name + "-own").close()),
+    Advice("close() the other one first", lambda r: Optimizer(Net(), service=r.optimizer.service, job=r.optimizer._started.name),
+           lambda r: r.again(momentum=0.0)),
+    Advice("cycle_momentum=False", lambda r: (r.again(momentum=0.5), one_cycle(r), BACK(r)),
+           lambda r: (AGAIN(r), one_cycle(r, cycle_momentum=False)),
+           errors.Unimplemented),
+    Advice("follow() the job again", lambda r: followed(r).update(), lambda r: r.test.assertGreaterEqual(followed(r, Net()).step, 0)),
+    Advice("say join=True", second_run, lambda r: r.again(join=True), errors.AlreadyExists),
+    Advice("give this run another job=", second_run, lambda r: r.again(job=r.test.id() + "-other"), errors.AlreadyExists),
+)
 SLOTS = (
+    Advice("call optimizer.zero_grad()", then(Run.backward, lambda r: r.model.zero_grad(), Run.backward), ZERO),
+    Advice("again after zero_grad()", lambda r: (r.test.assertRaises(KeyError, r.backward, between=Boom.apply), STEP(r)), ZERO),
+    Advice("clip_norm= to clip them", with_gradients(lambda r: clip(r)), lambda r: r.again(clip_norm=1.0)),
+    Advice("leave GradScaler.unscale_() to the job", lambda r: scaled(r, unscale=True), lambda r: (r.again(), scaled(r))),
     Advice("call step()", then(*[Run.backward] * 3), STEP),
     Advice("no_sync()", then(*[Run.backward] * 3), lambda r: (ZERO(r), joined(r), joined(r), STEP(r))),
     Advice("each needs one", then(Run.backward, STEP), then(Run.backward, STEP)),
     Advice("slots= of the optimizer", then(Run.backward, STEP), lambda r: r.again(slots=1)),
     Advice("slots=None", then(lambda r: r.again(slots=2), lambda r: setattr(r.model.embed.weight, "grad", torch.ones(5, 8)), STEP),
            lambda r: r.again(slots=None)),
+    Advice("one slot for each rank (slots=None", lambda r: (r.again(slots=2), r.backward(), clip(r)),
+           lambda r: (r.again(slots=None), r.backward(), clip(r))),
 )
 PULLED = (
     Advice("backwards of it belong together", lambda r: joined(r), lambda r: r.slots([0])),
@@ -205,6 +233,15 @@ PULLED = (
     Advice("for batch in optimizer.slots(batches)", then(AGAIN, Run.backward), lambda r: r.slots([0])),
     Advice("each needs one", lambda r: r.slots([0], within=False), lambda r: r.slots([0])),
     Advice("optimizer.editing()", then(Run.write, lambda r: r.slots([0])), Run.edit),
+)
+SEVERAL_PULLED = (
+    Advice("call optimizer.zero_grad()", lambda r: [(r.backward(), r.model.zero_grad()) for _ in r.optimizer.slots([0, 0])],
+           then(ZERO, lambda r: r.slots([0, 0]))),
+    Advice("without a scaler", lambda r: scaled_slots(r), lambda r: r.slots([0, 0]), errors.Unimplemented),
+    Advice("make the optimizer with pulled=False", lambda r: scaled_slots(r),
+           lambda r: (r.again(pulled=False), scaled(r)), errors.Unimplemented),
+    Advice("(slots=None, pulled=False)", lambda r: (r.again(pulled=True), [(r.backward(), clip(r)) for _ in r.optimizer.slots([0, 0])]),
+           lambda r: (r.again(pulled=False, slots=None), r.backward(), clip(r))),
 )
 BUCKET = (
     Advice("call step()", then(Run.backward, ZERO), then(STEP, ZERO)),
@@ -217,49 +254,39 @@ BUCKET = (
     Advice("optimizer.revert()", then(lambda r: r.model.share_memory(), BACK), REVERT),
     Advice("optimizer.editing()", then(Run.write, BACK), Run.edit),
     Advice("make another", then(Run.replace, BACK), AGAIN),
-    Advice("residency=\"full\"", Run.graph, then(ZERO, lambda r: r.again(residency="full")), errors.Unimplemented),
+    Advice("call step() again", then(Run.backward, lambda r: r.model.zero_grad(), STEP), STEP),
+    Advice("call step(), then zero_grad()", then(Run.backward, ones, ZERO), STEP),
+    Advice("clip_norm= to clip them", with_gradients(lambda r: clip(r)), lambda r: (STEP(r), r.again(clip_norm=1.0))),
+    Advice("leave GradScaler.unscale_() to the job", lambda r: scaled(r, unscale=True), lambda r: (r.again(clip_norm=0.0), scaled(r))),
+    Advice("Call the module", outside, lambda r: (r.backward(between=r.model.layers[1].inner), STEP(r))),
+    Advice("call the module", alone, lambda r: (r.model.layers[1].inner(torch.ones(1, 8)).sum().backward(), STEP(r))),
+    Advice("compile functions that call the model after", alone, lambda r: compiled(r)),
+    Advice("take torch.autograd.grad", func,
+           lambda r: torch.autograd.grad(r.model.layers[1](x := torch.ones(1, 8, requires_grad=True)).sum(), x), errors.Unimplemented),
+    Advice("Load state_dict() into another model", trace, lambda r: program_of(other(r)), errors.Unimplemented),
+    Advice("close() the optimizer first", script,
+           lambda r: (r.optimizer.close(), program_of(r.model.layers[1]), AGAIN(r)), errors.Unimplemented),
+    *(Advice("residency=\"full\"", then(call, *end),
+    lambda r, call=call, end=end: (then(call, *end)(r.full), r.full.train(), tidy(r)), error) for call, end, error in (
+        (Run.graph, (), errors.Unimplemented),
+        (then(ZERO, lambda r: gradients_of(r, create_graph=True)), (), errors.Unimplemented),
+        (func, (), errors.Unimplemented),
+        (trace, (), errors.Unimplemented),
+        (script, (), errors.Unimplemented),
+        (export, (), errors.Unimplemented),
+        (outside, (ZERO,), errors.FailedPrecondition),
+        (then(Run.backward, lambda r: clip(r)), (STEP,), errors.FailedPrecondition),
+        (then(STEP, Run.backward, ones), (STEP,), errors.FailedPrecondition),
+        (Run.backward, (ZERO,), errors.FailedPrecondition)))
 )
 
 
-def joined(r):
-    with r.optimizer.no_sync():
-        r.backward()
-    r.backward()
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-        self.bias = nn.Parameter(torch.zeros(8))
-
-    def forward(self, x):
-        return self.inner(x) + self.bias
-
-
-class Blocks(Net):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(2))
-
-
-class AdviceTest(ServiceTest):
-    def follow_all(self, table, model=None, **options):
-        run = Run(self, options) if model is None else None
-        for number, advice in enumerate(table):
-            with self.subTest(f"{number}: {advice.said}"):
-                if run is None:
-                    run = Run.__new__(Run)
-                    run.test, run.options, run.count, run.model = self, dict(options), 0, model
-                    run.again()
-                with self.assertRaises(advice.error) as raised:
-                    advice.provoke(run)
-                self.assertIn(advice.said, str(raised.exception))
-                advice.follow(run)
-                run.train()
-
+class TrainingTest(AdviceTest):
     def test_full_residency(self):
         self.follow_all(FULL)
+
+    def test_one_job(self):
+        self.follow_all(JOB)
 
     def test_several_slots(self):
         self.follow_all(SLOTS, slots=2)
@@ -267,101 +294,12 @@ class AdviceTest(ServiceTest):
     def test_pulled_slots(self):
         self.follow_all(PULLED, pulled=True, slots=1)
 
+    def test_several_pulled_slots(self):
+        self.follow_all(SEVERAL_PULLED, pulled=True, slots=2)
+
     def test_bucket_residency(self):
-        self.follow_all(BUCKET, model=Blocks(), residency="bucket")
-
-
-def of(**parameters):
-    """A module with these, beside a trained one."""
-    module = nn.Linear(2, 2)
-    for name, value in parameters.items():
-        module.register_parameter(name, value)
-    return module
-
-
-def meta(fill=True):
-    with torch.device("meta"):
-        module = nn.Module()
-        module.w = nn.Parameter(torch.empty(2))
-        module.reset_parameters = (lambda: nn.init.ones_(module.w)) if fill else None
-    return module
-
-
-def with_attribute(register):
-    module = nn.Linear(2, 2)
-    register(module, torch.empty(2, device="meta"))
-    return module
-
-
-SHARED = torch.zeros(4)
-TIE = nn.Parameter(torch.zeros(2))
-LINEAR = nn.Linear(2, 2)
-NAN = torch.full((2, 2), math.nan)
-RANKS = {"RANK": "0", "WORLD_SIZE": "2"}
-
-# What the error says; what is wrong; what is right then.
-START = (
-    ("give parameters of a module", lambda: Optimizer([("w", torch.zeros(2))]), lambda: Optimizer(LINEAR.named_parameters())),
-    ("to_dense()", lambda: Optimizer(of(w=nn.Parameter(torch.eye(2).to_sparse()))), lambda: Optimizer(of(w=nn.Parameter(torch.eye(2).to_sparse().to_dense())))),
-    ("model.float()", lambda: Optimizer(nn.Linear(2, 2).double()), lambda: Optimizer(nn.Linear(2, 2).double().float())),
-    ("model.to(torch.bfloat16)", lambda: Optimizer(nn.Linear(2, 2).half()), lambda: Optimizer(nn.Linear(2, 2).half().to(torch.bfloat16))),
-    ("torch.view_as_real()", lambda: Optimizer(of(w=nn.Parameter(torch.zeros(2, dtype=torch.complex64)))),
-     lambda: Optimizer(of(w=nn.Parameter(torch.view_as_real(torch.zeros(2, dtype=torch.complex64)))))),
-    ("remove it from the model", lambda: Optimizer(of(w=nn.Parameter(torch.zeros(0)))), lambda: Optimizer(of(w=None))),
-    ("contiguous() or clone()", lambda: Optimizer(of(w=nn.Parameter(torch.zeros(1).expand(3)))), lambda: Optimizer(of(w=nn.Parameter(torch.zeros(1).expand(3).contiguous())))),
-    ("run one batch through the lazy module", lambda: Optimizer(nn.LazyLinear(2)), lambda: Optimizer(ran(nn.LazyLinear(2)))),
-    ("assign the same Parameter object to both", lambda: Optimizer(of(a=nn.Parameter(SHARED), b=nn.Parameter(SHARED))), lambda: Optimizer(of(a=TIE, b=TIE))),
-    ("else clone() one", lambda: Optimizer(of(a=nn.Parameter(SHARED), b=nn.Parameter(SHARED))), lambda: Optimizer(of(a=nn.Parameter(SHARED), b=nn.Parameter(SHARED.clone())))),
-    ("requires_grad_(False)", lambda: Optimizer(of(w=nn.Parameter(NAN))), lambda: Optimizer(of(w=nn.Parameter(NAN, requires_grad=False)))),
-    ("returns None for this one", lambda: Optimizer(of(w=nn.Parameter(NAN, requires_grad=False)), gather="int8_row"),
-     lambda: Optimizer(of(w=nn.Parameter(NAN, requires_grad=False)), gather=lambda name: None if name == "w" else "stored")),
-    ("give the model, or model=", lambda: Optimizer(meta().named_parameters()), lambda: Optimizer((model := meta()).named_parameters(), model=model)),
-    ("make it a buffer", lambda: Optimizer(with_attribute(lambda m, t: setattr(m, "extra", t)), init=lambda m: None),
-     lambda: Optimizer(with_attribute(lambda m, t: m.register_buffer("extra", t)), init=lambda m: hasattr(m, "extra") and m.extra.zero_())),
-    ("named_parameters()", lambda: Optimizer(LINEAR.parameters()), lambda: Optimizer(LINEAR.named_parameters())),
-    ("pass the model (model=)", lambda: Optimizer(LINEAR.parameters()), lambda: Optimizer(LINEAR.parameters(), model=LINEAR)),
-    ("give a module, its named_parameters()", lambda: Optimizer("model"), lambda: Optimizer([{"params": LINEAR.named_parameters(), "lr": 0.1}])),
-    ("give the one, or parameters of it and model=", lambda: Optimizer(LINEAR, model=nn.Linear(2, 2)), lambda: Optimizer(LINEAR.parameters(), model=LINEAR)),
-    ("give each group as one, or none", lambda: Optimizer([{"params": LINEAR.parameters()}, 3], model=LINEAR), lambda: Optimizer([{"params": LINEAR.parameters()}], model=LINEAR)),
-    ("give a list of (name, parameter)", lambda: Optimizer([{"params": {}}]), lambda: Optimizer([{"params": list(LINEAR.named_parameters())}])),
-    ("it can be in it once", lambda: Optimizer([LINEAR.weight, LINEAR.weight], model=LINEAR), lambda: Optimizer([LINEAR.weight], model=LINEAR)),
-    ("it can be in one", lambda: Optimizer([{"params": [LINEAR.weight]}, {"params": [LINEAR.weight]}], model=LINEAR), lambda: Optimizer([{"params": [LINEAR.weight]}], model=LINEAR)),
-    ("requires_grad is False", lambda: Optimizer(nn.Linear(2, 2).requires_grad_(False)), lambda: Optimizer(nn.Linear(2, 2).requires_grad_(True))),
-    ("pass the module that was scripted", lambda: Optimizer(nn.Sequential(torch.jit.script(LINEAR))), lambda: Optimizer(nn.Sequential(LINEAR))),
-    ('take residency="full"', lambda: Optimizer(LINEAR, pulled=True, residency="bucket"), lambda: Optimizer(LINEAR, pulled=True)),
-    ("slots that are assigned", lambda: Optimizer(LINEAR, pulled=True, residency="bucket"), lambda: Optimizer(LINEAR, residency="bucket")),
-    ("give it, or model=", lambda: Optimizer(LINEAR.named_parameters(), residency="bucket"), lambda: Optimizer(LINEAR.named_parameters(), model=LINEAR, residency="bucket")),
-    ("give it, or model=", lambda: Optimizer(LINEAR.named_parameters(), deliver="quantized"), lambda: Optimizer(LINEAR.named_parameters(), model=LINEAR, deliver="quantized")),
-    ("say workers=3", lambda: Optimizer(LINEAR, mesh="ddp=3"), lambda: Optimizer(LINEAR, mesh="ddp=3", workers=3)),
-    ('write "ddp=2,fsdp=4"', lambda: Optimizer(LINEAR, mesh="2"), lambda: Optimizer(LINEAR, mesh="ddp=2,fsdp=4", workers=8)),
-    ("it needs a momentum and no dampening", lambda: Optimizer(LINEAR, "SGD", nesterov=True), lambda: Optimizer(LINEAR, "SGD", nesterov=True, momentum=0.9)),
-    ("SGD, Adam, AdamW, Lion and Muon", lambda: Optimizer(LINEAR, "Adagrad"), lambda: [Optimizer(LINEAR, name) for name in ("SGD",)]),
-    ("give a multiple of 2", lambda: with_ranks(RANKS, slots=3), lambda: with_ranks(RANKS, slots=4)),
-    ("set both, as torchrun does, or none", lambda: with_ranks({"RANK": "0"}), lambda: with_ranks(RANKS)),
-    ("like \"10.0.0.1:7000\"", lambda: Optimizer(LINEAR, service=3), lambda: Optimizer(LINEAR, service="10.0.0.1:7000")),
-)
-
-
-def ran(module):
-    module(torch.ones(1, 2))
-    return module
-
-
-def with_ranks(environment, **options):
-    with mock.patch.dict(os.environ, environment):
-        return Optimizer(LINEAR, **options)
-
-
-class StartTest(unittest.TestCase):
-    def test_advice_that_errors_before_the_start_give(self):
-        with mock.patch.object(_service, "find", side_effect=AssertionError("started")):
-            for number, (said, wrong, right) in enumerate(START):
-                with self.subTest(f"{number}: {said}"):
-                    with self.assertRaises(errors.Error) as raised:
-                        wrong()
-                    self.assertIn(said, str(raised.exception))
-                    with self.assertRaisesRegex(AssertionError, "started"):
-                        right()
+        full = Run(self, Blocks(), {"residency": "full"})
+        self.follow_all(BUCKET, model=Blocks(), full=full, residency="bucket")
 
 
 if __name__ == "__main__":

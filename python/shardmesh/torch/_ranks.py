@@ -28,7 +28,8 @@ def check_process(pid: int) -> None:
     """FailedPrecondition: this is a fork of that process, whose memory of gradients it shares."""
     if os.getpid() != pid:
         raise errors.FailedPrecondition(
-            f"process {os.getpid()} was forked from {pid}, which made this optimizer; make one in each process"
+            f"process {os.getpid()} was forked from {pid}, which made this optimizer; make one in each process that is "
+            "started anew (multiprocessing: \"spawn\" or \"forkserver\"), or fork before the first optimizer is made"
         )
 
 

@@ -56,6 +56,12 @@ def scaling(optimizer: torch.optim.Optimizer, pulled: bool) -> Optional[Scaling]
     return Scaling(1.0 if scale is None else float(scale), frame.f_locals["optimizer_state"])
 
 
+def forget(optimizer: torch.optim.Optimizer) -> None:
+    """What GradScaler.step() has set, and leaves behind when the optimizer's step() raises: one without it may follow."""
+    for name in "grad_scale", "found_inf":
+        optimizer.__dict__.pop(name, None)
+
+
 def _has_groups_of(given: Any, optimizer: torch.optim.Optimizer) -> bool:
     """Whether it is the optimizer, or a wrapper of it. The step of another optimizer may call this one's, too."""
     own = set(map(id, optimizer.param_groups))

@@ -279,7 +279,10 @@ def fixed(group: Mapping[str, Any]) -> dict[str, Any]:
 def check_fixed(groups: Sequence[Mapping[str, Any]], job: Sequence[Mapping[str, Any]]) -> None:
     """Unimplemented: one was changed; FailedPrecondition: there are more or fewer. job: fixed() of its groups."""
     if len(groups) != len(job):
-        raise errors.FailedPrecondition(f"there are {len(groups)} parameter groups; the job was made with {len(job)}")
+        raise errors.FailedPrecondition(
+            f"there are {len(groups)} parameter groups; the job was made with {len(job)}: put those back, or close() this "
+            "optimizer and make another"
+        )
     for index, (group, of_job) in enumerate(zip(groups, job)):
         if list(map(id, group["params"])) != of_job["params"]:
             raise errors.FailedPrecondition(

@@ -121,6 +121,10 @@ class Shown:
         """What has come goes nowhere."""
         self._parameters[index].tensor.grad = self._withheld[index] if self._hidden[index] else None
 
+    def show(self, index: int, window: Optional[torch.Tensor]) -> None:
+        """As check() wants it, whatever was put there."""
+        self._parameters[index].tensor.grad = self._withheld[index] if self._hidden[index] else window
+
     def clear(self) -> None:
         """Of a step that begins: there is none."""
         for parameter in self._parameters:
@@ -132,6 +136,15 @@ class Shown:
         parameter, gradient = self._parameters[index], self._parameters[index].tensor.grad
         if gradient is (self._withheld[index] if self._hidden[index] else window):
             return
+        if gradient is None and self._hidden[index] and self._reason == HANDED_OVER:
+            for other, hidden in enumerate(self._hidden):
+                if hidden:
+                    self.show(other, None)
+            raise errors.FailedPrecondition(
+                f".grad of {parameter.name} was set to None after a backward, as by model.zero_grad(), but its gradient "
+                "was handed over to the service as it came, as residency=\"bucket\" has it, and counts: call step() "
+                "again, and optimizer.zero_grad() instead from then on"
+            )
         if gradient is None:
             raise errors.FailedPrecondition(
                 f".grad of {parameter.name} was set to None after a backward, as by model.zero_grad(), but its gradient "

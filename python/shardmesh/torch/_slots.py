@@ -92,8 +92,11 @@ class Slots:
 
     def _check_shown(self) -> None:
         for index in range(len(self._parameters)):
-            seen = not self.several and self._written[0][index]
-            self._shown.check(index, self._views[0][index] if seen else None)
+            self._shown.check(index, self._seen(index))
+
+    def _seen(self, index: int) -> Optional[torch.Tensor]:
+        """What `.grad` is where it is not hidden."""
+        return self._views[0][index] if not self.several and self._written[0][index] else None
 
     def _to_add_to(self, index: int) -> Optional[torch.Tensor]:
         """The window, if the open slot has a gradient there."""
@@ -208,6 +211,8 @@ class Slots:
         if self._residence is not None and self._backwards.open:
             self._residence.begin_again()
         elif self._residence is not None and self._residence.handed_over:
+            for index in range(len(self._parameters)):
+                self._shown.show(index, self._seen(index))  # else step() would not take them
             raise errors.FailedPrecondition(
                 "gradients of this step were handed over as they came, as residency=\"bucket\" has it, and cannot be "
                 "taken back: call step(), then zero_grad(). What is not to count must not come to backward(); a step "

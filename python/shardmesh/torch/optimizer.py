@@ -173,7 +173,11 @@ class Optimizer(torch.optim.Optimizer):
             return None
         with torch.enable_grad():
             loss = closure() if closure is not None else None
-        self._step()
+        try:
+            self._step()
+        except BaseException:
+            _scaler.forget(self)
+            raise
         return loss
 
     @plainly
