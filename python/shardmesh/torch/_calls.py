@@ -1,4 +1,5 @@
-"""When the weights of a unit are there: while it is called, and while a backward needs them.
+"""When the weights of a unit are there: while it is called, and while a backward needs them; and to the end of the step
+once they were used outside of its calls.
 
 A backward needs a unit when one of its nodes takes out a tensor that was saved within a call of the unit, or that lies
 in the unit's weights. Nodes run one after the other, those of later calls first. So a unit's part of a backward is over
@@ -6,7 +7,7 @@ when a node needs another unit.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Optional
 
@@ -16,6 +17,8 @@ from .. import errors
 from ._backward import Backwards, hooked
 from ._buckets import Buckets
 from ._hooks import Hook, check_not_traced
+from ._leaves import tensors
+from ._outside import Outside
 from ._saved import Memory, Saving, Weight, innermost, saving
 from ._units import Unit
 
@@ -35,6 +38,7 @@ class Calls:
         """begins: called before a call of the whole model that is within no other, while no backward is due."""
         self._buckets, self._begins, self._has_blocks = buckets, begins, len(units) > 1
         self._backwards = Backwards(self._backward_ended)
+        self._outside = Outside(self._used_outside)
         self._handles: list[Any] = []
         for number, unit in enumerate(units):
             self._handles += _call_around(unit.module, partial(self._before, number), partial(self._after, number))
@@ -44,9 +48,12 @@ class Calls:
         hook = Hook(partial(self._before_inner, unit))
         self._handles += [module.register_forward_pre_hook(hook, prepend=True) for module in modules]
 
-    def attach(self, memory: Memory) -> None:
-        """At first, or when the job has other weights: nothing is in use."""
+    def attach(self, memory: Memory, weights: Iterable[tuple[int, torch.Tensor]]) -> None:
+        """At first, or when the job has other weights: nothing is in use. weights: parameters by units."""
         self._memory = memory
+        self._outside.watch(weights)
+        if self._has_blocks:
+            self._outside.enter()
         self._open: list[_Call] = []
         self._held: dict[tuple[int, int], Any] = {}  # by unit and backward: the node that needs it; None: done, or next
         self._due = False  # a backward may be
@@ -79,13 +86,36 @@ class Calls:
             if backward < 0:
                 self._buckets.prefetch(unit + 1)
         call = _Call(unit, module, hooks)
+        if not self._open and self._has_blocks:
+            self._outside.enter()  # of another thread
         self._open.append(call)
         if hooks is not None:
             hooks.enter()
         return call
 
+    def _used_outside(self, units: set[int]) -> None:
+        """FailedPrecondition: of more units than a rank may hold."""
+        self.called |= units
+        if all(map(self._buckets.there, units)):
+            return
+        try:
+            for unit in units:
+                self._buckets.lend(unit)
+            if all(map(self._buckets.there, units)):
+                return
+        except errors.ResourceExhausted:
+            pass
+        raise errors.FailedPrecondition(
+            f"weights of {len(units)} blocks are used at once outside of calls of their blocks, which is more than "
+            'residency="bucket" holds. Use them one after the other, or take residency="full"'
+        )
+
+    def suspend(self) -> None:
+        """Until attach(): the model's weights are tensors of its own."""
+        self._outside.watch(())
+
     def _read(self, weight: Weight) -> None:
-        """FailedPrecondition: by what is no call of its unit, so that it was not there."""
+        """FailedPrecondition: by what is no call of its unit, and was not seen before, so that it was not there."""
         if not self._buckets.there(weight.unit):
             raise errors.FailedPrecondition(
                 f"{weight.name} was used outside of a call of its block, where it is NaN: residency=\"bucket\" "
@@ -95,8 +125,7 @@ class Calls:
 
     def _enter_root(self) -> None:
         self.called.add(0)
-        if not self._buckets.there(0):
-            self._buckets.acquire(0)
+        self._buckets.acquire_root()
 
     def _after(self, unit: int, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Also of a call that raised; then there is no output."""
@@ -104,11 +133,14 @@ class Calls:
         if entered is None:
             return  # refused before it began, so that no backward is due
         self._leave(entered)
+        if unit == 0:
+            self._due = self._due or torch.is_grad_enabled()
+            return
+        outputs = list(tensors(output))
+        if any(weight is not None and weight.unit == unit for weight in map(self._memory.find, outputs)):
+            self._used_outside({unit})
         if torch.is_grad_enabled():
-            if unit == 0:
-                self._due = True
-            else:
-                self._watch_outputs(unit, (args, kwargs), output)
+            self._watch_outputs(unit, (args, kwargs), outputs)
 
     def _leave(self, call: _Call) -> None:
         """And those within it that an interrupt has left."""
@@ -127,7 +159,7 @@ class Calls:
             return
         check_not_traced()
         if unit == 0:
-            if not self._buckets.there(0):  # a part of the model is called alone
+            if 0 not in self.called:  # a part of the model is called alone
                 self._begins()
                 self._enter_root()
             return
@@ -143,14 +175,12 @@ class Calls:
 
         handle = module.register_forward_hook(Hook(after), always_call=True)
 
-    def _watch_outputs(self, unit: int, inputs: Any, output: Any) -> None:
+    def _watch_outputs(self, unit: int, inputs: Any, outputs: Iterable[torch.Tensor]) -> None:
         """For weights that a node has in a way that torch does not know of, such as an attribute of its context."""
-        outputs = _needing_gradients(output)
-        if not outputs:
-            return
-        known = {id(tensor) for tensor in _needing_gradients(inputs)}
-        for tensor in outputs:
-            if id(tensor) not in known and not tensor.is_leaf:
+        watched = [tensor for tensor in outputs if tensor.requires_grad and not tensor.is_leaf]
+        known = {id(tensor) for tensor in tensors(inputs)} if watched else ()
+        for tensor in watched:
+            if id(tensor) not in known:
                 hooked(tensor).register_hook(partial(self._output_has_gradient, unit))
 
     # -- backward ---------------------------------------------------------------------------------------------------
@@ -210,6 +240,7 @@ class Calls:
         self._buckets.release_all()
 
     def close(self) -> None:
+        self._outside.leave()
         for handle in self._handles:
             handle.remove()
 
@@ -253,8 +284,3 @@ def _call_around(module: torch.nn.Module, before: Any, after: Any) -> list[Any]:
 
     module._compiled_call_impl = call
     return [_Unwrap(module, compiled)]
-
-
-def _needing_gradients(tree: Any) -> list[torch.Tensor]:
-    leaves, _ = torch.utils._pytree.tree_flatten(tree)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]

@@ -52,7 +52,8 @@ class Guard:
 
     def note(self) -> None:
         """They lie where they are to be."""
-        self._places = [(tensor.data, tensor.data_ptr()) for tensor in self._tensors]
+        with torch._C.DisableTorchFunction():  # no use of their elements
+            self._places = [(tensor.data, tensor.data_ptr()) for tensor in self._tensors]
         self._addresses = [address for _, address in self._places]
 
     def check(self, elsewhere: Collection[int] = ()) -> None:

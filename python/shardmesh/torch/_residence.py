@@ -79,7 +79,10 @@ class Residence:
             (number, self._parameters[index].name, tensor)
             for number, unit in enumerate(self._units) if number > 0
             for index in unit.parameters for tensor in self._placed.memory(index)
-        ))
+        ), [
+            (number, self._parameters[index].tensor) for number, unit in enumerate(self._units) if number > 0
+            for index in unit.parameters
+        ])
         self.stepped()
 
     # -- weights ----------------------------------------------------------------------------------------------------
@@ -119,7 +122,7 @@ class Residence:
     def check_open(self, index: int) -> bool:
         """Whether its gradient is wanted: what was handed over before a backward raised stays. FailedPrecondition: its
         weights were not there, or it is too late."""
-        if self._unit_of[index] not in self._calls.called:
+        if self._unit_of[index] > 0 and self._unit_of[index] not in self._calls.called:
             raise errors.FailedPrecondition(
                 f"{self._parameters[index].name} was used without a call of its block, or of a module in it, so that "
                 "its weights were not there. residency=\"bucket\" gathers weights when a module is called: call the "
@@ -154,6 +157,7 @@ class Residence:
     def stepped(self) -> None:
         self._declared.clear()
         self._again = False
+        self._buckets.acquire_root()
         self._calls.called.clear()
         self._await_gradients()
 
@@ -165,6 +169,7 @@ class Residence:
 
     def own_all(self) -> None:
         """All weights become tensors of their own, until they are placed again."""
+        self._calls.suspend()
         for number, unit in enumerate(self._units):
             self._buckets.acquire(number)
             self._placed.own(unit.parameters)
