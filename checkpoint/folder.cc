@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <utility>
 
@@ -28,6 +29,7 @@ constexpr absl::string_view kStep = "step-", kPart = ".step-", kRemoved = ".remo
 constexpr size_t kStepDigits = 13;
 constexpr char kManifest[] = "manifest.json";
 constexpr int kAttempts = 10;
+constexpr size_t kCompared = size_t{1} << 20;
 
 // Invalid: somebody else holds it, or it is gone.
 UniqueFd LockFolder(const std::string& path) {
@@ -99,6 +101,45 @@ absl::Status CheckFile(const std::string& folder, const Manifest::File& file) {
 std::string Difference(const Manifest& there, const Manifest& manifest) {
   if (there.digest != manifest.digest) return "weights or states";
   return there.buffers == manifest.buffers ? "" : "buffers";
+}
+
+// Whether two files have the same bytes. REQUIRES: they have the same size.
+absl::StatusOr<bool> SameBytes(const std::string& one, const std::string& other) {
+  const UniqueFd files[] = {UniqueFd(open(one.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC)),
+                            UniqueFd(open(other.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC))};
+  if (!files[0].valid() || !files[1].valid()) return FailedTo("open", files[0].valid() ? other : one, errno);
+  std::string parts[] = {std::string(kCompared, '\0'), std::string(kCompared, '\0')};
+  for (int64_t at = 0;; at += kCompared) {
+    size_t got[2] = {};
+    for (int i = 0; i < 2; ++i) {
+      while (got[i] < kCompared) {
+        const ssize_t more =
+            pread(files[i].get(), &parts[i][got[i]], kCompared - got[i], at + static_cast<int64_t>(got[i]));
+        if (more < 0 && errno == EINTR) continue;
+        if (more < 0) return FailedTo("read", i == 0 ? one : other, errno);
+        if (more == 0) break;
+        got[i] += static_cast<size_t>(more);
+      }
+    }
+    if (got[0] != got[1] || std::memcmp(parts[0].data(), parts[1].data(), got[0]) != 0) return false;
+    if (got[0] < kCompared) return true;
+  }
+}
+
+// DataLoss: a file at `path` is not the one of `written`, where both were to be the same checkpoint.
+absl::Status CheckBytes(const std::string& path, const std::string& written, const Manifest& there) {
+  for (const Manifest::File& file : there.files) {
+    const std::string one = absl::StrCat(path, "/", file.name), other = absl::StrCat(written, "/", file.name);
+    struct stat info = {};
+    if (lstat(other.c_str(), &info) != 0 || info.st_size != file.bytes) return absl::OkStatus();  // cut in other files
+    ASSIGN_OR_RETURN(const bool same, SameBytes(one, other));
+    if (same) continue;
+    return absl::DataLossError(absl::StrCat(one,
+                                            " is not what was saved: it was changed since, or the disk has lost it; "
+                                            "remove ",
+                                            path, " and save again"));
+  }
+  return absl::OkStatus();
 }
 
 // Of the manifest at `path`.
@@ -174,6 +215,7 @@ absl::StatusOr<NewCheckpoint::Finished> NewCheckpoint::AlreadyThere(const std::s
                                                  ", with other ", others,
                                                  "; save to another folder, or remove that checkpoint first"));
   }
+  RETURN_IF_ERROR(CheckBytes(path, path_, there.manifest));
   ASSIGN_OR_RETURN(const int64_t next, NextSaved(root_));
   if (there.manifest.saved + 1 <
       next) {  // others were saved since: a manifest takes the place of the one that is there

@@ -50,8 +50,8 @@ class NewCheckpoint {
     bool already_there = false;  // a checkpoint of the same bits, which stays
   };
   // Brings all bytes to the disk, and the checkpoint into being, as the newest one; `manifest.saved` is set here. One
-  // of the same bits that is there becomes the newest. AlreadyExists: a checkpoint of that step is there, and it has
-  // other weights, states or buffers; says which.
+  // of the same bits that is there becomes the newest. DataLoss: that one has files that were changed. AlreadyExists: a
+  // checkpoint of that step is there, and it has other weights, states or buffers; says which.
   absl::StatusOr<Finished> Finish(Manifest manifest);
 
  private:

@@ -146,6 +146,16 @@ TEST_F(FolderTest, AStepThatIsThere_StaysAsItIs) {
   EXPECT_OK(OpenCheckpoint(root_));
 }
 
+TEST_F(FolderTest, AStepThatIsThere_WithChangedBytes_IsNoSuccess) {
+  ASSERT_OK_AND_ASSIGN(const std::string path, Write(root_, 7));
+  std::fstream(path + "/model.safetensors", std::ios::in | std::ios::out | std::ios::binary).seekp(99).put('x');
+  EXPECT_THAT(Write(root_, 7),
+              StatusIs(Code::kDataLoss, AllOf(HasSubstr(path + "/model.safetensors is not what was saved"),
+                                              HasSubstr("remove " + path + " and save again"))));
+  fs::remove_all(path);
+  EXPECT_OK(Write(root_, 7));
+}
+
 TEST_F(FolderTest, WritersThatLive_DoNotDisturbEachOther) {
   ASSERT_OK_AND_ASSIGN(const auto first, NewCheckpoint::Begin(root_));
   ASSERT_OK(Write(root_, 2));

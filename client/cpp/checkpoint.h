@@ -40,7 +40,8 @@ struct SavedCheckpoint {
 //   AlreadyExists: that step is there with other weights, states or buffers. InvalidArgument: buffers that cannot be,
 //   or that have the name of a parameter. FailedPrecondition: the job has no weights yet, or the workers do not see the
 //   folder. Aborted: steps followed each other so fast that no common one was found, or another checkpoint is under
-//   way. ResourceExhausted: the disk is full, or a worker has no memory for the copy. DataLoss: replicas differ.
+//   way. ResourceExhausted: the disk is full, or a worker has no memory for the copy. DataLoss: replicas
+//   differ, or that step is there, and its files were changed since.
 //   Unavailable: a worker is gone, named. DeadlineExceeded.
 absl::StatusOr<SavedCheckpoint> SaveCheckpoint(Job& job, const std::string& root, const SaveOptions& options = {});
 
