@@ -9,8 +9,9 @@ from typing import Any, Optional
 
 import torch
 
-from .. import _dcp, _groups, errors, names
+from .. import _dcp, _groups, errors
 from ._canonical import whole
+from ._matching import matched
 from ._model import Parameter
 from ._rewrite import Saved, rewrite
 from ._setup import Started
@@ -74,10 +75,9 @@ def _given(here: Sequence[Parameter], state_dict: Mapping[str, Any], started: St
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     found = dict(zip((parameter.name for parameter in here), keys))
     if keys and all(isinstance(key, str) for key in keys):
-        rules = started.facts.rules._asdict()
-        by_name = dict(zip(names.canonical_many(keys, **rules), keys))
-        exact = set(keys)
-        found = {one.name: one.name if one.name in exact else by_name.get(one.name) for one in here}
+        name_of = matched(keys, found, {one.given: one.name for one in here})
+        key_of = {name: key for key, name in name_of.items()}
+        found = {name: key_of.get(name) for name in found}
     states = state_dict["state"]
     return {name: {state: whole(value) for state, value in states.get(key, {}).items()} for name, key in found.items()}
 
