@@ -20,7 +20,7 @@ from .. import errors
 from ..client import Client, Job, SavedCheckpoint
 from . import _scaler, _setup
 from ._ending import Ending, weakly
-from ._guard import Guard
+from ._guard import Guard, Owner
 from ._loads import Loads
 from ._memory import give_back
 from ._model import Parameters
@@ -141,7 +141,7 @@ class Optimizer(torch.optim.Optimizer):
         self._slots.attach(self._session)
         self._residence = self._reside()
         self._loads = Loads(model, facts.parameters, weakly(self.upload), weakly(self.revert))
-        self._guard = Guard(model, facts.parameters, self._started.name)
+        self._guard = Guard(model, facts.parameters, Owner(self._started.name, self._started.bucketed))
         self._ending = Ending(
             self, self._started, self._guard, self._loads, self._slots, self._placed, self._residence
         )
