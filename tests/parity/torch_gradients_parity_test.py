@@ -42,6 +42,12 @@ def parameter(model):
     return model.layers[0].weight
 
 
+def exchange(one, other, what="grad"):
+    of_one, of_other = getattr(one, what), getattr(other, what)
+    setattr(one, what, of_other)
+    setattr(other, what, of_one)
+
+
 USES = {  # of a model whose gradients `.grad` cannot show
     "read": lambda model, _: parameter(model).grad.norm(),
     "number": lambda model, _: parameter(model).grad[0, 0].item(),
@@ -55,6 +61,10 @@ USES = {  # of a model whose gradients `.grad` cannot show
     "plain norm": lambda model, _: nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=False),
     "value": lambda model, _: nn.utils.clip_grad_value_(model.parameters(), 0.1),
     "zeros": lambda model, _: model.zero_grad(set_to_none=False),
+    "copy of a tensor": lambda model, _: torch.tensor(parameter(model).grad),
+    "nested": lambda model, _: torch.nested.nested_tensor([parameter(model).grad]),
+    "other memory": lambda model, _: parameter(model).grad.set_(torch.ones(4, 4)),
+    "other data": lambda model, _: setattr(parameter(model).grad, "data", torch.ones(4, 4)),
     "unscale_": lambda model, optimizer: scaled(model, optimizer).unscale_(optimizer),
 }
 AS_LEFT = {  # by a program, where `.grad` is the gradient
@@ -62,6 +72,15 @@ AS_LEFT = {  # by a program, where `.grad` is the gradient
     "one dropped": lambda model: setattr(parameter(model), "grad", None),
     "zeroed": lambda model: model.zero_grad(set_to_none=False),
     "replaced": lambda model: setattr(parameter(model), "grad", torch.ones(4, 4)),
+    "transposed": lambda model: setattr(parameter(model), "grad", parameter(model).grad.t()),
+    "exchanged": lambda model: exchange(*(layer.weight for layer in model.layers)),
+    "data exchanged": lambda model: exchange(*(layer.weight.grad for layer in model.layers), "data"),
+}
+OTHER_MEMORY = {  # for the tensor in `.grad`, which stays the same object
+    "data": lambda gradient: setattr(gradient, "data", gradient.data * torch.linspace(0, 1, 16).view(4, 4)),
+    "data, its own memory in another order": lambda gradient: setattr(gradient, "data", gradient.data.t()),
+    "set_": lambda gradient: gradient.set_(gradient * 3),
+    "t_": lambda gradient: gradient.t_(),
 }
 CHANGES = {  # which step() sees
     "put": lambda model: setattr(parameter(model), "grad", torch.ones(4, 4)),
@@ -181,6 +200,85 @@ class SeveralSlotsTest(Gradients):
                     of_it.step()
                 for ours, theirs in zip(model.parameters(), right.parameters()):
                     torch.testing.assert_close(ours, theirs)
+
+    def test_other_memory_of_a_gradient_is_taken(self):
+        for name, change in OTHER_MEMORY.items():
+            for zero in "None", "zeros", "none at all", "changed twice":
+                with self.subTest(name, zero=zero):
+                    model, right = Blocks(), Blocks()
+                    optimizer = self.optimizer(model, f"{name}{zero}".replace(",", ""))
+                    for each, of_it in (model, optimizer), (right, torch.optim.SGD(right.parameters(), lr=0.1)):
+                        for seed in range(4):
+                            loss_of(each, seed).backward()
+                            if seed != 2:
+                                change(parameter(each).grad)
+                            if zero == "changed twice":
+                                loss_of(each, seed + 4).backward()
+                                change(parameter(each).grad)
+                            of_it.step()
+                            if zero != "none at all":
+                                of_it.zero_grad(set_to_none=zero != "zeros")
+                    for ours, theirs in zip(model.parameters(), right.parameters()):
+                        torch.testing.assert_close(ours, theirs)
+
+    def test_other_memory_of_another_shape_is_an_error_after_which_the_step_begins_again(self):
+        for number, shape in enumerate(((3, 4), (16,), (2, 8))):
+            with self.subTest(shape=shape):
+                model, right = Blocks(), Blocks()
+                optimizer = self.optimizer(model, str(number))
+                loss_of(model).backward()
+                parameter(model).grad.resize_(shape)
+                for _ in range(2):
+                    with self.assertRaisesRegex(errors.FailedPrecondition, "grad of layers.0.weight was given the shape .*zero_grad"):
+                        optimizer.step()
+                optimizer.zero_grad()
+                for each, of_it in (model, optimizer), (right, torch.optim.SGD(right.parameters(), lr=0.1)):
+                    loss_of(each).backward()
+                    of_it.step()
+                torch.testing.assert_close(parameter(model), parameter(right))
+
+    def test_a_pulled_slot_alone_takes_its_gradient_as_the_program_left_it(self):
+        for name, change in {**AS_LEFT, **{
+            name: lambda model, change=change: change(parameter(model).grad) for name, change in OTHER_MEMORY.items()
+        }}.items():
+            with self.subTest(name):
+                model, right = Blocks(), Blocks()
+                optimizer = self.optimizer(model, name.replace(",", ""), slots=1, pulled=True)
+                others = torch.optim.SGD(right.parameters(), lr=0.1)
+                for seed in range(2):
+                    for each, of_it in (model, optimizer), (right, others):
+                        for _ in optimizer.slots([seed]) if each is model else [seed]:
+                            loss_of(each, seed).backward()
+                            change(each)
+                        of_it.step()
+                        of_it.zero_grad()
+                for ours, theirs in zip(model.parameters(), right.parameters()):
+                    torch.testing.assert_close(ours, theirs)
+
+    def test_other_memory_of_a_gradient_is_taken_before_it_is_handed_over(self):
+        """A block's bucket is handed over with the last of its gradients. Until then `.grad` shows them."""
+        model, right = Blocks(), Blocks()
+        optimizer = self.optimizer(model, "", residency="bucket")
+        seen = []
+
+        def hook(one, of=model):
+            try:
+                one.grad.data = one.grad.data * 3
+            except errors.FailedPrecondition:
+                return
+            seen.append(next(name for name, other in of.named_parameters() if other is one))
+
+        for one in model.parameters():
+            one.register_post_accumulate_grad_hook(hook)
+        loss_of(model).backward()
+        optimizer.step()
+        loss_of(right).backward()
+        self.assertTrue(seen)
+        for name, one in right.named_parameters():
+            one.grad.mul_(3 if name in seen else 1)
+        torch.optim.SGD(right.parameters(), lr=0.1).step()
+        for ours, theirs in zip(model.state_dict().values(), right.parameters()):
+            torch.testing.assert_close(ours, theirs)
 
     def test_a_model_is_compiled_anew_between_slots(self):
         """torch.compile describes the `.grad` of each parameter that it finds."""

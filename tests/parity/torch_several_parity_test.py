@@ -39,9 +39,9 @@ def backward(*models):
 
 
 class Optimizers(ServiceTest):
-    def optimizer(self, model, job="", **options):
+    def optimizer(self, params, job="", **options):
         options = {"lr": 0.1, "timeout": 10, "service": self.address, "job": self.id() + job, **options}
-        optimizer = Optimizer(model, "SGD", **options)
+        optimizer = Optimizer(params, "SGD", **options)
         self.addCleanup(optimizer.close)
         return optimizer
 
@@ -118,6 +118,103 @@ class SeveralTest(Optimizers):
         scaler.scale(models[0](torch.ones(2, 4)).sum()).backward()
         scaler.step(first)
         self.assertNotIn(id(second), scaler._per_optimizer_states)
+
+
+class OneModelTest(Optimizers):
+    """A block of a model is one optimizer's, the other one another's."""
+
+    def trained(self, make, steps=3, between=lambda step, model, optimizers: None):
+        """Weights after steps with the optimizers that make(model) returns."""
+        model = Blocks(0)
+        optimizers = make(model)
+        for step in range(steps):
+            backward(model)
+            for optimizer in optimizers:
+                optimizer.step()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            between(step, model, optimizers)
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    def theirs(self, model):
+        return [torch.optim.SGD(layer.parameters(), lr=0.1 + number) for number, layer in enumerate(model.layers)]
+
+    def ours(self, model, job="", **options):
+        """options: of each."""
+        return [
+            self.optimizer(layer.parameters(), f"{job}.{number}", model=model, lr=0.1 + number,
+                           **{name: of_each[number] for name, of_each in options.items()})
+            for number, layer in enumerate(model.layers)
+        ]
+
+    def assert_close(self, ours, theirs):
+        for name, value in theirs.items():
+            torch.testing.assert_close(ours[name], value, msg=name)
+
+    def test_two_optimizers_each_train_their_part(self):
+        right = self.trained(self.theirs)
+        for number, residency in enumerate((("full", "full"), ("bucket", "full"), ("full", "bucket"))):
+            with self.subTest(residency):
+                self.assert_close(self.trained(lambda model: self.ours(model, str(number), residency=residency)), right)
+
+    def test_one_with_the_rest_by_torch(self):
+        right = self.trained(self.theirs)
+        for number, residency in enumerate(("full", "bucket")):
+            with self.subTest(residency):
+                self.assert_close(self.trained(lambda model: [
+                    self.optimizer(model.layers[0].parameters(), str(number), model=model, residency=residency), self.theirs(model)[1]
+                ]), right)
+
+    def test_a_change_of_the_rest_is_no_error(self):
+        def change(step, model, _):
+            rest = model.layers[1]
+            with torch.no_grad():
+                [rest.weight.mul_, rest.weight.data.mul_, lambda by: setattr(rest, "weight", nn.Parameter(rest.weight * by))][step](0.5)
+
+        right = self.trained(lambda model: self.theirs(model)[:1], between=change)
+        self.assert_close(self.trained(
+            lambda model: [self.optimizer(model.layers[0].parameters(), model=model)], between=change), right)
+
+    def test_a_load_of_the_model_counts_for_both_whichever_closes_first(self):
+        def load(step, model, optimizers):
+            if step == 1 and isinstance(optimizers[0], Optimizer):
+                with self.assertRaises(RuntimeError):
+                    model.load_state_dict({name: value * 3 for name, value in model.state_dict().items()} | {"stranger": torch.ones(1)})
+            model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()})
+            for number, optimizer in enumerate(optimizers):
+                if isinstance(optimizer, Optimizer) and step < 2:  # counts at once
+                    served = dict(model.layers[number].named_parameters())["weight"]
+                    optimizer.revert()
+                    torch.testing.assert_close(model.layers[number].weight, served)
+            if step == 1 and isinstance(optimizers[0], Optimizer):
+                closing = optimizers.pop(self.first)
+                closing.close()
+                self.assertIn("load_state_dict", vars(model))
+                optimizers.insert(self.first, self.theirs(model)[self.first])
+
+        right = self.trained(self.theirs, 4, load)
+        for self.first in 0, 1:
+            with self.subTest(first=self.first):
+                models = []
+                ours = self.trained(lambda model: models.append(model) or self.ours(model, str(self.first)), 4, load)
+                self.assert_close(ours, right)
+
+    def test_a_job_has_what_was_given_and_what_is_frozen(self):
+        model = nn.Sequential(linear(), linear(), linear())
+        model[2].requires_grad_(False)
+        optimizer = self.optimizer(model[0].parameters(), model=model)
+        self.assertEqual([one.name for one in optimizer._started.facts.parameters], ["0.weight", "0.bias", "2.weight", "2.bias"])
+        other = self.optimizer(model[1].parameters(), ".other", model=model)
+        self.assertEqual([one.name for one in other._started.facts.parameters], ["1.weight", "1.bias"])
+        with self.assertRaisesRegex(errors.FailedPrecondition, "0.weight is in another optimizer of this process, of the job"):
+            self.optimizer(model.parameters(), ".all", model=model)
+        optimizer.close()
+        other.close()
+        self.optimizer(model.parameters(), ".all", model=model)
+
+    def test_a_model_has_one_optimizer_with_bucket_residency(self):
+        with self.assertRaisesRegex(errors.Unimplemented, 'layers.0.weight of this model.*take residency="full" for this one'):
+            self.trained(lambda model: self.ours(model, residency=("bucket", "bucket")))
 
 
 class AcceleratorTest(Optimizers):

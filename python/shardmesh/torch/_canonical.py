@@ -1,44 +1,48 @@
 """State dicts of modules under canonical names: the same with wrappers as without, in whatever order."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from .. import names
 from .._load import LoadMismatch
+from ._matching import matched
 from ._wrappers import walk, wrapped
 
 __all__ = ["load_state_dict", "state_dict"]
 
 
 def state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by canonical name, each of a tie's names too; they share the model's memory.
+    """Parameters and persistent buffers by canonical name, each of a tie's names too; they share the model's memory,
+    but for weights that are not there between calls (residency="bucket"), of which these are copies.
 
     torch's own has the wrappers' segments in its names, and get_model_state_dict() of torch.distributed.checkpoint
     takes some of them off a user's own names, too. AlreadyExists: two tensors have one name.
     """
-    return {name: tensor.detach() for name, tensor in _tensors(model)}
+    found = list(_tensors(model))
+    elsewhere = {name: value for _, name, value in _own(model, found) if value is not None}
+    return {name: elsewhere.get(name, tensor).detach() for name, _, tensor in found}
 
 
 def load_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
     """Puts a state dict into the model, in place, whichever of both has wrappers; its Optimizer takes it up.
 
-    Names that are not the model's are read without wrappers (_orig_mod, _checkpoint_wrapped_module,
-    _fsdp_wrapped_module; `module` at the head). Of a tie, one name is enough.
+    Wrappers (_orig_mod, _checkpoint_wrapped_module, _fsdp_wrapped_module, module) are taken off names where that makes
+    them the model's. All names are read together, so a child of the model that is called like a wrapper is told from
+    one. Of a tie, one name is enough.
     LoadMismatch: names that are missing or unexpected, and other shapes, all of them; nothing was loaded.
     """
-    tensors = list(_tensors(model))
+    found = list(_tensors(model))
+    tensors = [(name, tensor) for name, _, tensor in found]
     wanted = dict(tensors)
     given: dict[str, torch.Tensor] = {}
     unexpected = []
-    for raw, value in state.items():
-        name = _name_of(raw, wanted)
+    for raw, name in matched(state, wanted, {raw: name for name, raw, _ in found}).items():
         if name is None:
             unexpected.append(raw)
         else:
-            given[name] = whole(value)
+            given[name] = whole(state[raw])
     of_tensor: dict[int, str] = {}  # by which name it is given
     for name, tensor in tensors:
         if name in given:
@@ -54,10 +58,27 @@ def load_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
     if missing or unexpected or misfits:
         raise LoadMismatch(missing, unexpected, misfits)
     # By the names of this very model's own state_dict(): so its modules' hooks run.
+    own = [(raw, id(wanted[name])) for raw, name, _ in _own(model, found)]
+    if lost := first.keys() - {tensor for _, tensor in own}:
+        raise LoadMismatch(mismatched=[
+            f"{name} is left out by the model's own state_dict(), of which a hook took two names for one, or dropped it"
+            for tensor, name in first.items() if tensor in lost
+        ])
+    model.load_state_dict({raw: given[of_tensor[tensor]] for raw, tensor in own}, strict=False)
+
+
+def _own(
+    model: torch.nn.Module, found: Sequence[tuple[str, str, torch.Tensor]]
+) -> Iterator[tuple[str, str, torch.Tensor | None]]:
+    """Names of the model's own state_dict(), the canonical ones, and values where a hook gives others than the tensors."""
+    name_of = {id(tensor): name for name, _, tensor in reversed(found)}
     own = model.state_dict(keep_vars=True)
-    model.load_state_dict(
-        {raw: given[of_tensor[id(one)]] for raw, one in own.items() if id(one) in of_tensor}, strict=False
-    )
+    by_name = matched(own, {name for name, _, _ in found}, {raw: name for name, raw, _ in found})
+    for raw, value in own.items():
+        if id(value) in name_of:
+            yield raw, name_of[id(value)], None
+        elif (name := by_name[raw]) is not None and isinstance(value, torch.Tensor):
+            yield raw, name, value
 
 
 def whole(value: Any) -> Any:
@@ -65,31 +86,26 @@ def whole(value: Any) -> Any:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def _name_of(raw: str, wanted: Mapping[str, Any]) -> str | None:
-    if raw in wanted:
-        return raw
-    for root in (), ("module",), ("_orig_mod", "module"), ("module", "_orig_mod"):
-        try:
-            name = names.canonical(raw, root_wrappers=root)
-        except ValueError:
-            continue
-        if name in wanted:
-            return name
-    return None
-
-
-def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Canonical name, the name with wrappers, tensor."""
     for one in walk(model).found:
-        yield one.name, one.tensor
-    yield from buffers(model)
+        yield one.name, one.given, one.tensor
+    yield from _buffers(model, (), ())
 
 
-def buffers(module: torch.nn.Module, name: tuple[str, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
+def buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Persistent ones, each under all of its canonical names."""
+    for name, _, buffer in _buffers(module, (), ()):
+        yield name, buffer
+
+
+def _buffers(
+    module: torch.nn.Module, name: tuple[str, ...], given: tuple[str, ...]
+) -> Iterator[tuple[str, str, torch.Tensor]]:
     for key, buffer in module._buffers.items():
         if buffer is not None and key not in module._non_persistent_buffers_set:
-            yield ".".join((*name, key)), buffer
+            yield ".".join((*name, key)), ".".join((*given, key)), buffer
     segment = wrapped(module)
     for key, child in module._modules.items():
         if child is not None:
-            yield from buffers(child, name if key == segment else (*name, key))
+            yield from _buffers(child, name if key == segment else (*name, key), (*given, key))

@@ -3,34 +3,57 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import errors
 from ._locations import Locations, listed
-from ._model import NO_GROUP, Parameter
+from ._model import NO_GROUP, Facts, Parameter
 
-_owners: Any = WeakIdKeyDictionary()  # a parameter's job
+_owners: Any = WeakIdKeyDictionary()  # a parameter's Owner
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
-def check_free(parameters: Sequence[Parameter]) -> None:
-    """FailedPrecondition: another optimizer has one of them."""
-    for parameter in parameters:
-        if (job := _owners.get(parameter.tensor)) is not None:
+class Owner(NamedTuple):
+    """The optimizer of this process that has a parameter."""
+
+    job: str
+    bucketed: bool
+
+
+def of_one_optimizer(of: Facts, bucketed: bool) -> Facts:
+    """Without parameters that were not given to this optimizer and are another's business: another optimizer of this
+    process has them, or they ask for gradients, so that torch.optim may train them. Those on the meta device stay,
+    since nothing else gives them weights.
+
+    FailedPrecondition: another optimizer has one that was given. Unimplemented: two with bucket residency in one model.
+    """
+    own = []
+    for parameter in of.parameters:
+        owner, given = _owners.get(parameter.tensor), parameter.group != NO_GROUP
+        if owner is not None and given:
             raise errors.FailedPrecondition(
-                f"{parameter.name} is in another optimizer of this process, of the job {job}; close() that one first"
+                f"{parameter.name} is in another optimizer of this process, of the job {owner.job}; close() that one "
+                "first"
             )
+        if owner is not None and owner.bucketed and bucketed:
+            raise errors.Unimplemented(
+                f'{parameter.name} of this model is in another optimizer with residency="bucket", of the job '
+                f'{owner.job}; a model can have one such optimizer: take residency="full" for this one'
+            )
+        if given or parameter.tensor.is_meta or (owner is None and not parameter.tensor.requires_grad):
+            own.append(parameter)
+    return of._replace(parameters=own)
 
 
 def check_not_trained(tensors: Iterable[torch.nn.Parameter]) -> None:
     """FailedPrecondition: an optimizer of this process trains one of them."""
     for tensor in tensors:
-        if (job := _owners.get(tensor)) is not None:
+        if (owner := _owners.get(tensor)) is not None:
             raise errors.FailedPrecondition(
-                f"this model is trained by an optimizer of this process, of the job {job}, and has its weights of the "
+                f"this model is trained by an optimizer of this process, of the job {owner.job}, and has its weights of the "
                 "newest step already; give follow() a model of its own, or close() the optimizer first"
             )
 
@@ -38,7 +61,7 @@ def check_not_trained(tensors: Iterable[torch.nn.Parameter]) -> None:
 class Guard:
     """Of one optimizer, which has the parameters until release()."""
 
-    def __init__(self, model: Optional[torch.nn.Module], parameters: Sequence[Parameter], job: str) -> None:
+    def __init__(self, model: Optional[torch.nn.Module], parameters: Sequence[Parameter], owner: Owner) -> None:
         self._parameters = parameters
         self._tensors = [parameter.tensor for parameter in parameters]
         given = [parameter for parameter in parameters if parameter.group != NO_GROUP]
@@ -47,7 +70,7 @@ class Guard:
         self._locations = Locations(model, parameters)
         self._places: list[tuple[torch.Tensor, int]] = []
         for parameter in parameters:
-            _owners[parameter.tensor] = job
+            _owners[parameter.tensor] = owner
         self.note()
 
     def note(self) -> None:

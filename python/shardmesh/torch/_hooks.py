@@ -36,6 +36,20 @@ class Loading(_OfOne):
 
     def __init__(self, model: torch.nn.Module, loaded: Callable[[], None], failed: Callable[[], None]) -> None:
         self._model, self._load, self._loaded, self._failed = model, model.load_state_dict, loaded, failed
+        self._before = model.__dict__.get("load_state_dict")
+        model.load_state_dict = self  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        """Also where another optimizer of the model has put its own in front."""
+        at = self._model.__dict__.get("load_state_dict")
+        if at is self:
+            self._model.__dict__.pop("load_state_dict")
+            if self._before is not None:
+                self._model.__dict__["load_state_dict"] = self._before
+        while isinstance(at, Loading):
+            if at._before is self:
+                at._load, at._before = self._load, self._before
+            at = at._before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:

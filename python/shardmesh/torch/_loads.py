@@ -24,11 +24,10 @@ class Loads:
         self._ids = {id(parameter.tensor) for parameter in parameters}
         self._known: set[int] = set()
         self._handles: list[Any] = []
-        self._model = model
         for module in model.modules() if model is not None else ():
             self._handles.append(hooked(module).register_load_state_dict_post_hook(Hook(self._loaded)))
         if model is not None:
-            model.load_state_dict = Loading(model, loaded, failed)  # type: ignore[method-assign]
+            self._handles.append(Loading(model, loaded, failed))
 
     def _loaded(self, module: torch.nn.Module, _: Any) -> None:
         self._known |= {id(tensor) for tensor in module.parameters(recurse=False)} & self._ids
@@ -55,5 +54,3 @@ class Loads:
     def release(self) -> None:
         for handle in self._handles:
             handle.remove()
-        if self._model is not None:
-            self._model.__dict__.pop("load_state_dict", None)

@@ -20,7 +20,9 @@ class Locations:
     def __init__(self, model: Optional[torch.nn.Module], parameters: Sequence[Parameter]) -> None:
         self._model, self._parameters = model, parameters
         self._own = {id(parameter.tensor) for parameter in parameters}
-        self._at_first = {name: one for name, one in self._found() if id(one) in self._own}
+        found = list(self._found())
+        self._at_first = {name: one for name, one in found if id(one) in self._own}
+        self._others = {id(one): one for _, one in found if id(one) not in self._own}  # not this optimizer's business
         self._added: list[tuple[str, torch.Tensor]] = []
         self._note()
 
@@ -56,7 +58,7 @@ class Locations:
     def _check_replaced(self) -> None:
         now = dict(self._found())
         replaced = [name for name, one in self._at_first.items() if now.get(name, one) is not one]
-        added = [(name, one) for name, one in now.items() if id(one) not in self._own]
+        added = [(name, one) for name, one in now.items() if id(one) not in self._own and id(one) not in self._others]
         if added:
             present = set(map(id, now.values()))
             gone = {id(one.tensor) for one in self._parameters} - present

@@ -68,6 +68,11 @@ def put_gradient(
         )
     if gradient.is_sparse:
         raise errors.Unimplemented(f"the gradient of {name} is sparse; a job has dense ones: sparse=False")
+    if gradient.shape != window.shape == parameter.shape:
+        raise errors.FailedPrecondition(
+            f".grad of {name} was given the shape {list(gradient.shape)}; the parameter has {list(window.shape)}: put a "
+            "gradient of that shape there, or call optimizer.zero_grad() and begin the step's backwards again"
+        )
     if gradient.shape != window.shape:
         raise errors.FailedPrecondition(
             f"{name} has the shape {list(gradient.shape)}; the job has {list(window.shape)}: optimizer.revert() takes "

@@ -13,6 +13,7 @@ from ._model import Parameter
 from ._ranks import check_process
 from ._session import Reply, Session
 from ._shown import SEVERAL, Shown
+from ._windows import Windows
 
 
 class PulledSlots:
@@ -25,7 +26,7 @@ class PulledSlots:
         self._count = count
         self._open: Optional[int] = None  # the slot that the loop's body is at
         self.token_weights = token_weights  # then a slot may be without tokens, and without gradients
-        self._views: list[torch.Tensor] = []  # of the slot that is taken
+        self._windows: Optional[Windows] = None  # of the slot that is taken
         self._written = [False] * len(parameters)
         self._reply: Optional[Reply] = None  # of a step that step() was not asked about
         self._step = -1  # that this rank is done with; other ranks may be further
@@ -35,7 +36,7 @@ class PulledSlots:
             self._shown.withhold(SEVERAL, self._to_add_to, first=True)
 
     def attach(self, session: Session) -> None:
-        self._session, self._views, self._taken = session, [], None
+        self._session, self._windows, self._taken = session, None, None
         if self._step < 0:
             self._step = session.committed
 
@@ -67,7 +68,7 @@ class PulledSlots:
             self._shown.check(index, None)
 
     def _to_add_to(self, index: int) -> Optional[torch.Tensor]:
-        return self._views[index] if self._written[index] else None
+        return self._windows.window(index) if self._windows is not None and self._written[index] else None
 
     def join(self, joining: bool) -> bool:
         raise errors.FailedPrecondition(
@@ -96,6 +97,7 @@ class PulledSlots:
             self._check_shown()
             if not any(self._written) and not self.token_weights:
                 raise errors.FailedPrecondition(f"slot {slot} had no backward in the body of the loop; each needs one")
+            self._take_shown()
             self._zero_rest()
             session.core.finish(*settings(), session.timeout)
             self._open = None
@@ -120,10 +122,12 @@ class PulledSlots:
         return None
 
     def _begin(self, session: Session) -> None:
-        self._views = [session.gradient(None, one.name, one.tensor.shape) for one in self._parameters]
+        self._windows = windows = Windows(
+            self._parameters, [session.gradient(None, one.name, one.tensor.shape) for one in self._parameters]
+        )
         self.clear()
-        for parameter, view in zip(self._parameters, self._views):
-            parameter.tensor.grad_dtype = view.dtype
+        for index, parameter in enumerate(self._parameters):
+            parameter.tensor.grad_dtype = windows.shown(index).dtype
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
         check_process(self._pid)
@@ -132,15 +136,23 @@ class PulledSlots:
             raise errors.FailedPrecondition(
                 "a backward outside of a slot: `for batch in optimizer.slots(batches):` takes one"
             )
-        put_gradient(self._parameters[index].name, parameter, self._views[index])
+        assert self._windows is not None
+        put_gradient(self._parameters[index].name, parameter, self._windows.window(index))
         self._written[index] = True
         if self._count > 1:
             self._shown.hide(index)
 
+    def _take_shown(self) -> None:
+        """Of the only slot of a step, whose `.grad` a program may change."""
+        assert self._windows is not None
+        if self._count == 1:
+            self._written = self._windows.take()
+
     def _zero_rest(self) -> None:
-        for view, written in zip(self._views, self._written):
+        assert self._windows is not None
+        for index, written in enumerate(self._written):
             if not written:
-                view.zero_()
+                self._windows.zero(index)
 
     def complete(self) -> None:
         """Slots are complete when they were finished."""
@@ -163,7 +175,7 @@ class PulledSlots:
 
     def release(self) -> None:
         self._shown.release()
-        self._views = []
+        self._windows = None
 
 
 def _check_batches(batches: Any, count: int) -> None:

@@ -104,20 +104,23 @@ class Residence:
 
     # -- gradients --------------------------------------------------------------------------------------------------
 
-    def arrived(self, index: int) -> list[int]:
+    def arrived(self, index: int, take: Callable[[int], None]) -> list[int]:
         """A gradient of the rank's last slot is in its window. Returns the parameters whose gradients are handed over
-        now."""
+        now. take: called for each of these before."""
         bucket = self._bucket[index]
         missing = self._missing[bucket]
         missing.discard(index)
         if missing:
             return []
-        self._session.declare(bucket)
-        self._declared.add(bucket)
-        return [
+        handed_over = [
             other for other, of_other in enumerate(self._bucket)
             if of_other == bucket and not self._parameters[other].frozen
         ]
+        for other in handed_over:
+            take(other)
+        self._session.declare(bucket)
+        self._declared.add(bucket)
+        return handed_over
 
     def check_open(self, index: int) -> bool:
         """Whether its gradient is wanted: what was handed over before a backward raised stays. FailedPrecondition: its

@@ -16,7 +16,7 @@ from .. import errors
 from . import _arguments, _buffers, _canonical, _hyper, _resume, _service
 from ._checks import check_values
 from ._deferred import Deferred, Init
-from ._guard import check_free
+from ._guard import of_one_optimizer
 from ._model import NO_GROUP, Facts, Parameter, Parameters, canonical_rules, facts
 from ._ranks import Ranks, ranks
 from ._rewrite import rewrite
@@ -59,8 +59,8 @@ class Started:
         self.model = params if isinstance(params, torch.nn.Module) else model
         if self.model is None and plan.deliver == "quantized":
             raise errors.InvalidArgument('deliver="quantized" needs the model: give it, or model=')
-        self.facts: Facts = facts(params, model)
-        check_free(self.facts.parameters)
+        of_model = facts(params, model)
+        self.facts: Facts = of_one_optimizer(of_model, self.bucketed)
         self.ranks: Ranks = ranks()
         self.slots = self.ranks.slots(plan.slots) if not plan.pulled else range(0)
         self.defaults = _hyper.defaults(plan.algorithm, plan.hyperparameters)
@@ -74,7 +74,7 @@ class Started:
                 f"own has {plan.workers}; say workers={ranks_of_mesh}"
             )
         self.rules = canonical_rules(self.facts)._asdict()
-        self._deferred = Deferred(self.model, self.facts, int(self.spec["seed"]), plan.init)
+        self._deferred = Deferred(self.model, of_model, int(self.spec["seed"]), plan.init)
         self._deferred.make_buffers()
         if plan.service is None and not plan.resume and self.ranks.world == 1:  # else rank 0 tells the others, later
             self.check_values(self.facts.parameters)

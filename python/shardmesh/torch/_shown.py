@@ -52,6 +52,16 @@ class Withheld(torch.Tensor):
             return None  # GradScaler.step() looks for infinities, which the job does for the gradients of all ranks
         raise errors.FailedPrecondition(_why(args, kwargs))
 
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Of calls that do not ask __torch_function__, such as torch.tensor() and set_()."""
+        if _is_compiling():
+            with torch._C._DisableTorchDispatch():
+                return func(*args, **(kwargs or {}))
+        raise errors.FailedPrecondition(_why(args, kwargs))
+
 
 def _is_compiling() -> bool:
     """torch.compile asks, which describes the `.grad` of each parameter and computes nothing with it."""

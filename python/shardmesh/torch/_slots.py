@@ -19,10 +19,11 @@ from ._ranks import check_process
 from ._residence import Residence
 from ._session import LOG, Reply, Session
 from ._shown import HANDED_OVER, SEVERAL, Shown
+from ._windows import Windows
 
 
 class Slots:
-    """Slots that are assigned to this rank, in order. `views[slot][i]`: of the trainable parameters, in their order."""
+    """Slots that are assigned to this rank, in order."""
 
     def __init__(
         self, parameters: Sequence[Parameter], numbers: Sequence[int], token_weights: bool, alone: bool
@@ -30,7 +31,7 @@ class Slots:
         """alone: no other rank has slots of the job."""
         self.numbers, self._pid, self._alone = list(numbers), os.getpid(), alone
         self._parameters = list(parameters)
-        self._views: list[list[torch.Tensor]] = []
+        self._windows: list[Windows] = []
         self._written = [[False] * len(parameters) for _ in numbers]
         self._zero = [[True] * len(parameters) for _ in numbers]  # windows are zero at first
         self._filled = 0  # slots that are closed
@@ -53,18 +54,19 @@ class Slots:
 
     def attach(self, session: Session) -> None:
         """To its windows, at first or when it was opened again: what is in the old ones is taken over."""
-        views = [
-            [session.gradient(slot, one.name, one.tensor.shape) for one in self._parameters] for slot in self.numbers
+        windows = [
+            Windows(self._parameters, [session.gradient(slot, one.name, one.tensor.shape) for one in self._parameters])
+            for slot in self.numbers
         ]
-        old, self._views = self._views, views
-        for slot, tensors in enumerate(old):
-            for index, tensor in enumerate(tensors):
-                views[slot][index].copy_(tensor)
-                owner = self._parameters[index].tensor
-                if owner.grad is tensor:
-                    owner.grad = views[slot][index]
-        for parameter, view in zip(self._parameters, views[0]):
-            parameter.tensor.grad_dtype = view.dtype
+        old, self._windows = self._windows, windows
+        for before, now in zip(old, windows):
+            for index, parameter in enumerate(self._parameters):
+                window = before.window(index)
+                now.shown(index).copy_(window)
+                if parameter.tensor.grad is window:
+                    parameter.tensor.grad = now.shown(index)
+        for index, parameter in enumerate(self._parameters):
+            parameter.tensor.grad_dtype = windows[0].shown(index).dtype
 
     @property
     def several(self) -> bool:
@@ -96,12 +98,12 @@ class Slots:
 
     def _seen(self, index: int) -> Optional[torch.Tensor]:
         """What `.grad` is where it is not hidden."""
-        return self._views[0][index] if not self.several and self._written[0][index] else None
+        return self._windows[0].shown(index) if not self.several and self._written[0][index] else None
 
     def _to_add_to(self, index: int) -> Optional[torch.Tensor]:
         """The window, if the open slot has a gradient there."""
         slot = self._filled
-        return self._views[slot][index] if slot < len(self.numbers) and self._written[slot][index] else None
+        return self._windows[slot].window(index) if slot < len(self.numbers) and self._written[slot][index] else None
 
     def join(self, joining: bool) -> bool:
         """Whether what comes now stays in its slot after a backward; returns what it was."""
@@ -121,13 +123,17 @@ class Slots:
             return
         slot, name = self._filled, self._parameters[index].name
         write = None if self._residence is None else self._residence.writer(self.numbers[slot], name)
-        put_gradient(name, parameter, self._views[slot][index], write)
+        put_gradient(name, parameter, self._windows[slot].window(index), write)
         self._written[slot][index], self._zero[slot][index] = True, False
         if self.several:
             self._shown.hide(index)
         if self._residence is not None and slot == len(self.numbers) - 1 and not self._joining:
-            for handed_over in self._residence.arrived(self._residence_index[index]):
+            for handed_over in self._residence.arrived(self._residence_index[index], self._take):
                 self._shown.hide(self._number_of[handed_over])
+
+    def _take(self, index: int) -> None:
+        """What `.grad` shows of a parameter of the residence, before it is handed over."""
+        self._windows[-1].window(self._number_of[index])
 
     def _is_wanted(self, index: int) -> bool:
         """False: it was handed over before. FailedPrecondition: no slot is open for it."""
@@ -153,7 +159,7 @@ class Slots:
             return  # after each step its windows are zero
         for index, (written, zero) in enumerate(zip(self._written[slot], self._zero[slot])):
             if not written and not zero:
-                self._views[slot][index].zero_()
+                self._windows[slot].zero(index)
                 self._zero[slot][index] = True
 
     def complete(self) -> None:
@@ -176,11 +182,8 @@ class Slots:
             return
         if self._residence is not None:
             return
-        for index, (parameter, view) in enumerate(zip(self._parameters, self._views[0])):
-            self._written[0][index] = parameter.tensor.grad is not None
-            if self._written[0][index]:
-                self._zero[0][index] = False
-                put_gradient(parameter.name, parameter.tensor, view)  # where somebody put another one there
+        self._written[0] = self._windows[0].take()
+        self._zero[0] = [zero and not written for zero, written in zip(self._zero[0], self._written[0])]
         self._zero_rest(0)
 
     def _count_zeros(self) -> None:
@@ -231,4 +234,4 @@ class Slots:
     def release(self) -> None:
         """No gradient of the model is in the windows any more: it has none."""
         self._shown.release()
-        self._views = []
+        self._windows = []

@@ -9,8 +9,9 @@ from typing import Any, Optional
 
 import torch
 
-from .. import _dcp, _groups, errors, names
+from .. import _dcp, _groups, errors
 from ._canonical import whole
+from ._matching import matched
 from ._model import Parameter
 from ._rewrite import Saved, rewrite
 from ._setup import Started
@@ -44,13 +45,18 @@ def load_states(
 ) -> None:
     """Puts the states of a state_dict into the job, of which every rank makes this call; those of rank 0 count.
 
-    hyper: the optimizer of each group from now on. changed: whose weights the job takes from the model, too.
+    A state_dict without states, as of an optimizer before its first step, resets all to zeros and step 0. hyper: the
+    optimizer of each group from now on. changed: whose weights the job takes from the model, too.
     InvalidArgument: states that are missing, of others' shapes, or of another step than the rest; lists them, and
     nothing is changed.
     """
     named = {id(parameter.tensor): parameter for parameter in started.facts.parameters}
     here = [named[id(tensor)] for group in param_groups for tensor in group["params"]]
-    given = _given(here, state_dict, started)
+    if state_dict["state"]:
+        given = _given(here, state_dict, started)
+    else:
+        zeros, step = zeros_of(started, hyper), 0 if has_states(hyper) else started.session.committed
+        given = {one.name: {**zeros.get(one.tensor, {}), "step": step} for one in here}
     trainable = [parameter for parameter in here if not parameter.frozen]
     needed = {parameter.name: _groups.states_of(hyper[parameter.group]) for parameter in trainable}
     problems = [
@@ -74,12 +80,16 @@ def _given(here: Sequence[Parameter], state_dict: Mapping[str, Any], started: St
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     found = dict(zip((parameter.name for parameter in here), keys))
     if keys and all(isinstance(key, str) for key in keys):
-        rules = started.facts.rules._asdict()
-        by_name = dict(zip(names.canonical_many(keys, **rules), keys))
-        exact = set(keys)
-        found = {one.name: one.name if one.name in exact else by_name.get(one.name) for one in here}
+        name_of = matched(keys, found, {one.given: one.name for one in here})
+        key_of = {name: key for key, name in name_of.items()}
+        found = {name: key_of.get(name) for name in found}
     states = state_dict["state"]
     return {name: {state: whole(value) for state, value in states.get(key, {}).items()} for name, key in found.items()}
+
+
+def has_states(hyper: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an optimizer of one of these groups keeps any: SGD without momentum has none, nor has its state_dict."""
+    return any(_groups.states_of(one) for one in hyper)
 
 
 def states_are_wanted(groups: Sequence[Mapping[str, Any]]) -> bool:

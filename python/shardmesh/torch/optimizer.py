@@ -20,11 +20,12 @@ from .. import errors
 from ..client import Client, Job, SavedCheckpoint
 from . import _scaler, _setup
 from ._ending import Ending, weakly
-from ._guard import Guard
+from ._guard import Guard, Owner
 from ._loads import Loads
 from ._memory import give_back
 from ._model import Parameters
 from ._modes import plainly, untraced
+from ._no_states import NoStates, refused
 from ._placed import Placed
 from ._pulled import PulledSlots
 from ._quantized import Delivery
@@ -32,7 +33,7 @@ from ._residence import Residence, whole
 from ._session import OVER, Reply
 from ._slots import Slots
 from ._specification import Formats
-from ._state_dict import load_states, plain, states_are_wanted, states_of, zeros_of
+from ._state_dict import has_states, load_states, plain, states_are_wanted, states_of, zeros_of
 
 __all__ = ["Optimizer"]
 
@@ -120,9 +121,12 @@ class Optimizer(torch.optim.Optimizer):
 
     def _begin(self) -> None:
         plan, facts, model = self._started.plan, self._started.facts, self._started.model
+        self._no_states = NoStates()
+        self._states: Any = self._no_states
         super().__init__(self._started.groups, dict(self._started.defaults))
         self._fixed = [_setup.fixed(group) for group in self.param_groups]
         self._session = self._started.session
+        self._no_states.has_states = self._session.committed > 0
         self._trainable = [parameter for parameter in facts.parameters if not parameter.frozen]
         self._placed = Placed(
             facts.parameters, self._session, resides=self._started.bucketed,
@@ -137,7 +141,7 @@ class Optimizer(torch.optim.Optimizer):
         self._slots.attach(self._session)
         self._residence = self._reside()
         self._loads = Loads(model, facts.parameters, weakly(self.upload), weakly(self.revert))
-        self._guard = Guard(model, facts.parameters, self._started.name)
+        self._guard = Guard(model, facts.parameters, Owner(self._started.name, self._started.bucketed))
         self._ending = Ending(
             self, self._started, self._guard, self._loads, self._slots, self._placed, self._residence
         )
@@ -203,6 +207,7 @@ class Optimizer(torch.optim.Optimizer):
             scaling.tell(self.last.skipped)
         self._tokens = []
         self._slots.stepped()
+        self._no_states.has_states = True
         self._wanted = None  # until here, a call that was interrupted is repeated as the same step
 
     def _commit(self, wanted: int, learning_rates: list[float], loss_scale: float) -> Reply:
@@ -367,6 +372,16 @@ class Optimizer(torch.optim.Optimizer):
 
     # -- what torch.optim has ---------------------------------------------------------------------------------------
 
+    @property
+    def state(self) -> Any:
+        """Empty: states lie in the service. FailedPrecondition: one of a parameter is read, or it is written to."""
+        return self._states
+
+    @state.setter
+    def state(self, states: Any) -> None:
+        if getattr(self, "_fixed", None) is not None and states is not self._states:
+            raise refused("optimizer.state was assigned")
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Unimplemented, always: a job has its groups from the start. close() this one and make another, of all."""
         if getattr(self, "_fixed", None) is not None:
@@ -380,26 +395,27 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As torch.optim's: states by the index of a parameter, in fp32. The service saves a checkpoint for it."""
         self._check_usable()
-        self.state.update(states_of(self._started))
-        if self._zeros and not self.state:
-            self.state.update(zeros_of(self._started, self._started.optimizers(self.param_groups)))
+        states = states_of(self._started)
+        if self._zeros and not states:
+            states = zeros_of(self._started, self._started.optimizers(self.param_groups))
+        self._states = states
         try:
             result: dict[str, Any] = plain("state_dict")(self)
             return result
         finally:
-            self.state.clear()
+            self._states = self._no_states
 
     @plainly
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Of this class, torch.optim or torchao, on every rank; rank 0's counts. The job goes on at the state's step,
-        with the model's weights if they were loaded before.
+        with the model's weights if they were loaded before. Without states, as before a first step, that is step 0.
 
         InvalidArgument, all of it at once: states that are missing, or of other shapes; then nothing is changed.
         """
         self._check_usable()
         before = self.param_groups
         plain("load_state_dict")(self, {**state_dict, "state": {}})
-        if state_dict["state"]:
+        if state_dict["state"] or self._resets():
             changed = self._placed.changed()  # by a load, too: torch.distributed.checkpoint's writes to them in place
             try:
                 hyper = self._started.optimizers(self.param_groups)
@@ -410,6 +426,12 @@ class Optimizer(torch.optim.Optimizer):
             self._attach_again()
             self._loads.clear()
         self._fixed = [_setup.fixed(group) for group in self.param_groups]
+
+    def _resets(self) -> bool:
+        """Whether loading no states changes something: the job has had a step, or other hyperparameters."""
+        if [_setup.fixed(group) for group in self.param_groups] != self._fixed:
+            return True
+        return self._session.committed > 0 and has_states(self._started.optimizers(self.param_groups))
 
     def __getstate__(self) -> dict[str, Any]:
         raise errors.Unimplemented("an optimizer of a service cannot be pickled or copied; take state_dict()")
