@@ -43,22 +43,29 @@ absl::StatusOr<std::unique_ptr<AttachedChannel>> AttachedChannel::Open(std::shar
   return channel;
 }
 
-// A next life that has not heard of this session yet waits for it as long as this process lives.
-AttachedChannel::~AttachedChannel() {
-  if (!kept_ || socket_ == nullptr || !absl::IsUnavailable(socket_->Receive(absl::ZeroDuration()).status())) return;
-  ResumeSession(socket_path_, Hello(), kFarewell).status().IgnoreError();
+AttachedChannel::~AttachedChannel() { Leave(); }
+
+// A next life that has not heard of this session yet waits for it as long as this process lives: it is told.
+void AttachedChannel::Leave() {
+  MutexLock lock(mu_);
+  if (std::exchange(left_, true) || socket_ == nullptr) return;
+  if (kept_ && absl::IsUnavailable(socket_->Receive(absl::ZeroDuration()).status())) {
+    ResumeSession(socket_path_, Hello(), kFarewell).status().IgnoreError();
+  }
+  socket_->Shutdown();
 }
 
 // What the worker says to a new trainer. A kept worker may die meanwhile: what it granted is unknown to its next life.
 absl::StatusOr<LocalMessage> AttachedChannel::AskToAttach(const v1::AttachRequest& request, bool& refused) {
-  ASSIGN_OR_RETURN(const v1::AttachReply grant, job_->worker(rank_).Attach(request, job_->options().call_timeout));
+  ASSIGN_OR_RETURN(const v1::AttachReply grant, job_->worker(rank_).Attach(request, job_->options().opening_call()));
   socket_path_ = grant.socket_path();
   ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(socket_path_));
   v1::LocalHello hello;
   hello.mutable_trainer()->set_token(grant.token());
   hello.mutable_trainer()->set_needs_all(options_.needs_all);
-  RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, kHandshake));
-  ASSIGN_OR_RETURN(LocalMessage message, socket.Receive(kHandshake));
+  const absl::Duration handshake = std::min(kHandshake, job_->options().opening_call());
+  RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, handshake));
+  ASSIGN_OR_RETURN(LocalMessage message, socket.Receive(handshake));
   if (!welcome_.ParseFromString(message.bytes))
     return absl::InternalError("the worker sent a message that is no welcome");
   const absl::Status said(static_cast<absl::StatusCode>(welcome_.code()), welcome_.message());
@@ -252,6 +259,8 @@ absl::Status AttachedChannel::AwaitNextLife(const absl::Status& cause) {
     return absl::DeadlineExceededError(absl::StrCat(wait_.late, "; the worker died, and is not back yet"));
   }
   if (!resumed.ok()) return Gone(resumed.status());
+  MutexLock lock(mu_);
+  if (left_) return Gone(absl::UnavailableError("this session was closed"));
   socket_ = std::move(resumed->socket);
   kept_ = resumed->welcome.kept();
   last_heard_ = absl::Now();

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
+#include "core/sync.h"
 #include "local/fd.h"
 #include "local/mailbox.h"
 #include "local/segment.h"
@@ -42,6 +43,9 @@ class AttachedChannel {
   //   DeadlineExceeded: what was waited for. Unavailable: the worker is gone or silent. Others: the answer's.
   absl::StatusOr<v1::LocalReply> Send(v1::LocalRequest& letter, absl::Time deadline, absl::Duration timeout,
                                       absl::string_view what);
+  // Leaves the job: the worker hears of it at once, and what is mapped stays. For any thread, also during a call of
+  // another one, which then ends with Unavailable. Again: nothing.
+  void Leave();
   // Session::awaited.
   const std::vector<v1::AwaitedTrainer>& awaited() const { return awaited_; }
 
@@ -72,6 +76,8 @@ class AttachedChannel {
   const AttachOptions options_;
   v1::LocalWelcome welcome_;
   std::vector<UniqueFd> descriptors_;
+  Mutex mu_;  // held to replace socket_, by its thread, and to leave
+  bool left_ ABSL_GUARDED_BY(mu_) = false;
   std::unique_ptr<LocalSocket> socket_;
   std::string socket_path_;
   std::vector<int> slots_;  // the session's, or its seat

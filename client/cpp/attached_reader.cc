@@ -35,12 +35,13 @@ absl::StatusOr<std::shared_ptr<ReaderLink>> ReaderLink::Attach(std::shared_ptr<J
   request.set_epoch(job->epoch().value());
   request.set_host_id(host_id);
   request.set_reader_ttl_ms(absl::ToInt64Milliseconds(ttl));
-  ASSIGN_OR_RETURN(const v1::AttachReply grant, job->worker(rank).Attach(request, job->options().call_timeout));
+  ASSIGN_OR_RETURN(const v1::AttachReply grant, job->worker(rank).Attach(request, job->options().opening_call()));
   ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(grant.socket_path()));
   v1::LocalHello hello;
   hello.mutable_trainer()->set_token(grant.token());
-  RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, kHandshake));
-  ASSIGN_OR_RETURN(LocalMessage message, socket.Receive(kHandshake));
+  const absl::Duration handshake = std::min(kHandshake, job->options().opening_call());
+  RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, handshake));
+  ASSIGN_OR_RETURN(LocalMessage message, socket.Receive(handshake));
   v1::LocalWelcome welcome;
   if (!welcome.ParseFromString(message.bytes)) {
     return absl::InternalError("the worker sent a message that is no welcome");

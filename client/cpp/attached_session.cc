@@ -33,6 +33,7 @@ class AttachedSession final : public Session {
   }
 
   std::vector<v1::AwaitedTrainer> awaited() const override { return channel_->awaited(); }
+  void Leave() override { channel_->Leave(); }
 
   absl::StatusOr<v1::StepReply> Step(const StepOptions& options) override {
     RETURN_IF_ERROR(CheckHasWeights());

@@ -10,7 +10,9 @@ namespace shardmesh {
 absl::StatusOr<Step> AwaitCommittedStep(const Job& job, Rank rank, absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   while (true) {
-    const auto ask = [&] { return job.worker(rank).GetStatus(job.options().call_timeout); };
+    const absl::Duration limit = timeout > absl::ZeroDuration() ? TimeOfCall(deadline, job.options().call_timeout)
+                                                                : job.options().opening_call();
+    const auto ask = [&] { return job.worker(rank).GetStatus(limit); };
     const bool kept = job.members()[rank.value()].kept();
     ASSIGN_OR_RETURN(const v1::GetStatusReply status, CallAgain(kept, job.peer_timeout(), ask));
     bool held = kept;  // its next life may not have the job yet

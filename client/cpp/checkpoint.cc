@@ -25,6 +25,7 @@ namespace {
 constexpr absl::Duration kFirstPatience = absl::Seconds(1);  // with a first connection, where nobody keeps the worker
 constexpr double kSlowestReading = 50e6;  // bytes a second
 constexpr int kAttempts = 8;
+constexpr absl::Duration kLongestCall = absl::Seconds(10);
 constexpr absl::Duration kFirstPause = absl::Milliseconds(10);  // twice as long after each attempt: 1.3 s of all
 
 // One call to each of some workers at once, and what they told last.
@@ -310,11 +311,12 @@ absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std
   RETURN_IF_ERROR(spec.Validate());
   RETURN_IF_ERROR(CheckFiles(opened, spec));
   RETURN_IF_ERROR(ReadBuffers(opened).status());
+  const absl::Duration call_timeout = std::min(kLongestCall, options.timeout);
   v1::CreateJobRequest create;
   *create.mutable_spec() = ToProto(spec);
   *create.mutable_names() = ToProto(RulesOf(spec));
   create.set_fit_mesh(options.fit_mesh && options.mesh.empty());
-  ASSIGN_OR_RETURN(const v1::CreateJobReply reply, client.coordinator().CreateJob(create, absl::Seconds(10)));
+  ASSIGN_OR_RETURN(const v1::CreateJobReply reply, client.coordinator().CreateJob(create, call_timeout));
   const auto restore = [&]() -> absl::StatusOr<std::shared_ptr<Job>> {
     ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.OpenJob(spec.name));
     RETURN_IF_ERROR(LoadShards(*job, opened, options));
@@ -324,7 +326,7 @@ absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std
   if (!job.ok() && reply.created()) {
     v1::DeleteJobRequest remove;
     remove.set_job(spec.name);
-    client.coordinator().DeleteJob(remove, absl::Seconds(10)).status().IgnoreError();
+    client.coordinator().DeleteJob(remove, call_timeout).status().IgnoreError();
   }
   return job;
 }

@@ -37,7 +37,7 @@ absl::StatusOr<std::shared_ptr<Job>> Client::CreateJob(const JobSpec& spec, cons
   v1::CreateJobRequest request;
   *request.mutable_spec() = ToProto(spec);
   *request.mutable_names() = ToProto(rules);
-  RETURN_IF_ERROR(coordinator_->CreateJob(request, options_.call_timeout));
+  RETURN_IF_ERROR(coordinator_->CreateJob(request, options_.opening_call()));
   return OpenJob(spec.name, rules);
 }
 
@@ -61,12 +61,22 @@ absl::StatusOr<std::shared_ptr<Job>> Client::Open(const std::string& name, const
   v1::DescribeJobRequest request;
   request.set_job(name);
   const absl::Time deadline = absl::Now() + timeout;
+  std::string waits_for;
+  const auto late = [&] {
+    return absl::DeadlineExceededError(absl::StrCat("job ", name, " was not ready within ",
+                                                    absl::FormatDuration(timeout), "; it waits for ", waits_for));
+  };
   while (true) {
-    const absl::StatusOr<v1::JobDescription> job = coordinator_->DescribeJob(request, options_.call_timeout);
-    std::string waits_for = "somebody to create it";
-    if (after >= 0 && absl::IsUnavailable(job.status())) {  // the coordinator may be away, too
+    const absl::Duration limit = TimeOfCall(deadline, options_.call_timeout);
+    const absl::StatusOr<v1::JobDescription> job = coordinator_->DescribeJob(request, limit);
+    const bool silent = absl::IsDeadlineExceeded(job.status());
+    if (after >= 0 && (silent || absl::IsUnavailable(job.status()))) {  // the coordinator may be away, too
       waits_for = absl::StrCat("the coordinator: ", job.status().message());
-    } else if (absent == Absent::kError || !absl::IsNotFound(job.status())) {
+    } else if (silent && limit < options_.call_timeout && !waits_for.empty()) {
+      return late();  // as it was before
+    } else if (absent == Absent::kWait && absl::IsNotFound(job.status())) {
+      waits_for = "somebody to create it";
+    } else {
       RETURN_IF_ERROR(job.status());
       const bool failed = job->state() == v1::JOB_STATE_FAILED;
       const bool readable = failed && use == JobUse::kRead && job->members_size() > 0;
@@ -75,10 +85,7 @@ absl::StatusOr<std::shared_ptr<Job>> Client::Open(const std::string& name, const
       if (failed) return absl::UnavailableError(absl::StrCat("job ", name, " failed: ", job->error()));
       waits_for = job->state() == v1::JOB_STATE_READY ? absl::StrCat("an epoch after ", after) : WaitsFor(*job);
     }
-    if (absl::Now() > deadline) {
-      return absl::DeadlineExceededError(absl::StrCat("job ", name, " was not ready within ",
-                                                      absl::FormatDuration(timeout), "; it waits for ", waits_for));
-    }
+    if (absl::Now() > deadline) return late();
     Pause(kPollReady);
   }
 }
@@ -273,7 +280,8 @@ absl::StatusOr<Version> Job::Pull(VersionChoice choice, absl::Duration timeout, 
 void Job::AwaitClosed(absl::Duration timeout) const {
   const absl::Time deadline = absl::Now() + timeout;
   const auto holds = [&](Rank rank) {
-    const absl::StatusOr<v1::GetStatusReply> status = worker(rank).GetStatus(options_.call_timeout);
+    const absl::Duration limit = TimeOfCall(deadline, options_.call_timeout);
+    const absl::StatusOr<v1::GetStatusReply> status = worker(rank).GetStatus(limit);
     return status.ok() && std::any_of(status->jobs().begin(), status->jobs().end(), [&](const auto& job) {
              return job.name() == spec_.name && job.epoch() == epoch_.value();
            });

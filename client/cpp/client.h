@@ -12,6 +12,7 @@
 // thread-safe; a Session is for one thread. Every call ends at a time limit. Errors name the job, worker or value.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -40,6 +41,8 @@ struct ClientOptions {
   TlsOptions tls;
   absl::Duration call_timeout = absl::Seconds(10);   // of control calls
   absl::Duration ready_timeout = absl::Seconds(60);  // for a job's workers to be ready
+  // Of the control calls that open a job: none takes longer than the whole may.
+  absl::Duration opening_call() const { return std::min(call_timeout, ready_timeout); }
   // How long an attached session polls for a step's commit before it sleeps; only for trainers with a core to spare.
   absl::Duration spin;
   // For finding uses of buckets that lack an Acquire, or come after DeclareBucket: of jobs with bucket residency, what

@@ -2,6 +2,7 @@
 // repeated until it is back.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -18,6 +19,13 @@ inline void Pause(absl::Duration duration) {
   CondVar never;
   MutexLock lock(mu);
   never.WaitFor(mu, duration);
+}
+
+// How long a call may take that is repeated until `deadline`: at most `longest`; the last one gets the time to be
+// answered.
+inline absl::Duration TimeOfCall(absl::Time deadline, absl::Duration longest) {
+  constexpr absl::Duration kShortest = absl::Milliseconds(100);
+  return std::min(longest, std::max(deadline - absl::Now(), kShortest));
 }
 
 // `call` gives an absl::StatusOr, or has a status() too, and may be repeated. While `may_again()` says so, and until it

@@ -12,6 +12,7 @@ namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kPoll = absl::Milliseconds(20);
+constexpr absl::Duration kLongestCall = absl::Seconds(10);
 
 class Resharding {
  public:
@@ -39,7 +40,7 @@ class Resharding {
   }
 
  private:
-  absl::Duration call_timeout() const { return absl::Seconds(10); }
+  absl::Duration call_timeout() const { return TimeOfCall(deadline_, kLongestCall); }
   // The coordinator may be away, or slow, for a while.
   static bool IsAway(const absl::Status& status) {
     return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
@@ -86,7 +87,7 @@ class Resharding {
       v1::ReshardJobRequest back;
       back.set_job(name_);
       *back.mutable_mesh() = job->spec().mesh();
-      client_.coordinator().ReshardJob(back, call_timeout()).status().IgnoreError();
+      client_.coordinator().ReshardJob(back, kLongestCall).status().IgnoreError();
       return absl::DeadlineExceededError(absl::StrCat("job ", name_, " was not ready for mesh ", mesh_.ToString(),
                                                       " within ", time, "; that was called off, it goes on as it was"));
     }

@@ -93,6 +93,11 @@ class Session {
   // not wait, or this is a connected session, which is not told.
   virtual std::vector<v1::AwaitedTrainer> awaited() const { return {}; }
 
+  // Leaves the job before the object goes: other trainers' calls learn of it at once, and views stay valid. A connected
+  // session has nothing to leave. For any thread, also during a call of another one, which then ends with Unavailable.
+  // Later calls, too.
+  virtual void Leave() {}
+
   shardmesh::Step committed_step() const { return committed_; }
   const Job& job() const { return *job_; }
   const std::vector<Slot>& slots() const { return slots_; }

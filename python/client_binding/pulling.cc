@@ -64,7 +64,14 @@ class BoundPulling {
     if (session_ != nullptr) return session_;
     throw StatusError(absl::FailedPreconditionError("this session was closed"));
   }
-  void Close() { session_ = nullptr; }
+  // Memory stays for those who have views of it.
+  void Close() {
+    if (session_ == nullptr) return;
+    const auto session = std::exchange(session_, nullptr);
+    if (!EnterProcess().ok()) return;  // in a child the connection is its parent's
+    const py::gil_scoped_release released;
+    session->Leave();
+  }
 
  private:
   OneCall calls_;

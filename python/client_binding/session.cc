@@ -68,7 +68,14 @@ class BoundSession {
     throw StatusError(absl::FailedPreconditionError("this session was closed"));
   }
   bool attached() const { return attached_; }
-  void Close() { session_ = nullptr; }
+  // Memory stays for those who have views of it.
+  void Close() {
+    if (session_ == nullptr) return;
+    const auto session = std::exchange(session_, nullptr);
+    if (!EnterProcess().ok()) return;  // in a child the connection is its parent's
+    const py::gil_scoped_release released;
+    session->Leave();
+  }
 
  private:
   OneCall calls_;

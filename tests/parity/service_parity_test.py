@@ -211,6 +211,35 @@ class WaitingTest(unittest.TestCase):
             _service.find(None, 1, 2, 1, 0.5)
         self.assertLess(time.monotonic() - start, 20)
 
+    def test_a_store_that_accepts_and_is_silent_is_given_up_in_time(self):
+        met = []
+
+        def find():
+            try:
+                _service.find(None, 1, 2, 1, 0.5)
+            except errors.Error as error:
+                met.append(error)
+
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            os.environ["MASTER_PORT"] = str(silent.getsockname()[1])
+            finding = threading.Thread(target=find, daemon=True)
+            finding.start()
+            finding.join(20)
+            self.assertFalse(finding.is_alive())
+        self.assertIsInstance(met[0], errors.DeadlineExceeded)
+        self.assertIn("rank 0 did not start the service within 0.5 s", str(met[0]))
+
+    def test_a_rank_whose_rank_0_comes_late_is_not_held_up_by_the_store(self):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+        opens = []
+        with mock.patch.object(torch.distributed, "TCPStore", side_effect=lambda *_, **__: opens.append(1) or time.sleep(60)):
+            start = time.monotonic()
+            with self.assertRaisesRegex(errors.DeadlineExceeded, "rank 0 did not start the service within 0.5 s"):
+                _service.find(None, 1, 2, 1, 0.5)
+        self.assertLess(time.monotonic() - start, 20)
+        self.assertEqual(opens, [1])
+
     def test_a_rank_is_told_why_rank_0_could_not_start_it(self):
         with mock.patch.object(_service, "Embedded", side_effect=errors.Unavailable("no memory")):
             with self.assertRaisesRegex(errors.Unavailable, "^no memory"):

@@ -6,21 +6,24 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import unittest
 
 import torch
+import shardmesh
 from shardmesh import errors
-from shardmesh.torch import Optimizer
+from shardmesh.torch import Optimizer, follow
 from torch import nn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import ranks
-from service import ServiceTest
+from service import SHARDCTL, ServiceTest
 
 TIMEOUT, START = 1.0, 30.0
+CONTROL_CALL = 10.0  # seconds of a call that only asks, where nothing else is said
 PROGRAM = os.path.abspath(__file__)
 
 
@@ -181,6 +184,30 @@ class WaitingTest(ServiceTest):
         self.assertEqual(said["met"][0], "DeadlineExceeded")
         self.assertIn("missing slots: 1: rank 1", said["met"][1])
         self.assertIn("whose process is stopped", said["met"][1])
+
+    def test_a_coordinator_that_is_silent_is_given_up_at_the_timeout(self):
+        with Optimizer(Blocks(), "SGD", lr=0.1, service=self.address, job="saved", timeout=START) as optimizer:
+            path = optimizer.save(self.path("saved")).path
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            client = shardmesh.connect(address)
+            for name, call in {
+                "new": lambda: Optimizer(Blocks(), "SGD", lr=0.1, service=address, timeout=TIMEOUT),
+                "resume": lambda: Optimizer(Blocks(), "SGD", lr=0.1, service=address, resume=path, timeout=TIMEOUT),
+                "follow": lambda: follow(Blocks(), service=address, job="saved", timeout=TIMEOUT),
+                "job": lambda: client.job("saved", timeout=TIMEOUT),
+                "restore": lambda: client.restore(path, timeout=TIMEOUT),
+            }.items():
+                with self.subTest(name):
+                    begin = time.monotonic()
+                    with self.assertRaises((errors.DeadlineExceeded, errors.Unavailable)):
+                        call()
+                    self.assertLess(time.monotonic() - begin, CONTROL_CALL)
+            begin = time.monotonic()
+            command = [SHARDCTL, "restore", path, "--coordinator", address, "--timeout", str(TIMEOUT)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            self.assertLess(time.monotonic() - begin, CONTROL_CALL)
+            self.assertIn("DEADLINE_EXCEEDED", done.stderr)
 
 
 if __name__ == "__main__":

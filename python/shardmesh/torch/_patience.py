@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional, TypeVar
 
 from .. import errors
+from ._others import Others
 
 LOG = logging.getLogger("shardmesh.torch")
 
+_LOOK = 0.5  # seconds between two looks at those who have not come
 _FIRST_WARNING, _LONGEST = 10.0, 300.0  # seconds; each interval between two warnings is twice the one before
 _WHY = {
     "stopped": "whose process is stopped (SIGSTOP)",
@@ -36,12 +38,15 @@ class Awaited(NamedTuple):
 
 
 class Patience:
-    """Of one session. `core`: of an attached session; others are not told who is alive."""
+    """Of one session."""
 
-    def __init__(self, core: Any, job: str, own: Optional[Sequence[int]], timeout: float, *, is_told: bool) -> None:
-        """own: the slots of this rank, of which each rank has as many; None: slots are pulled."""
-        self._core, self._job, self._own, self._timeout = core, job, own, timeout
-        self._first = min(_FIRST_WARNING, timeout) if is_told else timeout
+    def __init__(
+        self, core: Any, job: str, own: Optional[Sequence[int]], timeout: float, others: Optional[Others]
+    ) -> None:
+        """own: the slots of this rank, of which each rank has as many; None: slots are pulled. others: the other ranks;
+        None: `core` is no attached session, and is not told who is alive."""
+        self._core, self._job, self._own, self._timeout, self._ranks = core, job, own, timeout, others
+        self._first = timeout if others is None else min(_FIRST_WARNING, timeout)
 
     def wait(self, what: str, call: Callable[[float], _T]) -> tuple[_T, bool]:
         """What call(seconds) returns, which is repeated after DeadlineExceeded; and whether it was repeated.
@@ -51,31 +56,52 @@ class Patience:
         """
         begin = time.monotonic()
         deadline, interval, repeated = begin + self._timeout, self._first, False
+        warning, others = begin + interval, list[Awaited]()
         while True:
+            limit = min(warning, deadline) - time.monotonic()
+            if self._ranks is not None and self._ranks.are_known:
+                limit = min(limit, _LOOK)
             try:
-                return call(max(min(interval, deadline - time.monotonic()), 0.001)), repeated
+                return call(max(limit, 0.001)), repeated
             except errors.FailedPrecondition as error:
-                left = [one for one in self._others() if one.state == "left"]
-                if not left:
-                    raise
-                raise errors.FailedPrecondition(
-                    f"{what} of job {self._job} needs {self._named(left)}, which left the job: its process ended, or "
-                    "it closed its optimizer. Every rank calls step() equally often, so look at how that rank ended, "
-                    "or give each rank as many batches. Where that rank is started again, this call can be repeated"
-                ) from error
+                self._check_left(what, self._others(), error)
+                raise
             except errors.DeadlineExceeded as error:
-                others, now = self._others(), time.monotonic()
-                if others and all(one.alive for one in others):
+                others, now, repeated = self._others() or others, time.monotonic(), True
+                self._check_left(what, others, error)
+                alive = bool(others) and all(one.alive for one in others)
+                if alive:
                     deadline = now + self._timeout
-                    LOG.warning("%s of job %s has waited %.0f s for %s, which is alive; it waits on", what, self._job,
-                                now - begin, self._named(others))
                 elif now >= deadline:
                     raise self._late(what, others, error) from error
-                interval, repeated = min(2 * interval, _LONGEST), True
+                if now < warning:
+                    continue
+                if alive:
+                    LOG.warning("%s of job %s has waited %.0f s for %s, which is alive; it waits on", what, self._job,
+                                now - begin, self._named(others))
+                interval = min(2 * interval, _LONGEST)
+                warning = now + interval
+
+    def _check_left(self, what: str, others: Sequence[Awaited], error: errors.Error) -> None:
+        """FailedPrecondition: one of them has left."""
+        left = [one for one in others if one.state == "left"]
+        if left:
+            raise errors.FailedPrecondition(
+                f"{what} of job {self._job} needs {self._named(left)}, which left the job: its process ended, or it "
+                "closed its optimizer. Every rank calls step() equally often, so look at how that rank ended, or give "
+                "each rank as many batches. Where that rank is started again, this call can be repeated"
+            ) from error
 
     def _others(self) -> list[Awaited]:
         own = self._own or ()
-        return [one for one in (Awaited(*each) for each in self._core.awaited) if one.slot not in own]
+        return [self._known(one) for one in (Awaited(*each) for each in self._core.awaited) if one.slot not in own]
+
+    def _known(self, one: Awaited) -> Awaited:
+        """With what its rank said beside the job, which knows nobody who has not come to it."""
+        if one.state != "absent" or self._own is None or self._ranks is None:
+            return one
+        pid = self._ranks.left(one.slot // len(self._own))
+        return one if pid is None else one._replace(state="left", pid=pid)
 
     def _late(self, what: str, others: list[Awaited], error: errors.Error) -> errors.Error:
         if not others:

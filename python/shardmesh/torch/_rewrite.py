@@ -73,12 +73,12 @@ def rewrite(
     of each group. If it fails before the old job is taken away, that is as it was.
     """
     if started.ranks.rank != 0:
-        started.await_end()
-    else:
-        with started.scratch() as folder:
-            adopted = _adopted(started, folder, weights or {}, states or {}, step, hyper)
-            with started.taken_away():
-                started.client.restore(adopted, timeout=started.plan.timeout)
+        started.follow()
+        return
+    with started.scratch() as folder:
+        adopted = _adopted(started, folder, weights or {}, states or {}, step, hyper)
+        with started.taken_away():
+            started.client.restore(adopted, timeout=started.plan.timeout)
     started.renew(create=False)
     started.session.begin(None)
 

@@ -19,6 +19,7 @@ import torch
 
 from .. import _programs, errors
 from . import _uses as uses
+from ._board import Board, Store
 from ._uses import Running
 
 LOG = logging.getLogger("shardmesh.torch")
@@ -27,7 +28,8 @@ _KEEPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_keeper.py")
 _POLL_SECONDS = 0.02
 _STOP_SECONDS = 30.0  # a little longer than _keeper.py waits
 _GRACE_SECONDS = 2.0  # `shardctl up --grace`
-_LOOK_SECONDS = 0.5  # between two looks at the other ranks, which are waited for
+_LOOK_SECONDS = 0.05  # between two looks at the other ranks, which are waited for
+_OPENS_LATER = 30.0  # a store that is given up goes on for so long: not just while this process ends
 _LOG_LINES, _LOG_BYTES = 8, 4096  # of its log, in errors
 _PUBLISHED, _FAILED = "+", "-"  # how what rank 0 says begins
 _CAUSE = "/cause"  # of its end
@@ -40,6 +42,8 @@ _stores: list[Any] = []  # rank 0 may hold the server that the others ask, as lo
 
 class Remote:
     """Somebody else's service."""
+
+    board: Optional[Board] = None
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -54,6 +58,8 @@ class Remote:
 class Embedded:
     """`shardctl up` on this machine, for this process alone to end: at close(), at exit, or however it ends, kill -9
     included. A forked child of this process changes nothing of it."""
+
+    board: Optional[Board] = None
 
     def __init__(self, workers: int, timeout: float) -> None:
         """Unavailable: it ended before it was ready (the message has the end of its log). DeadlineExceeded. NotFound:
@@ -85,12 +91,19 @@ class Embedded:
 
     def close(self, at_once: bool = False) -> None:
         """Ends the service; jobs that it had are gone. Again: nothing."""
+        self._stop(_STOP_SECONDS)
+
+    def kill(self) -> None:
+        """The same, without the time that its processes take to hear from trainers."""
+        self._stop(0.0)
+
+    def _stop(self, seconds: float) -> None:
         if not self.owned:
             return
         atexit.unregister(self.close)
         self._keeper.terminate()
         try:
-            self._keeper.wait(_STOP_SECONDS)
+            self._keeper.wait(seconds)
         except subprocess.TimeoutExpired:
             os.killpg(self._keeper.pid, signal.SIGKILL)  # the keeper and shardctl, whose children end with it
             self._keeper.wait()
@@ -134,8 +147,9 @@ class Embedded:
 class _Host:
     """The service of rank 0, which the other ranks use until they leave it."""
 
-    def __init__(self, service: Embedded, store: Any, key: str, world: int, timeout: float) -> None:
-        self._service, self._store, self._key, self._timeout = service, store, key, timeout
+    def __init__(self, service: Embedded, store: Store, board: Board, key: str, world: int, timeout: float) -> None:
+        self._service, self._store, self.board = service, store, board
+        self._key, self._timeout = key, timeout
         self._others = range(1, world)
         self.address = service.address
         atexit.register(self._end)  # before the service's own
@@ -143,15 +157,20 @@ class _Host:
     def close(self, at_once: bool = False) -> None:
         """When the others have left, or at once. Those that are alive are waited for without end, others up to the
         timeout."""
+        all_left = True
         if self._service.owned and not at_once:
             try:
-                self._await_others()
+                all_left = self._await_others()
             except RuntimeError:  # the store is gone, too
                 pass
         atexit.unregister(self._end)
-        self._service.close()
+        if all_left:
+            self._service.close()
+        else:
+            self._service.kill()  # its workers would wait for trainers that are stopped
 
-    def _await_others(self) -> None:
+    def _await_others(self) -> bool:
+        """Whether all have left."""
         begin = time.monotonic()
         deadline, warning = begin + self._timeout, begin + self._timeout
         while others := [rank for rank in self._others if not self._has_left(rank)]:
@@ -159,32 +178,22 @@ class _Host:
             if all(self._is_alive(rank) for rank in others):
                 deadline = now + self._timeout
             if now >= deadline:
-                return
+                return False
             if now >= warning:
                 LOG.warning("rank 0 has closed its optimizer %.0f s ago, and lets the service run for ranks that still "
                             "use it: %s", now - begin, ", ".join(map(str, others)))
                 warning = now + 2 * (now - begin)
-            try:
-                self._store.wait([self._left(others[0])], datetime.timedelta(seconds=_LOOK_SECONDS))
-            except torch.distributed.DistStoreError:  # not yet
-                pass
-
-    def _left(self, rank: int) -> str:
-        return f"{self._key}/left/{rank}"
-
-    def _pid(self, rank: int) -> int:
-        """0: it has not come."""
-        key = f"{self._key}/pid/{rank}"
-        return int(self._store.get(key)) if self._store.check([key]) else 0
+            time.sleep(_LOOK_SECONDS)
+        return True
 
     def _has_left(self, rank: int) -> bool:
-        pid = self._pid(rank)
-        return self._store.check([self._left(rank)]) or (pid > 0 and _state_of(pid) in ("", "Z"))
+        process = self.board.process(rank)
+        return (process is not None and process.ended) or self._store.get(f"{self._key}/left/{rank}") is not None
 
     def _is_alive(self, rank: int) -> bool:
         """Whether it can leave while this process waits: one in this very process cannot."""
-        pid = self._pid(rank)
-        return pid not in (0, os.getpid()) and _state_of(pid) != "T"
+        process = self.board.process(rank)
+        return process is not None and process.pid != os.getpid() and not process.stopped
 
     def failed(self, error: BaseException) -> BaseException:
         try:
@@ -201,10 +210,9 @@ class _Host:
 class _Guest:
     """Another rank's use of it."""
 
-    def __init__(self, address: str, store: Any, key: str, rank: int) -> None:
-        self.address, self._store, self._key, self._rank = address, store, key, rank
+    def __init__(self, address: str, store: Store, board: Board, key: str, rank: int) -> None:
+        self.address, self._store, self.board, self._key, self._rank = address, store, board, key, rank
         self._owner: Optional[int] = os.getpid()
-        store.set(f"{key}/pid/{rank}", str(self._owner))
         atexit.register(self.close)
 
     def close(self, at_once: bool = False) -> None:
@@ -227,19 +235,13 @@ class _Guest:
 
     def _cause(self) -> Optional[str]:
         try:
-            key = self._key + _CAUSE
-            return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
+            said = self._store.get(self._key + _CAUSE)
         except RuntimeError:
-            return None
-
-
-def _state_of(pid: int) -> str:
-    """Of a process of this machine, as proc(5) has it: "T" is stopped, "Z" has ended; "": there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1].decode()
-    except OSError:
-        return ""
+            said = None
+        if said is not None:
+            return said.decode()
+        process = self.board.process(0)
+        return f"process {process.pid} of rank 0 is gone" if process is not None and process.ended else None
 
 
 def find(service: Optional[str], rank: int, world: int, workers: Optional[int], timeout: float) -> Running:
@@ -269,10 +271,10 @@ def _own(rank: int, world: int, workers: int, timeout: float) -> Running:
     _check_one_machine(world)
     key = f"shardmesh/service/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_finds}"
     if rank == 0:
-        embedded, store = _publish(key, workers, timeout)
-        return _Host(embedded, store, key, world, timeout)
-    address, store = _read(key, rank, timeout)
-    return _Guest(address, store, key, rank)
+        embedded, store, board = _publish(key, workers, timeout)
+        return _Host(embedded, store, board, key, world, timeout)
+    address, store, board = _read(key, rank, timeout)
+    return _Guest(address, store, board, key, rank)
 
 
 def checked_address(address: str) -> str:
@@ -312,12 +314,12 @@ def _check_one_machine(world: int) -> None:
                                         "reached from one only; start the service, and say service=\"host:port\"")
 
 
-def _store(rank: int, timeout: float) -> Any:
+def _store(rank: int, timeout: float) -> Store:
     """Where ranks tell each other: the process group's store, or that of MASTER_ADDR and MASTER_PORT, which rank 0
-    serves unless torchrun does."""
+    serves unless torchrun does. RuntimeError: there is none within the timeout."""
     distributed: Any = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
-        return distributed.distributed_c10d._get_default_store()
+        return Store(distributed.distributed_c10d._get_default_store, timeout)
     try:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     except (KeyError, ValueError):
@@ -325,21 +327,26 @@ def _store(rank: int, timeout: float) -> Any:
             "several ranks, and neither is torch.distributed initialised nor are MASTER_ADDR and MASTER_PORT set; "
             "start them with torchrun, or say service=\"host:port\"") from None
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    # Multi-tenant: init_process_group may want to serve there too, later.
-    store = distributed.TCPStore(host, port, is_master=serves, timeout=datetime.timedelta(seconds=timeout),
-                                 wait_for_workers=False, multi_tenant=True)
-    if serves:
-        _stores.append(store)
-    return store
+
+    def opens() -> Any:
+        # Multi-tenant: init_process_group may want to serve there too, later.
+        store = distributed.TCPStore(host, port, is_master=serves, wait_for_workers=False, multi_tenant=True,
+                                     timeout=datetime.timedelta(seconds=timeout + _OPENS_LATER))
+        if serves:
+            _stores.append(store)
+        return store
+
+    return Store(opens, timeout)
 
 
-def _publish(key: str, workers: int, timeout: float) -> tuple[Embedded, Any]:
+def _publish(key: str, workers: int, timeout: float) -> tuple[Embedded, Store, Board]:
     try:
         store = _store(0, timeout)
+        board = Board(store, key, 0, timeout)
     except RuntimeError as error:
         if isinstance(error, errors.Error):
             raise
-        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise errors.Unavailable(f"rank 0 cannot tell the others of the service through {place}: {error}") from None
     try:
         service = Embedded(workers, timeout)
@@ -347,19 +354,30 @@ def _publish(key: str, workers: int, timeout: float) -> tuple[Embedded, Any]:
         store.set(key, _FAILED + str(error))
         raise
     store.set(key, _PUBLISHED + service.address)
-    return service, store
+    return service, store, board
 
 
-def _read(key: str, rank: int, timeout: float) -> tuple[str, Any]:
+def _read(key: str, rank: int, timeout: float) -> tuple[str, Store, Board]:
+    """DeadlineExceeded: rank 0 did not come, or is stopped. Unavailable: it ended, or could not start the service."""
     deadline = time.monotonic() + timeout
+    late = f"rank {rank}: rank 0 did not start the service within {timeout:g} s"
     try:
         store = _store(rank, timeout)
-        store.wait([key], datetime.timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
-        said = bytes(store.get(key)).decode()
+        board = Board(store, key, rank, timeout)
+        while True:
+            host = board.process(0)  # known from then on, should the store end with it
+            if (said := store.get(key, deadline - time.monotonic())) is not None:
+                break
+            if host is not None and host.ended:
+                raise errors.Unavailable(f"rank {rank}: process {host.pid} of rank 0 ended before it started the service")
+            if time.monotonic() >= deadline:
+                raise errors.DeadlineExceeded(late)
+            time.sleep(_LOOK_SECONDS)
     except RuntimeError as error:  # torch's DistNetworkError and DistStoreError among them
         if isinstance(error, errors.Error):
             raise
-        raise errors.DeadlineExceeded(f"rank {rank}: rank 0 did not start the service within {timeout:g} s") from error
-    if said.startswith(_FAILED):
-        raise errors.Unavailable(f"rank {rank}: rank 0 could not start the service: {said[1:]}")
-    return said[1:], store
+        raise errors.DeadlineExceeded(late) from error
+    text = said.decode()
+    if text.startswith(_FAILED):
+        raise errors.Unavailable(f"rank {rank}: rank 0 could not start the service: {text[1:]}")
+    return text[1:], store, board

@@ -11,6 +11,7 @@ import torch
 
 from .. import _client, errors
 from ._memory import FORMATS, Weights, tensor_of
+from ._others import Others
 from ._patience import Patience
 
 LOG = logging.getLogger("shardmesh.torch")
@@ -32,9 +33,12 @@ class Reply(NamedTuple):
 class Session:
     """For one thread. Times are seconds. Errors are those of shardmesh.errors."""
 
-    def __init__(self, job: _client.Job, slots: Sequence[int] | None, timeout: float, why_not_finite: str = "") -> None:
-        """slots: to write; None: they are pulled. why_not_finite: a cause that a skipped step may have in this job."""
+    def __init__(self, job: _client.Job, slots: Sequence[int] | None, timeout: float, others: Others,
+                 why_not_finite: str = "") -> None:
+        """slots: to write; None: they are pulled. others: the other ranks. why_not_finite: a cause that a skipped
+        step may have in this job."""
         self.job: Any = job
+        self._others = others
         self.slots, self.timeout = slots, timeout
         self.core: Any = None
         self._skipped = False  # a step was
@@ -43,7 +47,8 @@ class Session:
 
     def _open(self) -> None:
         self._attach()
-        self._patience = Patience(self.core, self.job.name, self.slots, self.timeout, is_told=self._shares)
+        self._patience = Patience(self.core, self.job.name, self.slots, self.timeout,
+                                  self._others if self._shares else None)
 
     def _attach(self) -> None:
         self._shares = True  # memory, with the workers
@@ -125,7 +130,11 @@ class Session:
         deadline = time.monotonic() + self.timeout
         while True:
             left = max(deadline - time.monotonic(), 0.1)
-            self.job = self.job.reopen(timeout=left)  # waits for a later epoch, and raises when there will be none
+            try:
+                self.job = self.job.reopen(timeout=left)  # waits for a later epoch, and raises when there will be none
+            except (errors.Unavailable, errors.DeadlineExceeded) as ended:
+                self._others.check_host(f"step {self.committed + 1}", ended)
+                raise
             try:
                 self._open()
                 self.core.await_weights(timeout=left)

@@ -1,9 +1,11 @@
 """How an optimizer starts: the model's facts, a service, the job, this rank's session; how it gets other weights."""
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import math
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +20,7 @@ from ._checks import check_values
 from ._deferred import Deferred, Init
 from ._guard import of_one_optimizer
 from ._model import NO_GROUP, Facts, Parameter, Parameters, canonical_rules, facts
+from ._others import Others
 from ._ranks import Ranks, ranks
 from ._rewrite import rewrite
 from ._session import LOG, OVER, Session
@@ -25,6 +28,7 @@ from ._specification import specification
 from ._units import bucket_elements
 
 _POLL_SECONDS = 0.05
+_LONGEST_CALL = 10.0  # seconds, of calls that only ask
 _ABSENT = ('; with residency="bucket" a weight that is read while its block is not called is NaN: a penalty over '
            'parameters needs residency="full"')
 _trained: set[tuple[str, str, int]] = set()  # service, job and rank of each optimizer of this process
@@ -79,10 +83,12 @@ class Started:
         if plan.service is None and not plan.resume and self.ranks.world == 1:  # else rank 0 tells the others, later
             self.check_values(self.facts.parameters)
         self._running = _service.find(plan.service, self.ranks.rank, self.ranks.world, plan.workers, plan.timeout)
+        self.others = Others(self._running.board, self.name, self.ranks.rank)
         try:
             self.address = self._running.address
             self._check_one_of_job()
-            self.client = clients.connect(self.address)
+            self.others.enter()
+            self.client = clients.connect(self.address, call_timeout=min(_LONGEST_CALL, plan.timeout))
             self.session = self._resumed() if plan.resume else self._session(create=True)
             if self.session.has_weights():
                 self._check_join()
@@ -93,9 +99,20 @@ class Started:
             if plan.resume:
                 self._load_buffers(plan.resume)
         except BaseException as error:
+            self.others.leave()
             self.__dict__.pop("client", None)  # connections, for which the service would wait
             raise self._running.failed(error)
         _trained.add(self._key)
+        self._pid = os.getpid()
+        if self._running.board is not None and self.ranks.rank == 0:
+            atexit.register(self._leave)
+
+    def _leave(self) -> None:
+        """The job, if the program ends without close(): rank 0 then waits for ranks that may need its gradients. Weights
+        stay where they are, for whoever reads them at exit."""
+        if os.getpid() == self._pid:
+            self.others.leave()
+            self.session.close()
 
     @property
     def _key(self) -> tuple[str, str, int]:
@@ -193,7 +210,8 @@ class Started:
             job = core.create_job(json.dumps(self.spec), timeout=timeout, **self.rules)
         else:
             job = core.open_to_train(self.name, timeout=timeout, **self.rules)
-        return Session(job, None if self.plan.pulled else list(self.slots), timeout, _ABSENT if self.bucketed else "")
+        slots, why = None if self.plan.pulled else list(self.slots), _ABSENT if self.bucketed else ""
+        return Session(job, slots, timeout, self.others, why)
 
     def _first_weights(self) -> dict[str, Any]:
         self._deferred.initialize()
@@ -227,10 +245,23 @@ class Started:
         yield
         old.await_closed(timeout=self.plan.timeout)
 
-    def await_end(self) -> None:
-        """Until rank 0 has taken the job away, to replace it. DeadlineExceeded: it did not."""
+    def follow(self) -> None:
+        """Of ranks other than 0, which replaces the job's weights: waits for the job that has them.
+
+        DeadlineExceeded: it did not come. FailedPrecondition: rank 0 left, or could not replace them."""
+        try:
+            self._await_end()
+            self.renew(create=False)
+            self.session.begin(None)
+        except (errors.Unavailable, errors.NotFound, errors.DeadlineExceeded) as error:
+            self.others.check_host("the change of weights", error)
+            raise
+
+    def _await_end(self) -> None:
+        """Until rank 0 has taken the job away."""
         deadline = time.monotonic() + self.plan.timeout
         while time.monotonic() < deadline:
+            self.others.check_change()
             try:
                 self.session.core.await_weights(timeout=1.0)
             except OVER:
@@ -264,6 +295,8 @@ class Started:
 
     def close(self) -> None:
         """Connections go before the service, which would wait for them."""
+        atexit.unregister(self._leave)
+        self.others.leave()
         _trained.discard(self._key)
         self.session.close()
         del self.client
@@ -300,11 +333,14 @@ def check_fixed(groups: Sequence[Mapping[str, Any]], job: Sequence[Mapping[str, 
 
 def replace_weights(started: Started, changed: Sequence[Parameter]) -> None:
     """Every rank calls it; the weights of rank 0 count. Optimizer states stay as they are."""
-    started.check_values(changed)
+    with started.others.change():
+        started.check_values(changed)
+        _replace_weights(started, changed)
+
+
+def _replace_weights(started: Started, changed: Sequence[Parameter]) -> None:
     if started.ranks.rank != 0:
-        started.await_end()
-        started.renew(create=False)
-        started.session.begin(None)
+        started.follow()
     elif started.session.committed == 0 and len(changed) == len(started.facts.parameters):
         weights = started.initial_weights()
         with started.taken_away():

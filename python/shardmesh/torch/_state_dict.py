@@ -72,7 +72,8 @@ def load_states(
                                      "\n  ".join(problems[:8]) + more)
     states = {name: {state: given[name][state] for state in wanted} for name, wanted in needed.items()}
     weights = {parameter.name: parameter.tensor for parameter in changed}
-    rewrite(started, weights=weights, states=states, step=int(steps.pop()), hyper=hyper)
+    with started.others.change():
+        rewrite(started, weights=weights, states=states, step=int(steps.pop()), hyper=hyper)
 
 
 def _given(here: Sequence[Parameter], state_dict: Mapping[str, Any], started: Started) -> dict[str, dict[str, Any]]:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Optional, Protocol
 
+from ._board import Board
+
 
 class Running(Protocol):
     """A service that can be used. close() ends it, if this process started it."""
 
     @property
     def address(self) -> str: ...
+
+    @property
+    def board(self) -> Optional[Board]:
+        """What its ranks tell each other; None: there are no others, or it is somebody else's service."""
 
     def close(self, at_once: bool = False) -> None: ...
 
@@ -31,7 +37,7 @@ class _Use:
 
     def __init__(self, shared: _Shared) -> None:
         self._shared, self._ended = shared, False
-        self.address = shared.running.address
+        self.address, self.board = shared.running.address, shared.running.board
         shared.uses += 1
 
     def _leave(self) -> bool:
