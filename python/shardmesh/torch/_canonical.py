@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from .. import names
 from .._load import LoadMismatch
 from ._wrappers import walk, wrapped
+
+_naming: ContextVar[bool] = ContextVar("shardmesh_naming", default=False)
 
 __all__ = ["load_state_dict", "state_dict"]
 
@@ -54,10 +57,19 @@ def load_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
     if missing or unexpected or misfits:
         raise LoadMismatch(missing, unexpected, misfits)
     # By the names of this very model's own state_dict(): so its modules' hooks run.
-    own = model.state_dict(keep_vars=True)
+    token = _naming.set(True)
+    try:
+        own = model.state_dict(keep_vars=True)
+    finally:
+        _naming.reset(token)
     model.load_state_dict(
         {raw: given[of_tensor[id(one)]] for raw, one in own.items() if id(one) in of_tensor}, strict=False
     )
+
+
+def is_naming() -> bool:
+    """Whether a state_dict() is asked for the names of parameters alone: then its hooks leave those in it."""
+    return _naming.get()
 
 
 def whole(value: Any) -> Any:

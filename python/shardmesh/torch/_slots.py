@@ -66,6 +66,8 @@ class Slots:
         for parameter, view in zip(self._parameters, views[0]):
             parameter.tensor.grad_dtype = view.dtype
 
+    taking = False  # a slot that was pulled is open
+
     @property
     def several(self) -> bool:
         return len(self.numbers) > 1
