@@ -82,6 +82,46 @@ class NotFiniteTest(ServiceTest):
             model.weight.fill_(3e38)
         self.optimizer(model)
 
+    def test_finite_weights_that_a_format_makes_infinite_are_named(self):
+        largest, formats = torch.finfo(torch.float32).max, [{"weights": one} for one in ("bf16", "bf16_sr", "bf16+16", "bf16+8sr")]
+        for number, (options, value, said) in enumerate((
+            *((options, -largest, f'weights="{options["weights"]}"'.replace("+", r"\+")) for options in formats),
+            ({"weights": "bf16_sr"}, 3.4e38, 'weights="bf16_sr"'), ({"weights": "int8_row"}, largest, 'weights="int8_row"'),
+            ({"gather": "fp8_row"}, largest, 'gather="fp8_row"'), ({"gather": "mx8"}, largest, 'gather="mx8"'),
+            ({"gather": "int8_row", "residency": "bucket"}, largest, 'gather="int8_row"'),
+            ({"weights": "bf16", "residency": "bucket"}, 3.4e38, 'weights="bf16"'),
+        )):
+            with self.subTest(**options):
+                said = rf'"layers\.0\.weight" has weights that are infinite with {said}, such as .*e\+38 at \[1, 2\]; '
+                model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(32, 32)])})
+                with torch.no_grad():
+                    model.layers[0].weight[1, 2] = value
+                with mock.patch.object(_service, "find", side_effect=AssertionError("started")):
+                    with self.assertRaisesRegex(errors.InvalidArgument, said + "give it finite"):
+                        Optimizer(model, "SGD", lr=0.1, **options)
+                with self.assertRaisesRegex(errors.InvalidArgument, said):
+                    self.optimizer(model, what=f"{number}-first", **options)
+                bad = {name: one.clone() for name, one in model.state_dict().items()}
+                with torch.no_grad():
+                    model.layers[0].weight[1, 2] = 1.0
+                optimizer = self.optimizer(model, what=number, **options)
+                before = {name: one.clone() for name, one in model.state_dict().items()}
+                with self.assertRaisesRegex(errors.InvalidArgument, said + "load or write finite weights"):
+                    model.load_state_dict(bad)
+                self.assertTrue(torch.equal(model.state_dict()["layers.0.weight"], before["layers.0.weight"]))
+                with self.assertRaisesRegex(errors.InvalidArgument, said):
+                    with optimizer.editing():
+                        model.layers[0].weight[1, 2] = value
+                    optimizer.upload()
+                optimizer.close()
+
+    def test_frozen_finite_weights_become_what_the_format_makes_of_them(self):
+        model = Masked()
+        model.mask.data.masked_fill_(model.mask == -math.inf, torch.finfo(torch.float32).min)
+        optimizer = self.optimizer(model, weights="bf16")
+        self.assertTrue(torch.equal(model.mask, model.mask.bfloat16().float()))
+        self.train(model, optimizer)
+
     def test_frozen_parameters_may_have_any(self):
         for number, options in enumerate((
             {}, {"residency": "bucket"}, {"weights": "bf16"}, {"weights": "bf16_sr"}, {"weights": "bf16+16"}, {"weights": "bf16+8sr"},

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from .._load import LoadMismatch
 from ._matching import matched
 from ._wrappers import walk, wrapped
+
+_naming: ContextVar[bool] = ContextVar("shardmesh_naming", default=False)
 
 __all__ = ["load_state_dict", "state_dict"]
 
@@ -72,13 +75,22 @@ def _own(
 ) -> Iterator[tuple[str, str, torch.Tensor | None]]:
     """Names of the model's own state_dict(), the canonical ones, and values where a hook gives others than the tensors."""
     name_of = {id(tensor): name for name, _, tensor in reversed(found)}
-    own = model.state_dict(keep_vars=True)
+    token = _naming.set(True)
+    try:
+        own = model.state_dict(keep_vars=True)
+    finally:
+        _naming.reset(token)
     by_name = matched(own, {name for name, _, _ in found}, {raw: name for name, raw, _ in found})
     for raw, value in own.items():
         if id(value) in name_of:
             yield raw, name_of[id(value)], None
         elif (name := by_name[raw]) is not None and isinstance(value, torch.Tensor):
             yield raw, name, value
+
+
+def is_naming() -> bool:
+    """Whether a state_dict() is asked for the names of parameters alone: then its hooks leave those in it."""
+    return _naming.get()
 
 
 def whole(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from .. import errors
+from .. import errors, numerics
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -78,25 +78,63 @@ def _check_class(who: str, tensor: torch.Tensor) -> None:
 _PLAIN_DISPATCH = getattr(torch.nn.Parameter.__torch_dispatch__, "__func__", torch.nn.Parameter.__torch_dispatch__)
 
 
-def check_values(name: str, tensor: torch.Tensor, frozen: bool, formats: Mapping[str, str]) -> None:
-    """InvalidArgument: it has weights that are not finite and is trained, or frozen and sent in a format without such
-    values. formats: "format" and "gather", as a job's specification has them."""
+def check_values(name: str, tensor: torch.Tensor, frozen: bool, formats: Mapping[str, str], begun: bool) -> None:
+    """InvalidArgument: it has weights that are not finite, as they are or as they are stored, and is trained; or it is
+    frozen and sent in a format without such values. formats: "format" and "gather", as a job's specification has them.
+    begun: the job has weights already, which these are to replace."""
     tensor = tensor.detach()
-    if tensor.is_meta or bool(torch.isfinite(tensor.sum(dtype=torch.float32))):
-        return  # else some may be, or their sum was too large
+    if tensor.is_meta:
+        return
+    advice = ("load or write finite weights; optimizer.revert() takes back what was written" if begun else
+              "give it finite weights, or call requires_grad_(False) on it before the optimizer is made: frozen "
+              "parameters may have any")
+    given = {
+        argument: formats[key][len(plain):].lower().replace("_plus_", "+")
+        for argument, key, plain in (("weights", "format", "FORMAT_"), ("gather", "gather", "GATHER_FORMAT_"))
+    }
+    if not frozen:
+        _check_range(name, tensor, given, advice)
+    if bool(torch.isfinite(tensor.sum(dtype=torch.float32))):
+        return  # else some may be not, or their sum was too large
     bad = (~torch.isfinite(tensor)).nonzero()
     if len(bad) == 0:
         return
     at = bad[0].tolist()
     what = f'parameter "{name}" has weights that are not finite, such as {tensor[tuple(at)].item()} at {at}'
     if not frozen:
-        raise errors.InvalidArgument(f"{what}; give it finite weights, or call requires_grad_(False) on it before the "
-                                     "optimizer is made: frozen parameters may have any")
-    for argument, key, plain in ("weights", "format", "FORMAT_"), ("gather", "gather", "GATHER_FORMAT_"):
-        format = formats[key][len(plain):].lower()
+        raise errors.InvalidArgument(f"{what}; {advice}")
+    for argument, format in given.items():
         if format not in ("stored", "fp32") and not format.startswith("bf16"):
             raise errors.InvalidArgument(f'{what}, which {argument}="{format}" cannot hold; leave it as it is: give '
                                          f"{argument}= a function of a parameter's name that returns None for this one")
+
+
+_NEAR_THE_END = 1e38  # of the range of fp32: no smaller weight has become infinite in any format
+
+
+def _check_range(name: str, tensor: torch.Tensor, formats: Mapping[str, str], advice: str) -> None:
+    """InvalidArgument: it has finite weights that are infinite as the job stores or sends them."""
+    low, high = tensor.aminmax()
+    if not max(-float(low), float(high)) >= _NEAR_THE_END:
+        return  # or there is a NaN, which is told elsewhere
+    for argument, format in formats.items():
+        bad = (tensor.isfinite() & ~_as_computed_with(tensor, format).isfinite()).nonzero()
+        if len(bad) > 0:
+            at = bad[0].tolist()
+            raise errors.InvalidArgument(
+                f'parameter "{name}" has weights that are infinite with {argument}="{format}", such as '
+                f"{tensor[tuple(at)].item():g} at {at}; {advice}"
+            )
+
+
+def _as_computed_with(tensor: torch.Tensor, format: str) -> torch.Tensor:
+    """Of a format in two parts, too, a model computes with the one that is bf16."""
+    if format in ("fp32", "stored"):
+        return tensor
+    if format.startswith("bf16"):
+        return tensor.to(torch.bfloat16)
+    values = tensor.to("cpu", torch.float32).contiguous()
+    return torch.from_numpy(numerics.decode(numerics.encode(values, format), format, tuple(values.shape))).to(tensor.device)
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, Optional, Union
+from typing import Any, Optional, TypeVar, Union
 
 from .. import errors
 from ._guard import Guard
@@ -18,13 +18,16 @@ from ._setup import Started
 from ._slots import Slots
 
 
-def weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """Calls it as long as its object is there. For what the model keeps, which is to keep no optimizer."""
-    reference = weakref.WeakMethod(method)
+T = TypeVar("T")
 
-    def call() -> None:
-        if (found := reference()) is not None:
-            found()
+
+def weakly(method: Callable[..., T]) -> Callable[..., Optional[T]]:
+    """Calls it as long as its object is there. For what the model keeps, which is to keep no optimizer."""
+    reference: Any = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Optional[T]:
+        found: Optional[Callable[..., T]] = reference()
+        return None if found is None else found(*args)
 
     return call
 

@@ -79,13 +79,18 @@ class Guard:
             self._places = [(tensor.data, tensor.data_ptr()) for tensor in self._tensors]
         self._addresses = [address for _, address in self._places]
 
-    def check(self, elsewhere: Collection[int] = ()) -> None:
-        """FailedPrecondition: they lie elsewhere, but for these; another one is frozen; others are in the model."""
+    def check(self, elsewhere: Collection[int] = (), frozen: bool = True) -> None:
+        """FailedPrecondition: they lie elsewhere, but for these; others are in the model; with `frozen`, other ones are
+        frozen."""
         self._locations.check()
         if list(map(torch.Tensor.data_ptr, self._tensors)) != self._addresses:
             self._check_places(elsewhere)
-        if list(map(_REQUIRES_GRAD, self._given)) != self._trained:
+        if frozen and list(map(_REQUIRES_GRAD, self._given)) != self._trained:
             self._check_frozen()
+
+    def check_replaced(self) -> None:
+        """FailedPrecondition: others are in the model."""
+        self._locations.check()
 
     def moved(self, elsewhere: Collection[int] = ()) -> list[Parameter]:
         """Those that lie elsewhere than the job's weights, but for these indices."""

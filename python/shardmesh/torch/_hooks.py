@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any, NoReturn
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn, Optional
 
 import torch
 
@@ -32,37 +33,35 @@ class Hook(_OfOne):
 
 
 class Loading(_OfOne):
-    """In place of a model's load_state_dict(). torch loads what fits, then says what does not: that is taken back."""
+    """In place of a module's load_state_dict(). torch loads what fits, then says what does not: that is taken back."""
 
-    def __init__(self, model: torch.nn.Module, loaded: Callable[[], None], failed: Callable[[], None]) -> None:
-        self._model, self._load, self._loaded, self._failed = model, model.load_state_dict, loaded, failed
-        self._before = model.__dict__.get("load_state_dict")
-        model.load_state_dict = self  # type: ignore[method-assign]
+    def __init__(
+        self, module: torch.nn.Module, around: Callable[[torch.nn.Module], Optional[AbstractContextManager[None]]]
+    ) -> None:
+        """Puts itself there. around: a load, which it takes back where it ends with an exception."""
+        self._module, self._load, self._around = module, module.load_state_dict, around
+        self._before = module.__dict__.get("load_state_dict")
+        module.load_state_dict = self  # type: ignore[method-assign]
 
     def remove(self) -> None:
-        """Also where another optimizer of the model has put its own in front."""
-        at = self._model.__dict__.get("load_state_dict")
+        """Also where another optimizer of the module has put its own in front."""
+        at = self._module.__dict__.get("load_state_dict")
         if at is self:
-            self._model.__dict__.pop("load_state_dict")
+            self._module.__dict__.pop("load_state_dict")
             if self._before is not None:
-                self._model.__dict__["load_state_dict"] = self._before
+                self._module.__dict__["load_state_dict"] = self._before
         while isinstance(at, Loading):
             if at._before is self:
                 at._load, at._before = self._load, self._before
             at = at._before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            result = self._load(*args, **kwargs)
-        except Exception:
-            self._failed()
-            raise
-        self._loaded()
-        return result
+        with self._around(self._module) or nullcontext():
+            return self._load(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
         """The copy's own."""
-        copied = memo[id(self._model)]
+        copied = memo[id(self._module)]
         return types.MethodType(type(copied).load_state_dict, copied)
 
 

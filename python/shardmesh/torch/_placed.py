@@ -226,6 +226,22 @@ class Placed:
             if parameter.tensor._version != version or index in written
         ]
 
+    def kept(self, parameters: Sequence[Parameter]) -> list[tuple[int, torch.Tensor]]:
+        """For put()."""
+        wanted = {id(parameter.tensor) for parameter in parameters}
+        return [
+            (index, parameter.tensor.detach().clone()) for index, parameter in enumerate(self._parameters)
+            if id(parameter.tensor) in wanted
+        ]
+
+    @torch.no_grad()
+    def put(self, kept: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Writes these, so that they wait for the job to have them."""
+        for index, value in kept:
+            if index in self._delivered and self._delivery is not None and self._delivery.coded(index):
+                self._delivery.decoded(index, torch.empty_like(value))
+            self._parameters[index].tensor.copy_(value)
+
     def release(self, indices: Iterable[int] | None = None) -> None:
         """They, or all, become copies of their own, so that the model lives longer than the session."""
         for index in range(len(self._parameters)) if indices is None else indices:

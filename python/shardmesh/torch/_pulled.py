@@ -43,6 +43,10 @@ class PulledSlots:
     whole = False  # `.grad` is all that this rank hands over
 
     @property
+    def taking(self) -> bool:
+        return self._open is not None
+
+    @property
     def over(self) -> bool:
         """The loop came to its end, and step() was not asked about it."""
         return self._reply is not None

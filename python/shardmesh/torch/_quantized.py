@@ -17,6 +17,7 @@ from typing import Any, Optional
 import torch
 
 from .. import errors
+from ._canonical import is_naming
 from ._memory import Weights
 from ._model import Parameter
 
@@ -184,7 +185,7 @@ class Delivery:
 def _into_state_dict(
     index: int, value: Callable[[int], torch.Tensor], module: Any, state_dict: dict[str, Any], prefix: str, _: Any
 ) -> None:
-    if prefix + "weight" in state_dict:
+    if prefix + "weight" in state_dict and not is_naming():
         state_dict[prefix + "weight"] = value(index)
 
 

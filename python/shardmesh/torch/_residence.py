@@ -16,6 +16,7 @@ from .. import errors
 from ._backward import hooked
 from ._buckets import Buckets
 from ._calls import Calls
+from ._canonical import is_naming
 from ._hooks import Hook, refuse_copies
 from ._model import Parameter
 from ._placed import Placed
@@ -93,7 +94,7 @@ class Residence:
     ) -> None:
         """A module's state_dict() has copies: its parameters are not there all the time."""
         for name, unit, index in names:
-            if prefix + name in state_dict:
+            if prefix + name in state_dict and not is_naming():
                 self._buckets.acquire(unit)
                 state_dict[prefix + name] = self._placed.value(index)
                 self._buckets.release(unit)

@@ -81,7 +81,7 @@ class Started:
         self._deferred = Deferred(self.model, of_model, int(self.spec["seed"]), plan.init)
         self._deferred.make_buffers()
         if plan.service is None and not plan.resume and self.ranks.world == 1:  # else rank 0 tells the others, later
-            self.check_values(self.facts.parameters)
+            self.check_values(self.facts.parameters, begun=False)
         self._running = _service.find(plan.service, self.ranks.rank, self.ranks.world, plan.workers, plan.timeout)
         self.others = Others(self._running.board, self.name, self.ranks.rank)
         try:
@@ -217,14 +217,14 @@ class Started:
         self._deferred.initialize()
         return self.initial_weights()
 
-    def check_values(self, parameters: Sequence[Parameter]) -> None:
-        """InvalidArgument: one has weights that no job can have."""
+    def check_values(self, parameters: Sequence[Parameter], begun: bool = True) -> None:
+        """InvalidArgument: one has weights that no job can have. begun: they are to replace the job's."""
         entries = {entry["name"]: entry for entry in self.spec["parameters"]}
         for parameter in parameters:
-            check_values(parameter.name, parameter.tensor, parameter.frozen, entries[parameter.name])
+            check_values(parameter.name, parameter.tensor, parameter.frozen, entries[parameter.name], begun)
 
     def initial_weights(self) -> dict[str, Any]:
-        self.check_values(self.facts.parameters)
+        self.check_values(self.facts.parameters, begun=False)
         weights = {}
         for parameter in self.facts.parameters:
             weights[parameter.name] = parameter.tensor.detach().to("cpu", torch.float32).contiguous().numpy()

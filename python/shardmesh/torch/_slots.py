@@ -68,6 +68,8 @@ class Slots:
         for index, parameter in enumerate(self._parameters):
             parameter.tensor.grad_dtype = windows[0].shown(index).dtype
 
+    taking = False  # a slot that was pulled is open
+
     @property
     def several(self) -> bool:
         return len(self.numbers) > 1

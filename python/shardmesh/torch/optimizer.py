@@ -11,7 +11,7 @@ docs/torch.md starts from tasks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Optional, Union
 
 import torch
@@ -22,10 +22,12 @@ from . import _scaler, _setup
 from ._ending import Ending, weakly
 from ._guard import Guard, Owner
 from ._loads import Loads
+from ._locations import listed
 from ._memory import give_back
 from ._model import Parameters
 from ._modes import plainly, untraced
 from ._no_states import NoStates, refused
+from ._own_job import OwnJob
 from ._placed import Placed
 from ._pulled import PulledSlots
 from ._quantized import Delivery
@@ -140,7 +142,7 @@ class Optimizer(torch.optim.Optimizer):
             self._slots = Slots(self._trainable, self._session.slots or [], plan.token_weights, alone)
         self._slots.attach(self._session)
         self._residence = self._reside()
-        self._loads = Loads(model, facts.parameters, weakly(self.upload), weakly(self.revert))
+        self._loads = Loads(model, facts.parameters, weakly(self._loading))
         self._guard = Guard(model, facts.parameters, Owner(self._started.name, self._started.bucketed))
         self._ending = Ending(
             self, self._started, self._guard, self._loads, self._slots, self._placed, self._residence
@@ -277,7 +279,8 @@ class Optimizer(torch.optim.Optimizer):
         residency, where it takes memory for all weights, from its end on."""
         self._check_usable()
         with torch.no_grad(), self._placed.decoded(), whole(self._residence, self._take_changes, self._place_again):
-            yield
+            with self._loads.editing():
+                yield
             self._loads.note(self._placed.changed())
 
     @plainly
@@ -295,9 +298,74 @@ class Optimizer(torch.optim.Optimizer):
 
     @plainly
     def upload(self) -> None:
-        """Gives what was changed by load_state_dict() or within editing() to the job now; step() does it by itself."""
+        """Gives what was changed by load_state_dict() or within editing() to the job now; step() does it by itself, as do
+        save(), job.publish() and job.digest() on one rank. FailedPrecondition: a parameter was changed by hand."""
         self._check_usable()
+        self._guard.check(self._placed.decoded_for_now(), frozen=False)
         self._take_changes()
+
+    @plainly
+    def _settle(self, what: str) -> None:
+        """Before the job is read in place of the model, which one rank may do alone: the job has what the model has.
+
+        FailedPrecondition: a parameter was changed by hand; or all ranks have to give it changes, or a step is open.
+        """
+        if not self._ending.is_open:
+            return  # a Job outlives its optimizer
+        self._check_usable()
+        self._guard.check(self._placed.decoded_for_now(), frozen=False)
+        changed = self._placed.changed()
+        self._loads.check(changed)
+        if changed and self._slots.taking:
+            raise errors.FailedPrecondition(
+                f"{listed([one.name for one in changed])} changed within a loop over optimizer.slots(); call "
+                "optimizer.revert(), and load or edit outside of the loop"
+            )
+        if changed and self._started.ranks.world > 1:
+            raise errors.FailedPrecondition(
+                f"{listed([one.name for one in changed])} changed by load_state_dict() or within editing(), and the job "
+                f"does not have that yet; call optimizer.upload() on every rank, then {what}"
+            )
+        self._take_changes()
+
+    @contextmanager
+    def _loading(self, module: torch.nn.Module) -> Iterator[None]:
+        """Around load_state_dict() of a module. The whole model's weights are the job's at once, those of a part with the
+        next step. With bucket residency both are at once, where it takes memory for all weights. Where it fails everything
+        is as it was."""
+        waiting = self._placed.changed()
+        put_back, kept = self._loads.begin(module), self._placed.kept(waiting)
+        try:
+            if self._loads.within_editing:
+                yield
+            elif self._residence is not None and not waiting:
+                with self.editing():
+                    yield
+                    self._guard.check_replaced()
+            else:
+                yield
+                self._take_loaded(module)
+        except Exception:
+            put_back()
+            if not self._loads.within_editing:
+                self._take_back(kept)
+                put_back()  # what is known to be changed
+            raise
+
+    @plainly
+    def _take_loaded(self, module: torch.nn.Module) -> None:
+        self._guard.check_replaced()
+        if module is self._started.model or self._residence is not None:
+            self._take_changes()
+        else:
+            self._started.check_values(self._placed.changed())
+
+    @plainly
+    def _take_back(self, waiting: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """The job's weights, but for those that waited for the job to have them."""
+        with suppress(errors.Error):  # the job is gone
+            self.revert()
+            self._placed.put(waiting)
 
     def _take_changes(self) -> None:
         changed = self._placed.changed()
@@ -338,8 +406,9 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def job(self) -> Job:
-        """For readers: versions, leases, digests."""
-        return self.client.job(self._started.name, timeout=self._started.plan.timeout)
+        """For readers: versions, leases, digests. Its publish() and digest() are of what the model has, as save()."""
+        job = self.client.job(self._started.name, timeout=self._started.plan.timeout)
+        return OwnJob(job, weakly(self._settle))
 
     @property
     def committed_step(self) -> int:
@@ -352,8 +421,13 @@ class Optimizer(torch.optim.Optimizer):
         return float(self._started.spec["clip_norm"])
 
     def save(self, folder: str, **options: Any) -> SavedCheckpoint:
-        """Writes a checkpoint of the newest step, with this rank's buffers. One rank calls it. As Client.checkpoint()."""
+        """Writes a checkpoint of the newest step, with this rank's buffers. One rank calls it. As Client.checkpoint().
+
+        What was loaded or edited since that step is in it. FailedPrecondition: a parameter was changed by hand, as step()
+        says it; or there are several ranks, and upload() was not called on each after such a change.
+        """
         self._check_usable()
+        self._settle("save()")
         return self._started.save(folder, **options)
 
     def close(self) -> None:
@@ -393,8 +467,11 @@ class Optimizer(torch.optim.Optimizer):
 
     @plainly
     def state_dict(self) -> dict[str, Any]:
-        """As torch.optim's: states by the index of a parameter, in fp32. The service saves a checkpoint for it."""
+        """As torch.optim's: states by the index of a parameter, in fp32. The service saves a checkpoint for it.
+        FailedPrecondition: a parameter was changed by hand."""
         self._check_usable()
+        self._guard.check(self._placed.decoded_for_now(), frozen=False)
+        self._loads.check(self._placed.changed())  # what was loaded or edited has no states
         states = states_of(self._started)
         if self._zeros and not states:
             states = zeros_of(self._started, self._started.optimizers(self.param_groups))
