@@ -95,6 +95,29 @@ class SeveralTest(Optimizers):
                     self.assertFalse(models[index].layers[0].weight.isnan().any())
                 self.assertNotIn(first.service, _uses._shared)
 
+    def test_gradients_that_are_another_models_alone(self):
+        def play(optimizers, models, **inputs):
+            generator, critic = models
+            for _ in range(2):
+                backward(generator, critic) if not inputs else critic(generator(torch.ones(2, 4))).mean().backward(**inputs)
+                optimizers[0].step()
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                backward(critic)
+                optimizers[1].step()
+                optimizers[1].zero_grad()
+
+        models = Blocks(1), Blocks(3)
+        theirs = copy.deepcopy(models)
+        ours = [self.optimizer(model, name, residency="bucket") for model, name in zip(models, ("generator", "critic"))]
+        play(ours, models, inputs=list(models[0].parameters()))
+        play([torch.optim.SGD(model.parameters(), lr=0.1) for model in theirs], theirs, inputs=list(theirs[0].parameters()))
+        for one, other in zip(models, theirs):
+            for name, value in other.state_dict().items():
+                self.assertTrue(torch.equal(one.state_dict()[name], value), name)
+        with self.assertRaisesRegex(errors.FailedPrecondition, "backward.inputs=list.other.parameters"):
+            play(ours, models)
+
     def test_each_step_of_a_scaler_is_that_optimizers(self):
         models = [linear(0), linear(1)]
         optimizers = [self.optimizer(model, f".{index}") for index, model in enumerate(models)]

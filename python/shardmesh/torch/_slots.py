@@ -220,8 +220,9 @@ class Slots:
                 self._shown.show(index, self._seen(index))  # else step() would not take them
             raise errors.FailedPrecondition(
                 "gradients of this step were handed over as they came, as residency=\"bucket\" has it, and cannot be "
-                "taken back: call step(), then zero_grad(). What is not to count must not come to backward(); a step "
-                "with gradients that are not finite changes nothing anyway. residency=\"full\" can drop gradients"
+                "taken back: call step(), then zero_grad(). For gradients that are another model's alone take "
+                "backward(inputs=list(other.parameters())); a step with gradients that are not finite changes nothing "
+                "anyway. residency=\"full\" can drop gradients"
             )
         self._shown.clear()
         self._backwards.forget()
