@@ -196,7 +196,7 @@ FULL = (
                                 {"params": r.model.layers.named_parameters("layers"), "lr": 0.2}]),
            errors.Unimplemented),
     Advice("pulled=True", lambda r: r.optimizer.slots([0]), lambda r: r.again(pulled=True, slots=1)),
-    Advice("give it finite weights", then(lambda r: r.edit(math.nan), Run.slots), then(REVERT, ZERO, Run.edit), errors.InvalidArgument),
+    Advice("load or write finite weights", then(lambda r: r.edit(math.nan), Run.slots), then(REVERT, ZERO, Run.edit), errors.InvalidArgument),
 )
 JOB = (
     Advice("put them back", with_gradients(lambda r: regrouped(r)), lambda r: regrouped(r)),

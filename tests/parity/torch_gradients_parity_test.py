@@ -78,7 +78,7 @@ AS_LEFT = {  # by a program, where `.grad` is the gradient
 }
 OTHER_MEMORY = {  # for the tensor in `.grad`, which stays the same object
     "data": lambda gradient: setattr(gradient, "data", gradient.data * torch.linspace(0, 1, 16).view(4, 4)),
-    "data, its own memory in another order": lambda gradient: setattr(gradient, "data", gradient.data.t()),
+    "data, transposed": lambda gradient: setattr(gradient, "data", gradient.data.t()),
     "set_": lambda gradient: gradient.set_(gradient * 3),
     "t_": lambda gradient: gradient.t_(),
 }

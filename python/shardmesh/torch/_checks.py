@@ -92,12 +92,11 @@ def check_values(name: str, tensor: torch.Tensor, frozen: bool, formats: Mapping
         argument: formats[key][len(plain):].lower().replace("_plus_", "+")
         for argument, key, plain in (("weights", "format", "FORMAT_"), ("gather", "gather", "GATHER_FORMAT_"))
     }
-    if not frozen:
-        _check_range(name, tensor, given, advice)
-    if bool(torch.isfinite(tensor.sum(dtype=torch.float32))):
-        return  # else some may be not, or their sum was too large
-    bad = (~torch.isfinite(tensor)).nonzero()
+    known = bool(torch.isfinite(tensor.sum(dtype=torch.float32)))  # else some are not, or their sum was too large
+    bad = torch.empty(0) if known else (~torch.isfinite(tensor)).nonzero()
     if len(bad) == 0:
+        if not frozen:
+            _check_range(name, tensor, given, advice)
         return
     at = bad[0].tolist()
     what = f'parameter "{name}" has weights that are not finite, such as {tensor[tuple(at)].item()} at {at}'
@@ -113,12 +112,12 @@ _NEAR_THE_END = 1e38  # of the range of fp32: no smaller weight has become infin
 
 
 def _check_range(name: str, tensor: torch.Tensor, formats: Mapping[str, str], advice: str) -> None:
-    """InvalidArgument: it has finite weights that are infinite as the job stores or sends them."""
+    """InvalidArgument: it has weights that are infinite as the job stores or sends them. REQUIRES: all are finite."""
     low, high = tensor.aminmax()
-    if not max(-float(low), float(high)) >= _NEAR_THE_END:
-        return  # or there is a NaN, which is told elsewhere
+    if max(-float(low), float(high)) < _NEAR_THE_END:
+        return
     for argument, format in formats.items():
-        bad = (tensor.isfinite() & ~_as_computed_with(tensor, format).isfinite()).nonzero()
+        bad = (~_as_computed_with(tensor, format).isfinite()).nonzero()
         if len(bad) > 0:
             at = bad[0].tolist()
             raise errors.InvalidArgument(
