@@ -104,15 +104,16 @@ class Started:
             raise self._running.failed(error)
         _trained.add(self._key)
         self._pid = os.getpid()
-        if self._running.board is not None and self.ranks.rank == 0:
+        if self.ranks.rank == 0:
             atexit.register(self._leave)
 
     def _leave(self) -> None:
-        """The job, if the program ends without close(): rank 0 then waits for ranks that may need its gradients. Weights
-        stay where they are, for whoever reads them at exit."""
+        """The job, if the program ends without close(): rank 0 then waits for ranks that may need its gradients, and the
+        service that it ends would wait for this session. Weights stay where they are, for whoever reads them at exit."""
         if os.getpid() == self._pid:
             self.others.leave()
             self.session.close()
+            self.__dict__.pop("client", None)
 
     @property
     def _key(self) -> tuple[str, str, int]:
