@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Optional, Union
 
-from . import _arguments, _client
+from . import _arguments, _client, errors
 from ._follow import Follower, OnVersion, choice, seconds
 from ._load import LoadMismatch
 from ._version import Tensor, Version
@@ -366,5 +366,7 @@ def _committed(step: int) -> int | None:
 
 
 def _path(what: str, value: Any) -> str:
-    path = os.fspath(value)
-    return path if isinstance(path, str) else os.fsdecode(path)
+    path = os.fsdecode(os.fspath(value))
+    if not path or "\0" in path:
+        raise errors.InvalidArgument(f"{what} is {path!r:.80}; it must be the path of a folder")
+    return path

@@ -44,7 +44,7 @@ class ArgumentsTest(unittest.TestCase):
         ("clip_norm", "0 .no clipping. or a positive number", math.nan, -1.0, "1", None, math.inf),
         ("seed", "an integer from 0 to 2.64 - 1", -1, 2**64, 1.5, None),
         ("workers", "an integer from 1 to 1024", "a", 0, -1, 1.5, 2000, None),
-        ("timeout", "seconds above 0", 0, -1, math.nan, math.inf, "1", None),
+        ("timeout", "seconds above 0, from 0.001 to 1e8", 1e12, 1e-9, 0, -1, math.nan, math.inf, "1", None),
         ("slots", "an integer from 1 to 128", 0, -1, "a", 1.5, True, 129),
         ("publish_every", "an integer from 1", 0, -5, "a"),
         ("lr", r"lie in \[0, 1e6\]", math.nan, -1.0, math.inf, torch.tensor(-1.0)),
@@ -118,6 +118,24 @@ class ChangedTest(Misuse):
                 layer.bias.add_(1)
             with self.assertRaisesRegex(errors.FailedPrecondition, f"^{said}"):
                 optimizer.step()
+
+
+    def test_an_equal_pair_is_no_change_and_a_rate_is_a_number(self):
+        model = Net()
+        optimizer = self.optimizer(model, "AdamW", betas=(0.9, 0.99))
+        optimizer.param_groups[0]["betas"] = [0.9, 0.99]
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] = "high"
+        model(torch.ones(1, 4)).sum().backward()
+        with self.assertRaisesRegex(errors.InvalidArgument, "group 0: lr is 'high'; it must be a number"):
+            optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.1
+        optimizer.step()
+        for path in "", "a\0b":
+            with self.assertRaisesRegex(errors.InvalidArgument, "folder is .*; it must be the path of a folder"):
+                optimizer.save(path)
 
 
 class PulledTest(Misuse):

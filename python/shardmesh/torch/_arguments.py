@@ -21,7 +21,7 @@ def check(model: object, given: Mapping[str, Any], spec: Mapping[str, Any]) -> N
     """InvalidArgument: one is none; the message has the value and what would be right. spec: for the job's."""
     _need(model is None or isinstance(model, torch.nn.Module), "model", model, "a torch.nn.Module, or None")
     _whole("workers", given["workers"], 1, _MAX_WORKERS)
-    _number("timeout", given["timeout"], "a number of seconds above 0", lowest=1e-3, highest=_MAX_SECONDS)
+    _number("timeout", given["timeout"], "a number of seconds above 0, from 0.001 to 1e8", lowest=1e-3, highest=_MAX_SECONDS)
     if given["slots"] is not None:
         _whole("slots", given["slots"], 1, _MAX_SLOTS, "; None: one for each rank")
     for flag in "pulled", "token_weights":

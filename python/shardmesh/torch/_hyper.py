@@ -90,7 +90,7 @@ def _optimizer(kind: str, given: Mapping[str, Any], where: str) -> dict[str, Any
         elif isinstance(default, bool):
             result[key] = _flag(value, f"{where}: {key}")
         else:
-            result[_PROTO.get(key, key)] = _within(key, _number(value, f"{where}: {key}"), value, f"{where}: {key}")
+            result[_PROTO.get(key, key)] = _within(key, number(value, f"{where}: {key}"), value, f"{where}: {key}")
     if kind == "sgd" and result["nesterov"] and (result["momentum"] == 0 or result["dampening"] != 0):
         raise errors.InvalidArgument(
             f"{where}: nesterov with momentum={result['momentum']:g} and dampening={result['dampening']:g}; it needs a "
@@ -109,7 +109,7 @@ def _within(key: str, number: float, value: Any, what: str) -> float:
 def _betas(kind: str, value: Any, what: str) -> tuple[float, float]:
     if isinstance(value, str) or not isinstance(value, Iterable) or len(pair := list(value)) != 2:
         raise errors.InvalidArgument(f"{what} are {value!r}; they must be a pair of numbers")
-    betas = _number(pair[0], what), _number(pair[1], what)
+    betas = number(pair[0], what), number(pair[1], what)
     if all(0 <= beta < 1 or (beta == 1 and kind == "lion") for beta in betas):
         return betas
     raise errors.InvalidArgument(f"{what} are {value!r}; both must lie in [0, 1{']' if kind == 'lion' else ')'}")
@@ -121,7 +121,7 @@ def _flag(value: Any, what: str) -> bool:
     raise errors.InvalidArgument(f"{what} is {value!r}; it must be True or False")
 
 
-def _number(value: Any, what: str) -> float:
+def number(value: Any, what: str) -> float:
     """Also of a tensor of one element."""
     try:
         if not isinstance(value, (str, bool)):

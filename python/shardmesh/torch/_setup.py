@@ -310,6 +310,11 @@ def fixed(group: Mapping[str, Any]) -> dict[str, Any]:
             **{key: group[key] for key in _hyper.FIXED_BY_A_JOB if key in group}}
 
 
+def _plain(value: Any) -> Any:
+    """A pair is the same as a tuple and as a list."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def check_fixed(groups: Sequence[Mapping[str, Any]], job: Sequence[Mapping[str, Any]]) -> None:
     """Unimplemented: one was changed; FailedPrecondition: there are more or fewer. job: fixed() of its groups."""
     if len(groups) != len(job):
@@ -324,7 +329,7 @@ def check_fixed(groups: Sequence[Mapping[str, Any]], job: Sequence[Mapping[str, 
                 "optimizer and make another"
             )
         for key, value in of_job.items():
-            if key != "params" and group.get(key) != value:
+            if key != "params" and _plain(group.get(key)) != _plain(value):
                 was = "were" if key == "betas" else "was"
                 raise errors.Unimplemented(
                     f"{key} of group {index} {was} changed from {value!r} to {group.get(key)!r}; a job can change lr "

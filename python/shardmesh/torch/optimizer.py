@@ -18,7 +18,7 @@ import torch
 
 from .. import errors
 from ..client import Client, Job, SavedCheckpoint
-from . import _scaler, _setup
+from . import _hyper, _scaler, _setup
 from ._ending import Ending, weakly
 from ._guard import Guard, Owner
 from ._loads import Loads
@@ -267,7 +267,7 @@ class Optimizer(torch.optim.Optimizer):
         self._tokens = [int(count) for count in counts]
 
     def _learning_rates(self) -> list[float]:
-        return [float(group["lr"]) for group in self.param_groups]
+        return [_hyper.number(group["lr"], f"group {index}: lr") for index, group in enumerate(self.param_groups)]
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler sets grad_scale and found_inf for the time of a step
 
