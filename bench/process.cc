@@ -11,8 +11,8 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "bench/harness.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 namespace shardmesh::bench {
@@ -67,14 +67,14 @@ absl::Status Process::WriteLine(absl::string_view line) {
 }
 
 absl::StatusOr<std::string> Process::ReadLine(absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   while (true) {
     if (const size_t end = buffered_.find('\n'); end != std::string::npos) {
       std::string line = buffered_.substr(0, end);
       buffered_.erase(0, end + 1);
       return line;
     }
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - MonotonicNow();
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(absl::StrCat(name_, " wrote nothing for ", absl::FormatDuration(timeout)));
     }
@@ -88,8 +88,8 @@ absl::StatusOr<std::string> Process::ReadLine(absl::Duration timeout) {
 }
 
 absl::StatusOr<std::string> Process::AwaitFile(const std::string& path, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
-  while (absl::Now() < deadline) {
+  const absl::Time deadline = MonotonicNow() + timeout;
+  while (MonotonicNow() < deadline) {
     std::ifstream file(path);
     std::string line;
     if (std::getline(file, line)) return line;

@@ -1,6 +1,11 @@
-// Clock: where time comes from. Only mains construct RealClock; everything else takes a Clock or a `now`.
-// Thread-safe. Now() is wall time for people and records; timeouts are differences of it and tolerate small jumps.
+// MonotonicNow and Clock: where time comes from. Thread-safe.
+//
+// Every wait, deadline and silence is measured by the monotonic clock of the kernel (CLOCK_MONOTONIC), so that nothing
+// ends early or late when somebody sets the wall clock. absl::Now() (wall time) is for records that people read, for
+// gRPC's deadlines, which gRPC turns into monotonic time at once, and for numbers that must grow over restarts.
 #pragma once
+
+#include <time.h>
 
 #include <atomic>
 
@@ -9,6 +14,17 @@
 
 namespace shardmesh {
 
+// Only differences mean anything: it counts from the start of the machine, not from 1970.
+inline absl::Time MonotonicNow() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return absl::TimeFromTimespec(now);
+}
+
+// A wall time, such as the deadline of a gRPC call, on the scale of MonotonicNow().
+inline absl::Time ToMonotonic(absl::Time wall) { return MonotonicNow() + (wall - absl::Now()); }
+
+// The time of who must be tested with another one: only mains construct RealClock. Monotonic.
 class Clock {
  public:
   virtual ~Clock() = default;
@@ -17,7 +33,7 @@ class Clock {
 
 class RealClock final : public Clock {
  public:
-  absl::Time Now() const override { return absl::Now(); }
+  absl::Time Now() const override { return MonotonicNow(); }
 };
 
 // A clock that a test moves by hand.

@@ -3,6 +3,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "local/shared_library.h"
 
@@ -133,11 +134,11 @@ absl::StatusOr<bool> DeviceRuntime::Idle() const {
 }
 
 absl::Status DeviceRuntime::AwaitIdle(absl::Duration timeout) const {
-  const absl::Time begin = absl::Now(), deadline = begin + timeout;
+  const absl::Time begin = MonotonicNow(), deadline = begin + timeout;
   while (true) {
     ASSIGN_OR_RETURN(const bool idle, Idle());
     if (idle) return absl::OkStatus();
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     if (now > deadline) {
       return absl::DeadlineExceededError(absl::StrCat("CUDA device ", device_, " was not done with its stream within ",
                                                       absl::FormatDuration(timeout)));

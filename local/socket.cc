@@ -12,7 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "local/descriptor_error.h"
 
@@ -34,10 +34,10 @@ UniqueFd NewSocket() { return UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLO
 
 // Waits until `fd` has one of `events`; interrupted waits go on with the time that is left.
 absl::Status WaitFor(int fd, short events, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   for (;;) {
     pollfd entry = {fd, events, 0};
-    const int64_t left = absl::ToInt64Milliseconds(absl::Ceil(deadline - absl::Now(), absl::Milliseconds(1)));
+    const int64_t left = absl::ToInt64Milliseconds(absl::Ceil(deadline - MonotonicNow(), absl::Milliseconds(1)));
     const int ready = poll(&entry, 1, static_cast<int>(std::max<int64_t>(0, std::min<int64_t>(left, 1 << 30))));
     if (ready > 0) return absl::OkStatus();
     if (ready == 0) return absl::DeadlineExceededError(absl::StrCat("nothing for ", absl::FormatDuration(timeout)));

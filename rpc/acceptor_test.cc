@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/sync.h"
 #include "local/fd.h"
@@ -100,9 +100,9 @@ class Sockets {
     changed_.SignalAll();
   }
   bool WaitFor(size_t count) {
-    const absl::Time until = absl::Now() + absl::Seconds(10);
+    const absl::Time until = MonotonicNow() + absl::Seconds(10);
     MutexLock lock(mu_);
-    while (open_.size() < count && absl::Now() < until) changed_.WaitFor(mu_, absl::Seconds(1));
+    while (open_.size() < count && MonotonicNow() < until) changed_.WaitFor(mu_, absl::Seconds(1));
     return open_.size() >= count;
   }
   size_t count() {

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
@@ -75,7 +76,7 @@ TEST_F(HostileTest, ManyIdleConnectionsAndFewDescriptors_ServesAgainAtOnce) {
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
   ASSERT_GE(limit.rlim_cur, 800u);
   StartChild(256);
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   for (int round = 0; round < 2; ++round) {
     std::vector<std::unique_ptr<RawClient>> idle;
     for (int i = 0; i < 600; ++i) {
@@ -86,10 +87,10 @@ TEST_F(HostileTest, ManyIdleConnectionsAndFewDescriptors_ServesAgainAtOnce) {
                 StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("server")));
     EXPECT_LE(child_->open_descriptors(), 256 - 64);  // the reserve is untouched
     idle.clear();
-    const absl::Time closed = absl::Now();
+    const absl::Time closed = MonotonicNow();
     EXPECT_OK(CallEcho(child_->address(), absl::Seconds(5)));
-    std::cout << "served " << absl::Now() - closed << " after 600 connections closed\n";
-    ASSERT_LT(absl::Now() - start, absl::Seconds(9)) << "too slow: the handshake deadline did the server's work";
+    std::cout << "served " << MonotonicNow() - closed << " after 600 connections closed\n";
+    ASSERT_LT(MonotonicNow() - start, absl::Seconds(9)) << "too slow: the handshake deadline did the server's work";
   }
 }
 
@@ -105,8 +106,8 @@ void OpenAndResetStreams(const ChildServer& server, const std::string& path) {
   const std::string headers = testing::CallHeaders(path);
   const std::string cancel = testing::BigEndian32(8);
   int opened = 0, connections = 0;
-  const absl::Time until = absl::Now() + absl::Seconds(60);
-  while (opened < kStreams && absl::Now() < until) {
+  const absl::Time until = MonotonicNow() + absl::Seconds(60);
+  while (opened < kStreams && MonotonicNow() < until) {
     RawClient client(server.port());
     if (!client.connected() || !client.StartHttp2()) continue;
     ++connections;
@@ -248,14 +249,14 @@ TEST_F(HostileTest, StoppedServer_BreaksTheChannelWithinThePeerTimeout) {
   ASSERT_OK(CallEcho(channel, absl::Seconds(10), first));
   kill(child_->pid(), SIGSTOP);
   siginfo_t info = {};  // all of its threads stand still a little later
-  for (const absl::Time until = absl::Now() + absl::Seconds(10); info.si_pid == 0 && absl::Now() < until;) {
+  for (const absl::Time until = MonotonicNow() + absl::Seconds(10); info.si_pid == 0 && MonotonicNow() < until;) {
     ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child_->pid()), &info, WSTOPPED | WNOHANG), 0);
   }
-  const absl::Time stopped = absl::Now();
+  const absl::Time stopped = MonotonicNow();
   grpc::ClientContext second;
   EXPECT_THAT(CallEcho(channel, absl::Seconds(60), second),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("server Echo.Echo")));
-  EXPECT_LT(absl::Now() - stopped, absl::Seconds(4));
+  EXPECT_LT(MonotonicNow() - stopped, absl::Seconds(4));
   kill(child_->pid(), SIGCONT);
 }
 

@@ -17,7 +17,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "local/descriptor_error.h"
 
@@ -102,16 +102,16 @@ StopSignal::~StopSignal() {
 }
 
 bool StopSignal::WaitFor(absl::Duration timeout) {
-  const absl::Time until = absl::Now() + timeout;
+  const absl::Time until = MonotonicNow() + timeout;
   while (!stopped_.load()) {
-    const int64_t left_ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(until - absl::Now()) + 1, 0, INT_MAX);
+    const int64_t left_ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(until - MonotonicNow()) + 1, 0, INT_MAX);
     pollfd fds[2] = {{signal_fd_, POLLIN, 0}, {event_fd_, POLLIN, 0}};
     const int ready = poll(fds, 2, static_cast<int>(left_ms));
     if (ready > 0) {
       // The event stays readable, so that every waiter sees it; the signal is one waiter's, who tells the others.
       signalfd_siginfo info;
       if (fds[0].revents != 0 && read(signal_fd_, &info, sizeof(info)) == sizeof(info)) Trigger();
-    } else if (absl::Now() >= until) {
+    } else if (MonotonicNow() >= until) {
       break;
     }
   }

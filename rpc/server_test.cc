@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/sync.h"
 #include "local/testing/temp_folder.h"
@@ -257,9 +258,9 @@ TEST_F(ServerTest, ManyCallsAtOnceOnOneConnection_AllAreServed) {
       if (++num_done == kCalls) done.SignalAll();
     });
   }
-  const absl::Time until = absl::Now() + absl::Seconds(40);
+  const absl::Time until = MonotonicNow() + absl::Seconds(40);
   MutexLock lock(mu);
-  while (num_done < kCalls && absl::Now() < until) done.WaitFor(mu, absl::Seconds(1));
+  while (num_done < kCalls && MonotonicNow() < until) done.WaitFor(mu, absl::Seconds(1));
   EXPECT_EQ(num_done, kCalls);
   EXPECT_EQ(num_failed, 0);
 }
@@ -277,18 +278,18 @@ TEST_F(ServerTest, Drain_InFlightCallGetsItsTime) {
   ASSERT_TRUE(service_.WaitForHeld(1));
   std::thread drainer([&] { server->Drain(absl::Seconds(30)); });
   // The call goes on while new connections are refused; then it ends, and so does the drain, long before its grace.
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   absl::StatusOr<std::string> late;
   do {
     late = CallEcho(server->address(), "late");
     // One that reaches the server as the drain begins is cancelled.
-  } while ((late.ok() || absl::IsCancelled(late.status())) && absl::Now() < start + absl::Seconds(10));
+  } while ((late.ok() || absl::IsCancelled(late.status())) && MonotonicNow() < start + absl::Seconds(10));
   EXPECT_THAT(late, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("Echo.Echo")));
   service_.Release();
   caller.join();
   drainer.join();
   EXPECT_EQ(held.value_or(std::string(held.status().message())), "finished");
-  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+  EXPECT_LT(MonotonicNow() - start, absl::Seconds(20));
   server->Drain(absl::Seconds(30));  // idempotent
 }
 
@@ -302,9 +303,9 @@ TEST_F(ServerTest, Drain_CallBeyondTheGrace_IsCancelled) {
     held = CallEcho(channel, request);
   });
   ASSERT_TRUE(service_.WaitForHeld(1));
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   server->Drain(absl::Milliseconds(50));
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  EXPECT_LT(MonotonicNow() - start, absl::Seconds(5));
   caller.join();
   EXPECT_FALSE(held.ok());
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "local/futex.h"
 
 namespace shardmesh {
@@ -70,7 +70,7 @@ void TellStopped(ControlPage& page, Rank self) {
 
 absl::StatusOr<Ending> AwaitEnding(ControlPage& page, absl::Span<const Rank> members,
                                    const std::function<bool()>& cancelled, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   while (true) {
     const uint32_t seen = page.finished.load(std::memory_order_acquire);
     const auto runs = std::find_if(members.begin(), members.end(), [&](Rank rank) {
@@ -80,7 +80,7 @@ absl::StatusOr<Ending> AwaitEnding(ControlPage& page, absl::Span<const Rank> mem
     const bool told = page.ending.load(std::memory_order_acquire) != 0;
     if (told || (runs == members.end() && !members.empty())) break;
     if (cancelled()) return absl::CancelledError("the job is assigned anew");
-    if (absl::Now() >= deadline) {
+    if (MonotonicNow() >= deadline) {
       const std::string who = runs == members.end() ? "its members" : absl::StrCat("rank ", runs->value());
       return absl::DeadlineExceededError(
           absl::StrCat(who, " of the epoch before did not stop within ", absl::FormatDuration(timeout)));
@@ -117,12 +117,12 @@ void BeginRestored(const ControlPage& before, const Ending& ending, ControlPage&
 }
 
 absl::Status AwaitRestoreBegun(ControlPage& page, const std::function<bool()>& cancelled, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   while (true) {
     const uint32_t seen = page.finished.load(std::memory_order_acquire);
     if (page.restore_begun.load(std::memory_order_acquire) != 0) return absl::OkStatus();
     if (cancelled()) return absl::CancelledError("the job is assigned anew");
-    if (absl::Now() >= deadline) {
+    if (MonotonicNow() >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("rank 0 did not say the step within ", absl::FormatDuration(timeout)));
     }

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "worker/local_server.h"
 
@@ -41,8 +41,8 @@ absl::Status LocalServer::AwaitAlive(LocalSocket& socket, const Granted& granted
   // Short: between two slices it is seen that the trainer hung up, and its slots are free.
   const absl::Duration slice = std::min(worker_.heartbeat_timeout() / 4, kSlice);
   while (true) {
-    const absl::Status status = wait(std::max(std::min(slice, deadline - absl::Now()), absl::ZeroDuration()));
-    if (!absl::IsDeadlineExceeded(status) || absl::Now() >= deadline) return status;
+    const absl::Status status = wait(std::max(std::min(slice, deadline - MonotonicNow()), absl::ZeroDuration()));
+    if (!absl::IsDeadlineExceeded(status) || MonotonicNow() >= deadline) return status;
     v1::LocalReply alive;
     alive.set_alive(true);
     alive.set_id(id);
@@ -118,7 +118,7 @@ absl::Status LocalServer::AnswerDeclare(LocalSocket& socket, const Granted& gran
   if (protocol.MayGoOn(slots, step)) return absl::OkStatus();
   protocol.SetWaiting(slots, true);
   const absl::Status status = AwaitAlive(
-      socket, granted, here, message.id(), absl::Now() + timeout,
+      socket, granted, here, message.id(), MonotonicNow() + timeout,
       [&](absl::Duration slice) { return protocol.AwaitBuckets(slots, step, slice); },
       [&] { return protocol.BucketsWaitFor(slots, step); });
   protocol.SetWaiting(slots, false);
@@ -151,7 +151,7 @@ absl::Status LocalServer::AnswerUse(LocalSocket& socket, const Granted& granted,
   }
   StepProtocol& protocol = granted.shard->protocol();
   const absl::Status status = AwaitAlive(
-      socket, granted, here, message.id(), absl::Now() + timeout,
+      socket, granted, here, message.id(), MonotonicNow() + timeout,
       [&](absl::Duration slice) { return protocol.AwaitBucket(request.bucket(), slice); },
       [&] { return absl::StrCat("bucket ", request.bucket(), " is being gathered"); });
   if (!status.ok() && request.kind() == v1::BucketUse::ACQUIRE) here.uses.Drop(request.bucket()).IgnoreError();

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/fault_point.h"
 #include "core/status.h"
 #include "local/futex.h"
@@ -180,11 +181,11 @@ absl::Status LocalServer::AwaitSlotsOpen(StepProtocol& protocol, absl::Span<cons
                      "; a trainer that is gone declared them for a step that is not committed yet (",
                      protocol.WaitsFor(protocol.committed_step().next()), "), or pushes to them; attach again later"));
   }
-  const absl::Time deadline = absl::Now() + kOpenTimeout;
+  const absl::Time deadline = MonotonicNow() + kOpenTimeout;
   protocol.SetWaiting(slots, true);
   std::optional<Step> pending;
   absl::Status status;
-  while ((pending = protocol.OpenSlots(slots)).has_value() && status.ok() && absl::Now() < deadline) {
+  while ((pending = protocol.OpenSlots(slots)).has_value() && status.ok() && MonotonicNow() < deadline) {
     status = protocol.AwaitCommit(*pending, kOpenSlice).status();
     if (absl::IsDeadlineExceeded(status)) status = absl::OkStatus();
   }
@@ -212,13 +213,13 @@ bool LocalServer::TakeFreeSeat(Granted& granted, uint64_t holder, pid_t pid) {
 // that this process had before a worker's death, and did not claim again meanwhile, count as given up.
 absl::Status LocalServer::TakeSeat(Granted& granted, uint64_t holder, pid_t pid) {
   const int seats = granted.shard->spec().num_trainers;
-  const absl::Time deadline = absl::Now() + kHangUpTimeout, given_up = deadline - kHangUpTimeout / 2;
+  const absl::Time deadline = MonotonicNow() + kHangUpTimeout, given_up = deadline - kHangUpTimeout / 2;
   while (!TakeFreeSeat(granted, holder, pid)) {
-    if (absl::Now() > deadline) {
+    if (MonotonicNow() > deadline) {
       return absl::ResourceExhaustedError(absl::StrCat("job ", granted.shard->spec().name, " has its ", seats,
                                                        " trainers; end one, or create the job with more"));
     }
-    for (int seat = 0; seat < seats && absl::Now() > given_up; ++seat) ForgetOrphan(*granted.shard, seat, pid);
+    for (int seat = 0; seat < seats && MonotonicNow() > given_up; ++seat) ForgetOrphan(*granted.shard, seat, pid);
     absl::SleepFor(absl::Milliseconds(10));
   }
   return absl::OkStatus();

@@ -133,9 +133,9 @@ TEST(LocalServerTest, TrainersThatAreStopped_UntilTheirSocketsAreFull_GoOn) {
   ASSERT_TRUE(PutLetter(shard->host().mailbox(1).request, letter.SerializeAsString()));
   FutexBump(shard->protocol().doorbell());
   ASSERT_TRUE(Await([&] { return shard->protocol().page()->slots[1].declared.load() == 1; }));
-  const absl::Time until = absl::Now() + kStopped;
+  const absl::Time until = MonotonicNow() + kStopped;
   const auto holds = [&](int slot) { return shard->protocol().HolderOf(Slot(slot)) != 0; };
-  EXPECT_TRUE(Await([&] { return !holds(0) || !holds(1) || absl::Now() > until; }));
+  EXPECT_TRUE(Await([&] { return !holds(0) || !holds(1) || MonotonicNow() > until; }));
   EXPECT_TRUE(holds(0) && holds(1));
   ASSERT_OK_AND_ASSIGN(Trainer last, Trainer::Attach(host, 0, {2}));
   ASSERT_OK(last.Step(Request({2}, 1)));

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -52,13 +52,13 @@ void MembershipAgent::Hurry() {
 }
 
 absl::Status MembershipAgent::AwaitJoined(absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   MutexLock lock(mu_);
-  while (!joined_ && absl::Now() < deadline) {
+  while (!joined_ && MonotonicNow() < deadline) {
     if (absl::IsAlreadyExists(last_error_) || absl::IsAborted(last_error_) || absl::IsInvalidArgument(last_error_)) {
       return last_error_;
     }
-    changed_.WaitFor(mu_, deadline - absl::Now());
+    changed_.WaitFor(mu_, deadline - MonotonicNow());
   }
   if (joined_) return absl::OkStatus();
   return absl::DeadlineExceededError(
@@ -66,9 +66,9 @@ absl::Status MembershipAgent::AwaitJoined(absl::Duration timeout) {
 }
 
 bool MembershipAgent::WaitForNext(absl::Duration interval) {
-  const absl::Time until = absl::Now() + interval;
+  const absl::Time until = MonotonicNow() + interval;
   MutexLock lock(mu_);
-  while (!stop_ && !hurry_ && absl::Now() < until) changed_.WaitFor(mu_, until - absl::Now());
+  while (!stop_ && !hurry_ && MonotonicNow() < until) changed_.WaitFor(mu_, until - MonotonicNow());
   hurry_ = false;
   return !stop_;
 }

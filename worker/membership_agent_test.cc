@@ -3,6 +3,7 @@
 #include <functional>
 #include <vector>
 
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/sync.h"
 #include "worker/testing/small_job.h"
@@ -31,9 +32,9 @@ class FakeCoordinator final : public CoordinatorTransport {
 
   // Waits until `done` holds, looked at after every call.
   bool Await(const std::function<bool(const FakeCoordinator&)>& done) {
-    const absl::Time deadline = absl::Now() + kLong;
+    const absl::Time deadline = MonotonicNow() + kLong;
     MutexLock lock(mu_);
-    while (!done(*this) && absl::Now() < deadline) changed_.WaitFor(mu_, deadline - absl::Now());
+    while (!done(*this) && MonotonicNow() < deadline) changed_.WaitFor(mu_, deadline - MonotonicNow());
     return done(*this);
   }
   bool AwaitMore(int joins, int heartbeats) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/clock.h"
 #include "core/fault_point.h"
 #include "core/status.h"
 #include "proto/bulk.h"
@@ -46,7 +47,7 @@ bool PullCall::Try() {
     return answered_;
   }
   absl::StatusOr<bool> chosen = Choose();
-  if (chosen.ok() && !*chosen && absl::Now() >= deadline_) chosen = Late();
+  if (chosen.ok() && !*chosen && MonotonicNow() >= deadline_) chosen = Late();
   if (chosen.ok() && !*chosen) return false;
   if (const absl::Status status = chosen.ok() ? ErrorAt(FaultPoint::kPulling) : chosen.status(); !status.ok()) {
     Answer(status);
@@ -146,7 +147,7 @@ absl::StatusOr<bool> PullCall::TakeBucket() {
   parked_ = !protocol.HoldsBucket(bucket_);
   if (!parked_) return true;
   RETURN_IF_ERROR(shard_->Health());
-  if (absl::Now() < deadline_) return false;
+  if (MonotonicNow() < deadline_) return false;
   return absl::DeadlineExceededError(
       absl::StrCat("bucket ", bucket_, " of job ", shard_->spec().name, " was not gathered in time"));
 }

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/fault_point.h"
 #include "core/status.h"
 
@@ -77,7 +78,7 @@ absl::Status Fetch(const Restoration& restoration, JobShard& shard, int source, 
   request.set_epoch(assignment.from().epoch());
   request.set_mesh(shard.spec().mesh.ToString());
   request.set_rank(assignment.rank());
-  const absl::Time deadline = absl::Now() + restoration.timeout;
+  const absl::Time deadline = MonotonicNow() + restoration.timeout;
   while (true) {
     Receiver receiver(shard, step, pieces, restoration.cancelled);
     const absl::StatusOr<v1::TransferHeader> last =
@@ -86,7 +87,7 @@ absl::Status Fetch(const Restoration& restoration, JobShard& shard, int source, 
     if (restoration.cancelled.load()) return absl::CancelledError("the job is assigned anew");
     if (!absl::IsUnavailable(last.status())) return Annotate(last.status(), who);
     RETURN_IF_ERROR(shard.Health());
-    if (absl::Now() >= deadline) {
+    if (MonotonicNow() >= deadline) {
       if (!leaves) shard.protocol().Abort(AbortReason::kGone, source, shard.rank());
       return Annotate(last.status(), who);
     }
@@ -160,7 +161,7 @@ absl::Status RestoreShard(const Restoration& restoration, JobShard& shard) {
   if (!begun.ok()) return shard.Health().ok() ? begun : shard.Health();
   const int64_t step = shard.protocol().page()->restored_step_plus_one.load() - 1;
   if (step == kNoStep) return absl::OkStatus();
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   const v1::Origin& from = restoration.assignment.from();
   const OriginHolders holders(from);
   ASSIGN_OR_RETURN(const Plan before, PlanOn(shard.spec(), from.mesh()));
@@ -185,7 +186,7 @@ absl::Status RestoreShard(const Restoration& restoration, JobShard& shard) {
   spdlog::info(
       "event=shard_restored job={} epoch={} from_epoch={} rank={} step={} bytes_here={} bytes_moved={} took={}",
       shard.spec().name, shard.epoch().value(), from.epoch(), rank, step, here, moved,
-      absl::FormatDuration(absl::Now() - begin));
+      absl::FormatDuration(MonotonicNow() - begin));
   Reach(FaultPoint::kShardMoved);
   TellRestored(*shard.protocol().page(), shard.rank(), shard.protocol().doorbell());
   return absl::OkStatus();

@@ -138,9 +138,9 @@ absl::Status AwaitJoined(MembershipAgent& agent, StopSignal& stop, absl::Duratio
   while (resumed && !agent.AwaitJoined(kLook).ok() && !stop.WaitFor(absl::Milliseconds(200))) {
   }
   if (resumed) return absl::OkStatus();
-  const absl::Time taken_until = absl::Now() + std::min(timeout, kTakeOver);
+  const absl::Time taken_until = MonotonicNow() + std::min(timeout, kTakeOver);
   absl::Status joined = agent.AwaitJoined(timeout);
-  while (absl::IsAlreadyExists(joined) && absl::Now() < taken_until && !stop.WaitFor(absl::Milliseconds(200))) {
+  while (absl::IsAlreadyExists(joined) && MonotonicNow() < taken_until && !stop.WaitFor(absl::Milliseconds(200))) {
     joined = agent.AwaitJoined(timeout);
   }
   return Annotate(joined, "joining");
@@ -211,7 +211,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   v1::JoinRequest identity;
   identity.set_name(flags.name.empty() ? DefaultName() : flags.name);
   RETURN_IF_ERROR(ValidateId("--name", identity.name()));
-  identity.set_incarnation(absl::ToUnixNanos(clock.Now()));
+  identity.set_incarnation(absl::ToUnixNanos(absl::Now()));
   if (!flags.host_name.empty()) RETURN_IF_ERROR(ValidateId("--host-name", flags.host_name));
   identity.set_host_id(flags.host_name.empty() ? host_id : absl::StrCat(host_id, "/", flags.host_name));
   identity.set_pid(getpid());

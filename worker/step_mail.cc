@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/fault_point.h"
 #include "core/status.h"
 #include "local/futex.h"
@@ -140,9 +141,9 @@ void GiveSlotsBack(StepProtocol& protocol, absl::Span<const int> slots, uint64_t
   // Who takes a letter from here on sees that its session is gone.
   const std::atomic<uint32_t>& taking = protocol.page()->taking_letters;
   const uint32_t seen = taking.load();
-  const absl::Time deadline = absl::Now() + kTakingTimeout;
+  const absl::Time deadline = MonotonicNow() + kTakingTimeout;
   for (int looks = 0; seen % 2 == 1 && taking.load() == seen; ++looks) {
-    if (stop.load() || !protocol.Health().ok() || absl::Now() > deadline) return;
+    if (stop.load() || !protocol.Health().ok() || MonotonicNow() > deadline) return;
     looks < kQuickLooks ? void(sched_yield()) : absl::SleepFor(kSlowLook);  // the lead may be dead, and come back
   }
   for (const int slot : slots) protocol.GiveSlot(Slot(slot), holder | kLeaving);

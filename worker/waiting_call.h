@@ -9,8 +9,8 @@
 #include <memory>
 #include <optional>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "core/clock.h"
 #include "core/sync.h"
 #include "rpc/status.h"
 #include "worker/waiters.h"
@@ -19,8 +19,8 @@ namespace shardmesh {
 
 // The caller's deadline, a little earlier, so that the answer still reaches it.
 inline absl::Time AnswerBy(const grpc::CallbackServerContext& context) {
-  const absl::Time deadline = absl::FromChrono(context.deadline());
-  return deadline - std::min(absl::Milliseconds(100), (deadline - absl::Now()) / 4);
+  const absl::Time deadline = ToMonotonic(absl::FromChrono(context.deadline()));
+  return deadline - std::min(absl::Milliseconds(100), (deadline - MonotonicNow()) / 4);
 }
 
 class WaitingCall final : public grpc::ServerUnaryReactor, public Waiter {
@@ -42,7 +42,7 @@ class WaitingCall final : public grpc::ServerUnaryReactor, public Waiter {
     MutexLock lock(mu_);
     if (answered_) return true;
     std::optional<absl::Status> answer = poll_();
-    if (!answer.has_value() && absl::Now() >= deadline_) answer = late_();
+    if (!answer.has_value() && MonotonicNow() >= deadline_) answer = late_();
     if (!answer.has_value()) return false;
     answered_ = true;
     Finish(ToGrpc(*answer));

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "worker/hosts/host_meeting.h"
 #include "worker/worker.h"
@@ -20,8 +20,8 @@ constexpr absl::Duration kRetry = absl::Milliseconds(50);
 // The next message of a link, unless none comes within kLinkTimeout or `done` says that nobody waits for it any more.
 template <typename Done>
 absl::StatusOr<LocalMessage> AwaitMessage(LocalSocket& link, Done done) {
-  const absl::Time deadline = absl::Now() + kLinkTimeout;
-  while (absl::Now() < deadline && !done()) {
+  const absl::Time deadline = MonotonicNow() + kLinkTimeout;
+  while (MonotonicNow() < deadline && !done()) {
     absl::StatusOr<LocalMessage> message = link.Receive(kLinkSlice);
     if (!absl::IsDeadlineExceeded(message.status())) return message;
   }
@@ -51,9 +51,9 @@ absl::StatusOr<HostMemory> Worker::FetchFromLead(Entry& entry, const JobSpec& sp
   hello.mutable_peer()->set_rank(assignment.rank());
   hello.mutable_peer()->set_incarnation(assignment.peers(assignment.rank()).incarnation());
   hello.mutable_peer()->set_plan_hash(plan.hash());
-  const absl::Time deadline = absl::Now() + options_.prepare_timeout;
+  const absl::Time deadline = MonotonicNow() + options_.prepare_timeout;
   absl::Status last = absl::UnavailableError("it was not asked");
-  while (absl::Now() < deadline && !entry.closing.load()) {
+  while (MonotonicNow() < deadline && !entry.closing.load()) {
     const auto ask = [&]() -> absl::StatusOr<HostMemory> {
       ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(lead.local_socket()));
       RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, kLinkTimeout));

@@ -1,5 +1,6 @@
 // What a worker does while a job is being prepared: whether it begins at all, and how it stops.
 
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/sync.h"
 #include "worker/testing/local_host.h"
@@ -17,12 +18,12 @@ constexpr absl::Duration kBlocked = absl::Seconds(20);  // at most: what should 
 class SlowMemory final : public Memory {
  public:
   absl::StatusOr<Segment> Open(const std::string& name, int64_t num_bytes, int64_t data_offset) override {
-    const absl::Time until = absl::Now() + kBlocked;
+    const absl::Time until = MonotonicNow() + kBlocked;
     MutexLock lock(mu_);
     ++opened_;
     if (name.find("-slow-") != std::string::npos) {
       ++blocked_;
-      while (!released_ && absl::Now() < until) released_changed_.WaitFor(mu_, until - absl::Now());
+      while (!released_ && MonotonicNow() < until) released_changed_.WaitFor(mu_, until - MonotonicNow());
       --blocked_;
     }
     return Segment::Create(name, num_bytes, data_offset);

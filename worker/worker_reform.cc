@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/fault_point.h"
 #include "core/status.h"
 #include "worker/worker.h"
@@ -59,7 +60,7 @@ absl::Status Worker::CheckOrigin(const v1::Assignment& assignment, const JobSpec
 }
 
 absl::StatusOr<std::shared_ptr<JobShard>> Worker::AwaitHeldBefore(const Entry& entry) const {
-  const absl::Time deadline = absl::Now() + options_.prepare_timeout;
+  const absl::Time deadline = MonotonicNow() + options_.prepare_timeout;
   while (true) {
     {
       MutexLock lock(mu_);
@@ -69,7 +70,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> Worker::AwaitHeldBefore(const Entry& e
       if (entry.before->state == v1::MEMBER_STATE_FAILED) return absl::UnavailableError(entry.before->error);
     }
     if (entry.closing.load()) return absl::CancelledError("the job is assigned anew");
-    if (absl::Now() >= deadline) return absl::DeadlineExceededError("what its last life held is not there yet");
+    if (MonotonicNow() >= deadline) return absl::DeadlineExceededError("what its last life held is not there yet");
     absl::SleepFor(kBuilt);
   }
 }
@@ -101,12 +102,12 @@ absl::Status Worker::RestoreFrom(const Entry& entry, JobShard& shard) {
   const int64_t step = shard.protocol().page()->restored_step_plus_one.load() - 1;
   // The slowest member may have begun a preparation later, and has as much to move.
   const absl::Time deadline =
-      absl::Now() + options_.prepare_timeout + TransferTime(ShardStorage::NumBytesOfAll(shard.plan()));
+      MonotonicNow() + options_.prepare_timeout + TransferTime(ShardStorage::NumBytesOfAll(shard.plan()));
   while (step != kNoStep) {
     const absl::Status there = shard.protocol().AwaitCommit(Step(step), kSlice).status();
     if (!absl::IsDeadlineExceeded(there)) return there;
     if (entry.closing.load()) return absl::CancelledError("the job is assigned anew");
-    if (absl::Now() >= deadline) return Annotate(there, "waiting for the other members' shards");
+    if (MonotonicNow() >= deadline) return Annotate(there, "waiting for the other members' shards");
   }
   return absl::OkStatus();
 }

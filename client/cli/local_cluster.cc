@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -55,7 +55,7 @@ LocalCluster::~LocalCluster() { Stop(); }
 
 // Every process writes its address into a file once it serves; a worker's says that it has joined as well.
 absl::Status LocalCluster::StartAll(StopSignal& stop) {
-  const absl::Time deadline = absl::Now() + options_.start_timeout;
+  const absl::Time deadline = MonotonicNow() + options_.start_timeout;
   RETURN_IF_ERROR(StartCoordinator());
   ASSIGN_OR_RETURN(address_, AwaitAddress("coordinator", deadline, stop));
   children_.front().options.args[1] = address_;  // of later lives, too: the workers know it
@@ -111,7 +111,7 @@ absl::Status LocalCluster::StartChild(const std::string& name, const std::string
   child.options = {name, program, std::move(args), LogFile(name)};
   if (name == kNode) child.options.when_parent_ends = SIGTERM;  // killed, it would leave its workers
   ASSIGN_OR_RETURN(child.process, ChildProcess::Start(child.options));
-  child.started = absl::Now();
+  child.started = MonotonicNow();
   children_.push_back(std::move(child));
   events_.started(name, children_.back().process->pid());
   return absl::OkStatus();
@@ -124,7 +124,7 @@ absl::StatusOr<std::string> LocalCluster::AwaitAddress(const std::string& name, 
   while (!std::getline(std::ifstream(file), address) || address.empty() || !started()) {
     if (workers_.has_value()) workers_->Read();
     RETURN_IF_ERROR(CheckNoneEnded());
-    if (absl::Now() > deadline) {
+    if (MonotonicNow() > deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat(name, " was not ready within ", absl::FormatDuration(options_.start_timeout)));
     }
@@ -164,7 +164,7 @@ size_t LocalCluster::ReportEnds() {
     if (!status.has_value() || Restarted(child)) ++running;
     if (status.has_value() && !std::exchange(child.reported, true)) {
       events_.ended(child.options.name, child.process->pid(), EndText(*status));
-      const absl::Time now = absl::Now();
+      const absl::Time now = MonotonicNow();
       child.again = now + child.restarts.WaitAfter(now - child.started);
     }
   }
@@ -194,16 +194,16 @@ void LocalCluster::RestartEnded(absl::Time now) {
 absl::Status LocalCluster::Supervise(StopSignal& stop) {
   do {
     if (ReportEnds() == 0) return absl::UnavailableError("every process of the service has ended");
-    RestartEnded(absl::Now());
+    RestartEnded(MonotonicNow());
   } while (!stop.WaitFor(kPollEnds));
   return absl::OkStatus();
 }
 
 void LocalCluster::StopRange(size_t begin, size_t end, absl::Duration grace) {
-  const absl::Time deadline = absl::Now() + grace;
+  const absl::Time deadline = MonotonicNow() + grace;
   for (size_t i = begin; i < end; ++i) children_[i].process->Signal(SIGTERM);
   bool running = begin < end;
-  while (running && absl::Now() < deadline) {
+  while (running && MonotonicNow() < deadline) {
     running = false;
     for (size_t i = begin; i < end; ++i) running = running || !children_[i].process->Ended().has_value();
     if (running) poll(nullptr, 0, 10);
@@ -219,8 +219,8 @@ void LocalCluster::StopRange(size_t begin, size_t end, absl::Duration grace) {
 void LocalCluster::StopLeftWorkers() {
   if (!workers_.has_value() || !workers_->AnyRuns()) return;
   workers_->SignalAll(SIGTERM);
-  const absl::Time deadline = absl::Now() + options_.stop_grace;
-  while (workers_->AnyRuns() && absl::Now() < deadline) poll(nullptr, 0, 10);
+  const absl::Time deadline = MonotonicNow() + options_.stop_grace;
+  while (workers_->AnyRuns() && MonotonicNow() < deadline) poll(nullptr, 0, 10);
   workers_->SignalAll(SIGKILL);
   while (workers_->AnyRuns()) poll(nullptr, 0, 1);  // SIGKILL always works
   ReportEnds();

@@ -12,8 +12,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
 #include "client/cpp/session.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -25,9 +25,9 @@ std::string Contents(const std::string& path) {
 }
 
 bool Eventually(const std::function<bool()>& condition) {
-  const absl::Time deadline = absl::Now() + kLong;
+  const absl::Time deadline = MonotonicNow() + kLong;
   while (!condition()) {
-    if (absl::Now() > deadline) return false;
+    if (MonotonicNow() > deadline) return false;
     poll(nullptr, 0, 20);
   }
   return true;

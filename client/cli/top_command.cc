@@ -21,6 +21,7 @@
 #include "client/cli/connection.h"
 #include "client/cli/top_table.h"
 #include "client/cli/top_view.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "local/futex.h"
 #include "rpc/main_support.h"
@@ -49,7 +50,7 @@ struct Worker {
 
 // All calls together take `flags.timeout()` at most.
 void Ask(const ConnectionFlags& flags, Worker& worker) {
-  const absl::Time deadline = absl::Now() + flags.timeout();
+  const absl::Time deadline = MonotonicNow() + flags.timeout();
   worker.traces.clear();
   if (worker.transport == nullptr) {
     absl::StatusOr<std::unique_ptr<ShardTransport>> transport = DialWorker(worker.member, flags);
@@ -63,7 +64,7 @@ void Ask(const ConnectionFlags& flags, Worker& worker) {
   worker.answered_nanos = MonotonicNanos();
   for (const std::string& job : worker.jobs) {  // after the status: see WorkerAnswer
     if (!worker.status.ok()) return;
-    worker.traces[job] = worker.transport->GetTrace(job, std::max(deadline - absl::Now(), absl::Milliseconds(1)));
+    worker.traces[job] = worker.transport->GetTrace(job, std::max(deadline - MonotonicNow(), absl::Milliseconds(1)));
   }
 }
 

@@ -12,10 +12,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
 #include "client/cli/shardctl.h"
 #include "client/cli/test_cluster.h"
 #include "client/cpp/session.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/status.h"
 
@@ -148,8 +148,8 @@ TEST(UpCommandTest, KilledNode_ItsNextLifeTakesTheWorkersOver) {
   KillAndAwaitNext(*cluster, "node");
   ASSERT_TRUE(Eventually([&] { return absl::StrContains(Contents(log), "event=keeper_back"); }));
   // The other worker hears of it with a sign of life: several times per heartbeat time-out, which is 3 s.
-  const absl::Time known = absl::Now() + absl::Seconds(3);
-  while (absl::Now() < known) ASSERT_OK(TakeSteps(*session, 1));
+  const absl::Time known = MonotonicNow() + absl::Seconds(3);
+  while (MonotonicNow() < known) ASSERT_OK(TakeSteps(*session, 1));
   const Step before = session->committed_step();
   KillAndAwaitNext(*cluster, "worker-1", "status unknown");  // it was no child of this node
   ASSERT_OK(TakeSteps(*session, 10));

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/cpp/next_life.h"
 #include "client/cpp/session_resume.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "local/futex.h"
 #include "local/host_id.h"
@@ -127,7 +127,7 @@ absl::Status AttachedChannel::Map(std::vector<UniqueFd> descriptors, int64_t win
 
 // What is waited for from here on.
 void AttachedChannel::Begin(uint64_t id, absl::Time deadline, absl::string_view what, absl::Duration timeout) {
-  last_heard_ = absl::Now();
+  last_heard_ = MonotonicNow();
   awaited_.clear();
   wait_ = {id, deadline, absl::StrCat(what, " within ", absl::FormatDuration(timeout)),
            "the worker did not say yet what is missing"};
@@ -137,7 +137,7 @@ void AttachedChannel::Begin(uint64_t id, absl::Time deadline, absl::string_view 
 // Unavailable: it is gone, or silent for too long. DeadlineExceeded: of what is waited for.
 absl::StatusOr<std::optional<v1::LocalReply>> AttachedChannel::Hear(absl::Duration timeout) {
   const absl::StatusOr<LocalMessage> message = socket_->Receive(timeout);
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   if (message.ok()) {
     v1::LocalReply reply;
     if (!reply.ParseFromString(message->bytes))
@@ -160,11 +160,11 @@ absl::StatusOr<std::optional<v1::LocalReply>> AttachedChannel::Hear(absl::Durati
 absl::StatusOr<v1::LocalReply> AttachedChannel::Call(v1::LocalRequest& request, absl::Duration timeout,
                                                      absl::string_view what) {
   request.set_id(++last_id_);
-  const absl::Time deadline = absl::Now() + timeout + silence_;
+  const absl::Time deadline = MonotonicNow() + timeout + silence_;
   Begin(request.id(), deadline, what, timeout);
   if (const absl::Status sent = socket_->Send(request.SerializeAsString(), {}, silence_); !sent.ok()) return Gone(sent);
   while (true) {
-    const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
+    const absl::Duration left = std::max(deadline - MonotonicNow(), absl::ZeroDuration());
     ASSIGN_OR_RETURN(const std::optional<v1::LocalReply> reply, Hear(std::min(silence_, left)));
     if (!reply.has_value() || reply->id() != request.id()) continue;
     RETURN_IF_ERROR(StatusOf(*reply));
@@ -253,9 +253,9 @@ v1::SessionHello AttachedChannel::Hello() const {
 // letters are as they were.
 absl::Status AttachedChannel::AwaitNextLife(const absl::Status& cause) {
   if (!kept_) return Gone(cause);
-  const absl::Duration left = std::max(wait_.deadline - absl::Now(), absl::ZeroDuration());
+  const absl::Duration left = std::max(wait_.deadline - MonotonicNow(), absl::ZeroDuration());
   absl::StatusOr<ResumedSession> resumed = ResumeSession(socket_path_, Hello(), std::min(silence_, left));
-  if (absl::IsUnavailable(resumed.status()) && absl::Now() >= wait_.deadline) {
+  if (absl::IsUnavailable(resumed.status()) && MonotonicNow() >= wait_.deadline) {
     return absl::DeadlineExceededError(absl::StrCat(wait_.late, "; the worker died, and is not back yet"));
   }
   if (!resumed.ok()) return Gone(resumed.status());
@@ -263,7 +263,7 @@ absl::Status AttachedChannel::AwaitNextLife(const absl::Status& cause) {
   if (left_) return Gone(absl::UnavailableError("this session was closed"));
   socket_ = std::move(resumed->socket);
   kept_ = resumed->welcome.kept();
-  last_heard_ = absl::Now();
+  last_heard_ = MonotonicNow();
   return absl::OkStatus();
 }
 

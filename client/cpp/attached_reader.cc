@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "client/cpp/attached_channel.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "local/file_hold.h"
 #include "local/futex.h"
@@ -89,7 +89,7 @@ absl::Status ReaderLink::Map(const v1::LocalWelcome& welcome, std::vector<Unique
 
 // Says in time that this reader is there, and hears when the worker is not.
 void ReaderLink::Renew(absl::Duration every) {
-  absl::Time next = absl::Now() + every;
+  absl::Time next = MonotonicNow() + every;
   while (!stop_.load()) {
     const absl::StatusOr<LocalMessage> message = socket_.Receive(std::min(kSlice, every));
     v1::LocalReply reply;
@@ -101,8 +101,8 @@ void ReaderLink::Renew(absl::Duration every) {
       return;
     }
     const bool over = this->over() != BoardOver::kNo && Health().ok();
-    if (absl::Now() < next && !over) continue;
-    next = absl::Now() + every;
+    if (MonotonicNow() < next && !over) continue;
+    next = MonotonicNow() + every;
     v1::LocalRequest request;
     request.set_renew(true);
     socket_.Send(request.SerializeAsString(), {}, kSlice).IgnoreError();  // a worker that is gone is heard next
@@ -200,7 +200,7 @@ absl::StatusOr<AttachedReader::After> AttachedReader::MoveOn(absl::Time deadline
   v1::DescribeJobRequest request;
   request.set_job(job_->spec().name);
   const absl::StatusOr<v1::JobDescription> now = client_.coordinator().DescribeJob(
-      request, std::min(job_->options().call_timeout, std::max(deadline - absl::Now(), kAsk)));
+      request, std::min(job_->options().call_timeout, std::max(deadline - MonotonicNow(), kAsk)));
   if (absence_.Lasts(absl::IsNotFound(now.status()))) return now.status();
   if (absl::IsNotFound(now.status())) return After{};
   if (!now.ok()) {
@@ -233,7 +233,7 @@ absl::Status AttachedReader::Late(const VersionChoice& choice, absl::Duration ti
 }
 
 absl::StatusOr<HeldVersion> AttachedReader::Take(VersionChoice choice, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   while (true) {
     const uint32_t seen = link_->board().bell.load();
     if (options_.stopped()) return absl::CancelledError("the reader was stopped");
@@ -253,7 +253,7 @@ absl::StatusOr<HeldVersion> AttachedReader::Take(VersionChoice choice, absl::Dur
       }
     }
     RETURN_IF_ERROR(after.failed);
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - MonotonicNow();
     if (left <= absl::ZeroDuration()) return after.unknown.ok() ? Late(choice, timeout) : after.unknown;
     if (is_there && choice.kind == VersionChoice::kExact) continue;  // taken for a moment
     FutexWait(link_->board().bell, seen, std::min(left, kLook));

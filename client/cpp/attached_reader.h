@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "client/cpp/version_reader.h"
+#include "core/clock.h"
 #include "core/sync.h"
 #include "local/segment.h"
 #include "local/socket.h"
@@ -24,8 +24,8 @@ class Absence {
  public:
   // Whether the job, which is `missing` now or not, has been for longer.
   bool Lasts(bool missing) {
-    if (!missing || since_ == absl::InfiniteFuture()) since_ = missing ? absl::Now() : absl::InfiniteFuture();
-    return absl::Now() > since_ + absl::Seconds(1);
+    if (!missing || since_ == absl::InfiniteFuture()) since_ = missing ? MonotonicNow() : absl::InfiniteFuture();
+    return MonotonicNow() > since_ + absl::Seconds(1);
   }
 
  private:

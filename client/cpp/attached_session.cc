@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/cpp/attached_channel.h"
 #include "client/cpp/await_weights.h"
 #include "client/cpp/gradient_check.h"
 #include "client/cpp/session.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "local/segment.h"
 #include "proto/shardmesh/v1/local.pb.h"
@@ -37,7 +37,7 @@ class AttachedSession final : public Session {
 
   absl::StatusOr<v1::StepReply> Step(const StepOptions& options) override {
     RETURN_IF_ERROR(CheckHasWeights());
-    const absl::Time deadline = absl::Now() + options.timeout;
+    const absl::Time deadline = MonotonicNow() + options.timeout;
     RETURN_IF_ERROR(DeclareRest(deadline));
     v1::LocalRequest request;
     v1::StepRequest& step = *request.mutable_step();

@@ -1,14 +1,14 @@
 #include "client/cpp/await_weights.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/cpp/next_life.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 namespace shardmesh {
 
 absl::StatusOr<Step> AwaitCommittedStep(const Job& job, Rank rank, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   while (true) {
     const absl::Duration limit = timeout > absl::ZeroDuration() ? TimeOfCall(deadline, job.options().call_timeout)
                                                                 : job.options().opening_call();
@@ -30,7 +30,7 @@ absl::StatusOr<Step> AwaitCommittedStep(const Job& job, Rank rank, absl::Duratio
       return absl::UnavailableError(absl::StrCat("worker ", job.members()[rank.value()].worker(), " does not hold job ",
                                                  job.spec().name, " any more; open the job again"));
     }
-    if (absl::Now() > deadline) {
+    if (MonotonicNow() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat("job ", job.spec().name, " got no initial weights within ",
                                                       absl::FormatDuration(timeout),
                                                       "; one trainer must call Initialize"));

@@ -6,10 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "client/cpp/next_life.h"
 #include "client/cpp/pulling_session.h"
 #include "client/cpp/session.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "local/host_id.h"
 #include "proto/convert.h"
@@ -60,7 +60,7 @@ absl::StatusOr<std::shared_ptr<Job>> Client::Open(const std::string& name, const
                                                   Absent absent, absl::Duration timeout, int64_t after) {
   v1::DescribeJobRequest request;
   request.set_job(name);
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   std::string waits_for;
   const auto late = [&] {
     return absl::DeadlineExceededError(absl::StrCat("job ", name, " was not ready within ",
@@ -85,7 +85,7 @@ absl::StatusOr<std::shared_ptr<Job>> Client::Open(const std::string& name, const
       if (failed) return absl::UnavailableError(absl::StrCat("job ", name, " failed: ", job->error()));
       waits_for = job->state() == v1::JOB_STATE_READY ? absl::StrCat("an epoch after ", after) : WaitsFor(*job);
     }
-    if (absl::Now() > deadline) return late();
+    if (MonotonicNow() > deadline) return late();
     Pause(kPollReady);
   }
 }
@@ -268,17 +268,17 @@ absl::StatusOr<Version> Job::Pull(VersionChoice choice, absl::Duration timeout, 
     return absl::OkStatus();
   };
   const Rank rank = reading_rank();
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   const auto pull = [&] {
     version.bytes_.clear();
-    return worker(rank).Pull(request, begin, data, deadline - absl::Now());
+    return worker(rank).Pull(request, begin, data, deadline - MonotonicNow());
   };
   RETURN_IF_ERROR(CallAgain(members_[rank.value()].kept(), std::min(peer_timeout_, timeout), pull).status());
   return version;
 }
 
 void Job::AwaitClosed(absl::Duration timeout) const {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   const auto holds = [&](Rank rank) {
     const absl::Duration limit = TimeOfCall(deadline, options_.call_timeout);
     const absl::StatusOr<v1::GetStatusReply> status = worker(rank).GetStatus(limit);
@@ -287,7 +287,7 @@ void Job::AwaitClosed(absl::Duration timeout) const {
            });
   };
   for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
-    while (absl::Now() < deadline && holds(Rank(rank))) Pause(kPollReady);
+    while (MonotonicNow() < deadline && holds(Rank(rank))) Pause(kPollReady);
   }
 }
 
@@ -301,9 +301,9 @@ Rank Job::reading_rank() const {
 absl::StatusOr<v1::DigestReply> Job::Digest(absl::Duration timeout) {
   v1::DigestRequest request;
   request.set_job(spec_.name);
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   return CallAgain(members_[0].kept(), std::min(peer_timeout_, timeout),
-                   [&] { return worker(Rank(0)).Digest(request, deadline - absl::Now()); });
+                   [&] { return worker(Rank(0)).Digest(request, deadline - MonotonicNow()); });
 }
 
 Epoch Version::epoch() const { return job_->epoch(); }

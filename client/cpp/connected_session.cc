@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/cpp/await_weights.h"
 #include "client/cpp/next_life.h"
 #include "client/cpp/session.h"
 #include "core/absent_weights.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -41,14 +41,14 @@ class ConnectedSession final : public Session {
   }
 
   absl::Status AwaitWeights(absl::Duration timeout) override {
-    const absl::Time deadline = absl::Now() + timeout;
+    const absl::Time deadline = MonotonicNow() + timeout;
     ASSIGN_OR_RETURN(const shardmesh::Step committed, AwaitCommittedStep(*job_, home(), timeout));
     return PullWeights(committed, deadline);
   }
 
   absl::StatusOr<v1::StepReply> Step(const StepOptions& options) override {
     RETURN_IF_ERROR(CheckHasWeights());
-    const absl::Time deadline = absl::Now() + options.timeout;
+    const absl::Time deadline = MonotonicNow() + options.timeout;
     const v1::StepRequest request = NewStepRequest(options);
     // A lost connection or a push that overlaps an old one: everything here can be repeated, where that can help.
     absl::StatusOr<v1::StepReply> reply = TryStep(request, deadline);
@@ -57,7 +57,7 @@ class ConnectedSession final : public Session {
       if (AnyComesBack()) Pause(kAway);
       RETURN_IF_ERROR(CheckMembers());
       reply = TryStep(request, deadline);
-    } while (absl::IsUnavailable(reply.status()) && AnyComesBack() && absl::Now() < deadline);
+    } while (absl::IsUnavailable(reply.status()) && AnyComesBack() && MonotonicNow() < deadline);
     return reply;
   }
 
@@ -93,7 +93,7 @@ class ConnectedSession final : public Session {
       RETURN_IF_ERROR(PushSlot(s, request.step(), std::nullopt, deadline));
     }
     RETURN_IF_ERROR(DeclareRest(deadline));
-    ASSIGN_OR_RETURN(v1::StepReply reply, job_->worker(home()).Step(request, deadline - absl::Now()));
+    ASSIGN_OR_RETURN(v1::StepReply reply, job_->worker(home()).Step(request, deadline - MonotonicNow()));
     RETURN_IF_ERROR(PullWeights(shardmesh::Step(request.step()), deadline));
     RETURN_IF_ERROR(BeginNextStep(committed_));
     return reply;
@@ -108,7 +108,7 @@ class ConnectedSession final : public Session {
                                                        " that a trainer of job ", job_->spec().name,
                                                        " may use; release one first"));
     }
-    return PullBucket(bucket, absl::Now() + timeout);
+    return PullBucket(bucket, MonotonicNow() + timeout);
   }
   absl::Status Drop(int bucket) override {
     const Plan& plan = job_->plan();
@@ -118,7 +118,7 @@ class ConnectedSession final : public Session {
   }
 
   absl::Status SendBucket(v1::DeclareBucketRequest& request, bool declared, absl::Duration timeout) override {
-    const absl::Time deadline = absl::Now() + timeout;
+    const absl::Time deadline = MonotonicNow() + timeout;
     const int bucket = request.bucket();
     for (size_t s = 0; s < slots_.size() && !declared; ++s) {
       const absl::Status pushed = PushSlot(s, request.step(), bucket, deadline);
@@ -129,7 +129,7 @@ class ConnectedSession final : public Session {
       RETURN_IF_ERROR(
           gradients_[s].Punch(job_->plan().buckets()[bucket].gradient_offset, job_->plan().GradientPageBytes(bucket)));
     }
-    return job_->worker(home()).DeclareBucket(request, deadline - absl::Now()).status();
+    return job_->worker(home()).DeclareBucket(request, deadline - MonotonicNow()).status();
   }
 
   // Each shard's piece goes to one of its replicas: on one host they share the slot's window.
@@ -154,7 +154,7 @@ class ConnectedSession final : public Session {
                            bucket.gradients(shard) * width);
       }
       const Rank owner = plan.RankOf({shard, slots_[index].value() % plan.num_replicas()});
-      RETURN_IF_ERROR(job_->worker(owner).Push(header, parts, deadline - absl::Now()));
+      RETURN_IF_ERROR(job_->worker(owner).Push(header, parts, deadline - MonotonicNow()));
     }
     return absl::OkStatus();
   }
@@ -217,7 +217,7 @@ class ConnectedSession final : public Session {
       return absl::OkStatus();
     };
     ASSIGN_OR_RETURN(const v1::PullHeader header,
-                     job_->worker(home()).Pull(request, begin, data, deadline - absl::Now()));
+                     job_->worker(home()).Pull(request, begin, data, deadline - MonotonicNow()));
     if (!only.has_value()) committed_ = shardmesh::Step(header.step());
     return absl::OkStatus();
   }

@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "core/clock.h"
 #include "core/sync.h"
 
 namespace shardmesh {
@@ -25,17 +25,17 @@ inline void Pause(absl::Duration duration) {
 // answered.
 inline absl::Duration TimeOfCall(absl::Time deadline, absl::Duration longest) {
   constexpr absl::Duration kShortest = absl::Milliseconds(100);
-  return std::min(longest, std::max(deadline - absl::Now(), kShortest));
+  return std::min(longest, std::max(deadline - MonotonicNow(), kShortest));
 }
 
 // `call` gives an absl::StatusOr, or has a status() too, and may be repeated. While `may_again()` says so, and until it
 // gives something else than Unavailable, for at most `patience`.
 template <typename May, typename Call>
 auto CallAgainWhile(const May& may_again, absl::Duration patience, Call call) -> decltype(call()) {
-  const absl::Time until = absl::Now() + patience;
+  const absl::Time until = MonotonicNow() + patience;
   while (true) {
     auto result = call();
-    if (!absl::IsUnavailable(result.status()) || !may_again() || absl::Now() >= until) return result;
+    if (!absl::IsUnavailable(result.status()) || !may_again() || MonotonicNow() >= until) return result;
     Pause(absl::Milliseconds(10));
   }
 }

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/cpp/await_weights.h"
 #include "client/cpp/gradient_check.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -105,7 +105,7 @@ absl::StatusOr<PullingSession::Next> PullingSession::Send(v1::LocalRequest& lett
   request.set_after_step(committed_.value());
   request.set_timeout_ms(std::clamp<int64_t>(absl::ToInt64Milliseconds(timeout), 1, kMaxSlotTimeoutMs));
   if (request.has_finished()) sent_ = request.finished();
-  const absl::StatusOr<v1::LocalReply> reply = channel_->Send(letter, absl::Now() + timeout, timeout, what);
+  const absl::StatusOr<v1::LocalReply> reply = channel_->Send(letter, MonotonicNow() + timeout, timeout, what);
   const bool answered = !absl::IsDeadlineExceeded(reply.status()) && !absl::IsUnavailable(reply.status());
   if (answered && (request.has_finished() || reply.ok())) sent_.reset();
   if (request.has_finished() && (reply.ok() || absl::IsAborted(reply.status()))) taken_.reset();

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/cpp/next_life.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "proto/convert.h"
 
@@ -17,7 +17,7 @@ constexpr absl::Duration kLongestCall = absl::Seconds(10);
 class Resharding {
  public:
   Resharding(Client& client, const std::string& name, const MeshSpec& mesh, const ReshardOptions& options)
-      : client_(client), name_(name), mesh_(mesh), options_(options), deadline_(absl::Now() + options.timeout) {}
+      : client_(client), name_(name), mesh_(mesh), options_(options), deadline_(MonotonicNow() + options.timeout) {}
 
   absl::StatusOr<std::shared_ptr<Job>> Run() {
     RETURN_IF_ERROR(Begin());
@@ -34,7 +34,7 @@ class Resharding {
       } else if (!IsAway(job.status())) {
         return job.status();
       }
-      if (absl::Now() >= deadline_) return GiveUp(job);
+      if (MonotonicNow() >= deadline_) return GiveUp(job);
       Pause(kPoll);
     }
   }
@@ -56,7 +56,7 @@ class Resharding {
       if (begun.ok()) {
         ASSIGN_OR_RETURN(was_, MeshSpecFromProto(begun->spec().mesh()));
       }
-      if (!IsAway(begun.status()) || absl::Now() >= deadline_) return begun.status();
+      if (!IsAway(begun.status()) || MonotonicNow() >= deadline_) return begun.status();
       Pause(kPoll);
     }
   }

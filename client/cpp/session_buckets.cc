@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/session.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -103,7 +104,7 @@ absl::Status Session::DeclareBucket(int bucket, absl::Duration timeout) {
 absl::Status Session::DeclareRest(absl::Time deadline) {
   for (int b = 0; b < static_cast<int>(declared_.size()) && bucketed(); ++b) {
     if (declared_[b] || job_->plan().buckets()[b].frozen) continue;
-    RETURN_IF_ERROR(DeclareBucket(b, std::max(deadline - absl::Now(), absl::Milliseconds(1))));
+    RETURN_IF_ERROR(DeclareBucket(b, std::max(deadline - MonotonicNow(), absl::Milliseconds(1))));
   }
   return absl::OkStatus();
 }

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "client/cpp/next_life.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -36,11 +36,11 @@ absl::StatusOr<ResumedSession> ResumeSession(const std::string& path, const v1::
                                              absl::Duration timeout) {
   v1::LocalHello hello;
   *hello.mutable_session() = session;
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   while (true) {
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - MonotonicNow();
     absl::StatusOr<ResumedSession> resumed = Ask(path, hello.SerializeAsString(), std::max(left, kAnswer));
-    if (!absl::IsUnavailable(resumed.status()) || absl::Now() >= deadline) return resumed;
+    if (!absl::IsUnavailable(resumed.status()) || MonotonicNow() >= deadline) return resumed;
     Pause(kRetry);
   }
 }

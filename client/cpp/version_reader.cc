@@ -7,6 +7,7 @@
 #include "client/cpp/attached_channel.h"
 #include "client/cpp/attached_reader.h"
 #include "client/cpp/next_life.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -36,9 +37,9 @@ class PulledReader final : public VersionReader {
   const Job& job() const override { return *job_; }
 
   absl::StatusOr<HeldVersion> Take(VersionChoice choice, absl::Duration timeout) override {
-    const absl::Time deadline = absl::Now() + timeout;
+    const absl::Time deadline = MonotonicNow() + timeout;
     while (true) {
-      absl::StatusOr<Version> pulled = job_->Pull(choice, deadline - absl::Now(), options_.stop.get());
+      absl::StatusOr<Version> pulled = job_->Pull(choice, deadline - MonotonicNow(), options_.stop.get());
       if (pulled.ok()) return Keep(*std::move(pulled));
       if (options_.stopped()) return absl::CancelledError("the reader was stopped");
       if (absl::IsDeadlineExceeded(pulled.status())) {
@@ -50,7 +51,7 @@ class PulledReader final : public VersionReader {
                         absl::IsNotFound(pulled.status());  // that worker has it no more
       if (!lost) return pulled.status();
       absl::StatusOr<std::shared_ptr<Job>> next =
-          client_.Reopen(*job_, JobUse::kTrain, deadline - absl::Now());  // not a failed one
+          client_.Reopen(*job_, JobUse::kTrain, deadline - MonotonicNow());  // not a failed one
       if (absl::IsNotFound(next.status()) && !absence_.Lasts(true)) {
         Pause(kPollJob);
         continue;

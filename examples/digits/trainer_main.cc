@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "examples/digits/flags_main.h"
 
@@ -111,12 +111,12 @@ absl::Status Train(const TrainerFlags& flags) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, flags.remote ? job->Connect(slots) : job->Attach(slots));
   RETURN_IF_ERROR(session->AwaitWeights(absl::Seconds(flags.job.timeout)));
   ASSIGN_OR_RETURN(const Views views, ViewsOf(*session, flags.prefix));
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   const int64_t first = session->committed_step().value();
   while (session->committed_step().value() < flags.job.steps) {
     RETURN_IF_ERROR(TrainStep(*session, flags, data, views));
   }
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  const double seconds = absl::ToDoubleSeconds(MonotonicNow() - start);
   const int64_t made = std::max<int64_t>(0, flags.job.steps - first);
   Print({{"event", "done"},
          {"steps", flags.job.steps},

@@ -8,7 +8,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+
+#include "core/clock.h"
 
 namespace shardmesh::python {
 namespace {
@@ -24,10 +25,10 @@ void Ended::Set() {
 }
 
 bool Ended::WaitFor(absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   MutexLock lock(mu_);
   while (!ended_) {
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - MonotonicNow();
     if (left <= absl::ZeroDuration()) break;
     changed_.WaitFor(mu_, left);
   }
@@ -38,7 +39,7 @@ bool Ended::WaitFor(absl::Duration timeout) {
 // thread, which a destructor may not.
 bool AwaitEnd(Ended& ended, absl::Time deadline, const Look& look) {
   while (true) {
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - MonotonicNow();
     PyThreadState* const state = PyEval_SaveThread();
     const bool has_ended = ended.WaitFor(std::max(absl::ZeroDuration(), std::min(left, kSlice)));
     PyEval_RestoreThread(state);

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "core/clock.h"
 #include "python/client_binding/await.h"
 
 namespace shardmesh::python {
@@ -32,11 +32,11 @@ class OneCall {
     } leave{running_};
     absl::Duration left = timeout;
     if (brief) {
-      const absl::Time deadline = absl::Now() + timeout;
+      const absl::Time deadline = MonotonicNow() + timeout;
       PyThreadState* const state = PyEval_SaveThread();
       absl::StatusOr<T> result = call(std::min(timeout, kAtOnce));
       PyEval_RestoreThread(state);
-      left = deadline - absl::Now();
+      left = deadline - MonotonicNow();
       if (!absl::IsDeadlineExceeded(result.status()) || left <= absl::ZeroDuration()) return result;
     }
     absl::StatusOr<std::shared_ptr<Pending<T>>> pending =
@@ -58,7 +58,7 @@ class OneCall {
     if (given_up_ != nullptr) {
       bool ended = false;
       try {
-        ended = AwaitEnd(*given_up_, absl::Now() + timeout, nullptr);
+        ended = AwaitEnd(*given_up_, MonotonicNow() + timeout, nullptr);
       } catch (...) {
         running_ = false;
         throw;

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/job.h"
 #include "core/status.h"
 #include "python/client_binding/await.h"
@@ -52,7 +52,7 @@ class BoundReader {
       }
     } leave{*this};
     const absl::Duration duration = absl::Seconds(timeout);
-    HeldVersion version = OrThrow(TakeUntil(choice, duration, absl::Now() + duration));
+    HeldVersion version = OrThrow(TakeUntil(choice, duration, MonotonicNow() + duration));
     const Step step = version.step();
     const Epoch epoch = version.epoch();
     return {OfThisProcess(std::make_shared<const HeldVersion>(std::move(version))), step, epoch, attached_};

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "rpc/unary.h"
 
 namespace shardmesh::testing {
@@ -93,11 +93,11 @@ grpc::ServerReadReactor<EchoRequest>* EchoService::Collect(grpc::CallbackServerC
 }
 
 bool EchoService::WaitForHeld(size_t num_calls) {
-  const absl::Time until = absl::Now() + absl::Seconds(10);
+  const absl::Time until = MonotonicNow() + absl::Seconds(10);
   MutexLock lock(mu_);
   while (held_.size() < num_calls) {
-    if (absl::Now() >= until) return false;
-    changed_.WaitFor(mu_, until - absl::Now());
+    if (MonotonicNow() >= until) return false;
+    changed_.WaitFor(mu_, until - MonotonicNow());
   }
   return true;
 }

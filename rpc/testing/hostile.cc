@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "rpc/testing/http2_client.h"
 
 namespace shardmesh::testing {
@@ -49,8 +49,8 @@ int OpenAndResetStreams(int port, const std::string& path, int streams) {
   const std::string headers = CallHeaders(path);
   const std::string cancel = BigEndian32(8);
   int opened = 0;
-  const absl::Time until = absl::Now() + kGiveUp;
-  while (opened < streams && absl::Now() < until) {
+  const absl::Time until = MonotonicNow() + kGiveUp;
+  while (opened < streams && MonotonicNow() < until) {
     RawClient client(port);
     if (!client.connected() || !client.StartHttp2()) continue;
     bool writable = true;
@@ -79,8 +79,8 @@ LongMessage SendLongMessage(int port, const std::string& path) {
   };
   send(absl::StrCat(absl::string_view("\0", 1), BigEndian32(1u << 30)));
   const std::string zeros(kDataBytes, '\0');
-  const absl::Time until = absl::Now() + kGiveUp;
-  while (!result.ended_by_server && result.bytes_sent < (int64_t{1} << 30) && absl::Now() < until) {
+  const absl::Time until = MonotonicNow() + kGiveUp;
+  while (!result.ended_by_server && result.bytes_sent < (int64_t{1} << 30) && MonotonicNow() < until) {
     const bool may_send = std::min(flow.connection, flow.stream) >= kDataBytes;
     const Frame frame = client.ReadFrame(may_send ? absl::ZeroDuration() : absl::Seconds(1));
     if (frame.valid()) {

@@ -8,7 +8,8 @@
 #include <cerrno>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+
+#include "core/clock.h"
 
 namespace shardmesh::testing {
 namespace {
@@ -69,7 +70,7 @@ bool RawClient::FillBuffer(absl::Duration timeout) {
 }
 
 Frame RawClient::ReadFrame(absl::Duration timeout) {
-  const absl::Time until = absl::Now() + timeout;
+  const absl::Time until = MonotonicNow() + timeout;
   for (;;) {
     if (received_.size() >= 9) {
       const size_t length = ReadBigEndian(absl::string_view(received_).substr(0, 3));
@@ -83,17 +84,17 @@ Frame RawClient::ReadFrame(absl::Duration timeout) {
         return frame;
       }
     }
-    const absl::Duration left = until - absl::Now();
+    const absl::Duration left = until - MonotonicNow();
     if (closed_ || left < absl::ZeroDuration()) return {};
     FillBuffer(left);
   }
 }
 
 bool RawClient::WaitForClose(absl::Duration timeout) {
-  const absl::Time until = absl::Now() + timeout;
-  while (!closed_ && absl::Now() < until) {
+  const absl::Time until = MonotonicNow() + timeout;
+  while (!closed_ && MonotonicNow() < until) {
     received_.clear();
-    FillBuffer(until - absl::Now());
+    FillBuffer(until - MonotonicNow());
   }
   return closed_;
 }

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/status.h"
 #include "tests/testing/cluster.h"
@@ -70,8 +70,8 @@ TEST(ReformChaos, WorkersThatDieForGood_NoStepIsLost_AndTheBitsAreTheSame) {
   std::map<std::string, int> meshes;
   int64_t last = 0;
   int killed = 0;
-  const absl::Time end = absl::Now() + absl::Seconds(seconds);
-  while (absl::Now() < end && !::testing::Test::HasFailure()) {
+  const absl::Time end = MonotonicNow() + absl::Seconds(seconds);
+  while (MonotonicNow() < end && !::testing::Test::HasFailure()) {
     last += kRoundSteps;
     Round(client, job, last, [&] {
       testing::Pause(absl::Milliseconds(pick(kMaxQuietMillis)));

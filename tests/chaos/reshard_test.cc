@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/mesh_spec.h"
 #include "core/status.h"
@@ -37,10 +37,10 @@ const char* const kMeshes[] = {"fsdp=1", "fsdp=2",       "fsdp=3", "fsdp=4",
 
 // The coordinator may have been killed a moment ago.
 absl::StatusOr<std::shared_ptr<Job>> Open(Client& client) {
-  const absl::Time deadline = absl::Now() + kLong;
+  const absl::Time deadline = MonotonicNow() + kLong;
   while (true) {
     absl::StatusOr<std::shared_ptr<Job>> job = client.OpenJob("job");
-    if (!absl::IsUnavailable(job.status()) || absl::Now() > deadline) return job;
+    if (!absl::IsUnavailable(job.status()) || MonotonicNow() > deadline) return job;
     testing::Pause(absl::Milliseconds(10));
   }
 }
@@ -66,8 +66,8 @@ TEST(ReshardChaos, FromMeshToMesh_WhileProcessesAreKilled_NoStepIsLost_AndTheBit
   std::map<std::string, int> outcomes;
   int64_t last = 0;
   int killed = 0;
-  const absl::Time end = absl::Now() + absl::Seconds(seconds);
-  while (absl::Now() < end && !::testing::Test::HasFailure()) {
+  const absl::Time end = MonotonicNow() + absl::Seconds(seconds);
+  while (MonotonicNow() < end && !::testing::Test::HasFailure()) {
     last += kRoundSteps;
     absl::Status moved;
     const std::string mesh = kMeshes[pick(8)];
@@ -103,7 +103,7 @@ TEST(ReshardChaos, FromMeshToMesh_WhileProcessesAreKilled_NoStepIsLost_AndTheBit
   std::printf("%d kills, %d steps, epoch %d\n", killed, static_cast<int>(last), static_cast<int>(job->epoch().value()));
   EXPECT_GT(outcomes["moved"], 0);
   absl::StatusOr<Learnt> learnt = testing::Learn(*job, last);
-  while (absl::IsUnavailable(learnt.status()) && absl::Now() < end + kLong) {  // a worker was killed a moment ago
+  while (absl::IsUnavailable(learnt.status()) && MonotonicNow() < end + kLong) {  // a worker was killed a moment ago
     ASSERT_OK_AND_ASSIGN(job, Open(client));
     learnt = testing::Learn(*job, last);
   }

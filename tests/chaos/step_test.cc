@@ -20,7 +20,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/status.h"
 #include "tests/testing/cluster.h"
@@ -142,7 +142,7 @@ class Chaos : public ::testing::Test {
     for (const JobSpec& spec : specs_) {
       ASSERT_OK_AND_ASSIGN(trainings_.emplace_back(), SteadyTraining::Start(*client_, spec));
     }
-    begin_ = absl::Now();
+    begin_ = MonotonicNow();
   }
 
   // Every job commits a step that begins from now on.
@@ -189,7 +189,7 @@ class Chaos : public ::testing::Test {
     RETURN_IF_ERROR(Annotate(AwaitSteps(), "before it"));
     testing::Pause(event.quiet);
     for (const auto& training : trainings_) training->commits().WatchGaps();
-    const absl::Time at = absl::Now();
+    const absl::Time at = MonotonicNow();
     RETURN_IF_ERROR(Do(event));
     RETURN_IF_ERROR(AwaitSteps());
     Note(event, at);
@@ -254,13 +254,13 @@ TEST_F(Chaos, KillsAndStops_TrainersSeePauses_AndTheBitsAreTheSame) {
   std::printf("SHARDMESH_SEED=%u SHARDMESH_CHAOS_SECONDS=%ld\n", seed, static_cast<long>(absl::ToInt64Seconds(length)));
   Events events(seed);
   int count = 0;
-  for (absl::Status lived; absl::Now() < begin_ + length && lived.ok(); ++count) {
+  for (absl::Status lived; MonotonicNow() < begin_ + length && lived.ok(); ++count) {
     const Event event = events.Next();
     lived = Live(event);
     EXPECT_OK(lived) << "event " << count << ": " << event.ToString();
   }
   std::printf("%s%d events in %s\n", pauses_.Table().c_str(), count,
-              absl::FormatDuration(absl::Floor(absl::Now() - begin_, absl::Seconds(1))).c_str());
+              absl::FormatDuration(absl::Floor(MonotonicNow() - begin_, absl::Seconds(1))).c_str());
   ExpectAsUndisturbed();
 }
 

@@ -17,7 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/status.h"
 #include "tests/testing/cluster.h"
@@ -163,12 +163,12 @@ class TrainersChaos : public ::testing::Test {
 
   // Aborted: a trainer ended that nobody killed.
   absl::Status Await(const std::string& what, const std::function<bool()>& there) {
-    const absl::Time deadline = absl::Now() + kLong;
+    const absl::Time deadline = MonotonicNow() + kLong;
     while (!there()) {
       for (const auto& trainer : trainers_) {
         if (trainer != nullptr && !trainer->alive()) return absl::AbortedError("a trainer ended: " + trainer->Log());
       }
-      if (absl::Now() > deadline) return absl::DeadlineExceededError(what);
+      if (MonotonicNow() > deadline) return absl::DeadlineExceededError(what);
       testing::Pause(absl::Milliseconds(1));
     }
     return absl::OkStatus();
@@ -215,12 +215,12 @@ class TrainersChaos : public ::testing::Test {
   // Those that are left take the slots of the others, at once or when they are late.
   absl::Status GoOnWithout(const Event& event) {
     const int64_t reopened = watch_->Newest().slots_reopened();
-    const absl::Time until = absl::Now() + event.stop;
+    const absl::Time until = MonotonicNow() + event.stop;
     RETURN_IF_ERROR(Harm(event));
     if (event.kind.trainers < kTrainers && (!event.kind.stops() || event.kind.late())) {
       RETURN_IF_ERROR(Annotate(AwaitStep(), "without the trainers"));
     }
-    testing::Pause(until - absl::Now());
+    testing::Pause(until - MonotonicNow());
     if (event.kind.late() && event.worker.empty()) late_ += watch_->Newest().slots_reopened() - reopened;
     return absl::OkStatus();
   }
@@ -283,15 +283,15 @@ TEST_F(TrainersChaos, OthersTakeTheSlots_AndTheBitsAreTheSame) {
   const auto seed = static_cast<uint32_t>(testing::NumberOfEnvironment("SHARDMESH_SEED", std::random_device()()));
   std::printf("SHARDMESH_SEED=%u SHARDMESH_CHAOS_SECONDS=%ld\n", seed, static_cast<long>(absl::ToInt64Seconds(length)));
   Events events(seed);
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   int count = 0;
-  for (absl::Status lived; absl::Now() < begin + length && lived.ok(); ++count) {
+  for (absl::Status lived; MonotonicNow() < begin + length && lived.ok(); ++count) {
     const Event event = events.Next();
     lived = Live(event);
     EXPECT_OK(lived) << "event " << count << ": " << event.kind.text << " " << event.worker;
   }
   std::printf("%s%d events in %s\n", pauses_.Table().c_str(), count,
-              absl::FormatDuration(absl::Floor(absl::Now() - begin, absl::Seconds(1))).c_str());
+              absl::FormatDuration(absl::Floor(MonotonicNow() - begin, absl::Seconds(1))).c_str());
   if (!HasFailure()) ExpectAsUndisturbed();
 }
 

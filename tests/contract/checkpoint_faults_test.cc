@@ -11,8 +11,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/cpp/checkpoint.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/status.h"
 #include "local/testing/temp_folder.h"
@@ -102,9 +102,9 @@ class CheckpointFaults : public ::testing::Test {
   }
   // A worker that died takes a moment to its next life.
   absl::StatusOr<SavedCheckpoint> SaveSoon() {
-    const absl::Time deadline = absl::Now() + kLong;
+    const absl::Time deadline = MonotonicNow() + kLong;
     absl::StatusOr<SavedCheckpoint> saved = SaveCheckpoint(*job_, root_);
-    while (absl::StrContains(saved.status().message(), "still preparing") && absl::Now() < deadline) {
+    while (absl::StrContains(saved.status().message(), "still preparing") && MonotonicNow() < deadline) {
       testing::Pause(absl::Milliseconds(10));
       saved = SaveCheckpoint(*job_, root_);
     }

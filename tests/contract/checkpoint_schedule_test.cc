@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/status.h"
 #include "local/testing/temp_folder.h"
@@ -51,11 +51,11 @@ class CheckpointSchedule : public ::testing::Test {
     options.schedule.saved = [&](const ScheduledSave& save) { saves_.push_back(save); };
     options.schedule.troubled = [&](const absl::Status& status) { troubles_.push_back(status.ToString()); };
     size_t happened = 0;
-    const absl::Time deadline = absl::Now() + kLong;
+    const absl::Time deadline = MonotonicNow() + kLong;
     options.stops = [&](absl::Duration) {
       if (happened == saves_.size() && happened < events.size()) events[happened++]();
       testing::Pause(absl::Milliseconds(5));
-      return absl::Now() > deadline || ::testing::Test::HasFailure();
+      return MonotonicNow() > deadline || ::testing::Test::HasFailure();
     };
     return SaveOnSchedule(*client_, job_, options);
   }

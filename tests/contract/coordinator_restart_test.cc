@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
@@ -40,8 +40,8 @@ class SteadyTrainer {
 
   int64_t step() const { return step_.load(); }
   bool AwaitStep(int64_t step) const {
-    const absl::Time deadline = absl::Now() + absl::Seconds(20);
-    while (step_.load() < step && absl::Now() < deadline) testing::Pause(absl::Milliseconds(2));
+    const absl::Time deadline = MonotonicNow() + absl::Seconds(20);
+    while (step_.load() < step && MonotonicNow() < deadline) testing::Pause(absl::Milliseconds(2));
     return step_.load() >= step;
   }
   // The last step.
@@ -84,12 +84,12 @@ class CoordinatorRestart : public ::testing::Test {
   }
   // The coordinator's view reaches `step`, with the same epoch and members.
   void ExpectCatchesUp(int64_t step) {
-    const absl::Time deadline = absl::Now() + absl::Seconds(15);
+    const absl::Time deadline = MonotonicNow() + absl::Seconds(15);
     absl::StatusOr<v1::JobDescription> seen;
     do {
       seen = Describe(*client_, spec_.name);
       testing::Pause(absl::Milliseconds(10));
-    } while (absl::Now() < deadline && (!seen.ok() || seen->committed_step() < step));
+    } while (MonotonicNow() < deadline && (!seen.ok() || seen->committed_step() < step));
     ASSERT_OK(seen);
     EXPECT_GE(seen->committed_step(), step);
     EXPECT_EQ(seen->state(), v1::JOB_STATE_READY) << seen->error();
@@ -143,10 +143,10 @@ TEST_F(CoordinatorRestart, OrderlyEnd_KeepsTheVersionsItKnew) {
   v1::ListVersionsRequest request;
   request.set_job("job");
   absl::StatusOr<v1::ListVersionsReply> after;
-  const absl::Time until = absl::Now() + absl::Seconds(10);
+  const absl::Time until = MonotonicNow() + absl::Seconds(10);
   do {  // the first call may still meet the end of the old connection
     after = client_->coordinator().ListVersions(request, absl::Seconds(10));
-  } while (absl::IsUnavailable(after.status()) && absl::Now() < until);
+  } while (absl::IsUnavailable(after.status()) && MonotonicNow() < until);
   ASSERT_OK(after);
   EXPECT_GE(after->committed_step(), before.committed_step());
   EXPECT_GT(after->published_steps_size(), 0);

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/fault_point.h"
 #include "core/matchers.h"
 #include "tests/testing/cluster.h"
@@ -88,10 +88,10 @@ class FaultPoints : public ::testing::TestWithParam<Case> {
 // known to the other worker.
 void FaultPoints::ExpectToldInTime() {
   absl::Status of_attached, of_connected;
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   Train(of_attached, of_connected);
   // A moment for the steps; twice the heartbeat time-out until it is known.
-  EXPECT_LT(absl::Now() - begin, 2 * kHeartbeatTimeout + absl::Seconds(6));
+  EXPECT_LT(MonotonicNow() - begin, 2 * kHeartbeatTimeout + absl::Seconds(6));
   for (const absl::Status& status : {of_attached, of_connected}) {
     EXPECT_THAT(status,
                 StatusIs(absl::StatusCode::kUnavailable, HasSubstr(absl::StrCat("worker ", GetParam().worker))));
@@ -123,11 +123,11 @@ TEST_P(StoppedAtFaultPoints, EveryTrainerIsToldInTime_AndNoStepIsForgotten) {
 TEST_P(FaultPoints, Late_NoBitIsLost) {
   ASSERT_NO_FATAL_FAILURE(Start("delay"));
   absl::Status of_attached, of_connected;
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   Train(of_attached, of_connected);
   ASSERT_OK(of_attached);
   ASSERT_OK(of_connected);
-  EXPECT_GT(absl::Now() - begin, absl::Milliseconds(250)) << "the point was not reached";
+  EXPECT_GT(MonotonicNow() - begin, absl::Milliseconds(250)) << "the point was not reached";
   ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job_, kSteps));
   static const Learnt undisturbed = [this] {
     unsetenv("SHARDMESH_FAULT");

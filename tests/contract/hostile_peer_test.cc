@@ -8,7 +8,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "rpc/testing/hostile.h"
 #include "rpc/testing/http2_client.h"
@@ -84,17 +84,17 @@ TEST_P(HostilePeer, SixHundredIdleConnections_AndTwoHundredFiftySixDescriptors) 
       ASSERT_TRUE(idle.back()->connected()) << i;
     }
     // The process has accepted all that it may: the rest waits in the kernel's queue, and its reserve is untouched.
-    const absl::Time until = absl::Now() + absl::Seconds(10);
-    while (process().open_descriptors() < kDescriptors - kReserve && absl::Now() < until) {
+    const absl::Time until = MonotonicNow() + absl::Seconds(10);
+    while (process().open_descriptors() < kDescriptors - kReserve && MonotonicNow() < until) {
       testing::Pause(absl::Milliseconds(5));
     }
     EXPECT_TRUE(absl::IsDeadlineExceeded(Call(absl::Milliseconds(500))));
     EXPECT_NEAR(process().open_descriptors(), kDescriptors - kReserve, kReserve / 4);
     EXPECT_OK(testing::TrainTo(*session_, session_->committed_step().value() + 1));  // who is connected is served
     idle.clear();
-    const absl::Time closed = absl::Now();
+    const absl::Time closed = MonotonicNow();
     EXPECT_OK(Call(absl::Seconds(5)));
-    std::cout << "served " << absl::Now() - closed << " after 600 connections closed\n";
+    std::cout << "served " << MonotonicNow() - closed << " after 600 connections closed\n";
   }
 }
 

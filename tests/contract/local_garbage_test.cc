@@ -8,7 +8,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "local/futex.h"
 #include "local/host_id.h"
@@ -45,12 +45,12 @@ class LocalGarbage : public ::testing::Test {
   // The trainer that was attached all the time and one that comes now train on; nothing of the guests is kept.
   void TearDown() override {
     if (HasFatalFailure()) return;
-    const absl::Time deadline = absl::Now() + kTimeout;
-    while (CountDescriptors() > descriptors_ && absl::Now() < deadline) testing::Pause(absl::Milliseconds(20));
+    const absl::Time deadline = MonotonicNow() + kTimeout;
+    while (CountDescriptors() > descriptors_ && MonotonicNow() < deadline) testing::Pause(absl::Milliseconds(20));
     EXPECT_LE(CountDescriptors(), descriptors_);
     session_.reset();
     absl::StatusOr<std::unique_ptr<Session>> both = job_->Attach({Slot(0), Slot(1)});
-    while (!both.ok() && absl::Now() < deadline) both = job_->Attach({Slot(0), Slot(1)});
+    while (!both.ok() && MonotonicNow() < deadline) both = job_->Attach({Slot(0), Slot(1)});
     ASSERT_OK(both);
     ASSERT_OK(testing::TrainTo(**both, 3));
   }

@@ -7,7 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
@@ -21,8 +21,8 @@ using ::testing::HasSubstr;
 constexpr absl::Duration kLong = absl::Seconds(20);
 
 bool Says(const testing::Process& process, const std::string& text) {
-  const absl::Time deadline = absl::Now() + kLong;
-  while (!absl::StrContains(process.Log(), text) && absl::Now() < deadline) testing::Pause(absl::Milliseconds(10));
+  const absl::Time deadline = MonotonicNow() + kLong;
+  while (!absl::StrContains(process.Log(), text) && MonotonicNow() < deadline) testing::Pause(absl::Milliseconds(10));
   return absl::StrContains(process.Log(), text);
 }
 

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
@@ -32,12 +32,12 @@ class Observer {
  public:
   Observer(std::string name, std::function<absl::Status()> use) : name_(std::move(name)) {
     thread_ = std::thread([this, use = std::move(use)] {
-      const absl::Time deadline = absl::Now() + kGiveUp;
-      while (status_.ok() && absl::Now() < deadline) {
+      const absl::Time deadline = MonotonicNow() + kGiveUp;
+      while (status_.ok() && MonotonicNow() < deadline) {
         status_ = use();
         ++calls_;
       }
-      ended_ = absl::Now();
+      ended_ = MonotonicNow();
     });
   }
   ~Observer() {
@@ -96,8 +96,8 @@ std::function<absl::Status()> CoordinatorView(Client& client, const std::string&
 void AwaitDead(Client& client, const std::string& job, int rank) {
   v1::DescribeJobRequest request;
   request.set_job(job);
-  const absl::Time deadline = absl::Now() + absl::Seconds(10);
-  while (absl::Now() < deadline) {
+  const absl::Time deadline = MonotonicNow() + absl::Seconds(10);
+  while (MonotonicNow() < deadline) {
     const auto reply = client.coordinator().DescribeJob(request, absl::Seconds(5));
     if (reply.ok() && !reply->members(rank).alive()) return;
     testing::Pause(absl::Milliseconds(20));
@@ -142,13 +142,13 @@ TEST_P(NoHang, EveryProcessNamesTheWorker) {
         std::make_unique<Observer>(absl::StrCat("worker of rank ", other), WorkerStatus(job, Rank(other))));
   }
   observers.push_back(std::make_unique<Observer>("coordinator", CoordinatorView(client, "job")));
-  const absl::Time start = absl::Now();
-  while (observers[0]->calls() < 10 && absl::Now() - start < absl::Seconds(10)) testing::Pause(absl::Milliseconds(5));
+  const absl::Time start = MonotonicNow();
+  while (observers[0]->calls() < 10 && MonotonicNow() - start < absl::Seconds(10)) testing::Pause(absl::Milliseconds(5));
 
   const std::string worker = job->members()[rank].worker();
   std::cout << (signal == SIGKILL ? "killed" : "stopped") << " worker " << worker << " (rank " << rank << ")\n";
   cluster->worker(worker).Signal(signal);
-  const absl::Time since = absl::Now();
+  const absl::Time since = MonotonicNow();
   for (const auto& observer : observers) observer->ExpectNamed(worker, since);
 
   // The others serve a new job; the stopped one comes back.

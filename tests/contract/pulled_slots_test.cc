@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/mesh_spec.h"
 #include "core/status.h"
@@ -91,9 +91,9 @@ class Schedule {
       : sessions_(std::move(sessions)), works_(sessions_.size()), random_(seed) {}
 
   absl::Status RunTo(int64_t last) {
-    const absl::Time deadline = absl::Now() + absl::Minutes(2);
+    const absl::Time deadline = MonotonicNow() + absl::Minutes(2);
     while (!AllKnow(last)) {
-      if (absl::Now() > deadline) return absl::DeadlineExceededError("the schedule did not end");
+      if (MonotonicNow() > deadline) return absl::DeadlineExceededError("the schedule did not end");
       RETURN_IF_ERROR(Advance(Draw(sessions_.size()), last));
     }
     return absl::OkStatus();

@@ -10,7 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/fault_point.h"
 #include "core/matchers.h"
 #include "core/status.h"
@@ -63,8 +63,8 @@ class Reform : public ::testing::Test {
     EXPECT_EQ(learnt, testing::ReferenceOf(job_->spec(), steps));
   }
   void AwaitEvent(const std::string& event) const {  // of the coordinator
-    const absl::Time deadline = absl::Now() + kLong;
-    while (!absl::StrContains(cluster_->coordinator().Log(), "event=" + event) && absl::Now() < deadline) {
+    const absl::Time deadline = MonotonicNow() + kLong;
+    while (!absl::StrContains(cluster_->coordinator().Log(), "event=" + event) && MonotonicNow() < deadline) {
       testing::Pause(absl::Milliseconds(5));
     }
   }
@@ -191,9 +191,9 @@ TEST_F(Reform, AWorkerThatComesLater_HasNoCopyYet) {
 TEST_F(Reform, Stopped_TheOthersGoOn_AndItGoesOnWithoutTheJob) {
   ASSERT_NO_FATAL_FAILURE(Start(4, "w0:decided:stop:5"));
   ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=2,fsdp=2", 2)));
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   Train(kSteps);
-  EXPECT_LT(absl::Now() - begin, 2 * kHeartbeatTimeout + absl::Seconds(8));
+  EXPECT_LT(MonotonicNow() - begin, 2 * kHeartbeatTimeout + absl::Seconds(8));
   cluster_->worker("w0").Continue();
   ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=2,fsdp=1", 2));
   Train(kSteps + 3);
@@ -269,12 +269,12 @@ TEST_F(Reform, ReadersAndRepeatedSteps_FindWhatTheyFoundBefore) {
   EXPECT_EQ(after, before);
   // Not with the plan of before. A worker that the job continues without may not have been told so yet: then it serves
   // what it published at its own epoch, and nothing of a later one.
-  const absl::Time deadline = absl::Now() + kLong;
+  const absl::Time deadline = MonotonicNow() + kLong;
   for (auto pulled = job_->Pull({VersionChoice::kLatest}, kLong); pulled.ok();
        pulled = job_->Pull({VersionChoice::kLatest}, kLong)) {
     ASSERT_EQ(pulled->epoch(), job_->epoch());
     ASSERT_EQ(pulled->step(), Step(5));
-    ASSERT_LT(absl::Now(), deadline);
+    ASSERT_LT(MonotonicNow(), deadline);
   }
   v1::StepRequest again;
   again.set_job("job");

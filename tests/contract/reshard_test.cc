@@ -12,8 +12,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/cpp/version_reader.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/mesh_spec.h"
 #include "core/status.h"
@@ -87,8 +87,8 @@ class Reshard : public ::testing::Test {
   }
   bool Logged(const std::string& event) const { return absl::StrContains(cluster_->coordinator().Log(), event); }
   void AwaitEvent(const std::string& event) const {
-    const absl::Time deadline = absl::Now() + kLong;
-    while (!Logged(event) && absl::Now() < deadline) testing::Pause(absl::Milliseconds(2));
+    const absl::Time deadline = MonotonicNow() + kLong;
+    while (!Logged(event) && MonotonicNow() < deadline) testing::Pause(absl::Milliseconds(2));
     EXPECT_TRUE(Logged(event)) << event;
   }
 
@@ -264,9 +264,9 @@ TEST_P(ReshardStopped, OneThatOthersWaitFor_TheyGoOnWithoutIt) {
   ASSERT_NO_FATAL_FAILURE(Start(4, absl::StrCat(loss.worker, ":", loss.fault)));
   ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", loss.from, 2)));
   ASSERT_NO_FATAL_FAILURE(Train(2));
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   ASSERT_OK(ToWhileItTrains(loss.to));
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(15));
+  EXPECT_LT(MonotonicNow() - begin, absl::Seconds(15));
   cluster_->worker(loss.worker).Continue();
   ASSERT_NO_FATAL_FAILURE(Train(2));
   ASSERT_NO_FATAL_FAILURE(ExpectLearnt(loss.to));

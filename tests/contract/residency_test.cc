@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "core/absent_weights.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/mesh_spec.h"
 #include "core/status.h"
@@ -286,8 +286,8 @@ TEST_F(ResidencyErrors, WeightsThatAreNotThere_AreNaN) {
     ASSERT_OK(session->Acquire(bucket, kTime));
     EXPECT_TRUE(std::isfinite(first)) << attach;
     ASSERT_OK(session->Release(bucket));
-    const absl::Time deadline = absl::Now() + kTime;
-    while (!std::isnan(first) && absl::Now() < deadline) testing::Pause(absl::Milliseconds(5));
+    const absl::Time deadline = MonotonicNow() + kTime;
+    while (!std::isnan(first) && MonotonicNow() < deadline) testing::Pause(absl::Milliseconds(5));
     EXPECT_TRUE(std::isnan(first)) << attach;
   }
 }
@@ -310,14 +310,14 @@ TEST_F(ResidencyErrors, TrainerThatIsGone_HoldsNothing) {
     ASSERT_OK(goes->DeclareBucket(trained[0], kTime));
     EXPECT_GT(WindowBytes(), nothing);
   }
-  const absl::Time deadline = absl::Now() + kTime;
-  while (WindowBytes() != nothing && absl::Now() < deadline) testing::Pause(absl::Milliseconds(5));
+  const absl::Time deadline = MonotonicNow() + kTime;
+  while (WindowBytes() != nothing && MonotonicNow() < deadline) testing::Pause(absl::Milliseconds(5));
   EXPECT_EQ(WindowBytes(), nothing);
   // Its slot waits for the other trainer's bucket, which may be summed with it.
   std::thread other([&] { EXPECT_OK(testing::TrainTo(*stays, 2)); });
   {
     absl::StatusOr<std::unique_ptr<Session>> again = Open({Slot(0)});
-    while (absl::IsUnavailable(again.status()) && absl::Now() < deadline) again = Open({Slot(0)});
+    while (absl::IsUnavailable(again.status()) && MonotonicNow() < deadline) again = Open({Slot(0)});
     EXPECT_OK(again.ok() ? testing::TrainTo(**again, 2) : again.status());
   }
   other.join();
@@ -334,10 +334,10 @@ TEST_F(ResidencyErrors, SlotsThatAreBehind_AreNamedInTime) {
     const Step step = ahead->committed_step().next();
     ASSERT_OK(testing::WriteGradients(*ahead, step));
     ASSERT_OK(ahead->DeclareBucket(trained[0], kTime));
-    const absl::Time begin = absl::Now();
+    const absl::Time begin = MonotonicNow();
     EXPECT_THAT(ahead->DeclareBucket(trained[1], absl::Seconds(2)),
                 StatusIs(Code::kDeadlineExceeded, AllOf(HasSubstr("lacks slots 1"))));
-    EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
+    EXPECT_LT(MonotonicNow() - begin, absl::Seconds(20));
     std::thread other([&] { EXPECT_OK(testing::TrainTo(*behind, step.value())); });
     EXPECT_OK(ahead->DeclareBucket(trained[1], kTime));  // it was declared: only waits
     EXPECT_OK(testing::TrainTo(*ahead, step.value()));

@@ -9,7 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/status.h"
 #include "tests/testing/cluster.h"
@@ -29,8 +29,8 @@ constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(8);
 constexpr absl::Duration kLong = absl::Seconds(30);
 
 bool Await(const std::function<bool()>& done) {
-  const absl::Time deadline = absl::Now() + kLong;
-  while (!done() && absl::Now() < deadline) testing::Pause(absl::Milliseconds(10));
+  const absl::Time deadline = MonotonicNow() + kLong;
+  while (!done() && MonotonicNow() < deadline) testing::Pause(absl::Milliseconds(10));
   return done();
 }
 
@@ -92,8 +92,8 @@ TEST_F(RestartLimits, ATrainerThatComputesForLongerThanTheTimeOut_GoesOn) {
   ASSERT_OK_AND_ASSIGN(const auto session, Attach({Slot(0), Slot(1)}));
   ASSERT_OK(testing::TrainTo(*session, 2));
   for (const char* name : {"w-0", "w-1"}) ASSERT_NO_FATAL_FAILURE(KillAndAwait(name));
-  const absl::Time until = absl::Now() + kHeartbeatTimeout + absl::Seconds(1);
-  while (absl::Now() < until) testing::Pause(absl::Milliseconds(100));
+  const absl::Time until = MonotonicNow() + kHeartbeatTimeout + absl::Seconds(1);
+  while (MonotonicNow() < until) testing::Pause(absl::Milliseconds(100));
   ASSERT_OK(testing::TrainTo(*session, 4));
   ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job_, 4));
   ASSERT_OK_AND_ASSIGN(const Learnt undisturbed, testing::Undisturbed(*client_, Spec(), 4));
@@ -108,14 +108,14 @@ TEST_F(RestartLimits, AWorkersStatus_SaysHowOftenItCameBack_AndHowLongThatTook) 
   ASSERT_OK_AND_ASSIGN(const auto session, Attach({Slot(0), Slot(1)}));
   const std::string name = job_->members()[1].worker();
   for (int64_t time = 1; time <= 3; ++time) {
-    const absl::Time begin = absl::Now();
+    const absl::Time begin = MonotonicNow();
     ASSERT_NO_FATAL_FAILURE(KillAndAwait(name));
     ASSERT_OK(testing::TrainTo(*session, time));
     absl::StatusOr<v1::GetStatusReply::Job> said = absl::UnavailableError("");  // until its new address is served
     ASSERT_TRUE(Await([&] { return (said = status(1)).ok() && said->restarts() > 0; }));
     EXPECT_EQ(said->restarts(), time);
     EXPECT_GT(said->last_pause_nanos(), 0);
-    EXPECT_LT(absl::Nanoseconds(said->last_pause_nanos()), absl::Now() - begin);
+    EXPECT_LT(absl::Nanoseconds(said->last_pause_nanos()), MonotonicNow() - begin);
   }
   ASSERT_OK_AND_ASSIGN(const v1::GetStatusReply::Job other, status(0));
   EXPECT_EQ(other.restarts(), 0);
@@ -165,9 +165,9 @@ TEST_F(RestartLimits, AKeeperAndAWorkerKilledTogether_TheJobEndsInTime_AndTheNex
   cluster_->node().Kill9();
   const pid_t pid = cluster_->PidOf("w-1");
   ASSERT_EQ(kill(pid, SIGKILL), 0);
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   EXPECT_THAT(testing::TrainTo(*session, 3), StatusIs(Code::kUnavailable, HasSubstr("w-1")));
-  EXPECT_LT(absl::Now() - begin, 2 * kHeartbeatTimeout);
+  EXPECT_LT(MonotonicNow() - begin, 2 * kHeartbeatTimeout);
   ASSERT_OK(cluster_->StartNode());
   // The coordinator knows of the next life, and gives the new job to that one.
   ASSERT_TRUE(Await([&] { return JoinsOf("w-1") == 2; }));

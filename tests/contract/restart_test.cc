@@ -10,7 +10,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/pauses.h"
@@ -55,11 +55,11 @@ TEST(Restart, KilledAtRandomMoments_NoStepIsLost_AndTheBitsAreTheSame) {
     const int victim = static_cast<int>(random() % kWorkers);
     const pid_t pid = cluster->PidOf(absl::StrCat("w-", victim));
     ASSERT_GT(pid, 0) << "kill " << k;
-    const absl::Time begin = absl::Now();
+    const absl::Time begin = MonotonicNow();
     ASSERT_EQ(kill(pid, SIGKILL), 0);
     // One step may have been under way to its commit.
     ASSERT_OK(training->AwaitBeyond(training->committed() + 1)) << "after kill " << k << " of w-" << victim;
-    pauses.Add(absl::StrCat("killed w-", victim), absl::Now() - begin);
+    pauses.Add(absl::StrCat("killed w-", victim), MonotonicNow() - begin);
   }
   ASSERT_OK_AND_ASSIGN(const int64_t last, training->End());
   ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(training->job(), last));
@@ -94,7 +94,7 @@ class RestartWithoutCoordinator : public ::testing::Test {
     ASSERT_OK(training_->AwaitBeyond(training_->committed() + 1)) << "after the kill of " << worker;
   }
   void TrainFor(absl::Duration time) {
-    for (const absl::Time end = absl::Now() + time; absl::Now() < end;) {
+    for (const absl::Time end = MonotonicNow() + time; MonotonicNow() < end;) {
       ASSERT_OK(training_->AwaitBeyond(training_->committed()));
     }
   }
@@ -103,7 +103,7 @@ class RestartWithoutCoordinator : public ::testing::Test {
     v1::DescribeJobRequest request;
     request.set_job(spec_.name);
     absl::StatusOr<v1::JobDescription> seen;
-    for (const absl::Time end = absl::Now() + absl::Seconds(30); absl::Now() < end; poll(nullptr, 0, 20)) {
+    for (const absl::Time end = MonotonicNow() + absl::Seconds(30); MonotonicNow() < end; poll(nullptr, 0, 20)) {
       seen = client_->coordinator().DescribeJob(request, absl::Seconds(5));
       if (seen.ok() && (seen->members(rank).pid() == pid || seen->state() != v1::JOB_STATE_READY)) break;
     }

@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/version_reader.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/status.h"
 #include "local/futex.h"
@@ -67,10 +68,10 @@ class Storm : public testing::CountingCluster {
     const int64_t end = MonotonicNanos();
     RETURN_IF_ERROR(version.status());
     history_.Read(begin, end, version->step().value(), name);
-    const absl::Time until = absl::Now() + absl::Milliseconds(random() % 50);
+    const absl::Time until = MonotonicNow() + absl::Milliseconds(random() % 50);
     do {
       RETURN_IF_ERROR(CheckVersion(*version));
-    } while (absl::Now() < until);
+    } while (MonotonicNow() < until);
     return absl::OkStatus();
   }
 
@@ -84,7 +85,7 @@ class Storm : public testing::CountingCluster {
     request.set_ttl_ms(absl::ToInt64Milliseconds(ttl));
     request.set_nonce(random() | uint64_t{1} << 40);
     const Rank by(static_cast<int>(random() % 2));
-    const absl::Time asked = absl::Now();
+    const absl::Time asked = MonotonicNow();
     const absl::StatusOr<v1::Lease> lease = job_->worker(by).AcquireLease(request, absl::Seconds(5));
     if (absl::IsUnavailable(lease.status()) || absl::IsNotFound(lease.status())) return absl::OkStatus();  // away
     RETURN_IF_ERROR(lease.status());
@@ -98,9 +99,9 @@ class Storm : public testing::CountingCluster {
         return absl::DataLossError(absl::StrCat("a lease of version ", lease->step(), " gave ", *step));
       }
       if (absl::IsDataLoss(step.status())) return step.status();
-      if (absl::IsNotFound(step.status()) && absl::Now() < ends &&
+      if (absl::IsNotFound(step.status()) && MonotonicNow() < ends &&
           absl::StrContains(step.status().message(), "lease")) {
-        return absl::DataLossError(absl::StrCat("a lease was lost ", absl::FormatDuration(ends - absl::Now()),
+        return absl::DataLossError(absl::StrCat("a lease was lost ", absl::FormatDuration(ends - MonotonicNow()),
                                                 " before its end: ", step.status().message()));
       }
       alive = !absl::IsNotFound(step.status());
@@ -110,7 +111,7 @@ class Storm : public testing::CountingCluster {
         renew.set_epoch(lease->epoch());
         renew.set_id(lease->id());
         renew.set_ttl_ms(request.ttl_ms());
-        const absl::Time renewed = absl::Now();
+        const absl::Time renewed = MonotonicNow();
         if (job_->worker(by).RenewLease(renew, absl::Seconds(5)).ok()) ends = renewed + ttl;
       }
     }
@@ -130,8 +131,8 @@ class Storm : public testing::CountingCluster {
                      Process::Start({{"tests/testing/test_reader", cluster_->coordinator_address(), kJob,
                                       absl::StrCat(random() % 1000), "200"},
                                      log}));
-    const absl::Time until = absl::Now() + absl::Milliseconds(500 + random() % 2000);
-    while (absl::Now() < until && reader->alive()) {
+    const absl::Time until = MonotonicNow() + absl::Milliseconds(500 + random() % 2000);
+    while (MonotonicNow() < until && reader->alive()) {
       testing::Pause(absl::Milliseconds(random() % 300));
       if (random() % 3 != 0) continue;
       reader->Stop();
@@ -184,8 +185,8 @@ TEST_F(Storm, ReadersWritersKillsAndExpiry_AreLinearizable) {
   Run("other process", [this](std::mt19937& random) { return TormentReader(random); });
   Run("other process", [this](std::mt19937& random) { return TormentReader(random); });
   Run("killer", [this](std::mt19937& random) { return KillWorker(random); });
-  const absl::Time until = absl::Now() + absl::Seconds(seconds);
-  while (absl::Now() < until && !stop_.load()) testing::Pause(absl::Milliseconds(50));
+  const absl::Time until = MonotonicNow() + absl::Seconds(seconds);
+  while (MonotonicNow() < until && !stop_.load()) testing::Pause(absl::Milliseconds(50));
   stop_.store(true);
   for (std::thread& thread : threads_) thread.join();
   EXPECT_OK(history_.Check());

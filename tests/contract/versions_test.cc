@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/version_reader.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "tests/testing/counting_job.h"
 #include "tests/testing/process.h"
@@ -121,13 +122,13 @@ TEST_F(Versions, LeasesOutliveStepsAndEndInTypedErrors) {
   renew.set_epoch(lease.epoch() + 1);
   EXPECT_THAT(job_->worker(Rank(1)).RenewLease(renew, kLong), StatusIs(Code::kAborted, HasSubstr("")));
   renew.set_epoch(lease.epoch());
-  const absl::Time until = absl::Now() + kLong;
-  while (PullLeased(lease.id(), Rank(0)).ok() && absl::Now() < until) testing::Pause(absl::Milliseconds(20));
+  const absl::Time until = MonotonicNow() + kLong;
+  while (PullLeased(lease.id(), Rank(0)).ok() && MonotonicNow() < until) testing::Pause(absl::Milliseconds(20));
   EXPECT_THAT(job_->worker(Rank(1)).RenewLease(renew, kLong), StatusIs(Code::kNotFound, HasSubstr("it has ended")));
   EXPECT_THAT(PullLeased(lease.id(), Rank(1)), StatusIs(Code::kNotFound, HasSubstr("")));
   // It counts for a moment yet, kLeaseGrace; then its publication goes to the next versions.
   absl::StatusOr<v1::Lease> gone = Lease(3, absl::Milliseconds(100), 3);
-  for (uint64_t nonce = 4; gone.ok() && absl::Now() < until; ++nonce) {
+  for (uint64_t nonce = 4; gone.ok() && MonotonicNow() < until; ++nonce) {
     testing::Pause(absl::Milliseconds(250));
     ASSERT_OK(trainer_->To(trainer_->committed() + 4));
     gone = Lease(3, absl::Milliseconds(100), nonce);

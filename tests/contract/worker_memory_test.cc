@@ -8,7 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/mesh_spec.h"
 #include "tests/testing/cluster.h"
@@ -53,7 +53,7 @@ TEST(WorkerMemory, OfInitialWeightsThatArePlaced_NothingIsKept) {
   ASSERT_OK(session->AwaitWeights(absl::Seconds(60)));
   ASSERT_OK(testing::TrainTo(*session, 1));
   int64_t grown = 0;
-  for (const absl::Time deadline = absl::Now() + absl::Seconds(20); absl::Now() < deadline;) {
+  for (const absl::Time deadline = MonotonicNow() + absl::Seconds(20); MonotonicNow() < deadline;) {
     grown = PrivateBytes(worker) - before;
     if (grown < kMessageBytes) break;
     testing::Pause(absl::Milliseconds(20));

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "local/testing/temp_folder.h"
 #include "tests/testing/cluster.h"
@@ -132,16 +132,16 @@ class JobOnTwoHosts : public ::testing::Test {
     ASSERT_NO_FATAL_FAILURE(Create("ddp=2,fsdp=2"));
     const auto a = Trainer(hosts_.a(), "attach", 1'000'000, 0), b = Trainer(hosts_.b(), "attach", 1'000'000, 1);
     for (Process* trainer : {a.get(), b.get()}) {
-      const absl::Time until = absl::Now() + kPlenty;
-      while (trainer->Log().find("step 5\n") == std::string::npos && absl::Now() < until) {
+      const absl::Time until = MonotonicNow() + kPlenty;
+      while (trainer->Log().find("step 5\n") == std::string::npos && MonotonicNow() < until) {
         testing::Pause(absl::Milliseconds(10));
       }
     }
-    const absl::Time since = absl::Now();
+    const absl::Time since = MonotonicNow();
     happens();
     for (Process* trainer : {a.get(), b.get()}) {
       ASSERT_OK_AND_ASSIGN(const int status, trainer->Wait(kPlenty));
-      const absl::Duration took = absl::Now() - since;
+      const absl::Duration took = MonotonicNow() - since;
       const std::string log = trainer->Log();
       const std::string error = log.substr(log.rfind("step ") == std::string::npos ? 0 : log.find("UNAVAILABLE"));
       std::cout << what << ", " << (trainer == a.get() ? "a" : "b") << " knew after " << absl::FormatDuration(took)

@@ -11,7 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 namespace shardmesh::testing {
@@ -98,7 +98,7 @@ absl::Status Cluster::StartNodeAgain(absl::Duration timeout) {
   const std::string log = folder_.File("node.log");
   const size_t before = ReadFile(log).size();
   RETURN_IF_ERROR(StartNode());
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   std::string missing;
   do {
     poll(nullptr, 0, 10);
@@ -108,7 +108,7 @@ absl::Status Cluster::StartNodeAgain(absl::Duration timeout) {
       const std::string name = absl::StrCat("w-", i);
       if (!absl::StrContains(said, absl::StrCat("event=kept_again worker=", name, " "))) missing += " " + name;
     }
-  } while (!missing.empty() && absl::Now() < deadline && node_->alive());
+  } while (!missing.empty() && MonotonicNow() < deadline && node_->alive());
   if (missing.empty()) return absl::OkStatus();
   return absl::DeadlineExceededError(absl::StrCat("the new node has no memory of", missing));
 }
@@ -127,8 +127,8 @@ pid_t Cluster::PidOf(const std::string& name) const {
 }
 
 pid_t Cluster::AwaitNextLife(const std::string& name, pid_t before, absl::Duration timeout) const {
-  const absl::Time deadline = absl::Now() + timeout;
-  while (absl::Now() < deadline) {
+  const absl::Time deadline = MonotonicNow() + timeout;
+  while (MonotonicNow() < deadline) {
     if (const pid_t pid = PidOf(name); pid > 0 && pid != before) return pid;
     poll(nullptr, 0, 5);
   }

@@ -4,7 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+
+#include "core/clock.h"
 
 namespace shardmesh::testing {
 
@@ -24,7 +25,7 @@ std::string Pauses::Table() const {
 void Commits::See(int64_t step) {
   MutexLock lock(mu_);
   if (step <= newest()) return;
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   if (now - seen_ > longest_.length) longest_ = {seen_, now - seen_};
   seen_ = now;
   newest_.store(step);
@@ -32,7 +33,7 @@ void Commits::See(int64_t step) {
 
 void Commits::WatchGaps() {
   MutexLock lock(mu_);
-  if (newest() == 0) seen_ = absl::Now();
+  if (newest() == 0) seen_ = MonotonicNow();
   longest_ = {seen_, absl::ZeroDuration()};
 }
 

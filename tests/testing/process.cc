@@ -19,7 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "core/sync.h"
 #include "local/testing/temp_folder.h"
@@ -75,7 +75,7 @@ void Process::Stop() { Signal(SIGSTOP); }
 void Process::Continue() { Signal(SIGCONT); }
 
 absl::StatusOr<int> Process::Wait(absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   while (!ended_) {
     int status = 0;
     if (waitpid(pid_, &status, WNOHANG) == pid_) {
@@ -83,7 +83,7 @@ absl::StatusOr<int> Process::Wait(absl::Duration timeout) {
       status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
       break;
     }
-    if (absl::Now() >= deadline) {
+    if (MonotonicNow() >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat(absl::StrJoin(spec_.command, " "), " still runs"));
     }
     Pause(kPoll);
@@ -92,9 +92,9 @@ absl::StatusOr<int> Process::Wait(absl::Duration timeout) {
 }
 
 bool Process::AwaitStopped(absl::Duration timeout) const {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   while (!absl::StartsWith(StatusValue("State:"), "T")) {
-    if (absl::Now() >= deadline) return false;
+    if (MonotonicNow() >= deadline) return false;
     Pause(kPoll);
   }
   return true;
@@ -130,12 +130,12 @@ std::string ReadFile(const std::string& path) {
 }
 
 absl::StatusOr<std::string> AwaitLine(const std::string& path, Process& writer, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   while (true) {
     const std::string text = ReadFile(path);
     if (const size_t end = text.find('\n'); end != std::string::npos) return text.substr(0, end);
     if (!writer.alive()) return absl::UnavailableError(absl::StrCat("the process ended; its log:\n", writer.Log()));
-    if (absl::Now() > deadline) {
+    if (MonotonicNow() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat(path, " did not appear; the log:\n", writer.Log()));
     }
     Pause(kPoll);

@@ -1,6 +1,6 @@
 #include "tests/testing/raw_trainer.h"
 
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "rpc/channel.h"
 #include "tests/testing/process.h"
@@ -42,10 +42,10 @@ absl::StatusOr<v1::PushReply> RawTrainer::Push(int slot, int64_t step, int shard
 }
 
 absl::StatusOr<v1::PushReply> RawTrainer::PushAgain(int slot, int64_t step, int shard) {
-  const absl::Time deadline = absl::Now() + kTimeout;
+  const absl::Time deadline = MonotonicNow() + kTimeout;
   while (true) {
     absl::StatusOr<v1::PushReply> reply = Push(slot, step, shard);
-    if (!absl::IsAborted(reply.status()) || absl::Now() > deadline) return reply;
+    if (!absl::IsAborted(reply.status()) || MonotonicNow() > deadline) return reply;
     Pause(absl::Milliseconds(2));
   }
 }

@@ -7,8 +7,8 @@
 #include <random>
 
 #include "absl/status/status.h"
-#include "absl/time/clock.h"
 #include "client/cpp/version_reader.h"
+#include "core/clock.h"
 
 namespace shardmesh {
 namespace {
@@ -38,12 +38,12 @@ int Read(const char* coordinator, const char* job, unsigned seed, int ttl_ms) {
   FollowOptions follow;
   follow.timeout = absl::Seconds(60);
   const absl::Status ended = Follow(**reader, follow, [&](const HeldVersion& version) {
-    const absl::Time until = absl::Now() + absl::Milliseconds(random() % 200);
+    const absl::Time until = MonotonicNow() + absl::Milliseconds(random() % 200);
     std::printf("%lld\n", static_cast<long long>(version.step().value()));
     std::fflush(stdout);
     do {
       if (!IsWhole(version)) return absl::DataLossError("not whole");
-    } while (absl::Now() < until);
+    } while (MonotonicNow() < until);
     return absl::OkStatus();
   });
   std::fprintf(stderr, "%s\n", ended.ToString().c_str());

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "tests/testing/training.h"
 
@@ -41,8 +41,8 @@ absl::Status SteadyTraining::Open() {
 }
 
 absl::Status SteadyTraining::AwaitBeyond(int64_t step) const {
-  const absl::Time deadline = absl::Now() + kLong;
-  while (committed() <= step && absl::Now() < deadline && !failed_.load()) poll(nullptr, 0, 1);
+  const absl::Time deadline = MonotonicNow() + kLong;
+  while (committed() <= step && MonotonicNow() < deadline && !failed_.load()) poll(nullptr, 0, 1);
   if (failed_.load()) return absl::AbortedError("a trainer ended");
   return committed() > step ? absl::OkStatus() : absl::DeadlineExceededError(absl::StrCat("no step after ", step));
 }

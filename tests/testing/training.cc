@@ -6,7 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/mesh_spec.h"
 #include "core/status.h"
 #include "tests/testing/process.h"
@@ -210,7 +210,7 @@ absl::Status TrainTo(Session& session, int64_t last, absl::Duration step_timeout
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
 absl::Status TrainOver(Client& client, std::shared_ptr<Job> job, const std::function<absl::Status(Job&)>& train) {
-  absl::Time deadline = absl::Now() + kPatience;  // at one epoch
+  absl::Time deadline = MonotonicNow() + kPatience;  // at one epoch
   while (true) {
     const absl::Status status = train(*job);
     // A worker that went on without the job, or a member that holds it at its next epoch already.
@@ -220,8 +220,8 @@ absl::Status TrainOver(Client& client, std::shared_ptr<Job> job, const std::func
     absl::StatusOr<std::shared_ptr<Job>> next = client.OpenJob(job->spec().name);
     const bool away = absl::IsUnavailable(next.status()) && !absl::StrContains(next.status().message(), " failed: ");
     if (!next.ok() && !away) return Annotate(next.status(), status.message());
-    if (next.ok() && (*next)->epoch() != job->epoch()) deadline = absl::Now() + kPatience;
-    if (absl::Now() >= deadline) return status;
+    if (next.ok() && (*next)->epoch() != job->epoch()) deadline = MonotonicNow() + kPatience;
+    if (MonotonicNow() >= deadline) return status;
     if (next.ok()) job = *std::move(next);
     Pause(absl::Milliseconds(10));
   }

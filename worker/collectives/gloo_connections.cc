@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "gloo/transport/pair.h"
 #include "gloo/transport/tcp/device.h"
@@ -43,7 +43,7 @@ absl::Status ConnectAll(gloo::transport::Context& context, Rendezvous& rendezvou
       return absl::UnavailableError(absl::StrCat("rank ", options.names(options.rank), " of group '", options.key,
                                                  "' could not connect rank ", options.names(peer), ": ", why));
     };
-    const auto theirs = rendezvous.Get(absl::StrCat(key, "/", peer), until - absl::Now());
+    const auto theirs = rendezvous.Get(absl::StrCat(key, "/", peer), until - MonotonicNow());
     if (!theirs.ok()) return failed(theirs.status().message());
     if (theirs->size() != addresses.size()) {
       return failed(absl::StrCat("it gives addresses of ", theirs->size(), " bytes instead of ", addresses.size()));
@@ -69,7 +69,7 @@ absl::StatusOr<std::unique_ptr<GlooConnections>> GlooConnections::Connect(const 
   auto made = std::unique_ptr<GlooConnections>(new GlooConnections(options.rank, options.size));
   if (options.size == 1) return made;
   IgnoreSigpipe();
-  const absl::Time until = absl::Now() + options.timeout;
+  const absl::Time until = MonotonicNow() + options.timeout;
   try {
     gloo::transport::tcp::attr address;
     address.iface = options.interface;

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "worker/collectives/gloo_connections.h"
 #include "worker/collectives/late_ranks.h"
@@ -96,9 +96,9 @@ absl::Status GlooGroup::End(const absl::Status& status) {
 void GlooGroup::Abort(absl::string_view reason) { (void)End(absl::AbortedError(reason)); }
 
 void GlooGroup::AwaitEnd(absl::Duration time) {
-  const absl::Time until = absl::Now() + time;
+  const absl::Time until = MonotonicNow() + time;
   MutexLock lock(mu_);
-  while (end_.ok() && absl::Now() < until) changed_.WaitFor(mu_, until - absl::Now());
+  while (end_.ok() && MonotonicNow() < until) changed_.WaitFor(mu_, until - MonotonicNow());
 }
 
 void GlooGroup::Watch() {
@@ -184,12 +184,12 @@ absl::Status GlooGroup::Move(const Call& call, std::vector<Transfer>& transfers)
     }
     for (Transfer& transfer : transfers) {
       peer = transfer.peer;
-      if (transfer.Wait(call.until - absl::Now())) continue;
+      if (transfer.Wait(call.until - MonotonicNow())) continue;
       MutexLock lock(mu_);
       return EndLocked();
     }
   } catch (const std::exception& error) {
-    if (absl::Now() >= call.until) return Late(call, transfers);
+    if (MonotonicNow() >= call.until) return Late(call, transfers);
     AwaitEnd(kGoneTime);
     return End(absl::UnavailableError(absl::StrCat("rank ", NameOf(peer), " is gone; it did not come to ",
                                                    DescribeCall(call.header), " (", error.what(), ")")));
@@ -275,7 +275,7 @@ absl::Status GlooGroup::DoBroadcast(const CallHeader& header, char* memory, int 
 
 absl::Status GlooGroup::DoExchange(const CallHeader& header, absl::Span<const PeerTransfer> transfers,
                                    absl::Duration timeout) {
-  const Call call = {header, timeout, absl::Now() + timeout};
+  const Call call = {header, timeout, MonotonicNow() + timeout};
   RETURN_IF_ERROR(Agree(call));
   return MoveAll(call, transfers);
 }

@@ -3,7 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+
+#include "core/clock.h"
 
 namespace shardmesh {
 namespace {
@@ -13,10 +14,10 @@ constexpr absl::Duration kLook = absl::Seconds(1);  // a wait has a limit, altho
 }  // namespace
 
 absl::Status GroupCall::Wait(absl::Duration timeout) const {
-  const absl::Time until = absl::Now() + timeout;
+  const absl::Time until = MonotonicNow() + timeout;
   MutexLock lock(state_->mu);
   while (!state_->done) {
-    const absl::Duration left = until - absl::Now();
+    const absl::Duration left = until - MonotonicNow();
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(
           absl::StrCat("the group's call is not done after ", absl::FormatDuration(timeout), "; it goes on"));

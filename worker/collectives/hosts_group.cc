@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -57,8 +57,8 @@ absl::Status HostsGroup::Agree(const CallHeader& header, const TimeLeft& left) {
 
 absl::Status HostsGroup::Call(const CallHeader& header, absl::Duration timeout,
                               const std::function<absl::Status(const TimeLeft&)>& rest) {
-  const absl::Time until = absl::Now() + timeout;
-  const TimeLeft left = [=](int number) { return until - absl::Now() + number * kStep; };
+  const absl::Time until = MonotonicNow() + timeout;
+  const TimeLeft left = [=](int number) { return until - MonotonicNow() + number * kStep; };
   absl::Status status = Agree(header, left);
   if (status.ok()) status = rest(left);
   if (status.ok()) return status;

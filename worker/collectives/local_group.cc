@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -47,11 +47,11 @@ absl::Status LocalHub::Leave(int rank, const CallHeader& header, absl::Duration 
 }
 
 absl::Status LocalHub::WaitForAllLocked(uint64_t arrivals, const CallHeader& header, absl::Duration timeout) {
-  const absl::Time until = absl::Now() + timeout;
+  const absl::Time until = MonotonicNow() + timeout;
   changed_.SignalAll();
   while (!AllHereLocked(arrivals)) {
     if (ended_) return GroupEnded(reason_);
-    const absl::Duration left = until - absl::Now();
+    const absl::Duration left = until - MonotonicNow();
     if (left <= absl::ZeroDuration()) {
       std::vector<int> missing;
       for (int peer = 0; peer < size(); ++peer) {

@@ -12,6 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "core/clock.h"
+
 namespace shardmesh {
 namespace {
 
@@ -36,11 +38,11 @@ absl::Status MemoryRendezvous::Set(const std::string& key, absl::string_view val
 }
 
 absl::StatusOr<std::string> MemoryRendezvous::Get(const std::string& key, absl::Duration timeout) {
-  const absl::Time until = absl::Now() + timeout;
+  const absl::Time until = MonotonicNow() + timeout;
   MutexLock lock(mu_);
   while (true) {
     if (const auto found = values_.find(key); found != values_.end()) return found->second;
-    const absl::Duration left = until - absl::Now();
+    const absl::Duration left = until - MonotonicNow();
     if (left <= absl::ZeroDuration()) return NotThere(key, timeout);
     changed_.WaitFor(mu_, left);
   }
@@ -65,14 +67,14 @@ absl::Status FolderRendezvous::Set(const std::string& key, absl::string_view val
 }
 
 absl::StatusOr<std::string> FolderRendezvous::Get(const std::string& key, absl::Duration timeout) {
-  const absl::Time until = absl::Now() + timeout;
+  const absl::Time until = MonotonicNow() + timeout;
   while (true) {
     if (std::ifstream file(PathOf(key), std::ios::binary); file) {
       std::ostringstream value;
       value << file.rdbuf();
       return value.str();
     }
-    if (absl::Now() >= until) return NotThere(key, timeout);
+    if (MonotonicNow() >= until) return NotThere(key, timeout);
     absl::SleepFor(kLook);
   }
 }

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "core/matchers.h"
 #include "core/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "core/clock.h"
 #include "worker/collectives/gloo_group.h"
 #include "worker/collectives/testing/relayed_rendezvous.h"
 
@@ -58,14 +58,14 @@ class TwoHostsGroup : public ::testing::Test {
       Await([&] { return calls >= 3 * kRanks; });
       const int64_t crossed = relay_.forwarded_bytes();
       Await([&] { return relay_.forwarded_bytes() > crossed + bytes / 2; });
-      broken_ = absl::Now();
+      broken_ = MonotonicNow();
       (relay_.*how)();
     });
     OnEveryRank([&](Group& group) {
       std::vector<char> mine(bytes), all(bytes * kRanks);
       absl::Status status;
       for (; status.ok(); ++calls) status = group.AllGather(mine.data(), all.data(), bytes, call_time);
-      const absl::Time end = absl::Now();
+      const absl::Time end = MonotonicNow();
       EXPECT_THAT(status.code(), AnyOf(absl::StatusCode::kUnavailable, absl::StatusCode::kAborted)) << status;
       const std::string message(status.message());
       if (group.rank() == kFar) {
@@ -78,8 +78,8 @@ class TwoHostsGroup : public ::testing::Test {
     breaker.join();
   }
   static void Await(const std::function<bool()>& condition) {
-    const absl::Time until = absl::Now() + kPlenty;
-    while (!condition() && absl::Now() < until) std::this_thread::yield();
+    const absl::Time until = MonotonicNow() + kPlenty;
+    while (!condition() && MonotonicNow() < until) std::this_thread::yield();
   }
 
   TcpRelay relay_;
@@ -95,10 +95,10 @@ TEST_F(TwoHostsGroup, ASlowLine_ChangesNoByte) {
     const int rank = group.rank();
     std::vector<char> mine(kRanks * kBytes), theirs(kRanks * kBytes);
     for (int64_t i = 0; i < kRanks * kBytes; ++i) mine[i] = static_cast<char>(101 * rank + i * 7 + i / 251);
-    const absl::Time begin = absl::Now();
+    const absl::Time begin = MonotonicNow();
     ASSERT_OK(group.AllToAll(mine.data(), theirs.data(), kBytes, kPlenty));
     // It was the relay that forwarded: headers, and behind them two pieces towards the far host, which share the line.
-    EXPECT_GT(absl::Now() - begin, kDelay + 0.9 * absl::Seconds(2 * kBytes / kRate));
+    EXPECT_GT(MonotonicNow() - begin, kDelay + 0.9 * absl::Seconds(2 * kBytes / kRate));
     for (int64_t i = 0; i < kRanks * kBytes; ++i) {
       const int64_t from = i / kBytes, at = rank * kBytes + i % kBytes;
       ASSERT_EQ(theirs[i], static_cast<char>(101 * from + at * 7 + at / 251)) << i;

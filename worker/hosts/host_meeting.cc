@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/plain_text.h"
 #include "core/status.h"
 #include "core/sync.h"
@@ -40,11 +40,11 @@ class LeadRendezvous final : public Rendezvous {
     return Ask(key, value, meeting_.timeout).status();
   }
   absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) override {
-    const absl::Time until = absl::Now() + timeout;
+    const absl::Time until = MonotonicNow() + timeout;
     while (true) {
-      ASSIGN_OR_RETURN(std::string value, TryGet(key, until - absl::Now()));
+      ASSIGN_OR_RETURN(std::string value, TryGet(key, until - MonotonicNow()));
       if (!value.empty()) return value;
-      if (absl::Now() >= until) {
+      if (MonotonicNow() >= until) {
         return absl::DeadlineExceededError(absl::StrCat("it did not come within ", absl::FormatDuration(timeout)));
       }
       Pause();
@@ -73,12 +73,12 @@ class LeadRendezvous final : public Rendezvous {
     request.set_plan_hash(meeting_.plan_hash);
     request.set_key(key);
     request.set_value(std::string(value));
-    const absl::Time until = absl::Now() + left;
+    const absl::Time until = MonotonicNow() + left;
     while (true) {
       absl::StatusOr<v1::MeetReply> reply = meeting_.meet(meeting_.assignment.peers(0), request, kCallTime);
       const bool later = absl::IsUnavailable(reply.status()) || absl::IsNotFound(reply.status()) ||
                          absl::IsDeadlineExceeded(reply.status());
-      if (!later || absl::Now() >= until) return reply;
+      if (!later || MonotonicNow() >= until) return reply;
       if (meeting_.cancelled.load()) return absl::CancelledError("the job was closed");
       Pause();
     }
@@ -151,7 +151,7 @@ absl::Status CheckOwnAddress(const std::string& host) {
 
 absl::StatusOr<HostGroups> ConnectGroups(const HostMeeting& meeting,
                                          const std::shared_ptr<LeadRendezvous>& rendezvous) {
-  const absl::Time until = absl::Now() + meeting.timeout;
+  const absl::Time until = MonotonicNow() + meeting.timeout;
   RETURN_IF_ERROR(Annotate(CheckOwnAddress(meeting.group_address), absl::StrCat("rank ", meeting.ranks.first())));
   HostGroups groups;
   for (auto& [name, group] :
@@ -163,7 +163,7 @@ absl::StatusOr<HostGroups> ConnectGroups(const HostMeeting& meeting,
     options.names = {0, meeting.ranks.per_host};
     options.key = name;
     options.host = meeting.group_address;
-    options.timeout = until - absl::Now();
+    options.timeout = until - MonotonicNow();
     ASSIGN_OR_RETURN(*group, GlooGroup::Connect(rendezvous, options));
   }
   return groups;

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -17,7 +17,7 @@ absl::StatusOr<KeeperLine> KeeperLine::Connect(const std::string& path) {
 
 absl::StatusOr<LocalMessage> KeeperLine::Exchange(const v1::KeeperRequest& request, int fd, absl::Time deadline) {
   const std::vector<int> descriptors = fd < 0 ? std::vector<int>() : std::vector<int>{fd};
-  const auto left = [deadline] { return std::max(absl::ZeroDuration(), deadline - absl::Now()); };
+  const auto left = [deadline] { return std::max(absl::ZeroDuration(), deadline - MonotonicNow()); };
   RETURN_IF_ERROR(socket_.Send(request.SerializeAsString(), descriptors, left()));
   return socket_.Receive(left());
 }

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "core/sync.h"
 #include "local/descriptor_error.h"
@@ -65,7 +65,7 @@ absl::StatusOr<Greeted> Greet(const std::string& path, const v1::KeeperHello& he
   ASSIGN_OR_RETURN(KeeperLine line, KeeperLine::Connect(path));
   v1::KeeperRequest request;
   *request.mutable_hello() = hello;
-  ASSIGN_OR_RETURN(KeeperLine::Answer answer, line.Ask(request, -1, absl::Now() + kKeeperTimeout));
+  ASSIGN_OR_RETURN(KeeperLine::Answer answer, line.Ask(request, -1, MonotonicNow() + kKeeperTimeout));
   return Greeted{std::move(line), std::move(answer.reply)};
 }
 
@@ -127,7 +127,7 @@ class SocketKeeperLink final : public KeeperLink {
     v1::KeeperRequest request;
     *request.mutable_find()->mutable_owner() = OwnerOf(job, epoch);
     request.mutable_find()->set_name(name);
-    const absl::Time deadline = absl::Now() + kKeeperTimeout;
+    const absl::Time deadline = MonotonicNow() + kKeeperTimeout;
     RETURN_IF_ERROR(TakeLine(deadline));
     absl::StatusOr<KeeperLine::Answer> answer = line_->Ask(request, -1, deadline);
     ReturnLine();
@@ -178,7 +178,7 @@ class SocketKeeperLink final : public KeeperLink {
 
   // Remembers the gift, and tells the keeper of it now or, with Unavailable, when it is back.
   absl::Status Give(const GiftKey& key, Gift gift) {
-    const absl::Time deadline = absl::Now() + kKeeperTimeout;
+    const absl::Time deadline = MonotonicNow() + kKeeperTimeout;
     uint64_t id;
     {
       MutexLock lock(mu_);
@@ -217,7 +217,7 @@ class SocketKeeperLink final : public KeeperLink {
   // For this thread to ask. Unavailable: not connected, or others asked until the deadline.
   absl::Status TakeLine(absl::Time deadline) {
     MutexLock lock(mu_);
-    while (connected_ && taken_ && absl::Now() < deadline) free_.WaitFor(mu_, deadline - absl::Now());
+    while (connected_ && taken_ && MonotonicNow() < deadline) free_.WaitFor(mu_, deadline - MonotonicNow());
     if (!connected_) {
       return absl::UnavailableError(absl::StrCat("not connected to the keeper at ", path_, "; it is asked again"));
     }
@@ -273,8 +273,8 @@ class SocketKeeperLink final : public KeeperLink {
     ASSIGN_OR_RETURN(Greeted greeted, Greet(path_, hello_));
     {
       MutexLock lock(mu_);
-      const absl::Time deadline = absl::Now() + 2 * kKeeperTimeout;  // whoever has the line fails soon: it is hung up
-      while (taken_ && absl::Now() < deadline) free_.WaitFor(mu_, deadline - absl::Now());
+      const absl::Time deadline = MonotonicNow() + 2 * kKeeperTimeout;  // whoever has the line fails soon: it is hung up
+      while (taken_ && MonotonicNow() < deadline) free_.WaitFor(mu_, deadline - MonotonicNow());
       if (taken_) return absl::DeadlineExceededError("a call over the old connection does not end");
       line_ = std::make_unique<KeeperLine>(std::move(greeted.line));
       for (const auto& [key, gift] : gifts_) untold_.insert(key);
@@ -282,7 +282,7 @@ class SocketKeeperLink final : public KeeperLink {
     while (!stop_.load()) {
       const std::optional<std::pair<GiftKey, uint64_t>> next = NextUntold();
       if (!next.has_value()) return absl::OkStatus();
-      const absl::Status told = Tell(next->first, next->second, absl::Now() + kKeeperTimeout);
+      const absl::Status told = Tell(next->first, next->second, MonotonicNow() + kKeeperTimeout);
       if (absl::IsUnavailable(told)) return told;
       if (!told.ok() && !absl::IsAborted(told)) {
         spdlog::warn("event=keeper_refused worker={} job={} name={} error=\"{}\"", hello_.worker(),

@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "rpc/main_support.h"
 
@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Start(NodeOptions options, std::func
   ASSIGN_OR_RETURN(node->keeper_, KeeperServer::Start(node->options_.socket, std::move(events)));
   {
     MutexLock lock(node->mu_);
-    for (Slot& slot : node->slots_) slot.again = absl::Now() + wait;
+    for (Slot& slot : node->slots_) slot.again = MonotonicNow() + wait;
   }
   node->thread_ = std::thread([node = node.get()] { node->Supervise(); });
   return node;
@@ -90,7 +90,7 @@ Node::~Node() {
 void Node::Supervise() {
   MutexLock lock(mu_);
   while (!stop_) {
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     absl::Time next = now + kLookAgain;
     for (Slot& slot : slots_) {
       if (slot.pid != 0 || slot.left) continue;
@@ -150,7 +150,7 @@ void Node::Came(const std::string& worker, pid_t pid) {
     return;
   }
   slot->pid = pid;
-  slot->started = absl::Now();
+  slot->started = MonotonicNow();
   slot->lived = true;
   slot->left = false;
   spdlog::info("event=worker_adopted worker={} pid={}", worker, pid);
@@ -175,7 +175,7 @@ void Node::Ended(const WorkerEnd& end) {
 }
 
 void Node::EndSlotLocked(Slot& slot, const WorkerEnd& end) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   if (slot.child != nullptr) slot.child->Ended();  // reaps it
   slot.child = nullptr;
   slot.pid = std::exchange(slot.other, 0);
@@ -200,11 +200,11 @@ void Node::SignalAll(int signal) {
 }
 
 bool Node::AwaitNone(absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   const auto runs = [](const Slot& slot) { return slot.pid != 0; };
   MutexLock lock(mu_);
-  while (std::any_of(slots_.begin(), slots_.end(), runs) && absl::Now() < deadline) {
-    changed_.WaitFor(mu_, deadline - absl::Now());
+  while (std::any_of(slots_.begin(), slots_.end(), runs) && MonotonicNow() < deadline) {
+    changed_.WaitFor(mu_, deadline - MonotonicNow());
   }
   return std::none_of(slots_.begin(), slots_.end(), runs);
 }

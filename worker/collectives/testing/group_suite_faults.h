@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "core/matchers.h"
 #include "core/sync.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "core/clock.h"
 #include "worker/collectives/testing/group_family.h"
 
 namespace shardmesh {
@@ -96,7 +96,7 @@ TEST_P(GroupSuite, AnotherEpoch_IsAnError) {
 TEST_P(GroupSuite, ARankThatDoesNotCome_IsNamedInTime) {
   for (const int absent : {0, 2}) {
     Groups groups = MakeThree();
-    const absl::Time begin = absl::Now();
+    const absl::Time begin = MonotonicNow();
     int named = 0;
     Mutex mu;
     OnEveryRank(
@@ -113,7 +113,7 @@ TEST_P(GroupSuite, ARankThatDoesNotCome_IsNamedInTime) {
         },
         absent);
     EXPECT_GE(named, 1);
-    EXPECT_LT(absl::Now() - begin, absl::Seconds(20));  // of 60 that a barrier has
+    EXPECT_LT(MonotonicNow() - begin, absl::Seconds(20));  // of 60 that a barrier has
     char byte = 0, all[8];
     EXPECT_EQ(groups[absent]->AllGather(&byte, all, 1, kShort).code(), absl::StatusCode::kAborted);
   }
@@ -121,14 +121,14 @@ TEST_P(GroupSuite, ARankThatDoesNotCome_IsNamedInTime) {
 
 TEST_P(GroupSuite, Abort_EndsTheWaitsOfAll) {
   Groups groups = MakeThree();
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   OnEveryRank(groups, [&](Group& group) {
     if (group.rank() == 1) return group.Abort("rank 1 has had enough");
     const absl::Status status = group.Barrier(kPlenty);
     EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
     EXPECT_THAT(std::string(status.message()), testing::HasSubstr("rank 1 has had enough"));
   });
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
+  EXPECT_LT(MonotonicNow() - begin, absl::Seconds(20));
 }
 
 // Abort comes from a thread of its own, in the middle of whatever the ranks do.
@@ -138,8 +138,8 @@ TEST_P(GroupSuite, Abort_InTheMiddleOfCalls_EndsThem) {
     Groups groups = MakeThree();
     std::atomic<int> calls = 0;
     std::thread aborter([&] {
-      const absl::Time until = absl::Now() + kPlenty;
-      while (calls < 7 * round && absl::Now() < until) std::this_thread::yield();
+      const absl::Time until = MonotonicNow() + kPlenty;
+      while (calls < 7 * round && MonotonicNow() < until) std::this_thread::yield();
       groups[round % groups.size()]->Abort("enough");
     });
     OnEveryRank(groups, [&](Group& group) {
@@ -171,8 +171,8 @@ TEST_P(GroupSuite, ARankThatLeaves_IsMissedAtTheNextCallOnly) {
         ASSERT_OK(group.AllGather(mine.data(), all.data(), kBytes, kPlenty)) << "rank " << rank << ", call " << call;
       }
       if (rank == leaver) return groups[rank].reset();
-      const absl::Time until = absl::Now() + kPlenty;  // an error of one ends the calls of others
-      for (++stayed; stayed < group.size() - 1 && absl::Now() < until;) std::this_thread::yield();
+      const absl::Time until = MonotonicNow() + kPlenty;  // an error of one ends the calls of others
+      for (++stayed; stayed < group.size() - 1 && MonotonicNow() < until;) std::this_thread::yield();
       const absl::Status status = group.AllGather(mine.data(), all.data(), kBytes, absl::Seconds(2));
       EXPECT_THAT(status.code(), testing::AnyOf(absl::StatusCode::kUnavailable, absl::StatusCode::kAborted)) << status;
       EXPECT_THAT(std::string(status.message()), testing::HasSubstr(absl::StrCat("rank ", leaver)));

@@ -9,7 +9,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+
+#include "core/clock.h"
 
 namespace shardmesh::testing {
 namespace {
@@ -115,7 +116,7 @@ void TcpRelay::ReadLocked(Connection& connection, int from) {
     if (way.ended) return;
     bytes.resize(static_cast<size_t>(length));
     absl::Time& free = free_[from == 0 ? connection.side : 1 - connection.side];
-    free = std::max(free, absl::Now()) + absl::Seconds(static_cast<double>(length) / bytes_per_second_);
+    free = std::max(free, MonotonicNow()) + absl::Seconds(static_cast<double>(length) / bytes_per_second_);
     way.waiting += length;
     way.chunks.push_back({free + delay_, std::move(bytes)});
   }
@@ -124,7 +125,7 @@ void TcpRelay::ReadLocked(Connection& connection, int from) {
 void TcpRelay::WriteLocked(Connection& connection, int from) {
   Way& way = connection.ways[from];
   const int to = connection.ends[1 - from].get();
-  while (!way.chunks.empty() && way.chunks.front().due <= absl::Now()) {
+  while (!way.chunks.empty() && way.chunks.front().due <= MonotonicNow()) {
     std::string& bytes = way.chunks.front().bytes;
     const ssize_t length = send(to, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (length < 0) return;  // full, or closed: then the other way ends

@@ -3,8 +3,8 @@
 
 #include <functional>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "core/clock.h"
 #include "core/sync.h"
 
 namespace shardmesh {
@@ -15,8 +15,8 @@ inline constexpr absl::Duration kLong = absl::Seconds(60);
 inline bool Await(const std::function<bool()>& done) {
   Mutex mu;
   CondVar never;
-  const absl::Time deadline = absl::Now() + kLong;
-  while (!done() && absl::Now() < deadline) {
+  const absl::Time deadline = MonotonicNow() + kLong;
+  while (!done() && MonotonicNow() < deadline) {
     MutexLock lock(mu);
     never.WaitFor(mu, absl::Milliseconds(5));
   }

@@ -22,6 +22,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "rpc/main_support.h"
 #include "worker/node/keeper_link.h"
@@ -61,10 +62,10 @@ absl::Status Live(std::map<std::string, std::string>& flags, const std::string& 
                       left.address.empty() ? "-" : left.address, " ", words, "\n")
       << std::flush;
   if (crash) return absl::InternalError("as asked");
-  const absl::Time end = absl::Now() + absl::Seconds(kLongestLifeSeconds);
+  const absl::Time end = MonotonicNow() + absl::Seconds(kLongestLifeSeconds);
   const bool stubborn = flags.count("--stubborn") != 0;
-  while (flags.count("--leave") == 0 && absl::Now() < end) {
-    if (!stubborn && stop.WaitFor(end - absl::Now())) break;
+  while (flags.count("--leave") == 0 && MonotonicNow() < end) {
+    if (!stubborn && stop.WaitFor(end - MonotonicNow())) break;
     poll(nullptr, 0, 100);
   }
   return absl::OkStatus();
