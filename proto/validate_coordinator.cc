@@ -90,6 +90,8 @@ absl::Status CheckResumed(const v1::JoinRequest& request) {
 absl::Status Validate(const v1::CreateJobRequest& request) {
   if (!request.has_spec()) return absl::InvalidArgumentError("spec is unset; it is required");
   RETURN_IF_ERROR(ValidateId("job name", request.spec().name()));
+  RETURN_IF_ERROR(CheckRange("uid", request.uid(), 0, kNoLimit));
+  RETURN_IF_ERROR(CheckRange("replaces_uid", request.replaces_uid(), 0, kNoLimit));
   RETURN_IF_ERROR(CheckCount("mesh dimensions", request.spec().mesh_size(), kMaxMeshDims));
   RETURN_IF_ERROR(CheckCount("parameters", request.spec().parameters_size(), kMaxParameters));
   for (int i = 0; i < request.spec().parameters_size(); ++i) {
@@ -102,7 +104,10 @@ absl::Status Validate(const v1::DescribeJobRequest& request) { return ValidateId
 
 absl::Status Validate(const v1::ListJobsRequest&) { return absl::OkStatus(); }
 
-absl::Status Validate(const v1::DeleteJobRequest& request) { return ValidateId("job", request.job()); }
+absl::Status Validate(const v1::DeleteJobRequest& request) {
+  RETURN_IF_ERROR(ValidateId("job", request.job()));
+  return CheckRange("uid", request.uid(), 0, kNoLimit);
+}
 
 absl::Status Validate(const v1::ReshardJobRequest& request) {
   RETURN_IF_ERROR(ValidateId("job", request.job()));

@@ -56,6 +56,7 @@ struct JobView {
     bool kept = false;  // a keeper has its memory; of a life that is not dead or gone, silent or not
   };
   std::shared_ptr<const JobDefinition> definition;  // with the mesh that it has now
+  int64_t uid = 0;
   JobState state = JobState::kWaiting;
   int64_t epoch = 0;
   int64_t from_epoch = 0;       // as JobRecord
@@ -127,13 +128,17 @@ class Coordinator {
 
   // Each method: Unavailable when the store failed.
 
-  // True: created, and assigned if there are workers. False: the same job was there already.
+  // True: created, and assigned if there are workers, now or by an earlier call with this `uid`. False: the same job
+  // was there already.
   // AlreadyExists: the name is taken by another job; the first difference is named. ResourceExhausted: too many jobs.
-  absl::StatusOr<bool> CreateJob(std::shared_ptr<const JobDefinition> definition, absl::Time now);
+  // With `replaces` (CreateJobRequest.replaces_uid) NotFound: no job has the name; Aborted: another one has it.
+  absl::StatusOr<bool> CreateJob(std::shared_ptr<const JobDefinition> definition, absl::Time now, int64_t uid = 0,
+                                 int64_t replaces = 0);
   // NotFound: no such job; the message lists those there are. Also below.
   absl::StatusOr<JobView> DescribeJob(const std::string& name, absl::Time now) const;
   std::vector<JobView> ListJobs(absl::Time now) const;  // by name
-  absl::Status DeleteJob(const std::string& name, absl::Time now);
+  // `uid`: NotFound if another job has the name by now; 0: whichever has it.
+  absl::Status DeleteJob(const std::string& name, absl::Time now, int64_t uid = 0);
   // The READY job is to go on on `mesh`, of its members and others of their host. While those build their memory it
   // trains on; then it re-forms, and is READY again at a later epoch. If one of them ends or fails before that, or it
   // takes longer than the options' reshard_timeout, it stays as it is (JobView::reshard_error). From then on it is
@@ -190,6 +195,7 @@ class Coordinator {
 
   // coordinator_jobs.cc
   JobView View(const Job& job, absl::Time now) const;
+  absl::Status IsAnother(const JobRecord& job, int64_t uid) const;  // Aborted
   absl::Status NoSuchJob(const std::string& name) const;
   using Loads = std::map<std::pair<std::string, int64_t>, int>;  // how many jobs each life of a worker serves
   Loads CountJobs() const;

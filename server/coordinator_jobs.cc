@@ -23,21 +23,32 @@ Demand DemandOf(const JobDefinition& definition) {
 
 }  // namespace
 
-absl::StatusOr<bool> Coordinator::CreateJob(std::shared_ptr<const JobDefinition> definition, absl::Time now) {
+absl::StatusOr<bool> Coordinator::CreateJob(std::shared_ptr<const JobDefinition> definition, absl::Time now,
+                                            int64_t uid, int64_t replaces) {
   const std::string& name = definition->spec().name;
-  if (const auto found = state_.jobs.find(name); found != state_.jobs.end()) {
+  const auto found = state_.jobs.find(name);
+  const bool there = found != state_.jobs.end();
+  if (there && uid != 0 && found->second.record.uid == uid) return true;
+  if (replaces != 0 && !there) return NoSuchJob(name);
+  if (replaces != 0 && found->second.record.uid != replaces) return IsAnother(found->second.record, replaces);
+  if (replaces == 0 && there) {
     const std::string difference = Difference(found->second.defined->spec(), definition->spec());
     if (difference.empty()) return false;
     return absl::AlreadyExistsError(absl::StrCat("job ", name, " is there with another specification: ", difference,
                                                  "; use another name, or delete that job"));
   }
-  if (static_cast<int>(state_.jobs.size()) >= options_.max_jobs) {
+  if (!there && static_cast<int>(state_.jobs.size()) >= options_.max_jobs) {
     return absl::ResourceExhaustedError(
         absl::StrCat("there are ", state_.jobs.size(), " jobs, at most ", options_.max_jobs, "; delete one first"));
   }
   Transaction transaction = NewTransaction();
+  if (there) {
+    transaction.DeleteJob(name);
+    transaction.Event(absl::StrCat("event=job_replaced job=", name, " uid=", replaces, " by=", uid));
+  }
   Job job;
   job.record.name = name;
+  job.record.uid = uid;
   job.defined = definition;
   job.definition = std::move(definition);
   transaction.Event(absl::StrCat("event=job_created job=", name, " plan_hash=", job.definition->plan().hash()));
@@ -61,8 +72,13 @@ std::vector<JobView> Coordinator::ListJobs(absl::Time now) const {
   return views;
 }
 
-absl::Status Coordinator::DeleteJob(const std::string& name, absl::Time now) {
-  if (state_.jobs.count(name) == 0) return NoSuchJob(name);
+absl::Status Coordinator::DeleteJob(const std::string& name, absl::Time now, int64_t uid) {
+  const auto found = state_.jobs.find(name);
+  if (found == state_.jobs.end()) return NoSuchJob(name);
+  if (uid != 0 && found->second.record.uid != uid) {
+    const absl::Status another = IsAnother(found->second.record, uid);
+    return absl::NotFoundError(another.message());
+  }
   Transaction transaction = NewTransaction();
   transaction.DeleteJob(name);
   transaction.Event(absl::StrCat("event=job_deleted job=", name));
@@ -73,6 +89,11 @@ absl::StatusOr<std::shared_ptr<const JobDefinition>> Coordinator::Definition(con
   const auto found = state_.jobs.find(name);
   if (found == state_.jobs.end()) return NoSuchJob(name);
   return found->second.definition;
+}
+
+absl::Status Coordinator::IsAnother(const JobRecord& job, int64_t uid) const {
+  return absl::AbortedError(absl::StrCat("job ", job.name, " has uid ", job.uid, ", not ", uid,
+                                         ": that one was deleted, and somebody made another of its name"));
 }
 
 absl::Status Coordinator::NoSuchJob(const std::string& name) const {
@@ -98,6 +119,7 @@ JobView Coordinator::View(const Job& job, absl::Time now) const {
   JobView view;
   view.definition = job.definition;
   view.heartbeat_timeout = options_.heartbeat_timeout;
+  view.uid = job.record.uid;
   view.state = job.record.state;
   view.epoch = job.record.epoch;
   view.from_epoch = job.record.from_epoch;

@@ -71,6 +71,7 @@ v1::JobDescription ToProto(const JobView& view, bool with_parameters) {
     *proto.mutable_spec() = ToProto(spec);
   }
   proto.set_state(ToProto(view.state));
+  proto.set_uid(view.uid);
   proto.set_epoch(view.epoch);
   proto.set_from_epoch(view.from_epoch);
   for (size_t rank = 0; rank < view.members.size(); ++rank) {

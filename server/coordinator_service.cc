@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,11 @@
 
 namespace shardmesh {
 namespace {
+
+int64_t RandomUid() {
+  std::random_device random;
+  return static_cast<int64_t>((static_cast<uint64_t>(random()) << 31 ^ random()) & 0x7ffffffffffffffe) + 1;
+}
 
 void Log(const std::vector<std::string>& events) {
   for (const std::string& event : events) {
@@ -62,9 +68,10 @@ grpc::ServerUnaryReactor* CoordinatorService::CreateJob(grpc::CallbackServerCont
       spec.mesh = FittingMesh(spec.mesh, options_.default_mesh, live);
     }
     ASSIGN_OR_RETURN(auto definition, DefineJob(std::move(spec), NameRulesFromProto(q.names()), options_.default_mesh));
+    const int64_t uid = q.uid() != 0 ? q.uid() : RandomUid();
     std::pair<bool, JobView> result;
     RETURN_IF_ERROR(Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) -> absl::Status {
-      ASSIGN_OR_RETURN(result.first, coordinator.CreateJob(definition, now));
+      ASSIGN_OR_RETURN(result.first, coordinator.CreateJob(definition, now, uid, q.replaces_uid()));
       ASSIGN_OR_RETURN(result.second, coordinator.DescribeJob(definition->spec().name, now));
       return absl::OkStatus();
     }));
@@ -104,7 +111,9 @@ grpc::ServerUnaryReactor* CoordinatorService::DeleteJob(grpc::CallbackServerCont
   return Unary(context, request, reply, [this](const v1::DeleteJobRequest& q, v1::DeleteJobReply*) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     return Locked(
-        [&](shardmesh::Coordinator& coordinator, absl::Time now) { return coordinator.DeleteJob(q.job(), now); });
+        [&](shardmesh::Coordinator& coordinator, absl::Time now) {
+          return coordinator.DeleteJob(q.job(), now, q.uid());
+        });
   });
 }
 

@@ -19,6 +19,46 @@ TEST_F(CoordinatorTest, CreateJob_Repeated_FindsTheSameJob) {
               StatusIs(Code::kAlreadyExists, AllOf(HasSubstr("job j"), HasSubstr("mesh: fsdp=2 there, fsdp=3 here"))));
 }
 
+TEST_F(CoordinatorTest, CreateJob_RepeatedWithItsUid_WasCreated) {
+  EXPECT_TRUE(c_->CreateJob(SmallJob("j", 2), now_, 5).value());
+  EXPECT_TRUE(c_->CreateJob(SmallJob("j", 2), now_, 5).value());
+  EXPECT_FALSE(c_->CreateJob(SmallJob("j", 2), now_, 6).value());
+  Restart();
+  EXPECT_TRUE(c_->CreateJob(SmallJob("j", 2), now_, 5).value());
+  EXPECT_EQ(View("j").uid, 5);
+}
+
+TEST_F(CoordinatorTest, CreateJob_InThePlaceOfAnother) {
+  MakeReadyJob();
+  const int64_t old_epoch = View("j").epoch;
+  EXPECT_THAT(c_->CreateJob(SmallJob("k", 2), now_, 6, 5), StatusIs(Code::kNotFound, HasSubstr("no job k")));
+  EXPECT_THAT(c_->CreateJob(SmallJob("j", 1), now_, 6, 5), StatusIs(Code::kAborted, HasSubstr("has uid 0, not 5")));
+  EXPECT_EQ(View("j").epoch, old_epoch);
+  ASSERT_OK(c_->DeleteJob("j", now_));
+  ASSERT_OK(c_->CreateJob(SmallJob("j", 2), now_, 5));
+  const int64_t epoch = View("j").epoch;
+  for (int time = 0; time < 2; ++time) {  // the second one finds what the first one made
+    EXPECT_TRUE(c_->CreateJob(SmallJob("j", 1), now_, 6, 5).value());
+    EXPECT_EQ(View("j").uid, 6);
+    EXPECT_EQ(View("j").epoch, epoch + 1);
+    Restart();
+    EXPECT_EQ(View("j").definition->plan().num_ranks(), 1) << "the new specification is stored";
+  }
+  EXPECT_THAT(c_->CreateJob(SmallJob("j", 1), now_, 7, 5), StatusIs(Code::kAborted, HasSubstr("not 5")));
+  EXPECT_THAT(c_->DeleteJob("j", now_, 5), StatusIs(Code::kNotFound, HasSubstr("has uid 6, not 5")));
+  EXPECT_EQ(View("j").uid, 6);
+  ASSERT_OK(c_->DeleteJob("j", now_, 6));
+}
+
+TEST_F(CoordinatorTest, CreateJob_InThePlaceOfAnother_NotStored_TheOldOneStays) {
+  ASSERT_OK(c_->CreateJob(SmallJob("j", 2), now_, 5));
+  shared_.broken = true;
+  EXPECT_FALSE(c_->CreateJob(SmallJob("j", 1), now_, 6, 5).ok());
+  shared_.broken = false;
+  EXPECT_EQ(View("j").uid, 5);
+  EXPECT_EQ(View("j").definition->plan().num_ranks(), 2);
+}
+
 TEST_F(CoordinatorTest, UnknownJob_ListsThoseThereAre) {
   EXPECT_THAT(c_->DescribeJob("x", now_), StatusIs(Code::kNotFound, HasSubstr("there are no jobs")));
   ASSERT_OK(c_->CreateJob(SmallJob("j", 2), now_));

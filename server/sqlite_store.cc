@@ -13,7 +13,7 @@
 namespace shardmesh {
 namespace {
 
-constexpr int64_t kSchemaVersion = 3;           // PRAGMA user_version
+constexpr int64_t kSchemaVersion = 4;           // PRAGMA user_version
 constexpr int64_t kApplicationId = 0x73686d31;  // PRAGMA application_id: "shm1"
 
 // Text is stored as blobs: what a peer sent is kept byte for byte. Lists of numbers and ids are joined by ",".
@@ -40,6 +40,12 @@ ALTER TABLE members ADD COLUMN was INTEGER NOT NULL DEFAULT -1;
 // Version 2 to 3: jobs that are resharded.
 constexpr char kUpgradeTo3[] = R"(
 ALTER TABLE jobs ADD COLUMN wanted_mesh BLOB NOT NULL DEFAULT '';
+)";
+
+// Version 3 to 4: jobs that are told from others of their name.
+constexpr char kUpgradeTo4[] = R"(
+ALTER TABLE jobs ADD COLUMN uid INTEGER NOT NULL DEFAULT 0;
+UPDATE jobs SET uid = (random() & 0x7ffffffffffffffe) + 1;
 )";
 
 WorkerIdentity IdentityAt(const SqliteStatement& row, int column) {
@@ -115,7 +121,7 @@ class SqliteStore final : public Store {
           absl::StrCat("state file ", path_, " belongs to another program; give --state another file"));
     }
     if (version == kSchemaVersion) return absl::OkStatus();
-    if (version == 1 || version == 2) return UpgradeFrom(version);
+    if (version >= 1 && version < kSchemaVersion) return UpgradeFrom(version);
     return absl::FailedPreconditionError(
         absl::StrCat("state file ", path_, " has schema version ", version, ", and this coordinator reads version ",
                      kSchemaVersion, "; run the version of shardmesh that wrote it, or give --state another file"));
@@ -123,7 +129,8 @@ class SqliteStore final : public Store {
 
   absl::Status UpgradeFrom(int64_t version) {
     if (version == 1) RETURN_IF_ERROR(db_.Execute(kUpgradeTo2));
-    RETURN_IF_ERROR(db_.Execute(kUpgradeTo3));
+    if (version <= 2) RETURN_IF_ERROR(db_.Execute(kUpgradeTo3));
+    RETURN_IF_ERROR(db_.Execute(kUpgradeTo4));
     return db_.Execute(absl::StrCat("PRAGMA user_version=", kSchemaVersion).c_str());
   }
 
@@ -159,10 +166,10 @@ class SqliteStore final : public Store {
   absl::Status WriteJob(const JobRecord& job) {
     const std::string excluded = absl::StrJoin(job.excluded, ",");
     const std::string published = absl::StrJoin(job.published_steps, ",");
-    SqliteStatement put(db_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?,?)");
+    SqliteStatement put(db_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?,?,?)");
     put.Bind(job.name).Bind(static_cast<int64_t>(job.state)).Bind(job.epoch).Bind(excluded).Bind(job.error);
     put.Bind(job.committed_step).Bind(published).Bind(job.mesh).Bind(job.from_epoch).Bind(job.from_mesh);
-    put.Bind(job.wanted_mesh);
+    put.Bind(job.wanted_mesh).Bind(job.uid);
     RETURN_IF_ERROR(put.Run());
     RETURN_IF_ERROR(SqliteStatement(db_, "DELETE FROM members WHERE job=?").Bind(job.name).Run());
     SqliteStatement member(db_, "INSERT INTO members VALUES(?,?,?,?,?,?,?,?,?,?)");
@@ -228,6 +235,7 @@ class SqliteStore final : public Store {
       job.from_epoch = row.Integer(8);
       job.from_mesh = row.Text(9);
       job.wanted_mesh = row.Text(10);
+      job.uid = row.Integer(11);
       if (JobStateName(job.state) == "unknown" || contents.specs.count(job.name) == 0) {
         return Damaged(absl::StrCat("job ", job.name, " has state ", row.Integer(1), ", or no specification"));
       }

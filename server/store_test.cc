@@ -155,7 +155,7 @@ TEST(SqliteStore, NewerSchemaVersion_FailedPreconditionNamingBoth) {
   RunSql(path, "PRAGMA user_version=17");
   EXPECT_THAT(NewSqliteStore(path),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr(path), HasSubstr("schema version 17"), HasSubstr("reads version 3"))));
+                       AllOf(HasSubstr(path), HasSubstr("schema version 17"), HasSubstr("reads version 4"))));
 }
 
 // As version 1 made its files, with one job.
@@ -189,6 +189,8 @@ TEST(SqliteStore, FileOfVersion1_IsUpgradedWithAllThatItHas) {
   job.published_steps = {11, 12};
   for (int time = 0; time < 2; ++time) {  // the second one is of this version
     ASSERT_OK_AND_ASSIGN(const StoreContents contents, OpenOrDie(path)->Load());
+    if (time == 0) job.uid = contents.jobs.at("j").uid;  // the upgrade gives it one
+    EXPECT_GT(job.uid, 0);
     EXPECT_EQ(contents.jobs, (std::map<std::string, JobRecord>{{"j", job}}));
     EXPECT_EQ(contents.workers.size(), 1u);
     EXPECT_EQ(contents.specs.at("j"), std::string(1, '\0'));

@@ -74,7 +74,8 @@ StoreBatch Transaction::Batch() const {
       if (old.has_value()) batch.delete_jobs.push_back(name);
       continue;
     }
-    if (!old.has_value()) batch.put_specs[name] = now->second.defined->Serialize();
+    const bool made = !old.has_value() || old->defined != now->second.defined;
+    if (made) batch.put_specs[name] = now->second.defined->Serialize();
     if (!old.has_value() || old->progress_unsaved || !(old->record == now->second.record)) {
       batch.put_jobs.push_back(now->second.record);
     }

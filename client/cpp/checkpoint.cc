@@ -25,7 +25,6 @@ namespace {
 constexpr absl::Duration kFirstPatience = absl::Seconds(1);  // with a first connection, where nobody keeps the worker
 constexpr double kSlowestReading = 50e6;  // bytes a second
 constexpr int kAttempts = 8;
-constexpr absl::Duration kLongestCall = absl::Seconds(10);
 constexpr absl::Duration kFirstPause = absl::Milliseconds(10);  // twice as long after each attempt: 1.3 s of all
 
 // One call to each of some workers at once, and what they told last.
@@ -311,22 +310,23 @@ absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std
   RETURN_IF_ERROR(spec.Validate());
   RETURN_IF_ERROR(CheckFiles(opened, spec));
   RETURN_IF_ERROR(ReadBuffers(opened).status());
-  const absl::Duration call_timeout = std::min(kLongestCall, options.timeout);
   v1::CreateJobRequest create;
   *create.mutable_spec() = ToProto(spec);
   *create.mutable_names() = ToProto(RulesOf(spec));
   create.set_fit_mesh(options.fit_mesh && options.mesh.empty());
-  ASSIGN_OR_RETURN(const v1::CreateJobReply reply, client.coordinator().CreateJob(create, call_timeout));
+  create.set_replaces_uid(options.replaces_uid);
+  ASSIGN_OR_RETURN(const v1::CreateJobReply reply, client.Create(std::move(create)));
   const auto restore = [&]() -> absl::StatusOr<std::shared_ptr<Job>> {
     ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.OpenJob(spec.name));
+    if (job->uid() != reply.job().uid()) {
+      return absl::AbortedError(absl::StrCat("somebody deleted job ", spec.name, " and made another of its name"));
+    }
     RETURN_IF_ERROR(LoadShards(*job, opened, options));
     return job;
   };
   absl::StatusOr<std::shared_ptr<Job>> job = restore();
-  if (!job.ok() && reply.created()) {
-    v1::DeleteJobRequest remove;
-    remove.set_job(spec.name);
-    client.coordinator().DeleteJob(remove, call_timeout).status().IgnoreError();
+  if (!job.ok() && reply.created() && options.replaces_uid == 0) {
+    client.DeleteJob(spec.name, reply.job().uid()).IgnoreError();
   }
   return job;
 }

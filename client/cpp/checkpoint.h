@@ -57,12 +57,15 @@ struct RestoreOptions {
   // If no mesh is given: that of the checkpoint where it fits the live workers, else one that does
   // (CreateJobRequest.fit_mesh). False: as it was saved, which may wait for workers.
   bool fit_mesh = false;
+  // The uid of the job of this name whose place the restored one takes; 0: there is none. Both happen at once: when the
+  // coordinator has made the new job, the old one's weights are gone.
+  int64_t replaces_uid = 0;
 };
 
 // Creates the job of a checkpoint, or of the newest one in a folder of them, and gives it its weights and states: it
 // continues after that step with the bits that it had. Buffers are checked, and are for the caller to read
-// (ReadBuffers). Nothing is loaded by halves: if this fails, the job that it made
-// is deleted again.
+// (ReadBuffers). Nothing is loaded by halves: if this fails, the job that it made is deleted again. One that took the
+// place of another stays, without weights: a later RestoreCheckpoint gives it some.
 //   NotFound: no checkpoint there. DataLoss: a file is not what was saved. InvalidArgument: a mesh or a gather format
 //   that is none, or a manifest of another build. FailedPrecondition: a job of that name has weights already, or got
 //   them meanwhile from somebody else. Aborted: somebody else loads it all the time.

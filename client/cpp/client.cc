@@ -33,12 +33,30 @@ absl::StatusOr<Client> Client::Connect(const std::string& coordinator, ClientOpt
   return Client(std::move(transport), std::move(options));
 }
 
-absl::StatusOr<std::shared_ptr<Job>> Client::CreateJob(const JobSpec& spec, const NameRules& rules) {
+absl::StatusOr<std::shared_ptr<Job>> Client::CreateJob(const JobSpec& spec, const NameRules& rules, int64_t replaces) {
   v1::CreateJobRequest request;
   *request.mutable_spec() = ToProto(spec);
   *request.mutable_names() = ToProto(rules);
-  RETURN_IF_ERROR(coordinator_->CreateJob(request, options_.opening_call()));
+  request.set_replaces_uid(replaces);
+  RETURN_IF_ERROR(Create(std::move(request)).status());
   return OpenJob(spec.name, rules);
+}
+
+absl::StatusOr<v1::CreateJobReply> Client::Create(v1::CreateJobRequest request) {
+  if (request.uid() == 0) request.set_uid(static_cast<int64_t>(RandomId() >> 1 | 1));
+  return CallAgainWhile([&] { return coordinator_->has_answered(); }, options_.ready_timeout,
+                        [&] { return coordinator_->CreateJob(request, options_.opening_call()); });
+}
+
+absl::Status Client::DeleteJob(const std::string& name, int64_t uid) {
+  v1::DeleteJobRequest request;
+  request.set_job(name);
+  request.set_uid(uid);
+  const absl::Status deleted =
+      CallAgainWhile([&] { return coordinator_->has_answered(); }, options_.ready_timeout, [&] {
+        return coordinator_->DeleteJob(request, options_.opening_call());
+      }).status();
+  return absl::IsNotFound(deleted) ? absl::OkStatus() : deleted;
 }
 
 absl::StatusOr<std::shared_ptr<Job>> Client::OpenJob(const std::string& name, const NameRules& rules, JobUse use) {
@@ -70,7 +88,8 @@ absl::StatusOr<std::shared_ptr<Job>> Client::Open(const std::string& name, const
     const absl::Duration limit = TimeOfCall(deadline, options_.call_timeout);
     const absl::StatusOr<v1::JobDescription> job = coordinator_->DescribeJob(request, limit);
     const bool silent = absl::IsDeadlineExceeded(job.status());
-    if (after >= 0 && (silent || absl::IsUnavailable(job.status()))) {  // the coordinator may be away, too
+    const bool away = absl::IsUnavailable(job.status()) && coordinator_->has_answered();
+    if (away || (after >= 0 && (silent || absl::IsUnavailable(job.status())))) {
       waits_for = absl::StrCat("the coordinator: ", job.status().message());
     } else if (silent && limit < options_.call_timeout && !waits_for.empty()) {
       return late();  // as it was before
@@ -125,6 +144,7 @@ Job::Job(JobSpec spec, Plan plan, NameRules rules, ClientOptions options)
 
 absl::Status Job::DialMembers(const v1::JobDescription& description) {
   epoch_ = Epoch(description.epoch());
+  uid_ = description.uid();
   peer_timeout_ = options_.peer_timeout > absl::ZeroDuration() ? options_.peer_timeout
                                                                : absl::Milliseconds(description.heartbeat_timeout_ms());
   members_.assign(description.members().begin(), description.members().end());

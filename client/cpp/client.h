@@ -128,6 +128,7 @@ class Job : public std::enable_shared_from_this<Job> {
   const JobSpec& spec() const { return spec_; }
   const Plan& plan() const { return plan_; }
   Epoch epoch() const { return epoch_; }
+  int64_t uid() const { return uid_; }  // JobDescription.uid
   const std::vector<v1::Member>& members() const { return members_; }
   const ClientOptions& options() const { return options_; }
   absl::Duration peer_timeout() const { return peer_timeout_; }
@@ -181,6 +182,7 @@ class Job : public std::enable_shared_from_this<Job> {
   const ClientOptions options_;
   std::map<std::string, int, std::less<>> index_of_;  // canonical name -> parameter index
   Epoch epoch_;
+  int64_t uid_ = 0;
   absl::Duration peer_timeout_;
   std::vector<v1::Member> members_;
   std::vector<std::unique_ptr<ShardTransport>> workers_;
@@ -196,7 +198,14 @@ class Client {
 
   // Creates the job or finds the same one, and waits until its workers are ready. Names in `spec` as this client has
   // them. Errors of Coordinator.CreateJob, and of OpenJob.
-  absl::StatusOr<std::shared_ptr<Job>> CreateJob(const JobSpec& spec, const NameRules& rules = {});
+  // `replaces`: the uid of the job of this name that the new one takes the place of (CreateJobRequest.replaces_uid).
+  absl::StatusOr<std::shared_ptr<Job>> CreateJob(const JobSpec& spec, const NameRules& rules = {},
+                                                 int64_t replaces = 0);
+  // The call alone, with a uid of its own unless `request` has one. While a coordinator that answered before is away,
+  // it is repeated for the options' ready_timeout. Errors of Coordinator.CreateJob.
+  absl::StatusOr<v1::CreateJobReply> Create(v1::CreateJobRequest request);
+  // Deletes the job with that uid, and no other one of its name; repeated as Create is. OK: it is gone, or was before.
+  absl::Status DeleteJob(const std::string& name, int64_t uid);
   // Waits until the job's workers are ready.
   //   NotFound: there is no such job.
   //   DeadlineExceeded: it was not ready within the options' ready_timeout; says what it waits for.

@@ -16,6 +16,8 @@ struct TlsOptions;
 class CoordinatorTransport {
  public:
   virtual ~CoordinatorTransport() = default;
+  // Whether a call was ever answered: then a coordinator that is not there is away, and its address is right.
+  virtual bool has_answered() const { return false; }
   // Each: the service's status, or Unavailable / DeadlineExceeded of the transport, naming the coordinator's address.
   virtual absl::StatusOr<v1::CreateJobReply> CreateJob(const v1::CreateJobRequest&, absl::Duration timeout) = 0;
   virtual absl::StatusOr<v1::JobDescription> DescribeJob(const v1::DescribeJobRequest&, absl::Duration timeout) = 0;

@@ -1,5 +1,7 @@
 #include <grpcpp/client_context.h>
 
+#include <atomic>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/cpp/coordinator_transport.h"
@@ -18,6 +20,7 @@ class GrpcCoordinatorTransport final : public CoordinatorTransport {
   GrpcCoordinatorTransport(std::string address, const std::shared_ptr<grpc::Channel>& channel)
       : address_(std::move(address)), channel_(channel), stub_(v1::Coordinator::NewStub(channel)) {}
 
+  bool has_answered() const override { return answered_.load(); }
 #define SHARDMESH_METHOD(name, Request, Reply)                                                \
   absl::StatusOr<Reply> name(const Request& request, absl::Duration timeout) override {       \
     return Call<Reply>(&v1::Coordinator::Stub::name, request, timeout, "coordinator " #name); \
@@ -44,13 +47,19 @@ class GrpcCoordinatorTransport final : public CoordinatorTransport {
     context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
     HelpReconnect(*channel_, timeout);
     Reply reply;
-    RETURN_IF_ERROR(FromGrpc(((*stub_).*method)(&context, request, &reply), absl::StrCat(what, " at ", address_)));
+    const grpc::Status status = ((*stub_).*method)(&context, request, &reply);
+    if (status.error_code() != grpc::StatusCode::UNAVAILABLE &&
+        status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
+      answered_.store(true);
+    }
+    RETURN_IF_ERROR(FromGrpc(status, absl::StrCat(what, " at ", address_)));
     return reply;
   }
 
   const std::string address_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::Coordinator::Stub> stub_;
+  std::atomic<bool> answered_{false};
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "client/cpp/await_weights.h"
 #include "client/cpp/model.h"
 #include "core/status.h"
+#include "proto/convert.h"
 
 namespace shardmesh {
 namespace {
@@ -108,14 +109,18 @@ std::set<std::string> BuffersIn(const std::string& folder) {
   return names;
 }
 
+absl::Status AlreadyThere(const std::string& name) {
+  return absl::AlreadyExistsError(
+      absl::StrCat("there is a job ", name, "; give the new one another name, or delete that one"));
+}
+
 absl::Status CheckIsNew(Client& client, const std::string& name) {
   v1::DescribeJobRequest request;
   request.set_job(name);
   const absl::Status found = client.coordinator().DescribeJob(request, absl::Seconds(10)).status();
   if (absl::IsNotFound(found)) return absl::OkStatus();
   RETURN_IF_ERROR(found);
-  return absl::AlreadyExistsError(
-      absl::StrCat("there is a job ", name, "; give the new one another name, or delete that one"));
+  return AlreadyThere(name);
 }
 
 }  // namespace
@@ -137,18 +142,21 @@ absl::StatusOr<ImportedModel> ImportModel(Client& client, const std::string& pat
   options.buffers.merge(BuffersIn(model.folder()));
   ASSIGN_OR_RETURN(const ImportPlan plan, PlanImport(model, options));
   RETURN_IF_ERROR(CheckIsNew(client, plan.spec.name));
+  ASSIGN_OR_RETURN(const auto weights, ReadWeights(model, plan, options.progress));
+  v1::CreateJobRequest create;
+  *create.mutable_spec() = ToProto(plan.spec);
+  ASSIGN_OR_RETURN(const v1::CreateJobReply created, client.Create(std::move(create)));
+  if (!created.created()) return AlreadyThere(plan.spec.name);  // somebody made the same one in the meantime
   const auto fill = [&]() -> absl::StatusOr<std::shared_ptr<Job>> {
-    ASSIGN_OR_RETURN(const auto weights, ReadWeights(model, plan, options.progress));
-    ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.CreateJob(plan.spec));
+    ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.OpenJob(plan.spec.name));
+    if (job->uid() != created.job().uid()) return AlreadyThere(plan.spec.name);
     RETURN_IF_ERROR(job->Initialize(weights, options.timeout));
     RETURN_IF_ERROR(AwaitCommittedStep(*job, Rank(0), options.timeout).status());
     return job;
   };
   absl::StatusOr<std::shared_ptr<Job>> job = fill();
   if (!job.ok()) {
-    v1::DeleteJobRequest remove;
-    remove.set_job(plan.spec.name);
-    client.coordinator().DeleteJob(remove, absl::Seconds(10)).status().IgnoreError();
+    client.DeleteJob(plan.spec.name, created.job().uid()).IgnoreError();
     return job.status();
   }
   std::vector<std::string> left_out = plan.buffers;
