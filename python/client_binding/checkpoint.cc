@@ -96,10 +96,10 @@ py::tuple Save(const BoundJob& job, const Text& root, int keep_last, Integer kee
 }
 
 BoundJob Restore(const BoundClient& client, const Text& path, const Text& name, const Text& mesh, const Text& gather,
-                 bool fit_mesh, double timeout, py::object progress) {
+                 bool fit_mesh, double timeout, py::object progress, int64_t replaces_uid) {
   Told told(std::move(progress));
   RestoreOptions options{name.value, mesh.value, absl::Seconds(timeout), told.Listener(), gather.value,
-                         fit_mesh};
+                         fit_mesh, replaces_uid};
   const auto restore = [service = *client.service, path = path.value, options]() {
     Client opener = service.client(options.timeout);
     return RestoreCheckpoint(opener, path, options);
@@ -116,7 +116,7 @@ void BindCheckpoint(py::module_& module, py::class_<BoundClient>& client, py::cl
   job.def("checkpoint", &Save, py::arg("folder"), py::arg("keep_last"), py::arg("keep_every"), py::arg("timeout"),
           py::arg("progress"), py::arg("buffers"));
   client.def("restore", &Restore, py::arg("path"), py::arg("name"), py::arg("mesh"), py::arg("gather"),
-             py::arg("fit_mesh"), py::arg("timeout"), py::arg("progress"));
+             py::arg("fit_mesh"), py::arg("timeout"), py::arg("progress"), py::arg("replaces_uid"));
 }
 
 }  // namespace shardmesh::python

@@ -108,6 +108,7 @@ void Release(BoundLease& lease) {
 void BindJob(py::module_& module, py::class_<BoundJob>& job) {
   job.def_property_readonly("name", [](const BoundJob& self) { return self.job->spec().name; })
       .def_property_readonly("mesh", [](const BoundJob& self) { return self.job->spec().mesh.ToString(); })
+      .def_property_readonly("uid", [](const BoundJob& self) { return self.job->uid(); })
       .def_property_readonly("on_this_host", [](const BoundJob& self) { return self.job->IsOnThisHost(); })
       .def_property_readonly("publications", [](const BoundJob& self) { return self.job->spec().publications; })
       .def("versions", &Versions)

@@ -33,9 +33,11 @@ Client TrainingClient(const Service& service, absl::Duration ready_timeout) {
   return Client(service.coordinator, std::move(options));
 }
 
-BoundJob CreateJob(const BoundClient& client, const Text& json, double timeout, const NameRules& names) {
-  const auto create = [service = *client.service, spec = SpecOf(json.value), names, ready = absl::Seconds(timeout)]() {
-    return TrainingClient(service, ready).CreateJob(spec, names);
+BoundJob CreateJob(const BoundClient& client, const Text& json, double timeout, const NameRules& names,
+                   int64_t replaces_uid) {
+  const auto create = [service = *client.service, spec = SpecOf(json.value), names, ready = absl::Seconds(timeout),
+                       replaces_uid]() {
+    return TrainingClient(service, ready).CreateJob(spec, names, replaces_uid);
   };
   return {client.service, OfThisProcess(OrThrow(Await<std::shared_ptr<Job>>(create))), names};
 }
@@ -47,11 +49,10 @@ BoundJob OpenToTrain(const BoundClient& client, const Text& name, double timeout
   return {client.service, OfThisProcess(OrThrow(Await<std::shared_ptr<Job>>(open))), names};
 }
 
-void Delete(const BoundClient& client, const Text& name) {
-  v1::DeleteJobRequest request;
-  request.set_job(name.value);
-  const auto erase = [service = *client.service, request]() -> absl::StatusOr<Done> {
-    RETURN_IF_ERROR(service.coordinator->DeleteJob(request, service.options.call_timeout).status());
+// The job of that uid, and no other one of its name.
+void Delete(const BoundClient& client, const Text& name, int64_t uid) {
+  const auto erase = [service = *client.service, name = name.value, uid]() -> absl::StatusOr<Done> {
+    RETURN_IF_ERROR(Client(service.coordinator, service.options).DeleteJob(name, uid));
     return Done{};
   };
   OrThrow(Await<Done>(erase));
@@ -102,11 +103,11 @@ void BindTraining(py::module_& module, py::class_<BoundClient>& client, py::clas
       .def(
           "create_job",
           [named](const BoundClient& self, const Text& specification, double timeout, std::vector<Text> root_wrappers,
-                  std::vector<Text> literal, std::vector<Text> wrapped_at) {
-            return CreateJob(self, specification, timeout, named(root_wrappers, literal, wrapped_at));
+                  std::vector<Text> literal, std::vector<Text> wrapped_at, int64_t replaces_uid) {
+            return CreateJob(self, specification, timeout, named(root_wrappers, literal, wrapped_at), replaces_uid);
           },
           py::arg("specification"), py::arg("timeout"), py::arg("root_wrappers"), py::arg("literal"),
-          py::arg("wrapped_at"))
+          py::arg("wrapped_at"), py::arg("replaces_uid") = 0)
       .def(
           "open_to_train",
           [named](const BoundClient& self, const Text& name, double timeout, std::vector<Text> root_wrappers,
@@ -114,7 +115,7 @@ void BindTraining(py::module_& module, py::class_<BoundClient>& client, py::clas
             return OpenToTrain(self, name, timeout, named(root_wrappers, literal, wrapped_at));
           },
           py::arg("name"), py::arg("timeout"), py::arg("root_wrappers"), py::arg("literal"), py::arg("wrapped_at"))
-      .def("delete_job", &Delete, py::arg("name"));
+      .def("delete_job", &Delete, py::arg("name"), py::arg("uid"));
   job.def("reopen", &Reopen, py::arg("timeout"))
       .def("await_closed", &AwaitClosed, py::arg("timeout"))
       .def("initialize", &Initialize, py::arg("weights"), py::arg("timeout"));

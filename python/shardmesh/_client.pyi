@@ -23,7 +23,8 @@ class Client:
         wrapped_at: Sequence[str],
     ) -> Job: ...
     def restore(
-        self, path: str, name: str, mesh: str, gather: str, fit_mesh: bool, timeout: float, progress: _Progress
+        self, path: str, name: str, mesh: str, gather: str, fit_mesh: bool, timeout: float, progress: _Progress,
+        replaces_uid: int,
     ) -> Job: ...
 
     def create_job(
@@ -33,6 +34,7 @@ class Client:
         root_wrappers: Sequence[str],
         literal: Sequence[str],
         wrapped_at: Sequence[str],
+        replaces_uid: int = 0,
     ) -> Job: ...
     def open_to_train(
         self,
@@ -42,11 +44,13 @@ class Client:
         literal: Sequence[str],
         wrapped_at: Sequence[str],
     ) -> Job: ...
-    def delete_job(self, name: str) -> None: ...
+    def delete_job(self, name: str, uid: int) -> None: ...
 
 class Job:
     @property
     def name(self) -> str: ...
+    @property
+    def uid(self) -> int: ...
     @property
     def mesh(self) -> str: ...
     @property

@@ -174,7 +174,7 @@ class Client:
         chosen = {what: "" if value is None else _arguments.text(what, value) for what, value in texts.items()}
         return Job(self._core.restore(
             _path("path", path), fit_mesh=bool(fit_mesh), timeout=seconds("timeout", timeout), progress=progress,
-            **chosen
+            replaces_uid=0, **chosen
         ))
 
 

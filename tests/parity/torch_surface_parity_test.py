@@ -300,7 +300,8 @@ class SurfaceTest(ServiceTest):
             self.assertTrue(clear or type(error).__module__ == "shardmesh.errors", repr(error))
             return "refused"
         finally:
-            optimizer.client._core.delete_job(job)  # a worker has 64 at most
+            core = optimizer.client._core
+            core.delete_job(job, core.job(job, 60.0, False).uid)  # a worker has 64 at most
             optimizer.close()
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
         return "equal"

@@ -68,15 +68,24 @@ class Cluster:
         self.folder = self._folder.name
         self._processes, self._trainers = {}, []
         self._workers = workers
+        self._coordinator_flags = coordinator_flags
+        self.address = "127.0.0.1:0"
         try:
-            self._start("coordinator", "server/shardmesh-coordinator", "--listen", "127.0.0.1:0", "--state",
-                        self._file("state.db"), "--address-file", self._file("coordinator.address"),
-                        "--heartbeat-interval-ms", "100", "--heartbeat-timeout-ms", "2000", *coordinator_flags)
-            self.address = self._line("coordinator", "coordinator.address")
+            self.start_coordinator()
             self._start_workers(kept, list(worker_flags))
         except BaseException:
             self.close()
             raise
+
+    def start_coordinator(self):
+        """Again with the same state at the same address, after kill("coordinator")."""
+        if "coordinator" in self._processes:
+            self._processes["coordinator"].wait(timeout=START_SECONDS)
+            os.remove(self._file("coordinator.address"))
+        self._start("coordinator", "server/shardmesh-coordinator", "--listen", self.address, "--state",
+                    self._file("state.db"), "--address-file", self._file("coordinator.address"),
+                    "--heartbeat-interval-ms", "100", "--heartbeat-timeout-ms", "2000", *self._coordinator_flags)
+        self.address = self._line("coordinator", "coordinator.address")
 
     def _start_workers(self, kept, flags):
         common = ["--coordinator", self.address, "--local-dir", self._file("s")]
@@ -94,7 +103,7 @@ class Cluster:
         return os.path.join(self.folder, name)
 
     def _start(self, name, path, *arguments):
-        with open(self._file(name + ".log"), "w", encoding="utf-8") as log:
+        with open(self._file(name + ".log"), "a", encoding="utf-8") as log:
             self._processes[name] = subprocess.Popen([program(path), *arguments], stdout=log, stderr=log)
 
     def _line(self, name, file):

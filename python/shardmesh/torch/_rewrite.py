@@ -1,9 +1,13 @@
 """Other weights and states for a job: its newest step is saved, changed, and restored under the same name."""
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Optional
 
 import torch
@@ -13,6 +17,9 @@ from .._dcp_read import Chunk
 
 if TYPE_CHECKING:
     from ._setup import Started
+
+LOG = logging.getLogger("shardmesh.torch")
+_KEPT = "close() this optimizer, and make another one with resume= this checkpoint of its weights and states, which is kept:"
 
 
 class Saved:
@@ -70,17 +77,38 @@ def rewrite(
     """Every rank calls it; what rank 0 gives counts. The job goes on at `step`, and each rank has a new session of it.
 
     weights: by canonical name, of those that change. states: of all, by canonical name and state. hyper: the optimizer
-    of each group. If it fails before the old job is taken away, that is as it was.
+    of each group. If it fails before another job takes the place of the old one, that is as it was; if it fails later,
+    the checkpoint that was to be restored stays, and the error names its folder.
     """
     if started.ranks.rank != 0:
         started.follow()
         return
-    with started.scratch() as folder:
+    with _scratch() as folder:
         adopted = _adopted(started, folder, weights or {}, states or {}, step, hyper)
-        with started.taken_away():
-            started.client.restore(adopted, timeout=started.plan.timeout)
-    started.renew(create=False)
+        with started.replaced(f"{_KEPT} {adopted}") as uid:
+            started.client._core.restore(adopted, name="", mesh="", gather="", fit_mesh=False, timeout=started.plan.timeout,
+                                         progress=None, replaces_uid=uid)
+    started.renew()
     started.session.begin(None)
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[str]:
+    """A folder that is removed in the end, unless the job's weights may be there alone."""
+    folder = tempfile.mkdtemp(prefix="shardmesh-")
+    keep = False
+    try:
+        yield folder
+    except Exception as error:
+        keep = _KEPT in str(error)
+        raise
+    except BaseException:  # an interrupt, at any moment
+        keep = True
+        LOG.warning("interrupted while the job's weights were replaced; what was to replace them is kept in %s", folder)
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _adopted(

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
@@ -89,7 +88,7 @@ class Started:
             self._check_one_of_job()
             self.others.enter()
             self.client = clients.connect(self.address, call_timeout=min(_LONGEST_CALL, plan.timeout))
-            self.session = self._resumed() if plan.resume else self._session(create=True)
+            self.session = self._resumed() if plan.resume else self.session_of(create=True)
             if self.session.has_weights():
                 self._check_join()
             else:
@@ -182,7 +181,7 @@ class Started:
             mesh = self.plan.specification["mesh"]
             job = self.client.restore(path, name=self.name, mesh=mesh, fit_mesh=True, timeout=self.plan.timeout)
             LOG.info("job %s continues from %s on mesh %s", self.name, path, job.mesh)
-        return self._session(create=False)
+        return self.session_of(create=False)
 
     def _load_buffers(self, resume: str) -> None:
         """Every rank whose model has some reads them. NotFound: it does not see the checkpoint."""
@@ -205,10 +204,11 @@ class Started:
             self._saved = True
         return self.client.checkpoint(self.name, folder, buffers=_buffers.to_save(self.model), **options)
 
-    def _session(self, create: bool) -> Session:
+    def session_of(self, create: bool, replaces_uid: int = 0) -> Session:
+        """A new one of the job, which is made if `create` says so, in the place of the job that has replaces_uid."""
         timeout, core = self.plan.timeout, self.client._core
         if create:
-            job = core.create_job(json.dumps(self.spec), timeout=timeout, **self.rules)
+            job = core.create_job(json.dumps(self.spec), timeout=timeout, replaces_uid=replaces_uid, **self.rules)
         else:
             job = core.open_to_train(self.name, timeout=timeout, **self.rules)
         slots, why = None if self.plan.pulled else list(self.slots), _ABSENT if self.bucketed else ""
@@ -232,19 +232,32 @@ class Started:
             self._deferred.taken(parameter.tensor)
         return weights
 
-    def renew(self, *, create: bool) -> None:
+    def renew(self) -> None:
         """The session of the job as it is now."""
-        self.session = self._session(create)
+        self.session = self.session_of(create=False)
 
     @contextlib.contextmanager
-    def taken_away(self) -> Iterator[None]:
-        """Without the job; in the block another one gets its name. Afterwards no worker has the old one, so that whoever
-        reads the name's versions finds the new one's."""
+    def replaced(self, kept: str) -> Iterator[int]:
+        """Gives the uid of the job; in the block another job takes its place, by one call of the service.
+
+        Afterwards no worker has the old job, so that whoever reads the name's versions finds the new one's. If the block
+        fails and the service has the old job still, nothing has changed. Else the error says what is kept.
+        """
         old = self.session.job
+        try:
+            yield old.uid
+        except errors.Error as error:
+            if self._is_there(old.uid):
+                raise
+            raise type(error)(f"{error}; job {self.name!r} may have no weights now: {kept}") from error
         self.session.close()
-        self.client._core.delete_job(self.name)
-        yield
         old.await_closed(timeout=self.plan.timeout)
+
+    def _is_there(self, uid: int) -> bool:
+        try:
+            return bool(self.client._core.open_to_train(self.name, timeout=_LONGEST_CALL, **self.rules).uid == uid)
+        except errors.Error:
+            return False
 
     def follow(self) -> None:
         """Of ranks other than 0, which replaces the job's weights: waits for the job that has them.
@@ -252,7 +265,7 @@ class Started:
         DeadlineExceeded: it did not come. FailedPrecondition: rank 0 left, or could not replace them."""
         try:
             self._await_end()
-            self.renew(create=False)
+            self.renew()
             self.session.begin(None)
         except (errors.Unavailable, errors.NotFound, errors.DeadlineExceeded) as error:
             self.others.check_host("the change of weights", error)
@@ -283,9 +296,6 @@ class Started:
                 if time.monotonic() >= deadline:
                     raise
             time.sleep(_POLL_SECONDS)
-
-    def scratch(self) -> tempfile.TemporaryDirectory[str]:
-        return tempfile.TemporaryDirectory(prefix="shardmesh-")
 
     def optimizers(self, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Of each group, with what it says now."""
@@ -349,8 +359,9 @@ def _replace_weights(started: Started, changed: Sequence[Parameter]) -> None:
         started.follow()
     elif started.session.committed == 0 and len(changed) == len(started.facts.parameters):
         weights = started.initial_weights()
-        with started.taken_away():
-            started.renew(create=True)
-            started.session.begin(lambda: weights)
+        with started.replaced("the model still has them; close() this optimizer, and make another") as uid:
+            session = started.session_of(create=True, replaces_uid=uid)
+            session.begin(lambda: weights)
+        started.session = session
     else:
         rewrite(started, weights={parameter.name: parameter.tensor for parameter in changed})

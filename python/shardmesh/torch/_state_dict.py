@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Optional
@@ -29,7 +30,7 @@ def states_of(started: Started) -> dict[torch.Tensor, dict[str, Any]]:
     """Of each trainable parameter, in fp32; none before the first step. The service saves a checkpoint for it."""
     if started.session.committed == 0:
         return {}
-    with started.scratch() as folder:
+    with tempfile.TemporaryDirectory(prefix="shardmesh-") as folder:
         saved = Saved(started.checkpoint(folder))
         job = _dcp._Job(saved.job, list(saved.model))
         decoded = _dcp._optimizer_states(torch, saved.states, job, saved.model, "float", saved.step)
