@@ -15,8 +15,8 @@ namespace {
 
 class GrpcCoordinatorTransport final : public CoordinatorTransport {
  public:
-  GrpcCoordinatorTransport(std::string address, const std::shared_ptr<grpc::Channel>& channel)
-      : address_(std::move(address)), channel_(channel), stub_(v1::Coordinator::NewStub(channel)) {}
+  GrpcCoordinatorTransport(std::string address, const TlsOptions& tls, const std::shared_ptr<grpc::Channel>& channel)
+      : address_(std::move(address)), tls_(tls), channel_(channel), stub_(v1::Coordinator::NewStub(channel)) {}
 
 #define SHARDMESH_METHOD(name, Request, Reply)                                                \
   absl::StatusOr<Reply> name(const Request& request, absl::Duration timeout) override {       \
@@ -44,11 +44,13 @@ class GrpcCoordinatorTransport final : public CoordinatorTransport {
     context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
     HelpReconnect(*channel_, timeout);
     Reply reply;
-    RETURN_IF_ERROR(FromGrpc(((*stub_).*method)(&context, request, &reply), absl::StrCat(what, " at ", address_)));
+    const grpc::Status status = ((*stub_).*method)(&context, request, &reply);
+    RETURN_IF_ERROR(ExplainTlsFailure(FromGrpc(status, absl::StrCat(what, " at ", address_)), tls_));
     return reply;
   }
 
   const std::string address_;
+  const TlsOptions tls_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::Coordinator::Stub> stub_;
 };
@@ -58,7 +60,7 @@ class GrpcCoordinatorTransport final : public CoordinatorTransport {
 absl::StatusOr<std::unique_ptr<CoordinatorTransport>> NewGrpcCoordinatorTransport(const std::string& address,
                                                                                   const TlsOptions& tls) {
   ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, NewChannel(address, tls));
-  return std::unique_ptr<CoordinatorTransport>(new GrpcCoordinatorTransport(address, channel));
+  return std::unique_ptr<CoordinatorTransport>(new GrpcCoordinatorTransport(address, tls, channel));
 }
 
 }  // namespace shardmesh
