@@ -76,4 +76,34 @@ absl::StatusOr<Address> ParseAddress(absl::string_view text) {
   return address;
 }
 
+absl::Status CheckDialable(const Address& address) {
+  in_addr v4;
+  in6_addr v6;
+  const bool any = (inet_pton(AF_INET, address.host.c_str(), &v4) == 1 && v4.s_addr == INADDR_ANY) ||
+                   (inet_pton(AF_INET6, address.host.c_str(), &v6) == 1 && IN6_IS_ADDR_UNSPECIFIED(&v6));
+  if (address.is_unix() || !any) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--listen ", address.ToString(),
+                   " is every address of this machine, which nobody can dial; say with "
+                   "--advertise HOST by which name or IP address others reach it, as its certificate has it"));
+}
+
+absl::Status CheckHost(absl::string_view option, absl::string_view host) {
+  const std::string bracketed = absl::StrContains(host, ':') ? absl::StrCat("[", host, "]") : std::string(host);
+  const absl::StatusOr<Address> address = ParseAddress(absl::StrCat(bracketed, ":0"));
+  if (address.ok() && CheckDialable(*address).ok()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(option, " is \"", absl::CHexEscape(host.substr(0, 200)),
+                                                 "\"; give a name or IP address of this machine, without a port"));
+}
+
+absl::StatusOr<std::string> AdvertisedAddress(absl::string_view listening, const std::string& advertise) {
+  ASSIGN_OR_RETURN(Address address, ParseAddress(listening));
+  if (!advertise.empty() && !address.is_unix()) {
+    RETURN_IF_ERROR(CheckHost("--advertise", advertise));
+    address.host = advertise;
+  }
+  RETURN_IF_ERROR(CheckDialable(address));
+  return address.ToString();
+}
+
 }  // namespace shardmesh

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
@@ -21,6 +22,16 @@ struct Address {
   // The form above; ParseAddress(ToString()) gives the same value.
   std::string ToString() const;
 };
+
+// OK: others can dial it. InvalidArgument: it is every address of a machine (0.0.0.0, [::]).
+absl::Status CheckDialable(const Address& address);
+
+// OK: `host`, the value of `option`, is a name or IP address that others can dial. InvalidArgument.
+absl::Status CheckHost(absl::string_view option, absl::string_view host);
+
+// What others dial of a server that listens on `listening`: the same, at the host `advertise` if that is not empty.
+// InvalidArgument: as CheckDialable, CheckHost, or either is malformed.
+absl::StatusOr<std::string> AdvertisedAddress(absl::string_view listening, const std::string& advertise);
 
 // InvalidArgument: not of one of the forms above, a port outside 0..65535, or a UNIX path longer than 107 bytes (the
 // kernel's sun_path limit).

@@ -65,9 +65,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> NewChannel(absl::string_view addr
         absl::StrCat("peer time-out ", absl::FormatDuration(options.peer_timeout), " is too short; at least 1s"));
   }
   if (!address.is_local() && !tls.enabled()) {
-    return absl::InvalidArgumentError(absl::StrCat(address.ToString(),
-                                                   " is not on this machine, so TLS is needed: give "
-                                                   "--tls-cert, --tls-key and --tls-ca"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(address.ToString(), " is not on this machine, so TLS is needed: ", HowToGiveTls(tls)));
   }
   grpc::ChannelArguments args = Arguments(options);
   std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();

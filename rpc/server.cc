@@ -69,9 +69,8 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Credentials(const Serve
                                                                      const Address& address) {
   if (!address.is_local() && !options.tls.enabled()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--listen ", address.ToString(),
-                     " can be reached from other machines, so TLS is needed: give --tls-cert, "
-                     "--tls-key and --tls-ca, or listen on 127.0.0.1 or unix:/path"));
+        absl::StrCat("--listen ", address.ToString(), " can be reached from other machines, so TLS is needed: ",
+                     HowToGiveTls(options.tls), ", or listen on 127.0.0.1 or unix:/path"));
   }
   if (address.is_unix() || !options.tls.enabled()) return grpc::InsecureServerCredentials();
   return NewServerCredentials(options.tls);

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -37,11 +38,11 @@ void MakeAuthority(const std::string& ca) {
   Run(absl::StrCat("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=", ca,
                    " -keyout ", ca, ".key -out ", ca, ".pem"));
 }
-void MakeCertificate(const std::string& name, const std::string& ca) {
+void MakeCertificate(const std::string& name, const std::string& ca, int days = 2) {
   Run(absl::StrCat("openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=", name, " -keyout ",
                    name, ".key -out ", name,
                    ".csr && printf 'subjectAltName=DNS:localhost,DNS:shardmesh.test,IP:127.0.0.1'", " > ", name,
-                   ".ext && openssl x509 -req -days 2 -in ", name, ".csr -CA ", ca, ".pem -CAkey ", ca,
+                   ".ext && openssl x509 -req -days ", days, " -in ", name, ".csr -CA ", ca, ".pem -CAkey ", ca,
                    ".key -CAcreateserial -extfile ", name, ".ext -out ", name, ".pem"));
 }
 
@@ -57,6 +58,7 @@ class TlsTest : public ::testing::Test {
     MakeCertificate("server", "ca");
     MakeCertificate("client", "ca");
     MakeCertificate("stranger", "other_ca");
+    MakeCertificate("expired", "ca", -1);
   }
 
   std::unique_ptr<Server> Start(const std::string& listen) {
@@ -76,7 +78,7 @@ class TlsTest : public ::testing::Test {
   }
   static absl::Status Call(const std::string& address, const TlsOptions& tls) {
     ASSIGN_OR_RETURN(const auto channel, NewChannel(address, tls));
-    return Call(channel);
+    return ExplainTlsFailure(Call(channel), tls);
   }
 
   testing::EchoService service_;
@@ -141,6 +143,97 @@ TEST_F(TlsTest, BadFiles_NameTheFlagAndTheFile) {
   EXPECT_FALSE(NewServerCredentials(tls).ok());  // a folder
   tls.ca_file = File("client.key");
   EXPECT_THAT(NewServerCredentials(tls), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("BEGIN CERTIFICATE")));
+}
+
+TEST_F(TlsTest, BadFile_SaysWhichAndWhy) {
+  TlsOptions tls = Tls("expired", "ca");
+  EXPECT_THAT(NewChannelCredentials(tls),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("--tls-cert"), HasSubstr("expired.pem expired at 20"))));
+  Run("openssl pkey -in client.key -aes128 -passout pass:word -out locked.key");
+  tls = Tls("client", "ca");
+  tls.key_file = File("locked.key");
+  EXPECT_THAT(NewChannelCredentials(tls),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("--tls-key"), HasSubstr("locked.key has a key"), HasSubstr("passphrase"))));
+  Run("head -3 client.pem >short.pem && (head -3 client.pem; tail -1 client.pem) >hole.pem");
+  for (const auto& [file, why] : {std::pair("short.pem", "cut off"), std::pair("hole.pem", "damaged")}) {
+    tls = Tls("client", "ca");
+    tls.cert_file = File(file);
+    EXPECT_THAT(NewServerCredentials(tls), StatusIs(absl::StatusCode::kInvalidArgument,
+                                                    AllOf(HasSubstr("--tls-cert"), HasSubstr(file), HasSubstr(why))));
+  }
+  Run("cat expired.pem ca.pem >bundle.pem");  // of authorities one may be old
+  tls = Tls("client", "ca");
+  tls.ca_file = File("bundle.pem");
+  EXPECT_OK(NewChannelCredentials(tls));
+}
+
+TEST_F(TlsTest, Refused_SaysWhatToDo) {
+  auto server = Start("127.0.0.1:0");
+  EXPECT_THAT(
+      Call(server->address(), Tls("stranger", "ca")),
+      StatusIs(absl::StatusCode::kUnavailable, AllOf(HasSubstr("did not sign --tls-cert"), HasSubstr("stranger.pem"))));
+  EXPECT_THAT(
+      Call(server->address(), Tls("client", "other_ca")),
+      StatusIs(absl::StatusCode::kUnavailable, AllOf(HasSubstr("--tls-ca"), HasSubstr("other_ca.pem did not sign"))));
+  TlsOptions tls = Tls("client", "ca");
+  tls.override_target_name = "somebody.else";
+  EXPECT_THAT(Call(server->address(), tls),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("--tls-name or SHARDMESH_TLS_NAME")));
+  tls.words = TlsWords::kPython;
+  EXPECT_THAT(Call(server->address(), tls),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("tls_name= or SHARDMESH_TLS_NAME")));
+  EXPECT_THAT(Call(server->address(), {}), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("SHARDMESH_TLS_CERT")));
+
+  ServerOptions open;
+  open.listen = "127.0.0.1:0";
+  testing::EchoService service;
+  ASSERT_OK_AND_ASSIGN(auto plain, Server::Start(open, {&service}));
+  EXPECT_THAT(Call(plain->address(), Tls("client", "ca")),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("does not use TLS")));
+}
+
+// Sets a variable for as long as it lives.
+class Variable {
+ public:
+  Variable(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }
+  ~Variable() { unsetenv(name_); }
+
+ private:
+  const char* const name_;
+};
+
+TEST_F(TlsTest, Environment_IsBelowWhatIsGiven) {
+  const Variable cert("SHARDMESH_TLS_CERT", File("client.pem")), key("SHARDMESH_TLS_KEY", File("client.key"));
+  const Variable name("SHARDMESH_TLS_NAME", "shardmesh.test");
+  TlsOptions tls;
+  tls.ca_file = File("ca.pem");
+  tls.key_file = File("server.key");
+  tls = WithTlsEnvironment(tls);
+  EXPECT_EQ(tls.cert_file, File("client.pem"));
+  EXPECT_EQ(tls.key_file, File("server.key"));
+  EXPECT_EQ(tls.ca_file, File("ca.pem"));
+  EXPECT_EQ(tls.override_target_name, "shardmesh.test");
+  EXPECT_EQ(tls.from_environment, unsigned{kTlsCert | kTlsName});
+  EXPECT_THAT(NewChannelCredentials(tls), StatusIs(absl::StatusCode::kInvalidArgument,
+                                                   AllOf(HasSubstr("--tls-key"), HasSubstr("SHARDMESH_TLS_CERT"))));
+  const Variable empty("SHARDMESH_TLS_CA", "");
+  EXPECT_EQ(WithTlsEnvironment({}).ca_file, "");
+}
+
+TEST_F(TlsTest, Incomplete_NamesWhatIsMissingAndWhereTheRestCameFrom) {
+  const Variable cert("SHARDMESH_TLS_CERT", "c.pem");
+  TlsOptions tls;
+  tls.key_file = "k.pem";
+  tls.words = TlsWords::kPython;
+  tls = WithTlsEnvironment(tls);
+  EXPECT_THAT(CheckTlsComplete(tls), StatusIs(absl::StatusCode::kInvalidArgument,
+                                              AllOf(HasSubstr("tls_ca= is missing"),
+                                                    HasSubstr("has SHARDMESH_TLS_CERT=c.pem and tls_key=\"k.pem\" alone"),
+                                                    HasSubstr("set SHARDMESH_TLS_CA"))));
+  EXPECT_OK(CheckTlsComplete({}));
+  EXPECT_OK(CheckTlsComplete(Tls("client", "ca")));
 }
 
 TEST_F(TlsTest, KeyOfAnotherCertificate_InvalidArgumentOnBothSides) {

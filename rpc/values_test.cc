@@ -52,6 +52,22 @@ TEST(Address, IsLocal_OnlyWhatNeverLeavesTheMachine) {
   }
 }
 
+TEST(Address, Advertised_IsTheHostThatOthersDialAtThePortServed) {
+  EXPECT_EQ(*AdvertisedAddress("10.0.0.1:7000", ""), "10.0.0.1:7000");
+  EXPECT_EQ(*AdvertisedAddress("0.0.0.0:7000", "a.example"), "a.example:7000");
+  EXPECT_EQ(*AdvertisedAddress("[::]:7000", "2001:db8::1"), "[2001:db8::1]:7000");
+  EXPECT_EQ(*AdvertisedAddress("unix:/x", "a.example"), "unix:/x");
+  for (const char* any : {"0.0.0.0:7000", "[::]:7000"}) {
+    EXPECT_THAT(AdvertisedAddress(any, ""),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--advertise HOST")));
+  }
+  for (const char* host : {"0.0.0.0", "::", "a:7000", "a b", "unix:/x"}) {
+    EXPECT_THAT(AdvertisedAddress("0.0.0.0:7000", host),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("without a port")))
+        << host;
+  }
+}
+
 TEST(Status, RoundTripKeepsCodeAndMessage) {
   for (int code = 0; code <= 16; ++code) {
     const absl::Status status(static_cast<absl::StatusCode>(code), code == 0 ? "" : "step 7 is next, not 9");

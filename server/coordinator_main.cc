@@ -19,6 +19,7 @@
 #include "core/status.h"
 #include "rpc/main_support.h"
 #include "rpc/server.h"
+#include "rpc/tls_flags.h"
 #include "server/coordinator.h"
 #include "server/coordinator_service.h"
 #include "server/store.h"
@@ -59,9 +60,7 @@ void AddFlags(CLI::App& app, Flags& flags) {
       ->check(CLI::Range(100, 600'000))
       ->capture_default_str();
   app.add_option("--default-mesh", flags.default_mesh, "mesh of jobs that name none, e.g. ddp=2,fsdp=2");
-  app.add_option("--tls-cert", flags.server.tls.cert_file, "own certificate chain, PEM");
-  app.add_option("--tls-key", flags.server.tls.key_file, "its private key, PEM");
-  app.add_option("--tls-ca", flags.server.tls.ca_file, "authority that signed the clients' certificates, PEM");
+  AddTlsFileFlags(app, flags.server.tls);
   app.add_option("--max-connections", flags.server.max_connections, "open connections in all")
       ->check(CLI::Range(1, 100'000))
       ->capture_default_str();

@@ -23,8 +23,10 @@
 #include "core/status.h"
 #include "local/host_id.h"
 #include "local/socket.h"
+#include "rpc/address.h"
 #include "rpc/main_support.h"
 #include "rpc/server.h"
+#include "rpc/tls_flags.h"
 #include "worker/device/device_pass.h"
 #include "worker/host_capacity.h"
 #include "worker/local_server.h"
@@ -43,6 +45,7 @@ constexpr char kSocketSuffix[] = ".sock";
 struct Flags {
   std::string coordinator = "127.0.0.1:7000";
   std::string listen = "127.0.0.1:0";
+  std::string advertise;
   std::string name;
   std::string host_name;
   std::string group_address;
@@ -63,6 +66,9 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--coordinator", flags.coordinator, "address of the coordinator")->capture_default_str();
   app.add_option("--listen", flags.listen, "address to serve trainers and readers at; port 0 has one chosen")
       ->capture_default_str();
+  app.add_option("--advertise", flags.advertise,
+                 "name or IP address that others dial, with the port of --listen; needed where that is 0.0.0.0. Unset: "
+                 "the host of --listen");
   app.add_option("--name", flags.name, "unique name of this worker; unset: HOST-PID");
   app.add_option("--local-dir", flags.local_dir, "folder of the UNIX socket; unset: /tmp/shardmesh-UID");
   app.add_option("--keeper", flags.keeper,
@@ -85,9 +91,7 @@ void AddFlags(CLI::App& app, Flags& flags) {
       ->check(CLI::Range(0.0, 3600.0));
   AddSeconds(app, "--join-timeout", flags.join_timeout, "seconds to wait for the coordinator at the start");
   app.add_option("--max-connections", flags.max_connections, "open connections at once")->capture_default_str();
-  app.add_option("--tls-cert", flags.tls.cert_file, "certificate (PEM); required off loopback");
-  app.add_option("--tls-key", flags.tls.key_file, "its private key (PEM)");
-  app.add_option("--tls-ca", flags.tls.ca_file, "authority that signs every peer's certificate (PEM)");
+  AddTlsFlags(app, flags.tls);
   app.add_option("--address-file", flags.address_file, "write the address served to this file, once joined");
   app.add_option("--log-level", flags.log_level, "trace, debug, info, warn, error or off")->capture_default_str();
   app.set_version_flag("--version", "shardmesh-worker 0.1.0");
@@ -254,7 +258,8 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   server_options.tls = flags.tls;
   server_options.max_connections = flags.max_connections;
   ASSIGN_OR_RETURN(auto server, StartServer(server_options, service, keeper.get()));
-  identity.set_address(server->address());
+  ASSIGN_OR_RETURN(const std::string advertised, AdvertisedAddress(server->address(), flags.advertise));
+  identity.set_address(advertised);
   if (keeper != nullptr) keeper->Serve(server->address(), local->path()).IgnoreError();  // it is told when it is back
   identity.set_spans_hosts(!options.group_address.empty());
   identity.set_has_device(options.device.has_value());
@@ -263,10 +268,10 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   {
     MembershipAgent agent(*coordinator, worker, identity);
     end = AwaitJoined(agent, stop, absl::Seconds(flags.join_timeout), identity.resumed_size() > 0);
-    if (end.ok()) end = WriteAddress(flags.address_file, server->address());
+    if (end.ok()) end = WriteAddress(flags.address_file, advertised);
     if (end.ok()) {
-      spdlog::info("event=serving worker={} address={} local_socket={} device=\"{}\"", identity.name(),
-                   server->address(), local->path(), worker.DeviceText());
+      spdlog::info("event=serving worker={} address={} local_socket={} device=\"{}\"", identity.name(), advertised,
+                   local->path(), worker.DeviceText());
       while (!stop.WaitFor(absl::Seconds(3600))) {
       }
       spdlog::info("event=draining worker={}", identity.name());

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "rpc/tls_flags.h"
 
 namespace shardmesh {
 namespace {
@@ -19,19 +20,13 @@ constexpr absl::Duration kPeerTimeout = absl::Seconds(3);
 
 }  // namespace
 
-void AddTlsOptions(CLI::App& command, TlsOptions& tls) {
-  command.add_option("--tls-cert", tls.cert_file, "Own certificate chain (PEM); TLS needs all three");
-  command.add_option("--tls-key", tls.key_file, "Its private key (PEM)");
-  command.add_option("--tls-ca", tls.ca_file, "Authority that signed every peer's certificate (PEM)");
-}
-
 void AddConnectionOptions(CLI::App& command, ConnectionFlags& flags) {
   command.add_option("--coordinator", flags.coordinator, "Address of the coordinator, host:port or unix:path")
       ->envname("SHARDMESH_COORDINATOR")
       ->capture_default_str();
   AddSeconds(command, "--timeout", flags.timeout_seconds, "Seconds until a call is given up");
   command.add_flag("--json", flags.json, "Print one line of JSON");
-  AddTlsOptions(command, flags.tls);
+  AddTlsFlags(command, flags.tls);
 }
 
 CLI::Option* AddJobArgument(CLI::App& command, std::string& job) {

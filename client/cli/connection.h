@@ -29,7 +29,6 @@ struct ConnectionFlags {
 
 // Adds --coordinator, --timeout, --json and --tls-*. `flags` must outlive the parsing; its values are the defaults.
 void AddConnectionOptions(CLI::App& command, ConnectionFlags& flags);
-void AddTlsOptions(CLI::App& command, TlsOptions& tls);
 
 // Adds the positional JOB.
 CLI::Option* AddJobArgument(CLI::App& command, std::string& job);

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "core/clock.h"
 #include "core/status.h"
+#include "rpc/address.h"
 
 namespace shardmesh {
 namespace {
@@ -38,6 +39,19 @@ void AddTlsArguments(const TlsOptions& tls, std::vector<std::string>& args) {
   if (!tls.ca_file.empty()) args.insert(args.end(), {"--tls-ca", tls.ca_file});
 }
 
+// Those of a worker, which listens where the coordinator does, at a port that is chosen.
+void AddWorkerArguments(const ClusterOptions& options, std::vector<std::string>& args) {
+  const absl::StatusOr<Address> listen = ParseAddress(options.listen);
+  if (listen.ok() && !listen->is_local()) {
+    args.insert(args.end(), {"--listen", Address{"", listen->host, 0}.ToString()});
+    if (!options.advertise.empty()) args.insert(args.end(), {"--advertise", options.advertise});
+  }
+  AddTlsArguments(options.tls, args);
+  if (!options.tls.override_target_name.empty()) {
+    args.insert(args.end(), {"--tls-name", options.tls.override_target_name});
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(ClusterOptions options, ClusterEvents events,
@@ -59,6 +73,7 @@ absl::Status LocalCluster::StartAll(StopSignal& stop) {
   RETURN_IF_ERROR(StartCoordinator());
   ASSIGN_OR_RETURN(address_, AwaitAddress("coordinator", deadline, stop));
   children_.front().options.args[1] = address_;  // of later lives, too: the workers know it
+  ASSIGN_OR_RETURN(address_, AdvertisedAddress(address_, options_.advertise));
   RETURN_IF_ERROR(options_.keep ? StartNode() : StartWorkers());
   for (int i = 0; i < options_.num_workers; ++i) {
     RETURN_IF_ERROR(AwaitAddress(absl::StrCat("worker-", i), deadline, stop));
@@ -85,7 +100,7 @@ absl::Status LocalCluster::StartWorkers() {
     args.insert(args.end(), {"--threads", absl::StrCat(options_.threads), "--log-level", options_.log_level});
     args.insert(args.end(), {"--address-file", absl::StrCat(folder, "/", name), "--local-dir", folder});
     args.insert(args.end(), {"--device", options_.devices[i % options_.devices.size()]});
-    AddTlsArguments(options_.tls, args);
+    AddWorkerArguments(options_, args);
     RETURN_IF_ERROR(StartChild(name, options_.worker_binary, std::move(args)));
   }
   return absl::OkStatus();
@@ -100,7 +115,7 @@ absl::Status LocalCluster::StartNode() {
   args.insert(args.end(), {"--stop-grace", absl::StrCat(absl::ToDoubleSeconds(options_.stop_grace))});
   if (!options_.log_dir.empty()) args.insert(args.end(), {"--log-dir", options_.log_dir});
   args.insert(args.end(), {"--", "--threads", absl::StrCat(options_.threads), "--log-level", options_.log_level});
-  AddTlsArguments(options_.tls, args);
+  AddWorkerArguments(options_, args);
   workers_.emplace(folder + "/events", events_);
   return StartChild(kNode, options_.node_binary, std::move(args));
 }

@@ -24,6 +24,7 @@ struct ClusterOptions {
   int num_workers = 1;
   std::string mesh;  // the default mesh of jobs; unset: none
   std::string listen = "127.0.0.1:7000";
+  std::string advertise;  // the host that others dial, of coordinator and workers; unset: that of `listen`
   std::string state = ":memory:";
   std::string log_dir;  // a NAME.log for every process; unset: their logs go to standard error
   std::string log_level = "info";

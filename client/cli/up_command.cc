@@ -18,6 +18,8 @@
 #include "core/device_name.h"
 #include "core/mesh_spec.h"
 #include "core/status.h"
+#include "rpc/address.h"
+#include "rpc/tls_flags.h"
 
 namespace shardmesh {
 namespace {
@@ -66,10 +68,23 @@ absl::StatusOr<std::vector<std::string>> ParseDevices(const std::string& text) {
   return devices;
 }
 
+// InvalidArgument: other hosts are to reach the service, and nobody says at which address; or they cannot reach what it
+// says.
+absl::Status CheckAdvertise(const ClusterOptions& cluster) {
+  ASSIGN_OR_RETURN(const Address listen, ParseAddress(cluster.listen));
+  if (cluster.advertise.empty()) return CheckDialable(listen);
+  if (!listen.is_local()) return CheckHost("--advertise", cluster.advertise);
+  return absl::InvalidArgumentError(absl::StrCat("--advertise is ", cluster.advertise, " and --listen ", cluster.listen,
+                                                 ", which no other host reaches; give --listen 0.0.0.0:7000, or leave "
+                                                 "out --advertise"));
+}
+
 // Fits workers and mesh to each other. InvalidArgument: the mesh is none, or has more ranks than there are workers; or
 // as ParseDevices.
 absl::Status Complete(Flags& flags) {
   ClusterOptions& cluster = flags.cluster;
+  RETURN_IF_ERROR(CheckTlsComplete(cluster.tls));
+  RETURN_IF_ERROR(CheckAdvertise(cluster));
   ASSIGN_OR_RETURN(cluster.devices, ParseDevices(flags.devices));
   if (cluster.mesh.empty()) {
     cluster.num_workers = flags.workers == 0 ? 1 : flags.workers;
@@ -131,8 +146,14 @@ void AddOptions(CLI::App& command, Flags& flags) {
       ->check(CLI::Range(1, 1024));
   command.add_option("--mesh", cluster.mesh,
                      "Mesh of jobs that name none, like ddp=2,fsdp=2; not kept in --state; unset: fsdp=WORKERS");
-  command.add_option("--listen", cluster.listen, "Address of the coordinator; port 0 has one chosen")
+  command
+      .add_option("--listen", cluster.listen,
+                  "Address of the coordinator, and the host of the workers' addresses; port 0 has one chosen. Off this "
+                  "machine with TLS alone")
       ->capture_default_str();
+  command.add_option("--advertise", cluster.advertise,
+                     "Name or IP address of this machine that other hosts dial, and the certificates have; unset: the "
+                     "host of --listen");
   command.add_option("--state", cluster.state, "File that keeps jobs, or :memory:")->capture_default_str();
   command.add_option("--threads", cluster.threads, "Threads of a worker's step")
       ->check(CLI::Range(1, 1024))
@@ -163,7 +184,7 @@ void AddOptions(CLI::App& command, Flags& flags) {
       "Start coordinator and node (with --no-keep: workers) again when they end by themselves: at once after "
       "a long life, after up to 5 s if they keep ending; a coordinator only with a --state file");
   command.add_flag("--json", flags.json, "Print each event as one line of JSON");
-  AddTlsOptions(command, cluster.tls);
+  AddTlsFlags(command, cluster.tls);
 }
 
 }  // namespace
@@ -207,7 +228,9 @@ void AddUpCommand(CLI::App& app, CommandResult& result) {
       "  shardctl up --mesh fsdp=8 --state ./shardmesh.db --threads 2\n"
       "  shardctl up --workers 4 --state ./shardmesh.db --restart\n"
       "  shardctl up --workers 4 --no-keep\n"
-      "  shardctl up --workers 2 --device cuda:0");
+      "  shardctl up --workers 2 --device cuda:0\n"
+      "  shardctl up --workers 4 --listen 0.0.0.0:7000 --advertise 10.0.0.1 \\\n"
+      "      --tls-cert server.pem --tls-key server.key --tls-ca ca.pem");
   command->callback([flags, &result] { RunUp(*flags, result); });
 }
 

@@ -28,6 +28,7 @@ uint64_t RandomId() {
 }  // namespace
 
 absl::StatusOr<Client> Client::Connect(const std::string& coordinator, ClientOptions options) {
+  options.tls = WithTlsEnvironment(std::move(options.tls));
   ASSIGN_OR_RETURN(std::unique_ptr<CoordinatorTransport> transport,
                    NewGrpcCoordinatorTransport(coordinator, options.tls));
   return Client(std::move(transport), std::move(options));

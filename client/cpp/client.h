@@ -38,7 +38,7 @@ class Session;
 class PullingSession;
 
 struct ClientOptions {
-  TlsOptions tls;
+  TlsOptions tls;  // what it lacks comes from SHARDMESH_TLS_CERT, _KEY, _CA and _NAME, when Connect is called
   absl::Duration call_timeout = absl::Seconds(10);   // of control calls
   absl::Duration ready_timeout = absl::Seconds(60);  // for a job's workers to be ready
   // Of the control calls that open a job: none takes longer than the whole may.

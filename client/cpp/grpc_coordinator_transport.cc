@@ -17,8 +17,8 @@ namespace {
 
 class GrpcCoordinatorTransport final : public CoordinatorTransport {
  public:
-  GrpcCoordinatorTransport(std::string address, const std::shared_ptr<grpc::Channel>& channel)
-      : address_(std::move(address)), channel_(channel), stub_(v1::Coordinator::NewStub(channel)) {}
+  GrpcCoordinatorTransport(std::string address, const TlsOptions& tls, const std::shared_ptr<grpc::Channel>& channel)
+      : address_(std::move(address)), tls_(tls), channel_(channel), stub_(v1::Coordinator::NewStub(channel)) {}
 
   bool has_answered() const override { return answered_.load(); }
 #define SHARDMESH_METHOD(name, Request, Reply)                                                \
@@ -52,11 +52,12 @@ class GrpcCoordinatorTransport final : public CoordinatorTransport {
         status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
       answered_.store(true);
     }
-    RETURN_IF_ERROR(FromGrpc(status, absl::StrCat(what, " at ", address_)));
+    RETURN_IF_ERROR(ExplainTlsFailure(FromGrpc(status, absl::StrCat(what, " at ", address_)), tls_));
     return reply;
   }
 
   const std::string address_;
+  const TlsOptions tls_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::Coordinator::Stub> stub_;
   std::atomic<bool> answered_{false};
@@ -67,7 +68,7 @@ class GrpcCoordinatorTransport final : public CoordinatorTransport {
 absl::StatusOr<std::unique_ptr<CoordinatorTransport>> NewGrpcCoordinatorTransport(const std::string& address,
                                                                                   const TlsOptions& tls) {
   ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, NewChannel(address, tls));
-  return std::unique_ptr<CoordinatorTransport>(new GrpcCoordinatorTransport(address, channel));
+  return std::unique_ptr<CoordinatorTransport>(new GrpcCoordinatorTransport(address, tls, channel));
 }
 
 }  // namespace shardmesh

@@ -34,12 +34,12 @@ absl::StatusOr<std::unique_ptr<ShardTransport>> ShardTransport::Dial(const v1::M
   ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, NewChannel(member.address(), tls, options));
   const std::string name =
       absl::StrCat("worker ", member.worker(), " (rank ", member.rank(), ") at ", member.address());
-  return std::unique_ptr<ShardTransport>(new ShardTransport(name, std::move(channel)));
+  return std::unique_ptr<ShardTransport>(new ShardTransport(name, tls, std::move(channel)));
 }
 
 // A call that nobody here cancelled was cancelled by a worker that ends.
 absl::Status ShardTransport::Named(const absl::Status& status) const {
-  if (!absl::IsCancelled(status)) return Annotate(status, name_);
+  if (!absl::IsCancelled(status)) return Annotate(ExplainTlsFailure(status, tls_), name_);
   return absl::UnavailableError(absl::StrCat(name_, " ended the call: ", status.message()));
 }
 

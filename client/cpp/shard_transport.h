@@ -71,8 +71,8 @@ class ShardTransport {
   const std::string& name() const { return name_; }  // "worker w1 (rank 1) at 127.0.0.1:7001"
 
  private:
-  ShardTransport(std::string name, std::shared_ptr<grpc::Channel> channel)
-      : name_(std::move(name)), channel_(std::move(channel)) {}
+  ShardTransport(std::string name, TlsOptions tls, std::shared_ptr<grpc::Channel> channel)
+      : name_(std::move(name)), tls_(std::move(tls)), channel_(std::move(channel)) {}
   absl::Status Named(const absl::Status& status) const;
   absl::StatusOr<v1::FileProgress> ReadProgress(const char* method, grpc::ClientContext& context,
                                                 grpc::ClientReader<v1::FileProgress>& reader,
@@ -83,6 +83,7 @@ class ShardTransport {
                           const std::function<absl::Status(absl::string_view)>& data, absl::Duration timeout);
 
   const std::string name_;
+  const TlsOptions tls_;
   const std::shared_ptr<grpc::Channel> channel_;
 };
 

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include "client/cli/seconds_flag.h"
+#include "client/cli/tls_flags.h"
 #include "examples/digits/job.h"
 
 namespace shardmesh::digits {
@@ -18,9 +19,7 @@ inline void AddJobFlags(CLI::App& app, JobFlags& flags) {
       ->capture_default_str()
       ->check(CLI::Range(1, 1000000));
   AddSeconds(app, "--timeout", flags.timeout, "Seconds to wait for the job, a step, a version");
-  app.add_option("--tls-cert", flags.tls.cert_file, "certificate (PEM); required off loopback");
-  app.add_option("--tls-key", flags.tls.key_file, "its private key (PEM)");
-  app.add_option("--tls-ca", flags.tls.ca_file, "authority that signs every peer's certificate (PEM)");
+  AddTlsFlags(app, flags.tls);
 }
 
 }  // namespace shardmesh::digits

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -24,6 +24,13 @@ from run import Log, arguments, held_out_loss, parse, warm_up
 from text import Text, decode, encode
 
 PATIENCE = 600.0  # seconds that a follower waits for a version
+
+
+TLS = "cert", "key", "ca", "name"  # the flags --tls-*
+
+
+def of_service(flags: argparse.Namespace) -> dict[str, Any]:
+    return {"service": flags.service, **{f"tls_{what}": getattr(flags, f"tls_{what}") for what in TLS}}
 
 
 def in_blocks(gather: str) -> Callable[[str], Optional[str]]:
@@ -42,7 +49,7 @@ def train(flags: argparse.Namespace) -> None:
     text, model = Text.load(flags.text, flags.seed), GPT(SIZES[flags.size])
     optimizer = sm.Optimizer(model, "AdamW", lr=flags.lr, betas=(0.9, 0.95), weight_decay=0.1, slots=flags.slots,
                              weights=flags.weights, states=flags.states, gather=in_blocks(flags.gather),
-                             residency=flags.residency, publish_every=flags.every, service=flags.service, job=flags.job)
+                             residency=flags.residency, publish_every=flags.every, job=flags.job, **of_service(flags))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warm_up)
     run = torch.compile(model) if flags.compile else model
     log = Log(flags, rank, ranks)
@@ -64,8 +71,9 @@ def follow(flags: argparse.Namespace) -> None:
     """Text of the newest version every `flags.every` steps, up to the last step's."""
     os.nice(10)  # training comes first
     model = GPT(SIZES[flags.size])
-    client.connect(flags.service).job(flags.job, await_creation=True, timeout=PATIENCE)
-    with sm.follow(model, service=flags.service, job=flags.job, at_least=flags.every, timeout=PATIENCE) as following:
+    service = of_service(flags)
+    client.connect(service.pop("service"), **service).job(flags.job, await_creation=True, timeout=PATIENCE)
+    with sm.follow(model, job=flags.job, **of_service(flags), at_least=flags.every, timeout=PATIENCE) as following:
         while True:
             tokens = generate(model, encode(flags.prompt.encode()), flags.characters)
             print(f"--- step {following.step}\n{decode(tokens)}", flush=True)
@@ -83,6 +91,8 @@ def main() -> None:
     add("--gather", default="stored", help="how matrices come to the ranks: stored, fp8_tensor, ... (%(default)s)")
     add("--residency", default="full", choices=["full", "bucket"], help="of the weights (default: %(default)s)")
     add("--service", metavar="HOST:PORT", help="of a coordinator (default: a service for this training alone)")
+    for what in TLS:
+        add(f"--tls-{what}", help=f"for a service on another host (default: SHARDMESH_TLS_{what.upper()}; docs/tls.md)")
     add("--job", help="its name (default: made up)")
     add("--follow", action="store_true", help="train nothing; print text of the newest weights of a job that trains")
     add("--every", type=int, default=100, help="steps between two texts (default: %(default)s)")

@@ -17,6 +17,13 @@ import shardmesh.torch                                                          
 from shardmesh.torch import integrations
 
 
+TLS = "cert", "key", "ca", "name"
+
+
+def tls_of(options):
+    return {f"tls_{what}": getattr(options, f"tls_{what}") for what in TLS}
+
+
 def data_of(steps, accumulation, batch):
     generator = torch.Generator().manual_seed(7)
     inputs = torch.randn(steps * accumulation * batch, 16, generator=generator)
@@ -27,7 +34,8 @@ def optimizer_of(accelerator, model, options):
     if options.plain:
         return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     optimizer = shardmesh.torch.Optimizer(model, "AdamW", lr=1e-2, weight_decay=0.1, clip_norm=0.5,     # 2
-                                          states=options.states, slots=options.slots, service=options.service, job=options.job)
+                                          states=options.states, slots=options.slots, service=options.service, job=options.job,
+                                          **tls_of(options))
     integrations.attach(accelerator, optimizer)                                                 # 3
     return optimizer
 
@@ -54,6 +62,8 @@ def main(arguments=None):
     parser.add_argument("--slots", type=int, help="of a step over all ranks")
     parser.add_argument("--batch", type=int, default=8, help="of one backward, over all ranks")
     parser.add_argument("--service", help="host:port of a coordinator; one of its own")
+    for what in TLS:
+        parser.add_argument(f"--tls-{what}", help=f"for a service on another host; SHARDMESH_TLS_{what.upper()} (docs/tls.md)")
     parser.add_argument("--job")
     options = parser.parse_args(arguments)
 

@@ -18,6 +18,13 @@ import shardmesh.torch                                                          
 from shardmesh.torch import integrations
 
 
+TLS = "cert", "key", "ca", "name"
+
+
+def tls_of(options):
+    return {f"tls_{what}": getattr(options, f"tls_{what}") for what in TLS}
+
+
 def dataset():
     generator = torch.Generator().manual_seed(5)
     tokens = torch.randint(0, 64, (64, 1), generator=generator)
@@ -38,7 +45,7 @@ def trainer_of(folder, steps, options, job):
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
         return Trainer(model, args, train_dataset=dataset(), optimizers=(optimizer, None)), None
     optimizer = shardmesh.torch.Optimizer(model, "AdamW", lr=3e-3, weight_decay=0.1, clip_norm=0.5, states=options.states,     # 2
-                                          service=options.service, job=options.job + job)
+                                          service=options.service, job=options.job + job, **tls_of(options))
     trainer = Trainer(model, args, train_dataset=dataset(), optimizers=(optimizer, None),
                       callbacks=[integrations.ShardmeshCallback(optimizer, digests=True)])
     integrations.attach(trainer.accelerator, optimizer)                                         # 3
@@ -67,6 +74,8 @@ def main(arguments=None):
     parser.add_argument("--batch", type=int, default=8, help="of one backward, over all ranks")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--service", help="host:port of a coordinator; one of its own")
+    for what in TLS:
+        parser.add_argument(f"--tls-{what}", help=f"for a service on another host; SHARDMESH_TLS_{what.upper()} (docs/tls.md)")
     parser.add_argument("--folder", help="of checkpoints; a temporary one")
     parser.add_argument("--job", default="", help="what the jobs' names begin with")
     options = parser.parse_args(arguments)

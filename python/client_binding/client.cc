@@ -10,11 +10,14 @@
 namespace shardmesh::python {
 namespace {
 
+// environment: what is empty comes from the variables SHARDMESH_TLS_*.
 BoundClient Connect(const Text& coordinator, const Text& cert, const Text& key, const Text& ca, const Text& target,
-                    double call_timeout) {
+                    bool environment, double call_timeout) {
   if (absl::Status status = EnterProcess(); !status.ok()) throw StatusError(status);
   Service service;
-  service.options.tls = {cert.value, key.value, ca.value, target.value};
+  service.options.tls = {cert.value, key.value, ca.value, target.value, TlsWords::kPython};
+  if (environment) service.options.tls = WithTlsEnvironment(std::move(service.options.tls));
+  if (absl::Status status = CheckTlsComplete(service.options.tls); !status.ok()) throw StatusError(status);
   service.options.call_timeout = absl::Seconds(call_timeout);
   service.coordinator = OrThrow(NewGrpcCoordinatorTransport(coordinator.value, service.options.tls));
   return {OfThisProcess(std::make_shared<const Service>(std::move(service)))};
@@ -71,7 +74,7 @@ void BindClient(py::module_& module) {
   py::class_<BoundClient> client(module, "Client");
   client
       .def(py::init(&Connect), py::arg("coordinator"), py::arg("tls_cert"), py::arg("tls_key"), py::arg("tls_ca"),
-           py::arg("tls_name"), py::arg("call_timeout"))
+           py::arg("tls_name"), py::arg("environment"), py::arg("call_timeout"))
       .def("jobs", &Jobs)
       .def(
           "job",

@@ -10,7 +10,8 @@ def checkpoint_buffers(path: str) -> list[_Buffer]: ...
 
 class Client:
     def __init__(
-        self, coordinator: str, tls_cert: str, tls_key: str, tls_ca: str, tls_name: str, call_timeout: float
+        self, coordinator: str, tls_cert: str, tls_key: str, tls_ca: str, tls_name: str, environment: bool,
+        call_timeout: float,
     ) -> None: ...
     def jobs(self) -> list[tuple[str, str, int, list[int], str, str]]: ...
     def job(

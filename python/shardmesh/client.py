@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Optional, Union
 
-from . import _arguments, _client, errors
+from . import _arguments, _client, _tls, errors
 from ._follow import Follower, OnVersion, choice, seconds
 from ._load import LoadMismatch
 from ._version import Tensor, Version
@@ -71,22 +71,23 @@ class SavedCheckpoint(NamedTuple):
 def connect(
     coordinator: str,
     *,
-    tls_cert: str | None = None,
-    tls_key: str | None = None,
-    tls_ca: str | None = None,
+    tls_cert: _tls.Path = None,
+    tls_key: _tls.Path = None,
+    tls_ca: _tls.Path = None,
     tls_name: str | None = None,
     call_timeout: float = 10.0,
 ) -> Client:
     """The client of the coordinator at "host:port"; the first call connects.
 
     TLS with all of tls_cert, tls_key and tls_ca (PEM files); tls_name is the name in the servers' certificates, where
-    it is not the one dialled. call_timeout: of calls that only ask.
-    InvalidArgument: no address, or a file that is not what it should be. NotFound, PermissionDenied: no such file.
+    it is not the one dialled. What is not given comes from the variables SHARDMESH_TLS_CERT, SHARDMESH_TLS_KEY,
+    SHARDMESH_TLS_CA and SHARDMESH_TLS_NAME. call_timeout: of calls that only ask.
+    InvalidArgument: no address; another host's without TLS; a file is missing, or not what it should be. NotFound,
+    PermissionDenied: no such file.
     """
-    texts = {"tls_cert": tls_cert, "tls_key": tls_key, "tls_ca": tls_ca, "tls_name": tls_name}
-    tls = {name: "" if value is None else _arguments.text(name, value) for name, value in texts.items()}
-    timeout = seconds("call_timeout", call_timeout)
-    return Client(_client.Client(_arguments.text("coordinator", coordinator), call_timeout=timeout, **tls))
+    address, timeout = _arguments.text("coordinator", coordinator), seconds("call_timeout", call_timeout)
+    tls = _tls.options(address, _tls.Tls(tls_cert, tls_key, tls_ca, tls_name))
+    return Client(_client.Client(address, call_timeout=timeout, **tls))
 
 
 class Client:

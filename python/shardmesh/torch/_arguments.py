@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from .. import errors
+from .._tls import Tls
+from .._tls import given as tls_given
 from ._service import checked_address
 
 _MAX_SLOTS, _MAX_WORKERS, _MAX_EVERY = 128, 1024, 1 << 30
@@ -34,10 +36,24 @@ def check(model: object, given: Mapping[str, Any], spec: Mapping[str, Any]) -> N
     if (service := given["service"]) is not None:
         _need(isinstance(service, str), "service", service, 'an address, like "10.0.0.1:7000", or None')
         checked_address(service)
+    _check_tls(service, given["tls"])
     _check_spec(spec)
     if given["pulled"] and spec["residency"] == "bucket":
         raise errors.Unimplemented(
             'pulled slots with residency="bucket"; take residency="full", or slots that are assigned'
+        )
+
+
+def _check_tls(service: object, tls: Tls) -> None:
+    for name, value in tls._asdict().items():
+        if name == "tls_name":
+            _need(value is None or isinstance(value, str), name, value, "the name in the servers' certificates, or None")
+        else:
+            _need(value is None or isinstance(value, (str, os.PathLike)), name, value, "the path of a PEM file, or None")
+    if service is None and (arguments := tls_given(tls)):
+        raise errors.InvalidArgument(
+            f"{', '.join(arguments)} without service=: a service of this training's own is on this machine and uses no "
+            'TLS; say service="host:port", or leave the arguments out'
         )
 
 

@@ -17,6 +17,7 @@ import torch
 from .. import _client, errors
 from .._follow import Choice, choice, newer, seconds
 from .._load import LoadMismatch
+from .._tls import Path
 from .._version import Version
 from ..client import Job, Versions, connect
 from ._buffers import listed
@@ -46,6 +47,10 @@ def follow(
     *,
     service: str,
     job: str,
+    tls_cert: Path = None,
+    tls_key: Path = None,
+    tls_ca: Path = None,
+    tls_name: Optional[str] = None,
     copy: bool = False,
     way: str = "any",
     timeout: float = 60.0,
@@ -57,6 +62,7 @@ def follow(
     Parameters become views of the version where this process is on a host of the job and the formats are the same, else
     copies in their own type and on their own device (of codes: decoded). Parameters on the meta device get memory.
     Views are of read-only memory, which PyTorch cannot know: writing to one ends the process; copy=True makes copies.
+    tls_cert, tls_key, tls_ca, tls_name: for a service on another host, as shardmesh.connect() takes them.
     way, ttl: as Job.follow(). timeout: for the job, and its first version of at least the step `at_least`.
     FailedPrecondition: an optimizer of this process trains the model.
     LoadMismatch: missing, unexpected and mis-shaped names, all of them; nothing was loaded. NotFound: no such job.
@@ -69,7 +75,8 @@ def follow(
     for one in tree.found:
         known = by_tensor.get(id(one.tensor), _Target(one.given, (), one.tensor))
         by_tensor[id(one.tensor)] = known._replace(names=tuple(dict.fromkeys((*known.names, one.name))))
-    opened = connect(service).job(job, timeout=timeout, **rules)
+    client = connect(service, tls_cert=tls_cert, tls_key=tls_key, tls_ca=tls_ca, tls_name=tls_name)
+    opened = client.job(job, timeout=timeout, **rules)
     left = [name for name, _ in buffers(model)]
     if left:
         LOG.warning("a job has no buffers, and those of the model stay as they are: %s; load them from a checkpoint "

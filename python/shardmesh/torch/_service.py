@@ -17,7 +17,7 @@ from typing import Any, Optional
 
 import torch
 
-from .. import _programs, errors
+from .. import _programs, _tls, errors
 from . import _uses as uses
 from ._board import Board, Store
 from ._uses import Running
@@ -72,7 +72,7 @@ class Embedded:
         try:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", _KEEPER, str(self._owner), self.folder, *command],
-                stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+                stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, env=_tls.environment_without(),
                 start_new_session=True)  # Ctrl-C is the trainer's to answer
         except OSError as error:
             self._remove()

@@ -14,6 +14,7 @@ import torch
 
 from .. import client as clients
 from .. import errors
+from .._tls import Tls
 from . import _arguments, _buffers, _canonical, _hyper, _resume, _service
 from ._checks import check_values
 from ._deferred import Deferred, Init
@@ -39,6 +40,7 @@ class Plan(NamedTuple):
     algorithm: str
     hyperparameters: Mapping[str, Any]
     service: Optional[str]
+    tls: Tls
     workers: int
     slots: Optional[int]
     pulled: bool
@@ -87,7 +89,8 @@ class Started:
             self.address = self._running.address
             self._check_one_of_job()
             self.others.enter()
-            self.client = clients.connect(self.address, call_timeout=min(_LONGEST_CALL, plan.timeout))
+            self.client = clients.connect(
+                self.address, call_timeout=min(_LONGEST_CALL, plan.timeout), **plan.tls._asdict())
             self.session = self._resumed() if plan.resume else self.session_of(create=True)
             if self.session.has_weights():
                 self._check_join()

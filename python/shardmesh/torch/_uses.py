@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Optional, Protocol
 
+from .. import _tls
 from ._board import Board
 
 
@@ -48,6 +49,7 @@ class _Use:
         self._shared.uses -= 1
         if self._shared.uses == 0:
             _shared.pop(self.address, None)
+            _tls.ends(self.address)
         return self._shared.uses == 0
 
     def close(self, at_once: bool = False) -> None:
@@ -64,6 +66,7 @@ _shared: dict[str, _Shared] = {}  # by address
 def first(running: Running) -> Running:
     """Of a service that has just started."""
     shared = _shared[running.address] = _Shared(running)
+    _tls.begins(running.address)
     return _Use(shared)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Optional, Union
 import torch
 
 from .. import errors
+from .._tls import Path, Tls
 from ..client import Client, Job, SavedCheckpoint
 from . import _hyper, _scaler, _setup
 from ._ending import Ending, weakly
@@ -51,6 +52,7 @@ class Optimizer(torch.optim.Optimizer):
     gathered as int8_row, fp8_row or fp8_tensor multiplies by codes and scales; its weight has a gradient and a name,
     its elements are NaN, and state_dict() has them decoded. Weights that other modules use, too, are decoded.
     service: "host:port" of a coordinator; None: one of its own, which ends with rank 0. job: its name there.
+    tls_cert, tls_key, tls_ca, tls_name: for a service on another host, as shardmesh.connect() takes them (docs/tls.md).
     workers: of a service of its own. mesh: as in "ddp=2,fsdp=2".
     slots: gradient contributions of a step over all ranks, one for each backward; None: one for each rank, in which all
     its backwards add up. pulled: any rank takes any slot, see slots().
@@ -84,6 +86,10 @@ class Optimizer(torch.optim.Optimizer):
         deliver: str = "decoded",
         gradients: Optional[str] = None,
         service: Optional[str] = None,
+        tls_cert: Path = None,
+        tls_key: Path = None,
+        tls_ca: Path = None,
+        tls_name: Optional[str] = None,
         job: Optional[str] = None,
         workers: int = 1,
         mesh: Optional[str] = None,
@@ -101,7 +107,8 @@ class Optimizer(torch.optim.Optimizer):
         **hyperparameters: Any,
     ) -> None:
         plan = _setup.Plan(
-            algorithm=algorithm, hyperparameters=hyperparameters, service=service, join=join, workers=workers,
+            algorithm=algorithm, hyperparameters=hyperparameters, service=service,
+            tls=Tls(tls_cert, tls_key, tls_ca, tls_name), join=join, workers=workers,
             slots=slots, pulled=pulled, token_weights=token_weights, timeout=timeout, deliver=deliver, init=init,
             resume=resume,
             specification={
