@@ -5,6 +5,7 @@
 #include "client/cpp/coordinator_transport.h"
 #include "client/cpp/transport_reconnect.h"
 #include "core/status.h"
+#include "proto/protocol_version.h"
 #include "proto/shardmesh/v1/coordinator.grpc.pb.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
@@ -12,6 +13,29 @@
 
 namespace shardmesh {
 namespace {
+
+// What a program says of itself before anything else, and what the coordinator says of itself (ProtocolVersion). The
+// other calls come after one of these.
+template <typename Request>
+Request Introduced(const Request& request) {
+  return request;
+}
+template <typename Request>
+Request WithProtocol(Request request) {
+  *request.mutable_protocol() = OwnProtocol();
+  return request;
+}
+v1::CreateJobRequest Introduced(const v1::CreateJobRequest& request) { return WithProtocol(request); }
+v1::DescribeJobRequest Introduced(const v1::DescribeJobRequest& request) { return WithProtocol(request); }
+v1::JoinRequest Introduced(const v1::JoinRequest& request) { return WithProtocol(request); }
+
+template <typename Reply>
+absl::Status CheckAnswer(const Reply&) {
+  return absl::OkStatus();
+}
+absl::Status CheckAnswer(const v1::JobDescription& reply) { return CheckProtocol(reply.protocol(), "the coordinator"); }
+absl::Status CheckAnswer(const v1::CreateJobReply& reply) { return CheckAnswer(reply.job()); }
+absl::Status CheckAnswer(const v1::JoinReply& reply) { return CheckProtocol(reply.protocol(), "the coordinator"); }
 
 class GrpcCoordinatorTransport final : public CoordinatorTransport {
  public:
@@ -44,7 +68,9 @@ class GrpcCoordinatorTransport final : public CoordinatorTransport {
     context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
     HelpReconnect(*channel_, timeout);
     Reply reply;
-    RETURN_IF_ERROR(FromGrpc(((*stub_).*method)(&context, request, &reply), absl::StrCat(what, " at ", address_)));
+    const std::string named = absl::StrCat(what, " at ", address_);
+    RETURN_IF_ERROR(FromGrpc(((*stub_).*method)(&context, Introduced(request), &reply), named));
+    RETURN_IF_ERROR(Annotate(CheckAnswer(reply), named));
     return reply;
   }
 
