@@ -30,9 +30,9 @@ absl::Status Coordinator::Load(absl::Time now) {
     }
     const size_t ranks = static_cast<size_t>(job.definition->plan().num_ranks());
     if (!job.record.members.empty() && job.record.members.size() != ranks) {
-      return absl::DataLossError(absl::StrCat("what is stored of job ", name, " is damaged: ", job.record.members.size(),
-                                              " members, and its mesh has ", ranks,
-                                              " ranks; restore a copy of the state file"));
+      return absl::DataLossError(absl::StrCat("what is stored of job ", name,
+                                              " is damaged: ", job.record.members.size(), " members, and its mesh has ",
+                                              ranks, " ranks; restore a copy of the state file"));
     }
     state_.jobs[name] = std::move(job);
   }

@@ -23,7 +23,7 @@
 namespace shardmesh {
 namespace {
 
-constexpr int64_t kSchemaVersion = 3;           // PRAGMA user_version
+constexpr int64_t kSchemaVersion = 3;  // PRAGMA user_version
 
 // Text is stored as blobs: what a peer sent is kept byte for byte. Lists of numbers and ids are joined by ",".
 // Of version 1; a new file is made of it and of all upgrades.
@@ -63,8 +63,8 @@ constexpr Table kJobs = {"jobs",
                          "name,state,epoch,excluded,error,committed_step,published_steps,mesh,from_epoch,from_mesh,"
                          "wanted_mesh",
                          "tiittittitt"};
-constexpr Table kMembers = {
-    "members", "job,rank,name,incarnation,address,host_id,local_socket,pid,ready,was", "tititttiii"};
+constexpr Table kMembers = {"members", "job,rank,name,incarnation,address,host_id,local_socket,pid,ready,was",
+                            "tititttiii"};
 
 WorkerIdentity IdentityAt(const SqliteStatement& row, int column) {
   WorkerIdentity identity;
@@ -173,9 +173,10 @@ class SqliteStore final : public Store {
       return absl::NotFoundError(absl::StrCat("state file ", path_, " was removed while this coordinator ran"));
     }
     RETURN_IF_ERROR(now.status());
-    return absl::UnavailableError(absl::StrCat(
-        "state file ", path_, " was replaced by another file while this coordinator ran; nothing is written any more. "
-        "Move that file away, and this one is written there again"));
+    return absl::UnavailableError(
+        absl::StrCat("state file ", path_,
+                     " was replaced by another file while this coordinator ran; nothing is written any more. "
+                     "Move that file away, and this one is written there again"));
   }
 
   // A copy of what is open becomes the file, and is open from then on.
@@ -190,9 +191,9 @@ class SqliteStore final : public Store {
     }
     unlink(copy.c_str());
     if (!written.ok()) {
-      return absl::UnavailableError(
-          absl::StrCat("state file ", path_, " was removed while this coordinator ran, and could not be written again: ",
-                       written.message(), "; nothing is stored until it can: see that its folder is there"));
+      return absl::UnavailableError(absl::StrCat(
+          "state file ", path_, " was removed while this coordinator ran, and could not be written again: ",
+          written.message(), "; nothing is stored until it can: see that its folder is there"));
     }
     std::unique_ptr<SqliteDatabase> removed = std::move(db_);
     const absl::Status opened = OpenDatabase();
@@ -212,8 +213,8 @@ class SqliteStore final : public Store {
   absl::Status CheckWhole() {
     ASSIGN_OR_RETURN(const std::string mode, db_->Text("PRAGMA journal_mode"));
     if (mode != "truncate") {
-      return absl::UnavailableError(absl::StrCat("state file ", path_, " stays in journal mode ", mode,
-                                                 "; is its folder writable?"));
+      return absl::UnavailableError(
+          absl::StrCat("state file ", path_, " stays in journal mode ", mode, "; is its folder writable?"));
     }
     ASSIGN_OR_RETURN(const std::string check, db_->Text("PRAGMA quick_check(1)"));
     if (check != "ok") return Damaged(check);
@@ -308,7 +309,8 @@ class SqliteStore final : public Store {
 
   absl::Status CheckTypes(const SqliteStatement& row, const Table& table) const {
     if (row.HasTypes(table.types)) return absl::OkStatus();
-    return Damaged(absl::StrCat("a row of table ", table.name, " has a text where there should be a number, or nothing"));
+    return Damaged(
+        absl::StrCat("a row of table ", table.name, " has a text where there should be a number, or nothing"));
   }
 
   absl::Status LoadWorkers(StoreContents& contents) {

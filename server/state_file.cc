@@ -17,7 +17,7 @@ namespace {
 // sqlite.org/fileformat.html, "The Database Header". Numbers are big-endian.
 constexpr size_t kHeaderBytes = 108, kPageSizeAt = 16, kWriteVersionAt = 18, kChangesAt = 24, kPagesAt = 28,
                  kApplicationIdAt = 68, kPagesValidForAt = 92,
-                 kCellsAt = 103;  // of the first page, which lists the tables
+                 kCellsAt = 103;              // of the first page, which lists the tables
 constexpr char kMagic[] = "SQLite format 3";  // with its NUL: 16 bytes
 constexpr unsigned char kWriteAheadLog = 2;
 
@@ -83,8 +83,8 @@ absl::Status LookAtStateFile(const std::string& path, bool* exists) {
   }
   if (got >= 0) return Look(path, header, info.st_size);
   return absl::UnavailableError(absl::StrCat(
-      "state file ", path, " cannot be read: ", fd >= 0 && !S_ISREG(info.st_mode) ? "it is no regular file" : std::strerror(error),
-      "; check --state"));
+      "state file ", path, " cannot be read: ",
+      fd >= 0 && !S_ISREG(info.st_mode) ? "it is no regular file" : std::strerror(error), "; check --state"));
 }
 
 absl::Status SyncFile(const std::string& path) {

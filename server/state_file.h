@@ -1,6 +1,7 @@
 // What a state file looks like from outside, before SQLite opens it for writing: whether it is ours and whole. SQLite
 // itself would take an empty file for a new database, and change the journal mode of another program's.
-// Not for a file that this process has open: closing it here would give up SQLite's lock. Used by sqlite_store.cc alone.
+// Not for a file that this process has open: closing it here would give up SQLite's lock. Used by sqlite_store.cc
+// alone.
 #pragma once
 
 #include <cstdint>

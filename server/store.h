@@ -54,9 +54,9 @@ class Store {
 // Forgets with the process. For tests, and for services that live no longer than their job.
 std::unique_ptr<Store> NewMemoryStore();
 
-// One SQLite file (synchronous=FULL), made if it is not there, locked for this process alone. All that was written is in
-// that one file between two writes, so that a copy of it has everything. One that an older version wrote is upgraded in
-// place; that version does not read it any more. Another program's file is not touched.
+// One SQLite file (synchronous=FULL), made if it is not there, locked for this process alone. All that was written is
+// in that one file between two writes, so that a copy of it has everything. One that an older version wrote is upgraded
+// in place; that version does not read it any more. Another program's file is not touched.
 //   FailedPrecondition: written by a newer version (both schema versions are named), or by another program.
 //   DataLoss: empty, cut, not a SQLite database, or damaged. AlreadyExists: another process has it open.
 //   ResourceExhausted: no space. Unavailable: the file or its folder cannot be opened or written (named, with SQLite's

@@ -35,11 +35,10 @@ grpc::ServerWriteReactor<v1::FileProgress>* StartProgress(Worker& worker, grpc::
     ASSIGN_OR_RETURN(shard, worker.Find(request.job()));
     return absl::OkStatus();
   });
-  return ProgressCall::Start(status,
-                             [shard, request, work, folders = worker.options().checkpoint_folders](
-                                 const std::atomic<bool>& cancelled, const ReportProgress& report) {
-                               return work(*shard, folders, request, cancelled, report);
-                             });
+  return ProgressCall::Start(status, [shard, request, work, folders = worker.options().checkpoint_folders](
+                                         const std::atomic<bool>& cancelled, const ReportProgress& report) {
+    return work(*shard, folders, request, cancelled, report);
+  });
 }
 
 // Slots whose trainer waits, as long as the object lives.
@@ -269,9 +268,10 @@ grpc::ServerUnaryReactor* ShardService::AwaitWeights(grpc::CallbackServerContext
         return reply->step() == kNoStep ? std::nullopt : std::make_optional(absl::OkStatus());
       },
       [shard] {
-        return absl::DeadlineExceededError(absl::StrCat(
-            "job ", shard->spec().name, " has no weights yet: push initial weights to every member, or restore a "
-            "checkpoint into it; or ask with more time"));
+        return absl::DeadlineExceededError(
+            absl::StrCat("job ", shard->spec().name,
+                         " has no weights yet: push initial weights to every member, or restore a "
+                         "checkpoint into it; or ask with more time"));
       });
 }
 
