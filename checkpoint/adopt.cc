@@ -20,6 +20,7 @@
 #include "checkpoint/strict_json.h"
 #include "core/names.h"
 #include "core/status.h"
+#include "core/stored_values.h"
 #include "core/stream_digest.h"
 
 namespace shardmesh {
@@ -33,6 +34,20 @@ struct Given {
   JobSpec spec;
   int64_t step = 0;
 };
+
+// As restoring it will: a name that no job can have is refused before a checkpoint has it.
+absl::Status CheckNames(const JobSpec& spec) {
+  std::vector<std::string> names;
+  for (const ParameterSpec& parameter : spec.parameters) names.push_back(parameter.name);
+  ASSIGN_OR_RETURN(const Canonicalizer canonicalizer, Canonicalizer::Create(RulesOfCanonical(names)));
+  for (const std::string& name : names) {
+    ASSIGN_OR_RETURN(const std::string canonical, canonicalizer.Canonical(name));
+    if (canonical == name) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter ", QuotedName(name), " is not canonical; write ", QuotedName(canonical)));
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<Given> ReadJob(const std::string& path) {
   std::error_code error;
@@ -64,6 +79,7 @@ absl::StatusOr<Given> ReadJob(const std::string& path) {
   }
   absl::StatusOr<JobSpec> spec = ParseJobSpec(job->dump());
   RETURN_IF_ERROR(Annotate(spec.status(), path + ": job"));
+  RETURN_IF_ERROR(Annotate(CheckNames(*spec), path + ": job"));
   return Given{*std::move(spec), step->get<int64_t>()};
 }
 
@@ -130,14 +146,19 @@ class Source {
 };
 
 // The parts of one file, behind its head. Adds up their digest.
-absl::Status WriteParts(const Source& source, const StoredFiles& files, int file, const std::string& path,
-                        uint64_t& digest) {
+absl::Status WriteParts(const Source& source, const JobSpec& spec, const StoredFiles& files, int file,
+                        const std::string& path, uint64_t& digest) {
   const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
   if (!fd.valid()) return FailedTo("open", path, errno);
   for (size_t p = 0; p < files.parts().size(); ++p) {
     const FilePart& part = files.parts()[p];
     if (part.file != file) continue;
     ASSIGN_OR_RETURN(const std::string bytes, source.Read(p, IsOfModel(files, part)));
+    const StoredRule rule = RuleOf(spec, part.tensor, part.stream, part.extra);
+    if (const std::optional<BadEntry> bad = FindBadEntry(rule, bytes.data(), part.bytes); bad.has_value()) {
+      return absl::DataLossError(absl::StrCat(BadEntryText(part.name, rule, *bad, 0),
+                                              ", or training goes wrong without a word; repair what was stored"));
+    }
     if (lseek(fd.get(), part.offset, SEEK_SET) < 0) return FailedTo("write", path, errno);
     RETURN_IF_ERROR(WriteAll(fd.get(), bytes, path));
     const uint64_t key = DigestKey(static_cast<uint32_t>(part.tensor), part.stream, part.extra ? 1 : 0);
@@ -165,7 +186,7 @@ absl::StatusOr<AdoptedCheckpoint> AdoptFiles(const std::string& given_folder, co
     const StoredFile& file = files.files()[f];
     RETURN_IF_ERROR(add(file.name, file.head, file.bytes));
     const std::string path = absl::StrCat(checkpoint->path(), "/", file.name);
-    RETURN_IF_ERROR(WriteParts(source, files, static_cast<int>(f), path, manifest.digest));
+    RETURN_IF_ERROR(WriteParts(source, given.spec, files, static_cast<int>(f), path, manifest.digest));
   }
   if (!files.index().empty()) {
     RETURN_IF_ERROR(add(kIndexFile, files.index(), static_cast<int64_t>(files.index().size())));

@@ -28,8 +28,9 @@ struct AdoptedCheckpoint {
 
 // Writes root/step-...
 //   NotFound: no job.json, or no model. InvalidArgument: a job that is none, tensors that are missing, of another dtype
-//   or shape, or of no parameter; all say which. AlreadyExists: that step is there with other
-//   bits; with the same ones nothing is written. Errors of ModelFiles::Open and NewCheckpoint.
+//   or shape, or of no parameter; all say which. DataLoss: a value that no job may have (core/stored_values.h), with
+//   its tensor and index. AlreadyExists: that step is there with other bits; with the same ones nothing is written.
+//   Errors of ModelFiles::Open and NewCheckpoint.
 absl::StatusOr<AdoptedCheckpoint> AdoptFiles(const std::string& folder, const std::string& root,
                                              int64_t max_file_bytes = kMaxFileBytes);
 

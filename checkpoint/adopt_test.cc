@@ -15,6 +15,7 @@
 #include "checkpoint/model_writer.h"
 #include "core/matchers.h"
 #include "core/mesh_spec.h"
+#include "core/stored_values.h"
 #include "core/stream_digest.h"
 #include "local/testing/temp_folder.h"
 #include "proto/convert.h"
@@ -43,11 +44,15 @@ JobSpec EveryFormat() {
   return spec;
 }
 
-// Other bytes for each part.
+// Other bytes for each part, that a job may have.
 std::string BytesOf(const FilePart& part) {
   std::string bytes(part.bytes, '\0');
   for (size_t i = 0; i < bytes.size(); ++i) {
     bytes[i] = static_cast<char>(i * 31 + i / 251 + part.tensor * 7 + part.stream * 3 + (part.extra ? 1 : 0));
+  }
+  const StoredRule rule = RuleOf(EveryFormat(), part.tensor, part.stream, part.extra);
+  while (const auto bad = FindBadEntry(rule, bytes.data(), part.bytes)) {
+    bytes[(bad->index + 1) * rule.entry_bytes() - 1] = 16;  // small, and above 0
   }
   return bytes;
 }
@@ -70,7 +75,9 @@ class Adopt : public ::testing::Test {
     std::ofstream(fs::path(folder_) / name, std::ios::binary) << text;
   }
   // The parts that are weights, or the others, last first, in files of `max_bytes`, but the one that is named.
-  void PutParts(const StoredFiles& files, bool of_model, int64_t max_bytes, const std::string& without = "") {
+  // `bad`: of that name in place of its own bytes.
+  void PutParts(const StoredFiles& files, bool of_model, int64_t max_bytes, const std::string& without = "",
+                const std::pair<std::string, std::string>& bad = {}) {
     std::vector<FilePart> parts;
     std::vector<SafetensorsEntry> entries;
     for (const FilePart& part : files.parts()) {
@@ -81,7 +88,11 @@ class Adopt : public ::testing::Test {
     const std::string to = of_model ? temp_.File("weights") : folder_ + "/states";
     fs::remove_all(to);
     ASSERT_OK(WriteModel(
-        to, entries, [&](size_t i) -> absl::StatusOr<std::string> { return BytesOf(parts[i]); }, {}, max_bytes));
+        to, entries,
+        [&](size_t i) -> absl::StatusOr<std::string> {
+          return parts[i].name == bad.first ? bad.second : BytesOf(parts[i]);
+        },
+        {}, max_bytes));
     if (!of_model) return;
     for (const auto& file : fs::directory_iterator(to)) {
       fs::copy(file, folder_, fs::copy_options::overwrite_existing);
@@ -176,6 +187,10 @@ TEST_F(Adopt, WhatDoesNotFit_IsNamed_AndNothingIsThere) {
   PutJob(EveryFormat(), "-1");
   refused(Code::kInvalidArgument, "step is no number");
   spec = EveryFormat();
+  spec.parameters[1].name = "../../etc/passwd";
+  PutJob(spec);
+  refused(Code::kInvalidArgument, "../../etc/passwd");
+  spec = EveryFormat();
   spec.num_slots = 0;
   PutJob(spec);
   refused(Code::kInvalidArgument, "slots");
@@ -183,6 +198,36 @@ TEST_F(Adopt, WhatDoesNotFit_IsNamed_AndNothingIsThere) {
   refused(Code::kInvalidArgument, "nme");
   Put("job.json", "{\"step\": 1");
   refused(Code::kDataLoss, "no JSON object");
+}
+
+TEST_F(Adopt, ValuesThatNoJobMayHave_AreNamed_AndNothingIsThere) {
+  const JobSpec spec = EveryFormat();
+  ASSERT_OK_AND_ASSIGN(const StoredFiles files, StoredFiles::Create(spec));
+  ASSERT_NO_FATAL_FAILURE(PutAll(spec));
+  int checked = 0;
+  for (const FilePart& part : files.parts()) {
+    const StoredRule rule = RuleOf(spec, part.tensor, part.stream, part.extra);
+    if (rule.entry == StoredRule::Entry::kAny || part.bytes == 0) continue;
+    SCOPED_TRACE(part.name);
+    std::string bytes = BytesOf(part);
+    for (const char* value : {"nan", "-1"}) {  // as bits: of the last entry
+      if (*value == '-' && rule.negative) continue;
+      const std::string top = *value == '-' ? std::string("\0\0\x80\xbf", 4) : std::string("\0\0\xff\x7f", 4);
+      const int64_t size = rule.entry_bytes();
+      bytes.replace(bytes.size() - size, size, top.substr(4 - size));
+      if (size == 1) bytes.back() = static_cast<char>(*value == '-' ? 0xb8 : 0x7f);
+      const bool of_model = absl::string_view(files.files()[part.file].name).substr(0, 5) == "model";
+      PutParts(files, of_model, kMaxFileBytes, "", {part.name, bytes});
+      EXPECT_THAT(AdoptFiles(folder_, root_),
+                  StatusIs(Code::kDataLoss, HasSubstr(absl::StrCat(part.name, ": entry ", part.bytes / size - 1, " is ",
+                                                                   value, "; it must be finite"))));
+      ExpectNothingThere();
+      PutParts(files, of_model, kMaxFileBytes);
+      ++checked;
+    }
+  }
+  EXPECT_GT(checked, 20);
+  EXPECT_OK(AdoptFiles(folder_, root_));
 }
 
 TEST_F(Adopt, AStepThatIsThere_StaysAsItIs) {

@@ -69,6 +69,11 @@ absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) 
 
 absl::Status SyncFile(const std::string& path) { return Sync(path, O_NOFOLLOW); }
 
+absl::Status RemoveFile(const std::string& path) {
+  RETURN_IF_ERROR(BeforeChange());
+  return unlink(path.c_str()) == 0 ? absl::OkStatus() : FailedTo("remove", path, errno);
+}
+
 absl::Status MakeFolders(const std::string& folder) {
   fs::path path = fs::absolute(folder).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();  // it was named with a slash at its end

@@ -21,6 +21,7 @@ absl::StatusOr<UniqueFd> MakeFile(const std::string& path);
 absl::Status SetLength(int fd, int64_t bytes, const std::string& path);
 absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path);
 absl::Status SyncFile(const std::string& path);
+absl::Status RemoveFile(const std::string& path);
 
 // With its parents, where they are not there; each of them is on the disk when this returns.
 absl::Status MakeFolders(const std::string& path);

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "checkpoint/file_changes.h"
+#include "checkpoint/folder_access.h"
 #include "core/fault_point.h"
 #include "core/status.h"
 
@@ -25,9 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr absl::string_view kStep = "step-", kPart = ".step-", kRemoved = ".removed-";
+constexpr absl::string_view kStep = "step-", kRemoved = ".removed-";
 constexpr size_t kStepDigits = 13;
-constexpr char kManifest[] = "manifest.json";
 constexpr int kAttempts = 10;
 constexpr size_t kCompared = size_t{1} << 20;
 
@@ -44,7 +44,7 @@ void RemoveLeftovers(const std::string& root) {
     const std::string name = entry->path().filename().string();
     struct stat info = {};
     if (lstat(entry->path().c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) continue;
-    const UniqueFd folder = absl::StartsWith(name, kPart) ? LockFolder(entry->path().string()) : UniqueFd();
+    const UniqueFd folder = absl::StartsWith(name, kHiddenStep) ? LockFolder(entry->path().string()) : UniqueFd();
     if (!folder.valid() && !absl::StartsWith(name, kRemoved)) continue;
     RemoveFolder(entry->path().string()).IgnoreError();  // the next one tries again
   }
@@ -63,7 +63,7 @@ std::string NameOf(int64_t step) { return absl::StrFormat("step-%013d", step); }
 
 bool HasManifest(const std::string& folder) {
   struct stat info = {};
-  return lstat((folder + "/" + kManifest).c_str(), &info) == 0 && S_ISREG(info.st_mode);
+  return lstat((folder + "/" + kManifestFile).c_str(), &info) == 0 && S_ISREG(info.st_mode);
 }
 
 absl::StatusOr<std::string> ReadManifest(const std::string& path) {
@@ -164,7 +164,7 @@ absl::StatusOr<std::unique_ptr<NewCheckpoint>> NewCheckpoint::Begin(const std::s
   RETURN_IF_ERROR(MakeFolders(root));
   RemoveLeftovers(root);
   for (int attempt = 0; attempt < kAttempts; ++attempt) {  // others may take it for a leftover until it is locked
-    ASSIGN_OR_RETURN(std::string path, MakeNewFolder(absl::StrCat(root, "/", kPart, "XXXXXX")));
+    ASSIGN_OR_RETURN(std::string path, MakeNewFolder(absl::StrCat(root, "/", kHiddenStep, "XXXXXX")));
     if (UniqueFd lock = LockFolder(path); lock.valid()) {
       return std::unique_ptr<NewCheckpoint>(new NewCheckpoint(root, std::move(path), std::move(lock)));
     }
@@ -174,6 +174,14 @@ absl::StatusOr<std::unique_ptr<NewCheckpoint>> NewCheckpoint::Begin(const std::s
 
 NewCheckpoint::~NewCheckpoint() {
   if (!finished_) RemoveFolder(path_).IgnoreError();  // the next writer tries again
+}
+
+absl::StatusOr<std::string> NewCheckpoint::MakeSecret() {
+  ASSIGN_OR_RETURN(const std::string secret, NewSecret());
+  secret_ = absl::StrCat(path_, "/", kSecretFile);
+  ASSIGN_OR_RETURN(const UniqueFd fd, MakeFile(secret_));
+  RETURN_IF_ERROR(WriteAll(fd.get(), secret, secret_));
+  return secret;
 }
 
 absl::Status NewCheckpoint::AddFile(const std::string& name, absl::string_view head, int64_t bytes) {
@@ -196,8 +204,9 @@ absl::StatusOr<NewCheckpoint::Finished> NewCheckpoint::Finish(Manifest manifest)
   const std::string final_path = absl::StrCat(root_, "/", NameOf(manifest.step));
   if (HasManifest(final_path)) return AlreadyThere(final_path, manifest);
   ASSIGN_OR_RETURN(manifest.saved, NextSaved(root_));
+  if (!secret_.empty()) RETURN_IF_ERROR(RemoveFile(secret_));  // from now on no worker writes here
   const std::string text = ManifestText(manifest);
-  RETURN_IF_ERROR(AddFile(kManifest, text, static_cast<int64_t>(text.size())));
+  RETURN_IF_ERROR(AddFile(kManifestFile, text, static_cast<int64_t>(text.size())));
   for (const std::string& path : files_) RETURN_IF_ERROR(SyncFile(path));
   RETURN_IF_ERROR(SyncFolder(path_));
   const absl::Status renamed = Rename(path_, final_path);
@@ -220,10 +229,10 @@ absl::StatusOr<NewCheckpoint::Finished> NewCheckpoint::AlreadyThere(const std::s
   if (there.manifest.saved + 1 <
       next) {  // others were saved since: a manifest takes the place of the one that is there
     there.manifest.saved = next;
-    const std::string text = ManifestText(there.manifest), written = absl::StrCat(path_, "/newest-", kManifest);
-    RETURN_IF_ERROR(AddFile(absl::StrCat("newest-", kManifest), text, static_cast<int64_t>(text.size())));
+    const std::string text = ManifestText(there.manifest), written = absl::StrCat(path_, "/newest-", kManifestFile);
+    RETURN_IF_ERROR(AddFile(absl::StrCat("newest-", kManifestFile), text, static_cast<int64_t>(text.size())));
     RETURN_IF_ERROR(SyncFile(written));
-    RETURN_IF_ERROR(Rename(written, absl::StrCat(path, "/", kManifest)));
+    RETURN_IF_ERROR(Rename(written, absl::StrCat(path, "/", kManifestFile)));
     RETURN_IF_ERROR(SyncFolder(path));
   }
   return Finished{path, /*already_there=*/true};
@@ -237,7 +246,8 @@ absl::StatusOr<std::vector<FoundCheckpoint>> ListCheckpoints(const std::string& 
   for (const fs::directory_iterator end; !error && entry != end; entry.increment(error)) {
     const int64_t step = StepOf(entry->path().filename().string());
     if (step >= 0 && !entry->is_symlink(ignored) && HasManifest(entry->path().string()))
-      found.push_back({step, SavedOf(absl::StrCat(entry->path().string(), "/", kManifest)), entry->path().string()});
+      found.push_back(
+          {step, SavedOf(absl::StrCat(entry->path().string(), "/", kManifestFile)), entry->path().string()});
   }
   if (error) return FailedTo("read the folder", root, error.value());
   std::sort(found.begin(), found.end(),
@@ -250,12 +260,12 @@ absl::StatusOr<OpenedCheckpoint> OpenCheckpoint(const std::string& path) {
   if (!HasManifest(path)) {
     ASSIGN_OR_RETURN(const std::vector<FoundCheckpoint> found, ListCheckpoints(path));
     if (found.empty()) {
-      return absl::NotFoundError(
-          absl::StrCat(path, " is no checkpoint: it has no ", kManifest, ", and no folders step-... that have one"));
+      return absl::NotFoundError(absl::StrCat(path, " is no checkpoint: it has no ", kManifestFile,
+                                              ", and no folders step-... that have one"));
     }
     opened.path = found.back().path;
   }
-  const std::string manifest = absl::StrCat(opened.path, "/", kManifest);
+  const std::string manifest = absl::StrCat(opened.path, "/", kManifestFile);
   ASSIGN_OR_RETURN(const std::string text, ReadManifest(manifest));
   absl::StatusOr<Manifest> parsed = ParseManifest(text);
   if (!parsed.ok()) return Annotate(parsed.status(), manifest);

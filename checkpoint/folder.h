@@ -27,6 +27,9 @@
 
 namespace shardmesh {
 
+inline constexpr char kManifestFile[] = "manifest.json";
+inline constexpr absl::string_view kHiddenStep = ".step-";  // how the name of a folder begins that is being written
+
 // A checkpoint that is being written. For one thread; its files may be written by anybody meanwhile.
 class NewCheckpoint {
  public:
@@ -38,6 +41,10 @@ class NewCheckpoint {
   NewCheckpoint& operator=(const NewCheckpoint&) = delete;
 
   const std::string& path() const { return path_; }
+
+  // A file kSecretFile in the folder, by whose content callers of workers prove that they save here (folder_access.h).
+  // Finish removes it. The content. Once.
+  absl::StatusOr<std::string> MakeSecret();
 
   // Makes a file of `bytes`, for which the disk sets room apart, that begins with `head`. REQUIRES: IsPlainFileName.
   absl::Status AddFile(const std::string& name, absl::string_view head, int64_t bytes);
@@ -64,6 +71,7 @@ class NewCheckpoint {
   const std::string root_, path_;
   const UniqueFd lock_;  // of the folder
   std::vector<std::string> files_;
+  std::string secret_;  // path of its file; empty: none was made
   bool finished_ = false;
 };
 

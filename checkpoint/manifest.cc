@@ -25,6 +25,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr char kFormat[] = "shardmesh checkpoint";
 constexpr int kVersion = 1;
+constexpr absl::string_view kDigestKey = ",\n \"digest\": \"";
+constexpr size_t kDigestDigits = 16;
 
 std::string ChecksumOf(const Json& manifest) {
   Hasher hasher;
@@ -144,19 +146,31 @@ std::vector<SafetensorsEntry> Manifest::buffer_entries() const {
   return entries;
 }
 
-std::optional<int64_t> SavedAt(absl::string_view head) {
-  const auto number = [&](absl::string_view key) -> std::optional<int64_t> {
+std::optional<ManifestHead> ParseManifestHead(absl::string_view head) {
+  const auto number = [&](absl::string_view key, int64_t& value) {
     const size_t digits =
         absl::ConsumePrefix(&head, key) ? std::min(head.find_first_not_of("0123456789"), head.size()) : 0;
-    int64_t value = 0;
-    if (!absl::SimpleAtoi(head.substr(0, digits), &value)) return std::nullopt;
+    if (!absl::SimpleAtoi(head.substr(0, digits), &value)) return false;
     head.remove_prefix(digits);
-    return value;
+    return true;
   };
-  if (!number(absl::StrCat("{\n \"format\": \"", kFormat, "\",\n \"version\": ", kVersion, ",\n \"step\": ")))
-    return {};
-  if (absl::StartsWith(head, ",\n \"digest\": ")) return 0;
-  return number(",\n \"saved\": ");
+  ManifestHead found;
+  int64_t version = 0;
+  if (!number(absl::StrCat("{\n \"format\": \"", kFormat, "\",\n \"version\": "), version) || version != kVersion ||
+      !number(",\n \"step\": ", found.step)) {
+    return std::nullopt;
+  }
+  if (!absl::StartsWith(head, kDigestKey) && !number(",\n \"saved\": ", found.saved)) return std::nullopt;
+  if (!absl::ConsumePrefix(&head, kDigestKey) || head.size() <= kDigestDigits || head[kDigestDigits] != '"' ||
+      !absl::SimpleHexAtoi(head.substr(0, kDigestDigits), &found.digest)) {
+    return std::nullopt;
+  }
+  return found;
+}
+
+std::optional<int64_t> SavedAt(absl::string_view head) {
+  const std::optional<ManifestHead> found = ParseManifestHead(head);
+  return found.has_value() ? std::make_optional(found->saved) : std::nullopt;
 }
 
 bool IsPlainFileName(absl::string_view name) {

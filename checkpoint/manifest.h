@@ -58,8 +58,15 @@ std::string ManifestText(const Manifest& manifest);
 // none, was edited or cut, or lists files that it cannot have. The message says what is wrong.
 absl::StatusOr<Manifest> ParseManifest(absl::string_view text);
 
-// Manifest.saved, from the first kManifestHead bytes of a text. Nothing: they do not begin a manifest of this version.
+// What the first kManifestHead bytes of a text say. Nothing: they do not begin a manifest of this version.
 inline constexpr size_t kManifestHead = 256;
+struct ManifestHead {
+  int64_t step = 0;
+  int64_t saved = 0;
+  uint64_t digest = 0;
+};
+std::optional<ManifestHead> ParseManifestHead(absl::string_view head);
+// ManifestHead.saved alone.
 std::optional<int64_t> SavedAt(absl::string_view head);
 
 // The job in a manifest's text, by itself. InvalidArgument: no JobSpec, or one that this build refuses.

@@ -106,7 +106,8 @@ absl::StatusOr<ModelFiles> ModelFiles::Open(const std::string& given) {
     model.folder_ = path.string();
     name = fs::exists(path / kIndexFile, ignored) ? kIndexFile : kOneFile;
     if (!fs::exists(path / name, ignored)) {
-      return absl::NotFoundError(absl::StrCat(path.string(), " has neither ", kOneFile, " nor ", kIndexFile));
+      return absl::NotFoundError(absl::StrCat(path.string(), " has neither ", kOneFile, " nor ", kIndexFile,
+                                              "; pickle-based files (pytorch_model.bin, .pt) are not read"));
     }
   }
   if (absl::EndsWith(name, ".json")) {

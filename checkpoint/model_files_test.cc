@@ -15,6 +15,7 @@
 namespace shardmesh {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 namespace fs = std::filesystem;
@@ -154,7 +155,24 @@ TEST_F(ModelFilesTest, DamagedHeaders) {
   }
   EXPECT_THAT(HeaderError(R"({"a":{"dtype":"F4","shape":[16],"data_offsets":[0,8]}})"),
               StatusIs(Code::kInvalidArgument, HasSubstr("\"F4\"")));
+  const std::string good = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+  EXPECT_OK(HeaderError(good));
+  EXPECT_OK(HeaderError(good + "   "));
+  EXPECT_THAT(HeaderError("\xEF\xBB\xBF" + good), StatusIs(Code::kDataLoss, HasSubstr("byte order mark")));
+  EXPECT_THAT(HeaderError(" " + good), StatusIs(Code::kDataLoss, HasSubstr("does not begin with {")));
   EXPECT_THAT(HeaderError(std::string(1000, '[')), StatusIs(Code::kDataLoss, HasSubstr("brackets")));
+}
+
+TEST_F(ModelFilesTest, FilesOfOtherKinds_AreNamed) {
+  const std::string rest(1000, 'x');
+  for (const auto& [bytes, what] :
+       std::vector<std::pair<std::string, const char*>>{{std::string("PK\x03\x04\x00\x00\x08\x08", 8), "a zip archive"},
+                                                        {std::string("\x80\x02\x8a\x0al\xfc\x9c\x46", 8), "a pickle"},
+                                                        {std::string("\x93NUMPY\x01\x00", 8), "an array of numpy"}}) {
+    Put("model.safetensors", bytes + rest);
+    EXPECT_THAT(ModelFiles::Open(folder_),
+                StatusIs(Code::kInvalidArgument, AllOf(HasSubstr(what), HasSubstr("pickle-based files"))));
+  }
 }
 
 TEST_F(ModelFilesTest, CutFiles) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/strict_json.h"
@@ -18,6 +19,17 @@ constexpr std::pair<absl::string_view, int64_t> kDtypes[] = {
     {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"F8_E8M0", 1},
     {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
     {"F32", 4},  {"F64", 8}, {"I64", 8}, {"U64", 8},     {"C64", 8},
+};
+// How files begin that are given in place of safetensors.
+constexpr std::pair<absl::string_view, absl::string_view> kOtherFormats[] = {
+    {"PK\x03\x04", "a zip archive, as torch.save and numpy.savez write it"},
+    {"\x80\x02", "a pickle, as torch.save once wrote it"},
+    {"\x80\x03", "a pickle"},
+    {"\x80\x04", "a pickle"},
+    {"\x80\x05", "a pickle"},
+    {"\x93NUMPY", "an array of numpy"},
+    {"GGUF", "a GGUF file"},
+    {"\x89HDF", "an HDF5 file"},
 };
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 
@@ -133,6 +145,13 @@ absl::StatusOr<int64_t> SafetensorsHeaderBytes(absl::string_view first_bytes, in
   if (length <= static_cast<uint64_t>(kMaxSafetensorsHeader) && static_cast<int64_t>(length) <= file_bytes - 8) {
     return static_cast<int64_t>(length);
   }
+  for (const auto& [magic, what] : kOtherFormats) {
+    if (!absl::StartsWith(first_bytes, magic)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("it is ", what,
+                     ", and no safetensors file; pickle-based files (.pt, .bin, .ckpt) and .npz are not read, since "
+                     "unpickling runs what is in them: convert it with safetensors.torch.save_file"));
+  }
   return absl::DataLossError(absl::StrCat("its header would have ", length, " bytes, of a file of ", file_bytes,
                                           "; it was cut, or is no safetensors file"));
 }
@@ -140,6 +159,7 @@ absl::StatusOr<int64_t> SafetensorsHeaderBytes(absl::string_view first_bytes, in
 absl::StatusOr<SafetensorsContent> ParseSafetensorsHeader(absl::string_view header, int64_t data_bytes) {
   const absl::StatusOr<Json> parsed = ParseStrictJson(header);
   RETURN_IF_ERROR(Annotate(parsed.status(), "its header"));
+  if (header[0] != '{') return absl::DataLossError("its header does not begin with {, as the format wants it");
   const Json& json = *parsed;
   SafetensorsContent content;
   for (const auto& [name, value] : json.items()) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace shardmesh {
@@ -68,6 +69,9 @@ class KeysOnce final : public nlohmann::json_sax<Json> {
 }  // namespace
 
 absl::StatusOr<Json> ParseStrictJson(absl::string_view text) {
+  if (absl::StartsWith(text, "\xEF\xBB\xBF")) {  // the parser would pass over it, other readers do not
+    return absl::DataLossError("it begins with a byte order mark; write it as UTF-8 without one");
+  }
   if (!IsShallowJson(text)) return absl::DataLossError("it has too many brackets in each other");
   Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded() || !json.is_object())

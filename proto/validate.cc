@@ -192,6 +192,10 @@ absl::Status Validate(const v1::UseLoadedRequest& request) {
   return CheckLoadId(request.load_id());
 }
 
+absl::Status Validate(const v1::AwaitWeightsRequest& request) {
+  return CheckJobAndEpoch(request.job(), request.epoch());
+}
+
 absl::Status Validate(const v1::GetStatusRequest&) { return absl::OkStatus(); }
 
 absl::Status Validate(const v1::GetTraceRequest& request) { return ValidateId("job", request.job()); }

@@ -56,6 +56,7 @@ absl::Status Validate(const v1::TransferRequest& request);
 absl::Status Validate(const v1::SaveRequest& request);
 absl::Status Validate(const v1::LoadRequest& request);
 absl::Status Validate(const v1::UseLoadedRequest& request);
+absl::Status Validate(const v1::AwaitWeightsRequest& request);
 absl::Status Validate(const v1::AcquireLeaseRequest& request);
 absl::Status Validate(const v1::RenewLeaseRequest& request);
 absl::Status Validate(const v1::ReleaseLeaseRequest& request);

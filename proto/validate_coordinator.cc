@@ -50,7 +50,7 @@ absl::Status CheckMemberStatus(const v1::MemberStatus& status) {
     RETURN_IF_ERROR(CheckHash("plan_hash", status.plan_hash()));
   }
   if (status.has_lost_rank()) RETURN_IF_ERROR(CheckRange("lost_rank", status.lost_rank(), 0, kMaxMeshRanks - 1));
-  RETURN_IF_ERROR(CheckRange("committed_step", status.committed_step(), -1, kNoLimit));
+  RETURN_IF_ERROR(CheckRange("committed_step", status.committed_step(), -1, kMaxStep));
   RETURN_IF_ERROR(CheckCount("published_steps", status.published_steps_size(), kMaxPublishedSteps));
   int64_t previous = -1;
   for (int64_t step : status.published_steps()) {

@@ -275,6 +275,7 @@ TEST(Validate, SaveAndLoad) {
                                    {"step: -1", "step"},
                                    {absl::StrCat("step: ", kMaxStep + 1), "step"},
                                    {"load_id: 0", "load_id"}});
+  ExpectRefusals<v1::AwaitWeightsRequest>("job: 'a' epoch: 1", {{"job: 'a b'", "job"}, {"epoch: 0", "epoch"}});
   ExpectRefusals<v1::UseLoadedRequest>("job: 'a' epoch: 1 load_id: 7",
                                        {{"job: 'a b'", "job"}, {"epoch: 0", "epoch"}, {"load_id: 0", "load_id"}});
 }

@@ -28,6 +28,12 @@ absl::Status Coordinator::Load(absl::Time now) {
       return absl::DataLossError(absl::StrCat("what is stored of the mesh of job ", name,
                                               " is damaged: ", meshes.message(), "; restore a copy of the state file"));
     }
+    const size_t ranks = static_cast<size_t>(job.definition->plan().num_ranks());
+    if (!job.record.members.empty() && job.record.members.size() != ranks) {
+      return absl::DataLossError(absl::StrCat("what is stored of job ", name,
+                                              " is damaged: ", job.record.members.size(), " members, and its mesh has ",
+                                              ranks, " ranks; restore a copy of the state file"));
+    }
     state_.jobs[name] = std::move(job);
   }
   state_.epoch_floor = contents.epoch_floor;
@@ -74,7 +80,11 @@ absl::Status Coordinator::Tick(absl::Time now) {
     }
   }
   AssignWaitingJobs(transaction, now);
-  return Commit(transaction);
+  const absl::StatusOr<std::string> checked = store_->Check();
+  RETURN_IF_ERROR(Commit(transaction));
+  RETURN_IF_ERROR(checked.status());
+  if (!checked->empty()) events_.push_back(*checked);
+  return absl::OkStatus();
 }
 
 std::vector<std::string> Coordinator::TakeEvents() { return std::exchange(events_, {}); }

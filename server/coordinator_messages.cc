@@ -1,6 +1,7 @@
 #include "server/coordinator_messages.h"
 
 #include "proto/convert.h"
+#include "proto/protocol_version.h"
 
 namespace shardmesh {
 
@@ -86,6 +87,9 @@ v1::JobDescription ToProto(const JobView& view, bool with_parameters) {
     member->set_alive(from.alive);
     member->set_ready(from.ready);
     member->set_kept(from.kept);
+    const ShardPlace place = view.definition->plan().PlaceOf(Rank(static_cast<int>(rank)));
+    member->set_shard(place.shard);
+    member->set_replica(place.replica);
   }
   proto.set_plan_hash(view.definition->plan().hash());
   proto.set_committed_step(view.committed_step);
@@ -94,6 +98,7 @@ v1::JobDescription ToProto(const JobView& view, bool with_parameters) {
   proto.set_waiting_for(view.waiting_for);
   proto.set_heartbeat_timeout_ms(absl::ToInt64Milliseconds(view.heartbeat_timeout));
   proto.set_reshard_error(view.reshard_error);
+  *proto.mutable_protocol() = OwnProtocol();
   if (view.next != nullptr) *proto.mutable_resharding() = ToProto(*view.next);
   return proto;
 }

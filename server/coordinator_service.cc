@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "core/status.h"
 #include "proto/convert.h"
+#include "proto/protocol_version.h"
 #include "proto/validate.h"
 #include "rpc/unary.h"
 #include "server/coordinator_messages.h"
@@ -60,6 +62,7 @@ grpc::ServerUnaryReactor* CoordinatorService::CreateJob(grpc::CallbackServerCont
                                                         const v1::CreateJobRequest* request,
                                                         v1::CreateJobReply* reply) {
   return Unary(context, request, reply, [this](const v1::CreateJobRequest& q, v1::CreateJobReply* r) -> absl::Status {
+    RETURN_IF_ERROR(CheckProtocol(q.protocol(), "the caller"));
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(q.spec()));
     if (q.fit_mesh()) {
@@ -85,6 +88,7 @@ grpc::ServerUnaryReactor* CoordinatorService::DescribeJob(grpc::CallbackServerCo
                                                           const v1::DescribeJobRequest* request,
                                                           v1::JobDescription* reply) {
   return Unary(context, request, reply, [this](const v1::DescribeJobRequest& q, v1::JobDescription* r) -> absl::Status {
+    RETURN_IF_ERROR(CheckProtocol(q.protocol(), "the caller"));
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(const JobView view, Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
                        return coordinator.DescribeJob(q.job(), now);
@@ -186,12 +190,14 @@ grpc::ServerUnaryReactor* CoordinatorService::ListVersions(grpc::CallbackServerC
 grpc::ServerUnaryReactor* CoordinatorService::Join(grpc::CallbackServerContext* context, const v1::JoinRequest* request,
                                                    v1::JoinReply* reply) {
   return Unary(context, request, reply, [this](const v1::JoinRequest& q, v1::JoinReply* r) -> absl::Status {
+    RETURN_IF_ERROR(CheckProtocol(q.protocol(), absl::StrCat("worker ", q.name())));
     RETURN_IF_ERROR(Validate(q));
     RETURN_IF_ERROR(Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
       return coordinator.Join(IdentityFromProto(q), now, TraitsFromProto(q), LastLifeFromProto(q));
     }));
     r->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(options_.heartbeat_interval));
     r->set_heartbeat_timeout_ms(absl::ToInt64Milliseconds(options_.heartbeat_timeout));
+    *r->mutable_protocol() = OwnProtocol();
     return absl::OkStatus();
   });
 }

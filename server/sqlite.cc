@@ -1,5 +1,8 @@
 #include "server/sqlite.h"
 
+#include <cerrno>
+#include <cstring>
+
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
 
@@ -28,7 +31,14 @@ absl::Status SqliteDatabase::Error(absl::string_view doing) const {
     case SQLITE_CORRUPT:
       return absl::DataLossError(absl::StrCat("state file ", path_, " is not a usable SQLite database (", reason,
                                               "); keep it, restore a copy, or start with another file"));
+    case SQLITE_FULL:
+      return absl::ResourceExhaustedError(absl::StrCat("state file ", path_, ": ", doing, ": ", reason,
+                                                       "; make space on its disk, or raise the quota"));
     default:
+      if (const int error = sqlite3_system_errno(db_); error == ENOSPC || error == EDQUOT) {
+        return absl::ResourceExhaustedError(absl::StrCat("state file ", path_, ": ", doing, ": ", std::strerror(error),
+                                                         "; make space on its disk, or raise the quota"));
+      }
       return absl::UnavailableError(absl::StrCat("state file ", path_, ": ", doing, ": ", reason,
                                                  "; check that its folder exists, has space and may be written"));
   }
@@ -44,6 +54,14 @@ absl::StatusOr<int64_t> SqliteDatabase::Integer(const char* sql) {
   ASSIGN_OR_RETURN(const bool found, statement.Next());
   return found ? statement.Integer(0) : 0;
 }
+
+absl::StatusOr<std::string> SqliteDatabase::Text(const char* sql) {
+  SqliteStatement statement(*this, sql);
+  ASSIGN_OR_RETURN(const bool found, statement.Next());
+  return found ? statement.Text(0) : std::string();
+}
+
+void SqliteDatabase::KeepLog() { sqlite3_db_config(db_, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, nullptr); }
 
 SqliteStatement::SqliteStatement(SqliteDatabase& db, const char* sql) : db_(db) {
   failed_ = sqlite3_prepare_v2(db.db_, sql, -1, &statement_, nullptr) != SQLITE_OK;
@@ -81,6 +99,15 @@ absl::StatusOr<bool> SqliteStatement::Next() {
 }
 
 int64_t SqliteStatement::Integer(int column) const { return sqlite3_column_int64(statement_, column); }
+
+bool SqliteStatement::HasTypes(absl::string_view types) const {
+  if (sqlite3_column_count(statement_) != static_cast<int>(types.size())) return false;
+  for (size_t column = 0; column < types.size(); ++column) {
+    const int type = sqlite3_column_type(statement_, static_cast<int>(column));
+    if (types[column] == 'i' ? type != SQLITE_INTEGER : type != SQLITE_BLOB && type != SQLITE_TEXT) return false;
+  }
+  return true;
+}
 
 std::string SqliteStatement::Text(int column) const {
   const void* data = sqlite3_column_blob(statement_, column);

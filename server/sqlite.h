@@ -30,8 +30,13 @@ class SqliteDatabase {
   // The first column of the first row of a statement; 0 when it gives no row.
   absl::StatusOr<int64_t> Integer(const char* sql);
 
+  // The same, as text; "" when it gives no row.
+  absl::StatusOr<std::string> Text(const char* sql);
+  // Leaves a write-ahead log as it is when this closes.
+  void KeepLog();
+
   // The last failure as a Status, named by the file: AlreadyExists (locked), DataLoss (no database, damaged),
-  // Unavailable (all others).
+  // ResourceExhausted (no space left), Unavailable (all others).
   absl::Status Error(absl::string_view doing) const;
 
  private:
@@ -58,6 +63,8 @@ class SqliteStatement {
 
   // Columns of the current row. REQUIRES: Next() gave true.
   int64_t Integer(int column) const;
+  // Whether the columns have the types given, one letter each: i an integer, t a text or a blob.
+  bool HasTypes(absl::string_view types) const;
   std::string Text(int column) const;
 
  private:

@@ -1,20 +1,29 @@
 // The store in one SQLite file. Who writes: this process alone, held by an exclusive lock from open to close.
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "core/status.h"
 #include "server/sqlite.h"
+#include "server/state_file.h"
 #include "server/store.h"
+#include "server/stored_records.h"
 
 namespace shardmesh {
 namespace {
 
-constexpr int64_t kSchemaVersion = 4;           // PRAGMA user_version
-constexpr int64_t kApplicationId = 0x73686d31;  // PRAGMA application_id: "shm1"
+constexpr int64_t kSchemaVersion = 4;  // PRAGMA user_version
 
 // Text is stored as blobs: what a peer sent is kept byte for byte. Lists of numbers and ids are joined by ",".
 // Of version 1; a new file is made of it and of all upgrades.
@@ -48,6 +57,21 @@ ALTER TABLE jobs ADD COLUMN uid INTEGER NOT NULL DEFAULT 0;
 UPDATE jobs SET uid = (random() & 0x7ffffffffffffffe) + 1;
 )";
 
+// Of version 4, and the types of their columns (SqliteStatement::HasTypes).
+struct Table {
+  const char* name;
+  const char* columns;
+  const char* types;
+};
+constexpr Table kWorkers = {"workers", "name,incarnation,address,host_id,local_socket,pid,state", "titttii"};
+constexpr Table kSpecs = {"specs", "job,spec", "tt"};
+constexpr Table kJobs = {"jobs",
+                         "name,state,epoch,excluded,error,committed_step,published_steps,mesh,from_epoch,from_mesh,"
+                         "wanted_mesh,uid",
+                         "tiittittitti"};
+constexpr Table kMembers = {"members", "job,rank,name,incarnation,address,host_id,local_socket,pid,ready,was",
+                            "tititttiii"};
+
 WorkerIdentity IdentityAt(const SqliteStatement& row, int column) {
   WorkerIdentity identity;
   identity.name = row.Text(column);
@@ -73,27 +97,31 @@ class SqliteStore final : public Store {
   explicit SqliteStore(std::string path) : path_(std::move(path)) {}
 
   absl::Status Open() {
-    RETURN_IF_ERROR(db_.Open(path_));
-    // Exclusive from the first write on, which BEGIN IMMEDIATE makes now: a second coordinator is refused at its start.
-    RETURN_IF_ERROR(
-        db_.Execute("PRAGMA busy_timeout=200; PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL;"
-                    "PRAGMA synchronous=FULL; BEGIN IMMEDIATE"));
-    const absl::Status prepared = PrepareSchema();
-    if (!prepared.ok()) {
-      (void)db_.Execute("ROLLBACK");
-      return prepared;
-    }
-    return db_.Execute("COMMIT");
+    bool exists = false;
+    RETURN_IF_ERROR(LookAtStateFile(path_, &exists));
+    const absl::Status opened = OpenDatabase();
+    struct stat info = {};
+    if (!opened.ok() && !exists && stat(path_.c_str(), &info) == 0 && info.st_size == 0) unlink(path_.c_str());
+    return opened;
   }
 
   absl::Status Write(const StoreBatch& batch) override {
-    absl::Status status = db_.Execute("BEGIN IMMEDIATE");
+    RETURN_IF_ERROR(NotStored(CheckFile()));
+    absl::Status status = db_->Execute("BEGIN IMMEDIATE");
     if (status.ok()) status = WriteAll(batch);
-    if (status.ok()) status = db_.Execute("COMMIT");
+    if (status.ok()) status = db_->Execute("COMMIT");
     if (status.ok()) return status;
-    (void)db_.Execute("ROLLBACK");
-    return absl::UnavailableError(
-        absl::StrCat("nothing was changed, since it could not be stored: ", status.message()));
+    (void)db_->Execute("ROLLBACK");
+    return NotStored(status);
+  }
+
+  absl::StatusOr<std::string> Check() override {
+    const absl::Status there = CheckFile();
+    if (there.ok()) return std::string();
+    if (!absl::IsNotFound(there)) return there;
+    RETURN_IF_ERROR(WriteAgain());
+    return absl::StrCat("event=state_file_written_again path=\"", absl::CHexEscape(path_),
+                        "\" because=\"it was removed while this coordinator ran\"");
   }
 
   absl::StatusOr<StoreContents> Load() override {
@@ -102,24 +130,119 @@ class SqliteStore final : public Store {
     RETURN_IF_ERROR(LoadSpecs(contents));
     RETURN_IF_ERROR(LoadJobs(contents));
     RETURN_IF_ERROR(LoadMembers(contents));
-    ASSIGN_OR_RETURN(contents.epoch_floor, db_.Integer("SELECT value FROM meta WHERE key='epoch_floor'"));
+    for (const auto& [name, job] : contents.jobs) {
+      if (const absl::Status good = CheckStored(job); !good.ok()) {
+        return Damaged(absl::StrCat("job ", name, ": ", good.message()));
+      }
+    }
+    ASSIGN_OR_RETURN(const int64_t others,
+                     db_->Integer("SELECT count(*) FROM meta WHERE typeof(value)!='integer' OR value<0"));
+    if (others > 0) return Damaged("table meta has a value that is no number from 0 on");
+    ASSIGN_OR_RETURN(contents.epoch_floor, db_->Integer("SELECT value FROM meta WHERE key='epoch_floor'"));
     return contents;
   }
 
  private:
+  static absl::Status NotStored(const absl::Status& status) {
+    if (status.ok()) return status;
+    const auto code = absl::IsResourceExhausted(status) ? status.code() : absl::StatusCode::kUnavailable;
+    return {code, absl::StrCat("nothing was changed, since it could not be stored: ", status.message())};
+  }
+
+  absl::Status OpenDatabase() {
+    db_ = std::make_unique<SqliteDatabase>();
+    RETURN_IF_ERROR(db_->Open(path_));
+    RETURN_IF_ERROR(db_->Execute("PRAGMA busy_timeout=200; PRAGMA locking_mode=EXCLUSIVE"));
+    db_->KeepLog();  // of another program
+    // A rollback journal: all that is committed lies in the one file. The lock, from BEGIN on, is kept: a second
+    // coordinator is refused at its start.
+    RETURN_IF_ERROR(CheckApplication());
+    RETURN_IF_ERROR(
+        db_->Execute("PRAGMA journal_mode=TRUNCATE; PRAGMA synchronous=FULL; PRAGMA cell_size_check=ON; "
+                     "BEGIN EXCLUSIVE"));
+    const absl::Status prepared = PrepareSchema();
+    if (!prepared.ok()) {
+      (void)db_->Execute("ROLLBACK");
+      return prepared;
+    }
+    RETURN_IF_ERROR(db_->Execute("COMMIT"));
+    RETURN_IF_ERROR(CheckWhole());
+    ASSIGN_OR_RETURN(file_, FileIdOf(path_));
+    return absl::OkStatus();
+  }
+
+  // The file is the one that is open. NotFound: there is none at its path. Unavailable: another one.
+  absl::Status CheckFile() const {
+    const absl::StatusOr<FileId> now = FileIdOf(path_);
+    if (now.ok() && *now == file_) return absl::OkStatus();
+    if (absl::IsNotFound(now.status())) {
+      return absl::NotFoundError(absl::StrCat("state file ", path_, " was removed while this coordinator ran"));
+    }
+    RETURN_IF_ERROR(now.status());
+    return absl::UnavailableError(
+        absl::StrCat("state file ", path_,
+                     " was replaced by another file while this coordinator ran; nothing is written any more. "
+                     "Move that file away, and this one is written there again"));
+  }
+
+  // A copy of what is open becomes the file, and is open from then on.
+  absl::Status WriteAgain() {
+    const std::string copy = path_ + ".new";
+    unlink(copy.c_str());
+    absl::Status written =
+        db_->Execute(absl::StrCat("VACUUM INTO '", absl::StrReplaceAll(copy, {{"'", "''"}}), "'").c_str());
+    if (written.ok()) written = SyncFile(copy);
+    if (written.ok() && link(copy.c_str(), path_.c_str()) != 0) {  // nothing that is there by now is lost
+      written = absl::UnavailableError(absl::StrCat("cannot make ", path_, ": ", std::strerror(errno)));
+    }
+    unlink(copy.c_str());
+    if (!written.ok()) {
+      return absl::UnavailableError(absl::StrCat(
+          "state file ", path_, " was removed while this coordinator ran, and could not be written again: ",
+          written.message(), "; nothing is stored until it can: see that its folder is there"));
+    }
+    std::unique_ptr<SqliteDatabase> removed = std::move(db_);
+    const absl::Status opened = OpenDatabase();
+    if (!opened.ok()) db_ = std::move(removed);
+    return opened;
+  }
+
+  // Of a file that is not new.
+  absl::Status CheckApplication() {
+    ASSIGN_OR_RETURN(const int64_t application, db_->Integer("PRAGMA application_id"));
+    ASSIGN_OR_RETURN(const int64_t pages, db_->Integer("PRAGMA page_count"));
+    if (pages == 0 || application == kStateApplicationId) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("state file ", path_, " belongs to another program; give --state another file"));
+  }
+
+  absl::Status CheckWhole() {
+    ASSIGN_OR_RETURN(const std::string mode, db_->Text("PRAGMA journal_mode"));
+    if (mode != "truncate") {
+      return absl::UnavailableError(
+          absl::StrCat("state file ", path_, " stays in journal mode ", mode, "; is its folder writable?"));
+    }
+    ASSIGN_OR_RETURN(const std::string check, db_->Text("PRAGMA quick_check(1)"));
+    if (check != "ok") return Damaged(check);
+    for (const Table& table : {kWorkers, kSpecs, kJobs, kMembers}) {
+      const std::string sql = absl::StrCat("SELECT group_concat(name) FROM pragma_table_info('", table.name, "')");
+      ASSIGN_OR_RETURN(const std::string columns, db_->Text(sql.c_str()));
+      if (columns == table.columns) continue;
+      return Damaged(absl::StrCat("table ", table.name, " has columns ", columns, " and should have ", table.columns));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status PrepareSchema() {
-    ASSIGN_OR_RETURN(const int64_t version, db_.Integer("PRAGMA user_version"));
-    ASSIGN_OR_RETURN(const int64_t application, db_.Integer("PRAGMA application_id"));
-    ASSIGN_OR_RETURN(const int64_t tables, db_.Integer("SELECT count(*) FROM sqlite_master"));
+    ASSIGN_OR_RETURN(const int64_t version, db_->Integer("PRAGMA user_version"));
+    ASSIGN_OR_RETURN(const int64_t application, db_->Integer("PRAGMA application_id"));
+    ASSIGN_OR_RETURN(const int64_t tables, db_->Integer("SELECT count(*) FROM sqlite_master"));
     if (version == 0 && tables == 0) {
-      RETURN_IF_ERROR(db_.Execute(kSchema));
-      RETURN_IF_ERROR(db_.Execute(absl::StrCat("PRAGMA application_id=", kApplicationId).c_str()));
+      RETURN_IF_ERROR(db_->Execute(kSchema));
+      RETURN_IF_ERROR(db_->Execute(absl::StrCat("PRAGMA application_id=", kStateApplicationId).c_str()));
       return UpgradeFrom(1);
     }
-    if (application != kApplicationId) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("state file ", path_, " belongs to another program; give --state another file"));
-    }
+    if (application != kStateApplicationId) return CheckApplication();
     if (version == kSchemaVersion) return absl::OkStatus();
     if (version >= 1 && version < kSchemaVersion) return UpgradeFrom(version);
     return absl::FailedPreconditionError(
@@ -128,25 +251,25 @@ class SqliteStore final : public Store {
   }
 
   absl::Status UpgradeFrom(int64_t version) {
-    if (version == 1) RETURN_IF_ERROR(db_.Execute(kUpgradeTo2));
-    if (version <= 2) RETURN_IF_ERROR(db_.Execute(kUpgradeTo3));
-    RETURN_IF_ERROR(db_.Execute(kUpgradeTo4));
-    return db_.Execute(absl::StrCat("PRAGMA user_version=", kSchemaVersion).c_str());
+    if (version == 1) RETURN_IF_ERROR(db_->Execute(kUpgradeTo2));
+    if (version <= 2) RETURN_IF_ERROR(db_->Execute(kUpgradeTo3));
+    RETURN_IF_ERROR(db_->Execute(kUpgradeTo4));
+    return db_->Execute(absl::StrCat("PRAGMA user_version=", kSchemaVersion).c_str());
   }
 
   absl::Status WriteAll(const StoreBatch& batch) {
     RETURN_IF_ERROR(WriteWorkers(batch));
-    SqliteStatement spec(db_, "INSERT OR REPLACE INTO specs VALUES(?,?)");
+    SqliteStatement spec(*db_, "INSERT OR REPLACE INTO specs VALUES(?,?)");
     for (const auto& [job, bytes] : batch.put_specs) RETURN_IF_ERROR(spec.Bind(job).Bind(bytes).Run());
     for (const JobRecord& job : batch.put_jobs) RETURN_IF_ERROR(WriteJob(job));
     for (const std::string& job : batch.delete_jobs) {
       for (const char* sql :
            {"DELETE FROM jobs WHERE name=?", "DELETE FROM specs WHERE job=?", "DELETE FROM members WHERE job=?"}) {
-        RETURN_IF_ERROR(SqliteStatement(db_, sql).Bind(job).Run());
+        RETURN_IF_ERROR(SqliteStatement(*db_, sql).Bind(job).Run());
       }
     }
     if (batch.epoch_floor == 0) return absl::OkStatus();
-    return SqliteStatement(db_,
+    return SqliteStatement(*db_,
                            "INSERT INTO meta VALUES('epoch_floor',?1) "
                            "ON CONFLICT(key) DO UPDATE SET value=max(value,?1)")
         .Bind(batch.epoch_floor)
@@ -154,11 +277,11 @@ class SqliteStore final : public Store {
   }
 
   absl::Status WriteWorkers(const StoreBatch& batch) {
-    SqliteStatement put(db_, "INSERT OR REPLACE INTO workers VALUES(?,?,?,?,?,?,?)");
+    SqliteStatement put(*db_, "INSERT OR REPLACE INTO workers VALUES(?,?,?,?,?,?,?)");
     for (const WorkerRecord& worker : batch.put_workers) {
       RETURN_IF_ERROR(BindIdentity(put, worker.identity).Bind(static_cast<int64_t>(worker.state)).Run());
     }
-    SqliteStatement remove(db_, "DELETE FROM workers WHERE name=?");
+    SqliteStatement remove(*db_, "DELETE FROM workers WHERE name=?");
     for (const std::string& name : batch.delete_workers) RETURN_IF_ERROR(remove.Bind(name).Run());
     return absl::OkStatus();
   }
@@ -166,13 +289,13 @@ class SqliteStore final : public Store {
   absl::Status WriteJob(const JobRecord& job) {
     const std::string excluded = absl::StrJoin(job.excluded, ",");
     const std::string published = absl::StrJoin(job.published_steps, ",");
-    SqliteStatement put(db_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?,?,?)");
+    SqliteStatement put(*db_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?,?,?)");
     put.Bind(job.name).Bind(static_cast<int64_t>(job.state)).Bind(job.epoch).Bind(excluded).Bind(job.error);
     put.Bind(job.committed_step).Bind(published).Bind(job.mesh).Bind(job.from_epoch).Bind(job.from_mesh);
     put.Bind(job.wanted_mesh).Bind(job.uid);
     RETURN_IF_ERROR(put.Run());
-    RETURN_IF_ERROR(SqliteStatement(db_, "DELETE FROM members WHERE job=?").Bind(job.name).Run());
-    SqliteStatement member(db_, "INSERT INTO members VALUES(?,?,?,?,?,?,?,?,?,?)");
+    RETURN_IF_ERROR(SqliteStatement(*db_, "DELETE FROM members WHERE job=?").Bind(job.name).Run());
+    SqliteStatement member(*db_, "INSERT INTO members VALUES(?,?,?,?,?,?,?,?,?,?)");
     for (size_t rank = 0; rank < job.members.size(); ++rank) {
       member.Bind(job.name).Bind(static_cast<int64_t>(rank));
       BindIdentity(member, job.members[rank].worker).Bind(int64_t{job.members[rank].ready});
@@ -191,33 +314,43 @@ class SqliteStore final : public Store {
                                             "; keep it, restore a copy, or start with another file"));
   }
 
+  absl::Status CheckTypes(const SqliteStatement& row, const Table& table) const {
+    if (row.HasTypes(table.types)) return absl::OkStatus();
+    return Damaged(
+        absl::StrCat("a row of table ", table.name, " has a text where there should be a number, or nothing"));
+  }
+
   absl::Status LoadWorkers(StoreContents& contents) {
-    SqliteStatement row(db_, "SELECT * FROM workers");
+    SqliteStatement row(*db_, "SELECT * FROM workers");
     while (true) {
       ASSIGN_OR_RETURN(const bool found, row.Next());
       if (!found) return absl::OkStatus();
+      RETURN_IF_ERROR(CheckTypes(row, kWorkers));
       const WorkerRecord worker{IdentityAt(row, 0), static_cast<WorkerState>(row.Integer(6))};
       if (WorkerStateName(worker.state) == "unknown") {
         return Damaged(absl::StrCat("worker ", worker.identity.name, " has state ", row.Integer(6)));
       }
+      if (const absl::Status good = CheckStored(worker); !good.ok()) return Damaged(good.message());
       contents.workers[worker.identity.name] = worker;
     }
   }
 
   absl::Status LoadSpecs(StoreContents& contents) {
-    SqliteStatement row(db_, "SELECT * FROM specs");
+    SqliteStatement row(*db_, "SELECT * FROM specs");
     while (true) {
       ASSIGN_OR_RETURN(const bool found, row.Next());
       if (!found) return absl::OkStatus();
+      RETURN_IF_ERROR(CheckTypes(row, kSpecs));
       contents.specs[row.Text(0)] = row.Text(1);
     }
   }
 
   absl::Status LoadJobs(StoreContents& contents) {
-    SqliteStatement row(db_, "SELECT * FROM jobs");
+    SqliteStatement row(*db_, "SELECT * FROM jobs");
     while (true) {
       ASSIGN_OR_RETURN(const bool found, row.Next());
       if (!found) return absl::OkStatus();
+      RETURN_IF_ERROR(CheckTypes(row, kJobs));
       JobRecord job;
       job.name = row.Text(0);
       job.state = static_cast<JobState>(row.Integer(1));
@@ -244,10 +377,11 @@ class SqliteStore final : public Store {
   }
 
   absl::Status LoadMembers(StoreContents& contents) {
-    SqliteStatement row(db_, "SELECT * FROM members ORDER BY job, rank");
+    SqliteStatement row(*db_, "SELECT * FROM members ORDER BY job, rank");
     while (true) {
       ASSIGN_OR_RETURN(const bool found, row.Next());
       if (!found) return absl::OkStatus();
+      RETURN_IF_ERROR(CheckTypes(row, kMembers));
       auto job = contents.jobs.find(row.Text(0));
       const MemberRecord member{IdentityAt(row, 2), row.Integer(8) != 0, static_cast<int32_t>(row.Integer(9))};
       if (job != contents.jobs.end() && row.Integer(1) < 0) {
@@ -262,7 +396,8 @@ class SqliteStore final : public Store {
   }
 
   const std::string path_;
-  SqliteDatabase db_;
+  std::unique_ptr<SqliteDatabase> db_;
+  FileId file_;
 };
 
 }  // namespace

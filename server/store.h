@@ -38,22 +38,29 @@ class Store {
  public:
   virtual ~Store() = default;
 
-  // On OK the batch survives the death of the process (SQLite: and of the machine). Unavailable: it could not be
-  // written, and nothing of it was; the message has the reason (disk full, I/O error).
+  // On OK the batch survives the death of the process (SQLite: and of the machine). On an error nothing of it was
+  // written; the message has the reason. ResourceExhausted: the disk is full. Unavailable: all others.
   virtual absl::Status Write(const StoreBatch& batch) = 0;
 
   // Everything written so far. DataLoss: what is stored makes no sense; the message says what and where.
   virtual absl::StatusOr<StoreContents> Load() = 0;
+
+  // Looks whether what was written is still where the next process will look for it, and puts it there again if it was
+  // removed. A log line, if there was something to do; else "". Unavailable: it is somewhere else, or it cannot be put
+  // there; the message says what to do. Until then nothing more is written.
+  virtual absl::StatusOr<std::string> Check() { return std::string(); }
 };
 
 // Forgets with the process. For tests, and for services that live no longer than their job.
 std::unique_ptr<Store> NewMemoryStore();
 
-// One SQLite file (write-ahead log, synchronous=FULL), made if it is not there, locked for this process alone. One that
-// an older version wrote is upgraded in place; that version does not read it any more.
+// One SQLite file (synchronous=FULL), made if it is not there, locked for this process alone. All that was written is
+// in that one file between two writes, so that a copy of it has everything. One that an older version wrote is upgraded
+// in place; that version does not read it any more. Another program's file is not touched.
 //   FailedPrecondition: written by a newer version (both schema versions are named), or by another program.
-//   DataLoss: not a SQLite database, or a damaged one. AlreadyExists: another process has it open.
-//   Unavailable: the file or its folder cannot be opened or written (named, with SQLite's reason).
+//   DataLoss: empty, cut, not a SQLite database, or damaged. AlreadyExists: another process has it open.
+//   ResourceExhausted: no space. Unavailable: the file or its folder cannot be opened or written (named, with SQLite's
+//   reason).
 absl::StatusOr<std::unique_ptr<Store>> NewSqliteStore(const std::string& path);
 
 }  // namespace shardmesh

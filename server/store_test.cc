@@ -228,6 +228,156 @@ TEST(SqliteStore, NoDatabase_DataLossAndTheFileIsKept) {
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), text);
 }
 
+std::string BytesOf(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+TEST(SqliteStore, FilesOfOthers_AreNotTouched) {
+  for (const char* sql : {"CREATE TABLE t(x)", "PRAGMA journal_mode=WAL; CREATE TABLE t(x)",
+                          "PRAGMA application_id=7; CREATE TABLE workers(name)"}) {
+    const std::string path = NewPath();
+    RunSql(path, sql);
+    const std::string before = BytesOf(path);
+    EXPECT_THAT(NewSqliteStore(path), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("another program")));
+    EXPECT_EQ(BytesOf(path), before) << sql;
+  }
+}
+
+TEST(SqliteStore, EmptyFile_DataLossAndItStaysEmpty) {
+  const std::string path = NewPath();
+  std::ofstream file(path);
+  EXPECT_THAT(NewSqliteStore(path), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("is empty")));
+  EXPECT_EQ(BytesOf(path), "");
+}
+
+std::string Checked(Store& store) {
+  const absl::StatusOr<std::string> found = store.Check();
+  return found.ok() ? *found : found.status().ToString();
+}
+
+StoreBatch OneJob(JobState state = JobState::kFailed) {
+  StoreBatch batch;
+  batch.put_workers = {MakeWorker("w0", 1)};
+  batch.put_specs = {{"j", std::string(30'000, 's')}};
+  batch.put_jobs = {FullJob("j")};
+  batch.put_jobs[0].state = state;
+  return batch;
+}
+
+// Nothing is beside the file that belongs to it, while it is open and after a kill.
+TEST(SqliteStore, ACopyOfTheFileAlone_HasEverything) {
+  const std::string path = NewPath(), copy = NewPath();
+  const std::unique_ptr<Store> store = OpenOrDie(path);
+  ASSERT_OK(store->Write(OneJob()));
+  std::ofstream(copy, std::ios::binary) << BytesOf(path);
+  ASSERT_OK_AND_ASSIGN(const StoreContents contents, OpenOrDie(copy)->Load());
+  EXPECT_EQ(contents.jobs.at("j"), FullJob("j"));
+}
+
+// As older versions left it when they were killed: everything is in the log.
+TEST(SqliteStore, FileWithALog_IsReadWithIt_AndRefusedWithoutIt) {
+  const std::string path = NewPath(), copy = NewPath(), alone = NewPath();
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open(path.c_str(), &db), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(db, absl::StrCat("PRAGMA journal_mode=WAL;", kVersion1).c_str(), nullptr, nullptr, nullptr),
+            SQLITE_OK);
+  for (const std::string& to : {copy, alone}) std::ofstream(to, std::ios::binary) << BytesOf(path);
+  std::ofstream(copy + "-wal", std::ios::binary) << BytesOf(path + "-wal");
+  sqlite3_close(db);
+  ASSERT_OK_AND_ASSIGN(const StoreContents contents, OpenOrDie(copy)->Load());
+  EXPECT_EQ(contents.jobs.count("j"), 1u);
+  const std::string before = BytesOf(alone);
+  EXPECT_THAT(NewSqliteStore(alone), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("-wal too")));
+  EXPECT_EQ(BytesOf(alone), before);
+}
+
+TEST(SqliteStore, RowsThatTheCoordinatorNeverWrites_DataLossNamingThem) {
+  for (const auto& [sql, words] : std::vector<std::pair<std::string, std::string>>{
+           {"UPDATE jobs SET committed_step=-5", "committed_step is -5"},
+           {"UPDATE jobs SET committed_step=1<<62", "committed_step is 4611686018427387904"},
+           {"UPDATE jobs SET published_steps=x'3133'", "step 13 is published"},
+           {"UPDATE jobs SET published_steps=x'31312c3131'", "step 11 is published behind 11"},
+           {"UPDATE jobs SET epoch=-1", "epoch is -1"},
+           {"UPDATE jobs SET from_epoch=9", "from_epoch is 9"},
+           {"UPDATE jobs SET state=3; DELETE FROM members", "a ready job with 0 members"},
+           {"UPDATE jobs SET epoch='three'", "a row of table jobs"},
+           {"UPDATE jobs SET error=NULL", "a row of table jobs"},
+           {"UPDATE members SET incarnation=-3 WHERE rank=0", "incarnation -3"},
+           {"UPDATE members SET name='w1'", "is two ranks"},
+           {"UPDATE members SET pid='x'", "a row of table members"},
+           {"UPDATE workers SET name='../x'", "../x"},
+           {"UPDATE workers SET incarnation=0", "incarnation 0"},
+           {"INSERT OR REPLACE INTO meta VALUES('epoch_floor', -1)", "table meta"},
+           {"ALTER TABLE jobs DROP COLUMN wanted_mesh", "table jobs has columns"},
+           {"ALTER TABLE members RENAME COLUMN was TO is_", "table members has columns"}}) {
+    const std::string path = NewPath();
+    ASSERT_OK(OpenOrDie(path)->Write(OneJob()));
+    RunSql(path, sql);
+    const auto store = NewSqliteStore(path);
+    const absl::Status status = store.ok() ? (*store)->Load().status() : store.status();
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr(words), HasSubstr(path)))) << sql;
+  }
+}
+
+TEST(SqliteStore, CutOrZeroed_DataLossAndTheFileIsKept) {
+  const std::string path = NewPath();
+  ASSERT_OK(OpenOrDie(path)->Write(OneJob()));
+  const std::string whole = BytesOf(path);
+  ASSERT_EQ(whole.size() % 4096, 0u);
+  std::vector<std::string> damaged;
+  for (const size_t cut : {1, 100, 2400, 4095, 4096, 20'000}) damaged.push_back(whole.substr(0, whole.size() - cut));
+  for (size_t page = 1; page < whole.size() / 4096; ++page) {
+    // The end of the specification is bytes to SQLite; reading it as a specification finds that.
+    if (whole.compare(page * 4096, 5, std::string("\0\0\0\0s", 5)) == 0) continue;
+    std::string zeroed = whole;
+    zeroed.replace(page * 4096, 4096, std::string(4096, '\0'));
+    damaged.push_back(zeroed);
+  }
+  int refused = 0;
+  for (const std::string& bytes : damaged) {
+    const std::string other = NewPath();
+    std::ofstream(other, std::ios::binary) << bytes;
+    const auto store = NewSqliteStore(other);
+    const absl::Status status = store.ok() ? (*store)->Load().status() : store.status();
+    refused += absl::IsDataLoss(status) ? 1 : 0;
+    if (!store.ok()) EXPECT_EQ(BytesOf(other), bytes);
+  }
+  EXPECT_EQ(refused, static_cast<int>(damaged.size()));
+}
+
+TEST(SqliteStore, FileRemovedWhileOpen_IsWrittenAgain_WithAllThatItHad) {
+  const std::string path = NewPath();
+  std::unique_ptr<Store> store = OpenOrDie(path);
+  ASSERT_OK(store->Write(OneJob()));
+  EXPECT_EQ(Checked(*store), "");
+  ASSERT_EQ(unlink(path.c_str()), 0);
+  StoreBatch more;
+  more.epoch_floor = 9;
+  EXPECT_THAT(store->Write(more), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("was removed")));
+  EXPECT_THAT(Checked(*store), HasSubstr("event=state_file_written_again"));
+  EXPECT_EQ(Checked(*store), "");
+  EXPECT_THAT(NewSqliteStore(path), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("in use")));
+  ASSERT_OK(store->Write(more));
+  store = nullptr;
+  ASSERT_OK_AND_ASSIGN(const StoreContents contents, OpenOrDie(path)->Load());
+  EXPECT_EQ(contents.jobs.at("j"), FullJob("j"));
+  EXPECT_EQ(contents.epoch_floor, 9);
+}
+
+TEST(SqliteStore, FileReplacedWhileOpen_NothingIsWritten_AndTheOtherStays) {
+  const std::string path = NewPath();
+  const std::unique_ptr<Store> store = OpenOrDie(path);
+  ASSERT_EQ(rename(path.c_str(), (path + ".old").c_str()), 0);
+  std::ofstream(path) << "mine";
+  EXPECT_THAT(store->Check(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("was replaced")));
+  EXPECT_THAT(store->Write(OneJob()), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("was replaced")));
+  EXPECT_EQ(BytesOf(path), "mine");
+  ASSERT_EQ(unlink(path.c_str()), 0);
+  EXPECT_THAT(Checked(*store), HasSubstr("written_again"));
+  EXPECT_OK(store->Write(OneJob()));
+}
+
 TEST(SqliteStore, DamagedRecord_DataLoss) {
   const std::string path = NewPath();
   OpenOrDie(path);
@@ -256,6 +406,7 @@ StoreBatch NumberedBatch(int64_t i) {
   batch.put_specs["n"] = absl::StrCat(i, std::string(20'000, 's'));
   batch.put_jobs = {FullJob("n")};
   batch.put_jobs[0].committed_step = i;
+  batch.put_jobs[0].published_steps = {i};
   batch.epoch_floor = i;
   return batch;
 }

@@ -34,7 +34,8 @@ done
 
 # shellcheck source=tools/setup.sh
 . tools/setup.sh
-bazel build --config=fuzz --color=no --curses=no --symlink_prefix=/ $(printf "//tests/fuzz:%s_fuzz " "${NAMES[@]}") </dev/null 2>&1 | tail -n 3 >&2
+targets=("${NAMES[@]/#///tests/fuzz:}")
+bazel build --config=fuzz --color=no --curses=no --symlink_prefix=/ "${targets[@]/%/_fuzz}" </dev/null 2>&1 | tail -n 3 >&2
 bin=$(bazel info --config=fuzz bazel-bin 2>/dev/null </dev/null)
 failed=0
 for name in "${NAMES[@]}"; do

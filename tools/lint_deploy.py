@@ -12,7 +12,7 @@ import os
 import re
 import sys
 
-KNOWN = {"FROM", "ARG", "RUN", "COPY", "ENV", "WORKDIR", "USER", "VOLUME", "EXPOSE", "ENTRYPOINT", "CMD", "LABEL"}
+KNOWN = {"FROM", "ARG", "RUN", "COPY", "ENV", "WORKDIR", "USER", "VOLUME", "EXPOSE", "ENTRYPOINT", "CMD", "LABEL", "SHELL"}
 
 
 def instructions(text):
@@ -74,7 +74,7 @@ def lint_containerfile(text):
             found += lint_apt(rest)
         elif word == "COPY":
             found += lint_copy(rest, stages)
-        elif word in ("ENTRYPOINT", "CMD", "VOLUME"):
+        elif word in ("ENTRYPOINT", "CMD", "VOLUME", "SHELL"):
             try:
                 json.loads(rest)
             except ValueError:

@@ -2,6 +2,7 @@
 #
 # All there: returns at once, silently. As root: installs what is missing, showing apt's progress. Otherwise: prints the
 # command to run, and exits 2. Also gives HOME a value where none is set, since Bazel keeps its caches there.
+# shellcheck shell=bash
 
 setup_missing_packages() {  # $1: packages.txt. Prints the missing ones, one per line.
   local wanted

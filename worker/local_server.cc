@@ -18,6 +18,7 @@
 #include "core/fault_point.h"
 #include "core/status.h"
 #include "local/futex.h"
+#include "proto/protocol_version.h"
 
 namespace shardmesh {
 namespace {
@@ -109,6 +110,10 @@ void LocalServer::Serve(LocalSocket socket) {
   if (!first.ok()) return;
   if (!hello.ParseFromString(first->bytes) || hello.purpose_case() == v1::LocalHello::PURPOSE_NOT_SET) {
     SendError(socket, absl::InvalidArgumentError("the first message is no LocalHello with a purpose")).IgnoreError();
+    return;
+  }
+  if (const absl::Status same = CheckProtocol(hello.protocol(), "who connects"); !same.ok()) {
+    SendError(socket, same).IgnoreError();
     return;
   }
   if (hello.has_peer()) {

@@ -1,12 +1,14 @@
 #include "worker/push_sink.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "core/fault_point.h"
 #include "core/finite.h"
 #include "core/status.h"
+#include "core/stored_values.h"
 
 namespace shardmesh {
 namespace {
@@ -230,15 +232,18 @@ absl::Status PushSink::CheckInitial() const {
   for (size_t b = 0; b < shard_->plan().buckets().size(); ++b) {
     const Bucket& bucket = shard_->plan().buckets()[b];
     const int64_t size = bucket.size(header_.shard());
+    const uint32_t largest = FloatBits(LargestStorable(bucket.weights));
     for (int64_t i = 0; i < size && !bucket.frozen; ++i) {
-      if (FloatBits(at[i]) << 1 < 0xFF000000u) continue;
+      if ((FloatBits(at[i]) & 0x7FFFFFFFu) <= largest) continue;
       const int64_t element = bucket.begin(header_.shard()) + i, block = element / kBlockElements * kBlockElements;
       const std::vector<Run> runs = shard_->plan().RunsIn(static_cast<int>(b), block, block + kBlockElements);
       if (runs.empty()) return absl::InvalidArgumentError("the padding of the initial weights is not finite; send 0");
       return absl::InvalidArgumentError(absl::StrCat(
           "the initial weights of \"", shard_->spec().parameters[runs[0].tensor].name, "\" at element ",
           runs[0].first_element + element - block,
-          " are not finite; give finite values, or make the parameter frozen, which may have any"));
+          " are not finite",
+          std::isfinite(at[i]) ? absl::StrCat(" where they are stored, as ", WeightFormatName(bucket.weights)) : "",
+          ": ", at[i], "; give finite values, or make the parameter frozen, which may have any"));
     }
     at += size;
   }

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -13,6 +14,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "client/cli/seconds_flag.h"
@@ -59,6 +61,7 @@ struct Flags {
   double step_timeout = 60;
   double spin = 0;
   double join_timeout = 60;
+  std::vector<std::string> checkpoint_roots;
   TlsOptions tls;
 };
 
@@ -84,6 +87,11 @@ void AddFlags(CLI::App& app, Flags& flags) {
                  "where steps run and windows lie: cpu, or cuda:N (as the CUDA driver counts). A worker whose device "
                  "cannot be used does not start")
       ->capture_default_str();
+  app.add_option("--checkpoint-root", flags.checkpoint_roots,
+                 "folder below which checkpoints are saved and loaded; may be given several times. Unset: the folders "
+                 "of SHARDMESH_CHECKPOINT_ROOT, with : between them; without that any folder that the caller proves "
+                 "to reach")
+      ->allow_extra_args(false);
   AddSeconds(app, "--step-timeout", flags.step_timeout, "seconds that members may take for one step");
   app.add_option("--spin", flags.spin,
                  "seconds that a step's waits poll before they sleep; only for a worker with a core to itself")
@@ -197,6 +205,17 @@ absl::StatusOr<std::optional<WorkerDevice>> OpenDevice(const std::string& text, 
   return std::make_optional(*std::move(device));
 }
 
+// Those that the environment names reach the workers of a service that a trainer starts for itself.
+absl::StatusOr<FolderAccess> CheckpointFolders(const Flags& flags) {
+  std::vector<std::string> roots = flags.checkpoint_roots;
+  const char* const named = std::getenv("SHARDMESH_CHECKPOINT_ROOT");
+  const bool by_flag = !roots.empty();
+  if (!by_flag && named != nullptr) roots = absl::StrSplit(named, ':', absl::SkipEmpty());
+  absl::StatusOr<FolderAccess> access = FolderAccess::Create(roots);
+  if (!access.ok()) return Annotate(access.status(), by_flag ? "--checkpoint-root" : "SHARDMESH_CHECKPOINT_ROOT");
+  return access;
+}
+
 constexpr absl::Duration kSilence = absl::Seconds(3);  // of a worker that was asked, after which it counts as gone
 
 v1::Member MemberOf(const v1::Peer& peer) {
@@ -248,6 +267,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
     ASSIGN_OR_RETURN(const auto transport, ShardTransport::Dial(MemberOf(from), tls, kSilence));
     return transport->Transfer(request, sink.begin, sink.data, timeout);
   };
+  ASSIGN_OR_RETURN(options.checkpoint_folders, CheckpointFolders(flags));
   Worker worker(options, NewProcessMemory());
   identity.set_dead_incarnation(NewestDeadLife(identity.name(), RemoveDeadSockets(local_dir, identity.name() + "-")));
   AddResumed(worker.Resume(), identity);

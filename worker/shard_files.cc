@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "checkpoint/stored_files.h"
 #include "core/fault_point.h"
 #include "core/status.h"
+#include "core/stored_values.h"
 #include "core/stream_digest.h"
 #include "core/sync.h"
 #include "local/fd.h"
@@ -98,11 +100,13 @@ std::vector<FilePiece> PiecesIn(const StoredFiles& files, const ShardStorage& st
 class OpenFiles {
  public:
   // Each is a regular file of the right length that begins with its head.
-  static absl::StatusOr<OpenFiles> Open(const std::string& folder, const StoredFiles& files, bool write) {
+  // `path`: of the folder, for messages.
+  static absl::StatusOr<OpenFiles> Open(const UniqueFd& folder, const std::string& path, const StoredFiles& files,
+                                        bool write) {
     OpenFiles open;
     for (const StoredFile& file : files.files()) {
-      open.paths_.push_back(absl::StrCat(folder, "/", file.name));
-      ASSIGN_OR_RETURN(UniqueFd fd, OpenOne(open.paths_.back(), file, write));
+      open.paths_.push_back(absl::StrCat(path, "/", file.name));
+      ASSIGN_OR_RETURN(UniqueFd fd, OpenOne(folder, open.paths_.back(), file, write));
       open.fds_.push_back(std::move(fd));
     }
     return open;
@@ -129,16 +133,21 @@ class OpenFiles {
   }
 
  private:
-  static absl::StatusOr<UniqueFd> OpenOne(const std::string& path, const StoredFile& file, bool write) {
+  static absl::StatusOr<UniqueFd> OpenOne(const UniqueFd& folder, const std::string& path, const StoredFile& file,
+                                          bool write) {
     if (!write) RETURN_IF_ERROR(ErrorAt(FaultPoint::kFileRead));
     const int flags = (write ? O_RDWR : O_RDONLY) | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
-    UniqueFd fd(open(path.c_str(), flags));
+    UniqueFd fd(openat(folder.get(), file.name.c_str(), flags));
     if (!fd.valid()) return FailedTo("open", path, errno);
     struct stat stat;
     if (fstat(fd.get(), &stat) != 0) return FailedTo("look at", path, errno);
     if (!S_ISREG(stat.st_mode) || stat.st_size != file.bytes) {
       return absl::FailedPreconditionError(absl::StrCat(path, " is no regular file of ", file.bytes,
                                                         " bytes, which this job's is; it has ", stat.st_size));
+    }
+    if (write && stat.st_nlink != 1) {
+      return absl::FailedPreconditionError(absl::StrCat(path, " has ", stat.st_nlink, " names; it may be a file of "
+                                                        "another checkpoint: make a new one"));
     }
     std::string head(file.head.size(), '\0');
     const ssize_t got = pread(fd.get(), head.data(), head.size(), 0);
@@ -217,6 +226,12 @@ class ShardReader {
               const std::atomic<bool>& cancelled)
       : shard_(shard), open_(open), pieces_(pieces), cancelled_(cancelled), caller_(std::this_thread::get_id()) {}
 
+  // After ReadAll: a value that no job may begin with; empty: there was none.
+  std::string refused() {
+    MutexLock lock(mu_);
+    return refused_;
+  }
+
   // The digest of what was read. One thread tells how far all are.
   absl::StatusOr<uint64_t> ReadAll(const ReportProgress& report, v1::FileProgress& progress) {
     ThreadTeam team(shard_.threads());
@@ -238,6 +253,12 @@ class ShardReader {
     if (shard_.protocol().decided() > 0) return absl::AbortedError("the job got its weights meanwhile");
     RETURN_IF_ERROR(open_.Read(piece, piece.data));
     digest_.fetch_add(DigestOf(piece, piece.data));
+    const StoredRule rule = RuleOf(shard_.spec(), piece.part->tensor, piece.part->stream, piece.part->extra);
+    if (const std::optional<BadEntry> bad = FindBadEntry(rule, piece.data, piece.bytes()); bad.has_value()) {
+      const int64_t first = piece.first_element / piece.part->layout.elements;
+      MutexLock lock(mu_);
+      if (refused_.empty()) refused_ = BadEntryText(piece.part->name, rule, *bad, first);
+    }
     done_.fetch_add(piece.bytes());
     return absl::OkStatus();
   }
@@ -264,6 +285,7 @@ class ShardReader {
   std::atomic<bool> failed_{false};
   Mutex mu_;
   absl::Status first_error_ ABSL_GUARDED_BY(mu_);
+  std::string refused_ ABSL_GUARDED_BY(mu_);
 };
 
 // Of the job, and of the buffers that a SaveRequest or a LoadRequest names. InvalidArgument: one that cannot be.
@@ -283,16 +305,17 @@ void GiveWay() { setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice); 
 
 }  // namespace
 
-absl::Status SaveShard(JobShard& shard, const v1::SaveRequest& request, const std::atomic<bool>& cancelled,
-                       const ReportProgress& report) {
+absl::Status SaveShard(JobShard& shard, const FolderAccess& folders, const v1::SaveRequest& request,
+                       const std::atomic<bool>& cancelled, const ReportProgress& report) {
   RETURN_IF_ERROR(CheckCan(shard, request.epoch()));
   if (shard.protocol().committed_step().value() == kNoStep) {
     return absl::FailedPreconditionError(absl::StrCat("job ", shard.spec().name, " has no initial weights yet"));
   }
+  ASSIGN_OR_RETURN(const UniqueFd folder, folders.OpenToSave(request.folder(), request.secret()));
   RETURN_IF_ERROR(shard.CheckCopyFits());
   if (shard.Idle() < kIdle) GiveWay();
   ASSIGN_OR_RETURN(const StoredFiles files, FilesOf(shard.spec(), request));
-  ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(request.folder(), files, /*write=*/true));
+  ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(folder, request.folder(), files, /*write=*/true));
   ASSIGN_OR_RETURN(const std::shared_ptr<Snapshot> snapshot, Snapshot::Create(shard.plan(), shard.place().shard));
   v1::FileProgress progress;
   progress.set_step(kNoStep);
@@ -325,27 +348,31 @@ absl::Status SaveShard(JobShard& shard, const v1::SaveRequest& request, const st
   return report(progress);
 }
 
-absl::Status LoadShard(JobShard& shard, const v1::LoadRequest& request, const std::atomic<bool>& cancelled,
-                       const ReportProgress& report) {
+absl::Status LoadShard(JobShard& shard, const FolderAccess& folders, const v1::LoadRequest& request,
+                       const std::atomic<bool>& cancelled, const ReportProgress& report) {
   RETURN_IF_ERROR(CheckCan(shard, request.epoch()));
   if (shard.protocol().local().num_hosts > 1) {
     return absl::UnimplementedError(
         absl::StrCat("job ", shard.spec().name, " is on several hosts, which cannot load yet"));
   }
   RETURN_IF_ERROR(shard.CheckHasNoWeights());
+  ASSIGN_OR_RETURN(const UniqueFd folder, folders.OpenToLoad(request.folder(), request.step(), request.digest()));
   ASSIGN_OR_RETURN(const StoredFiles files, FilesOf(shard.spec(), request));
-  ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(request.folder(), files, /*write=*/false));
+  ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(folder, request.folder(), files, /*write=*/false));
   const std::vector<FilePiece> pieces = PiecesIn(files, shard.storage(), /*parity=*/0);
   v1::FileProgress progress;
   progress.set_step(request.step());
   progress.set_bytes_total(BytesOf(pieces));
   RETURN_IF_ERROR(report(progress));
-  RETURN_IF_ERROR(shard.Load(request.load_id(), Step(request.step()), [&]() -> absl::Status {
+  const absl::Status loaded = shard.Load(request.load_id(), Step(request.step()), [&]() -> absl::Status {
     ShardReader reader(shard, open, pieces, cancelled);
     ASSIGN_OR_RETURN(const uint64_t digest, reader.ReadAll(report, progress));
     progress.set_digest(digest);
-    return absl::OkStatus();
-  }));
+    progress.set_refused(reader.refused());
+    return progress.refused().empty() ? absl::OkStatus() : absl::DataLossError(progress.refused());
+  });
+  // The caller first compares the digests of all shards: a value that was changed in a file is a changed file.
+  if (!loaded.ok() && progress.refused().empty()) return loaded;
   return report(progress);
 }
 

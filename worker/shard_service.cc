@@ -35,10 +35,10 @@ grpc::ServerWriteReactor<v1::FileProgress>* StartProgress(Worker& worker, grpc::
     ASSIGN_OR_RETURN(shard, worker.Find(request.job()));
     return absl::OkStatus();
   });
-  return ProgressCall::Start(status,
-                             [shard, request, work](const std::atomic<bool>& cancelled, const ReportProgress& report) {
-                               return work(*shard, request, cancelled, report);
-                             });
+  return ProgressCall::Start(status, [shard, request, work, folders = worker.options().checkpoint_folders](
+                                         const std::atomic<bool>& cancelled, const ReportProgress& report) {
+    return work(*shard, folders, request, cancelled, report);
+  });
 }
 
 // Slots whose trainer waits, as long as the object lives.
@@ -246,6 +246,33 @@ grpc::ServerUnaryReactor* ShardService::UseLoaded(grpc::CallbackServerContext* c
     ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.Find(q.job()));
     return shard->UseLoaded(q);
   });
+}
+
+grpc::ServerUnaryReactor* ShardService::AwaitWeights(grpc::CallbackServerContext* context,
+                                                     const v1::AwaitWeightsRequest* request,
+                                                     v1::AwaitWeightsReply* reply) {
+  std::shared_ptr<JobShard> shard;
+  const absl::Status status = CallWithoutThrowing([&]() -> absl::Status {
+    RETURN_IF_ERROR(RequireDeadline(*context, "Shard.AwaitWeights"));
+    RETURN_IF_ERROR(Validate(*request));
+    ASSIGN_OR_RETURN(shard, worker_.Find(request->job()));
+    return shard->CheckEpoch(request->epoch());
+  });
+  if (!status.ok()) return Answer(context, status);
+  return WaitingCall::Start(
+      *context, shard->waiters(),
+      [shard, reply]() -> std::optional<absl::Status> {
+        const absl::Status health = shard->Health();
+        if (!health.ok()) return health;
+        reply->set_step(shard->protocol().committed_step().value());
+        return reply->step() == kNoStep ? std::nullopt : std::make_optional(absl::OkStatus());
+      },
+      [shard] {
+        return absl::DeadlineExceededError(
+            absl::StrCat("job ", shard->spec().name,
+                         " has no weights yet: push initial weights to every member, or restore a "
+                         "checkpoint into it; or ask with more time"));
+      });
 }
 
 grpc::ServerUnaryReactor* ShardService::GetStatus(grpc::CallbackServerContext* context,

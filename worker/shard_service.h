@@ -9,15 +9,16 @@
 
 namespace shardmesh {
 
-using ShardServiceBase = v1::Shard::WithRawCallbackMethod_Push<v1::Shard::WithRawCallbackMethod_Pull<
-    v1::Shard::WithRawCallbackMethod_Transfer<v1::Shard::WithCallbackMethod_Step<v1::Shard::WithCallbackMethod_Attach<
-        v1::Shard::WithCallbackMethod_Digest<v1::Shard::WithCallbackMethod_GetStatus<
-            v1::Shard::WithCallbackMethod_GetTrace<v1::Shard::WithCallbackMethod_DeclareBucket<
-                v1::Shard::WithCallbackMethod_Meet<v1::Shard::WithCallbackMethod_Save<
-                    v1::Shard::WithCallbackMethod_Load<v1::Shard::WithCallbackMethod_UseLoaded<
-                        v1::Shard::WithCallbackMethod_AcquireLease<v1::Shard::WithCallbackMethod_RenewLease<
-                            v1::Shard::WithCallbackMethod_ReleaseLease<v1::Shard::WithCallbackMethod_ListLeases<
-                                v1::Shard::WithCallbackMethod_Publish<v1::Shard::Service>>>>>>>>>>>>>>>>>>;
+using ShardServiceBase = v1::Shard::WithRawCallbackMethod_Push<
+    v1::Shard::WithRawCallbackMethod_Pull<v1::Shard::WithRawCallbackMethod_Transfer<
+        v1::Shard::WithCallbackMethod_Step<v1::Shard::WithCallbackMethod_Attach<v1::Shard::WithCallbackMethod_Digest<
+            v1::Shard::WithCallbackMethod_GetStatus<v1::Shard::WithCallbackMethod_GetTrace<
+                v1::Shard::WithCallbackMethod_DeclareBucket<v1::Shard::WithCallbackMethod_Meet<
+                    v1::Shard::WithCallbackMethod_Save<v1::Shard::WithCallbackMethod_Load<
+                        v1::Shard::WithCallbackMethod_UseLoaded<v1::Shard::WithCallbackMethod_AcquireLease<
+                            v1::Shard::WithCallbackMethod_RenewLease<v1::Shard::WithCallbackMethod_ReleaseLease<
+                                v1::Shard::WithCallbackMethod_ListLeases<v1::Shard::WithCallbackMethod_Publish<
+                                    v1::Shard::WithCallbackMethod_AwaitWeights<v1::Shard::Service>>>>>>>>>>>>>>>>>>>;
 
 class ShardService final : public ShardServiceBase {
  public:
@@ -44,6 +45,8 @@ class ShardService final : public ShardServiceBase {
                                                    const v1::LoadRequest* request) override;
   grpc::ServerUnaryReactor* UseLoaded(grpc::CallbackServerContext* context, const v1::UseLoadedRequest* request,
                                       v1::UseLoadedReply* reply) override;
+  grpc::ServerUnaryReactor* AwaitWeights(grpc::CallbackServerContext* context, const v1::AwaitWeightsRequest* request,
+                                         v1::AwaitWeightsReply* reply) override;
   // shard_versions.cc
   grpc::ServerUnaryReactor* AcquireLease(grpc::CallbackServerContext* context, const v1::AcquireLeaseRequest* request,
                                          v1::Lease* reply) override;

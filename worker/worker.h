@@ -38,6 +38,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/folder_access.h"
 #include "core/sync.h"
 #include "local/socket.h"
 #include "proto/shardmesh/v1/coordinator.pb.h"
@@ -61,10 +62,11 @@ struct WorkerOptions {
   absl::Duration prepare_timeout = absl::Seconds(60);  // for a peer to get the lead's memory
   HostCapacity host_capacity;                          // what a job may take; as it is: anything
   std::optional<WorkerDevice> device;                  // on which steps run; unset: on processors
-  std::string group_address;     // of this host, for workers of other hosts; empty: jobs on several hosts are refused
-  MeetCall meet;                 // how their first lead is asked; with group_address
-  FetchCall transfer;            // how members of a job that re-forms get what others hold; null: they cannot
-  KeeperLink* keeper = nullptr;  // of the host, outlives the worker; null: jobs end with this process
+  std::string group_address;  // of this host, for workers of other hosts; empty: jobs on several hosts are refused
+  MeetCall meet;              // how their first lead is asked; with group_address
+  FetchCall transfer;         // how members of a job that re-forms get what others hold; null: they cannot
+  FolderAccess checkpoint_folders;  // of Shard.Save and Shard.Load
+  KeeperLink* keeper = nullptr;     // of the host, outlives the worker; null: jobs end with this process
 };
 
 class Worker {

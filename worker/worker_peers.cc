@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/clock.h"
 #include "core/status.h"
+#include "proto/protocol_version.h"
 #include "worker/hosts/host_meeting.h"
 #include "worker/worker.h"
 
@@ -46,6 +47,7 @@ absl::StatusOr<HostMemory> Worker::FetchFromLead(Entry& entry, const JobSpec& sp
   ASSIGN_OR_RETURN(const HostRanks ranks, HostRanksOf(assignment));
   const v1::Peer& lead = assignment.peers(ranks.first());
   v1::LocalHello hello;
+  *hello.mutable_protocol() = OwnProtocol();
   hello.mutable_peer()->set_job(spec.name);
   hello.mutable_peer()->set_epoch(assignment.epoch());
   hello.mutable_peer()->set_rank(assignment.rank());

@@ -31,7 +31,8 @@ struct ClusterOptions {
   int threads = 1;                             // of a worker's step
   std::vector<std::string> devices = {"cpu"};  // of the workers, in turn: cpu or cuda:N
   int heartbeat_interval_ms = 500, heartbeat_timeout_ms = 3000;
-  TlsOptions tls;  // of every process
+  std::vector<std::string> checkpoint_roots;  // of the workers
+  TlsOptions tls;                             // of every process
   absl::Duration start_timeout = absl::Seconds(30);
   absl::Duration stop_grace = absl::Seconds(10);  // from SIGTERM to SIGKILL
   // The workers are those of a shardmesh-node, which starts them again, with the memory of their jobs, when they are

@@ -162,6 +162,10 @@ void AddOptions(CLI::App& command, Flags& flags) {
       .add_option("--device", flags.devices,
                   "Where the workers' steps run: cpu, or CUDA devices, which they take in turn, like cuda:0,cuda:1")
       ->capture_default_str();
+  command
+      .add_option("--checkpoint-root", cluster.checkpoint_roots,
+                  "Folder below which workers save and load checkpoints; may be given several times. Unset: any")
+      ->allow_extra_args(false);
   command.add_option("--log-dir", cluster.log_dir, "Folder for a NAME.log of each process; unset: standard error");
   command.add_option("--log-level", cluster.log_level, "Of each process: trace, debug, info, warn, error or off")
       ->capture_default_str();

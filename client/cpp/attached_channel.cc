@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "local/futex.h"
 #include "local/host_id.h"
+#include "proto/protocol_version.h"
 
 namespace shardmesh {
 namespace {
@@ -61,6 +62,7 @@ absl::StatusOr<LocalMessage> AttachedChannel::AskToAttach(const v1::AttachReques
   socket_path_ = grant.socket_path();
   ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(socket_path_));
   v1::LocalHello hello;
+  *hello.mutable_protocol() = OwnProtocol();
   hello.mutable_trainer()->set_token(grant.token());
   hello.mutable_trainer()->set_needs_all(options_.needs_all);
   const absl::Duration handshake = std::min(kHandshake, job_->options().opening_call());

@@ -11,6 +11,7 @@
 #include "local/file_hold.h"
 #include "local/futex.h"
 #include "local/host_id.h"
+#include "proto/protocol_version.h"
 
 namespace shardmesh {
 namespace {
@@ -38,6 +39,7 @@ absl::StatusOr<std::shared_ptr<ReaderLink>> ReaderLink::Attach(std::shared_ptr<J
   ASSIGN_OR_RETURN(const v1::AttachReply grant, job->worker(rank).Attach(request, job->options().opening_call()));
   ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(grant.socket_path()));
   v1::LocalHello hello;
+  *hello.mutable_protocol() = OwnProtocol();
   hello.mutable_trainer()->set_token(grant.token());
   const absl::Duration handshake = std::min(kHandshake, job->options().opening_call());
   RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, handshake));

@@ -138,13 +138,14 @@ void AddBuffers(const std::vector<SafetensorsEntry>& entries,
 }
 
 // Of all shards at one step; Aborted: they copied different ones.
-absl::StatusOr<v1::DigestReply> SaveShards(Job& job, const std::string& folder, const Manifest& manifest,
-                                           const SaveOptions& options) {
+absl::StatusOr<v1::DigestReply> SaveShards(Job& job, const std::string& folder, const std::string& secret,
+                                           const Manifest& manifest, const SaveOptions& options) {
   v1::SaveRequest request;
   AddBuffers(manifest.buffer_entries(), request.mutable_buffers());
   request.set_job(job.spec().name);
   request.set_epoch(job.epoch().value());
   request.set_folder(folder);
+  request.set_secret(secret);
   FileCalls calls(job, OnePerShard(job.plan()), options.progress,
                   [&](ShardTransport& worker, const ShardTransport::Progress& told) {
                     return worker.Save(request, told, options.timeout);
@@ -231,6 +232,7 @@ absl::Status LoadShardsUnder(uint64_t load_id, Job& job, const OpenedCheckpoint&
   request.set_folder(opened.path);
   request.set_step(opened.manifest.step);
   request.set_load_id(load_id);
+  request.set_digest(opened.manifest.digest);
   AddBuffers(opened.manifest.buffer_entries(), request.mutable_buffers());
   FileCalls calls(job, AllRanks(job.plan()), options.progress,
                   [&](ShardTransport& worker, const ShardTransport::Progress& told) {
@@ -248,6 +250,12 @@ absl::Status LoadShardsUnder(uint64_t load_id, Job& job, const OpenedCheckpoint&
         absl::StrFormat("%s: the digest of what was read is %016x; %016x was saved: a file "
                         "changed since",
                         opened.path, sum, opened.manifest.digest));
+  }
+  for (const v1::FileProgress& told : calls.told()) {
+    if (told.refused().empty()) continue;
+    return absl::DataLossError(absl::StrCat(opened.path, ": ", told.refused(),
+                                            ". It was saved so: training had gone wrong, or another program wrote it. "
+                                            "Restore an older checkpoint"));
   }
   return UseShards(job, load_id, options.timeout);
 }
@@ -278,9 +286,10 @@ absl::StatusOr<SavedCheckpoint> SaveCheckpoint(Job& job, const std::string& root
                    NewCheckpoint::Begin(std::filesystem::absolute(root).lexically_normal().string()));
   RETURN_IF_ERROR(AddFiles(files, *checkpoint, manifest));
   RETURN_IF_ERROR(WriteBuffers(files, options.buffers, *checkpoint));
+  ASSIGN_OR_RETURN(const std::string secret, checkpoint->MakeSecret());
   absl::StatusOr<v1::DigestReply> digest;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    digest = SaveShards(job, checkpoint->path(), manifest, options);
+    digest = SaveShards(job, checkpoint->path(), secret, manifest, options);
     if (!absl::IsAborted(digest.status()) || attempt + 1 == kAttempts) break;
     absl::SleepFor(kFirstPause * (1 << attempt));  // the workers of a saver that died take a moment to see that
   }

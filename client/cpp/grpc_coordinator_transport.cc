@@ -7,6 +7,7 @@
 #include "client/cpp/coordinator_transport.h"
 #include "client/cpp/transport_reconnect.h"
 #include "core/status.h"
+#include "proto/protocol_version.h"
 #include "proto/shardmesh/v1/coordinator.grpc.pb.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
@@ -14,6 +15,29 @@
 
 namespace shardmesh {
 namespace {
+
+// What a program says of itself before anything else, and what the coordinator says of itself (ProtocolVersion). The
+// other calls come after one of these.
+template <typename Request>
+Request Introduced(const Request& request) {
+  return request;
+}
+template <typename Request>
+Request WithProtocol(Request request) {
+  *request.mutable_protocol() = OwnProtocol();
+  return request;
+}
+v1::CreateJobRequest Introduced(const v1::CreateJobRequest& request) { return WithProtocol(request); }
+v1::DescribeJobRequest Introduced(const v1::DescribeJobRequest& request) { return WithProtocol(request); }
+v1::JoinRequest Introduced(const v1::JoinRequest& request) { return WithProtocol(request); }
+
+template <typename Reply>
+absl::Status CheckAnswer(const Reply&) {
+  return absl::OkStatus();
+}
+absl::Status CheckAnswer(const v1::JobDescription& reply) { return CheckProtocol(reply.protocol(), "the coordinator"); }
+absl::Status CheckAnswer(const v1::CreateJobReply& reply) { return CheckAnswer(reply.job()); }
+absl::Status CheckAnswer(const v1::JoinReply& reply) { return CheckProtocol(reply.protocol(), "the coordinator"); }
 
 class GrpcCoordinatorTransport final : public CoordinatorTransport {
  public:
@@ -47,12 +71,14 @@ class GrpcCoordinatorTransport final : public CoordinatorTransport {
     context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
     HelpReconnect(*channel_, timeout);
     Reply reply;
-    const grpc::Status status = ((*stub_).*method)(&context, request, &reply);
+    const grpc::Status status = ((*stub_).*method)(&context, Introduced(request), &reply);
     if (status.error_code() != grpc::StatusCode::UNAVAILABLE &&
         status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
       answered_.store(true);
     }
-    RETURN_IF_ERROR(ExplainTlsFailure(FromGrpc(status, absl::StrCat(what, " at ", address_)), tls_));
+    const std::string named = absl::StrCat(what, " at ", address_);
+    RETURN_IF_ERROR(ExplainTlsFailure(FromGrpc(status, named), tls_));
+    RETURN_IF_ERROR(Annotate(CheckAnswer(reply), named));
     return reply;
   }
 

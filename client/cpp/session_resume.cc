@@ -6,6 +6,7 @@
 #include "client/cpp/next_life.h"
 #include "core/clock.h"
 #include "core/status.h"
+#include "proto/protocol_version.h"
 
 namespace shardmesh {
 namespace {
@@ -35,6 +36,7 @@ absl::StatusOr<ResumedSession> Ask(const std::string& path, const std::string& h
 absl::StatusOr<ResumedSession> ResumeSession(const std::string& path, const v1::SessionHello& session,
                                              absl::Duration timeout) {
   v1::LocalHello hello;
+  *hello.mutable_protocol() = OwnProtocol();
   *hello.mutable_session() = session;
   const absl::Time deadline = MonotonicNow() + timeout;
   while (true) {

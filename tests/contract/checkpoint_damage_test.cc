@@ -8,6 +8,7 @@
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -16,6 +17,7 @@
 #include "client/cpp/checkpoint.h"
 #include "core/matchers.h"
 #include "core/status.h"
+#include "core/stream_digest.h"
 #include "local/testing/temp_folder.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/small_disk.h"
@@ -270,6 +272,39 @@ TEST_F(CheckpointDamage, IsSaid_AndNothingIsLoaded) {
   ASSERT_OK_AND_ASSIGN(const auto again, RestoreCheckpoint(*client_, saved.path, {"again", "fsdp=1"}));
   ASSERT_OK_AND_ASSIGN(const v1::DigestReply digest, again->Digest(kLong));
   EXPECT_EQ(digest.digest(), saved.digest);
+}
+
+// As another program, or a training that went wrong, would have saved it: with a digest that is right.
+TEST_F(CheckpointDamage, ValuesThatNoJobMayHave_AreNotLoaded_WhateverTheDigestSays) {
+  ASSERT_OK_AND_ASSIGN(const SavedCheckpoint saved, SavedAt("job", 1));
+  const auto as_bytes = [](float value) { return std::string(reinterpret_cast<const char*>(&value), sizeof value); };
+  const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+  for (const auto& [part, value, text] : std::vector<std::tuple<std::string, float, std::string>>{
+           {"w", nan, "is nan"},
+           {"w", -infinity, "is -inf"},
+           {"w.exp_avg", infinity, "is inf"},
+           {"w.exp_avg_sq", -1, "is -1; it must be finite, not below 0"},
+           {"rows.scales", -2, "is -2"},
+           {"rows.exp_avg.scales", nan, "is nan"},
+           {"rows.exp_avg_sq.scales", infinity, "is inf"}}) {
+    SCOPED_TRACE(absl::StrCat(part, " ", text));
+    const fs::path copy = temp_.File("copy");
+    fs::remove_all(copy);
+    fs::copy(saved.path, copy, fs::copy_options::recursive);
+    ASSERT_NO_FATAL_FAILURE(WriteInto(copy, part, as_bytes(value)));
+    ASSERT_OK_AND_ASSIGN(const StoredFiles files, StoredFiles::Create(Spec("job")));
+    uint64_t digest = 0;
+    for (const FilePart& each : files.parts()) {
+      digest += DigestPart(DigestKey(each.tensor, each.stream, each.extra ? 1 : 0), each.layout, 0,
+                           BytesOf(copy, each.name).data(), Spec("job").parameters[each.tensor].NumElements());
+    }
+    EditManifest(copy, [&](Manifest& manifest) { manifest.digest = digest; });
+    for (const char* mesh : {"fsdp=2", "fsdp=1"}) {
+      EXPECT_THAT(RestoreCheckpoint(*client_, copy.string(), {"again", mesh}),
+                  StatusIs(Code::kDataLoss, HasSubstr(absl::StrCat(part, ": entry 0 ", text))));
+      EXPECT_FALSE(HasJob("again"));
+    }
+  }
 }
 
 class CheckpointOnASmallDisk : public CheckpointDamage {

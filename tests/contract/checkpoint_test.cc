@@ -363,14 +363,16 @@ TEST_F(Checkpoints, JobsThatCannot_AreLeftAsTheyAre) {
 // A worker touches no file but one that was made for this.
 TEST_F(Checkpoints, FilesThatAreNotTheJobs_AreNotTouched) {
   ASSERT_NO_FATAL_FAILURE(Save(testing::TinyJob("job", "fsdp=2", kSlots)));
-  const std::string folder = temp_.File("other");
+  const std::string folder = temp_.File(".step-other"), secret(kSecretBytes, 'a');
   fs::create_directories(folder);
+  std::ofstream(folder + "/" + kSecretFile) << secret;
   const std::string text(fs::file_size(fs::path(saved_.path) / "model.safetensors"), 'x');
   std::ofstream(folder + "/model.safetensors") << text;
   v1::SaveRequest request;
   request.set_job("job");
   request.set_epoch(job_->epoch().value());
   request.set_folder(folder);
+  request.set_secret(secret);
   const auto save = [&] {
     return job_->worker(Rank(0)).Save(
         request, [](const v1::FileProgress&) { return absl::OkStatus(); }, kLong);
@@ -380,6 +382,9 @@ TEST_F(Checkpoints, FilesThatAreNotTheJobs_AreNotTouched) {
   fs::remove(folder + "/model.safetensors");
   fs::create_symlink(fs::path(saved_.path) / "model.safetensors", folder + "/model.safetensors");
   EXPECT_THAT(save(), StatusIs(Code::kFailedPrecondition, HasSubstr("cannot open")));
+  fs::remove(folder + "/model.safetensors");
+  fs::create_hard_link(fs::path(saved_.path) / "model.safetensors", folder + "/model.safetensors");
+  EXPECT_THAT(save(), StatusIs(Code::kFailedPrecondition, HasSubstr("has 2 names")));
   request.set_folder("relative");
   EXPECT_THAT(save(), StatusIs(Code::kInvalidArgument, HasSubstr("absolute path")));
   v1::UseLoadedRequest use;
@@ -388,6 +393,58 @@ TEST_F(Checkpoints, FilesThatAreNotTheJobs_AreNotTouched) {
   use.set_load_id(77);
   EXPECT_THAT(job_->worker(Rank(0)).UseLoaded(use, kLong),
               StatusIs(Code::kFailedPrecondition, HasSubstr("weights already")));
+}
+
+// A committed checkpoint is nobody's to write, and what lies at a path is told to nobody who cannot read it himself.
+TEST_F(Checkpoints, FoldersThatTheCallerCannotProveToReach_AreNeitherWrittenNorDescribed) {
+  ASSERT_NO_FATAL_FAILURE(Save(testing::TinyJob("job", "fsdp=2", kSlots)));
+  const std::string weights = BytesOf(saved_.path + "/model.safetensors");
+  ASSERT_OK(Train(*job_, kSaved + 1));
+  const auto told = [](const v1::FileProgress&) { return absl::OkStatus(); };
+  const std::string secret(kSecretBytes, 'a');
+  const auto save = [&](const std::string& folder) {
+    v1::SaveRequest request;
+    request.set_job("job");
+    request.set_epoch(job_->epoch().value());
+    request.set_folder(folder);
+    request.set_secret(secret);
+    return job_->worker(Rank(0)).Save(request, told, kLong).status();
+  };
+  std::ofstream(saved_.path + "/" + kSecretFile) << secret;  // even so: it has a manifest
+  EXPECT_THAT(save(saved_.path), StatusIs(Code::kPermissionDenied, HasSubstr("has not proved")));
+  EXPECT_THAT(save(temp_.path() + "/x/.." + saved_.path.substr(temp_.path().size())),
+              StatusIs(Code::kInvalidArgument, HasSubstr("\"..\"")));
+  EXPECT_EQ(BytesOf(saved_.path + "/model.safetensors"), weights);
+  // One answer, whatever is there.
+  const std::string folder = temp_.File(".step-1");
+  const auto answer = [&] { return std::string(save(folder).message()); };
+  const std::string none = answer();
+  fs::create_directories(folder);
+  EXPECT_EQ(answer(), none);
+  std::ofstream(folder + "/model.safetensors") << "x";
+  EXPECT_EQ(answer(), none);
+  std::ofstream(folder + "/" + kSecretFile) << std::string(kSecretBytes, 'b');
+  EXPECT_EQ(answer(), none);
+
+  ASSERT_OK_AND_ASSIGN(const auto empty, client_->CreateJob(testing::TinyJob("empty", "fsdp=2", kSlots)));
+  const auto load = [&](uint64_t digest) {
+    v1::LoadRequest request;
+    request.set_job("empty");
+    request.set_epoch(empty->epoch().value());
+    request.set_folder(folder);
+    request.set_step(kSaved);
+    request.set_load_id(7);
+    request.set_digest(digest);
+    return empty->worker(Rank(0)).Load(request, told, kLong).status();
+  };
+  const absl::Status unknown = load(saved_.digest);
+  EXPECT_THAT(unknown, StatusIs(Code::kPermissionDenied, HasSubstr("has not proved")));
+  fs::copy_file(saved_.path + "/model.safetensors", folder + "/model.safetensors",
+                fs::copy_options::overwrite_existing);
+  EXPECT_EQ(load(saved_.digest), unknown);
+  fs::copy_file(saved_.path + "/manifest.json", folder + "/manifest.json");
+  EXPECT_EQ(load(saved_.digest + 1), unknown);
+  EXPECT_THAT(load(saved_.digest), StatusIs(Code::kFailedPrecondition, HasSubstr("cannot open")));
 }
 
 // The worker dies while its shard is being copied: who saves learns of it by name, and the older checkpoint stays.

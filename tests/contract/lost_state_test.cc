@@ -9,7 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "core/clock.h"
 #include "core/matchers.h"
+#include "local/testing/temp_folder.h"
+#include "server/store.h"
 #include "tests/testing/cluster.h"
+#include "tests/testing/small_disk.h"
 #include "tests/testing/training.h"
 
 namespace shardmesh {
@@ -26,11 +29,39 @@ bool Says(const testing::Process& process, const std::string& text) {
   return absl::StrContains(process.Log(), text);
 }
 
-// The database, and the log that SQLite keeps beside it.
+// The database, and what SQLite keeps beside it.
 void Move(const std::string& from, const std::string& to) {
-  for (const char* end : {"", "-wal"}) {
+  for (const char* end : {"", "-wal", "-journal"}) {
     if (std::filesystem::exists(from + end)) std::filesystem::rename(from + end, to + end);
   }
+}
+
+// As a cleaner of old files would do.
+TEST(LostState, FileRemovedWhileTheCoordinatorRuns_IsWrittenAgain) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 1}));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
+  ASSERT_OK(client.CreateJob(testing::OddJob("before", "fsdp=1", 1)));
+  ASSERT_TRUE(std::filesystem::remove(cluster->StateFile()));
+  EXPECT_TRUE(Says(cluster->coordinator(), "event=state_file_written_again"));
+  ASSERT_OK(client.CreateJob(testing::OddJob("after", "fsdp=1", 1)));
+  cluster->coordinator().Kill9();
+  ASSERT_OK(cluster->RestartCoordinator());
+  ASSERT_OK_AND_ASSIGN(Client there, cluster->Connect());
+  for (const char* job : {"before", "after"}) EXPECT_OK(there.OpenJob(job)) << job;
+}
+
+// The memory file system stands for a disk.
+TEST(LostState, ADiskThatIsFull_IsResourceExhausted_AndNothingChanges) {
+  const testing::TempFolder temp;
+  const auto disk = testing::SmallDisk::Mount(temp.File("disk"), 256 << 10);
+  if (!disk.ok()) GTEST_SKIP() << "SKIPPED: no file systems of a test's own here: " << disk.status().message();
+  ASSERT_OK_AND_ASSIGN(const auto store, NewSqliteStore(temp.File("disk") + "/state.db"));
+  StoreBatch batch;
+  batch.put_specs["large"] = std::string(1 << 20, 's');
+  EXPECT_THAT(store->Write(batch), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("nothing was changed")));
+  batch.put_specs["large"] = "s";
+  EXPECT_OK(store->Write(batch));
+  EXPECT_EQ(store->Load()->specs.at("large"), "s");
 }
 
 TEST(LostState, TrainingGoesOn_AndTheRightFileFindsIt) {

@@ -1,0 +1,66 @@
+#include "server/stored_records.h"
+
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "core/job.h"
+#include "core/status.h"
+
+namespace shardmesh {
+namespace {
+
+absl::Status CheckIdentity(const WorkerIdentity& worker) {
+  RETURN_IF_ERROR(ValidateId("worker name", worker.name));
+  if (worker.incarnation > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("worker ", worker.name, " has incarnation ", worker.incarnation, "; it is above 0"));
+}
+
+absl::Status CheckSteps(const JobRecord& job) {
+  if (job.committed_step < -1 || job.committed_step > kMaxStep) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("committed_step is ", job.committed_step, "; it is -1 to ", kMaxStep));
+  }
+  int64_t before = -1;
+  for (const int64_t step : job.published_steps) {
+    if (step <= before || step > job.committed_step) {
+      return absl::InvalidArgumentError(absl::StrCat("step ", step, " is published behind ", before,
+                                                     ", with committed_step ", job.committed_step,
+                                                     "; they ascend from 0 to that one"));
+    }
+    before = step;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckStored(const WorkerRecord& worker) { return CheckIdentity(worker.identity); }
+
+absl::Status CheckStored(const JobRecord& job) {
+  RETURN_IF_ERROR(ValidateId("job name", job.name));
+  if (job.uid < 0) return absl::InvalidArgumentError(absl::StrCat("uid is ", job.uid, "; it is 0 or more"));
+  RETURN_IF_ERROR(CheckSteps(job));
+  const bool assigned = job.state == JobState::kPreparing || job.state == JobState::kReady;
+  if (job.epoch < (assigned ? 1 : 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("epoch is ", job.epoch, "; it is ", assigned ? 1 : 0, " or more"));
+  }
+  if (job.from_epoch < 0 || (job.from_epoch != 0 && job.from_epoch >= job.epoch)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("from_epoch is ", job.from_epoch, "; it is 0, or less than epoch ", job.epoch));
+  }
+  if (assigned == job.members.empty() && job.state != JobState::kFailed) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a ", JobStateName(job.state), " job with ", job.members.size(), " members"));
+  }
+  std::set<std::string> names;
+  for (const MemberRecord& member : job.members) {
+    RETURN_IF_ERROR(CheckIdentity(member.worker));
+    if (names.insert(member.worker.name).second) continue;
+    return absl::InvalidArgumentError(absl::StrCat("worker ", member.worker.name, " is two ranks of it"));
+  }
+  for (const MemberRecord& other : job.others) RETURN_IF_ERROR(CheckIdentity(other.worker));
+  return absl::OkStatus();
+}
+
+}  // namespace shardmesh
