@@ -33,10 +33,6 @@ absl::StatusOr<std::unique_ptr<OwnedFolder>> MakeFolder() {
   return OwnedFolder::Create(error || base.size() > kMaxFolderBytes ? "/tmp" : base, "shardctl-up");
 }
 
-void AddRootArguments(const std::vector<std::string>& roots, std::vector<std::string>& args) {
-  for (const std::string& root : roots) args.insert(args.end(), {"--checkpoint-root", root});
-}
-
 void AddTlsArguments(const TlsOptions& tls, std::vector<std::string>& args) {
   if (!tls.cert_file.empty()) args.insert(args.end(), {"--tls-cert", tls.cert_file});
   if (!tls.key_file.empty()) args.insert(args.end(), {"--tls-key", tls.key_file});
@@ -50,6 +46,7 @@ void AddWorkerArguments(const ClusterOptions& options, std::vector<std::string>&
     args.insert(args.end(), {"--listen", Address{"", listen->host, 0}.ToString()});
     if (!options.advertise.empty()) args.insert(args.end(), {"--advertise", options.advertise});
   }
+  for (const std::string& root : options.checkpoint_roots) args.insert(args.end(), {"--checkpoint-root", root});
   AddTlsArguments(options.tls, args);
   if (!options.tls.override_target_name.empty()) {
     args.insert(args.end(), {"--tls-name", options.tls.override_target_name});
@@ -104,7 +101,6 @@ absl::Status LocalCluster::StartWorkers() {
     args.insert(args.end(), {"--threads", absl::StrCat(options_.threads), "--log-level", options_.log_level});
     args.insert(args.end(), {"--address-file", absl::StrCat(folder, "/", name), "--local-dir", folder});
     args.insert(args.end(), {"--device", options_.devices[i % options_.devices.size()]});
-      AddRootArguments(options_.checkpoint_roots, args);
     AddWorkerArguments(options_, args);
     RETURN_IF_ERROR(StartChild(name, options_.worker_binary, std::move(args)));
   }
@@ -120,7 +116,6 @@ absl::Status LocalCluster::StartNode() {
   args.insert(args.end(), {"--stop-grace", absl::StrCat(absl::ToDoubleSeconds(options_.stop_grace))});
   if (!options_.log_dir.empty()) args.insert(args.end(), {"--log-dir", options_.log_dir});
   args.insert(args.end(), {"--", "--threads", absl::StrCat(options_.threads), "--log-level", options_.log_level});
-  AddRootArguments(options_.checkpoint_roots, args);
   AddWorkerArguments(options_, args);
   workers_.emplace(folder + "/events", events_);
   return StartChild(kNode, options_.node_binary, std::move(args));
