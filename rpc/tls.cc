@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "core/status.h"
+#include "rpc/deadline.h"
 
 namespace shardmesh {
 namespace {
@@ -61,7 +62,7 @@ absl::Status CheckUsable(const TlsOptions& tls, const Pem& pem) {
                            MakeServerCredentials(pem));
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server != nullptr) {
-    server->Shutdown(std::chrono::system_clock::now());
+    server->Shutdown(DeadlineIn(absl::ZeroDuration()));
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(

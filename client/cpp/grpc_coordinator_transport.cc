@@ -1,12 +1,16 @@
 #include <grpcpp/client_context.h>
 
+#include <utility>
+
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/cpp/coordinator_transport.h"
 #include "client/cpp/transport_reconnect.h"
+#include "core/incarnation.h"
 #include "core/status.h"
 #include "proto/shardmesh/v1/coordinator.grpc.pb.h"
 #include "rpc/channel.h"
+#include "rpc/deadline.h"
 #include "rpc/status.h"
 #include "rpc/tls.h"
 
@@ -36,15 +40,27 @@ class GrpcCoordinatorTransport final : public CoordinatorTransport {
 #undef SHARDMESH_METHOD
 
  private:
+  // The status, with the incarnation that the coordinator would not refuse, if it said one.
+  static absl::Status WithHint(absl::Status status, const grpc::ClientContext& context) {
+    const auto& metadata = context.GetServerTrailingMetadata();
+    const auto found = metadata.find(kNextIncarnationKey);
+    int64_t next = 0;
+    if (found == metadata.end() || !absl::SimpleAtoi({found->second.data(), found->second.size()}, &next)) {
+      return status;
+    }
+    return WithNextIncarnation(std::move(status), next);
+  }
+
   template <typename Reply, typename Request>
   absl::StatusOr<Reply> Call(grpc::Status (v1::Coordinator::Stub::*method)(grpc::ClientContext*, const Request&,
                                                                            Reply*),
                              const Request& request, absl::Duration timeout, absl::string_view what) {
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    context.set_deadline(DeadlineIn(timeout));
     HelpReconnect(*channel_, timeout);
     Reply reply;
-    RETURN_IF_ERROR(FromGrpc(((*stub_).*method)(&context, request, &reply), absl::StrCat(what, " at ", address_)));
+    const grpc::Status ended = ((*stub_).*method)(&context, request, &reply);
+    if (!ended.ok()) return WithHint(FromGrpc(ended, absl::StrCat(what, " at ", address_)), context);
     return reply;
   }
 
