@@ -10,10 +10,10 @@ namespace shardmesh {
 
 class Restarts {
  public:
-  // What to wait after a life of that length.
-  absl::Duration WaitAfter(absl::Duration life) {
+  // What to wait after a life of that length; at most `longest`.
+  absl::Duration WaitAfter(absl::Duration life, absl::Duration longest = absl::InfiniteDuration()) {
     wait_ = life >= kLongLife ? absl::ZeroDuration() : std::clamp(2 * wait_, kFirstWait, kLongestWait);
-    return wait_;
+    return std::min(wait_, longest);
   }
 
  private:

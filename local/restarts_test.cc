@@ -21,5 +21,14 @@ TEST(Restarts, ShortLives_AreFollowedLaterAndLater_UntilALongOne) {
   EXPECT_EQ(restarts.WaitAfter(absl::ZeroDuration()), absl::Milliseconds(100));
 }
 
+TEST(Restarts, Longest_BoundsEachWait) {
+  Restarts restarts;
+  const double expected[] = {0.1, 0.2, 0.4, 0.5, 0.5};
+  for (const double seconds : expected) {
+    EXPECT_EQ(restarts.WaitAfter(absl::ZeroDuration(), absl::Milliseconds(500)), absl::Milliseconds(1000 * seconds));
+  }
+  EXPECT_EQ(restarts.WaitAfter(absl::ZeroDuration()), absl::Seconds(3.2)) << "it is as it would be without";
+}
+
 }  // namespace
 }  // namespace shardmesh

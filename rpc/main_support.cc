@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/clock.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "local/descriptor_error.h"
 
 namespace shardmesh {
@@ -68,6 +69,15 @@ absl::Status SetUpLog(absl::string_view level) {
   return absl::OkStatus();
 }
 
+absl::Status CheckAddressSpace() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur >= rlim_t{kMinAddressSpace}) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("a process of this service needs ", kMinAddressSpace,
+                   " bytes of address space, and more with every job; RLIMIT_AS is ", limit.rlim_cur,
+                   "; raise it (ulimit -v unlimited)"));
+}
+
 std::string Quoted(absl::string_view value) {
   constexpr size_t kMaxBytes = 500;
   if (value.size() <= kMaxBytes) return absl::StrCat("\"", absl::CHexEscape(value), "\"");
@@ -78,6 +88,10 @@ absl::Status PrepareProcess(const ProcessOptions& options) {
   TuneAllocator();
   signal(SIGPIPE, SIG_IGN);
   RETURN_IF_ERROR(SetUpLog(options.log_level));
+  if (options.threads > 0) {
+    RETURN_IF_ERROR(CheckAddressSpace());
+    RETURN_IF_ERROR(CheckThreads(options.threads));
+  }
   if (!options.raise_descriptor_limit) return absl::OkStatus();
   if (const absl::Status raised = RaiseDescriptorLimit(); !raised.ok()) {
     spdlog::warn("event=descriptor_limit_not_raised error={}", Quoted(raised.message()));

@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -20,15 +21,18 @@
 
 namespace shardmesh {
 
+inline constexpr int kMinThreads = 24;  // of a process that serves calls; 16 were seen before its first job
+
 struct ProcessOptions {
   std::string log_level = "info";  // trace, debug, info, warn, error, off
   bool raise_descriptor_limit = true;
+  int threads = kMinThreads;  // that the process needs at once; 0: nothing is checked
 };
 
 // Sets the allocator up (see TuneAllocator), ignores SIGPIPE, raises the soft descriptor limit to the hard one if
 // asked, and makes spdlog's default logger write lines of key=value to stderr. Call once, from main, before threads are
 // started. InvalidArgument: unknown log level; choose one of the six. FailedPrecondition: as CheckDescriptorLimit, if
-// the limit was to be raised.
+// the limit was to be raised; the threads, or the address space for them, cannot be had.
 absl::Status PrepareProcess(const ProcessOptions& options);
 
 // Keeps freed memory of up to 2 GiB for the next message instead of giving it back to the kernel: gRPC's receive slices
@@ -44,6 +48,11 @@ inline constexpr int kMinDescriptors = 96;  // the least with which a worker has
 
 // FailedPrecondition: the soft limit is below kMinDescriptors; with fewer, connections wait for ever. Names the limit.
 absl::Status CheckDescriptorLimit();
+
+inline constexpr int64_t kMinAddressSpace = int64_t{2} << 30;  // a worker without a job was seen to take half of it
+
+// FailedPrecondition: RLIMIT_AS is below kMinAddressSpace; with less, gRPC ends the process. Names the limit.
+absl::Status CheckAddressSpace();
 
 // Lines look like: ts=2026-01-31T12:00:00.123456Z level=info event=joined worker=3
 // The text after the level is what the caller logged; use Quoted for every value that a peer or a file gave.

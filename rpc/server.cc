@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "core/status.h"
 #include "rpc/address.h"
 #include "rpc/call_tracking.h"
+#include "rpc/deadline.h"
 #include "rpc/listener.h"
 
 namespace shardmesh {
@@ -133,7 +133,7 @@ void Server::Drain(absl::Duration grace) {
   drained_ = true;
   server_->GetHealthCheckService()->SetServingStatus(false);
   acceptor_->Stop();
-  server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
+  server_->Shutdown(DeadlineIn(grace));
   call_guard_->SetAbort(nullptr);
 }
 

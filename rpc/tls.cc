@@ -20,6 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "core/status.h"
+#include "rpc/deadline.h"
 #include "rpc/pem.h"
 
 namespace shardmesh {
@@ -110,7 +111,7 @@ absl::Status CheckUsable(const TlsOptions& tls, const Pem& pem) {
                            MakeServerCredentials(pem));
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server != nullptr) {
-    server->Shutdown(std::chrono::system_clock::now());
+    server->Shutdown(DeadlineIn(absl::ZeroDuration()));
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(

@@ -40,6 +40,11 @@ struct CoordinatorOptions {
   absl::Duration heartbeat_timeout = absl::Seconds(3);  // silence after which a worker counts as dead
   int max_jobs = 1000;
   int max_workers = 4096;
+  // How far ahead of this machine's wall clock a worker's incarnation may be, which is the wall time of its own; and
+  // how far ahead of the last one of its name, since lives that a keeper counts need not have joined. What is ahead of
+  // both is refused with one that is not, and is not stored: nobody can use the numbers of a name up.
+  absl::Duration max_ahead = absl::Hours(24);
+  int64_t max_incarnation_step = 1 << 20;
   // Members that a job may lose while it is being prepared, or while it re-forms without a step in between: it may be
   // what kills them. One more, and it fails.
   int max_lost_members = 8;
@@ -152,18 +157,19 @@ class Coordinator {
   // Of the host that has the most: workers on processors and on devices are not members of one job, and count apart.
   int64_t MostLiveWorkers(absl::Time now) const;
 
-  // OK also when the same life of the worker has joined before.
-  // Aborted: a larger incarnation of the name was seen, or this one has left. AlreadyExists: another life of the name
-  // is alive, or this incarnation joined with other values. ResourceExhausted: too many workers.
+  // OK also when the same life of the worker has joined before. `wall`: the wall clock of this machine.
+  // Aborted: a larger incarnation of the name was seen, this one has left, or it is too far ahead (CoordinatorOptions);
+  // the status says which one would be taken (core/incarnation.h). AlreadyExists: another life of the name is alive, or
+  // this incarnation joined with other values. ResourceExhausted: too many workers.
   // A life that is taken over and not marked dead yet: in its READY jobs on one host that are `resumed` at their epoch
   // and rank the worker takes its place, and nothing else of them changes; its other jobs are as those of a dead one.
   // One that cannot be taken over, since it was elsewhere on the host, counts as found dead.
   absl::Status Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits = {},
-                    const LastLife& last = {});
+                    const LastLife& last = {}, absl::Time wall = absl::InfiniteFuture());
 
   // The worker is alive; its reports move its jobs; returns what it shall hold, jobs that failed included (it keeps
   // their memory until they are deleted). Reports of jobs that it does not hold at that epoch are stale and ignored.
-  // Aborted: a stale incarnation, or one that left. NotFound: not joined.
+  // Aborted: a stale incarnation, or one that left; the status says which one would be taken. NotFound: not joined.
   // InvalidArgument: a report with another rank than the worker has. FailedPrecondition, and all other reports count:
   //   a plan hash differs from the coordinator's; if the job was PREPARING, it waits for another worker in place of
   //   this one, and if it re-formed, it fails; or the worker holds a job that was never made in this store: it keeps
@@ -258,6 +264,8 @@ class Coordinator {
   absl::Status CheckIncarnation(const std::string& name, int64_t incarnation) const;
   bool TakesOver(const LastLife& last, const WorkerIdentity& old) const;
   absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now, const LastLife& last) const;
+  bool IsUsedUp(const Worker& worker, absl::Time now) const;
+  absl::Status CheckAhead(const WorkerIdentity& worker, int64_t last, absl::Time wall) const;
   absl::Status MakeRoomForWorker(Transaction& transaction) const;
   // `worker` takes over the life of its name that is there.
   void Resume(Transaction& transaction, const Worker& worker, const std::vector<ResumedJob>& resumed, absl::Time now);
@@ -283,7 +291,7 @@ class Coordinator {
                            absl::Time now);
   absl::Status ApplyOtherPlan(Transaction& transaction, const MemberReport& report, const Job& there,
                               const WorkerIdentity& worker);
-  void ApplyProgress(const MemberReport& report, const WorkerIdentity& worker);
+  void ApplyProgress(const MemberReport& report, const WorkerIdentity& worker, absl::Time now);
   std::vector<Assignment> AssignmentsOf(const WorkerIdentity& worker) const;
 
   const CoordinatorOptions options_;

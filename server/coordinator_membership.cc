@@ -5,6 +5,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "core/incarnation.h"
 #include "core/status.h"
 #include "server/coordinator.h"
 
@@ -46,8 +47,10 @@ absl::Status Coordinator::CheckIncarnation(const std::string& name, int64_t inca
   const int64_t there = found->second.record.identity.incarnation;
   if (incarnation == there) return absl::OkStatus();
   if (incarnation < there) {
-    return absl::AbortedError(absl::StrCat("incarnation ", incarnation, " of worker ", name, " is stale: ", there,
-                                           " has joined since; join again with a larger one"));
+    return WithNextIncarnation(
+        absl::AbortedError(absl::StrCat("incarnation ", incarnation, " of worker ", name, " is stale: ", there,
+                                        " has joined since; join again with a larger one")),
+        AddSaturated(there, 1));
   }
   return absl::NotFoundError(
       absl::StrCat("incarnation ", incarnation, " of worker ", name, " has not joined (", there, " has); join first"));
@@ -77,8 +80,9 @@ absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& w
   if (worker.incarnation < old.incarnation) return CheckIncarnation(worker.name, worker.incarnation);
   if (worker.incarnation == old.incarnation) {
     if (there.record.state == WorkerState::kLeft) {
-      return absl::AbortedError(absl::StrCat("incarnation ", worker.incarnation, " of worker ", worker.name,
-                                             " has left; join again with a larger one"));
+      return WithNextIncarnation(absl::AbortedError(absl::StrCat("incarnation ", worker.incarnation, " of worker ",
+                                                                 worker.name, " has left; join again with a larger one")),
+                                 AddSaturated(worker.incarnation, 1));
     }
     if (worker == old) return absl::OkStatus();
     return absl::AlreadyExistsError(absl::StrCat("incarnation ", worker.incarnation, " of worker ", worker.name,
@@ -93,6 +97,25 @@ absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& w
                                                absl::FormatDuration(now - there.last_heartbeat),
                                                " ago; take another name, or repeat this call once that one is ",
                                                "silent for ", absl::FormatDuration(options_.heartbeat_timeout)));
+}
+
+// State files of older versions may hold a number that is larger than any that a life could join with after it.
+bool Coordinator::IsUsedUp(const Worker& worker, absl::Time now) const {
+  return worker.record.identity.incarnation > kMaxIncarnation &&
+         (worker.record.state != WorkerState::kAlive || IsSilent(worker, now));
+}
+
+// A clock far ahead, or nonsense: were it stored, no other life of the name could join before that time.
+absl::Status Coordinator::CheckAhead(const WorkerIdentity& worker, int64_t last, absl::Time wall) const {
+  const int64_t most = std::max(AddSaturated(last, options_.max_incarnation_step),
+                                NextIncarnation(wall + options_.max_ahead, 0));
+  if (worker.incarnation <= most) return absl::OkStatus();
+  const int64_t next = NextIncarnation(wall, last);
+  return WithNextIncarnation(
+      absl::AbortedError(absl::StrCat("incarnation ", worker.incarnation, " of worker ", worker.name,
+                                      " is too far ahead of this coordinator's clock; at most ", most,
+                                      ". Set the clocks right, or join again with ", next)),
+      next);
 }
 
 absl::Status Coordinator::MakeRoomForWorker(Transaction& transaction) const {
@@ -142,13 +165,15 @@ void Coordinator::Resume(Transaction& transaction, const Worker& worker, const s
 }
 
 absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits,
-                               const LastLife& last) {
+                               const LastLife& last, absl::Time wall) {
   Transaction transaction = NewTransaction();
   const auto found = state_.workers.find(worker.name);
-  if (found == state_.workers.end()) {
+  if (found == state_.workers.end() || IsUsedUp(found->second, now)) {
+    RETURN_IF_ERROR(CheckAhead(worker, 0, wall));
     RETURN_IF_ERROR(MakeRoomForWorker(transaction));
   } else {
     RETURN_IF_ERROR(CheckJoin(found->second, worker, now, last));
+    RETURN_IF_ERROR(CheckAhead(worker, found->second.record.identity.incarnation, wall));
     const WorkerRecord& there = found->second.record;
     if (there.identity.incarnation == worker.incarnation && there.state == WorkerState::kAlive) {
       Hear(found->second, now);
@@ -197,7 +222,7 @@ absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string
   for (const MemberReport& report : reports) first_error.Update(ApplyReport(transaction, report, identity, now));
   AssignWaitingJobs(transaction, now);
   RETURN_IF_ERROR(Commit(transaction));
-  for (const MemberReport& report : reports) ApplyProgress(report, identity);
+  for (const MemberReport& report : reports) ApplyProgress(report, identity, now);
   if (!first_error.ok()) return first_error;
   return AssignmentsOf(identity);
 }
@@ -367,10 +392,15 @@ absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberRepo
   return absl::OkStatus();
 }
 
-void Coordinator::ApplyProgress(const MemberReport& report, const WorkerIdentity& worker) {
+// A report of fewer steps came late, and one of more follows. If none does for a time-out, what is known is wrong.
+void Coordinator::ApplyProgress(const MemberReport& report, const WorkerIdentity& worker, absl::Time now) {
   if (report.rank != 0 || JobOf(report, worker) == nullptr) return;
   Job& job = state_.jobs.at(report.job);
-  if (report.committed_step < job.record.committed_step) return;  // an older report came late
+  if (report.committed_step < job.record.committed_step) {
+    if (!job.behind_since.has_value()) job.behind_since = now;
+    if (now - *job.behind_since < options_.heartbeat_timeout) return;
+  }
+  job.behind_since.reset();
   if (report.committed_step == job.record.committed_step && report.published_steps == job.record.published_steps)
     return;
   if (report.committed_step > job.record.committed_step) job.lost_members = 0;

@@ -10,6 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "core/incarnation.h"
 #include "core/status.h"
 #include "proto/convert.h"
 #include "proto/protocol_version.h"
@@ -33,6 +34,14 @@ void Log(const std::vector<std::string>& events) {
                      absl::StartsWith(event, "event=job_awaits") || absl::StartsWith(event, "event=other_state_file");
     spdlog::log(bad ? spdlog::level::warn : spdlog::level::info, "{}", event);
   }
+}
+
+// With a refusal for a worker's incarnation: which one would be taken.
+absl::Status TellNext(grpc::CallbackServerContext& context, const absl::Status& status) {
+  if (const auto next = NextIncarnationOf(status); next.has_value()) {
+    context.AddTrailingMetadata(kNextIncarnationKey, absl::StrCat(*next));
+  }
+  return status;
 }
 
 }  // namespace
@@ -189,12 +198,13 @@ grpc::ServerUnaryReactor* CoordinatorService::ListVersions(grpc::CallbackServerC
 
 grpc::ServerUnaryReactor* CoordinatorService::Join(grpc::CallbackServerContext* context, const v1::JoinRequest* request,
                                                    v1::JoinReply* reply) {
-  return Unary(context, request, reply, [this](const v1::JoinRequest& q, v1::JoinReply* r) -> absl::Status {
+  return Unary(context, request, reply, [this, context](const v1::JoinRequest& q, v1::JoinReply* r) -> absl::Status {
     RETURN_IF_ERROR(CheckProtocol(q.protocol(), absl::StrCat("worker ", q.name())));
     RETURN_IF_ERROR(Validate(q));
-    RETURN_IF_ERROR(Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
-      return coordinator.Join(IdentityFromProto(q), now, TraitsFromProto(q), LastLifeFromProto(q));
-    }));
+    const absl::Status joined = Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
+      return coordinator.Join(IdentityFromProto(q), now, TraitsFromProto(q), LastLifeFromProto(q), options_.wall());
+    });
+    RETURN_IF_ERROR(TellNext(*context, joined));
     r->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(options_.heartbeat_interval));
     r->set_heartbeat_timeout_ms(absl::ToInt64Milliseconds(options_.heartbeat_timeout));
     *r->mutable_protocol() = OwnProtocol();
@@ -205,13 +215,14 @@ grpc::ServerUnaryReactor* CoordinatorService::Join(grpc::CallbackServerContext* 
 grpc::ServerUnaryReactor* CoordinatorService::Heartbeat(grpc::CallbackServerContext* context,
                                                         const v1::HeartbeatRequest* request,
                                                         v1::HeartbeatReply* reply) {
-  return Unary(context, request, reply, [this](const v1::HeartbeatRequest& q, v1::HeartbeatReply* r) -> absl::Status {
+  return Unary(context, request, reply, [this, context](const v1::HeartbeatRequest& q,
+                                                        v1::HeartbeatReply* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
-    ASSIGN_OR_RETURN(
-        const std::vector<Assignment> assignments, Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
-          return coordinator.Heartbeat(q.name(), q.incarnation(), ReportsFromProto(q), now, TraitsFromProto(q));
-        }));
-    for (const Assignment& assignment : assignments) {
+    const auto assignments = Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
+      return coordinator.Heartbeat(q.name(), q.incarnation(), ReportsFromProto(q), now, TraitsFromProto(q));
+    });
+    RETURN_IF_ERROR(TellNext(*context, assignments.status()));
+    for (const Assignment& assignment : *assignments) {
       const bool known = std::any_of(q.jobs().begin(), q.jobs().end(), [&](const v1::MemberStatus& status) {
         return status.job() == assignment.definition->spec().name && status.epoch() == assignment.epoch;
       });

@@ -2,6 +2,7 @@
 // converts, and logs the transitions; it decides nothing. Thread-safe.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -18,6 +19,7 @@ struct CoordinatorServiceOptions {
   absl::Duration heartbeat_interval = absl::Milliseconds(500);  // told to workers
   absl::Duration heartbeat_timeout = absl::Seconds(3);          // told to workers: the state machine's own
   MeshSpec default_mesh;                                        // of jobs that name none; no dimension: there is none
+  std::function<absl::Time()> wall = [] { return absl::Now(); };  // bounds workers' incarnations, and nothing else
 };
 
 class CoordinatorService final : public v1::Coordinator::CallbackService {

@@ -2,6 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <limits>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "core/incarnation.h"
 #include "server/testing/coordinator_fixture.h"
 
 namespace shardmesh {
@@ -255,6 +260,75 @@ TEST_F(CoordinatorTest, Join_Incarnations) {
   now_ += absl::Seconds(3) + absl::Milliseconds(1);
   EXPECT_OK(c_->Join(SmallWorker("a", 6), now_)) << "the old one is silent for longer than the timeout";
   EXPECT_THAT(c_->Heartbeat("a", 5, {}, now_), StatusIs(Code::kAborted, HasSubstr("6 has joined since")));
+}
+
+// The wall clock was set back, or somebody else joined: the worker takes the number that the refusal says.
+TEST_F(CoordinatorTest, RefusedIncarnation_TheRefusalSaysWhichOneIsTaken) {
+  ASSERT_OK(c_->Join(SmallWorker("a", 5), now_));
+  EXPECT_EQ(NextIncarnationOf(c_->Join(SmallWorker("a", 4), now_)), 6);
+  EXPECT_EQ(NextIncarnationOf(c_->Heartbeat("a", 3, {}, now_).status()), 6);
+  EXPECT_EQ(NextIncarnationOf(c_->Join(SmallWorker("a", 6), now_)), std::nullopt) << "it is the name that is taken";
+  ASSERT_OK(c_->Leave("a", 5, now_));
+  EXPECT_EQ(NextIncarnationOf(c_->Join(SmallWorker("a", 5), now_)), 6);
+  EXPECT_EQ(NextIncarnationOf(c_->Heartbeat("a", 5, {}, now_).status()), 6);
+  EXPECT_OK(c_->Join(SmallWorker("a", 6), now_));
+}
+
+TEST_F(CoordinatorTest, IncarnationFarAhead_IsRefused_AndNotStored) {
+  const absl::Time wall = absl::FromUnixSeconds(1'700'000'000);
+  const int64_t today = absl::ToUnixNanos(wall), tomorrow = absl::ToUnixNanos(wall + absl::Hours(24));
+  const auto join = [&](const std::string& name, int64_t incarnation) {
+    return c_->Join(SmallWorker(name, incarnation), now_, {}, {}, wall);
+  };
+  for (const int64_t nonsense : {tomorrow + 1, std::numeric_limits<int64_t>::max()}) {
+    const absl::Status refused = join("a", nonsense);
+    EXPECT_THAT(refused, StatusIs(Code::kAborted, AllOf(HasSubstr("too far ahead"), HasSubstr(absl::StrCat(today)))));
+    EXPECT_EQ(NextIncarnationOf(refused), today);
+  }
+  ASSERT_OK(join("a", tomorrow));
+  now_ += absl::Seconds(4);
+  ASSERT_OK(join("a", tomorrow + 3)) << "lives between them never joined";
+  now_ += absl::Seconds(4);
+  EXPECT_EQ(NextIncarnationOf(join("a", tomorrow + absl::ToInt64Nanoseconds(absl::Hours(24)))), tomorrow + 4);
+  EXPECT_EQ(NextIncarnationOf(join("a", today)), tomorrow + 4);
+  EXPECT_OK(join("a", tomorrow + 4));
+}
+
+// As older versions took it. The name is free once that life is silent.
+TEST_F(CoordinatorTest, StateFileWithTheLargestIncarnation_TheNameIsNotBlocked) {
+  StoreBatch batch;
+  batch.put_workers.push_back({SmallWorker("a", std::numeric_limits<int64_t>::max()), WorkerState::kAlive});
+  ASSERT_OK(shared_.store->Write(batch));
+  Restart();
+  EXPECT_THAT(c_->Join(SmallWorker("a", 5), now_), StatusIs(Code::kAborted, HasSubstr("is stale")));
+  now_ += absl::Seconds(3.1);
+  ASSERT_OK(c_->Join(SmallWorker("a", 5), now_));
+  EXPECT_TRUE(Beat("a", {}, 5).empty());
+}
+
+TEST_F(CoordinatorTest, StepThatNeverWas_IsCorrectedByTrueReports) {
+  MakeReadyJob();
+  const auto report = [&](int64_t step) {
+    const std::vector<Assignment> told = Beat("a");
+    EXPECT_EQ(told.size(), 1u);
+    Beat("a", {ReadyReport(told[0], step)});
+    Beat("b");
+  };
+  report(3);
+  report(int64_t{1} << 62);
+  report(4);
+  EXPECT_EQ(View("j").committed_step, int64_t{1} << 62) << "one report may have come late";
+  for (int64_t step = 5; step < 12; ++step) {
+    now_ += absl::Milliseconds(500);
+    report(step);
+  }
+  EXPECT_EQ(View("j").committed_step, 11);
+  report(10);  // late
+  now_ += absl::Seconds(1);
+  report(12);
+  now_ += absl::Seconds(2.5);
+  report(11);  // late again, and not for a whole time-out
+  EXPECT_EQ(View("j").committed_step, 12);
 }
 
 TEST_F(CoordinatorTest, NewLifeThatFoundTheOldOneDead_TakesItsPlaceAtOnce) {

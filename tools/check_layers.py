@@ -3,7 +3,7 @@
 
 Usage: check_layers.py [ROOT].  Prints one `file:line: reason` per violation; exits 1 if there is any.
 
-Looked at: #include lines (ALLOWED, CONFINED), sleeping in tests, paths of one machine. Comments count as text: an include
+Looked at: #include lines (ALLOWED, CONFINED), sleeping in tests, the wall clock (WALL_CLOCK), paths of one machine. Comments count as text: an include
 or a sleep that is commented out is still reported. The build's own visibility rules repeat the folders, and go deeper.
 """
 import os
@@ -42,13 +42,27 @@ CONFINED = {
     "Python.h":     ("python/binding/.*", "python/client_binding/.*"),
     "nlohmann/":    ("checkpoint/.*", "client/cli/.*", "bench/.*", "tests/.*", "examples/.*"),
 }
+# Who may ask for the wall clock's time, which anybody may set: patterns of paths, and what it is for. Everything else
+# waits and measures by MonotonicNow() (core/clock.h), DeadlineIn() (rpc/deadline.h) or, in Python, time.monotonic().
+WALL_CLOCK = {
+    r"core/clock\.h": "makes wall times monotonic",
+    r"core/sync\.h": "the build for the thread sanitizer, which does not know waits on the other clock",
+    r"worker/run_worker_main\.cc|worker/node/testing/fake_worker_main\.cc": "a worker's incarnation (core/incarnation.h)",
+    r"server/coordinator_service\.h": "how far ahead an incarnation may be",
+    r"client/cli/(lease|top)_command\.cc": "times that people read",
+    r"rpc/(.*_test|testing/.*)\.cc|server/coordinator_service_test\.cc|tests/contract/.*_test\.cc":
+        "deadlines of gRPC calls in tests, which gRPC makes monotonic at once, and incarnations",
+    r"tests/testing/altered_system_preload\.cc": "moves the wall clock",
+}
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".inc")
 TEXTS = SOURCES + (".py", ".sh", ".md", ".txt", ".proto", ".yaml", ".yml", ".bzl", ".sbatch", ".cuda", ".BUILD", ".bazelrc")
 TEXT_NAMES = ("BUILD", "WORKSPACE", "Containerfile", "demo", "test", "run")
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+["<]([^">]+)[">]', re.M)
 SLEEP = re.compile(r"\b(sleep_for|sleep_until|SleepFor|usleep|nanosleep|sleep)\s*\(")
-# Split, so that this file does not match itself.
+# Split, so that this file does not match itself; so are the next ones.
+WALL_TIME = re.compile(r"\b(absl::No" r"w\(|system_cl" r"ock\b|gettimeof" r"day\b|CLOCK_REAL" r"TIME\b|std::ti" r"me\(|time\.ti" r"me\(|"
+                       r"datetime\.(now|utcnow|to" r"day)\()")
 MACHINE_PATH = re.compile("(?<![\\w.])(/ho" + "me/\\w|/ro" + "ot/\\w|/wo" + "rk/|/Us" + "ers/|/opt/py" + "pi|/tmp/bash" + "_jobs)")
 
 
@@ -97,6 +111,9 @@ def violations(root):
             found += include_violations(path, text)
         if path.endswith("_test.cc"):
             found += pattern_violations(text, SLEEP, "in a test: wait on a condition with a deadline, or move a ManualClock")
+        if path.endswith(SOURCES + (".py",)) and not any(re.fullmatch(home, path) for home in WALL_CLOCK):
+            found += pattern_violations(text, WALL_TIME, "is the wall clock, which anybody may set: take MonotonicNow(), DeadlineIn() or time.monotonic(), or say in "
+                                                         "WALL_CLOCK of tools/check_layers.py why not")
         found += pattern_violations(text, MACHINE_PATH, "is a path of one machine")
         for line, reason in sorted(found):
             yield f"{path}:{line}: {reason}"

@@ -68,6 +68,16 @@ class CheckLayersTest(unittest.TestCase):
             self.expect("core/x_test.cc", f"int a;\n{call};\n", "core/x_test.cc:2: ", "in a test")
         self.assertEqual(check({"core/x.cc": "usleep(5);", "core/y_test.cc": "asleep(5); Sleeper(1);"}), [])
 
+    def test_wall_clock_is_found(self):
+        for path, text in (("worker/engine.cc", "absl::No" "w()"), ("core/x.h", "std::chrono::system_cl" "ock::now()"), ("local/a_test.cc", "CLOCK_REAL" "TIME"),
+                           ("python/shardmesh/x.py", "time.ti" "me()"), ("server/store.cc", "std::ti" "me(nullptr)"), ("examples/a.py", "datetime.now" "()"),
+                           ("worker/a.cc", "gettimeof" "day(&now, 0)")):
+            self.expect(path, f"a\nb = {text};\n", f"{path}:2: ", "MonotonicNow()")
+
+    def test_wall_clock_where_it_is_needed_passes(self):
+        self.assertEqual(check({**CLEAN, "client/cli/lease_command.cc": "absl::No" "w()"}), [])
+        self.assertEqual(check({**CLEAN, "worker/a.py": "end = time.monotonic(); process.timeout(3)"}), [])
+
     def test_machine_path_is_found(self):
         for path in ("/ho" + "me/ann/x", "/wo" + "rk/main", "/ro" + "ot/x"):
             self.expect("docs/page.md", f"see\n\n{path}\n", "docs/page.md:3: ", "path of one machine")

@@ -17,6 +17,7 @@
 #include "core/clock.h"
 #include "core/fault_point.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "local/futex.h"
 #include "proto/protocol_version.h"
 
@@ -78,11 +79,24 @@ void LocalServer::AcceptLoop() {
           .IgnoreError();
       continue;
     }
+    const auto owned = std::make_shared<LocalSocket>(*std::move(socket));
     Connection& connection = connections_.emplace_back();
-    connection.thread = std::thread([this, &connection, owned = std::make_shared<LocalSocket>(std::move(*socket))] {
-      Serve(std::move(*owned));
+    absl::StatusOr<std::thread> thread = StartThread("a connection to the attach socket", [this, &connection, owned] {
+      const absl::Status served = WithoutThrowing([&] {
+        Serve(std::move(*owned));
+        return absl::OkStatus();
+      });
+      if (!served.ok()) spdlog::error("event=connection_failed error=\"{}\"", served.ToString());
       connection.done.store(true);
     });
+    if (thread.ok()) {
+      connection.thread = *std::move(thread);
+      continue;
+    }
+    connections_.pop_back();
+    spdlog::warn("event=connection_refused error=\"{}\"", thread.status().ToString());
+    owned->Receive(kSlice).status().IgnoreError();  // closed with its hello unread, it would not get the answer
+    SendError(*owned, thread.status()).IgnoreError();
   }
 }
 

@@ -1,5 +1,5 @@
 // LocalServer: the UNIX socket of one worker: trainers that attach, and peers that fetch shared memory (local.proto).
-// One thread per connection; each ends with its connection or the server. Only processes of this user (or root) are
+// One thread per connection; each ends with its connection or the server. Without a thread it is refused. Only processes of this user (or root) are
 // served. Thread-safe.
 #pragma once
 

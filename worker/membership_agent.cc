@@ -2,11 +2,14 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/clock.h"
+#include "core/incarnation.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -73,8 +76,26 @@ bool MembershipAgent::WaitForNext(absl::Duration interval) {
   return !stop_;
 }
 
+MembershipAgent::Joined MembershipAgent::joined() const {
+  MutexLock lock(mu_);
+  return as_;
+}
+
+// What it was to take over when it began is another life's now, or nobody's.
+void MembershipAgent::TakeIncarnation(int64_t next, bool was_joined) {
+  spdlog::warn("event=incarnation_refused worker={} was={} takes={}", identity_.name(), identity_.incarnation(), next);
+  identity_.set_incarnation(next);
+  if (was_joined) {
+    identity_.clear_dead_incarnation();
+    identity_.clear_resumes();
+    identity_.clear_resumed();
+  }
+  identity_.set_resumes(std::min(identity_.resumes(), next - 1));
+  if (identity_.resumes() == 0) identity_.clear_resumed();
+}
+
 void MembershipAgent::Loop() {
-  bool joined = false;
+  bool joined = false, refused = false;
   absl::Duration wait = absl::ZeroDuration();
   while (WaitForNext(wait)) {
     absl::Status status = joined ? Heartbeat() : Join();
@@ -84,10 +105,17 @@ void MembershipAgent::Loop() {
       if (!last_error_.ok()) spdlog::info("event=coordinator_answers_again worker={}", identity_.name());
       last_error_ = absl::OkStatus();
       joined_ = joined = true;
+      refused = false;
       wait = interval_;
       continue;
     }
     wait = kRetry;
+    if (const std::optional<int64_t> next = NextIncarnationOf(status); absl::IsAborted(status) && next.has_value()) {
+      TakeIncarnation(*next, joined);
+      joined = false;
+      if (!std::exchange(refused, true)) wait = absl::ZeroDuration();
+      continue;
+    }
     // The coordinator forgot this worker, which holds no job: join again with the same incarnation.
     if (joined && absl::IsNotFound(status)) joined = false;
     MutexLock lock(mu_);
@@ -105,6 +133,7 @@ absl::Status MembershipAgent::Join() {
   {
     MutexLock lock(mu_);
     interval_ = absl::Milliseconds(reply.heartbeat_interval_ms());
+    as_ = {identity_.incarnation(), absl::Milliseconds(reply.heartbeat_timeout_ms())};
   }
   spdlog::info("event=joined worker={} incarnation={} resumes={} heartbeat_ms={} timeout_ms={}", identity_.name(),
                identity_.incarnation(), identity_.resumes(), reply.heartbeat_interval_ms(),

@@ -1,8 +1,9 @@
 // MembershipAgent: keeps one worker joined to the coordinator: Join, then Heartbeat after Heartbeat, passing
 // assignments to the Worker and its statuses back. When the coordinator is away, steps go on and it tries again; when
 // the coordinator has forgotten this life of the worker, it joins again; but not while it holds jobs: the coordinator
-// then refuses with FAILED_PRECONDITION, since its state file is not the one of these jobs, and they go on. One thread;
-// Stop (or the destructor) ends it.
+// then refuses with FAILED_PRECONDITION, since its state file is not the one of these jobs, and they go on. When the
+// coordinator refuses this life's incarnation and says which one it would take, the agent joins again with that: the
+// wall clock was set back, or somebody else joined under this name. One thread; Stop (or the destructor) ends it.
 #pragma once
 
 #include <memory>
@@ -26,6 +27,15 @@ class MembershipAgent {
   // OK once the worker is joined. DeadlineExceeded: the coordinator did not answer in time; AlreadyExists: another live
   // worker has the name; Aborted: a newer life of this worker was seen.
   absl::Status AwaitJoined(absl::Duration timeout);
+  // As which it joined the last time; incarnation 0: it did not yet.
+  struct Joined {
+    int64_t incarnation = 0;
+    absl::Duration heartbeat_timeout;
+    friend bool operator!=(const Joined& a, const Joined& b) {
+      return a.incarnation != b.incarnation || a.heartbeat_timeout != b.heartbeat_timeout;
+    }
+  };
+  Joined joined() const;
   // Sends the next heartbeat now.
   void Hurry();
   // Leaves in order, and ends the thread.
@@ -36,15 +46,17 @@ class MembershipAgent {
   absl::Status Join();
   absl::Status Heartbeat();
   bool WaitForNext(absl::Duration interval);
+  void TakeIncarnation(int64_t next, bool was_joined);
 
   CoordinatorTransport& coordinator_;
   Worker& worker_;
-  const v1::JoinRequest identity_;
-  Mutex mu_;
+  v1::JoinRequest identity_;  // of the thread, and of who has ended it
+  mutable Mutex mu_;
   CondVar changed_;
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   bool hurry_ ABSL_GUARDED_BY(mu_) = false;
   bool joined_ ABSL_GUARDED_BY(mu_) = false;
+  Joined as_ ABSL_GUARDED_BY(mu_);
   absl::Status last_error_ ABSL_GUARDED_BY(mu_);
   absl::Duration interval_ ABSL_GUARDED_BY(mu_) = absl::Milliseconds(500);
   std::thread thread_;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "core/incarnation.h"
 #include "core/matchers.h"
 #include "core/sync.h"
 #include "worker/testing/small_job.h"
@@ -209,6 +210,46 @@ TEST_F(MembershipAgentTest, NameTakenOrStale_IsToldToTheCaller) {
     MembershipAgent agent(coordinator, worker, Identity());
     EXPECT_THAT(agent.AwaitJoined(kLong), StatusIs(code, HasSubstr(std::string(answer.message()))));
   }
+}
+
+// The wall clock was set back.
+TEST_F(MembershipAgentTest, RefusedIncarnation_JoinsWithTheOneThatIsTaken) {
+  coordinator.Answer(WithNextIncarnation(absl::AbortedError("incarnation 50 was seen"), 51), absl::OkStatus());
+  v1::JoinRequest identity = Identity();
+  identity.set_resumes(41);
+  identity.add_resumed()->set_job("j");
+  MembershipAgent agent(coordinator, worker, identity);
+  EXPECT_TRUE(coordinator.Await([](const FakeCoordinator& c) { return c.last_join.incarnation() == 51; }));
+  coordinator.Answer(absl::OkStatus(), absl::OkStatus());
+  ASSERT_OK(agent.AwaitJoined(kLong));
+  EXPECT_EQ(agent.joined().incarnation, 51);
+  EXPECT_EQ(agent.joined().heartbeat_timeout, absl::Milliseconds(1234));
+  EXPECT_TRUE(coordinator.AwaitMore(0, 2));
+  agent.Stop();
+  EXPECT_EQ(coordinator.last_join.resumes(), 41);
+  EXPECT_EQ(coordinator.last_join.resumed_size(), 1);
+  EXPECT_EQ(coordinator.last_heartbeat.incarnation(), 51);
+  EXPECT_EQ(coordinator.leaves.at(0).incarnation(), 51);
+}
+
+// Somebody joined in its place, who is silent now: what it was to take over once is no life's of its own any more.
+TEST_F(MembershipAgentTest, ThrownOut_JoinsAgainAsANewLife) {
+  v1::JoinRequest identity = Identity();
+  identity.set_dead_incarnation(41);
+  identity.set_resumes(41);
+  identity.add_resumed()->set_job("j");
+  MembershipAgent agent(coordinator, worker, identity);
+  ASSERT_OK(agent.AwaitJoined(kLong));
+  coordinator.Answer(absl::AlreadyExistsError("w1 is alive"),
+                     WithNextIncarnation(absl::AbortedError("incarnation 42 is stale"), 61));
+  EXPECT_TRUE(coordinator.Await([](const FakeCoordinator& c) { return c.last_join.incarnation() == 61; }));
+  EXPECT_TRUE(coordinator.AwaitMore(2, 0));
+  coordinator.Answer(absl::OkStatus(), absl::OkStatus());
+  EXPECT_TRUE(coordinator.Await([](const FakeCoordinator& c) { return c.last_heartbeat.incarnation() == 61; }));
+  agent.Stop();
+  EXPECT_EQ(coordinator.last_join.dead_incarnation(), 0);
+  EXPECT_EQ(coordinator.last_join.resumes(), 0);
+  EXPECT_EQ(coordinator.last_join.resumed_size(), 0);
 }
 
 // What is assigned is held, and how it is goes back with the next heartbeat, at once.

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/status.h"
+#include "core/thread.h"
 #include "rpc/status.h"
 #include "rpc/unary.h"
 
@@ -17,7 +18,13 @@ grpc::ServerWriteReactor<v1::FileProgress>* ProgressCall::Start(const absl::Stat
     call->Finish(ToGrpc(status));
     return call;
   }
-  call->thread_ = std::thread([call, work = std::move(work)] { call->Run(work); });
+  absl::StatusOr<std::thread> thread =
+      StartThread("a call that saves or loads", [call, work = std::move(work)] { call->Run(work); });
+  if (thread.ok()) {
+    call->thread_ = *std::move(thread);
+  } else {
+    call->Finish(ToGrpc(thread.status()));
+  }
   return call;
 }
 

@@ -22,6 +22,7 @@
 #include "client/cpp/shard_transport.h"
 #include "core/clock.h"
 #include "core/device_name.h"
+#include "core/incarnation.h"
 #include "core/status.h"
 #include "local/host_id.h"
 #include "local/socket.h"
@@ -163,6 +164,7 @@ absl::StatusOr<std::unique_ptr<KeeperLink>> TakeOver(const Flags& flags, v1::Joi
   std::unique_ptr<KeeperLink> keeper;
   if (flags.keeper.empty()) return keeper;
   ASSIGN_OR_RETURN(keeper, KeeperLink::Connect(flags.keeper, identity.name(), identity.incarnation(), nullptr));
+  identity.set_incarnation(keeper->incarnation());
   identity.set_kept(true);
   const KeeperLink::Left& left = keeper->left();
   if (left.incarnation == 0) return keeper;
@@ -228,24 +230,28 @@ v1::Member MemberOf(const v1::Peer& peer) {
 
 absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   StopSignal stop;
-  RETURN_IF_ERROR(PrepareProcess({flags.log_level}));
+  RETURN_IF_ERROR(PrepareProcess({flags.log_level, true, kMinThreads + flags.threads}));
   RealClock clock;
   ASSIGN_OR_RETURN(const std::string host_id, HostId());
   v1::JoinRequest identity;
   identity.set_name(flags.name.empty() ? DefaultName() : flags.name);
   RETURN_IF_ERROR(ValidateId("--name", identity.name()));
-  identity.set_incarnation(absl::ToUnixNanos(absl::Now()));
   if (!flags.host_name.empty()) RETURN_IF_ERROR(ValidateId("--host-name", flags.host_name));
   identity.set_host_id(flags.host_name.empty() ? host_id : absl::StrCat(host_id, "/", flags.host_name));
   identity.set_pid(getpid());
   // Absolute: trainers connect to the socket from other working directories.
   const std::string local_dir =
       std::filesystem::absolute(flags.local_dir.empty() ? absl::StrCat("/tmp/shardmesh-", getuid()) : flags.local_dir);
-  // Not the process id: it repeats in containers that share the folder.
-  identity.set_local_socket(
-      absl::StrCat(local_dir, "/", identity.name(), "-", absl::Hex(identity.incarnation()), kSocketSuffix));
-
+  // With a keeper the sockets of dead lives stay until it has said what they left.
+  const std::string of_name = identity.name() + "-";
+  int64_t dead = 0;
+  if (flags.keeper.empty()) dead = NewestDeadLife(identity.name(), RemoveDeadSockets(local_dir, of_name));
+  identity.set_incarnation(NextIncarnation(absl::Now(), dead));
   ASSIGN_OR_RETURN(const std::unique_ptr<KeeperLink> keeper, TakeOver(flags, identity));
+  if (identity.local_socket().empty()) {
+    // Not the process id: it repeats in containers that share the folder.
+    identity.set_local_socket(absl::StrCat(local_dir, "/", of_name, absl::Hex(identity.incarnation()), kSocketSuffix));
+  }
   ASSIGN_OR_RETURN(auto coordinator, NewGrpcCoordinatorTransport(flags.coordinator, flags.tls));
   WorkerOptions options;
   options.name = identity.name();
@@ -269,7 +275,8 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   };
   ASSIGN_OR_RETURN(options.checkpoint_folders, CheckpointFolders(flags));
   Worker worker(options, NewProcessMemory());
-  identity.set_dead_incarnation(NewestDeadLife(identity.name(), RemoveDeadSockets(local_dir, identity.name() + "-")));
+  if (keeper != nullptr) dead = NewestDeadLife(identity.name(), RemoveDeadSockets(local_dir, of_name));
+  identity.set_dead_incarnation(dead);
   AddResumed(worker.Resume(), identity);
   ASSIGN_OR_RETURN(auto local, LocalServer::Start(identity.local_socket(), worker, clock));
   ShardService service(worker, *local, host_id, identity.incarnation());
@@ -290,10 +297,16 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
     end = AwaitJoined(agent, stop, absl::Seconds(flags.join_timeout), identity.resumed_size() > 0);
     if (end.ok()) end = WriteAddress(flags.address_file, advertised);
     if (end.ok()) {
-      spdlog::info("event=serving worker={} address={} local_socket={} device=\"{}\"", identity.name(), advertised,
-                   local->path(), worker.DeviceText());
-      while (!stop.WaitFor(absl::Seconds(3600))) {
-      }
+      spdlog::info("event=serving worker={} address={} local_socket={} device=\"{}\"", identity.name(),
+                   advertised, local->path(), worker.DeviceText());
+      MembershipAgent::Joined told;
+      do {
+        if (agent.joined() != told) {
+          told = agent.joined();
+          service.SetIncarnation(told.incarnation);
+          if (keeper != nullptr) keeper->Joined(told.incarnation, told.heartbeat_timeout).IgnoreError();  // as Serve
+        }
+      } while (!stop.WaitFor(kLook));
       spdlog::info("event=draining worker={}", identity.name());
     }
     server->SetServing(false);

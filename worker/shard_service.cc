@@ -280,7 +280,7 @@ grpc::ServerUnaryReactor* ShardService::GetStatus(grpc::CallbackServerContext* c
   return Unary(context, request, reply, [this](const v1::GetStatusRequest& q, v1::GetStatusReply* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     r->set_worker(worker_.options().name);
-    r->set_incarnation(incarnation_);
+    r->set_incarnation(incarnation_.load());
     r->set_device(worker_.DeviceText());
     for (const std::shared_ptr<JobShard>& shard : worker_.Jobs()) shard->FillStatus(*r->add_jobs());
     return absl::OkStatus();

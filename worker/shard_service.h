@@ -3,6 +3,11 @@
 // arguments.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <utility>
+
 #include "proto/shardmesh/v1/shard.grpc.pb.h"
 #include "worker/local_server.h"
 #include "worker/worker.h"
@@ -24,6 +29,8 @@ class ShardService final : public ShardServiceBase {
  public:
   ShardService(Worker& worker, LocalServer& local, std::string host_id, int64_t incarnation)
       : worker_(worker), local_(local), host_id_(std::move(host_id)), incarnation_(incarnation) {}
+  // As which it joined, where the coordinator had it take another one.
+  void SetIncarnation(int64_t incarnation) { incarnation_.store(incarnation); }
 
   grpc::ServerReadReactor<grpc::ByteBuffer>* Push(grpc::CallbackServerContext* context,
                                                   grpc::ByteBuffer* reply) override;
@@ -69,7 +76,7 @@ class ShardService final : public ShardServiceBase {
   Worker& worker_;
   LocalServer& local_;
   const std::string host_id_;
-  const int64_t incarnation_;
+  std::atomic<int64_t> incarnation_;
 };
 
 }  // namespace shardmesh

@@ -1,12 +1,25 @@
 #include "worker/thread_team.h"
 
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "core/thread.h"
+
 namespace shardmesh {
 namespace {
 constexpr absl::Duration kCheck = absl::Seconds(1);  // waits end and begin again this often
 }  // namespace
 
 ThreadTeam::ThreadTeam(int threads) {
-  for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { Loop(); });
+  for (int i = 1; i < threads; ++i) {
+    absl::StatusOr<std::thread> thread = StartThread("a team", [this] { Loop(); });
+    if (!thread.ok()) {
+      spdlog::warn("event=team_is_small threads={} of={} error=\"{}\"", i, threads, thread.status().ToString());
+      return;
+    }
+    threads_.push_back(*std::move(thread));
+  }
 }
 
 ThreadTeam::~ThreadTeam() {

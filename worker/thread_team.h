@@ -14,7 +14,7 @@ namespace shardmesh {
 
 class ThreadTeam {
  public:
-  // `threads` >= 1, the caller counted in.
+  // `threads` >= 1, the caller counted in. It has fewer, and says so in the log, when the system gives no more.
   explicit ThreadTeam(int threads);
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;

@@ -9,6 +9,7 @@
 #include "core/device_job.h"
 #include "core/fault_point.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "local/futex.h"
 #include "proto/convert.h"
 #include "worker/hosts/host_meeting.h"
@@ -209,7 +210,7 @@ std::vector<std::shared_ptr<JobShard>> Worker::Jobs() const {
 
 void Worker::Prepare(std::shared_ptr<Entry> entry) {
   std::unique_ptr<LocalSocket> link;
-  const absl::Status status = Build(entry, link);
+  const absl::Status status = WithoutThrowing([&] { return Build(entry, link); });
   if (status.ok() || entry->closing.load()) return;
   bool lost_another = false;  // then the job's health says whom
   if (entry->assignment.has_from()) {

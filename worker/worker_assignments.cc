@@ -4,12 +4,22 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "core/thread.h"
 #include "worker/worker.h"
 
 namespace shardmesh {
 
 void Worker::BeginPreparing(const std::shared_ptr<Entry>& entry) {
-  entry->preparing = std::thread([this, entry] { Prepare(entry); });
+  absl::StatusOr<std::thread> thread = StartThread("the preparation of a job", [this, entry] { Prepare(entry); });
+  if (thread.ok()) {
+    entry->preparing = *std::move(thread);
+    return;
+  }
+  entry->state = v1::MEMBER_STATE_FAILED;  // nobody else has it yet
+  entry->error = absl::StrCat("worker ", options_.name, " could not prepare it: ", thread.status().message());
+  spdlog::error("event=job_failed job={} epoch={} error=\"{}\"", entry->assignment.spec().name(),
+                entry->assignment.epoch(), thread.status().ToString());
 }
 
 // What an entry was to go on from is the job's, not its own.

@@ -8,6 +8,7 @@
 
 #include "core/fault_point.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "local/futex.h"
 #include "worker/worker.h"
 
@@ -62,11 +63,13 @@ void Worker::KeepLeaving(const v1::Assignment& assignment, const Entries& keep, 
 
 // In a thread of its own, which gives way to those that step: its priority is not to be had back.
 absl::Status Worker::AwaitTurn(const std::shared_ptr<Entry>& entry, JobShard& shard) {
-  std::thread([&] {
+  const auto take_memory = [&] {
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
     shard.TakeMemory(options_.prepare_timeout, entry->closing);
     shard.TakeMemoryOfSteps(entry->closing);
-  }).join();
+  };
+  ASSIGN_OR_RETURN(std::thread thread, StartThread("the memory of a job's next mesh", take_memory));
+  thread.join();
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kStaged));
   TellPrepared(*entry);
   RETURN_IF_ERROR(AwaitTurnOf(*entry, &shard));

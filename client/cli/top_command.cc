@@ -23,6 +23,7 @@
 #include "client/cli/top_view.h"
 #include "core/clock.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "local/futex.h"
 #include "rpc/main_support.h"
 
@@ -123,11 +124,15 @@ void Monitor::AskWorkers() {
   for (auto& entry : workers_) list.push_back(&entry.second);
   std::atomic<size_t> next{0};
   std::vector<std::thread> threads;
+  const auto ask = [&] {
+    for (size_t i = next.fetch_add(1); i < list.size(); i = next.fetch_add(1)) Ask(flags_.connection, *list[i]);
+  };
   for (size_t t = 0; t < std::min(list.size(), kMaxThreads); ++t) {
-    threads.emplace_back([&] {
-      for (size_t i = next.fetch_add(1); i < list.size(); i = next.fetch_add(1)) Ask(flags_.connection, *list[i]);
-    });
+    absl::StatusOr<std::thread> thread = StartThread("a question to a worker", ask);
+    if (!thread.ok()) break;
+    threads.push_back(*std::move(thread));
   }
+  ask();  // what is left, when there are fewer threads
   for (std::thread& thread : threads) thread.join();
 }
 

@@ -8,6 +8,7 @@
 #include "client/cpp/attached_channel.h"
 #include "core/clock.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "local/file_hold.h"
 #include "local/futex.h"
 #include "local/host_id.h"
@@ -51,7 +52,8 @@ absl::StatusOr<std::shared_ptr<ReaderLink>> ReaderLink::Attach(std::shared_ptr<J
   if (welcome.code() != 0) return absl::Status(static_cast<absl::StatusCode>(welcome.code()), welcome.message());
   std::shared_ptr<ReaderLink> link(new ReaderLink(std::move(job), std::move(socket)));
   RETURN_IF_ERROR(link->Map(welcome, std::move(message.descriptors)));
-  link->renewer_ = std::thread([raw = link.get(), every = ttl / 3] { raw->Renew(every); });
+  ASSIGN_OR_RETURN(link->renewer_,
+                   StartThread("a reader's signs of life", [raw = link.get(), every = ttl / 3] { raw->Renew(every); }));
   return link;
 }
 

@@ -16,6 +16,7 @@
 #include "core/fault_point.h"
 #include "core/names.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "core/sync.h"
 #include "proto/convert.h"
 
@@ -35,13 +36,13 @@ class FileCalls {
   FileCalls(Job& job, std::vector<Rank> ranks, const OnFileProgress& progress, const Call& call)
       : ranks_(std::move(ranks)), progress_(progress), told_(ranks_.size()), any_(ranks_.size(), false) {
     for (size_t i = 0; i < ranks_.size(); ++i) {
-      threads_.emplace_back([this, &job, call, i] {
-        const absl::Status status = Ask(job, i, call);
-        MutexLock lock(mu_);
-        ++ended_;
-        first_error_.Update(status);
-        changed_.SignalAll();
-      });
+      absl::StatusOr<std::thread> thread =
+          StartThread("a call to a worker", [this, &job, call, i] { End(Ask(job, i, call)); });
+      if (!thread.ok()) {
+        Fail(thread.status());
+        return;
+      }
+      threads_.push_back(*std::move(thread));
     }
   }
   ~FileCalls() { Join().IgnoreError(); }
@@ -74,6 +75,12 @@ class FileCalls {
   const std::vector<v1::FileProgress>& told() const { return told_; }
 
  private:
+  void End(const absl::Status& status) {
+    MutexLock lock(mu_);
+    ++ended_;
+    first_error_.Update(status);
+    changed_.SignalAll();
+  }
   // A call that was not answered has done nothing, and a first connection may fail although the worker lives: gRPC
   // before 1.61 looks at the errno of connect after calls that change it (github.com/grpc/grpc, pull request 35064).
   absl::Status Ask(Job& job, size_t i, const Call& call) {

@@ -1,15 +1,18 @@
 #include <grpcpp/client_context.h>
 
 #include <atomic>
+#include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/cpp/coordinator_transport.h"
 #include "client/cpp/transport_reconnect.h"
+#include "core/incarnation.h"
 #include "core/status.h"
 #include "proto/protocol_version.h"
 #include "proto/shardmesh/v1/coordinator.grpc.pb.h"
 #include "rpc/channel.h"
+#include "rpc/deadline.h"
 #include "rpc/status.h"
 #include "rpc/tls.h"
 
@@ -63,21 +66,32 @@ class GrpcCoordinatorTransport final : public CoordinatorTransport {
 #undef SHARDMESH_METHOD
 
  private:
+  // The status, with the incarnation that the coordinator would not refuse, if it said one.
+  static absl::Status WithHint(absl::Status status, const grpc::ClientContext& context) {
+    const auto& metadata = context.GetServerTrailingMetadata();
+    const auto found = metadata.find(kNextIncarnationKey);
+    int64_t next = 0;
+    if (found == metadata.end() || !absl::SimpleAtoi({found->second.data(), found->second.size()}, &next)) {
+      return status;
+    }
+    return WithNextIncarnation(std::move(status), next);
+  }
+
   template <typename Reply, typename Request>
   absl::StatusOr<Reply> Call(grpc::Status (v1::Coordinator::Stub::*method)(grpc::ClientContext*, const Request&,
                                                                            Reply*),
                              const Request& request, absl::Duration timeout, absl::string_view what) {
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    context.set_deadline(DeadlineIn(timeout));
     HelpReconnect(*channel_, timeout);
     Reply reply;
-    const grpc::Status status = ((*stub_).*method)(&context, Introduced(request), &reply);
-    if (status.error_code() != grpc::StatusCode::UNAVAILABLE &&
-        status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
+    const grpc::Status ended = ((*stub_).*method)(&context, Introduced(request), &reply);
+    if (ended.error_code() != grpc::StatusCode::UNAVAILABLE &&
+        ended.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
       answered_.store(true);
     }
     const std::string named = absl::StrCat(what, " at ", address_);
-    RETURN_IF_ERROR(ExplainTlsFailure(FromGrpc(status, named), tls_));
+    if (!ended.ok()) return WithHint(ExplainTlsFailure(FromGrpc(ended, named), tls_), context);
     RETURN_IF_ERROR(Annotate(CheckAnswer(reply), named));
     return reply;
   }

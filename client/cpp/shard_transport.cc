@@ -8,12 +8,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/cpp/transport_reconnect.h"
 #include "core/status.h"
 #include "proto/bulk.h"
 #include "proto/shardmesh/v1/shard.grpc.pb.h"
 #include "rpc/channel.h"
+#include "rpc/deadline.h"
 #include "rpc/status.h"
 
 namespace shardmesh {
@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kPushChunkBytes = 1 << 20;
 
 void SetDeadline(grpc::ClientContext& context, absl::Duration timeout) {
-  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  context.set_deadline(DeadlineIn(timeout));
 }
 
 }  // namespace

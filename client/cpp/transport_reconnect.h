@@ -9,8 +9,8 @@
 
 #include <algorithm>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "rpc/deadline.h"
 
 namespace shardmesh {
 
@@ -18,7 +18,7 @@ namespace shardmesh {
 // `timeout`, the time that the call itself will have. Thread-safe.
 inline void HelpReconnect(grpc::Channel& channel, absl::Duration timeout) {
   if (channel.GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_TRANSIENT_FAILURE) return;
-  channel.WaitForConnected(absl::ToChronoTime(absl::Now() + std::min(timeout / 2, absl::Milliseconds(200))));
+  channel.WaitForConnected(DeadlineIn(std::min(timeout / 2, absl::Milliseconds(200))));
 }
 
 }  // namespace shardmesh

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/cpp/attached_channel.h"
 #include "client/cpp/attached_reader.h"
 #include "client/cpp/next_life.h"
@@ -85,7 +84,8 @@ absl::StatusOr<std::unique_ptr<VersionReader>> VersionReader::Open(Client client
   ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.OpenJob(name, options.names, JobUse::kRead));
   absl::StatusOr<std::shared_ptr<ReaderLink>> link = absl::UnimplementedError("not asked for");
   if (options.way != ReaderOptions::Way::kPulled) {
-    ASSIGN_OR_RETURN(const Rank rank, RankToAttachTo(*job, static_cast<int>(absl::ToUnixMicros(absl::Now()) % 1024)));
+    const auto any = static_cast<int>(absl::ToUnixMicros(MonotonicNow()) % 1024);
+    ASSIGN_OR_RETURN(const Rank rank, RankToAttachTo(*job, any));
     link = CallAgain(job->members()[rank.value()].kept(), job->peer_timeout(),
                      [&] { return ReaderLink::Attach(job, rank, options.ttl); });
     if (link.ok()) {

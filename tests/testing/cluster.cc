@@ -62,7 +62,8 @@ absl::Status Cluster::StartCoordinator(const std::string& listen) {
                                       Milliseconds(options_.heartbeat_timeout)};
   if (!options_.default_mesh.empty()) command.insert(command.end(), {"--default-mesh", options_.default_mesh});
   ASSIGN_OR_RETURN(coordinator_,
-                   Process::Start({std::move(command), folder_.File("coordinator.log"), options_.descriptor_limit}));
+                   Process::Start({std::move(command), folder_.File("coordinator.log"), options_.descriptor_limit,
+                                                options_.coordinator_environment}));
   ASSIGN_OR_RETURN(coordinator_address_, AwaitLine(address_file, *coordinator_, kStartTimeout));
   return absl::OkStatus();
 }
@@ -85,7 +86,8 @@ absl::Status Cluster::StartNode() {
                                       "--threads",
                                       absl::StrCat(options_.threads)};
   command.insert(command.end(), options_.worker_flags.begin(), options_.worker_flags.end());
-  ASSIGN_OR_RETURN(node_, Process::Start({std::move(command), folder_.File("node.log"), options_.descriptor_limit}));
+  ASSIGN_OR_RETURN(node_, Process::Start({std::move(command), folder_.File("node.log"), options_.descriptor_limit,
+                                         options_.worker_environment}));
   return absl::OkStatus();
 }
 
@@ -155,7 +157,7 @@ absl::Status Cluster::LaunchWorker(const std::string& name) {
     command.insert(command.end(), {"--group-address", "127.0.0.1", "--host-name", absl::StrCat("host", host)});
   }
   ASSIGN_OR_RETURN(worker.process, Process::Start({std::move(command), folder_.File(absl::StrCat(name, ".log")),
-                                                   options_.descriptor_limit}));
+                                                   options_.descriptor_limit, options_.worker_environment}));
   return absl::OkStatus();
 }
 

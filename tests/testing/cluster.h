@@ -34,6 +34,7 @@ struct ClusterOptions {
   // The workers are children of a shardmesh-node, which keeps their memory and starts them again. worker(),
   // worker_address() and StartWorker() are not for them, but PidOf() and node().
   bool kept = false;
+  std::vector<std::string> coordinator_environment, worker_environment;  // ProcessSpec's; a node's workers have its own
 };
 
 class Cluster {

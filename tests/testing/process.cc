@@ -30,18 +30,22 @@ namespace {
 constexpr absl::Duration kPoll = absl::Milliseconds(5);
 
 // Only calls that are safe between fork and exec.
-[[noreturn]] void RunChild(char* const argv[], const char* log_file, int descriptor_limit) {
+void SetLimit(__rlimit_resource resource, int64_t most) {
+  if (most <= 0) return;
+  const rlimit limit = {static_cast<rlim_t>(most), static_cast<rlim_t>(most)};
+  setrlimit(resource, &limit);
+}
+
+[[noreturn]] void RunChild(char* const argv[], char* const environment[], const ProcessSpec& spec) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  const int log = open(log_file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  const int log = open(spec.log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (log >= 0) {
     dup2(log, STDOUT_FILENO);
     dup2(log, STDERR_FILENO);
   }
-  if (descriptor_limit > 0) {
-    const rlimit limit = {static_cast<rlim_t>(descriptor_limit), static_cast<rlim_t>(descriptor_limit)};
-    setrlimit(RLIMIT_NOFILE, &limit);
-  }
-  execvp(argv[0], argv);
+  SetLimit(RLIMIT_NOFILE, spec.descriptor_limit);
+  SetLimit(RLIMIT_AS, spec.address_space_limit);
+  execvpe(argv[0], argv, environment);
   _exit(127);
 }
 
@@ -51,8 +55,12 @@ absl::StatusOr<std::unique_ptr<Process>> Process::Start(ProcessSpec spec) {
   std::vector<char*> argv;
   for (std::string& argument : spec.command) argv.push_back(argument.data());
   argv.push_back(nullptr);
+  std::vector<char*> variables;  // the first one of a name counts
+  for (std::string& variable : spec.environment) variables.push_back(variable.data());
+  for (char** variable = environ; *variable != nullptr; ++variable) variables.push_back(*variable);
+  variables.push_back(nullptr);
   const pid_t pid = fork();
-  if (pid == 0) RunChild(argv.data(), spec.log_file.c_str(), spec.descriptor_limit);
+  if (pid == 0) RunChild(argv.data(), variables.data(), spec);
   if (pid < 0) return absl::InternalError(absl::StrCat("fork: ", std::strerror(errno)));
   return std::unique_ptr<Process>(new Process(pid, std::move(spec)));
 }

@@ -18,6 +18,8 @@ struct ProcessSpec {
   std::vector<std::string> command;  // program and arguments; a program is found by its path, or in PATH
   std::string log_file;              // gets stdout and stderr, appended
   int descriptor_limit = 0;          // RLIMIT_NOFILE, soft and hard; 0: the test's own
+  std::vector<std::string> environment;  // NAME=VALUE each, beside the test's own
+  int64_t address_space_limit = 0;       // RLIMIT_AS in bytes; 0: the test's own
 };
 
 class Process {

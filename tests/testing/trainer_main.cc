@@ -6,7 +6,8 @@
 //   pull     of a job with pulled slots, through shared memory: whichever slots are open. Each takes a moment
 //   delete   deletes JOB, and nothing else
 // Prints "step N" after each step, at the end "digest HEX"; when it pulls "late for slot S of step N: REASON" instead
-// of the steps, where another trainer came first; status 1 and the error when there is one.
+// of the steps, where another trainer came first; status 1 and the error when there is one. After each step of its own
+// slots it rests for SHARDMESH_TEST_REST_MS milliseconds; unset: not at all.
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -64,6 +65,7 @@ absl::Status Train(Job& job, const Arguments& arguments) {
   while (session->committed_step().value() < arguments.last) {
     RETURN_IF_ERROR(TrainTo(*session, session->committed_step().value() + 1));
     std::cout << "step " << session->committed_step().value() << std::endl;
+    Pause(absl::Milliseconds(NumberOfEnvironment("SHARDMESH_TEST_REST_MS", 0)));
   }
   return absl::OkStatus();
 }

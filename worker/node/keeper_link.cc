@@ -74,7 +74,7 @@ class SocketKeeperLink final : public KeeperLink {
   SocketKeeperLink(std::string path, v1::KeeperHello hello, std::function<void()> changed, Greeted greeted,
                    UniqueFd wake)
       : path_(std::move(path)),
-        hello_(std::move(hello)),
+        hello_(Granted(std::move(hello), greeted.reply)),
         left_(LeftOf(greeted.reply)),
         wake_(std::move(wake)),
         line_(std::make_unique<KeeperLine>(std::move(greeted.line))),
@@ -90,6 +90,7 @@ class SocketKeeperLink final : public KeeperLink {
   }
 
   const Left& left() const override { return left_; }
+  int64_t incarnation() const override { return hello_.incarnation(); }
 
   bool connected() const override {
     MutexLock lock(mu_);
@@ -105,7 +106,18 @@ class SocketKeeperLink final : public KeeperLink {
     Gift gift;
     gift.request.mutable_serving()->set_address(address);
     gift.request.mutable_serving()->set_local_socket(local_socket);
-    return Give({Kind::kServing, "", 0, ""}, std::move(gift));
+    return Give(ServingKey(), std::move(gift));
+  }
+
+  absl::Status Joined(int64_t incarnation, absl::Duration heartbeat_timeout) override {
+    Gift gift;
+    {
+      MutexLock lock(mu_);
+      if (const auto serving = gifts_.find(ServingKey()); serving != gifts_.end()) gift = serving->second;
+    }
+    gift.request.mutable_serving()->set_incarnation(incarnation);
+    gift.request.mutable_serving()->set_heartbeat_timeout_ms(absl::ToInt64Milliseconds(heartbeat_timeout));
+    return Give(ServingKey(), std::move(gift));
   }
 
   absl::Status Keep(const std::string& job, int64_t epoch, const std::string& name, const Segment& segment) override {
@@ -167,6 +179,13 @@ class SocketKeeperLink final : public KeeperLink {
   }
 
  private:
+  static GiftKey ServingKey() { return {Kind::kServing, "", 0, ""}; }
+
+  // As which the keeper is greeted from now on, also one that comes in its place.
+  static v1::KeeperHello Granted(v1::KeeperHello hello, const v1::KeeperReply& reply) {
+    if (reply.incarnation() > 0) hello.set_incarnation(reply.incarnation());
+    return hello;
+  }
   static bool IsSegmentOf(const GiftKey& key, const std::string& job, int64_t epoch) {
     return std::get<0>(key) == Kind::kSegment && std::get<1>(key) == job && std::get<2>(key) == epoch;
   }

@@ -47,12 +47,17 @@ class KeeperLink {
   virtual ~KeeperLink() = default;
 
   virtual const Left& left() const = 0;
+  // Of this life: what Connect was given, or one more than the last life's if that is larger.
+  virtual int64_t incarnation() const = 0;
   virtual bool connected() const = 0;
   // In place of what Connect was given. When it returns, the one before is not running any more.
   virtual void OnChange(std::function<void()> changed) = 0;
 
   // Where this life is reached.
   virtual absl::Status Serve(const std::string& address, const std::string& local_socket) = 0;
+  // After Serve: the coordinator knows this life, as this incarnation, and expects a sign of life of it, or the next
+  // life, within `heartbeat_timeout`.
+  virtual absl::Status Joined(int64_t incarnation, absl::Duration heartbeat_timeout) = 0;
 
   // Gives a segment: the keeper holds a descriptor of it under the name, in place of the one before.
   // ResourceExhausted: the keeper has no descriptor left. Unavailable: not connected; it will be given later.

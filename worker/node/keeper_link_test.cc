@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/incarnation.h"
 #include "core/matchers.h"
 #include "core/sync.h"
 #include "local/child_process.h"
@@ -24,7 +25,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr int64_t kBytes = 1 << 20;
-constexpr int64_t kNewer = INT64_MAX;  // than any incarnation of a fake worker
+constexpr int64_t kNewer = kMaxIncarnation;  // than any incarnation of a fake worker
 
 struct KeeperLinkTest : ::testing::Test {
   KeeperLinkTest() { StartKeeper(); }

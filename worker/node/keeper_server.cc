@@ -166,7 +166,7 @@ void KeeperServer::TellEnd(pid_t pid, const Watched& watched) {
   for (Connection& connection : connections_) connection.over = connection.over || connection.pid == pid;
   const std::optional<int> status = WaitStatus(watched.pidfd.get());
   for (const std::string& worker : watched.workers) {
-    const WorkerEnd end = {worker, pid, status, store_.Served(worker, pid)};
+    const WorkerEnd end = {worker, pid, status, store_.Served(worker, pid), store_.HeartbeatTimeout(worker)};
     store_.Ended(worker, pid, status == 0, MonotonicNanos());
     events_.ended(end);
   }
@@ -238,7 +238,7 @@ absl::StatusOr<v1::KeeperReply> KeeperServer::AnswerHello(Connection& connection
   }
   connection.worker = hello.worker();
   spdlog::info("event=worker_came worker={} pid={} incarnation={} last_incarnation={} whole_jobs={}", hello.worker(),
-               connection.pid, hello.incarnation(), reply.last_incarnation(), reply.jobs_size());
+               connection.pid, reply.incarnation(), reply.last_incarnation(), reply.jobs_size());
   events_.came(hello.worker(), connection.pid);
   return reply;
 }

@@ -36,6 +36,7 @@ struct WorkerEnd {
   pid_t pid = 0;
   std::optional<int> wait_status;  // as of waitpid; unset: the process was no child of this one
   bool served = false;             // it had said where it serves
+  absl::Duration heartbeat_timeout;  // KeeperStore::HeartbeatTimeout
 };
 
 // Called by the server's thread, with no lock held; each may call Watch and Signal. Set both.

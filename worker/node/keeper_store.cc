@@ -4,8 +4,11 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "core/incarnation.h"
 #include "core/job.h"
 #include "core/status.h"
 
@@ -45,9 +48,9 @@ absl::Status CheckMemory(const v1::KeepSegment& keep, int fd) {
 
 absl::StatusOr<v1::KeeperReply> KeeperStore::Hello(const v1::KeeperHello& hello, pid_t pid) {
   RETURN_IF_ERROR(ValidateId("worker", hello.worker()));
-  if (hello.incarnation() <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("worker ", hello.worker(), ": incarnation ", hello.incarnation(), "; it is positive"));
+  if (hello.incarnation() <= 0 || hello.incarnation() > kMaxIncarnation) {
+    return absl::InvalidArgumentError(absl::StrCat("worker ", hello.worker(), ": incarnation ", hello.incarnation(),
+                                                   "; it is positive, and at most ", kMaxIncarnation));
   }
   const auto known = workers_.find(hello.worker());
   if (known == workers_.end() && workers_.size() >= kMaxKeptWorkers) {
@@ -59,11 +62,13 @@ absl::StatusOr<v1::KeeperReply> KeeperStore::Hello(const v1::KeeperHello& hello,
     return absl::AlreadyExistsError(absl::StrCat("process ", worker.pid, " is worker ", hello.worker(),
                                                  " and lives; end it, or choose another --name"));
   }
+  if (worker.pid == pid && (hello.incarnation() == worker.asked || hello.incarnation() == worker.granted)) {
+    return worker.welcome;
+  }
   if (worker.pid == pid && hello.incarnation() < worker.incarnation) {
     return absl::AbortedError(absl::StrCat("worker ", hello.worker(), " has incarnation ", worker.incarnation, "; ",
                                            hello.incarnation(), " is an older life of it"));
   }
-  if (worker.pid == pid && hello.incarnation() == worker.incarnation) return worker.welcome;
   DropUnfinished(worker);
   v1::KeeperReply welcome;
   if (worker.incarnation != 0) {
@@ -73,7 +78,9 @@ absl::StatusOr<v1::KeeperReply> KeeperStore::Hello(const v1::KeeperHello& hello,
     welcome.set_away_since_nanos(worker.away_since);
   }
   worker.pid = pid;
-  worker.incarnation = hello.incarnation();
+  worker.asked = hello.incarnation();
+  worker.granted = worker.incarnation = std::max(worker.asked, worker.incarnation + 1);
+  welcome.set_incarnation(worker.granted);
   worker.served = false;
   worker.welcome = welcome;
   return welcome;
@@ -99,6 +106,11 @@ bool KeeperStore::Served(const std::string& worker, pid_t pid) const {
   return it != workers_.end() && it->second.pid == pid && it->second.served;
 }
 
+absl::Duration KeeperStore::HeartbeatTimeout(const std::string& worker) const {
+  const auto it = workers_.find(worker);
+  return it == workers_.end() ? absl::ZeroDuration() : absl::Milliseconds(it->second.serving.heartbeat_timeout_ms());
+}
+
 pid_t KeeperStore::Pid(const std::string& worker) const {
   const auto it = workers_.find(worker);
   return it == workers_.end() ? 0 : it->second.pid;
@@ -114,7 +126,16 @@ absl::Status KeeperStore::Serving(const std::string& name, const v1::KeeperServi
   ASSIGN_OR_RETURN(Worker* const worker, Alive(name));
   RETURN_IF_ERROR(CheckText("address", serving.address(), 0, kMaxKeptAddressBytes));
   RETURN_IF_ERROR(CheckText("local_socket", serving.local_socket(), 0, kMaxKeptAddressBytes));
+  if (serving.incarnation() < 0 || serving.incarnation() > kMaxIncarnation || serving.heartbeat_timeout_ms() < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("worker ", name, " serves as incarnation ", serving.incarnation(),
+                                                   " with a heartbeat time-out of ", serving.heartbeat_timeout_ms(),
+                                                   " ms; neither is negative, and the first at most ",
+                                                   kMaxIncarnation));
+  }
+  const int64_t timeout_ms = worker->serving.heartbeat_timeout_ms();
   worker->serving = serving;
+  if (serving.heartbeat_timeout_ms() == 0) worker->serving.set_heartbeat_timeout_ms(timeout_ms);
+  if (serving.incarnation() != 0) worker->incarnation = serving.incarnation();
   worker->served = true;
   return absl::OkStatus();
 }

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "local/fd.h"
 #include "proto/shardmesh/v1/keeper.pb.h"
 
@@ -36,8 +37,9 @@ class KeeperStore {
     int64_t num_bytes = 0, data_offset = 0;
   };
 
-  // Begins the life, or goes on with it when it is the current one; either way the same reply.
-  //   InvalidArgument: the worker's name is no id, or the incarnation not positive.
+  // Begins the life, or goes on with it when it is the current one; either way the same reply. The life's incarnation
+  // is larger than the last one's, whatever it asks for: the wall clock may have been set back.
+  //   InvalidArgument: the worker's name is no id, or the incarnation not of 1 to kMaxIncarnation.
   //   AlreadyExists: another process is this worker, and has not ended. Aborted: this process said hello with a newer
   //   incarnation. ResourceExhausted: kMaxKeptWorkers.
   absl::StatusOr<v1::KeeperReply> Hello(const v1::KeeperHello& hello, pid_t pid);
@@ -46,6 +48,8 @@ class KeeperStore {
   void Ended(const std::string& worker, pid_t pid, bool orderly, int64_t now_nanos);
   // Whether the worker's life that is this process has said where it serves.
   bool Served(const std::string& worker, pid_t pid) const;
+  // The coordinator's, as the worker said in the newest life that had joined. Zero: none said so.
+  absl::Duration HeartbeatTimeout(const std::string& worker) const;
   // The process that is the worker; 0: none.
   pid_t Pid(const std::string& worker) const;
 
@@ -70,7 +74,8 @@ class KeeperStore {
   struct Worker {
     pid_t pid = 0;  // 0: it has ended
     int64_t incarnation = 0;
-    bool served = false;        // in this life
+    int64_t asked = 0, granted = 0;  // by and to this life's hello
+    bool served = false;             // in this life
     int64_t away_since = 0;     // when the newest life that served ended; 0: it has not
     v1::KeeperServing serving;  // of the newest life that served
     std::map<SegmentKey, Segment> segments;

@@ -77,6 +77,47 @@ TEST_F(KeeperStoreTest, Hello_FirstLife_NothingIsLeft) {
   EXPECT_EQ(store.Pid("v"), 0);
 }
 
+// The wall clock may have been set back.
+TEST_F(KeeperStoreTest, EachLife_GetsALargerIncarnation_WhateverItAsksFor) {
+  ASSERT_OK_AND_ASSIGN(v1::KeeperReply reply, store.Hello(Hello("w", 700), 100));
+  EXPECT_EQ(reply.incarnation(), 700);
+  store.Ended("w", 100, false, 7);
+  ASSERT_OK_AND_ASSIGN(reply, store.Hello(Hello("w", 500), 101));
+  EXPECT_EQ(reply.last_incarnation(), 700);
+  EXPECT_EQ(reply.incarnation(), 701);
+  for (const int64_t known : {500, 701}) {  // a link that lost the answer, and one that had it
+    ASSERT_OK_AND_ASSIGN(const v1::KeeperReply again, store.Hello(Hello("w", known), 101));
+    EXPECT_EQ(again.SerializeAsString(), reply.SerializeAsString()) << known;
+  }
+  store.Ended("w", 101, false, 8);
+  ASSERT_OK_AND_ASSIGN(reply, store.Hello(Hello("w", 900), 102));
+  EXPECT_EQ(reply.last_incarnation(), 701);
+  EXPECT_EQ(reply.incarnation(), 900);
+  EXPECT_THAT(store.Hello(Hello("v", INT64_MAX), 103),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at most 4611686018427387904")));
+}
+
+TEST_F(KeeperStoreTest, JoinedAsAnotherIncarnation_TheNextLifeIsToldThatOne) {
+  ASSERT_OK(store.Hello(Hello("w", 700), 100));
+  v1::KeeperServing serving = Address("a:1");
+  ASSERT_OK(store.Serving("w", serving));
+  EXPECT_EQ(store.HeartbeatTimeout("w"), absl::ZeroDuration());
+  serving.set_incarnation(1000);
+  serving.set_heartbeat_timeout_ms(3000);
+  ASSERT_OK(store.Serving("w", serving));
+  EXPECT_OK(store.Hello(Hello("w", 700), 100)) << "its link knows no other one";
+  EXPECT_EQ(store.HeartbeatTimeout("w"), absl::Seconds(3));
+  store.Ended("w", 100, false, 7);
+  EXPECT_EQ(store.HeartbeatTimeout("w"), absl::Seconds(3));
+  ASSERT_OK_AND_ASSIGN(const v1::KeeperReply reply, store.Hello(Hello("w", 800), 101));
+  EXPECT_EQ(reply.last_incarnation(), 1000);
+  EXPECT_EQ(reply.incarnation(), 1001);
+  ASSERT_OK(store.Serving("w", Address("a:1")));
+  EXPECT_EQ(store.HeartbeatTimeout("w"), absl::Seconds(3)) << "this life has not joined yet";
+  serving.set_incarnation(-1);
+  EXPECT_THAT(store.Serving("w", serving), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("incarnation -1")));
+}
+
 TEST_F(KeeperStoreTest, Hello_AnotherProcessLives_IsRefusedUntilItEnds) {
   ASSERT_OK(store.Hello(Hello("w", 7), 100));
   EXPECT_THAT(store.Hello(Hello("w", 8), 101), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("process 100")));

@@ -23,6 +23,7 @@ namespace {
 
 constexpr absl::Duration kLookAgain = absl::Seconds(1);  // ends and stops are told; this bounds every wait
 constexpr absl::Duration kDieTimeout = absl::Seconds(10);
+constexpr int kWaitsInTimeout = 6;  // before restarts, at the longest: the coordinator must hear of a life in between
 
 absl::Status CheckRunnable(const std::string& program) {
   if (access(program.c_str(), X_OK) == 0) return absl::OkStatus();
@@ -180,8 +181,11 @@ void Node::EndSlotLocked(Slot& slot, const WorkerEnd& end) {
   slot.child = nullptr;
   slot.pid = std::exchange(slot.other, 0);
   slot.left = slot.pid == 0 && end.wait_status == 0;
-  // A life that served did what a long one does.
-  const absl::Duration wait = slot.restarts.WaitAfter(end.served ? absl::InfiniteDuration() : now - slot.started);
+  // A life that served did what a long one does. What an earlier one left is lost when the coordinator gives it up.
+  const absl::Duration longest =
+      end.heartbeat_timeout > absl::ZeroDuration() ? end.heartbeat_timeout / kWaitsInTimeout : absl::InfiniteDuration();
+  const absl::Duration wait =
+      slot.restarts.WaitAfter(end.served ? absl::InfiniteDuration() : now - slot.started, longest);
   slot.again = now + wait;
   const std::string next = slot.left || stop_ ? "none"
                            : slot.pid != 0    ? absl::StrCat("pid-", slot.pid)

@@ -23,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "core/clock.h"
+#include "core/incarnation.h"
 #include "core/status.h"
 #include "rpc/main_support.h"
 #include "worker/node/keeper_link.h"
@@ -51,7 +52,7 @@ absl::StatusOr<Segment> OpenMemory(KeeperLink& link, const std::string& name) {
 absl::Status Live(std::map<std::string, std::string>& flags, const std::string& words) {
   StopSignal stop;
   const std::string name = flags["--name"];
-  ASSIGN_OR_RETURN(auto link, KeeperLink::Connect(flags["--keeper"], name, absl::ToUnixNanos(absl::Now()), nullptr));
+  ASSIGN_OR_RETURN(auto link, KeeperLink::Connect(flags["--keeper"], name, NextIncarnation(absl::Now(), 0), nullptr));
   ASSIGN_OR_RETURN(const Segment segment, OpenMemory(*link, name));
   const bool crash = flags.count("--crash-before-serving") != 0;
   if (!crash) RETURN_IF_ERROR(link->Serve("address-of-" + name, "socket-of-" + name));
