@@ -106,7 +106,7 @@ absl::StatusOr<FolderAccess> FolderAccess::Create(const std::vector<std::string>
 
 absl::StatusOr<UniqueFd> FolderAccess::Open(const std::string& folder) const {
   ASSIGN_OR_RETURN(const std::vector<std::string> parts, PartsOf(folder));
-  if (roots_.empty()) return UniqueFd(open(folder.c_str(), kFolderFlags | O_NOFOLLOW));
+  if (roots_.empty()) return UniqueFd(open(folder.c_str(), kFolderFlags));
   for (const std::string& root : roots_) {
     const std::vector<std::string> above = absl::StrSplit(root, '/', absl::SkipEmpty());
     if (above.size() > parts.size() || !std::equal(above.begin(), above.end(), parts.begin())) continue;

@@ -87,6 +87,8 @@ TEST_F(FolderAccessTest, ACheckpoint_IsOpened_ByItsStepAndDigest) {
   for (const auto& [step, digest] : {std::pair(8, 0xfedcba9876543210), {7, 0xfedcba9876543211}}) {
     EXPECT_THAT(FolderAccess().OpenToLoad(folder, step, digest), StatusIs(Code::kPermissionDenied, ::testing::_));
   }
+  fs::create_directory_symlink(folder, root_ / "latest");  // as people name it
+  EXPECT_OK(FolderAccess().OpenToLoad(root_ / "latest", 7, 0xfedcba9876543210));
   // The same words where there is no manifest, and where there is nothing.
   const absl::Status wrong = FolderAccess().OpenToLoad(folder, 8, 0).status();
   fs::remove(root_ / "step-7" / kManifestFile);

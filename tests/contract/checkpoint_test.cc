@@ -12,6 +12,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/adopt.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/folder_access.h"
 #include "checkpoint/stored_files.h"
 #include "core/matchers.h"
 #include "core/mesh_spec.h"
@@ -445,6 +447,25 @@ TEST_F(Checkpoints, FoldersThatTheCallerCannotProveToReach_AreNeitherWrittenNorD
   fs::copy_file(saved_.path + "/manifest.json", folder + "/manifest.json");
   EXPECT_EQ(load(saved_.digest + 1), unknown);
   EXPECT_THAT(load(saved_.digest), StatusIs(Code::kFailedPrecondition, HasSubstr("cannot open")));
+}
+
+TEST_F(Checkpoints, BelowTheRootsOfTheWorkers_AndNowhereElse) {
+  const std::string inside = temp_.File("inside"), outside = temp_.File("outside");
+  for (const std::string& folder : {inside, outside}) fs::create_directories(folder);
+  ASSERT_OK_AND_ASSIGN(const auto cluster,
+                       Cluster::Start({.workers = 2, .worker_flags = {"--checkpoint-root", inside}}));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
+  ASSERT_OK_AND_ASSIGN(const auto job, client.CreateJob(testing::TinyJob("job", "fsdp=2", kSlots)));
+  ASSERT_OK(testing::Initialize(*job));
+  ASSERT_OK(Train(*job, kSaved));
+  const auto elsewhere = StatusIs(Code::kPermissionDenied, HasSubstr("below no --checkpoint-root"));
+  EXPECT_THAT(SaveCheckpoint(*job, outside), elsewhere);
+  EXPECT_TRUE(fs::is_empty(outside));
+  ASSERT_OK_AND_ASSIGN(const SavedCheckpoint saved, SaveCheckpoint(*job, inside + "/llama"));
+  fs::copy(inside, outside, fs::copy_options::recursive);
+  EXPECT_THAT(RestoreCheckpoint(client, outside + "/llama", {"again", "fsdp=1"}), elsewhere);
+  ASSERT_OK_AND_ASSIGN(const auto again, RestoreCheckpoint(client, inside + "/llama", {"again", "fsdp=1"}));
+  EXPECT_EQ(again->Digest(kLong)->digest(), saved.digest);
 }
 
 // The worker dies while its shard is being copied: who saves learns of it by name, and the older checkpoint stays.
