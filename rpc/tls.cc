@@ -121,11 +121,18 @@ absl::Status CheckUsable(const TlsOptions& tls, const Pem& pem) {
 }
 
 absl::StatusOr<Pem> Load(const TlsOptions& tls) {
-  RETURN_IF_ERROR(CheckTlsComplete(tls));
   Pem pem;
-  ASSIGN_OR_RETURN(pem.cert, ReadPem(tls, kCert, "CERTIFICATE"));
-  ASSIGN_OR_RETURN(pem.key, ReadPem(tls, kKey, "PRIVATE KEY"));
-  ASSIGN_OR_RETURN(pem.ca, ReadPem(tls, kCa, "CERTIFICATE"));
+  // A file that is wrong is said before one that is missing.
+  if (!tls.cert_file.empty()) {
+    ASSIGN_OR_RETURN(pem.cert, ReadPem(tls, kCert, "CERTIFICATE"));
+  }
+  if (!tls.key_file.empty()) {
+    ASSIGN_OR_RETURN(pem.key, ReadPem(tls, kKey, "PRIVATE KEY"));
+  }
+  if (!tls.ca_file.empty()) {
+    ASSIGN_OR_RETURN(pem.ca, ReadPem(tls, kCa, "CERTIFICATE"));
+  }
+  RETURN_IF_ERROR(CheckTlsComplete(tls));
   RETURN_IF_ERROR(CheckUsable(tls, pem));
   return pem;
 }

@@ -150,20 +150,20 @@ TEST_F(TlsTest, BadFile_SaysWhichAndWhy) {
   EXPECT_THAT(NewChannelCredentials(tls),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("--tls-cert"), HasSubstr("expired.pem expired at 20"))));
-  Run("openssl pkey -in client.key -aes128 -passout pass:word -out locked.key");
+  shardmesh::Run("openssl pkey -in client.key -aes128 -passout pass:word -out locked.key");
   tls = Tls("client", "ca");
   tls.key_file = File("locked.key");
   EXPECT_THAT(NewChannelCredentials(tls),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("--tls-key"), HasSubstr("locked.key has a key"), HasSubstr("passphrase"))));
-  Run("head -3 client.pem >short.pem && (head -3 client.pem; tail -1 client.pem) >hole.pem");
+  shardmesh::Run("head -3 client.pem >short.pem && (head -3 client.pem; tail -1 client.pem) >hole.pem");
   for (const auto& [file, why] : {std::pair("short.pem", "cut off"), std::pair("hole.pem", "damaged")}) {
     tls = Tls("client", "ca");
     tls.cert_file = File(file);
     EXPECT_THAT(NewServerCredentials(tls), StatusIs(absl::StatusCode::kInvalidArgument,
                                                     AllOf(HasSubstr("--tls-cert"), HasSubstr(file), HasSubstr(why))));
   }
-  Run("cat expired.pem ca.pem >bundle.pem");  // of authorities one may be old
+  shardmesh::Run("cat expired.pem ca.pem >bundle.pem");  // of authorities one may be old
   tls = Tls("client", "ca");
   tls.ca_file = File("bundle.pem");
   EXPECT_OK(NewChannelCredentials(tls));
@@ -228,10 +228,11 @@ TEST_F(TlsTest, Incomplete_NamesWhatIsMissingAndWhereTheRestCameFrom) {
   tls.key_file = "k.pem";
   tls.words = TlsWords::kPython;
   tls = WithTlsEnvironment(tls);
-  EXPECT_THAT(CheckTlsComplete(tls), StatusIs(absl::StatusCode::kInvalidArgument,
-                                              AllOf(HasSubstr("tls_ca= is missing"),
-                                                    HasSubstr("has SHARDMESH_TLS_CERT=c.pem and tls_key=\"k.pem\" alone"),
-                                                    HasSubstr("set SHARDMESH_TLS_CA"))));
+  EXPECT_THAT(CheckTlsComplete(tls),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("tls_ca= is missing"),
+                             HasSubstr("has SHARDMESH_TLS_CERT=c.pem and tls_key=\"k.pem\" alone"),
+                             HasSubstr("set SHARDMESH_TLS_CA"))));
   EXPECT_OK(CheckTlsComplete({}));
   EXPECT_OK(CheckTlsComplete(Tls("client", "ca")));
 }

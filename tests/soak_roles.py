@@ -18,7 +18,9 @@ import shardmesh.torch as sm
 from shardmesh import errors
 
 PATIENCE = 60.0
-GONE = (errors.NotFound, errors.Unavailable, errors.Aborted, errors.FailedPrecondition, errors.DeadlineExceeded)
+# What a process may meet: its job is gone, or killed readers hold every version until their leases end.
+GONE = (errors.NotFound, errors.Unavailable, errors.Aborted, errors.FailedPrecondition, errors.DeadlineExceeded,
+        errors.ResourceExhausted)
 
 
 class Batches(torch.utils.data.Dataset):

@@ -17,7 +17,6 @@ BoundClient Connect(const Text& coordinator, const Text& cert, const Text& key, 
   Service service;
   service.options.tls = {cert.value, key.value, ca.value, target.value, TlsWords::kPython};
   if (environment) service.options.tls = WithTlsEnvironment(std::move(service.options.tls));
-  if (absl::Status status = CheckTlsComplete(service.options.tls); !status.ok()) throw StatusError(status);
   service.options.call_timeout = absl::Seconds(call_timeout);
   service.coordinator = OrThrow(NewGrpcCoordinatorTransport(coordinator.value, service.options.tls));
   return {OfThisProcess(std::make_shared<const Service>(std::move(service)))};
