@@ -22,6 +22,7 @@
 #include "core/device_name.h"
 #include "core/status.h"
 #include "local/host_id.h"
+#include "local/runtime_folder.h"
 #include "local/socket.h"
 #include "rpc/main_support.h"
 #include "rpc/server.h"
@@ -64,7 +65,7 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--listen", flags.listen, "address to serve trainers and readers at; port 0 has one chosen")
       ->capture_default_str();
   app.add_option("--name", flags.name, "unique name of this worker; unset: HOST-PID");
-  app.add_option("--local-dir", flags.local_dir, "folder of the UNIX socket; unset: /tmp/shardmesh-UID");
+  app.add_option("--local-dir", flags.local_dir, "folder of the UNIX socket; unset: as shardmesh-node's");
   app.add_option("--keeper", flags.keeper,
                  "socket of this host's keeper (shardmesh-node, which sets it): should this worker be killed, its next "
                  "life goes on with its jobs. Unset: they end with it");
@@ -217,7 +218,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   identity.set_pid(getpid());
   // Absolute: trainers connect to the socket from other working directories.
   const std::string local_dir =
-      std::filesystem::absolute(flags.local_dir.empty() ? absl::StrCat("/tmp/shardmesh-", getuid()) : flags.local_dir);
+      std::filesystem::absolute(flags.local_dir.empty() ? RuntimeFolder() : flags.local_dir);
   // Not the process id: it repeats in containers that share the folder.
   identity.set_local_socket(
       absl::StrCat(local_dir, "/", identity.name(), "-", absl::Hex(identity.incarnation()), kSocketSuffix));
