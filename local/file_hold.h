@@ -3,7 +3,8 @@
 // A hold is an open-file-description lock (fcntl(2), F_OFD_SETLK) for reading on one byte of a memfd, by a description
 // that its holder got for himself (Segment::ReadOnlyFd). It ends when it is let go, or with the last descriptor and the
 // last mapping of that description: so neither a crash of the holder nor one of whoever granted it loses or keeps a
-// hold, and children that were forked hold what they map. Different holders use different bytes, their seats, so that
+// hold. Processes that a holder forks have its description too, unless it keeps it from them (not_in_children.h) and maps
+// the memory by another. Different holders use different bytes, their seats, so that
 // one can be told from another. Thread-safe.
 #pragma once
 

@@ -2,7 +2,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -38,7 +40,8 @@ Segment::Segment(Segment&& other) noexcept
       mapping_(std::exchange(other.mapping_, nullptr)),
       num_bytes_(std::exchange(other.num_bytes_, 0)),
       data_offset_(std::exchange(other.data_offset_, 0)),
-      access_(other.access_) {}
+      access_(other.access_.load()),
+      not_in_children_(std::move(other.not_in_children_)) {}
 
 Segment& Segment::operator=(Segment&& other) noexcept {
   Segment moved(std::move(other));
@@ -46,11 +49,13 @@ Segment& Segment::operator=(Segment&& other) noexcept {
   std::swap(mapping_, moved.mapping_);
   std::swap(num_bytes_, moved.num_bytes_);
   std::swap(data_offset_, moved.data_offset_);
-  std::swap(access_, moved.access_);
+  access_.store(moved.access_.exchange(access_.load()));
+  std::swap(not_in_children_, moved.not_in_children_);
   return *this;
 }
 
 Segment::~Segment() {
+  not_in_children_ = NotInChildren();
   if (mapping_ != nullptr) munmap(mapping_, num_bytes_);
 }
 
@@ -136,9 +141,18 @@ absl::Status Segment::SealFutureWrites() {
   return ErrnoError(absl::StatusCode::kInternal, "sealing a segment against new writers", errno);
 }
 
-absl::Status Segment::RefuseNewWriters() {
-  if (fchmod(fd(), S_IRUSR) == 0) return absl::OkStatus();
-  return ErrnoError(absl::StatusCode::kInternal, "making a segment read-only", errno);
+absl::Status Segment::RefuseNewWriters(bool punched) {
+  struct stat info;
+  const bool done = fstat(fd(), &info) == 0 && (info.st_mode & 0777) == S_IRUSR;  // of immutable memory it stays
+  if (!done && fchmod(fd(), S_IRUSR) != 0) {
+    return ErrnoError(absl::StatusCode::kInternal, "making a segment read-only", errno);
+  }
+  int flags = 0;
+  if (!punched && ioctl(fd(), FS_IOC_GETFLAGS, &flags) == 0) {
+    flags |= FS_IMMUTABLE_FL;
+    ioctl(fd(), FS_IOC_SETFLAGS, &flags);  // descriptors that are open for writing stay so
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Segment::Punch(int64_t begin, int64_t bytes) const {
@@ -191,6 +205,8 @@ absl::Status Segment::ForgetWrites() const {
   if (madvise(mapping_, num_bytes_, MADV_DONTNEED) == 0) return absl::OkStatus();
   return ErrnoError(absl::StatusCode::kInternal, absl::StrCat("forgetting writes to ", num_bytes_, " bytes"), errno);
 }
+
+void Segment::KeepFromChildren() { not_in_children_ = NotInChildren(fd_.get(), mapping_, num_bytes_); }
 
 int64_t Segment::ResidentBytes() const {
   struct stat info;

@@ -10,12 +10,14 @@
 // Movable, not copyable; the mapping ends with the object. Not thread-safe itself; the bytes are the users' business.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "local/fd.h"
+#include "local/not_in_children.h"
 
 namespace shardmesh {
 
@@ -51,10 +53,12 @@ class Segment {
   // From now on nobody can make a new writable mapping; those that exist go on. Idempotent.
   absl::Status SealFutureWrites();
 
-  // The weaker form for segments whose pages are given back, which the kernel refuses of sealed ones: the memory's mode
-  // is read-only, so that a process without privileges that was given a read-only descriptor cannot open it for
-  // writing.
-  absl::Status RefuseNewWriters();
+  // The weaker form for segments whose descriptors are mapped for writing again, by a restarted worker, or whose pages
+  // are given back (`punched`): the kernel refuses both of sealed ones. Who was given a read-only descriptor cannot open
+  // it for writing: the memory's mode is read-only; and it is immutable where the kernel can that (Linux 6.0) and this
+  // process may ask for it (CAP_LINUX_IMMUTABLE, which root has): then neither root nor fchmod help. Else a process of
+  // the same user can, if it changes the mode on purpose. Memory that is `punched` is not made immutable. Idempotent.
+  absl::Status RefuseNewWriters(bool punched);
 
   // Gives the pages of data [begin, begin + bytes) back: they read as zeros, and take memory when they are touched
   // again. REQUIRES: whole pages of kSegmentPage within the data, mapped for writing, not sealed against writers.
@@ -68,11 +72,14 @@ class Segment {
   // Whether this process may touch data [begin, begin + bytes): without it, an access is a fault. REQUIRES: whole
   // pages.
   absl::Status Guard(int64_t begin, int64_t bytes, bool accessible);
-  // From now on what this process writes is its own: nobody else sees it. Internal: the system refuses.
+  // From now on what this process writes is its own: nobody else sees it. For any thread. Internal: the system refuses.
   absl::Status MakePrivate();
   // Drops what this process wrote of a segment that it mapped kCopyOnWrite: it sees others' bytes again.
   // FailedPrecondition: it is mapped otherwise. Internal: the system refuses.
   absl::Status ForgetWrites() const;
+  // From now on processes that this one forks have zeros of their own there, and neither the descriptor nor the memory:
+  // what others do not share they cannot write, and do not keep.
+  void KeepFromChildren();
   // What the kernel holds of it now. -1: it cannot say.
   int64_t ResidentBytes() const;
 
@@ -86,7 +93,8 @@ class Segment {
   char* mapping_ = nullptr;
   int64_t num_bytes_ = 0;
   int64_t data_offset_ = 0;
-  Access access_ = Access::kReadWrite;
+  std::atomic<Access> access_{Access::kReadWrite};
+  NotInChildren not_in_children_;  // goes before the mapping
 };
 
 inline constexpr int64_t kSegmentPage = 4096;

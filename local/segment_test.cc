@@ -1,6 +1,9 @@
 #include "local/segment.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -127,10 +130,10 @@ TEST(SegmentTest, CopyOnWrite_WhatIsWrittenIsTheProcesssOwn_UntilItIsForgotten) 
   EXPECT_THAT(a.ForgetWrites(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("forgotten")));
 }
 
-// The privileged open what they want: of them only the mode can be said.
+// The privileged open what they want, where pages are given back: of them only the mode can be said.
 TEST(SegmentTest, RefusingNewWriters_ReadOnlyDescriptorsStaySo) {
   ASSERT_OK_AND_ASSIGN(Segment a, Segment::Create("test", 4096, 0));
-  ASSERT_OK(a.RefuseNewWriters());
+  ASSERT_OK(a.RefuseNewWriters(/*punched=*/true));
   ASSERT_OK_AND_ASSIGN(UniqueFd fd, a.ReadOnlyFd());
   struct stat info;
   ASSERT_EQ(fstat(fd.get(), &info), 0);
@@ -142,6 +145,25 @@ TEST(SegmentTest, RefusingNewWriters_ReadOnlyDescriptorsStaySo) {
               StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("4096")));
   ASSERT_OK(a.Punch(0, 4096));
   a.data()[0] = 1;  // the creator goes on
+}
+
+// Of root, which has the capability. In a sandbox it lacks that: tagged no-sandbox.
+TEST(SegmentTest, RefusingNewWriters_NeitherRootNorANewModeHelp_AndARestartedWriterMapsItAgain) {
+  ASSERT_OK_AND_ASSIGN(Segment a, Segment::Create("test", 4096, 0));
+  ASSERT_OK(a.RefuseNewWriters(/*punched=*/false));
+  ASSERT_OK(a.RefuseNewWriters(/*punched=*/false));
+  ASSERT_OK_AND_ASSIGN(UniqueFd given, a.ReadOnlyFd());
+  int flags = 0;
+  const bool can = ioctl(a.fd(), FS_IOC_GETFLAGS, &flags) == 0 && (flags & FS_IMMUTABLE_FL) != 0;
+  if (!can) GTEST_SKIP() << "this kernel, or user, cannot make memory immutable";
+  EXPECT_EQ(fchmod(given.get(), 0600), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(open(("/proc/self/fd/" + std::to_string(given.get())).c_str(), O_RDWR), -1);
+  EXPECT_EQ(errno, EPERM);
+  UniqueFd retained(fcntl(a.fd(), F_DUPFD_CLOEXEC, 0));
+  ASSERT_OK_AND_ASSIGN(Segment again, Segment::Map(std::move(retained), 4096, 0, Segment::Access::kReadWrite));
+  again.data()[0] = 7;
+  EXPECT_EQ(a.data()[0], 7);
 }
 
 TEST(SegmentTest, Written_IsThere_WhateverPagesThereAre_AndWhoeverMayWrite) {

@@ -232,9 +232,11 @@ void HostMemory::DescribeTo(v1::LocalWelcome& welcome) const {
 }
 
 absl::Status HostMemory::Seal(bool kept) {
-  RETURN_IF_ERROR(bucketed_ || kept ? window_.RefuseNewWriters() : window_.SealFutureWrites());
-  for (Segment& segment : publications_) {
-    RETURN_IF_ERROR(kept ? segment.RefuseNewWriters() : segment.SealFutureWrites());
+  RETURN_IF_ERROR(bucketed_ || kept ? window_.RefuseNewWriters(bucketed_) : window_.SealFutureWrites());
+  std::vector<Segment*> read = {&board_};
+  for (Segment& segment : publications_) read.push_back(&segment);
+  for (Segment* const segment : read) {
+    RETURN_IF_ERROR(kept ? segment->RefuseNewWriters(/*punched=*/false) : segment->SealFutureWrites());
   }
   return absl::OkStatus();
 }

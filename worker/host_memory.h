@@ -81,9 +81,9 @@ class HostMemory {
   const DeviceWindows* device() const { return device_.has_value() ? &*device_ : nullptr; }
   std::atomic<uint32_t>& doorbell() const { return *reinterpret_cast<std::atomic<uint32_t>*>(bell_.data()); }
 
-  // No new writer of the window and the publications: called by the lead when all peers have mapped them. With bucket
-  // residency the window is not sealed, since pages of sealed memory cannot be given back, but made read-only
-  // (Segment::RefuseNewWriters); as is all that is `kept` for members' next lives, which will write it.
+  // No new writer of the window, the publications and the board: called by the lead when all peers have mapped them.
+  // With bucket residency the window is not sealed, since pages of sealed memory cannot be given back, but made
+  // read-only (Segment::RefuseNewWriters); as is all that is `kept` for members' next lives, which will write it.
   absl::Status Seal(bool kept = false);
 
   // With bucket residency: gives pages of data back, [begin, begin + bytes). Internal: the system refuses.

@@ -1,8 +1,13 @@
 #include "worker/host_memory.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
+#include <string>
 
 #include "core/matchers.h"
 #include "worker/testing/small_job.h"
@@ -103,6 +108,20 @@ TEST_F(HostMemoryTest, Sealed_NoNewWriter) {
   EXPECT_THAT(Map(Sent(host)), StatusIs(Code::kPermissionDenied, HasSubstr("mapping")));
   std::memcpy(peer.window().data(), "goes on", 8);
   EXPECT_STREQ(host.window().data(), "goes on");
+}
+
+// Whoever may open it, root as well.
+TEST_F(HostMemoryTest, Sealed_WhatReadersWereGiven_CannotBeWrittenByAnotherWay) {
+  ASSERT_OK(host.Seal());
+  for (const Segment* segment : {&host.board_segment(), &host.publication(0), &host.window()}) {
+    ASSERT_OK_AND_ASSIGN(const UniqueFd given, segment->ReadOnlyFd());
+    fchmod(given.get(), 0600);
+    const UniqueFd again(open(("/proc/self/fd/" + std::to_string(given.get())).c_str(), O_RDWR | O_CLOEXEC));
+    ASSERT_TRUE(again.valid());
+    EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, again.get(), 0), MAP_FAILED);
+    EXPECT_EQ(errno, EPERM);
+    EXPECT_LT(pwrite(again.get(), "x", 1, 0), 0);
+  }
 }
 
 TEST(HostMemoryLimitTest, TooManyRanks) {

@@ -200,7 +200,11 @@ void JobShard::Close() {
 
 absl::Status JobShard::Health() const {
   const absl::Status health = protocol_->Health();  // comes first: who was lost is why it is closed, too
-  if (!health.ok() || !closed_.load()) return health;
+  return health.ok() ? CheckOpen() : health;
+}
+
+absl::Status JobShard::CheckOpen() const {
+  if (!closed_.load()) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat("job ", spec().name, " was deleted, or moved to other workers"));
 }
 

@@ -86,6 +86,8 @@ class JobShard {
   void Close();
   // OK; Unavailable: aborted, naming the member; NotFound: closed.
   absl::Status Health() const;
+  // NotFound: closed, whatever its health was before: whoever still has something of the job lets it go.
+  absl::Status CheckOpen() const;
 
   // Aborted: the caller's epoch is another.
   absl::Status CheckEpoch(int64_t epoch) const;

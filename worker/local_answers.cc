@@ -49,7 +49,7 @@ absl::Status LocalServer::AwaitAlive(LocalSocket& socket, const Granted& granted
     alive.set_message(waits_for());
     here.watch.Look(granted.shard->protocol());
     const bool left = here.watch.Tell(granted.shard->protocol(), alive);
-    RETURN_IF_ERROR(Remind(socket, alive));
+    RETURN_IF_ERROR(Remind(socket, alive));  // also: the trainer's process has ended
     RETURN_IF_ERROR(granted.shard->Health());
     if (left && granted.needs_all) return SomeLeft(alive.message());
     if (stop_.load()) return absl::UnavailableError("the worker stops");
@@ -176,7 +176,7 @@ absl::Status LocalServer::Answer(LocalSocket& socket, const Granted& granted, Co
   }
   while (true) {
     const absl::Status sent = socket.Send(reply.SerializeAsString(), {}, kSlice);
-    if (!absl::IsDeadlineExceeded(sent) || stop_.load() || absl::IsNotFound(granted.shard->Health())) return sent;
+    if (!absl::IsDeadlineExceeded(sent) || stop_.load() || !granted.shard->CheckOpen().ok()) return sent;
   }
 }
 

@@ -57,7 +57,7 @@ void LocalServer::AnswerReader(LocalSocket& socket, JobShard& shard, int seat) {
   while (!stop_.load()) {
     absl::StatusOr<LocalMessage> message = socket.Receive(kSlice);
     if (absl::IsDeadlineExceeded(message.status())) {
-      if (absl::IsNotFound(shard.Health())) return;  // deleted: hang up
+      if (!shard.CheckOpen().ok()) return;  // deleted: hang up
       continue;
     }
     v1::LocalRequest request;

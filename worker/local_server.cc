@@ -1,11 +1,9 @@
 #include "worker/local_server.h"
 
-#include <signal.h>
 #include <spdlog/spdlog.h>
 #include <sys/random.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <optional>
 #include <random>
 #include <utility>
@@ -19,7 +17,9 @@
 #include "core/status.h"
 #include "core/thread.h"
 #include "local/futex.h"
+#include "local/process_end.h"
 #include "proto/protocol_version.h"
+#include "worker/node/listener_watch.h"
 
 namespace shardmesh {
 namespace {
@@ -32,9 +32,8 @@ constexpr absl::Duration kOpenTimeout =
 constexpr absl::Duration kOpenSlice = absl::Milliseconds(20);
 constexpr absl::Duration kHangUpTimeout = absl::Seconds(1);   // for the slots of a trainer whose process is gone
 constexpr absl::Duration kClosing = absl::Milliseconds(300);  // for those of a session that this process has just ended
+constexpr absl::Duration kRefusal = absl::Milliseconds(50);  // for the hello of a connection too many
 constexpr size_t kMaxGrants = 4096;
-
-bool IsGone(pid_t pid) { return pid > 0 && kill(pid, 0) != 0 && errno == ESRCH; }
 
 struct SlotFormatter {
   void operator()(std::string* out, Slot slot) const { absl::StrAppend(out, slot.value()); }
@@ -61,6 +60,7 @@ LocalServer::~LocalServer() {
   for (Connection& connection : connections_) connection.thread.join();
 }
 
+// REQUIRES: the hello was read: of a connection that closes with bytes unread the peer hears only that.
 absl::Status LocalServer::SendError(LocalSocket& socket, const absl::Status& status) {
   v1::LocalWelcome welcome;
   welcome.set_code(static_cast<int>(status.code()));
@@ -69,11 +69,14 @@ absl::Status LocalServer::SendError(LocalSocket& socket, const absl::Status& sta
 }
 
 void LocalServer::AcceptLoop() {
+  ListenerWatch reachable(listener_, absl::StrCat("worker-", worker_.options().name));
   while (!stop_.load()) {
+    reachable.Look(MonotonicNow());
     absl::StatusOr<LocalSocket> socket = listener_.Accept(kSlice);
     ReapConnections();
     if (!socket.ok()) continue;
     if (connections_.size() >= kMaxLocalConnections) {
+      socket->Receive(kRefusal).IgnoreError();
       SendError(*socket, absl::ResourceExhaustedError(absl::StrCat("worker ", worker_.options().name, " has ",
                                                                    kMaxLocalConnections, " local connections already")))
           .IgnoreError();
@@ -113,15 +116,19 @@ void LocalServer::ReapConnections() {
 
 void LocalServer::Serve(LocalSocket socket) {
   const auto peer = socket.Peer();
+  const absl::StatusOr<LocalMessage> first = socket.Receive(kHelloTimeout);
+  if (absl::IsUnavailable(first.status()) || absl::IsDeadlineExceeded(first.status())) return;
   if (!peer.ok() || (peer->first != getuid() && peer->first != 0)) {
     SendError(socket, absl::PermissionDeniedError(absl::StrCat("user ", peer.ok() ? peer->first : -1,
                                                                " may not attach to a worker of user ", getuid())))
         .IgnoreError();
     return;
   }
-  absl::StatusOr<LocalMessage> first = socket.Receive(kHelloTimeout);
   v1::LocalHello hello;
-  if (!first.ok()) return;
+  if (!first.ok()) {
+    SendError(socket, first.status()).IgnoreError();
+    return;
+  }
   if (!hello.ParseFromString(first->bytes) || hello.purpose_case() == v1::LocalHello::PURPOSE_NOT_SET) {
     SendError(socket, absl::InvalidArgumentError("the first message is no LocalHello with a purpose")).IgnoreError();
     return;
@@ -133,21 +140,30 @@ void LocalServer::Serve(LocalSocket socket) {
   if (hello.has_peer()) {
     worker_.ServePeer(std::move(socket), hello.peer(), stop_);
   } else if (hello.has_session()) {
+    Watch(socket);
     ServeSession(socket, hello.session());
   } else {
+    Watch(socket);
     ServeTrainer(socket, hello.trainer());
   }
 }
 
+// Its end frees what it has, also while processes that it forked hold the connection open.
+void LocalServer::Watch(LocalSocket& socket) {
+  if (socket.WatchPeer()) return;
+  spdlog::warn("event=trainer_not_watched hint=\"it is of another pid namespace, which this kernel cannot watch; what it "
+               "has is free once its connection is closed\"");
+}
+
 absl::StatusOr<std::string> LocalServer::Grant(std::shared_ptr<JobShard> shard, std::vector<int> slots) {
-  return Grant(Granted{std::move(shard), std::move(slots), {}, {}, false});
+  return Grant(OpenGrant{shard, std::move(slots), absl::ZeroDuration(), {}});
 }
 
 absl::StatusOr<std::string> LocalServer::GrantReader(std::shared_ptr<JobShard> shard, absl::Duration ttl) {
-  return Grant(Granted{std::move(shard), {}, {}, ttl, false});
+  return Grant(OpenGrant{shard, {}, ttl, {}});
 }
 
-absl::StatusOr<std::string> LocalServer::Grant(Granted granted) {
+absl::StatusOr<std::string> LocalServer::Grant(OpenGrant granted) {
   char bytes[16];
   if (getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) return absl::InternalError("getrandom failed");
   std::string token = absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
@@ -163,13 +179,19 @@ absl::StatusOr<std::string> LocalServer::Grant(Granted granted) {
 }
 
 absl::StatusOr<LocalServer::Granted> LocalServer::Redeem(const std::string& token) {
-  MutexLock lock(mu_);
-  auto it = grants_.find(token);
-  if (it == grants_.end() || it->second.until < clock_.Now()) {
-    return absl::PermissionDeniedError("the token is unknown, used, or older than 30 s; call Attach again");
+  OpenGrant open;
+  {
+    MutexLock lock(mu_);
+    auto it = grants_.find(token);
+    if (it == grants_.end() || it->second.until < clock_.Now()) {
+      return absl::PermissionDeniedError("the token is unknown, used, or older than 30 s; call Attach again");
+    }
+    open = std::move(it->second);
+    grants_.erase(it);
   }
-  Granted granted = std::move(it->second);
-  grants_.erase(it);
+  Granted granted{open.shard.lock(), std::move(open.slots), open.reader_ttl, false};
+  if (granted.shard == nullptr) return absl::NotFoundError("the job was deleted, or moved to other workers");
+  RETURN_IF_ERROR(granted.shard->CheckOpen());
   return granted;
 }
 
@@ -184,7 +206,7 @@ absl::Status LocalServer::TakeSlot(JobShard& shard, int slot, uint64_t holder, p
     if (!absl::IsFailedPrecondition(taken) || MonotonicNanos() > deadline) return taken;
     const auto pid = static_cast<pid_t>(protocol.page()->slots[slot].holder_pid.load());
     const bool closing = pid == own_pid && MonotonicNanos() < closed;
-    if (pid > 0 && !IsGone(pid) && !closing) return taken;
+    if (pid > 0 && !HasEnded(pid) && !closing) return taken;
     absl::SleepFor(absl::Milliseconds(10));
   }
 }
@@ -330,7 +352,7 @@ void LocalServer::AnswerRequests(LocalSocket& socket, const Granted& granted) {
     // Short: between two slices it is seen that the trainer hung up, and its slots are free.
     absl::StatusOr<LocalMessage> message = socket.Receive(std::min(worker_.heartbeat_timeout() / 4, kSlice));
     if (absl::IsDeadlineExceeded(message.status())) {
-      if (absl::IsNotFound(granted.shard->Health())) return;  // deleted: hang up
+      if (!granted.shard->CheckOpen().ok()) return;  // deleted: hang up
       if (!TellOfOpenLetter(socket, granted, here.watch).ok()) return;
       continue;
     }

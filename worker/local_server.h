@@ -1,6 +1,7 @@
 // LocalServer: the UNIX socket of one worker: trainers that attach, and peers that fetch shared memory (local.proto).
-// One thread per connection; each ends with its connection or the server. Without a thread it is refused. Only processes of this user (or root) are
-// served. Thread-safe.
+// One thread per connection; each ends with its connection or the server. Without a thread it is refused. Only processes
+// of this user (or root) are served. What a trainer or reader has is free when its connection closes, or its process
+// ends. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -48,9 +49,15 @@ class LocalServer {
   struct Granted {
     std::shared_ptr<JobShard> shard;
     std::vector<int> slots;
-    absl::Time until;
     absl::Duration reader_ttl;  // of a reader's, which has no slots; else 0
     bool needs_all = false;     // TrainerHello.needs_all
+  };
+  // One that nobody has redeemed yet. It does not keep the job's memory.
+  struct OpenGrant {
+    std::weak_ptr<JobShard> shard;
+    std::vector<int> slots;
+    absl::Duration reader_ttl;
+    absl::Time until;
   };
   // What a connection's thread has of its session.
   struct Connected {
@@ -67,8 +74,9 @@ class LocalServer {
   static absl::Status SendError(LocalSocket& socket, const absl::Status& status);
   void AcceptLoop();
   void Serve(LocalSocket socket);
+  static void Watch(LocalSocket& socket);
   void ServeTrainer(LocalSocket& socket, const v1::TrainerHello& hello);
-  absl::StatusOr<std::string> Grant(Granted granted);
+  absl::StatusOr<std::string> Grant(OpenGrant granted);
   // local_readers.cc.
   void ServeReader(LocalSocket& socket, const Granted& granted);
   absl::Status WelcomeReader(LocalSocket& socket, JobShard& shard, int seat);
@@ -110,7 +118,7 @@ class LocalServer {
   std::atomic<bool> stop_{false};
   std::atomic<uint32_t> next_session_;
   Mutex mu_;
-  std::map<std::string, Granted> grants_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, OpenGrant> grants_ ABSL_GUARDED_BY(mu_);
   std::list<Connection> connections_;  // of the accepting thread
   std::thread acceptor_;
 };

@@ -1,5 +1,10 @@
 #include "worker/local_server.h"
 
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
 #include <thread>
 
 #include "core/clock.h"
@@ -343,6 +348,61 @@ TEST(LocalServerTest, DeclaredBuckets_WaitForOtherSlotsWithADeadline) {
   ASSERT_OK(trainer.Send(Request({0}, 1)));
   ASSERT_OK(other.Step(Request({1}, 1)));
   ASSERT_OK(trainer.Reply());
+}
+
+// The worker's answer to a message of these bytes and descriptors, over a connection that this process makes.
+absl::Status AnswerTo(const std::string& path, const std::string& bytes, const std::vector<int>& descriptors) {
+  ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(path));
+  iovec part = {const_cast<char*>(bytes.data()), bytes.size()};
+  std::vector<char> control(CMSG_SPACE(sizeof(int) * descriptors.size()));
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (!descriptors.empty()) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int) * descriptors.size());
+    memcpy(CMSG_DATA(header), descriptors.data(), sizeof(int) * descriptors.size());
+  }
+  if (sendmsg(socket.fd(), &message, MSG_NOSIGNAL) < 0) return absl::InternalError("not sent");
+  ASSIGN_OR_RETURN(const LocalMessage answer, socket.Receive(kLong));
+  v1::LocalWelcome welcome;
+  if (!welcome.ParseFromString(answer.bytes)) return absl::InternalError("no welcome");
+  return absl::Status(static_cast<absl::StatusCode>(welcome.code()), welcome.message());
+}
+
+TEST(LocalServerTest, ARefusal_ReachesWhoIsRefused) {
+  LocalHost host(1);
+  const std::string& path = host.paths[0];
+  EXPECT_THAT(AnswerTo(path, "not a hello", {}), StatusIs(Code::kInvalidArgument, HasSubstr("LocalHello")));
+  const std::vector<int> many(250, 0);
+  EXPECT_THAT(AnswerTo(path, "x", many), StatusIs(Code::kInvalidArgument, HasSubstr("200 descriptors")));
+  v1::LocalHello hello;
+  hello.mutable_trainer()->set_token("guess");
+  EXPECT_THAT(AnswerTo(path, hello.SerializeAsString(), {}), StatusIs(Code::kPermissionDenied, HasSubstr("token")));
+
+  if (chmod(path.c_str(), 0777) != 0 || chmod(host.folder.path().c_str(), 0755) != 0 || seteuid(65534) != 0) {
+    GTEST_SKIP() << "only root can be another user";
+  }
+  const absl::Status refused = AnswerTo(path, hello.SerializeAsString(), {});
+  ASSERT_EQ(seteuid(0), 0);
+  EXPECT_THAT(refused, StatusIs(Code::kPermissionDenied, HasSubstr("user 65534 may not attach")));
+}
+
+TEST(LocalServerTest, AGrantThatIsNotUsed_KeepsNoJob) {
+  LocalHost host(1);
+  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));
+  std::shared_ptr<JobShard> shard = *host.workers[0]->Find("small");
+  ASSERT_OK_AND_ASSIGN(const std::string token, host.servers[0]->Grant(shard, {0}));
+  ASSERT_OK(host.servers[0]->GrantReader(shard, kLong).status());
+  const std::weak_ptr<JobShard> left = shard;
+  shard.reset();
+  host.workers[0]->Reconcile({});
+  EXPECT_TRUE(Await([&] { return left.expired(); }));
+  EXPECT_THAT(Trainer::Attach(host.paths[0], token), StatusIs(Code::kNotFound, HasSubstr("deleted")));
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "worker/pull_call.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -10,6 +12,7 @@
 #include "core/status.h"
 #include "proto/bulk.h"
 #include "rpc/status.h"
+#include "worker/stalled_call.h"
 #include "worker/waiting_call.h"
 
 namespace shardmesh {
@@ -27,7 +30,7 @@ std::string List(const std::vector<Step>& steps) {
 grpc::ServerWriteReactor<grpc::ByteBuffer>* PullCall::Start(grpc::CallbackServerContext& context,
                                                             absl::StatusOr<std::shared_ptr<JobShard>> shard,
                                                             const v1::PullRequest& request) {
-  std::shared_ptr<PullCall> call(new PullCall(request, AnswerBy(context)));
+  std::shared_ptr<PullCall> call(new PullCall(request, context, AnswerBy(context)));
   call->self_ = call;
   if (!shard.ok()) {
     MutexLock lock(call->mu_);
@@ -35,8 +38,31 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* PullCall::Start(grpc::CallbackServer
     return call.get();
   }
   call->shard_ = *shard;
+  call->Watch();
   call->shard_->waiters().Add(call);
   return call.get();
+}
+
+void PullCall::Watch() {
+  LookAtCall([weak = std::weak_ptr<PullCall>(self_)] {
+    const std::shared_ptr<PullCall> looked_at = weak.lock();
+    return looked_at != nullptr && looked_at->LookForStall();
+  });
+}
+
+// The write then fails, and with it the call.
+bool PullCall::LookForStall() {
+  MutexLock lock(mu_);
+  if (answered_) return false;
+  if (const absl::Status open = shard_->CheckOpen(); parked_ && !open.ok()) {
+    Answer(open);
+    return false;
+  }
+  if (MonotonicNow() - writing_since_ < kPullSilence) return true;
+  spdlog::warn("event=pull_stalled job={} step={} peer={} silence={}", shard_->spec().name, step_.value(),
+               context_.peer(), absl::FormatDuration(kPullSilence));
+  context_.TryCancel();
+  return false;
 }
 
 bool PullCall::Try() {
@@ -212,6 +238,7 @@ void PullCall::SendNext() {
     }
   }
   message_ = EncodeChunk(std::exchange(header_, {}), data);
+  writing_since_ = MonotonicNow();
   StartWrite(&message_);
 }
 
@@ -227,12 +254,19 @@ absl::StatusOr<grpc::Slice> PullCall::FromDevice(int64_t at, int64_t bytes) cons
 void PullCall::OnWriteDone(bool ok) {
   MutexLock lock(mu_);
   message_.Clear();
+  writing_since_ = absl::InfiniteFuture();
   if (answered_) return;
   if (!ok) {
     Answer(absl::CancelledError("the reader is gone"));
   } else {
     SendNext();
   }
+}
+
+// The job's waiters and this call hold each other.
+void PullCall::OnDone() {
+  if (shard_ != nullptr) shard_->waiters().Remove(this);
+  const std::shared_ptr<PullCall> last = std::move(self_);
 }
 
 void PullCall::OnCancel() {

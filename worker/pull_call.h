@@ -1,5 +1,6 @@
 // PullCall: one Pull stream. It waits for its version, pins it, and sends it in slices of the publication's own memory:
-// each slice holds the pin, so the bytes stay until gRPC is done with the last one.
+// each slice holds the pin, so the bytes stay until gRPC is done with the last one. A reader that takes nothing for
+// kPullSilence (stalled_call.h) is cut off: else it would hold its version, and a deleted job's memory, without an end.
 #pragma once
 
 #include <grpcpp/server_context.h>
@@ -25,7 +26,7 @@ class PullCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public
   bool Try() override;  // looks whether the version is there
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
-  void OnDone() override { const std::shared_ptr<PullCall> last = std::move(self_); }
+  void OnDone() override;
 
  private:
   // What the slices point into; releases the pin, or the use of the bucket, at the end.
@@ -41,7 +42,11 @@ class PullCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public
     }
   };
 
-  PullCall(const v1::PullRequest& request, absl::Time deadline) : request_(request), deadline_(deadline) {}
+  PullCall(const v1::PullRequest& request, grpc::CallbackServerContext& context, absl::Time deadline)
+      : request_(request), context_(context), deadline_(deadline) {}
+  void Watch();
+  // False: it has ended.
+  bool LookForStall();
   absl::StatusOr<bool> Choose() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Pin(Step step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Read(Step step, int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // REQUIRES: it is pinned
@@ -57,6 +62,7 @@ class PullCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public
   void Answer(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const v1::PullRequest request_;
+  grpc::CallbackServerContext& context_;  // as long as the call is not answered
   const absl::Time deadline_;
   std::shared_ptr<JobShard> shard_;  // set before the call waits
   std::shared_ptr<PullCall> self_;   // gRPC's reference
@@ -68,6 +74,7 @@ class PullCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public
   shardmesh::Step step_ ABSL_GUARDED_BY(mu_);
   int bucket_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t in_bucket_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Time writing_since_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();  // the message; infinite: none
   std::string header_ ABSL_GUARDED_BY(mu_);  // not sent yet
   grpc::ByteBuffer message_;                 // being written
 };

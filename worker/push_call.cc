@@ -1,32 +1,79 @@
 #include "worker/push_call.h"
 
+#include "absl/strings/str_cat.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "proto/bulk.h"
 #include "proto/validate.h"
 #include "rpc/status.h"
 #include "rpc/unary.h"
+#include "worker/stalled_call.h"
 
 namespace shardmesh {
 
-PushCall::PushCall(Worker& worker, grpc::ByteBuffer* reply, const absl::Status& refusal)
-    : worker_(worker), reply_(reply) {
-  if (refusal.ok()) {
-    StartRead(&message_);
-  } else {
-    Finish(ToGrpc(refusal));
+grpc::ServerReadReactor<grpc::ByteBuffer>* PushCall::Start(Worker& worker, grpc::ByteBuffer* reply,
+                                                           const absl::Status& refusal) {
+  std::shared_ptr<PushCall> call(new PushCall(worker, reply));
+  call->self_ = call;
+  if (!refusal.ok()) {
+    call->Finish(ToGrpc(refusal));
+    return call.get();
   }
+  call->Read();
+  LookAtCall([weak = std::weak_ptr<PushCall>(call)] {
+    const std::shared_ptr<PushCall> looked_at = weak.lock();
+    return looked_at != nullptr && looked_at->LookForStall();
+  });
+  return call.get();
+}
+
+void PushCall::Read() {
+  {
+    MutexLock lock(mu_);
+    reading_ = true;
+    asked_ = MonotonicNow();
+  }
+  StartRead(&message_);
 }
 
 void PushCall::OnReadDone(bool ok) {
+  {
+    MutexLock lock(mu_);
+    if (answered_) return;  // it stood still
+    reading_ = false;
+  }
   if (!ok) return Complete();
   const absl::Status status = CallWithoutThrowing([this] { return Consume(); });
   message_.Clear();
-  if (!status.ok()) {
-    sink_.reset();
-    Finish(ToGrpc(status));
-    return;
+  if (status.ok()) return Read();
+  sink_.reset();
+  Finish(ToGrpc(status));
+}
+
+absl::Status PushCall::Stalled() {
+  if (sink_ == nullptr) return absl::OkStatus();  // it has nothing
+  RETURN_IF_ERROR(sink_->CheckWanted());
+  const absl::Duration silence = MonotonicNow() - asked_, patience = kPushSilence * worker_.heartbeat_timeout();
+  if (silence < patience) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("no data of this push came for ", absl::FormatDuration(patience),
+                                         ", so others may push the piece; push it again from its first byte"));
+}
+
+bool PushCall::LookForStall() {
+  absl::Status over;
+  std::unique_ptr<PushSink> sink;
+  {
+    MutexLock lock(mu_);
+    if (answered_) return false;
+    if (!reading_) return true;
+    over = Stalled();
+    if (over.ok()) return true;
+    answered_ = true;
+    sink = std::move(sink_);
   }
-  StartRead(&message_);
+  sink.reset();  // before the answer: who reads that may push again
+  Finish(ToGrpc(over));
+  return false;
 }
 
 absl::Status PushCall::Consume() {

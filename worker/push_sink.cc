@@ -33,6 +33,8 @@ absl::StatusOr<std::unique_ptr<PushSink>> PushSink::Begin(std::shared_ptr<JobSha
   return sink;
 }
 
+absl::Status PushSink::CheckWanted() const { return shard_->CheckOpen(); }
+
 absl::Status PushSink::Prepare() {
   RETURN_IF_ERROR(shard_->CheckEpoch(header_.epoch()));
   if (header_.shard() != shard_->place().shard) {

@@ -22,6 +22,8 @@ class PushSink {
   PushSink(const PushSink&) = delete;
   PushSink& operator=(const PushSink&) = delete;
 
+  // NotFound: the job was deleted meanwhile. For any thread.
+  absl::Status CheckWanted() const;
   // InvalidArgument: more bytes than announced, or a gradient that is not finite under policy fail.
   absl::Status Append(absl::string_view bytes);
   // InvalidArgument: fewer bytes than announced. The reply says whether the step had been committed before.

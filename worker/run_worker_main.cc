@@ -25,6 +25,7 @@
 #include "core/incarnation.h"
 #include "core/status.h"
 #include "local/host_id.h"
+#include "local/runtime_folder.h"
 #include "local/socket.h"
 #include "rpc/address.h"
 #include "rpc/main_support.h"
@@ -74,7 +75,7 @@ void AddFlags(CLI::App& app, Flags& flags) {
                  "name or IP address that others dial, with the port of --listen; needed where that is 0.0.0.0. Unset: "
                  "the host of --listen");
   app.add_option("--name", flags.name, "unique name of this worker; unset: HOST-PID");
-  app.add_option("--local-dir", flags.local_dir, "folder of the UNIX socket; unset: /tmp/shardmesh-UID");
+  app.add_option("--local-dir", flags.local_dir, "folder of the UNIX socket; unset: as shardmesh-node's");
   app.add_option("--keeper", flags.keeper,
                  "socket of this host's keeper (shardmesh-node, which sets it): should this worker be killed, its next "
                  "life goes on with its jobs. Unset: they end with it");
@@ -241,7 +242,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   identity.set_pid(getpid());
   // Absolute: trainers connect to the socket from other working directories.
   const std::string local_dir =
-      std::filesystem::absolute(flags.local_dir.empty() ? absl::StrCat("/tmp/shardmesh-", getuid()) : flags.local_dir);
+      std::filesystem::absolute(flags.local_dir.empty() ? RuntimeFolder() : flags.local_dir);
   // With a keeper the sockets of dead lives stay until it has said what they left.
   const std::string of_name = identity.name() + "-";
   int64_t dead = 0;

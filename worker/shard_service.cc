@@ -68,7 +68,7 @@ class BucketWait {
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* ShardService::Push(grpc::CallbackServerContext* context,
                                                               grpc::ByteBuffer* reply) {
-  return new PushCall(worker_, reply, RequireDeadline(*context, "Shard.Push"));
+  return PushCall::Start(worker_, reply, RequireDeadline(*context, "Shard.Push"));
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* ShardService::Pull(grpc::CallbackServerContext* context,

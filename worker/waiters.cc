@@ -14,6 +14,16 @@ void Waiters::Add(std::shared_ptr<Waiter> waiter) {
   waiting_.erase(std::remove(waiting_.begin(), waiting_.end(), waiter), waiting_.end());
 }
 
+void Waiters::Remove(const Waiter* waiter) {
+  std::shared_ptr<Waiter> last;  // destroyed without the lock
+  MutexLock lock(mu_);
+  const auto it = std::find_if(waiting_.begin(), waiting_.end(),
+                               [waiter](const std::shared_ptr<Waiter>& one) { return one.get() == waiter; });
+  if (it == waiting_.end()) return;
+  last = std::move(*it);
+  waiting_.erase(it);
+}
+
 void Waiters::Notify() {
   std::vector<std::shared_ptr<Waiter>> waiting;
   {

@@ -22,6 +22,8 @@ class Waiters {
  public:
   // Tries it at once, and keeps it until it is answered.
   void Add(std::shared_ptr<Waiter> waiter);
+  // Forgets it, answered or not: whoever closed the job tries nobody any more.
+  void Remove(const Waiter* waiter);
   // Tries all.
   void Notify();
 

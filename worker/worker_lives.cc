@@ -1,11 +1,9 @@
 // Worker's dealings with the keeper of its host (worker/node): what of a job outlives this process, and how the next
 // life takes it over.
-#include <signal.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -14,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
 #include "local/futex.h"
+#include "local/process_end.h"
 #include "worker/node/kept_memory.h"
 #include "worker/step_mail.h"
 #include "worker/worker.h"
@@ -169,8 +168,7 @@ std::shared_ptr<Worker::Entry> Worker::ResumeOne(const KeptJob& left) {
 void Worker::AwaitOrphans(const std::shared_ptr<Entry>& entry, JobShard& shard) {
   const ControlPage& page = *shard.protocol().page();
   const auto lives = [&](const std::vector<int>& slots) {
-    const auto pid = static_cast<pid_t>(page.slots[slots[0]].holder_pid.load());
-    return pid <= 0 || kill(pid, 0) == 0 || errno != ESRCH;
+    return !HasEnded(static_cast<pid_t>(page.slots[slots[0]].holder_pid.load()));
   };
   const auto give_up = [&](uint64_t session, const std::vector<int>& slots) {
     spdlog::warn("event=trainer_not_back job={} slots={}", shard.spec().name, slots.size());

@@ -47,7 +47,9 @@ absl::StatusOr<std::unique_ptr<AttachedChannel>> AttachedChannel::Open(std::shar
 AttachedChannel::~AttachedChannel() { Leave(); }
 
 // A next life that has not heard of this session yet waits for it as long as this process lives: it is told.
+// In a forked child nothing is left: the session is the parent's.
 void AttachedChannel::Leave() {
+  if (!CheckProcess().ok()) return;
   MutexLock lock(mu_);
   if (std::exchange(left_, true) || socket_ == nullptr) return;
   if (kept_ && absl::IsUnavailable(socket_->Receive(absl::ZeroDuration()).status())) {
@@ -115,6 +117,7 @@ absl::Status AttachedChannel::Map(std::vector<UniqueFd> descriptors, int64_t win
                                                            : Segment::Access::kReadOnly;
     ASSIGN_OR_RETURN(Segment segment,
                      Segment::Map(std::move(descriptors[i]), said.num_bytes(), said.data_offset(), access));
+    if (i > 0) segment.KeepFromChildren();  // the window's weights a child may read, and keeps its own writes
     if (i == 0) {
       window = std::move(segment);
     } else if (i == last) {
@@ -161,6 +164,7 @@ absl::StatusOr<std::optional<v1::LocalReply>> AttachedChannel::Hear(absl::Durati
 
 absl::StatusOr<v1::LocalReply> AttachedChannel::Call(v1::LocalRequest& request, absl::Duration timeout,
                                                      absl::string_view what) {
+  RETURN_IF_ERROR(CheckProcess());
   request.set_id(++last_id_);
   const absl::Time deadline = MonotonicNow() + timeout + silence_;
   Begin(request.id(), deadline, what, timeout);
@@ -176,6 +180,7 @@ absl::StatusOr<v1::LocalReply> AttachedChannel::Call(v1::LocalRequest& request, 
 
 absl::StatusOr<v1::LocalReply> AttachedChannel::Send(v1::LocalRequest& letter, absl::Time deadline,
                                                      absl::Duration timeout, absl::string_view what) {
+  RETURN_IF_ERROR(CheckProcess());
   letter.set_session(welcome_.session());
   letter.set_id(welcome_.session() << 32 | ++letters_);  // of no other session's letter
   Begin(0, deadline, what, timeout);
@@ -267,6 +272,13 @@ absl::Status AttachedChannel::AwaitNextLife(const absl::Status& cause) {
   kept_ = resumed->welcome.kept();
   last_heard_ = MonotonicNow();
   return absl::OkStatus();
+}
+
+absl::Status AttachedChannel::CheckProcess() const {
+  if (getpid() == pid_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("this session of job ", job_->spec().name, " belongs to process ",
+                                                    pid_, ", from which process ", getpid(),
+                                                    " was forked; attach in this process"));
 }
 
 absl::Status AttachedChannel::Gone(const absl::Status& cause) const {

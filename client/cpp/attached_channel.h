@@ -1,7 +1,11 @@
 // AttachedChannel: how an attached session talks with its worker: a grant, a UNIX socket over which each side hears of
 // the other's death, and the mailbox behind the session's first gradient window, which the job's lead reads
 // (local/mailbox.h). Over the lives of a worker whose memory is kept it stays the same session. For one thread.
+// It is the process's that opened it: one that is forked from it has neither connection nor slots (not_in_children.h),
+// and its calls are FailedPrecondition.
 #pragma once
+
+#include <unistd.h>
 
 #include <memory>
 #include <optional>
@@ -69,11 +73,13 @@ class AttachedChannel {
   v1::SessionHello Hello() const;
   absl::Status AwaitNextLife(const absl::Status& cause);
   absl::Status Gone(const absl::Status& cause) const;
+  absl::Status CheckProcess() const;
   void Ring();
 
   const std::shared_ptr<Job> job_;
   const Rank rank_;
   const AttachOptions options_;
+  const pid_t pid_ = getpid();
   v1::LocalWelcome welcome_;
   std::vector<UniqueFd> descriptors_;
   Mutex mu_;  // held to replace socket_, by its thread, and to leave

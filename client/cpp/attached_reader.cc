@@ -60,6 +60,7 @@ absl::StatusOr<std::shared_ptr<ReaderLink>> ReaderLink::Attach(std::shared_ptr<J
 ReaderLink::~ReaderLink() {
   stop_.store(true);
   socket_.Shutdown();
+  if (getpid() != pid_) renewer_.detach();  // a forked child: it has no such thread
   if (renewer_.joinable()) renewer_.join();
 }
 
@@ -82,6 +83,9 @@ absl::Status ReaderLink::Map(const v1::LocalWelcome& welcome, std::vector<Unique
     if (i == 0) {
       board_ = std::move(segment);
     } else {
+      ASSIGN_OR_RETURN(UniqueFd hold, segment.ReadOnlyFd());
+      own_holds_.emplace_back(hold.get(), nullptr, 0);
+      holds_.push_back(std::move(hold));
       publications_.push_back(std::move(segment));
     }
   }
@@ -138,19 +142,19 @@ std::optional<int> ReaderLink::Hold(Step step) {
   for (int b = 0; b < static_cast<int>(publications_.size()); ++b) {
     const std::atomic<int64_t>& version = board().version_plus_one[b];
     if (version.load() - 1 != step.value()) continue;
-    if (uses_[b] == 0 && !HoldFile(publications_[b].fd(), seat_).ok()) return std::nullopt;
+    if (uses_[b] == 0 && !HoldFile(holds_[b].get(), seat_).ok()) return std::nullopt;
     if (version.load() - 1 == step.value()) {
       ++uses_[b];
       return b;
     }
-    if (uses_[b] == 0) LetFileGo(publications_[b].fd(), seat_);
+    if (uses_[b] == 0) LetFileGo(holds_[b].get(), seat_);
   }
   return std::nullopt;
 }
 
 void ReaderLink::Release(int buffer) {
   MutexLock lock(mu_);
-  if (--uses_[buffer] == 0) LetFileGo(publications_[buffer].fd(), seat_);
+  if (--uses_[buffer] == 0) LetFileGo(holds_[buffer].get(), seat_);
 }
 
 std::optional<HeldVersion> AttachedReader::TryTake(const VersionChoice& choice) {

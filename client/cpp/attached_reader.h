@@ -2,6 +2,8 @@
 // long as a version that was taken through it.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -12,6 +14,7 @@
 #include "client/cpp/version_reader.h"
 #include "core/clock.h"
 #include "core/sync.h"
+#include "local/not_in_children.h"
 #include "local/segment.h"
 #include "local/socket.h"
 #include "local/version_board.h"
@@ -32,7 +35,8 @@ class Absence {
   absl::Time since_ = absl::InfiniteFuture();
 };
 
-// Thread-safe.
+// A process that is forked from the one that attached may read what it inherited while that one holds it; it holds
+// nothing itself, so that what a killed reader held is free at once, whatever its children do. Thread-safe.
 class ReaderLink {
  public:
   // Errors of Shard.Attach and of LocalSocket::Connect. Internal: what the worker sent does not fit the plan.
@@ -62,7 +66,10 @@ class ReaderLink {
   LocalSocket socket_;
   Segment board_;
   std::vector<Segment> publications_;
+  std::vector<UniqueFd> holds_;  // by publication: the description that holds it, which maps nothing
+  std::vector<NotInChildren> own_holds_;
   int seat_ = 0;
+  const pid_t pid_ = getpid();
   std::thread renewer_;
   std::atomic<bool> stop_{false}, hung_up_{false};
   mutable Mutex mu_;

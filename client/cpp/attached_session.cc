@@ -33,7 +33,11 @@ class AttachedSession final : public Session {
   }
 
   std::vector<v1::AwaitedTrainer> awaited() const override { return channel_->awaited(); }
-  void Leave() override { channel_->Leave(); }
+  // Before the worker hears of it: then the slots are somebody else's.
+  void Leave() override {
+    LetGo().IgnoreError();
+    channel_->Leave();
+  }
 
   absl::StatusOr<v1::StepReply> Step(const StepOptions& options) override {
     RETURN_IF_ERROR(CheckHasWeights());
@@ -45,18 +49,23 @@ class AttachedSession final : public Session {
     if (!bucketed()) RETURN_IF_ERROR(CheckGradients(tensors_[0], step.step(), *step.mutable_non_finite()));
     absl::StatusOr<v1::LocalReply> reply =
         channel_->Send(request, deadline, options.timeout, absl::StrCat("step ", step.step(), " was not committed"));
-    if (absl::IsUnavailable(reply.status()) || absl::IsNotFound(reply.status())) RETURN_IF_ERROR(LetGo());
-    RETURN_IF_ERROR(reply.status());
+    RETURN_IF_ERROR(Called(reply.status()));
     RETURN_IF_ERROR(BeginNextStep(shardmesh::Step(step.step())));
     return reply->step();
   }
 
  private:
-  // The session is over, and the step may be decided: workers that go on without one of theirs read these gradients
-  // until it is done.
+  // The session is over, and what is written to the windows from here on is this process's own: the slots may have
+  // another trainer; or the step is decided, and workers that go on without one of theirs read these gradients until it
+  // is done.
   absl::Status LetGo() {
     for (Segment& segment : gradients_) RETURN_IF_ERROR(segment.MakePrivate());
     return absl::OkStatus();
+  }
+
+  absl::Status Called(const absl::Status& status) {
+    if (absl::IsUnavailable(status) || absl::IsNotFound(status)) RETURN_IF_ERROR(LetGo());
+    return status;
   }
 
   absl::Status StartFetch(int bucket) override {
@@ -72,7 +81,7 @@ class AttachedSession final : public Session {
     request.mutable_use()->set_kind(kind);
     request.mutable_use()->set_bucket(bucket);
     request.mutable_use()->set_timeout_ms(Milliseconds(timeout));
-    return channel_->Call(request, timeout, absl::StrCat("bucket ", bucket, " was not there")).status();
+    return Called(channel_->Call(request, timeout, absl::StrCat("bucket ", bucket, " was not there")).status());
   }
 
   absl::Status SendBucket(v1::DeclareBucketRequest& request, bool declared, absl::Duration timeout) override {
@@ -82,9 +91,8 @@ class AttachedSession final : public Session {
     request.set_timeout_ms(Milliseconds(timeout));
     v1::LocalRequest message;
     *message.mutable_declare() = request;
-    return channel_
-        ->Call(message, timeout, absl::StrCat("bucket ", request.bucket(), " was declared and no other may be"))
-        .status();
+    const std::string late = absl::StrCat("bucket ", request.bucket(), " was declared and no other may be");
+    return Called(channel_->Call(message, timeout, late).status());
   }
 
   static int64_t Milliseconds(absl::Duration timeout) {

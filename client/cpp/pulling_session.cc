@@ -158,4 +158,10 @@ absl::StatusOr<PullingSession::Next> PullingSession::FinishAndTake(const FinishO
               absl::StrCat("slot ", taken_->value(), " was not finished, or no other was open"));
 }
 
+// What is written from here on is this process's own: the slots are somebody else's.
+void PullingSession::Leave() {
+  for (Segment& segment : seat_) segment.MakePrivate().IgnoreError();
+  channel_->Leave();
+}
+
 }  // namespace shardmesh

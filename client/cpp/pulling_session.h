@@ -82,7 +82,7 @@ class PullingSession {
 
   // As Session::awaited, of slots that other trainers have taken.
   std::vector<v1::AwaitedTrainer> awaited() const { return channel_->awaited(); }
-  void Leave() { channel_->Leave(); }  // as Session::Leave
+  void Leave();  // as Session::Leave
 
   Step committed_step() const { return committed_; }
   const Job& job() const { return *job_; }

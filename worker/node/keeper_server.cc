@@ -7,23 +7,25 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "local/descriptor_error.h"
 #include "local/futex.h"
+#include "local/process_end.h"
 
 namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kSendTimeout = absl::Seconds(1);  // an answer fits the socket of a worker that waits for it
 constexpr int kPollMs = 1000;                              // ends are seen at once; this bounds every wait
+constexpr int kMaxRefused = 64;  // that have not asked yet; more are closed without an answer
 constexpr int kNoDescriptorMs = 100;
-
-UniqueFd OpenPidfd(pid_t pid) { return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))); }
 
 bool Ready(int fd, short events) {
   pollfd entry = {fd, events, 0};
@@ -78,7 +80,7 @@ absl::Status KeeperServer::Watch(const std::string& worker, pid_t pid) {
   {
     MutexLock lock(mu_);
     Watched& watched = watched_[pid];
-    if (!watched.pidfd.valid()) watched.pidfd = OpenPidfd(pid);
+    if (!watched.pidfd.valid()) watched.pidfd = OpenProcess(pid);
     if (!watched.pidfd.valid()) {
       const int error = errno;
       watched_.erase(pid);
@@ -100,6 +102,7 @@ void KeeperServer::Loop() {
   while (!stop_.load()) {
     AwaitWork();
     TellEnds();
+    reachable_.Look(MonotonicNow());
     AcceptOne();
     for (Connection& connection : connections_) {
       if (!connection.over && Ready(connection.socket.fd(), POLLIN)) AnswerOne(connection);
@@ -141,11 +144,9 @@ void KeeperServer::AcceptOne() {
   } else if (connections_.size() >= kMaxKeeperConnections) {
     refused = absl::ResourceExhaustedError(absl::StrCat("the keeper has ", kMaxKeeperConnections, " connections"));
   }
-  if (refused.ok()) {
-    connections_.push_back({*std::move(socket), peer->second, ""});
-  } else {
-    SendReply(*socket, refused, -1).IgnoreError();
-  }
+  const auto waits_for_refusal = [](const Connection& connection) { return !connection.refused.ok(); };
+  if (!refused.ok() && std::count_if(connections_.begin(), connections_.end(), waits_for_refusal) >= kMaxRefused) return;
+  connections_.push_back({*std::move(socket), peer.ok() ? peer->second : 0, "", refused});
 }
 
 void KeeperServer::TellEnds() {
@@ -182,7 +183,9 @@ void KeeperServer::AnswerOne(Connection& connection) {
   int reply_fd = -1;
   absl::StatusOr<v1::KeeperReply> answer;
   v1::KeeperRequest request;
-  if (!message.ok()) {
+  if (!connection.refused.ok()) {
+    answer = connection.refused;
+  } else if (!message.ok()) {
     answer =
         absl::ResourceExhaustedError(absl::StrCat("the keeper could not take the request (", message.status().message(),
                                                   ") or has no descriptor left; raise its limit of open files"));
@@ -191,7 +194,7 @@ void KeeperServer::AnswerOne(Connection& connection) {
   } else {
     answer = Answer(connection, request, std::move(message->descriptors), reply_fd);
   }
-  if (!SendReply(connection.socket, answer, reply_fd).ok()) connection.over = true;
+  if (!SendReply(connection.socket, answer, reply_fd).ok() || !connection.refused.ok()) connection.over = true;
 }
 
 absl::StatusOr<v1::KeeperReply> KeeperServer::Answer(Connection& connection, const v1::KeeperRequest& request,

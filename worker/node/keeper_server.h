@@ -26,6 +26,7 @@
 #include "local/fd.h"
 #include "local/socket.h"
 #include "worker/node/keeper_store.h"
+#include "worker/node/listener_watch.h"
 
 namespace shardmesh {
 
@@ -68,7 +69,8 @@ class KeeperServer {
   struct Connection {
     LocalSocket socket;
     pid_t pid;
-    std::string worker;  // empty: no hello yet
+    std::string worker;    // empty: no hello yet
+    absl::Status refused;  // the answer to its first request: a peer that is told before it asks hears that it is cut
     bool over = false;
   };
 
@@ -86,6 +88,7 @@ class KeeperServer {
 
   const KeeperEvents events_;
   LocalListener listener_;
+  ListenerWatch reachable_{listener_, "node"};  // of the server's thread
   const UniqueFd wake_;
   std::atomic<bool> stop_{false};
   Mutex mu_;

@@ -14,6 +14,7 @@
 #include "client/cli/seconds_flag.h"
 #include "core/job.h"
 #include "core/status.h"
+#include "local/runtime_folder.h"
 #include "rpc/main_support.h"
 #include "worker/node/node.h"
 
@@ -46,7 +47,8 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--workers", flags.workers, "how many")->required()->check(CLI::Range(1, kMaxKeptWorkers));
   app.add_option("--name", flags.name, "workers are NAME-0, NAME-1, ...; unset: the host's name");
   app.add_option("--worker-binary", flags.worker_binary, "the worker; unset: shardmesh-worker beside this program");
-  app.add_option("--local-dir", flags.local_dir, "folder of UNIX sockets; unset: /tmp/shardmesh-UID");
+  app.add_option("--local-dir", flags.local_dir, "folder of UNIX sockets; unset: /run/shardmesh-UID, or where this "
+                 "user may not make that, $XDG_RUNTIME_DIR/shardmesh of a user that lingers, or /tmp/shardmesh-UID");
   app.add_option("--socket", flags.socket, "where workers reach the node; unset: LOCAL_DIR/keeper.sock");
   app.add_option("--log-dir", flags.log_dir, "a NAME.log for every worker; unset: their logs go to standard error");
   app.add_option("--address-dir", flags.address_dir,
@@ -80,7 +82,7 @@ absl::StatusOr<NodeOptions> OptionsOf(const Flags& flags) {
       flags.worker_binary.empty() ? (self.parent_path() / "shardmesh-worker").string() : flags.worker_binary;
   // Absolute: trainers connect to sockets in it from other working directories.
   const std::string local_dir =
-      fs::absolute(flags.local_dir.empty() ? absl::StrCat("/tmp/shardmesh-", getuid()) : flags.local_dir);
+      fs::absolute(flags.local_dir.empty() ? RuntimeFolder() : flags.local_dir);
   options.socket = flags.socket.empty() ? local_dir + "/keeper.sock" : fs::absolute(flags.socket).string();
   options.num_workers = flags.workers;
   options.log_dir = flags.log_dir;

@@ -1,0 +1,20 @@
+#include "local/process_end.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace shardmesh {
+
+UniqueFd OpenProcess(pid_t pid) { return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))); }
+
+bool HasEnded(pid_t pid) {
+  if (pid <= 0) return false;
+  const UniqueFd process = OpenProcess(pid);
+  if (!process.valid()) return errno == ESRCH;
+  pollfd end = {process.get(), POLLIN, 0};
+  return poll(&end, 1, 0) == 1;
+}
+
+}  // namespace shardmesh
