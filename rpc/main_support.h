@@ -45,6 +45,9 @@ inline constexpr int kMinDescriptors = 96;  // the least with which a worker has
 // FailedPrecondition: the soft limit is below kMinDescriptors; with fewer, connections wait for ever. Names the limit.
 absl::Status CheckDescriptorLimit();
 
+// The name of the logger that SetUpLog makes the default one.
+inline constexpr char kLogName[] = "shardmesh";
+
 // Lines look like: ts=2026-01-31T12:00:00.123456Z level=info event=joined worker=3
 // The text after the level is what the caller logged; use Quoted for every value that a peer or a file gave.
 // InvalidArgument: the level is none of trace, debug, info, warn, error, off.

@@ -37,7 +37,7 @@ CONFINED = {
     "hwy/":         (r"kernels/[^/]*simd[^/]*",),
     "cuda_runtime": (r".*cuda[^/]*",),
     "cuda.h":       (r".*cuda[^/]*",),
-    "CLI/":         ("client/cli/.*", r".*_main\.cc", "bench/.*", "examples/.*"),
+    "CLI/":         ("client/cli/.*", "core/decimal_flags_test.cc", r".*_main\.cc", "bench/.*", "examples/.*"),
     "pybind11/":    ("python/binding/.*", "python/client_binding/.*"),
     "Python.h":     ("python/binding/.*", "python/client_binding/.*"),
     "nlohmann/":    ("checkpoint/.*", "client/cli/.*", "bench/.*", "tests/.*", "examples/.*"),
