@@ -14,12 +14,15 @@
 #include <utility>
 
 #include "local/descriptor_error.h"
+#include "rpc/peer_user.h"
 
 namespace shardmesh {
 namespace {
 
 constexpr int kPausedPollMs = 25;
 constexpr int kIdlePollMs = 1000;
+constexpr absl::Duration kGuardPeriod = absl::Milliseconds(50);  // of looks at the bytes of connections without calls
+constexpr char kForeignKey[] = "foreign";
 constexpr int kAcceptsPerTurn = 64;
 
 // True when the next descriptor's number leaves `reserved` free below the soft limit. Asked of the kernel each time:
@@ -55,13 +58,15 @@ bool IsTransient(int error) {
 
 }  // namespace
 
-Acceptor::Acceptor(std::unique_ptr<Listener> listener, AcceptorLimits limits, Sink sink)
+Acceptor::Acceptor(std::unique_ptr<Listener> listener, AcceptorLimits limits, Sink sink, AcceptorGuards guards)
     : limits_(limits),
       sink_(std::move(sink)),
+      guards_(std::move(guards)),
       wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       listener_(std::move(listener)),
       table_(limits.max_connections, limits.max_connections_per_peer) {
   MutexLock lock(stop_mu_);
+  if (guards_.most_bytes_without_call > 0) guard_thread_ = std::thread([this] { Guard(); });
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -75,7 +80,25 @@ void Acceptor::Stop() {
   if (write(wake_.get(), &one, sizeof(one)) < 0)
     spdlog::error("event=acceptor_wake_failed error={}", std::strerror(errno));
   thread_.join();
+  {
+    MutexLock table_lock(table_mu_);
+    guard_ended_ = true;
+    ended_.SignalAll();
+  }
+  if (guard_thread_.joinable()) guard_thread_.join();
   listener_.reset();
+}
+
+void Acceptor::Guard() {
+  MutexLock lock(table_mu_);
+  while (!guard_ended_) {
+    ended_.WaitFor(table_mu_, kGuardPeriod);
+    const std::vector<std::string> over = table_.AbortWithoutCalls(guards_.most_bytes_without_call, guards_.calls());
+    for (const std::string& peer : over) {
+      spdlog::warn("event=connection_ended reason=bytes_without_call peer={} limit={}", peer,
+                   guards_.most_bytes_without_call);
+    }
+  }
 }
 
 void Acceptor::Run() {
@@ -127,8 +150,10 @@ bool Acceptor::AcceptSome() {
 }
 
 void Acceptor::Admit(int fd, const sockaddr_storage& peer) {
-  if (!Track(fd, peer)) {
+  const bool foreign = IsForeign(fd, peer);
+  if (!Track(fd, peer, foreign)) {
     close(fd);
+    if (foreign) return;
     if (refused_.fetch_add(1) % 1024 == 0) {
       spdlog::warn("event=connection_refused reason=peer_cap peer={} cap={}", PeerName(peer),
                    limits_.max_connections_per_peer);
@@ -139,16 +164,32 @@ void Acceptor::Admit(int fd, const sockaddr_storage& peer) {
     const int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
   }
-  sink_(fd);
+  foreign ? guards_.foreign(fd) : sink_(fd);
 }
 
 // False when the peer is over its cap.
-bool Acceptor::Track(int fd, const sockaddr_storage& peer) {
-  const std::string key = PeerKey(peer);
+bool Acceptor::Track(int fd, const sockaddr_storage& peer, bool foreign) {
+  const std::string key = foreign ? kForeignKey : PeerKey(peer);
   MutexLock lock(table_mu_);
-  if (table_.PeerFull(key)) table_.Reconcile();
-  if (table_.PeerFull(key)) return false;
-  table_.Track(fd, peer);
+  const auto full = [&] {
+    return foreign ? table_.CountOf(key) >= kMaxForeignConnections : table_.PeerFull(key);
+  };
+  if (full()) table_.Reconcile();
+  if (full()) return false;
+  table_.Track(fd, peer, key);
+  return true;
+}
+
+bool Acceptor::IsForeign(int fd, const sockaddr_storage& peer) {
+  if (guards_.users.empty()) return false;
+  const absl::StatusOr<uid_t> user = PeerUser(fd);
+  const bool served = user.ok() && std::find(guards_.users.begin(), guards_.users.end(), *user) != guards_.users.end();
+  if (served) return false;
+  if (absl::IsNotFound(user.status())) return true;  // it has hung up: nothing to tell
+  if (foreign_++ % 1024 == 0) {
+    spdlog::warn("event=foreign_user_refused address={} peer={} user={} total={}", listener_->address().ToString(),
+                 PeerName(peer), user.ok() ? std::to_string(*user) : std::string(user.status().message()), foreign_);
+  }
   return true;
 }
 

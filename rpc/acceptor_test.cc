@@ -66,8 +66,8 @@ TEST(ConnectionTable, ClosedAndReusedDescriptors_AreForgotten) {
   ConnectionTable table(3, 2);
   UniqueFd first(socket(AF_INET, SOCK_STREAM, 0)), second(socket(AF_INET, SOCK_STREAM, 0));
   const int first_number = first.get();
-  table.Track(first.get(), V4("10.0.0.1", 1));
-  table.Track(second.get(), V4("10.0.0.1", 2));
+  table.Track(first.get(), V4("10.0.0.1", 1), PeerKey(V4("10.0.0.1", 1)));
+  table.Track(second.get(), V4("10.0.0.1", 2), PeerKey(V4("10.0.0.1", 2)));
   EXPECT_TRUE(table.PeerFull(PeerKey(V4("10.0.0.1", 9))));
   EXPECT_FALSE(table.PeerFull(PeerKey(V4("10.0.0.2", 9))));
   EXPECT_EQ(table.Reconcile(), 0);
@@ -84,8 +84,8 @@ TEST(ConnectionTable, ClosedAndReusedDescriptors_AreForgotten) {
 TEST(ConnectionTable, TrackingANumberAgain_ReplacesIt) {
   ConnectionTable table(1, 1);
   const UniqueFd fd(socket(AF_INET, SOCK_STREAM, 0));
-  table.Track(fd.get(), V4("10.0.0.1", 1));
-  table.Track(fd.get(), V4("10.0.0.2", 1));
+  table.Track(fd.get(), V4("10.0.0.1", 1), PeerKey(V4("10.0.0.1", 1)));
+  table.Track(fd.get(), V4("10.0.0.2", 1), PeerKey(V4("10.0.0.2", 1)));
   EXPECT_EQ(table.size(), 1);
   EXPECT_FALSE(table.PeerFull(PeerKey(V4("10.0.0.1", 1))));
   EXPECT_TRUE(table.PeerFull(PeerKey(V4("10.0.0.2", 1))));

@@ -42,8 +42,19 @@ void CallGuard::Ended(const void* call) {
   const auto it = connection_of_call_.find(call);
   if (it == connection_of_call_.end()) return;
   const auto open = open_by_connection_.find(it->second);
-  if (open != open_by_connection_.end() && --open->second == 0) open_by_connection_.erase(open);
+  if (open != open_by_connection_.end() && --open->second == 0) {
+    ended_.insert(open->first);
+    open_by_connection_.erase(open);
+  }
   connection_of_call_.erase(it);
+}
+
+std::unordered_set<std::string> CallGuard::TakeActive() {
+  MutexLock lock(mu_);
+  std::unordered_set<std::string> active;
+  active.swap(ended_);
+  for (const auto& [connection, open] : open_by_connection_) active.insert(connection);
+  return active;
 }
 
 int CallGuard::open_calls() const {

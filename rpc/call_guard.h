@@ -11,6 +11,7 @@
 #include <functional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "absl/strings/string_view.h"
 #include "core/sync.h"
@@ -31,6 +32,9 @@ class CallGuard {
   void Started(const void* call, absl::string_view connection) ABSL_LOCKS_EXCLUDED(mu_);
   void Ended(const void* call) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // The connections, by name, that have a call open, or had one started since the last call of this.
+  std::unordered_set<std::string> TakeActive() ABSL_LOCKS_EXCLUDED(mu_);
+
   // Calls created and not ended.
   int open_calls() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -41,6 +45,7 @@ class CallGuard {
   std::unordered_map<const void*, std::string> connection_of_call_
       ABSL_GUARDED_BY(mu_);                                                       // "" until started, or not counted
   std::unordered_map<std::string, int> open_by_connection_ ABSL_GUARDED_BY(mu_);  // no zero entries
+  std::unordered_set<std::string> ended_ ABSL_GUARDED_BY(mu_);                    // a call of theirs, since TakeActive
 };
 
 // The name a connection has here and in acceptor.h: gRPC's, with the brackets of IPv6 in plain; "" for UNIX sockets.

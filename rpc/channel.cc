@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
 #include "rpc/address.h"
+#include "rpc/library_log.h"
 
 namespace shardmesh {
 namespace {
@@ -55,6 +56,7 @@ std::string Target(const Address& address) {
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> NewChannel(absl::string_view address_text, const TlsOptions& tls,
                                                           const ChannelOptions& options) {
+  RouteLibraryLogs();
   ASSIGN_OR_RETURN(const Address address, ParseAddress(address_text));
   if (!address.is_unix() && address.port == 0) {
     return absl::InvalidArgumentError(

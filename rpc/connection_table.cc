@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <linux/tcp.h>  // not netinet/tcp.h, whose tcp_info ends before the counts of bytes
 #include <netinet/in.h>
 #include <sys/stat.h>
 
@@ -15,6 +16,14 @@ namespace {
 ino_t SocketInode(int fd) {
   struct stat file;
   return fstat(fd, &file) == 0 && S_ISSOCK(file.st_mode) ? file.st_ino : 0;
+}
+
+// Of a TCP connection, since it was made; -1 when `fd` is none.
+int64_t BytesReceived(int fd) {
+  tcp_info info = {};
+  socklen_t length = sizeof(info);
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return -1;
+  return static_cast<int64_t>(info.tcpi_bytes_received);
 }
 
 std::string Bytes(const void* data, size_t num_bytes) { return std::string(static_cast<const char*>(data), num_bytes); }
@@ -50,13 +59,12 @@ std::string PeerName(const sockaddr_storage& peer) {
   return absl::StrCat("ipv6:[", text, "]:", ntohs(v6->sin6_port));
 }
 
-void ConnectionTable::Track(int fd, const sockaddr_storage& peer) {
+void ConnectionTable::Track(int fd, const sockaddr_storage& peer, const std::string& peer_key) {
   if (const auto old = open_.find(fd); old != open_.end()) {
     ForgetPeer(old->second.peer_key);
     open_.erase(old);
   }
-  const std::string peer_key = PeerKey(peer);
-  open_.emplace(fd, Connection{SocketInode(fd), peer_key, PeerName(peer), false});
+  open_.emplace(fd, Connection{SocketInode(fd), peer_key, PeerName(peer), false, 0});
   if (!peer_key.empty()) ++count_by_peer_[peer_key];
 }
 
@@ -91,10 +99,26 @@ bool ConnectionTable::Abort(const std::string& peer_name) {
   return found;
 }
 
-bool ConnectionTable::PeerFull(const std::string& peer_key) const {
-  if (peer_key.empty()) return false;
+std::vector<std::string> ConnectionTable::AbortWithoutCalls(
+    int64_t most_bytes, const std::function<bool(const std::string&)>& has_call) {
+  std::vector<std::string> over;
+  for (auto& [fd, connection] : open_) {
+    if (connection.peer_name.empty() || connection.aborted) continue;
+    const int64_t received = BytesReceived(fd);
+    if (received < 0 || SocketInode(fd) != connection.inode) continue;
+    if (has_call(connection.peer_name)) {
+      connection.bytes_with_calls = received;
+    } else if (received - connection.bytes_with_calls > most_bytes) {
+      over.push_back(connection.peer_name);
+    }
+  }
+  for (const std::string& name : over) Abort(name);
+  return over;
+}
+
+int ConnectionTable::CountOf(const std::string& peer_key) const {
   const auto it = count_by_peer_.find(peer_key);
-  return it != count_by_peer_.end() && it->second >= max_per_peer_;
+  return it == count_by_peer_.end() ? 0 : it->second;
 }
 
 void ConnectionTable::ForgetPeer(const std::string& peer_key) {

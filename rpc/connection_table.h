@@ -6,8 +6,11 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 namespace shardmesh {
 
@@ -23,9 +26,9 @@ class ConnectionTable {
  public:
   ConnectionTable(int max_connections, int max_per_peer) : max_(max_connections), max_per_peer_(max_per_peer) {}
 
-  // Counts the open socket `fd`. Call before it is given away. A tracked connection with that number is gone,
-  // evidently.
-  void Track(int fd, const sockaddr_storage& peer);
+  // Counts the open socket `fd`, for the peer of `peer_key`. Call before it is given away. A tracked connection with
+  // that number is gone, evidently.
+  void Track(int fd, const sockaddr_storage& peer, const std::string& peer_key);
   // Forgets the connections that are closed; returns how many. One system call per connection.
   int Reconcile();
 
@@ -34,8 +37,14 @@ class ConnectionTable {
   // against the owner closing the descriptor at the same time.
   bool Abort(const std::string& peer_name);
 
+  // Resets the TCP connections that received more than `most_bytes` since they last had a call: `has_call` is true of a
+  // peer's name while a call of it is open, and once after each that began since it was asked. Returns their names. Two
+  // system calls per connection.
+  std::vector<std::string> AbortWithoutCalls(int64_t most_bytes, const std::function<bool(const std::string&)>& has_call);
+
   bool full() const { return size() >= max_; }
-  bool PeerFull(const std::string& peer_key) const;
+  bool PeerFull(const std::string& peer_key) const { return CountOf(peer_key) >= max_per_peer_ && !peer_key.empty(); }
+  int CountOf(const std::string& peer_key) const;  // 0 of the empty key
   int size() const { return static_cast<int>(open_.size()); }
 
  private:
@@ -44,6 +53,7 @@ class ConnectionTable {
     std::string peer_key;
     std::string peer_name;
     bool aborted;
+    int64_t bytes_with_calls;  // that it had received when it last had a call
   };
   void ForgetPeer(const std::string& peer_key);
 

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <iostream>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -200,20 +201,57 @@ TEST_F(HostileTest, MetadataOverTheLimit_ResourceExhausted) {
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("metadata")));
 }
 
-// Its memory and processor time are not bounded by anything (server.h says so); others are served meanwhile.
-TEST_F(HostileTest, HeaderWithoutEnd_OthersAreServed) {
+TEST_F(HostileTest, FourHundredReflectionStreams_TakeNoThreadEach) {
   StartChild();
-  RawClient client(child_->port());
-  ASSERT_TRUE(client.StartHttp2());
-  const std::string start = absl::StrCat(absl::string_view("\x10", 1), testing::EncodeInteger(0, 7, 1), "x",
-                                         testing::EncodeInteger(0, 7, 1u << 30));
-  client.Write(EncodeFrame(testing::kHeaders, 0, 1, start));
-  const std::string part = EncodeFrame(testing::kContinuation, 0, 1, std::string(16384, 'x'));
-  int64_t sent = 0;
-  while (sent < 8 * kMiB && client.Write(part)) sent += 16384;
+  const int before = child_->threads();
+  const auto open = testing::OpenReflections(child_->port(), 400);
+  ASSERT_FALSE(open.empty());
+  EXPECT_LT(child_->threads(), before + 20);
+}
+
+// A flood is ended before it has cost much, and others are served meanwhile.
+class HostileFlood : public HostileTest, public ::testing::WithParamInterface<testing::Flood> {};
+
+TEST_P(HostileFlood, IsEndedByTheServer) {
+  StartChild();
+  constexpr int64_t kMost = 64 * kMiB;
+  std::thread flood([&] {
+    const int64_t sent = testing::SendFlood(child_->port(), GetParam(), kMost);
+    std::cout << "ended after " << sent / 1024 << " KiB\n";
+    EXPECT_LT(sent, kMost);
+  });
+  EXPECT_OK(CallEcho(child_->address()));
+  flood.join();
   EXPECT_OK(CallEcho(child_->address()));
   EXPECT_LT(growth(), 100 * kMiB);
 }
+
+// The same from a connection that has made a call before.
+TEST_F(HostileTest, HeaderWithoutEnd_AfterACall_IsEndedByTheServer) {
+  StartChild();
+  RawClient client(child_->port());
+  ASSERT_TRUE(client.StartHttp2());
+  const std::string empty_message(5, '\0');
+  client.Write(absl::StrCat(
+      EncodeFrame(testing::kHeaders, testing::kEndHeaders, 1, testing::CallHeaders("/shardmesh.rpc.testing.Echo/Echo")),
+      EncodeFrame(testing::kData, testing::kEndStream, 1, empty_message)));
+  testing::Frame frame = client.ReadFrame();
+  while (frame.valid() && !(frame.type == testing::kHeaders && (frame.flags & testing::kEndStream) != 0)) {
+    frame = client.ReadFrame();
+  }
+  ASSERT_TRUE(frame.valid()) << "the call did not end";
+  client.Write(EncodeFrame(testing::kHeaders, 0, 3,
+                           absl::StrCat(absl::string_view("\x10", 1), testing::EncodeInteger(0, 7, 1), "x",
+                                        testing::EncodeInteger(0, 7, 1u << 30))));
+  const std::string part = EncodeFrame(testing::kContinuation, 0, 3, std::string(16384, 'x'));
+  int64_t sent = 0;
+  while (sent < 64 * kMiB && client.Write(part)) sent += 16384;
+  EXPECT_LT(sent, 64 * kMiB);
+}
+
+INSTANTIATE_TEST_SUITE_P(, HostileFlood,
+                         ::testing::Values(testing::Flood::kHeaderWithoutEnd, testing::Flood::kIntegerWithoutEnd,
+                                           testing::Flood::kPings));
 
 TEST_F(HostileTest, GarbageOnThePort_ServerGoesOn) {
   StartChild();

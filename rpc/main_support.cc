@@ -61,7 +61,7 @@ absl::Status SetUpLog(absl::string_view level) {
     return absl::InvalidArgumentError(
         absl::StrCat("log level ", Quoted(level), " is unknown; one of trace, debug, info, warn, error, off"));
   }
-  auto logger = std::make_shared<spdlog::logger>("shardmesh", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  auto logger = std::make_shared<spdlog::logger>(kLogName, std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger->set_pattern("ts=%Y-%m-%dT%H:%M:%S.%fZ level=%l %v", spdlog::pattern_time_type::utc);
   logger->set_level(kLevels[found - std::begin(kNames)]);
   logger->flush_on(spdlog::level::trace);

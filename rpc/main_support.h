@@ -54,6 +54,9 @@ inline constexpr int64_t kMinAddressSpace = int64_t{2} << 30;  // a worker witho
 // FailedPrecondition: RLIMIT_AS is below kMinAddressSpace; with less, gRPC ends the process. Names the limit.
 absl::Status CheckAddressSpace();
 
+// The name of the logger that SetUpLog makes the default one.
+inline constexpr char kLogName[] = "shardmesh";
+
 // Lines look like: ts=2026-01-31T12:00:00.123456Z level=info event=joined worker=3
 // The text after the level is what the caller logged; use Quoted for every value that a peer or a file gave.
 // InvalidArgument: the level is none of trace, debug, info, warn, error, off.

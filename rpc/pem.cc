@@ -64,6 +64,17 @@ absl::StatusOr<std::string> Decode(absl::string_view label, absl::string_view bo
   return der;
 }
 
+std::optional<absl::Time> TimeOf(const std::optional<Element>& element) {
+  if (!element.has_value() || (element->tag != kUtcTime && element->tag != kGeneralizedTime)) return std::nullopt;
+  std::string text(element->content);
+  // Two digits of a year are 1950 to 2049.
+  if (element->tag == kUtcTime && !text.empty()) text.insert(0, text[0] >= '5' ? "19" : "20");
+  absl::Time time;
+  std::string error;
+  if (!absl::ParseTime("%E4Y%m%d%H%M%SZ", text, &time, &error)) return std::nullopt;
+  return time;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> PemBlocks(absl::string_view text, absl::string_view kind) {
@@ -86,27 +97,20 @@ absl::StatusOr<std::vector<std::string>> PemBlocks(absl::string_view text, absl:
   return absl::InvalidArgumentError(absl::StrCat("has no \"-----BEGIN ", kind, "-----\" line; it must be PEM"));
 }
 
-// RFC 5280, 4.1: Certificate is a sequence that begins with tbsCertificate: version, serial, algorithm, issuer,
-// validity.
-absl::Time CertificateEnd(absl::string_view der) {
+// Certificate is a sequence that begins with tbsCertificate: version, serial, algorithm, issuer, validity.
+CertificateTimes TimesOfCertificate(absl::string_view der) {
+  CertificateTimes times;
   absl::string_view certificate, fields, skipped, validity, begin = der;
-  if (!TakeTag(begin, kSequence, certificate) || !TakeTag(certificate, kSequence, fields))
-    return absl::InfiniteFuture();
+  if (!TakeTag(begin, kSequence, certificate) || !TakeTag(certificate, kSequence, fields)) return times;
   absl::string_view after_version = fields;
   if (TakeTag(after_version, kVersion, skipped)) fields = after_version;
   if (!TakeTag(fields, kInteger, skipped) || !TakeTag(fields, kSequence, skipped) ||
-      !TakeTag(fields, kSequence, skipped) || !TakeTag(fields, kSequence, validity) || !Take(validity).has_value()) {
-    return absl::InfiniteFuture();
+      !TakeTag(fields, kSequence, skipped) || !TakeTag(fields, kSequence, validity)) {
+    return times;
   }
-  const std::optional<Element> end = Take(validity);
-  if (!end.has_value()) return absl::InfiniteFuture();
-  std::string text(end->content);
-  // Two digits of a year are 1950 to 2049.
-  if (end->tag == kUtcTime && !text.empty()) text.insert(0, text[0] >= '5' ? "19" : "20");
-  absl::Time time;
-  std::string error;
-  const bool is_time = end->tag == kUtcTime || end->tag == kGeneralizedTime;
-  return is_time && absl::ParseTime("%E4Y%m%d%H%M%SZ", text, &time, &error) ? time : absl::InfiniteFuture();
+  times.not_before = TimeOf(Take(validity)).value_or(times.not_before);
+  times.not_after = TimeOf(Take(validity)).value_or(times.not_after);
+  return times;
 }
 
 }  // namespace shardmesh

@@ -18,7 +18,11 @@ namespace shardmesh {
 // key that is encrypted. The message is the rest of a sentence that begins with the file's name.
 absl::StatusOr<std::vector<std::string>> PemBlocks(absl::string_view text, absl::string_view kind);
 
-// Until when a certificate (DER) is good; InfiniteFuture where that cannot be told.
-absl::Time CertificateEnd(absl::string_view der);
+// From when until when a certificate is good; without an end on a side where that cannot be told.
+struct CertificateTimes {
+  absl::Time not_before = absl::InfinitePast(), not_after = absl::InfiniteFuture();
+};
+// Of a certificate in DER (RFC 5280, 4.1.2.5).
+CertificateTimes TimesOfCertificate(absl::string_view der);
 
 }  // namespace shardmesh

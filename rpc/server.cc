@@ -7,12 +7,15 @@
 #include <climits>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
 #include "rpc/address.h"
 #include "rpc/call_tracking.h"
 #include "rpc/deadline.h"
+#include "rpc/library_log.h"
 #include "rpc/listener.h"
+#include "rpc/tls_files.h"
 
 namespace shardmesh {
 namespace {
@@ -34,6 +37,8 @@ absl::Status Validate(const ServerOptions& o) {
   RETURN_IF_ERROR(InRange("keepalive_time in ms", absl::ToInt64Milliseconds(o.keepalive_time), 100, kMaxMs));
   RETURN_IF_ERROR(InRange("keepalive_timeout in ms", absl::ToInt64Milliseconds(o.keepalive_timeout), 100, kMaxMs));
   RETURN_IF_ERROR(InRange("max_connection_idle in ms", absl::ToInt64Milliseconds(o.max_connection_idle), 100, kMaxMs));
+  RETURN_IF_ERROR(InRange("most_bytes_without_call", o.most_bytes_without_call, 1, int64_t{1} << 50));
+  if (o.users.empty()) return absl::InvalidArgumentError("no user may call; give this process's own at least");
   return InRange("handshake_timeout in ms", absl::ToInt64Milliseconds(o.handshake_timeout), 100, kMaxMs);
 }
 
@@ -76,6 +81,18 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Credentials(const Serve
   return NewServerCredentials(options.tls);
 }
 
+// Whether the user of the peer's process decides who is served: where no certificate does.
+bool UsersDecide(const ServerOptions& options, const Address& address) {
+  return address.is_unix() || !options.tls.enabled();
+}
+
+void WarnOfTlsFiles(const ServerOptions& options, const Address& address) {
+  if (UsersDecide(options, address)) return;
+  for (const std::string& warning : TlsFileWarnings(options.tls.cert_file, options.tls.key_file, absl::Now())) {
+    spdlog::warn("event=tls_files_unsafe warning=\"{}\"", absl::CHexEscape(warning));
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
@@ -84,7 +101,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   ASSIGN_OR_RETURN(const Address address, ParseAddress(options.listen));
   ASSIGN_OR_RETURN(auto credentials, Credentials(options, address));
   ASSIGN_OR_RETURN(auto listener, Listener::Open(address));
-  grpc::EnableDefaultHealthCheckService(true);
+  RouteLibraryLogs();
+  WarnOfTlsFiles(options, address);
 
   std::unique_ptr<Server> server(new Server);
   server->address_ = listener->address();
@@ -97,11 +115,21 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   TrackCalls(server->call_guard_, builder);
   builder.RegisterCallbackGenericService(&server->reflection_);
   server->reflection_.AddTo(builder);
-  server->server_ = builder.BuildAndStart();
+  server->server_ = BuildAndStart(builder, /*health=*/true);
   if (server->server_ == nullptr) {
     return absl::InternalError(
         absl::StrCat("gRPC did not start a server on ", address.ToString(), "; its log says why"));
   }
+  AcceptorGuards guards;
+  if (UsersDecide(options, address)) {
+    ASSIGN_OR_RETURN(server->refusing_, RefusingServer::Start(options.users));
+    guards.users = options.users;
+    guards.foreign = [refusing = server->refusing_.get()](int fd) { refusing->Take(fd); };
+  }
+  guards.most_bytes_without_call = options.max_message_bytes + options.most_bytes_without_call;
+  guards.calls = [guard = server->call_guard_.get()]() -> std::function<bool(const std::string&)> {
+    return [active = guard->TakeActive()](const std::string& connection) { return active.count(connection) > 0; };
+  };
   auto* to_grpc = server->to_grpc_.get();
   server->acceptor_ = std::make_unique<Acceptor>(
       std::move(listener),
@@ -110,7 +138,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
         grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
         connection.fd = fd;
         to_grpc->HandleNewConnection(&connection);
-      });
+      },
+      std::move(guards));
   server->call_guard_->SetAbort([acceptor = server->acceptor_.get()](const std::string& connection) {
     if (acceptor->Abort(connection))
       spdlog::warn("event=connection_ended reason=too_many_open_calls peer={}", connection);
@@ -133,6 +162,7 @@ void Server::Drain(absl::Duration grace) {
   drained_ = true;
   server_->GetHealthCheckService()->SetServingStatus(false);
   acceptor_->Stop();
+  if (refusing_ != nullptr) refusing_->Stop();
   server_->Shutdown(DeadlineIn(grace));
   call_guard_->SetAbort(nullptr);
 }

@@ -3,9 +3,16 @@
 // handshakes and idle connections, TLS with client certificates beyond the machine; grpc.health.v1 and server
 // reflection are always on.
 //
-// It does not demand a deadline on calls: rpc/unary.h does. Compressed messages are refused, since gRPC would expand
-// them without a limit. What gRPC 1.51 does not let us bound: a connection may cost a core of processor time with
-// padded headers, and a header that never ends takes memory, four times what was sent, until its connection is closed.
+// Who is served: without TLS, processes of this process's user and of root, on this machine alone; the kernel says whose
+// they are (rpc/peer_user.h). A process of another user gets PERMISSION_DENIED for every method of every service,
+// health and reflection among them: its connections go to a second gRPC server, which has no other answer. With TLS the
+// certificate decides alone. docs/security.md has the whole picture.
+//
+// It does not demand a deadline on calls: rpc/unary.h does. A unary call whose body is not its message gets
+// INVALID_ARGUMENT. Compressed messages are refused, since gRPC would expand them without a limit. A connection that
+// sends bytes without a call is cut off (acceptor.h), but gRPC 1.51 has no limit for one that keeps a call open
+// meanwhile: it may cost a core of processor time with padded headers, and a header that never ends takes four times
+// its memory.
 //
 //   ASSIGN_OR_RETURN(auto server, Server::Start(options, {&service}));
 //   spdlog::info("event=listening address={}", server->address());
@@ -18,6 +25,8 @@
 #include <grpcpp/impl/codegen/service_type.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <memory>
@@ -30,6 +39,7 @@
 #include "rpc/acceptor.h"
 #include "rpc/call_guard.h"
 #include "rpc/reflection.h"
+#include "rpc/refusal.h"
 #include "rpc/tls.h"
 
 namespace shardmesh {
@@ -46,6 +56,12 @@ struct ServerOptions {
   int64_t max_message_bytes = 8 << 20;     // of one received message; sent ones are not limited
   int64_t memory_quota_bytes = 256 << 20;  // gRPC's own buffers; calls and connections beyond it are cancelled
   int max_metadata_bytes = 16 << 10;       // headers of one call
+  // What a TCP connection may send beyond one message while it has no call; then it is reset. gRPC shows a call that
+  // takes a single message only when it has that.
+  int64_t most_bytes_without_call = 512 << 10;
+
+  // Whose processes may call where no certificate says who they are: on UNIX sockets, and on loopback without TLS.
+  std::vector<uid_t> users = {geteuid(), 0};
 
   absl::Duration keepalive_time = absl::Seconds(20);     // a quiet client is pinged after this
   absl::Duration keepalive_timeout = absl::Seconds(10);  // and cut off when it does not answer for this
@@ -89,6 +105,7 @@ class Server {
   ReflectionService reflection_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> to_grpc_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<RefusingServer> refusing_;  // null: a certificate decides
   std::unique_ptr<Acceptor> acceptor_;  // destroyed first: its thread uses to_grpc_
 
   Mutex mu_;

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -15,6 +17,7 @@
 #include "core/clock.h"
 #include "core/matchers.h"
 #include "core/sync.h"
+#include "local/fd.h"
 #include "local/testing/temp_folder.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
@@ -231,6 +234,56 @@ TEST_F(ServerTest, Call_UnknownMethod_UnimplementedNamesIt) {
   ASSERT_OK_AND_ASSIGN(const auto channel, NewChannel(server->address()));
   EXPECT_THAT(testing::GenericCall(channel, "/no.such.Service/Method", ""),
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("no method /no.such.Service/Method")));
+}
+
+TEST_F(ServerTest, BodyThatIsNoMessage_InvalidArgumentNamesTheMessage) {
+  auto server = StartOrDie();
+  ASSERT_OK_AND_ASSIGN(const auto channel, NewChannel(server->address()));
+  EXPECT_THAT(testing::GenericCall(channel, "/shardmesh.rpc.testing.Echo/Echo", "\xff\xff\xff"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the body of the call shardmesh.rpc.testing.Echo.Echo is no EchoRequest")));
+}
+
+// Each method of each service, those that gRPC or this library adds among them.
+TEST_F(ServerTest, ProcessOfAnotherUser_GetsPermissionDeniedForEveryMethod) {
+  for (const std::string& listen : {std::string("127.0.0.1:0"), "unix:" + folder_.File("s")}) {
+    ServerOptions options;
+    options.listen = listen;
+    options.users = {geteuid() + 1};
+    auto server = StartOrDie(options);
+    ASSERT_OK_AND_ASSIGN(const auto channel, NewChannel(server->address()));
+    for (const char* method :
+         {"/shardmesh.rpc.testing.Echo/Echo", "/shardmesh.rpc.testing.Echo/Collect", "/grpc.health.v1.Health/Check",
+          "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/no.such.Service/Method"}) {
+      EXPECT_THAT(testing::GenericCall(channel, method, ""),
+                  StatusIs(absl::StatusCode::kPermissionDenied,
+                           HasSubstr(absl::StrCat("processes of user ", geteuid() + 1, " alone"))))
+          << method << " at " << listen;
+    }
+  }
+}
+
+// However many connections they open, and however long they keep them.
+TEST_F(ServerTest, ProcessesOfOtherUsers_TakeNoRoomFromTheServersOwn) {
+  ServerOptions options;
+  options.users = {geteuid() + 1};
+  options.max_connections = kMaxForeignConnections + 2;
+  auto server = StartOrDie(options);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(server->port()));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::vector<UniqueFd> foreign;
+  for (int i = 0; i < 100; ++i) {
+    foreign.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(foreign.back().get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  }
+  // All but a few are closed at once; the others when the handshake's time is up.
+  const absl::Time until = MonotonicNow() + absl::Seconds(20);
+  for (const UniqueFd& fd : foreign) {
+    pollfd closed = {fd.get(), POLLRDHUP, 0};
+    EXPECT_EQ(poll(&closed, 1, static_cast<int>(absl::ToInt64Milliseconds(until - MonotonicNow()))), 1);
+  }
 }
 
 // An honest client with more calls than streams is never taken for a hostile one (call_guard.h).

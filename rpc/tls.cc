@@ -88,8 +88,10 @@ absl::StatusOr<std::string> ReadPem(const TlsOptions& tls, int which, absl::stri
   }
   if (which == kKey) return text;
   // The first of a chain is its owner's; of authorities one may be old.
-  absl::Time end = CertificateEnd(blocks->front());
-  for (const std::string& block : *blocks) end = which == kCa ? std::max(end, CertificateEnd(block)) : end;
+  absl::Time end = TimesOfCertificate(blocks->front()).not_after;
+  for (const std::string& block : *blocks) {
+    if (which == kCa) end = std::max(end, TimesOfCertificate(block).not_after);
+  }
   if (end > absl::Now()) return text;
   return absl::InvalidArgumentError(
       absl::StrCat(Given(tls, which), " expired at ", UtcText(end), "; have a new certificate made"));

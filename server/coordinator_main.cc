@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/clock.h"
+#include "core/decimal_flags.h"
 #include "core/mesh_spec.h"
 #include "core/status.h"
 #include "rpc/main_support.h"
@@ -136,6 +137,7 @@ int Main(int argc, char** argv) {
   Flags flags;
   CLI::App app{"The coordinator of shardmesh: jobs, names, layouts, workers, versions."};
   AddFlags(app, flags);
+  DecimalNumbersOnly(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

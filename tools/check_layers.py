@@ -37,7 +37,7 @@ CONFINED = {
     "hwy/":         (r"kernels/[^/]*simd[^/]*",),
     "cuda_runtime": (r".*cuda[^/]*",),
     "cuda.h":       (r".*cuda[^/]*",),
-    "CLI/":         ("client/cli/.*", r".*_main\.cc", "bench/.*", "examples/.*"),
+    "CLI/":         ("client/cli/.*", "core/decimal_flags_test.cc", r".*_main\.cc", "bench/.*", "examples/.*"),
     "pybind11/":    ("python/binding/.*", "python/client_binding/.*"),
     "Python.h":     ("python/binding/.*", "python/client_binding/.*"),
     "nlohmann/":    ("checkpoint/.*", "client/cli/.*", "bench/.*", "tests/.*", "examples/.*"),
@@ -48,6 +48,7 @@ WALL_CLOCK = {
     r"core/clock\.h": "makes wall times monotonic",
     r"core/sync\.h": "the build for the thread sanitizer, which does not know waits on the other clock",
     r"worker/run_worker_main\.cc|worker/node/testing/fake_worker_main\.cc": "a worker's incarnation (core/incarnation.h)",
+    r"rpc/(server|tls)\.cc": "the times of certificates",
     r"server/coordinator_service\.h": "how far ahead an incarnation may be",
     r"client/cli/(lease|top)_command\.cc": "times that people read",
     r"rpc/(.*_test|testing/.*)\.cc|server/coordinator_service_test\.cc|tests/contract/.*_test\.cc":

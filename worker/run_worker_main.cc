@@ -21,6 +21,7 @@
 #include "client/cpp/coordinator_transport.h"
 #include "client/cpp/shard_transport.h"
 #include "core/clock.h"
+#include "core/decimal_flags.h"
 #include "core/device_name.h"
 #include "core/incarnation.h"
 #include "core/status.h"
@@ -324,6 +325,7 @@ int RunWorkerMain(int argc, char** argv, const WorkerCuda& cuda) {
   CLI::App app{"shardmesh-worker: holds one shard of every job that the coordinator assigns to it."};
   Flags flags;
   AddFlags(app, flags);
+  DecimalNumbersOnly(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

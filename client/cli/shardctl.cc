@@ -21,6 +21,7 @@
 #include "client/cli/trace_command.h"
 #include "client/cli/up_command.h"
 #include "client/cli/versions_command.h"
+#include "core/decimal_flags.h"
 
 namespace shardmesh {
 namespace {
@@ -76,6 +77,7 @@ CommandResult RunShardctl(const std::vector<std::string>& args,
   AddMeshCommand(app, result);
   AddNamesCommand(app, result);
   if (add_more) add_more(app, result);
+  DecimalNumbersOnly(app);
   try {
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 takes them last first
   } catch (const CLI::ParseError& error) {

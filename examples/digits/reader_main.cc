@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "core/decimal_flags.h"
 #include "core/status.h"
 #include "examples/digits/flags_main.h"
 
@@ -57,6 +58,7 @@ int main(int argc, char** argv) {
   shardmesh::digits::JobFlags flags;
   shardmesh::digits::AddJobFlags(app, flags);
   app.footer("Example: digits_reader --job digits --steps 400");
+  shardmesh::DecimalNumbersOnly(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/clock.h"
+#include "core/decimal_flags.h"
 #include "core/status.h"
 #include "examples/digits/flags_main.h"
 
@@ -149,6 +150,7 @@ int main(int argc, char** argv) {
   app.add_flag("--create", flags.create, "create the job and give it its weights (one trainer does)");
   app.add_flag("--remote", flags.remote, "through gRPC instead of shared memory");
   app.footer("Example: digits_trainer --create --mesh ddp=2,fsdp=2 --slots 4 --my-slots 0,1,2,3");
+  shardmesh::DecimalNumbersOnly(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

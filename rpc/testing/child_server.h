@@ -23,6 +23,7 @@ class ChildServer {
   int64_t rss_bytes() const { return StatusBytes("VmRSS:"); }
   int64_t peak_rss_bytes() const { return StatusBytes("VmHWM:"); }
   int open_descriptors() const;
+  int threads() const { return static_cast<int>(StatusBytes("Threads:") >> 10); }
   bool alive() const;
   // SIGTERM, then its exit status; -1 when it did not end within 10 s or by a signal.
   int Terminate();

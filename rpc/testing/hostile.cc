@@ -1,6 +1,7 @@
 #include "rpc/testing/hostile.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "core/clock.h"
@@ -91,6 +92,50 @@ LongMessage SendLongMessage(int port, const std::string& path) {
     }
   }
   return result;
+}
+
+int64_t SendFlood(int port, Flood flood, int64_t most_bytes) {
+  RawClient client(port);
+  if (!client.connected() || !client.StartHttp2()) return 0;
+  std::string part;
+  if (flood == Flood::kPings) {
+    for (int i = 0; i < 100; ++i) part += EncodeFrame(kPing, 0, 0, "12345678");
+  } else {
+    const bool integer = flood == Flood::kIntegerWithoutEnd;
+    const std::string value = integer ? "\x7f" : EncodeInteger(0, 7, 1u << 30);
+    client.Write(EncodeFrame(kHeaders, 0, 1,
+                             absl::StrCat(absl::string_view("\x10", 1), EncodeInteger(0, 7, 1), "x", value)));
+    part = EncodeFrame(kContinuation, 0, 1, std::string(kDataBytes, integer ? '\x80' : 'x'));
+  }
+  int64_t sent = 0;
+  const absl::Time until = MonotonicNow() + kGiveUp;
+  while (sent < most_bytes && MonotonicNow() < until && client.Write(part)) sent += static_cast<int64_t>(part.size());
+  return sent;
+}
+
+std::vector<std::unique_ptr<RawClient>> OpenReflections(int port, int streams) {
+  constexpr int kPerConnection = 100;
+  constexpr char kPath[] = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+  const std::string list_services("\0\0\0\0\2\x3a\0", 7);  // of a gRPC message, with its head
+  std::vector<std::unique_ptr<RawClient>> clients;
+  const absl::Time until = MonotonicNow() + absl::Seconds(30);
+  for (int opened = 0; opened < streams;) {
+    auto client = std::make_unique<RawClient>(port);
+    if (!client->connected() || !client->StartHttp2()) return {};
+    int waiting = 0;
+    for (; waiting < kPerConnection && opened < streams; ++waiting, ++opened) {
+      const uint32_t stream = 1 + 2 * static_cast<uint32_t>(waiting);
+      client->Write(absl::StrCat(EncodeFrame(kHeaders, kEndHeaders, stream, CallHeaders(kPath)),
+                                 EncodeFrame(kData, 0, stream, list_services)));
+    }
+    while (waiting > 0) {
+      const Frame frame = client->ReadFrame(until - MonotonicNow());
+      if (!frame.valid()) return {};
+      if (frame.type == kData) --waiting;
+    }
+    clients.push_back(std::move(client));
+  }
+  return clients;
 }
 
 }  // namespace shardmesh::testing

@@ -3,7 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
+
+#include "rpc/testing/http2_client.h"
 
 namespace shardmesh::testing {
 
@@ -16,5 +20,18 @@ struct LongMessage {
 };
 // Announces a message of 1 GiB to `path` and sends it, as flow control allows, until the server ends the call.
 LongMessage SendLongMessage(int port, const std::string& path);
+
+// What a connection sends that holds no request, for ever.
+enum class Flood {
+  kHeaderWithoutEnd,   // CONTINUATION frames of a header that never ends
+  kIntegerWithoutEnd,  // the same with the padding of one HPACK integer
+  kPings,
+};
+// Sends up to `most_bytes` of it, and returns how many it sent before the server ended the connection.
+int64_t SendFlood(int port, Flood flood, int64_t most_bytes);
+
+// Opens `streams` calls of server reflection, asks each for the list of services, and keeps them open until the result
+// goes. Empty when the server did not answer each within 30 s.
+std::vector<std::unique_ptr<RawClient>> OpenReflections(int port, int streams);
 
 }  // namespace shardmesh::testing

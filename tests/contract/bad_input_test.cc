@@ -1,6 +1,7 @@
 // Contract 6: bad input gets a typed error that names the value and what would be right, no state changes, and the job
 // goes on: after each, the next good step is applied as if nothing had been.
 #include <gmock/gmock.h>
+#include <google/protobuf/descriptor.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +13,7 @@
 #include "proto/shardmesh/v1/coordinator.grpc.pb.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
+#include "rpc/testing/generic_call.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/raw_trainer.h"
 #include "tests/testing/training.h"
@@ -282,6 +284,24 @@ TEST_F(BadInput, WorkerThatComputesAnotherPlan) {
   leave.set_name("a-fake");
   leave.set_incarnation(1);
   ASSERT_OK(client_->coordinator().Leave(leave, kTimeout));
+}
+
+// Bytes that are no protobuf message, as the request of each method that takes one message.
+TEST_F(BadInput, BodyThatIsNoMessage_EveryMethod) {
+  for (const auto& [address, service] : {std::pair(cluster_->coordinator_address(), "shardmesh.v1.Coordinator"),
+                                         {job_->members()[0].address(), "shardmesh.v1.Shard"}}) {
+    ASSERT_OK_AND_ASSIGN(const auto channel, NewChannel(address));
+    const auto* found = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(service);
+    ASSERT_NE(found, nullptr);
+    for (int i = 0; i < found->method_count(); ++i) {
+      const auto* method = found->method(i);
+      if (method->client_streaming()) continue;
+      EXPECT_THAT(
+          testing::GenericCall(channel, absl::StrCat("/", service, "/", method->name()), "\xff\xff\xff"),
+          StatusIs(Code::kInvalidArgument, HasSubstr(absl::StrCat("is no ", method->input_type()->name()))))
+          << method->full_name();
+    }
+  }
 }
 
 template <typename Stub, typename Request, typename Reply>

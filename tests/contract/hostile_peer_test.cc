@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include <iostream>
+#include <thread>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -113,6 +114,45 @@ TEST_P(HostilePeer, MessageOfOneGibibyte) {
   EXPECT_OK(Call(absl::Seconds(5)));
   // The memory quota of the process, and what the allocator adds.
   EXPECT_LT(growth(), (worker() ? 256 : 512) * 5 / 4 * kMiB);
+}
+
+// The service that answers must be rpc/reflection.h's: the distribution's has a thread for each open stream.
+TEST_P(HostilePeer, FourHundredReflectionStreams_TakeNoThreadEach) {
+  Start(0);
+  const int before = process().threads();
+  ASSERT_GT(before, 0);
+  const auto open = testing::OpenReflections(port_, 400);
+  ASSERT_FALSE(open.empty());
+  std::cout << before << " threads before, " << process().threads() << " with 400 streams\n";
+  EXPECT_LT(process().threads(), before + 20);
+  EXPECT_OK(Call(absl::Seconds(5)));
+}
+
+// What the program has loaded, whatever its link options say.
+TEST_P(HostilePeer, NoReflectionServiceOfTheDistribution) {
+  Start(0);
+  const std::string maps = testing::ReadFile(absl::StrCat("/proc/", process().pid(), "/maps"));
+  EXPECT_THAT(maps, ::testing::HasSubstr("shardmesh"));
+  EXPECT_THAT(maps, ::testing::Not(::testing::HasSubstr("grpc++_reflection")));
+}
+
+// From the first byte on, and without a request: it is cut off, and others are served meanwhile.
+TEST_P(HostilePeer, FloodsWithoutARequest) {
+  Start(0);
+  for (const testing::Flood kind :
+       {testing::Flood::kHeaderWithoutEnd, testing::Flood::kIntegerWithoutEnd, testing::Flood::kPings}) {
+    // A message may be as long as this; gRPC shows a call only when it has its message.
+    const int64_t message = worker() ? 8 * kMiB : 64 * kMiB;
+    const int64_t most = 4 * message;
+    std::thread flood([&] {
+      const int64_t sent = testing::SendFlood(port_, kind, most);
+      std::cout << "ended after " << sent / kMiB << " MiB\n";
+      EXPECT_LT(sent, most) << static_cast<int>(kind);
+    });
+    EXPECT_OK(testing::TrainTo(*session_, session_->committed_step().value() + 1));
+    flood.join();
+    EXPECT_OK(Call(absl::Seconds(5)));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(, HostilePeer, ::testing::Values(Victim::kCoordinator, Victim::kWorker),

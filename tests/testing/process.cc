@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -122,6 +123,8 @@ int64_t Process::StatusBytes(const std::string& key) const {
   std::istringstream(StatusValue(key)) >> kib;
   return kib << 10;
 }
+
+int Process::threads() const { return std::atoi(StatusValue("Threads:").c_str()); }
 
 int Process::open_descriptors() const {
   std::error_code ignored;

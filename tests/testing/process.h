@@ -43,6 +43,7 @@ class Process {
   int64_t rss_bytes() const { return StatusBytes("VmRSS:"); }
   int64_t peak_rss_bytes() const { return StatusBytes("VmHWM:"); }
   int open_descriptors() const;  // 0 when it is gone
+  int threads() const;           // likewise
   std::string Log() const;
 
  private:

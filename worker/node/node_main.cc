@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/seconds_flag.h"
+#include "core/decimal_flags.h"
 #include "core/job.h"
 #include "core/status.h"
 #include "local/runtime_folder.h"
@@ -119,6 +120,7 @@ int Main(int argc, char** argv) {
   CLI::App app{"shardmesh-node: starts the workers of a host, watches them, and holds their memory."};
   Flags flags;
   AddFlags(app, flags);
+  DecimalNumbersOnly(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
