@@ -91,7 +91,9 @@ absl::Status CheckDialable(const Address& address) {
 absl::Status CheckHost(absl::string_view option, absl::string_view host) {
   const std::string bracketed = absl::StrContains(host, ':') ? absl::StrCat("[", host, "]") : std::string(host);
   const absl::StatusOr<Address> address = ParseAddress(absl::StrCat(bracketed, ":0"));
-  if (address.ok() && CheckDialable(*address).ok()) return absl::OkStatus();
+  in6_addr v6;
+  const bool is_host = !absl::StrContains(host, ':') || inet_pton(AF_INET6, std::string(host).c_str(), &v6) == 1;
+  if (is_host && address.ok() && CheckDialable(*address).ok()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(option, " is \"", absl::CHexEscape(host.substr(0, 200)),
                                                  "\"; give a name or IP address of this machine, without a port"));
 }
