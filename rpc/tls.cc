@@ -1,5 +1,6 @@
 #include "rpc/tls.h"
 
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 #include <unistd.h>
@@ -108,7 +109,9 @@ std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const Pem& pem) {
 // server that is thrown away (in the abstract socket namespace: no file, no TCP port).
 absl::Status CheckUsable(const TlsOptions& tls, const Pem& pem) {
   static std::atomic<int> counter{0};
+  grpc::CallbackGenericService none;  // a server without any service does not start
   grpc::ServerBuilder builder;
+  builder.RegisterCallbackGenericService(&none);
   builder.AddListeningPort(absl::StrCat("unix-abstract:shardmesh-tls-check-", getpid(), "-", counter.fetch_add(1)),
                            MakeServerCredentials(pem));
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();

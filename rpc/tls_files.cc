@@ -10,6 +10,7 @@
 #include "core/status.h"
 
 namespace shardmesh {
+
 absl::StatusOr<CertificateTimes> ReadCertificateTimes(absl::string_view pem) {
   const auto blocks = PemBlocks(pem, "CERTIFICATE");
   if (!blocks.ok()) return Annotate(blocks.status(), "not a certificate in PEM");
