@@ -4,6 +4,7 @@
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/security/server_credentials.h>
 
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,8 +22,9 @@ constexpr size_t kMemoryBytes = 8 << 20;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RefusingServer>> RefusingServer::Start(const std::vector<uid_t>& users) {
+  const std::set<uid_t> each(users.begin(), users.end());  // root's own server names root once
   std::unique_ptr<RefusingServer> made(new RefusingServer(absl::StrCat(
-      "this server answers processes of user ", absl::StrJoin(users, " and user "),
+      "this server answers processes of user ", absl::StrJoin(each, " and user "),
       " alone, and this call comes from another user of the machine; run the client as that user, or give the server "
       "and its clients certificates: --tls-cert, --tls-key and --tls-ca")));
   grpc::ServerBuilder builder;

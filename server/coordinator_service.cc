@@ -15,6 +15,8 @@
 #include "proto/convert.h"
 #include "proto/protocol_version.h"
 #include "proto/validate.h"
+#include "rpc/caller.h"
+#include "rpc/main_support.h"
 #include "rpc/unary.h"
 #include "server/coordinator_messages.h"
 
@@ -42,6 +44,11 @@ absl::Status TellNext(grpc::CallbackServerContext& context, const absl::Status& 
     context.AddTrailingMetadata(kNextIncarnationKey, absl::StrCat(*next));
   }
   return status;
+}
+
+// Before a call that takes something away from others: who asks for it. What comes of it is logged after.
+void LogCaller(const char* call, const std::string& what, const grpc::ServerContextBase& context) {
+  spdlog::info("event=asked call={} of={} caller={}", call, Quoted(what), Quoted(CallerOf(context)));
 }
 
 }  // namespace
@@ -121,8 +128,9 @@ grpc::ServerUnaryReactor* CoordinatorService::ListJobs(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* CoordinatorService::DeleteJob(grpc::CallbackServerContext* context,
                                                         const v1::DeleteJobRequest* request,
                                                         v1::DeleteJobReply* reply) {
-  return Unary(context, request, reply, [this](const v1::DeleteJobRequest& q, v1::DeleteJobReply*) -> absl::Status {
+  return Unary(context, request, reply, [&](const v1::DeleteJobRequest& q, v1::DeleteJobReply*) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
+    LogCaller("DeleteJob", q.job(), *context);
     return Locked(
         [&](shardmesh::Coordinator& coordinator, absl::Time now) {
           return coordinator.DeleteJob(q.job(), now, q.uid());
@@ -133,8 +141,9 @@ grpc::ServerUnaryReactor* CoordinatorService::DeleteJob(grpc::CallbackServerCont
 grpc::ServerUnaryReactor* CoordinatorService::ReshardJob(grpc::CallbackServerContext* context,
                                                          const v1::ReshardJobRequest* request,
                                                          v1::JobDescription* reply) {
-  return Unary(context, request, reply, [this](const v1::ReshardJobRequest& q, v1::JobDescription* r) -> absl::Status {
+  return Unary(context, request, reply, [&](const v1::ReshardJobRequest& q, v1::JobDescription* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
+    LogCaller("ReshardJob", q.job(), *context);
     ASSIGN_OR_RETURN(const MeshSpec mesh, MeshSpecFromProto(q.mesh()));
     JobView view;
     RETURN_IF_ERROR(Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) -> absl::Status {
@@ -234,8 +243,9 @@ grpc::ServerUnaryReactor* CoordinatorService::Heartbeat(grpc::CallbackServerCont
 
 grpc::ServerUnaryReactor* CoordinatorService::Leave(grpc::CallbackServerContext* context,
                                                     const v1::LeaveRequest* request, v1::LeaveReply* reply) {
-  return Unary(context, request, reply, [this](const v1::LeaveRequest& q, v1::LeaveReply*) -> absl::Status {
+  return Unary(context, request, reply, [&](const v1::LeaveRequest& q, v1::LeaveReply*) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
+    LogCaller("Leave", q.name(), *context);
     return Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
       return coordinator.Leave(q.name(), q.incarnation(), now);
     });
