@@ -341,7 +341,9 @@ TEST(SqliteStore, CutOrZeroed_DataLossAndTheFileIsKept) {
     const auto store = NewSqliteStore(other);
     const absl::Status status = store.ok() ? (*store)->Load().status() : store.status();
     refused += absl::IsDataLoss(status) ? 1 : 0;
-    if (!store.ok()) EXPECT_EQ(BytesOf(other), bytes);
+    if (!store.ok()) {
+      EXPECT_EQ(BytesOf(other), bytes);
+    }
   }
   EXPECT_EQ(refused, static_cast<int>(damaged.size()));
 }
