@@ -14,6 +14,7 @@
 #include "absl/strings/strip.h"
 #include "core/clock.h"
 #include "core/matchers.h"
+#include "local/testing/temp_folder.h"
 #include "tests/testing/altered_system.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
@@ -25,6 +26,7 @@ using ::shardmesh::testing::AlteredSystem;
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::ClusterOptions;
 using ::shardmesh::testing::Process;
+using ::shardmesh::testing::TempFolder;
 
 constexpr absl::Duration kMinute = absl::Minutes(1), kLong = absl::Seconds(60);
 // A step, a sign of life or a restart that waited for the moved clock would be later than this.
