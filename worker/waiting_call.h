@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "core/clock.h"
 #include "core/sync.h"
+#include "rpc/deadline.h"
 #include "rpc/status.h"
 #include "worker/waiters.h"
 
@@ -19,7 +20,7 @@ namespace shardmesh {
 
 // The caller's deadline, a little earlier, so that the answer still reaches it.
 inline absl::Time AnswerBy(const grpc::CallbackServerContext& context) {
-  const absl::Time deadline = ToMonotonic(absl::FromChrono(context.deadline()));
+  const absl::Time deadline = DeadlineOf(context.raw_deadline());
   return deadline - std::min(absl::Milliseconds(100), (deadline - MonotonicNow()) / 4);
 }
 

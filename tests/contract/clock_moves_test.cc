@@ -14,6 +14,7 @@
 #include "absl/strings/strip.h"
 #include "core/clock.h"
 #include "core/matchers.h"
+#include "local/testing/temp_folder.h"
 #include "tests/testing/altered_system.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
@@ -25,14 +26,15 @@ using ::shardmesh::testing::AlteredSystem;
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::ClusterOptions;
 using ::shardmesh::testing::Process;
+using ::shardmesh::testing::TempFolder;
 
 constexpr absl::Duration kMinute = absl::Minutes(1), kLong = absl::Seconds(60);
 // A step, a sign of life or a restart that waited for the moved clock would be later than this.
-constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(8);
+constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(4);
 constexpr int64_t kStepsBetween = 20;
 // More than are trained until the last kill; the trainers rest after each.
-constexpr int64_t kLastStep = 900;
-constexpr char kRest[] = "SHARDMESH_TEST_REST_MS=5";
+constexpr int64_t kLastStep = 1600;
+constexpr char kRest[] = "SHARDMESH_TEST_REST_MS=20";
 
 // The words of the last line that begins with `word` and a space; empty: there is none.
 std::string LastOf(const std::string& log, absl::string_view word) {
@@ -61,8 +63,9 @@ struct ClockMoves : ::testing::TestWithParam<bool> {
     int64_t step = -1;
     return absl::SimpleAtoi(LastOf(testing::ReadFile(folder.File("trainer-1")), "step"), &step) ? step : -1;
   }
-  // Trains on. `after`: of what is seen to be survived.
-  void Train(const std::string& after) {
+  // Trains on for at least that long. `after`: of what is seen to be survived.
+  void Train(const std::string& after, absl::Duration time = absl::ZeroDuration()) {
+    for (const absl::Time over = MonotonicNow() + time; MonotonicNow() < over;) poll(nullptr, 0, 10);
     const int64_t end = CommittedStep() + kStepsBetween;
     ASSERT_LT(end, kLastStep) << "the trainers are done before the test is";
     const absl::Time deadline = MonotonicNow() + kLong;
@@ -90,10 +93,12 @@ TEST_P(ClockMoves, AndWorkersAreKilled_NoJobIsLost_AndTheBitsAreTheSame) {
   options.worker_environment = Moved();
   if (everywhere) options.coordinator_environment = Moved();
   ASSERT_OK_AND_ASSIGN(cluster, Cluster::Start(options));
-  const auto first = StartTrainer("create", "1", everywhere);
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
-  const absl::Time deadline = MonotonicNow() + kLong;
-  while (!client.OpenJob("job").ok() && MonotonicNow() < deadline) poll(nullptr, 0, 20);
+  {
+    ASSERT_OK_AND_ASSIGN(const auto created, client.CreateJob(testing::OddJob("job", "fsdp=2", 2)));
+    ASSERT_OK(testing::Initialize(*created));
+  }
+  const auto first = StartTrainer("attach", "1", everywhere);
   const auto second = StartTrainer("attach", "0", everywhere);
   ASSERT_NO_FATAL_FAILURE(Train("the start"));
   int kills = 0;
@@ -103,7 +108,9 @@ TEST_P(ClockMoves, AndWorkersAreKilled_NoJobIsLost_AndTheBitsAreTheSame) {
     ASSERT_NO_FATAL_FAILURE(Train(moved));
     const std::string worker = absl::StrCat("w-", kills++ % 2);
     ASSERT_NO_FATAL_FAILURE(Kill(worker));
-    ASSERT_NO_FATAL_FAILURE(Train(absl::StrCat(moved, " and ", worker, " was killed")));
+    // Were the next life refused, the coordinator would give the worker up meanwhile.
+    ASSERT_NO_FATAL_FAILURE(
+        Train(absl::StrCat(moved, " and ", worker, " was killed"), kHeartbeatTimeout + absl::Seconds(1)));
   }
   for (Process* const trainer : {first.get(), second.get()}) {
     ASSERT_OK_AND_ASSIGN(const int status, trainer->Wait(kLong));

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/matchers.h"
+#include "local/testing/temp_folder.h"
 #include "tests/testing/altered_system.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
@@ -20,6 +21,7 @@ using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::ClusterOptions;
 using ::shardmesh::testing::Process;
 using ::shardmesh::testing::ProcessSpec;
+using ::shardmesh::testing::TempFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
