@@ -22,9 +22,9 @@ void Log(spdlog::level::level_enum level, const char* library, absl::string_view
   logger->log(level, "event=library_log library={} text={}", library, Quoted(text));
 }
 
-// gRPC 1.51 says this of a keepalive ping that was answered in time: it cancels the timer of the answer, but on a busy
-// machine the timer has expired already and its function stands in a queue; that finds the ping answered, does nothing,
-// and calls it an error. Each channel pings twice in its peer_timeout (rpc/channel.h), so it comes again and again.
+// gRPC 1.51 says this where the timer that bounds the wait for a keepalive ping's answer runs though the answer is there
+// (chttp2_transport.cc, keepalive_watchdog_fired_locked). The function then does nothing but say so. Each channel pings
+// twice in its peer_timeout (rpc/channel.h), so that a busy machine, where timers run late, comes to it again and again.
 bool IsHarmless(absl::string_view text) { return absl::StartsWith(text, "keepalive_ping_end state error: "); }
 
 void FromGrpc(gpr_log_func_args* args) {
