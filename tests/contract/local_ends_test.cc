@@ -3,6 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+
+#include <cerrno>
 #include <csignal>
 #include <filesystem>
 #include <functional>
@@ -16,7 +22,9 @@
 #include "core/clock.h"
 #include "core/matchers.h"
 #include "core/status.h"
+#include "local/fd.h"
 #include "local/host_id.h"
+#include "local/segment.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/process.h"
 #include "tests/testing/training.h"
@@ -113,6 +121,47 @@ TEST(LocalEnds, AFailedJobThatIsDeleted_ATrainerThatStaysKeepsNothingOfItInTheWo
   ASSERT_TRUE(Await([&] { return absl::StrContains(cluster->coordinator().Log(), "event=job_failed"); }));
   ASSERT_OK(testing::Delete(client, "job"));
   EXPECT_TRUE(Await([&] { return MemoryOf(worker).empty(); })) << ::testing::PrintToString(MemoryOf(worker));
+}
+
+bool CanMakeImmutable() {
+  absl::StatusOr<Segment> segment = Segment::Create("try", 4096, 0);
+  int flags = 0;
+  return segment.ok() && segment->RefuseNewWriters(/*punched=*/false).ok() &&
+         ioctl(segment->fd(), FS_IOC_GETFLAGS, &flags) == 0 && (flags & FS_IMMUTABLE_FL) != 0;
+}
+
+// Also not as root, which needs no permission of a mode.
+TEST(LocalEnds, WhatReadersMapOfAJobWithANode_CannotBeOpenedForWriting_AndARestartedWorkerWritesIt) {
+  if (!CanMakeImmutable()) GTEST_SKIP() << "this user or kernel cannot make memory immutable";
+  ASSERT_OK_AND_ASSIGN(const auto cluster,
+                       Cluster::Start({.workers = 1, .heartbeat_timeout = absl::Seconds(20), .kept = true}));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(TinyJob("job", "fsdp=1", 1)));
+  ASSERT_OK(testing::Initialize(*job));
+  const auto check = [&](pid_t worker) {
+    int checked = 0;
+    for (const auto& fd : fs::directory_iterator(absl::StrCat("/proc/", worker, "/fd"))) {
+      const std::string name = fs::read_symlink(fd).string();
+      const bool read = absl::StrContains(name, "-publication-") || absl::StrContains(name, "-board") ||
+                        absl::StrContains(name, "-window");
+      if (!read) continue;
+      ++checked;
+      EXPECT_NE(chmod(fd.path().c_str(), 0600), 0) << name;
+      EXPECT_LT(UniqueFd(open(fd.path().c_str(), O_RDWR | O_CLOEXEC)).get(), 0) << name;
+      EXPECT_EQ(errno, EPERM) << name;
+    }
+    EXPECT_GE(checked, 3);
+  };
+  const pid_t killed = cluster->PidOf("w-0");
+  check(killed);
+  ASSERT_EQ(kill(killed, SIGKILL), 0);
+  const pid_t next = cluster->AwaitNextLife("w-0", killed, kLong);
+  ASSERT_GT(next, 0);
+  ASSERT_OK_AND_ASSIGN(const auto session, job->Attach({Slot(0)}));
+  ASSERT_OK(session->AwaitWeights(kLong));
+  ASSERT_OK(testing::TrainTo(*session, 5));  // each of its publications is written
+  ASSERT_OK(testing::Learn(*job, 5).status());
+  check(next);
 }
 
 std::vector<fs::path> SocketsIn(const std::string& folder) {

@@ -38,9 +38,9 @@ bool Await(const std::function<bool()>& done) {
 // A push of which the header is sent, and nothing else.
 struct StalledPush {
   StalledPush(RawTrainer& trainer, int64_t step) {
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::hours(1));
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
     writer = trainer.stub(Rank(0)).Push(&context, &reply);
-    v1::PushRequest first;
+    v1::PushChunk first;
     *first.mutable_header() = trainer.Header(0, step, 0);
     writer->Write(first);
   }
@@ -60,7 +60,7 @@ struct StalledPush {
   }
   grpc::ClientContext context;
   v1::PushReply reply;
-  std::unique_ptr<grpc::ClientWriter<v1::PushRequest>> writer;
+  std::unique_ptr<grpc::ClientWriter<v1::PushChunk>> writer;
   bool over = false;
 };
 
