@@ -216,9 +216,9 @@ TEST_P(HostileFlood, IsEndedByTheServer) {
   StartChild();
   constexpr int64_t kMost = 64 * kMiB;
   std::thread flood([&] {
-    const int64_t sent = testing::SendFlood(child_->port(), GetParam(), kMost);
-    std::cout << "ended after " << sent / 1024 << " KiB\n";
-    EXPECT_LT(sent, kMost);
+    const testing::SentFlood flooded = testing::SendFlood(child_->port(), GetParam(), kMost);
+    std::cout << "ended after " << flooded.bytes_sent / 1024 << " KiB\n";
+    EXPECT_TRUE(flooded.ended_by_server);
   });
   EXPECT_OK(CallEcho(child_->address()));
   flood.join();

@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <random>
 #include <utility>
 
+#include "client/cpp/next_life.h"
 #include "core/status.h"
 #include "python/client_binding/await.h"
 #include "python/client_binding/binding.h"
@@ -55,12 +57,18 @@ v1::AcquireLeaseRequest LeaseRequest(const VersionChoice& choice, absl::Duration
   return request;
 }
 
+// A call to a worker that is repeated while its next life is on its way (client/cpp/next_life.h): each may be made twice.
+template <typename Call>
+auto AskWorker(const Job& job, Rank rank, absl::Duration timeout, Call call) {
+  return CallAgain(job.members()[rank.value()].kept(), std::min(job.peer_timeout(), timeout), std::move(call));
+}
+
 // Publishes the committed step; (epoch, step).
 std::pair<int64_t, int64_t> Publish(const BoundJob& job, double timeout) {
   const auto publish = [service = *job.service, name = job.job->spec().name,
                         duration = absl::Seconds(timeout)]() -> absl::StatusOr<v1::PublishReply> {
     ASSIGN_OR_RETURN(const std::shared_ptr<Job> opened, service.client(duration).OpenJob(name));
-    return opened->worker(Rank(0)).Publish(name, duration);
+    return AskWorker(*opened, Rank(0), duration, [&] { return opened->worker(Rank(0)).Publish(name, duration); });
   };
   const auto reply = OrThrow(Await<v1::PublishReply>(publish));
   return {reply.epoch(), reply.step()};
@@ -74,7 +82,9 @@ BoundLease Acquire(const BoundJob& job, const std::string& kind, Integer step, d
     ASSIGN_OR_RETURN(std::shared_ptr<Job> opened,
                      service.client(duration).OpenJob(request.job(), names, JobUse::kRead));
     const Rank rank = opened->reading_rank();
-    ASSIGN_OR_RETURN(v1::Lease lease, opened->worker(rank).AcquireLease(request, duration));
+    ASSIGN_OR_RETURN(v1::Lease lease, AskWorker(*opened, rank, duration, [&] {
+                       return opened->worker(rank).AcquireLease(request, duration);
+                     }));
     return BoundLease{OfThisProcess(std::move(opened)), rank, std::move(lease)};
   };
   return OrThrow(Await<BoundLease>(acquire));
@@ -87,7 +97,8 @@ void Renew(BoundLease& lease, double ttl) {
   request.set_id(lease.lease.id());
   request.set_ttl_ms(absl::ToInt64Milliseconds(absl::Seconds(ttl)));
   const auto renew = [job = lease.job, rank = lease.rank, request]() {
-    return job->worker(rank).RenewLease(request, job->options().call_timeout);
+    const absl::Duration timeout = job->options().call_timeout;
+    return AskWorker(*job, rank, timeout, [&] { return job->worker(rank).RenewLease(request, timeout); });
   };
   lease.lease = OrThrow(Await<v1::Lease>(renew));
 }

@@ -94,9 +94,9 @@ LongMessage SendLongMessage(int port, const std::string& path) {
   return result;
 }
 
-int64_t SendFlood(int port, Flood flood, int64_t most_bytes) {
+SentFlood SendFlood(int port, Flood flood, int64_t most_bytes) {
   RawClient client(port);
-  if (!client.connected() || !client.StartHttp2()) return 0;
+  if (!client.connected() || !client.StartHttp2()) return {};
   std::string part;
   if (flood == Flood::kPings) {
     for (int i = 0; i < 100; ++i) part += EncodeFrame(kPing, 0, 0, "12345678");
@@ -107,10 +107,16 @@ int64_t SendFlood(int port, Flood flood, int64_t most_bytes) {
                              absl::StrCat(absl::string_view("\x10", 1), EncodeInteger(0, 7, 1), "x", value)));
     part = EncodeFrame(kContinuation, 0, 1, std::string(kDataBytes, integer ? '\x80' : 'x'));
   }
-  int64_t sent = 0;
+  SentFlood flooded;
   const absl::Time until = MonotonicNow() + kGiveUp;
-  while (sent < most_bytes && MonotonicNow() < until && client.Write(part)) sent += static_cast<int64_t>(part.size());
-  return sent;
+  while (flooded.bytes_sent < most_bytes && MonotonicNow() < until) {
+    if (!client.Write(part)) {
+      flooded.ended_by_server = client.WaitForClose(absl::Seconds(1));
+      break;
+    }
+    flooded.bytes_sent += static_cast<int64_t>(part.size());
+  }
+  return flooded;
 }
 
 std::vector<std::unique_ptr<RawClient>> OpenReflections(int port, int streams) {

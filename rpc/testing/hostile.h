@@ -27,8 +27,12 @@ enum class Flood {
   kIntegerWithoutEnd,  // the same with the padding of one HPACK integer
   kPings,
 };
-// Sends up to `most_bytes` of it, and returns how many it sent before the server ended the connection.
-int64_t SendFlood(int port, Flood flood, int64_t most_bytes);
+struct SentFlood {
+  bool ended_by_server = false;
+  int64_t bytes_sent = 0;
+};
+// Sends up to `most_bytes` of it, until the server ends the connection.
+SentFlood SendFlood(int port, Flood flood, int64_t most_bytes);
 
 // Opens `streams` calls of server reflection, asks each for the list of services, and keeps them open until the result
 // goes. Empty when the server did not answer each within 30 s.

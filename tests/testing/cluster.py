@@ -63,12 +63,14 @@ class Trainer:
 class Cluster:
     """Workers w0, w1, ...; kept: those of a shardmesh-node, which starts them again, w-0, w-1, ..."""
 
-    def __init__(self, workers=2, kept=False, worker_flags=(), coordinator_flags=()):
+    def __init__(self, workers=2, kept=False, worker_flags=(), coordinator_flags=(), environment=None):
+        """environment: a function of the folder: variables of every process, besides this one's."""
         self._folder = tempfile.TemporaryDirectory(prefix="shardmesh-py-")
         self.folder = self._folder.name
         self._processes, self._trainers = {}, []
         self._workers = workers
         self._coordinator_flags = coordinator_flags
+        self._environment = {**os.environ, **(environment(self.folder) if environment else {})}
         self.address = "127.0.0.1:0"
         try:
             self.start_coordinator()
@@ -104,7 +106,8 @@ class Cluster:
 
     def _start(self, name, path, *arguments):
         with open(self._file(name + ".log"), "a", encoding="utf-8") as log:
-            self._processes[name] = subprocess.Popen([program(path), *arguments], stdout=log, stderr=log)
+            self._processes[name] = subprocess.Popen([program(path), *arguments], stdout=log, stderr=log,
+                                                     env=self._environment)
 
     def _line(self, name, file):
         def read():
