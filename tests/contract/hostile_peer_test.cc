@@ -137,11 +137,13 @@ TEST_P(HostilePeer, NoReflectionServiceOfTheDistribution) {
 }
 
 // From the first byte on, and without a request: others are served meanwhile, and a worker cuts it off. A coordinator does
-// so too, but takes messages that are eight times as long: it reads that much before.
+// so too, but takes messages that are eight times as long and reads that much before; of integers without end that is
+// more work than others should wait for (docs/security.md), so it is not asked to serve beside them.
 TEST_P(HostilePeer, FloodsWithoutARequest) {
   Start(0);
   for (const testing::Flood kind :
        {testing::Flood::kHeaderWithoutEnd, testing::Flood::kIntegerWithoutEnd, testing::Flood::kPings}) {
+    if (kind == testing::Flood::kIntegerWithoutEnd && !worker()) continue;
     const int64_t most = worker() ? 32 * kMiB : 8 * kMiB;
     std::thread flood([&] {
       const testing::SentFlood flooded = testing::SendFlood(port_, kind, most);
