@@ -111,7 +111,10 @@ TEST_F(ForgedWorker, ReportsAStepThatNeverWas_AndTheTrueOneIsKnownSoon) {
   status.set_epoch(job->epoch().value());
   status.set_state(v1::MEMBER_STATE_READY);
   status.set_plan_hash(job->plan().hash());
-  status.set_committed_step(int64_t{1} << 62);
+  status.set_committed_step(int64_t{1} << 62);  // no job can be there
+  EXPECT_THAT(client->coordinator().Heartbeat(forged, kCall),
+              StatusIs(absl::StatusCode::kInvalidArgument, ::testing::HasSubstr("committed_step")));
+  forged.mutable_jobs(0)->set_committed_step(int64_t{1} << 38);
   ASSERT_OK(client->coordinator().Heartbeat(forged, kCall));
   const absl::Time deadline = MonotonicNow() + kLong;
   while (CommittedStep() != 0 && MonotonicNow() < deadline) poll(nullptr, 0, 20);
