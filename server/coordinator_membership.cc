@@ -378,6 +378,7 @@ absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberRepo
     if (report.committed_step > there->record.committed_step) {  // the error of the job names it
       Job& job = transaction.MutableJob(report.job);
       job.record.committed_step = report.committed_step;
+      job.behind_since.reset();
       job.lost_members = 0;
     }
     ApplyFailure(transaction, report, *there, worker, now);
