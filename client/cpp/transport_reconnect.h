@@ -3,6 +3,7 @@
 // gRPC moves a connection attempt on only while some thread polls. A call on a channel in TRANSIENT_FAILURE ends at
 // once and polls nothing, so in a process without a server a channel whose peer came back is connected by gRPC's own
 // backup poller alone, which looks every 5 s and needs several looks (measured: 15 s). Waiting for the channel polls.
+// The pause before the next attempt is dropped: gRPC 1.51 measures it by the wall clock, which may have been set back.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -18,6 +19,7 @@ namespace shardmesh {
 // `timeout`, the time that the call itself will have. Thread-safe.
 inline void HelpReconnect(grpc::Channel& channel, absl::Duration timeout) {
   if (channel.GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_TRANSIENT_FAILURE) return;
+  grpc::experimental::ChannelResetConnectionBackoff(&channel);
   channel.WaitForConnected(DeadlineIn(std::min(timeout / 2, absl::Milliseconds(200))));
 }
 

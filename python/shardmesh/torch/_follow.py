@@ -188,7 +188,7 @@ class Following:
 
     def _ask(self, least: int, timeout: float) -> bool:
         """Of a job that publishes when it is asked: takes its committed step, from `least` on; whether that is new."""
-        if self._versions().committed is None and self._at is None:
+        if self._at is None and self._versions().committed is None:  # which asks the coordinator
             return False
         try:
             at = self._job._core.publish(timeout)
