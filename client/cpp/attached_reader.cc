@@ -30,7 +30,7 @@ std::string Names(const std::vector<Step>& steps) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<ReaderLink>> ReaderLink::Attach(std::shared_ptr<Job> job, Rank rank,
-                                                               absl::Duration ttl) {
+                                                               absl::Duration ttl, bool again) {
   ASSIGN_OR_RETURN(const std::string host_id, HostId());
   v1::AttachRequest request;
   request.set_job(job->spec().name);
@@ -49,7 +49,9 @@ absl::StatusOr<std::shared_ptr<ReaderLink>> ReaderLink::Attach(std::shared_ptr<J
   if (!welcome.ParseFromString(message.bytes)) {
     return absl::InternalError("the worker sent a message that is no welcome");
   }
-  if (welcome.code() != 0) return absl::Status(static_cast<absl::StatusCode>(welcome.code()), welcome.message());
+  const absl::Status said(static_cast<absl::StatusCode>(welcome.code()), welcome.message());
+  if (absl::IsPermissionDenied(said) && again) return Attach(std::move(job), rank, ttl, /*again=*/false);
+  RETURN_IF_ERROR(said);
   std::shared_ptr<ReaderLink> link(new ReaderLink(std::move(job), std::move(socket)));
   RETURN_IF_ERROR(link->Map(welcome, std::move(message.descriptors)));
   ASSIGN_OR_RETURN(link->renewer_,

@@ -40,7 +40,9 @@ class Absence {
 class ReaderLink {
  public:
   // Errors of Shard.Attach and of LocalSocket::Connect. Internal: what the worker sent does not fit the plan.
-  static absl::StatusOr<std::shared_ptr<ReaderLink>> Attach(std::shared_ptr<Job> job, Rank rank, absl::Duration ttl);
+  // `again`: once more if it is refused, since a worker's next life does not know what the last one granted.
+  static absl::StatusOr<std::shared_ptr<ReaderLink>> Attach(std::shared_ptr<Job> job, Rank rank, absl::Duration ttl,
+                                                            bool again = true);
   ~ReaderLink();
 
   // The publication of the version, held; released with Release. nullopt: it is not there.
