@@ -77,7 +77,10 @@ def follow(service, job, file):
     network = model()
     with sm.follow(network, service=service, job=job, timeout=PATIENCE) as following:
         while not is_over(following.step, job, file):
-            following.wait(timeout=PATIENCE)
+            try:
+                following.wait(timeout=PATIENCE)
+            except (errors.Unavailable, errors.DeadlineExceeded) as error:  # the coordinator or a worker is away
+                print(f"waits again: {error}", flush=True)
             say(file, following.step)
 
 
