@@ -21,9 +21,6 @@ inline absl::Time MonotonicNow() {
   return absl::TimeFromTimespec(now);
 }
 
-// A wall time, such as the deadline of a gRPC call, on the scale of MonotonicNow().
-inline absl::Time ToMonotonic(absl::Time wall) { return MonotonicNow() + (wall - absl::Now()); }
-
 // The time of who must be tested with another one: only mains construct RealClock. Monotonic.
 class Clock {
  public:

@@ -47,7 +47,7 @@ class CondVar {
   bool WaitFor(Mutex& mu, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     std::unique_lock<std::mutex> lock(mu.mu_, std::adopt_lock);
 #ifdef __SANITIZE_THREAD__
-    // The thread sanitizer of g++ 12 does not see pthread_cond_clockwait and would report races that are none.
+    // The thread sanitizer of g++ 12 does not see pthread_cond_clockwait and would report false races.
     const auto until = std::chrono::system_clock::now() + absl::ToChronoNanoseconds(timeout);
 #else
     const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);

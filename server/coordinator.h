@@ -201,7 +201,6 @@ class Coordinator {
 
   // coordinator_jobs.cc
   JobView View(const Job& job, absl::Time now) const;
-  absl::Status IsAnother(const JobRecord& job, int64_t uid) const;  // Aborted
   absl::Status NoSuchJob(const std::string& name) const;
   using Loads = std::map<std::pair<std::string, int64_t>, int>;  // how many jobs each life of a worker serves
   Loads CountJobs() const;

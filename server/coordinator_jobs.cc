@@ -21,6 +21,11 @@ Demand DemandOf(const JobDefinition& definition) {
   return {definition.plan().num_ranks(), definition.refused_by_devices()};
 }
 
+std::string IsAnother(const JobRecord& job, int64_t uid) {
+  return absl::StrCat("job ", job.name, " has uid ", job.uid, ", not ", uid,
+                      ": that one was deleted, and somebody made another of its name");
+}
+
 }  // namespace
 
 absl::StatusOr<bool> Coordinator::CreateJob(std::shared_ptr<const JobDefinition> definition, absl::Time now,
@@ -30,7 +35,9 @@ absl::StatusOr<bool> Coordinator::CreateJob(std::shared_ptr<const JobDefinition>
   const bool there = found != state_.jobs.end();
   if (there && uid != 0 && found->second.record.uid == uid) return true;
   if (replaces != 0 && !there) return NoSuchJob(name);
-  if (replaces != 0 && found->second.record.uid != replaces) return IsAnother(found->second.record, replaces);
+  if (replaces != 0 && found->second.record.uid != replaces) {
+    return absl::AbortedError(IsAnother(found->second.record, replaces));
+  }
   if (replaces == 0 && there) {
     const std::string difference = Difference(found->second.defined->spec(), definition->spec());
     if (difference.empty()) return false;
@@ -75,10 +82,7 @@ std::vector<JobView> Coordinator::ListJobs(absl::Time now) const {
 absl::Status Coordinator::DeleteJob(const std::string& name, absl::Time now, int64_t uid) {
   const auto found = state_.jobs.find(name);
   if (found == state_.jobs.end()) return NoSuchJob(name);
-  if (uid != 0 && found->second.record.uid != uid) {
-    const absl::Status another = IsAnother(found->second.record, uid);
-    return absl::NotFoundError(another.message());
-  }
+  if (uid != 0 && found->second.record.uid != uid) return absl::NotFoundError(IsAnother(found->second.record, uid));
   Transaction transaction = NewTransaction();
   transaction.DeleteJob(name);
   transaction.Event(absl::StrCat("event=job_deleted job=", name));
@@ -89,11 +93,6 @@ absl::StatusOr<std::shared_ptr<const JobDefinition>> Coordinator::Definition(con
   const auto found = state_.jobs.find(name);
   if (found == state_.jobs.end()) return NoSuchJob(name);
   return found->second.definition;
-}
-
-absl::Status Coordinator::IsAnother(const JobRecord& job, int64_t uid) const {
-  return absl::AbortedError(absl::StrCat("job ", job.name, " has uid ", job.uid, ", not ", uid,
-                                         ": that one was deleted, and somebody made another of its name"));
 }
 
 absl::Status Coordinator::NoSuchJob(const std::string& name) const {

@@ -378,7 +378,7 @@ absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberRepo
     if (report.committed_step > there->record.committed_step) {  // the error of the job names it
       Job& job = transaction.MutableJob(report.job);
       job.record.committed_step = report.committed_step;
-      job.behind_since.reset();
+      job.behind.reset();
       job.lost_members = 0;
     }
     ApplyFailure(transaction, report, *there, worker, now);
@@ -398,10 +398,12 @@ void Coordinator::ApplyProgress(const MemberReport& report, const WorkerIdentity
   if (report.rank != 0 || JobOf(report, worker) == nullptr) return;
   Job& job = state_.jobs.at(report.job);
   if (report.committed_step < job.record.committed_step) {
-    if (!job.behind_since.has_value()) job.behind_since = now;
-    if (now - *job.behind_since < options_.heartbeat_timeout) return;
+    const bool same = job.behind.has_value() && job.behind->epoch == report.epoch &&
+                      job.behind->incarnation == worker.incarnation;
+    if (!same) job.behind = Behind{now, report.epoch, worker.incarnation};
+    if (now - job.behind->since < options_.heartbeat_timeout) return;
   }
-  job.behind_since.reset();
+  job.behind.reset();
   if (report.committed_step == job.record.committed_step && report.published_steps == job.record.published_steps)
     return;
   if (report.committed_step > job.record.committed_step) job.lost_members = 0;

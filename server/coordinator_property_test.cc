@@ -84,7 +84,7 @@ class Simulation {
       EXPECT_EQ(record.epoch, job.epoch);
       EXPECT_EQ(record.error, job.error);
       CheckReforms(record, job);
-      EXPECT_TRUE(record.committed_step <= job.committed_step || fell_.count(record.name) > 0) << record.name;
+      EXPECT_LE(record.committed_step, job.committed_step);
       EXPECT_TRUE(std::equal(record.members.begin(), record.members.end(), job.members.begin(), job.members.end(),
                              [](const MemberRecord& a, const JobView::Member& b) { return a.worker == b.worker; }))
           << record.name;
@@ -122,12 +122,7 @@ class Simulation {
       EXPECT_TRUE(used_epochs_.insert({name, job.epoch}).second) << name << " epoch " << job.epoch << " is used twice";
     }
     jobs_[name] = job.epoch;
-    if (job.committed_step < steps_[name]) {
-      EXPECT_GE(now_ - rose_[name], CoordinatorOptions().heartbeat_timeout) << name << ": reports of fewer are late ones";
-      fell_.insert(name);
-    } else if (job.committed_step > steps_[name]) {
-      rose_[name] = now_;
-    }
+    EXPECT_GE(job.committed_step, steps_[name]) << "steps never fall but with a restart";
     steps_[name] = job.committed_step;
     // A job waits only while no host has enough workers that it accepts, or a tick has still to repeat a failed write.
     EXPECT_TRUE(job.state != JobState::kWaiting || retry_pending_ || !job.waiting_for.empty()) << name;
@@ -390,11 +385,23 @@ class Simulation {
     }
   }
 
+  // A late report is of fewer steps than are known, and the same life's next one that is taken is not late.
+  // `sender`: which life, of which job, at which epoch.
+  int64_t ReportedStep(const Assignment& told, const std::string& sender) {
+    const auto known = steps_.find(told.definition->spec().name);
+    const int64_t step = Pick(100) - 1, least = known == steps_.end() ? -1 : known->second;
+    return step >= least || late_.insert(sender).second ? step : least;
+  }
+
   void Heartbeat() { Heartbeat(WorkerName()); }
   void Heartbeat(const std::string& name) {
     std::vector<MemberReport> reports;
+    std::vector<std::string> in_time;
     for (const Assignment& told : told_[name]) {
-      MemberReport report = ReadyReport(told, Pick(100) - 1);
+      const std::string& job = told.definition->spec().name;
+      const std::string sender = absl::StrCat(job, " ", told.epoch, " ", name, "@", lives_[name]);
+      MemberReport report = ReadyReport(told, ReportedStep(told, sender));
+      if (steps_.count(job) == 0 || report.committed_step >= steps_[job]) in_time.push_back(sender);
       if (Pick(15) == 0) report.plan_hash = std::string(32, '0');
       if (told.leaves) report.plan_hash.clear();
       if (told.staged) report.state = MemberReport::State::kPrepared;
@@ -409,6 +416,7 @@ class Simulation {
     EXPECT_THAT(std::string(assignments.status().message()), ::testing::Not(::testing::HasSubstr("state file")))
         << "it is always this one";
     if (!assignments.ok()) return;
+    for (const std::string& sender : in_time) late_.erase(sender);
     told_[name] = *assignments;
     for (const Assignment& assignment : *assignments) {
       if (assignment.from.epoch == assignment.epoch) {  // it only keeps what it held
@@ -436,8 +444,7 @@ class Simulation {
   std::unique_ptr<Coordinator> coordinator_;
   // The model: what was acknowledged.
   std::map<std::string, int64_t> jobs_;                         // name -> epoch last seen
-  std::map<std::string, absl::Time> rose_;                      // name -> when that was seen to rise
-  std::set<std::string> fell_;                                  // jobs of which it fell
+  std::set<std::string> late_;                                  // senders of a late report, and of none since
   std::map<std::string, int64_t> steps_;                        // name -> committed step last seen
   std::map<std::string, int64_t> lives_;                        // worker -> its largest incarnation
   std::map<std::string, MeshSpec> meshes_;                      // of jobs, as they were created

@@ -26,13 +26,19 @@ struct NextMesh {
   absl::Time since;
 };
 
+// Since when a life of rank 0, at an epoch, reports fewer steps than are known, and nothing else.
+struct Behind {
+  absl::Time since;
+  int64_t epoch = 0, incarnation = 0;
+};
+
 struct Job {
   JobRecord record;
   std::shared_ptr<const JobDefinition> defined;     // as it was given
   std::shared_ptr<const JobDefinition> definition;  // with the mesh that it has now
   bool progress_unsaved = false;  // committed_step, published_steps: written by the next Tick, said again by rank 0
   // Not stored:
-  std::optional<absl::Time> behind_since;  // since when rank 0 reports less than committed_step, and nothing else
+  std::optional<Behind> behind;          // of the newest life of rank 0 that reports fewer steps than committed_step
   int lost_members = 0;                  // that died since its last step or, without one, its making
   bool awaits_life = false;              // it re-forms, and the only holder of a shard is to come back
   std::shared_ptr<const NextMesh> next;  // a coordinator that restarts knows nothing of it: then it is given up

@@ -6,7 +6,7 @@
 Jobs with assigned and pulled slots are trained by PyTorch with DataLoader workers, followed and read, saved, deleted and
 made again; trainers with live children, followers, readers and workers are killed. Then all jobs are deleted, and within
 30 s every process of the service (coordinator, node, workers) must have no more descriptors, shared memory files,
-mappings of them than before, and no more threads and memory than a bound. Exit code 1 if one has.
+mappings of them and threads than before, and no more memory than a bound. Exit code 1 if one has.
 
 Needs the programs (SHARDMESH_BIN_DIR is Bazel's folder of them), the Python package and PyTorch.
 """
@@ -35,9 +35,6 @@ WORKERS = 2
 # What freed heap may keep: glibc has up to 8 arenas a core, each of which may keep what one call had at once, a chunk of
 # 1 MiB (kPushChunkBytes).
 HEAP = 8 * (os.cpu_count() or 1) << 20
-# gRPC starts a thread of its executor when all others are busy, at most two a core in all, and keeps it
-# (src/core/lib/iomgr/executor/executor.cc of gRPC 1.51).
-EXECUTOR = 2 * (os.cpu_count() or 1)
 PAGES = 1 << 20  # of shared memory that is not a job's: code, and files in tmpfs
 
 
@@ -286,7 +283,7 @@ class Soak:
             for what in ("descriptors", "memfds", "mappings", "threads"):
                 had, has = getattr(then, what), getattr(seen, what)
                 had = min(had, getattr(first[name], what)) if what in ("memfds", "mappings") else had
-                if has > had + (EXECUTOR if what == "threads" else 0):
+                if has > had:
                     lines.append(f"{name} has {has} {what}, and had {had}")
             for what, bound in (("heap", max(peak[name], then.heap) + HEAP), ("shared", first[name].shared + PAGES)):
                 if getattr(seen, what) > bound:

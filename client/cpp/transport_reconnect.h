@@ -3,7 +3,7 @@
 // gRPC moves a connection attempt on only while some thread polls. A call on a channel in TRANSIENT_FAILURE ends at
 // once and polls nothing, so in a process without a server a channel whose peer came back is connected by gRPC's own
 // backup poller alone, which looks every 5 s and needs several looks (measured: 15 s). Waiting for the channel polls.
-// The pause before the next attempt is dropped: gRPC 1.51 measures it by the wall clock, which may have been set back.
+// The pause that gRPC makes before its next attempt, a second and more, is dropped: who calls again knows its own limit.
 #pragma once
 
 #include <grpcpp/channel.h>

@@ -32,7 +32,8 @@ using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
 constexpr int kMost = 60;  // operations of one process
-// Folder; make, room and write of three files; three syncs; make, write and removal of the secret; folder's sync; rename.
+// Folder; make, room and write of three files; three syncs; make, write and removal of the secret; folder's sync;
+// rename.
 constexpr int kBeforeRename = 1 + 3 * 3 + 3 + 3 + 1 + 1;
 constexpr int kBeforeRemoval = kBeforeRename + 3;  // the root's sync; rename and sync of what is pruned
 constexpr int kKilled = 128 + SIGKILL;

@@ -136,9 +136,9 @@ TEST_P(HostilePeer, NoReflectionServiceOfTheDistribution) {
   EXPECT_THAT(maps, ::testing::Not(::testing::HasSubstr("grpc++_reflection")));
 }
 
-// From the first byte on, and without a request: others are served meanwhile, and a worker cuts it off. A coordinator does
-// so too, but takes messages that are eight times as long and reads that much before; of integers without end that is
-// more work than others should wait for (docs/security.md), so it is not asked to serve beside them.
+// From the first byte on, and without a request: others are served meanwhile, and a worker cuts it off. A coordinator
+// does so too, but takes messages that are eight times as long and reads that much before; of integers without end that
+// is more work than others should wait for (docs/security.md), so it is not asked to serve beside them.
 TEST_P(HostilePeer, FloodsWithoutARequest) {
   Start(0);
   for (const testing::Flood kind :

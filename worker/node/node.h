@@ -1,9 +1,10 @@
 // Node: a host's workers as processes of a keeper: starts them, holds their memory, starts again what ends.
 //
 // A worker that ends by a signal, or with a status that is not 0, is started again: at once when that life had served,
-// else after longer and longer waits; of a worker that had joined they are shorter than the coordinator waits for it. One that ends with 0 has left, and stays away. Workers do not end with this
-// process unless Stop is called: the next Node at the same socket takes over those that say hello within a moment
-// (kAdopt; only after a Node that did not stop), and starts the others.
+// else after longer and longer waits. The waits of a worker that had joined are shorter than the time for which the
+// coordinator waits for it. A worker that ends with 0 has left, and stays away. Workers do not end with this process
+// unless Stop is called: the next Node at the same socket takes over those that say hello within a moment (kAdopt; only
+// after a Node that did not stop), and starts the others.
 // Thread-safe.
 #pragma once
 

@@ -1,13 +1,12 @@
 """Other weights and states for a job: its newest step is saved, changed, and restored under the same name."""
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Optional
 
 import torch
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from ._setup import Started
 
 LOG = logging.getLogger("shardmesh.torch")
-_KEPT = "close() this optimizer, and make another one with resume= this checkpoint of its weights and states, which is kept:"
+_ADVICE = "close() this optimizer, and make another one with resume= this checkpoint of its weights and states, which is kept:"
 
 
 class Saved:
@@ -83,32 +82,32 @@ def rewrite(
     if started.ranks.rank != 0:
         started.follow()
         return
-    with _scratch() as folder:
-        adopted = _adopted(started, folder, weights or {}, states or {}, step, hyper)
-        with started.replaced(f"{_KEPT} {adopted}") as uid:
+    with _Scratch() as scratch:
+        adopted = _adopted(started, scratch.folder, weights or {}, states or {}, step, hyper)
+        with started.replaced(f"{_ADVICE} {adopted}", scratch.keep) as uid:
             started.client._core.restore(adopted, name="", mesh="", gather="", fit_mesh=False, timeout=started.plan.timeout,
                                          progress=None, replaces_uid=uid)
     started.renew()
     started.session.begin(None)
 
 
-@contextlib.contextmanager
-def _scratch() -> Iterator[str]:
-    """A folder that is removed in the end, unless the job's weights may be there alone."""
-    folder = tempfile.mkdtemp(prefix="shardmesh-")
-    keep = False
-    try:
-        yield folder
-    except Exception as error:
-        keep = _KEPT in str(error)
-        raise
-    except BaseException:  # an interrupt, at any moment
-        keep = True
-        LOG.warning("interrupted while the job's weights were replaced; what was to replace them is kept in %s", folder)
-        raise
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
+class _Scratch:
+    """A folder that is removed in the end, unless what it has may be nowhere else by then."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.mkdtemp(prefix="shardmesh-")
+        self._kept = False
+
+    def keep(self) -> None:
+        self._kept = True
+        LOG.warning("the job's weights may have been lost on the way; what was to replace them is kept in %s", self.folder)
+
+    def __enter__(self) -> _Scratch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._kept:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _adopted(

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -240,11 +240,12 @@ class Started:
         self.session = self.session_of(create=False)
 
     @contextlib.contextmanager
-    def replaced(self, kept: str) -> Iterator[int]:
+    def replaced(self, kept: str, lost: Callable[[], None] = lambda: None) -> Iterator[int]:
         """Gives the uid of the job; in the block another job takes its place, by one call of the service.
 
         Afterwards no worker has the old job, so that whoever reads the name's versions finds the new one's. If the block
-        fails and the service has the old job still, nothing has changed. Else the error says what is kept.
+        fails and the service has the old job still, nothing has changed. Else lost() is called, and the error says what
+        is kept; lost() also when it is interrupted.
         """
         old = self.session.job
         try:
@@ -252,7 +253,11 @@ class Started:
         except errors.Error as error:
             if self._is_there(old.uid):
                 raise
+            lost()
             raise type(error)(f"{error}; job {self.name!r} may have no weights now: {kept}") from error
+        except BaseException:
+            lost()
+            raise
         self.session.close()
         old.await_closed(timeout=self.plan.timeout)
 
