@@ -39,10 +39,10 @@ inline std::shared_ptr<const JobDefinition> SmallMeshJob(const std::string& name
 inline WorkerIdentity SmallWorker(const std::string& name, int64_t incarnation = 1, const std::string& host = "h1") {
   return {name,
           incarnation,
-          absl::StrCat("localhost:", 1000 + incarnation),
+          absl::StrCat("localhost:", 1000 + incarnation % 1000),
           host,
           absl::StrCat("/run/", name),
-          70 + incarnation};
+          70 + incarnation % 1000};
 }
 
 // What a member of SmallJob(job) reports.
