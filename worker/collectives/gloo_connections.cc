@@ -3,59 +3,76 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <mutex>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
 #include "core/status.h"
-#include "gloo/transport/pair.h"
+#include "gloo/transport/tcp/context.h"
 #include "gloo/transport/tcp/device.h"
+#include "gloo/transport/tcp/pair.h"
+#include "local/fd.h"
+#include "worker/collectives/keyed_links.h"
 
 namespace shardmesh {
 namespace {
 
 constexpr uint64_t kEndSlot = 0, kLateSlot = 1, kProbeSlot = 2;
+constexpr int kNewsLink = 0, kCallsLink = 1, kNumLinks = 2;
 
 void IgnoreSigpipe() {
   struct sigaction now = {};
   if (sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
 }
 
-// Connects a pair with each peer, in the order of their ranks. Each listens at an address of its own; a rank's value at
-// the rendezvous has all of its addresses.
-absl::Status ConnectAll(gloo::transport::Context& context, Rendezvous& rendezvous, const GlooOptions& options,
-                        const std::string& key, absl::Time until) {
-  context.setTimeout(Milliseconds(options.timeout / 10));  // a pair waits five times as long
-  std::string addresses;
-  size_t length = 0;
+// A pair of Gloo's over a connection that is there. Gloo's own way to make one takes whoever comes first, and a stranger's
+// bytes end its thread, and so the process.
+class ConnectedPair final : public gloo::transport::tcp::Pair {
+ public:
+  using Pair::Pair;
+
+  // Pair's constructor listens; nobody is told where. False: somebody came there all the same.
+  bool Take(UniqueFd& connection) {
+    const std::lock_guard<std::mutex> lock(m_);
+    if (state_ != LISTENING) return false;
+    device_->unregisterDescriptor(fd_, this);
+    ::close(fd_);
+    fd_ = connection.release();
+    taken_ = true;
+    handleConnected();
+    return true;
+  }
+  void handleEvents(int events) override {
+    if (taken_) Pair::handleEvents(events);
+  }
+
+ private:
+  std::atomic<bool> taken_{false};
+};
+
+constexpr int kTakeTries = 10;
+
+using GlooContext = std::shared_ptr<gloo::transport::tcp::Context>;
+
+GlooContext ContextOver(gloo::transport::tcp::Device& device, std::vector<UniqueFd>& connections, int link, int links,
+                        const GlooOptions& options) {
+  auto context = std::dynamic_pointer_cast<gloo::transport::tcp::Context>(
+      device.createContext(options.rank, options.size));
+  context->setTimeout(Milliseconds(options.timeout / 10));
   for (int peer = 0; peer < options.size; ++peer) {
     if (peer == options.rank) continue;
-    const std::vector<char> address = context.createPair(peer)->address().bytes();
-    length = address.size();
-    addresses.append(address.begin(), address.end());
-  }
-  RETURN_IF_ERROR(rendezvous.Set(absl::StrCat(key, "/", options.rank), addresses));
-  for (int peer = 0; peer < options.size; ++peer) {
-    if (peer == options.rank) continue;
-    const auto failed = [&](absl::string_view why) {
-      return absl::UnavailableError(absl::StrCat("rank ", options.names(options.rank), " of group '", options.key,
-                                                 "' could not connect rank ", options.names(peer), ": ", why));
-    };
-    const auto theirs = rendezvous.Get(absl::StrCat(key, "/", peer), until - MonotonicNow());
-    if (!theirs.ok()) return failed(theirs.status().message());
-    if (theirs->size() != addresses.size()) {
-      return failed(absl::StrCat("it gives addresses of ", theirs->size(), " bytes instead of ", addresses.size()));
-    }
-    const char* mine = theirs->data() + length * static_cast<size_t>(options.rank - (options.rank > peer));
-    try {
-      context.getPair(peer)->connect(std::vector<char>(mine, mine + length));
-    } catch (const std::exception& error) {
-      return failed(error.what());
+    UniqueFd& connection = connections[static_cast<size_t>(peer * links + link)];
+    for (int tries = 0; connection.valid(); ++tries) {
+      if (tries == kTakeTries) throw std::runtime_error("others connect to every port that this process listens at");
+      auto pair = std::make_unique<ConnectedPair>(context.get(), &device, peer, context->getTimeout());
+      if (pair->Take(connection)) context->getPair(peer) = std::move(pair);
     }
   }
-  return absl::OkStatus();
+  return context;
 }
 
 }  // namespace
@@ -69,19 +86,26 @@ absl::StatusOr<std::unique_ptr<GlooConnections>> GlooConnections::Connect(const 
   auto made = std::unique_ptr<GlooConnections>(new GlooConnections(options.rank, options.size));
   if (options.size == 1) return made;
   IgnoreSigpipe();
-  const absl::Time until = MonotonicNow() + options.timeout;
   try {
     gloo::transport::tcp::attr address;
     address.iface = options.interface;
     address.hostname = options.host;
-    const auto device = gloo::transport::tcp::CreateDevice(address);
-    made->calls_ = device->createContext(options.rank, options.size);
-    made->news_ = device->createContext(options.rank, options.size);
-    RETURN_IF_ERROR(ConnectAll(*made->news_, *rendezvous, options, options.key + "/news", until));
+    address = gloo::transport::tcp::CreateDeviceAttr(address);
+    LinkOptions links;
+    links.rank = options.rank;
+    links.size = options.size;
+    links.names = options.names;
+    links.key = options.key;
+    links.address = address.ai_addr;
+    links.links = kNumLinks;
+    links.timeout = options.timeout;
+    ASSIGN_OR_RETURN(std::vector<UniqueFd> connections, ConnectRanks(*rendezvous, links));
+    const auto device = std::make_shared<gloo::transport::tcp::Device>(address);
+    made->news_ = ContextOver(*device, connections, kNewsLink, kNumLinks, options);
     made->Listen(made->ends_, kEndSlot);
     made->Listen(made->lates_, kLateSlot);
     made->probe_buffer_ = made->news_->createUnboundBuffer(nullptr, 0);
-    RETURN_IF_ERROR(ConnectAll(*made->calls_, *rendezvous, options, options.key + "/calls", until));
+    made->calls_ = ContextOver(*device, connections, kCallsLink, kNumLinks, options);
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat("rank ", options.names(options.rank), " of group '", options.key,
                                                "' could not connect its peers: ", error.what()));

@@ -7,9 +7,9 @@
 // connections. One that is destroyed after its last call takes nothing from peers that are still at that call.
 //
 // Gloo closes connections one by one, in up to 10 ms each: a call of n ranks that failed may take n * 10 ms longer than
-// its limit. Its sockets stay open in child processes that are made later: then a death is not seen at once. The ports
-// are for ranks of one job, in a network that nobody else reaches: Gloo authenticates nobody. Gloo is mentioned nowhere
-// outside of this group and its gloo_connections.h; its exceptions end here.
+// its limit. Its sockets stay open in child processes that are forked later, until those run another program: then a
+// death is not seen at once. Strangers cannot take a rank's place (keyed_links.h); what crosses is not encrypted. Gloo is
+// mentioned nowhere outside of this group and its gloo_connections.h; its exceptions end here.
 #pragma once
 
 #include <memory>
@@ -33,7 +33,7 @@ struct GlooOptions {
   std::string key;                             // of the group at the rendezvous; not used before
   std::string interface;                       // eth0, say; empty: that of `host`
   std::string host;                            // this host's address as peers see it; empty: that of its name
-  absl::Duration timeout = absl::Seconds(30);  // to find all peers; to connect them takes half as long again at most
+  absl::Duration timeout = absl::Seconds(30);  // to find and connect all peers
 };
 
 class GlooGroup final : public ExchangeGroup {

@@ -27,17 +27,19 @@ TEST(GlooGroup, WithoutAllRanks_IsUnavailable) {
 }
 
 TEST(GlooGroup, WrongAddresses_AreUnavailable_AndNameTheRank) {
-  for (const std::string& address : {std::string(), std::string(3, 'x'), std::string(136, 'x')}) {
+  for (const char* const address : {"", "xxx", "127.0.0.1", "127.0.0.1 0", "127.0.0.1 65536", "localhost 80", "::1"}) {
     auto rendezvous = std::make_shared<MemoryRendezvous>();
-    ASSERT_OK(rendezvous->Set("group/news/1", address));
+    ASSERT_OK(rendezvous->Set("group/key", std::string(32, 'k')));
+    ASSERT_OK(rendezvous->Set("group/0", address));
     GlooOptions options;
+    options.rank = 1;
     options.size = 2;
     options.key = "group";
     options.host = "127.0.0.1";
     options.timeout = absl::Seconds(5);
     const absl::Status status = GlooGroup::Connect(rendezvous, options).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("rank 1"));
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("could not connect rank 0"));
   }
 }
 

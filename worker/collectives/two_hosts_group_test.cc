@@ -32,7 +32,7 @@ class TwoHostsGroup : public ::testing::Test {
  protected:
   // Calls body(group) for every rank, each on a thread of its own.
   void OnEveryRank(const std::function<void(Group&)>& body) {
-    const auto rendezvous = std::make_shared<RelayedRendezvous>(&relay_, kRanks, kFar);
+    const auto common = std::make_shared<MemoryRendezvous>();
     std::vector<std::thread> threads;
     for (int rank = 0; rank < kRanks; ++rank) {
       threads.emplace_back([&, rank] {
@@ -40,9 +40,8 @@ class TwoHostsGroup : public ::testing::Test {
         options.rank = rank;
         options.size = kRanks;
         options.key = "group";
-        // The relay's addresses differ in their ports alone, and so take nothing from the order of addresses, by which
-        // Gloo decides who connects and who listens.
         options.host = absl::StrCat("127.0.0.", rank + 1);
+        const auto rendezvous = std::make_shared<RelayedRendezvous>(&relay_, common, rank, kFar);
         const auto group = GlooGroup::Connect(rendezvous, options);
         ASSERT_OK(group.status());
         body(**group);

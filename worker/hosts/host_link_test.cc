@@ -27,11 +27,12 @@ JobSpec Job() {
 }
 
 std::vector<HostGroups> GroupsOver(TcpRelay& relay) {
-  const auto rendezvous = std::make_shared<RelayedRendezvous>(&relay, 2, 1);
+  const auto common = std::make_shared<MemoryRendezvous>();
   std::vector<HostGroups> groups(2);
   std::vector<std::thread> hosts;
   for (int h : {0, 1}) {
     hosts.emplace_back([&, h] {
+      const auto rendezvous = std::make_shared<RelayedRendezvous>(&relay, common, h, 1);
       for (auto& [name, group] :
            {std::pair("pieces", &groups[h].pieces), {"results", &groups[h].results}, {"rounds", &groups[h].rounds}}) {
         GlooOptions options;
