@@ -1,4 +1,5 @@
-// Damage: where silent corruption of a shard was found (pass_check.cc), in one word of the control page.
+// Damage: where silent corruption of a shard was found (pass_check.cc), in one word of the control page. The step in which
+// it is found is not committed.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 namespace shardmesh {
 
 struct Damage {
-  enum What : uint8_t { kNone = 0, kMemory = 1, kArithmetic = 2 };
+  enum What : uint8_t { kNone = 0, kMemory = 1, kArithmetic = 2, kGradients = 3 };
 
   What what = kNone;
   int tensor = 0;
@@ -28,10 +29,14 @@ struct Damage {
   // For people; a change of a slot's gradients while a step reads them looks like arithmetic that errs.
   std::string ToString(const JobSpec& job) const {
     const std::string name = tensor < static_cast<int>(job.parameters.size()) ? job.parameters[tensor].name : "?";
+    const char* const found =
+        what == kMemory ? "memory of weights or states changed between two steps"
+        : what == kArithmetic
+            ? "the same step of weights and states gave two results; or a trainer wrote its slots meanwhile"
+            : "gradients that were finite when they were declared are not any more: a process that was attached "
+              "before, or that the slot's trainer shares its memory with, writes them still";
     return absl::StrCat(
-        what == kMemory
-            ? "memory of weights or states changed between two steps"
-            : "the same step of weights and states gave two results; or a trainer wrote its slots meanwhile",
+        found,
         ", in or behind element ", element, " of parameter \"", name, "\"");
   }
 };

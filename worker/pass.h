@@ -112,6 +112,9 @@ class Pass final : public StepPass {
   // Of a job with check_every: StepChunk, with what is looked at before and behind it.
   int64_t StepChecked(const Command& command, int range, int64_t chunk);
   void Damaged(Damage::What what, int range, int64_t chunk);
+  // After a command that has read a run's gradients, with the sums of squares that it told: whether they are finite
+  // still, as all are that are declared.
+  void LookAgain(int range, int64_t chunk, const OptimizerRun& run);
   uint64_t DigestChunk(int range, int parity, int64_t chunk) const;  // never 0
   // Of new weights in a coded bucket: raises the maxima; writes codes and scales.
   void RaiseRun(int range, int parity, const ChunkRun& run);

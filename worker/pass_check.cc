@@ -5,7 +5,10 @@
 // it (the guard), and is compared when the next step reads the chunk: memory that changed meanwhile is found. Chunks
 // that nobody looks at have no guard, nor have frozen weights. The guards of the source are not touched while its step
 // is under way, so a step that is executed again finds them as the first time.
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
+#include "core/finite.h"
 #include "core/philox.h"
 #include "worker/pass.h"
 
@@ -22,7 +25,6 @@ bool IsDrawn(const JobSpec& job, int64_t step, int range, int64_t chunk) {
 
 absl::StatusOr<uint64_t> Pass::Run(const Command& command, uint64_t seq, const float* initial, BucketGate* gate) {
   const uint64_t digest = Execute(command, seq, initial, gate);
-  if (job_.check_every == 0) return digest;
   const Damage damage = Damage::Of(host_.control()->members[rank_.value()].damage.load());
   if (damage.what == Damage::kNone) return digest;
   return absl::DataLossError(absl::StrCat(damage.ToString(job_), ", found in step ", command.step));
@@ -51,6 +53,22 @@ int64_t Pass::StepChecked(const Command& command, int range, int64_t chunk) {
   }
   storage_.SetGuard(range, to, chunk, digest);
   return written;
+}
+
+// A sum of squares is infinite for numbers above 1.8e19, too.
+void Pass::LookAgain(int range, int64_t chunk, const OptimizerRun& run) {
+  const int64_t blocks = (run.num_elements + kBlockElements - 1) / kBlockElements;
+  bool finite = true, numbers = true;
+  for (int64_t block = 0; block < blocks; ++block) {
+    finite = finite && std::isfinite(run.square_sums[block]);
+    numbers = numbers && !std::isnan(run.square_sums[block]);
+  }
+  if (finite) return;
+  const Format format = sums_ == nullptr ? job_.gradient_format : Format::kFp32;
+  for (int slot = 0; slot < run.num_slots && numbers; ++slot) {
+    numbers = AllFiniteBelow(run.gradients[slot], format, run.num_elements, run.num_slots);
+  }
+  if (!numbers) Damaged(Damage::kGradients, range, chunk);
 }
 
 // The first that is found is told.

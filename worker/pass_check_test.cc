@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <cstring>
 
 #include "worker/damage.h"
 #include "worker/pass.h"
@@ -169,6 +170,47 @@ TEST(PassCheck, ArithmeticThatErrsOnce_IsFound) {
     EXPECT_EQ(DamageOf(group, 0).what, Damage::kArithmetic);
     EXPECT_THAT(std::string(status.message()), HasSubstr("gave two results"));
   }
+}
+
+// Gradients that a process writes behind the declaration: whatever reads them, the step is not committed, and says why.
+TEST(PassCheck, GradientsThatAreNotFiniteAnyMore_AreFoundInEveryWayToReadThem) {
+  for (const Format format : {Format::kFp32, Format::kBf16}) {
+    for (const bool clips : {false, true}) {
+      for (const uint32_t bits : {0x7fc00000u, 0x7f800000u, 0xff800000u}) {
+        JobSpec job = MixedJob("fsdp=2", 2);
+        job.gradient_format = format;
+        if (clips) job.clip_norm = 0.01;
+        PassGroup group(job, 2);
+        group.PlaceWeights();
+        group.RunStep(1);
+        group.WriteGradients(2);
+        const Placement& place = group.plan.placements()[0];
+        const int64_t bytes = BytesPerElement(format);
+        char* const window = group.host.slot(1).data() + group.plan.buckets()[place.bucket].gradient_offset;
+        const auto half = static_cast<uint16_t>(bits >> 16);
+        std::memcpy(window + (place.offset + 3) * bytes, bytes == 4 ? static_cast<const void*>(&bits) : &half, bytes);
+        const Command step = group.StepCommand(2);
+        absl::Status found;
+        for (auto& pass : group.passes) found.Update(pass->Run(step, ++group.seq, nullptr, nullptr).status());
+        EXPECT_EQ(found.code(), Code::kDataLoss) << found;
+        EXPECT_THAT(std::string(found.message()),
+                    AllOf(HasSubstr("finite when they were declared"), HasSubstr(job.parameters[0].name)));
+      }
+    }
+  }
+}
+
+// As large as may be declared: their squares are infinite, and they are none the less numbers.
+TEST(PassCheck, LargeGradients_AreNoDamage) {
+  JobSpec job = MixedJob("fsdp=1", 2);
+  PassGroup group(job, 1);
+  group.PlaceWeights();
+  group.WriteGradients(1);
+  const Placement& place = group.plan.placements()[0];
+  const float large = 1e37F;
+  std::memcpy(group.host.slot(0).data() + group.plan.buckets()[place.bucket].gradient_offset + place.offset * 4, &large, 4);
+  EXPECT_EQ(group.passes[0]->Run(group.StepCommand(1), ++group.seq, nullptr, nullptr).status(), absl::OkStatus());
+  EXPECT_EQ(DamageOf(group, 0).what, Damage::kNone);
 }
 
 }  // namespace

@@ -6,12 +6,15 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <functional>
+#include <limits>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -197,6 +200,38 @@ TEST(LocalEnds, SocketsThatACleanerRemoves_AreThereAgain_AndAKilledWorkerGoesOn)
   ASSERT_OK_AND_ASSIGN(session, job->Attach({Slot(0), Slot(1)}));
   ASSERT_OK(session->AwaitWeights(kLong));
   EXPECT_OK(testing::TrainTo(*session, 8));
+}
+
+// The slot's memory is the same for all who have it, one after the other. A program that keeps what it mapped can write
+// there when it is another's; what is not finite is found by who steps.
+TEST(LocalEnds, AMappingThatOutlivesItsSession_WritesNothingUnseen) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 2}));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(TinyJob("job", "fsdp=2", 2)));
+  ASSERT_OK(testing::Initialize(*job));
+  ASSERT_OK_AND_ASSIGN(auto first, job->Attach({Slot(0)}));
+  ASSERT_OK(first->AwaitWeights(kLong));
+  const std::string name = job->spec().parameters[0].name;
+  ASSERT_OK_AND_ASSIGN(const TensorView view, first->gradient(Slot(0), name));
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t at = reinterpret_cast<uintptr_t>(view.data), begin = at / page * page;
+  void* const kept = mremap(reinterpret_cast<void*>(begin), 0, page, MREMAP_MAYMOVE);  // a second mapping of it
+  ASSERT_NE(kept, MAP_FAILED);
+  first.reset();
+  ASSERT_OK_AND_ASSIGN(const auto second, job->Attach({Slot(0)}));
+  ASSERT_OK_AND_ASSIGN(const auto other, job->Attach({Slot(1)}));
+  for (Session* session : {second.get(), other.get()}) ASSERT_OK(session->AwaitWeights(kLong));
+  for (Session* session : {second.get(), other.get()}) ASSERT_OK(testing::WriteGradients(*session, Step(1)));
+  StepOptions options;
+  options.timeout = absl::Milliseconds(50);
+  ASSERT_EQ(second->Step(options).status().code(), absl::StatusCode::kDeadlineExceeded);  // it waits for the other slot
+  options.timeout = kLong;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(static_cast<char*>(kept) + (at - begin), &nan, sizeof(nan));
+  const absl::Status status = other->Step(options).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss,
+                               ::testing::AllOf(::testing::HasSubstr(name), ::testing::HasSubstr("writes them still"))));
+  munmap(kept, page);
 }
 
 }  // namespace
