@@ -95,6 +95,7 @@ WorkerTeam::Work SetUpWorker(StepJob& job, ThreePasses& passes, Shared& shared, 
         const uint64_t seq = (uint64_t{1} << 40) + 2 * shared.extra_step.load();
         of_task.Execute(extra(parity), seq, nullptr);
         of_task.Execute(extra(1 - parity), seq + 1, nullptr);
+        job.host.control()->members[rank].damage.store(0);  // what the checked one found (CheckedPass)
         return true;
       }
       case kInPlace:

@@ -34,7 +34,7 @@ struct Damage {
         : what == kArithmetic
             ? "the same step of weights and states gave two results; or a trainer wrote its slots meanwhile"
             : "gradients that were finite when they were declared are not any more: a process that was attached "
-              "before, or that the slot's trainer shares its memory with, writes them still";
+              "before writes them still";
     return absl::StrCat(
         found,
         ", in or behind element ", element, " of parameter \"", name, "\"");

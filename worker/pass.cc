@@ -320,6 +320,7 @@ int64_t Pass::StepChunk(const Command& command, int range, int64_t chunk) {
   OptimizerContext context;
   int group = -1;
   const void* gradients[kMaxSlots];
+  const bool look = host_.control()->looks_again.load(std::memory_order_relaxed) != 0;
   static thread_local std::vector<float> squares;  // of a run, as long as the longest that this thread had
   int64_t written = 0;
   for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
@@ -331,15 +332,17 @@ int64_t Pass::StepChunk(const Command& command, int range, int64_t chunk) {
     OptimizerRun step = RunOf(command, range, run, gradients);
     const int copies = bucket.coded() ? 0 : Copies(command, range, chunk, run.offset, step.copies);
     step.num_copies = stream_copies_ ? 0 : copies;
-    squares.resize(static_cast<size_t>((run.num_elements + kBlockElements - 1) / kBlockElements));
-    step.square_sums = squares.data();
+    if (look) {
+      squares.resize(static_cast<size_t>((run.num_elements + kBlockElements - 1) / kBlockElements));
+      step.square_sums = squares.data();
+    }
     if (bucket.owned()) {
       const MuonScalars scalars = MatrixOf(command, run.tensor).scalars;
       MuonApply(context, scalars, step, scratch_.update(scalars) + run.first_element);
     } else {
       step_(context, step);
     }
-    LookAgain(range, chunk, step);
+    if (look) LookAgain(range, chunk, step);
     if (bucket.coded() && Writes(chunk)) RaiseRun(range, 1 - command.parity, run);
     if (copies == 0) continue;
     for (int c = step.num_copies; c < copies; ++c) {

@@ -9,6 +9,9 @@ namespace shardmesh {
 void MirrorSlots(StepProtocol& protocol, AllHostWords words, int host, int num_slots) {
   ControlPage& page = *protocol.page();
   bool changed = false;
+  if (std::any_of(words.begin(), words.end(), [](const HostWords* said) { return said->looks_again != 0; })) {
+    page.looks_again.store(1);  // pieces of those slots cross to this host
+  }
   for (int s = 0; s < num_slots; ++s) {
     int64_t declared = 0;
     uint64_t holder = 0, pieces = 0;
