@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/job.h"
 #include "core/status.h"
+#include "proto/secret.h"
 
 namespace shardmesh {
 
@@ -40,6 +41,12 @@ absl::Status CheckText(absl::string_view what, absl::string_view text, int max_b
 absl::Status CheckCount(absl::string_view what, int64_t count, int64_t limit) {
   if (count <= limit) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(count, " ", what, "; at most ", limit, " in one call"));
+}
+
+absl::Status CheckSecret(absl::string_view secret) {
+  if (secret.size() <= kMaxSecretBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("secret has ", secret.size(), " bytes; at most ", kMaxSecretBytes));
 }
 
 absl::Status CheckHash(absl::string_view what, absl::string_view hash) {

@@ -23,6 +23,9 @@ absl::Status CheckText(absl::string_view what, absl::string_view text, int max_b
 // At most `limit` entries.
 absl::Status CheckCount(absl::string_view what, int64_t count, int64_t limit);
 
+// At most kMaxSecretBytes; it is not in the message.
+absl::Status CheckSecret(absl::string_view secret);
+
 // 32 lower-case hexadecimal digits.
 absl::Status CheckHash(absl::string_view what, absl::string_view hash);
 

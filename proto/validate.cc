@@ -163,6 +163,7 @@ absl::Status Validate(const v1::MeetRequest& request) {
   RETURN_IF_ERROR(CheckRange("rank", request.rank(), 0, kNoLimit));
   RETURN_IF_ERROR(CheckRange("incarnation", request.incarnation(), 1, kNoLimit));
   RETURN_IF_ERROR(CheckHash("plan_hash", request.plan_hash()));
+  RETURN_IF_ERROR(CheckSecret(request.secret()));
   RETURN_IF_ERROR(CheckText("key", request.key(), kMaxMeetKeyBytes));
   return CheckRange("bytes of value", static_cast<int64_t>(request.value().size()), 0, kMaxMeetValueBytes);
 }
@@ -170,6 +171,7 @@ absl::Status Validate(const v1::MeetRequest& request) {
 absl::Status Validate(const v1::TransferRequest& request) {
   RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
   RETURN_IF_ERROR(CheckRange("rank", request.rank(), 0, kNoLimit));
+  RETURN_IF_ERROR(CheckSecret(request.secret()));
   return CheckText("mesh", request.mesh(), kMaxMeetKeyBytes * kMaxMeshDims);
 }
 

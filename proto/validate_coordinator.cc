@@ -80,6 +80,7 @@ absl::Status CheckResumed(const v1::JoinRequest& request) {
     absl::Status status = ValidateId("job", resumed.job());
     if (status.ok()) status = CheckRange("epoch", resumed.epoch(), 1, kNoLimit);
     if (status.ok()) status = CheckRange("rank", resumed.rank(), 0, kMaxMeshRanks - 1);
+    if (status.ok()) status = CheckSecret(resumed.secret());
     if (!status.ok()) return absl::Status(status.code(), absl::StrCat("resumed[", i, "]: ", status.message()));
   }
   return absl::OkStatus();
@@ -136,12 +137,14 @@ absl::Status Validate(const v1::JoinRequest& request) {
   RETURN_IF_ERROR(CheckText("local_socket", request.local_socket(), kMaxSocketPathBytes));
   RETURN_IF_ERROR(CheckRange("dead_incarnation", request.dead_incarnation(), 0, kNoLimit));
   RETURN_IF_ERROR(CheckResumed(request));
+  RETURN_IF_ERROR(CheckSecret(request.secret()));
   return CheckRange("pid", request.pid(), 1, kNoLimit);
 }
 
 absl::Status Validate(const v1::HeartbeatRequest& request) {
   RETURN_IF_ERROR(ValidateId("worker name", request.name()));
   RETURN_IF_ERROR(CheckRange("incarnation", request.incarnation(), 1, kNoLimit));
+  RETURN_IF_ERROR(CheckSecret(request.secret()));
   RETURN_IF_ERROR(CheckCount("jobs", request.jobs_size(), kMaxMemberStatuses));
   for (int i = 0; i < request.jobs_size(); ++i) {
     if (const absl::Status status = CheckMemberStatus(request.jobs(i)); !status.ok()) {
@@ -154,6 +157,7 @@ absl::Status Validate(const v1::HeartbeatRequest& request) {
 
 absl::Status Validate(const v1::LeaveRequest& request) {
   RETURN_IF_ERROR(ValidateId("worker name", request.name()));
+  RETURN_IF_ERROR(CheckSecret(request.secret()));
   return CheckRange("incarnation", request.incarnation(), 1, kNoLimit);
 }
 

@@ -38,6 +38,8 @@ void ExpectRefusals(const std::string& text, const std::vector<std::pair<std::st
   }
 }
 
+const std::string kLongSecret = absl::StrCat("secret: '", std::string(65, 's'), "'");
+
 template <typename Message>
 void ExpectJobIsAnId() {
   EXPECT_OK(Validate(Parse<Message>("job: 'a.B_c-9'")));
@@ -103,6 +105,7 @@ TEST(Validate, Join) {
        {absl::StrCat("host_id: '", std::string(257, 'h'), "'"), "host_id"},
        {absl::StrCat("local_socket: '/", std::string(107, 's'), "'"), "has 108 bytes; at most 107"},
        {"dead_incarnation: -1", "dead_incarnation is -1; it is 0 or more"},
+       {kLongSecret, "secret has 65 bytes; at most 64"},
        {"pid: 0", "pid is 0"}});
   EXPECT_THAT(Validate(Parse<v1::JoinRequest>("name: 'w' incarnation: 1")),
               StatusIs(kInvalid, HasSubstr("address is unset")));
@@ -120,7 +123,8 @@ TEST(Validate, Join_OfALifeThatTakesOver) {
        {"resumed { epoch: 1 }", "resumed[2]: job \"\""},
        {"resumed { job: 'l' }", "resumed[2]: epoch is 0"},
        {"resumed { job: 'l' epoch: 1 rank: -1 }", "resumed[2]: rank is -1"},
-       {"resumed { job: 'l' epoch: 1 rank: 1000000000 }", "resumed[2]: rank is 1000000000"}});
+       {"resumed { job: 'l' epoch: 1 rank: 1000000000 }", "resumed[2]: rank is 1000000000"},
+       {absl::StrCat("resumed { job: 'l' epoch: 1 ", kLongSecret, " }"), "resumed[2]: secret has 65 bytes"}});
   v1::JoinRequest request = Parse<v1::JoinRequest>(joins);
   EXPECT_OK(Validate(request)) << "it takes over the place, and no job";
   for (int i = 0; i < 1001; ++i) *request.add_resumed() = Parse<v1::ResumedJob>("job: 'j' epoch: 1");
@@ -157,13 +161,15 @@ TEST(Validate, Heartbeat) {
   EXPECT_THAT(Validate(Parse<v1::HeartbeatRequest>("name: 'w' incarnation: 1 jobs { job: 'j' epoch: 1 state: "
                                                    "MEMBER_STATE_READY }")),
               StatusIs(kInvalid, HasSubstr("plan_hash")));
-  ExpectRefusals<v1::HeartbeatRequest>("name: 'w' incarnation: 1",
-                                       {{"name: '?'", "worker name"}, {"incarnation: 0", "incarnation"}});
+  ExpectRefusals<v1::HeartbeatRequest>(
+      "name: 'w' incarnation: 1",
+      {{"name: '?'", "worker name"}, {"incarnation: 0", "incarnation"}, {kLongSecret, "secret has 65 bytes"}});
 }
 
 TEST(Validate, Leave) {
-  ExpectRefusals<v1::LeaveRequest>("name: 'w' incarnation: 1",
-                                   {{"name: '?'", "worker name"}, {"incarnation: 0", "incarnation"}});
+  ExpectRefusals<v1::LeaveRequest>(
+      "name: 'w' incarnation: 1",
+      {{"name: '?'", "worker name"}, {"incarnation: 0", "incarnation"}, {kLongSecret, "secret has 65 bytes"}});
 }
 
 TEST(Validate, PushHeader) {
@@ -241,8 +247,19 @@ TEST(Validate, Meet) {
        {"rank: -1", "rank"},
        {"incarnation: 0", "incarnation"},
        {"plan_hash: 'x'", "plan_hash"},
+       {kLongSecret, "secret has 65 bytes"},
        {absl::StrCat("key: '", std::string(129, 'k'), "'"), "key"},
        {absl::StrCat("value: '", std::string((64 << 10) + 1, 'v'), "'"), "value"}});
+}
+
+TEST(Validate, Transfer) {
+  ExpectRefusals<v1::TransferRequest>(
+      "job: 'j' epoch: 1 mesh: 'fsdp=2' rank: 1 secret: 's'",
+      {{"job: '?'", "job"},
+       {"epoch: 0", "epoch"},
+       {"rank: -1", "rank"},
+       {"mesh: ''", "mesh"},
+       {kLongSecret, "secret has 65 bytes"}});
 }
 
 TEST(Validate, Attach) {

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -27,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "core/mesh_spec.h"
+#include "proto/secret.h"
 #include "server/assignment.h"
 #include "server/job_definition.h"
 #include "server/records.h"
@@ -50,6 +52,7 @@ struct CoordinatorOptions {
   int max_lost_members = 8;
   // For the members to be of a job that is resharded to build their memory; then it stays where it is.
   absl::Duration reshard_timeout = absl::Minutes(10);
+  std::function<std::string()> new_secret = RandomSecret;  // of each job, when it is made
 };
 
 // A job as it is now.
@@ -106,6 +109,7 @@ struct Assignment {
   Origin from;
   bool staged = false;  // the job is at from.epoch still, which the worker holds on
   bool leaves = false;  // of those: it will not be a member; `rank` is that of now
+  std::string secret;   // of the job
 };
 
 // A job that a worker's next life holds as its last one did.
@@ -113,6 +117,7 @@ struct ResumedJob {
   std::string job;
   int64_t epoch = 0;
   int32_t rank = 0;
+  std::string secret;  // of the job, which its members alone know; another one: the job counts as not resumed
 };
 
 // What a worker that joins knows of the life of its name before it. Incarnations; 0: none.
@@ -157,7 +162,9 @@ class Coordinator {
   // Of the host that has the most: workers on processors and on devices are not members of one job, and count apart.
   int64_t MostLiveWorkers(absl::Time now) const;
 
-  // OK also when the same life of the worker has joined before. `wall`: the wall clock of this machine.
+  // OK also when the same life of the worker has joined before. `wall`: the wall clock of this machine. `secret`: what
+  // Heartbeat and Leave of this life must show.
+  // PermissionDenied: this incarnation joined with another secret, and nothing more is told.
   // Aborted: a larger incarnation of the name was seen, this one has left, or it is too far ahead (CoordinatorOptions);
   // the status says which one would be taken (core/incarnation.h). AlreadyExists: another life of the name is alive, or
   // this incarnation joined with other values. ResourceExhausted: too many workers.
@@ -165,11 +172,12 @@ class Coordinator {
   // and rank the worker takes its place, and nothing else of them changes; its other jobs are as those of a dead one.
   // One that cannot be taken over, since it was elsewhere on the host, counts as found dead.
   absl::Status Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits = {},
-                    const LastLife& last = {}, absl::Time wall = absl::InfiniteFuture());
+                    const LastLife& last = {}, absl::Time wall = absl::InfiniteFuture(), absl::string_view secret = {});
 
   // The worker is alive; its reports move its jobs; returns what it shall hold, jobs that failed included (it keeps
   // their memory until they are deleted). Reports of jobs that it does not hold at that epoch are stale and ignored.
   // Aborted: a stale incarnation, or one that left; the status says which one would be taken. NotFound: not joined.
+  // PermissionDenied: not the secret that this incarnation joined with; it does not count as heard either.
   // InvalidArgument: a report with another rank than the worker has. FailedPrecondition, and all other reports count:
   //   a plan hash differs from the coordinator's; if the job was PREPARING, it waits for another worker in place of
   //   this one, and if it re-formed, it fails; or the worker holds a job that was never made in this store: it keeps
@@ -177,11 +185,11 @@ class Coordinator {
   //   instead of NotFound.
   absl::StatusOr<std::vector<Assignment>> Heartbeat(const std::string& name, int64_t incarnation,
                                                     const std::vector<MemberReport>& reports, absl::Time now,
-                                                    const WorkerTraits& traits = {});
+                                                    const WorkerTraits& traits = {}, absl::string_view secret = {});
 
-  // Aborted, NotFound as Heartbeat; leaving twice is OK. The worker's jobs re-form, or fail with its name, but those
+  // Aborted, NotFound, PermissionDenied as Heartbeat; leaving twice is OK. The worker's jobs re-form, or fail with its name, but those
   // that were never READY: they are assigned anew.
-  absl::Status Leave(const std::string& name, int64_t incarnation, absl::Time now);
+  absl::Status Leave(const std::string& name, int64_t incarnation, absl::Time now, absl::string_view secret = {});
 
   // Workers silent for longer than the timeout are dead, and their jobs re-form or fail, or are assigned anew if they
   // were never READY; progress is stored. Call it several times within a timeout. After a pause of more than half a
@@ -261,6 +269,9 @@ class Coordinator {
   void Hear(Worker& worker, absl::Time now);
   void TakeTraits(Worker& worker, const WorkerTraits& traits);
   absl::Status CheckIncarnation(const std::string& name, int64_t incarnation) const;
+  // `call`: "heartbeat", of a life that may have joined.
+  absl::Status CheckSecretOf(const std::string& name, int64_t incarnation, absl::string_view secret,
+                             absl::string_view call) const;
   bool TakesOver(const LastLife& last, const WorkerIdentity& old) const;
   absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now, const LastLife& last) const;
   bool IsUsedUp(const Worker& worker, absl::Time now) const;

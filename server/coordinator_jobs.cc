@@ -56,6 +56,7 @@ absl::StatusOr<bool> Coordinator::CreateJob(std::shared_ptr<const JobDefinition>
   Job job;
   job.record.name = name;
   job.record.uid = uid;
+  job.record.secret = options_.new_secret();
   job.defined = definition;
   job.definition = std::move(definition);
   transaction.Event(absl::StrCat("event=job_created job=", name, " plan_hash=", job.definition->plan().hash()));
@@ -185,6 +186,7 @@ void Coordinator::AssignWaitingJobs(Transaction& transaction, absl::Time now) {
     JobRecord& job = transaction.MutableJob(name).record;
     job.state = JobState::kPreparing;
     job.epoch = NextEpoch(job);
+    if (job.secret.empty()) job.secret = options_.new_secret();  // an older version made it
     job.members.clear();
     for (const WorkerIdentity& worker : choice.members) {
       job.members.push_back({worker, false});

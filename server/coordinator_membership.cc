@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/incarnation.h"
 #include "core/status.h"
+#include "proto/secret.h"
 #include "server/coordinator.h"
 
 namespace shardmesh {
@@ -18,7 +19,7 @@ bool SamePlace(const WorkerIdentity& a, const WorkerIdentity& b) {
 
 bool Names(const std::vector<ResumedJob>& resumed, const JobRecord& job, int64_t epoch, int64_t rank) {
   return absl::c_any_of(resumed, [&](const ResumedJob& held) {
-    return held.job == job.name && held.epoch == epoch && held.rank == rank;
+    return held.job == job.name && held.epoch == epoch && held.rank == rank && SameSecret(held.secret, job.secret);
   });
 }
 
@@ -54,6 +55,17 @@ absl::Status Coordinator::CheckIncarnation(const std::string& name, int64_t inca
   }
   return absl::NotFoundError(
       absl::StrCat("incarnation ", incarnation, " of worker ", name, " has not joined (", there, " has); join first"));
+}
+
+absl::Status Coordinator::CheckSecretOf(const std::string& name, int64_t incarnation, absl::string_view secret,
+                                        absl::string_view call) const {
+  const auto found = state_.workers.find(name);
+  if (found == state_.workers.end()) return absl::OkStatus();
+  const WorkerRecord& there = found->second.record;
+  if (there.identity.incarnation != incarnation || SameSecret(there.secret, secret)) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat(call, " of worker ", name, " incarnation ", incarnation,
+                   " without the secret that it joined with; only the process that joined may send it"));
 }
 
 // Lives may have come and gone that never joined: since the coordinator was away, or they were killed before. Who has
@@ -165,8 +177,10 @@ void Coordinator::Resume(Transaction& transaction, const Worker& worker, const s
 }
 
 absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits,
-                               const LastLife& last, absl::Time wall) {
+                               const LastLife& last, absl::Time wall, absl::string_view secret) {
+  RETURN_IF_ERROR(CheckSecretOf(worker.name, worker.incarnation, secret, "join"));
   Transaction transaction = NewTransaction();
+  const Worker joins = {{worker, WorkerState::kAlive, std::string(secret)}, now, traits};
   const auto found = state_.workers.find(worker.name);
   if (found == state_.workers.end() || IsUsedUp(found->second, now)) {
     RETURN_IF_ERROR(CheckAhead(worker, 0, wall));
@@ -182,13 +196,13 @@ absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, con
       return Commit(transaction);
     }
     if (there.state == WorkerState::kAlive && TakesOver(last, there.identity) && SamePlace(worker, there.identity)) {
-      Resume(transaction, {{worker, WorkerState::kAlive}, now, traits}, last.resumed, now);
+      Resume(transaction, joins, last.resumed, now);
       assign_ = true;
       AssignWaitingJobs(transaction, now);
       return Commit(transaction);
     }
   }
-  PutNextLife(transaction, {{worker, WorkerState::kAlive}, now, traits}, now);
+  PutNextLife(transaction, joins, now);
   transaction.Event(absl::StrCat("event=worker_joined ", Life(worker), " pid=", worker.pid, " host=\"",
                                  absl::CHexEscape(worker.host_id), "\" address=\"", absl::CHexEscape(worker.address),
                                  "\""));
@@ -199,7 +213,8 @@ absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, con
 
 absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string& name, int64_t incarnation,
                                                                const std::vector<MemberReport>& reports, absl::Time now,
-                                                               const WorkerTraits& traits) {
+                                                               const WorkerTraits& traits, absl::string_view secret) {
+  RETURN_IF_ERROR(CheckSecretOf(name, incarnation, secret, "heartbeat"));
   const absl::Status known = CheckIncarnation(name, incarnation);
   if (absl::IsNotFound(known)) RETURN_IF_ERROR(CheckJobsKnown(name, incarnation, false, reports));
   RETURN_IF_ERROR(known);
@@ -227,7 +242,9 @@ absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string
   return AssignmentsOf(identity);
 }
 
-absl::Status Coordinator::Leave(const std::string& name, int64_t incarnation, absl::Time now) {
+absl::Status Coordinator::Leave(const std::string& name, int64_t incarnation, absl::Time now,
+                                absl::string_view secret) {
+  RETURN_IF_ERROR(CheckSecretOf(name, incarnation, secret, "leave"));
   RETURN_IF_ERROR(CheckIncarnation(name, incarnation));
   if (state_.workers.at(name).record.state == WorkerState::kLeft) return absl::OkStatus();
   Transaction transaction = NewTransaction();
@@ -415,6 +432,7 @@ void Coordinator::ApplyProgress(const MemberReport& report, const WorkerIdentity
 std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker) const {
   std::vector<Assignment> assignments;
   for (const auto& [name, job] : state_.jobs) {
+    const size_t before = assignments.size();
     for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
       if (!SameLife(job.record.members[rank].worker, worker)) continue;
       Assignment assignment{job.definition, job.record.epoch, static_cast<int32_t>(rank), {}, {}};
@@ -430,6 +448,7 @@ std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker)
           {job.definition, record.from_epoch, other.was, {}, {record.from_epoch, record.from_mesh, {}, {}}});
     }
     AddStaged(job, worker, assignments);
+    for (size_t i = before; i < assignments.size(); ++i) assignments[i].secret = job.record.secret;
   }
   return assignments;
 }

@@ -117,6 +117,7 @@ v1::Assignment ToProto(const Assignment& assignment, bool known) {
   }
   *proto.mutable_spec() = assignment.definition->proto();
   proto.set_plan_hash(assignment.definition->plan().hash());
+  proto.set_secret(assignment.secret);
   if (from.epoch > 0) proto.mutable_from()->set_mesh(from.mesh);
   for (const int32_t was : from.was) proto.mutable_from()->add_was(was);
   for (const MemberRecord& leaver : from.leavers) {
@@ -176,7 +177,9 @@ LastLife LastLifeFromProto(const v1::JoinRequest& request) {
   LastLife last;
   last.dead = request.dead_incarnation();
   last.resumes = request.resumes();
-  for (const v1::ResumedJob& from : request.resumed()) last.resumed.push_back({from.job(), from.epoch(), from.rank()});
+  for (const v1::ResumedJob& from : request.resumed()) {
+    last.resumed.push_back({from.job(), from.epoch(), from.rank(), from.secret()});
+  }
   return last;
 }
 

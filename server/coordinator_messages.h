@@ -15,7 +15,8 @@ v1::JobState ToProto(JobState state);
 // Without `with_parameters` spec.parameters is left out.
 v1::JobDescription ToProto(const JobView& view, bool with_parameters);
 
-// `known`: the worker reported this assignment itself, so names and epochs are enough.
+// `known`: the worker reported this assignment itself, so names and epochs are enough. What it
+// lacks then is what the worker knows, the job's secret too.
 v1::Assignment ToProto(const Assignment& assignment, bool known);
 
 v1::GetPlanReply PlanToProto(const JobDefinition& definition);

@@ -276,9 +276,10 @@ class Simulation {
     std::vector<ResumedJob> resumed;
     for (const Assignment& told : told_[name]) {
       if (Pick(5) == 0) continue;
-      resumed.push_back({told.definition->spec().name, told.epoch + (Pick(8) == 0), told.rank + (Pick(8) == 0)});
+      resumed.push_back({told.definition->spec().name, told.epoch + (Pick(8) == 0), told.rank + (Pick(8) == 0),
+                         told.secret});
       if (told.from.epoch == 0 || told.staged || told.from.was.empty() || Pick(3) == 0) continue;
-      resumed.push_back({told.definition->spec().name, told.from.epoch, told.from.was[told.rank]});
+      resumed.push_back({told.definition->spec().name, told.from.epoch, told.from.was[told.rank], told.secret});
     }
     const std::vector<JobView> before = coordinator_->ListJobs(now_);
     const StoreContents stored = store_->Load().value();

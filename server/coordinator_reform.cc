@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "core/reform.h"
 #include "core/status.h"
+#include "proto/secret.h"
 #include "server/coordinator.h"
 
 namespace shardmesh {
@@ -209,7 +210,8 @@ std::vector<std::string> Coordinator::TakeOverHeld(Transaction& transaction, con
     if (there.record.state != JobState::kPreparing || there.record.from_epoch == 0) continue;
     const auto held = [&](const MemberRecord& member) {
       return SameLife(member.worker, last) && absl::c_any_of(resumed, [&](const ResumedJob& job) {
-               return job.job == there.record.name && job.epoch == there.record.from_epoch && job.rank == member.was;
+               return job.job == there.record.name && job.epoch == there.record.from_epoch && job.rank == member.was &&
+                      SameSecret(job.secret, there.record.secret);
              });
     };
     if (absl::c_none_of(AllHolders(there.record), held)) continue;

@@ -211,7 +211,8 @@ grpc::ServerUnaryReactor* CoordinatorService::Join(grpc::CallbackServerContext* 
     RETURN_IF_ERROR(CheckProtocol(q.protocol(), absl::StrCat("worker ", q.name())));
     RETURN_IF_ERROR(Validate(q));
     const absl::Status joined = Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
-      return coordinator.Join(IdentityFromProto(q), now, TraitsFromProto(q), LastLifeFromProto(q), options_.wall());
+      return coordinator.Join(IdentityFromProto(q), now, TraitsFromProto(q), LastLifeFromProto(q), options_.wall(),
+                              q.secret());
     });
     RETURN_IF_ERROR(TellNext(*context, joined));
     r->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(options_.heartbeat_interval));
@@ -228,7 +229,8 @@ grpc::ServerUnaryReactor* CoordinatorService::Heartbeat(grpc::CallbackServerCont
                                                         v1::HeartbeatReply* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     const auto assignments = Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
-      return coordinator.Heartbeat(q.name(), q.incarnation(), ReportsFromProto(q), now, TraitsFromProto(q));
+      return coordinator.Heartbeat(q.name(), q.incarnation(), ReportsFromProto(q), now, TraitsFromProto(q),
+                                   q.secret());
     });
     RETURN_IF_ERROR(TellNext(*context, assignments.status()));
     for (const Assignment& assignment : *assignments) {
@@ -247,7 +249,7 @@ grpc::ServerUnaryReactor* CoordinatorService::Leave(grpc::CallbackServerContext*
     RETURN_IF_ERROR(Validate(q));
     LogCaller("Leave", q.name(), *context);
     return Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
-      return coordinator.Leave(q.name(), q.incarnation(), now);
+      return coordinator.Leave(q.name(), q.incarnation(), now, q.secret());
     });
   });
 }

@@ -266,6 +266,10 @@ TEST_F(CoordinatorServiceTest, NextLife_TakesOverAndIsToldAllOfItsJobs) {
   resumed->set_job("j");
   resumed->set_epoch(1);
   resumed->set_rank(1);
+  ASSERT_OK_AND_ASSIGN(const v1::HeartbeatReply held, Beat("b"));
+  for (const v1::Assignment& assignment : held.assignments()) {
+    if (assignment.spec().name() == "j") resumed->set_secret(assignment.secret());
+  }
   ASSERT_OK(Call(&v1::Coordinator::Stub::Join, join));
   EXPECT_EQ(Describe("lost")->state(), v1::JOB_STATE_FAILED);
   ASSERT_OK_AND_ASSIGN(const v1::JobDescription job, Describe("j"));
@@ -288,6 +292,59 @@ TEST_F(CoordinatorServiceTest, NextLife_TakesOverAndIsToldAllOfItsJobs) {
   EXPECT_EQ(told.assignments(0).peers(1).incarnation(), 2);
   join.set_resumes(2);
   EXPECT_THAT(Call(&v1::Coordinator::Stub::Join, join), StatusIs(Code::kInvalidArgument, HasSubstr("resumes is 2")));
+}
+
+TEST_F(CoordinatorServiceTest, CallsOfALifeWithoutItsSecret_PermissionDenied) {
+  v1::JoinRequest join = JoinRequestOf("a", 1);
+  join.set_secret("of-a");
+  ASSERT_OK(Call(&v1::Coordinator::Stub::Join, join));
+  ASSERT_OK(Create(SmallSpec("j", 1)));
+  v1::HeartbeatRequest beat;
+  beat.set_name("a");
+  beat.set_incarnation(1);
+  v1::LeaveRequest leave;
+  leave.set_name("a");
+  leave.set_incarnation(1);
+  for (const char* const secret : {"", "guessed"}) {
+    join.set_secret(secret);
+    beat.set_secret(secret);
+    leave.set_secret(secret);
+    EXPECT_THAT(Call(&v1::Coordinator::Stub::Join, join), StatusIs(Code::kPermissionDenied, HasSubstr("join of")));
+    EXPECT_THAT(Call(&v1::Coordinator::Stub::Heartbeat, beat),
+                StatusIs(Code::kPermissionDenied, HasSubstr("heartbeat of worker a incarnation 1 without the secret")));
+    EXPECT_THAT(Call(&v1::Coordinator::Stub::Leave, leave), StatusIs(Code::kPermissionDenied, HasSubstr("leave of")));
+  }
+  EXPECT_EQ(Describe("j")->state(), v1::JOB_STATE_PREPARING);
+  beat.set_secret("of-a");
+  leave.set_secret("of-a");
+  EXPECT_OK(Call(&v1::Coordinator::Stub::Heartbeat, beat));
+  EXPECT_OK(Call(&v1::Coordinator::Stub::Leave, leave));
+  beat.set_secret(std::string(65, 's'));
+  EXPECT_THAT(Call(&v1::Coordinator::Stub::Heartbeat, beat), StatusIs(Code::kInvalidArgument, HasSubstr("65 bytes")));
+}
+
+// In every assignment that says all, and in nothing else.
+TEST_F(CoordinatorServiceTest, SecretOfAJob_IsToldToItsMembersAlone) {
+  for (const char* worker : {"a", "b"}) ASSERT_OK(Join(worker));
+  ASSERT_OK_AND_ASSIGN(const v1::CreateJobReply created, Create(SmallSpec("j", 2)));
+  ASSERT_OK_AND_ASSIGN(const v1::HeartbeatReply to_a, Beat("a"));
+  ASSERT_OK_AND_ASSIGN(const v1::HeartbeatReply to_b, Beat("b"));
+  const std::string secret = to_a.assignments(0).secret();
+  EXPECT_EQ(secret.size(), 16u);
+  EXPECT_EQ(to_b.assignments(0).secret(), secret);
+  ASSERT_OK_AND_ASSIGN(const v1::HeartbeatReply known, Beat("a", to_a));
+  EXPECT_EQ(known.assignments(0).secret(), "") << "it knows it";
+  ASSERT_OK_AND_ASSIGN(const v1::JobDescription described, Describe("j"));
+  ASSERT_OK_AND_ASSIGN(const v1::ListJobsReply list, Call(&v1::Coordinator::Stub::ListJobs, v1::ListJobsRequest()));
+  for (const std::string& bytes :
+       {created.SerializeAsString(), described.SerializeAsString(), list.SerializeAsString()}) {
+    EXPECT_THAT(bytes, ::testing::Not(HasSubstr(secret)));
+  }
+  ASSERT_OK(Create(SmallSpec("k", 2)));
+  ASSERT_OK_AND_ASSIGN(const v1::HeartbeatReply both, Beat("b", to_b));
+  ASSERT_EQ(both.assignments_size(), 2);
+  EXPECT_EQ(both.assignments(1).secret().size(), 16u);
+  EXPECT_NE(both.assignments(1).secret(), secret);
 }
 
 TEST_F(CoordinatorServiceTest, Kept_IsWhatJoinAndHeartbeatSay) {

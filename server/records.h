@@ -65,9 +65,10 @@ struct WorkerTraits {
 struct WorkerRecord {
   WorkerIdentity identity;
   WorkerState state = WorkerState::kAlive;
+  std::string secret;  // JoinRequest.secret of this life; here alone, since identities are copied and told
 
   friend bool operator==(const WorkerRecord& a, const WorkerRecord& b) {
-    return a.identity == b.identity && a.state == b.state;
+    return a.identity == b.identity && a.state == b.state && a.secret == b.secret;
   }
 };
 
@@ -88,7 +89,8 @@ bool OnOneHost(const std::vector<MemberRecord>& members);
 // A job without its specification as it was given, which never changes and is kept apart.
 struct JobRecord {
   std::string name;
-  int64_t uid = 0;  // JobDescription.uid
+  int64_t uid = 0;     // JobDescription.uid
+  std::string secret;  // Assignment.secret; empty: it was assigned by a version that had none
   JobState state = JobState::kWaiting;
   int64_t epoch = 0;                  // of the last assignment; 0 before the first
   std::vector<MemberRecord> members;  // by rank; empty while WAITING
@@ -107,9 +109,10 @@ struct JobRecord {
   std::vector<MemberRecord> others;
 
   friend bool operator==(const JobRecord& a, const JobRecord& b) {
-    return a.name == b.name && a.uid == b.uid && a.state == b.state && a.epoch == b.epoch &&
+    return a.name == b.name && a.uid == b.uid && a.secret == b.secret && a.state == b.state && a.epoch == b.epoch &&
            a.members == b.members && a.excluded == b.excluded && a.error == b.error &&
-           a.committed_step == b.committed_step && a.published_steps == b.published_steps && a.mesh == b.mesh && a.wanted_mesh == b.wanted_mesh &&
+           a.committed_step == b.committed_step && a.published_steps == b.published_steps && a.mesh == b.mesh &&
+           a.wanted_mesh == b.wanted_mesh &&
            a.from_epoch == b.from_epoch && a.from_mesh == b.from_mesh && a.others == b.others;
   }
 };

@@ -23,7 +23,9 @@
 namespace shardmesh {
 namespace {
 
-constexpr int64_t kSchemaVersion = 4;  // PRAGMA user_version
+constexpr char kInMemory[] = ":memory:";  // a path that is no file, to SQLite
+
+constexpr int64_t kSchemaVersion = 5;  // PRAGMA user_version
 
 // Text is stored as blobs: what a peer sent is kept byte for byte. Lists of numbers and ids are joined by ",".
 // Of version 1; a new file is made of it and of all upgrades.
@@ -57,18 +59,25 @@ ALTER TABLE jobs ADD COLUMN uid INTEGER NOT NULL DEFAULT 0;
 UPDATE jobs SET uid = (random() & 0x7ffffffffffffffe) + 1;
 )";
 
-// Of version 4, and the types of their columns (SqliteStatement::HasTypes).
+// Version 4 to 5: secrets of workers' lives and of jobs.
+constexpr char kUpgradeTo5[] = R"(
+ALTER TABLE workers ADD COLUMN secret BLOB NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN secret BLOB NOT NULL DEFAULT '';
+)";
+
+// Of version 5, and the types of their columns (SqliteStatement::HasTypes).
 struct Table {
   const char* name;
   const char* columns;
   const char* types;
 };
-constexpr Table kWorkers = {"workers", "name,incarnation,address,host_id,local_socket,pid,state", "titttii"};
+constexpr Table kWorkers = {"workers", "name,incarnation,address,host_id,local_socket,pid,state,secret",
+                            "titttiit"};
 constexpr Table kSpecs = {"specs", "job,spec", "tt"};
 constexpr Table kJobs = {"jobs",
                          "name,state,epoch,excluded,error,committed_step,published_steps,mesh,from_epoch,from_mesh,"
-                         "wanted_mesh,uid",
-                         "tiittittitti"};
+                         "wanted_mesh,uid,secret",
+                         "tiittittittit"};
 constexpr Table kMembers = {"members", "job,rank,name,incarnation,address,host_id,local_socket,pid,ready,was",
                             "tititttiii"};
 
@@ -99,6 +108,7 @@ class SqliteStore final : public Store {
   absl::Status Open() {
     bool exists = false;
     RETURN_IF_ERROR(LookAtStateFile(path_, &exists));
+    if (!exists && path_ != kInMemory) MakeHiddenFile(path_);
     const absl::Status opened = OpenDatabase();
     struct stat info = {};
     if (!opened.ok() && !exists && stat(path_.c_str(), &info) == 0 && info.st_size == 0) unlink(path_.c_str());
@@ -189,6 +199,7 @@ class SqliteStore final : public Store {
   absl::Status WriteAgain() {
     const std::string copy = path_ + ".new";
     unlink(copy.c_str());
+    MakeHiddenFile(copy);
     absl::Status written =
         db_->Execute(absl::StrCat("VACUUM INTO '", absl::StrReplaceAll(copy, {{"'", "''"}}), "'").c_str());
     if (written.ok()) written = SyncFile(copy);
@@ -251,9 +262,11 @@ class SqliteStore final : public Store {
   }
 
   absl::Status UpgradeFrom(int64_t version) {
+    if (path_ != kInMemory) HideFile(path_);  // before SQLite makes a journal, whose mode is the file's
     if (version == 1) RETURN_IF_ERROR(db_->Execute(kUpgradeTo2));
     if (version <= 2) RETURN_IF_ERROR(db_->Execute(kUpgradeTo3));
-    RETURN_IF_ERROR(db_->Execute(kUpgradeTo4));
+    if (version <= 3) RETURN_IF_ERROR(db_->Execute(kUpgradeTo4));
+    RETURN_IF_ERROR(db_->Execute(kUpgradeTo5));
     return db_->Execute(absl::StrCat("PRAGMA user_version=", kSchemaVersion).c_str());
   }
 
@@ -277,9 +290,10 @@ class SqliteStore final : public Store {
   }
 
   absl::Status WriteWorkers(const StoreBatch& batch) {
-    SqliteStatement put(*db_, "INSERT OR REPLACE INTO workers VALUES(?,?,?,?,?,?,?)");
+    SqliteStatement put(*db_, "INSERT OR REPLACE INTO workers VALUES(?,?,?,?,?,?,?,?)");
     for (const WorkerRecord& worker : batch.put_workers) {
-      RETURN_IF_ERROR(BindIdentity(put, worker.identity).Bind(static_cast<int64_t>(worker.state)).Run());
+      BindIdentity(put, worker.identity).Bind(static_cast<int64_t>(worker.state));
+      RETURN_IF_ERROR(put.Bind(worker.secret).Run());
     }
     SqliteStatement remove(*db_, "DELETE FROM workers WHERE name=?");
     for (const std::string& name : batch.delete_workers) RETURN_IF_ERROR(remove.Bind(name).Run());
@@ -289,10 +303,10 @@ class SqliteStore final : public Store {
   absl::Status WriteJob(const JobRecord& job) {
     const std::string excluded = absl::StrJoin(job.excluded, ",");
     const std::string published = absl::StrJoin(job.published_steps, ",");
-    SqliteStatement put(*db_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?,?,?)");
+    SqliteStatement put(*db_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?)");
     put.Bind(job.name).Bind(static_cast<int64_t>(job.state)).Bind(job.epoch).Bind(excluded).Bind(job.error);
     put.Bind(job.committed_step).Bind(published).Bind(job.mesh).Bind(job.from_epoch).Bind(job.from_mesh);
-    put.Bind(job.wanted_mesh).Bind(job.uid);
+    put.Bind(job.wanted_mesh).Bind(job.uid).Bind(job.secret);
     RETURN_IF_ERROR(put.Run());
     RETURN_IF_ERROR(SqliteStatement(*db_, "DELETE FROM members WHERE job=?").Bind(job.name).Run());
     SqliteStatement member(*db_, "INSERT INTO members VALUES(?,?,?,?,?,?,?,?,?,?)");
@@ -326,7 +340,7 @@ class SqliteStore final : public Store {
       ASSIGN_OR_RETURN(const bool found, row.Next());
       if (!found) return absl::OkStatus();
       RETURN_IF_ERROR(CheckTypes(row, kWorkers));
-      const WorkerRecord worker{IdentityAt(row, 0), static_cast<WorkerState>(row.Integer(6))};
+      const WorkerRecord worker{IdentityAt(row, 0), static_cast<WorkerState>(row.Integer(6)), row.Text(7)};
       if (WorkerStateName(worker.state) == "unknown") {
         return Damaged(absl::StrCat("worker ", worker.identity.name, " has state ", row.Integer(6)));
       }
@@ -369,6 +383,7 @@ class SqliteStore final : public Store {
       job.from_mesh = row.Text(9);
       job.wanted_mesh = row.Text(10);
       job.uid = row.Integer(11);
+      job.secret = row.Text(12);
       if (JobStateName(job.state) == "unknown" || contents.specs.count(job.name) == 0) {
         return Damaged(absl::StrCat("job ", job.name, " has state ", row.Integer(1), ", or no specification"));
       }

@@ -87,6 +87,13 @@ absl::Status LookAtStateFile(const std::string& path, bool* exists) {
       fd >= 0 && !S_ISREG(info.st_mode) ? "it is no regular file" : std::strerror(error), "; check --state"));
 }
 
+void MakeHiddenFile(const std::string& path) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd >= 0) close(fd);
+}
+
+void HideFile(const std::string& path) { (void)chmod(path.c_str(), 0600); }
+
 absl::Status SyncFile(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   const bool synced = fd >= 0 && fsync(fd) == 0;

@@ -19,6 +19,12 @@ inline constexpr int64_t kStateApplicationId = 0x73686d31;  // PRAGMA applicatio
 //   FailedPrecondition: a database of another program. Unavailable: it cannot be read, or is no regular file.
 absl::Status LookAtStateFile(const std::string& path, bool* exists);
 
+// A state file has secrets in it: only its user may read it. Makes an empty one that is so, if there is none. If that
+// fails SQLite says why.
+void MakeHiddenFile(const std::string& path);
+// Makes one that is there so, if its user and file system allow it.
+void HideFile(const std::string& path);
+
 // Until its bytes are on the disk. Unavailable: the system cannot.
 absl::Status SyncFile(const std::string& path);
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sqlite3.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,7 +28,7 @@ std::string NewPath() {
 }
 
 WorkerRecord MakeWorker(const std::string& name, int64_t incarnation) {
-  return {{name, incarnation, "a:1", std::string("h\0\"'\n", 5), "/s", 7}, WorkerState::kDead};
+  return {{name, incarnation, "a:1", std::string("h\0\"'\n", 5), "/s", 7}, WorkerState::kDead, std::string("\0s\xff", 3)};
 }
 
 JobRecord FullJob(const std::string& name) {
@@ -44,6 +45,7 @@ JobRecord FullJob(const std::string& name) {
   job.from_epoch = 2;
   job.from_mesh = "ddp=2,fsdp=2";
   job.wanted_mesh = "ddp=4";
+  job.secret = std::string("secret\0\xfe", 8);
   return job;
 }
 
@@ -155,7 +157,7 @@ TEST(SqliteStore, NewerSchemaVersion_FailedPreconditionNamingBoth) {
   RunSql(path, "PRAGMA user_version=17");
   EXPECT_THAT(NewSqliteStore(path),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr(path), HasSubstr("schema version 17"), HasSubstr("reads version 4"))));
+                       AllOf(HasSubstr(path), HasSubstr("schema version 17"), HasSubstr("reads version 5"))));
 }
 
 // As version 1 made its files, with one job.
@@ -201,6 +203,60 @@ TEST(SqliteStore, FileOfVersion1_IsUpgradedWithAllThatItHas) {
   ASSERT_OK(OpenOrDie(path)->Write(batch));
   ASSERT_OK_AND_ASSIGN(const StoreContents contents, OpenOrDie(path)->Load());
   EXPECT_EQ(contents.jobs.at("j"), FullJob("j"));
+}
+
+// What versions 2 to 4 added to it.
+constexpr char kVersion4[] = R"(
+ALTER TABLE jobs ADD COLUMN mesh BLOB NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN from_epoch INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN from_mesh BLOB NOT NULL DEFAULT '';
+ALTER TABLE members ADD COLUMN was INTEGER NOT NULL DEFAULT -1;
+ALTER TABLE jobs ADD COLUMN wanted_mesh BLOB NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN uid INTEGER NOT NULL DEFAULT 0;
+UPDATE jobs SET uid=77, wanted_mesh=x'6d';
+PRAGMA user_version=4;
+)";
+
+TEST(SqliteStore, FileOfVersion4_IsUpgraded_AndHasNoSecretsYet) {
+  const std::string path = NewPath();
+  RunSql(path, kVersion1);
+  RunSql(path, kVersion4);
+  for (int time = 0; time < 2; ++time) {  // the second one is of this version
+    ASSERT_OK_AND_ASSIGN(const StoreContents contents, OpenOrDie(path)->Load());
+    EXPECT_EQ(contents.jobs.at("j").uid, 77);
+    EXPECT_EQ(contents.jobs.at("j").wanted_mesh, "m");
+    EXPECT_EQ(contents.jobs.at("j").secret, "");
+    EXPECT_EQ(contents.workers.at("w0"), (WorkerRecord{{"w0", 1, "a", "h", "s", 7}, WorkerState::kAlive, ""}));
+  }
+  StoreBatch batch;
+  batch.put_workers = {MakeWorker("w0", 2)};
+  batch.put_jobs = {FullJob("j")};
+  ASSERT_OK(OpenOrDie(path)->Write(batch));
+  ASSERT_OK_AND_ASSIGN(const StoreContents contents, OpenOrDie(path)->Load());
+  EXPECT_EQ(contents.workers.at("w0"), MakeWorker("w0", 2));
+  EXPECT_EQ(contents.jobs.at("j"), FullJob("j"));
+}
+
+// It has secrets in it.
+TEST(SqliteStore, NewOrUpgradedOrWrittenAgain_ItsUserAloneReadsTheFile) {
+  const auto mode_of = [](const std::string& path) {
+    struct stat info = {};
+    return stat(path.c_str(), &info) == 0 ? info.st_mode & 0777 : 0;
+  };
+  const mode_t before = umask(0022);
+  const std::string made = NewPath(), upgraded = NewPath();
+  {
+    const auto store = OpenOrDie(made);
+    EXPECT_EQ(mode_of(made), 0600u);
+    unlink(made.c_str());
+    ASSERT_OK(store->Check());
+    EXPECT_EQ(mode_of(made), 0600u);
+  }
+  RunSql(upgraded, kVersion1);
+  EXPECT_EQ(mode_of(upgraded), 0644u);
+  OpenOrDie(upgraded);
+  EXPECT_EQ(mode_of(upgraded), 0600u);
+  umask(before);
 }
 
 TEST(SqliteStore, FileOfVersion1_UpgradeFails_StaysAsItWas) {
@@ -308,6 +364,10 @@ TEST(SqliteStore, RowsThatTheCoordinatorNeverWrites_DataLossNamingThem) {
            {"UPDATE members SET pid='x'", "a row of table members"},
            {"UPDATE workers SET name='../x'", "../x"},
            {"UPDATE workers SET incarnation=0", "incarnation 0"},
+           {"UPDATE workers SET secret=zeroblob(65)", "its secret has 65 bytes; at most 64"},
+           {"UPDATE workers SET secret=7", "a row of table workers"},
+           {"UPDATE jobs SET secret=zeroblob(65)", "its secret has 65 bytes; at most 64"},
+           {"ALTER TABLE workers DROP COLUMN secret", "table workers has columns"},
            {"INSERT OR REPLACE INTO meta VALUES('epoch_floor', -1)", "table meta"},
            {"ALTER TABLE jobs DROP COLUMN wanted_mesh", "table jobs has columns"},
            {"ALTER TABLE members RENAME COLUMN was TO is_", "table members has columns"}}) {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/job.h"
 #include "core/status.h"
+#include "proto/secret.h"
 
 namespace shardmesh {
 namespace {
@@ -14,6 +15,12 @@ absl::Status CheckIdentity(const WorkerIdentity& worker) {
   if (worker.incarnation > 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("worker ", worker.name, " has incarnation ", worker.incarnation, "; it is above 0"));
+}
+
+absl::Status CheckSecretBytes(const std::string& secret) {
+  if (secret.size() <= kMaxSecretBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("its secret has ", secret.size(), " bytes; at most ", kMaxSecretBytes));
 }
 
 absl::Status CheckSteps(const JobRecord& job) {
@@ -35,11 +42,15 @@ absl::Status CheckSteps(const JobRecord& job) {
 
 }  // namespace
 
-absl::Status CheckStored(const WorkerRecord& worker) { return CheckIdentity(worker.identity); }
+absl::Status CheckStored(const WorkerRecord& worker) {
+  RETURN_IF_ERROR(CheckIdentity(worker.identity));
+  return Annotate(CheckSecretBytes(worker.secret), absl::StrCat("worker ", worker.identity.name));
+}
 
 absl::Status CheckStored(const JobRecord& job) {
   RETURN_IF_ERROR(ValidateId("job name", job.name));
   if (job.uid < 0) return absl::InvalidArgumentError(absl::StrCat("uid is ", job.uid, "; it is 0 or more"));
+  RETURN_IF_ERROR(CheckSecretBytes(job.secret));
   RETURN_IF_ERROR(CheckSteps(job));
   const bool assigned = job.state == JobState::kPreparing || job.state == JobState::kReady;
   if (job.epoch < (assigned ? 1 : 0)) {

@@ -11,6 +11,7 @@
 #include "core/clock.h"
 #include "core/incarnation.h"
 #include "core/status.h"
+#include "proto/secret.h"
 
 namespace shardmesh {
 namespace {
@@ -20,6 +21,7 @@ constexpr absl::Duration kRetry = absl::Milliseconds(200);
 
 MembershipAgent::MembershipAgent(CoordinatorTransport& coordinator, Worker& worker, v1::JoinRequest identity)
     : coordinator_(coordinator), worker_(worker), identity_(std::move(identity)) {
+  identity_.set_secret(RandomSecret());
   worker_.OnChange([this] { Hurry(); });
   thread_ = std::thread([this] { Loop(); });
 }
@@ -41,6 +43,7 @@ void MembershipAgent::Stop() {
   v1::LeaveRequest leave;
   leave.set_name(identity_.name());
   leave.set_incarnation(identity_.incarnation());
+  leave.set_secret(identity_.secret());
   if (const auto left = coordinator_.Leave(leave, kCallTimeout); !left.ok()) {
     spdlog::warn("event=leave_failed error=\"{}\"", left.status().ToString());
   }
@@ -85,6 +88,7 @@ MembershipAgent::Joined MembershipAgent::joined() const {
 void MembershipAgent::TakeIncarnation(int64_t next, bool was_joined) {
   spdlog::warn("event=incarnation_refused worker={} was={} takes={}", identity_.name(), identity_.incarnation(), next);
   identity_.set_incarnation(next);
+  identity_.set_secret(RandomSecret());
   if (was_joined) {
     identity_.clear_dead_incarnation();
     identity_.clear_resumes();
@@ -145,6 +149,7 @@ absl::Status MembershipAgent::Heartbeat() {
   v1::HeartbeatRequest request;
   request.set_name(identity_.name());
   request.set_incarnation(identity_.incarnation());
+  request.set_secret(identity_.secret());
   request.set_spans_hosts(identity_.spans_hosts());
   request.set_has_device(identity_.has_device());
   request.set_kept(identity_.kept());

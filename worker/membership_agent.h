@@ -3,7 +3,8 @@
 // the coordinator has forgotten this life of the worker, it joins again; but not while it holds jobs: the coordinator
 // then refuses with FAILED_PRECONDITION, since its state file is not the one of these jobs, and they go on. When the
 // coordinator refuses this life's incarnation and says which one it would take, the agent joins again with that: the
-// wall clock was set back, or somebody else joined under this name. One thread; Stop (or the destructor) ends it.
+// wall clock was set back, or somebody else joined under this name. Each incarnation that it takes has a new secret,
+// which nobody but the coordinator is told. One thread; Stop (or the destructor) ends it.
 #pragma once
 
 #include <memory>
@@ -20,7 +21,7 @@ namespace shardmesh {
 
 class MembershipAgent {
  public:
-  // `identity`: everything of the JoinRequest. Borrowed arguments outlive the object.
+  // `identity`: everything of the JoinRequest but the secret. Borrowed arguments outlive the object.
   MembershipAgent(CoordinatorTransport& coordinator, Worker& worker, v1::JoinRequest identity);
   ~MembershipAgent();
 

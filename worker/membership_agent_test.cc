@@ -1,6 +1,9 @@
 #include "worker/membership_agent.h"
 
 #include <functional>
+#include <map>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "core/clock.h"
@@ -54,6 +57,7 @@ class FakeCoordinator final : public CoordinatorTransport {
     MutexLock lock(mu_);
     ++joins_made;
     last_join = request;
+    joins.push_back(request);
     changed_.SignalAll();
     RETURN_IF_ERROR(join_);
     v1::JoinReply reply;
@@ -65,6 +69,7 @@ class FakeCoordinator final : public CoordinatorTransport {
     MutexLock lock(mu_);
     ++heartbeats_made;
     last_heartbeat = request;
+    beat_secrets.push_back(request.secret());
     changed_.SignalAll();
     RETURN_IF_ERROR(heartbeat_);
     v1::HeartbeatReply reply;
@@ -97,6 +102,8 @@ class FakeCoordinator final : public CoordinatorTransport {
   v1::JoinRequest last_join;
   v1::HeartbeatRequest last_heartbeat;
   std::vector<v1::LeaveRequest> leaves;
+  std::vector<v1::JoinRequest> joins;
+  std::vector<std::string> beat_secrets;
 
  private:
   static absl::Status No() { return absl::UnimplementedError("not of membership"); }
@@ -250,6 +257,63 @@ TEST_F(MembershipAgentTest, ThrownOut_JoinsAgainAsANewLife) {
   EXPECT_EQ(coordinator.last_join.dead_incarnation(), 0);
   EXPECT_EQ(coordinator.last_join.resumes(), 0);
   EXPECT_EQ(coordinator.last_join.resumed_size(), 0);
+}
+
+TEST_F(MembershipAgentTest, Secret_IsTheSameInAllCallsOfALife_AndAnotherInTheNext) {
+  coordinator.Answer(absl::UnavailableError("not yet"), absl::OkStatus());
+  MembershipAgent agent(coordinator, worker, Identity());
+  EXPECT_TRUE(coordinator.AwaitMore(2, 0));
+  coordinator.Answer(absl::OkStatus(), absl::OkStatus());
+  EXPECT_TRUE(coordinator.AwaitMore(0, 2));
+  coordinator.Answer(absl::OkStatus(), absl::NotFoundError("who?"));  // of an older state file
+  EXPECT_TRUE(coordinator.AwaitMore(2, 2));
+  coordinator.Answer(absl::OkStatus(), WithNextIncarnation(absl::AbortedError("incarnation 42 is stale"), 61));
+  EXPECT_TRUE(coordinator.Await([](const FakeCoordinator& c) { return c.last_join.incarnation() == 61; }));
+  coordinator.Answer(absl::OkStatus(), absl::OkStatus());
+  EXPECT_TRUE(coordinator.AwaitMore(0, 3));
+  agent.Stop();
+  std::map<int64_t, std::set<std::string>> secrets;
+  for (const v1::JoinRequest& join : coordinator.joins) secrets[join.incarnation()].insert(join.secret());
+  ASSERT_EQ(secrets.size(), 2u);
+  for (const auto& [incarnation, of_life] : secrets) {
+    EXPECT_EQ(of_life.size(), 1u) << incarnation;
+    EXPECT_EQ(of_life.begin()->size(), 16u) << incarnation;
+  }
+  const std::string first = *secrets[42].begin(), second = *secrets[61].begin();
+  EXPECT_NE(first, second);
+  EXPECT_EQ(std::set<std::string>(coordinator.beat_secrets.begin(), coordinator.beat_secrets.end()),
+            (std::set<std::string>{first, second}));
+  EXPECT_EQ(coordinator.last_heartbeat.secret(), second);
+  EXPECT_EQ(coordinator.leaves.at(0).secret(), second);
+}
+
+TEST_F(MembershipAgentTest, Lives_HaveSecretsOfTheirOwn) {
+  std::set<std::string> seen;
+  for (int life = 0; life < 2; ++life) {
+    MembershipAgent agent(coordinator, worker, Identity());
+    ASSERT_OK(agent.AwaitJoined(kLong));
+    agent.Stop();
+    EXPECT_TRUE(seen.insert(coordinator.last_join.secret()).second);
+  }
+}
+
+// As with any other answer: it says so and asks again, as the same life.
+TEST_F(MembershipAgentTest, PermissionDenied_IsSaidAndAskedAgain) {
+  const absl::Status denied = absl::PermissionDeniedError("heartbeat of worker w1 without the secret");
+  coordinator.Answer(denied, denied);
+  MembershipAgent agent(coordinator, worker, Identity());
+  EXPECT_TRUE(coordinator.AwaitMore(2, 0));
+  EXPECT_THAT(agent.AwaitJoined(absl::Milliseconds(1)),
+              StatusIs(Code::kDeadlineExceeded, HasSubstr("without the secret")));
+  coordinator.Answer(absl::OkStatus(), absl::OkStatus());
+  ASSERT_OK(agent.AwaitJoined(kLong));
+  coordinator.Answer(denied, denied);
+  EXPECT_TRUE(coordinator.AwaitMore(0, 2));
+  coordinator.Answer(absl::OkStatus(), absl::OkStatus());
+  EXPECT_TRUE(coordinator.AwaitMore(0, 2));
+  agent.Stop();
+  EXPECT_EQ(coordinator.last_heartbeat.incarnation(), 42);
+  EXPECT_EQ(std::set<std::string>(coordinator.beat_secrets.begin(), coordinator.beat_secrets.end()).size(), 1u);
 }
 
 // What is assigned is held, and how it is goes back with the next heartbeat, at once.

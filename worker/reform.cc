@@ -78,6 +78,7 @@ absl::Status Fetch(const Restoration& restoration, JobShard& shard, int source, 
   request.set_epoch(assignment.from().epoch());
   request.set_mesh(shard.spec().mesh.ToString());
   request.set_rank(assignment.rank());
+  request.set_secret(assignment.secret());
   const absl::Time deadline = MonotonicNow() + restoration.timeout;
   while (true) {
     Receiver receiver(shard, step, pieces, restoration.cancelled);

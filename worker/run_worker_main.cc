@@ -175,15 +175,6 @@ absl::StatusOr<std::unique_ptr<KeeperLink>> TakeOver(const Flags& flags, v1::Joi
   return keeper;
 }
 
-void AddResumed(const std::vector<KeptJob>& jobs, v1::JoinRequest& identity) {
-  for (const KeptJob& job : jobs) {
-    v1::ResumedJob& resumed = *identity.add_resumed();
-    resumed.set_job(job.job);
-    resumed.set_epoch(job.epoch);
-    resumed.set_rank(job.rank);
-  }
-}
-
 // Where the last life was reached, if it left jobs; where the flags say, if that place is taken: then the coordinator
 // ends them.
 absl::StatusOr<std::unique_ptr<Server>> StartServer(ServerOptions options, ShardService& service,
@@ -279,7 +270,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   Worker worker(options, NewProcessMemory());
   if (keeper != nullptr) dead = NewestDeadLife(identity.name(), RemoveDeadSockets(local_dir, of_name));
   identity.set_dead_incarnation(dead);
-  AddResumed(worker.Resume(), identity);
+  for (v1::ResumedJob& job : worker.Resume()) *identity.add_resumed() = std::move(job);
   ASSIGN_OR_RETURN(auto local, LocalServer::Start(identity.local_socket(), worker, clock));
   ShardService service(worker, *local, host_id, identity.incarnation());
   ServerOptions server_options;

@@ -94,7 +94,8 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* ShardService::Transfer(grpc::Callbac
     RETURN_IF_ERROR(RequireDeadline(*context, "Shard.Transfer"));
     RETURN_IF_ERROR(DecodeMessage(*raw, request));
     RETURN_IF_ERROR(Validate(request));
-    ASSIGN_OR_RETURN(std::shared_ptr<JobShard> held, worker_.FindHeld(request.job(), request.epoch()));
+    ASSIGN_OR_RETURN(std::shared_ptr<JobShard> held,
+                     worker_.FindHeld(request.job(), request.epoch(), request.secret()));
     ASSIGN_OR_RETURN(source, TransferSource::Open(std::move(held), request));
     return absl::OkStatus();
   });

@@ -82,8 +82,9 @@ class Worker {
   void SetHeartbeatTimeout(absl::Duration timeout);  // as the coordinator says
   absl::Duration heartbeat_timeout() const;
 
-  // Takes over the jobs that the last life of this worker left with the keeper, and says which. Once, before Reconcile.
-  std::vector<KeptJob> Resume();
+  // Takes over the jobs that the last life of this worker left with the keeper, and says which, as JoinRequest does.
+  // Once, before Reconcile.
+  std::vector<v1::ResumedJob> Resume();
 
   // Starts what is new, closes what is gone, and waits for neither. Of a known epoch an assignment may say that it is
   // not staged any more, or needs nothing of an older one.
@@ -101,8 +102,10 @@ class Worker {
   absl::StatusOr<std::shared_ptr<JobShard>> FindToRead(const std::string& job) const;
   // Where that lease was granted, which may have been at an epoch that ended; else as FindToRead.
   absl::StatusOr<std::shared_ptr<JobShard>> FindLeased(const std::string& job, uint64_t lease) const;
-  // What is held of the job of that epoch, which may be the one that ended before the newest. NotFound: nothing.
-  absl::StatusOr<std::shared_ptr<JobShard>> FindHeld(const std::string& job, int64_t epoch) const;
+  // What is held of the job of that epoch, which may be the one that ended before the newest, for a caller that shows
+  // the job's secret (Assignment.secret). NotFound: nothing. PermissionDenied: not the secret. Unavailable: later.
+  absl::StatusOr<std::shared_ptr<JobShard>> FindHeld(const std::string& job, int64_t epoch,
+                                                     absl::string_view secret) const;
   std::vector<std::shared_ptr<JobShard>> Jobs() const;
 
   // A peer asks the lead for the shared segments: answers, waits for its "mapped", then holds the connection until it

@@ -2,6 +2,7 @@
 #include <functional>
 
 #include "core/clock.h"
+#include "worker/hosts/host_meeting.h"
 #include "worker/testing/local_host.h"
 
 namespace shardmesh {
@@ -38,6 +39,7 @@ struct TwoWorkers {
     assignment.set_epoch(epoch);
     assignment.set_rank(rank);
     assignment.set_plan_hash(Plan::Create(job)->hash());
+    assignment.set_secret(kJobSecret);
     for (int r = 0; r < 2; ++r) {
       v1::Peer* peer = assignment.add_peers();
       peer->set_rank(r);
@@ -101,6 +103,8 @@ TEST(WorkerHosts, StrangersAreRefused) {
       {"incarnation", [](v1::MeetRequest request) { return request.set_incarnation(9), request; }},
       {"first rank of their host", [](v1::MeetRequest request) { return request.set_rank(0), request; }},
       {"first rank of their host", [](v1::MeetRequest request) { return request.set_rank(-7), request; }},
+      {"secret of job small", [](v1::MeetRequest request) { return request.clear_secret(), request; }},
+      {"secret of job small", [](v1::MeetRequest request) { return request.set_secret("guessed"), request; }},
   };
   for (const auto& c : cases) {
     TwoWorkers two(absl::Seconds(10));
@@ -162,6 +166,39 @@ TEST(WorkerHosts, AnotherPlan_FailsTheJobOnBoth) {
   for (int i : {0, 1}) {
     ExpectNotMet(*two.workers[i], two.AwaitState(i, v1::MEMBER_STATE_FAILED), "run one build of shardmesh everywhere");
   }
+}
+
+// A stranger knows all of the job that is not secret: it can neither write nor read, nor make the job fail.
+TEST(WorkerHosts, WithoutTheSecret_NothingIsWrittenReadOrEnded) {
+  TwoWorkers two;
+  const JobSpec job = SmallJob("fsdp=2", 1);
+  two.workers[0]->Reconcile({TwoWorkers::AssignmentOf(job, 0)});
+  ASSERT_TRUE(Await([&] { return two.workers[0]->Find("small").ok(); }));
+  v1::MeetRequest forged;
+  forged.set_job("small");
+  forged.set_epoch(3);
+  forged.set_rank(1);
+  forged.set_incarnation(101);
+  forged.set_plan_hash(Plan::Create(job)->hash());
+  forged.set_key("of-a-stranger");
+  const auto expect_denied = [&](const v1::MeetRequest& request) {
+    EXPECT_THAT(two.workers[0]->Meet(request), StatusIs(Code::kPermissionDenied, HasSubstr("secret of job small")));
+  };
+  expect_denied(forged);
+  forged.set_value("gathered elsewhere");
+  expect_denied(forged);
+  v1::MeetRequest other_plan = forged;
+  other_plan.set_plan_hash(std::string(32, 'a'));
+  expect_denied(other_plan);
+  v1::MeetRequest not_met = forged;
+  not_met.set_key(kNotMetKey);
+  expect_denied(not_met);
+  forged.clear_value();
+  forged.set_secret(kJobSecret);
+  ASSERT_OK_AND_ASSIGN(const v1::MeetReply read, two.workers[0]->Meet(forged));
+  EXPECT_EQ(read.value(), "") << "it was not written";
+  two.workers[1]->Reconcile({TwoWorkers::AssignmentOf(job, 1)});
+  for (int i : {0, 1}) two.AwaitState(i, v1::MEMBER_STATE_READY);
 }
 
 TEST(WorkerHosts, UnevenOrMixedHosts_AreRefused) {

@@ -120,11 +120,11 @@ void Worker::TellWhetherKept() const {
 
 // Of a job that was made again before the older one was dropped there are two: the newer counts. If it goes on from the
 // older one it may not be READY yet, and need that still.
-std::vector<KeptJob> Worker::Resume() {
+std::vector<v1::ResumedJob> Worker::Resume() {
   if (options_.keeper == nullptr) return {};
   std::map<std::string, std::map<int64_t, KeptJob>> left;  // by epoch
   for (const KeptJob& job : options_.keeper->left().jobs) left[job.job][job.epoch] = job;
-  std::vector<KeptJob> resumed;
+  std::vector<v1::ResumedJob> resumed;
   for (const auto& [name, epochs] : left) {
     std::shared_ptr<Entry> newest;
     for (auto job = epochs.rbegin(); job != epochs.rend(); ++job) {
@@ -136,7 +136,11 @@ std::vector<KeptJob> Worker::Resume() {
         options_.keeper->Drop(name, job->first);
         continue;
       }
-      resumed.push_back(job->second);
+      v1::ResumedJob& taken = resumed.emplace_back();
+      taken.set_job(name);
+      taken.set_epoch(job->first);
+      taken.set_rank(job->second.rank);
+      taken.set_secret(entry->assignment.secret());
       (older ? newest->before : newest) = entry;
     }
     if (newest == nullptr) continue;

@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "core/status.h"
 #include "proto/protocol_version.h"
+#include "proto/secret.h"
 #include "worker/hosts/host_meeting.h"
 #include "worker/worker.h"
 
@@ -53,6 +54,7 @@ absl::StatusOr<HostMemory> Worker::FetchFromLead(Entry& entry, const JobSpec& sp
   hello.mutable_peer()->set_rank(assignment.rank());
   hello.mutable_peer()->set_incarnation(assignment.peers(assignment.rank()).incarnation());
   hello.mutable_peer()->set_plan_hash(plan.hash());
+  hello.mutable_peer()->set_secret(assignment.secret());
   const absl::Time deadline = MonotonicNow() + options_.prepare_timeout;
   absl::Status last = absl::UnavailableError("it was not asked");
   while (MonotonicNow() < deadline && !entry.closing.load()) {
@@ -108,6 +110,10 @@ absl::StatusOr<std::shared_ptr<Worker::Entry>> Worker::FindLead(const v1::PeerHe
         absl::StrCat("worker ", options_.name, " has no memory of job ", hello.job(), " yet"));
   }
   const v1::Assignment& mine = it->second->assignment;
+  if (!SameSecret(mine.secret(), hello.secret())) {  // before anything of the job is told
+    return absl::PermissionDeniedError(absl::StrCat("the caller does not show the secret of job ", hello.job(),
+                                                    "; only its members, which the coordinator tells it, may ask"));
+  }
   if (mine.epoch() > hello.epoch()) {
     return absl::AbortedError(
         absl::StrCat("epoch ", hello.epoch(), " of job ", hello.job(), " is over; now ", mine.epoch()));
@@ -180,6 +186,7 @@ absl::StatusOr<v1::MeetReply> Worker::Meet(const v1::MeetRequest& request) const
   hello.set_rank(request.rank());
   hello.set_incarnation(request.incarnation());
   hello.set_plan_hash(request.plan_hash());
+  hello.set_secret(request.secret());
   absl::StatusOr<std::shared_ptr<Entry>> found = FindLead(hello, /*other_host=*/true);
   if (absl::IsFailedPrecondition(found.status())) {  // a lead with another plan: there will be no meeting
     MutexLock lock(mu_);

@@ -11,6 +11,7 @@
 #include "core/clock.h"
 #include "core/fault_point.h"
 #include "core/status.h"
+#include "proto/secret.h"
 #include "worker/worker.h"
 
 namespace shardmesh {
@@ -112,12 +113,17 @@ absl::Status Worker::RestoreFrom(const Entry& entry, JobShard& shard) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<JobShard>> Worker::FindHeld(const std::string& job, int64_t epoch) const {
+absl::StatusOr<std::shared_ptr<JobShard>> Worker::FindHeld(const std::string& job, int64_t epoch,
+                                                           absl::string_view secret) const {
   MutexLock lock(mu_);
   const auto it = jobs_.find(job);
   const std::shared_ptr<Entry> entry = it == jobs_.end() ? nullptr : it->second;
   for (const std::shared_ptr<Entry>& held : {entry, entry == nullptr ? nullptr : entry->before}) {
     if (held == nullptr || held->assignment.epoch() != epoch) continue;
+    if (!SameSecret(held->assignment.secret(), secret)) {
+      return absl::PermissionDeniedError(absl::StrCat("the caller does not show the secret of job ", job,
+                                                      "; only its members, which the coordinator tells it, may ask"));
+    }
     if (held->shard != nullptr) return held->shard;
     return absl::UnavailableError(absl::StrCat("worker ", options_.name, " is still building what it has of epoch ",
                                                epoch, " of job \"", job.substr(0, 200), "\"; ask again"));

@@ -78,7 +78,7 @@ TEST_F(WorkerReformTest, TwoOfThree_GoOn_TheThirdKeepsWhatItHeld_UntilTheyAreRea
   }
   for (int i : workers) ASSERT_TRUE(Await([&] { return IsReady(i, 4); })) << host.StatusOf(i).DebugString();
   EXPECT_EQ(DigestOf(0), before);
-  for (int i : {0, 2, 3}) EXPECT_OK(host.workers[i]->FindHeld("small", kFrom).status());
+  for (int i : {0, 2, 3}) EXPECT_OK(host.workers[i]->FindHeld("small", kFrom, kJobSecret).status());
   EXPECT_EQ((*host.workers[0]->Find("small"))->protocol().publications().Published(), std::vector<Step>{Step(3)});
   ASSERT_NO_FATAL_FAILURE(TrainTo(3, 4, 4, 6));
 
@@ -88,7 +88,7 @@ TEST_F(WorkerReformTest, TwoOfThree_GoOn_TheThirdKeepsWhatItHeld_UntilTheyAreRea
   }
   host.workers[2]->Reconcile({});
   for (int i : {0, 2, 3}) {
-    EXPECT_THAT(host.workers[i]->FindHeld("small", kFrom), StatusIs(Code::kNotFound, HasSubstr("epoch 3")));
+    EXPECT_THAT(host.workers[i]->FindHeld("small", kFrom, kJobSecret), StatusIs(Code::kNotFound, HasSubstr("epoch 3")));
   }
   ASSERT_NO_FATAL_FAILURE(TrainTo(0, 4, 7, 8));
 }
@@ -105,7 +105,7 @@ TEST_F(WorkerReformTest, AnAttemptThatIsGivenUp_TheNextGoesOnFromTheSameEpoch) {
   }
   for (int i : workers) ASSERT_TRUE(Await([&] { return IsReady(i, 5); })) << host.StatusOf(i).DebugString();
   EXPECT_EQ(DigestOf(2), before);
-  EXPECT_OK(host.workers[0]->FindHeld("small", kFrom).status());
+  EXPECT_OK(host.workers[0]->FindHeld("small", kFrom, kJobSecret).status());
 
   // And once more, of all that are left, while nobody was told that the job is READY.
   const std::vector<int> three = {0, 3, 2};
@@ -136,6 +136,7 @@ TEST_F(WorkerReformTest, Transfers_OfWhatIsNotThere_AreRefused) {
   request.set_job("small");
   request.set_epoch(kFrom);
   request.set_mesh("fsdp=2");
+  request.set_secret(kJobSecret);
   v1::Peer peer;
   peer.set_worker("w0");
   EXPECT_THAT(host.Transfer(peer, request, sink), StatusIs(Code::kUnavailable, HasSubstr("has not ended")));
@@ -143,6 +144,11 @@ TEST_F(WorkerReformTest, Transfers_OfWhatIsNotThere_AreRefused) {
   for (int i : {0, 3}) host.workers[i]->Reconcile({Anew(4, "ddp=2,fsdp=1", i / 3, {0, 3}, {0, 3})});
   ASSERT_TRUE(Await([&] { return IsReady(0, 4) && IsReady(3, 4); }));
   ASSERT_OK(host.Transfer(peer, request, sink));
+  for (const char* const secret : {"", "guessed", "of the members alon", "of the members alone."}) {
+    request.set_secret(secret);
+    EXPECT_THAT(host.Transfer(peer, request, sink), StatusIs(Code::kPermissionDenied, HasSubstr("secret of job small")));
+  }
+  request.set_secret(kJobSecret);
   request.set_rank(2);
   EXPECT_THAT(host.Transfer(peer, request, sink), StatusIs(Code::kInvalidArgument, HasSubstr("rank 2")));
   request.set_rank(0);
@@ -152,6 +158,16 @@ TEST_F(WorkerReformTest, Transfers_OfWhatIsNotThere_AreRefused) {
   EXPECT_THAT(host.Transfer(peer, request, sink), StatusIs(Code::kInvalidArgument, HasSubstr("fsdp")));
   request.set_epoch(2);
   EXPECT_THAT(host.Transfer(peer, request, sink), StatusIs(Code::kNotFound, HasSubstr("epoch 2")));
+}
+
+// An assignment that the worker reported comes again without what it knows.
+TEST_F(WorkerReformTest, ShortAssignments_TheSecretIsKept) {
+  v1::Assignment again;
+  again.mutable_spec()->set_name("small");
+  again.set_epoch(kFrom);
+  host.workers[0]->Reconcile({again});
+  EXPECT_OK(host.workers[0]->FindHeld("small", kFrom, kJobSecret));
+  EXPECT_THAT(host.workers[0]->FindHeld("small", kFrom, ""), StatusIs(Code::kPermissionDenied, HasSubstr("secret")));
 }
 
 // From four workers to the first three of them; the fourth leaves.
@@ -201,7 +217,7 @@ TEST_F(WorkerReshardTest, TrainsOnUntilOneIsTold_TheOthersSeeIt_AndLeasedVersion
   ASSERT_NO_FATAL_FAILURE(Finish(4));
   ASSERT_NO_FATAL_FAILURE(TrainTo(2, 4, 6, 7));
   for (int i : {1, 3}) {
-    EXPECT_THAT(host.workers[i]->FindHeld("small", kFrom), StatusIs(Code::kNotFound, HasSubstr("epoch 3")));
+    EXPECT_THAT(host.workers[i]->FindHeld("small", kFrom, kJobSecret), StatusIs(Code::kNotFound, HasSubstr("epoch 3")));
     ASSERT_OK_AND_ASSIGN(const auto past, host.workers[i]->FindLeased("small", leases[i / 2]));
     EXPECT_EQ(past->epoch(), Epoch(kFrom));
     EXPECT_OK(past->leases().Release(leases[i / 2]));

@@ -139,6 +139,7 @@ TEST(WorkerTest, PeerHello_IsCheckedAgainstTheAssignment) {
   good.set_rank(1);
   good.set_incarnation(101);
   good.set_plan_hash(Plan::Create(job)->hash());
+  good.set_secret(kJobSecret);
   struct Case {
     std::function<void(v1::PeerHello&)> change;
     Code code;
@@ -153,6 +154,12 @@ TEST(WorkerTest, PeerHello_IsCheckedAgainstTheAssignment) {
       {[](v1::PeerHello& h) { h.set_rank(-1); }, Code::kInvalidArgument, "rank -1"},
       {[](v1::PeerHello& h) { h.set_incarnation(99); }, Code::kAborted, "is incarnation 101 in this epoch, not 99"},
       {[](v1::PeerHello& h) { h.set_plan_hash("abc"); }, Code::kFailedPrecondition, "plan hash abc differs"},
+      {[](v1::PeerHello& h) { h.clear_secret(); }, Code::kPermissionDenied, "does not show the secret of job small"},
+      {[](v1::PeerHello& h) { h.set_secret("of the members alonf"); }, Code::kPermissionDenied, "secret of job small"},
+      // Nothing else is told to who does not show it.
+      {[](v1::PeerHello& h) { h.clear_secret(), h.set_epoch(2); }, Code::kPermissionDenied, "secret of job small"},
+      {[](v1::PeerHello& h) { h.clear_secret(), h.set_rank(0); }, Code::kPermissionDenied, "secret of job small"},
+      {[](v1::PeerHello& h) { h.clear_secret(), h.set_plan_hash("abc"); }, Code::kPermissionDenied, "secret"},
   };
   for (const Case& c : cases) {
     v1::LocalHello hello;
@@ -166,6 +173,7 @@ TEST(WorkerTest, PeerHello_IsCheckedAgainstTheAssignment) {
     EXPECT_EQ(welcome.code(), static_cast<int>(c.code)) << welcome.message();
     EXPECT_THAT(welcome.message(), HasSubstr(c.message));
     EXPECT_TRUE(answer.descriptors.empty());
+    EXPECT_THAT(welcome.message(), ::testing::Not(HasSubstr(kJobSecret)));
   }
   EXPECT_OK(host.HealthOf(0));
 }

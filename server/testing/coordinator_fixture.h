@@ -35,7 +35,10 @@ class SharedStore final : public Store {
 
 class CoordinatorTest : public ::testing::Test {
  protected:
-  CoordinatorTest() { Restart(); }
+  CoordinatorTest() {
+    options_.new_secret = [] { return std::string(); };
+    Restart();
+  }
   void Restart() {
     auto created = Coordinator::Create(options_, std::make_unique<SharedStore>(shared_), now_);
     ASSERT_OK(created);

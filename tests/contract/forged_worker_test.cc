@@ -1,5 +1,6 @@
-// Contract: who speaks in a worker's name can disturb it, but not for ever. A live worker that was thrown out joins
-// again and serves new jobs; no name is blocked; and a step that was never committed is not believed for long.
+// Contract: who does not know a worker's secret can neither report nor leave for it, and who does not know a job's can
+// not ask for what its members give each other. Who joins in a worker's name can disturb it, but not for ever: one that
+// was thrown out joins again and serves new jobs, and no name is blocked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -7,6 +8,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/shard_transport.h"
 #include "core/clock.h"
 #include "core/incarnation.h"
 #include "core/matchers.h"
@@ -53,6 +55,30 @@ struct ForgedWorker : ::testing::Test {
     }
     FAIL() << learnt.status();
   }
+  // What the live member could report of its job.
+  v1::HeartbeatRequest Report(v1::MemberState state) const {
+    v1::HeartbeatRequest request;
+    request.set_name(member.worker());
+    request.set_incarnation(member.incarnation());
+    v1::MemberStatus& status = *request.add_jobs();
+    status.set_job("job");
+    status.set_epoch(job->epoch().value());
+    status.set_state(state);
+    status.set_plan_hash(job->plan().hash());
+    return request;
+  }
+  // The job is READY with its first member, at its first epoch, and trains.
+  void ExpectUndisturbed() {
+    v1::DescribeJobRequest request;
+    request.set_job("job");
+    ASSERT_OK_AND_ASSIGN(const v1::JobDescription now, client->coordinator().DescribeJob(request, kCall));
+    EXPECT_EQ(now.state(), v1::JOB_STATE_READY) << now.error();
+    EXPECT_EQ(now.epoch(), job->epoch().value());
+    EXPECT_EQ(now.members(0).incarnation(), member.incarnation());
+    ASSERT_OK_AND_ASSIGN(const auto session, job->Attach({Slot(0)}));
+    ASSERT_OK(session->AwaitWeights(kLong));
+    EXPECT_OK(testing::TrainTo(*session, 2));
+  }
   int64_t CommittedStep() const {
     v1::ListVersionsRequest request;
     request.set_job("job");
@@ -74,12 +100,65 @@ TEST_F(ForgedWorker, JoinsInThePlaceOfALiveOne_WhichComesBackAndServesNewJobs) {
   EXPECT_TRUE(cluster->worker("w0").alive());
 }
 
-TEST_F(ForgedWorker, LeavesForALiveOne_WhichComesBackAndServesNewJobs) {
+TEST_F(ForgedWorker, JoinsAsTheLiveOne_IsToldNothing) {
+  stranger.set_incarnation(member.incarnation());
+  for (const char* const secret : {"", "guessed"}) {
+    stranger.set_secret(secret);
+    const absl::Status refused = client->coordinator().Join(stranger, kCall).status();
+    EXPECT_THAT(refused, StatusIs(Code::kPermissionDenied, HasSubstr("without the secret that it joined with")));
+    EXPECT_EQ(NextIncarnationOf(refused), std::nullopt);
+  }
+  ExpectUndisturbed();
+}
+
+TEST_F(ForgedWorker, LeavesForALiveOne_IsRefused_AndItsJobGoesOn) {
   v1::LeaveRequest leave;
   leave.set_name(member.worker());
   leave.set_incarnation(member.incarnation());
-  ASSERT_OK(client->coordinator().Leave(leave, kCall));
-  ExpectServesANewJob();
+  for (const char* const secret : {"", "guessed"}) {
+    leave.set_secret(secret);
+    EXPECT_THAT(client->coordinator().Leave(leave, kCall),
+                StatusIs(Code::kPermissionDenied, HasSubstr("leave of worker w0")));
+  }
+  ExpectUndisturbed();
+}
+
+TEST_F(ForgedWorker, ReportsThatALiveOneFailed_IsRefused_AndItsJobGoesOn) {
+  v1::HeartbeatRequest forged = Report(v1::MEMBER_STATE_FAILED);
+  forged.mutable_jobs(0)->set_error("forged");
+  for (const char* const secret : {"", "guessed"}) {
+    forged.set_secret(secret);
+    EXPECT_THAT(client->coordinator().Heartbeat(forged, kCall),
+                StatusIs(Code::kPermissionDenied, HasSubstr("heartbeat of worker w0")));
+  }
+  ExpectUndisturbed();
+}
+
+TEST_F(ForgedWorker, AsksAsAMember_IsRefused_AndTheJobGoesOn) {
+  ASSERT_OK_AND_ASSIGN(const auto worker, ShardTransport::Dial(member, TlsOptions(), kCall));
+  v1::MeetRequest meet;
+  meet.set_job("job");
+  meet.set_epoch(job->epoch().value());
+  meet.set_rank(0);
+  meet.set_incarnation(member.incarnation());
+  meet.set_plan_hash(job->plan().hash());
+  meet.set_key("rounds/news/1");
+  v1::TransferRequest transfer;
+  transfer.set_job("job");
+  transfer.set_epoch(job->epoch().value());
+  transfer.set_mesh("fsdp=1");
+  bool given = false;
+  for (const char* const secret : {"", "guessed"}) {
+    meet.set_secret(secret);
+    transfer.set_secret(secret);
+    EXPECT_THAT(worker->Meet(meet, kCall), StatusIs(Code::kPermissionDenied, HasSubstr("secret of job job")));
+    EXPECT_THAT(worker->Transfer(
+                    transfer, [&](const v1::TransferHeader&) { return given = true, absl::OkStatus(); },
+                    [&](absl::string_view) { return given = true, absl::OkStatus(); }, kCall),
+                StatusIs(Code::kPermissionDenied, HasSubstr("secret of job job")));
+  }
+  EXPECT_FALSE(given);
+  ExpectUndisturbed();
 }
 
 TEST_F(ForgedWorker, JoinsWithTheLargestIncarnation_AndTheNameIsNotBlocked) {
@@ -102,23 +181,19 @@ TEST_F(ForgedWorker, JoinsWithTheLargestIncarnation_AndTheNameIsNotBlocked) {
   ASSERT_OK(cluster->StartWorker("w1"));
 }
 
-TEST_F(ForgedWorker, ReportsAStepThatNeverWas_AndTheTrueOneIsKnownSoon) {
-  v1::HeartbeatRequest forged;
-  forged.set_name(member.worker());
-  forged.set_incarnation(member.incarnation());
-  v1::MemberStatus& status = *forged.add_jobs();
-  status.set_job("job");
-  status.set_epoch(job->epoch().value());
-  status.set_state(v1::MEMBER_STATE_READY);
-  status.set_plan_hash(job->plan().hash());
-  status.set_committed_step(int64_t{1} << 62);  // no job can be there
+TEST_F(ForgedWorker, ReportsAStepThatNeverWas_IsRefused) {
+  v1::HeartbeatRequest forged = Report(v1::MEMBER_STATE_READY);
+  forged.mutable_jobs(0)->set_committed_step(int64_t{1} << 62);  // no job can be there
   EXPECT_THAT(client->coordinator().Heartbeat(forged, kCall),
-              StatusIs(absl::StatusCode::kInvalidArgument, ::testing::HasSubstr("committed_step")));
+              StatusIs(Code::kInvalidArgument, HasSubstr("committed_step")));
   forged.mutable_jobs(0)->set_committed_step(int64_t{1} << 38);
-  ASSERT_OK(client->coordinator().Heartbeat(forged, kCall));
+  EXPECT_THAT(client->coordinator().Heartbeat(forged, kCall),
+              StatusIs(Code::kPermissionDenied, HasSubstr("heartbeat of worker w0")));
+  EXPECT_LE(CommittedStep(), 0);
+  ExpectUndisturbed();
   const absl::Time deadline = MonotonicNow() + kLong;
-  while (CommittedStep() != 0 && MonotonicNow() < deadline) poll(nullptr, 0, 20);
-  EXPECT_EQ(CommittedStep(), 0);
+  while (CommittedStep() != 2 && MonotonicNow() < deadline) poll(nullptr, 0, 20);
+  EXPECT_EQ(CommittedStep(), 2);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <iostream>
 #include <random>
 
@@ -16,6 +17,7 @@
 #include "local/segment.h"
 #include "local/socket.h"
 #include "proto/shardmesh/v1/local.pb.h"
+#include "server/store.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
 
@@ -40,6 +42,7 @@ class LocalGarbage : public ::testing::Test {
     ASSERT_OK(session_->AwaitWeights(kTimeout));
     ASSERT_OK_AND_ASSIGN(const v1::AttachReply grant, Grant(1));
     path_ = grant.socket_path();
+    ASSERT_OK_AND_ASSIGN(secret_, SecretOfJob());
     descriptors_ = CountDescriptors();
   }
   // The trainer that was attached all the time and one that comes now train on; nothing of the guests is kept.
@@ -53,6 +56,20 @@ class LocalGarbage : public ::testing::Test {
     while (!both.ok() && MonotonicNow() < deadline) both = job_->Attach({Slot(0), Slot(1)});
     ASSERT_OK(both);
     ASSERT_OK(testing::TrainTo(**both, 3));
+  }
+  // Nobody tells it: from a copy of the state file, which the coordinator may be writing just then.
+  absl::StatusOr<std::string> SecretOfJob() {
+    const std::string copy = cluster_->folder().File("copy.db");
+    const absl::Time deadline = MonotonicNow() + kTimeout;
+    while (true) {
+      std::filesystem::copy_file(cluster_->folder().File("state.db"), copy,
+                                 std::filesystem::copy_options::overwrite_existing);
+      absl::StatusOr<StoreContents> contents;
+      if (const auto store = NewSqliteStore(copy); store.ok()) contents = (*store)->Load();
+      if (contents.ok()) return contents->jobs.at("job").secret;
+      if (MonotonicNow() > deadline) return contents.status();
+      testing::Pause(absl::Milliseconds(20));
+    }
   }
   int CountDescriptors() {
     int count = 0;
@@ -94,6 +111,7 @@ class LocalGarbage : public ::testing::Test {
     hello.mutable_peer()->set_rank(1);
     hello.mutable_peer()->set_incarnation(job_->members()[1].incarnation());
     hello.mutable_peer()->set_plan_hash(job_->plan().hash());
+    hello.mutable_peer()->set_secret(secret_);
     return hello;
   }
 
@@ -101,7 +119,7 @@ class LocalGarbage : public ::testing::Test {
   std::unique_ptr<Client> client_;
   std::shared_ptr<Job> job_;
   std::unique_ptr<Session> session_;
-  std::string path_;
+  std::string path_, secret_;
   int descriptors_ = 0;
 };
 
@@ -186,6 +204,11 @@ TEST_F(LocalGarbage, PeersThatAreNone) {
   hello = GoodPeer();
   hello.mutable_peer()->set_epoch(job_->epoch().value() - 1);
   EXPECT_THAT(Say(hello.SerializeAsString()), StatusIs(Code::kAborted, HasSubstr("is over")));
+  for (const std::string& secret : {std::string(), std::string(16, '\0'), secret_.substr(1), secret_ + "x"}) {
+    hello = GoodPeer();
+    hello.mutable_peer()->set_secret(secret);
+    EXPECT_THAT(Say(hello.SerializeAsString()), StatusIs(Code::kPermissionDenied, HasSubstr("secret of job job")));
+  }
 }
 
 TEST_F(LocalGarbage, DescriptorsNobodyAskedFor) {

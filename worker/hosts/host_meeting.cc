@@ -71,6 +71,7 @@ class LeadRendezvous final : public Rendezvous {
     request.set_rank(meeting_.ranks.first());
     request.set_incarnation(meeting_.assignment.peers(meeting_.ranks.first()).incarnation());
     request.set_plan_hash(meeting_.plan_hash);
+    request.set_secret(meeting_.assignment.secret());
     request.set_key(key);
     request.set_value(std::string(value));
     const absl::Time until = MonotonicNow() + left;

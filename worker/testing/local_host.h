@@ -26,6 +26,8 @@
 
 namespace shardmesh {
 
+constexpr char kJobSecret[] = "of the members alone";  // of assignments
+
 // A host with `n` workers, each with its socket.
 struct LocalHost {
   // `device_of`: the device of worker i, if any. `heartbeat_timeout`: a loaded machine is not a dead worker, and who
@@ -52,6 +54,7 @@ struct LocalHost {
     assignment.set_epoch(epoch);
     assignment.set_rank(rank);
     assignment.set_plan_hash(Plan::Create(job)->hash());
+    assignment.set_secret(kJobSecret);
     for (size_t r = 0; r < workers.size(); ++r) {
       v1::Peer* peer = assignment.add_peers();
       peer->set_rank(static_cast<int>(r));
@@ -68,7 +71,8 @@ struct LocalHost {
                                               const TransferSink& sink) const {
     for (const auto& worker : workers) {
       if (worker->options().name != from.worker()) continue;
-      ASSIGN_OR_RETURN(std::shared_ptr<JobShard> held, worker->FindHeld(request.job(), request.epoch()));
+      ASSIGN_OR_RETURN(std::shared_ptr<JobShard> held,
+                       worker->FindHeld(request.job(), request.epoch(), request.secret()));
       ASSIGN_OR_RETURN(const auto source, TransferSource::Open(std::move(held), request));
       RETURN_IF_ERROR(sink.begin(source->Begin()));
       while (source->left() > 0) {
