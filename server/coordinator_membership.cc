@@ -63,9 +63,12 @@ absl::Status Coordinator::CheckSecretOf(const std::string& name, int64_t incarna
   if (found == state_.workers.end()) return absl::OkStatus();
   const WorkerRecord& there = found->second.record;
   if (there.identity.incarnation != incarnation || SameSecret(there.secret, secret)) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      absl::StrCat(call, " of worker ", name, " incarnation ", incarnation,
-                   " without the secret that it joined with; only the process that joined may send it"));
+  // Should another program have taken the number, the worker goes on with the next one.
+  return WithNextIncarnation(
+      absl::PermissionDeniedError(
+          absl::StrCat(call, " of worker ", name, " incarnation ", incarnation,
+                       " without the secret that it joined with; only the process that joined may send it")),
+      AddSaturated(incarnation, 1));
 }
 
 // Lives may have come and gone that never joined: since the coordinator was away, or they were killed before. Who has

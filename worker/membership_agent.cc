@@ -114,7 +114,8 @@ void MembershipAgent::Loop() {
       continue;
     }
     wait = kRetry;
-    if (const std::optional<int64_t> next = NextIncarnationOf(status); absl::IsAborted(status) && next.has_value()) {
+    const bool taken = absl::IsAborted(status) || absl::IsPermissionDenied(status);
+    if (const std::optional<int64_t> next = NextIncarnationOf(status); taken && next.has_value()) {
       TakeIncarnation(*next, joined);
       joined = false;
       if (!std::exchange(refused, true)) wait = absl::ZeroDuration();

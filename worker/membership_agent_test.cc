@@ -316,6 +316,17 @@ TEST_F(MembershipAgentTest, PermissionDenied_IsSaidAndAskedAgain) {
   EXPECT_EQ(std::set<std::string>(coordinator.beat_secrets.begin(), coordinator.beat_secrets.end()).size(), 1u);
 }
 
+// Another program has joined as this life: the worker is the next one.
+TEST_F(MembershipAgentTest, PermissionDenied_WithTheNextIncarnation_TakesThat) {
+  const absl::Status taken = WithNextIncarnation(absl::PermissionDeniedError("without the secret"), 43);
+  coordinator.Answer(taken, absl::OkStatus());
+  MembershipAgent agent(coordinator, worker, Identity());
+  EXPECT_TRUE(coordinator.Await([](const FakeCoordinator& c) { return c.last_join.incarnation() == 43; }));
+  coordinator.Answer(absl::OkStatus(), absl::OkStatus());
+  ASSERT_OK(agent.AwaitJoined(kLong));
+  agent.Stop();
+}
+
 // What is assigned is held, and how it is goes back with the next heartbeat, at once.
 TEST_F(MembershipAgentTest, Assignments_ReachTheWorker_AndStatusesGoBack) {
   v1::Assignment assignment;
