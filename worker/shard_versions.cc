@@ -118,7 +118,7 @@ grpc::ServerUnaryReactor* ShardService::RenewLease(grpc::CallbackServerContext* 
           absl::StrCat("job ", q.job(), " left the versions of epoch ", q.epoch(), " behind",
                        ": this lease lasts until its end, and cannot be renewed; acquire one of a version of now"));
     }
-    ASSIGN_OR_RETURN(const OneLease lease, shard->leases().Renew(q.id(), absl::Milliseconds(q.ttl_ms())));
+    ASSIGN_OR_RETURN(const OneLease lease, shard->leases().Renew(q.id(), q.nonce(), absl::Milliseconds(q.ttl_ms())));
     Fill(*shard, lease, *r);
     return absl::OkStatus();
   });
@@ -131,7 +131,7 @@ grpc::ServerUnaryReactor* ShardService::ReleaseLease(grpc::CallbackServerContext
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.FindLeased(q.job(), q.id()));
     if (!shard->leases().Knows(q.id())) RETURN_IF_ERROR(shard->CheckEpoch(q.epoch()));
-    return shard->leases().Release(q.id());
+    return shard->leases().Release(q.id(), q.nonce());
   });
 }
 

@@ -32,6 +32,14 @@ absl::Status VersionLeases::Unknown(uint64_t id) const {
                    " is unknown here: it has ended, was released, or is another worker's; acquire a new one"));
 }
 
+// Everybody may list ids. The nonce only its holder knows.
+absl::Status VersionLeases::CheckNonce(const LeaseWords& row, uint64_t nonce) const {
+  if (row.nonce.load() == nonce) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("lease ", absl::StrFormat("%016x", row.id.load()), " of job ",
+                                                  job_->name, " was acquired with another nonce than this call has; "
+                                                  "only who acquired it may renew or release it, with that nonce"));
+}
+
 // This worker's, while it has not ended.
 LeaseWords* VersionLeases::LiveRow(uint64_t id) const {
   const int64_t now = now_();
@@ -78,10 +86,11 @@ absl::StatusOr<std::optional<VersionLeases::Lease>> VersionLeases::Acquire(Step 
 }
 
 // Within the grace after its end the lead counts it still; so when it is renewed by then, it was never free.
-absl::StatusOr<VersionLeases::Lease> VersionLeases::Renew(uint64_t id, absl::Duration ttl) {
+absl::StatusOr<VersionLeases::Lease> VersionLeases::Renew(uint64_t id, uint64_t nonce, absl::Duration ttl) {
   MutexLock lock(mu_);
   LeaseWords* const row = LiveRow(id);
   if (row == nullptr) return Unknown(id);
+  RETURN_IF_ERROR(CheckNonce(*row, nonce));
   const int64_t counted_until = row->expires_nanos.load() + absl::ToInt64Nanoseconds(kLeaseGrace);
   row->expires_nanos.store(now_() + absl::ToInt64Nanoseconds(ttl));
   if (now_() < counted_until) return LeaseIn(*row);
@@ -89,10 +98,11 @@ absl::StatusOr<VersionLeases::Lease> VersionLeases::Renew(uint64_t id, absl::Dur
   return Unknown(id);
 }
 
-absl::Status VersionLeases::Release(uint64_t id) {
+absl::Status VersionLeases::Release(uint64_t id, uint64_t nonce) {
   MutexLock lock(mu_);
   LeaseWords* const row = LiveRow(id);
   if (row == nullptr) return Unknown(id);
+  RETURN_IF_ERROR(CheckNonce(*row, nonce));
   row->expires_nanos.store(0);
   return absl::OkStatus();
 }

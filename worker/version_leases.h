@@ -57,9 +57,10 @@ class VersionLeases {
   // Leases the version. nullopt: it is not there. The same nonce again: the same lease. ResourceExhausted: this worker
   // host has granted as many as it can.
   absl::StatusOr<std::optional<Lease>> Acquire(Step step, absl::Duration ttl, uint64_t nonce);
-  // NotFound: no lease of this worker has that id, or it has ended.
-  absl::StatusOr<Lease> Renew(uint64_t id, absl::Duration ttl);
-  absl::Status Release(uint64_t id);
+  // NotFound: no lease of this worker has that id, or it has ended. PermissionDenied: it was acquired with another nonce;
+  // nothing changed.
+  absl::StatusOr<Lease> Renew(uint64_t id, uint64_t nonce, absl::Duration ttl);
+  absl::Status Release(uint64_t id, uint64_t nonce);
   // Pins the publication of a lease that any worker of the host granted. NotFound: as Renew.
   absl::StatusOr<Lease> PinLeased(uint64_t id);
 
@@ -84,6 +85,7 @@ class VersionLeases {
   LeaseWords* LiveRow(uint64_t id) const;
   LeaseWords* FreeRow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Unknown(uint64_t id) const;
+  absl::Status CheckNonce(const LeaseWords& row, uint64_t nonce) const;
   bool HoldsAny(int seat) const;
 
   ControlPage* const page_;

@@ -25,7 +25,7 @@ using Json = nlohmann::ordered_json;
 
 struct Flags {
   ConnectionFlags connection;
-  std::string job, release;
+  std::string job, release, nonce;
   int64_t count = 0;  // of watch; 0: without end
   int64_t from = -1;  // of watch; -1: the newest
   double idle = 600;  // of watch, seconds
@@ -107,15 +107,23 @@ absl::StatusOr<std::string> Release(const Job& job, const Flags& flags) {
     return absl::InvalidArgumentError(
         absl::StrCat("lease \"", flags.release, "\" is none; it is 16 hexadecimal digits, as `shardctl leases` says"));
   }
+  uint64_t nonce = 0;
+  if (!absl::SimpleHexAtoi(flags.nonce, &nonce) || nonce == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("nonce \"", flags.nonce,
+                     "\" is none; it is the value, in hexadecimal digits, that the lease was "
+                     "acquired with, which its reader alone knows: --nonce"));
+  }
   v1::ReleaseLeaseRequest request;
   request.set_job(flags.job);
   request.set_epoch(job.epoch().value());
   request.set_id(id);
+  request.set_nonce(nonce);
   absl::Status last;
   for (const v1::Member& member : job.members()) {  // whichever granted it
     if (!member.alive()) continue;
     last = job.worker(Rank(member.rank())).ReleaseLease(request, flags.connection.timeout()).status();
-    if (last.ok()) break;
+    if (last.ok() || absl::IsPermissionDenied(last)) break;
   }
   RETURN_IF_ERROR(last);
   return flags.connection.json ? JsonLine({{"job", flags.job}, {"released", HexId(id)}})
@@ -182,8 +190,14 @@ CLI::App* Add(CLI::App& app, const char* name, const char* help, const std::shar
 void AddLeasesCommand(CLI::App& app, CommandResult& result) {
   const auto flags = std::make_shared<Flags>();
   CLI::App* command = Add(app, "leases", "Show who keeps which versions, or release a lease", flags);
-  command->add_option("--release", flags->release, "End this lease; its reader is told at its next call")
-      ->type_name("LEASE");
+  CLI::Option* const release =
+      command->add_option("--release", flags->release, "End this lease; its reader is told at its next call")
+          ->type_name("LEASE");
+  CLI::Option* const nonce =
+      command->add_option("--nonce", flags->nonce, "That the lease to be released was acquired with")
+          ->type_name("NONCE");
+  release->needs(nonce);
+  nonce->needs(release);
   command->footer(
       "A version is kept by leases that workers granted (Shard.AcquireLease) and by readers of the host that map it.\n"
       "What a reader maps is never overwritten; a reader that is silent for too long is shown as abandoned, and its\n"
@@ -192,7 +206,7 @@ void AddLeasesCommand(CLI::App& app, CommandResult& result) {
       "Examples:\n"
       "  shardctl leases llama\n"
       "  shardctl leases llama --json\n"
-      "  shardctl leases llama --release 00c0ffee00c0ffee");
+      "  shardctl leases llama --release 00c0ffee00c0ffee --nonce 5eed5eed5eed5eed");
   command->callback([flags, &result] { Finish(Leases(*flags), result); });
 }
 
