@@ -1,13 +1,16 @@
 // Of ShardService: leases of published versions, and publishing on demand.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "local/futex.h"
 #include "proto/validate.h"
 #include "rpc/unary.h"
 #include "worker/shard_service.h"
+#include "worker/stalled_call.h"
 #include "worker/waiting_call.h"
 
 namespace shardmesh {
@@ -43,6 +46,15 @@ void AddHolders(const JobShard& shard, v1::ListLeasesReply& reply) {
     to.set_seat(holder.seat);
     to.set_pid(holder.pid);
     to.set_left_ms(holder.left_nanos / 1'000'000);
+  }
+  const absl::Time now = MonotonicNow();
+  for (const PullsUnderWay::Pull& pull : shard.pulls().List()) {
+    v1::ListLeasesReply::Holder& to = *reply.add_holders();
+    to.set_step(pull.step.value());
+    to.set_epoch(shard.epoch().value());
+    to.set_puller(pull.puller);
+    const absl::Duration unread = std::max(now - pull.unread_since, absl::ZeroDuration());  // -inf: it reads
+    to.set_left_ms(absl::ToInt64Milliseconds(kPullSilence - unread));
   }
 }
 
