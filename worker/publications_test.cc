@@ -13,6 +13,7 @@
 namespace shardmesh {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -171,7 +172,8 @@ TEST(VersionLeases, KeepsAVersionUntilItEnds) {
   ASSERT_OK_AND_ASSIGN(const auto pinned, host->leases.PinLeased(lease->id));
   EXPECT_EQ(pinned.step, Step(2));
   host->now += 2 * kSecond;  // it ends, and a read is under way
-  EXPECT_THAT(host->leases.Renew(lease->id, 7, absl::Seconds(10)), StatusIs(Code::kNotFound, HasSubstr("it has ended")));
+  EXPECT_THAT(host->leases.Renew(lease->id, 7, absl::Seconds(10)),
+              StatusIs(Code::kNotFound, HasSubstr("it has ended")));
   EXPECT_THAT(host->leases.PinLeased(lease->id), StatusIs(Code::kNotFound, HasSubstr("")));
   for (int64_t step = 9; step < 12; ++step) ASSERT_TRUE(host->Commit(step));
   EXPECT_THAT(host->lead.Published(), ElementsAre(Step(2), Step(10), Step(11)));
@@ -230,6 +232,31 @@ TEST(VersionLeases, SoManyAndNoMore) {
   host->now += 11 * kSecond;
   ASSERT_OK_AND_ASSIGN(const auto lease, host->leases.Acquire(Step(0), absl::Seconds(10), 999));
   EXPECT_TRUE(lease.has_value());
+}
+
+TEST(VersionLeases, ACallerWithItsShare_LeavesTheLastQuarterToOthers) {
+  const auto host = NewHost();
+  ASSERT_TRUE(host->Commit(0));
+  uint64_t nonce = 0;
+  const auto acquire = [&](const char* caller) {
+    return host->leases.Acquire(Step(0), absl::Seconds(10), ++nonce, caller);
+  };
+  uint64_t first = 0;
+  for (int i = 0; i <= kMaxLeases * 3 / 4; ++i) {
+    ASSERT_OK_AND_ASSIGN(const auto lease, acquire("a"));
+    if (i == 0) first = lease->id;
+  }
+  EXPECT_THAT(acquire("a"),
+              StatusIs(Code::kResourceExhausted, AllOf(HasSubstr("caller \"a\" has 193 of 256 leases of job small"),
+                                                       HasSubstr("release some, or let them end"))));
+  ASSERT_OK(acquire("b"));  // others have the rest
+  ASSERT_OK(acquire(""));
+  ASSERT_OK(host->leases.Release(first, 1));
+  host->now += kSecond;
+  ASSERT_OK(acquire("b"));
+  EXPECT_THAT(acquire("a"), StatusIs(Code::kResourceExhausted, HasSubstr("\"a\" has 192")));
+  host->now += 11 * kSecond;  // all have ended
+  EXPECT_OK(acquire("a"));
 }
 
 // Renewed at the last moment it was never free: the lead counts it a little longer.

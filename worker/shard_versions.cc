@@ -8,6 +8,7 @@
 #include "core/status.h"
 #include "local/futex.h"
 #include "proto/validate.h"
+#include "rpc/caller_share.h"
 #include "rpc/unary.h"
 #include "worker/shard_service.h"
 #include "worker/stalled_call.h"
@@ -59,14 +60,15 @@ void AddHolders(const JobShard& shard, v1::ListLeasesReply& reply) {
 }
 
 // The version that is asked for now. nullopt: wait. OutOfRange: an exact one that is not there.
-absl::StatusOr<std::optional<OneLease>> TryLease(JobShard& shard, const v1::AcquireLeaseRequest& request) {
+absl::StatusOr<std::optional<OneLease>> TryLease(JobShard& shard, const v1::AcquireLeaseRequest& request,
+                                                 const std::string& caller) {
   const bool exact = request.version_case() == v1::AcquireLeaseRequest::kExact;
   const std::vector<Step> published = shard.protocol().publications().Published();
   const int64_t wanted = exact ? request.exact() : request.at_least();
   if (exact || (!published.empty() && published.back().value() >= wanted)) {
     const Step step = exact ? Step(wanted) : published.back();
     ASSIGN_OR_RETURN(const std::optional<OneLease> lease,
-                     shard.leases().Acquire(step, absl::Milliseconds(request.ttl_ms()), request.nonce()));
+                     shard.leases().Acquire(step, absl::Milliseconds(request.ttl_ms()), request.nonce(), caller));
     if (lease.has_value()) return lease;
   }
   if (exact) {
@@ -103,8 +105,8 @@ grpc::ServerUnaryReactor* ShardService::AcquireLease(grpc::CallbackServerContext
   if (!status.ok()) return Answer(context, status);
   return WaitingCall::Start(
       *context, shard->waiters(),
-      [shard, reply, asked = *request]() -> std::optional<absl::Status> {
-        const absl::StatusOr<std::optional<OneLease>> lease = TryLease(*shard, asked);
+      [shard, reply, asked = *request, caller = CallerKey(*context)]() -> std::optional<absl::Status> {
+        const absl::StatusOr<std::optional<OneLease>> lease = TryLease(*shard, asked, caller);
         if (!lease.ok()) return lease.status();
         if (!lease->has_value()) return std::nullopt;
         Fill(*shard, **lease, *reply);

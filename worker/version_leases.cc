@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "core/status.h"
+#include "rpc/fair_share.h"
 
 namespace shardmesh {
 namespace {
@@ -36,7 +37,8 @@ absl::Status VersionLeases::Unknown(uint64_t id) const {
 absl::Status VersionLeases::CheckNonce(const LeaseWords& row, uint64_t nonce) const {
   if (row.nonce.load() == nonce) return absl::OkStatus();
   return absl::PermissionDeniedError(absl::StrCat("lease ", absl::StrFormat("%016x", row.id.load()), " of job ",
-                                                  job_->name, " was acquired with another nonce than this call has; "
+                                                  job_->name,
+                                                  " was acquired with another nonce than this call has; "
                                                   "only who acquired it may renew or release it, with that nonce"));
 }
 
@@ -57,8 +59,17 @@ LeaseWords* VersionLeases::FreeRow() {
   return nullptr;
 }
 
+absl::Status VersionLeases::CheckShareOf(const std::string& caller) const {
+  Share share;
+  share.room = kMaxLeases;
+  for (const LeaseWords& row : page_->leases) share.used += row.owner.load() != 0;
+  for (const auto& [id, who] : callers_) share.own += who == caller;
+  return CheckShare(caller, share, absl::StrCat("leases of job ", job_->name, " on this host"),
+                    "release some, or let them end");
+}
+
 absl::StatusOr<std::optional<VersionLeases::Lease>> VersionLeases::Acquire(Step step, absl::Duration ttl,
-                                                                           uint64_t nonce) {
+                                                                           uint64_t nonce, const std::string& caller) {
   ASSIGN_OR_RETURN(const uint64_t id, NewId());
   Sweep();
   MutexLock lock(mu_);
@@ -68,6 +79,7 @@ absl::StatusOr<std::optional<VersionLeases::Lease>> VersionLeases::Acquire(Step 
   }
   const std::optional<int> buffer = publications_->Find(step);
   if (!buffer.has_value()) return std::optional<Lease>();
+  RETURN_IF_ERROR(CheckShareOf(caller));
   LeaseWords* const row = FreeRow();
   if (row == nullptr) {
     return absl::ResourceExhaustedError(absl::StrCat("job ", job_->name, " has ", kMaxLeases,
@@ -79,7 +91,10 @@ absl::StatusOr<std::optional<VersionLeases::Lease>> VersionLeases::Acquire(Step 
   row->step.store(step.value());
   row->buffer.store(*buffer);
   row->expires_nanos.store(now_() + absl::ToInt64Nanoseconds(ttl));
-  if (publications_->Find(step) == buffer) return std::make_optional(LeaseIn(*row));
+  if (publications_->Find(step) == buffer) {
+    if (!caller.empty()) callers_[id] = caller;
+    return std::make_optional(LeaseIn(*row));
+  }
   row->expires_nanos.store(0);
   row->owner.store(0);
   return std::optional<Lease>();
@@ -140,6 +155,7 @@ void VersionLeases::Sweep() {
     const bool ended = expires == 0 || expires <= counted_since;
     if (row.owner.load() != self_.value() + 1 || !ended) continue;
     row.expires_nanos.store(0);
+    callers_.erase(row.id.load());
     row.id.store(0);
     row.owner.store(0);
   }
