@@ -8,10 +8,13 @@
 #include <fstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "core/matchers.h"
+#include "core/sync.h"
+#include "rpc/caller_share.h"
 #include "rpc/channel.h"
 #include "rpc/server.h"
 #include "rpc/status.h"
@@ -24,6 +27,7 @@ using ::shardmesh::rpc::testing::Echo;
 using ::shardmesh::rpc::testing::EchoRequest;
 using ::shardmesh::rpc::testing::EchoResponse;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::string File(const std::string& name) { return absl::StrCat(std::getenv("TEST_TMPDIR"), "/", name); }
@@ -88,6 +92,42 @@ TEST_F(TlsTest, ClientWithCertificate_IsServed) {
   auto server = Start("127.0.0.1:0");
   EXPECT_OK(Call(server->address(), Tls("client", "ca")));
   EXPECT_OK(Call(absl::StrCat("localhost:", server->port()), Tls("client", "ca")));
+}
+
+// Says who counts as the caller of each call.
+class KeyService final : public Echo::CallbackService {
+ public:
+  grpc::ServerUnaryReactor* Echo(grpc::CallbackServerContext* context, const EchoRequest*, EchoResponse*) override {
+    {
+      MutexLock lock(mu_);
+      keys_.push_back(CallerKey(*context));
+    }
+    grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+  std::vector<std::string> keys() {
+    MutexLock lock(mu_);
+    return keys_;
+  }
+
+ private:
+  Mutex mu_;
+  std::vector<std::string> keys_ ABSL_GUARDED_BY(mu_);
+};
+
+TEST_F(TlsTest, CallerKey_IsTheCertificatesName_AndOnThisHostWithoutOneNothing) {
+  KeyService service;
+  ServerOptions options;
+  options.listen = "127.0.0.1:0";
+  {
+    ASSERT_OK_AND_ASSIGN(const auto plain, Server::Start(options, {&service}));
+    EXPECT_OK(Call(plain->address(), {}));
+  }
+  options.tls = Tls("server", "ca");
+  ASSERT_OK_AND_ASSIGN(const auto server, Server::Start(options, {&service}));
+  EXPECT_OK(Call(server->address(), Tls("client", "ca")));
+  EXPECT_THAT(service.keys(), ElementsAre("", "CN=client"));
 }
 
 TEST_F(TlsTest, OffLoopback_IsServed) {

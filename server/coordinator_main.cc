@@ -104,6 +104,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorService>> MakeService(const Flags& fla
   }
   CoordinatorOptions machine;
   machine.heartbeat_timeout = options.heartbeat_timeout;
+  options.max_jobs = machine.max_jobs;
   ASSIGN_OR_RETURN(auto coordinator, Coordinator::Create(machine, std::move(store), clock.Now()));
   return std::make_unique<CoordinatorService>(options, std::move(coordinator), clock);
 }

@@ -55,7 +55,10 @@ void LogCaller(const char* call, const std::string& what, const grpc::ServerCont
 
 CoordinatorService::CoordinatorService(CoordinatorServiceOptions options,
                                        std::unique_ptr<shardmesh::Coordinator> coordinator, const Clock& clock)
-    : options_(std::move(options)), clock_(clock), coordinator_(std::move(coordinator)) {}
+    : options_(std::move(options)),
+      clock_(clock),
+      coordinator_(std::move(coordinator)),
+      room_(options_.max_jobs, options_.max_spec_bytes) {}
 
 template <typename Fn>
 auto CoordinatorService::Locked(Fn fn) {
@@ -74,23 +77,41 @@ absl::Status CoordinatorService::Tick() {
   return Locked([](shardmesh::Coordinator& coordinator, absl::Time now) { return coordinator.Tick(now); });
 }
 
+absl::StatusOr<bool> CoordinatorService::CreateWithRoom(shardmesh::Coordinator& coordinator, absl::Time now,
+                                                        const std::shared_ptr<const JobDefinition>& definition,
+                                                        int64_t uid, int64_t replaces, const std::string& caller,
+                                                        int64_t spec_bytes) {
+  const std::string& name = definition->spec().name;
+  const absl::StatusOr<JobView> there = coordinator.DescribeJob(name, now);
+  const bool adds = there.ok() ? replaces != 0 && there->uid == replaces && uid != replaces : replaces == 0;
+  if (!adds) return coordinator.CreateJob(definition, now, uid, replaces);
+  room_.Learn(coordinator.ListJobs(now));
+  RETURN_IF_ERROR(room_.Check(caller, name, spec_bytes));
+  ASSIGN_OR_RETURN(const bool created, coordinator.CreateJob(definition, now, uid, replaces));
+  room_.Take(caller, name, uid, spec_bytes);
+  return created;
+}
+
 grpc::ServerUnaryReactor* CoordinatorService::CreateJob(grpc::CallbackServerContext* context,
                                                         const v1::CreateJobRequest* request,
                                                         v1::CreateJobReply* reply) {
-  return Unary(context, request, reply, [this](const v1::CreateJobRequest& q, v1::CreateJobReply* r) -> absl::Status {
+  return Unary(context, request, reply, [&](const v1::CreateJobRequest& q, v1::CreateJobReply* r) -> absl::Status {
     RETURN_IF_ERROR(CheckProtocol(q.protocol(), "the caller"));
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(q.spec()));
     if (q.fit_mesh()) {
-      const int64_t live = Locked(
-          [](shardmesh::Coordinator& coordinator, absl::Time now) { return coordinator.MostLiveWorkers(now); });
+      const int64_t live =
+          Locked([](shardmesh::Coordinator& coordinator, absl::Time now) { return coordinator.MostLiveWorkers(now); });
       spec.mesh = FittingMesh(spec.mesh, options_.default_mesh, live);
     }
     ASSIGN_OR_RETURN(auto definition, DefineJob(std::move(spec), NameRulesFromProto(q.names()), options_.default_mesh));
     const int64_t uid = q.uid() != 0 ? q.uid() : RandomUid();
+    const std::string caller = options_.caller_key(*context);
+    const int64_t spec_bytes = JobRoom::BytesOf(*definition);
     std::pair<bool, JobView> result;
     RETURN_IF_ERROR(Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) -> absl::Status {
-      ASSIGN_OR_RETURN(result.first, coordinator.CreateJob(definition, now, uid, q.replaces_uid()));
+      ASSIGN_OR_RETURN(result.first,
+                       CreateWithRoom(coordinator, now, definition, uid, q.replaces_uid(), caller, spec_bytes));
       ASSIGN_OR_RETURN(result.second, coordinator.DescribeJob(definition->spec().name, now));
       return absl::OkStatus();
     }));

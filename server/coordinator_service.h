@@ -2,8 +2,10 @@
 // converts, and logs the transitions; it decides nothing. Thread-safe.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -11,7 +13,9 @@
 #include "core/mesh_spec.h"
 #include "core/sync.h"
 #include "proto/shardmesh/v1/coordinator.grpc.pb.h"
+#include "rpc/caller_share.h"
 #include "server/coordinator.h"
+#include "server/job_room.h"
 
 namespace shardmesh {
 
@@ -19,6 +23,11 @@ struct CoordinatorServiceOptions {
   absl::Duration heartbeat_interval = absl::Milliseconds(500);  // told to workers
   absl::Duration heartbeat_timeout = absl::Seconds(3);          // told to workers: the state machine's own
   MeshSpec default_mesh;                                        // of jobs that name none; no dimension: there is none
+  // All jobs' specifications; and how many jobs there may be, as the coordinator's options say. One caller does not get
+  // all of either (job_room.h).
+  int64_t max_spec_bytes = int64_t{1} << 30;
+  int max_jobs = CoordinatorOptions().max_jobs;
+  std::function<std::string(const grpc::ServerContextBase&)> caller_key = CallerKey;
   std::function<absl::Time()> wall = [] { return absl::Now(); };  // bounds workers' incarnations, and nothing else
 };
 
@@ -58,6 +67,11 @@ class CoordinatorService final : public v1::Coordinator::CallbackService {
   // Calls fn(coordinator, now) under the lock, then logs what happened without it.
   template <typename Fn>
   auto Locked(Fn fn) ABSL_LOCKS_EXCLUDED(mu_);
+  // Coordinator::CreateJob, of a job that is new where there is room for it.
+  absl::StatusOr<bool> CreateWithRoom(shardmesh::Coordinator& coordinator, absl::Time now,
+                                      const std::shared_ptr<const JobDefinition>& definition, int64_t uid,
+                                      int64_t replaces, const std::string& caller, int64_t spec_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Constant after construction.
   const CoordinatorServiceOptions options_;
@@ -65,6 +79,7 @@ class CoordinatorService final : public v1::Coordinator::CallbackService {
 
   Mutex mu_;
   const std::unique_ptr<shardmesh::Coordinator> coordinator_ ABSL_PT_GUARDED_BY(mu_);
+  JobRoom room_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace shardmesh

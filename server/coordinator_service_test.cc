@@ -117,6 +117,57 @@ TEST_F(CoordinatorServiceTest, JobThatReforms_SaysWhereItsWeightsAre) {
   EXPECT_FALSE(ready.assignments(0).has_from());
 }
 
+// A service with room for four jobs; each caller is who `caller_` says.
+class CoordinatorRoomTest : public CoordinatorServiceTest {
+ protected:
+  CoordinatorRoomTest() {
+    server_->Drain(absl::ZeroDuration());
+    CoordinatorOptions machine;
+    machine.max_jobs = 4;
+    CoordinatorServiceOptions options;
+    options.max_jobs = machine.max_jobs;
+    options.max_spec_bytes = 2000;
+    options.caller_key = [this](const grpc::ServerContextBase&) { return caller_; };
+    server_.reset();
+    service_ = std::make_unique<CoordinatorService>(
+        options, shardmesh::Coordinator::Create(machine, NewMemoryStore(), clock_.Now()).value(), clock_);
+    server_ = Server::Start(ServerOptions(), {service_.get()}).value();
+    stub_ = v1::Coordinator::NewStub(NewChannel(server_->address()).value());
+  }
+  absl::Status Delete(const std::string& job) {
+    v1::DeleteJobRequest remove;
+    remove.set_job(job);
+    return Call(&v1::Coordinator::Stub::DeleteJob, remove).status();
+  }
+  std::string caller_;
+};
+
+TEST_F(CoordinatorRoomTest, OneCaller_DoesNotGetTheLastOfIt_AndADeletedJobGivesItBack) {
+  caller_ = "CN=b";
+  ASSERT_OK(Create(SmallSpec("theirs", 1)));
+  caller_ = "CN=a";
+  for (const char* name : {"j1", "j2", "j3"}) ASSERT_OK(Create(SmallSpec(name, 1)));
+  EXPECT_THAT(Create(SmallSpec("j4", 1)),
+              StatusIs(Code::kResourceExhausted, HasSubstr("caller \"CN=a\" has 3 of 4 jobs")));
+  EXPECT_FALSE(Create(SmallSpec("j1", 1))->created()) << "it is there";
+  caller_ = "CN=c";
+  EXPECT_THAT(Create(SmallSpec("j4", 1)), StatusIs(Code::kResourceExhausted, HasSubstr("there are 4 jobs, at most 4")));
+  ASSERT_OK(Delete("j1"));
+  caller_ = "CN=a";
+  EXPECT_OK(Create(SmallSpec("j4", 1)));
+}
+
+TEST_F(CoordinatorRoomTest, Specifications_AreBounded_InAll) {
+  JobSpec large = SmallSpec("large", 1);
+  large.parameters[0].name = std::string(1500, 'x');
+  ASSERT_OK(Create(large));
+  large.name = "other";
+  EXPECT_THAT(Create(large), StatusIs(Code::kResourceExhausted, HasSubstr("of at most 2000; delete jobs first")));
+  EXPECT_OK(Create(SmallSpec("small", 1)));
+  ASSERT_OK(Delete("large"));
+  EXPECT_OK(Create(large));
+}
+
 TEST_F(CoordinatorServiceTest, AJobsLife) {
   ASSERT_OK_AND_ASSIGN(const v1::JoinReply joined, Join("a"));
   EXPECT_EQ(joined.heartbeat_interval_ms(), 500);

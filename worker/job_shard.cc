@@ -41,6 +41,13 @@ JobShard::JobShard(JobShardOptions options, Plan plan, HostMemory host)
   const auto mapped = [this](int buffer) { return IsFileHeld(host_.publication(buffer).fd()); };
   const auto mapped_at = [this](int b, int seat) { return IsFileHeldAt(host_.publication(b).fd(), seat); };
   protocol_->publications().ShowOn(&host_.board(), mapped);
+  protocol_->publications().NamePullsBy([this](int buffer) {
+    std::vector<std::string> pullers;
+    for (const PullsUnderWay::Pull& pull : pulls_.List()) {
+      if (pull.buffer == buffer) pullers.push_back(pull.puller);
+    }
+    return pullers;
+  });
   leases_ = std::make_unique<VersionLeases>(host_.control(), &protocol_->publications(), &options_.spec, options_.rank,
                                             mapped_at);
 }

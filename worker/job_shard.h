@@ -29,6 +29,7 @@
 #include "worker/job_ending.h"
 #include "worker/orphan_sessions.h"
 #include "worker/pass.h"
+#include "worker/pulls_under_way.h"
 #include "worker/shard_storage.h"
 #include "worker/snapshot.h"
 #include "worker/step_mail.h"
@@ -128,6 +129,8 @@ class JobShard {
   SnapshotPort& snapshots() { return snapshots_; }
   VersionLeases& leases() { return *leases_; }
   const VersionLeases& leases() const { return *leases_; }
+  PullsUnderWay& pulls() { return pulls_; }  // of this worker
+  const PullsUnderWay& pulls() const { return pulls_; }
   // FailedPrecondition: the job has weights, or is about to have those of an older epoch.
   absl::Status CheckHasNoWeights() const;
   // What this shard was in a checkpoint (Engine::Load, UseLoaded): `read` writes it into storage(). REQUIRES: on
@@ -164,6 +167,7 @@ class JobShard {
   std::optional<ShardStorage> storage_;  // on processors
   std::optional<GradientSums> sums_;
   SnapshotPort snapshots_;
+  PullsUnderWay pulls_;
   Waiters waiters_;
   OrphanSessions orphans_;
   std::atomic<bool> closed_{false};

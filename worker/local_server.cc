@@ -19,6 +19,7 @@
 #include "local/futex.h"
 #include "local/process_end.h"
 #include "proto/protocol_version.h"
+#include "rpc/fair_share.h"
 #include "worker/node/listener_watch.h"
 
 namespace shardmesh {
@@ -32,8 +33,7 @@ constexpr absl::Duration kOpenTimeout =
 constexpr absl::Duration kOpenSlice = absl::Milliseconds(20);
 constexpr absl::Duration kHangUpTimeout = absl::Seconds(1);   // for the slots of a trainer whose process is gone
 constexpr absl::Duration kClosing = absl::Milliseconds(300);  // for those of a session that this process has just ended
-constexpr absl::Duration kRefusal = absl::Milliseconds(50);  // for the hello of a connection too many
-constexpr size_t kMaxGrants = 4096;
+constexpr absl::Duration kRefusal = absl::Milliseconds(50);   // for the hello of a connection too many
 
 struct SlotFormatter {
   void operator()(std::string* out, Slot slot) const { absl::StrAppend(out, slot.value()); }
@@ -155,12 +155,14 @@ void LocalServer::Watch(LocalSocket& socket) {
                "has is free once its connection is closed\"");
 }
 
-absl::StatusOr<std::string> LocalServer::Grant(std::shared_ptr<JobShard> shard, std::vector<int> slots) {
-  return Grant(OpenGrant{shard, std::move(slots), absl::ZeroDuration(), {}});
+absl::StatusOr<std::string> LocalServer::Grant(std::shared_ptr<JobShard> shard, std::vector<int> slots,
+                                               const std::string& caller) {
+  return Grant(OpenGrant{shard, std::move(slots), absl::ZeroDuration(), caller, {}});
 }
 
-absl::StatusOr<std::string> LocalServer::GrantReader(std::shared_ptr<JobShard> shard, absl::Duration ttl) {
-  return Grant(OpenGrant{shard, {}, ttl, {}});
+absl::StatusOr<std::string> LocalServer::GrantReader(std::shared_ptr<JobShard> shard, absl::Duration ttl,
+                                                     const std::string& caller) {
+  return Grant(OpenGrant{shard, {}, ttl, caller, {}});
 }
 
 absl::StatusOr<std::string> LocalServer::Grant(OpenGrant granted) {
@@ -170,6 +172,10 @@ absl::StatusOr<std::string> LocalServer::Grant(OpenGrant granted) {
   const absl::Time now = clock_.Now();
   MutexLock lock(mu_);
   for (auto it = grants_.begin(); it != grants_.end();) it = it->second.until < now ? grants_.erase(it) : std::next(it);
+  const int64_t own = std::count_if(grants_.begin(), grants_.end(),
+                                    [&](const auto& grant) { return grant.second.caller == granted.caller; });
+  RETURN_IF_ERROR(CheckShare(granted.caller, {own, static_cast<int64_t>(grants_.size()), kMaxGrants}, "open grants",
+                             "use them, wait 30 s, or ask from another host"));
   if (grants_.size() >= kMaxGrants) {
     return absl::ResourceExhaustedError(absl::StrCat(kMaxGrants, " grants are open; use them, or wait 30 s"));
   }

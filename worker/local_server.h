@@ -27,6 +27,7 @@ namespace shardmesh {
 
 inline constexpr int kMaxLocalConnections = 1024;
 inline constexpr absl::Duration kGrantLife = absl::Seconds(30);
+inline constexpr int kMaxGrants = 4096;  // that nobody has redeemed yet
 
 class BucketUses;
 
@@ -40,10 +41,13 @@ class LocalServer {
 
   const std::string& path() const { return listener_.path(); }
 
-  // A token, good once and for kGrantLife, to attach to these slots.
-  absl::StatusOr<std::string> Grant(std::shared_ptr<JobShard> shard, std::vector<int> slots);
+  // A token, good once and for kGrantLife, to attach to these slots. ResourceExhausted: kMaxGrants are open, or
+  // `caller` (CallerKey of rpc/caller_share.h) has its share of them.
+  absl::StatusOr<std::string> Grant(std::shared_ptr<JobShard> shard, std::vector<int> slots,
+                                    const std::string& caller = "");
   // The same, to map publications. `ttl`: of a lease (version_leases.h).
-  absl::StatusOr<std::string> GrantReader(std::shared_ptr<JobShard> shard, absl::Duration ttl);
+  absl::StatusOr<std::string> GrantReader(std::shared_ptr<JobShard> shard, absl::Duration ttl,
+                                          const std::string& caller = "");
 
  private:
   struct Granted {
@@ -57,6 +61,7 @@ class LocalServer {
     std::weak_ptr<JobShard> shard;
     std::vector<int> slots;
     absl::Duration reader_ttl;
+    std::string caller;
     absl::Time until;
   };
   // What a connection's thread has of its session.

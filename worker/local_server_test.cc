@@ -98,6 +98,23 @@ TEST(LocalServerTest, Grant_IsGoodOnce_AndASlotHasOneTrainer_UntilItHangsUp) {
   EXPECT_OK(Trainer::Attach(host, 0, {1, 0}));
 }
 
+TEST(LocalServerTest, GrantsOfOneCaller_LeaveTheLastQuarterToOthers) {
+  LocalHost host(1);
+  ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));
+  std::shared_ptr<JobShard> shard = *host.workers[0]->Find("small");
+  ManualClock clock;
+  ASSERT_OK_AND_ASSIGN(const auto server, LocalServer::Start(host.folder.File("server"), *host.workers[0], clock));
+  for (int i = 0; i <= kMaxGrants * 3 / 4; ++i) ASSERT_OK(server->Grant(shard, {0}, "a"));
+  const auto refused = StatusIs(Code::kResourceExhausted, AllOf(HasSubstr("caller \"a\" has 3073 of 4096 open grants"),
+                                                                HasSubstr("wait 30 s, or ask from another host")));
+  EXPECT_THAT(server->Grant(shard, {0}, "a"), refused);
+  EXPECT_THAT(server->GrantReader(shard, absl::Seconds(1), "a"), refused);
+  EXPECT_OK(server->GrantReader(shard, absl::Seconds(1), "b"));
+  EXPECT_OK(server->Grant(shard, {0}));
+  clock.Advance(kGrantLife + absl::Seconds(1));
+  EXPECT_OK(server->Grant(shard, {0}, "a"));
+}
+
 TEST(LocalServerTest, ASessionThatEnded_GivesItsSlotToTheNextOfItsProcess) {
   LocalHost host(1);
   ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));

@@ -9,6 +9,9 @@
 #include "worker/version_leases.h"
 
 namespace shardmesh {
+namespace {
+constexpr size_t kPullsNamed = 8;  // of one publication in a message
+}  // namespace
 
 void Publications::ShowOn(VersionBoard* board, std::function<bool(int)> mapped) {
   board_ = board;
@@ -120,11 +123,20 @@ int Publications::num_held() const {
   return held;
 }
 
+// Other workers of the host say in ListLeases who pulls through them.
+std::string Publications::Pulls(int buffer, int64_t pins) const {
+  std::vector<std::string> named = pullers_ ? pullers_(buffer) : std::vector<std::string>();
+  const int64_t more = pins - static_cast<int64_t>(named.size());
+  if (named.size() > kPullsNamed) named.resize(kPullsNamed);
+  if (more > 0 && pullers_) named.push_back(absl::StrCat(more, " through other workers"));
+  return absl::StrCat(pins, pins == 1 ? " pull" : " pulls", named.empty() ? "" : ": ", absl::StrJoin(named, ", "));
+}
+
 std::string Publications::Holders() const {
   std::vector<std::string> held;
   for (int b = 0; b < count(); ++b) {
     std::vector<std::string> by;
-    if (const int64_t pins = PinsOf(b); pins != 0) by.push_back(absl::StrCat(pins, " pulls"));
+    if (const int64_t pins = PinsOf(b); pins != 0) by.push_back(Pulls(b, pins));
     if (IsLeased(b)) by.push_back("leased");
     if (IsMapped(b)) by.push_back("mapped by readers");
     if (by.empty()) continue;

@@ -13,6 +13,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/ids.h"
@@ -32,6 +33,9 @@ class Publications {
   // What there is beside the page: the board of readers that map publications, and whether any of them holds one.
   // Before anything else is called.
   void ShowOn(VersionBoard* board, std::function<bool(int)> mapped);
+
+  // Who pulls a publication through this worker: names for Holders. Before anything else is called.
+  void NamePullsBy(std::function<std::vector<std::string>(int buffer)> pullers) { pullers_ = std::move(pullers); }
 
   // The publication for the version of `step`, without its version; -1: that step is not published, or every
   // publication is held, which is counted. Keep undoes it; no effect for -1.
@@ -54,7 +58,8 @@ class Publications {
 
   int64_t refused() const { return page_->publications_refused.load(); }  // versions that found every publication held
   int num_held() const;
-  // Who holds which, for messages: "version 12 (2 mapped by readers), version 14 (lease)".
+  // Who holds which, for messages: "version 12 (mapped by readers), version 14 (2 pulls: ipv4:10.0.0.7:4711, 1 through
+  // other workers)".
   std::string Holders() const;
 
   // The next life of a member: its last one's reads are over. `in_use`: what the open command writes, -1: nothing.
@@ -66,6 +71,7 @@ class Publications {
   bool IsLeased(int buffer) const;
   bool IsMapped(int buffer) const { return mapped_ && mapped_(buffer); }
   int64_t PinsOf(int buffer) const;
+  std::string Pulls(int buffer, int64_t pins) const;
   int Best(uint32_t tried) const;
   bool Take(int buffer);
 
@@ -75,6 +81,7 @@ class Publications {
   const std::function<int64_t()> now_;
   VersionBoard* board_ = nullptr;
   std::function<bool(int)> mapped_;
+  std::function<std::vector<std::string>(int)> pullers_;
 };
 
 }  // namespace shardmesh

@@ -13,6 +13,7 @@
 namespace shardmesh {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -166,12 +167,13 @@ TEST(VersionLeases, KeepsAVersionUntilItEnds) {
   for (int64_t step = 3; step < 9; ++step) ASSERT_TRUE(host->Commit(step));
   EXPECT_THAT(host->lead.Published(), ElementsAre(Step(2), Step(7), Step(8)));
   host->now += 9 * kSecond;
-  ASSERT_OK(host->leases.Renew(lease->id, absl::Seconds(10)));
+  ASSERT_OK(host->leases.Renew(lease->id, 7, absl::Seconds(10)));
   host->now += 9 * kSecond;
   ASSERT_OK_AND_ASSIGN(const auto pinned, host->leases.PinLeased(lease->id));
   EXPECT_EQ(pinned.step, Step(2));
   host->now += 2 * kSecond;  // it ends, and a read is under way
-  EXPECT_THAT(host->leases.Renew(lease->id, absl::Seconds(10)), StatusIs(Code::kNotFound, HasSubstr("it has ended")));
+  EXPECT_THAT(host->leases.Renew(lease->id, 7, absl::Seconds(10)),
+              StatusIs(Code::kNotFound, HasSubstr("it has ended")));
   EXPECT_THAT(host->leases.PinLeased(lease->id), StatusIs(Code::kNotFound, HasSubstr("")));
   for (int64_t step = 9; step < 12; ++step) ASSERT_TRUE(host->Commit(step));
   EXPECT_THAT(host->lead.Published(), ElementsAre(Step(2), Step(10), Step(11)));
@@ -186,8 +188,8 @@ TEST(VersionLeases, TheSameNonceIsTheSameLeaseWhileItLives) {
   const auto first = **host->leases.Acquire(Step(0), absl::Seconds(10), 7);
   EXPECT_EQ((**host->leases.Acquire(Step(0), absl::Seconds(10), 7)).id, first.id);
   EXPECT_NE((**host->leases.Acquire(Step(0), absl::Seconds(10), 8)).id, first.id);
-  ASSERT_OK(host->leases.Release(first.id));
-  EXPECT_THAT(host->leases.Release(first.id), StatusIs(Code::kNotFound, HasSubstr("")));
+  ASSERT_OK(host->leases.Release(first.id, 7));
+  EXPECT_THAT(host->leases.Release(first.id, 7), StatusIs(Code::kNotFound, HasSubstr("")));
   EXPECT_NE((**host->leases.Acquire(Step(0), absl::Seconds(10), 7)).id, first.id);
 }
 
@@ -197,11 +199,28 @@ TEST(VersionLeases, UnknownAndForgedOnesAreNotFound) {
   EXPECT_EQ(*host->leases.Acquire(Step(1), absl::Seconds(10), 1), std::nullopt);
   const auto lease = **host->leases.Acquire(Step(0), absl::Seconds(10), 2);
   for (const uint64_t id : {uint64_t{0}, uint64_t{1}, lease.id ^ 1, ~lease.id}) {
-    EXPECT_THAT(host->leases.Renew(id, absl::Seconds(1)), StatusIs(Code::kNotFound, HasSubstr(""))) << id;
-    EXPECT_THAT(host->leases.Release(id), StatusIs(Code::kNotFound, HasSubstr(""))) << id;
+    EXPECT_THAT(host->leases.Renew(id, 2, absl::Seconds(1)), StatusIs(Code::kNotFound, HasSubstr(""))) << id;
+    EXPECT_THAT(host->leases.Release(id, 2), StatusIs(Code::kNotFound, HasSubstr(""))) << id;
     EXPECT_THAT(host->leases.PinLeased(id), StatusIs(Code::kNotFound, HasSubstr(""))) << id;
   }
   EXPECT_EQ(host->leases.List().size(), 1u);
+}
+
+TEST(VersionLeases, AnotherNonce_IsRefused_AndChangesNothing) {
+  const auto host = NewHost();
+  ASSERT_TRUE(host->Commit(0));
+  const auto lease = **host->leases.Acquire(Step(0), absl::Seconds(10), 7);
+  for (const uint64_t nonce : {uint64_t{0}, uint64_t{6}, lease.id}) {
+    EXPECT_THAT(host->leases.Release(lease.id, nonce), StatusIs(Code::kPermissionDenied, HasSubstr("another nonce")));
+    EXPECT_THAT(host->leases.Renew(lease.id, nonce, absl::Hours(1)),
+                StatusIs(Code::kPermissionDenied, HasSubstr("another nonce")));
+  }
+  ASSERT_EQ(host->leases.List().size(), 1u);
+  EXPECT_EQ(host->leases.List()[0].left_nanos, 10 * kSecond);
+  ASSERT_OK(host->leases.Renew(lease.id, 7, absl::Seconds(20)));
+  EXPECT_EQ(host->leases.List()[0].left_nanos, 20 * kSecond);
+  ASSERT_OK(host->leases.Release(lease.id, 7));
+  EXPECT_EQ(host->leases.List().size(), 0u);
 }
 
 TEST(VersionLeases, SoManyAndNoMore) {
@@ -215,13 +234,38 @@ TEST(VersionLeases, SoManyAndNoMore) {
   EXPECT_TRUE(lease.has_value());
 }
 
+TEST(VersionLeases, ACallerWithItsShare_LeavesTheLastQuarterToOthers) {
+  const auto host = NewHost();
+  ASSERT_TRUE(host->Commit(0));
+  uint64_t nonce = 0;
+  const auto acquire = [&](const char* caller) {
+    return host->leases.Acquire(Step(0), absl::Seconds(10), ++nonce, caller);
+  };
+  uint64_t first = 0;
+  for (int i = 0; i <= kMaxLeases * 3 / 4; ++i) {
+    ASSERT_OK_AND_ASSIGN(const auto lease, acquire("a"));
+    if (i == 0) first = lease->id;
+  }
+  EXPECT_THAT(acquire("a"),
+              StatusIs(Code::kResourceExhausted, AllOf(HasSubstr("caller \"a\" has 193 of 256 leases of job small"),
+                                                       HasSubstr("release some, or let them end"))));
+  ASSERT_OK(acquire("b"));  // others have the rest
+  ASSERT_OK(acquire(""));
+  ASSERT_OK(host->leases.Release(first, 1));
+  host->now += kSecond;
+  ASSERT_OK(acquire("b"));
+  EXPECT_THAT(acquire("a"), StatusIs(Code::kResourceExhausted, HasSubstr("\"a\" has 192")));
+  host->now += 11 * kSecond;  // all have ended
+  EXPECT_OK(acquire("a"));
+}
+
 // Renewed at the last moment it was never free: the lead counts it a little longer.
 TEST(VersionLeases, TheGraceIsTheRenewals) {
   const auto host = NewHost(1);
   ASSERT_TRUE(host->Commit(0));
   const auto lease = **host->leases.Acquire(Step(0), absl::Seconds(1), 1);
   host->now += kSecond;
-  EXPECT_THAT(host->leases.Renew(lease.id, absl::Seconds(1)), StatusIs(Code::kNotFound, HasSubstr("")));
+  EXPECT_THAT(host->leases.Renew(lease.id, 1, absl::Seconds(1)), StatusIs(Code::kNotFound, HasSubstr("")));
   EXPECT_FALSE(host->Commit(1));
   host->now += kSecond / 10;
   EXPECT_TRUE(host->Commit(2));

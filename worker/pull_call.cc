@@ -9,8 +9,11 @@
 #include "absl/strings/str_join.h"
 #include "core/clock.h"
 #include "core/fault_point.h"
+#include "core/plain_text.h"
 #include "core/status.h"
 #include "proto/bulk.h"
+#include "rpc/caller.h"
+#include "rpc/main_support.h"
 #include "rpc/status.h"
 #include "worker/stalled_call.h"
 #include "worker/waiting_call.h"
@@ -19,6 +22,7 @@ namespace shardmesh {
 namespace {
 
 constexpr int64_t kDefaultChunkBytes = 1 << 20;
+constexpr size_t kMaxPuller = 256;
 
 std::string List(const std::vector<Step>& steps) {
   if (steps.empty()) return "none";
@@ -26,6 +30,9 @@ std::string List(const std::vector<Step>& steps) {
 }
 
 }  // namespace
+
+PullCall::PullCall(const v1::PullRequest& request, grpc::CallbackServerContext& context, absl::Time deadline)
+    : request_(request), context_(context), deadline_(deadline), puller_(PlainText(CallerOf(context), kMaxPuller)) {}
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* PullCall::Start(grpc::CallbackServerContext& context,
                                                             absl::StatusOr<std::shared_ptr<JobShard>> shard,
@@ -60,7 +67,7 @@ bool PullCall::LookForStall() {
   }
   if (MonotonicNow() - writing_since_ < kPullSilence) return true;
   spdlog::warn("event=pull_stalled job={} step={} peer={} silence={}", shard_->spec().name, step_.value(),
-               context_.peer(), absl::FormatDuration(kPullSilence));
+               Quoted(puller_), absl::FormatDuration(kPullSilence));
   context_.TryCancel();
   return false;
 }
@@ -103,6 +110,7 @@ void PullCall::Read(Step step, int buffer) {
   step_ = step;
   source_ = std::make_shared<Source>();
   source_->shard = shard_;
+  source_->number = shard_->pulls().Enter(step, buffer, puller_);
   source_->buffer = buffer;
   source_->base = shard_->host().publication(buffer).data();
   if (const DeviceWindows* const device = shard_->host().device(); device != nullptr) {
@@ -238,7 +246,7 @@ void PullCall::SendNext() {
     }
   }
   message_ = EncodeChunk(std::exchange(header_, {}), data);
-  writing_since_ = MonotonicNow();
+  SetWriting(MonotonicNow());
   StartWrite(&message_);
 }
 
@@ -251,10 +259,15 @@ absl::StatusOr<grpc::Slice> PullCall::FromDevice(int64_t at, int64_t bytes) cons
       data, static_cast<size_t>(bytes), [](void* kept) { delete static_cast<std::string*>(kept); }, copy.release());
 }
 
+void PullCall::SetWriting(absl::Time since) {
+  writing_since_ = since;
+  if (source_ != nullptr && source_->buffer >= 0) shard_->pulls().SetUnread(source_->number, since);
+}
+
 void PullCall::OnWriteDone(bool ok) {
   MutexLock lock(mu_);
   message_.Clear();
-  writing_since_ = absl::InfiniteFuture();
+  SetWriting(absl::InfiniteFuture());
   if (answered_) return;
   if (!ok) {
     Answer(absl::CancelledError("the reader is gone"));

@@ -6,6 +6,7 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -36,14 +37,16 @@ class PullCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public
     const uint8_t* on_device = nullptr;  // where it is instead, of a job on a device
     int buffer = -1;                     // pinned publication, -1: the parameter window
     int bucket = -1;                     // with bucket residency: the one in use
+    uint64_t number = 0;                 // of the pinned publication's pull, in JobShard::pulls
     ~Source() {
       if (bucket >= 0) shard->protocol().ReleaseBucket(bucket);
-      if (buffer >= 0) shard->protocol().publications().Unpin(buffer);
+      if (buffer < 0) return;
+      shard->pulls().Leave(number);
+      shard->protocol().publications().Unpin(buffer);
     }
   };
 
-  PullCall(const v1::PullRequest& request, grpc::CallbackServerContext& context, absl::Time deadline)
-      : request_(request), context_(context), deadline_(deadline) {}
+  PullCall(const v1::PullRequest& request, grpc::CallbackServerContext& context, absl::Time deadline);
   void Watch();
   // False: it has ended.
   bool LookForStall();
@@ -58,12 +61,14 @@ class PullCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public
   absl::StatusOr<bool> TakeBucket() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool by_bucket() const { return shard_->plan().bucketed() && request_.version_case() == v1::PullRequest::kForSlot; }
   int end_bucket() const;
+  void SetWriting(absl::Time since) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SendNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Answer(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const v1::PullRequest request_;
   grpc::CallbackServerContext& context_;  // as long as the call is not answered
   const absl::Time deadline_;
+  const std::string puller_;
   std::shared_ptr<JobShard> shard_;  // set before the call waits
   std::shared_ptr<PullCall> self_;   // gRPC's reference
   Mutex mu_;

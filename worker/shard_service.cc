@@ -6,6 +6,7 @@
 #include "core/status.h"
 #include "proto/bulk.h"
 #include "proto/validate.h"
+#include "rpc/caller_share.h"
 #include "rpc/unary.h"
 #include "worker/progress_call.h"
 #include "worker/pull_call.h"
@@ -163,7 +164,7 @@ grpc::ServerUnaryReactor* ShardService::DeclareBucket(grpc::CallbackServerContex
 
 grpc::ServerUnaryReactor* ShardService::Attach(grpc::CallbackServerContext* context, const v1::AttachRequest* request,
                                                v1::AttachReply* reply) {
-  return Unary(context, request, reply, [this](const v1::AttachRequest& q, v1::AttachReply* r) -> absl::Status {
+  return Unary(context, request, reply, [&](const v1::AttachRequest& q, v1::AttachReply* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard, worker_.Find(q.job()));
     RETURN_IF_ERROR(shard->CheckEpoch(q.epoch()));
@@ -176,7 +177,8 @@ grpc::ServerUnaryReactor* ShardService::Attach(grpc::CallbackServerContext* cont
         return absl::UnimplementedError(
             absl::StrCat("job ", q.job(), " has its publications in memory of a CUDA device; pull versions"));
       }
-      ASSIGN_OR_RETURN(*r->mutable_token(), local_.GrantReader(shard, absl::Milliseconds(q.reader_ttl_ms())));
+      ASSIGN_OR_RETURN(*r->mutable_token(),
+                       local_.GrantReader(shard, absl::Milliseconds(q.reader_ttl_ms()), CallerKey(*context)));
       r->set_socket_path(local_.path());
       return absl::OkStatus();
     }
@@ -192,7 +194,8 @@ grpc::ServerUnaryReactor* ShardService::Attach(grpc::CallbackServerContext* cont
             absl::StrCat("slot ", slot, " is none of job ", q.job(), "'s: 0 to ", shard->spec().num_slots - 1));
       }
     }
-    ASSIGN_OR_RETURN(*r->mutable_token(), local_.Grant(shard, {q.slots().begin(), q.slots().end()}));
+    ASSIGN_OR_RETURN(*r->mutable_token(),
+                     local_.Grant(shard, {q.slots().begin(), q.slots().end()}, CallerKey(*context)));
     r->set_socket_path(local_.path());
     return absl::OkStatus();
   });

@@ -1,13 +1,17 @@
 // Of ShardService: leases of published versions, and publishing on demand.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "local/futex.h"
 #include "proto/validate.h"
+#include "rpc/caller_share.h"
 #include "rpc/unary.h"
 #include "worker/shard_service.h"
+#include "worker/stalled_call.h"
 #include "worker/waiting_call.h"
 
 namespace shardmesh {
@@ -44,17 +48,27 @@ void AddHolders(const JobShard& shard, v1::ListLeasesReply& reply) {
     to.set_pid(holder.pid);
     to.set_left_ms(holder.left_nanos / 1'000'000);
   }
+  const absl::Time now = MonotonicNow();
+  for (const PullsUnderWay::Pull& pull : shard.pulls().List()) {
+    v1::ListLeasesReply::Holder& to = *reply.add_holders();
+    to.set_step(pull.step.value());
+    to.set_epoch(shard.epoch().value());
+    to.set_puller(pull.puller);
+    const absl::Duration unread = std::max(now - pull.unread_since, absl::ZeroDuration());  // -inf: it reads
+    to.set_left_ms(absl::ToInt64Milliseconds(kPullSilence - unread));
+  }
 }
 
 // The version that is asked for now. nullopt: wait. OutOfRange: an exact one that is not there.
-absl::StatusOr<std::optional<OneLease>> TryLease(JobShard& shard, const v1::AcquireLeaseRequest& request) {
+absl::StatusOr<std::optional<OneLease>> TryLease(JobShard& shard, const v1::AcquireLeaseRequest& request,
+                                                 const std::string& caller) {
   const bool exact = request.version_case() == v1::AcquireLeaseRequest::kExact;
   const std::vector<Step> published = shard.protocol().publications().Published();
   const int64_t wanted = exact ? request.exact() : request.at_least();
   if (exact || (!published.empty() && published.back().value() >= wanted)) {
     const Step step = exact ? Step(wanted) : published.back();
     ASSIGN_OR_RETURN(const std::optional<OneLease> lease,
-                     shard.leases().Acquire(step, absl::Milliseconds(request.ttl_ms()), request.nonce()));
+                     shard.leases().Acquire(step, absl::Milliseconds(request.ttl_ms()), request.nonce(), caller));
     if (lease.has_value()) return lease;
   }
   if (exact) {
@@ -91,8 +105,8 @@ grpc::ServerUnaryReactor* ShardService::AcquireLease(grpc::CallbackServerContext
   if (!status.ok()) return Answer(context, status);
   return WaitingCall::Start(
       *context, shard->waiters(),
-      [shard, reply, asked = *request]() -> std::optional<absl::Status> {
-        const absl::StatusOr<std::optional<OneLease>> lease = TryLease(*shard, asked);
+      [shard, reply, asked = *request, caller = CallerKey(*context)]() -> std::optional<absl::Status> {
+        const absl::StatusOr<std::optional<OneLease>> lease = TryLease(*shard, asked, caller);
         if (!lease.ok()) return lease.status();
         if (!lease->has_value()) return std::nullopt;
         Fill(*shard, **lease, *reply);
@@ -118,7 +132,7 @@ grpc::ServerUnaryReactor* ShardService::RenewLease(grpc::CallbackServerContext* 
           absl::StrCat("job ", q.job(), " left the versions of epoch ", q.epoch(), " behind",
                        ": this lease lasts until its end, and cannot be renewed; acquire one of a version of now"));
     }
-    ASSIGN_OR_RETURN(const OneLease lease, shard->leases().Renew(q.id(), absl::Milliseconds(q.ttl_ms())));
+    ASSIGN_OR_RETURN(const OneLease lease, shard->leases().Renew(q.id(), q.nonce(), absl::Milliseconds(q.ttl_ms())));
     Fill(*shard, lease, *r);
     return absl::OkStatus();
   });
@@ -131,7 +145,7 @@ grpc::ServerUnaryReactor* ShardService::ReleaseLease(grpc::CallbackServerContext
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.FindLeased(q.job(), q.id()));
     if (!shard->leases().Knows(q.id())) RETURN_IF_ERROR(shard->CheckEpoch(q.epoch()));
-    return shard->leases().Release(q.id());
+    return shard->leases().Release(q.id(), q.nonce());
   });
 }
 

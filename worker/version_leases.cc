@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "core/status.h"
+#include "rpc/fair_share.h"
 
 namespace shardmesh {
 namespace {
@@ -32,6 +33,15 @@ absl::Status VersionLeases::Unknown(uint64_t id) const {
                    " is unknown here: it has ended, was released, or is another worker's; acquire a new one"));
 }
 
+// Everybody may list ids. The nonce only its holder knows.
+absl::Status VersionLeases::CheckNonce(const LeaseWords& row, uint64_t nonce) const {
+  if (row.nonce.load() == nonce) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("lease ", absl::StrFormat("%016x", row.id.load()), " of job ",
+                                                  job_->name,
+                                                  " was acquired with another nonce than this call has; "
+                                                  "only who acquired it may renew or release it, with that nonce"));
+}
+
 // This worker's, while it has not ended.
 LeaseWords* VersionLeases::LiveRow(uint64_t id) const {
   const int64_t now = now_();
@@ -49,8 +59,17 @@ LeaseWords* VersionLeases::FreeRow() {
   return nullptr;
 }
 
+absl::Status VersionLeases::CheckShareOf(const std::string& caller) const {
+  Share share;
+  share.room = kMaxLeases;
+  for (const LeaseWords& row : page_->leases) share.used += row.owner.load() != 0;
+  for (const auto& [id, who] : callers_) share.own += who == caller;
+  return CheckShare(caller, share, absl::StrCat("leases of job ", job_->name, " on this host"),
+                    "release some, or let them end");
+}
+
 absl::StatusOr<std::optional<VersionLeases::Lease>> VersionLeases::Acquire(Step step, absl::Duration ttl,
-                                                                           uint64_t nonce) {
+                                                                           uint64_t nonce, const std::string& caller) {
   ASSIGN_OR_RETURN(const uint64_t id, NewId());
   Sweep();
   MutexLock lock(mu_);
@@ -60,6 +79,7 @@ absl::StatusOr<std::optional<VersionLeases::Lease>> VersionLeases::Acquire(Step 
   }
   const std::optional<int> buffer = publications_->Find(step);
   if (!buffer.has_value()) return std::optional<Lease>();
+  RETURN_IF_ERROR(CheckShareOf(caller));
   LeaseWords* const row = FreeRow();
   if (row == nullptr) {
     return absl::ResourceExhaustedError(absl::StrCat("job ", job_->name, " has ", kMaxLeases,
@@ -71,17 +91,21 @@ absl::StatusOr<std::optional<VersionLeases::Lease>> VersionLeases::Acquire(Step 
   row->step.store(step.value());
   row->buffer.store(*buffer);
   row->expires_nanos.store(now_() + absl::ToInt64Nanoseconds(ttl));
-  if (publications_->Find(step) == buffer) return std::make_optional(LeaseIn(*row));
+  if (publications_->Find(step) == buffer) {
+    if (!caller.empty()) callers_[id] = caller;
+    return std::make_optional(LeaseIn(*row));
+  }
   row->expires_nanos.store(0);
   row->owner.store(0);
   return std::optional<Lease>();
 }
 
 // Within the grace after its end the lead counts it still; so when it is renewed by then, it was never free.
-absl::StatusOr<VersionLeases::Lease> VersionLeases::Renew(uint64_t id, absl::Duration ttl) {
+absl::StatusOr<VersionLeases::Lease> VersionLeases::Renew(uint64_t id, uint64_t nonce, absl::Duration ttl) {
   MutexLock lock(mu_);
   LeaseWords* const row = LiveRow(id);
   if (row == nullptr) return Unknown(id);
+  RETURN_IF_ERROR(CheckNonce(*row, nonce));
   const int64_t counted_until = row->expires_nanos.load() + absl::ToInt64Nanoseconds(kLeaseGrace);
   row->expires_nanos.store(now_() + absl::ToInt64Nanoseconds(ttl));
   if (now_() < counted_until) return LeaseIn(*row);
@@ -89,10 +113,11 @@ absl::StatusOr<VersionLeases::Lease> VersionLeases::Renew(uint64_t id, absl::Dur
   return Unknown(id);
 }
 
-absl::Status VersionLeases::Release(uint64_t id) {
+absl::Status VersionLeases::Release(uint64_t id, uint64_t nonce) {
   MutexLock lock(mu_);
   LeaseWords* const row = LiveRow(id);
   if (row == nullptr) return Unknown(id);
+  RETURN_IF_ERROR(CheckNonce(*row, nonce));
   row->expires_nanos.store(0);
   return absl::OkStatus();
 }
@@ -130,6 +155,7 @@ void VersionLeases::Sweep() {
     const bool ended = expires == 0 || expires <= counted_since;
     if (row.owner.load() != self_.value() + 1 || !ended) continue;
     row.expires_nanos.store(0);
+    callers_.erase(row.id.load());
     row.id.store(0);
     row.owner.store(0);
   }

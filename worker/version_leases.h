@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -54,12 +55,15 @@ class VersionLeases {
         mapped_at_(std::move(mapped_at)),
         now_(std::move(now)) {}
 
-  // Leases the version. nullopt: it is not there. The same nonce again: the same lease. ResourceExhausted: this worker
-  // host has granted as many as it can.
-  absl::StatusOr<std::optional<Lease>> Acquire(Step step, absl::Duration ttl, uint64_t nonce);
-  // NotFound: no lease of this worker has that id, or it has ended.
-  absl::StatusOr<Lease> Renew(uint64_t id, absl::Duration ttl);
-  absl::Status Release(uint64_t id);
+  // Leases the version. nullopt: it is not there. The same nonce again: the same lease. ResourceExhausted: the host's
+  // workers have granted as many as they can, or `caller` (CallerKey of rpc/caller_share.h) has its share of them.
+  // Callers are known while this process lives: what its last life granted counts as nobody's.
+  absl::StatusOr<std::optional<Lease>> Acquire(Step step, absl::Duration ttl, uint64_t nonce,
+                                               const std::string& caller = "");
+  // NotFound: no lease of this worker has that id, or it has ended. PermissionDenied: it was acquired with another
+  // nonce; nothing changed.
+  absl::StatusOr<Lease> Renew(uint64_t id, uint64_t nonce, absl::Duration ttl);
+  absl::Status Release(uint64_t id, uint64_t nonce);
   // Pins the publication of a lease that any worker of the host granted. NotFound: as Renew.
   absl::StatusOr<Lease> PinLeased(uint64_t id);
 
@@ -83,7 +87,9 @@ class VersionLeases {
  private:
   LeaseWords* LiveRow(uint64_t id) const;
   LeaseWords* FreeRow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckShareOf(const std::string& caller) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Unknown(uint64_t id) const;
+  absl::Status CheckNonce(const LeaseWords& row, uint64_t nonce) const;
   bool HoldsAny(int seat) const;
 
   ControlPage* const page_;
@@ -93,6 +99,7 @@ class VersionLeases {
   const std::function<bool(int, int)> mapped_at_;
   const std::function<int64_t()> now_;
   mutable Mutex mu_;  // over this worker's rows
+  std::map<uint64_t, std::string> callers_ ABSL_GUARDED_BY(mu_);  // who has which lease of these; not of all
 };
 
 }  // namespace shardmesh

@@ -25,7 +25,8 @@ inline constexpr int64_t kTaken = int64_t{1} << 62;
 struct alignas(64) LeaseWords {
   std::atomic<int32_t> owner;   // rank + 1; 0: free
   std::atomic<uint64_t> id;     // random, never 0
-  std::atomic<uint64_t> nonce;  // the caller's: the same request again gets the same lease
+  // The caller's, and known to it alone: the same request again gets the same lease; who renews or releases shows it.
+  std::atomic<uint64_t> nonce;
   std::atomic<int64_t> step;
   std::atomic<int64_t> buffer;         // the publication
   std::atomic<int64_t> expires_nanos;  // MonotonicNanos; 0: released

@@ -26,6 +26,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Json = nlohmann::json;
 
 class ClusterCommandTest : public ::testing::Test {
@@ -124,6 +125,25 @@ TEST_F(ClusterCommandTest, VersionsAndDigest) {
   const std::string hex = absl::StrFormat("%016x", digest.digest());
   EXPECT_EQ(Out({"digest", "tiny"}), absl::StrCat("step 2 digest ", hex, "\n"));
   EXPECT_EQ(RunJson({"digest", "tiny"})["digest"], hex);
+}
+
+TEST_F(ClusterCommandTest, Leases_ReleaseTakesTheNonce) {
+  v1::AcquireLeaseRequest acquire;
+  acquire.set_job("tiny");
+  acquire.set_exact(2);
+  acquire.set_ttl_ms(60'000);
+  acquire.set_nonce(0x5eed);
+  ASSERT_OK_AND_ASSIGN(const v1::Lease lease, (*job_)->worker(Rank(0)).AcquireLease(acquire, kLong));
+  const std::string id = absl::StrFormat("%016x", lease.id());
+  EXPECT_THAT(Out({"leases", "tiny"}), AllOf(ContainsRegex(" 2 +lease " + id + " at worker-0 +ends in "),
+                                             HasSubstr("1 of 3 publications kept")));
+  EXPECT_EQ(RunJson({"leases", "tiny"})["holders"][0]["lease"], id);
+  EXPECT_THAT(Error({"leases", "tiny", "--release", id}, kExitUsage), HasSubstr("--nonce"));
+  EXPECT_THAT(Error({"leases", "tiny", "--release", id, "--nonce", "xyz"}), HasSubstr("nonce \"xyz\" is none"));
+  EXPECT_THAT(Error({"leases", "tiny", "--release", id, "--nonce", "5eee"}), HasSubstr("PERMISSION_DENIED"));
+  EXPECT_THAT(Out({"leases", "tiny"}), HasSubstr(id));
+  EXPECT_EQ(Out({"leases", "tiny", "--release", id, "--nonce", "5eed"}), "released " + id + "\n");
+  EXPECT_THAT(Out({"leases", "tiny"}), Not(HasSubstr(id)));
 }
 
 TEST_F(ClusterCommandTest, CheckpointAndRestore) {

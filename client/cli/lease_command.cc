@@ -1,17 +1,21 @@
 #include "client/cli/lease_command.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <limits>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "client/cli/connection.h"
 #include "client/cli/table.h"
@@ -25,23 +29,13 @@ using Json = nlohmann::ordered_json;
 
 struct Flags {
   ConnectionFlags connection;
-  std::string job, release;
+  std::string job, release, nonce;
   int64_t count = 0;  // of watch; 0: without end
   int64_t from = -1;  // of watch; -1: the newest
   double idle = 600;  // of watch, seconds
 };
 
 std::string HexId(uint64_t id) { return absl::StrFormat("%016x", id); }
-
-// One worker of each host that answers.
-std::vector<Rank> OneOfEachHost(const Job& job) {
-  std::set<std::string> hosts;
-  std::vector<Rank> ranks;
-  for (const v1::Member& member : job.members()) {
-    if (member.alive() && hosts.insert(member.host_id()).second) ranks.push_back(Rank(member.rank()));
-  }
-  return ranks;
-}
 
 std::string Seconds(int64_t ms) { return absl::StrFormat("%.1f s", static_cast<double>(ms) / 1000); }
 
@@ -51,7 +45,16 @@ std::string VersionOf(const v1::ListLeasesReply::Holder& holder, int64_t epoch) 
   return absl::StrCat(holder.step(), " of epoch ", holder.epoch(), ", left behind");
 }
 
+std::string KeeperOf(const v1::ListLeasesReply::Holder& holder) {
+  if (holder.lease() != 0) return absl::StrCat("lease ", HexId(holder.lease()));
+  if (!holder.puller().empty()) return absl::StrCat("pull of ", holder.puller());
+  return absl::StrCat("reader ", holder.seat(), " (pid ", holder.pid(), ")");
+}
+
 std::string Until(const v1::ListLeasesReply::Holder& holder) {
+  if (!holder.puller().empty()) {
+    return absl::StrCat("its end; cut off in ", Seconds(std::max<int64_t>(holder.left_ms(), 0)), " if nothing is read");
+  }
   return holder.left_ms() >= 0 ? absl::StrCat("ends in ", Seconds(holder.left_ms()))
                                : absl::StrCat("abandoned for ", Seconds(-holder.left_ms()));
 }
@@ -63,39 +66,73 @@ Json ToJson(const v1::ListLeasesReply::Holder& holder, const std::string& worker
                {"worker", worker}};
   if (holder.lease() != 0) {
     json["lease"] = HexId(holder.lease());
+  } else if (!holder.puller().empty()) {
+    json["puller"] = holder.puller();
   } else {
     json.update({{"seat", holder.seat()}, {"pid", holder.pid()}});
   }
   json["left_ms"] = holder.left_ms();
-  json["abandoned"] = holder.left_ms() < 0;
+  json["abandoned"] = holder.left_ms() < 0 && holder.puller().empty();
   return json;
 }
 
+struct HostLeases {
+  std::string worker;  // its first one that answers
+  v1::ListLeasesReply reply;
+  std::vector<std::pair<std::string, v1::ListLeasesReply::Holder>> holders;  // each with its worker
+  std::vector<std::string> silent;                                           // workers that did not say who pulls
+};
+
+// A worker lists the leases and readers of its host, and the pulls that go through itself: all are asked.
+absl::StatusOr<std::vector<HostLeases>> AskAll(const Job& job, const Flags& flags) {
+  std::vector<HostLeases> hosts;
+  std::map<std::string, size_t> of_host;
+  for (const v1::Member& member : job.members()) {
+    if (!member.alive()) continue;
+    absl::StatusOr<v1::ListLeasesReply> reply =
+        job.worker(Rank(member.rank())).ListLeases(flags.job, flags.connection.timeout());
+    const auto [at, first] = of_host.emplace(member.host_id(), hosts.size());
+    if (first) {
+      RETURN_IF_ERROR(reply.status());
+      hosts.push_back({member.worker(), *reply, {}, {}});
+    } else if (!reply.ok()) {
+      hosts[at->second].silent.push_back(member.worker());
+      continue;
+    }
+    for (v1::ListLeasesReply::Holder& holder : *reply->mutable_holders()) {
+      if (!first && holder.puller().empty()) continue;
+      hosts[at->second].holders.emplace_back(member.worker(), std::move(holder));
+    }
+  }
+  return hosts;
+}
+
 absl::StatusOr<std::string> List(const Job& job, const Flags& flags) {
+  ASSIGN_OR_RETURN(const std::vector<HostLeases> hosts_asked, AskAll(job, flags));
   Table table({"version", "kept by", "until"});
   Json holders = Json::array(), hosts = Json::array();
   std::string summary;
-  for (Rank rank : OneOfEachHost(job)) {
-    ASSIGN_OR_RETURN(const v1::ListLeasesReply reply,
-                     job.worker(rank).ListLeases(flags.job, flags.connection.timeout()));
-    const std::string& worker = job.members()[rank.value()].worker();
+  for (const HostLeases& host : hosts_asked) {
+    const v1::ListLeasesReply& reply = host.reply;
+    const std::string& worker = host.worker;
     std::set<int64_t> held;  // of now
-    for (const v1::ListLeasesReply::Holder& holder : reply.holders()) {
+    for (const auto& [at, holder] : host.holders) {
       if (holder.epoch() == reply.epoch()) held.insert(holder.step());
-      const std::string by = holder.lease() != 0 ? absl::StrCat("lease ", HexId(holder.lease()))
-                                                 : absl::StrCat("reader ", holder.seat(), " (pid ", holder.pid(), ")");
-      table.AddRow({VersionOf(holder, reply.epoch()), absl::StrCat(by, " at ", worker), Until(holder)});
-      holders.push_back(ToJson(holder, worker, reply.epoch()));
+      table.AddRow({VersionOf(holder, reply.epoch()), absl::StrCat(KeeperOf(holder), " at ", at), Until(holder)});
+      holders.push_back(ToJson(holder, at, reply.epoch()));
     }
     hosts.push_back({{"worker", worker},
                      {"epoch", reply.epoch()},
                      {"published_steps", StepsToJson(reply.published_steps())},
                      {"publications", reply.publications()},
                      {"held", held.size()},
+                     {"silent_workers", host.silent},
                      {"refused", reply.refused()}});
     absl::StrAppend(&summary, "host of ", worker, ": published ", StepList(reply.published_steps()), "; ", held.size(),
                     " of ", reply.publications(), " publications kept; ", reply.refused(),
                     " versions not published for want of one\n");
+    if (host.silent.empty()) continue;
+    absl::StrAppend(&summary, "these did not say who pulls from them: ", absl::StrJoin(host.silent, ", "), "\n");
   }
   if (flags.connection.json) return JsonLine({{"job", flags.job}, {"holders", holders}, {"hosts", hosts}});
   return absl::StrCat(holders.empty() ? "" : table.ToString(), summary);
@@ -107,15 +144,23 @@ absl::StatusOr<std::string> Release(const Job& job, const Flags& flags) {
     return absl::InvalidArgumentError(
         absl::StrCat("lease \"", flags.release, "\" is none; it is 16 hexadecimal digits, as `shardctl leases` says"));
   }
+  uint64_t nonce = 0;
+  if (!absl::SimpleHexAtoi(flags.nonce, &nonce) || nonce == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("nonce \"", flags.nonce,
+                     "\" is none; it is the value, in hexadecimal digits, that the lease was "
+                     "acquired with, which its reader alone knows: --nonce"));
+  }
   v1::ReleaseLeaseRequest request;
   request.set_job(flags.job);
   request.set_epoch(job.epoch().value());
   request.set_id(id);
+  request.set_nonce(nonce);
   absl::Status last;
   for (const v1::Member& member : job.members()) {  // whichever granted it
     if (!member.alive()) continue;
     last = job.worker(Rank(member.rank())).ReleaseLease(request, flags.connection.timeout()).status();
-    if (last.ok()) break;
+    if (last.ok() || absl::IsPermissionDenied(last)) break;
   }
   RETURN_IF_ERROR(last);
   return flags.connection.json ? JsonLine({{"job", flags.job}, {"released", HexId(id)}})
@@ -182,17 +227,24 @@ CLI::App* Add(CLI::App& app, const char* name, const char* help, const std::shar
 void AddLeasesCommand(CLI::App& app, CommandResult& result) {
   const auto flags = std::make_shared<Flags>();
   CLI::App* command = Add(app, "leases", "Show who keeps which versions, or release a lease", flags);
-  command->add_option("--release", flags->release, "End this lease; its reader is told at its next call")
-      ->type_name("LEASE");
+  CLI::Option* const release =
+      command->add_option("--release", flags->release, "End this lease; its reader is told at its next call")
+          ->type_name("LEASE");
+  CLI::Option* const nonce =
+      command->add_option("--nonce", flags->nonce, "That the lease to be released was acquired with")
+          ->type_name("NONCE");
+  release->needs(nonce);
+  nonce->needs(release);
   command->footer(
-      "A version is kept by leases that workers granted (Shard.AcquireLease) and by readers of the host that map it.\n"
+      "A version is kept by leases that workers granted (Shard.AcquireLease), by readers of the host that map it, and\n"
+      "by pulls under way. A pull of which nothing is read for 30 s is cut off.\n"
       "What a reader maps is never overwritten; a reader that is silent for too long is shown as abandoned, and its\n"
       "version is free again when it lets go or its process ends. When every publication is kept no version is\n"
       "published (RESOURCE_EXHAUSTED), and training goes on.\n"
       "Examples:\n"
       "  shardctl leases llama\n"
       "  shardctl leases llama --json\n"
-      "  shardctl leases llama --release 00c0ffee00c0ffee");
+      "  shardctl leases llama --release 00c0ffee00c0ffee --nonce 5eed5eed5eed5eed");
   command->callback([flags, &result] { Finish(Leases(*flags), result); });
 }
 

@@ -16,6 +16,7 @@ class BoundLease {
   std::shared_ptr<Job> job;  // OfThisProcess
   Rank rank;
   v1::Lease lease;
+  uint64_t nonce = 0;  // that it was acquired with
 };
 
 uint64_t RandomNonce() {
@@ -85,7 +86,7 @@ BoundLease Acquire(const BoundJob& job, const std::string& kind, Integer step, d
     ASSIGN_OR_RETURN(v1::Lease lease, AskWorker(*opened, rank, duration, [&] {
                        return opened->worker(rank).AcquireLease(request, duration);
                      }));
-    return BoundLease{OfThisProcess(std::move(opened)), rank, std::move(lease)};
+    return BoundLease{OfThisProcess(std::move(opened)), rank, std::move(lease), request.nonce()};
   };
   return OrThrow(Await<BoundLease>(acquire));
 }
@@ -95,6 +96,7 @@ void Renew(BoundLease& lease, double ttl) {
   request.set_job(lease.job->spec().name);
   request.set_epoch(lease.lease.epoch());
   request.set_id(lease.lease.id());
+  request.set_nonce(lease.nonce);
   request.set_ttl_ms(absl::ToInt64Milliseconds(absl::Seconds(ttl)));
   const auto renew = [job = lease.job, rank = lease.rank, request]() {
     const absl::Duration timeout = job->options().call_timeout;
@@ -108,6 +110,7 @@ void Release(BoundLease& lease) {
   request.set_job(lease.job->spec().name);
   request.set_epoch(lease.lease.epoch());
   request.set_id(lease.lease.id());
+  request.set_nonce(lease.nonce);
   const auto release = [job = lease.job, rank = lease.rank, request]() {
     return job->worker(rank).ReleaseLease(request, job->options().call_timeout);
   };
@@ -129,6 +132,7 @@ void BindJob(py::module_& module, py::class_<BoundJob>& job) {
       .def("lease", &Acquire, py::arg("kind"), py::arg("step"), py::arg("ttl"), py::arg("timeout"));
   py::class_<BoundLease>(module, "Lease")
       .def_property_readonly("id", [](const BoundLease& self) { return self.lease.id(); })
+      .def_property_readonly("nonce", [](const BoundLease& self) { return self.nonce; })
       .def_property_readonly("step", [](const BoundLease& self) { return self.lease.step(); })
       .def_property_readonly("epoch", [](const BoundLease& self) { return self.lease.epoch(); })
       .def_property_readonly("ttl", [](const BoundLease& self) { return self.lease.ttl_ms() / 1000.0; })

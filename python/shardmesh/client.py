@@ -329,6 +329,11 @@ class Lease:
         return self._core.id
 
     @property
+    def nonce(self) -> int:
+        """A secret: with it `shardctl leases JOB --release ID --nonce NONCE`, both in hexadecimal, ends the lease."""
+        return self._core.nonce
+
+    @property
     def step(self) -> int:
         return self._core.step
 

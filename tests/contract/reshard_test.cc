@@ -406,6 +406,7 @@ TEST_P(ReshardLeases, ALeasedVersion_StaysUntilItsLeaseEnds) {
   renew.set_job("job");
   renew.set_epoch(lease.epoch());
   renew.set_id(lease.id());
+  renew.set_nonce(acquire.nonce());
   renew.set_ttl_ms(60'000);
   EXPECT_THAT(worker.RenewLease(renew, kLong),
               StatusIs(Code::kFailedPrecondition, HasSubstr("acquire one of a version of now")));
@@ -413,6 +414,7 @@ TEST_P(ReshardLeases, ALeasedVersion_StaysUntilItsLeaseEnds) {
   release.set_job("job");
   release.set_epoch(lease.epoch());
   release.set_id(lease.id());
+  release.set_nonce(acquire.nonce());
   EXPECT_OK(worker.ReleaseLease(release, kLong));
   EXPECT_THAT(PullLeased(worker, lease), StatusIs(Code::kNotFound, HasSubstr("")));
   ASSERT_NO_FATAL_FAILURE(ExpectLearnt("fsdp=2"));

@@ -1,22 +1,28 @@
 // Streams whose peer lives and stands still end by themselves, and hold nothing of a deleted job.
 #include <gmock/gmock.h>
 #include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/cli/shardctl.h"
 #include "core/clock.h"
 #include "core/matchers.h"
 #include "core/status.h"
 #include "rpc/status.h"
 #include "tests/testing/cluster.h"
+#include "tests/testing/counting_job.h"
 #include "tests/testing/raw_trainer.h"
 #include "tests/testing/training.h"
+#include "worker/stalled_call.h"
 
 namespace shardmesh {
 namespace {
@@ -24,7 +30,10 @@ namespace {
 namespace fs = std::filesystem;
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::RawTrainer;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Code = absl::StatusCode;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
@@ -103,6 +112,83 @@ TEST_F(StalledCalls, APushWithoutData_KeepsNothingOfADeletedJob) {
   ASSERT_OK(testing::Delete(*client, "job"));
   EXPECT_TRUE(Await([&] { return !WorkerHasMemory(); }));
   EXPECT_THAT(stalled.End(), StatusIs(Code::kNotFound, HasSubstr("deleted")));
+}
+
+// A pull of which nothing is read. Its connection's window takes less than a message.
+struct StalledPull {
+  StalledPull(const std::string& worker, const v1::PullRequest& request) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    stub = v1::Shard::NewStub(grpc::CreateCustomChannel(worker, grpc::InsecureChannelCredentials(), arguments));
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
+    reader = stub->Pull(&context, request);
+  }
+  ~StalledPull() {
+    context.TryCancel();
+    reader->Finish();
+  }
+  std::unique_ptr<v1::Shard::Stub> stub;
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<v1::PullChunk>> reader;
+};
+
+struct StalledPulls : testing::CountingCluster {
+  // That stand still: their messages wait to be taken.
+  std::vector<v1::ListLeasesReply::Holder> Named(int rank) {
+    std::vector<v1::ListLeasesReply::Holder> named;
+    const auto listed = job_->worker(Rank(rank)).ListLeases(testing::kJob, kLong);
+    EXPECT_OK(listed);
+    if (!listed.ok()) return named;
+    for (const v1::ListLeasesReply::Holder& holder : listed->holders()) {
+      if (!holder.puller().empty() && holder.left_ms() < absl::ToInt64Milliseconds(kPullSilence))
+        named.push_back(holder);
+    }
+    return named;
+  }
+  CommandResult Shardctl(std::vector<std::string> more) {
+    std::vector<std::string> words = {"leases", testing::kJob, "--coordinator", cluster_->coordinator_address()};
+    words.insert(words.end(), more.begin(), more.end());
+    return RunShardctl(words);
+  }
+};
+
+TEST_F(StalledPulls, AreNamed_ByListLeases_ShardctlAndTheRefusalToPublish) {
+  Begin(testing::CountingJob(/*publications=*/2));
+  ASSERT_OK(trainer_->To(1));
+  ASSERT_OK_AND_ASSIGN(const v1::Lease lease, Lease(0, absl::Seconds(60)));
+  v1::PullRequest exact, leased;
+  exact.set_job(testing::kJob);
+  exact.set_exact(0);
+  leased.set_job(testing::kJob);
+  leased.set_lease(lease.id());
+  {
+    const StalledPull one(job_->members()[1].address(), exact), two(job_->members()[1].address(), leased);
+    ASSERT_TRUE(Await([&] { return Named(1).size() == 2; }));
+    for (const v1::ListLeasesReply::Holder& holder : Named(1)) {
+      EXPECT_EQ(holder.step(), 0);
+      EXPECT_EQ(holder.epoch(), job_->epoch().value());
+      EXPECT_THAT(holder.puller(), HasSubstr("127.0.0.1:"));
+      EXPECT_GT(holder.left_ms(), 0);
+    }
+    EXPECT_EQ(Named(0).size(), 0u);  // they are not that worker's
+    const std::string puller = Named(1)[0].puller();
+
+    const CommandResult table = Shardctl({}), json = Shardctl({"--json"});
+    EXPECT_THAT(table.out, ContainsRegex(absl::StrCat("0 +pull of ", puller,
+                                                      " at w1 +its end; cut off in [0-9.]+ s if "
+                                                      "nothing is read")));
+    EXPECT_THAT(table.out, HasSubstr("1 of 2 publications kept"));
+    EXPECT_THAT(json.out, HasSubstr(absl::StrCat("\"puller\":\"", puller, "\"")));
+
+    ASSERT_OK(trainer_->To(4));
+    EXPECT_THAT(job_->worker(Rank(1)).Publish(testing::kJob, kLong),
+                StatusIs(Code::kResourceExhausted, AllOf(HasSubstr("version 0 (2 pulls: "), HasSubstr(puller))));
+    EXPECT_THAT(job_->worker(Rank(0)).Publish(testing::kJob, kLong),
+                StatusIs(Code::kResourceExhausted, HasSubstr("2 pulls: 2 through other workers")));
+  }
+  EXPECT_TRUE(Await([&] { return Named(1).empty(); }));
+  EXPECT_THAT(Shardctl({}).out, Not(HasSubstr("pull of")));
 }
 
 }  // namespace

@@ -110,6 +110,7 @@ class Storm : public testing::CountingCluster {
         renew.set_job(kJob);
         renew.set_epoch(lease->epoch());
         renew.set_id(lease->id());
+        renew.set_nonce(request.nonce());
         renew.set_ttl_ms(request.ttl_ms());
         const absl::Time renewed = MonotonicNow();
         if (job_->worker(by).RenewLease(renew, absl::Seconds(5)).ok()) ends = renewed + ttl;
@@ -120,6 +121,7 @@ class Storm : public testing::CountingCluster {
     release.set_job(kJob);
     release.set_epoch(lease->epoch());
     release.set_id(lease->id());
+    release.set_nonce(request.nonce());
     job_->worker(by).ReleaseLease(release, absl::Seconds(5)).status().IgnoreError();
     return absl::OkStatus();
   }

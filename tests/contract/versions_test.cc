@@ -115,6 +115,7 @@ TEST_F(Versions, LeasesOutliveStepsAndEndInTypedErrors) {
   renew.set_job(kJob);
   renew.set_epoch(lease.epoch());
   renew.set_id(lease.id());
+  renew.set_nonce(1);  // Lease()'s
   renew.set_ttl_ms(100);
   ASSERT_OK(job_->worker(Rank(1)).RenewLease(renew, kLong));
   EXPECT_THAT(job_->worker(Rank(0)).RenewLease(renew, kLong),
@@ -134,6 +135,37 @@ TEST_F(Versions, LeasesOutliveStepsAndEndInTypedErrors) {
     gone = Lease(3, absl::Milliseconds(100), nonce);
   }
   EXPECT_THAT(gone, StatusIs(Code::kOutOfRange, HasSubstr("version 3 is not there")));
+}
+
+// Everybody may list leases; an id alone ends none.
+TEST_F(Versions, ALeaseOfAnotherReader_IsNotReleasedByItsId) {
+  Begin(CountingJob());
+  ASSERT_OK(trainer_->To(3));
+  ASSERT_OK_AND_ASSIGN(const v1::Lease lease, Lease(3, absl::Seconds(60), 7));
+  const v1::ListLeasesReply listed = Listed();
+  ASSERT_EQ(listed.holders_size(), 1);
+  v1::ReleaseLeaseRequest release;
+  release.set_job(kJob);
+  release.set_epoch(listed.epoch());
+  release.set_id(listed.holders(0).lease());
+  v1::RenewLeaseRequest renew;
+  renew.set_job(kJob);
+  renew.set_epoch(listed.epoch());
+  renew.set_id(listed.holders(0).lease());
+  renew.set_ttl_ms(24 * 3600 * 1000);
+  for (const uint64_t nonce : {uint64_t{0}, uint64_t{1}, lease.id()}) {
+    release.set_nonce(nonce);
+    renew.set_nonce(nonce);
+    EXPECT_THAT(job_->worker(Rank(1)).ReleaseLease(release, kLong),
+                StatusIs(Code::kPermissionDenied, HasSubstr("another nonce")));
+    EXPECT_THAT(job_->worker(Rank(1)).RenewLease(renew, kLong),
+                StatusIs(Code::kPermissionDenied, HasSubstr("another nonce")));
+  }
+  ASSERT_OK(trainer_->To(9));
+  EXPECT_EQ(PullLeased(lease.id(), Rank(0)).value_or(-1), 3);
+  release.set_nonce(7);
+  EXPECT_OK(job_->worker(Rank(1)).ReleaseLease(release, kLong));
+  EXPECT_THAT(PullLeased(lease.id(), Rank(0)), StatusIs(Code::kNotFound, HasSubstr("")));
 }
 
 TEST_F(Versions, BadRequestsAreRefused) {
@@ -294,6 +326,7 @@ TEST_F(VersionsOfAJobMadeAgain, ALeaseOfBeforeLastsUntilItsEnd) {
   renew.set_job(kJob);
   renew.set_epoch(lease.epoch());
   renew.set_id(lease.id());
+  renew.set_nonce(1);  // Lease()'s
   renew.set_ttl_ms(60'000);
   EXPECT_THAT(job_->worker(Rank(1)).RenewLease(renew, kLong),
               StatusIs(Code::kFailedPrecondition, HasSubstr("behind")));
