@@ -148,6 +148,14 @@ class Asking(Reading):
         with self.assertRaises(errors.OutOfRange):
             job.lease(exact=1)
 
+    def test_shardctl_releases_a_lease_with_its_nonce(self):
+        job, _ = self.counting(to=1)
+        lease = job.lease(exact=1)
+        told = self.cluster.shardctl("leases", job.name, "--release", f"{lease.id:x}", "--nonce", f"{lease.nonce:x}")
+        self.assertEqual(told, f"released {lease.id:016x}\n")
+        with self.assertRaises(errors.NotFound):
+            lease.renew()
+
     def test_checkpoint_and_restore(self):
         job, trainer = self.counting(to=2)
         folder = os.path.join(self.cluster.folder, "checkpoints")
