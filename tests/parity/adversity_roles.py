@@ -77,10 +77,7 @@ def follow(service, job, file):
     network = model()
     with sm.follow(network, service=service, job=job, timeout=PATIENCE) as following:
         while not is_over(following.step, job, file):
-            try:
-                following.wait(timeout=PATIENCE)
-            except (errors.Unavailable, errors.DeadlineExceeded) as error:  # the coordinator or a worker is away
-                print(f"waits again: {error}", flush=True)
+            following.wait(timeout=PATIENCE)
             say(file, following.step)
 
 

@@ -9,9 +9,10 @@ import shardmesh
 import shardmesh.torch
 import torch
 from shardmesh import errors
-from shardmesh.client import LoadMismatch
+from shardmesh.client import JobStatus, LoadMismatch
 from torch import nn
 
+from cut_line import CutLine
 from service import ServiceTest
 
 
@@ -306,6 +307,56 @@ class FollowOverLoadsTest(FollowCase):
         self.addCleanup(again.close)
         self.step(model, again)
         self.assert_all_at(1, 1, followers)
+
+
+class AwayTest(FollowCase):
+    def followed(self):
+        """A trained model, its optimizer, a follower's model, and what follows through a line that can be cut."""
+        model, other = tied(), tied()
+        optimizer = self.optimizer(model)
+        line = CutLine(self.address)
+        self.addCleanup(line.close)
+        following = shardmesh.torch.follow(other, service=line.address, job=optimizer.job.name)
+        self.addCleanup(following.close)
+        return model, optimizer, other, following, line
+
+    def test_wait_goes_on_while_the_coordinator_is_away(self):
+        model, optimizer, other, following, line = self.followed()
+        cuts = []
+
+        def cut():
+            cuts.append(None)
+            if len(cuts) < 5:
+                line.arm(1, cut, False)
+
+        for at_least in None, 2:
+            self.step(model, optimizer)
+            cuts.clear()
+            line.arm(1, cut, False)
+            self.assertEqual(following.wait(at_least=at_least, timeout=60), optimizer.committed_step)
+            self.assertEqual(len(cuts), 5)
+            self.assert_at(other, optimizer.committed_step)
+
+    def test_wait_says_who_is_away_when_the_time_is_up(self):
+        _, _, other, following, line = self.followed()
+
+        def cut():
+            line.arm(1, cut, False)
+
+        cut()
+        with self.assertRaises((errors.Unavailable, errors.DeadlineExceeded)):
+            following.wait(timeout=0.3)
+        line.disarm()
+        self.assert_at(other, 0)
+
+    def test_wait_ends_at_once_when_the_job_has_failed(self):
+        _, _, _, following, _ = self.followed()
+        failed = [JobStatus(following.job.name, "FAILED", 0, [], "a worker is gone", "")]
+        error = errors.Unavailable("worker w0 is gone")
+        with unittest.mock.patch.object(following, "_client", unittest.mock.Mock(jobs=lambda: failed)):
+            with unittest.mock.patch.object(following, "_ask", side_effect=error):
+                with self.assertRaises(errors.Unavailable):
+                    following.wait(timeout=600)
 
 
 if __name__ == "__main__":

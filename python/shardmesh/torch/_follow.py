@@ -19,7 +19,7 @@ from .._follow import Choice, choice, newer, seconds
 from .._load import LoadMismatch
 from .._tls import Path
 from .._version import Version
-from ..client import Job, Versions, connect
+from ..client import Client, Job, Versions, connect
 from ._buffers import listed
 from ._canonical import buffers
 from ._guard import check_not_trained
@@ -81,7 +81,7 @@ def follow(
     if left:
         LOG.warning("a job has no buffers, and those of the model stay as they are: %s; load them from a checkpoint "
                     "that optimizer.save() wrote", listed(left))
-    following = Following(opened, list(by_tensor.values()), copy=copy, way=way, ttl=ttl)
+    following = Following(client, opened, list(by_tensor.values()), copy=copy, way=way, ttl=ttl)
     try:
         following.wait(at_least=at_least, timeout=timeout)
     except BaseException:
@@ -96,12 +96,15 @@ class Following:
     A version is held until the next one is in the model; a job has room for few (Job.publications).
     """
 
-    def __init__(self, job: Job, targets: list[_Target], *, copy: bool, way: str, ttl: float) -> None:
-        self._job, self._targets = job, targets
+    def __init__(
+        self, client: Client, job: Job, targets: list[_Target], *, copy: bool, way: str, ttl: float
+    ) -> None:
+        self._client, self._job, self._targets = client, job, targets
         self._reader = _client.Reader(job._core, way=way, ttl=seconds("ttl", ttl))
         self._always_copies = copy
         self._held: Optional[Version] = None
         self._at: Optional[tuple[int, int]] = None  # epoch and step
+        self._away: Optional[errors.Error] = None  # why nobody could be asked, the last time
         self._closed = False
 
     def __repr__(self) -> str:
@@ -165,19 +168,23 @@ class Following:
     def wait(self, *, at_least: Optional[int] = None, timeout: float = 60.0) -> int:
         """The same, of at least that step of the job's newest epoch, or of one that is newer than now; waited for.
 
-        DeadlineExceeded: none came within `timeout`. Unavailable: the job failed. NotFound: it is gone.
+        While a worker or the coordinator is started again, it just takes longer. DeadlineExceeded: none came within
+        `timeout`. Unavailable: the job failed, or who would know is away still. NotFound: it is gone.
         """
         self._check_open()
         limit = seconds("timeout", timeout)
-        wanted = choice(None, at_least, None) if at_least is not None or self._at is None else newer(*self._at)
-        if at_least is not None and self._at is not None and self.update() >= at_least:
-            return self.step
         deadline = time.monotonic() + limit
+        wanted = choice(None, at_least, None) if at_least is not None or self._at is None else newer(*self._at)
+        if at_least is not None and self._at is not None:
+            if self._patiently(lambda: self.update() >= at_least):
+                return self.step
         if not self._asks:
-            self._take(wanted, limit)
+            self._take(wanted, max(deadline - time.monotonic(), 0.0))
             return self.step
-        while not self._ask(at_least or 0, limit):
+        while not self._patiently(lambda: self._ask(at_least or 0, max(deadline - time.monotonic(), 0.0))):
             if time.monotonic() >= deadline:
+                if self._away is not None:
+                    raise self._away
                 least = at_least if at_least is not None else self.step + 1 if self._at is not None else 0
                 raise errors.DeadlineExceeded(
                     f"job {self._job.name} committed no step >= {least} within {limit:g} s; the model is at "
@@ -185,6 +192,25 @@ class Following:
                 )
             time.sleep(_POLL_SECONDS)
         return self.step
+
+    def _patiently(self, ask: Callable[[], bool]) -> bool:
+        """What `ask` says; False, with the error kept in `_away`, where a worker or the coordinator does not answer."""
+        self._away = None
+        try:
+            return ask()
+        except errors.DeadlineExceeded as error:
+            self._away = error
+        except errors.Unavailable as error:
+            if self._has_failed():
+                raise
+            self._away = error
+        return False
+
+    def _has_failed(self) -> bool:
+        try:
+            return any(one.name == self._job.name and one.state == "FAILED" for one in self._client.jobs())
+        except (errors.DeadlineExceeded, errors.Unavailable):
+            return False
 
     def _ask(self, least: int, timeout: float) -> bool:
         """Of a job that publishes when it is asked: takes its committed step, from `least` on; whether that is new."""
