@@ -220,7 +220,7 @@ TEST_F(WorkerReshardTest, TrainsOnUntilOneIsTold_TheOthersSeeIt_AndLeasedVersion
     EXPECT_THAT(host.workers[i]->FindHeld("small", kFrom, kJobSecret), StatusIs(Code::kNotFound, HasSubstr("epoch 3")));
     ASSERT_OK_AND_ASSIGN(const auto past, host.workers[i]->FindLeased("small", leases[i / 2]));
     EXPECT_EQ(past->epoch(), Epoch(kFrom));
-    EXPECT_OK(past->leases().Release(leases[i / 2]));
+    EXPECT_OK(past->leases().Release(leases[i / 2], i));
   }
   EXPECT_TRUE(Await([&] { return !host.workers[3]->FindLeased("small", leases[1]).ok(); }));
   EXPECT_TRUE(Await([&] { return (*host.workers[1]->FindLeased("small", leases[0]))->epoch() == Epoch(4); }));
