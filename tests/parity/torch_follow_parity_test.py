@@ -337,6 +337,20 @@ class AwayTest(FollowCase):
             self.assertEqual(len(cuts), 5)
             self.assert_at(other, optimizer.committed_step)
 
+    def test_wait_asks_again_while_nobody_answers(self):
+        model, optimizer, other, following, _ = self.followed()
+        self.step(model, optimizer)
+        ask, answers = following._ask, [errors.Unavailable("a worker is away"), errors.DeadlineExceeded("no answer")]
+
+        def asked(*arguments):
+            if answers:
+                raise answers.pop()
+            return ask(*arguments)
+
+        with unittest.mock.patch.object(following, "_ask", asked):
+            self.assertEqual(following.wait(timeout=60), 1)
+        self.assert_at(other, 1)
+
     def test_wait_says_who_is_away_when_the_time_is_up(self):
         _, _, other, following, line = self.followed()
 
