@@ -13,6 +13,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/clock.h"
 #include "local/descriptor_error.h"
 #include "rpc/peer_user.h"
 
@@ -23,6 +24,11 @@ constexpr int kPausedPollMs = 25;
 constexpr int kIdlePollMs = 1000;
 constexpr absl::Duration kGuardPeriod = absl::Milliseconds(50);  // of looks at the bytes of connections without calls
 constexpr char kForeignKey[] = "foreign";
+constexpr int kSlowLooks = 20;  // a second
+// Of a user who is not served: more than the first window of a stream. To read so much padding takes 70 ms of a core;
+// after each flood none of them is served for a time, so that they never have more than a fifth of one.
+constexpr int64_t kMostForeignBytes = 96 << 10;
+constexpr absl::Duration kForeignPause = absl::Seconds(2);
 constexpr int kAcceptsPerTurn = 64;
 
 // True when the next descriptor's number leaves `reserved` free below the soft limit. Asked of the kernel each time:
@@ -90,13 +96,19 @@ void Acceptor::Stop() {
 }
 
 void Acceptor::Guard() {
+  FloodLimits limits;
+  limits.most_bytes = guards_.most_bytes_without_call;
+  limits.slow_bytes = guards_.slow_bytes_without_call;
+  limits.slow_looks = kSlowLooks;
+  limits.strict_key = kForeignKey;
+  limits.strict_bytes = kMostForeignBytes;
   MutexLock lock(table_mu_);
   while (!guard_ended_) {
     ended_.WaitFor(table_mu_, kGuardPeriod);
-    const std::vector<std::string> over = table_.AbortWithoutCalls(guards_.most_bytes_without_call, guards_.calls());
-    for (const std::string& peer : over) {
-      spdlog::warn("event=connection_ended reason=bytes_without_call peer={} limit={}", peer,
-                   guards_.most_bytes_without_call);
+    const std::vector<Flood> floods = table_.AbortFloods(limits, guards_.calls());
+    for (const Flood& flood : floods) {
+      spdlog::warn("event=connection_ended reason=bytes_without_call peer={} bytes={}", flood.peer_name, flood.bytes);
+      if (flood.strict) foreign_until_ = MonotonicNow() + kForeignPause;
     }
   }
 }
@@ -171,6 +183,7 @@ void Acceptor::Admit(int fd, const sockaddr_storage& peer) {
 bool Acceptor::Track(int fd, const sockaddr_storage& peer, bool foreign) {
   const std::string key = foreign ? kForeignKey : PeerKey(peer);
   MutexLock lock(table_mu_);
+  if (foreign && MonotonicNow() < foreign_until_) return false;
   const auto full = [&] {
     return foreign ? table_.CountOf(key) >= kMaxForeignConnections : table_.PeerFull(key);
   };

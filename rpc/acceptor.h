@@ -9,8 +9,9 @@
 //
 // Two guards may be set. `users`: of which users of this machine it takes connections; those of others, and of peers
 // whose user the kernel does not tell, go to a sink of their own, a few at a time. `most_bytes_without_call`: a peer
-// that sends more than so much without a call is cut off, by a second thread. What it sends then is no request: a header
-// without end, padded numbers, pings. Thread-safe.
+// that sends more than so much without a call is cut off, by a second thread, and one that sends more than
+// `slow_bytes_without_call` if reading it takes long. What it sends then is no request: a header without end, padded
+// numbers, pings. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -20,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "core/sync.h"
 #include "rpc/connection_table.h"
 #include "rpc/listener.h"
@@ -38,6 +40,7 @@ struct AcceptorGuards {
   std::vector<uid_t> users;              // empty: all
   std::function<void(int fd)> foreign;   // as Sink, for connections of other users
   int64_t most_bytes_without_call = 0;   // 0: no limit
+  int64_t slow_bytes_without_call = 0;   // FloodLimits::slow_bytes
   // Whether a peer, by its PeerName, has a call open, or had one since this was asked. Asked with a lock held: it must
   // not call the acceptor.
   std::function<std::function<bool(const std::string&)>()> calls;
@@ -92,6 +95,7 @@ class Acceptor {
   ConnectionTable table_ ABSL_GUARDED_BY(table_mu_);
   CondVar ended_;
   bool guard_ended_ ABSL_GUARDED_BY(table_mu_) = false;
+  absl::Time foreign_until_ ABSL_GUARDED_BY(table_mu_) = absl::InfinitePast();  // none of other users before
 
   Mutex stop_mu_;
   std::thread thread_ ABSL_GUARDED_BY(stop_mu_);

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <linux/tcp.h>  // not netinet/tcp.h, whose tcp_info ends before the counts of bytes
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 
 #include "absl/strings/str_cat.h"
@@ -24,6 +25,12 @@ int64_t BytesReceived(int fd) {
   socklen_t length = sizeof(info);
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return -1;
   return static_cast<int64_t>(info.tcpi_bytes_received);
+}
+
+// Whether it has received bytes that were not read yet.
+bool AnyWaiting(int fd) {
+  int bytes = 0;
+  return ioctl(fd, FIONREAD, &bytes) == 0 && bytes > 0;
 }
 
 std::string Bytes(const void* data, size_t num_bytes) { return std::string(static_cast<const char*>(data), num_bytes); }
@@ -64,7 +71,7 @@ void ConnectionTable::Track(int fd, const sockaddr_storage& peer, const std::str
     ForgetPeer(old->second.peer_key);
     open_.erase(old);
   }
-  open_.emplace(fd, Connection{SocketInode(fd), peer_key, PeerName(peer), false, 0});
+  open_.emplace(fd, Connection{SocketInode(fd), peer_key, PeerName(peer), false, 0, 0});
   if (!peer_key.empty()) ++count_by_peer_[peer_key];
 }
 
@@ -99,20 +106,27 @@ bool ConnectionTable::Abort(const std::string& peer_name) {
   return found;
 }
 
-std::vector<std::string> ConnectionTable::AbortWithoutCalls(
-    int64_t most_bytes, const std::function<bool(const std::string&)>& has_call) {
-  std::vector<std::string> over;
+std::vector<Flood> ConnectionTable::AbortFloods(const FloodLimits& limits,
+                                                const std::function<bool(const std::string&)>& has_call) {
+  std::vector<Flood> over;
   for (auto& [fd, connection] : open_) {
     if (connection.peer_name.empty() || connection.aborted) continue;
     const int64_t received = BytesReceived(fd);
     if (received < 0 || SocketInode(fd) != connection.inode) continue;
     if (has_call(connection.peer_name)) {
       connection.bytes_with_calls = received;
-    } else if (received - connection.bytes_with_calls > most_bytes) {
-      over.push_back(connection.peer_name);
+      connection.slow_looks = 0;
+      continue;
+    }
+    connection.slow_looks = AnyWaiting(fd) ? connection.slow_looks + 1 : 0;
+    const int64_t bytes = received - connection.bytes_with_calls;
+    const bool strict = !limits.strict_key.empty() && connection.peer_key == limits.strict_key;
+    const bool slow = bytes > limits.slow_bytes && connection.slow_looks >= limits.slow_looks;
+    if (bytes > (strict ? limits.strict_bytes : limits.most_bytes) || slow) {
+      over.push_back({connection.peer_name, strict, bytes});
     }
   }
-  for (const std::string& name : over) Abort(name);
+  for (const Flood& flood : over) Abort(flood.peer_name);
   return over;
 }
 

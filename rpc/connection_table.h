@@ -22,6 +22,23 @@ std::string PeerKey(const sockaddr_storage& peer);
 // "ipv4:10.0.0.1:4711", "ipv6:[::1]:4711", an IPv4 address mapped into IPv6 as the former; "" for UNIX sockets.
 std::string PeerName(const sockaddr_storage& peer);
 
+// What a connection may send without a call.
+struct FloodLimits {
+  int64_t most_bytes = 0;  // a request is shorter
+  // Beyond so many bytes it is over, too, if at each of so many looks in a row bytes were waiting to be read: what takes
+  // its owner long to read is no message, but padding of numbers, or a header without end.
+  int64_t slow_bytes = 0;
+  int slow_looks = 1;
+  std::string strict_key;   // connections that count to this peer key
+  int64_t strict_bytes = 0;  // are over beyond so many
+};
+
+struct Flood {
+  std::string peer_name;
+  bool strict = false;  // of FloodLimits::strict_key
+  int64_t bytes = 0;    // that it sent without a call
+};
+
 class ConnectionTable {
  public:
   ConnectionTable(int max_connections, int max_per_peer) : max_(max_connections), max_per_peer_(max_per_peer) {}
@@ -37,10 +54,10 @@ class ConnectionTable {
   // against the owner closing the descriptor at the same time.
   bool Abort(const std::string& peer_name);
 
-  // Resets the TCP connections that received more than `most_bytes` since they last had a call: `has_call` is true of a
-  // peer's name while a call of it is open, and once after each that began since it was asked. Returns their names. Two
-  // system calls per connection.
-  std::vector<std::string> AbortWithoutCalls(int64_t most_bytes, const std::function<bool(const std::string&)>& has_call);
+  // Resets the TCP connections that flood their owner since they last had a call: `has_call` is true of a peer's name
+  // while a call of it is open, and once after each that began since it was asked. Returns them. Three system calls per
+  // connection.
+  std::vector<Flood> AbortFloods(const FloodLimits& limits, const std::function<bool(const std::string&)>& has_call);
 
   bool full() const { return size() >= max_; }
   bool PeerFull(const std::string& peer_key) const { return CountOf(peer_key) >= max_per_peer_ && !peer_key.empty(); }
@@ -54,6 +71,7 @@ class ConnectionTable {
     std::string peer_name;
     bool aborted;
     int64_t bytes_with_calls;  // that it had received when it last had a call
+    int slow_looks;            // in a row at which bytes were waiting
   };
   void ForgetPeer(const std::string& peer_key);
 

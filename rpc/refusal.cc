@@ -18,6 +18,7 @@ namespace {
 constexpr int kMaxConnectionAgeMs = 2000;
 constexpr int kHandshakeMs = 2000;
 constexpr size_t kMemoryBytes = 8 << 20;
+constexpr int kReadChunkBytes = 4 << 10;
 
 }  // namespace
 
@@ -34,6 +35,7 @@ absl::StatusOr<std::unique_ptr<RefusingServer>> RefusingServer::Start(const std:
   builder.SetMaxReceiveMessageSize(1 << 10);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 16);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
+  builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadChunkBytes);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kMaxConnectionAgeMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kMaxConnectionAgeMs);

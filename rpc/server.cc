@@ -55,6 +55,7 @@ void SetLimits(const ServerOptions& o, grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(static_cast<int>(o.max_message_bytes));
   builder.SetMaxSendMessageSize(-1);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, o.max_concurrent_streams);
+  if (o.read_chunk_bytes > 0) builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, o.read_chunk_bytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, o.max_metadata_bytes);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(o.handshake_timeout));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, Milliseconds(o.max_connection_idle));
@@ -127,6 +128,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
     guards.foreign = [refusing = server->refusing_.get()](int fd) { refusing->Take(fd); };
   }
   guards.most_bytes_without_call = options.max_message_bytes + options.most_bytes_without_call;
+  guards.slow_bytes_without_call = options.most_bytes_without_call;
   guards.calls = [guard = server->call_guard_.get()]() -> std::function<bool(const std::string&)> {
     return [active = guard->TakeActive()](const std::string& connection) { return active.count(connection) > 0; };
   };

@@ -57,8 +57,12 @@ struct ServerOptions {
   int64_t memory_quota_bytes = 256 << 20;  // gRPC's own buffers; calls and connections beyond it are cancelled
   int max_metadata_bytes = 16 << 10;       // headers of one call
   // What a TCP connection may send beyond one message while it has no call; then it is reset. gRPC shows a call that
-  // takes a single message only when it has that.
+  // takes a single message only when it has that. Within a message, too, if gRPC does not come to an end of it for a
+  // second.
   int64_t most_bytes_without_call = 512 << 10;
+
+  // What gRPC reads of a connection at a time, while others wait for the thread; 0: as it likes, up to 4 MiB.
+  int read_chunk_bytes = 0;
 
   // Whose processes may call where no certificate says who they are: on UNIX sockets, and on loopback without TLS.
   std::vector<uid_t> users = {geteuid(), 0};

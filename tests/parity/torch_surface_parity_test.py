@@ -301,7 +301,7 @@ class SurfaceTest(ServiceTest):
             return "refused"
         finally:
             core = optimizer.client._core
-            core.delete_job(job, core.job(job, 60.0, False).uid)  # a worker has 64 at most
+            core.delete_job(job, optimizer.job._core.uid)  # a worker has 64 at most
             optimizer.close()
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
         return "equal"

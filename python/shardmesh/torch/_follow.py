@@ -31,6 +31,7 @@ __all__ = ["Following", "follow"]
 
 _POLL_SECONDS = 0.02
 _MISSING_SECONDS = 1.0
+_PUBLISH_SECONDS = 10.0
 _FIRST_SECONDS = 2.0  # longer than workers take to tell the coordinator of a version
 
 
@@ -217,8 +218,12 @@ class Following:
         if self._at is None and self._versions().committed is None:  # which asks the coordinator
             return False
         try:
-            at = self._job._core.publish(timeout)
-        except (errors.FailedPrecondition, errors.NotFound):  # the job is being made again, and has no weights yet
+            # One that a worker's end has lost is made again in time, and one that waits for a long step is not cut off.
+            at = self._job._core.publish(max(min(timeout, _PUBLISH_SECONDS), timeout / 2))
+        except errors.FailedPrecondition:  # the job is being made again, and has no weights yet
+            return False
+        except errors.NotFound:  # or is gone, which this says then
+            self._versions()
             return False
         if at == self._at or at[1] < least:
             return False
