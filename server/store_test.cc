@@ -356,6 +356,8 @@ TEST(SqliteStore, RowsThatTheCoordinatorNeverWrites_DataLossNamingThem) {
            {"UPDATE jobs SET published_steps=x'31312c3131'", "step 11 is published behind 11"},
            {"UPDATE jobs SET epoch=-1", "epoch is -1"},
            {"UPDATE jobs SET from_epoch=9", "from_epoch is 9"},
+           {"UPDATE jobs SET epoch=9223372036854775807", "it is at most 4611686018427387904"},
+           {"UPDATE workers SET pid=-1", "has pid -1"},
            {"UPDATE jobs SET state=3; DELETE FROM members", "a ready job with 0 members"},
            {"UPDATE jobs SET epoch='three'", "a row of table jobs"},
            {"UPDATE jobs SET error=NULL", "a row of table jobs"},

@@ -10,8 +10,13 @@
 namespace shardmesh {
 namespace {
 
+constexpr int64_t kMaxEpoch = int64_t{1} << 62;  // there is always a next one
+
 absl::Status CheckIdentity(const WorkerIdentity& worker) {
   RETURN_IF_ERROR(ValidateId("worker name", worker.name));
+  if (worker.pid < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("worker ", worker.name, " has pid ", worker.pid, "; it is 0 or more"));
+  }
   if (worker.incarnation > 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("worker ", worker.name, " has incarnation ", worker.incarnation, "; it is above 0"));
@@ -55,6 +60,9 @@ absl::Status CheckStored(const JobRecord& job) {
   const bool assigned = job.state == JobState::kPreparing || job.state == JobState::kReady;
   if (job.epoch < (assigned ? 1 : 0)) {
     return absl::InvalidArgumentError(absl::StrCat("epoch is ", job.epoch, "; it is ", assigned ? 1 : 0, " or more"));
+  }
+  if (job.epoch > kMaxEpoch) {
+    return absl::InvalidArgumentError(absl::StrCat("epoch is ", job.epoch, "; it is at most ", kMaxEpoch));
   }
   if (job.from_epoch < 0 || (job.from_epoch != 0 && job.from_epoch >= job.epoch)) {
     return absl::InvalidArgumentError(

@@ -314,9 +314,10 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
 }
 
 // Signs of life and looks at peers, a few times per heartbeat time-out. After a gap of its own (the whole machine
-// slept, or this process was stopped) one round looks at nobody: the others had the same gap.
+// slept, or this process was stopped) nobody is looked at for a time-out: the others had the same gap, and may run again
+// later than this one.
 void Worker::Monitor() {
-  int64_t last = MonotonicNanos();
+  int64_t last = MonotonicNanos(), patient_until = last;
   while (true) {
     absl::Duration timeout;
     {
@@ -327,10 +328,10 @@ void Worker::Monitor() {
     }
     MutexLock round(round_mu_);
     const int64_t now = MonotonicNanos();
-    const bool gap = absl::Nanoseconds(now - last) > timeout / 2;
+    if (absl::Nanoseconds(now - last) > timeout / 2) patient_until = now + absl::ToInt64Nanoseconds(timeout);
     last = now;
     for (const auto& [shard, kept] : JobsAndWhetherKept()) {
-      shard->Tick(now, gap ? absl::Hours(1) : timeout, kept);
+      shard->Tick(now, now < patient_until ? absl::Hours(1) : timeout, kept);
       // The kernel ends a connection, a socket or a process when it dies; the health then changed: tell the
       // coordinator.
       if (!shard->protocol().Health().ok()) Changed();
