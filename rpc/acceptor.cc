@@ -184,7 +184,7 @@ bool Acceptor::Track(int fd, const sockaddr_storage& peer, bool foreign) {
   const std::string key = foreign ? kForeignKey : PeerKey(peer);
   MutexLock lock(table_mu_);
   if (foreign && MonotonicNow() < foreign_until_) return false;
-  const auto full = [&] {
+  const auto full = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(table_mu_) {
     return foreign ? table_.CountOf(key) >= kMaxForeignConnections : table_.PeerFull(key);
   };
   if (full()) table_.Reconcile();

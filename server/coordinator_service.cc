@@ -109,7 +109,7 @@ grpc::ServerUnaryReactor* CoordinatorService::CreateJob(grpc::CallbackServerCont
     const std::string caller = options_.caller_key(*context);
     const int64_t spec_bytes = JobRoom::BytesOf(*definition);
     std::pair<bool, JobView> result;
-    RETURN_IF_ERROR(Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) -> absl::Status {
+    RETURN_IF_ERROR(Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) -> absl::Status {
       ASSIGN_OR_RETURN(result.first,
                        CreateWithRoom(coordinator, now, definition, uid, q.replaces_uid(), caller, spec_bytes));
       ASSIGN_OR_RETURN(result.second, coordinator.DescribeJob(definition->spec().name, now));
