@@ -24,6 +24,11 @@ constexpr absl::Duration kLong = absl::Seconds(60);
 // A coordinator in this process, of which tests set the answers and read the calls.
 class FakeCoordinator final : public CoordinatorTransport {
  public:
+  // Heartbeats of incarnations before that one; the refusal says it.
+  void RefuseBelow(int64_t incarnation) {
+    MutexLock lock(mu_);
+    stale_below_ = incarnation;
+  }
   void Answer(absl::Status join, absl::Status heartbeat) {
     MutexLock lock(mu_);
     join_ = std::move(join);
@@ -71,6 +76,9 @@ class FakeCoordinator final : public CoordinatorTransport {
     last_heartbeat = request;
     beat_secrets.push_back(request.secret());
     changed_.SignalAll();
+    if (request.incarnation() < stale_below_) {
+      return WithNextIncarnation(absl::AbortedError("it is stale"), stale_below_);
+    }
     RETURN_IF_ERROR(heartbeat_);
     v1::HeartbeatReply reply;
     for (const v1::Assignment& assignment : assignments_) *reply.add_assignments() = assignment;
@@ -110,6 +118,7 @@ class FakeCoordinator final : public CoordinatorTransport {
 
   Mutex mu_;
   CondVar changed_;
+  int64_t stale_below_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status join_, heartbeat_;
   std::vector<v1::Assignment> assignments_;
 };
@@ -267,9 +276,9 @@ TEST_F(MembershipAgentTest, Secret_IsTheSameInAllCallsOfALife_AndAnotherInTheNex
   EXPECT_TRUE(coordinator.AwaitMore(0, 2));
   coordinator.Answer(absl::OkStatus(), absl::NotFoundError("who?"));  // of an older state file
   EXPECT_TRUE(coordinator.AwaitMore(2, 2));
-  coordinator.Answer(absl::OkStatus(), WithNextIncarnation(absl::AbortedError("incarnation 42 is stale"), 61));
-  EXPECT_TRUE(coordinator.Await([](const FakeCoordinator& c) { return c.last_join.incarnation() == 61; }));
   coordinator.Answer(absl::OkStatus(), absl::OkStatus());
+  coordinator.RefuseBelow(61);
+  EXPECT_TRUE(coordinator.Await([](const FakeCoordinator& c) { return c.last_join.incarnation() == 61; }));
   EXPECT_TRUE(coordinator.AwaitMore(0, 3));
   agent.Stop();
   std::map<int64_t, std::set<std::string>> secrets;
