@@ -6,7 +6,8 @@
 Jobs with assigned and pulled slots are trained by PyTorch with DataLoader workers, followed and read, saved, deleted and
 made again; trainers with live children, followers, readers and workers are killed. Then all jobs are deleted, and within
 30 s every process of the service (coordinator, node, workers) must have no more descriptors, shared memory files,
-mappings of them and threads than before, and no more memory than a bound. Exit code 1 if one has.
+mappings of them and threads than before, and no more memory and threads of gRPC's executors than a bound. Exit code 1
+if one has.
 
 Needs the programs (SHARDMESH_BIN_DIR is Bazel's folder of them), the Python package and PyTorch.
 """
@@ -19,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from typing import NamedTuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -35,6 +37,9 @@ WORKERS = 2
 # What freed heap may keep: glibc has up to 8 arenas a core, each of which may keep what one call had at once, a chunk of
 # 1 MiB (kPushChunkBytes).
 HEAP = 8 * (os.cpu_count() or 1) << 20
+# gRPC's executors (src/core/lib/iomgr/executor.cc) start a thread when two closures wait for each that they have, up to
+# this many, and keep it until the process ends. Names are cut to 15 letters.
+EXECUTORS, EXECUTOR_THREADS = ("default-executo", "resolver-execut"), 2 * (os.cpu_count() or 1)
 PAGES = 1 << 20  # of shared memory that is not a job's: code, and files in tmpfs
 
 
@@ -44,9 +49,18 @@ class Look(NamedTuple):
     descriptors: int
     memfds: int
     mappings: int  # of memfds
-    threads: int
+    threads: int  # without gRPC's executors
+    executor: int  # threads of the larger of those
     heap: int  # bytes: RssAnon
     shared: int  # bytes: RssShmem
+
+
+def name_of_thread(folder):
+    try:
+        with open(folder + "/comm", encoding="utf-8", errors="replace") as name:
+            return name.read().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return "ended"
 
 
 def look(pid):
@@ -63,13 +77,15 @@ def look(pid):
             mappings = sum("/memfd:" in line for line in maps)
         with open(folder + "status", encoding="utf-8") as status:
             fields = dict(line.split(":", 1) for line in status)
+        threads = Counter(name_of_thread(folder + "task/" + thread) for thread in os.listdir(folder + "task"))
     except (FileNotFoundError, ProcessLookupError):
         return None
     if "RssAnon" not in fields:
         return None  # a zombie
     kib = {name: int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem")}
     memfds = sum(link.startswith("/memfd:") for link in links)
-    return Look(len(links), memfds, mappings, int(fields["Threads"]), kib["RssAnon"], kib["RssShmem"])
+    executors = [threads.pop(name, 0) for name in EXECUTORS]
+    return Look(len(links), memfds, mappings, threads.total(), max(executors), kib["RssAnon"], kib["RssShmem"])
 
 
 class Roles:
@@ -285,6 +301,8 @@ class Soak:
                 had = min(had, getattr(first[name], what)) if what in ("memfds", "mappings") else had
                 if has > had:
                     lines.append(f"{name} has {has} {what}, and had {had}")
+            if seen.executor > EXECUTOR_THREADS:
+                lines.append(f"{name} has {seen.executor} threads of a gRPC executor; at most {EXECUTOR_THREADS}")
             for what, bound in (("heap", max(peak[name], then.heap) + HEAP), ("shared", first[name].shared + PAGES)):
                 if getattr(seen, what) > bound:
                     lines.append(f"{name} has {mib(getattr(seen, what))} of {what} memory; at most {mib(bound)}")
@@ -311,11 +329,11 @@ def bar(part, soak):
 
 
 def table(report):
-    rows = [("process", "descriptors", "memfds", "mappings", "threads", "heap", "shared")]
+    rows = [("process", "descriptors", "memfds", "mappings", "threads", "executor", "heap", "shared")]
     for name, then in report["before"].items():
         now = report["after"].get(name, {})
-        cells = [f"{then[what]} -> {now.get(what, '-')}" for what in rows[0][1:5]]
-        cells += [f"{mib(then[what])} -> {mib(now.get(what, 0))}" for what in rows[0][5:]]
+        cells = [f"{then[what]} -> {now.get(what, '-')}" for what in rows[0][1:6]]
+        cells += [f"{mib(then[what])} -> {mib(now.get(what, 0))}" for what in rows[0][6:]]
         rows.append((name, *cells))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
