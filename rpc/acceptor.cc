@@ -13,6 +13,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "core/clock.h"
 #include "local/descriptor_error.h"
 #include "rpc/peer_user.h"
@@ -22,6 +23,7 @@ namespace {
 
 constexpr int kPausedPollMs = 25;
 constexpr int kIdlePollMs = 1000;
+constexpr absl::Duration kWatchPeriod = absl::Seconds(1);  // of looks at the file of a UNIX socket
 constexpr absl::Duration kGuardPeriod = absl::Milliseconds(50);  // of looks at the bytes of connections without calls
 constexpr char kForeignKey[] = "foreign";
 constexpr int kSlowLooks = 20;  // a second
@@ -116,6 +118,7 @@ void Acceptor::Guard() {
 void Acceptor::Run() {
   bool failed = false;  // the last accept4 failed for want of something: pause once
   while (!stopping_.load()) {
+    WatchListener();
     const bool accepting = !failed && MayAccept();
     failed = false;
     pollfd fds[2] = {{wake_.get(), POLLIN, 0}, {listener_->fd(), POLLIN, 0}};
@@ -125,6 +128,23 @@ void Acceptor::Run() {
     if (ready == 0) table_.Reconcile();
     connections_.store(table_.size());
   }
+}
+
+// Who waits in the queue of a socket that nobody can reach any more is served first.
+void Acceptor::WatchListener() {
+  if (MonotonicNow() < next_watch_) return;
+  next_watch_ = MonotonicNow() + kWatchPeriod;
+  if (listener_->IsReachable()) return;
+  AcceptSome();
+  const std::string address = listener_->address().ToString();
+  const absl::Status again = listener_->ListenAgain();
+  if (again.ok()) {
+    spdlog::warn("event=socket_restored address={} hint=\"its file was removed; exclude the folder from cleaning, or "
+                 "choose another path with --listen\"", address);
+  } else if (again.ToString() != lost_) {
+    spdlog::error("event=socket_lost address={} error=\"{}\"", address, absl::CHexEscape(again.ToString()));
+  }
+  lost_ = again.ok() ? "" : again.ToString();
 }
 
 bool Acceptor::MayAccept() {

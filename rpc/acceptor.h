@@ -72,6 +72,7 @@ class Acceptor {
 
  private:
   void Run();
+  void WatchListener();
   bool MayAccept() ABSL_LOCKS_EXCLUDED(table_mu_);
   bool AcceptSome();
   void Admit(int fd, const sockaddr_storage& peer) ABSL_LOCKS_EXCLUDED(table_mu_);
@@ -86,6 +87,8 @@ class Acceptor {
   std::atomic<bool> stopping_{false};
   bool out_of_descriptors_ = false;  // the thread's: it has said so
   int64_t foreign_ = 0;              // the thread's: connections of other users so far
+  absl::Time next_watch_ = absl::InfinitePast();  // the thread's, with the next
+  std::string lost_;                              // why the socket's file cannot be made again, as said last
   std::atomic<int> connections_{0};
   std::atomic<int64_t> refused_{0};
 

@@ -134,11 +134,21 @@ Listener::Listener(UniqueFd fd, Address address) : fd_(std::move(fd)), address_(
 }
 
 Listener::~Listener() {
+  if (address_.is_unix() && IsReachable()) unlink(address_.unix_path.c_str());
+}
+
+bool Listener::IsReachable() const {
   struct stat file;
-  if (address_.is_unix() && lstat(address_.unix_path.c_str(), &file) == 0 && file.st_dev == file_device_ &&
-      file.st_ino == file_inode_) {
-    unlink(address_.unix_path.c_str());
-  }
+  if (!address_.is_unix()) return true;
+  return lstat(address_.unix_path.c_str(), &file) == 0 && file.st_dev == file_device_ && file.st_ino == file_inode_;
+}
+
+absl::Status Listener::ListenAgain() {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Listener> again, Open(address_));
+  std::swap(fd_, again->fd_);
+  std::swap(file_device_, again->file_device_);  // the file is this object's now, and `again` removes none
+  std::swap(file_inode_, again->file_inode_);
+  return absl::OkStatus();
 }
 
 }  // namespace shardmesh

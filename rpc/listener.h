@@ -1,6 +1,5 @@
 // Listener: a bound and listening stream socket, TCP or UNIX. Owns the socket, and for UNIX the file: the destructor
-// removes it if it is still the one made here. Not thread-safe, but fd() may be polled and accepted from by another
-// thread.
+// removes it if it is still the one made here. For one thread.
 #pragma once
 
 #include <sys/types.h>
@@ -26,6 +25,13 @@ class Listener {
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
+
+  // Whether the path of a UNIX socket still leads here: a cleaner of temporary folders may have removed the file, and
+  // then nobody can connect. True of TCP.
+  bool IsReachable() const;
+  // Listens at the same address anew, in place of a socket that cannot be reached; fd() is another one then. Errors of
+  // Open; then nothing changed.
+  absl::Status ListenAgain();
 
   int fd() const { return fd_.get(); }
   // With the port that was chosen.

@@ -113,4 +113,15 @@ CertificateTimes TimesOfCertificate(absl::string_view der) {
   return times;
 }
 
+// Looked for by the bytes of the object identifiers: a certificate has them nowhere else.
+bool MayServe(absl::string_view der) {
+  constexpr absl::string_view kPurposes("\x06\x03\x55\x1d\x25", 5);                             // id-ce-extKeyUsage
+  constexpr absl::string_view kServer("\x06\x08\x2b\x06\x01\x05\x05\x07\x03\x01", 10);  // id-kp-serverAuth
+  constexpr absl::string_view kAny("\x06\x04\x55\x1d\x25\x00", 6);                            // anyExtendedKeyUsage
+  const size_t at = der.find(kPurposes);
+  if (at == absl::string_view::npos) return true;
+  const absl::string_view purposes = der.substr(at + kPurposes.size());
+  return purposes.find(kServer) != absl::string_view::npos || purposes.find(kAny) != absl::string_view::npos;
+}
+
 }  // namespace shardmesh

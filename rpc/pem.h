@@ -24,5 +24,7 @@ struct CertificateTimes {
 };
 // Of a certificate in DER (RFC 5280, 4.1.2.5).
 CertificateTimes TimesOfCertificate(absl::string_view der);
+// False: a certificate in DER lists purposes (extended key usage, RFC 5280, 4.2.1.12), and a server is none of them.
+bool MayServe(absl::string_view der);
 
 }  // namespace shardmesh

@@ -30,6 +30,11 @@ std::vector<std::string> TlsFileWarnings(const std::string& cert_file, const std
     warnings.push_back(absl::StrCat("--tls-cert ", cert_file, " is valid from ", absl::FormatTime(times->not_before),
                                     " only, so peers refuse it; look at this machine's clock"));
   }
+  const auto blocks = PemBlocks(pem, "CERTIFICATE");
+  if (blocks.ok() && !MayServe(blocks->front())) {
+    warnings.push_back(absl::StrCat("--tls-cert ", cert_file, " is for clients alone (its extended key usage has no ",
+                                    "serverAuth), so clients refuse it; give a certificate for a server"));
+  }
   struct stat key;
   if (stat(key_file.c_str(), &key) == 0 && (key.st_mode & 077) != 0) {
     warnings.push_back(absl::StrCat("--tls-key ", key_file, " has mode ", absl::StrFormat("%04o", key.st_mode & 07777),

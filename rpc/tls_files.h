@@ -1,5 +1,6 @@
-// What is wrong with TLS files that work: a certificate whose time is over, a private key that others may read. gRPC
-// serves with both; every peer refuses the first, and the second gives the identity away. Thread-safe.
+// What is wrong with TLS files that work: a certificate whose time is over or that is for clients alone, a private key
+// that others may read. gRPC serves with all of them; every peer refuses the first two, and the last gives the identity
+// away. Thread-safe.
 #pragma once
 
 #include <string>

@@ -59,6 +59,19 @@ TEST_F(TlsFiles, KeyThatOthersMayRead) {
               ElementsAre(AllOf(HasSubstr("--tls-key"), HasSubstr(key_), HasSubstr("0644"), HasSubstr("chmod 600"))));
 }
 
+TEST_F(TlsFiles, CertificateForClientsAlone) {
+  const auto warnings_of = [&](const std::string& purposes) {
+    const std::string command =
+        absl::StrCat("openssl req -x509 -key ", key_, " -days 2 -subj /CN=w -addext extendedKeyUsage=", purposes,
+                     " -out ", cert_, " 2>/dev/null");
+    EXPECT_EQ(std::system(command.c_str()), 0);
+    return TlsFileWarnings(cert_, key_, absl::Now());
+  };
+  EXPECT_THAT(warnings_of("clientAuth"), ElementsAre(AllOf(HasSubstr(cert_), HasSubstr("for clients alone"))));
+  EXPECT_THAT(warnings_of("clientAuth,serverAuth"), IsEmpty());
+  EXPECT_THAT(warnings_of("anyExtendedKeyUsage"), IsEmpty());
+}
+
 TEST_F(TlsFiles, DamagedCertificates_AreRefused) {
   for (size_t cut = 0; cut < pem_.size(); cut += 7) {
     const std::string front = pem_.substr(0, cut) + "\n-----END CERTIFICATE-----";
