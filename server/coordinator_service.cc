@@ -51,6 +51,16 @@ void LogCaller(const char* call, const std::string& what, const grpc::ServerCont
   spdlog::info("event=asked call={} of={} caller={}", call, Quoted(what), Quoted(CallerOf(context)));
 }
 
+// Its answer, and a line of the log where that is a refusal.
+absl::Status LogRefusal(const char* call, const std::string& what, const grpc::ServerContextBase& context,
+                        const absl::Status& status) {
+  if (!status.ok()) {
+    spdlog::warn("event=refused call={} of={} caller={} error={}", call, Quoted(what), Quoted(CallerOf(context)),
+                 Quoted(status.message()));
+  }
+  return status;
+}
+
 }  // namespace
 
 CoordinatorService::CoordinatorService(CoordinatorServiceOptions options,
@@ -109,12 +119,14 @@ grpc::ServerUnaryReactor* CoordinatorService::CreateJob(grpc::CallbackServerCont
     const std::string caller = options_.caller_key(*context);
     const int64_t spec_bytes = JobRoom::BytesOf(*definition);
     std::pair<bool, JobView> result;
-    RETURN_IF_ERROR(Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) -> absl::Status {
+    const auto create = [&](shardmesh::Coordinator& coordinator, absl::Time now)
+                            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) -> absl::Status {
       ASSIGN_OR_RETURN(result.first,
                        CreateWithRoom(coordinator, now, definition, uid, q.replaces_uid(), caller, spec_bytes));
       ASSIGN_OR_RETURN(result.second, coordinator.DescribeJob(definition->spec().name, now));
       return absl::OkStatus();
-    }));
+    };
+    RETURN_IF_ERROR(Locked(create));
     r->set_created(result.first);
     *r->mutable_job() = ToProto(result.second, true);
     return absl::OkStatus();
@@ -152,10 +164,10 @@ grpc::ServerUnaryReactor* CoordinatorService::DeleteJob(grpc::CallbackServerCont
   return Unary(context, request, reply, [&](const v1::DeleteJobRequest& q, v1::DeleteJobReply*) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     LogCaller("DeleteJob", q.job(), *context);
-    return Locked(
-        [&](shardmesh::Coordinator& coordinator, absl::Time now) {
-          return coordinator.DeleteJob(q.job(), now, q.uid());
-        });
+    return LogRefusal("DeleteJob", q.job(), *context,
+                      Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
+                        return coordinator.DeleteJob(q.job(), now, q.uid());
+                      }));
   });
 }
 
@@ -167,11 +179,13 @@ grpc::ServerUnaryReactor* CoordinatorService::ReshardJob(grpc::CallbackServerCon
     LogCaller("ReshardJob", q.job(), *context);
     ASSIGN_OR_RETURN(const MeshSpec mesh, MeshSpecFromProto(q.mesh()));
     JobView view;
-    RETURN_IF_ERROR(Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) -> absl::Status {
-      RETURN_IF_ERROR(coordinator.Reshard(q.job(), mesh, now));
-      ASSIGN_OR_RETURN(view, coordinator.DescribeJob(q.job(), now));
-      return absl::OkStatus();
-    }));
+    const absl::Status begun =
+        Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) -> absl::Status {
+          RETURN_IF_ERROR(coordinator.Reshard(q.job(), mesh, now));
+          ASSIGN_OR_RETURN(view, coordinator.DescribeJob(q.job(), now));
+          return absl::OkStatus();
+        });
+    RETURN_IF_ERROR(LogRefusal("ReshardJob", q.job(), *context, begun));
     *r = ToProto(view, true);
     return absl::OkStatus();
   });
@@ -231,11 +245,12 @@ grpc::ServerUnaryReactor* CoordinatorService::Join(grpc::CallbackServerContext* 
   return Unary(context, request, reply, [this, context](const v1::JoinRequest& q, v1::JoinReply* r) -> absl::Status {
     RETURN_IF_ERROR(CheckProtocol(q.protocol(), absl::StrCat("worker ", q.name())));
     RETURN_IF_ERROR(Validate(q));
+    LogCaller("Join", q.name(), *context);
     const absl::Status joined = Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
       return coordinator.Join(IdentityFromProto(q), now, TraitsFromProto(q), LastLifeFromProto(q), options_.wall(),
                               q.secret());
     });
-    RETURN_IF_ERROR(TellNext(*context, joined));
+    RETURN_IF_ERROR(LogRefusal("Join", q.name(), *context, TellNext(*context, joined)));
     r->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(options_.heartbeat_interval));
     r->set_heartbeat_timeout_ms(absl::ToInt64Milliseconds(options_.heartbeat_timeout));
     *r->mutable_protocol() = OwnProtocol();
@@ -269,9 +284,10 @@ grpc::ServerUnaryReactor* CoordinatorService::Leave(grpc::CallbackServerContext*
   return Unary(context, request, reply, [&](const v1::LeaveRequest& q, v1::LeaveReply*) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     LogCaller("Leave", q.name(), *context);
-    return Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
-      return coordinator.Leave(q.name(), q.incarnation(), now, q.secret());
-    });
+    return LogRefusal("Leave", q.name(), *context,
+                      Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
+                        return coordinator.Leave(q.name(), q.incarnation(), now, q.secret());
+                      }));
   });
 }
 
