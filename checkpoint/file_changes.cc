@@ -32,15 +32,6 @@ absl::Status Sync(const std::string& path, int flags) {
 
 }  // namespace
 
-absl::Status FailedTo(absl::string_view verb, const std::string& path, int error) {
-  const std::string message = absl::StrCat("cannot ", verb, " ", path, ": ", std::strerror(error));
-  if (error == ENOSPC || error == EDQUOT) return absl::ResourceExhaustedError(message);
-  if (error == EACCES || error == EPERM || error == EROFS) return absl::PermissionDeniedError(message);
-  if (error == ENOENT || error == ENOTDIR) return absl::NotFoundError(message);
-  if (error == EEXIST || error == ENOTEMPTY) return absl::AlreadyExistsError(message);
-  return absl::UnavailableError(message);
-}
-
 absl::StatusOr<UniqueFd> MakeFile(const std::string& path) {
   RETURN_IF_ERROR(BeforeChange());
   UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));

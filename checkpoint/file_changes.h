@@ -1,7 +1,6 @@
 // The changes that saving a checkpoint makes to folders and files, each of them a fault point (core/fault_point.h,
 // kFileChange), so that tests come between any two of them. Links are not followed. Thread-safe for different paths.
-// Errors say what was tried, with which path, and what the system says: NotFound, PermissionDenied, ResourceExhausted
-// (the disk is full), AlreadyExists, Unavailable (anything else).
+// Errors are those of core/file_error.h.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +8,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "core/file_error.h"
 #include "local/fd.h"
 
 namespace shardmesh {
-
-// "cannot VERB PATH: ...".
-absl::Status FailedTo(absl::string_view verb, const std::string& path, int error);
 
 absl::StatusOr<UniqueFd> MakeFile(const std::string& path);
 // Room on the disk, or at least the length where the file system cannot say.

@@ -177,7 +177,7 @@ NewCheckpoint::~NewCheckpoint() {
 }
 
 absl::StatusOr<std::string> NewCheckpoint::MakeSecret() {
-  ASSIGN_OR_RETURN(const std::string secret, NewSecret());
+  const std::string secret = NewSecret();
   secret_ = absl::StrCat(path_, "/", kSecretFile);
   ASSIGN_OR_RETURN(const UniqueFd fd, MakeFile(secret_));
   RETURN_IF_ERROR(WriteAll(fd.get(), secret, secret_));

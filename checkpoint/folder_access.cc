@@ -1,13 +1,10 @@
 #include "checkpoint/folder_access.h"
 
 #include <fcntl.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <utility>
@@ -20,6 +17,7 @@
 #include "checkpoint/file_changes.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/manifest.h"
+#include "core/secret.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -55,39 +53,26 @@ std::optional<std::string> Beginning(const UniqueFd& folder, const char* name, s
   return bytes;
 }
 
-// In a time that does not depend on where they differ.
-bool SameSecret(absl::string_view one, absl::string_view other) {
-  if (one.size() != kSecretBytes || other.size() != kSecretBytes) return false;
-  unsigned differs = 0;
-  for (size_t i = 0; i < kSecretBytes; ++i) differs |= static_cast<unsigned char>(one[i] ^ other[i]);
-  return differs == 0;
-}
-
 absl::Status NotSavedInto(absl::string_view folder) {
   return absl::PermissionDeniedError(absl::StrCat(
       "the caller has not proved that it saves a checkpoint into ", Shown(folder),
       ": a worker writes only into a hidden folder .step-... without a manifest, whose file ", kSecretFile,
       " holds the secret that the request says. Save by SaveCheckpoint or shardctl checkpoint, into a folder that this "
-      "worker sees under the same path, as the same user"));
+      "worker sees under the same path, as the same user; no symbolic link below a --checkpoint-root is followed"));
 }
 
 absl::Status NotLoadedFrom(absl::string_view folder) {
   return absl::PermissionDeniedError(absl::StrCat(
       "the caller has not proved that it can read a checkpoint in ", Shown(folder),
       ": a worker reads only a folder whose manifest.json has the step and the digest that the request says. Restore "
-      "by "
-      "RestoreCheckpoint or shardctl restore, from a folder that this worker sees under the same path, as a user who "
-      "may read it"));
+      "by RestoreCheckpoint or shardctl restore, from a folder that this worker sees under the same path, as a user who "
+      "may read it; no symbolic link below a --checkpoint-root is followed"));
 }
 
 }  // namespace
 
-absl::StatusOr<std::string> NewSecret() {
-  std::array<char, kSecretBytes / 2> bytes = {};
-  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    return absl::UnavailableError(absl::StrCat("the system gives no random bytes: ", std::strerror(errno)));
-  }
-  return absl::BytesToHexString(absl::string_view(bytes.data(), bytes.size()));
+std::string NewSecret() {
+  return absl::BytesToHexString(RandomBytes(kSecretBytes / 2));
 }
 
 absl::StatusOr<FolderAccess> FolderAccess::Create(const std::vector<std::string>& roots) {
@@ -127,7 +112,7 @@ absl::StatusOr<UniqueFd> FolderAccess::OpenToSave(const std::string& folder, abs
   const std::optional<std::string> held = Beginning(fd, kSecretFile, kSecretBytes + 1);
   struct stat info = {};
   const bool proved = !parts.empty() && absl::StartsWith(parts.back(), kHiddenStep) && held.has_value() &&
-                      SameSecret(*held, secret) && fstatat(fd.get(), kManifestFile, &info, AT_SYMLINK_NOFOLLOW) != 0 &&
+                      secret.size() == kSecretBytes && SameSecret(*held, secret) && fstatat(fd.get(), kManifestFile, &info, AT_SYMLINK_NOFOLLOW) != 0 &&
                       errno == ENOENT;
   if (!proved) return NotSavedInto(folder);
   return fd;

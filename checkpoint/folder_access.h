@@ -26,8 +26,7 @@ namespace shardmesh {
 inline constexpr char kSecretFile[] = "saver.secret";
 inline constexpr size_t kSecretBytes = 32;  // hexadecimal digits of 128 random bits
 
-// Errors: Unavailable, the system has no random bytes.
-absl::StatusOr<std::string> NewSecret();
+std::string NewSecret();
 
 class FolderAccess {
  public:

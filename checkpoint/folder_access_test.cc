@@ -47,12 +47,12 @@ class FolderAccessTest : public ::testing::Test {
 
   testing::TempFolder temp_;
   const fs::path root_;
-  const std::string secret_ = NewSecret().value_or("");
+  const std::string secret_ = NewSecret();
 };
 
 TEST_F(FolderAccessTest, Secrets_AreOfTheRightLength_AndNeverTheSame) {
   EXPECT_EQ(secret_.size(), kSecretBytes);
-  EXPECT_NE(secret_, NewSecret().value_or(""));
+  EXPECT_NE(secret_, NewSecret());
 }
 
 TEST_F(FolderAccessTest, AFolderThatIsBeingSaved_IsOpened_ByItsSecretAlone) {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "core/name_scan.h"
 #include "core/status.h"
+#include "core/utf8.h"
 
 namespace shardmesh {
 namespace {
@@ -22,25 +23,6 @@ bool IsWrapper(absl::string_view segment) { return absl::c_linear_search(interna
 
 absl::Status Bad(absl::string_view what, absl::string_view text, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat(what, " ", QuotedName(text), " ", problem));
-}
-
-// The smallest code point that needs `length` bytes: shorter ones written so long are overlong.
-constexpr uint32_t kFirstOfLength[] = {0, 0, 0x80, 0x800, 0x10000};
-
-// Bytes of the UTF-8 sequence at the front of `text`, 0 when there is none (RFC 3629, section 4). REQUIRES: not empty.
-size_t Utf8Length(absl::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char head = byte(0);
-  if (head < 0x80) return 1;
-  const size_t length = head >= 0xF8 ? 0 : head >= 0xF0 ? 4 : head >= 0xE0 ? 3 : head >= 0xC0 ? 2 : 0;
-  if (length == 0 || length > text.size()) return 0;
-  uint32_t point = head & (0x7F >> length);
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) return 0;
-    point = point << 6 | (byte(i) & 0x3F);
-  }
-  const bool surrogate = point >= 0xD800 && point <= 0xDFFF;
-  return point < kFirstOfLength[length] || point > 0x10FFFF || surrogate ? 0 : length;
 }
 
 // True for most names: in one pass they are seen to be valid, in ASCII, and without a segment that rules might drop.

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/job.h"
 #include "core/status.h"
-#include "proto/secret.h"
+#include "core/secret.h"
 
 namespace shardmesh {
 

@@ -28,7 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "core/mesh_spec.h"
-#include "proto/secret.h"
+#include "core/secret.h"
 #include "server/assignment.h"
 #include "server/job_definition.h"
 #include "server/records.h"

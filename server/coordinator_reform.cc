@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "core/reform.h"
 #include "core/status.h"
-#include "proto/secret.h"
+#include "core/secret.h"
 #include "server/coordinator.h"
 
 namespace shardmesh {

@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "core/file_error.h"
 #include "core/status.h"
 #include "server/sqlite.h"
 #include "server/state_file.h"
@@ -204,13 +205,16 @@ class SqliteStore final : public Store {
         db_->Execute(absl::StrCat("VACUUM INTO '", absl::StrReplaceAll(copy, {{"'", "''"}}), "'").c_str());
     if (written.ok()) written = SyncFile(copy);
     if (written.ok() && link(copy.c_str(), path_.c_str()) != 0) {  // nothing that is there by now is lost
-      written = absl::UnavailableError(absl::StrCat("cannot make ", path_, ": ", std::strerror(errno)));
+      written = FailedTo("make", path_, errno);
     }
     unlink(copy.c_str());
     if (!written.ok()) {
-      return absl::UnavailableError(absl::StrCat(
-          "state file ", path_, " was removed while this coordinator ran, and could not be written again: ",
-          written.message(), "; nothing is stored until it can: see that its folder is there"));
+      const bool full = absl::IsResourceExhausted(written);
+      return absl::Status(
+          full ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kUnavailable,
+          absl::StrCat("state file ", path_, " was removed while this coordinator ran, and could not be written again: ",
+                       written.message(), "; nothing is stored until it can: see that its folder is there",
+                       full ? ", and that its disk has room" : ""));
     }
     std::unique_ptr<SqliteDatabase> removed = std::move(db_);
     const absl::Status opened = OpenDatabase();
@@ -398,6 +402,10 @@ class SqliteStore final : public Store {
       if (!found) return absl::OkStatus();
       RETURN_IF_ERROR(CheckTypes(row, kMembers));
       auto job = contents.jobs.find(row.Text(0));
+      if (row.Integer(8) != 0 && row.Integer(8) != 1) {
+        return Damaged(absl::StrCat("rank ", row.Integer(1), " of job ", row.Text(0), " has ready ", row.Integer(8),
+                                    "; it is 0 or 1"));
+      }
       const MemberRecord member{IdentityAt(row, 2), row.Integer(8) != 0, static_cast<int32_t>(row.Integer(9))};
       if (job != contents.jobs.end() && row.Integer(1) < 0) {
         job->second.others.insert(job->second.others.begin(), member);  // the last comes first

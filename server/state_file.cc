@@ -4,11 +4,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "core/file_error.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -41,8 +43,12 @@ absl::Status Look(const std::string& path, const Header& header, int64_t bytes) 
   const bool has_log = BytesOf(path + "-wal") > 0, has_journal = BytesOf(path + "-journal") > 0;
   if (bytes == 0 && has_journal) return absl::OkStatus();  // the first transaction was not finished: SQLite undoes it
   if (bytes == 0) return Damaged(path, "is empty: a state file never is, so what it held was lost");
-  if (bytes < static_cast<int64_t>(kHeaderBytes) || std::memcmp(header.data(), kMagic, sizeof(kMagic)) != 0) {
+  const auto kept = static_cast<size_t>(std::min(bytes, static_cast<int64_t>(sizeof(kMagic))));
+  if (std::memcmp(header.data(), kMagic, kept) != 0) {
     return Damaged(path, "is not a usable SQLite database (it does not begin as one)");
+  }
+  if (bytes < static_cast<int64_t>(kHeaderBytes)) {
+    return Damaged(path, absl::StrCat("was cut: it has ", bytes, " bytes, less than its header"));
   }
   const bool logs = header[kWriteVersionAt] == kWriteAheadLog;
   const uint32_t application = NumberAt(header, kApplicationIdAt);
@@ -100,7 +106,7 @@ absl::Status SyncFile(const std::string& path) {
   const int error = errno;
   if (fd >= 0) close(fd);
   if (synced) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("cannot sync ", path, ": ", std::strerror(error)));
+  return FailedTo("sync", path, error);
 }
 
 absl::StatusOr<FileId> FileIdOf(const std::string& path) {

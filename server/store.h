@@ -46,8 +46,8 @@ class Store {
   virtual absl::StatusOr<StoreContents> Load() = 0;
 
   // Looks whether what was written is still where the next process will look for it, and puts it there again if it was
-  // removed. A log line, if there was something to do; else "". Unavailable: it is somewhere else, or it cannot be put
-  // there; the message says what to do. Until then nothing more is written.
+  // removed. A log line, if there was something to do; else "". ResourceExhausted: the disk is full. Unavailable: it is
+  // somewhere else, or it cannot be put there; the message says what to do. Until then nothing more is written.
   virtual absl::StatusOr<std::string> Check() { return std::string(); }
 };
 

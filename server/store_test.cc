@@ -364,6 +364,12 @@ TEST(SqliteStore, RowsThatTheCoordinatorNeverWrites_DataLossNamingThem) {
            {"UPDATE members SET incarnation=-3 WHERE rank=0", "incarnation -3"},
            {"UPDATE members SET name='w1'", "is two ranks"},
            {"UPDATE members SET pid='x'", "a row of table members"},
+           {"UPDATE members SET address=x'ff'", "is not UTF-8"},
+           {"UPDATE members SET ready=5", "has ready 5"},
+           {"UPDATE members SET was=-7", "was rank -7"},
+           {"UPDATE jobs SET uid=-1", "uid is -1"},
+           {"UPDATE workers SET host_id=x'80'", "is not UTF-8"},
+           {"UPDATE workers SET local_socket=x'61ed'", "is not UTF-8"},
            {"UPDATE workers SET name='../x'", "../x"},
            {"UPDATE workers SET incarnation=0", "incarnation 0"},
            {"UPDATE workers SET secret=zeroblob(65)", "its secret has 65 bytes; at most 64"},
@@ -396,6 +402,9 @@ TEST(SqliteStore, CutOrZeroed_DataLossAndTheFileIsKept) {
     zeroed.replace(page * 4096, 4096, std::string(4096, '\0'));
     damaged.push_back(zeroed);
   }
+  const std::string header = NewPath();
+  std::ofstream(header, std::ios::binary) << whole.substr(0, 100);
+  EXPECT_THAT(NewSqliteStore(header), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("was cut: it has 100 bytes")));
   int refused = 0;
   for (const std::string& bytes : damaged) {
     const std::string other = NewPath();

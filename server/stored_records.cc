@@ -2,10 +2,12 @@
 
 #include <set>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "core/job.h"
 #include "core/status.h"
-#include "proto/secret.h"
+#include "core/utf8.h"
+#include "core/secret.h"
 
 namespace shardmesh {
 namespace {
@@ -17,9 +19,25 @@ absl::Status CheckIdentity(const WorkerIdentity& worker) {
   if (worker.pid < 0) {
     return absl::InvalidArgumentError(absl::StrCat("worker ", worker.name, " has pid ", worker.pid, "; it is 0 or more"));
   }
-  if (worker.incarnation > 0) return absl::OkStatus();
+  if (worker.incarnation < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("worker ", worker.name, " has incarnation ", worker.incarnation, "; it is above 0"));
+  }
+  for (const std::string* text : {&worker.address, &worker.host_id, &worker.local_socket}) {
+    if (!IsUtf8(*text)) {  // peers refuse messages with such a string
+      return absl::InvalidArgumentError(absl::StrCat("worker ", worker.name, " has the address, host or socket \"",
+                                                     absl::CHexEscape(*text), "\", which is not UTF-8"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Which ranks there were at the epoch before is looked at with its mesh (coordinator_reform.cc).
+absl::Status CheckMember(const MemberRecord& member) {
+  RETURN_IF_ERROR(CheckIdentity(member.worker));
+  if (member.was >= -1) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("worker ", worker.name, " has incarnation ", worker.incarnation, "; it is above 0"));
+      absl::StrCat("worker ", member.worker.name, " was rank ", member.was, "; it is -1 where it was none"));
 }
 
 absl::Status CheckSecretBytes(const std::string& secret) {
@@ -74,11 +92,11 @@ absl::Status CheckStored(const JobRecord& job) {
   }
   std::set<std::string> names;
   for (const MemberRecord& member : job.members) {
-    RETURN_IF_ERROR(CheckIdentity(member.worker));
+    RETURN_IF_ERROR(CheckMember(member));
     if (names.insert(member.worker.name).second) continue;
     return absl::InvalidArgumentError(absl::StrCat("worker ", member.worker.name, " is two ranks of it"));
   }
-  for (const MemberRecord& other : job.others) RETURN_IF_ERROR(CheckIdentity(other.worker));
+  for (const MemberRecord& other : job.others) RETURN_IF_ERROR(CheckMember(other));
   return absl::OkStatus();
 }
 

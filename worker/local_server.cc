@@ -1,7 +1,6 @@
 #include "worker/local_server.h"
 
 #include <spdlog/spdlog.h>
-#include <sys/random.h>
 
 #include <algorithm>
 #include <optional>
@@ -14,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "core/clock.h"
 #include "core/fault_point.h"
+#include "core/secret.h"
 #include "core/status.h"
 #include "core/thread.h"
 #include "local/futex.h"
@@ -166,9 +166,7 @@ absl::StatusOr<std::string> LocalServer::GrantReader(std::shared_ptr<JobShard> s
 }
 
 absl::StatusOr<std::string> LocalServer::Grant(OpenGrant granted) {
-  char bytes[16];
-  if (getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) return absl::InternalError("getrandom failed");
-  std::string token = absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
+  std::string token = absl::BytesToHexString(RandomSecret());
   const absl::Time now = clock_.Now();
   MutexLock lock(mu_);
   for (auto it = grants_.begin(); it != grants_.end();) it = it->second.until < now ? grants_.erase(it) : std::next(it);

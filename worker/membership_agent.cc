@@ -11,7 +11,7 @@
 #include "core/clock.h"
 #include "core/incarnation.h"
 #include "core/status.h"
-#include "proto/secret.h"
+#include "core/secret.h"
 
 namespace shardmesh {
 namespace {

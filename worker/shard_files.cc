@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/stored_files.h"
 #include "core/fault_point.h"
+#include "core/file_error.h"
 #include "core/status.h"
 #include "core/stored_values.h"
 #include "core/stream_digest.h"
@@ -33,12 +34,10 @@ constexpr int kNice = 19;                           // a 69th of a processor tha
 constexpr absl::Duration kIdle = absl::Seconds(2);  // a job that has done nothing for so long does not step
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
 
-absl::Status FailedTo(absl::string_view verb, const std::string& path, int error) {
-  const std::string message = absl::StrCat("cannot ", verb, " ", path, ": ", std::strerror(error));
-  if (error == ENOSPC || error == EDQUOT) return absl::ResourceExhaustedError(message);
-  if (error == EACCES || error == EPERM || error == EROFS) return absl::PermissionDeniedError(message);
-  if (error == ENOENT || error == ENOTDIR || error == ELOOP) return absl::FailedPreconditionError(message);
-  return absl::UnavailableError(message);
+// A folder that is not there is the caller's to make.
+absl::Status FileFailed(absl::string_view verb, const std::string& path, int error) {
+  const absl::Status failed = FailedTo(verb, path, error);
+  return absl::IsNotFound(failed) || error == ELOOP ? absl::FailedPreconditionError(failed.message()) : failed;
 }
 
 // A stretch of a part that is contiguous both in its file and in memory. Short enough to stay in a core's cache.
@@ -127,7 +126,7 @@ class OpenFiles {
   absl::Status Sync() const {
     for (size_t i = 0; i < fds_.size(); ++i) {
       RETURN_IF_ERROR(ErrorAt(FaultPoint::kFileChange));
-      if (fdatasync(fds_[i].get()) != 0) return FailedTo("sync", paths_[i], errno);
+      if (fdatasync(fds_[i].get()) != 0) return FileFailed("sync", paths_[i], errno);
     }
     return absl::OkStatus();
   }
@@ -138,9 +137,9 @@ class OpenFiles {
     if (!write) RETURN_IF_ERROR(ErrorAt(FaultPoint::kFileRead));
     const int flags = (write ? O_RDWR : O_RDONLY) | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
     UniqueFd fd(openat(folder.get(), file.name.c_str(), flags));
-    if (!fd.valid()) return FailedTo("open", path, errno);
+    if (!fd.valid()) return FileFailed("open", path, errno);
     struct stat stat;
-    if (fstat(fd.get(), &stat) != 0) return FailedTo("look at", path, errno);
+    if (fstat(fd.get(), &stat) != 0) return FileFailed("look at", path, errno);
     if (!S_ISREG(stat.st_mode) || stat.st_size != file.bytes) {
       return absl::FailedPreconditionError(absl::StrCat(path, " is no regular file of ", file.bytes,
                                                         " bytes, which this job's is; it has ", stat.st_size));
@@ -151,7 +150,7 @@ class OpenFiles {
     }
     std::string head(file.head.size(), '\0');
     const ssize_t got = pread(fd.get(), head.data(), head.size(), 0);
-    if (got < 0) return FailedTo("read", path, errno);
+    if (got < 0) return FileFailed("read", path, errno);
     if (got == static_cast<ssize_t>(head.size()) && head == file.head) return fd;
     return absl::FailedPreconditionError(
         absl::StrCat(path, " does not begin as this job's file: it is of other parameters, formats or optimizers"));
@@ -165,7 +164,7 @@ class OpenFiles {
       const ssize_t moved =
           call(fds_[file].get(), data + done, static_cast<size_t>(bytes - done), piece.offset() + done);
       if (moved < 0 && errno == EINTR) continue;
-      if (moved < 0) return FailedTo(verb, paths_[file], errno);
+      if (moved < 0) return FileFailed(verb, paths_[file], errno);
       if (moved == 0) return absl::DataLossError(absl::StrCat(paths_[file], " became shorter while it was read"));
       done += moved;
     }

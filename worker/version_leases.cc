@@ -1,12 +1,12 @@
 #include "worker/version_leases.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "core/secret.h"
 #include "core/status.h"
 #include "rpc/fair_share.h"
 
@@ -17,11 +17,9 @@ VersionLeases::Lease LeaseIn(const LeaseWords& row) {
   return {row.id.load(), Step(row.step.load()), static_cast<int>(row.buffer.load()), row.expires_nanos.load()};
 }
 
-absl::StatusOr<uint64_t> NewId() {
+uint64_t NewId() {
   uint64_t id = 0;
-  while (id == 0) {
-    if (getrandom(&id, sizeof(id), 0) != sizeof(id)) return absl::InternalError("getrandom failed");
-  }
+  while (id == 0) std::memcpy(&id, RandomBytes(sizeof(id)).data(), sizeof(id));
   return id;
 }
 
@@ -70,7 +68,7 @@ absl::Status VersionLeases::CheckShareOf(const std::string& caller) const {
 
 absl::StatusOr<std::optional<VersionLeases::Lease>> VersionLeases::Acquire(Step step, absl::Duration ttl,
                                                                            uint64_t nonce, const std::string& caller) {
-  ASSIGN_OR_RETURN(const uint64_t id, NewId());
+  const uint64_t id = NewId();
   Sweep();
   MutexLock lock(mu_);
   for (const LeaseWords& row : page_->leases) {

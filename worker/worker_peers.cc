@@ -8,7 +8,7 @@
 #include "core/clock.h"
 #include "core/status.h"
 #include "proto/protocol_version.h"
-#include "proto/secret.h"
+#include "core/secret.h"
 #include "worker/hosts/host_meeting.h"
 #include "worker/worker.h"
 

@@ -11,7 +11,7 @@
 #include "core/clock.h"
 #include "core/fault_point.h"
 #include "core/status.h"
-#include "proto/secret.h"
+#include "core/secret.h"
 #include "worker/worker.h"
 
 namespace shardmesh {

@@ -13,6 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "core/file_error.h"
 #include "core/status.h"
 
 namespace shardmesh {
@@ -21,10 +22,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kOwner[] = "owner";
-
-absl::Status Failed(absl::string_view what, const std::string& path) {
-  return absl::UnavailableError(absl::StrCat("cannot ", what, " ", path, ": ", std::strerror(errno)));
-}
 
 void RemoveIfLeftOver(const fs::path& folder) {
   struct stat info = {};
@@ -43,7 +40,7 @@ absl::StatusOr<std::unique_ptr<OwnedFolder>> OwnedFolder::Create(const std::stri
     if (absl::StartsWith(entry->path().filename().string(), prefix + "-")) RemoveIfLeftOver(entry->path());
   }
   std::string path = absl::StrCat(base, "/", prefix, "-XXXXXX");
-  if (mkdtemp(path.data()) == nullptr) return Failed("make the folder", path);
+  if (mkdtemp(path.data()) == nullptr) return FailedTo("make the folder", path, errno);
   std::unique_ptr<OwnedFolder> folder(new OwnedFolder(std::move(path)));
   RETURN_IF_ERROR(folder->Lock());
   return folder;
@@ -52,9 +49,9 @@ absl::StatusOr<std::unique_ptr<OwnedFolder>> OwnedFolder::Create(const std::stri
 absl::Status OwnedFolder::Lock() {
   const std::string unlocked = path_ + "/new", locked = absl::StrCat(path_, "/", kOwner);
   lock_ = UniqueFd(open(unlocked.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (!lock_.valid()) return Failed("make", unlocked);
-  if (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) return Failed("lock", unlocked);
-  return rename(unlocked.c_str(), locked.c_str()) == 0 ? absl::OkStatus() : Failed("make", locked);
+  if (!lock_.valid()) return FailedTo("make", unlocked, errno);
+  if (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) return FailedTo("lock", unlocked, errno);
+  return rename(unlocked.c_str(), locked.c_str()) == 0 ? absl::OkStatus() : FailedTo("make", locked, errno);
 }
 
 OwnedFolder::~OwnedFolder() {

@@ -68,9 +68,9 @@ TEST_F(OwnedFolderTest, LivingOwners_FoldersWithoutAnOwner_AndOthers_AreLeft) {
   EXPECT_TRUE(fs::exists(base_ + "/other-1"));
 }
 
-TEST_F(OwnedFolderTest, NoBase_IsUnavailable) {
+TEST_F(OwnedFolderTest, NoBase_IsNotFound) {
   EXPECT_THAT(OwnedFolder::Create("/none", "run"),
-              StatusIs(absl::StatusCode::kUnavailable, ::testing::HasSubstr("/none/run-")));
+              StatusIs(absl::StatusCode::kNotFound, ::testing::HasSubstr("/none/run-")));
 }
 
 }  // namespace

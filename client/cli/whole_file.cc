@@ -9,15 +9,12 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "core/file_error.h"
 #include "core/status.h"
 #include "local/fd.h"
 
 namespace shardmesh {
 namespace {
-
-absl::Status Failed(absl::string_view verb, const std::string& path) {
-  return absl::UnavailableError(absl::StrCat("cannot ", verb, " ", path, ": ", std::strerror(errno)));
-}
 
 absl::Status CannotCreate(const std::string& path, int error) {
   const std::string parent = std::filesystem::path(path).parent_path().string();
@@ -35,7 +32,7 @@ absl::Status CannotCreate(const std::string& path, int error) {
     case EEXIST:
       return absl::AlreadyExistsError(absl::StrCat("cannot create ", path, ": it is in the way; remove it"));
     default:
-      return absl::UnavailableError(absl::StrCat("cannot create ", path, ": ", std::strerror(error)));
+      return FailedTo("create", path, error);
   }
 }
 
@@ -80,7 +77,7 @@ absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) 
   while (!bytes.empty()) {
     const ssize_t written = write(fd, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return Failed("write", path);
+    if (written < 0) return FailedTo("write", path, errno);
     bytes.remove_prefix(written);
   }
   return absl::OkStatus();
@@ -88,8 +85,9 @@ absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) 
 
 absl::Status Fill(const Part& part, absl::Span<const absl::string_view> pieces) {
   for (const absl::string_view piece : pieces) RETURN_IF_ERROR(WriteAll(part.file.get(), piece, part.target));
-  if (fsync(part.file.get()) != 0) return Failed("sync", part.target);
-  return rename(part.path.c_str(), part.target.c_str()) == 0 ? absl::OkStatus() : Failed("rename to", part.target);
+  if (fsync(part.file.get()) != 0) return FailedTo("sync", part.target, errno);
+  const bool renamed = rename(part.path.c_str(), part.target.c_str()) == 0;
+  return renamed ? absl::OkStatus() : FailedTo("rename to", part.target, errno);
 }
 
 }  // namespace

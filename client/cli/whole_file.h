@@ -17,7 +17,7 @@ namespace shardmesh {
 //     something that is no folder.
 //   AlreadyExists: what is written beside it first (FILE.PID.part) is there.
 //   PermissionDenied: no file may be made in its folder.
-//   Unavailable: anything else (with errno).
+//   ResourceExhausted: there is no room for it. Unavailable: anything else (with errno).
 absl::Status CheckCanWrite(const std::string& path);
 
 // Writes the pieces, one behind the other: into a file beside it, synced, then renamed over an old one. A symbolic link

@@ -4,7 +4,6 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <spdlog/spdlog.h>
-#include <sys/random.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -16,12 +15,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "core/clock.h"
+#include "core/secret.h"
 #include "core/status.h"
 
 namespace shardmesh {
 namespace {
 
-constexpr size_t kHalf = 16;                                   // bytes of half a key
+constexpr size_t kHalf = 16, kKey = 2 * kHalf;                 // bytes of half a key, and of all
 constexpr size_t kMaxUnknown = 64;                             // connections that have not said who they are
 constexpr absl::Duration kUnknownTime = absl::Seconds(5);      // for them to say it
 constexpr absl::Duration kRetry = absl::Milliseconds(50);      // of a connection that was cut before the answer
@@ -34,13 +34,6 @@ struct Hello {
   char key[kHalf];
   uint32_t from, to, link, size;
 };
-
-// Takes the same time wherever they differ.
-bool Same(const char* a, const char* b, size_t length) {
-  unsigned char differ = 0;
-  for (size_t i = 0; i < length; ++i) differ |= static_cast<unsigned char>(a[i] ^ b[i]);
-  return differ == 0;
-}
 
 absl::StatusOr<std::string> AddressText(const sockaddr_storage& address) {
   char text[INET6_ADDRSTRLEN] = {};
@@ -175,17 +168,14 @@ class Linking {
 
   absl::Status AgreeOnKey() {
     const std::string at = absl::StrCat(options_.key, "/key");
-    key_.resize(2 * kHalf);
     if (options_.rank == 0) {
-      if (getrandom(key_.data(), key_.size(), 0) != static_cast<ssize_t>(key_.size())) {
-        return absl::InternalError("getrandom failed");
-      }
+      key_ = RandomBytes(kKey);
       return rendezvous_.Set(at, key_);
     }
     absl::StatusOr<std::string> key = rendezvous_.Get(at, until_ - MonotonicNow());
     if (!key.ok()) return Annotated(0, key.status());
-    if (key->size() != key_.size()) {
-      return Failed(0, absl::StrCat("it gives a key of ", key->size(), " bytes instead of ", key_.size()));
+    if (key->size() != kKey) {
+      return Failed(0, absl::StrCat("it gives a key of ", key->size(), " bytes instead of ", kKey));
     }
     key_ = *std::move(key);
     return absl::OkStatus();
@@ -308,7 +298,7 @@ class Linking {
     if (!ReadSome(dialed.fd.get(), dialed.answer, kHalf, dialed.got)) {
       Again(dialed);
     } else if (dialed.got == kHalf) {
-      if (!Same(dialed.answer, key_.data() + kHalf, kHalf)) {
+      if (!SameSecret({dialed.answer, kHalf}, absl::string_view(key_).substr(kHalf))) {
         return Failed(dialed.peer, "who listens at its address does not know the group's key");
       }
       LinkOf(dialed.peer, dialed.link) = std::move(dialed.fd);
@@ -346,7 +336,7 @@ class Linking {
     if (!ReadSome(unknown.fd.get(), bytes, sizeof(Hello), unknown.got)) return Drop(unknown, "it ended");
     if (unknown.got < sizeof(Hello)) return;
     const Hello& hello = unknown.hello;
-    if (!Same(hello.key, key_.data(), kHalf)) return Drop(unknown, "it does not know the group's key");
+    if (!SameSecret({hello.key, kHalf}, absl::string_view(key_).substr(0, kHalf))) return Drop(unknown, "it does not know the group's key");
     const bool expected = hello.from > static_cast<uint32_t>(options_.rank) &&
                           hello.from < static_cast<uint32_t>(options_.size) &&
                           hello.to == static_cast<uint32_t>(options_.rank) &&

@@ -1,4 +1,4 @@
-#include "proto/secret.h"
+#include "core/secret.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "proto/secret.h"
+#include "core/secret.h"
 
 #include <sys/random.h>
 
@@ -7,8 +7,8 @@
 
 namespace shardmesh {
 
-std::string RandomSecret() {
-  std::string secret(16, '\0');
+std::string RandomBytes(size_t bytes) {
+  std::string secret(bytes, '\0');
   ssize_t got = 0;  // so few bytes come as a whole
   do {
     got = getrandom(secret.data(), secret.size(), 0);
@@ -16,6 +16,8 @@ std::string RandomSecret() {
   if (got != static_cast<ssize_t>(secret.size())) std::abort();
   return secret;
 }
+
+std::string RandomSecret() { return RandomBytes(16); }
 
 bool SameSecret(absl::string_view a, absl::string_view b) {
   if (a.size() != b.size()) return false;
