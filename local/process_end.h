@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include "absl/time/time.h"
 #include "local/fd.h"
 
 namespace shardmesh {
@@ -15,5 +16,7 @@ UniqueFd OpenProcess(pid_t pid);
 // Whether there is no such process, or it has ended. A process that cannot be asked about counts as alive, and so does
 // one that is not seen from here (`pid` 0 or less: of another pid namespace).
 bool HasEnded(pid_t pid);
+// Whether it has ended within that time.
+bool EndsWithin(pid_t pid, absl::Duration time);
 
 }  // namespace shardmesh

@@ -174,8 +174,10 @@ struct ControlPage {
   alignas(64) std::atomic<uint64_t> settings_claim;  // step << 16 | slot of the first declaration of that step
   std::atomic<double> elsewhere_loss_scale;
   std::atomic<uint32_t> taking_letters;  // odd while the lead takes and declares what trainers sent (step_mail.h)
-  // 1: a process that lives has lost its session, and may have slots mapped: steps look again at what they read.
+  // Sessions of this host that ended while their process lived on: it may have their slots mapped, so steps look again
+  // at what they read. And whether another host has such a session: pieces of its slots cross to this host.
   std::atomic<uint32_t> looks_again;
+  std::atomic<uint32_t> elsewhere_looks_again;
   std::atomic<uint64_t> digest_wanted;   // tickets
   std::atomic<uint64_t> digest_done;
   std::atomic<uint64_t> digest_writing;  // odd while the next three are written

@@ -21,6 +21,7 @@
 #include "proto/protocol_version.h"
 #include "rpc/fair_share.h"
 #include "worker/node/listener_watch.h"
+#include "worker/second_look.h"
 
 namespace shardmesh {
 namespace {
@@ -313,6 +314,7 @@ void LocalServer::ServeTrainer(LocalSocket& socket, const v1::TrainerHello& hell
   } else {
     SendError(socket, welcome).IgnoreError();
   }
+  const SecondLook look(*granted->shard->protocol().page(), pid);
   GiveSlotsBack(granted->shard->protocol(), granted->slots, holder, stop_);
   spdlog::info("event=trainer_gone job={} pid={}", granted->shard->spec().name, pid);
 }

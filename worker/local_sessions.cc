@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/status.h"
 #include "worker/local_server.h"
+#include "worker/second_look.h"
 
 namespace shardmesh {
 namespace {
@@ -44,7 +45,9 @@ void LocalServer::ForgetOrphan(JobShard& shard, int slot, pid_t pid) {
   if (pid <= 0 || shard.protocol().page()->slots[slot].holder_pid.load() != pid) return;
   uint64_t session = 0;
   const std::vector<int> slots = shard.orphans().Forget(slot, session);
-  if (!slots.empty()) GiveSlotsBack(shard.protocol(), slots, session, stop_);
+  if (slots.empty()) return;
+  shard.protocol().page()->looks_again.fetch_add(1);  // it lives, and may have what it gave up mapped still
+  GiveSlotsBack(shard.protocol(), slots, session, stop_);
 }
 
 // Until the job is taken over there is nothing to claim: whoever asks tries again.
@@ -75,7 +78,10 @@ void LocalServer::ServeSession(LocalSocket& socket, const v1::SessionHello& hell
     return;
   }
   spdlog::info("event=trainer_back job={} slots={}", granted.shard->spec().name, granted.slots.size());
+  const ControlPage& page = *granted.shard->protocol().page();
+  const int64_t pid = granted.slots.empty() ? 0 : page.slots[granted.slots[0]].holder_pid.load();
   AnswerRequests(socket, granted);
+  const SecondLook look(*granted.shard->protocol().page(), static_cast<pid_t>(pid));
   GiveSlotsBack(granted.shard->protocol(), granted.slots, hello.session(), stop_);
   spdlog::info("event=trainer_gone job={}", granted.shard->spec().name);
 }

@@ -320,7 +320,9 @@ int64_t Pass::StepChunk(const Command& command, int range, int64_t chunk) {
   OptimizerContext context;
   int group = -1;
   const void* gradients[kMaxSlots];
-  const bool look = host_.control()->looks_again.load(std::memory_order_relaxed) != 0;
+  const ControlPage& page = *host_.control();
+  const bool look = page.looks_again.load(std::memory_order_relaxed) != 0 ||
+                    page.elsewhere_looks_again.load(std::memory_order_relaxed) != 0;
   static thread_local std::vector<float> squares;  // of a run, as long as the longest that this thread had
   int64_t written = 0;
   for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {

@@ -10,7 +10,6 @@
 #include "core/fault_point.h"
 #include "core/status.h"
 #include "local/futex.h"
-#include "local/process_end.h"
 
 namespace shardmesh {
 namespace {
@@ -136,9 +135,6 @@ void StepMail::Deliver(int slot) {
 void GiveSlotsBack(StepProtocol& protocol, absl::Span<const int> slots, uint64_t holder,
                    const std::atomic<bool>& stop) {
   for (const int slot : slots) {
-    if (!HasEnded(static_cast<pid_t>(protocol.page()->slots[slot].holder_pid.load()))) {
-      protocol.page()->looks_again.store(1);
-    }
     protocol.LeaveSlot(Slot(slot), holder);
     protocol.page()->slots[slot].times_left.fetch_add(1);  // of a slot of the granted session
   }

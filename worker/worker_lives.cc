@@ -14,6 +14,7 @@
 #include "local/futex.h"
 #include "local/process_end.h"
 #include "worker/node/kept_memory.h"
+#include "worker/second_look.h"
 #include "worker/step_mail.h"
 #include "worker/worker.h"
 
@@ -171,11 +172,13 @@ std::shared_ptr<Worker::Entry> Worker::ResumeOne(const KeptJob& left) {
 // A process that is not seen from here (another pid namespace) may live.
 void Worker::AwaitOrphans(const std::shared_ptr<Entry>& entry, JobShard& shard) {
   const ControlPage& page = *shard.protocol().page();
-  const auto lives = [&](const std::vector<int>& slots) {
-    return !HasEnded(static_cast<pid_t>(page.slots[slots[0]].holder_pid.load()));
+  const auto holder_of = [&](const std::vector<int>& slots) {
+    return static_cast<pid_t>(page.slots[slots[0]].holder_pid.load());
   };
+  const auto lives = [&](const std::vector<int>& slots) { return !HasEnded(holder_of(slots)); };
   const auto give_up = [&](uint64_t session, const std::vector<int>& slots) {
     spdlog::warn("event=trainer_not_back job={} slots={}", shard.spec().name, slots.size());
+    const SecondLook look(*shard.protocol().page(), holder_of(slots));
     GiveSlotsBack(shard.protocol(), slots, session, entry->closing);
   };
   for (const auto& [session, slots] : shard.protocol().Sessions().leaving) give_up(session, slots);

@@ -8,10 +8,9 @@ namespace shardmesh {
 
 void MirrorSlots(StepProtocol& protocol, AllHostWords words, int host, int num_slots) {
   ControlPage& page = *protocol.page();
-  bool changed = false;
-  if (std::any_of(words.begin(), words.end(), [](const HostWords* said) { return said->looks_again != 0; })) {
-    page.looks_again.store(1);  // pieces of those slots cross to this host
-  }
+  bool changed = false, look = false;
+  for (int h = 0; h < static_cast<int>(words.size()); ++h) look = look || (h != host && words[h]->looks_again != 0);
+  page.elsewhere_looks_again.store(look ? 1 : 0);
   for (int s = 0; s < num_slots; ++s) {
     int64_t declared = 0;
     uint64_t holder = 0, pieces = 0;

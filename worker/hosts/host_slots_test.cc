@@ -347,6 +347,16 @@ TEST(HostSlots, WhatLiesElsewhere_IsNotPushedAgain) {
   EXPECT_FALSE(both.at(1).HasPiece(Slot(0), 0, Step(1)));
 }
 
+TEST(HostSlots, SessionsWhoseProcessLivesOn_AreKnownElsewhere_UntilTheyAreNoMore) {
+  TwoHosts both;
+  for (const uint32_t sessions : {2, 1, 0}) {
+    both.at(0).page()->looks_again.store(sessions);
+    both.Round();
+    EXPECT_EQ(both.at(1).page()->elsewhere_looks_again.load(), sessions > 0 ? 1u : 0u);
+    EXPECT_EQ(both.at(0).page()->elsewhere_looks_again.load(), 0u);
+  }
+}
+
 TEST(HostSlots, ConnectedTrainer_DoesNotDeclareWhatIsHeld) {
   TwoHosts both;
   ASSERT_OK(both.at(0).TakeSlot(Slot(0), kOnA));

@@ -34,7 +34,7 @@ HostWords ReadHostWords(const StepProtocol& protocol, const JobSpec& job, const 
   words.committed = protocol.committed_step().value();
   words.initial_id = here.initial_id;
   words.digest_wanted = here.digest_wanted ? 1 : 0;
-  words.looks_again = static_cast<int32_t>(page.looks_again.load());
+  words.looks_again = page.looks_again.load() != 0 ? 1 : 0;
   const int64_t open = words.committed + 1;
   for (int s = 0; s < job.num_slots; ++s) {
     const SlotWords& from = page.slots[s];

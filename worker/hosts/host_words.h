@@ -29,7 +29,7 @@ struct HostFacts {
   uint64_t initial_id = 0;  // of the set of initial weights of which all members of the host have their pieces
   int32_t digest_wanted = 0;
   int32_t publish = -1;                  // the buffer set apart for the next version
-  int32_t looks_again = 0;               // ControlPage::looks_again
+  int32_t looks_again = 0;               // 1: ControlPage::looks_again is not 0
   int64_t rates_step = 0;                // the step that the learning rates are of
   double loss_scale = 1;                 // what the first slot to declare it there said
   uint64_t digests[kMaxHostRanks] = {};  // of its members, in the order of ranks, by the newest command if that asked
