@@ -15,8 +15,8 @@
 #include "rpc/caller.h"
 #include "rpc/main_support.h"
 #include "rpc/status.h"
+#include "worker/on_demand.h"
 #include "worker/stalled_call.h"
-#include "worker/waiting_call.h"
 
 namespace shardmesh {
 namespace {
@@ -45,6 +45,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* PullCall::Start(grpc::CallbackServer
     return call.get();
   }
   call->shard_ = *shard;
+  call->late_.Arm(call->deadline_, call);
   call->Watch();
   call->shard_->waiters().Add(call);
   return call.get();
@@ -207,7 +208,7 @@ absl::Status PullCall::Late() const {
       "job ", shard_->spec().name,
       " published no version >= ", request_.version_case() == v1::PullRequest::kAtLeast ? request_.at_least() : 0,
       " in time; there: ", List(shard_->protocol().publications().Published()), ", committed step ",
-      shard_->protocol().committed_step().value()));
+      shard_->protocol().committed_step().value(), OnDemandHint(shard_->spec())));
 }
 
 void PullCall::SendNext() {

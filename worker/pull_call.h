@@ -14,6 +14,7 @@
 #include "proto/shardmesh/v1/shard.pb.h"
 #include "worker/job_shard.h"
 #include "worker/waiters.h"
+#include "worker/waiting_call.h"
 
 namespace shardmesh {
 
@@ -70,7 +71,8 @@ class PullCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public
   const absl::Time deadline_;
   const std::string puller_;
   std::shared_ptr<JobShard> shard_;  // set before the call waits
-  std::shared_ptr<PullCall> self_;   // gRPC's reference
+  TryWhenLate late_;
+  std::shared_ptr<PullCall> self_;  // gRPC's reference
   Mutex mu_;
   bool answered_ ABSL_GUARDED_BY(mu_) = false;
   bool streaming_ ABSL_GUARDED_BY(mu_) = false;

@@ -11,6 +11,7 @@
 #include "rpc/caller_share.h"
 #include "rpc/unary.h"
 #include "worker/shard_service.h"
+#include "worker/on_demand.h"
 #include "worker/stalled_call.h"
 #include "worker/waiting_call.h"
 
@@ -117,7 +118,8 @@ grpc::ServerUnaryReactor* ShardService::AcquireLease(grpc::CallbackServerContext
         return absl::DeadlineExceededError(absl::StrCat("no version >= ", wanted, " was published in time; ",
                                                         Steps(*shard, publications.Published()), "; committed step ",
                                                         shard->protocol().committed_step().value(),
-                                                        ", publications held by ", publications.Holders()));
+                                                        ", publications held by ", publications.Holders(),
+                                                        OnDemandHint(shard->spec())));
       });
 }
 

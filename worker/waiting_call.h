@@ -2,9 +2,11 @@
 // answered once, and looks at its own deadline, so that a caller whose time runs out still learns what it waited for.
 #pragma once
 
+#include <grpcpp/alarm.h>
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -24,6 +26,21 @@ inline absl::Time AnswerBy(const grpc::CallbackServerContext& context) {
   return deadline - std::min(absl::Milliseconds(100), (deadline - MonotonicNow()) / 4);
 }
 
+// Tries a waiting call once when its time is over: nothing may change then that would.
+class TryWhenLate {
+ public:
+  // Called once, before others know the call.
+  void Arm(absl::Time deadline, std::weak_ptr<Waiter> call) {
+    alarm_.Set(DeadlineIn(deadline - MonotonicNow()), [call = std::move(call)](bool rang) {
+      const std::shared_ptr<Waiter> waits = rang ? call.lock() : nullptr;
+      if (waits != nullptr) waits->Try();
+    });
+  }
+
+ private:
+  grpc::Alarm alarm_;
+};
+
 class WaitingCall final : public grpc::ServerUnaryReactor, public Waiter {
  public:
   // nullopt: not yet. A status: the answer (the reply was filled on OK). Called by one thread at a time.
@@ -35,6 +52,7 @@ class WaitingCall final : public grpc::ServerUnaryReactor, public Waiter {
   static grpc::ServerUnaryReactor* Start(grpc::CallbackServerContext& context, Waiters& waiters, Poll poll, Late late) {
     std::shared_ptr<WaitingCall> call(new WaitingCall(AnswerBy(context), std::move(poll), std::move(late)));
     call->self_ = call;
+    call->late_alarm_.Arm(call->deadline_, call);
     waiters.Add(call);
     return call.get();
   }
@@ -66,6 +84,7 @@ class WaitingCall final : public grpc::ServerUnaryReactor, public Waiter {
   const absl::Time deadline_;
   const Poll poll_;
   const Late late_;
+  TryWhenLate late_alarm_;
   std::shared_ptr<WaitingCall> self_;  // gRPC's reference
   Mutex mu_;
   bool answered_ ABSL_GUARDED_BY(mu_) = false;

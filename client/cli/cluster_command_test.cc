@@ -217,6 +217,16 @@ TEST_F(ClusterCommandTest, Pull_Table) {
   EXPECT_NEAR(one["parameters"][0]["mean"], -2, 0.02);
 }
 
+TEST_F(ClusterCommandTest, Pull_OnDemand_SaysAtOnceThatNobodyHadAVersionMade) {
+  JobSpec spec = TinyJob("demand");
+  spec.publish_every = kPublishOnDemand;
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(cluster_->address()));
+  ASSERT_OK(client.CreateJob(spec));
+  EXPECT_THAT(Error({"pull", "demand"}), AllOf(HasSubstr("no version of it is there"), HasSubstr("shardctl publish demand")));
+  EXPECT_THAT(Error({"pull", "demand", "--at-least", "0", "--timeout", "2"}), HasSubstr("the job publishes on demand"));
+  Out({"delete", "demand"});
+}
+
 TEST_F(ClusterCommandTest, Pull_Output_IsSafetensors) {
   const std::string file = ::testing::TempDir() + "/tiny.safetensors";
   EXPECT_THAT(Out({"pull", "tiny", "--output", file}), HasSubstr("step 2: 4 parameters, "));

@@ -57,6 +57,17 @@ v1::PullRequest RequestOf(const Flags& flags) {
   return request;
 }
 
+// The newest version of a job that publishes on demand may be one that nobody has asked for.
+absl::Status CheckIsThere(const Flags& flags, Job& job) {
+  if (flags.exact >= 0 || flags.at_least >= 0 || job.spec().publish_every != kPublishOnDemand) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const v1::ListLeasesReply listed,
+                   job.worker(job.reading_rank()).ListLeases(flags.job, flags.connection.timeout()));
+  if (listed.published_steps_size() > 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("job ", flags.job, " publishes on demand, and no version of it is there; have one made first: ",
+                   "shardctl publish ", flags.job));
+}
+
 // From any worker of the host: every one has whole versions. The last is asked because rank 0 leads the steps.
 absl::Status PullBytes(const Flags& flags, Pulled& pulled) {
   const Plan& plan = pulled.job->plan();
@@ -226,6 +237,7 @@ absl::StatusOr<std::string> Pull(const Flags& flags) {
   ASSIGN_OR_RETURN(Client client, ConnectTo(flags.connection));
   Pulled pulled;
   ASSIGN_OR_RETURN(pulled.job, client.OpenJob(flags.job, {}, JobUse::kRead));
+  RETURN_IF_ERROR(CheckIsThere(flags, *pulled.job));
   RETURN_IF_ERROR(PullBytes(flags, pulled));
   RETURN_IF_ERROR(NameTensors(flags, pulled));
   return flags.output.empty() ? Summary(flags, pulled) : Save(flags, pulled);

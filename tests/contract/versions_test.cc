@@ -211,6 +211,10 @@ TEST_F(Versions, HeldTooMuch_NothingIsPublishedAndTrainingGoesOn) {
 
 TEST_F(Versions, OnDemand) {
   Begin(CountingJob(2, kPublishOnDemand));
+  // What was waited for is told before the caller's time is over, which is longer than from one look to the next.
+  ASSERT_OK_AND_ASSIGN(const auto pulls, Open(ReaderOptions::Way::kPulled));
+  EXPECT_THAT(pulls->Take({}, absl::Seconds(1)),
+              StatusIs(Code::kDeadlineExceeded, HasSubstr("the job publishes on demand")));
   ASSERT_OK_AND_ASSIGN(const auto reader, Open(ReaderOptions::Way::kAttached));
   ASSERT_OK(trainer_->To(3));
   EXPECT_THAT(reader->Take({}, absl::Milliseconds(20)), StatusIs(Code::kDeadlineExceeded, HasSubstr("there: none")));
