@@ -449,6 +449,8 @@ TEST_F(Checkpoints, FoldersThatTheCallerCannotProveToReach_AreNeitherWrittenNorD
   EXPECT_EQ(load(saved_.digest + 1), unknown);
   EXPECT_EQ(load(saved_.digest, kSaved + 1), unknown);
   EXPECT_THAT(load(saved_.digest), StatusIs(Code::kFailedPrecondition, HasSubstr("cannot open")));
+  std::ofstream(folder + "/" + kSecretFile) << secret;  // the right one, but the folder has a manifest
+  EXPECT_EQ(answer(), none);
 }
 
 TEST_F(Checkpoints, BelowTheRootsOfTheWorkers_AndNowhereElse) {
