@@ -21,6 +21,7 @@ namespace shardmesh {
 namespace {
 
 using ::shardmesh::testing::Cluster;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
@@ -75,6 +76,9 @@ TEST_F(ReplacedJob, Restore_TakesThePlace_WhileTheCoordinatorIsAwayForAMoment) {
   EXPECT_NE((*restored)->uid(), job_->uid());
   EXPECT_GT((*restored)->epoch(), job_->epoch());
   EXPECT_EQ(Digest().value(), Expected(3));
+  EXPECT_THAT(cluster_->coordinator().Log(), AllOf(HasSubstr("event=job_replaced job=job "),
+                                                   ::testing::Not(HasSubstr("event=job_deleted"))))
+      << "a client that ends between two calls would leave neither job";
   // Whoever still means the old one does nothing to the new one.
   EXPECT_THAT(RestoreCheckpoint(*client_, saved_.path, InItsPlace(job_->uid())),
               StatusIs(Code::kAborted, HasSubstr("somebody made another of its name")));
