@@ -65,6 +65,11 @@ TEST_F(FolderAccessTest, AFolderThatIsBeingSaved_IsOpened_ByItsSecretAlone) {
   }
   const std::string shown = Begun(root_ / "step-a", secret_);
   EXPECT_THAT(any.OpenToSave(shown, secret_), StatusIs(Code::kPermissionDenied, ::testing::_));
+  const std::string longer = Begun(root_ / ".step-b", secret_ + "\n");
+  EXPECT_THAT(any.OpenToSave(longer, secret_), StatusIs(Code::kPermissionDenied, ::testing::_));
+  fs::create_symlink("nowhere", fs::path(folder) / kManifestFile);
+  EXPECT_THAT(any.OpenToSave(folder, secret_), StatusIs(Code::kPermissionDenied, ::testing::_));
+  fs::remove(fs::path(folder) / kManifestFile);
   WriteManifest(folder);
   EXPECT_THAT(any.OpenToSave(folder, secret_), StatusIs(Code::kPermissionDenied, ::testing::_));
 }

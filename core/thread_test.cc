@@ -1,5 +1,7 @@
 #include "core/thread.h"
 
+#include <pthread.h>
+
 #include <cerrno>
 #include <new>
 #include <stdexcept>
@@ -10,6 +12,7 @@
 namespace shardmesh {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(Thread, RunsWhatItIsGiven) {
@@ -17,6 +20,26 @@ TEST(Thread, RunsWhatItIsGiven) {
   ASSERT_OK_AND_ASSIGN(std::thread thread, StartThread("a test", [&] { ran = true; }));
   thread.join();
   EXPECT_TRUE(ran);
+}
+
+// The system has no room for the stack of one.
+TEST(Thread, NoneIsLeft_TheCallerIsTold) {
+  pthread_attr_t before, huge;
+  ASSERT_EQ(pthread_getattr_default_np(&before), 0);
+  ASSERT_EQ(pthread_attr_init(&huge), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&huge, size_t{1} << 47), 0);  // all addresses that a process may have
+  ASSERT_EQ(pthread_setattr_default_np(&huge), 0);
+  bool ran = false;
+  absl::StatusOr<std::thread> thread = StartThread("a test", [&] { ran = true; });
+  const absl::Status checked = CheckThreads(1);
+  ASSERT_EQ(pthread_setattr_default_np(&before), 0);
+  ASSERT_EQ(pthread_attr_destroy(&huge), 0);
+  ASSERT_EQ(pthread_attr_destroy(&before), 0);
+  if (thread.ok()) thread->join();
+  EXPECT_THAT(thread.status(), StatusIs(absl::StatusCode::kResourceExhausted,
+                                        AllOf(HasSubstr("no thread is left for a test"), HasSubstr("RLIMIT_NPROC"))));
+  EXPECT_FALSE(ran);
+  EXPECT_THAT(checked, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("it gets 0:")));
 }
 
 TEST(Thread, LimitsAreNamed) {

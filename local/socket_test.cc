@@ -215,10 +215,15 @@ TEST_F(LocalSocketTest, RemoveDeadSockets_LeavesLiveOnesAndOtherNames) {
   };
   ASSERT_TRUE(leave_dead(folder.File("w-2")));
   ASSERT_TRUE(leave_dead(folder.File("v-2")));
+  // Nobody listens there either, but they are somebody's files.
+  ASSERT_TRUE(UniqueFd(open(folder.File("w-3").c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600)).valid());
+  ASSERT_EQ(symlink("v-2", folder.File("w-4").c_str()), 0);
   EXPECT_THAT(RemoveDeadSockets(folder.path(), "w-"), ::testing::ElementsAre("w-2"));
   EXPECT_EQ(access(folder.File("w-1").c_str(), F_OK), 0);
   EXPECT_NE(access(folder.File("w-2").c_str(), F_OK), 0);
   EXPECT_EQ(access(folder.File("v-2").c_str(), F_OK), 0);
+  EXPECT_EQ(access(folder.File("w-3").c_str(), F_OK), 0);
+  EXPECT_EQ(access(folder.File("w-4").c_str(), F_OK), 0);
   EXPECT_THAT(RemoveDeadSockets("/nonexistent", "w-"), ::testing::IsEmpty());
 }
 

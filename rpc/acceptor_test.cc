@@ -180,6 +180,41 @@ TEST(Acceptor, Abort_ResetsTheNamedConnectionOnly) {
   EXPECT_FALSE(acceptor.Abort("ipv4:10.0.0.1:1"));
 }
 
+// Of two that send as much, one has a call. Which bytes are too many: connection_floods_test.
+TEST(Acceptor, BytesWithoutACall_EndTheConnection) {
+  for (const bool slow : {false, true}) {
+    SCOPED_TRACE(slow);
+    Sockets sockets;  // reads nothing
+    auto listener = Listen("127.0.0.1");
+    const int port = listener->address().port;
+    Mutex mu;
+    std::string caller;
+    AcceptorGuards guards;
+    guards.most_bytes_without_call = slow ? 1 << 20 : 1000;
+    guards.slow_bytes_without_call = slow ? 1000 : 1 << 20;
+    guards.calls = [&] {
+      MutexLock lock(mu);
+      return [name = caller](const std::string& peer) { return peer == name; };
+    };
+    Acceptor acceptor(std::move(listener), {4, 4, 8}, [&](int fd) { sockets.Add(fd); }, guards);
+    const UniqueFd calls = Connect("127.0.0.1", port), floods = Connect("127.0.0.1", port);
+    ASSERT_TRUE(sockets.WaitFor(2));
+    {
+      sockaddr_storage name = {};
+      socklen_t length = sizeof(name);
+      getsockname(calls.get(), reinterpret_cast<sockaddr*>(&name), &length);
+      MutexLock lock(mu);
+      caller = PeerName(name);
+    }
+    const std::string bytes(1001, 'x');
+    for (const UniqueFd* const fd : {&calls, &floods}) {
+      ASSERT_EQ(send(fd->get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+    }
+    EXPECT_TRUE(Closed(floods, 10'000));
+    EXPECT_FALSE(Closed(calls, 0));
+  }
+}
+
 // An IPv4 address of this machine that is not loopback; empty if there is none.
 std::string OwnAddress() {
   ifaddrs* list = nullptr;

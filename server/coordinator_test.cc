@@ -43,7 +43,9 @@ TEST_F(CoordinatorTest, CreateJob_InThePlaceOfAnother) {
   ASSERT_OK(c_->CreateJob(SmallJob("j", 2), now_, 5));
   const int64_t epoch = View("j").epoch;
   for (int time = 0; time < 2; ++time) {  // the second one finds what the first one made
+    const int writes = shared_.writes;
     EXPECT_TRUE(c_->CreateJob(SmallJob("j", 1), now_, 6, 5).value());
+    EXPECT_EQ(shared_.writes, writes + 1 - time) << "a crash between two would leave neither job";
     EXPECT_EQ(View("j").uid, 6);
     EXPECT_EQ(View("j").epoch, epoch + 1);
     Restart();

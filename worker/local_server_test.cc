@@ -405,7 +405,10 @@ TEST(LocalServerTest, ARefusal_ReachesWhoIsRefused) {
     GTEST_SKIP() << "only root can be another user";
   }
   const absl::Status refused = AnswerTo(path, hello.SerializeAsString(), {});
+  absl::StatusOr<LocalSocket> silent = LocalSocket::Connect(path);
   ASSERT_EQ(seteuid(0), 0);
+  ASSERT_OK(silent);  // an answer before its hello would close the socket that the hello is sent to
+  EXPECT_THAT(silent->Receive(absl::Milliseconds(200)), StatusIs(Code::kDeadlineExceeded, ::testing::_));
   EXPECT_THAT(refused, StatusIs(Code::kPermissionDenied, HasSubstr("user 65534 may not attach")));
 }
 

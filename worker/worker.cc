@@ -13,6 +13,7 @@
 #include "local/futex.h"
 #include "proto/convert.h"
 #include "worker/hosts/host_meeting.h"
+#include "worker/peer_patience.h"
 
 namespace shardmesh {
 namespace {
@@ -313,11 +314,9 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   return absl::OkStatus();
 }
 
-// Signs of life and looks at peers, a few times per heartbeat time-out. After a gap of its own (the whole machine
-// slept, or this process was stopped) nobody is looked at for a time-out: the others had the same gap, and may run again
-// later than this one.
+// Signs of life and looks at peers, a few times per heartbeat time-out.
 void Worker::Monitor() {
-  int64_t last = MonotonicNanos(), patient_until = last;
+  PeerPatience patience(MonotonicNanos());
   while (true) {
     absl::Duration timeout;
     {
@@ -328,10 +327,9 @@ void Worker::Monitor() {
     }
     MutexLock round(round_mu_);
     const int64_t now = MonotonicNanos();
-    if (absl::Nanoseconds(now - last) > timeout / 2) patient_until = now + absl::ToInt64Nanoseconds(timeout);
-    last = now;
+    const absl::Duration allowed = patience.At(now, timeout);
     for (const auto& [shard, kept] : JobsAndWhetherKept()) {
-      shard->Tick(now, now < patient_until ? absl::Hours(1) : timeout, kept);
+      shard->Tick(now, allowed, kept);
       // The kernel ends a connection, a socket or a process when it dies; the health then changed: tell the
       // coordinator.
       if (!shard->protocol().Health().ok()) Changed();

@@ -383,7 +383,8 @@ TEST_F(Checkpoints, FilesThatAreNotTheJobs_AreNotTouched) {
   EXPECT_EQ(BytesOf(folder + "/model.safetensors"), text);
   fs::remove(folder + "/model.safetensors");
   fs::create_symlink(fs::path(saved_.path) / "model.safetensors", folder + "/model.safetensors");
-  EXPECT_THAT(save(), StatusIs(Code::kFailedPrecondition, HasSubstr("cannot open")));
+  EXPECT_THAT(save(), StatusIs(Code::kFailedPrecondition,
+                               HasSubstr(folder + "/model.safetensors: Too many levels of symbolic links")));
   fs::remove(folder + "/model.safetensors");
   fs::create_hard_link(fs::path(saved_.path) / "model.safetensors", folder + "/model.safetensors");
   EXPECT_THAT(save(), StatusIs(Code::kFailedPrecondition, HasSubstr("has 2 names")));
@@ -429,12 +430,12 @@ TEST_F(Checkpoints, FoldersThatTheCallerCannotProveToReach_AreNeitherWrittenNorD
   EXPECT_EQ(answer(), none);
 
   ASSERT_OK_AND_ASSIGN(const auto empty, client_->CreateJob(testing::TinyJob("empty", "fsdp=2", kSlots)));
-  const auto load = [&](uint64_t digest) {
+  const auto load = [&](uint64_t digest, int64_t step = kSaved) {
     v1::LoadRequest request;
     request.set_job("empty");
     request.set_epoch(empty->epoch().value());
     request.set_folder(folder);
-    request.set_step(kSaved);
+    request.set_step(step);
     request.set_load_id(7);
     request.set_digest(digest);
     return empty->worker(Rank(0)).Load(request, told, kLong).status();
@@ -446,7 +447,10 @@ TEST_F(Checkpoints, FoldersThatTheCallerCannotProveToReach_AreNeitherWrittenNorD
   EXPECT_EQ(load(saved_.digest), unknown);
   fs::copy_file(saved_.path + "/manifest.json", folder + "/manifest.json");
   EXPECT_EQ(load(saved_.digest + 1), unknown);
+  EXPECT_EQ(load(saved_.digest, kSaved + 1), unknown);
   EXPECT_THAT(load(saved_.digest), StatusIs(Code::kFailedPrecondition, HasSubstr("cannot open")));
+  std::ofstream(folder + "/" + kSecretFile) << secret;  // the right one, but the folder has a manifest
+  EXPECT_EQ(answer(), none);
 }
 
 TEST_F(Checkpoints, BelowTheRootsOfTheWorkers_AndNowhereElse) {

@@ -113,10 +113,10 @@ TEST(ForeignUser, IsRefusedByEveryMethodOfBothPrograms) {
   EXPECT_OK(client.OpenJob("job"));
 }
 
-// However many connections it opens, this user's programs are served.
+// However many connections it opens, this user's programs are served: more than the coordinator has descriptors for.
 TEST(ForeignUser, ManyIdleConnections_KeepNobodyWaiting) {
   if (AsOtherUser([] { return std::string("yes"); }).empty()) GTEST_SKIP() << "SKIPPED: only root becomes another user";
-  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 1}));
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 1, .descriptor_limit = 256}));
   int port = 0;
   const std::string& address = cluster->coordinator_address();
   ASSERT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));

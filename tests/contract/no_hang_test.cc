@@ -172,6 +172,35 @@ INSTANTIATE_TEST_SUITE_P(, NoHang,
                                            Blow{SIGSTOP, 0}, Blow{SIGSTOP, 1}, Blow{SIGSTOP, 2}, Blow{SIGSTOP, 3}),
                          NameOf);
 
+// The whole machine stands still for longer than the heartbeat time-out, and one worker runs again before the others.
+// It takes nobody for dead: the job is as it was.
+TEST(NoHangAfterAStall, WhoRunsAgainFirst_BlamesNobody) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 2, .heartbeat_timeout = kHeartbeatTimeout}));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(testing::TinyJob("job", "fsdp=2", 1)));
+  ASSERT_OK(testing::Initialize(*job));
+  for (const int first : {0, 1}) {
+    testing::Process& early = cluster->worker(job->members()[first].worker());
+    testing::Process& late = cluster->worker(job->members()[1 - first].worker());
+    for (testing::Process* const process : {&cluster->coordinator(), &early, &late}) {
+      process->Stop();
+      ASSERT_TRUE(process->AwaitStopped(absl::Seconds(20)));
+    }
+    const absl::Time again = MonotonicNow() + 1.5 * kHeartbeatTimeout;
+    while (MonotonicNow() < again) testing::Pause(absl::Milliseconds(20));
+    early.Continue();
+    const std::function<absl::Status()> status = WorkerStatus(job, Rank(first));
+    const absl::Time over = MonotonicNow() + kHeartbeatTimeout / 3;  // of its rounds there are many meanwhile
+    do {
+      ASSERT_OK(status());
+    } while (MonotonicNow() < over);
+    for (testing::Process* const process : {&late, &cluster->coordinator()}) process->Continue();
+    ASSERT_OK_AND_ASSIGN(const auto session, job->Attach({Slot(0)}));
+    ASSERT_OK(session->AwaitWeights(absl::Seconds(20)));
+    ASSERT_OK(testing::TrainTo(*session, session->committed_step().value() + 1));
+  }
+}
+
 // Its slot is free at once, another trainer goes on, and no step is lost or doubled.
 void KillTrainers(bool attach) {
   ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 2}));

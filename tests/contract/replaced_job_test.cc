@@ -9,6 +9,7 @@
 #include "checkpoint/model_files.h"
 #include "client/cpp/checkpoint.h"
 #include "client/cpp/model.h"
+#include "core/clock.h"
 #include "core/matchers.h"
 #include "core/status.h"
 #include "local/testing/temp_folder.h"
@@ -20,6 +21,7 @@ namespace shardmesh {
 namespace {
 
 using ::shardmesh::testing::Cluster;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
@@ -74,6 +76,9 @@ TEST_F(ReplacedJob, Restore_TakesThePlace_WhileTheCoordinatorIsAwayForAMoment) {
   EXPECT_NE((*restored)->uid(), job_->uid());
   EXPECT_GT((*restored)->epoch(), job_->epoch());
   EXPECT_EQ(Digest().value(), Expected(3));
+  EXPECT_THAT(cluster_->coordinator().Log(), AllOf(HasSubstr("event=job_replaced job=job "),
+                                                   ::testing::Not(HasSubstr("event=job_deleted"))))
+      << "a client that ends between two calls would leave neither job";
   // Whoever still means the old one does nothing to the new one.
   EXPECT_THAT(RestoreCheckpoint(*client_, saved_.path, InItsPlace(job_->uid())),
               StatusIs(Code::kAborted, HasSubstr("somebody made another of its name")));
@@ -110,6 +115,42 @@ TEST_F(ReplacedJob, Import_AnotherClientMakesTheJobMeanwhile_ItStays) {
     ASSERT_OK_AND_ASSIGN(const auto there, client_->OpenJob("llama"));
     EXPECT_EQ(there->uid(), theirs->uid());
     EXPECT_THAT(there->Digest(kLong), StatusIs(Code::kFailedPrecondition, HasSubstr("weights"))) << "the import gave it weights";
+    ASSERT_OK(client_->DeleteJob("llama", theirs->uid()));
+  }
+}
+
+// Both wait for a third worker, and another client makes a job of two in the place of theirs meanwhile.
+TEST_F(ReplacedJob, ImportAndRestore_AnotherClientReplacesTheJobMeanwhile_ItStays) {
+  ImportOptions import;
+  import.job.name = "llama";
+  import.job.mesh = ParseMeshSpec("fsdp=3").value();
+  import.timeout = kLong;
+  const RestoreOptions restore{"llama", "fsdp=3", kLong};
+  ASSERT_OK_AND_ASSIGN(const ModelFiles model, ModelFiles::Open(saved_.path));
+  ASSERT_OK_AND_ASSIGN(const ImportPlan plan, PlanImport(model, import));
+  for (const bool imports : {true, false}) {
+    SCOPED_TRACE(imports ? "import" : "restore");
+    auto ended = std::async(std::launch::async, [&] {
+      return imports ? ImportModel(*client_, saved_.path, import).status()
+                     : RestoreCheckpoint(*client_, saved_.path, restore).status();
+    });
+    v1::DescribeJobRequest request;
+    request.set_job("llama");
+    absl::StatusOr<v1::JobDescription> made = absl::UnknownError("not yet");
+    for (const absl::Time until = MonotonicNow() + kLong; !made.ok() && MonotonicNow() < until;) {
+      made = client_->coordinator().DescribeJob(request, kLong);
+      testing::Pause(absl::Milliseconds(5));
+    }
+    ASSERT_OK(made);
+    JobSpec spec = imports ? plan.spec : job_->spec();
+    spec.name = "llama";
+    spec.mesh = ParseMeshSpec("fsdp=2").value();
+    ASSERT_OK_AND_ASSIGN(const auto theirs, client_->CreateJob(spec, {}, made->uid()));
+    EXPECT_THAT(ended.get(), imports ? StatusIs(Code::kAlreadyExists, HasSubstr("job llama"))
+                                     : StatusIs(Code::kAborted, HasSubstr("made another of its name")));
+    ASSERT_OK_AND_ASSIGN(const auto there, client_->OpenJob("llama"));
+    EXPECT_EQ(there->uid(), theirs->uid());
+    EXPECT_THAT(there->Digest(kLong), StatusIs(Code::kFailedPrecondition, HasSubstr("weights"))) << "it was given some";
     ASSERT_OK(client_->DeleteJob("llama", theirs->uid()));
   }
 }

@@ -3,6 +3,8 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <spdlog/sinks/ringbuffer_sink.h>
+#include <spdlog/spdlog.h>
 
 #include <atomic>
 #include <cstring>
@@ -12,6 +14,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "core/clock.h"
 #include "core/matchers.h"
@@ -158,16 +161,119 @@ TEST(KeyedLinks, StrangersTakeNobodysPlace) {
   }
 }
 
+// The lines of the log while it lives.
+class WatchedLog {
+ public:
+  WatchedLog() : before_(spdlog::default_logger()) {
+    spdlog::set_default_logger(std::make_shared<spdlog::logger>("watched", lines_));
+  }
+  ~WatchedLog() { spdlog::set_default_logger(before_); }
+  std::string text() const { return absl::StrJoin(lines_->last_formatted(), ""); }
+
+ private:
+  const std::shared_ptr<spdlog::logger> before_;
+  const std::shared_ptr<spdlog::sinks::ringbuffer_sink_mt> lines_ =
+      std::make_shared<spdlog::sinks::ringbuffer_sink_mt>(100);
+};
+
+// However many strangers come before a rank of its group does, a rank holds 64 of them: the oldest make room.
+TEST(KeyedLinks, MoreStrangersThanAreHeld_TheOldestAreDropped) {
+  constexpr int kStrangers = 100, kHeld = 64;
+  const WatchedLog log;
+  std::vector<UniqueFd> strangers;
+  WatchedRendezvous rendezvous([&](const std::string& key, const std::string& value) {
+    for (int i = 0; key == "group/0" && i < kStrangers; ++i) strangers.push_back(ConnectTo(value));
+  });
+  absl::StatusOr<Links> first = absl::UnknownError("not yet"), second = first.status();
+  std::thread rank([&] { first = ConnectRanks(rendezvous, Options(0, 2)); });
+  EXPECT_OK(rendezvous.Get("group/key", absl::Seconds(20)).status());
+  for (int i = 0; i < kStrangers - kHeld; ++i) {
+    pollfd ended = {strangers[i].get(), POLLIN, 0};
+    EXPECT_EQ(poll(&ended, 1, 20'000), 1) << i;
+  }
+  EXPECT_THAT(log.text(), HasSubstr("because=\"others came\""));
+  second = ConnectRanks(rendezvous, Options(1, 2));
+  rank.join();
+  EXPECT_OK(first);
+  EXPECT_OK(second);
+}
+
+// After five seconds, long before the rank gives up.
+TEST(KeyedLinks, AStrangerThatSaysNothing_IsDropped) {
+  UniqueFd stranger;
+  WatchedRendezvous rendezvous([&](const std::string& key, const std::string& value) {
+    if (key == "group/0") stranger = ConnectTo(value);
+  });
+  absl::StatusOr<Links> first = absl::UnknownError("not yet");
+  std::thread rank([&] { first = ConnectRanks(rendezvous, Options(0, 2)); });
+  EXPECT_OK(rendezvous.Get("group/key", absl::Seconds(20)).status());
+  pollfd ended = {stranger.get(), POLLIN, 0};
+  EXPECT_EQ(poll(&ended, 1, 20'000), 1);
+  EXPECT_OK(ConnectRanks(rendezvous, Options(1, 2)));
+  rank.join();
+  EXPECT_OK(first);
+}
+
+// A listener that stands at a port.
+struct Listener {
+  Listener() {
+    socklen_t length = sizeof(sockaddr_in);
+    EXPECT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&here), length), 0);
+    EXPECT_EQ(listen(fd.get(), 8), 0);
+    EXPECT_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&here), &length), 0);
+  }
+  std::string text() const {
+    return absl::StrCat("127.0.0.1 ", ntohs(reinterpret_cast<const sockaddr_in*>(&here)->sin_port));
+  }
+  const UniqueFd fd{socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  sockaddr_storage here = Loopback();
+};
+
+// A listener with too many strangers may cut a rank's connection: at once, with a reset, or in the middle of its answer.
+// The rank connects again.
+TEST(KeyedLinks, AConnectionThatIsCut_IsTriedAgain) {
+  const Listener listener;
+  const std::string first_half(16, 'a'), second_half(16, 'b');
+  MemoryRendezvous rendezvous;
+  ASSERT_OK(rendezvous.Set("group/key", first_half + second_half));
+  ASSERT_OK(rendezvous.Set("group/0", listener.text()));
+  std::vector<std::string> hellos;
+  std::thread rank([&] {
+    const auto hear = [&](const UniqueFd& fd) {
+      std::string hello(32, '\0');
+      EXPECT_EQ(recv(fd.get(), hello.data(), hello.size(), MSG_WAITALL), 32);
+      hellos.push_back(hello);
+    };
+    const auto next = [&] { return UniqueFd(accept(listener.fd.get(), nullptr, nullptr)); };
+    next().reset();
+    for (const bool heard : {false, true}) {
+      const UniqueFd reset = next();
+      if (heard) hear(reset);
+      const linger at_once = {1, 0};
+      EXPECT_EQ(setsockopt(reset.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)), 0);
+    }
+    for (const size_t bytes : {size_t{0}, size_t{7}, second_half.size()}) {
+      const UniqueFd fd = next();
+      hear(fd);
+      EXPECT_EQ(send(fd.get(), second_half.data(), bytes, MSG_NOSIGNAL), static_cast<ssize_t>(bytes));
+    }
+  });
+  const absl::StatusOr<Links> links = ConnectRanks(rendezvous, Options(1, 2));
+  if (!links.ok()) shutdown(listener.fd.get(), SHUT_RDWR);  // nobody comes any more
+  rank.join();
+  ASSERT_OK(links);
+  EXPECT_TRUE((*links)[0].valid());
+  for (const std::string& hello : hellos) {
+    EXPECT_EQ(hello.substr(0, 16), first_half);
+    EXPECT_EQ(hello, hellos[0]);
+  }
+}
+
 // Who took the port of a rank that is gone gets no answer, and the rank is named.
 TEST(KeyedLinks, WhoListensMustKnowTheKey) {
-  UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_storage here = Loopback();
-  socklen_t length = sizeof(sockaddr_in);
-  ASSERT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&here), length), 0);
-  ASSERT_EQ(listen(listener.get(), 8), 0);
-  ASSERT_EQ(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&here), &length), 0);
+  const Listener listener;
   std::thread impostor([&] {
-    UniqueFd fd(accept(listener.get(), nullptr, nullptr));
+    UniqueFd fd(accept(listener.fd.get(), nullptr, nullptr));
     char hello[32];
     EXPECT_EQ(recv(fd.get(), hello, sizeof(hello), MSG_WAITALL), static_cast<ssize_t>(sizeof(hello)));
     EXPECT_EQ(send(fd.get(), hello, 16, MSG_NOSIGNAL), 16) << "what it has learned of the key";
@@ -175,8 +281,7 @@ TEST(KeyedLinks, WhoListensMustKnowTheKey) {
   });
   MemoryRendezvous rendezvous;
   ASSERT_OK(rendezvous.Set("group/key", std::string(16, 'a') + std::string(16, 'b')));
-  ASSERT_OK(rendezvous.Set(
-      "group/0", absl::StrCat("127.0.0.1 ", ntohs(reinterpret_cast<sockaddr_in*>(&here)->sin_port))));
+  ASSERT_OK(rendezvous.Set("group/0", listener.text()));
   EXPECT_THAT(ConnectRanks(rendezvous, Options(1, 2)).status(),
               StatusIs(Code::kUnavailable, AllOf(HasSubstr("rank 11"), HasSubstr("could not connect rank 10"),
                                                  HasSubstr("does not know the group's key"))));
