@@ -4,12 +4,12 @@
 #include <exception>
 #include <new>
 #include <stdexcept>
-#include <system_error>
 #include <thread>
-
-#include "absl/strings/str_cat.h"
+#include <utility>
 
 #include "core/clock.h"
+#include "core/status.h"
+#include "core/thread.h"
 
 namespace shardmesh::python {
 namespace {
@@ -51,11 +51,8 @@ bool AwaitEnd(Ended& ended, absl::Time deadline, const Look& look) {
 }
 
 absl::Status StartThread(std::function<void()> call) {
-  try {
-    std::thread(std::move(call)).detach();
-  } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(absl::StrCat("no thread for a call: ", error.what()));
-  }
+  ASSIGN_OR_RETURN(std::thread thread, shardmesh::StartThread("a call", std::move(call)));
+  thread.detach();
   return absl::OkStatus();
 }
 

@@ -38,7 +38,7 @@ using Look = std::function<bool()>;
 // Returns whether it has ended, at the latest at the deadline. Throws what a handler of a signal, or `look`, throws.
 bool AwaitEnd(Ended& ended, absl::Time deadline, const Look& look);
 
-// Runs `call` on a thread. ResourceExhausted: there is none.
+// Runs `call` on a thread. ResourceExhausted: there is none, with the limits of threads.
 absl::Status StartThread(std::function<void()> call);
 
 // The error that an exception of the standard library stands for, in a handler of one.

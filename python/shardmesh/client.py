@@ -142,13 +142,15 @@ class Client:
         Given up (KeyboardInterrupt, an error of `progress`), it may still be finished. A step that was saved there
         before, with the same bits, stays as it is: `already_there` of the result says so.
         buffers: what the model has beside its parameters; the service does not have that. Optimizer.save() gives them.
+        timeout: of each wait for others, that for the coordinator among them.
         AlreadyExists: that step is there with other bits. FailedPrecondition: no weights yet, or workers that do not see the folder.
         Aborted: another checkpoint is under way. ResourceExhausted: the disk is full. DataLoss: replicas differ.
         """
         last, every = _arguments.integer("keep_last", keep_last), _arguments.integer("keep_every", keep_every)
-        opened = job if isinstance(job, Job) else self.job(job)
+        limit = seconds("timeout", timeout)
+        opened = job if isinstance(job, Job) else self.job(job, timeout=limit)
         return SavedCheckpoint(*opened._core.checkpoint(
-            _path("folder", folder), keep_last=last, keep_every=every, timeout=seconds("timeout", timeout),
+            _path("folder", folder), keep_last=last, keep_every=every, timeout=limit,
             progress=progress, buffers=[(name, dtype, list(shape), data) for name, dtype, shape, data in buffers],
         ))
 

@@ -1,10 +1,11 @@
-"""The processes of torch_adversity_parity_test.py: a trainer with DataLoader workers, and a follower.
+"""The processes of adversity.py: a trainer with DataLoader workers, a follower, and a trainer that comes too late.
 
-    adversity_roles.py assigned|pulled|follower SERVICE JOB FILE
+    adversity_roles.py assigned|pulled|follower|newcomer SERVICE JOB FILE REST
 
 A trainer trains its job from the step that it finds; batches are of steps and slots alone. It writes the committed step
-to FILE after each, and ends at the step that JOB.end beside it has, once that is there. It begins again by itself where
-the job does (`shardmesh.errors`).
+to FILE after each, rests for REST seconds, and ends at the step that JOB.end beside it has, once that is there. It
+begins again by itself where the job does (`shardmesh.errors`). A newcomer asks to train a job of pulled slots, and ends
+with status 0 if no thread is left for it.
 """
 import os
 import sys
@@ -52,10 +53,14 @@ def backward(network, batch):
     network(batch).square().mean().backward()
 
 
-def train(kind, service, job, file):
+def join(network, kind, service, job):
+    return sm.Optimizer(network, "AdamW", lr=1e-2, slots=SLOTS, pulled=kind == "pulled", service=service, job=job,
+                        join=True, timeout=PATIENCE)
+
+
+def train(kind, service, job, file, rest_seconds):
     network = model()
-    optimizer = sm.Optimizer(network, "AdamW", lr=1e-2, slots=SLOTS, pulled=kind == "pulled", service=service, job=job,
-                             join=True, timeout=PATIENCE)
+    optimizer = join(network, kind, service, job)
     rest = torch.utils.data.Subset(Batches(), range(optimizer.committed_step * SLOTS, len(Batches())))
     batches = iter(torch.utils.data.DataLoader(rest, batch_size=None, num_workers=2))
     while not is_over(optimizer.committed_step, job, file):
@@ -69,7 +74,7 @@ def train(kind, service, job, file):
         optimizer.step()
         optimizer.zero_grad()
         say(file, optimizer.committed_step)
-        time.sleep(0.005)  # what a real batch takes
+        time.sleep(rest_seconds)
     optimizer.close()
 
 
@@ -77,17 +82,32 @@ def follow(service, job, file):
     network = model()
     with sm.follow(network, service=service, job=job, timeout=PATIENCE) as following:
         while not is_over(following.step, job, file):
-            following.wait(timeout=PATIENCE)
+            try:
+                following.wait(timeout=PATIENCE)
+            except errors.ResourceExhausted as error:  # no thread is left for a call
+                print(f"refused: {error}", flush=True)
+                time.sleep(0.1)
             say(file, following.step)
 
 
+def come_too_late(service, job):
+    try:
+        join(model(), "pulled", service, job)
+    except errors.ResourceExhausted as error:
+        print(f"refused: {error}", flush=True)
+    else:
+        sys.exit("was not refused")
+
+
 def main():
-    role, service, job, file = sys.argv[1:]
+    role, service, job, file, rest_seconds = sys.argv[1:]
     if role == "follower":
         return follow(service, job, file)
+    if role == "newcomer":
+        return come_too_late(service, job)
     while True:
         try:
-            return train(role, service, job, file)
+            return train(role, service, job, file, float(rest_seconds))
         except (errors.Unavailable, errors.Aborted) as error:  # the job goes on at another epoch, or will
             print(f"begins again: {error}", flush=True)
 

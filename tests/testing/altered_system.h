@@ -23,7 +23,7 @@ namespace shardmesh::testing {
 // What the library reads: a file that test and programs map.
 struct SystemChanges {
   std::atomic<int64_t> clock_nanos{0};   // that the wall clock is ahead
-  std::atomic<int64_t> most_threads{0};  // that a program may make in its life, beside its first; 0: any number
+  std::atomic<int64_t> most_threads{0};  // that a program may have at a time, beside its first; 0: any number
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
@@ -40,7 +40,8 @@ class AlteredSystem {
 
   // How far the wall clock is from the true one.
   void MoveClock(absl::Duration by) { changes_->clock_nanos.store(absl::ToInt64Nanoseconds(by)); }
-  // Every further thread is refused (EAGAIN) to a program that has made as many.
+  // Every further thread is refused (EAGAIN) to a program that has as many, or more, until some of them end. A forked
+  // child counts its own.
   void AllowThreads(int64_t most) { changes_->most_threads.store(most); }
   void AllowAnyThreads() { AllowThreads(0); }
 

@@ -3,6 +3,9 @@
 //
 // A wait until a wall time ends when the moved clock shows that time. So that a wait under way learns of a move, it
 // ends and begins again every few milliseconds; a condition's wait returns then, as it may at any time.
+//
+// A thread counts from pthread_create until it ends, a moment before the kernel lets go of it. So whoever has joined a
+// thread may make another in its place.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -96,6 +99,44 @@ int WaitForCondition(const timespec* until, const Wait& wait) {
   return result == ETIMEDOUT && !last ? 0 : result;
 }
 
+// How many threads live, beside the program's first.
+struct ThreadCount {
+  static const ThreadCount& Get() {
+    static const ThreadCount count;
+    return count;
+  }
+  // A thread that has this calls End when it ends: it returns, calls pthread_exit, or is cancelled.
+  void BeginThread() const { pthread_setspecific(key, live); }
+
+  std::atomic<int64_t>* const live = new std::atomic<int64_t>(0);
+
+ private:
+  ThreadCount() {
+    if (pthread_key_create(&key, End) != 0 || pthread_atfork(nullptr, nullptr, InChild) != 0) abort();
+  }
+  static void End(void* live) { static_cast<std::atomic<int64_t>*>(live)->fetch_sub(1); }
+  // The thread that forked is the child's first, and its only one.
+  static void InChild() {
+    pthread_setspecific(Get().key, nullptr);
+    Get().live->store(0);
+  }
+
+  pthread_key_t key;
+};
+
+struct ThreadWork {
+  void* (*start)(void*);
+  void* argument;
+};
+
+void* RunCounted(void* given) {
+  auto* const work = static_cast<ThreadWork*>(given);
+  const ThreadWork copy = *work;
+  delete work;
+  ThreadCount::Get().BeginThread();
+  return copy.start(copy.argument);
+}
+
 }  // namespace
 
 extern "C" {
@@ -182,11 +223,17 @@ int pthread_create(pthread_t* __restrict thread, const pthread_attr_t* __restric
                    void* __restrict argument) noexcept {
   static auto* const next =
       Next<int(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>("pthread_create");
-  static std::atomic<int64_t> made{0};
   const int64_t most = Changes() == nullptr ? 0 : Changes()->most_threads.load();
-  if (most > 0 && made.load() >= most) return EAGAIN;
-  const int result = next(thread, attributes, start, argument);
-  if (result == 0) made.fetch_add(1);
+  const ThreadCount& count = ThreadCount::Get();
+  if (count.live->fetch_add(1) >= most && most > 0) {
+    count.live->fetch_sub(1);
+    return EAGAIN;
+  }
+  auto* const work = new ThreadWork{start, argument};
+  const int result = next(thread, attributes, RunCounted, work);
+  if (result == 0) return 0;
+  delete work;
+  count.live->fetch_sub(1);
   return result;
 }
 
