@@ -86,6 +86,10 @@ class ReplacedTest(unittest.TestCase):
                     self.line.arm(piece, self.kill_for_a_moment, forward=piece % 2 == 0)
                     change(model, optimizer, before)
                     over = self.line.disarm()
+                    # By one call: between a delete and a create there would be no job.
+                    logs = self.cluster.logs()
+                    self.assertIn(f"event=job_replaced job={name} ", logs)
+                    self.assertNotIn(f"event=job_deleted job={name}\n", logs)
                     check(model, optimizer, before)
                 finally:
                     self.line.disarm()
