@@ -9,12 +9,16 @@
 
 namespace shardmesh {
 
-std::string CallerOf(const grpc::ServerContextBase& context) {
+std::string CertificateNameOf(const grpc::ServerContextBase& context) {
   const std::shared_ptr<const grpc::AuthContext> identity = context.auth_context();
   const std::vector<grpc::string_ref> names =
       identity == nullptr ? std::vector<grpc::string_ref>() : identity->FindPropertyValues("x509_common_name");
-  if (names.empty()) return context.peer();
-  return absl::StrCat("CN=", std::string(names[0].data(), names[0].size()), " at ", context.peer());
+  return names.empty() ? "" : absl::StrCat("CN=", std::string(names[0].data(), names[0].size()));
+}
+
+std::string CallerOf(const grpc::ServerContextBase& context) {
+  const std::string name = CertificateNameOf(context);
+  return name.empty() ? context.peer() : absl::StrCat(name, " at ", context.peer());
 }
 
 }  // namespace shardmesh

@@ -1,16 +1,15 @@
 #include "rpc/caller_share.h"
 
 #include <arpa/inet.h>
-#include <grpcpp/security/auth_context.h>
 #include <ifaddrs.h>
 #include <netinet/in.h>
 
 #include <memory>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "rpc/caller.h"
 
 namespace shardmesh {
 namespace {
@@ -67,12 +66,8 @@ std::string KeyOfPeer(absl::string_view peer, const std::function<bool(const std
 }
 
 std::string CallerKey(const grpc::ServerContextBase& context) {
-  const std::shared_ptr<const grpc::AuthContext> identity = context.auth_context();
-  if (identity != nullptr) {
-    const std::vector<grpc::string_ref> names = identity->FindPropertyValues("x509_common_name");
-    if (!names.empty()) return absl::StrCat("CN=", std::string(names[0].data(), names[0].size()));
-  }
-  return KeyOfPeer(context.peer(), &IsOwnAddress);
+  const std::string name = CertificateNameOf(context);
+  return name.empty() ? KeyOfPeer(context.peer(), &IsOwnAddress) : name;
 }
 
 }  // namespace shardmesh
