@@ -273,8 +273,6 @@ class Coordinator {
   absl::Status CheckSecretOf(const std::string& name, int64_t incarnation, absl::string_view secret,
                              absl::string_view call) const;
   bool TakesOver(const LastLife& last, const WorkerIdentity& old) const;
-  bool ShowsAJobOf(const LastLife& last, const WorkerIdentity& old) const;
-  bool MaySayItEnded(const LastLife& last, const WorkerIdentity& old) const;
   absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now, const LastLife& last) const;
   bool IsUsedUp(const Worker& worker, absl::Time now) const;
   absl::Status CheckAhead(const WorkerIdentity& worker, int64_t last, absl::Time wall) const;

@@ -75,10 +75,6 @@ absl::Status Coordinator::CheckSecretOf(const std::string& name, int64_t incarna
 // the memory of a job of `old` through them is its next life all the same: it could be had only after that one's death.
 bool Coordinator::TakesOver(const LastLife& last, const WorkerIdentity& old) const {
   if (last.resumes <= old.incarnation) return last.resumes == old.incarnation;
-  return ShowsAJobOf(last, old);
-}
-
-bool Coordinator::ShowsAJobOf(const LastLife& last, const WorkerIdentity& old) const {
   return absl::c_any_of(state_.jobs, [&](const auto& named) {
     const JobRecord& job = named.second.record;
     for (size_t rank = 0; rank < job.members.size(); ++rank) {
@@ -91,17 +87,6 @@ bool Coordinator::ShowsAJobOf(const LastLife& last, const WorkerIdentity& old) c
       return SameLife(other.worker, old) && Names(last.resumed, job, job.from_epoch, other.was);
     });
   });
-}
-
-// Anybody may say that a life has ended. While that life is a member of a job, who says so shows the secret of one of
-// its jobs, which the keeper of its host has, or the life must be silent first: else a word would end its jobs.
-bool Coordinator::MaySayItEnded(const LastLife& last, const WorkerIdentity& old) const {
-  const bool member = absl::c_any_of(state_.jobs, [&](const auto& named) {
-    const JobRecord& job = named.second.record;
-    return (job.state == JobState::kPreparing || job.state == JobState::kReady) &&
-           absl::c_any_of(job.members, [&](const MemberRecord& one) { return SameLife(one.worker, old); });
-  });
-  return !member || ShowsAJobOf(last, old);
 }
 
 absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now,
@@ -120,7 +105,7 @@ absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& w
                                                  ", now ", worker.pid, "); take another name or a larger incarnation"));
   }
   if (there.record.state != WorkerState::kAlive || IsSilent(there, now)) return absl::OkStatus();
-  const bool ended = (last.dead == old.incarnation || TakesOver(last, old)) && MaySayItEnded(last, old);
+  const bool ended = last.dead == old.incarnation || TakesOver(last, old);
   if (ended && worker.host_id == old.host_id) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat("worker ", worker.name, " is alive as incarnation ", old.incarnation,
                                                " (pid ", old.pid, "), heard ",

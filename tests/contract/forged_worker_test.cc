@@ -93,25 +93,7 @@ struct ForgedWorker : ::testing::Test {
   v1::JoinRequest stranger;
 };
 
-TEST_F(ForgedWorker, SaysThatALiveMemberHasEnded_IsRefused_AndItsJobGoesOn) {
-  stranger.set_dead_incarnation(member.incarnation());
-  for (const int64_t resumes : {int64_t{0}, member.incarnation()}) {
-    stranger.set_resumes(resumes);
-    for (const char* const secret : {"", "guessed"}) {
-      stranger.clear_resumed();
-      v1::ResumedJob& resumed = *stranger.add_resumed();
-      resumed.set_job("job");
-      resumed.set_epoch(job->epoch().value());
-      resumed.set_secret(secret);
-      EXPECT_THAT(client->coordinator().Join(stranger, kCall).status(),
-                  StatusIs(Code::kAlreadyExists, HasSubstr("worker w0 is alive")));
-    }
-  }
-  ExpectUndisturbed();
-}
-
-TEST_F(ForgedWorker, JoinsInThePlaceOfALiveOneWithoutJobs_WhichComesBackAndServesNewJobs) {
-  ASSERT_OK(testing::Delete(*client, "job"));
+TEST_F(ForgedWorker, JoinsInThePlaceOfALiveOne_WhichComesBackAndServesNewJobs) {
   stranger.set_dead_incarnation(member.incarnation());
   ASSERT_OK(client->coordinator().Join(stranger, kCall));
   ExpectServesANewJob();
