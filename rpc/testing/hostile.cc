@@ -86,6 +86,8 @@ LongMessage SendLongMessage(int port, const std::string& path) {
     const Frame frame = client.ReadFrame(may_send ? absl::ZeroDuration() : absl::Seconds(1));
     if (frame.valid()) {
       result.ended_by_server = HandleFrame(frame, client, flow);
+    } else if (client.closed()) {
+      result.ended_by_server = true;  // also where its window for more is closed, and nothing is sent
     } else if (may_send) {
       result.ended_by_server = !send(zeros);
       result.bytes_sent += kDataBytes;

@@ -39,6 +39,8 @@ class RawClient {
   explicit RawClient(int port);
   bool connected() const { return fd_.valid(); }
   int fd() const { return fd_.get(); }
+  // The last read or write found that the server has closed or reset the connection.
+  bool closed() const { return closed_; }
 
   // All of `bytes`; false when the server closed the connection or reads nothing for 10 s. What the server sends
   // meanwhile is kept for ReadFrame.
