@@ -89,6 +89,8 @@ bool Coordinator::TakesOver(const LastLife& last, const WorkerIdentity& old) con
   });
 }
 
+// A life that says it found the old one dead, or took its memory over, is believed if it is of the same host: a worker
+// without a keeper comes back at once so, before the old life is silent for the time-out (docs/security.md).
 absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now,
                                     const LastLife& last) const {
   const WorkerIdentity& old = there.record.identity;
