@@ -17,6 +17,7 @@
 #include "rpc/status.h"
 #include "worker/on_demand.h"
 #include "worker/stalled_call.h"
+#include "worker/waiting_call.h"
 
 namespace shardmesh {
 namespace {
@@ -45,7 +46,6 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* PullCall::Start(grpc::CallbackServer
     return call.get();
   }
   call->shard_ = *shard;
-  call->late_.Arm(call->deadline_, call);
   call->Watch();
   call->shard_->waiters().Add(call);
   return call.get();

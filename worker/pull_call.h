@@ -14,7 +14,6 @@
 #include "proto/shardmesh/v1/shard.pb.h"
 #include "worker/job_shard.h"
 #include "worker/waiters.h"
-#include "worker/waiting_call.h"
 
 namespace shardmesh {
 
@@ -71,8 +70,7 @@ class PullCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public
   const absl::Time deadline_;
   const std::string puller_;
   std::shared_ptr<JobShard> shard_;  // set before the call waits
-  TryWhenLate late_;
-  std::shared_ptr<PullCall> self_;  // gRPC's reference
+  std::shared_ptr<PullCall> self_;   // gRPC's reference
   Mutex mu_;
   bool answered_ ABSL_GUARDED_BY(mu_) = false;
   bool streaming_ ABSL_GUARDED_BY(mu_) = false;

@@ -2,7 +2,6 @@
 // answered once, and looks at its own deadline, so that a caller whose time runs out still learns what it waited for.
 #pragma once
 
-#include <grpcpp/alarm.h>
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
@@ -20,26 +19,13 @@
 
 namespace shardmesh {
 
-// The caller's deadline, a little earlier, so that the answer still reaches it.
+// The caller's deadline, a little earlier, so that the answer still reaches it. gRPC sends a time limit with three
+// digits, rounded up (grpc-timeout): the deadline is known here as up to a hundredth of the time later than it is.
 inline absl::Time AnswerBy(const grpc::CallbackServerContext& context) {
   const absl::Time deadline = DeadlineOf(context.raw_deadline());
-  return deadline - std::min(absl::Milliseconds(100), (deadline - MonotonicNow()) / 4);
+  const absl::Duration left = deadline - MonotonicNow();
+  return deadline - std::min(absl::Milliseconds(100) + left / 100, left / 4);
 }
-
-// Tries a waiting call once when its time is over: nothing may change then that would.
-class TryWhenLate {
- public:
-  // Called once, before others know the call.
-  void Arm(absl::Time deadline, std::weak_ptr<Waiter> call) {
-    alarm_.Set(DeadlineIn(deadline - MonotonicNow()), [call = std::move(call)](bool rang) {
-      const std::shared_ptr<Waiter> waits = rang ? call.lock() : nullptr;
-      if (waits != nullptr) waits->Try();
-    });
-  }
-
- private:
-  grpc::Alarm alarm_;
-};
 
 class WaitingCall final : public grpc::ServerUnaryReactor, public Waiter {
  public:
@@ -52,7 +38,6 @@ class WaitingCall final : public grpc::ServerUnaryReactor, public Waiter {
   static grpc::ServerUnaryReactor* Start(grpc::CallbackServerContext& context, Waiters& waiters, Poll poll, Late late) {
     std::shared_ptr<WaitingCall> call(new WaitingCall(AnswerBy(context), std::move(poll), std::move(late)));
     call->self_ = call;
-    call->late_alarm_.Arm(call->deadline_, call);
     waiters.Add(call);
     return call.get();
   }
@@ -84,7 +69,6 @@ class WaitingCall final : public grpc::ServerUnaryReactor, public Waiter {
   const absl::Time deadline_;
   const Poll poll_;
   const Late late_;
-  TryWhenLate late_alarm_;
   std::shared_ptr<WaitingCall> self_;  // gRPC's reference
   Mutex mu_;
   bool answered_ ABSL_GUARDED_BY(mu_) = false;
