@@ -34,11 +34,27 @@ absl::Status Coordinator::Load(absl::Time now) {
                                               " is damaged: ", job.record.members.size(), " members, and its mesh has ",
                                               ranks, " ranks; restore a copy of the state file"));
     }
+    RETURN_IF_ERROR(CheckMembersJoined(job.record));
     state_.jobs[name] = std::move(job);
   }
   state_.epoch_floor = contents.epoch_floor;
   last_tick_ = now;
   events_.push_back(absl::StrCat("event=loaded jobs=", state_.jobs.size(), " workers=", state_.workers.size()));
+  return absl::OkStatus();
+}
+
+// Who is a member of a job that is assigned is the life that joined last: else its end would never be noticed.
+absl::Status Coordinator::CheckMembersJoined(const JobRecord& job) const {
+  if (job.state != JobState::kPreparing && job.state != JobState::kReady) return absl::OkStatus();
+  for (const MemberRecord& member : job.members) {
+    const auto found = state_.workers.find(member.worker.name);
+    if (found != state_.workers.end() && SameLife(found->second.record.identity, member.worker)) continue;
+    return absl::DataLossError(absl::StrCat(
+        "what is stored of job ", job.name, " is damaged: its member ", member.worker.name, " is incarnation ",
+        member.worker.incarnation, ", and ",
+        found == state_.workers.end() ? "no such worker" : absl::StrCat(found->second.record.identity.incarnation),
+        " has joined; restore a copy of the state file"));
+  }
   return absl::OkStatus();
 }
 

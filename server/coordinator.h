@@ -272,6 +272,7 @@ class Coordinator {
   // `call`: "heartbeat", of a life that may have joined.
   absl::Status CheckSecretOf(const std::string& name, int64_t incarnation, absl::string_view secret,
                              absl::string_view call) const;
+  absl::Status CheckMembersJoined(const JobRecord& job) const;
   bool TakesOver(const LastLife& last, const WorkerIdentity& old) const;
   absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now, const LastLife& last) const;
   bool IsUsedUp(const Worker& worker, absl::Time now) const;

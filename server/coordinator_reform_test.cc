@@ -352,5 +352,21 @@ TEST_F(ReformTest, StateFileSaysNonsense_DataLoss) {
   }
 }
 
+// Its end would never be noticed.
+TEST_F(ReformTest, StateFileHasAMemberThatNeverJoined_DataLoss) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  const JobRecord good = shared_.store->Load()->jobs.at("j");
+  JobRecord life = good, name = good;
+  life.members[1].worker.incarnation += 1000;
+  name.members[1].worker.name = "nobody";
+  for (const JobRecord& bad : {life, name}) {
+    StoreBatch batch;
+    batch.put_jobs = {bad};
+    ASSERT_OK(shared_.store->Write(batch));
+    EXPECT_THAT(Coordinator::Create(options_, std::make_unique<SharedStore>(shared_), now_),
+                StatusIs(Code::kDataLoss, HasSubstr("has joined; restore a copy of the state file")));
+  }
+}
+
 }  // namespace
 }  // namespace shardmesh

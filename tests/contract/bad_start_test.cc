@@ -54,6 +54,13 @@ TEST_F(BadStart, NameThatIsAlive) {
                 "is alive");
 }
 
+TEST_F(BadStart, WorkersOfANodeOnOneUnixSocket) {
+  ExpectRefuses({"worker/shardmesh-node", "--coordinator", cluster_->coordinator_address(), "--workers", "2",
+                 "--local-dir", cluster_->folder().File("n"), "--worker-binary", "worker/shardmesh-worker", "--",
+                 "--listen", absl::StrCat("unix:", cluster_->folder().File("w.sock"))},
+                "all 2 workers would listen on one UNIX socket");
+}
+
 TEST_F(BadStart, OffLoopbackWithoutTls) {
   ExpectRefuses({"worker/shardmesh-worker", "--coordinator", cluster_->coordinator_address(), "--name", "open",
                  "--local-dir", cluster_->folder().File("s"), "--listen", "0.0.0.0:0"},

@@ -13,10 +13,11 @@ from unittest import mock
 import shardmesh
 import torch
 from shardmesh import errors
-from shardmesh.torch import _service
+from shardmesh.torch import Optimizer, _service
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE)
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "testing")]
+from cluster import Cluster
 from processes import Leftovers
 
 BIN = os.environ.get("SHARDMESH_BIN_DIR", "")
@@ -189,6 +190,19 @@ class RanksTest(Trainers):
         self.assertEqual(first, second)
         os.remove(self.script())
         self.assert_nothing_left()
+
+
+class UnixSocketTest(unittest.TestCase):
+    @unittest.skipUnless(BIN, "SHARDMESH_BIN_DIR is not set to bazel's folder of programs: ./test --lane parity sets it")
+    def test_an_optimizer_of_a_coordinator_on_a_unix_socket_trains(self):
+        with Cluster(workers=1, kept=True, unix=True, coordinator_flags=("--default-mesh", "fsdp=1")) as cluster:
+            self.assertRegex(cluster.address, "^unix:/")
+            model = torch.nn.Linear(2, 2)
+            optimizer = Optimizer(model, "AdamW", lr=0.1, service=cluster.address, job="unix")
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            self.assertEqual(optimizer.committed_step, 1)
+            optimizer.close()
 
 
 class WaitingTest(unittest.TestCase):

@@ -63,15 +63,16 @@ class Trainer:
 class Cluster:
     """Workers w0, w1, ...; kept: those of a shardmesh-node, which starts them again, w-0, w-1, ..."""
 
-    def __init__(self, workers=2, kept=False, worker_flags=(), coordinator_flags=(), environment=None):
-        """environment: a function of the folder: variables of every process, besides this one's."""
+    def __init__(self, workers=2, kept=False, worker_flags=(), coordinator_flags=(), environment=None, unix=False):
+        """environment: a function of the folder: variables of every process, besides this one's. unix: the coordinator
+        listens on a UNIX socket."""
         self._folder = tempfile.TemporaryDirectory(prefix="shardmesh-py-")
         self.folder = self._folder.name
         self._processes, self._trainers = {}, []
         self._workers = workers
         self._coordinator_flags = coordinator_flags
         self._environment = {**os.environ, **(environment(self.folder) if environment else {})}
-        self.address = "127.0.0.1:0"
+        self.address = f"unix:{self._file('coordinator.sock')}" if unix else "127.0.0.1:0"
         try:
             self.start_coordinator()
             self._start_workers(kept, list(worker_flags))

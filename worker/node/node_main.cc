@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/seconds_flag.h"
@@ -92,6 +94,13 @@ absl::StatusOr<NodeOptions> OptionsOf(const Flags& flags) {
   options.devices = absl::StrSplit(flags.devices, ',', absl::SkipEmpty());  // a wrong one ends its worker, and says so
   options.worker_args = {"--coordinator", flags.coordinator, "--local-dir", local_dir};
   options.worker_args.insert(options.worker_args.end(), flags.worker_args.begin(), flags.worker_args.end());
+  const bool one_path = absl::c_any_of(flags.worker_args, [](const std::string& flag) {
+    return absl::StartsWith(flag, "unix:") || absl::StartsWith(flag, "--listen=unix:");
+  });
+  if (one_path && flags.workers > 1) {
+    return absl::InvalidArgumentError(absl::StrCat("all ", flags.workers, " workers would listen on one UNIX socket; ",
+                                                   "give them --listen 127.0.0.1:0, or start a node for each"));
+  }
   options.stop_grace = absl::Seconds(flags.stop_grace);
   for (const auto& [flag, folder] : {std::pair("--log-dir", flags.log_dir), {"--address-dir", options.address_dir}}) {
     if (!folder.empty()) fs::create_directories(folder, error);

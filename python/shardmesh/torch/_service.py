@@ -279,9 +279,12 @@ def _own(rank: int, world: int, workers: int, timeout: float) -> Running:
 
 def checked_address(address: str) -> str:
     """InvalidArgument: it is none."""
+    scheme, _, path = address.partition(":")
+    if scheme == "unix" and path.startswith("/"):
+        return address
     host, _, port = address.rpartition(":")
     if not host or re.search(r"[\s/]", host) or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise errors.InvalidArgument(f"service is {address!r}; it is the address of a coordinator, like 10.0.0.1:7000")
+        raise errors.InvalidArgument(f"service is {address!r}; it is the address of a coordinator, like 10.0.0.1:7000 or unix:/path")
     return address
 
 
