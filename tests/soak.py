@@ -6,7 +6,7 @@
 Jobs with assigned and pulled slots are trained by PyTorch with DataLoader workers, followed and read, saved, deleted and
 made again; trainers with live children, followers, readers and workers are killed. Then all jobs are deleted, and within
 30 s every process of the service (coordinator, node, workers) must have no more descriptors, shared memory files,
-mappings of them and threads than before, and no more memory and threads of gRPC's executors than a bound. Exit code 1
+mappings of them and threads than before, and no more memory and threads of gRPC's pools than a bound. Exit code 1
 if one has.
 
 Needs the programs (SHARDMESH_BIN_DIR is Bazel's folder of them), the Python package and PyTorch.
@@ -37,9 +37,11 @@ WORKERS = 2
 # What freed heap may keep: glibc has up to 8 arenas a core, each of which may keep what one call had at once, a chunk of
 # 1 MiB (kPushChunkBytes).
 HEAP = 8 * (os.cpu_count() or 1) << 20
-# gRPC's executors (src/core/lib/iomgr/executor.cc) start a thread when two closures wait for each that they have, up to
-# this many, and keep it until the process ends. Names are cut to 15 letters.
-EXECUTORS, EXECUTOR_THREADS = ("default-executo", "resolver-execut"), 2 * (os.cpu_count() or 1)
+# What gRPC 1.51's pools of threads may keep, by the name of a thread (15 letters). An executor
+# (src/core/lib/iomgr/executor.cc) starts one when two closures wait for each that it has, up to two a core. The event
+# engine (src/core/lib/event_engine/thread_pool.cc) lets as many wait as there are cores, at least two, and one polls.
+CORES = os.cpu_count() or 1
+POOLS = {"default-executo": 2 * CORES, "resolver-execut": 2 * CORES, "event_engine": max(2, CORES) + 1}
 PAGES = 1 << 20  # of shared memory that is not a job's: code, and files in tmpfs
 
 
@@ -49,8 +51,9 @@ class Look(NamedTuple):
     descriptors: int
     memfds: int
     mappings: int  # of memfds
-    threads: int  # without gRPC's executors
-    executor: int  # threads of the larger of those
+    threads: int  # without those of gRPC's pools
+    pooled: int  # those
+    beyond: int  # of them, more than their pools may keep
     heap: int  # bytes: RssAnon
     shared: int  # bytes: RssShmem
 
@@ -84,8 +87,10 @@ def look(pid):
         return None  # a zombie
     kib = {name: int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem")}
     memfds = sum(link.startswith("/memfd:") for link in links)
-    executors = [threads.pop(name, 0) for name in EXECUTORS]
-    return Look(len(links), memfds, mappings, threads.total(), max(executors), kib["RssAnon"], kib["RssShmem"])
+    pooled = {name: threads.pop(name, 0) for name in POOLS}
+    beyond = sum(max(0, count - POOLS[name]) for name, count in pooled.items())
+    return Look(len(links), memfds, mappings, threads.total(), sum(pooled.values()), beyond, kib["RssAnon"],
+                kib["RssShmem"])
 
 
 class Roles:
@@ -301,8 +306,8 @@ class Soak:
                 had = min(had, getattr(first[name], what)) if what in ("memfds", "mappings") else had
                 if has > had:
                     lines.append(f"{name} has {has} {what}, and had {had}")
-            if seen.executor > EXECUTOR_THREADS:
-                lines.append(f"{name} has {seen.executor} threads of a gRPC executor; at most {EXECUTOR_THREADS}")
+            if seen.beyond > 0:
+                lines.append(f"{name} has {seen.pooled} threads of gRPC's pools, {seen.beyond} more than these keep ({POOLS})")
             for what, bound in (("heap", max(peak[name], then.heap) + HEAP), ("shared", first[name].shared + PAGES)):
                 if getattr(seen, what) > bound:
                     lines.append(f"{name} has {mib(getattr(seen, what))} of {what} memory; at most {mib(bound)}")
@@ -329,7 +334,7 @@ def bar(part, soak):
 
 
 def table(report):
-    rows = [("process", "descriptors", "memfds", "mappings", "threads", "executor", "heap", "shared")]
+    rows = [("process", "descriptors", "memfds", "mappings", "threads", "pooled", "heap", "shared")]
     for name, then in report["before"].items():
         now = report["after"].get(name, {})
         cells = [f"{then[what]} -> {now.get(what, '-')}" for what in rows[0][1:6]]
