@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/harness.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "kernels/optimizer_step.h"
 
 namespace shardmesh::bench {

@@ -19,7 +19,7 @@
 #include "bench/memory_speed.h"
 #include "bench/process.h"
 #include "bench/service.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "rpc/main_support.h"
 
 namespace shardmesh::bench {

@@ -8,8 +8,8 @@
 #include "absl/time/clock.h"
 #include "bench/harness.h"
 #include "bench/step_formats.h"
-#include "core/mesh_spec.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/mesh/mesh_spec.h"
 
 namespace shardmesh::bench {
 namespace {

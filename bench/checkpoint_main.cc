@@ -17,7 +17,7 @@
 #include "bench/flags.h"
 #include "bench/harness.h"
 #include "bench/service.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh::bench {
 namespace {

@@ -11,10 +11,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/memory_speed.h"
-#include "core/format.h"
-#include "core/reduction.h"
-#include "core/status.h"
-#include "worker/collectives/symmetric_group.h"
+#include "core/base/reduction.h"
+#include "core/base/status.h"
+#include "core/format/format.h"
+#include "worker/transport/symmetric_group.h"
 
 namespace shardmesh::bench {
 namespace {

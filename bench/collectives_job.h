@@ -1,5 +1,5 @@
 // The work of bench/collectives: ranks as processes, each with a vector of fp32, that reduce-scatter and all-gather
-// through SymmetricGroup (worker/collectives/symmetric_group.h). Tasks are for a WorkerTeam, all ranks at once.
+// through SymmetricGroup (worker/transport/symmetric_group.h). Tasks are for a WorkerTeam, all ranks at once.
 //
 // The group's memory is mapped before the ranks are forked, so that other programs can read slots and result through
 // the parent's descriptor. For one thread of the parent.
@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "bench/worker_team.h"
 #include "local/segment.h"
-#include "worker/collectives/symmetric_memory.h"
+#include "worker/transport/symmetric_memory.h"
 
 namespace shardmesh::bench {
 
@@ -23,7 +23,7 @@ class CollectivesJob {
     kShared,   // slots in the heaps; one result in the shared heap
     kPrivate,  // slots in the heaps; a copy of the result in each rank's private memory
     kStaged,   // slots in private memory; private copies
-    // That the result is the tree sum of core/reduction.h, bit by bit, wherever the last of the above put it.
+    // That the result is the tree sum of core/base/reduction.h, bit by bit, wherever the last of the above put it.
     kCheckShared,
     kCheckPrivate,
     // kCalls calls each.

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/harness.h"
-#include "core/mesh_spec.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/mesh/mesh_spec.h"
 
 namespace shardmesh::bench {
 namespace {

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "bench/step_formats.h"
-#include "core/device_job.h"
-#include "core/status.h"
-#include "core/stream_digest.h"
-#include "worker/pass.h"
+#include "core/base/status.h"
+#include "core/format/stream_digest.h"
+#include "core/job/device_job.h"
+#include "worker/pass/pass.h"
 
 namespace shardmesh::bench {
 

@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "core/job.h"
-#include "core/layout.h"
-#include "worker/device/device_pass.h"
-#include "worker/host_memory.h"
-#include "worker/memory.h"
-#include "worker/step_pass.h"
+#include "core/job/job.h"
+#include "core/job/plan.h"
+#include "worker/memory/host_memory.h"
+#include "worker/memory/memory.h"
+#include "worker/pass/device/device_pass.h"
+#include "worker/pass/step_pass.h"
 
 namespace shardmesh::bench {
 

@@ -14,7 +14,7 @@
 #include "bench/flags.h"
 #include "bench/harness.h"
 #include "bench/rival.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "local/futex.h"
 
 namespace shardmesh::bench {

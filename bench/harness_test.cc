@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 
 namespace shardmesh::bench {
 namespace {

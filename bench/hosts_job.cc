@@ -11,9 +11,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/harness.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "local/futex.h"
-#include "worker/collectives/gloo_group.h"
+#include "worker/transport/gloo_group.h"
 
 namespace shardmesh::bench {
 namespace {

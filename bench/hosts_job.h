@@ -7,13 +7,13 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "core/job.h"
-#include "core/layout.h"
+#include "core/job/job.h"
+#include "core/job/plan.h"
 #include "local/fd.h"
-#include "worker/engine.h"
-#include "worker/hosts/host_lead.h"
-#include "worker/pass.h"
-#include "worker/trace.h"
+#include "worker/control/trace.h"
+#include "worker/lead/engine.h"
+#include "worker/lead/host_lead.h"
+#include "worker/pass/pass.h"
 
 namespace shardmesh::bench {
 

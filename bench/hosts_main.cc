@@ -18,7 +18,7 @@
 #include "bench/hosts_job.h"
 #include "bench/process.h"
 #include "bench/service.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh::bench {
 namespace {

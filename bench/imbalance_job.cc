@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/harness.h"
-#include "core/status.h"
-#include "core/sync.h"
+#include "core/base/status.h"
+#include "core/base/sync.h"
 
 namespace shardmesh::bench {
 namespace {

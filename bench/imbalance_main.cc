@@ -19,7 +19,7 @@
 #include "bench/imbalance_job.h"
 #include "bench/imbalance_plan.h"
 #include "bench/service.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh::bench {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/job.h"
+#include "core/job/job.h"
 
 namespace shardmesh::bench {
 

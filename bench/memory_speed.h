@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "worker/collectives/streaming_copy.h"
+#include "worker/transport/streaming_copy.h"
 
 namespace shardmesh::bench {
 

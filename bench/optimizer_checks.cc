@@ -9,7 +9,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "bench/table_step.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh::bench {
 namespace {

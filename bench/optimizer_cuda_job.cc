@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "bench/device_cuda.h"
 #include "bench/step_context.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh::bench {
 namespace {

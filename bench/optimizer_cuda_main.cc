@@ -1,5 +1,5 @@
-// bench/optimizer_cuda: one AdamW step on a GPU, in the formats of core/numeric_formats.h, against the speed of a copy
-// of device memory and against the optimizers of torch and torchao in the same run. tools/gpu_bundle packs it.
+// bench/optimizer_cuda: one AdamW step on a GPU, in the formats of core/format/numeric_formats.h, against the speed of
+// a copy of device memory and against the optimizers of torch and torchao in the same run. tools/gpu_bundle packs it.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -17,7 +17,7 @@
 #include "bench/model_shapes.h"
 #include "bench/optimizer_cuda_job.h"
 #include "bench/rival.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "kernels/cuda_available.h"
 
 namespace shardmesh::bench {

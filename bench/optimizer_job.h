@@ -2,9 +2,9 @@
 // one or more threads; what bench/optimizer measures as ours.
 //
 // Each stream (gradients, weights, states and their parts) lies in one mapping for all tensors, in huge pages where the
-// kernel gives them, as a worker's shards do (worker/shard_storage.h); the streams begin at different multiples of
-// 64 KiB + 4 KiB, because streams congruent modulo 2 MiB are slower. A step is one pass over the list: every thread of
-// the team takes an equal share of the elements, cut at multiples of kStepAlignment inside a tensor. For one thread.
+// kernel gives them, as a worker's shards do (worker/memory/shard_storage.h); the streams begin at different multiples
+// of 64 KiB + 4 KiB, because streams congruent modulo 2 MiB are slower. A step is one pass over the list: every thread
+// of the team takes an equal share of the elements, cut at multiples of kStepAlignment inside a tensor. For one thread.
 #pragma once
 
 #include <cstdint>

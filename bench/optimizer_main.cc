@@ -1,5 +1,5 @@
-// bench/optimizer: one optimizer step in the formats of core/numeric_formats.h, against the memory bound and against
-// the optimizers of torch, torchao, bitsandbytes and DeepSpeed in the same run.
+// bench/optimizer: one optimizer step in the formats of core/format/numeric_formats.h, against the memory bound and
+// against the optimizers of torch, torchao, bitsandbytes and DeepSpeed in the same run.
 //
 //   bazel run -c opt //bench:optimizer -- --quick --python ~/rivals/bin/python
 #include <CLI/CLI.hpp>
@@ -20,7 +20,7 @@
 #include "bench/rival.h"
 #include "bench/table_step.h"
 #include "bench/thread_team.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "kernels/processor.h"
 
 namespace shardmesh::bench {

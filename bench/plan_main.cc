@@ -18,11 +18,11 @@
 #include "bench/harness.h"
 #include "bench/model_shapes.h"
 #include "bench/process.h"
-#include "core/bucket_layout.h"
-#include "core/layout_boxes.h"
-#include "core/layout_reshard.h"
-#include "core/names.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/layout/bucket_layout.h"
+#include "core/layout/layout_boxes.h"
+#include "core/layout/layout_reshard.h"
+#include "core/names/names.h"
 
 namespace shardmesh::bench {
 namespace {

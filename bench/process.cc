@@ -12,8 +12,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/harness.h"
-#include "core/clock.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
 
 namespace shardmesh::bench {
 

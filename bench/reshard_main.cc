@@ -21,8 +21,8 @@
 #include "bench/step_context.h"
 #include "client/cpp/reshard.h"
 #include "client/cpp/session.h"
-#include "core/mesh_spec.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/mesh/mesh_spec.h"
 
 namespace shardmesh::bench {
 namespace {

@@ -17,8 +17,8 @@
 #include "bench/harness.h"
 #include "bench/service.h"
 #include "client/cpp/session.h"
-#include "core/format.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/format/format.h"
 
 namespace shardmesh::bench {
 namespace {

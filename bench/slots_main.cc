@@ -16,8 +16,8 @@
 #include "bench/step_context.h"
 #include "client/cpp/pulling_session.h"
 #include "client/cpp/session.h"
-#include "core/mesh_spec.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/mesh/mesh_spec.h"
 #include "local/futex.h"
 
 namespace shardmesh::bench {

@@ -6,9 +6,9 @@
 
 #include "absl/status/statusor.h"
 #include "bench/step_job.h"
-#include "worker/engine.h"
-#include "worker/pass.h"
-#include "worker/step_protocol.h"
+#include "worker/lead/engine.h"
+#include "worker/pass/pass.h"
+#include "worker/step/step_protocol.h"
 
 namespace shardmesh::bench {
 

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <string>
 
-#include "core/format.h"
-#include "core/host_device.h"
-#include "core/numeric_formats.h"
+#include "core/base/host_device.h"
+#include "core/format/format.h"
+#include "core/format/numeric_formats.h"
 
 namespace shardmesh::bench {
 

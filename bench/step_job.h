@@ -8,11 +8,11 @@
 
 #include "absl/status/statusor.h"
 #include "bench/step_formats.h"
-#include "core/job.h"
-#include "core/layout.h"
-#include "worker/host_memory.h"
-#include "worker/memory.h"
-#include "worker/shard_storage.h"
+#include "core/job/job.h"
+#include "core/job/plan.h"
+#include "worker/memory/host_memory.h"
+#include "worker/memory/memory.h"
+#include "worker/memory/shard_storage.h"
 
 namespace shardmesh::bench {
 

@@ -20,7 +20,7 @@
 #include "bench/service.h"
 #include "bench/step_context.h"
 #include "client/cpp/session.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "kernels/processor.h"
 
 namespace shardmesh::bench {

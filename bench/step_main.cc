@@ -17,10 +17,10 @@
 #include "bench/step_job.h"
 #include "bench/three_passes.h"
 #include "bench/worker_team.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "kernels/processor.h"
-#include "worker/pass.h"
-#include "worker/step_protocol.h"
+#include "worker/pass/pass.h"
+#include "worker/step/step_protocol.h"
 
 namespace shardmesh::bench {
 namespace {

@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "bench/memory_speed.h"
 #include "bench/step_context.h"
-#include "core/finite.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/format/finite.h"
 
 namespace shardmesh::bench {
 namespace {

@@ -9,7 +9,7 @@
 #include "bench/counting_job.h"
 #include "bench/process.h"
 #include "bench/version_rounds.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh::bench {
 namespace {

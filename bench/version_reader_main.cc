@@ -19,7 +19,7 @@
 #include "bench/counting_job.h"
 #include "bench/harness.h"
 #include "client/cpp/version_reader.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh::bench {
 namespace {

@@ -5,7 +5,7 @@
 #include "bench/counting_job.h"
 #include "bench/version_rounds.h"
 #include "client/cpp/version_reader.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh::bench {
 namespace {

@@ -12,7 +12,7 @@
 #include "bench/harness.h"
 #include "bench/service.h"
 #include "bench/version_rounds.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh::bench {
 namespace {

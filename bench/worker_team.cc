@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/harness.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "local/futex.h"
 
 namespace shardmesh::bench {

@@ -18,10 +18,10 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/strict_json.h"
-#include "core/names.h"
-#include "core/status.h"
-#include "core/stored_values.h"
-#include "core/stream_digest.h"
+#include "core/base/status.h"
+#include "core/format/stream_digest.h"
+#include "core/job/stored_values.h"
+#include "core/names/names.h"
 
 namespace shardmesh {
 namespace {

@@ -1,6 +1,6 @@
 // AdoptFiles: a checkpoint of what another program stored: it says what the job would be and writes each tensor as a
 // job stores it, in any order and files; this lays them out as checkpoint/stored_files.h has it, adds up the digest
-// (core/stream_digest.h) and writes the manifest.
+// (core/format/stream_digest.h) and writes the manifest.
 //
 //   FOLDER/job.json              {"step": 1200, "job": JobSpec as protobuf's JSON (proto/shardmesh/v1/job.proto)}
 //   FOLDER/model.safetensors     or several, with an index: the weights, and the scales of int8_row
@@ -28,9 +28,9 @@ struct AdoptedCheckpoint {
 
 // Writes root/step-...
 //   NotFound: no job.json, or no model. InvalidArgument: a job that is none, tensors that are missing, of another dtype
-//   or shape, or of no parameter; all say which. DataLoss: a value that no job may have (core/stored_values.h), with
-//   its tensor and index. AlreadyExists: that step is there with other bits; with the same ones nothing is written.
-//   Errors of ModelFiles::Open and NewCheckpoint.
+//   or shape, or of no parameter; all say which. DataLoss: a value that no job may have (core/job/stored_values.h),
+//   with its tensor and index. AlreadyExists: that step is there with other bits; with the same ones nothing is
+//   written. Errors of ModelFiles::Open and NewCheckpoint.
 absl::StatusOr<AdoptedCheckpoint> AdoptFiles(const std::string& folder, const std::string& root,
                                              int64_t max_file_bytes = kMaxFileBytes);
 

@@ -8,10 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/file_changes.h"
-#include "core/digest.h"
-#include "core/fault_point.h"
-#include "core/names.h"
-#include "core/status.h"
+#include "core/base/digest.h"
+#include "core/base/fault_point.h"
+#include "core/base/status.h"
+#include "core/names/names.h"
 
 namespace shardmesh {
 namespace {

@@ -7,8 +7,8 @@
 #include <fstream>
 
 #include "checkpoint/model_files.h"
-#include "core/matchers.h"
-#include "core/mesh_spec.h"
+#include "core/base/matchers.h"
+#include "core/mesh/mesh_spec.h"
 #include "local/testing/temp_folder.h"
 
 namespace shardmesh {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "core/fault_point.h"
-#include "core/status.h"
+#include "core/base/fault_point.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

@@ -1,6 +1,6 @@
-// The changes that saving a checkpoint makes to folders and files, each of them a fault point (core/fault_point.h,
+// The changes that saving a checkpoint makes to folders and files, each of them a fault point (core/base/fault_point.h,
 // kFileChange), so that tests come between any two of them. Links are not followed. Thread-safe for different paths.
-// Errors are those of core/file_error.h.
+// Errors are those of core/base/file_error.h.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/file_error.h"
+#include "core/base/file_error.h"
 #include "local/fd.h"
 
 namespace shardmesh {

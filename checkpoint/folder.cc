@@ -18,8 +18,8 @@
 #include "absl/strings/str_format.h"
 #include "checkpoint/file_changes.h"
 #include "checkpoint/folder_access.h"
-#include "core/fault_point.h"
-#include "core/status.h"
+#include "core/base/fault_point.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

@@ -17,8 +17,8 @@
 #include "checkpoint/file_changes.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/manifest.h"
-#include "core/secret.h"
-#include "core/status.h"
+#include "core/base/secret.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

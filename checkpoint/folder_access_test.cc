@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/manifest.h"
-#include "core/matchers.h"
-#include "core/mesh_spec.h"
+#include "core/base/matchers.h"
+#include "core/mesh/mesh_spec.h"
 #include "local/testing/temp_folder.h"
 
 namespace shardmesh {

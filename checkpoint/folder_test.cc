@@ -9,9 +9,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/fault_point.h"
-#include "core/matchers.h"
-#include "core/mesh_spec.h"
+#include "core/base/fault_point.h"
+#include "core/base/matchers.h"
+#include "core/mesh/mesh_spec.h"
 #include "local/testing/temp_folder.h"
 
 namespace shardmesh {

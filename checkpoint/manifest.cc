@@ -14,8 +14,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "checkpoint/strict_json.h"
-#include "core/digest.h"
-#include "core/status.h"
+#include "core/base/digest.h"
+#include "core/base/status.h"
 #include "proto/convert.h"
 
 namespace shardmesh {

@@ -1,5 +1,6 @@
 // Manifest: what a checkpoint is, as the text of its manifest.json: the job that it is of, the step, one digest over
-// all weights and states (core/stream_digest.h), and its files. Written last, so a folder without it is no checkpoint.
+// all weights and states (core/format/stream_digest.h), and its files. Written last, so a folder without it is no
+// checkpoint.
 //
 //   {"format": "shardmesh checkpoint", "version": 1, "step": 1200, "saved": 3, "digest": "0123456789abcdef",
 //    "job": JobSpec as protobuf's JSON (proto/shardmesh/v1/job.proto), "files": [{"name": ..., "bytes": ...}, ...],
@@ -12,8 +13,8 @@
 // "buffers" are what the model has beside its parameters, such as BatchNorm's statistics, in the order in which they
 // lie in the files (stored_files.h); a manifest of a checkpoint without any has no such list.
 //
-// The checksum (core/digest.h) is of all else, and a text is read only as ManifestText writes it, so an edited or cut
-// one is found; it is no defence against an adversary. Pure functions, thread-safe.
+// The checksum (core/base/digest.h) is of all else, and a text is read only as ManifestText writes it, so an edited or
+// cut one is found; it is no defence against an adversary. Pure functions, thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/safetensors.h"
-#include "core/job.h"
+#include "core/job/job.h"
 
 namespace shardmesh {
 
@@ -39,7 +40,7 @@ struct Manifest {
   };
   struct Buffer {
     SafetensorsEntry entry;
-    std::string digest;  // of its bytes (core/digest.h)
+    std::string digest;  // of its bytes (core/base/digest.h)
     bool operator==(const Buffer& other) const;
   };
   JobSpec spec;

@@ -8,9 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "core/digest.h"
-#include "core/matchers.h"
-#include "core/mesh_spec.h"
+#include "core/base/digest.h"
+#include "core/base/matchers.h"
+#include "core/mesh/mesh_spec.h"
 
 namespace shardmesh {
 namespace {

@@ -18,8 +18,8 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/stored_files.h"
 #include "checkpoint/strict_json.h"
-#include "core/half.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/format/half.h"
 
 namespace shardmesh {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/model_writer.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 
 namespace shardmesh {
 namespace {

@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "checkpoint/file_changes.h"
 #include "checkpoint/manifest.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/strict_json.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

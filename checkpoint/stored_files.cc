@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "core/names.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/names/names.h"
 
 namespace shardmesh {
 namespace {

@@ -30,8 +30,8 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "checkpoint/safetensors.h"
-#include "core/job.h"
-#include "core/numeric_formats.h"
+#include "core/format/numeric_formats.h"
+#include "core/job/job.h"
 
 namespace shardmesh {
 

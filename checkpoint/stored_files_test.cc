@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "core/matchers.h"
-#include "core/mesh_spec.h"
+#include "core/base/matchers.h"
+#include "core/mesh/mesh_spec.h"
 
 namespace shardmesh {
 namespace {

@@ -1,4 +1,4 @@
-// AdamW with states in fp32: the reference against the formula of core/adamw.h in double precision and against the
+// AdamW with states in fp32: the reference against the formula of core/job/adamw.h in double precision and against the
 // documented roundings and draws; SIMD against the reference where numbers and indices are extreme.
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 #endif
 
 #include "absl/strings/str_cat.h"
-#include "core/matchers.h"
-#include "core/philox.h"
+#include "core/base/matchers.h"
+#include "core/base/philox.h"
 #include "kernels/optimizer_step.h"
 #include "kernels/processor.h"
 

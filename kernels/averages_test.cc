@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "gtest/gtest.h"
 #include "kernels/encode.h"
 #include "kernels/optimizer_step.h"

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "gtest/gtest.h"
 #include "kernels/encode.h"
 

@@ -1,8 +1,8 @@
-// The random words (core/philox.h) of 64 elements at a time, with 8 lanes: four even and four odd counters in 64-bit
-// lanes. Only for translation units compiled for AVX2 and FMA. For one thread.
+// The random words (core/base/philox.h) of 64 elements at a time, with 8 lanes: four even and four odd counters in
+// 64-bit lanes. Only for translation units compiled for AVX2 and FMA. For one thread.
 #pragma once
 
-#include "core/philox.h"
+#include "core/base/philox.h"
 #include "kernels/simd8.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -7,8 +7,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/format.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/format/format.h"
 #include "kernels/encode_arrays.h"
 #include "kernels/fp_environment.h"
 

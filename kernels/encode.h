@@ -1,6 +1,7 @@
-// Arrays of fp32 to codes and back, in every format there is: those of weights and states (core/numeric_formats.h),
-// bit for bit as the optimizer step stores them, and those in which weights are published. For checking, and for
-// whatever is no hot path: plain loops over the element rules of kernels/rules/, one thread.
+// Arrays of fp32 to codes and back, in every format there is: those of weights and states
+// (core/format/numeric_formats.h), bit for bit as the optimizer step stores them, and those in which weights are
+// published. For checking, and for whatever is no hot path: plain loops over the element rules of kernels/rules/, one
+// thread.
 //
 //   published   codes               scales                                            value
 //   nf4         2 in a byte         int8 of 64 elements, under a factor for 256 of    level * (scale / factor + mean)
@@ -26,9 +27,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/format.h"
-#include "core/numeric_formats.h"
-#include "core/philox.h"
+#include "core/base/philox.h"
+#include "core/format/format.h"
+#include "core/format/numeric_formats.h"
 
 namespace shardmesh {
 
@@ -69,7 +70,7 @@ struct CodeSpec {
   bool floor = false;         // mx8: torchao's mode FLOOR; else RCEIL
   bool stochastic = false;    // int8_row; second moments in fp8x32: rounded stochastically, else to nearest
 
-  // The draws of bf16_sr, bf16+8sr and whatever is stochastic (core/philox.h).
+  // The draws of bf16_sr, bf16+8sr and whatever is stochastic (core/base/philox.h).
   uint64_t seed = 0;
   int64_t step = 1;
   uint32_t tensor = 0;

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "core/format.h"
+#include "core/format/format.h"
 #include "kernels/coded_fixture.h"
 #include "kernels/rules/minifloat.h"
 

@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "core/format.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
+#include "core/format/format.h"
 #include "gtest/gtest.h"
 #include "kernels/coded_fixture.h"
 

@@ -2,11 +2,11 @@
 // kernels/fused_pass_body.h, the launches in kernels/fused_pass_cuda.h; a test walks the bodies on the CPU
 // (kernels/fused_pass_host.h).
 //
-// The shard lies in rotating storage (worker/shard_storage.h), cut into ranges; a block takes a range and walks its
-// chunks one after the other: it reads the gradients of all slots where they lie, sums them in tree order, steps the
-// elements, stores weights and states where the last chunk lay, and the new weights into every place that gets them.
-// Then it release-stores the range's progress word. A chunk that the word says is done is passed over, so that a launch
-// can be repeated: the same bytes come out, whenever the one before was stopped.
+// The shard lies in rotating storage (worker/memory/shard_storage.h), cut into ranges; a block takes a range and walks
+// its chunks one after the other: it reads the gradients of all slots where they lie, sums them in tree order, steps
+// the elements, stores weights and states where the last chunk lay, and the new weights into every place that gets
+// them. Then it release-stores the range's progress word. A chunk that the word says is done is passed over, so that a
+// launch can be repeated: the same bytes come out, whenever the one before was stopped.
 //
 // Tables of a bucket (PassRange, PassChunkRun, first runs) do not change while a job lives; PassStep is of one command.
 // All pointers are the device's. Plain values, the same for g++ and nvcc.

@@ -1,7 +1,7 @@
-// Runs of a tensor's weights to the codes in which they are gathered (core/gather_format.h), in two passes: the first
-// finds the largest magnitude under every scale, whoever holds its elements, the second codes. What comes of all runs
-// of a tensor is what Encode (kernels/encode.h, options as they are by default) gives for the whole of it, however it
-// is cut into runs.
+// Runs of a tensor's weights to the codes in which they are gathered (core/format/gather_format.h), in two passes: the
+// first finds the largest magnitude under every scale, whoever holds its elements, the second codes. What comes of all
+// runs of a tensor is what Encode (kernels/encode.h, options as they are by default) gives for the whole of it, however
+// it is cut into runs.
 //
 // Weights that are not finite, which Encode refuses: their scale is NaN, and so is all that shares it, decoded.
 //
@@ -12,8 +12,8 @@
 #include <atomic>
 #include <cstdint>
 
-#include "core/format.h"
-#include "core/gather_format.h"
+#include "core/format/format.h"
+#include "core/format/gather_format.h"
 
 namespace shardmesh {
 
@@ -37,7 +37,7 @@ float Nf4Mean(const std::atomic<uint32_t>* maxima, int64_t num_blocks);
 // A place that gets them.
 struct GatheredPlace {
   uint8_t* codes = nullptr;  // of the run
-  void* scales = nullptr;    // of the tensor: floats, bytes of mx8, or nf4's (core/gather_format.h); aligned to floats
+  void* scales = nullptr;    // of the tensor: floats, bytes of mx8, or nf4's (core/format/gather_format.h); aligned to floats
 };
 
 // Writes to `count` places the run's codes, and the scales of those blocks whose first element it has.

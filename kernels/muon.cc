@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "core/reduction.h"
-#include "core/status.h"
+#include "core/base/reduction.h"
+#include "core/base/status.h"
 #include "kernels/blas.h"
 #include "kernels/muon_simd.h"
 #include "kernels/newton_schulz.h"

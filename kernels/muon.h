@@ -1,4 +1,4 @@
-// The Muon step of one whole matrix at its owner, in any of the formats of core/numeric_formats.h but int8_row.
+// The Muon step of one whole matrix at its owner, in any of the formats of core/format/numeric_formats.h but int8_row.
 //
 //   g = the slots' gradients, summed in tree order, scaled and clipped        (as kernels/optimizer_step.h)
 //   B' = lerp(B, g, 1 - momentum);   U = lerp(g, B', momentum) with Nesterov, else B'
@@ -10,8 +10,8 @@
 // to its format. The buffer is 0 before the first step.
 //
 // One order of operations, so the same bits on any number of threads: products as in kernels/gemm.h, and |U| is the
-// square root of a tree sum (core/reduction.h) over 256 elements a leaf; within a leaf 8 sums take every eighth element
-// each, fma(u, u, sum) from +0, and are added as a tree. Squares that overflow fp32 (|U| above 1.8e19) make O 0; a
+// square root of a tree sum (core/base/reduction.h) over 256 elements a leaf; within a leaf 8 sums take every eighth
+// element each, fma(u, u, sum) from +0, and are added as a tree. Squares that overflow fp32 (|U| above 1.8e19) make O 0; a
 // NaN in the gradients makes all of O NaN. A zero U leaves O zero.
 //
 // Two implementations, the same bits: the reference (plain loops) and SIMD. Nothing is checked but by CheckMuon.
@@ -24,7 +24,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/muon.h"
+#include "core/job/muon.h"
 #include "kernels/gemm.h"
 #include "kernels/optimizer_step.h"
 #include "kernels/parallel.h"

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <memory>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "kernels/blas.h"
 #include "kernels/muon.h"
 #include "kernels/muon_fixture.h"

@@ -7,9 +7,9 @@
 #include <random>
 #include <vector>
 
-#include "core/format.h"
-#include "core/matchers.h"
-#include "core/stream_digest.h"
+#include "core/base/matchers.h"
+#include "core/format/format.h"
+#include "core/format/stream_digest.h"
 #include "kernels/muon.h"
 
 namespace shardmesh {

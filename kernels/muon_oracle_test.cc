@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/reduction.h"
+#include "core/base/reduction.h"
 #include "kernels/muon.h"
 #include "kernels/muon_fixture.h"
 #include "kernels/newton_schulz.h"

@@ -4,8 +4,8 @@
 #include <limits>
 #include <thread>
 
-#include "core/matchers.h"
-#include "core/philox.h"
+#include "core/base/matchers.h"
+#include "core/base/philox.h"
 #include "kernels/muon_fixture.h"
 #include "kernels/processor.h"
 
@@ -205,7 +205,7 @@ TEST(Muon, CallerFlushesSubnormals_KeptAllTheSame) {
 }
 #endif
 
-// Draws are those of the tensor's elements (core/philox.h), as in every other step.
+// Draws are those of the tensor's elements (core/base/philox.h), as in every other step.
 TEST(Muon, Bf16Sr_RoundedByTheElementsOwnDraws) {
   Settings exact, rounded;
   rounded.weights = WeightFormat::kBf16Sr;

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "absl/functional/function_ref.h"
-#include "core/muon.h"
+#include "core/job/muon.h"
 #include "kernels/gemm.h"
 #include "kernels/parallel.h"
 

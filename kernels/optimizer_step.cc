@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "kernels/fp_environment.h"
 #include "kernels/optimizer_step_simd.h"
 #include "kernels/processor.h"

@@ -1,6 +1,6 @@
-// One optimizer step over a run of one tensor's elements, in any of the formats of core/numeric_formats.h: sums the
-// slots' gradients in tree order, scales and clips them, moves states and weights on, rounds both to their formats and
-// writes copies of the weights as readers get them.
+// One optimizer step over a run of one tensor's elements, in any of the formats of core/format/numeric_formats.h: sums
+// the slots' gradients in tree order, scales and clips them, moves states and weights on, rounds both to their formats
+// and writes copies of the weights as readers get them.
 //
 // Two implementations, the same bits: the reference (plain C++, one element at a time) and SIMD (8 lanes, processors
 // with AVX2 and FMA). Both walk tiles of 256 elements (kernels/tile/); the element rules are in kernels/rules/. Where
@@ -15,9 +15,9 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "core/format.h"
-#include "core/numeric_formats.h"
-#include "core/optimizer.h"
+#include "core/format/format.h"
+#include "core/format/numeric_formats.h"
+#include "core/job/optimizer.h"
 
 namespace shardmesh {
 
@@ -26,7 +26,7 @@ inline constexpr int64_t kStepAlignment = 256;
 // Elements of one entry of OptimizerRun::largest.
 inline constexpr int64_t kLargestElements = 128;
 
-// The parts of a stored stream (core/numeric_formats.h), each at the run's first element.
+// The parts of a stored stream (core/format/numeric_formats.h), each at the run's first element.
 struct StoredRun {
   void* codes = nullptr;
   void* extra = nullptr;  // remainder or scales; null where the format has none
@@ -56,8 +56,8 @@ struct OptimizerRun {
   // Of the same weights, for every 128 elements: the largest magnitude, beside which a NaN is none. After a MAX over
   // all of them, scales of fp8_tensor and, where rows are multiples of 128, of fp8_row, fp8_block and int8_row follow.
   float* largest = nullptr;
-  // [1 + states]: the digests (core/stream_digest.h) of the new weights, codes and extra, and of each new state are
-  // added to these, modulo 2^64 and atomically: runs of one tensor may share them.
+  // [1 + states]: the digests (core/format/stream_digest.h) of the new weights, codes and extra, and of each new state
+  // are added to these, modulo 2^64 and atomically: runs of one tensor may share them.
   uint64_t* digests = nullptr;
 
   int64_t num_elements = 0;    // 0 does nothing

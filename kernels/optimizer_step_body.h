@@ -5,7 +5,7 @@
 //   for each phase p of StepBody::kPhases: every thread calls Phase(p, thread), then all wait for each other
 #pragma once
 
-#include "core/reduction.h"
+#include "core/base/reduction.h"
 #include "kernels/rules/optimizers.h"
 #include "kernels/tile/emit.h"
 #include "kernels/tile/states.h"

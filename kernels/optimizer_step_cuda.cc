@@ -1,7 +1,7 @@
 #include "kernels/optimizer_step_cuda.h"
 
 #include "absl/strings/str_cat.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 #ifdef SHARDMESH_CUDA
 #include "kernels/device_table_cuda.h"

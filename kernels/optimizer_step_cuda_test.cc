@@ -5,7 +5,7 @@
 #include <cstring>
 #include <memory>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "kernels/cuda_available.h"
 #include "kernels/step_fixture.h"
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <memory>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "kernels/fp_environment.h"
 #include "kernels/optimizer_step_body.h"
 #include "kernels/processor.h"

@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-#include "core/host_device.h"
+#include "core/base/host_device.h"
 
 namespace shardmesh {
 

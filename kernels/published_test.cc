@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "kernels/encode.h"
 #include "kernels/step_fixture.h"
 

@@ -4,8 +4,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "core/matchers.h"
-#include "core/philox.h"
+#include "core/base/matchers.h"
+#include "core/base/philox.h"
 #include "kernels/optimizer_step.h"
 #include "kernels/rules/split_weight.h"
 #include "kernels/step_fixture.h"

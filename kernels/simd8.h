@@ -1,6 +1,6 @@
 // Number types of 8 fixed lanes over Highway, for the element rules: F32x8 stands for 8 floats, U32x8 for 8 uint32_t,
 // U64x4 for 4 uint64_t. Always 8 lanes, whatever the processor could do: the order of draws is made for 8
-// (core/philox.h). Only for translation units compiled with SIMD_COPTS (kernels/BUILD). Loads and stores need no
+// (core/base/philox.h). Only for translation units compiled with SIMD_COPTS (kernels/BUILD). Loads and stores need no
 // alignment.
 #pragma once
 

@@ -1,7 +1,7 @@
 // The reference, and the choice between the implementations; compiled for any processor.
 #include "kernels/slot_sum.h"
 
-#include "core/reduction.h"
+#include "core/base/reduction.h"
 #include "kernels/fp_environment.h"
 #include "kernels/processor.h"
 #include "kernels/slot_sum_simd.h"

@@ -1,5 +1,5 @@
-// The sum of slots, element by element in tree order (core/reduction.h), times a factor: a reduction without a step.
-// (The optimizer step sums for itself: kernels/tile/gradients.h.)
+// The sum of slots, element by element in tree order (core/base/reduction.h), times a factor: a reduction without a
+// step. (The optimizer step sums for itself: kernels/tile/gradients.h.)
 //
 // Two implementations, the same bits (a NaN's payload aside): the reference (plain C++, any processor) and SIMD (8
 // lanes, processors with AVX2 and FMA). A third is kernels/slot_sum_cuda.h.
@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "core/format.h"
+#include "core/format/format.h"
 
 namespace shardmesh {
 

@@ -1,8 +1,8 @@
 // One thread per element, grid-stride: neighbours read neighbouring numbers of each slot, once. The sum is
-// core/reduction.h's.
+// core/base/reduction.h's.
 #include <cuda_runtime.h>
 
-#include "core/reduction.h"
+#include "core/base/reduction.h"
 #include "kernels/slot_sum_cuda.h"
 
 namespace shardmesh {

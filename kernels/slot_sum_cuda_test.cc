@@ -2,7 +2,7 @@
 // is skipped and says why.
 #include <random>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "kernels/cuda_available.h"
 #include "kernels/slot_sum_fixture.h"
 

@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#include "core/reduction.h"
+#include "core/base/reduction.h"
 #include "kernels/simd8.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "core/reduction.h"
+#include "core/base/reduction.h"
 #include "kernels/processor.h"
 #include "kernels/slot_sum_fixture.h"
 #if defined(__x86_64__)
@@ -18,7 +18,7 @@ uint64_t Seed() {
   return seed;
 }
 
-// The tree as core/reduction.h defines it, of slots [first, first + slots).
+// The tree as core/base/reduction.h defines it, of slots [first, first + slots).
 float Tree(const SlotSumFixture& fixture, int first, int slots, int64_t i) {
   if (slots == 1) return fixture.At(first, i);
   const int left = LeftLeaves(slots);

@@ -5,8 +5,8 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "core/format.h"
-#include "core/stream_digest.h"
+#include "core/format/format.h"
+#include "core/format/stream_digest.h"
 
 namespace shardmesh {
 namespace {

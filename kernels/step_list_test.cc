@@ -5,7 +5,7 @@
 #include <memory>
 #include <random>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "kernels/fp_environment.h"
 #include "kernels/row_step_body.h"
 #include "kernels/step_fixture.h"

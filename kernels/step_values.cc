@@ -4,9 +4,9 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "core/finite.h"
-#include "core/format.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/format/finite.h"
+#include "core/format/format.h"
 
 namespace shardmesh {
 namespace {

@@ -4,8 +4,8 @@
 #include <limits>
 #include <vector>
 
-#include "core/format.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
+#include "core/format/format.h"
 #include "gtest/gtest.h"
 
 namespace shardmesh {

@@ -13,7 +13,7 @@
 // torchao's codes there, but for the sign of fp8's NaN, which it leaves to the processor. Pure functions, thread-safe.
 #pragma once
 
-#include "core/numeric_formats.h"
+#include "core/format/numeric_formats.h"
 #include "kernels/tile/plan.h"
 
 namespace shardmesh {

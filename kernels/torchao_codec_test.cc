@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "core/format.h"
+#include "core/format/format.h"
 
 namespace shardmesh {
 namespace {

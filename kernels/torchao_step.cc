@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "kernels/fp_environment.h"
 #include "kernels/rules/number.h"
 #include "kernels/tile/emit.h"

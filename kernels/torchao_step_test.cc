@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
-#include "core/matchers.h"
-#include "core/philox.h"
+#include "core/base/matchers.h"
+#include "core/base/philox.h"
 
 namespace shardmesh {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "core/reduction.h"
+#include "core/base/reduction.h"
 #include "kernels/tile/states.h"
 
 namespace shardmesh {

@@ -8,7 +8,7 @@
 //   for each phase p of kPhases: every thread calls Phase(p), then all wait for each other
 #pragma once
 
-#include "core/reduction.h"
+#include "core/base/reduction.h"
 #include "kernels/rules/optimizers.h"
 #include "kernels/step_list.h"
 #include "kernels/tile/states.h"

@@ -7,7 +7,7 @@
 
 #include <csignal>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "local/testing/temp_folder.h"
 
 namespace shardmesh {

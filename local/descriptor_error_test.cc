@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "local/fd.h"
 #include "local/segment.h"
 #include "local/socket.h"

@@ -3,8 +3,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "core/clock.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
 #include "local/shared_library.h"
 
 namespace shardmesh {

@@ -9,7 +9,7 @@
 #include <optional>
 #include <utility>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "local/segment.h"
 
 namespace shardmesh {

@@ -2,7 +2,7 @@
 
 #include <thread>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "local/host_id.h"
 
 namespace shardmesh {

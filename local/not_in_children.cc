@@ -8,7 +8,7 @@
 
 #include <utility>
 
-#include "core/sync.h"
+#include "core/base/sync.h"
 
 namespace shardmesh {
 

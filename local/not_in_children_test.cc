@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "local/fd.h"
 #include "local/segment.h"
 #include "local/socket.h"

@@ -3,7 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "gtest/gtest.h"
 #include "local/segment.h"
 

@@ -10,7 +10,7 @@
 
 #include <cstring>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 
 namespace shardmesh {
 namespace {

@@ -13,7 +13,7 @@
 #include <optional>
 #include <thread>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "local/process_end.h"
 #include "local/testing/temp_folder.h"
 

@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "proto/shardmesh/v1/shard.pb.h"
 
 namespace shardmesh {

@@ -7,11 +7,11 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/format.h"
-#include "core/job.h"
-#include "core/mesh_spec.h"
-#include "core/names.h"
-#include "core/numeric_formats.h"
+#include "core/format/format.h"
+#include "core/format/numeric_formats.h"
+#include "core/job/job.h"
+#include "core/mesh/mesh_spec.h"
+#include "core/names/names.h"
 #include "proto/shardmesh/v1/job.pb.h"
 
 namespace shardmesh {

@@ -5,9 +5,9 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "core/job.h"
-#include "core/status.h"
-#include "core/secret.h"
+#include "core/base/secret.h"
+#include "core/base/status.h"
+#include "core/job/job.h"
 
 namespace shardmesh {
 

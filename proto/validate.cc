@@ -3,10 +3,10 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "core/adamw.h"
-#include "core/job.h"
-#include "core/mesh_spec.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/job/adamw.h"
+#include "core/job/job.h"
+#include "core/mesh/mesh_spec.h"
 #include "proto/field_checks.h"
 
 namespace shardmesh {

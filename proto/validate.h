@@ -14,7 +14,7 @@
 
 namespace shardmesh {
 
-// Names: at most core/names.h's kMaxNameBytes each.
+// Names: at most core/names/names.h's kMaxNameBytes each.
 inline constexpr int kMaxRawNames = 100'000;     // in one ResolveNames
 inline constexpr int kMaxNameRules = 10'000;     // entries of NameRules in all
 inline constexpr int kMaxMemberStatuses = 1000;  // in one Heartbeat

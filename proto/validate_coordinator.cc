@@ -1,9 +1,9 @@
 // Validate() of the coordinator's requests.
 #include "absl/strings/str_cat.h"
-#include "core/job.h"
-#include "core/mesh_spec.h"
-#include "core/names.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/job/job.h"
+#include "core/mesh/mesh_spec.h"
+#include "core/names/names.h"
 #include "proto/field_checks.h"
 #include "proto/validate.h"
 

@@ -9,8 +9,8 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "core/job.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
+#include "core/job/job.h"
 
 namespace shardmesh {
 namespace {

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
-#include "core/clock.h"
+#include "core/base/clock.h"
 #include "local/descriptor_error.h"
 #include "rpc/peer_user.h"
 

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "core/sync.h"
+#include "core/base/sync.h"
 #include "rpc/connection_table.h"
 #include "rpc/listener.h"
 
@@ -102,8 +102,8 @@ class Acceptor {
 
   Mutex stop_mu_;
   std::thread thread_ ABSL_GUARDED_BY(stop_mu_);
-  // Apart from the one that accepts: gRPC reads what a new connection has sent on the thread that gives it away, so that
-  // a flood from the first byte holds that thread until it is cut off.
+  // Apart from the one that accepts: gRPC reads what a new connection has sent on the thread that gives it away, so
+  // that a flood from the first byte holds that thread until it is cut off.
   std::thread guard_thread_ ABSL_GUARDED_BY(stop_mu_);
 };
 

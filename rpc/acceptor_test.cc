@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "core/clock.h"
-#include "core/matchers.h"
-#include "core/sync.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
+#include "core/base/sync.h"
 #include "local/fd.h"
 
 namespace shardmesh {

@@ -14,7 +14,7 @@
 #include <unordered_set>
 
 #include "absl/strings/string_view.h"
-#include "core/sync.h"
+#include "core/base/sync.h"
 
 namespace shardmesh {
 

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "rpc/fair_share.h"
 
 namespace shardmesh {

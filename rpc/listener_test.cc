@@ -10,9 +10,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/clock.h"
-#include "core/matchers.h"
-#include "core/sync.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
+#include "core/base/sync.h"
 #include "local/testing/temp_folder.h"
 #include "rpc/acceptor.h"
 

@@ -17,9 +17,9 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/status.h"
-#include "core/thread.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
+#include "core/base/thread.h"
 #include "local/descriptor_error.h"
 
 namespace shardmesh {

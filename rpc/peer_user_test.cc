@@ -12,7 +12,7 @@
 #include <optional>
 #include <string>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "local/fd.h"
 
 namespace shardmesh {

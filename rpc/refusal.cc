@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/sync.h"
+#include "core/base/sync.h"
 #include "rpc/deadline.h"
 
 namespace shardmesh {

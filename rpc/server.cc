@@ -9,7 +9,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "rpc/address.h"
 #include "rpc/call_tracking.h"
 #include "rpc/deadline.h"

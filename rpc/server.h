@@ -3,8 +3,8 @@
 // handshakes and idle connections, TLS with client certificates beyond the machine; grpc.health.v1 and server
 // reflection are always on.
 //
-// Who is served: without TLS, processes of this process's user and of root, on this machine alone; the kernel says whose
-// they are (rpc/peer_user.h). A process of another user gets PERMISSION_DENIED for every method of every service,
+// Who is served: without TLS, processes of this process's user and of root, on this machine alone; the kernel says
+// whose they are (rpc/peer_user.h). A process of another user gets PERMISSION_DENIED for every method of every service,
 // health and reflection among them: its connections go to a second gRPC server, which has no other answer. With TLS the
 // certificate decides alone. docs/security.md has the whole picture.
 //
@@ -35,7 +35,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "core/sync.h"
+#include "core/base/sync.h"
 #include "rpc/acceptor.h"
 #include "rpc/call_guard.h"
 #include "rpc/reflection.h"

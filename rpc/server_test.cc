@@ -14,9 +14,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "core/clock.h"
-#include "core/matchers.h"
-#include "core/sync.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
+#include "core/base/sync.h"
 #include "local/fd.h"
 #include "local/testing/temp_folder.h"
 #include "rpc/channel.h"

@@ -20,7 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "rpc/deadline.h"
 #include "rpc/pem.h"
 

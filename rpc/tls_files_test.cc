@@ -9,7 +9,7 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "local/testing/temp_folder.h"
 
 namespace shardmesh {

@@ -12,8 +12,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "core/matchers.h"
-#include "core/sync.h"
+#include "core/base/matchers.h"
+#include "core/base/sync.h"
 #include "rpc/caller_share.h"
 #include "rpc/channel.h"
 #include "rpc/server.h"

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "rpc/address.h"
 #include "rpc/main_support.h"
 #include "rpc/reflection.h"

@@ -27,8 +27,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "core/mesh_spec.h"
-#include "core/secret.h"
+#include "core/base/secret.h"
+#include "core/mesh/mesh_spec.h"
 #include "server/assignment.h"
 #include "server/job_definition.h"
 #include "server/records.h"
@@ -166,8 +166,8 @@ class Coordinator {
   // Heartbeat and Leave of this life must show.
   // PermissionDenied: this incarnation joined with another secret, and nothing more is told.
   // Aborted: a larger incarnation of the name was seen, this one has left, or it is too far ahead (CoordinatorOptions);
-  // the status says which one would be taken (core/incarnation.h). AlreadyExists: another life of the name is alive, or
-  // this incarnation joined with other values. ResourceExhausted: too many workers.
+  // the status says which one would be taken (core/base/incarnation.h). AlreadyExists: another life of the name is
+  // alive, or this incarnation joined with other values. ResourceExhausted: too many workers.
   // A life that is taken over and not marked dead yet: in its READY jobs on one host that are `resumed` at their epoch
   // and rank the worker takes its place, and nothing else of them changes; its other jobs are as those of a dead one.
   // One that cannot be taken over, since it was elsewhere on the host, counts as found dead.
@@ -187,8 +187,8 @@ class Coordinator {
                                                     const std::vector<MemberReport>& reports, absl::Time now,
                                                     const WorkerTraits& traits = {}, absl::string_view secret = {});
 
-  // Aborted, NotFound, PermissionDenied as Heartbeat; leaving twice is OK. The worker's jobs re-form, or fail with its name, but those
-  // that were never READY: they are assigned anew.
+  // Aborted, NotFound, PermissionDenied as Heartbeat; leaving twice is OK. The worker's jobs re-form, or fail with its
+  // name, but those that were never READY: they are assigned anew.
   absl::Status Leave(const std::string& name, int64_t incarnation, absl::Time now, absl::string_view secret = {});
 
   // Workers silent for longer than the timeout are dead, and their jobs re-form or fail, or are assigned anew if they

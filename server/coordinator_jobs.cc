@@ -8,7 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "server/assignment.h"
 #include "server/coordinator.h"
 
@@ -109,7 +109,7 @@ absl::Status Coordinator::NoSuchJob(const std::string& name) const {
 }
 
 namespace {
-// Whether a keeper can have what members' next lives need (worker/worker_lives.cc).
+// Whether a keeper can have what members' next lives need (worker/process/worker_lives.cc).
 bool IsKeepable(const Job& job) {
   return job.definition->spec().residency == Residency::kFull && OnOneHost(job.record.members);
 }

@@ -14,10 +14,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/decimal_flags.h"
-#include "core/mesh_spec.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/decimal_flags.h"
+#include "core/base/status.h"
+#include "core/mesh/mesh_spec.h"
 #include "rpc/main_support.h"
 #include "rpc/server.h"
 #include "rpc/tls_flags.h"

@@ -5,9 +5,9 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "core/incarnation.h"
-#include "core/status.h"
-#include "core/secret.h"
+#include "core/base/incarnation.h"
+#include "core/base/secret.h"
+#include "core/base/status.h"
 #include "server/coordinator.h"
 
 namespace shardmesh {

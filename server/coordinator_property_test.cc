@@ -13,8 +13,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "core/matchers.h"
-#include "core/reform.h"
+#include "core/base/matchers.h"
+#include "core/mesh/reform.h"
 #include "server/coordinator.h"
 #include "server/testing/small_jobs.h"
 

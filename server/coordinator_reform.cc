@@ -7,9 +7,9 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/reform.h"
-#include "core/status.h"
-#include "core/secret.h"
+#include "core/base/secret.h"
+#include "core/base/status.h"
+#include "core/mesh/reform.h"
 #include "server/coordinator.h"
 
 namespace shardmesh {

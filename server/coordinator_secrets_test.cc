@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "core/incarnation.h"
+#include "core/base/incarnation.h"
 #include "server/testing/coordinator_fixture.h"
 
 namespace shardmesh {

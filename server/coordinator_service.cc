@@ -10,8 +10,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "core/incarnation.h"
-#include "core/status.h"
+#include "core/base/incarnation.h"
+#include "core/base/status.h"
 #include "proto/convert.h"
 #include "proto/protocol_version.h"
 #include "proto/validate.h"

@@ -9,9 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "core/clock.h"
-#include "core/mesh_spec.h"
-#include "core/sync.h"
+#include "core/base/clock.h"
+#include "core/base/sync.h"
+#include "core/mesh/mesh_spec.h"
 #include "proto/shardmesh/v1/coordinator.grpc.pb.h"
 #include "rpc/caller_share.h"
 #include "server/coordinator.h"

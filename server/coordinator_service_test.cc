@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "proto/convert.h"
 #include "rpc/channel.h"
 #include "rpc/server.h"

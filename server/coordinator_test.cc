@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "core/incarnation.h"
+#include "core/base/incarnation.h"
 #include "server/testing/coordinator_fixture.h"
 
 namespace shardmesh {

@@ -5,8 +5,8 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "core/device_job.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/job/device_job.h"
 #include "proto/convert.h"
 #include "server/near_miss.h"
 

@@ -8,10 +8,10 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "core/job.h"
-#include "core/layout.h"
-#include "core/mesh_spec.h"
-#include "core/names.h"
+#include "core/job/job.h"
+#include "core/job/plan.h"
+#include "core/mesh/mesh_spec.h"
+#include "core/names/names.h"
 #include "proto/shardmesh/v1/job.pb.h"
 
 namespace shardmesh {
@@ -27,7 +27,7 @@ class JobDefinition {
   const JobSpec& spec() const { return spec_; }
   const v1::JobSpec& proto() const { return proto_; }
   const Plan& plan() const { return plan_; }
-  // Why workers on CUDA devices cannot do it, and what would work (core/device_job.h); empty: they can.
+  // Why workers on CUDA devices cannot do it, and what would work (core/job/device_job.h); empty: they can.
   const std::string& refused_by_devices() const { return refused_by_devices_; }
 
   // The index of a canonical name in spec().parameters; -1 when there is none.
@@ -57,9 +57,9 @@ absl::StatusOr<std::shared_ptr<const JobDefinition>> WithMesh(const std::shared_
 absl::StatusOr<std::shared_ptr<const JobDefinition>> DefineJob(JobSpec given, const NameRules& rules,
                                                                const MeshSpec& default_mesh);
 
-// The mesh of a job that had `wished` elsewhere, where the host with the most live workers has `live` of them. Whichever
-// is the first that is set and has enough workers: `wished`, if the default has as many ranks or there is none;
-// `default_mesh`; `wished`; all the live workers as fsdp. Without any worker `wished`.
+// The mesh of a job that had `wished` elsewhere, where the host with the most live workers has `live` of them.
+// Whichever is the first that is set and has enough workers: `wished`, if the default has as many ranks or there is
+// none; `default_mesh`; `wished`; all the live workers as fsdp. Without any worker `wished`.
 MeshSpec FittingMesh(const MeshSpec& wished, const MeshSpec& default_mesh, int64_t live);
 
 struct ResolvedName {

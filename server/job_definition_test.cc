@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "server/near_miss.h"
 #include "server/testing/small_jobs.h"
 

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "server/testing/small_jobs.h"
 
 namespace shardmesh {

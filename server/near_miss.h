@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "core/job.h"
+#include "core/job/job.h"
 
 namespace shardmesh {
 

@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "core/reform.h"
+#include "core/mesh/reform.h"
 
 namespace shardmesh {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "core/mesh_spec.h"
+#include "core/mesh/mesh_spec.h"
 #include "server/assignment.h"
 #include "server/records.h"
 

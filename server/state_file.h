@@ -25,7 +25,7 @@ void MakeHiddenFile(const std::string& path);
 // Makes one that is there so, if its user and file system allow it.
 void HideFile(const std::string& path);
 
-// Until its bytes are on the disk. Errors of core/file_error.h.
+// Until its bytes are on the disk. Errors of core/base/file_error.h.
 absl::Status SyncFile(const std::string& path);
 
 // Which file a path means.

@@ -4,10 +4,10 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "core/job.h"
-#include "core/status.h"
-#include "core/utf8.h"
-#include "core/secret.h"
+#include "core/base/secret.h"
+#include "core/base/status.h"
+#include "core/base/utf8.h"
+#include "core/job/job.h"
 
 namespace shardmesh {
 namespace {

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/status.h"
+#include "core/base/status.h"
 #include "server/state.h"
 
 namespace shardmesh {

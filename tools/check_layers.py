@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """Fails if a folder includes a folder, or an outside library, that it may not; and on a few other slips of the sources.
 
-Usage: check_layers.py [ROOT].  Prints one `file:line: reason` per violation; exits 1 if there is any.
+Usage: check_layers.py [--table] [ROOT].  Prints one `file:line: reason` per violation; exits 1 if there is any. With --table: the rooms instead, with
+their files and which rooms each includes.
 
-Looked at: #include lines (ALLOWED, CONFINED), sleeping in tests, the wall clock (WALL_CLOCK), paths of one machine. Comments count as text: an include
+Looked at: #include lines (ALLOWED, ROOMS, CONFINED), how many files a room has, sleeping in tests, the wall clock (WALL_CLOCK), paths of one machine. Comments count as text: an include
 or a sleep that is commented out is still reported. The build's own visibility rules repeat the folders, and go deeper.
 """
 import os
 import re
 import sys
 
-# folder -> the folders that it may include from; itself is always allowed. A folder in another one is one of its own.
+# folder -> the folders that it may include from, each with the rooms in it; itself is always allowed. A folder in another one is one of its own.
 ALLOWED = {
     "core":     set(),
     "proto":    {"core"},
@@ -27,27 +28,35 @@ ALLOWED = {
     "tests":    {"core", "proto", "checkpoint", "rpc", "kernels", "local", "client", "server", "worker", "python", "examples", "bench"},
     "bench":    {"core", "proto", "checkpoint", "rpc", "kernels", "local", "client", "server", "worker", "python", "examples"},
 }
+# The rooms of a folder, bottom up: each may include those before it, and what the folder may. Tests, and what is in testing/, may include all rooms.
+ROOMS = {
+    "core": ("base", "format", "mesh", "names", "view", "layout", "job"),
+    "worker": ("control", "memory", "versions", "transport", "transport/nccl", "step", "pass", "pass/device", "lead", "job", "move", "node", "process",
+               "doors"),
+}
+# Source files in a room at most, without testing/.
+MAX_FILES = 40
 # prefix of an outside header -> where it may be included (all prefixes that fit count): patterns of the file's path, matched from its start to its end.
 CONFINED = {
-    "grpcpp/":      ("rpc/.*", "proto/.*", r".*_service\.(h|cc)", r".*_service_test\.cc", r"worker/[^/]*_call\.(h|cc)", r".*_transport\.(h|cc)", r".*_main\.cc",
+    "grpcpp/":      ("rpc/.*", "proto/.*", r".*_service\.(h|cc)", r".*_service_test\.cc", r"worker/doors/[^/]*_call\.(h|cc)", r".*_transport\.(h|cc)", r".*_main\.cc",
                      r"client/cpp/.*transport.*", "tests/.*", "bench/.*"),
     "grpc/":        ("rpc/.*",),
     "sqlite3.h":    (r"server/sqlite[^/]*", r"server/[^/]*_test\.cc"),
-    "gloo/":        (r"worker/collectives/gloo_(group\.cc|connections\.(cc|h))",),
+    "gloo/":        (r"worker/transport/gloo_(group\.cc|connections\.(cc|h))",),
     "hwy/":         (r"kernels/[^/]*simd[^/]*",),
     "cuda_runtime": (r".*cuda[^/]*",),
     "cuda.h":       (r".*cuda[^/]*",),
-    "CLI/":         ("client/cli/.*", "core/decimal_flags_test.cc", r".*_main\.cc", "bench/.*", "examples/.*"),
+    "CLI/":         ("client/cli/.*", "core/base/decimal_flags_test.cc", r".*_main\.cc", "bench/.*", "examples/.*"),
     "pybind11/":    ("python/binding/.*", "python/client_binding/.*"),
     "Python.h":     ("python/binding/.*", "python/client_binding/.*"),
     "nlohmann/":    ("checkpoint/.*", "client/cli/.*", "bench/.*", "tests/.*", "examples/.*"),
 }
 # Who may ask for the wall clock's time, which anybody may set: patterns of paths, and what it is for. Everything else
-# waits and measures by MonotonicNow() (core/clock.h), DeadlineIn() (rpc/deadline.h) or, in Python, time.monotonic().
+# waits and measures by MonotonicNow() (core/base/clock.h), DeadlineIn() (rpc/deadline.h) or, in Python, time.monotonic().
 WALL_CLOCK = {
-    r"core/clock\.h": "makes wall times monotonic",
-    r"core/sync\.h": "the build for the thread sanitizer, which does not know waits on the other clock",
-    r"worker/run_worker_main\.cc|worker/node/testing/fake_worker_main\.cc": "a worker's incarnation (core/incarnation.h)",
+    r"core/base/clock\.h": "makes wall times monotonic",
+    r"core/base/sync\.h": "the build for the thread sanitizer, which does not know waits on the other clock",
+    r"worker/run_worker_main\.cc|worker/node/testing/fake_worker_main\.cc": "a worker's incarnation (core/base/incarnation.h)",
     r"rpc/(server|tls)\.cc": "the times of certificates",
     r"server/coordinator_service\.h": "how far ahead an incarnation may be",
     r"client/cli/(lease|top)_command\.cc": "times that people read",
@@ -84,6 +93,29 @@ def folder_of(path):
     return next((prefix for prefix in prefixes if prefix in ALLOWED), parts[0])
 
 
+def room_of(path):
+    """(folder, room) of a path: the innermost room of ROOMS that has it. The room is None outside of all."""
+    folder = path.split("/")[0]
+    rooms = [room for room in ROOMS.get(folder, ()) if path.startswith(f"{folder}/{room}/")]
+    return folder, max(rooms, key=len, default=None)
+
+
+def is_test(path):
+    return re.search(r"(^|/)testing/|_(test|fixture|model)\.", path) is not None
+
+
+def room_violation(path, target):
+    """Why `path` may not include `target` of the same folder; None: it may."""
+    (folder, room), (other_folder, other) = room_of(path), room_of(target)
+    if folder != other_folder or room is None or is_test(path) or is_test(target) or room == other:
+        return None
+    order = ROOMS[folder]
+    if other is not None and order.index(other) < order.index(room):
+        return None
+    below = ", ".join(order[:order.index(room)]) or "no other room"
+    return f"{folder}/{room}/ may not include {target} (allowed of {folder}/: {below})"
+
+
 def include_violations(path, text):
     top = folder_of(path)
     for match in INCLUDE.finditer(text):
@@ -92,9 +124,48 @@ def include_violations(path, text):
         if top in ALLOWED and folder in ALLOWED and folder != top and folder not in ALLOWED[top]:
             allowed = ", ".join(sorted(ALLOWED[top])) or "nothing of ours"
             yield line, f"{top}/ may not include {target} (allowed: {allowed})"
+        upwards = room_violation(path, target)
+        if upwards:
+            yield line, upwards
         homes = [home for prefix, places in CONFINED.items() if target.startswith(prefix) for home in places]
         if homes and not any(re.fullmatch(home, path) for home in homes):
             yield line, f"{target} belongs only in files like {', '.join(homes)}"
+
+
+def room_sizes(root):
+    """{room: source files} of all rooms, without testing/."""
+    sizes = {f"{folder}/{room}": 0 for folder, rooms in ROOMS.items() for room in rooms}
+    for path in files(root):
+        folder, room = room_of(path)
+        if room is not None and path.endswith(SOURCES) and "/testing/" not in path:
+            sizes[f"{folder}/{room}"] += 1
+    return sizes
+
+
+def size_violations(root):
+    for room, size in room_sizes(root).items():
+        if size > MAX_FILES:
+            yield f"{room}:1: has {size} source files; split it, at most {MAX_FILES} are readable"
+
+
+def table(root):
+    """A line for each room: its files, those that are tests, and the rooms of its folder that it includes."""
+    sizes, tests, arrows = room_sizes(root), {}, {}
+    for path in files(root):
+        folder, room = room_of(path)
+        if room is None or not path.endswith(SOURCES) or "/testing/" in path:
+            continue
+        name = f"{folder}/{room}"
+        if is_test(path):
+            tests[name] = tests.get(name, 0) + 1
+            continue
+        with open(os.path.join(root, path), encoding="utf-8", errors="replace") as source:
+            targets = {room_of(target) for target in INCLUDE.findall(source.read())}
+        arrows.setdefault(name, set()).update(other for top, other in targets if top == folder and other not in (None, room))
+    yield f"{'room':24} {'files':>5} {'tests':>5}  includes"
+    for name, size in sizes.items():
+        yield f"{name:24} {size:5} {tests.get(name, 0):5}  {', '.join(sorted(arrows.get(name, ())))}"
+    yield f"{len(sizes)} rooms, {sum(len(to) for to in arrows.values())} arrows"
 
 
 def pattern_violations(text, pattern, reason):
@@ -118,10 +189,15 @@ def violations(root):
         found += pattern_violations(text, MACHINE_PATH, "is a path of one machine")
         for line, reason in sorted(found):
             yield f"{path}:{line}: {reason}"
+    yield from size_violations(root)
 
 
 def main():
-    root = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    arguments = [argument for argument in sys.argv[1:] if argument != "--table"]
+    root = arguments[0] if arguments else os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if "--table" in sys.argv[1:]:
+        print("\n".join(table(root)))
+        return
     bad = list(violations(root))
     print("\n".join(bad) if bad else f"layers ok ({sum(1 for _ in files(root))} files, {len(ALLOWED)} folders)")
     sys.exit(bool(bad))

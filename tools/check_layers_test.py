@@ -23,7 +23,7 @@ def check(tree):
 CLEAN = {
     "core/a.h": "#pragma once\n#include <vector>\n#include \"absl/status/status.h\"\n",
     "rpc/server.cc": '#include "core/a.h"\n#include <grpcpp/server.h>\n',
-    "worker/shard_service.cc": '#include "client/cpp/x.h"\n#include <grpcpp/support/status.h>\n',
+    "worker/doors/shard_service.cc": '#include "client/cpp/x.h"\n#include <grpcpp/support/status.h>\n',
     "worker/worker_main.cc": '#include <CLI/CLI.hpp>\n#include <grpcpp/server.h>\n',
     "server/sqlite_store.cc": "#include <sqlite3.h>\n",
     "kernels/slot_sum_simd.cc": "#include <hwy/highway.h>\n",
@@ -50,6 +50,36 @@ class CheckLayersTest(unittest.TestCase):
                 self.expect(f"{folder}/bad.cc", f'#include "{folder}/own.h"\n\n#include "{other}/x.h"\n',
                             f"{folder}/bad.cc:3: {folder}/ may not include {other}/x.h")
 
+    def test_a_room_includes_those_below_it_alone(self):
+        for folder, rooms in check_layers.ROOMS.items():
+            for i, room in enumerate(rooms):
+                for other in rooms[:i] + (room,):
+                    self.assertEqual(check({**CLEAN, f"{folder}/{room}/a.cc": f'#include "{folder}/{other}/x.h"\n'}), [], (room, other))
+                for other in rooms[i + 1:]:
+                    self.expect(f"{folder}/{room}/bad.cc", f'\n#include "{folder}/{other}/x.h"\n',
+                                f"{folder}/{room}/bad.cc:2: {folder}/{room}/ may not include {folder}/{other}/x.h")
+
+    def test_tests_include_every_room(self):
+        for path in ("core/base/a_test.cc", "core/mesh/a_model.h", "worker/lead/testing/a.h"):
+            top = path.split("/")[0]
+            self.assertEqual(check({**CLEAN, path: f'#include "{top}/{check_layers.ROOMS[top][-1]}/x.h"\n'}), [])
+
+    def test_a_room_with_too_many_files_is_found(self):
+        tree = {f"worker/step/a{i}.cc": "" for i in range(check_layers.MAX_FILES)}
+        self.assertEqual(check({**CLEAN, **tree, "worker/step/testing/b.h": ""}), [])
+        found = check({**CLEAN, **tree, "worker/step/b.cc": ""})
+        self.assertEqual(found, [f"worker/step:1: has {check_layers.MAX_FILES + 1} source files; split it, at most {check_layers.MAX_FILES} are readable"])
+
+    def test_the_table_counts_files_and_arrows(self):
+        with tempfile.TemporaryDirectory() as root:
+            os.makedirs(os.path.join(root, "core/job"))
+            for name in ("a.h", "a_test.cc"):
+                with open(os.path.join(root, "core/job", name), "w", encoding="utf-8") as out:
+                    out.write('#include "core/base/ids.h"\n')
+            lines = list(check_layers.table(root))
+        self.assertIn(["core/job", "2", "1", "base"], [line.split() for line in lines])
+        self.assertEqual(lines[-1], f"{sum(map(len, check_layers.ROOMS.values()))} rooms, 1 arrows")
+
     def test_every_confined_library_is_found(self):
         for header in ("grpcpp/server.h", "grpc/grpc.h", "sqlite3.h", "hwy/highway.h", "cuda_runtime.h", "cuda.h", "CLI/CLI.hpp",
                        "nlohmann/json.hpp", "pybind11/stl.h", "Python.h"):
@@ -60,7 +90,7 @@ class CheckLayersTest(unittest.TestCase):
         self.expect("server/store.h", "#include <sqlite3.h>\n", "sqlite3.h belongs only in")
         self.expect("kernels/slot_sum.cc", "#include <hwy/targets.h>\n", "hwy/targets.h belongs only in")
         self.expect("kernels/rules.h", "#include <hwy/highway.h>\n", "hwy/highway.h belongs only in")
-        self.expect("worker/engine.cc", "#include <grpcpp/channel.h>\n", "grpcpp/channel.h belongs only in")
+        self.expect("worker/lead/engine.cc", "#include <grpcpp/channel.h>\n", "grpcpp/channel.h belongs only in")
         self.expect("worker/service_parts.cc", "#include <grpcpp/channel.h>\n", "grpcpp/channel.h belongs only in")
 
     def test_sleep_in_a_test_is_found(self):
@@ -69,7 +99,7 @@ class CheckLayersTest(unittest.TestCase):
         self.assertEqual(check({"core/x.cc": "usleep(5);", "core/y_test.cc": "asleep(5); Sleeper(1);"}), [])
 
     def test_wall_clock_is_found(self):
-        for path, text in (("worker/engine.cc", "absl::No" "w()"), ("core/x.h", "std::chrono::system_cl" "ock::now()"), ("local/a_test.cc", "CLOCK_REAL" "TIME"),
+        for path, text in (("worker/lead/engine.cc", "absl::No" "w()"), ("core/x.h", "std::chrono::system_cl" "ock::now()"), ("local/a_test.cc", "CLOCK_REAL" "TIME"),
                            ("python/shardmesh/x.py", "time.ti" "me()"), ("server/store.cc", "std::ti" "me(nullptr)"), ("examples/a.py", "datetime.now" "()"),
                            ("worker/a.cc", "gettimeof" "day(&now, 0)")):
             self.expect(path, f"a\nb = {text};\n", f"{path}:2: ", "MonotonicNow()")

@@ -14,8 +14,8 @@ import sys
 import tarfile
 
 NAME = "shardmesh-gpu"
-TESTS = ["kernels/optimizer_step_cuda_test", "kernels/slot_sum_cuda_test", "worker/collectives/nccl_gpu_test",
-         "worker/device/device_pass_gpu_test"]
+TESTS = ["kernels/optimizer_step_cuda_test", "kernels/slot_sum_cuda_test", "worker/transport/nccl/nccl_gpu_test",
+         "worker/pass/device/device_pass_gpu_test"]
 BENCHMARKS = ["bench/optimizer_cuda", "bench/device_pass"]
 FILES = ["bench/optimizer_rivals.py"]  # that the benchmarks open, at the same path below the folder
 LIMIT_BYTES = 60_000_000

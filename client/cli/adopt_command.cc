@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "checkpoint/adopt.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

@@ -16,7 +16,7 @@
 #include "client/cli/table.h"
 #include "client/cpp/checkpoint.h"
 #include "client/cpp/checkpoint_schedule.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "rpc/main_support.h"
 
 namespace shardmesh {

@@ -17,8 +17,8 @@
 #include "client/cli/shardctl.h"
 #include "client/cli/test_cluster.h"
 #include "client/cpp/session.h"
-#include "core/matchers.h"
-#include "core/mesh_spec.h"
+#include "core/base/matchers.h"
+#include "core/mesh/mesh_spec.h"
 
 namespace shardmesh {
 namespace {

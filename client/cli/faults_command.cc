@@ -5,7 +5,7 @@
 #include <string>
 
 #include "client/cli/table.h"
-#include "core/fault_point.h"
+#include "core/base/fault_point.h"
 
 namespace shardmesh {
 namespace {

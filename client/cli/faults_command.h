@@ -1,5 +1,5 @@
-// `shardctl faults`: the fault points (core/fault_point.h) that a faulty worker can come to harm at. Programs of tests
-// alone have it: nothing of the product can.
+// `shardctl faults`: the fault points (core/base/fault_point.h) that a faulty worker can come to harm at. Programs of
+// tests alone have it: nothing of the product can.
 #pragma once
 
 #include <CLI/App.hpp>

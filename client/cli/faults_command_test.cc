@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_split.h"
 #include "client/cli/shardctl.h"
-#include "core/fault_point.h"
+#include "core/base/fault_point.h"
 
 namespace shardmesh {
 namespace {

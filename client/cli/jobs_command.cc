@@ -11,7 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "client/cli/connection.h"
 #include "client/cli/table.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "proto/convert.h"
 
 namespace shardmesh {

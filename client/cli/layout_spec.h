@@ -1,10 +1,10 @@
 // LayoutSpec: a model and a mesh in JSON, for planning before there is a job.
 //
-//   {"mesh": "ddp=2,fsdp=4",                       as core/mesh_spec.h reads it
+//   {"mesh": "ddp=2,fsdp=4",                       as core/mesh/mesh_spec.h reads it
 //    "bucket_elements": 16777216,                  optional, as LayoutOptions
 //    "tensors": [{"name": "embed.w", "shape": [1000, 64],
 //                 "format": "bf16",                optional: tensors of different formats share no bucket; unset: fp32
-//                 "granule": "rows:1",             optional, as core/granule.h reads it; unset: flat:256
+//                 "granule": "rows:1",             optional, as core/layout/granule.h reads it; unset: flat:256
 //                 "tied_to": "head.w"}]}           optional
 // Pure and thread-safe.
 #pragma once
@@ -14,9 +14,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/bucket_layout.h"
-#include "core/mesh_spec.h"
-#include "core/stored_plan.h"
+#include "core/layout/bucket_layout.h"
+#include "core/layout/stored_plan.h"
+#include "core/mesh/mesh_spec.h"
 
 namespace shardmesh {
 

@@ -1,6 +1,6 @@
 #include "client/cli/layout_spec.h"
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 
 namespace shardmesh {
 namespace {

@@ -20,7 +20,7 @@
 #include "client/cli/connection.h"
 #include "client/cli/table.h"
 #include "client/cpp/version_reader.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

@@ -9,7 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "core/ids.h"
+#include "core/base/ids.h"
 
 namespace shardmesh {
 

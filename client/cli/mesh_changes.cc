@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/lists.h"
-#include "core/ids.h"
-#include "core/status.h"
+#include "core/base/ids.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/mesh.h"
+#include "core/mesh/mesh.h"
 
 namespace shardmesh {
 
@@ -30,7 +30,7 @@ struct MeshOption {
 // In the order of the list above.
 absl::Span<const MeshOption> MeshOptions();
 
-// What an option with this text does with a mesh; it fails as the operation in core/mesh.h.
+// What an option with this text does with a mesh; it fails as the operation in core/mesh/mesh.h.
 // InvalidArgument: `text` does not have the option's form; starts with the option and has its example.
 absl::StatusOr<MeshChange> ParseMeshOption(const MeshOption& option, absl::string_view text);
 

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/lists.h"
 #include "client/cli/mesh_changes.h"
-#include "core/ids.h"
-#include "core/mesh_picture.h"
+#include "core/base/ids.h"
+#include "core/mesh/mesh_picture.h"
 
 namespace shardmesh {
 namespace {

@@ -1,11 +1,12 @@
-// `shardctl mesh`: the algebra of device meshes (core/mesh.h), as JSON or as a drawing. Works alone, without a service.
+// `shardctl mesh`: the algebra of device meshes (core/mesh/mesh.h), as JSON or as a drawing. Works alone, without a
+// service.
 #pragma once
 
 #include <CLI/App.hpp>
 #include <string>
 
 #include "client/cli/command.h"
-#include "core/mesh.h"
+#include "core/mesh/mesh.h"
 
 namespace shardmesh {
 

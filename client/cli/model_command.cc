@@ -15,8 +15,8 @@
 #include "client/cli/connection.h"
 #include "client/cli/progress.h"
 #include "client/cpp/model.h"
-#include "core/mesh_spec.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/mesh/mesh_spec.h"
 
 namespace shardmesh {
 namespace {

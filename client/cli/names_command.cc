@@ -12,8 +12,8 @@
 #include "client/cli/connection.h"
 #include "client/cli/table.h"
 #include "client/cli/text_file.h"
-#include "core/names.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/names/names.h"
 
 namespace shardmesh {
 namespace {

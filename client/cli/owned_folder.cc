@@ -13,8 +13,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "core/file_error.h"
-#include "core/status.h"
+#include "core/base/file_error.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

@@ -17,7 +17,7 @@ namespace shardmesh {
 class OwnedFolder {
  public:
   // Makes BASE/PREFIX-XXXXXX, for this user only, after removing what dead owners left under that prefix.
-  // It cannot be made: errors of core/file_error.h.
+  // It cannot be made: errors of core/base/file_error.h.
   static absl::StatusOr<std::unique_ptr<OwnedFolder>> Create(const std::string& base, const std::string& prefix);
   ~OwnedFolder();
   OwnedFolder(const OwnedFolder&) = delete;

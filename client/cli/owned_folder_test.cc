@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 
 namespace shardmesh {
 namespace {

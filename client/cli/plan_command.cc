@@ -15,7 +15,7 @@
 #include "client/cli/connection.h"
 #include "client/cli/plan_file.h"
 #include "client/cli/table.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "proto/convert.h"
 
 namespace shardmesh {

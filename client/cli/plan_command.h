@@ -5,8 +5,8 @@
 #include <string>
 
 #include "client/cli/command.h"
-#include "core/job.h"
-#include "core/layout.h"
+#include "core/job/job.h"
+#include "core/job/plan.h"
 
 namespace shardmesh {
 

@@ -9,10 +9,10 @@
 #include "client/cli/layout_spec.h"
 #include "client/cli/table.h"
 #include "client/cli/text_file.h"
-#include "core/layout_boxes.h"
-#include "core/layout_picture.h"
-#include "core/layout_reshard.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/layout/layout_boxes.h"
+#include "core/layout/layout_picture.h"
+#include "core/layout/layout_reshard.h"
 
 namespace shardmesh {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "core/ids.h"
-#include "core/stored_plan.h"
+#include "core/base/ids.h"
+#include "core/layout/stored_plan.h"
 
 namespace shardmesh {
 
@@ -17,9 +17,9 @@ struct PlanFileOptions {
   bool json = false;
 };
 
-// For people (core/layout_picture.h, or tables), or JSON. NotFound: no such file or rank. ResourceExhausted: more than
-// 256 MiB, or more boxes or copies than are listed. Others: as ParseLayoutSpec, StoredPlan::Create and CopiesInto, with
-// the file's name. REQUIRES: a rank when reshard_from is set.
+// For people (core/layout/layout_picture.h, or tables), or JSON. NotFound: no such file or rank. ResourceExhausted:
+// more than 256 MiB, or more boxes or copies than are listed. Others: as ParseLayoutSpec, StoredPlan::Create and
+// CopiesInto, with the file's name. REQUIRES: a rank when reshard_from is set.
 absl::StatusOr<std::string> PlanFile(const std::string& path, const PlanFileOptions& options);
 
 // {hash, mesh, shards, ranks: [those of each shard], padding: {kind: {elements, padding}}, buckets, placements}.

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "client/cli/connection.h"
-#include "core/clock.h"
+#include "core/base/clock.h"
 
 namespace shardmesh {
 namespace {

@@ -8,7 +8,7 @@
 #include "client/cli/connection.h"
 #include "client/cli/progress.h"
 #include "client/cpp/reshard.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

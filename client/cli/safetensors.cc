@@ -2,7 +2,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "client/cli/whole_file.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

@@ -11,7 +11,7 @@
 #include <sstream>
 
 #include "client/cli/whole_file.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 
 namespace shardmesh {
 namespace {

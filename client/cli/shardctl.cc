@@ -21,7 +21,7 @@
 #include "client/cli/trace_command.h"
 #include "client/cli/up_command.h"
 #include "client/cli/versions_command.h"
-#include "core/decimal_flags.h"
+#include "core/base/decimal_flags.h"
 
 namespace shardmesh {
 namespace {

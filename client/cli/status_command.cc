@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/connection.h"
 #include "client/cli/table.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
-#include "core/job.h"
+#include "core/job/job.h"
 #include "local/child_process.h"
 #include "local/fd.h"
 

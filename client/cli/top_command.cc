@@ -21,9 +21,9 @@
 #include "client/cli/connection.h"
 #include "client/cli/top_table.h"
 #include "client/cli/top_view.h"
-#include "core/clock.h"
-#include "core/status.h"
-#include "core/thread.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
+#include "core/base/thread.h"
 #include "local/futex.h"
 #include "rpc/main_support.h"
 

@@ -19,7 +19,7 @@
 #include "client/cli/shardctl.h"
 #include "client/cli/test_cluster.h"
 #include "client/cpp/session.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 
 namespace shardmesh {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "absl/algorithm/container.h"
 #include "client/cli/connection.h"
-#include "core/job.h"
+#include "core/job/job.h"
 
 namespace shardmesh {
 namespace {

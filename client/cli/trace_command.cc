@@ -12,7 +12,7 @@
 #include "client/cli/connection.h"
 #include "client/cli/table.h"
 #include "client/cli/whole_file.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

@@ -15,9 +15,9 @@
 #include "absl/strings/str_split.h"
 #include "client/cli/connection.h"
 #include "client/cli/local_cluster.h"
-#include "core/device_name.h"
-#include "core/mesh_spec.h"
-#include "core/status.h"
+#include "core/base/device_name.h"
+#include "core/base/status.h"
+#include "core/mesh/mesh_spec.h"
 #include "rpc/address.h"
 #include "rpc/tls_flags.h"
 

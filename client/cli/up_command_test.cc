@@ -15,9 +15,9 @@
 #include "client/cli/shardctl.h"
 #include "client/cli/test_cluster.h"
 #include "client/cpp/session.h"
-#include "core/clock.h"
-#include "core/matchers.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "client/cli/connection.h"
 #include "client/cli/table.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

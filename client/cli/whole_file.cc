@@ -9,8 +9,8 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
-#include "core/file_error.h"
-#include "core/status.h"
+#include "core/base/file_error.h"
+#include "core/base/status.h"
 #include "local/fd.h"
 
 namespace shardmesh {

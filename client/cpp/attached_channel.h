@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
-#include "core/sync.h"
+#include "core/base/sync.h"
 #include "local/fd.h"
 #include "local/mailbox.h"
 #include "local/segment.h"

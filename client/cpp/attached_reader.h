@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "client/cpp/version_reader.h"
-#include "core/clock.h"
-#include "core/sync.h"
+#include "core/base/clock.h"
+#include "core/base/sync.h"
 #include "local/not_in_children.h"
 #include "local/segment.h"
 #include "local/socket.h"

@@ -8,8 +8,8 @@
 #include "client/cpp/await_weights.h"
 #include "client/cpp/gradient_check.h"
 #include "client/cpp/session.h"
-#include "core/clock.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
 #include "local/segment.h"
 #include "proto/shardmesh/v1/local.pb.h"
 

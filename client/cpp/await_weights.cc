@@ -2,8 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/next_life.h"
-#include "core/clock.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 

@@ -13,11 +13,11 @@
 #include "checkpoint/stored_files.h"
 #include "client/cpp/await_weights.h"
 #include "client/cpp/next_life.h"
-#include "core/fault_point.h"
-#include "core/names.h"
-#include "core/status.h"
-#include "core/thread.h"
-#include "core/sync.h"
+#include "core/base/fault_point.h"
+#include "core/base/status.h"
+#include "core/base/sync.h"
+#include "core/base/thread.h"
+#include "core/names/names.h"
 #include "proto/convert.h"
 
 namespace shardmesh {

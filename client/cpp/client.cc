@@ -9,8 +9,8 @@
 #include "client/cpp/next_life.h"
 #include "client/cpp/pulling_session.h"
 #include "client/cpp/session.h"
-#include "core/clock.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
 #include "local/host_id.h"
 #include "proto/convert.h"
 

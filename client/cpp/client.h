@@ -8,7 +8,7 @@
 //     RETURN_IF_ERROR(session->Step().status());
 //   }
 //
-// Names are given as the client has them: the rules (core/names.h) map them to canonical ones. Client and Job are
+// Names are given as the client has them: the rules (core/names/names.h) map them to canonical ones. Client and Job are
 // thread-safe; a Session is for one thread. Every call ends at a time limit. Errors name the job, worker or value.
 #pragma once
 
@@ -25,11 +25,11 @@
 #include "absl/types/span.h"
 #include "client/cpp/coordinator_transport.h"
 #include "client/cpp/shard_transport.h"
-#include "core/ids.h"
-#include "core/job.h"
-#include "core/layout.h"
-#include "core/names.h"
-#include "core/sync.h"
+#include "core/base/ids.h"
+#include "core/base/sync.h"
+#include "core/job/job.h"
+#include "core/job/plan.h"
+#include "core/names/names.h"
 #include "rpc/tls.h"
 
 namespace shardmesh {
@@ -65,14 +65,14 @@ struct TensorView {
   int64_t num_elements = 0;
   int device = -1;  // the CUDA device whose memory it is, as this process counts them; -1: memory of the host
 };
-// The same of weights. Where the job gathers them in codes (core/gather_format.h), `data` are those, `format` is what
-// was coded, and the scales lie beside them.
+// The same of weights. Where the job gathers them in codes (core/format/gather_format.h), `data` are those, `format` is
+// what was coded, and the scales lie beside them.
 struct ConstTensorView {
   const void* data = nullptr;
   Format format = Format::kFp32;
   int64_t num_elements = 0;
   GatherFormat gather = GatherFormat::kStored;
-  const void* scales = nullptr;  // floats, in mx8 and nf4 bytes (core/gather_format.h); null: as stored
+  const void* scales = nullptr;  // floats, in mx8 and nf4 bytes (core/format/gather_format.h); null: as stored
   int64_t num_scales = 0;
   int device = -1;  // as TensorView
 

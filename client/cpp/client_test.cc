@@ -4,9 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/clock.h"
-#include "core/matchers.h"
-#include "core/mesh_spec.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
+#include "core/mesh/mesh_spec.h"
 #include "proto/convert.h"
 
 namespace shardmesh {

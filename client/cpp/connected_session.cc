@@ -9,9 +9,9 @@
 #include "client/cpp/await_weights.h"
 #include "client/cpp/next_life.h"
 #include "client/cpp/session.h"
-#include "core/absent_weights.h"
-#include "core/clock.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
+#include "core/job/absent_weights.h"
 
 namespace shardmesh {
 namespace {

@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/client.h"
-#include "core/finite.h"
-#include "core/status.h"
-#include "core/stream_digest.h"
+#include "core/base/status.h"
+#include "core/format/finite.h"
+#include "core/format/stream_digest.h"
 
 namespace shardmesh {
 

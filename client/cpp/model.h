@@ -16,8 +16,8 @@
 #include "checkpoint/model_files.h"
 #include "checkpoint/model_writer.h"
 #include "client/cpp/client.h"
-#include "core/job.h"
-#include "core/names.h"
+#include "core/job/job.h"
+#include "core/names/names.h"
 
 namespace shardmesh {
 

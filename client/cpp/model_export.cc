@@ -11,7 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "checkpoint/manifest.h"
 #include "client/cpp/model.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

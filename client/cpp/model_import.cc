@@ -7,7 +7,7 @@
 #include "checkpoint/folder.h"
 #include "client/cpp/await_weights.h"
 #include "client/cpp/model.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "proto/convert.h"
 
 namespace shardmesh {

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "client/cpp/model.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 
 namespace shardmesh {
 namespace {

@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "core/clock.h"
-#include "core/sync.h"
+#include "core/base/clock.h"
+#include "core/base/sync.h"
 
 namespace shardmesh {
 

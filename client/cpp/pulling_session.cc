@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/await_weights.h"
 #include "client/cpp/gradient_check.h"
-#include "core/clock.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
-#include "core/mesh_spec.h"
+#include "core/mesh/mesh_spec.h"
 
 namespace shardmesh {
 
@@ -27,8 +27,8 @@ struct ReshardOptions {
 // Client::Reopen, attach again and go on: no bit differs. To the mesh that it has: at once, nothing happens.
 //   NotFound: no such job. InvalidArgument, ResourceExhausted: it cannot have that mesh.
 //   FailedPrecondition: there are not enough workers; it is on its way to another mesh; or it is a job that cannot.
-//   Aborted: it goes on without that, since a worker that was to take part ended, or had no memory for it (named): as it
-//   was, or as it is after the loss.
+//   Aborted: it goes on without that, since a worker that was to take part ended, or had no memory for it (named): as
+//   it was, or as it is after the loss.
 //   Unavailable: it failed. DeadlineExceeded: it was not ready to move in time, and that was called off; or it is
 //   moving.
 absl::StatusOr<std::shared_ptr<Job>> ReshardJob(Client& client, const std::string& name, const MeshSpec& mesh,

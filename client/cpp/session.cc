@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/gradient_check.h"
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 

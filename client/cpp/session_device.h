@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "core/layout.h"
+#include "core/job/plan.h"
 #include "local/device_segment.h"
 #include "local/fd.h"
 #include "proto/shardmesh/v1/local.pb.h"

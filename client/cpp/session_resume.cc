@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "client/cpp/next_life.h"
-#include "core/clock.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
 #include "proto/protocol_version.h"
 
 namespace shardmesh {

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/transport_reconnect.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "proto/bulk.h"
 #include "proto/shardmesh/v1/shard.grpc.pb.h"
 #include "rpc/channel.h"

@@ -3,7 +3,8 @@
 // gRPC moves a connection attempt on only while some thread polls. A call on a channel in TRANSIENT_FAILURE ends at
 // once and polls nothing, so in a process without a server a channel whose peer came back is connected by gRPC's own
 // backup poller alone, which looks every 5 s and needs several looks (measured: 15 s). Waiting for the channel polls.
-// The pause that gRPC makes before its next attempt, a second and more, is dropped: who calls again knows its own limit.
+// The pause that gRPC makes before its next attempt, a second and more, is dropped: who calls again knows its own
+// limit.
 //
 // The wait does not use gRPC's timers. gRPC 1.51 measures them by the wall clock, so Channel::WaitForConnected(0.2 s)
 // lasted a minute when somebody had set that back by one.
@@ -15,7 +16,7 @@
 #include <algorithm>
 
 #include "absl/time/time.h"
-#include "core/clock.h"
+#include "core/base/clock.h"
 #include "rpc/deadline.h"
 
 namespace shardmesh {

@@ -6,8 +6,8 @@
 #include "client/cpp/attached_channel.h"
 #include "client/cpp/attached_reader.h"
 #include "client/cpp/next_life.h"
-#include "core/clock.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 namespace {

@@ -6,7 +6,7 @@
 #include <random>
 #include <set>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "gtest/gtest.h"
 
 namespace shardmesh::digits {

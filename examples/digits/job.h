@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/cpp/session.h"
-#include "core/job.h"
+#include "core/job/job.h"
 #include "examples/digits/mlp.h"
 
 namespace shardmesh::digits {

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "examples/digits/exact_math.h"
 #include "examples/digits/splitmix64.h"
 

@@ -7,7 +7,7 @@
 #include <limits>
 #include <random>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "examples/digits/exact_math.h"
 #include "gtest/gtest.h"
 

@@ -9,8 +9,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "core/decimal_flags.h"
-#include "core/status.h"
+#include "core/base/decimal_flags.h"
+#include "core/base/status.h"
 #include "examples/digits/flags_main.h"
 
 namespace shardmesh::digits {

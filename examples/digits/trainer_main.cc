@@ -11,9 +11,9 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/decimal_flags.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/decimal_flags.h"
+#include "core/base/status.h"
 #include "examples/digits/flags_main.h"
 
 namespace shardmesh::digits {

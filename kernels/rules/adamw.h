@@ -1,8 +1,8 @@
-// AdamW's element rule (core/adamw.h), once for every number type (kernels/rules/number.h). Pure, thread-safe.
+// AdamW's element rule (core/job/adamw.h), once for every number type (kernels/rules/number.h). Pure, thread-safe.
 #pragma once
 
-#include "core/adamw.h"
-#include "core/host_device.h"
+#include "core/base/host_device.h"
+#include "core/job/adamw.h"
 #include "kernels/rules/number.h"
 
 namespace shardmesh {
@@ -23,8 +23,8 @@ struct AdamWConstants {
   Number beta1, one_minus_beta1, beta2, one_minus_beta2, inv_sqrt_bias2, eps, decay, neg_step_size;
 };
 
-// AdamW's update (core/adamw.h): moves m and v on and returns the new weight in fp32, not yet rounded to its format.
-//   m' = fma(beta1, m, (1-beta1) g)      v' = fma(beta2, v, ((1-beta2) g) g)
+// AdamW's update (core/job/adamw.h): moves m and v on and returns the new weight in fp32, not yet rounded to its
+//   format. m' = fma(beta1, m, (1-beta1) g)      v' = fma(beta2, v, ((1-beta2) g) g)
 //   w' = fma(-step, m' / fma(sqrt(v'), 1/sqrt(bias2), eps), w (1 - lr wd))
 // Exact square root and division: they hide behind memory traffic, approximations with a Newton step are slower.
 template <class Number>

@@ -17,8 +17,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/format.h"
-#include "core/host_device.h"
+#include "core/base/host_device.h"
+#include "core/format/format.h"
 
 // Before a loop: do `times` of its iterations at once.
 #ifdef __CUDACC__

@@ -1,10 +1,10 @@
 // The optimizers' element rules, once for every number type: what one element's gradient does to its weight and states.
 // Formulas and order as torch.optim has them (2.13), with multiply-adds rounded once; step-dependent factors are in the
-// scalars (core/optimizer.h). The gradient has been summed, scaled, clipped and, with coupled weight decay, been given
-// the weight's share before. Pure functions, thread-safe.
+// scalars (core/job/optimizer.h). The gradient has been summed, scaled, clipped and, with coupled weight decay, been
+// given the weight's share before. Pure functions, thread-safe.
 #pragma once
 
-#include "core/optimizer.h"
+#include "core/job/optimizer.h"
 #include "kernels/rules/adamw.h"
 #include "kernels/rules/number.h"
 

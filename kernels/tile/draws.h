@@ -1,9 +1,9 @@
-// The random bits of one tile for one purpose (core/philox.h): computed once, then read 16 bits an element.
+// The random bits of one tile for one purpose (core/base/philox.h): computed once, then read 16 bits an element.
 #pragma once
 
 #include <cstdint>
 
-#include "core/philox.h"
+#include "core/base/philox.h"
 #include "kernels/tile/lanes.h"
 #include "kernels/tile/plan.h"
 

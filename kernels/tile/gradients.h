@@ -1,9 +1,10 @@
-// The gradient of one tile: the slots' tree sum (core/reduction.h), divided, for every number type; and its squares.
+// The gradient of one tile: the slots' tree sum (core/base/reduction.h), divided, for every number type; and its
+// squares.
 #pragma once
 
 #include <cstring>
 
-#include "core/reduction.h"
+#include "core/base/reduction.h"
 #include "kernels/tile/lanes.h"
 #include "kernels/tile/plan.h"
 
@@ -91,7 +92,7 @@ void ClipGradients(const StepPlan& plan, float* gradients) {
 }
 
 // The sum of squares of a tile: 8 sums take every eighth element each, fma(g, g, sum) from +0, and are added as a tree.
-// The norm of all gradients is the square root of a tree sum (core/reduction.h) over tiles.
+// The norm of all gradients is the square root of a tree sum (core/base/reduction.h) over tiles.
 template <class Number>
 float SumSquares(const float* gradient) {
   using L = Lanes<Number>;

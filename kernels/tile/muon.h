@@ -1,8 +1,8 @@
 // Muon's two passes over one tile, for every number type: before the Newton-Schulz iterations and after them.
 #pragma once
 
-#include "core/muon.h"
-#include "core/reduction.h"
+#include "core/base/reduction.h"
+#include "core/job/muon.h"
 #include "kernels/tile/emit.h"
 #include "kernels/tile/gradients.h"
 #include "kernels/tile/plan.h"

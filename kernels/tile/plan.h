@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
-#include "core/host_device.h"
-#include "core/numeric_formats.h"
-#include "core/philox.h"
-#include "core/stream_digest.h"
+#include "core/base/host_device.h"
+#include "core/base/philox.h"
+#include "core/format/numeric_formats.h"
+#include "core/format/stream_digest.h"
 #include "kernels/optimizer_step.h"
 
 namespace shardmesh {
@@ -49,7 +49,7 @@ struct TileBytes {
   int64_t codes = 0, extra = 0;
 };
 
-// How a stream's part is digested, tile by tile (core/stream_digest.h).
+// How a stream's part is digested, tile by tile (core/format/stream_digest.h).
 struct TileDigest {
   uint64_t key = 0;
   int64_t word_bytes = 8;

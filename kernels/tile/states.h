@@ -1,4 +1,4 @@
-// Optimizer states between their stored form and fp32, for every number type (core/numeric_formats.h).
+// Optimizer states between their stored form and fp32, for every number type (core/format/numeric_formats.h).
 //
 // A block's scale is its largest magnitude over the largest level, at least 2^-100 (so that its reciprocal is finite
 // and a block of zeros stays one); of blocks of 32 it is rounded up to a power of two. A value is multiplied by the

@@ -1,10 +1,10 @@
-// Weights between their stored form and fp32, for every number type (core/numeric_formats.h): a few elements in a row,
-// and a whole tile. Row formats are not here: a row is not a tile.
+// Weights between their stored form and fp32, for every number type (core/format/numeric_formats.h): a few elements in
+// a row, and a whole tile. Row formats are not here: a row is not a tile.
 #pragma once
 
 #include <type_traits>
 
-#include "core/numeric_formats.h"
+#include "core/format/numeric_formats.h"
 #include "kernels/rules/split_weight.h"
 #include "kernels/tile/draws.h"
 

@@ -1,10 +1,10 @@
 #include <optional>
 #include <tuple>
 
-#include "core/layout_boxes.h"
-#include "core/layout_picture.h"
-#include "core/layout_reshard.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/layout/layout_boxes.h"
+#include "core/layout/layout_picture.h"
+#include "core/layout/layout_reshard.h"
 #include "python/binding/binding.h"
 #include "python/binding/pickle.h"
 

@@ -1,10 +1,10 @@
-#include "core/mesh.h"
+#include "core/mesh/mesh.h"
 
 #include <optional>
 #include <tuple>
 
-#include "core/communicator_key.h"
-#include "core/mesh_picture.h"
+#include "core/mesh/communicator_key.h"
+#include "core/mesh/mesh_picture.h"
 #include "python/binding/binding.h"
 #include "python/binding/pickle.h"
 

@@ -1,8 +1,8 @@
-#include "core/names.h"
+#include "core/names/names.h"
 
 #include <optional>
 
-#include "core/optimizer_names.h"
+#include "core/names/optimizer_names.h"
 #include "python/binding/binding.h"
 
 namespace shardmesh::python {

@@ -1,4 +1,4 @@
-#include "core/placement.h"
+#include "core/view/placement.h"
 
 #include <tuple>
 

@@ -2,8 +2,8 @@
 #include <limits>
 #include <optional>
 
-#include "core/muon.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/job/muon.h"
 #include "kernels/blas.h"
 #include "kernels/muon.h"
 #include "kernels/optimizer_step.h"

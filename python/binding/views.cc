@@ -1,9 +1,9 @@
 #include <tuple>
 
-#include "core/reshard.h"
-#include "core/status.h"
-#include "core/stored_view.h"
-#include "core/view.h"
+#include "core/base/status.h"
+#include "core/layout/stored_view.h"
+#include "core/view/reshard.h"
+#include "core/view/view.h"
 #include "python/binding/binding.h"
 
 namespace shardmesh::python {

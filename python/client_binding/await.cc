@@ -7,9 +7,9 @@
 #include <thread>
 #include <utility>
 
-#include "core/clock.h"
-#include "core/status.h"
-#include "core/thread.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
+#include "core/base/thread.h"
 
 namespace shardmesh::python {
 namespace {

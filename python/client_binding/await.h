@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "core/sync.h"
+#include "core/base/sync.h"
 #include "python/client_binding/process.h"
 
 namespace shardmesh::python {

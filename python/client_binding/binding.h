@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "client/cpp/client.h"
 #include "client/cpp/version_reader.h"
-#include "core/names.h"
+#include "core/names/names.h"
 #include "python/binding/arguments.h"
 #include "python/binding/constructed.h"
 #include "python/binding/errors.h"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "checkpoint/buffers.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "python/client_binding/await.h"
 #include "python/client_binding/binding.h"
 

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/strip.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "python/client_binding/await.h"
 #include "python/client_binding/binding.h"
 

@@ -1,6 +1,6 @@
 #include "python/client_binding/memory.h"
 
-#include "core/gather_format.h"
+#include "core/format/gather_format.h"
 
 namespace shardmesh::python {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "core/clock.h"
+#include "core/base/clock.h"
 #include "python/client_binding/await.h"
 
 namespace shardmesh::python {

@@ -1,7 +1,7 @@
 #include <utility>
 
 #include "client/cpp/pulling_session.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "python/client_binding/binding.h"
 #include "python/client_binding/memory.h"
 #include "python/client_binding/one_call.h"

@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/job.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
+#include "core/job/job.h"
 #include "python/client_binding/await.h"
 #include "python/client_binding/binding.h"
 #include "python/client_binding/process.h"

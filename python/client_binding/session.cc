@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "python/client_binding/binding.h"
 #include "python/client_binding/memory.h"
 #include "python/client_binding/one_call.h"

@@ -4,8 +4,8 @@
 #include <map>
 #include <utility>
 
-#include "core/job.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/job/job.h"
 #include "proto/convert.h"
 #include "python/client_binding/await.h"
 #include "python/client_binding/binding.h"

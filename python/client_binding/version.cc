@@ -1,9 +1,9 @@
 #include <tuple>
 #include <utility>
 
-#include "core/format.h"
-#include "core/gather_format.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/format/format.h"
+#include "core/format/gather_format.h"
 #include "python/client_binding/binding.h"
 #include "python/client_binding/memory.h"
 

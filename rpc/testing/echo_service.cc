@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "core/clock.h"
+#include "core/base/clock.h"
 #include "rpc/unary.h"
 
 namespace shardmesh::testing {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "core/sync.h"
+#include "core/base/sync.h"
 #include "rpc/testing/echo.grpc.pb.h"
 
 namespace shardmesh::testing {

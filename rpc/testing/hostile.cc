@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
+#include "core/base/clock.h"
 #include "rpc/testing/http2_client.h"
 
 namespace shardmesh::testing {

@@ -8,8 +8,7 @@
 #include <cerrno>
 
 #include "absl/strings/str_cat.h"
-
-#include "core/clock.h"
+#include "core/base/clock.h"
 
 namespace shardmesh::testing {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "server/coordinator.h"
 #include "server/testing/small_jobs.h"
 

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "core/job.h"
-#include "core/mesh_spec.h"
+#include "core/job/job.h"
+#include "core/mesh/mesh_spec.h"
 #include "server/coordinator.h"
 #include "server/job_definition.h"
 

@@ -20,9 +20,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/clock.h"
-#include "core/matchers.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
+#include "core/base/status.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/pauses.h"
 #include "tests/testing/process.h"

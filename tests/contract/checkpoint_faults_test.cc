@@ -1,6 +1,6 @@
 // Checkpoints, and whoever writes or reads them killed, or met by an error, at every change and every reading of a file
-// (core/fault_point.h): the older checkpoint stays whole, the next save works and leaves nothing of the dead, and a job
-// is restored whole or has no weights.
+// (core/base/fault_point.h): the older checkpoint stays whole, the next save works and leaves nothing of the dead, and
+// a job is restored whole or has no weights.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,9 +12,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/checkpoint.h"
-#include "core/clock.h"
-#include "core/matchers.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
+#include "core/base/status.h"
 #include "local/testing/temp_folder.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/reference.h"

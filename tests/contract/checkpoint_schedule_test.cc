@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/matchers.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
+#include "core/base/status.h"
 #include "local/testing/temp_folder.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/reference.h"

@@ -1,14 +1,14 @@
 // Workers on a CUDA device learn the bits that workers on processors do: real processes of one host share the memory of
-// one device, which is the stand-in (worker/collectives/testing/nccl_stand_in.h), its kernels walked on the CPU.
+// one device, which is the stand-in (worker/transport/testing/nccl_stand_in.h), its kernels walked on the CPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
 #include "tests/testing/variant.h"
-#include "worker/collectives/testing/load_stand_in.h"
+#include "worker/transport/testing/load_stand_in.h"
 
 namespace shardmesh {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/raw_trainer.h"
 #include "tests/testing/training.h"

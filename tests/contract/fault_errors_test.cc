@@ -1,5 +1,6 @@
-// Errors that workers meet at the points that can fail (core/fault_point.h): whoever waits there is told, by the same
-// typed error, nothing is half done, and the same call may be repeated. The job learns what an undisturbed one does.
+// Errors that workers meet at the points that can fail (core/base/fault_point.h): whoever waits there is told, by the
+// same typed error, nothing is half done, and the same call may be repeated. The job learns what an undisturbed one
+// does.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,8 +11,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "core/fault_point.h"
-#include "core/matchers.h"
+#include "core/base/fault_point.h"
+#include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
 

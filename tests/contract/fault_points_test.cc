@@ -1,6 +1,6 @@
-// Workers killed at every named point of the step, the commit and the protocol (core/fault_point.h): every trainer gets
-// an error that names the worker, in time, and no step that a trainer was told of is unknown to the workers that live.
-// A worker that is late at any of these points costs time, and no bit.
+// Workers killed at every named point of the step, the commit and the protocol (core/base/fault_point.h): every trainer
+// gets an error that names the worker, in time, and no step that a trainer was told of is unknown to the workers that
+// live. A worker that is late at any of these points costs time, and no bit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,9 +10,9 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/fault_point.h"
-#include "core/matchers.h"
+#include "core/base/clock.h"
+#include "core/base/fault_point.h"
+#include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
 

@@ -9,9 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/shard_transport.h"
-#include "core/clock.h"
-#include "core/incarnation.h"
-#include "core/matchers.h"
+#include "core/base/clock.h"
+#include "core/base/incarnation.h"
+#include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
 

@@ -9,8 +9,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/matchers.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
 #include "rpc/testing/hostile.h"
 #include "rpc/testing/http2_client.h"
 #include "tests/testing/cluster.h"

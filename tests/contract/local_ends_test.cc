@@ -1,9 +1,8 @@
 // What processes of a host have of each other ends with them, and only then: slots of a trainer that is killed while a
 // child of it lives, memory of a deleted job, sockets that a cleaner removes.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include <fcntl.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -22,9 +21,9 @@
 #include "absl/strings/strip.h"
 #include "client/cpp/session.h"
 #include "client/cpp/shard_transport.h"
-#include "core/clock.h"
-#include "core/matchers.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
+#include "core/base/status.h"
 #include "local/fd.h"
 #include "local/host_id.h"
 #include "local/segment.h"

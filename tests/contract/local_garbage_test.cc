@@ -9,8 +9,8 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/matchers.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
 #include "local/futex.h"
 #include "local/host_id.h"
 #include "local/mailbox.h"

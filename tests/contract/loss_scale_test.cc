@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/reference.h"
 #include "tests/testing/training.h"

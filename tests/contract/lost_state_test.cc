@@ -7,8 +7,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/matchers.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
 #include "local/testing/temp_folder.h"
 #include "server/store.h"
 #include "tests/testing/cluster.h"

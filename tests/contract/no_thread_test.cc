@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "local/testing/temp_folder.h"
 #include "tests/testing/altered_system.h"
 #include "tests/testing/cluster.h"

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/time/time.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
 

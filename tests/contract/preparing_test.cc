@@ -9,9 +9,9 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/fault_point.h"
-#include "core/matchers.h"
+#include "core/base/clock.h"
+#include "core/base/fault_point.h"
+#include "core/base/matchers.h"
 #include "proto/convert.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "core/clock.h"
-#include "core/matchers.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
 #include "proto/shardmesh/v1/coordinator.grpc.pb.h"
 #include "proto/shardmesh/v1/shard.grpc.pb.h"
 #include "tests/testing/cluster.h"

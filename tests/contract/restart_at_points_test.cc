@@ -1,5 +1,5 @@
 // Workers whose memory a keeper has, killed at every named point of the step, the commit and the protocol
-// (core/fault_point.h): trainers, attached and connected, only see a pause; no step is lost, and no bit differs.
+// (core/base/fault_point.h): trainers, attached and connected, only see a pause; no step is lost, and no bit differs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "core/fault_point.h"
-#include "core/matchers.h"
-#include "core/status.h"
+#include "core/base/fault_point.h"
+#include "core/base/matchers.h"
+#include "core/base/status.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/reference.h"
 #include "tests/testing/training.h"

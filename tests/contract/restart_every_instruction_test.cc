@@ -18,16 +18,16 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "core/job.h"
-#include "core/layout.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
+#include "core/job/job.h"
+#include "core/job/plan.h"
 #include "local/futex.h"
 #include "local/mailbox.h"
 #include "proto/shardmesh/v1/local.pb.h"
 #include "tests/testing/memory_image.h"
 #include "tests/testing/single_step.h"
-#include "worker/host_memory.h"
-#include "worker/job_shard.h"
+#include "worker/job/job_shard.h"
+#include "worker/memory/host_memory.h"
 #include "worker/testing/small_job.h"
 
 namespace shardmesh {

@@ -9,9 +9,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/matchers.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
+#include "core/base/status.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
 

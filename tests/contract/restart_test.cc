@@ -10,8 +10,8 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/matchers.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/pauses.h"
 #include "tests/testing/steady_training.h"

@@ -18,8 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "local/fd.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"

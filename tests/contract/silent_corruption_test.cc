@@ -9,11 +9,11 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
 #include "tests/testing/variant.h"
-#include "worker/shard_storage.h"
+#include "worker/memory/shard_storage.h"
 
 namespace shardmesh {
 namespace {

@@ -14,15 +14,15 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/shardctl.h"
-#include "core/clock.h"
-#include "core/matchers.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
+#include "core/base/status.h"
 #include "rpc/status.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/counting_job.h"
 #include "tests/testing/raw_trainer.h"
 #include "tests/testing/training.h"
-#include "worker/stalled_call.h"
+#include "worker/doors/stalled_call.h"
 
 namespace shardmesh {
 namespace {

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/process.h"
 #include "tests/testing/training.h"

@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/version_reader.h"
-#include "core/clock.h"
-#include "core/matchers.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
 #include "tests/testing/counting_job.h"
 #include "tests/testing/process.h"
 

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
 
 namespace shardmesh {

@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "core/clock.h"
-#include "core/matchers.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
 #include "local/testing/temp_folder.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"

@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
 

@@ -13,12 +13,12 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "local/mailbox.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
-#include "worker/host_capacity.h"
-#include "worker/shard_storage.h"
+#include "worker/memory/host_capacity.h"
+#include "worker/memory/shard_storage.h"
 
 namespace shardmesh {
 namespace {

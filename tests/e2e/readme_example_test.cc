@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "client/cpp/session.h"
-#include "core/matchers.h"
-#include "core/status.h"
+#include "core/base/matchers.h"
+#include "core/base/status.h"
 #include "tests/testing/cluster.h"
 
 namespace shardmesh {

@@ -6,7 +6,7 @@
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/stored_files.h"
-#include "core/digest.h"
+#include "core/base/digest.h"
 #include "tests/fuzz/targets.h"
 
 namespace shardmesh::fuzz {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
-#include "core/names.h"
+#include "core/names/names.h"
 #include "tests/fuzz/targets.h"
 
 namespace shardmesh::fuzz {

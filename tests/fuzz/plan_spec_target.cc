@@ -3,8 +3,8 @@
 #include <set>
 
 #include "client/cli/layout_spec.h"
-#include "core/bucket_layout.h"
-#include "core/layout_picture.h"
+#include "core/layout/bucket_layout.h"
+#include "core/layout/layout_picture.h"
 #include "tests/fuzz/targets.h"
 
 namespace shardmesh::fuzz {

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <string>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "tests/fuzz/targets.h"
 
 namespace shardmesh::fuzz {

@@ -1,5 +1,7 @@
 // altered_system_preload.cc in a program: this test starts itself again, below the library, as the program that the
 // system refuses threads to.
+#include "tests/testing/altered_system.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -11,9 +13,8 @@
 #include <filesystem>
 #include <vector>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "local/testing/temp_folder.h"
-#include "tests/testing/altered_system.h"
 #include "tests/testing/process.h"
 
 namespace shardmesh {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "client/cpp/checkpoint.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "tests/testing/fault_plan.h"
 
 namespace shardmesh::testing {

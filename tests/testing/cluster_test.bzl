@@ -9,9 +9,9 @@ def cluster_test(name, deps = [], tags = [], **kwargs):
         tags = ["no_tsan"] + tags,  # the distribution's gRPC is not built for it
         deps = [
             "//client/cpp:client",
-            "//core:job",
-            "//core:matchers",
-            "//core:status",
+            "//core/job:job",
+            "//core/base:matchers",
+            "//core/base:status",
             "//tests/testing:cluster",
             "//tests/testing:training",
             "@system//:absl",

@@ -13,9 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/session.h"
 #include "client/cpp/version_reader.h"
-#include "core/matchers.h"
-#include "core/mesh_spec.h"
-#include "core/status.h"
+#include "core/base/matchers.h"
+#include "core/base/status.h"
+#include "core/mesh/mesh_spec.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
 

@@ -12,8 +12,8 @@
 
 #include "absl/time/clock.h"
 #include "client/cpp/session.h"
-#include "core/mesh_spec.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/mesh/mesh_spec.h"
 
 namespace shardmesh {
 namespace {

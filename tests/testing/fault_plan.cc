@@ -12,7 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "core/fault_point.h"
+#include "core/base/fault_point.h"
 
 namespace shardmesh::testing {
 namespace {

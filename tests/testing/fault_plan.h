@@ -1,4 +1,4 @@
-// What harm comes to this process at a fault point (core/fault_point.h), as the environment says:
+// What harm comes to this process at a fault point (core/base/fault_point.h), as the environment says:
 //
 //   SHARDMESH_FAULT=NAME:POINT:ACTION:NTH     w1:chunk-stepped:kill:3
 //

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "client/cpp/session.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "tests/testing/training.h"
 
 namespace shardmesh::testing {

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "core/sync.h"
+#include "core/base/sync.h"
 #include "local/futex.h"
 
 namespace shardmesh::testing {

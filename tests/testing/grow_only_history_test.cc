@@ -2,7 +2,7 @@
 
 #include <functional>
 
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 
 namespace shardmesh {
 namespace {

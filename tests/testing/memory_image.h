@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "worker/memory.h"
+#include "worker/memory/memory.h"
 
 namespace shardmesh::testing {
 

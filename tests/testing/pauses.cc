@@ -4,8 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-
-#include "core/clock.h"
+#include "core/base/clock.h"
 
 namespace shardmesh::testing {
 

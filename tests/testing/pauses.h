@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "core/sync.h"
+#include "core/base/sync.h"
 
 namespace shardmesh::testing {
 

@@ -20,9 +20,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/clock.h"
-#include "core/status.h"
-#include "core/sync.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
+#include "core/base/sync.h"
 #include "local/testing/temp_folder.h"
 
 namespace shardmesh::testing {

@@ -1,7 +1,7 @@
 #include "tests/testing/raw_trainer.h"
 
-#include "core/clock.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
 #include "rpc/channel.h"
 #include "tests/testing/process.h"
 #include "tests/testing/training.h"

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "client/cpp/version_reader.h"
-#include "core/clock.h"
+#include "core/base/clock.h"
 
 namespace shardmesh {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "core/job.h"
+#include "core/job/job.h"
 #include "tests/testing/training.h"
-#include "worker/collectives/group.h"
+#include "worker/transport/group.h"
 
 namespace shardmesh::testing {
 

@@ -18,7 +18,7 @@
 #include "client/cpp/client.h"
 #include "client/cpp/pulling_session.h"
 #include "client/cpp/session.h"
-#include "core/job.h"
+#include "core/job/job.h"
 #include "tests/testing/pauses.h"
 
 namespace shardmesh::testing {

@@ -13,7 +13,7 @@
 #include <iostream>
 
 #include "absl/strings/strip.h"
-#include "core/status.h"
+#include "core/base/status.h"
 #include "tests/testing/process.h"
 #include "tests/testing/training.h"
 

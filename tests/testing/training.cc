@@ -6,9 +6,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/mesh_spec.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
+#include "core/mesh/mesh_spec.h"
 #include "tests/testing/process.h"
 
 namespace shardmesh::testing {

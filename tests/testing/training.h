@@ -13,7 +13,7 @@
 #include "client/cpp/client.h"
 #include "client/cpp/pulling_session.h"
 #include "client/cpp/session.h"
-#include "core/job.h"
+#include "core/job/job.h"
 
 namespace shardmesh::testing {
 

@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/pulling_session.h"
 #include "client/cpp/session.h"
-#include "core/matchers.h"
-#include "core/status.h"
+#include "core/base/matchers.h"
+#include "core/base/status.h"
 #include "tests/testing/training.h"
 
 namespace shardmesh::testing {

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "client/cpp/client.h"
-#include "core/job.h"
+#include "core/job/job.h"
 
 namespace shardmesh::testing {
 

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/session.h"
-#include "core/mesh_spec.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/mesh/mesh_spec.h"
 
 namespace shardmesh::testing {
 namespace {

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
 
 namespace shardmesh {
 

@@ -16,9 +16,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/status.h"
-#include "core/sync.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
+#include "core/base/sync.h"
 #include "local/descriptor_error.h"
 #include "worker/node/keeper_line.h"
 

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "core/incarnation.h"
-#include "core/matchers.h"
-#include "core/sync.h"
+#include "core/base/incarnation.h"
+#include "core/base/matchers.h"
+#include "core/base/sync.h"
 #include "local/child_process.h"
 #include "local/testing/temp_folder.h"
 #include "worker/node/keeper_server.h"

@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/clock.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
 #include "local/descriptor_error.h"
 #include "local/futex.h"
 #include "local/process_end.h"

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "core/sync.h"
+#include "core/base/sync.h"
 #include "local/fd.h"
 #include "local/socket.h"
 #include "worker/node/keeper_store.h"

@@ -8,9 +8,9 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "core/incarnation.h"
-#include "core/job.h"
-#include "core/status.h"
+#include "core/base/incarnation.h"
+#include "core/base/status.h"
+#include "core/job/job.h"
 
 namespace shardmesh {
 namespace {

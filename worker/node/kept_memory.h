@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "worker/memory.h"
+#include "worker/memory/memory.h"
 #include "worker/node/keeper_link.h"
 
 namespace shardmesh {

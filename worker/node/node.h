@@ -18,7 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "core/sync.h"
+#include "core/base/sync.h"
 #include "local/child_process.h"
 #include "local/restarts.h"
 #include "worker/node/keeper_server.h"

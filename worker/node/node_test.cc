@@ -13,7 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "core/matchers.h"
+#include "core/base/matchers.h"
 #include "local/child_process.h"
 #include "local/testing/temp_folder.h"
 #include "worker/node/testing/await.h"

@@ -13,16 +13,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "core/clock.h"
-#include "core/matchers.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
 #include "local/segment.h"
 #include "local/socket.h"
 #include "local/testing/temp_folder.h"
 #include "proto/convert.h"
-#include "worker/local_server.h"
+#include "worker/doors/local_server.h"
 #include "worker/node/testing/await.h"
+#include "worker/process/worker.h"
 #include "worker/testing/small_job.h"
-#include "worker/worker.h"
 
 namespace shardmesh {
 

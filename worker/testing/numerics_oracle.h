@@ -12,13 +12,13 @@
 #include <utility>
 #include <vector>
 
-#include "core/matchers.h"
-#include "core/stream_digest.h"
+#include "core/base/matchers.h"
+#include "core/format/stream_digest.h"
 #include "kernels/encode.h"
 #include "kernels/muon.h"
 #include "kernels/optimizer_step.h"
-#include "worker/collectives/group.h"
 #include "worker/testing/training_oracle.h"
+#include "worker/transport/group.h"
 
 namespace shardmesh {
 

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "core/matchers.h"
-#include "worker/gradient_norm.h"
-#include "worker/group_table.h"
-#include "worker/pass.h"
-#include "worker/residency.h"
-#include "worker/shard_storage.h"
+#include "core/base/matchers.h"
+#include "worker/control/group_table.h"
+#include "worker/control/residency.h"
+#include "worker/memory/shard_storage.h"
+#include "worker/pass/pass.h"
+#include "worker/step/gradient_norm.h"
 #include "worker/testing/small_job.h"
 #include "worker/testing/training_oracle.h"
 
@@ -67,7 +67,7 @@ struct PassGroup : TestHost {
     return sum;
   }
 
-  // As the lead does (worker/step_decision.cc).
+  // As the lead does (worker/step/step_decision.cc).
   void Decide(const Command& command) {
     ++seq;
     if (command.kind != CommandKind::kInit && command.kind != CommandKind::kStep) return;

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "core/job.h"
-#include "core/layout.h"
-#include "core/matchers.h"
-#include "worker/host_memory.h"
-#include "worker/memory.h"
-#include "worker/step_protocol.h"
+#include "core/base/matchers.h"
+#include "core/job/job.h"
+#include "core/job/plan.h"
+#include "worker/memory/host_memory.h"
+#include "worker/memory/memory.h"
+#include "worker/step/step_protocol.h"
 
 namespace shardmesh {
 

@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/matchers.h"
-#include "worker/step_protocol.h"
+#include "core/base/matchers.h"
+#include "worker/step/step_protocol.h"
 #include "worker/testing/small_job.h"
 
 namespace shardmesh {

@@ -8,9 +8,9 @@
 #include <functional>
 #include <vector>
 
-#include "core/philox.h"
-#include "core/reduction.h"
-#include "core/stream_digest.h"
+#include "core/base/philox.h"
+#include "core/base/reduction.h"
+#include "core/format/stream_digest.h"
 #include "worker/testing/small_job.h"
 
 namespace shardmesh {

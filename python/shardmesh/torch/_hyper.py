@@ -27,7 +27,7 @@ _FIXED_OF: dict[str, dict[str, tuple[Any, ...]]] = {
     "adamw": {"decoupled_weight_decay": (True,)},
     "muon": {"ns_coefficients": ((3.4445, -4.775, 2.0315),), "ns_steps": (5,), "adjust_lr_fn": (None, "original")},
 }
-# As core/optimizer.h has them.
+# As core/job/optimizer.h has them.
 _RANGES = {
     "lr": (0.0, 1e6, "[0, 1e6]"), "weight_decay": (0.0, sys.float_info.max, "[0, infinity)"),
     "momentum": (0.0, 1.0, "[0, 1]"), "dampening": (0.0, 1.0, "[0, 1]"),

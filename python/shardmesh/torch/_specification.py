@@ -22,7 +22,7 @@ _ENUMS = {
     "gradients": ("FORMAT", ("fp32", "bf16")),
     "residency": ("RESIDENCY", ("full", "bucket")),
 }
-_MAX_PARAMETERS, _MAX_GROUPS = 100_000, 4096  # as core/job.h has them
+_MAX_PARAMETERS, _MAX_GROUPS = 100_000, 4096  # as core/job/job.h has them
 _OF_DTYPE = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _DIMENSION = re.compile(r"([^=:,\s]+)(?::(replicate|shard))?=(\d+)")
 
@@ -93,7 +93,7 @@ def _of(what: str, formats: Formats, p: Parameter, default: str) -> str:
 
 
 def _fits(name: str, what: str, p: Parameter) -> bool:
-    """As ScaleBlocksOf of core/gather_format.h, and no codes for vectors: they are few, and matter."""
+    """As ScaleBlocksOf of core/format/gather_format.h, and no codes for vectors: they are few, and matter."""
     if what == "states" or name in ("fp32", "stored") or name.startswith("bf16"):
         return True
     shape = p.tensor.shape
@@ -120,7 +120,7 @@ def _gradients(facts: Facts) -> str:
 
 
 def _mesh(text: str) -> list[dict[str, Any]]:
-    """Of "ddp=2,fsdp=2", as core/mesh_spec.h has it."""
+    """Of "ddp=2,fsdp=2", as core/mesh/mesh_spec.h has it."""
     dimensions = []
     for part in text.split(","):
         match = _DIMENSION.fullmatch(part)

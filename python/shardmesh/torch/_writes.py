@@ -65,7 +65,7 @@ class Copies:
         self._private.madvise(mmap.MADV_DONTNEED)
 
     def empty(self, index: int) -> None:
-        """It has no pages any more but the first, which is NaN (core/absent_weights.h). REQUIRES: alignment to pages."""
+        """It has no pages any more but the first, which is NaN (core/job/absent_weights.h). REQUIRES: alignment to pages."""
         begin, like = self._begins[index], self._like[index]
         size = like.numel() * like.element_size()
         self._shared.madvise(mmap.MADV_REMOVE, begin, size)

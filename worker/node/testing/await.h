@@ -4,8 +4,8 @@
 #include <functional>
 
 #include "absl/time/time.h"
-#include "core/clock.h"
-#include "core/sync.h"
+#include "core/base/clock.h"
+#include "core/base/sync.h"
 
 namespace shardmesh {
 

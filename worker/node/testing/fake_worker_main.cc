@@ -22,9 +22,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "core/clock.h"
-#include "core/incarnation.h"
-#include "core/status.h"
+#include "core/base/clock.h"
+#include "core/base/incarnation.h"
+#include "core/base/status.h"
 #include "rpc/main_support.h"
 #include "worker/node/keeper_link.h"
 #include "worker/node/kept_memory.h"

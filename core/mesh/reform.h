@@ -1,0 +1,22 @@
+// On which mesh a job goes on when fewer workers are there than it was defined for. Pure, thread-safe.
+//
+// As many replicas as before, as long as no shard becomes more than twice as large; else fewer. Examples, of
+// "ddp=2,fsdp=4":  7, 6 workers: ddp=2,fsdp=3    5, 4: ddp=2,fsdp=2    3: ddp=1,fsdp=3    2: ddp=1,fsdp=2
+#pragma once
+
+#include <cstdint>
+
+#include "core/mesh/mesh_spec.h"
+
+namespace shardmesh {
+
+// The mesh of at most `num_workers` ranks that a job defined with `mesh` has when only so many are there; `mesh` itself
+// where they are enough. Names, order and roles of the dimensions stay; else the first of each role has that role's
+// whole size, and the others 1. It has no fewer ranks than `mesh` has shards, if there are so many workers.
+// REQUIRES: mesh.Validate() is OK, num_workers >= 1.
+MeshSpec MeshFor(const MeshSpec& mesh, int64_t num_workers);
+
+// The shard that a rank of the mesh holds, as Plan::PlaceOf (core/job/plan.h). REQUIRES: 0 <= rank < mesh.NumRanks().
+int64_t ShardOf(const MeshSpec& mesh, int64_t rank);
+
+}  // namespace shardmesh

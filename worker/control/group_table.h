@@ -1,0 +1,58 @@
+// GroupTable: what depends on the parameter group, of a job's control page (control_page.h). It lies behind the page's
+// other tables, and has an entry for each group that the job has.
+//
+// A step's scalars and learning rates belong to its command: they are written before it is decided, and stay as it
+// does. What a slot said of learning rates belongs to its declaration.
+//
+// A view: no memory of its own. Learning rates of slots are lock-free atomics. All is zero at creation.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/job/optimizer.h"
+#include "core/job/plan.h"
+#include "worker/control/control_page.h"
+#include "worker/control/residency.h"
+
+namespace shardmesh {
+
+class GroupTable {
+ public:
+  using Rate = std::atomic<double>;
+
+  // Bytes behind the residency table.
+  static int64_t NumBytes(const Plan& plan) {
+    const auto step = static_cast<int64_t>(sizeof(double) + sizeof(StepScalars));
+    const auto said = static_cast<int64_t>(sizeof(Rate)) * (plan.num_writers() + 1);
+    return kAlignment + plan.num_groups() * (2 * step + said);
+  }
+
+  // REQUIRES: a page of NumBytes more than control page and the tables before this one.
+  GroupTable(ControlPage* page, const Plan& plan) : num_groups_(plan.num_groups()) {
+    const auto end =
+        reinterpret_cast<uintptr_t>(Maxima(page, plan) + plan.num_maxima()) + ResidencyTable::NumBytes(plan);
+    elsewhere_ = reinterpret_cast<Rate*>((end + kAlignment - 1) / kAlignment * kAlignment);
+    rates_ = reinterpret_cast<double*>(elsewhere_ + num_groups_ * (plan.num_writers() + 1));
+    scalars_ = reinterpret_cast<StepScalars*>(rates_ + 2 * num_groups_);
+  }
+
+  // By group, of the command that has the place (Command::groups): what a step computes with, and the learning rates of
+  // that, for what depends on a shape too (Muon).
+  StepScalars* scalars(int place) const { return scalars_ + place * num_groups_; }
+  double* rates(int place) const { return rates_ + place * num_groups_; }
+
+  // By group: the learning rates of the step that the slot declared, and those that slots of another host did.
+  Rate* said(int slot) const { return elsewhere_ + num_groups_ * (slot + 1); }
+  Rate* said_elsewhere() const { return elsewhere_; }
+
+ private:
+  static constexpr int64_t kAlignment = 64;
+
+  int64_t num_groups_;
+  Rate* elsewhere_;
+  double* rates_;
+  StepScalars* scalars_;
+};
+
+}  // namespace shardmesh

@@ -1,0 +1,76 @@
+// Of LocalServer: readers that map publications.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/fault_point.h"
+#include "core/base/status.h"
+#include "worker/doors/local_server.h"
+
+namespace shardmesh {
+namespace {
+constexpr absl::Duration kSendTimeout = absl::Seconds(5);
+constexpr absl::Duration kSlice = absl::Milliseconds(200);
+}  // namespace
+
+// Each reader gets descriptions of its own: what it holds is known by them.
+absl::Status LocalServer::WelcomeReader(LocalSocket& socket, JobShard& shard, int seat) {
+  RETURN_IF_ERROR(ErrorAt(FaultPoint::kAttaching));
+  const HostMemory& host = shard.host();
+  v1::LocalWelcome welcome;
+  std::vector<UniqueFd> owned;
+  std::vector<int> descriptors;
+  for (int i = -1; i < host.num_publications(); ++i) {
+    const Segment& segment = i < 0 ? host.board_segment() : host.publication(i);
+    ASSIGN_OR_RETURN(UniqueFd fd, segment.ReadOnlyFd());
+    v1::Segment& described = *welcome.add_segments();
+    described.set_num_bytes(segment.num_bytes());
+    described.set_data_offset(segment.data_offset());
+    descriptors.push_back(fd.get());
+    owned.push_back(std::move(fd));
+  }
+  FillWelcome(shard, 0, {}, welcome);
+  welcome.set_seat(seat);
+  return socket.Send(welcome.SerializeAsString(), descriptors, kSendTimeout);
+}
+
+void LocalServer::ServeReader(LocalSocket& socket, const Granted& granted) {
+  const int64_t pid = socket.Peer().ok() ? socket.Peer()->second : 0;
+  JobShard& shard = *granted.shard;
+  const absl::StatusOr<int> seat = shard.leases().TakeSeat(pid, granted.reader_ttl);
+  if (!seat.ok()) {
+    SendError(socket, seat.status()).IgnoreError();
+    return;
+  }
+  if (const absl::Status welcome = WelcomeReader(socket, shard, *seat); welcome.ok()) {
+    spdlog::info("event=reader_attached job={} seat={} pid={}", shard.spec().name, *seat, pid);
+    AnswerReader(socket, shard, *seat);
+    spdlog::info("event=reader_gone job={} seat={} pid={}", shard.spec().name, *seat, pid);
+  } else {
+    SendError(socket, welcome).IgnoreError();
+  }
+  shard.leases().LeaveSeat(*seat);
+}
+
+void LocalServer::AnswerReader(LocalSocket& socket, JobShard& shard, int seat) {
+  while (!stop_.load()) {
+    absl::StatusOr<LocalMessage> message = socket.Receive(kSlice);
+    if (absl::IsDeadlineExceeded(message.status())) {
+      if (!shard.CheckOpen().ok()) return;  // deleted: hang up
+      continue;
+    }
+    v1::LocalRequest request;
+    if (!message.ok() || !request.ParseFromString(message->bytes)) return;
+    shard.leases().Heard(seat);
+    v1::LocalReply reply;
+    reply.set_alive(true);
+    reply.set_id(request.id());
+    const absl::Status health = shard.Health();
+    reply.set_code(static_cast<int>(health.code()));
+    reply.set_message(std::string(health.message()));
+    if (!socket.Send(reply.SerializeAsString(), {}, kSendTimeout).ok()) return;
+  }
+}
+
+}  // namespace shardmesh

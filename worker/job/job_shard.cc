@@ -1,0 +1,408 @@
+#include "worker/job/job_shard.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/fault_point.h"
+#include "core/base/status.h"
+#include "core/job/device_job.h"
+#include "local/file_hold.h"
+#include "local/futex.h"
+#include "worker/pass/thread_team.h"
+
+namespace shardmesh {
+namespace {
+constexpr int kPublicationsInUse = 2;                    // of a job without slow readers
+constexpr absl::Duration kCommitLag = absl::Seconds(1);  // between the hosts of a job; far less, unless one is stopped
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<JobShard>> JobShard::Create(JobShardOptions options, Plan plan, HostMemory host,
+                                                           Memory& memory, const std::atomic<bool>* cancelled) {
+  std::unique_ptr<JobShard> shard(new JobShard(std::move(options), std::move(plan), std::move(host)));
+  RETURN_IF_ERROR(shard->Open(memory, cancelled));
+  return shard;
+}
+
+JobShard::JobShard(JobShardOptions options, Plan plan, HostMemory host)
+    : options_(std::move(options)),
+      plan_(std::move(plan)),
+      place_(plan_.PlaceOf(options_.rank)),
+      host_(std::move(host)),
+      protocol_(std::make_unique<StepProtocol>(host_.control(), &host_.doorbell(), &options_.spec, &plan_,
+                                               options_.worker_names, options_.ranks, options_.rank)),
+      mail_(
+          host_, *protocol_, options_.spec.num_writers(),
+          [this](const v1::StepRequest& request) { return Declare(request, /*attached=*/true); },
+          [this](const StepOutcome& outcome) { return ToReply(outcome); }) {
+  const auto mapped = [this](int buffer) { return IsFileHeld(host_.publication(buffer).fd()); };
+  const auto mapped_at = [this](int b, int seat) { return IsFileHeldAt(host_.publication(b).fd(), seat); };
+  protocol_->publications().ShowOn(&host_.board(), mapped);
+  protocol_->publications().NamePullsBy([this](int buffer) {
+    std::vector<std::string> pullers;
+    for (const PullsUnderWay::Pull& pull : pulls_.List()) {
+      if (pull.buffer == buffer) pullers.push_back(pull.puller);
+    }
+    return pullers;
+  });
+  leases_ = std::make_unique<VersionLeases>(host_.control(), &protocol_->publications(), &options_.spec, options_.rank,
+                                            mapped_at);
+}
+
+absl::Status JobShard::Open(Memory& memory, const std::atomic<bool>* cancelled) {
+  RETURN_IF_ERROR(OpenPass(memory, cancelled));
+  if (options_.resumed) {
+    protocol_->TakeOver();
+    leases_->TakeOver();
+    orphans_.Expect(protocol_->Sessions().staying);
+    if (rank().value() == protocol_->local().first()) mail_.TakeOver();
+  } else if (plan_.bucketed() && rank().value() == protocol_->local().first()) {
+    const int buckets = static_cast<int>(plan_.buckets().size());
+    for (int b = 0; b < buckets; ++b) RETURN_IF_ERROR(pass_->GiveBackWeights(b));
+  }
+  engine_ = std::make_unique<Engine>(*protocol_, *pass_, options_.rank, ForEngine());
+  return absl::OkStatus();
+}
+
+absl::Status JobShard::OpenPass(Memory& memory, const std::atomic<bool>* cancelled) {
+  const ReplicaShare share = ShareOf(plan_, protocol_->local(), options_.rank);
+  if (options_.device != nullptr) {
+    RETURN_IF_ERROR(CheckDeviceJob(options_.spec, plan_, protocol_->local().num_hosts));
+    DevicePassOptions options;
+    options.timeout = options_.step_timeout;
+    options.cancelled = cancelled;
+    ASSIGN_OR_RETURN(pass_, DevicePass::Create(options_.spec, plan_, place_, host_, *options_.device, share, options));
+    return absl::OkStatus();
+  }
+  const std::string name = absl::StrCat("shardmesh-", options_.spec.name, "-shard-", options_.rank.value());
+  ASSIGN_OR_RETURN(storage_, ShardStorage::Open(memory, name, plan_, place_.shard, cancelled));
+  ASSIGN_OR_RETURN(sums_, GradientSums::Open(memory, absl::StrCat(name, "-sums"), plan_, place_.shard));
+  auto pass = std::make_unique<Pass>(options_.spec, plan_, place_, host_, *storage_, options_.threads, &trace_,
+                                     GradientSums::Has(plan_) ? &*sums_ : nullptr, share);
+  // A trainer that takes a slot waits for no sum.
+  if (rank() == Rank(0) && plan_.pulled()) pass->WhileMerging([this] { mail_.Poll(); });
+  pass->TakeSnapshots(&snapshots_);
+  pass_ = std::move(pass);
+  return absl::OkStatus();
+}
+
+EngineOptions JobShard::ForEngine() {
+  EngineOptions options;
+  options.step_timeout = options_.step_timeout;
+  options.spin = options_.spin;
+  options.rung = [this] { mail_.Poll(); };
+  options.progress = [this] {
+    moved_nanos_.store(MonotonicNanos());
+    waiters_.Notify();
+  };
+  options.trace = &trace_;
+  return options;
+}
+
+JobShard::~JobShard() {
+  // Members of this host may wait for pieces that will not come.
+  if (host_lead_ != nullptr) protocol_->Abort(AbortReason::kLeft, rank().value(), rank());
+  host_lead_.reset();
+  engine_.reset();
+}
+
+void JobShard::StartHosts(HostGroups groups, absl::Duration heartbeat_timeout) {
+  host_lead_ =
+      std::make_unique<HostLead>(*protocol_, host_, options_.spec, plan_, std::move(groups),
+                                 HostLeadOptions{heartbeat_timeout, options_.step_timeout, [this] { mail_.Poll(); },
+                                                 [this] { waiters_.Notify(); }, options_.spin},
+                                 &trace_);
+}
+
+// Gradients are there as long as windows are: trainers that were told of the abort do not write them any more.
+absl::Status JobShard::End(absl::Span<const Rank> members, const std::atomic<bool>& cancelled, absl::Duration timeout) {
+  MutexLock ending_lock(ending_mu_);
+  if (ending().has_value()) return absl::OkStatus();
+  protocol_->Abort(AbortReason::kReformed, rank().value(), rank());
+  TellReaders(BoardOver::kEnded);
+  engine_->Stop();
+  ControlPage& page = *protocol_->page();
+  TellStopped(page, rank());
+  ASSIGN_OR_RETURN(const Ending ending, AwaitEnding(
+                                            page, members, [&] { return cancelled.load(); }, timeout));
+  const uint64_t done = page.members[rank().value()].done.load(std::memory_order_acquire);
+  if (done > ending.seq) {
+    return absl::FailedPreconditionError("it went on with a step while the others ended the epoch");
+  }
+  if (ending.steps && done != ending.seq) {
+    RETURN_IF_ERROR(pass_->Run(page.commands[ending.seq % 2], ending.seq, nullptr).status());
+  }
+  MutexLock lock(mu_);
+  ending_ = ending;
+  return absl::OkStatus();
+}
+
+std::optional<Ending> JobShard::ending() const {
+  MutexLock lock(mu_);
+  return ending_;
+}
+
+absl::Status JobShard::CheckHasNoWeights() const {
+  const Step committed = protocol_->committed_step();
+  if (committed.value() == kNoStep && protocol_->page()->restored_step_plus_one.load() == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("job ", spec().name, " has weights already, of step ",
+                                                    committed.value(), "; restore into a new job, or delete it first"));
+}
+
+absl::Status JobShard::CheckCopyFits() const {
+  return shardmesh::CheckCopyFits(spec(), plan_, options_.capacity, protocol_->local().per_host);
+}
+
+absl::Status JobShard::Load(uint64_t load_id, Step step, const std::function<absl::Status()>& read) {
+  return engine_->Load(load_id, step, read);
+}
+
+absl::Status JobShard::UseLoaded(const v1::UseLoadedRequest& request) {
+  RETURN_IF_ERROR(CheckEpoch(request.epoch()));
+  RETURN_IF_ERROR(Health());
+  const bool same = protocol_->page()->members[rank().value()].loaded_id.load() == request.load_id();
+  if (same) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckHasNoWeights());
+  return engine_->UseLoaded(request.load_id());
+}
+
+void JobShard::TakeMemory(absl::Duration patience, const std::atomic<bool>& cancelled) {
+  if (on_device()) return;
+  const int64_t until = MonotonicNanos() + absl::ToInt64Nanoseconds(patience);
+  ThreadTeam team(options_.threads);
+  team.ForEach(static_cast<int>(storage_->ranges().size()), [&](int range) {
+    if (cancelled.load() || MonotonicNanos() > until) return;
+    storage_->Populate(range);
+    if (plan_.bucketed()) return;  // its window has what trainers hold
+    const StorageRange& r = storage_->ranges()[range];
+    const Bucket& bucket = plan_.buckets()[r.bucket];
+    const int64_t begin = bucket.weight_offset + bucket.CodeOffset(r.bucket_begin);
+    host_.window().Populate(begin, bucket.CodeOffset(r.num_elements));
+    host_.publication(0).Populate(begin, bucket.CodeOffset(r.num_elements));
+  });
+}
+
+void JobShard::TakeMemoryOfSteps(const std::atomic<bool>& cancelled) const {
+  std::vector<const Segment*> segments;
+  for (int b = 0; b < std::min(host_.num_publications(), kPublicationsInUse); ++b) {
+    segments.push_back(&host_.publication(b));
+  }
+  for (int slot = 0; slot < spec().num_writers(); ++slot) segments.push_back(&host_.slot(slot));
+  constexpr int64_t kPart = int64_t{64} << 20;  // one call of the system cannot be cancelled
+  for (const Segment* segment : segments) {
+    for (int64_t begin = 0; begin < segment->data_bytes() && !cancelled.load(); begin += kPart) {
+      segment->Populate(begin, std::min(kPart, segment->data_bytes() - begin));
+    }
+  }
+}
+
+void JobShard::Close() {
+  closed_.store(true);
+  TellReaders(BoardOver::kClosed);
+  waiters_.Notify();
+}
+
+absl::Status JobShard::Health() const {
+  const absl::Status health = protocol_->Health();  // comes first: who was lost is why it is closed, too
+  return health.ok() ? CheckOpen() : health;
+}
+
+absl::Status JobShard::CheckOpen() const {
+  if (!closed_.load()) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("job ", spec().name, " was deleted, or moved to other workers"));
+}
+
+absl::Status JobShard::CheckEpoch(int64_t epoch) const {
+  if (epoch == options_.epoch.value()) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("epoch ", epoch, " of job ", spec().name, " is not the current one, ",
+                                         options_.epoch.value(), "; open the job again"));
+}
+
+absl::StatusOr<std::optional<StepOutcome>> JobShard::Declare(const v1::StepRequest& request, bool attached) {
+  RETURN_IF_ERROR(CheckEpoch(request.epoch()));
+  if (!attached) RETURN_IF_ERROR(ErrorAt(FaultPoint::kStepCalled));
+  Declaration declaration;
+  declaration.step = Step(request.step());
+  declaration.in_place = attached;
+  declaration.learning_rates.assign(request.learning_rates().begin(), request.learning_rates().end());
+  if (request.has_loss_scale()) declaration.loss_scale = request.loss_scale();
+  declaration.tokens.assign(request.tokens().begin(), request.tokens().end());
+  for (int slot : request.slots()) declaration.slots.push_back(Slot(slot));
+  for (const v1::NonFinite& bad : request.non_finite())
+    declaration.non_finite.emplace_back(Slot(bad.slot()), bad.tensor());
+  // What an attached trainer knows, its host has committed; and the host's lead itself declares for it.
+  if (!attached) AwaitCommitBefore(declaration.step);
+  for (Slot slot : declaration.slots) {
+    ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_->CheckStep(slot, declaration.step));
+    if (outcome.has_value()) return outcome;
+  }
+  if (!attached) protocol_->AwaitFree(declaration.slots, StepProtocol::kHolderLag);
+  for (Slot slot : declaration.slots) {
+    for (int shard = 0; shard < plan_.num_shards() && !attached && !plan_.bucketed(); ++shard) {
+      // Of a piece that another host takes it is not known here whether it is there yet: the step waits for it.
+      if (protocol_->IsPushedHere(slot, shard) && !protocol_->HasPiece(slot, shard, declaration.step)) {
+        return absl::FailedPreconditionError(absl::StrCat("slot ", slot.value(), " of step ", request.step(),
+                                                          " lacks the piece of shard ", shard, "; push it first"));
+      }
+    }
+  }
+  ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_->Declare(declaration));
+  if (outcome.has_value()) return outcome;  // committed meanwhile
+  const int64_t now = MonotonicNanos();
+  for (Slot slot : declaration.slots) trace_.Add({"declared", request.step(), -1, slot.value(), 0, now, now});
+  return outcome;
+}
+
+absl::StatusOr<bool> JobShard::DeclareBucket(const v1::DeclareBucketRequest& request, bool attached) {
+  RETURN_IF_ERROR(CheckEpoch(request.epoch()));
+  BucketDeclaration declaration;
+  declaration.step = Step(request.step());
+  declaration.bucket = request.bucket();
+  declaration.in_place = attached;
+  for (int slot : request.slots()) declaration.slots.push_back(Slot(slot));
+  for (const v1::NonFinite& bad : request.non_finite())
+    declaration.non_finite.emplace_back(Slot(bad.slot()), bad.tensor());
+  ASSIGN_OR_RETURN(const bool before, protocol_->DeclareBucket(declaration));
+  const int64_t now = MonotonicNanos();
+  for (Slot slot : declaration.slots) {
+    if (!before) trace_.Add({"declared", request.step(), request.bucket(), slot.value(), 0, now, now});
+  }
+  return before;
+}
+
+absl::Status JobShard::HealthOf(const v1::StepRequest& request) const {
+  RETURN_IF_ERROR(Health());
+  for (int slot : request.slots()) RETURN_IF_ERROR(protocol_->CheckStands({Slot(slot)}, Step(request.step())));
+  return absl::OkStatus();
+}
+
+void JobShard::AwaitCommitBefore(Step step) const {
+  const bool under_way = protocol_->decided() > protocol_->committed();
+  if (protocol_->local().num_hosts == 1 || !under_way || step != Step(protocol_->committed_step().value() + 2)) return;
+  protocol_->AwaitCommit(Step(step.value() - 1), kCommitLag).status().IgnoreError();
+}
+
+v1::StepReply JobShard::ToReply(const StepOutcome& outcome) const {
+  v1::StepReply reply;
+  reply.set_step(outcome.step.value());
+  reply.set_already_applied(outcome.already_applied);
+  reply.set_skipped(outcome.skipped);
+  reply.set_gradient_norm(outcome.norm);
+  reply.set_peak_gradients(outcome.peak);
+  if (outcome.no_tokens) {
+    reply.set_skip_reason("no slot had a token");
+  } else if (outcome.skipped) {
+    const bool known = outcome.bad_tensor >= 0 && outcome.bad_tensor < static_cast<int>(spec().parameters.size());
+    reply.set_skip_reason(absl::StrCat("slot ", outcome.bad_slot.value(), ": gradient of \"",
+                                       known ? spec().parameters[outcome.bad_tensor].name : "?",
+                                       "\" is not finite (NaN, infinite, or >= FLT_MAX / slots)"));
+  }
+  return reply;
+}
+
+bool JobShard::BeginPush(int slot) {
+  if (slot >= 0) return protocol_->ClaimPush(Slot(slot), place_.shard, rank());
+  MutexLock lock(mu_);
+  return pushes_.insert(slot).second;
+}
+
+void JobShard::EndPush(int slot) {
+  if (slot >= 0) return protocol_->ReleasePush(Slot(slot), place_.shard);
+  MutexLock lock(mu_);
+  pushes_.erase(slot);
+}
+
+void JobShard::Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool kept) {
+  protocol_->SignOfLife(rank(), now_nanos, getpid(), kept);
+  protocol_->CheckPeers(rank(), now_nanos, heartbeat_timeout);
+  leases_->Sweep();
+  if (!protocol_->Health().ok()) TellReaders(BoardOver::kEnded);
+  waiters_.Notify();
+}
+
+// They ask their worker why.
+void JobShard::TellReaders(BoardOver how) {
+  std::atomic<uint32_t>& over = host_.board().over;
+  uint32_t was = over.load();
+  while (was < static_cast<uint32_t>(how)) {
+    if (over.compare_exchange_weak(was, static_cast<uint32_t>(how))) return protocol_->publications().Ring();
+  }
+}
+
+bool JobShard::is_over() const { return closed_.load() || ending().has_value(); }
+
+void JobShard::KeepVersionsOnly() {
+  {
+    MutexLock lock(ending_mu_);
+    engine_->Stop();
+  }
+  const auto give_back = [](const Segment& segment) {
+    const int64_t whole = segment.data_bytes() / kSegmentPage * kSegmentPage;
+    if (segment.data_offset() % kSegmentPage == 0) segment.Punch(0, whole).IgnoreError();
+  };
+  if (storage_.has_value()) give_back(storage_->segment());
+  for (int slot = 0; slot < spec().num_writers(); ++slot) give_back(host_.slot(slot));
+}
+
+void JobShard::FillStatus(v1::GetStatusReply::Job& status) const {
+  status.set_name(spec().name);
+  status.set_epoch(epoch().value());
+  status.set_rank(rank().value());
+  status.set_committed_step(protocol_->committed_step().value());
+  for (Step step : protocol_->publications().Published()) status.add_published_steps(step.value());
+  status.set_shard_bytes(pass_->shard_bytes());
+  status.set_window_bytes(host_.window_bytes());
+  status.set_publication_bytes(host_.publication_bytes());
+  status.set_publication_resident_bytes(host_.publication_resident_bytes());
+  status.set_held_publications(protocol_->publications().num_held());
+  status.set_refused_publications(protocol_->publications().refused());
+  status.set_slot_bytes(host_.slot_bytes());
+  status.set_gathered_bytes(pass_->gathered_bytes());
+  if (plan_.pulled() && rank() == Rank(0)) FillTrainers(status);
+  if (host_lead_ != nullptr) {
+    status.set_host_gradient_bytes_in(host_lead_->gradient_bytes_in());
+    status.set_host_weight_bytes_in(host_lead_->weight_bytes_in());
+  }
+  const bool on_device = host_.device() != nullptr;
+  status.set_window_resident_bytes(on_device ? host_.window_bytes() : host_.window().ResidentBytes());
+  status.set_slot_resident_bytes(on_device ? host_.slot_bytes() : host_.slot_resident_bytes());
+  status.set_sum_bytes(GradientSums::Has(plan_) ? sums_->num_bytes() : 0);
+  const MemberWords& member = protocol_->page()->members[rank().value()];
+  status.set_restarts(static_cast<int32_t>(member.restarts.load()));
+  if (const int64_t pause = member.pause_nanos.load(); pause > 0) status.set_last_pause_nanos(pause);
+  if (const absl::Status health = protocol_->Health(); !health.ok()) status.set_error(std::string(health.message()));
+}
+
+void JobShard::FillTrainers(v1::GetStatusReply::Job& status) const {
+  const ControlPage& page = *protocol_->page();
+  status.set_slots_reopened(page.pull.reopened.load());
+  status.set_slots_differing(page.pull.differing.load());
+  for (int seat = 0; seat < spec().num_trainers; ++seat) {
+    if (page.slots[seat].holder.load() == 0) continue;
+    v1::GetStatusReply::Job::Trainer& trainer = *status.add_trainers();
+    trainer.set_seat(seat);
+    trainer.set_pid(page.slots[seat].holder_pid.load());
+    trainer.set_slots_finished(page.pull.seats[seat].slots_finished.load());
+    trainer.set_idle_nanos(page.pull.seats[seat].idle_nanos.load());
+  }
+}
+
+void JobShard::FillTrace(v1::GetTraceReply& trace) const {
+  trace.set_rank(rank().value());
+  trace.set_pid(getpid());
+  for (const TraceSpan& span : trace_.Spans()) {
+    v1::TraceSpan& to = *trace.add_spans();
+    to.set_name(span.name);
+    to.set_step(span.step);
+    to.set_bucket(span.bucket);
+    to.set_item(span.item);
+    to.set_thread(span.thread);
+    to.set_begin_nanos(span.begin_nanos);
+    to.set_end_nanos(span.end_nanos);
+  }
+}
+
+}  // namespace shardmesh

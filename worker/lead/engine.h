@@ -1,0 +1,97 @@
+// Engine: one worker's thread for one job. It executes the commands that the lead decides; on the lead of a job on one
+// host it also decides and commits (control_page.h); on several hosts a HostLead does that. Every wait ends at a time
+// limit or at an abort; an aborted engine stops for good. In the next life of a member that was killed it goes on where
+// the page says that the last one was.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "core/base/ids.h"
+#include "core/base/sync.h"
+#include "local/page_allocator.h"
+#include "worker/control/trace.h"
+#include "worker/pass/step_pass.h"
+#include "worker/step/step_protocol.h"
+
+namespace shardmesh {
+
+// A shard's part of a job's initial weights (shard.proto).
+using InitialPiece = std::vector<float, PageAllocator<float>>;
+
+struct EngineOptions {
+  absl::Duration step_timeout = absl::Seconds(60);  // of one command; then the slowest is named and the job aborted
+  // How long a wait looks at its word before it sleeps. For workers that have a core each and nothing else to do on it.
+  absl::Duration spin;
+  // Called from the engine's thread. `rung`, on the lead: whenever its bell has rung, and after each commit.
+  // `progress`: after each commit and after an abort. Both may be empty.
+  std::function<void()> rung, progress;
+  Trace* trace = nullptr;  // gets a span for each command and each wait for others
+};
+
+class Engine {
+ public:
+  // Borrowed arguments, and what the options name, outlive the object.
+  Engine(StepProtocol& protocol, StepPass& pass, Rank rank, EngineOptions options);
+  ~Engine();
+  // Ends the thread, between two commands or in a wait; a command that is under way is executed. Not from two threads.
+  void Stop();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // This shard's piece of initial weights, as pushed; the set that every member has first counts. Marks it ready in the
+  // protocol.
+  // Aborted: the job has its weights already.
+  absl::Status StageInitial(InitialPiece piece, uint64_t push_id);
+  // What this shard was in a checkpoint: `read` writes it into the storage, from the calling thread, while no command
+  // runs: a job that is about to begin with initial weights waits until it has returned, which it does soon after
+  // protocol.decided() is not 0 any more. What was loaded before is lost at once; so is what `read` wrote, if it fails.
+  // Aborted: the job has its weights already, or another one is being loaded.
+  absl::Status Load(uint64_t load_id, Step step, const std::function<absl::Status()>& read);
+  // Marks it ready in the protocol. NotFound: nothing was loaded under that id.
+  absl::Status UseLoaded(uint64_t load_id);
+
+ private:
+  void Loop();
+  // Of a job on several hosts: what the pass asks and tells about buckets.
+  class HostGate;
+  bool lead() const { return rank_ == Rank(0) && protocol_.local().num_hosts == 1; }
+  std::optional<InitialPiece> TakeStaged(uint64_t push_id);
+  // False: the storage does not hold what was loaded under that id.
+  bool HasLoaded(uint64_t load_id);
+  // False: the engine is to stop, and somebody still writes into the storage.
+  bool AwaitLoading() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Execute(uint64_t seq);
+  void GaveBack(const absl::Status& status);
+  void Failed(const absl::Status& status);
+  // `step`: for the trace.
+  bool AwaitAllDone(int64_t step);
+  bool AwaitCommitted(uint64_t seq, int64_t step);
+  bool Stopping() const;
+  void Await(std::atomic<uint32_t>& word, uint32_t seen) const;
+  void Call(const std::function<void()>& callback) const;
+
+  StepProtocol& protocol_;
+  StepPass& pass_;
+  const Rank rank_;
+  const EngineOptions options_;
+  std::atomic<bool> stop_{false};
+  struct Loaded {
+    uint64_t id = 0;
+    Step step;
+  };
+  Mutex mu_;
+  CondVar loading_ended_;
+  bool loading_ ABSL_GUARDED_BY(mu_) = false;          // somebody writes into the storage
+  std::optional<Loaded> loaded_ ABSL_GUARDED_BY(mu_);  // what lies there
+  std::vector<std::pair<uint64_t, InitialPiece>> staged_ ABSL_GUARDED_BY(mu_);  // (push_id, piece), oldest first
+  std::thread thread_;
+};
+
+}  // namespace shardmesh

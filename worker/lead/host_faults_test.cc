@@ -1,0 +1,156 @@
+// Jobs on several hosts when something goes wrong: other learning rates, two trainers for a slot, members and leads
+// that die, stop or are late; and publications that somebody reads on one host.
+#include <array>
+#include <atomic>
+#include <thread>
+
+#include "worker/lead/testing/job_on_hosts.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+JobSpec Job(const std::string& mesh, int slots) { return SmallJob(mesh, slots); }
+
+Declaration Declared(int slot, int64_t step, double lr) {
+  Declaration declaration{{Slot(slot)}, Step(step), {lr}, {}};
+  declaration.in_place = true;
+  return declaration;
+}
+
+// Until the declaration of one of both does not stand any more, or kLongWait: what each says of its own, slot 0 at `a`
+// and slot 1 at `b`.
+std::array<absl::Status, 2> AwaitRefusal(StepProtocol& a, StepProtocol& b, Step step) {
+  const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(kLongWait);
+  std::array<absl::Status, 2> stand;
+  while (stand[0].ok() && stand[1].ok() && MonotonicNanos() < deadline) {
+    const uint32_t word = b.page()->finished.load();
+    stand = {a.CheckStands({Slot(0)}, step), b.CheckStands({Slot(1)}, step)};
+    if (stand[0].ok() && stand[1].ok()) FutexWait(b.page()->finished, word, absl::Milliseconds(50));
+  }
+  return stand;
+}
+
+TEST(HostFaults, OtherLearningRatesOnAnotherHost_AreRefusedAndMayBeSaidAgain) {
+  for (const bool at_once : {true, false}) {
+    JobOnHosts job(Job("fsdp=2", 2), 2);
+    ASSERT_OK(job.PlaceWeights());
+    StepProtocol &a = *job.hosts[0]->protocol, &b = *job.hosts[1]->protocol;
+    ASSERT_OK(b.Declare(Declared(1, 1, 0.5)));
+    if (at_once) {  // perhaps in one round: then the first host's rates count, and if not, those that came first
+      ASSERT_OK(a.Declare(Declared(0, 1, 0.25)).status());
+      const auto [of_a, of_b] = AwaitRefusal(a, b, Step(1));
+      ASSERT_NE(of_a.ok(), of_b.ok()) << of_a << "; " << of_b;
+      EXPECT_THAT(of_a.ok() ? of_b : of_a, StatusIs(Code::kInvalidArgument, HasSubstr("learning rates")));
+      ASSERT_OK(of_a.ok() ? b.Declare(Declared(1, 1, 0.25)).status() : a.Declare(Declared(0, 1, 0.5)).status());
+    } else {  // known there for long
+      while (a.page()->settings_claim.load() >> 16 != 1)
+        FutexWait(a.page()->finished, a.page()->finished.load(), absl::Milliseconds(5));
+      EXPECT_THAT(a.Declare(Declared(0, 1, 0.25)),
+                  StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("another host"), HasSubstr("0.5"))));
+      ASSERT_OK(a.Declare(Declared(0, 1, 0.5)).status());
+    }
+    EXPECT_OK(job.AwaitStep(1));
+  }
+}
+
+TEST(HostFaults, TrainersOnTwoHostsForOneSlot_OneHasIt) {
+  JobOnHosts job(Job("fsdp=2", 1), 2);
+  ASSERT_OK(job.PlaceWeights());
+  const uint64_t holders[] = {uint64_t{1} << 32 | 1, uint64_t{2} << 32 | 1};
+  std::vector<absl::Status> given(2);
+  std::vector<std::thread> trainers;
+  for (int h : {0, 1}) {
+    trainers.emplace_back([&, h] {
+      StepProtocol& protocol = *job.hosts[h]->protocol;
+      given[h] = protocol.TakeSlot(Slot(0), holders[h]);
+      if (given[h].ok()) given[h] = protocol.AwaitGiven({Slot(0)}, holders[h], kLongWait);
+    });
+  }
+  for (std::thread& trainer : trainers) trainer.join();
+  const int has = given[0].ok() ? 0 : 1;
+  StepProtocol &a = *job.hosts[has]->protocol, &b = *job.hosts[1 - has]->protocol;
+  ASSERT_OK(given[has]);
+  EXPECT_THAT(given[1 - has], StatusIs(Code::kFailedPrecondition, HasSubstr("on another host")));
+  // Who comes later is told at once.
+  EXPECT_THAT(b.TakeSlot(Slot(0), holders[1 - has] + 1),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("on another host")));
+  a.GiveSlot(Slot(0), holders[has]);
+  b.AwaitFree({Slot(0)}, kLongWait);
+  ASSERT_OK(b.TakeSlot(Slot(0), holders[1 - has]));
+  ASSERT_OK(b.AwaitGiven({Slot(0)}, holders[1 - has], kLongWait));
+  ASSERT_OK(b.Declare(Declared(0, 1, 0.5)).status());
+  EXPECT_OK(job.AwaitStep(1));
+}
+
+TEST(HostFaults, AbortOnOneHost_IsOnAll) {
+  JobOnHosts job(Job("fsdp=4", 1), 2);
+  ASSERT_OK(job.PlaceWeights());
+  job.hosts[1]->protocol->Abort(AbortReason::kGone, 3, Rank(2));
+  for (auto& host : job.hosts) {
+    EXPECT_THAT(host->protocol->AwaitCommit(Step(1), kLongWait),
+                StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker-3 (rank 3"), HasSubstr("is gone"))));
+  }
+}
+
+TEST(HostFaults, LeadThatDoesNotCome_IsNamedInTime) {
+  constexpr absl::Duration kTimeout = absl::Seconds(3);
+  JobOnHosts job(Job("fsdp=4", 1), 1);  // for its plan alone
+  OneOfHosts alone(job.job, job.plan, HostRanks{0, 2, 2});
+  const auto group = [](int) {
+    return std::make_unique<LocalGroup>(std::make_shared<LocalHub>(2, RankNames{0, 2}), 0, 1);
+  };
+  const int64_t since = MonotonicNanos();
+  alone.lead =
+      std::make_unique<HostLead>(*alone.protocol, alone.host, job.job, job.plan,
+                                 HostGroups{group(0), group(1), group(2)}, HostLeadOptions{kTimeout, kLongWait});
+  EXPECT_THAT(alone.protocol->AwaitCommit(Step(0), kLongWait),
+              StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker-2 (rank 2"), HasSubstr("other hosts"))));
+  EXPECT_LT(absl::Nanoseconds(MonotonicNanos() - since), 2 * kTimeout);
+}
+
+TEST(HostFaults, LeadThatEnds_IsMissedAtOnce) {
+  JobOnHosts job(Job("ddp=2", 1), 2);
+  ASSERT_OK(job.PlaceWeights());
+  job.hosts[0]->lead.reset();
+  EXPECT_THAT(job.hosts[1]->protocol->AwaitCommit(Step(1), kLongWait),
+              StatusIs(Code::kUnavailable, HasSubstr("worker-0 (rank 0")));
+}
+
+TEST(HostFaults, VersionThatIsReadOnOneHost_IsReplacedOnNone) {
+  JobOnHosts job(Job("fsdp=2", 2), 2);
+  ASSERT_OK(job.PlaceWeights());
+  const auto step = [&](int64_t k) {
+    for (int slot : {0, 1}) ASSERT_OK(job.GiveSlot(slot, k, GradientWay::kAttached));
+    ASSERT_OK(job.AwaitStep(k));
+  };
+  ASSERT_NO_FATAL_FAILURE(step(1));
+  const std::optional<int> pinned = job.hosts[1]->protocol->publications().Pin(Step(0));
+  ASSERT_TRUE(pinned.has_value());
+  ASSERT_NO_FATAL_FAILURE(step(2));
+  for (auto& host : job.hosts) {
+    EXPECT_THAT(host->protocol->publications().Published(), ::testing::ElementsAre(Step(0), Step(1)));
+  }
+  job.hosts[1]->protocol->publications().Unpin(*pinned);
+  ASSERT_NO_FATAL_FAILURE(step(3));
+  for (auto& host : job.hosts) {
+    EXPECT_THAT(host->protocol->publications().Published(), ::testing::ElementsAre(Step(1), Step(3)));
+  }
+  EXPECT_EQ(job.Published(0, 3), job.Published(1, 3));
+}
+
+TEST(HostFaults, ReplicaWithOtherBitsOnAnotherHost_IsDataLoss) {
+  JobOnHosts job(Job("ddp=2", 1), 2);
+  ASSERT_OK(job.PlaceWeights());
+  ASSERT_OK(job.Digest(1));
+  static_cast<float*>(job.hosts[1]->storages[0]->state(0, 0, 0, 0).codes)[5] = 1e-30f;  // memory lies
+  for (int h : {0, 1}) {
+    EXPECT_THAT(job.Digest(h), StatusIs(Code::kDataLoss, AllOf(HasSubstr("worker-0"), HasSubstr("worker-1"))));
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh

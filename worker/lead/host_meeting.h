@@ -1,0 +1,52 @@
+// How the leads of a job's hosts find each other: addresses go through the worker of rank 0 (Shard.Meet), and then
+// every two of them are connected. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/shardmesh/v1/coordinator.pb.h"
+#include "proto/shardmesh/v1/shard.pb.h"
+#include "worker/control/host_ranks.h"
+#include "worker/lead/host_lead.h"
+#include "worker/transport/rendezvous.h"
+
+namespace shardmesh {
+
+// Asks the lead of another host (Shard.Meet).
+using MeetCall = std::function<absl::StatusOr<v1::MeetReply>(const v1::Peer& lead, const v1::MeetRequest& request,
+                                                             absl::Duration timeout)>;
+
+// Where the assigned rank's host stands among those of the job. InvalidArgument: the ranks are not in the order of
+// hosts, or not equally many on each.
+absl::StatusOr<HostRanks> HostRanksOf(const v1::Assignment& assignment);
+
+struct HostMeeting {
+  const v1::Assignment& assignment;
+  HostRanks ranks;
+  std::string plan_hash;
+  std::string group_address;                     // of this host
+  MeetCall meet;                                 // on hosts other than the first
+  std::shared_ptr<MemoryRendezvous> rendezvous;  // on the first
+  const std::atomic<bool>& cancelled;
+  absl::Duration timeout;
+};
+
+// Connects this lead with the others. Errors name ranks of the job.
+//   Unavailable: one did not come in time. FailedPrecondition: the group address is not this host's, or another lead
+//   could not, and why. Cancelled. Errors of Shard.Meet.
+// A lead that cannot says so at the rendezvous, for those that still wait.
+absl::StatusOr<HostGroups> MeetLeads(const HostMeeting& meeting);
+
+// At the rendezvous: why the leads cannot meet. The first cause stays.
+void TellNotMet(Rendezvous& rendezvous, absl::string_view cause);
+// OK, or FailedPrecondition with the cause that was told.
+absl::Status CheckMeeting(Rendezvous& rendezvous);
+// The key of a request that tells it.
+inline constexpr char kNotMetKey[] = "not met";
+
+}  // namespace shardmesh

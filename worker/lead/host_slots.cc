@@ -1,0 +1,50 @@
+#include "worker/lead/host_slots.h"
+
+#include <algorithm>
+
+#include "local/futex.h"
+
+namespace shardmesh {
+
+void MirrorSlots(StepProtocol& protocol, AllHostWords words, int host, int num_slots) {
+  ControlPage& page = *protocol.page();
+  bool changed = false, look = false;
+  for (int h = 0; h < static_cast<int>(words.size()); ++h) look = look || (h != host && words[h]->looks_again != 0);
+  page.elsewhere_looks_again.store(look ? 1 : 0);
+  for (int s = 0; s < num_slots; ++s) {
+    int64_t declared = 0;
+    uint64_t holder = 0, pieces = 0;
+    for (int h = 0; h < static_cast<int>(words.size()); ++h) {
+      if (h == host) continue;
+      declared = std::max(declared, words[h]->slots[s].declared);
+      pieces |= words[h]->slots[s].pieces;
+      if (holder == 0) holder = words[h]->slots[s].holder;
+    }
+    page.elsewhere[s].pieces.store(pieces);
+    page.elsewhere[s].declared.store(declared);
+    changed = page.elsewhere[s].holder.exchange(holder) != holder || changed;  // last: who sees it gone sees the rest
+  }
+  if (changed) FutexBump(page.finished);
+}
+
+void SettleSlots(StepProtocol& protocol, AllHostWords before, AllHostWords words, int host, int num_slots) {
+  for (int s = 0; s < num_slots; ++s) {
+    const uint64_t mine = words[host]->slots[s].holder;
+    const int given = HostGiven(before, words, s), writer = HostOfWriter(words, s);
+    if (given >= 0) protocol.TakePiecesBack(Slot(s));
+    if ((mine & kAsking) == 0) continue;
+    if (given == host) protocol.EndAsking(Slot(s), mine, /*given=*/true);
+    if ((given >= 0 && given != host) || writer >= 0) protocol.EndAsking(Slot(s), mine, /*given=*/false);
+  }
+}
+
+bool AnyAsks(AllHostWords words, int num_slots) {
+  for (const HostWords* host : words) {
+    for (int s = 0; s < num_slots; ++s) {
+      if ((host->slots[s].holder & kAsking) != 0) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace shardmesh

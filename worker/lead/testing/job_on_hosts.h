@@ -1,0 +1,167 @@
+// JobOnHosts: a job on one or several hosts inside one process: each host with memory of its own, its members as
+// engines, and, where there are several, its lead, which meets the others in groups of threads. Tests only.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/matchers.h"
+#include "local/futex.h"
+#include "worker/lead/engine.h"
+#include "worker/lead/host_lead.h"
+#include "worker/pass/pass.h"
+#include "worker/testing/small_job.h"
+#include "worker/transport/local_group.h"
+
+namespace shardmesh {
+
+inline constexpr absl::Duration kLongWait = absl::Seconds(60);
+
+// How gradients come to the workers.
+enum class GradientWay { kAttached, kPushed };
+
+// One host's part of it.
+struct OneOfHosts {
+  OneOfHosts(const JobSpec& job, const Plan& plan, HostRanks ranks)
+      : job(job),
+        plan(plan),
+        ranks(ranks),
+        memory(NewProcessMemory()),
+        host(*HostMemory::Create(*memory, job.name, job, plan)),
+        protocol(NewProtocol()) {
+    for (int r = ranks.first(); r < ranks.end(); ++r) {
+      storages.push_back(
+          std::make_unique<ShardStorage>(*ShardStorage::Open(*memory, "shard", plan, plan.PlaceOf(Rank(r)).shard)));
+      passes.push_back(std::make_unique<Pass>(job, plan, plan.PlaceOf(Rank(r)), host, *storages.back(), 2, nullptr,
+                                              nullptr, ShareOf(plan, ranks, Rank(r))));
+      protocols.push_back(NewProtocol());
+    }
+    for (int r = 0; r < ranks.per_host; ++r) StartEngine(r);
+  }
+
+  std::unique_ptr<StepProtocol> NewProtocol() {
+    return std::make_unique<StepProtocol>(host.control(), &host.doorbell(), &job, &plan, MemberNames(plan.num_ranks()),
+                                          ranks);
+  }
+  void StartEngine(int local) {
+    if (engines.size() <= static_cast<size_t>(local)) engines.resize(local + 1);
+    EngineOptions options;
+    options.step_timeout = kLongWait;
+    engines[local] =
+        std::make_unique<Engine>(*protocols[local], *passes[local], Rank(ranks.first() + local), std::move(options));
+  }
+
+  const JobSpec& job;
+  const Plan& plan;
+  const HostRanks ranks;
+  const std::unique_ptr<Memory> memory;
+  HostMemory host;
+  std::unique_ptr<StepProtocol> protocol;
+  std::vector<std::unique_ptr<ShardStorage>> storages;
+  std::vector<std::unique_ptr<Pass>> passes;
+  std::vector<std::unique_ptr<StepProtocol>> protocols;
+  std::vector<std::unique_ptr<Engine>> engines;
+  Trace trace;
+  std::unique_ptr<HostLead> lead;  // last: it uses the others
+};
+
+struct JobOnHosts {
+  // `connected`: the groups of each host; empty: groups of threads.
+  JobOnHosts(const JobSpec& spec, int num_hosts, HostLeadOptions options = {kLongWait, kLongWait},
+             std::vector<HostGroups> connected = {})
+      : job(spec), plan(*Plan::Create(job)) {
+    const RankNames names{0, plan.num_ranks() / num_hosts};
+    rounds = std::make_shared<LocalHub>(num_hosts, names);
+    pieces = std::make_shared<LocalHub>(num_hosts, names);
+    results = std::make_shared<LocalHub>(num_hosts, names);
+    for (int h = 0; h < num_hosts; ++h) {
+      hosts.push_back(std::make_unique<OneOfHosts>(job, plan, HostRanks{h, num_hosts, plan.num_ranks() / num_hosts}));
+    }
+    for (int h = 0; h < num_hosts && num_hosts > 1; ++h) {
+      HostGroups groups{std::make_unique<LocalGroup>(rounds, h, 1), std::make_unique<LocalGroup>(pieces, h, 1),
+                        std::make_unique<LocalGroup>(results, h, 1)};
+      if (!connected.empty()) groups = std::move(connected[h]);
+      hosts[h]->lead = std::make_unique<HostLead>(*hosts[h]->protocol, hosts[h]->host, job, plan, std::move(groups),
+                                                  options, &hosts[h]->trace);
+    }
+  }
+  ~JobOnHosts() {
+    for (auto& host : hosts) host->lead.reset();
+  }
+
+  int num_hosts() const { return static_cast<int>(hosts.size()); }
+  OneOfHosts& HostOf(int rank) { return *hosts[rank / hosts[0]->ranks.per_host]; }
+
+  absl::Status PlaceWeights() {
+    for (int r = 0; r < plan.num_ranks(); ++r) {
+      InitialPiece piece(plan.InitialPieceBytes(plan.PlaceOf(Rank(r)).shard) / 4);
+      for (size_t i = 0; i < piece.size(); ++i) piece[i] = RandomValue(7, plan.PlaceOf(Rank(r)).shard, i);
+      OneOfHosts& host = HostOf(r);
+      RETURN_IF_ERROR(host.engines[r - host.ranks.first()]->StageInitial(std::move(piece), 5));
+    }
+    return AwaitStep(0);
+  }
+  absl::Status AwaitStep(int64_t step) {
+    for (auto& host : hosts) RETURN_IF_ERROR(host->protocol->AwaitCommit(Step(step), kLongWait).status());
+    return absl::OkStatus();
+  }
+
+  // Of fp32 gradients: element e of a slot's window.
+  static float Gradient(int64_t step, int slot, int64_t e) { return RandomValue(step, 100 + slot, e); }
+  void WriteGradients(OneOfHosts& host, int slot, int64_t step, int64_t begin, int64_t end) const {
+    auto* to = reinterpret_cast<float*>(host.host.slot(slot).data());
+    for (int64_t e = begin; e < end; ++e) to[e] = Gradient(step, slot, e);
+  }
+
+  // A trainer attached to a host writes there; a connected one writes each piece on the host that takes it, and
+  // declares on another.
+  absl::Status GiveSlot(int slot, int64_t step, GradientWay way, std::vector<std::pair<Slot, int>> bad = {}) {
+    OneOfHosts& home = *hosts[slot % hosts.size()];
+    Declaration declaration{{Slot(slot)}, Step(step), {0.125 * static_cast<double>(step)}, std::move(bad)};
+    declaration.loss_scale = static_cast<double>(1 << step % 3);
+    if (way == GradientWay::kAttached) {
+      WriteGradients(home, slot, step, 0, plan.gradient_window_bytes() / 4);
+      declaration.in_place = true;
+      return home.protocol->Declare(declaration).status();
+    }
+    for (int p = 0; p < plan.num_shards(); ++p) {
+      OneOfHosts& host = HostOf(plan.RankOf({p, slot % plan.num_replicas()}).value());
+      for (const Bucket& b : plan.buckets()) {
+        const int64_t begin = b.gradient_offset / 4 + b.begin(p);
+        if (!b.frozen) WriteGradients(host, slot, step, begin, begin + b.size(p));
+      }
+      RETURN_IF_ERROR(host.protocol->PieceReady(Slot(slot), p, Step(step)));
+    }
+    return home.protocol->Declare(declaration).status();
+  }
+
+  // Asked of one host.
+  absl::StatusOr<std::pair<Step, uint64_t>> Digest(int h) {
+    StepProtocol& protocol = *hosts[h]->protocol;
+    const uint64_t ticket = protocol.AskForDigest();
+    while (true) {
+      const uint32_t word = protocol.page()->finished.load();
+      ASSIGN_OR_RETURN(auto digest, protocol.DigestOf(ticket));
+      if (digest.has_value()) return *digest;
+      FutexWait(protocol.page()->finished, word, kLongWait);
+    }
+  }
+
+  std::string Window(int h) const { return {hosts[h]->host.window().data(), static_cast<size_t>(plan.window_bytes())}; }
+  std::string Published(int h, int64_t step) {
+    const std::optional<int> buffer = hosts[h]->protocol->publications().Pin(Step(step));
+    if (!buffer.has_value()) return "not published";
+    const std::string bytes(hosts[h]->host.publication(*buffer).data(), static_cast<size_t>(plan.window_bytes()));
+    hosts[h]->protocol->publications().Unpin(*buffer);
+    return bytes;
+  }
+
+  const JobSpec job;
+  const Plan plan;
+  std::shared_ptr<LocalHub> rounds, pieces, results;
+  std::vector<std::unique_ptr<OneOfHosts>> hosts;
+};
+
+}  // namespace shardmesh

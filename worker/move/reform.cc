@@ -1,0 +1,196 @@
+#include "worker/move/reform.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/base/clock.h"
+#include "core/base/fault_point.h"
+#include "core/base/status.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kRetry = absl::Milliseconds(5);
+constexpr double kSlowBytesPerSecond = 20e6;
+constexpr absl::Duration kCall = absl::Seconds(30);  // and the time of its bytes
+
+// Takes one transfer into the shard.
+class Receiver {
+ public:
+  Receiver(const JobShard& shard, int64_t step, absl::Span<const ReshardPiece> pieces,
+           const std::atomic<bool>& cancelled)
+      : step_(step), cancelled_(cancelled), bytes_(shard.storage(), /*parity=*/0, ReshardBytes::Side::kTo, pieces) {}
+
+  TransferSink Sink() {
+    return {[this](const v1::TransferHeader& header) { return Begin(header); },
+            [this](absl::string_view data) { return Take(data); }};
+  }
+  int64_t num_bytes() const { return bytes_.num_bytes(); }
+  absl::Status End(const v1::TransferHeader& header) {
+    if (bytes_.digest() == header.digest()) return absl::OkStatus();
+    return absl::DataLossError("the digest of what came is not that of what was sent; have both memories checked");
+  }
+
+ private:
+  absl::Status Begin(const v1::TransferHeader& header) const {
+    if (header.step() == step_ && header.total_bytes() == bytes_.num_bytes()) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat("it has ", header.total_bytes(), " bytes of step ", header.step(),
+                                                      "; expected ", bytes_.num_bytes(), " of step ", step_));
+  }
+  absl::Status Take(absl::string_view data) {
+    if (cancelled_.load()) return absl::CancelledError("the job is assigned anew");
+    while (!data.empty()) {
+      const absl::Span<char> to = bytes_.Next(static_cast<int64_t>(data.size()));
+      if (to.empty()) return absl::DataLossError("it sent more than it announced");
+      std::memcpy(to.data(), data.data(), to.size());
+      data.remove_prefix(to.size());
+    }
+    return absl::OkStatus();
+  }
+
+  const int64_t step_;
+  const std::atomic<bool>& cancelled_;
+  ReshardBytes bytes_;
+};
+
+const v1::Peer& PeerAt(const v1::Assignment& assignment, int source) {
+  if (source < assignment.peers_size()) return assignment.peers(source);
+  return assignment.from().leavers(source - assignment.peers_size());
+}
+
+// Asks until the source has finished its last step, or is given up.
+absl::Status Fetch(const Restoration& restoration, JobShard& shard, int source, int64_t step,
+                   absl::Span<const ReshardPiece> pieces) {
+  const v1::Assignment& assignment = restoration.assignment;
+  const v1::Peer& peer = PeerAt(assignment, source);
+  const bool leaves = source >= assignment.peers_size();
+  const std::string who = absl::StrCat("what worker ", peer.worker(), " (", leaves ? "was " : "", "rank ", peer.rank(),
+                                       ", pid ", peer.pid(), ") held");
+  if (restoration.transfer == nullptr) return absl::UnavailableError(absl::StrCat(who, ": no way to ask for it"));
+  v1::TransferRequest request;
+  request.set_job(assignment.spec().name());
+  request.set_epoch(assignment.from().epoch());
+  request.set_mesh(shard.spec().mesh.ToString());
+  request.set_rank(assignment.rank());
+  request.set_secret(assignment.secret());
+  const absl::Time deadline = MonotonicNow() + restoration.timeout;
+  while (true) {
+    Receiver receiver(shard, step, pieces, restoration.cancelled);
+    const absl::StatusOr<v1::TransferHeader> last =
+        restoration.transfer(peer, request, receiver.Sink(), kCall + TransferTime(receiver.num_bytes()));
+    if (last.ok()) return Annotate(receiver.End(*last), who);
+    if (restoration.cancelled.load()) return absl::CancelledError("the job is assigned anew");
+    if (!absl::IsUnavailable(last.status())) return Annotate(last.status(), who);
+    RETURN_IF_ERROR(shard.Health());
+    if (MonotonicNow() >= deadline) {
+      if (!leaves) shard.protocol().Abort(AbortReason::kGone, source, shard.rank());
+      return Annotate(last.status(), who);
+    }
+    absl::SleepFor(kRetry);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Plan> PlanOn(JobSpec spec, const std::string& mesh) {
+  ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(mesh));
+  if (spec.mesh.NumRanks() > kMaxHostRanks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("mesh ", mesh, " has ", spec.mesh.NumRanks(), " ranks; at most ", kMaxHostRanks));
+  }
+  return Plan::Create(spec);
+}
+
+absl::Duration TransferTime(int64_t bytes) { return absl::Seconds(static_cast<double>(bytes) / kSlowBytesPerSecond); }
+
+TransferSource::TransferSource(std::shared_ptr<JobShard> held, ShardStorage wanted)
+    : held_(std::move(held)),
+      wanted_(std::move(wanted)),
+      pieces_(held_->ending()->step == kNoStep ? std::vector<ReshardPiece>() : PiecesOf(held_->storage(), wanted_)),
+      bytes_(held_->storage(), held_->ending()->parity, ReshardBytes::Side::kFrom, pieces_),
+      left_(bytes_.num_bytes()) {}
+
+absl::StatusOr<std::unique_ptr<TransferSource>> TransferSource::Open(std::shared_ptr<JobShard> held,
+                                                                     const v1::TransferRequest& request) {
+  if (!held->ending().has_value()) {
+    return absl::UnavailableError(
+        absl::StrCat("epoch ", request.epoch(), " of job ", request.job(), " has not ended here yet; ask again"));
+  }
+  ASSIGN_OR_RETURN(const Plan plan, PlanOn(held->spec(), request.mesh()));
+  if (request.rank() < 0 || request.rank() >= plan.num_ranks()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", request.rank(), " is not of mesh ", request.mesh(), ": 0 to ", plan.num_ranks() - 1));
+  }
+  ASSIGN_OR_RETURN(ShardStorage wanted,
+                   ShardStorage::Cut(plan, plan.PlaceOf(Rank(request.rank())).shard, StorageCut()));
+  return std::unique_ptr<TransferSource>(new TransferSource(std::move(held), std::move(wanted)));
+}
+
+v1::TransferHeader TransferSource::Begin() const {
+  v1::TransferHeader header;
+  header.set_step(held_->ending()->step);
+  header.set_total_bytes(bytes_.num_bytes());
+  return header;
+}
+
+void TransferSource::Read(char* to, int64_t room) {
+  for (room = std::min(room, left_); room > 0;) {
+    const absl::Span<char> from = bytes_.Next(room);
+    const auto bytes = static_cast<int64_t>(from.size());
+    std::memcpy(to, from.data(), from.size());
+    to += bytes;
+    room -= bytes;
+    left_ -= bytes;
+  }
+}
+
+v1::TransferHeader TransferSource::End() {
+  v1::TransferHeader header = Begin();
+  header.set_digest(bytes_.digest());
+  return header;
+}
+
+absl::Status RestoreShard(const Restoration& restoration, JobShard& shard) {
+  const auto stop = [&] { return restoration.cancelled.load() || !shard.Health().ok(); };
+  const absl::Status begun = AwaitRestoreBegun(*shard.protocol().page(), stop, restoration.timeout);
+  if (!begun.ok()) return shard.Health().ok() ? begun : shard.Health();
+  const int64_t step = shard.protocol().page()->restored_step_plus_one.load() - 1;
+  if (step == kNoStep) return absl::OkStatus();
+  const absl::Time begin = MonotonicNow();
+  const v1::Origin& from = restoration.assignment.from();
+  const OriginHolders holders(from);
+  ASSIGN_OR_RETURN(const Plan before, PlanOn(shard.spec(), from.mesh()));
+  const int rank = shard.rank().value();
+  int64_t here = 0, moved = 0;
+  for (int s = 0; s < before.num_shards(); ++s) {
+    const int source = SourceOf(before, holders.holders(), s, rank);
+    ASSIGN_OR_RETURN(const ShardStorage cut, ShardStorage::Cut(before, s, StorageCut(), &restoration.cancelled));
+    const std::vector<ReshardPiece> pieces = PiecesOf(cut, shard.storage());
+    if (pieces.empty()) continue;
+    const int64_t bytes = ReshardBytes(shard.storage(), 0, ReshardBytes::Side::kTo, pieces).num_bytes();
+    if (source == rank && restoration.held != nullptr) {
+      CopyPieces(restoration.held->storage(), restoration.held->ending()->parity, shard.storage(), 0, pieces);
+      here += bytes;
+    } else if (source >= 0 && source != rank) {
+      RETURN_IF_ERROR(Fetch(restoration, shard, source, step, pieces));
+      moved += bytes;
+    } else {
+      return absl::FailedPreconditionError(absl::StrCat("no member holds shard ", s, " of epoch ", from.epoch()));
+    }
+  }
+  spdlog::info(
+      "event=shard_restored job={} epoch={} from_epoch={} rank={} step={} bytes_here={} bytes_moved={} took={}",
+      shard.spec().name, shard.epoch().value(), from.epoch(), rank, step, here, moved,
+      absl::FormatDuration(MonotonicNow() - begin));
+  Reach(FaultPoint::kShardMoved);
+  TellRestored(*shard.protocol().page(), shard.rank(), shard.protocol().doorbell());
+  return absl::OkStatus();
+}
+
+}  // namespace shardmesh

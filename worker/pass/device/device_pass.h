@@ -1,0 +1,137 @@
+// DevicePass: executes commands on one worker's shard on a CUDA device: the fused reduce -> step -> gather of pass.h as
+// one kernel a bucket (kernels/fused_pass.h), over the slots, the window and the publications in the device's memory,
+// which all workers of the host map. Several workers may share a device. The bits are those of Pass.
+//
+// A command's launches are: the gate, which opens when the control page says that the command is decided and looks at
+// the abort word first, with a time limit (kernels/pass_gate.h); the command's scalars, from pinned memory; a kernel
+// for each bucket, a block a range; the arrival. Nothing changes unless the gate opened. The calling thread then looks
+// whether the stream is done, until a time limit of its own. Initial weights and digests go through the host, range by
+// range.
+//
+// Not here, and refused when a job is created (core/job/device_job.h): matrices of Muon, weights gathered in codes,
+// bucket residency, several hosts.
+//
+// Run is for one thread at a time. A device that failed, or a kernel that does not end, is an error that names it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "core/job/job.h"
+#include "core/job/plan.h"
+#include "kernels/fused_pass_kernels.h"
+#include "local/device_runtime.h"
+#include "local/device_segment.h"
+#include "local/pinned_memory.h"
+#include "worker/control/group_table.h"
+#include "worker/control/host_ranks.h"
+#include "worker/memory/host_memory.h"
+#include "worker/memory/shard_storage.h"
+#include "worker/pass/step_pass.h"
+
+namespace shardmesh {
+
+// The device of a worker: what all of its jobs share.
+struct WorkerDevice {
+  std::shared_ptr<DeviceRuntime> copies;  // a stream for copies alone
+  const PassKernels* kernels = nullptr;
+
+  // `number` as cudaSetDevice counts. `library`: the driver's, "" for the system's.
+  //   Unimplemented: this build has no kernels, or the driver no virtual memory management. Unavailable: no driver or
+  //   no such device; the driver's words are in the message.
+  static absl::StatusOr<WorkerDevice> Open(int number, const PassKernels* kernels = BuiltPassKernels(),
+                                           const std::string& library = "");
+};
+
+struct DevicePassOptions {
+  absl::Duration gate_timeout = absl::Seconds(5);  // from a launch until the command is decided
+  absl::Duration timeout = absl::Seconds(60);      // of a command
+  absl::Duration end_timeout = absl::Seconds(10);  // for what is on the device when the pass goes
+  const std::atomic<bool>* cancelled = nullptr;    // looked at while the pass is made
+};
+
+class DevicePass final : public StepPass {
+ public:
+  // Allocates the shard on the device. Borrowed arguments outlive the object.
+  //   ResourceExhausted: the device has not enough memory. Cancelled: it is not wanted any more. Unavailable: the
+  //   device failed.
+  // REQUIRES: host.device() is not null, and of the same device.
+  static absl::StatusOr<std::unique_ptr<DevicePass>> Create(const JobSpec& job, const Plan& plan, ShardPlace place,
+                                                            HostMemory& host, const WorkerDevice& device,
+                                                            ReplicaShare share, const DevicePassOptions& options);
+  // Where a kernel still runs after `end_timeout`, the memory that it may touch stays until the process ends.
+  ~DevicePass() override;
+
+  //   Aborted: the job was aborted before the gate opened; nothing changed. DeadlineExceeded: the gate's time limit
+  //   passed (nothing changed), or the command's. Unavailable: the device failed.
+  absl::StatusOr<uint64_t> Run(const Command& command, uint64_t seq, const float* initial, BucketGate* gate) override;
+  absl::Status GiveBackGradients(int bucket) override;
+  absl::Status GiveBackWeights(int bucket) override;
+  int64_t gathered_bytes() const override { return gathered_bytes_.load(std::memory_order_relaxed); }
+  int64_t shard_bytes() const override { return storage_.allocated_bytes(); }
+  int device() const override { return steps_->device(); }
+
+ private:
+  // A bucket that this shard steps something of.
+  struct BucketTables {
+    int bucket = 0;
+    int range = 0;                         // its first, of all of the shard's
+    int first_range = 0, num_ranges = 0;   // of those that are stepped
+    std::vector<int> groups;               // of its parameters
+    std::optional<OptimizerContext> warp;  // of the formats of all of them, where a body is compiled for those
+    int64_t step_at = 0;                   // bytes from where commands' scalars begin
+  };
+  struct HostBlock;
+
+  DevicePass(const JobSpec& job, const Plan& plan, HostMemory& host, const PassKernels& kernels, ReplicaShare share,
+             const DevicePassOptions& options, ShardStorage cut);
+  absl::Status Open(const WorkerDevice& device);
+  absl::Status UploadTables();
+  void AddBucket(int bucket, std::vector<PassRange>& ranges, std::vector<PassChunkRun>& runs,
+                 std::vector<int32_t>& first_runs);
+  OptimizerContext FormatsOf(const Bucket& bucket, int group) const;
+  absl::Status Rehearse();
+  // Steps, or sums squares: on the device.
+  absl::Status Launch(const Command& command, uint64_t seq);
+  absl::Status LaunchBuckets(const Command& command, uint64_t seq);
+  absl::Status Launched(const char* error, absl::string_view what) const;
+  int64_t FillSteps(const Command& command, uint64_t seq);  // how many bytes they are
+  void FillStep(const Command& command, uint64_t seq, const BucketTables& bucket, PassStep& step,
+                PassOptimizer* groups);
+  absl::Status AwaitResult(uint64_t seq);
+  // Through the host.
+  absl::Status PlaceInitial(const Command& command, const float* initial);
+  absl::Status PlaceRange(const Command& command, int range, const float* initial);
+  absl::StatusOr<uint64_t> DigestRange(const Command& command, int range);
+  // A range of the shard's streams in memory of the host, the same bytes at the same offsets from each stream's begin.
+  std::vector<std::vector<char>> HostRange(int range) const;
+  StoredRun InHost(std::vector<std::vector<char>>& streams, int range, int stream, int parity, int64_t offset) const;
+  absl::Status CopyScales(int range, const ChunkRun& run, const void* scales, const std::vector<uint8_t*>& places);
+  std::vector<uint8_t*> Places(const Command& command, int bucket) const;
+
+  const JobSpec& job_;
+  const Plan& plan_;
+  HostMemory& host_;
+  const GroupTable groups_;
+  const PassKernels& kernels_;
+  const ReplicaShare share_;
+  const DevicePassOptions options_;
+  const ShardStorage cut_;
+  std::shared_ptr<DeviceRuntime> steps_;  // a stream for kernels
+  DeviceSegment storage_, tables_, block_;
+  std::vector<BucketTables> buckets_;
+  const PassChunkRun* runs_ = nullptr;
+  const int32_t* first_runs_ = nullptr;
+  const PassRange* ranges_ = nullptr;
+  std::unique_ptr<HostBlock> host_block_;
+  std::vector<int64_t> initial_begin_;  // by range: elements before it in the piece of initial weights
+  int64_t window_bytes_ = 0;            // that a step writes
+  std::atomic<int64_t> gathered_bytes_{0};
+};
+
+}  // namespace shardmesh

@@ -1,0 +1,83 @@
+// Of Pass: the sum of a subtree of slots, from what there is of it: results in windows of trainers, and sums of some.
+#include <algorithm>
+
+#include "core/base/reduction.h"
+#include "worker/pass/pass.h"
+#include "worker/step/pulled_slots.h"
+
+namespace shardmesh {
+namespace {
+constexpr int64_t kElements = 1024;      // at a time: what lies between stays in the first cache
+constexpr int64_t kUntilLook = 1 << 16;  // elements between two looks at what others want: some 20 us
+constexpr int kMaxDepth = 8;             // of a tree over kMaxSlots leaves, its root included
+}  // namespace
+
+// One range of one command.
+class Pass::Merger {
+ public:
+  Merger(const Pass& pass, const Command& command, const Frontier& pieces, int range)
+      : pass_(pass), pieces_(pieces), range_(pass.storage_.ranges()[range]), partial_(command.partial) {}
+
+  // Elements [begin, begin + count) of the range. `scratch`: 2 * kMaxDepth * kElements numbers.
+  void Sum(SlotRange slots, int64_t begin, int64_t count, float* scratch) {
+    begin_ = begin;
+    count_ = count;
+    Node(slots, Of(partial_), scratch);
+  }
+
+ private:
+  float* Of(int partial) const { return pass_.sums_->At(range_.bucket, range_.bucket_begin + begin_, partial); }
+  const void* ResultAt(int source) const {
+    const int window = -1 - source;
+    const Bucket& bucket = pass_.plan_.buckets()[range_.bucket];
+    return pass_.host_.window_of(window / kWindowsOfSeat, window % kWindowsOfSeat) + bucket.gradient_offset +
+           (range_.bucket_begin + begin_) * BytesPerElement(pass_.job_.gradient_format);
+  }
+
+  void Add(Format format, const void* const* slots, int num_slots, float* sum) const {
+    SlotSumRun run;
+    run.slots = slots;
+    run.num_slots = num_slots;
+    run.sum = sum;
+    run.num_elements = count_;
+    pass_.sum_(format, run);
+  }
+
+  // The sum of a subtree: in `to`, or where it lies already. `scratch` has room for what is below.
+  const float* Node(SlotRange slots, float* to, float* scratch) const {
+    const bool whole = pieces_.count[slots.first] == slots.count;
+    if (whole && pieces_.source[slots.first] >= 0) return Of(pieces_.source[slots.first]);
+    if (pieces_.AllResults(slots)) {
+      const void* results[kMaxSlots];
+      for (int s = 0; s < slots.count; ++s) results[s] = ResultAt(pieces_.source[slots.first + s]);
+      Add(pass_.job_.gradient_format, results, slots.count, to);
+      return to;
+    }
+    const int left = LeftLeaves(slots.count);
+    float* const below = scratch + 2 * kElements;
+    const void* const parts[] = {Node({slots.first, left}, scratch, below),
+                                 Node({slots.first + left, slots.count - left}, scratch + kElements, below)};
+    Add(Format::kFp32, parts, 2, to);
+    return to;
+  }
+
+  const Pass& pass_;
+  const Frontier& pieces_;
+  const StorageRange& range_;
+  const int partial_;
+  int64_t begin_ = 0, count_ = 0;
+};
+
+void Pass::MergeRange(const Command& command, int range) {
+  const Frontier pieces = PulledSlots(host_.control(), job_, plan_, command.step).Pieces();
+  Merger merger(*this, command, pieces, range);
+  alignas(64) float scratch[2 * kMaxDepth * kElements];
+  const int64_t elements = storage_.ranges()[range].num_elements;
+  const bool looks = while_merging_ && std::this_thread::get_id() == executing_;
+  for (int64_t done = 0; done < elements; done += kElements) {
+    if (looks && done % kUntilLook == 0) while_merging_();
+    merger.Sum({command.first_slot, command.num_slots}, done, std::min(kElements, elements - done), scratch);
+  }
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,50 @@
+// StepPass: what executes commands on one worker's shard. Two implementations, the same bits: Pass on the host's
+// processors (pass.h) and DevicePass on a CUDA device (device/device_pass.h).
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/control/control_page.h"
+
+namespace shardmesh {
+
+// What the pass tells, and is told, of buckets while it executes a command. Thread-safe.
+class BucketGate {
+ public:
+  virtual ~BucketGate() = default;
+  // Waits until the gradients of a bucket are there. False: they will not come, and the command has no result.
+  virtual bool AwaitGradients(const Command& command, int bucket) = 0;
+  // The first `buckets` are done.
+  virtual void Done(uint64_t seq, int buckets) = 0;
+};
+
+class StepPass {
+ public:
+  virtual ~StepPass() = default;
+
+  // Executes a command; running it again gives the same bytes. `initial` is this shard's piece of initial weights
+  // (shard.proto), needed by kInit only. Returns the shard's digest for kDigest, else 0.
+  // `gate`, if any, is asked before and told after the ranges of each bucket, in their order.
+  // An error: the command has no result, and the job cannot go on. Aborted: the job was aborted meanwhile. DataLoss:
+  // the shard is damaged, as the control page's word says.
+  virtual absl::StatusOr<uint64_t> Run(const Command& command, uint64_t seq, const float* initial,
+                                       BucketGate* gate = nullptr) = 0;
+
+  // Of bucket residency: gives back the pages of a bucket that is summed, in all slots, and of one that nobody uses, in
+  // the window, which then shows what core/job/absent_weights.h says. Internal: the system refuses. For the lead,
+  // between commands.
+  virtual absl::Status GiveBackGradients(int bucket) = 0;
+  virtual absl::Status GiveBackWeights(int bucket) = 0;
+
+  // Bytes of weights, without their scales, that steps and fills wrote into the parameter window since construction.
+  // Thread-safe.
+  virtual int64_t gathered_bytes() const = 0;
+  // Bytes of weights and states, with what rotation and matrices take beside them.
+  virtual int64_t shard_bytes() const = 0;
+  // The CUDA device that it runs on; -1: the host's processors.
+  virtual int device() const { return -1; }
+};
+
+}  // namespace shardmesh

@@ -1,0 +1,341 @@
+#include "worker/process/worker.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/fault_point.h"
+#include "core/base/status.h"
+#include "core/base/thread.h"
+#include "core/job/device_job.h"
+#include "local/futex.h"
+#include "proto/convert.h"
+#include "worker/lead/host_meeting.h"
+#include "worker/process/peer_patience.h"
+
+namespace shardmesh {
+namespace {
+
+// At least this often waiting calls look at their deadlines: they answer what they waited for before the caller gives
+// up.
+constexpr absl::Duration kTakeMemory = absl::Seconds(10);  // clients wait a minute for a job to be ready
+constexpr absl::Duration kMaxTick = absl::Milliseconds(50);
+constexpr absl::Duration kReapSlice = absl::Seconds(1);
+
+std::vector<std::string> WorkerNames(const v1::Assignment& assignment) {
+  std::vector<std::string> names;
+  const bool one_host = HostRanksOf(assignment).value_or(HostRanks()).num_hosts == 1;
+  for (const v1::Peer& peer : assignment.peers()) {
+    names.push_back(one_host ? peer.worker() : absl::StrCat(peer.worker(), " at ", peer.address()));
+  }
+  return names;
+}
+
+// Of a staged job: what the host has of it now, which stays until it has gone on.
+absl::StatusOr<int64_t> MemoryBeside(const v1::Assignment& assignment, const JobSpec& spec) {
+  if (!assignment.staged()) return 0;
+  ASSIGN_OR_RETURN(const Plan now, PlanOn(spec, assignment.from().mesh()));
+  return MemoryOf(now, spec).total();
+}
+
+// Unimplemented: what only jobs on one host can do.
+absl::Status CheckHosts(const JobSpec& spec) {
+  if (spec.residency == Residency::kBucket) {
+    return absl::UnimplementedError(absl::StrCat("job ", spec.name,
+                                                 " has bucket residency, which a job on several hosts cannot have yet; "
+                                                 "take full residency, or workers of one host"));
+  }
+  if (!spec.pulled() && !spec.token_weights) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat("job ", spec.name, " has ", spec.pulled() ? "pulled slots" : "token weights",
+                   ", which a job on several hosts cannot have yet; take ",
+                   spec.pulled() ? "assigned slots" : "a job without them", ", or workers of one host"));
+}
+
+}  // namespace
+
+Worker::Worker(WorkerOptions options, std::unique_ptr<Memory> memory)
+    : options_(std::move(options)), memory_(std::move(memory)), heartbeat_timeout_(options_.heartbeat_timeout) {
+  monitor_ = std::thread([this] { Monitor(); });
+  reaper_ = std::thread([this] { Reap(); });
+  if (options_.keeper != nullptr) options_.keeper->OnChange([this] { TellWhetherKept(); });
+}
+
+Worker::~Worker() {
+  OnChange(nullptr);
+  if (options_.keeper != nullptr) options_.keeper->OnChange(nullptr);
+  Reconcile({});
+  SweepPast(/*all=*/true);
+  {
+    MutexLock lock(mu_);
+    stop_ = true;
+  }
+  stopped_.SignalAll();
+  reap_.SignalAll();
+  monitor_.join();
+  reaper_.join();
+}
+
+std::string Worker::DeviceText() const {
+  if (!options_.device.has_value()) return "cpu";
+  return absl::StrCat("cuda:", copies()->device(), " (", copies()->name(), ")");
+}
+
+void Worker::SetHeartbeatTimeout(absl::Duration timeout) {
+  MutexLock lock(mu_);
+  heartbeat_timeout_ = timeout;
+}
+
+absl::Duration Worker::heartbeat_timeout() const {
+  MutexLock lock(mu_);
+  return heartbeat_timeout_;
+}
+
+void Worker::OnChange(std::function<void()> callback) {
+  MutexLock lock(callback_mu_);
+  on_change_ = std::move(callback);
+}
+
+void Worker::Changed() {
+  MutexLock lock(callback_mu_);
+  if (on_change_) on_change_();
+}
+
+void Worker::Close(const std::shared_ptr<Entry>& entry) {
+  entry->closing.store(true);
+  std::shared_ptr<JobShard> shard;
+  {
+    MutexLock lock(mu_);
+    shard = entry->shard;
+  }
+  if (shard != nullptr) shard->Close();
+  MutexLock lock(mu_);
+  shard.reset();  // the entry has another: whoever closes does not destroy
+  closed_.push_back(entry);
+  reap_.SignalAll();
+}
+
+// Ends what was closed, apart from who closed it: a preparation may take a while to see that it is not wanted any more,
+// and the system to take a large memory back.
+void Worker::Reap() {
+  while (true) {
+    std::shared_ptr<Entry> entry;
+    {
+      MutexLock lock(mu_);
+      while (closed_.empty() && !stop_) reap_.WaitFor(mu_, kReapSlice);
+      if (closed_.empty()) return;
+      entry = std::move(closed_.front());
+      closed_.pop_front();
+    }
+    if (entry->preparing.joinable()) entry->preparing.join();
+    if (LeaveVersions(*entry)) continue;  // comes again when its leases have ended
+    {
+      std::shared_ptr<JobShard> shard;  // destroyed without a lock
+      MutexLock round(round_mu_);
+      MutexLock lock(mu_);
+      shard.swap(entry->shard);
+    }
+    Drop(*entry);
+  }
+}
+
+void Worker::Leave() {
+  std::vector<std::shared_ptr<Entry>> entries;
+  {
+    MutexLock lock(mu_);
+    for (const Entries* all : {&jobs_, &staged_}) {
+      for (const auto& [name, entry] : *all) entries.push_back(entry);
+    }
+  }
+  for (const std::shared_ptr<JobShard>& shard : Jobs()) {
+    shard->protocol().Abort(AbortReason::kLeft, shard->rank().value(), shard->rank());
+    shard->Close();
+  }
+  for (const std::shared_ptr<Entry>& entry : entries) entry->closing.store(true);  // ends the links to peers
+}
+
+std::vector<v1::MemberStatus> Worker::Statuses() const {
+  std::vector<v1::MemberStatus> statuses;
+  MutexLock lock(mu_);
+  std::vector<std::shared_ptr<Entry>> entries;
+  for (const Entries* all : {&jobs_, &staged_}) {
+    for (const auto& [name, entry] : *all) entries.push_back(entry);
+  }
+  for (const std::shared_ptr<Entry>& entry : entries) {
+    v1::MemberStatus status;
+    status.set_job(entry->assignment.spec().name());
+    status.set_epoch(entry->assignment.epoch());
+    status.set_rank(entry->assignment.rank());
+    status.set_state(entry->state);
+    status.set_plan_hash(entry->plan_hash);
+    status.set_error(entry->error);
+    status.set_committed_step(kNoStep);
+    if (entry->shard != nullptr) {
+      StepProtocol& protocol = entry->shard->protocol();
+      status.set_committed_step(protocol.committed_step().value());
+      for (Step step : protocol.publications().Published()) status.add_published_steps(step.value());
+      // What it failed by itself comes first.
+      if (const absl::Status health = protocol.Health(); !health.ok() && entry->error.empty()) {
+        status.set_state(v1::MEMBER_STATE_FAILED);
+        status.set_error(std::string(health.message()));
+        if (const std::optional<Rank> lost = protocol.Lost()) status.set_lost_rank(lost->value());
+      }
+    }
+    statuses.push_back(std::move(status));
+  }
+  return statuses;
+}
+
+absl::StatusOr<std::shared_ptr<JobShard>> Worker::Find(const std::string& job) const {
+  MutexLock lock(mu_);
+  auto it = jobs_.find(job);
+  if (it == jobs_.end()) {
+    return absl::NotFoundError(absl::StrCat("worker ", options_.name, " holds no job \"", job.substr(0, 200),
+                                            "\"; ask the coordinator which workers do (shardctl jobs)"));
+  }
+  if (it->second->shard != nullptr && !Moves(*it->second)) return it->second->shard;
+  if (it->second->state == v1::MEMBER_STATE_FAILED) return absl::UnavailableError(it->second->error);
+  return absl::UnavailableError(absl::StrCat("worker ", options_.name, " is still preparing job ", job, "; try again"));
+}
+
+std::vector<std::shared_ptr<JobShard>> Worker::Jobs() const {
+  std::vector<std::shared_ptr<JobShard>> shards;
+  MutexLock lock(mu_);
+  for (const auto& [name, entry] : jobs_) {
+    if (entry->shard != nullptr) shards.push_back(entry->shard);
+  }
+  return shards;
+}
+
+void Worker::Prepare(std::shared_ptr<Entry> entry) {
+  std::unique_ptr<LocalSocket> link;
+  const absl::Status status = WithoutThrowing([&] { return Build(entry, link); });
+  if (status.ok() || entry->closing.load()) return;
+  bool lost_another = false;  // then the job's health says whom
+  if (entry->assignment.has_from()) {
+    MutexLock lock(mu_);
+    lost_another = entry->shard != nullptr && entry->shard->protocol().Lost().has_value();
+  }
+  spdlog::error("event=job_failed job={} epoch={} error=\"{}\"", entry->assignment.spec().name(),
+                entry->assignment.epoch(), status.ToString());
+  if (!lost_another) {
+    MutexLock lock(mu_);
+    entry->state = v1::MEMBER_STATE_FAILED;
+    entry->error = absl::StrCat("worker ", options_.name, " could not prepare it: ", status.message());
+    // Its hosts did not meet: this host's members have no other way to know. With the state, so that whoever sees one
+    // sees the other.
+    const bool meets = entry->shard != nullptr && entry->ranks.num_hosts > 1;
+    if (meets) entry->shard->protocol().AbortNotMet(status.message());
+  }
+  Changed();
+  // Held on, so that the lead does not take this worker for a dead one: why it failed is its own to say.
+  if (link != nullptr) WatchLead(entry, *link);
+}
+
+absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<LocalSocket>& link) {
+  RETURN_IF_ERROR(ErrorAt(FaultPoint::kAssigned));
+  const v1::Assignment& assignment = entry->assignment;
+  if (assignment.leaves()) return EndInTurn(entry);
+  ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(assignment.spec()));
+  ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
+  if (assignment.peers_size() != plan.num_ranks() || assignment.rank() < 0 || assignment.rank() >= plan.num_ranks()) {
+    return absl::InvalidArgumentError(absl::StrCat("assigned rank ", assignment.rank(), " among ",
+                                                   assignment.peers_size(), " members; the mesh ", spec.mesh.ToString(),
+                                                   " has ", plan.num_ranks()));
+  }
+  {
+    MutexLock lock(mu_);
+    entry->plan_hash = plan.hash();
+  }
+  if (plan.hash() != assignment.plan_hash()) {
+    return absl::FailedPreconditionError(absl::StrCat("plan hash ", plan.hash(), " differs from the coordinator's ",
+                                                      assignment.plan_hash(),
+                                                      "; run one build of shardmesh everywhere"));
+  }
+  ASSIGN_OR_RETURN(const HostRanks ranks, HostRanksOf(assignment));
+  if (ranks.num_hosts > 1) RETURN_IF_ERROR(CheckHosts(spec));
+  const bool restores = assignment.has_from() && !entry->resumed;
+  if (restores) RETURN_IF_ERROR(CheckOrigin(assignment, spec, ranks));
+  const WorkerDevice* const device = options_.device.has_value() ? &*options_.device : nullptr;
+  ASSIGN_OR_RETURN(const int64_t beside, MemoryBeside(assignment, spec));
+  RETURN_IF_ERROR(device != nullptr ? CheckDeviceJob(spec, plan, ranks.num_hosts)
+                                    : CheckFits(spec, plan, options_.host_capacity, ranks.per_host, beside));
+  if (restores && !assignment.staged()) RETURN_IF_ERROR(EndBefore(*entry));
+  const std::unique_ptr<Memory> memory = MemoryFor(*entry, spec, ranks);
+  const bool lead = assignment.rank() == ranks.first();
+  JobShardOptions options{spec,
+                          Epoch(assignment.epoch()),
+                          Rank(assignment.rank()),
+                          WorkerNames(assignment),
+                          options_.threads,
+                          options_.step_timeout,
+                          options_.spin,
+                          ranks,
+                          device,
+                          entry->resumed,
+                          options_.host_capacity};
+  ASSIGN_OR_RETURN(HostMemory host, lead || entry->resumed
+                                        ? HostMemory::Create(*memory, spec.name, spec, plan, copies())
+                                        : FetchFromLead(*entry, spec, plan, link));
+  ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard,
+                   JobShard::Create(std::move(options), std::move(plan), std::move(host), *memory, &entry->closing));
+  if (!restores) RETURN_IF_ERROR(KeepWhole(*entry));
+  if (entry->resumed) shard->protocol().GoesOn(MonotonicNanos(), options_.keeper->left().away_since_nanos);
+  shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsKept(*entry));
+  {
+    MutexLock lock(mu_);
+    if (entry->closing.load()) return absl::CancelledError("the job was closed");
+    entry->shard = shard;
+    entry->ranks = ranks;
+    entry->mapped.assign(ranks.per_host, false);
+  }
+  if (lead && !entry->resumed) PeerMapped(entry, assignment.rank());
+  if (!entry->resumed && !restores) shard->TakeMemory(kTakeMemory, entry->closing);
+  RETURN_IF_ERROR(ErrorAt(FaultPoint::kPrepared));
+  if (lead && ranks.num_hosts > 1) RETURN_IF_ERROR(MeetHosts(entry, *shard));
+  if (restores) {
+    if (assignment.staged()) RETURN_IF_ERROR(AwaitTurn(entry, *shard));
+    RETURN_IF_ERROR(RestoreFrom(*entry, *shard));
+    RETURN_IF_ERROR(KeepWhole(*entry));
+    shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsKept(*entry));  // who attaches now knows
+  }
+  {
+    MutexLock lock(mu_);
+    entry->state = v1::MEMBER_STATE_READY;
+  }
+  spdlog::info("event=job_ready job={} epoch={} rank={} shard={} replica={} plan={}", spec.name, assignment.epoch(),
+               assignment.rank(), shard->place().shard, shard->place().replica, shard->plan().hash());
+  Changed();
+  if (link != nullptr) WatchLead(entry, *link);
+  if (entry->resumed && assignment.has_from()) EndBefore(*entry).IgnoreError();  // others may ask for what it held
+  if (entry->resumed) AwaitOrphans(entry, *shard);
+  return absl::OkStatus();
+}
+
+// Signs of life and looks at peers, a few times per heartbeat time-out.
+void Worker::Monitor() {
+  PeerPatience patience(MonotonicNanos());
+  while (true) {
+    absl::Duration timeout;
+    {
+      MutexLock lock(mu_);
+      stopped_.WaitFor(mu_, std::min(heartbeat_timeout_ / 8, kMaxTick));
+      if (stop_) return;
+      timeout = heartbeat_timeout_;
+    }
+    MutexLock round(round_mu_);
+    const int64_t now = MonotonicNanos();
+    const absl::Duration allowed = patience.At(now, timeout);
+    for (const auto& [shard, kept] : JobsAndWhetherKept()) {
+      shard->Tick(now, allowed, kept);
+      // The kernel ends a connection, a socket or a process when it dies; the health then changed: tell the
+      // coordinator.
+      if (!shard->protocol().Health().ok()) Changed();
+    }
+    SweepPast();
+  }
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,235 @@
+// Worker: the jobs of one worker process. The membership agent tells it what to hold (Reconcile) and asks how that goes
+// (Statuses); the RPC adapters and the local socket find jobs in it.
+//
+// Building a job's memory takes time and peers, so each job is prepared by a thread of its own. On the lead (rank 0)
+// the host's memory is created and handed to the peers that ask (ServePeer); on a peer it is fetched from the lead's
+// socket, with a deadline. The connection between a peer and the lead stays open: when one of them dies, the other
+// knows at once.
+//
+// Closing a job waits for nothing: a thread of the worker waits for the preparation to end and gives the memory back.
+// A preparation looks whether its job is closed at every range of its storage, every segment, and every 200 ms while it
+// waits for the lead.
+//
+// With a keeper (worker/node) the memory of jobs on one host outlives a worker that is killed. Its next life takes the
+// jobs over as they were left there (Resume), without asking anybody; peers and trainers meanwhile wait, until the
+// heartbeat time-out says that it will not come.
+//
+// Versions that are leased when an epoch ends, or its job is deleted, stay until their leases do (past_).
+//
+// A job that lost a member and goes on without it is assigned anew, with where its weights are (Assignment.from). Its
+// members end the older epoch together, and keep what they held until the coordinator says that the job is READY. So
+// does a job that is brought to another mesh, but its members build the memory of the new epoch first, beside the older
+// one, which trains on (staged): one of them ends the older epoch when the coordinator says so, and the others see
+// that.
+//
+// Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/folder_access.h"
+#include "core/base/sync.h"
+#include "local/socket.h"
+#include "proto/shardmesh/v1/coordinator.pb.h"
+#include "proto/shardmesh/v1/local.pb.h"
+#include "worker/job/job_shard.h"
+#include "worker/lead/host_meeting.h"
+#include "worker/memory/host_capacity.h"
+#include "worker/memory/memory.h"
+#include "worker/move/reform.h"
+#include "worker/node/keeper_link.h"
+#include "worker/transport/rendezvous.h"
+
+namespace shardmesh {
+
+struct WorkerOptions {
+  std::string name;
+  int threads = 1;                                      // of a step, for each job
+  absl::Duration heartbeat_timeout = absl::Seconds(3);  // silence of a peer after which it counts as dead
+  absl::Duration step_timeout = absl::Seconds(60);
+  absl::Duration spin;                                 // EngineOptions::spin
+  absl::Duration prepare_timeout = absl::Seconds(60);  // for a peer to get the lead's memory
+  HostCapacity host_capacity;                          // what a job may take; as it is: anything
+  std::optional<WorkerDevice> device;                  // on which steps run; unset: on processors
+  std::string group_address;  // of this host, for workers of other hosts; empty: jobs on several hosts are refused
+  MeetCall meet;              // how their first lead is asked; with group_address
+  FetchCall transfer;         // how members of a job that re-forms get what others hold; null: they cannot
+  FolderAccess checkpoint_folders;  // of Shard.Save and Shard.Load
+  KeeperLink* keeper = nullptr;     // of the host, outlives the worker; null: jobs end with this process
+};
+
+class Worker {
+ public:
+  Worker(WorkerOptions options, std::unique_ptr<Memory> memory);
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  const WorkerOptions& options() const { return options_; }
+  // "cpu", or "cuda:N" and the device's name.
+  std::string DeviceText() const;
+  void SetHeartbeatTimeout(absl::Duration timeout);  // as the coordinator says
+  absl::Duration heartbeat_timeout() const;
+
+  // Takes over the jobs that the last life of this worker left with the keeper, and says which, as JoinRequest does.
+  // Once, before Reconcile.
+  std::vector<v1::ResumedJob> Resume();
+
+  // Starts what is new, closes what is gone, and waits for neither. Of a known epoch an assignment may say that it is
+  // not staged any more, or needs nothing of an older one.
+  void Reconcile(const std::vector<v1::Assignment>& assignments);
+  std::vector<v1::MemberStatus> Statuses() const;
+  // Called after a member's state changed (so that the next heartbeat goes out at once). When OnChange returns, the
+  // callback before it is not running any more. The callback may not call OnChange.
+  void OnChange(std::function<void()> callback);
+
+  // NotFound: no such job here. Unavailable: it is being prepared, or failed to be.
+  absl::StatusOr<std::shared_ptr<JobShard>> Find(const std::string& job) const;
+  // Epochs of the job that are over, of which a version is leased.
+  std::vector<std::shared_ptr<JobShard>> Past(const std::string& job) const;
+  // To read versions from: of a job that is on its way to another epoch what it published before.
+  absl::StatusOr<std::shared_ptr<JobShard>> FindToRead(const std::string& job) const;
+  // Where that lease was granted, which may have been at an epoch that ended; else as FindToRead.
+  absl::StatusOr<std::shared_ptr<JobShard>> FindLeased(const std::string& job, uint64_t lease) const;
+  // What is held of the job of that epoch, which may be the one that ended before the newest, for a caller that shows
+  // the job's secret (Assignment.secret). NotFound: nothing. PermissionDenied: not the secret. Unavailable: later.
+  absl::StatusOr<std::shared_ptr<JobShard>> FindHeld(const std::string& job, int64_t epoch,
+                                                     absl::string_view secret) const;
+  std::vector<std::shared_ptr<JobShard>> Jobs() const;
+
+  // A peer asks the lead for the shared segments: answers, waits for its "mapped", then holds the connection until it
+  // ends, the job is closed, or `stop`.
+  void ServePeer(LocalSocket socket, const v1::PeerHello& hello, const std::atomic<bool>& stop);
+
+  // The lead of another host writes or reads at the rendezvous of a job that this worker is rank 0 of. Errors of
+  // Shard.Meet.
+  absl::StatusOr<v1::MeetReply> Meet(const v1::MeetRequest& request) const;
+
+  // Tells every job that this worker leaves, then closes all and hangs up on peers. Before the destructor, when the
+  // stop is orderly.
+  void Leave();
+
+ private:
+  struct Entry {
+    v1::Assignment assignment;
+    std::string plan_hash;
+    v1::MemberState state = v1::MEMBER_STATE_PREPARING;
+    std::string error;
+    std::shared_ptr<JobShard> shard;
+    bool resumed = false;           // from the keeper
+    bool in_keeper = false;         // its memory comes from the keeper
+    std::atomic<bool> kept{false};  // and is there as a whole
+    std::vector<bool> mapped;       // on the lead: by rank of its host
+    std::shared_ptr<Entry> before;  // of a job that re-forms: what this member held, until the job is READY
+    std::atomic<bool> turn{false};  // of a staged one: the older epoch may be ended
+    HostRanks ranks;
+    // Of rank 0: for each of three groups two keys a host, and why it failed.
+    std::shared_ptr<MemoryRendezvous> rendezvous = std::make_shared<MemoryRendezvous>(6 * kMaxHostRanks + 1);
+    std::thread preparing;
+    std::atomic<bool> closing{false};
+  };
+
+  void Prepare(std::shared_ptr<Entry> entry);
+  // `link`: to the lead, of a member that has its memory from there.
+  absl::Status Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<LocalSocket>& link);
+  std::shared_ptr<DeviceRuntime> copies() const {
+    return options_.device.has_value() ? options_.device->copies : nullptr;
+  }
+  // worker_reform.cc. Takes the entry that the assignment goes on from out of what is held under the job's name.
+  static std::shared_ptr<Entry> TakeBefore(const v1::Assignment& assignment, std::shared_ptr<Entry>& held);
+  // The entry of that epoch, out of `held` or what was before it.
+  static std::shared_ptr<Entry> TakeHeld(int64_t epoch, std::shared_ptr<Entry>& held);
+  using Entries = std::map<std::string, std::shared_ptr<Entry>>;
+  // Reconcile's: what one assignment says of what is held under its name, or staged there, goes to `keep`.
+  void Keep(const v1::Assignment& assignment, Entries& keep, Entries& keep_staged,
+            std::vector<std::shared_ptr<Entry>>& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void KeepStaged(const v1::Assignment& assignment, Entries& keep, Entries& keep_staged)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Of a member that leaves, or has left: ends what it holds with the others.
+  void KeepLeaving(const v1::Assignment& assignment, const Entries& keep, Entries& keep_staged)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void BeginPreparing(const std::shared_ptr<Entry>& entry);
+  // worker_past.cc. Of an entry that is not needed any more, but for what is leased of it: that stays.
+  void KeepLeased(const std::shared_ptr<Entry>& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Of an entry that is closed: gives back what its leased versions do not need. False: nothing of it is leased.
+  bool LeaveVersions(const Entry& entry);
+  // Closes those that nobody leases any more, or all.
+  void SweepPast(bool all = false);
+  // The entry's job has not gone on at this epoch yet.
+  static bool Moves(const Entry& entry);
+  // Of a staged assignment: builds no more than what the older epoch may stand beside, says so, and waits for its end.
+  absl::Status AwaitTurn(const std::shared_ptr<Entry>& entry, JobShard& shard);
+  // Of a member that leaves: ends the older epoch in its turn, and then holds what it has.
+  absl::Status EndInTurn(const std::shared_ptr<Entry>& entry);
+  absl::Status AwaitTurnOf(const Entry& entry, JobShard* shard) const;
+  void TellPrepared(Entry& entry);
+  // From now on it is the job.
+  void TakeTurn(const std::shared_ptr<Entry>& entry);
+  // What was held before an entry that is needed alone from now on.
+  static void DropOlder(Entry& entry, std::vector<std::shared_ptr<Entry>>& gone) {
+    if (entry.before != nullptr) gone.push_back(std::exchange(entry.before, nullptr));
+  }
+  // InvalidArgument, Unimplemented: what the assignment says of where the job's weights are makes no sense here.
+  absl::Status CheckOrigin(const v1::Assignment& assignment, const JobSpec& spec, const HostRanks& ranks) const;
+  // Waits until what was held before is built, if that is a next life's. Null: nothing was held.
+  absl::StatusOr<std::shared_ptr<JobShard>> AwaitHeldBefore(const Entry& entry) const;
+  // Ends the epoch that this one goes on from, with the other members that were in it.
+  absl::Status EndBefore(const Entry& entry);
+  // Fills the shard and waits until all members' are, and the weights are in place.
+  absl::Status RestoreFrom(const Entry& entry, JobShard& shard);
+  std::shared_ptr<JobShard> HeldBefore(const Entry& entry) const;
+  // worker_lives.cc. What the last life left of a job at one epoch; null: it is of no use.
+  std::shared_ptr<Entry> ResumeOne(const KeptJob& left);
+  // The keeper's memory for a job that it can keep, else what ends with the process.
+  std::unique_ptr<Memory> MemoryFor(Entry& entry, const JobSpec& spec, const HostRanks& ranks);
+  // All of the job's memory is opened: the next life may take it over.
+  absl::Status KeepWhole(Entry& entry);
+  bool IsKept(const Entry& entry) const;
+  void TellWhetherKept() const;
+  std::vector<std::pair<std::shared_ptr<JobShard>, bool>> JobsAndWhetherKept() const;
+  // Waits for the trainers of the last life; slots of those that do not come are free then.
+  void AwaitOrphans(const std::shared_ptr<Entry>& entry, JobShard& shard);
+  void Drop(const Entry& entry);
+  // What a member that hung up means: an abort, unless it comes back.
+  void PeerGone(const std::shared_ptr<Entry>& entry, int rank);
+  absl::StatusOr<HostMemory> FetchFromLead(Entry& entry, const JobSpec& spec, const Plan& plan,
+                                           std::unique_ptr<LocalSocket>& link);
+  void WatchLead(const std::shared_ptr<Entry>& entry, LocalSocket& link);
+  // The job whose lead `hello` may ask: of its host, or rank 0 if it is the lead of another.
+  absl::StatusOr<std::shared_ptr<Entry>> FindLead(const v1::PeerHello& hello, bool other_host) const;
+  // Meets the leads of the other hosts. An error fails the job on this host.
+  absl::Status MeetHosts(const std::shared_ptr<Entry>& entry, JobShard& shard);
+  void PeerMapped(const std::shared_ptr<Entry>& entry, int rank);
+  void Close(const std::shared_ptr<Entry>& entry);
+  void Reap();
+  void Monitor();
+  void Changed();
+
+  const WorkerOptions options_;
+  const std::unique_ptr<Memory> memory_;
+  mutable Mutex mu_;
+  Entries jobs_ ABSL_GUARDED_BY(mu_);
+  Entries staged_ ABSL_GUARDED_BY(mu_);  // what jobs will be, while they are at an older epoch
+  std::vector<std::shared_ptr<Entry>> past_ ABSL_GUARDED_BY(mu_);   // closed ones of which a version is leased
+  std::deque<std::shared_ptr<Entry>> closed_ ABSL_GUARDED_BY(mu_);  // for the reaper
+  absl::Duration heartbeat_timeout_ ABSL_GUARDED_BY(mu_);
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  CondVar stopped_, reap_;
+  Mutex round_mu_;     // held in a round of the monitor, before mu_: no shard goes that it looks at
+  Mutex callback_mu_;  // held during the callback; never with mu_
+  std::function<void()> on_change_ ABSL_GUARDED_BY(callback_mu_);
+  std::thread monitor_, reaper_;
+};
+
+}  // namespace shardmesh

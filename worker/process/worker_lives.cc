@@ -1,0 +1,193 @@
+// Worker's dealings with the keeper of its host (worker/node): what of a job outlives this process, and how the next
+// life takes it over.
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status.h"
+#include "local/futex.h"
+#include "local/process_end.h"
+#include "worker/job/second_look.h"
+#include "worker/job/step_mail.h"
+#include "worker/node/kept_memory.h"
+#include "worker/process/worker.h"
+
+namespace shardmesh {
+namespace {
+
+// The memory of one preparation: nothing more is opened once that is cancelled.
+class CancellableMemory final : public Memory {
+ public:
+  // `kept`: the keeper's; unset: `ending`, what ends with this process.
+  CancellableMemory(std::optional<KeptMemory> kept, Memory& ending, const std::atomic<bool>& cancelled)
+      : kept_(std::move(kept)), ending_(ending), cancelled_(cancelled) {}
+  absl::StatusOr<Segment> Open(const std::string& name, int64_t num_bytes, int64_t data_offset) override {
+    if (cancelled_.load()) return absl::CancelledError("the job was closed");
+    return (kept_.has_value() ? *kept_ : ending_).Open(name, num_bytes, data_offset);
+  }
+
+ private:
+  std::optional<KeptMemory> kept_;
+  Memory& ending_;
+  const std::atomic<bool>& cancelled_;
+};
+
+// The place in a job that the next life takes: a PlaceHead and an Assignment.
+constexpr char kPlace[] = "assignment";
+
+struct PlaceHead {
+  uint64_t size;  // bytes of the Assignment behind it
+  int64_t heartbeat_timeout_nanos;
+};
+
+absl::StatusOr<Segment> WritePlace(const v1::Assignment& assignment, absl::Duration heartbeat_timeout) {
+  const std::string bytes = assignment.SerializeAsString();
+  const PlaceHead head = {bytes.size(), absl::ToInt64Nanoseconds(heartbeat_timeout)};
+  ASSIGN_OR_RETURN(Segment segment, Segment::Create(kPlace, static_cast<int64_t>(sizeof(head) + bytes.size()), 0));
+  std::memcpy(segment.data(), &head, sizeof(head));
+  std::memcpy(segment.data() + sizeof(head), bytes.data(), bytes.size());
+  return segment;
+}
+
+absl::StatusOr<v1::Assignment> ReadPlace(KeeperLink& keeper, const KeptJob& job, absl::Duration& heartbeat_timeout) {
+  ASSIGN_OR_RETURN(const Segment segment, keeper.Find(job.job, job.epoch, kPlace));
+  PlaceHead head = {};
+  v1::Assignment assignment;
+  if (segment.num_bytes() >= static_cast<int64_t>(sizeof(head))) std::memcpy(&head, segment.data(), sizeof(head));
+  if (head.size == 0 || head.heartbeat_timeout_nanos <= 0 ||
+      head.size > static_cast<uint64_t>(segment.num_bytes()) - sizeof(head) ||
+      !assignment.ParseFromArray(segment.data() + sizeof(head), static_cast<int>(head.size)) ||
+      assignment.spec().name() != job.job || assignment.epoch() != job.epoch || assignment.rank() != job.rank) {
+    return absl::FailedPreconditionError("what the keeper has of its place in the job is of another build");
+  }
+  heartbeat_timeout = absl::Nanoseconds(head.heartbeat_timeout_nanos);
+  return assignment;
+}
+
+}  // namespace
+
+// Hosts of one job abort together: what one of them keeps is of no use alone. Uses of buckets, and memory of a device,
+// are the process's own.
+std::unique_ptr<Memory> Worker::MemoryFor(Entry& entry, const JobSpec& spec, const HostRanks& ranks) {
+  entry.in_keeper = options_.keeper != nullptr && ranks.num_hosts == 1 && !options_.device.has_value() &&
+                    spec.residency == Residency::kFull;
+  std::optional<KeptMemory> kept;
+  if (entry.in_keeper) kept.emplace(*options_.keeper, spec.name, entry.assignment.epoch(), entry.resumed);
+  return std::make_unique<CancellableMemory>(std::move(kept), *memory_, entry.closing);
+}
+
+absl::Status Worker::KeepWhole(Entry& entry) {
+  if (!entry.in_keeper) return absl::OkStatus();
+  const v1::Assignment& assignment = entry.assignment;
+  ASSIGN_OR_RETURN(const Segment place, WritePlace(assignment, heartbeat_timeout()));
+  absl::Status whole = options_.keeper->Keep(assignment.spec().name(), assignment.epoch(), kPlace, place);
+  if (whole.ok() || absl::IsUnavailable(whole)) {
+    whole = options_.keeper->Whole(
+        {assignment.spec().name(), assignment.epoch(), assignment.rank(), assignment.plan_hash()});
+  }
+  if (!whole.ok() && !absl::IsUnavailable(whole)) return Annotate(whole, "the keeper");
+  entry.kept.store(true);
+  return absl::OkStatus();
+}
+
+bool Worker::IsKept(const Entry& entry) const { return entry.kept.load() && options_.keeper->connected(); }
+
+std::vector<std::pair<std::shared_ptr<JobShard>, bool>> Worker::JobsAndWhetherKept() const {
+  std::vector<std::pair<std::shared_ptr<JobShard>, bool>> jobs;
+  MutexLock lock(mu_);
+  for (const Entries* all : {&jobs_, &staged_}) {
+    for (const auto& [name, entry] : *all) {
+      if (entry->shard != nullptr) jobs.emplace_back(entry->shard, IsKept(*entry));
+    }
+  }
+  return jobs;
+}
+
+void Worker::TellWhetherKept() const {
+  const auto jobs = JobsAndWhetherKept();
+  for (const auto& [shard, kept] : jobs) {
+    shard->protocol().SignOfLife(shard->rank(), MonotonicNanos(), getpid(), kept);
+  }
+  // Now peers know, too: whether they would wait for the next life of this worker.
+  spdlog::info("event={} worker={} jobs={}", options_.keeper->connected() ? "kept_again" : "not_kept", options_.name,
+               jobs.size());
+}
+
+// Of a job that was made again before the older one was dropped there are two: the newer counts. If it goes on from the
+// older one it may not be READY yet, and need that still.
+std::vector<v1::ResumedJob> Worker::Resume() {
+  if (options_.keeper == nullptr) return {};
+  std::map<std::string, std::map<int64_t, KeptJob>> left;  // by epoch
+  for (const KeptJob& job : options_.keeper->left().jobs) left[job.job][job.epoch] = job;
+  std::vector<v1::ResumedJob> resumed;
+  for (const auto& [name, epochs] : left) {
+    std::shared_ptr<Entry> newest;
+    for (auto job = epochs.rbegin(); job != epochs.rend(); ++job) {
+      const bool older = newest != nullptr;
+      const bool wanted = !older || (newest->before == nullptr && newest->assignment.has_from() &&
+                                     newest->assignment.from().epoch() == job->first);
+      const std::shared_ptr<Entry> entry = wanted ? ResumeOne(job->second) : nullptr;
+      if (entry == nullptr) {
+        options_.keeper->Drop(name, job->first);
+        continue;
+      }
+      v1::ResumedJob& taken = resumed.emplace_back();
+      taken.set_job(name);
+      taken.set_epoch(job->first);
+      taken.set_rank(job->second.rank);
+      taken.set_secret(entry->assignment.secret());
+      (older ? newest->before : newest) = entry;
+    }
+    if (newest == nullptr) continue;
+    MutexLock lock(mu_);
+    if (newest->before != nullptr) BeginPreparing(newest->before);
+    BeginPreparing(newest);
+    jobs_[name] = newest;
+  }
+  return resumed;
+}
+
+std::shared_ptr<Worker::Entry> Worker::ResumeOne(const KeptJob& left) {
+  absl::Duration timeout;
+  absl::StatusOr<v1::Assignment> place = ReadPlace(*options_.keeper, left, timeout);
+  if (!place.ok()) {
+    spdlog::error("event=not_resumed job={} epoch={} error=\"{}\"", left.job, left.epoch, place.status().ToString());
+    return nullptr;
+  }
+  auto entry = std::make_shared<Entry>();
+  entry->assignment = *std::move(place);
+  entry->assignment.set_staged(false);
+  entry->resumed = true;
+  MutexLock lock(mu_);
+  heartbeat_timeout_ = timeout;  // until the coordinator says it anew
+  return entry;
+}
+
+// A process that is not seen from here (another pid namespace) may live.
+void Worker::AwaitOrphans(const std::shared_ptr<Entry>& entry, JobShard& shard) {
+  const ControlPage& page = *shard.protocol().page();
+  const auto holder_of = [&](const std::vector<int>& slots) {
+    return static_cast<pid_t>(page.slots[slots[0]].holder_pid.load());
+  };
+  const auto lives = [&](const std::vector<int>& slots) { return !HasEnded(holder_of(slots)); };
+  const auto give_up = [&](uint64_t session, const std::vector<int>& slots) {
+    spdlog::warn("event=trainer_not_back job={} slots={}", shard.spec().name, slots.size());
+    const SecondLook look(*shard.protocol().page(), holder_of(slots));
+    GiveSlotsBack(shard.protocol(), slots, session, entry->closing);
+  };
+  for (const auto& [session, slots] : shard.protocol().Sessions().leaving) give_up(session, slots);
+  shard.orphans().AwaitClaims([&] { return entry->closing.load(); }, lives, give_up);
+}
+
+void Worker::Drop(const Entry& entry) {
+  if (options_.keeper == nullptr) return;
+  options_.keeper->Drop(entry.assignment.spec().name(), entry.assignment.epoch());
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,123 @@
+// Worker's part in a job that is brought to another mesh while it trains: what it will have is built beside what it
+// has.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <thread>
+#include <utility>
+
+#include "core/base/fault_point.h"
+#include "core/base/status.h"
+#include "core/base/thread.h"
+#include "local/futex.h"
+#include "worker/process/worker.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kSlice = absl::Milliseconds(20);
+constexpr int kNice = 15;
+
+}  // namespace
+
+void Worker::KeepStaged(const v1::Assignment& assignment, Entries& keep, Entries& keep_staged) {
+  const std::string& name = assignment.spec().name();
+  if (keep_staged.count(name) > 0) return;
+  const auto first = jobs_.find(name);  // of a worker that was no member before, and took its turn
+  if (first != jobs_.end() && first->second->assignment.epoch() == assignment.epoch())
+    keep.insert(jobs_.extract(first));
+  const auto now = keep.find(name);
+  const bool there = now != keep.end();
+  if (there && now->second->assignment.epoch() == assignment.epoch()) return;  // it took its turn
+  const auto staged = staged_.find(name);
+  if (staged != staged_.end() && staged->second->assignment.epoch() == assignment.epoch()) {
+    keep_staged.insert(staged_.extract(staged));
+    return;
+  }
+  auto entry = std::make_shared<Entry>();
+  entry->assignment = assignment;
+  if (there && now->second->assignment.epoch() == assignment.from().epoch()) entry->before = now->second;
+  BeginPreparing(entry);
+  keep_staged[name] = std::move(entry);
+}
+
+// A next life was not told who the others are: they tell it how the epoch ended (AwaitEnding).
+void Worker::KeepLeaving(const v1::Assignment& assignment, const Entries& keep, Entries& keep_staged) {
+  const std::string& name = assignment.spec().name();
+  const auto staged = staged_.find(name);
+  if (staged != staged_.end() && staged->second->assignment.leaves()) {
+    staged->second->turn.store(true);
+    keep_staged.insert(staged_.extract(staged));
+    return;
+  }
+  const auto held = keep.find(name);
+  if (held == keep.end()) return;
+  auto entry = std::make_shared<Entry>();
+  entry->assignment = assignment;
+  entry->assignment.set_leaves(true);
+  entry->before = held->second;
+  entry->turn.store(true);
+  BeginPreparing(entry);
+  keep_staged[name] = std::move(entry);
+}
+
+// In a thread of its own, which gives way to those that step: its priority is not to be had back.
+absl::Status Worker::AwaitTurn(const std::shared_ptr<Entry>& entry, JobShard& shard) {
+  const auto take_memory = [&] {
+    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
+    shard.TakeMemory(options_.prepare_timeout, entry->closing);
+    shard.TakeMemoryOfSteps(entry->closing);
+  };
+  ASSIGN_OR_RETURN(std::thread thread, StartThread("the memory of a job's next mesh", take_memory));
+  thread.join();
+  RETURN_IF_ERROR(ErrorAt(FaultPoint::kStaged));
+  TellPrepared(*entry);
+  RETURN_IF_ERROR(AwaitTurnOf(*entry, &shard));
+  TakeTurn(entry);
+  return EndBefore(*entry);
+}
+
+absl::Status Worker::EndInTurn(const std::shared_ptr<Entry>& entry) {
+  RETURN_IF_ERROR(AwaitHeldBefore(*entry).status());
+  TellPrepared(*entry);
+  RETURN_IF_ERROR(AwaitTurnOf(*entry, nullptr));
+  return EndBefore(*entry);
+}
+
+// The page of the older epoch says it first; who has none of that sees it by what rank 0 says on the new one.
+absl::Status Worker::AwaitTurnOf(const Entry& entry, JobShard* shard) const {
+  while (true) {
+    const std::shared_ptr<JobShard> before = HeldBefore(entry);
+    JobShard* const watched = before != nullptr ? before.get() : shard;
+    if (watched == nullptr) return absl::FailedPreconditionError("this worker does not hold what it is to give");
+    ControlPage& page = *watched->protocol().page();
+    const uint32_t seen = page.finished.load(std::memory_order_acquire);
+    if (entry.closing.load()) return absl::CancelledError("the job is assigned anew");
+    if (entry.turn.load()) return absl::OkStatus();
+    const uint64_t abort = page.abort.load(std::memory_order_acquire);
+    const bool over = before != nullptr ? abort != 0 && ReasonOf(abort) == AbortReason::kReformed
+                                        : page.restore_begun.load(std::memory_order_acquire) != 0;
+    if (over) return absl::OkStatus();
+    if (shard != nullptr) RETURN_IF_ERROR(shard->Health());
+    FutexWait(page.finished, seen, kSlice);
+  }
+}
+
+void Worker::TellPrepared(Entry& entry) {
+  {
+    MutexLock lock(mu_);
+    entry.state = v1::MEMBER_STATE_PREPARED;
+  }
+  Changed();
+}
+
+void Worker::TakeTurn(const std::shared_ptr<Entry>& entry) {
+  MutexLock lock(mu_);
+  entry->state = v1::MEMBER_STATE_PREPARING;
+  const auto staged = staged_.find(entry->assignment.spec().name());
+  if (staged == staged_.end() || staged->second != entry) return;
+  jobs_[staged->first] = entry;
+  staged_.erase(staged);
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,121 @@
+// What the page of an epoch that ended says of its shards.
+#include "worker/step/job_ending.h"
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "core/base/matchers.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+constexpr absl::Duration kLong = absl::Seconds(20), kShort = absl::Milliseconds(30);
+bool Never() { return false; }
+
+// Decided as the third, in the place for it.
+std::unique_ptr<ControlPage> PageWith(CommandKind kind, int64_t step, int apply = 1) {
+  auto page = std::make_unique<ControlPage>();
+  Command& command = page->commands[1];
+  command.kind = kind;
+  command.step = step;
+  command.apply = apply;
+  command.parity = 1;
+  page->decided.store(3);
+  page->committed.store(2);
+  return page;
+}
+
+TEST(JobEndingTest, EveryCommand_TheStepThatShardsAreAt) {
+  struct Case {
+    CommandKind kind;
+    int apply;
+    bool committed;
+    int64_t step;  // of a command of step 7
+    int parity;
+    bool steps;
+  };
+  const Case cases[] = {
+      {CommandKind::kInit, 0, false, kNoStep, 1, false}, {CommandKind::kInit, 0, true, 7, 1, false},
+      {CommandKind::kStep, 1, false, 7, 0, true},        {CommandKind::kStep, 1, true, 7, 0, true},
+      {CommandKind::kStep, 0, false, 7, 1, false},       {CommandKind::kGather, 1, false, 7, 1, false},
+      {CommandKind::kNorm, 1, false, 6, 1, false},       {CommandKind::kReduce, 0, false, 6, 1, false},
+      {CommandKind::kMerge, 0, true, 6, 1, false},       {CommandKind::kDigest, 0, false, 7, 1, false},
+      {CommandKind::kFill, 0, false, 7, 1, false},       {CommandKind::kRestore, 0, false, 7, 1, false}};
+  for (const Case& c : cases) {
+    const auto page = PageWith(c.kind, 7, c.apply);
+    const Ending ending = EndingOf(*page, EndingWord(3, c.committed));
+    EXPECT_EQ(ending.seq, 3u);
+    EXPECT_EQ(ending.step, c.step) << int(c.kind);
+    EXPECT_EQ(ending.parity, c.parity) << int(c.kind);
+    EXPECT_EQ(ending.steps, c.steps) << int(c.kind);
+  }
+  EXPECT_EQ(EndingOf(ControlPage{}, EndingWord(0, false)).step, kNoStep);
+}
+
+TEST(JobEndingTest, WaitsForAllMembers_AndNamesOneThatDoesNotStop) {
+  const auto page = PageWith(CommandKind::kStep, 7);
+  const std::vector<Rank> members = {Rank(0), Rank(2)};
+  TellStopped(*page, Rank(0));
+  EXPECT_THAT(AwaitEnding(*page, members, Never, kShort), StatusIs(Code::kDeadlineExceeded, HasSubstr("rank 2")));
+  EXPECT_THAT(AwaitEnding(
+                  *page, members, [] { return true; }, kLong),
+              StatusIs(Code::kCancelled, HasSubstr("anew")));
+  EXPECT_EQ(page->ending.load(), 0u);
+  std::thread other([&] { TellStopped(*page, Rank(2)); });
+  ASSERT_OK_AND_ASSIGN(const Ending ending, AwaitEnding(*page, members, Never, kLong));
+  other.join();
+  EXPECT_EQ(ending.step, 7);
+}
+
+TEST(JobEndingTest, OneThatWasStopped_AndDecidesLater_ChangesNothing) {
+  const auto page = PageWith(CommandKind::kStep, 7);
+  TellStopped(*page, Rank(1));
+  ASSERT_OK_AND_ASSIGN(const Ending first, AwaitEnding(*page, {Rank(1)}, Never, kLong));
+  page->commands[0].kind = CommandKind::kStep;
+  page->commands[0].step = 8;
+  page->decided.store(4);
+  TellStopped(*page, Rank(2));
+  ASSERT_OK_AND_ASSIGN(const Ending second, AwaitEnding(*page, {Rank(1), Rank(2)}, Never, kLong));
+  EXPECT_EQ(first.step, 7);
+  EXPECT_EQ(second.step, 7);
+  EXPECT_EQ(second.seq, first.seq);
+}
+
+TEST(JobEndingTest, Outcomes_AreToldAtTheNextEpoch_ThatOfTheLastStepToo) {
+  const auto page = PageWith(CommandKind::kStep, 7, /*apply=*/0);
+  page->commands[1].nonfinite = int64_t{2} << 32 | 5;
+  page->norm_step.store(7);
+  page->norm.store(1.5);
+  page->outcomes[6].step.store(6);
+  page->outcomes[6].norm.store(0.25);
+  page->outcomes[7].step.store(kNoStep);  // its commit was under way
+  ControlPage next = {};
+  BeginRestored(*page, EndingOf(*page, EndingWord(3, false)), next);
+  EXPECT_EQ(next.restored_step_plus_one.load(), 8);
+  EXPECT_EQ(next.outcomes[6].step.load(), 6);
+  EXPECT_EQ(next.outcomes[6].norm.load(), 0.25);
+  EXPECT_EQ(next.outcomes[7].step.load(), 7);
+  EXPECT_EQ(next.outcomes[7].norm.load(), 1.5);
+  EXPECT_EQ(next.outcomes[7].skipped.load(), (int64_t{2} << 32 | 5) + 1);
+}
+
+TEST(JobEndingTest, WithoutWeights_NothingIsRestored) {
+  ControlPage page = {}, next = {};
+  BeginRestored(page, EndingOf(page, EndingWord(0, false)), next);
+  EXPECT_EQ(next.restored_step_plus_one.load(), 0);
+}
+
+// What was loaded went with the processes that had it, until all had placed it.
+TEST(JobEndingTest, AJobThatWasToBeginWithWhatItLoaded_HasNothingUntilItHas) {
+  const auto page = PageWith(CommandKind::kRestore, 7, 0);
+  page->commands[3 % 2].initial_id = 99;
+  EXPECT_EQ(EndingOf(*page, EndingWord(3, false)).step, kNoStep);
+  EXPECT_EQ(EndingOf(*page, EndingWord(3, true)).step, 7);
+}
+
+}  // namespace
+}  // namespace shardmesh

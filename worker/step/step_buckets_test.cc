@@ -1,0 +1,190 @@
+// StepProtocol: buckets of jobs with bucket residency.
+#include <thread>
+
+#include "worker/control/residency.h"
+#include "worker/step/step_protocol.h"
+#include "worker/testing/step_fixture.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+constexpr absl::Duration kNow = absl::ZeroDuration(), kLong = absl::Seconds(20);
+
+// Four buckets of gradients and a frozen one.
+JobSpec BucketJob() {
+  JobSpec job = SmallJob("ddp=2,fsdp=2", 3);
+  job.residency = Residency::kBucket;
+  job.parameters.clear();
+  for (const char* name : {"a", "b", "c", "d"}) job.parameters.push_back({name, {1024}, WeightFormat::kFp32});
+  job.parameters.push_back({"frozen", {64}, WeightFormat::kFp32});
+  job.parameters.back().frozen = true;
+  return job;
+}
+
+struct StepBucketsTest : StepFixture {
+  StepBucketsTest() : StepFixture(BucketJob()) { PlaceWeights(); }
+
+  absl::StatusOr<bool> Bucket(std::vector<Slot> slots, int bucket, int64_t step = 1,
+                              std::vector<std::pair<Slot, int>> bad = {}) {
+    return protocol.DeclareBucket({std::move(slots), Step(step), bucket, std::move(bad), /*in_place=*/true});
+  }
+  CommandKind Next() {
+    if (!protocol.Decide()) return CommandKind::kNone;
+    AllExecute();
+    const CommandKind kind = protocol.command().kind;
+    protocol.Commit();
+    return kind;
+  }
+
+  // Whether the step comes after what is to be summed before it.
+  bool ReachStep() {
+    for (int i = 0; i <= 4; ++i) {
+      if (Next() == CommandKind::kStep) return true;
+    }
+    return false;
+  }
+
+  const std::vector<Slot> all = {Slot(0), Slot(1), Slot(2)};
+};
+
+TEST_F(StepBucketsTest, BucketsInAnyOrder_AreSummedWhenAllSlotsHaveThem) {
+  ASSERT_EQ(plan.buckets().size(), 5u);
+  for (int b : {2, 0, 3, 1}) {
+    ASSERT_OK(Bucket({Slot(1)}, b));
+    ASSERT_OK(Bucket({Slot(0)}, b));
+    EXPECT_EQ(Next(), CommandKind::kNone);
+    ASSERT_OK(Bucket({Slot(2)}, b));
+    ASSERT_EQ(Next(), CommandKind::kReduce);
+    EXPECT_EQ(protocol.command().bucket, b);
+    EXPECT_EQ(Next(), CommandKind::kNone);
+  }
+  ASSERT_OK(Declare(all, 1));
+  EXPECT_EQ(Next(), CommandKind::kStep);
+  EXPECT_EQ(protocol.committed_step(), Step(1));
+}
+
+TEST_F(StepBucketsTest, StepIsDecided_WhenTheLastBucketIsSummed) {
+  for (int b = 0; b < 4; ++b) ASSERT_OK(Bucket(all, b));
+  ASSERT_OK(Declare(all, 1));
+  for (int b = 0; b < 4; ++b) ASSERT_EQ(Next(), CommandKind::kReduce);
+  EXPECT_EQ(Next(), CommandKind::kStep);
+}
+
+TEST_F(StepBucketsTest, WrongDeclarations_AreRefusedAndLeaveNoMark) {
+  EXPECT_THAT(Bucket(all, 5), StatusIs(Code::kInvalidArgument, HasSubstr("bucket 5 is none of job small's: 0 to 4")));
+  EXPECT_THAT(Bucket(all, -1), StatusIs(Code::kInvalidArgument, HasSubstr("bucket -1")));
+  EXPECT_THAT(Bucket(all, 4), StatusIs(Code::kInvalidArgument, HasSubstr("frozen")));
+  EXPECT_THAT(Bucket(all, 0, 2), StatusIs(Code::kFailedPrecondition, HasSubstr("step 2 is ahead")));
+  EXPECT_THAT(Bucket({}, 0), StatusIs(Code::kInvalidArgument, HasSubstr("no slot")));
+  EXPECT_THAT(Bucket({Slot(3)}, 0), StatusIs(Code::kInvalidArgument, HasSubstr("slot 3")));
+  EXPECT_THAT(Bucket({Slot(0)}, 0, 1, {{Slot(1), 0}}), StatusIs(Code::kInvalidArgument, HasSubstr("slot 1")));
+  EXPECT_THAT(protocol.DeclareBucket({all, Step(1), 0, {}, false}),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("lacks pieces of bucket 0")));
+  EXPECT_THAT(Declare(all, 1), StatusIs(Code::kFailedPrecondition, HasSubstr("lacks the gradients of bucket 0")));
+  EXPECT_EQ(Next(), CommandKind::kNone);
+}
+
+TEST_F(StepBucketsTest, DeclaredTwice_TheFirstCounts) {
+  EXPECT_FALSE(Bucket(all, 0).value());
+  EXPECT_TRUE(Bucket(all, 0, 1, {{Slot(0), 0}}).value());  // too late: it is not this that is summed
+  EXPECT_EQ(Next(), CommandKind::kReduce);
+  EXPECT_EQ(Next(), CommandKind::kNone);
+  for (int b = 1; b < 4; ++b) ASSERT_OK(Bucket(all, b));
+  ASSERT_OK(Declare(all, 1));
+  ASSERT_TRUE(ReachStep());
+  EXPECT_FALSE(protocol.OutcomeOf(Step(1))->skipped);
+  EXPECT_TRUE(Bucket(all, 0).value());  // of the step before
+}
+
+TEST_F(StepBucketsTest, NotFiniteInABucket_TheStepIsSkipped) {
+  for (int b = 0; b < 4; ++b) {
+    ASSERT_OK(Bucket(all, b, 1,
+                     b == 2 ? std::vector<std::pair<Slot, int>>{{Slot(1), 2}} : std::vector<std::pair<Slot, int>>()));
+  }
+  ASSERT_OK(Declare(all, 1));
+  ASSERT_TRUE(ReachStep());
+  EXPECT_TRUE(protocol.OutcomeOf(Step(1))->skipped);
+  EXPECT_EQ(protocol.OutcomeOf(Step(1))->bad_slot, Slot(1));
+  EXPECT_EQ(protocol.OutcomeOf(Step(1))->bad_tensor, 2);
+}
+
+TEST_F(StepBucketsTest, SlotFarAhead_WaitsAndSaysForWhom) {
+  ASSERT_OK(Bucket({Slot(0)}, 0));
+  EXPECT_OK(protocol.AwaitBuckets({Slot(0)}, Step(1), kNow));
+  ASSERT_OK(Bucket({Slot(0)}, 1));
+  EXPECT_THAT(protocol.AwaitBuckets({Slot(0)}, Step(1), kNow),
+              StatusIs(Code::kDeadlineExceeded, HasSubstr("bucket 0 lacks slots 1,2")));
+  ASSERT_OK(Bucket({Slot(1), Slot(2)}, 1));
+  EXPECT_FALSE(protocol.MayGoOn({Slot(0)}, Step(1)));
+  EXPECT_EQ(Next(), CommandKind::kReduce);
+  EXPECT_TRUE(protocol.MayGoOn({Slot(0)}, Step(1)));
+}
+
+// Trainers that declare in opposite orders would wait for each other.
+TEST_F(StepBucketsTest, AllWait_OneMoreMayGoOn) {
+  for (int b : {0, 1}) ASSERT_OK(Bucket({Slot(0)}, b));
+  for (int b : {2, 3}) ASSERT_OK(Bucket({Slot(1), Slot(2)}, b));
+  protocol.SetWaiting({Slot(0)}, true);
+  EXPECT_FALSE(protocol.MayGoOn({Slot(0)}, Step(1)));
+  std::thread other([&] {
+    const std::vector<Slot> slots = {Slot(1), Slot(2)};
+    protocol.SetWaiting(slots, true);
+    EXPECT_OK(protocol.AwaitBuckets(slots, Step(1), kLong));
+    protocol.SetWaiting(slots, false);
+  });
+  other.join();
+  EXPECT_FALSE(protocol.MayGoOn({Slot(0)}, Step(1)));
+}
+
+TEST_F(StepBucketsTest, AcquiredBucket_IsFilledAndStaysUntilTheLastRelease) {
+  EXPECT_THAT(protocol.AcquireBucket(5), StatusIs(Code::kInvalidArgument, HasSubstr("bucket 5")));
+  EXPECT_FALSE(protocol.HoldsBucket(4));
+  ASSERT_OK(protocol.AcquireBucket(4));
+  ASSERT_OK(protocol.AcquireBucket(4));
+  EXPECT_THAT(protocol.AwaitBucket(4, kNow), StatusIs(Code::kDeadlineExceeded, HasSubstr("bucket 4")));
+  EXPECT_EQ(Next(), CommandKind::kFill);
+  EXPECT_EQ(protocol.command().bucket, 4);
+  EXPECT_OK(protocol.AwaitBucket(4, kNow));
+  EXPECT_EQ(Next(), CommandKind::kNone);
+  std::vector<int> dropped;
+  const auto drop = [&](int b) { dropped.push_back(b); };
+  protocol.ReleaseBucket(4);
+  protocol.DropUnused(drop);
+  EXPECT_TRUE(dropped.empty());
+  protocol.ReleaseBucket(4);
+  EXPECT_TRUE(protocol.HoldsBucket(4));  // until the lead takes it
+  protocol.DropUnused(drop);
+  EXPECT_EQ(dropped, std::vector<int>{4});
+  EXPECT_FALSE(protocol.HoldsBucket(4));
+}
+
+// Who takes a slot over: what is summed stays, what only that slot could complete is taken back, what others could
+// complete meanwhile is waited for.
+TEST_F(StepBucketsTest, SlotTakenOver_BucketsAreOpenSummedOrAwaited) {
+  ASSERT_OK(Bucket(all, 0));
+  ASSERT_EQ(Next(), CommandKind::kReduce);
+  ASSERT_OK(Bucket({Slot(0)}, 1));
+  EXPECT_EQ(protocol.OpenSlots({Slot(0)}), Step(1));  // slots 1 and 2 may bring bucket 1
+  EXPECT_TRUE(protocol.HasBucketPiece(Slot(0), 1, 0, Step(1)));
+  EXPECT_EQ(protocol.OpenSlots(all), std::nullopt);  // nobody else may
+  EXPECT_FALSE(protocol.HasBucketPiece(Slot(0), 1, 0, Step(1)));
+  EXPECT_TRUE(protocol.HasBucketPiece(Slot(0), 0, 0, Step(1)));
+  for (int b = 1; b < 4; ++b) ASSERT_OK(Bucket(all, b));
+  ASSERT_OK(Declare(all, 1));
+  EXPECT_EQ(protocol.OpenSlots({Slot(0)}), Step(1));  // all is there: the step comes
+  ASSERT_TRUE(ReachStep());
+  EXPECT_EQ(protocol.OpenSlots({Slot(0)}), std::nullopt);
+}
+
+TEST(StepBucketsFullTest, JobWithFullResidency_HasNone) {
+  TestHost host(SmallJob("fsdp=1", 1));
+  EXPECT_THAT(host.protocol.AcquireBucket(0), StatusIs(Code::kFailedPrecondition, HasSubstr("full residency")));
+  EXPECT_THAT(host.protocol.DeclareBucket({{Slot(0)}, Step(1), 0, {}, true}),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("full residency")));
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,115 @@
+// Of StepProtocol: slots that are pulled: taken, finished, and summed as they come.
+#include "absl/strings/str_cat.h"
+#include "core/base/status.h"
+#include "worker/step/step_protocol.h"
+
+namespace shardmesh {
+
+int StepProtocol::ReopenSlots(int64_t now_nanos) {
+  return committed_step().value() == kNoStep ? 0 : Pulled().Reopen(now_nanos);
+}
+
+absl::StatusOr<std::optional<PulledSlots::Grant>> StepProtocol::TakeNext(int seat, int64_t now_nanos) {
+  if (committed_step().value() == kNoStep) return std::optional<PulledSlots::Grant>();
+  RETURN_IF_ERROR(CheckLast(committed_step().next()));
+  return Pulled().Take(seat, now_nanos);
+}
+
+void StepProtocol::SetWaits(int seat, bool waits, int64_t now_nanos) {
+  SeatWords& words = page_->pull.seats[seat];
+  if (waits) {
+    words.waits_since_nanos.store(now_nanos);
+  } else if (words.waits.load() != 0) {
+    words.idle_nanos.fetch_add(now_nanos - words.waits_since_nanos.load());
+  }
+  words.waits.store(waits ? 1 : 0);
+}
+
+absl::Status StepProtocol::CheckTokens(int64_t tokens, Slot slot) const {
+  if (!job_->token_weights) {
+    if (tokens == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " has ", tokens, " tokens, and job ",
+                                                   job_->name, " no token weights; leave them out"));
+  }
+  if (tokens >= 0 && tokens <= kMaxTokens) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("slot ", slot.value(), " has ", tokens, " tokens; it is 0 to ", kMaxTokens));
+}
+
+// Whether a step is being made of slots, by a command that lets weights change.
+bool StepProtocol::IsStepped(Step step) const {
+  if (decided() == 0 || command().step != step.value()) return false;
+  return command().kind == CommandKind::kStep || command().kind == CommandKind::kGather;
+}
+
+// What a trainer is told that was too late.
+absl::Status StepProtocol::TakenBack(const FinishedSlot& finished) const {
+  return absl::AbortedError(
+      absl::StrCat("slot ", finished.slot.value(), " of step ", finished.step.value(),
+                   " was taken back, and another trainer finished it; the last committed step is ",
+                   committed_step().value(), ": take another slot"));
+}
+
+// What is wrong with a result, whoever brings it. REQUIRES: a slot of the job.
+absl::Status StepProtocol::CheckFinished(const FinishedSlot& finished) const {
+  if (finished.step != committed_step().next()) {
+    return absl::FailedPreconditionError(absl::StrCat("step ", finished.step.value(), " is ahead: job ", job_->name,
+                                                      " committed step ", committed_step().value()));
+  }
+  RETURN_IF_ERROR(CheckTokens(finished.tokens, finished.slot));
+  RETURN_IF_ERROR(CheckLossScale(finished.step, finished.loss_scale));
+  if (!finished.non_finite.has_value()) return absl::OkStatus();
+  return CheckNonFinite({finished.slot}, finished.step, finished.slot, *finished.non_finite);
+}
+
+absl::StatusOr<PulledSlots::Result> StepProtocol::FinishSlot(int seat, const FinishedSlot& finished) {
+  const int slot = finished.slot.value();
+  if (slot < 0 || slot >= job_->num_slots) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slot ", slot, " is none of job ", job_->name, "'s: 0 to ", job_->num_slots - 1));
+  }
+  RETURN_IF_ERROR(Health());
+  PulledSlots table(page_, *job_, *plan_, finished.step.value());
+  const bool open = finished.step > committed_step() && !IsStepped(finished.step);
+  // This call was repeated, after its answer was lost.
+  if (!open && table.Counted(seat, slot, finished.digest)) return PulledSlots::Result::kAccepted;
+  if (!open) return TakenBack(finished);
+  RETURN_IF_ERROR(CheckFinished(finished));
+  ASSIGN_OR_RETURN(const std::vector<double> rates, LearningRatesOf(finished.learning_rates));
+  if (!table.Has(seat, slot)) {
+    if (table.IsFinished(slot)) return TakenBack(finished);
+    return absl::InvalidArgumentError(absl::StrCat("slot ", slot, " of step ", finished.step.value(),
+                                                   " was not taken by this trainer; take one first"));
+  }
+  RETURN_IF_ERROR(ClaimSettings(Slot(seat), finished.step, rates, finished.loss_scale));
+  // Before the result counts: whoever sees that sees this. A second result's gradients do not count, nor those of one
+  // that was lost with its trainer and the lead.
+  if (!table.IsFinished(slot)) {
+    const bool finite = !finished.non_finite.has_value();
+    page_->slots[slot].nonfinite.store(finite ? 0 : NonFiniteWord(finished.step.value(), *finished.non_finite),
+                                       std::memory_order_release);
+  }
+  return table.Finish(seat, slot, finished.digest, finished.tokens);
+}
+
+bool StepProtocol::DecideMerge(Command& command) const {
+  if (!plan_->pulled()) return false;
+  const PulledSlots table = Pulled();
+  const std::optional<SlotRange> next = table.NextMerge();
+  command.partial = next.has_value() ? table.FreePartial() : -1;
+  if (command.partial < 0) return false;
+  command.kind = CommandKind::kMerge;
+  command.first_slot = next->first;
+  command.num_slots = next->count;
+  return true;
+}
+
+// What the sum of gradients is divided by, but for the loss scale; 0: no slot has a token.
+double StepProtocol::Divisor() const {
+  if (!job_->token_weights) return job_->num_slots;
+  int64_t tokens = 0;
+  for (int s = 0; s < job_->num_slots; ++s) tokens += page_->slots[s].tokens.load();
+  return static_cast<double>(tokens);
+}
+
+}  // namespace shardmesh
