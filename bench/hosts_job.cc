@@ -106,8 +106,8 @@ absl::Status HostsJob::Open() {
     ASSIGN_OR_RETURN(ShardStorage storage,
                      ShardStorage::Open(*memory_, absl::StrCat("shard-", rank), *plan_, place.shard));
     storages_.push_back(std::make_unique<ShardStorage>(std::move(storage)));
-    passes_.push_back(std::make_unique<Pass>(job_, *plan_, place, *host_, *storages_.back(), 1, &trace_, nullptr,
-                                             ShareOf(*plan_, ranks, Rank(rank))));
+    passes_.push_back(
+        std::make_unique<Pass>(job_, *plan_, place, *host_, *storages_.back(), 1, &trace_, nullptr, ranks));
     EngineOptions options;
     options.step_timeout = kPatience;
     engines_.push_back(std::make_unique<Engine>(*protocol_, *passes_.back(), Rank(rank), std::move(options)));
@@ -134,7 +134,7 @@ absl::Status HostsJob::StartLead() {
   }
   HostLeadOptions options;
   options.round_timeout = kPatience;  // a loaded machine is not a dead host
-  lead_ = std::make_unique<HostLead>(*protocol_, *host_, job_, *plan_, std::move(groups), options, &trace_);
+  lead_ = std::make_unique<HostLead>(*protocol_, *host_, *passes_.front(), job_, *plan_, std::move(groups), options, &trace_);
   return absl::OkStatus();
 }
 

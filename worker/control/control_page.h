@@ -196,7 +196,8 @@ struct ControlPage {
   std::atomic<uint64_t> publish_wanted, publish_done;
   std::atomic<int64_t> publish_step;
 
-  char cause[kMaxCause];  // of an abort for kNotMet: why, ended by a zero; written by the lead before it aborts
+  // Of an abort for kNotMet or kBadFacts: why, ended by a zero; written by the lead before it aborts.
+  char cause[kMaxCause];
 
   MemberWords members[kMaxHostRanks];
   SlotWords slots[kMaxSlots];
@@ -251,6 +252,7 @@ enum class AbortReason : uint8_t {
   kDevice = 8,
   kDamaged = 9,    // members[about].damage says where; 0: on another host
   kReformed = 11,  // it goes on at a later epoch
+  kBadFacts = 12,  // its host said of the job what cannot be; `cause` says what, where it was seen
   kDiffers = 10    // the reporter's replica of the same shard has other bits
 };
 // `device`: of kDevice, the CUDA device of the worker that it is about.

@@ -27,6 +27,9 @@ struct alignas(64) BucketWords {
   std::atomic<int32_t> uses;     // of all trainers of the host
   std::atomic<int32_t> held;     // 1: the window holds the committed version of it
   std::atomic<int64_t> reduced;  // newest step for which every worker has summed it, and its pages were given back
+  // Of a job on several hosts, while a command is executed: 1: another host's window gets it and this one does not hold
+  // it, so this host's members write it there for the other one; afterwards its pages are given back.
+  std::atomic<int32_t> lent;
 };
 
 class ResidencyTable {
@@ -37,7 +40,7 @@ class ResidencyTable {
     const auto buckets = static_cast<int64_t>(plan.buckets().size());
     const int64_t pieces = buckets * plan.num_slots() * plan.num_shards();
     return kAlignment + buckets * static_cast<int64_t>(sizeof(BucketWords)) +
-           static_cast<int64_t>(sizeof(std::atomic<int64_t>)) * (kMaxSlots + pieces);
+           static_cast<int64_t>(sizeof(std::atomic<int64_t>)) * (2 * kMaxSlots + pieces + buckets * plan.num_slots());
   }
 
   // REQUIRES: a page of NumBytes more than control page, sums of squares and maxima; plan.bucketed(). The plan outlives
@@ -46,12 +49,20 @@ class ResidencyTable {
     const auto end = reinterpret_cast<uintptr_t>(Maxima(page, plan) + plan.num_maxima());
     buckets_ = reinterpret_cast<BucketWords*>((end + kAlignment - 1) / kAlignment * kAlignment);
     waiting_ = reinterpret_cast<std::atomic<int64_t>*>(buckets_ + plan.buckets().size());
-    pieces_ = waiting_ + kMaxSlots;
+    waiting_elsewhere_ = waiting_ + kMaxSlots;
+    pieces_ = waiting_elsewhere_ + kMaxSlots;
+    elsewhere_ = pieces_ + static_cast<int64_t>(plan.buckets().size()) * plan.num_slots() * plan.num_shards();
   }
 
   BucketWords& bucket(int bucket) const { return buckets_[bucket]; }
   // More than 0: the slot's trainer waits until fewer of its buckets are ahead of the sums.
   std::atomic<int64_t>& waiting(int slot) const { return waiting_[slot]; }
+  std::atomic<int64_t>& waiting_elsewhere(int slot) const { return waiting_elsewhere_[slot]; }  // on another host
+  // Of a job on several hosts: newest step for which, as far as is known here, all pieces of a slot's bucket lie on some
+  // host.
+  std::atomic<int64_t>& elsewhere(int bucket, int slot) const {
+    return elsewhere_[int64_t{bucket} * plan_.num_slots() + slot];
+  }
   // Newest step whose piece of a bucket lies in a slot's window. Those of a bucket are neighbours: they are looked at
   // together.
   std::atomic<int64_t>& piece(int bucket, int slot, int shard) const {
@@ -64,7 +75,9 @@ class ResidencyTable {
   const Plan& plan_;
   BucketWords* buckets_;
   std::atomic<int64_t>* waiting_;
+  std::atomic<int64_t>* waiting_elsewhere_;
   std::atomic<int64_t>* pieces_;
+  std::atomic<int64_t>* elsewhere_;
 };
 
 }  // namespace shardmesh

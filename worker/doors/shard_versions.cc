@@ -81,8 +81,6 @@ absl::StatusOr<std::optional<OneLease>> TryLease(JobShard& shard, const v1::Acqu
 
 absl::Status CheckCanPublish(const JobShard& shard, StepProtocol& protocol) {
   const char* what = nullptr;
-  if (protocol.local().num_hosts > 1) what = "runs on several hosts";
-  if (shard.plan().bucketed()) what = "has bucket residency";
   if (shard.on_device()) what = "runs on CUDA devices";
   if (what != nullptr) {
     return absl::UnimplementedError(absl::StrCat("job ", shard.spec().name, " ", what,

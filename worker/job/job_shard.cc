@@ -68,9 +68,9 @@ absl::Status JobShard::Open(Memory& memory, const std::atomic<bool>* cancelled) 
 }
 
 absl::Status JobShard::OpenPass(Memory& memory, const std::atomic<bool>* cancelled) {
-  const ReplicaShare share = ShareOf(plan_, protocol_->local(), options_.rank);
   if (options_.device != nullptr) {
     RETURN_IF_ERROR(CheckDeviceJob(options_.spec, plan_, protocol_->local().num_hosts));
+    const ReplicaShare share = ShareOf(plan_, protocol_->local(), options_.rank);
     DevicePassOptions options;
     options.timeout = options_.step_timeout;
     options.cancelled = cancelled;
@@ -81,7 +81,7 @@ absl::Status JobShard::OpenPass(Memory& memory, const std::atomic<bool>* cancell
   ASSIGN_OR_RETURN(storage_, ShardStorage::Open(memory, name, plan_, place_.shard, cancelled));
   ASSIGN_OR_RETURN(sums_, GradientSums::Open(memory, absl::StrCat(name, "-sums"), plan_, place_.shard));
   auto pass = std::make_unique<Pass>(options_.spec, plan_, place_, host_, *storage_, options_.threads, &trace_,
-                                     GradientSums::Has(plan_) ? &*sums_ : nullptr, share);
+                                     GradientSums::Has(plan_) ? &*sums_ : nullptr, protocol_->local());
   // A trainer that takes a slot waits for no sum.
   if (rank() == Rank(0) && plan_.pulled()) pass->WhileMerging([this] { mail_.Poll(); });
   pass->TakeSnapshots(&snapshots_);
@@ -111,7 +111,7 @@ JobShard::~JobShard() {
 
 void JobShard::StartHosts(HostGroups groups, absl::Duration heartbeat_timeout) {
   host_lead_ =
-      std::make_unique<HostLead>(*protocol_, host_, options_.spec, plan_, std::move(groups),
+      std::make_unique<HostLead>(*protocol_, host_, *pass_, options_.spec, plan_, std::move(groups),
                                  HostLeadOptions{heartbeat_timeout, options_.step_timeout, [this] { mail_.Poll(); },
                                                  [this] { waiters_.Notify(); }, options_.spin},
                                  &trace_);

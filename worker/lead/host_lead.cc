@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
 #include "local/futex.h"
+#include "worker/control/residency.h"
 #include "worker/lead/host_slots.h"
 
 namespace shardmesh {
@@ -16,12 +17,21 @@ namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(100);  // without news a round is entered this often
 // Where nobody can tell on which host the next news will be, rounds are entered less and less often.
 constexpr absl::Duration kFirstQuiet = absl::Milliseconds(1), kMostQuiet = absl::Milliseconds(50);
+// With bucket residency a trainer of any host may wait for a bucket at any time.
+constexpr absl::Duration kBucketSlice = absl::Milliseconds(2);
+
+bool IsPrepared(CommandKind kind) {
+  return kind == CommandKind::kInit || kind == CommandKind::kRestore || kind == CommandKind::kStep ||
+         kind == CommandKind::kNorm || kind == CommandKind::kReduce || kind == CommandKind::kPublish;
+}
 
 }  // namespace
 
-HostLead::HostLead(StepProtocol& protocol, HostMemory& memory, const JobSpec& job, const Plan& plan, HostGroups groups,
-                   HostLeadOptions options, Trace* trace)
+HostLead::HostLead(StepProtocol& protocol, HostMemory& memory, StepPass& pass, const JobSpec& job, const Plan& plan,
+                   HostGroups groups, HostLeadOptions options, Trace* trace)
     : protocol_(protocol),
+      memory_(memory),
+      pass_(pass),
       job_(job),
       plan_(plan),
       options_(std::move(options)),
@@ -34,6 +44,7 @@ HostLead::HostLead(StepProtocol& protocol, HostMemory& memory, const JobSpec& jo
       said_(words_.size() * HostWordsBytes(job)),
       said_before_(said_),
       moved_(job.num_slots),
+      takers_(plan.bucketed() ? plan.buckets().size() : 0),
       pieces_(std::move(groups.pieces)),
       results_(std::move(groups.results)) {
   for (const HostWords& words : words_) views_.push_back(&words);
@@ -78,24 +89,79 @@ bool HostLead::Round() {
   const int host = protocol_.local().host;
   std::swap(words_, before_);
   for (size_t h = 0; h < words_.size(); ++h) views_[h] = &words_[h], before_views_[h] = &before_[h];
+  if (phase_ == Phase::kCollect) {
+    protocol_.DropUnused([this](int bucket) { GaveBack(pass_.GiveBackWeights(bucket)); });
+  }
   words_[host] = ReadHostWords(protocol_, job_, plan_);
   words_[host].part = PartDone() ? part_ : part_ - 1;
   words_[host].publish = reserved_;
-  const int64_t bytes = HostWordsBytes(job_);
-  std::swap(said_, said_before_);
-  PackHostWords(words_[host], said_.data() + host * bytes);
-  const absl::Status met =
-      rounds_->AllGather(said_.data() + host * bytes, said_.data(), bytes, options_.round_timeout);
-  if (!met.ok()) {
+  if (const absl::Status met = Meet(words_[host]); !met.ok()) {
     Fail(met);
     return false;
   }
-  for (size_t h = 0; h < words_.size(); ++h) UnpackHostWords(said_.data() + h * bytes, job_, words_[h]);
-  if (TakeAbort()) return false;
+  if (TakeAbort() || !CheckAll()) return false;
   MirrorSlots(protocol_, views_, host, job_.num_slots);
+  MirrorBuckets(protocol_, views_, host, plan_);
   TakeSettings();
-  if (phase_ == Phase::kCollect) SettleSlots(protocol_, before_views_, views_, host, job_.num_slots);
+  if (phase_ == Phase::kCollect) {
+    SettleSlots(protocol_, before_views_, views_, host, job_.num_slots);
+    for (int s = 0; s < job_.num_slots && plan_.bucketed(); ++s) {
+      if (HostGiven(before_views_, views_, s) >= 0) ForgetBuckets(s);
+    }
+  }
   return true;
+}
+
+// What was just taken back with the slot.
+void HostLead::ForgetBuckets(int slot) {
+  for (HostWords& words : words_) {
+    const auto of_slot = [slot](const HostBucket& bucket) { return bucket.slot == slot; };
+    words.buckets.erase(std::remove_if(words.buckets.begin(), words.buckets.end(), of_slot), words.buckets.end());
+  }
+}
+
+// What is false in the words is seen behind it (CheckAll), but for sizes.
+absl::Status HostLead::Meet(HostWords& mine) {
+  const int host = protocol_.local().host;
+  const int64_t bytes = HostWordsBytes(job_);
+  std::swap(said_, said_before_);
+  PackHostWords(mine, said_.data() + host * bytes);
+  RETURN_IF_ERROR(rounds_->AllGather(said_.data() + host * bytes, said_.data(), bytes, options_.round_timeout));
+  const std::vector<HostBucket> buckets = std::move(mine.buckets);
+  int most = 0;
+  for (size_t h = 0; h < words_.size(); ++h) {
+    UnpackHostWords(said_.data() + h * bytes, job_, words_[h]);
+    words_[h].buckets.clear();
+    if (CheckWords(words_[h], job_, plan_).ok()) most = std::max(most, words_[h].num_buckets);
+  }
+  if (most == 0) return absl::OkStatus();
+  said_buckets_.assign(words_.size() * most, HostBucket());
+  std::copy_n(buckets.begin(), std::min<size_t>(buckets.size(), most), said_buckets_.begin() + host * most);
+  RETURN_IF_ERROR(rounds_->AllGather(&said_buckets_[host * most], said_buckets_.data(),
+                                     most * static_cast<int64_t>(sizeof(HostBucket)), options_.round_timeout));
+  for (size_t h = 0; h < words_.size(); ++h) {
+    const auto begin = said_buckets_.begin() + h * most;
+    words_[h].buckets.assign(begin, begin + std::clamp(words_[h].num_buckets, 0, most));
+  }
+  return absl::OkStatus();
+}
+
+bool HostLead::CheckAll() {
+  const auto refuse = [this](int host, const absl::Status& status) {
+    const int rank = host * protocol_.local().per_host;
+    spdlog::error("event=bad_facts job={} rank={} host={} error=\"{}\"", job_.name, protocol_.local().first(), host,
+                  std::string(status.message()));
+    protocol_.AbortFor(AbortReason::kBadFacts, rank, status.message());
+    return false;
+  };
+  for (size_t h = 0; h < words_.size(); ++h) {
+    absl::Status status = CheckWords(words_[h], job_, plan_);
+    status.Update(CheckBuckets(words_[h], job_, plan_));
+    if (!status.ok()) return refuse(static_cast<int>(h), status);
+  }
+  int host = 0;
+  const absl::Status together = CheckTogether(views_, job_, host);
+  return together.ok() || refuse(host, together);
 }
 
 // Ranks in messages of the groups are the job's.
@@ -126,7 +192,8 @@ void HostLead::TakeSettings() {
 }
 
 bool HostLead::PartDone() {
-  if (phase_ == Phase::kPrepare) return true;
+  // Members wait for the pieces of a step bucket by bucket; a bucket that is to be summed has all of its own before.
+  if (phase_ == Phase::kPrepare && command_.kind != CommandKind::kReduce) return true;
   const bool pieces = IsIdle(pieces_), results = IsIdle(results_);
   return !executing_ && pieces && results;
 }
@@ -150,36 +217,53 @@ void HostLead::Submit(Lane& lane, std::function<absl::Status(ExchangeGroup&)> wo
 }
 
 void HostLead::AfterRound() {
-  if (phase_ == Phase::kCollect) {
-    const Agreed agreed = AgreedBy(views_, job_, plan_);
-    if (agreed.initial_id != 0 || agreed.slots_complete) {
-      Prepare(agreed);
-    } else {
-      MoveEarly();
-      if (!agreed.digest_wanted || words_[0].committed == kNoStep) return;
-      agreed_ = agreed;
-      Run();
-    }
-    return;
-  }
+  if (phase_ == Phase::kCollect) return Collect();
   if (!std::all_of(words_.begin(), words_.end(), [&](const HostWords& words) { return words.part == part_; })) return;
   if (phase_ == Phase::kPrepare) {
     EndPrepare();
-    Run();
   } else {
     Commit();
   }
 }
 
-void HostLead::Prepare(const Agreed& agreed) {
+void HostLead::Collect() {
+  facts_ = MergeFacts(views_, ReadCommitted(page()), job_, plan_, page());
+  facts_.digest_ticket = page().digest_wanted.load();  // each host answers its own
+  facts_.publish_ticket = page().publish_wanted.load();
+  const std::optional<Command> next = Decide(facts_, job_, plan_);
+  if (!next.has_value()) return MoveEarly();
+  command_ = *next;
+  if (command_.kind == CommandKind::kPublish && protocol_.publications().Find(Step(command_.step)).has_value()) {
+    protocol_.AnswerPublish(facts_.publish_ticket, command_.step);
+    if (options_.progress) options_.progress();
+  } else if (IsPrepared(command_.kind)) {
+    Prepare();
+  } else {
+    MoveEarly();
+    Run();
+  }
+}
+
+void HostLead::Prepare() {
   phase_ = Phase::kPrepare;
   ++part_;
-  agreed_ = agreed;
-  reserved_ = protocol_.publications().Reserve(words_[0].committed + 1);
-  if (!agreed.slots_complete) return;
-  Submit(pieces_,
-         [this, words = words_, begin = moved_](ExchangeGroup& group) { return MovePieces(group, words, begin); });
-  std::fill(moved_.begin(), moved_.end(), 0);
+  const bool norm = command_.kind == CommandKind::kNorm;  // the step's version follows
+  const Publishes publishes = norm ? Publishes::kItsVersion : PublishesOf(command_);
+  if (publishes == Publishes::kItsVersion) {
+    reserved_ = protocol_.publications().Reserve(command_.first != 0 ? 0 : command_.step);
+  } else if (publishes == Publishes::kForSure) {
+    reserved_ = protocol_.publications().ReserveAny();
+  }
+  if (command_.kind == CommandKind::kReduce) {
+    Submit(pieces_, [this, words = words_, buckets = std::vector<int>(job_.num_slots, command_.bucket)](
+                        ExchangeGroup& group) { return MoveOneBucket(group, words, buckets); });
+  } else if (plan_.bucketed()) {
+    protocol_.GradientsHere(Step(command_.step), static_cast<int>(plan_.buckets().size()));  // as sums
+  } else if (norm || command_.kind == CommandKind::kStep) {
+    Submit(pieces_,
+           [this, words = words_, begin = moved_](ExchangeGroup& group) { return MovePieces(group, words, begin); });
+    std::fill(moved_.begin(), moved_.end(), 0);
+  }
 }
 
 // All leads see by the same words that nothing is under way anywhere.
@@ -203,12 +287,20 @@ void HostLead::MoveEarly() {
 void HostLead::EndPrepare() {
   const bool all = std::all_of(words_.begin(), words_.end(),
                                [&](const HostWords& words) { return words.publish == words_[0].publish; });
-  agreed_.publish = all ? reserved_ : -1;
-  const int64_t step = words_[0].committed + 1;
-  for (int s = 0; s < job_.num_slots && step > 0; ++s) {
-    page().slots[s].declared.store(step);
-    for (int p = 0; p < plan_.num_shards(); ++p) page().pieces[s][p].store(step);
+  publish_ = all ? reserved_ : -1;
+  if (command_.kind == CommandKind::kPublish && publish_ < 0) {
+    protocol_.publications().Keep(std::exchange(reserved_, -1));
+    protocol_.AnswerPublish(facts_.publish_ticket, -1);
+    phase_ = Phase::kCollect;
+    if (options_.progress) options_.progress();
+    return;
   }
+  const bool steps = command_.kind == CommandKind::kNorm || command_.kind == CommandKind::kStep;
+  for (int s = 0; s < job_.num_slots && steps; ++s) {
+    page().slots[s].declared.store(command_.step);
+    for (int p = 0; p < plan_.num_shards() && !plan_.bucketed(); ++p) page().pieces[s][p].store(command_.step);
+  }
+  Run();
 }
 
 void HostLead::Run() {
@@ -216,18 +308,46 @@ void HostLead::Run() {
   ++part_;
   executing_ = true;
   run_since_ = MonotonicNanos();
-  if (!protocol_.DecideBy(agreed_)) {
+  const bool takes = PublishesOf(command_) != Publishes::kNothing;
+  if (command_.kind != CommandKind::kGather) command_.publish = takes ? publish_ : -1;
+  if (plan_.bucketed()) LendBuckets();
+  if (!protocol_.Issue(command_, facts_, command_.publish)) {
     if (protocol_.Health().ok()) Fail(absl::InternalError("what all hosts agreed on cannot be decided"));
     return;
   }
-  const Command& command = protocol_.command();
-  if (command.kind != CommandKind::kDigest) {  // digests are in the words
+  if (command_.kind != CommandKind::kDigest) {  // digests are in the words
     Submit(results_, [this](ExchangeGroup& group) { return MoveResults(group); });
   }
-  const bool writes = command.kind == CommandKind::kInit || command.kind == CommandKind::kStep;
-  if (!writes) return;
-  if (command.publish < 0) protocol_.publications().Keep(reserved_);
+  if (!takes) return;
+  if (command_.publish < 0) protocol_.publications().Keep(reserved_);
   reserved_ = -1;
+}
+
+// All leads see the same words, of hosts whose windows stay as they are until the commit.
+void HostLead::LendBuckets() {
+  const bool fill = command_.kind == CommandKind::kFill;
+  const bool steps = PublishesOf(command_) == Publishes::kItsVersion || command_.kind == CommandKind::kGather;
+  if (!fill && !steps) return;
+  const ResidencyTable table(&page(), plan_);
+  for (int b = 0; b < static_cast<int>(takers_.size()); ++b) {
+    const HostSet held = HostsWith(views_, b, HostBucket::kHeld);
+    takers_[b] = held;
+    if (fill) takers_[b] = b == command_.bucket ? HostsWith(views_, b, HostBucket::kUsed) & ~held : 0;
+    const bool in_window = (fill || command_.publish < 0) && takers_[b] != 0;
+    table.bucket(b).lent.store(in_window && !IsHere(takers_[b]) && !IsHere(held) ? 1 : 0);
+  }
+}
+
+void HostLead::ReturnLent() {
+  const ResidencyTable table(&page(), plan_);
+  for (int b = 0; b < static_cast<int>(takers_.size()); ++b) {
+    if (table.bucket(b).lent.exchange(0) != 0) GaveBack(pass_.GiveBackWeights(b));
+  }
+}
+
+// Memory that cannot be given back breaks what bucket residency promises.
+void HostLead::GaveBack(const absl::Status& status) {
+  if (!status.ok()) Fail(status);
 }
 
 void HostLead::LookAtMembers() {
@@ -248,11 +368,17 @@ void HostLead::Commit() {
       page().members[r].digest.store(words_[r / ranks.per_host].digests[r % ranks.per_host]);
     }
   }
+  if (command_.kind == CommandKind::kReduce) GaveBack(pass_.GiveBackGradients(command_.bucket));
   protocol_.Commit();
+  static_cast<Committed&>(facts_) = ReadCommitted(page());
+  const bool more = MoreFollows(facts_, job_, plan_);
+  if (!more) ReturnLent();
   phase_ = Phase::kCollect;
   if (options_.rung) options_.rung();
   if (options_.progress) options_.progress();
-  if (protocol_.MoreFollows()) Run();
+  if (!more) return;
+  command_ = *Decide(facts_, job_, plan_);
+  Run();
 }
 
 absl::Duration HostLead::NextWait() {
@@ -275,86 +401,11 @@ absl::Duration HostLead::NextWait() {
     const bool mine = words_[protocol_.local().host].slots[s].holder != 0;
     (mine ? here : held ? elsewhere : anywhere) = true;
   }
+  if (plan_.bucketed() && open > 0) return kBucketSlice;
   if (here) return kSlice;                                  // this host's trainers ring
   if (elsewhere && !anywhere) return absl::ZeroDuration();  // another host enters when its trainers ring
   quiet_ = said_ != said_before_ ? kFirstQuiet : std::min(2 * quiet_, kMostQuiet);
   return quiet_;
-}
-
-absl::Status HostLead::MoveOneBucket(ExchangeGroup& group, const std::vector<HostWords>& words,
-                                     const std::vector<int>& buckets) {
-  std::vector<const HostWords*> views;
-  for (const HostWords& host : words) views.push_back(&host);
-  const auto transfers = pieces_of_.Pieces(views, buckets);
-  if (transfers.empty()) return absl::OkStatus();
-  const ScopedSpan span(trace_, "pieces", words[0].committed + 1, *std::max_element(buckets.begin(), buckets.end()));
-  return Exchange(group, transfers, gradient_bytes_in_);
-}
-
-// And counts what has come.
-absl::Status HostLead::Exchange(ExchangeGroup& group, absl::Span<const PeerTransfer> transfers,
-                                std::atomic<int64_t>& in) {
-  RETURN_IF_ERROR(group.Exchange(transfers, options_.step_timeout));
-  for (const PeerTransfer& transfer : transfers) {
-    if (transfer.to == group.rank()) in.fetch_add(transfer.bytes, std::memory_order_relaxed);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status HostLead::MovePieces(ExchangeGroup& group, const std::vector<HostWords>& words,
-                                  const std::vector<int>& begin) {
-  std::vector<int> buckets(begin.size());
-  for (int b = 0; b < static_cast<int>(plan_.buckets().size()); ++b) {
-    for (size_t s = 0; s < begin.size(); ++s) buckets[s] = begin[s] <= b ? b : -1;
-    RETURN_IF_ERROR(MoveOneBucket(group, words, buckets));
-    protocol_.GradientsHere(Step(words[0].committed + 1), b + 1);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status HostLead::AwaitMembers(uint64_t seq, int buckets) {
-  while (true) {
-    const uint32_t word = protocol_.doorbell().load(std::memory_order_acquire);
-    if (protocol_.AllBucketsDone(seq, buckets)) return absl::OkStatus();
-    RETURN_IF_ERROR(protocol_.Health());
-    if (stop_.load()) return absl::CancelledError("the job was closed");
-    AwaitChange(protocol_.doorbell(), word, options_.spin, kSlice);
-  }
-}
-
-absl::Status HostLead::MoveResults(ExchangeGroup& group) {
-  const Command command = protocol_.command();
-  const uint64_t seq = protocol_.decided();
-  const int all = static_cast<int>(plan_.buckets().size());
-  if (command.kind == CommandKind::kStep && command.apply == 0) return absl::OkStatus();
-  if (command.kind == CommandKind::kNorm) {
-    RETURN_IF_ERROR(AwaitMembers(seq, all));
-    const auto squares = results_of_.Squares();
-    return squares.empty() ? absl::OkStatus() : group.Exchange(squares, options_.step_timeout);
-  }
-  RETURN_IF_ERROR(MoveWeights(group, command, seq));
-  if (command.kind == CommandKind::kGather || plan_.num_maxima() == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(AwaitMembers(seq, all));
-  RETURN_IF_ERROR(group.Exchange(results_of_.Maxima(), options_.step_timeout));
-  results_of_.TakeMaxima();
-  return absl::OkStatus();
-}
-
-// Of the buckets whose weights the command writes into windows, each when this host's members are done with it.
-absl::Status HostLead::MoveWeights(ExchangeGroup& group, const Command& command, uint64_t seq) {
-  for (int b = 0; b < static_cast<int>(plan_.buckets().size()); ++b) {
-    const Bucket& bucket = plan_.buckets()[b];
-    if (bucket.coded() != (command.kind == CommandKind::kGather) || (bucket.frozen && command.first == 0)) continue;
-    const auto transfers = results_of_.Weights(b);
-    if (transfers.empty()) continue;
-    RETURN_IF_ERROR(AwaitMembers(seq, b + 1));
-    const ScopedSpan span(trace_, "weights", command.step, b);
-    RETURN_IF_ERROR(Exchange(group, transfers, weight_bytes_in_));
-    for (int i = 0; i < job_.publications; ++i) {
-      if (bucket.frozen || i == command.publish) results_of_.CopyWeights(b, i);
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace shardmesh

@@ -6,16 +6,19 @@
 // and after 100 ms to say that it is not: so a lead that does not come within `round_timeout` is stopped or gone, and
 // named. All leads compute the same next part from the same words, so nobody decides for others.
 //
-//   collect   until every slot is declared, with every piece on some host (or: initial weights, a digest); pieces of
-//   the
-//             slots that are, begin to go to the hosts that have the shard
-//   prepare   pieces of the others begin to go (host_transfers.h), bucket by bucket; each host sets a publication
-//   buffer
+//   collect   until the facts that follow from all words lead to a command (worker/step/decide.h): every slot is declared,
+//             with every piece on some host; or there are initial weights, a bucket to sum, a digest to take, ...; pieces
+//             of slots that are complete begin to go to the hosts that have the shard
+//   prepare   pieces of the others begin to go (host_transfers.h), bucket by bucket; each host sets a publication buffer
 //             apart
 //   run       DECISION: every lead writes the same command on its page and its members execute it, each bucket as soon
 //             as its pieces have come; new weights go to the hosts without the shard, each bucket as soon as this
 //             host's members are done with it (sums of squares and maxima: when they are done with all)
 //   commit    when all hosts have said that their part is done: every lead commits on its page
+//
+// With bucket residency each host's window holds what its own trainers use. A bucket that another host holds, and this
+// one does not, is written here all the same while a command is executed, so that it can be sent from here (it is lent),
+// and its pages are given back behind the command; a version that is published goes through the publications instead.
 //
 // Pieces and weights go over groups of their own, beside the rounds: while bucket b is stepped, the pieces of those
 // behind it and the weights of those before it cross. What crosses before the last slot is complete goes a bucket at a
@@ -39,6 +42,8 @@
 #include "worker/lead/host_transfers.h"
 #include "worker/lead/host_words.h"
 #include "worker/memory/host_memory.h"
+#include "worker/pass/step_pass.h"
+#include "worker/step/decide.h"
 #include "worker/step/step_protocol.h"
 #include "worker/transport/exchange_group.h"
 #include "worker/transport/group_queue.h"
@@ -62,9 +67,10 @@ struct HostLeadOptions {
 
 class HostLead {
  public:
-  // Borrowed arguments, and what the options name, outlive the object.
-  HostLead(StepProtocol& protocol, HostMemory& memory, const JobSpec& job, const Plan& plan, HostGroups groups,
-           HostLeadOptions options, Trace* trace = nullptr);
+  // Borrowed arguments, and what the options name, outlive the object. `pass`: of this host's first rank, which gives
+  // pages of buckets back.
+  HostLead(StepProtocol& protocol, HostMemory& memory, StepPass& pass, const JobSpec& job, const Plan& plan,
+           HostGroups groups, HostLeadOptions options, Trace* trace = nullptr);
   // Leaves the groups: other hosts see it, and their job fails unless it is over.
   ~HostLead();
   HostLead(const HostLead&) = delete;
@@ -81,6 +87,10 @@ class HostLead {
   void EndGroups();
   // One round: this host's words out, all hosts' in. False: the job is aborted, or the round failed and aborts it.
   bool Round();
+  absl::Status Meet(HostWords& mine);
+  void ForgetBuckets(int slot);
+  // Aborts the job where a host said what cannot be.
+  bool CheckAll();
   // What another host's slots said first of learning rates and loss scale counts here, too.
   void TakeSettings();
   // True: the job was aborted somewhere, and is so here.
@@ -88,12 +98,18 @@ class HostLead {
   void Fail(const absl::Status& status);
 
   void AfterRound();
-  void Prepare(const Agreed& agreed);
+  void Collect();
+  void Prepare();
   void EndPrepare();
   void Run();
   // While members execute: sees that they are done, or late.
   void LookAtMembers();
   void Commit();
+  // With bucket residency: who gets the buckets that the command writes, and which of them this host lends.
+  void LendBuckets();
+  void ReturnLent();
+  void GaveBack(const absl::Status& status);
+  bool IsHere(HostSet hosts) const { return (hosts >> protocol_.local().host & 1) != 0; }
 
   // A group for bulk bytes, and the one piece of work that it has, for a thread of its own.
   struct Lane {
@@ -115,6 +131,7 @@ class HostLead {
   absl::Status MovePieces(ExchangeGroup& group, const std::vector<HostWords>& words, const std::vector<int>& begin);
   absl::Status MoveResults(ExchangeGroup& group);
   absl::Status MoveWeights(ExchangeGroup& group, const Command& command, uint64_t seq);
+  absl::Status MoveBucketWeights(ExchangeGroup& group, const Command& command, uint64_t seq, int bucket);
   absl::Status Exchange(ExchangeGroup& group, absl::Span<const PeerTransfer> transfers, std::atomic<int64_t>& in);
   absl::Status AwaitMembers(uint64_t seq, int buckets);
   bool PartDone();
@@ -126,6 +143,8 @@ class HostLead {
 
   std::atomic<int64_t> gradient_bytes_in_{0}, weight_bytes_in_{0};
   StepProtocol& protocol_;
+  HostMemory& memory_;
+  StepPass& pass_;
   const JobSpec& job_;
   const Plan& plan_;
   const HostLeadOptions options_;
@@ -133,7 +152,8 @@ class HostLead {
   HostTransfers pieces_of_, results_of_;  // each of one lane's thread
   const std::unique_ptr<ExchangeGroup> rounds_;
   std::vector<HostWords> words_, before_;  // by host, of this round and the last
-  std::vector<char> said_, said_before_;   // the same as bytes
+  std::vector<char> said_, said_before_;   // the same as bytes, without the buckets
+  std::vector<HostBucket> said_buckets_;
   std::vector<const HostWords*> views_, before_views_;
   std::vector<int> moved_;  // by slot: of so many first buckets the open step's pieces go or went
 
@@ -141,8 +161,11 @@ class HostLead {
   uint64_t part_ = 0;  // the one that is under way
   bool executing_ = false;
   int64_t run_since_ = 0;  // MonotonicNanos
-  Agreed agreed_;
+  Facts facts_;      // that led to the command
+  Command command_;  // that is prepared and run
   int reserved_ = -1;  // publication buffer
+  int publish_ = -1;   // the same, as all hosts agreed on it
+  std::vector<HostSet> takers_;  // with bucket residency, by bucket: hosts whose windows get it with the command
   absl::Duration quiet_ = absl::ZeroDuration();
   std::atomic<bool> stop_{false};
   Lane pieces_, results_;  // their threads use what is above

@@ -88,6 +88,7 @@ std::vector<Variant> Variants() {
              }
              job.parameters.push_back({"int8", {300, 96}, WeightFormat::kInt8Row, "", StateFormat::kDyn8});
            }},
+          {"token weights", [](JobSpec& job) { job.token_weights = true; }},
           {"one matrix",  // most shards have nothing
            [](JobSpec& job) {
              job.optimizer = OptimizerHyper::Defaults(OptimizerKind::kMuon);
@@ -129,6 +130,158 @@ INSTANTIATE_TEST_SUITE_P(Meshes, HostLeadMeshTest,
                          ::testing::Values(Shape{"fsdp=2", 2}, Shape{"ddp=2", 2}, Shape{"ddp=2,fsdp=2", 2},
                                            Shape{"fsdp=2,ddp=2", 2}, Shape{"ddp=2,fsdp=2", 4}, Shape{"fsdp=3", 3},
                                            Shape{"fsdp=4", 2}));
+
+// What hosts have of a job with bucket residency at the end of a training: each trainer holds buckets of its own choice
+// on its host, some steps are published and some are not.
+std::vector<Learnt> TrainBuckets(const JobSpec& spec, int num_hosts, GradientWay way) {
+  JobOnHosts job(spec, num_hosts);
+  EXPECT_OK(job.PlaceWeights());
+  const int buckets = static_cast<int>(job.plan.buckets().size());
+  std::vector<Learnt> learnt(num_hosts);
+  for (int64_t step = 1; step <= 4; ++step) {
+    for (int h = 0; h < num_hosts; ++h) {  // one bucket more on each host, and another one dropped
+      const int bucket = static_cast<int>(step + h) % buckets, before = static_cast<int>(step + h - 1) % buckets;
+      StepProtocol& protocol = *job.hosts[h]->protocol;
+      EXPECT_OK(protocol.AcquireBucket(bucket));
+      EXPECT_OK(protocol.AwaitBucket(bucket, kLongWait));
+      if (step > 1) protocol.ReleaseBucket(before);
+    }
+    for (int slot = 0; slot < spec.num_slots; ++slot) EXPECT_OK(job.GiveSlot(slot, step, way));
+    EXPECT_OK(job.AwaitStep(step));
+  }
+  for (int h = 0; h < num_hosts; ++h) {
+    const auto digest = job.Digest(h);
+    EXPECT_OK(digest);
+    if (digest.ok()) learnt[h].digest = digest->second;
+    const auto published = job.Publish(h);
+    EXPECT_OK(published);
+    if (published.ok()) {
+      EXPECT_EQ(*published, Step(4));
+    }
+    learnt[h].published = job.Published(h, 4);
+    const int held = (4 + h) % buckets;
+    EXPECT_TRUE(job.hosts[h]->protocol->HoldsBucket(held));
+    const Bucket& bucket = job.plan.buckets()[held];
+    const int64_t bytes = bucket.CodeOffset(bucket.end(job.plan.num_shards() - 1));
+    EXPECT_TRUE(job.Window(h).substr(bucket.weight_offset, bytes) ==
+                learnt[h].published.substr(bucket.weight_offset, bytes))
+        << "host " << h << ": bucket " << held << " of the window is not the published one";
+  }
+  return learnt;
+}
+
+TEST_P(HostLeadMeshTest, BucketResidency_TheSameBitsAsOnOneHost) {
+  for (const int publish_every : {kPublishOnDemand, 1, 2}) {
+    JobSpec job = Fp32Gradients(MixedJob(GetParam().mesh, 3));
+    job.residency = Residency::kBucket;
+    job.publish_every = publish_every;
+    job.clip_norm = publish_every == 1 ? 0.5 : 0;
+    job.prefetch_buckets = 100;  // one thread gives all slots
+    job.parameters.push_back({"row", {37, 300}, WeightFormat::kBf16Sr, "", {}, GatherFormat::kFp8Row});
+    job.parameters.push_back({"frozen", {7000}, WeightFormat::kBf16});
+    job.parameters.back().frozen = true;
+    const Learnt one = TrainBuckets(job, 1, GradientWay::kAttached)[0];
+    for (const GradientWay way : {GradientWay::kAttached, GradientWay::kPushed}) {
+      const std::vector<Learnt> several = TrainBuckets(job, GetParam().hosts, way);
+      for (size_t h = 0; h < several.size(); ++h) {
+        EXPECT_EQ(several[h].digest, one.digest) << publish_every << " way " << static_cast<int>(way) << " host " << h;
+        EXPECT_TRUE(several[h].published == one.published) << publish_every << " host " << h << ": the version differs";
+      }
+    }
+  }
+}
+
+// Pages of gradients are given back on every host once they are summed, and those of weights that nobody uses.
+TEST(HostLead, BucketResidency_GivesPagesBackOnEveryHost) {
+  JobSpec job = Fp32Gradients(MixedJob("fsdp=2", 2));
+  job.residency = Residency::kBucket;
+  job.prefetch_buckets = 100;
+  JobOnHosts hosts(job, 2);
+  ASSERT_OK(hosts.PlaceWeights());
+  ASSERT_OK(hosts.hosts[1]->protocol->AcquireBucket(1));
+  ASSERT_OK(hosts.hosts[1]->protocol->AwaitBucket(1, kLongWait));
+  for (int64_t step = 1; step <= 3; ++step) {
+    for (int slot : {0, 1}) ASSERT_OK(hosts.GiveSlot(slot, step, GradientWay::kAttached));
+    ASSERT_OK(hosts.AwaitStep(step));
+  }
+  EXPECT_FALSE(hosts.hosts[0]->protocol->HoldsBucket(1));
+  EXPECT_TRUE(hosts.hosts[1]->protocol->HoldsBucket(1));
+  for (int h : {0, 1}) {
+    EXPECT_LE(hosts.hosts[h]->host.slot_resident_bytes(), 2 * 64 * 1024) << "host " << h;
+    const int64_t held = h == 0 ? 0 : hosts.plan.WeightPageBytes(1);
+    EXPECT_LE(hosts.hosts[h]->host.window().ResidentBytes(), held + 64 * 1024) << "host " << h;
+  }
+}
+
+// Shards that were read from a checkpoint, here from another job's storage, on every host.
+TEST_P(HostLeadMeshTest, Restored_GoesOnWithTheSameBits) {
+  JobSpec spec = Fp32Gradients(MixedJob(GetParam().mesh, 3));
+  spec.parameters.push_back({"row", {37, 300}, WeightFormat::kBf16Sr, "", {}, GatherFormat::kFp8Row});
+  JobOnHosts first(spec, GetParam().hosts), second(spec, GetParam().hosts);
+  ASSERT_OK(first.PlaceWeights());
+  const auto step = [&](JobOnHosts& job, int64_t step) {
+    for (int slot = 0; slot < spec.num_slots; ++slot) ASSERT_OK(job.GiveSlot(slot, step, GradientWay::kAttached));
+    ASSERT_OK(job.AwaitStep(step));
+  };
+  for (int64_t s = 1; s <= 2; ++s) step(first, s);
+  const int per_host = second.hosts[0]->ranks.per_host;
+  ASSERT_EQ(first.hosts[0]->protocol->page()->parity.load(), 0);  // as a new job's
+  for (int r = 0; r < second.plan.num_ranks(); ++r) {
+    const ShardStorage& from = *first.HostOf(r).storages[r % per_host];
+    ShardStorage& to = *second.HostOf(r).storages[r % per_host];
+    ASSERT_OK(second.HostOf(r).engines[r % per_host]->Load(9, Step(2), [&]() -> absl::Status {
+      for (int range = 0; range < static_cast<int>(from.ranges().size()); ++range) {
+        for (int stream = 0; stream < kStreams; ++stream) {
+          std::memcpy(to.StreamBegin(range, stream), from.StreamBegin(range, stream),
+                      static_cast<size_t>(from.StreamBytes(range, stream)));
+        }
+      }
+      return absl::OkStatus();
+    }));
+  }
+  for (int r = 0; r < second.plan.num_ranks(); ++r) {
+    EXPECT_EQ(second.hosts[0]->protocol->committed_step().value(), kNoStep);
+    ASSERT_OK(second.HostOf(r).engines[r % per_host]->UseLoaded(9));
+  }
+  ASSERT_OK(second.AwaitStep(2));
+  for (int h = 0; h < GetParam().hosts; ++h) {
+    EXPECT_TRUE(second.Window(h) == first.Window(h)) << "host " << h;
+    EXPECT_TRUE(second.Published(h, 2) == first.Window(h)) << "host " << h;
+  }
+  step(first, 3);
+  step(second, 3);
+  for (int h = 0; h < GetParam().hosts; ++h) {
+    ASSERT_OK_AND_ASSIGN(const auto one, first.Digest(h));
+    ASSERT_OK_AND_ASSIGN(const auto other, second.Digest(h));
+    EXPECT_EQ(one, other);
+    EXPECT_TRUE(second.Window(h) == first.Window(h)) << "host " << h;
+  }
+}
+
+// Of another host's publication that is held, none is published; every host says so to who asked there.
+TEST(HostLead, PublishOnDemand_OnAllHostsOrOnNone) {
+  JobSpec spec = Fp32Gradients(MixedJob("fsdp=2", 1));
+  spec.publish_every = kPublishOnDemand;
+  spec.publications = 1;
+  JobOnHosts job(spec, 2);
+  ASSERT_OK(job.PlaceWeights());
+  EXPECT_EQ(job.Published(0, 0), "not published");
+  ASSERT_OK_AND_ASSIGN(const Step first, job.Publish(0));
+  EXPECT_EQ(first, Step(0));
+  for (int h : {0, 1}) EXPECT_TRUE(job.Published(h, 0) == job.Window(h)) << "host " << h;
+  ASSERT_OK_AND_ASSIGN(const Step again, job.Publish(1));  // it is there already
+  EXPECT_EQ(again, Step(0));
+  ASSERT_OK(job.GiveSlot(0, 1, GradientWay::kAttached));
+  ASSERT_OK(job.AwaitStep(1));
+  const auto pinned = job.hosts[1]->protocol->publications().Pin(Step(0));
+  ASSERT_TRUE(pinned.has_value());
+  EXPECT_THAT(job.Publish(0), StatusIs(Code::kResourceExhausted, HasSubstr("publication")));
+  EXPECT_NE(job.Published(0, 0), "not published");  // kept
+  job.hosts[1]->protocol->publications().Unpin(*pinned);
+  ASSERT_OK_AND_ASSIGN(const Step second, job.Publish(0));
+  EXPECT_EQ(second, Step(1));
+  for (int h : {0, 1}) EXPECT_TRUE(job.Published(h, 1) == job.Window(h)) << "host " << h;
+}
 
 // Until so many buckets' pieces have crossed for a step, or kLongWait.
 bool AwaitPieces(JobOnHosts& job, int64_t step, int buckets) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "local/futex.h"
+#include "worker/control/residency.h"
 
 namespace shardmesh {
 
@@ -25,6 +26,25 @@ void MirrorSlots(StepProtocol& protocol, AllHostWords words, int host, int num_s
     changed = page.elsewhere[s].holder.exchange(holder) != holder || changed;  // last: who sees it gone sees the rest
   }
   if (changed) FutexBump(page.finished);
+}
+
+void MirrorBuckets(StepProtocol& protocol, AllHostWords words, int host, const Plan& plan) {
+  if (!plan.bucketed()) return;
+  const ResidencyTable table(protocol.page(), plan);
+  const int64_t open = words[host]->committed + 1;
+  bool changed = false;
+  for (int s = 0; s < plan.num_slots(); ++s) {
+    int64_t waiting = 0;
+    for (int h = 0; h < static_cast<int>(words.size()); ++h) waiting += h != host && words[h]->slots[s].waiting != 0;
+    changed = table.waiting_elsewhere(s).exchange(waiting) != waiting || changed;
+    for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
+      bool complete = !plan.buckets()[b].frozen;
+      for (int p = 0; p < plan.num_shards() && complete; ++p) complete = HostOfPiece(words, s, p, b) >= 0;
+      const int64_t declared = complete ? open : 0;
+      changed = table.elsewhere(b, s).exchange(declared) != declared || changed;
+    }
+  }
+  if (changed) FutexBump(protocol.page()->finished);
 }
 
 void SettleSlots(StepProtocol& protocol, AllHostWords before, AllHostWords words, int host, int num_slots) {

@@ -43,6 +43,8 @@ namespace shardmesh {
 
 // What other hosts said of their slots, onto this host's page. `host`: which of the words are its own.
 void MirrorSlots(StepProtocol& protocol, AllHostWords words, int host, int num_slots);
+// With bucket residency: which buckets of a slot are declared on whichever host, and which slots' trainers wait.
+void MirrorBuckets(StepProtocol& protocol, AllHostWords words, int host, const Plan& plan);
 
 // Gives slots to who asked for them, or refuses them. Between steps: when nothing is agreed on that is not committed.
 void SettleSlots(StepProtocol& protocol, AllHostWords before, AllHostWords words, int host, int num_slots);

@@ -57,7 +57,7 @@ struct TwoHosts {
     if (!agreed) SettleSlots(at(h), views(before), views(words), h, 1);
   }
   void EndRound() {
-    const Agreed all = AgreedBy(views(words), job, plan);
+    const Facts all = MergeFacts(views(words), ReadCommitted(*at(0).page()), job, plan, *at(0).page());
     before[0] = words[0];
     before[1] = words[1];
     if (agreed || !all.slots_complete) return;

@@ -80,9 +80,9 @@ void HostTransfers::Add(int from, int to, char* memory, int64_t bytes) {
   if (bytes > 0) transfers_.push_back({from, to, memory, bytes});
 }
 
-void HostTransfers::AddForOthers(int shard, char* memory, int64_t bytes) {
+void HostTransfers::AddForOthers(int shard, char* memory, int64_t bytes, HostSet takers) {
   for (int h = 0; h < ranks_.num_hosts; ++h) {
-    if (!Has(h, shard)) Add(SourceOf(shard), h, memory, bytes);
+    if (!Has(h, shard) && (takers >> h & 1) != 0) Add(SourceOf(shard), h, memory, bytes);
   }
 }
 
@@ -93,7 +93,7 @@ absl::Span<const PeerTransfer> HostTransfers::Pieces(AllHostWords words, absl::S
     if (buckets[s] < 0) continue;
     const Bucket& b = plan_.buckets()[buckets[s]];
     for (int p = 0; p < plan_.num_shards(); ++p) {
-      const int from = HostOfPiece(words, s, p);
+      const int from = HostOfPiece(words, s, p, plan_.bucketed() ? buckets[s] : -1);
       for (int h = 0; h < ranks_.num_hosts; ++h) {
         if (h == from || !Has(h, p)) continue;
         Add(from, h, memory_.slot(s).data() + b.gradient_offset + b.begin(p) * width, b.gradients(p) * width);
@@ -110,25 +110,22 @@ absl::Span<const PeerTransfer> HostTransfers::Squares() {
       if (b.frozen) continue;
       const int64_t blocks = b.size(p) / kBlockElements;
       float* const first = SquareSums(memory_.control()) + b.first_block + b.begin(p) / kBlockElements;
-      AddForOthers(p, reinterpret_cast<char*>(first), blocks * static_cast<int64_t>(sizeof(float)));
+      AddForOthers(p, reinterpret_cast<char*>(first), blocks * static_cast<int64_t>(sizeof(float)), ~HostSet{0});
     }
   }
   return transfers_;
 }
 
-absl::Span<const PeerTransfer> HostTransfers::Weights(int bucket) {
+absl::Span<const PeerTransfer> HostTransfers::Weights(int bucket, const Segment& memory, HostSet takers) {
   transfers_.clear();
-  for (const Part& part : parts_[bucket]) {
-    AddForOthers(part.shard, memory_.window().data() + part.offset, part.bytes);
-  }
+  for (const Part& part : parts_[bucket]) AddForOthers(part.shard, memory.data() + part.offset, part.bytes, takers);
   return transfers_;
 }
 
-void HostTransfers::CopyWeights(int bucket, int publication) {
+void HostTransfers::CopyWeights(int bucket, const Segment& from, const Segment& to) {
   for (const Part& part : parts_[bucket]) {
     if (Has(ranks_.host, part.shard)) continue;
-    std::memcpy(memory_.publication(publication).data() + part.offset, memory_.window().data() + part.offset,
-                static_cast<size_t>(part.bytes));
+    std::memcpy(to.data() + part.offset, from.data() + part.offset, static_cast<size_t>(part.bytes));
   }
 }
 

@@ -4,8 +4,8 @@
 //   pieces    of a bucket: a slot's gradient of a shard, to every host that has a replica of that shard, from the first
 //             host that has the piece: so all replicas read the same bytes, whoever else wrote some
 //   squares   sums of squares of a shard's blocks, to hosts without a replica
-//   weights   new weights of a shard, in the parameter window, to hosts without a replica; codes and scales where the
-//             bucket is coded, of each scale from the shard that has its first element
+//   weights   new weights of a shard, in the parameter window or a publication, to hosts without a replica; codes and
+//             scales where the bucket is coded, of each scale from the shard that has its first element
 //   maxima    every host's table to every other one, which take the largest
 //
 // Not thread-safe; memory is borrowed. Lists are made in memory that is kept from call to call.
@@ -28,13 +28,14 @@ class HostTransfers {
   // `buckets`: of each slot; -1: none.
   absl::Span<const PeerTransfer> Pieces(AllHostWords words, absl::Span<const int> buckets);
   absl::Span<const PeerTransfer> Squares();
-  absl::Span<const PeerTransfer> Weights(int bucket);
+  // To the hosts `takers` that lack them, in `memory`: the window or a publication.
+  absl::Span<const PeerTransfer> Weights(int bucket, const Segment& memory, HostSet takers);
   absl::Span<const PeerTransfer> Maxima();
 
   // After the transfers of Maxima(): this host's table takes the others' in.
   void TakeMaxima();
-  // After those of Weights(bucket): what came into the window goes into a publication, too.
-  void CopyWeights(int bucket, int publication);
+  // After those of Weights(bucket): what came into `from` goes into `to`, too.
+  void CopyWeights(int bucket, const Segment& from, const Segment& to);
 
  private:
   // Bytes of a shard in the parameter window.
@@ -52,7 +53,7 @@ class HostTransfers {
   int SourceOf(int shard) const { return source_[shard]; }
   void Add(int from, int to, char* memory, int64_t bytes);
   // From the shard's source to all hosts without it.
-  void AddForOthers(int shard, char* memory, int64_t bytes);
+  void AddForOthers(int shard, char* memory, int64_t bytes, HostSet takers);
 
   const JobSpec& job_;
   const Plan& plan_;

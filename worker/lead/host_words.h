@@ -1,13 +1,18 @@
 // HostWords: what the lead of a host tells the leads of the others in a round (host_lead.h), and what follows from what
-// all have said. Its facts are plain bytes, sent as they are, with the learning rates behind them: all hosts are of one
-// build (the plan's hash and the epoch are compared when they meet). Pure functions, thread-safe.
+// all have said: the facts of the next decision (worker/step/facts.h).
+//
+// A round sends HostFacts, which are plain bytes, and the learning rates behind them; with bucket residency a second
+// message has the buckets, as many as the host with the most has. All hosts are of one build (the plan's hash and the
+// epoch are compared when they meet); what cannot be is refused by name (CheckWords). Pure functions, thread-safe.
 #pragma once
 
 #include <bitset>
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "worker/step/facts.h"
 #include "worker/step/step_protocol.h"
 
 namespace shardmesh {
@@ -16,31 +21,51 @@ namespace shardmesh {
 struct HostSlot {
   int64_t declared = 0;   // newest step declared there
   int64_t nonfinite = 0;  // NonFiniteWord of that
+  int64_t tokens = 0;     // with token weights: of that
   uint64_t holder = 0;    // of its writer there, or of who asks for it (kAsking)
   uint64_t busy = 0;      // pushes and declarations of connected trainers are under way there
   uint64_t pieces = 0;    // of the open step: bit p: shard p's lies there
+  uint64_t waiting = 0;   // with bucket residency: its trainer waits until fewer of its buckets are ahead of the sums
 };
 static_assert(kMaxHostRanks <= 64, "a bit for each shard");
+
+// With bucket residency: what lies on a host of a bucket.
+struct HostBucket {
+  // In place of a slot: how its window uses the bucket.
+  static constexpr int32_t kWindow = -1;
+  static constexpr uint64_t kUsed = 1, kHeld = 2;
+
+  int32_t bucket = 0;
+  int32_t slot = kWindow;
+  uint64_t bits = 0;  // of a slot: bit p: the open step's piece of shard p lies there; of the window: kUsed, kHeld
+};
+// Of slots in one round: those of the first buckets come first, the others when these are summed.
+inline constexpr int kMaxHostBuckets = 1 << 14;
 
 struct HostFacts {
   uint64_t abort = 0;       // AbortWord, 0: none
   int64_t committed = 0;    // newest committed step
   uint64_t part = 0;        // number of the newest part of the work that this host has done
   uint64_t initial_id = 0;  // of the set of initial weights of which all members of the host have their pieces
-  int32_t digest_wanted = 0;
-  int32_t publish = -1;                  // the buffer set apart for the next version
-  int32_t looks_again = 0;               // 1: ControlPage::looks_again is not 0
-  int64_t rates_step = 0;                // the step that the learning rates are of
-  double loss_scale = 1;                 // what the first slot to declare it there said
+  uint64_t loaded_id = 0;   // the same of a checkpoint
+  int64_t loaded_step = 0;
+  int32_t digest_wanted = 0, publish_wanted = 0;
+  int32_t publish = -1;      // the buffer set apart for the next version
+  int32_t looks_again = 0;   // 1: ControlPage::looks_again is not 0
+  int32_t num_buckets = 0;  // HostBuckets that it says
+  int32_t padding = 0;
+  int64_t rates_step = 0;    // the step that the learning rates are of
+  double loss_scale = 1;     // what the first slot to declare it there said
   uint64_t digests[kMaxHostRanks] = {};  // of its members, in the order of ranks, by the newest command if that asked
   HostSlot slots[kMaxSlots];
 };
 
 struct HostWords : HostFacts {
   std::vector<double> learning_rates;  // by parameter group: what the same slot said; zeros where rates_step is 0
+  std::vector<HostBucket> buckets;     // by bucket, then slot; those that have a bit
 };
 
-// As bytes, of which a round sends as many for each host.
+// As bytes, of which a round sends as many for each host; without the buckets.
 int64_t HostWordsBytes(const JobSpec& job);
 void PackHostWords(const HostWords& words, char* bytes);
 void UnpackHostWords(const char* bytes, const JobSpec& job, HostWords& words);
@@ -48,8 +73,16 @@ void UnpackHostWords(const char* bytes, const JobSpec& job, HostWords& words);
 // What a host's page says now; but for `part` and `publish`.
 HostWords ReadHostWords(const StepProtocol& protocol, const JobSpec& job, const Plan& plan);
 
+// InvalidArgument: what no host of this job can say; the message names the fact. First of the words, then of the buckets.
+absl::Status CheckWords(const HostWords& words, const JobSpec& job, const Plan& plan);
+absl::Status CheckBuckets(const HostWords& words, const JobSpec& job, const Plan& plan);
+
 // Views of all hosts' words, in their order.
 using AllHostWords = absl::Span<const HostWords* const>;
+
+// InvalidArgument: what hosts say cannot be true together: trainers attached to a slot on two, other committed steps.
+// `host`: the second one then.
+absl::Status CheckTogether(AllHostWords words, const JobSpec& job, int& host);
 
 // The host that has a slot's attached trainer, who does not ask any more: only what lies there counts. -1: none, and
 // what lies on any host counts.
@@ -62,16 +95,23 @@ int HostGiven(AllHostWords before, AllHostWords words, int slot);
 // The first host whose slots have said learning rates for the open step. -1: none.
 int HostOfRates(AllHostWords words);
 
-// What all hosts agree on: a slot is complete when it is declared on one of them and each of its pieces lies on one of
-// them. Learning rates are those of HostOfRates.
-Agreed AgreedBy(AllHostWords words, const JobSpec& job, const Plan& plan);
+// The facts that all hosts agree on: `committed` (ReadCommitted), which is the same on all, and what all have said. A
+// slot is complete when it is declared on one of them and each of its pieces lies on one of them. Learning rates are
+// those of HostOfRates. `page`: this host's, for which buckets are summed.
+Facts MergeFacts(AllHostWords words, const Committed& committed, const JobSpec& job, const Plan& plan,
+                 ControlPage& page);
 
 // Slots that are complete, and stay so until the commit: whoever attaches waits for that, and what they said of
-// learning rates and loss scale is what the first host said.
+// learning rates and loss scale is what the first host said. None with bucket residency.
 using SlotSet = std::bitset<kMaxSlots>;
 SlotSet SettledSlots(AllHostWords words, const JobSpec& job, const Plan& plan);
 
-// The host whose piece counts: the first that has it. -1: none has.
-int HostOfPiece(AllHostWords words, int slot, int shard);
+// The host whose piece counts: the first that has it. -1: none has. `bucket`: of that one, with bucket residency.
+int HostOfPiece(AllHostWords words, int slot, int shard, int bucket = -1);
+
+// Hosts whose windows use a bucket, or hold it: bit h.
+using HostSet = uint64_t;
+static_assert(kMaxHostRanks <= 64, "a bit for each host");
+HostSet HostsWith(AllHostWords words, int bucket, uint64_t bits);
 
 }  // namespace shardmesh

@@ -350,10 +350,6 @@ absl::Status SaveShard(JobShard& shard, const FolderAccess& folders, const v1::S
 absl::Status LoadShard(JobShard& shard, const FolderAccess& folders, const v1::LoadRequest& request,
                        const std::atomic<bool>& cancelled, const ReportProgress& report) {
   RETURN_IF_ERROR(CheckCan(shard, request.epoch()));
-  if (shard.protocol().local().num_hosts > 1) {
-    return absl::UnimplementedError(
-        absl::StrCat("job ", shard.spec().name, " is on several hosts, which cannot load yet"));
-  }
   RETURN_IF_ERROR(shard.CheckHasNoWeights());
   ASSIGN_OR_RETURN(const UniqueFd folder, folders.OpenToLoad(request.folder(), request.step(), request.digest()));
   ASSIGN_OR_RETURN(const StoredFiles files, FilesOf(shard.spec(), request));

@@ -24,12 +24,13 @@ void MustEncode(const CodeSpec& spec, std::initializer_list<int64_t> dims, const
 }  // namespace
 
 Pass::Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& host, ShardStorage& storage, int threads,
-           Trace* trace, GradientSums* sums, std::optional<ReplicaShare> share)
+           Trace* trace, GradientSums* sums, std::optional<HostRanks> ranks)
     : job_(job),
       plan_(plan),
       absent_(plan),
       rank_(plan.RankOf(place)),
-      share_(share.value_or(ReplicaShare{place.replica, plan.num_replicas()})),
+      ranks_(ranks.value_or(HostRanks::OneHost(plan.num_ranks()))),
+      share_(ShareOf(plan, ranks_, rank_)),
       host_(host),
       groups_(host.control(), plan),
       storage_(storage),
@@ -61,7 +62,7 @@ Pass::Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& h
 
 uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initial, BucketGate* gate) {
   const int num_ranges = static_cast<int>(storage_.ranges().size());
-  if (command.kind == CommandKind::kPublish) {
+  if (command.kind == CommandKind::kPublish && !plan_.bucketed()) {
     PublishShare(command);
     return 0;
   }
@@ -71,13 +72,11 @@ uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initia
     for (const StorageRange& range : storage_.ranges()) ++ranges_left_[range.bucket];
     buckets_done_ = 0;
   }
-  if (command.kind == CommandKind::kPublish) {
-    PublishShare(command);
-    return 0;
-  }
   executing_ = std::this_thread::get_id();
   std::atomic<uint64_t> digest{0};
-  if (command.kind == CommandKind::kGather || command.kind == CommandKind::kFill) FindNf4Means(command);
+  const bool encodes = command.kind == CommandKind::kGather || command.kind == CommandKind::kFill ||
+                       command.kind == CommandKind::kPublish;
+  if (encodes) FindNf4Means(command);
   if (command.kind == CommandKind::kDigest && snapshots_ != nullptr) snapshot_ = snapshots_->Wanted();
   const auto execute = [&](int range) {
     if (Works(command, range)) {
@@ -136,6 +135,7 @@ uint64_t Pass::ExecuteRange(const Command& command, uint64_t seq, int range, con
       ReduceRange(range);
       break;
     case CommandKind::kFill:
+    case CommandKind::kPublish:
       FillRange(command, range);
       break;
     case CommandKind::kMerge:
@@ -143,7 +143,6 @@ uint64_t Pass::ExecuteRange(const Command& command, uint64_t seq, int range, con
       break;
     case CommandKind::kDigest:
       return DigestRange(command, range);
-    case CommandKind::kPublish:
     case CommandKind::kNone:
       break;
   }
@@ -157,6 +156,7 @@ bool Pass::Works(const Command& command, int range) const {
       return command.apply != 0 && !bucket.frozen;
     case CommandKind::kNorm:
     case CommandKind::kMerge:
+    case CommandKind::kPublish:  // publications have frozen weights from the beginning
       return !bucket.frozen;
     case CommandKind::kGather:  // frozen weights once, with the initial ones
       return bucket.coded() && (!bucket.frozen || command.first != 0);
@@ -167,7 +167,6 @@ bool Pass::Works(const Command& command, int range) const {
     case CommandKind::kRestore:
     case CommandKind::kDigest:
       return true;
-    case CommandKind::kPublish:
     case CommandKind::kNone:
       break;
   }
@@ -177,7 +176,7 @@ bool Pass::Works(const Command& command, int range) const {
 int Pass::Places(const Command& command, int bucket, const Segment** places) const {
   const bool fill = command.kind == CommandKind::kFill;
   int num_places = 0;
-  if (fill || InWindow(bucket)) places[num_places++] = &host_.window();
+  if (fill || (command.kind != CommandKind::kPublish && InWindow(bucket))) places[num_places++] = &host_.window();
   for (int i = 0; i < host_.num_publications() && !fill; ++i) {
     if (plan_.buckets()[bucket].frozen || i == command.publish) places[num_places++] = &host_.publication(i);
   }
@@ -220,7 +219,9 @@ void Pass::StepRange(const Command& command, uint64_t seq, int range) {
 }
 
 bool Pass::InWindow(int bucket) const {
-  return !plan_.bucketed() || ResidencyTable(host_.control(), plan_).bucket(bucket).held.load() != 0;
+  if (!plan_.bucketed()) return true;
+  const BucketWords& words = ResidencyTable(host_.control(), plan_).bucket(bucket);
+  return words.held.load() != 0 || words.lent.load() != 0;
 }
 
 int Pass::Gradients(const Command& command, int bucket, int64_t element, const void* (&gradients)[kMaxSlots]) const {

@@ -20,7 +20,8 @@
 //
 // With bucket residency (residency.h) the step reads, in place of the slots, the sums that kReduce made of them: one
 // slot in fp32 whose sum is already there, so the bits are the same. The window is written where it holds the bucket,
-// and kFill writes a bucket of the committed version into it.
+// and kFill writes a bucket of the committed version into it. A version on demand (kPublish) is a copy of the window, or,
+// where that lacks buckets, written as kFill would.
 //
 // With pulled slots (pulled_words.h) the same, of sums that kMerge made: results of slots in the windows of trainers
 // and sums of some slots become one sum, in a copy of its own, so kMerge can be executed again.
@@ -68,9 +69,9 @@ namespace shardmesh {
 class Pass final : public StepPass {
  public:
   // All arguments are borrowed and outlive the object. `threads` >= 1. `trace` gets a span for each range; may be null.
-  // `sums`: of a job that has them. `share`: of the replicas of this shard on the host; by default all are on it.
+  // `sums`: of a job that has them. `ranks`: those of this host; by default all are on it.
   Pass(const JobSpec& job, const Plan& plan, ShardPlace place, HostMemory& host, ShardStorage& storage, int threads,
-       Trace* trace = nullptr, GradientSums* sums = nullptr, std::optional<ReplicaShare> share = std::nullopt);
+       Trace* trace = nullptr, GradientSums* sums = nullptr, std::optional<HostRanks> ranks = std::nullopt);
 
   // As Run, but for what is damaged.
   uint64_t Execute(const Command& command, uint64_t seq, const float* initial, BucketGate* gate = nullptr);
@@ -155,6 +156,7 @@ class Pass final : public StepPass {
   const Plan& plan_;
   const AbsentWeights absent_;
   const Rank rank_;
+  const HostRanks ranks_;
   const ReplicaShare share_;
   HostMemory& host_;
   const GroupTable groups_;

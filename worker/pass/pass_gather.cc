@@ -57,17 +57,18 @@ void Pass::GatherRange(const Command& command, int range) {
       }
       if (num_places == 0) continue;
       EncodeGathered(GatheredOf(range, command.parity, run), maxima + tensor.first_maximum, places, num_places);
-      if (command.first == 0 && (fill || InWindow(r.bucket))) written += bucket.CodeOffset(run.num_elements);
+      const bool in_window = fill || (command.kind == CommandKind::kGather && InWindow(r.bucket));
+      if (command.first == 0 && in_window) written += bucket.CodeOffset(run.num_elements);
     }
   }
   gathered_bytes_.fetch_add(written, std::memory_order_relaxed);
 }
 
-// The window has the whole version in the bytes that are published; each rank copies as much of it as another.
+// The window has the whole version in the bytes that are published; each rank of the host copies as much of it as another.
 void Pass::PublishShare(const Command& command) {
   constexpr int64_t kPiece = 1 << 20;
   const int64_t bytes = plan_.window_bytes(), pieces = (bytes + kPiece - 1) / kPiece;
-  const int64_t rank = rank_.value(), ranks = plan_.num_ranks();
+  const int64_t rank = rank_.value() - ranks_.first(), ranks = ranks_.per_host;
   const int64_t begin = pieces * rank / ranks, end = pieces * (rank + 1) / ranks;
   team_.ForEach(static_cast<int>(end - begin), [&](int i) {
     const int64_t at = (begin + i) * kPiece;
@@ -98,16 +99,18 @@ void Pass::FillRange(const Command& command, int range) {
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
   if (bucket.coded()) return GatherRange(command, range);
-  char* const window = host_.window().data() + bucket.weight_offset;
+  const bool fill = command.kind == CommandKind::kFill;
+  const Segment& to = fill ? host_.window() : host_.publication(command.publish);
+  char* const weights = to.data() + bucket.weight_offset;
   int64_t written = 0;
   for (int64_t chunk = share_.index; chunk < r.num_chunks(); chunk += share_.count) {
     for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
       const ChunkRun& run = storage_.runs(range)[i];
       const int64_t bytes = bucket.CodeOffset(run.num_elements);
-      std::memcpy(window + bucket.CodeOffset(r.bucket_begin + run.offset),
+      std::memcpy(weights + bucket.CodeOffset(r.bucket_begin + run.offset),
                   storage_.weights(range, command.parity, run.offset).codes, bytes);
       if (bucket.weights == WeightFormat::kInt8Row) CopyScales(command, range, command.parity, run);
-      written += bytes;
+      if (fill) written += bytes;
     }
   }
   gathered_bytes_.fetch_add(written, std::memory_order_relaxed);

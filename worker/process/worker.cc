@@ -42,16 +42,10 @@ absl::StatusOr<int64_t> MemoryBeside(const v1::Assignment& assignment, const Job
 
 // Unimplemented: what only jobs on one host can do.
 absl::Status CheckHosts(const JobSpec& spec) {
-  if (spec.residency == Residency::kBucket) {
-    return absl::UnimplementedError(absl::StrCat("job ", spec.name,
-                                                 " has bucket residency, which a job on several hosts cannot have yet; "
-                                                 "take full residency, or workers of one host"));
-  }
-  if (!spec.pulled() && !spec.token_weights) return absl::OkStatus();
+  if (!spec.pulled()) return absl::OkStatus();
   return absl::UnimplementedError(
-      absl::StrCat("job ", spec.name, " has ", spec.pulled() ? "pulled slots" : "token weights",
-                   ", which a job on several hosts cannot have yet; take ",
-                   spec.pulled() ? "assigned slots" : "a job without them", ", or workers of one host"));
+      absl::StrCat("job ", spec.name, " has pulled slots, which a job on several hosts cannot have yet; take assigned "
+                   "slots, or workers of one host"));
 }
 
 }  // namespace
@@ -227,7 +221,7 @@ void Worker::Prepare(std::shared_ptr<Entry> entry) {
     // Its hosts did not meet: this host's members have no other way to know. With the state, so that whoever sees one
     // sees the other.
     const bool meets = entry->shard != nullptr && entry->ranks.num_hosts > 1;
-    if (meets) entry->shard->protocol().AbortNotMet(status.message());
+    if (meets) entry->shard->protocol().AbortFor(AbortReason::kNotMet, rank.value(), status.message());
   }
   Changed();
   // Held on, so that the lead does not take this worker for a dead one: why it failed is its own to say.

@@ -27,20 +27,24 @@ absl::Status StepProtocol::CheckBucket(int bucket, bool gradients) const {
 }
 
 bool StepProtocol::HasBucketPiece(Slot slot, int bucket, int shard, Step step) const {
-  return ResidencyTable(page_, *plan_).piece(bucket, slot.value(), shard).load(std::memory_order_acquire) >=
-         step.value();
+  const ResidencyTable table(page_, *plan_);
+  return table.piece(bucket, slot.value(), shard).load(std::memory_order_acquire) >= step.value() ||
+         table.bucket(bucket).reduced.load(std::memory_order_acquire) >= step.value();
 }
 
 bool StepProtocol::HasBucket(Slot slot, int bucket, Step step) const {
+  if (ResidencyTable(page_, *plan_).elsewhere(bucket, slot.value()).load(std::memory_order_acquire) >= step.value()) {
+    return true;
+  }
   for (int shard = 0; shard < plan_->num_shards(); ++shard) {
     if (!HasBucketPiece(slot, bucket, shard, step)) return false;
   }
   return true;
 }
 
-bool StepProtocol::AllHaveBucket(int bucket, int64_t step) const {
-  for (int slot = 0; slot < job_->num_slots; ++slot) {
-    if (!HasBucket(Slot(slot), bucket, Step(step))) return false;
+bool StepProtocol::HasPushedBucket(Slot slot, int bucket, Step step) const {
+  for (int shard = 0; shard < plan_->num_shards(); ++shard) {
+    if (IsPushedHere(slot, shard) && !HasBucketPiece(slot, bucket, shard, step)) return false;
   }
   return true;
 }
@@ -48,7 +52,7 @@ bool StepProtocol::AllHaveBucket(int bucket, int64_t step) const {
 // That a slot which is declared complete has declared every bucket.
 absl::Status StepProtocol::CheckBuckets(Slot slot, Step step) const {
   for (int b = 0; b < num_buckets(); ++b) {
-    if (plan_->buckets()[b].frozen || HasBucket(slot, b, step)) continue;
+    if (plan_->buckets()[b].frozen || HasBucket(slot, b, step) || HasPushedBucket(slot, b, step)) continue;
     return absl::FailedPreconditionError(absl::StrCat("slot ", slot.value(), " of step ", step.value(),
                                                       " lacks the gradients of bucket ", b, "; declare it first"));
   }
@@ -71,6 +75,7 @@ absl::StatusOr<bool> StepProtocol::DeclareBucket(const BucketDeclaration& declar
     ASSIGN_OR_RETURN(const std::optional<StepOutcome> outcome, CheckStep(slot, declaration.step));
     if (outcome.has_value()) return true;
     const bool has = HasBucket(slot, declaration.bucket, declaration.step);
+    if (!declaration.in_place && HasPushedBucket(slot, declaration.bucket, declaration.step)) continue;
     if (!has && !declaration.in_place) {
       return absl::FailedPreconditionError(absl::StrCat("slot ", slot.value(), " of step ", declaration.step.value(),
                                                         " lacks pieces of bucket ", declaration.bucket,
@@ -113,7 +118,9 @@ bool StepProtocol::Stuck(Slot slot, Step step) const {
     for (int other = 0; other < job_->num_slots; ++other) {
       if (HasBucket(Slot(other), b, step)) continue;
       complete = false;
-      if (table.waiting(other).load() == 0) return false;  // it may bring the bucket
+      if (table.waiting(other).load() == 0 && table.waiting_elsewhere(other).load() == 0) {
+        return false;  // it may bring the bucket
+      }
     }
     if (complete) return false;  // it is being summed
   }
@@ -210,39 +217,22 @@ bool StepProtocol::DropIfUnused(int bucket) {
   return false;
 }
 
-bool StepProtocol::DecideFill(Command& command) const {
+bool StepProtocol::TakeBucketsBack(Slot slot) {
+  const int64_t open = committed_step().value() + 1;
+  bool summed = false;
   for (int b = 0; b < num_buckets(); ++b) {
-    const BucketWords& words = ResidencyTable(page_, *plan_).bucket(b);
-    if (words.uses.load() == 0 || words.held.load() != 0) continue;
-    command.kind = CommandKind::kFill;
-    command.step = committed_step().value();
-    command.bucket = b;
-    return true;
+    const ResidencyTable table(page_, *plan_);
+    if (plan_->buckets()[b].frozen) continue;
+    if (open > 0 && table.bucket(b).reduced.load(std::memory_order_acquire) >= open) {
+      summed = true;
+      continue;
+    }
+    table.elsewhere(b, slot.value()).store(0, std::memory_order_release);
+    for (int p = 0; p < plan_->num_shards(); ++p) {
+      table.piece(b, slot.value(), p).store(0, std::memory_order_release);
+    }
   }
-  return false;
-}
-
-bool StepProtocol::DecideReduce(Command& command) const {
-  for (int b = 0; b < num_buckets(); ++b) {
-    const BucketWords& words = ResidencyTable(page_, *plan_).bucket(b);
-    if (plan_->buckets()[b].frozen || words.reduced.load(std::memory_order_acquire) >= command.step) continue;
-    if (!AllHaveBucket(b, command.step)) continue;
-    command.kind = CommandKind::kReduce;
-    command.bucket = b;
-    return true;
-  }
-  return false;
-}
-
-bool StepProtocol::BucketsComplete(int64_t step) const {
-  for (int s = 0; s < job_->num_slots; ++s) {
-    if (page_->slots[s].declared.load(std::memory_order_acquire) != step) return false;
-  }
-  for (int b = 0; b < num_buckets(); ++b) {
-    const BucketWords& words = ResidencyTable(page_, *plan_).bucket(b);
-    if (!plan_->buckets()[b].frozen && words.reduced.load(std::memory_order_acquire) != step) return false;
-  }
-  return true;
+  return summed;
 }
 
 // Bucket by bucket what OpenSlots says of a whole step. What is summed is summed: for that bucket the slot has brought

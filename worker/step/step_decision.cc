@@ -6,6 +6,7 @@
 #include "core/base/status.h"
 #include "local/futex.h"
 #include "worker/control/residency.h"
+#include "worker/step/decide.h"
 #include "worker/step/gradient_norm.h"
 #include "worker/step/step_protocol.h"
 
@@ -14,50 +15,45 @@ namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(100);  // waits end and begin again this often
 }  // namespace
 
-// The id that every member of this host says of itself; 0: they do not agree, or say none.
-uint64_t StepProtocol::CommonId(std::atomic<uint64_t> MemberWords::*word) const {
-  const uint64_t id = (page_->members[local_.first()].*word).load(std::memory_order_acquire);
-  for (int r = local_.first(); r < local_.end(); ++r) {
-    if ((page_->members[r].*word).load(std::memory_order_acquire) != id) return 0;
+bool StepProtocol::MoreFollows() const { return shardmesh::MoreFollows(ReadCommitted(*page_), *job_, *plan_); }
+
+bool StepProtocol::Decide() {
+  if (page_->abort.load() != 0) return false;
+  const Facts facts = ReadFacts(*page_, *job_, *plan_, local_);
+  const std::optional<Command> command = shardmesh::Decide(facts, *job_, *plan_);
+  if (!command.has_value()) return false;
+  switch (PublishesOf(*command)) {
+    case Publishes::kNothing:
+      return Issue(*command, facts, command->publish);
+    case Publishes::kItsVersion:
+      return Issue(*command, facts, publications_.Reserve(command->first != 0 ? 0 : command->step));
+    case Publishes::kForSure:
+      break;
   }
-  return id;
+  // The version may be there already, or no publication free.
+  const bool there = publications_.Find(Step(command->step)).has_value();
+  const int publication = there ? -1 : publications_.ReserveAny();
+  if (publication >= 0) return Issue(*command, facts, publication);
+  AnswerPublish(facts.publish_ticket, there ? command->step : -1);
+  return false;
 }
 
-bool StepProtocol::SlotsComplete(int64_t step) const {
-  if (plan_->bucketed()) return BucketsComplete(step);
-  if (plan_->pulled()) return Pulled().Root() >= 0;
-  for (int s = 0; s < job_->num_slots; ++s) {
-    if (page_->slots[s].declared.load(std::memory_order_acquire) != step) return false;
-    for (int p = 0; p < plan_->num_shards(); ++p) {
-      if (page_->pieces[s][p].load(std::memory_order_acquire) != step) return false;
-    }
+bool StepProtocol::WriteScalars(const Command& command, const Facts& facts) {
+  for (int g = 0; g < job_->num_groups(); ++g) {
+    OptimizerHyper hyper = job_->group(g);
+    hyper.lr = facts.learning_rates[g];
+    auto scalars = ComputeStepScalars(hyper, command.step);  // validated when it was claimed
+    if (!scalars.ok()) return false;
+    groups_.scalars(command.groups)[g] = *scalars;
+    groups_.rates(command.groups)[g] = hyper.lr;
   }
   return true;
 }
 
-// The buffer for this step's version: the one that holds the older version, unless somebody reads it: then this version
-// is not published (training does not wait for readers).
-// Whether the newest command wrote weights of which some are still to be gathered in codes; the page alone says so.
-bool StepProtocol::GatherFollows() const {
-  const Command& last = command();
-  if (last.kind == CommandKind::kInit || last.kind == CommandKind::kRestore) return plan_->coded();
-  return last.kind == CommandKind::kStep && last.apply != 0 && plan_->steps_coded();
-}
-
-// Whether the replicas of a job with check_every are to be compared before anything else.
-bool StepProtocol::CompareFollows() const {
-  const int64_t committed = committed_step().value();
-  return job_->check_every > 0 && plan_->num_replicas() > 1 && committed > 0 && committed % job_->check_every == 0 &&
-         page_->digest_step.load() != committed;
-}
-
-bool StepProtocol::MoreFollows() const {
-  const int64_t committed = committed_step().value();
-  return GatherFollows() || CompareFollows() ||
-         (committed != kNoStep && page_->norm_step.load(std::memory_order_acquire) == committed + 1);
-}
-
-void StepProtocol::Issue(const Command& command) {
+bool StepProtocol::Issue(Command command, const Facts& facts, int publication) {
+  if (page_->abort.load() != 0) return false;
+  if (command.kind == CommandKind::kStep && !WriteScalars(command, facts)) return false;
+  command.publish = publication;
   page_->commands[(decided() + 1) % 2] = command;
   const bool first = command.first != 0 && command.kind != CommandKind::kGather;
   if (first || (command.kind == CommandKind::kStep && command.apply != 0)) {
@@ -69,125 +65,6 @@ void StepProtocol::Issue(const Command& command) {
   page_->decided.fetch_add(1, std::memory_order_release);
   Reach(FaultPoint::kDecided);
   FutexBump(page_->decision);
-}
-
-Agreed StepProtocol::SeenHere() const {
-  Agreed agreed;
-  const int64_t committed = committed_step().value();
-  agreed.digest_wanted = page_->digest_wanted.load() > page_->digest_done.load();
-  if (committed == kNoStep) {
-    agreed.initial_id = CommonId(&MemberWords::initial_id);
-    return agreed;
-  }
-  agreed.slots_complete = SlotsComplete(committed + 1);
-  if (!agreed.slots_complete) return agreed;
-  for (int s = 0; s < job_->num_slots; ++s) {
-    agreed.nonfinite[s] = page_->slots[s].nonfinite.load(std::memory_order_acquire);
-  }
-  const uint64_t claim = page_->settings_claim.load(std::memory_order_acquire);
-  const GroupTable::Rate* const rates = ClaimedRates(claim);
-  agreed.loss_scale = ClaimedLossScale(claim).load(std::memory_order_acquire);
-  agreed.learning_rates.reserve(job_->num_groups());
-  for (int g = 0; g < job_->num_groups(); ++g) {
-    agreed.learning_rates.push_back(rates[g].load(std::memory_order_acquire));
-  }
-  return agreed;
-}
-
-// Fills in a step of which all slots are complete; or, before it, the norm of its gradients.
-bool StepProtocol::DecideStep(const Agreed& agreed, Command& command) {
-  command.kind = CommandKind::kStep;
-  command.apply = 1;
-  for (int s = 0; s < job_->num_slots && command.apply; ++s) {
-    if (NonFiniteStepOf(agreed.nonfinite[s]) != command.step) continue;
-    command.apply = 0;
-    command.nonfinite = int64_t{s} << 32 | NonFiniteTensorOf(agreed.nonfinite[s]);
-  }
-  const double divisor = Divisor();
-  if (divisor == 0 && command.apply) {
-    command.apply = 0;
-    command.nonfinite = kNoTokens;
-  }
-  command.divide_scale = divisor == 0 ? 0 : static_cast<float>(1 / (divisor * agreed.loss_scale));
-  if (plan_->pulled()) command.partial = Pulled().Root();
-  if (command.apply && job_->clip_norm > 0) {
-    if (page_->norm_step.load(std::memory_order_acquire) != command.step) {
-      command.kind = CommandKind::kNorm;
-      return true;
-    }
-    command.clip = ClipFactor(job_->clip_norm, page_->norm.load(std::memory_order_acquire));
-  }
-  command.groups = static_cast<int32_t>((decided() + 1) % 2);  // where the newest command's are not
-  for (int g = 0; g < job_->num_groups(); ++g) {
-    OptimizerHyper hyper = job_->group(g);
-    hyper.lr = agreed.learning_rates[g];
-    auto scalars = ComputeStepScalars(hyper, command.step);  // validated when it was claimed
-    if (!scalars.ok()) return false;
-    groups_.scalars(command.groups)[g] = *scalars;
-    groups_.rates(command.groups)[g] = hyper.lr;
-  }
-  if (command.apply) command.publish = agreed.publish ? *agreed.publish : publications_.Reserve(command.step);
-  return true;
-}
-
-bool StepProtocol::AllRestored() const {
-  for (int r = local_.first(); r < local_.end(); ++r) {
-    if (page_->members[r].restored.load(std::memory_order_acquire) == 0) return false;
-  }
-  return true;
-}
-
-// The weights that the job begins with at this epoch: initial ones, those of a checkpoint, or those that it had before.
-// All are published.
-bool StepProtocol::DecideFirst(const Agreed& agreed, Command& command) {
-  const int64_t restored = page_->restored_step_plus_one.load(std::memory_order_acquire) - 1;
-  const uint64_t loaded = local_.num_hosts == 1 ? CommonId(&MemberWords::loaded_id) : 0;
-  if (restored != kNoStep) {
-    if (!AllRestored()) return false;
-    command.kind = CommandKind::kRestore;
-    command.step = restored;
-  } else if (loaded != 0) {
-    command.kind = CommandKind::kRestore;
-    command.initial_id = loaded;
-    command.step = page_->members[local_.first()].loaded_step.load(std::memory_order_acquire);
-  } else {
-    command.kind = CommandKind::kInit;
-    command.initial_id = agreed.initial_id;
-    if (command.initial_id == 0) return false;
-  }
-  command.first = 1;
-  command.publish = agreed.publish ? *agreed.publish : publications_.Reserve(0);
-  return true;
-}
-
-bool StepProtocol::Decide() { return DecideBy(SeenHere()); }
-
-bool StepProtocol::DecideBy(const Agreed& agreed) {
-  if (page_->abort.load() != 0) return false;
-  Command command;
-  const int64_t committed = committed_step().value();
-  command.step = committed + 1;
-  command.parity = page_->parity.load(std::memory_order_acquire);
-  const bool compare = CompareFollows();
-  if (GatherFollows()) {  // first of all: what was decided is rolled forward
-    command = this->command();
-    command.kind = CommandKind::kGather;
-    command.parity = page_->parity.load(std::memory_order_acquire);
-  } else if (committed == kNoStep) {
-    if (!DecideFirst(agreed, command)) return false;
-  } else if (!compare && (DecideFill(command) || DecideReduce(command) || DecideMerge(command))) {
-    command.publish = -1;
-  } else if (!compare && agreed.slots_complete) {
-    if (!DecideStep(agreed, command)) return false;
-  } else if (compare || agreed.digest_wanted) {
-    command.kind = CommandKind::kDigest;
-    command.step = committed;
-    command.nonfinite = static_cast<int64_t>(page_->digest_wanted.load());
-  } else {
-    command.step = committed;
-    if (!DecidePublish(command)) return false;
-  }
-  Issue(command);
   return true;
 }
 
@@ -312,7 +189,8 @@ void StepProtocol::Commit() {
     publications_.Ring();
     AnswerPublish(static_cast<uint64_t>(command.nonfinite), command.step);
   } else if (command.kind == CommandKind::kFill) {
-    ResidencyTable(page_, *plan_).bucket(command.bucket).held.store(1);
+    BucketWords& words = ResidencyTable(page_, *plan_).bucket(command.bucket);
+    if (words.lent.load() == 0) words.held.store(1);
   } else if (command.kind == CommandKind::kReduce) {
     ResidencyTable(page_, *plan_).bucket(command.bucket).reduced.store(command.step, std::memory_order_release);
   } else if (command.kind == CommandKind::kMerge) {
@@ -321,7 +199,8 @@ void StepProtocol::Commit() {
     if (command.kind == CommandKind::kStep && command.apply) page_->parity.store(1 - command.parity);
     Reach(FaultPoint::kParityTurned);
     // In a repeated commit the step may count already: peers read its outcome.
-    if (!GatherFollows() && committed_step().value() < command.step) CommitStep(command);
+    const bool whole = !QuantizeFollows(ReadCommitted(*page_), *plan_);
+    if (whole && committed_step().value() < command.step) CommitStep(command);
   }
   page_->committed.store(decided(), std::memory_order_release);
   Reach(FaultPoint::kCommitted);
@@ -360,21 +239,6 @@ void StepProtocol::AnswerPublish(uint64_t ticket, int64_t step) {
   page_->publish_step.store(step);
   page_->publish_done.store(ticket);
   FutexBump(page_->finished);
-}
-
-// The version may be there already, or no publication free.
-bool StepProtocol::DecidePublish(Command& command) {
-  const uint64_t ticket = page_->publish_wanted.load();
-  if (page_->publish_done.load() >= ticket) return false;
-  if (publications_.Find(Step(command.step)).has_value()) {
-    AnswerPublish(ticket, command.step);
-    return false;
-  }
-  command.kind = CommandKind::kPublish;
-  command.publish = publications_.ReserveAny();
-  command.nonfinite = static_cast<int64_t>(ticket);
-  if (command.publish < 0) AnswerPublish(ticket, -1);
-  return command.publish >= 0;
 }
 
 absl::StatusOr<std::optional<Step>> StepProtocol::PublishedFor(uint64_t ticket) const {

@@ -154,7 +154,7 @@ void StepProtocol::TakePiecesBack(Slot slot) {
     int64_t expected = open;
     page_->pieces[slot.value()][p].compare_exchange_strong(expected, open - 1);
   }
-  page_->slots[slot.value()].nonfinite.store(0);
+  if (!TakeBucketsBack(slot)) page_->slots[slot.value()].nonfinite.store(0);
 }
 
 void StepProtocol::EndAsking(Slot slot, uint64_t asked, bool given) {
@@ -285,12 +285,16 @@ void StepProtocol::Abort(AbortReason reason, int about, Rank reporter, int devic
   FutexBump(page_->finished);
 }
 
-void StepProtocol::AbortNotMet(absl::string_view cause) {
+void StepProtocol::AbortFor(AbortReason reason, int about, absl::string_view cause) {
   if (page_->abort.load() != 0) return;
   const std::string plain = PlainText(cause, kMaxCause - 1);
   plain.copy(page_->cause, plain.size());
   page_->cause[plain.size()] = 0;
-  Abort(AbortReason::kNotMet, local_.first(), Rank(local_.first()));
+  Abort(reason, about, Rank(local_.first()));
+}
+
+std::string StepProtocol::CauseOf() const {
+  return page_->cause[0] == 0 ? "see its log" : std::string(page_->cause, strnlen(page_->cause, kMaxCause));
 }
 
 std::string StepProtocol::DamageOf(int rank) const {
@@ -342,9 +346,11 @@ absl::Status StepProtocol::Health() const {
       saw = "is not reached by other hosts any more (killed or stopped, or the link between them broke)";
       break;
     case AbortReason::kNotMet:
-      saw = absl::StrCat(
-          "could not meet the workers of other hosts: ",
-          page_->cause[0] == 0 ? "see its log" : absl::string_view(page_->cause, strnlen(page_->cause, kMaxCause)));
+      saw = absl::StrCat("could not meet the workers of other hosts: ", CauseOf());
+      break;
+    case AbortReason::kBadFacts:
+      saw = absl::StrCat("said for its host what cannot be: ", CauseOf());
+      remedy = "check that all workers are of one build, then delete the job and create it again";
       break;
     case AbortReason::kReformed:
       saw = "goes on at a later epoch, since a member was lost or it was brought to another mesh";

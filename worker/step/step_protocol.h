@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -21,6 +20,7 @@
 #include "worker/control/control_page.h"
 #include "worker/control/group_table.h"
 #include "worker/control/host_ranks.h"
+#include "worker/step/facts.h"
 #include "worker/step/pulled_slots.h"
 #include "worker/versions/publications.h"
 
@@ -68,17 +68,6 @@ struct BucketDeclaration {
   // Gradients that are not finite: (slot, tensor).
   std::vector<std::pair<Slot, int>> non_finite;
   bool in_place = false;  // as Declaration's
-};
-
-// What a command depends on beside what was committed before it.
-struct Agreed {
-  uint64_t initial_id = 0;  // of the set of initial weights of which every member has its piece; 0: there is none yet
-  bool slots_complete = false;        // all slots are declared for the open step, and all their pieces are there
-  int64_t nonfinite[kMaxSlots] = {};  // by slot: NonFiniteWord, or 0
-  absl::InlinedVector<double, 16> learning_rates;  // of the open step, by parameter group; empty while there is none
-  double loss_scale = 1;                           // of the open step
-  bool digest_wanted = false;
-  std::optional<int> publish;  // the buffer that gets the version, -1: none; unset: chosen with the command
 };
 
 // Sessions attached to one member, by holder (without kLeaving): the slots that each holds.
@@ -214,15 +203,16 @@ class StepProtocol {
   void LoadedReady(Rank rank, uint64_t load_id, Step step);
 
   // ---- the lead's engine ----
-  // The next command, if everything that it waits for is there: it is written and decided. REQUIRES: all are done with
-  // the one before.
+  // Of a job on one host: the next command, if everything that it waits for is there: it is written and decided.
+  // REQUIRES: all are done with the one before.
   bool Decide();
-  // What this host's page says: of a job on one host that is all there is.
-  Agreed SeenHere() const;
-  // The next command as all hosts agreed on it; the same on each of them, since all that it reads was agreed on or
-  // committed by all. False: there is none yet.
-  bool DecideBy(const Agreed& agreed);
-  // The newest command is not the end of a step: codes are to be gathered, or the step follows its norm.
+  // The decision point: writes the command to the page and decides it. `publication`: that it writes; -1: none. False:
+  // it cannot be (the scalars of a group, which were checked when they were declared). REQUIRES as Decide.
+  bool Issue(Command command, const Facts& facts, int publication);
+  // Of a job on several hosts: a command that the leads agreed on finds no publication free, or its version is there
+  // already: answers who asked for it on this host.
+  void AnswerPublish(uint64_t ticket, int64_t step);
+  // Whether the newest command leads to another one at once (facts.h).
   bool MoreFollows() const;
   // What another host's slots said of the open step comes first from now on; declarations on this host that differ are
   // taken back. `rates`: one for each group.
@@ -292,8 +282,9 @@ class StepProtocol {
   void CheckPeers(Rank self, int64_t now_nanos, absl::Duration timeout);
   // The first cause stays.
   void Abort(AbortReason reason, int about, Rank reporter, int device = 0);
-  // The leads of a job's hosts did not meet, and this is why. For this host's lead, once.
-  void AbortNotMet(absl::string_view cause);
+  // The leads of a job's hosts did not meet (kNotMet), or one of them said what cannot be (kBadFacts), and this is why.
+  // For this host's lead, once.
+  void AbortFor(AbortReason reason, int about, absl::string_view cause);
   // OK; Unavailable naming the member that is gone and what to do; DataLoss naming where silent corruption was found.
   absl::Status Health() const;
   // The member whose end is why the job was aborted: it died, left, or is not reached any more.
@@ -315,22 +306,20 @@ class StepProtocol {
   absl::Status CheckFinished(const FinishedSlot& finished) const;
   absl::Status TakenBack(const FinishedSlot& finished) const;
   bool IsStepped(Step step) const;
-  double Divisor() const;
   PulledSlots Pulled() const { return PulledSlots(page_, *job_, *plan_, committed_step().value() + 1); }
-  bool DecideMerge(Command& command) const;
   absl::Status CheckBucket(int bucket, bool gradients) const;
   absl::Status CheckBuckets(Slot slot, Step step) const;
+  // Whether all pieces are there, on this host or, as far as is known here, on others; those that are pushed here.
   bool HasBucket(Slot slot, int bucket, Step step) const;
-  bool BucketsComplete(int64_t step) const;
-  bool AllHaveBucket(int bucket, int64_t step) const;
+  bool HasPushedBucket(Slot slot, int bucket, Step step) const;
   int BucketsAhead(Slot slot, Step step) const;
   bool Stuck(Slot slot, Step step) const;
   int num_buckets() const { return plan_->bucketed() ? static_cast<int>(plan_->buckets().size()) : 0; }
   void TakeOverMember(MemberWords& words);
   bool DropIfUnused(int bucket);
-  bool DecideFill(Command& command) const;
-  bool DecideReduce(Command& command) const;
   std::optional<Step> OpenBuckets(absl::Span<const Slot> slots, int64_t open);
+  // Of the open step: buckets of a slot that are not summed do not count any more. True: one is summed.
+  bool TakeBucketsBack(Slot slot);
   absl::Status CheckNonFinite(absl::Span<const Slot> declared, Step step, Slot slot, int tensor) const;
   absl::StatusOr<std::optional<StepOutcome>> DeclareSlots(const Declaration& declaration);
   absl::StatusOr<std::vector<double>> LearningRatesOf(const std::vector<double>& given) const;
@@ -343,21 +332,13 @@ class StepProtocol {
   const std::atomic<double>& ClaimedLossScale(uint64_t claim) const;
   absl::Status HeldElsewhere(Slot slot) const;
   void TakeBack(Slot slot, Step step, Refusal why);
-  bool SlotsComplete(int64_t step) const;
-  uint64_t CommonId(std::atomic<uint64_t> MemberWords::*word) const;
-  void Issue(const Command& command);
   void SummarizeDigest();
-  bool CompareFollows() const;
   int RankOfMost(int shard) const;
+  std::string CauseOf() const;
   std::string DamageOf(int rank) const;
   std::string DifferenceFrom(int rank) const;
-  bool AllRestored() const;
-  bool DecideFirst(const Agreed& agreed, Command& command);
-  bool DecidePublish(Command& command);
-  void AnswerPublish(uint64_t ticket, int64_t step);
-  bool IsAwaitedPublication(int buffer) const;
-  bool DecideStep(const Agreed& agreed, Command& command);
-  bool GatherFollows() const;
+  // Fills in what a step computes with. False: a learning rate that no step can have.
+  bool WriteScalars(const Command& command, const Facts& facts);
   void RecordOutcome(const Command& command);
   void CommitStep(const Command& command);
 

@@ -77,7 +77,7 @@ TEST_F(StepProtocolTest, EveryReason_HasItsWords) {
     EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr(words)));
   }
   protocol.page()->abort.store(0);
-  protocol.AbortNotMet("no way\nto host b");
+  protocol.AbortFor(AbortReason::kNotMet, 0, "no way\nto host b");
   EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("other hosts: no way?to host b, seen by")));
 }
 

@@ -92,24 +92,4 @@ absl::StatusOr<PulledSlots::Result> StepProtocol::FinishSlot(int seat, const Fin
   return table.Finish(seat, slot, finished.digest, finished.tokens);
 }
 
-bool StepProtocol::DecideMerge(Command& command) const {
-  if (!plan_->pulled()) return false;
-  const PulledSlots table = Pulled();
-  const std::optional<SlotRange> next = table.NextMerge();
-  command.partial = next.has_value() ? table.FreePartial() : -1;
-  if (command.partial < 0) return false;
-  command.kind = CommandKind::kMerge;
-  command.first_slot = next->first;
-  command.num_slots = next->count;
-  return true;
-}
-
-// What the sum of gradients is divided by, but for the loss scale; 0: no slot has a token.
-double StepProtocol::Divisor() const {
-  if (!job_->token_weights) return job_->num_slots;
-  int64_t tokens = 0;
-  for (int s = 0; s < job_->num_slots; ++s) tokens += page_->slots[s].tokens.load();
-  return static_cast<double>(tokens);
-}
-
 }  // namespace shardmesh

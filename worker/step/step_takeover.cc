@@ -16,7 +16,7 @@ void StepProtocol::TakeOver() {
       page_->pushes[s][p].compare_exchange_strong(mine, 0);
     }
   }
-  const bool writes = decided() != committed() || GatherFollows();
+  const bool writes = decided() != committed() || QuantizeFollows(ReadCommitted(*page_), *plan_);
   publications_.TakeOver(self == local_.first(), writes ? command().publish : -1);
   TakeOverMember(page_->members[self]);
   if (plan_->pulled() && self == local_.first()) Pulled().EndTakes(MonotonicNanos());

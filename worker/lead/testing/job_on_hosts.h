@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/matchers.h"
+#include "absl/strings/str_cat.h"
 #include "local/futex.h"
 #include "worker/lead/engine.h"
 #include "worker/lead/host_lead.h"
@@ -34,8 +35,10 @@ struct OneOfHosts {
     for (int r = ranks.first(); r < ranks.end(); ++r) {
       storages.push_back(
           std::make_unique<ShardStorage>(*ShardStorage::Open(*memory, "shard", plan, plan.PlaceOf(Rank(r)).shard)));
+      sums.push_back(std::make_unique<GradientSums>(
+          *GradientSums::Open(*memory, absl::StrCat("sums", r), plan, plan.PlaceOf(Rank(r)).shard)));
       passes.push_back(std::make_unique<Pass>(job, plan, plan.PlaceOf(Rank(r)), host, *storages.back(), 2, nullptr,
-                                              nullptr, ShareOf(plan, ranks, Rank(r))));
+                                              GradientSums::Has(plan) ? sums.back().get() : nullptr, ranks));
       protocols.push_back(NewProtocol());
     }
     for (int r = 0; r < ranks.per_host; ++r) StartEngine(r);
@@ -60,6 +63,7 @@ struct OneOfHosts {
   HostMemory host;
   std::unique_ptr<StepProtocol> protocol;
   std::vector<std::unique_ptr<ShardStorage>> storages;
+  std::vector<std::unique_ptr<GradientSums>> sums;
   std::vector<std::unique_ptr<Pass>> passes;
   std::vector<std::unique_ptr<StepProtocol>> protocols;
   std::vector<std::unique_ptr<Engine>> engines;
@@ -83,8 +87,8 @@ struct JobOnHosts {
       HostGroups groups{std::make_unique<LocalGroup>(rounds, h, 1), std::make_unique<LocalGroup>(pieces, h, 1),
                         std::make_unique<LocalGroup>(results, h, 1)};
       if (!connected.empty()) groups = std::move(connected[h]);
-      hosts[h]->lead = std::make_unique<HostLead>(*hosts[h]->protocol, hosts[h]->host, job, plan, std::move(groups),
-                                                  options, &hosts[h]->trace);
+      hosts[h]->lead = std::make_unique<HostLead>(*hosts[h]->protocol, hosts[h]->host, *hosts[h]->passes[0], job, plan,
+                                                  std::move(groups), options, &hosts[h]->trace);
     }
   }
   ~JobOnHosts() {
@@ -121,6 +125,8 @@ struct JobOnHosts {
     OneOfHosts& home = *hosts[slot % hosts.size()];
     Declaration declaration{{Slot(slot)}, Step(step), {0.125 * static_cast<double>(step)}, std::move(bad)};
     declaration.loss_scale = static_cast<double>(1 << step % 3);
+    if (job.token_weights) declaration.tokens = {TokensOf(slot, step)};
+    if (plan.bucketed()) return GiveBuckets(home, slot, step, way, std::move(declaration));
     if (way == GradientWay::kAttached) {
       WriteGradients(home, slot, step, 0, plan.gradient_window_bytes() / 4);
       declaration.in_place = true;
@@ -137,6 +143,28 @@ struct JobOnHosts {
     return home.protocol->Declare(declaration).status();
   }
 
+  // With token weights: some slots have none.
+  static int64_t TokensOf(int slot, int64_t step) { return (slot * 7 + step * 3) % 5 * 100; }
+
+  // Bucket by bucket, in an order of each slot's own that prefetch_buckets allows.
+  absl::Status GiveBuckets(OneOfHosts& home, int slot, int64_t step, GradientWay way, Declaration declaration) {
+    const bool attached = way == GradientWay::kAttached;
+    for (int b = static_cast<int>(plan.buckets().size()) - 1; b >= 0; --b) {
+      const Bucket& bucket = plan.buckets()[b];
+      if (bucket.frozen) continue;
+      for (int p = 0; p < plan.num_shards(); ++p) {
+        OneOfHosts& host = attached ? home : HostOf(plan.RankOf({p, slot % plan.num_replicas()}).value());
+        const int64_t begin = bucket.gradient_offset / 4 + bucket.begin(p);
+        WriteGradients(host, slot, step, begin, begin + bucket.size(p));
+        if (!attached) RETURN_IF_ERROR(host.protocol->BucketPieceReady(Slot(slot), b, p, Step(step)));
+      }
+      const BucketDeclaration of_bucket{{Slot(slot)}, Step(step), b, {}, attached};
+      RETURN_IF_ERROR(home.protocol->DeclareBucket(of_bucket).status());
+    }
+    declaration.in_place = attached;
+    return home.protocol->Declare(declaration).status();
+  }
+
   // Asked of one host.
   absl::StatusOr<std::pair<Step, uint64_t>> Digest(int h) {
     StepProtocol& protocol = *hosts[h]->protocol;
@@ -145,6 +173,33 @@ struct JobOnHosts {
       const uint32_t word = protocol.page()->finished.load();
       ASSIGN_OR_RETURN(auto digest, protocol.DigestOf(ticket));
       if (digest.has_value()) return *digest;
+      FutexWait(protocol.page()->finished, word, kLongWait);
+    }
+  }
+
+  // Hosts publish a moment apart.
+  absl::Status AwaitVersion(int h, Step step) {
+    const StepProtocol& protocol = *hosts[h]->protocol;
+    const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(kLongWait);
+    while (true) {
+      const uint32_t word = protocol.page()->finished.load();
+      if (protocol.publications().Find(step).has_value()) return absl::OkStatus();
+      if (MonotonicNanos() > deadline) return absl::DeadlineExceededError("not published on every host");
+      FutexWait(protocol.page()->finished, word, absl::Milliseconds(100));
+    }
+  }
+  // A version on demand, asked for at one host: its step, once it is there on all of them.
+  absl::StatusOr<Step> Publish(int h) {
+    StepProtocol& protocol = *hosts[h]->protocol;
+    const uint64_t ticket = protocol.AskToPublish();
+    while (true) {
+      const uint32_t word = protocol.page()->finished.load();
+      ASSIGN_OR_RETURN(auto step, protocol.PublishedFor(ticket));
+      if (step.has_value()) {
+        for (int other = 0; other < num_hosts(); ++other) RETURN_IF_ERROR(AwaitVersion(other, *step));
+        return *step;
+      }
+      RETURN_IF_ERROR(protocol.Health());
       FutexWait(protocol.page()->finished, word, kLongWait);
     }
   }
