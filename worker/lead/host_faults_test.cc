@@ -105,11 +105,98 @@ TEST(HostFaults, LeadThatDoesNotCome_IsNamedInTime) {
   };
   const int64_t since = MonotonicNanos();
   alone.lead =
-      std::make_unique<HostLead>(*alone.protocol, alone.host, job.job, job.plan,
+      std::make_unique<HostLead>(*alone.protocol, alone.host, *alone.passes[0], job.job, job.plan,
                                  HostGroups{group(0), group(1), group(2)}, HostLeadOptions{kTimeout, kLongWait});
   EXPECT_THAT(alone.protocol->AwaitCommit(Step(0), kLongWait),
               StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker-2 (rank 2"), HasSubstr("other hosts"))));
   EXPECT_LT(absl::Nanoseconds(MonotonicNanos() - since), 2 * kTimeout);
+}
+
+// A group whose rank says in rounds something else than it should.
+class LyingGroup final : public ExchangeGroup {
+ public:
+  using Lie = std::function<void(HostFacts*, HostBucket*)>;  // one of them is null
+
+  LyingGroup(std::unique_ptr<ExchangeGroup> group, Lie lie)
+      : ExchangeGroup(group->rank(), group->size(), group->epoch()), group_(std::move(group)), lie_(std::move(lie)) {}
+  absl::string_view name() const override { return group_->name(); }
+  void Abort(absl::string_view reason) override { group_->Abort(reason); }
+
+ protected:
+  absl::Status DoBarrier(const CallHeader&, absl::Duration timeout) override { return group_->Barrier(timeout); }
+  absl::Status DoAllGather(const CallHeader& header, const char* mine, char* all, absl::Duration timeout) override {
+    std::vector<char> said(mine, mine + header.bytes);
+    const bool facts = header.bytes >= static_cast<int64_t>(sizeof(HostFacts));
+    lie_(facts ? reinterpret_cast<HostFacts*>(said.data()) : nullptr,
+         facts ? nullptr : reinterpret_cast<HostBucket*>(said.data()));
+    return group_->AllGather(said.data(), all, header.bytes, timeout);
+  }
+  absl::Status DoAllToAll(const CallHeader& header, const char* mine, char* theirs, absl::Duration timeout) override {
+    return group_->AllToAll(mine, theirs, header.bytes, timeout);
+  }
+  absl::Status DoBroadcast(const CallHeader& header, char* memory, int root, absl::Duration timeout) override {
+    return group_->Broadcast(memory, header.bytes, root, timeout);
+  }
+  absl::Status DoExchange(const CallHeader&, absl::Span<const PeerTransfer> transfers,
+                          absl::Duration timeout) override {
+    return group_->Exchange(transfers, timeout);
+  }
+
+ private:
+  const std::unique_ptr<ExchangeGroup> group_;
+  const Lie lie_;
+};
+
+// Host 1 says what no host can: host 0 ends the job, and says which host it was and what it said.
+TEST(HostFaults, FactsThatCannotBe_EndTheJobAndAreNamed) {
+  struct {
+    const char* what;
+    std::function<void(HostFacts&)> facts;
+    std::function<void(HostBucket&)> bucket;
+  } const lies[] = {
+      {"slot 1 is declared for step 9 after step 0", [](HostFacts& facts) { facts.slots[1].declared = 9; }, {}},
+      {"slot 0 has attached trainers on host 0 and on host 1",
+       [](HostFacts& facts) { facts.slots[0].holder = uint64_t{2} << 32 | 5; }, {}},
+      {"publication 3 of 3", [](HostFacts& facts) { facts.publish = 3; }, {}},
+      {"slot 1 has -1 tokens", [](HostFacts& facts) { facts.slots[1].tokens = -1; }, {}},
+      {"committed step 7, where host 0 has 0", [](HostFacts& facts) { facts.committed = 7; }, {}},
+      {"slot 1 has a gradient of tensor 4711",
+       [](HostFacts& facts) { facts.slots[1].nonfinite = NonFiniteWord(1, 4711); }, {}},
+      {"1000000 words of buckets", [](HostFacts& facts) { facts.num_buckets = 1'000'000; }, {}},
+      {"bucket 7 of 1", {}, [](HostBucket& bucket) { bucket.bucket = 7; }},
+      {"slot 5 of bucket 0", {}, [](HostBucket& bucket) { bucket.slot = 5; }},
+  };
+  for (const auto& lie : lies) {
+    JobSpec spec = Job("fsdp=2", 2);
+    spec.residency = Residency::kBucket;
+    std::atomic<bool> lies_now{false};
+    std::vector<HostGroups> groups(2);
+    const RankNames names{0, 1};
+    const auto rounds = std::make_shared<LocalHub>(2, names), pieces = std::make_shared<LocalHub>(2, names),
+               results = std::make_shared<LocalHub>(2, names);
+    for (int h : {0, 1}) {
+      groups[h] = {std::make_unique<LocalGroup>(rounds, h, 1), std::make_unique<LocalGroup>(pieces, h, 1),
+                   std::make_unique<LocalGroup>(results, h, 1)};
+    }
+    groups[1].rounds = std::make_unique<LyingGroup>(
+        std::move(groups[1].rounds), [&](HostFacts* facts, HostBucket* bucket) {
+          if (!lies_now.load()) return;
+          if (facts != nullptr && lie.facts) lie.facts(*facts);
+          if (bucket != nullptr && lie.bucket) lie.bucket(*bucket);
+        });
+    JobOnHosts job(spec, 2, {kLongWait, kLongWait}, std::move(groups));
+    ASSERT_OK(job.PlaceWeights());
+    StepProtocol &honest = *job.hosts[0]->protocol, &other = *job.hosts[1]->protocol;
+    ASSERT_OK(honest.TakeSlot(Slot(0), uint64_t{1} << 32 | 1));
+    ASSERT_OK(honest.AwaitGiven({Slot(0)}, uint64_t{1} << 32 | 1, kLongWait));
+    lies_now.store(true);
+    ASSERT_OK(other.AcquireBucket(0));  // news, so that there are rounds with words of buckets
+    EXPECT_THAT(honest.AwaitCommit(Step(1), kLongWait),
+                StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker-1 (rank 1"), HasSubstr("said for its host what"),
+                                                   HasSubstr(lie.what))))
+        << lie.what;
+    EXPECT_THAT(other.AwaitCommit(Step(1), kLongWait), StatusIs(Code::kUnavailable, ::testing::_)) << lie.what;
+  }
 }
 
 TEST(HostFaults, LeadThatEnds_IsMissedAtOnce) {

@@ -221,7 +221,8 @@ void Worker::Prepare(std::shared_ptr<Entry> entry) {
     // Its hosts did not meet: this host's members have no other way to know. With the state, so that whoever sees one
     // sees the other.
     const bool meets = entry->shard != nullptr && entry->ranks.num_hosts > 1;
-    if (meets) entry->shard->protocol().AbortFor(AbortReason::kNotMet, rank.value(), status.message());
+    const int lead = entry->ranks.first();
+    if (meets) entry->shard->protocol().AbortFor(AbortReason::kNotMet, lead, status.message());
   }
   Changed();
   // Held on, so that the lead does not take this worker for a dead one: why it failed is its own to say.
