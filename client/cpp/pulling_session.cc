@@ -1,6 +1,7 @@
 #include "client/cpp/pulling_session.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,12 @@ SlotResult FromProto(v1::SlotResult result) {
   return result == v1::SLOT_RESULT_DIFFERS ? SlotResult::kDiffers : SlotResult::kAccepted;
 }
 
+// Sessions of a process are spread over the workers that it can attach to.
+int NextNumber() {
+  static std::atomic<unsigned> next{0};
+  return static_cast<int>(next.fetch_add(1) % 1024);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PullingSession>> PullingSession::Open(std::shared_ptr<Job> job) {
@@ -24,7 +31,7 @@ absl::StatusOr<std::unique_ptr<PullingSession>> PullingSession::Open(std::shared
     return absl::FailedPreconditionError(
         absl::StrCat("slots of job ", job->spec().name, " are assigned: attach to those that you compute"));
   }
-  ASSIGN_OR_RETURN(const Rank rank, RankToAttachTo(*job, 0));
+  ASSIGN_OR_RETURN(const Rank rank, RankToAttachTo(*job, NextNumber()));
   std::unique_ptr<PullingSession> session(new PullingSession(job, rank));
   ASSIGN_OR_RETURN(session->channel_, AttachedChannel::Open(job, rank, {}, AttachOptions{}));
   const Plan& plan = job->plan();

@@ -49,14 +49,14 @@ absl::Status TrainUsing(Session& session, int64_t last, unsigned seed) {
   return absl::OkStatus();
 }
 
-// Slots 0 and 1 are attached, each by its own trainer, slot 2 is connected; all at once.
+// Slots 0 and 2 are attached, each by its own trainer, on one host and on the other; slot 1 is connected. All at once.
 absl::Status Train(Job& job, int64_t last) {
   std::vector<std::unique_ptr<Session>> sessions;
-  for (const int slot : {0, 1}) {
+  for (const int slot : {0, 2}) {
     ASSIGN_OR_RETURN(auto session, job.Attach({Slot(slot)}));
     sessions.push_back(std::move(session));
   }
-  ASSIGN_OR_RETURN(auto connected, job.Connect({Slot(2)}));
+  ASSIGN_OR_RETURN(auto connected, job.Connect({Slot(1)}));
   sessions.push_back(std::move(connected));
   std::vector<absl::Status> ends(sessions.size());
   std::vector<std::thread> threads;
@@ -103,6 +103,35 @@ TEST_F(HostsFeatures, BucketResidency) {
   }
 }
 
+// Trainers of both hosts, fewer than slots and as many, unequally fast.
+TEST_F(HostsFeatures, PulledSlots) {
+  for (const char* mesh : kMeshes) {
+    for (const int trainers : {2, 4}) {
+      SCOPED_TRACE(absl::StrCat(mesh, " trainers ", trainers));
+      JobSpec spec = testing::OddJob("job", mesh, 5);
+      spec.clip_norm = 0.5;
+      spec.slot_mode = SlotMode::kPulled;
+      spec.num_trainers = trainers;
+      spec.token_weights = trainers == 4;
+      ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_->CreateJob(spec));
+      ASSERT_OK(testing::Initialize(*job));
+      std::vector<absl::Status> ends(trainers);
+      std::vector<std::thread> threads;
+      for (absl::Status& end : ends) {
+        threads.emplace_back([&job, &end] {
+          auto session = job->AttachPulling();
+          end = session.ok() ? testing::PullTo(**session, kSteps, kLong) : session.status();
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      for (const absl::Status& end : ends) EXPECT_OK(end);
+      ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job, kSteps));
+      EXPECT_EQ(learnt, testing::ReferenceOf(spec, kSteps));
+      ASSERT_OK(testing::Delete(*client_, "job"));
+    }
+  }
+}
+
 TEST_F(HostsFeatures, TokenWeights) {
   for (const char* mesh : kMeshes) {
     JobSpec spec = Spec(mesh);
@@ -140,7 +169,7 @@ TEST_F(HostsFeatures, VersionsOnDemand) {
     spec.publish_every = kPublishOnDemand;
     spec.residency = residency;
     ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_->CreateJob(spec));
-    ASSERT_OK(testing::Initialize(*job));
+    ASSERT_OK(job->Initialize(testing::InitialWeights(spec), kLong));
     for (int64_t step = 1; step <= 4; ++step) {
       ASSERT_OK(Train(*job, step));
       ASSERT_OK_AND_ASSIGN(const v1::PublishReply published,

@@ -248,6 +248,10 @@ bool LocalServer::TakeFreeSeat(Granted& granted, uint64_t holder, pid_t pid) {
   StepProtocol& protocol = granted.shard->protocol();
   for (int seat = 0; seat < granted.shard->spec().num_trainers; ++seat) {
     if (!protocol.TakeSlot(Slot(seat), holder).ok()) continue;
+    if (protocol.local().num_hosts > 1 && !AwaitSlotsOpen(protocol, {Slot(seat)}, holder).ok()) {
+      protocol.GiveSlot(Slot(seat), holder);
+      continue;
+    }
     protocol.page()->slots[seat].holder_pid.store(pid);
     granted.slots = {seat};
     return true;

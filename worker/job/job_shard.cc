@@ -83,7 +83,7 @@ absl::Status JobShard::OpenPass(Memory& memory, const std::atomic<bool>* cancell
   auto pass = std::make_unique<Pass>(options_.spec, plan_, place_, host_, *storage_, options_.threads, &trace_,
                                      GradientSums::Has(plan_) ? &*sums_ : nullptr, protocol_->local());
   // A trainer that takes a slot waits for no sum.
-  if (rank() == Rank(0) && plan_.pulled()) pass->WhileMerging([this] { mail_.Poll(); });
+  if (rank() == Rank(0) && plan_.pulled() && protocol_->local().num_hosts == 1) pass->WhileMerging([this] { mail_.Poll(); });
   pass->TakeSnapshots(&snapshots_);
   pass_ = std::move(pass);
   return absl::OkStatus();

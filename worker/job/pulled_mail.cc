@@ -36,14 +36,42 @@ absl::Status StepMail::Finish(int seat, const v1::SlotLetter& request, v1::SlotL
   if (said.has_loss_scale()) finished.loss_scale = said.loss_scale();
   finished.tokens = said.tokens();
   if (said.has_non_finite()) finished.non_finite = said.non_finite().tensor();
-  ASSIGN_OR_RETURN(const PulledSlots::Result result, protocol_.FinishSlot(seat, finished));
+  ASSIGN_OR_RETURN(const std::optional<PulledSlots::Result> result, protocol_.FinishSlot(seat, finished));
+  open_[seat].finishes = !result.has_value();
+  open_[seat].finished_slot = said.slot();
+  if (result.has_value()) Finished(seat, *result, reply);
+  return absl::OkStatus();
+}
+
+void StepMail::Finished(int seat, PulledSlots::Result result, v1::SlotLetterReply& reply) const {
   reply.set_result(ToProto(result));
-  if (result != PulledSlots::Result::kDiffers) return absl::OkStatus();
+  if (result != PulledSlots::Result::kDiffers) return;
   spdlog::warn(
       "event=slot_differs job={} slot={} step={} seat={} remedy=\"the same slot and step gave other gradients on "
       "another trainer: make trainers deterministic\"",
-      protocol_.job().name, said.slot(), said.step(), seat);
-  return absl::OkStatus();
+      protocol_.job().name, open_[seat].finished_slot, protocol_.committed_step().value() + 1, seat);
+}
+
+// Of a job on several hosts. False: what the trainer has finished is not counted yet, or it was answered.
+bool StepMail::FinishIsKnown(int seat) {
+  Open& open = open_[seat];
+  if (!open.finishes) return true;
+  if (protocol_.HolderOf(Slot(seat)) != open.session) {  // nobody is there to be told
+    open.finishes = open.takes = false;
+    host_.mailbox(seat).answered.store(host_.mailbox(seat).request.taken.load());
+    return false;
+  }
+  absl::Status status = protocol_.Health();
+  const auto result = protocol_.ResultOf(seat);
+  if (status.ok() && !result.has_value()) return false;
+  open.finishes = false;
+  if (status.ok()) status = result->status();
+  if (status.ok()) Finished(seat, **result, open.pull);
+  if (status.ok() && open.takes) return true;
+  open.takes = false;
+  protocol_.SetWaits(seat, false, MonotonicNanos());
+  AnswerPulling(seat, status);
+  return false;
 }
 
 void StepMail::Reopen() {
@@ -58,6 +86,7 @@ void StepMail::TakePulling(int seat, bool counts) {
   Open& open = open_[seat];
   Mailbox& box = host_.mailbox(seat);
   protocol_.SetWaits(seat, false, MonotonicNanos());  // a letter before this one was given up
+  open.finishes = false;
   Reopen();                                           // the session may be new
   if (!counts) return box.answered.store(box.request.taken.load());
   const v1::SlotLetter& request = request_.slot();
@@ -73,7 +102,8 @@ void StepMail::TakePulling(int seat, bool counts) {
     status = Finish(seat, request, open.pull);
   }
   Reach(FaultPoint::kLetterDeclared);
-  if (!status.ok() || !request.take()) return AnswerPulling(seat, status);
+  if (!status.ok() || (!request.take() && !open.finishes)) return AnswerPulling(seat, status);
+  if (!request.take()) return;
   open.takes = true;
   open.after_step = request.after_step();
   open.until_nanos = MonotonicNanos() + std::min(request.timeout_ms(), kMaxSlotTimeoutMs) * 1'000'000;
@@ -85,7 +115,7 @@ void StepMail::PollPulling() {
   const int64_t now = MonotonicNanos();
   for (int seat = 0; seat < static_cast<int>(open_.size()); ++seat) {
     Open& open = open_[seat];
-    if (!open.takes) continue;
+    if (!FinishIsKnown(seat) || !open.takes) continue;
     const bool asks = protocol_.HolderOf(Slot(seat)) == open.session && now < open.until_nanos;
     absl::Status status = protocol_.Health();
     if (asks && status.ok()) {

@@ -52,6 +52,8 @@ class StepMail {
   void Reopen();
   void PollPulling();
   absl::Status Finish(int seat, const v1::SlotLetter& request, v1::SlotLetterReply& reply);
+  void Finished(int seat, PulledSlots::Result result, v1::SlotLetterReply& reply) const;
+  bool FinishIsKnown(int seat);
   void TakePulling(int seat, bool counts);
   absl::StatusOr<bool> TryTake(int seat, int64_t now_nanos, v1::SlotLetterReply& reply);
   void AnswerPulling(int seat, const absl::Status& status);
@@ -69,7 +71,8 @@ class StepMail {
     std::string answer;  // that there is no room for yet
     // Of a trainer that pulls: it waits for a slot; the newest step that it knows, and what it is told beside.
     uint64_t session = 0;
-    bool takes = false;
+    bool takes = false, finishes = false;  // it waits for a slot; for what becomes of one that it finished
+    int finished_slot = 0;
     int64_t after_step = 0, until_nanos = 0;
     v1::SlotLetterReply pull;
   };

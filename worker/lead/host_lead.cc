@@ -17,13 +17,17 @@ namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(100);  // without news a round is entered this often
 // Where nobody can tell on which host the next news will be, rounds are entered less and less often.
 constexpr absl::Duration kFirstQuiet = absl::Milliseconds(1), kMostQuiet = absl::Milliseconds(50);
-// With bucket residency a trainer of any host may wait for a bucket at any time.
+// A trainer of any host may wait for a bucket, or a slot that is pulled, at any time.
 constexpr absl::Duration kBucketSlice = absl::Milliseconds(2);
 
 bool IsPrepared(CommandKind kind) {
   return kind == CommandKind::kInit || kind == CommandKind::kRestore || kind == CommandKind::kStep ||
-         kind == CommandKind::kNorm || kind == CommandKind::kReduce || kind == CommandKind::kPublish;
+         kind == CommandKind::kNorm || kind == CommandKind::kReduce || kind == CommandKind::kPublish ||
+         kind == CommandKind::kMerge;
 }
+
+// Whether all that it sums is to lie here before it runs; members wait for the pieces of a step bucket by bucket.
+bool SumsFirst(CommandKind kind) { return kind == CommandKind::kReduce || kind == CommandKind::kMerge; }
 
 }  // namespace
 
@@ -44,6 +48,7 @@ HostLead::HostLead(StepProtocol& protocol, HostMemory& memory, StepPass& pass, c
       said_(words_.size() * HostWordsBytes(job)),
       said_before_(said_),
       moved_(job.num_slots),
+      seats_(protocol, job, plan),
       takers_(plan.bucketed() ? plan.buckets().size() : 0),
       pieces_(std::move(groups.pieces)),
       results_(std::move(groups.results)) {
@@ -95,16 +100,18 @@ bool HostLead::Round() {
   words_[host] = ReadHostWords(protocol_, job_, plan_);
   words_[host].part = PartDone() ? part_ : part_ - 1;
   words_[host].publish = reserved_;
+  if (plan_.pulled()) seats_.Read(words_[host]);
   if (const absl::Status met = Meet(words_[host]); !met.ok()) {
     Fail(met);
     return false;
   }
   if (TakeAbort() || !CheckAll()) return false;
-  MirrorSlots(protocol_, views_, host, job_.num_slots);
+  MirrorSlots(protocol_, views_, host, job_.num_writers());
   MirrorBuckets(protocol_, views_, host, plan_);
   TakeSettings();
+  if (plan_.pulled()) seats_.TakeIn(views_);
   if (phase_ == Phase::kCollect) {
-    SettleSlots(protocol_, before_views_, views_, host, job_.num_slots);
+    SettleSlots(protocol_, before_views_, views_, host, job_.num_writers());
     for (int s = 0; s < job_.num_slots && plan_.bucketed(); ++s) {
       if (HostGiven(before_views_, views_, s) >= 0) ForgetBuckets(s);
     }
@@ -185,15 +192,15 @@ bool HostLead::TakeAbort() {
 
 void HostLead::TakeSettings() {
   const Step open(words_[0].committed + 1);
-  if (open.value() < 1 || phase_ != Phase::kCollect) return;
+  const bool merges = phase_ != Phase::kCollect && command_.kind == CommandKind::kMerge;  // slots are finished meanwhile
+  if (open.value() < 1 || (phase_ != Phase::kCollect && !merges)) return;
   if (const int first = HostOfRates(views_); first >= 0 && first != protocol_.local().host) {
     protocol_.TakeSettings(open, words_[first].learning_rates, words_[first].loss_scale);
   }
 }
 
 bool HostLead::PartDone() {
-  // Members wait for the pieces of a step bucket by bucket; a bucket that is to be summed has all of its own before.
-  if (phase_ == Phase::kPrepare && command_.kind != CommandKind::kReduce) return true;
+  if (phase_ == Phase::kPrepare && !SumsFirst(command_.kind)) return true;
   const bool pieces = IsIdle(pieces_), results = IsIdle(results_);
   return !executing_ && pieces && results;
 }
@@ -257,7 +264,11 @@ void HostLead::Prepare() {
   if (command_.kind == CommandKind::kReduce) {
     Submit(pieces_, [this, words = words_, buckets = std::vector<int>(job_.num_slots, command_.bucket)](
                         ExchangeGroup& group) { return MoveOneBucket(group, words, buckets); });
-  } else if (plan_.bucketed()) {
+  } else if (command_.kind == CommandKind::kMerge) {
+    Submit(pieces_, [this, windows = seats_.WindowsOf(command_)](ExchangeGroup& group) {
+      return MoveWindows(group, windows);
+    });
+  } else if (plan_.bucketed() || plan_.pulled()) {
     protocol_.GradientsHere(Step(command_.step), static_cast<int>(plan_.buckets().size()));  // as sums
   } else if (norm || command_.kind == CommandKind::kStep) {
     Submit(pieces_,
@@ -296,7 +307,7 @@ void HostLead::EndPrepare() {
     return;
   }
   const bool steps = command_.kind == CommandKind::kNorm || command_.kind == CommandKind::kStep;
-  for (int s = 0; s < job_.num_slots && steps; ++s) {
+  for (int s = 0; s < job_.num_slots && steps && !plan_.pulled(); ++s) {
     page().slots[s].declared.store(command_.step);
     for (int p = 0; p < plan_.num_shards() && !plan_.bucketed(); ++p) page().pieces[s][p].store(command_.step);
   }
@@ -385,9 +396,9 @@ absl::Duration HostLead::NextWait() {
   if (!protocol_.Health().ok()) return absl::ZeroDuration();
   if (phase_ != Phase::kCollect) {
     LookAtMembers();
-    return PartDone() ? absl::ZeroDuration() : kSlice;
+    return PartDone() ? absl::ZeroDuration() : plan_.pulled() ? kBucketSlice : kSlice;
   }
-  if (AnyAsks(views_, job_.num_slots)) return kFirstQuiet;
+  if (AnyAsks(views_, job_.num_writers())) return kFirstQuiet;
   if (!PartDone()) return kSlice;  // pieces that cross early: the bell rings behind them, and the next may go
   const int64_t open = words_[0].committed + 1;
   bool here = false, elsewhere = false, anywhere = open < 1;
@@ -401,7 +412,7 @@ absl::Duration HostLead::NextWait() {
     const bool mine = words_[protocol_.local().host].slots[s].holder != 0;
     (mine ? here : held ? elsewhere : anywhere) = true;
   }
-  if (plan_.bucketed() && open > 0) return kBucketSlice;
+  if ((plan_.bucketed() || plan_.pulled()) && open > 0) return kBucketSlice;
   if (here) return kSlice;                                  // this host's trainers ring
   if (elsewhere && !anywhere) return absl::ZeroDuration();  // another host enters when its trainers ring
   quiet_ = said_ != said_before_ ? kFirstQuiet : std::min(2 * quiet_, kMostQuiet);

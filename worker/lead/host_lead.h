@@ -39,6 +39,7 @@
 
 #include "absl/time/time.h"
 #include "worker/control/trace.h"
+#include "worker/lead/host_seats.h"
 #include "worker/lead/host_transfers.h"
 #include "worker/lead/host_words.h"
 #include "worker/memory/host_memory.h"
@@ -129,6 +130,7 @@ class HostLead {
   absl::Status MoveOneBucket(ExchangeGroup& group, const std::vector<HostWords>& words,
                              const std::vector<int>& buckets);
   absl::Status MovePieces(ExchangeGroup& group, const std::vector<HostWords>& words, const std::vector<int>& begin);
+  absl::Status MoveWindows(ExchangeGroup& group, const std::vector<SeatWindow>& windows);
   absl::Status MoveResults(ExchangeGroup& group);
   absl::Status MoveWeights(ExchangeGroup& group, const Command& command, uint64_t seq);
   absl::Status MoveBucketWeights(ExchangeGroup& group, const Command& command, uint64_t seq, int bucket);
@@ -165,6 +167,7 @@ class HostLead {
   Command command_;  // that is prepared and run
   int reserved_ = -1;  // publication buffer
   int publish_ = -1;   // the same, as all hosts agreed on it
+  HostSeats seats_;
   std::vector<HostSet> takers_;  // with bucket residency, by bucket: hosts whose windows get it with the command
   absl::Duration quiet_ = absl::ZeroDuration();
   std::atomic<bool> stop_{false};

@@ -41,6 +41,15 @@ absl::Status HostLead::MovePieces(ExchangeGroup& group, const std::vector<HostWo
   return absl::OkStatus();
 }
 
+absl::Status HostLead::MoveWindows(ExchangeGroup& group, const std::vector<SeatWindow>& windows) {
+  for (int b = 0; b < static_cast<int>(plan_.buckets().size()); ++b) {
+    const auto transfers = pieces_of_.Results(windows, b);
+    if (transfers.empty() || plan_.buckets()[b].frozen) continue;
+    RETURN_IF_ERROR(Exchange(group, transfers, gradient_bytes_in_));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status HostLead::AwaitMembers(uint64_t seq, int buckets) {
   while (true) {
     const uint32_t word = protocol_.doorbell().load(std::memory_order_acquire);
@@ -56,7 +65,7 @@ absl::Status HostLead::MoveResults(ExchangeGroup& group) {
   const uint64_t seq = protocol_.decided();
   const int all = static_cast<int>(plan_.buckets().size());
   if (command.kind == CommandKind::kStep && command.apply == 0) return absl::OkStatus();
-  if (command.kind == CommandKind::kReduce) return absl::OkStatus();
+  if (command.kind == CommandKind::kReduce || command.kind == CommandKind::kMerge) return absl::OkStatus();
   if (command.kind == CommandKind::kPublish && !plan_.bucketed()) return absl::OkStatus();  // windows have it
   if (command.kind == CommandKind::kNorm) {
     RETURN_IF_ERROR(AwaitMembers(seq, all));

@@ -103,6 +103,22 @@ absl::Span<const PeerTransfer> HostTransfers::Pieces(AllHostWords words, absl::S
   return transfers_;
 }
 
+absl::Span<const PeerTransfer> HostTransfers::Results(absl::Span<const SeatWindow> windows, int bucket) {
+  transfers_.clear();
+  const int64_t width = BytesPerElement(plan_.gradient_format());
+  const Bucket& b = plan_.buckets()[bucket];
+  for (const SeatWindow& result : windows) {
+    for (int p = 0; p < plan_.num_shards(); ++p) {
+      for (int h = 0; h < ranks_.num_hosts; ++h) {
+        if (h == result.host || !Has(h, p)) continue;
+        char* const window = memory_.slot(result.seat).data() + result.window * plan_.gradient_window_bytes();
+        Add(result.host, h, window + b.gradient_offset + b.begin(p) * width, b.gradients(p) * width);
+      }
+    }
+  }
+  return transfers_;
+}
+
 absl::Span<const PeerTransfer> HostTransfers::Squares() {
   transfers_.clear();
   for (const Bucket& b : plan_.buckets()) {

@@ -27,6 +27,8 @@ class HostTransfers {
 
   // `buckets`: of each slot; -1: none.
   absl::Span<const PeerTransfer> Pieces(AllHostWords words, absl::Span<const int> buckets);
+  // Of a bucket, with pulled slots: results in windows of seats, to every other host that has a replica of the shard.
+  absl::Span<const PeerTransfer> Results(absl::Span<const SeatWindow> windows, int bucket);
   absl::Span<const PeerTransfer> Squares();
   // To the hosts `takers` that lack them, in `memory`: the window or a publication.
   absl::Span<const PeerTransfer> Weights(int bucket, const Segment& memory, HostSet takers);

@@ -75,13 +75,14 @@ HostWords ReadHostWords(const StepProtocol& protocol, const JobSpec& job, const 
   words.publish_wanted = here.publish_wanted ? 1 : 0;
   words.looks_again = page.looks_again.load() != 0 ? 1 : 0;
   const int64_t open = words.committed + 1;
-  for (int s = 0; s < job.num_slots; ++s) {
+  for (int s = 0; s < job.num_writers(); ++s) {
     const SlotWords& from = page.slots[s];
     HostSlot& slot = words.slots[s];
     // In this order: whoever was seen to be gone or done is seen with all that it did.
     slot.holder = from.holder.load();
     slot.busy = IsBeingDeclared(from) ? 1 : 0;
     for (int p = 0; p < plan.num_shards(); ++p) slot.busy |= page.pushes[s][p].load() != 0 ? 2 : 0;
+    if (plan.pulled()) continue;  // a seat
     slot.declared = from.declared.load(std::memory_order_acquire);
     slot.tokens = from.tokens.load();
     for (int p = 0; p < plan.num_shards(); ++p) {
@@ -123,7 +124,7 @@ absl::Status CheckWords(const HostWords& words, const JobSpec& job, const Plan& 
   if (words.publish < -1 || words.publish >= job.publications) {
     return Cannot("publication ", words.publish, " of ", job.publications);
   }
-  for (int s = 0; s < job.num_slots; ++s) {
+  for (int s = 0; s < job.num_writers(); ++s) {
     const HostSlot& slot = words.slots[s];
     if (slot.tokens < 0 || slot.tokens > kMaxTokens) return Cannot("slot ", s, " has ", slot.tokens, " tokens");
     if (slot.declared < 0 || slot.declared > words.committed + 1) {
@@ -132,6 +133,18 @@ absl::Status CheckWords(const HostWords& words, const JobSpec& job, const Plan& 
     const int tensor = NonFiniteTensorOf(slot.nonfinite);
     if (tensor < -1 || tensor >= static_cast<int>(job.parameters.size())) {
       return Cannot("slot ", s, " has a gradient of tensor ", tensor, " that is not finite");
+    }
+  }
+  for (int seat = 0; seat < job.num_trainers; ++seat) {
+    const HostSeat& says = words.seats[seat];
+    if (says.finishes == 0) continue;
+    if (says.slot < 0 || says.slot >= job.num_slots) return Cannot("seat ", seat, " has finished slot ", says.slot);
+    if (says.step < 1 || says.step > words.committed + 1) {
+      return Cannot("seat ", seat, " has finished a slot of step ", says.step, " after step ", words.committed);
+    }
+    if (says.tokens < 0 || says.tokens > kMaxTokens) return Cannot("seat ", seat, " has ", says.tokens, " tokens");
+    if (says.non_finite < -1 || says.non_finite >= static_cast<int64_t>(job.parameters.size())) {
+      return Cannot("seat ", seat, " has a gradient of tensor ", says.non_finite, " that is not finite");
     }
   }
   return absl::OkStatus();
@@ -160,7 +173,7 @@ absl::Status CheckTogether(AllHostWords words, const JobSpec& job, int& host) {
     return absl::InvalidArgumentError(absl::StrCat("committed step ", words[h]->committed, ", where host 0 has ",
                                                    words[0]->committed, " (host ", h, ")"));
   }
-  for (int s = 0; s < job.num_slots; ++s) {
+  for (int s = 0; s < job.num_writers(); ++s) {
     const int writer = HostOfWriter(words, s);
     for (int h = writer + 1; writer >= 0 && h < static_cast<int>(words.size()); ++h) {
       const uint64_t holder = words[h]->slots[s].holder;
@@ -191,6 +204,10 @@ int HostGiven(AllHostWords before, AllHostWords words, int slot) {
     if (now.holder != 0 && now.holder == before[h]->slots[slot].holder) first = h;
   }
   return first;
+}
+
+bool SaidTheSame(const HostWords& one, const HostWords& other) {
+  return one.loss_scale == other.loss_scale && one.learning_rates == other.learning_rates;
 }
 
 int HostOfRates(AllHostWords words) {
@@ -260,17 +277,13 @@ bool SlotComplete(AllHostWords words, const Plan& plan, int slot, int64_t step) 
   return declared;
 }
 
-bool SaidTheSame(const HostWords& one, const HostWords& other) {
-  return one.loss_scale == other.loss_scale && one.learning_rates == other.learning_rates;
-}
-
 }  // namespace
 
 SlotSet SettledSlots(AllHostWords words, const JobSpec& job, const Plan& plan) {
   SlotSet settled;
   const int64_t open = words[0]->committed + 1;
   const int first = HostOfRates(words);
-  if (open < 1 || first < 0 || plan.bucketed()) return settled;
+  if (open < 1 || first < 0 || plan.bucketed() || plan.pulled()) return settled;
   for (int s = 0; s < job.num_slots; ++s) {
     settled[s] = SlotComplete(words, plan, s, open);
     for (const HostWords* host : words) {  // what was declared on another host with other rates is taken back
@@ -342,6 +355,10 @@ Facts MergeFacts(AllHostWords words, const Committed& committed, const JobSpec& 
   }
   if (facts.committed == kNoStep) {
     MergeBeginning(words, facts);
+    return facts;
+  }
+  if (plan.pulled()) {
+    ReadOpenStep(page, job, plan, facts);
     return facts;
   }
   facts.slots_complete = true;

@@ -29,6 +29,24 @@ struct HostSlot {
 };
 static_assert(kMaxHostRanks <= 64, "a bit for each shard");
 
+// With pulled slots: what a host says of a seat (host_seats.h). Slots in `slots` are then seats, but for nothing that is
+// declared or lies there.
+struct HostSeat {
+  int32_t waits = 0;     // its trainer waits for a slot
+  int32_t late = 0;      // and should have finished the one that it has
+  int32_t finishes = 0;  // it has finished one, which is not counted yet: what follows is of that
+  int32_t slot = 0;
+  int64_t step = 0;
+  uint64_t digest = 0;
+  int64_t tokens = 0;
+  int64_t non_finite = -1;  // a tensor
+};
+
+// A gradient window of a seat, and the host that its result lies on.
+struct SeatWindow {
+  int seat = 0, window = 0, host = 0;
+};
+
 // With bucket residency: what lies on a host of a bucket.
 struct HostBucket {
   // In place of a slot: how its window uses the bucket.
@@ -58,6 +76,7 @@ struct HostFacts {
   double loss_scale = 1;     // what the first slot to declare it there said
   uint64_t digests[kMaxHostRanks] = {};  // of its members, in the order of ranks, by the newest command if that asked
   HostSlot slots[kMaxSlots];
+  HostSeat seats[kMaxTrainers];
 };
 
 struct HostWords : HostFacts {
@@ -92,12 +111,14 @@ int HostOfWriter(AllHostWords words, int slot);
 // none (host_slots.h).
 int HostGiven(AllHostWords before, AllHostWords words, int slot);
 
+bool SaidTheSame(const HostWords& one, const HostWords& other);  // learning rates and loss scale
 // The first host whose slots have said learning rates for the open step. -1: none.
 int HostOfRates(AllHostWords words);
 
 // The facts that all hosts agree on: `committed` (ReadCommitted), which is the same on all, and what all have said. A
 // slot is complete when it is declared on one of them and each of its pieces lies on one of them. Learning rates are
-// those of HostOfRates. `page`: this host's, for which buckets are summed.
+// those of HostOfRates. `page`: this host's, for which buckets are summed, and, with pulled slots, for all that is said
+// of the open step.
 Facts MergeFacts(AllHostWords words, const Committed& committed, const JobSpec& job, const Plan& plan,
                  ControlPage& page);
 

@@ -40,14 +40,6 @@ absl::StatusOr<int64_t> MemoryBeside(const v1::Assignment& assignment, const Job
   return MemoryOf(now, spec).total();
 }
 
-// Unimplemented: what only jobs on one host can do.
-absl::Status CheckHosts(const JobSpec& spec) {
-  if (!spec.pulled()) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat("job ", spec.name, " has pulled slots, which a job on several hosts cannot have yet; take assigned "
-                   "slots, or workers of one host"));
-}
-
 }  // namespace
 
 Worker::Worker(WorkerOptions options, std::unique_ptr<Memory> memory)
@@ -250,7 +242,6 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
                                                       "; run one build of shardmesh everywhere"));
   }
   ASSIGN_OR_RETURN(const HostRanks ranks, HostRanksOf(assignment));
-  if (ranks.num_hosts > 1) RETURN_IF_ERROR(CheckHosts(spec));
   const bool restores = assignment.has_from() && !entry->resumed;
   if (restores) RETURN_IF_ERROR(CheckOrigin(assignment, spec, ranks));
   const WorkerDevice* const device = options_.device.has_value() ? &*options_.device : nullptr;

@@ -117,22 +117,27 @@ void ReadTickets(const ControlPage& page, Facts& facts) {
   facts.publish_wanted = facts.publish_ticket > page.publish_done.load();
 }
 
+void ReadOpenStep(ControlPage& page, const JobSpec& job, const Plan& plan, Facts& facts) {
+  const int64_t open = facts.committed + 1;
+  if (plan.bucketed()) {
+    ReadBuckets(page, job, plan, facts);
+  } else if (plan.pulled()) {
+    ReadPulled(page, job, plan, facts);
+  } else {
+    facts.slots_complete = AllDeclared(page, job, open) && AllPieces(page, job, plan, open);
+  }
+  if (facts.slots_complete) ReadDeclared(page, job, plan, facts);
+}
+
 Facts ReadFacts(ControlPage& page, const JobSpec& job, const Plan& plan, const HostRanks& ranks) {
   Facts facts;
   static_cast<Committed&>(facts) = ReadCommitted(page);
   ReadTickets(page, facts);
   if (facts.committed == kNoStep) {
     ReadBeginning(page, ranks, facts);
-    return facts;
-  }
-  if (plan.bucketed()) {
-    ReadBuckets(page, job, plan, facts);
-  } else if (plan.pulled()) {
-    ReadPulled(page, job, plan, facts);
   } else {
-    facts.slots_complete = AllDeclared(page, job, facts.committed + 1) && AllPieces(page, job, plan, facts.committed + 1);
+    ReadOpenStep(page, job, plan, facts);
   }
-  if (facts.slots_complete) ReadDeclared(page, job, plan, facts);
   return facts;
 }
 

@@ -69,6 +69,8 @@ Facts ReadFacts(ControlPage& page, const JobSpec& job, const Plan& plan, const H
 // What each of these adds to facts that have the committed part; `ranks`: whose host's page it is.
 void ReadBeginning(const ControlPage& page, const HostRanks& ranks, Facts& facts);
 void ReadTickets(const ControlPage& page, Facts& facts);
+// Of a page that has all words of the open step: of a job on one host, or one whose slots are pulled.
+void ReadOpenStep(ControlPage& page, const JobSpec& job, const Plan& plan, Facts& facts);
 
 // Whether the newest command wrote weights that are gathered quantized, which a second command does.
 bool QuantizeFollows(const Committed& committed, const Plan& plan);

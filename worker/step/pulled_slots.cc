@@ -167,23 +167,50 @@ void PulledSlots::Abandon(int seat) {
   }
 }
 
+bool PulledSlots::IsLate(int seat, int64_t now_nanos) const {
+  for (int s = 0; s < job_.num_slots; ++s) {
+    if (StateOf(s) != SlotState::kTaken || words_.slots[s].window.load() / kWindowsOfSeat != seat) continue;
+    if (now_nanos >= words_.slots[s].until_nanos.load()) return true;
+  }
+  return false;
+}
+
+std::optional<int> PulledSlots::WrittenWindow(int seat, int slot) const {
+  const int window = WindowWith(seat, WindowState::kWritten, slot);
+  return window < 0 ? std::nullopt : std::make_optional(window);
+}
+
+std::optional<PulledSlots::Grant> PulledSlots::Given(int seat) const {
+  for (int s = 0; s < job_.num_slots; ++s) {
+    const int window = words_.slots[s].window.load();
+    if (StateOf(s) == SlotState::kTaken && window / kWindowsOfSeat == seat) return Grant{s, window % kWindowsOfSeat};
+  }
+  return std::nullopt;
+}
+
 int PulledSlots::Reopen(int64_t now_nanos) {
+  SeatNow seats[kMaxTrainers];
+  for (int seat = 0; seat < job_.num_trainers; ++seat) {
+    seats[seat] = {page_->slots[seat].holder.load(), IsLate(seat, now_nanos)};
+  }
+  return Reopen(absl::MakeConstSpan(seats, job_.num_trainers));
+}
+
+int PulledSlots::Reopen(absl::Span<const SeatNow> seats) {
   int reopened = 0;
   for (int s = 0; s < job_.num_slots; ++s) {
     if (StateOf(s) != SlotState::kTaken) continue;
     const int seat = words_.slots[s].window.load() / kWindowsOfSeat;
-    const bool gone = page_->slots[seat].holder.load() != words_.seats[seat].session.load();
-    if (!gone && now_nanos < words_.slots[s].until_nanos.load()) continue;
+    if (seats[seat].holder == words_.seats[seat].session.load() && !seats[seat].late) continue;
     SetState(s, SlotState::kOpen);
     ++reopened;
   }
   for (int seat = 0; seat < job_.num_trainers; ++seat) {
     SeatWords& words = words_.seats[seat];
-    const uint64_t holder = page_->slots[seat].holder.load();
-    if (holder == words.session.load()) continue;
+    if (seats[seat].holder == words.session.load()) continue;
     Abandon(seat);
     words.waits.store(0);
-    words.session.store(holder);
+    words.session.store(seats[seat].holder);
   }
   words_.reopened.fetch_add(reopened);
   return reopened;

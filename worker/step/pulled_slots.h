@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "core/job/job.h"
 #include "core/job/plan.h"
 #include "worker/control/control_page.h"
@@ -56,8 +57,21 @@ class PulledSlots {
   // In the lead's next life: its last one may have ended in Take, when a trainer had a slot that did not count as
   // taken.
   void EndTakes(int64_t now_nanos);
-  // Slots that are not finished in time are open again; so are those of trainers that are gone. How many.
+  // Of a job on one host: slots that are not finished in time are open again; so are those of trainers that are gone.
+  // How many.
   int Reopen(int64_t now_nanos);
+  // The same where others say it: by seat its holder now (control_page.h), and whether its slot is late.
+  struct SeatNow {
+    uint64_t holder = 0;
+    bool late = false;
+  };
+  int Reopen(absl::Span<const SeatNow> seats);
+  // Whether the seat has a slot that it should have finished before.
+  bool IsLate(int seat, int64_t now_nanos) const;
+  // The window in which the seat writes the slot. nullopt: none.
+  std::optional<int> WrittenWindow(int seat, int slot) const;
+  // The slot that Take gave the seat and nobody has finished. nullopt: none.
+  std::optional<Grant> Given(int seat) const;
 
   // What is to be summed next: the largest subtree that is there in several pieces; else the result of a trainer that
   // waits for a window. nullopt: nothing. FreePartial: where to.

@@ -22,7 +22,8 @@ StepProtocol::StepProtocol(ControlPage* page, std::atomic<uint32_t>* doorbell, c
       local_(local.value_or(HostRanks::OneHost(plan->num_ranks()))),
       self_(self),
       publications_(page, job, self),
-      groups_(page, *plan) {}
+      groups_(page, *plan),
+      seat_requests_(job->num_trainers) {}
 
 std::optional<StepOutcome> StepProtocol::OutcomeOf(Step step) const {
   if (step > committed_step()) return std::nullopt;
@@ -154,6 +155,7 @@ void StepProtocol::TakePiecesBack(Slot slot) {
     int64_t expected = open;
     page_->pieces[slot.value()][p].compare_exchange_strong(expected, open - 1);
   }
+  if (plan_->pulled()) return;  // a seat; that word is a slot's
   if (!TakeBucketsBack(slot)) page_->slots[slot.value()].nonfinite.store(0);
 }
 

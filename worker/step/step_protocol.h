@@ -22,6 +22,7 @@
 #include "worker/control/host_ranks.h"
 #include "worker/step/facts.h"
 #include "worker/step/pulled_slots.h"
+#include "worker/step/seat_requests.h"
 #include "worker/versions/publications.h"
 
 namespace shardmesh {
@@ -47,17 +48,6 @@ struct Declaration {
   bool in_place = false;  // the slots' windows hold every shard's piece: they are marked ready with the declaration
   double loss_scale = 1;  // what the gradients were multiplied by
   std::vector<int64_t> tokens;  // of a job with token weights: of each slot
-};
-
-// The result of a slot that a trainer took.
-struct FinishedSlot {
-  Slot slot;
-  Step step;
-  uint64_t digest = 0;                 // of its gradients
-  std::vector<double> learning_rates;  // as Declaration's
-  double loss_scale = 1;
-  int64_t tokens = 0;             // of a job with token weights
-  std::optional<int> non_finite;  // a tensor whose gradient is not finite
 };
 
 // That a bucket's gradients of some slots are complete (jobs with bucket residency).
@@ -149,11 +139,18 @@ class StepProtocol {
   absl::StatusOr<std::optional<PulledSlots::Grant>> TakeNext(int seat, int64_t now_nanos);
   // Whether its trainer waits for one: then a result of its own is summed for the window.
   void SetWaits(int seat, bool waits, int64_t now_nanos);
-  // Nothing is finished on an error, and the trainer may finish the slot again.
+  // nullopt: of a job on several hosts the leads count it in their next round (ResultOf). Nothing is finished on an
+  // error, and the trainer may finish the slot again.
   //   Aborted: it was taken back, and the step went on without this result. InvalidArgument: a slot that the trainer
   //   did not take, settings as Declare, tokens that are missing, negative or of a job without them, or a gradient that
   //   is not finite under policy fail. FailedPrecondition: a future step. Unavailable: aborted.
-  absl::StatusOr<PulledSlots::Result> FinishSlot(int seat, const FinishedSlot& finished);
+  absl::StatusOr<std::optional<PulledSlots::Result>> FinishSlot(int seat, const FinishedSlot& finished);
+  // Of a job on several hosts: what became of the slot that the seat finished last; said once. nullopt: not known yet.
+  std::optional<absl::StatusOr<PulledSlots::Result>> ResultOf(int seat);
+  // Counts it, on every host the same. Errors as FinishSlot.
+  absl::StatusOr<PulledSlots::Result> CountFinished(int seat, const FinishedSlot& finished);
+  // What trainers of this host asked for. For the lead's thread.
+  std::vector<SeatRequest>& seat_requests() { return seat_requests_; }
 
   // Waits until `step` is committed. DeadlineExceeded: it was not (nothing is lost: wait again; the message names the
   // slots that are missing). Unavailable: aborted.
@@ -306,6 +303,7 @@ class StepProtocol {
   absl::Status CheckFinished(const FinishedSlot& finished) const;
   absl::Status TakenBack(const FinishedSlot& finished) const;
   bool IsStepped(Step step) const;
+  absl::StatusOr<bool> MayFinish(int seat, const FinishedSlot& finished) const;
   PulledSlots Pulled() const { return PulledSlots(page_, *job_, *plan_, committed_step().value() + 1); }
   absl::Status CheckBucket(int bucket, bool gradients) const;
   absl::Status CheckBuckets(Slot slot, Step step) const;
@@ -351,6 +349,7 @@ class StepProtocol {
   const Rank self_;
   Publications publications_;
   const GroupTable groups_;
+  std::vector<SeatRequest> seat_requests_;  // of a job with pulled slots on several hosts
 };
 
 }  // namespace shardmesh
