@@ -9,14 +9,15 @@ namespace shardmesh {
 namespace {
 
 // Not inlined: kernels/fp_environment.h.
+__attribute__((noinline)) void RaiseReference(const GatheredRun& run, std::atomic<uint32_t>* maxima) {
+  RaiseMaximaOf<float>(run, maxima);
+}
 __attribute__((noinline)) void EncodeReference(const GatheredRun& run, const std::atomic<uint32_t>* maxima,
                                                const GatheredPlace* places, int count) {
   EncodeGatheredOf<float>(run, maxima, places, count);
 }
 
-}  // namespace
-
-float Nf4Mean(const std::atomic<uint32_t>* maxima, int64_t num_blocks) {
+__attribute__((noinline)) float MeanOf(const std::atomic<uint32_t>* maxima, int64_t num_blocks) {
   double sum = 0;
   bool finite = true;
   for (int64_t b = 0; b < num_blocks; ++b) {
@@ -27,8 +28,17 @@ float Nf4Mean(const std::atomic<uint32_t>* maxima, int64_t num_blocks) {
   return finite ? static_cast<float>(sum / static_cast<double>(num_blocks)) : FloatOfBits(kNanBits);
 }
 
+}  // namespace
+
+float Nf4Mean(const std::atomic<uint32_t>* maxima, int64_t num_blocks) {
+  const ScopedFpEnvironment environment;
+  return MeanOf(maxima, num_blocks);
+}
+
 void RaiseMaximaReference(const GatheredRun& run, std::atomic<uint32_t>* maxima) {
-  if (run.gather != GatherFormat::kMx8) RaiseMaximaOf<float>(run, maxima);
+  if (run.gather == GatherFormat::kMx8) return;
+  const ScopedFpEnvironment environment;
+  RaiseReference(run, maxima);
 }
 
 void EncodeGatheredReference(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
@@ -40,7 +50,10 @@ void EncodeGatheredReference(const GatheredRun& run, const std::atomic<uint32_t>
 void RaiseMaxima(const GatheredRun& run, std::atomic<uint32_t>* maxima) {
 #if defined(__x86_64__)
   if (run.gather == GatherFormat::kMx8) return;
-  if (SimdSupported()) return simd8::RaiseMaxima(run, maxima);
+  if (SimdSupported()) {
+    const ScopedFpEnvironment environment;
+    return simd8::RaiseMaxima(run, maxima);
+  }
 #endif
   RaiseMaximaReference(run, maxima);
 }

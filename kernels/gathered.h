@@ -6,7 +6,7 @@
 // Weights that are not finite, which Encode refuses: their scale is NaN, and so is all that shares it, decoded.
 //
 // Nothing is checked. Thread-safe for runs of different elements. Memory is borrowed for the call. The processor's
-// floating-point environment has no part in it: EncodeGathered sets it for the call and restores it.
+// floating-point environment has no part in it: every function sets it for the call, and restores it.
 #pragma once
 
 #include <atomic>
@@ -25,6 +25,10 @@ struct GatheredRun {
   int64_t first_element = 0;                       // in the tensor; of mx8 a multiple of 32, of nf4 of 64
   int64_t num_elements = 0;
   float mean = 0;  // of nf4, for EncodeGathered: Nf4Mean of the tensor
+  // Of weights that are stored in int8_row: `values` are their codes, in whole rows of `row_elements`, and these the
+  // rows' scales. What is gathered is codes times scales in fp32, as `format` says. Null: values are numbers.
+  const float* row_scales = nullptr;
+  int64_t row_elements = 1;
 };
 
 // Raises each of the tensor's maxima to the largest magnitude (its bits as fp32, which order like it) of the run's

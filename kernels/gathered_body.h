@@ -24,6 +24,10 @@ template <class Number>
 SHARDMESH_RULE Number LoadValues(const uint16_t* values) {
   return Lanes<Number>::LoadBf16(values);
 }
+template <class Number>
+SHARDMESH_RULE Number LoadValues(const uint8_t* codes) {
+  return DecodeInt8<Number>(Lanes<Number>::LoadBytes(codes));
+}
 
 // Calls visit(i, number) for elements [i, i + kWidth); what is beyond `n` is 0.
 template <class Number, class Value, class Visit>
@@ -105,14 +109,15 @@ SHARDMESH_RULE void EncodeNf4Block(const Value* values, int64_t n, float largest
 }
 
 template <class Number, class Value>
-void EncodeNf4As(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places, int count) {
+void EncodeNf4As(const GatheredRun& run, const std::atomic<uint32_t>* maxima, uint8_t* codes,
+                 const GatheredPlace* places, int count) {
   const auto* const values = static_cast<const Value*>(run.values);
   const int64_t num_blocks = run.blocks->num_blocks;
   float factor = 0;
   int64_t factor_of = -1;
   ForEachPiece(*run.blocks, run.first_element, run.num_elements, [&](int64_t at, int64_t n, int64_t block, bool) {
     const float largest = FloatOfBits(maxima[block].load(std::memory_order_relaxed));
-    EncodeNf4Block<Number>(values + at, n, largest, places[0].codes + at / 2);
+    EncodeNf4Block<Number>(values + at, n, largest, codes + at / 2);
     if (const int64_t super = block / kNf4FactorBlocks; super != factor_of) {
       factor_of = super;
       factor = Nf4FactorOf(maxima, super * kNf4FactorBlocks, num_blocks, run.mean);
@@ -129,12 +134,12 @@ void EncodeNf4As(const GatheredRun& run, const std::atomic<uint32_t>* maxima, co
   });
 }
 
+// The run's codes, at `codes` alone, and the scales of every place.
 template <class Number, class Value>
-void EncodeGatheredAs(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
-                      int count) {
-  if (run.gather == GatherFormat::kNf4) return EncodeNf4As<Number, Value>(run, maxima, places, count);
+void EncodeGatheredAs(const GatheredRun& run, const std::atomic<uint32_t>* maxima, uint8_t* codes,
+                      const GatheredPlace* places, int count) {
+  if (run.gather == GatherFormat::kNf4) return EncodeNf4As<Number, Value>(run, maxima, codes, places, count);
   const auto* const values = static_cast<const Value*>(run.values);
-  uint8_t* const codes = places[0].codes;
   ForEachPiece(*run.blocks, run.first_element, run.num_elements,
                [&](int64_t at, int64_t n, int64_t block, bool begins) {
                  const auto encode = [&](const auto& code) { EncodePiece<Number>(values + at, n, code, codes + at); };
@@ -156,8 +161,47 @@ void EncodeGatheredAs(const GatheredRun& run, const std::atomic<uint32_t>* maxim
                });
 }
 
+// Elements [at, at + n) of a run of int8_row weights.
+template <class Number>
+SHARDMESH_RULE void DecodeRows(const GatheredRun& run, int64_t at, int64_t n, float* values) {
+  using L = Lanes<Number>;
+  const auto* const codes = static_cast<const uint8_t*>(run.values) + at;
+  for (int64_t done = 0; done < n;) {
+    const int64_t row = (at + done) / run.row_elements;
+    const int64_t row_end = (row + 1) * run.row_elements - at, size = (row_end < n ? row_end : n) - done;
+    float* const to = values + done;
+    ForEachNumber<Number>(codes + done, size, [&, scale = Number(run.row_scales[row])](int64_t i, Number code) {
+      if (i + L::kWidth <= size) return L::Store(code * scale, to + i);
+      float rest[L::kWidth];
+      L::Store(code * scale, rest);
+      for (int64_t k = 0; k < L::kWidth && i + k < size; ++k) to[i + k] = rest[k];
+    });
+    done += size;
+  }
+}
+
+// Calls visit(part, at) for parts of a run of int8_row weights, as runs of fp32: `at` counts from the run's start.
+template <class Number, class Visit>
+void ForEachDecoded(const GatheredRun& run, const Visit& visit) {
+  constexpr int64_t kPart = 4096;  // whole blocks of mx8 and of nf4; stays in the first-level cache
+  alignas(64) float values[kPart];
+  for (int64_t at = 0; at < run.num_elements; at += kPart) {
+    GatheredRun part = run;
+    part.row_scales = nullptr;
+    part.values = values;
+    part.first_element += at;
+    part.num_elements = run.num_elements - at < kPart ? run.num_elements - at : kPart;
+    DecodeRows<Number>(run, at, part.num_elements, values);
+    visit(part, at);
+  }
+}
+
 template <class Number>
 void RaiseMaximaOf(const GatheredRun& run, std::atomic<uint32_t>* maxima) {
+  if (run.row_scales != nullptr) {
+    return ForEachDecoded<Number>(
+        run, [&](const GatheredRun& part, int64_t) { RaiseMaximaAs<Number, float>(part, maxima); });
+  }
   run.format == Format::kFp32 ? RaiseMaximaAs<Number, float>(run, maxima)
                               : RaiseMaximaAs<Number, uint16_t>(run, maxima);
 }
@@ -165,10 +209,18 @@ void RaiseMaximaOf(const GatheredRun& run, std::atomic<uint32_t>* maxima) {
 template <class Number>
 void EncodeGatheredOf(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
                       int count) {
-  run.format == Format::kFp32 ? EncodeGatheredAs<Number, float>(run, maxima, places, count)
-                              : EncodeGatheredAs<Number, uint16_t>(run, maxima, places, count);
-  const auto bytes =
-      static_cast<size_t>(run.gather == GatherFormat::kNf4 ? (run.num_elements + 1) / 2 : run.num_elements);
+  uint8_t* const codes = places[0].codes;
+  const auto bytes_of = [&](int64_t n) { return run.gather == GatherFormat::kNf4 ? (n + 1) / 2 : n; };
+  if (run.row_scales != nullptr) {
+    ForEachDecoded<Number>(run, [&](const GatheredRun& part, int64_t at) {
+      EncodeGatheredAs<Number, float>(part, maxima, codes + bytes_of(at), places, count);
+    });
+  } else if (run.format == Format::kFp32) {
+    EncodeGatheredAs<Number, float>(run, maxima, codes, places, count);
+  } else {
+    EncodeGatheredAs<Number, uint16_t>(run, maxima, codes, places, count);
+  }
+  const auto bytes = static_cast<size_t>(bytes_of(run.num_elements));
   for (int i = 1; i < count; ++i) std::memcpy(places[i].codes, places[0].codes, bytes);
 }
 

@@ -1,9 +1,12 @@
 // Gathered weights, whatever the runs, are what kernels/encode.h gives for the whole tensor.
 #include "kernels/gathered.h"
 
+#include <cfenv>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
+#include <random>
 
 #include "kernels/coded_fixture.h"
 
@@ -28,18 +31,25 @@ CodeSpec SpecOf(GatherFormat gather) { return Spec(ParseCodeFormat(GatherFormatN
 struct Gathered {
   Gathered(GatherFormat gather, const std::vector<int64_t>& shape, Format format, const std::vector<float>& values,
            int64_t length, bool reference = false)
-      : coded(SpecOf(gather), shape), copy(SpecOf(gather), shape) {
+      : Gathered(shape, Whole(gather, format, values, Halves(values)), length, reference) {}
+
+  // `whole`: the values of a tensor of that shape.
+  Gathered(const std::vector<int64_t>& shape, const GatheredRun& whole, int64_t length, bool reference)
+      : coded(SpecOf(whole.gather), shape), copy(SpecOf(whole.gather), shape) {
+    const GatherFormat gather = whole.gather;
     const ScaleBlocks blocks = ScaleBlocksOf(gather, shape).value();
     EXPECT_EQ(PartsOf(SpecOf(gather), shape).value()[1].dims, ScaleShape(gather, shape));
     std::vector<std::atomic<uint32_t>> maxima(blocks.num_blocks);
-    std::vector<uint16_t> halves;
-    for (const float value : values) halves.push_back(static_cast<uint16_t>(FloatBits(value) >> 16));
-    const auto n = static_cast<int64_t>(values.size());
+    const int64_t n = whole.num_elements, bytes = whole.row_scales != nullptr ? 1 : BytesPerElement(whole.format);
     const auto visit = [&](const auto& each) {
       for (int64_t first = (n - 1) / length * length; first >= 0; first -= length) {
-        each(GatheredRun{gather, &blocks, format,
-                         format == Format::kFp32 ? static_cast<const void*>(&values[first]) : &halves[first], first,
-                         std::min(length, n - first)});
+        GatheredRun run = whole;
+        run.blocks = &blocks;
+        run.values = static_cast<const char*>(whole.values) + first * bytes;
+        if (whole.row_scales != nullptr) run.row_scales += first / whole.row_elements;
+        run.first_element = first;
+        run.num_elements = std::min(length, n - first);
+        each(run);
       }
     };
     const auto raise = reference ? RaiseMaximaReference : RaiseMaxima;
@@ -57,6 +67,17 @@ struct Gathered {
     });
     Split(gather, blocks.num_blocks, scales[0].data(), coded);
     Split(gather, blocks.num_blocks, scales[1].data(), copy);
+  }
+
+  static std::vector<uint16_t> Halves(const std::vector<float>& values) {
+    std::vector<uint16_t> halves;
+    for (const float value : values) halves.push_back(static_cast<uint16_t>(FloatBits(value) >> 16));
+    return halves;
+  }
+  static GatheredRun Whole(GatherFormat gather, Format format, const std::vector<float>& values,
+                           const std::vector<uint16_t>& halves) {
+    const void* const begin = format == Format::kFp32 ? static_cast<const void*>(values.data()) : halves.data();
+    return {gather, nullptr, format, begin, 0, static_cast<int64_t>(values.size())};
   }
 
   // The scales of a place, and what lies behind them, as the parts that Encode has.
@@ -102,6 +123,81 @@ TEST(GatheredTest, EveryFormatAndShape_IsWhatEncodeGives) {
       values.back() = 0x1.FEp127f;
       values.front() = -1e-45f;
       ASSERT_NO_FATAL_FAILURE(ExpectEncoded(gather, shape, values));
+    }
+  }
+}
+
+// Of weights that are stored in int8_row: what Encode gives for the decoded whole, in runs of whole rows and whole
+// blocks, whatever the caller's rounding.
+void ExpectRowsEncoded(const std::vector<int64_t>& shape, Coded& rows) {
+  const std::vector<float> values = Decoded(Spec(CodeFormat::kInt8Row), rows);
+  const int64_t columns = shape.empty() ? 1 : shape.back();
+  for (const GatherFormat gather : kGathers) {
+    if (!ScaleBlocksOf(gather, shape).ok()) continue;
+    GatheredRun whole{gather, nullptr, Format::kFp32, rows.codes(), 0, Product(shape)};
+    whole.row_scales = rows.scales();
+    whole.row_elements = columns;
+    const Coded expected = Encoded(SpecOf(gather), shape, values);
+    const int64_t shortest = std::lcm(columns, int64_t{256});
+    for (const int64_t length : {shortest, 3 * shortest, 17 * shortest, int64_t{1} << 40}) {
+      SCOPED_TRACE(std::string(GatherFormatName(gather)) + " in runs of " + std::to_string(length));
+      for (const bool reference : {false, true}) {
+        for (const int rounding : {FE_TONEAREST, FE_UPWARD}) {
+          std::fesetround(rounding);
+          Gathered gathered(shape, whole, length, reference);
+          std::fesetround(FE_TONEAREST);
+          ASSERT_EQ(gathered.coded.parts, expected.parts) << reference << " rounding " << rounding;
+          ASSERT_EQ(gathered.copy.parts, expected.parts) << reference << " rounding " << rounding;
+        }
+      }
+    }
+  }
+}
+
+TEST(GatheredTest, WeightsStoredInRows_AreWhatEncodeGivesOfTheDecodedWhole) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::vector<std::vector<int64_t>> shapes = kShapes;
+  std::mt19937 random(seed);
+  for (int i = 0; i < 6; ++i) {
+    shapes.push_back({1 + static_cast<int64_t>(random() % 300), 1 + static_cast<int64_t>(random() % 600)});
+  }
+  for (const std::vector<int64_t>& shape : shapes) {
+    SCOPED_TRACE(::testing::PrintToString(shape));
+    std::vector<float> values = Numbers(Product(shape), static_cast<int>(random() >> 1));
+    Coded rows = Encoded(Spec(CodeFormat::kInt8Row), shape, values);
+    ASSERT_NO_FATAL_FAILURE(ExpectRowsEncoded(shape, rows));
+    values.assign(values.size(), 0);
+    values.front() = 3e38f;
+    Coded large = Encoded(Spec(CodeFormat::kInt8Row), shape, values);
+    ASSERT_NO_FATAL_FAILURE(ExpectRowsEncoded(shape, large));
+  }
+}
+
+// A row whose scale is no number makes everything under the scales of its elements NaN.
+TEST(GatheredTest, RowsThatAreNotFinite_AreNanUnderTheirScale) {
+  const std::vector<int64_t> shape = {130, 256};
+  constexpr int64_t kBadRow = 5;
+  for (const GatherFormat gather : kGathers) {
+    for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+      Coded rows = Encoded(Spec(CodeFormat::kInt8Row), shape, Numbers(Product(shape), 5));
+      rows.scales()[kBadRow] = bad;
+      GatheredRun whole{gather, nullptr, Format::kFp32, rows.codes(), 0, Product(shape)};
+      whole.row_scales = rows.scales();
+      whole.row_elements = shape[1];
+      Gathered gathered(shape, whole, 512, /*reference=*/false);
+      EXPECT_EQ(gathered.coded.parts, Gathered(shape, whole, 512, /*reference=*/true).coded.parts);
+      const std::vector<float> decoded = Decoded(SpecOf(gather), gathered.coded);
+      const ScaleBlocks blocks = ScaleBlocksOf(gather, shape).value();
+      std::vector<bool> is_bad(blocks.num_blocks);
+      ForEachPiece(blocks, kBadRow * shape[1], shape[1],
+                   [&](int64_t, int64_t, int64_t block, bool) { is_bad[block] = true; });
+      ForEachPiece(blocks, 0, Product(shape), [&](int64_t at, int64_t num, int64_t block, bool) {
+        for (int64_t i = at; i < at + num; ++i) {
+          ASSERT_EQ(std::isnan(decoded[i]), is_bad[block] || gather == GatherFormat::kNf4)
+              << GatherFormatName(gather) << " " << i;
+        }
+      });
     }
   }
 }

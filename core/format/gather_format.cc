@@ -36,6 +36,11 @@ GatherFormat GatherOf(WeightFormat weights, GatherFormat gather) {
   return weights == WeightFormat::kInt8Row && gather == GatherFormat::kStored ? GatherFormat::kInt8Row : gather;
 }
 
+bool IsCoded(WeightFormat weights, GatherFormat gather) {
+  const bool own = weights == WeightFormat::kInt8Row && gather == GatherFormat::kInt8Row;
+  return gather != GatherFormat::kStored && !own;
+}
+
 int64_t GatheredCodeBytes(Format stored, GatherFormat gather, int64_t num_elements) {
   if (gather == GatherFormat::kStored) return num_elements * BytesPerElement(stored);
   return gather == GatherFormat::kNf4 ? (num_elements + 1) / 2 : num_elements;

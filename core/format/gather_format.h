@@ -41,6 +41,10 @@ Format GatheredFormat(WeightFormat format);
 // How weights of a storage format are gathered: int8_row weights that are gathered as `stored` in int8_row.
 GatherFormat GatherOf(WeightFormat weights, GatherFormat gather);
 
+// Whether gathered weights are codes that are made of the stored ones. Otherwise they are what is stored: fp32, bf16, or
+// the codes and scales of int8_row.
+bool IsCoded(WeightFormat weights, GatherFormat gather);
+
 inline constexpr int64_t kNf4BlockElements = 64, kNf4FactorBlocks = 256;
 
 // Bytes of the codes of `num_elements`, which would be `stored` otherwise; of one scale (0: there are none); and of all

@@ -23,7 +23,7 @@ absl::Status CheckDeviceJob(const JobSpec& job, const Plan& plan, int hosts) {
     if (job.IsMuon(p)) {
       return refused(absl::StrCat("has parameter \"", p.name, "\", which Muon steps"), "take another optimizer for it");
     }
-    if (p.tied_to.empty() && p.gather != GatherFormat::kStored && p.format != WeightFormat::kInt8Row) {
+    if (p.tied_to.empty() && IsCoded(p.format, p.gather)) {
       return refused(absl::StrCat("has parameter \"", p.name, "\", which is gathered as ", GatherFormatName(p.gather)),
                      "gather it as stored");
     }

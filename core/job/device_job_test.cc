@@ -30,6 +30,10 @@ TEST(CheckDeviceJob, WhatDevicesCannotDo_IsRefusedAndSaysWhatWould) {
   job = PlainJob();
   job.parameters[1].gather = GatherFormat::kFp8Tensor;
   EXPECT_THAT(refusal(job), is("has parameter \"b\", which is gathered as fp8_tensor"));
+  job.parameters[1].format = WeightFormat::kInt8Row;
+  EXPECT_THAT(refusal(job), is("has parameter \"b\", which is gathered as fp8_tensor"));
+  job.parameters[1].gather = GatherFormat::kInt8Row;
+  EXPECT_OK(refusal(job)) << "their own codes";
   job = PlainJob();
   job.check_every = 10;
   EXPECT_THAT(refusal(job), is("has check_every"));

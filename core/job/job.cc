@@ -49,10 +49,6 @@ absl::Status ValidateParameter(int index, const ParameterSpec& p, int num_groups
     return absl::InvalidArgumentError(
         absl::StrCat(who, ": group ", p.group, " is none of the job's: 0 to ", num_groups - 1));
   }
-  if (p.format == WeightFormat::kInt8Row && p.gather != GatherFormat::kStored && p.gather != GatherFormat::kInt8Row) {
-    return absl::UnimplementedError(absl::StrCat(who, ": int8_row weights are gathered as they are stored; as ",
-                                                 GatherFormatName(p.gather), " they are not yet"));
-  }
   return Annotate(ScaleBlocksOf(p.gather, p.shape).status(), who);
 }
 

@@ -109,7 +109,7 @@ struct JobSpec {
   bool token_weights = false;
 
   // InvalidArgument or ResourceExhausted: the first wrong value, with its name and what would be right. Unimplemented:
-  // what only shardmesh.numerics does yet (int8_row weights that are gathered in other codes than their own).
+  // pulled slots with bucket residency.
   absl::Status Validate() const;
 
   bool pulled() const { return slot_mode == SlotMode::kPulled; }

@@ -94,9 +94,9 @@ TEST(JobTest, BadValue_ErrorNamesItAndWhatWouldBeRight) {
        "parameter \"t\" is not frozen, but is tied to \"w\", which is; freeze"},
       {[](JobSpec& j) {
          j.parameters[1].format = WeightFormat::kInt8Row;
-         j.parameters[1].gather = GatherFormat::kFp8Row;
+         j.parameters[1].gather = GatherFormat::kFp8Block;
        },
-       Code::kUnimplemented, "parameter 1 \"b\": int8_row weights are gathered as they are stored; as fp8_row they"},
+       Code::kInvalidArgument, "parameter 1 \"b\": shape [] cannot be gathered as fp8_block, which codes matrices"},
       {[](JobSpec& j) { j.parameters[1].group = 1; }, Code::kInvalidArgument,
        "parameter 1 \"b\": group 1 is none of the job's: 0 to 0"},
       {[](JobSpec& j) { j.parameters[2].group = -7; }, Code::kInvalidArgument, "parameter 2 \"t\": group -7 is none"},

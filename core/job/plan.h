@@ -77,7 +77,7 @@ struct Bucket {
 
   // Whether what windows hold is made of the stored weights, in a command of its own (worker/pass/pass.h). Otherwise it
   // is what is stored: fp32, bf16, or the codes and scales of int8_row.
-  bool coded() const { return gather != GatherFormat::kStored && weights != WeightFormat::kInt8Row; }
+  bool coded() const { return IsCoded(weights, gather); }
   // Of its weights as an optimizer step gives them to readers; where it is not coded, that of windows and publications.
   Format format() const { return GatheredFormat(weights); }
   // Bytes in a window from the bucket's start to an element's code. REQUIRES: a multiple of kBlockElements.

@@ -130,6 +130,21 @@ TEST(LayoutGranulesTest, Int8Rows_AreNotCut_AndLieWithTheirScales) {
   EXPECT_EQ(plan.buckets()[plan.placements()[5].bucket].num_elements, 0);
 }
 
+TEST(LayoutGranulesTest, Int8Rows_ThatAreGatheredInOtherCodes_HaveMaximaAndScalesOfTheirTensor) {
+  JobSpec job = JobOn("fsdp=3");
+  job.parameters = {{"own", {100, 96}, WeightFormat::kInt8Row, "", StateFormat::kFp32, GatherFormat::kInt8Row},
+                    {"fp8", {100, 96}, WeightFormat::kInt8Row, "", StateFormat::kFp32, GatherFormat::kFp8Row},
+                    {"nf4", {100, 96}, WeightFormat::kInt8Row, "", StateFormat::kFp32, GatherFormat::kNf4}};
+  ASSERT_OK_AND_ASSIGN(const Plan plan, Plan::Create(job));
+  const auto bucket = [&](int t) { return plan.buckets()[plan.placements()[t].bucket]; };
+  EXPECT_FALSE(bucket(0).coded());
+  EXPECT_TRUE(bucket(1).coded());
+  EXPECT_TRUE(bucket(2).coded());
+  EXPECT_EQ(plan.num_maxima(), 100 + 9600 / 64);
+  EXPECT_EQ(bucket(2).granule_elements, 768) << "rows are not cut, whatever they are gathered as";
+  EXPECT_EQ(bucket(2).CodeOffset(bucket(2).num_elements), bucket(2).num_elements / 2);
+}
+
 TEST(LayoutGranulesTest, Hash_ChangesWithOwnersAndRows) {
   JobSpec job = JobOn("fsdp=2");
   job.more_groups[0].momentum = 0.5;

@@ -116,13 +116,14 @@ TEST_F(Checkpoints, OnEveryMesh_TheJobGoesOnWithItsBits_AndItsFilesAreTheSame) {
 }
 
 TEST_F(Checkpoints, InAnotherGatherFormat_TheJobHasTheSameBits) {
-  const JobSpec spec = testing::TinyJob("job", "fsdp=2", kSlots);
+  JobSpec spec = testing::TinyJob("job", "fsdp=2", kSlots);
+  spec.parameters.push_back({"rows", {20, 96}, WeightFormat::kInt8Row});
   ASSERT_NO_FATAL_FAILURE(Save(spec));
   const Learnt uninterrupted = testing::ReferenceOf(spec, kLast);
   RestoreOptions options{"coded", "fsdp=3"};
   options.gather = "fp8_tensor";
   ASSERT_OK_AND_ASSIGN(const auto coded, RestoreCheckpoint(*client_, root_, options));
-  EXPECT_EQ(coded->spec().parameters[0].gather, GatherFormat::kFp8Tensor);
+  for (const ParameterSpec& p : coded->spec().parameters) EXPECT_EQ(p.gather, GatherFormat::kFp8Tensor) << p.name;
   const std::string other = temp_.File("coded");
   ASSERT_OK_AND_ASSIGN(const SavedCheckpoint again, SaveCheckpoint(*coded, other));
   EXPECT_EQ(again.digest, saved_.digest);

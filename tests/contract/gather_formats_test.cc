@@ -27,11 +27,11 @@ constexpr GatherFormat kGathers[] = {GatherFormat::kFp8Tensor, GatherFormat::kFp
 
 // Shapes that no number of shards divides, in every gather format that takes them.
 JobSpec JobOf(const std::string& name) {
-  const std::vector<std::pair<std::vector<int64_t>, WeightFormat>> tensors = {{{131, 160}, WeightFormat::kBf16Plus16},
-                                                                              {{37, 53}, WeightFormat::kBf16Sr},
-                                                                              {{5, 96}, WeightFormat::kFp32},
-                                                                              {{4099}, WeightFormat::kBf16Plus8Sr},
-                                                                              {{}, WeightFormat::kFp32}};
+  const std::vector<std::pair<std::vector<int64_t>, WeightFormat>> tensors = {
+      {{131, 160}, WeightFormat::kBf16Plus16}, {{37, 53}, WeightFormat::kBf16Sr},
+      {{5, 96}, WeightFormat::kFp32},          {{4099}, WeightFormat::kBf16Plus8Sr},
+      {{67, 160}, WeightFormat::kInt8Row},     {{37, 53}, WeightFormat::kInt8Row},
+      {{1100}, WeightFormat::kInt8Row},        {{}, WeightFormat::kFp32}};
   JobSpec spec = testing::OddJob(name, "fsdp=1", kSlots);
   for (const GatherFormat gather : kGathers) {
     for (const auto& [shape, format] : tensors) {

@@ -69,8 +69,8 @@ TEST(MuonAndRowsInput, ShapesAndFormatsWithoutMeaning_AreRefused) {
   p.format = WeightFormat::kInt8Row;
   refused(p, Code::kInvalidArgument, "has int8_row weights, whose scales are of rows");
   p.group = 0;
-  p.gather = GatherFormat::kFp8Tensor;
-  refused(p, Code::kUnimplemented, "int8_row weights are gathered as they are stored; as fp8_tensor they are not yet");
+  p.gather = GatherFormat::kMx8;
+  refused(p, Code::kInvalidArgument, "shape [3,4] cannot be gathered as mx8, which codes rows of multiples of 32");
   ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Undisturbed(client, good, 2));
   const Learnt reference = testing::ReferenceOf(good, 2);
   EXPECT_EQ(learnt, reference);

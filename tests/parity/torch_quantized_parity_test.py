@@ -118,6 +118,23 @@ class ExamplesTest(ServiceTest):
                 wanted = numerics.decode(numerics.encode(weights, coded, **scales), coded, weights.shape, **scales)
                 self.assertTrue(np.array_equal(net.weight.detach(), wanted))
 
+    def test_int8_weights_that_are_gathered_in_other_codes_are_those_of_their_decoded_values(self):
+        torch.manual_seed(4)
+        weights = torch.randn(96, 256)
+        stored = numerics.decode(numerics.encode(weights, "int8_row"), "int8_row", weights.shape)
+        for gather in "fp8_tensor", "fp8_row", "fp8_block", "mx8", "int8_row", "nf4":
+            with self.subTest(gather):
+                net = nn.Linear(256, 96, bias=False)
+                net.weight.data.copy_(weights)
+                optimizer = sm.Optimizer(net, "SGD", lr=0.1, service=self.address, job=f"rows-{gather}", mesh="fsdp=2",
+                                         weights="int8_row", gather=gather)
+                self.addCleanup(optimizer.close)
+                self.assertEqual([source.format for source in optimizer._placed._sources], [gather])
+                scales = {"power_of_2": False} if gather == "fp8_row" else {}  # as jobs have them
+                coded = numerics.encode(stored, gather, **scales)
+                wanted = stored if gather == "int8_row" else numerics.decode(coded, gather, weights.shape, **scales)
+                self.assertTrue(np.array_equal(net.weight.detach(), wanted))
+
     def test_torchao_s_own_fail_today_under_fsdp2(self):
         tries = ("int8", 0, (64, 128)), ("nf4", 0, (128, 128))
         with concurrent.futures.ThreadPoolExecutor() as pool:

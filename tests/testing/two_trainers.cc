@@ -34,7 +34,7 @@ JobSpec EverythingJob(const std::string& name, const std::string& mesh) {
   for (int i = 0; i < 18; ++i) {
     ParameterSpec p{absl::StrCat("more.", i), {60, 96}, static_cast<WeightFormat>(i % 6)};
     p.states = static_cast<StateFormat>(i / 3);
-    if (p.format != WeightFormat::kInt8Row) p.gather = gathers[i % 5];
+    p.gather = gathers[i % 5];
     if (i % 7 == 1) p.group = 1;
     if (i % 7 == 5) p.frozen = true;
     spec.parameters.push_back(p);

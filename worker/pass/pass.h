@@ -13,7 +13,7 @@
 // else: first all threads make the update in the storage's scratch, then the chunks follow as everywhere. A worker that
 // is killed on the way makes the update again from the old momentum, or goes on with the complete one.
 //
-// Weights of int8_row are gathered as they are stored: their codes are copied, and beside them their rows' scales.
+// Weights of int8_row that are gathered as they are stored are copied, and beside them their rows' scales.
 // Weights that are gathered in other codes (core/format/gather_format.h) are not copied by the step: it raises the
 // largest magnitudes of their scales while they are in cache, and kGather, when those of all shards are in, reads them
 // again and codes them.

@@ -18,7 +18,7 @@ JobSpec HalfFrozen(const std::string& mesh) {
   job.parameters[2].states = StateFormat::kDyn8;
   job.parameters[4].format = WeightFormat::kBf16Plus16;
   job.parameters[4].gather = job.parameters[7].gather = GatherFormat::kFp8Tensor;
-  job.parameters[6].format = WeightFormat::kInt8Row;
+  job.parameters[6].format = job.parameters[8].format = WeightFormat::kInt8Row;
   job.parameters[8].gather = job.parameters[9].gather = GatherFormat::kNf4;
   for (size_t t = 0; t < job.parameters.size(); t += 2) job.parameters[t].frozen = true;
   job.parameters[5].frozen = true;  // tied to parameter 0

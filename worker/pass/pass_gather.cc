@@ -13,7 +13,12 @@ GatheredRun Pass::GatheredOf(int range, int parity, const ChunkRun& run) const {
   gathered.gather = bucket.gather;
   gathered.blocks = &plan_.placements()[run.tensor].scales;
   gathered.format = bucket.format();
-  gathered.values = storage_.weights(range, parity, run.offset).codes;
+  const StoredRun weights = storage_.weights(range, parity, run.offset);
+  gathered.values = weights.codes;
+  if (bucket.weights == WeightFormat::kInt8Row) {
+    gathered.row_scales = static_cast<const float*>(weights.extra);
+    gathered.row_elements = bucket.row_elements;
+  }
   gathered.first_element = run.first_element;
   gathered.num_elements = run.num_elements;
   if (!nf4_means_.empty()) gathered.mean = nf4_means_[run.tensor];

@@ -15,7 +15,8 @@ constexpr GatherFormat kGathers[] = {GatherFormat::kFp8Tensor, GatherFormat::kFp
 constexpr WeightFormat kWeights[] = {WeightFormat::kFp32, WeightFormat::kBf16Sr, WeightFormat::kBf16Plus16,
                                      WeightFormat::kBf16Plus8Sr};
 
-// Odd shapes in every gather format that takes them, one of them tied, and some that are not coded among them.
+// Odd shapes in every gather format that takes them, of weights in numbers and in rows of int8, one of them tied, and
+// some that are not coded among them.
 JobSpec GatherJob(const std::string& mesh) {
   const std::vector<std::vector<int64_t>> shapes = {{}, {7, 19}, {300, 1}, {3, 320}, {130, 257}, {2, 4096 + 32}};
   JobSpec job = SmallJob(mesh, 2);
@@ -30,6 +31,8 @@ JobSpec GatherJob(const std::string& mesh) {
       const std::string name = std::string(GatherFormatName(gather)) + "." + std::to_string(++number);
       const StateFormat states = number % 2 == 0 ? StateFormat::kFp32 : StateFormat::kDyn8;
       job.parameters.push_back({name, shape, kWeights[number % 4], "", states, gather});
+      if (gather == GatherFormat::kInt8Row) continue;
+      job.parameters.push_back({"rows." + name, shape, WeightFormat::kInt8Row, "", states, gather});
     }
   }
   ParameterSpec tied = job.parameters.back();

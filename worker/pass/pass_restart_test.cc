@@ -98,9 +98,12 @@ void KillMaxima(PassGroup& group, int open_range, const Command& command, int64_
       for (int k = storage.first_run(range, chunk); k < storage.first_run(range, chunk + 1); ++k) {
         const ChunkRun& run = storage.runs(range)[k];
         const Placement& tensor = group.plan.placements()[run.tensor];
-        RaiseMaxima({bucket.gather, &tensor.scales, bucket.format(),
-                     storage.weights(range, 1 - command.parity, run.offset).codes, run.first_element, run.num_elements},
-                    maxima + tensor.first_maximum);
+        const StoredRun weights = storage.weights(range, 1 - command.parity, run.offset);
+        GatheredRun gathered{bucket.gather, &tensor.scales,    bucket.format(),
+                             weights.codes, run.first_element, run.num_elements};
+        gathered.row_elements = bucket.row_elements;
+        if (bucket.weights == WeightFormat::kInt8Row) gathered.row_scales = static_cast<const float*>(weights.extra);
+        RaiseMaxima(gathered, maxima + tensor.first_maximum);
       }
     }
   }
@@ -253,6 +256,21 @@ TEST(PassRestartTest, KilledWithInt8Rows_TheRestartedWorkerFinishesWithTheSameBi
   for (const std::vector<int64_t>& shape : shapes) {
     const auto states = static_cast<StateFormat>(job.parameters.size() % 6);
     job.parameters.push_back({"p" + std::to_string(job.parameters.size()), shape, WeightFormat::kInt8Row, "", states});
+  }
+  KillInEveryChunk<NumericsOracle>(job);
+}
+
+TEST(PassRestartTest, KilledWithInt8RowsInOtherCodes_TheRestartedWorkerFinishesWithTheSameBits) {
+  JobSpec job = SmallJob("fsdp=1", 2);
+  job.seed = 4;
+  job.parameters.clear();
+  for (const GatherFormat gather : {GatherFormat::kFp8Tensor, GatherFormat::kFp8Row, GatherFormat::kFp8Block,
+                                    GatherFormat::kMx8, GatherFormat::kNf4}) {
+    for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{140, 64}, {7, 1024}, {7, 19}}) {
+      if (!ScaleBlocksOf(gather, shape).ok()) continue;
+      const std::string name = "p" + std::to_string(job.parameters.size());
+      job.parameters.push_back({name, shape, WeightFormat::kInt8Row, "", StateFormat::kDyn8, gather});
+    }
   }
   KillInEveryChunk<NumericsOracle>(job);
 }

@@ -93,7 +93,8 @@ TEST(StepAllocationTest, Muon_AllocatesNothing) {
 TEST(StepAllocationTest, Int8Rows_AllocateInTheFirstStepAlone) {
   JobSpec job = SmallJob("fsdp=1", 2);
   job.parameters = {{"w", {300, 96}, WeightFormat::kInt8Row, "", StateFormat::kDyn8},
-                    {"b", {9001}, WeightFormat::kInt8Row}};
+                    {"b", {9001}, WeightFormat::kInt8Row},
+                    {"coded", {50, 960}, WeightFormat::kInt8Row, "", StateFormat::kFp32, GatherFormat::kFp8Tensor}};
   PassGroup group(job, /*threads=*/1);
   group.PlaceWeights();
   for (const int64_t step : {1, 2, 4}) {
@@ -101,8 +102,9 @@ TEST(StepAllocationTest, Int8Rows_AllocateInTheFirstStepAlone) {
     const Command command = group.StepCommand(step);
     const int64_t before = allocations.load();
     group.Execute(command);
-    EXPECT_TRUE(step == 1 || allocations.load() == before) << "step " << step;
     group.parity = 1 - group.parity;
+    group.Gather(command);
+    EXPECT_TRUE(step == 1 || allocations.load() == before) << "step " << step;
   }
 }
 

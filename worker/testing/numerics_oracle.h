@@ -75,20 +75,14 @@ class NumericsOracle {
     const auto* codes = reinterpret_cast<const char*>(tensors_[tensor].streams[0].codes.data());
     const int64_t n = p.NumElements();
     const Format format = GatheredFormat(p.format);
-    if (p.format == WeightFormat::kInt8Row) {
+    if (p.format == WeightFormat::kInt8Row && !IsCoded(p.format, GatherOf(p.format, p.gather))) {
       const auto* scales = reinterpret_cast<const char*>(tensors_[tensor].streams[0].extra.data());
       std::vector<char> bytes(codes, codes + n);
       bytes.insert(bytes.end(), scales, scales + n / RowElements(p) * 4);
       return bytes;
     }
     if (p.gather == GatherFormat::kStored) return {codes, codes + n * BytesPerElement(format)};
-    std::vector<float> values(n);
-    for (int64_t e = 0; e < n; ++e) {
-      uint32_t bits = 0;
-      std::memcpy(reinterpret_cast<char*>(&bits) + 4 - BytesPerElement(format), codes + e * BytesPerElement(format),
-                  BytesPerElement(format));
-      values[e] = FloatOfBits(bits);
-    }
+    const std::vector<float> values = Readable(tensor);
     CodeSpec spec;
     spec.format = ParseCodeFormat(GatherFormatName(p.gather)).value();
     const std::vector<CodePart> parts = PartsOf(spec, p.shape).value();
@@ -151,6 +145,27 @@ class NumericsOracle {
   struct Tensor {
     std::vector<Stream> streams;  // the weights, then each state
   };
+
+  // A tensor's weights as `stored` would show them, in fp32.
+  std::vector<float> Readable(int tensor) const {
+    const ParameterSpec& p = job_.parameters[tensor];
+    const Stream& weights = tensors_[tensor].streams[0];
+    std::vector<float> values(p.NumElements());
+    if (p.format == WeightFormat::kInt8Row) {
+      CodeSpec spec;
+      spec.format = CodeFormat::kInt8Row;
+      const std::vector<const void*> parts = {weights.codes.data(), weights.extra.data()};
+      EXPECT_OK(Decode(spec, p.shape, parts, values.data()));
+      return values;
+    }
+    const int64_t bytes = BytesPerElement(GatheredFormat(p.format));
+    for (size_t e = 0; e < values.size(); ++e) {
+      uint32_t bits = 0;
+      std::memcpy(reinterpret_cast<char*>(&bits) + 4 - bytes, weights.CodesAt(static_cast<int64_t>(e)), bytes);
+      values[e] = FloatOfBits(bits);
+    }
+    return values;
+  }
 
   // What this rank steps of a tensor. All ranks' pieces are of `elements`, with those that are beyond the tensor.
   struct Piece {
