@@ -361,7 +361,7 @@ void JobShard::FillStatus(v1::GetStatusReply::Job& status) const {
   status.set_refused_publications(protocol_->publications().refused());
   status.set_slot_bytes(host_.slot_bytes());
   status.set_gathered_bytes(pass_->gathered_bytes());
-  if (plan_.pulled() && rank() == Rank(0)) FillTrainers(status);
+  if (plan_.pulled() && rank().value() == protocol_->local().first()) FillTrainers(status);
   if (host_lead_ != nullptr) {
     status.set_host_gradient_bytes_in(host_lead_->gradient_bytes_in());
     status.set_host_weight_bytes_in(host_lead_->weight_bytes_in());

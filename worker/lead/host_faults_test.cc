@@ -153,6 +153,7 @@ TEST(HostFaults, FactsThatCannotBe_EndTheJobAndAreNamed) {
     const char* what;
     std::function<void(HostFacts&)> facts;
     std::function<void(HostBucket&)> bucket;
+    bool pulled = false;
   } const lies[] = {
       {"slot 1 is declared for step 9 after step 0", [](HostFacts& facts) { facts.slots[1].declared = 9; }, {}},
       {"slot 0 has attached trainers on host 0 and on host 1",
@@ -165,10 +166,21 @@ TEST(HostFaults, FactsThatCannotBe_EndTheJobAndAreNamed) {
       {"1000000 words of buckets", [](HostFacts& facts) { facts.num_buckets = 1'000'000; }, {}},
       {"bucket 7 of 1", {}, [](HostBucket& bucket) { bucket.bucket = 7; }},
       {"slot 5 of bucket 0", {}, [](HostBucket& bucket) { bucket.slot = 5; }},
+      {"seat 1 has finished slot 99", [](HostFacts& facts) { facts.seats[1].finishes = 1, facts.seats[1].slot = 99; }, {},
+       true},
+      {"seat 1 has finished a slot of step 9 after step 0",
+       [](HostFacts& facts) { facts.seats[1].finishes = 1, facts.seats[1].step = 9; }, {}, true},
+      {"seat 0 has attached trainers on host 0 and on host 1",
+       [](HostFacts& facts) { facts.slots[0].holder = uint64_t{2} << 32 | 5; }, {}, true},
   };
   for (const auto& lie : lies) {
     JobSpec spec = Job("fsdp=2", 2);
-    spec.residency = Residency::kBucket;
+    if (lie.pulled) {
+      spec.slot_mode = SlotMode::kPulled;
+      spec.num_trainers = 2;
+    } else {
+      spec.residency = Residency::kBucket;
+    }
     std::atomic<bool> lies_now{false};
     std::vector<HostGroups> groups(2);
     const RankNames names{0, 1};
@@ -190,7 +202,9 @@ TEST(HostFaults, FactsThatCannotBe_EndTheJobAndAreNamed) {
     ASSERT_OK(honest.TakeSlot(Slot(0), uint64_t{1} << 32 | 1));
     ASSERT_OK(honest.AwaitGiven({Slot(0)}, uint64_t{1} << 32 | 1, kLongWait));
     lies_now.store(true);
-    ASSERT_OK(other.AcquireBucket(0));  // news, so that there are rounds with words of buckets
+    if (!lie.pulled) {
+      ASSERT_OK(other.AcquireBucket(0));  // news, so that there are rounds with words of buckets
+    }
     EXPECT_THAT(honest.AwaitCommit(Step(1), kLongWait),
                 StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker-1 (rank 1"), HasSubstr("said for its host what"),
                                                    HasSubstr(lie.what))))

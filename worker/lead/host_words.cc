@@ -180,7 +180,7 @@ absl::Status CheckTogether(AllHostWords words, const JobSpec& job, int& host) {
       if (holder == 0 || (holder & kAsking) != 0) continue;
       host = h;
       return absl::InvalidArgumentError(
-          absl::StrCat("slot ", s, " has attached trainers on host ", writer, " and on host ", h));
+          absl::StrCat(job.pulled() ? "seat " : "slot ", s, " has attached trainers on host ", writer, " and on host ", h));
     }
   }
   return absl::OkStatus();
