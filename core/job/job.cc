@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "core/base/status.h"
 #include "core/job/muon.h"
+#include "core/job/support_table.h"
 #include "core/names/names.h"
 
 namespace shardmesh {
@@ -50,8 +51,8 @@ absl::Status ValidateParameter(int index, const ParameterSpec& p, int num_groups
         absl::StrCat(who, ": group ", p.group, " is none of the job's: 0 to ", num_groups - 1));
   }
   if (p.format == WeightFormat::kInt8Row && p.gather != GatherFormat::kStored && p.gather != GatherFormat::kInt8Row) {
-    return absl::UnimplementedError(absl::StrCat(who, ": int8_row weights are gathered as they are stored; as ",
-                                                 GatherFormatName(p.gather), " they are not yet"));
+    const std::string gathered = absl::StrCat(who, ", which is gathered as ", GatherFormatName(p.gather), ",");
+    RETURN_IF_ERROR(CheckTogether(gathered, Feature::kInt8RowWeights, Feature::kQuantizedGathers));
   }
   return Annotate(ScaleBlocksOf(p.gather, p.shape).status(), who);
 }
@@ -66,8 +67,8 @@ absl::Status ValidateMuon(const JobSpec& job, const ParameterSpec& p) {
                                                    "group of another optimizer, such as adamw"));
   }
   if (p.format == WeightFormat::kInt8Row) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(who, "has int8_row weights, whose scales are of rows; take bf16_sr, or another optimizer"));
+    const std::string grouped = absl::StrCat("parameter ", Quoted(p.name), " (group ", p.group, ")");
+    RETURN_IF_ERROR(CheckTogether(grouped, Feature::kMuon, Feature::kInt8RowWeights));
   }
   if (BoundedElements(p.shape) <= kMaxMuonElements) return absl::OkStatus();
   return absl::ResourceExhaustedError(
@@ -157,8 +158,7 @@ absl::Status ValidateSlotMode(const JobSpec& job) {
                                                    kMaxTrainers, ", those that may take part at a time"));
   }
   if (job.residency == Residency::kFull) return absl::OkStatus();
-  return absl::UnimplementedError(
-      "slots are pulled and residency is bucket, which do not go together yet; take full residency");
+  return CheckTogether(absl::StrCat("job ", job.name), Feature::kPulledSlots, Feature::kBucketResidency);
 }
 
 absl::string_view PolicyName(NonFinitePolicy policy) { return policy == NonFinitePolicy::kSkip ? "skip" : "fail"; }

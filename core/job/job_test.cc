@@ -96,7 +96,10 @@ TEST(JobTest, BadValue_ErrorNamesItAndWhatWouldBeRight) {
          j.parameters[1].format = WeightFormat::kInt8Row;
          j.parameters[1].gather = GatherFormat::kFp8Row;
        },
-       Code::kUnimplemented, "parameter 1 \"b\": int8_row weights are gathered as they are stored; as fp8_row they"},
+       Code::kUnimplemented,
+       "parameter 1 \"b\", which is gathered as fp8_row, has int8_row weights and has quantized gathers, which do not "
+       "go "
+       "together yet: int8_row weights are gathered as they are stored; gather them as stored"},
       {[](JobSpec& j) { j.parameters[1].group = 1; }, Code::kInvalidArgument,
        "parameter 1 \"b\": group 1 is none of the job's: 0 to 0"},
       {[](JobSpec& j) { j.parameters[2].group = -7; }, Code::kInvalidArgument, "parameter 2 \"t\": group -7 is none"},
@@ -127,7 +130,10 @@ TEST(JobTest, BadValue_ErrorNamesItAndWhatWouldBeRight) {
          j.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kMuon)};
          j.parameters[0] = {"w", {3, 4}, WeightFormat::kInt8Row, "", StateFormat::kFp32, GatherFormat::kStored, 1};
        },
-       Code::kInvalidArgument, "has int8_row weights, whose scales are of rows; take bf16_sr"},
+       Code::kInvalidArgument,
+       "parameter \"w\" (group 1) is stepped by Muon and has int8_row weights, which cannot go together: int8_row has "
+       "a "
+       "scale for each row, and Muon's update is orthogonal as a whole matrix alone; take bf16_sr, or another"},
       {[](JobSpec& j) {
          j.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kMuon)};
          j.parameters[0] = {"w", {1 << 16, 1 << 16}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kStored,

@@ -67,10 +67,10 @@ TEST(MuonAndRowsInput, ShapesAndFormatsWithoutMeaning_AreRefused) {
   refused(p, Code::kInvalidArgument, "shape [2,3,4]; muon steps matrices");
   p.shape = {3, 4};
   p.format = WeightFormat::kInt8Row;
-  refused(p, Code::kInvalidArgument, "has int8_row weights, whose scales are of rows");
+  refused(p, Code::kInvalidArgument, "is stepped by Muon and has int8_row weights, which cannot go together: int8_row has a scale for each row");
   p.group = 0;
   p.gather = GatherFormat::kFp8Tensor;
-  refused(p, Code::kUnimplemented, "int8_row weights are gathered as they are stored; as fp8_tensor they are not yet");
+  refused(p, Code::kUnimplemented, "which is gathered as fp8_tensor, has int8_row weights and has quantized gathers, which do not go together yet");
   ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Undisturbed(client, good, 2));
   const Learnt reference = testing::ReferenceOf(good, 2);
   EXPECT_EQ(learnt, reference);
