@@ -6,7 +6,7 @@
 #include "bench/step_formats.h"
 #include "core/base/status.h"
 #include "core/format/stream_digest.h"
-#include "core/job/device_job.h"
+#include "core/job/support.h"
 #include "worker/pass/pass.h"
 
 namespace shardmesh::bench {
@@ -21,7 +21,7 @@ absl::StatusOr<std::unique_ptr<DevicePassJob>> DevicePassJob::Create(const JobSp
                                                        device != nullptr ? device->copies : nullptr));
   job->host_ = std::make_unique<HostMemory>(std::move(host));
   if (device != nullptr) {
-    RETURN_IF_ERROR(CheckDeviceJob(spec, p, 1));
+    RETURN_IF_ERROR(CheckSupported(spec, p, {1, p.num_ranks(), /*device=*/true}));
     ASSIGN_OR_RETURN(job->pass_, DevicePass::Create(job->spec_, p, {0, 0}, *job->host_, *device, {0, 1}, {}));
     return job;
   }

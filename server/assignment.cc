@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -22,7 +23,9 @@ using Hosts = std::map<Kind, std::vector<Candidate>>;
 
 constexpr int kHostsNamed = 3;
 
-std::string WaitingFor(const Demand& demand, const Hosts& hosts, bool spanning, int64_t passed_over) {
+// `refusal`: why hosts that would do together are not asked; empty: there are none.
+std::string WaitingFor(const Demand& demand, const Hosts& hosts, bool spanning, int64_t passed_over,
+                       const std::string& refusal) {
   std::string text = absl::StrCat(demand.num_ranks, " live worker", demand.num_ranks == 1 ? "" : "s", " on one host",
                                   spanning ? ", or evenly on several with group addresses" : "", "; ");
   const bool kinds = passed_over > 0 || (!hosts.empty() && !hosts.begin()->first.on_processors);
@@ -38,61 +41,85 @@ std::string WaitingFor(const Demand& demand, const Hosts& hosts, bool spanning, 
   }
   if (counts.size() > kHostsNamed) absl::StrAppend(&text, ", others have no more");
   if (counts.empty()) absl::StrAppend(&text, "none is there", kinds ? " on processors" : "");
-  if (passed_over == 0) return text;
-  return absl::StrCat(text, "; ", passed_over, " on CUDA devices are not asked: ", demand.refused_by_devices);
+  if (passed_over > 0) {
+    absl::StrAppend(&text, "; ", passed_over, " on CUDA devices are not asked: ", demand.refusal(1, true));
+  }
+  if (!refusal.empty()) absl::StrAppend(&text, "; several hosts together are not asked: ", refusal);
+  return text;
 }
 
 struct HostChoice {
-  bool on_processors = false;
   int64_t load = 0;  // jobs that its chosen workers serve
   const std::vector<Candidate>* workers = nullptr;
 };
 
-// The `num_hosts` best hosts for `per_host` workers each; empty: there are not so many.
-std::vector<HostChoice> BestHosts(const Hosts& hosts, int64_t num_hosts, int64_t per_host) {
+// The `num_hosts` best hosts for `per_host` workers each, all on CUDA devices or none; empty: there are not so many.
+std::vector<HostChoice> BestHosts(const Hosts& hosts, bool on_devices, int64_t num_hosts, int64_t per_host) {
   std::vector<HostChoice> choices;
   for (const auto& [kind, workers] : hosts) {
-    if (static_cast<int64_t>(workers.size()) < per_host) continue;
-    HostChoice choice{kind.on_processors, 0, &workers};
+    if (kind.on_processors == on_devices || static_cast<int64_t>(workers.size()) < per_host) continue;
+    HostChoice choice{0, &workers};
     for (int64_t i = 0; i < per_host; ++i) choice.load += workers[i].num_jobs;
     choices.push_back(choice);
   }
   if (static_cast<int64_t>(choices.size()) < num_hosts) return {};
-  std::stable_sort(choices.begin(), choices.end(), [](const HostChoice& a, const HostChoice& b) {
-    return std::tie(a.on_processors, a.load) < std::tie(b.on_processors, b.load);
-  });
+  std::stable_sort(choices.begin(), choices.end(),
+                   [](const HostChoice& a, const HostChoice& b) { return a.load < b.load; });
   choices.resize(num_hosts);
   return choices;
+}
+
+// Candidates by host, the best first.
+struct Fleet {
+  Hosts hosts;     // that may be asked for a job on one host
+  Hosts spanning;  // that other hosts reach
+};
+
+// Takes members on so many hosts of one kind, if there are enough and the job can be there. The refusal, if only that
+// is in the way.
+std::string TakeMembers(const Demand& demand, const Fleet& fleet, bool on_devices, int64_t num_hosts, Choice& choice) {
+  const int64_t per_host = demand.num_ranks / num_hosts;
+  const Hosts& hosts = num_hosts == 1 ? fleet.hosts : fleet.spanning;
+  const std::vector<HostChoice> best = BestHosts(hosts, on_devices, num_hosts, per_host);
+  const std::string& refusal = demand.refusal(num_hosts, on_devices);
+  if (best.empty() || !refusal.empty()) return best.empty() ? "" : refusal;
+  for (const HostChoice& host : best) {
+    for (int64_t i = 0; i < per_host; ++i) choice.members.push_back(*(*host.workers)[i].worker);
+  }
+  choice.on_devices = on_devices;
+  return "";
 }
 
 }  // namespace
 
 Choice ChooseMembers(const Demand& demand, std::vector<Candidate> candidates) {
-  const int64_t num_ranks = demand.num_ranks;
   std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
     return std::tie(a.num_jobs, a.worker->name) < std::tie(b.num_jobs, b.worker->name);
   });
   Choice choice;
-  Hosts hosts, spanning;
+  Fleet fleet;
+  bool several = false;  // hosts may be asked together
   for (const Candidate& candidate : candidates) {
     const WorkerTraits& traits = candidate.traits;
-    if (traits.has_device && !demand.refused_by_devices.empty()) {
-      ++choice.passed_over;
-      continue;
-    }
     const Kind kind{!traits.has_device, candidate.worker->host_id};
-    hosts[kind].push_back(candidate);
-    if (traits.spans_hosts && kind.on_processors) spanning[kind].push_back(candidate);
+    if (traits.spans_hosts) {
+      fleet.spanning[kind].push_back(candidate);
+      several = several || demand.refusal(2, traits.has_device).empty();
+    }
+    const bool passed_over = traits.has_device && !demand.refusal(1, true).empty();
+    choice.passed_over += passed_over;
+    if (!passed_over) fleet.hosts[kind].push_back(candidate);
   }
-  for (int64_t num_hosts = 1; num_hosts <= num_ranks && choice.members.empty(); ++num_hosts) {
-    if (num_ranks % num_hosts != 0) continue;
-    const int64_t per_host = num_ranks / num_hosts;
-    for (const HostChoice& host : BestHosts(num_hosts == 1 ? hosts : spanning, num_hosts, per_host)) {
-      for (int64_t i = 0; i < per_host; ++i) choice.members.push_back(*(*host.workers)[i].worker);
-      choice.on_devices = !host.on_processors;
+  std::string refusal;
+  for (int64_t num_hosts = 1; num_hosts <= demand.num_ranks; ++num_hosts) {
+    if (demand.num_ranks % num_hosts != 0) continue;
+    for (const bool on_devices : {true, false}) {
+      std::string only = TakeMembers(demand, fleet, on_devices, num_hosts, choice);
+      if (!choice.members.empty()) return choice;
+      if (refusal.empty() && !(on_devices && choice.passed_over > 0)) refusal = std::move(only);
     }
   }
-  if (choice.members.empty()) choice.waiting_for = WaitingFor(demand, hosts, !spanning.empty(), choice.passed_over);
+  choice.waiting_for = WaitingFor(demand, fleet.hosts, several, choice.passed_over, refusal);
   return choice;
 }
 

@@ -28,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "core/base/secret.h"
+#include "core/job/support.h"
 #include "core/mesh/mesh_spec.h"
 #include "server/assignment.h"
 #include "server/job_definition.h"
@@ -155,8 +156,8 @@ class Coordinator {
   // `mesh` that it goes back to after losses. Again, or to the mesh that it has: OK. While it is on its way to another
   // one, its present mesh calls that off.
   //   InvalidArgument, ResourceExhausted: a mesh that it cannot have. Unavailable: it is not READY, or a member does
-  //   not answer: later. FailedPrecondition: it is on its way to another mesh; there are not enough workers; or it is
-  //   a job that cannot (several hosts, bucket residency, CUDA devices), or has failed.
+  //   not answer: later. FailedPrecondition: it is on its way to another mesh; there are not enough workers; or it
+  //   has failed. Unimplemented: it cannot where it is, or with what it has (core/job/support.h).
   absl::Status Reshard(const std::string& name, const MeshSpec& mesh, absl::Time now);
   absl::StatusOr<std::shared_ptr<const JobDefinition>> Definition(const std::string& name) const;
   // Of the host that has the most: workers on processors and on devices are not members of one job, and count apart.
@@ -225,7 +226,9 @@ class Coordinator {
   // coordinator_reform.cc
   bool IsThere(const Worker& worker, absl::Time now) const;
   const Worker* WorkerOf(const MemberRecord& member) const;  // null: that life is not the worker's newest
-  absl::Status CheckReforms(const Job& job) const;
+  // CheckSupported of a job that has members, or had them: traits of workers are not stored, and one of a life that is
+  // known says what all are on.
+  absl::Status CheckSupportedNow(const Job& job, Feature feature) const;
   static constexpr size_t kNobody = SIZE_MAX;
   // Members that have what the job had when it was READY last, each with its rank then, without the one at `lost`.
   std::vector<MemberRecord> Holders(const Job& job, size_t lost, absl::Time now) const;

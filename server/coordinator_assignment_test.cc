@@ -1,6 +1,10 @@
 // Which workers the coordinator gives to a job, and what a job waits for.
 #include <gmock/gmock.h>
 
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/job/support.h"
 #include "server/testing/coordinator_fixture.h"
 
 namespace shardmesh {
@@ -60,6 +64,33 @@ TEST_F(CoordinatorTest, JobThatDevicesCannotDo_WaitsForProcessors) {
   EXPECT_THAT(View("j").waiting_for, HasSubstr("1 on CUDA devices are not asked: job j has bucket residency"));
   ASSERT_OK(c_->Join(SmallWorker("b"), now_));
   EXPECT_EQ(View("j").members[0].worker.name, "b");
+}
+
+// Jobs of one feature each, where the workers that live would do on two hosts alone.
+TEST_F(CoordinatorTest, JobThatSeveralHostsCannotDo_WaitsForOneHost_AndIsNeverPlacedOnBoth) {
+  const WorkerTraits reached{true, false};
+  for (const char* worker : {"a", "b"}) ASSERT_OK(c_->Join(SmallWorker(worker, 1, worker), now_, reached));
+  std::vector<JobSpec> jobs(5, SmallSpec("", 2));
+  jobs[1].residency = Residency::kBucket;
+  jobs[2].slot_mode = SlotMode::kPulled;
+  jobs[2].num_trainers = 2;
+  jobs[3].token_weights = true;
+  jobs[4].clip_norm = 1;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    jobs[i].name = absl::StrCat("j", i);
+    const auto definition = JobDefinition::Create(jobs[i]).value();
+    ASSERT_OK(c_->CreateJob(definition, now_));
+    const absl::Status there = CheckSupported(jobs[i], definition->plan(), {2, 2, false});
+    EXPECT_EQ(View(jobs[i].name).state, there.ok() ? JobState::kPreparing : JobState::kWaiting) << there;
+    if (there.ok()) continue;
+    EXPECT_EQ(View(jobs[i].name).waiting_for,
+              absl::StrCat("2 live workers on one host; host a has 1, host b has 1; several hosts together are not "
+                           "asked: ",
+                           there.message()));
+  }
+  EXPECT_EQ(View("j0").state, JobState::kPreparing);
+  ASSERT_OK(c_->Join(SmallWorker("c", 1, "b"), now_, reached));
+  for (const JobSpec& job : jobs) EXPECT_EQ(View(job.name).state, JobState::kPreparing) << job.name;
 }
 
 }  // namespace

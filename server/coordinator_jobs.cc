@@ -17,9 +17,7 @@ namespace {
 
 constexpr size_t kNamesListed = 10;
 
-Demand DemandOf(const JobDefinition& definition) {
-  return {definition.plan().num_ranks(), definition.refused_by_devices()};
-}
+Demand DemandOf(const JobDefinition& definition) { return {definition.plan().num_ranks(), definition.refusals()}; }
 
 std::string IsAnother(const JobRecord& job, int64_t uid) {
   return absl::StrCat("job ", job.name, " has uid ", job.uid, ", not ", uid,
@@ -108,13 +106,6 @@ absl::Status Coordinator::NoSuchJob(const std::string& name) const {
                                           more == 0 ? "" : absl::StrCat(" and ", more, " more")));
 }
 
-namespace {
-// Whether a keeper can have what members' next lives need (worker/process/worker_lives.cc).
-bool IsKeepable(const Job& job) {
-  return job.definition->spec().residency == Residency::kFull && OnOneHost(job.record.members);
-}
-}  // namespace
-
 JobView Coordinator::View(const Job& job, absl::Time now) const {
   JobView view;
   view.definition = job.definition;
@@ -128,13 +119,13 @@ JobView Coordinator::View(const Job& job, absl::Time now) const {
   view.error = job.record.error;
   view.next = job.next;
   view.reshard_error = job.reshard_error;
-  const bool keepable = IsKeepable(job);
+  const bool keepable = CheckSupportedNow(job, Feature::kRestart).ok();
   for (const MemberRecord& member : job.record.members) {
     const auto found = state_.workers.find(member.worker.name);
     const bool there = found != state_.workers.end() && found->second.record.state == WorkerState::kAlive &&
                        found->second.record.identity.incarnation == member.worker.incarnation;
     const std::optional<WorkerTraits> traits = there ? found->second.traits : std::nullopt;
-    const bool kept = keepable && traits.has_value() && traits->kept && !traits->has_device;
+    const bool kept = keepable && traits.has_value() && traits->kept;
     view.members.push_back({member.worker, there && !IsSilent(found->second, now), member.ready, kept});
   }
   if (job.awaits_life) view.waiting_for = "the next life of a worker that has a shard which nobody else has";
@@ -197,9 +188,11 @@ void Coordinator::AssignWaitingJobs(Transaction& transaction, absl::Time now) {
         absl::StrJoin(choice.members, ",",
                       [](std::string* out, const WorkerIdentity& worker) { absl::StrAppend(out, worker.name); }),
         " on=", choice.on_devices ? "devices" : "processors",
-        choice.passed_over > 0 ? absl::StrCat(" passed_over=", choice.passed_over, " because=\"",
-                                              absl::CHexEscape(waiting.definition->refused_by_devices()), "\"")
-                               : ""));
+        choice.passed_over > 0
+            ? absl::StrCat(" passed_over=", choice.passed_over, " because=\"",
+                           absl::CHexEscape(waiting.definition->refusals()[static_cast<int>(TopologyKind::kHostCuda)]),
+                           "\"")
+            : ""));
   }
 }
 

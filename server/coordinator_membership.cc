@@ -23,11 +23,9 @@ bool Names(const std::vector<ResumedJob>& resumed, const JobRecord& job, int64_t
   });
 }
 
-// Whether the job goes on when the next life of its member takes over. On several hosts it does not: the connections
-// between the hosts ended with the life.
+// Whether the job goes on when the next life of its member takes over, where it supports that.
 bool GoesOn(const JobRecord& job, size_t rank, const std::vector<ResumedJob>& resumed) {
-  return job.state == JobState::kReady && OnOneHost(job.members) &&
-         Names(resumed, job, job.epoch, static_cast<int64_t>(rank));
+  return job.state == JobState::kReady && Names(resumed, job, job.epoch, static_cast<int64_t>(rank));
 }
 
 std::string Member(const WorkerIdentity& worker, size_t rank) {
@@ -64,11 +62,10 @@ absl::Status Coordinator::CheckSecretOf(const std::string& name, int64_t incarna
   const WorkerRecord& there = found->second.record;
   if (there.identity.incarnation != incarnation || SameSecret(there.secret, secret)) return absl::OkStatus();
   // Should another program have taken the number, the worker goes on with the next one.
-  return WithNextIncarnation(
-      absl::PermissionDeniedError(
-          absl::StrCat(call, " of worker ", name, " incarnation ", incarnation,
-                       " without the secret that it joined with; only the process that joined may send it")),
-      AddSaturated(incarnation, 1));
+  return WithNextIncarnation(absl::PermissionDeniedError(absl::StrCat(
+                                 call, " of worker ", name, " incarnation ", incarnation,
+                                 " without the secret that it joined with; only the process that joined may send it")),
+                             AddSaturated(incarnation, 1));
 }
 
 // Lives may have come and gone that never joined: since the coordinator was away, or they were killed before. Who has
@@ -97,9 +94,10 @@ absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& w
   if (worker.incarnation < old.incarnation) return CheckIncarnation(worker.name, worker.incarnation);
   if (worker.incarnation == old.incarnation) {
     if (there.record.state == WorkerState::kLeft) {
-      return WithNextIncarnation(absl::AbortedError(absl::StrCat("incarnation ", worker.incarnation, " of worker ",
-                                                                 worker.name, " has left; join again with a larger one")),
-                                 AddSaturated(worker.incarnation, 1));
+      return WithNextIncarnation(
+          absl::AbortedError(absl::StrCat("incarnation ", worker.incarnation, " of worker ", worker.name,
+                                          " has left; join again with a larger one")),
+          AddSaturated(worker.incarnation, 1));
     }
     if (worker == old) return absl::OkStatus();
     return absl::AlreadyExistsError(absl::StrCat("incarnation ", worker.incarnation, " of worker ", worker.name,
@@ -124,8 +122,8 @@ bool Coordinator::IsUsedUp(const Worker& worker, absl::Time now) const {
 
 // A clock far ahead, or nonsense: were it stored, no other life of the name could join before that time.
 absl::Status Coordinator::CheckAhead(const WorkerIdentity& worker, int64_t last, absl::Time wall) const {
-  const int64_t most = std::max(AddSaturated(last, options_.max_incarnation_step),
-                                NextIncarnation(wall + options_.max_ahead, 0));
+  const int64_t most =
+      std::max(AddSaturated(last, options_.max_incarnation_step), NextIncarnation(wall + options_.max_ahead, 0));
   if (worker.incarnation <= most) return absl::OkStatus();
   const int64_t next = NextIncarnation(wall, last);
   return WithNextIncarnation(
@@ -165,6 +163,7 @@ void Coordinator::Resume(Transaction& transaction, const Worker& worker, const s
   for (const auto& [name, job] : state_.jobs) {
     for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
       if (!SameLife(job.record.members[rank].worker, last) || !GoesOn(job.record, rank, resumed)) continue;
+      if (!CheckSupportedNow(job, Feature::kRestart).ok()) continue;
       transaction.MutableJob(name).record.members[rank].worker = life;
       ++num_jobs;
     }
@@ -420,8 +419,8 @@ void Coordinator::ApplyProgress(const MemberReport& report, const WorkerIdentity
   if (report.rank != 0 || JobOf(report, worker) == nullptr) return;
   Job& job = state_.jobs.at(report.job);
   if (report.committed_step < job.record.committed_step) {
-    const bool same = job.behind.has_value() && job.behind->epoch == report.epoch &&
-                      job.behind->incarnation == worker.incarnation;
+    const bool same =
+        job.behind.has_value() && job.behind->epoch == report.epoch && job.behind->incarnation == worker.incarnation;
     if (!same) job.behind = Behind{now, report.epoch, worker.incarnation};
     if (now - job.behind->since < options_.heartbeat_timeout) return;
   }

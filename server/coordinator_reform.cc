@@ -55,18 +55,16 @@ const Worker* Coordinator::WorkerOf(const MemberRecord& member) const {
                                                                                                  : nullptr;
 }
 
-// Traits are not stored; all members are on devices, or none is.
-absl::Status Coordinator::CheckReforms(const Job& job) const {
-  const std::vector<MemberRecord>& members = job.record.members;
-  if (!OnOneHost(members)) return absl::FailedPreconditionError("jobs on several hosts do not re-form");
-  if (job.definition->spec().residency != Residency::kFull) {
-    return absl::FailedPreconditionError("jobs with bucket residency do not re-form");
-  }
-  const bool on_devices = absl::c_any_of(members, [&](const MemberRecord& member) {
+absl::Status Coordinator::CheckSupportedNow(const Job& job, Feature feature) const {
+  std::set<absl::string_view> hosts;
+  bool on_devices = false;
+  for (const MemberRecord& member : job.record.members) {
+    hosts.insert(member.worker.host_id);
     const Worker* worker = WorkerOf(member);
-    return worker != nullptr && worker->traits.has_value() && worker->traits->has_device;
-  });
-  return on_devices ? absl::FailedPreconditionError("its members are on CUDA devices") : absl::OkStatus();
+    on_devices = on_devices || (worker != nullptr && worker->traits.has_value() && worker->traits->has_device);
+  }
+  const Topology topology{static_cast<int>(hosts.size()), static_cast<int>(job.record.members.size()), on_devices};
+  return CheckSupported(job.definition->spec(), job.definition->plan(), topology, feature);
 }
 
 std::vector<MemberRecord> Coordinator::Holders(const Job& job, size_t lost, absl::Time now) const {
@@ -99,7 +97,7 @@ std::vector<Candidate> Coordinator::Spares(const Job& job, size_t lost, const st
 }
 
 absl::StatusOr<Reformed> Coordinator::FormWithout(const Job& job, size_t lost, absl::Time now) const {
-  RETURN_IF_ERROR(CheckReforms(job));
+  RETURN_IF_ERROR(CheckSupportedNow(job, Feature::kReform));
   ASSIGN_OR_RETURN(const MeshSpec from, FromMesh(job));
   ASSIGN_OR_RETURN(const MeshSpec wanted, WantedMesh(job));
   const std::vector<MemberRecord> holders = Holders(job, lost, now);

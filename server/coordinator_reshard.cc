@@ -41,9 +41,7 @@ absl::Status Coordinator::CheckReshards(const Job& job, const MeshSpec& mesh, ab
     return absl::UnavailableError(
         absl::StrCat("job ", record.name, " is ", JobStateName(record.state), "; reshard it when it is ready"));
   }
-  if (const absl::Status able = CheckReforms(job); !able.ok()) {
-    return absl::FailedPreconditionError(absl::StrCat("job ", record.name, " stays on its mesh: ", able.message()));
-  }
+  RETURN_IF_ERROR(CheckSupportedNow(job, Feature::kReshard));
   RETURN_IF_ERROR(mesh.Validate());
   if (mesh.NumRanks() > kMaxHostRanks) {
     return absl::InvalidArgumentError(

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "absl/strings/str_cat.h"
+#include "core/job/support.h"
 #include "server/testing/reform_fixture.h"
 
 namespace shardmesh {
@@ -192,6 +193,35 @@ TEST_F(ReshardTest, Refused_WithTheReason) {
                                                                       HasSubstr("the mesh that it has, fsdp=2"))));
   Prepare({"a", "b", "c"});
   EXPECT_THAT(To("fsdp=1"), StatusIs(Code::kUnavailable, HasSubstr("is preparing")));
+}
+
+// Each job in the words of the table, wherever that refuses.
+TEST_F(ReshardTest, JobsThatDoNot_StayOnTheirMesh_AndSayWhy) {
+  struct Case {
+    const char* host_of_b;
+    bool on_device;
+    Residency residency;
+  };
+  for (const Case& c : {Case{"h2", false, Residency::kFull}, Case{"h1", true, Residency::kFull},
+                        Case{"h1", false, Residency::kBucket}, Case{"h1", false, Residency::kFull}}) {
+    shared_ = {};
+    Restart();
+    const WorkerTraits traits{!c.on_device, c.on_device};
+    ASSERT_OK(c_->Join(SmallWorker("a"), now_, traits));
+    ASSERT_OK(c_->Join(SmallWorker("b", 1, c.host_of_b), now_, traits));
+    JobSpec spec = SmallMeshSpec("j", "fsdp=2");
+    spec.residency = c.residency;
+    const auto definition = JobDefinition::Create(spec).value();
+    const Topology topology{c.host_of_b == std::string("h1") ? 1 : 2, 2, c.on_device};
+    if (!CheckSupported(spec, definition->plan(), topology).ok()) continue;
+    ASSERT_OK(c_->CreateJob(definition, now_));
+    for (const char* worker : {"a", "b"}) {
+      const auto told = c_->Heartbeat(worker, 1, {}, now_, traits).value();
+      ASSERT_OK(c_->Heartbeat(worker, 1, {ReadyReport(told.at(0))}, now_, traits));
+    }
+    ASSERT_EQ(View("j").state, JobState::kReady);
+    EXPECT_EQ(To("fsdp=1"), CheckSupported(spec, definition->plan(), topology, Feature::kReshard));
+  }
 }
 
 // While it moves, what was never a member may be done without; the mesh is the nearest to the one that was wanted.

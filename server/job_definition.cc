@@ -3,10 +3,10 @@
 #include <map>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
-#include "core/job/device_job.h"
 #include "proto/convert.h"
 #include "server/near_miss.h"
 
@@ -54,14 +54,21 @@ absl::Status CanonicalizeNames(const NameRules& rules, std::vector<ParameterSpec
   return absl::OkStatus();
 }
 
+JobDefinition::Refusals RefusalsOf(const JobSpec& spec, const Plan& plan) {
+  JobDefinition::Refusals refusals;
+  for (const bool device : {false, true}) {
+    for (const int hosts : {1, 2}) {  // 2: any number of them
+      const Topology topology{hosts, plan.num_ranks(), device};
+      refusals[static_cast<int>(topology.kind())] = std::string(CheckSupported(spec, plan, topology).message());
+    }
+  }
+  return refusals;
+}
+
 }  // namespace
 
 JobDefinition::JobDefinition(JobSpec spec, Plan plan)
-    : spec_(std::move(spec)),
-      plan_(std::move(plan)),
-      proto_(ToProto(spec_)),
-      // One host: workers on devices are never chosen from several.
-      refused_by_devices_(CheckDeviceJob(spec_, plan_, /*hosts=*/1).message()) {
+    : spec_(std::move(spec)), plan_(std::move(plan)), proto_(ToProto(spec_)), refusals_(RefusalsOf(spec_, plan_)) {
   for (size_t i = 0; i < spec_.parameters.size(); ++i) index_of_.emplace(spec_.parameters[i].name, static_cast<int>(i));
   for (const ParameterSpec& p : spec_.parameters)
     storage_of_.push_back(IndexOf(p.tied_to.empty() ? p.name : p.tied_to));
@@ -110,6 +117,9 @@ absl::StatusOr<std::shared_ptr<const JobDefinition>> DefineJob(JobSpec given, co
     return absl::ResourceExhaustedError(absl::StrCat("mesh ", job->spec().mesh.ToString(), " has ",
                                                      job->plan().num_ranks(), " ranks; a job has at most ",
                                                      kMaxHostRanks, " ranks; give a smaller mesh"));
+  }
+  if (absl::c_none_of(job->refusals(), [](const std::string& refusal) { return refusal.empty(); })) {
+    return absl::UnimplementedError(job->refusals()[static_cast<int>(TopologyKind::kHostCpu)]);
   }
   return job;
 }

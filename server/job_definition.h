@@ -2,6 +2,7 @@
 // Immutable, so shared between threads without a lock. Making one is the costly part of CreateJob and needs no state.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "core/job/job.h"
 #include "core/job/plan.h"
+#include "core/job/support.h"
 #include "core/mesh/mesh_spec.h"
 #include "core/names/names.h"
 #include "proto/shardmesh/v1/job.pb.h"
@@ -27,8 +29,9 @@ class JobDefinition {
   const JobSpec& spec() const { return spec_; }
   const v1::JobSpec& proto() const { return proto_; }
   const Plan& plan() const { return plan_; }
-  // Why workers on CUDA devices cannot do it, and what would work (core/job/device_job.h); empty: they can.
-  const std::string& refused_by_devices() const { return refused_by_devices_; }
+  // By TopologyKind: CheckSupported's message; empty: the job can be there.
+  using Refusals = std::array<std::string, kNumTopologyKinds>;
+  const Refusals& refusals() const { return refusals_; }
 
   // The index of a canonical name in spec().parameters; -1 when there is none.
   int IndexOf(absl::string_view canonical) const;
@@ -41,7 +44,7 @@ class JobDefinition {
   const JobSpec spec_;
   const Plan plan_;
   const v1::JobSpec proto_;
-  const std::string refused_by_devices_;
+  const Refusals refusals_;
   absl::flat_hash_map<std::string, int> index_of_;
   std::vector<int> storage_of_;
 };
@@ -54,6 +57,9 @@ absl::StatusOr<std::shared_ptr<const JobDefinition>> WithMesh(const std::shared_
 // `default_mesh` where the specification has none. A tie that has the canonical name of its owner is dropped.
 //   InvalidArgument, ResourceExhausted: as ValidateNameRules, Canonical and JobSpec::Validate; no mesh and no default.
 //   AlreadyExists: two names collide; both are named.
+//   Unimplemented: no topology supports all that the job needs (core/job/support.h). What it needs is known here; where
+//   it will be is not, since workers come and go. So a job that some topology supports is not refused for the workers
+//   that live now: it waits for others, and says why (server/assignment.h).
 absl::StatusOr<std::shared_ptr<const JobDefinition>> DefineJob(JobSpec given, const NameRules& rules,
                                                                const MeshSpec& default_mesh);
 

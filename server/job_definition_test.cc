@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <utility>
+#include <vector>
+
 #include "core/base/matchers.h"
 #include "server/near_miss.h"
 #include "server/testing/small_jobs.h"
@@ -101,6 +105,50 @@ TEST(DefineJob, MoreRanksThanAHostHolds_ResourceExhausted) {
   EXPECT_THAT(DefineJob(spec, {}, {}),
               StatusIs(Code::kResourceExhausted,
                        AllOf(HasSubstr("mesh ddp=2,fsdp=99 has 198 ranks"), HasSubstr("at most 64 ranks"))));
+}
+
+// Of each feature that a specification has; a topology more in the table, and the job is taken.
+TEST(DefineJob, FeatureThatNoTopologySupports_IsUnimplemented) {
+  const std::vector<std::pair<Feature, std::function<void(JobSpec&)>>> features = {
+      {Feature::kTraining, [](JobSpec&) {}},
+      {Feature::kClipNorm, [](JobSpec& job) { job.clip_norm = 1; }},
+      {Feature::kTokenWeights, [](JobSpec& job) { job.token_weights = true; }},
+      {Feature::kCheckEvery, [](JobSpec& job) { job.check_every = 2; }},
+      {Feature::kQuantizedGathers, [](JobSpec& job) { job.parameters[0].gather = GatherFormat::kFp8Row; }},
+      {Feature::kBucketResidency, [](JobSpec& job) { job.residency = Residency::kBucket; }},
+      {Feature::kPulledSlots, [](JobSpec& job) {
+         job.slot_mode = SlotMode::kPulled;
+         job.num_trainers = 1;
+       }}};
+  for (const auto& [feature, need] : features) {
+    JobSpec spec = SmallSpec("j", 2);
+    need(spec);
+    bool somewhere = false;
+    for (int kind = 0; kind < kNumTopologyKinds; ++kind) {
+      somewhere = somewhere || Works(feature, static_cast<TopologyKind>(kind));
+    }
+    EXPECT_EQ(DefineJob(spec, {}, {}).status(),
+              somewhere ? absl::OkStatus() : CheckSupported(spec, *Plan::Create(spec), {1, 2, false}))
+        << RowOf(feature).name;
+  }
+}
+
+TEST(DefineJob, FeaturesThatExcludeEachOther_AreRefusedInTheWordsOfTheTable) {
+  JobSpec spec = SmallSpec("j", 2);
+  spec.residency = Residency::kBucket;
+  spec.slot_mode = SlotMode::kPulled;
+  spec.num_trainers = 1;
+  EXPECT_EQ(DefineJob(spec, {}, {}).status(), CheckTogether("job j", Feature::kPulledSlots, Feature::kBucketResidency));
+}
+
+TEST(JobDefinition, Refusals_AreThoseOfEachTopology) {
+  JobSpec spec = SmallSpec("j", 2);
+  spec.check_every = 3;
+  const auto job = JobDefinition::Create(spec).value();
+  for (const Topology& at :
+       {Topology{1, 2, false}, Topology{2, 2, false}, Topology{1, 2, true}, Topology{2, 2, true}}) {
+    EXPECT_EQ(job->refusals()[static_cast<int>(at.kind())], CheckSupported(spec, job->plan(), at).message());
+  }
 }
 
 TEST(DefineJob, BadRules_Refused) {

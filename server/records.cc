@@ -1,7 +1,5 @@
 #include "server/records.h"
 
-#include "absl/algorithm/container.h"
-
 namespace shardmesh {
 
 absl::string_view WorkerStateName(WorkerState state) {
@@ -32,10 +30,6 @@ absl::string_view JobStateName(JobState state) {
 
 bool SameLife(const WorkerIdentity& a, const WorkerIdentity& b) {
   return a.name == b.name && a.incarnation == b.incarnation;
-}
-
-bool OnOneHost(const std::vector<MemberRecord>& members) {
-  return absl::c_all_of(members, [&](const MemberRecord& m) { return m.worker.host_id == members[0].worker.host_id; });
 }
 
 }  // namespace shardmesh

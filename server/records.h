@@ -84,8 +84,6 @@ struct MemberRecord {
   }
 };
 
-bool OnOneHost(const std::vector<MemberRecord>& members);
-
 // A job without its specification as it was given, which never changes and is kept apart.
 struct JobRecord {
   std::string name;

@@ -173,6 +173,22 @@ def pattern_violations(text, pattern, reason):
         yield text.count("\n", 0, match.start()) + 1, f"{match.group(0).strip()} {reason}"
 
 
+def label_violations(root):
+    """Tests that the table of support names, and that no BUILD file has."""
+    path = "core/job/support_table.h"
+    if not os.path.exists(os.path.join(root, path)):
+        return
+    with open(os.path.join(root, path), encoding="utf-8") as source:
+        text = source.read()
+    for match in re.finditer(r'"//([^":]*):([^"]*)"', text):
+        build = os.path.join(root, match.group(1), "BUILD")
+        if os.path.exists(build):
+            with open(build, encoding="utf-8") as targets:
+                if f'name = "{match.group(2)}"' in targets.read():
+                    continue
+        yield f"{path}:{text.count(chr(10), 0, match.start()) + 1}: there is no test {match.group(0)[1:-1]}"
+
+
 def violations(root):
     """`file:line: reason` of each, in the order of the files."""
     for path in files(root):
@@ -190,6 +206,7 @@ def violations(root):
         for line, reason in sorted(found):
             yield f"{path}:{line}: {reason}"
     yield from size_violations(root)
+    yield from label_violations(root)
 
 
 def main():

@@ -50,6 +50,14 @@ class CheckLayersTest(unittest.TestCase):
                 self.expect(f"{folder}/bad.cc", f'#include "{folder}/own.h"\n\n#include "{other}/x.h"\n',
                             f"{folder}/bad.cc:3: {folder}/ may not include {other}/x.h")
 
+    def test_the_table_of_support_names_tests_that_are_there(self):
+        tree = {**CLEAN, "core/a/BUILD": 'cc_test(name = "good_test")\n'}
+        table = "core/job/support_table.h"
+        self.assertEqual(check({**tree, table: '"//core/a:good_test"\n'}), [])
+        for label in "//core/a:bad_test", "//core/b:good_test":
+            found = check({**tree, table: f'#pragma once\n"{label}"\n'})
+            self.assertEqual(found, [f"{table}:2: there is no test {label}"])
+
     def test_a_room_includes_those_below_it_alone(self):
         for folder, rooms in check_layers.ROOMS.items():
             for i, room in enumerate(rooms):

@@ -17,6 +17,7 @@
 #include "client/cli/pull_command.h"
 #include "client/cli/reshard_command.h"
 #include "client/cli/status_command.h"
+#include "client/cli/support_command.h"
 #include "client/cli/top_command.h"
 #include "client/cli/trace_command.h"
 #include "client/cli/up_command.h"
@@ -76,6 +77,7 @@ CommandResult RunShardctl(const std::vector<std::string>& args,
   AddDeleteCommand(app, result);
   AddMeshCommand(app, result);
   AddNamesCommand(app, result);
+  AddSupportCommand(app, result);
   if (add_more) add_more(app, result);
   DecimalNumbersOnly(app);
   try {

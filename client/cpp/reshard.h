@@ -26,7 +26,8 @@ struct ReshardOptions {
 // again at a later one, on `mesh`: this returns it. Its trainers see UNAVAILABLE as when a member is lost, call
 // Client::Reopen, attach again and go on: no bit differs. To the mesh that it has: at once, nothing happens.
 //   NotFound: no such job. InvalidArgument, ResourceExhausted: it cannot have that mesh.
-//   FailedPrecondition: there are not enough workers; it is on its way to another mesh; or it is a job that cannot.
+//   FailedPrecondition: there are not enough workers; it is on its way to another mesh; or it failed.
+//   Unimplemented: not where it is, or with what it has (core/job/support.h).
 //   Aborted: it goes on without that, since a worker that was to take part ended, or had no memory for it (named): as
 //   it was, or as it is after the loss.
 //   Unavailable: it failed. DeadlineExceeded: it was not ready to move in time, and that was called off; or it is

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "core/base/status.h"
 #include "core/job/muon.h"
+#include "core/job/support_table.h"
 #include "core/names/names.h"
 
 namespace shardmesh {
@@ -62,8 +63,8 @@ absl::Status ValidateMuon(const JobSpec& job, const ParameterSpec& p) {
                                                    "group of another optimizer, such as adamw"));
   }
   if (p.format == WeightFormat::kInt8Row) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(who, "has int8_row weights, whose scales are of rows; take bf16_sr, or another optimizer"));
+    const std::string grouped = absl::StrCat("parameter ", Quoted(p.name), " (group ", p.group, ")");
+    RETURN_IF_ERROR(CheckTogether(grouped, Feature::kMuon, Feature::kInt8RowWeights));
   }
   if (BoundedElements(p.shape) <= kMaxMuonElements) return absl::OkStatus();
   return absl::ResourceExhaustedError(
@@ -153,8 +154,7 @@ absl::Status ValidateSlotMode(const JobSpec& job) {
                                                    kMaxTrainers, ", those that may take part at a time"));
   }
   if (job.residency == Residency::kFull) return absl::OkStatus();
-  return absl::UnimplementedError(
-      "slots are pulled and residency is bucket, which do not go together yet; take full residency");
+  return CheckTogether(absl::StrCat("job ", job.name), Feature::kPulledSlots, Feature::kBucketResidency);
 }
 
 absl::string_view PolicyName(NonFinitePolicy policy) { return policy == NonFinitePolicy::kSkip ? "skip" : "fail"; }

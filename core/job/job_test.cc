@@ -127,7 +127,10 @@ TEST(JobTest, BadValue_ErrorNamesItAndWhatWouldBeRight) {
          j.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kMuon)};
          j.parameters[0] = {"w", {3, 4}, WeightFormat::kInt8Row, "", StateFormat::kFp32, GatherFormat::kStored, 1};
        },
-       Code::kInvalidArgument, "has int8_row weights, whose scales are of rows; take bf16_sr"},
+       Code::kInvalidArgument,
+       "parameter \"w\" (group 1) is stepped by Muon and has int8_row weights, which cannot go together: int8_row has "
+       "a "
+       "scale for each row, and Muon's update is orthogonal as a whole matrix alone; take bf16_sr, or another"},
       {[](JobSpec& j) {
          j.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kMuon)};
          j.parameters[0] = {"w", {1 << 16, 1 << 16}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kStored,

@@ -61,6 +61,7 @@ void BindViews(py::module_& module);
 void BindLayout(py::module_& module);
 void BindNumerics(py::module_& module);
 void BindStep(py::module_& module);
+void BindSupport(py::module_& module);
 
 }  // namespace shardmesh::python
 

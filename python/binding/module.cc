@@ -36,4 +36,5 @@ PYBIND11_MODULE(_core, module) {
   shardmesh::python::BindLayout(module);
   shardmesh::python::BindNumerics(module);
   shardmesh::python::BindStep(module);
+  shardmesh::python::BindSupport(module);
 }

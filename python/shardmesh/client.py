@@ -217,8 +217,8 @@ class Job:
     def publish(self, *, timeout: float = 60.0) -> int:
         """Makes the committed step a version for readers, if it is none yet; returns the step. Training goes on.
 
-        FailedPrecondition: no weights yet. ResourceExhausted: readers hold all that the host has room for. Unimplemented: a
-        job with bucket residency, on several hosts or on CUDA devices.
+        FailedPrecondition: no weights yet. ResourceExhausted: readers hold all that the host has room for. Unimplemented:
+        not of this job where it is; the message says what would work (docs/support.md).
         """
         return self._core.publish(seconds("timeout", timeout))[1]
 

@@ -67,7 +67,7 @@ TEST(MuonAndRowsInput, ShapesAndFormatsWithoutMeaning_AreRefused) {
   refused(p, Code::kInvalidArgument, "shape [2,3,4]; muon steps matrices");
   p.shape = {3, 4};
   p.format = WeightFormat::kInt8Row;
-  refused(p, Code::kInvalidArgument, "has int8_row weights, whose scales are of rows");
+  refused(p, Code::kInvalidArgument, "is stepped by Muon and has int8_row weights, which cannot go together: int8_row has a scale for each row");
   p.group = 0;
   p.gather = GatherFormat::kMx8;
   refused(p, Code::kInvalidArgument, "shape [3,4] cannot be gathered as mx8, which codes rows of multiples of 32");

@@ -173,10 +173,7 @@ grpc::ServerUnaryReactor* ShardService::Attach(grpc::CallbackServerContext* cont
                                                         host_id_, "\": memory cannot be shared; use Push and Pull"));
     }
     if (q.reader_ttl_ms() != 0) {
-      if (shard->on_device()) {
-        return absl::UnimplementedError(
-            absl::StrCat("job ", q.job(), " has its publications in memory of a CUDA device; pull versions"));
-      }
+      RETURN_IF_ERROR(CheckSupported(shard->spec(), shard->plan(), shard->topology(), Feature::kMappedReaders));
       ASSIGN_OR_RETURN(*r->mutable_token(),
                        local_.GrantReader(shard, absl::Milliseconds(q.reader_ttl_ms()), CallerKey(*context)));
       r->set_socket_path(local_.path());

@@ -79,13 +79,8 @@ absl::StatusOr<std::optional<OneLease>> TryLease(JobShard& shard, const v1::Acqu
   return std::optional<OneLease>();
 }
 
-absl::Status CheckCanPublish(const JobShard& shard, StepProtocol& protocol) {
-  const char* what = nullptr;
-  if (shard.on_device()) what = "runs on CUDA devices";
-  if (what != nullptr) {
-    return absl::UnimplementedError(absl::StrCat("job ", shard.spec().name, " ", what,
-                                                 ": its versions are published with steps; set publish_every"));
-  }
+absl::Status CheckPublishes(const JobShard& shard, StepProtocol& protocol) {
+  RETURN_IF_ERROR(CheckSupported(shard.spec(), shard.plan(), shard.topology(), Feature::kPublishOnDemand));
   if (protocol.committed_step().value() != kNoStep) return shard.Health();
   return absl::FailedPreconditionError(absl::StrCat("job ", shard.spec().name, " has no initial weights yet"));
 }
@@ -113,11 +108,10 @@ grpc::ServerUnaryReactor* ShardService::AcquireLease(grpc::CallbackServerContext
       },
       [shard, wanted = request->at_least()] {
         const Publications& publications = shard->protocol().publications();
-        return absl::DeadlineExceededError(absl::StrCat("no version >= ", wanted, " was published in time; ",
-                                                        Steps(*shard, publications.Published()), "; committed step ",
-                                                        shard->protocol().committed_step().value(),
-                                                        ", publications held by ", publications.Holders(),
-                                                        OnDemandHint(shard->spec())));
+        return absl::DeadlineExceededError(
+            absl::StrCat("no version >= ", wanted, " was published in time; ", Steps(*shard, publications.Published()),
+                         "; committed step ", shard->protocol().committed_step().value(), ", publications held by ",
+                         publications.Holders(), OnDemandHint(shard->spec())));
       });
 }
 
@@ -172,7 +166,7 @@ grpc::ServerUnaryReactor* ShardService::Publish(grpc::CallbackServerContext* con
     RETURN_IF_ERROR(RequireDeadline(*context, "Shard.Publish"));
     RETURN_IF_ERROR(Validate(*request));
     ASSIGN_OR_RETURN(shard, worker_.Find(request->job()));
-    return CheckCanPublish(*shard, shard->protocol());
+    return CheckPublishes(*shard, shard->protocol());
   });
   if (!status.ok()) return Answer(context, status);
   const uint64_t ticket = shard->protocol().AskToPublish();

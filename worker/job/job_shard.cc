@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/fault_point.h"
 #include "core/base/status.h"
-#include "core/job/device_job.h"
 #include "local/file_hold.h"
 #include "local/futex.h"
 #include "worker/pass/thread_team.h"
@@ -69,7 +68,6 @@ absl::Status JobShard::Open(Memory& memory, const std::atomic<bool>* cancelled) 
 
 absl::Status JobShard::OpenPass(Memory& memory, const std::atomic<bool>* cancelled) {
   if (options_.device != nullptr) {
-    RETURN_IF_ERROR(CheckDeviceJob(options_.spec, plan_, protocol_->local().num_hosts));
     const ReplicaShare share = ShareOf(plan_, protocol_->local(), options_.rank);
     DevicePassOptions options;
     options.timeout = options_.step_timeout;
@@ -204,6 +202,8 @@ void JobShard::Close() {
   TellReaders(BoardOver::kClosed);
   waiters_.Notify();
 }
+
+Topology JobShard::topology() const { return {protocol_->local().num_hosts, plan_.num_ranks(), on_device()}; }
 
 absl::Status JobShard::Health() const {
   const absl::Status health = protocol_->Health();  // comes first: who was lost is why it is closed, too

@@ -19,6 +19,7 @@
 #include "core/base/sync.h"
 #include "core/job/job.h"
 #include "core/job/plan.h"
+#include "core/job/support.h"
 #include "proto/shardmesh/v1/shard.pb.h"
 #include "worker/job/orphan_sessions.h"
 #include "worker/job/pulls_under_way.h"
@@ -56,7 +57,7 @@ struct JobShardOptions {
 class JobShard {
  public:
   // Takes the host's memory (created on the lead, mapped elsewhere) and starts the engine. Cancelled: `cancelled` was
-  // set meanwhile. Unimplemented: a device cannot do this job (CheckDeviceJob).
+  // set meanwhile. REQUIRES: the job is supported where it is (CheckSupported).
   static absl::StatusOr<std::unique_ptr<JobShard>> Create(JobShardOptions options, Plan plan, HostMemory host,
                                                           Memory& memory, const std::atomic<bool>* cancelled = nullptr);
   ~JobShard();
@@ -126,6 +127,7 @@ class JobShard {
   const ShardStorage& storage() const { return *storage_; }
 
   bool on_device() const { return options_.device != nullptr; }
+  Topology topology() const;
   SnapshotPort& snapshots() { return snapshots_; }
   VersionLeases& leases() { return *leases_; }
   const VersionLeases& leases() const { return *leases_; }

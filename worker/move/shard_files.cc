@@ -145,7 +145,8 @@ class OpenFiles {
                                                         " bytes, which this job's is; it has ", stat.st_size));
     }
     if (write && stat.st_nlink != 1) {
-      return absl::FailedPreconditionError(absl::StrCat(path, " has ", stat.st_nlink, " names; it may be a file of "
+      return absl::FailedPreconditionError(absl::StrCat(path, " has ", stat.st_nlink,
+                                                        " names; it may be a file of "
                                                         "another checkpoint: make a new one"));
     }
     std::string head(file.head.size(), '\0');
@@ -198,12 +199,10 @@ int64_t BytesOf(const std::vector<FilePiece>& pieces) {
   return bytes;
 }
 
-absl::Status CheckCan(JobShard& shard, int64_t epoch) {
+absl::Status CheckFiles(JobShard& shard, int64_t epoch, Feature feature) {
   RETURN_IF_ERROR(shard.CheckEpoch(epoch));
   RETURN_IF_ERROR(shard.Health());
-  if (!shard.on_device()) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat("job ", shard.spec().name, " is on a CUDA device, which has no checkpoints yet"));
+  return CheckSupported(shard.spec(), shard.plan(), shard.topology(), feature);
 }
 
 // Says again and again that it waits, so that a caller that has given up can say so.
@@ -292,8 +291,8 @@ template <class Request>
 absl::StatusOr<StoredFiles> FilesOf(const JobSpec& spec, const Request& request) {
   std::vector<SafetensorsEntry> buffers;
   for (const v1::StoredBuffer& buffer : request.buffers()) {
-    ASSIGN_OR_RETURN(SafetensorsEntry entry,
-                     MakeSafetensorsEntry(buffer.name(), buffer.dtype(), {buffer.shape().begin(), buffer.shape().end()}));
+    ASSIGN_OR_RETURN(SafetensorsEntry entry, MakeSafetensorsEntry(buffer.name(), buffer.dtype(),
+                                                                  {buffer.shape().begin(), buffer.shape().end()}));
     buffers.push_back(std::move(entry));
   }
   return StoredFiles::Create(spec, buffers);
@@ -306,7 +305,7 @@ void GiveWay() { setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice); 
 
 absl::Status SaveShard(JobShard& shard, const FolderAccess& folders, const v1::SaveRequest& request,
                        const std::atomic<bool>& cancelled, const ReportProgress& report) {
-  RETURN_IF_ERROR(CheckCan(shard, request.epoch()));
+  RETURN_IF_ERROR(CheckFiles(shard, request.epoch(), Feature::kCheckpointSave));
   if (shard.protocol().committed_step().value() == kNoStep) {
     return absl::FailedPreconditionError(absl::StrCat("job ", shard.spec().name, " has no initial weights yet"));
   }
@@ -349,7 +348,7 @@ absl::Status SaveShard(JobShard& shard, const FolderAccess& folders, const v1::S
 
 absl::Status LoadShard(JobShard& shard, const FolderAccess& folders, const v1::LoadRequest& request,
                        const std::atomic<bool>& cancelled, const ReportProgress& report) {
-  RETURN_IF_ERROR(CheckCan(shard, request.epoch()));
+  RETURN_IF_ERROR(CheckFiles(shard, request.epoch(), Feature::kRestore));
   RETURN_IF_ERROR(shard.CheckHasNoWeights());
   ASSIGN_OR_RETURN(const UniqueFd folder, folders.OpenToLoad(request.folder(), request.step(), request.digest()));
   ASSIGN_OR_RETURN(const StoredFiles files, FilesOf(shard.spec(), request));

@@ -9,7 +9,7 @@
 #include "core/base/fault_point.h"
 #include "core/base/status.h"
 #include "core/base/thread.h"
-#include "core/job/device_job.h"
+#include "core/job/support.h"
 #include "local/futex.h"
 #include "proto/convert.h"
 #include "worker/lead/host_meeting.h"
@@ -242,14 +242,20 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
                                                       "; run one build of shardmesh everywhere"));
   }
   ASSIGN_OR_RETURN(const HostRanks ranks, HostRanksOf(assignment));
-  const bool restores = assignment.has_from() && !entry->resumed;
-  if (restores) RETURN_IF_ERROR(CheckOrigin(assignment, spec, ranks));
   const WorkerDevice* const device = options_.device.has_value() ? &*options_.device : nullptr;
+  const Topology topology{ranks.num_hosts, plan.num_ranks(), device != nullptr};
+  RETURN_IF_ERROR(CheckSupported(spec, plan, topology));
+  const bool restores = assignment.has_from() && !entry->resumed;
+  if (restores) {
+    const Feature moves = assignment.staged() ? Feature::kReshard : Feature::kReform;
+    RETURN_IF_ERROR(CheckSupported(spec, plan, topology, moves));
+    RETURN_IF_ERROR(CheckOrigin(assignment));
+  }
   ASSIGN_OR_RETURN(const int64_t beside, MemoryBeside(assignment, spec));
-  RETURN_IF_ERROR(device != nullptr ? CheckDeviceJob(spec, plan, ranks.num_hosts)
-                                    : CheckFits(spec, plan, options_.host_capacity, ranks.per_host, beside));
+  if (device == nullptr) RETURN_IF_ERROR(CheckFits(spec, plan, options_.host_capacity, ranks.per_host, beside));
   if (restores && !assignment.staged()) RETURN_IF_ERROR(EndBefore(*entry));
-  const std::unique_ptr<Memory> memory = MemoryFor(*entry, spec, ranks);
+  const std::unique_ptr<Memory> memory =
+      MemoryFor(*entry, CheckSupported(spec, plan, topology, Feature::kRestart).ok());
   const bool lead = assignment.rank() == ranks.first();
   JobShardOptions options{spec,
                           Epoch(assignment.epoch()),

@@ -180,8 +180,8 @@ class Worker {
   static void DropOlder(Entry& entry, std::vector<std::shared_ptr<Entry>>& gone) {
     if (entry.before != nullptr) gone.push_back(std::exchange(entry.before, nullptr));
   }
-  // InvalidArgument, Unimplemented: what the assignment says of where the job's weights are makes no sense here.
-  absl::Status CheckOrigin(const v1::Assignment& assignment, const JobSpec& spec, const HostRanks& ranks) const;
+  // InvalidArgument: `assignment.from` contradicts the assignment.
+  static absl::Status CheckOrigin(const v1::Assignment& assignment);
   // Waits until what was held before is built, if that is a next life's. Null: nothing was held.
   absl::StatusOr<std::shared_ptr<JobShard>> AwaitHeldBefore(const Entry& entry) const;
   // Ends the epoch that this one goes on from, with the other members that were in it.
@@ -191,8 +191,8 @@ class Worker {
   std::shared_ptr<JobShard> HeldBefore(const Entry& entry) const;
   // worker_lives.cc. What the last life left of a job at one epoch; null: it is of no use.
   std::shared_ptr<Entry> ResumeOne(const KeptJob& left);
-  // The keeper's memory for a job that it can keep, else what ends with the process.
-  std::unique_ptr<Memory> MemoryFor(Entry& entry, const JobSpec& spec, const HostRanks& ranks);
+  // The keeper's memory, if the job supports restarts where it is and there is a keeper; else what ends with the process.
+  std::unique_ptr<Memory> MemoryFor(Entry& entry, bool restarts);
   // All of the job's memory is opened: the next life may take it over.
   absl::Status KeepWhole(Entry& entry);
   bool IsKept(const Entry& entry) const;

@@ -72,13 +72,11 @@ absl::StatusOr<v1::Assignment> ReadPlace(KeeperLink& keeper, const KeptJob& job,
 
 }  // namespace
 
-// Hosts of one job abort together: what one of them keeps is of no use alone. Uses of buckets, and memory of a device,
-// are the process's own.
-std::unique_ptr<Memory> Worker::MemoryFor(Entry& entry, const JobSpec& spec, const HostRanks& ranks) {
-  entry.in_keeper = options_.keeper != nullptr && ranks.num_hosts == 1 && !options_.device.has_value() &&
-                    spec.residency == Residency::kFull;
+std::unique_ptr<Memory> Worker::MemoryFor(Entry& entry, bool restarts) {
+  entry.in_keeper = options_.keeper != nullptr && restarts;
   std::optional<KeptMemory> kept;
-  if (entry.in_keeper) kept.emplace(*options_.keeper, spec.name, entry.assignment.epoch(), entry.resumed);
+  const v1::Assignment& assignment = entry.assignment;
+  if (entry.in_keeper) kept.emplace(*options_.keeper, assignment.spec().name(), assignment.epoch(), entry.resumed);
   return std::make_unique<CancellableMemory>(std::move(kept), *memory_, entry.closing);
 }
 

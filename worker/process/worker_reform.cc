@@ -38,12 +38,8 @@ std::shared_ptr<JobShard> Worker::HeldBefore(const Entry& entry) const {
   return entry.before == nullptr ? nullptr : entry.before->shard;
 }
 
-absl::Status Worker::CheckOrigin(const v1::Assignment& assignment, const JobSpec& spec, const HostRanks& ranks) const {
+absl::Status Worker::CheckOrigin(const v1::Assignment& assignment) {
   const v1::Origin& from = assignment.from();
-  if (ranks.num_hosts > 1 || options_.device.has_value() || spec.residency != Residency::kFull) {
-    return absl::UnimplementedError(absl::StrCat(
-        "job ", spec.name, " is on several hosts or a CUDA device, or has bucket residency, and cannot re-form"));
-  }
   ASSIGN_OR_RETURN(const MeshSpec mesh, ParseMeshSpec(from.mesh()));
   std::set<int32_t> seen;
   bool good = from.was_size() == assignment.peers_size() && from.epoch() < assignment.epoch();

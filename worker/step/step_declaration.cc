@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
+#include "core/job/support_table.h"
 #include "local/futex.h"
 #include "worker/step/step_protocol.h"
 
@@ -34,6 +35,8 @@ absl::Status StepProtocol::CheckLast(Step step) const {
 
 absl::StatusOr<std::optional<StepOutcome>> StepProtocol::CheckStep(Slot slot, Step step) const {
   if (plan_->pulled()) {
+    RETURN_IF_ERROR(
+        CheckTogether(absl::StrCat("job ", job_->name), Feature::kPulledSlots, Feature::kConnectedTrainers));
     return absl::FailedPreconditionError(
         absl::StrCat("job ", job_->name, " has pulled slots: take them one by one (Job::AttachPulling)"));
   }

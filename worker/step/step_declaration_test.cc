@@ -4,6 +4,7 @@
 #include <iostream>
 #include <thread>
 
+#include "core/job/support_table.h"
 #include "worker/step/step_protocol.h"
 #include "worker/testing/step_fixture.h"
 
@@ -37,6 +38,28 @@ TEST_F(StepDeclarationTest, WrongSteps_SayWhichIsNext) {
   EXPECT_THAT(Declare({Slot(0)}, 0), StatusIs(Code::kInvalidArgument, HasSubstr("numbered from 1")));
   EXPECT_THAT(Declare({Slot(0)}, INT64_MIN), StatusIs(Code::kInvalidArgument, HasSubstr("numbered from 1")));
   EXPECT_THAT(Declare({}, 1), StatusIs(Code::kInvalidArgument, HasSubstr("name at least one")));
+}
+
+JobSpec PulledJob() {
+  JobSpec job = SmallJob("fsdp=2", 3);
+  job.slot_mode = SlotMode::kPulled;
+  job.num_trainers = 2;
+  return job;
+}
+
+struct PulledDeclarationTest : StepFixture {
+  PulledDeclarationTest() : StepFixture(PulledJob()) {}
+};
+
+TEST_F(PulledDeclarationTest, SlotsByTheirNumber_AreRefused_InTheWordsOfTheTable) {
+  PlaceWeights();
+  const absl::Status table = CheckTogether("job small", Feature::kPulledSlots, Feature::kConnectedTrainers);
+  if (table.ok()) {  // they take slots one by one, too
+    EXPECT_EQ(protocol.CheckStep(Slot(0), Step(1)).status().code(), Code::kFailedPrecondition);
+    return;
+  }
+  EXPECT_EQ(protocol.CheckStep(Slot(0), Step(1)).status(), table);
+  EXPECT_EQ(protocol.PieceReady(Slot(0), 0, Step(1)), table);
 }
 
 TEST_F(StepDeclarationTest, WrongSlots_AreRefused_AndNothingIsDeclared) {

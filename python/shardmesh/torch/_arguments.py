@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import errors
+from .. import _core, errors
 from .._tls import Tls
 from .._tls import given as tls_given
 from ._service import checked_address
@@ -38,10 +38,16 @@ def check(model: object, given: Mapping[str, Any], spec: Mapping[str, Any]) -> N
         checked_address(service)
     _check_tls(service, given["tls"])
     _check_spec(spec)
-    if given["pulled"] and spec["residency"] == "bucket":
-        raise errors.Unimplemented(
-            'pulled slots with residency="bucket"; take residency="full", or slots that are assigned'
-        )
+    _check_features(given, spec)
+
+
+def _check_features(given: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
+    """Unimplemented: features of the job exclude each other, in the words in which the service would refuse it."""
+    asked = {
+        "pulled slots": given["pulled"], "bucket residency": spec["residency"] == "bucket",
+        "token weights": given["token_weights"], "clip_norm": spec["clip_norm"] > 0,
+    }
+    _core.check_together(f"job {spec['name']}", [feature for feature, has in asked.items() if has])
 
 
 def _check_tls(service: object, tls: Tls) -> None:

@@ -69,7 +69,7 @@ TEST_F(DeviceJobTest, JobThatDevicesCannotDo_IsRefused) {
   job.residency = Residency::kBucket;
   host.workers[0]->Reconcile({host.AssignmentOf(job, 0)});
   ASSERT_TRUE(Await([&] { return host.StatusOf(0).state() == v1::MEMBER_STATE_FAILED; }));
-  EXPECT_THAT(host.StatusOf(0).error(), HasSubstr("bucket residency, which workers on a CUDA device cannot do yet"));
+  EXPECT_THAT(host.StatusOf(0).error(), HasSubstr("bucket residency, which workers on a CUDA device do not support yet"));
 }
 
 TEST_F(DeviceJobTest, WorkersOfUnlikeDevices_AreRefusedAndSayHow) {

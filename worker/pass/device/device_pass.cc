@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/keep_forever.h"
 #include "core/base/status.h"
-#include "core/job/device_job.h"
+#include "core/job/support.h"
 #include "kernels/tile/walk.h"
 #include "kernels/warp_step_body.h"
 

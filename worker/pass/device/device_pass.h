@@ -8,7 +8,7 @@
 // whether the stream is done, until a time limit of its own. Initial weights and digests go through the host, range by
 // range.
 //
-// Not here, and refused when a job is created (core/job/device_job.h): matrices of Muon, weights gathered in codes,
+// Not here, and refused when a job is created (core/job/support_table.h): matrices of Muon, weights gathered in codes,
 // bucket residency, several hosts.
 //
 // Run is for one thread at a time. A device that failed, or a kernel that does not end, is an error that names it.
