@@ -271,9 +271,9 @@ void ShowAll(TopologyKind kind) {
   if (!all) rows.resize(std::min(rows.size(), kSampledRows));
   std::cerr << "SHARDMESH_MATRIX_SEED=" << seed << ": " << rows.size() << " of " << of_all << " rows, " << pairs
             << " pairs in all\n";
-  const int64_t begin = MonotonicNanos();
+  const absl::Time begin = MonotonicNow();
   for (const Row& row : rows) EXPECT_OK(Show(row, kind)) << Describe(row) << ", SHARDMESH_MATRIX_SEED=" << seed;
-  std::cerr << rows.size() << " rows in " << (MonotonicNanos() - begin) / 1'000'000 << " ms\n";
+  std::cerr << rows.size() << " rows in " << absl::FormatDuration(MonotonicNow() - begin) << "\n";
 }
 
 TEST(Matrix, OneHost) { ShowAll(TopologyKind::kHostCpu); }

@@ -166,7 +166,8 @@ TEST(SeveralHosts, StrangersAtEveryPort_NoJobIsLost) {
   std::vector<pid_t> pids;
   for (const char* worker : {"w0", "w1", "w2", "w3"}) pids.push_back(cluster->worker(worker).pid());
   const Strangers strangers(pids);
-  for (int i = 0; i < 12; ++i) {
+  for (int i = 0; i < 12 || strangers.connected() <= 100; ++i) {  // on a busy machine they take more jobs to come
+    ASSERT_LT(i, 100);
     ASSERT_OK_AND_ASSIGN(const auto job, client.CreateJob(testing::TinyJob("job", "fsdp=4", 1, 1000)));
     ASSERT_OK(testing::Initialize(*job)) << "job " << i;
     ASSERT_OK_AND_ASSIGN(const auto session, job->Attach({Slot(0)}));
@@ -174,7 +175,6 @@ TEST(SeveralHosts, StrangersAtEveryPort_NoJobIsLost) {
     ASSERT_OK(testing::TrainTo(*session, 2)) << "job " << i;
     ASSERT_OK(testing::Delete(client, "job"));
   }
-  EXPECT_GT(strangers.connected(), 100);
 }
 
 }  // namespace
