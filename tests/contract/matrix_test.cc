@@ -198,11 +198,7 @@ class Run {
       if (cluster_->AwaitNextLife("w-1", pid, kLong) == 0) return absl::InternalError("w-1 did not come back");
     }
     if (Has(row_, Feature::kReform)) cluster_->worker("w3").Kill9();
-    if (Has(row_, Feature::kReshard)) {
-      ASSIGN_OR_RETURN(const MeshSpec mesh, ParseMeshSpec("fsdp=3"));
-      ASSIGN_OR_RETURN(job_, ReshardJob(*client_, "job", mesh));
-    }
-    return absl::OkStatus();
+    return Has(row_, Feature::kReshard) ? Reshard() : absl::OkStatus();
   }
 
   const JobSpec& spec() const { return spec_; }
@@ -221,6 +217,17 @@ class Run {
     release.set_id(lease.id());
     release.set_nonce(4711);
     return job_->worker(Rank(0)).ReleaseLease(release, kLong).status();
+  }
+  // A worker that came back a moment ago may not have joined yet: then the job stays as it was, and says so.
+  absl::Status Reshard() {
+    ASSIGN_OR_RETURN(const MeshSpec mesh, ParseMeshSpec("fsdp=3"));
+    const absl::Time deadline = MonotonicNow() + kLong;
+    absl::StatusOr<std::shared_ptr<Job>> job;
+    do {
+      job = ReshardJob(*client_, "job", mesh);
+    } while (absl::IsAborted(job.status()) && MonotonicNow() < deadline);
+    if (job.ok()) job_ = *job;
+    return job.status();
   }
   absl::Status MapVersion() {
     ASSIGN_OR_RETURN(Client client, cluster_->Connect());
