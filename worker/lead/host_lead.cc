@@ -101,11 +101,11 @@ bool HostLead::Round() {
   words_[host].part = PartDone() ? part_ : part_ - 1;
   words_[host].publish = reserved_;
   if (plan_.pulled()) seats_.Read(words_[host]);
-  if (const absl::Status met = Meet(words_[host]); !met.ok()) {
-    Fail(met);
-    return false;
-  }
-  if (TakeAbort() || !CheckAll()) return false;
+  const std::vector<HostBucket> buckets = std::move(words_[host].buckets);
+  if (!Met(GatherWords()) || TakeAbort() || !CheckEach(CheckWords)) return false;
+  if (plan_.bucketed() && (!Met(GatherBuckets(buckets)) || !CheckEach(CheckBuckets))) return false;
+  int liar = 0;
+  if (const absl::Status together = CheckTogether(views_, job_, liar); !together.ok()) return Refuse(liar, together);
   MirrorSlots(protocol_, views_, host, job_.num_writers());
   MirrorBuckets(protocol_, views_, host, plan_);
   TakeSettings();
@@ -127,48 +127,54 @@ void HostLead::ForgetBuckets(int slot) {
   }
 }
 
-// What is false in the words is seen behind it (CheckAll), but for sizes.
-absl::Status HostLead::Meet(HostWords& mine) {
+absl::Status HostLead::GatherWords() {
   const int host = protocol_.local().host;
   const int64_t bytes = HostWordsBytes(job_);
   std::swap(said_, said_before_);
-  PackHostWords(mine, said_.data() + host * bytes);
+  PackHostWords(words_[host], said_.data() + host * bytes);
   RETURN_IF_ERROR(rounds_->AllGather(said_.data() + host * bytes, said_.data(), bytes, options_.round_timeout));
-  const std::vector<HostBucket> buckets = std::move(mine.buckets);
+  for (size_t h = 0; h < words_.size(); ++h) UnpackHostWords(said_.data() + h * bytes, job_, words_[h]);
+  return absl::OkStatus();
+}
+
+// Of words that were checked, so all hosts send as much, and know it.
+absl::Status HostLead::GatherBuckets(const std::vector<HostBucket>& mine) {
+  const int host = protocol_.local().host;
   int most = 0;
-  for (size_t h = 0; h < words_.size(); ++h) {
-    UnpackHostWords(said_.data() + h * bytes, job_, words_[h]);
-    words_[h].buckets.clear();
-    if (CheckWords(words_[h], job_, plan_).ok()) most = std::max(most, words_[h].num_buckets);
-  }
-  if (most == 0) return absl::OkStatus();
+  for (const HostWords& words : words_) most = std::max(most, words.num_buckets);
   said_buckets_.assign(words_.size() * most, HostBucket());
-  std::copy_n(buckets.begin(), std::min<size_t>(buckets.size(), most), said_buckets_.begin() + host * most);
-  RETURN_IF_ERROR(rounds_->AllGather(&said_buckets_[host * most], said_buckets_.data(),
-                                     most * static_cast<int64_t>(sizeof(HostBucket)), options_.round_timeout));
+  std::copy_n(mine.begin(), std::min<size_t>(mine.size(), most), said_buckets_.begin() + host * most);
+  if (most > 0) {
+    RETURN_IF_ERROR(rounds_->AllGather(&said_buckets_[host * most], said_buckets_.data(),
+                                       most * static_cast<int64_t>(sizeof(HostBucket)), options_.round_timeout));
+  }
   for (size_t h = 0; h < words_.size(); ++h) {
     const auto begin = said_buckets_.begin() + h * most;
-    words_[h].buckets.assign(begin, begin + std::clamp(words_[h].num_buckets, 0, most));
+    words_[h].buckets.assign(begin, begin + words_[h].num_buckets);
   }
   return absl::OkStatus();
 }
 
-bool HostLead::CheckAll() {
-  const auto refuse = [this](int host, const absl::Status& status) {
-    const int rank = host * protocol_.local().per_host;
-    spdlog::error("event=bad_facts job={} rank={} host={} error=\"{}\"", job_.name, protocol_.local().first(), host,
-                  std::string(status.message()));
-    protocol_.AbortFor(AbortReason::kBadFacts, rank, status.message());
-    return false;
-  };
+bool HostLead::Met(const absl::Status& status) {
+  if (!status.ok()) Fail(status);
+  return status.ok();
+}
+
+bool HostLead::CheckEach(absl::Status (*check)(const HostWords&, const JobSpec&, const Plan&)) {
   for (size_t h = 0; h < words_.size(); ++h) {
-    absl::Status status = CheckWords(words_[h], job_, plan_);
-    status.Update(CheckBuckets(words_[h], job_, plan_));
-    if (!status.ok()) return refuse(static_cast<int>(h), status);
+    if (const absl::Status status = check(words_[h], job_, plan_); !status.ok()) {
+      return Refuse(static_cast<int>(h), status);
+    }
   }
-  int host = 0;
-  const absl::Status together = CheckTogether(views_, job_, host);
-  return together.ok() || refuse(host, together);
+  return true;
+}
+
+bool HostLead::Refuse(int host, const absl::Status& status) {
+  const int rank = host * protocol_.local().per_host;
+  spdlog::error("event=bad_facts job={} rank={} host={} error=\"{}\"", job_.name, protocol_.local().first(), host,
+                std::string(status.message()));
+  protocol_.AbortFor(AbortReason::kBadFacts, rank, status.message());
+  return false;
 }
 
 // Ranks in messages of the groups are the job's.
@@ -383,7 +389,7 @@ void HostLead::Commit() {
   protocol_.Commit();
   static_cast<Committed&>(facts_) = ReadCommitted(page());
   const bool more = MoreFollows(facts_, job_, plan_);
-  if (!more) ReturnLent();
+  if (!more && plan_.bucketed()) ReturnLent();
   phase_ = Phase::kCollect;
   if (options_.rung) options_.rung();
   if (options_.progress) options_.progress();

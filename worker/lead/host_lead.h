@@ -88,10 +88,13 @@ class HostLead {
   void EndGroups();
   // One round: this host's words out, all hosts' in. False: the job is aborted, or the round failed and aborts it.
   bool Round();
-  absl::Status Meet(HostWords& mine);
+  absl::Status GatherWords();
+  absl::Status GatherBuckets(const std::vector<HostBucket>& mine);
+  bool Met(const absl::Status& status);
   void ForgetBuckets(int slot);
   // Aborts the job where a host said what cannot be.
-  bool CheckAll();
+  bool CheckEach(absl::Status (*check)(const HostWords&, const JobSpec&, const Plan&));
+  bool Refuse(int host, const absl::Status& status);
   // What another host's slots said first of learning rates and loss scale counts here, too.
   void TakeSettings();
   // True: the job was aborted somewhere, and is so here.
