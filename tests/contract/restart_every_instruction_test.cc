@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <cstddef>
 #include <cstring>
 #include <iostream>
 #include <memory>
@@ -85,6 +86,10 @@ class Member {
   }
 
   bool lead() const { return rank == Rank(0); }
+  // Where the outcome of step 0 lies in an image of memory. It is open while it is written, and ends as it began.
+  int64_t FirstOutcome() const {
+    return memory.Begin(absl::StrCat("shardmesh-", job.name, "-control")) + int64_t{offsetof(ControlPage, outcomes)};
+  }
   // What the trainer asked for is done, and nothing is under way. Of another than the lead: it has executed what is
   // decided.
   bool Over() const {
@@ -280,7 +285,7 @@ void KillAtEveryInstruction(Member& member, const std::string& what, int again) 
 
   Counts counts;
   member.memory.Load(before);
-  MemoryStates states(member.memory, after);
+  MemoryStates states(member.memory, after, {member.FirstOutcome()});
   StepThrough(member, /*resumed=*/false, states, counts);
   if (::testing::Test::IsSkipped() || ::testing::Test::HasFatalFailure()) return;
   NextLives(member, states, expected, counts);

@@ -58,6 +58,13 @@ std::string KeptSegments::Differs(const std::vector<char>& image) const {
   return what;
 }
 
+int64_t KeptSegments::Begin(const std::string& name) const {
+  if (segments_.count(name) == 0) std::abort();
+  int64_t begin = 0;
+  for (auto it = segments_.begin(); it->first != name; ++it) begin += it->second.data_bytes();
+  return begin;
+}
+
 std::vector<KeptSegments::Piece> KeptSegments::Pieces() const {
   std::vector<Piece> pieces;
   int64_t begin = 0;  // of the segment in an image
@@ -71,14 +78,17 @@ std::vector<KeptSegments::Piece> KeptSegments::Pieces() const {
   return pieces;
 }
 
-MemoryStates::MemoryStates(const KeptSegments& memory, const std::vector<char>& other)
+MemoryStates::MemoryStates(const KeptSegments& memory, const std::vector<char>& other, const std::vector<int64_t>& too)
     : first_(memory.Save()), newest_(first_) {
   const std::vector<KeptSegments::Piece> pieces = memory.Pieces();
   std::vector<bool> differs;
   for (const KeptSegments::Piece& piece : pieces) differs.push_back(Differs(piece, other));
   for (size_t i = 0; i < pieces.size(); ++i) {
     const bool beside = (i > 0 && differs[i - 1]) || (i + 1 < pieces.size() && differs[i + 1]);
-    (differs[i] || beside ? likely_ : unlikely_).push_back(pieces[i]);
+    const bool named = std::any_of(too.begin(), too.end(), [&](int64_t at) {
+      return pieces[i].at <= at && at < pieces[i].at + pieces[i].num_bytes;
+    });
+    (differs[i] || beside || named ? likely_ : unlikely_).push_back(pieces[i]);
   }
 }
 

@@ -30,6 +30,8 @@ class KeptSegments final : public Memory {
     const char* bytes;
     int64_t num_bytes;
   };
+  // Where the segment's bytes begin in an image. REQUIRES: it is open.
+  int64_t Begin(const std::string& name) const;
   // All of it, cut into pieces of at most kPieceBytes.
   static constexpr int64_t kPieceBytes = 4096;
   std::vector<Piece> Pieces() const;
@@ -44,9 +46,9 @@ class KeptSegments final : public Memory {
 // and some at the others. late() says how many of those changed all the same: then states may be missing.
 class MemoryStates {
  public:
-  // The first one is as it is now. The likely pieces are those of which `other` has other bytes, and those beside them:
-  // words that end as they began lie there.
-  MemoryStates(const KeptSegments& memory, const std::vector<char>& other);
+  // The first one is as it is now. The likely pieces are those of which `other` has other bytes, those beside them, and
+  // those that hold the byte of an image at one of `too`: there lie words that change and end as they began.
+  MemoryStates(const KeptSegments& memory, const std::vector<char>& other, const std::vector<int64_t>& too);
   // The likely pieces are those of other states of the same memory.
   MemoryStates(const KeptSegments& memory, const MemoryStates& other);
 
