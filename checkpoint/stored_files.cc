@@ -28,6 +28,8 @@ const char* DtypeOfWeights(WeightFormat format) {
       return "F32";
     case WeightFormat::kInt8Row:
       return "I8";
+    case WeightFormat::kNf4:
+      return "U8";
     case WeightFormat::kBf16:
     case WeightFormat::kBf16Sr:
     case WeightFormat::kBf16Plus16:

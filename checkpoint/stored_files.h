@@ -5,7 +5,8 @@
 //
 //   model.safetensors                the weights: fp32 as F32; bf16, bf16_sr, and the upper part of bf16+16 and
 //   bf16+8sr
-//                                    as BF16; int8_row as I8, with NAME.scales (F32, one for each row) behind it.
+//                                    as BF16; int8_row as I8, with NAME.scales (F32, one for each row) behind it;
+//                                    nf4 as U8, with NAME.scales (F32, one for 64 elements) behind it.
 //                                    Behind them the buffers, which the trainer that saves has.
 //                                    What the ecosystem's loaders read. More than kMaxFileBytes:
 //                                    model-00001-of-00003... and model.safetensors.index.json, which says what lies

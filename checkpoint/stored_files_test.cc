@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "core/base/matchers.h"
 #include "core/mesh/mesh_spec.h"
 
@@ -102,6 +103,18 @@ TEST(StoredFilesTest, Parts_LieWhereTheHeadersSay_AndFillTheFiles) {
     ends[file.name] = std::max(ends[file.name], entry.end);
   }
   for (const StoredFile& file : stored.files()) EXPECT_EQ(ends[file.name], file.bytes) << file.name;
+}
+
+TEST(StoredFilesTest, Nf4_LiesPackedWithAScaleForEach64) {
+  JobSpec spec = EveryFormat();
+  spec.parameters = {Parameter("base", {7, 129}, WeightFormat::kNf4, StateFormat::kFp32)};
+  spec.parameters[0].frozen = true;
+  ASSERT_OK_AND_ASSIGN(const StoredFiles stored, StoredFiles::Create(spec));
+  std::vector<std::string> found;
+  for (const auto& [name, entry] : EntriesOf(stored)) {
+    found.push_back(absl::StrCat(name, " ", entry.dtype, " [", absl::StrJoin(entry.shape, ","), "]"));
+  }
+  EXPECT_THAT(found, ElementsAre("model.safetensors:base U8 [452]", "model.safetensors:base.scales F32 [15]"));
 }
 
 TEST(StoredFilesTest, Mesh_ChangesNothing) {

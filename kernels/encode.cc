@@ -225,6 +225,8 @@ CodeFormat CodeFormatOf(WeightFormat format) {
       return CodeFormat::kBf16Plus8Sr;
     case WeightFormat::kInt8Row:
       return CodeFormat::kInt8Row;
+    case WeightFormat::kNf4:
+      return CodeFormat::kNf4;
   }
   return CodeFormat::kFp32;
 }

@@ -56,7 +56,7 @@ absl::string_view CodeFormatName(CodeFormat format);
 absl::StatusOr<CodeFormat> ParseCodeFormat(absl::string_view name);
 // The format whose parts are those of weights or states as they are stored: to decode them, and to encode initial
 // values, which are rounded to nearest where steps round stochastically (bf16_sr: bf16) unless the codes are others
-// (bf16+8sr).
+// (bf16+8sr). Of nf4 the codes alone: its scales are stored in one part (StoreNf4 of kernels/gathered.h).
 CodeFormat CodeFormatOf(WeightFormat format);
 CodeFormat CodeFormatOf(StateFormat format);
 

@@ -17,6 +17,11 @@ __attribute__((noinline)) void EncodeReference(const GatheredRun& run, const std
   EncodeGatheredOf<float>(run, maxima, places, count);
 }
 
+__attribute__((noinline)) void StoreReference(const float* values, int64_t num_elements, uint8_t* codes,
+                                              float* scales) {
+  StoreNf4As<float>(values, num_elements, codes, scales);
+}
+
 __attribute__((noinline)) float MeanOf(const std::atomic<uint32_t>* maxima, int64_t num_blocks) {
   double sum = 0;
   bool finite = true;
@@ -45,6 +50,21 @@ void EncodeGatheredReference(const GatheredRun& run, const std::atomic<uint32_t>
                              int count) {
   const ScopedFpEnvironment environment;
   EncodeReference(run, maxima, places, count);
+}
+
+void StoreNf4Reference(const float* values, int64_t num_elements, uint8_t* codes, float* scales) {
+  const ScopedFpEnvironment environment;
+  StoreReference(values, num_elements, codes, scales);
+}
+
+void StoreNf4(const float* values, int64_t num_elements, uint8_t* codes, float* scales) {
+#if defined(__x86_64__)
+  if (SimdSupported()) {
+    const ScopedFpEnvironment environment;
+    return simd8::StoreNf4(values, num_elements, codes, scales);
+  }
+#endif
+  StoreNf4Reference(values, num_elements, codes, scales);
 }
 
 void RaiseMaxima(const GatheredRun& run, std::atomic<uint32_t>* maxima) {

@@ -29,6 +29,9 @@ struct GatheredRun {
   // rows' scales. What is gathered is codes times scales in fp32, as `format` says. Null: values are numbers.
   const float* row_scales = nullptr;
   int64_t row_elements = 1;
+  // Of weights that are stored in nf4, and gathered so: `values` are their codes, and these the largest magnitudes of
+  // their blocks, from the run's first one on. Null: as above.
+  const float* nf4_scales = nullptr;
 };
 
 // Raises each of the tensor's maxima to the largest magnitude (its bits as fp32, which order like it) of the run's
@@ -49,9 +52,14 @@ struct GatheredPlace {
 void EncodeGathered(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
                     int count);
 
+// Weights to nf4 as it is stored (core/format/numeric_formats.h): codes, and the largest magnitude of every 64 elements.
+// `values` begin at a multiple of 64 elements of their tensor. The codes are those that EncodeGathered gives for them.
+void StoreNf4(const float* values, int64_t num_elements, uint8_t* codes, float* scales);
+
 // The same in plain C++, one element at a time; the others use 8 lanes where the processor has them.
 void RaiseMaximaReference(const GatheredRun& run, std::atomic<uint32_t>* maxima);
 void EncodeGatheredReference(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
                              int count);
+void StoreNf4Reference(const float* values, int64_t num_elements, uint8_t* codes, float* scales);
 
 }  // namespace shardmesh

@@ -54,14 +54,26 @@ SHARDMESH_RULE uint32_t LargestBits(const Value* values, int64_t n) {
   return largest;
 }
 
+SHARDMESH_RULE void Raise(std::atomic<uint32_t>& maximum, uint32_t largest) {
+  uint32_t seen = maximum.load(std::memory_order_relaxed);
+  while (seen < largest && !maximum.compare_exchange_weak(seen, largest, std::memory_order_relaxed)) {
+  }
+}
+
 template <class Number, class Value>
 void RaiseMaximaAs(const GatheredRun& run, std::atomic<uint32_t>* maxima) {
   const auto* const values = static_cast<const Value*>(run.values);
   ForEachPiece(*run.blocks, run.first_element, run.num_elements, [&](int64_t at, int64_t n, int64_t block, bool) {
-    const uint32_t largest = LargestBits<Number>(values + at, n);
-    uint32_t seen = maxima[block].load(std::memory_order_relaxed);
-    while (seen < largest && !maxima[block].compare_exchange_weak(seen, largest, std::memory_order_relaxed)) {
-    }
+    Raise(maxima[block], LargestBits<Number>(values + at, n));
+  });
+}
+
+// To the scales that are stored.
+template <class Number>
+void RaiseNf4(const GatheredRun& run, std::atomic<uint32_t>* maxima) {
+  const int64_t first = run.first_element / kNf4BlockElements;
+  ForEachPiece(*run.blocks, run.first_element, run.num_elements, [&](int64_t, int64_t, int64_t block, bool) {
+    Raise(maxima[block], FloatBits(run.nf4_scales[block - first]) & 0x7FFFFFFFu);
   });
 }
 
@@ -108,16 +120,16 @@ SHARDMESH_RULE void EncodeNf4Block(const Value* values, int64_t n, float largest
   for (int64_t i = 0; i < n; i += 2) codes[i / 2] = static_cast<uint8_t>(levels[i] << 4 | levels[i + 1]);
 }
 
-template <class Number, class Value>
-void EncodeNf4As(const GatheredRun& run, const std::atomic<uint32_t>* maxima, uint8_t* codes,
-                 const GatheredPlace* places, int count) {
-  const auto* const values = static_cast<const Value*>(run.values);
+// Calls code(at, n, largest) for a run's blocks, whose codes are not written here, and writes their scales.
+template <class Number, class Code>
+void ForEachNf4Block(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
+                     int count, const Code& code) {
   const int64_t num_blocks = run.blocks->num_blocks;
   float factor = 0;
   int64_t factor_of = -1;
   ForEachPiece(*run.blocks, run.first_element, run.num_elements, [&](int64_t at, int64_t n, int64_t block, bool) {
     const float largest = FloatOfBits(maxima[block].load(std::memory_order_relaxed));
-    EncodeNf4Block<Number>(values + at, n, largest, codes + at / 2);
+    code(at, n, largest);
     if (const int64_t super = block / kNf4FactorBlocks; super != factor_of) {
       factor_of = super;
       factor = Nf4FactorOf(maxima, super * kNf4FactorBlocks, num_blocks, run.mean);
@@ -132,6 +144,32 @@ void EncodeNf4As(const GatheredRun& run, const std::atomic<uint32_t>* maxima, ui
       if (block == 0) memcpy(scales + Nf4MeanOffset(num_blocks), &run.mean, 4);
     }
   });
+}
+
+template <class Number, class Value>
+void EncodeNf4As(const GatheredRun& run, const std::atomic<uint32_t>* maxima, uint8_t* codes,
+                 const GatheredPlace* places, int count) {
+  const auto* const values = static_cast<const Value*>(run.values);
+  ForEachNf4Block<Number>(run, maxima, places, count, [&](int64_t at, int64_t n, float largest) {
+    EncodeNf4Block<Number>(values + at, n, largest, codes + at / 2);
+  });
+}
+
+// Codes that are stored as they are gathered.
+template <class Number>
+void CopyNf4(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places, int count) {
+  memcpy(places[0].codes, run.values, static_cast<size_t>((run.num_elements + 1) / 2));
+  ForEachNf4Block<Number>(run, maxima, places, count, [](int64_t, int64_t, float) {});
+}
+
+template <class Number>
+void StoreNf4As(const float* values, int64_t num_elements, uint8_t* codes, float* scales) {
+  for (int64_t at = 0; at < num_elements; at += kNf4BlockElements) {
+    const int64_t n = num_elements - at < kNf4BlockElements ? num_elements - at : kNf4BlockElements;
+    const float largest = FloatOfBits(LargestBits<Number>(values + at, n));
+    scales[at / kNf4BlockElements] = largest;
+    EncodeNf4Block<Number>(values + at, n, largest, codes + at / 2);
+  }
 }
 
 // The run's codes, at `codes` alone, and the scales of every place.
@@ -198,6 +236,7 @@ void ForEachDecoded(const GatheredRun& run, const Visit& visit) {
 
 template <class Number>
 void RaiseMaximaOf(const GatheredRun& run, std::atomic<uint32_t>* maxima) {
+  if (run.nf4_scales != nullptr) return RaiseNf4<Number>(run, maxima);
   if (run.row_scales != nullptr) {
     return ForEachDecoded<Number>(
         run, [&](const GatheredRun& part, int64_t) { RaiseMaximaAs<Number, float>(part, maxima); });
@@ -211,7 +250,9 @@ void EncodeGatheredOf(const GatheredRun& run, const std::atomic<uint32_t>* maxim
                       int count) {
   uint8_t* const codes = places[0].codes;
   const auto bytes_of = [&](int64_t n) { return run.gather == GatherFormat::kNf4 ? (n + 1) / 2 : n; };
-  if (run.row_scales != nullptr) {
+  if (run.nf4_scales != nullptr) {
+    CopyNf4<Number>(run, maxima, places, count);
+  } else if (run.row_scales != nullptr) {
     ForEachDecoded<Number>(run, [&](const GatheredRun& part, int64_t at) {
       EncodeGatheredAs<Number, float>(part, maxima, codes + bytes_of(at), places, count);
     });

@@ -14,4 +14,8 @@ void EncodeGathered(const GatheredRun& run, const std::atomic<uint32_t>* maxima,
   EncodeGatheredOf<F32x8>(run, maxima, places, count);
 }
 
+void StoreNf4(const float* values, int64_t num_elements, uint8_t* codes, float* scales) {
+  StoreNf4As<F32x8>(values, num_elements, codes, scales);
+}
+
 }  // namespace shardmesh::simd8

@@ -9,5 +9,6 @@ namespace shardmesh::simd8 {
 void RaiseMaxima(const GatheredRun& run, std::atomic<uint32_t>* maxima);
 void EncodeGathered(const GatheredRun& run, const std::atomic<uint32_t>* maxima, const GatheredPlace* places,
                     int count);
+void StoreNf4(const float* values, int64_t num_elements, uint8_t* codes, float* scales);
 
 }  // namespace shardmesh::simd8

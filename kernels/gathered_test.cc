@@ -41,11 +41,13 @@ struct Gathered {
     EXPECT_EQ(PartsOf(SpecOf(gather), shape).value()[1].dims, ScaleShape(gather, shape));
     std::vector<std::atomic<uint32_t>> maxima(blocks.num_blocks);
     const int64_t n = whole.num_elements, bytes = whole.row_scales != nullptr ? 1 : BytesPerElement(whole.format);
+    const bool stored = whole.nf4_scales != nullptr;
     const auto visit = [&](const auto& each) {
       for (int64_t first = (n - 1) / length * length; first >= 0; first -= length) {
         GatheredRun run = whole;
         run.blocks = &blocks;
-        run.values = static_cast<const char*>(whole.values) + first * bytes;
+        run.values = static_cast<const char*>(whole.values) + (stored ? first / 2 : first * bytes);
+        if (stored) run.nf4_scales += first / kNf4BlockElements;
         if (whole.row_scales != nullptr) run.row_scales += first / whole.row_elements;
         run.first_element = first;
         run.num_elements = std::min(length, n - first);
@@ -171,6 +173,49 @@ TEST(GatheredTest, WeightsStoredInRows_AreWhatEncodeGivesOfTheDecodedWhole) {
     values.front() = 3e38f;
     Coded large = Encoded(Spec(CodeFormat::kInt8Row), shape, values);
     ASSERT_NO_FATAL_FAILURE(ExpectRowsEncoded(shape, large));
+  }
+}
+
+// Nf4 as it is stored, in both implementations: the codes of Encode, the largest magnitudes, and, gathered from there
+// in runs of any length, all that Encode gives for the whole.
+TEST(GatheredTest, WeightsStoredInNf4_AreGatheredAsEncodeGivesThem) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  std::vector<std::vector<int64_t>> shapes = kShapes;
+  shapes.push_back({130, 512});
+  for (int i = 0; i < 6; ++i) shapes.push_back({1 + static_cast<int64_t>(random() % 70'000)});
+  for (const std::vector<int64_t>& shape : shapes) {
+    SCOPED_TRACE(::testing::PrintToString(shape));
+    const int64_t n = Product(shape);
+    std::vector<float> values = Numbers(n, static_cast<int>(random() >> 1));
+    if (n > 200) std::fill(values.begin() + 64, values.begin() + 192, 0.0f);
+    const Coded expected = Encoded(Spec(CodeFormat::kNf4), shape, values);
+    std::vector<uint8_t> codes((n + 1) / 2 + 1, 0xCD), others = codes;
+    std::vector<float> scales((n + 63) / 64 + 1, -7), other_scales = scales;
+    std::fesetround(FE_UPWARD);
+    StoreNf4(values.data(), n, codes.data(), scales.data());
+    std::fesetround(FE_TONEAREST);
+    StoreNf4Reference(values.data(), n, others.data(), other_scales.data());
+    ASSERT_EQ(codes, others);
+    ASSERT_EQ(scales, other_scales);
+    ASSERT_EQ(codes.back(), 0xCD) << "behind the last one";
+    ASSERT_EQ(scales.back(), -7) << "behind the last one";
+    ASSERT_EQ(std::memcmp(codes.data(), expected.parts[0].data(), (n + 1) / 2), 0);
+    for (int64_t i = 0; i < n; i += 64) {
+      float largest = 0;
+      for (int64_t e = i; e < std::min(n, i + 64); ++e) largest = std::max(largest, std::fabs(values[e]));
+      ASSERT_EQ(scales[i / 64], largest);
+    }
+    GatheredRun whole{GatherFormat::kNf4, nullptr, Format::kFp32, codes.data(), 0, n};
+    whole.nf4_scales = scales.data();
+    for (const int64_t length : {int64_t{256}, int64_t{4096}, int64_t{1} << 40}) {
+      for (const bool reference : {false, true}) {
+        Gathered gathered(shape, whole, length, reference);
+        ASSERT_EQ(gathered.coded.parts, expected.parts) << reference << " runs of " << length;
+        ASSERT_EQ(gathered.copy.parts, expected.parts) << reference << " runs of " << length;
+      }
+    }
   }
 }
 

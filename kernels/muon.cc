@@ -226,8 +226,8 @@ absl::Status CheckMuon(const OptimizerContext& context, const MuonMatrix& matrix
     return absl::InvalidArgumentError(
         absl::StrCat("the optimizer is ", OptimizerName(context.hyper.kind), ", not muon"));
   }
-  if (context.weights == WeightFormat::kInt8Row) {
-    return absl::InvalidArgumentError("muon steps no int8_row weights");
+  if (context.weights == WeightFormat::kInt8Row || context.weights == WeightFormat::kNf4) {
+    return absl::InvalidArgumentError(absl::StrCat("muon steps no ", WeightFormatName(context.weights), " weights"));
   }
   const int64_t rows = matrix.rows, columns = matrix.columns;
   if (rows < 1 || columns < 1 || run.num_elements % rows != 0 || run.num_elements / rows != columns ||

@@ -65,6 +65,9 @@ absl::Status CheckNumbers(const OptimizerContext& context, const OptimizerRun& r
   if (context.hyper.kind == OptimizerKind::kMuon) {
     return absl::InvalidArgumentError("muon steps whole matrices, not runs of elements");
   }
+  if (context.weights == WeightFormat::kNf4) {
+    return absl::InvalidArgumentError("no step writes nf4 weights: they are frozen; take int8_row or another format");
+  }
   if (run.num_elements < 0) {
     return absl::InvalidArgumentError(absl::StrCat("a run of ", run.num_elements, " elements; 0 is the least"));
   }

@@ -267,6 +267,9 @@ TEST(CheckRun, WhatIsWrong_IsNamed) {
   OptimizerContext muon = context;
   muon.hyper.kind = OptimizerKind::kMuon;
   EXPECT_THAT(CheckRun(muon, good), StatusIs(Code::kInvalidArgument, HasSubstr("whole matrices")));
+  OptimizerContext nf4 = context;
+  nf4.weights = WeightFormat::kNf4;
+  EXPECT_THAT(CheckRun(nf4, good), StatusIs(Code::kInvalidArgument, HasSubstr("no step writes nf4 weights")));
 }
 
 }  // namespace

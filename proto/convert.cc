@@ -65,7 +65,9 @@ absl::StatusOr<NonFinitePolicy> NonFiniteFromProto(v1::NonFinitePolicy proto) {
   }
 }
 
-constexpr absl::string_view kKnownFormats = "1 (fp32), 2 (bf16), 3 (bf16_sr), 4 (bf16+16), 5 (bf16+8sr), 6 (int8_row)";
+constexpr absl::string_view kKnownFormats =
+    "1 (fp32), 2 (bf16), 3 (bf16_sr), 4 (bf16+16), 5 (bf16+8sr), 6 (int8_row), "
+    "7 (nf4)";
 
 std::optional<WeightFormat> WeightFormatFromProto(v1::Format proto) {
   switch (proto) {
@@ -82,6 +84,8 @@ std::optional<WeightFormat> WeightFormatFromProto(v1::Format proto) {
       return WeightFormat::kBf16Plus8Sr;
     case v1::FORMAT_INT8_ROW:
       return WeightFormat::kInt8Row;
+    case v1::FORMAT_NF4:
+      return WeightFormat::kNf4;
     default:
       return std::nullopt;
   }
@@ -235,6 +239,8 @@ v1::Format ToProto(WeightFormat format) {
       return v1::FORMAT_BF16_PLUS_8SR;
     case WeightFormat::kInt8Row:
       return v1::FORMAT_INT8_ROW;
+    case WeightFormat::kNf4:
+      return v1::FORMAT_NF4;
   }
   return v1::FORMAT_UNSPECIFIED;
 }

@@ -319,7 +319,9 @@ absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std
   }
   if (!options.gather.empty()) {
     ASSIGN_OR_RETURN(const GatherFormat gather, ParseGatherFormat(options.gather));
-    for (ParameterSpec& parameter : spec.parameters) parameter.gather = gather;
+    for (ParameterSpec& parameter : spec.parameters) {
+      if (parameter.format != WeightFormat::kNf4) parameter.gather = gather;
+    }
   }
   RETURN_IF_ERROR(spec.Validate());
   RETURN_IF_ERROR(CheckFiles(opened, spec));

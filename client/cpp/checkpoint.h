@@ -51,8 +51,8 @@ struct RestoreOptions {
   // Of each wait for others. Reading the files may take as much longer as they have bytes: a second for 50 MB.
   absl::Duration timeout = absl::Minutes(10);
   OnFileProgress progress;  // may be empty
-  // The format in which the new job gathers its weights ("stored", "fp8_tensor", ...); empty: as it was saved. Its
-  // weights and states are the same.
+  // The format in which the new job gathers its weights ("stored", "fp8_tensor", ...), but those stored in nf4, which
+  // are gathered so; empty: as it was saved. Its weights and states are the same.
   std::string gather;
   // If no mesh is given: that of the checkpoint where it fits the live workers, else one that does
   // (CreateJobRequest.fit_mesh). False: as it was saved, which may wait for workers.

@@ -29,16 +29,21 @@ absl::StatusOr<GatherFormat> ParseGatherFormat(absl::string_view name) {
 }
 
 Format GatheredFormat(WeightFormat format) {
-  return format == WeightFormat::kFp32 || format == WeightFormat::kInt8Row ? Format::kFp32 : Format::kBf16;
+  const bool codes = format == WeightFormat::kInt8Row || format == WeightFormat::kNf4;
+  return codes || format == WeightFormat::kFp32 ? Format::kFp32 : Format::kBf16;
 }
 
 GatherFormat GatherOf(WeightFormat weights, GatherFormat gather) {
-  return weights == WeightFormat::kInt8Row && gather == GatherFormat::kStored ? GatherFormat::kInt8Row : gather;
+  if (gather != GatherFormat::kStored) return gather;
+  return weights == WeightFormat::kInt8Row ? GatherFormat::kInt8Row
+         : weights == WeightFormat::kNf4   ? GatherFormat::kNf4
+                                           : gather;
 }
 
 bool IsCoded(WeightFormat weights, GatherFormat gather) {
-  const bool own = weights == WeightFormat::kInt8Row && gather == GatherFormat::kInt8Row;
-  return gather != GatherFormat::kStored && !own;
+  const GatherFormat made = GatherOf(weights, gather);
+  const bool copied = weights == WeightFormat::kInt8Row && made == GatherFormat::kInt8Row;
+  return made != GatherFormat::kStored && !copied;
 }
 
 int64_t GatheredCodeBytes(Format stored, GatherFormat gather, int64_t num_elements) {

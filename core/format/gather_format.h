@@ -2,8 +2,8 @@
 // Values and pure functions, thread-safe. Definitions of the codes: kernels/encode.h; of the same names there.
 //
 //   gather      codes            scales
-//   stored      fp32 or bf16     none                   as stored: the bf16 of weights with a remainder; of int8_row
-//                                                       weights their codes and scales: int8_row
+//   stored      fp32 or bf16     none                   as stored: the bf16 of weights with a remainder; int8_row
+//                                                       weights as int8_row, and nf4 weights as nf4
 //   fp8_tensor  E4M3             a float                torchao's float8 with tensorwise scales
 //   fp8_row     E4M3             a float a row          a row is what the last dimension counts
 //   fp8_block   E4M3             a float for 128 x 128  of a matrix
@@ -34,15 +34,16 @@ absl::string_view GatherFormatName(GatherFormat format);
 // InvalidArgument: no such format; the message lists them.
 absl::StatusOr<GatherFormat> ParseGatherFormat(absl::string_view name);
 
-// The format of weights of a storage format for who reads them as `stored`: fp32 or bf16. Of int8_row, what codes and
-// scales stand for: fp32.
+// The format of weights of a storage format for who reads them as `stored`: fp32 or bf16. Of int8_row and nf4, what
+// codes and scales stand for: fp32.
 Format GatheredFormat(WeightFormat format);
 
-// How weights of a storage format are gathered: int8_row weights that are gathered as `stored` in int8_row.
+// How weights of a storage format are gathered: those that are gathered as `stored` in int8_row or nf4 if they are
+// stored so.
 GatherFormat GatherOf(WeightFormat weights, GatherFormat gather);
 
 // Whether gathered weights are codes that are made of the stored ones. Otherwise they are what is stored: fp32, bf16, or
-// the codes and scales of int8_row.
+// the codes and scales of int8_row. Those of nf4 are made: its scales are of the whole tensor, and stored ones are not.
 bool IsCoded(WeightFormat weights, GatherFormat gather);
 
 inline constexpr int64_t kNf4BlockElements = 64, kNf4FactorBlocks = 256;

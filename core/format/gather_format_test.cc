@@ -38,6 +38,23 @@ TEST(GatherFormatTest, Bytes) {
   EXPECT_EQ(GatheredScalesBytes(GatherFormat::kNf4, 257), 260 + 2 * 4 + 4);
 }
 
+TEST(GatherFormatTest, WeightsStoredInCodes_AreGatheredInTheirsUnlessAskedOtherwise) {
+  EXPECT_EQ(GatherOf(WeightFormat::kFp32, GatherFormat::kStored), GatherFormat::kStored);
+  EXPECT_EQ(GatherOf(WeightFormat::kInt8Row, GatherFormat::kStored), GatherFormat::kInt8Row);
+  EXPECT_EQ(GatherOf(WeightFormat::kInt8Row, GatherFormat::kMx8), GatherFormat::kMx8);
+  EXPECT_EQ(GatherOf(WeightFormat::kNf4, GatherFormat::kStored), GatherFormat::kNf4);
+  EXPECT_EQ(GatheredFormat(WeightFormat::kNf4), Format::kFp32);
+  for (const GatherFormat gather : {GatherFormat::kStored, GatherFormat::kInt8Row}) {
+    EXPECT_FALSE(IsCoded(WeightFormat::kInt8Row, gather)) << "copied";
+  }
+  EXPECT_FALSE(IsCoded(WeightFormat::kBf16, GatherFormat::kStored));
+  EXPECT_TRUE(IsCoded(WeightFormat::kBf16, GatherFormat::kInt8Row));
+  EXPECT_TRUE(IsCoded(WeightFormat::kInt8Row, GatherFormat::kFp8Row));
+  EXPECT_TRUE(IsCoded(WeightFormat::kNf4, GatherFormat::kStored)) << "its scales are of the whole tensor";
+  EXPECT_EQ(LayoutOf(WeightFormat::kNf4).codes.BytesOf(1001), 501);
+  EXPECT_EQ(LayoutOf(WeightFormat::kNf4).extra.BytesOf(1001), 16 * 4);
+}
+
 TEST(GatherFormatTest, ShapesThatDoNotFit_AreRefused) {
   using Code = absl::StatusCode;
   const std::vector<std::tuple<GatherFormat, std::vector<int64_t>, Code, const char*>> cases = {

@@ -10,7 +10,7 @@
 namespace shardmesh {
 namespace {
 
-constexpr absl::string_view kWeightNames[] = {"fp32", "bf16", "bf16_sr", "bf16+16", "bf16+8sr", "int8_row"};
+constexpr absl::string_view kWeightNames[] = {"fp32", "bf16", "bf16_sr", "bf16+16", "bf16+8sr", "int8_row", "nf4"};
 constexpr absl::string_view kStateNames[] = {"fp32", "bf16_sr", "dyn8", "dyn4", "fp8", "fp8x32"};
 
 template <class Enum>
@@ -47,6 +47,8 @@ StoredLayout LayoutOf(WeightFormat format, int64_t row_elements) {
       return {{2}, {1}};
     case WeightFormat::kInt8Row:
       return {{1}, {4, row_elements}};
+    case WeightFormat::kNf4:
+      return {{1, 2}, {4, 64}};
   }
   return {};
 }

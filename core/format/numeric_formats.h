@@ -8,6 +8,11 @@
 //   bf16+16     codes, remainder (2 bytes)     4      fp32 exactly
 //   bf16+8sr    codes, remainder (1 byte)      3      24 bits, the last one rounded stochastically
 //   int8_row    codes, a scale for each row    1 + 4/row
+//   nf4         codes, a scale for 64          0.5625 of frozen weights; two in a byte, the even element in the upper half
+//
+// The scale of nf4 is the largest magnitude of its 64 elements, exactly: nothing that is stored is of more than one
+// block. From the scales of a whole tensor follow those of torchao's NF4Tensor, in which the weights are gathered
+// (core/format/gather_format.h).
 //
 //   states      parts                          bytes an element
 //   fp32        codes                          4
@@ -26,7 +31,7 @@
 
 namespace shardmesh {
 
-enum class WeightFormat { kFp32, kBf16, kBf16Sr, kBf16Plus16, kBf16Plus8Sr, kInt8Row };
+enum class WeightFormat { kFp32, kBf16, kBf16Sr, kBf16Plus16, kBf16Plus8Sr, kInt8Row, kNf4 };
 enum class StateFormat { kFp32, kBf16Sr, kDyn8, kDyn4, kFp8, kFp8x32 };
 
 absl::string_view WeightFormatName(WeightFormat format);

@@ -32,6 +32,19 @@ int64_t BoundedElements(const std::vector<int64_t>& shape) {
   return elements;
 }
 
+// No step writes nf4, and of its codes no others are made.
+absl::Status ValidateNf4(const std::string& who, const ParameterSpec& p) {
+  if (p.format != WeightFormat::kNf4) return absl::OkStatus();
+  if (!p.frozen) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        who, " has nf4 weights and is trained, but no step writes nf4; freeze it, or store it as int8_row or bf16_sr"));
+  }
+  if (GatherOf(p.format, p.gather) == GatherFormat::kNf4) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(who, " has nf4 weights, which are gathered as nf4, not as ",
+                                                 GatherFormatName(p.gather),
+                                                 "; gather it as stored, or store it as bf16"));
+}
+
 absl::Status ValidateParameter(int index, const ParameterSpec& p, int num_groups) {
   const std::string who = absl::StrCat("parameter ", index, " ", Quoted(p.name));
   if (p.name.empty()) return absl::InvalidArgumentError(absl::StrCat("parameter ", index, " has no name"));
@@ -50,6 +63,7 @@ absl::Status ValidateParameter(int index, const ParameterSpec& p, int num_groups
     return absl::InvalidArgumentError(
         absl::StrCat(who, ": group ", p.group, " is none of the job's: 0 to ", num_groups - 1));
   }
+  RETURN_IF_ERROR(ValidateNf4(who, p));
   return Annotate(ScaleBlocksOf(p.gather, p.shape).status(), who);
 }
 

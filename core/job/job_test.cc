@@ -97,6 +97,14 @@ TEST(JobTest, BadValue_ErrorNamesItAndWhatWouldBeRight) {
          j.parameters[1].gather = GatherFormat::kFp8Block;
        },
        Code::kInvalidArgument, "parameter 1 \"b\": shape [] cannot be gathered as fp8_block, which codes matrices"},
+      {[](JobSpec& j) { j.parameters[1].format = WeightFormat::kNf4; }, Code::kInvalidArgument,
+       "parameter 1 \"b\" has nf4 weights and is trained, but no step writes nf4; freeze it, or store it as int8_row"},
+      {[](JobSpec& j) {
+         j.parameters[1].format = WeightFormat::kNf4;
+         j.parameters[1].frozen = true;
+         j.parameters[1].gather = GatherFormat::kFp8Row;
+       },
+       Code::kInvalidArgument, "has nf4 weights, which are gathered as nf4, not as fp8_row; gather it as stored"},
       {[](JobSpec& j) { j.parameters[1].group = 1; }, Code::kInvalidArgument,
        "parameter 1 \"b\": group 1 is none of the job's: 0 to 0"},
       {[](JobSpec& j) { j.parameters[2].group = -7; }, Code::kInvalidArgument, "parameter 2 \"t\": group -7 is none"},

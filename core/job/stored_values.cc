@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/format/format.h"
+#include "core/format/gather_format.h"
 
 namespace shardmesh {
 namespace {
@@ -78,6 +79,8 @@ StoredRule RuleOfWeights(WeightFormat format, bool extra) {
       return extra ? StoredRule() : Floats(Entry::kBf16, true);
     case WeightFormat::kInt8Row:
       return extra ? Scales(Entry::kFp32, kLargestInt8) : StoredRule();
+    case WeightFormat::kNf4:  // levels up to 1
+      return extra ? Scales(Entry::kFp32, 1) : StoredRule();
   }
   return {};
 }
@@ -103,15 +106,16 @@ StoredRule RuleOfStates(StateFormat format, bool extra, bool is_signed) {
 
 StoredRule RuleOf(const JobSpec& spec, int tensor, int stream, bool extra) {
   const ParameterSpec& parameter = spec.parameters[tensor];
-  if (parameter.frozen) return {};
+  if (!MustBeFinite(parameter.format, parameter.frozen)) return {};
   if (stream == 0) return RuleOfWeights(parameter.format, extra);
   return RuleOfStates(parameter.states, extra, StateIsSigned(spec.group(parameter.group), stream - 1));
 }
 
 float LargestStorable(WeightFormat format) {
-  const bool whole = format == WeightFormat::kFp32 || format == WeightFormat::kInt8Row;
-  return whole ? FLT_MAX : FloatOfBits(kRoundsToInfinity - 1);
+  return GatheredFormat(format) == Format::kFp32 ? FLT_MAX : FloatOfBits(kRoundsToInfinity - 1);
 }
+
+bool MustBeFinite(WeightFormat format, bool frozen) { return !frozen || format == WeightFormat::kNf4; }
 
 std::optional<BadEntry> FindBadEntry(const StoredRule& rule, const void* data, int64_t num_bytes) {
   const auto* const bytes = static_cast<const char*>(data);

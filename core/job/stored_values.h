@@ -1,9 +1,10 @@
 // Which values weights and optimizer states may have in storage, as they are stored: what a step can compute with.
 //
-//   weights          finite, and what their format holds of them too; frozen ones may be anything (masks of -inf)
+//   weights          finite, and what their format holds of them too; frozen ones may be anything (masks of -inf), but
+//                    not in nf4, where one that is not finite makes the whole tensor NaN
 //   states           finite; second moments (exp_avg_sq, max_exp_avg_sq) not below 0
 //   scales           finite, not below 0, and so that no code under them is infinite
-//   remainders, codes of int8, dyn8, dyn4 and UE5M3, which have no other values: anything
+//   remainders, codes of int8, nf4, dyn8, dyn4 and UE5M3, which have no other values: anything
 //
 // Whatever comes into storage from outside goes through this: what a checkpoint's files hold, and what `shardctl adopt`
 // lays out. Initial weights come as fp32, and are checked by LargestStorable before they are rounded. What a worker
@@ -37,6 +38,8 @@ StoredRule RuleOf(const JobSpec& spec, int tensor, int stream, bool extra);
 
 // The largest fp32 magnitude that stays finite in a format: weights above it become infinite where they are stored.
 float LargestStorable(WeightFormat format);
+// Whether weights have to be finite: those that are trained, and those in nf4.
+bool MustBeFinite(WeightFormat format, bool frozen);
 
 struct BadEntry {
   int64_t index = 0;

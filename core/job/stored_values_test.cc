@@ -37,6 +37,8 @@ std::vector<Case> Cases() {
       cases.push_back({name + " extra", RuleOfWeights(format, true), 127, rows, false, !rows});
     }
   }
+  cases.push_back({"nf4", RuleOfWeights(WeightFormat::kNf4, false), 1, false, true, true});
+  cases.push_back({"nf4 scales", RuleOfWeights(WeightFormat::kNf4, true), 1, true, false, false});
   for (int f = 0; f <= static_cast<int>(StateFormat::kFp8x32); ++f) {
     const auto format = static_cast<StateFormat>(f);
     for (const bool is_signed : {true, false}) {

@@ -28,6 +28,13 @@ const ParameterSpec* FirstParameter(const JobSpec& job, const Plan& plan, Is is)
   return nullptr;
 }
 
+// What would work in place of the feature, on the same topology.
+std::string InsteadOf(const JobSpec& job, const Plan& plan, Feature feature) {
+  const ParameterSpec* const p = FirstParameter(job, plan, [](const Bucket& b) { return b.coded(); });
+  if (feature == Feature::kQuantizedGathers && p != nullptr && p->format == WeightFormat::kNf4) return "store it as bf16";
+  return std::string(RowOf(feature).instead);
+}
+
 // What the job says of the feature, with the name of a parameter where the feature is one of parameters.
 std::string WhatOf(const JobSpec& job, const Plan& plan, Feature feature) {
   const auto named = [](const ParameterSpec& p) { return absl::StrCat("has parameter \"", absl::CHexEscape(p.name)); };
@@ -37,7 +44,7 @@ std::string WhatOf(const JobSpec& job, const Plan& plan, Feature feature) {
   }
   if (feature == Feature::kQuantizedGathers) {
     const ParameterSpec* const p = FirstParameter(job, plan, [](const Bucket& b) { return b.coded(); });
-    if (p != nullptr) return absl::StrCat(named(*p), "\", which is gathered as ", GatherFormatName(p->gather));
+    if (p != nullptr) return absl::StrCat(named(*p), "\", which is gathered as ", GatherFormatName(GatherOf(p->format, p->gather)));
   }
   return std::string(RowOf(feature).job);
 }
@@ -57,7 +64,7 @@ std::optional<Refusal> FirstRefusal(const JobSpec& job, const Plan& plan, const 
   for (int i = 0; i < kNumFeatures; ++i) {
     const auto feature = static_cast<Feature>(i);
     if (!features[i] || Works(feature, topology.kind())) continue;
-    return Refusal{WhatOf(job, plan, feature), std::string(RowOf(feature).instead)};
+    return Refusal{WhatOf(job, plan, feature), InsteadOf(job, plan, feature)};
   }
   return FirstOverLimit(job, topology);
 }

@@ -135,6 +135,17 @@ TEST(Support, EveryCell_IsWhatTheTableSays_AndTheMessageSaysWhatWouldWork) {
   });
 }
 
+TEST(Support, WeightsStoredAsNf4_OnADevice_SaysHowElseToStoreThem) {
+  JobSpec job = PlainJob();
+  job.parameters[1].format = WeightFormat::kNf4;
+  job.parameters[1].frozen = true;
+  EXPECT_OK(CheckSupported(job, PlanOf(job), At(TopologyKind::kHostsCpu)));
+  EXPECT_THAT(CheckSupported(job, PlanOf(job), At(TopologyKind::kHostCuda)),
+              StatusIs(Code::kUnimplemented,
+                       "job j has parameter \"b\", which is gathered as nf4, which workers on a CUDA device do not "
+                       "support yet; store it as bf16, or start the workers with --device cpu"));
+}
+
 TEST(Support, MessagesInFull) {
   JobSpec job = PlainJob();
   const auto refusal = [&](const Topology& at) { return CheckSupported(job, PlanOf(job), at); };

@@ -62,7 +62,7 @@ struct StoredWeights {
   }
 };
 
-// Calls visit(std::integral_constant<WeightFormat, format>()); nothing for row formats.
+// Calls visit(std::integral_constant<WeightFormat, format>()); nothing for row formats and nf4.
 template <class Visit>
 SHARDMESH_RULE void WithFormat(WeightFormat format, const Visit& visit) {
   switch (format) {
@@ -77,6 +77,7 @@ SHARDMESH_RULE void WithFormat(WeightFormat format, const Visit& visit) {
     case WeightFormat::kBf16Plus8Sr:
       return visit(std::integral_constant<WeightFormat, WeightFormat::kBf16Plus8Sr>());
     case WeightFormat::kInt8Row:
+    case WeightFormat::kNf4:
       return;
   }
 }

@@ -109,6 +109,9 @@ BoundStep CreateStep(const Text& optimizer, const Hyper& hyper, const Text& weig
   for (const auto& [name, value] : hyper) Set(step, name.value, value);
   if (const absl::Status status = Validate(context.hyper); !status.ok()) throw StatusError(status);
   context.weights = OrThrow(ParseWeightFormat(weights.value));
+  if (context.weights == WeightFormat::kNf4) {
+    throw StatusError(absl::InvalidArgumentError("no step writes nf4 weights: they are frozen; take int8_row"));
+  }
   context.states = OrThrow(ParseStateFormat(states.value));
   context.seed = Unsigned64(seed, "seed");
   step.torchao = torchao;

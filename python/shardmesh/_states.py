@@ -14,7 +14,7 @@ np = _arrays.np
 _CODED = {"OptimState8bit": ("dyn8", 256), "OptimState4bit": ("dyn4", 128), "OptimStateFp8": ("fp8", 256)}
 _FLOATS = ("float32", "bfloat16", "float16")
 FORMATS = ("fp32", "bf16_sr", "dyn8", "dyn4", "fp8", "fp8x32")
-WEIGHTS = ("fp32", "bf16", "bf16_sr", "bf16+16", "bf16+8sr", "int8_row")
+WEIGHTS = ("fp32", "bf16", "bf16_sr", "bf16+16", "bf16+8sr", "int8_row")  # that can be trained
 SIGNED = {"exp_avg": True, "exp_avg_sq": False, "max_exp_avg_sq": False, "momentum_buffer": True}
 _DECODE = 'states="fp32" takes its decoded values'
 
@@ -141,6 +141,10 @@ def weights(torch: Any, values: Any, format: str) -> Stored:
         return Stored(format, values.to(torch.bfloat16))
     parts = numerics.encode(values.float().contiguous(), format)
     codes = torch.from_numpy(parts["codes"])
+    if format == "nf4":  # its scales as a job stores them: the largest magnitudes of 64 elements
+        flat = values.detach().float().reshape(-1)
+        whole = torch.nn.functional.pad(flat, (0, -flat.numel() % 64))
+        return Stored(format, codes, whole.reshape(-1, 64).abs().amax(dim=1))
     if format == "int8_row":
         return Stored(format, codes.view(torch.int8), torch.from_numpy(parts["scales"].reshape(-1)))
     remainder = torch.from_numpy(parts["remainder"])

@@ -98,6 +98,9 @@ class StepTest(unittest.TestCase):
         np.testing.assert_allclose(state.moments["exp_avg"], 0.1 * gradient, rtol=1e-6)
         np.testing.assert_allclose(state.moments["exp_avg_sq"], 0.001 * gradient**2, rtol=1e-6)
 
+    def test_no_step_writes_nf4(self):
+        self.refused("no step writes nf4 weights: they are frozen", Step, "SGD", "nf4")
+
     def test_moments_have_torchs_names(self):
         names = {name: list(Step(name, **hyper).init(numbers(0)).moments) for name, hyper in OPTIMIZERS.items()}
         self.assertEqual(names, {

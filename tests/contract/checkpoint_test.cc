@@ -49,6 +49,10 @@ JobSpec RichJob(const std::string& name, const std::string& mesh) {
   spec.parameters.back().group = 1;
   spec.parameters.push_back({"frozen", {513}, WeightFormat::kBf16});
   spec.parameters.back().frozen = true;
+  for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{70, 51}, {33, 512}}) {
+    spec.parameters.push_back({absl::StrCat("base.", shape[0]), shape, WeightFormat::kNf4});
+    spec.parameters.back().frozen = true;
+  }
   return spec;
 }
 
@@ -118,12 +122,16 @@ TEST_F(Checkpoints, OnEveryMesh_TheJobGoesOnWithItsBits_AndItsFilesAreTheSame) {
 TEST_F(Checkpoints, InAnotherGatherFormat_TheJobHasTheSameBits) {
   JobSpec spec = testing::TinyJob("job", "fsdp=2", kSlots);
   spec.parameters.push_back({"rows", {20, 96}, WeightFormat::kInt8Row});
+  spec.parameters.push_back({"base", {20, 96}, WeightFormat::kNf4});  // has its own
+  spec.parameters.back().frozen = true;
   ASSERT_NO_FATAL_FAILURE(Save(spec));
   const Learnt uninterrupted = testing::ReferenceOf(spec, kLast);
   RestoreOptions options{"coded", "fsdp=3"};
   options.gather = "fp8_tensor";
   ASSERT_OK_AND_ASSIGN(const auto coded, RestoreCheckpoint(*client_, root_, options));
-  for (const ParameterSpec& p : coded->spec().parameters) EXPECT_EQ(p.gather, GatherFormat::kFp8Tensor) << p.name;
+  for (const ParameterSpec& p : coded->spec().parameters) {
+    EXPECT_EQ(p.gather, p.frozen ? GatherFormat::kStored : GatherFormat::kFp8Tensor) << p.name;
+  }
   const std::string other = temp_.File("coded");
   ASSERT_OK_AND_ASSIGN(const SavedCheckpoint again, SaveCheckpoint(*coded, other));
   EXPECT_EQ(again.digest, saved_.digest);

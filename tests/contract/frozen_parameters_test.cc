@@ -19,6 +19,7 @@ namespace {
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::Learnt;
 using ::shardmesh::testing::Variant;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int kSlots = 3;  // of the variants
@@ -105,6 +106,25 @@ TEST(FrozenParameters, InitialWeightsThatAreNotFinite_OnlyFrozenOnesMayHave) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("initial weights of \"layers.0.bias\" at element 1 are not finite")));
   weights.at("layers.0.bias")[1] = 0;
+  ASSERT_OK(job->Initialize(weights, absl::Seconds(30)));
+}
+
+// In nf4 one of them would make the whole tensor NaN.
+TEST(FrozenParameters, InNf4_TheyAreFinite) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 2}));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
+  JobSpec spec = FrozenJob("frozen");
+  spec.mesh = ParseMeshSpec("fsdp=2").value();
+  spec.parameters.push_back({"base", {40, 50}, WeightFormat::kNf4});
+  spec.parameters.back().frozen = true;
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(spec));
+  auto weights = testing::InitialWeights(spec);
+  weights.at("base")[700] = -std::numeric_limits<float>::infinity();
+  EXPECT_THAT(job->Initialize(weights, absl::Seconds(30)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("initial weights of \"base\" at element 700 are not finite"),
+                             HasSubstr("or store it as fp32 or bf16, which may have any"))));
+  weights = testing::InitialWeights(spec);
   ASSERT_OK(job->Initialize(weights, absl::Seconds(30)));
 }
 

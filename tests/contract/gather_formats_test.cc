@@ -40,7 +40,12 @@ JobSpec JobOf(const std::string& name) {
       spec.parameters.push_back({tensor, shape, format, "", StateFormat::kDyn8, gather});
     }
   }
-  const ParameterSpec last = spec.parameters.back();
+  for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{131, 160}, {4099}, {257, 300}, {}}) {
+    const std::string tensor = absl::StrCat("base.", shape.size(), ".", spec.parameters.size());
+    spec.parameters.push_back({tensor, shape, WeightFormat::kNf4, "", StateFormat::kFp32, GatherFormat::kNf4});
+    spec.parameters.back().frozen = true;
+  }
+  const ParameterSpec last = spec.parameters[spec.parameters.size() - 5];
   spec.parameters.push_back({"tied", last.shape, last.format, last.name, last.states, last.gather});
   return spec;
 }

@@ -105,6 +105,8 @@ JobSpec JobOf(const Combination& c, const std::string& name) {
     if (ScaleBlocksOf(c.gather, p.shape).ok()) p.gather = c.gather;
     p.group = p.name != "last" && (c.kind != OptimizerKind::kMuon || p.shape.size() == 2) ? 1 : 0;
   }
+  spec.parameters.push_back({"base", {61, 130}, WeightFormat::kNf4});
+  spec.parameters.back().frozen = true;
   return spec;
 }
 

@@ -199,7 +199,7 @@ START = (
     ("a torch.nn.Module, or None", lambda: Optimizer(LINEAR.named_parameters(), model="model"),
      lambda: Optimizer(LINEAR.named_parameters(), model=None)),
     ("a function from the name", lambda: Optimizer(LINEAR, weights=3), lambda: Optimizer(LINEAR, weights=lambda name: "bf16")),
-    ("int8_row, or None", lambda: Optimizer(LINEAR, weights=lambda name: "fp64"),
+    ("int8_row or nf4, or None", lambda: Optimizer(LINEAR, weights=lambda name: "fp64"),
      lambda: Optimizer(LINEAR, weights=lambda name: None)),
     ("fp32, bf16_sr, dyn8", lambda: Optimizer(LINEAR, states="dyn2"), lambda: Optimizer(LINEAR, states="dyn8")),
     ("fp32 or bf16", lambda: Optimizer(LINEAR, gradients="fp8"), lambda: Optimizer(LINEAR, gradients="bf16")),

@@ -54,7 +54,7 @@ class ArgumentsTest(unittest.TestCase):
         ("eps", r"lie in \[1.2e-38, 1e6\]", -1, 0, math.nan),
         ("weight_decay", r"lie in \[0, infinity\)", -1, math.nan, math.inf),
         ("algorithm", "SGD, Adam, AdamW, Lion and Muon", "Adagrad", torch.optim.AdamW, None),
-        ("weights", "fp32, bf16, .* or int8_row", "fp16", 3),
+        ("weights", "fp32, bf16, .* or nf4", "fp16", 3),
         ("states", "fp32, bf16_sr, .* or fp8x32", "fp16", 3),
         ("gather", "stored, fp8_tensor, .* or nf4", "fp16", 3),
         ("gradients", "fp32 or bf16", "fp16", 3),

@@ -135,6 +135,49 @@ class ExamplesTest(ServiceTest):
                 wanted = stored if gather == "int8_row" else numerics.decode(coded, gather, weights.shape, **scales)
                 self.assertTrue(np.array_equal(net.weight.detach(), wanted))
 
+    def test_a_base_that_is_stored_as_nf4_trains_to_the_same_bits_on_meshes_saved_and_resumed(self):
+        of = dict(lr=2e-2, states="dyn8", slots=4, workers=2, weights=qlora.gather, gather="stored")
+        wanted = None
+        for what, mesh, residency in ("whole", "fsdp=2", "full"), ("ddp", "ddp=2", "full"), ("bucket", "fsdp=2", "bucket"):
+            net, optimizer = self.start("qlora", f"stored-{what}", mesh=mesh, residency=residency, **of)
+            qlora.train(net, optimizer, STEPS // 2)
+            if wanted is None:
+                saved = optimizer.save(self.path("stored")).path
+            qlora.train(net, optimizer, STEPS - STEPS // 2)
+            wanted = wanted or optimizer.job.digest().value
+            self.assertEqual(optimizer.job.digest().value, wanted, what)
+        optimizer.client.restore(saved, name="qlora-stored-resumed", mesh="ddp=2")
+        net, optimizer = self.start("qlora", "stored-resumed", qlora.model(seed=1), mesh="ddp=2", **of)
+        qlora.train(net, optimizer, STEPS - STEPS // 2)
+        self.assertEqual(optimizer.job.digest().value, wanted)
+        first = dict(qlora.model().named_parameters())
+        gathered, other = self.start("qlora", "gathered", mesh="fsdp=2")
+        qlora.train(gathered, other, STEPS)
+        same = dict(gathered.named_parameters())
+        coded = [source.format for source in optimizer._placed._sources].count("nf4")
+        self.assertEqual(coded, 14)
+        for (name, parameter), source in zip(net.named_parameters(), optimizer._placed._sources):
+            self.assertTrue(torch.equal(parameter, same[name]), f"{name}: as with gather=nf4 alone")
+            if source.format == "nf4":
+                parts = numerics.encode(first[name].detach(), "nf4")
+                self.assertTrue(np.array_equal(parameter.detach(), numerics.decode(parts, "nf4", parameter.shape)), name)
+
+    def test_a_base_that_is_stored_as_nf4_takes_other_weights(self):
+        net, optimizer = self.start("qlora", "edited", mesh="fsdp=2", weights=qlora.gather, gather="stored")
+        other = {name: value.detach() for name, value in qlora.model(seed=3).named_parameters()}
+        of_nf4 = [source.format == "nf4" for source in optimizer._placed._sources]
+        qlora.train(net, optimizer, 1)
+        with optimizer.editing():
+            for name, parameter in net.named_parameters():
+                parameter.copy_(other[name])
+        qlora.train(net, optimizer, 1)
+        for (name, parameter), coded in zip(net.named_parameters(), of_nf4):
+            if coded:
+                wanted = numerics.decode(numerics.encode(other[name], "nf4"), "nf4", parameter.shape)
+                self.assertTrue(np.array_equal(parameter.detach(), wanted), name)
+        with self.assertRaisesRegex(errors.InvalidArgument, "no step writes nf4; freeze it"):
+            self.start("qlora", "trained", weights=lambda name: "nf4" if "lora_A" in name else None, gather="stored")
+
     def test_torchao_s_own_fail_today_under_fsdp2(self):
         tries = ("int8", 0, (64, 128)), ("nf4", 0, (128, 128))
         with concurrent.futures.ThreadPoolExecutor() as pool:

@@ -59,18 +59,23 @@ class SpecificationTest(unittest.TestCase):
 
     def test_fields_and_values_are_those_of_the_proto_and_all_of_them_are_known(self):
         formats = {
-            "weights": ("Format", "fp32 bf16 bf16_sr bf16+16 bf16+8sr int8_row"),
+            "weights": ("Format", "fp32 bf16 bf16_sr bf16+16 bf16+8sr int8_row nf4"),
             "states": ("StateFormat", "fp32 bf16_sr dyn8 dyn4 fp8 fp8x32"),
             "gather": ("GatherFormat", "stored fp8_tensor fp8_row fp8_block mx8 int8_row nf4"),
         }
         of_field = {"weights": "format", "states": "states", "gather": "gather"}
         model = facts(nn.Linear(32, 32, bias=False))
+        base, head = nn.Linear(32, 32, bias=False).requires_grad_(False), nn.Linear(32, 32, bias=False)
+        frozen = facts(nn.Sequential(base, head))
         for field, (enum, known) in formats.items():
             said = []
             for name in known.split():
-                spec = specification(model, name="a", **{field: name})
+                only_frozen = field == "weights" and name == "nf4"
+                spec = specification(frozen if only_frozen else model, name="a", **{field: name})
                 self.check_proto("JobSpec", spec)
                 said.append(spec["parameters"][0][of_field[field]])
+                if only_frozen:
+                    self.assertEqual(spec["parameters"][1]["format"], "FORMAT_FP32", "it is trained")
             self.assertEqual(said, self.proto[1][enum][1:])
         for algorithm in [*ALGORITHMS, "Lion"]:
             spec = specification(model, algorithm, name="a", mesh="ddp=2,x:replicate=3", trainers=2, residency="bucket")

@@ -39,6 +39,8 @@ JobSpec EverythingJob(const std::string& name, const std::string& mesh) {
     if (i % 7 == 5) p.frozen = true;
     spec.parameters.push_back(p);
   }
+  spec.parameters.push_back({"base", {60, 97}, WeightFormat::kNf4});
+  spec.parameters.back().frozen = true;
   return spec;
 }
 

@@ -228,24 +228,25 @@ absl::Status PushSink::FoundNonFinite(int bucket, int64_t element) {
                                                  shard_->spec().num_slots, "; push it again with finite values"));
 }
 
-// Nothing is computed from frozen weights, so that they may be masks of -inf. Padding counts as a weight.
+// Nothing is computed from frozen weights, so that they may be masks of -inf, but for the scales of nf4. Padding counts
+// as a weight.
 absl::Status PushSink::CheckInitial() const {
   const float* at = initial_.data();
   for (size_t b = 0; b < shard_->plan().buckets().size(); ++b) {
     const Bucket& bucket = shard_->plan().buckets()[b];
     const int64_t size = bucket.size(header_.shard());
     const uint32_t largest = FloatBits(LargestStorable(bucket.weights));
-    for (int64_t i = 0; i < size && !bucket.frozen; ++i) {
+    const char* const instead = bucket.frozen ? "store it as fp32 or bf16" : "make the parameter frozen";
+    for (int64_t i = 0; i < size && MustBeFinite(bucket.weights, bucket.frozen); ++i) {
       if ((FloatBits(at[i]) & 0x7FFFFFFFu) <= largest) continue;
       const int64_t element = bucket.begin(header_.shard()) + i, block = element / kBlockElements * kBlockElements;
       const std::vector<Run> runs = shard_->plan().RunsIn(static_cast<int>(b), block, block + kBlockElements);
       if (runs.empty()) return absl::InvalidArgumentError("the padding of the initial weights is not finite; send 0");
       return absl::InvalidArgumentError(absl::StrCat(
           "the initial weights of \"", shard_->spec().parameters[runs[0].tensor].name, "\" at element ",
-          runs[0].first_element + element - block,
-          " are not finite",
+          runs[0].first_element + element - block, " are not finite",
           std::isfinite(at[i]) ? absl::StrCat(" where they are stored, as ", WeightFormatName(bucket.weights)) : "",
-          ": ", at[i], "; give finite values, or make the parameter frozen, which may have any"));
+          ": ", at[i], "; give finite values, or ", instead, ", which may have any"));
     }
     at += size;
   }

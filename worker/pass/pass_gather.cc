@@ -19,6 +19,7 @@ GatheredRun Pass::GatheredOf(int range, int parity, const ChunkRun& run) const {
     gathered.row_scales = static_cast<const float*>(weights.extra);
     gathered.row_elements = bucket.row_elements;
   }
+  if (bucket.weights == WeightFormat::kNf4) gathered.nf4_scales = static_cast<const float*>(weights.extra);
   gathered.first_element = run.first_element;
   gathered.num_elements = run.num_elements;
   if (!nf4_means_.empty()) gathered.mean = nf4_means_[run.tensor];

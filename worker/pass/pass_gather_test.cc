@@ -35,7 +35,17 @@ JobSpec GatherJob(const std::string& mesh) {
       job.parameters.push_back({"rows." + name, shape, WeightFormat::kInt8Row, "", states, gather});
     }
   }
+  for (const std::vector<int64_t>& shape : shapes) {  // a table of scales that several shards fill
+    for (const GatherFormat gather : {GatherFormat::kStored, GatherFormat::kNf4}) {
+      const std::string name = "base." + std::to_string(++number);
+      job.parameters.push_back({name, shape, WeightFormat::kNf4, "", StateFormat::kFp32, gather});
+      job.parameters.back().frozen = true;
+    }
+  }
+  job.parameters.push_back({"base.none", {0, 3}, WeightFormat::kNf4});
+  job.parameters.back().frozen = true;
   ParameterSpec tied = job.parameters.back();
+  tied = job.parameters[job.parameters.size() - 2];
   tied.tied_to = tied.name;
   tied.name = "tied";
   job.parameters.push_back(tied);

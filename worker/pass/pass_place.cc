@@ -4,6 +4,7 @@
 
 #include "absl/types/span.h"
 #include "kernels/encode.h"
+#include "kernels/gathered.h"
 #include "worker/pass/pass.h"
 #include "worker/transport/streaming_copy.h"
 
@@ -57,8 +58,12 @@ void Pass::PlaceRun(const Command& command, int range, const ChunkRun& run, cons
   spec.step = 0;
   spec.tensor = static_cast<uint32_t>(run.tensor);
   spec.first_element = static_cast<uint64_t>(run.first_element);
-  MustEncode(spec, {run.num_elements / bucket.row_elements, bucket.row_elements}, weights,
-             storage_.weights(range, command.parity, run.offset));
+  const StoredRun stored = storage_.weights(range, command.parity, run.offset);
+  if (bucket.weights == WeightFormat::kNf4) {
+    StoreNf4(weights, run.num_elements, static_cast<uint8_t*>(stored.codes), static_cast<float*>(stored.extra));
+  } else {
+    MustEncode(spec, {run.num_elements / bucket.row_elements, bucket.row_elements}, weights, stored);
+  }
   spec.format = CodeFormatOf(bucket.states);
   for (int s = 0; s < bucket.num_states; ++s) {
     spec.is_signed = StateIsSigned(job_.group(job_.parameters[run.tensor].group), s);

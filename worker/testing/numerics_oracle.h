@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numeric>
 #include <utility>
@@ -47,6 +48,7 @@ class NumericsOracle {
       spec.step = 0;
       spec.tensor = static_cast<uint32_t>(t);
       spec.format = CodeFormatOf(p.format);
+      if (p.format == WeightFormat::kNf4) tensors_[t].initial = values;
       tensors_[t].streams.emplace_back(spec, LayoutOf(p.format, RowElements(p)), p.shape, values);
       values.assign(values.size(), 0);
       for (int s = 0; s < job.NumStatesOf(p); ++s) {
@@ -75,16 +77,16 @@ class NumericsOracle {
     const auto* codes = reinterpret_cast<const char*>(tensors_[tensor].streams[0].codes.data());
     const int64_t n = p.NumElements();
     const Format format = GatheredFormat(p.format);
-    if (p.format == WeightFormat::kInt8Row && !IsCoded(p.format, GatherOf(p.format, p.gather))) {
+    if (p.format == WeightFormat::kInt8Row && !IsCoded(p.format, p.gather)) {
       const auto* scales = reinterpret_cast<const char*>(tensors_[tensor].streams[0].extra.data());
       std::vector<char> bytes(codes, codes + n);
       bytes.insert(bytes.end(), scales, scales + n / RowElements(p) * 4);
       return bytes;
     }
-    if (p.gather == GatherFormat::kStored) return {codes, codes + n * BytesPerElement(format)};
+    if (n == 0 || !IsCoded(p.format, p.gather)) return {codes, codes + n * BytesPerElement(format)};
     const std::vector<float> values = Readable(tensor);
     CodeSpec spec;
-    spec.format = ParseCodeFormat(GatherFormatName(p.gather)).value();
+    spec.format = ParseCodeFormat(GatherFormatName(GatherOf(p.format, p.gather))).value();
     const std::vector<CodePart> parts = PartsOf(spec, p.shape).value();
     std::vector<std::vector<float>> memory;  // aligned
     std::vector<void*> pointers;
@@ -125,8 +127,25 @@ class NumericsOracle {
         : layout(stored),
           codes(layout.codes.BytesOf(static_cast<int64_t>(values.size())) / 8 + 1),
           extra(layout.extra.BytesOf(static_cast<int64_t>(values.size())) / 8 + 1) {
+      if (spec.format == CodeFormat::kNf4) {
+        StoreNf4(shape, values);
+        return;
+      }
       const std::vector<void*> parts = {codes.data(), extra.data()};
       EXPECT_OK(Encode(spec, shape, values.data(), absl::MakeSpan(parts).first(layout.extra.bytes == 0 ? 1 : 2)));
+    }
+    // The codes of Encode, and the largest magnitude of every 64 elements.
+    void StoreNf4(const std::vector<int64_t>& shape, const std::vector<float>& values) {
+      CodeSpec spec;
+      spec.format = CodeFormat::kNf4;
+      std::vector<uint8_t> scales(values.size() / 64 + 1);
+      std::vector<float> factors(values.size() / 64 / 256 + 1);
+      float mean = 0;
+      EXPECT_OK(Encode(spec, shape, values.data(), {codes.data(), scales.data(), factors.data(), &mean}));
+      auto* const largest = reinterpret_cast<float*>(extra.data());
+      for (size_t e = 0; e < values.size(); ++e) {
+        largest[e / 64] = e % 64 == 0 ? std::fabs(values[e]) : std::max(largest[e / 64], std::fabs(values[e]));
+      }
     }
     const char* CodesAt(int64_t element) const {
       return reinterpret_cast<const char*>(codes.data()) + layout.codes.BytesOf(element);
@@ -144,12 +163,14 @@ class NumericsOracle {
   };
   struct Tensor {
     std::vector<Stream> streams;  // the weights, then each state
+    std::vector<float> initial;   // of nf4
   };
 
-  // A tensor's weights as `stored` would show them, in fp32.
+  // A tensor's weights as `stored` would show them, in fp32; of nf4 those that it was made of.
   std::vector<float> Readable(int tensor) const {
     const ParameterSpec& p = job_.parameters[tensor];
     const Stream& weights = tensors_[tensor].streams[0];
+    if (p.format == WeightFormat::kNf4) return tensors_[tensor].initial;
     std::vector<float> values(p.NumElements());
     if (p.format == WeightFormat::kInt8Row) {
       CodeSpec spec;

@@ -36,7 +36,7 @@ class Saved:
         stored = _states.weights(torch, values.detach().to("cpu"), format)
         self.model[name] = stored.codes.contiguous()
         if stored.extra is not None:
-            tensors, extra = (self.model, "scales") if format == "int8_row" else (self.states, "remainder")
+            tensors, extra = (self.model, "scales") if format in ("int8_row", "nf4") else (self.states, "remainder")
             tensors[f"{name}.{extra}"] = stored.extra.contiguous()
 
     def put_state(self, name: str, state: str, value: Any) -> None:

@@ -16,7 +16,7 @@ from ._model import NO_GROUP, Facts, Parameter
 Formats = Union[None, str, Callable[[str], Optional[str]]]
 
 _ENUMS = {
-    "weights": ("FORMAT", ("fp32", "bf16", "bf16_sr", "bf16+16", "bf16+8sr", "int8_row")),
+    "weights": ("FORMAT", ("fp32", "bf16", "bf16_sr", "bf16+16", "bf16+8sr", "int8_row", "nf4")),
     "states": ("STATE_FORMAT", ("fp32", "bf16_sr", "dyn8", "dyn4", "fp8", "fp8x32")),
     "gather": ("GATHER_FORMAT", ("stored", "fp8_tensor", "fp8_row", "fp8_block", "mx8", "int8_row", "nf4")),
     "gradients": ("FORMAT", ("fp32", "bf16")),
@@ -36,7 +36,8 @@ def specification(
     """The job `name`. Its parameters have canonical names (create and open it with canonical_rules(facts)).
 
     weights: None, the parameter's dtype. A single name of weights or gather is for the parameters that it fits, and the
-    others (vectors in formats of matrices, say) are as by default; what a callable says is taken at its word.
+    others (vectors in formats of matrices, say, or what is trained with nf4) are as by default; what a callable says is
+    taken at its word.
     gradients: None, the dtype of the parameters that are trained; fp32 if there are both. trainers: slots are pulled by
     so many; None: each slot has its trainer. hyperparameters: by torch's names, for all groups.
     InvalidArgument: unknown names and wrong values; the message has the right ones. ResourceExhausted: more parameters
@@ -93,11 +94,12 @@ def _of(what: str, formats: Formats, p: Parameter, default: str) -> str:
 
 
 def _fits(name: str, what: str, p: Parameter) -> bool:
-    """As ScaleBlocksOf of core/format/gather_format.h, and no codes for vectors: they are few, and matter."""
+    """As ScaleBlocksOf of core/format/gather_format.h, no codes for vectors, which are few and matter, and
+    no nf4 in storage for what is trained."""
     if what == "states" or name in ("fp32", "stored") or name.startswith("bf16"):
         return True
     shape = p.tensor.shape
-    if len(shape) < 2:
+    if len(shape) < 2 or (what == "weights" and name == "nf4" and not p.frozen):
         return False
     return {"fp8_block": len(shape) == 2, "mx8": shape[-1] % 32 == 0}.get(name, True)
 
