@@ -159,6 +159,20 @@ TEST(StoredValues, OfASpecification) {
   EXPECT_FALSE(FindBadEntry(RuleOf(spec, 1, 0, false), wrong, sizeof wrong).has_value());
 }
 
+TEST(StoredValues, ScalesOfNf4_AreFiniteAndNotBelow0_ThoughTheWeightsAreFrozen) {
+  JobSpec spec;
+  spec.parameters = {{"base", {256}, WeightFormat::kNf4}};
+  spec.parameters[0].frozen = true;
+  for (const float bad : {kInf, kNan, -1.0f}) {
+    const float scales[] = {0, FLT_MAX, bad, 1};
+    const std::optional<BadEntry> found = FindBadEntry(RuleOf(spec, 0, 0, true), scales, sizeof scales);
+    ASSERT_TRUE(found.has_value()) << bad;
+    EXPECT_EQ(found->index, 2) << bad;
+  }
+  const uint8_t codes[] = {0, 0x7F, 0xFF};
+  EXPECT_FALSE(FindBadEntry(RuleOf(spec, 0, 0, false), codes, sizeof codes).has_value());
+}
+
 TEST(StoredValues, TheLargestWeight_StaysFinite_TheNextDoesNot) {
   const float largest = LargestStorable(WeightFormat::kBf16);
   EXPECT_EQ(FloatToBf16Rne(largest), 0x7F7F);
