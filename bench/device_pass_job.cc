@@ -39,7 +39,7 @@ absl::Status DevicePassJob::Execute(Command& command, const float* initial) {
 }
 
 absl::Status DevicePassJob::Begin(uint64_t seed) {
-  std::vector<float> initial(static_cast<size_t>(plan_.InitialPieceBytes(0)) / sizeof(float));
+  std::vector<float> initial(static_cast<size_t>(plan_.InitialShardBytes(0)) / sizeof(float));
   for (size_t i = 0; i < initial.size(); ++i) initial[i] = StartWeight(static_cast<uint32_t>(seed + i));
   Command command;
   command.kind = CommandKind::kInit;

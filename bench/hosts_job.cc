@@ -99,7 +99,7 @@ absl::Status HostsJob::Open() {
   ASSIGN_OR_RETURN(HostMemory host, HostMemory::Create(*memory_, job_.name, job_, *plan_));
   host_ = std::make_unique<HostMemory>(std::move(host));
   const HostRanks ranks{options_.host, options_.num_hosts, plan_->num_ranks() / options_.num_hosts};
-  protocol_ = std::make_unique<StepProtocol>(host_->control(), &host_->doorbell(), &job_, plan_.get(),
+  protocol_ = std::make_unique<StepProtocol>(host_->control(), &host_->notifier(), &job_, plan_.get(),
                                              std::vector<std::string>{"worker-0", "worker-1"}, ranks);
   for (int rank = ranks.first(); rank < ranks.end(); ++rank) {
     const ShardPlace place = plan_->PlaceOf(Rank(rank));
@@ -123,7 +123,7 @@ absl::Status HostsJob::StartLead() {
   HostGroups groups;
   const auto rendezvous = std::make_shared<FolderRendezvous>(options_.folder);
   for (auto& [name, group] :
-       {std::pair("pieces", &groups.pieces), {"results", &groups.results}, {"rounds", &groups.rounds}}) {
+       {std::pair("gradients", &groups.gradients), {"results", &groups.results}, {"rounds", &groups.rounds}}) {
     GlooOptions gloo;
     gloo.rank = options_.host;
     gloo.size = options_.num_hosts;
@@ -141,7 +141,7 @@ absl::Status HostsJob::StartLead() {
 absl::Status HostsJob::PlaceWeights() {
   for (size_t i = 0; i < engines_.size(); ++i) {
     const int shard = plan_->PlaceOf(Rank(protocol_->local().first() + static_cast<int>(i))).shard;
-    InitialPiece piece(plan_->InitialPieceBytes(shard) / 4);
+    InitialShard piece(plan_->InitialShardBytes(shard) / 4);
     for (size_t e = 0; e < piece.size(); ++e) piece[e] = static_cast<float>((e * 7919 + shard) % 65521) * 0x1p-20f;
     RETURN_IF_ERROR(engines_[i]->StageInitial(std::move(piece), 1));
   }
@@ -166,7 +166,7 @@ HostsStep HostsJob::Measured(double seconds, int64_t step) const {
   for (const TraceSpan& span : trace_.Spans()) {
     if (span.step != step) continue;
     const absl::string_view name = span.name;
-    if (name == "pieces" || name == "weights") crossing.emplace_back(span.begin_nanos, span.end_nanos);
+    if (name == "gradients" || name == "weights") crossing.emplace_back(span.begin_nanos, span.end_nanos);
     if (name == "range") stepped.emplace_back(span.begin_nanos, span.end_nanos);
   }
   crossing = Union(std::move(crossing));
@@ -177,16 +177,16 @@ absl::StatusOr<uint64_t> HostsJob::Digest() {
   const uint64_t ticket = protocol_->AskForDigest();
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(kPatience);
   while (MonotonicNanos() < deadline) {
-    const uint32_t word = protocol_->page()->finished.load();
+    const uint32_t word = protocol_->control()->finished.load();
     ASSIGN_OR_RETURN(const auto digest, protocol_->DigestOf(ticket));
     if (digest.has_value()) return digest->second;
-    FutexWait(protocol_->page()->finished, word, absl::Seconds(1));
+    FutexWait(protocol_->control()->finished, word, absl::Seconds(1));
   }
   return absl::DeadlineExceededError("no digest came");
 }
 
 int64_t HostsJob::BytesEachWay() const {
-  return plan_->GradientPieceBytes(0) + plan_->total_elements() / 2 * BytesPerElement(Format::kBf16);
+  return plan_->GradientShardBytes(0) + plan_->total_elements() / 2 * BytesPerElement(Format::kBf16);
 }
 
 absl::Status HostsJob::ConnectStream() {

@@ -12,7 +12,7 @@ namespace shardmesh::bench {
 std::unique_ptr<StepProtocol> NewStepProtocol(const StepJob& job) {
   std::vector<std::string> names;
   for (int rank = 0; rank < job.plan.num_ranks(); ++rank) names.push_back(absl::StrCat("w", rank));
-  return std::make_unique<StepProtocol>(job.host.control(), &job.host.doorbell(), &job.spec, &job.plan,
+  return std::make_unique<StepProtocol>(job.host.control(), &job.host.notifier(), &job.spec, &job.plan,
                                         std::move(names));
 }
 
@@ -20,7 +20,7 @@ StepEngine::StepEngine(StepJob& job, int rank) : protocol(NewStepProtocol(job)) 
   pass = std::make_unique<Pass>(job.spec, job.plan, job.plan.PlaceOf(Rank(rank)), job.host, job.shards[rank], 1);
   engine = std::make_unique<Engine>(*protocol, *pass, Rank(rank), EngineOptions());
   protocol->SignOfLife(Rank(rank), MonotonicNanos(), getpid());
-  const std::vector<float> piece = job.InitialPiece(rank);
+  const std::vector<float> piece = job.InitialShard(rank);
   staged = engine->StageInitial({piece.begin(), piece.end()}, 1).ok();
 }
 
@@ -30,7 +30,7 @@ absl::StatusOr<double> DeclareAndAwait(StepProtocol& protocol, const StepJob& jo
   for (int s = 0; s < job.spec.num_slots; ++s) {
     declaration.slots.push_back(Slot(s));
     for (int shard = 0; shard < job.plan.num_shards(); ++shard)
-      RETURN_IF_ERROR(protocol.PieceReady(Slot(s), shard, step));
+      RETURN_IF_ERROR(protocol.GradientShardReady(Slot(s), shard, step));
   }
   const double start = MonotonicSeconds();
   RETURN_IF_ERROR(protocol.Declare(declaration).status());

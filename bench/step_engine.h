@@ -12,10 +12,10 @@
 
 namespace shardmesh::bench {
 
-// Another object over the job's control page. `job` outlives it.
+// Another object over the job's control block. `job` outlives it.
 std::unique_ptr<StepProtocol> NewStepProtocol(const StepJob& job);
 
-// One worker's, with a pass of one thread; begins to run when made, with its piece of initial weights. For the thread
+// One worker's, with a pass of one thread; begins to run when made, with its shard of initial weights. For the thread
 // that made it.
 struct StepEngine {
   // `job` outlives the object.

@@ -67,10 +67,10 @@ absl::StatusOr<std::unique_ptr<StepJob>> StepJob::Create(Memory& memory, int64_t
   return job;
 }
 
-std::vector<float> StepJob::InitialPiece(int rank) const {
+std::vector<float> StepJob::InitialShard(int rank) const {
   std::vector<float> piece;
   const int shard = plan.PlaceOf(Rank(rank)).shard;
-  piece.reserve(plan.InitialPieceBytes(shard) / sizeof(float));
+  piece.reserve(plan.InitialShardBytes(shard) / sizeof(float));
   for (const Bucket& bucket : plan.buckets()) {
     for (int64_t i = 0; i < bucket.size(shard); ++i) {
       piece.push_back(static_cast<float>((i * 7919 + rank * 31) % 4093 - 2046) * 0x1p-14f);

@@ -38,7 +38,7 @@ struct StepJob {
   static absl::StatusOr<std::unique_ptr<StepJob>> Create(Memory& memory, int64_t num_elements, const StepShape& = {});
 
   // One rank's piece of the initial weights, a function of their place alone.
-  std::vector<float> InitialPiece(int rank) const;
+  std::vector<float> InitialShard(int rank) const;
 
   // Bytes that a fused step has to move, for all ranks: every input read once, every output written once. REQUIRES: the
   // formats are those of the rule.

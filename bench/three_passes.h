@@ -13,7 +13,7 @@
 #include "kernels/optimizer_step.h"
 #include "kernels/slot_sum.h"
 #include "local/segment.h"
-#include "worker/control/control_page.h"
+#include "worker/control/control_block.h"
 
 namespace shardmesh::bench {
 

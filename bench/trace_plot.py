@@ -21,7 +21,7 @@ COLORS = {
     "norm": "C4",
     "step": "C0",
     "reduce": "C1",
-    "pieces": "C1",
+    "gradients": "C1",
     "weights": "C2",
     "gather": "C5",
     "digest": "C6",

@@ -81,7 +81,7 @@ struct CodeSpec {
 enum class ElementType { kFloat32, kUint16, kInt16, kUint8, kInt8 };
 int64_t BytesOf(ElementType type);
 
-// One of the arrays that a coded array consists of.
+// One of the arrays that a quantized array consists of.
 struct CodePart {
   const char* name;  // codes; remainder or scales; factors, mean
   ElementType type;

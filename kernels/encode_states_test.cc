@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/format/format.h"
-#include "kernels/coded_fixture.h"
+#include "kernels/quantized_fixture.h"
 #include "kernels/rules/minifloat.h"
 
 namespace shardmesh {
@@ -14,16 +14,16 @@ namespace {
 // The values of all codes of a state format, with the scale 1; NaN where no value has that code.
 std::vector<float> Levels(const CodeSpec& spec, int codes) {
   const bool four_bit = codes == 16;
-  Coded coded(spec, {four_bit ? 16 : 256});
+  Quantized quantized(spec, {four_bit ? 16 : 256});
   for (int i = 0; i < (four_bit ? 8 : 256); ++i) {
-    coded.codes()[i] = static_cast<uint8_t>(four_bit ? (2 * i) << 4 | (2 * i + 1) : i);
+    quantized.codes()[i] = static_cast<uint8_t>(four_bit ? (2 * i) << 4 | (2 * i + 1) : i);
   }
   if (spec.format == CodeFormat::kFp8x32) {
-    std::fill_n(coded.short_scales(), 8, uint16_t{0x3F80});
+    std::fill_n(quantized.short_scales(), 8, uint16_t{0x3F80});
   } else {
-    coded.scales()[0] = 1;
+    quantized.scales()[0] = 1;
   }
-  std::vector<float> levels = Decoded(spec, coded);
+  std::vector<float> levels = Decoded(spec, quantized);
   const float largest = spec.format == CodeFormat::kFp8x32 && !spec.is_signed ? UE5M3::kLargest : E4M3::kLargest;
   for (float& level : levels) {
     if (std::fabs(level) > largest) level = std::nanf("");  // codes that are not used
@@ -77,10 +77,10 @@ TEST(EncodeStates, EveryCodeOfAState_IsTheCodeOfItsValue) {
         continue;
       }
       // The block's largest value makes the scale 1.
-      Coded coded = Encoded(spec, {4}, {level, largest, 0, 0});
+      Quantized quantized = Encoded(spec, {4}, {level, largest, 0, 0});
       const bool is_short = spec.format == CodeFormat::kFp8x32;
-      ASSERT_EQ(is_short ? Bf16ToFloat(coded.short_scales()[0]) : coded.scales()[0], 1.0f);
-      const uint32_t found = spec.format == CodeFormat::kDyn4 ? coded.codes()[0] >> 4 : coded.codes()[0];
+      ASSERT_EQ(is_short ? Bf16ToFloat(quantized.short_scales()[0]) : quantized.scales()[0], 1.0f);
+      const uint32_t found = spec.format == CodeFormat::kDyn4 ? quantized.codes()[0] >> 4 : quantized.codes()[0];
       EXPECT_EQ(found, static_cast<uint32_t>(code)) << level;
     }
   });
@@ -99,8 +99,8 @@ TEST(EncodeStates, States_BecomeTheNearestLevel) {
     std::vector<float> values = Numbers(20000, 7);
     for (float& x : values) x = spec.is_signed ? std::remainder(x, 1.9f * largest) : std::fmod(std::fabs(x), largest);
     for (size_t i = 0; i < values.size(); i += 32) values[i] = largest;
-    Coded coded = Encoded(spec, {static_cast<int64_t>(values.size())}, values);
-    const std::vector<float> decoded = Decoded(spec, coded);
+    Quantized quantized = Encoded(spec, {static_cast<int64_t>(values.size())}, values);
+    const std::vector<float> decoded = Decoded(spec, quantized);
     for (size_t i = 0; i < values.size(); ++i) {
       const auto above = std::lower_bound(levels.begin(), levels.end(), values[i]);
       double best = std::fabs(double{*above} - values[i]);
@@ -119,8 +119,8 @@ TEST(EncodeStates, States_KeepTheOrder) {
   ForEachState([](const CodeSpec& spec) {
     std::vector<float> values(256);
     for (int i = 0; i < 256; ++i) values[i] = spec.is_signed ? (i - 127.5f) / 127.5f : i / 255.0f;
-    Coded coded = Encoded(spec, {256}, values);
-    const std::vector<float> decoded = Decoded(spec, coded);
+    Quantized quantized = Encoded(spec, {256}, values);
+    const std::vector<float> decoded = Decoded(spec, quantized);
     // Blocks of fewer elements have a scale each: the order holds inside them.
     const int block = spec.format == CodeFormat::kFp8x32 ? 32 : spec.format == CodeFormat::kDyn4 ? 128 : 256;
     for (int i = 1; i < 256; ++i) {
@@ -143,8 +143,8 @@ TEST(EncodeStates, Fp8x32_HasPowersOfTwoAsScales) {
       values[3] = most;
       values[40] = std::nextafter(most, INFINITY);
       values[70] = std::nextafter(most / 2, INFINITY);
-      Coded coded = Encoded(spec, {96}, values);
-      const auto found = [&](int block) { return Bf16ToFloat(coded.short_scales()[block]); };
+      Quantized quantized = Encoded(spec, {96}, values);
+      const auto found = [&](int block) { return Bf16ToFloat(quantized.short_scales()[block]); };
       ASSERT_EQ(found(0), scale);
       ASSERT_EQ(found(1), 2 * scale);
       ASSERT_EQ(found(2), scale);
@@ -163,8 +163,8 @@ TEST(EncodeStates, StochasticFp8x32_IsOneOfTwoLevelsAndUnbiased) {
                              7.99f * smallest, 8.0f * smallest, 8.3f * smallest, 16.7f * smallest, 1.25f * smallest}) {
     std::vector<float> values(kElements, target);
     for (int64_t i = 0; i < kElements; i += 32) values[i] = UE5M3::kLargest;  // the scale is 1
-    Coded coded = Encoded(spec, {kElements}, values);
-    const std::vector<float> decoded = Decoded(spec, coded);
+    Quantized quantized = Encoded(spec, {kElements}, values);
+    const std::vector<float> decoded = Decoded(spec, quantized);
     const float step = std::ldexp(1.0f, std::max(std::ilogb(target), -14) - 3);
     const double below = std::floor(target / step) * step, fraction = (target - below) / step;
     double sum = 0;
@@ -188,9 +188,9 @@ TEST(EncodeStates, StochasticFp8x32_TakesTheDrawsOfOtherWeights) {
   spec.tensor = 2;
   spec.first_element = 512;
   std::vector<float> values(300, 1.0f + 1.0f / 16);
-  Coded coded = Encoded(spec, {300}, values);
+  Quantized quantized = Encoded(spec, {300}, values);
   const PhiloxKey key = MakePhiloxKey(5, DrawPurpose::kWeightRounding);
-  const std::vector<float> decoded = Decoded(spec, coded);
+  const std::vector<float> decoded = Decoded(spec, quantized);
   for (int i = 0; i < 300; ++i) {
     ASSERT_EQ(decoded[i], Draw16(key, 3, 2, 512 + (i ^ 32)) >= 0x8000 ? 1.125f : 1.0f) << i;
   }

@@ -8,7 +8,7 @@
 #include "core/base/matchers.h"
 #include "core/format/format.h"
 #include "gtest/gtest.h"
-#include "kernels/coded_fixture.h"
+#include "kernels/quantized_fixture.h"
 
 namespace shardmesh {
 namespace {
@@ -49,11 +49,11 @@ TEST(Encode, Bf16_EveryValueStays) {
     SCOPED_TRACE(std::string(CodeFormatName(format)));
     std::vector<float> values(65536);
     for (uint32_t i = 0; i < 65536; ++i) values[i] = Bf16ToFloat(static_cast<uint16_t>(i));
-    Coded coded = Encoded(Spec(format), {256, 256}, values);
-    const std::vector<float> decoded = Decoded(Spec(format), coded);
+    Quantized quantized = Encoded(Spec(format), {256, 256}, values);
+    const std::vector<float> decoded = Decoded(Spec(format), quantized);
     for (uint32_t i = 0; i < 65536; ++i) {
       const uint32_t expected = std::isnan(values[i]) ? kBf16Nan : i;
-      ASSERT_EQ(coded.halves()[i], expected);
+      ASSERT_EQ(quantized.halves()[i], expected);
       ASSERT_EQ(FloatBits(decoded[i]), expected << 16);
     }
   }
@@ -75,16 +75,16 @@ std::vector<float> EdgeValues() {
 TEST(Encode, Fp32AndBf16Plus16_AreExact) {
   const std::vector<float> values = EdgeValues();
   for (const CodeFormat format : {CodeFormat::kFp32, CodeFormat::kBf16Plus16}) {
-    Coded coded = Encoded(Spec(format), {static_cast<int64_t>(values.size())}, values);
-    const std::vector<float> decoded = Decoded(Spec(format), coded);
+    Quantized quantized = Encoded(Spec(format), {static_cast<int64_t>(values.size())}, values);
+    const std::vector<float> decoded = Decoded(Spec(format), quantized);
     EXPECT_EQ(std::memcmp(decoded.data(), values.data(), 4 * values.size()), 0);
   }
 }
 
 TEST(Encode, Bf16_IsTheNearest) {
   const std::vector<float> values = EdgeValues();
-  Coded coded = Encoded(Spec(CodeFormat::kBf16), {static_cast<int64_t>(values.size())}, values);
-  for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(coded.halves()[i], FloatToBf16Rne(values[i])) << values[i];
+  Quantized quantized = Encoded(Spec(CodeFormat::kBf16), {static_cast<int64_t>(values.size())}, values);
+  for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(quantized.halves()[i], FloatToBf16Rne(values[i])) << values[i];
 }
 
 TEST(Encode, StochasticFormats_TakeTheDrawsOfTheirElements) {
@@ -95,9 +95,9 @@ TEST(Encode, StochasticFormats_TakeTheDrawsOfTheirElements) {
   spec.first_element = 512;
   spec.purpose = DrawPurpose::kSecondState;
   const std::vector<float> values = Numbers(300);
-  Coded coded = Encoded(spec, {300}, values);
+  Quantized quantized = Encoded(spec, {300}, values);
   const PhiloxKey key = MakePhiloxKey(5, DrawPurpose::kSecondState);
-  for (int i = 0; i < 300; ++i) ASSERT_EQ(coded.halves()[i], FloatToBf16Sr(values[i], Draw16(key, 3, 2, 512 + i)));
+  for (int i = 0; i < 300; ++i) ASSERT_EQ(quantized.halves()[i], FloatToBf16Sr(values[i], Draw16(key, 3, 2, 512 + i)));
 }
 
 // Up as often as the fraction is large.
@@ -108,9 +108,9 @@ TEST(Encode, StochasticInt8_IsUnbiased) {
   for (const float target : {3.25f, -3.25f, 0.0078125f, -0.9921875f, 126.5f, 5.0f, -127.0f}) {
     std::vector<float> values(kElements, target);
     values[0] = 127;
-    Coded coded = Encoded(spec, {kElements}, values);
+    Quantized quantized = Encoded(spec, {kElements}, values);
     double sum = 0;
-    for (int64_t i = 1; i < kElements; ++i) sum += static_cast<int8_t>(coded.codes()[i]);
+    for (int64_t i = 1; i < kElements; ++i) sum += static_cast<int8_t>(quantized.codes()[i]);
     const double fraction = target - std::floor(target);
     const double deviation = std::sqrt(fraction * (1 - fraction) / (kElements - 1));
     EXPECT_NEAR(sum / (kElements - 1), target, 5 * deviation + 1e-12) << target;
@@ -121,7 +121,7 @@ TEST(Encode, Float8_EveryCodeIsTheCodeOfItsValue) {
   for (const bool e5m2 : {false, true}) {
     CodeSpec spec = Spec(CodeFormat::kFp8Tensor);
     spec.e5m2 = e5m2;
-    Coded all(spec, {256});
+    Quantized all(spec, {256});
     for (int i = 0; i < 256; ++i) all.codes()[i] = static_cast<uint8_t>(i);
     all.scales()[0] = 1;
     const std::vector<float> levels = Decoded(spec, all);
@@ -134,9 +134,9 @@ TEST(Encode, Float8_EveryCodeIsTheCodeOfItsValue) {
         EXPECT_EQ(std::isnan(levels[i]), magnitude == 0x7F) << i;
       }
       if (!std::isfinite(levels[i])) continue;
-      Coded coded = Encoded(spec, {2}, {levels[i], e5m2 ? 57344.0f : 448.0f});
-      EXPECT_EQ(coded.scales()[0], 1.0f);
-      EXPECT_EQ(coded.codes()[0], i);
+      Quantized quantized = Encoded(spec, {2}, {levels[i], e5m2 ? 57344.0f : 448.0f});
+      EXPECT_EQ(quantized.scales()[0], 1.0f);
+      EXPECT_EQ(quantized.codes()[0], i);
     }
   }
 }
@@ -149,8 +149,8 @@ TEST(Encode, Float8_EveryBf16IsTheNearestCode) {
     if (x <= 448) values.push_back(x);
   }
   values.push_back(448);
-  Coded coded = Encoded(spec, {static_cast<int64_t>(values.size())}, values);
-  const std::vector<float> decoded = Decoded(spec, coded);
+  Quantized quantized = Encoded(spec, {static_cast<int64_t>(values.size())}, values);
+  const std::vector<float> decoded = Decoded(spec, quantized);
   for (size_t i = 0; i < values.size(); ++i) {
     const double unit = std::ldexp(1.0, std::max(std::ilogb(std::max(values[i], 1e-30f)), -6) - 3);
     ASSERT_LE(std::fabs(double{decoded[i]} - values[i]), unit / 2) << values[i];
@@ -164,13 +164,13 @@ TEST(Encode, Float8_EveryBf16IsTheNearestCode) {
 TEST(Encode, Float8Row_HasAScaleForEachRow_AndBlockForEachBlock) {
   const std::vector<float> values = Numbers(130 * 200);
   CodeSpec spec = Spec(CodeFormat::kFp8Row);
-  Coded rows = Encoded(spec, {130, 200}, values);
+  Quantized rows = Encoded(spec, {130, 200}, values);
   for (int row = 0; row < 130; ++row) {
     float largest = 0;
     for (int i = 0; i < 200; ++i) largest = std::max(largest, std::fabs(values[row * 200 + i]));
     ASSERT_EQ(rows.scales()[row], static_cast<float>(448.0 / double{largest}));
   }
-  Coded blocks = Encoded(Spec(CodeFormat::kFp8Block), {130, 200}, values);
+  Quantized blocks = Encoded(Spec(CodeFormat::kFp8Block), {130, 200}, values);
   for (int b = 0; b < 4; ++b) {
     float largest = 0;
     for (int row = b / 2 * 128; row < std::min(130, b / 2 * 128 + 128); ++row) {
@@ -186,9 +186,9 @@ TEST(Encode, PowersOfTwo_AreTheLargestBelow) {
   CodeSpec spec = Spec(CodeFormat::kFp8Tensor);
   spec.power_of_two = true;
   for (const float largest : {448.0f, 447.99997f, 448.00003f, 1.0f, 1e-20f, 0.0f, 3e38f}) {
-    Coded coded = Encoded(spec, {1}, {largest});
+    Quantized quantized = Encoded(spec, {1}, {largest});
     const double exact = 448.0 / std::max<double>(largest, 1e-12);
-    const float scale = coded.scales()[0];
+    const float scale = quantized.scales()[0];
     int exponent;
     EXPECT_EQ(std::frexp(scale, &exponent), 0.5f);
     EXPECT_LE(scale, static_cast<float>(exact));
@@ -204,8 +204,8 @@ TEST(Encode, Mx8_ScaleIsTheRightPowerOfTwo) {
                                 448.00003f, 511.99997f, 1.0f, 1e30f, 3.4028235e38f}) {
       std::vector<float> values(32, 0.0f);
       values[5] = -largest;
-      Coded coded = Encoded(spec, {32}, values);
-      const uint8_t code = *reinterpret_cast<uint8_t*>(coded.pointers[1]);
+      Quantized quantized = Encoded(spec, {32}, values);
+      const uint8_t code = *reinterpret_cast<uint8_t*>(quantized.pointers[1]);
       int expected = 0;
       if (largest > 0) {
         const double ratio = floor ? double{largest} / 256 : static_cast<float>(largest / 448.0f);
@@ -214,7 +214,7 @@ TEST(Encode, Mx8_ScaleIsTheRightPowerOfTwo) {
         expected = std::max(exponent + 127, 0);
       }
       EXPECT_EQ(code, expected) << largest << (floor ? " floor" : " rceil");
-      const float value = Decoded(spec, coded)[5];
+      const float value = Decoded(spec, quantized)[5];
       // FLOOR saturates what lies between 448 and 512 times the power of two; 448 over 2^120 rounds to infinity.
       if (largest > 1e-33f && largest < 3e38f) {
         EXPECT_NEAR(value, -largest, floor ? largest / 8 : largest / 16) << largest;
@@ -226,11 +226,11 @@ TEST(Encode, Mx8_ScaleIsTheRightPowerOfTwo) {
 TEST(Encode, Nf4_ZerosAndEqualScales_AreExactlyDecoded) {
   std::vector<float> values(192, 0.0f);
   std::fill_n(values.begin() + 64, 64, 5.0f);
-  Coded zeros = Encoded(Spec(CodeFormat::kNf4), {192}, values);
+  Quantized zeros = Encoded(Spec(CodeFormat::kNf4), {192}, values);
   const std::vector<float> decoded = Decoded(Spec(CodeFormat::kNf4), zeros);
   for (int i = 0; i < 192; ++i) ASSERT_EQ(decoded[i] == 0, values[i] == 0) << i;
   for (size_t i = 0; i < values.size(); ++i) values[i] = i % 2 == 0 ? 3.0f : -3.0f;
-  Coded equal = Encoded(Spec(CodeFormat::kNf4), {192}, values);
+  Quantized equal = Encoded(Spec(CodeFormat::kNf4), {192}, values);
   EXPECT_EQ(Decoded(Spec(CodeFormat::kNf4), equal), values);
   EXPECT_EQ(*reinterpret_cast<float*>(equal.pointers[2]), 1.0f);
 }
@@ -242,8 +242,8 @@ TEST(Encode, EveryFormat_StaysNearForAllShapes) {
       SCOPED_TRACE(absl::StrCat(CodeFormatName(format), " ", dims[0], " x ", dims[1]));
       std::vector<float> values = Numbers(dims[0] * dims[1]);
       for (float& x : values) x = std::fabs(x) < 0.01f ? 0.5f : x;
-      Coded coded = Encoded(Spec(format), dims, values);
-      const std::vector<float> decoded = Decoded(Spec(format), coded);
+      Quantized quantized = Encoded(Spec(format), dims, values);
+      const std::vector<float> decoded = Decoded(Spec(format), quantized);
       double error = 0, sum = 0;
       for (size_t i = 0; i < values.size(); ++i) {
         error += (double{decoded[i]} - values[i]) * (double{decoded[i]} - values[i]);
@@ -261,16 +261,16 @@ TEST(Encode, ScaledFormats_RefuseWhatIsNotFinite_AndWriteNothing) {
       SCOPED_TRACE(absl::StrCat(CodeFormatName(format), " ", bad));
       std::vector<float> values(64, 1.0f);
       values[17] = bad;
-      Coded coded(Spec(format), {2, 32});
-      const auto before = coded.parts;
-      const absl::Status status = Encode(Spec(format), coded.dims, values.data(), coded.pointers);
+      Quantized quantized(Spec(format), {2, 32});
+      const auto before = quantized.parts;
+      const absl::Status status = Encode(Spec(format), quantized.dims, values.data(), quantized.pointers);
       if (format <= CodeFormat::kBf16Plus8Sr) {
         EXPECT_OK(status);
         continue;
       }
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
       EXPECT_THAT(std::string(status.message()), HasSubstr("element 17"));
-      EXPECT_EQ(coded.parts, before);
+      EXPECT_EQ(quantized.parts, before);
     }
   }
 }
@@ -278,18 +278,18 @@ TEST(Encode, ScaledFormats_RefuseWhatIsNotFinite_AndWriteNothing) {
 TEST(Encode, SecondMoments_RefuseNegativeOnes) {
   CodeSpec spec = Spec(CodeFormat::kDyn8);
   spec.is_signed = false;
-  Coded coded(spec, {3});
+  Quantized quantized(spec, {3});
   const float values[] = {1, 0, -1};
-  EXPECT_THAT(std::string(Encode(spec, {3}, values, coded.pointers).message()), HasSubstr("element 2 is -1"));
+  EXPECT_THAT(std::string(Encode(spec, {3}, values, quantized.pointers).message()), HasSubstr("element 2 is -1"));
 }
 
-TEST(Encode, EmptyArrays_AreCoded) {
+TEST(Encode, EmptyArrays_AreQuantized) {
   for (const CodeFormat format : kAll) {
     for (const std::vector<int64_t>& dims : std::vector<std::vector<int64_t>>{{0, 32}, {4, 0}, {0, 0}}) {
       SCOPED_TRACE(absl::StrCat(CodeFormatName(format), " ", dims[0], " x ", dims[1]));
-      Coded coded(Spec(format), dims);
-      EXPECT_OK(Encode(Spec(format), dims, nullptr, coded.pointers));
-      std::vector<const void*> parts(coded.pointers.begin(), coded.pointers.end());
+      Quantized quantized(Spec(format), dims);
+      EXPECT_OK(Encode(Spec(format), dims, nullptr, quantized.pointers));
+      std::vector<const void*> parts(quantized.pointers.begin(), quantized.pointers.end());
       EXPECT_OK(Decode(Spec(format), dims, parts, nullptr));
     }
   }
@@ -306,13 +306,13 @@ TEST(Encode, ShapesThatDoNotFit_AreRefused) {
 TEST(Encode, WrongMemoryAndPlaces_AreRefused) {
   const std::vector<float> values = Numbers(8);
   CodeSpec spec = Spec(CodeFormat::kDyn8);
-  Coded coded(spec, {8});
-  EXPECT_FALSE(Encode(spec, {8}, values.data(), {coded.pointers[0]}).ok());
-  EXPECT_FALSE(Encode(spec, {8}, values.data(), {coded.pointers[0], nullptr}).ok());
-  EXPECT_FALSE(Encode(spec, {8}, values.data(), {coded.pointers[0], coded.codes() + 1}).ok());
-  EXPECT_FALSE(Encode(spec, {8}, nullptr, coded.pointers).ok());
+  Quantized quantized(spec, {8});
+  EXPECT_FALSE(Encode(spec, {8}, values.data(), {quantized.pointers[0]}).ok());
+  EXPECT_FALSE(Encode(spec, {8}, values.data(), {quantized.pointers[0], nullptr}).ok());
+  EXPECT_FALSE(Encode(spec, {8}, values.data(), {quantized.pointers[0], quantized.codes() + 1}).ok());
+  EXPECT_FALSE(Encode(spec, {8}, nullptr, quantized.pointers).ok());
   spec = Spec(CodeFormat::kBf16Sr);
-  Coded bf16(spec, {8});
+  Quantized bf16(spec, {8});
   spec.first_element = 64;
   EXPECT_FALSE(Encode(spec, {8}, values.data(), bf16.pointers).ok());
   spec.first_element = 0;

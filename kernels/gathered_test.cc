@@ -8,7 +8,7 @@
 #include <numeric>
 #include <random>
 
-#include "kernels/coded_fixture.h"
+#include "kernels/quantized_fixture.h"
 
 namespace shardmesh {
 namespace {
@@ -35,7 +35,7 @@ struct Gathered {
 
   // `whole`: the values of a tensor of that shape.
   Gathered(const std::vector<int64_t>& shape, const GatheredRun& whole, int64_t length, bool reference)
-      : coded(SpecOf(whole.gather), shape), copy(SpecOf(whole.gather), shape) {
+      : quantized(SpecOf(whole.gather), shape), copy(SpecOf(whole.gather), shape) {
     const GatherFormat gather = whole.gather;
     const ScaleBlocks blocks = ScaleBlocksOf(gather, shape).value();
     EXPECT_EQ(PartsOf(SpecOf(gather), shape).value()[1].dims, ScaleShape(gather, shape));
@@ -64,10 +64,11 @@ struct Gathered {
     visit([&](GatheredRun run) {
       run.mean = mean;
       const int64_t at = nf4 ? run.first_element / 2 : run.first_element;
-      const GatheredPlace places[] = {{coded.codes() + at, scales[0].data()}, {copy.codes() + at, scales[1].data()}};
+      const GatheredPlace places[] = {{quantized.codes() + at, scales[0].data()},
+                                      {copy.codes() + at, scales[1].data()}};
       (reference ? EncodeGatheredReference : EncodeGathered)(run, maxima.data(), places, 2);
     });
-    Split(gather, blocks.num_blocks, scales[0].data(), coded);
+    Split(gather, blocks.num_blocks, scales[0].data(), quantized);
     Split(gather, blocks.num_blocks, scales[1].data(), copy);
   }
 
@@ -83,7 +84,7 @@ struct Gathered {
   }
 
   // The scales of a place, and what lies behind them, as the parts that Encode has.
-  static void Split(GatherFormat gather, int64_t num_scales, const void* place, Coded& to) {
+  static void Split(GatherFormat gather, int64_t num_scales, const void* place, Quantized& to) {
     const auto* const from = static_cast<const char*>(place);
     std::memcpy(to.pointers[1], from, num_scales * GatheredScaleBytes(gather));
     if (gather != GatherFormat::kNf4) return;
@@ -92,19 +93,19 @@ struct Gathered {
     std::memcpy(to.pointers[3], from + mean, 4);
   }
 
-  Coded coded, copy;
+  Quantized quantized, copy;
 };
 
 void ExpectEncoded(GatherFormat gather, const std::vector<int64_t>& shape, std::vector<float> values) {
   for (const Format format : {Format::kFp32, Format::kBf16}) {
     for (float& x : values) x = format == Format::kFp32 ? x : Bf16ToFloat(FloatToBf16Rne(x));
-    Coded expected = Encoded(SpecOf(gather), shape, values);
+    Quantized expected = Encoded(SpecOf(gather), shape, values);
     for (const int64_t length : {int64_t{32}, int64_t{256}, int64_t{4096}, int64_t{1} << 30}) {
       if (gather == GatherFormat::kNf4 && length % kNf4BlockElements != 0) continue;
       SCOPED_TRACE(std::string(GatherFormatName(gather)) + " in runs of " + std::to_string(length));
       for (const bool reference : {false, true}) {
         Gathered gathered(gather, shape, format, values, length, reference);
-        ASSERT_EQ(gathered.coded.parts, expected.parts) << reference;
+        ASSERT_EQ(gathered.quantized.parts, expected.parts) << reference;
         ASSERT_EQ(gathered.copy.parts, expected.parts) << reference;
       }
     }
@@ -131,7 +132,7 @@ TEST(GatheredTest, EveryFormatAndShape_IsWhatEncodeGives) {
 
 // Of weights that are stored in int8_row: what Encode gives for the decoded whole, in runs of whole rows and whole
 // blocks, whatever the caller's rounding.
-void ExpectRowsEncoded(const std::vector<int64_t>& shape, Coded& rows) {
+void ExpectRowsEncoded(const std::vector<int64_t>& shape, Quantized& rows) {
   const std::vector<float> values = Decoded(Spec(CodeFormat::kInt8Row), rows);
   const int64_t columns = shape.empty() ? 1 : shape.back();
   for (const GatherFormat gather : kGathers) {
@@ -139,7 +140,7 @@ void ExpectRowsEncoded(const std::vector<int64_t>& shape, Coded& rows) {
     GatheredRun whole{gather, nullptr, Format::kFp32, rows.codes(), 0, Product(shape)};
     whole.row_scales = rows.scales();
     whole.row_elements = columns;
-    const Coded expected = Encoded(SpecOf(gather), shape, values);
+    const Quantized expected = Encoded(SpecOf(gather), shape, values);
     const int64_t shortest = std::lcm(columns, int64_t{256});
     for (const int64_t length : {shortest, 3 * shortest, 17 * shortest, int64_t{1} << 40}) {
       SCOPED_TRACE(std::string(GatherFormatName(gather)) + " in runs of " + std::to_string(length));
@@ -148,7 +149,7 @@ void ExpectRowsEncoded(const std::vector<int64_t>& shape, Coded& rows) {
           std::fesetround(rounding);
           Gathered gathered(shape, whole, length, reference);
           std::fesetround(FE_TONEAREST);
-          ASSERT_EQ(gathered.coded.parts, expected.parts) << reference << " rounding " << rounding;
+          ASSERT_EQ(gathered.quantized.parts, expected.parts) << reference << " rounding " << rounding;
           ASSERT_EQ(gathered.copy.parts, expected.parts) << reference << " rounding " << rounding;
         }
       }
@@ -167,11 +168,11 @@ TEST(GatheredTest, WeightsStoredInRows_AreWhatEncodeGivesOfTheDecodedWhole) {
   for (const std::vector<int64_t>& shape : shapes) {
     SCOPED_TRACE(::testing::PrintToString(shape));
     std::vector<float> values = Numbers(Product(shape), static_cast<int>(random() >> 1));
-    Coded rows = Encoded(Spec(CodeFormat::kInt8Row), shape, values);
+    Quantized rows = Encoded(Spec(CodeFormat::kInt8Row), shape, values);
     ASSERT_NO_FATAL_FAILURE(ExpectRowsEncoded(shape, rows));
     values.assign(values.size(), 0);
     values.front() = 3e38f;
-    Coded large = Encoded(Spec(CodeFormat::kInt8Row), shape, values);
+    Quantized large = Encoded(Spec(CodeFormat::kInt8Row), shape, values);
     ASSERT_NO_FATAL_FAILURE(ExpectRowsEncoded(shape, large));
   }
 }
@@ -190,7 +191,7 @@ TEST(GatheredTest, WeightsStoredInNf4_AreGatheredAsEncodeGivesThem) {
     const int64_t n = Product(shape);
     std::vector<float> values = Numbers(n, static_cast<int>(random() >> 1));
     if (n > 200) std::fill(values.begin() + 64, values.begin() + 192, 0.0f);
-    const Coded expected = Encoded(Spec(CodeFormat::kNf4), shape, values);
+    const Quantized expected = Encoded(Spec(CodeFormat::kNf4), shape, values);
     std::vector<uint8_t> codes((n + 1) / 2 + 1, 0xCD), others = codes;
     std::vector<float> scales((n + 63) / 64 + 1, -7), other_scales = scales;
     std::fesetround(FE_UPWARD);
@@ -212,7 +213,7 @@ TEST(GatheredTest, WeightsStoredInNf4_AreGatheredAsEncodeGivesThem) {
     for (const int64_t length : {int64_t{256}, int64_t{4096}, int64_t{1} << 40}) {
       for (const bool reference : {false, true}) {
         Gathered gathered(shape, whole, length, reference);
-        ASSERT_EQ(gathered.coded.parts, expected.parts) << reference << " runs of " << length;
+        ASSERT_EQ(gathered.quantized.parts, expected.parts) << reference << " runs of " << length;
         ASSERT_EQ(gathered.copy.parts, expected.parts) << reference << " runs of " << length;
       }
     }
@@ -225,14 +226,14 @@ TEST(GatheredTest, RowsThatAreNotFinite_AreNanUnderTheirScale) {
   constexpr int64_t kBadRow = 5;
   for (const GatherFormat gather : kGathers) {
     for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
-      Coded rows = Encoded(Spec(CodeFormat::kInt8Row), shape, Numbers(Product(shape), 5));
+      Quantized rows = Encoded(Spec(CodeFormat::kInt8Row), shape, Numbers(Product(shape), 5));
       rows.scales()[kBadRow] = bad;
       GatheredRun whole{gather, nullptr, Format::kFp32, rows.codes(), 0, Product(shape)};
       whole.row_scales = rows.scales();
       whole.row_elements = shape[1];
       Gathered gathered(shape, whole, 512, /*reference=*/false);
-      EXPECT_EQ(gathered.coded.parts, Gathered(shape, whole, 512, /*reference=*/true).coded.parts);
-      const std::vector<float> decoded = Decoded(SpecOf(gather), gathered.coded);
+      EXPECT_EQ(gathered.quantized.parts, Gathered(shape, whole, 512, /*reference=*/true).quantized.parts);
+      const std::vector<float> decoded = Decoded(SpecOf(gather), gathered.quantized);
       const ScaleBlocks blocks = ScaleBlocksOf(gather, shape).value();
       std::vector<bool> is_bad(blocks.num_blocks);
       ForEachPiece(blocks, kBadRow * shape[1], shape[1],
@@ -257,8 +258,9 @@ TEST(GatheredTest, ValuesThatAreNotFinite_AreNanUnderTheirScale) {
         for (float& x : values) x = Bf16ToFloat(FloatToBf16Rne(x));
         values[3 * 160 + 130] = -bad;
         Gathered gathered(gather, shape, format, values, 256);
-        EXPECT_EQ(gathered.coded.parts, Gathered(gather, shape, format, values, 256, /*reference=*/true).coded.parts);
-        const std::vector<float> decoded = Decoded(SpecOf(gather), gathered.coded);
+        EXPECT_EQ(gathered.quantized.parts,
+                  Gathered(gather, shape, format, values, 256, /*reference=*/true).quantized.parts);
+        const std::vector<float> decoded = Decoded(SpecOf(gather), gathered.quantized);
         const ScaleBlocks blocks = ScaleBlocksOf(gather, shape).value();
         int64_t bad_block = -1;
         ForEachPiece(blocks, 3 * 160 + 130, 1, [&](int64_t, int64_t, int64_t block, bool) { bad_block = block; });

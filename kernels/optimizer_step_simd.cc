@@ -32,7 +32,7 @@ WholeTilesFn OfGradients(const Slots& slots) {
 }
 
 template <StateFormat kFormat>
-using CodedStates =
+using QuantizedStates =
     BlockStates<typename StateCode<F32x8, kFormat, true>::Type, typename StateCode<F32x8, kFormat, false>::Type>;
 
 template <class Weights>
@@ -41,13 +41,13 @@ WholeTilesFn OfStates(StateFormat states, const Slots& gradients) {
     case StateFormat::kFp32:
       return OfGradients<Weights, Fp32States>(gradients);
     case StateFormat::kDyn8:
-      return OfGradients<Weights, CodedStates<StateFormat::kDyn8>>(gradients);
+      return OfGradients<Weights, QuantizedStates<StateFormat::kDyn8>>(gradients);
     case StateFormat::kDyn4:
-      return OfGradients<Weights, CodedStates<StateFormat::kDyn4>>(gradients);
+      return OfGradients<Weights, QuantizedStates<StateFormat::kDyn4>>(gradients);
     case StateFormat::kFp8:
-      return OfGradients<Weights, CodedStates<StateFormat::kFp8>>(gradients);
+      return OfGradients<Weights, QuantizedStates<StateFormat::kFp8>>(gradients);
     case StateFormat::kFp8x32:
-      return OfGradients<Weights, CodedStates<StateFormat::kFp8x32>>(gradients);
+      return OfGradients<Weights, QuantizedStates<StateFormat::kFp8x32>>(gradients);
     default:
       return nullptr;
   }

@@ -1,6 +1,6 @@
 // The Adam and AdamW step of one tile as 32 threads (a warp) do it together: each steps two pieces of four elements in
 // a row in registers, moves them with one load and one store a stream, and shares with the others only the largest
-// magnitudes of coded states and the random draws. Formats are known when it is compiled. The bits are those of the
+// magnitudes of quantized states and the random draws. Formats are known when it is compiled. The bits are those of the
 // other implementations: rules and formats are the same code (kernels/rules/, kernels/tile/). Compiled for the CPU too,
 // where a test walks the phases thread by thread.
 //
@@ -86,7 +86,7 @@ class WarpBody {
  private:
   template <bool kSigned>
   using Code = typename StateCode<float, kStates, kSigned>::Type;
-  static constexpr bool kCoded = kStates != StateFormat::kFp32 && kStates != StateFormat::kBf16Sr;
+  static constexpr bool kQuantized = kStates != StateFormat::kFp32 && kStates != StateFormat::kBf16Sr;
   static constexpr bool kNibbles = kStates == StateFormat::kDyn4;
   static constexpr bool kDraws = NeedsDraws(kWeights) || NeedsDraws(kStates);
 
@@ -120,7 +120,7 @@ class WarpBody {
         weights_[p].x[k] = AdamUpdate(constants, weights_[p].x[k], g, states_[0][p].x[k], states_[1][p].x[k]);
         for (int s = 0; s < 2; ++s) largest[s] = Max(largest[s], Abs(states_[s][p].x[k]));
       }
-      if constexpr (kCoded) {
+      if constexpr (kQuantized) {
         for (int s = 0; s < 2; ++s) memory_->largest[s][p][lane_] = largest[s];
       }
     }
@@ -166,7 +166,7 @@ class WarpBody {
 
   // Largest magnitudes of 32 elements each, and the sums of squares (kernels/tile/gradients.h).
   SHARDMESH_RULE void Gather() {
-    if constexpr (kCoded) {
+    if constexpr (kQuantized) {
       if (lane_ < 16) {
         const int s = lane_ / 8, p = lane_ / 4 % 2, group = lane_ % 4;
         float largest = 0;

@@ -28,18 +28,18 @@ bool Meets(int fd, off_t begin, off_t bytes) {
 
 }  // namespace
 
-absl::Status HoldFile(int fd, int seat) {
-  struct flock lock = LockOf(F_RDLCK, seat, 1);
+absl::Status HoldFile(int fd, int place) {
+  struct flock lock = LockOf(F_RDLCK, place, 1);
   if (fcntl(fd, F_OFD_SETLK, &lock) == 0) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("descriptor ", fd, " cannot be locked: ", strerror(errno)));
 }
 
-void LetFileGo(int fd, int seat) {
-  struct flock lock = LockOf(F_UNLCK, seat, 1);
+void LetFileGo(int fd, int place) {
+  struct flock lock = LockOf(F_UNLCK, place, 1);
   fcntl(fd, F_OFD_SETLK, &lock);
 }
 
 bool IsFileHeld(int fd) { return Meets(fd, 0, 0); }
-bool IsFileHeldAt(int fd, int seat) { return Meets(fd, seat, 1); }
+bool IsFileHeldAt(int fd, int place) { return Meets(fd, place, 1); }
 
 }  // namespace shardmesh

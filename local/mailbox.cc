@@ -5,21 +5,21 @@
 
 namespace shardmesh {
 
-bool PutLetter(Letter& letter, absl::string_view bytes) {
-  const uint32_t number = letter.number.load(std::memory_order_relaxed);
-  if (bytes.size() > kMaxLetterBytes || letter.taken.load(std::memory_order_acquire) != number) return false;
-  std::memcpy(letter.bytes, bytes.data(), bytes.size());
-  letter.num_bytes.store(static_cast<uint32_t>(bytes.size()), std::memory_order_relaxed);
-  letter.number.store(number + 1, std::memory_order_seq_cst);
+bool PutMessage(Message& message, absl::string_view bytes) {
+  const uint32_t number = message.number.load(std::memory_order_relaxed);
+  if (bytes.size() > kMaxMessageBytes || message.taken.load(std::memory_order_acquire) != number) return false;
+  std::memcpy(message.bytes, bytes.data(), bytes.size());
+  message.num_bytes.store(static_cast<uint32_t>(bytes.size()), std::memory_order_relaxed);
+  message.number.store(number + 1, std::memory_order_seq_cst);
   return true;
 }
 
-bool TakeLetter(Letter& letter, std::string& bytes) {
-  const uint32_t number = letter.number.load(std::memory_order_seq_cst);
-  if (letter.taken.load(std::memory_order_relaxed) == number) return false;
-  const uint32_t size = std::min(letter.num_bytes.load(std::memory_order_relaxed), kMaxLetterBytes);
-  bytes.assign(letter.bytes, size);
-  letter.taken.store(number, std::memory_order_release);
+bool TakeMessage(Message& message, std::string& bytes) {
+  const uint32_t number = message.number.load(std::memory_order_seq_cst);
+  if (message.taken.load(std::memory_order_relaxed) == number) return false;
+  const uint32_t size = std::min(message.num_bytes.load(std::memory_order_relaxed), kMaxMessageBytes);
+  bytes.assign(message.bytes, size);
+  message.taken.store(number, std::memory_order_release);
   return true;
 }
 

@@ -8,20 +8,20 @@
 namespace shardmesh {
 namespace {
 
-TEST(MailboxTest, ALetterIsTakenOnce_AndOnlyThenComesTheNext) {
+TEST(MailboxTest, AMessageIsTakenOnce_AndOnlyThenComesTheNext) {
   const auto box = std::make_unique<Mailbox>();
   std::string bytes = "untouched";
-  EXPECT_FALSE(TakeLetter(box->request, bytes));
+  EXPECT_FALSE(TakeMessage(box->request, bytes));
   EXPECT_EQ(bytes, "untouched");
   EXPECT_FALSE(box->open());
-  EXPECT_TRUE(PutLetter(box->request, "first"));
+  EXPECT_TRUE(PutMessage(box->request, "first"));
   EXPECT_TRUE(box->open());
-  EXPECT_FALSE(PutLetter(box->request, "second"));
-  EXPECT_TRUE(TakeLetter(box->request, bytes));
+  EXPECT_FALSE(PutMessage(box->request, "second"));
+  EXPECT_TRUE(TakeMessage(box->request, bytes));
   EXPECT_EQ(bytes, "first");
-  EXPECT_FALSE(TakeLetter(box->request, bytes));
-  EXPECT_TRUE(PutLetter(box->request, ""));
-  EXPECT_TRUE(TakeLetter(box->request, bytes));
+  EXPECT_FALSE(TakeMessage(box->request, bytes));
+  EXPECT_TRUE(PutMessage(box->request, ""));
+  EXPECT_TRUE(TakeMessage(box->request, bytes));
   EXPECT_EQ(bytes, "");
   box->answered.store(2);
   EXPECT_FALSE(box->open());
@@ -29,35 +29,36 @@ TEST(MailboxTest, ALetterIsTakenOnce_AndOnlyThenComesTheNext) {
 
 TEST(MailboxTest, LengthsAreBounded_WhoeverWroteThem) {
   const auto box = std::make_unique<Mailbox>();
-  EXPECT_TRUE(PutLetter(box->reply, std::string(kMaxLetterBytes, 'x')));
+  EXPECT_TRUE(PutMessage(box->reply, std::string(kMaxMessageBytes, 'x')));
   std::string bytes;
-  EXPECT_TRUE(TakeLetter(box->reply, bytes));
-  EXPECT_EQ(bytes, std::string(kMaxLetterBytes, 'x'));
-  EXPECT_FALSE(PutLetter(box->reply, std::string(kMaxLetterBytes + 1, 'x')));
+  EXPECT_TRUE(TakeMessage(box->reply, bytes));
+  EXPECT_EQ(bytes, std::string(kMaxMessageBytes, 'x'));
+  EXPECT_FALSE(PutMessage(box->reply, std::string(kMaxMessageBytes + 1, 'x')));
   box->reply.num_bytes.store(~0u);
   box->reply.number.fetch_add(1);
-  EXPECT_TRUE(TakeLetter(box->reply, bytes));
-  EXPECT_EQ(bytes.size(), kMaxLetterBytes);
+  EXPECT_TRUE(TakeMessage(box->reply, bytes));
+  EXPECT_EQ(bytes.size(), kMaxMessageBytes);
 }
 
-// The numbers of letters start next to their wrap.
-TEST(MailboxTest, TwoThreads_EveryLetterArrivesWhole) {
+// The numbers of messages start next to their wrap.
+TEST(MailboxTest, TwoThreads_EveryMessageArrivesWhole) {
   const auto box = std::make_unique<Mailbox>();
   for (auto* word : {&box->request.number, &box->request.taken, &box->answered}) word->store(~0u - 1000);
   EXPECT_FALSE(box->open());
-  constexpr int kLetters = 2000;
+  constexpr int kMessages = 2000;
   std::thread writer([&] {
-    for (int i = 0; i < kLetters; ++i) {
-      while (!PutLetter(box->request, std::string(i % 700, static_cast<char>('a' + i % 26)))) std::this_thread::yield();
+    for (int i = 0; i < kMessages; ++i) {
+      while (!PutMessage(box->request, std::string(i % 700, static_cast<char>('a' + i % 26))))
+        std::this_thread::yield();
     }
   });
   std::string bytes;
-  for (int i = 0; i < kLetters; ++i) {
-    while (!TakeLetter(box->request, bytes)) std::this_thread::yield();
+  for (int i = 0; i < kMessages; ++i) {
+    while (!TakeMessage(box->request, bytes)) std::this_thread::yield();
     ASSERT_EQ(bytes, std::string(i % 700, static_cast<char>('a' + i % 26))) << i;
   }
   writer.join();
-  EXPECT_EQ(box->request.number.load(), kLetters - 1001u);
+  EXPECT_EQ(box->request.number.load(), kMessages - 1001u);
   box->answered.store(box->request.taken.load());
   EXPECT_FALSE(box->open());
 }

@@ -22,7 +22,7 @@ enum class BoardOver : uint32_t {
 };
 
 struct VersionBoard {
-  alignas(64) std::atomic<uint32_t> bell;  // waited on (futex): a word below changed
+  alignas(64) std::atomic<uint32_t> notifier;  // waited on (futex): a word below changed
   std::atomic<uint32_t> over;              // BoardOver, as a number
   alignas(64) std::atomic<int64_t> version_plus_one[kBoardPublications];  // by publication: its step + 1; 0: none
 };

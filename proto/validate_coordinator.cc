@@ -72,8 +72,9 @@ absl::Status CheckResumed(const v1::JoinRequest& request) {
   RETURN_IF_ERROR(CheckRange("resumes", request.resumes(), 0, request.incarnation() - 1));
   RETURN_IF_ERROR(CheckCount("resumed", request.resumed_size(), kMaxResumedJobs));
   if (request.resumes() == 0 && request.resumed_size() > 0) {
-    return absl::InvalidArgumentError(absl::StrCat("resumed names ", request.resumed_size(),
-                                                   " jobs, and resumes is unset; set it to the life that held them"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("resumed names ", request.resumed_size(),
+                     " jobs, and resumes is unset; set it to the incarnation that held them"));
   }
   for (int i = 0; i < request.resumed_size(); ++i) {
     const v1::ResumedJob& resumed = request.resumed(i);

@@ -111,7 +111,7 @@ TEST(Validate, Join) {
               StatusIs(kInvalid, HasSubstr("address is unset")));
 }
 
-TEST(Validate, Join_OfALifeThatTakesOver) {
+TEST(Validate, Join_OfAnIncarnationThatTakesOver) {
   const std::string joins =
       "name: 'w0' incarnation: 5 address: 'localhost:1' host_id: 'h' local_socket: '/s' pid: 1 resumes: 4 ";
   ExpectRefusals<v1::JoinRequest>(

@@ -43,12 +43,12 @@ absl::Status Coordinator::Load(absl::Time now) {
   return absl::OkStatus();
 }
 
-// Who is a member of a job that is assigned is the life that joined last: else its end would never be noticed.
+// Who is a member of a job that is assigned is the incarnation that joined last: else its end would never be noticed.
 absl::Status Coordinator::CheckMembersJoined(const JobRecord& job) const {
   if (job.state != JobState::kPreparing && job.state != JobState::kReady) return absl::OkStatus();
   for (const MemberRecord& member : job.members) {
     const auto found = state_.workers.find(member.worker.name);
-    if (found != state_.workers.end() && SameLife(found->second.record.identity, member.worker)) continue;
+    if (found != state_.workers.end() && SameIncarnation(found->second.record.identity, member.worker)) continue;
     return absl::DataLossError(absl::StrCat(
         "what is stored of job ", job.name, " is damaged: its member ", member.worker.name, " is incarnation ",
         member.worker.incarnation, ", and ",

@@ -44,7 +44,7 @@ struct CoordinatorOptions {
   int max_jobs = 1000;
   int max_workers = 4096;
   // How far ahead of this machine's wall clock a worker's incarnation may be, which is the wall time of its own; and
-  // how far ahead of the last one of its name, since lives that a keeper counts need not have joined. What is ahead of
+  // how far ahead of the last one of its name, since lives that a node counts need not have joined. What is ahead of
   // both is refused with one that is not, and is not stored: nobody can use the numbers of a name up.
   absl::Duration max_ahead = absl::Hours(24);
   int64_t max_incarnation_step = 1 << 20;
@@ -59,10 +59,10 @@ struct CoordinatorOptions {
 // A job as it is now.
 struct JobView {
   struct Member {
-    WorkerIdentity worker;  // as it was assigned, or its next life that took over
+    WorkerIdentity worker;  // as it was assigned, or its next incarnation that took over
     bool alive = false;
     bool ready = false;
-    bool kept = false;  // a keeper has its memory; of a life that is not dead or gone, silent or not
+    bool retained = false;  // a node has its memory; of an incarnation that is not dead or gone, silent or not
   };
   std::shared_ptr<const JobDefinition> definition;  // with the mesh that it has now
   int64_t uid = 0;
@@ -98,7 +98,7 @@ struct Origin {
   int64_t epoch = 0;  // 0: the job does not re-form
   std::string mesh;
   std::vector<int32_t> was;           // by rank
-  std::vector<MemberRecord> leavers;  // each with its rank then
+  std::vector<MemberRecord> departing;  // each with its rank then
 };
 
 // What a worker shall hold.
@@ -113,7 +113,7 @@ struct Assignment {
   std::string secret;   // of the job
 };
 
-// A job that a worker's next life holds as its last one did.
+// A job that a worker's next incarnation holds as its last one did.
 struct ResumedJob {
   std::string job;
   int64_t epoch = 0;
@@ -121,11 +121,11 @@ struct ResumedJob {
   std::string secret;  // of the job, which its members alone know; another one: the job counts as not resumed
 };
 
-// What a worker that joins knows of the life of its name before it. Incarnations; 0: none.
-struct LastLife {
+// What a worker that joins knows of the incarnation of its name before it. Incarnations; 0: none.
+struct LastIncarnation {
   int64_t dead = 0;  // found dead; counts where that was on the worker's host
-  // Taken over; counts where that had the worker's host, address and local socket. It may be a life that never joined:
-  // then one before it is taken over of whose jobs one is `resumed`.
+  // Taken over; counts where that had the worker's host, address and local socket. It may be an incarnation that never
+  // joined: then one before it is taken over of whose jobs one is `resumed`.
   int64_t resumes = 0;
   std::vector<ResumedJob> resumed;  // with what of its jobs
 };
@@ -163,17 +163,18 @@ class Coordinator {
   // Of the host that has the most: workers on processors and on devices are not members of one job, and count apart.
   int64_t MostLiveWorkers(absl::Time now) const;
 
-  // OK also when the same life of the worker has joined before. `wall`: the wall clock of this machine. `secret`: what
-  // Heartbeat and Leave of this life must show.
+  // OK also when the same incarnation of the worker has joined before. `wall`: the wall clock of this machine.
+  // `secret`: what Heartbeat and Leave of this incarnation must show.
   // PermissionDenied: this incarnation joined with another secret, and nothing more is told.
   // Aborted: a larger incarnation of the name was seen, this one has left, or it is too far ahead (CoordinatorOptions);
-  // the status says which one would be taken (core/base/incarnation.h). AlreadyExists: another life of the name is
-  // alive, or this incarnation joined with other values. ResourceExhausted: too many workers.
-  // A life that is taken over and not marked dead yet: in its READY jobs on one host that are `resumed` at their epoch
-  // and rank the worker takes its place, and nothing else of them changes; its other jobs are as those of a dead one.
-  // One that cannot be taken over, since it was elsewhere on the host, counts as found dead.
+  // the status says which one would be taken (core/base/incarnation.h). AlreadyExists: another incarnation of the name
+  // is alive, or this incarnation joined with other values. ResourceExhausted: too many workers.
+  // An incarnation that is taken over and not marked dead yet: in its READY jobs on one host that are `resumed` at
+  // their epoch and rank the worker takes its place, and nothing else of them changes; its other jobs are as those of a
+  // dead one. One that cannot be taken over, since it was elsewhere on the host, counts as found dead.
   absl::Status Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits = {},
-                    const LastLife& last = {}, absl::Time wall = absl::InfiniteFuture(), absl::string_view secret = {});
+                    const LastIncarnation& last = {}, absl::Time wall = absl::InfiniteFuture(),
+                    absl::string_view secret = {});
 
   // The worker is alive; its reports move its jobs; returns what it shall hold, jobs that failed included (it keeps
   // their memory until they are deleted). Reports of jobs that it does not hold at that epoch are stale and ignored.
@@ -211,7 +212,7 @@ class Coordinator {
   // coordinator_jobs.cc
   JobView View(const Job& job, absl::Time now) const;
   absl::Status NoSuchJob(const std::string& name) const;
-  using Loads = std::map<std::pair<std::string, int64_t>, int>;  // how many jobs each life of a worker serves
+  using Loads = std::map<std::pair<std::string, int64_t>, int>;  // how many jobs each incarnation of a worker serves
   Loads CountJobs() const;
   std::vector<Candidate> Candidates(const JobRecord& job, absl::Time now, const Loads& loads) const;
   int64_t NextEpoch(const JobRecord& job) const;
@@ -225,9 +226,9 @@ class Coordinator {
 
   // coordinator_reform.cc
   bool IsThere(const Worker& worker, absl::Time now) const;
-  const Worker* WorkerOf(const MemberRecord& member) const;  // null: that life is not the worker's newest
-  // CheckSupported of a job that has members, or had them: traits of workers are not stored, and one of a life that is
-  // known says what all are on.
+  const Worker* WorkerOf(const MemberRecord& member) const;  // null: that incarnation is not the worker's newest
+  // CheckSupported of a job that has members, or had them: traits of workers are not stored, and one of an incarnation
+  // that is known says what all are on.
   absl::Status CheckSupportedNow(const Job& job, Feature feature) const;
   static constexpr size_t kNobody = SIZE_MAX;
   // Members that have what the job had when it was READY last, each with its rank then, without the one at `lost`.
@@ -240,19 +241,19 @@ class Coordinator {
   absl::Status ReformJob(Transaction& transaction, const std::string& name, size_t lost, const std::string& cause,
                          absl::Time now);
   // `worker` held what a job that re-forms had, and is no member any more: the job begins again without it, or fails.
-  void LoseLeavers(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause, absl::Time now);
+  void LoseDeparting(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause, absl::Time now);
   // The same of one job, as it says itself.
-  void LoseLeaver(Transaction& transaction, const MemberReport& report, const WorkerIdentity& worker, absl::Time now);
-  void FormWithoutLeaver(Transaction& transaction, const std::string& name, const WorkerIdentity& worker,
-                         const std::string& cause, absl::Time now);
-  // The job re-forms, and the member at `rank` is lost, whose shard nobody else has and whose next life a keeper will
-  // start soon: it waits for that.
-  bool AwaitsLife(const Job& job, size_t rank, absl::Time now) const;
+  void LoseDeparted(Transaction& transaction, const MemberReport& report, const WorkerIdentity& worker, absl::Time now);
+  void FormWithoutDeparted(Transaction& transaction, const std::string& name, const WorkerIdentity& worker,
+                           const std::string& cause, absl::Time now);
+  // The job re-forms, and the member at `rank` is lost, whose shard nobody else has and whose next incarnation a node
+  // will start soon: it waits for that.
+  bool AwaitsIncarnation(const Job& job, size_t rank, absl::Time now) const;
   // `worker`, of a job that waits so, is there again.
   void FormAgain(Transaction& transaction, const WorkerIdentity& worker, absl::Time now);
-  // Of jobs that re-form: the memory of `last` is `life`'s. The job's names.
+  // Of jobs that re-form: the memory of `last` is `incarnation`'s. The job's names.
   std::vector<std::string> TakeOverHeld(Transaction& transaction, const WorkerIdentity& last,
-                                        const WorkerIdentity& life, const std::vector<ResumedJob>& resumed);
+                                        const WorkerIdentity& next, const std::vector<ResumedJob>& resumed);
   static void MakeReady(Transaction& transaction, JobRecord& job);
   static absl::Status LoadMeshes(Job& job);
   static Origin OriginOf(const JobRecord& job);
@@ -272,19 +273,20 @@ class Coordinator {
   void Hear(Worker& worker, absl::Time now);
   void TakeTraits(Worker& worker, const WorkerTraits& traits);
   absl::Status CheckIncarnation(const std::string& name, int64_t incarnation) const;
-  // `call`: "heartbeat", of a life that may have joined.
+  // `call`: "heartbeat", of an incarnation that may have joined.
   absl::Status CheckSecretOf(const std::string& name, int64_t incarnation, absl::string_view secret,
                              absl::string_view call) const;
   absl::Status CheckMembersJoined(const JobRecord& job) const;
-  bool TakesOver(const LastLife& last, const WorkerIdentity& old) const;
-  absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now, const LastLife& last) const;
+  bool TakesOver(const LastIncarnation& last, const WorkerIdentity& old) const;
+  absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now,
+                         const LastIncarnation& last) const;
   bool IsUsedUp(const Worker& worker, absl::Time now) const;
   absl::Status CheckAhead(const WorkerIdentity& worker, int64_t last, absl::Time wall) const;
   absl::Status MakeRoomForWorker(Transaction& transaction) const;
-  // `worker` takes over the life of its name that is there.
+  // `worker` takes over the incarnation of its name that is there.
   void Resume(Transaction& transaction, const Worker& worker, const std::vector<ResumedJob>& resumed, absl::Time now);
-  // `worker` joined; the life of its name that is there, if any, ended.
-  void PutNextLife(Transaction& transaction, const Worker& worker, absl::Time now);
+  // `worker` joined; the incarnation of its name that is there, if any, ended.
+  void PutNextIncarnation(Transaction& transaction, const Worker& worker, absl::Time now);
   // Its jobs lose it.
   void LoseWorker(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause, absl::Time now,
                   bool died = true);

@@ -125,10 +125,11 @@ JobView Coordinator::View(const Job& job, absl::Time now) const {
     const bool there = found != state_.workers.end() && found->second.record.state == WorkerState::kAlive &&
                        found->second.record.identity.incarnation == member.worker.incarnation;
     const std::optional<WorkerTraits> traits = there ? found->second.traits : std::nullopt;
-    const bool kept = keepable && traits.has_value() && traits->kept;
-    view.members.push_back({member.worker, there && !IsSilent(found->second, now), member.ready, kept});
+    const bool retained = keepable && traits.has_value() && traits->retained;
+    view.members.push_back({member.worker, there && !IsSilent(found->second, now), member.ready, retained});
   }
-  if (job.awaits_life) view.waiting_for = "the next life of a worker that has a shard which nobody else has";
+  if (job.awaits_incarnation)
+    view.waiting_for = "the next incarnation of a worker that has a shard which nobody else has";
   if (view.state == JobState::kWaiting) {
     view.waiting_for = ChooseMembers(DemandOf(*job.definition), Candidates(job.record, now, {})).waiting_for;
   }
@@ -202,7 +203,7 @@ void Coordinator::FailJob(Transaction& transaction, const std::string& name, con
   JobRecord& job = transaction.MutableJob(name).record;
   if (job.state != JobState::kPreparing && job.state != JobState::kReady) return;  // the first cause is kept
   GiveUpReshard(transaction, name, cause);
-  transaction.MutableJob(name).awaits_life = false;
+  transaction.MutableJob(name).awaits_incarnation = false;
   job.state = JobState::kFailed;
   const std::string step =
       job.committed_step < 0 ? "no step of it is known" : absl::StrCat("its newest known step is ", job.committed_step);
@@ -228,9 +229,9 @@ void Coordinator::LoseMember(Transaction& transaction, const std::string& name, 
     return FailJob(transaction, name, cause);
   }
   GiveUpReshard(transaction, name, cause);
-  const bool awaits = AwaitsLife(state_.jobs.at(name), rank, now);
+  const bool awaits = AwaitsIncarnation(state_.jobs.at(name), rank, now);
   Job& job = transaction.MutableJob(name);
-  if (awaits && job.awaits_life) return;
+  if (awaits && job.awaits_incarnation) return;
   job.lost_members += died;
   if (job.lost_members > options_.max_lost_members) {
     return FailJob(transaction, name,
@@ -239,7 +240,7 @@ void Coordinator::LoseMember(Transaction& transaction, const std::string& name, 
                                 ", which it may be the cause of: see their logs"));
   }
   if (awaits) {
-    job.awaits_life = true;
+    job.awaits_incarnation = true;
     transaction.Event(absl::StrCat("event=job_awaits job=", name, " epoch=", record.epoch, " worker=",
                                    record.members[rank].worker.name, " cause=\"", absl::CHexEscape(cause), "\""));
     return;

@@ -23,7 +23,7 @@ bool Names(const std::vector<ResumedJob>& resumed, const JobRecord& job, int64_t
   });
 }
 
-// Whether the job goes on when the next life of its member takes over, where it supports that.
+// Whether the job goes on when the next incarnation of its member takes over, where it supports that.
 bool GoesOn(const JobRecord& job, size_t rank, const std::vector<ResumedJob>& resumed) {
   return job.state == JobState::kReady && Names(resumed, job, job.epoch, static_cast<int64_t>(rank));
 }
@@ -32,7 +32,7 @@ std::string Member(const WorkerIdentity& worker, size_t rank) {
   return absl::StrCat("worker ", worker.name, " (rank ", rank, ", pid ", worker.pid, ")");
 }
 
-std::string Life(const WorkerIdentity& worker) {
+std::string NameAndIncarnation(const WorkerIdentity& worker) {
   return absl::StrCat("worker=", worker.name, " incarnation=", worker.incarnation);
 }
 
@@ -68,28 +68,30 @@ absl::Status Coordinator::CheckSecretOf(const std::string& name, int64_t incarna
                              AddSaturated(incarnation, 1));
 }
 
-// Lives may have come and gone that never joined: since the coordinator was away, or they were killed before. Who has
-// the memory of a job of `old` through them is its next life all the same: it could be had only after that one's death.
-bool Coordinator::TakesOver(const LastLife& last, const WorkerIdentity& old) const {
+// Incarnations may have come and gone that never joined: since the coordinator was away, or they were killed before.
+// Who has the memory of a job of `old` through them is its next incarnation all the same: it could be had only after
+// that one's death.
+bool Coordinator::TakesOver(const LastIncarnation& last, const WorkerIdentity& old) const {
   if (last.resumes <= old.incarnation) return last.resumes == old.incarnation;
   return absl::c_any_of(state_.jobs, [&](const auto& named) {
     const JobRecord& job = named.second.record;
     for (size_t rank = 0; rank < job.members.size(); ++rank) {
       const MemberRecord& member = job.members[rank];
-      if (!SameLife(member.worker, old)) continue;
+      if (!SameIncarnation(member.worker, old)) continue;
       if (Names(last.resumed, job, job.epoch, static_cast<int64_t>(rank))) return true;
       if (job.from_epoch > 0 && Names(last.resumed, job, job.from_epoch, member.was)) return true;
     }
     return absl::c_any_of(job.others, [&](const MemberRecord& other) {
-      return SameLife(other.worker, old) && Names(last.resumed, job, job.from_epoch, other.was);
+      return SameIncarnation(other.worker, old) && Names(last.resumed, job, job.from_epoch, other.was);
     });
   });
 }
 
-// A life that says it found the old one dead, or took its memory over, is believed if it is of the same host: a worker
-// without a keeper comes back at once so, before the old life is silent for the time-out (docs/security.md).
+// An incarnation that says it found the old one dead, or took its memory over, is believed if it is of the same host: a
+// worker without a node comes back at once so, before the old incarnation is silent for the time-out
+// (docs/security.md).
 absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now,
-                                    const LastLife& last) const {
+                                    const LastIncarnation& last) const {
   const WorkerIdentity& old = there.record.identity;
   if (worker.incarnation < old.incarnation) return CheckIncarnation(worker.name, worker.incarnation);
   if (worker.incarnation == old.incarnation) {
@@ -114,13 +116,13 @@ absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& w
                                                "silent for ", absl::FormatDuration(options_.heartbeat_timeout)));
 }
 
-// State files of older versions may hold a number that is larger than any that a life could join with after it.
+// State files of older versions may hold a number that is larger than any that an incarnation could join with after it.
 bool Coordinator::IsUsedUp(const Worker& worker, absl::Time now) const {
   return worker.record.identity.incarnation > kMaxIncarnation &&
          (worker.record.state != WorkerState::kAlive || IsSilent(worker, now));
 }
 
-// A clock far ahead, or nonsense: were it stored, no other life of the name could join before that time.
+// A clock far ahead, or nonsense: were it stored, no other incarnation of the name could join before that time.
 absl::Status Coordinator::CheckAhead(const WorkerIdentity& worker, int64_t last, absl::Time wall) const {
   const int64_t most =
       std::max(AddSaturated(last, options_.max_incarnation_step), NextIncarnation(wall + options_.max_ahead, 0));
@@ -154,34 +156,35 @@ void Coordinator::TakeTraits(Worker& worker, const WorkerTraits& traits) {
   worker.traits = traits;
 }
 
-// The next life is there before the jobs of the last one lose that: it may take its place in them, without its memory.
+// The next incarnation is there before the jobs of the last one lose that: it may take its place in them, without its
+// memory.
 void Coordinator::Resume(Transaction& transaction, const Worker& worker, const std::vector<ResumedJob>& resumed,
                          absl::Time now) {
-  const WorkerIdentity& life = worker.record.identity;
-  const WorkerIdentity last = state_.workers.at(life.name).record.identity;
+  const WorkerIdentity& next = worker.record.identity;
+  const WorkerIdentity last = state_.workers.at(next.name).record.identity;
   int num_jobs = 0;
   for (const auto& [name, job] : state_.jobs) {
     for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
-      if (!SameLife(job.record.members[rank].worker, last) || !GoesOn(job.record, rank, resumed)) continue;
+      if (!SameIncarnation(job.record.members[rank].worker, last) || !GoesOn(job.record, rank, resumed)) continue;
       if (!CheckSupportedNow(job, Feature::kRestart).ok()) continue;
-      transaction.MutableJob(name).record.members[rank].worker = life;
+      transaction.MutableJob(name).record.members[rank].worker = next;
       ++num_jobs;
     }
   }
-  const std::vector<std::string> held = TakeOverHeld(transaction, last, life, resumed);
-  transaction.Event(absl::StrCat("event=worker_resumed ", Life(life), " was=", last.incarnation,
-                                 " jobs=", num_jobs + held.size(), " pid=", life.pid));
+  const std::vector<std::string> held = TakeOverHeld(transaction, last, next, resumed);
+  transaction.Event(absl::StrCat("event=worker_resumed ", NameAndIncarnation(next), " was=", last.incarnation,
+                                 " jobs=", num_jobs + held.size(), " pid=", next.pid));
   transaction.PutWorker(worker);
   LoseWorker(transaction, last, "ended", now);
   for (const std::string& name : held) {
-    const std::string cause = absl::StrCat("worker ", life.name, " ended, and has what it held");
+    const std::string cause = absl::StrCat("worker ", next.name, " ended, and has what it held");
     const absl::Status formed = ReformJob(transaction, name, kNobody, cause, now);
     if (!formed.ok()) FailJob(transaction, name, absl::StrCat(cause, "; it cannot re-form: ", formed.message()));
   }
 }
 
 absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits,
-                               const LastLife& last, absl::Time wall, absl::string_view secret) {
+                               const LastIncarnation& last, absl::Time wall, absl::string_view secret) {
   RETURN_IF_ERROR(CheckSecretOf(worker.name, worker.incarnation, secret, "join"));
   Transaction transaction = NewTransaction();
   const Worker joins = {{worker, WorkerState::kAlive, std::string(secret)}, now, traits};
@@ -206,8 +209,8 @@ absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, con
       return Commit(transaction);
     }
   }
-  PutNextLife(transaction, joins, now);
-  transaction.Event(absl::StrCat("event=worker_joined ", Life(worker), " pid=", worker.pid, " host=\"",
+  PutNextIncarnation(transaction, joins, now);
+  transaction.Event(absl::StrCat("event=worker_joined ", NameAndIncarnation(worker), " pid=", worker.pid, " host=\"",
                                  absl::CHexEscape(worker.host_id), "\" address=\"", absl::CHexEscape(worker.address),
                                  "\""));
   assign_ = true;
@@ -234,7 +237,7 @@ absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string
   if (doubted) FormAgain(transaction, identity, now);
   if (worker.record.state == WorkerState::kDead) {
     transaction.MutableWorker(name).record.state = WorkerState::kAlive;
-    transaction.Event(absl::StrCat("event=worker_heard_again ", Life(identity)));
+    transaction.Event(absl::StrCat("event=worker_heard_again ", NameAndIncarnation(identity)));
     assign_ = true;
   }
   absl::Status first_error = CheckJobsKnown(name, incarnation, true, reports);
@@ -254,7 +257,7 @@ absl::Status Coordinator::Leave(const std::string& name, int64_t incarnation, ab
   Transaction transaction = NewTransaction();
   WorkerRecord& record = transaction.MutableWorker(name).record;
   record.state = WorkerState::kLeft;
-  transaction.Event(absl::StrCat("event=worker_left ", Life(record.identity)));
+  transaction.Event(absl::StrCat("event=worker_left ", NameAndIncarnation(record.identity)));
   LoseWorker(transaction, record.identity, "left", now, /*died=*/false);
   AssignWaitingJobs(transaction, now);
   return Commit(transaction);
@@ -263,10 +266,10 @@ absl::Status Coordinator::Leave(const std::string& name, int64_t incarnation, ab
 void Coordinator::LoseWorker(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause,
                              absl::Time now, bool died) {
   LoseFromReshards(transaction, worker, absl::StrCat("worker ", worker.name, " (pid ", worker.pid, ") ", cause));
-  LoseLeavers(transaction, worker, cause, now);
+  LoseDeparting(transaction, worker, cause, now);
   for (const auto& [name, job] : state_.jobs) {
     for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
-      if (!SameLife(job.record.members[rank].worker, worker)) continue;
+      if (!SameIncarnation(job.record.members[rank].worker, worker)) continue;
       LoseMember(transaction, name, rank, absl::StrCat(Member(worker, rank), " ", cause), now, died);
       break;
     }
@@ -283,26 +286,26 @@ void Coordinator::MarkSilent(Transaction& transaction, const std::string& name, 
   Worker& worker = transaction.MutableWorker(name);
   worker.record.state = WorkerState::kDead;
   const Ending ending = SilenceOf(worker, now);
-  transaction.Event(absl::StrCat("event=worker_dead ", Life(worker.record.identity), " ", ending.seen));
+  transaction.Event(absl::StrCat("event=worker_dead ", NameAndIncarnation(worker.record.identity), " ", ending.seen));
   LoseWorker(transaction, worker.record.identity, ending.cause, now);
 }
 
-// As Resume: the next life comes first.
-void Coordinator::PutNextLife(Transaction& transaction, const Worker& worker, absl::Time now) {
+// As Resume: the next incarnation comes first.
+void Coordinator::PutNextIncarnation(Transaction& transaction, const Worker& worker, absl::Time now) {
   const auto found = state_.workers.find(worker.record.identity.name);
   const std::optional<Worker> last = found == state_.workers.end() ? std::nullopt : std::make_optional(found->second);
   transaction.PutWorker(worker);
   if (!last.has_value() || last->record.state != WorkerState::kAlive) return;
   const Ending ending = IsSilent(*last, now) ? SilenceOf(*last, now) : Ending{"ended", "found_by=its_next_life"};
-  transaction.Event(absl::StrCat("event=worker_dead ", Life(last->record.identity), " ", ending.seen));
+  transaction.Event(absl::StrCat("event=worker_dead ", NameAndIncarnation(last->record.identity), " ", ending.seen));
   LoseWorker(transaction, last->record.identity, ending.cause, now);
 }
 
 const Job* Coordinator::JobOf(const MemberReport& report, const WorkerIdentity& worker) const {
   const auto found = state_.jobs.find(report.job);
   if (found == state_.jobs.end() || found->second.record.epoch != report.epoch) return nullptr;
-  const bool is_member = absl::c_any_of(found->second.record.members,
-                                        [&](const MemberRecord& member) { return SameLife(member.worker, worker); });
+  const bool is_member = absl::c_any_of(
+      found->second.record.members, [&](const MemberRecord& member) { return SameIncarnation(member.worker, worker); });
   return is_member ? &found->second : nullptr;
 }
 
@@ -311,7 +314,8 @@ absl::Status Coordinator::CheckRanks(const std::vector<MemberReport>& reports, c
     const Job* job = JobOf(report, worker);
     if (job == nullptr) continue;
     for (size_t rank = 0; rank < job->record.members.size(); ++rank) {
-      if (!SameLife(job->record.members[rank].worker, worker) || report.rank == static_cast<int32_t>(rank)) continue;
+      if (!SameIncarnation(job->record.members[rank].worker, worker) || report.rank == static_cast<int32_t>(rank))
+        continue;
       return absl::InvalidArgumentError(absl::StrCat("worker ", worker.name, " reports rank ", report.rank, " of job ",
                                                      report.job, " at epoch ", report.epoch, "; it is rank ", rank));
     }
@@ -352,8 +356,8 @@ void Coordinator::ApplyFailure(Transaction& transaction, const MemberReport& rep
     const bool reforms = job.record.state == JobState::kPreparing && job.record.from_epoch > 0;
     if (!reforms) return FailJob(transaction, report.job, cause);
     // It cannot take its place, or has not enough memory for it: the others may do without.
-    const std::string life = absl::StrCat(worker.name, "@", worker.incarnation);
-    transaction.MutableJob(report.job).record.excluded.push_back(life);
+    const std::string incarnation = absl::StrCat(worker.name, "@", worker.incarnation);
+    transaction.MutableJob(report.job).record.excluded.push_back(incarnation);
     return LoseMember(transaction, report.job, report.rank, cause, now);
   }
   const MemberRecord lost = members[report.lost_rank];
@@ -374,8 +378,8 @@ absl::Status Coordinator::ApplyOtherPlan(Transaction& transaction, const MemberR
   } else if (there.record.state == JobState::kPreparing) {
     JobRecord& job = transaction.MutableJob(report.job).record;
     job.excluded.push_back(absl::StrCat(worker.name, "@", worker.incarnation));
-    transaction.Event(absl::StrCat("event=plan_differs job=", report.job, " ", Life(worker), " epoch=", job.epoch,
-                                   " theirs=", report.plan_hash, " ours=", hash));
+    transaction.Event(absl::StrCat("event=plan_differs job=", report.job, " ", NameAndIncarnation(worker),
+                                   " epoch=", job.epoch, " theirs=", report.plan_hash, " ours=", hash));
     Unassign(transaction, report.job);
   }
   return absl::FailedPreconditionError(absl::StrCat("worker ", worker.name, " computed plan hash ", report.plan_hash,
@@ -389,7 +393,7 @@ absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberRepo
   const Job* there = JobOf(report, worker);
   if (there == nullptr) {
     const bool failed = report.state == MemberReport::State::kFailed;
-    if (failed) LoseLeaver(transaction, report, worker, now);
+    if (failed) LoseDeparted(transaction, report, worker, now);
     return absl::OkStatus();
   }
   if (!report.plan_hash.empty() && report.plan_hash != there->definition->plan().hash()) {
@@ -438,7 +442,7 @@ std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker)
   for (const auto& [name, job] : state_.jobs) {
     const size_t before = assignments.size();
     for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
-      if (!SameLife(job.record.members[rank].worker, worker)) continue;
+      if (!SameIncarnation(job.record.members[rank].worker, worker)) continue;
       Assignment assignment{job.definition, job.record.epoch, static_cast<int32_t>(rank), {}, {}};
       for (const MemberRecord& member : job.record.members) assignment.peers.push_back(member.worker);
       assignment.from = OriginOf(job.record);
@@ -446,7 +450,7 @@ std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker)
       break;
     }
     for (const MemberRecord& other : job.record.others) {
-      if (!SameLife(other.worker, worker)) continue;
+      if (!SameIncarnation(other.worker, worker)) continue;
       const JobRecord& record = job.record;
       assignments.push_back(
           {job.definition, record.from_epoch, other.was, {}, {record.from_epoch, record.from_mesh, {}, {}}});

@@ -25,9 +25,9 @@ WorkerIdentity IdentityFromProto(const v1::JoinRequest& request);
 // Of a JoinRequest or a HeartbeatRequest.
 template <class Request>
 WorkerTraits TraitsFromProto(const Request& request) {
-  return {request.spans_hosts(), request.has_device(), request.kept()};
+  return {request.spans_hosts(), request.has_device(), request.retained()};
 }
-LastLife LastLifeFromProto(const v1::JoinRequest& request);
+LastIncarnation LastIncarnationFromProto(const v1::JoinRequest& request);
 
 std::vector<MemberReport> ReportsFromProto(const v1::HeartbeatRequest& request);
 

@@ -94,14 +94,14 @@ TEST_F(PreparingTest, MemberLeaves_AssignedAnewAtOnce) {
   ExpectWaits();
 }
 
-TEST_F(PreparingTest, NextLife_WithOrWithoutTheMemory_TakesThePlaceAtANewEpoch) {
+TEST_F(PreparingTest, NextIncarnation_WithOrWithoutTheMemory_TakesThePlaceAtANewEpoch) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
   ASSERT_OK(c_->Join(SmallWorker("b", 2), now_, {}, {1}));
   ExpectAssigned(2, {"a", "b"});
   EXPECT_EQ(View("j").members[1].worker.incarnation, 2);
-  WorkerIdentity kept = SmallWorker("b", 3);
-  kept.address = SmallWorker("b", 2).address;
-  ASSERT_OK(c_->Join(kept, now_, {}, {0, 2, {{"j", 2, 1}}}));
+  WorkerIdentity retained = SmallWorker("b", 3);
+  retained.address = SmallWorker("b", 2).address;
+  ASSERT_OK(c_->Join(retained, now_, {}, {0, 2, {{"j", 2, 1}}}));
   ExpectAssigned(3, {"a", "b"});
   EXPECT_EQ(View("j").members[1].worker.incarnation, 3);
 }
@@ -116,7 +116,7 @@ TEST_F(PreparingTest, PeerSaysThatAMemberIsGone_NotAssignedToItUntilItIsHeardAga
   ExpectAssigned(2, {"a", "b"});
 }
 
-TEST_F(PreparingTest, PeerSaysThatAMemberIsGone_TheNextLifeTakesItsPlace) {
+TEST_F(PreparingTest, PeerSaysThatAMemberIsGone_TheNextIncarnationTakesItsPlace) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
   Beat("a", {BIsGone()});
   ASSERT_OK(c_->Join(SmallWorker("b", 2), now_, {}, {1}));
@@ -153,9 +153,9 @@ TEST_F(PreparingTest, WeightsWerePlacedAllTheSame_FailsAndSaysSo) {
 
 TEST_F(PreparingTest, JobThatKillsItsMembers_FailsInTheEnd) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
-  for (int64_t life = 2; life <= 1 + options_.max_lost_members; ++life) {
-    ASSERT_OK(c_->Join(SmallWorker("b", life), now_, {}, {life - 1}));
-    ExpectAssigned(life, {"a", "b"});
+  for (int64_t incarnation = 2; incarnation <= 1 + options_.max_lost_members; ++incarnation) {
+    ASSERT_OK(c_->Join(SmallWorker("b", incarnation), now_, {}, {incarnation - 1}));
+    ExpectAssigned(incarnation, {"a", "b"});
   }
   const int64_t last = 1 + options_.max_lost_members;
   ASSERT_OK(c_->Join(SmallWorker("b", last + 1), now_, {}, {last}));
@@ -166,11 +166,11 @@ TEST_F(PreparingTest, JobThatKillsItsMembers_FailsInTheEnd) {
 
 TEST_F(PreparingTest, WorkersThatLeave_AreNotItsFault) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
-  for (int64_t life = 1; life <= 2 * options_.max_lost_members; ++life) {
-    ASSERT_OK(c_->Leave("b", life, now_));
+  for (int64_t incarnation = 1; incarnation <= 2 * options_.max_lost_members; ++incarnation) {
+    ASSERT_OK(c_->Leave("b", incarnation, now_));
     ExpectWaits();
-    ASSERT_OK(c_->Join(SmallWorker("b", life + 1), now_));
-    ExpectAssigned(life + 1, {"a", "b"});
+    ASSERT_OK(c_->Join(SmallWorker("b", incarnation + 1), now_));
+    ExpectAssigned(incarnation + 1, {"a", "b"});
   }
 }
 

@@ -67,7 +67,7 @@ class Simulation {
   }
 
   void Check() {
-    CheckStaleLife(WorkerName());
+    CheckStaleIncarnation(WorkerName());
     const std::vector<JobView> jobs = coordinator_->ListJobs(now_);
     std::set<std::string> names;
     for (const JobView& job : jobs) {
@@ -94,7 +94,7 @@ class Simulation {
 
   int reforming = 0;   // jobs that were seen re-forming
   int resharding = 0;  // and that moved to a mesh that they were told to
-  int awaiting = 0;    // and that waited for a next life
+  int awaiting = 0;    // and that waited for a next incarnation
 
  private:
   int Pick(int n) { return static_cast<int>(random_() % n); }
@@ -139,7 +139,7 @@ class Simulation {
     CheckNext(record, job);
     std::vector<WorkerIdentity>& holders = holders_[record.name];
     std::set<std::string> members, shards;
-    for (const MemberRecord& member : record.members) members.insert(Life(member.worker));
+    for (const MemberRecord& member : record.members) members.insert(NameAndIncarnation(member.worker));
     if (record.state == JobState::kReady) {
       holders.clear();
       for (const MemberRecord& member : record.members) holders.push_back(member.worker);
@@ -164,18 +164,18 @@ class Simulation {
       ASSERT_LT(other.was, static_cast<int>(holders.size()));
       ExpectHolder(other.worker, holders[other.was]);
       shards.insert(absl::StrCat(ShardOf(ParseMeshSpec(record.from_mesh).value(), other.was)));
-      EXPECT_TRUE(members.insert(Life(other.worker)).second) << "it is a member";
+      EXPECT_TRUE(members.insert(NameAndIncarnation(other.worker)).second) << "it is a member";
     }
     EXPECT_EQ(shards.size(), ParseMeshSpec(record.from_mesh).value().NumRanks(DimRole::kShard));
     for (WorkerIdentity& holder : holders) {
-      if (members.count(Life(holder)) == 0) holder.name = "";
+      if (members.count(NameAndIncarnation(holder)) == 0) holder.name = "";
     }
     ++reforming;
   }
   // It is the one that held it all the time, or has its memory.
   void ExpectHolder(const WorkerIdentity& worker, WorkerIdentity& holder) {
-    if (worker.name == holder.name && took_over_.count(Life(worker)) > 0) holder = worker;
-    EXPECT_EQ(Life(worker), Life(holder));
+    if (worker.name == holder.name && took_over_.count(NameAndIncarnation(worker)) > 0) holder = worker;
+    EXPECT_EQ(NameAndIncarnation(worker), NameAndIncarnation(holder));
   }
 
   // While a job is on its way to another mesh it is READY as it was, and nobody else gets the epoch that it will have.
@@ -187,17 +187,19 @@ class Simulation {
     EXPECT_GT(job.next->epoch, job.epoch);
     EXPECT_TRUE(job.reshard_error.empty());
     std::set<std::string> all;
-    for (const std::vector<MemberRecord>* part : {&job.next->members, &job.next->leavers}) {
+    for (const std::vector<MemberRecord>* part : {&job.next->members, &job.next->departing}) {
       for (const MemberRecord& member : *part) {
-        EXPECT_TRUE(all.insert(Life(member.worker)).second);
+        EXPECT_TRUE(all.insert(NameAndIncarnation(member.worker)).second);
         if (member.was < 0) continue;
-        EXPECT_EQ(Life(member.worker), Life(job.members.at(member.was).worker));
+        EXPECT_EQ(NameAndIncarnation(member.worker), NameAndIncarnation(job.members.at(member.was).worker));
       }
     }
-    for (const JobView::Member& member : job.members) EXPECT_EQ(all.count(Life(member.worker)), 1u);
+    for (const JobView::Member& member : job.members) EXPECT_EQ(all.count(NameAndIncarnation(member.worker)), 1u);
     next_epochs_[record.name] = job.next->epoch;
   }
-  static std::string Life(const WorkerIdentity& worker) { return absl::StrCat(worker.name, "@", worker.incarnation); }
+  static std::string NameAndIncarnation(const WorkerIdentity& worker) {
+    return absl::StrCat(worker.name, "@", worker.incarnation);
+  }
 
   void Restart() {
     fails_ = false;
@@ -244,14 +246,14 @@ class Simulation {
         << status;
   }
 
-  // Some have a keeper.
+  // Some have a node.
   static WorkerTraits TraitsOf(const std::string& worker) { return {false, false, worker < "w4"}; }
 
   void Join() {
     const std::string name = WorkerName();
     const int64_t incarnation = std::max<int64_t>(1, lives_[name] + Pick(3) - 1);
     const absl::Status status =
-        coordinator_->Join(NewLife(name, incarnation), now_, TraitsOf(name), {Pick(3) == 0 ? lives_[name] : 0});
+        coordinator_->Join(NewIncarnation(name, incarnation), now_, TraitsOf(name), {Pick(3) == 0 ? lives_[name] : 0});
     Note(status);
     if (status.ok()) {
       EXPECT_GE(incarnation, lives_[name]);
@@ -260,19 +262,19 @@ class Simulation {
     EXPECT_TRUE(incarnation >= lives_[name] || absl::IsAborted(status)) << status;
   }
   std::string HostOf(const std::string& worker) { return worker < "w5" ? "h1" : "h2"; }
-  // At the place of the life before, but for some on another host or at another address.
-  WorkerIdentity NewLife(const std::string& name, int64_t incarnation) {
+  // At the place of the incarnation before, but for some on another host or at another address.
+  WorkerIdentity NewIncarnation(const std::string& name, int64_t incarnation) {
     WorkerIdentity worker = SmallWorker(name, incarnation, Pick(4) == 0 ? "h2" : HostOf(name));
     worker.address = incarnation % 5 == 4 ? "localhost:2" : "localhost:1";
     return worker;
   }
 
-  // What a next life takes over goes on, unchanged but for its identity; all else that the last one held fails.
+  // What a next incarnation takes over goes on, unchanged but for its identity; all else that the last one held fails.
   void Resume() {
     const std::string name = WorkerName();
     const int64_t was = lives_[name];
     const int64_t last = was + (Pick(4) == 0);  // that one may never have joined
-    const WorkerIdentity worker = NewLife(name, last + 1 + Pick(2));
+    const WorkerIdentity worker = NewIncarnation(name, last + 1 + Pick(2));
     std::vector<ResumedJob> resumed;
     for (const Assignment& told : told_[name]) {
       if (Pick(5) == 0) continue;
@@ -290,7 +292,7 @@ class Simulation {
     coordinator_->TakeEvents();
     const absl::Status status = coordinator_->Join(worker, now_, TraitsOf(name), {0, last, resumed});
     Note(status);
-    if (status.ok()) took_over_.insert(Life(worker));
+    if (status.ok()) took_over_.insert(NameAndIncarnation(worker));
     const std::vector<std::string> events = coordinator_->TakeEvents();
     const bool took_over = absl::c_any_of(
         events, [](const std::string& event) { return absl::StartsWith(event, "event=worker_resumed"); });
@@ -318,7 +320,7 @@ class Simulation {
       if (joined && !goes_on && (before.state == JobState::kReady || reforms)) return CheckReformed(before, after);
       if (joined && before.state == JobState::kPreparing && before.committed_step < 0) return CheckLost(before, after);
       EXPECT_EQ(after.state, joined && !goes_on ? JobState::kFailed : before.state);
-      EXPECT_TRUE(after.error == before.error || before.state != JobState::kFailed) << "the first cause is kept";
+      EXPECT_TRUE(after.error == before.error || before.state != JobState::kFailed) << "the first cause is retained";
       EXPECT_EQ(after.epoch, before.epoch);
       EXPECT_EQ(after.committed_step, before.committed_step);
       ASSERT_EQ(after.members.size(), before.members.size());
@@ -351,7 +353,7 @@ class Simulation {
         << after.error;
   }
 
-  void CheckStaleLife(const std::string& name) {
+  void CheckStaleIncarnation(const std::string& name) {
     const int64_t now = lives_[name];
     if (now == 0) return;
     EXPECT_TRUE(absl::IsAborted(coordinator_->Heartbeat(name, now - 1, {}, now_).status()));
@@ -386,8 +388,8 @@ class Simulation {
     }
   }
 
-  // A late report is of fewer steps than are known, and the same life's next one that is taken is not late.
-  // `sender`: which life, of which job, at which epoch.
+  // A late report is of fewer steps than are known, and the same incarnation's next one that is taken is not late.
+  // `sender`: which incarnation, of which job, at which epoch.
   int64_t ReportedStep(const Assignment& told, const std::string& sender) {
     const auto known = steps_.find(told.definition->spec().name);
     const int64_t step = Pick(100) - 1, least = known == steps_.end() ? -1 : known->second;

@@ -1,4 +1,4 @@
-// Jobs that lost a member and go on without it, or with its next life.
+// Jobs that lost a member and go on without it, or with its next incarnation.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -51,8 +51,8 @@ bool Coordinator::IsThere(const Worker& worker, absl::Time now) const {
 
 const Worker* Coordinator::WorkerOf(const MemberRecord& member) const {
   const auto found = state_.workers.find(member.worker.name);
-  return found != state_.workers.end() && SameLife(member.worker, found->second.record.identity) ? &found->second
-                                                                                                 : nullptr;
+  return found != state_.workers.end() && SameIncarnation(member.worker, found->second.record.identity) ? &found->second
+                                                                                                        : nullptr;
 }
 
 absl::Status Coordinator::CheckSupportedNow(const Job& job, Feature feature) const {
@@ -89,8 +89,9 @@ std::vector<Candidate> Coordinator::Spares(const Job& job, size_t lost, const st
   std::vector<Candidate> spares = Candidates(job.record, now, CountJobs());
   const auto unfit = [&](const Candidate& spare) {
     return spare.worker->host_id != members[0].worker.host_id || spare.traits.has_device ||
-           (lost != kNobody && SameLife(members[lost].worker, *spare.worker)) ||
-           absl::c_any_of(holders, [&](const MemberRecord& holder) { return SameLife(holder.worker, *spare.worker); });
+           (lost != kNobody && SameIncarnation(members[lost].worker, *spare.worker)) ||
+           absl::c_any_of(holders,
+                          [&](const MemberRecord& holder) { return SameIncarnation(holder.worker, *spare.worker); });
   };
   spares.erase(std::remove_if(spares.begin(), spares.end(), unfit), spares.end());
   return spares;
@@ -117,7 +118,7 @@ absl::Status Coordinator::ReformJob(Transaction& transaction, const std::string&
     record.from_mesh = job.definition->spec().mesh.ToString();
   }
   job.definition = std::move(definition);
-  job.awaits_life = false;
+  job.awaits_incarnation = false;
   record.state = JobState::kPreparing;
   record.epoch = NextEpoch(record);
   record.mesh = reformed.mesh == job.defined->spec().mesh ? "" : reformed.mesh.ToString();
@@ -132,13 +133,13 @@ absl::Status Coordinator::ReformJob(Transaction& transaction, const std::string&
   return absl::OkStatus();
 }
 
-void Coordinator::FormWithoutLeaver(Transaction& transaction, const std::string& name, const WorkerIdentity& worker,
-                                    const std::string& cause, absl::Time now) {
+void Coordinator::FormWithoutDeparted(Transaction& transaction, const std::string& name, const WorkerIdentity& worker,
+                                      const std::string& cause, absl::Time now) {
   Job& job = transaction.MutableJob(name);
   std::vector<MemberRecord>& others = job.record.others;
   const std::vector<MemberRecord> before = others;
   others.erase(std::remove_if(others.begin(), others.end(),
-                              [&](const MemberRecord& other) { return SameLife(other.worker, worker); }),
+                              [&](const MemberRecord& other) { return SameIncarnation(other.worker, worker); }),
                others.end());
   if (MembersHoldAll(job.record)) return;  // it was kept for the case that another is lost
   const std::string why = absl::StrCat("worker ", worker.name, " (pid ", worker.pid, "), which was to leave, ", cause);
@@ -151,45 +152,46 @@ void Coordinator::FormWithoutLeaver(Transaction& transaction, const std::string&
   FailJob(transaction, name, absl::StrCat(why, "; it cannot re-form: ", formed.message()));
 }
 
-void Coordinator::LoseLeavers(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause,
-                              absl::Time now) {
+void Coordinator::LoseDeparting(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause,
+                                absl::Time now) {
   std::vector<std::string> names;
   for (const auto& [name, job] : state_.jobs) {
-    const bool leaves =
-        absl::c_any_of(job.record.others, [&](const MemberRecord& other) { return SameLife(other.worker, worker); });
+    const bool leaves = absl::c_any_of(
+        job.record.others, [&](const MemberRecord& other) { return SameIncarnation(other.worker, worker); });
     if (leaves && job.record.state == JobState::kPreparing) names.push_back(name);
   }
-  for (const std::string& name : names) FormWithoutLeaver(transaction, name, worker, cause, now);
+  for (const std::string& name : names) FormWithoutDeparted(transaction, name, worker, cause, now);
 }
 
-void Coordinator::LoseLeaver(Transaction& transaction, const MemberReport& report, const WorkerIdentity& worker,
-                             absl::Time now) {
+void Coordinator::LoseDeparted(Transaction& transaction, const MemberReport& report, const WorkerIdentity& worker,
+                               absl::Time now) {
   const auto found = state_.jobs.find(report.job);
   if (found == state_.jobs.end()) return;
   const JobRecord& record = found->second.record;
   const bool leaves = record.state == JobState::kPreparing && record.epoch == report.epoch &&
                       absl::c_any_of(record.others, [&](const MemberRecord& other) {
-                        return SameLife(other.worker, worker) && other.was == report.rank;
+                        return SameIncarnation(other.worker, worker) && other.was == report.rank;
                       });
-  if (leaves) FormWithoutLeaver(transaction, report.job, worker, absl::StrCat("failed: ", report.error), now);
+  if (leaves) FormWithoutDeparted(transaction, report.job, worker, absl::StrCat("failed: ", report.error), now);
 }
 
-bool Coordinator::AwaitsLife(const Job& job, size_t rank, absl::Time now) const {
+bool Coordinator::AwaitsIncarnation(const Job& job, size_t rank, absl::Time now) const {
   const JobRecord& record = job.record;
   if (record.state != JobState::kPreparing || record.from_epoch == 0) return false;
-  const WorkerIdentity& life = record.members[rank].worker;
-  if (absl::c_linear_search(record.excluded, absl::StrCat(life.name, "@", life.incarnation))) return false;
+  const WorkerIdentity& lost = record.members[rank].worker;
+  if (absl::c_linear_search(record.excluded, absl::StrCat(lost.name, "@", lost.incarnation))) return false;
   const Worker* worker = WorkerOf(record.members[rank]);
   const bool comes_back = worker != nullptr && worker->record.state == WorkerState::kAlive && !IsSilent(*worker, now) &&
-                          worker->traits.has_value() && worker->traits->kept;
+                          worker->traits.has_value() && worker->traits->retained;
   return comes_back && !FormWithout(job, rank, now).ok();
 }
 
 void Coordinator::FormAgain(Transaction& transaction, const WorkerIdentity& worker, absl::Time now) {
   std::vector<std::string> names;
   for (const auto& [name, job] : state_.jobs) {
-    if (job.awaits_life &&
-        absl::c_any_of(AllHolders(job.record), [&](const MemberRecord& m) { return SameLife(m.worker, worker); })) {
+    if (job.awaits_incarnation && absl::c_any_of(AllHolders(job.record), [&](const MemberRecord& m) {
+          return SameIncarnation(m.worker, worker);
+        })) {
       names.push_back(name);
     }
   }
@@ -200,14 +202,14 @@ void Coordinator::FormAgain(Transaction& transaction, const WorkerIdentity& work
 }
 
 std::vector<std::string> Coordinator::TakeOverHeld(Transaction& transaction, const WorkerIdentity& last,
-                                                   const WorkerIdentity& life, const std::vector<ResumedJob>& resumed) {
+                                                   const WorkerIdentity& next, const std::vector<ResumedJob>& resumed) {
   std::vector<std::string> names;
   for (const auto& named : state_.jobs) {
     const std::string& name = named.first;
     const Job& there = named.second;
     if (there.record.state != JobState::kPreparing || there.record.from_epoch == 0) continue;
     const auto held = [&](const MemberRecord& member) {
-      return SameLife(member.worker, last) && absl::c_any_of(resumed, [&](const ResumedJob& job) {
+      return SameIncarnation(member.worker, last) && absl::c_any_of(resumed, [&](const ResumedJob& job) {
                return job.job == there.record.name && job.epoch == there.record.from_epoch && job.rank == member.was &&
                       SameSecret(job.secret, there.record.secret);
              });
@@ -216,7 +218,7 @@ std::vector<std::string> Coordinator::TakeOverHeld(Transaction& transaction, con
     JobRecord& record = transaction.MutableJob(name).record;
     for (std::vector<MemberRecord>* all : {&record.members, &record.others}) {
       for (MemberRecord& member : *all) {
-        if (held(member)) member.worker = life;
+        if (held(member)) member.worker = next;
       }
     }
     names.push_back(name);

@@ -87,7 +87,7 @@ TEST_F(ReformTest, MemberLeaves_ASpareTakesItsPlace) {
   EXPECT_EQ(shared_.store->Load()->jobs.at("j").mesh, "") << "as defined";
 }
 
-TEST_F(ReformTest, NextLife_WithoutTheMemory_IsASpare) {
+TEST_F(ReformTest, NextIncarnation_WithoutTheMemory_IsASpare) {
   ASSERT_NO_FATAL_FAILURE(MakeReady());
   ASSERT_OK(c_->Join(SmallWorker("b", 2), now_, {}, {1}));
   ExpectReforms(2, {"a", "d", "c", "b"}, {0, 3, 2, -1}, kMesh);
@@ -97,10 +97,10 @@ TEST_F(ReformTest, NextLife_WithoutTheMemory_IsASpare) {
                           HasSubstr("event=worker_joined worker=b incarnation=2")));
 }
 
-TEST_F(ReformTest, NextLife_WithTheMemory_TakesOverWhenReady_AndNotWhileItReforms) {
+TEST_F(ReformTest, NextIncarnation_WithTheMemory_TakesOverWhenReady_AndNotWhileItReforms) {
   ASSERT_NO_FATAL_FAILURE(MakeReady());
-  const auto next = [](const std::string& name, int64_t life) {
-    WorkerIdentity worker = SmallWorker(name, life);
+  const auto next = [](const std::string& name, int64_t incarnation) {
+    WorkerIdentity worker = SmallWorker(name, incarnation);
     worker.address = SmallWorker(name).address;
     return worker;
   };
@@ -290,23 +290,23 @@ TEST_F(ReformTest, JobsThatDoNot_SayWhy) {
   }
 }
 
-// Each next life of b kills itself again.
+// Each next incarnation of b kills itself again.
 TEST_F(ReformTest, JobThatKillsItsMembers_FailsInTheEnd_UnlessItDoesSteps) {
   ASSERT_NO_FATAL_FAILURE(MakeReady("ddp=2"));
-  int64_t life = 1;
-  for (int step = 8; life < 2 * options_.max_lost_members; ++step) {
-    ASSERT_OK(c_->Join(SmallWorker("b", life + 1), now_, {}, {life}));
-    ++life;
+  int64_t incarnation = 1;
+  for (int step = 8; incarnation < 2 * options_.max_lost_members; ++step) {
+    ASSERT_OK(c_->Join(SmallWorker("b", incarnation + 1), now_, {}, {life}));
+    ++incarnation;
     ReportReady(step);
-    ASSERT_EQ(View("j").state, JobState::kReady) << life;
+    ASSERT_EQ(View("j").state, JobState::kReady) << incarnation;
   }
   for (int lost = 0; lost < options_.max_lost_members; ++lost) {
-    ASSERT_OK(c_->Join(SmallWorker("b", life + 1), now_, {}, {life}));
-    ++life;
+    ASSERT_OK(c_->Join(SmallWorker("b", incarnation + 1), now_, {}, {life}));
+    ++incarnation;
     if (lost % 2 == 0) ReportReady();
     ASSERT_NE(View("j").state, JobState::kFailed) << View("j").error;
   }
-  ASSERT_OK(c_->Join(SmallWorker("b", life + 1), now_, {}, {life}));
+  ASSERT_OK(c_->Join(SmallWorker("b", incarnation + 1), now_, {}, {life}));
   ExpectFailed("worker b", "before it the job lost 8 members without a step between them", "step is");
 }
 
@@ -361,10 +361,10 @@ TEST_F(ReformTest, StateFileSaysNonsense_DataLoss) {
 TEST_F(ReformTest, StateFileHasAMemberThatNeverJoined_DataLoss) {
   ASSERT_NO_FATAL_FAILURE(MakeReady());
   const JobRecord good = shared_.store->Load()->jobs.at("j");
-  JobRecord life = good, name = good;
-  life.members[1].worker.incarnation += 1000;
+  JobRecord incarnation = good, name = good;
+  incarnation.members[1].worker.incarnation += 1000;
   name.members[1].worker.name = "nobody";
-  for (const JobRecord& bad : {life, name}) {
+  for (const JobRecord& bad : {incarnation, name}) {
     StoreBatch batch;
     batch.put_jobs = {bad};
     ASSERT_OK(shared_.store->Write(batch));

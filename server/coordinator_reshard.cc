@@ -18,8 +18,8 @@ std::string NamesOf(const std::vector<MemberRecord>& members) {
 }
 
 template <typename Members>
-auto FindLife(Members& members, const WorkerIdentity& worker) {
-  return absl::c_find_if(members, [&](const MemberRecord& member) { return SameLife(member.worker, worker); });
+auto FindIncarnation(Members& members, const WorkerIdentity& worker) {
+  return absl::c_find_if(members, [&](const MemberRecord& member) { return SameIncarnation(member.worker, worker); });
 }
 
 bool IsReady(const MemberRecord& member) { return member.ready; }
@@ -88,12 +88,12 @@ absl::Status Coordinator::Reshard(const std::string& name, const MeshSpec& mesh,
   ASSIGN_OR_RETURN(next->definition, WithMesh(there.defined, mesh));
   next->epoch = NextEpoch(there.record);
   next->members = std::move(formed->members);
-  next->leavers = std::move(formed->others);
+  next->departing = std::move(formed->others);
   next->since = now;
   transaction.UseUpEpoch(next->epoch);
   transaction.Event(absl::StrCat("event=reshard_begins job=", name, " epoch=", next->epoch,
                                  " from_epoch=", there.record.epoch, " mesh=", mesh.ToString(),
-                                 " workers=", NamesOf(next->members), " leave=", NamesOf(next->leavers)));
+                                 " workers=", NamesOf(next->members), " leave=", NamesOf(next->departing)));
   Job& job = transaction.MutableJob(name);
   job.reshard_error.clear();
   job.next = std::move(next);
@@ -113,8 +113,8 @@ void Coordinator::GiveUpReshard(Transaction& transaction, const std::string& nam
 void Coordinator::LoseFromReshards(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause) {
   for (const auto& [name, job] : state_.jobs) {
     if (job.next == nullptr) continue;
-    const bool has = FindLife(job.next->members, worker) != job.next->members.end() ||
-                     FindLife(job.next->leavers, worker) != job.next->leavers.end();
+    const bool has = FindIncarnation(job.next->members, worker) != job.next->members.end() ||
+                     FindIncarnation(job.next->departing, worker) != job.next->departing.end();
     if (has) GiveUpReshard(transaction, name, cause);
   }
 }
@@ -125,8 +125,8 @@ bool Coordinator::ApplyStaged(Transaction& transaction, const MemberReport& repo
     return false;
   }
   const auto next = std::make_shared<NextMesh>(*found->second.next);
-  const bool takes_part =
-      FindLife(next->members, worker) != next->members.end() || FindLife(next->leavers, worker) != next->leavers.end();
+  const bool takes_part = FindIncarnation(next->members, worker) != next->members.end() ||
+                          FindIncarnation(next->departing, worker) != next->departing.end();
   if (!takes_part) return true;
   const std::string who = absl::StrCat("worker ", worker.name, " (pid ", worker.pid, ")");
   const std::string& hash = next->definition->plan().hash();
@@ -136,10 +136,10 @@ bool Coordinator::ApplyStaged(Transaction& transaction, const MemberReport& repo
     GiveUpReshard(transaction, report.job,
                   absl::StrCat(who, " computed plan hash ", report.plan_hash, ", the coordinator ", hash));
   } else if (report.state == MemberReport::State::kPrepared) {
-    for (std::vector<MemberRecord>* all : {&next->members, &next->leavers}) {
-      if (const auto member = FindLife(*all, worker); member != all->end()) member->ready = true;
+    for (std::vector<MemberRecord>* all : {&next->members, &next->departing}) {
+      if (const auto member = FindIncarnation(*all, worker); member != all->end()) member->ready = true;
     }
-    const bool all_are = absl::c_all_of(next->members, IsReady) && absl::c_all_of(next->leavers, IsReady);
+    const bool all_are = absl::c_all_of(next->members, IsReady) && absl::c_all_of(next->departing, IsReady);
     transaction.MutableJob(report.job).next = next;
     if (all_are) MoveToNext(transaction, report.job);
   }
@@ -156,7 +156,7 @@ void Coordinator::MoveToNext(Transaction& transaction, const std::string& name) 
   record.state = JobState::kPreparing;
   record.epoch = next->epoch;
   record.members = next->members;
-  record.others = next->leavers;
+  record.others = next->departing;
   for (std::vector<MemberRecord>* all : {&record.members, &record.others}) {
     for (MemberRecord& member : *all) member.ready = false;
   }
@@ -171,11 +171,14 @@ void Coordinator::MoveToNext(Transaction& transaction, const std::string& name) 
 void Coordinator::AddStaged(const Job& job, const WorkerIdentity& worker, std::vector<Assignment>& assignments) {
   if (job.next == nullptr) return;
   const NextMesh& next = *job.next;
-  const auto member = FindLife(next.members, worker), leaver = FindLife(next.leavers, worker);
-  const bool leaves = leaver != next.leavers.end();
+  const auto member = FindIncarnation(next.members, worker), leaver = FindIncarnation(next.departing, worker);
+  const bool leaves = leaver != next.departing.end();
   if (member == next.members.end() && !leaves) return;
-  Assignment assignment{
-      next.definition, next.epoch, 0, {}, {job.record.epoch, job.definition->spec().mesh.ToString(), {}, next.leavers}};
+  Assignment assignment{next.definition,
+                        next.epoch,
+                        0,
+                        {},
+                        {job.record.epoch, job.definition->spec().mesh.ToString(), {}, next.departing}};
   assignment.staged = true;
   assignment.leaves = leaves;
   assignment.rank = leaves ? leaver->was : static_cast<int32_t>(member - next.members.begin());

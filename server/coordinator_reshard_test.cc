@@ -85,13 +85,13 @@ TEST_F(ReshardTest, ToFewerWorkers_ThoseThatLeaveAreToldSo_AndHoldWhatTheyGive) 
   const Assignment told = Staged("d");
   EXPECT_TRUE(told.leaves);
   EXPECT_EQ(told.rank, 3) << "of now";
-  EXPECT_THAT(told.from.leavers, ElementsAre(MemberRecord{SmallWorker("d"), false, 3}));
+  EXPECT_THAT(told.from.departing, ElementsAre(MemberRecord{SmallWorker("d"), false, 3}));
   Prepare({"a", "b", "c"});
   EXPECT_EQ(View("j").state, JobState::kReady) << "d does not know yet";
   Prepare({"d"});
   ExpectReforms(2, {"a", "b", "c"}, {0, 1, 2}, "fsdp=3", "fsdp=4");
   EXPECT_EQ(Told("d").epoch, 1);
-  EXPECT_EQ(Told("a").from.leavers.size(), 1u);
+  EXPECT_EQ(Told("a").from.departing.size(), 1u);
   ReportReady(7);
   ExpectReady(2);
   EXPECT_THAT(Beat("d"), IsEmpty()) << "what it holds is needed no more";
@@ -249,7 +249,7 @@ TEST_F(ReshardTest, Moving_OneThatLeavesIsLost_TheOthersBeginAgainWithoutIt_IfTh
   ExpectReforms(2, {"a"}, {0}, "fsdp=1");
   Silence({"a", "c", "d"});  // b has shard 1, as d
   ExpectReforms(3, {"a"}, {0}, "fsdp=1");
-  EXPECT_EQ(Told("a").from.leavers.size(), 2u);
+  EXPECT_EQ(Told("a").from.departing.size(), 2u);
   MemberReport report = ReadyReport(Told("d"));  // says so itself, and nobody else has it
   report.epoch = 3;
   report.state = MemberReport::State::kFailed;
@@ -264,7 +264,7 @@ TEST_F(ReshardTest, Moving_OneThatLeavesIsLost_AndNobodyNeedsIt_NothingChanges) 
   Prepare({"a", "b", "c", "d"});
   Silence({"a", "b", "d"});
   ExpectReforms(2, {"a", "b"}, {0, 1}, "ddp=2,fsdp=1");
-  EXPECT_EQ(Told("a").from.leavers.size(), 1u);
+  EXPECT_EQ(Told("a").from.departing.size(), 1u);
 }
 
 TEST_F(ReshardTest, Moving_OneThatLeavesIsLost_WithTheOnlyCopyOfItsShard_ItFails) {
@@ -275,10 +275,10 @@ TEST_F(ReshardTest, Moving_OneThatLeavesIsLost_WithTheOnlyCopyOfItsShard_ItFails
   ExpectFailed("worker b (pid 71), which was to leave, was silent", "its mesh has no replicas");
 }
 
-// A keeper has its memory: peers see that it is gone, and its next life comes.
-TEST_F(ReshardTest, Moving_TheOnlyHolderIsKilled_ItsNextLifeIsWaitedFor) {
-  const WorkerTraits kept{false, false, true};
-  const LastLife last{0, 1, {{"j", 1, 1}}};
+// A node has its memory: peers see that it is gone, and its next incarnation comes.
+TEST_F(ReshardTest, Moving_TheOnlyHolderIsKilled_ItsNextIncarnationIsWaitedFor) {
+  const WorkerTraits retained{false, false, true};
+  const LastIncarnation last{0, 1, {{"j", 1, 1}}};
   WorkerIdentity next = SmallWorker("b", 2);
   next.address = SmallWorker("b").address;
   for (const bool comes : {true, false}) {
@@ -287,13 +287,13 @@ TEST_F(ReshardTest, Moving_TheOnlyHolderIsKilled_ItsNextLifeIsWaitedFor) {
     ASSERT_NO_FATAL_FAILURE(MakeReady("fsdp=2", {"c"}));
     ASSERT_OK(To("fsdp=3"));
     Prepare({"a", "b", "c"});
-    ASSERT_OK(c_->Heartbeat("b", 1, {}, now_, kept));
+    ASSERT_OK(c_->Heartbeat("b", 1, {}, now_, retained));
     for (int again = 0; again < 12; ++again) Beat("a", {Failed("a", 1)});  // it says so with each heartbeat
     EXPECT_EQ(View("j").state, JobState::kPreparing);
     EXPECT_EQ(View("j").epoch, 2);
-    EXPECT_THAT(View("j").waiting_for, HasSubstr("the next life of a worker"));
+    EXPECT_THAT(View("j").waiting_for, HasSubstr("the next incarnation of a worker"));
     if (comes) {
-      ASSERT_OK(c_->Join(next, now_, kept, last));
+      ASSERT_OK(c_->Join(next, now_, retained, last));
       ExpectReforms(3, {"a", "b", "c"}, {0, 1, -1}, "fsdp=3", "fsdp=2");
       EXPECT_THAT(View("j").waiting_for, IsEmpty());
     } else {

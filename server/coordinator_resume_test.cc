@@ -1,4 +1,4 @@
-// A worker's next life takes over what its last one held: which jobs go on, which fail, and what is said of it.
+// A worker's next incarnation takes over what its last one held: which jobs go on, which fail, and what is said of it.
 #include <gmock/gmock.h>
 
 #include "server/testing/coordinator_fixture.h"
@@ -11,27 +11,29 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Code = absl::StatusCode;
 
-// At the place of life 1.
-WorkerIdentity NextLife(const std::string& name, int64_t incarnation = 2, const std::string& host = "h1") {
+// At the place of incarnation 1.
+WorkerIdentity NextIncarnation(const std::string& name, int64_t incarnation = 2, const std::string& host = "h1") {
   WorkerIdentity worker = SmallWorker(name, incarnation, host);
   worker.address = SmallWorker(name).address;
   return worker;
 }
 
-LastLife Resumes(int64_t incarnation, std::vector<ResumedJob> resumed) { return {0, incarnation, std::move(resumed)}; }
+LastIncarnation Resumes(int64_t incarnation, std::vector<ResumedJob> resumed) {
+  return {0, incarnation, std::move(resumed)};
+}
 
-TEST_F(CoordinatorTest, Resume_ReadyJob_GoesOnWithTheNextLife) {
+TEST_F(CoordinatorTest, Resume_ReadyJob_GoesOnWithTheNextIncarnation) {
   MakeReadyJob();
   Beat("a", {ReadyReport(Beat("a")[0], 7)});
   c_->TakeEvents();
-  ASSERT_OK(c_->Join(NextLife("b"), now_, {}, Resumes(1, {{"j", 1, 1}})));
+  ASSERT_OK(c_->Join(NextIncarnation("b"), now_, {}, Resumes(1, {{"j", 1, 1}})));
   EXPECT_THAT(c_->TakeEvents(), ElementsAre("event=worker_resumed worker=b incarnation=2 was=1 jobs=1 pid=72"));
   const JobView view = View("j");
   EXPECT_EQ(view.state, JobState::kReady);
   EXPECT_EQ(view.epoch, 1);
   EXPECT_EQ(view.committed_step, 7);
   EXPECT_EQ(view.error, "");
-  EXPECT_TRUE(view.members[1].worker == NextLife("b"));
+  EXPECT_TRUE(view.members[1].worker == NextIncarnation("b"));
   EXPECT_TRUE(view.members[1].alive && view.members[1].ready);
   EXPECT_TRUE(view.members[0].worker == SmallWorker("a"));
   const std::vector<Assignment> told = Beat("b", {}, 2);
@@ -39,7 +41,7 @@ TEST_F(CoordinatorTest, Resume_ReadyJob_GoesOnWithTheNextLife) {
   EXPECT_EQ(told[0].epoch, 1);
   EXPECT_EQ(told[0].rank, 1);
   EXPECT_TRUE(told[0].peers[0] == SmallWorker("a"));
-  EXPECT_TRUE(told[0].peers[1] == NextLife("b"));
+  EXPECT_TRUE(told[0].peers[1] == NextIncarnation("b"));
   EXPECT_EQ(Beat("a")[0].peers[1].incarnation, 2) << "the others are told as well";
   EXPECT_THAT(c_->Heartbeat("b", 1, {}, now_), StatusIs(Code::kAborted, HasSubstr("2 has joined since")));
   EXPECT_THAT(c_->Leave("b", 1, now_), StatusIs(Code::kAborted, HasSubstr("2 has joined since")));
@@ -48,7 +50,7 @@ TEST_F(CoordinatorTest, Resume_ReadyJob_GoesOnWithTheNextLife) {
 TEST_F(CoordinatorTest, Resume_LeadingRank_GoesOnReportingSteps) {
   MakeReadyJob();
   Beat("a", {ReadyReport(Beat("a")[0], 7)});
-  ASSERT_OK(c_->Join(NextLife("a"), now_, {}, Resumes(1, {{"j", 1, 0}})));
+  ASSERT_OK(c_->Join(NextIncarnation("a"), now_, {}, Resumes(1, {{"j", 1, 0}})));
   Beat("a", {ReadyReport(Beat("a", {}, 2)[0], 8)}, 2);
   EXPECT_EQ(View("j").committed_step, 8);
   EXPECT_EQ(View("j").state, JobState::kReady);
@@ -57,40 +59,40 @@ TEST_F(CoordinatorTest, Resume_LeadingRank_GoesOnReportingSteps) {
 TEST_F(CoordinatorTest, Resume_RepeatedAndAfterARestart_IsAsItWas) {
   MakeReadyJob();
   for (int time = 0; time < 2; ++time) {
-    ASSERT_OK(c_->Join(NextLife("b"), now_, {}, Resumes(1, {{"j", 1, 1}}))) << "can be repeated";
+    ASSERT_OK(c_->Join(NextIncarnation("b"), now_, {}, Resumes(1, {{"j", 1, 1}}))) << "can be repeated";
   }
   Restart();
   EXPECT_EQ(View("j").state, JobState::kReady);
-  EXPECT_TRUE(View("j").members[1].worker == NextLife("b"));
+  EXPECT_TRUE(View("j").members[1].worker == NextIncarnation("b"));
   EXPECT_TRUE(View("j").members[1].alive && View("j").members[1].ready);
   EXPECT_EQ(Beat("b", {}, 2).size(), 1u);
   EXPECT_THAT(c_->Heartbeat("b", 1, {}, now_), StatusIs(Code::kAborted, HasSubstr("stale")));
-  ASSERT_OK(c_->Join(NextLife("b", 3), now_, {}, Resumes(2, {{"j", 1, 1}})));
-  EXPECT_EQ(Beat("b", {}, 3).size(), 1u) << "and so the life after that";
+  ASSERT_OK(c_->Join(NextIncarnation("b", 3), now_, {}, Resumes(2, {{"j", 1, 1}})));
+  EXPECT_EQ(Beat("b", {}, 3).size(), 1u) << "and so the incarnation after that";
 }
 
-TEST_F(CoordinatorTest, Resume_LifeBetweenNeverJoined_ItsMemoryTellsWhoseItWas) {
+TEST_F(CoordinatorTest, Resume_IncarnationBetweenNeverJoined_ItsMemoryTellsWhoseItWas) {
   MakeReadyJob();
   const auto join = [&](int64_t incarnation, int64_t resumes, std::vector<ResumedJob> resumed) {
-    LastLife last = Resumes(resumes, std::move(resumed));
-    last.dead = 1;  // its socket had the first life's name
-    return c_->Join(NextLife("b", incarnation), now_, {}, last);
+    LastIncarnation last = Resumes(resumes, std::move(resumed));
+    last.dead = 1;  // its socket had the first incarnation's name
+    return c_->Join(NextIncarnation("b", incarnation), now_, {}, last);
   };
   ASSERT_OK(join(5, 4, {{"j", 1, 1}}));
   EXPECT_EQ(View("j").state, JobState::kReady);
-  EXPECT_TRUE(View("j").members[1].worker == NextLife("b", 5));
+  EXPECT_TRUE(View("j").members[1].worker == NextIncarnation("b", 5));
   EXPECT_EQ(Beat("b", {}, 5).size(), 1u);
-  // Without memory of that life, or with another's, it is not known to be dead.
+  // Without memory of that incarnation, or with another's, it is not known to be dead.
   for (const ResumedJob& other : {ResumedJob{"j", 1, 0}, {"j", 2, 1}, {"j", 1, 2}, {"none", 1, 1}}) {
     EXPECT_THAT(join(9, 8, {other}), StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 5")));
   }
   EXPECT_THAT(join(9, 8, {}), StatusIs(Code::kAlreadyExists, HasSubstr("alive")));
   EXPECT_THAT(join(9, 4, {{"j", 1, 1}}), StatusIs(Code::kAlreadyExists, HasSubstr("alive")))
-      << "an older life than the one that joined";
+      << "an older incarnation than the one that joined";
   EXPECT_EQ(View("j").state, JobState::kReady);
 }
 
-TEST_F(CoordinatorTest, Resume_OtherJobsOfTheLastLife_FailOrAreAssignedAnew) {
+TEST_F(CoordinatorTest, Resume_OtherJobsOfTheLastIncarnation_FailOrAreAssignedAnew) {
   for (const char* worker : {"a", "b"}) ASSERT_OK(c_->Join(SmallWorker(worker), now_));
   const std::vector<std::string> jobs = {"named", "other_epoch", "other_rank", "preparing", "unnamed", "failed"};
   for (const std::string& job : jobs) ASSERT_OK(c_->CreateJob(SmallJob(job, 2), now_));
@@ -104,7 +106,7 @@ TEST_F(CoordinatorTest, Resume_OtherJobsOfTheLastLife_FailOrAreAssignedAnew) {
     Beat(worker, reports);
   }
   const std::string first_cause = View("failed").error;
-  ASSERT_OK(c_->Join(NextLife("b"), now_, {},
+  ASSERT_OK(c_->Join(NextIncarnation("b"), now_, {},
                      Resumes(1, {{"named", 1, 1},
                                  {"other_epoch", 2, 1},
                                  {"other_rank", 1, 0},
@@ -131,7 +133,7 @@ TEST_F(CoordinatorTest, Resume_SilentButNotMarkedDead_GoesOn) {
   Beat("a");
   ASSERT_OK(c_->CreateJob(SmallJob("w", 2), now_));
   ASSERT_EQ(View("w").state, JobState::kWaiting);
-  ASSERT_OK(c_->Join(NextLife("b"), now_, {}, Resumes(1, {{"j", 1, 1}})));
+  ASSERT_OK(c_->Join(NextIncarnation("b"), now_, {}, Resumes(1, {{"j", 1, 1}})));
   EXPECT_EQ(View("j").state, JobState::kReady);
   EXPECT_TRUE(View("j").members[1].alive);
   EXPECT_EQ(View("w").state, JobState::kPreparing) << "the worker counts again";
@@ -142,7 +144,7 @@ TEST_F(CoordinatorTest, Resume_DeadOrLeft_JoinsWithoutTheJobs) {
   Advance(absl::Seconds(4));
   const std::string error = View("j").error;
   c_->TakeEvents();
-  ASSERT_OK(c_->Join(NextLife("b"), now_, {}, Resumes(1, {{"j", 1, 1}})));
+  ASSERT_OK(c_->Join(NextIncarnation("b"), now_, {}, Resumes(1, {{"j", 1, 1}})));
   EXPECT_THAT(c_->TakeEvents(), ElementsAre(HasSubstr("event=worker_joined worker=b incarnation=2")));
   EXPECT_EQ(View("j").error, error);
   EXPECT_THAT(Beat("b", {}, 2), IsEmpty());
@@ -151,12 +153,12 @@ TEST_F(CoordinatorTest, Resume_DeadOrLeft_JoinsWithoutTheJobs) {
   Beat("b", {ReadyReport(Beat("b", {}, 2)[0])}, 2);
   ASSERT_OK(c_->Leave("b", 2, now_));
   EXPECT_THAT(View("k").error, HasSubstr("worker b (rank 0, pid 72) left"));
-  ASSERT_OK(c_->Join(NextLife("b", 3), now_, {}, Resumes(2, {{"k", 2, 0}})));
+  ASSERT_OK(c_->Join(NextIncarnation("b", 3), now_, {}, Resumes(2, {{"k", 2, 0}})));
   EXPECT_EQ(View("k").state, JobState::kFailed);
 }
 
-TEST_F(CoordinatorTest, Resume_AtAnotherPlace_IsAnotherLife) {
-  WorkerIdentity address = NextLife("b"), socket = NextLife("b");
+TEST_F(CoordinatorTest, Resume_AtAnotherPlace_IsAnotherIncarnation) {
+  WorkerIdentity address = NextIncarnation("b"), socket = NextIncarnation("b");
   address.address = "localhost:9";
   socket.local_socket = "/run/other";
   for (const WorkerIdentity& elsewhere : {address, socket}) {
@@ -172,16 +174,16 @@ TEST_F(CoordinatorTest, Resume_AtAnotherPlace_IsAnotherLife) {
   }
 }
 
-TEST_F(CoordinatorTest, Resume_OtherHostOrOtherLife_RefusedWhileThatOneLives) {
+TEST_F(CoordinatorTest, Resume_OtherHostOrOtherIncarnation_RefusedWhileThatOneLives) {
   MakeReadyJob();
-  EXPECT_THAT(c_->Join(NextLife("b", 5, "h2"), now_, {}, Resumes(1, {{"j", 1, 1}})),
+  EXPECT_THAT(c_->Join(NextIncarnation("b", 5, "h2"), now_, {}, Resumes(1, {{"j", 1, 1}})),
               StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 1")));
-  EXPECT_THAT(c_->Join(NextLife("b", 5), now_, {}, Resumes(3, {})),
+  EXPECT_THAT(c_->Join(NextIncarnation("b", 5), now_, {}, Resumes(3, {})),
               StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 1")));
   EXPECT_EQ(View("j").state, JobState::kReady);
   EXPECT_EQ(Beat("b").size(), 1u);
   now_ += absl::Seconds(3.1);
-  ASSERT_OK(c_->Join(NextLife("b", 5), now_, {}, Resumes(3, {}))) << "silent, and still another life";
+  ASSERT_OK(c_->Join(NextIncarnation("b", 5), now_, {}, Resumes(3, {}))) << "silent, and still another incarnation";
   EXPECT_THAT(View("j").error, HasSubstr("worker b (rank 1, pid 71) was silent for 3.1s"));
   EXPECT_THAT(Beat("b", {}, 5), IsEmpty());
 }
@@ -196,7 +198,7 @@ TEST_F(CoordinatorTest, Resume_JobOnSeveralHosts_Fails) {
     ASSERT_OK(c_->Heartbeat(worker, 1, {ReadyReport(told[0])}, now_, spans));
   }
   ASSERT_EQ(View("j").state, JobState::kReady);
-  ASSERT_OK(c_->Join(NextLife("b", 2, "h2"), now_, spans, Resumes(1, {{"j", 1, 1}})));
+  ASSERT_OK(c_->Join(NextIncarnation("b", 2, "h2"), now_, spans, Resumes(1, {{"j", 1, 1}})));
   EXPECT_THAT(View("j").error, HasSubstr("worker b (rank 1, pid 71) ended"));
   EXPECT_THAT(c_->Heartbeat("b", 2, {}, now_, spans).value(), IsEmpty());
 }
@@ -206,30 +208,30 @@ TEST_F(CoordinatorTest, Resume_StoreFails_NothingChanged) {
   ASSERT_OK(c_->CreateJob(SmallJob("other", 2), now_));
   c_->TakeEvents();
   shared_.broken = true;
-  EXPECT_THAT(c_->Join(NextLife("b"), now_, {}, Resumes(1, {{"j", 1, 1}})),
+  EXPECT_THAT(c_->Join(NextIncarnation("b"), now_, {}, Resumes(1, {{"j", 1, 1}})),
               StatusIs(Code::kUnavailable, HasSubstr("disk full")));
   EXPECT_THAT(c_->TakeEvents(), IsEmpty());
   EXPECT_TRUE(View("j").members[1].worker == SmallWorker("b"));
   EXPECT_EQ(View("other").epoch, 1);
   EXPECT_EQ(Beat("b").size(), 2u);
   shared_.broken = false;
-  ASSERT_OK(c_->Join(NextLife("b"), now_, {}, Resumes(1, {{"j", 1, 1}})));
+  ASSERT_OK(c_->Join(NextIncarnation("b"), now_, {}, Resumes(1, {{"j", 1, 1}})));
   EXPECT_EQ(View("j").state, JobState::kReady);
   EXPECT_EQ(View("other").state, JobState::kPreparing);
   EXPECT_EQ(View("other").epoch, 2);
 }
 
 TEST_F(CoordinatorTest, Kept_IsWhatTheLivingWorkerSaidLast) {
-  const WorkerTraits kept{false, false, true};
+  const WorkerTraits retained{false, false, true};
   MakeReadyJob();
-  EXPECT_FALSE(kept == WorkerTraits());
+  EXPECT_FALSE(retained == WorkerTraits());
   EXPECT_FALSE(View("j").members[1].kept);
-  ASSERT_OK(c_->Heartbeat("b", 1, {}, now_, kept));
+  ASSERT_OK(c_->Heartbeat("b", 1, {}, now_, retained));
   EXPECT_TRUE(View("j").members[1].kept);
   EXPECT_FALSE(View("j").members[0].kept);
   Beat("b");
-  EXPECT_FALSE(View("j").members[1].kept) << "its keeper is gone";
-  ASSERT_OK(c_->Join(NextLife("b"), now_, kept, Resumes(1, {{"j", 1, 1}})));
+  EXPECT_FALSE(View("j").members[1].kept) << "its node is gone";
+  ASSERT_OK(c_->Join(NextIncarnation("b"), now_, retained, Resumes(1, {{"j", 1, 1}})));
   EXPECT_TRUE(View("j").members[1].kept);
   now_ += absl::Seconds(3.1);
   EXPECT_FALSE(View("j").members[1].alive);

@@ -1,5 +1,5 @@
-// Who speaks for a worker, and who is told a job's secret: a life by the secret that it joined with, a job's members by
-// that of the job.
+// Who speaks for a worker, and who is told a job's secret: an incarnation by the secret that it joined with, a job's
+// members by that of the job.
 #include <gmock/gmock.h>
 
 #include <set>
@@ -28,7 +28,7 @@ class CoordinatorSecrets : public CoordinatorTest {
     options_.new_secret = [this] { return absl::StrCat("job-secret-", ++made_); };
     Restart();
   }
-  absl::Status Join(const WorkerIdentity& worker, absl::string_view secret, const LastLife& last = {}) {
+  absl::Status Join(const WorkerIdentity& worker, absl::string_view secret, const LastIncarnation& last = {}) {
     return c_->Join(worker, now_, {}, last, absl::InfiniteFuture(), secret);
   }
   // Workers a and b hold job "j", ready.
@@ -104,7 +104,7 @@ TEST_F(CoordinatorSecrets, LeaveWithoutTheSecret_ChangesNothing) {
   EXPECT_EQ(View("j").state, JobState::kFailed);
 }
 
-TEST_F(CoordinatorSecrets, JoinOfALifeThatJoined_WithAnotherSecret_IsToldNothing) {
+TEST_F(CoordinatorSecrets, JoinOfAnIncarnationThatJoined_WithAnotherSecret_IsToldNothing) {
   MakeJob();
   WorkerIdentity elsewhere = SmallWorker("b");
   elsewhere.address = "elsewhere:1";
@@ -124,14 +124,14 @@ TEST_F(CoordinatorSecrets, JoinOfALifeThatJoined_WithAnotherSecret_IsToldNothing
   EXPECT_THAT(Join(SmallWorker("b"), kOfB), StatusIs(Code::kAborted, HasSubstr("has left")));
 }
 
-TEST_F(CoordinatorSecrets, LifeWithoutASecret_IsThatWithoutOneAlone) {
+TEST_F(CoordinatorSecrets, IncarnationWithoutASecret_IsThatWithoutOneAlone) {
   ASSERT_OK(Join(SmallWorker("a"), ""));
   Beat("a", "");
   EXPECT_THAT(c_->Heartbeat("a", 1, {}, now_, {}, "some"), StatusIs(Code::kPermissionDenied, HasSubstr("a")));
   EXPECT_THAT(Join(SmallWorker("a"), "some"), StatusIs(Code::kPermissionDenied, HasSubstr("a")));
 }
 
-TEST_F(CoordinatorSecrets, NextLife_HasItsOwn) {
+TEST_F(CoordinatorSecrets, NextIncarnation_HasItsOwn) {
   MakeJob();
   EXPECT_THAT(c_->Heartbeat("b", 2, {}, now_, {}, kOfB), StatusIs(Code::kNotFound, HasSubstr("join first")));
   ASSERT_OK(Join(SmallWorker("b", 2), "second", {1, 0, {}}));

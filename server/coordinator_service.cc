@@ -247,8 +247,8 @@ grpc::ServerUnaryReactor* CoordinatorService::Join(grpc::CallbackServerContext* 
     RETURN_IF_ERROR(Validate(q));
     LogCaller("Join", q.name(), *context);
     const absl::Status joined = Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
-      return coordinator.Join(IdentityFromProto(q), now, TraitsFromProto(q), LastLifeFromProto(q), options_.wall(),
-                              q.secret());
+      return coordinator.Join(IdentityFromProto(q), now, TraitsFromProto(q), LastIncarnationFromProto(q),
+                              options_.wall(), q.secret());
     });
     RETURN_IF_ERROR(LogRefusal("Join", q.name(), *context, TellNext(*context, joined)));
     r->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(options_.heartbeat_interval));

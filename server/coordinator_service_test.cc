@@ -168,7 +168,7 @@ TEST_F(CoordinatorRoomTest, Specifications_AreBounded_InAll) {
   EXPECT_OK(Create(large));
 }
 
-TEST_F(CoordinatorServiceTest, AJobsLife) {
+TEST_F(CoordinatorServiceTest, AJobsSpan) {
   ASSERT_OK_AND_ASSIGN(const v1::JoinReply joined, Join("a"));
   EXPECT_EQ(joined.heartbeat_interval_ms(), 500);
   EXPECT_EQ(joined.heartbeat_timeout_ms(), 3000);
@@ -305,7 +305,7 @@ TEST_F(CoordinatorServiceTest, StaleIncarnation_Aborted) {
   EXPECT_THAT(Beat("b"), StatusIs(Code::kNotFound, HasSubstr("worker b has not joined")));
 }
 
-TEST_F(CoordinatorServiceTest, NextLife_TakesOverAndIsToldAllOfItsJobs) {
+TEST_F(CoordinatorServiceTest, NextIncarnation_TakesOverAndIsToldAllOfItsJobs) {
   ASSERT_OK(Join("a"));
   ASSERT_OK(Join("b"));
   ASSERT_OK(Create(SmallSpec("j", 2)));
@@ -345,7 +345,7 @@ TEST_F(CoordinatorServiceTest, NextLife_TakesOverAndIsToldAllOfItsJobs) {
   EXPECT_THAT(Call(&v1::Coordinator::Stub::Join, join), StatusIs(Code::kInvalidArgument, HasSubstr("resumes is 2")));
 }
 
-TEST_F(CoordinatorServiceTest, CallsOfALifeWithoutItsSecret_PermissionDenied) {
+TEST_F(CoordinatorServiceTest, CallsOfAnIncarnationWithoutItsSecret_PermissionDenied) {
   v1::JoinRequest join = JoinRequestOf("a", 1);
   join.set_secret("of-a");
   ASSERT_OK(Call(&v1::Coordinator::Stub::Join, join));
@@ -361,8 +361,9 @@ TEST_F(CoordinatorServiceTest, CallsOfALifeWithoutItsSecret_PermissionDenied) {
     beat.set_secret(secret);
     leave.set_secret(secret);
     EXPECT_THAT(Call(&v1::Coordinator::Stub::Join, join), StatusIs(Code::kPermissionDenied, HasSubstr("join of")));
-    EXPECT_THAT(Call(&v1::Coordinator::Stub::Heartbeat, beat),
-                StatusIs(Code::kPermissionDenied, HasSubstr("heartbeat of worker a incarnation 1 without the secret")));
+    EXPECT_THAT(
+        Call(&v1::Coordinator::Stub::Heartbeat, beat),
+        StatusIs(Code::kPermissionDenied, HasSubstr("heartbeat of worker an incarnation 1 without the secret")));
     EXPECT_THAT(Call(&v1::Coordinator::Stub::Leave, leave), StatusIs(Code::kPermissionDenied, HasSubstr("leave of")));
   }
   EXPECT_EQ(Describe("j")->state(), v1::JOB_STATE_PREPARING);
@@ -403,15 +404,15 @@ TEST_F(CoordinatorServiceTest, Kept_IsWhatJoinAndHeartbeatSay) {
   join.set_kept(true);
   ASSERT_OK(Call(&v1::Coordinator::Stub::Join, join));
   ASSERT_OK(Create(SmallSpec("j", 1)));
-  EXPECT_TRUE(Describe("j")->members(0).kept());
+  EXPECT_TRUE(Describe("j")->members(0).retained());
   ASSERT_OK(Beat("a"));
-  EXPECT_FALSE(Describe("j")->members(0).kept());
+  EXPECT_FALSE(Describe("j")->members(0).retained());
   v1::HeartbeatRequest beat;
   beat.set_name("a");
   beat.set_incarnation(1);
   beat.set_kept(true);
   ASSERT_OK(Call(&v1::Coordinator::Stub::Heartbeat, beat));
-  EXPECT_TRUE(Describe("j")->members(0).kept());
+  EXPECT_TRUE(Describe("j")->members(0).retained());
 }
 
 TEST_F(CoordinatorServiceTest, PlanHashDiffers_NamesBoth) {

@@ -163,7 +163,7 @@ TEST_F(CoordinatorTest, SilentWorker_FailsItsJobsNamingItself) {
   EXPECT_TRUE(view.members[0].alive);
   EXPECT_FALSE(view.members[1].alive);
   ASSERT_OK(c_->Leave("a", 1, now_));
-  EXPECT_EQ(View("j").error, view.error) << "the first cause is kept";
+  EXPECT_EQ(View("j").error, view.error) << "the first cause is retained";
 }
 
 TEST_F(CoordinatorTest, DeadWorkerHeardAgain_KeepsItsFailedJobUntilItIsDeleted) {
@@ -224,7 +224,7 @@ TEST_F(CoordinatorTest, PlanHashDiffers_WhilePreparing_AnotherWorkerTakesItsPlac
   EXPECT_EQ(View("j").state, JobState::kPreparing) << "it is no member any more";
 }
 
-TEST_F(CoordinatorTest, PlanHashDiffers_NobodyElse_WaitsWithoutThatLife) {
+TEST_F(CoordinatorTest, PlanHashDiffers_NobodyElse_WaitsWithoutThatIncarnation) {
   ASSERT_OK(c_->Join(SmallWorker("a"), now_));
   ASSERT_OK(c_->CreateJob(SmallJob("j", 1), now_));
   MemberReport report = ReadyReport(Beat("a")[0]);
@@ -237,7 +237,7 @@ TEST_F(CoordinatorTest, PlanHashDiffers_NobodyElse_WaitsWithoutThatLife) {
   EXPECT_EQ(View("j").state, JobState::kWaiting);
   ASSERT_OK(c_->Leave("a", 1, now_));
   ASSERT_OK(c_->Join(SmallWorker("a", 2), now_));
-  EXPECT_EQ(View("j").state, JobState::kPreparing) << "a new life may be of the right version";
+  EXPECT_EQ(View("j").state, JobState::kPreparing) << "a new incarnation may be of the right version";
   EXPECT_EQ(View("j").epoch, 2);
 }
 
@@ -296,7 +296,7 @@ TEST_F(CoordinatorTest, IncarnationFarAhead_IsRefused_AndNotStored) {
   EXPECT_OK(join("a", tomorrow + 4));
 }
 
-// As older versions took it. The name is free once that life is silent.
+// As older versions took it. The name is free once that incarnation is silent.
 TEST_F(CoordinatorTest, StateFileWithTheLargestIncarnation_TheNameIsNotBlocked) {
   StoreBatch batch;
   batch.put_workers.push_back({SmallWorker("a", std::numeric_limits<int64_t>::max()), WorkerState::kAlive});
@@ -333,11 +333,11 @@ TEST_F(CoordinatorTest, StepThatNeverWas_IsCorrectedByTrueReports) {
   EXPECT_EQ(View("j").committed_step, 12);
 }
 
-TEST_F(CoordinatorTest, NewLifeThatFoundTheOldOneDead_TakesItsPlaceAtOnce) {
+TEST_F(CoordinatorTest, NewIncarnationThatFoundTheOldOneDead_TakesItsPlaceAtOnce) {
   MakeReadyJob();
   EXPECT_THAT(c_->Join(SmallWorker("b", 2), now_, {}, {3}),
               StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 1")))
-      << "that was another life";
+      << "that was another incarnation";
   WorkerIdentity elsewhere = SmallWorker("b", 2);
   elsewhere.host_id = "another";
   EXPECT_THAT(c_->Join(elsewhere, now_, {}, {1}), StatusIs(Code::kAlreadyExists, HasSubstr("alive as incarnation 1")))
@@ -345,17 +345,17 @@ TEST_F(CoordinatorTest, NewLifeThatFoundTheOldOneDead_TakesItsPlaceAtOnce) {
   EXPECT_EQ(View("j").error, "");
   ASSERT_OK(c_->Join(SmallWorker("b", 2), now_, {}, {1}));
   EXPECT_THAT(View("j").error, HasSubstr("worker b (rank 1, pid 71) ended"));
-  EXPECT_TRUE(Beat("b", {}, 2).empty()) << "the job was the old life's";
+  EXPECT_TRUE(Beat("b", {}, 2).empty()) << "the job was the old incarnation's";
   EXPECT_OK(c_->Join(SmallWorker("b", 2), now_, {}, {1})) << "can be repeated";
   EXPECT_THAT(c_->Join(SmallWorker("b", 1), now_, {}, {1}), StatusIs(Code::kAborted, HasSubstr("2 has joined since")));
 }
 
-TEST_F(CoordinatorTest, NewLifeOfASilentWorker_FailsTheOldOnesJobs) {
+TEST_F(CoordinatorTest, NewIncarnationOfASilentWorker_FailsTheOldOnesJobs) {
   MakeReadyJob();
   now_ += absl::Seconds(3.1);
   ASSERT_OK(c_->Join(SmallWorker("b", 2), now_));
   EXPECT_THAT(View("j").error, HasSubstr("worker b (rank 1, pid 71) was silent"));
-  EXPECT_TRUE(Beat("b", {}, 2).empty()) << "the job was the old life's";
+  EXPECT_TRUE(Beat("b", {}, 2).empty()) << "the job was the old incarnation's";
   EXPECT_FALSE(View("j").members[1].alive);
 }
 

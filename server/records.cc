@@ -28,7 +28,7 @@ absl::string_view JobStateName(JobState state) {
   return "unknown";
 }
 
-bool SameLife(const WorkerIdentity& a, const WorkerIdentity& b) {
+bool SameIncarnation(const WorkerIdentity& a, const WorkerIdentity& b) {
   return a.name == b.name && a.incarnation == b.incarnation;
 }
 

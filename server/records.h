@@ -7,12 +7,13 @@
 //                                                            +------+--> FAILED (sticky: until the job is deleted)
 //   A READY job whose other members have a copy of every shard re-forms when a member dies or leaves: it is PREPARING
 //   again, without that one, with from_epoch set, and so again if it loses another; else it fails. It never waits, but
-//   for the next life of a worker that a keeper restarts, while nobody else has its shard.
+//   for the next incarnation of a worker that a node restarts, while nobody else has its shard.
 //   A READY job that is brought to another mesh (Coordinator::Reshard) re-forms, too, once its members to be have
 //   prepared: until then nothing of it changes.
 //   worker: alive --silent longer than the timeout--> dead --a heartbeat of the same incarnation--> alive
 //           alive or dead --Leave--> left --Join with a larger incarnation--> alive
-//           alive --Join of the next life, which takes it over--> alive, as that life; its READY jobs stay READY
+//           alive --Join of the next incarnation, which takes it over--> alive, as that incarnation; its READY jobs
+//           stay READY
 #pragma once
 
 #include <cstdint>
@@ -46,33 +47,36 @@ struct WorkerIdentity {
   }
 };
 
-// Whether both are the same life of a worker.
-bool SameLife(const WorkerIdentity& a, const WorkerIdentity& b);
+// Whether both are the same incarnation of a worker.
+bool SameIncarnation(const WorkerIdentity& a, const WorkerIdentity& b);
 
 // What a worker is, beside where. Not stored: it says so with each Join and Heartbeat.
 struct WorkerTraits {
   bool spans_hosts = false;  // workers of other hosts reach it
   bool has_device = false;   // its steps run on a CUDA device
-  bool kept = false;         // a keeper has its memory; decides no assignment
+  bool retained = false;     // a node has its memory; decides no assignment
 
   // Whether both may be members of the same jobs.
   friend bool SameForJobs(const WorkerTraits& a, const WorkerTraits& b) {
     return a.spans_hosts == b.spans_hosts && a.has_device == b.has_device;
   }
-  friend bool operator==(const WorkerTraits& a, const WorkerTraits& b) { return SameForJobs(a, b) && a.kept == b.kept; }
+  friend bool operator==(const WorkerTraits& a, const WorkerTraits& b) {
+    return SameForJobs(a, b) && a.retained == b.retained;
+  }
 };
 
 struct WorkerRecord {
   WorkerIdentity identity;
   WorkerState state = WorkerState::kAlive;
-  std::string secret;  // JoinRequest.secret of this life; here alone, since identities are copied and told
+  std::string secret;  // JoinRequest.secret of this incarnation; here alone, since identities are copied and told
 
   friend bool operator==(const WorkerRecord& a, const WorkerRecord& b) {
     return a.identity == b.identity && a.state == b.state && a.secret == b.secret;
   }
 };
 
-// A worker in its place: as it was when the job was assigned, or taken over by its next life. The rank is its index in
+// A worker in its place: as it was when the job was assigned, or taken over by its next incarnation. The rank is its
+// index in
 // JobRecord::members.
 struct MemberRecord {
   WorkerIdentity worker;
@@ -92,7 +96,8 @@ struct JobRecord {
   JobState state = JobState::kWaiting;
   int64_t epoch = 0;                  // of the last assignment; 0 before the first
   std::vector<MemberRecord> members;  // by rank; empty while WAITING
-  // Lives of workers whose plan hash differed, or that failed while it re-formed: never members of this job again.
+  // Incarnations of workers whose plan hash differed, or that failed while it re-formed: never members of this job
+  // again.
   std::vector<std::string> excluded;
   std::string error;  // of FAILED: the first cause
   int64_t committed_step = -1;

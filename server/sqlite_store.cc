@@ -60,7 +60,7 @@ ALTER TABLE jobs ADD COLUMN uid INTEGER NOT NULL DEFAULT 0;
 UPDATE jobs SET uid = (random() & 0x7ffffffffffffffe) + 1;
 )";
 
-// Version 4 to 5: secrets of workers' lives and of jobs.
+// Version 4 to 5: secrets of workers' incarnations and of jobs.
 constexpr char kUpgradeTo5[] = R"(
 ALTER TABLE workers ADD COLUMN secret BLOB NOT NULL DEFAULT '';
 ALTER TABLE jobs ADD COLUMN secret BLOB NOT NULL DEFAULT '';

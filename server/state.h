@@ -22,11 +22,11 @@ struct NextMesh {
   int64_t epoch = 0;
   std::shared_ptr<const JobDefinition> definition;
   std::vector<MemberRecord> members;  // by rank; ready: it has its memory
-  std::vector<MemberRecord> leavers;  // members of now that will be none; ready: it knows
+  std::vector<MemberRecord> departing;  // members of now that will be none; ready: it knows
   absl::Time since;
 };
 
-// Since when a life of rank 0, at an epoch, reports fewer steps than are known, and nothing else.
+// Since when an incarnation of rank 0, at an epoch, reports fewer steps than are known, and nothing else.
 struct Behind {
   absl::Time since;
   int64_t epoch = 0, incarnation = 0;
@@ -38,9 +38,9 @@ struct Job {
   std::shared_ptr<const JobDefinition> definition;  // with the mesh that it has now
   bool progress_unsaved = false;  // committed_step, published_steps: written by the next Tick, said again by rank 0
   // Not stored:
-  std::optional<Behind> behind;          // of the newest life of rank 0 that reports fewer steps than committed_step
+  std::optional<Behind> behind;  // of the newest incarnation of rank 0 that reports fewer steps than committed_step
   int lost_members = 0;                  // that died since its last step or, without one, its making
-  bool awaits_life = false;              // it re-forms, and the only holder of a shard is to come back
+  bool awaits_incarnation = false;       // it re-forms, and the only holder of a shard is to come back
   std::shared_ptr<const NextMesh> next;  // a coordinator that restarts knows nothing of it: then it is given up
   std::string reshard_error;             // why the newest attempt to bring it to another mesh was given up
 };
@@ -48,7 +48,7 @@ struct Job {
 struct Worker {
   WorkerRecord record;
   absl::Time last_heartbeat;           // not stored: a restarted coordinator starts counting anew
-  std::optional<WorkerTraits> traits;  // unset: it said nothing to this life of the coordinator yet
+  std::optional<WorkerTraits> traits;  // unset: it said nothing to this incarnation of the coordinator yet
   bool doubted = false;                // a peer said that it is gone, and it was not heard since
 };
 

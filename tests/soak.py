@@ -351,7 +351,7 @@ def main():
     parser.add_argument("--json", action="store_true", help="print the report as one line of JSON, and no bar")
     flags = parser.parse_args()
     print(f"seed {flags.seed}", file=sys.stderr)
-    with Cluster(workers=WORKERS, kept=True, coordinator_flags=("--default-mesh", f"fsdp={WORKERS}")) as cluster:
+    with Cluster(workers=WORKERS, retained=True, coordinator_flags=("--default-mesh", f"fsdp={WORKERS}")) as cluster:
         soak = Soak(flags, cluster)
         try:
             report = soak.run((lambda *_: None) if flags.json else bar)

@@ -35,7 +35,7 @@
 #include "worker/doors/local_server.h"
 #include "worker/doors/shard_service.h"
 #include "worker/memory/host_capacity.h"
-#include "worker/node/keeper_link.h"
+#include "worker/node/node_link.h"
 #include "worker/pass/device/device_pass.h"
 #include "worker/process/membership_agent.h"
 #include "worker/process/worker.h"
@@ -56,7 +56,7 @@ struct Flags {
   std::string group_address;
   std::string local_dir;
   std::string address_file;
-  std::string keeper;
+  std::string node;
   std::string device = "cpu";
   std::string log_level = "info";
   int threads = 1;
@@ -77,9 +77,9 @@ void AddFlags(CLI::App& app, Flags& flags) {
                  "the host of --listen");
   app.add_option("--name", flags.name, "unique name of this worker; unset: HOST-PID");
   app.add_option("--local-dir", flags.local_dir, "folder of the UNIX socket; unset: as shardmesh-node's");
-  app.add_option("--keeper", flags.keeper,
-                 "socket of this host's keeper (shardmesh-node, which sets it): should this worker be killed, its next "
-                 "life goes on with its jobs. Unset: they end with it");
+  app.add_option("--node,--keeper", flags.node,
+                 "socket of this host's node (shardmesh-node, which sets it): should this worker be killed, its next "
+                 "incarnation goes on with its jobs. Unset: they end with it");
   app.add_option("--group-address", flags.group_address,
                  "this host's address for workers of other hosts: one job may then be on several. What they send is "
                  "neither encrypted nor authenticated: a network that nobody else reaches. Unset: one host");
@@ -131,9 +131,9 @@ absl::Status WriteAddress(const std::string& path, const std::string& address) {
   return absl::PermissionDeniedError(absl::StrCat("cannot write ", path));
 }
 
-// The newest life of this name among the dead sockets, "NAME-INCARNATION.sock"; 0: there is none. Others are of workers
-// whose names begin with this one.
-int64_t NewestDeadLife(const std::string& name, const std::vector<std::string>& sockets) {
+// The newest incarnation of this name among the dead sockets, "NAME-INCARNATION.sock"; 0: there is none. Others are of
+// workers whose names begin with this one.
+int64_t NewestDeadIncarnation(const std::string& name, const std::vector<std::string>& sockets) {
   uint64_t newest = 0;
   for (absl::string_view socket : sockets) {
     uint64_t incarnation = 0;
@@ -146,9 +146,9 @@ int64_t NewestDeadLife(const std::string& name, const std::vector<std::string>& 
   return static_cast<int64_t>(std::min<uint64_t>(newest, std::numeric_limits<int64_t>::max()));
 }
 
-// A worker that was killed and started again meets its own old life, which counts as alive for one heartbeat time-out,
-// unless it found that one dead on this host: the name is asked for again for a while before it is said to be taken.
-// One that `resumed` jobs, which go on without a coordinator, asks until it has joined or is told to stop.
+// A worker that was killed and started again meets its own old incarnation, which counts as alive for one heartbeat
+// time-out, unless it found that one dead on this host: the name is asked for again for a while before it is said to be
+// taken. One that `resumed` jobs, which go on without a coordinator, asks until it has joined or is told to stop.
 absl::Status AwaitJoined(MembershipAgent& agent, StopSignal& stop, absl::Duration timeout, bool resumed) {
   while (resumed && !agent.AwaitJoined(kLook).ok() && !stop.WaitFor(absl::Milliseconds(200))) {
   }
@@ -161,27 +161,27 @@ absl::Status AwaitJoined(MembershipAgent& agent, StopSignal& stop, absl::Duratio
   return Annotate(joined, "joining");
 }
 
-// The keeper's side of this life; null: none was named. It takes over from the last one, at the same socket.
-absl::StatusOr<std::unique_ptr<KeeperLink>> TakeOver(const Flags& flags, v1::JoinRequest& identity) {
-  std::unique_ptr<KeeperLink> keeper;
-  if (flags.keeper.empty()) return keeper;
-  ASSIGN_OR_RETURN(keeper, KeeperLink::Connect(flags.keeper, identity.name(), identity.incarnation(), nullptr));
-  identity.set_incarnation(keeper->incarnation());
+// The node's side of this incarnation; null: none was named. It takes over from the last one, at the same socket.
+absl::StatusOr<std::unique_ptr<NodeLink>> TakeOver(const Flags& flags, v1::JoinRequest& identity) {
+  std::unique_ptr<NodeLink> node;
+  if (flags.node.empty()) return node;
+  ASSIGN_OR_RETURN(node, NodeLink::Connect(flags.node, identity.name(), identity.incarnation(), nullptr));
+  identity.set_incarnation(node->incarnation());
   identity.set_kept(true);
-  const KeeperLink::Left& left = keeper->left();
-  if (left.incarnation == 0) return keeper;
+  const NodeLink::Left& left = node->left();
+  if (left.incarnation == 0) return node;
   identity.set_resumes(left.incarnation);
   if (!left.local_socket.empty()) identity.set_local_socket(left.local_socket);
-  return keeper;
+  return node;
 }
 
-// Where the last life was reached, if it left jobs; where the flags say, if that place is taken: then the coordinator
-// ends them.
+// Where the last incarnation was reached, if it left jobs; where the flags say, if that place is taken: then the
+// coordinator ends them.
 absl::StatusOr<std::unique_ptr<Server>> StartServer(ServerOptions options, ShardService& service,
-                                                    const KeeperLink* keeper) {
-  if (keeper != nullptr && !keeper->left().jobs.empty() && !keeper->left().address.empty()) {
+                                                    const NodeLink* node) {
+  if (node != nullptr && !node->left().jobs.empty() && !node->left().address.empty()) {
     ServerOptions again = options;
-    again.listen = keeper->left().address;
+    again.listen = node->left().address;
     absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(again, {&service});
     if (server.ok()) return server;
     spdlog::error("event=address_taken address={} error=\"{}\"", again.listen, server.status().ToString());
@@ -235,12 +235,12 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   // Absolute: trainers connect to the socket from other working directories.
   const std::string local_dir =
       std::filesystem::absolute(flags.local_dir.empty() ? RuntimeFolder() : flags.local_dir);
-  // With a keeper the sockets of dead lives stay until it has said what they left.
+  // With a node the sockets of dead incarnations stay until it has said what they left.
   const std::string of_name = identity.name() + "-";
   int64_t dead = 0;
-  if (flags.keeper.empty()) dead = NewestDeadLife(identity.name(), RemoveDeadSockets(local_dir, of_name));
+  if (flags.node.empty()) dead = NewestDeadIncarnation(identity.name(), RemoveDeadSockets(local_dir, of_name));
   identity.set_incarnation(NextIncarnation(absl::Now(), dead));
-  ASSIGN_OR_RETURN(const std::unique_ptr<KeeperLink> keeper, TakeOver(flags, identity));
+  ASSIGN_OR_RETURN(const std::unique_ptr<NodeLink> node, TakeOver(flags, identity));
   if (identity.local_socket().empty()) {
     // Not the process id: it repeats in containers that share the folder.
     identity.set_local_socket(absl::StrCat(local_dir, "/", of_name, absl::Hex(identity.incarnation()), kSocketSuffix));
@@ -253,7 +253,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   options.spin = absl::Seconds(flags.spin);
   options.host_capacity = ReadHostCapacity();
   options.group_address = flags.group_address;
-  options.keeper = keeper.get();
+  options.node = node.get();
   ASSIGN_OR_RETURN(options.device, OpenDevice(flags.device, cuda));
   options.meet = [tls = flags.tls](const v1::Peer& lead, const v1::MeetRequest& request,
                                    absl::Duration timeout) -> absl::StatusOr<v1::MeetReply> {
@@ -268,7 +268,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   };
   ASSIGN_OR_RETURN(options.checkpoint_folders, CheckpointFolders(flags));
   Worker worker(options, NewProcessMemory());
-  if (keeper != nullptr) dead = NewestDeadLife(identity.name(), RemoveDeadSockets(local_dir, of_name));
+  if (node != nullptr) dead = NewestDeadIncarnation(identity.name(), RemoveDeadSockets(local_dir, of_name));
   identity.set_dead_incarnation(dead);
   for (v1::ResumedJob& job : worker.Resume()) *identity.add_resumed() = std::move(job);
   ASSIGN_OR_RETURN(auto local, LocalServer::Start(identity.local_socket(), worker, clock));
@@ -277,10 +277,10 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   server_options.listen = flags.listen;
   server_options.tls = flags.tls;
   server_options.max_connections = flags.max_connections;
-  ASSIGN_OR_RETURN(auto server, StartServer(server_options, service, keeper.get()));
+  ASSIGN_OR_RETURN(auto server, StartServer(server_options, service, node.get()));
   ASSIGN_OR_RETURN(const std::string advertised, AdvertisedAddress(server->address(), flags.advertise));
   identity.set_address(advertised);
-  if (keeper != nullptr) keeper->Serve(server->address(), local->path()).IgnoreError();  // it is told when it is back
+  if (node != nullptr) node->Serve(server->address(), local->path()).IgnoreError();  // it is told when it is back
   identity.set_spans_hosts(!options.group_address.empty());
   identity.set_has_device(options.device.has_value());
 
@@ -297,7 +297,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
         if (agent.joined() != told) {
           told = agent.joined();
           service.SetIncarnation(told.incarnation);
-          if (keeper != nullptr) keeper->Joined(told.incarnation, told.heartbeat_timeout).IgnoreError();  // as Serve
+          if (node != nullptr) node->Joined(told.incarnation, told.heartbeat_timeout).IgnoreError();  // as Serve
         }
       } while (!stop.WaitFor(kLook));
       spdlog::info("event=draining worker={}", identity.name());

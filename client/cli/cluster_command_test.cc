@@ -283,8 +283,8 @@ TEST_F(ClusterCommandTest, Trace_IsATimelineOfBothWorkers) {
 }
 
 // Codes are written as they are, with their scales beside them.
-TEST_F(ClusterCommandTest, Pull_CodedWeights) {
-  JobSpec spec = TinyJob("coded");
+TEST_F(ClusterCommandTest, Pull_QuantizedWeights) {
+  JobSpec spec = TinyJob("quantized");
   spec.parameters = {{"q", {3, 64}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kFp8Row},
                      {"m", {2, 64}, WeightFormat::kFp32, "", StateFormat::kFp32, GatherFormat::kMx8},
                      {"i", {3, 5}, WeightFormat::kInt8Row},
@@ -296,15 +296,15 @@ TEST_F(ClusterCommandTest, Pull_CodedWeights) {
                              {"i", std::vector<float>(15, 254.0f)},
                              {"n", std::vector<float>(75, 0.5f)}},
                             kLong));
-  const Json pulled = RunJson({"pull", "coded", "--at-least", "0"});
+  const Json pulled = RunJson({"pull", "quantized", "--at-least", "0"});
   EXPECT_EQ(pulled["parameters"][0]["format"], "fp8_row");
   EXPECT_EQ(pulled["parameters"][0]["elements"], 192);
   EXPECT_FALSE(pulled["parameters"][0].contains("mean"));
-  EXPECT_THAT(Out({"pull", "coded"}), ContainsRegex("\nm +mx8 +\\[2,64\\] +128 +- +- +-"));
-  EXPECT_THAT(Out({"plan", "coded"}), ContainsRegex("fp32>fp8_row"));
-  EXPECT_EQ(RunJson({"plan", "coded"})["placements"][0]["scales"], 3);
-  const std::string file = ::testing::TempDir() + "/coded.safetensors";
-  Out({"pull", "coded", "--output", file});
+  EXPECT_THAT(Out({"pull", "quantized"}), ContainsRegex("\nm +mx8 +\\[2,64\\] +128 +- +- +-"));
+  EXPECT_THAT(Out({"plan", "quantized"}), ContainsRegex("fp32>fp8_row"));
+  EXPECT_EQ(RunJson({"plan", "quantized"})["placements"][0]["scales"], 3);
+  const std::string file = ::testing::TempDir() + "/quantized.safetensors";
+  Out({"pull", "quantized", "--output", file});
   const std::string bytes = Contents(file);
   uint64_t length = 0;
   ASSERT_GT(bytes.size(), sizeof(length));
@@ -334,7 +334,7 @@ TEST_F(ClusterCommandTest, Pull_CodedWeights) {
   EXPECT_EQ(header["n.factors"]["shape"], Json({1}));
   std::memcpy(&scale, bytes.data() + 8 + length + header["n.mean"]["data_offsets"][0].get<size_t>(), sizeof(scale));
   EXPECT_EQ(scale, 0.5f);
-  Out({"delete", "coded"});
+  Out({"delete", "quantized"});
 }
 
 TEST_F(ClusterCommandTest, Errors_AreOneLine) {

@@ -73,7 +73,7 @@ absl::Status LocalCluster::StartAll(StopSignal& stop) {
   const absl::Time deadline = MonotonicNow() + options_.start_timeout;
   RETURN_IF_ERROR(StartCoordinator());
   ASSIGN_OR_RETURN(address_, AwaitAddress("coordinator", deadline, stop));
-  children_.front().options.args[1] = address_;  // of later lives, too: the workers know it
+  children_.front().options.args[1] = address_;  // of later incarnations, too: the workers know it
   ASSIGN_OR_RETURN(address_, AdvertisedAddress(address_, options_.advertise));
   RETURN_IF_ERROR(options_.keep ? StartNode() : StartWorkers());
   for (int i = 0; i < options_.num_workers; ++i) {

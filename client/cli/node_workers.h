@@ -50,7 +50,7 @@ class NodeWorkers {
   const std::string events_file_;
   const Events events_;
   size_t read_ = 0;                           // bytes
-  std::map<std::string, Process> processes_;  // by worker; of its newest life
+  std::map<std::string, Process> processes_;  // by worker; of its newest incarnation
   std::optional<End> first_end_;
 };
 

@@ -112,7 +112,7 @@ std::string DrawBucket(const Plan& plan, size_t index, const std::vector<Marked>
 std::string FormatsOf(const Bucket& bucket) {
   return absl::StrCat(WeightFormatName(bucket.weights),
                       bucket.states == StateFormat::kFp32 ? "" : absl::StrCat("/", StateFormatName(bucket.states)),
-                      bucket.coded() ? absl::StrCat(">", GatherFormatName(bucket.gather)) : "",
+                      bucket.quantized() ? absl::StrCat(">", GatherFormatName(bucket.gather)) : "",
                       bucket.frozen ? " frozen" : "", bucket.owned() ? " muon" : "");
 }
 

@@ -40,7 +40,7 @@ struct Pulled {
   std::string bytes;                       // every bucket, in order, without gaps
   std::vector<NamedTensor> tensors;        // views of `bytes`: ties under every name
   std::vector<absl::string_view> formats;  // of those
-  std::vector<NamedTensor> scales;         // of those that are coded
+  std::vector<NamedTensor> scales;         // of those that are quantized
   std::map<std::string, std::string> metadata;
 };
 
@@ -92,7 +92,7 @@ absl::Status PullBytes(const Flags& flags, Pulled& pulled) {
       .status();
 }
 
-// What a coded parameter has beside its codes, as tensors, by names that none of the parameters' `names` has.
+// What a quantized parameter has beside its codes, as tensors, by names that none of the parameters' `names` has.
 void AddScales(const ParameterSpec& parameter, const ConstTensorView& view, const std::set<absl::string_view>& names,
                Pulled& pulled) {
   const auto* const scales = static_cast<const char*>(view.scales);
@@ -157,7 +157,7 @@ absl::Status NameTensors(const Flags& flags, Pulled& pulled) {
   return absl::OkStatus();
 }
 
-// Of what is not coded; of codes only the number.
+// Of what is not quantized; of codes only the number.
 struct Stats {
   int64_t elements = 0;
   double min = 0, max = 0, mean = 0;  // of no elements: 0; with a NaN among them: NaN
@@ -199,11 +199,11 @@ std::string Summary(const Flags& flags, const Pulled& pulled) {
     const NamedTensor& tensor = pulled.tensors[i];
     const Stats stats = StatsOf(tensor);
     const std::string format(pulled.formats[i]);
-    const bool coded = !tensor.dtype.empty();
+    const bool quantized = !tensor.dtype.empty();
     list.push_back({{"name", tensor.name}, {"format", format}, {"shape", tensor.shape}, {"elements", stats.elements}});
-    if (!coded) list.back().update({{"min", stats.min}, {"max", stats.max}, {"mean", stats.mean}});
+    if (!quantized) list.back().update({{"min", stats.min}, {"max", stats.max}, {"mean", stats.mean}});
     const auto number = [&](double value) {
-      return stats.elements == 0 || coded ? "-" : absl::StrFormat("%.6g", value);
+      return stats.elements == 0 || quantized ? "-" : absl::StrFormat("%.6g", value);
     };
     table.AddRow({tensor.name, format, absl::StrCat("[", absl::StrJoin(tensor.shape, ","), "]"),
                   absl::StrCat(stats.elements), number(stats.min), number(stats.max), number(stats.mean)});

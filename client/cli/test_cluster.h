@@ -47,7 +47,7 @@ class Cluster {
   ChildProcess& up() { return *up_; }
   const std::vector<Watched>& processes() const { return processes_; }  // the coordinator first
   bool AllEndSoon() const;
-  // Of the newest life that it printed; 0: there is none.
+  // Of the newest incarnation that it printed; 0: there is none.
   pid_t PidOf(const std::string& name) const;
 
  private:

@@ -146,7 +146,7 @@ TEST(TopViewTest, Worker_SharesOfTheTimeInItsTrace) {
   AddSpan(trace, "reduce", 1, 1310, 1320);
   AddSpan(trace, "fill", 1, 1320, 1330);
   AddSpan(trace, "wait for lead", 1, 1330, 1350);
-  AddSpan(trace, "pieces", 1, 1900, 2000);  // of another thread
+  AddSpan(trace, "gradients", 1, 1900, 2000);  // of another thread
   const WorkerView worker = ViewOf(answers, nullptr).workers.at(0);
   EXPECT_EQ(worker.name, "w0");
   EXPECT_EQ(worker.pid, 100);

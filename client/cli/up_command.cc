@@ -186,7 +186,7 @@ void AddOptions(CLI::App& command, Flags& flags) {
   command.add_flag(
       "--restart", cluster.restart,
       "Start coordinator and node (with --no-keep: workers) again when they end by themselves: at once after "
-      "a long life, after up to 5 s if they keep ending; a coordinator only with a --state file");
+      "a long incarnation, after up to 5 s if they keep ending; a coordinator only with a --state file");
   command.add_flag("--json", flags.json, "Print each event as one line of JSON");
   AddTlsFlags(command, cluster.tls);
 }

@@ -100,7 +100,7 @@ TEST(UpCommandTest, KilledCoordinator_TrainingGoesOn) {
   EXPECT_THAT(cluster->output(), HasSubstr("every process of the service has ended"));
 }
 
-// Kills it, and waits for its next life.
+// Kills it, and waits for its next incarnation.
 void KillAndAwaitNext(const Cluster& cluster, const std::string& name, const std::string& how = "signal KILL") {
   const pid_t before = cluster.PidOf(name);
   kill(before, SIGKILL);
@@ -141,12 +141,12 @@ TEST(UpCommandTest, KilledWorker_ComesBackWithItsJob) {
                                        ContainsRegex("ended node pid [0-9]+ status 0\n")));
 }
 
-TEST(UpCommandTest, KilledNode_ItsNextLifeTakesTheWorkersOver) {
+TEST(UpCommandTest, KilledNode_ItsNextIncarnationTakesTheWorkersOver) {
   ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start("node", {"--restart", "--mesh", "fsdp=2"}));
   ASSERT_OK_AND_ASSIGN(const auto session, StartTraining(*cluster));
   const std::string log = absl::StrCat(::testing::TempDir(), "/node-logs/worker-1.log");
   KillAndAwaitNext(*cluster, "node");
-  ASSERT_TRUE(Eventually([&] { return absl::StrContains(Contents(log), "event=keeper_back"); }));
+  ASSERT_TRUE(Eventually([&] { return absl::StrContains(Contents(log), "event=node_back"); }));
   // The other worker hears of it with a sign of life: several times per heartbeat time-out, which is 3 s.
   const absl::Time known = MonotonicNow() + absl::Seconds(3);
   while (MonotonicNow() < known) ASSERT_OK(TakeSteps(*session, 1));
@@ -183,8 +183,8 @@ TEST(UpCommandTest, KilledProcesses_AreStartedAgain) {
     return absl::StrContains(RunShardctl({"jobs", "--coordinator", cluster->address()}).out, "failed");
   }));
   ASSERT_EQ(RunShardctl({"delete", "before", "--coordinator", cluster->address()}).code, kExitOk);
-  // A job takes both workers: the new life has joined, long before the old one was silent for the time-out. Until then
-  // a job may get the old one.
+  // A job takes both workers: the new incarnation has joined, long before the old one was silent for the time-out.
+  // Until then a job may get the old one.
   EXPECT_TRUE(Eventually([&] {
     if (Train(cluster->address(), TinyJob("after")).ok()) return true;
     EXPECT_EQ(RunShardctl({"delete", "after", "--coordinator", cluster->address()}).code, kExitOk);

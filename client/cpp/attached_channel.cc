@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/cpp/next_life.h"
+#include "client/cpp/next_incarnation.h"
 #include "client/cpp/session_resume.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
@@ -46,19 +46,20 @@ absl::StatusOr<std::unique_ptr<AttachedChannel>> AttachedChannel::Open(std::shar
 
 AttachedChannel::~AttachedChannel() { Leave(); }
 
-// A next life that has not heard of this session yet waits for it as long as this process lives: it is told.
+// A next incarnation that has not heard of this session yet waits for it as long as this process lives: it is told.
 // In a forked child nothing is left: the session is the parent's.
 void AttachedChannel::Leave() {
   if (!CheckProcess().ok()) return;
   MutexLock lock(mu_);
   if (std::exchange(left_, true) || socket_ == nullptr) return;
-  if (kept_ && absl::IsUnavailable(socket_->Receive(absl::ZeroDuration()).status())) {
+  if (retained_ && absl::IsUnavailable(socket_->Receive(absl::ZeroDuration()).status())) {
     ResumeSession(socket_path_, Hello(), kFarewell).status().IgnoreError();
   }
   socket_->Shutdown();
 }
 
-// What the worker says to a new trainer. A kept worker may die meanwhile: what it granted is unknown to its next life.
+// What the worker says to a new trainer. A kept worker may die meanwhile: what it granted is unknown to its next
+// incarnation.
 absl::StatusOr<LocalMessage> AttachedChannel::AskToAttach(const v1::AttachRequest& request, bool& refused) {
   ASSIGN_OR_RETURN(const v1::AttachReply grant, job_->worker(rank_).Attach(request, job_->options().opening_call()));
   socket_path_ = grant.socket_path();
@@ -85,14 +86,14 @@ absl::Status AttachedChannel::Greet(const std::vector<Slot>& slots) {
   request.set_epoch(job_->epoch().value());
   request.set_host_id(host_id);
   for (Slot slot : slots) request.add_slots(slot.value());
-  const bool kept = job_->members()[rank_.value()].kept();
-  bool refused = !kept;
+  const bool retained = job_->members()[rank_.value()].kept();
+  bool refused = !retained;
   ASSIGN_OR_RETURN(LocalMessage message,
-                   CallAgain(kept, job_->peer_timeout(), [&] { return AskToAttach(request, refused); }));
+                   CallAgain(retained, job_->peer_timeout(), [&] { return AskToAttach(request, refused); }));
   if (welcome_.code() != 0) return absl::Status(static_cast<absl::StatusCode>(welcome_.code()), welcome_.message());
   descriptors_ = std::move(message.descriptors);
   silence_ = absl::Milliseconds(welcome_.heartbeat_timeout_ms());
-  kept_ = welcome_.kept();
+  retained_ = welcome_.retained();
   for (Slot slot : slots) slots_.push_back(slot.value());
   if (slots_.empty()) slots_.push_back(welcome_.seat());
   return absl::OkStatus();
@@ -100,7 +101,7 @@ absl::Status AttachedChannel::Greet(const std::vector<Slot>& slots) {
 
 absl::Status AttachedChannel::Map(std::vector<UniqueFd> descriptors, int64_t window_bytes, int64_t writer_bytes,
                                   Segment& window, std::vector<Segment>& writers) {
-  const size_t last = 1 + slots_.size();  // the bell
+  const size_t last = 1 + slots_.size();  // the notifier
   if (descriptors.size() != last + 1 || welcome_.segments_size() != static_cast<int>(last + 1)) {
     return absl::InternalError(
         absl::StrCat("the worker sent ", descriptors.size(), " windows; ", last + 1, " expected"));
@@ -121,7 +122,7 @@ absl::Status AttachedChannel::Map(std::vector<UniqueFd> descriptors, int64_t win
     if (i == 0) {
       window = std::move(segment);
     } else if (i == last) {
-      bell_ = std::move(segment);
+      notifier_ = std::move(segment);
     } else {
       writers.push_back(std::move(segment));
     }
@@ -154,7 +155,7 @@ absl::StatusOr<std::optional<v1::LocalReply>> AttachedChannel::Hear(absl::Durati
     if (!reply.alive()) return std::make_optional(std::move(reply));
     wait_.for_what = reply.message();
   } else if (!absl::IsDeadlineExceeded(message.status())) {
-    RETURN_IF_ERROR(AwaitNextLife(message.status()));
+    RETURN_IF_ERROR(AwaitNextIncarnation(message.status()));
   }
   if (now - last_heard_ > silence_)
     return Gone(absl::UnavailableError(absl::StrCat("it sent nothing for ", absl::FormatDuration(silence_))));
@@ -178,70 +179,70 @@ absl::StatusOr<v1::LocalReply> AttachedChannel::Call(v1::LocalRequest& request, 
   }
 }
 
-absl::StatusOr<v1::LocalReply> AttachedChannel::Send(v1::LocalRequest& letter, absl::Time deadline,
+absl::StatusOr<v1::LocalReply> AttachedChannel::Send(v1::LocalRequest& message, absl::Time deadline,
                                                      absl::Duration timeout, absl::string_view what) {
   RETURN_IF_ERROR(CheckProcess());
-  letter.set_session(welcome_.session());
-  letter.set_id(welcome_.session() << 32 | ++letters_);  // of no other session's letter
+  message.set_session(welcome_.session());
+  message.set_id(welcome_.session() << 32 | ++messages_);  // of no other session's message
   Begin(0, deadline, what, timeout);
   RETURN_IF_ERROR(ForgetOld());
-  RETURN_IF_ERROR(PostLetter(letter.SerializeAsString()));
-  return AwaitAnswer(letter.id());
+  RETURN_IF_ERROR(PostMessage(message.SerializeAsString()));
+  return AwaitAnswer(message.id());
 }
 
-// What the worker said of letters before this one does not count, and must not pile up. A worker that died since then
+// What the worker said of messages before this one does not count, and must not pile up. A worker that died since then
 // must know who this is.
 absl::Status AttachedChannel::ForgetOld() {
   while (true) {
     const absl::Status heard = socket_->Receive(absl::ZeroDuration()).status();
     if (absl::IsDeadlineExceeded(heard)) return absl::OkStatus();
-    if (!heard.ok()) return AwaitNextLife(heard);
+    if (!heard.ok()) return AwaitNextIncarnation(heard);
   }
 }
 
-void AttachedChannel::Ring() { FutexBump(*reinterpret_cast<std::atomic<uint32_t>*>(bell_.data())); }
+void AttachedChannel::Notify() { FutexBump(*reinterpret_cast<std::atomic<uint32_t>*>(notifier_.data())); }
 
-// Into the mailbox, and rings. The letter before it, of a call that was given up or of the slot's last trainer, may
+// Into the mailbox, and rings. The message before it, of a call that was given up or of the slot's last trainer, may
 // still lie there.
-absl::Status AttachedChannel::PostLetter(const std::string& letter) {
-  if (letter.size() > kMaxLetterBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("a step's request of ", letter.size(), " bytes; at most ",
-                                                   kMaxLetterBytes, ": give one learning rate for each of the job's ",
+absl::Status AttachedChannel::PostMessage(const std::string& message) {
+  if (message.size() > kMaxMessageBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("a step's request of ", message.size(), " bytes; at most ",
+                                                   kMaxMessageBytes, ": give one learning rate for each of the job's ",
                                                    job_->spec().num_groups(), " parameter groups, or one for all"));
   }
-  TakeLetter(mailbox_->reply, bytes_);  // an answer to such a call would keep the next one back
-  while (!PutLetter(mailbox_->request, letter)) {
-    Ring();
+  TakeMessage(mailbox_->reply, bytes_);  // an answer to such a call would keep the next one back
+  while (!PutMessage(mailbox_->request, message)) {
+    Notify();
     AwaitChange(mailbox_->request.taken, mailbox_->request.taken.load(), job_->options().spin, kRetry);
-    RETURN_IF_ERROR(HearOfLetter());
+    RETURN_IF_ERROR(HearOfMessage());
   }
-  Ring();
+  Notify();
   return absl::OkStatus();
 }
 
-// The answer to the letter, from the mailbox; answers to calls that were given up are passed over, and this one's may
+// The answer to the message, from the mailbox; answers to calls that were given up are passed over, and this one's may
 // wait for the room.
 absl::StatusOr<v1::LocalReply> AttachedChannel::AwaitAnswer(uint64_t id) {
-  Letter& letter = mailbox_->reply;
+  Message& message = mailbox_->reply;
   while (true) {
-    const uint32_t seen = letter.number.load();
-    if (TakeLetter(letter, bytes_)) {
+    const uint32_t seen = message.number.load();
+    if (TakeMessage(message, bytes_)) {
       v1::LocalReply reply;
-      if (!reply.ParseFromString(bytes_)) return absl::InternalError("the worker sent a letter that is no reply");
+      if (!reply.ParseFromString(bytes_)) return absl::InternalError("the worker sent a message that is no reply");
       if (reply.id() != id) {
-        Ring();
+        Notify();
         continue;
       }
       RETURN_IF_ERROR(StatusOf(reply));
       return reply;
     }
-    AwaitChange(letter.number, seen, job_->options().spin, std::min(kLook, silence_));
-    if (letter.number.load() == seen) RETURN_IF_ERROR(HearOfLetter());
+    AwaitChange(message.number, seen, job_->options().spin, std::min(kLook, silence_));
+    if (message.number.load() == seen) RETURN_IF_ERROR(HearOfMessage());
   }
 }
 
 // Why there will be no answer; or OK.
-absl::Status AttachedChannel::HearOfLetter() {
+absl::Status AttachedChannel::HearOfMessage() {
   ASSIGN_OR_RETURN(const std::optional<v1::LocalReply> reply, Hear(absl::ZeroDuration()));
   return reply.has_value() && reply->id() == 0 ? StatusOf(*reply) : absl::OkStatus();
 }
@@ -256,10 +257,10 @@ v1::SessionHello AttachedChannel::Hello() const {
   return hello;
 }
 
-// The connection broke. If a keeper has the worker's memory, its next life goes on with this session: windows and
-// letters are as they were.
-absl::Status AttachedChannel::AwaitNextLife(const absl::Status& cause) {
-  if (!kept_) return Gone(cause);
+// The connection broke. If a node has the worker's memory, its next incarnation goes on with this session: windows and
+// messages are as they were.
+absl::Status AttachedChannel::AwaitNextIncarnation(const absl::Status& cause) {
+  if (!retained_) return Gone(cause);
   const absl::Duration left = std::max(wait_.deadline - MonotonicNow(), absl::ZeroDuration());
   absl::StatusOr<ResumedSession> resumed = ResumeSession(socket_path_, Hello(), std::min(silence_, left));
   if (absl::IsUnavailable(resumed.status()) && MonotonicNow() >= wait_.deadline) {
@@ -269,7 +270,7 @@ absl::Status AttachedChannel::AwaitNextLife(const absl::Status& cause) {
   MutexLock lock(mu_);
   if (left_) return Gone(absl::UnavailableError("this session was closed"));
   socket_ = std::move(resumed->socket);
-  kept_ = resumed->welcome.kept();
+  retained_ = resumed->welcome.retained();
   last_heard_ = MonotonicNow();
   return absl::OkStatus();
 }

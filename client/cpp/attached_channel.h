@@ -1,6 +1,6 @@
 // AttachedChannel: how an attached session talks with its worker: a grant, a UNIX socket over which each side hears of
 // the other's death, and the mailbox behind the session's first gradient window, which the job's lead reads
-// (local/mailbox.h). Over the lives of a worker whose memory is kept it stays the same session. For one thread.
+// (local/mailbox.h). Over the incarnations of a worker whose memory is kept it stays the same session. For one thread.
 // It is the process's that opened it: one that is forked from it has neither connection nor slots (not_in_children.h),
 // and its calls are FailedPrecondition.
 #pragma once
@@ -34,7 +34,7 @@ class AttachedChannel {
 
   const v1::LocalWelcome& welcome() const { return welcome_; }
   std::vector<UniqueFd> TakeDescriptors() { return std::move(descriptors_); }
-  // Maps what the welcome describes, before the first letter: the parameter window, and a segment for each writer,
+  // Maps what the welcome describes, before the first message: the parameter window, and a segment for each writer,
   // which has `writer_bytes` of gradients and the mailbox behind them. Internal: they are smaller than the plan says.
   // `writers` outlives the object.
   absl::Status Map(std::vector<UniqueFd> descriptors, int64_t window_bytes, int64_t writer_bytes, Segment& window,
@@ -43,9 +43,9 @@ class AttachedChannel {
   // A request over the socket and the reply to it; replies to older, repeated calls are passed over. Waits for
   // `timeout` and for as long as a worker may be silent. `what`: what did not happen in time.
   absl::StatusOr<v1::LocalReply> Call(v1::LocalRequest& request, absl::Duration timeout, absl::string_view what);
-  // A letter and the answer to it, until `deadline`, which is `timeout` from when the caller began to count.
+  // A message and the answer to it, until `deadline`, which is `timeout` from when the caller began to count.
   //   DeadlineExceeded: what was waited for. Unavailable: the worker is gone or silent. Others: the answer's.
-  absl::StatusOr<v1::LocalReply> Send(v1::LocalRequest& letter, absl::Time deadline, absl::Duration timeout,
+  absl::StatusOr<v1::LocalReply> Send(v1::LocalRequest& message, absl::Time deadline, absl::Duration timeout,
                                       absl::string_view what);
   // Leaves the job: the worker hears of it at once, and what is mapped stays. For any thread, also during a call of
   // another one, which then ends with Unavailable. Again: nothing.
@@ -55,7 +55,7 @@ class AttachedChannel {
 
  private:
   struct Wait {
-    uint64_t id = 0;  // of the request; 0: a letter
+    uint64_t id = 0;  // of the request; 0: a message
     absl::Time deadline;
     std::string late, for_what;
   };
@@ -67,14 +67,14 @@ class AttachedChannel {
   void Begin(uint64_t id, absl::Time deadline, absl::string_view what, absl::Duration timeout);
   absl::Status ForgetOld();
   absl::StatusOr<std::optional<v1::LocalReply>> Hear(absl::Duration timeout);
-  absl::Status PostLetter(const std::string& letter);
+  absl::Status PostMessage(const std::string& message);
   absl::StatusOr<v1::LocalReply> AwaitAnswer(uint64_t id);
-  absl::Status HearOfLetter();
+  absl::Status HearOfMessage();
   v1::SessionHello Hello() const;
-  absl::Status AwaitNextLife(const absl::Status& cause);
+  absl::Status AwaitNextIncarnation(const absl::Status& cause);
   absl::Status Gone(const absl::Status& cause) const;
   absl::Status CheckProcess() const;
-  void Ring();
+  void Notify();
 
   const std::shared_ptr<Job> job_;
   const Rank rank_;
@@ -87,13 +87,13 @@ class AttachedChannel {
   std::unique_ptr<LocalSocket> socket_;
   std::string socket_path_;
   std::vector<int> slots_;  // the session's, or its seat
-  bool kept_ = false;       // should the worker die it comes back
+  bool retained_ = false;   // should the worker die it comes back
   Mailbox* mailbox_ = nullptr;
-  Segment bell_;
+  Segment notifier_;
   Wait wait_;
   std::vector<v1::AwaitedTrainer> awaited_;
   uint64_t last_id_ = 0;
-  uint32_t letters_ = 0;
+  uint32_t messages_ = 0;
   absl::Duration silence_ = absl::Seconds(3);
   absl::Time last_heard_;  // of the worker, in a wait
   std::string bytes_;

@@ -91,7 +91,7 @@ absl::Status ReaderLink::Map(const v1::LocalWelcome& welcome, std::vector<Unique
       publications_.push_back(std::move(segment));
     }
   }
-  seat_ = welcome.seat();
+  place_ = welcome.seat();
   MutexLock lock(mu_);
   uses_.assign(publications_.size(), 0);
   return absl::OkStatus();
@@ -144,19 +144,19 @@ std::optional<int> ReaderLink::Hold(Step step) {
   for (int b = 0; b < static_cast<int>(publications_.size()); ++b) {
     const std::atomic<int64_t>& version = board().version_plus_one[b];
     if (version.load() - 1 != step.value()) continue;
-    if (uses_[b] == 0 && !HoldFile(holds_[b].get(), seat_).ok()) return std::nullopt;
+    if (uses_[b] == 0 && !HoldFile(holds_[b].get(), place_).ok()) return std::nullopt;
     if (version.load() - 1 == step.value()) {
       ++uses_[b];
       return b;
     }
-    if (uses_[b] == 0) LetFileGo(holds_[b].get(), seat_);
+    if (uses_[b] == 0) LetFileGo(holds_[b].get(), place_);
   }
   return std::nullopt;
 }
 
 void ReaderLink::Release(int buffer) {
   MutexLock lock(mu_);
-  if (--uses_[buffer] == 0) LetFileGo(holds_[buffer].get(), seat_);
+  if (--uses_[buffer] == 0) LetFileGo(holds_[buffer].get(), place_);
 }
 
 std::optional<HeldVersion> AttachedReader::TryTake(const VersionChoice& choice) {
@@ -177,7 +177,7 @@ std::optional<HeldVersion> AttachedReader::TryTake(const VersionChoice& choice) 
 }
 
 // At the same epoch.
-bool AttachedReader::AttachToNextLife() {
+bool AttachedReader::AttachToNextIncarnation() {
   const absl::StatusOr<Rank> rank = RankToAttachTo(*job_, 0);
   if (!rank.ok()) return false;
   absl::StatusOr<std::shared_ptr<ReaderLink>> link = ReaderLink::Attach(job_, *rank, options_.ttl);
@@ -202,11 +202,11 @@ absl::StatusOr<AttachedReader::After> AttachedReader::AttachToNextEpoch() {
   return After{true};
 }
 
-// Goes to the worker's next life, or to the job's next epoch. Until there is one, what the link has is read only where
-// it is of the newest epoch: a job that was deleted and made again has left it behind.
+// Goes to the worker's next incarnation, or to the job's next epoch. Until there is one, what the link has is read only
+// where it is of the newest epoch: a job that was deleted and made again has left it behind.
 absl::StatusOr<AttachedReader::After> AttachedReader::MoveOn(absl::Time deadline) {
   const bool closed = link_->over() == BoardOver::kClosed;
-  if (link_->hung_up() && !closed && AttachToNextLife()) return After{true};
+  if (link_->hung_up() && !closed && AttachToNextIncarnation()) return After{true};
   v1::DescribeJobRequest request;
   request.set_job(job_->spec().name);
   const absl::StatusOr<v1::JobDescription> now = client_.coordinator().DescribeJob(
@@ -245,7 +245,7 @@ absl::Status AttachedReader::Late(const VersionChoice& choice, absl::Duration ti
 absl::StatusOr<HeldVersion> AttachedReader::Take(VersionChoice choice, absl::Duration timeout) {
   const absl::Time deadline = MonotonicNow() + timeout;
   while (true) {
-    const uint32_t seen = link_->board().bell.load();
+    const uint32_t seen = link_->board().notifier.load();
     if (options_.stopped()) return absl::CancelledError("the reader was stopped");
     After after{false, true};
     if (link_->over() != BoardOver::kNo || !link_->Health().ok()) {
@@ -266,7 +266,7 @@ absl::StatusOr<HeldVersion> AttachedReader::Take(VersionChoice choice, absl::Dur
     const absl::Duration left = deadline - MonotonicNow();
     if (left <= absl::ZeroDuration()) return after.unknown.ok() ? Late(choice, timeout) : after.unknown;
     if (is_there && choice.kind == VersionChoice::kExact) continue;  // taken for a moment
-    FutexWait(link_->board().bell, seen, std::min(left, kLook));
+    FutexWait(link_->board().notifier, seen, std::min(left, kLook));
   }
 }
 

@@ -40,7 +40,7 @@ class Absence {
 class ReaderLink {
  public:
   // Errors of Shard.Attach and of LocalSocket::Connect. Internal: what the worker sent does not fit the plan.
-  // `again`: once more if it is refused, since a worker's next life does not know what the last one granted.
+  // `again`: once more if it is refused, since a worker's next incarnation does not know what the last one granted.
   static absl::StatusOr<std::shared_ptr<ReaderLink>> Attach(std::shared_ptr<Job> job, Rank rank, absl::Duration ttl,
                                                             bool again = true);
   ~ReaderLink();
@@ -70,7 +70,7 @@ class ReaderLink {
   std::vector<Segment> publications_;
   std::vector<UniqueFd> holds_;  // by publication: the description that holds it, which maps nothing
   std::vector<NotInChildren> own_holds_;
-  int seat_ = 0;
+  int place_ = 0;
   const pid_t pid_ = getpid();
   std::thread renewer_;
   std::atomic<bool> stop_{false}, hung_up_{false};
@@ -99,7 +99,7 @@ class AttachedReader final : public VersionReader {
 
   std::optional<HeldVersion> TryTake(const VersionChoice& choice);
   absl::StatusOr<After> MoveOn(absl::Time deadline);
-  bool AttachToNextLife();
+  bool AttachToNextIncarnation();
   absl::StatusOr<After> AttachToNextEpoch();
   absl::Status Late(const VersionChoice& choice, absl::Duration timeout) const;
 

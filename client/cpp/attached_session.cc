@@ -1,4 +1,4 @@
-// The attached session: windows are the workers' memory, a step is a letter in its slot's mailbox, what concerns
+// The attached session: windows are the workers' memory, a step is a message in its slot's mailbox, what concerns
 // buckets a message over a UNIX socket.
 #include <algorithm>
 #include <utility>

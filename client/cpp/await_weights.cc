@@ -1,7 +1,7 @@
 #include "client/cpp/await_weights.h"
 
 #include "absl/strings/str_cat.h"
-#include "client/cpp/next_life.h"
+#include "client/cpp/next_incarnation.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
 
@@ -13,9 +13,9 @@ absl::StatusOr<Step> AwaitCommittedStep(const Job& job, Rank rank, absl::Duratio
     const absl::Duration limit = timeout > absl::ZeroDuration() ? TimeOfCall(deadline, job.options().call_timeout)
                                                                 : job.options().opening_call();
     const auto ask = [&] { return job.worker(rank).GetStatus(limit); };
-    const bool kept = job.members()[rank.value()].kept();
-    ASSIGN_OR_RETURN(const v1::GetStatusReply status, CallAgain(kept, job.peer_timeout(), ask));
-    bool held = kept;  // its next life may not have the job yet
+    const bool retained = job.members()[rank.value()].kept();
+    ASSIGN_OR_RETURN(const v1::GetStatusReply status, CallAgain(retained, job.peer_timeout(), ask));
+    bool held = retained;  // its next incarnation may not have the job yet
     for (const v1::GetStatusReply::Job& entry : status.jobs()) {
       if (entry.name() != job.spec().name) continue;
       held = true;

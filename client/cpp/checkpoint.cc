@@ -12,7 +12,7 @@
 #include "absl/time/clock.h"
 #include "checkpoint/stored_files.h"
 #include "client/cpp/await_weights.h"
-#include "client/cpp/next_life.h"
+#include "client/cpp/next_incarnation.h"
 #include "core/base/fault_point.h"
 #include "core/base/status.h"
 #include "core/base/sync.h"
@@ -84,13 +84,13 @@ class FileCalls {
   // A call that was not answered has done nothing, and a first connection may fail although the worker lives: gRPC
   // before 1.61 looks at the errno of connect after calls that change it (github.com/grpc/grpc, pull request 35064).
   absl::Status Ask(Job& job, size_t i, const Call& call) {
-    const bool kept = job.members()[ranks_[i].value()].kept();
+    const bool retained = job.members()[ranks_[i].value()].kept();
     const auto told = [this, i](const v1::FileProgress& progress) { return Told(i, progress); };
     const auto may_again = [this, i] {
       MutexLock lock(mu_);
       return !any_[i] && first_error_.ok();
     };
-    return CallAgainWhile(may_again, kept ? job.peer_timeout() : std::min(job.peer_timeout(), kFirstPatience),
+    return CallAgainWhile(may_again, retained ? job.peer_timeout() : std::min(job.peer_timeout(), kFirstPatience),
                           [&] { return call(job.worker(ranks_[i]), told); })
         .status();
   }

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/cpp/next_life.h"
+#include "client/cpp/next_incarnation.h"
 #include "client/cpp/pulling_session.h"
 #include "client/cpp/session.h"
 #include "core/base/clock.h"
@@ -214,7 +214,7 @@ absl::Status Job::Initialize(const std::map<std::string, std::vector<float>>& va
     ASSIGN_OR_RETURN(const int tensor, Resolve(name));
     given[tensor] = &elements;
   }
-  // Every bucket as fp32 in its flat space, zeros in the padding; a shard's piece is one stretch of each.
+  // Every bucket as fp32 in its flat space, zeros in the padding; a shard's gradient is one stretch of each.
   std::vector<std::vector<float>> flat;
   for (const Bucket& bucket : plan_.buckets()) flat.emplace_back(bucket.num_elements, 0.0f);
   for (size_t i = 0; i < spec_.parameters.size(); ++i) {

@@ -66,7 +66,7 @@ struct TensorView {
   int device = -1;  // the CUDA device whose memory it is, as this process counts them; -1: memory of the host
 };
 // The same of weights. Where the job gathers them in codes (core/format/gather_format.h), `data` are those, `format` is
-// what was coded, and the scales lie beside them.
+// what was quantized, and the scales lie beside them.
 struct ConstTensorView {
   const void* data = nullptr;
   Format format = Format::kFp32;

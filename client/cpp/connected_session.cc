@@ -1,5 +1,5 @@
-// The connected session: gradients and weights are this process's own memory; a step pushes every slot's pieces to
-// their owners, declares the slots, and pulls the new weights.
+// The connected session: gradients and weights are this process's own memory; a step pushes every slot's gradient
+// shards to their owners, declares the slots, and pulls the new weights.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/await_weights.h"
-#include "client/cpp/next_life.h"
+#include "client/cpp/next_incarnation.h"
 #include "client/cpp/session.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
@@ -132,7 +132,7 @@ class ConnectedSession final : public Session {
     return job_->worker(home()).DeclareBucket(request, deadline - MonotonicNow()).status();
   }
 
-  // Each shard's piece goes to one of its replicas: on one host they share the slot's window.
+  // Each shard's gradient goes to one of its replicas: on one host they share the slot's window.
   // `only`: of this bucket alone.
   absl::Status PushSlot(size_t index, int64_t step, std::optional<int> only, absl::Time deadline) {
     const Plan& plan = job_->plan();

@@ -106,18 +106,18 @@ absl::Status PullingSession::Fill(const FinishOptions& options, v1::FinishedSlot
   return absl::OkStatus();
 }
 
-absl::StatusOr<PullingSession::Next> PullingSession::Send(v1::LocalRequest& letter, absl::Duration timeout,
+absl::StatusOr<PullingSession::Next> PullingSession::Send(v1::LocalRequest& message, absl::Duration timeout,
                                                           absl::string_view what) {
-  v1::SlotLetter& request = *letter.mutable_slot();
+  v1::SlotRequest& request = *message.mutable_slot();
   request.set_after_step(committed_.value());
   request.set_timeout_ms(std::clamp<int64_t>(absl::ToInt64Milliseconds(timeout), 1, kMaxSlotTimeoutMs));
   if (request.has_finished()) sent_ = request.finished();
-  const absl::StatusOr<v1::LocalReply> reply = channel_->Send(letter, MonotonicNow() + timeout, timeout, what);
+  const absl::StatusOr<v1::LocalReply> reply = channel_->Send(message, MonotonicNow() + timeout, timeout, what);
   const bool answered = !absl::IsDeadlineExceeded(reply.status()) && !absl::IsUnavailable(reply.status());
   if (answered && (request.has_finished() || reply.ok())) sent_.reset();
   if (request.has_finished() && (reply.ok() || absl::IsAborted(reply.status()))) taken_.reset();
   RETURN_IF_ERROR(reply.status());
-  const v1::SlotLetterReply& said = reply->slot();
+  const v1::SlotReply& said = reply->slot();
   Next next;
   next.result = FromProto(said.result());
   if (!request.take()) return next;
@@ -141,27 +141,27 @@ absl::StatusOr<PullingSession::Work> PullingSession::Take(absl::Duration timeout
     return absl::FailedPreconditionError(absl::StrCat("no initial weights of job ", job_->spec().name,
                                                       " were seen yet; call AwaitWeights before the first slot"));
   }
-  v1::LocalRequest letter;
-  letter.mutable_slot()->set_take(true);
+  v1::LocalRequest message;
+  message.mutable_slot()->set_take(true);
   ASSIGN_OR_RETURN(
-      Next next, Send(letter, timeout,
+      Next next, Send(message, timeout,
                       absl::StrCat("no slot of step ", committed_.value() + 1, " was open, and it was not committed")));
   return std::move(next.work);
 }
 
 absl::StatusOr<SlotResult> PullingSession::Finish(const FinishOptions& options) {
-  v1::LocalRequest letter;
-  RETURN_IF_ERROR(Fill(options, *letter.mutable_slot()->mutable_finished()));
+  v1::LocalRequest message;
+  RETURN_IF_ERROR(Fill(options, *message.mutable_slot()->mutable_finished()));
   ASSIGN_OR_RETURN(const Next next,
-                   Send(letter, options.timeout, absl::StrCat("slot ", taken_->value(), " was not finished")));
+                   Send(message, options.timeout, absl::StrCat("slot ", taken_->value(), " was not finished")));
   return next.result;
 }
 
 absl::StatusOr<PullingSession::Next> PullingSession::FinishAndTake(const FinishOptions& options) {
-  v1::LocalRequest letter;
-  RETURN_IF_ERROR(Fill(options, *letter.mutable_slot()->mutable_finished()));
-  letter.mutable_slot()->set_take(true);
-  return Send(letter, options.timeout,
+  v1::LocalRequest message;
+  RETURN_IF_ERROR(Fill(options, *message.mutable_slot()->mutable_finished()));
+  message.mutable_slot()->set_take(true);
+  return Send(message, options.timeout,
               absl::StrCat("slot ", taken_->value(), " was not finished, or no other was open"));
 }
 

@@ -90,7 +90,7 @@ class PullingSession {
  private:
   explicit PullingSession(std::shared_ptr<Job> job, Rank rank) : job_(std::move(job)), rank_(rank) {}
   absl::Status Fill(const FinishOptions& options, v1::FinishedSlot& finished) const;
-  absl::StatusOr<Next> Send(v1::LocalRequest& letter, absl::Duration timeout, absl::string_view what);
+  absl::StatusOr<Next> Send(v1::LocalRequest& message, absl::Duration timeout, absl::string_view what);
   absl::Status CheckTaken() const;
   const char* window() const;
 

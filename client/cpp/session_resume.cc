@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "client/cpp/next_life.h"
+#include "client/cpp/next_incarnation.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
 #include "proto/protocol_version.h"

@@ -1,5 +1,5 @@
-// ResumeSession: the way back of an attached session whose worker died and whose memory a keeper has (SessionHello in
-// local.proto): asks at the worker's socket until its next life is there.
+// ResumeSession: the way back of an attached session whose worker died and whose memory a node has (SessionHello in
+// local.proto): asks at the worker's socket until its next incarnation is there.
 #pragma once
 
 #include <memory>

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/attached_channel.h"
 #include "client/cpp/attached_reader.h"
-#include "client/cpp/next_life.h"
+#include "client/cpp/next_incarnation.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
 

@@ -12,9 +12,9 @@
 // memory, and what is held stays whole whoever dies. Pulled (any host): the version is copied over gRPC.
 //
 // A reader that is attached says to its worker in time that it is there (ReaderOptions::ttl). When the worker or the
-// job's epoch ends, any reader goes to the worker's next life or to the job's next epoch; so it does when the job was
-// deleted and made again under its name, as a trainer that loads another state does. VersionReader is for one thread;
-// HeldVersions may go in any other.
+// job's epoch ends, any reader goes to the worker's next incarnation or to the job's next epoch; so it does when the
+// job was deleted and made again under its name, as a trainer that loads another state does. VersionReader is for one
+// thread; HeldVersions may go in any other.
 #pragma once
 
 #include <atomic>
@@ -85,9 +85,10 @@ struct FollowOptions {
   absl::Duration timeout = absl::Minutes(10);
 };
 
-// Calls `use` with one version after the other, each newer than the one before (kNewer). That one is released when `use`
-// has returned of the next: between two calls the caller may read the older one. Versions that come while `use` runs,
-// but the newest, are passed over. Ends with the first error, of Take or of `use`; Cancelled is a good one to stop with.
+// Calls `use` with one version after the other, each newer than the one before (kNewer). That one is released when
+// `use` has returned of the next: between two calls the caller may read the older one. Versions that come while `use`
+// runs, but the newest, are passed over. Ends with the first error, of Take or of `use`; Cancelled is a good one to
+// stop with.
 absl::Status Follow(VersionReader& reader, const FollowOptions& options,
                     const std::function<absl::Status(const HeldVersion&)>& use);
 

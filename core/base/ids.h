@@ -35,6 +35,7 @@ using Rank = StrongId<struct RankTag, int32_t>;    // a member's place in a job'
 using Slot = StrongId<struct SlotTag, int32_t>;    // a gradient contribution of a step, 0 .. slots-1
 using Step = StrongId<struct StepTag, int64_t>;    // optimizer step; 0 = the initial weights, the first step is 1
 using Epoch = StrongId<struct EpochTag, int64_t>;  // one composition of a job's members
-using Incarnation = StrongId<struct IncarnationTag, int64_t>;  // one life of a worker process: nanoseconds at its start
+using Incarnation =
+    StrongId<struct IncarnationTag, int64_t>;  // one incarnation of a worker process: nanoseconds at its start
 
 }  // namespace shardmesh

@@ -1,6 +1,7 @@
-// Incarnations: the numbers by which the lives of one worker's name are told apart. Each life's number is larger than
-// the last one's. It is the wall time at the start in nanoseconds, or one more than the last life's number, whichever
-// is larger: so numbers go on growing when somebody sets the wall clock back. Pure functions, thread-safe.
+// Incarnations: the numbers by which the incarnations of one worker's name are told apart. Each incarnation's number is
+// larger than the last one's. It is the wall time at the start in nanoseconds, or one more than the last incarnation's
+// number, whichever is larger: so numbers go on growing when somebody sets the wall clock back. Pure functions,
+// thread-safe.
 //
 // Who refuses a number says which one it would take (WithNextIncarnation), and the worker takes that one.
 #pragma once
@@ -19,7 +20,7 @@
 
 namespace shardmesh {
 
-// What is larger is no number of a life: as a wall time this is in the year 2116.
+// What is larger is no number of an incarnation: as a wall time this is in the year 2116.
 inline constexpr int64_t kMaxIncarnation = int64_t{1} << 62;
 
 // `a` + `b`, both not negative; the largest number when that is too much.
@@ -28,7 +29,7 @@ inline int64_t AddSaturated(int64_t a, int64_t b) {
   return a > kMost - b ? kMost : a + b;
 }
 
-// Of a life that begins at `wall`; `last`: the number of the life before it, 0: none is known.
+// Of an incarnation that begins at `wall`; `last`: the number of the incarnation before it, 0: none is known.
 inline int64_t NextIncarnation(absl::Time wall, int64_t last) {
   return std::max<int64_t>({1, std::min(absl::ToUnixNanos(wall), kMaxIncarnation), AddSaturated(last, 1)});
 }

@@ -1,6 +1,6 @@
-// Secrets that only the programs of a service know: of a worker's life, of a job, of a group of hosts, of a grant, a
-// lease or a folder. Who shows the right one is who it says it is. Pure but for RandomBytes, thread-safe. Secrets
-// belong in no log line, no error and no description of a job.
+// Secrets that only the programs of a service know: of a worker's incarnation, of a job, of a group of hosts, of a
+// grant, a lease or a folder. Who shows the right one is who it says it is. Pure but for RandomBytes, thread-safe.
+// Secrets belong in no log line, no error and no description of a job.
 #pragma once
 
 #include <string>

@@ -40,7 +40,7 @@ GatherFormat GatherOf(WeightFormat weights, GatherFormat gather) {
                                            : gather;
 }
 
-bool IsCoded(WeightFormat weights, GatherFormat gather) {
+bool IsQuantized(WeightFormat weights, GatherFormat gather) {
   const GatherFormat made = GatherOf(weights, gather);
   const bool copied = weights == WeightFormat::kInt8Row && made == GatherFormat::kInt8Row;
   return made != GatherFormat::kStored && !copied;

@@ -12,7 +12,7 @@
 //   nf4         2 in a byte      int8 for 64           behind them, from a multiple of 4 bytes on, floats: a factor for
 //                                                       every 256 of them, and the mean of the tensor
 //
-// What is coded are the weights as `stored` would show them. A scale is of the whole tensor, never of a shard.
+// What is quantized are the weights as `stored` would show them. A scale is of the whole tensor, never of a shard.
 #pragma once
 
 #include <algorithm>
@@ -42,9 +42,10 @@ Format GatheredFormat(WeightFormat format);
 // stored so.
 GatherFormat GatherOf(WeightFormat weights, GatherFormat gather);
 
-// Whether gathered weights are codes that are made of the stored ones. Otherwise they are what is stored: fp32, bf16, or
-// the codes and scales of int8_row. Those of nf4 are made: its scales are of the whole tensor, and stored ones are not.
-bool IsCoded(WeightFormat weights, GatherFormat gather);
+// Whether gathered weights are codes that are made of the stored ones. Otherwise they are what is stored: fp32, bf16,
+// or the codes and scales of int8_row. Those of nf4 are made: its scales are of the whole tensor, and stored ones are
+// not.
+bool IsQuantized(WeightFormat weights, GatherFormat gather);
 
 inline constexpr int64_t kNf4BlockElements = 64, kNf4FactorBlocks = 256;
 

@@ -45,12 +45,12 @@ TEST(GatherFormatTest, WeightsStoredInCodes_AreGatheredInTheirsUnlessAskedOtherw
   EXPECT_EQ(GatherOf(WeightFormat::kNf4, GatherFormat::kStored), GatherFormat::kNf4);
   EXPECT_EQ(GatheredFormat(WeightFormat::kNf4), Format::kFp32);
   for (const GatherFormat gather : {GatherFormat::kStored, GatherFormat::kInt8Row}) {
-    EXPECT_FALSE(IsCoded(WeightFormat::kInt8Row, gather)) << "copied";
+    EXPECT_FALSE(IsQuantized(WeightFormat::kInt8Row, gather)) << "copied";
   }
-  EXPECT_FALSE(IsCoded(WeightFormat::kBf16, GatherFormat::kStored));
-  EXPECT_TRUE(IsCoded(WeightFormat::kBf16, GatherFormat::kInt8Row));
-  EXPECT_TRUE(IsCoded(WeightFormat::kInt8Row, GatherFormat::kFp8Row));
-  EXPECT_TRUE(IsCoded(WeightFormat::kNf4, GatherFormat::kStored)) << "its scales are of the whole tensor";
+  EXPECT_FALSE(IsQuantized(WeightFormat::kBf16, GatherFormat::kStored));
+  EXPECT_TRUE(IsQuantized(WeightFormat::kBf16, GatherFormat::kInt8Row));
+  EXPECT_TRUE(IsQuantized(WeightFormat::kInt8Row, GatherFormat::kFp8Row));
+  EXPECT_TRUE(IsQuantized(WeightFormat::kNf4, GatherFormat::kStored)) << "its scales are of the whole tensor";
   EXPECT_EQ(LayoutOf(WeightFormat::kNf4).codes.BytesOf(1001), 501);
   EXPECT_EQ(LayoutOf(WeightFormat::kNf4).extra.BytesOf(1001), 16 * 4);
 }

@@ -47,7 +47,7 @@ TEST(AbsentWeightsTest, EveryParameterBeginsWithNaN_AndPaddingHoldsZeros) {
     const int64_t begin = bucket.weight_offset + bucket.CodeOffset(placement.offset);
     const int64_t end = begin + GatheredCodeBytes(bucket.format(), bucket.gather, placement.num_elements);
     for (int64_t at = begin; at < end && (at == begin || at % kPageBytes != 0); ++at) expected[at] = '\xff';
-    if (placement.num_elements == 0 || bucket.coded()) continue;
+    if (placement.num_elements == 0 || bucket.quantized()) continue;
     float value = 0;  // bf16 is the upper half of an fp32
     std::memcpy(&value, window.data() + begin, bucket.weights == WeightFormat::kFp32 ? 4 : 2);
     if (bucket.weights == WeightFormat::kBf16) std::memcpy(reinterpret_cast<char*>(&value) + 2, &value, 2);

@@ -191,7 +191,7 @@ absl::Status Plan::PlaceScales(const JobSpec& job) {
       const Bucket& bucket = buckets_[placements_[i].bucket];
       if (!job.parameters[i].tied_to.empty() || bucket.frozen != frozen) continue;
       placements_[i].first_maximum = num_maxima_;
-      if (bucket.coded() && bucket.gather != GatherFormat::kMx8) num_maxima_ += placements_[i].scales.num_blocks;
+      if (bucket.quantized() && bucket.gather != GatherFormat::kMx8) num_maxima_ += placements_[i].scales.num_blocks;
     }
     if (!frozen) num_stepped_maxima_ = num_maxima_;
   }
@@ -204,12 +204,12 @@ absl::Status Plan::PlaceScales(const JobSpec& job) {
   return absl::OkStatus();
 }
 
-bool Plan::coded() const {
-  return absl::c_any_of(buckets_, [](const Bucket& bucket) { return bucket.coded(); });
+bool Plan::quantized() const {
+  return absl::c_any_of(buckets_, [](const Bucket& bucket) { return bucket.quantized(); });
 }
 
-bool Plan::steps_coded() const {
-  return absl::c_any_of(buckets_, [](const Bucket& bucket) { return bucket.coded() && !bucket.frozen; });
+bool Plan::steps_quantized() const {
+  return absl::c_any_of(buckets_, [](const Bucket& bucket) { return bucket.quantized() && !bucket.frozen; });
 }
 
 ShardPlace Plan::PlaceOf(Rank rank) const {
@@ -264,13 +264,13 @@ int64_t Plan::GradientPageBytes(int bucket) const {
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
-int64_t Plan::GradientPieceBytes(int shard) const {
+int64_t Plan::GradientShardBytes(int shard) const {
   int64_t elements = 0;
   for (const Bucket& bucket : buckets_) elements += bucket.gradients(shard);
   return elements * BytesPerElement(gradient_format_);
 }
 
-int64_t Plan::InitialPieceBytes(int shard) const {
+int64_t Plan::InitialShardBytes(int shard) const {
   int64_t elements = 0;
   for (const Bucket& bucket : buckets_) elements += bucket.size(shard);
   return elements * BytesPerElement(Format::kFp32);

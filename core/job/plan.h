@@ -4,7 +4,7 @@
 //   job      = a BucketLayout (core/layout/bucket_layout.h): a space for each set of formats and number of states,
 //   other ones
 //              for what is frozen and for what Muon steps. Granules:
-//                kBlockElements    so that no block of a coded state is cut
+//                kBlockElements    so that no block of a quantized state is cut
 //                whole rows        of int8_row weights, as many as are whole blocks too; of a tensor that has no more
 //                                  than those, all of it. A tensor of one dimension is one row
 //                the matrix        that Muon steps: one shard has it whole, chosen by core/layout/owner_balance.h
@@ -77,8 +77,9 @@ struct Bucket {
 
   // Whether what windows hold is made of the stored weights, in a command of its own (worker/pass/pass.h). Otherwise it
   // is what is stored: fp32, bf16, or the codes and scales of int8_row.
-  bool coded() const { return IsCoded(weights, gather); }
-  // Of its weights as an optimizer step gives them to readers; where it is not coded, that of windows and publications.
+  bool quantized() const { return IsQuantized(weights, gather); }
+  // Of its weights as an optimizer step gives them to readers; where it is not quantized, that of windows and
+  // publications.
   Format format() const { return GatheredFormat(weights); }
   // Bytes in a window from the bucket's start to an element's code. REQUIRES: a multiple of kBlockElements.
   int64_t CodeOffset(int64_t element) const { return GatheredCodeBytes(format(), gather, element); }
@@ -126,12 +127,12 @@ class Plan {
   // Sums of some slots that a worker has room for: as many, with that of a trainer that need not wait, and the one that
   // is being made.
   int num_partials() const { return pulled() ? live_gradients() + 2 : 0; }
-  // Scales of coded weights that are made of a largest magnitude that several shards may share; mx8 has none of them.
-  // Those of frozen weights, which are placed once, come last.
+  // Scales of quantized weights that are made of a largest magnitude that several shards may share; mx8 has none of
+  // them. Those of frozen weights, which are placed once, come last.
   int64_t num_maxima() const { return num_maxima_; }
   int64_t num_stepped_maxima() const { return num_stepped_maxima_; }
-  bool coded() const;        // some bucket is
-  bool steps_coded() const;  // some bucket is that is not frozen
+  bool quantized() const;        // some bucket is
+  bool steps_quantized() const;  // some bucket is that is not frozen
   // Blocks of kBlockElements whose gradients are squared for the norm; 0 where it is not asked for.
   int64_t norm_blocks() const { return clips_ ? gradient_elements_ / kBlockElements : 0; }
 
@@ -153,9 +154,9 @@ class Plan {
   int64_t WeightPageBytes(int bucket) const;
   int64_t GradientPageBytes(int bucket) const;
 
-  // Bytes of a shard's piece (see shard.proto): of its gradient, and of its weights as fp32, frozen ones included.
-  int64_t GradientPieceBytes(int shard) const;
-  int64_t InitialPieceBytes(int shard) const;
+  // Bytes of a shard's gradient (see shard.proto): of its gradient, and of its weights as fp32, frozen ones included.
+  int64_t GradientShardBytes(int shard) const;
+  int64_t InitialShardBytes(int shard) const;
 
  private:
   explicit Plan(BucketLayout layout) : layout_(std::make_shared<const BucketLayout>(std::move(layout))) {}

@@ -63,7 +63,7 @@ void ExpectWholeMatrices(const char* mesh, int64_t bucket_elements) {
   }
   EXPECT_EQ(found, std::vector<int>(kMatrices, 1));
   EXPECT_LT(padding, kMatrices * kBlockElements);
-  for (int shard = 0; shard < plan.num_shards(); ++shard) gradients += plan.GradientPieceBytes(shard);
+  for (int shard = 0; shard < plan.num_shards(); ++shard) gradients += plan.GradientShardBytes(shard);
   EXPECT_EQ(gradients, plan.total_elements() * 2);
   if (plan.num_shards() > 8) return;  // fewer matrices than shards: some have none
   const int64_t all = std::accumulate(owned.begin(), owned.end(), int64_t{0});
@@ -113,7 +113,7 @@ TEST(LayoutGranulesTest, Int8Rows_AreNotCut_AndLieWithTheirScales) {
     const Bucket& bucket = plan.buckets()[at.bucket];
     EXPECT_EQ(bucket.row_elements, row);
     EXPECT_EQ(bucket.gather, GatherFormat::kInt8Row);
-    EXPECT_FALSE(bucket.coded()) << "they are gathered as they are stored";
+    EXPECT_FALSE(bucket.quantized()) << "they are gathered as they are stored";
     EXPECT_EQ(at.scales.num_blocks, at.num_elements / row);
     EXPECT_GE(at.scale_offset, bucket.num_elements);
     EXPECT_EQ(bucket.shard_elements % bucket.granule_elements, 0);
@@ -137,9 +137,9 @@ TEST(LayoutGranulesTest, Int8Rows_ThatAreGatheredInOtherCodes_HaveMaximaAndScale
                     {"nf4", {100, 96}, WeightFormat::kInt8Row, "", StateFormat::kFp32, GatherFormat::kNf4}};
   ASSERT_OK_AND_ASSIGN(const Plan plan, Plan::Create(job));
   const auto bucket = [&](int t) { return plan.buckets()[plan.placements()[t].bucket]; };
-  EXPECT_FALSE(bucket(0).coded());
-  EXPECT_TRUE(bucket(1).coded());
-  EXPECT_TRUE(bucket(2).coded());
+  EXPECT_FALSE(bucket(0).quantized());
+  EXPECT_TRUE(bucket(1).quantized());
+  EXPECT_TRUE(bucket(2).quantized());
   EXPECT_EQ(plan.num_maxima(), 100 + 9600 / 64);
   EXPECT_EQ(bucket(2).granule_elements, 768) << "rows are not cut, whatever they are gathered as";
   EXPECT_EQ(bucket(2).CodeOffset(bucket(2).num_elements), bucket(2).num_elements / 2);

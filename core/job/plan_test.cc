@@ -42,13 +42,13 @@ TEST(LayoutTest, WorkedExample) {
   EXPECT_EQ(plan.buckets()[1].padding, 512 - 7);
   EXPECT_EQ(plan.version_bytes(), 512 * 4 + 512 * 2);
   EXPECT_EQ(plan.total_elements(), 1024);
-  EXPECT_EQ(plan.GradientPieceBytes(0), 512 * 2);
-  EXPECT_EQ(plan.InitialPieceBytes(0), 512 * 4);
+  EXPECT_EQ(plan.GradientShardBytes(0), 512 * 2);
+  EXPECT_EQ(plan.InitialShardBytes(0), 512 * 4);
   EXPECT_EQ(plan.window_bytes(), 2 * kPageBytes);
 }
 
 // Codes of a byte, and behind those of the whole bucket the scales of its tensors.
-TEST(LayoutTest, CodedWeights_HaveTheirScalesBehindTheCodes) {
+TEST(LayoutTest, QuantizedWeights_HaveTheirScalesBehindTheCodes) {
   JobSpec job = SmallJob();
   job.parameters[0].gather = job.parameters[2].gather = GatherFormat::kFp8Row;
   job.parameters[2].shape = {129, 1};
@@ -68,12 +68,12 @@ TEST(LayoutTest, CodedWeights_HaveTheirScalesBehindTheCodes) {
   EXPECT_EQ(plan.num_maxima(), 3 + 129);
   EXPECT_EQ(plan.version_bytes(), 512 + 132 * 4 + 512 * 2 + 512 + 16);
   EXPECT_EQ(plan.window_bytes(), 3 * kPageBytes);
-  EXPECT_TRUE(plan.coded());
-  EXPECT_FALSE(PlanOf(SmallJob()).coded());
-  EXPECT_TRUE(plan.steps_coded());
+  EXPECT_TRUE(plan.quantized());
+  EXPECT_FALSE(PlanOf(SmallJob()).quantized());
+  EXPECT_TRUE(plan.steps_quantized());
   for (ParameterSpec& p : job.parameters) p.frozen = true;
-  EXPECT_TRUE(PlanOf(job).coded());
-  EXPECT_FALSE(PlanOf(job).steps_coded());
+  EXPECT_TRUE(PlanOf(job).quantized());
+  EXPECT_FALSE(PlanOf(job).steps_quantized());
 }
 
 TEST(LayoutTest, Hash_IsGolden) { EXPECT_EQ(PlanOf(SmallJob()).hash(), "ea32528f29778f2d72a8a595db1a1619"); }
@@ -166,9 +166,9 @@ TEST(LayoutTest, FrozenParameters_HaveNoGradients) {
   EXPECT_EQ(plan.buckets()[1].gradients(0), 0);
   EXPECT_EQ(plan.window_bytes(), all.window_bytes());
   EXPECT_EQ(plan.version_bytes(), all.version_bytes());
-  EXPECT_EQ(plan.InitialPieceBytes(0), all.InitialPieceBytes(0));
+  EXPECT_EQ(plan.InitialShardBytes(0), all.InitialShardBytes(0));
   EXPECT_EQ(plan.gradient_window_bytes(), all.gradient_window_bytes() - 8192 * 2);
-  EXPECT_EQ(plan.GradientPieceBytes(0), all.GradientPieceBytes(0) - 8192 * 2 / plan.num_shards());
+  EXPECT_EQ(plan.GradientShardBytes(0), all.GradientShardBytes(0) - 8192 * 2 / plan.num_shards());
   EXPECT_EQ(plan.norm_blocks(), all.norm_blocks() - 8192 / kBlockElements);
   for (int i : {0, 2}) job.parameters[i].frozen = true;
   EXPECT_EQ(PlanOf(job).gradient_window_bytes(), 0);
@@ -202,7 +202,7 @@ TEST(LayoutTest, ScalarsAndEmptyTensors) {
   job.parameters = {{"none", {0}, WeightFormat::kFp32}};
   const Plan nothing = PlanOf(job);
   EXPECT_EQ(nothing.total_elements(), 0);
-  EXPECT_EQ(nothing.GradientPieceBytes(0), 0);
+  EXPECT_EQ(nothing.GradientShardBytes(0), 0);
   EXPECT_TRUE(nothing.RunsIn(0, 0, 0).empty());
 }
 
@@ -291,7 +291,7 @@ class LayoutProperty {
       EXPECT_GE(b.weight_offset, weights);  // disjoint, ascending
       EXPECT_GE(b.gradient_offset, gradients);
       EXPECT_LT(b.weight_offset - weights, kPageBytes);
-      int64_t bytes = b.num_elements * (b.coded() ? 1 : BytesPerElement(b.format()));
+      int64_t bytes = b.num_elements * (b.quantized() ? 1 : BytesPerElement(b.format()));
       for (size_t t = 0; t < job.parameters.size(); ++t) {
         const Placement& at = plan.placements()[t];
         if (!job.parameters[t].tied_to.empty() || &plan.buckets()[at.bucket] != &b) continue;

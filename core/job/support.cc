@@ -30,7 +30,7 @@ const ParameterSpec* FirstParameter(const JobSpec& job, const Plan& plan, Is is)
 
 // What would work in place of the feature, on the same topology.
 std::string InsteadOf(const JobSpec& job, const Plan& plan, Feature feature) {
-  const ParameterSpec* const p = FirstParameter(job, plan, [](const Bucket& b) { return b.coded(); });
+  const ParameterSpec* const p = FirstParameter(job, plan, [](const Bucket& b) { return b.quantized(); });
   if (feature == Feature::kQuantizedGathers && p != nullptr && p->format == WeightFormat::kNf4) return "store it as bf16";
   return std::string(RowOf(feature).instead);
 }
@@ -43,7 +43,7 @@ std::string WhatOf(const JobSpec& job, const Plan& plan, Feature feature) {
     if (p != nullptr) return absl::StrCat(named(*p), "\", which is stepped by Muon");
   }
   if (feature == Feature::kQuantizedGathers) {
-    const ParameterSpec* const p = FirstParameter(job, plan, [](const Bucket& b) { return b.coded(); });
+    const ParameterSpec* const p = FirstParameter(job, plan, [](const Bucket& b) { return b.quantized(); });
     if (p != nullptr) return absl::StrCat(named(*p), "\", which is gathered as ", GatherFormatName(GatherOf(p->format, p->gather)));
   }
   return std::string(RowOf(feature).job);
@@ -107,7 +107,8 @@ FeatureSet FeaturesOf(const JobSpec& job, const Plan& plan) {
   set(Feature::kTokenWeights, job.token_weights);
   set(Feature::kCheckEvery, job.check_every > 0);
   set(Feature::kMuon, absl::c_any_of(plan.buckets(), [](const Bucket& bucket) { return bucket.owned(); }));
-  set(Feature::kQuantizedGathers, absl::c_any_of(plan.buckets(), [](const Bucket& bucket) { return bucket.coded(); }));
+  set(Feature::kQuantizedGathers,
+      absl::c_any_of(plan.buckets(), [](const Bucket& bucket) { return bucket.quantized(); }));
   set(Feature::kBucketResidency, job.residency == Residency::kBucket);
   set(Feature::kPulledSlots, job.pulled());
   return features;

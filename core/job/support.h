@@ -36,8 +36,8 @@ struct SupportLimit {
   absl::string_view because;
 };
 inline constexpr SupportLimit kSupportLimits[] = {
-    {Counted::kRanks, true, true, kMaxHostRanks, "a word of the control page has a bit for each"},
-    {Counted::kSlots, true, true, kMaxSlots, "the control page has a row for each"},
+    {Counted::kRanks, true, true, kMaxHostRanks, "a word of the control block has a bit for each"},
+    {Counted::kSlots, true, true, kMaxSlots, "the control block has a row for each"},
     {Counted::kSlots, false, true, kMaxDeviceSlots, "one message of the UNIX socket has the descriptors of all"},
 };
 

@@ -186,7 +186,7 @@ std::string Listed(const std::vector<int64_t>& numbers) {
                       more > 0 ? absl::StrCat(" and ", more, " more") : "");
 }
 
-// Why the survivors are no full grid: some places of the smallest selection around them are not `kept`.
+// Why the survivors are no full grid: some places of the smallest selection around them are not `retained`.
 absl::Status NotFullGrid(const Selection& around, const std::vector<bool>& kept,
                          absl::FunctionRef<Rank(int32_t)> rank_at) {
   Selection whole = around;  // the coordinates that lost nothing

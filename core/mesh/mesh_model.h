@@ -142,7 +142,7 @@ class MeshModel {
     return joined;
   }
 
-  // The model of the ranks `kept` (indices, ascending), nullopt unless every instance with any of them has the same
+  // The model of the ranks `retained` (indices, ascending), nullopt unless every instance with any of them has the same
   // product of coordinates.
   std::optional<MeshModel> Restrict(const std::vector<size_t>& kept) const {
     const std::vector<int> instances = InstanceNumbers();

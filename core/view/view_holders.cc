@@ -87,23 +87,23 @@ int64_t PlacedHolders::NumReplicas(const PlacedTensor& placed) const {
   return replicas;
 }
 
-// The seat of the replica that serves `reader`, of those that differ from `at` along replicated dimensions.
-PlacedHolders::Seat PlacedHolders::Choose(const PlacedTensor& placed, const Coordinates& at, Rank reader) const {
-  Seat seat{0, at};
+// The replica of the replica that serves `reader`, of those that differ from `at` along replicated dimensions.
+PlacedHolders::Replica PlacedHolders::Choose(const PlacedTensor& placed, const Coordinates& at, Rank reader) const {
+  Replica replica{0, at};
   const int64_t replicas = NumReplicas(placed);
-  if (replicas == 1) return seat;
+  if (replicas == 1) return replica;
   auto own = mesh_.CoordinatesOf(reader);
   if (own.ok()) {
-    for (const int d : placed.replicated()) seat.at[d] = (*own)[d];
-    if (seat.at == *own) return {*mesh_.InstanceOf(reader), *std::move(own)};
+    for (const int d : placed.replicated()) replica.at[d] = (*own)[d];
+    if (replica.at == *own) return {*mesh_.InstanceOf(reader), *std::move(own)};
   }
   int64_t choice = reader.value() % replicas;
   for (auto d = placed.replicated().rbegin(); d != placed.replicated().rend(); ++d) {
-    seat.at[*d] = choice % mesh_sizes_[*d];
+    replica.at[*d] = choice % mesh_sizes_[*d];
     choice /= mesh_sizes_[*d];
   }
-  seat.instance = choice;
-  return seat;
+  replica.instance = choice;
+  return replica;
 }
 
 bool PlacedHolders::ForEachSource(const Box& want, Rank reader, TensorView::Visitor visit) const {
@@ -112,10 +112,10 @@ bool PlacedHolders::ForEachSource(const Box& want, Rank reader, TensorView::Visi
     const Box inside = Intersection(want, part.box);
     if (inside.IsEmpty()) continue;
     const auto visit_piece = [&](const Coordinates& at, const Box& piece) {
-      const Seat seat = Choose(part.placed, at, reader);
-      LocalBox local = Joined(p, StartsAt(seat.at), seat.at, piece);
+      const Replica replica = Choose(part.placed, at, reader);
+      LocalBox local = Joined(p, StartsAt(replica.at), replica.at, piece);
       local.box = Shifted(local.box, part.box.offsets, 1);
-      return visit(*mesh_.RankAt(seat.at, seat.instance), local);
+      return visit(*mesh_.RankAt(replica.at, replica.instance), local);
     };
     if (!part.placed.ForEachHolder(Shifted(inside, part.box.offsets, -1), visit_piece)) return false;
   }

@@ -35,13 +35,13 @@ class PlacedHolders : public TensorView::Holders {
 
  private:
   // A rank's place in the mesh.
-  struct Seat {
+  struct Replica {
     int64_t instance = 0;
     Coordinates at;
   };
 
   int64_t NumReplicas(const PlacedTensor& placed) const;
-  Seat Choose(const PlacedTensor& placed, const Coordinates& at, Rank reader) const;
+  Replica Choose(const PlacedTensor& placed, const Coordinates& at, Rank reader) const;
   // Where each part begins in the joined local tensor, along join_dim_; behind them the tensor's end.
   std::vector<int64_t> StartsAt(const Coordinates& at) const;
   // Where `piece` of a part lies there. REQUIRES: starts = StartsAt(at); who is there holds the piece.

@@ -2,7 +2,7 @@
 #include <random>
 #include <utility>
 
-#include "client/cpp/next_life.h"
+#include "client/cpp/next_incarnation.h"
 #include "core/base/status.h"
 #include "python/client_binding/await.h"
 #include "python/client_binding/binding.h"
@@ -58,8 +58,8 @@ v1::AcquireLeaseRequest LeaseRequest(const VersionChoice& choice, absl::Duration
   return request;
 }
 
-// A call to a worker that is repeated while its next life is on its way (client/cpp/next_life.h): each may be made
-// twice.
+// A call to a worker that is repeated while its next incarnation is on its way (client/cpp/next_incarnation.h): each
+// may be made twice.
 template <typename Call>
 auto AskWorker(const Job& job, Rank rank, absl::Duration timeout, Call call) {
   return CallAgain(job.members()[rank.value()].kept(), std::min(job.peer_timeout(), timeout), std::move(call));

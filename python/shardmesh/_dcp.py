@@ -115,7 +115,7 @@ def to_dcp(checkpoint: str, folder: str, *, states: str = "float") -> None:
     """Writes a checkpoint (its local folder) as a directory that torch.distributed.checkpoint.load reads, with
     "model" and "optim" as torch.distributed.checkpoint.state_dict names things.
 
-    states: "float" (in fp32: of coded ones the values that the job steps from), "stored" (codes and scales as they are) or
+    states: "float" (in fp32: of quantized ones the values that the job steps from), "stored" (codes and scales as they are) or
     "none". Tied parameters are there under each of their names.
     AlreadyExists: `folder` has files. InvalidArgument: `checkpoint` is none.
     """

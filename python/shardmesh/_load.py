@@ -41,7 +41,7 @@ def _listed(found: Sequence[str]) -> str:
 
 def to_torch(tensor: Tensor, copy: bool) -> Any:
     torch: Any = importlib.import_module("torch")
-    if tensor.coded:
+    if tensor.quantized:
         return torch.from_numpy(tensor.decode())
     array = tensor.array
     made = torch.from_numpy(_claimed_writable(array if tensor.format == "fp32" else array.view("int16")))

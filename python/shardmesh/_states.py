@@ -82,12 +82,12 @@ def _check(name: str, tensor: Any, format: str, block: int, signed: bool) -> Non
                                      f"default dtype was not fp32; {_DECODE}")
 
 
-def _coded(torch: Any, name: str, sizes: tuple[int, ...], chunks: list[Chunk], signed: bool) -> Stored:
+def _quantized(torch: Any, name: str, sizes: tuple[int, ...], chunks: list[Chunk], signed: bool) -> Stored:
     """The same codes and scales, of chunks that are all of one kind."""
     kinds = {_kind(chunk.tensor) for chunk in chunks}
     kind = kinds.pop()
     if kind is None or kinds:
-        raise errors.InvalidArgument(f"{name} is coded on some ranks and not on others, as torchao does with small shards; "
+        raise errors.InvalidArgument(f"{name} is quantized on some ranks and not on others, as torchao does with small shards; "
                                      f"{_DECODE}")
     format, block = kind
     elements, row, seen = math.prod(sizes), math.prod(sizes[1:]), 0
@@ -114,7 +114,7 @@ def state(torch: Any, name: str, sizes: tuple[int, ...], chunks: list[Chunk], si
     """A state in the format that is wanted, or as it is: codes where it has them, else fp32 or bf16_sr."""
     kinds = [_kind(chunk.tensor) for chunk in chunks]
     if any(kinds) and (wanted is None or all(kind and kind[0] == wanted for kind in kinds)):
-        return _coded(torch, name, sizes, chunks, signed)
+        return _quantized(torch, name, sizes, chunks, signed)
     values = floats(torch, name, sizes, chunks)
     if wanted is None:
         wanted = "bf16_sr" if _dtype(values) == "bfloat16" else "fp32"

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -28,14 +29,20 @@ class Tensor:
         return f"<Tensor {self.name} {self.shape} in {self.format}>"
 
     @property
-    def coded(self) -> bool:
+    def quantized(self) -> bool:
         """Whether the job gathers it in codes (fp8_row, nf4, ...), with scales beside them; else it is fp32 or bf16."""
         return self.format not in ("fp32", "bf16")
 
     @property
+    def coded(self) -> bool:
+        """The old name of `quantized`."""
+        warnings.warn("Tensor.coded is called Tensor.quantized now", DeprecationWarning, stacklevel=2)
+        return self.quantized
+
+    @property
     def array(self) -> np.ndarray[Any, Any]:
-        """fp32, or bf16 as its uint16 codes. InvalidArgument: it is coded."""
-        if self.coded:
+        """fp32, or bf16 as its uint16 codes. InvalidArgument: it is quantized."""
+        if self.quantized:
             parts = ", ".join(self.parts)
             raise InvalidArgument(f"{self.name} is gathered as {self.format}; take decode(), or its parts {parts}")
         return self.parts["codes"]
@@ -105,7 +112,7 @@ class Version:
             return False
 
     def tensor(self, name: str) -> Tensor:
-        """With its format, and its scales where it is coded."""
+        """With its format, and its scales where it is quantized."""
         from ._arrays import np
 
         canonical, shape, format, parts = self._core.tensor(name)
@@ -113,7 +120,7 @@ class Version:
         return Tensor(canonical, shape, format, arrays)
 
     def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
-        """A read-only view: fp32, or bf16 as its uint16 codes. InvalidArgument: it is coded; see decode(), tensor()."""
+        """A read-only view: fp32, or bf16 as its uint16 codes. InvalidArgument: it is quantized; see decode(), tensor()."""
         return self.tensor(name).array
 
     def decode(self, name: str) -> np.ndarray[Any, Any]:
@@ -129,7 +136,7 @@ class Version:
         return tensor.array.view(ml_dtypes.bfloat16)
 
     def torch(self, name: str, *, copy: bool = False) -> Any:
-        """A tensor of PyTorch on the CPU, float32 or bfloat16, over the same memory unless it is to be a copy; of coded
+        """A tensor of PyTorch on the CPU, float32 or bfloat16, over the same memory unless it is to be a copy; of quantized
         weights, their values as float32, in memory of its own.
 
         The memory is read-only, which PyTorch cannot know: writing to the tensor in place ends the process.

@@ -32,13 +32,13 @@ class ReformTest : public CoordinatorTest {
   void ReportReady(int64_t step = -1) {
     for (const JobView::Member& member : View("j").members) {
       const std::string& name = member.worker.name;
-      const int64_t life = member.worker.incarnation;
-      Beat(name, {ReadyReport(Told(name, life), step)}, life);
+      const int64_t incarnation = member.worker.incarnation;
+      Beat(name, {ReadyReport(Told(name, incarnation), step)}, incarnation);
     }
   }
   // What the worker was told of "j".
-  Assignment Told(const std::string& worker, int64_t life = 1) {
-    for (const Assignment& assignment : Beat(worker, {}, life)) {
+  Assignment Told(const std::string& worker, int64_t incarnation = 1) {
+    for (const Assignment& assignment : Beat(worker, {}, incarnation)) {
       if (assignment.definition->spec().name == "j") return assignment;
     }
     ADD_FAILURE() << worker << " is told nothing of j";

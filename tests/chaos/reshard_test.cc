@@ -54,7 +54,7 @@ TEST(ReshardChaos, FromMeshToMesh_WhileProcessesAreKilled_NoStepIsLost_AndTheBit
   const auto pick = [&](int n) { return static_cast<int>(random() % n); };
 
   ASSERT_OK_AND_ASSIGN(const auto cluster,
-                       Cluster::Start({.workers = kWorkers, .heartbeat_timeout = absl::Seconds(10), .kept = true}));
+                       Cluster::Start({.workers = kWorkers, .heartbeat_timeout = absl::Seconds(10), .retained = true}));
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
   JobSpec spec = testing::OddJob("job", "fsdp=2", 2);
   spec.parameters[1].gather = GatherFormat::kFp8Row;
@@ -89,7 +89,7 @@ TEST(ReshardChaos, FromMeshToMesh_WhileProcessesAreKilled_NoStepIsLost_AndTheBit
       const std::string name = absl::StrCat("w-", victim);
       const pid_t pid = cluster->PidOf(name);
       if (pid > 0) kill(pid, SIGKILL);
-      EXPECT_GT(cluster->AwaitNextLife(name, pid, kLong), 0);
+      EXPECT_GT(cluster->AwaitNextIncarnation(name, pid, kLong), 0);
     }
     moving.join();
     training.join();

@@ -134,7 +134,7 @@ class Chaos : public ::testing::Test {
   void SetUp() override {
     ClusterOptions options;
     options.workers = kWorkers;
-    options.kept = true;
+    options.retained = true;
     options.heartbeat_timeout = kHeartbeatTimeout;
     ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
     ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());

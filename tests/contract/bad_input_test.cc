@@ -76,7 +76,7 @@ class BadInput : public ::testing::Test {
     chunk.set_data(data);
     return chunk;
   }
-  std::string Piece() const { return testing::GradientPiece(*job_, Slot(0), Step(next()), 0); }
+  std::string Piece() const { return testing::GradientShard(*job_, Slot(0), Step(next()), 0); }
 
   const JobSpec spec_ = testing::OddJob("job", "fsdp=2", 2);
   std::unique_ptr<Cluster> cluster_;
@@ -136,9 +136,9 @@ TEST_F(BadInput, SecondJobOfTheSameName) {
 
 TEST_F(BadInput, PushOfAnotherShape) {
   v1::PushHeader header = trainer_->Header(0, next(), 0);
-  const std::string expected = absl::StrCat(job_->plan().GradientPieceBytes(0));
+  const std::string expected = absl::StrCat(job_->plan().GradientShardBytes(0));
   EXPECT_THAT(job_->worker(Rank(0)).Push(header, {"1234"}, kTimeout),
-              StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("piece of 4 bytes"), HasSubstr(expected))));
+              StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("gradient shard of 4 bytes"), HasSubstr(expected))));
   header.set_shard(1);
   EXPECT_THAT(job_->worker(Rank(0)).Push(header, {Piece()}, kTimeout),
               StatusIs(Code::kInvalidArgument, HasSubstr("shard 1")));
@@ -160,7 +160,7 @@ TEST_F(BadInput, PushesOfOtherSteps) {
                                                         HasSubstr(absl::StrCat("the next is ", next())))));
   EXPECT_THAT(trainer_->Push(0, 0, 0), StatusIs(Code::kInvalidArgument, HasSubstr("step of a gradient is 0")));
   EXPECT_THAT(trainer_->Step(0, {0, 1}, next()),
-              StatusIs(Code::kFailedPrecondition, HasSubstr("lacks the piece of shard")));
+              StatusIs(Code::kFailedPrecondition, HasSubstr("lacks the gradient of shard")));
 }
 
 TEST_F(BadInput, BrokenPushStreams) {

@@ -42,10 +42,10 @@ constexpr absl::Duration kLong = absl::Seconds(60);
 class CheckpointFaults : public ::testing::Test {
  protected:
   void TearDown() override { Plan(""); }
-  void Start(bool kept) {
+  void Start(bool retained) {
     ClusterOptions options;
     options.workers = 2;
-    options.kept = kept;
+    options.retained = retained;
     options.heartbeat_timeout = absl::Seconds(20);  // a busy machine starts a process late
     options.worker_program = "tests/testing/faulty_worker";
     ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
@@ -101,7 +101,7 @@ class CheckpointFaults : public ::testing::Test {
       EXPECT_EQ(std::distance(fs::directory_iterator(entry.path()), {}), 3) << entry.path();
     }
   }
-  // A worker that died takes a moment to its next life.
+  // A worker that died takes a moment to its next incarnation.
   absl::StatusOr<SavedCheckpoint> SaveSoon() {
     const absl::Time deadline = MonotonicNow() + kLong;
     absl::StatusOr<SavedCheckpoint> saved = SaveCheckpoint(*job_, root_);
@@ -139,7 +139,7 @@ class CheckpointFaults : public ::testing::Test {
     ASSERT_OK_AND_ASSIGN(const v1::DigestReply digest, again->Digest(kLong));
     EXPECT_EQ(digest.digest(), testing::ReferenceOf(Spec(), step_).digest);
   }
-  // A worker that has a fault in its next life, which begins now; all jobs are lost and this one comes back.
+  // A worker that has a fault in its next incarnation, which begins now; all jobs are lost and this one comes back.
   void StartAnew(const std::string& worker, const std::string& fault) {
     Plan(fault);
     cluster_->worker(worker).Kill9();
@@ -172,7 +172,7 @@ struct Harm {
 class WhoSaves : public CheckpointFaults, public ::testing::WithParamInterface<Harm> {};
 
 TEST_P(WhoSaves, AtEachChange_TheOlderOneStays_AndTheNextSaveWorks) {
-  ASSERT_NO_FATAL_FAILURE(Start(/*kept=*/false));
+  ASSERT_NO_FATAL_FAILURE(Start(/*retained=*/false));
   ASSERT_NO_FATAL_FAILURE(MakeJob());
   ASSERT_NO_FATAL_FAILURE(SaveTheNext());
   int harmed = 0;
@@ -206,7 +206,7 @@ INSTANTIATE_TEST_SUITE_P(, WhoSaves, ::testing::Values(Harm{"kill", kKilled}, Ha
 class AWorkerThatSaves : public CheckpointFaults, public ::testing::WithParamInterface<Harm> {};
 
 TEST_P(AWorkerThatSaves, AtEachChange_TheOlderOneStays) {
-  ASSERT_NO_FATAL_FAILURE(Start(/*kept=*/false));
+  ASSERT_NO_FATAL_FAILURE(Start(/*retained=*/false));
   ASSERT_NO_FATAL_FAILURE(MakeJob());
   ASSERT_NO_FATAL_FAILURE(SaveTheNext());
   int harmed = 0;
@@ -236,7 +236,7 @@ INSTANTIATE_TEST_SUITE_P(, AWorkerThatSaves, ::testing::Values(Harm{"kill", kKil
                          [](const auto& info) { return std::string(info.param.action); });
 
 TEST_F(CheckpointFaults, WhoRestores_DiesAtEachReading_TheJobIsWholeOrHasNoWeights) {
-  ASSERT_NO_FATAL_FAILURE(Start(/*kept=*/false));
+  ASSERT_NO_FATAL_FAILURE(Start(/*retained=*/false));
   ASSERT_NO_FATAL_FAILURE(MakeJob());
   ASSERT_NO_FATAL_FAILURE(SaveTheNext());
   for (const auto& [point, times] : std::map<std::string, int>{{"file-read", 3}, {"use-loaded", 2}}) {
@@ -259,7 +259,7 @@ TEST_F(CheckpointFaults, WhoRestores_DiesAtEachReading_TheJobIsWholeOrHasNoWeigh
 class AWorkerThatLoads : public CheckpointFaults, public ::testing::WithParamInterface<Harm> {};
 
 TEST_P(AWorkerThatLoads, AtEachReading_LeavesNoJob_AndTheNextOneIsWhole) {
-  ASSERT_NO_FATAL_FAILURE(Start(/*kept=*/false));
+  ASSERT_NO_FATAL_FAILURE(Start(/*retained=*/false));
   ASSERT_NO_FATAL_FAILURE(MakeJob());
   ASSERT_NO_FATAL_FAILURE(SaveTheNext());
   ASSERT_OK(testing::Delete(*client_, "job"));
@@ -283,8 +283,8 @@ TEST_P(AWorkerThatLoads, AtEachReading_LeavesNoJob_AndTheNextOneIsWhole) {
 INSTANTIATE_TEST_SUITE_P(, AWorkerThatLoads, ::testing::Values(Harm{"kill", kKilled}, Harm{"error", 1}),
                          [](const auto& info) { return std::string(info.param.action); });
 
-// Workers whose memory a keeper has: their job lives on.
-class AKeptWorker : public CheckpointFaults {
+// Workers whose memory a node has: their job lives on.
+class ARetainedWorker : public CheckpointFaults {
  protected:
   void StartWithFault(const std::string& fault) {
     job_ = nullptr;
@@ -293,13 +293,13 @@ class AKeptWorker : public CheckpointFaults {
     step_ = 0;
     fs::remove_all(root_);
     Plan(fault);
-    ASSERT_NO_FATAL_FAILURE(Start(/*kept=*/true));
+    ASSERT_NO_FATAL_FAILURE(Start(/*retained=*/true));
     ASSERT_NO_FATAL_FAILURE(MakeJob());
     Plan("");
   }
 };
 
-TEST_F(AKeptWorker, ThatSaves_DiesAtEachChange_TheJobTrainsOn_AndTheNextSaveWorks) {
+TEST_F(ARetainedWorker, ThatSaves_DiesAtEachChange_TheJobTrainsOn_AndTheNextSaveWorks) {
   for (int n = 1; n <= 5; ++n) {
     SCOPED_TRACE(n);
     ASSERT_NO_FATAL_FAILURE(StartWithFault(absl::StrCat("w-1:file-change:kill:", 5 + n)));  // of the second one
@@ -313,7 +313,7 @@ TEST_F(AKeptWorker, ThatSaves_DiesAtEachChange_TheJobTrainsOn_AndTheNextSaveWork
   }
 }
 
-TEST_F(AKeptWorker, ThatLoads_DiesAtEachReading_TheJobIsWholeOrHasNoWeights) {
+TEST_F(ARetainedWorker, ThatLoads_DiesAtEachReading_TheJobIsWholeOrHasNoWeights) {
   for (int n = 1; n <= 5; ++n) {
     SCOPED_TRACE(n);
     ASSERT_NO_FATAL_FAILURE(StartWithFault(absl::StrCat("w-1:file-read:kill:", n)));
@@ -330,8 +330,8 @@ TEST_F(AKeptWorker, ThatLoads_DiesAtEachReading_TheJobIsWholeOrHasNoWeights) {
   }
 }
 
-// What it loaded lies in memory that its next life has, too.
-TEST_F(AKeptWorker, ThatDiesAsTheJobBeginsWithWhatItLoaded_GoesOnWithIt) {
+// What it loaded lies in memory that its next incarnation has, too.
+TEST_F(ARetainedWorker, ThatDiesAsTheJobBeginsWithWhatItLoaded_GoesOnWithIt) {
   for (const char* point : {"command-seen", "executed"}) {
     SCOPED_TRACE(point);
     // The fourth command: the first three are the other job's first, its step and its digest.

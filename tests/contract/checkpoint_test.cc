@@ -126,14 +126,14 @@ TEST_F(Checkpoints, InAnotherGatherFormat_TheJobHasTheSameBits) {
   spec.parameters.back().frozen = true;
   ASSERT_NO_FATAL_FAILURE(Save(spec));
   const Learnt uninterrupted = testing::ReferenceOf(spec, kLast);
-  RestoreOptions options{"coded", "fsdp=3"};
+  RestoreOptions options{"quantized", "fsdp=3"};
   options.gather = "fp8_tensor";
-  ASSERT_OK_AND_ASSIGN(const auto coded, RestoreCheckpoint(*client_, root_, options));
-  for (const ParameterSpec& p : coded->spec().parameters) {
+  ASSERT_OK_AND_ASSIGN(const auto quantized, RestoreCheckpoint(*client_, root_, options));
+  for (const ParameterSpec& p : quantized->spec().parameters) {
     EXPECT_EQ(p.gather, p.frozen ? GatherFormat::kStored : GatherFormat::kFp8Tensor) << p.name;
   }
-  const std::string other = temp_.File("coded");
-  ASSERT_OK_AND_ASSIGN(const SavedCheckpoint again, SaveCheckpoint(*coded, other));
+  const std::string other = temp_.File("quantized");
+  ASSERT_OK_AND_ASSIGN(const SavedCheckpoint again, SaveCheckpoint(*quantized, other));
   EXPECT_EQ(again.digest, saved_.digest);
   options = {"stored", "fsdp=1"};
   options.gather = "stored";

@@ -76,7 +76,7 @@ struct ClockMoves : ::testing::TestWithParam<bool> {
     const pid_t pid = cluster->PidOf(worker);
     ASSERT_GT(pid, 0) << worker;
     ASSERT_EQ(kill(pid, SIGKILL), 0);
-    ASSERT_GT(cluster->AwaitNextLife(worker, pid, kLong), 0) << worker;
+    ASSERT_GT(cluster->AwaitNextIncarnation(worker, pid, kLong), 0) << worker;
   }
 
   TempFolder folder;
@@ -88,7 +88,7 @@ TEST_P(ClockMoves, AndWorkersAreKilled_NoJobIsLost_AndTheBitsAreTheSame) {
   const bool everywhere = GetParam();
   ClusterOptions options;
   options.workers = 2;
-  options.kept = true;
+  options.retained = true;
   options.heartbeat_timeout = kHeartbeatTimeout;
   options.worker_environment = Moved();
   if (everywhere) options.coordinator_environment = Moved();
@@ -108,7 +108,7 @@ TEST_P(ClockMoves, AndWorkersAreKilled_NoJobIsLost_AndTheBitsAreTheSame) {
     ASSERT_NO_FATAL_FAILURE(Train(moved));
     const std::string worker = absl::StrCat("w-", kills++ % 2);
     ASSERT_NO_FATAL_FAILURE(Kill(worker));
-    // Were the next life refused, the coordinator would give the worker up meanwhile.
+    // Were the next incarnation refused, the coordinator would give the worker up meanwhile.
     ASSERT_NO_FATAL_FAILURE(
         Train(absl::StrCat(moved, " and ", worker, " was killed"), kHeartbeatTimeout + absl::Seconds(1)));
   }
@@ -145,7 +145,7 @@ struct ClockMovesWithoutNode : ClockMoves {
 TEST_F(ClockMovesWithoutNode, Back_ARestartedWorkerTakesItsNameAgain) {
   ASSERT_NO_FATAL_FAILURE(Start(1));
   system->MoveClock(-kMinute);
-  for (int life = 0; life < 2; ++life) {
+  for (int incarnation = 0; incarnation < 2; ++incarnation) {
     cluster->worker("w0").Kill9();
     ASSERT_OK(cluster->StartWorker("w0"));
   }
@@ -153,7 +153,7 @@ TEST_F(ClockMovesWithoutNode, Back_ARestartedWorkerTakesItsNameAgain) {
 }
 
 // Nothing on its host says that it ever lived: the coordinator tells it which incarnation it may have.
-TEST_F(ClockMovesWithoutNode, Back_AndNoTraceOfTheLastLife_ARestartedWorkerTakesItsNameAgain) {
+TEST_F(ClockMovesWithoutNode, Back_AndNoTraceOfTheLastIncarnation_ARestartedWorkerTakesItsNameAgain) {
   ASSERT_NO_FATAL_FAILURE(Start(1));
   system->MoveClock(-kMinute);
   cluster->worker("w0").Kill9();

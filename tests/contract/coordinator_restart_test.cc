@@ -1,5 +1,5 @@
-// Contract 4: the coordinator may die at any instruction: steps go on, and its next life knows every job, epoch and
-// version.
+// Contract 4: the coordinator may die at any instruction: steps go on, and its next incarnation knows every job, epoch
+// and version.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -117,7 +117,7 @@ class CoordinatorRestart : public ::testing::Test {
   std::unique_ptr<SteadyTrainer> trainer_;
 };
 
-TEST_F(CoordinatorRestart, StepsGoOn_AndTheNextLifeCatchesUp) {
+TEST_F(CoordinatorRestart, StepsGoOn_AndTheNextIncarnationCatchesUp) {
   cluster_->coordinator().Kill9();
   const int64_t at_death = trainer_->step();
   EXPECT_THAT(Describe(*client_, "job"), StatusIs(absl::StatusCode::kUnavailable, ::testing::HasSubstr("coordinator")));
@@ -242,7 +242,7 @@ TEST_F(CoordinatorRestart, KilledTenTimesAtRandom_StateStaysWhole) {
   }
   std::set<std::string> there, unsure;
   churn.Finish(there, unsure);
-  // One more life: what was acknowledged is in the file, not only in memory.
+  // One more incarnation: what was acknowledged is in the file, not only in memory.
   cluster_->coordinator().Kill9();
   ASSERT_OK(cluster_->RestartCoordinator());
   ExpectCatchesUp(trainer_->step());

@@ -54,7 +54,7 @@ class ExactlyOnce : public ::testing::Test {
     (void)trainer_->stub(Rank(rank)).Step(&context, trainer_->Request(slots, step), &reply);
     cancel.join();
   }
-  // Sends a header and the first `bytes` of the piece, then cancels.
+  // Sends a header and the first `bytes` of the gradient shard, then cancels.
   void PushPartAndCancel(int slot, int64_t step, int shard, size_t bytes) {
     grpc::ClientContext context;
     SetDeadline(context);
@@ -62,7 +62,7 @@ class ExactlyOnce : public ::testing::Test {
     const auto writer = trainer_->stub(trainer_->Owner(slot, shard)).Push(&context, &reply);
     v1::PushChunk chunk;
     *chunk.mutable_header() = trainer_->Header(slot, step, shard);
-    chunk.set_data(std::string(bytes, '\x3f'));  // other bytes than the piece's
+    chunk.set_data(std::string(bytes, '\x3f'));  // other bytes than the gradient shard's
     writer->Write(chunk);
     context.TryCancel();
     EXPECT_FALSE(writer->Finish().ok());
@@ -137,7 +137,7 @@ TEST_F(ExactlyOnce, FutureStepsAreRefused_AndChangeNothing) {
   EXPECT_THAT(trainer_->Step(0, {0, 1}, 2), StatusIs(Code::kFailedPrecondition, HasSubstr("the next is 1")));
   ASSERT_OK(trainer_->Step(0, {0, 1}, 1));
   EXPECT_THAT(trainer_->Push(0, 7, 1), StatusIs(Code::kFailedPrecondition, HasSubstr("the next is 2")));
-  EXPECT_THAT(trainer_->Step(1, {0, 1}, 2), StatusIs(Code::kFailedPrecondition, HasSubstr("lacks the piece")));
+  EXPECT_THAT(trainer_->Step(1, {0, 1}, 2), StatusIs(Code::kFailedPrecondition, HasSubstr("lacks the gradient shard")));
   ASSERT_OK(trainer_->PushAll(2));
   ASSERT_OK(trainer_->Step(1, {0, 1}, 2));
   ExpectAsUndisturbed(2);
@@ -173,8 +173,8 @@ TEST_F(ExactlyOnce, LostReplies) {
   ExpectAsUndisturbed(10);
 }
 
-// A push that hangs half-way holds its piece: neither a second push nor an attached trainer writes beside it, so that
-// what still arrives of it never lands in gradients of another.
+// A push that hangs half-way holds its gradient shard: neither a second push nor an attached trainer writes beside it,
+// so that what still arrives of it never lands in gradients of another.
 TEST_F(ExactlyOnce, PushThatHangs_NobodyElseWritesMeanwhile) {
   std::unique_ptr<HangingPush> old;
   for (int attempt = 1; attempt <= 10 && old == nullptr; ++attempt)
@@ -192,7 +192,7 @@ TEST_F(ExactlyOnce, PushThatHangs_NobodyElseWritesMeanwhile) {
 }
 
 TEST_F(ExactlyOnce, PieceSentToTheOtherReplica_IsRefusedAndSentOn) {
-  const std::string piece = testing::GradientPiece(*job_, Slot(1), Step(1), 0);
+  const std::string piece = testing::GradientShard(*job_, Slot(1), Step(1), 0);
   const Rank right = trainer_->Owner(1, 0), wrong = job_->plan().RankOf({0, 0});
   ASSERT_NE(right, wrong);
   EXPECT_THAT(job_->worker(wrong).Push(trainer_->Header(1, 1, 0), {piece}, kTimeout),

@@ -136,15 +136,19 @@ INSTANTIATE_TEST_SUITE_P(, FaultErrorsInCalls,
                          ::testing::Values(Case{FaultPoint::kAttaching, "w0"}, Case{FaultPoint::kPulling, "w1", 1},
                                            Case{FaultPoint::kPulling, "w1", 2}, Case{FaultPoint::kPulling, "w1", 3},
                                            Case{FaultPoint::kPulling, "w1", 4}, Case{FaultPoint::kStepCalled, "w1", 2},
-                                           Case{FaultPoint::kLetterTaken, "w0", 2},
-                                           Case{FaultPoint::kPieceReceived, "w0", 3},
-                                           Case{FaultPoint::kPieceReceived, "w1", 3}),
+                                           Case{FaultPoint::kMessageTaken, "w0", 2},
+                                           Case{FaultPoint::kGradientShardReceived, "w0", 3},
+                                           Case{FaultPoint::kGradientShardReceived, "w1", 3}),
                          NameOf);
 
 TEST(FaultErrorsTest, EveryPointThatCanFail_IsACase) {
-  std::vector<FaultPoint> cases = {FaultPoint::kAssigned,     FaultPoint::kPrepared,   FaultPoint::kAttaching,
-                                   FaultPoint::kPulling,      FaultPoint::kStepCalled, FaultPoint::kLetterTaken,
-                                   FaultPoint::kPieceReceived};
+  std::vector<FaultPoint> cases = {FaultPoint::kAssigned,
+                                   FaultPoint::kPrepared,
+                                   FaultPoint::kAttaching,
+                                   FaultPoint::kPulling,
+                                   FaultPoint::kStepCalled,
+                                   FaultPoint::kMessageTaken,
+                                   FaultPoint::kGradientShardReceived};
   for (const FaultPointInfo& info : kFaultPoints) {
     const bool of_checkpoint = info.stage == FaultStage::kSaving || info.stage == FaultStage::kLoading;
     if (of_checkpoint || info.stage == FaultStage::kMoving) continue;  // checkpoint_faults_test, reshard_test

@@ -93,7 +93,7 @@ struct ForgedWorker : ::testing::Test {
   v1::JoinRequest stranger;
 };
 
-// It is believed, since a worker without a keeper could not come back at once otherwise; its job is lost.
+// It is believed, since a worker without a node could not come back at once otherwise; its job is lost.
 TEST_F(ForgedWorker, JoinsInThePlaceOfALiveOne_WhichComesBackAndServesNewJobs) {
   stranger.set_dead_incarnation(member.incarnation());
   ASSERT_OK(client->coordinator().Join(stranger, kCall));

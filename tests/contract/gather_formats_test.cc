@@ -55,15 +55,15 @@ TEST(GatherFormats, EveryMesh_GathersTheBitsOfTheWholeTensor) {
   const std::vector<Trainer> two = {{{2, 0}, true}, {{1}, true}}, mixed = {{{1}, true}, {{0, 2}, false}};
   ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 8, .threads = 2}));
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
-  const JobSpec coded = JobOf("coded");
-  const Learnt expected = testing::ReferenceOf(coded, kSteps);
+  const JobSpec quantized = JobOf("quantized");
+  const Learnt expected = testing::ReferenceOf(quantized, kSteps);
   for (const Variant& variant : std::vector<Variant>{{"fsdp=1", attached},
                                                      {"fsdp=3", mixed, 1024},
                                                      {"ddp=3", connected},
                                                      {"fsdp=8", two, 1024},
                                                      {"ddp=2,fsdp=2,abcd=2", mixed},
                                                      {"ddp=2,fsdp=2,abcd=2", two, kDefaultBucketElements}}) {
-    ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::TrainVariant(client, coded, variant, kSteps));
+    ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::TrainVariant(client, quantized, variant, kSteps));
     EXPECT_EQ(learnt.digest, expected.digest) << testing::Describe(variant);
     for (const auto& [name, bytes] : expected.weights) {
       EXPECT_TRUE(learnt.weights.at(name) == bytes) << name << " of " << testing::Describe(variant);

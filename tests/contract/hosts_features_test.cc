@@ -1,6 +1,6 @@
 // What a job may have on one host, it may have on several, with the same bits: bucket residency, token weights,
-// checkpoints that it begins with, versions on demand. Compared with a reference of one process. The hosts are names, as
-// in several_hosts_test.
+// checkpoints that it begins with, versions on demand. Compared with a reference of one process. The hosts are names,
+// as in several_hosts_test.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ const char* const kMeshes[] = {"fsdp=4", "ddp=2,fsdp=2", "fsdp=2,ddp=2"};
 JobSpec Spec(const std::string& mesh) {
   JobSpec spec = testing::OddJob("job", mesh, 3);
   spec.clip_norm = 0.5;
-  spec.parameters.push_back({"coded", {70, 300}, WeightFormat::kBf16Sr, "", {}, GatherFormat::kFp8Row});
+  spec.parameters.push_back({"quantized", {70, 300}, WeightFormat::kBf16Sr, "", {}, GatherFormat::kFp8Row});
   spec.parameters.push_back({"int8", {50, 96}, WeightFormat::kInt8Row, "", StateFormat::kDyn8});
   spec.parameters.push_back({"frozen", {5000}, WeightFormat::kBf16});
   spec.parameters.back().frozen = true;

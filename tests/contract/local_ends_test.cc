@@ -136,7 +136,7 @@ bool CanMakeImmutable() {
 TEST(LocalEnds, WhatReadersMapOfAJobWithANode_CannotBeOpenedForWriting_AndARestartedWorkerWritesIt) {
   if (!CanMakeImmutable()) GTEST_SKIP() << "this user or kernel cannot make memory immutable";
   ASSERT_OK_AND_ASSIGN(const auto cluster,
-                       Cluster::Start({.workers = 1, .heartbeat_timeout = absl::Seconds(20), .kept = true}));
+                       Cluster::Start({.workers = 1, .heartbeat_timeout = absl::Seconds(20), .retained = true}));
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(TinyJob("job", "fsdp=1", 1)));
   ASSERT_OK(testing::Initialize(*job));
@@ -157,7 +157,7 @@ TEST(LocalEnds, WhatReadersMapOfAJobWithANode_CannotBeOpenedForWriting_AndAResta
   const pid_t killed = cluster->PidOf("w-0");
   check(killed);
   ASSERT_EQ(kill(killed, SIGKILL), 0);
-  const pid_t next = cluster->AwaitNextLife("w-0", killed, kLong);
+  const pid_t next = cluster->AwaitNextIncarnation("w-0", killed, kLong);
   ASSERT_GT(next, 0);
   ASSERT_OK_AND_ASSIGN(const auto session, job->Attach({Slot(0)}));
   ASSERT_OK(session->AwaitWeights(kLong));
@@ -177,7 +177,7 @@ std::vector<fs::path> SocketsIn(const std::string& folder) {
 
 TEST(LocalEnds, SocketsThatACleanerRemoves_AreThereAgain_AndAKilledWorkerGoesOn) {
   ASSERT_OK_AND_ASSIGN(const auto cluster,
-                       Cluster::Start({.workers = 2, .heartbeat_timeout = absl::Seconds(20), .kept = true}));
+                       Cluster::Start({.workers = 2, .heartbeat_timeout = absl::Seconds(20), .retained = true}));
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(TinyJob("job", "fsdp=2", 2)));
   ASSERT_OK(testing::Initialize(*job));
@@ -193,7 +193,7 @@ TEST(LocalEnds, SocketsThatACleanerRemoves_AreThereAgain_AndAKilledWorkerGoesOn)
   EXPECT_TRUE(absl::StrContains(cluster->node().Log(), "event=socket_restored of=node"));
   const pid_t killed = cluster->PidOf("w-0");
   ASSERT_EQ(kill(killed, SIGKILL), 0);
-  ASSERT_GT(cluster->AwaitNextLife("w-0", killed, kLong), 0);
+  ASSERT_GT(cluster->AwaitNextIncarnation("w-0", killed, kLong), 0);
   ASSERT_OK(testing::TrainTo(*session, 6));
   session.reset();
   ASSERT_OK_AND_ASSIGN(session, job->Attach({Slot(0), Slot(1)}));
@@ -214,8 +214,8 @@ TEST(LocalEnds, AMappingThatOutlivesItsSession_WritesNothingUnseen) {
   ASSERT_OK_AND_ASSIGN(const TensorView view, first->gradient(Slot(0), name));
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t at = reinterpret_cast<uintptr_t>(view.data), begin = at / page * page;
-  void* const kept = mremap(reinterpret_cast<void*>(begin), 0, page, MREMAP_MAYMOVE);  // a second mapping of it
-  ASSERT_NE(kept, MAP_FAILED);
+  void* const retained = mremap(reinterpret_cast<void*>(begin), 0, page, MREMAP_MAYMOVE);  // a second mapping of it
+  ASSERT_NE(retained, MAP_FAILED);
   first.reset();
   ASSERT_OK_AND_ASSIGN(const auto second, job->Attach({Slot(0)}));
   ASSERT_OK_AND_ASSIGN(const auto other, job->Attach({Slot(1)}));
@@ -226,11 +226,11 @@ TEST(LocalEnds, AMappingThatOutlivesItsSession_WritesNothingUnseen) {
   ASSERT_EQ(second->Step(options).status().code(), absl::StatusCode::kDeadlineExceeded);  // it waits for the other slot
   options.timeout = kLong;
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  std::memcpy(static_cast<char*>(kept) + (at - begin), &nan, sizeof(nan));
+  std::memcpy(static_cast<char*>(retained) + (at - begin), &nan, sizeof(nan));
   const absl::Status status = other->Step(options).status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss,
                                ::testing::AllOf(::testing::HasSubstr(name), ::testing::HasSubstr("writes them still"))));
-  munmap(kept, page);
+  munmap(retained, page);
 }
 
 }  // namespace

@@ -235,8 +235,9 @@ TEST_F(LocalGarbage, RandomMessages) {
   }
 }
 
-// Whatever a trainer writes into its mailbox and the bell, the others train on; and so does whoever has its slot next.
-TEST_F(LocalGarbage, RandomLetters) {
+// Whatever a trainer writes into its mailbox and the notifier, the others train on; and so does whoever has its slot
+// next.
+TEST_F(LocalGarbage, RandomMessages) {
   const uint32_t seed = std::random_device()();
   std::cout << "seed " << seed << "\n";
   std::mt19937 random(seed);
@@ -252,7 +253,7 @@ TEST_F(LocalGarbage, RandomLetters) {
                         welcome.segments(i).data_offset(), Segment::Access::kReadWrite);
   };
   ASSERT_OK_AND_ASSIGN(const Segment slot, map(1));
-  ASSERT_OK_AND_ASSIGN(const Segment bell, map(2));
+  ASSERT_OK_AND_ASSIGN(const Segment notifier, map(2));
   Mailbox& box = MailboxAt(slot.data() + job_->plan().gradient_window_bytes());
   v1::LocalRequest request;
   request.set_session(welcome.session());
@@ -270,7 +271,7 @@ TEST_F(LocalGarbage, RandomLetters) {
     box.request.number.store(i % 5 == 0 ? random() : box.request.number.load() + 1);
     if (i % 11 == 0) box.request.taken.store(random());
     if (i % 13 == 0) box.reply.taken.store(random());
-    FutexBump(*reinterpret_cast<std::atomic<uint32_t>*>(bell.data()));
+    FutexBump(*reinterpret_cast<std::atomic<uint32_t>*>(notifier.data()));
   }
   EXPECT_EQ(session_->committed_step(), Step(0));
 }

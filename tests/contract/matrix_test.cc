@@ -156,7 +156,7 @@ class Run {
     testing::ClusterOptions options;
     options.workers = 4;
     options.hosts = several_ ? 2 : 1;
-    options.kept = Has(row_, Feature::kRestart);
+    options.retained = Has(row_, Feature::kRestart);
     ASSIGN_OR_RETURN(cluster_, Cluster::Start(options));
     ASSIGN_OR_RETURN(Client client, cluster_->Connect());
     client_ = std::make_unique<Client>(std::move(client));
@@ -195,7 +195,7 @@ class Run {
     if (Has(row_, Feature::kRestart)) {
       const pid_t pid = cluster_->PidOf("w-1");
       kill(pid, SIGKILL);
-      if (cluster_->AwaitNextLife("w-1", pid, kLong) == 0) return absl::InternalError("w-1 did not come back");
+      if (cluster_->AwaitNextIncarnation("w-1", pid, kLong) == 0) return absl::InternalError("w-1 did not come back");
     }
     if (Has(row_, Feature::kReform)) cluster_->worker("w3").Kill9();
     return Has(row_, Feature::kReshard) ? Reshard() : absl::OkStatus();

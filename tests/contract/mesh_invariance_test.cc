@@ -208,7 +208,7 @@ TEST_P(MeshInvariance, EveryGroup_LearnsTheReferencesBits) {
   }
 }
 
-// Now and then a worker is killed, at some moment of a step; a keeper has its memory, and its next life goes on.
+// Now and then a worker is killed, at some moment of a step; a node has its memory, and its next incarnation goes on.
 absl::StatusOr<Learnt> TrainThroughKills(Cluster& cluster, const JobSpec& spec, int64_t steps, uint32_t seed) {
   std::mt19937 random(seed);
   ASSIGN_OR_RETURN(Client client, cluster.Connect());
@@ -228,7 +228,8 @@ absl::StatusOr<Learnt> TrainThroughKills(Cluster& cluster, const JobSpec& spec, 
     const absl::Status trained = testing::TrainTo(*session, step);
     killer.join();
     RETURN_IF_ERROR(trained);
-    if (pid > 0 && cluster.AwaitNextLife(name, pid, absl::Seconds(20)) == 0) return absl::InternalError("no next life");
+    if (pid > 0 && cluster.AwaitNextIncarnation(name, pid, absl::Seconds(20)) == 0)
+      return absl::InternalError("no next incarnation");
   }
   ASSIGN_OR_RETURN(Learnt learnt, testing::Learn(*job, steps));
   RETURN_IF_ERROR(testing::Delete(client, spec.name));
@@ -243,7 +244,7 @@ TEST_P(MeshInvariance, KilledWorkers_LearnTheReferencesBits) {
   const auto seed = static_cast<uint32_t>(std::random_device()());
   SCOPED_TRACE(absl::StrCat(Describe(combination), ", seed ", seed));
   ASSERT_OK_AND_ASSIGN(const auto cluster,
-                       Cluster::Start({.workers = 4, .heartbeat_timeout = absl::Seconds(20), .kept = true}));
+                       Cluster::Start({.workers = 4, .heartbeat_timeout = absl::Seconds(20), .retained = true}));
   ASSERT_OK_AND_ASSIGN(const Learnt learnt, TrainThroughKills(*cluster, spec, combination.steps, seed));
   EXPECT_EQ(learnt, testing::ReferenceOf(spec, combination.steps));
 }

@@ -222,13 +222,13 @@ void KillTrainers(bool attach) {
       RETURN_IF_ERROR(session->AwaitWeights(absl::Seconds(20)));
       while (session->committed_step().value() < kSteps) {
         RETURN_IF_ERROR(testing::TrainTo(*session, session->committed_step().value() + 1));
-        testing::Pause(absl::Milliseconds(5));  // all lives of the other fit into the run
+        testing::Pause(absl::Milliseconds(5));  // all incarnations of the other fit into the run
       }
       return absl::OkStatus();
     }();
   });
-  for (int life = 0; life < 4; ++life) {
-    const std::string log = absl::StrCat("trainer-", life);
+  for (int incarnation = 0; incarnation < 4; ++incarnation) {
+    const std::string log = absl::StrCat("trainer-", incarnation);
     auto trainer = start("1000000", log);
     if (!trainer.ok()) break;
     const absl::StatusOr<std::string> line =

@@ -47,7 +47,7 @@ class Preparing : public ::testing::TestWithParam<Case> {
   void Start(const std::string& action, ClusterOptions options) {
     std::filesystem::remove(Once());
     setenv("SHARDMESH_FAULT_ONCE", Once().c_str(), 1);
-    victim_ = absl::StrCat(options.kept ? "w-" : "w", GetParam().rank);
+    victim_ = absl::StrCat(options.retained ? "w-" : "w", GetParam().rank);
     setenv("SHARDMESH_FAULT", absl::StrCat(victim_, ":", GetParam().info.name, ":", action, ":1").c_str(), 1);
     options.worker_program = "tests/testing/faulty_worker";
     ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
@@ -111,7 +111,7 @@ TEST_P(Preparing, Stopped_AnotherWorkerTakesItsPlace_AndItGoesOnWithoutTheJob) {
   ASSERT_NO_FATAL_FAILURE(ExpectTrains(*job));
 }
 
-TEST_P(Preparing, Killed_NobodyElse_WaitsForAWorker_AndTakesTheNextLife) {
+TEST_P(Preparing, Killed_NobodyElse_WaitsForAWorker_AndTakesTheNextIncarnation) {
   ASSERT_NO_FATAL_FAILURE(Start("kill", {.workers = 2, .heartbeat_timeout = kHeartbeatTimeout}));
   v1::CreateJobRequest request;
   *request.mutable_spec() = ToProto(Spec());
@@ -124,7 +124,7 @@ TEST_P(Preparing, Killed_NobodyElse_WaitsForAWorker_AndTakesTheNextLife) {
   ASSERT_NO_FATAL_FAILURE(ExpectTrains(*job));
 }
 
-TEST_P(Preparing, KilledOfAJobOnTwoHosts_TheOtherHostTakesTheNextLife) {
+TEST_P(Preparing, KilledOfAJobOnTwoHosts_TheOtherHostTakesTheNextIncarnation) {
   ASSERT_NO_FATAL_FAILURE(Start("kill", {.workers = 2, .hosts = 2, .heartbeat_timeout = kHeartbeatTimeout}));
   v1::CreateJobRequest request;
   *request.mutable_spec() = ToProto(Spec());
@@ -135,9 +135,9 @@ TEST_P(Preparing, KilledOfAJobOnTwoHosts_TheOtherHostTakesTheNextLife) {
   ASSERT_NO_FATAL_FAILURE(ExpectTrains(*job));
 }
 
-TEST_P(Preparing, KilledUnderANode_ItsNextLifeTakesItsPlace) {
+TEST_P(Preparing, KilledUnderANode_ItsNextIncarnationTakesItsPlace) {
   ClusterOptions options{.workers = 2};
-  options.kept = true;
+  options.retained = true;
   options.heartbeat_timeout = absl::Seconds(20);  // nobody waits for it
   ASSERT_NO_FATAL_FAILURE(Start("kill", options));
   const absl::Time begin = MonotonicNow();

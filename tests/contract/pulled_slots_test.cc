@@ -203,7 +203,8 @@ TEST_F(PulledSlots, EveryKindOfCommand_AreTheBitsOfOneProcess) {
   JobSpec spec = PulledJob("job", "ddp=2,fsdp=2", 6, 2);
   spec.clip_norm = 0.5;
   spec.check_every = 2;
-  spec.parameters.push_back({"coded", {70, 300}, WeightFormat::kBf16Sr, "", StateFormat::kDyn8, GatherFormat::kFp8Row});
+  spec.parameters.push_back(
+      {"quantized", {70, 300}, WeightFormat::kBf16Sr, "", StateFormat::kDyn8, GatherFormat::kFp8Row});
   spec.parameters.push_back({"matrix", {70, 160}});
   spec.parameters.back().group = 1;
   spec.more_groups = {OptimizerHyper::Defaults(OptimizerKind::kMuon)};
@@ -368,7 +369,7 @@ TEST_F(PulledSlots, AGradientThatIsNotFinite_SkipsTheStep) {
 // later and later, up to 5 s each time, so nobody here takes silence for death.
 TEST_F(PulledSlots, WorkersThatAreKilled_LoseNothing) {
   ClusterOptions options;
-  options.kept = true;
+  options.retained = true;
   options.heartbeat_timeout = absl::Minutes(5);
   ASSERT_NO_FATAL_FAILURE(Start(options));
   std::mt19937 random(Seed());
@@ -389,7 +390,7 @@ TEST_F(PulledSlots, WorkersThatAreKilled_LoseNothing) {
     const std::string name = absl::StrCat("w-", random() % 4);
     const pid_t pid = cluster_->PidOf(name);
     if (pid > 0) kill(pid, SIGKILL);
-    EXPECT_GT(cluster_->AwaitNextLife(name, pid, kLong), 0);
+    EXPECT_GT(cluster_->AwaitNextIncarnation(name, pid, kLong), 0);
     testing::Pause(absl::Milliseconds(random() % 40));
   }
   for (std::thread& trainer : trainers) trainer.join();

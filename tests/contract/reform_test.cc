@@ -49,7 +49,7 @@ class Reform : public ::testing::Test {
   }
   void Create(const JobSpec& spec) {
     ASSERT_OK_AND_ASSIGN(job_, client_->CreateJob(spec));
-    ASSERT_EQ(job_->members()[0].worker(), kept_ ? "w-0" : "w0");
+    ASSERT_EQ(job_->members()[0].worker(), retained_ ? "w-0" : "w0");
     ASSERT_OK(testing::Initialize(*job_));
   }
 
@@ -73,7 +73,7 @@ class Reform : public ::testing::Test {
                        [&](const v1::Member& member) { return member.worker() == worker; });
   }
 
-  bool kept_ = false;  // by a node
+  bool retained_ = false;  // by a node
   std::unique_ptr<Cluster> cluster_;
   std::unique_ptr<Client> client_;
   std::shared_ptr<Job> job_;
@@ -111,7 +111,7 @@ std::vector<Case> Cases() {
   for (const FaultPointInfo& info : kFaultPoints) {
     for (const bool pulled : {false, true}) {
       if (info.stage != (pulled ? FaultStage::kPulled : FaultStage::kStepping)) continue;
-      const bool pushed = info.point == FaultPoint::kPieceReceived;  // slot 1's go to the second replica
+      const bool pushed = info.point == FaultPoint::kGradientShardReceived;  // slot 1's go to the second replica
       cases.push_back({info, pushed ? "w2" : "w0", pulled});
       if (!info.lead) cases.push_back({info, pushed ? "w3" : "w1", pulled});
       // The fifth command gathers codes; the fourth is a step, which nobody has seen.
@@ -326,8 +326,8 @@ TEST_F(Reform, InitialWeightsThatWereToldOf_AreThere) {
 
 // Workers of a node: one is stopped for too long; those that are left come back as ever.
 TEST_F(Reform, KeptWorkers_ComeBackToAJobThatReformed) {
-  kept_ = true;
-  ASSERT_NO_FATAL_FAILURE(Start(4, "", {.kept = true}));
+  retained_ = true;
+  ASSERT_NO_FATAL_FAILURE(Start(4, "", {.retained = true}));
   ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=2,fsdp=2", 2)));
   Train(3);
   const pid_t stopped = cluster_->PidOf("w-1");
@@ -338,17 +338,17 @@ TEST_F(Reform, KeptWorkers_ComeBackToAJobThatReformed) {
   for (const v1::Member& member : job_->members()) {
     const pid_t pid = cluster_->PidOf(member.worker());
     ASSERT_EQ(kill(pid, SIGKILL), 0);
-    ASSERT_GT(cluster_->AwaitNextLife(member.worker(), pid, kLong), 0);
+    ASSERT_GT(cluster_->AwaitNextIncarnation(member.worker(), pid, kLong), 0);
     Train(kSteps);
     ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=2,fsdp=1", 2));
   }
   kill(stopped, SIGCONT);
 }
 
-// It has joined, and what its last life held is not mapped yet.
-TEST_F(Reform, ANextLifeThatIsJustBuilding_GivesWhatItsLastOneHeld) {
-  kept_ = true;
-  ASSERT_NO_FATAL_FAILURE(Start(2, "w-0:assigned:delay:1", {.kept = true}));
+// It has joined, and what its last incarnation held is not mapped yet.
+TEST_F(Reform, ANextIncarnationThatIsJustBuilding_GivesWhatItsLastOneHeld) {
+  retained_ = true;
+  ASSERT_NO_FATAL_FAILURE(Start(2, "w-0:assigned:delay:1", {.retained = true}));
   ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "ddp=2", 2)));
   Train(3);
   const pid_t pid = cluster_->PidOf("w-0");

@@ -282,17 +282,17 @@ INSTANTIATE_TEST_SUITE_P(, ReshardStopped,
                                            Loss{"epoch-ended:stop:1", "w1", "ddp=2,fsdp=2", "fsdp=1"},
                                            Loss{"epoch-ending:stop:1", "w3", "ddp=2,fsdp=2", "fsdp=2"}));
 
-struct KeptLoss {
+struct RetainedLoss {
   const char *fault, *worker;
 };
-class ReshardKept : public Reshard, public ::testing::WithParamInterface<KeptLoss> {};
+class ReshardRetained : public Reshard, public ::testing::WithParamInterface<RetainedLoss> {};
 
-// Nobody else has its shard: the job waits for its next life.
-TEST_P(ReshardKept, TheOnlyHolderOfAShardIsKilledWhileItMoves_ItsNextLifeGivesIt) {
-  const KeptLoss& loss = GetParam();
+// Nobody else has its shard: the job waits for its next incarnation.
+TEST_P(ReshardRetained, TheOnlyHolderOfAShardIsKilledWhileItMoves_ItsNextIncarnationGivesIt) {
+  const RetainedLoss& loss = GetParam();
   const testing::TempFolder folder;
   setenv("SHARDMESH_FAULT_ONCE", folder.File("once").c_str(), 1);
-  ASSERT_NO_FATAL_FAILURE(Start(3, absl::StrCat(loss.worker, ":", loss.fault), {.kept = true}));
+  ASSERT_NO_FATAL_FAILURE(Start(3, absl::StrCat(loss.worker, ":", loss.fault), {.retained = true}));
   ASSERT_NO_FATAL_FAILURE(Create(testing::OddJob("job", "fsdp=3", 2)));
   ASSERT_NO_FATAL_FAILURE(Train(2));
   const pid_t before = cluster_->PidOf(loss.worker);
@@ -303,11 +303,12 @@ TEST_P(ReshardKept, TheOnlyHolderOfAShardIsKilledWhileItMoves_ItsNextLifeGivesIt
   unsetenv("SHARDMESH_FAULT_ONCE");
 }
 
-INSTANTIATE_TEST_SUITE_P(, ReshardKept,
-                         ::testing::Values(KeptLoss{"epoch-ended:kill:1", "w-0"}, KeptLoss{"epoch-ended:kill:1", "w-1"},
-                                           KeptLoss{"epoch-ended:kill:1", "w-2"},  // leaves
-                                           KeptLoss{"shard-moved:kill:1", "w-0"},
-                                           KeptLoss{"shard-moved:kill:1", "w-1"}));
+INSTANTIATE_TEST_SUITE_P(, ReshardRetained,
+                         ::testing::Values(RetainedLoss{"epoch-ended:kill:1", "w-0"},
+                                           RetainedLoss{"epoch-ended:kill:1", "w-1"},
+                                           RetainedLoss{"epoch-ended:kill:1", "w-2"},  // leaves
+                                           RetainedLoss{"shard-moved:kill:1", "w-0"},
+                                           RetainedLoss{"shard-moved:kill:1", "w-1"}));
 
 TEST_F(Reshard, TheCoordinatorDies_BeforeItMoves_ItIsAskedAgain) {
   ASSERT_NO_FATAL_FAILURE(Start(4, "w3:staged:delay:1"));

@@ -38,7 +38,7 @@ using Code = absl::StatusCode;
 constexpr int64_t kSteps = 4;
 constexpr absl::Duration kTime = absl::Seconds(60);
 
-// Codes, three groups, one of them of Muon, frozen weights stored and coded, a tie, the norm.
+// Codes, three groups, one of them of Muon, frozen weights stored and quantized, a tie, the norm.
 JobSpec JobOf(const std::string& name, Residency residency) {
   JobSpec spec = testing::OddJob(name, "fsdp=1", 3);
   spec.residency = residency;
@@ -248,7 +248,7 @@ TEST_F(ResidencyErrors, BucketOfAnotherStep_IsRefusedOrDone) {
               StatusIs(Code::kFailedPrecondition, HasSubstr("step 2 is ahead")));
   request.set_step(1);
   EXPECT_THAT(job->worker(Rank(0)).DeclareBucket(request, kTime),
-              StatusIs(Code::kFailedPrecondition, HasSubstr("lacks pieces of bucket")));
+              StatusIs(Code::kFailedPrecondition, HasSubstr("lacks gradient shards of bucket")));
   ASSERT_OK(testing::TrainTo(*session, 1));
   ASSERT_OK_AND_ASSIGN(const v1::DeclareBucketReply reply, job->worker(Rank(0)).DeclareBucket(request, kTime));
   EXPECT_TRUE(reply.already_declared());

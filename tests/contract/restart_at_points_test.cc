@@ -1,4 +1,4 @@
-// Workers whose memory a keeper has, killed at every named point of the step, the commit and the protocol
+// Workers whose memory a node has, killed at every named point of the step, the commit and the protocol
 // (core/base/fault_point.h): trainers, attached and connected, only see a pause; no step is lost, and no bit differs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ std::vector<Case> Cases() {
     const bool of_steps = info.stage == FaultStage::kStepping || info.stage == FaultStage::kPulled;
     if (!of_steps && !attaching) continue;
     for (const bool pulled : {false, true}) {
-      if (pulled ? info.point == FaultPoint::kPieceReceived : info.stage == FaultStage::kPulled) continue;
+      if (pulled ? info.point == FaultPoint::kGradientShardReceived : info.stage == FaultStage::kPulled) continue;
       cases.push_back({info, 0, pulled});
       if (!info.lead && !attaching) cases.push_back({info, 1, pulled});
     }
@@ -54,7 +54,7 @@ class RestartAtPoints : public ::testing::TestWithParam<Case> {
   void Start() {
     ClusterOptions options;
     options.workers = 2;
-    options.kept = true;
+    options.retained = true;
     options.heartbeat_timeout = absl::Seconds(20);  // a busy machine starts a process late
     options.worker_program = "tests/testing/faulty_worker";
     ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));

@@ -1,10 +1,10 @@
-// A worker whose memory a keeper has, killed at every instruction of a step: the trainer's letter taken and declared,
-// the norm, the step, the gather and the digest decided, executed and committed, the answer. The next life leaves every
-// byte of memory as an undisturbed one does.
+// A worker whose memory a node has, killed at every instruction of a step: the trainer's message taken and declared,
+// the norm, the step, the gather and the digest decided, executed and committed, the answer. The next incarnation
+// leaves every byte of memory as an undisturbed one does.
 //
 // The worker is a child process that is single-stepped once; behind each instruction it is looked what it changed in
-// the memory that outlives it. From each state that there was, the next life starts, here. So every instruction counts,
-// and only the states that differ take a life.
+// the memory that outlives it. From each state that there was, the next incarnation starts, here. So every instruction
+// counts, and only the states that differ take an incarnation.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -34,15 +34,15 @@
 namespace shardmesh {
 namespace {
 
-using testing::KeptSegments;
 using testing::MemoryStates;
+using testing::RetainedSegments;
 using testing::SingleStep;
 
 constexpr uint64_t kHolder = uint64_t{1} << 32 | 7;  // session 7 of the only member
 constexpr uint64_t kPushId = 17;
 constexpr int64_t kTail = 100;  // instructions behind the last one that counts
 constexpr int64_t kMaxInstructions = 5'000'000;
-constexpr int64_t kLifeNanos = 60'000'000'000;
+constexpr int64_t kRunNanos = 60'000'000'000;
 
 // A member of a job, over memory that outlives it: the lead, which is the only one, with the trainer that has all the
 // slots; or another one, with nobody else but the words of the lead, which the test says for it.
@@ -53,7 +53,7 @@ class Member {
         job(spec),
         plan(*Plan::Create(job)),
         host(*HostMemory::Create(memory, job.name, job, plan)),
-        protocol(host.control(), &host.doorbell(), &job, &plan, MemberNames(plan.num_ranks())) {
+        protocol(host.control(), &host.notifier(), &job, &plan, MemberNames(plan.num_ranks())) {
     for (int s = 0; s < job.num_slots; ++s) EXPECT_OK(protocol.TakeSlot(Slot(s), kHolder));
     // All segments are there before an image of them is saved.
     Parts parts = Prepare(/*resumed=*/false);
@@ -61,7 +61,7 @@ class Member {
         JobShard::Create(std::move(parts.options), std::move(parts.plan), std::move(parts.host), memory).status());
   }
 
-  // What a life begins with.
+  // What an incarnation begins with.
   struct Parts {
     JobShardOptions options;
     Plan plan;
@@ -78,7 +78,7 @@ class Member {
     return parts;
   }
 
-  // A life begins. Before the initial weights it is given them, too.
+  // An incarnation begins. Before the initial weights it is given them, too.
   std::unique_ptr<JobShard> Begin(Parts parts) {
     auto shard = JobShard::Create(std::move(parts.options), std::move(parts.plan), std::move(parts.host), memory);
     if (target == 0) (void)(*shard)->engine().StageInitial({initial.begin(), initial.end()}, kPushId);
@@ -88,25 +88,26 @@ class Member {
   bool lead() const { return rank == Rank(0); }
   // Where the outcome of step 0 lies in an image of memory. It is open while it is written, and ends as it began.
   int64_t FirstOutcome() const {
-    return memory.Begin(absl::StrCat("shardmesh-", job.name, "-control")) + int64_t{offsetof(ControlPage, outcomes)};
+    return memory.Begin(absl::StrCat("shardmesh-", job.name, "-control")) + int64_t{offsetof(ControlBlock, outcomes)};
   }
   // What the trainer asked for is done, and nothing is under way. Of another than the lead: it has executed what is
   // decided.
   bool Over() const {
-    const ControlPage& page = *host.control();
-    if (!lead()) return page.decided.load() > 0 && page.members[rank.value()].done.load() == page.decided.load();
-    return page.committed_step_plus_one.load() == target + 1 && page.committed.load() == page.decided.load() &&
-           page.digest_done.load() >= page.digest_wanted.load() && !host.mailbox(0).open();
+    const ControlBlock& control = *host.control();
+    if (!lead())
+      return control.decided.load() > 0 && control.members[rank.value()].done.load() == control.decided.load();
+    return control.committed_step_plus_one.load() == target + 1 && control.committed.load() == control.decided.load() &&
+           control.digest_done.load() >= control.digest_wanted.load() && !host.mailbox(0).open();
   }
 
-  // A whole life. Of a job that was aborted: why.
+  // A whole incarnation. Of a job that was aborted: why.
   absl::Status Live(bool resumed) {
     const std::unique_ptr<JobShard> shard = Begin(Prepare(resumed));
     if (!lead() && protocol.decided() == 0) {  // it has its initial weights
-      protocol.InitialPieceReady(Rank(0), kPushId);
+      protocol.InitialShardReady(Rank(0), kPushId);
       protocol.Decide();
     }
-    const int64_t deadline = MonotonicNanos() + kLifeNanos;
+    const int64_t deadline = MonotonicNanos() + kRunNanos;
     while (!Over()) {
       RETURN_IF_ERROR(shard->Health());
       RETURN_IF_ERROR(TakeAnswer());
@@ -134,7 +135,7 @@ class Member {
       bad->set_tensor(0);
     }
     skips = !finite;
-    ASSERT_TRUE(PutLetter(host.mailbox(0).request, request.SerializeAsString()));
+    ASSERT_TRUE(PutMessage(host.mailbox(0).request, request.SerializeAsString()));
   }
 
   void WriteGradients(int64_t step) {
@@ -148,11 +149,11 @@ class Member {
     }
   }
 
-  // Internal: it is not one to what was asked. A letter that was answered, and then taken again, is answered twice.
+  // Internal: it is not one to what was asked. A message that was answered, and then taken again, is answered twice.
   absl::Status TakeAnswer() {
     std::string bytes;
-    if (!TakeLetter(host.mailbox(0).reply, bytes)) return absl::OkStatus();
-    FutexBump(host.doorbell());
+    if (!TakeMessage(host.mailbox(0).reply, bytes)) return absl::OkStatus();
+    FutexBump(host.notifier());
     v1::LocalReply reply;
     const bool good = reply.ParseFromString(bytes) && reply.id() == static_cast<uint64_t>(100 + target) &&
                       reply.code() == 0 && reply.step().step() == target && reply.step().skipped() == skips;
@@ -161,43 +162,43 @@ class Member {
     return absl::OkStatus();
   }
 
-  // Sets words to zero that are not the same after other lives: how often somebody was woken, and the answers, which
-  // are looked at by what they say.
+  // Sets words to zero that are not the same after other incarnations: how often somebody was woken, and the answers,
+  // which are looked at by what they say.
   void Settle() {
     EXPECT_OK(TakeAnswer());
-    ControlPage& page = *host.control();
-    EXPECT_EQ(page.taking_letters.load() % 2 + page.digest_writing.load() % 2, 0u);
-    page.decision.store(0);
-    page.finished.store(0);
-    host.doorbell().store(0);
-    host.board().bell.store(0);
-    page.taking_letters.store(0);
-    page.digest_writing.store(0);
-    for (MemberWords& words : page.members) {
-      words.lives_of.store(0);
-      words.lives_in_command.store(0);
+    ControlBlock& control = *host.control();
+    EXPECT_EQ(control.taking_messages.load() % 2 + control.digest_writing.load() % 2, 0u);
+    control.decision.store(0);
+    control.finished.store(0);
+    host.notifier().store(0);
+    host.board().notifier.store(0);
+    control.taking_messages.store(0);
+    control.digest_writing.store(0);
+    for (MemberWords& words : control.members) {
+      words.incarnations_of.store(0);
+      words.incarnations_in_command.store(0);
     }
-    for (int s = 0; s < job.num_slots; ++s) std::memset(static_cast<void*>(&host.mailbox(s).reply), 0, sizeof(Letter));
-    for (Command& command : page.commands) {  // it is copied with its padding
+    for (int s = 0; s < job.num_slots; ++s) std::memset(static_cast<void*>(&host.mailbox(s).reply), 0, sizeof(Message));
+    for (Command& command : control.commands) {  // it is copied with its padding
       char* const kind = reinterpret_cast<char*>(&command.kind);
       std::memset(kind + sizeof(command.kind), 0, reinterpret_cast<char*>(&command.step) - kind - sizeof(command.kind));
     }
   }
 
-  KeptSegments memory;
+  RetainedSegments memory;
   const Rank rank;
   const JobSpec job;
   const Plan plan;
   HostMemory host;
   StepProtocol protocol;
-  const std::vector<float> initial = InitialPiece();
+  const std::vector<float> initial = InitialShard();
   int64_t target = 0;  // the step that was asked for; 0: the initial weights
   bool skips = false;
   int answers = 0;
 
  private:
-  std::vector<float> InitialPiece() const {
-    std::vector<float> piece(plan.InitialPieceBytes(plan.PlaceOf(rank).shard) / sizeof(float));
+  std::vector<float> InitialShard() const {
+    std::vector<float> piece(plan.InitialShardBytes(plan.PlaceOf(rank).shard) / sizeof(float));
     for (size_t i = 0; i < piece.size(); ++i) piece[i] = 16 * RandomValue(1000, 0, i);
     return piece;
   }
@@ -210,20 +211,20 @@ struct Counts {
 // Initial weights that were acknowledged or decided on, and are not placed, were in the process that was killed: nobody
 // else has them.
 bool LosesInitialWeights(const Member& member) {
-  const ControlPage& page = *member.host.control();
-  const MemberWords& words = page.members[member.rank.value()];
-  const bool given = page.decided.load() > 0 || words.initial_id.load() != 0;
+  const ControlBlock& control = *member.host.control();
+  const MemberWords& words = control.members[member.rank.value()];
+  const bool given = control.decided.load() > 0 || words.initial_id.load() != 0;
   return member.target == 0 && given && words.done.load() == 0;
 }
 
-// The states that a life leaves that begins with memory as it is and is killed at any instruction.
+// The states that an incarnation leaves that begins with memory as it is and is killed at any instruction.
 void StepThrough(Member& member, bool resumed, MemoryStates& states, Counts& counts) {
   int64_t tail = 0;
   testing::SingleStepOptions options;
   std::optional<Member::Parts> parts;
   options.prepare = [&] { parts.emplace(member.Prepare(resumed)); };
   options.body = [&] { (void)member.Begin(*std::move(parts)).release(); };
-  options.step_body = resumed;  // where it takes over; a first life finds nothing to change
+  options.step_body = resumed;  // where it takes over; a first incarnation finds nothing to change
   options.after = [&] {
     states.Add();
     return !member.Over() || ++tail < kTail;
@@ -237,8 +238,8 @@ void StepThrough(Member& member, bool resumed, MemoryStates& states, Counts& cou
   counts.instructions += *instructions;
 }
 
-// From each of these states the next life goes on, and leaves `expected`.
-void NextLives(Member& member, const MemoryStates& states, const std::vector<char>& expected, Counts& counts) {
+// From each of these states the next incarnation goes on, and leaves `expected`.
+void NextIncarnations(Member& member, const MemoryStates& states, const std::vector<char>& expected, Counts& counts) {
   states.ForEach([&](int64_t number, const std::vector<char>& image) {
     if (::testing::Test::HasFailure()) return;  // the first one says enough
     member.memory.Load(image);
@@ -258,9 +259,9 @@ void NextLives(Member& member, const MemoryStates& states, const std::vector<cha
   });
 }
 
-// The next lives of `some` of these states, spread evenly over them, killed at every instruction, too. `likely`: to
-// change (MemoryStates).
-Counts KillNextLives(Member& member, const MemoryStates& states, int some, const std::vector<char>& expected) {
+// The next incarnations of `some` of these states, spread evenly over them, killed at every instruction, too. `likely`:
+// to change (MemoryStates).
+Counts KillNextIncarnations(Member& member, const MemoryStates& states, int some, const std::vector<char>& expected) {
   Counts counts;
   const int64_t each = states.size() / (some + 1);
   states.ForEach([&](int64_t number, const std::vector<char>& image) {
@@ -269,12 +270,13 @@ Counts KillNextLives(Member& member, const MemoryStates& states, int some, const
     if (LosesInitialWeights(member) || ::testing::Test::HasFailure()) return;
     MemoryStates next(member.memory, states);
     StepThrough(member, /*resumed=*/true, next, counts);
-    NextLives(member, next, expected, counts);
+    NextIncarnations(member, next, expected, counts);
   });
   return counts;
 }
 
-// What was asked for, killed at every instruction. `again`: KillNextLives. Memory ends as after an undisturbed life.
+// What was asked for, killed at every instruction. `again`: KillNextIncarnations. Memory ends as after an undisturbed
+// incarnation.
 void KillAtEveryInstruction(Member& member, const std::string& what, int again) {
   const std::vector<char> before = member.memory.Save();
   ASSERT_OK(member.Live(/*resumed=*/false));
@@ -288,11 +290,11 @@ void KillAtEveryInstruction(Member& member, const std::string& what, int again) 
   MemoryStates states(member.memory, after, {member.FirstOutcome()});
   StepThrough(member, /*resumed=*/false, states, counts);
   if (::testing::Test::IsSkipped() || ::testing::Test::HasFatalFailure()) return;
-  NextLives(member, states, expected, counts);
-  const Counts of_next = KillNextLives(member, states, again, expected);
+  NextIncarnations(member, states, expected, counts);
+  const Counts of_next = KillNextIncarnations(member, states, again, expected);
   std::cout << what << ": " << counts.instructions << " instructions, " << counts.states << " states recovered";
   if (counts.aborted > 0) std::cout << " (" << counts.aborted << " of them: told that initial weights are lost)";
-  if (again > 0) std::cout << "; next lives: " << of_next.instructions << ", " << of_next.states;
+  if (again > 0) std::cout << "; next incarnations: " << of_next.instructions << ", " << of_next.states;
   std::cout << std::endl;
   member.memory.Load(expected);
 }
@@ -319,12 +321,12 @@ JobSpec Job(const std::string& name, std::vector<ParameterSpec> parameters) {
   return job;
 }
 
-JobSpec CodedJob() {
-  JobSpec job = Job("coded", {{"a", {3, 96}, WeightFormat::kFp32},
-                              {"b", {4, 80}, WeightFormat::kBf16Sr},
-                              {"c", {2, 64}, WeightFormat::kFp32},
-                              {"d", {3, 70}, WeightFormat::kInt8Row},
-                              {"e", {50}, WeightFormat::kBf16}});
+JobSpec QuantizedJob() {
+  JobSpec job = Job("quantized", {{"a", {3, 96}, WeightFormat::kFp32},
+                                  {"b", {4, 80}, WeightFormat::kBf16Sr},
+                                  {"c", {2, 64}, WeightFormat::kFp32},
+                                  {"d", {3, 70}, WeightFormat::kInt8Row},
+                                  {"e", {50}, WeightFormat::kBf16}});
   job.parameters[0].gather = GatherFormat::kMx8;
   job.parameters[1].gather = GatherFormat::kFp8Tensor;
   job.parameters[2].gather = GatherFormat::kNf4;
@@ -339,7 +341,7 @@ TEST(RestartEveryInstruction, Fp32_ClippedInTwoChunks) {
   KillInSteps(job);
 }
 
-TEST(RestartEveryInstruction, RoundedWeightsAndCodedStates_LookedOver_NextLivesToo) {
+TEST(RestartEveryInstruction, RoundedWeightsAndQuantizedStates_LookedOver_NextIncarnationsToo) {
   JobSpec job = Job("checked", {{"w", {5, 60}, WeightFormat::kBf16Sr}, {"v", {70}, WeightFormat::kBf16Plus8Sr}});
   job.parameters[0].states = StateFormat::kDyn8;
   job.parameters[1].states = StateFormat::kFp8x32;
@@ -351,7 +353,7 @@ TEST(RestartEveryInstruction, ASkippedStep) {
   KillInSteps(Job("skipped", {{"w", {100}, WeightFormat::kFp32}}), /*again=*/2, /*finite=*/false);
 }
 
-TEST(RestartEveryInstruction, WeightsGatheredInCodes) { KillInSteps(CodedJob()); }
+TEST(RestartEveryInstruction, WeightsGatheredInCodes) { KillInSteps(QuantizedJob()); }
 
 TEST(RestartEveryInstruction, Muon) {
   JobSpec job = Job("muon", {{"w", {4, 8}, WeightFormat::kFp32}, {"v", {8, 3}, WeightFormat::kBf16}});
@@ -366,7 +368,7 @@ const char* NameOf(CommandKind kind) {
 
 // One that is not the lead: each command for itself.
 TEST(RestartEveryInstruction, AnotherMember) {
-  JobSpec job = CodedJob();
+  JobSpec job = QuantizedJob();
   job.mesh = *ParseMeshSpec("fsdp=2");
   Member member(job, Rank(1));
   StepProtocol& lead = member.protocol;
@@ -394,7 +396,7 @@ TEST(RestartEveryInstruction, AnotherMember) {
 
 // Those that are placed go on; of others the trainer is told.
 TEST(RestartEveryInstruction, InitialWeights) {
-  Member member(CodedJob());
+  Member member(QuantizedJob());
   member.Ask(0);
   KillAtEveryInstruction(member, "initial weights", 0);
 }

@@ -1,5 +1,5 @@
-// Where a worker's next life meets other things that die, end or take their time: what goes on, and what ends, in time
-// and with a reason.
+// Where a worker's next incarnation meets other things that die, end or take their time: what goes on, and what ends,
+// in time and with a reason.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ class RestartLimits : public ::testing::Test {
   void SetUp() override {
     ClusterOptions options;
     options.workers = 2;
-    options.kept = true;
+    options.retained = true;
     options.heartbeat_timeout = kHeartbeatTimeout;
     ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
     ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
@@ -62,7 +62,7 @@ class RestartLimits : public ::testing::Test {
     const pid_t pid = cluster_->PidOf(name);
     ASSERT_GT(pid, 0);
     ASSERT_EQ(kill(pid, SIGKILL), 0);
-    ASSERT_GT(cluster_->AwaitNextLife(name, pid, kLong), 0);
+    ASSERT_GT(cluster_->AwaitNextIncarnation(name, pid, kLong), 0);
   }
 
   int JoinsOf(const std::string& name) const {
@@ -73,14 +73,14 @@ class RestartLimits : public ::testing::Test {
   }
 
   // Descriptors of memory of jobs that the node has.
-  int KeptByNode() const {
-    int kept = 0;
+  int RetainedByNode() const {
+    int retained = 0;
     std::error_code error;
     for (const auto& fd :
          std::filesystem::directory_iterator(absl::StrCat("/proc/", cluster_->node().pid(), "/fd"), error)) {
-      kept += absl::StrContains(std::filesystem::read_symlink(fd, error).string(), "memfd:");
+      retained += absl::StrContains(std::filesystem::read_symlink(fd, error).string(), "memfd:");
     }
-    return kept;
+    return retained;
   }
 
   std::unique_ptr<Cluster> cluster_;
@@ -122,7 +122,7 @@ TEST_F(RestartLimits, AWorkersStatus_SaysHowOftenItCameBack_AndHowLongThatTook) 
   EXPECT_FALSE(other.has_last_pause_nanos());
 }
 
-// Its process lives, so the next life waits for its session; but it says itself that it begins another.
+// Its process lives, so the next incarnation waits for its session; but it says itself that it begins another.
 TEST_F(RestartLimits, ATrainerThatEndsItsSessionWhileTheWorkerIsAway_AttachesAnew) {
   ASSERT_OK_AND_ASSIGN(auto session, Attach({Slot(0), Slot(1)}));
   ASSERT_OK(testing::TrainTo(*session, 2));
@@ -130,7 +130,7 @@ TEST_F(RestartLimits, ATrainerThatEndsItsSessionWhileTheWorkerIsAway_AttachesAne
   ASSERT_EQ(kill(pid, SIGSTOP), 0);  // it does not see that the trainer hangs up
   session.reset();
   ASSERT_EQ(kill(pid, SIGKILL), 0);
-  ASSERT_GT(cluster_->AwaitNextLife(Host(), pid, kLong), 0);
+  ASSERT_GT(cluster_->AwaitNextIncarnation(Host(), pid, kLong), 0);
   ASSERT_OK_AND_ASSIGN(session, Attach({Slot(0), Slot(1)}));
   ASSERT_OK(testing::TrainTo(*session, 4));
   ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job_, 4));
@@ -156,10 +156,10 @@ TEST_F(RestartLimits, AWorkerThatIsToldToStop_Leaves) {
   for (int64_t step = 3; trained.ok() && step < 100'000; ++step) trained = testing::TrainTo(*session, step);
   EXPECT_THAT(trained, StatusIs(Code::kUnavailable, HasSubstr("w-1")));
   ASSERT_TRUE(Await([&] { return absl::StrContains(cluster_->node().Log(), "worker=w-1"); }));
-  EXPECT_EQ(cluster_->AwaitNextLife("w-1", pid, absl::Seconds(1)), 0);
+  EXPECT_EQ(cluster_->AwaitNextIncarnation("w-1", pid, absl::Seconds(1)), 0);
 }
 
-TEST_F(RestartLimits, AKeeperAndAWorkerKilledTogether_TheJobEndsInTime_AndTheNextOneRuns) {
+TEST_F(RestartLimits, ANodeAndAWorkerKilledTogether_TheJobEndsInTime_AndTheNextOneRuns) {
   ASSERT_OK_AND_ASSIGN(const auto session, Attach({Slot(0), Slot(1)}));
   ASSERT_OK(testing::TrainTo(*session, 2));
   cluster_->node().Kill9();
@@ -169,24 +169,24 @@ TEST_F(RestartLimits, AKeeperAndAWorkerKilledTogether_TheJobEndsInTime_AndTheNex
   EXPECT_THAT(testing::TrainTo(*session, 3), StatusIs(Code::kUnavailable, HasSubstr("w-1")));
   EXPECT_LT(MonotonicNow() - begin, 2 * kHeartbeatTimeout);
   ASSERT_OK(cluster_->StartNode());
-  // The coordinator knows of the next life, and gives the new job to that one.
+  // The coordinator knows of the next incarnation, and gives the new job to that one.
   ASSERT_TRUE(Await([&] { return JoinsOf("w-1") == 2; }));
   ASSERT_OK(testing::Delete(*client_, "job"));
   EXPECT_OK(testing::Undisturbed(*client_, Spec(), 4).status());
 }
 
-TEST_F(RestartLimits, AKeeperThatCameBack_KeepsWhatItIsGivenAnew) {
+TEST_F(RestartLimits, ANodeThatCameBack_KeepsWhatItIsGivenAnew) {
   ASSERT_OK_AND_ASSIGN(const auto session, Attach({Slot(0), Slot(1)}));
   ASSERT_OK(testing::TrainTo(*session, 2));
-  const int kept = KeptByNode();
-  EXPECT_GT(kept, 8);
-  // The next lives, too, give all anew: also what they found.
+  const int retained = RetainedByNode();
+  EXPECT_GT(retained, 8);
+  // The next incarnations, too, give all anew: also what they found.
   for (int round = 0; round < 2; ++round) {
     const pid_t before[] = {cluster_->PidOf("w-0"), cluster_->PidOf("w-1")};
     cluster_->node().Kill9();
-    ASSERT_OK(testing::TrainTo(*session, 3 + 4 * round));  // nothing waits for a keeper
+    ASSERT_OK(testing::TrainTo(*session, 3 + 4 * round));  // nothing waits for a node
     ASSERT_OK(cluster_->StartNodeAgain(kLong));
-    EXPECT_GE(KeptByNode(), kept);
+    EXPECT_GE(RetainedByNode(), retained);
     EXPECT_EQ(cluster_->PidOf("w-0"), before[0]);
     EXPECT_EQ(cluster_->PidOf("w-1"), before[1]);
     for (const char* name : {"w-0", "w-1"}) ASSERT_NO_FATAL_FAILURE(KillAndAwait(name));
@@ -198,9 +198,9 @@ TEST_F(RestartLimits, AKeeperThatCameBack_KeepsWhatItIsGivenAnew) {
 }
 
 TEST_F(RestartLimits, ADeletedJobsMemoryIsGone_AlsoOfOneThatWasTakenOver) {
-  EXPECT_GT(KeptByNode(), 8);
+  EXPECT_GT(RetainedByNode(), 8);
   ASSERT_OK(testing::Delete(*client_, "job"));
-  EXPECT_TRUE(Await([&] { return KeptByNode() == 0; })) << KeptByNode();
+  EXPECT_TRUE(Await([&] { return RetainedByNode() == 0; })) << RetainedByNode();
   ASSERT_OK_AND_ASSIGN(job_, client_->CreateJob(Spec()));
   ASSERT_OK(testing::Initialize(*job_));
   ASSERT_OK_AND_ASSIGN(auto session, Attach({Slot(0), Slot(1)}));
@@ -208,7 +208,7 @@ TEST_F(RestartLimits, ADeletedJobsMemoryIsGone_AlsoOfOneThatWasTakenOver) {
   ASSERT_OK(testing::TrainTo(*session, 2));
   session.reset();
   ASSERT_OK(testing::Delete(*client_, "job"));
-  EXPECT_TRUE(Await([&] { return KeptByNode() == 0; })) << KeptByNode();
+  EXPECT_TRUE(Await([&] { return RetainedByNode() == 0; })) << RetainedByNode();
 }
 
 TEST_F(RestartLimits, TheCoordinatorDiesWithTheWorker_TheJobGoesOnWithoutIt) {
@@ -219,7 +219,7 @@ TEST_F(RestartLimits, TheCoordinatorDiesWithTheWorker_TheJobGoesOnWithoutIt) {
   ASSERT_OK(testing::TrainTo(*session, 6));
   ASSERT_OK(cluster_->RestartCoordinator());
   ASSERT_OK(testing::TrainTo(*session, 8));
-  ASSERT_TRUE(Await([&] {  // the next lives are the job's members there
+  ASSERT_TRUE(Await([&] {  // the next incarnations are the job's members there
     v1::DescribeJobRequest request;
     request.set_job("job");
     const auto described = client_->coordinator().DescribeJob(request, kLong);

@@ -1,4 +1,4 @@
-// Workers whose memory a keeper has, killed at random moments of a training: trainers only see a pause, no step is
+// Workers whose memory a node has, killed at random moments of a training: trainers only see a pause, no step is
 // lost, and no bit differs. Prints the table of pauses. SHARDMESH_RESTART_KILLS: how many, SHARDMESH_SEED: which
 // moments.
 #include <gmock/gmock.h>
@@ -41,7 +41,7 @@ TEST(Restart, KilledAtRandomMoments_NoStepIsLost_AndTheBitsAreTheSame) {
   std::mt19937 random(seed);
   ClusterOptions options;
   options.workers = kWorkers;
-  options.kept = true;
+  options.retained = true;
   options.heartbeat_timeout = absl::Seconds(20);  // a busy machine starts a process late
   ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start(options));
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
@@ -78,7 +78,7 @@ class RestartWithoutCoordinator : public ::testing::Test {
   void SetUp() override {
     ClusterOptions options;
     options.workers = 2;
-    options.kept = true;
+    options.retained = true;
     options.heartbeat_timeout = absl::Seconds(20);
     options.worker_flags = {"--join-timeout", "1"};
     ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
@@ -98,7 +98,7 @@ class RestartWithoutCoordinator : public ::testing::Test {
       ASSERT_OK(training_->AwaitBeyond(training_->committed()));
     }
   }
-  // The coordinator comes to know this life, as a member of the job that goes on.
+  // The coordinator comes to know this incarnation, as a member of the job that goes on.
   void AwaitMember(int rank, pid_t pid) {
     v1::DescribeJobRequest request;
     request.set_job(spec_.name);
@@ -118,7 +118,7 @@ class RestartWithoutCoordinator : public ::testing::Test {
   std::unique_ptr<SteadyTraining> training_;
 };
 
-TEST_F(RestartWithoutCoordinator, LivesThatNeverJoin_GoOn_AndTheNextOneIsKnownAgain) {
+TEST_F(RestartWithoutCoordinator, IncarnationsThatNeverJoin_GoOn_AndTheNextOneIsKnownAgain) {
   cluster_->coordinator().Kill9();
   for (const char* const worker : {"w-0", "w-1", "w-0"}) ASSERT_NO_FATAL_FAILURE(Kill(worker));
   ASSERT_NO_FATAL_FAILURE(TrainFor(kAway));

@@ -1,5 +1,5 @@
 // Contract 1, over hosts: a job whose workers count as on two hosts learns, bit for bit, what it learns on one: shards
-// and replicas over hosts, clipped, coded and frozen, attached and connected trainers. The hosts are names
+// and replicas over hosts, clipped, quantized and frozen, attached and connected trainers. The hosts are names
 // (--host-name), and the line between them is loopback; with real ones: tests/e2e/job_on_two_hosts_test.cc.
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -34,7 +34,7 @@ constexpr int64_t kSteps = 10;
 JobSpec Spec(const std::string& mesh) {
   JobSpec spec = testing::OddJob("job", mesh, 3);
   spec.clip_norm = 0.5;
-  spec.parameters.push_back({"coded", {70, 300}, WeightFormat::kBf16Sr, "", {}, GatherFormat::kFp8Row});
+  spec.parameters.push_back({"quantized", {70, 300}, WeightFormat::kBf16Sr, "", {}, GatherFormat::kFp8Row});
   const StateFormat fp32 = StateFormat::kFp32;
   spec.parameters.push_back({"nf4", {310, 190}, WeightFormat::kFp32, "", fp32, GatherFormat::kNf4});  // four factors
   spec.parameters.push_back({"frozen", {5000}, WeightFormat::kBf16});

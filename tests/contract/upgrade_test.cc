@@ -47,7 +47,7 @@ TEST(Upgrade, AsItIsWritten_KeepsTheJob) {
   const std::vector<std::string> commands = Commands();
   ASSERT_THAT(commands, ElementsAre(StartsWith("shardctl checkpoint llama "), "shardctl delete llama",
                                     StartsWith("shardctl restore ")));
-  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 2, .kept = true}));
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start({.workers = 2, .retained = true}));
   const auto run = [&](const std::string& command) {
     std::vector<std::string> words = absl::StrSplit(command, ' ');
     words[0] = "client/cli/shardctl";

@@ -155,7 +155,7 @@ class Storm : public testing::CountingCluster {
     if (pid <= 0) return absl::OkStatus();
     kill(pid, SIGKILL);
     ++kills_;
-    if (cluster_->AwaitNextLife(name, pid, absl::Seconds(20)) == 0) {
+    if (cluster_->AwaitNextIncarnation(name, pid, absl::Seconds(20)) == 0) {
       return absl::UnavailableError(absl::StrCat(name, " did not come back"));
     }
     // The node must have the memory of both again before another one may die.
@@ -175,7 +175,7 @@ class Storm : public testing::CountingCluster {
 TEST_F(Storm, ReadersWritersKillsAndExpiry_AreLinearizable) {
   const int64_t seconds = testing::NumberOfEnvironment("SHARDMESH_VERSIONS_SECONDS", 60);
   std::cout << "SHARDMESH_VERSIONS_SEED=" << seed_ << " SHARDMESH_VERSIONS_SECONDS=" << seconds << std::endl;
-  Begin(CountingJob(kMaxPublications), /*kept=*/true);
+  Begin(CountingJob(kMaxPublications), /*retained=*/true);
   Run("writer", [this](std::mt19937&) { return Write(); });
   std::vector<std::unique_ptr<VersionReader>> readers;
   for (const auto way : {ReaderOptions::Way::kAttached, ReaderOptions::Way::kPulled}) {

@@ -50,8 +50,8 @@ Terms Arithmetic(const Plan& plan, int num_slots, int64_t rows) {
     const int64_t last = bucket.shard_elements - (ranges - 1) * kRangeElements;
     const int64_t spares = (ranges - 1) * kChunkElements + std::min(kChunkElements, last);  // one for each range
     terms.shard += (bucket.shard_elements + spares) * stored;
-    window += Pages(bucket.coded() ? bucket.num_elements + (rows * 4 + 15) / 16 * 16
-                                   : bucket.num_elements * BytesPerElement(bucket.format()));
+    window += Pages(bucket.quantized() ? bucket.num_elements + (rows * 4 + 15) / 16 * 16
+                                       : bucket.num_elements * BytesPerElement(bucket.format()));
     gradients += Pages(bucket.num_elements * 2);
   }
   terms.window = window + Stagger(3);
@@ -96,7 +96,7 @@ void ExpectTerms(const std::string& mesh, int64_t large) {
     EXPECT_LE(said.shard_bytes(), terms.shard + kAlignment);
     const int64_t total = said.shard_bytes() + said.window_bytes() + said.publication_bytes() + said.slot_bytes();
     const int64_t mapped = MappedBytes(cluster->worker(job->members()[rank].worker()).pid());
-    EXPECT_GT(mapped, total);  // the control page
+    EXPECT_GT(mapped, total);  // the control block
     EXPECT_LT(mapped, total + kMiB);
   }
 }

@@ -14,7 +14,7 @@ class WorkersDie(unittest.TestCase):
         self.seen = {}
 
     def test_reader_goes_on_with_a_worker_that_is_started_again(self):
-        with Cluster(kept=True) as cluster:
+        with Cluster(retained=True) as cluster:
             trainer = cluster.train("counting")
             job = shardmesh.connect(cluster.address).job("counting")
             trainer.start(250, 10)

@@ -9,8 +9,8 @@ from cluster import Cluster, until
 
 class DocsTest(unittest.TestCase):
     def test_examples_print_what_the_page_says(self):
-        with open("docs/python.md", encoding="utf-8") as page:
-            section = page.read().partition("## Versions of a running job\n")[2].partition("\n## ")[0]
+        with open("docs/python.md", encoding="utf-8") as control:
+            section = control.read().partition("## Versions of a running job\n")[2].partition("\n## ")[0]
         with Cluster() as cluster:
             cluster.train("gpt", to=12)
             job = shardmesh.connect(cluster.address).job("gpt")

@@ -185,12 +185,12 @@ class Adopt(service.ServiceTest):
             parameters = {p["name"]: p["states"] for p in json.load(file)["job"]["parameters"]}
         stored = safetensors.torch.load_file(adopted + "/states.safetensors")
         for name, states in state_of.items():
-            coded = hasattr(states["exp_avg"], "codes")
-            self.assertEqual(parameters[name], "STATE_FORMAT_" + (format.upper() if coded else "FP32"), name)
+            quantized = hasattr(states["exp_avg"], "codes")
+            self.assertEqual(parameters[name], "STATE_FORMAT_" + (format.upper() if quantized else "FP32"), name)
             for key in ("exp_avg", "exp_avg_sq"):
-                codes = states[key].codes if coded else states[key]
+                codes = states[key].codes if quantized else states[key]
                 self.assertTrue(torch.equal(stored[f"{name}.{key}"].view(torch.uint8), codes.view(torch.uint8)), f"{name}.{key}")
-                if coded:
+                if quantized:
                     self.assertTrue(torch.equal(stored[f"{name}.{key}.scales"], states[key].scale), f"{name}.{key}")
 
     def test_torchao(self):
@@ -258,25 +258,25 @@ class Adopt(service.ServiceTest):
         adopted = self.adopt(directory, optimizer="adamw")
         self.restored(adopted)
         stored = safetensors.torch.load_file(adopted + "/states.safetensors")
-        coded = 0
+        quantized = 0
         for name in ranks[0]["model"]:
             for key in ("exp_avg", "exp_avg_sq"):
                 parts = [rank["states"][name][key] for rank in ranks]
                 if not hasattr(parts[0], "codes"):
                     continue
-                coded += 1
+                quantized += 1
                 self.assertTrue(torch.equal(stored[f"{name}.{key}"], torch.cat([part.codes for part in parts])), name)
                 self.assertTrue(torch.equal(stored[f"{name}.{key}.scales"], torch.cat([part.scale for part in parts])), name)
-        self.assertGreaterEqual(coded, 4)
+        self.assertGreaterEqual(quantized, 4)
 
     def test_fsdp2_torchao_with_shards_of_two_kinds(self):
         directory, ranks = self.fsdp("AdamW8bit", 256, 33, 33)  # of 33 rows one rank has 17, the other 16: 4352 and 4096 elements
-        small, _ = self.fsdp("AdamW8bit", 240, 33, 33)  # 4080 elements of one rank, 3840 of the other: not coded
+        small, _ = self.fsdp("AdamW8bit", 240, 33, 33)  # 4080 elements of one rank, 3840 of the other: not quantized
         self.restored(self.adopt(small, "small", optimizer="adamw"))
-        self.restored(self.adopt(directory, "coded", optimizer="adamw"))
-        mixed, ranks = self.fsdp("AdamW8bit", 2176, 7, 7)  # 4 rows are coded, 3 are no whole blocks
+        self.restored(self.adopt(directory, "quantized", optimizer="adamw"))
+        mixed, ranks = self.fsdp("AdamW8bit", 2176, 7, 7)  # 4 rows are quantized, 3 are no whole blocks
         self.assertNotEqual(*(hasattr(rank["states"]["0.weight"]["exp_avg"], "codes") for rank in ranks))
-        with self.assertRaisesRegex(errors.InvalidArgument, 'coded on some ranks and not on others.*states="fp32"'):
+        with self.assertRaisesRegex(errors.InvalidArgument, 'quantized on some ranks and not on others.*states="fp32"'):
             self.adopt(mixed, "no", optimizer="adamw")
         self.restored(self.adopt(mixed, "mixed", optimizer="adamw", states="fp32"))
 

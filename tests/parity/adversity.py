@@ -40,7 +40,7 @@ class TrainingJobs:
     def __init__(self, most_threads=0):
         """most_threads: that each process may have at a time; see allow_threads."""
         self._clock, self._most_threads, self.roles = 0, most_threads, {}
-        self.cluster = Cluster(workers=2, kept=True, coordinator_flags=("--default-mesh", "fsdp=2"),
+        self.cluster = Cluster(workers=2, retained=True, coordinator_flags=("--default-mesh", "fsdp=2"),
                                environment=self._altered)
 
     def _altered(self, folder):

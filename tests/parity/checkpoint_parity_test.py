@@ -85,7 +85,7 @@ class Folders(unittest.TestCase):
         weights = {name: value.detach() for name, value in model.named_parameters()}
         state = {f"{name}.{key}": optimizer.state[value][key] for name, value in model.named_parameters()
                  for key in ("exp_avg", "exp_avg_sq")}
-        if states == "coded":
+        if states == "quantized":
             state = {name: torch.zeros_like(value, dtype=torch.uint8) for name, value in state.items()}
         safetensors.torch.save_file(weights, folder + "/model.safetensors", metadata={"format": "pt"})
         safetensors.torch.save_file(state, folder + "/states.safetensors", metadata={"format": "pt"})
@@ -195,8 +195,8 @@ class Dcp(Folders):
         with self.assertRaisesRegex(errors.AlreadyExists, "has files"):
             checkpoint.to_dcp(folder, self.path("dcp"))
 
-    def test_coded_states(self):
-        folder = self.save(3, states="coded")[0]
+    def test_quantized_states(self):
+        folder = self.save(3, states="quantized")[0]
         with self.assertRaisesRegex(errors.InvalidArgument, "does not say what they stand for"):
             checkpoint.to_dcp(folder, self.path("no"))
         checkpoint.to_dcp(folder, self.path("none"), states="none")

@@ -27,11 +27,11 @@ class ComingFromTest(unittest.TestCase):
             with mock.patch.dict(os.environ, ALONE), torch.compiler.set_stance("force_eager"):
                 exec(common + program, names)
             losses.append(names["losses"])
-        ours, ddp, fsdp2, torchao, coded = losses
+        ours, ddp, fsdp2, torchao, quantized = losses
         self.assertLess(ours[-1], ours[0])
         for theirs in ddp, fsdp2:
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
-        for eight_bits in torchao, coded:
+        for eight_bits in torchao, quantized:
             torch.testing.assert_close(ours, eight_bits, rtol=2e-3, atol=0)
 
 

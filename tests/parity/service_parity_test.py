@@ -195,7 +195,7 @@ class RanksTest(Trainers):
 class UnixSocketTest(unittest.TestCase):
     @unittest.skipUnless(BIN, "SHARDMESH_BIN_DIR is not set to bazel's folder of programs: ./test --lane parity sets it")
     def test_an_optimizer_of_a_coordinator_on_a_unix_socket_trains(self):
-        with Cluster(workers=1, kept=True, unix=True, coordinator_flags=("--default-mesh", "fsdp=1")) as cluster:
+        with Cluster(workers=1, retained=True, unix=True, coordinator_flags=("--default-mesh", "fsdp=1")) as cluster:
             self.assertRegex(cluster.address, "^unix:/")
             model = torch.nn.Linear(2, 2)
             optimizer = Optimizer(model, "AdamW", lr=0.1, service=cluster.address, job="unix")

@@ -34,7 +34,7 @@ class AdversityTest(unittest.TestCase):
         self.jobs.move_clock(seconds)
         self.train_on(f"the clock was set by {seconds} s")
         self.cluster.kill("w-0")
-        # Were the next life refused, the coordinator would give the worker up meanwhile.
+        # Were the next incarnation refused, the coordinator would give the worker up meanwhile.
         self.train_on(f"a kill with the clock at {seconds} s", seconds=HEARTBEAT_TIMEOUT + 1)
         self.jobs.move_clock(0)
         self.train_on("the clock was right again")

@@ -117,8 +117,8 @@ class FilesTest(AdviceTest):
         states = os.path.join(saved, "states.safetensors")
         safetensors.torch.save_file({name: tensor.to(torch.uint8) for name, tensor in safetensors.torch.load_file(states).items()}, states)
         self.follow_table(*(
-            (f'states="{states}"', errors.InvalidArgument, lambda: checkpoint.to_dcp(saved, full + "-coded"),
-             lambda states=states: checkpoint.to_dcp(saved, full + "-coded-" + states, states=states)) for states in ("stored", "none")))
+            (f'states="{states}"', errors.InvalidArgument, lambda: checkpoint.to_dcp(saved, full + "-quantized"),
+             lambda states=states: checkpoint.to_dcp(saved, full + "-quantized-" + states, states=states)) for states in ("stored", "none")))
 
     def adopt(self, everything, **options):
         """What torch saved, as a job."""

@@ -43,7 +43,7 @@ def fixed(dtype):
     return nn.Parameter(torch.ones(2, 2).to(dtype), requires_grad=False)
 
 
-class Coded(torch.Tensor):
+class Quantized(torch.Tensor):
     """Of no memory of plain elements, as torchao's."""
 
     @staticmethod
@@ -211,7 +211,7 @@ START = (
     ("quantized weights are asked for with weights=", lambda: Optimizer(of(w=fixed(torch.int8))),
      lambda: Optimizer(of(w=fixed(torch.float32)), weights="int8_row")),
     ("it must be a torch.nn.Parameter", lambda: Optimizer([("w", 3)]), lambda: Optimizer([("w", nn.Parameter(torch.zeros(2)))])),
-    ('such as weights="int8_row"', lambda: Optimizer(of(w=nn.Parameter(Coded(torch.ones(2, 2))))),
+    ('such as weights="int8_row"', lambda: Optimizer(of(w=nn.Parameter(Quantized(torch.ones(2, 2))))),
      lambda: Optimizer(of(w=nn.Parameter(torch.ones(2, 2))), weights="int8_row")),
     ("before fully_shard()", lambda: Optimizer(cut_up()), lambda: Optimizer(LINEAR)),
     ("before FullyShardedDataParallel", lambda: Optimizer(of(w=flat())),

@@ -141,11 +141,11 @@ class InterchangeTest(ServiceTest):
         optimizer = self.optimizer(model, states="dyn8")
         model.load_state_dict(theirs.state_dict())
         optimizer.load_state_dict(coder.state_dict())
-        saved = safetensors.torch.load_file(os.path.join(optimizer.save(self.path("coded")).path, "states.safetensors"))
+        saved = safetensors.torch.load_file(os.path.join(optimizer.save(self.path("quantized")).path, "states.safetensors"))
         for state in "exp_avg", "exp_avg_sq":
-            coded = coder.state[theirs[0].weight][state]
-            torch.testing.assert_close(saved[f"0.weight.{state}"].view(torch.uint8).reshape(-1), coded.codes.reshape(-1))
-            torch.testing.assert_close(saved[f"0.weight.{state}.scales"].reshape(-1), coded.scale.reshape(-1), rtol=0, atol=0)
+            quantized = coder.state[theirs[0].weight][state]
+            torch.testing.assert_close(saved[f"0.weight.{state}"].view(torch.uint8).reshape(-1), quantized.codes.reshape(-1))
+            torch.testing.assert_close(saved[f"0.weight.{state}.scales"].reshape(-1), quantized.scale.reshape(-1), rtol=0, atol=0)
     def test_full_state_dicts_of_fsdp2_both_ways(self):
         folder = self.path("fsdp")
         os.mkdir(folder)

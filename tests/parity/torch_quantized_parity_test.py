@@ -97,8 +97,8 @@ class ExamplesTest(ServiceTest):
         changed = 0
         for (name, parameter), source in zip(net.named_parameters(), optimizer._placed._sources):
             if source.format == "nf4":
-                coded = numerics.encode(first[name].detach(), "nf4")
-                self.assertTrue(np.array_equal(parameter.detach(), numerics.decode(coded, "nf4", parameter.shape)), name)
+                quantized = numerics.encode(first[name].detach(), "nf4")
+                self.assertTrue(np.array_equal(parameter.detach(), numerics.decode(quantized, "nf4", parameter.shape)), name)
                 changed += 1
             elif "lora_" in name:
                 self.assertFalse(torch.equal(parameter, first[name]), name)
@@ -113,9 +113,9 @@ class ExamplesTest(ServiceTest):
                 net.weight.data.copy_(weights)
                 optimizer = sm.Optimizer(net, "SGD", lr=0.1, service=self.address, job=f"decode-{gather}", gather=gather)
                 self.addCleanup(optimizer.close)
-                coded = "fp32" if gather == "stored" else gather
-                scales = {"power_of_2": False} if coded == "fp8_row" else {}  # as jobs have them
-                wanted = numerics.decode(numerics.encode(weights, coded, **scales), coded, weights.shape, **scales)
+                quantized = "fp32" if gather == "stored" else gather
+                scales = {"power_of_2": False} if quantized == "fp8_row" else {}  # as jobs have them
+                wanted = numerics.decode(numerics.encode(weights, quantized, **scales), quantized, weights.shape, **scales)
                 self.assertTrue(np.array_equal(net.weight.detach(), wanted))
 
     def test_int8_weights_that_are_gathered_in_other_codes_are_those_of_their_decoded_values(self):
@@ -131,8 +131,8 @@ class ExamplesTest(ServiceTest):
                 self.addCleanup(optimizer.close)
                 self.assertEqual([source.format for source in optimizer._placed._sources], [gather])
                 scales = {"power_of_2": False} if gather == "fp8_row" else {}  # as jobs have them
-                coded = numerics.encode(stored, gather, **scales)
-                wanted = stored if gather == "int8_row" else numerics.decode(coded, gather, weights.shape, **scales)
+                quantized = numerics.encode(stored, gather, **scales)
+                wanted = stored if gather == "int8_row" else numerics.decode(quantized, gather, weights.shape, **scales)
                 self.assertTrue(np.array_equal(net.weight.detach(), wanted))
 
     def test_a_base_that_is_stored_as_nf4_trains_to_the_same_bits_on_meshes_saved_and_resumed(self):
@@ -154,8 +154,8 @@ class ExamplesTest(ServiceTest):
         gathered, other = self.start("qlora", "gathered", mesh="fsdp=2")
         qlora.train(gathered, other, STEPS)
         same = dict(gathered.named_parameters())
-        coded = [source.format for source in optimizer._placed._sources].count("nf4")
-        self.assertEqual(coded, 14)
+        quantized = [source.format for source in optimizer._placed._sources].count("nf4")
+        self.assertEqual(quantized, 14)
         for (name, parameter), source in zip(net.named_parameters(), optimizer._placed._sources):
             self.assertTrue(torch.equal(parameter, same[name]), f"{name}: as with gather=nf4 alone")
             if source.format == "nf4":
@@ -171,8 +171,8 @@ class ExamplesTest(ServiceTest):
             for name, parameter in net.named_parameters():
                 parameter.copy_(other[name])
         qlora.train(net, optimizer, 1)
-        for (name, parameter), coded in zip(net.named_parameters(), of_nf4):
-            if coded:
+        for (name, parameter), quantized in zip(net.named_parameters(), of_nf4):
+            if quantized:
                 wanted = numerics.decode(numerics.encode(other[name], "nf4"), "nf4", parameter.shape)
                 self.assertTrue(np.array_equal(parameter.detach(), wanted), name)
         with self.assertRaisesRegex(errors.InvalidArgument, "no step writes nf4; freeze it"):
@@ -197,8 +197,8 @@ class ExamplesTest(ServiceTest):
         self.assertIsInstance(layer, nn.Linear)
         of_state = net.state_dict()
         first = EXAMPLES["int8"].model()[0].up.weight.detach()
-        coded = numerics.encode(first, "int8_row")
-        self.assertTrue(np.array_equal(of_state["0.up.weight"], numerics.decode(coded, "int8_row", first.shape)))
+        quantized = numerics.encode(first, "int8_row")
+        self.assertTrue(np.array_equal(of_state["0.up.weight"], numerics.decode(quantized, "int8_row", first.shape)))
         loss = EXAMPLES["int8"].train(net, optimizer, STEPS)
         decoded, other = self.start("int8", f"decoded-{residency}", mesh="fsdp=2")
         self.assertAlmostEqual(EXAMPLES["int8"].train(decoded, other, STEPS), loss, delta=1e-4 * abs(loss))

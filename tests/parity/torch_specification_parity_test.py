@@ -124,8 +124,8 @@ class SpecificationTest(unittest.TestCase):
                    "fp8_row": ["embed.weight", "head.weight", "conv.weight", "frozen.weight"]}
         for name, fits in fitting.items():
             spec = specification(model, name="a", gather=name)
-            coded = [p["name"] for p in spec["parameters"] if p["gather"] != "GATHER_FORMAT_STORED"]
-            self.assertEqual(coded, fits)
+            quantized = [p["name"] for p in spec["parameters"] if p["gather"] != "GATHER_FORMAT_STORED"]
+            self.assertEqual(quantized, fits)
         spec = specification(model, name="a", weights=lambda name: "bf16_sr" if "norm" in name else None)
         self.assertEqual({p["format"] for p in spec["parameters"] if "norm" in p["name"]}, {"FORMAT_BF16_SR"})
         self.assertEqual({p["format"] for p in spec["parameters"] if "norm" not in p["name"]}, {"FORMAT_FP32"})

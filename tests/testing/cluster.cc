@@ -27,7 +27,7 @@ std::string Milliseconds(absl::Duration duration) { return absl::StrCat(absl::To
 absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterOptions options) {
   std::unique_ptr<Cluster> cluster(new Cluster(std::move(options)));
   RETURN_IF_ERROR(cluster->StartCoordinator("127.0.0.1:0"));
-  if (cluster->options_.kept) {
+  if (cluster->options_.retained) {
     RETURN_IF_ERROR(cluster->StartNode());
     return cluster;
   }
@@ -40,7 +40,7 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterOptions options) 
 Cluster::~Cluster() {
   workers_.clear();
   node_.reset();
-  for (int i = 0; i < options_.workers && options_.kept; ++i) {  // they outlive a node that is killed
+  for (int i = 0; i < options_.workers && options_.retained; ++i) {  // they outlive a node that is killed
     if (const pid_t pid = PidOf(absl::StrCat("w-", i)); pid > 0) kill(pid, SIGKILL);
   }
   coordinator_.reset();
@@ -108,7 +108,7 @@ absl::Status Cluster::StartNodeAgain(absl::Duration timeout) {
     missing.clear();
     for (int i = 0; i < options_.workers; ++i) {
       const std::string name = absl::StrCat("w-", i);
-      if (!absl::StrContains(said, absl::StrCat("event=kept_again worker=", name, " "))) missing += " " + name;
+      if (!absl::StrContains(said, absl::StrCat("event=retained_again worker=", name, " "))) missing += " " + name;
     }
   } while (!missing.empty() && MonotonicNow() < deadline && node_->alive());
   if (missing.empty()) return absl::OkStatus();
@@ -128,7 +128,7 @@ pid_t Cluster::PidOf(const std::string& name) const {
   return 0;
 }
 
-pid_t Cluster::AwaitNextLife(const std::string& name, pid_t before, absl::Duration timeout) const {
+pid_t Cluster::AwaitNextIncarnation(const std::string& name, pid_t before, absl::Duration timeout) const {
   const absl::Time deadline = MonotonicNow() + timeout;
   while (MonotonicNow() < deadline) {
     if (const pid_t pid = PidOf(name); pid > 0 && pid != before) return pid;
@@ -179,7 +179,7 @@ absl::StatusOr<Client> Cluster::Connect(ClientOptions options) const {
 
 void Cluster::PrintLogs() const {
   std::cout << "--- coordinator\n" << ReadFile(folder_.File("coordinator.log"));
-  if (options_.kept) std::cout << "--- node and workers\n" << ReadFile(folder_.File("node.log"));
+  if (options_.retained) std::cout << "--- node and workers\n" << ReadFile(folder_.File("node.log"));
   for (const auto& [name, worker] : workers_) {
     std::cout << "--- worker " << name << "\n" << ReadFile(folder_.File(absl::StrCat(name, ".log")));
   }

@@ -33,7 +33,7 @@ struct ClusterOptions {
   std::string worker_program = "worker/shardmesh-worker";
   // The workers are children of a shardmesh-node, which keeps their memory and starts them again. worker(),
   // worker_address() and StartWorker() are not for them, but PidOf() and node().
-  bool kept = false;
+  bool retained = false;
   std::vector<std::string> coordinator_environment, worker_environment;  // ProcessSpec's; a node's workers have its own
 };
 
@@ -49,12 +49,12 @@ class Cluster {
   // Kept workers are named w-0, w-1, ... The process that is the worker now; 0: there is none.
   pid_t PidOf(const std::string& name) const;
   // PidOf, once it is another one than `before`. 0: there was none within `timeout`.
-  pid_t AwaitNextLife(const std::string& name, pid_t before, absl::Duration timeout) const;
+  pid_t AwaitNextIncarnation(const std::string& name, pid_t before, absl::Duration timeout) const;
   Process& node() { return *node_; }
   // Starts the node again. REQUIRES: it ended.
   absl::Status StartNode();
   // The same, and waits until it has the memory of all workers, and they know of each other that they would come back.
-  // REQUIRES: none of them is on its way to its next life.
+  // REQUIRES: none of them is on its way to its next incarnation.
   absl::Status StartNodeAgain(absl::Duration timeout);
   // Kills the node first.
   absl::Status RestartNode(absl::Duration timeout);
@@ -63,7 +63,7 @@ class Cluster {
   std::string StateFile() const { return folder_.File("state.db"); }
   const TempFolder& folder() const { return folder_; }
 
-  // Starts a worker, or its next life after it ended.
+  // Starts a worker, or its next incarnation after it ended.
   absl::Status StartWorker(const std::string& name);
   // Starts the coordinator again with the same state file at the same port. REQUIRES: it ended.
   absl::Status RestartCoordinator();

@@ -61,9 +61,9 @@ class Trainer:
 
 
 class Cluster:
-    """Workers w0, w1, ...; kept: those of a shardmesh-node, which starts them again, w-0, w-1, ..."""
+    """Workers w0, w1, ...; retained: those of a shardmesh-node, which starts them again, w-0, w-1, ..."""
 
-    def __init__(self, workers=2, kept=False, worker_flags=(), coordinator_flags=(), environment=None, unix=False):
+    def __init__(self, workers=2, retained=False, worker_flags=(), coordinator_flags=(), environment=None, unix=False):
         """environment: a function of the folder: variables of every process, besides this one's. unix: the coordinator
         listens on a UNIX socket."""
         self._folder = tempfile.TemporaryDirectory(prefix="shardmesh-py-")
@@ -75,7 +75,7 @@ class Cluster:
         self.address = f"unix:{self._file('coordinator.sock')}" if unix else "127.0.0.1:0"
         try:
             self.start_coordinator()
-            self._start_workers(kept, list(worker_flags))
+            self._start_workers(retained, list(worker_flags))
         except BaseException:
             self.close()
             raise
@@ -90,9 +90,9 @@ class Cluster:
                     "--heartbeat-interval-ms", "100", "--heartbeat-timeout-ms", "2000", *self._coordinator_flags)
         self.address = self._line("coordinator", "coordinator.address")
 
-    def _start_workers(self, kept, flags):
+    def _start_workers(self, retained, flags):
         common = ["--coordinator", self.address, "--local-dir", self._file("s")]
-        if kept:
+        if retained:
             self._start("node", "worker/shardmesh-node", *common, "--workers", str(self._workers), "--name", "w",
                         "--worker-binary", program("worker/shardmesh-worker"), "--", *flags)
             return

@@ -8,7 +8,7 @@ from cluster import Cluster
 
 
 def assert_whole(test, version):
-    """Every element of it says which version it is, coded ones as well as the code can."""
+    """Every element of it says which version it is, quantized ones as well as the code can."""
     step = version.step
     for name in ("w", "four.w"):
         test.assertTrue((version.decode(name) == step).all(), f"{name} of version {step}")

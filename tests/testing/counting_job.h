@@ -78,10 +78,10 @@ class Trainer {
 
 class CountingCluster : public ::testing::Test {
  protected:
-  void Begin(const JobSpec& spec, bool kept = false) {
+  void Begin(const JobSpec& spec, bool retained = false) {
     ClusterOptions options;
     options.workers = 2;
-    options.kept = kept;
+    options.retained = retained;
     ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
     ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
     client_ = std::make_unique<Client>(std::move(client));

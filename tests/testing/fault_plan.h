@@ -6,7 +6,7 @@
 // When process NAME is at POINT for the NTH time it is killed (SIGKILL), or stopped (SIGSTOP), or waits 300 ms (delay),
 // or meets an error there, RESOURCE_EXHAUSTED (error; at points that can fail). Without the variable, or in another
 // process, nothing happens. `shardctl faults` (//client/cli:shardctl_with_faults) lists the points.
-// SHARDMESH_FAULT_ONCE=FILE: only the life that makes this file comes to harm; those after it do not.
+// SHARDMESH_FAULT_ONCE=FILE: only the incarnation that makes this file comes to harm; those after it do not.
 #pragma once
 
 #include <string>

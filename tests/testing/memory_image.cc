@@ -15,14 +15,14 @@ constexpr int64_t kLine = 64;        // what a change is kept in
 constexpr int64_t kLookAtAll = 256;  // one look of so many
 }  // namespace
 
-absl::StatusOr<Segment> KeptSegments::Open(const std::string& name, int64_t num_bytes, int64_t data_offset) {
+absl::StatusOr<Segment> RetainedSegments::Open(const std::string& name, int64_t num_bytes, int64_t data_offset) {
   if (segments_.count(name) == 0) {
     ASSIGN_OR_RETURN(segments_[name], Segment::Create(name, num_bytes, data_offset));
   }
   return Segment::Map(UniqueFd(dup(segments_[name].fd())), num_bytes, data_offset, Segment::Access::kReadWrite);
 }
 
-std::vector<char> KeptSegments::Save() const {
+std::vector<char> RetainedSegments::Save() const {
   std::vector<char> image;
   for (const auto& [name, segment] : segments_) {
     image.insert(image.end(), segment.data(), segment.data() + segment.data_bytes());
@@ -30,7 +30,7 @@ std::vector<char> KeptSegments::Save() const {
   return image;
 }
 
-void KeptSegments::Load(const std::vector<char>& image) {
+void RetainedSegments::Load(const std::vector<char>& image) {
   const char* from = image.data();
   int64_t size = 0;
   for (const auto& [name, segment] : segments_) size += segment.data_bytes();
@@ -41,7 +41,7 @@ void KeptSegments::Load(const std::vector<char>& image) {
   }
 }
 
-std::string KeptSegments::Differs(const std::vector<char>& image) const {
+std::string RetainedSegments::Differs(const std::vector<char>& image) const {
   const char* from = image.data();
   std::string what;
   for (const auto& [name, segment] : segments_) {
@@ -58,14 +58,14 @@ std::string KeptSegments::Differs(const std::vector<char>& image) const {
   return what;
 }
 
-int64_t KeptSegments::Begin(const std::string& name) const {
+int64_t RetainedSegments::Begin(const std::string& name) const {
   if (segments_.count(name) == 0) std::abort();
   int64_t begin = 0;
   for (auto it = segments_.begin(); it->first != name; ++it) begin += it->second.data_bytes();
   return begin;
 }
 
-std::vector<KeptSegments::Piece> KeptSegments::Pieces() const {
+std::vector<RetainedSegments::Piece> RetainedSegments::Pieces() const {
   std::vector<Piece> pieces;
   int64_t begin = 0;  // of the segment in an image
   for (const auto& [name, segment] : segments_) {
@@ -78,11 +78,12 @@ std::vector<KeptSegments::Piece> KeptSegments::Pieces() const {
   return pieces;
 }
 
-MemoryStates::MemoryStates(const KeptSegments& memory, const std::vector<char>& other, const std::vector<int64_t>& too)
+MemoryStates::MemoryStates(const RetainedSegments& memory, const std::vector<char>& other,
+                           const std::vector<int64_t>& too)
     : first_(memory.Save()), newest_(first_) {
-  const std::vector<KeptSegments::Piece> pieces = memory.Pieces();
+  const std::vector<RetainedSegments::Piece> pieces = memory.Pieces();
   std::vector<bool> differs;
-  for (const KeptSegments::Piece& piece : pieces) differs.push_back(Differs(piece, other));
+  for (const RetainedSegments::Piece& piece : pieces) differs.push_back(Differs(piece, other));
   for (size_t i = 0; i < pieces.size(); ++i) {
     const bool beside = (i > 0 && differs[i - 1]) || (i + 1 < pieces.size() && differs[i + 1]);
     const bool named = std::any_of(too.begin(), too.end(), [&](int64_t at) {
@@ -92,14 +93,14 @@ MemoryStates::MemoryStates(const KeptSegments& memory, const std::vector<char>& 
   }
 }
 
-MemoryStates::MemoryStates(const KeptSegments& memory, const MemoryStates& other)
+MemoryStates::MemoryStates(const RetainedSegments& memory, const MemoryStates& other)
     : first_(memory.Save()), newest_(first_), likely_(other.likely_), unlikely_(other.unlikely_) {}
 
-bool MemoryStates::Differs(const KeptSegments::Piece& piece, const std::vector<char>& image) const {
+bool MemoryStates::Differs(const RetainedSegments::Piece& piece, const std::vector<char>& image) const {
   return std::memcmp(piece.bytes, image.data() + piece.at, piece.num_bytes) != 0;
 }
 
-void MemoryStates::AddTo(const KeptSegments::Piece& piece, Change& change) {
+void MemoryStates::AddTo(const RetainedSegments::Piece& piece, Change& change) {
   for (int64_t at = 0; at < piece.num_bytes; at += kLine) {
     const int64_t bytes = std::min(kLine, piece.num_bytes - at);
     char* const newest = newest_.data() + piece.at + at;
@@ -111,11 +112,11 @@ void MemoryStates::AddTo(const KeptSegments::Piece& piece, Change& change) {
 
 void MemoryStates::Add() {
   Change change;
-  for (const KeptSegments::Piece& piece : likely_) {
+  for (const RetainedSegments::Piece& piece : likely_) {
     if (Differs(piece, newest_)) AddTo(piece, change);
   }
   if (++looks_ % kLookAtAll == 0) {
-    for (const KeptSegments::Piece& piece : unlikely_) {
+    for (const RetainedSegments::Piece& piece : unlikely_) {
       if (!Differs(piece, newest_)) continue;
       AddTo(piece, change);
       ++late_;

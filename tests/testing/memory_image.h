@@ -1,5 +1,5 @@
-// A worker's memory that a test looks at and sets back: KeptSegments, as a keeper holds them, and the states that they
-// go through. Not thread-safe.
+// A worker's memory that a test looks at and sets back: RetainedSegments, as a node holds them, and the states that
+// they go through. Not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace shardmesh::testing {
 
-class KeptSegments final : public Memory {
+class RetainedSegments final : public Memory {
  public:
   absl::StatusOr<Segment> Open(const std::string& name, int64_t num_bytes, int64_t data_offset) override;
 
@@ -48,9 +48,9 @@ class MemoryStates {
  public:
   // The first one is as it is now. The likely pieces are those of which `other` has other bytes, those beside them, and
   // those that hold the byte of an image at one of `too`: there lie words that change and end as they began.
-  MemoryStates(const KeptSegments& memory, const std::vector<char>& other, const std::vector<int64_t>& too);
+  MemoryStates(const RetainedSegments& memory, const std::vector<char>& other, const std::vector<int64_t>& too);
   // The likely pieces are those of other states of the same memory.
-  MemoryStates(const KeptSegments& memory, const MemoryStates& other);
+  MemoryStates(const RetainedSegments& memory, const MemoryStates& other);
 
   // Memory as it is now, if that is another state than the newest.
   void Add();
@@ -69,13 +69,13 @@ class MemoryStates {
 
  private:
   using Change = std::vector<std::pair<int64_t, std::string>>;  // offset and bytes
-  bool Differs(const KeptSegments::Piece& piece, const std::vector<char>& image) const;
-  void AddTo(const KeptSegments::Piece& piece, Change& change);
+  bool Differs(const RetainedSegments::Piece& piece, const std::vector<char>& image) const;
+  void AddTo(const RetainedSegments::Piece& piece, Change& change);
 
   const std::vector<char> first_;
   std::vector<char> newest_;
   std::vector<Change> changes_;
-  std::vector<KeptSegments::Piece> likely_, unlikely_;
+  std::vector<RetainedSegments::Piece> likely_, unlikely_;
   int64_t looks_ = 0;
   int late_ = 0;
 };

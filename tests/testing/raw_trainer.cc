@@ -32,12 +32,12 @@ v1::PushHeader RawTrainer::Header(int slot, int64_t step, int shard) const {
   header.set_slot(slot);
   header.set_step(step);
   header.set_shard(shard);
-  header.set_total_bytes(job_->plan().GradientPieceBytes(shard));
+  header.set_total_bytes(job_->plan().GradientShardBytes(shard));
   return header;
 }
 
 absl::StatusOr<v1::PushReply> RawTrainer::Push(int slot, int64_t step, int shard) {
-  const std::string piece = GradientPiece(*job_, Slot(slot), shardmesh::Step(step), shard);
+  const std::string piece = GradientShard(*job_, Slot(slot), shardmesh::Step(step), shard);
   return job_->worker(Owner(slot, shard)).Push(Header(slot, step, shard), {piece}, kTimeout);
 }
 

@@ -17,12 +17,12 @@ class RawTrainer {
 
   Job& job() const { return *job_; }
   v1::Shard::Stub& stub(Rank rank) { return *stubs_[rank.value()]; }
-  // The replica of a shard that receives a slot's pieces.
+  // The replica of a shard that receives a slot's gradient shards.
   Rank Owner(int slot, int shard) const;
 
   v1::PushHeader Header(int slot, int64_t step, int shard) const;
   absl::StatusOr<v1::PushReply> Push(int slot, int64_t step, int shard);
-  // As Push, but again while another push of the piece is under way: a cancelled one ends a little later.
+  // As Push, but again while another push of the gradient shard is under way: a cancelled one ends a little later.
   absl::StatusOr<v1::PushReply> PushAgain(int slot, int64_t step, int shard);
   absl::Status PushAll(int64_t step);
 

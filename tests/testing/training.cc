@@ -162,7 +162,7 @@ absl::Status WriteBucketGradients(Session& session, Step step, int bucket) {
   return absl::OkStatus();
 }
 
-std::string GradientPiece(const Job& job, Slot slot, Step step, int shard) {
+std::string GradientShard(const Job& job, Slot slot, Step step, int shard) {
   const Plan& plan = job.plan();
   const Format format = plan.gradient_format();
   std::string piece;

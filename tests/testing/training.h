@@ -37,8 +37,8 @@ absl::Status Initialize(Job& job);
 absl::Status WriteGradients(Session& session, Step step);
 // The same of one bucket.
 absl::Status WriteBucketGradients(Session& session, Step step, int bucket);
-// The same gradient piece as bytes: what a raw Push of (slot, step, shard) carries.
-std::string GradientPiece(const Job& job, Slot slot, Step step, int shard);
+// The same gradient shard as bytes: what a raw Push of (slot, step, shard) carries.
+std::string GradientShard(const Job& job, Slot slot, Step step, int shard);
 
 // Steps until `last` is committed, each with its own gradients and learning rates.
 absl::Status TrainTo(Session& session, int64_t last, absl::Duration step_timeout = absl::Seconds(30));

@@ -1,4 +1,4 @@
-// Damage: where silent corruption of a shard was found (pass_check.cc), in one word of the control page. The step in
+// Damage: where silent corruption of a shard was found (pass_check.cc), in one word of the control block. The step in
 // which it is found is not committed.
 #pragma once
 

@@ -1,5 +1,5 @@
-// GroupTable: what depends on the parameter group, of a job's control page (control_page.h). It lies behind the page's
-// other tables, and has an entry for each group that the job has.
+// GroupTable: what depends on the parameter group, of a job's control block (control_block.h). It lies behind the
+// control block's other tables, and has an entry for each group that the job has.
 //
 // A step's scalars and learning rates belong to its command: they are written before it is decided, and stay as it
 // does. What a slot said of learning rates belongs to its declaration.
@@ -12,7 +12,7 @@
 
 #include "core/job/optimizer.h"
 #include "core/job/plan.h"
-#include "worker/control/control_page.h"
+#include "worker/control/control_block.h"
 #include "worker/control/residency.h"
 
 namespace shardmesh {
@@ -28,10 +28,10 @@ class GroupTable {
     return kAlignment + plan.num_groups() * (2 * step + said);
   }
 
-  // REQUIRES: a page of NumBytes more than control page and the tables before this one.
-  GroupTable(ControlPage* page, const Plan& plan) : num_groups_(plan.num_groups()) {
+  // REQUIRES: a control block of NumBytes more than control block and the tables before this one.
+  GroupTable(ControlBlock* control, const Plan& plan) : num_groups_(plan.num_groups()) {
     const auto end =
-        reinterpret_cast<uintptr_t>(Maxima(page, plan) + plan.num_maxima()) + ResidencyTable::NumBytes(plan);
+        reinterpret_cast<uintptr_t>(Maxima(control, plan) + plan.num_maxima()) + ResidencyTable::NumBytes(plan);
     elsewhere_ = reinterpret_cast<Rate*>((end + kAlignment - 1) / kAlignment * kAlignment);
     rates_ = reinterpret_cast<double*>(elsewhere_ + num_groups_ * (plan.num_writers() + 1));
     scalars_ = reinterpret_cast<StepScalars*>(rates_ + 2 * num_groups_);

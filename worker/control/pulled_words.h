@@ -1,4 +1,4 @@
-// PulledWords: the words of a job whose slots are pulled (JobSpec::slot_mode), in the control page (control_page.h).
+// PulledWords: the words of a job whose slots are pulled (JobSpec::slot_mode), in the control block (control_block.h).
 //
 // A trainer attaches to a seat, which has two gradient windows and a mailbox. It takes the next open slot, writes its
 // gradients into a window that it is told, and finishes the slot: from then on the window is the workers'. The lead
@@ -42,7 +42,7 @@ struct alignas(64) PulledSlotWords {
 };
 
 struct alignas(64) SeatWords {
-  std::atomic<uint64_t> session;                 // whose words these are: a holder (control_page.h)
+  std::atomic<uint64_t> session;                 // whose words these are: a holder (control_block.h)
   std::atomic<int64_t> windows[kWindowsOfSeat];  // OfStep: a WindowState << 8 | slot
   std::atomic<int32_t> waits;                    // 1: its trainer asked for a slot
   std::atomic<int64_t> waits_since_nanos;

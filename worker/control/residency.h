@@ -1,13 +1,13 @@
-// ResidencyTable: the words of a job with bucket residency, behind the control page (control_page.h).
+// ResidencyTable: the words of a job with bucket residency, behind the control block (control_block.h).
 //
 // Gradients. A trainer declares a bucket when its gradients are complete, in any order, while others are still written.
-// When all slots have declared it, the lead decides kReduce: every worker sums its shard into memory of its own
+// When all slots have declared it, the lead decides kReduceBucket: every worker sums its shard into memory of its own
 // (worker/memory/gradient_sums.h), and the lead gives the slots' pages of that bucket back. The step is decided when
 // every bucket is summed and every slot declared, and reads the sums.
 //
 // Weights. A trainer acquires a bucket before it reads it. Of a bucket that is used and not held, the lead decides
-// kFill: every worker writes its part of the committed version into the parameter window. Steps rewrite the buckets
-// that are held. When nobody uses one any more, the lead gives its pages back.
+// kGatherBucket: every worker writes its part of the committed version into the parameter window. Steps rewrite the
+// buckets that are held. When nobody uses one any more, the lead gives its pages back.
 //
 // A view: no memory of its own. All words are lock-free atomics, zero at creation.
 #pragma once
@@ -16,7 +16,7 @@
 #include <cstdint>
 
 #include "core/job/plan.h"
-#include "worker/control/control_page.h"
+#include "worker/control/control_block.h"
 
 namespace shardmesh {
 
@@ -38,35 +38,36 @@ class ResidencyTable {
   static int64_t NumBytes(const Plan& plan) {
     if (!plan.bucketed()) return 0;
     const auto buckets = static_cast<int64_t>(plan.buckets().size());
-    const int64_t pieces = buckets * plan.num_slots() * plan.num_shards();
+    const int64_t gradient_shards = buckets * plan.num_slots() * plan.num_shards();
     return kAlignment + buckets * static_cast<int64_t>(sizeof(BucketWords)) +
-           static_cast<int64_t>(sizeof(std::atomic<int64_t>)) * (2 * kMaxSlots + pieces + buckets * plan.num_slots());
+           static_cast<int64_t>(sizeof(std::atomic<int64_t>)) *
+               (2 * kMaxSlots + gradient_shards + buckets * plan.num_slots());
   }
 
-  // REQUIRES: a page of NumBytes more than control page, sums of squares and maxima; plan.bucketed(). The plan outlives
-  // the object.
-  ResidencyTable(ControlPage* page, const Plan& plan) : plan_(plan) {
-    const auto end = reinterpret_cast<uintptr_t>(Maxima(page, plan) + plan.num_maxima());
+  // REQUIRES: a control block of NumBytes more than control block, sums of squares and maxima; plan.bucketed(). The
+  // plan outlives the object.
+  ResidencyTable(ControlBlock* control, const Plan& plan) : plan_(plan) {
+    const auto end = reinterpret_cast<uintptr_t>(Maxima(control, plan) + plan.num_maxima());
     buckets_ = reinterpret_cast<BucketWords*>((end + kAlignment - 1) / kAlignment * kAlignment);
     waiting_ = reinterpret_cast<std::atomic<int64_t>*>(buckets_ + plan.buckets().size());
     waiting_elsewhere_ = waiting_ + kMaxSlots;
-    pieces_ = waiting_elsewhere_ + kMaxSlots;
-    elsewhere_ = pieces_ + static_cast<int64_t>(plan.buckets().size()) * plan.num_slots() * plan.num_shards();
+    gradient_shards_ = waiting_elsewhere_ + kMaxSlots;
+    elsewhere_ = gradient_shards_ + static_cast<int64_t>(plan.buckets().size()) * plan.num_slots() * plan.num_shards();
   }
 
   BucketWords& bucket(int bucket) const { return buckets_[bucket]; }
   // More than 0: the slot's trainer waits until fewer of its buckets are ahead of the sums.
   std::atomic<int64_t>& waiting(int slot) const { return waiting_[slot]; }
   std::atomic<int64_t>& waiting_elsewhere(int slot) const { return waiting_elsewhere_[slot]; }  // on another host
-  // Of a job on several hosts: newest step for which, as far as is known here, all pieces of a slot's bucket lie on some
-  // host.
+  // Of a job on several hosts: newest step for which, as far as is known here, all gradient shards of a slot's bucket
+  // lie on some host.
   std::atomic<int64_t>& elsewhere(int bucket, int slot) const {
     return elsewhere_[int64_t{bucket} * plan_.num_slots() + slot];
   }
-  // Newest step whose piece of a bucket lies in a slot's window. Those of a bucket are neighbours: they are looked at
-  // together.
-  std::atomic<int64_t>& piece(int bucket, int slot, int shard) const {
-    return pieces_[(int64_t{bucket} * plan_.num_slots() + slot) * plan_.num_shards() + shard];
+  // Newest step whose gradient shard of a bucket lies in a slot's window. Those of a bucket are neighbours: they are
+  // looked at together.
+  std::atomic<int64_t>& gradient_shard(int bucket, int slot, int shard) const {
+    return gradient_shards_[(int64_t{bucket} * plan_.num_slots() + slot) * plan_.num_shards() + shard];
   }
 
  private:
@@ -76,7 +77,7 @@ class ResidencyTable {
   BucketWords* buckets_;
   std::atomic<int64_t>* waiting_;
   std::atomic<int64_t>* waiting_elsewhere_;
-  std::atomic<int64_t>* pieces_;
+  std::atomic<int64_t>* gradient_shards_;
   std::atomic<int64_t>* elsewhere_;
 };
 

@@ -1,4 +1,4 @@
-// The words of a job's published versions on a host's control page (control_page.h): which publication holds which
+// The words of a job's published versions on a host's control block (control_block.h): which publication holds which
 // version, and who keeps it there. The rules over them: publications.h and version_leases.h.
 #pragma once
 
@@ -32,12 +32,12 @@ struct alignas(64) LeaseWords {
   std::atomic<int64_t> expires_nanos;  // MonotonicNanos; 0: released
 };
 
-// A reader that maps publications, attached to the worker that took the row, whose number is the reader's seat. What
+// A reader that maps publications, attached to the worker that took the row, whose number is the reader's place. What
 // it holds the kernel knows (local/file_hold.h).
 struct alignas(64) ReaderWords {
   std::atomic<int32_t> owner;        // rank + 1; 0: free
   std::atomic<int64_t> pid;          // 0: not known
-  std::atomic<int64_t> heard_nanos;  // of its last letter
+  std::atomic<int64_t> heard_nanos;  // of its last message
   std::atomic<int64_t> ttl_nanos;    // silent for longer, what it holds is abandoned
   std::atomic<int64_t> gone;         // 1: its connection has ended; free when it holds nothing
 };

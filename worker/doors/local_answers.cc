@@ -56,9 +56,9 @@ absl::Status LocalServer::AwaitAlive(LocalSocket& socket, const Granted& granted
   }
 }
 
-// A trainer whose letter is not answered yet hears that this worker is alive, and what the step waits for; or why it
+// A trainer whose message is not answered yet hears that this worker is alive, and what the step waits for; or why it
 // will not be answered.
-absl::Status LocalServer::TellOfOpenLetter(LocalSocket& socket, const Granted& granted, const TrainerWatch& watch) {
+absl::Status LocalServer::TellOfOpenMessage(LocalSocket& socket, const Granted& granted, const TrainerWatch& watch) {
   if (granted.slots.empty() || !granted.shard->host().mailbox(granted.slots[0]).open()) return absl::OkStatus();
   absl::Status status = granted.shard->Health();
   const StepProtocol& protocol = granted.shard->protocol();

@@ -15,7 +15,7 @@ constexpr absl::Duration kSlice = absl::Milliseconds(200);
 }  // namespace
 
 // Each reader gets descriptions of its own: what it holds is known by them.
-absl::Status LocalServer::WelcomeReader(LocalSocket& socket, JobShard& shard, int seat) {
+absl::Status LocalServer::WelcomeReader(LocalSocket& socket, JobShard& shard, int place) {
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kAttaching));
   const HostMemory& host = shard.host();
   v1::LocalWelcome welcome;
@@ -31,29 +31,29 @@ absl::Status LocalServer::WelcomeReader(LocalSocket& socket, JobShard& shard, in
     owned.push_back(std::move(fd));
   }
   FillWelcome(shard, 0, {}, welcome);
-  welcome.set_seat(seat);
+  welcome.set_seat(place);
   return socket.Send(welcome.SerializeAsString(), descriptors, kSendTimeout);
 }
 
 void LocalServer::ServeReader(LocalSocket& socket, const Granted& granted) {
   const int64_t pid = socket.Peer().ok() ? socket.Peer()->second : 0;
   JobShard& shard = *granted.shard;
-  const absl::StatusOr<int> seat = shard.leases().TakeSeat(pid, granted.reader_ttl);
-  if (!seat.ok()) {
-    SendError(socket, seat.status()).IgnoreError();
+  const absl::StatusOr<int> place = shard.leases().TakePlace(pid, granted.reader_ttl);
+  if (!place.ok()) {
+    SendError(socket, place.status()).IgnoreError();
     return;
   }
-  if (const absl::Status welcome = WelcomeReader(socket, shard, *seat); welcome.ok()) {
-    spdlog::info("event=reader_attached job={} seat={} pid={}", shard.spec().name, *seat, pid);
-    AnswerReader(socket, shard, *seat);
-    spdlog::info("event=reader_gone job={} seat={} pid={}", shard.spec().name, *seat, pid);
+  if (const absl::Status welcome = WelcomeReader(socket, shard, *place); welcome.ok()) {
+    spdlog::info("event=reader_attached job={} place={} pid={}", shard.spec().name, *place, pid);
+    AnswerReader(socket, shard, *place);
+    spdlog::info("event=reader_gone job={} place={} pid={}", shard.spec().name, *place, pid);
   } else {
     SendError(socket, welcome).IgnoreError();
   }
-  shard.leases().LeaveSeat(*seat);
+  shard.leases().LeavePlace(*place);
 }
 
-void LocalServer::AnswerReader(LocalSocket& socket, JobShard& shard, int seat) {
+void LocalServer::AnswerReader(LocalSocket& socket, JobShard& shard, int place) {
   while (!stop_.load()) {
     absl::StatusOr<LocalMessage> message = socket.Receive(kSlice);
     if (absl::IsDeadlineExceeded(message.status())) {
@@ -62,7 +62,7 @@ void LocalServer::AnswerReader(LocalSocket& socket, JobShard& shard, int seat) {
     }
     v1::LocalRequest request;
     if (!message.ok() || !request.ParseFromString(message->bytes)) return;
-    shard.leases().Heard(seat);
+    shard.leases().Heard(place);
     v1::LocalReply reply;
     reply.set_alive(true);
     reply.set_id(request.id());

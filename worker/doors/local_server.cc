@@ -178,7 +178,7 @@ absl::StatusOr<std::string> LocalServer::Grant(OpenGrant granted) {
   if (grants_.size() >= kMaxGrants) {
     return absl::ResourceExhaustedError(absl::StrCat(kMaxGrants, " grants are open; use them, or wait 30 s"));
   }
-  granted.until = now + kGrantLife;
+  granted.until = now + kGrantLifetime;
   grants_[token] = std::move(granted);
   return token;
 }
@@ -207,9 +207,9 @@ absl::Status LocalServer::TakeSlot(JobShard& shard, int slot, uint64_t holder, p
   const int64_t closed = begin + absl::ToInt64Nanoseconds(kClosing);
   while (true) {
     const absl::Status taken = protocol.TakeSlot(Slot(slot), holder);
-    if (taken.ok()) protocol.page()->slots[slot].holder_pid.store(own_pid);
+    if (taken.ok()) protocol.control()->slots[slot].holder_pid.store(own_pid);
     if (!absl::IsFailedPrecondition(taken) || MonotonicNanos() > deadline) return taken;
-    const auto pid = static_cast<pid_t>(protocol.page()->slots[slot].holder_pid.load());
+    const auto pid = static_cast<pid_t>(protocol.control()->slots[slot].holder_pid.load());
     const bool closing = pid == own_pid && MonotonicNanos() < closed;
     if (pid > 0 && !HasEnded(pid) && !closing) return taken;
     absl::SleepFor(absl::Milliseconds(10));
@@ -252,7 +252,7 @@ bool LocalServer::TakeFreeSeat(Granted& granted, uint64_t holder, pid_t pid) {
       protocol.GiveSlot(Slot(seat), holder);
       continue;
     }
-    protocol.page()->slots[seat].holder_pid.store(pid);
+    protocol.control()->slots[seat].holder_pid.store(pid);
     granted.slots = {seat};
     return true;
   }
@@ -269,7 +269,7 @@ absl::Status LocalServer::TakeSeat(Granted& granted, uint64_t holder, pid_t pid)
       return absl::ResourceExhaustedError(absl::StrCat("job ", granted.shard->spec().name, " has its ", seats,
                                                        " trainers; end one, or create the job with more"));
     }
-    for (int seat = 0; seat < seats && MonotonicNow() > given_up; ++seat) ForgetOrphan(*granted.shard, seat, pid);
+    for (int seat = 0; seat < seats && MonotonicNow() > given_up; ++seat) ForgetUnclaimed(*granted.shard, seat, pid);
     absl::SleepFor(absl::Milliseconds(10));
   }
   return absl::OkStatus();
@@ -281,7 +281,7 @@ absl::Status LocalServer::TakeSlots(Granted& granted, uint64_t holder, pid_t pid
   absl::Status status;
   std::vector<Slot> slots;
   for (int slot : granted.slots) {
-    ForgetOrphan(*granted.shard, slot, pid);
+    ForgetUnclaimed(*granted.shard, slot, pid);
     status = TakeSlot(*granted.shard, slot, holder, pid);
     if (!status.ok()) break;
     slots.push_back(Slot(slot));
@@ -318,7 +318,7 @@ void LocalServer::ServeTrainer(LocalSocket& socket, const v1::TrainerHello& hell
   } else {
     SendError(socket, welcome).IgnoreError();
   }
-  const SecondLook look(*granted->shard->protocol().page(), pid);
+  const SecondLook look(*granted->shard->protocol().control(), pid);
   GiveSlotsBack(granted->shard->protocol(), granted->slots, holder, stop_);
   spdlog::info("event=trainer_gone job={} pid={}", granted->shard->spec().name, pid);
 }
@@ -339,8 +339,8 @@ absl::Status LocalServer::Welcome(LocalSocket& socket, const Granted& granted, u
     describe(host.slot(slot));
     descriptors.push_back(host.slot(slot).fd());
   }
-  describe(host.bell());
-  descriptors.push_back(host.bell().fd());
+  describe(host.notifier_segment());
+  descriptors.push_back(host.notifier_segment().fd());
   if (const DeviceWindows* const device = host.device(); device != nullptr) {
     const auto describe_there = [&](const DeviceSegment& segment) {
       welcome.add_device_segments()->set_num_bytes(segment.num_bytes());
@@ -363,7 +363,7 @@ void LocalServer::AnswerRequests(LocalSocket& socket, const Granted& granted) {
     absl::StatusOr<LocalMessage> message = socket.Receive(std::min(worker_.heartbeat_timeout() / 4, kSlice));
     if (absl::IsDeadlineExceeded(message.status())) {
       if (!granted.shard->CheckOpen().ok()) return;  // deleted: hang up
-      if (!TellOfOpenLetter(socket, granted, here.watch).ok()) return;
+      if (!TellOfOpenMessage(socket, granted, here.watch).ok()) return;
       continue;
     }
     if (!message.ok()) return;

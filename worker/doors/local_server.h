@@ -26,7 +26,7 @@
 namespace shardmesh {
 
 inline constexpr int kMaxLocalConnections = 1024;
-inline constexpr absl::Duration kGrantLife = absl::Seconds(30);
+inline constexpr absl::Duration kGrantLifetime = absl::Seconds(30);
 inline constexpr int kMaxGrants = 4096;  // that nobody has redeemed yet
 
 class BucketUses;
@@ -41,7 +41,7 @@ class LocalServer {
 
   const std::string& path() const { return listener_.path(); }
 
-  // A token, good once and for kGrantLife, to attach to these slots. ResourceExhausted: kMaxGrants are open, or
+  // A token, good once and for kGrantLifetime, to attach to these slots. ResourceExhausted: kMaxGrants are open, or
   // `caller` (CallerKey of rpc/caller_share.h) has its share of them.
   absl::StatusOr<std::string> Grant(std::shared_ptr<JobShard> shard, std::vector<int> slots,
                                     const std::string& caller = "");
@@ -86,7 +86,7 @@ class LocalServer {
   void ServeReader(LocalSocket& socket, const Granted& granted);
   absl::Status WelcomeReader(LocalSocket& socket, JobShard& shard, int seat);
   void AnswerReader(LocalSocket& socket, JobShard& shard, int seat);
-  // A trainer of this worker's last life.
+  // A trainer of this worker's last incarnation.
   void ServeSession(LocalSocket& socket, const v1::SessionHello& hello);
   absl::Status ClaimSession(LocalSocket& socket, const v1::SessionHello& hello, Granted& granted);
   uint64_t NewHolder(JobShard& shard);
@@ -97,11 +97,11 @@ class LocalServer {
   absl::Status TakeSlots(Granted& granted, uint64_t holder, pid_t pid);
   static bool TakeFreeSeat(Granted& granted, uint64_t holder, pid_t pid);
   absl::Status TakeSeat(Granted& granted, uint64_t holder, pid_t pid);
-  void ForgetOrphan(JobShard& shard, int slot, pid_t pid);
+  void ForgetUnclaimed(JobShard& shard, int slot, pid_t pid);
   absl::Status Welcome(LocalSocket& socket, const Granted& granted, uint64_t holder);
   void AnswerRequests(LocalSocket& socket, const Granted& granted);
-  // local_answers.cc. Of a letter that is not answered yet: that the worker is alive, or why there will be no answer.
-  absl::Status TellOfOpenLetter(LocalSocket& socket, const Granted& granted, const TrainerWatch& watch);
+  // local_answers.cc. Of a message that is not answered yet: that the worker is alive, or why there will be no answer.
+  absl::Status TellOfOpenMessage(LocalSocket& socket, const Granted& granted, const TrainerWatch& watch);
   // An error of Answer: the trainer does not get it, the connection is over; one of the others: its
   // answer.
   absl::Status Answer(LocalSocket& socket, const Granted& granted, Connected& here, const v1::LocalRequest& message);

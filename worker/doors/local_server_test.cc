@@ -75,7 +75,7 @@ TEST(LocalServerTest, TrainersMistakes_AreTypedErrors_AndTheSessionGoesOn) {
   bad = Request({0}, 1);
   bad.add_learning_rates(-1);
   EXPECT_THAT(trainer.Step(bad), StatusIs(Code::kInvalidArgument, HasSubstr("lr is -1")));
-  EXPECT_FALSE((*host.workers[0]->Find("small"))->protocol().HasPiece(Slot(0), 0, Step(1)));
+  EXPECT_FALSE((*host.workers[0]->Find("small"))->protocol().HasGradientShard(Slot(0), 0, Step(1)));
   ASSERT_OK_AND_ASSIGN(Trainer other, Trainer::Attach(host, 0, {1}));
   ASSERT_OK(trainer.Send(Request({0}, 1)));
   ASSERT_OK(other.Step(Request({1}, 1)));
@@ -111,7 +111,7 @@ TEST(LocalServerTest, GrantsOfOneCaller_LeaveTheLastQuarterToOthers) {
   EXPECT_THAT(server->GrantReader(shard, absl::Seconds(1), "a"), refused);
   EXPECT_OK(server->GrantReader(shard, absl::Seconds(1), "b"));
   EXPECT_OK(server->Grant(shard, {0}));
-  clock.Advance(kGrantLife + absl::Seconds(1));
+  clock.Advance(kGrantLifetime + absl::Seconds(1));
   EXPECT_OK(server->Grant(shard, {0}, "a"));
 }
 
@@ -131,7 +131,7 @@ TEST(LocalServerTest, ASessionThatEnded_GivesItsSlotToConnectedTrainers) {
   header.set_epoch(shard->epoch().value());
   header.set_content(v1::PushHeader::CONTENT_GRADIENT);
   header.set_step(1);
-  header.set_total_bytes(shard->plan().GradientPieceBytes(0));
+  header.set_total_bytes(shard->plan().GradientShardBytes(0));
   for (int i = 0; i < 200; ++i) {
     ASSERT_OK(Trainer::Attach(host, 0, {0}).status()) << i;
     ASSERT_OK(PushSink::Begin(shard, header).status()) << i;
@@ -148,13 +148,13 @@ TEST(LocalServerTest, TrainersThatAreStopped_UntilTheirSocketsAreFull_GoOn) {
   ASSERT_OK_AND_ASSIGN(Trainer asks, Trainer::Attach(host, 0, {0}));
   ASSERT_OK_AND_ASSIGN(Trainer writes, Trainer::Attach(host, 0, {1}));
   ASSERT_OK(asks.Send(Request({0}, 1)));
-  v1::LocalRequest letter;
-  *letter.mutable_step() = Request({1}, 1);
-  letter.set_session(writes.welcome.session());
-  letter.set_id(1);
-  ASSERT_TRUE(PutLetter(shard->host().mailbox(1).request, letter.SerializeAsString()));
-  FutexBump(shard->protocol().doorbell());
-  ASSERT_TRUE(Await([&] { return shard->protocol().page()->slots[1].declared.load() == 1; }));
+  v1::LocalRequest message;
+  *message.mutable_step() = Request({1}, 1);
+  message.set_session(writes.welcome.session());
+  message.set_id(1);
+  ASSERT_TRUE(PutMessage(shard->host().mailbox(1).request, message.SerializeAsString()));
+  FutexBump(shard->protocol().notifier());
+  ASSERT_TRUE(Await([&] { return shard->protocol().control()->slots[1].declared.load() == 1; }));
   const absl::Time until = MonotonicNow() + kStopped;
   const auto holds = [&](int slot) { return shard->protocol().HolderOf(Slot(slot)) != 0; };
   EXPECT_TRUE(Await([&] { return !holds(0) || !holds(1) || MonotonicNow() > until; }));
@@ -173,7 +173,7 @@ TEST(LocalServerTest, SlotDeclaredByATrainerThatDied_OpensAtTheCommit) {
   {
     ASSERT_OK_AND_ASSIGN(Trainer dies, Trainer::Attach(host, 0, {0}));
     ASSERT_OK(dies.Send(Request({0}, 1)));
-    ASSERT_TRUE(Await([&] { return protocol.page()->slots[0].declared.load() == 1; }));
+    ASSERT_TRUE(Await([&] { return protocol.control()->slots[0].declared.load() == 1; }));
   }
   ASSERT_TRUE(Await([&] { return protocol.HolderOf(Slot(0)) == 0; }));
   absl::StatusOr<Trainer> heir = absl::UnknownError("not yet");
@@ -198,7 +198,7 @@ TEST(LocalServerTest, AllTrainersDiedInAStep_OneThatBringsTheMissingSlotsGoesOn)
     ASSERT_OK_AND_ASSIGN(Trainer declares, Trainer::Attach(host, 0, {0}));
     ASSERT_OK_AND_ASSIGN(Trainer does_not, Trainer::Attach(host, 0, {1}));
     ASSERT_OK(declares.Send(Request({0}, 1)));
-    ASSERT_TRUE(Await([&] { return protocol.page()->pieces[0][0].load() == 1; }));
+    ASSERT_TRUE(Await([&] { return protocol.control()->gradient_shards[0][0].load() == 1; }));
   }
   // While its step waits, a trainer that hangs up frees its slots within a slice.
   ASSERT_TRUE(Await([&] { return protocol.HolderOf(Slot(0)) == 0 && protocol.HolderOf(Slot(1)) == 0; }));
@@ -252,7 +252,7 @@ TEST(LocalServerTest, OldGrant_IsRefused) {
   ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));
   ASSERT_OK_AND_ASSIGN(auto server, LocalServer::Start(host.paths[0] + "m", *host.workers[0], clock));
   ASSERT_OK_AND_ASSIGN(const std::string token, server->Grant(*host.workers[0]->Find("small"), {0}));
-  clock.Advance(kGrantLife + absl::Seconds(1));
+  clock.Advance(kGrantLifetime + absl::Seconds(1));
   EXPECT_THAT(Trainer::Attach(server->path(), token), StatusIs(Code::kPermissionDenied, HasSubstr("older than 30 s")));
 }
 

@@ -1,4 +1,4 @@
-// Of LocalServer: the sessions of attached trainers over the lives of a worker.
+// Of LocalServer: the sessions of attached trainers over the incarnations of a worker.
 #include <spdlog/spdlog.h>
 
 #include <utility>
@@ -13,8 +13,8 @@ namespace {
 constexpr absl::Duration kSendTimeout = absl::Seconds(5);
 }  // namespace
 
-// Numbers of the last life's sessions may be in use yet, by trainers that do not know that theirs ended; so each life
-// begins somewhere else. Numbers come again after 2^30, and some trainers stay that long.
+// Numbers of the last incarnation's sessions may be in use yet, by trainers that do not know that theirs ended; so each
+// incarnation begins somewhere else. Numbers come again after 2^30, and some trainers stay that long.
 uint64_t LocalServer::NewHolder(JobShard& shard) {
   const uint64_t attached_here = static_cast<uint64_t>(shard.rank().value() + 1) << 32;
   const SessionsHere sessions = shard.protocol().Sessions();
@@ -22,7 +22,7 @@ uint64_t LocalServer::NewHolder(JobShard& shard) {
   do {
     session = SessionOf(next_session_.fetch_add(1));
     holder = attached_here | session;
-  } while (session == 0 || shard.orphans().Knows(session) || sessions.staying.count(holder) > 0 ||
+  } while (session == 0 || shard.unclaimed().Knows(session) || sessions.staying.count(holder) > 0 ||
            sessions.leaving.count(holder) > 0);
   return holder;
 }
@@ -41,12 +41,12 @@ void LocalServer::FillWelcome(JobShard& shard, uint64_t holder, absl::Span<const
 }
 
 // A trainer that attaches anew has given up the session that its process had.
-void LocalServer::ForgetOrphan(JobShard& shard, int slot, pid_t pid) {
-  if (pid <= 0 || shard.protocol().page()->slots[slot].holder_pid.load() != pid) return;
+void LocalServer::ForgetUnclaimed(JobShard& shard, int slot, pid_t pid) {
+  if (pid <= 0 || shard.protocol().control()->slots[slot].holder_pid.load() != pid) return;
   uint64_t session = 0;
-  const std::vector<int> slots = shard.orphans().Forget(slot, session);
+  const std::vector<int> slots = shard.unclaimed().Forget(slot, session);
   if (slots.empty()) return;
-  shard.protocol().page()->looks_again.fetch_add(1);  // it lives, and may have what it gave up mapped still
+  shard.protocol().control()->looks_again.fetch_add(1);  // it lives, and may have what it gave up mapped still
   GiveSlotsBack(shard.protocol(), slots, session, stop_);
 }
 
@@ -62,7 +62,7 @@ absl::Status LocalServer::ClaimSession(LocalSocket& socket, const v1::SessionHel
       continue;
     return absl::NotFoundError(absl::StrCat("slot ", slot, " is not this session's any more; attach again"));
   }
-  RETURN_IF_ERROR((*shard)->orphans().Claim(hello.session(), granted.slots));
+  RETURN_IF_ERROR((*shard)->unclaimed().Claim(hello.session(), granted.slots));
   granted.shard = *std::move(shard);
   granted.needs_all = hello.needs_all();
   v1::LocalWelcome welcome;
@@ -78,10 +78,10 @@ void LocalServer::ServeSession(LocalSocket& socket, const v1::SessionHello& hell
     return;
   }
   spdlog::info("event=trainer_back job={} slots={}", granted.shard->spec().name, granted.slots.size());
-  const ControlPage& page = *granted.shard->protocol().page();
-  const int64_t pid = granted.slots.empty() ? 0 : page.slots[granted.slots[0]].holder_pid.load();
+  const ControlBlock& control = *granted.shard->protocol().control();
+  const int64_t pid = granted.slots.empty() ? 0 : control.slots[granted.slots[0]].holder_pid.load();
   AnswerRequests(socket, granted);
-  const SecondLook look(*granted.shard->protocol().page(), static_cast<pid_t>(pid));
+  const SecondLook look(*granted.shard->protocol().control(), static_cast<pid_t>(pid));
   GiveSlotsBack(granted.shard->protocol(), granted.slots, hello.session(), stop_);
   spdlog::info("event=trainer_gone job={}", granted.shard->spec().name);
 }

@@ -197,7 +197,7 @@ absl::Status PullCall::CheckSlotStillOpen() const {
   if (step_.value() == kNoStep) {
     return absl::FailedPreconditionError(absl::StrCat("job ", shard_->spec().name, " has no initial weights yet"));
   }
-  const int64_t declared = shard_->protocol().page()->slots[slot].declared.load();
+  const int64_t declared = shard_->protocol().control()->slots[slot].declared.load();
   if (declared <= step_.value() && shard_->protocol().committed_step() == step_) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("slot ", slot, " declared step ", declared, " while version ", step_.value(),
                                          " was read for it; the bytes are not one version, pull again"));

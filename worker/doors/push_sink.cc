@@ -14,7 +14,7 @@ namespace shardmesh {
 namespace {
 
 absl::Status UnderWay() {
-  return absl::AbortedError("another push of this piece is under way; repeat when it has ended");
+  return absl::AbortedError("another push of this gradient shard is under way; repeat when it has ended");
 }
 
 }  // namespace
@@ -38,18 +38,18 @@ absl::Status PushSink::CheckWanted() const { return shard_->CheckOpen(); }
 absl::Status PushSink::Prepare() {
   RETURN_IF_ERROR(shard_->CheckEpoch(header_.epoch()));
   if (header_.shard() != shard_->place().shard) {
-    return absl::InvalidArgumentError(absl::StrCat("a piece of shard ", header_.shard(), " sent to rank ",
+    return absl::InvalidArgumentError(absl::StrCat("a gradient of shard ", header_.shard(), " sent to rank ",
                                                    shard_->rank().value(), ", which holds shard ",
                                                    shard_->place().shard));
   }
   RETURN_IF_ERROR(CheckBucket());
   const Plan& plan = shard_->plan();
-  const int64_t expected = initial()              ? plan.InitialPieceBytes(header_.shard())
+  const int64_t expected = initial()              ? plan.InitialShardBytes(header_.shard())
                            : header_.has_bucket() ? plan.buckets()[header_.bucket()].gradients(header_.shard()) *
                                                         BytesPerElement(plan.gradient_format())
-                                                  : plan.GradientPieceBytes(header_.shard());
+                                                  : plan.GradientShardBytes(header_.shard());
   if (header_.total_bytes() != expected) {
-    return absl::InvalidArgumentError(absl::StrCat("a piece of ", header_.total_bytes(), " bytes; shard ",
+    return absl::InvalidArgumentError(absl::StrCat("a gradient shard of ", header_.total_bytes(), " bytes; shard ",
                                                    header_.shard(), " of job ", shard_->spec().name, " has ",
                                                    expected));
   }
@@ -68,7 +68,8 @@ absl::Status PushSink::LookAtStep() {
   ASSIGN_OR_RETURN(const auto outcome, shard_->protocol().CheckStep(Slot(header_.slot()), Step(header_.step())));
   applied_ = outcome.has_value();
   if (applied_ || !bucketed()) {
-    drop_ = applied_ || shard_->protocol().HasPiece(Slot(header_.slot()), header_.shard(), Step(header_.step()));
+    drop_ =
+        applied_ || shard_->protocol().HasGradientShard(Slot(header_.slot()), header_.shard(), Step(header_.step()));
     return absl::OkStatus();
   }
   drop_ = true;
@@ -84,8 +85,8 @@ absl::Status PushSink::LookAtStep() {
 absl::Status PushSink::CheckBucket() const {
   if (!header_.has_bucket()) return absl::OkStatus();
   if (!bucketed()) {
-    return absl::FailedPreconditionError(absl::StrCat("a bucket's piece: job ", shard_->spec().name,
-                                                      " has full residency; push the pieces of all buckets"));
+    return absl::FailedPreconditionError(absl::StrCat("a bucket's gradient shard: job ", shard_->spec().name,
+                                                      " has full residency; push the gradient shards of all buckets"));
   }
   const auto buckets = static_cast<int64_t>(shard_->plan().buckets().size());
   if (header_.bucket() >= 0 && header_.bucket() < buckets && !shard_->plan().buckets()[header_.bucket()].frozen) {
@@ -98,15 +99,15 @@ absl::Status PushSink::CheckBucket() const {
 
 bool PushSink::HasBucket(int bucket) const {
   return shard_->plan().buckets()[bucket].frozen ||
-         shard_->protocol().HasBucketPiece(Slot(header_.slot()), bucket, header_.shard(), Step(header_.step()));
+         shard_->protocol().HasBucketShard(Slot(header_.slot()), bucket, header_.shard(), Step(header_.step()));
 }
 
-// The bucket's piece is whole: with bucket residency it counts from now on. On to the next.
+// The bucket's gradient shard is whole: with bucket residency it counts from now on. On to the next.
 absl::Status PushSink::BucketReady() {
   if (bucketed() && !drop_bucket_) {
     StepProtocol& protocol = shard_->protocol();
     if (bad_tensor_ >= 0) protocol.NoteNonFinite(Slot(header_.slot()), bad_tensor_, Step(header_.step()));
-    RETURN_IF_ERROR(protocol.BucketPieceReady(Slot(header_.slot()), bucket_, header_.shard(), Step(header_.step())));
+    RETURN_IF_ERROR(protocol.BucketShardReady(Slot(header_.slot()), bucket_, header_.shard(), Step(header_.step())));
   }
   ++bucket_;
   in_bucket_ = checked_ = 0;
@@ -120,7 +121,7 @@ absl::Status PushSink::PrepareGradient() {
   // The replicas of a shard share the slot's window: one of them writes it, so that two pushes never meet there.
   const int writer = header_.slot() % shard_->plan().num_replicas();
   if (shard_->place().replica != writer) {
-    return absl::InvalidArgumentError(absl::StrCat("slot ", header_.slot(), "'s piece of shard ", header_.shard(),
+    return absl::InvalidArgumentError(absl::StrCat("slot ", header_.slot(), "'s gradient of shard ", header_.shard(),
                                                    " sent to rank ", shard_->rank().value(), "; push it to rank ",
                                                    shard_->plan().RankOf({header_.shard(), writer}).value()));
   }
@@ -129,7 +130,7 @@ absl::Status PushSink::PrepareGradient() {
   owns_push_ = shard_->BeginPush(header_.slot());
   if (!owns_push_) return UnderWay();
   const uint64_t holder = shard_->protocol().HolderOf(Slot(header_.slot()));  // before what it may have left behind
-  RETURN_IF_ERROR(LookAtStep());  // again: until it was claimed, somebody else may have brought the piece
+  RETURN_IF_ERROR(LookAtStep());  // again: until it was claimed, somebody else may have brought the gradient shard
   if (drop_) {
     shard_->EndPush(header_.slot());
     owns_push_ = false;
@@ -273,8 +274,8 @@ absl::StatusOr<v1::PushReply> PushSink::Finish() {
     return reply;
   }
   if (bad_tensor_ >= 0) shard_->protocol().NoteNonFinite(Slot(header_.slot()), bad_tensor_, Step(header_.step()));
-  RETURN_IF_ERROR(ErrorAt(FaultPoint::kPieceReceived));
-  RETURN_IF_ERROR(shard_->protocol().PieceReady(Slot(header_.slot()), header_.shard(), Step(header_.step())));
+  RETURN_IF_ERROR(ErrorAt(FaultPoint::kGradientShardReceived));
+  RETURN_IF_ERROR(shard_->protocol().GradientShardReady(Slot(header_.slot()), header_.shard(), Step(header_.step())));
   return reply;
 }
 

@@ -1,7 +1,7 @@
-// PushSink: receives the bytes of one pushed piece (shard.proto) and puts them where they belong: a gradient straight
-// into this shard's part of its slot window, checked for finiteness while it is in cache; initial weights into a
-// buffer. For one thread. Nothing is declared unless Finish returns OK; the destructor frees the piece for another
-// push.
+// PushSink: receives the bytes of one pushed gradient shard (shard.proto) and puts them where they belong: a gradient
+// straight into this shard's part of its slot window, checked for finiteness while it is in cache; initial weights into
+// a buffer. For one thread. Nothing is declared unless Finish returns OK; the destructor frees the gradient shard for
+// another push.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@ namespace shardmesh {
 
 class PushSink {
  public:
-  // Errors: see Shard.Push. A push that is not needed any more (step committed, or the piece lies there) is accepted,
-  // and its bytes are dropped.
+  // Errors: see Shard.Push. A push that is not needed any more (step committed, or the gradient shard lies there) is
+  // accepted, and its bytes are dropped.
   static absl::StatusOr<std::unique_ptr<PushSink>> Begin(std::shared_ptr<JobShard> shard, const v1::PushHeader& header);
   ~PushSink();
   PushSink(const PushSink&) = delete;
@@ -38,8 +38,8 @@ class PushSink {
   absl::Status CheckFinite(int bucket, int64_t begin_bytes, int64_t end_bytes);
   absl::Status CheckInitial() const;  // InvalidArgument: initial weights that are stepped are not finite; names them
   absl::Status FoundNonFinite(int bucket, int64_t element);
-  // Where the bucket's piece is received: in the slot's window, or, where that lies in memory of a device, in memory of
-  // the host, from which ToDevice takes it there when it is whole.
+  // Where the bucket's gradient shard is received: in the slot's window, or, where that lies in memory of a device, in
+  // memory of the host, from which ToDevice takes it there when it is whole.
   char* GradientAt(int bucket);
   char* InWindow(char* window, int bucket) const;
   absl::Status ToDevice(int bucket);
@@ -60,7 +60,7 @@ class PushSink {
   int64_t checked_ = 0;       // of those: checked for finiteness
   bool drop_bucket_ = false;  // its bytes are not needed
   int bad_tensor_ = -1;       // the first tensor with a gradient that is not finite, under policy skip
-  InitialPiece initial_;
+  InitialShard initial_;
   std::vector<char> staged_;  // of a device's bucket
 };
 

@@ -53,7 +53,7 @@ struct Workers {
     header.set_job("small");
     header.set_epoch(5);
     header.set_content(v1::PushHeader::CONTENT_INITIAL_WEIGHTS);
-    header.set_total_bytes(plan.InitialPieceBytes(0));
+    header.set_total_bytes(plan.InitialShardBytes(0));
     header.set_shard(plan.PlaceOf(Rank(rank)).shard);
     header.set_push_id(push_id);
     return header;
@@ -62,7 +62,7 @@ struct Workers {
   v1::PushHeader GradientHeader(int rank, int slot, int64_t step) const {
     v1::PushHeader header = InitialHeader(rank, 0);
     header.set_content(v1::PushHeader::CONTENT_GRADIENT);
-    header.set_total_bytes(plan.GradientPieceBytes(0));
+    header.set_total_bytes(plan.GradientShardBytes(0));
     header.set_slot(slot);
     header.set_step(step);
     return header;
@@ -83,7 +83,7 @@ struct Workers {
 
   // Finite values everywhere, in padding too.
   std::vector<float> Gradient(int slot, int64_t step) const {
-    std::vector<float> gradient(plan.GradientPieceBytes(0) / 4);
+    std::vector<float> gradient(plan.GradientShardBytes(0) / 4);
     for (size_t e = 0; e < gradient.size(); ++e) gradient[e] = RandomValue(step, slot, e) + 1;
     return gradient;
   }
@@ -94,7 +94,7 @@ struct Workers {
 
   void PlaceWeights() {
     for (int r = 0; r < plan.num_ranks(); ++r) {
-      ASSERT_OK(Push(r, InitialHeader(r, 9), std::string(plan.InitialPieceBytes(0), '\0')));
+      ASSERT_OK(Push(r, InitialHeader(r, 9), std::string(plan.InitialShardBytes(0), '\0')));
     }
     ASSERT_OK(protocol().AwaitCommit(Step(0), kLong));
   }
@@ -143,7 +143,7 @@ TEST_F(PushSinkTest, AnySplitting_GivesTheSameBytes) {
     for (int rank : {0, 1}) {
       for (int slot : {0, 1}) ASSERT_OK(PushGradient(rank, slot, step, part));
     }
-    const std::vector<float> gradient = Gradient(0, step);  // both shards got the same piece
+    const std::vector<float> gradient = Gradient(0, step);  // both shards got the same gradient shard
     for (int64_t e = 0; e < 512; ++e) ASSERT_EQ(*InSlot(0, 0, e), gradient[e]);
     for (int64_t e = 512; e < 600; ++e) ASSERT_EQ(*InSlot(0, 0, e), gradient[e - 512]);
     for (int64_t e = 768; e < 775; ++e) ASSERT_EQ(*InSlot(0, 0, e), gradient[e - 512]);
@@ -164,7 +164,7 @@ TEST_F(PushSinkTest, TruncatedOrOversized_IsRefused_AndMayBePushedAgain) {
     header.set_total_bytes(wrong);
     EXPECT_THAT(Push(0, header, ""), StatusIs(Code::kInvalidArgument, HasSubstr("has 3072")));
   }
-  EXPECT_FALSE(protocol().HasPiece(Slot(0), 0, Step(1)));
+  EXPECT_FALSE(protocol().HasGradientShard(Slot(0), 0, Step(1)));
   RunStep(1);
 }
 
@@ -184,23 +184,23 @@ TEST_F(PushSinkTest, WrongShardSlotEpochStep_AreRefused) {
 TEST_F(PushSinkTest, Replay_IsAppliedOnce) {
   ASSERT_OK(PushGradient(0, 0, 1));
   const float before = *InSlot(0, 0, 3);
-  std::vector<float> other(plan.GradientPieceBytes(0) / 4, 55.0f);
+  std::vector<float> other(plan.GradientShardBytes(0) / 4, 55.0f);
   ASSERT_OK_AND_ASSIGN(v1::PushReply again, Push(0, GradientHeader(0, 0, 1), Bytes(other)));
   EXPECT_FALSE(again.applied());
-  EXPECT_EQ(*InSlot(0, 0, 3), before);  // the piece lies there: the second one is dropped
+  EXPECT_EQ(*InSlot(0, 0, 3), before);  // the gradient shard lies there: the second one is dropped
   RunStep(1);
   ASSERT_OK_AND_ASSIGN(v1::PushReply late, Push(0, GradientHeader(0, 0, 1), Bytes(other)));
   EXPECT_TRUE(late.applied());
   EXPECT_EQ(*InSlot(0, 0, 3), before);
   ASSERT_OK_AND_ASSIGN(v1::PushReply weights,
-                       Push(0, InitialHeader(0, 10), std::string(plan.InitialPieceBytes(0), '\0')));
+                       Push(0, InitialHeader(0, 10), std::string(plan.InitialShardBytes(0), '\0')));
   EXPECT_TRUE(weights.applied());
   EXPECT_THAT(Push(0, GradientHeader(0, 0, 1), "short"), StatusIs(Code::kInvalidArgument, HasSubstr("ended after 5")));
 }
 
 TEST_F(PushSinkTest, ASecondPushAtOnce_IsAborted_UntilTheFirstEnds) {
   ASSERT_OK_AND_ASSIGN(auto first, PushSink::Begin(shards[0], GradientHeader(0, 0, 1)));
-  EXPECT_THAT(PushGradient(0, 0, 1), StatusIs(Code::kAborted, HasSubstr("another push of this piece")));
+  EXPECT_THAT(PushGradient(0, 0, 1), StatusIs(Code::kAborted, HasSubstr("another push of this gradient shard")));
   EXPECT_OK(PushGradient(0, 1, 1));  // another slot
   EXPECT_OK(PushGradient(1, 0, 1));  // another shard
   first.reset();
@@ -216,7 +216,8 @@ TEST_F(PushSinkTest, ASlotWithATrainer_IsNotPushedTo) {
 
 TEST_F(PushSinkTest, Step_NeedsEveryPiece) {
   ASSERT_OK(PushGradient(0, 0, 1));
-  EXPECT_THAT(Finish(1), StatusIs(Code::kFailedPrecondition, HasSubstr("slot 0 of step 1 lacks the piece of shard 1")));
+  EXPECT_THAT(Finish(1),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("slot 0 of step 1 lacks the gradient of shard 1")));
   RunStep(1);
 }
 
@@ -260,14 +261,14 @@ TEST(PushSinkPolicyTest, NotFinite_UnderFail_IsRefusedAndMayBePushedAgain) {
   EXPECT_THAT(
       workers.Push(1, workers.GradientHeader(1, 0, 1), Workers::Bytes(gradient), 9),
       StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("\"layer.w\" at element 515"), HasSubstr("push it again"))));
-  EXPECT_FALSE(workers.protocol().HasPiece(Slot(0), 1, Step(1)));
+  EXPECT_FALSE(workers.protocol().HasGradientShard(Slot(0), 1, Step(1)));
   workers.RunStep(1);
 }
 
 TEST(PushSinkPolicyTest, InitialWeights_AreRoundedPlacedAndChecked) {
   Workers workers(TwoBuckets("fsdp=1", NonFinitePolicy::kSkip));
   EXPECT_THAT(workers.PushGradient(0, 0, 1), StatusIs(Code::kFailedPrecondition, HasSubstr("no initial weights")));
-  std::vector<float> piece(workers.plan.InitialPieceBytes(0) / 4, 1.0f + 0x1p-9f);
+  std::vector<float> piece(workers.plan.InitialShardBytes(0) / 4, 1.0f + 0x1p-9f);
   piece[5] = kNan;
   EXPECT_THAT(workers.Push(0, workers.InitialHeader(0, 1), Workers::Bytes(piece)),
               StatusIs(Code::kInvalidArgument, HasSubstr("element 5")));
@@ -283,7 +284,7 @@ TEST(PushSinkPolicyTest, InitialWeights_AreRoundedPlacedAndChecked) {
   EXPECT_EQ(bf16, FloatToBf16Rne(1.0f + 0x1p-9f));
 }
 
-// The replicas of a shard share a slot's window: each piece has one of them as its receiver.
+// The replicas of a shard share a slot's window: each gradient shard has one of them as its receiver.
 TEST(PushSinkPolicyTest, AnotherReplica_IsNamed) {
   Workers workers(TwoBuckets("ddp=2,fsdp=2", NonFinitePolicy::kSkip));
   workers.PlaceWeights();
@@ -325,15 +326,15 @@ struct BucketPushTest : ::testing::Test, Workers {
 
 TEST_F(BucketPushTest, OneBucketsPiece_CountsByItselfAndTheFirstStays) {
   ASSERT_OK(PushBucket(0, 0, trained[1], 3));
-  EXPECT_TRUE(protocol().HasBucketPiece(Slot(0), trained[1], 0, Step(1)));
-  EXPECT_FALSE(protocol().HasBucketPiece(Slot(0), trained[1], 1, Step(1)));
-  EXPECT_FALSE(protocol().HasBucketPiece(Slot(0), trained[0], 0, Step(1)));
+  EXPECT_TRUE(protocol().HasBucketShard(Slot(0), trained[1], 0, Step(1)));
+  EXPECT_FALSE(protocol().HasBucketShard(Slot(0), trained[1], 1, Step(1)));
+  EXPECT_FALSE(protocol().HasBucketShard(Slot(0), trained[0], 0, Step(1)));
   EXPECT_EQ(*InSlot(0, trained[1], 0), 3);
   ASSERT_OK(PushBucket(0, 0, trained[1], 5));  // repeated: dropped
   EXPECT_EQ(*InSlot(0, trained[1], 0), 3);
   ASSERT_OK(PushGradient(0, 0, 1));  // all of them: without that one
   EXPECT_EQ(*InSlot(0, trained[1], 0), 3);
-  EXPECT_TRUE(protocol().HasBucketPiece(Slot(0), trained[0], 0, Step(1)));
+  EXPECT_TRUE(protocol().HasBucketShard(Slot(0), trained[0], 0, Step(1)));
   EXPECT_EQ(*InSlot(0, trained[0], 0), Gradient(0, 1)[0]);
 }
 
@@ -365,7 +366,7 @@ TEST_F(BucketPushTest, WrongBuckets_AreRefused) {
   }
   v1::PushHeader header = GradientHeader(0, 0, 1);  // the length of all
   header.set_bucket(trained[0]);
-  EXPECT_THAT(PushSink::Begin(shards[0], header), StatusIs(Code::kInvalidArgument, HasSubstr("a piece of")));
+  EXPECT_THAT(PushSink::Begin(shards[0], header), StatusIs(Code::kInvalidArgument, HasSubstr("a gradient shard of")));
   EXPECT_THAT(PushBucket(0, 0, trained[0], 1, 2), StatusIs(Code::kFailedPrecondition, HasSubstr("is ahead")));
   EXPECT_THAT(Finish(1), StatusIs(Code::kFailedPrecondition, HasSubstr("lacks the gradients of bucket")));
 }

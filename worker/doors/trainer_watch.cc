@@ -25,14 +25,14 @@ bool IsThere(uint64_t holder) { return holder != 0 && (holder & kLeaving) == 0; 
 // Of pulled slots none counts as left: those of a trainer that is gone are open again, for others.
 TrainerWatch::TrainerWatch(const StepProtocol& protocol) : pulled_(protocol.job().pulled()) {
   for (int s = 0; s < protocol.job().num_slots && !pulled_; ++s) {
-    times_left_[s] = protocol.page()->slots[s].times_left.load();
+    times_left_[s] = protocol.control()->slots[s].times_left.load();
   }
   Look(protocol);
 }
 
 void TrainerWatch::Look(const StepProtocol& protocol) {
   for (int s = 0; s < protocol.job().num_slots && !pulled_; ++s) {
-    if (protocol.page()->elsewhere[s].holder.load() != 0) seen_.set(s);
+    if (protocol.control()->elsewhere[s].holder.load() != 0) seen_.set(s);
   }
 }
 

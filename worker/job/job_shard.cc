@@ -31,7 +31,7 @@ JobShard::JobShard(JobShardOptions options, Plan plan, HostMemory host)
       plan_(std::move(plan)),
       place_(plan_.PlaceOf(options_.rank)),
       host_(std::move(host)),
-      protocol_(std::make_unique<StepProtocol>(host_.control(), &host_.doorbell(), &options_.spec, &plan_,
+      protocol_(std::make_unique<StepProtocol>(host_.control(), &host_.notifier(), &options_.spec, &plan_,
                                                options_.worker_names, options_.ranks, options_.rank)),
       mail_(
           host_, *protocol_, options_.spec.num_writers(),
@@ -56,7 +56,7 @@ absl::Status JobShard::Open(Memory& memory, const std::atomic<bool>* cancelled) 
   if (options_.resumed) {
     protocol_->TakeOver();
     leases_->TakeOver();
-    orphans_.Expect(protocol_->Sessions().staying);
+    unclaimed_.Expect(protocol_->Sessions().staying);
     if (rank().value() == protocol_->local().first()) mail_.TakeOver();
   } else if (plan_.bucketed() && rank().value() == protocol_->local().first()) {
     const int buckets = static_cast<int>(plan_.buckets().size());
@@ -91,7 +91,7 @@ EngineOptions JobShard::ForEngine() {
   EngineOptions options;
   options.step_timeout = options_.step_timeout;
   options.spin = options_.spin;
-  options.rung = [this] { mail_.Poll(); };
+  options.notified = [this] { mail_.Poll(); };
   options.progress = [this] {
     moved_nanos_.store(MonotonicNanos());
     waiters_.Notify();
@@ -101,7 +101,7 @@ EngineOptions JobShard::ForEngine() {
 }
 
 JobShard::~JobShard() {
-  // Members of this host may wait for pieces that will not come.
+  // Members of this host may wait for gradient shards that will not come.
   if (host_lead_ != nullptr) protocol_->Abort(AbortReason::kLeft, rank().value(), rank());
   host_lead_.reset();
   engine_.reset();
@@ -122,16 +122,16 @@ absl::Status JobShard::End(absl::Span<const Rank> members, const std::atomic<boo
   protocol_->Abort(AbortReason::kReformed, rank().value(), rank());
   TellReaders(BoardOver::kEnded);
   engine_->Stop();
-  ControlPage& page = *protocol_->page();
-  TellStopped(page, rank());
+  ControlBlock& control = *protocol_->control();
+  TellStopped(control, rank());
   ASSIGN_OR_RETURN(const Ending ending, AwaitEnding(
-                                            page, members, [&] { return cancelled.load(); }, timeout));
-  const uint64_t done = page.members[rank().value()].done.load(std::memory_order_acquire);
+                                            control, members, [&] { return cancelled.load(); }, timeout));
+  const uint64_t done = control.members[rank().value()].done.load(std::memory_order_acquire);
   if (done > ending.seq) {
     return absl::FailedPreconditionError("it went on with a step while the others ended the epoch");
   }
   if (ending.steps && done != ending.seq) {
-    RETURN_IF_ERROR(pass_->Run(page.commands[ending.seq % 2], ending.seq, nullptr).status());
+    RETURN_IF_ERROR(pass_->Run(control.commands[ending.seq % 2], ending.seq, nullptr).status());
   }
   MutexLock lock(mu_);
   ending_ = ending;
@@ -145,7 +145,7 @@ std::optional<Ending> JobShard::ending() const {
 
 absl::Status JobShard::CheckHasNoWeights() const {
   const Step committed = protocol_->committed_step();
-  if (committed.value() == kNoStep && protocol_->page()->restored_step_plus_one.load() == 0) return absl::OkStatus();
+  if (committed.value() == kNoStep && protocol_->control()->restored_step_plus_one.load() == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("job ", spec().name, " has weights already, of step ",
                                                     committed.value(), "; restore into a new job, or delete it first"));
 }
@@ -161,7 +161,7 @@ absl::Status JobShard::Load(uint64_t load_id, Step step, const std::function<abs
 absl::Status JobShard::UseLoaded(const v1::UseLoadedRequest& request) {
   RETURN_IF_ERROR(CheckEpoch(request.epoch()));
   RETURN_IF_ERROR(Health());
-  const bool same = protocol_->page()->members[rank().value()].loaded_id.load() == request.load_id();
+  const bool same = protocol_->control()->members[rank().value()].loaded_id.load() == request.load_id();
   if (same) return absl::OkStatus();
   RETURN_IF_ERROR(CheckHasNoWeights());
   return engine_->UseLoaded(request.load_id());
@@ -242,10 +242,11 @@ absl::StatusOr<std::optional<StepOutcome>> JobShard::Declare(const v1::StepReque
   if (!attached) protocol_->AwaitFree(declaration.slots, StepProtocol::kHolderLag);
   for (Slot slot : declaration.slots) {
     for (int shard = 0; shard < plan_.num_shards() && !attached && !plan_.bucketed(); ++shard) {
-      // Of a piece that another host takes it is not known here whether it is there yet: the step waits for it.
-      if (protocol_->IsPushedHere(slot, shard) && !protocol_->HasPiece(slot, shard, declaration.step)) {
+      // Of a gradient shard that another host takes it is not known here whether it is there yet: the step waits for
+      // it.
+      if (protocol_->IsPushedHere(slot, shard) && !protocol_->HasGradientShard(slot, shard, declaration.step)) {
         return absl::FailedPreconditionError(absl::StrCat("slot ", slot.value(), " of step ", request.step(),
-                                                          " lacks the piece of shard ", shard, "; push it first"));
+                                                          " lacks the gradient of shard ", shard, "; push it first"));
       }
     }
   }
@@ -315,8 +316,8 @@ void JobShard::EndPush(int slot) {
   pushes_.erase(slot);
 }
 
-void JobShard::Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool kept) {
-  protocol_->SignOfLife(rank(), now_nanos, getpid(), kept);
+void JobShard::Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool retained) {
+  protocol_->SignOfLife(rank(), now_nanos, getpid(), retained);
   protocol_->CheckPeers(rank(), now_nanos, heartbeat_timeout);
   leases_->Sweep();
   if (!protocol_->Health().ok()) TellReaders(BoardOver::kEnded);
@@ -328,7 +329,7 @@ void JobShard::TellReaders(BoardOver how) {
   std::atomic<uint32_t>& over = host_.board().over;
   uint32_t was = over.load();
   while (was < static_cast<uint32_t>(how)) {
-    if (over.compare_exchange_weak(was, static_cast<uint32_t>(how))) return protocol_->publications().Ring();
+    if (over.compare_exchange_weak(was, static_cast<uint32_t>(how))) return protocol_->publications().Notify();
   }
 }
 
@@ -370,23 +371,23 @@ void JobShard::FillStatus(v1::GetStatusReply::Job& status) const {
   status.set_window_resident_bytes(on_device ? host_.window_bytes() : host_.window().ResidentBytes());
   status.set_slot_resident_bytes(on_device ? host_.slot_bytes() : host_.slot_resident_bytes());
   status.set_sum_bytes(GradientSums::Has(plan_) ? sums_->num_bytes() : 0);
-  const MemberWords& member = protocol_->page()->members[rank().value()];
+  const MemberWords& member = protocol_->control()->members[rank().value()];
   status.set_restarts(static_cast<int32_t>(member.restarts.load()));
   if (const int64_t pause = member.pause_nanos.load(); pause > 0) status.set_last_pause_nanos(pause);
   if (const absl::Status health = protocol_->Health(); !health.ok()) status.set_error(std::string(health.message()));
 }
 
 void JobShard::FillTrainers(v1::GetStatusReply::Job& status) const {
-  const ControlPage& page = *protocol_->page();
-  status.set_slots_reopened(page.pull.reopened.load());
-  status.set_slots_differing(page.pull.differing.load());
+  const ControlBlock& control = *protocol_->control();
+  status.set_slots_reopened(control.pull.reopened.load());
+  status.set_slots_differing(control.pull.differing.load());
   for (int seat = 0; seat < spec().num_trainers; ++seat) {
-    if (page.slots[seat].holder.load() == 0) continue;
+    if (control.slots[seat].holder.load() == 0) continue;
     v1::GetStatusReply::Job::Trainer& trainer = *status.add_trainers();
     trainer.set_seat(seat);
-    trainer.set_pid(page.slots[seat].holder_pid.load());
-    trainer.set_slots_finished(page.pull.seats[seat].slots_finished.load());
-    trainer.set_idle_nanos(page.pull.seats[seat].idle_nanos.load());
+    trainer.set_pid(control.slots[seat].holder_pid.load());
+    trainer.set_slots_finished(control.pull.seats[seat].slots_finished.load());
+    trainer.set_idle_nanos(control.pull.seats[seat].idle_nanos.load());
   }
 }
 

@@ -21,9 +21,9 @@
 #include "core/job/plan.h"
 #include "core/job/support.h"
 #include "proto/shardmesh/v1/shard.pb.h"
-#include "worker/job/orphan_sessions.h"
 #include "worker/job/pulls_under_way.h"
 #include "worker/job/step_mail.h"
+#include "worker/job/unclaimed_sessions.h"
 #include "worker/job/waiters.h"
 #include "worker/lead/engine.h"
 #include "worker/lead/host_lead.h"
@@ -50,7 +50,7 @@ struct JobShardOptions {
   absl::Duration spin;                   // EngineOptions::spin
   std::optional<HostRanks> ranks;        // of this host; unset: all
   const WorkerDevice* device = nullptr;  // on which it runs, outlives the shard; null: on processors
-  bool resumed = false;                  // all memory is that of this member's last life, which is dead
+  bool resumed = false;                  // all memory is that of this member's last incarnation, which is dead
   HostCapacity capacity;                 // what the host can give
 };
 
@@ -74,7 +74,7 @@ class JobShard {
   HostMemory& host() { return host_; }
   Engine& engine() { return *engine_; }
   Waiters& waiters() { return waiters_; }
-  OrphanSessions& orphans() { return orphans_; }
+  UnclaimedSessions& unclaimed() { return unclaimed_; }
 
   // Takes the memory that the job's first command writes to from the system: the storage, and this shard's part of the
   // parameter window and of the first publication. For at most `patience`: the rest comes as it is written. Of a new
@@ -94,8 +94,8 @@ class JobShard {
   // Aborted: the caller's epoch is another.
   absl::Status CheckEpoch(int64_t epoch) const;
 
-  // StepRequest -> Declare. `attached`: the slots' windows hold every piece, which are marked ready too; else a missing
-  // piece is FailedPrecondition.
+  // StepRequest -> Declare. `attached`: the slots' windows hold every gradient shard, which are marked ready too; else
+  // a missing gradient shard is FailedPrecondition.
   absl::StatusOr<std::optional<StepOutcome>> Declare(const v1::StepRequest& request, bool attached);
   // DeclareBucketRequest -> StepProtocol::DeclareBucket. True: it was declared before.
   absl::StatusOr<bool> DeclareBucket(const v1::DeclareBucketRequest& request, bool attached);
@@ -107,7 +107,7 @@ class JobShard {
   // next step already, this one may not have. Waits for that moment; whoever checks the step then says what is wrong.
   void AwaitCommitBefore(Step step) const;
 
-  // One push of a piece at a time: false when one is under way. Of a gradient: at any replica of the shard.
+  // One push of a gradient shard at a time: false when one is under way. Of a gradient: at any replica of the shard.
   // REQUIRES: a slot of the job, or -1: initial weights.
   bool BeginPush(int slot);
   void EndPush(int slot);
@@ -146,9 +146,9 @@ class JobShard {
   // UseLoadedRequest. Errors of Shard.UseLoaded.
   absl::Status UseLoaded(const v1::UseLoadedRequest& request);
 
-  // Lifesigns of this member and a look at the others; then lets waiters look at their deadlines. `kept`: a keeper has
-  // all that the next life needs.
-  void Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool kept = false);
+  // Lifesigns of this member and a look at the others; then lets waiters look at their deadlines. `retained`: a node
+  // has all that the next incarnation needs.
+  void Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool retained = false);
 
   void FillStatus(v1::GetStatusReply::Job& status) const;
   void FillTrace(v1::GetTraceReply& trace) const;
@@ -171,7 +171,7 @@ class JobShard {
   SnapshotPort snapshots_;
   PullsUnderWay pulls_;
   Waiters waiters_;
-  OrphanSessions orphans_;
+  UnclaimedSessions unclaimed_;
   std::atomic<bool> closed_{false};
   std::atomic<int64_t> moved_nanos_{MonotonicNanos()};
   Trace trace_;

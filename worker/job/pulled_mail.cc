@@ -1,4 +1,4 @@
-// Of StepMail: letters of trainers that pull slots.
+// Of StepMail: messages of trainers that pull slots.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ v1::SlotResult ToProto(PulledSlots::Result result) {
 
 }  // namespace
 
-absl::Status StepMail::Finish(int seat, const v1::SlotLetter& request, v1::SlotLetterReply& reply) {
+absl::Status StepMail::Finish(int seat, const v1::SlotRequest& request, v1::SlotReply& reply) {
   const v1::FinishedSlot& said = request.finished();
   FinishedSlot finished;
   finished.slot = Slot(said.slot());
@@ -43,7 +43,7 @@ absl::Status StepMail::Finish(int seat, const v1::SlotLetter& request, v1::SlotL
   return absl::OkStatus();
 }
 
-void StepMail::Finished(int seat, PulledSlots::Result result, v1::SlotLetterReply& reply) const {
+void StepMail::Finished(int seat, PulledSlots::Result result, v1::SlotReply& reply) const {
   reply.set_result(ToProto(result));
   if (result != PulledSlots::Result::kDiffers) return;
   spdlog::warn(
@@ -81,17 +81,17 @@ void StepMail::Reopen() {
                protocol_.job().name, protocol_.committed_step().value() + 1, slots);
 }
 
-// A letter that has come: what it has finished now, the slot that it asks for when there is one.
+// A message that has come: what it has finished now, the slot that it asks for when there is one.
 void StepMail::TakePulling(int seat, bool counts) {
   Open& open = open_[seat];
   Mailbox& box = host_.mailbox(seat);
-  protocol_.SetWaits(seat, false, MonotonicNanos());  // a letter before this one was given up
+  protocol_.SetWaits(seat, false, MonotonicNanos());  // a message before this one was given up
   open.finishes = false;
   Reopen();                                           // the session may be new
   if (!counts) return box.answered.store(box.request.taken.load());
-  const v1::SlotLetter& request = request_.slot();
+  const v1::SlotRequest& request = request_.slot();
   open.pull.Clear();
-  absl::Status status = ErrorAt(FaultPoint::kLetterTaken);
+  absl::Status status = ErrorAt(FaultPoint::kMessageTaken);
   if (!status.ok()) {
     // injected
   } else if (!request_.has_slot() || (!request.take() && !request.has_finished())) {
@@ -101,7 +101,7 @@ void StepMail::TakePulling(int seat, bool counts) {
   } else if (request.has_finished()) {
     status = Finish(seat, request, open.pull);
   }
-  Reach(FaultPoint::kLetterDeclared);
+  Reach(FaultPoint::kMessageDeclared);
   if (!status.ok() || (!request.take() && !open.finishes)) return AnswerPulling(seat, status);
   if (!request.take()) return;
   open.takes = true;
@@ -134,7 +134,7 @@ void StepMail::PollPulling() {
   }
 }
 
-absl::StatusOr<bool> StepMail::TryTake(int seat, int64_t now_nanos, v1::SlotLetterReply& reply) {
+absl::StatusOr<bool> StepMail::TryTake(int seat, int64_t now_nanos, v1::SlotReply& reply) {
   const Step committed = protocol_.committed_step();
   if (committed.value() == kNoStep) return false;
   if (committed.value() > open_[seat].after_step) {
@@ -157,7 +157,7 @@ void StepMail::AnswerPulling(int seat, const absl::Status& status) {
   *reply_.mutable_slot() = open.pull;
   if (!status.ok()) {
     reply_.set_code(static_cast<int>(status.code()));
-    reply_.set_message(std::string(status.message().substr(0, kMaxLetterBytes / 2)));
+    reply_.set_message(std::string(status.message().substr(0, kMaxMessageBytes / 2)));
   }
   reply_.set_id(open.id);
   reply_.SerializeToString(&open.answer);

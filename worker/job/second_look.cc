@@ -8,12 +8,13 @@ namespace {
 constexpr absl::Duration kEndsAfterHangingUp = absl::Milliseconds(200);  // at most
 }  // namespace
 
-SecondLook::SecondLook(ControlPage& page, pid_t process) : page_(page), process_(process), lives_(!HasEnded(process)) {
-  if (lives_) page_.looks_again.fetch_add(1);
+SecondLook::SecondLook(ControlBlock& control, pid_t process)
+    : control_(control), process_(process), lives_(!HasEnded(process)) {
+  if (lives_) control_.looks_again.fetch_add(1);
 }
 
 SecondLook::~SecondLook() {
-  if (lives_ && EndsWithin(process_, kEndsAfterHangingUp)) page_.looks_again.fetch_sub(1);
+  if (lives_ && EndsWithin(process_, kEndsAfterHangingUp)) control_.looks_again.fetch_sub(1);
 }
 
 }  // namespace shardmesh

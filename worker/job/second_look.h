@@ -1,5 +1,5 @@
 // SecondLook: from when a session of a trainer ends, the steps of its job look again at the gradients that they read
-// (ControlPage::looks_again), for as long as the trainer's process lives: it may have its slots mapped still.
+// (ControlBlock::looks_again), for as long as the trainer's process lives: it may have its slots mapped still.
 //
 // A process that is killed hangs up its sockets a moment before it has ended. So the object, which is made before the
 // slots are given back, waits at its end whether the process ends now; then the steps look no more. Otherwise they look
@@ -8,21 +8,21 @@
 
 #include <sys/types.h>
 
-#include "worker/control/control_page.h"
+#include "worker/control/control_block.h"
 
 namespace shardmesh {
 
 class SecondLook {
  public:
   // `process`: of the trainer; 0: one that is not seen from here, which counts as alive.
-  SecondLook(ControlPage& page, pid_t process);
+  SecondLook(ControlBlock& control, pid_t process);
   // Takes at most 200 ms.
   ~SecondLook();
   SecondLook(const SecondLook&) = delete;
   SecondLook& operator=(const SecondLook&) = delete;
 
  private:
-  ControlPage& page_;
+  ControlBlock& control_;
   const pid_t process_;
   const bool lives_;
 };

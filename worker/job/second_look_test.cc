@@ -21,32 +21,32 @@ struct SecondLookTest : ::testing::Test {
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
   }
-  ControlPage page{};
+  ControlBlock control{};
   pid_t child = 0;
 };
 
 TEST_F(SecondLookTest, AProcessThatLivesOn_StepsLookFromTheBeginning_AndGoOn) {
   for (uint32_t sessions = 1; sessions <= 2; ++sessions) {
-    const SecondLook look(page, child);
-    EXPECT_EQ(page.looks_again.load(), sessions);
+    const SecondLook look(control, child);
+    EXPECT_EQ(control.looks_again.load(), sessions);
   }
-  EXPECT_EQ(page.looks_again.load(), 2u);
+  EXPECT_EQ(control.looks_again.load(), 2u);
 }
 
 TEST_F(SecondLookTest, AProcessThatEndsAMomentLater_StepsLookNoMore) {
   {
-    const SecondLook look(page, child);
-    EXPECT_EQ(page.looks_again.load(), 1u);
+    const SecondLook look(control, child);
+    EXPECT_EQ(control.looks_again.load(), 1u);
     kill(child, SIGKILL);
   }
-  EXPECT_EQ(page.looks_again.load(), 0u);
-  { const SecondLook look(page, child); }  // ended, and not waited for by its parent
-  EXPECT_EQ(page.looks_again.load(), 0u);
+  EXPECT_EQ(control.looks_again.load(), 0u);
+  { const SecondLook look(control, child); }  // ended, and not waited for by its parent
+  EXPECT_EQ(control.looks_again.load(), 0u);
 }
 
 TEST_F(SecondLookTest, AProcessThatIsNotSeenFromHere_CountsAsAlive) {
-  { const SecondLook look(page, 0); }
-  EXPECT_EQ(page.looks_again.load(), 1u);
+  { const SecondLook look(control, 0); }
+  EXPECT_EQ(control.looks_again.load(), 1u);
 }
 
 }  // namespace

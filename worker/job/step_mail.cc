@@ -15,7 +15,7 @@ namespace shardmesh {
 namespace {
 constexpr int kQuickLooks = 1000;
 // A step of all slots, each with a gradient that is not finite and its tokens.
-static_assert(kMaxLetterBytes >= sizeof(double) * kMaxGroups + 32 * kMaxSlots + 512);
+static_assert(kMaxMessageBytes >= sizeof(double) * kMaxGroups + 32 * kMaxSlots + 512);
 constexpr absl::Duration kSlowLook = absl::Milliseconds(1), kTakingTimeout = absl::Seconds(60);
 }  // namespace
 
@@ -27,7 +27,7 @@ StepMail::StepMail(const HostMemory& host, StepProtocol& protocol, int num_write
       to_reply_(std::move(to_reply)),
       open_(num_writers) {}
 
-// The bytes lie there until the trainer writes its next letter, which it does not before it has this one's answer, or
+// The bytes lie there until the trainer writes its next message, which it does not before it has this one's answer, or
 // gave it up.
 void StepMail::TakeOver() {
   for (int slot = 0; slot < static_cast<int>(open_.size()); ++slot) {
@@ -41,8 +41,8 @@ void StepMail::Poll() {
   const bool pulled = protocol_.job().pulled();
   if (pulled) Reopen();
   for (int slot = 0; slot < static_cast<int>(open_.size()); ++slot) {
-    Letter& letter = host_.mailbox(slot).request;
-    if (letter.number.load() != letter.taken.load()) Take(slot);
+    Message& message = host_.mailbox(slot).request;
+    if (message.number.load() != message.taken.load()) Take(slot);
     if (!open_[slot].answer.empty()) {
       Deliver(slot);
     } else if (open_[slot].step != 0) {
@@ -67,9 +67,9 @@ void StepMail::AnswerIfDone(int slot) {
 
 void StepMail::Take(int slot) {
   Mailbox& box = host_.mailbox(slot);
-  std::atomic<uint32_t>& taking = protocol_.page()->taking_letters;
+  std::atomic<uint32_t>& taking = protocol_.control()->taking_messages;
   taking.fetch_add(1);  // before the holder is read
-  const bool taken = TakeLetter(box.request, bytes_);
+  const bool taken = TakeMessage(box.request, bytes_);
   const bool counts = taken && request_.ParseFromString(bytes_) && request_.session() != 0 &&
                       request_.session() == protocol_.HolderOf(Slot(slot));
   Open& open = open_[slot];
@@ -86,10 +86,10 @@ void StepMail::Take(int slot) {
   }
   absl::StatusOr<std::optional<StepOutcome>> declared = std::optional<StepOutcome>();
   if (counts) {
-    absl::Status may = ErrorAt(FaultPoint::kLetterTaken);
+    absl::Status may = ErrorAt(FaultPoint::kMessageTaken);
     may.Update(CheckSlots(request_));
     declared = may.ok() ? declare_(request_.step()) : may;
-    Reach(FaultPoint::kLetterDeclared);
+    Reach(FaultPoint::kMessageDeclared);
   }
   taking.fetch_add(1);
   open.step = counts ? request_.step().step() : 0;
@@ -115,7 +115,7 @@ void StepMail::Answer(int slot, const absl::StatusOr<StepOutcome>& outcome) {
   } else {
     reply_.mutable_step()->set_step(open_[slot].step);
     reply_.set_code(static_cast<int>(outcome.status().code()));
-    reply_.set_message(std::string(outcome.status().message().substr(0, kMaxLetterBytes / 2)));
+    reply_.set_message(std::string(outcome.status().message().substr(0, kMaxMessageBytes / 2)));
   }
   reply_.set_id(open_[slot].id);
   reply_.SerializeToString(&open_[slot].answer);
@@ -125,7 +125,7 @@ void StepMail::Answer(int slot, const absl::StatusOr<StepOutcome>& outcome) {
 void StepMail::Deliver(int slot) {
   Mailbox& box = host_.mailbox(slot);
   Open& open = open_[slot];
-  if (!PutLetter(box.reply, open.answer)) return;  // an answer that was given up is not taken yet; at the next poll
+  if (!PutMessage(box.reply, open.answer)) return;  // an answer that was given up is not taken yet; at the next poll
   open.step = 0;
   open.answer.clear();
   box.answered.store(box.request.taken.load());
@@ -136,10 +136,10 @@ void GiveSlotsBack(StepProtocol& protocol, absl::Span<const int> slots, uint64_t
                    const std::atomic<bool>& stop) {
   for (const int slot : slots) {
     protocol.LeaveSlot(Slot(slot), holder);
-    protocol.page()->slots[slot].times_left.fetch_add(1);  // of a slot of the granted session
+    protocol.control()->slots[slot].times_left.fetch_add(1);  // of a slot of the granted session
   }
-  // Who takes a letter from here on sees that its session is gone.
-  const std::atomic<uint32_t>& taking = protocol.page()->taking_letters;
+  // Who takes a message from here on sees that its session is gone.
+  const std::atomic<uint32_t>& taking = protocol.control()->taking_messages;
   const uint32_t seen = taking.load();
   const absl::Time deadline = MonotonicNow() + kTakingTimeout;
   for (int looks = 0; seen % 2 == 1 && taking.load() == seen; ++looks) {

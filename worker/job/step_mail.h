@@ -1,11 +1,11 @@
 // StepMail: the lead's end of the mailboxes of a job's attached trainers (local/mailbox.h). The engine's thread takes
-// the letters itself and writes the answers itself, so a step costs two wake-ups, of the lead and of the trainer; none
+// the messages itself and writes the answers itself, so a step costs two wake-ups, of the lead and of the trainer; none
 // when both spin.
 //
-// A letter is a LocalRequest, an answer a LocalReply (local.proto). A session writes its letters into the mailbox of
-// its first slot and rings the bell. A letter counts while its session holds the slot it came through; of any other,
+// A message is a LocalRequest, an answer a LocalReply (local.proto). A session writes its messages into the mailbox of
+// its first slot and notifies. A message counts while its session holds the slot it came through; of any other,
 // and of one that cannot be read, nothing is done and nobody is answered. While the answer to a call that was given up
-// lies in the mailbox, the next one is kept until there is room; a newer letter replaces it.
+// lies in the mailbox, the next one is kept until there is room; a newer message replaces it.
 //
 // For the engine's thread of the lead.
 #pragma once
@@ -35,10 +35,10 @@ class StepMail {
   // `num_writers`: the job's.
   StepMail(const HostMemory& host, StepProtocol& protocol, int num_writers, DeclareFn declare, ToReplyFn to_reply);
 
-  // In the lead's next life: letters that the last one took and did not answer are taken again. Before Poll.
+  // In the lead's next incarnation: messages that the last one took and did not answer are taken again. Before Poll.
   void TakeOver();
 
-  // Takes the letters that have come, and answers those whose step is committed, or cannot be. Of trainers that pull
+  // Takes the messages that have come, and answers those whose step is committed, or cannot be. Of trainers that pull
   // slots: those for which there is one, or of which a step was committed that they do not know.
   void Poll();
 
@@ -51,11 +51,11 @@ class StepMail {
   // pulled_mail.cc: what a trainer in a seat has finished, and the slot that it asked for.
   void Reopen();
   void PollPulling();
-  absl::Status Finish(int seat, const v1::SlotLetter& request, v1::SlotLetterReply& reply);
-  void Finished(int seat, PulledSlots::Result result, v1::SlotLetterReply& reply) const;
+  absl::Status Finish(int seat, const v1::SlotRequest& request, v1::SlotReply& reply);
+  void Finished(int seat, PulledSlots::Result result, v1::SlotReply& reply) const;
   bool FinishIsKnown(int seat);
   void TakePulling(int seat, bool counts);
-  absl::StatusOr<bool> TryTake(int seat, int64_t now_nanos, v1::SlotLetterReply& reply);
+  absl::StatusOr<bool> TryTake(int seat, int64_t now_nanos, v1::SlotReply& reply);
   void AnswerPulling(int seat, const absl::Status& status);
   void Deliver(int slot);
 
@@ -74,7 +74,7 @@ class StepMail {
     bool takes = false, finishes = false;  // it waits for a slot; for what becomes of one that it finished
     int finished_slot = 0;
     int64_t after_step = 0, until_nanos = 0;
-    v1::SlotLetterReply pull;
+    v1::SlotReply pull;
   };
   std::vector<Open> open_;
   std::string bytes_;
@@ -82,7 +82,7 @@ class StepMail {
   v1::LocalReply reply_;
 };
 
-// Gives the slots of a session that is gone back. A letter of it that the lead has taken is declared first, later ones
+// Gives the slots of a session that is gone back. A message of it that the lead has taken is declared first, later ones
 // are dropped. Returns early, with the slots still held, when the job is aborted or `stop` is set.
 void GiveSlotsBack(StepProtocol& protocol, absl::Span<const int> slots, uint64_t holder, const std::atomic<bool>& stop);
 

@@ -30,13 +30,13 @@ struct StepMailTest : StepFixture {
     return request;
   }
   bool Put(int slot, const v1::LocalRequest& request) {
-    return PutLetter(host.mailbox(slot).request, request.SerializeAsString());
+    return PutMessage(host.mailbox(slot).request, request.SerializeAsString());
   }
   // The answer in a mailbox: "code: message", or "step N".
   std::string Answer(int slot) {
     std::string bytes;
     v1::LocalReply reply;
-    if (!TakeLetter(host.mailbox(slot).reply, bytes)) return "none";
+    if (!TakeMessage(host.mailbox(slot).reply, bytes)) return "none";
     if (!reply.ParseFromString(bytes)) return "no reply";
     if (reply.code() == 0) return absl::StrCat("step ", reply.step().step());
     return absl::StrCat(absl::StatusCodeToString(static_cast<Code>(reply.code())), ": ", reply.message(), " of step ",
@@ -61,7 +61,7 @@ struct StepMailTest : StepFixture {
                 }};
 };
 
-TEST_F(StepMailTest, ALetterIsDeclaredOnce_AndAnsweredAtTheCommit) {
+TEST_F(StepMailTest, AMessageIsDeclaredOnce_AndAnsweredAtTheCommit) {
   PlaceWeights();
   ASSERT_TRUE(Put(0, Request(kOne, {0, 1}, 1)));
   mail.Poll();
@@ -95,10 +95,10 @@ TEST_F(StepMailTest, WhatIsWrong_IsAnsweredAtOnce) {
   mail.Poll();
   EXPECT_THAT(Answer(0), HasSubstr("FAILED_PRECONDITION: step 2 is ahead"));
   EXPECT_FALSE(host.mailbox(0).open());
-  EXPECT_EQ(protocol.page()->slots[0].declared.load(), 0);
+  EXPECT_EQ(protocol.control()->slots[0].declared.load(), 0);
 }
 
-TEST_F(StepMailTest, LettersOfOtherSessions_AndNoLetters_DoNothing) {
+TEST_F(StepMailTest, MessagesOfOtherSessions_AndNoMessages_DoNothing) {
   PlaceWeights();
   for (const uint64_t session : {uint64_t{0}, kOther, kOne | kLeaving}) {
     ASSERT_TRUE(Put(0, Request(session, {0, 1}, 1)));
@@ -108,7 +108,7 @@ TEST_F(StepMailTest, LettersOfOtherSessions_AndNoLetters_DoNothing) {
   }
   protocol.GiveSlot(Slot(2), kOther);
   ASSERT_TRUE(Put(2, Request(0, {2}, 1)));  // of a slot that nobody holds
-  ASSERT_TRUE(PutLetter(host.mailbox(0).request, "\xff\xff nonsense"));
+  ASSERT_TRUE(PutMessage(host.mailbox(0).request, "\xff\xff nonsense"));
   mail.Poll();
   EXPECT_EQ(Answer(0), "none");
   EXPECT_TRUE(declared.empty());
@@ -123,7 +123,7 @@ TEST_F(StepMailTest, AnAnswerThatWasGivenUp_DoesNotKeepTheNextOneBack) {
   mail.Poll();
   EXPECT_THAT(Answer(0), HasSubstr("slot 5"));
   EXPECT_TRUE(host.mailbox(0).open());
-  mail.Poll();  // now there is room: what was wrong with the second letter is not lost
+  mail.Poll();  // now there is room: what was wrong with the second message is not lost
   EXPECT_THAT(Answer(0), HasSubstr("FAILED_PRECONDITION: step 9 is ahead"));
   EXPECT_FALSE(host.mailbox(0).open());
   ASSERT_TRUE(Put(0, Request(kOne, {0, 1}, 1)));
@@ -134,7 +134,7 @@ TEST_F(StepMailTest, AnAnswerThatWasGivenUp_DoesNotKeepTheNextOneBack) {
   EXPECT_EQ(Answer(0), "step 1");
 }
 
-TEST_F(StepMailTest, AnAnswerWithoutRoom_IsReplacedByThatToANewerLetter) {
+TEST_F(StepMailTest, AnAnswerWithoutRoom_IsReplacedByThatToANewerMessage) {
   PlaceWeights();
   ASSERT_TRUE(Put(0, Request(kOne, {0, 5}, 1)));
   mail.Poll();
@@ -157,7 +157,7 @@ TEST_F(StepMailTest, AnAnswerWithoutRoom_IsReplacedByThatToANewerLetter) {
   EXPECT_EQ(Answer(0), "none");
 }
 
-TEST_F(StepMailTest, AnAnswer_HasTheIdOfItsLetter) {
+TEST_F(StepMailTest, AnAnswer_HasTheIdOfItsMessage) {
   PlaceWeights();
   v1::LocalRequest request = Request(kOne, {0, 1}, 7);
   request.set_id(kOne << 32 | 3);
@@ -165,11 +165,11 @@ TEST_F(StepMailTest, AnAnswer_HasTheIdOfItsLetter) {
   mail.Poll();
   std::string bytes;
   v1::LocalReply reply;
-  ASSERT_TRUE(TakeLetter(host.mailbox(0).reply, bytes) && reply.ParseFromString(bytes));
+  ASSERT_TRUE(TakeMessage(host.mailbox(0).reply, bytes) && reply.ParseFromString(bytes));
   EXPECT_EQ(reply.id(), request.id());
 }
 
-TEST_F(StepMailTest, AbortedJob_OpenLettersAreToldWhy) {
+TEST_F(StepMailTest, AbortedJob_OpenMessagesAreToldWhy) {
   PlaceWeights();
   ASSERT_TRUE(Put(0, Request(kOne, {0, 1}, 1)));
   mail.Poll();
@@ -178,8 +178,8 @@ TEST_F(StepMailTest, AbortedJob_OpenLettersAreToldWhy) {
   EXPECT_THAT(Answer(0), HasSubstr("UNAVAILABLE: "));
 }
 
-// Numbers of letters, and the count of those under way, from next to their wrap.
-TEST_F(StepMailTest, NumbersOfLetters_NextToTheirWrap) {
+// Numbers of messages, and the count of those under way, from next to their wrap.
+TEST_F(StepMailTest, NumbersOfMessages_NextToTheirWrap) {
   PlaceWeights();
   Mailbox &box = host.mailbox(0), &other = host.mailbox(2);
   for (Mailbox* each : {&box, &other}) {
@@ -188,13 +188,13 @@ TEST_F(StepMailTest, NumbersOfLetters_NextToTheirWrap) {
       word->store(~0u - 2);
     }
   }
-  protocol.page()->taking_letters.store(~0u - 3);
+  protocol.control()->taking_messages.store(~0u - 3);
   for (int64_t step = 1; step <= 6; ++step) {
     ASSERT_TRUE(Put(0, Request(kOne, {0, 1}, step)));
     EXPECT_FALSE(Put(0, Request(kOne, {0, 1}, step))) << "one at a time";
     mail.Poll();
     EXPECT_TRUE(box.open());
-    mail.TakeOver();  // the lead's next life takes it again
+    mail.TakeOver();  // the lead's next incarnation takes it again
     mail.Poll();
     EXPECT_EQ(Answer(0), "none");
     ASSERT_TRUE(Put(2, Request(kOther, {2}, step)));
@@ -204,14 +204,14 @@ TEST_F(StepMailTest, NumbersOfLetters_NextToTheirWrap) {
     EXPECT_EQ(Answer(0), absl::StrCat("step ", step));
     EXPECT_EQ(Answer(2), absl::StrCat("step ", step));
     EXPECT_FALSE(box.open() || other.open());
-    EXPECT_EQ(protocol.page()->taking_letters.load() % 2, 0u);
+    EXPECT_EQ(protocol.control()->taking_messages.load() % 2, 0u);
   }
   EXPECT_EQ(box.request.number.load(), 3u);
 }
 
-TEST_F(StepMailTest, SlotsAreFree_WhenTheLeadIsInNoLetterOfTheirSession) {
+TEST_F(StepMailTest, SlotsAreFree_WhenTheLeadIsInNoMessageOfTheirSession) {
   std::atomic<bool> stop{false}, given{false};
-  protocol.page()->taking_letters.store(1);  // as in the middle of one
+  protocol.control()->taking_messages.store(1);  // as in the middle of one
   std::thread leaving([&] {
     GiveSlotsBack(protocol, {0, 1}, kOne, stop);
     given.store(true);
@@ -220,12 +220,12 @@ TEST_F(StepMailTest, SlotsAreFree_WhenTheLeadIsInNoLetterOfTheirSession) {
   EXPECT_FALSE(given.load());
   EXPECT_THAT(protocol.TakeSlot(Slot(0), kOther),
               StatusIs(Code::kFailedPrecondition, HasSubstr("session 7 attached to rank 0")));
-  protocol.page()->taking_letters.store(2);
+  protocol.control()->taking_messages.store(2);
   leaving.join();
   EXPECT_OK(protocol.TakeSlot(Slot(0), kOther));
   EXPECT_EQ(protocol.HolderOf(Slot(1)), 0u);
 
-  protocol.page()->taking_letters.store(3);
+  protocol.control()->taking_messages.store(3);
   stop.store(true);
   GiveSlotsBack(protocol, {2}, kOther, stop);  // comes back
   EXPECT_EQ(protocol.HolderOf(Slot(2)), kOther | kLeaving);

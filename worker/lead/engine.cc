@@ -14,7 +14,7 @@
 namespace shardmesh {
 namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(100);  // waits end and begin again this often
-constexpr size_t kMaxStaged = 2;  // pieces of initial weights: the newest, and the one that may just be decided
+constexpr size_t kMaxStaged = 2;  // shards of initial weights: the newest, and the one that may just be decided
 
 const char* NameOf(CommandKind kind) {
   switch (kind) {
@@ -26,11 +26,11 @@ const char* NameOf(CommandKind kind) {
       return "digest";
     case CommandKind::kNorm:
       return "norm";
-    case CommandKind::kGather:
+    case CommandKind::kQuantize:
       return "gather";
-    case CommandKind::kReduce:
+    case CommandKind::kReduceBucket:
       return "reduce";
-    case CommandKind::kFill:
+    case CommandKind::kGatherBucket:
       return "fill";
     case CommandKind::kMerge:
       return "merge";
@@ -61,8 +61,8 @@ class Engine::HostGate final : public BucketGate {
 
 Engine::Engine(StepProtocol& protocol, StepPass& pass, Rank rank, EngineOptions options)
     : protocol_(protocol), pass_(pass), rank_(rank), options_(std::move(options)) {
-  const MemberWords& words = protocol_.page()->members[rank_.value()];
-  if (const uint64_t loaded = words.loaded_id.load(); loaded != 0) {  // by its last life, whose storage this is
+  const MemberWords& words = protocol_.control()->members[rank_.value()];
+  if (const uint64_t loaded = words.loaded_id.load(); loaded != 0) {  // by its last incarnation, whose storage this is
     MutexLock lock(mu_);
     loaded_ = Loaded{loaded, Step(words.loaded_step.load())};
   }
@@ -73,18 +73,18 @@ Engine::~Engine() { Stop(); }
 
 void Engine::Stop() {
   stop_.store(true);
-  FutexBump(protocol_.doorbell());
-  FutexBump(protocol_.page()->decision);
-  FutexBump(protocol_.page()->finished);
+  FutexBump(protocol_.notifier());
+  FutexBump(protocol_.control()->decision);
+  FutexBump(protocol_.control()->finished);
   if (thread_.joinable()) thread_.join();
 }
 
-absl::Status Engine::StageInitial(InitialPiece piece, uint64_t push_id) {
+absl::Status Engine::StageInitial(InitialShard piece, uint64_t push_id) {
   MutexLock lock(mu_);
   if (protocol_.decided() > 0) return absl::AbortedError("the job has its initial weights already");
   if (staged_.size() == kMaxStaged) staged_.erase(staged_.begin());
   staged_.emplace_back(push_id, std::move(piece));
-  protocol_.InitialPieceReady(rank_, push_id);
+  protocol_.InitialShardReady(rank_, push_id);
   return absl::OkStatus();
 }
 
@@ -140,12 +140,12 @@ void Engine::Call(const std::function<void()>& callback) const {
 }
 
 void Engine::Loop() {
-  ControlPage& page = *protocol_.page();
-  uint64_t executed = page.members[rank_.value()].done.load();  // by this member's last life, if it had one
+  ControlBlock& control = *protocol_.control();
+  uint64_t executed = control.members[rank_.value()].done.load();  // by this member's last incarnation, if it had one
   while (!Stopping()) {
-    std::atomic<uint32_t>& word = lead() ? protocol_.doorbell() : page.decision;
+    std::atomic<uint32_t>& word = lead() ? protocol_.notifier() : control.decision;
     const uint32_t seen = word.load(std::memory_order_acquire);
-    if (lead()) Call(options_.rung);
+    if (lead()) Call(options_.notified);
     const bool open = protocol_.committed() != executed;
     if (lead() && !open && protocol_.decided() == executed) {
       protocol_.DropUnused([this](int bucket) { GaveBack(pass_.GiveBackWeights(bucket)); });
@@ -164,12 +164,12 @@ void Engine::Loop() {
     if (lead()) {
       if (!AwaitAllDone(step)) break;
       const Command& command = protocol_.command();
-      if (command.kind == CommandKind::kReduce) GaveBack(pass_.GiveBackGradients(command.bucket));
+      if (command.kind == CommandKind::kReduceBucket) GaveBack(pass_.GiveBackGradients(command.bucket));
       protocol_.Commit();
     } else if (!AwaitCommitted(executed, step)) {
       break;
     }
-    if (lead()) Call(options_.rung);
+    if (lead()) Call(options_.notified);
     Call(options_.progress);
   }
   Call(options_.progress);
@@ -180,8 +180,8 @@ void Engine::GaveBack(const absl::Status& status) {
   if (!status.ok()) protocol_.Abort(AbortReason::kInternal, rank_.value(), rank_);
 }
 
-// The piece of the set that was decided: a newer one may have been staged since, and must not be mixed in.
-std::optional<InitialPiece> Engine::TakeStaged(uint64_t push_id) {
+// The gradient shard of the set that was decided: a newer one may have been staged since, and must not be mixed in.
+std::optional<InitialShard> Engine::TakeStaged(uint64_t push_id) {
   MutexLock lock(mu_);
   if (!AwaitLoading()) return std::nullopt;
   auto staged = std::exchange(staged_, {});
@@ -195,10 +195,10 @@ std::optional<InitialPiece> Engine::TakeStaged(uint64_t push_id) {
 void Engine::Execute(uint64_t seq) {
   const Command& command = protocol_.command();
   const ScopedSpan span(options_.trace, NameOf(command.kind), command.step, command.bucket);
-  std::optional<InitialPiece> initial = InitialPiece();
+  std::optional<InitialShard> initial = InitialShard();
   if (command.kind == CommandKind::kInit) initial = TakeStaged(command.initial_id);
   const bool loads = command.kind == CommandKind::kRestore && command.initial_id != 0;
-  // What was staged is gone where three sets raced, or in the next life of a process.
+  // What was staged is gone where three sets raced, or in the next incarnation of a process.
   if (!initial.has_value() || (loads && !HasLoaded(command.initial_id))) {
     protocol_.Abort(AbortReason::kInternal, rank_.value(), rank_);
     return;
@@ -211,7 +211,7 @@ void Engine::Execute(uint64_t seq) {
     Failed(digest.status());
     return;
   }
-  protocol_.page()->members[rank_.value()].digest.store(*digest, std::memory_order_release);
+  protocol_.control()->members[rank_.value()].digest.store(*digest, std::memory_order_release);
   Reach(FaultPoint::kExecuted);
   protocol_.Done(rank_, seq);
 }
@@ -228,30 +228,30 @@ bool Engine::AwaitAllDone(int64_t step) {
   const ScopedSpan span(options_.trace, "wait for members", step);
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(options_.step_timeout);
   while (!Stopping()) {
-    const uint32_t seen = protocol_.doorbell().load(std::memory_order_acquire);
+    const uint32_t seen = protocol_.notifier().load(std::memory_order_acquire);
     if (protocol_.AllDone()) return true;
-    if (protocol_.command().kind == CommandKind::kMerge) Call(options_.rung);  // who takes a slot waits for no sum
+    if (protocol_.command().kind == CommandKind::kMerge) Call(options_.notified);  // who takes a slot waits for no sum
     if (MonotonicNanos() > deadline) {
       const std::vector<int> late = protocol_.NotDone();
       if (late.empty()) continue;  // the last one finished just now
       protocol_.Abort(AbortReason::kLate, late.front(), rank_);
     }
-    Await(protocol_.doorbell(), seen);
+    Await(protocol_.notifier(), seen);
   }
   return false;
 }
 
 bool Engine::AwaitCommitted(uint64_t seq, int64_t step) {
-  ControlPage& page = *protocol_.page();
+  ControlBlock& control = *protocol_.control();
   const ScopedSpan span(options_.trace, "wait for lead", step);
   // Longer than the lead's own limit: the lead names the slow one; only a lead that does not is named here.
   const int64_t times = protocol_.local().num_hosts == 1 ? 2 : 4;
   const int64_t deadline = MonotonicNanos() + times * absl::ToInt64Nanoseconds(options_.step_timeout);
   while (!Stopping()) {
-    const uint32_t seen = page.finished.load(std::memory_order_acquire);
+    const uint32_t seen = control.finished.load(std::memory_order_acquire);
     if (protocol_.committed() >= seq) return true;
     if (MonotonicNanos() > deadline) protocol_.Abort(AbortReason::kLate, protocol_.local().first(), rank_);
-    Await(page.finished, seen);
+    Await(control.finished, seen);
   }
   return false;
 }

@@ -1,7 +1,7 @@
 // Engine: one worker's thread for one job. It executes the commands that the lead decides; on the lead of a job on one
-// host it also decides and commits (control_page.h); on several hosts a HostLead does that. Every wait ends at a time
-// limit or at an abort; an aborted engine stops for good. In the next life of a member that was killed it goes on where
-// the page says that the last one was.
+// host it also decides and commits (control_block.h); on several hosts a HostLead does that. Every wait ends at a time
+// limit or at an abort; an aborted engine stops for good. In the next incarnation of a member that was killed it goes
+// on where the control block says that the last one was.
 #pragma once
 
 #include <atomic>
@@ -23,15 +23,15 @@
 namespace shardmesh {
 
 // A shard's part of a job's initial weights (shard.proto).
-using InitialPiece = std::vector<float, PageAllocator<float>>;
+using InitialShard = std::vector<float, PageAllocator<float>>;
 
 struct EngineOptions {
   absl::Duration step_timeout = absl::Seconds(60);  // of one command; then the slowest is named and the job aborted
   // How long a wait looks at its word before it sleeps. For workers that have a core each and nothing else to do on it.
   absl::Duration spin;
-  // Called from the engine's thread. `rung`, on the lead: whenever its bell has rung, and after each commit.
+  // Called from the engine's thread. `notified`, on the lead: whenever its notifier has rung, and after each commit.
   // `progress`: after each commit and after an abort. Both may be empty.
-  std::function<void()> rung, progress;
+  std::function<void()> notified, progress;
   Trace* trace = nullptr;  // gets a span for each command and each wait for others
 };
 
@@ -45,10 +45,10 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // This shard's piece of initial weights, as pushed; the set that every member has first counts. Marks it ready in the
+  // This shard's shard of initial weights, as pushed; the set that every member has first counts. Marks it ready in the
   // protocol.
   // Aborted: the job has its weights already.
-  absl::Status StageInitial(InitialPiece piece, uint64_t push_id);
+  absl::Status StageInitial(InitialShard piece, uint64_t push_id);
   // What this shard was in a checkpoint: `read` writes it into the storage, from the calling thread, while no command
   // runs: a job that is about to begin with initial weights waits until it has returned, which it does soon after
   // protocol.decided() is not 0 any more. What was loaded before is lost at once; so is what `read` wrote, if it fails.
@@ -62,7 +62,7 @@ class Engine {
   // Of a job on several hosts: what the pass asks and tells about buckets.
   class HostGate;
   bool lead() const { return rank_ == Rank(0) && protocol_.local().num_hosts == 1; }
-  std::optional<InitialPiece> TakeStaged(uint64_t push_id);
+  std::optional<InitialShard> TakeStaged(uint64_t push_id);
   // False: the storage does not hold what was loaded under that id.
   bool HasLoaded(uint64_t load_id);
   // False: the engine is to stop, and somebody still writes into the storage.
@@ -90,7 +90,8 @@ class Engine {
   CondVar loading_ended_;
   bool loading_ ABSL_GUARDED_BY(mu_) = false;          // somebody writes into the storage
   std::optional<Loaded> loaded_ ABSL_GUARDED_BY(mu_);  // what lies there
-  std::vector<std::pair<uint64_t, InitialPiece>> staged_ ABSL_GUARDED_BY(mu_);  // (push_id, piece), oldest first
+  std::vector<std::pair<uint64_t, InitialShard>> staged_
+      ABSL_GUARDED_BY(mu_);  // (push_id, gradient shard), oldest first
   std::thread thread_;
 };
 

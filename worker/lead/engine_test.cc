@@ -18,7 +18,7 @@ using Code = absl::StatusCode;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
 
-// The members of a job as threads of this process; each with its own view of the page, as processes have.
+// The members of a job as threads of this process; each with its own view of the control block, as processes have.
 struct Members : TestHost {
   explicit Members(const JobSpec& spec, absl::Duration step_timeout = kLong)
       : TestHost(spec), step_timeout(step_timeout) {
@@ -27,7 +27,7 @@ struct Members : TestHost {
           std::make_unique<ShardStorage>(*ShardStorage::Open(*memory, "shard", plan, plan.PlaceOf(Rank(r)).shard)));
       passes.push_back(std::make_unique<Pass>(job, plan, plan.PlaceOf(Rank(r)), host, *storages[r], 2));
       protocols.push_back(
-          std::make_unique<StepProtocol>(host.control(), &host.doorbell(), &job, &plan, MemberNames(plan.num_ranks())));
+          std::make_unique<StepProtocol>(host.control(), &host.notifier(), &job, &plan, MemberNames(plan.num_ranks())));
       engines.push_back(nullptr);
     }
   }
@@ -43,15 +43,15 @@ struct Members : TestHost {
   }
 
   absl::Status Stage(int r, uint64_t push_id, float value) {
-    const int64_t bytes = plan.InitialPieceBytes(plan.PlaceOf(Rank(r)).shard);
-    return engines[r]->StageInitial(InitialPiece(bytes / 4, value), push_id);
+    const int64_t bytes = plan.InitialShardBytes(plan.PlaceOf(Rank(r)).shard);
+    return engines[r]->StageInitial(InitialShard(bytes / 4, value), push_id);
   }
 
   void DeclareAll(int64_t step) {
     for (int s = 0; s < job.num_slots; ++s) {
       float* gradients = reinterpret_cast<float*>(host.slot(s).data());
       for (int64_t e = 0; e < plan.gradient_window_bytes() / 4; ++e) gradients[e] = RandomValue(step, s, e);
-      for (int p = 0; p < plan.num_shards(); ++p) ASSERT_OK(protocol.PieceReady(Slot(s), p, Step(step)));
+      for (int p = 0; p < plan.num_shards(); ++p) ASSERT_OK(protocol.GradientShardReady(Slot(s), p, Step(step)));
       ASSERT_OK(protocol.Declare({{Slot(s)}, Step(step), {0.125}, {}}));
     }
   }
@@ -156,7 +156,7 @@ TEST(EngineTest, LoadedAnew_TheOlderOneIsWithdrawn) {
 }
 
 // Engines go on to the codes by themselves: whoever waits for a step sees them.
-TEST(EngineTest, CodedWeights_AreThereWhenTheStepIsCommitted) {
+TEST(EngineTest, QuantizedWeights_AreThereWhenTheStepIsCommitted) {
   for (const char* mesh : {"fsdp=1", "fsdp=3", "ddp=2,fsdp=2"}) {
     JobSpec job = SmallJob(mesh, 2);
     for (ParameterSpec& p : job.parameters) p.gather = GatherFormat::kFp8Tensor;
@@ -197,7 +197,7 @@ TEST(EngineTest, MemberThatNeverAnswers_IsNamed) {
   members.Start(0);
   members.Start(1);
   for (int r = 0; r < 2; ++r) ASSERT_OK(members.Stage(r, 7, 1.0f));
-  members.protocol.InitialPieceReady(Rank(2), 7);  // said so, and stopped
+  members.protocol.InitialShardReady(Rank(2), 7);  // said so, and stopped
   EXPECT_THAT(members.protocol.AwaitCommit(Step(0), kLong),
               StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker-2 (rank 2"), HasSubstr("did not finish"))));
   members.engines.clear();
@@ -208,7 +208,7 @@ TEST(EngineTest, LeadThatNeverCommits_IsNamedByAPeer) {
   Members members(SmallJob("fsdp=2", 1), absl::Milliseconds(100));
   members.Start(1);
   ASSERT_OK(members.Stage(1, 7, 1.0f));
-  members.protocol.InitialPieceReady(Rank(0), 7);
+  members.protocol.InitialShardReady(Rank(0), 7);
   ASSERT_TRUE(members.protocol.Decide());  // by a lead that then stopped
   EXPECT_THAT(members.protocol.AwaitCommit(Step(0), kLong),
               StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker-0 (rank 0"), HasSubstr("seen by rank 1"))));
@@ -220,12 +220,12 @@ TEST(EngineTest, DecidedSetOfInitialWeights_IsTheOnePlaced) {
   members.Start(1);
   ASSERT_OK(members.Stage(1, 7, 1.0f));
   ASSERT_OK(members.Stage(1, 8, 2.0f));
-  members.protocol.InitialPieceReady(Rank(0), 7);
-  members.protocol.InitialPieceReady(Rank(1), 7);  // as the lead saw it, before set 8 came
+  members.protocol.InitialShardReady(Rank(0), 7);
+  members.protocol.InitialShardReady(Rank(1), 7);  // as the lead saw it, before set 8 came
   ASSERT_TRUE(members.protocol.Decide());
   while (members.protocol.NotDone().size() > 1) {
     ASSERT_OK(members.protocol.Health());
-    FutexWait(members.host.doorbell(), members.host.doorbell().load(), absl::Milliseconds(10));
+    FutexWait(members.host.notifier(), members.host.notifier().load(), absl::Milliseconds(10));
   }
   EXPECT_EQ(members.WindowElement(members.plan.buckets()[0].shard_elements), 1.0f);
 }

@@ -27,9 +27,9 @@ std::array<absl::Status, 2> AwaitRefusal(StepProtocol& a, StepProtocol& b, Step 
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(kLongWait);
   std::array<absl::Status, 2> stand;
   while (stand[0].ok() && stand[1].ok() && MonotonicNanos() < deadline) {
-    const uint32_t word = b.page()->finished.load();
+    const uint32_t word = b.control()->finished.load();
     stand = {a.CheckStands({Slot(0)}, step), b.CheckStands({Slot(1)}, step)};
-    if (stand[0].ok() && stand[1].ok()) FutexWait(b.page()->finished, word, absl::Milliseconds(50));
+    if (stand[0].ok() && stand[1].ok()) FutexWait(b.control()->finished, word, absl::Milliseconds(50));
   }
   return stand;
 }
@@ -47,8 +47,8 @@ TEST(HostFaults, OtherLearningRatesOnAnotherHost_AreRefusedAndMayBeSaidAgain) {
       EXPECT_THAT(of_a.ok() ? of_b : of_a, StatusIs(Code::kInvalidArgument, HasSubstr("learning rates")));
       ASSERT_OK(of_a.ok() ? b.Declare(Declared(1, 1, 0.25)).status() : a.Declare(Declared(0, 1, 0.5)).status());
     } else {  // known there for long
-      while (a.page()->settings_claim.load() >> 16 != 1)
-        FutexWait(a.page()->finished, a.page()->finished.load(), absl::Milliseconds(5));
+      while (a.control()->settings_claim.load() >> 16 != 1)
+        FutexWait(a.control()->finished, a.control()->finished.load(), absl::Milliseconds(5));
       EXPECT_THAT(a.Declare(Declared(0, 1, 0.25)),
                   StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("another host"), HasSubstr("0.5"))));
       ASSERT_OK(a.Declare(Declared(0, 1, 0.5)).status());
@@ -184,10 +184,10 @@ TEST(HostFaults, FactsThatCannotBe_EndTheJobAndAreNamed) {
     std::atomic<bool> lies_now{false};
     std::vector<HostGroups> groups(2);
     const RankNames names{0, 1};
-    const auto rounds = std::make_shared<LocalHub>(2, names), pieces = std::make_shared<LocalHub>(2, names),
+    const auto rounds = std::make_shared<LocalHub>(2, names), gradients = std::make_shared<LocalHub>(2, names),
                results = std::make_shared<LocalHub>(2, names);
     for (int h : {0, 1}) {
-      groups[h] = {std::make_unique<LocalGroup>(rounds, h, 1), std::make_unique<LocalGroup>(pieces, h, 1),
+      groups[h] = {std::make_unique<LocalGroup>(rounds, h, 1), std::make_unique<LocalGroup>(gradients, h, 1),
                    std::make_unique<LocalGroup>(results, h, 1)};
     }
     groups[1].rounds = std::make_unique<LyingGroup>(

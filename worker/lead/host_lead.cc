@@ -22,12 +22,13 @@ constexpr absl::Duration kBucketSlice = absl::Milliseconds(2);
 
 bool IsPrepared(CommandKind kind) {
   return kind == CommandKind::kInit || kind == CommandKind::kRestore || kind == CommandKind::kStep ||
-         kind == CommandKind::kNorm || kind == CommandKind::kReduce || kind == CommandKind::kPublish ||
+         kind == CommandKind::kNorm || kind == CommandKind::kReduceBucket || kind == CommandKind::kPublish ||
          kind == CommandKind::kMerge;
 }
 
-// Whether all that it sums is to lie here before it runs; members wait for the pieces of a step bucket by bucket.
-bool SumsFirst(CommandKind kind) { return kind == CommandKind::kReduce || kind == CommandKind::kMerge; }
+// Whether all that it sums is to lie here before it runs; members wait for the gradient shards of a step bucket by
+// bucket.
+bool SumsFirst(CommandKind kind) { return kind == CommandKind::kReduceBucket || kind == CommandKind::kMerge; }
 
 }  // namespace
 
@@ -50,7 +51,7 @@ HostLead::HostLead(StepProtocol& protocol, HostMemory& memory, StepPass& pass, c
       moved_(job.num_slots),
       seats_(protocol, job, plan),
       takers_(plan.bucketed() ? plan.buckets().size() : 0),
-      pieces_(std::move(groups.pieces)),
+      gradients_(std::move(groups.gradients)),
       results_(std::move(groups.results)) {
   for (const HostWords& words : words_) views_.push_back(&words);
   for (const HostWords& words : before_) before_views_.push_back(&words);
@@ -59,24 +60,24 @@ HostLead::HostLead(StepProtocol& protocol, HostMemory& memory, StepPass& pass, c
 
 HostLead::~HostLead() {
   stop_.store(true);
-  FutexBump(protocol_.doorbell());
+  FutexBump(protocol_.notifier());
   EndGroups();
   thread_.join();
 }
 
 void HostLead::Loop() {
   while (!stop_.load()) {
-    const uint32_t seen = protocol_.doorbell().load(std::memory_order_acquire);
-    if (options_.rung) options_.rung();
+    const uint32_t seen = protocol_.notifier().load(std::memory_order_acquire);
+    if (options_.notified) options_.notified();
     LookAtMembers();
     if (!Round()) break;
     AfterRound();
     if (const absl::Duration wait = NextWait(); wait > absl::ZeroDuration())
-      AwaitChange(protocol_.doorbell(), seen, options_.spin, wait);
+      AwaitChange(protocol_.notifier(), seen, options_.spin, wait);
   }
   protocol_.publications().Keep(reserved_);  // of a step that is not decided
   EndGroups();
-  if (options_.rung) options_.rung();
+  if (options_.notified) options_.notified();
   if (options_.progress) options_.progress();
 }
 
@@ -86,7 +87,7 @@ void HostLead::EndGroups() {
   const std::string reason =
       health.ok() ? absl::StrCat("rank ", protocol_.local().first(), " closed the job") : std::string(health.message());
   rounds_->Abort(reason);
-  pieces_.queue.group().Abort(reason);
+  gradients_.queue.group().Abort(reason);
   results_.queue.group().Abort(reason);
 }
 
@@ -207,8 +208,8 @@ void HostLead::TakeSettings() {
 
 bool HostLead::PartDone() {
   if (phase_ == Phase::kPrepare && !SumsFirst(command_.kind)) return true;
-  const bool pieces = IsIdle(pieces_), results = IsIdle(results_);
-  return !executing_ && pieces && results;
+  const bool gradients = IsIdle(gradients_), results = IsIdle(results_);
+  return !executing_ && gradients && results;
 }
 
 bool HostLead::IsIdle(Lane& lane) {
@@ -224,7 +225,7 @@ void HostLead::Submit(Lane& lane, std::function<absl::Status(ExchangeGroup&)> wo
   lane.moving = true;
   lane.moved = lane.queue.Submit([this, work = std::move(work)](Group& group) {
     const absl::Status status = work(static_cast<ExchangeGroup&>(group));
-    FutexBump(protocol_.doorbell());
+    FutexBump(protocol_.notifier());
     return status;
   });
 }
@@ -240,9 +241,9 @@ void HostLead::AfterRound() {
 }
 
 void HostLead::Collect() {
-  facts_ = MergeFacts(views_, ReadCommitted(page()), job_, plan_, page());
-  facts_.digest_ticket = page().digest_wanted.load();  // each host answers its own
-  facts_.publish_ticket = page().publish_wanted.load();
+  facts_ = MergeFacts(views_, ReadCommitted(control()), job_, plan_, control());
+  facts_.digest_ticket = control().digest_wanted.load();  // each host answers its own
+  facts_.publish_ticket = control().publish_wanted.load();
   const std::optional<Command> next = Decide(facts_, job_, plan_);
   if (!next.has_value()) return MoveEarly();
   command_ = *next;
@@ -267,17 +268,16 @@ void HostLead::Prepare() {
   } else if (publishes == Publishes::kForSure) {
     reserved_ = protocol_.publications().ReserveAny();
   }
-  if (command_.kind == CommandKind::kReduce) {
-    Submit(pieces_, [this, words = words_, buckets = std::vector<int>(job_.num_slots, command_.bucket)](
-                        ExchangeGroup& group) { return MoveOneBucket(group, words, buckets); });
+  if (command_.kind == CommandKind::kReduceBucket) {
+    Submit(gradients_, [this, words = words_, buckets = std::vector<int>(job_.num_slots, command_.bucket)](
+                           ExchangeGroup& group) { return MoveOneBucket(group, words, buckets); });
   } else if (command_.kind == CommandKind::kMerge) {
-    Submit(pieces_, [this, windows = seats_.WindowsOf(command_)](ExchangeGroup& group) {
-      return MoveWindows(group, windows);
-    });
+    Submit(gradients_,
+           [this, windows = seats_.WindowsOf(command_)](ExchangeGroup& group) { return MoveWindows(group, windows); });
   } else if (plan_.bucketed() || plan_.pulled()) {
     protocol_.GradientsHere(Step(command_.step), static_cast<int>(plan_.buckets().size()));  // as sums
   } else if (norm || command_.kind == CommandKind::kStep) {
-    Submit(pieces_,
+    Submit(gradients_,
            [this, words = words_, begin = moved_](ExchangeGroup& group) { return MovePieces(group, words, begin); });
     std::fill(moved_.begin(), moved_.end(), 0);
   }
@@ -296,7 +296,7 @@ void HostLead::MoveEarly() {
     any = true;
   }
   if (!any) return;
-  Submit(pieces_,
+  Submit(gradients_,
          [this, words = words_, buckets](ExchangeGroup& group) { return MoveOneBucket(group, words, buckets); });
 }
 
@@ -314,8 +314,9 @@ void HostLead::EndPrepare() {
   }
   const bool steps = command_.kind == CommandKind::kNorm || command_.kind == CommandKind::kStep;
   for (int s = 0; s < job_.num_slots && steps && !plan_.pulled(); ++s) {
-    page().slots[s].declared.store(command_.step);
-    for (int p = 0; p < plan_.num_shards() && !plan_.bucketed(); ++p) page().pieces[s][p].store(command_.step);
+    control().slots[s].declared.store(command_.step);
+    for (int p = 0; p < plan_.num_shards() && !plan_.bucketed(); ++p)
+      control().gradient_shards[s][p].store(command_.step);
   }
   Run();
 }
@@ -326,7 +327,7 @@ void HostLead::Run() {
   executing_ = true;
   run_since_ = MonotonicNanos();
   const bool takes = PublishesOf(command_) != Publishes::kNothing;
-  if (command_.kind != CommandKind::kGather) command_.publish = takes ? publish_ : -1;
+  if (command_.kind != CommandKind::kQuantize) command_.publish = takes ? publish_ : -1;
   if (plan_.bucketed()) LendBuckets();
   if (!protocol_.Issue(command_, facts_, command_.publish)) {
     if (protocol_.Health().ok()) Fail(absl::InternalError("what all hosts agreed on cannot be decided"));
@@ -342,10 +343,10 @@ void HostLead::Run() {
 
 // All leads see the same words, of hosts whose windows stay as they are until the commit.
 void HostLead::LendBuckets() {
-  const bool fill = command_.kind == CommandKind::kFill;
-  const bool steps = PublishesOf(command_) == Publishes::kItsVersion || command_.kind == CommandKind::kGather;
+  const bool fill = command_.kind == CommandKind::kGatherBucket;
+  const bool steps = PublishesOf(command_) == Publishes::kItsVersion || command_.kind == CommandKind::kQuantize;
   if (!fill && !steps) return;
-  const ResidencyTable table(&page(), plan_);
+  const ResidencyTable table(&control(), plan_);
   for (int b = 0; b < static_cast<int>(takers_.size()); ++b) {
     const HostSet held = HostsWith(views_, b, HostBucket::kHeld);
     takers_[b] = held;
@@ -356,7 +357,7 @@ void HostLead::LendBuckets() {
 }
 
 void HostLead::ReturnLent() {
-  const ResidencyTable table(&page(), plan_);
+  const ResidencyTable table(&control(), plan_);
   for (int b = 0; b < static_cast<int>(takers_.size()); ++b) {
     if (table.bucket(b).lent.exchange(0) != 0) GaveBack(pass_.GiveBackWeights(b));
   }
@@ -369,7 +370,7 @@ void HostLead::GaveBack(const absl::Status& status) {
 
 void HostLead::LookAtMembers() {
   if (!executing_ || !protocol_.Health().ok()) return;
-  if (!IsIdle(pieces_)) run_since_ = MonotonicNanos();  // they have a limit of their own
+  if (!IsIdle(gradients_)) run_since_ = MonotonicNanos();  // they have a limit of their own
   if (protocol_.AllDone()) {
     executing_ = false;
   } else if (MonotonicNanos() - run_since_ > absl::ToInt64Nanoseconds(options_.step_timeout)) {
@@ -382,16 +383,16 @@ void HostLead::Commit() {
   if (protocol_.command().kind == CommandKind::kDigest) {
     const HostRanks& ranks = protocol_.local();
     for (int r = 0; r < plan_.num_ranks(); ++r) {
-      page().members[r].digest.store(words_[r / ranks.per_host].digests[r % ranks.per_host]);
+      control().members[r].digest.store(words_[r / ranks.per_host].digests[r % ranks.per_host]);
     }
   }
-  if (command_.kind == CommandKind::kReduce) GaveBack(pass_.GiveBackGradients(command_.bucket));
+  if (command_.kind == CommandKind::kReduceBucket) GaveBack(pass_.GiveBackGradients(command_.bucket));
   protocol_.Commit();
-  static_cast<Committed&>(facts_) = ReadCommitted(page());
+  static_cast<Committed&>(facts_) = ReadCommitted(control());
   const bool more = MoreFollows(facts_, job_, plan_);
   if (!more && plan_.bucketed()) ReturnLent();
   phase_ = Phase::kCollect;
-  if (options_.rung) options_.rung();
+  if (options_.notified) options_.notified();
   if (options_.progress) options_.progress();
   if (!more) return;
   command_ = *Decide(facts_, job_, plan_);
@@ -405,7 +406,8 @@ absl::Duration HostLead::NextWait() {
     return PartDone() ? absl::ZeroDuration() : plan_.pulled() ? kBucketSlice : kSlice;
   }
   if (AnyAsks(views_, job_.num_writers())) return kFirstQuiet;
-  if (!PartDone()) return kSlice;  // pieces that cross early: the bell rings behind them, and the next may go
+  if (!PartDone())
+    return kSlice;  // gradient shards that cross early: the notifier rings behind them, and the next may go
   const int64_t open = words_[0].committed + 1;
   bool here = false, elsewhere = false, anywhere = open < 1;
   for (int s = 0; s < job_.num_slots; ++s) {

@@ -1,34 +1,35 @@
 // HostLead: the first rank of each host, of a job on several hosts: a thread that agrees with the leads of the other
 // hosts on every command, moves what one host's memory lacks, and lets all hosts commit. Members of a host see only
-// their page: what they do is the same as on one host.
+// their control block: what they do is the same as on one host.
 //
 // Leads meet in rounds: an all-gather of HostWords. A lead enters a round as soon as its part is done or it has news,
 // and after 100 ms to say that it is not: so a lead that does not come within `round_timeout` is stopped or gone, and
 // named. All leads compute the same next part from the same words, so nobody decides for others.
 //
-//   collect   until the facts that follow from all words lead to a command (worker/step/decide.h): every slot is declared,
-//             with every piece on some host; or there are initial weights, a bucket to sum, a digest to take, ...; pieces
-//             of slots that are complete begin to go to the hosts that have the shard
-//   prepare   pieces of the others begin to go (host_transfers.h), bucket by bucket; each host sets a publication buffer
-//             apart
-//   run       DECISION: every lead writes the same command on its page and its members execute it, each bucket as soon
-//             as its pieces have come; new weights go to the hosts without the shard, each bucket as soon as this
-//             host's members are done with it (sums of squares and maxima: when they are done with all)
-//   commit    when all hosts have said that their part is done: every lead commits on its page
+//   collect   until the facts that follow from all words lead to a command (worker/step/decide.h): every slot is
+//             declared, with every gradient shard on some host; or there are initial weights, a bucket to sum, a digest
+//             to take, ...; gradient shards of slots that are complete begin to go to the hosts that have the shard
+//   prepare   gradient shards of the others begin to go (host_transfers.h), bucket by bucket; each host sets a
+//             publication buffer apart
+//   run       DECISION: every lead writes the same command on its control block and its members execute it, each bucket
+//             as soon as its gradient shards have come; new weights go to the hosts without the shard, each bucket as
+//             soon as this host's members are done with it (sums of squares and maxima: when they are done with all)
+//   commit    when all hosts have said that their part is done: every lead commits on its control block
 //
 // With bucket residency each host's window holds what its own trainers use. A bucket that another host holds, and this
-// one does not, is written here all the same while a command is executed, so that it can be sent from here (it is lent),
-// and its pages are given back behind the command; a version that is published goes through the publications instead.
+// one does not, is written here all the same while a command is executed, so that it can be sent from here (it is
+// lent), and its pages are given back behind the command; a version that is published goes through the publications
+// instead.
 //
-// Pieces and weights go over groups of their own, beside the rounds: while bucket b is stepped, the pieces of those
-// behind it and the weights of those before it cross. What crosses before the last slot is complete goes a bucket at a
-// time, by the words of a round in which no lead has bulk bytes under way.
+// Gradient shards and weights go over groups of their own, beside the rounds: while bucket b is stepped, the gradient
+// shards of those behind it and the weights of those before it cross. What crosses before the last slot is complete
+// goes a bucket at a time, by the words of a round in which no lead has bulk bytes under way.
 //
 // Between the last round and the commit nothing can fail but a process: a host that dies there leaves the others
 // committed, and the job over.
 //
-// A failure on any host (the abort word of its page) is in its next words, and so on every page. One thread of its own;
-// the public functions are for any thread.
+// A failure on any host (the abort word of its control block) is in its next words, and so on every page. One thread of
+// its own; the public functions are for any thread.
 #pragma once
 
 #include <atomic>
@@ -53,16 +54,16 @@ namespace shardmesh {
 
 // Of the leads of a job's hosts, in their order. Errors name ranks of the job.
 struct HostGroups {
-  std::unique_ptr<ExchangeGroup> rounds, pieces, results;
+  std::unique_ptr<ExchangeGroup> rounds, gradients, results;
 };
 
 struct HostLeadOptions {
   absl::Duration round_timeout = absl::Seconds(3);  // for another lead to come to a round: the heartbeat time-out
   absl::Duration step_timeout = absl::Seconds(60);  // for members to execute a command
-  // Called from the lead's thread. `rung`: whenever its bell has rung, and after each commit and an abort. `progress`:
-  // after each commit and an abort. Both may be empty.
-  std::function<void()> rung, progress;
-  // EngineOptions::spin: of waits for the bell. Waits for other hosts sleep.
+  // Called from the lead's thread. `notified`: whenever its notifier has rung, and after each commit and an abort.
+  // `progress`: after each commit and an abort. Both may be empty.
+  std::function<void()> notified, progress;
+  // EngineOptions::spin: of waits for the notifier. Waits for other hosts sleep.
   absl::Duration spin;
 };
 
@@ -115,7 +116,7 @@ class HostLead {
   void GaveBack(const absl::Status& status);
   bool IsHere(HostSet hosts) const { return (hosts >> protocol_.local().host & 1) != 0; }
 
-  // A group for bulk bytes, and the one piece of work that it has, for a thread of its own.
+  // A group for bulk bytes, and the one gradient shard of work that it has, for a thread of its own.
   struct Lane {
     explicit Lane(std::unique_ptr<ExchangeGroup> group) : queue(std::move(group)) {}
     bool moving = false;
@@ -125,11 +126,11 @@ class HostLead {
   void Submit(Lane& lane, std::function<absl::Status(ExchangeGroup&)> work);
   // Whether it has no work any more. A failure aborts the job.
   bool IsIdle(Lane& lane);
-  // A bucket's pieces of slots that need not wait for others, if none are under way: little enough that the rest need
-  // not wait long.
+  // A bucket's gradient shards of slots that need not wait for others, if none are under way: little enough that the
+  // rest need not wait long.
   void MoveEarly();
-  // On the lanes' threads. Pieces by the words of all hosts, of each slot from the bucket on that `begin` says: all, or
-  // just that one. Of the command that is executed.
+  // On the lanes' threads. Gradient shards by the words of all hosts, of each slot from the bucket on that `begin`
+  // says: all, or just that one. Of the command that is executed.
   absl::Status MoveOneBucket(ExchangeGroup& group, const std::vector<HostWords>& words,
                              const std::vector<int>& buckets);
   absl::Status MovePieces(ExchangeGroup& group, const std::vector<HostWords>& words, const std::vector<int>& begin);
@@ -144,7 +145,7 @@ class HostLead {
   // How long to wait for news before the next round.
   absl::Duration NextWait();
 
-  ControlPage& page() { return *protocol_.page(); }
+  ControlBlock& control() { return *protocol_.control(); }
 
   std::atomic<int64_t> gradient_bytes_in_{0}, weight_bytes_in_{0};
   StepProtocol& protocol_;
@@ -160,7 +161,7 @@ class HostLead {
   std::vector<char> said_, said_before_;   // the same as bytes, without the buckets
   std::vector<HostBucket> said_buckets_;
   std::vector<const HostWords*> views_, before_views_;
-  std::vector<int> moved_;  // by slot: of so many first buckets the open step's pieces go or went
+  std::vector<int> moved_;  // by slot: of so many first buckets the open step's gradient shards go or went
 
   Phase phase_ = Phase::kCollect;
   uint64_t part_ = 0;  // the one that is under way
@@ -174,7 +175,7 @@ class HostLead {
   std::vector<HostSet> takers_;  // with bucket residency, by bucket: hosts whose windows get it with the command
   absl::Duration quiet_ = absl::ZeroDuration();
   std::atomic<bool> stop_{false};
-  Lane pieces_, results_;  // their threads use what is above
+  Lane gradients_, results_;  // their threads use what is above
   std::thread thread_;
 };
 

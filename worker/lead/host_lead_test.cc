@@ -70,7 +70,7 @@ std::vector<Variant> Variants() {
              job.clip_norm = 0.5;
              job.check_every = 2;
            }},
-          {"coded",
+          {"quantized",
            [](JobSpec& job) {
              job.clip_norm = 0.5;
              job.parameters.push_back({"row", {37, 300}, WeightFormat::kBf16Sr, "", {}, GatherFormat::kFp8Row});
@@ -97,7 +97,7 @@ std::vector<Variant> Variants() {
           {"frozen", [](JobSpec& job) {
              job.parameters.push_back({"frozen", {7000}, WeightFormat::kBf16});
              job.parameters.back().frozen = true;
-             job.parameters.push_back({"coded", {70, 200}, WeightFormat::kBf16, "", {}, GatherFormat::kInt8Row});
+             job.parameters.push_back({"quantized", {70, 200}, WeightFormat::kBf16, "", {}, GatherFormat::kInt8Row});
              job.parameters.back().frozen = true;
            }}};
 }
@@ -225,7 +225,7 @@ TEST_P(HostLeadMeshTest, Restored_GoesOnWithTheSameBits) {
   };
   for (int64_t s = 1; s <= 2; ++s) step(first, s);
   const int per_host = second.hosts[0]->ranks.per_host;
-  ASSERT_EQ(first.hosts[0]->protocol->page()->parity.load(), 0);  // as a new job's
+  ASSERT_EQ(first.hosts[0]->protocol->control()->parity.load(), 0);  // as a new job's
   for (int r = 0; r < second.plan.num_ranks(); ++r) {
     const ShardStorage& from = *first.HostOf(r).storages[r % per_host];
     ShardStorage& to = *second.HostOf(r).storages[r % per_host];
@@ -283,14 +283,14 @@ TEST(HostLead, PublishOnDemand_OnAllHostsOrOnNone) {
   for (int h : {0, 1}) EXPECT_TRUE(job.Published(h, 1) == job.Window(h)) << "host " << h;
 }
 
-// Until so many buckets' pieces have crossed for a step, or kLongWait.
-bool AwaitPieces(JobOnHosts& job, int64_t step, int buckets) {
+// Until so many buckets' gradient shards have crossed for a step, or kLongWait.
+bool AwaitShards(JobOnHosts& job, int64_t step, int buckets) {
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(kLongWait);
   for (auto& host : job.hosts) {
     const auto crossed = [&] {
       const auto spans = host->trace.Spans();
       return std::count_if(spans.begin(), spans.end(), [&](const TraceSpan& span) {
-        return span.step == step && absl::string_view(span.name) == "pieces";
+        return span.step == step && absl::string_view(span.name) == "gradients";
       });
     };
     while (crossed() < buckets) {
@@ -301,7 +301,7 @@ bool AwaitPieces(JobOnHosts& job, int64_t step, int buckets) {
   return true;
 }
 
-// A slot's pieces cross while others are still written, of some buckets or of all: no bit is another.
+// A slot's gradient shards cross while others are still written, of some buckets or of all: no bit is another.
 TEST(HostLead, PiecesThatCrossEarly_ChangeNoBit) {
   const JobSpec spec = Fp32Gradients(MixedJob("ddp=2,fsdp=2", 3));
   const auto all = static_cast<int>(Plan::Create(spec)->buckets().size());
@@ -313,7 +313,7 @@ TEST(HostLead, PiecesThatCrossEarly_ChangeNoBit) {
     for (int64_t step = 1; step <= 3; ++step) {
       for (int slot : {1, 0, 2}) {
         if (slot == 2) {
-          ASSERT_TRUE(AwaitPieces(job, step, early));
+          ASSERT_TRUE(AwaitShards(job, step, early));
           ASSERT_EQ(job.hosts[0]->protocol->committed_step(), Step(step - 1));
         }
         const auto way = (slot + step) % 2 == 0 ? GradientWay::kAttached : GradientWay::kPushed;
@@ -334,7 +334,7 @@ TEST(HostLead, Spin_LooksAtTheBell) {
   std::atomic<int64_t> busy_nanos{0};
   HostLeadOptions options{kLongWait, kLongWait};
   options.spin = absl::Seconds(1);
-  options.rung = [&] {
+  options.notified = [&] {
     timespec used;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
     busy_nanos.store(int64_t{used.tv_sec} * 1'000'000'000 + used.tv_nsec);
@@ -371,7 +371,7 @@ TEST(HostLead, FlippedBit_IsNamedOnAllHosts) {
       ++step;
       if (step == 6) {
         auto& of_host = *job.hosts[flip.host];
-        const int parity = of_host.protocol->page()->parity.load();
+        const int parity = of_host.protocol->control()->parity.load();
         static_cast<uint8_t*>(of_host.storages[flip.local]->state(0, 0, parity, 0).codes)[3] ^= 1;
       }
       for (int slot = 0; slot < spec.num_slots; ++slot) job.GiveSlot(slot, step, GradientWay::kAttached).IgnoreError();

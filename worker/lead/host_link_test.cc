@@ -33,8 +33,9 @@ std::vector<HostGroups> GroupsOver(TcpRelay& relay) {
   for (int h : {0, 1}) {
     hosts.emplace_back([&, h] {
       const auto rendezvous = std::make_shared<RelayedRendezvous>(&relay, common, h, 1);
-      for (auto& [name, group] :
-           {std::pair("pieces", &groups[h].pieces), {"results", &groups[h].results}, {"rounds", &groups[h].rounds}}) {
+      for (auto& [name, group] : {std::pair("gradients", &groups[h].gradients),
+                                  {"results", &groups[h].results},
+                                  {"rounds", &groups[h].rounds}}) {
         GlooOptions options;
         options.rank = h;
         options.size = 2;

@@ -156,7 +156,7 @@ absl::StatusOr<HostGroups> ConnectGroups(const HostMeeting& meeting,
   RETURN_IF_ERROR(Annotate(CheckOwnAddress(meeting.group_address), absl::StrCat("rank ", meeting.ranks.first())));
   HostGroups groups;
   for (auto& [name, group] :
-       {std::pair("pieces", &groups.pieces), {"results", &groups.results}, {"rounds", &groups.rounds}}) {
+       {std::pair("gradients", &groups.gradients), {"results", &groups.results}, {"rounds", &groups.rounds}}) {
     GlooOptions options;
     options.rank = meeting.ranks.host;
     options.size = meeting.ranks.num_hosts;

@@ -16,7 +16,7 @@ absl::Status HostLead::MoveOneBucket(ExchangeGroup& group, const std::vector<Hos
   for (const HostWords& host : words) views.push_back(&host);
   const auto transfers = pieces_of_.Pieces(views, buckets);
   if (transfers.empty()) return absl::OkStatus();
-  const ScopedSpan span(trace_, "pieces", words[0].committed + 1, *std::max_element(buckets.begin(), buckets.end()));
+  const ScopedSpan span(trace_, "gradients", words[0].committed + 1, *std::max_element(buckets.begin(), buckets.end()));
   return Exchange(group, transfers, gradient_bytes_in_);
 }
 
@@ -52,11 +52,11 @@ absl::Status HostLead::MoveWindows(ExchangeGroup& group, const std::vector<SeatW
 
 absl::Status HostLead::AwaitMembers(uint64_t seq, int buckets) {
   while (true) {
-    const uint32_t word = protocol_.doorbell().load(std::memory_order_acquire);
+    const uint32_t word = protocol_.notifier().load(std::memory_order_acquire);
     if (protocol_.AllBucketsDone(seq, buckets)) return absl::OkStatus();
     RETURN_IF_ERROR(protocol_.Health());
     if (stop_.load()) return absl::CancelledError("the job was closed");
-    AwaitChange(protocol_.doorbell(), word, options_.spin, kSlice);
+    AwaitChange(protocol_.notifier(), word, options_.spin, kSlice);
   }
 }
 
@@ -65,7 +65,7 @@ absl::Status HostLead::MoveResults(ExchangeGroup& group) {
   const uint64_t seq = protocol_.decided();
   const int all = static_cast<int>(plan_.buckets().size());
   if (command.kind == CommandKind::kStep && command.apply == 0) return absl::OkStatus();
-  if (command.kind == CommandKind::kReduce || command.kind == CommandKind::kMerge) return absl::OkStatus();
+  if (command.kind == CommandKind::kReduceBucket || command.kind == CommandKind::kMerge) return absl::OkStatus();
   if (command.kind == CommandKind::kPublish && !plan_.bucketed()) return absl::OkStatus();  // windows have it
   if (command.kind == CommandKind::kNorm) {
     RETURN_IF_ERROR(AwaitMembers(seq, all));
@@ -83,10 +83,11 @@ absl::Status HostLead::MoveResults(ExchangeGroup& group) {
 
 // Of the buckets whose weights the command writes, each when this host's members are done with it.
 absl::Status HostLead::MoveWeights(ExchangeGroup& group, const Command& command, uint64_t seq) {
-  if (command.kind == CommandKind::kFill) return MoveBucketWeights(group, command, seq, command.bucket);
+  if (command.kind == CommandKind::kGatherBucket) return MoveBucketWeights(group, command, seq, command.bucket);
   for (int b = 0; b < static_cast<int>(plan_.buckets().size()); ++b) {
     const Bucket& bucket = plan_.buckets()[b];
-    const bool written = command.kind == CommandKind::kPublish || bucket.coded() == (command.kind == CommandKind::kGather);
+    const bool written =
+        command.kind == CommandKind::kPublish || bucket.quantized() == (command.kind == CommandKind::kQuantize);
     if (!written || (bucket.frozen && command.first == 0)) continue;
     RETURN_IF_ERROR(MoveBucketWeights(group, command, seq, b));
   }
@@ -96,7 +97,7 @@ absl::Status HostLead::MoveWeights(ExchangeGroup& group, const Command& command,
 // Through the window, or, where windows lack buckets, through the first publication that gets the bucket.
 absl::Status HostLead::MoveBucketWeights(ExchangeGroup& group, const Command& command, uint64_t seq, int b) {
   std::vector<const Segment*> to;
-  for (int i = 0; i < job_.publications && command.kind != CommandKind::kFill; ++i) {
+  for (int i = 0; i < job_.publications && command.kind != CommandKind::kGatherBucket; ++i) {
     if (plan_.buckets()[b].frozen || i == command.publish) to.push_back(&memory_.publication(i));
   }
   const bool all = !plan_.bucketed() || !to.empty();

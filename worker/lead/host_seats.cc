@@ -27,14 +27,14 @@ HostSeats::HostSeats(StepProtocol& protocol, const JobSpec& job, const Plan& pla
     : protocol_(protocol), job_(job), plan_(plan), host_of_window_(job.num_trainers * kWindowsOfSeat) {}
 
 void HostSeats::Read(HostWords& words) const {
-  const ControlPage& page = *protocol_.page();
-  const PulledSlots table(protocol_.page(), job_, plan_, words.committed + 1);
+  const ControlBlock& control = *protocol_.control();
+  const PulledSlots table(protocol_.control(), job_, plan_, words.committed + 1);
   const int64_t now = MonotonicNanos();
   for (int seat = 0; seat < job_.num_trainers; ++seat) {
     HostSeat& says = words.seats[seat];
     says = HostSeat();
-    if (page.slots[seat].holder.load() == 0) continue;
-    says.waits = page.pull.seats[seat].waits.load() != 0 ? 1 : 0;
+    if (control.slots[seat].holder.load() == 0) continue;
+    says.waits = control.pull.seats[seat].waits.load() != 0 ? 1 : 0;
     says.late = table.IsLate(seat, now) ? 1 : 0;
     const std::optional<FinishedSlot>& finished = protocol_.seat_requests()[seat].finished;
     if (!finished.has_value()) continue;
@@ -47,8 +47,8 @@ void HostSeats::Read(HostWords& words) const {
   }
 }
 
-// Learning rates and loss scale are those of the first host that said some (host_words.h); what was finished with others
-// does not count, and may be finished again.
+// Learning rates and loss scale are those of the first host that said some (host_words.h); what was finished with
+// others does not count, and may be finished again.
 void HostSeats::Finish(int seat, int host, AllHostWords words) {
   const FinishedSlot finished = FinishedOf(words[host]->seats[seat]);
   const int first = HostOfRates(words);
@@ -59,7 +59,7 @@ void HostSeats::Finish(int seat, int host, AllHostWords words) {
                      " was finished with other learning rates, or another loss scale, than a slot on another host; all "
                      "slots of a step must agree"));
   } else {
-    const PulledSlots table(protocol_.page(), job_, plan_, finished.step.value());
+    const PulledSlots table(protocol_.control(), job_, plan_, finished.step.value());
     const std::optional<int> window = table.WrittenWindow(seat, finished.slot.value());
     result = protocol_.CountFinished(seat, finished);
     if (window.has_value()) host_of_window_[seat * kWindowsOfSeat + *window] = host;
@@ -73,7 +73,7 @@ void HostSeats::Finish(int seat, int host, AllHostWords words) {
 void HostSeats::TakeIn(AllHostWords words) {
   const int64_t open = words[0]->committed + 1;
   if (open < 1) return;
-  PulledSlots table(protocol_.page(), job_, plan_, open);
+  PulledSlots table(protocol_.control(), job_, plan_, open);
   std::vector<PulledSlots::SeatNow> seats(job_.num_trainers);
   std::vector<int> hosts(job_.num_trainers);
   for (int seat = 0; seat < job_.num_trainers; ++seat) {
@@ -89,17 +89,17 @@ void HostSeats::TakeIn(AllHostWords words) {
   for (int seat = 0; seat < job_.num_trainers; ++seat) {
     const bool waits = hosts[seat] >= 0 && words[hosts[seat]]->seats[seat].waits != 0;
     const bool here = hosts[seat] == protocol_.local().host;
-    if (!here) protocol_.page()->pull.seats[seat].waits.store(waits ? 1 : 0);
+    if (!here) protocol_.control()->pull.seats[seat].waits.store(waits ? 1 : 0);
     if (waits && open <= kMaxStep) table.Take(seat, here ? now : kNoClock);
   }
 }
 
 std::vector<SeatWindow> HostSeats::WindowsOf(const Command& command) const {
-  const Frontier pieces = PulledSlots(protocol_.page(), job_, plan_, command.step).Pieces();
+  const Frontier sums = PulledSlots(protocol_.control(), job_, plan_, command.step).Sums();
   std::vector<SeatWindow> windows;
   for (int s = command.first_slot; s < command.first_slot + command.num_slots; ++s) {
-    if (pieces.count[s] != 1 || pieces.source[s] >= 0) continue;
-    const int window = -1 - pieces.source[s];
+    if (sums.count[s] != 1 || sums.source[s] >= 0) continue;
+    const int window = -1 - sums.source[s];
     windows.push_back({window / kWindowsOfSeat, window % kWindowsOfSeat, host_of_window_[window]});
   }
   return windows;

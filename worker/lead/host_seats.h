@@ -1,8 +1,8 @@
 // HostSeats: of a job on several hosts whose slots are pulled (worker/control/pulled_words.h). Every lead has the whole
-// table on its page, and all change it alike: in each round they say who sits in their seats, who waits for a slot and
-// what was finished, and then each makes the same changes in the same order: sessions that ended, slots that are late,
-// what was finished, and then slots for those who wait, by seat. So a trainer is told of its slot, or of what it
-// finished, one round after it asked.
+// table on its control block, and all change it alike: in each round they say who sits in their seats, who waits for a
+// slot and what was finished, and then each makes the same changes in the same order: sessions that ended, slots that
+// are late, what was finished, and then slots for those who wait, by seat. So a trainer is told of its slot, or of what
+// it finished, one round after it asked.
 //
 // What lies in a trainer's window lies on its host until a sum is made of it: then it goes to the hosts with the shards
 // (host_transfers.h).

@@ -8,29 +8,30 @@
 namespace shardmesh {
 
 void MirrorSlots(StepProtocol& protocol, AllHostWords words, int host, int num_slots) {
-  ControlPage& page = *protocol.page();
+  ControlBlock& control = *protocol.control();
   bool changed = false, look = false;
   for (int h = 0; h < static_cast<int>(words.size()); ++h) look = look || (h != host && words[h]->looks_again != 0);
-  page.elsewhere_looks_again.store(look ? 1 : 0);
+  control.elsewhere_looks_again.store(look ? 1 : 0);
   for (int s = 0; s < num_slots; ++s) {
     int64_t declared = 0;
-    uint64_t holder = 0, pieces = 0;
+    uint64_t holder = 0, gradient_shards = 0;
     for (int h = 0; h < static_cast<int>(words.size()); ++h) {
       if (h == host) continue;
       declared = std::max(declared, words[h]->slots[s].declared);
-      pieces |= words[h]->slots[s].pieces;
+      gradient_shards |= words[h]->slots[s].gradient_shards;
       if (holder == 0) holder = words[h]->slots[s].holder;
     }
-    page.elsewhere[s].pieces.store(pieces);
-    page.elsewhere[s].declared.store(declared);
-    changed = page.elsewhere[s].holder.exchange(holder) != holder || changed;  // last: who sees it gone sees the rest
+    control.elsewhere[s].gradient_shards.store(gradient_shards);
+    control.elsewhere[s].declared.store(declared);
+    changed =
+        control.elsewhere[s].holder.exchange(holder) != holder || changed;  // last: who sees it gone sees the rest
   }
-  if (changed) FutexBump(page.finished);
+  if (changed) FutexBump(control.finished);
 }
 
 void MirrorBuckets(StepProtocol& protocol, AllHostWords words, int host, const Plan& plan) {
   if (!plan.bucketed()) return;
-  const ResidencyTable table(protocol.page(), plan);
+  const ResidencyTable table(protocol.control(), plan);
   const int64_t open = words[host]->committed + 1;
   bool changed = false;
   for (int s = 0; s < plan.num_slots(); ++s) {
@@ -39,19 +40,19 @@ void MirrorBuckets(StepProtocol& protocol, AllHostWords words, int host, const P
     changed = table.waiting_elsewhere(s).exchange(waiting) != waiting || changed;
     for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
       bool complete = !plan.buckets()[b].frozen;
-      for (int p = 0; p < plan.num_shards() && complete; ++p) complete = HostOfPiece(words, s, p, b) >= 0;
+      for (int p = 0; p < plan.num_shards() && complete; ++p) complete = HostOfShard(words, s, p, b) >= 0;
       const int64_t declared = complete ? open : 0;
       changed = table.elsewhere(b, s).exchange(declared) != declared || changed;
     }
   }
-  if (changed) FutexBump(protocol.page()->finished);
+  if (changed) FutexBump(protocol.control()->finished);
 }
 
 void SettleSlots(StepProtocol& protocol, AllHostWords before, AllHostWords words, int host, int num_slots) {
   for (int s = 0; s < num_slots; ++s) {
     const uint64_t mine = words[host]->slots[s].holder;
     const int given = HostGiven(before, words, s), writer = HostOfWriter(words, s);
-    if (given >= 0) protocol.TakePiecesBack(Slot(s));
+    if (given >= 0) protocol.TakeShardsBack(Slot(s));
     if ((mine & kAsking) == 0) continue;
     if (given == host) protocol.EndAsking(Slot(s), mine, /*given=*/true);
     if ((given >= 0 && given != host) || writer >= 0) protocol.EndAsking(Slot(s), mine, /*given=*/false);

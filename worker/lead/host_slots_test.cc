@@ -18,16 +18,16 @@ using Code = absl::StatusCode;
 
 constexpr int kHosts = 2;  // of one shard each
 
-// One host: its page, and what its lead did last.
+// One host: its control block, and what its lead did last.
 struct Host {
   Host(const JobSpec& job, const Plan& plan, int h)
       : memory(NewProcessMemory()),
         host(*HostMemory::Create(*memory, job.name, job, plan)),
-        protocol(host.control(), &host.doorbell(), &job, &plan, MemberNames(kHosts), HostRanks{h, kHosts, 1}) {}
+        protocol(host.control(), &host.notifier(), &job, &plan, MemberNames(kHosts), HostRanks{h, kHosts, 1}) {}
   const std::unique_ptr<Memory> memory;
   HostMemory host;
   StepProtocol protocol;
-  int wrote[kHosts] = {};    // by shard: who wrote the piece in this host's window last
+  int wrote[kHosts] = {};    // by shard: who wrote the gradient shard in this host's window last
   bool writes[kHosts] = {};  // somebody is at it
 };
 
@@ -40,8 +40,8 @@ struct TwoHosts {
   // As after the initial weights.
   void Begin() {
     for (int h = 0; h < kHosts; ++h) {
-      std::memset(static_cast<void*>(at(h).page()), 0, sizeof(ControlPage));
-      at(h).page()->committed_step_plus_one.store(1);
+      std::memset(static_cast<void*>(at(h).control()), 0, sizeof(ControlBlock));
+      at(h).control()->committed_step_plus_one.store(1);
       words[h] = before[h] = HostWords();
     }
     agreed = false;
@@ -57,14 +57,16 @@ struct TwoHosts {
     if (!agreed) SettleSlots(at(h), views(before), views(words), h, 1);
   }
   void EndRound() {
-    const Facts all = MergeFacts(views(words), ReadCommitted(*at(0).page()), job, plan, *at(0).page());
+    const Facts all = MergeFacts(views(words), ReadCommitted(*at(0).control()), job, plan, *at(0).control());
     before[0] = words[0];
     before[1] = words[1];
     if (agreed || !all.slots_complete) return;
     agreed = true;
     const HostWords* const said[] = {&words[0], &words[1]};
-    EXPECT_EQ(hosts[HostOfPiece(said, 0, 0)]->wrote[0], declared_by) << "the pieces of one who did not declare";
-    EXPECT_EQ(hosts[HostOfPiece(said, 0, 1)]->wrote[1], declared_by) << "the pieces of one who did not declare";
+    EXPECT_EQ(hosts[HostOfShard(said, 0, 0)]->wrote[0], declared_by)
+        << "the gradient shards of one who did not declare";
+    EXPECT_EQ(hosts[HostOfShard(said, 0, 1)]->wrote[1], declared_by)
+        << "the gradient shards of one who did not declare";
     ExpectNobodyWrites();
   }
   void Round() {
@@ -80,13 +82,13 @@ struct TwoHosts {
     if (!agreed) return;
     ExpectNobodyWrites();
     for (auto& host : hosts) {
-      for (int s = 0; s < kHosts; ++s) host->protocol.page()->pieces[0][s].store(open());
-      host->protocol.page()->slots[0].declared.store(open());
+      for (int s = 0; s < kHosts; ++s) host->protocol.control()->gradient_shards[0][s].store(open());
+      host->protocol.control()->slots[0].declared.store(open());
     }
     const int64_t step = open();
     for (auto& host : hosts) {
-      host->protocol.page()->elsewhere[0].pieces.store(0);
-      host->protocol.page()->committed_step_plus_one.store(step + 1);
+      host->protocol.control()->elsewhere[0].gradient_shards.store(0);
+      host->protocol.control()->committed_step_plus_one.store(step + 1);
     }
     agreed = false;
     declared_by = 0;
@@ -150,19 +152,19 @@ struct Attached final : Actor {
   bool was_given = false;
 };
 
-// Pushes its two pieces, each to its host, and declares on one of them.
+// Pushes its two gradient shards, each to its host, and declares on one of them.
 struct Connected final : Actor {
   Connected(TwoHosts& both, int who, int h) : Actor(both, who), h(h) {}
   void Next() override {
-    const int to = at / 3;  // the piece, and its host
+    const int to = at / 3;  // the gradient shard, and its host
     if (to < kHosts) {
       Push(to);
     } else if (at == 6) {
-      both.at(h).page()->slots[0].declaring[0].fetch_add(1);
+      both.at(h).control()->slots[0].declaring[0].fetch_add(1);
     } else if (at == 7) {
-      const bool whole = both.at(h).HasPiece(Slot(0), h, step);  // JobShard::Declare
+      const bool whole = both.at(h).HasGradientShard(Slot(0), h, step);  // JobShard::Declare
       if (whole) Declared(both.at(h).Declare({{Slot(0)}, step, {0.5}, {}}));
-      both.at(h).page()->slots[0].declaring[0].fetch_sub(1);
+      both.at(h).control()->slots[0].declaring[0].fetch_sub(1);
     }
     ++at;
   }
@@ -174,7 +176,7 @@ struct Connected final : Actor {
       EXPECT_TRUE(pushing);
     } else if (at % 3 == 1) {
       const auto open = protocol.CheckStep(Slot(0), step);
-      const bool dropped = !open.ok() || open->has_value() || protocol.HasPiece(Slot(0), to, step);
+      const bool dropped = !open.ok() || open->has_value() || protocol.HasGradientShard(Slot(0), to, step);
       const bool refused = !dropped && protocol.HolderOf(Slot(0)) != 0;
       pushing = !dropped && !refused;
       if (pushing) both.Write(to, to, who);
@@ -182,7 +184,7 @@ struct Connected final : Actor {
       if (refused) at = 100;  // it gives up
     } else if (at % 3 == 2 && pushing) {
       both.hosts[to]->writes[to] = false;
-      EXPECT_OK(protocol.PieceReady(Slot(0), to, step));
+      EXPECT_OK(protocol.GradientShardReady(Slot(0), to, step));
       protocol.ReleasePush(Slot(0), to);
     }
   }
@@ -211,7 +213,7 @@ void Run(uint64_t seed, TwoHosts& both, const std::function<std::vector<std::uni
     some();
     if (random() % 2 == 0) both.Commit();
     const bool two = (both.at(0).HolderOf(Slot(0)) & kAsking) == 0 && (both.at(1).HolderOf(Slot(0)) & kAsking) == 0 &&
-                     both.at(0).page()->slots[0].holder != 0 && both.at(1).page()->slots[0].holder != 0;
+                     both.at(0).control()->slots[0].holder != 0 && both.at(1).control()->slots[0].holder != 0;
     EXPECT_FALSE(two) << "two hosts' trainers have the slot";
   }
   for (int i = 0; i < 12; ++i) {  // whoever is at something ends it
@@ -220,7 +222,7 @@ void Run(uint64_t seed, TwoHosts& both, const std::function<std::vector<std::uni
     EXPECT_TRUE(both.declared_by == 0 || both.agreed) << "declared, and forgotten";
     both.Commit();
   }
-  for (int h : {0, 1}) EXPECT_EQ(both.at(h).page()->slots[0].holder.load(), 0u);
+  for (int h : {0, 1}) EXPECT_EQ(both.at(h).control()->slots[0].holder.load(), 0u);
 }
 
 void RunMany(const std::function<std::vector<std::unique_ptr<Actor>>(TwoHosts&)>& make) {
@@ -262,10 +264,11 @@ TEST(HostSlots, AllOfThem) {
 
 constexpr uint64_t kOnA = uint64_t{1} << 32 | 7, kOnB = uint64_t{2} << 32 | 9;
 
-// The order of calls that gave wrong bits: a step is decided from pieces on A and B while somebody attaches on B.
+// The order of calls that gave wrong bits: a step is decided from gradient shards on A and B while somebody attaches on
+// B.
 TEST(HostSlots, AttachInTheRoundOfTheDecision_WaitsForTheCommit) {
   TwoHosts both;
-  for (int h : {0, 1}) ASSERT_OK(both.at(h).PieceReady(Slot(0), h, Step(1)));
+  for (int h : {0, 1}) ASSERT_OK(both.at(h).GradientShardReady(Slot(0), h, Step(1)));
   both.Round();
   ASSERT_OK(both.at(0).Declare({{Slot(0)}, Step(1), {0.5}, {}}));
   both.Read(0);
@@ -304,14 +307,14 @@ TEST(HostSlots, APushElsewhere_IsAwaited) {
   ASSERT_OK(both.at(0).TakeSlot(Slot(0), kOnA));
   for (int i = 0; i < 3; ++i) both.Round();
   EXPECT_THAT(both.at(0).AwaitGiven({Slot(0)}, kOnA, absl::ZeroDuration()), StatusIs(Code::kDeadlineExceeded, _));
-  ASSERT_OK(both.at(1).PieceReady(Slot(0), 1, Step(1)));
+  ASSERT_OK(both.at(1).GradientShardReady(Slot(0), 1, Step(1)));
   both.at(1).ReleasePush(Slot(0), 1);
   both.Round();
   EXPECT_OK(both.at(0).AwaitGiven({Slot(0)}, kOnA, absl::ZeroDuration()));
-  EXPECT_FALSE(both.at(1).HasPiece(Slot(0), 1, Step(1))) << "taken back";
+  EXPECT_FALSE(both.at(1).HasGradientShard(Slot(0), 1, Step(1))) << "taken back";
 }
 
-// Whose pieces may cross before other slots are complete: not of a slot that the next round takes back.
+// Whose gradient shards may cross before other slots are complete: not of a slot that the next round takes back.
 TEST(HostSlots, SettledSlots_HaveTheFirstHostsRates) {
   TwoHosts both;
   const auto settled = [&] {
@@ -325,35 +328,35 @@ TEST(HostSlots, SettledSlots_HaveTheFirstHostsRates) {
   ASSERT_OK(both.at(1).Declare(declaration));
   EXPECT_TRUE(settled());
   // As if another slot of the first host said its rates in this round.
-  GroupTable::Rate& rate = GroupTable(both.at(0).page(), both.plan).said(0)[0];
-  both.at(0).page()->slots[0].loss_scale.store(1);
+  GroupTable::Rate& rate = GroupTable(both.at(0).control(), both.plan).said(0)[0];
+  both.at(0).control()->slots[0].loss_scale.store(1);
   rate.store(0.5);
-  both.at(0).page()->settings_claim.store(uint64_t{1} << 16);
+  both.at(0).control()->settings_claim.store(uint64_t{1} << 16);
   EXPECT_TRUE(settled());
   rate.store(0.25);
   EXPECT_FALSE(settled());
   rate.store(0.5);
-  both.at(0).page()->slots[0].loss_scale.store(2);
+  both.at(0).control()->slots[0].loss_scale.store(2);
   EXPECT_FALSE(settled());
 }
 
 TEST(HostSlots, WhatLiesElsewhere_IsNotPushedAgain) {
   TwoHosts both;
-  ASSERT_OK(both.at(0).PieceReady(Slot(0), 1, Step(1)));
-  EXPECT_FALSE(both.at(1).HasPiece(Slot(0), 1, Step(1)));
+  ASSERT_OK(both.at(0).GradientShardReady(Slot(0), 1, Step(1)));
+  EXPECT_FALSE(both.at(1).HasGradientShard(Slot(0), 1, Step(1)));
   both.Round();
-  EXPECT_TRUE(both.at(1).HasPiece(Slot(0), 1, Step(1)));
-  EXPECT_FALSE(both.at(1).HasPiece(Slot(0), 1, Step(2)));
-  EXPECT_FALSE(both.at(1).HasPiece(Slot(0), 0, Step(1)));
+  EXPECT_TRUE(both.at(1).HasGradientShard(Slot(0), 1, Step(1)));
+  EXPECT_FALSE(both.at(1).HasGradientShard(Slot(0), 1, Step(2)));
+  EXPECT_FALSE(both.at(1).HasGradientShard(Slot(0), 0, Step(1)));
 }
 
 TEST(HostSlots, SessionsWhoseProcessLivesOn_AreKnownElsewhere_UntilTheyAreNoMore) {
   TwoHosts both;
   for (const uint32_t sessions : {2, 1, 0}) {
-    both.at(0).page()->looks_again.store(sessions);
+    both.at(0).control()->looks_again.store(sessions);
     both.Round();
-    EXPECT_EQ(both.at(1).page()->elsewhere_looks_again.load(), sessions > 0 ? 1u : 0u);
-    EXPECT_EQ(both.at(0).page()->elsewhere_looks_again.load(), 0u);
+    EXPECT_EQ(both.at(1).control()->elsewhere_looks_again.load(), sessions > 0 ? 1u : 0u);
+    EXPECT_EQ(both.at(0).control()->elsewhere_looks_again.load(), 0u);
   }
 }
 
@@ -365,7 +368,7 @@ TEST(HostSlots, ConnectedTrainer_DoesNotDeclareWhatIsHeld) {
   both.Round();
   EXPECT_THAT(both.at(1).Declare({{Slot(0)}, Step(1), {0.5}, {}}), StatusIs(Code::kFailedPrecondition, _));
   both.at(0).GiveSlot(Slot(0), kOnA);
-  both.at(0).page()->slots[0].declaring[0].store(1);
+  both.at(0).control()->slots[0].declaring[0].store(1);
   EXPECT_THAT(both.at(0).TakeSlot(Slot(0), kOnA + 1), StatusIs(Code::kAborted, HasSubstr("declares slot 0")));
   EXPECT_EQ(both.at(0).HolderOf(Slot(0)), 0u);
 }

@@ -93,7 +93,7 @@ absl::Span<const PeerTransfer> HostTransfers::Pieces(AllHostWords words, absl::S
     if (buckets[s] < 0) continue;
     const Bucket& b = plan_.buckets()[buckets[s]];
     for (int p = 0; p < plan_.num_shards(); ++p) {
-      const int from = HostOfPiece(words, s, p, plan_.bucketed() ? buckets[s] : -1);
+      const int from = HostOfShard(words, s, p, plan_.bucketed() ? buckets[s] : -1);
       for (int h = 0; h < ranks_.num_hosts; ++h) {
         if (h == from || !Has(h, p)) continue;
         Add(from, h, memory_.slot(s).data() + b.gradient_offset + b.begin(p) * width, b.gradients(p) * width);

@@ -1,11 +1,11 @@
 // HostTransfers: which bytes go from one host's memory to another's for a step, and where they lie. Every host gets the
 // same lists of transfers in the same order, each with its own memory (worker/transport/exchange_group.h).
 //
-//   pieces    of a bucket: a slot's gradient of a shard, to every host that has a replica of that shard, from the first
-//             host that has the piece: so all replicas read the same bytes, whoever else wrote some
+//   gradient shards    of a bucket: a slot's gradient of a shard, to every host that has a replica of that shard, from
+//             the first host that has the gradient shard: so all replicas read the same bytes, whoever else wrote some
 //   squares   sums of squares of a shard's blocks, to hosts without a replica
 //   weights   new weights of a shard, in the parameter window or a publication, to hosts without a replica; codes and
-//             scales where the bucket is coded, of each scale from the shard that has its first element
+//             scales where the bucket is quantized, of each scale from the shard that has its first element
 //   maxima    every host's table to every other one, which take the largest
 //
 // Not thread-safe; memory is borrowed. Lists are made in memory that is kept from call to call.

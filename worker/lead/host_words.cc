@@ -42,14 +42,14 @@ void ReadBucket(const ResidencyTable& table, const JobSpec& job, const Plan& pla
   for (int s = 0; s < job.num_slots; ++s) {
     HostBucket slot{bucket, s, 0};
     for (int p = 0; p < plan.num_shards(); ++p) {
-      if (table.piece(bucket, s, p).load(std::memory_order_acquire) == open) slot.bits |= uint64_t{1} << p;
+      if (table.gradient_shard(bucket, s, p).load(std::memory_order_acquire) == open) slot.bits |= uint64_t{1} << p;
     }
     if (slot.bits != 0 && of_slots++ < kMaxHostBuckets) to.push_back(slot);
   }
 }
 
-void ReadBuckets(ControlPage& page, const JobSpec& job, const Plan& plan, HostWords& words) {
-  const ResidencyTable table(&page, plan);
+void ReadBuckets(ControlBlock& control, const JobSpec& job, const Plan& plan, HostWords& words) {
+  const ResidencyTable table(&control, plan);
   int of_slots = 0;
   for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
     ReadBucket(table, job, plan, b, words.committed + 1, words.buckets, of_slots);
@@ -61,48 +61,49 @@ void ReadBuckets(ControlPage& page, const JobSpec& job, const Plan& plan, HostWo
 }  // namespace
 
 HostWords ReadHostWords(const StepProtocol& protocol, const JobSpec& job, const Plan& plan) {
-  const ControlPage& page = *protocol.page();
+  const ControlBlock& control = *protocol.control();
   Facts here;
-  ReadBeginning(page, protocol.local(), here);
-  ReadTickets(page, here);
+  ReadBeginning(control, protocol.local(), here);
+  ReadTickets(control, here);
   HostWords words;
-  words.abort = page.abort.load(std::memory_order_acquire);
+  words.abort = control.abort.load(std::memory_order_acquire);
   words.committed = protocol.committed_step().value();
   words.initial_id = here.initial_id;
   words.loaded_id = here.loaded_id;
   words.loaded_step = here.loaded_id != 0 ? here.loaded_step : 0;
   words.digest_wanted = here.digest_wanted ? 1 : 0;
   words.publish_wanted = here.publish_wanted ? 1 : 0;
-  words.looks_again = page.looks_again.load() != 0 ? 1 : 0;
+  words.looks_again = control.looks_again.load() != 0 ? 1 : 0;
   const int64_t open = words.committed + 1;
   for (int s = 0; s < job.num_writers(); ++s) {
-    const SlotWords& from = page.slots[s];
+    const SlotWords& from = control.slots[s];
     HostSlot& slot = words.slots[s];
     // In this order: whoever was seen to be gone or done is seen with all that it did.
     slot.holder = from.holder.load();
     slot.busy = IsBeingDeclared(from) ? 1 : 0;
-    for (int p = 0; p < plan.num_shards(); ++p) slot.busy |= page.pushes[s][p].load() != 0 ? 2 : 0;
+    for (int p = 0; p < plan.num_shards(); ++p) slot.busy |= control.pushes[s][p].load() != 0 ? 2 : 0;
     if (plan.pulled()) continue;  // a seat
     slot.declared = from.declared.load(std::memory_order_acquire);
     slot.tokens = from.tokens.load();
     for (int p = 0; p < plan.num_shards(); ++p) {
-      if (page.pieces[s][p].load(std::memory_order_acquire) == open) slot.pieces |= uint64_t{1} << p;
+      if (control.gradient_shards[s][p].load(std::memory_order_acquire) == open)
+        slot.gradient_shards |= uint64_t{1} << p;
     }
-    slot.nonfinite = from.nonfinite.load(std::memory_order_acquire);  // noted before pieces and declarations
+    slot.nonfinite = from.nonfinite.load(std::memory_order_acquire);  // noted before gradient shards and declarations
   }
   // Claimed before a slot is declared.
-  const uint64_t claim = page.settings_claim.load(std::memory_order_acquire);
+  const uint64_t claim = control.settings_claim.load(std::memory_order_acquire);
   const bool own = (claim & 0xffff) != kRatesElsewhere;
   words.rates_step = own ? static_cast<int64_t>(claim >> 16) : 0;
   words.learning_rates.resize(job.num_groups());
   const int first = own ? static_cast<int>(claim & 0xffff) : 0;
-  const GroupTable::Rate* const said = GroupTable(protocol.page(), plan).said(first);
+  const GroupTable::Rate* const said = GroupTable(protocol.control(), plan).said(first);
   for (int g = 0; g < job.num_groups() && own; ++g) words.learning_rates[g] = said[g].load(std::memory_order_acquire);
-  if (own) words.loss_scale = page.slots[claim & 0xffff].loss_scale.load(std::memory_order_acquire);
+  if (own) words.loss_scale = control.slots[claim & 0xffff].loss_scale.load(std::memory_order_acquire);
   for (int r = protocol.local().first(); r < protocol.local().end(); ++r) {
-    words.digests[r - protocol.local().first()] = page.members[r].digest.load(std::memory_order_acquire);
+    words.digests[r - protocol.local().first()] = control.members[r].digest.load(std::memory_order_acquire);
   }
-  if (plan.bucketed()) ReadBuckets(*protocol.page(), job, plan, words);
+  if (plan.bucketed()) ReadBuckets(*protocol.control(), job, plan, words);
   return words;
 }
 
@@ -244,9 +245,9 @@ uint64_t BitsOf(const HostWords& words, int bucket, int slot) {
 
 }  // namespace
 
-int HostOfPiece(AllHostWords words, int slot, int shard, int bucket) {
+int HostOfShard(AllHostWords words, int slot, int shard, int bucket) {
   if (bucket < 0) {
-    return FirstHost(words, slot, [&](const HostSlot& words) { return (words.pieces >> shard & 1) != 0; });
+    return FirstHost(words, slot, [&](const HostSlot& words) { return (words.gradient_shards >> shard & 1) != 0; });
   }
   const int writer = HostOfWriter(words, slot);
   for (int h = 0; h < static_cast<int>(words.size()); ++h) {
@@ -272,7 +273,7 @@ int HostOfDeclaration(AllHostWords words, int slot, int64_t step) {
 bool SlotComplete(AllHostWords words, const Plan& plan, int slot, int64_t step) {
   const bool declared = HostOfDeclaration(words, slot, step) >= 0;
   for (int p = 0; p < plan.num_shards() && !plan.bucketed(); ++p) {
-    if (!declared || HostOfPiece(words, slot, p) < 0) return false;
+    if (!declared || HostOfShard(words, slot, p) < 0) return false;
   }
   return declared;
 }
@@ -306,11 +307,11 @@ void MergeBeginning(AllHostWords words, Facts& facts) {
   }
 }
 
-// Whether every piece of a bucket lies on some host.
+// Whether every gradient shard of a bucket lies on some host.
 bool BucketComplete(AllHostWords words, const JobSpec& job, const Plan& plan, int bucket) {
   for (int s = 0; s < job.num_slots; ++s) {
     for (int p = 0; p < plan.num_shards(); ++p) {
-      if (HostOfPiece(words, s, p, bucket) < 0) return false;
+      if (HostOfShard(words, s, p, bucket) < 0) return false;
     }
   }
   return true;
@@ -346,7 +347,7 @@ void MergeDeclared(AllHostWords words, const JobSpec& job, Facts& facts) {
 }  // namespace
 
 Facts MergeFacts(AllHostWords words, const Committed& committed, const JobSpec& job, const Plan& plan,
-                 ControlPage& page) {
+                 ControlBlock& control) {
   Facts facts;
   static_cast<Committed&>(facts) = committed;
   for (const HostWords* host : words) {
@@ -358,14 +359,14 @@ Facts MergeFacts(AllHostWords words, const Committed& committed, const JobSpec& 
     return facts;
   }
   if (plan.pulled()) {
-    ReadOpenStep(page, job, plan, facts);
+    ReadOpenStep(control, job, plan, facts);
     return facts;
   }
   facts.slots_complete = true;
   for (int s = 0; s < job.num_slots; ++s) {
     facts.slots_complete = facts.slots_complete && SlotComplete(words, plan, s, facts.committed + 1);
   }
-  if (plan.bucketed()) MergeBuckets(words, job, plan, ResidencyTable(&page, plan), facts);
+  if (plan.bucketed()) MergeBuckets(words, job, plan, ResidencyTable(&control, plan), facts);
   if (facts.slots_complete) MergeDeclared(words, job, facts);
   return facts;
 }

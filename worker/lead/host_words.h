@@ -24,13 +24,13 @@ struct HostSlot {
   int64_t tokens = 0;     // with token weights: of that
   uint64_t holder = 0;    // of its writer there, or of who asks for it (kAsking)
   uint64_t busy = 0;      // pushes and declarations of connected trainers are under way there
-  uint64_t pieces = 0;    // of the open step: bit p: shard p's lies there
+  uint64_t gradient_shards = 0;  // of the open step: bit p: shard p's lies there
   uint64_t waiting = 0;   // with bucket residency: its trainer waits until fewer of its buckets are ahead of the sums
 };
 static_assert(kMaxHostRanks <= 64, "a bit for each shard");
 
-// With pulled slots: what a host says of a seat (host_seats.h). Slots in `slots` are then seats, but for nothing that is
-// declared or lies there.
+// With pulled slots: what a host says of a seat (host_seats.h). Slots in `slots` are then seats, but for nothing that
+// is declared or lies there.
 struct HostSeat {
   int32_t waits = 0;     // its trainer waits for a slot
   int32_t late = 0;      // and should have finished the one that it has
@@ -55,7 +55,7 @@ struct HostBucket {
 
   int32_t bucket = 0;
   int32_t slot = kWindow;
-  uint64_t bits = 0;  // of a slot: bit p: the open step's piece of shard p lies there; of the window: kUsed, kHeld
+  uint64_t bits = 0;  // of a slot: bit p: the open step's gradient of shard p lies there; of the window: kUsed, kHeld
 };
 // Of slots in one round: those of the first buckets come first, the others when these are summed.
 inline constexpr int kMaxHostBuckets = 1 << 14;
@@ -64,12 +64,12 @@ struct HostFacts {
   uint64_t abort = 0;       // AbortWord, 0: none
   int64_t committed = 0;    // newest committed step
   uint64_t part = 0;        // number of the newest part of the work that this host has done
-  uint64_t initial_id = 0;  // of the set of initial weights of which all members of the host have their pieces
+  uint64_t initial_id = 0;  // of the set of initial weights of which all members of the host have their gradient shards
   uint64_t loaded_id = 0;   // the same of a checkpoint
   int64_t loaded_step = 0;
   int32_t digest_wanted = 0, publish_wanted = 0;
   int32_t publish = -1;      // the buffer set apart for the next version
-  int32_t looks_again = 0;   // 1: ControlPage::looks_again is not 0
+  int32_t looks_again = 0;   // 1: ControlBlock::looks_again is not 0
   int32_t num_buckets = 0;  // HostBuckets that it says
   int32_t padding = 0;
   int64_t rates_step = 0;    // the step that the learning rates are of
@@ -89,10 +89,11 @@ int64_t HostWordsBytes(const JobSpec& job);
 void PackHostWords(const HostWords& words, char* bytes);
 void UnpackHostWords(const char* bytes, const JobSpec& job, HostWords& words);
 
-// What a host's page says now; but for `part` and `publish`.
+// What a host's control block says now; but for `part` and `publish`.
 HostWords ReadHostWords(const StepProtocol& protocol, const JobSpec& job, const Plan& plan);
 
-// InvalidArgument: what no host of this job can say; the message names the fact. First of the words, then of the buckets.
+// InvalidArgument: what no host of this job can say; the message names the fact. First of the words, then of the
+// buckets.
 absl::Status CheckWords(const HostWords& words, const JobSpec& job, const Plan& plan);
 absl::Status CheckBuckets(const HostWords& words, const JobSpec& job, const Plan& plan);
 
@@ -116,19 +117,20 @@ bool SaidTheSame(const HostWords& one, const HostWords& other);  // learning rat
 int HostOfRates(AllHostWords words);
 
 // The facts that all hosts agree on: `committed` (ReadCommitted), which is the same on all, and what all have said. A
-// slot is complete when it is declared on one of them and each of its pieces lies on one of them. Learning rates are
-// those of HostOfRates. `page`: this host's, for which buckets are summed, and, with pulled slots, for all that is said
-// of the open step.
+// slot is complete when it is declared on one of them and each of its gradient shards lies on one of them. Learning
+// rates are those of HostOfRates. `control`: this host's, for which buckets are summed, and, with pulled slots, for all
+// that is said of the open step.
 Facts MergeFacts(AllHostWords words, const Committed& committed, const JobSpec& job, const Plan& plan,
-                 ControlPage& page);
+                 ControlBlock& control);
 
 // Slots that are complete, and stay so until the commit: whoever attaches waits for that, and what they said of
 // learning rates and loss scale is what the first host said. None with bucket residency.
 using SlotSet = std::bitset<kMaxSlots>;
 SlotSet SettledSlots(AllHostWords words, const JobSpec& job, const Plan& plan);
 
-// The host whose piece counts: the first that has it. -1: none has. `bucket`: of that one, with bucket residency.
-int HostOfPiece(AllHostWords words, int slot, int shard, int bucket = -1);
+// The host whose gradient shard counts: the first that has it. -1: none has. `bucket`: of that one, with bucket
+// residency.
+int HostOfShard(AllHostWords words, int slot, int shard, int bucket = -1);
 
 // Hosts whose windows use a bucket, or hold it: bit h.
 using HostSet = uint64_t;

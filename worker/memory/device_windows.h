@@ -1,5 +1,5 @@
 // DeviceWindows: of a job whose windows lie in memory of a CUDA device: the parameter window, the publications and the
-// slots there, and the control page as the device sees it. HostMemory has one of these for such a job. Movable.
+// slots there, and the control block as the device sees it. HostMemory has one of these for such a job. Movable.
 #pragma once
 
 #include <memory>

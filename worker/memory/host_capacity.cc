@@ -137,7 +137,7 @@ absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity&
       " workers (weights, states, spare chunks, scratch of muon), ", Readable(memory.window),
       " for the parameter window, ", Readable(memory.publications), " for publications, ", Readable(memory.slots),
       " for the windows of ", job.num_writers(), job.pulled() ? " trainers, " : " slots, ", Readable(memory.control),
-      " for the control page",
+      " for the control block",
       GradientSums::Has(plan) ? absl::StrCat(", ", Readable(memory.sums), " for summed gradients") : "",
       beside > 0 ? absl::StrCat(", beside ", Readable(beside), " that it has on its present mesh meanwhile") : "",
       "; this host has ", Readable(capacity.bytes), " (", capacity.source, "); use fewer ",

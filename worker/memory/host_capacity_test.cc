@@ -43,7 +43,7 @@ TEST(HostCapacityTest, MemoryOf_IsWhatTheSegmentsHave) {
     EXPECT_EQ(memory.window, real.host.window().num_bytes());
     EXPECT_EQ(memory.publications, real.host.publication_bytes());
     EXPECT_EQ(memory.slots, real.host.slot_bytes());
-    EXPECT_GE(memory.control, static_cast<int64_t>(sizeof(ControlPage)));
+    EXPECT_GE(memory.control, static_cast<int64_t>(sizeof(ControlBlock)));
     EXPECT_EQ(memory.total(), memory.shards + memory.window + memory.publications + memory.slots + memory.control);
   }
 }
@@ -74,7 +74,7 @@ TEST(HostCapacityTest, OneByteTooMuch_IsRefusedTermByTerm) {
       CheckFits(job, plan, {total - 1, "a test"}),
       StatusIs(Code::kResourceExhausted,
                AllOf(HasSubstr("job small takes"), HasSubstr("shards of 4 workers"), HasSubstr("parameter window"),
-                     HasSubstr("publications"), HasSubstr("windows of 3 slots"), HasSubstr("control page"),
+                     HasSubstr("publications"), HasSubstr("windows of 3 slots"), HasSubstr("control block"),
                      HasSubstr("this host has"), HasSubstr("(a test)"), HasSubstr("use fewer slots"))));
 }
 

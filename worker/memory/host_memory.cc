@@ -16,7 +16,7 @@ constexpr int kPublicationStream = 4;
 constexpr int kSlotStream = kPublicationStream + kMaxPublications;
 
 int64_t ControlBytes(const Plan& plan) {
-  return static_cast<int64_t>(sizeof(ControlPage) + sizeof(float) * (plan.norm_blocks() + plan.num_maxima())) +
+  return static_cast<int64_t>(sizeof(ControlBlock) + sizeof(float) * (plan.norm_blocks() + plan.num_maxima())) +
          ResidencyTable::NumBytes(plan) + GroupTable::NumBytes(plan);
 }
 
@@ -84,7 +84,7 @@ absl::StatusOr<HostMemory> HostMemory::Create(Memory& memory, const std::string&
     ASSIGN_OR_RETURN(Segment segment, open(absl::StrCat("slot-", s), SlotBytes(plan, on_device), kSlotStream + s));
     host.slots_.push_back(std::move(segment));
   }
-  ASSIGN_OR_RETURN(host.bell_, open("bell", kPageBytes, 0));
+  ASSIGN_OR_RETURN(host.notifier_, open("notifier", kPageBytes, 0));
   ASSIGN_OR_RETURN(host.board_, open("board", kPageBytes, 0));
   host.gradient_window_bytes_ = GradientBytes(plan, on_device);
   host.one_window_bytes_ = plan.gradient_window_bytes();
@@ -105,7 +105,7 @@ absl::StatusOr<HostMemory> HostMemory::Create(Memory& memory, const std::string&
 }
 
 HostMemory::~HostMemory() {
-  if (!kept_for_device_ || !device_.has_value()) return;
+  if (!retained_for_device_ || !device_.has_value()) return;
   KeepForever(std::make_pair(std::move(control_), *std::move(device_)));
 }
 
@@ -181,7 +181,7 @@ absl::StatusOr<HostMemory> HostMemory::Map(const v1::LocalWelcome& welcome, std:
   for (size_t i = 2; i + 2 < expected; ++i) {
     (i < first_slot ? host.publications_ : host.slots_).push_back(std::move(segments[i]));
   }
-  host.bell_ = std::move(segments[expected - 2]);
+  host.notifier_ = std::move(segments[expected - 2]);
   host.board_ = std::move(segments[expected - 1]);
   host.gradient_window_bytes_ = GradientBytes(plan, on_device);
   host.one_window_bytes_ = plan.gradient_window_bytes();
@@ -202,7 +202,7 @@ std::vector<const Segment*> HostMemory::All() const {
   std::vector<const Segment*> all = {&control_, &window_};
   for (const Segment& segment : publications_) all.push_back(&segment);
   for (const Segment& segment : slots_) all.push_back(&segment);
-  all.push_back(&bell_);
+  all.push_back(&notifier_);
   all.push_back(&board_);
   return all;
 }
@@ -231,12 +231,12 @@ void HostMemory::DescribeTo(v1::LocalWelcome& welcome) const {
   welcome.set_device(device_->device->device());
 }
 
-absl::Status HostMemory::Seal(bool kept) {
-  RETURN_IF_ERROR(bucketed_ || kept ? window_.RefuseNewWriters(bucketed_) : window_.SealFutureWrites());
+absl::Status HostMemory::Seal(bool retained) {
+  RETURN_IF_ERROR(bucketed_ || retained ? window_.RefuseNewWriters(bucketed_) : window_.SealFutureWrites());
   std::vector<Segment*> read = {&board_};
   for (Segment& segment : publications_) read.push_back(&segment);
   for (Segment* const segment : read) {
-    RETURN_IF_ERROR(kept ? segment->RefuseNewWriters(/*punched=*/false) : segment->SealFutureWrites());
+    RETURN_IF_ERROR(retained ? segment->RefuseNewWriters(/*punched=*/false) : segment->SealFutureWrites());
   }
   return absl::OkStatus();
 }

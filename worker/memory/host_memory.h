@@ -1,5 +1,5 @@
 // HostMemory: the segments that all workers of one host share for one job, created by the lead (rank 0):
-//   control        the words of the step protocol (control_page.h)
+//   control        the words of the step protocol (control_block.h)
 //   window         the gathered weights that trainers map, one for the host
 //   publications   whole versions for readers, JobSpec::publications of them: pages that no version was written to yet
 //                  take no memory
@@ -24,7 +24,7 @@
 #include "local/mailbox.h"
 #include "local/version_board.h"
 #include "proto/shardmesh/v1/local.pb.h"
-#include "worker/control/control_page.h"
+#include "worker/control/control_block.h"
 #include "worker/memory/device_windows.h"
 #include "worker/memory/memory.h"
 
@@ -44,7 +44,7 @@ class HostMemory {
   HostMemory& operator=(HostMemory&&) = default;
   ~HostMemory();
 
-  // Bytes of the segments of each kind; the bell and the board are counted with the control page.
+  // Bytes of the segments of each kind; the notifier and the board are counted with the control block.
   struct Sizes {
     int64_t control = 0, window = 0, publications = 0, slots = 0;
   };
@@ -66,7 +66,7 @@ class HostMemory {
   std::vector<int> PeerDescriptors() const;
   void DescribeTo(v1::LocalWelcome& welcome) const;
 
-  ControlPage* control() const { return reinterpret_cast<ControlPage*>(control_.data()); }
+  ControlBlock* control() const { return reinterpret_cast<ControlBlock*>(control_.data()); }
   const Segment& window() const { return window_; }
   int num_publications() const { return static_cast<int>(publications_.size()); }
   const Segment& publication(int buffer) const { return publications_[buffer]; }
@@ -76,15 +76,16 @@ class HostMemory {
   // Of a job whose slots are pulled: a trainer's windows.
   const char* window_of(int trainer, int window) const { return slots_[trainer].data() + window * one_window_bytes_; }
   Mailbox& mailbox(int writer) const { return MailboxAt(slots_[writer].data() + gradient_window_bytes_); }
-  const Segment& bell() const { return bell_; }
+  const Segment& notifier_segment() const { return notifier_; }
   // Null: windows lie in memory of the host.
   const DeviceWindows* device() const { return device_.has_value() ? &*device_ : nullptr; }
-  std::atomic<uint32_t>& doorbell() const { return *reinterpret_cast<std::atomic<uint32_t>*>(bell_.data()); }
+  std::atomic<uint32_t>& notifier() const { return *reinterpret_cast<std::atomic<uint32_t>*>(notifier_.data()); }
 
   // No new writer of the window, the publications and the board: called by the lead when all peers have mapped them.
   // With bucket residency the window is not sealed, since pages of sealed memory cannot be given back, but made
-  // read-only (Segment::RefuseNewWriters); as is all that is `kept` for members' next lives, which will write it.
-  absl::Status Seal(bool kept = false);
+  // read-only (Segment::RefuseNewWriters); as is all that is `retained` for members' next incarnations, which will
+  // write it.
+  absl::Status Seal(bool retained = false);
 
   // With bucket residency: gives pages of data back, [begin, begin + bytes). Internal: the system refuses.
   absl::Status GiveBackWindow(int64_t begin, int64_t bytes) { return window_.Punch(begin, bytes); }
@@ -97,7 +98,7 @@ class HostMemory {
   int64_t publication_resident_bytes() const;  // what the kernel holds of them now
 
   // Work on the device does not end: what it may touch stays mapped until the process ends, beyond this object.
-  void KeepForDevice() { kept_for_device_ = true; }
+  void KeepForDevice() { retained_for_device_ = true; }
 
  private:
   HostMemory() = default;
@@ -108,11 +109,11 @@ class HostMemory {
                                   const Plan& plan, DeviceWindows& windows);
 
   bool bucketed_ = false;
-  Segment control_, window_, bell_, board_;
+  Segment control_, window_, notifier_, board_;
   int64_t gradient_window_bytes_ = 0, one_window_bytes_ = 0;  // of a writer; of one window
   std::vector<Segment> publications_, slots_;
   std::optional<DeviceWindows> device_;
-  bool kept_for_device_ = false;
+  bool retained_for_device_ = false;
 };
 
 }  // namespace shardmesh

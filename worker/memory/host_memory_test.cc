@@ -41,17 +41,17 @@ TEST_F(HostMemoryTest, ThePeerSeesTheLeadsMemory) {
   std::memcpy(host.window().data(), "window", 7);
   std::memcpy(peer.publication(1).data(), "publication", 12);
   std::memcpy(peer.slot(2).data(), "slot", 5);
-  EXPECT_TRUE(PutLetter(peer.mailbox(2).request, "letter"));
-  peer.doorbell().store(7);
+  EXPECT_TRUE(PutMessage(peer.mailbox(2).request, "message"));
+  peer.notifier().store(7);
   EXPECT_EQ(peer.control()->decided.load(), 42u);
   EXPECT_STREQ(peer.window().data(), "window");
   EXPECT_STREQ(host.publication(1).data(), "publication");
   EXPECT_STREQ(host.slot(2).data(), "slot");
-  std::string letter;
-  EXPECT_TRUE(TakeLetter(host.mailbox(2).request, letter));
-  EXPECT_EQ(letter, "letter");
+  std::string message;
+  EXPECT_TRUE(TakeMessage(host.mailbox(2).request, message));
+  EXPECT_EQ(message, "message");
   EXPECT_FALSE(host.mailbox(1).open());
-  EXPECT_EQ(host.doorbell().load(), 7u);
+  EXPECT_EQ(host.notifier().load(), 7u);
   EXPECT_EQ(host.slot(1).data()[0], 0);
 }
 

@@ -1,5 +1,5 @@
 // Memory: where a worker's segments come from. Today every worker makes its own (memfd, gone with the last process that
-// holds it); a keeper process of the host can stand behind the same interface and hold the descriptors, so that memory
+// holds it); a node process of the host can stand behind the same interface and hold the descriptors, so that memory
 // outlives a worker. Thread-safe.
 #pragma once
 
@@ -15,7 +15,7 @@ class Memory {
  public:
   virtual ~Memory() = default;
 
-  // The segment of that name: made of zeros at the first call. A keeper returns the same memory, with its bytes, to a
+  // The segment of that name: made of zeros at the first call. A node returns the same memory, with its bytes, to a
   // worker that asks again after a restart. num_bytes counts data_offset in. ResourceExhausted: there is not so much.
   virtual absl::StatusOr<Segment> Open(const std::string& name, int64_t num_bytes, int64_t data_offset) = 0;
 };

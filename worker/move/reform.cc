@@ -61,7 +61,7 @@ class Receiver {
 
 const v1::Peer& PeerAt(const v1::Assignment& assignment, int source) {
   if (source < assignment.peers_size()) return assignment.peers(source);
-  return assignment.from().leavers(source - assignment.peers_size());
+  return assignment.from().departing(source - assignment.peers_size());
 }
 
 // Asks until the source has finished its last step, or is given up.
@@ -158,9 +158,9 @@ v1::TransferHeader TransferSource::End() {
 
 absl::Status RestoreShard(const Restoration& restoration, JobShard& shard) {
   const auto stop = [&] { return restoration.cancelled.load() || !shard.Health().ok(); };
-  const absl::Status begun = AwaitRestoreBegun(*shard.protocol().page(), stop, restoration.timeout);
+  const absl::Status begun = AwaitRestoreBegun(*shard.protocol().control(), stop, restoration.timeout);
   if (!begun.ok()) return shard.Health().ok() ? begun : shard.Health();
-  const int64_t step = shard.protocol().page()->restored_step_plus_one.load() - 1;
+  const int64_t step = shard.protocol().control()->restored_step_plus_one.load() - 1;
   if (step == kNoStep) return absl::OkStatus();
   const absl::Time begin = MonotonicNow();
   const v1::Origin& from = restoration.assignment.from();
@@ -189,7 +189,7 @@ absl::Status RestoreShard(const Restoration& restoration, JobShard& shard) {
       shard.spec().name, shard.epoch().value(), from.epoch(), rank, step, here, moved,
       absl::FormatDuration(MonotonicNow() - begin));
   Reach(FaultPoint::kShardMoved);
-  TellRestored(*shard.protocol().page(), shard.rank(), shard.protocol().doorbell());
+  TellRestored(*shard.protocol().control(), shard.rank(), shard.protocol().notifier());
   return absl::OkStatus();
 }
 

@@ -25,12 +25,12 @@ absl::StatusOr<Plan> PlanOn(JobSpec spec, const std::string& mesh);
 class OriginHolders {
  public:
   explicit OriginHolders(const v1::Origin& from) : was_(from.was().begin(), from.was().end()) {
-    for (const v1::Peer& leaver : from.leavers()) leavers_.push_back(leaver.rank());
+    for (const v1::Peer& leaver : from.leavers()) departing_.push_back(leaver.rank());
   }
-  Holders holders() const { return {was_, leavers_}; }
+  Holders holders() const { return {was_, departing_}; }
 
  private:
-  std::vector<int32_t> was_, leavers_;
+  std::vector<int32_t> was_, departing_;
 };
 
 // What a member of the next epoch lacks of its shard and this one held. For one thread.

@@ -67,8 +67,8 @@ int SourceOf(const Plan& before, const Holders& holders, int shard, int rank) {
     if (r == rank) return rank;
     sources.push_back(r);
   }
-  for (int i = 0; sources.empty() && i < static_cast<int>(holders.leavers.size()); ++i) {
-    if (held(holders.leavers[i])) return now + i;
+  for (int i = 0; sources.empty() && i < static_cast<int>(holders.departing.size()); ++i) {
+    if (held(holders.departing[i])) return now + i;
   }
   return sources.empty() ? -1 : sources[rank % sources.size()];
 }
@@ -80,7 +80,7 @@ std::vector<Rank> GiversOf(const Plan& before, const Holders& holders) {
   }
   for (int shard = 0; shard < before.num_shards(); ++shard) {
     const int leaver = SourceOf(before, holders, shard, /*rank=*/0) - static_cast<int>(holders.was.size());
-    if (leaver >= 0) givers.push_back(Rank(holders.leavers[leaver]));
+    if (leaver >= 0) givers.push_back(Rank(holders.departing[leaver]));
   }
   return givers;
 }

@@ -32,7 +32,7 @@ std::vector<ReshardPiece> PiecesOf(const ShardStorage& from, const ShardStorage&
 // Who held what of an epoch that ended: `was`, by rank of now, which rank it was there, -1: none; `leavers`: ranks
 // there that are none now.
 struct Holders {
-  absl::Span<const int32_t> was, leavers;
+  absl::Span<const int32_t> was, departing;
 };
 // From whom `rank` takes what `shard` of `before` held: itself, where it held that shard; else, in turn, the ranks of
 // now that did; else was.size() + i: leaver i. -1: nobody held it.

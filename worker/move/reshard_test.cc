@@ -97,8 +97,8 @@ void Restore(PassGroup& group, int64_t step) {
   command.publish = 1;
   for (int64_t i = 0; i < group.plan.num_maxima(); ++i) Maxima(group.host.control(), group.plan)[i] = 0;
   group.Execute(command);
-  if (!group.plan.coded()) return;
-  command.kind = CommandKind::kGather;
+  if (!group.plan.quantized()) return;
+  command.kind = CommandKind::kQuantize;
   group.Execute(command);
 }
 

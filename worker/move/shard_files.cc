@@ -338,7 +338,7 @@ absl::Status SaveShard(JobShard& shard, const FolderAccess& folders, const v1::S
                             }
                             digest += DigestOf(piece, piece.data);
                             RETURN_IF_ERROR(open.Write(piece));
-                            Snapshot::GiveBack(piece.data, piece.bytes());  // to the page cache
+                            Snapshot::GiveBack(piece.data, piece.bytes());  // to the control block cache
                             return absl::OkStatus();
                           }));
   RETURN_IF_ERROR(open.Sync());

@@ -23,7 +23,8 @@ namespace {
 
 constexpr absl::Duration kLookAgain = absl::Seconds(1);  // ends and stops are told; this bounds every wait
 constexpr absl::Duration kDieTimeout = absl::Seconds(10);
-constexpr int kWaitsInTimeout = 6;  // before restarts, at the longest: the coordinator must hear of a life in between
+constexpr int kWaitsInTimeout =
+    6;  // before restarts, at the longest: the coordinator must hear of an incarnation in between
 
 absl::Status CheckRunnable(const std::string& program) {
   if (access(program.c_str(), X_OK) == 0) return absl::OkStatus();
@@ -49,10 +50,10 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Start(NodeOptions options, std::func
   RETURN_IF_ERROR(CheckRunnable(options.worker_binary));
   const absl::Duration wait = WasLeftBehind(options.socket) ? kAdopt : absl::ZeroDuration();
   std::unique_ptr<Node> node(new Node(std::move(options), std::move(all_left)));
-  KeeperEvents events;
+  NodeEvents events;
   events.came = [node = node.get()](const std::string& worker, pid_t pid) { node->Came(worker, pid); };
   events.ended = [node = node.get()](const WorkerEnd& end) { node->Ended(end); };
-  ASSIGN_OR_RETURN(node->keeper_, KeeperServer::Start(node->options_.socket, std::move(events)));
+  ASSIGN_OR_RETURN(node->node_, NodeServer::Start(node->options_.socket, std::move(events)));
   {
     MutexLock lock(node->mu_);
     for (Slot& slot : node->slots_) slot.again = MonotonicNow() + wait;
@@ -68,7 +69,7 @@ Node::Node(NodeOptions options, std::function<void()> all_left)
     slot.again = absl::InfiniteFuture();
     slot.options.name = absl::StrCat(options_.prefix, "-", i);
     slot.options.program = options_.worker_binary;
-    slot.options.args = {"--name", slot.options.name, "--keeper", options_.socket};
+    slot.options.args = {"--name", slot.options.name, "--node", options_.socket};
     slot.options.args.insert(slot.options.args.end(), options_.worker_args.begin(), options_.worker_args.end());
     std::vector<std::string>& args = slot.options.args;
     if (!options_.address_dir.empty()) {
@@ -85,7 +86,7 @@ Node::Node(NodeOptions options, std::function<void()> all_left)
 
 Node::~Node() {
   Stop();
-  keeper_.reset();  // its threads call this object
+  node_.reset();  // its threads call this object
 }
 
 void Node::Supervise() {
@@ -107,7 +108,7 @@ void Node::StartLocked(Slot& slot, absl::Time now) {
   absl::StatusOr<std::unique_ptr<ChildProcess>> child = ChildProcess::Start(slot.options);
   absl::Status status = child.status();
   if (status.ok()) {
-    status = keeper_->Watch(slot.options.name, (*child)->pid());
+    status = node_->Watch(slot.options.name, (*child)->pid());
     if (!status.ok()) {  // its end would not be seen
       (*child)->Signal(SIGKILL);
       pollfd ended = {(*child)->pidfd(), POLLIN, 0};
@@ -139,7 +140,7 @@ Node::Slot* Node::SlotLocked(const std::string& worker) {
   for (Slot& slot : slots_) {
     if (slot.options.name == worker) return &slot;
   }
-  return nullptr;  // it was started by somebody else, with this keeper
+  return nullptr;  // it was started by somebody else, with this node
 }
 
 void Node::Came(const std::string& worker, pid_t pid) {
@@ -155,7 +156,7 @@ void Node::Came(const std::string& worker, pid_t pid) {
   slot->lived = true;
   slot->left = false;
   spdlog::info("event=worker_adopted worker={} pid={}", worker, pid);
-  if (stop_) keeper_->Signal(pid, SIGTERM);
+  if (stop_) node_->Signal(pid, SIGTERM);
 }
 
 void Node::Ended(const WorkerEnd& end) {
@@ -181,7 +182,8 @@ void Node::EndSlotLocked(Slot& slot, const WorkerEnd& end) {
   slot.child = nullptr;
   slot.pid = std::exchange(slot.other, 0);
   slot.left = slot.pid == 0 && end.wait_status == 0;
-  // A life that served did what a long one does. What an earlier one left is lost when the coordinator gives it up.
+  // An incarnation that served did what a long one does. What an earlier one left is lost when the coordinator gives it
+  // up.
   const absl::Duration longest =
       end.heartbeat_timeout > absl::ZeroDuration() ? end.heartbeat_timeout / kWaitsInTimeout : absl::InfiniteDuration();
   const absl::Duration wait =
@@ -198,8 +200,8 @@ void Node::EndSlotLocked(Slot& slot, const WorkerEnd& end) {
 void Node::SignalAll(int signal) {
   MutexLock lock(mu_);
   for (const Slot& slot : slots_) {
-    if (slot.pid != 0) keeper_->Signal(slot.pid, signal);
-    if (slot.other != 0) keeper_->Signal(slot.other, signal);
+    if (slot.pid != 0) node_->Signal(slot.pid, signal);
+    if (slot.other != 0) node_->Signal(slot.other, signal);
   }
 }
 

@@ -1,10 +1,10 @@
-// Node: a host's workers as processes of a keeper: starts them, holds their memory, starts again what ends.
+// Node: a host's workers as processes of a node: starts them, holds their memory, starts again what ends.
 //
-// A worker that ends by a signal, or with a status that is not 0, is started again: at once when that life had served,
-// else after longer and longer waits. The waits of a worker that had joined are shorter than the time for which the
-// coordinator waits for it. A worker that ends with 0 has left, and stays away. Workers do not end with this process
-// unless Stop is called: the next Node at the same socket takes over those that say hello within a moment (kAdopt; only
-// after a Node that did not stop), and starts the others.
+// A worker that ends by a signal, or with a status that is not 0, is started again: at once when that incarnation had
+// served, else after longer and longer waits. The waits of a worker that had joined are shorter than the time for which
+// the coordinator waits for it. A worker that ends with 0 has left, and stays away. Workers do not end with this
+// process unless Stop is called: the next Node at the same socket takes over those that say hello within a moment
+// (kAdopt; only after a Node that did not stop), and starts the others.
 // Thread-safe.
 #pragma once
 
@@ -21,7 +21,7 @@
 #include "core/base/sync.h"
 #include "local/child_process.h"
 #include "local/restarts.h"
-#include "worker/node/keeper_server.h"
+#include "worker/node/node_server.h"
 
 namespace shardmesh {
 
@@ -31,18 +31,18 @@ struct NodeOptions {
   std::string worker_binary;  // its path
   std::string prefix;         // workers are PREFIX-0, PREFIX-1, ...
   int num_workers = 1;
-  std::string socket;                             // of the keeper
+  std::string socket;                             // of the node
   std::string log_dir;                            // a NAME.log for every worker; unset: their logs go to standard error
   std::string address_dir;                        // each worker writes where it serves to NAME in it; unset: nowhere
   std::string events_file;                        // as Tell; unset: none
   std::vector<std::string> devices;               // of the workers, in turn; empty: as worker_args say
-  std::vector<std::string> worker_args;           // of each worker, after --name NAME --keeper SOCKET
+  std::vector<std::string> worker_args;           // of each worker, after --name NAME --node SOCKET
   absl::Duration stop_grace = absl::Seconds(10);  // from SIGTERM to SIGKILL
 };
 
 class Node {
  public:
-  // `all_left`: called once, from a thread of the node, when every worker has left. Errors of KeeperServer::Start;
+  // `all_left`: called once, from a thread of the node, when every worker has left. Errors of NodeServer::Start;
   // NotFound: there is no such worker binary; PermissionDenied: it cannot be run.
   static absl::StatusOr<std::unique_ptr<Node>> Start(NodeOptions options, std::function<void()> all_left);
   // As Stop().
@@ -77,7 +77,7 @@ class Node {
 
   const NodeOptions options_;
   const std::function<void()> all_left_;
-  std::unique_ptr<KeeperServer> keeper_;
+  std::unique_ptr<NodeServer> node_;
   Mutex mu_;
   CondVar changed_;
   bool stop_ ABSL_GUARDED_BY(mu_) = false;

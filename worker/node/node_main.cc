@@ -47,12 +47,12 @@ struct Flags {
 
 void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--coordinator", flags.coordinator, "address of the coordinator")->capture_default_str();
-  app.add_option("--workers", flags.workers, "how many")->required()->check(CLI::Range(1, kMaxKeptWorkers));
+  app.add_option("--workers", flags.workers, "how many")->required()->check(CLI::Range(1, kMaxRetainedWorkers));
   app.add_option("--name", flags.name, "workers are NAME-0, NAME-1, ...; unset: the host's name");
   app.add_option("--worker-binary", flags.worker_binary, "the worker; unset: shardmesh-worker beside this program");
   app.add_option("--local-dir", flags.local_dir, "folder of UNIX sockets; unset: /run/shardmesh-UID, or where this "
                  "user may not make that, $XDG_RUNTIME_DIR/shardmesh of a user that lingers, or /tmp/shardmesh-UID");
-  app.add_option("--socket", flags.socket, "where workers reach the node; unset: LOCAL_DIR/keeper.sock");
+  app.add_option("--socket", flags.socket, "where workers reach the node; unset: LOCAL_DIR/node.sock");
   app.add_option("--log-dir", flags.log_dir, "a NAME.log for every worker; unset: their logs go to standard error");
   app.add_option("--address-dir", flags.address_dir,
                  "each worker writes its address to NAME in this folder once it has joined; unset: nowhere");
@@ -86,7 +86,7 @@ absl::StatusOr<NodeOptions> OptionsOf(const Flags& flags) {
   // Absolute: trainers connect to sockets in it from other working directories.
   const std::string local_dir =
       fs::absolute(flags.local_dir.empty() ? RuntimeFolder() : flags.local_dir);
-  options.socket = flags.socket.empty() ? local_dir + "/keeper.sock" : fs::absolute(flags.socket).string();
+  options.socket = flags.socket.empty() ? local_dir + "/node.sock" : fs::absolute(flags.socket).string();
   options.num_workers = flags.workers;
   options.log_dir = flags.log_dir;
   if (!flags.address_dir.empty()) options.address_dir = fs::absolute(flags.address_dir).string();

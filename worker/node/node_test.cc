@@ -28,7 +28,7 @@ using ::testing::HasSubstr;
 class Process {
  public:
   explicit Process(pid_t pid) : pid_(pid), pidfd_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))) {}
-  bool Lives() const {
+  bool Incarnations() const {
     pollfd ended = {pidfd_.get(), POLLIN, 0};
     return pidfd_.valid() && poll(&ended, 1, 0) == 0;
   }
@@ -47,10 +47,10 @@ struct NodeTest : ::testing::Test {
   ~NodeTest() override {
     node.reset();
     for (const char* const name : {"w-0", "w-1"}) {
-      for (const FakeLife& life : FakeLives(folder.path(), name)) {
+      for (const FakeIncarnation& incarnation : FakeIncarnations(folder.path(), name)) {
         std::error_code error;
-        const auto program = std::filesystem::read_symlink(absl::StrCat("/proc/", life.pid, "/exe"), error);
-        if (program.filename() == "fake_worker") kill(life.pid, SIGKILL);
+        const auto program = std::filesystem::read_symlink(absl::StrCat("/proc/", incarnation.pid, "/exe"), error);
+        if (program.filename() == "fake_worker") kill(incarnation.pid, SIGKILL);
       }
     }
   }
@@ -79,13 +79,15 @@ struct NodeTest : ::testing::Test {
     }
     return false;
   }
-  std::vector<FakeLife> Lives(const std::string& worker) const { return FakeLives(folder.path(), worker); }
+  std::vector<FakeIncarnation> Incarnations(const std::string& worker) const {
+    return FakeIncarnations(folder.path(), worker);
+  }
   bool Reaches(const std::string& worker, size_t lives) const {
-    const bool reached = Await([&] { return Lives(worker).size() >= lives; });
+    const bool reached = Await([&] { return Incarnations(worker).size() >= lives; });
     EXPECT_TRUE(reached) << Log();
     return reached;
   }
-  Process Current(const std::string& worker) const { return Process(Lives(worker).back().pid); }
+  Process Current(const std::string& worker) const { return Process(Incarnations(worker).back().pid); }
   // The node's status.
   int StopNode() {
     node->Signal(SIGTERM);
@@ -104,23 +106,23 @@ struct NodeTest : ::testing::Test {
 TEST_F(NodeTest, WorkerKilled_IsStartedAgainAtOnce_AndFindsItsBytes) {
   Start(2, {"--", "--threads", "3"});
   ASSERT_TRUE(Reaches("w-0", 1) && Reaches("w-1", 1));
-  for (int life = 1; life <= 3; ++life) {
+  for (int incarnation = 1; incarnation <= 3; ++incarnation) {
     const Process worker = Current("w-1");
     worker.Kill();
-    ASSERT_TRUE(Reaches("w-1", life + 1));
+    ASSERT_TRUE(Reaches("w-1", incarnation + 1));
     EXPECT_TRUE(Logs({absl::StrCat("pid=", worker.pid()), "event=worker_ended", "worker=w-1", "signal=KILL",
                       "served=true", "restart_ms=0"}))
         << Log();
-    const FakeLife next = Lives("w-1").back();
-    EXPECT_EQ(next.life, life + 1);  // counted in the memory
+    const FakeIncarnation next = Incarnations("w-1").back();
+    EXPECT_EQ(next.incarnation, incarnation + 1);  // counted in the memory
     EXPECT_GT(next.last_incarnation, 0);
     EXPECT_EQ(next.last_address, "address-of-w-1");
   }
   EXPECT_TRUE(Logs({"event=worker_started", "worker=w-1"}));
   EXPECT_TRUE(Logs({"event=worker_restarted", "worker=w-1"}));
-  EXPECT_EQ(Lives("w-0").size(), 1u);
-  EXPECT_EQ(Lives("w-0")[0].arguments,
-            absl::StrCat("--name,w-0,--keeper,", folder.path(), "/keeper.sock,--coordinator,host:1,--local-dir,",
+  EXPECT_EQ(Incarnations("w-0").size(), 1u);
+  EXPECT_EQ(Incarnations("w-0")[0].arguments,
+            absl::StrCat("--name,w-0,--node,", folder.path(), "/node.sock,--coordinator,host:1,--local-dir,",
                          folder.path(), ",--threads,3"));
   EXPECT_EQ(StopNode(), 0);
 }
@@ -132,9 +134,9 @@ TEST_F(NodeTest, EventsDevicesAndAddresses) {
   killed.Kill();
   ASSERT_TRUE(Reaches("w-1", 2));
   const pid_t other = Current("w-0").pid(), next = Current("w-1").pid();
-  EXPECT_THAT(Lives("w-0")[0].arguments,
+  EXPECT_THAT(Incarnations("w-0")[0].arguments,
               HasSubstr(absl::StrCat(",--address-file,", folder.File("at/w-0"), ",--device,cuda:0")));
-  EXPECT_THAT(Lives("w-1")[1].arguments, HasSubstr("at/w-1,--device,cuda:7"));
+  EXPECT_THAT(Incarnations("w-1")[1].arguments, HasSubstr("at/w-1,--device,cuda:7"));
   EXPECT_TRUE(std::filesystem::is_directory(folder.File("at")));
   EXPECT_EQ(StopNode(), 0);
   const std::vector<std::string> lines = absl::StrSplit(Contents("events"), '\n', absl::SkipEmpty());
@@ -155,21 +157,21 @@ TEST_F(NodeTest, NodeKilled_WorkersLiveOn_AndTheNextNodeHasTheirMemory) {
   node->Signal(SIGKILL);
   EndOfNode();
   dies_too.Kill();
-  ASSERT_TRUE(Await([&] { return !dies_too.Lives(); }));
+  ASSERT_TRUE(Await([&] { return !dies_too.Incarnations(); }));
   Start(2);
   ASSERT_TRUE(Await([&] {
     return Logs({"event=worker_adopted", "worker=w-0", absl::StrCat("pid=", lives_on.pid())});
   })) << Log();
   ASSERT_TRUE(Reaches("w-1", 2));
-  EXPECT_TRUE(lives_on.Lives());
-  EXPECT_EQ(Lives("w-0").size(), 1u);
-  EXPECT_EQ(Lives("w-1").back().life, 1);  // nobody had its memory
+  EXPECT_TRUE(lives_on.Incarnations());
+  EXPECT_EQ(Incarnations("w-0").size(), 1u);
+  EXPECT_EQ(Incarnations("w-1").back().incarnation, 1);  // nobody had its memory
 
   // Once its link has told the new node everything.
-  ASSERT_TRUE(Await([&] { return absl::StrContains(Contents("logs/w-0.log"), "event=keeper_back worker=w-0"); }));
+  ASSERT_TRUE(Await([&] { return absl::StrContains(Contents("logs/w-0.log"), "event=node_back worker=w-0"); }));
   lives_on.Kill();
   ASSERT_TRUE(Reaches("w-0", 2));
-  EXPECT_EQ(Lives("w-0").back().life, 2) << Log();
+  EXPECT_EQ(Incarnations("w-0").back().incarnation, 2) << Log();
   EXPECT_TRUE(Logs({"event=worker_ended", "worker=w-0", "status=unknown", "restart_ms=0"})) << Log();
   EXPECT_EQ(StopNode(), 0);
 }
@@ -184,9 +186,9 @@ TEST_F(NodeTest, AdoptedWorkers_StopWithTheNode) {
   ASSERT_TRUE(Await([&] {
     return Logs({"event=worker_adopted", "worker=w-0"}) && Logs({"event=worker_adopted", "worker=w-1"});
   })) << Log();
-  EXPECT_TRUE(a.Lives() && b.Lives());
+  EXPECT_TRUE(a.Incarnations() && b.Incarnations());
   EXPECT_EQ(StopNode(), 0);
-  EXPECT_FALSE(a.Lives() || b.Lives());
+  EXPECT_FALSE(a.Incarnations() || b.Incarnations());
 }
 
 TEST_F(NodeTest, WorkersThatLeave_AreNotStartedAgain_AndTheNodeEnds) {
@@ -195,8 +197,8 @@ TEST_F(NodeTest, WorkersThatLeave_AreNotStartedAgain_AndTheNodeEnds) {
   EXPECT_TRUE(Logs({"event=worker_ended", "worker=w-0", "status=0", "restart_ms=none"})) << Log();
   EXPECT_TRUE(Logs({"event=all_workers_left"})) << Log();
   EXPECT_FALSE(absl::StrContains(Log(), "worker_restarted")) << Log();
-  EXPECT_EQ(Lives("w-0").size(), 1u);
-  EXPECT_EQ(Lives("w-1").size(), 1u);
+  EXPECT_EQ(Incarnations("w-0").size(), 1u);
+  EXPECT_EQ(Incarnations("w-1").size(), 1u);
 }
 
 TEST_F(NodeTest, WorkerThatEndsBeforeItServes_IsStartedLaterAndLater) {
@@ -212,13 +214,13 @@ TEST_F(NodeTest, Stop_WorkersEndInOrder_AndTheStubbornAreKilled) {
   ASSERT_TRUE(Reaches("w-0", 1));
   const Process stubborn = Current("w-0");
   EXPECT_EQ(StopNode(), 0);
-  EXPECT_FALSE(stubborn.Lives());
+  EXPECT_FALSE(stubborn.Incarnations());
   EXPECT_TRUE(Logs({"event=worker_ended", "signal=KILL", "restart_ms=none"})) << Log();
-  EXPECT_FALSE(std::filesystem::exists(folder.File("keeper.sock")));
+  EXPECT_FALSE(std::filesystem::exists(folder.File("node.sock")));
 
   Start(1);
   ASSERT_TRUE(Reaches("w-0", 2));
-  EXPECT_EQ(Lives("w-0").back().life, 1);  // the first node's memory went with it
+  EXPECT_EQ(Incarnations("w-0").back().incarnation, 1);  // the first node's memory went with it
   EXPECT_EQ(StopNode(), 0);
   EXPECT_TRUE(Logs({"event=worker_ended", "status=0", "restart_ms=none"})) << Log();
 }
@@ -247,7 +249,7 @@ TEST_F(NodeTest, SecondNodeAtOneSocket_IsRefused) {
   node.reset();
   first->Signal(SIGTERM);
   EXPECT_TRUE(Await([&] { return first->Ended().has_value(); }));
-  EXPECT_EQ(Lives("w-0").size(), 1u);
+  EXPECT_EQ(Incarnations("w-0").size(), 1u);
 }
 
 }  // namespace

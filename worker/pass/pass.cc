@@ -67,7 +67,7 @@ uint64_t Pass::Execute(const Command& command, uint64_t seq, const float* initia
   }
   executing_ = std::this_thread::get_id();
   std::atomic<uint64_t> digest{0};
-  const bool encodes = command.kind == CommandKind::kGather || command.kind == CommandKind::kFill ||
+  const bool encodes = command.kind == CommandKind::kQuantize || command.kind == CommandKind::kGatherBucket ||
                        command.kind == CommandKind::kPublish;
   if (encodes) FindNf4Means(command);
   if (command.kind == CommandKind::kDigest && snapshots_ != nullptr) snapshot_ = snapshots_->Wanted();
@@ -121,15 +121,15 @@ uint64_t Pass::ExecuteRange(const Command& command, uint64_t seq, int range, con
     case CommandKind::kNorm:
       SquareRange(command, range);
       break;
-    case CommandKind::kGather:
-      GatherRange(command, range);
+    case CommandKind::kQuantize:
+      QuantizeRange(command, range);
       break;
-    case CommandKind::kReduce:
+    case CommandKind::kReduceBucket:
       ReduceRange(range);
       break;
-    case CommandKind::kFill:
+    case CommandKind::kGatherBucket:
     case CommandKind::kPublish:
-      FillRange(command, range);
+      GatherRange(command, range);
       break;
     case CommandKind::kMerge:
       MergeRange(command, range);
@@ -151,10 +151,10 @@ bool Pass::Works(const Command& command, int range) const {
     case CommandKind::kMerge:
     case CommandKind::kPublish:  // publications have frozen weights from the beginning
       return !bucket.frozen;
-    case CommandKind::kGather:  // frozen weights once, with the initial ones
-      return bucket.coded() && (!bucket.frozen || command.first != 0);
-    case CommandKind::kReduce:
-    case CommandKind::kFill:
+    case CommandKind::kQuantize:  // frozen weights once, with the initial ones
+      return bucket.quantized() && (!bucket.frozen || command.first != 0);
+    case CommandKind::kReduceBucket:
+    case CommandKind::kGatherBucket:
       return storage_.ranges()[range].bucket == command.bucket;
     case CommandKind::kInit:
     case CommandKind::kRestore:
@@ -167,7 +167,7 @@ bool Pass::Works(const Command& command, int range) const {
 }
 
 int Pass::Places(const Command& command, int bucket, const Segment** places) const {
-  const bool fill = command.kind == CommandKind::kFill;
+  const bool fill = command.kind == CommandKind::kGatherBucket;
   int num_places = 0;
   if (fill || (command.kind != CommandKind::kPublish && InWindow(bucket))) places[num_places++] = &host_.window();
   for (int i = 0; i < host_.num_publications() && !fill; ++i) {
@@ -314,9 +314,9 @@ int64_t Pass::StepChunk(const Command& command, int range, int64_t chunk) {
   OptimizerContext context;
   int group = -1;
   const void* gradients[kMaxSlots];
-  const ControlPage& page = *host_.control();
-  const bool look = page.looks_again.load(std::memory_order_relaxed) != 0 ||
-                    page.elsewhere_looks_again.load(std::memory_order_relaxed) != 0;
+  const ControlBlock& control = *host_.control();
+  const bool look = control.looks_again.load(std::memory_order_relaxed) != 0 ||
+                    control.elsewhere_looks_again.load(std::memory_order_relaxed) != 0;
   static thread_local std::vector<float> squares;  // of a run, as long as the longest that this thread had
   int64_t written = 0;
   for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
@@ -326,7 +326,7 @@ int64_t Pass::StepChunk(const Command& command, int range, int64_t chunk) {
       context = ContextOf(command, bucket, group);
     }
     OptimizerRun step = RunOf(command, range, run, gradients);
-    const int copies = bucket.coded() ? 0 : Copies(command, range, chunk, run.offset, step.copies);
+    const int copies = bucket.quantized() ? 0 : Copies(command, range, chunk, run.offset, step.copies);
     step.num_copies = stream_copies_ ? 0 : copies;
     if (look) {
       squares.resize(static_cast<size_t>((run.num_elements + kBlockElements - 1) / kBlockElements));
@@ -339,7 +339,7 @@ int64_t Pass::StepChunk(const Command& command, int range, int64_t chunk) {
       step_(context, step);
     }
     if (look) LookAgain(range, chunk, step);
-    if (bucket.coded() && Writes(chunk)) RaiseRun(range, 1 - command.parity, run);
+    if (bucket.quantized() && Writes(chunk)) RaiseRun(range, 1 - command.parity, run);
     if (copies == 0) continue;
     for (int c = step.num_copies; c < copies; ++c) {
       StreamingCopy(step.copies[c], step.weights_out.codes, bucket.CodeOffset(run.num_elements));

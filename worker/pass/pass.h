@@ -15,13 +15,13 @@
 //
 // Weights of int8_row that are gathered as they are stored are copied, and beside them their rows' scales.
 // Weights that are gathered in other codes (core/format/gather_format.h) are not copied by the step: it raises the
-// largest magnitudes of their scales while they are in cache, and kGather, when those of all shards are in, reads them
-// again and codes them.
+// largest magnitudes of their scales while they are in cache, and kQuantize, when those of all shards are in, reads
+// them again and codes them.
 //
-// With bucket residency (residency.h) the step reads, in place of the slots, the sums that kReduce made of them: one
-// slot in fp32 whose sum is already there, so the bits are the same. The window is written where it holds the bucket,
-// and kFill writes a bucket of the committed version into it. A version on demand (kPublish) is a copy of the window, or,
-// where that lacks buckets, written as kFill would.
+// With bucket residency (residency.h) the step reads, in place of the slots, the sums that kReduceBucket made of them:
+// one slot in fp32 whose sum is already there, so the bits are the same. The window is written where it holds the
+// bucket, and kGatherBucket writes a bucket of the committed version into it. A version on demand (kPublish) is a copy
+// of the window, or, where that lacks buckets, written as kGatherBucket would.
 //
 // With pulled slots (pulled_words.h) the same, of sums that kMerge made: results of slots in the windows of trainers
 // and sums of some slots become one sum, in a copy of its own, so kMerge can be executed again.
@@ -52,7 +52,7 @@
 #include "kernels/muon.h"
 #include "kernels/optimizer_step.h"
 #include "kernels/slot_sum.h"
-#include "worker/control/control_page.h"
+#include "worker/control/control_block.h"
 #include "worker/control/damage.h"
 #include "worker/control/group_table.h"
 #include "worker/control/host_ranks.h"
@@ -117,18 +117,18 @@ class Pass final : public StepPass {
   // still, as all are that are declared.
   void LookAgain(int range, int64_t chunk, const OptimizerRun& run);
   uint64_t DigestChunk(int range, int parity, int64_t chunk) const;  // never 0
-  // Of new weights in a coded bucket: raises the maxima; writes codes and scales.
+  // Of new weights in a quantized bucket: raises the maxima; writes codes and scales.
   void RaiseRun(int range, int parity, const ChunkRun& run);
-  void GatherRange(const Command& command, int range);
+  void QuantizeRange(const Command& command, int range);
   // Of bucket residency: sums the slots; writes the weights as they are stored into the window.
   void ReduceRange(int range);
-  void FillRange(const Command& command, int range);
+  void GatherRange(const Command& command, int range);
   // Of pulled slots (pass_merge.cc): sums what is finished of a subtree.
   class Merger;
   void MergeRange(const Command& command, int range);
   bool InWindow(int bucket) const;  // whether the parameter window holds it
   GatheredRun GatheredOf(int range, int parity, const ChunkRun& run) const;
-  // Of tensors that are gathered as nf4, before kGather or kFill codes them: what their scales share.
+  // Of tensors that are gathered as nf4, before kQuantize or kGatherBucket codes them: what their scales share.
   void FindNf4Means(const Command& command);
   // A step of a run, but for copies and what it tells. `gradients` are its slots'.
   OptimizerRun RunOf(const Command& command, int range, const ChunkRun& run, const void* (&gradients)[kMaxSlots]) const;
@@ -168,7 +168,7 @@ class Pass final : public StepPass {
   const SlotSumFn sum_;
   bool stream_copies_;
   std::vector<float> zeros_;            // of the longest chunk
-  std::vector<int64_t> initial_begin_;  // by range: elements before it in the piece of initial weights
+  std::vector<int64_t> initial_begin_;  // by range: elements before it in the shard of initial weights
   std::vector<int> nf4_tensors_;        // of which this shard has a part and which are gathered as nf4, ascending
   std::vector<float> nf4_means_;        // by tensor; empty: there is none
   std::atomic<int64_t> gathered_bytes_{0};

@@ -7,7 +7,7 @@
 // is under way, so a step that is executed again finds them as the first time.
 //
 // And the second look at gradients: slots are memory that trainers write, and a process that has lost its slot may
-// write there still (ControlPage::looks_again). All were finite when they were declared, so the sums of squares that a
+// write there still (ControlBlock::looks_again). All were finite when they were declared, so the sums of squares that a
 // step tells of what it has read are numbers. To tell them takes a pass 4% more time (bench/step), so other steps do
 // not.
 #include <cmath>

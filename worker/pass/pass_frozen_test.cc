@@ -10,8 +10,8 @@
 namespace shardmesh {
 namespace {
 
-// MixedJob, every second parameter frozen (and what is tied to one), in formats with remainders, coded states and codes
-// for readers too.
+// MixedJob, every second parameter frozen (and what is tied to one), in formats with remainders, quantized states and
+// codes for readers too.
 JobSpec HalfFrozen(const std::string& mesh) {
   JobSpec job = MixedJob(mesh, 3);
   job.parameters[2].format = WeightFormat::kBf16Plus8Sr;
@@ -86,13 +86,13 @@ TEST(PassFrozenTest, GradientWindow_IsSmallerByTheirBytes) {
     elements += bucket.num_elements;
     steppable += bucket.gradients(0) * b.plan.num_shards();
   }
-  EXPECT_EQ(b.plan.GradientPieceBytes(0), steppable * 2);
-  EXPECT_EQ(b.plan.InitialPieceBytes(0), elements * 4);
+  EXPECT_EQ(b.plan.GradientShardBytes(0), steppable * 2);
+  EXPECT_EQ(b.plan.InitialShardBytes(0), elements * 4);
   EXPECT_LT(b.plan.gradient_window_bytes(), a.plan.gradient_window_bytes());
   EXPECT_LT(b.storages[0]->num_bytes(), a.storages[0]->num_bytes());
 }
 
-// A worker that ends in any chunk of the initial weights places all of them in its next life.
+// A worker that ends in any chunk of the initial weights places all of them in its next incarnation.
 TEST(PassFrozenTest, KilledInAnyChunkOfTheInitialWeights_TheRestartedWorkerFinishesWithTheSameBits) {
   PassGroup group(HalfFrozen("fsdp=1"), 1);
   NumericsOracle oracle(group.job);
@@ -103,7 +103,7 @@ TEST(PassFrozenTest, KilledInAnyChunkOfTheInitialWeights_TheRestartedWorkerFinis
   command.kind = CommandKind::kInit;
   command.first = 1;
   command.publish = 0;
-  const std::vector<float> piece = group.InitialPiece(0);
+  const std::vector<float> piece = group.InitialShard(0);
   const int ranges = static_cast<int>(group.storages[0]->ranges().size());
   for (int killed = 0; killed < ranges; ++killed) {
     for (int64_t chunk = 0; chunk < group.storages[0]->ranges()[killed].num_chunks(); ++chunk) {

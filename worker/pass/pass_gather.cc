@@ -30,7 +30,7 @@ void Pass::FindNf4Means(const Command& command) {
   const std::atomic<uint32_t>* const maxima = Maxima(host_.control(), plan_);
   team_.ForEach(static_cast<int>(nf4_tensors_.size()), [&](int i) {
     const Placement& tensor = plan_.placements()[nf4_tensors_[i]];
-    const bool wanted = command.kind == CommandKind::kFill
+    const bool wanted = command.kind == CommandKind::kGatherBucket
                             ? tensor.bucket == command.bucket
                             : !plan_.buckets()[tensor.bucket].frozen || command.first != 0;
     if (!wanted) return;
@@ -43,11 +43,11 @@ void Pass::RaiseRun(int range, int parity, const ChunkRun& run) {
               Maxima(host_.control(), plan_) + plan_.placements()[run.tensor].first_maximum);
 }
 
-void Pass::GatherRange(const Command& command, int range) {
+void Pass::QuantizeRange(const Command& command, int range) {
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
   const std::atomic<uint32_t>* const maxima = Maxima(host_.control(), plan_);
-  const bool fill = command.kind == CommandKind::kFill;
+  const bool fill = command.kind == CommandKind::kGatherBucket;
   int64_t written = 0;
   for (int64_t chunk = share_.index; chunk < r.num_chunks(); chunk += share_.count) {
     for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
@@ -63,14 +63,15 @@ void Pass::GatherRange(const Command& command, int range) {
       }
       if (num_places == 0) continue;
       EncodeGathered(GatheredOf(range, command.parity, run), maxima + tensor.first_maximum, places, num_places);
-      const bool in_window = fill || (command.kind == CommandKind::kGather && InWindow(r.bucket));
+      const bool in_window = fill || (command.kind == CommandKind::kQuantize && InWindow(r.bucket));
       if (command.first == 0 && in_window) written += bucket.CodeOffset(run.num_elements);
     }
   }
   gathered_bytes_.fetch_add(written, std::memory_order_relaxed);
 }
 
-// The window has the whole version in the bytes that are published; each rank of the host copies as much of it as another.
+// The window has the whole version in the bytes that are published; each rank of the host copies as much of it as
+// another.
 void Pass::PublishShare(const Command& command) {
   constexpr int64_t kPiece = 1 << 20;
   const int64_t bytes = plan_.window_bytes(), pieces = (bytes + kPiece - 1) / kPiece;
@@ -101,11 +102,11 @@ void Pass::ReduceRange(int range) {
   }
 }
 
-void Pass::FillRange(const Command& command, int range) {
+void Pass::GatherRange(const Command& command, int range) {
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
-  if (bucket.coded()) return GatherRange(command, range);
-  const bool fill = command.kind == CommandKind::kFill;
+  if (bucket.quantized()) return QuantizeRange(command, range);
+  const bool fill = command.kind == CommandKind::kGatherBucket;
   const Segment& to = fill ? host_.window() : host_.publication(command.publish);
   char* const weights = to.data() + bucket.weight_offset;
   int64_t written = 0;

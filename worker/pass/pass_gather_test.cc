@@ -16,7 +16,7 @@ constexpr WeightFormat kWeights[] = {WeightFormat::kFp32, WeightFormat::kBf16Sr,
                                      WeightFormat::kBf16Plus8Sr};
 
 // Odd shapes in every gather format that takes them, of weights in numbers and in rows of int8, one of them tied, and
-// some that are not coded among them.
+// some that are not quantized among them.
 JobSpec GatherJob(const std::string& mesh) {
   const std::vector<std::vector<int64_t>> shapes = {{}, {7, 19}, {300, 1}, {3, 320}, {130, 257}, {2, 4096 + 32}};
   JobSpec job = SmallJob(mesh, 2);
@@ -75,10 +75,10 @@ TEST(PassGather, EveryFormatOnEveryMesh_IsEncodeOfTheWholeTensor) {
   }
 }
 
-// A step alone writes nothing of coded weights into the window, and an unpublished one nothing into a publication.
+// A step alone writes nothing of quantized weights into the window, and an unpublished one nothing into a publication.
 TEST(PassGather, TheStepItself_LeavesCodesAlone) {
   JobSpec job = GatherJob("fsdp=1");
-  job.parameters.erase(job.parameters.begin(), job.parameters.begin() + 2);  // what is not coded
+  job.parameters.erase(job.parameters.begin(), job.parameters.begin() + 2);  // what is not quantized
   PassGroup group(job, 1);
   group.PlaceWeights();
   const std::vector<char> window = group.Window(), other = group.Publication(1);

@@ -15,8 +15,8 @@ constexpr int kMaxDepth = 8;             // of a tree over kMaxSlots leaves, its
 // One range of one command.
 class Pass::Merger {
  public:
-  Merger(const Pass& pass, const Command& command, const Frontier& pieces, int range)
-      : pass_(pass), pieces_(pieces), range_(pass.storage_.ranges()[range]), partial_(command.partial) {}
+  Merger(const Pass& pass, const Command& command, const Frontier& sums, int range)
+      : pass_(pass), sums_(sums), range_(pass.storage_.ranges()[range]), partial_(command.partial) {}
 
   // Elements [begin, begin + count) of the range. `scratch`: 2 * kMaxDepth * kElements numbers.
   void Sum(SlotRange slots, int64_t begin, int64_t count, float* scratch) {
@@ -45,11 +45,11 @@ class Pass::Merger {
 
   // The sum of a subtree: in `to`, or where it lies already. `scratch` has room for what is below.
   const float* Node(SlotRange slots, float* to, float* scratch) const {
-    const bool whole = pieces_.count[slots.first] == slots.count;
-    if (whole && pieces_.source[slots.first] >= 0) return Of(pieces_.source[slots.first]);
-    if (pieces_.AllResults(slots)) {
+    const bool whole = sums_.count[slots.first] == slots.count;
+    if (whole && sums_.source[slots.first] >= 0) return Of(sums_.source[slots.first]);
+    if (sums_.AllResults(slots)) {
       const void* results[kMaxSlots];
-      for (int s = 0; s < slots.count; ++s) results[s] = ResultAt(pieces_.source[slots.first + s]);
+      for (int s = 0; s < slots.count; ++s) results[s] = ResultAt(sums_.source[slots.first + s]);
       Add(pass_.job_.gradient_format, results, slots.count, to);
       return to;
     }
@@ -62,15 +62,15 @@ class Pass::Merger {
   }
 
   const Pass& pass_;
-  const Frontier& pieces_;
+  const Frontier& sums_;
   const StorageRange& range_;
   const int partial_;
   int64_t begin_ = 0, count_ = 0;
 };
 
 void Pass::MergeRange(const Command& command, int range) {
-  const Frontier pieces = PulledSlots(host_.control(), job_, plan_, command.step).Pieces();
-  Merger merger(*this, command, pieces, range);
+  const Frontier sums = PulledSlots(host_.control(), job_, plan_, command.step).Sums();
+  Merger merger(*this, command, sums, range);
   alignas(64) float scratch[2 * kMaxDepth * kElements];
   const int64_t elements = storage_.ranges()[range].num_elements;
   const bool looks = while_merging_ && std::this_thread::get_id() == executing_;

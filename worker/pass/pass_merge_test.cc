@@ -56,7 +56,7 @@ struct PulledStep {
     group.Gather(command);
   }
 
-  // Twice, as in the next life of a worker that was killed behind it.
+  // Twice, as in the next incarnation of a worker that was killed behind it.
   void Merge() {
     while (const std::optional<SlotRange> next = table.NextMerge()) {
       Command command;

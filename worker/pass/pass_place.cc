@@ -27,7 +27,7 @@ void Pass::PlaceFirst(const Command& command, int range, const float* initial) {
     for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
       const ChunkRun& run = storage_.runs(range)[i];
       if (initial != nullptr) PlaceRun(command, range, run, initial + initial_begin_[range] + run.offset);
-      if (bucket.coded()) {
+      if (bucket.quantized()) {
         if (Writes(chunk)) RaiseRun(range, command.parity, run);
         continue;
       }

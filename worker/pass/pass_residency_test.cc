@@ -72,7 +72,7 @@ TEST(PassResidencyTest, SummedBuckets_GiveTheirPagesBack) {
   ASSERT_GT(before, 0);
   for (int b = 0; b < static_cast<int>(group.plan.buckets().size()); ++b) {
     if (group.plan.buckets()[b].frozen) continue;
-    group.Execute(group.BucketCommand(CommandKind::kReduce, b));
+    group.Execute(group.BucketCommand(CommandKind::kReduceBucket, b));
     EXPECT_EQ(SlotBytes(group), before);
     ASSERT_OK(group.passes[0]->GiveBackGradients(b));
     EXPECT_LE(SlotBytes(group), before - group.job.num_slots * kPageBytes);

@@ -1,4 +1,4 @@
-// Pass: a worker that ends in the middle of a command finishes it in its next life.
+// Pass: a worker that ends in the middle of a command finishes it in its next incarnation.
 #include <algorithm>
 #include <cstring>
 
@@ -63,7 +63,7 @@ void Kill(PassGroup& group, int range, const Image& before, const Image& after, 
     if (i < done || storage.first_run(range, chunk) == storage.first_run(range, chunk + 1)) continue;
     const ChunkRun& run = storage.runs(range)[storage.first_run(range, chunk)];
     const Bucket& bucket = group.plan.buckets()[r.bucket];
-    if (bucket.coded()) continue;  // its codes are not written yet
+    if (bucket.quantized()) continue;  // its codes are not written yet
     const int64_t at = bucket.weight_offset + bucket.CodeOffset(r.bucket_begin + run.offset);
     std::memset(group.host.window().data() + at, 0xCD, bucket.CodeOffset(run.num_elements));
   }
@@ -93,7 +93,7 @@ void KillMaxima(PassGroup& group, int open_range, const Command& command, int64_
   for (int range = 0; range < static_cast<int>(storage.ranges().size()); ++range) {
     const StorageRange& r = storage.ranges()[range];
     const Bucket& bucket = group.plan.buckets()[r.bucket];
-    for (int64_t i = 0; bucket.coded() && i < (range == open_range ? done : r.num_chunks()); ++i) {
+    for (int64_t i = 0; bucket.quantized() && i < (range == open_range ? done : r.num_chunks()); ++i) {
       const int64_t chunk = command.parity == 0 ? i : r.num_chunks() - 1 - i;
       for (int k = storage.first_run(range, chunk); k < storage.first_run(range, chunk + 1); ++k) {
         const ChunkRun& run = storage.runs(range)[k];
@@ -114,17 +114,17 @@ std::vector<uint32_t> MaximaOf(const PassGroup& group) {
   return {maxima, maxima + group.plan.num_maxima()};
 }
 
-// A worker that is killed while it writes the codes of any chunk writes all of them in its next life.
+// A worker that is killed while it writes the codes of any chunk writes all of them in its next incarnation.
 void KillGatherInEveryChunk(PassGroup& group, const Command& step) {
   group.Gather(step);
   Command command = step;
-  command.kind = CommandKind::kGather;
+  command.kind = CommandKind::kQuantize;
   command.parity = group.parity;
   const std::vector<char> window = group.Window(), publication = group.Publication(step.publish);
   const auto tear = [&](const Segment& segment, int range, const ChunkRun& run) {
     const StorageRange& r = group.storages[0]->ranges()[range];
     const Bucket& bucket = group.plan.buckets()[r.bucket];
-    if (!bucket.coded()) return;
+    if (!bucket.quantized()) return;
     const Placement& tensor = group.plan.placements()[run.tensor];
     char* const begin = segment.data() + bucket.weight_offset;
     std::memset(begin + bucket.CodeOffset(r.bucket_begin + run.offset), 0xCD, bucket.CodeOffset(run.num_elements));
@@ -185,7 +185,7 @@ void KillInEveryChunk(JobSpec job, uint64_t first_seq = 0) {
       }
     }
     group.parity = 1 - group.parity;
-    if (group.plan.coded()) {
+    if (group.plan.quantized()) {
       ASSERT_NO_FATAL_FAILURE(KillGatherInEveryChunk(group, command));
     }
     oracle.RunStep(step);
@@ -223,7 +223,7 @@ TEST(PassRestartTest, KilledInAReduction_TheRestartedWorkerMakesTheSameSums) {
       const float* const begin = group.sums[1]->At(b, first);
       return std::vector<float>(begin, begin + elements);
     };
-    const Command command = group.BucketCommand(CommandKind::kReduce, b);
+    const Command command = group.BucketCommand(CommandKind::kReduceBucket, b);
     group.Execute(command);
     const std::vector<float> whole = sums();
     std::fill_n(group.sums[1]->At(b, first), elements / 2, -7.5f);  // torn
@@ -234,7 +234,7 @@ TEST(PassRestartTest, KilledInAReduction_TheRestartedWorkerMakesTheSameSums) {
   }
 }
 
-TEST(PassRestartTest, KilledWithCodedStates_TheRestartedWorkerFinishesWithTheSameBits) {
+TEST(PassRestartTest, KilledWithQuantizedStates_TheRestartedWorkerFinishesWithTheSameBits) {
   JobSpec job = MixedJob("fsdp=1", 2);
   int i = 0;
   for (ParameterSpec& p : job.parameters) {
@@ -289,7 +289,7 @@ TEST(PassRestartTest, KilledWithMuon_TheRestartedWorkerFinishesWithTheSameBits) 
   KillInEveryChunk<NumericsOracle>(job);
 }
 
-TEST(PassRestartTest, KilledWithCodedGathers_TheRestartedWorkerFinishesWithTheSameBits) {
+TEST(PassRestartTest, KilledWithQuantizedGathers_TheRestartedWorkerFinishesWithTheSameBits) {
   JobSpec job = MixedJob("fsdp=1", 2);
   int i = 0;
   for (ParameterSpec& p : job.parameters) {

@@ -33,8 +33,8 @@ namespace {
 
 TEST(StepAllocationTest, TheCounterCounts) {
   const int64_t before = allocations.load();
-  std::vector<char> kept(1000);
-  EXPECT_GT(allocations.load(), before) << static_cast<int>(kept[7]);
+  std::vector<char> retained(1000);
+  EXPECT_GT(allocations.load(), before) << static_cast<int>(retained[7]);
 }
 
 // Every format of states, weights that need draws, replicas, threads, publications and the norm.
@@ -49,7 +49,7 @@ TEST(StepAllocationTest, Passes_AllocateNothing) {
     JobSpec job = MixedJob("ddp=2,fsdp=2", 3);
     job.clip_norm = 1;
     for (ParameterSpec& parameter : job.parameters) parameter.states = states;
-    job.parameters.push_back({"coded", {5, 9600}, WeightFormat::kBf16Sr, "", states, gather});
+    job.parameters.push_back({"quantized", {5, 9600}, WeightFormat::kBf16Sr, "", states, gather});
     PassGroup group(job, /*threads=*/2);
     group.PlaceWeights();
     for (const int64_t step : {1, 2, 4}) {  // the third is skipped
@@ -94,7 +94,7 @@ TEST(StepAllocationTest, Int8Rows_AllocateInTheFirstStepAlone) {
   JobSpec job = SmallJob("fsdp=1", 2);
   job.parameters = {{"w", {300, 96}, WeightFormat::kInt8Row, "", StateFormat::kDyn8},
                     {"b", {9001}, WeightFormat::kInt8Row},
-                    {"coded", {50, 960}, WeightFormat::kInt8Row, "", StateFormat::kFp32, GatherFormat::kFp8Tensor}};
+                    {"quantized", {50, 960}, WeightFormat::kInt8Row, "", StateFormat::kFp32, GatherFormat::kFp8Tensor}};
   PassGroup group(job, /*threads=*/1);
   group.PlaceWeights();
   for (const int64_t step : {1, 2, 4}) {
@@ -113,7 +113,8 @@ TEST(StepAllocationTest, Buckets_AllocateNothing) {
   JobSpec job = MixedJob("ddp=2,fsdp=2", 3);
   job.clip_norm = 1;
   job.residency = Residency::kBucket;
-  job.parameters.push_back({"coded", {5, 9600}, WeightFormat::kBf16Sr, "", StateFormat::kDyn8, GatherFormat::kFp8Row});
+  job.parameters.push_back(
+      {"quantized", {5, 9600}, WeightFormat::kBf16Sr, "", StateFormat::kDyn8, GatherFormat::kFp8Row});
   PassGroup group(job, /*threads=*/2);
   group.PlaceWeights();
   for (const int64_t step : {1, 2}) {
@@ -164,7 +165,7 @@ TEST_F(StepAllocationBucketTest, DeclaringAcquiringAndDeciding_AllocateNothing) 
   BucketDeclaration bucket{slots, Step(1), 0, {}, /*in_place=*/true};
   const int64_t before = allocations.load();
   bool good = protocol.AcquireBucket(0).ok() && protocol.DeclareBucket(bucket).ok();
-  for (const CommandKind kind : {CommandKind::kFill, CommandKind::kReduce}) {
+  for (const CommandKind kind : {CommandKind::kGatherBucket, CommandKind::kReduceBucket}) {
     good = good && protocol.Decide() && protocol.command().kind == kind;
     for (int r = 0; r < plan.num_ranks(); ++r) protocol.Done(Rank(r), protocol.decided());
     protocol.Commit();

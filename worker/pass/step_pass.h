@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "worker/control/control_page.h"
+#include "worker/control/control_block.h"
 
 namespace shardmesh {
 
@@ -24,11 +24,11 @@ class StepPass {
  public:
   virtual ~StepPass() = default;
 
-  // Executes a command; running it again gives the same bytes. `initial` is this shard's piece of initial weights
+  // Executes a command; running it again gives the same bytes. `initial` is this shard's shard of initial weights
   // (shard.proto), needed by kInit only. Returns the shard's digest for kDigest, else 0.
   // `gate`, if any, is asked before and told after the ranges of each bucket, in their order.
   // An error: the command has no result, and the job cannot go on. Aborted: the job was aborted meanwhile. DataLoss:
-  // the shard is damaged, as the control page's word says.
+  // the shard is damaged, as the control block's word says.
   virtual absl::StatusOr<uint64_t> Run(const Command& command, uint64_t seq, const float* initial,
                                        BucketGate* gate = nullptr) = 0;
 

@@ -84,7 +84,7 @@ MembershipAgent::Joined MembershipAgent::joined() const {
   return as_;
 }
 
-// What it was to take over when it began is another life's now, or nobody's.
+// What it was to take over when it began is another incarnation's now, or nobody's.
 void MembershipAgent::TakeIncarnation(int64_t next, bool was_joined) {
   spdlog::warn("event=incarnation_refused worker={} was={} takes={}", identity_.name(), identity_.incarnation(), next);
   identity_.set_incarnation(next);
@@ -153,7 +153,7 @@ absl::Status MembershipAgent::Heartbeat() {
   request.set_secret(identity_.secret());
   request.set_spans_hosts(identity_.spans_hosts());
   request.set_has_device(identity_.has_device());
-  request.set_kept(identity_.kept());
+  request.set_kept(identity_.retained());
   for (v1::MemberStatus& status : worker_.Statuses()) *request.add_jobs() = std::move(status);
   ASSIGN_OR_RETURN(const v1::HeartbeatReply reply, coordinator_.Heartbeat(request, kCallTimeout));
   worker_.Reconcile({reply.assignments().begin(), reply.assignments().end()});

@@ -1,10 +1,10 @@
 // MembershipAgent: keeps one worker joined to the coordinator: Join, then Heartbeat after Heartbeat, passing
 // assignments to the Worker and its statuses back. When the coordinator is away, steps go on and it tries again; when
-// the coordinator has forgotten this life of the worker, it joins again; but not while it holds jobs: the coordinator
-// then refuses with FAILED_PRECONDITION, since its state file is not the one of these jobs, and they go on. When the
-// coordinator refuses this life's incarnation and says which one it would take, the agent joins again with that: the
-// wall clock was set back, or somebody else joined under this name. Each incarnation that it takes has a new secret,
-// which nobody but the coordinator is told. One thread; Stop (or the destructor) ends it.
+// the coordinator has forgotten this incarnation of the worker, it joins again; but not while it holds jobs: the
+// coordinator then refuses with FAILED_PRECONDITION, since its state file is not the one of these jobs, and they go on.
+// When the coordinator refuses this incarnation's incarnation and says which one it would take, the agent joins again
+// with that: the wall clock was set back, or somebody else joined under this name. Each incarnation that it takes has a
+// new secret, which nobody but the coordinator is told. One thread; Stop (or the destructor) ends it.
 #pragma once
 
 #include <memory>
@@ -26,7 +26,7 @@ class MembershipAgent {
   ~MembershipAgent();
 
   // OK once the worker is joined. DeadlineExceeded: the coordinator did not answer in time; AlreadyExists: another live
-  // worker has the name; Aborted: a newer life of this worker was seen.
+  // worker has the name; Aborted: a newer incarnation of this worker was seen.
   absl::Status AwaitJoined(absl::Duration timeout);
   // As which it joined the last time; incarnation 0: it did not yet.
   struct Joined {

@@ -205,11 +205,11 @@ TEST_F(MembershipAgentTest, Forgotten_JoinsAgainWithTheSameIncarnation) {
 // The coordinator was started with another state file.
 TEST_F(MembershipAgentTest, RefusedWithItsJobs_KeepsThemAndDoesNotJoinAgain) {
   v1::Assignment assignment;
-  assignment.mutable_spec()->set_name("kept");
+  assignment.mutable_spec()->set_name("retained");
   coordinator.Assign(assignment);
   MembershipAgent agent(coordinator, worker, Identity());
   EXPECT_TRUE(coordinator.Await([](const FakeCoordinator& c) { return c.last_heartbeat.jobs_size() == 1; }));
-  coordinator.Answer(absl::OkStatus(), absl::FailedPreconditionError("job kept is in another state file"));
+  coordinator.Answer(absl::OkStatus(), absl::FailedPreconditionError("job retained is in another state file"));
   EXPECT_TRUE(coordinator.AwaitMore(0, 3));
   agent.Stop();
   EXPECT_EQ(coordinator.joins_made, 1);
@@ -248,8 +248,9 @@ TEST_F(MembershipAgentTest, RefusedIncarnation_JoinsWithTheOneThatIsTaken) {
   EXPECT_EQ(coordinator.leaves.at(0).incarnation(), 51);
 }
 
-// Somebody joined in its place, who is silent now: what it was to take over once is no life's of its own any more.
-TEST_F(MembershipAgentTest, ThrownOut_JoinsAgainAsANewLife) {
+// Somebody joined in its place, who is silent now: what it was to take over once is no incarnation's of its own any
+// more.
+TEST_F(MembershipAgentTest, ThrownOut_JoinsAgainAsANewIncarnation) {
   v1::JoinRequest identity = Identity();
   identity.set_dead_incarnation(41);
   identity.set_resumes(41);
@@ -268,7 +269,7 @@ TEST_F(MembershipAgentTest, ThrownOut_JoinsAgainAsANewLife) {
   EXPECT_EQ(coordinator.last_join.resumed_size(), 0);
 }
 
-TEST_F(MembershipAgentTest, Secret_IsTheSameInAllCallsOfALife_AndAnotherInTheNext) {
+TEST_F(MembershipAgentTest, Secret_IsTheSameInAllCallsOfAnIncarnation_AndAnotherInTheNext) {
   coordinator.Answer(absl::UnavailableError("not yet"), absl::OkStatus());
   MembershipAgent agent(coordinator, worker, Identity());
   EXPECT_TRUE(coordinator.AwaitMore(2, 0));
@@ -284,9 +285,9 @@ TEST_F(MembershipAgentTest, Secret_IsTheSameInAllCallsOfALife_AndAnotherInTheNex
   std::map<int64_t, std::set<std::string>> secrets;
   for (const v1::JoinRequest& join : coordinator.joins) secrets[join.incarnation()].insert(join.secret());
   ASSERT_EQ(secrets.size(), 2u);
-  for (const auto& [incarnation, of_life] : secrets) {
-    EXPECT_EQ(of_life.size(), 1u) << incarnation;
-    EXPECT_EQ(of_life.begin()->size(), 16u) << incarnation;
+  for (const auto& [incarnation, of_incarnation] : secrets) {
+    EXPECT_EQ(of_incarnation.size(), 1u) << incarnation;
+    EXPECT_EQ(of_incarnation.begin()->size(), 16u) << incarnation;
   }
   const std::string first = *secrets[42].begin(), second = *secrets[61].begin();
   EXPECT_NE(first, second);
@@ -296,9 +297,9 @@ TEST_F(MembershipAgentTest, Secret_IsTheSameInAllCallsOfALife_AndAnotherInTheNex
   EXPECT_EQ(coordinator.leaves.at(0).secret(), second);
 }
 
-TEST_F(MembershipAgentTest, Lives_HaveSecretsOfTheirOwn) {
+TEST_F(MembershipAgentTest, Incarnations_HaveSecretsOfTheirOwn) {
   std::set<std::string> seen;
-  for (int life = 0; life < 2; ++life) {
+  for (int incarnation = 0; incarnation < 2; ++incarnation) {
     MembershipAgent agent(coordinator, worker, Identity());
     ASSERT_OK(agent.AwaitJoined(kLong));
     agent.Stop();
@@ -306,7 +307,7 @@ TEST_F(MembershipAgentTest, Lives_HaveSecretsOfTheirOwn) {
   }
 }
 
-// As with any other answer: it says so and asks again, as the same life.
+// As with any other answer: it says so and asks again, as the same incarnation.
 TEST_F(MembershipAgentTest, PermissionDenied_IsSaidAndAskedAgain) {
   const absl::Status denied = absl::PermissionDeniedError("heartbeat of worker w1 without the secret");
   coordinator.Answer(denied, denied);
@@ -325,7 +326,7 @@ TEST_F(MembershipAgentTest, PermissionDenied_IsSaidAndAskedAgain) {
   EXPECT_EQ(std::set<std::string>(coordinator.beat_secrets.begin(), coordinator.beat_secrets.end()).size(), 1u);
 }
 
-// Another program has joined as this life: the worker is the next one.
+// Another program has joined as this incarnation: the worker is the next one.
 TEST_F(MembershipAgentTest, PermissionDenied_WithTheNextIncarnation_TakesThat) {
   const absl::Status taken = WithNextIncarnation(absl::PermissionDeniedError("without the secret"), 43);
   coordinator.Answer(taken, absl::OkStatus());

@@ -46,12 +46,12 @@ Worker::Worker(WorkerOptions options, std::unique_ptr<Memory> memory)
     : options_(std::move(options)), memory_(std::move(memory)), heartbeat_timeout_(options_.heartbeat_timeout) {
   monitor_ = std::thread([this] { Monitor(); });
   reaper_ = std::thread([this] { Reap(); });
-  if (options_.keeper != nullptr) options_.keeper->OnChange([this] { TellWhetherKept(); });
+  if (options_.node != nullptr) options_.node->OnChange([this] { TellWhetherRetained(); });
 }
 
 Worker::~Worker() {
   OnChange(nullptr);
-  if (options_.keeper != nullptr) options_.keeper->OnChange(nullptr);
+  if (options_.node != nullptr) options_.node->OnChange(nullptr);
   Reconcile({});
   SweepPast(/*all=*/true);
   {
@@ -224,7 +224,7 @@ void Worker::Prepare(std::shared_ptr<Entry> entry) {
 absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<LocalSocket>& link) {
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kAssigned));
   const v1::Assignment& assignment = entry->assignment;
-  if (assignment.leaves()) return EndInTurn(entry);
+  if (assignment.leaves()) return EndAtCutover(entry);
   ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(assignment.spec()));
   ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
   if (assignment.peers_size() != plan.num_ranks() || assignment.rank() < 0 || assignment.rank() >= plan.num_ranks()) {
@@ -274,8 +274,8 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard,
                    JobShard::Create(std::move(options), std::move(plan), std::move(host), *memory, &entry->closing));
   if (!restores) RETURN_IF_ERROR(KeepWhole(*entry));
-  if (entry->resumed) shard->protocol().GoesOn(MonotonicNanos(), options_.keeper->left().away_since_nanos);
-  shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsKept(*entry));
+  if (entry->resumed) shard->protocol().GoesOn(MonotonicNanos(), options_.node->left().away_since_nanos);
+  shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsRetained(*entry));
   {
     MutexLock lock(mu_);
     if (entry->closing.load()) return absl::CancelledError("the job was closed");
@@ -288,10 +288,10 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kPrepared));
   if (lead && ranks.num_hosts > 1) RETURN_IF_ERROR(MeetHosts(entry, *shard));
   if (restores) {
-    if (assignment.staged()) RETURN_IF_ERROR(AwaitTurn(entry, *shard));
+    if (assignment.staged()) RETURN_IF_ERROR(AwaitCutover(entry, *shard));
     RETURN_IF_ERROR(RestoreFrom(*entry, *shard));
     RETURN_IF_ERROR(KeepWhole(*entry));
-    shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsKept(*entry));  // who attaches now knows
+    shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsRetained(*entry));  // who attaches now knows
   }
   {
     MutexLock lock(mu_);
@@ -302,11 +302,11 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   Changed();
   if (link != nullptr) WatchLead(entry, *link);
   if (entry->resumed && assignment.has_from()) EndBefore(*entry).IgnoreError();  // others may ask for what it held
-  if (entry->resumed) AwaitOrphans(entry, *shard);
+  if (entry->resumed) AwaitClaims(entry, *shard);
   return absl::OkStatus();
 }
 
-// Signs of life and looks at peers, a few times per heartbeat time-out.
+// Signs of incarnation and looks at peers, a few times per heartbeat time-out.
 void Worker::Monitor() {
   PeerPatience patience(MonotonicNanos());
   while (true) {
@@ -320,8 +320,8 @@ void Worker::Monitor() {
     MutexLock round(round_mu_);
     const int64_t now = MonotonicNanos();
     const absl::Duration allowed = patience.At(now, timeout);
-    for (const auto& [shard, kept] : JobsAndWhetherKept()) {
-      shard->Tick(now, allowed, kept);
+    for (const auto& [shard, retained] : JobsAndWhetherRetained()) {
+      shard->Tick(now, allowed, retained);
       // The kernel ends a connection, a socket or a process when it dies; the health then changed: tell the
       // coordinator.
       if (!shard->protocol().Health().ok()) Changed();

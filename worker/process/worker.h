@@ -10,8 +10,8 @@
 // A preparation looks whether its job is closed at every range of its storage, every segment, and every 200 ms while it
 // waits for the lead.
 //
-// With a keeper (worker/node) the memory of jobs on one host outlives a worker that is killed. Its next life takes the
-// jobs over as they were left there (Resume), without asking anybody; peers and trainers meanwhile wait, until the
+// With a node (worker/node) the memory of jobs on one host outlives a worker that is killed. Its next incarnation takes
+// the jobs over as they were left there (Resume), without asking anybody; peers and trainers meanwhile wait, until the
 // heartbeat time-out says that it will not come.
 //
 // Versions that are leased when an epoch ends, or its job is deleted, stay until their leases do (past_).
@@ -48,7 +48,7 @@
 #include "worker/memory/host_capacity.h"
 #include "worker/memory/memory.h"
 #include "worker/move/reform.h"
-#include "worker/node/keeper_link.h"
+#include "worker/node/node_link.h"
 #include "worker/transport/rendezvous.h"
 
 namespace shardmesh {
@@ -66,7 +66,7 @@ struct WorkerOptions {
   MeetCall meet;              // how their first lead is asked; with group_address
   FetchCall transfer;         // how members of a job that re-forms get what others hold; null: they cannot
   FolderAccess checkpoint_folders;  // of Shard.Save and Shard.Load
-  KeeperLink* keeper = nullptr;     // of the host, outlives the worker; null: jobs end with this process
+  NodeLink* node = nullptr;         // of the host, outlives the worker; null: jobs end with this process
 };
 
 class Worker {
@@ -82,8 +82,8 @@ class Worker {
   void SetHeartbeatTimeout(absl::Duration timeout);  // as the coordinator says
   absl::Duration heartbeat_timeout() const;
 
-  // Takes over the jobs that the last life of this worker left with the keeper, and says which, as JoinRequest does.
-  // Once, before Reconcile.
+  // Takes over the jobs that the last incarnation of this worker left with the node, and says which, as JoinRequest
+  // does. Once, before Reconcile.
   std::vector<v1::ResumedJob> Resume();
 
   // Starts what is new, closes what is gone, and waits for neither. Of a known epoch an assignment may say that it is
@@ -127,12 +127,12 @@ class Worker {
     v1::MemberState state = v1::MEMBER_STATE_PREPARING;
     std::string error;
     std::shared_ptr<JobShard> shard;
-    bool resumed = false;           // from the keeper
-    bool in_keeper = false;         // its memory comes from the keeper
-    std::atomic<bool> kept{false};  // and is there as a whole
+    bool resumed = false;               // from the node
+    bool in_node = false;               // its memory comes from the node
+    std::atomic<bool> retained{false};  // and is there as a whole
     std::vector<bool> mapped;       // on the lead: by rank of its host
     std::shared_ptr<Entry> before;  // of a job that re-forms: what this member held, until the job is READY
-    std::atomic<bool> turn{false};  // of a staged one: the older epoch may be ended
+    std::atomic<bool> cutover{false};  // of a staged one: the older epoch may be ended
     HostRanks ranks;
     // Of rank 0: for each of three groups two keys a host, and why it failed.
     std::shared_ptr<MemoryRendezvous> rendezvous = std::make_shared<MemoryRendezvous>(6 * kMaxHostRanks + 1);
@@ -169,37 +169,37 @@ class Worker {
   // The entry's job has not gone on at this epoch yet.
   static bool Moves(const Entry& entry);
   // Of a staged assignment: builds no more than what the older epoch may stand beside, says so, and waits for its end.
-  absl::Status AwaitTurn(const std::shared_ptr<Entry>& entry, JobShard& shard);
+  absl::Status AwaitCutover(const std::shared_ptr<Entry>& entry, JobShard& shard);
   // Of a member that leaves: ends the older epoch in its turn, and then holds what it has.
-  absl::Status EndInTurn(const std::shared_ptr<Entry>& entry);
-  absl::Status AwaitTurnOf(const Entry& entry, JobShard* shard) const;
+  absl::Status EndAtCutover(const std::shared_ptr<Entry>& entry);
+  absl::Status AwaitCutoverOf(const Entry& entry, JobShard* shard) const;
   void TellPrepared(Entry& entry);
   // From now on it is the job.
-  void TakeTurn(const std::shared_ptr<Entry>& entry);
+  void CutOver(const std::shared_ptr<Entry>& entry);
   // What was held before an entry that is needed alone from now on.
   static void DropOlder(Entry& entry, std::vector<std::shared_ptr<Entry>>& gone) {
     if (entry.before != nullptr) gone.push_back(std::exchange(entry.before, nullptr));
   }
   // InvalidArgument: `assignment.from` contradicts the assignment.
   static absl::Status CheckOrigin(const v1::Assignment& assignment);
-  // Waits until what was held before is built, if that is a next life's. Null: nothing was held.
+  // Waits until what was held before is built, if that is a next incarnation's. Null: nothing was held.
   absl::StatusOr<std::shared_ptr<JobShard>> AwaitHeldBefore(const Entry& entry) const;
   // Ends the epoch that this one goes on from, with the other members that were in it.
   absl::Status EndBefore(const Entry& entry);
   // Fills the shard and waits until all members' are, and the weights are in place.
   absl::Status RestoreFrom(const Entry& entry, JobShard& shard);
   std::shared_ptr<JobShard> HeldBefore(const Entry& entry) const;
-  // worker_lives.cc. What the last life left of a job at one epoch; null: it is of no use.
-  std::shared_ptr<Entry> ResumeOne(const KeptJob& left);
-  // The keeper's memory, if the job supports restarts where it is and there is a keeper; else what ends with the process.
+  // worker_retained.cc. What the last incarnation left of a job at one epoch; null: it is of no use.
+  std::shared_ptr<Entry> ResumeOne(const RetainedJob& left);
+  // The node's memory, if the job supports restarts where it is and there is a node; else what ends with the process.
   std::unique_ptr<Memory> MemoryFor(Entry& entry, bool restarts);
-  // All of the job's memory is opened: the next life may take it over.
+  // All of the job's memory is opened: the next incarnation may take it over.
   absl::Status KeepWhole(Entry& entry);
-  bool IsKept(const Entry& entry) const;
-  void TellWhetherKept() const;
-  std::vector<std::pair<std::shared_ptr<JobShard>, bool>> JobsAndWhetherKept() const;
-  // Waits for the trainers of the last life; slots of those that do not come are free then.
-  void AwaitOrphans(const std::shared_ptr<Entry>& entry, JobShard& shard);
+  bool IsRetained(const Entry& entry) const;
+  void TellWhetherRetained() const;
+  std::vector<std::pair<std::shared_ptr<JobShard>, bool>> JobsAndWhetherRetained() const;
+  // Waits for the trainers of the last incarnation; slots of those that do not come are free then.
+  void AwaitClaims(const std::shared_ptr<Entry>& entry, JobShard& shard);
   void Drop(const Entry& entry);
   // What a member that hung up means: an abort, unless it comes back.
   void PeerGone(const std::shared_ptr<Entry>& entry, int rank);

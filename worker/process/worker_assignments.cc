@@ -68,7 +68,7 @@ void Worker::Keep(const v1::Assignment& assignment, Entries& keep, Entries& keep
   }
   if (staged != staged_.end() && staged->second->assignment.epoch() == assignment.epoch()) {
     const std::shared_ptr<Entry>& entry = keep[name] = staged->second;
-    entry->turn.store(true);
+    entry->cutover.store(true);
     staged_.erase(staged);
     if (it != jobs_.end() && it->second == entry->before) jobs_.erase(it);
     if (entry->before != nullptr) DropOlder(*entry->before, gone);

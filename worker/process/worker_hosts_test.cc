@@ -76,8 +76,7 @@ TEST(WorkerHosts, LeadsMeetAndStep) {
   std::shared_ptr<JobShard> shards[2];
   for (int i : {0, 1}) {
     ASSERT_OK_AND_ASSIGN(shards[i], two.workers[i]->Find("small"));
-    ASSERT_OK(
-        shards[i]->engine().StageInitial(InitialPiece(shards[i]->plan().InitialPieceBytes(i) / 4, 1.0f), 5));
+    ASSERT_OK(shards[i]->engine().StageInitial(InitialShard(shards[i]->plan().InitialShardBytes(i) / 4, 1.0f), 5));
   }
   for (int i : {0, 1}) ASSERT_OK(shards[i]->protocol().AwaitCommit(Step(0), kLong));
   v1::StepRequest request;
@@ -114,7 +113,7 @@ TEST(WorkerHosts, StrangersAreRefused) {
   }
 }
 
-// What a worker says of the job, and what members of its host see on their page.
+// What a worker says of the job, and what members of its host see on their control block.
 void ExpectNotMet(const Worker& worker, const v1::MemberStatus& status, const std::string& cause) {
   EXPECT_THAT(status.error(), AllOf(HasSubstr("could not prepare it"), HasSubstr(cause)));
   const auto shard = worker.Find("small");

@@ -94,7 +94,7 @@ void Worker::PeerGone(const std::shared_ptr<Entry>& entry, int rank) {
   }
   if (shard == nullptr || entry->closing.load()) return;
   if (shard->protocol().ComesBack(rank)) {
-    spdlog::warn("event=peer_gone job={} rank={} waits_for=\"its next life\"", shard->spec().name, rank);
+    spdlog::warn("event=peer_gone job={} rank={} waits_for=\"its next incarnation\"", shard->spec().name, rank);
     return;
   }
   shard->protocol().Abort(AbortReason::kGone, rank, shard->rank());
@@ -150,7 +150,7 @@ void Worker::PeerMapped(const std::shared_ptr<Entry>& entry, int rank) {
     shard = entry->shard;
   }
   if (shard == nullptr) return;
-  if (const absl::Status sealed = shard->host().Seal(entry->in_keeper); !sealed.ok())
+  if (const absl::Status sealed = shard->host().Seal(entry->in_node); !sealed.ok())
     spdlog::warn("event=seal_failed error=\"{}\"", sealed.ToString());
 }
 
@@ -218,7 +218,7 @@ absl::Status Worker::MeetHosts(const std::shared_ptr<Entry>& entry, JobShard& sh
   }
   for (const v1::Peer& peer : entry->assignment.peers()) {
     if (entry->ranks.Has(Rank(peer.rank()))) continue;
-    shard.protocol().page()->members[peer.rank()].pid.store(peer.pid());  // for messages
+    shard.protocol().control()->members[peer.rank()].pid.store(peer.pid());  // for messages
   }
   ASSIGN_OR_RETURN(HostGroups groups,
                    MeetLeads({entry->assignment, entry->ranks, entry->plan_hash, options_.group_address, options_.meet,

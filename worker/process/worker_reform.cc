@@ -67,7 +67,8 @@ absl::StatusOr<std::shared_ptr<JobShard>> Worker::AwaitHeldBefore(const Entry& e
       if (entry.before->state == v1::MEMBER_STATE_FAILED) return absl::UnavailableError(entry.before->error);
     }
     if (entry.closing.load()) return absl::CancelledError("the job is assigned anew");
-    if (MonotonicNow() >= deadline) return absl::DeadlineExceededError("what its last life held is not there yet");
+    if (MonotonicNow() >= deadline)
+      return absl::DeadlineExceededError("what its last incarnation held is not there yet");
     absl::SleepFor(kBuilt);
   }
 }
@@ -92,11 +93,11 @@ absl::Status Worker::EndBefore(const Entry& entry) {
 absl::Status Worker::RestoreFrom(const Entry& entry, JobShard& shard) {
   const std::shared_ptr<JobShard> before = HeldBefore(entry);
   if (shard.rank() == Rank(0) && before != nullptr) {
-    BeginRestored(*before->protocol().page(), *before->ending(), *shard.protocol().page());
+    BeginRestored(*before->protocol().control(), *before->ending(), *shard.protocol().control());
   }
   RETURN_IF_ERROR(
       RestoreShard({entry.assignment, before, options_.transfer, entry.closing, options_.prepare_timeout}, shard));
-  const int64_t step = shard.protocol().page()->restored_step_plus_one.load() - 1;
+  const int64_t step = shard.protocol().control()->restored_step_plus_one.load() - 1;
   // The slowest member may have begun a preparation later, and has as much to move.
   const absl::Time deadline =
       MonotonicNow() + options_.prepare_timeout + TransferTime(ShardStorage::NumBytesOfAll(shard.plan()));

@@ -41,12 +41,12 @@ void Worker::KeepStaged(const v1::Assignment& assignment, Entries& keep, Entries
   keep_staged[name] = std::move(entry);
 }
 
-// A next life was not told who the others are: they tell it how the epoch ended (AwaitEnding).
+// A next incarnation was not told who the others are: they tell it how the epoch ended (AwaitEnding).
 void Worker::KeepLeaving(const v1::Assignment& assignment, const Entries& keep, Entries& keep_staged) {
   const std::string& name = assignment.spec().name();
   const auto staged = staged_.find(name);
   if (staged != staged_.end() && staged->second->assignment.leaves()) {
-    staged->second->turn.store(true);
+    staged->second->cutover.store(true);
     keep_staged.insert(staged_.extract(staged));
     return;
   }
@@ -56,13 +56,13 @@ void Worker::KeepLeaving(const v1::Assignment& assignment, const Entries& keep, 
   entry->assignment = assignment;
   entry->assignment.set_leaves(true);
   entry->before = held->second;
-  entry->turn.store(true);
+  entry->cutover.store(true);
   BeginPreparing(entry);
   keep_staged[name] = std::move(entry);
 }
 
 // In a thread of its own, which gives way to those that step: its priority is not to be had back.
-absl::Status Worker::AwaitTurn(const std::shared_ptr<Entry>& entry, JobShard& shard) {
+absl::Status Worker::AwaitCutover(const std::shared_ptr<Entry>& entry, JobShard& shard) {
   const auto take_memory = [&] {
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
     shard.TakeMemory(options_.prepare_timeout, entry->closing);
@@ -72,34 +72,34 @@ absl::Status Worker::AwaitTurn(const std::shared_ptr<Entry>& entry, JobShard& sh
   thread.join();
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kStaged));
   TellPrepared(*entry);
-  RETURN_IF_ERROR(AwaitTurnOf(*entry, &shard));
-  TakeTurn(entry);
+  RETURN_IF_ERROR(AwaitCutoverOf(*entry, &shard));
+  CutOver(entry);
   return EndBefore(*entry);
 }
 
-absl::Status Worker::EndInTurn(const std::shared_ptr<Entry>& entry) {
+absl::Status Worker::EndAtCutover(const std::shared_ptr<Entry>& entry) {
   RETURN_IF_ERROR(AwaitHeldBefore(*entry).status());
   TellPrepared(*entry);
-  RETURN_IF_ERROR(AwaitTurnOf(*entry, nullptr));
+  RETURN_IF_ERROR(AwaitCutoverOf(*entry, nullptr));
   return EndBefore(*entry);
 }
 
 // The page of the older epoch says it first; who has none of that sees it by what rank 0 says on the new one.
-absl::Status Worker::AwaitTurnOf(const Entry& entry, JobShard* shard) const {
+absl::Status Worker::AwaitCutoverOf(const Entry& entry, JobShard* shard) const {
   while (true) {
     const std::shared_ptr<JobShard> before = HeldBefore(entry);
     JobShard* const watched = before != nullptr ? before.get() : shard;
     if (watched == nullptr) return absl::FailedPreconditionError("this worker does not hold what it is to give");
-    ControlPage& page = *watched->protocol().page();
-    const uint32_t seen = page.finished.load(std::memory_order_acquire);
+    ControlBlock& control = *watched->protocol().control();
+    const uint32_t seen = control.finished.load(std::memory_order_acquire);
     if (entry.closing.load()) return absl::CancelledError("the job is assigned anew");
-    if (entry.turn.load()) return absl::OkStatus();
-    const uint64_t abort = page.abort.load(std::memory_order_acquire);
+    if (entry.cutover.load()) return absl::OkStatus();
+    const uint64_t abort = control.abort.load(std::memory_order_acquire);
     const bool over = before != nullptr ? abort != 0 && ReasonOf(abort) == AbortReason::kReformed
-                                        : page.restore_begun.load(std::memory_order_acquire) != 0;
+                                        : control.restore_begun.load(std::memory_order_acquire) != 0;
     if (over) return absl::OkStatus();
     if (shard != nullptr) RETURN_IF_ERROR(shard->Health());
-    FutexWait(page.finished, seen, kSlice);
+    FutexWait(control.finished, seen, kSlice);
   }
 }
 
@@ -111,7 +111,7 @@ void Worker::TellPrepared(Entry& entry) {
   Changed();
 }
 
-void Worker::TakeTurn(const std::shared_ptr<Entry>& entry) {
+void Worker::CutOver(const std::shared_ptr<Entry>& entry) {
   MutexLock lock(mu_);
   entry->state = v1::MEMBER_STATE_PREPARING;
   const auto staged = staged_.find(entry->assignment.spec().name());

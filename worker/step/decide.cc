@@ -28,11 +28,11 @@ bool DecideFirst(const Facts& facts, Command& command) {
 // A sum of some gradients, or the gathering of a bucket that a trainer waits for.
 bool DecidePart(const Facts& facts, Command& command) {
   if (facts.bucket_to_gather >= 0) {
-    command.kind = CommandKind::kFill;
+    command.kind = CommandKind::kGatherBucket;
     command.step = facts.committed;
     command.bucket = facts.bucket_to_gather;
   } else if (facts.bucket_to_sum >= 0) {
-    command.kind = CommandKind::kReduce;
+    command.kind = CommandKind::kReduceBucket;
     command.bucket = facts.bucket_to_sum;
   } else if (facts.slots_to_merge > 0 && facts.free_partial >= 0) {
     command.kind = CommandKind::kMerge;
@@ -78,7 +78,7 @@ std::optional<Command> Decide(const Facts& facts, const JobSpec& job, const Plan
   const bool compare = CompareFollows(facts, job, plan);
   if (QuantizeFollows(facts, plan)) {  // first of all: what was decided is rolled forward
     command = facts.last;
-    command.kind = CommandKind::kGather;
+    command.kind = CommandKind::kQuantize;
     command.parity = facts.parity;
   } else if (facts.committed == kNoStep) {
     if (!DecideFirst(facts, command)) return std::nullopt;

@@ -1,6 +1,6 @@
-// Decide: the next command of a job, from facts alone. Pure: it reads no word of a page and no clock, so every host that
-// has the same facts decides the same, and each kind of command has a script of facts and the command expected
-// (testdata/*.txt, decide_test.cc).
+// Decide: the next command of a job, from facts alone. Pure: it reads no word of a control block and no clock, so every
+// host that has the same facts decides the same, and each kind of command has a script of facts and the command
+// expected (testdata/*.txt, decide_test.cc).
 #pragma once
 
 #include <optional>
@@ -9,8 +9,8 @@
 
 namespace shardmesh {
 
-// nullopt: nothing is to be done yet. The command has no publication yet (publish is -1, but of kGather, which goes on
-// with that of the command before it) and the scalars of its parameter groups are still to be computed.
+// nullopt: nothing is to be done yet. The command has no publication yet (publish is -1, but of kQuantize, which goes
+// on with that of the command before it) and the scalars of its parameter groups are still to be computed.
 std::optional<Command> Decide(const Facts& facts, const JobSpec& job, const Plan& plan);
 
 // Which publication a command gets before it is issued.

@@ -1,4 +1,5 @@
-// Runs the scripts of testdata/decide.txt, and compares what one host reads from its page with what a lead merges.
+// Runs the scripts of testdata/decide.txt, and compares what one host reads from its control block with what a lead
+// merges.
 #include "worker/step/decide.h"
 
 #include <fstream>
@@ -39,9 +40,9 @@ double Number(const std::string& text) {
 
 const std::map<std::string, CommandKind>& Kinds() {
   static const auto* const kinds = new std::map<std::string, CommandKind>{
-      {"init", CommandKind::kInit},     {"step", CommandKind::kStep},     {"digest", CommandKind::kDigest},
-      {"norm", CommandKind::kNorm},     {"gather", CommandKind::kGather}, {"reduce", CommandKind::kReduce},
-      {"fill", CommandKind::kFill},     {"merge", CommandKind::kMerge},   {"restore", CommandKind::kRestore},
+      {"init", CommandKind::kInit},         {"step", CommandKind::kStep},       {"digest", CommandKind::kDigest},
+      {"norm", CommandKind::kNorm},         {"gather", CommandKind::kQuantize}, {"reduce", CommandKind::kReduceBucket},
+      {"fill", CommandKind::kGatherBucket}, {"merge", CommandKind::kMerge},     {"restore", CommandKind::kRestore},
       {"publish", CommandKind::kPublish}};
   return *kinds;
 }

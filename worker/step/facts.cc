@@ -8,25 +8,25 @@ namespace shardmesh {
 namespace {
 
 // The id that every member of the host says of itself; 0: they do not agree, or say none.
-uint64_t CommonId(const ControlPage& page, const HostRanks& ranks, std::atomic<uint64_t> MemberWords::*word) {
-  const uint64_t id = (page.members[ranks.first()].*word).load(std::memory_order_acquire);
+uint64_t CommonId(const ControlBlock& control, const HostRanks& ranks, std::atomic<uint64_t> MemberWords::*word) {
+  const uint64_t id = (control.members[ranks.first()].*word).load(std::memory_order_acquire);
   for (int r = ranks.first(); r < ranks.end(); ++r) {
-    if ((page.members[r].*word).load(std::memory_order_acquire) != id) return 0;
+    if ((control.members[r].*word).load(std::memory_order_acquire) != id) return 0;
   }
   return id;
 }
 
-bool AllDeclared(const ControlPage& page, const JobSpec& job, int64_t step) {
+bool AllDeclared(const ControlBlock& control, const JobSpec& job, int64_t step) {
   for (int s = 0; s < job.num_slots; ++s) {
-    if (page.slots[s].declared.load(std::memory_order_acquire) != step) return false;
+    if (control.slots[s].declared.load(std::memory_order_acquire) != step) return false;
   }
   return true;
 }
 
-bool AllPieces(const ControlPage& page, const JobSpec& job, const Plan& plan, int64_t step) {
+bool AllShards(const ControlBlock& control, const JobSpec& job, const Plan& plan, int64_t step) {
   for (int s = 0; s < job.num_slots; ++s) {
     for (int p = 0; p < plan.num_shards(); ++p) {
-      if (page.pieces[s][p].load(std::memory_order_acquire) != step) return false;
+      if (control.gradient_shards[s][p].load(std::memory_order_acquire) != step) return false;
     }
   }
   return true;
@@ -35,15 +35,15 @@ bool AllPieces(const ControlPage& page, const JobSpec& job, const Plan& plan, in
 bool EverySlotHas(const ResidencyTable& table, const JobSpec& job, const Plan& plan, int bucket, int64_t step) {
   for (int s = 0; s < job.num_slots; ++s) {
     for (int p = 0; p < plan.num_shards(); ++p) {
-      if (table.piece(bucket, s, p).load(std::memory_order_acquire) < step) return false;
+      if (table.gradient_shard(bucket, s, p).load(std::memory_order_acquire) < step) return false;
     }
   }
   return true;
 }
 
 // Whether the whole step is declared, and summed bucket by bucket.
-void ReadBuckets(ControlPage& page, const JobSpec& job, const Plan& plan, Facts& facts) {
-  const ResidencyTable table(&page, plan);
+void ReadBuckets(ControlBlock& control, const JobSpec& job, const Plan& plan, Facts& facts) {
+  const ResidencyTable table(&control, plan);
   const int64_t open = facts.committed + 1;
   bool all_summed = true;
   for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
@@ -53,11 +53,11 @@ void ReadBuckets(ControlPage& page, const JobSpec& job, const Plan& plan, Facts&
     all_summed = false;
     if (facts.bucket_to_sum < 0 && EverySlotHas(table, job, plan, b, open)) facts.bucket_to_sum = b;
   }
-  facts.slots_complete = all_summed && AllDeclared(page, job, open);
+  facts.slots_complete = all_summed && AllDeclared(control, job, open);
 }
 
-void ReadPulled(ControlPage& page, const JobSpec& job, const Plan& plan, Facts& facts) {
-  const PulledSlots table(&page, job, plan, facts.committed + 1);
+void ReadPulled(ControlBlock& control, const JobSpec& job, const Plan& plan, Facts& facts) {
+  const PulledSlots table(&control, job, plan, facts.committed + 1);
   if (const std::optional<SlotRange> next = table.NextMerge(); next.has_value()) {
     facts.first_to_merge = next->first;
     facts.slots_to_merge = next->count;
@@ -68,83 +68,83 @@ void ReadPulled(ControlPage& page, const JobSpec& job, const Plan& plan, Facts& 
 }
 
 // What slots said with their declarations. After these were read.
-void ReadDeclared(ControlPage& page, const JobSpec& job, const Plan& plan, Facts& facts) {
+void ReadDeclared(ControlBlock& control, const JobSpec& job, const Plan& plan, Facts& facts) {
   for (int s = 0; s < job.num_slots; ++s) {
-    const int64_t word = page.slots[s].nonfinite.load(std::memory_order_acquire);
+    const int64_t word = control.slots[s].nonfinite.load(std::memory_order_acquire);
     if (!facts.bad.has_value() && NonFiniteStepOf(word) == facts.committed + 1) {
       facts.bad = BadGradient{s, NonFiniteTensorOf(word)};
     }
-    if (job.token_weights) facts.tokens += page.slots[s].tokens.load();
+    if (job.token_weights) facts.tokens += control.slots[s].tokens.load();
   }
-  const GroupTable groups(&page, plan);
-  const int slot = static_cast<int>(page.settings_claim.load(std::memory_order_acquire) & 0xffff);
+  const GroupTable groups(&control, plan);
+  const int slot = static_cast<int>(control.settings_claim.load(std::memory_order_acquire) & 0xffff);
   const bool elsewhere = slot == kRatesElsewhere;
   const GroupTable::Rate* const rates = elsewhere ? groups.said_elsewhere() : groups.said(slot);
   for (int g = 0; g < job.num_groups(); ++g) facts.learning_rates.push_back(rates[g].load(std::memory_order_acquire));
-  const std::atomic<double>& scale = elsewhere ? page.elsewhere_loss_scale : page.slots[slot].loss_scale;
+  const std::atomic<double>& scale = elsewhere ? control.elsewhere_loss_scale : control.slots[slot].loss_scale;
   facts.loss_scale = scale.load(std::memory_order_acquire);
 }
 
 }  // namespace
 
-Committed ReadCommitted(const ControlPage& page) {
+Committed ReadCommitted(const ControlBlock& control) {
   Committed facts;
-  facts.decided = page.decided.load(std::memory_order_acquire);
-  facts.last = page.commands[facts.decided % 2];
-  facts.committed = page.committed_step_plus_one.load(std::memory_order_acquire) - 1;
-  facts.parity = page.parity.load(std::memory_order_acquire);
-  facts.norm_step = page.norm_step.load(std::memory_order_acquire);
-  facts.norm = page.norm.load(std::memory_order_acquire);
-  facts.digest_step = page.digest_step.load();
-  facts.restored = page.restored_step_plus_one.load(std::memory_order_acquire) - 1;
+  facts.decided = control.decided.load(std::memory_order_acquire);
+  facts.last = control.commands[facts.decided % 2];
+  facts.committed = control.committed_step_plus_one.load(std::memory_order_acquire) - 1;
+  facts.parity = control.parity.load(std::memory_order_acquire);
+  facts.norm_step = control.norm_step.load(std::memory_order_acquire);
+  facts.norm = control.norm.load(std::memory_order_acquire);
+  facts.digest_step = control.digest_step.load();
+  facts.restored = control.restored_step_plus_one.load(std::memory_order_acquire) - 1;
   return facts;
 }
 
-void ReadBeginning(const ControlPage& page, const HostRanks& ranks, Facts& facts) {
+void ReadBeginning(const ControlBlock& control, const HostRanks& ranks, Facts& facts) {
   facts.all_restored = true;
   for (int r = ranks.first(); r < ranks.end(); ++r) {
-    facts.all_restored = facts.all_restored && page.members[r].restored.load(std::memory_order_acquire) != 0;
+    facts.all_restored = facts.all_restored && control.members[r].restored.load(std::memory_order_acquire) != 0;
   }
-  facts.initial_id = CommonId(page, ranks, &MemberWords::initial_id);
-  facts.loaded_id = CommonId(page, ranks, &MemberWords::loaded_id);
-  facts.loaded_step = page.members[ranks.first()].loaded_step.load(std::memory_order_acquire);
+  facts.initial_id = CommonId(control, ranks, &MemberWords::initial_id);
+  facts.loaded_id = CommonId(control, ranks, &MemberWords::loaded_id);
+  facts.loaded_step = control.members[ranks.first()].loaded_step.load(std::memory_order_acquire);
 }
 
-void ReadTickets(const ControlPage& page, Facts& facts) {
-  facts.digest_ticket = page.digest_wanted.load();
-  facts.digest_wanted = facts.digest_ticket > page.digest_done.load();
-  facts.publish_ticket = page.publish_wanted.load();
-  facts.publish_wanted = facts.publish_ticket > page.publish_done.load();
+void ReadTickets(const ControlBlock& control, Facts& facts) {
+  facts.digest_ticket = control.digest_wanted.load();
+  facts.digest_wanted = facts.digest_ticket > control.digest_done.load();
+  facts.publish_ticket = control.publish_wanted.load();
+  facts.publish_wanted = facts.publish_ticket > control.publish_done.load();
 }
 
-void ReadOpenStep(ControlPage& page, const JobSpec& job, const Plan& plan, Facts& facts) {
+void ReadOpenStep(ControlBlock& control, const JobSpec& job, const Plan& plan, Facts& facts) {
   const int64_t open = facts.committed + 1;
   if (plan.bucketed()) {
-    ReadBuckets(page, job, plan, facts);
+    ReadBuckets(control, job, plan, facts);
   } else if (plan.pulled()) {
-    ReadPulled(page, job, plan, facts);
+    ReadPulled(control, job, plan, facts);
   } else {
-    facts.slots_complete = AllDeclared(page, job, open) && AllPieces(page, job, plan, open);
+    facts.slots_complete = AllDeclared(control, job, open) && AllShards(control, job, plan, open);
   }
-  if (facts.slots_complete) ReadDeclared(page, job, plan, facts);
+  if (facts.slots_complete) ReadDeclared(control, job, plan, facts);
 }
 
-Facts ReadFacts(ControlPage& page, const JobSpec& job, const Plan& plan, const HostRanks& ranks) {
+Facts ReadFacts(ControlBlock& control, const JobSpec& job, const Plan& plan, const HostRanks& ranks) {
   Facts facts;
-  static_cast<Committed&>(facts) = ReadCommitted(page);
-  ReadTickets(page, facts);
+  static_cast<Committed&>(facts) = ReadCommitted(control);
+  ReadTickets(control, facts);
   if (facts.committed == kNoStep) {
-    ReadBeginning(page, ranks, facts);
+    ReadBeginning(control, ranks, facts);
   } else {
-    ReadOpenStep(page, job, plan, facts);
+    ReadOpenStep(control, job, plan, facts);
   }
   return facts;
 }
 
 bool QuantizeFollows(const Committed& committed, const Plan& plan) {
   const Command& last = committed.last;
-  if (last.kind == CommandKind::kInit || last.kind == CommandKind::kRestore) return plan.coded();
-  return last.kind == CommandKind::kStep && last.apply != 0 && plan.steps_coded();
+  if (last.kind == CommandKind::kInit || last.kind == CommandKind::kRestore) return plan.quantized();
+  return last.kind == CommandKind::kStep && last.apply != 0 && plan.steps_quantized();
 }
 
 bool CompareFollows(const Committed& committed, const JobSpec& job, const Plan& plan) {

@@ -1,8 +1,8 @@
 // Facts: all that a decision (decide.h) reads, as a plain value: what every host has committed, and what trainers and
-// members have said since. On one host they are read from its control page; on several the leads make them from what
+// members have said since. On one host they are read from its control block; on several the leads make them from what
 // each has said (worker/lead/host_words.h), and get the same ones.
 //
-// Pure functions of the page's words. Thread-safe.
+// Pure functions of the control block's words. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "absl/container/inlined_vector.h"
 #include "core/job/job.h"
 #include "core/job/plan.h"
-#include "worker/control/control_page.h"
+#include "worker/control/control_block.h"
 #include "worker/control/host_ranks.h"
 
 namespace shardmesh {
@@ -61,16 +61,16 @@ struct Facts : Committed {
   uint64_t digest_ticket = 0, publish_ticket = 0;      // the newest ones of this host
 };
 
-Committed ReadCommitted(const ControlPage& page);
+Committed ReadCommitted(const ControlBlock& control);
 
 // All of them, of a job on one host.
-Facts ReadFacts(ControlPage& page, const JobSpec& job, const Plan& plan, const HostRanks& ranks);
+Facts ReadFacts(ControlBlock& control, const JobSpec& job, const Plan& plan, const HostRanks& ranks);
 
-// What each of these adds to facts that have the committed part; `ranks`: whose host's page it is.
-void ReadBeginning(const ControlPage& page, const HostRanks& ranks, Facts& facts);
-void ReadTickets(const ControlPage& page, Facts& facts);
-// Of a page that has all words of the open step: of a job on one host, or one whose slots are pulled.
-void ReadOpenStep(ControlPage& page, const JobSpec& job, const Plan& plan, Facts& facts);
+// What each of these adds to facts that have the committed part; `ranks`: whose host's control block it is.
+void ReadBeginning(const ControlBlock& control, const HostRanks& ranks, Facts& facts);
+void ReadTickets(const ControlBlock& control, Facts& facts);
+// Of a control block that has all words of the open step: of a job on one host, or one whose slots are pulled.
+void ReadOpenStep(ControlBlock& control, const JobSpec& job, const Plan& plan, Facts& facts);
 
 // Whether the newest command wrote weights that are gathered quantized, which a second command does.
 bool QuantizeFollows(const Committed& committed, const Plan& plan);

@@ -19,7 +19,7 @@ void Copy(const OutcomeWords& from, OutcomeWords& to) {
 }
 
 // Of a step that was decided, and maybe not committed.
-void RecordOutcome(const ControlPage& before, const Command& command, OutcomeWords& outcome) {
+void RecordOutcome(const ControlBlock& before, const Command& command, OutcomeWords& outcome) {
   const bool skipped = command.kind == CommandKind::kStep && command.apply == 0;
   outcome.norm.store(before.norm_step.load() == command.step ? before.norm.load() : 0);
   outcome.skipped.store(skipped ? command.nonfinite + 1 : 0);
@@ -29,16 +29,16 @@ void RecordOutcome(const ControlPage& before, const Command& command, OutcomeWor
 
 }  // namespace
 
-Ending EndingOf(const ControlPage& page, uint64_t word) {
+Ending EndingOf(const ControlBlock& control, uint64_t word) {
   Ending ending;
   ending.seq = word >> 2;
   if (ending.seq == 0) return ending;
   const bool committed = (word & 2) != 0;
-  const Command& command = page.commands[ending.seq % 2];
+  const Command& command = control.commands[ending.seq % 2];
   ending.step = command.step;
   ending.parity = command.parity;
   switch (command.kind) {
-    case CommandKind::kInit:  // pieces of initial weights went with the processes that had them, as what they loaded
+    case CommandKind::kInit:  // shards of initial weights went with the processes that had them, as what they loaded
       if (!committed) ending.step = kNoStep;
       break;
     case CommandKind::kStep:
@@ -46,16 +46,16 @@ Ending EndingOf(const ControlPage& page, uint64_t word) {
       if (ending.steps) ending.parity = 1 - command.parity;
       break;
     case CommandKind::kNorm:
-    case CommandKind::kReduce:
+    case CommandKind::kReduceBucket:
     case CommandKind::kMerge:
       ending.step = command.step - 1;
       break;
     case CommandKind::kRestore:
       if (!committed && command.initial_id != 0) ending.step = kNoStep;
       break;
-    case CommandKind::kGather:
+    case CommandKind::kQuantize:
     case CommandKind::kDigest:
-    case CommandKind::kFill:
+    case CommandKind::kGatherBucket:
     case CommandKind::kPublish:
     case CommandKind::kNone:
       break;
@@ -63,21 +63,21 @@ Ending EndingOf(const ControlPage& page, uint64_t word) {
   return ending;
 }
 
-void TellStopped(ControlPage& page, Rank self) {
-  page.members[self.value()].stopped.store(1, std::memory_order_release);
-  FutexBump(page.finished);
+void TellStopped(ControlBlock& control, Rank self) {
+  control.members[self.value()].stopped.store(1, std::memory_order_release);
+  FutexBump(control.finished);
 }
 
-absl::StatusOr<Ending> AwaitEnding(ControlPage& page, absl::Span<const Rank> members,
+absl::StatusOr<Ending> AwaitEnding(ControlBlock& control, absl::Span<const Rank> members,
                                    const std::function<bool()>& cancelled, absl::Duration timeout) {
   const absl::Time deadline = MonotonicNow() + timeout;
   while (true) {
-    const uint32_t seen = page.finished.load(std::memory_order_acquire);
+    const uint32_t seen = control.finished.load(std::memory_order_acquire);
     const auto runs = std::find_if(members.begin(), members.end(), [&](Rank rank) {
-      return page.members[rank.value()].stopped.load(std::memory_order_acquire) == 0;
+      return control.members[rank.value()].stopped.load(std::memory_order_acquire) == 0;
     });
     // What others have agreed on is final, whoever did not stop: it is dead, or will take it from there.
-    const bool told = page.ending.load(std::memory_order_acquire) != 0;
+    const bool told = control.ending.load(std::memory_order_acquire) != 0;
     if (told || (runs == members.end() && !members.empty())) break;
     if (cancelled()) return absl::CancelledError("the job is assigned anew");
     if (MonotonicNow() >= deadline) {
@@ -85,54 +85,54 @@ absl::StatusOr<Ending> AwaitEnding(ControlPage& page, absl::Span<const Rank> mem
       return absl::DeadlineExceededError(
           absl::StrCat(who, " of the epoch before did not stop within ", absl::FormatDuration(timeout)));
     }
-    FutexWait(page.finished, seen, kSlice);
+    FutexWait(control.finished, seen, kSlice);
   }
-  if (const uint64_t word = page.ending.load(std::memory_order_acquire); word != 0) return EndingOf(page, word);
-  const uint64_t decided = page.decided.load(std::memory_order_acquire);
+  if (const uint64_t word = control.ending.load(std::memory_order_acquire); word != 0) return EndingOf(control, word);
+  const uint64_t decided = control.decided.load(std::memory_order_acquire);
   uint64_t word = 0;
   // A step may be told of a moment before its command is over.
-  const bool committed = page.committed.load() >= decided || page.committed_step_plus_one.load() > 0;
-  if (page.ending.compare_exchange_strong(word, EndingWord(decided, committed))) word = page.ending.load();
-  return EndingOf(page, word);
+  const bool committed = control.committed.load() >= decided || control.committed_step_plus_one.load() > 0;
+  if (control.ending.compare_exchange_strong(word, EndingWord(decided, committed))) word = control.ending.load();
+  return EndingOf(control, word);
 }
 
 namespace {
 
-void TellOutcomes(const ControlPage& before, const Ending& ending, ControlPage& page) {
-  for (int i = 0; i < kOutcomeRing; ++i) Copy(before.outcomes[i], page.outcomes[i]);
+void TellOutcomes(const ControlBlock& before, const Ending& ending, ControlBlock& control) {
+  for (int i = 0; i < kOutcomeRing; ++i) Copy(before.outcomes[i], control.outcomes[i]);
   const Command& last = before.commands[ending.seq % 2];
   const bool decided = last.first == 0;  // else they were restored, outcomes and all
-  if (decided && last.step == ending.step && (last.kind == CommandKind::kStep || last.kind == CommandKind::kGather)) {
-    RecordOutcome(before, last, page.outcomes[ending.step % kOutcomeRing]);
+  if (decided && last.step == ending.step && (last.kind == CommandKind::kStep || last.kind == CommandKind::kQuantize)) {
+    RecordOutcome(before, last, control.outcomes[ending.step % kOutcomeRing]);
   }
 }
 
 }  // namespace
 
-void BeginRestored(const ControlPage& before, const Ending& ending, ControlPage& page) {
-  if (ending.step != kNoStep) TellOutcomes(before, ending, page);
-  page.restored_step_plus_one.store(ending.step + 1, std::memory_order_release);
-  page.restore_begun.store(1, std::memory_order_release);
-  FutexBump(page.finished);
+void BeginRestored(const ControlBlock& before, const Ending& ending, ControlBlock& control) {
+  if (ending.step != kNoStep) TellOutcomes(before, ending, control);
+  control.restored_step_plus_one.store(ending.step + 1, std::memory_order_release);
+  control.restore_begun.store(1, std::memory_order_release);
+  FutexBump(control.finished);
 }
 
-absl::Status AwaitRestoreBegun(ControlPage& page, const std::function<bool()>& cancelled, absl::Duration timeout) {
+absl::Status AwaitRestoreBegun(ControlBlock& control, const std::function<bool()>& cancelled, absl::Duration timeout) {
   const absl::Time deadline = MonotonicNow() + timeout;
   while (true) {
-    const uint32_t seen = page.finished.load(std::memory_order_acquire);
-    if (page.restore_begun.load(std::memory_order_acquire) != 0) return absl::OkStatus();
+    const uint32_t seen = control.finished.load(std::memory_order_acquire);
+    if (control.restore_begun.load(std::memory_order_acquire) != 0) return absl::OkStatus();
     if (cancelled()) return absl::CancelledError("the job is assigned anew");
     if (MonotonicNow() >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("rank 0 did not say the step within ", absl::FormatDuration(timeout)));
     }
-    FutexWait(page.finished, seen, kSlice);
+    FutexWait(control.finished, seen, kSlice);
   }
 }
 
-void TellRestored(ControlPage& page, Rank self, std::atomic<uint32_t>& doorbell) {
-  page.members[self.value()].restored.store(1, std::memory_order_release);
-  FutexBump(doorbell);
+void TellRestored(ControlBlock& control, Rank self, std::atomic<uint32_t>& notifier) {
+  control.members[self.value()].restored.store(1, std::memory_order_release);
+  FutexBump(notifier);
 }
 
 }  // namespace shardmesh

@@ -1,7 +1,8 @@
 // How a job ended at an epoch, where a later one goes on from what its members hold. Its members' engines have ended
-// for good; of the newest command the page alone tells whether it was decided. One of those that were stopped, and not
-// killed, may go on at any time and write to the page: so what the newest command is, is agreed on once, in a word, and
-// all take it from there. Pure functions of the page, thread-safe between threads and processes.
+// for good; of the newest command the control block alone tells whether it was decided. One of those that were stopped,
+// and not killed, may go on at any time and write to the control block: so what the newest command is, is agreed on
+// once, in a word, and all take it from there. Pure functions of the control block, thread-safe between threads and
+// processes.
 #pragma once
 
 #include <functional>
@@ -10,7 +11,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "core/base/ids.h"
-#include "worker/control/control_page.h"
+#include "worker/control/control_block.h"
 
 namespace shardmesh {
 
@@ -21,26 +22,27 @@ struct Ending {
   bool steps = false;      // the command changes shards: one that is not done with it has to execute it
 };
 
-// In ControlPage::ending: the newest command, and whether it was committed; of initial weights, whether anybody may
+// In ControlBlock::ending: the newest command, and whether it was committed; of initial weights, whether anybody may
 // have been told.
 constexpr uint64_t EndingWord(uint64_t seq, bool committed) { return seq << 2 | (committed ? 2 : 0) | 1; }
-// REQUIRES: a word that is on the page.
-Ending EndingOf(const ControlPage& page, uint64_t word);
+// REQUIRES: a word that is on the control block.
+Ending EndingOf(const ControlBlock& control, uint64_t word);
 
 // The engine of this member ended, and will touch neither page nor shard any more.
-void TellStopped(ControlPage& page, Rank self);
+void TellStopped(ControlBlock& control, Rank self);
 // Waits until the engines of all `members`, ranks of the epoch that ends, have, and says how the job ended: the same to
 // each of them. Without `members`: waits until others have agreed on it. Cancelled:
 // `cancelled` is true. DeadlineExceeded: names a member that did not stop.
-absl::StatusOr<Ending> AwaitEnding(ControlPage& page, absl::Span<const Rank> members,
+absl::StatusOr<Ending> AwaitEnding(ControlBlock& control, absl::Span<const Rank> members,
                                    const std::function<bool()>& cancelled, absl::Duration timeout);
 
 // On the lead: shards of the next epoch will be filled with what they were at the ending's step, whose outcome and
 // those before it are told there.
-void BeginRestored(const ControlPage& before, const Ending& ending, ControlPage& page);
-// Waits until the lead has said so; then the page's restored_step_plus_one says the step. Errors as AwaitEnding.
-absl::Status AwaitRestoreBegun(ControlPage& page, const std::function<bool()>& cancelled, absl::Duration timeout);
+void BeginRestored(const ControlBlock& before, const Ending& ending, ControlBlock& control);
+// Waits until the lead has said so; then the control block's restored_step_plus_one says the step. Errors as
+// AwaitEnding.
+absl::Status AwaitRestoreBegun(ControlBlock& control, const std::function<bool()>& cancelled, absl::Duration timeout);
 // The shard of this member is filled.
-void TellRestored(ControlPage& page, Rank self, std::atomic<uint32_t>& doorbell);
+void TellRestored(ControlBlock& control, Rank self, std::atomic<uint32_t>& notifier);
 
 }  // namespace shardmesh

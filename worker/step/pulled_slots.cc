@@ -41,20 +41,20 @@ int PulledSlots::WindowWith(int seat, WindowState state, int slot) const {
   return -1;
 }
 
-Frontier PulledSlots::Pieces() const {
-  Frontier pieces;
+Frontier PulledSlots::Sums() const {
+  Frontier sums;
   for (int p = 0; p < plan_.num_partials(); ++p) {
     const int bits = BitsOf(words_.partials[p].load(), step_);
     if (bits == 0) continue;
-    pieces.count[bits >> 8] = bits & 0xff;
-    pieces.source[bits >> 8] = p;
+    sums.count[bits >> 8] = bits & 0xff;
+    sums.source[bits >> 8] = p;
   }
   for (int s = 0; s < job_.num_slots; ++s) {
     if (StateOf(s) != SlotState::kFinished) continue;
-    pieces.count[s] = 1;
-    pieces.source[s] = -1 - words_.slots[s].window.load();
+    sums.count[s] = 1;
+    sums.source[s] = -1 - words_.slots[s].window.load();
   }
-  return pieces;
+  return sums;
 }
 
 int PulledSlots::Live() const {
@@ -128,18 +128,18 @@ bool PulledSlots::Counted(int seat, int slot, uint64_t digest) const {
 PulledSlots::Result PulledSlots::Finish(int seat, int slot, uint64_t digest, int64_t tokens) {
   PulledSlotWords& words = words_.slots[slot];
   const int window = WindowWith(seat, WindowState::kWritten, slot);
-  if (Owns(seat, slot)) {  // this call was repeated, or its last life ended behind the next three lines
+  if (Owns(seat, slot)) {  // this call was repeated, or its last incarnation ended behind the next three lines
     if (window >= 0) SetWindow(seat, window, WindowState::kResult, slot);
     return words.digest.load() == digest ? Result::kAccepted : Result::kDiffers;
   }
   if (IsFinished(slot)) {
     SetWindow(seat, window, WindowState::kFree, 0);
-    if (words.digest.load() == digest && page_->slots[slot].tokens.load() == tokens) return Result::kSame;
+    if (words.digest.load() == digest && control_->slots[slot].tokens.load() == tokens) return Result::kSame;
     words_.differing.fetch_add(1);
     return Result::kDiffers;
   }
   words.digest.store(digest);
-  page_->slots[slot].tokens.store(tokens);
+  control_->slots[slot].tokens.store(tokens);
   words.window.store(seat * kWindowsOfSeat + window);
   SetState(slot, SlotState::kFinished);
   Reach(FaultPoint::kSlotFinished);
@@ -151,7 +151,7 @@ PulledSlots::Result PulledSlots::Finish(int seat, int slot, uint64_t digest, int
 // The slot that is written in a window will not be finished from there.
 void PulledSlots::Leave(int seat, int window, int slot) {
   const bool mine = words_.slots[slot].window.load() == seat * kWindowsOfSeat + window;
-  if (mine && StateOf(slot) == SlotState::kFinished) {  // the lead's last life ended in Finish
+  if (mine && StateOf(slot) == SlotState::kFinished) {  // the lead's last incarnation ended in Finish
     SetWindow(seat, window, WindowState::kResult, slot);
     return;
   }
@@ -191,7 +191,7 @@ std::optional<PulledSlots::Grant> PulledSlots::Given(int seat) const {
 int PulledSlots::Reopen(int64_t now_nanos) {
   SeatNow seats[kMaxTrainers];
   for (int seat = 0; seat < job_.num_trainers; ++seat) {
-    seats[seat] = {page_->slots[seat].holder.load(), IsLate(seat, now_nanos)};
+    seats[seat] = {control_->slots[seat].holder.load(), IsLate(seat, now_nanos)};
   }
   return Reopen(absl::MakeConstSpan(seats, job_.num_trainers));
 }
@@ -216,21 +216,21 @@ int PulledSlots::Reopen(absl::Span<const SeatNow> seats) {
   return reopened;
 }
 
-std::optional<SlotRange> PulledSlots::Largest(const Frontier& pieces, SlotRange range) const {
-  if (pieces.count[range.first] == range.count) {
+std::optional<SlotRange> PulledSlots::Largest(const Frontier& sums, SlotRange range) const {
+  if (sums.count[range.first] == range.count) {
     // One result of one slot has to become a sum, too.
-    return range.count == job_.num_slots && pieces.source[range.first] < 0 ? std::make_optional(range) : std::nullopt;
+    return range.count == job_.num_slots && sums.source[range.first] < 0 ? std::make_optional(range) : std::nullopt;
   }
   if (range.count == 1) return std::nullopt;
-  if (pieces.Covers(range)) return range;
+  if (sums.Covers(range)) return range;
   const int left = LeftLeaves(range.count);
-  const std::optional<SlotRange> found = Largest(pieces, {range.first, left});
-  return found ? found : Largest(pieces, {range.first + left, range.count - left});
+  const std::optional<SlotRange> found = Largest(sums, {range.first, left});
+  return found ? found : Largest(sums, {range.first + left, range.count - left});
 }
 
 std::optional<SlotRange> PulledSlots::NextMerge() const {
-  const Frontier pieces = Pieces();
-  const std::optional<SlotRange> largest = Largest(pieces, {0, job_.num_slots});
+  const Frontier sums = Sums();
+  const std::optional<SlotRange> largest = Largest(sums, {0, job_.num_slots});
   if (largest.has_value()) return largest;
   for (int seat = 0; seat < job_.num_trainers; ++seat) {
     if (words_.seats[seat].waits.load() == 0 || WindowWith(seat, WindowState::kFree) >= 0) continue;
@@ -287,7 +287,7 @@ std::string PulledSlots::WaitsFor() const {
     if (StateOf(s) == SlotState::kOpen) open.push_back(absl::StrCat(s));
   }
   for (const auto& [s, seat] : Taken()) {
-    taken.push_back(absl::StrCat(s, " (trainer pid ", page_->slots[seat].holder_pid.load(), ")"));
+    taken.push_back(absl::StrCat(s, " (trainer pid ", control_->slots[seat].holder_pid.load(), ")"));
   }
   if (open.empty() && taken.empty()) return "all slots are finished, the workers are at it";
   return absl::StrCat(open.empty() ? "" : absl::StrCat("open slots: ", absl::StrJoin(open, ",")),

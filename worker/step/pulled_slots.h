@@ -1,6 +1,6 @@
 // PulledSlots: the rules over PulledWords (pulled_words.h) for one open step: which slot is taken next, what is
 // finished, what is merged. A view, without memory of its own. Changes are for the lead's engine thread; each can be
-// repeated by that member's next life, from wherever this one ended.
+// repeated by that member's next incarnation, from wherever this one ended.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include "absl/types/span.h"
 #include "core/job/job.h"
 #include "core/job/plan.h"
-#include "worker/control/control_page.h"
+#include "worker/control/control_block.h"
 
 namespace shardmesh {
 
@@ -34,9 +34,9 @@ struct Frontier {
 
 class PulledSlots {
  public:
-  // `page`, `job` and `plan` outlive the object; `step` is the open one.
-  PulledSlots(ControlPage* page, const JobSpec& job, const Plan& plan, int64_t step)
-      : page_(page), words_(page->pull), job_(job), plan_(plan), step_(step) {}
+  // `control`, `job` and `plan` outlive the object; `step` is the open one.
+  PulledSlots(ControlBlock* control, const JobSpec& job, const Plan& plan, int64_t step)
+      : control_(control), words_(control->pull), job_(job), plan_(plan), step_(step) {}
 
   struct Grant {
     int slot = 0, window = 0;
@@ -54,13 +54,13 @@ class PulledSlots {
   // The result of a slot. REQUIRES: Has(seat, slot).
   Result Finish(int seat, int slot, uint64_t digest, int64_t tokens);
 
-  // In the lead's next life: its last one may have ended in Take, when a trainer had a slot that did not count as
-  // taken.
+  // In the lead's next incarnation: its last one may have ended in Take, when a trainer had a slot that did not count
+  // as taken.
   void EndTakes(int64_t now_nanos);
   // Of a job on one host: slots that are not finished in time are open again; so are those of trainers that are gone.
   // How many.
   int Reopen(int64_t now_nanos);
-  // The same where others say it: by seat its holder now (control_page.h), and whether its slot is late.
+  // The same where others say it: by seat its holder now (control_block.h), and whether its slot is late.
   struct SeatNow {
     uint64_t holder = 0;
     bool late = false;
@@ -73,15 +73,15 @@ class PulledSlots {
   // The slot that Take gave the seat and nobody has finished. nullopt: none.
   std::optional<Grant> Given(int seat) const;
 
-  // What is to be summed next: the largest subtree that is there in several pieces; else the result of a trainer that
-  // waits for a window. nullopt: nothing. FreePartial: where to.
+  // What is to be summed next: the largest subtree that is there in several gradient shards; else the result of a
+  // trainer that waits for a window. nullopt: nothing. FreePartial: where to.
   std::optional<SlotRange> NextMerge() const;
   int FreePartial() const;
   void Merged(SlotRange range, int partial);
 
   // The partial sum that has all slots; -1: there is none yet.
   int Root() const;
-  Frontier Pieces() const;
+  Frontier Sums() const;
   int Live() const;  // gradients: being written, finished, or summed
 
   // (slot, seat) of those that a trainer writes.
@@ -95,13 +95,13 @@ class PulledSlots {
   WindowState WindowOf(int seat, int window, int* slot = nullptr) const;
   void SetWindow(int seat, int window, WindowState state, int slot);
   int WindowWith(int seat, WindowState state, int slot = -1) const;  // -1: none
-  std::optional<SlotRange> Largest(const Frontier& pieces, SlotRange range) const;
+  std::optional<SlotRange> Largest(const Frontier& sums, SlotRange range) const;
   bool Owns(int seat, int slot) const;
   void Leave(int seat, int window, int slot);
   void Abandon(int seat);
   void NotePeak();
 
-  ControlPage* const page_;
+  ControlBlock* const control_;
   PulledWords& words_;
   const JobSpec& job_;
   const Plan& plan_;

@@ -183,8 +183,8 @@ TEST(PulledSlotsTest, WhoseResultCounted_IsKnownBehindTheStep) {
   EXPECT_FALSE(next.Counted(0, 0, 5));
 }
 
-// The lead's last life ended when a trainer had a slot that did not count as taken: no other trainer gets it, unless
-// the first one is late.
+// The lead's last incarnation ended when a trainer had a slot that did not count as taken: no other trainer gets it,
+// unless the first one is late.
 TEST(PulledSlotsTest, AHalfTakenSlot_IsItsTrainers) {
   Words words(2, 2);
   EXPECT_EQ(words.Take(0), 0);
@@ -201,14 +201,14 @@ TEST(PulledSlotsTest, AHalfTakenSlot_IsItsTrainers) {
   EXPECT_EQ(words.Take(1), 0);
 }
 
-// What the lead's next life does again.
+// What the lead's next incarnation does again.
 TEST(PulledSlotsTest, FinishAndMerged_CanBeRepeatedFromWhereverTheyEnded) {
   Words words(2, 2);
-  PulledWords& page = words.host.control()->pull;
+  PulledWords& control = words.host.control()->pull;
   EXPECT_EQ(words.Take(0), 0);
-  const int64_t writing = page.seats[0].windows[0].load();
+  const int64_t writing = control.seats[0].windows[0].load();
   EXPECT_EQ(words.table.Finish(0, 0, 5, 0), Result::kAccepted);
-  page.seats[0].windows[0].store(writing);  // the last store was not made
+  control.seats[0].windows[0].store(writing);  // the last store was not made
   words.Sit(0, 999);                        // and the trainer is gone: its result counts
   const std::optional<Grant> next = words.table.Take(0, words.now);
   ASSERT_TRUE(next.has_value());

@@ -24,7 +24,7 @@ struct CheckedReplicasTest : StepFixture {
     ASSERT_TRUE(protocol.Decide());
     ASSERT_EQ(protocol.command().kind, CommandKind::kDigest);
     for (int r = 0; r < plan.num_ranks(); ++r) {
-      protocol.page()->members[r].digest = 100 + plan.PlaceOf(Rank(r)).shard + (r == plan.num_ranks() - 1 ? odd : 0);
+      protocol.control()->members[r].digest = 100 + plan.PlaceOf(Rank(r)).shard + (r == plan.num_ranks() - 1 ? odd : 0);
     }
     AllExecute();
     protocol.Commit();
@@ -37,7 +37,7 @@ TEST_F(CheckedReplicasTest, AreComparedAfterEachMultiple) {
   RunStep(1);
   EXPECT_FALSE(protocol.MoreFollows());
   RunStep(2, {{Slot(1), 0}});  // a skipped step counts
-  for (int s = 0; s < 3; ++s) Pieces(s, 3);
+  for (int s = 0; s < 3; ++s) GradientShards(s, 3);
   ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, 3));
   ASSERT_NO_FATAL_FAILURE(Compare());
   EXPECT_OK(protocol.Health());
@@ -71,7 +71,7 @@ TEST_F(ThreeCheckedReplicasTest, TheOneThatStandsAlone_EndsTheJob) {
   PlaceWeights();
   RunStep(1);
   ASSERT_TRUE(protocol.Decide());
-  for (int r = 0; r < 3; ++r) protocol.page()->members[r].digest = r == 0 ? 8 : 7;
+  for (int r = 0; r < 3; ++r) protocol.control()->members[r].digest = r == 0 ? 8 : 7;
   AllExecute();
   protocol.Commit();
   EXPECT_THAT(protocol.Health(), StatusIs(Code::kDataLoss, AllOf(HasSubstr("worker worker-0 (rank 0"),
@@ -84,7 +84,7 @@ TEST_F(ThreeReplicasTest, TheOneThatStandsAlone_IsNamed) {
   for (int odd = 0; odd < 3; ++odd) {
     const uint64_t ticket = protocol.AskForDigest();
     ASSERT_TRUE(protocol.Decide());
-    for (int r = 0; r < 3; ++r) protocol.page()->members[r].digest = r == odd ? 8 : 7;
+    for (int r = 0; r < 3; ++r) protocol.control()->members[r].digest = r == odd ? 8 : 7;
     AllExecute();
     protocol.Commit();
     const std::string most = absl::StrCat("worker-", odd == 0 ? 1 : 0), alone = absl::StrCat("and worker worker-", odd);

@@ -26,25 +26,26 @@ absl::Status StepProtocol::CheckBucket(int bucket, bool gradients) const {
   return absl::OkStatus();
 }
 
-bool StepProtocol::HasBucketPiece(Slot slot, int bucket, int shard, Step step) const {
-  const ResidencyTable table(page_, *plan_);
-  return table.piece(bucket, slot.value(), shard).load(std::memory_order_acquire) >= step.value() ||
+bool StepProtocol::HasBucketShard(Slot slot, int bucket, int shard, Step step) const {
+  const ResidencyTable table(control_, *plan_);
+  return table.gradient_shard(bucket, slot.value(), shard).load(std::memory_order_acquire) >= step.value() ||
          table.bucket(bucket).reduced.load(std::memory_order_acquire) >= step.value();
 }
 
 bool StepProtocol::HasBucket(Slot slot, int bucket, Step step) const {
-  if (ResidencyTable(page_, *plan_).elsewhere(bucket, slot.value()).load(std::memory_order_acquire) >= step.value()) {
+  if (ResidencyTable(control_, *plan_).elsewhere(bucket, slot.value()).load(std::memory_order_acquire) >=
+      step.value()) {
     return true;
   }
   for (int shard = 0; shard < plan_->num_shards(); ++shard) {
-    if (!HasBucketPiece(slot, bucket, shard, step)) return false;
+    if (!HasBucketShard(slot, bucket, shard, step)) return false;
   }
   return true;
 }
 
 bool StepProtocol::HasPushedBucket(Slot slot, int bucket, Step step) const {
   for (int shard = 0; shard < plan_->num_shards(); ++shard) {
-    if (IsPushedHere(slot, shard) && !HasBucketPiece(slot, bucket, shard, step)) return false;
+    if (IsPushedHere(slot, shard) && !HasBucketShard(slot, bucket, shard, step)) return false;
   }
   return true;
 }
@@ -59,11 +60,13 @@ absl::Status StepProtocol::CheckBuckets(Slot slot, Step step) const {
   return absl::OkStatus();
 }
 
-absl::Status StepProtocol::BucketPieceReady(Slot slot, int bucket, int shard, Step step) {
+absl::Status StepProtocol::BucketShardReady(Slot slot, int bucket, int shard, Step step) {
   ASSIGN_OR_RETURN(const std::optional<StepOutcome> outcome, CheckStep(slot, step));
   if (outcome.has_value()) return absl::OkStatus();
-  ResidencyTable(page_, *plan_).piece(bucket, slot.value(), shard).store(step.value(), std::memory_order_release);
-  FutexBump(*doorbell_);
+  ResidencyTable(control_, *plan_)
+      .gradient_shard(bucket, slot.value(), shard)
+      .store(step.value(), std::memory_order_release);
+  FutexBump(*notifier_);
   return absl::OkStatus();
 }
 
@@ -78,7 +81,7 @@ absl::StatusOr<bool> StepProtocol::DeclareBucket(const BucketDeclaration& declar
     if (!declaration.in_place && HasPushedBucket(slot, declaration.bucket, declaration.step)) continue;
     if (!has && !declaration.in_place) {
       return absl::FailedPreconditionError(absl::StrCat("slot ", slot.value(), " of step ", declaration.step.value(),
-                                                        " lacks pieces of bucket ", declaration.bucket,
+                                                        " lacks gradient shards of bucket ", declaration.bucket,
                                                         "; push them first"));
     }
     all = all && has;
@@ -88,18 +91,19 @@ absl::StatusOr<bool> StepProtocol::DeclareBucket(const BucketDeclaration& declar
   }
   if (all) return true;  // the first declaration counts, with what it said of gradients that are not finite
   for (const auto& [slot, tensor] : declaration.non_finite) NoteNonFinite(slot, tensor, declaration.step);
-  const ResidencyTable table(page_, *plan_);
+  const ResidencyTable table(control_, *plan_);
   for (Slot slot : declaration.slots) {
     for (int shard = 0; shard < plan_->num_shards(); ++shard) {
-      table.piece(declaration.bucket, slot.value(), shard).store(declaration.step.value(), std::memory_order_release);
+      table.gradient_shard(declaration.bucket, slot.value(), shard)
+          .store(declaration.step.value(), std::memory_order_release);
     }
   }
-  FutexBump(*doorbell_);
+  FutexBump(*notifier_);
   return false;
 }
 
 int StepProtocol::BucketsAhead(Slot slot, Step step) const {
-  const ResidencyTable table(page_, *plan_);
+  const ResidencyTable table(control_, *plan_);
   int ahead = 0;
   for (int b = 0; b < num_buckets(); ++b) {
     if (plan_->buckets()[b].frozen || table.bucket(b).reduced.load(std::memory_order_acquire) >= step.value()) continue;
@@ -110,7 +114,7 @@ int StepProtocol::BucketsAhead(Slot slot, Step step) const {
 
 // Whether nothing that this slot has declared can be summed before one of those who wait goes on.
 bool StepProtocol::Stuck(Slot slot, Step step) const {
-  const ResidencyTable table(page_, *plan_);
+  const ResidencyTable table(control_, *plan_);
   for (int b = 0; b < num_buckets(); ++b) {
     if (plan_->buckets()[b].frozen || table.bucket(b).reduced.load(std::memory_order_acquire) >= step.value()) continue;
     if (!HasBucket(slot, b, step)) continue;
@@ -137,13 +141,13 @@ bool StepProtocol::MayGoOn(absl::Span<const Slot> slots, Step step) const {
 // Who waits may be what others wait for.
 void StepProtocol::SetWaiting(absl::Span<const Slot> slots, bool waiting) {
   if (!plan_->bucketed()) return;
-  const ResidencyTable table(page_, *plan_);
+  const ResidencyTable table(control_, *plan_);
   for (Slot slot : slots) table.waiting(slot.value()).fetch_add(waiting ? 1 : -1);
-  if (waiting) FutexBump(page_->finished);
+  if (waiting) FutexBump(control_->finished);
 }
 
 std::string StepProtocol::BucketsWaitFor(absl::Span<const Slot> slots, Step step) const {
-  const ResidencyTable table(page_, *plan_);
+  const ResidencyTable table(control_, *plan_);
   for (int b = 0; b < num_buckets(); ++b) {
     if (plan_->buckets()[b].frozen || table.bucket(b).reduced.load() >= step.value()) continue;
     if (!std::any_of(slots.begin(), slots.end(), [&](Slot slot) { return HasBucket(slot, b, step); })) continue;
@@ -160,7 +164,7 @@ std::string StepProtocol::BucketsWaitFor(absl::Span<const Slot> slots, Step step
 absl::Status StepProtocol::AwaitBuckets(absl::Span<const Slot> slots, Step step, absl::Duration timeout) {
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(timeout);
   while (true) {
-    const uint32_t word = page_->finished.load(std::memory_order_acquire);
+    const uint32_t word = control_->finished.load(std::memory_order_acquire);
     if (committed_step() >= step || MayGoOn(slots, step)) return absl::OkStatus();
     RETURN_IF_ERROR(Health());
     const int64_t left = deadline - MonotonicNanos();
@@ -169,7 +173,7 @@ absl::Status StepProtocol::AwaitBuckets(absl::Span<const Slot> slots, Step step,
           absl::StrCat("the slots are more than ", job_->prefetch_buckets, " buckets ahead of step ", step.value(),
                        "'s sums after ", absl::FormatDuration(timeout), "; ", BucketsWaitFor(slots, step)));
     }
-    FutexWait(page_->finished, word, absl::Nanoseconds(left));
+    FutexWait(control_->finished, word, absl::Nanoseconds(left));
   }
 }
 
@@ -178,23 +182,23 @@ absl::Status StepProtocol::AcquireBucket(int bucket) {
   if (committed_step().value() == kNoStep) {
     return absl::FailedPreconditionError(absl::StrCat("job ", job_->name, " has no initial weights yet"));
   }
-  ResidencyTable(page_, *plan_).bucket(bucket).uses.fetch_add(1);
-  if (!HoldsBucket(bucket)) FutexBump(*doorbell_);
+  ResidencyTable(control_, *plan_).bucket(bucket).uses.fetch_add(1);
+  if (!HoldsBucket(bucket)) FutexBump(*notifier_);
   return absl::OkStatus();
 }
 
 void StepProtocol::ReleaseBucket(int bucket) {
-  if (ResidencyTable(page_, *plan_).bucket(bucket).uses.fetch_sub(1) == 1) FutexBump(*doorbell_);
+  if (ResidencyTable(control_, *plan_).bucket(bucket).uses.fetch_sub(1) == 1) FutexBump(*notifier_);
 }
 
 bool StepProtocol::HoldsBucket(int bucket) const {
-  return ResidencyTable(page_, *plan_).bucket(bucket).held.load() != 0;
+  return ResidencyTable(control_, *plan_).bucket(bucket).held.load() != 0;
 }
 
 absl::Status StepProtocol::AwaitBucket(int bucket, absl::Duration timeout) {
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(timeout);
   while (true) {
-    const uint32_t word = page_->finished.load(std::memory_order_acquire);
+    const uint32_t word = control_->finished.load(std::memory_order_acquire);
     if (HoldsBucket(bucket)) return absl::OkStatus();
     RETURN_IF_ERROR(Health());
     const int64_t left = deadline - MonotonicNanos();
@@ -202,18 +206,18 @@ absl::Status StepProtocol::AwaitBucket(int bucket, absl::Duration timeout) {
       return absl::DeadlineExceededError(absl::StrCat("bucket ", bucket, " of job ", job_->name,
                                                       " was not gathered within ", absl::FormatDuration(timeout)));
     }
-    FutexWait(page_->finished, word, absl::Nanoseconds(left));
+    FutexWait(control_->finished, word, absl::Nanoseconds(left));
   }
 }
 
 // True: nobody uses it, nobody will see its pages. One who acquires it meanwhile finds it held, or waits for a fill.
 bool StepProtocol::DropIfUnused(int bucket) {
-  BucketWords& words = ResidencyTable(page_, *plan_).bucket(bucket);
+  BucketWords& words = ResidencyTable(control_, *plan_).bucket(bucket);
   if (words.held.load() == 0 || words.uses.load() != 0) return false;
   words.held.store(0);
   if (words.uses.load() == 0) return true;
   words.held.store(1);
-  FutexBump(page_->finished);
+  FutexBump(control_->finished);
   return false;
 }
 
@@ -221,7 +225,7 @@ bool StepProtocol::TakeBucketsBack(Slot slot) {
   const int64_t open = committed_step().value() + 1;
   bool summed = false;
   for (int b = 0; b < num_buckets(); ++b) {
-    const ResidencyTable table(page_, *plan_);
+    const ResidencyTable table(control_, *plan_);
     if (plan_->buckets()[b].frozen) continue;
     if (open > 0 && table.bucket(b).reduced.load(std::memory_order_acquire) >= open) {
       summed = true;
@@ -229,7 +233,7 @@ bool StepProtocol::TakeBucketsBack(Slot slot) {
     }
     table.elsewhere(b, slot.value()).store(0, std::memory_order_release);
     for (int p = 0; p < plan_->num_shards(); ++p) {
-      table.piece(b, slot.value(), p).store(0, std::memory_order_release);
+      table.gradient_shard(b, slot.value(), p).store(0, std::memory_order_release);
     }
   }
   return summed;
@@ -239,7 +243,7 @@ bool StepProtocol::TakeBucketsBack(Slot slot) {
 // its part of the step, whoever wrote it.
 std::optional<Step> StepProtocol::OpenBuckets(absl::Span<const Slot> slots, int64_t open) {
   if (open < 1) return std::nullopt;
-  const ResidencyTable table(page_, *plan_);
+  const ResidencyTable table(control_, *plan_);
   bool pending = false, whole = true, summed = false;
   for (int b = 0; b < num_buckets(); ++b) {
     if (plan_->buckets()[b].frozen) continue;
@@ -255,18 +259,18 @@ std::optional<Step> StepProtocol::OpenBuckets(absl::Span<const Slot> slots, int6
     whole = false;
     for (Slot slot : slots) {  // nobody but the caller can complete it
       for (int shard = 0; shard < plan_->num_shards(); ++shard) {
-        table.piece(b, slot.value(), shard).store(open - 1, std::memory_order_release);
+        table.gradient_shard(b, slot.value(), shard).store(open - 1, std::memory_order_release);
       }
     }
   }
   for (Slot slot : slots) {
-    if (page_->slots[slot.value()].declared.load() != open) whole = false;
+    if (control_->slots[slot.value()].declared.load() != open) whole = false;
   }
   if (whole) return Step(open);
   for (Slot slot : slots) {
     int64_t expected = open;
-    page_->slots[slot.value()].declared.compare_exchange_strong(expected, open - 1);
-    if (!summed && !pending) page_->slots[slot.value()].nonfinite.store(0);
+    control_->slots[slot.value()].declared.compare_exchange_strong(expected, open - 1);
+    if (!summed && !pending) control_->slots[slot.value()].nonfinite.store(0);
   }
   return pending ? std::make_optional(Step(open)) : std::nullopt;
 }

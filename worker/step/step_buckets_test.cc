@@ -57,7 +57,7 @@ TEST_F(StepBucketsTest, BucketsInAnyOrder_AreSummedWhenAllSlotsHaveThem) {
     ASSERT_OK(Bucket({Slot(0)}, b));
     EXPECT_EQ(Next(), CommandKind::kNone);
     ASSERT_OK(Bucket({Slot(2)}, b));
-    ASSERT_EQ(Next(), CommandKind::kReduce);
+    ASSERT_EQ(Next(), CommandKind::kReduceBucket);
     EXPECT_EQ(protocol.command().bucket, b);
     EXPECT_EQ(Next(), CommandKind::kNone);
   }
@@ -69,7 +69,7 @@ TEST_F(StepBucketsTest, BucketsInAnyOrder_AreSummedWhenAllSlotsHaveThem) {
 TEST_F(StepBucketsTest, StepIsDecided_WhenTheLastBucketIsSummed) {
   for (int b = 0; b < 4; ++b) ASSERT_OK(Bucket(all, b));
   ASSERT_OK(Declare(all, 1));
-  for (int b = 0; b < 4; ++b) ASSERT_EQ(Next(), CommandKind::kReduce);
+  for (int b = 0; b < 4; ++b) ASSERT_EQ(Next(), CommandKind::kReduceBucket);
   EXPECT_EQ(Next(), CommandKind::kStep);
 }
 
@@ -82,7 +82,7 @@ TEST_F(StepBucketsTest, WrongDeclarations_AreRefusedAndLeaveNoMark) {
   EXPECT_THAT(Bucket({Slot(3)}, 0), StatusIs(Code::kInvalidArgument, HasSubstr("slot 3")));
   EXPECT_THAT(Bucket({Slot(0)}, 0, 1, {{Slot(1), 0}}), StatusIs(Code::kInvalidArgument, HasSubstr("slot 1")));
   EXPECT_THAT(protocol.DeclareBucket({all, Step(1), 0, {}, false}),
-              StatusIs(Code::kFailedPrecondition, HasSubstr("lacks pieces of bucket 0")));
+              StatusIs(Code::kFailedPrecondition, HasSubstr("lacks gradient shards of bucket 0")));
   EXPECT_THAT(Declare(all, 1), StatusIs(Code::kFailedPrecondition, HasSubstr("lacks the gradients of bucket 0")));
   EXPECT_EQ(Next(), CommandKind::kNone);
 }
@@ -90,7 +90,7 @@ TEST_F(StepBucketsTest, WrongDeclarations_AreRefusedAndLeaveNoMark) {
 TEST_F(StepBucketsTest, DeclaredTwice_TheFirstCounts) {
   EXPECT_FALSE(Bucket(all, 0).value());
   EXPECT_TRUE(Bucket(all, 0, 1, {{Slot(0), 0}}).value());  // too late: it is not this that is summed
-  EXPECT_EQ(Next(), CommandKind::kReduce);
+  EXPECT_EQ(Next(), CommandKind::kReduceBucket);
   EXPECT_EQ(Next(), CommandKind::kNone);
   for (int b = 1; b < 4; ++b) ASSERT_OK(Bucket(all, b));
   ASSERT_OK(Declare(all, 1));
@@ -119,7 +119,7 @@ TEST_F(StepBucketsTest, SlotFarAhead_WaitsAndSaysForWhom) {
               StatusIs(Code::kDeadlineExceeded, HasSubstr("bucket 0 lacks slots 1,2")));
   ASSERT_OK(Bucket({Slot(1), Slot(2)}, 1));
   EXPECT_FALSE(protocol.MayGoOn({Slot(0)}, Step(1)));
-  EXPECT_EQ(Next(), CommandKind::kReduce);
+  EXPECT_EQ(Next(), CommandKind::kReduceBucket);
   EXPECT_TRUE(protocol.MayGoOn({Slot(0)}, Step(1)));
 }
 
@@ -145,7 +145,7 @@ TEST_F(StepBucketsTest, AcquiredBucket_IsFilledAndStaysUntilTheLastRelease) {
   ASSERT_OK(protocol.AcquireBucket(4));
   ASSERT_OK(protocol.AcquireBucket(4));
   EXPECT_THAT(protocol.AwaitBucket(4, kNow), StatusIs(Code::kDeadlineExceeded, HasSubstr("bucket 4")));
-  EXPECT_EQ(Next(), CommandKind::kFill);
+  EXPECT_EQ(Next(), CommandKind::kGatherBucket);
   EXPECT_EQ(protocol.command().bucket, 4);
   EXPECT_OK(protocol.AwaitBucket(4, kNow));
   EXPECT_EQ(Next(), CommandKind::kNone);
@@ -165,13 +165,13 @@ TEST_F(StepBucketsTest, AcquiredBucket_IsFilledAndStaysUntilTheLastRelease) {
 // complete meanwhile is waited for.
 TEST_F(StepBucketsTest, SlotTakenOver_BucketsAreOpenSummedOrAwaited) {
   ASSERT_OK(Bucket(all, 0));
-  ASSERT_EQ(Next(), CommandKind::kReduce);
+  ASSERT_EQ(Next(), CommandKind::kReduceBucket);
   ASSERT_OK(Bucket({Slot(0)}, 1));
   EXPECT_EQ(protocol.OpenSlots({Slot(0)}), Step(1));  // slots 1 and 2 may bring bucket 1
-  EXPECT_TRUE(protocol.HasBucketPiece(Slot(0), 1, 0, Step(1)));
+  EXPECT_TRUE(protocol.HasBucketShard(Slot(0), 1, 0, Step(1)));
   EXPECT_EQ(protocol.OpenSlots(all), std::nullopt);  // nobody else may
-  EXPECT_FALSE(protocol.HasBucketPiece(Slot(0), 1, 0, Step(1)));
-  EXPECT_TRUE(protocol.HasBucketPiece(Slot(0), 0, 0, Step(1)));
+  EXPECT_FALSE(protocol.HasBucketShard(Slot(0), 1, 0, Step(1)));
+  EXPECT_TRUE(protocol.HasBucketShard(Slot(0), 0, 0, Step(1)));
   for (int b = 1; b < 4; ++b) ASSERT_OK(Bucket(all, b));
   ASSERT_OK(Declare(all, 1));
   EXPECT_EQ(protocol.OpenSlots({Slot(0)}), Step(1));  // all is there: the step comes

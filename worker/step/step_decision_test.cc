@@ -18,11 +18,11 @@ using StepDecisionTest = StepFixture;
 TEST_F(StepDecisionTest, InitialWeights_NeedOneSetFromAll) {
   EXPECT_EQ(protocol.committed_step().value(), kNoStep);
   EXPECT_FALSE(protocol.Decide());
-  for (int r = 0; r < 3; ++r) protocol.InitialPieceReady(Rank(r), 5);
+  for (int r = 0; r < 3; ++r) protocol.InitialShardReady(Rank(r), 5);
   EXPECT_FALSE(protocol.Decide());
-  protocol.InitialPieceReady(Rank(3), 6);  // of another set
+  protocol.InitialShardReady(Rank(3), 6);  // of another set
   EXPECT_FALSE(protocol.Decide());
-  protocol.InitialPieceReady(Rank(3), 5);
+  protocol.InitialShardReady(Rank(3), 5);
   EXPECT_TRUE(protocol.Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kInit);
   EXPECT_EQ(protocol.command().initial_id, 5u);
@@ -36,20 +36,20 @@ TEST_F(StepDecisionTest, InitialWeights_NeedOneSetFromAll) {
 TEST_F(StepDecisionTest, Step_IsDeclaredDecidedExecutedCommitted) {
   PlaceWeights();
   for (int s = 0; s < 2; ++s) {
-    Pieces(s, 1);
+    GradientShards(s, 1);
     ASSERT_OK_AND_ASSIGN(auto outcome, Declare({Slot(s)}, 1));
     EXPECT_FALSE(outcome.has_value());
     EXPECT_FALSE(protocol.Decide());
   }
   ASSERT_OK(Declare({Slot(2)}, 1));
-  EXPECT_FALSE(protocol.Decide());  // a piece of slot 2 is missing
-  EXPECT_FALSE(protocol.HasPiece(Slot(2), 0, Step(1)));
-  ASSERT_OK(protocol.PieceReady(Slot(2), 0, Step(1)));
+  EXPECT_FALSE(protocol.Decide());  // a gradient shard of slot 2 is missing
+  EXPECT_FALSE(protocol.HasGradientShard(Slot(2), 0, Step(1)));
+  ASSERT_OK(protocol.GradientShardReady(Slot(2), 0, Step(1)));
   EXPECT_FALSE(protocol.Decide());
   EXPECT_THAT(protocol.AwaitCommit(Step(1), absl::ZeroDuration()),
               StatusIs(Code::kDeadlineExceeded, AllOf(HasSubstr("step 1"), HasSubstr("missing slots: 2"))));
-  ASSERT_OK(protocol.PieceReady(Slot(2), 1, Step(1)));
-  EXPECT_TRUE(protocol.HasPiece(Slot(2), 1, Step(1)));
+  ASSERT_OK(protocol.GradientShardReady(Slot(2), 1, Step(1)));
+  EXPECT_TRUE(protocol.HasGradientShard(Slot(2), 1, Step(1)));
   ASSERT_TRUE(protocol.Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
   EXPECT_EQ(protocol.command().step, 1);
@@ -65,7 +65,7 @@ TEST_F(StepDecisionTest, Step_IsDeclaredDecidedExecutedCommitted) {
   EXPECT_EQ(protocol.committed_step(), Step(0));
   protocol.Commit();
   EXPECT_EQ(protocol.committed_step(), Step(1));
-  EXPECT_EQ(protocol.page()->parity.load(), 1);
+  EXPECT_EQ(protocol.control()->parity.load(), 1);
   ASSERT_OK_AND_ASSIGN(StepOutcome outcome, protocol.AwaitCommit(Step(1), absl::ZeroDuration()));
   EXPECT_FALSE(outcome.already_applied);
   EXPECT_FALSE(outcome.skipped);
@@ -78,13 +78,13 @@ TEST_F(StepDecisionTest, NonFinite_SkipsTheStep) {
   EXPECT_TRUE(outcome.skipped);
   EXPECT_EQ(outcome.bad_slot, Slot(2));
   EXPECT_EQ(outcome.bad_tensor, 1);
-  EXPECT_EQ(protocol.page()->parity.load(), 0);  // nothing moved
+  EXPECT_EQ(protocol.control()->parity.load(), 0);  // nothing moved
   EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0)));
   ASSERT_OK_AND_ASSIGN(auto again, Declare({Slot(2)}, 1));
   EXPECT_TRUE(again->skipped && again->already_applied);
   RunStep(2);
   EXPECT_FALSE(protocol.OutcomeOf(Step(2))->skipped);
-  EXPECT_EQ(protocol.page()->parity.load(), 1);
+  EXPECT_EQ(protocol.control()->parity.load(), 1);
 }
 
 struct TwoPublications : StepFixture {
@@ -116,29 +116,29 @@ TEST_F(TwoPublications, Alternate_AndAPinnedOneIsNeverRewritten) {
 
 // Weights that are gathered in codes: the step, and the initial weights, take a second command, and are committed with
 // it alone.
-struct CodedFixture : StepFixture {
-  static JobSpec Coded() {
+struct QuantizedFixture : StepFixture {
+  static JobSpec Quantized() {
     JobSpec job = SmallJob("ddp=2,fsdp=2", 3);
     for (ParameterSpec& p : job.parameters) p.gather = GatherFormat::kFp8Row;
     return job;
   }
-  CodedFixture() : StepFixture(Coded()) {}
+  QuantizedFixture() : StepFixture(Quantized()) {}
 
   void DeclareAll(int64_t step, std::vector<std::pair<Slot, int>> bad = {}) {
-    for (int s = 0; s < 3; ++s) Pieces(s, step);
+    for (int s = 0; s < 3; ++s) GradientShards(s, step);
     ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, step, 0.5, std::move(bad)));
   }
   // Executes and commits the command that was just decided; the table of maxima has something in it then.
   void ExecuteAndCommit() {
     AllExecute();
-    for (int64_t i = 0; i < plan.num_maxima(); ++i) Maxima(protocol.page(), plan)[i] = 77;
+    for (int64_t i = 0; i < plan.num_maxima(); ++i) Maxima(protocol.control(), plan)[i] = 77;
     protocol.Commit();
   }
 };
 
-TEST_F(CodedFixture, TheStepIsCommittedWithTheCodes) {
+TEST_F(QuantizedFixture, TheStepIsCommittedWithTheCodes) {
   ASSERT_EQ(plan.num_maxima(), 3 + 1);
-  for (int r = 0; r < 4; ++r) protocol.InitialPieceReady(Rank(r), 5);
+  for (int r = 0; r < 4; ++r) protocol.InitialShardReady(Rank(r), 5);
   ASSERT_TRUE(protocol.Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kInit);
   const int buffer = protocol.command().publish;
@@ -146,12 +146,12 @@ TEST_F(CodedFixture, TheStepIsCommittedWithTheCodes) {
   EXPECT_EQ(protocol.committed(), protocol.decided());
   EXPECT_EQ(protocol.committed_step().value(), kNoStep);
   EXPECT_TRUE(protocol.publications().Published().empty());
-  StepProtocol next(protocol.page(), &host.doorbell(), &job, &plan, MemberNames(4));  // whoever leads on
+  StepProtocol next(protocol.control(), &host.notifier(), &job, &plan, MemberNames(4));  // whoever leads on
   ASSERT_TRUE(next.Decide());
-  EXPECT_EQ(protocol.command().kind, CommandKind::kGather);
+  EXPECT_EQ(protocol.command().kind, CommandKind::kQuantize);
   EXPECT_EQ(protocol.command().step, 0);
   EXPECT_EQ(protocol.command().publish, buffer);
-  EXPECT_EQ(Maxima(protocol.page(), plan)[0], 77u);  // what it is made from
+  EXPECT_EQ(Maxima(protocol.control(), plan)[0], 77u);  // what it is made from
   ExecuteAndCommit();
   EXPECT_EQ(protocol.committed_step(), Step(0));
   EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0)));
@@ -160,26 +160,26 @@ TEST_F(CodedFixture, TheStepIsCommittedWithTheCodes) {
   DeclareAll(1);
   ASSERT_TRUE(protocol.Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
-  for (int64_t i = 0; i < plan.num_maxima(); ++i) EXPECT_EQ(Maxima(protocol.page(), plan)[i], 0u);
+  for (int64_t i = 0; i < plan.num_maxima(); ++i) EXPECT_EQ(Maxima(protocol.control(), plan)[i], 0u);
   ExecuteAndCommit();
-  EXPECT_EQ(protocol.page()->parity.load(), 1);
+  EXPECT_EQ(protocol.control()->parity.load(), 1);
   EXPECT_EQ(protocol.committed_step(), Step(0));
   EXPECT_FALSE(protocol.OutcomeOf(Step(1)).has_value());
   protocol.AskForDigest();  // waits
   ASSERT_TRUE(protocol.Decide());
-  EXPECT_EQ(protocol.command().kind, CommandKind::kGather);
+  EXPECT_EQ(protocol.command().kind, CommandKind::kQuantize);
   EXPECT_EQ(protocol.command().step, 1);
   EXPECT_EQ(protocol.command().parity, 1);  // where the new weights lie
   ExecuteAndCommit();
-  EXPECT_EQ(protocol.page()->parity.load(), 1);
+  EXPECT_EQ(protocol.control()->parity.load(), 1);
   EXPECT_FALSE(protocol.OutcomeOf(Step(1))->skipped);
   EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0), Step(1)));
   ASSERT_TRUE(protocol.Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kDigest);
 }
 
-TEST_F(CodedFixture, SkippedStep_IsCommittedAtOnce) {
-  for (int r = 0; r < 4; ++r) protocol.InitialPieceReady(Rank(r), 5);
+TEST_F(QuantizedFixture, SkippedStep_IsCommittedAtOnce) {
+  for (int r = 0; r < 4; ++r) protocol.InitialShardReady(Rank(r), 5);
   for (int i = 0; i < 2; ++i) {
     ASSERT_TRUE(protocol.Decide());
     ExecuteAndCommit();
@@ -192,22 +192,23 @@ TEST_F(CodedFixture, SkippedStep_IsCommittedAtOnce) {
   EXPECT_FALSE(protocol.Decide());
 }
 
-// Frozen weights are coded once, with the initial ones: where no others are coded, a step needs no second command.
-struct FrozenCodedFixture : StepFixture {
+// Frozen weights are quantized once, with the initial ones: where no others are quantized, a step needs no second
+// command.
+struct FrozenQuantizedFixture : StepFixture {
   static JobSpec Frozen() {
     JobSpec job = SmallJob("ddp=2,fsdp=2", 3);
     job.parameters[0].gather = GatherFormat::kFp8Row;
     job.parameters[0].frozen = true;
     return job;
   }
-  FrozenCodedFixture() : StepFixture(Frozen()) {}
+  FrozenQuantizedFixture() : StepFixture(Frozen()) {}
 };
 
-TEST_F(FrozenCodedFixture, OnlyInitialWeightsAreGathered) {
+TEST_F(FrozenQuantizedFixture, OnlyInitialWeightsAreGathered) {
   PlaceWeights();
   EXPECT_EQ(protocol.committed_step().value(), kNoStep);
   Finish();
-  EXPECT_EQ(protocol.command().kind, CommandKind::kGather);
+  EXPECT_EQ(protocol.command().kind, CommandKind::kQuantize);
   EXPECT_EQ(protocol.committed_step(), Step(0));
   RunStep(1);
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
@@ -225,15 +226,15 @@ struct ClippedFixture : StepFixture {
 
   // As the passes of all members would: of both tensors' one block.
   void WriteSums(float first, float second) {
-    SquareSums(protocol.page())[0] = first;
-    SquareSums(protocol.page())[1] = second;
+    SquareSums(protocol.control())[0] = first;
+    SquareSums(protocol.control())[1] = second;
   }
 };
 
 TEST_F(ClippedFixture, TheNormIsKnownBeforeTheStepIsDecided) {
   PlaceWeights();
   for (int64_t step = 1; step <= 2; ++step) {
-    for (int s = 0; s < 3; ++s) Pieces(s, step);
+    for (int s = 0; s < 3; ++s) GradientShards(s, step);
     ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, step));
     ASSERT_TRUE(protocol.Decide());
     EXPECT_EQ(protocol.command().kind, CommandKind::kNorm);
@@ -254,7 +255,7 @@ TEST_F(ClippedFixture, TheNormIsKnownBeforeTheStepIsDecided) {
 
 TEST_F(ClippedFixture, ASkippedStep_NeedsNoNorm) {
   PlaceWeights();
-  for (int s = 0; s < 3; ++s) Pieces(s, 1);
+  for (int s = 0; s < 3; ++s) GradientShards(s, 1);
   ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, 1, 0.5, {{Slot(2), 1}}));
   ASSERT_TRUE(protocol.Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
@@ -268,10 +269,10 @@ TEST(StepDecisionPolicyTest, PublishEvery_IsAMultiple) {
   JobSpec job = SmallJob("fsdp=1", 1);
   job.publish_every = 3;
   TestHost host(job);
-  host.protocol.InitialPieceReady(Rank(0), 1);
+  host.protocol.InitialShardReady(Rank(0), 1);
   for (int64_t step = 0; step <= 7; ++step) {
     if (step > 0) {
-      ASSERT_OK(host.protocol.PieceReady(Slot(0), 0, Step(step)));
+      ASSERT_OK(host.protocol.GradientShardReady(Slot(0), 0, Step(step)));
       ASSERT_OK(host.protocol.Declare({{Slot(0)}, Step(step), {0.5}, {}}));
     }
     ASSERT_TRUE(host.protocol.Decide());
@@ -301,11 +302,11 @@ TEST(StepDecisionPolicyTest, PinnedBytes_AreOfOneVersion) {
     }
   };
   std::thread readers[2] = {std::thread(reader), std::thread(reader)};
-  host.protocol.InitialPieceReady(Rank(0), 1);
+  host.protocol.InitialShardReady(Rank(0), 1);
   int64_t published = 0;
   for (int64_t step = 0; step < 20'000 || (pinned_reads.load() < 100 && step < 2'000'000); ++step) {
     if (step > 0) {
-      ASSERT_OK(host.protocol.PieceReady(Slot(0), 0, Step(step)));
+      ASSERT_OK(host.protocol.GradientShardReady(Slot(0), 0, Step(step)));
       ASSERT_OK(host.protocol.Declare({{Slot(0)}, Step(step), {0.5}, {}}));
     }
     ASSERT_TRUE(host.protocol.Decide());
@@ -330,7 +331,7 @@ TEST_F(StepDecisionTest, Digests_AddShardsUp_AndCompareReplicas) {
   const auto answer = [&](std::vector<uint64_t> digests) {
     ASSERT_TRUE(protocol.Decide());
     EXPECT_EQ(protocol.command().kind, CommandKind::kDigest);
-    for (int r = 0; r < 4; ++r) protocol.page()->members[r].digest.store(digests[r]);
+    for (int r = 0; r < 4; ++r) protocol.control()->members[r].digest.store(digests[r]);
     AllExecute();
     protocol.Commit();
   };
@@ -358,7 +359,7 @@ TEST_F(StepDecisionTest, WhatAllLoaded_IsWhatTheJobBeginsWith) {
   EXPECT_FALSE(protocol.Decide());
   load(plan.num_ranks() - 1, 98, 30);  // another checkpoint
   EXPECT_FALSE(protocol.Decide());
-  for (int r = 0; r < plan.num_ranks(); ++r) protocol.InitialPieceReady(Rank(r), 17);
+  for (int r = 0; r < plan.num_ranks(); ++r) protocol.InitialShardReady(Rank(r), 17);
   load(plan.num_ranks() - 1, 99, 40);
   ASSERT_NO_FATAL_FAILURE(Finish());
   EXPECT_EQ(protocol.command().kind, CommandKind::kRestore);

@@ -1,5 +1,5 @@
-// Of StepProtocol: what trainers say, and whether it may be said: steps, slots, pieces, learning rates, gradients that
-// are not finite.
+// Of StepProtocol: what trainers say, and whether it may be said: steps, slots, gradient shards, learning rates,
+// gradients that are not finite.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -60,22 +60,23 @@ absl::StatusOr<std::optional<StepOutcome>> StepProtocol::CheckStep(Slot slot, St
   return std::optional<StepOutcome>();
 }
 
-absl::Status StepProtocol::PieceReady(Slot slot, int shard, Step step) {
+absl::Status StepProtocol::GradientShardReady(Slot slot, int shard, Step step) {
   ASSIGN_OR_RETURN(const std::optional<StepOutcome> outcome, CheckStep(slot, step));
   if (outcome.has_value()) return absl::OkStatus();
-  StoreMax(page_->pieces[slot.value()][shard], step.value());
-  FutexBump(*doorbell_);
+  StoreMax(control_->gradient_shards[slot.value()][shard], step.value());
+  FutexBump(*notifier_);
   return absl::OkStatus();
 }
 
-bool StepProtocol::HasPiece(Slot slot, int shard, Step step) const {
-  if (page_->pieces[slot.value()][shard].load(std::memory_order_acquire) >= step.value()) return true;
+bool StepProtocol::HasGradientShard(Slot slot, int shard, Step step) const {
+  if (control_->gradient_shards[slot.value()][shard].load(std::memory_order_acquire) >= step.value()) return true;
   // The bits are cleared before a step is committed: where this one is open, they are of it.
-  return step == committed_step().next() && (page_->elsewhere[slot.value()].pieces.load() >> shard & 1) != 0;
+  return step == committed_step().next() &&
+         (control_->elsewhere[slot.value()].gradient_shards.load() >> shard & 1) != 0;
 }
 
 void StepProtocol::NoteNonFinite(Slot slot, int tensor, Step step) {
-  StoreMax(page_->slots[slot.value()].nonfinite, NonFiniteWord(step.value(), tensor));
+  StoreMax(control_->slots[slot.value()].nonfinite, NonFiniteWord(step.value(), tensor));
 }
 
 // One for each group of the job.
@@ -103,19 +104,20 @@ const GroupTable::Rate* StepProtocol::ClaimedRates(uint64_t claim) const {
 
 const std::atomic<double>& StepProtocol::ClaimedLossScale(uint64_t claim) const {
   const int slot = static_cast<int>(claim & 0xffff);
-  return slot == kRatesElsewhere ? page_->elsewhere_loss_scale : page_->slots[slot].loss_scale;
+  return slot == kRatesElsewhere ? control_->elsewhere_loss_scale : control_->slots[slot].loss_scale;
 }
 
 // The first slot to declare a step fixes its learning rates and its loss scale; the others must say the same.
 absl::Status StepProtocol::ClaimSettings(Slot slot, Step step, absl::Span<const double> rates, double loss_scale) {
   const uint64_t claim = static_cast<uint64_t>(step.value()) << 16 | static_cast<uint64_t>(slot.value());
-  uint64_t current = page_->settings_claim.load(std::memory_order_acquire);
+  uint64_t current = control_->settings_claim.load(std::memory_order_acquire);
   while (current >> 16 < static_cast<uint64_t>(step.value())) {
     // Written before the claim: whoever sees the claim sees them. A slot has one writer, so this is no race.
     GroupTable::Rate* const said = groups_.said(slot.value());
     for (size_t g = 0; g < rates.size(); ++g) said[g].store(rates[g], std::memory_order_release);
-    page_->slots[slot.value()].loss_scale.store(loss_scale, std::memory_order_release);
-    if (page_->settings_claim.compare_exchange_weak(current, claim, std::memory_order_acq_rel)) return absl::OkStatus();
+    control_->slots[slot.value()].loss_scale.store(loss_scale, std::memory_order_release);
+    if (control_->settings_claim.compare_exchange_weak(current, claim, std::memory_order_acq_rel))
+      return absl::OkStatus();
   }
   if (current >> 16 > static_cast<uint64_t>(step.value())) return absl::OkStatus();  // this step is over
   return CompareSettings(slot, static_cast<int>(current & 0xffff), step, rates, loss_scale);
@@ -184,15 +186,16 @@ namespace {
 // While there is one, an attached trainer that takes a slot sees that it is being declared.
 class Declaring {
  public:
-  Declaring(ControlPage& page, Rank self, absl::Span<const Slot> slots) : page_(page), self_(self), slots_(slots) {
-    for (Slot slot : slots_) page_.slots[slot.value()].declaring[self_.value()].fetch_add(1);
+  Declaring(ControlBlock& control, Rank self, absl::Span<const Slot> slots)
+      : control_(control), self_(self), slots_(slots) {
+    for (Slot slot : slots_) control_.slots[slot.value()].declaring[self_.value()].fetch_add(1);
   }
   ~Declaring() {
-    for (Slot slot : slots_) page_.slots[slot.value()].declaring[self_.value()].fetch_sub(1);
+    for (Slot slot : slots_) control_.slots[slot.value()].declaring[self_.value()].fetch_sub(1);
   }
 
  private:
-  ControlPage& page_;
+  ControlBlock& control_;
   const Rank self_;
   const absl::Span<const Slot> slots_;
 };
@@ -206,7 +209,7 @@ absl::StatusOr<std::optional<StepOutcome>> StepProtocol::Declare(const Declarati
     if (outcome.has_value()) return outcome;
   }
   if (declaration.in_place) return DeclareSlots(declaration);
-  const Declaring declaring(*page_, self_, declaration.slots);
+  const Declaring declaring(*control_, self_, declaration.slots);
   for (Slot slot : declaration.slots) {
     const uint64_t holder = HolderOf(slot);
     if (holder == 0) continue;
@@ -231,16 +234,16 @@ absl::StatusOr<std::optional<StepOutcome>> StepProtocol::DeclareSlots(const Decl
   for (const auto& [slot, tensor] : declaration.non_finite) NoteNonFinite(slot, tensor, declaration.step);
   // From here on nothing is refused: a declaration that is leaves no mark.
   for (size_t i = 0; i < declaration.tokens.size(); ++i) {
-    page_->slots[declaration.slots[i].value()].tokens.store(declaration.tokens[i]);
+    control_->slots[declaration.slots[i].value()].tokens.store(declaration.tokens[i]);
   }
   for (Slot slot : declaration.slots) {
     for (int shard = 0; shard < plan_->num_shards() && declaration.in_place; ++shard) {
-      StoreMax(page_->pieces[slot.value()][shard], declaration.step.value());
+      StoreMax(control_->gradient_shards[slot.value()][shard], declaration.step.value());
     }
-    page_->slots[slot.value()].refused.store(0);
-    StoreMax(page_->slots[slot.value()].declared, declaration.step.value());
+    control_->slots[slot.value()].refused.store(0);
+    StoreMax(control_->slots[slot.value()].declared, declaration.step.value());
   }
-  FutexBump(*doorbell_);
+  FutexBump(*notifier_);
   RETURN_IF_ERROR(CompareWithElsewhere(declaration, rates));
   return std::optional<StepOutcome>();
 }
@@ -249,7 +252,7 @@ absl::StatusOr<std::optional<StepOutcome>> StepProtocol::DeclareSlots(const Decl
 // others. What was declared between the claim and here, it may not have seen.
 absl::Status StepProtocol::CompareWithElsewhere(const Declaration& declaration, absl::Span<const double> rates) {
   const uint64_t elsewhere = static_cast<uint64_t>(declaration.step.value()) << 16 | kRatesElsewhere;
-  if (page_->settings_claim.load() != elsewhere) return absl::OkStatus();
+  if (control_->settings_claim.load() != elsewhere) return absl::OkStatus();
   const absl::Status same = CompareSettings(declaration.slots[0], static_cast<int>(kRatesElsewhere), declaration.step,
                                             rates, declaration.loss_scale);
   for (size_t i = 0; i < declaration.slots.size() && !same.ok(); ++i) {

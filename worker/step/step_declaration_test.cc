@@ -25,8 +25,8 @@ TEST_F(StepDeclarationTest, RepeatedStep_IsAlreadyApplied_AndChangesNothing) {
   EXPECT_TRUE(again->already_applied);
   EXPECT_FALSE(protocol.Decide());
   RunStep(2);
-  ASSERT_OK(protocol.PieceReady(Slot(0), 0, Step(1)));  // late: no effect on what is ready
-  EXPECT_TRUE(protocol.HasPiece(Slot(0), 0, Step(2)));
+  ASSERT_OK(protocol.GradientShardReady(Slot(0), 0, Step(1)));  // late: no effect on what is ready
+  EXPECT_TRUE(protocol.HasGradientShard(Slot(0), 0, Step(2)));
 }
 
 TEST_F(StepDeclarationTest, WrongSteps_SayWhichIsNext) {
@@ -34,7 +34,8 @@ TEST_F(StepDeclarationTest, WrongSteps_SayWhichIsNext) {
   PlaceWeights();
   EXPECT_THAT(Declare({Slot(0)}, 2),
               StatusIs(Code::kFailedPrecondition, AllOf(HasSubstr("step 2 is ahead"), HasSubstr("the next is 1"))));
-  EXPECT_THAT(protocol.PieceReady(Slot(0), 0, Step(7)), StatusIs(Code::kFailedPrecondition, HasSubstr("step 7")));
+  EXPECT_THAT(protocol.GradientShardReady(Slot(0), 0, Step(7)),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("step 7")));
   EXPECT_THAT(Declare({Slot(0)}, 0), StatusIs(Code::kInvalidArgument, HasSubstr("numbered from 1")));
   EXPECT_THAT(Declare({Slot(0)}, INT64_MIN), StatusIs(Code::kInvalidArgument, HasSubstr("numbered from 1")));
   EXPECT_THAT(Declare({}, 1), StatusIs(Code::kInvalidArgument, HasSubstr("name at least one")));
@@ -59,19 +60,20 @@ TEST_F(PulledDeclarationTest, SlotsByTheirNumber_AreRefused_InTheWordsOfTheTable
     return;
   }
   EXPECT_EQ(protocol.CheckStep(Slot(0), Step(1)).status(), table);
-  EXPECT_EQ(protocol.PieceReady(Slot(0), 0, Step(1)), table);
+  EXPECT_EQ(protocol.GradientShardReady(Slot(0), 0, Step(1)), table);
 }
 
 TEST_F(StepDeclarationTest, WrongSlots_AreRefused_AndNothingIsDeclared) {
   PlaceWeights();
   for (int slot : {-1, 3, INT32_MAX}) {
     EXPECT_THAT(Declare({Slot(0), Slot(slot)}, 1), StatusIs(Code::kInvalidArgument, HasSubstr("0 to 2")));
-    EXPECT_THAT(protocol.PieceReady(Slot(slot), 0, Step(1)), StatusIs(Code::kInvalidArgument, HasSubstr("0 to 2")));
+    EXPECT_THAT(protocol.GradientShardReady(Slot(slot), 0, Step(1)),
+                StatusIs(Code::kInvalidArgument, HasSubstr("0 to 2")));
     EXPECT_THAT(protocol.TakeSlot(Slot(slot), 1), StatusIs(Code::kInvalidArgument, HasSubstr("0 to 2")));
     protocol.GiveSlot(Slot(slot), 1);
   }
-  EXPECT_EQ(protocol.page()->slots[0].declared.load(), 0);
-  EXPECT_EQ(protocol.page()->settings_claim.load(), 0u);
+  EXPECT_EQ(protocol.control()->slots[0].declared.load(), 0);
+  EXPECT_EQ(protocol.control()->settings_claim.load(), 0u);
 }
 
 TEST_F(StepDeclarationTest, LearningRate_IsTheSameFromEverySlot) {
@@ -81,12 +83,12 @@ TEST_F(StepDeclarationTest, LearningRate_IsTheSameFromEverySlot) {
               StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("0.25"), HasSubstr("slot 1 said 0.5"))));
   EXPECT_THAT(Declare({Slot(1)}, 1, 0.25), StatusIs(Code::kInvalidArgument, HasSubstr("0.5 before, and now 0.25")));
   EXPECT_THAT(Declare({Slot(0)}, 1, -1), StatusIs(Code::kInvalidArgument, HasSubstr("lr is -1")));
-  EXPECT_EQ(protocol.page()->slots[0].declared.load(), 0);
+  EXPECT_EQ(protocol.control()->slots[0].declared.load(), 0);
   ASSERT_OK(Declare({Slot(1)}, 1, 0.5));  // repeated
   ASSERT_OK(Declare({Slot(0), Slot(2)}, 1, 0.5));
-  for (int s = 0; s < 3; ++s) Pieces(s, 1);
+  for (int s = 0; s < 3; ++s) GradientShards(s, 1);
   Finish();
-  for (int s = 0; s < 3; ++s) Pieces(s, 2);
+  for (int s = 0; s < 3; ++s) GradientShards(s, 2);
   ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, 2, 0.25));  // another step, another rate
   ASSERT_TRUE(protocol.Decide());
   OptimizerHyper hyper = job.optimizer;
@@ -99,7 +101,7 @@ TEST_F(StepDeclarationTest, LearningRate_IsTheSameFromEverySlot) {
 // declared.
 TEST_F(StepDeclarationTest, OtherRatesElsewhere_AreSeenWheneverTheyCome) {
   PlaceWeights();
-  ControlPage& page = *protocol.page();
+  ControlBlock& control = *protocol.control();
   const std::vector<double> there = {0.5};
   std::atomic<int> turn{0};
   constexpr int kTurns = 20000;
@@ -112,13 +114,13 @@ TEST_F(StepDeclarationTest, OtherRatesElsewhere_AreSeenWheneverTheyCome) {
   });
   int refused = 0;
   for (int i = 1; i <= kTurns; ++i) {
-    page.settings_claim.store(0);
+    control.settings_claim.store(0);
     turn.store(2 * i - 1);
     const auto declared = Declare({Slot(0)}, 1, 0.25);
     while (turn.load() != 2 * i) std::this_thread::yield();
-    EXPECT_EQ(page.slots[0].declared.load(), 0) << "turn " << i << ": " << declared.status();
+    EXPECT_EQ(control.slots[0].declared.load(), 0) << "turn " << i << ": " << declared.status();
     if (!declared.ok()) ++refused;
-    page.slots[0].declared.store(0);
+    control.slots[0].declared.store(0);
   }
   lead.join();
   std::cout << refused << " of " << kTurns << " were refused at once, the others taken back\n";
@@ -157,7 +159,7 @@ TEST_F(GroupsTest, OneRate_IsOfAllGroups_AndNone_IsTheJobs) {
   for (const auto& [said, meant] : std::vector<std::pair<std::vector<double>, std::vector<double>>>{
            {{0.25}, {0.25, 0.25, 0.25}}, {{}, {0.125, 0.125, 0.0625}}, {{0.5, 0, 1}, {0.5, 0, 1}}}) {
     ++step;
-    for (int s = 0; s < 3; ++s) Pieces(s, step);
+    for (int s = 0; s < 3; ++s) GradientShards(s, step);
     ASSERT_OK(DeclareRates({Slot(0)}, step, said));
     ASSERT_OK(DeclareRates({Slot(1), Slot(2)}, step, meant));  // the same, said in full
     Finish();
@@ -172,9 +174,9 @@ TEST_F(GroupsTest, TheFirstDeclarationsRates_BindTheStep) {
                        AllOf(HasSubstr("slot 0 says learning rate 0.5 for group 2"), HasSubstr("slot 1 said 0.125"))));
   EXPECT_THAT(DeclareRates({Slot(1)}, 1, {0.5, 0.75, 0.125}),
               StatusIs(Code::kInvalidArgument, HasSubstr("learning rate 0.25 for group 1 before, and now 0.75")));
-  EXPECT_EQ(protocol.page()->slots[0].declared.load(), 0);
+  EXPECT_EQ(protocol.control()->slots[0].declared.load(), 0);
   ASSERT_OK(DeclareRates({Slot(0), Slot(2)}, 1, {0.5, 0.25, 0.125}));
-  for (int s = 0; s < 3; ++s) Pieces(s, 1);
+  for (int s = 0; s < 3; ++s) GradientShards(s, 1);
   ASSERT_TRUE(protocol.Decide());
   ExpectScalars(1, {0.5, 0.25, 0.125});
 }
@@ -193,7 +195,7 @@ TEST(ManyGroupsTest, EveryGroupsRate_BindsTheStep) {
   for (int64_t step = 1; step <= 3; ++step) {
     std::vector<double> rates(kMaxGroups);
     for (int g = 0; g < kMaxGroups; ++g) rates[g] = 1.0 / static_cast<double>(step * (g + 1));
-    for (int s = 0; s < 3; ++s) fixture.Pieces(s, step);
+    for (int s = 0; s < 3; ++s) fixture.GradientShards(s, step);
     ASSERT_OK(fixture.DeclareRates({Slot(2), Slot(0)}, step, rates));
     std::vector<double> other = rates;
     other.back() *= 2;
@@ -217,14 +219,14 @@ TEST_F(StepDeclarationTest, TheLossScale_BindsTheStep_AndDividesTheSum) {
   for (const double wrong : {0.0, -1.0, 0x1p65, 0x1p-65, std::nan(""), HUGE_VAL}) {
     EXPECT_THAT(declare(0, wrong), StatusIs(Code::kInvalidArgument, HasSubstr("give one between 2^-64 and 2^64")));
   }
-  EXPECT_EQ(protocol.page()->settings_claim.load(), 0u);
+  EXPECT_EQ(protocol.control()->settings_claim.load(), 0u);
   ASSERT_OK(declare(1, 1024));
   EXPECT_THAT(declare(0, 512),
               StatusIs(Code::kInvalidArgument, HasSubstr("slot 0 says loss scale 512 for step 1, slot 1 said 1024")));
   EXPECT_THAT(declare(1, 1), StatusIs(Code::kInvalidArgument, HasSubstr("loss scale 1024 before, and now 1")));
   for (int s = 0; s < 3; ++s) {
     ASSERT_OK(declare(s, 1024));
-    Pieces(s, 1);
+    GradientShards(s, 1);
   }
   ASSERT_TRUE(protocol.Decide());
   EXPECT_EQ(protocol.command().divide_scale, static_cast<float>(1.0 / 3072));
@@ -244,19 +246,19 @@ TEST_F(GroupsTest, WrongRates_NameGroupAndValue_AndNothingIsDeclared) {
               StatusIs(Code::kInvalidArgument, HasSubstr("group 1: adamw: AdamW: lr is -0.5")));
   EXPECT_THAT(DeclareRates({Slot(0)}, 1, {1, 4, 1}),
               StatusIs(Code::kInvalidArgument, HasSubstr("group 1: adamw: AdamW: lr * weight_decay")));
-  EXPECT_EQ(protocol.page()->settings_claim.load(), 0u);
-  EXPECT_EQ(protocol.page()->slots[0].declared.load(), 0);
+  EXPECT_EQ(protocol.control()->settings_claim.load(), 0u);
+  EXPECT_EQ(protocol.control()->slots[0].declared.load(), 0);
 }
 
 TEST_F(StepDeclarationTest, InPlace_MarksEveryPiece_RingsOnce_AndLeavesNoMarkWhenRefused) {
   PlaceWeights();
   Declaration declaration{{Slot(0), Slot(1), Slot(2)}, Step(1), {-1.0}, {}, true};
   EXPECT_THAT(protocol.Declare(declaration), StatusIs(Code::kInvalidArgument, HasSubstr("lr is -1")));
-  EXPECT_FALSE(protocol.HasPiece(Slot(0), 0, Step(1)));
-  const uint32_t rung = host.doorbell().load();
+  EXPECT_FALSE(protocol.HasGradientShard(Slot(0), 0, Step(1)));
+  const uint32_t notified = host.notifier().load();
   declaration.learning_rates = {0.5};
   ASSERT_OK(protocol.Declare(declaration));
-  EXPECT_EQ(host.doorbell().load(), rung + 1);
+  EXPECT_EQ(host.notifier().load(), notified + 1);
   EXPECT_TRUE(protocol.Decide());
 }
 
@@ -265,8 +267,8 @@ TEST_F(StepDeclarationTest, NonFinite_OfAnotherSlotOrTensor_IsRefused) {
   EXPECT_THAT(Declare({Slot(0)}, 1, 0.5, {{Slot(1), 0}}), StatusIs(Code::kInvalidArgument, HasSubstr("slot 1")));
   EXPECT_THAT(Declare({Slot(0)}, 1, 0.5, {{Slot(0), 2}}), StatusIs(Code::kInvalidArgument, HasSubstr("tensor 2")));
   EXPECT_THAT(Declare({Slot(0)}, 1, 0.5, {{Slot(0), -1}}), StatusIs(Code::kInvalidArgument, HasSubstr("tensor -1")));
-  EXPECT_EQ(protocol.page()->settings_claim.load(), 0u);
-  EXPECT_EQ(protocol.page()->slots[0].declared.load(), 0);
+  EXPECT_EQ(protocol.control()->settings_claim.load(), 0u);
+  EXPECT_EQ(protocol.control()->slots[0].declared.load(), 0);
   RunStep(1);
   EXPECT_FALSE(protocol.OutcomeOf(Step(1))->skipped);
 }
@@ -275,13 +277,13 @@ TEST_F(GroupsTest, NonFinite_OfAFrozenTensor_IsRefused) {
   JobSpec frozen = job;
   frozen.parameters[1].frozen = true;
   TestHost other(frozen);
-  for (int r = 0; r < 4; ++r) other.protocol.InitialPieceReady(Rank(r), 17);
+  for (int r = 0; r < 4; ++r) other.protocol.InitialShardReady(Rank(r), 17);
   ASSERT_TRUE(other.protocol.Decide());
   for (int r = 0; r < 4; ++r) other.protocol.Done(Rank(r), other.protocol.decided());
   other.protocol.Commit();
   EXPECT_THAT(other.protocol.Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 1}}}),
               StatusIs(Code::kInvalidArgument, HasSubstr("tensor 1 (\"layer.b\") is frozen")));
-  EXPECT_EQ(other.protocol.page()->slots[0].declared.load(), 0);
+  EXPECT_EQ(other.protocol.control()->slots[0].declared.load(), 0);
   EXPECT_OK(other.protocol.Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 0}}}));
 }
 
@@ -289,14 +291,14 @@ TEST(StepDeclarationPolicyTest, NonFinite_UnderPolicyFail_IsRefusedAndMayBeWritt
   JobSpec job = SmallJob("fsdp=1", 1);
   job.non_finite = NonFinitePolicy::kFail;
   TestHost host(job);
-  host.protocol.InitialPieceReady(Rank(0), 1);
+  host.protocol.InitialShardReady(Rank(0), 1);
   ASSERT_TRUE(host.protocol.Decide());
   host.protocol.Done(Rank(0), 1);
   host.protocol.Commit();
   EXPECT_THAT(host.protocol.Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 1}}}),
               StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("\"layer.b\""), HasSubstr("write it again"))));
   ASSERT_OK(host.protocol.Declare({{Slot(0)}, Step(1), {0.5}, {}}));
-  ASSERT_OK(host.protocol.PieceReady(Slot(0), 0, Step(1)));
+  ASSERT_OK(host.protocol.GradientShardReady(Slot(0), 0, Step(1)));
   ASSERT_TRUE(host.protocol.Decide());
   EXPECT_EQ(host.protocol.command().apply, 1);
 }

@@ -17,11 +17,11 @@ struct StepLimitsTest : StepFixture {
   // As after so many steps, by so many commands.
   void ContinueFrom(int64_t step, uint64_t seq) {
     PlaceWeights();
-    ControlPage& page = *protocol.page();
-    page.commands[0] = page.commands[1] = protocol.command();
-    page.committed_step_plus_one.store(step + 1);
-    for (auto* word : {&page.decided, &page.committed}) word->store(seq);
-    for (int r = 0; r < plan.num_ranks(); ++r) page.members[r].done.store(seq);
+    ControlBlock& control = *protocol.control();
+    control.commands[0] = control.commands[1] = protocol.command();
+    control.committed_step_plus_one.store(step + 1);
+    for (auto* word : {&control.decided, &control.committed}) word->store(seq);
+    for (int r = 0; r < plan.num_ranks(); ++r) control.members[r].done.store(seq);
   }
   StepOutcome Outcome(int64_t step) { return protocol.OutcomeOf(Step(step)).value_or(StepOutcome{}); }
 };
@@ -55,7 +55,7 @@ TEST_F(StepLimitsTest, AStepBeyondTheLast_IsRefused_AndWhatIsThereStays) {
     const auto refused = StatusIs(Code::kResourceExhausted,
                                   HasSubstr("the last one that a job can have, 549755813887; pull its weights, and"));
     EXPECT_THAT(Declare({Slot(0)}, step), refused);
-    EXPECT_THAT(protocol.PieceReady(Slot(0), 0, Step(step)), refused);
+    EXPECT_THAT(protocol.GradientShardReady(Slot(0), 0, Step(step)), refused);
     EXPECT_THAT(protocol.CheckStep(Slot(0), Step(step)), refused);
     EXPECT_FALSE(protocol.publications().Pin(Step(step)).has_value());
     EXPECT_FALSE(protocol.OutcomeOf(Step(step)).has_value());

@@ -8,11 +8,11 @@
 namespace shardmesh {
 
 bool StepProtocol::IsComplete(int slot, Step step) const {
-  const ElsewhereWords& elsewhere = page_->elsewhere[slot];
-  bool complete = std::max(page_->slots[slot].declared.load(), elsewhere.declared.load()) >= step.value();
-  const uint64_t far = elsewhere.declared.load() >= step.value() ? elsewhere.pieces.load() : 0;
+  const ElsewhereWords& elsewhere = control_->elsewhere[slot];
+  bool complete = std::max(control_->slots[slot].declared.load(), elsewhere.declared.load()) >= step.value();
+  const uint64_t far = elsewhere.declared.load() >= step.value() ? elsewhere.gradient_shards.load() : 0;
   for (int p = 0; p < plan_->num_shards() && !plan_->bucketed(); ++p) {
-    complete = complete && (page_->pieces[slot][p].load() >= step.value() || (far >> p & 1) != 0);
+    complete = complete && (control_->gradient_shards[slot][p].load() >= step.value() || (far >> p & 1) != 0);
   }
   return complete;
 }
@@ -21,15 +21,15 @@ std::vector<MissingSlot> StepProtocol::MissingSlots(Step step) const {
   std::vector<MissingSlot> missing;
   if (plan_->pulled()) {
     for (const auto& [slot, seat] : Pulled().Taken()) {
-      missing.push_back({slot, page_->slots[seat].holder.load(), page_->slots[seat].holder_pid.load()});
+      missing.push_back({slot, control_->slots[seat].holder.load(), control_->slots[seat].holder_pid.load()});
     }
     return missing;
   }
   for (int s = 0; s < job_->num_slots; ++s) {
     if (IsComplete(s, step)) continue;
-    const uint64_t holder = page_->slots[s].holder.load();
-    missing.push_back({s, holder, page_->slots[s].holder_pid.load(), page_->elsewhere[s].holder.load(),
-                       page_->slots[s].times_left.load()});
+    const uint64_t holder = control_->slots[s].holder.load();
+    missing.push_back({s, holder, control_->slots[s].holder_pid.load(), control_->elsewhere[s].holder.load(),
+                       control_->slots[s].times_left.load()});
   }
   return missing;
 }

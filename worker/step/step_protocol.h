@@ -1,5 +1,5 @@
-// StepProtocol: the rules over a ControlPage (control_page.h): declaring slots, deciding, committing, publishing,
-// aborting. No threads and no memory of its own: every object over the same page is a view of the same state.
+// StepProtocol: the rules over a ControlBlock (control_block.h): declaring slots, deciding, committing, publishing,
+// aborting. No threads and no memory of its own: every object over the same control block is a view of the same state.
 //
 // Thread-safe between threads and processes, with two exceptions: Decide and Commit are for the lead's engine thread.
 // Calls that wait take a time limit and end early on abort.
@@ -17,7 +17,7 @@
 #include "core/base/ids.h"
 #include "core/job/job.h"
 #include "core/job/plan.h"
-#include "worker/control/control_page.h"
+#include "worker/control/control_block.h"
 #include "worker/control/group_table.h"
 #include "worker/control/host_ranks.h"
 #include "worker/step/facts.h"
@@ -45,7 +45,7 @@ struct Declaration {
   std::vector<double> learning_rates;  // one for all parameter groups, or one for each; empty: the job's
   // Gradients that are not finite: (slot, tensor).
   std::vector<std::pair<Slot, int>> non_finite;
-  bool in_place = false;  // the slots' windows hold every shard's piece: they are marked ready with the declaration
+  bool in_place = false;  // the slots' windows hold every shard's gradient: they are marked ready with the declaration
   double loss_scale = 1;  // what the gradients were multiplied by
   std::vector<int64_t> tokens;  // of a job with token weights: of each slot
 };
@@ -74,30 +74,31 @@ struct MissingSlot {
   uint32_t times_left = 0;  // sessions of this host that had it and ended
 };
 
-inline constexpr uint32_t kMaxLivesInCommand = 5;
+inline constexpr uint32_t kMaxIncarnationsInCommand = 5;
 
 // Whether declarations of connected trainers are under way for a slot.
 bool IsBeingDeclared(const SlotWords& slot);
 
 class StepProtocol {
  public:
-  // `page`, `doorbell`, `job` and `plan` must outlive the object. `doorbell`: the word that the lead waits on, the same
-  // one for all objects over a page. `names` are the members' worker names by rank, for messages. `local`: the ranks
-  // whose host's page this is; by default all. `self`: the member that the object works for.
-  StepProtocol(ControlPage* page, std::atomic<uint32_t>* doorbell, const JobSpec* job, const Plan* plan,
+  // `control`, `notifier`, `job` and `plan` must outlive the object. `notifier`: the word that the lead waits on, the
+  // same one for all objects over a control block. `names` are the members' worker names by rank, for messages.
+  // `local`: the ranks whose host's control block this is; by default all. `self`: the member that the object works
+  // for.
+  StepProtocol(ControlBlock* control, std::atomic<uint32_t>* notifier, const JobSpec* job, const Plan* plan,
                std::vector<std::string> names, std::optional<HostRanks> local = std::nullopt, Rank self = Rank(0));
 
   // ---- trainers ----
-  // Marks one shard's piece of a slot as lying in memory. Errors as Declare.
-  absl::Status PieceReady(Slot slot, int shard, Step step);
-  // Whether that piece lies there already (a repeated push), or on another host, as far as is known here.
-  bool HasPiece(Slot slot, int shard, Step step) const;
-  // Whether a push of that piece comes to this host.
+  // Marks one shard's gradient of a slot as lying in memory. Errors as Declare.
+  absl::Status GradientShardReady(Slot slot, int shard, Step step);
+  // Whether that gradient shard lies there already (a repeated push), or on another host, as far as is known here.
+  bool HasGradientShard(Slot slot, int shard, Step step) const;
+  // Whether a push of that gradient shard comes to this host.
   bool IsPushedHere(Slot slot, int shard) const;
-  // Notes that a pushed gradient is not finite, before its piece is marked ready.
+  // Notes that a pushed gradient is not finite, before its gradient shard is marked ready.
   void NoteNonFinite(Slot slot, int tensor, Step step);
-  // Declares slots complete; the step waits for their pieces too. nullopt: declared, wait for the commit. An outcome:
-  // the step was committed before. Nothing is declared on an error.
+  // Declares slots complete; the step waits for their gradient shards too. nullopt: declared, wait for the commit. An
+  // outcome: the step was committed before. Nothing is declared on an error.
   //   FailedPrecondition: a future step, or no initial weights. InvalidArgument: a slot that is not the job's, no slot,
   //   learning rates or a loss scale other than the step's first, neither one rate nor one for each group, or a loss
   //   scale out of range; a non-finite gradient of another slot, of no tensor or of a frozen one, or any under policy
@@ -110,12 +111,13 @@ class StepProtocol {
   // ---- buckets: of jobs with bucket residency (worker/control/residency.h) ----
   // Declares a bucket of slots: once all slots have, it is summed, and their pages are given back. True: it was
   // declared before by all of them, or the step is committed. Nothing is declared on an error.
-  //   FailedPrecondition: a future step, a job with full residency, or a piece is missing (and not in_place).
+  //   FailedPrecondition: a future step, a job with full residency, or a gradient shard is missing (and not in_place).
   //   InvalidArgument: no such bucket, or a frozen one; slots and gradients as Declare. Unavailable: aborted.
   absl::StatusOr<bool> DeclareBucket(const BucketDeclaration& declaration);
-  // One shard's piece of one bucket, as PieceReady and HasPiece. REQUIRES: such a slot, bucket and shard.
-  absl::Status BucketPieceReady(Slot slot, int bucket, int shard, Step step);
-  bool HasBucketPiece(Slot slot, int bucket, int shard, Step step) const;
+  // One shard's gradient of one bucket, as GradientShardReady and HasGradientShard. REQUIRES: such a slot, bucket and
+  // shard.
+  absl::Status BucketShardReady(Slot slot, int bucket, int shard, Step step);
+  bool HasBucketShard(Slot slot, int bucket, int shard, Step step) const;
   // Whether all of `slots` may have another bucket: at most prefetch_buckets of theirs are declared and not summed, or
   // every slot that those wait for waits as well (SetWaiting), so that without one more nobody would go on.
   bool MayGoOn(absl::Span<const Slot> slots, Step step) const;
@@ -163,8 +165,10 @@ class StepProtocol {
   std::string WaitsFor(Step step) const;
   std::vector<MissingSlot> MissingSlots(Step step) const;
 
-  // One push of a piece at a time, whichever replica receives it: false when one is under way. Check the step after
-  // this: while the claim is held, only its owner can bring that piece, so the step that was open then stays open.
+  // One push of a gradient shard at a time, whichever replica receives it: false when one is under way. Check the step
+  // after
+  // this: while the claim is held, only its owner can bring that gradient shard, so the step that was open then stays
+  // open.
   bool ClaimPush(Slot slot, int shard, Rank receiver);
   void ReleasePush(Slot slot, int shard);
 
@@ -185,16 +189,16 @@ class StepProtocol {
   // How long that may take: until a closed connection is seen, a round of the leads, and some.
   static constexpr absl::Duration kHolderLag = absl::Milliseconds(300);
   // Makes the windows of slots that the caller has taken its own to write again. Their last writer may have declared
-  // the open step and died: what it declared is taken back, unless every piece of all these slots is there. Then other
-  // slots may complete the step at any moment: the step that the caller has to await before it writes, and calls this
-  // again. Pieces that were pushed and not declared are taken back, too. Who declares the step again must say the same
-  // learning rates. With bucket residency each bucket is taken
+  // the open step and died: what it declared is taken back, unless every gradient shard of all these slots is there.
+  // Then other slots may complete the step at any moment: the step that the caller has to await before it writes, and
+  // calls this again. Gradient shards that were pushed and not declared are taken back, too. Who declares the step
+  // again must say the same learning rates. With bucket residency each bucket is taken
   // back or awaited for itself; one that is summed stays declared.
   std::optional<Step> OpenSlots(absl::Span<const Slot> slots);
   uint64_t HolderOf(Slot slot) const;  // on whichever host
 
   // ---- initial weights ----
-  void InitialPieceReady(Rank rank, uint64_t push_id);
+  void InitialShardReady(Rank rank, uint64_t push_id);
   // The member has loaded its shard of a checkpoint of that step; when all have the same, the job begins with it. Of a
   // job on one host.
   void LoadedReady(Rank rank, uint64_t load_id, Step step);
@@ -203,8 +207,8 @@ class StepProtocol {
   // Of a job on one host: the next command, if everything that it waits for is there: it is written and decided.
   // REQUIRES: all are done with the one before.
   bool Decide();
-  // The decision point: writes the command to the page and decides it. `publication`: that it writes; -1: none. False:
-  // it cannot be (the scalars of a group, which were checked when they were declared). REQUIRES as Decide.
+  // The decision point: writes the command to the control block and decides it. `publication`: that it writes; -1:
+  // none. False: it cannot be (the scalars of a group, which were checked when they were declared). REQUIRES as Decide.
   bool Issue(Command command, const Facts& facts, int publication);
   // Of a job on several hosts: a command that the leads agreed on finds no publication free, or its version is there
   // already: answers who asked for it on this host.
@@ -214,9 +218,9 @@ class StepProtocol {
   // What another host's slots said of the open step comes first from now on; declarations on this host that differ are
   // taken back. `rates`: one for each group.
   void TakeSettings(Step step, absl::Span<const double> rates, double loss_scale);
-  // The leads give the slot to a trainer of this host or another one: pieces that connected trainers brought for the
-  // open step do not count any more. REQUIRES: it is declared nowhere, and no push of it is under way.
-  void TakePiecesBack(Slot slot);
+  // The leads give the slot to a trainer of this host or another one: gradient shards that connected trainers brought
+  // for the open step do not count any more. REQUIRES: it is declared nowhere, and no push of it is under way.
+  void TakeShardsBack(Slot slot);
   // Whoever asked for the slot here (the word `asked`) has it, or may not have it.
   void EndAsking(Slot slot, uint64_t asked, bool given);
   // Takes buckets that nobody uses out of the window and calls `give_back` with each. For the lead between commands.
@@ -229,15 +233,15 @@ class StepProtocol {
   // Whether every member of this host has executed the newest command.
   bool AllDone() const;
   std::vector<int> NotDone() const;
-  // Publishes, records the outcome and commits the newest command; a step that coded weights are to be gathered of is
-  // committed with the command that gathers them. REQUIRES: AllDone().
+  // Publishes, records the outcome and commits the newest command; a step that quantized weights are to be gathered of
+  // is committed with the command that gathers them. REQUIRES: AllDone().
   void Commit();
 
   // ---- every engine ----
-  uint64_t decided() const { return page_->decided.load(std::memory_order_acquire); }
-  uint64_t committed() const { return page_->committed.load(std::memory_order_acquire); }
-  Step committed_step() const { return Step(page_->committed_step_plus_one.load(std::memory_order_acquire) - 1); }
-  const Command& command() const { return page_->commands[decided() % 2]; }
+  uint64_t decided() const { return control_->decided.load(std::memory_order_acquire); }
+  uint64_t committed() const { return control_->committed.load(std::memory_order_acquire); }
+  Step committed_step() const { return Step(control_->committed_step_plus_one.load(std::memory_order_acquire) - 1); }
+  const Command& command() const { return control_->commands[decided() % 2]; }
   void Done(Rank rank, uint64_t seq);
   // Of a job on several hosts: waits until the slots' gradients of a bucket are on this host. False: aborted.
   bool AwaitGradients(Step step, int bucket) const;
@@ -260,19 +264,19 @@ class StepProtocol {
   // Its step. nullopt: not yet. ResourceExhausted: every publication is held.
   absl::StatusOr<std::optional<Step>> PublishedFor(uint64_t ticket) const;
 
-  // ---- a member's next life ----
-  // Takes back what the last life of this member held for a while, and leaves what it said: pins, pushes, declarations
-  // that were under way, words it was about to write. Aborts when this life cannot go on: initial weights were lost
-  // with the process, or kMaxLivesInCommand lives have ended in the open command. REQUIRES: the last life is dead, and
-  // no other call of this object before.
+  // ---- a member's next incarnation ----
+  // Takes back what the last incarnation of this member held for a while, and leaves what it said: pins, pushes,
+  // declarations that were under way, words it was about to write. Aborts when this incarnation cannot go on: initial
+  // weights were lost with the process, or kMaxIncarnationsInCommand lives have ended in the open command. REQUIRES:
+  // the last incarnation is dead, and no other call of this object before.
   void TakeOver();
   SessionsHere Sessions() const;
   // It goes on. `away_since_nanos`: since when nobody was this member; 0: not known.
   void GoesOn(int64_t now_nanos, int64_t away_since_nanos);
 
   // ---- failure ----
-  // `kept`: a keeper has all that the member's next life needs.
-  void SignOfLife(Rank rank, int64_t now_nanos, int64_t pid, bool kept = false);
+  // `retained`: a node has all that the member's next incarnation needs.
+  void SignOfLife(Rank rank, int64_t now_nanos, int64_t pid, bool retained = false);
   // Whether a member that is gone may be waited for, until CheckPeers says otherwise.
   bool ComesBack(int rank) const;
   // Aborts when a member that has come was silent for longer than `timeout`.
@@ -287,9 +291,9 @@ class StepProtocol {
   // The member whose end is why the job was aborted: it died, left, or is not reached any more.
   std::optional<Rank> Lost() const;
 
-  ControlPage* page() const { return page_; }
+  ControlBlock* control() const { return control_; }
   const JobSpec& job() const { return *job_; }
-  std::atomic<uint32_t>& doorbell() const { return *doorbell_; }
+  std::atomic<uint32_t>& notifier() const { return *notifier_; }
   int num_ranks() const { return plan_->num_ranks(); }
   const HostRanks& local() const { return local_; }
 
@@ -304,10 +308,11 @@ class StepProtocol {
   absl::Status TakenBack(const FinishedSlot& finished) const;
   bool IsStepped(Step step) const;
   absl::StatusOr<bool> MayFinish(int seat, const FinishedSlot& finished) const;
-  PulledSlots Pulled() const { return PulledSlots(page_, *job_, *plan_, committed_step().value() + 1); }
+  PulledSlots Pulled() const { return PulledSlots(control_, *job_, *plan_, committed_step().value() + 1); }
   absl::Status CheckBucket(int bucket, bool gradients) const;
   absl::Status CheckBuckets(Slot slot, Step step) const;
-  // Whether all pieces are there, on this host or, as far as is known here, on others; those that are pushed here.
+  // Whether all gradient shards are there, on this host or, as far as is known here, on others; those that are pushed
+  // here.
   bool HasBucket(Slot slot, int bucket, Step step) const;
   bool HasPushedBucket(Slot slot, int bucket, Step step) const;
   int BucketsAhead(Slot slot, Step step) const;
@@ -340,11 +345,11 @@ class StepProtocol {
   void RecordOutcome(const Command& command);
   void CommitStep(const Command& command);
 
-  ControlPage* const page_;
+  ControlBlock* const control_;
   const JobSpec* const job_;
   const Plan* const plan_;
   const std::vector<std::string> names_;
-  std::atomic<uint32_t>* const doorbell_;
+  std::atomic<uint32_t>* const notifier_;
   const HostRanks local_;
   const Rank self_;
   Publications publications_;

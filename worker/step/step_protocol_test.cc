@@ -30,14 +30,14 @@ TEST_F(StepProtocolTest, WaitsFor_NamesMissingSlotsAndTheirTrainers) {
   PlaceWeights();
   EXPECT_EQ(protocol.WaitsFor(Step(1)), "missing slots: 0,1,2");
   ASSERT_OK(protocol.TakeSlot(Slot(1), uint64_t{1} << 32 | 7));
-  protocol.page()->slots[1].holder_pid.store(4242);
-  Pieces(0, 1);
-  Pieces(1, 1);
-  ASSERT_OK(Declare({Slot(0), Slot(2)}, 1));  // slot 1 lacks the declaration, slot 2 the pieces
+  protocol.control()->slots[1].holder_pid.store(4242);
+  GradientShards(0, 1);
+  GradientShards(1, 1);
+  ASSERT_OK(Declare({Slot(0), Slot(2)}, 1));  // slot 1 lacks the declaration, slot 2 the gradient shards
   EXPECT_THAT(
       protocol.AwaitCommit(Step(1), absl::Milliseconds(1)),
       StatusIs(Code::kDeadlineExceeded, "step 1 was not committed within 1ms; missing slots: 1 (trainer pid 4242),2"));
-  Pieces(2, 1);
+  GradientShards(2, 1);
   Declaration attached{{Slot(1)}, Step(1), {0.5}, {}};
   attached.in_place = true;
   ASSERT_OK(protocol.Declare(attached));
@@ -56,7 +56,7 @@ TEST_F(StepProtocolTest, Abort_FirstCauseStays_AndAnswersAll) {
                                          HasSubstr("seen by rank 0"), HasSubstr("last committed step is 1")));
   EXPECT_THAT(protocol.Health(), dead);
   EXPECT_THAT(Declare({Slot(1)}, 2), dead);
-  EXPECT_THAT(protocol.PieceReady(Slot(1), 0, Step(2)), dead);
+  EXPECT_THAT(protocol.GradientShardReady(Slot(1), 0, Step(2)), dead);
   EXPECT_THAT(protocol.AwaitCommit(Step(2), absl::Seconds(60)), dead);
   EXPECT_THAT(protocol.DigestOf(protocol.AskForDigest()), dead);
   EXPECT_FALSE(protocol.Decide());
@@ -72,27 +72,27 @@ TEST_F(StepProtocolTest, EveryReason_HasItsWords) {
                                                          {AbortReason::kUnreachable, "not reached by other hosts"},
                                                          {AbortReason::kDevice, "on CUDA device 5"}};
   for (const auto& [reason, words] : reasons) {
-    protocol.page()->abort.store(0);
+    protocol.control()->abort.store(0);
     protocol.Abort(reason, 1, Rank(0), 5);
     EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr(words)));
   }
-  protocol.page()->abort.store(0);
+  protocol.control()->abort.store(0);
   protocol.AbortFor(AbortReason::kNotMet, 0, "no way\nto host b");
   EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("other hosts: no way?to host b, seen by")));
 }
 
 TEST_F(StepProtocolTest, AbortOfAnotherHost_MayNameAnyRank) {
-  protocol.page()->abort.store(AbortWord(AbortReason::kGone, 60000, 50000));
+  protocol.control()->abort.store(AbortWord(AbortReason::kGone, 60000, 50000));
   EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, AllOf(HasSubstr("rank 60000, which is none of 4"),
                                                                     HasSubstr("seen by rank 50000"))));
-  protocol.page()->abort.store(AbortWord(AbortReason::kDamaged, 1, 1));
+  protocol.control()->abort.store(AbortWord(AbortReason::kDamaged, 1, 1));
   EXPECT_THAT(protocol.Health(), StatusIs(Code::kDataLoss, HasSubstr("silent corruption (see its log)")));
-  protocol.page()->members[1].damage.store(Damage{Damage::kMemory, 0, 128}.Word());
+  protocol.control()->members[1].damage.store(Damage{Damage::kMemory, 0, 128}.Word());
   EXPECT_THAT(protocol.Health(), StatusIs(Code::kDataLoss, HasSubstr("in or behind element 128 of parameter \"")));
-  protocol.page()->abort.store(AbortWord(AbortReason(99), 1, 0));
+  protocol.control()->abort.store(AbortWord(AbortReason(99), 1, 0));
   EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-1 (rank 1, pid 0) of job")));
-  protocol.page()->abort.store(AbortWord(AbortReason::kNotMet, 1, 0));
-  std::fill(std::begin(protocol.page()->cause), std::end(protocol.page()->cause), 'x');
+  protocol.control()->abort.store(AbortWord(AbortReason::kNotMet, 1, 0));
+  std::fill(std::begin(protocol.control()->cause), std::end(protocol.control()->cause), 'x');
   EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("xx, seen by rank 0")));
 }
 
@@ -144,36 +144,36 @@ TEST_F(StepProtocolTest, OutcomeRing_KeepsTheNewest) {
 TEST_F(StepProtocolTest, OpenSlots_TakesBackWhatTheLastHolderDeclared_WhereNobodyElseCanCompleteTheStep) {
   PlaceWeights();
   ASSERT_OK(Declare({Slot(0)}, 1, 0.5, {{Slot(0), 1}}));
-  Pieces(0, 1);
-  Pieces(1, 1);
+  GradientShards(0, 1);
+  GradientShards(1, 1);
   EXPECT_EQ(protocol.OpenSlots({Slot(0)}), Step(1));  // slots 1 and 2 may come any time
   EXPECT_EQ(protocol.OpenSlots({Slot(2)}), std::nullopt);
-  EXPECT_EQ(protocol.page()->slots[0].declared.load(), 1);
+  EXPECT_EQ(protocol.control()->slots[0].declared.load(), 1);
   EXPECT_EQ(protocol.OpenSlots({Slot(0), Slot(2)}), std::nullopt);
-  EXPECT_EQ(protocol.page()->slots[0].declared.load(), 0);
-  EXPECT_FALSE(protocol.HasPiece(Slot(0), 0, Step(1)));
-  EXPECT_TRUE(protocol.HasPiece(Slot(1), 0, Step(1)));
+  EXPECT_EQ(protocol.control()->slots[0].declared.load(), 0);
+  EXPECT_FALSE(protocol.HasGradientShard(Slot(0), 0, Step(1)));
+  EXPECT_TRUE(protocol.HasGradientShard(Slot(1), 0, Step(1)));
   ASSERT_OK(Declare({Slot(1), Slot(2)}, 1));
-  Pieces(2, 1);
+  GradientShards(2, 1);
   EXPECT_FALSE(protocol.Decide());  // slot 0 has to be written again
   ASSERT_OK(Declare({Slot(0)}, 1));
-  Pieces(0, 1);
+  GradientShards(0, 1);
   Finish();
   EXPECT_FALSE(protocol.OutcomeOf(Step(1))->skipped);  // what was not finite was taken back, too
   EXPECT_EQ(protocol.OpenSlots({Slot(0), Slot(1), Slot(2)}), std::nullopt);
-  EXPECT_EQ(protocol.page()->slots[0].declared.load(), 1);
+  EXPECT_EQ(protocol.control()->slots[0].declared.load(), 1);
 }
 
 // Who pushed them may not declare them any more: the window is the new holder's.
 TEST_F(StepProtocolTest, OpenSlots_TakesPiecesBackThatNobodyDeclared) {
   PlaceWeights();
   constexpr uint64_t kHolder = uint64_t{1} << 32 | 7;
-  Pieces(0, 1);
+  GradientShards(0, 1);
   ASSERT_OK(protocol.TakeSlot(Slot(0), kHolder));
   EXPECT_EQ(protocol.OpenSlots({Slot(0)}), std::nullopt);
   EXPECT_THAT(Declare({Slot(0)}, 1), StatusIs(Code::kFailedPrecondition, HasSubstr("session 7 attached to rank 0")));
   protocol.GiveSlot(Slot(0), kHolder);
-  EXPECT_FALSE(protocol.HasPiece(Slot(0), 0, Step(1)));
+  EXPECT_FALSE(protocol.HasGradientShard(Slot(0), 0, Step(1)));
 }
 
 }  // namespace

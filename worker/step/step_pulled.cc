@@ -19,7 +19,7 @@ absl::StatusOr<std::optional<PulledSlots::Grant>> StepProtocol::TakeNext(int sea
 }
 
 void StepProtocol::SetWaits(int seat, bool waits, int64_t now_nanos) {
-  SeatWords& words = page_->pull.seats[seat];
+  SeatWords& words = control_->pull.seats[seat];
   if (waits) {
     words.waits_since_nanos.store(now_nanos);
   } else if (words.waits.load() != 0) {
@@ -42,7 +42,7 @@ absl::Status StepProtocol::CheckTokens(int64_t tokens, Slot slot) const {
 // Whether a step is being made of slots, by a command that lets weights change.
 bool StepProtocol::IsStepped(Step step) const {
   if (decided() == 0 || command().step != step.value()) return false;
-  return command().kind == CommandKind::kStep || command().kind == CommandKind::kGather;
+  return command().kind == CommandKind::kStep || command().kind == CommandKind::kQuantize;
 }
 
 // What a trainer is told that was too late.
@@ -93,7 +93,7 @@ std::optional<absl::StatusOr<PulledSlots::Result>> StepProtocol::ResultOf(int se
 // False: the call is repeated, and the result counted before. An error: it cannot count.
 absl::StatusOr<bool> StepProtocol::MayFinish(int seat, const FinishedSlot& finished) const {
   const int slot = finished.slot.value();
-  const PulledSlots table(page_, *job_, *plan_, finished.step.value());
+  const PulledSlots table(control_, *job_, *plan_, finished.step.value());
   const bool open = finished.step > committed_step() && !IsStepped(finished.step);
   // This call was repeated, after its answer was lost.
   if (!open && table.Counted(seat, slot, finished.digest)) return false;
@@ -108,13 +108,13 @@ absl::StatusOr<PulledSlots::Result> StepProtocol::CountFinished(int seat, const 
   ASSIGN_OR_RETURN(const bool counts, MayFinish(seat, finished));
   if (!counts) return PulledSlots::Result::kAccepted;
   const int slot = finished.slot.value();
-  PulledSlots table(page_, *job_, *plan_, finished.step.value());
+  PulledSlots table(control_, *job_, *plan_, finished.step.value());
   // Before the result counts: whoever sees that sees this. A second result's gradients do not count, nor those of one
   // that was lost with its trainer and the lead.
   if (!table.IsFinished(slot)) {
     const bool finite = !finished.non_finite.has_value();
-    page_->slots[slot].nonfinite.store(finite ? 0 : NonFiniteWord(finished.step.value(), *finished.non_finite),
-                                       std::memory_order_release);
+    control_->slots[slot].nonfinite.store(finite ? 0 : NonFiniteWord(finished.step.value(), *finished.non_finite),
+                                          std::memory_order_release);
   }
   return table.Finish(seat, slot, finished.digest, finished.tokens);
 }

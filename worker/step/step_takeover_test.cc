@@ -1,4 +1,4 @@
-// The next life of a member: what it finds on the page, and goes on with.
+// The next incarnation of a member: what it finds on the control block, and goes on with.
 #include "worker/step/step_protocol.h"
 #include "worker/testing/step_fixture.h"
 
@@ -10,7 +10,7 @@ using ::testing::HasSubstr;
 using ::testing::Pair;
 using Code = absl::StatusCode;
 
-// The object of a member's last life, and what it left.
+// The object of a member's last incarnation, and what it left.
 struct TakeOver : StepFixture {
   static JobSpec TwoPublications() {
     JobSpec job = SmallJob("ddp=2,fsdp=2", 3);
@@ -18,8 +18,8 @@ struct TakeOver : StepFixture {
     return job;
   }
   TakeOver() : StepFixture(TwoPublications()) {}
-  StepProtocol Life(int rank) {
-    return StepProtocol(host.control(), &host.doorbell(), &job, &plan, MemberNames(plan.num_ranks()), std::nullopt,
+  StepProtocol Incarnation(int rank) {
+    return StepProtocol(host.control(), &host.notifier(), &job, &plan, MemberNames(plan.num_ranks()), std::nullopt,
                         Rank(rank));
   }
   uint64_t Holder(int rank, uint64_t session) const { return static_cast<uint64_t>(rank + 1) << 32 | session; }
@@ -27,7 +27,7 @@ struct TakeOver : StepFixture {
 
 TEST_F(TakeOver, PinsPushesAndDeclarationsOfThatMemberAreTakenBack_OthersStay) {
   PlaceWeights();
-  StepProtocol one = Life(1), two = Life(2);
+  StepProtocol one = Incarnation(1), two = Incarnation(2);
   ASSERT_TRUE(one.publications().Pin(Step(0)).has_value());
   ASSERT_TRUE(two.publications().Pin(Step(0)).has_value());
   ASSERT_TRUE(one.ClaimPush(Slot(0), 0, Rank(1)));
@@ -35,7 +35,7 @@ TEST_F(TakeOver, PinsPushesAndDeclarationsOfThatMemberAreTakenBack_OthersStay) {
   host.control()->slots[1].declaring[1].store(2);
   host.control()->slots[2].declaring[2].store(1);
 
-  Life(1).TakeOver();
+  Incarnation(1).TakeOver();
   EXPECT_FALSE(IsBeingDeclared(host.control()->slots[1]));
   EXPECT_TRUE(IsBeingDeclared(host.control()->slots[2]));
   EXPECT_TRUE(one.ClaimPush(Slot(0), 0, Rank(1)));
@@ -45,23 +45,23 @@ TEST_F(TakeOver, PinsPushesAndDeclarationsOfThatMemberAreTakenBack_OthersStay) {
   RunStep(1);
   RunStep(2);
   EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0), Step(1)));
-  Life(2).TakeOver();
+  Incarnation(2).TakeOver();
   RunStep(3);
   EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(1), Step(3)));
 }
 
-TEST_F(TakeOver, LettersThatTheLeadWasTaking) {
+TEST_F(TakeOver, MessagesThatTheLeadWasTaking) {
   PlaceWeights();
-  host.control()->taking_letters.store(5);
-  Life(1).TakeOver();
-  EXPECT_EQ(host.control()->taking_letters.load(), 5u);
-  Life(0).TakeOver();
-  EXPECT_EQ(host.control()->taking_letters.load(), 6u);
-  Life(0).TakeOver();
-  EXPECT_EQ(host.control()->taking_letters.load(), 6u);
+  host.control()->taking_messages.store(5);
+  Incarnation(1).TakeOver();
+  EXPECT_EQ(host.control()->taking_messages.load(), 5u);
+  Incarnation(0).TakeOver();
+  EXPECT_EQ(host.control()->taking_messages.load(), 6u);
+  Incarnation(0).TakeOver();
+  EXPECT_EQ(host.control()->taking_messages.load(), 6u);
 }
 
-// Killed while it wrote a digest down: nobody reads it until the next life has written all of it.
+// Killed while it wrote a digest down: nobody reads it until the next incarnation has written all of it.
 TEST_F(TakeOver, ADigestThatTheLeadWasWriting) {
   PlaceWeights();
   const uint64_t ticket = protocol.AskForDigest();
@@ -69,7 +69,7 @@ TEST_F(TakeOver, ADigestThatTheLeadWasWriting) {
   AllExecute();
   host.control()->digest_writing.store(3);
   host.control()->digest_done.store(ticket);
-  StepProtocol next = Life(0);
+  StepProtocol next = Incarnation(0);
   next.TakeOver();
   ASSERT_OK_AND_ASSIGN(const auto torn, next.DigestOf(ticket));
   EXPECT_FALSE(torn.has_value());
@@ -82,46 +82,46 @@ TEST_F(TakeOver, SessionsAreFoundWithTheirSlots_ThoseThatWereLeavingApart) {
   ASSERT_OK(protocol.TakeSlot(Slot(0), Holder(1, 3)));
   ASSERT_OK(protocol.TakeSlot(Slot(1), Holder(2, 3)));
   ASSERT_OK(protocol.TakeSlot(Slot(2), Holder(1, 3)));
-  EXPECT_THAT(Life(1).Sessions().staying, ElementsAre(Pair(Holder(1, 3), ElementsAre(0, 2))));
+  EXPECT_THAT(Incarnation(1).Sessions().staying, ElementsAre(Pair(Holder(1, 3), ElementsAre(0, 2))));
   protocol.LeaveSlot(Slot(2), Holder(1, 3));
-  EXPECT_TRUE(Life(1).Sessions().staying.empty());
-  EXPECT_THAT(Life(1).Sessions().leaving, ElementsAre(Pair(Holder(1, 3), ElementsAre(0, 2))));
-  EXPECT_THAT(Life(2).Sessions().staying, ElementsAre(Pair(Holder(2, 3), ElementsAre(1))));
-  EXPECT_TRUE(Life(0).Sessions().staying.empty());
+  EXPECT_TRUE(Incarnation(1).Sessions().staying.empty());
+  EXPECT_THAT(Incarnation(1).Sessions().leaving, ElementsAre(Pair(Holder(1, 3), ElementsAre(0, 2))));
+  EXPECT_THAT(Incarnation(2).Sessions().staying, ElementsAre(Pair(Holder(2, 3), ElementsAre(1))));
+  EXPECT_TRUE(Incarnation(0).Sessions().staying.empty());
 }
 
 TEST_F(TakeOver, APieceOfInitialWeightsIsLostWithTheProcess) {
-  for (int r = 0; r < plan.num_ranks(); ++r) protocol.InitialPieceReady(Rank(r), 17);
+  for (int r = 0; r < plan.num_ranks(); ++r) protocol.InitialShardReady(Rank(r), 17);
   ASSERT_TRUE(protocol.Decide());
   protocol.Done(Rank(2), protocol.decided());
-  Life(2).TakeOver();  // it has placed its piece
+  Incarnation(2).TakeOver();  // it has placed its gradient shard
   EXPECT_OK(protocol.Health());
-  Life(3).TakeOver();
+  Incarnation(3).TakeOver();
   EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-3 (rank 3")));
 }
 
 TEST_F(TakeOver, APieceOfInitialWeightsThatWasAcknowledgedIsLost_BeforeItIsDecidedOn) {
-  Life(2).TakeOver();  // it had none
+  Incarnation(2).TakeOver();  // it had none
   EXPECT_OK(protocol.Health());
-  protocol.InitialPieceReady(Rank(3), 17);
-  Life(3).TakeOver();
+  protocol.InitialShardReady(Rank(3), 17);
+  Incarnation(3).TakeOver();
   EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-3 (rank 3")));
 }
 
-TEST_F(TakeOver, ACommandThatEndsEveryLifeEndsTheJob) {
+TEST_F(TakeOver, ACommandThatEndsEveryIncarnationEndsTheJob) {
   PlaceWeights();
-  for (int i = 0; i < 20; ++i) Life(1).TakeOver();  // between commands
+  for (int i = 0; i < 20; ++i) Incarnation(1).TakeOver();  // between commands
   for (int64_t step = 1; step <= 3; ++step) {
-    for (int s = 0; s < 3; ++s) Pieces(s, step);
+    for (int s = 0; s < 3; ++s) GradientShards(s, step);
     ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, step));
     ASSERT_TRUE(protocol.Decide());
-    for (uint32_t i = 0; i < kMaxLivesInCommand; ++i) Life(1).TakeOver();
+    for (uint32_t i = 0; i < kMaxIncarnationsInCommand; ++i) Incarnation(1).TakeOver();
     EXPECT_OK(protocol.Health());
     if (step == 3) break;
     AllExecute();
     protocol.Commit();
   }
-  Life(1).TakeOver();
+  Incarnation(1).TakeOver();
   EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-1 (rank 1")));
 }
 
@@ -130,10 +130,10 @@ TEST_F(TakeOver, ACommandThatIsNotDecided_DoesNotCount) {
   PlaceWeights();
   RunStep(1);
   const uint64_t decided = protocol.decided();
-  ControlPage& page = *host.control();
-  page.commands[(decided + 1) % 2].kind = CommandKind::kInit;
-  page.commands[(decided + 1) % 2].step = 99;
-  Life(0).TakeOver();
+  ControlBlock& control = *host.control();
+  control.commands[(decided + 1) % 2].kind = CommandKind::kInit;
+  control.commands[(decided + 1) % 2].step = 99;
+  Incarnation(0).TakeOver();
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
   EXPECT_EQ(protocol.command().step, 1);
   EXPECT_FALSE(protocol.MoreFollows());
@@ -145,14 +145,14 @@ TEST_F(TakeOver, ACommandThatIsNotDecided_DoesNotCount) {
 // The lead was killed in the commit: it is done again, whole.
 TEST_F(TakeOver, ACommitIsRepeated) {
   PlaceWeights();
-  for (int s = 0; s < 3; ++s) Pieces(s, 1);
+  for (int s = 0; s < 3; ++s) GradientShards(s, 1);
   ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, 1));
   ASSERT_TRUE(protocol.Decide());
   AllExecute();
   const uint64_t committed = protocol.committed();
   protocol.Commit();
   host.control()->committed.store(committed);  // the last thing that it writes
-  StepProtocol next = Life(0);
+  StepProtocol next = Incarnation(0);
   next.TakeOver();
   EXPECT_TRUE(next.AllDone());
   next.Commit();

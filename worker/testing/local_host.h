@@ -101,8 +101,8 @@ struct LocalHost {
   void PlaceWeights() {
     for (auto& worker : workers) {
       std::shared_ptr<JobShard> shard = *worker->Find("small");
-      const int64_t bytes = shard->plan().InitialPieceBytes(shard->place().shard);
-      ASSERT_OK(shard->engine().StageInitial(InitialPiece(bytes / 4, 1.0f), 5));
+      const int64_t bytes = shard->plan().InitialShardBytes(shard->place().shard);
+      ASSERT_OK(shard->engine().StageInitial(InitialShard(bytes / 4, 1.0f), 5));
     }
     ASSERT_OK((*workers[0]->Find("small"))->protocol().AwaitCommit(Step(0), kLong));
   }

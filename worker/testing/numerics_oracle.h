@@ -70,20 +70,20 @@ class NumericsOracle {
   // Of the last step's gradients; 0 where the job does not clip them.
   double norm() const { return norm_; }
 
-  // The bytes of a tensor's weights as windows hold them: coded ones as Encode gives them for the whole tensor, codes
-  // and then scales.
+  // The bytes of a tensor's weights as windows hold them: quantized ones as Encode gives them for the whole tensor,
+  // codes and then scales.
   std::vector<char> Stored(int tensor) const {
     const ParameterSpec& p = job_.parameters[tensor];
     const auto* codes = reinterpret_cast<const char*>(tensors_[tensor].streams[0].codes.data());
     const int64_t n = p.NumElements();
     const Format format = GatheredFormat(p.format);
-    if (p.format == WeightFormat::kInt8Row && !IsCoded(p.format, p.gather)) {
+    if (p.format == WeightFormat::kInt8Row && !IsQuantized(p.format, p.gather)) {
       const auto* scales = reinterpret_cast<const char*>(tensors_[tensor].streams[0].extra.data());
       std::vector<char> bytes(codes, codes + n);
       bytes.insert(bytes.end(), scales, scales + n / RowElements(p) * 4);
       return bytes;
     }
-    if (n == 0 || !IsCoded(p.format, p.gather)) return {codes, codes + n * BytesPerElement(format)};
+    if (n == 0 || !IsQuantized(p.format, p.gather)) return {codes, codes + n * BytesPerElement(format)};
     const std::vector<float> values = Readable(tensor);
     CodeSpec spec;
     spec.format = ParseCodeFormat(GatherFormatName(GatherOf(p.format, p.gather))).value();

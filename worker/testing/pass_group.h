@@ -21,18 +21,18 @@ namespace shardmesh {
 
 inline constexpr int kSkippedStep = 3;  // its command does not apply it
 
-// Memory that outlives the worker which asked for it, as a keeper process holds it.
-class KeptMemory final : public Memory {
+// Memory that outlives the worker which asked for it, as a node process holds it.
+class RetainedMemory final : public Memory {
  public:
   absl::StatusOr<Segment> Open(const std::string& name, int64_t num_bytes, int64_t data_offset) override {
-    if (kept_.count(name) == 0) {
-      ASSIGN_OR_RETURN(kept_[name], Segment::Create(name, num_bytes, data_offset));
+    if (retained_.count(name) == 0) {
+      ASSIGN_OR_RETURN(retained_[name], Segment::Create(name, num_bytes, data_offset));
     }
-    return Segment::Map(UniqueFd(dup(kept_[name].fd())), num_bytes, data_offset, Segment::Access::kReadWrite);
+    return Segment::Map(UniqueFd(dup(retained_[name].fd())), num_bytes, data_offset, Segment::Access::kReadWrite);
   }
 
  private:
-  std::map<std::string, Segment> kept_;
+  std::map<std::string, Segment> retained_;
 };
 
 struct PassGroup : TestHost {
@@ -45,13 +45,13 @@ struct PassGroup : TestHost {
     }
   }
 
-  // A new life of a worker over the same memory.
+  // A new incarnation of a worker over the same memory.
   void Restart(int r) {
     passes[r].reset();
     storages[r] = std::make_unique<ShardStorage>(
-        *ShardStorage::Open(kept, "shard-" + std::to_string(r), plan, plan.PlaceOf(Rank(r)).shard));
+        *ShardStorage::Open(retained, "shard-" + std::to_string(r), plan, plan.PlaceOf(Rank(r)).shard));
     sums[r] = std::make_unique<GradientSums>(
-        *GradientSums::Open(kept, "sums-" + std::to_string(r), plan, plan.PlaceOf(Rank(r)).shard));
+        *GradientSums::Open(retained, "sums-" + std::to_string(r), plan, plan.PlaceOf(Rank(r)).shard));
     passes[r] = std::make_unique<Pass>(job, plan, plan.PlaceOf(Rank(r)), host, *storages[r], threads, &trace,
                                        GradientSums::Has(plan) ? sums[r].get() : nullptr);
     passes[r]->StreamCopies(r % 2 == 1);  // either way writes the same
@@ -86,12 +86,12 @@ struct PassGroup : TestHost {
   void Reduce() {
     for (int b = 0; b < static_cast<int>(plan.buckets().size()) && plan.bucketed(); ++b) {
       if (plan.buckets()[b].frozen) continue;
-      Execute(BucketCommand(CommandKind::kReduce, b));
+      Execute(BucketCommand(CommandKind::kReduceBucket, b));
       if (!passes[0]->GiveBackGradients(b).ok()) ADD_FAILURE();  // EXPECT_OK would allocate
     }
   }
   void Hold(int bucket) {
-    Execute(BucketCommand(CommandKind::kFill, bucket));
+    Execute(BucketCommand(CommandKind::kGatherBucket, bucket));
     ResidencyTable(host.control(), plan).bucket(bucket).held.store(1);
   }
   void Drop(int bucket) {
@@ -104,9 +104,9 @@ struct PassGroup : TestHost {
 
   // What follows a command that wrote weights, where some are gathered in codes.
   void Gather(const Command& written) {
-    if (written.kind == CommandKind::kInit ? !plan.coded() : !plan.steps_coded()) return;
+    if (written.kind == CommandKind::kInit ? !plan.quantized() : !plan.steps_quantized()) return;
     Command command = written;
-    command.kind = CommandKind::kGather;
+    command.kind = CommandKind::kQuantize;
     command.parity = parity;
     Execute(command);
   }
@@ -118,13 +118,13 @@ struct PassGroup : TestHost {
     command.publish = 0;
     Decide(command);
     for (int r = 0; r < plan.num_ranks(); ++r) {
-      passes[r]->Execute(command, seq, InitialPiece(plan.PlaceOf(Rank(r)).shard).data());
+      passes[r]->Execute(command, seq, InitialShard(plan.PlaceOf(Rank(r)).shard).data());
     }
     Gather(command);
   }
 
   // With something in its padding, which must not arrive.
-  std::vector<float> InitialPiece(int shard) const {
+  std::vector<float> InitialShard(int shard) const {
     std::vector<float> piece;
     for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
       const Bucket& bucket = plan.buckets()[b];
@@ -221,7 +221,7 @@ struct PassGroup : TestHost {
   std::vector<char> TensorInWindow(int t) const { return TensorIn(host.window(), t); }
 
   GroupRates rates;  // by which steps are taken; unset: the job's
-  KeptMemory kept;
+  RetainedMemory retained;
   Trace trace;
   const int threads;
   std::vector<std::unique_ptr<ShardStorage>> storages;

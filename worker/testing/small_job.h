@@ -65,7 +65,7 @@ struct TestHost {
         plan(*Plan::Create(job)),
         memory(NewProcessMemory()),
         host(*HostMemory::Create(*memory, job.name, job, plan)),
-        protocol(host.control(), &host.doorbell(), &job, &plan, MemberNames(plan.num_ranks())) {}
+        protocol(host.control(), &host.notifier(), &job, &plan, MemberNames(plan.num_ranks())) {}
 
   const JobSpec job;
   const Plan plan;

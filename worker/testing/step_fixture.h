@@ -29,12 +29,12 @@ struct StepFixture : ::testing::Test, TestHost {
   }
 
   void PlaceWeights() {
-    for (int r = 0; r < plan.num_ranks(); ++r) protocol.InitialPieceReady(Rank(r), 17);
+    for (int r = 0; r < plan.num_ranks(); ++r) protocol.InitialShardReady(Rank(r), 17);
     Finish();
   }
 
-  void Pieces(int slot, int64_t step) {
-    for (int s = 0; s < plan.num_shards(); ++s) ASSERT_OK(protocol.PieceReady(Slot(slot), s, Step(step)));
+  void GradientShards(int slot, int64_t step) {
+    for (int s = 0; s < plan.num_shards(); ++s) ASSERT_OK(protocol.GradientShardReady(Slot(slot), s, Step(step)));
   }
 
   absl::StatusOr<std::optional<StepOutcome>> Declare(std::vector<Slot> slots, int64_t step, double lr = 0.5,
@@ -48,7 +48,7 @@ struct StepFixture : ::testing::Test, TestHost {
   }
 
   void RunStep(int64_t step, std::vector<std::pair<Slot, int>> bad = {}) {
-    for (int s = 0; s < 3; ++s) Pieces(s, step);
+    for (int s = 0; s < 3; ++s) GradientShards(s, step);
     ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, step, 0.5, std::move(bad)));
     Finish();
   }

@@ -243,7 +243,7 @@ absl::Status GlooGroup::Agree(const Call& call) {
   return absl::OkStatus();
 }
 
-absl::Status GlooGroup::SendPieces(const CallHeader& header, const char* mine, int64_t stride, char* theirs,
+absl::Status GlooGroup::SendShards(const CallHeader& header, const char* mine, int64_t stride, char* theirs,
                                    absl::Duration timeout) {
   std::vector<PeerTransfer> transfers;
   for (int i = 0; i < size() - 1; ++i) {
@@ -258,11 +258,11 @@ absl::Status GlooGroup::SendPieces(const CallHeader& header, const char* mine, i
 }
 
 absl::Status GlooGroup::DoAllGather(const CallHeader& header, const char* mine, char* all, absl::Duration timeout) {
-  return SendPieces(header, mine, 0, all, timeout);
+  return SendShards(header, mine, 0, all, timeout);
 }
 
 absl::Status GlooGroup::DoAllToAll(const CallHeader& header, const char* mine, char* theirs, absl::Duration timeout) {
-  return SendPieces(header, mine, header.bytes, theirs, timeout);
+  return SendShards(header, mine, header.bytes, theirs, timeout);
 }
 
 absl::Status GlooGroup::DoBroadcast(const CallHeader& header, char* memory, int root, absl::Duration timeout) {

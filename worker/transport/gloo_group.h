@@ -75,7 +75,7 @@ class GlooGroup final : public ExchangeGroup {
   // The `i`-th peer, from 0: not all begin with the same one.
   int PeerAt(int i) const { return (rank() + 1 + i) % size(); }
   // Agrees; then this rank's piece for rank r is `mine` + r * stride, and that from r goes to theirs[r].
-  absl::Status SendPieces(const CallHeader& header, const char* mine, int64_t stride, char* theirs,
+  absl::Status SendShards(const CallHeader& header, const char* mine, int64_t stride, char* theirs,
                           absl::Duration timeout);
   // Starts the transfers and waits for all.
   absl::Status Move(const Call& call, std::vector<Transfer>& transfers);

@@ -66,12 +66,12 @@ void SymmetricGroup::Abort(absl::string_view reason) {
   std::memcpy(page().reason, reason.data(), length);
   page().reason[length] = 0;
   page().ended.store(2, std::memory_order_release);
-  FutexBump(page().bell);
+  FutexBump(page().notifier);
 }
 
 absl::Status SymmetricGroup::WhyEnded() const {
   for (int look = 0; look < 100 && page().ended.load(std::memory_order_acquire) != 2; ++look) {
-    FutexWait(page().bell, page().bell.load(), absl::Milliseconds(1));
+    FutexWait(page().notifier, page().notifier.load(), absl::Milliseconds(1));
   }
   if (page().ended.load(std::memory_order_acquire) != 2) return GroupEnded("by a rank that did not get to say why");
   return GroupEnded(std::string(page().reason, strnlen(page().reason, sizeof(page().reason))));
@@ -111,11 +111,11 @@ absl::Status SymmetricGroup::Late(const Call& call) const {
 absl::Status SymmetricGroup::AwaitSleeping(const Call& call) {
   while (true) {
     page().sleepers.fetch_add(1);
-    const uint32_t bell = page().bell.load();
+    const uint32_t notifier = page().notifier.load();
     const bool sleep = !AllHere() && !Ended();
     if (sleep) {
       const absl::Duration left = absl::Nanoseconds(call.until_nanos - MonotonicNanos());
-      FutexWait(page().bell, bell, std::min(left, kLook));
+      FutexWait(page().notifier, notifier, std::min(left, kLook));
     }
     page().sleepers.fetch_sub(1);
     if (AllHere()) return absl::OkStatus();
@@ -128,7 +128,7 @@ absl::Status SymmetricGroup::Meet(const Call& call) {
   if (Ended()) return WhyEnded();
   page().ranks[rank()].arrived.store(++meetings_);
   if (AllHere()) {
-    if (page().sleepers.load() > 0) FutexBump(page().bell);
+    if (page().sleepers.load() > 0) FutexBump(page().notifier);
     return absl::OkStatus();
   }
   if (spin_ > absl::ZeroDuration()) {

@@ -37,7 +37,7 @@ struct SymmetricRank {
 };
 
 struct SymmetricPage {
-  alignas(64) std::atomic<uint32_t> bell;      // what sleeping ranks wait on
+  alignas(64) std::atomic<uint32_t> notifier;  // what sleeping ranks wait on
   alignas(64) std::atomic<uint32_t> sleepers;  // how many may wait
   alignas(64) std::atomic<uint32_t> ended;     // 0, 1: the reason is being written, 2: it is there
   char reason[240];                            // ends with 0

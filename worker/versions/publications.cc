@@ -20,13 +20,13 @@ void Publications::ShowOn(VersionBoard* board, std::function<bool(int)> mapped) 
 
 int64_t Publications::PinsOf(int buffer) const {
   int64_t pins = 0;
-  for (const std::atomic<int64_t>& of_rank : page_->publications[buffer].pins) pins += of_rank.load();
+  for (const std::atomic<int64_t>& of_rank : control_->publications[buffer].pins) pins += of_rank.load();
   return pins;
 }
 
 bool Publications::IsLeased(int buffer) const {
   const int64_t since = now_() - absl::ToInt64Nanoseconds(kLeaseGrace);
-  return std::any_of(std::begin(page_->leases), std::end(page_->leases), [&](const LeaseWords& lease) {
+  return std::any_of(std::begin(control_->leases), std::end(control_->leases), [&](const LeaseWords& lease) {
     const int64_t expires = lease.expires_nanos.load();
     return expires != 0 && expires > since && lease.buffer.load() == buffer;
   });
@@ -37,15 +37,15 @@ bool Publications::IsHeld(int buffer) const { return PinsOf(buffer) != 0 || IsLe
 // Of those that were not tried and do not hold the newest version: the one with the oldest version, of those that have
 // pages already if there is one.
 int Publications::Best(uint32_t tried) const {
-  const auto version = [&](int buffer) { return page_->publications[buffer].version_plus_one.load() & ~kTaken; };
+  const auto version = [&](int buffer) { return control_->publications[buffer].version_plus_one.load() & ~kTaken; };
   int newest = 0, best = -1;
   for (int b = 1; b < count(); ++b) newest = version(b) > version(newest) ? b : newest;
   for (int b = 0; b < count(); ++b) {
     if ((tried >> b & 1) != 0 || (b == newest && version(b) > 0 && count() > 1)) continue;
-    const bool written = page_->publications[b].written.load() != 0;
+    const bool written = control_->publications[b].written.load() != 0;
     const bool better =
         best >= 0 &&
-        (written != (page_->publications[best].written.load() != 0) ? written : version(b) < version(best));
+        (written != (control_->publications[best].written.load() != 0) ? written : version(b) < version(best));
     if (best < 0 || better) best = b;
   }
   return best;
@@ -53,7 +53,7 @@ int Publications::Best(uint32_t tried) const {
 
 bool Publications::Take(int buffer) {
   if (IsHeld(buffer)) return false;
-  page_->publications[buffer].version_plus_one.fetch_or(kTaken);
+  control_->publications[buffer].version_plus_one.fetch_or(kTaken);
   if (board_ != nullptr) board_->version_plus_one[buffer].store(0);
   if (!IsHeld(buffer)) return true;
   Keep(buffer);
@@ -71,30 +71,30 @@ int Publications::ReserveAny() {
     if (Take(b)) return b;
     tried |= uint32_t{1} << b;
   }
-  page_->publications_refused.fetch_add(1);
+  control_->publications_refused.fetch_add(1);
   return -1;
 }
 
 void Publications::Keep(int buffer) {
   if (buffer < 0) return;
-  const int64_t version = page_->publications[buffer].version_plus_one.fetch_and(~kTaken) & ~kTaken;
+  const int64_t version = control_->publications[buffer].version_plus_one.fetch_and(~kTaken) & ~kTaken;
   if (board_ != nullptr) board_->version_plus_one[buffer].store(version);
 }
 
 void Publications::Show(int buffer, int64_t step) {
-  page_->publications[buffer].written.store(1);
-  page_->publications[buffer].version_plus_one.store(step + 1);
+  control_->publications[buffer].written.store(1);
+  control_->publications[buffer].version_plus_one.store(step + 1);
   if (board_ != nullptr) board_->version_plus_one[buffer].store(step + 1);
 }
 
-void Publications::Ring() {
-  if (board_ != nullptr) FutexBump(board_->bell);
+void Publications::Notify() {
+  if (board_ != nullptr) FutexBump(board_->notifier);
 }
 
 std::vector<Step> Publications::Published() const {
   std::vector<Step> steps;
   for (int b = 0; b < count(); ++b) {
-    const int64_t version = page_->publications[b].version_plus_one.load();
+    const int64_t version = control_->publications[b].version_plus_one.load();
     if (version > 0 && version < kTaken) steps.push_back(Step(version - 1));
   }
   std::sort(steps.begin(), steps.end());
@@ -103,7 +103,7 @@ std::vector<Step> Publications::Published() const {
 
 std::optional<int> Publications::Find(Step step) const {
   for (int b = 0; b < count(); ++b) {  // any step may be asked for
-    if (page_->publications[b].version_plus_one.load() - 1 == step.value() && step.value() >= 0) return b;
+    if (control_->publications[b].version_plus_one.load() - 1 == step.value() && step.value() >= 0) return b;
   }
   return std::nullopt;
 }
@@ -112,7 +112,7 @@ std::optional<int> Publications::Pin(Step step) {
   const std::optional<int> buffer = Find(step);
   if (!buffer.has_value()) return std::nullopt;
   PinHeld(*buffer);
-  if (page_->publications[*buffer].version_plus_one.load() - 1 == step.value()) return buffer;
+  if (control_->publications[*buffer].version_plus_one.load() - 1 == step.value()) return buffer;
   Unpin(*buffer);
   return std::nullopt;
 }
@@ -140,7 +140,7 @@ std::string Publications::Holders() const {
     if (IsLeased(b)) by.push_back("leased");
     if (IsMapped(b)) by.push_back("mapped by readers");
     if (by.empty()) continue;
-    const int64_t version = page_->publications[b].version_plus_one.load() & ~kTaken;
+    const int64_t version = control_->publications[b].version_plus_one.load() & ~kTaken;
     held.push_back(absl::StrCat("version ", version - 1, " (", absl::StrJoin(by, ", "), ")"));
   }
   return held.empty() ? "nobody" : absl::StrJoin(held, ", ");
@@ -148,11 +148,11 @@ std::string Publications::Holders() const {
 
 void Publications::TakeOver(bool lead, int in_use) {
   for (int b = 0; b < count(); ++b) {
-    page_->publications[b].pins[self_.value()].store(0);
+    control_->publications[b].pins[self_.value()].store(0);
     if (!lead || b == in_use) continue;
-    Keep(b);  // what the last life took away and did not come to use, or did not come to show
+    Keep(b);  // what the last incarnation took away and did not come to use, or did not come to show
   }
-  if (lead) Ring();
+  if (lead) Notify();
 }
 
 }  // namespace shardmesh

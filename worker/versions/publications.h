@@ -1,4 +1,4 @@
-// Publications: the versions of a job that readers may read, as views of the words of a host's control page.
+// Publications: the versions of a job that readers may read, as views of the words of a host's control block.
 //
 // A publication is memory of its own for one version. It is held by reads under way in workers (pins), by leases that
 // workers granted (version_leases.h) and by processes that map it (local/file_hold.h). The lead chooses one that nobody
@@ -20,18 +20,18 @@
 #include "core/job/job.h"
 #include "local/futex.h"
 #include "local/version_board.h"
-#include "worker/control/control_page.h"
+#include "worker/control/control_block.h"
 
 namespace shardmesh {
 
 class Publications {
  public:
   // Borrowed arguments outlive the object. `self`: the rank whose pins are taken here.
-  Publications(ControlPage* page, const JobSpec* job, Rank self, std::function<int64_t()> now = MonotonicNanos)
-      : page_(page), job_(job), self_(self), now_(std::move(now)) {}
+  Publications(ControlBlock* control, const JobSpec* job, Rank self, std::function<int64_t()> now = MonotonicNanos)
+      : control_(control), job_(job), self_(self), now_(std::move(now)) {}
 
-  // What there is beside the page: the board of readers that map publications, and whether any of them holds one.
-  // Before anything else is called.
+  // What there is beside the control block: the board of readers that map publications, and whether any of them holds
+  // one. Before anything else is called.
   void ShowOn(VersionBoard* board, std::function<bool(int)> mapped);
 
   // Who pulls a publication through this worker: names for Holders. Before anything else is called.
@@ -45,24 +45,27 @@ class Publications {
   void Keep(int buffer);
   // It holds the whole version now. Readers that wait are woken by Ring, when the step is committed.
   void Show(int buffer, int64_t step);
-  void Ring();
+  void Notify();
 
   std::vector<Step> Published() const;  // ascending
   // Pins the publication that holds `step`; its bytes stay until Unpin. nullopt: none holds it.
   std::optional<int> Pin(Step step);
   // The same of one that a lease keeps there, while it does.
-  void PinHeld(int buffer) { page_->publications[buffer].pins[self_.value()].fetch_add(1); }
-  void Unpin(int buffer) { page_->publications[buffer].pins[self_.value()].fetch_sub(1); }
+  void PinHeld(int buffer) { control_->publications[buffer].pins[self_.value()].fetch_add(1); }
+  void Unpin(int buffer) { control_->publications[buffer].pins[self_.value()].fetch_sub(1); }
   // The publication that holds the version now; nullopt: none.
   std::optional<int> Find(Step step) const;
 
-  int64_t refused() const { return page_->publications_refused.load(); }  // versions that found every publication held
+  int64_t refused() const {
+    return control_->publications_refused.load();
+  }  // versions that found every publication held
   int num_held() const;
   // Who holds which, for messages: "version 12 (mapped by readers), version 14 (2 pulls: ipv4:10.0.0.7:4711, 1 through
   // other workers)".
   std::string Holders() const;
 
-  // The next life of a member: its last one's reads are over. `in_use`: what the open command writes, -1: nothing.
+  // The next incarnation of a member: its last one's reads are over. `in_use`: what the open command writes, -1:
+  // nothing.
   void TakeOver(bool lead, int in_use);
 
  private:
@@ -75,7 +78,7 @@ class Publications {
   int Best(uint32_t tried) const;
   bool Take(int buffer);
 
-  ControlPage* const page_;
+  ControlBlock* const control_;
   const JobSpec* const job_;
   const Rank self_;
   const std::function<int64_t()> now_;

@@ -21,7 +21,7 @@ using Code = absl::StatusCode;
 
 constexpr int64_t kSecond = 1'000'000'000;
 
-// A host with two workers' views of one page, and a clock that is set.
+// A host with two workers' views of one control block, and a clock that is set.
 struct Host {
   explicit Host(int count = 3, int publish_every = 1) {
     job.name = "small";
@@ -43,22 +43,18 @@ struct Host {
   }
 
   JobSpec job;
-  std::unique_ptr<ControlPage> page = std::make_unique<ControlPage>();
+  std::unique_ptr<ControlBlock> control = std::make_unique<ControlBlock>();
   VersionBoard board{};
   int64_t now = 1000 * kSecond;
   std::set<int> mapped;                 // publications that a reader maps
-  std::set<std::pair<int, int>> seats;  // (publication, seat)
+  std::set<std::pair<int, int>> places;  // (publication, place)
   std::function<void(int)> in_look;     // called while the lead looks who maps one
-  Publications lead{page.get(), &job, Rank(0), [this] { return now; }};
-  Publications other{page.get(), &job, Rank(1), [this] { return now; }};
-  VersionLeases leases{page.get(),
-                       &other,
-                       &job,
-                       Rank(1),
-                       [this](int b, int seat) {
-                         return seats.count({b, seat}) > 0;
-                       },
-                       [this] { return now; }};
+  Publications lead{control.get(), &job, Rank(0), [this] { return now; }};
+  Publications other{control.get(), &job, Rank(1), [this] { return now; }};
+  VersionLeases leases{
+      control.get(),         &other, &job, Rank(1), [this](int b, int place) {
+                         return places.count({b, place}) > 0; },
+      [this] { return now; }};
 };
 
 std::unique_ptr<Host> NewHost(int count = 3, int publish_every = 1) {
@@ -69,7 +65,7 @@ TEST(Publications, TwoTakeTurnsAndTheThirdIsForReaders) {
   const auto host = NewHost();
   for (int64_t step = 0; step < 6; ++step) ASSERT_TRUE(host->Commit(step));
   EXPECT_THAT(host->other.Published(), ElementsAre(Step(4), Step(5)));
-  EXPECT_EQ(host->page->publications[2].written.load(), 0);  // takes no memory
+  EXPECT_EQ(host->control->publications[2].written.load(), 0);  // takes no memory
   const std::optional<int> pinned = host->other.Pin(Step(5));
   ASSERT_TRUE(pinned.has_value());
   for (int64_t step = 6; step < 12; ++step) ASSERT_TRUE(host->Commit(step));
@@ -115,7 +111,7 @@ TEST(Publications, AHoldThatComesBetweenTheTwoLooksKeepsTheVersion) {
   int looks = 0;
   host->in_look = [&](int buffer) {
     if (++looks == 1) return;  // not held yet
-    EXPECT_EQ(host->page->publications[buffer].version_plus_one.load() & kTaken, kTaken);
+    EXPECT_EQ(host->control->publications[buffer].version_plus_one.load() & kTaken, kTaken);
     EXPECT_EQ(host->board.version_plus_one[buffer].load(), 0);
     host->mapped.insert(buffer);
   };
@@ -135,7 +131,7 @@ TEST(Publications, ByTheJobsRuleOrOnDemand) {
   EXPECT_GE(asked->lead.ReserveAny(), 0);
 }
 
-TEST(Publications, TheNextLifeOfTheLeadKeepsWhatWasTakenInVain) {
+TEST(Publications, TheNextIncarnationOfTheLeadKeepsWhatWasTakenInVain) {
   const auto host = NewHost(3);
   for (int64_t step = 0; step < 4; ++step) ASSERT_TRUE(host->Commit(step));
   ASSERT_TRUE(host->lead.Pin(Step(3)).has_value());
@@ -274,8 +270,8 @@ TEST(VersionLeases, TheGraceIsTheRenewals) {
 TEST(VersionLeases, AReaderThatMapsKeepsItsSeatUntilItLetsGo) {
   const auto host = NewHost();
   for (int64_t step = 0; step < 2; ++step) ASSERT_TRUE(host->Commit(step));
-  ASSERT_OK_AND_ASSIGN(const int seat, host->leases.TakeSeat(4242, absl::Seconds(5)));
-  host->seats = {{1, seat}};
+  ASSERT_OK_AND_ASSIGN(const int place, host->leases.TakePlace(4242, absl::Seconds(5)));
+  host->places = {{1, place}};
   host->now += 3 * kSecond;
   ASSERT_EQ(host->leases.List().size(), 1u);
   EXPECT_EQ(host->leases.List()[0].step, Step(1));
@@ -283,31 +279,31 @@ TEST(VersionLeases, AReaderThatMapsKeepsItsSeatUntilItLetsGo) {
   EXPECT_EQ(host->leases.List()[0].left_nanos, 2 * kSecond);
   host->now += 4 * kSecond;
   EXPECT_EQ(host->leases.List()[0].left_nanos, -2 * kSecond);  // abandoned
-  host->leases.Heard(seat);
+  host->leases.Heard(place);
   EXPECT_EQ(host->leases.List()[0].left_nanos, 5 * kSecond);
-  host->leases.LeaveSeat(seat);
+  host->leases.LeavePlace(place);
   EXPECT_EQ(host->leases.List().size(), 1u);
-  EXPECT_NE(*host->leases.TakeSeat(1, absl::Seconds(5)), seat);
-  host->seats = {};
-  EXPECT_EQ(*host->leases.TakeSeat(2, absl::Seconds(5)), seat);
+  EXPECT_NE(*host->leases.TakePlace(1, absl::Seconds(5)), place);
+  host->places = {};
+  EXPECT_EQ(*host->leases.TakePlace(2, absl::Seconds(5)), place);
 }
 
-TEST(VersionLeases, TheNextLifeGivesSeatsBackWhenTheirReadersLetGo) {
+TEST(VersionLeases, TheNextIncarnationGivesSeatsBackWhenTheirReadersLetGo) {
   const auto host = NewHost();
   ASSERT_TRUE(host->Commit(0));
-  const int holding = *host->leases.TakeSeat(1, absl::Seconds(5)), idle = *host->leases.TakeSeat(2, absl::Seconds(5));
-  host->seats = {{0, holding}};
+  const int holding = *host->leases.TakePlace(1, absl::Seconds(5)), idle = *host->leases.TakePlace(2, absl::Seconds(5));
+  host->places = {{0, holding}};
   host->leases.TakeOver();
-  EXPECT_EQ(*host->leases.TakeSeat(3, absl::Seconds(5)), idle);
-  host->seats = {};
+  EXPECT_EQ(*host->leases.TakePlace(3, absl::Seconds(5)), idle);
+  host->places = {};
   host->leases.Sweep();
-  EXPECT_EQ(*host->leases.TakeSeat(4, absl::Seconds(5)), holding);
+  EXPECT_EQ(*host->leases.TakePlace(4, absl::Seconds(5)), holding);
 }
 
 TEST(VersionLeases, SoManyReadersAndNoMore) {
   const auto host = NewHost();
-  for (int i = 0; i < kMaxReaders; ++i) ASSERT_OK(host->leases.TakeSeat(i + 1, absl::Seconds(5)));
-  EXPECT_THAT(host->leases.TakeSeat(1, absl::Seconds(5)),
+  for (int i = 0; i < kMaxReaders; ++i) ASSERT_OK(host->leases.TakePlace(i + 1, absl::Seconds(5)));
+  EXPECT_THAT(host->leases.TakePlace(1, absl::Seconds(5)),
               StatusIs(Code::kResourceExhausted, HasSubstr("256 attached readers")));
 }
 

@@ -43,14 +43,14 @@ absl::Status VersionLeases::CheckNonce(const LeaseWords& row, uint64_t nonce) co
 // This worker's, while it has not ended.
 LeaseWords* VersionLeases::LiveRow(uint64_t id) const {
   const int64_t now = now_();
-  for (LeaseWords& row : page_->leases) {
+  for (LeaseWords& row : control_->leases) {
     if (row.owner.load() == self_.value() + 1 && row.id.load() == id && row.expires_nanos.load() > now) return &row;
   }
   return nullptr;
 }
 
 LeaseWords* VersionLeases::FreeRow() {
-  for (LeaseWords& row : page_->leases) {
+  for (LeaseWords& row : control_->leases) {
     int32_t nobody = 0;
     if (row.owner.compare_exchange_strong(nobody, self_.value() + 1)) return &row;
   }
@@ -60,7 +60,7 @@ LeaseWords* VersionLeases::FreeRow() {
 absl::Status VersionLeases::CheckShareOf(const std::string& caller) const {
   Share share;
   share.room = kMaxLeases;
-  for (const LeaseWords& row : page_->leases) share.used += row.owner.load() != 0;
+  for (const LeaseWords& row : control_->leases) share.used += row.owner.load() != 0;
   for (const auto& [id, who] : callers_) share.own += who == caller;
   return CheckShare(caller, share, absl::StrCat("leases of job ", job_->name, " on this host"),
                     "release some, or let them end");
@@ -71,7 +71,7 @@ absl::StatusOr<std::optional<VersionLeases::Lease>> VersionLeases::Acquire(Step 
   const uint64_t id = NewId();
   Sweep();
   MutexLock lock(mu_);
-  for (const LeaseWords& row : page_->leases) {
+  for (const LeaseWords& row : control_->leases) {
     const bool own = row.owner.load() == self_.value() + 1 && row.expires_nanos.load() > now_();
     if (own && nonce != 0 && row.nonce.load() == nonce) return std::make_optional(LeaseIn(row));
   }
@@ -122,7 +122,7 @@ absl::Status VersionLeases::Release(uint64_t id, uint64_t nonce) {
 
 // While a lease lives nobody writes there, whatever the version's word says meanwhile.
 absl::StatusOr<VersionLeases::Lease> VersionLeases::PinLeased(uint64_t id) {
-  for (const LeaseWords& row : page_->leases) {
+  for (const LeaseWords& row : control_->leases) {
     if (row.owner.load() == 0 || row.id.load() != id || row.expires_nanos.load() <= now_()) continue;
     const Lease lease = LeaseIn(row);
     publications_->PinHeld(lease.buffer);
@@ -133,14 +133,14 @@ absl::StatusOr<VersionLeases::Lease> VersionLeases::PinLeased(uint64_t id) {
 }
 
 bool VersionLeases::Knows(uint64_t id) const {
-  return std::any_of(std::begin(page_->leases), std::end(page_->leases), [&](const LeaseWords& row) {
+  return std::any_of(std::begin(control_->leases), std::end(control_->leases), [&](const LeaseWords& row) {
     return row.owner.load() != 0 && row.id.load() == id && row.expires_nanos.load() > now_();
   });
 }
 
 bool VersionLeases::Any() const {
   const int64_t counted_since = now_() - absl::ToInt64Nanoseconds(kLeaseGrace);
-  return std::any_of(std::begin(page_->leases), std::end(page_->leases), [&](const LeaseWords& row) {
+  return std::any_of(std::begin(control_->leases), std::end(control_->leases), [&](const LeaseWords& row) {
     return row.owner.load() != 0 && row.expires_nanos.load() > counted_since;
   });
 }
@@ -148,7 +148,7 @@ bool VersionLeases::Any() const {
 void VersionLeases::Sweep() {
   MutexLock lock(mu_);
   const int64_t counted_since = now_() - absl::ToInt64Nanoseconds(kLeaseGrace);
-  for (LeaseWords& row : page_->leases) {
+  for (LeaseWords& row : control_->leases) {
     const int64_t expires = row.expires_nanos.load();
     const bool ended = expires == 0 || expires <= counted_since;
     if (row.owner.load() != self_.value() + 1 || !ended) continue;
@@ -157,46 +157,46 @@ void VersionLeases::Sweep() {
     row.id.store(0);
     row.owner.store(0);
   }
-  for (int seat = 0; seat < kMaxReaders; ++seat) {
-    ReaderWords& reader = page_->readers[seat];
+  for (int place = 0; place < kMaxReaders; ++place) {
+    ReaderWords& reader = control_->readers[place];
     const bool gone = reader.owner.load() == self_.value() + 1 && reader.gone.load() != 0;
-    if (gone && !HoldsAny(seat)) reader.owner.store(0);
+    if (gone && !HoldsAny(place)) reader.owner.store(0);
   }
 }
 
-bool VersionLeases::HoldsAny(int seat) const {
+bool VersionLeases::HoldsAny(int place) const {
   for (int b = 0; b < job_->publications; ++b) {
-    if (mapped_at_(b, seat)) return true;
+    if (mapped_at_(b, place)) return true;
   }
   return false;
 }
 
-absl::StatusOr<int> VersionLeases::TakeSeat(int64_t pid, absl::Duration ttl) {
+absl::StatusOr<int> VersionLeases::TakePlace(int64_t pid, absl::Duration ttl) {
   Sweep();
   MutexLock lock(mu_);
-  for (int seat = 0; seat < kMaxReaders; ++seat) {
-    ReaderWords& row = page_->readers[seat];
+  for (int place = 0; place < kMaxReaders; ++place) {
+    ReaderWords& row = control_->readers[place];
     int32_t nobody = 0;
     if (!row.owner.compare_exchange_strong(nobody, self_.value() + 1)) continue;
     row.gone.store(0);
     row.pid.store(pid);
     row.ttl_nanos.store(absl::ToInt64Nanoseconds(ttl));
     row.heard_nanos.store(now_());
-    return seat;
+    return place;
   }
   return absl::ResourceExhaustedError(absl::StrCat("job ", job_->name, " has ", kMaxReaders,
                                                    " attached readers on this host already; end one, or pull"));
 }
 
-void VersionLeases::Heard(int seat) { page_->readers[seat].heard_nanos.store(now_()); }
+void VersionLeases::Heard(int place) { control_->readers[place].heard_nanos.store(now_()); }
 
-void VersionLeases::LeaveSeat(int seat) {
-  page_->readers[seat].gone.store(1);
+void VersionLeases::LeavePlace(int place) {
+  control_->readers[place].gone.store(1);
   Sweep();
 }
 
 void VersionLeases::TakeOver() {
-  for (ReaderWords& row : page_->readers) {
+  for (ReaderWords& row : control_->readers) {
     if (row.owner.load() == self_.value() + 1) row.gone.store(1);
   }
   Sweep();
@@ -205,19 +205,19 @@ void VersionLeases::TakeOver() {
 std::vector<VersionLeases::Holder> VersionLeases::List() const {
   const int64_t now = now_();
   std::vector<Holder> holders;
-  for (const LeaseWords& row : page_->leases) {
+  for (const LeaseWords& row : control_->leases) {
     const Lease lease = LeaseIn(row);
     if (row.owner.load() == 0 || lease.expires_nanos <= now) continue;
     holders.push_back({lease.step, lease.id, -1, 0, lease.expires_nanos - now});
   }
-  for (int seat = 0; seat < kMaxReaders; ++seat) {
-    const ReaderWords& reader = page_->readers[seat];
+  for (int place = 0; place < kMaxReaders; ++place) {
+    const ReaderWords& reader = control_->readers[place];
     if (reader.owner.load() == 0) continue;
     const int64_t left = reader.heard_nanos.load() + reader.ttl_nanos.load() - now;
     for (int b = 0; b < job_->publications; ++b) {
-      if (!mapped_at_(b, seat)) continue;
-      const Step step((page_->publications[b].version_plus_one.load() & ~kTaken) - 1);
-      holders.push_back({step, 0, seat, reader.pid.load(), left});
+      if (!mapped_at_(b, place)) continue;
+      const Step step((control_->publications[b].version_plus_one.load() & ~kTaken) - 1);
+      holders.push_back({step, 0, place, reader.pid.load(), left});
     }
   }
   std::stable_sort(holders.begin(), holders.end(), [](const Holder& a, const Holder& b) { return a.step < b.step; });

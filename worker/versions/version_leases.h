@@ -1,8 +1,8 @@
 // VersionLeases: who keeps published versions where they are, beyond a single read: leases that this worker granted
 // over RPC, and the readers attached to it that map publications.
 //
-// A lease names one version and ends at a time unless it is renewed. It is a row of the control page, so it outlives
-// its worker where a keeper has the memory. A reader that maps publications holds what it holds by the kernel's word
+// A lease names one version and ends at a time unless it is renewed. It is a row of the control block, so it outlives
+// its worker where a node has the memory. A reader that maps publications holds what it holds by the kernel's word
 // (local/file_hold.h), until it lets go or is gone: its memory is never written before, however long it is silent.
 // Silent for longer than the time that it asked for, what it holds counts as abandoned, which is reported; it goes on
 // taking one of the job's publications.
@@ -40,15 +40,15 @@ class VersionLeases {
   struct Holder {
     Step step;
     uint64_t lease = 0;      // 0: a reader that maps it,
-    int seat = -1;           // with this seat
+    int place = -1;          // with this place
     int64_t pid = 0;         // and process; 0: not known
     int64_t left_nanos = 0;  // below zero: abandoned since
   };
 
-  // `mapped_at`: whether the reader at a seat holds a publication; borrowed arguments outlive the object.
-  VersionLeases(ControlPage* page, Publications* publications, const JobSpec* job, Rank self,
-                std::function<bool(int buffer, int seat)> mapped_at, std::function<int64_t()> now = MonotonicNanos)
-      : page_(page),
+  // `mapped_at`: whether the reader at a place holds a publication; borrowed arguments outlive the object.
+  VersionLeases(ControlBlock* control, Publications* publications, const JobSpec* job, Rank self,
+                std::function<bool(int buffer, int place)> mapped_at, std::function<int64_t()> now = MonotonicNanos)
+      : control_(control),
         publications_(publications),
         job_(job),
         self_(self),
@@ -57,7 +57,7 @@ class VersionLeases {
 
   // Leases the version. nullopt: it is not there. The same nonce again: the same lease. ResourceExhausted: the host's
   // workers have granted as many as they can, or `caller` (CallerKey of rpc/caller_share.h) has its share of them.
-  // Callers are known while this process lives: what its last life granted counts as nobody's.
+  // Callers are known while this process lives: what its last incarnation granted counts as nobody's.
   absl::StatusOr<std::optional<Lease>> Acquire(Step step, absl::Duration ttl, uint64_t nonce,
                                                const std::string& caller = "");
   // NotFound: no lease of this worker has that id, or it has ended. PermissionDenied: it was acquired with another
@@ -71,12 +71,12 @@ class VersionLeases {
   bool Knows(uint64_t id) const;
   bool Any() const;
 
-  // A seat for a reader. ResourceExhausted: all are taken.
-  absl::StatusOr<int> TakeSeat(int64_t pid, absl::Duration ttl);
-  void Heard(int seat);
+  // A place for a reader. ResourceExhausted: all are taken.
+  absl::StatusOr<int> TakePlace(int64_t pid, absl::Duration ttl);
+  void Heard(int place);
   // Its connection has ended. What it maps it holds.
-  void LeaveSeat(int seat);
-  // The readers of this worker's last life have lost their connections.
+  void LeavePlace(int place);
+  // The readers of this worker's last incarnation have lost their connections.
   void TakeOver();
   // Gives rows back that nobody needs any more: from time to time.
   void Sweep();
@@ -90,9 +90,9 @@ class VersionLeases {
   absl::Status CheckShareOf(const std::string& caller) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Unknown(uint64_t id) const;
   absl::Status CheckNonce(const LeaseWords& row, uint64_t nonce) const;
-  bool HoldsAny(int seat) const;
+  bool HoldsAny(int place) const;
 
-  ControlPage* const page_;
+  ControlBlock* const control_;
   Publications* const publications_;
   const JobSpec* const job_;
   const Rank self_;

@@ -307,7 +307,7 @@ def _why_copied(target: _Target, version: Version, copy: bool) -> str | None:
         return "asked for"
     name = _source(target, version)
     stored, tensor = version.tensor(name) if name is not None else None, target.tensor
-    if stored is None or stored.coded:
+    if stored is None or stored.quantized:
         return "decoded"
     if tensor.dtype != (torch.float32 if stored.format == "fp32" else torch.bfloat16):
         return f"{stored.format} in the version, {tensor.dtype} in the model"

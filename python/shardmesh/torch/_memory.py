@@ -27,12 +27,12 @@ class Weights:
         self.parts = {name: tensor_of(memory, _TYPES[kind], sizes) for name, kind, sizes, memory in parts}
 
     @property
-    def coded(self) -> bool:
+    def quantized(self) -> bool:
         return self.format not in FORMATS
 
     @property
     def view(self) -> torch.Tensor:
-        """REQUIRES: not coded."""
+        """REQUIRES: not quantized."""
         return self.parts["codes"].view(self.shape)
 
     def write_to(self, tensor: torch.Tensor) -> None:
@@ -41,7 +41,7 @@ class Weights:
 
     def values(self) -> torch.Tensor:
         """A view, or decoded to fp32."""
-        if not self.coded:
+        if not self.quantized:
             return self.view
         parts = {name: part.numpy() for name, part in self.parts.items()}
         return torch.from_numpy(numerics.decode(parts, self.format, self.shape))

@@ -155,7 +155,7 @@ class Placed:
 
     def _why_copied(self, index: int, source: Weights) -> str | None:
         dtype, device = self._like[index].dtype, self._devices[index]
-        if source.coded:
+        if source.quantized:
             return f"decoded from {source.format}"
         if source.view.dtype != dtype:
             return f"{source.format} in the window, {dtype} in the model".replace("torch.", "")
@@ -166,13 +166,13 @@ class Placed:
     def value(self, index: int) -> torch.Tensor:
         """A copy of the weights as they are. REQUIRES: with reside(), that they are there."""
         tensor = self._parameters[index].tensor
-        if index in self._delivered and self._delivery is not None and self._delivery.coded(index):
+        if index in self._delivered and self._delivery is not None and self._delivery.quantized(index):
             return self._sources[index].values().to(tensor.dtype)
         return tensor.detach().clone()
 
     def decoded_for_now(self) -> set[int]:
         """Those whose layers take codes, and that wait with other values for the job to have them."""
-        return {index for index in self._delivered if self._delivery is not None and not self._delivery.coded(index)}
+        return {index for index in self._delivered if self._delivery is not None and not self._delivery.quantized(index)}
 
     @contextmanager
     def decoded(self) -> Iterator[None]:
@@ -238,7 +238,7 @@ class Placed:
     def put(self, kept: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Writes these, so that they wait for the job to have them."""
         for index, value in kept:
-            if index in self._delivered and self._delivery is not None and self._delivery.coded(index):
+            if index in self._delivered and self._delivery is not None and self._delivery.quantized(index):
                 self._delivery.decoded(index, torch.empty_like(value))
             self._parameters[index].tensor.copy_(value)
 

@@ -156,7 +156,7 @@ class Delivery:
                     for layer in self._layers[index]
                 ]
 
-    def coded(self, index: int) -> bool:
+    def quantized(self, index: int) -> bool:
         """Whether the parameter has no memory now."""
         return self._layers[index][0].codes is not None
 

@@ -45,7 +45,7 @@ struct OneOfHosts {
   }
 
   std::unique_ptr<StepProtocol> NewProtocol() {
-    return std::make_unique<StepProtocol>(host.control(), &host.doorbell(), &job, &plan, MemberNames(plan.num_ranks()),
+    return std::make_unique<StepProtocol>(host.control(), &host.notifier(), &job, &plan, MemberNames(plan.num_ranks()),
                                           ranks);
   }
   void StartEngine(int local) {
@@ -78,13 +78,13 @@ struct JobOnHosts {
       : job(spec), plan(*Plan::Create(job)) {
     const RankNames names{0, plan.num_ranks() / num_hosts};
     rounds = std::make_shared<LocalHub>(num_hosts, names);
-    pieces = std::make_shared<LocalHub>(num_hosts, names);
+    gradients = std::make_shared<LocalHub>(num_hosts, names);
     results = std::make_shared<LocalHub>(num_hosts, names);
     for (int h = 0; h < num_hosts; ++h) {
       hosts.push_back(std::make_unique<OneOfHosts>(job, plan, HostRanks{h, num_hosts, plan.num_ranks() / num_hosts}));
     }
     for (int h = 0; h < num_hosts && num_hosts > 1; ++h) {
-      HostGroups groups{std::make_unique<LocalGroup>(rounds, h, 1), std::make_unique<LocalGroup>(pieces, h, 1),
+      HostGroups groups{std::make_unique<LocalGroup>(rounds, h, 1), std::make_unique<LocalGroup>(gradients, h, 1),
                         std::make_unique<LocalGroup>(results, h, 1)};
       if (!connected.empty()) groups = std::move(connected[h]);
       hosts[h]->lead = std::make_unique<HostLead>(*hosts[h]->protocol, hosts[h]->host, *hosts[h]->passes[0], job, plan,
@@ -100,7 +100,7 @@ struct JobOnHosts {
 
   absl::Status PlaceWeights() {
     for (int r = 0; r < plan.num_ranks(); ++r) {
-      InitialPiece piece(plan.InitialPieceBytes(plan.PlaceOf(Rank(r)).shard) / 4);
+      InitialShard piece(plan.InitialShardBytes(plan.PlaceOf(Rank(r)).shard) / 4);
       for (size_t i = 0; i < piece.size(); ++i) piece[i] = RandomValue(7, plan.PlaceOf(Rank(r)).shard, i);
       OneOfHosts& host = HostOf(r);
       RETURN_IF_ERROR(host.engines[r - host.ranks.first()]->StageInitial(std::move(piece), 5));
@@ -119,8 +119,8 @@ struct JobOnHosts {
     for (int64_t e = begin; e < end; ++e) to[e] = Gradient(step, slot, e);
   }
 
-  // A trainer attached to a host writes there; a connected one writes each piece on the host that takes it, and
-  // declares on another.
+  // A trainer attached to a host writes there; a connected one writes each gradient shard on the host that takes it,
+  // and declares on another.
   absl::Status GiveSlot(int slot, int64_t step, GradientWay way, std::vector<std::pair<Slot, int>> bad = {}) {
     OneOfHosts& home = *hosts[slot % hosts.size()];
     Declaration declaration{{Slot(slot)}, Step(step), {0.125 * static_cast<double>(step)}, std::move(bad)};
@@ -138,7 +138,7 @@ struct JobOnHosts {
         const int64_t begin = b.gradient_offset / 4 + b.begin(p);
         if (!b.frozen) WriteGradients(host, slot, step, begin, begin + b.size(p));
       }
-      RETURN_IF_ERROR(host.protocol->PieceReady(Slot(slot), p, Step(step)));
+      RETURN_IF_ERROR(host.protocol->GradientShardReady(Slot(slot), p, Step(step)));
     }
     return home.protocol->Declare(declaration).status();
   }
@@ -156,7 +156,7 @@ struct JobOnHosts {
         OneOfHosts& host = attached ? home : HostOf(plan.RankOf({p, slot % plan.num_replicas()}).value());
         const int64_t begin = bucket.gradient_offset / 4 + bucket.begin(p);
         WriteGradients(host, slot, step, begin, begin + bucket.size(p));
-        if (!attached) RETURN_IF_ERROR(host.protocol->BucketPieceReady(Slot(slot), b, p, Step(step)));
+        if (!attached) RETURN_IF_ERROR(host.protocol->BucketShardReady(Slot(slot), b, p, Step(step)));
       }
       const BucketDeclaration of_bucket{{Slot(slot)}, Step(step), b, {}, attached};
       RETURN_IF_ERROR(home.protocol->DeclareBucket(of_bucket).status());
@@ -170,10 +170,10 @@ struct JobOnHosts {
     StepProtocol& protocol = *hosts[h]->protocol;
     const uint64_t ticket = protocol.AskForDigest();
     while (true) {
-      const uint32_t word = protocol.page()->finished.load();
+      const uint32_t word = protocol.control()->finished.load();
       ASSIGN_OR_RETURN(auto digest, protocol.DigestOf(ticket));
       if (digest.has_value()) return *digest;
-      FutexWait(protocol.page()->finished, word, kLongWait);
+      FutexWait(protocol.control()->finished, word, kLongWait);
     }
   }
 
@@ -182,10 +182,10 @@ struct JobOnHosts {
     const StepProtocol& protocol = *hosts[h]->protocol;
     const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(kLongWait);
     while (true) {
-      const uint32_t word = protocol.page()->finished.load();
+      const uint32_t word = protocol.control()->finished.load();
       if (protocol.publications().Find(step).has_value()) return absl::OkStatus();
       if (MonotonicNanos() > deadline) return absl::DeadlineExceededError("not published on every host");
-      FutexWait(protocol.page()->finished, word, absl::Milliseconds(100));
+      FutexWait(protocol.control()->finished, word, absl::Milliseconds(100));
     }
   }
   // A version on demand, asked for at one host: its step, once it is there on all of them.
@@ -193,14 +193,14 @@ struct JobOnHosts {
     StepProtocol& protocol = *hosts[h]->protocol;
     const uint64_t ticket = protocol.AskToPublish();
     while (true) {
-      const uint32_t word = protocol.page()->finished.load();
+      const uint32_t word = protocol.control()->finished.load();
       ASSIGN_OR_RETURN(auto step, protocol.PublishedFor(ticket));
       if (step.has_value()) {
         for (int other = 0; other < num_hosts(); ++other) RETURN_IF_ERROR(AwaitVersion(other, *step));
         return *step;
       }
       RETURN_IF_ERROR(protocol.Health());
-      FutexWait(protocol.page()->finished, word, kLongWait);
+      FutexWait(protocol.control()->finished, word, kLongWait);
     }
   }
 
@@ -215,7 +215,7 @@ struct JobOnHosts {
 
   const JobSpec job;
   const Plan plan;
-  std::shared_ptr<LocalHub> rounds, pieces, results;
+  std::shared_ptr<LocalHub> rounds, gradients, results;
   std::vector<std::unique_ptr<OneOfHosts>> hosts;
 };
 

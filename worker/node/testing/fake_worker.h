@@ -1,4 +1,4 @@
-// The memory of a fake_worker, and what it says of its lives. Tests only.
+// The memory of a fake_worker, and what it says of its incarnations. Tests only.
 #pragma once
 
 #include <sys/types.h>
@@ -14,21 +14,22 @@ inline constexpr char kFakeWorker[] = "worker/node/fake_worker";
 inline constexpr int64_t kFakeBytes = 1 << 16;
 inline constexpr int64_t kFakeOffset = 64;
 
-struct FakeLife {
+struct FakeIncarnation {
   pid_t pid = 0;
-  int life = 0;
+  int incarnation = 0;
   int64_t last_incarnation = 0;
   std::string last_address, arguments;
 };
 
-// Of a worker, the first life first. A line that is still being written is not there yet.
-inline std::vector<FakeLife> FakeLives(const std::string& local_dir, const std::string& worker) {
-  std::vector<FakeLife> lives;
+// Of a worker, the first incarnation first. A line that is still being written is not there yet.
+inline std::vector<FakeIncarnation> FakeIncarnations(const std::string& local_dir, const std::string& worker) {
+  std::vector<FakeIncarnation> lives;
   std::ifstream file(local_dir + "/" + worker + ".lives");
-  FakeLife life;
-  while (file >> life.pid >> life.life >> life.last_incarnation >> life.last_address >> life.arguments &&
+  FakeIncarnation incarnation;
+  while (file >> incarnation.pid >> incarnation.incarnation >> incarnation.last_incarnation >>
+             incarnation.last_address >> incarnation.arguments &&
          file.peek() == '\n') {
-    lives.push_back(life);
+    lives.push_back(incarnation);
   }
   return lives;
 }

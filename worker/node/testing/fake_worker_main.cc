@@ -1,11 +1,11 @@
-// fake_worker: what a worker does with its keeper, and nothing else. For tests of the keeper.
+// fake_worker: what a worker does with its node, and nothing else. For tests of the node.
 //
-//   fake_worker --name W --keeper SOCKET --local-dir DIR [--crash-before-serving] [--close-link] [--leave] [other
+//   fake_worker --name W --node SOCKET --local-dir DIR [--crash-before-serving] [--close-link] [--leave] [other
 //   flags]
 //
 // Finds or makes the segment "memory-W" of the job "job" (epoch 1, rank 5, plan "plan"), kFakeBytes with data from
-// kFakeOffset: an int that counts the lives, then bytes that all are 'A'. Serves at "address-of-W" and "socket-of-W",
-// adds a line to DIR/W.lives and waits:
+// kFakeOffset: an int that counts the incarnations, then bytes that all are 'A'. Serves at "address-of-W" and
+// "socket-of-W", adds a line to DIR/W.lives and waits:
 //   PID LIFE LAST_INCARNATION LAST_ADDRESS ARGUMENTS
 // SIGTERM, or --leave: it ends with status 0; --crash-before-serving: with 1, before it serves but after the line.
 // --stubborn: SIGTERM does nothing. --close-link: it closes its link and waits. It ends by itself after some minutes,
@@ -26,18 +26,18 @@
 #include "core/base/incarnation.h"
 #include "core/base/status.h"
 #include "rpc/main_support.h"
-#include "worker/node/keeper_link.h"
-#include "worker/node/kept_memory.h"
+#include "worker/node/node_link.h"
+#include "worker/node/retained_memory.h"
 #include "worker/node/testing/fake_worker.h"
 
 namespace shardmesh {
 namespace {
 
-constexpr int kLongestLifeSeconds = 300;
+constexpr int kLongestRunSeconds = 300;
 
-absl::StatusOr<Segment> OpenMemory(KeeperLink& link, const std::string& name) {
+absl::StatusOr<Segment> OpenMemory(NodeLink& link, const std::string& name) {
   const bool resume = !link.left().jobs.empty();
-  KeptMemory memory(link, "job", 1, resume);
+  RetainedMemory memory(link, "job", 1, resume);
   ASSIGN_OR_RETURN(Segment segment, memory.Open("memory-" + name, kFakeBytes, kFakeOffset));
   char* const bytes = segment.data() + sizeof(int);
   const int64_t count = segment.data_bytes() - sizeof(int);
@@ -52,18 +52,18 @@ absl::StatusOr<Segment> OpenMemory(KeeperLink& link, const std::string& name) {
 absl::Status Live(std::map<std::string, std::string>& flags, const std::string& words) {
   StopSignal stop;
   const std::string name = flags["--name"];
-  ASSIGN_OR_RETURN(auto link, KeeperLink::Connect(flags["--keeper"], name, NextIncarnation(absl::Now(), 0), nullptr));
+  ASSIGN_OR_RETURN(auto link, NodeLink::Connect(flags["--node"], name, NextIncarnation(absl::Now(), 0), nullptr));
   ASSIGN_OR_RETURN(const Segment segment, OpenMemory(*link, name));
   const bool crash = flags.count("--crash-before-serving") != 0;
   if (!crash) RETURN_IF_ERROR(link->Serve("address-of-" + name, "socket-of-" + name));
-  const KeeperLink::Left left = link->left();
+  const NodeLink::Left left = link->left();
   if (flags.count("--close-link") != 0) link.reset();
   std::ofstream(absl::StrCat(flags["--local-dir"], "/", name, ".lives"), std::ios::app)
       << absl::StrCat(getpid(), " ", *reinterpret_cast<int*>(segment.data()), " ", left.incarnation, " ",
                       left.address.empty() ? "-" : left.address, " ", words, "\n")
       << std::flush;
   if (crash) return absl::InternalError("as asked");
-  const absl::Time end = MonotonicNow() + absl::Seconds(kLongestLifeSeconds);
+  const absl::Time end = MonotonicNow() + absl::Seconds(kLongestRunSeconds);
   const bool stubborn = flags.count("--stubborn") != 0;
   while (flags.count("--leave") == 0 && MonotonicNow() < end) {
     if (!stubborn && stop.WaitFor(end - MonotonicNow())) break;

@@ -308,7 +308,7 @@ absl::Status DevicePass::Launch(const Command& command, uint64_t seq) {
   DeviceRuntime::Scope scope(*steps_);
   const DeviceWindows& windows = *host_.device();
   const int64_t bytes = FillSteps(command, seq);
-  // Words of the control page are atomics of 64 bits: the device reads them as such.
+  // Words of the control block are atomics of 64 bits: the device reads them as such.
   PassGate gate;
   gate.seq = seq;
   gate.decided = reinterpret_cast<const uint64_t*>(windows.control.OnDevice(&host_.control()->decided));

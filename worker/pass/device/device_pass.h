@@ -2,7 +2,7 @@
 // one kernel a bucket (kernels/fused_pass.h), over the slots, the window and the publications in the device's memory,
 // which all workers of the host map. Several workers may share a device. The bits are those of Pass.
 //
-// A command's launches are: the gate, which opens when the control page says that the command is decided and looks at
+// A command's launches are: the gate, which opens when the control block says that the command is decided and looks at
 // the abort word first, with a time limit (kernels/pass_gate.h); the command's scalars, from pinned memory; a kernel
 // for each bucket, a block a range; the arrival. Nothing changes unless the gate opened. The calling thread then looks
 // whether the stream is done, until a time limit of its own. Initial weights and digests go through the host, range by
@@ -129,7 +129,7 @@ class DevicePass final : public StepPass {
   const int32_t* first_runs_ = nullptr;
   const PassRange* ranges_ = nullptr;
   std::unique_ptr<HostBlock> host_block_;
-  std::vector<int64_t> initial_begin_;  // by range: elements before it in the piece of initial weights
+  std::vector<int64_t> initial_begin_;  // by range: elements before it in the shard of initial weights
   int64_t window_bytes_ = 0;            // that a step writes
   std::atomic<int64_t> gathered_bytes_{0};
 };

@@ -70,16 +70,16 @@ TEST(DevicePassGpuTest, GateAbortedByTheHost_ChangesNoByte) {
   ASSERT_NO_FATAL_FAILURE(both.PlaceWeights());
   const std::vector<char> window = both.gpu.Window();
   const Command command = both.CpuStep(1);
-  ControlPage& page = *both.gpu.host.control();
-  page.decided.store(both.cpu.seq - 1);
+  ControlBlock& control = *both.gpu.host.control();
+  control.decided.store(both.cpu.seq - 1);
   absl::Status status;
   std::thread waiter([&] { status = both.gpu.passes[0]->Run(command, both.cpu.seq, nullptr, nullptr).status(); });
   EXPECT_EQ(both.gpu.Window(), window) << "copies go on beside a gate that waits";
-  page.abort.store(AbortWord(AbortReason::kLeft, 0, 0));
+  control.abort.store(AbortWord(AbortReason::kLeft, 0, 0));
   waiter.join();
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
   EXPECT_EQ(both.gpu.Window(), window);
-  page.abort.store(0);
+  control.abort.store(0);
   ASSERT_OK(both.gpu.Execute(command, both.cpu.seq).status());
   both.ExpectSame("after it");
 }

@@ -155,8 +155,8 @@ TEST_F(DevicePassTest, GateThatWaits_IsOpenedOrAborted) {
     ASSERT_NO_FATAL_FAILURE(both.PlaceWeights());
     const std::vector<char> window = both.gpu.Window();
     const Command command = both.CpuStep(1);
-    ControlPage& page = *both.gpu.host.control();
-    page.decided.store(both.cpu.seq - 1);
+    ControlBlock& control = *both.gpu.host.control();
+    control.decided.store(both.cpu.seq - 1);
     const int begun = both.gpu.kernels.gates_begun();
     std::atomic<bool> done{false};
     absl::Status status;
@@ -168,9 +168,9 @@ TEST_F(DevicePassTest, GateThatWaits_IsOpenedOrAborted) {
     EXPECT_FALSE(done.load());
     EXPECT_EQ(both.gpu.Window(), window);
     if (abort) {
-      page.abort.store(AbortWord(AbortReason::kLeft, 0, 0));
+      control.abort.store(AbortWord(AbortReason::kLeft, 0, 0));
     } else {
-      page.decided.store(both.cpu.seq);
+      control.decided.store(both.cpu.seq);
     }
     waiter.join();
     EXPECT_EQ(status.code(), abort ? absl::StatusCode::kAborted : absl::StatusCode::kOk);

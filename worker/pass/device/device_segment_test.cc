@@ -88,7 +88,7 @@ TEST_F(DeviceSegmentTest, OtherSize_IsInvalidArgument) {
 TEST_F(DeviceSegmentTest, OtherDescriptor_IsInvalidArgument) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
-  const UniqueFd kept(ends[1]);
+  const UniqueFd retained(ends[1]);
   auto theirs = DeviceSegment::Map(two_, UniqueFd(ends[0]), 10, DeviceSegment::Access::kReadOnly);
   EXPECT_THAT(theirs.status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no descriptor of CUDA memory, says device 3")));

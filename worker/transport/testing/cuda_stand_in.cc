@@ -65,10 +65,10 @@ void StandInMachine::PumpLocked() {
         StandInTask& task = *stream->tasks.front();
         if (task.work && !task.started) {
           WorkLocked(1);
-          stream->threads.emplace_back([this, kept = stream->tasks.front()] {
-            kept->work();
+          stream->threads.emplace_back([this, retained = stream->tasks.front()] {
+            retained->work();
             MutexLock lock(mu);
-            kept->done = true;
+            retained->done = true;
             WorkLocked(-1);
           });
         }

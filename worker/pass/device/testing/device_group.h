@@ -87,7 +87,7 @@ struct TwoGroups {
     Command command;
     command.kind = CommandKind::kInit;
     command.publish = 0;
-    ASSERT_OK(gpu.Execute(command, cpu.seq, [&](int shard) { return cpu.InitialPiece(shard); }).status());
+    ASSERT_OK(gpu.Execute(command, cpu.seq, [&](int shard) { return cpu.InitialShard(shard); }).status());
   }
 
   void CopyGradients() {

@@ -1,4 +1,4 @@
-// KeeperServer: the keeper's UNIX socket: answers the requests of keeper.proto from a KeeperStore, and watches the
+// NodeServer: the node's UNIX socket: answers the requests of node.proto from a NodeStore, and watches the
 // processes of the workers.
 //
 // A connection that closes says nothing about its worker: that is over when its process has ended, which the kernel
@@ -25,33 +25,33 @@
 #include "core/base/sync.h"
 #include "local/fd.h"
 #include "local/socket.h"
-#include "worker/node/keeper_store.h"
 #include "worker/node/listener_watch.h"
+#include "worker/node/node_store.h"
 
 namespace shardmesh {
 
-inline constexpr int kMaxKeeperConnections = 1024;
+inline constexpr int kMaxNodeConnections = 1024;
 
 struct WorkerEnd {
   std::string worker;
   pid_t pid = 0;
   std::optional<int> wait_status;  // as of waitpid; unset: the process was no child of this one
   bool served = false;             // it had said where it serves
-  absl::Duration heartbeat_timeout;  // KeeperStore::HeartbeatTimeout
+  absl::Duration heartbeat_timeout;  // NodeStore::HeartbeatTimeout
 };
 
 // Called by the server's thread, with no lock held; each may call Watch and Signal. Set both.
-struct KeeperEvents {
+struct NodeEvents {
   std::function<void(const std::string& worker, pid_t pid)> came;  // it said hello
   std::function<void(const WorkerEnd& end)> ended;
 };
 
-class KeeperServer {
+class NodeServer {
  public:
   // Errors of LocalListener::Listen; ResourceExhausted: no descriptor.
-  static absl::StatusOr<std::unique_ptr<KeeperServer>> Start(const std::string& path, KeeperEvents events);
+  static absl::StatusOr<std::unique_ptr<NodeServer>> Start(const std::string& path, NodeEvents events);
   // Forgets everything: memory that no process has any more is gone.
-  ~KeeperServer();
+  ~NodeServer();
 
   const std::string& path() const { return listener_.path(); }
 
@@ -74,7 +74,7 @@ class KeeperServer {
     bool over = false;
   };
 
-  KeeperServer(LocalListener listener, UniqueFd wake, KeeperEvents events);
+  NodeServer(LocalListener listener, UniqueFd wake, NodeEvents events);
   void Wake();
   void Loop();
   void AwaitWork();
@@ -82,11 +82,11 @@ class KeeperServer {
   void TellEnds();
   void TellEnd(pid_t pid, const Watched& watched);
   void AnswerOne(Connection& connection);
-  absl::StatusOr<v1::KeeperReply> Answer(Connection& connection, const v1::KeeperRequest& request,
-                                         std::vector<UniqueFd> descriptors, int& reply_fd);
-  absl::StatusOr<v1::KeeperReply> AnswerHello(Connection& connection, const v1::KeeperHello& hello);
+  absl::StatusOr<v1::NodeReply> Answer(Connection& connection, const v1::NodeRequest& request,
+                                       std::vector<UniqueFd> descriptors, int& reply_fd);
+  absl::StatusOr<v1::NodeReply> AnswerHello(Connection& connection, const v1::NodeHello& hello);
 
-  const KeeperEvents events_;
+  const NodeEvents events_;
   LocalListener listener_;
   ListenerWatch reachable_{listener_, "node"};  // of the server's thread
   const UniqueFd wake_;
@@ -94,7 +94,7 @@ class KeeperServer {
   Mutex mu_;
   std::map<pid_t, Watched> watched_ ABSL_GUARDED_BY(mu_);
   // Of the server's thread.
-  KeeperStore store_;
+  NodeStore store_;
   std::list<Connection> connections_;
   bool accepts_ = true;  // false for a while when there is no descriptor for a connection
   std::thread thread_;

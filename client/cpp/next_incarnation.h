@@ -1,4 +1,4 @@
-// CallAgain: calls to a worker that a keeper starts again when it dies (Member.kept): what fails because it is away is
+// CallAgain: calls to a worker that a node starts again when it dies (Member.kept): what fails because it is away is
 // repeated until it is back.
 #pragma once
 
@@ -40,10 +40,10 @@ auto CallAgainWhile(const May& may_again, absl::Duration patience, Call call) ->
   }
 }
 
-// Once, if the worker is not `kept`.
+// Once, if the worker is not `retained`.
 template <typename Call>
-auto CallAgain(bool kept, absl::Duration patience, Call call) -> decltype(call()) {
-  return CallAgainWhile([kept] { return kept; }, patience, std::move(call));
+auto CallAgain(bool retained, absl::Duration patience, Call call) -> decltype(call()) {
+  return CallAgainWhile([retained] { return retained; }, patience, std::move(call));
 }
 
 }  // namespace shardmesh

@@ -1,4 +1,4 @@
-#include "worker/node/keeper_link.h"
+#include "worker/node/node_link.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -20,7 +20,7 @@
 #include "core/base/status.h"
 #include "core/base/sync.h"
 #include "local/descriptor_error.h"
-#include "worker/node/keeper_line.h"
+#include "worker/node/node_line.h"
 
 namespace shardmesh {
 namespace {
@@ -28,64 +28,63 @@ namespace {
 constexpr absl::Duration kAskAgain = absl::Milliseconds(100);
 constexpr absl::Duration kLookAgain = absl::Seconds(1);  // a hang-up is seen at once; this bounds the wait
 
-// What a keeper is to know, in the order in which one that comes back is told.
+// What a node is to know, in the order in which one that comes back is told.
 enum class Kind { kDrop, kServing, kSegment, kWhole };
 using GiftKey = std::tuple<Kind, std::string, int64_t, std::string>;  // job, epoch, name
 
 struct Gift {
   uint64_t id = 0;
-  v1::KeeperRequest request;
+  v1::NodeRequest request;
   std::shared_ptr<const UniqueFd> fd;  // of a segment
 };
 
-v1::KeptJob OwnerOf(const std::string& job, int64_t epoch) {
-  v1::KeptJob owner;
+v1::RetainedJob OwnerOf(const std::string& job, int64_t epoch) {
+  v1::RetainedJob owner;
   owner.set_job(job);
   owner.set_epoch(epoch);
   return owner;
 }
 
-KeeperLink::Left LeftOf(const v1::KeeperReply& reply) {
-  KeeperLink::Left left;
+NodeLink::Left LeftOf(const v1::NodeReply& reply) {
+  NodeLink::Left left;
   left.incarnation = reply.last_incarnation();
   left.address = reply.last_serving().address();
   left.local_socket = reply.last_serving().local_socket();
   left.away_since_nanos = reply.away_since_nanos();
-  for (const v1::KeptJob& job : reply.jobs())
+  for (const v1::RetainedJob& job : reply.jobs())
     left.jobs.push_back({job.job(), job.epoch(), job.rank(), job.plan_hash()});
   return left;
 }
 
 struct Greeted {
-  KeeperLine line;
-  v1::KeeperReply reply;
+  NodeLine line;
+  v1::NodeReply reply;
 };
 
-absl::StatusOr<Greeted> Greet(const std::string& path, const v1::KeeperHello& hello) {
-  ASSIGN_OR_RETURN(KeeperLine line, KeeperLine::Connect(path));
-  v1::KeeperRequest request;
+absl::StatusOr<Greeted> Greet(const std::string& path, const v1::NodeHello& hello) {
+  ASSIGN_OR_RETURN(NodeLine line, NodeLine::Connect(path));
+  v1::NodeRequest request;
   *request.mutable_hello() = hello;
-  ASSIGN_OR_RETURN(KeeperLine::Answer answer, line.Ask(request, -1, MonotonicNow() + kKeeperTimeout));
+  ASSIGN_OR_RETURN(NodeLine::Answer answer, line.Ask(request, -1, MonotonicNow() + kNodeTimeout));
   return Greeted{std::move(line), std::move(answer.reply)};
 }
 
-class SocketKeeperLink final : public KeeperLink {
+class SocketNodeLink final : public NodeLink {
  public:
-  SocketKeeperLink(std::string path, v1::KeeperHello hello, std::function<void()> changed, Greeted greeted,
-                   UniqueFd wake)
+  SocketNodeLink(std::string path, v1::NodeHello hello, std::function<void()> changed, Greeted greeted, UniqueFd wake)
       : path_(std::move(path)),
         hello_(Granted(std::move(hello), greeted.reply)),
         left_(LeftOf(greeted.reply)),
         wake_(std::move(wake)),
-        line_(std::make_unique<KeeperLine>(std::move(greeted.line))),
+        line_(std::make_unique<NodeLine>(std::move(greeted.line))),
         changed_(std::move(changed)) {
     thread_ = std::thread([this] { Loop(); });
   }
 
-  ~SocketKeeperLink() override {
+  ~SocketNodeLink() override {
     stop_.store(true);
     const uint64_t one = 1;
-    if (write(wake_.get(), &one, sizeof(one)) < 0) spdlog::debug("event=keeper_link_not_woken");
+    if (write(wake_.get(), &one, sizeof(one)) < 0) spdlog::debug("event=node_link_not_woken");
     thread_.join();
   }
 
@@ -127,7 +126,7 @@ class SocketKeeperLink final : public KeeperLink {
       return absl::ResourceExhaustedError(
           absl::StrCat("a second descriptor of segment ", name, ": ", DescriptorError(errno)));
     }
-    v1::KeepSegment& keep = *gift.request.mutable_keep();
+    v1::RetainSegment& keep = *gift.request.mutable_keep();
     *keep.mutable_owner() = OwnerOf(job, epoch);
     keep.set_name(name);
     keep.set_num_bytes(segment.num_bytes());
@@ -136,12 +135,12 @@ class SocketKeeperLink final : public KeeperLink {
   }
 
   absl::StatusOr<Segment> Find(const std::string& job, int64_t epoch, const std::string& name) override {
-    v1::KeeperRequest request;
+    v1::NodeRequest request;
     *request.mutable_find()->mutable_owner() = OwnerOf(job, epoch);
     request.mutable_find()->set_name(name);
-    const absl::Time deadline = MonotonicNow() + kKeeperTimeout;
+    const absl::Time deadline = MonotonicNow() + kNodeTimeout;
     RETURN_IF_ERROR(TakeLine(deadline));
-    absl::StatusOr<KeeperLine::Answer> answer = line_->Ask(request, -1, deadline);
+    absl::StatusOr<NodeLine::Answer> answer = line_->Ask(request, -1, deadline);
     ReturnLine();
     RETURN_IF_ERROR(answer.status());
     if (answer->descriptors.empty()) {
@@ -152,9 +151,9 @@ class SocketKeeperLink final : public KeeperLink {
                         Segment::Access::kReadWrite);
   }
 
-  absl::Status Whole(const KeptJob& job) override {
+  absl::Status Whole(const RetainedJob& job) override {
     Gift gift;
-    v1::KeptJob& whole = *gift.request.mutable_whole();
+    v1::RetainedJob& whole = *gift.request.mutable_whole();
     whole = OwnerOf(job.job, job.epoch);
     whole.set_rank(job.rank);
     whole.set_plan_hash(job.plan_hash);
@@ -175,14 +174,14 @@ class SocketKeeperLink final : public KeeperLink {
       }
     }
     const absl::Status told = Give({Kind::kDrop, job, epoch, ""}, std::move(gift));
-    if (!told.ok()) spdlog::debug("event=keeper_drop_later job={} error=\"{}\"", job, told.ToString());
+    if (!told.ok()) spdlog::debug("event=node_drop_later job={} error=\"{}\"", job, told.ToString());
   }
 
  private:
   static GiftKey ServingKey() { return {Kind::kServing, "", 0, ""}; }
 
-  // As which the keeper is greeted from now on, also one that comes in its place.
-  static v1::KeeperHello Granted(v1::KeeperHello hello, const v1::KeeperReply& reply) {
+  // As which the node is greeted from now on, also one that comes in its place.
+  static v1::NodeHello Granted(v1::NodeHello hello, const v1::NodeReply& reply) {
     if (reply.incarnation() > 0) hello.set_incarnation(reply.incarnation());
     return hello;
   }
@@ -195,9 +194,9 @@ class SocketKeeperLink final : public KeeperLink {
     untold_.erase(key);
   }
 
-  // Remembers the gift, and tells the keeper of it now or, with Unavailable, when it is back.
+  // Remembers the gift, and tells the node of it now or, with Unavailable, when it is back.
   absl::Status Give(const GiftKey& key, Gift gift) {
-    const absl::Time deadline = MonotonicNow() + kKeeperTimeout;
+    const absl::Time deadline = MonotonicNow() + kNodeTimeout;
     uint64_t id;
     {
       MutexLock lock(mu_);
@@ -227,7 +226,7 @@ class SocketKeeperLink final : public KeeperLink {
     if (it == gifts_.end() || it->second.id != id) return told;
     untold_.erase(key);
     const auto& [kind, job, epoch, name] = key;
-    // A job of which the keeper refused a part is not whole.
+    // A job of which the node refused a part is not whole.
     if (!told.ok() && kind == Kind::kSegment) ForgetLocked({Kind::kWhole, job, epoch, ""});
     if (!told.ok() || kind == Kind::kDrop) gifts_.erase(it);
     return told;
@@ -238,11 +237,11 @@ class SocketKeeperLink final : public KeeperLink {
     MutexLock lock(mu_);
     while (connected_ && taken_ && MonotonicNow() < deadline) free_.WaitFor(mu_, deadline - MonotonicNow());
     if (!connected_) {
-      return absl::UnavailableError(absl::StrCat("not connected to the keeper at ", path_, "; it is asked again"));
+      return absl::UnavailableError(absl::StrCat("not connected to the node at ", path_, "; it is asked again"));
     }
     if (taken_) {
       line_->HangUp();  // what was not told is told to the next one
-      return absl::UnavailableError(absl::StrCat("the keeper at ", path_, " is too slow"));
+      return absl::UnavailableError(absl::StrCat("the node at ", path_, " is too slow"));
     }
     taken_ = true;
     return absl::OkStatus();
@@ -264,20 +263,20 @@ class SocketKeeperLink final : public KeeperLink {
         connected_ = false;
       }
       free_.SignalAll();
-      spdlog::warn("event=keeper_gone worker={} socket={}", hello_.worker(), path_);
+      spdlog::warn("event=node_gone worker={} socket={}", hello_.worker(), path_);
       Changed();
       absl::StatusCode last = absl::StatusCode::kUnavailable;
       absl::Status back = Reconnect();
       while (!back.ok() && !stop_.load()) {
         if (std::exchange(last, back.code()) != back.code()) {
-          spdlog::warn("event=keeper_error worker={} error=\"{}\"", hello_.worker(), back.ToString());
+          spdlog::warn("event=node_error worker={} error=\"{}\"", hello_.worker(), back.ToString());
         }
         pollfd wake = {wake_.get(), POLLIN, 0};
         poll(&wake, 1, static_cast<int>(absl::ToInt64Milliseconds(kAskAgain)));
         back = Reconnect();
       }
       if (!back.ok()) return;
-      spdlog::info("event=keeper_back worker={} socket={}", hello_.worker(), path_);
+      spdlog::info("event=node_back worker={} socket={}", hello_.worker(), path_);
       Changed();
     }
   }
@@ -287,24 +286,24 @@ class SocketKeeperLink final : public KeeperLink {
     if (changed_) changed_();
   }
 
-  // A new line, over which the keeper has been told everything.
+  // A new line, over which the node has been told everything.
   absl::Status Reconnect() {
     ASSIGN_OR_RETURN(Greeted greeted, Greet(path_, hello_));
     {
       MutexLock lock(mu_);
-      const absl::Time deadline = MonotonicNow() + 2 * kKeeperTimeout;  // whoever has the line fails soon: it is hung up
+      const absl::Time deadline = MonotonicNow() + 2 * kNodeTimeout;  // whoever has the line fails soon: it is hung up
       while (taken_ && MonotonicNow() < deadline) free_.WaitFor(mu_, deadline - MonotonicNow());
       if (taken_) return absl::DeadlineExceededError("a call over the old connection does not end");
-      line_ = std::make_unique<KeeperLine>(std::move(greeted.line));
+      line_ = std::make_unique<NodeLine>(std::move(greeted.line));
       for (const auto& [key, gift] : gifts_) untold_.insert(key);
     }
     while (!stop_.load()) {
       const std::optional<std::pair<GiftKey, uint64_t>> next = NextUntold();
       if (!next.has_value()) return absl::OkStatus();
-      const absl::Status told = Tell(next->first, next->second, MonotonicNow() + kKeeperTimeout);
+      const absl::Status told = Tell(next->first, next->second, MonotonicNow() + kNodeTimeout);
       if (absl::IsUnavailable(told)) return told;
       if (!told.ok() && !absl::IsAborted(told)) {
-        spdlog::warn("event=keeper_refused worker={} job={} name={} error=\"{}\"", hello_.worker(),
+        spdlog::warn("event=node_refused worker={} job={} name={} error=\"{}\"", hello_.worker(),
                      std::get<1>(next->first), std::get<3>(next->first), told.ToString());
       }
     }
@@ -320,12 +319,12 @@ class SocketKeeperLink final : public KeeperLink {
   }
 
   const std::string path_;
-  const v1::KeeperHello hello_;
+  const v1::NodeHello hello_;
   const Left left_;
   const UniqueFd wake_;
   std::atomic<bool> stop_{false};
   // Replaced by the thread alone, while nobody has it; used by the thread and by who took it.
-  std::unique_ptr<KeeperLine> line_;
+  std::unique_ptr<NodeLine> line_;
   Mutex callback_mu_;  // held during the callback
   std::function<void()> changed_ ABSL_GUARDED_BY(callback_mu_);
   mutable Mutex mu_;
@@ -340,16 +339,16 @@ class SocketKeeperLink final : public KeeperLink {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<KeeperLink>> KeeperLink::Connect(const std::string& path, const std::string& worker,
-                                                                int64_t incarnation, std::function<void()> changed) {
-  v1::KeeperHello hello;
+absl::StatusOr<std::unique_ptr<NodeLink>> NodeLink::Connect(const std::string& path, const std::string& worker,
+                                                            int64_t incarnation, std::function<void()> changed) {
+  v1::NodeHello hello;
   hello.set_worker(worker);
   hello.set_incarnation(incarnation);
   ASSIGN_OR_RETURN(Greeted greeted, Greet(path, hello));
   UniqueFd wake(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!wake.valid()) return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", DescriptorError(errno)));
-  return std::unique_ptr<KeeperLink>(
-      new SocketKeeperLink(path, std::move(hello), std::move(changed), std::move(greeted), std::move(wake)));
+  return std::unique_ptr<NodeLink>(
+      new SocketNodeLink(path, std::move(hello), std::move(changed), std::move(greeted), std::move(wake)));
 }
 
 }  // namespace shardmesh

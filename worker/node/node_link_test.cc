@@ -1,5 +1,6 @@
-// KeeperLink and KeptMemory against a KeeperServer, over a real socket. A life that is killed is a process of its own.
-#include "worker/node/keeper_link.h"
+// NodeLink and RetainedMemory against a NodeServer, over a real socket. An incarnation that is killed is a process of
+// its own.
+#include "worker/node/node_link.h"
 
 #include <atomic>
 #include <csignal>
@@ -14,8 +15,8 @@
 #include "core/base/sync.h"
 #include "local/child_process.h"
 #include "local/testing/temp_folder.h"
-#include "worker/node/keeper_server.h"
-#include "worker/node/kept_memory.h"
+#include "worker/node/node_server.h"
+#include "worker/node/retained_memory.h"
 #include "worker/node/testing/await.h"
 #include "worker/node/testing/fake_worker.h"
 
@@ -27,48 +28,48 @@ using ::testing::HasSubstr;
 constexpr int64_t kBytes = 1 << 20;
 constexpr int64_t kNewer = kMaxIncarnation;  // than any incarnation of a fake worker
 
-struct KeeperLinkTest : ::testing::Test {
-  KeeperLinkTest() { StartKeeper(); }
+struct NodeLinkTest : ::testing::Test {
+  NodeLinkTest() { StartNode(); }
 
-  void StartKeeper() {
-    KeeperEvents events;
+  void StartNode() {
+    NodeEvents events;
     events.came = [](const std::string&, pid_t) {};
     events.ended = [this](const WorkerEnd& end) {
       MutexLock lock(mu);
       ends.push_back(end);
     };
-    absl::StatusOr<std::unique_ptr<KeeperServer>> started = KeeperServer::Start(path, std::move(events));
+    absl::StatusOr<std::unique_ptr<NodeServer>> started = NodeServer::Start(path, std::move(events));
     ASSERT_OK(started);
-    keeper = *std::move(started);
+    node = *std::move(started);
   }
-  // A new one that knows nothing, as after the death of a keeper.
-  void ReplaceKeeper() {
-    keeper.reset();
-    StartKeeper();
+  // A new one that knows nothing, as after the death of a node.
+  void ReplaceNode() {
+    node.reset();
+    StartNode();
   }
-  std::unique_ptr<KeeperLink> Link(const std::string& worker, int64_t incarnation) {
-    auto link = KeeperLink::Connect(path, worker, incarnation, [this] { changes.fetch_add(1); });
+  std::unique_ptr<NodeLink> Link(const std::string& worker, int64_t incarnation) {
+    auto link = NodeLink::Connect(path, worker, incarnation, [this] { changes.fetch_add(1); });
     EXPECT_OK(link);
     return link.ok() ? *std::move(link) : nullptr;
   }
-  // A life of the fake worker "w", up to where it serves (or closed its link, or left).
+  // An incarnation of the fake worker "w", up to where it serves (or closed its link, or left).
   std::unique_ptr<ChildProcess> Live(std::vector<std::string> args = {}) {
-    const size_t before = FakeLives(folder.path(), "w").size();
-    args.insert(args.begin(), {"--name", "w", "--keeper", path, "--local-dir", folder.path()});
-    auto life = ChildProcess::Start({"w", kFakeWorker, args, ""});
-    EXPECT_OK(life);
-    if (!life.ok()) return nullptr;
-    EXPECT_TRUE(Await([&] { return FakeLives(folder.path(), "w").size() > before; }));
-    return *std::move(life);
+    const size_t before = FakeIncarnations(folder.path(), "w").size();
+    args.insert(args.begin(), {"--name", "w", "--node", path, "--local-dir", folder.path()});
+    auto incarnation = ChildProcess::Start({"w", kFakeWorker, args, ""});
+    EXPECT_OK(incarnation);
+    if (!incarnation.ok()) return nullptr;
+    EXPECT_TRUE(Await([&] { return FakeIncarnations(folder.path(), "w").size() > before; }));
+    return *std::move(incarnation);
   }
   void LiveAndDie() {
-    const auto life = Live();
-    ASSERT_NE(life, nullptr);
-    kill(life->pid(), SIGKILL);
-    ASSERT_TRUE(Await([&] { return EndOf(life->pid()).has_value(); }));
-    EXPECT_EQ(EndOf(life->pid())->worker, "w");
-    EXPECT_EQ(EndOf(life->pid())->wait_status, SIGKILL);
-    EXPECT_TRUE(EndOf(life->pid())->served);
+    const auto incarnation = Live();
+    ASSERT_NE(incarnation, nullptr);
+    kill(incarnation->pid(), SIGKILL);
+    ASSERT_TRUE(Await([&] { return EndOf(incarnation->pid()).has_value(); }));
+    EXPECT_EQ(EndOf(incarnation->pid())->worker, "w");
+    EXPECT_EQ(EndOf(incarnation->pid())->wait_status, SIGKILL);
+    EXPECT_TRUE(EndOf(incarnation->pid())->served);
   }
   std::optional<WorkerEnd> EndOf(pid_t pid) {
     MutexLock lock(mu);
@@ -79,16 +80,16 @@ struct KeeperLinkTest : ::testing::Test {
   }
 
   const testing::TempFolder folder;
-  const std::string path = folder.File("keeper.sock");
+  const std::string path = folder.File("node.sock");
   Mutex mu;
   std::vector<WorkerEnd> ends ABSL_GUARDED_BY(mu);
   std::atomic<int> changes{0};
-  std::unique_ptr<KeeperServer> keeper;
+  std::unique_ptr<NodeServer> node;
 };
 
-bool GiveJob(KeeperLink* link, char byte) {
+bool GiveJob(NodeLink* link, char byte) {
   if (link == nullptr) return false;
-  KeptMemory memory(*link, "job", 3, false);
+  RetainedMemory memory(*link, "job", 3, false);
   const absl::StatusOr<Segment> segment = memory.Open("weights", kBytes, 4096);
   if (!segment.ok()) return false;
   std::memset(segment->data(), byte, segment->data_bytes());
@@ -102,7 +103,7 @@ bool AllAre(const Segment& segment, char byte, int64_t begin = 0) {
   return true;
 }
 
-TEST_F(KeeperLinkTest, WorkerKilled_NextLifeFindsItsMemoryWithItsBytes) {
+TEST_F(NodeLinkTest, WorkerKilled_NextIncarnationFindsItsMemoryWithItsBytes) {
   LiveAndDie();
   const auto link = Link("w", kNewer);
   EXPECT_GT(link->left().incarnation, 0);
@@ -113,17 +114,17 @@ TEST_F(KeeperLinkTest, WorkerKilled_NextLifeFindsItsMemoryWithItsBytes) {
   EXPECT_EQ(link->left().jobs[0].epoch, 1);
   EXPECT_EQ(link->left().jobs[0].rank, 5);
   EXPECT_EQ(link->left().jobs[0].plan_hash, "plan");
-  KeptMemory memory(*link, "job", 1, true);
+  RetainedMemory memory(*link, "job", 1, true);
   ASSERT_OK_AND_ASSIGN(const Segment segment, memory.Open("memory-w", kFakeBytes, kFakeOffset));
   EXPECT_EQ(*reinterpret_cast<int*>(segment.data()), 1);
   EXPECT_TRUE(AllAre(segment, 'A', sizeof(int)));
   segment.data()[0] = 2;  // and may write it
 }
 
-TEST_F(KeeperLinkTest, TakenOver_ByAnotherBuild_IsRefusedWithBothSizes) {
+TEST_F(NodeLinkTest, TakenOver_ByAnotherBuild_IsRefusedWithBothSizes) {
   LiveAndDie();
   const auto link = Link("w", kNewer);
-  KeptMemory memory(*link, "job", 1, true);
+  RetainedMemory memory(*link, "job", 1, true);
   EXPECT_THAT(memory.Open("memory-w", kFakeBytes + 1, kFakeOffset),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        ::testing::AllOf(HasSubstr("65536"), HasSubstr("65537"), HasSubstr("one build"))));
@@ -133,39 +134,39 @@ TEST_F(KeeperLinkTest, TakenOver_ByAnotherBuild_IsRefusedWithBothSizes) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("moments of job@1")));
 }
 
-TEST_F(KeeperLinkTest, ProcessThatExitsWithZero_LeavesNothing) {
-  const auto life = Live({"--leave"});
-  ASSERT_NE(life, nullptr);
-  ASSERT_TRUE(Await([&] { return EndOf(life->pid()).has_value(); }));
-  EXPECT_EQ(EndOf(life->pid())->wait_status, 0);
+TEST_F(NodeLinkTest, ProcessThatExitsWithZero_LeavesNothing) {
+  const auto incarnation = Live({"--leave"});
+  ASSERT_NE(incarnation, nullptr);
+  ASSERT_TRUE(Await([&] { return EndOf(incarnation->pid()).has_value(); }));
+  EXPECT_EQ(EndOf(incarnation->pid())->wait_status, 0);
   const auto link = Link("w", kNewer);
   EXPECT_EQ(link->left().incarnation, 0);
   EXPECT_THAT(link->Find("job", 1, "memory-w"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("memory-w")));
 }
 
-TEST_F(KeeperLinkTest, ConnectionThatCloses_DoesNotEndTheWorker) {
-  const auto life = Live({"--close-link"});
-  ASSERT_NE(life, nullptr);
-  EXPECT_THAT(KeeperLink::Connect(path, "w", kNewer, nullptr),
-              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(absl::StrCat("process ", life->pid()))));
-  EXPECT_FALSE(EndOf(life->pid()).has_value());
-  // Not the keeper's notice of the end is waited for: the next life may come the moment the last one is gone.
-  kill(life->pid(), SIGKILL);
-  ASSERT_TRUE(Await([&] { return life->Ended().has_value(); }));
+TEST_F(NodeLinkTest, ConnectionThatCloses_DoesNotEndTheWorker) {
+  const auto incarnation = Live({"--close-link"});
+  ASSERT_NE(incarnation, nullptr);
+  EXPECT_THAT(NodeLink::Connect(path, "w", kNewer, nullptr),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(absl::StrCat("process ", incarnation->pid()))));
+  EXPECT_FALSE(EndOf(incarnation->pid()).has_value());
+  // Not the node's notice of the end is waited for: the next incarnation may come the moment the last one is gone.
+  kill(incarnation->pid(), SIGKILL);
+  ASSERT_TRUE(Await([&] { return incarnation->Ended().has_value(); }));
   EXPECT_GT(Link("w", kNewer)->left().incarnation, 0);
 }
 
-TEST_F(KeeperLinkTest, KeeperDiesAndIsBack_ItIsToldEverythingAnew) {
+TEST_F(NodeLinkTest, NodeDiesAndIsBack_ItIsToldEverythingAnew) {
   const auto link = Link("w", 7);
   ASSERT_TRUE(GiveJob(link.get(), 'A'));
-  keeper.reset();
+  node.reset();
   ASSERT_TRUE(Await([&] { return !link->connected(); }));
-  KeptMemory later(*link, "later", 1, false);
+  RetainedMemory later(*link, "later", 1, false);
   ASSERT_OK_AND_ASSIGN(const Segment given_later, later.Open("weights", kBytes, 0));
   std::memset(given_later.data(), 'L', given_later.data_bytes());
-  EXPECT_THAT(link->Whole({"later", 1, 0, ""}), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("keeper.sock")));
+  EXPECT_THAT(link->Whole({"later", 1, 0, ""}), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node.sock")));
   EXPECT_THAT(link->Find("job", 3, "weights"), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("not connected")));
-  StartKeeper();
+  StartNode();
   ASSERT_TRUE(Await([&] { return link->connected(); }));
   EXPECT_TRUE(Await([&] { return changes.load() == 2; }));
 
@@ -180,49 +181,49 @@ TEST_F(KeeperLinkTest, KeeperDiesAndIsBack_ItIsToldEverythingAnew) {
   EXPECT_EQ(next->left().jobs.size(), 2u);
 }
 
-TEST_F(KeeperLinkTest, WhatWasTakenOver_IsGivenToTheNextKeeperToo) {
+TEST_F(NodeLinkTest, WhatWasTakenOver_IsGivenToTheNextNodeToo) {
   LiveAndDie();
   const auto link = Link("w", kNewer);
-  KeptMemory memory(*link, "job", 1, true);
+  RetainedMemory memory(*link, "job", 1, true);
   ASSERT_OK(memory.Open("memory-w", kFakeBytes, kFakeOffset));
-  ReplaceKeeper();
+  ReplaceNode();
   ASSERT_TRUE(Await([&] { return changes.load() == 2 && link->connected(); }));
   ASSERT_OK_AND_ASSIGN(const Segment found, Link("other", 1)->Find("job", 1, "memory-w"));
   EXPECT_TRUE(AllAre(found, 'A', sizeof(int)));
 }
 
-TEST_F(KeeperLinkTest, Drop_IsOfThisKeeperAndOfTheNext) {
+TEST_F(NodeLinkTest, Drop_IsOfThisNodeAndOfTheNext) {
   const auto link = Link("w", 7);
   ASSERT_TRUE(GiveJob(link.get(), 'A'));
-  KeptMemory stays(*link, "stays", 1, false);
+  RetainedMemory stays(*link, "stays", 1, false);
   ASSERT_OK(stays.Open("weights", kBytes, 0));
   const auto other = Link("other", 1);
   EXPECT_OK(other->Find("job", 3, "weights"));
   link->Drop("job", 3);
   EXPECT_THAT(other->Find("job", 3, "weights"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("job@3")));
-  ReplaceKeeper();
+  ReplaceNode();
   ASSERT_TRUE(Await([&] { return changes.load() == 4 && link->connected() && other->connected(); }));
   EXPECT_THAT(other->Find("job", 3, "weights"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("job@3")));
   EXPECT_OK(other->Find("stays", 1, "weights"));
   EXPECT_TRUE(Link("w", 8)->left().jobs.empty());
 }
 
-TEST_F(KeeperLinkTest, RefusedByTheKeeper_IsAnErrorOfOpen_AndNotTriedAgain) {
+TEST_F(NodeLinkTest, RefusedByTheNode_IsAnErrorOfOpen_AndNotTriedAgain) {
   const auto link = Link("w", 7);
-  KeptMemory memory(*link, "job", 1, false);
+  RetainedMemory memory(*link, "job", 1, false);
   EXPECT_THAT(memory.Open(std::string(200, 'n'), kBytes, 0),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("200 bytes")));
-  ReplaceKeeper();
+  ReplaceNode();
   ASSERT_TRUE(Await([&] { return changes.load() == 2 && link->connected(); }));
   EXPECT_OK(memory.Open("n", kBytes, 0));
 }
 
-TEST_F(KeeperLinkTest, NoKeeper_IsUnavailable) {
-  keeper.reset();
-  EXPECT_THAT(KeeperLink::Connect(path, "w", 7, nullptr), StatusIs(absl::StatusCode::kUnavailable, HasSubstr(path)));
+TEST_F(NodeLinkTest, NoNode_IsUnavailable) {
+  node.reset();
+  EXPECT_THAT(NodeLink::Connect(path, "w", 7, nullptr), StatusIs(absl::StatusCode::kUnavailable, HasSubstr(path)));
 }
 
-TEST_F(KeeperLinkTest, ManyThreads_GiveAndDrop_WhileKeepersComeAndGo) {
+TEST_F(NodeLinkTest, ManyThreads_GiveAndDrop_WhileNodesComeAndGo) {
   const auto link = Link("w", 7);
   constexpr int kThreads = 3, kRounds = 20;
   std::vector<std::thread> threads;
@@ -230,7 +231,7 @@ TEST_F(KeeperLinkTest, ManyThreads_GiveAndDrop_WhileKeepersComeAndGo) {
     threads.emplace_back([&link, t] {
       const std::string job = absl::StrCat("job-", t);
       for (int round = 0; round < kRounds; ++round) {
-        KeptMemory memory(*link, job, round, false);
+        RetainedMemory memory(*link, job, round, false);
         EXPECT_OK(memory.Open("a", 4096, 0));
         EXPECT_OK(memory.Open("b", 4096, 0));
         link->Whole({job, round, t, ""}).IgnoreError();
@@ -238,9 +239,9 @@ TEST_F(KeeperLinkTest, ManyThreads_GiveAndDrop_WhileKeepersComeAndGo) {
       }
     });
   }
-  for (int i = 0; i < 3; ++i) ReplaceKeeper();
+  for (int i = 0; i < 3; ++i) ReplaceNode();
   for (std::thread& thread : threads) thread.join();
-  // The last keeper knows the last round of each, and nothing else.
+  // The last node knows the last round of each, and nothing else.
   const auto other = Link("other", 1);
   for (int t = 0; t < kThreads; ++t) {
     const std::string job = absl::StrCat("job-", t);

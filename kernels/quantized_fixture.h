@@ -1,4 +1,4 @@
-// What the tests of kernels/encode.h share: coded arrays in memory of their own.
+// What the tests of kernels/encode.h share: quantized arrays in memory of their own.
 #pragma once
 
 #include <cmath>
@@ -19,9 +19,9 @@ inline constexpr CodeFormat kAll[] = {CodeFormat::kFp32,       CodeFormat::kBf16
                                       CodeFormat::kFp8,        CodeFormat::kFp8x32,      CodeFormat::kFp8Tensor,
                                       CodeFormat::kFp8Row,     CodeFormat::kFp8Block,    CodeFormat::kMx8};
 
-// The parts of a coded array, in memory of their own.
-struct Coded {
-  Coded(const CodeSpec& spec, std::vector<int64_t> shape) : dims(std::move(shape)) {
+// The parts of a quantized array, in memory of their own.
+struct Quantized {
+  Quantized(const CodeSpec& spec, std::vector<int64_t> shape) : dims(std::move(shape)) {
     const std::vector<CodePart> layout = PartsOf(spec, dims).value();
     for (const CodePart& part : layout) {
       parts.emplace_back((part.NumElements() * BytesOf(part.type) + 7) / 8 * 2, 0xFFFFFFFFu);
@@ -38,19 +38,19 @@ struct Coded {
   std::vector<void*> pointers;
 };
 
-inline std::vector<float> Decoded(const CodeSpec& spec, Coded& coded) {
+inline std::vector<float> Decoded(const CodeSpec& spec, Quantized& quantized) {
   int64_t elements = 1;
-  for (const int64_t size : coded.dims) elements *= size;
+  for (const int64_t size : quantized.dims) elements *= size;
   std::vector<float> values(elements);
-  EXPECT_OK(
-      Decode(spec, coded.dims, std::vector<const void*>(coded.pointers.begin(), coded.pointers.end()), values.data()));
+  EXPECT_OK(Decode(spec, quantized.dims, std::vector<const void*>(quantized.pointers.begin(), quantized.pointers.end()),
+                   values.data()));
   return values;
 }
 
-inline Coded Encoded(const CodeSpec& spec, std::vector<int64_t> dims, const std::vector<float>& values) {
-  Coded coded(spec, std::move(dims));
-  EXPECT_OK(Encode(spec, coded.dims, values.data(), coded.pointers));
-  return coded;
+inline Quantized Encoded(const CodeSpec& spec, std::vector<int64_t> dims, const std::vector<float>& values) {
+  Quantized quantized(spec, std::move(dims));
+  EXPECT_OK(Encode(spec, quantized.dims, values.data(), quantized.pointers));
+  return quantized;
 }
 
 inline CodeSpec Spec(CodeFormat format) {

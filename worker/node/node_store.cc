@@ -1,4 +1,4 @@
-#include "worker/node/keeper_store.h"
+#include "worker/node/node_store.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -24,7 +24,7 @@ absl::Status CheckText(absl::string_view what, absl::string_view text, size_t le
 }
 
 // The rule of Segment::Map, without mapping: whoever finds the segment may touch all of it.
-absl::Status CheckMemory(const v1::KeepSegment& keep, int fd) {
+absl::Status CheckMemory(const v1::RetainSegment& keep, int fd) {
   struct stat info;
   if (fd < 0 || fstat(fd, &info) != 0) {
     return absl::InvalidArgumentError(
@@ -46,16 +46,16 @@ absl::Status CheckMemory(const v1::KeepSegment& keep, int fd) {
 
 }  // namespace
 
-absl::StatusOr<v1::KeeperReply> KeeperStore::Hello(const v1::KeeperHello& hello, pid_t pid) {
+absl::StatusOr<v1::NodeReply> NodeStore::Hello(const v1::NodeHello& hello, pid_t pid) {
   RETURN_IF_ERROR(ValidateId("worker", hello.worker()));
   if (hello.incarnation() <= 0 || hello.incarnation() > kMaxIncarnation) {
     return absl::InvalidArgumentError(absl::StrCat("worker ", hello.worker(), ": incarnation ", hello.incarnation(),
                                                    "; it is positive, and at most ", kMaxIncarnation));
   }
   const auto known = workers_.find(hello.worker());
-  if (known == workers_.end() && workers_.size() >= kMaxKeptWorkers) {
+  if (known == workers_.end() && workers_.size() >= kMaxRetainedWorkers) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the keeper has ", kMaxKeptWorkers, " workers; give this one another keeper (--socket)"));
+        absl::StrCat("the node has ", kMaxRetainedWorkers, " workers; give this one another node (--socket)"));
   }
   Worker& worker = known == workers_.end() ? workers_[hello.worker()] : known->second;
   if (worker.pid != 0 && worker.pid != pid) {
@@ -67,10 +67,10 @@ absl::StatusOr<v1::KeeperReply> KeeperStore::Hello(const v1::KeeperHello& hello,
   }
   if (worker.pid == pid && hello.incarnation() < worker.incarnation) {
     return absl::AbortedError(absl::StrCat("worker ", hello.worker(), " has incarnation ", worker.incarnation, "; ",
-                                           hello.incarnation(), " is an older life of it"));
+                                           hello.incarnation(), " is an older incarnation of it"));
   }
   DropUnfinished(worker);
-  v1::KeeperReply welcome;
+  v1::NodeReply welcome;
   if (worker.incarnation != 0) {
     welcome.set_last_incarnation(worker.incarnation);
     *welcome.mutable_last_serving() = worker.serving;
@@ -86,14 +86,14 @@ absl::StatusOr<v1::KeeperReply> KeeperStore::Hello(const v1::KeeperHello& hello,
   return welcome;
 }
 
-void KeeperStore::DropUnfinished(Worker& worker) {
+void NodeStore::DropUnfinished(Worker& worker) {
   for (auto it = worker.segments.begin(); it != worker.segments.end();) {
     const auto& [job, epoch, name] = it->first;
     it = worker.whole.count({job, epoch}) == 0 ? worker.segments.erase(it) : std::next(it);
   }
 }
 
-void KeeperStore::Ended(const std::string& name, pid_t pid, bool orderly, int64_t now_nanos) {
+void NodeStore::Ended(const std::string& name, pid_t pid, bool orderly, int64_t now_nanos) {
   const auto it = workers_.find(name);
   if (it == workers_.end() || it->second.pid != pid) return;
   it->second.pid = 0;
@@ -101,31 +101,31 @@ void KeeperStore::Ended(const std::string& name, pid_t pid, bool orderly, int64_
   if (orderly) workers_.erase(it);
 }
 
-bool KeeperStore::Served(const std::string& worker, pid_t pid) const {
+bool NodeStore::Served(const std::string& worker, pid_t pid) const {
   const auto it = workers_.find(worker);
   return it != workers_.end() && it->second.pid == pid && it->second.served;
 }
 
-absl::Duration KeeperStore::HeartbeatTimeout(const std::string& worker) const {
+absl::Duration NodeStore::HeartbeatTimeout(const std::string& worker) const {
   const auto it = workers_.find(worker);
   return it == workers_.end() ? absl::ZeroDuration() : absl::Milliseconds(it->second.serving.heartbeat_timeout_ms());
 }
 
-pid_t KeeperStore::Pid(const std::string& worker) const {
+pid_t NodeStore::Pid(const std::string& worker) const {
   const auto it = workers_.find(worker);
   return it == workers_.end() ? 0 : it->second.pid;
 }
 
-absl::StatusOr<KeeperStore::Worker*> KeeperStore::Alive(const std::string& worker) {
+absl::StatusOr<NodeStore::Worker*> NodeStore::Alive(const std::string& worker) {
   const auto it = workers_.find(worker);
   if (it != workers_.end() && it->second.pid != 0) return &it->second;
   return absl::FailedPreconditionError(absl::StrCat("worker \"", worker, "\" did not say hello; do so first"));
 }
 
-absl::Status KeeperStore::Serving(const std::string& name, const v1::KeeperServing& serving) {
+absl::Status NodeStore::Serving(const std::string& name, const v1::NodeServing& serving) {
   ASSIGN_OR_RETURN(Worker* const worker, Alive(name));
-  RETURN_IF_ERROR(CheckText("address", serving.address(), 0, kMaxKeptAddressBytes));
-  RETURN_IF_ERROR(CheckText("local_socket", serving.local_socket(), 0, kMaxKeptAddressBytes));
+  RETURN_IF_ERROR(CheckText("address", serving.address(), 0, kMaxRetainedAddressBytes));
+  RETURN_IF_ERROR(CheckText("local_socket", serving.local_socket(), 0, kMaxRetainedAddressBytes));
   if (serving.incarnation() < 0 || serving.incarnation() > kMaxIncarnation || serving.heartbeat_timeout_ms() < 0) {
     return absl::InvalidArgumentError(absl::StrCat("worker ", name, " serves as incarnation ", serving.incarnation(),
                                                    " with a heartbeat time-out of ", serving.heartbeat_timeout_ms(),
@@ -140,21 +140,21 @@ absl::Status KeeperStore::Serving(const std::string& name, const v1::KeeperServi
   return absl::OkStatus();
 }
 
-absl::Status KeeperStore::Keep(const std::string& name, const v1::KeepSegment& keep, UniqueFd fd) {
+absl::Status NodeStore::Keep(const std::string& name, const v1::RetainSegment& keep, UniqueFd fd) {
   ASSIGN_OR_RETURN(Worker* const worker, Alive(name));
-  RETURN_IF_ERROR(CheckText("job", keep.owner().job(), 1, kMaxKeptNameBytes));
-  RETURN_IF_ERROR(CheckText("segment name", keep.name(), 1, kMaxKeptNameBytes));
+  RETURN_IF_ERROR(CheckText("job", keep.owner().job(), 1, kMaxRetainedNameBytes));
+  RETURN_IF_ERROR(CheckText("segment name", keep.name(), 1, kMaxRetainedNameBytes));
   RETURN_IF_ERROR(CheckMemory(keep, fd.get()));
   const SegmentKey key(keep.owner().job(), keep.owner().epoch(), keep.name());
-  if (worker->segments.size() >= kMaxKeptSegments && worker->segments.count(key) == 0) {
-    return absl::ResourceExhaustedError(absl::StrCat("worker ", name, " gave ", kMaxKeptSegments,
+  if (worker->segments.size() >= kMaxRetainedSegments && worker->segments.count(key) == 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("worker ", name, " gave ", kMaxRetainedSegments,
                                                      " segments already; drop jobs that are not needed any more"));
   }
   worker->segments[key] = Segment{std::move(fd), keep.num_bytes(), keep.data_offset()};
   return absl::OkStatus();
 }
 
-absl::StatusOr<KeeperStore::Found> KeeperStore::Find(const std::string& asking, const v1::FindSegment& find) const {
+absl::StatusOr<NodeStore::Found> NodeStore::Find(const std::string& asking, const v1::FindSegment& find) const {
   const SegmentKey key(find.owner().job(), find.owner().epoch(), find.name());
   const Segment* found = nullptr;
   for (const auto& [name, worker] : workers_) {
@@ -166,20 +166,20 @@ absl::StatusOr<KeeperStore::Found> KeeperStore::Find(const std::string& asking, 
                                           absl::CHexEscape(find.owner().job()), "@", find.owner().epoch()));
 }
 
-absl::Status KeeperStore::Whole(const std::string& name, const v1::KeptJob& job) {
+absl::Status NodeStore::Whole(const std::string& name, const v1::RetainedJob& job) {
   ASSIGN_OR_RETURN(Worker* const worker, Alive(name));
-  RETURN_IF_ERROR(CheckText("job", job.job(), 1, kMaxKeptNameBytes));
-  RETURN_IF_ERROR(CheckText("plan_hash", job.plan_hash(), 0, kMaxKeptNameBytes));
+  RETURN_IF_ERROR(CheckText("job", job.job(), 1, kMaxRetainedNameBytes));
+  RETURN_IF_ERROR(CheckText("plan_hash", job.plan_hash(), 0, kMaxRetainedNameBytes));
   const JobKey key(job.job(), job.epoch());
-  if (worker->whole.size() >= kMaxKeptJobs && worker->whole.count(key) == 0) {
-    return absl::ResourceExhaustedError(absl::StrCat("worker ", name, " has ", kMaxKeptJobs,
+  if (worker->whole.size() >= kMaxRetainedJobs && worker->whole.count(key) == 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("worker ", name, " has ", kMaxRetainedJobs,
                                                      " whole jobs already; drop those that are not needed any more"));
   }
   worker->whole[key] = job;
   return absl::OkStatus();
 }
 
-absl::Status KeeperStore::Drop(const std::string& name, const v1::DropJob& drop) {
+absl::Status NodeStore::Drop(const std::string& name, const v1::DropJob& drop) {
   ASSIGN_OR_RETURN(Worker* const worker, Alive(name));
   worker->whole.erase({drop.job(), drop.epoch()});
   const SegmentKey first(drop.job(), drop.epoch(), "");

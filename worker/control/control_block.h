@@ -1,20 +1,20 @@
-// ControlPage: the words through which the workers of one host agree on the steps of one job. It lies in a segment that
-// every worker of the job maps; nobody else does.
+// ControlBlock: the words through which the workers of one host agree on the steps of one job. It lies in a segment
+// that every worker of the job maps; nobody else does.
 //
 // The lead (rank 0) decides, everybody executes, the lead commits:
 //
-//   trainers        declare slot words for step k                                      doorbell
+//   trainers        declare slot words for step k                                      notifier
 //   lead            sees all of them, writes `command`, decided = seq                  DECISION POINT
 //   (of a job that clips gradients: first a command of kNorm, which every worker answers with the sums of squares
 //   behind this page, and which changes nothing; its commit makes the norm known, and the step is decided with it)
-//   every worker    executes it on its shard; member.done = seq                        doorbell
+//   every worker    executes it on its shard; member.done = seq                        notifier
 //   (of a job that gathers weights in codes (core/format/gather_format.h): a step, or the initial weights, is followed
-//   by a command of kGather for the same step, by which every worker writes its codes into the window and the
+//   by a command of kQuantize for the same step, by which every worker writes its codes into the window and the
 //   publication, with scales from the maxima behind this page, which the first command raised; the step is committed
 //   with it) (of a job with bucket residency (worker/control/residency.h) there are two more commands, for one bucket
-//   each: kReduce, by which every worker sums its shard's gradients when all slots have declared the bucket, and kFill,
-//   by which it writes its part of a bucket that a trainer acquired into the window; the step is decided when every
-//   bucket is summed)
+//   each: kReduceBucket, by which every worker sums its shard's gradients when all slots have declared the bucket, and
+//   kGatherBucket, by which it writes its part of a bucket that a trainer acquired into the window; the step is decided
+//   when every bucket is summed)
 //   (of a job whose slots are pulled (pulled_words.h) commands of kMerge come before, which sum what is finished; the
 //   step is decided when one of the sums has all slots)
 //   (of a job that re-forms (job_ending.h) the first command is kRestore: shards are filled with what they were at an
@@ -25,9 +25,9 @@
 //
 // Before the decision no shard and no window byte changes; after it the command is only rolled forward, and it can be
 // executed and committed again from the same words (nothing it needs lies in a process, but for initial weights). So
-// the next life of a worker that was killed goes on where that one was, if a keeper has the memory (worker/node): what
-// a process holds for a while (pins, pushes, declarations) is counted by rank, for the next life to take back. Any
-// worker may set `abort` (once, from 0): then every wait of every worker ends and the job is failed.
+// the next incarnation of a worker that was killed goes on where that one was, if a node has the memory (worker/node):
+// what a process holds for a while (pins, pushes, declarations) is counted by rank, for the next incarnation to take
+// back. Any worker may set `abort` (once, from 0): then every wait of every worker ends and the job is failed.
 //
 // Of a job on several hosts every host has its own page, on which the words of other hosts' members stay zero. Its
 // lead, the first rank of the host, decides what all leads agreed on, and commits when all hosts are done
@@ -58,9 +58,9 @@ enum class CommandKind : int32_t {
   kStep = 2,
   kDigest = 3,
   kNorm = 4,
-  kGather = 5,
-  kReduce = 6,
-  kFill = 7,
+  kQuantize = 5,
+  kReduceBucket = 6,
+  kGatherBucket = 7,
   kMerge = 8,
   kRestore = 9,
   kPublish = 10
@@ -69,21 +69,23 @@ enum class CommandKind : int32_t {
 // One decision: everything that executing it needs beside the slots' gradients and the shard.
 struct Command {
   CommandKind kind = CommandKind::kNone;
-  int32_t first = 0;  // 1: of kInit and kRestore, and kGather after them: frozen weights are written, too
-  // Of kStep, kNorm, kGather, kReduce, and of kRestore the one that shards have; kInit: 0; kDigest, kFill,
+  int32_t first = 0;  // 1: of kInit and kRestore, and kQuantize after them: frozen weights are written, too
+  // Of kStep, kNorm, kQuantize, kReduceBucket, and of kRestore the one that shards have; kInit: 0; kDigest,
+  // kGatherBucket,
   // kPublish: the committed one.
   int64_t step = 0;
   float divide_scale = 1;                 // of kStep and kNorm: what sums of gradients are multiplied by
   float clip = 1;                         // of kStep: and then with this
   int32_t apply = 0;                      // of kStep: 0 = skipped, a gradient was not finite
-  int32_t bucket = -1;                    // of kReduce and kFill
+  int32_t bucket = -1;                    // of kReduceBucket and kGatherBucket
   int32_t partial = -1;                   // with pulled slots: the sum that kMerge makes, and that a step reads
   int32_t first_slot = 0, num_slots = 0;  // of kMerge: the slots that it has
   int32_t parity = 0;                     // where the shard's data lies before it (shard_storage.h)
   int32_t publish = -1;                   // the publication buffer that gets this version, -1: none
   int32_t groups = 0;  // of kStep: where the scalars of its parameter groups lie, 0 or 1 (group_table.h)
   int64_t nonfinite = 0;  // kStep: why skipped: slot << 32 | tensor; kDigest, kPublish: the newest ticket it answers
-  // Of kInit: push_id of the pieces to place. Of kRestore: load_id of what was loaded; 0: the shards are filled.
+  // Of kInit: push_id of the gradient shards to place. Of kRestore: load_id of what was loaded; 0: the shards are
+  // filled.
   uint64_t initial_id = 0;
 };
 
@@ -93,16 +95,16 @@ static_assert(sizeof(Command) == 3 * sizeof(int64_t) + 12 * sizeof(int32_t), "th
 struct alignas(64) MemberWords {
   std::atomic<int64_t> alive_nanos;        // MonotonicNanos of its last sign of life; 0: it has not come yet
   std::atomic<uint64_t> done;              // seq of the last command it executed
-  std::atomic<uint64_t> initial_id;        // push_id of its complete piece of initial weights
+  std::atomic<uint64_t> initial_id;        // push_id of its complete shard of initial weights
   std::atomic<int64_t> loaded_step;        // of what it loaded from a checkpoint
   std::atomic<uint64_t> loaded_id;         // load_id of that, when the job may begin with it; 0: nothing
   std::atomic<uint64_t> digest;            // of its shard, by the last kDigest
   std::atomic<int64_t> pid;                // for messages
   std::atomic<uint64_t> buckets_done;      // BucketWord of the command's seq: it is done with so many first buckets
   std::atomic<uint64_t> damage;            // Damage::Word (damage.h) of what it found first in its shard; 0: nothing
-  std::atomic<uint64_t> lives_of;          // the open command that its next lives found, 0: none was open
-  std::atomic<uint32_t> lives_in_command;  // and how many did
-  std::atomic<uint32_t> kept;              // 1: a keeper has its memory; should it die, its next life comes soon
+  std::atomic<uint64_t> incarnations_of;   // the open command that its next incarnations found, 0: none was open
+  std::atomic<uint32_t> incarnations_in_command;  // and how many did
+  std::atomic<uint32_t> retained;          // 1: a node has its memory; should it die, its next incarnation comes soon
   std::atomic<uint32_t> restarts;          // lives that went on where the one before was killed
   std::atomic<int64_t> pause_nanos;        // until the newest of them did; 0: not known
   std::atomic<uint32_t> stopped;           // 1: its engine ended for good, since the job goes on at a later epoch
@@ -134,7 +136,7 @@ struct alignas(64) SlotWords {
 struct alignas(64) ElsewhereWords {
   std::atomic<int64_t> declared;  // as SlotWords
   std::atomic<uint64_t> holder;
-  std::atomic<uint64_t> pieces;  // of the open step: bit p: shard p's; 0 from the moment before its commit
+  std::atomic<uint64_t> gradient_shards;  // of the open step: bit p: shard p's; 0 from the moment before its commit
 };
 
 struct OutcomeWords {
@@ -156,8 +158,9 @@ static_assert(kMaxSlots < kRatesElsewhere && kMaxStep < (int64_t{1} << (63 - 16)
 
 inline constexpr int kMaxCause = 512;
 
-struct ControlPage {
-  // Words that are waited on (futex), each on a line of its own. The lead's, its bell, lies outside (host_memory.h).
+struct ControlBlock {
+  // Words that are waited on (futex), each on a line of its own. The lead's, its notifier, lies outside
+  // (host_memory.h).
   alignas(64) std::atomic<uint32_t> decision;  // for all: `decided` or `abort` changed
   alignas(64) std::atomic<uint32_t> finished;  // for all: `committed` or `abort` changed
 
@@ -173,9 +176,9 @@ struct ControlPage {
 
   alignas(64) std::atomic<uint64_t> settings_claim;  // step << 16 | slot of the first declaration of that step
   std::atomic<double> elsewhere_loss_scale;
-  std::atomic<uint32_t> taking_letters;  // odd while the lead takes and declares what trainers sent (step_mail.h)
+  std::atomic<uint32_t> taking_messages;  // odd while the lead takes and declares what trainers sent (step_mail.h)
   // Sessions of this host that ended while their process lived on: it may have their slots mapped, so steps look again
-  // at what they read. And whether another host has such a session: pieces of its slots cross to this host.
+  // at what they read. And whether another host has such a session: gradient shards of its slots cross to this host.
   std::atomic<uint32_t> looks_again;
   std::atomic<uint32_t> elsewhere_looks_again;
   std::atomic<uint64_t> digest_wanted;   // tickets
@@ -202,7 +205,8 @@ struct ControlPage {
   MemberWords members[kMaxHostRanks];
   SlotWords slots[kMaxSlots];
   ElsewhereWords elsewhere[kMaxSlots];
-  std::atomic<int64_t> pieces[kMaxSlots][kMaxHostRanks];  // [slot][shard]: newest step whose piece lies there
+  std::atomic<int64_t> gradient_shards[kMaxSlots]
+                                      [kMaxHostRanks];  // [slot][shard]: newest step whose gradient shard lies there
   // [slot][shard]: rank + 1 of the worker that receives it; 0: nobody
   std::atomic<int32_t> pushes[kMaxSlots][kMaxHostRanks];
   PublicationWords publications[kMaxPublications];
@@ -213,13 +217,13 @@ struct ControlPage {
   PulledWords pull;
 };
 
-// The sum of squares of each block of kBlockElements, Plan::norm_blocks() of them, behind the page.
-inline float* SquareSums(ControlPage* page) { return reinterpret_cast<float*>(page + 1); }
+// The sum of squares of each block of kBlockElements, Plan::norm_blocks() of them, behind the control block.
+inline float* SquareSums(ControlBlock* control) { return reinterpret_cast<float*>(control + 1); }
 
-// The largest magnitude under each scale of coded weights, as bits of fp32, Plan::num_maxima() of them, behind those:
-// zero when a command that writes weights is decided, raised while it is executed.
-inline std::atomic<uint32_t>* Maxima(ControlPage* page, const Plan& plan) {
-  return reinterpret_cast<std::atomic<uint32_t>*>(SquareSums(page) + plan.norm_blocks());
+// The largest magnitude under each scale of quantized weights, as bits of fp32, Plan::num_maxima() of them, behind
+// those: zero when a command that writes weights is decided, raised while it is executed.
+inline std::atomic<uint32_t>* Maxima(ControlBlock* control, const Plan& plan) {
+  return reinterpret_cast<std::atomic<uint32_t>*>(SquareSums(control) + plan.norm_blocks());
 }
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free &&

@@ -1,6 +1,6 @@
-// OrphanSessions: sessions of trainers that were attached to a worker's last life. Each may come back to this one,
-// once. A trainer that computes does not look at its connection, and may write its windows: so each is waited for as
-// long as its process lives; those whose processes are gone are given up. Thread-safe.
+// UnclaimedSessions: sessions of trainers that were attached to a worker's last incarnation. Each may come back to this
+// one, once. A trainer that computes does not look at its connection, and may write its windows: so each is waited for
+// as long as its process lives; those whose processes are gone are given up. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@
 
 namespace shardmesh {
 
-class OrphanSessions {
+class UnclaimedSessions {
  public:
-  // By holder (control_page.h): the slots. Called once, before the others.
+  // By holder (control_block.h): the slots. Called once, before the others.
   void Expect(std::map<uint64_t, std::vector<int>> sessions);
 
   // The trainer of that session is back, and holds these slots. NotFound: nobody waits for it (it came before, or too

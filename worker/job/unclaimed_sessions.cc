@@ -1,4 +1,4 @@
-#include "worker/job/orphan_sessions.h"
+#include "worker/job/unclaimed_sessions.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,20 +6,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
-#include "worker/control/control_page.h"
+#include "worker/control/control_block.h"
 
 namespace shardmesh {
 namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
 }  // namespace
 
-void OrphanSessions::Expect(std::map<uint64_t, std::vector<int>> sessions) {
+void UnclaimedSessions::Expect(std::map<uint64_t, std::vector<int>> sessions) {
   MutexLock lock(mu_);
   waiting_ = std::move(sessions);
   for (const auto& [session, slots] : waiting_) numbers_.insert(SessionOf(session));
 }
 
-absl::Status OrphanSessions::Claim(uint64_t session, absl::Span<const int> slots) {
+absl::Status UnclaimedSessions::Claim(uint64_t session, absl::Span<const int> slots) {
   MutexLock lock(mu_);
   const auto found = waiting_.find(session);
   if (found == waiting_.end()) {
@@ -38,7 +38,7 @@ absl::Status OrphanSessions::Claim(uint64_t session, absl::Span<const int> slots
   return absl::OkStatus();
 }
 
-std::vector<int> OrphanSessions::Forget(int slot, uint64_t& session) {
+std::vector<int> UnclaimedSessions::Forget(int slot, uint64_t& session) {
   MutexLock lock(mu_);
   for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
     if (std::find(it->second.begin(), it->second.end(), slot) == it->second.end()) continue;
@@ -51,9 +51,9 @@ std::vector<int> OrphanSessions::Forget(int slot, uint64_t& session) {
   return {};
 }
 
-void OrphanSessions::AwaitClaims(const std::function<bool()>& stop,
-                                 const std::function<bool(const std::vector<int>&)>& lives,
-                                 const std::function<void(uint64_t, const std::vector<int>&)>& give_up) {
+void UnclaimedSessions::AwaitClaims(const std::function<bool()>& stop,
+                                    const std::function<bool(const std::vector<int>&)>& lives,
+                                    const std::function<void(uint64_t, const std::vector<int>&)>& give_up) {
   while (!stop()) {
     std::map<uint64_t, std::vector<int>> gone;
     {
@@ -70,7 +70,7 @@ void OrphanSessions::AwaitClaims(const std::function<bool()>& stop,
   }
 }
 
-bool OrphanSessions::Knows(uint64_t number) const {
+bool UnclaimedSessions::Knows(uint64_t number) const {
   MutexLock lock(mu_);
   return numbers_.count(number) > 0;
 }

@@ -1,4 +1,4 @@
-#include "worker/node/keeper_server.h"
+#include "worker/node/node_server.h"
 
 #include <poll.h>
 #include <spdlog/spdlog.h>
@@ -39,8 +39,8 @@ std::optional<int> WaitStatus(int pidfd) {
   return info.si_code == CLD_EXITED ? W_EXITCODE(info.si_status, 0) : info.si_status;
 }
 
-absl::Status SendReply(LocalSocket& socket, const absl::StatusOr<v1::KeeperReply>& answer, int fd) {
-  v1::KeeperReply reply;
+absl::Status SendReply(LocalSocket& socket, const absl::StatusOr<v1::NodeReply>& answer, int fd) {
+  v1::NodeReply reply;
   if (answer.ok()) reply = *answer;
   reply.set_code(static_cast<int>(answer.status().code()));
   reply.set_message(std::string(answer.status().message().substr(0, 4096)));
@@ -53,30 +53,30 @@ absl::Status SendReply(LocalSocket& socket, const absl::StatusOr<v1::KeeperReply
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<KeeperServer>> KeeperServer::Start(const std::string& path, KeeperEvents events) {
+absl::StatusOr<std::unique_ptr<NodeServer>> NodeServer::Start(const std::string& path, NodeEvents events) {
   ASSIGN_OR_RETURN(LocalListener listener, LocalListener::Listen(path));
   UniqueFd wake(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!wake.valid()) return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", DescriptorError(errno)));
-  return std::unique_ptr<KeeperServer>(new KeeperServer(std::move(listener), std::move(wake), std::move(events)));
+  return std::unique_ptr<NodeServer>(new NodeServer(std::move(listener), std::move(wake), std::move(events)));
 }
 
-KeeperServer::KeeperServer(LocalListener listener, UniqueFd wake, KeeperEvents events)
+NodeServer::NodeServer(LocalListener listener, UniqueFd wake, NodeEvents events)
     : events_(std::move(events)), listener_(std::move(listener)), wake_(std::move(wake)) {
   thread_ = std::thread([this] { Loop(); });
 }
 
-KeeperServer::~KeeperServer() {
+NodeServer::~NodeServer() {
   stop_.store(true);
   Wake();
   thread_.join();
 }
 
-void KeeperServer::Wake() {
+void NodeServer::Wake() {
   const uint64_t one = 1;
   if (write(wake_.get(), &one, sizeof(one)) < 0) return;  // full: it is awake
 }
 
-absl::Status KeeperServer::Watch(const std::string& worker, pid_t pid) {
+absl::Status NodeServer::Watch(const std::string& worker, pid_t pid) {
   {
     MutexLock lock(mu_);
     Watched& watched = watched_[pid];
@@ -92,13 +92,13 @@ absl::Status KeeperServer::Watch(const std::string& worker, pid_t pid) {
   return absl::OkStatus();
 }
 
-void KeeperServer::Signal(pid_t pid, int signal) {
+void NodeServer::Signal(pid_t pid, int signal) {
   MutexLock lock(mu_);
   const auto it = watched_.find(pid);
   if (it != watched_.end()) syscall(SYS_pidfd_send_signal, it->second.pidfd.get(), signal, nullptr, 0);
 }
 
-void KeeperServer::Loop() {
+void NodeServer::Loop() {
   while (!stop_.load()) {
     AwaitWork();
     TellEnds();
@@ -112,7 +112,7 @@ void KeeperServer::Loop() {
 }
 
 // Until there is something to do, or for a while.
-void KeeperServer::AwaitWork() {
+void NodeServer::AwaitWork() {
   std::vector<pollfd> entries = {{wake_.get(), POLLIN, 0}};
   if (accepts_) entries.push_back({listener_.fd(), POLLIN, 0});
   for (const Connection& connection : connections_) entries.push_back({connection.socket.fd(), POLLIN, 0});
@@ -126,7 +126,7 @@ void KeeperServer::AwaitWork() {
   if (read(wake_.get(), &ignored, sizeof(ignored)) < 0) return;  // nobody woke it
 }
 
-void KeeperServer::AcceptOne() {
+void NodeServer::AcceptOne() {
   absl::StatusOr<LocalSocket> socket = listener_.Accept(absl::ZeroDuration());
   if (absl::IsDeadlineExceeded(socket.status())) return;
   if (!socket.ok()) {
@@ -137,19 +137,19 @@ void KeeperServer::AcceptOne() {
   absl::Status refused;
   if (!peer.ok() || (peer->first != geteuid() && peer->first != 0)) {
     refused = absl::PermissionDeniedError(absl::StrCat("user ", peer.ok() ? static_cast<int>(peer->first) : -1,
-                                                       " may not ask a keeper of user ", geteuid()));
+                                                       " may not ask a node of user ", geteuid()));
   } else if (peer->second <= 0) {
-    refused = absl::PermissionDeniedError(
-        "the keeper cannot see this process; start both in one namespace of process numbers");
-  } else if (connections_.size() >= kMaxKeeperConnections) {
-    refused = absl::ResourceExhaustedError(absl::StrCat("the keeper has ", kMaxKeeperConnections, " connections"));
+    refused =
+        absl::PermissionDeniedError("the node cannot see this process; start both in one namespace of process numbers");
+  } else if (connections_.size() >= kMaxNodeConnections) {
+    refused = absl::ResourceExhaustedError(absl::StrCat("the node has ", kMaxNodeConnections, " connections"));
   }
   const auto waits_for_refusal = [](const Connection& connection) { return !connection.refused.ok(); };
   if (!refused.ok() && std::count_if(connections_.begin(), connections_.end(), waits_for_refusal) >= kMaxRefused) return;
   connections_.push_back({*std::move(socket), peer.ok() ? peer->second : 0, "", refused});
 }
 
-void KeeperServer::TellEnds() {
+void NodeServer::TellEnds() {
   std::map<pid_t, Watched> ended;
   {
     MutexLock lock(mu_);
@@ -162,8 +162,8 @@ void KeeperServer::TellEnds() {
   for (const auto& [pid, watched] : ended) TellEnd(pid, watched);
 }
 
-void KeeperServer::TellEnd(pid_t pid, const Watched& watched) {
-  // What it still asked must not be taken for a request of its next life.
+void NodeServer::TellEnd(pid_t pid, const Watched& watched) {
+  // What it still asked must not be taken for a request of its next incarnation.
   for (Connection& connection : connections_) connection.over = connection.over || connection.pid == pid;
   const std::optional<int> status = WaitStatus(watched.pidfd.get());
   for (const std::string& worker : watched.workers) {
@@ -173,7 +173,7 @@ void KeeperServer::TellEnd(pid_t pid, const Watched& watched) {
   }
 }
 
-void KeeperServer::AnswerOne(Connection& connection) {
+void NodeServer::AnswerOne(Connection& connection) {
   absl::StatusOr<LocalMessage> message = connection.socket.Receive(absl::ZeroDuration());
   if (absl::IsDeadlineExceeded(message.status())) return;
   if (absl::IsUnavailable(message.status())) {
@@ -181,61 +181,61 @@ void KeeperServer::AnswerOne(Connection& connection) {
     return;
   }
   int reply_fd = -1;
-  absl::StatusOr<v1::KeeperReply> answer;
-  v1::KeeperRequest request;
+  absl::StatusOr<v1::NodeReply> answer;
+  v1::NodeRequest request;
   if (!connection.refused.ok()) {
     answer = connection.refused;
   } else if (!message.ok()) {
     answer =
-        absl::ResourceExhaustedError(absl::StrCat("the keeper could not take the request (", message.status().message(),
+        absl::ResourceExhaustedError(absl::StrCat("the node could not take the request (", message.status().message(),
                                                   ") or has no descriptor left; raise its limit of open files"));
   } else if (!request.ParseFromString(message->bytes)) {
-    answer = absl::InvalidArgumentError("the message is no KeeperRequest; run one build of shardmesh everywhere");
+    answer = absl::InvalidArgumentError("the message is no NodeRequest; run one build of shardmesh everywhere");
   } else {
     answer = Answer(connection, request, std::move(message->descriptors), reply_fd);
   }
   if (!SendReply(connection.socket, answer, reply_fd).ok() || !connection.refused.ok()) connection.over = true;
 }
 
-absl::StatusOr<v1::KeeperReply> KeeperServer::Answer(Connection& connection, const v1::KeeperRequest& request,
-                                                     std::vector<UniqueFd> descriptors, int& reply_fd) {
-  v1::KeeperReply reply;
+absl::StatusOr<v1::NodeReply> NodeServer::Answer(Connection& connection, const v1::NodeRequest& request,
+                                                 std::vector<UniqueFd> descriptors, int& reply_fd) {
+  v1::NodeReply reply;
   switch (request.what_case()) {
-    case v1::KeeperRequest::kHello:
+    case v1::NodeRequest::kHello:
       return AnswerHello(connection, request.hello());
-    case v1::KeeperRequest::kServing:
+    case v1::NodeRequest::kServing:
       RETURN_IF_ERROR(store_.Serving(connection.worker, request.serving()));
       return reply;
-    case v1::KeeperRequest::kKeep:
+    case v1::NodeRequest::kKeep:
       RETURN_IF_ERROR(store_.Keep(connection.worker, request.keep(),
                                   descriptors.empty() ? UniqueFd() : std::move(descriptors.front())));
       return reply;
-    case v1::KeeperRequest::kFind: {
-      ASSIGN_OR_RETURN(const KeeperStore::Found found, store_.Find(connection.worker, request.find()));
+    case v1::NodeRequest::kFind: {
+      ASSIGN_OR_RETURN(const NodeStore::Found found, store_.Find(connection.worker, request.find()));
       reply.set_num_bytes(found.num_bytes);
       reply.set_data_offset(found.data_offset);
       reply_fd = found.fd;
       return reply;
     }
-    case v1::KeeperRequest::kWhole:
+    case v1::NodeRequest::kWhole:
       RETURN_IF_ERROR(store_.Whole(connection.worker, request.whole()));
       return reply;
-    case v1::KeeperRequest::kDrop:
+    case v1::NodeRequest::kDrop:
       RETURN_IF_ERROR(store_.Drop(connection.worker, request.drop()));
       return reply;
-    case v1::KeeperRequest::WHAT_NOT_SET:
+    case v1::NodeRequest::WHAT_NOT_SET:
       break;
   }
   return absl::InvalidArgumentError("the request asks for nothing; run one build of shardmesh everywhere");
 }
 
-absl::StatusOr<v1::KeeperReply> KeeperServer::AnswerHello(Connection& connection, const v1::KeeperHello& hello) {
-  TellEnds();  // the worker's last life may be over this very moment
+absl::StatusOr<v1::NodeReply> NodeServer::AnswerHello(Connection& connection, const v1::NodeHello& hello) {
+  TellEnds();  // the worker's last incarnation may be over this very moment
   RETURN_IF_ERROR(Watch(hello.worker(), connection.pid));
   if (Ready(connection.socket.fd(), POLLRDHUP)) {  // the number was the peer's as long as it held its end
     return absl::UnavailableError(absl::StrCat("process ", connection.pid, " hung up"));
   }
-  ASSIGN_OR_RETURN(v1::KeeperReply reply, store_.Hello(hello, connection.pid));
+  ASSIGN_OR_RETURN(v1::NodeReply reply, store_.Hello(hello, connection.pid));
   for (Connection& other : connections_) {
     other.over = other.over || (&other != &connection && other.worker == hello.worker());
   }
