@@ -86,7 +86,7 @@ v1::JobDescription ToProto(const JobView& view, bool with_parameters) {
     member->set_pid(from.worker.pid);
     member->set_alive(from.alive);
     member->set_ready(from.ready);
-    member->set_kept(from.kept);
+    member->set_kept(from.retained);
     const ShardPlace place = view.definition->plan().PlaceOf(Rank(static_cast<int>(rank)));
     member->set_shard(place.shard);
     member->set_replica(place.replica);
@@ -121,7 +121,7 @@ v1::Assignment ToProto(const Assignment& assignment, bool known) {
   if (from.epoch > 0) proto.mutable_from()->set_mesh(from.mesh);
   for (const int32_t was : from.was) proto.mutable_from()->add_was(was);
   for (const MemberRecord& leaver : from.departing) {
-    *proto.mutable_from()->add_leavers() = PeerOf(leaver.worker, leaver.was);
+    *proto.mutable_from()->add_departing() = PeerOf(leaver.worker, leaver.was);
   }
   for (size_t rank = 0; rank < assignment.peers.size(); ++rank) {
     *proto.add_peers() = PeerOf(assignment.peers[rank], static_cast<int32_t>(rank));

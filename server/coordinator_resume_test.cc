@@ -225,19 +225,19 @@ TEST_F(CoordinatorTest, Kept_IsWhatTheLivingWorkerSaidLast) {
   const WorkerTraits retained{false, false, true};
   MakeReadyJob();
   EXPECT_FALSE(retained == WorkerTraits());
-  EXPECT_FALSE(View("j").members[1].kept);
+  EXPECT_FALSE(View("j").members[1].retained);
   ASSERT_OK(c_->Heartbeat("b", 1, {}, now_, retained));
-  EXPECT_TRUE(View("j").members[1].kept);
-  EXPECT_FALSE(View("j").members[0].kept);
+  EXPECT_TRUE(View("j").members[1].retained);
+  EXPECT_FALSE(View("j").members[0].retained);
   Beat("b");
-  EXPECT_FALSE(View("j").members[1].kept) << "its node is gone";
+  EXPECT_FALSE(View("j").members[1].retained) << "its node is gone";
   ASSERT_OK(c_->Join(NextIncarnation("b"), now_, retained, Resumes(1, {{"j", 1, 1}})));
-  EXPECT_TRUE(View("j").members[1].kept);
+  EXPECT_TRUE(View("j").members[1].retained);
   now_ += absl::Seconds(3.1);
   EXPECT_FALSE(View("j").members[1].alive);
-  EXPECT_TRUE(View("j").members[1].kept) << "silent: that is when one wants to know";
+  EXPECT_TRUE(View("j").members[1].retained) << "silent: that is when one wants to know";
   Advance(absl::Seconds(8));
-  EXPECT_FALSE(View("j").members[1].kept) << "dead";
+  EXPECT_FALSE(View("j").members[1].retained) << "dead";
 }
 
 // A waiting job that could start now, but of which nothing told the coordinator: it is looked at again once something

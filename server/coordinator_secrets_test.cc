@@ -74,7 +74,7 @@ TEST_F(CoordinatorSecrets, HeartbeatWithoutTheSecret_ChangesNothing) {
                                Not(HasSubstr("knows")))));
   }
   EXPECT_EQ(View("j").state, JobState::kReady);
-  EXPECT_FALSE(View("j").members[1].kept);
+  EXPECT_FALSE(View("j").members[1].retained);
   EXPECT_EQ(shared_.writes, writes);
   EXPECT_THAT(c_->TakeEvents(), IsEmpty());
   Beat("b", kOfB, {failed});

@@ -401,7 +401,7 @@ TEST_F(CoordinatorServiceTest, SecretOfAJob_IsToldToItsMembersAlone) {
 
 TEST_F(CoordinatorServiceTest, Kept_IsWhatJoinAndHeartbeatSay) {
   v1::JoinRequest join = JoinRequestOf("a", 1);
-  join.set_kept(true);
+  join.set_retained(true);
   ASSERT_OK(Call(&v1::Coordinator::Stub::Join, join));
   ASSERT_OK(Create(SmallSpec("j", 1)));
   EXPECT_TRUE(Describe("j")->members(0).retained());
@@ -410,7 +410,7 @@ TEST_F(CoordinatorServiceTest, Kept_IsWhatJoinAndHeartbeatSay) {
   v1::HeartbeatRequest beat;
   beat.set_name("a");
   beat.set_incarnation(1);
-  beat.set_kept(true);
+  beat.set_retained(true);
   ASSERT_OK(Call(&v1::Coordinator::Stub::Heartbeat, beat));
   EXPECT_TRUE(Describe("j")->members(0).retained());
 }

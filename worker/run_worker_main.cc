@@ -167,7 +167,7 @@ absl::StatusOr<std::unique_ptr<NodeLink>> TakeOver(const Flags& flags, v1::JoinR
   if (flags.node.empty()) return node;
   ASSIGN_OR_RETURN(node, NodeLink::Connect(flags.node, identity.name(), identity.incarnation(), nullptr));
   identity.set_incarnation(node->incarnation());
-  identity.set_kept(true);
+  identity.set_retained(true);
   const NodeLink::Left& left = node->left();
   if (left.incarnation == 0) return node;
   identity.set_resumes(left.incarnation);

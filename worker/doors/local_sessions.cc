@@ -37,7 +37,7 @@ void LocalServer::FillWelcome(JobShard& shard, uint64_t holder, absl::Span<const
   welcome.set_rank(shard.rank().value());
   welcome.set_plan_hash(shard.plan().hash());
   if (shard.spec().pulled() && !slots.empty()) welcome.set_seat(slots[0]);
-  welcome.set_kept(protocol.ComesBack(shard.rank().value()));
+  welcome.set_retained(protocol.ComesBack(shard.rank().value()));
 }
 
 // A trainer that attaches anew has given up the session that its process had.

@@ -153,7 +153,7 @@ absl::Status MembershipAgent::Heartbeat() {
   request.set_secret(identity_.secret());
   request.set_spans_hosts(identity_.spans_hosts());
   request.set_has_device(identity_.has_device());
-  request.set_kept(identity_.retained());
+  request.set_retained(identity_.retained());
   for (v1::MemberStatus& status : worker_.Statuses()) *request.add_jobs() = std::move(status);
   ASSIGN_OR_RETURN(const v1::HeartbeatReply reply, coordinator_.Heartbeat(request, kCallTimeout));
   worker_.Reconcile({reply.assignments().begin(), reply.assignments().end()});

@@ -49,10 +49,10 @@ absl::Status Worker::CheckOrigin(const v1::Assignment& assignment) {
   for (const int32_t was : from.was()) {
     if (was != -1) take(was);
   }
-  for (const v1::Peer& leaver : from.leavers()) take(leaver.rank());
+  for (const v1::Peer& leaver : from.departing()) take(leaver.rank());
   if (good) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "ranks ", absl::StrJoin(from.was(), ","), " and ", from.leavers_size(), " that leave of mesh ", from.mesh(),
+      "ranks ", absl::StrJoin(from.was(), ","), " and ", from.departing_size(), " that leave of mesh ", from.mesh(),
       " at epoch ", from.epoch(), " are not those of ", assignment.peers_size(), " members at a later one"));
 }
 

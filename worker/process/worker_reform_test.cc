@@ -175,7 +175,7 @@ struct WorkerReshardTest : WorkerReformTest {
   v1::Assignment Now(int i) const { return host.AssignmentOf(SmallJob(kMesh, 1), i, kFrom); }
   v1::Assignment Next(int i, int64_t epoch, bool staged) const {
     v1::Assignment next = Anew(epoch, "fsdp=3", i, {0, 1, 2}, {0, 1, 2});
-    *next.mutable_from()->add_leavers() = Now(0).peers(3);
+    *next.mutable_from()->add_departing() = Now(0).peers(3);
     next.set_staged(staged);
     next.set_leaves(i == 3);
     return next;

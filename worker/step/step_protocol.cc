@@ -267,11 +267,11 @@ void StepProtocol::LoadedReady(Rank rank, uint64_t load_id, Step step) {
 void StepProtocol::SignOfLife(Rank rank, int64_t now_nanos, int64_t pid, bool retained) {
   control_->members[rank.value()].pid.store(pid, std::memory_order_relaxed);
   control_->members[rank.value()].alive_nanos.store(now_nanos, std::memory_order_release);
-  control_->members[rank.value()].kept.store(retained ? 1 : 0,
+  control_->members[rank.value()].retained.store(retained ? 1 : 0,
                                              std::memory_order_release);  // then: who is kept can be silent
 }
 
-bool StepProtocol::ComesBack(int rank) const { return control_->members[rank].kept.load() != 0; }
+bool StepProtocol::ComesBack(int rank) const { return control_->members[rank].retained.load() != 0; }
 
 void StepProtocol::CheckPeers(Rank self, int64_t now_nanos, absl::Duration timeout) {
   for (int r = 0; r < num_ranks(); ++r) {
@@ -335,7 +335,7 @@ absl::Status StepProtocol::Health() const {
   absl::StatusCode code = absl::StatusCode::kUnavailable;
   switch (ReasonOf(word)) {
     case AbortReason::kSilent:
-      saw = "gave no sign of incarnation within the heartbeat time-out (killed or stopped)";
+      saw = "gave no sign of life within the heartbeat time-out (killed or stopped)";
       break;
     case AbortReason::kGone:
       saw = "is gone (its connection closed)";

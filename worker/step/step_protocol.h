@@ -267,7 +267,7 @@ class StepProtocol {
   // ---- a member's next incarnation ----
   // Takes back what the last incarnation of this member held for a while, and leaves what it said: pins, pushes,
   // declarations that were under way, words it was about to write. Aborts when this incarnation cannot go on: initial
-  // weights were lost with the process, or kMaxIncarnationsInCommand lives have ended in the open command. REQUIRES:
+  // weights were lost with the process, or kMaxIncarnationsInCommand incarnations have ended in the open command. REQUIRES:
   // the last incarnation is dead, and no other call of this object before.
   void TakeOver();
   SessionsHere Sessions() const;
