@@ -237,7 +237,7 @@ TEST_F(LocalGarbage, RandomMessages) {
 
 // Whatever a trainer writes into its mailbox and the notifier, the others train on; and so does whoever has its slot
 // next.
-TEST_F(LocalGarbage, RandomMessages) {
+TEST_F(LocalGarbage, RandomMessagesInAMailbox) {
   const uint32_t seed = std::random_device()();
   std::cout << "seed " << seed << "\n";
   std::mt19937 random(seed);

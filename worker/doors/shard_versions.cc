@@ -45,7 +45,7 @@ void AddHolders(const JobShard& shard, v1::ListLeasesReply& reply) {
     to.set_step(holder.step.value());
     to.set_epoch(shard.epoch().value());
     to.set_lease(holder.lease);
-    to.set_seat(holder.seat);
+    to.set_seat(holder.place);
     to.set_pid(holder.pid);
     to.set_left_ms(holder.left_nanos / 1'000'000);
   }
