@@ -145,7 +145,7 @@ absl::Status HostsJob::PlaceWeights() {
     for (size_t e = 0; e < piece.size(); ++e) piece[e] = static_cast<float>((e * 7919 + shard) % 65521) * 0x1p-20f;
     RETURN_IF_ERROR(engines_[i]->StageInitial(std::move(piece), 1));
   }
-  return protocol_->AwaitCommit(shardmesh::Step(0), kPatience).status();
+  return protocol_->outcomes().AwaitCommit(shardmesh::Step(0), kPatience).status();
 }
 
 absl::StatusOr<HostsStep> HostsJob::Step() {
@@ -156,8 +156,8 @@ absl::StatusOr<HostsStep> HostsJob::Step() {
   for (int slot = 0; slot < job_.num_slots; ++slot) {
     if (HasSlot(slot)) declaration.slots.push_back(Slot(slot));
   }
-  RETURN_IF_ERROR(protocol_->Declare(declaration).status());
-  RETURN_IF_ERROR(protocol_->AwaitCommit(declaration.step, kPatience).status());
+  RETURN_IF_ERROR(protocol_->declarations().Declare(declaration).status());
+  RETURN_IF_ERROR(protocol_->outcomes().AwaitCommit(declaration.step, kPatience).status());
   return Measured(MonotonicSeconds() - start, step_);
 }
 
@@ -174,11 +174,11 @@ HostsStep HostsJob::Measured(double seconds, int64_t step) const {
 }
 
 absl::StatusOr<uint64_t> HostsJob::Digest() {
-  const uint64_t ticket = protocol_->AskForDigest();
+  const uint64_t ticket = protocol_->tickets().AskForDigest();
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(kPatience);
   while (MonotonicNanos() < deadline) {
     const uint32_t word = protocol_->control()->finished.load();
-    ASSIGN_OR_RETURN(const auto digest, protocol_->DigestOf(ticket));
+    ASSIGN_OR_RETURN(const auto digest, protocol_->tickets().DigestOf(ticket));
     if (digest.has_value()) return digest->second;
     FutexWait(protocol_->control()->finished, word, absl::Seconds(1));
   }

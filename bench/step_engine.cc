@@ -19,7 +19,7 @@ std::unique_ptr<StepProtocol> NewStepProtocol(const StepJob& job) {
 StepEngine::StepEngine(StepJob& job, int rank) : protocol(NewStepProtocol(job)) {
   pass = std::make_unique<Pass>(job.spec, job.plan, job.plan.PlaceOf(Rank(rank)), job.host, job.shards[rank], 1);
   engine = std::make_unique<Engine>(*protocol, *pass, Rank(rank), EngineOptions());
-  protocol->SignOfLife(Rank(rank), MonotonicNanos(), getpid());
+  protocol->members().SignOfLife(Rank(rank), MonotonicNanos(), getpid());
   const std::vector<float> piece = job.InitialShard(rank);
   staged = engine->StageInitial({piece.begin(), piece.end()}, 1).ok();
 }
@@ -30,11 +30,11 @@ absl::StatusOr<double> DeclareAndAwait(StepProtocol& protocol, const StepJob& jo
   for (int s = 0; s < job.spec.num_slots; ++s) {
     declaration.slots.push_back(Slot(s));
     for (int shard = 0; shard < job.plan.num_shards(); ++shard)
-      RETURN_IF_ERROR(protocol.GradientShardReady(Slot(s), shard, step));
+      RETURN_IF_ERROR(protocol.declarations().GradientShardReady(Slot(s), shard, step));
   }
   const double start = MonotonicSeconds();
-  RETURN_IF_ERROR(protocol.Declare(declaration).status());
-  RETURN_IF_ERROR(protocol.AwaitCommit(step, absl::Seconds(60)).status());
+  RETURN_IF_ERROR(protocol.declarations().Declare(declaration).status());
+  RETURN_IF_ERROR(protocol.outcomes().AwaitCommit(step, absl::Seconds(60)).status());
   return MonotonicSeconds() - start;
 }
 

@@ -147,7 +147,7 @@ absl::Status StepBench::SetUp() {
                    }));
   protocol_ = NewStepProtocol(*job_);
   RETURN_IF_ERROR(team_->Run(kReady).status());
-  RETURN_IF_ERROR(protocol_->AwaitCommit(Step(0), absl::Seconds(60)).status());
+  RETURN_IF_ERROR(protocol_->outcomes().AwaitCommit(Step(0), absl::Seconds(60)).status());
   passes_->Initialize();
   return absl::OkStatus();
 }

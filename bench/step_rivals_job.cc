@@ -105,7 +105,7 @@ absl::StatusOr<std::unique_ptr<RivalsJob>> RivalsJob::Start(int ranks, int64_t e
                    }));
   made->protocol_ = NewStepProtocol(job);
   RETURN_IF_ERROR(made->Run(kReady).status());
-  RETURN_IF_ERROR(made->protocol_->AwaitCommit(Step(0), absl::Seconds(60)).status());
+  RETURN_IF_ERROR(made->protocol_->outcomes().AwaitCommit(Step(0), absl::Seconds(60)).status());
   return made;
 }
 

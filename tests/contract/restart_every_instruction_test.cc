@@ -54,7 +54,7 @@ class Member {
         plan(*Plan::Create(job)),
         host(*HostMemory::Create(memory, job.name, job, plan)),
         protocol(host.control(), &host.notifier(), &job, &plan, MemberNames(plan.num_ranks())) {
-    for (int s = 0; s < job.num_slots; ++s) EXPECT_OK(protocol.TakeSlot(Slot(s), kHolder));
+    for (int s = 0; s < job.num_slots; ++s) EXPECT_OK(protocol.slots().Take(Slot(s), kHolder));
     // All segments are there before an image of them is saved.
     Parts parts = Prepare(/*resumed=*/false);
     EXPECT_OK(
@@ -104,8 +104,8 @@ class Member {
   absl::Status Live(bool resumed) {
     const std::unique_ptr<JobShard> shard = Begin(Prepare(resumed));
     if (!lead() && protocol.decided() == 0) {  // it has its initial weights
-      protocol.InitialShardReady(Rank(0), kPushId);
-      protocol.Decide();
+      protocol.commands().InitialShardReady(Rank(0), kPushId);
+      protocol.commands().Decide();
     }
     const int64_t deadline = MonotonicNanos() + kRunNanos;
     while (!Over()) {
@@ -120,7 +120,7 @@ class Member {
   // The trainer asks for a step. Every other one has a digest after it.
   void Ask(int64_t step, bool finite = true) {
     target = step;
-    if (step % 2 == 0) protocol.AskForDigest();
+    if (step % 2 == 0) protocol.tickets().AskForDigest();
     if (step == 0) return;
     WriteGradients(step);
     v1::LocalRequest request;
@@ -374,18 +374,18 @@ TEST(RestartEveryInstruction, AnotherMember) {
   StepProtocol& lead = member.protocol;
   ASSERT_OK(member.Live(/*resumed=*/false));
   const auto commit = [&] {
-    lead.Done(Rank(0), lead.decided());
-    ASSERT_TRUE(lead.AllDone());
-    lead.Commit();
+    lead.commands().Done(Rank(0), lead.decided());
+    ASSERT_TRUE(lead.commands().AllDone());
+    lead.commands().Commit();
   };
   commit();
   for (int64_t step = 0; step <= 2; ++step) {
     member.target = step;
     if (step > 0) {
       member.WriteGradients(step);
-      ASSERT_OK(lead.Declare({{Slot(0), Slot(1)}, Step(step), {}, {}, /*in_place=*/true}));
+      ASSERT_OK(lead.declarations().Declare({{Slot(0), Slot(1)}, Step(step), {}, {}, /*in_place=*/true}));
     }
-    while (lead.Decide()) {
+    while (lead.commands().Decide()) {
       KillAtEveryInstruction(member, absl::StrCat("rank 1, step ", step, ", ", NameOf(lead.command().kind)), 0);
       if (::testing::Test::IsSkipped() || ::testing::Test::HasFailure()) return;
       commit();

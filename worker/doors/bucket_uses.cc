@@ -10,7 +10,7 @@ namespace shardmesh {
 
 BucketUses::~BucketUses() {
   for (const auto& [bucket, count] : uses_) {
-    for (int i = 0; i < count; ++i) shard_->protocol().ReleaseBucket(bucket);
+    for (int i = 0; i < count; ++i) shard_->protocol().buckets().Release(bucket);
   }
 }
 
@@ -24,7 +24,7 @@ absl::Status BucketUses::Add(int bucket) {
                                                      "); release one first, or create the job with more "
                                                      "prefetch_buckets"));
   }
-  RETURN_IF_ERROR(shard_->protocol().AcquireBucket(bucket));
+  RETURN_IF_ERROR(shard_->protocol().buckets().Acquire(bucket));
   ++uses_[bucket];
   return absl::OkStatus();
 }
@@ -38,7 +38,7 @@ absl::Status BucketUses::CheckUsed(int bucket) const {
 absl::Status BucketUses::Drop(int bucket) {
   RETURN_IF_ERROR(CheckUsed(bucket));
   if (--uses_[bucket] == 0) uses_.erase(bucket);
-  shard_->protocol().ReleaseBucket(bucket);
+  shard_->protocol().buckets().Release(bucket);
   return absl::OkStatus();
 }
 

@@ -20,7 +20,7 @@ class BucketUses {
   BucketUses(const BucketUses&) = delete;
   BucketUses& operator=(const BucketUses&) = delete;
 
-  // One more use. Errors of StepProtocol::AcquireBucket. ResourceExhausted: more than 1 + prefetch_buckets buckets.
+  // One more use. Errors of StepBuckets::Acquire. ResourceExhausted: more than 1 + prefetch_buckets buckets.
   absl::Status Add(int bucket);
   // One less. FailedPrecondition: there is none.
   absl::Status Drop(int bucket);

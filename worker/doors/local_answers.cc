@@ -62,7 +62,7 @@ absl::Status LocalServer::TellOfOpenMessage(LocalSocket& socket, const Granted& 
   if (granted.slots.empty() || !granted.shard->host().mailbox(granted.slots[0]).open()) return absl::OkStatus();
   absl::Status status = granted.shard->Health();
   const StepProtocol& protocol = granted.shard->protocol();
-  const std::string waits_for = protocol.WaitsFor(protocol.committed_step().next());
+  const std::string waits_for = protocol.outcomes().WaitsFor(protocol.committed_step().next());
   v1::LocalReply reply;
   const bool left = watch.Tell(protocol, reply);
   if (status.ok() && left && granted.needs_all) status = SomeLeft(waits_for);
@@ -90,14 +90,14 @@ absl::Status LocalServer::AnswerStep(LocalSocket& socket, const Granted& granted
   const Step step(request.step());
   StepProtocol& protocol = granted.shard->protocol();
   const auto wait = [&](absl::Duration slice) -> absl::Status {
-    const absl::StatusOr<StepOutcome> committed = protocol.AwaitCommit(step, slice);
+    const absl::StatusOr<StepOutcome> committed = protocol.outcomes().AwaitCommit(step, slice);
     if (committed.ok()) outcome = *committed;
     if (absl::IsDeadlineExceeded(committed.status())) RETURN_IF_ERROR(granted.shard->HealthOf(request));
     return committed.status();
   };
   if (!outcome.has_value()) {
     RETURN_IF_ERROR(AwaitAlive(socket, granted, here, message.id(), absl::InfiniteFuture(), wait,
-                               [&] { return protocol.WaitsFor(step); }));
+                               [&] { return protocol.outcomes().WaitsFor(step); }));
   }
   *reply.mutable_step() = granted.shard->ToReply(*outcome);
   return absl::OkStatus();
@@ -115,13 +115,13 @@ absl::Status LocalServer::AnswerDeclare(LocalSocket& socket, const Granted& gran
   std::vector<Slot> slots;
   for (int slot : granted.slots) slots.push_back(Slot(slot));
   const Step step(request.step());
-  if (protocol.MayGoOn(slots, step)) return absl::OkStatus();
-  protocol.SetWaiting(slots, true);
+  if (protocol.buckets().MayGoOn(slots, step)) return absl::OkStatus();
+  protocol.buckets().SetWaiting(slots, true);
   const absl::Status status = AwaitAlive(
       socket, granted, here, message.id(), MonotonicNow() + timeout,
-      [&](absl::Duration slice) { return protocol.AwaitBuckets(slots, step, slice); },
-      [&] { return protocol.BucketsWaitFor(slots, step); });
-  protocol.SetWaiting(slots, false);
+      [&](absl::Duration slice) { return protocol.buckets().AwaitSums(slots, step, slice); },
+      [&] { return protocol.buckets().WaitFor(slots, step); });
+  protocol.buckets().SetWaiting(slots, false);
   return status;
 }
 
@@ -152,7 +152,7 @@ absl::Status LocalServer::AnswerUse(LocalSocket& socket, const Granted& granted,
   StepProtocol& protocol = granted.shard->protocol();
   const absl::Status status = AwaitAlive(
       socket, granted, here, message.id(), MonotonicNow() + timeout,
-      [&](absl::Duration slice) { return protocol.AwaitBucket(request.bucket(), slice); },
+      [&](absl::Duration slice) { return protocol.buckets().Await(request.bucket(), slice); },
       [&] { return absl::StrCat("bucket ", request.bucket(), " is being gathered"); });
   if (!status.ok() && request.kind() == v1::BucketUse::ACQUIRE) here.uses.Drop(request.bucket()).IgnoreError();
   return status;

@@ -206,7 +206,7 @@ absl::Status LocalServer::TakeSlot(JobShard& shard, int slot, uint64_t holder, p
   const int64_t begin = MonotonicNanos(), deadline = begin + absl::ToInt64Nanoseconds(kHangUpTimeout);
   const int64_t closed = begin + absl::ToInt64Nanoseconds(kClosing);
   while (true) {
-    const absl::Status taken = protocol.TakeSlot(Slot(slot), holder);
+    const absl::Status taken = protocol.slots().Take(Slot(slot), holder);
     if (taken.ok()) protocol.control()->slots[slot].holder_pid.store(own_pid);
     if (!absl::IsFailedPrecondition(taken) || MonotonicNanos() > deadline) return taken;
     const auto pid = static_cast<pid_t>(protocol.control()->slots[slot].holder_pid.load());
@@ -220,26 +220,26 @@ absl::Status LocalServer::TakeSlot(JobShard& shard, int slot, uint64_t holder, p
 // meanwhile is the workers' until it is summed, or the step committed.
 absl::Status LocalServer::AwaitSlotsOpen(StepProtocol& protocol, absl::Span<const Slot> slots, uint64_t holder) {
   if (protocol.local().num_hosts > 1) {
-    const absl::Status given = protocol.AwaitGiven(slots, holder, kOpenTimeout);
+    const absl::Status given = protocol.slots().AwaitGiven(slots, holder, kOpenTimeout);
     if (!absl::IsDeadlineExceeded(given)) return given;
-    return absl::UnavailableError(
-        absl::StrCat("slots ", absl::StrJoin(slots, ",", SlotFormatter()), ": ", given.message(),
-                     "; a trainer that is gone declared them for a step that is not committed yet (",
-                     protocol.WaitsFor(protocol.committed_step().next()), "), or pushes to them; attach again later"));
+    return absl::UnavailableError(absl::StrCat(
+        "slots ", absl::StrJoin(slots, ",", SlotFormatter()), ": ", given.message(),
+        "; a trainer that is gone declared them for a step that is not committed yet (",
+        protocol.outcomes().WaitsFor(protocol.committed_step().next()), "), or pushes to them; attach again later"));
   }
   const absl::Time deadline = MonotonicNow() + kOpenTimeout;
-  protocol.SetWaiting(slots, true);
+  protocol.buckets().SetWaiting(slots, true);
   std::optional<Step> pending;
   absl::Status status;
-  while ((pending = protocol.OpenSlots(slots)).has_value() && status.ok() && MonotonicNow() < deadline) {
-    status = protocol.AwaitCommit(*pending, kOpenSlice).status();
+  while ((pending = protocol.slots().Open(slots)).has_value() && status.ok() && MonotonicNow() < deadline) {
+    status = protocol.outcomes().AwaitCommit(*pending, kOpenSlice).status();
     if (absl::IsDeadlineExceeded(status)) status = absl::OkStatus();
   }
-  protocol.SetWaiting(slots, false);
+  protocol.buckets().SetWaiting(slots, false);
   if (!status.ok() || !pending.has_value()) return status;
   return absl::UnavailableError(
       absl::StrCat("slots ", absl::StrJoin(slots, ",", SlotFormatter()), " were declared for step ", pending->value(),
-                   " by a trainer that is gone, and it is not committed yet (", protocol.WaitsFor(*pending),
+                   " by a trainer that is gone, and it is not committed yet (", protocol.outcomes().WaitsFor(*pending),
                    "); attach when it is, or together with the missing slots"));
 }
 
@@ -247,9 +247,9 @@ absl::Status LocalServer::AwaitSlotsOpen(StepProtocol& protocol, absl::Span<cons
 bool LocalServer::TakeFreeSeat(Granted& granted, uint64_t holder, pid_t pid) {
   StepProtocol& protocol = granted.shard->protocol();
   for (int seat = 0; seat < granted.shard->spec().num_trainers; ++seat) {
-    if (!protocol.TakeSlot(Slot(seat), holder).ok()) continue;
+    if (!protocol.slots().Take(Slot(seat), holder).ok()) continue;
     if (protocol.local().num_hosts > 1 && !AwaitSlotsOpen(protocol, {Slot(seat)}, holder).ok()) {
-      protocol.GiveSlot(Slot(seat), holder);
+      protocol.slots().Give(Slot(seat), holder);
       continue;
     }
     protocol.control()->slots[seat].holder_pid.store(pid);
@@ -288,7 +288,7 @@ absl::Status LocalServer::TakeSlots(Granted& granted, uint64_t holder, pid_t pid
   }
   if (status.ok()) status = AwaitSlotsOpen(protocol, slots, holder);
   for (Slot slot : slots) {
-    if (!status.ok()) protocol.GiveSlot(slot, holder);
+    if (!status.ok()) protocol.slots().Give(slot, holder);
   }
   return status;
 }

@@ -75,7 +75,7 @@ TEST(LocalServerTest, TrainersMistakes_AreTypedErrors_AndTheSessionGoesOn) {
   bad = Request({0}, 1);
   bad.add_learning_rates(-1);
   EXPECT_THAT(trainer.Step(bad), StatusIs(Code::kInvalidArgument, HasSubstr("lr is -1")));
-  EXPECT_FALSE((*host.workers[0]->Find("small"))->protocol().HasGradientShard(Slot(0), 0, Step(1)));
+  EXPECT_FALSE((*host.workers[0]->Find("small"))->protocol().declarations().HasGradientShard(Slot(0), 0, Step(1)));
   ASSERT_OK_AND_ASSIGN(Trainer other, Trainer::Attach(host, 0, {1}));
   ASSERT_OK(trainer.Send(Request({0}, 1)));
   ASSERT_OK(other.Step(Request({1}, 1)));
@@ -92,9 +92,9 @@ TEST(LocalServerTest, Grant_IsGoodOnce_AndASlotHasOneTrainer_UntilItHangsUp) {
     EXPECT_THAT(Trainer::Attach(host.paths[0], token), StatusIs(Code::kPermissionDenied, HasSubstr("used")));
     EXPECT_THAT(Trainer::Attach(host.paths[0], "guess"), StatusIs(Code::kPermissionDenied, HasSubstr("unknown")));
     EXPECT_THAT(Trainer::Attach(host, 0, {1, 0}), StatusIs(Code::kFailedPrecondition, HasSubstr("slot 0 is written")));
-    EXPECT_EQ(shard->protocol().HolderOf(Slot(1)), 0u);  // given back
+    EXPECT_EQ(shard->protocol().slots().HolderOf(Slot(1)), 0u);  // given back
   }
-  EXPECT_TRUE(Await([&] { return shard->protocol().HolderOf(Slot(0)) == 0; }));
+  EXPECT_TRUE(Await([&] { return shard->protocol().slots().HolderOf(Slot(0)) == 0; }));
   EXPECT_OK(Trainer::Attach(host, 0, {1, 0}));
 }
 
@@ -156,7 +156,7 @@ TEST(LocalServerTest, TrainersThatAreStopped_UntilTheirSocketsAreFull_GoOn) {
   FutexBump(shard->protocol().notifier());
   ASSERT_TRUE(Await([&] { return shard->protocol().control()->slots[1].declared.load() == 1; }));
   const absl::Time until = MonotonicNow() + kStopped;
-  const auto holds = [&](int slot) { return shard->protocol().HolderOf(Slot(slot)) != 0; };
+  const auto holds = [&](int slot) { return shard->protocol().slots().HolderOf(Slot(slot)) != 0; };
   EXPECT_TRUE(Await([&] { return !holds(0) || !holds(1) || MonotonicNow() > until; }));
   EXPECT_TRUE(holds(0) && holds(1));
   ASSERT_OK_AND_ASSIGN(Trainer last, Trainer::Attach(host, 0, {2}));
@@ -175,10 +175,10 @@ TEST(LocalServerTest, SlotDeclaredByATrainerThatDied_OpensAtTheCommit) {
     ASSERT_OK(dies.Send(Request({0}, 1)));
     ASSERT_TRUE(Await([&] { return protocol.control()->slots[0].declared.load() == 1; }));
   }
-  ASSERT_TRUE(Await([&] { return protocol.HolderOf(Slot(0)) == 0; }));
+  ASSERT_TRUE(Await([&] { return protocol.slots().HolderOf(Slot(0)) == 0; }));
   absl::StatusOr<Trainer> heir = absl::UnknownError("not yet");
   std::thread attaching([&] { heir = Trainer::Attach(host, 0, {0}); });
-  EXPECT_TRUE(Await([&] { return protocol.HolderOf(Slot(0)) != 0; }));  // from here on it waits for the commit
+  EXPECT_TRUE(Await([&] { return protocol.slots().HolderOf(Slot(0)) != 0; }));  // from here on it waits for the commit
   absl::StatusOr<Trainer> other = Trainer::Attach(host, 0, {1});
   EXPECT_OK(other);
   if (other.ok()) {
@@ -201,7 +201,8 @@ TEST(LocalServerTest, AllTrainersDiedInAStep_OneThatBringsTheMissingSlotsGoesOn)
     ASSERT_TRUE(Await([&] { return protocol.control()->gradient_shards[0][0].load() == 1; }));
   }
   // While its step waits, a trainer that hangs up frees its slots within a slice.
-  ASSERT_TRUE(Await([&] { return protocol.HolderOf(Slot(0)) == 0 && protocol.HolderOf(Slot(1)) == 0; }));
+  ASSERT_TRUE(
+      Await([&] { return protocol.slots().HolderOf(Slot(0)) == 0 && protocol.slots().HolderOf(Slot(1)) == 0; }));
   ASSERT_OK_AND_ASSIGN(Trainer heir, Trainer::Attach(host, 0, {0, 1}));
   EXPECT_EQ(heir.welcome.committed_step(), 0);
   EXPECT_OK(heir.Step(Request({0, 1}, 1)));
@@ -331,7 +332,7 @@ TEST(LocalServerTest, UsesOfBuckets_AreCheckedCountedAndDroppedWithTheTrainer) {
   }
   ASSERT_OK(Use(trainer, U::PREFETCH, 2));
   ASSERT_OK(Use(trainer, U::AWAIT, 2));
-  EXPECT_TRUE(protocol.HoldsBucket(2));
+  EXPECT_TRUE(protocol.buckets().Holds(2));
   EXPECT_EQ(reinterpret_cast<const float*>(trainer.segments[0].data())[2048], 1.0f);
   ASSERT_OK(Use(trainer, U::ACQUIRE, 1));
   EXPECT_THAT(Use(trainer, U::PREFETCH, 0), StatusIs(Code::kResourceExhausted, HasSubstr("may use (1,2)")));
@@ -339,13 +340,13 @@ TEST(LocalServerTest, UsesOfBuckets_AreCheckedCountedAndDroppedWithTheTrainer) {
   {
     ASSERT_OK_AND_ASSIGN(Trainer other, Trainer::Attach(host, 0, {1}));
     ASSERT_OK(Use(other, U::ACQUIRE, 0));
-    EXPECT_TRUE(protocol.HoldsBucket(0));
+    EXPECT_TRUE(protocol.buckets().Holds(0));
   }
-  EXPECT_TRUE(Await([&] { return !protocol.HoldsBucket(0); }));  // its trainer is gone
+  EXPECT_TRUE(Await([&] { return !protocol.buckets().Holds(0); }));  // its trainer is gone
   ASSERT_OK(Use(trainer, U::RELEASE, 1));
   ASSERT_OK(Use(trainer, U::RELEASE, 2));
-  EXPECT_TRUE(Await([&] { return !protocol.HoldsBucket(2); }));
-  EXPECT_TRUE(protocol.HoldsBucket(1));  // one of two uses is left
+  EXPECT_TRUE(Await([&] { return !protocol.buckets().Holds(2); }));
+  EXPECT_TRUE(protocol.buckets().Holds(1));  // one of two uses is left
 }
 
 TEST(LocalServerTest, DeclaredBuckets_WaitForOtherSlotsWithADeadline) {

@@ -17,7 +17,7 @@ constexpr absl::Duration kSendTimeout = absl::Seconds(5);
 // incarnation begins somewhere else. Numbers come again after 2^30, and some trainers stay that long.
 uint64_t LocalServer::NewHolder(JobShard& shard) {
   const uint64_t attached_here = static_cast<uint64_t>(shard.rank().value() + 1) << 32;
-  const SessionsHere sessions = shard.protocol().Sessions();
+  const SessionsHere sessions = shard.protocol().slots().Sessions();
   uint64_t session, holder;
   do {
     session = SessionOf(next_session_.fetch_add(1));
@@ -37,7 +37,7 @@ void LocalServer::FillWelcome(JobShard& shard, uint64_t holder, absl::Span<const
   welcome.set_rank(shard.rank().value());
   welcome.set_plan_hash(shard.plan().hash());
   if (shard.spec().pulled() && !slots.empty()) welcome.set_seat(slots[0]);
-  welcome.set_retained(protocol.ComesBack(shard.rank().value()));
+  welcome.set_retained(protocol.members().ComesBack(shard.rank().value()));
 }
 
 // A trainer that attaches anew has given up the session that its process had.
@@ -58,7 +58,7 @@ absl::Status LocalServer::ClaimSession(LocalSocket& socket, const v1::SessionHel
   granted.slots.assign(hello.slots().begin(), hello.slots().end());
   for (const int slot : granted.slots) {
     if (slot >= 0 && slot < (*shard)->spec().num_writers() &&
-        (*shard)->protocol().HolderOf(Slot(slot)) == hello.session())
+        (*shard)->protocol().slots().HolderOf(Slot(slot)) == hello.session())
       continue;
     return absl::NotFoundError(absl::StrCat("slot ", slot, " is not this session's any more; attach again"));
   }

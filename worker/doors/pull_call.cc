@@ -176,10 +176,10 @@ absl::StatusOr<bool> PullCall::TakeBucket() {
     source_ = std::make_shared<Source>();
     source_->shard = shard_;
     source_->base = shard_->host().window().data();
-    RETURN_IF_ERROR(protocol.AcquireBucket(bucket_));
+    RETURN_IF_ERROR(protocol.buckets().Acquire(bucket_));
     source_->bucket = bucket_;
   }
-  parked_ = !protocol.HoldsBucket(bucket_);
+  parked_ = !protocol.buckets().Holds(bucket_);
   if (!parked_) return true;
   RETURN_IF_ERROR(shard_->Health());
   if (MonotonicNow() < deadline_) return false;

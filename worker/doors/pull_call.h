@@ -39,7 +39,7 @@ class PullCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public
     int bucket = -1;                     // with bucket residency: the one in use
     uint64_t number = 0;                 // of the pinned publication's pull, in JobShard::pulls
     ~Source() {
-      if (bucket >= 0) shard->protocol().ReleaseBucket(bucket);
+      if (bucket >= 0) shard->protocol().buckets().Release(bucket);
       if (buffer < 0) return;
       shard->pulls().Leave(number);
       shard->protocol().publications().Unpin(buffer);

@@ -55,7 +55,7 @@ absl::Status PushSink::Prepare() {
   }
   if (initial()) {
     applied_ = drop_ = shard_->protocol().committed_step().value() != kNoStep;
-    RETURN_IF_ERROR(shard_->protocol().Health());
+    RETURN_IF_ERROR(shard_->protocol().members().Health());
     if (drop_) return absl::OkStatus();
     initial_.resize(expected / sizeof(float));
     owns_push_ = shard_->BeginPush(-1);
@@ -65,11 +65,12 @@ absl::Status PushSink::Prepare() {
 }
 
 absl::Status PushSink::LookAtStep() {
-  ASSIGN_OR_RETURN(const auto outcome, shard_->protocol().CheckStep(Slot(header_.slot()), Step(header_.step())));
+  ASSIGN_OR_RETURN(const auto outcome,
+                   shard_->protocol().declarations().CheckStep(Slot(header_.slot()), Step(header_.step())));
   applied_ = outcome.has_value();
   if (applied_ || !bucketed()) {
-    drop_ =
-        applied_ || shard_->protocol().HasGradientShard(Slot(header_.slot()), header_.shard(), Step(header_.step()));
+    drop_ = applied_ || shard_->protocol().declarations().HasGradientShard(Slot(header_.slot()), header_.shard(),
+                                                                           Step(header_.step()));
     return absl::OkStatus();
   }
   drop_ = true;
@@ -99,15 +100,17 @@ absl::Status PushSink::CheckBucket() const {
 
 bool PushSink::HasBucket(int bucket) const {
   return shard_->plan().buckets()[bucket].frozen ||
-         shard_->protocol().HasBucketShard(Slot(header_.slot()), bucket, header_.shard(), Step(header_.step()));
+         shard_->protocol().buckets().HasShard(Slot(header_.slot()), bucket, header_.shard(), Step(header_.step()));
 }
 
 // The bucket's gradient shard is whole: with bucket residency it counts from now on. On to the next.
 absl::Status PushSink::BucketReady() {
   if (bucketed() && !drop_bucket_) {
     StepProtocol& protocol = shard_->protocol();
-    if (bad_tensor_ >= 0) protocol.NoteNonFinite(Slot(header_.slot()), bad_tensor_, Step(header_.step()));
-    RETURN_IF_ERROR(protocol.BucketShardReady(Slot(header_.slot()), bucket_, header_.shard(), Step(header_.step())));
+    if (bad_tensor_ >= 0)
+      protocol.declarations().NoteNonFinite(Slot(header_.slot()), bad_tensor_, Step(header_.step()));
+    RETURN_IF_ERROR(
+        protocol.buckets().ShardReady(Slot(header_.slot()), bucket_, header_.shard(), Step(header_.step())));
   }
   ++bucket_;
   in_bucket_ = checked_ = 0;
@@ -126,10 +129,11 @@ absl::Status PushSink::PrepareGradient() {
                                                    shard_->plan().RankOf({header_.shard(), writer}).value()));
   }
   if (drop_) return absl::OkStatus();
-  shard_->protocol().AwaitFree({Slot(header_.slot())}, StepProtocol::kHolderLag);
+  shard_->protocol().slots().AwaitFree({Slot(header_.slot())}, StepSlots::kHolderLag);
   owns_push_ = shard_->BeginPush(header_.slot());
   if (!owns_push_) return UnderWay();
-  const uint64_t holder = shard_->protocol().HolderOf(Slot(header_.slot()));  // before what it may have left behind
+  const uint64_t holder =
+      shard_->protocol().slots().HolderOf(Slot(header_.slot()));  // before what it may have left behind
   RETURN_IF_ERROR(LookAtStep());  // again: until it was claimed, somebody else may have brought the gradient shard
   if (drop_) {
     shard_->EndPush(header_.slot());
@@ -273,9 +277,11 @@ absl::StatusOr<v1::PushReply> PushSink::Finish() {
     while (bucket_ < end) RETURN_IF_ERROR(BucketReady());
     return reply;
   }
-  if (bad_tensor_ >= 0) shard_->protocol().NoteNonFinite(Slot(header_.slot()), bad_tensor_, Step(header_.step()));
+  if (bad_tensor_ >= 0)
+    shard_->protocol().declarations().NoteNonFinite(Slot(header_.slot()), bad_tensor_, Step(header_.step()));
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kGradientShardReceived));
-  RETURN_IF_ERROR(shard_->protocol().GradientShardReady(Slot(header_.slot()), header_.shard(), Step(header_.step())));
+  RETURN_IF_ERROR(shard_->protocol().declarations().GradientShardReady(Slot(header_.slot()), header_.shard(),
+                                                                       Step(header_.step())));
   return reply;
 }
 

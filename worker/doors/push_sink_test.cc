@@ -96,7 +96,7 @@ struct Workers {
     for (int r = 0; r < plan.num_ranks(); ++r) {
       ASSERT_OK(Push(r, InitialHeader(r, 9), std::string(plan.InitialShardBytes(0), '\0')));
     }
-    ASSERT_OK(protocol().AwaitCommit(Step(0), kLong));
+    ASSERT_OK(protocol().outcomes().AwaitCommit(Step(0), kLong));
   }
 
   absl::StatusOr<StepOutcome> Finish(int64_t step) {
@@ -105,7 +105,7 @@ struct Workers {
     request.set_step(step);
     for (int s = 0; s < 2; ++s) request.add_slots(s);
     RETURN_IF_ERROR(shards[0]->Declare(request, /*attached=*/false));
-    return protocol().AwaitCommit(Step(step), kLong);
+    return protocol().outcomes().AwaitCommit(Step(step), kLong);
   }
 
   void RunStep(int64_t step) {
@@ -164,7 +164,7 @@ TEST_F(PushSinkTest, TruncatedOrOversized_IsRefused_AndMayBePushedAgain) {
     header.set_total_bytes(wrong);
     EXPECT_THAT(Push(0, header, ""), StatusIs(Code::kInvalidArgument, HasSubstr("has 3072")));
   }
-  EXPECT_FALSE(protocol().HasGradientShard(Slot(0), 0, Step(1)));
+  EXPECT_FALSE(protocol().declarations().HasGradientShard(Slot(0), 0, Step(1)));
   RunStep(1);
 }
 
@@ -208,9 +208,9 @@ TEST_F(PushSinkTest, ASecondPushAtOnce_IsAborted_UntilTheFirstEnds) {
 }
 
 TEST_F(PushSinkTest, ASlotWithATrainer_IsNotPushedTo) {
-  ASSERT_OK(protocol().TakeSlot(Slot(0), uint64_t{2} << 32 | 3));
+  ASSERT_OK(protocol().slots().Take(Slot(0), uint64_t{2} << 32 | 3));
   EXPECT_THAT(PushGradient(0, 0, 1), StatusIs(Code::kFailedPrecondition, HasSubstr("session 3 attached to rank 1")));
-  protocol().GiveSlot(Slot(0), uint64_t{2} << 32 | 3);
+  protocol().slots().Give(Slot(0), uint64_t{2} << 32 | 3);
   EXPECT_OK(PushGradient(0, 0, 1));
 }
 
@@ -261,7 +261,7 @@ TEST(PushSinkPolicyTest, NotFinite_UnderFail_IsRefusedAndMayBePushedAgain) {
   EXPECT_THAT(
       workers.Push(1, workers.GradientHeader(1, 0, 1), Workers::Bytes(gradient), 9),
       StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("\"layer.w\" at element 515"), HasSubstr("push it again"))));
-  EXPECT_FALSE(workers.protocol().HasGradientShard(Slot(0), 1, Step(1)));
+  EXPECT_FALSE(workers.protocol().declarations().HasGradientShard(Slot(0), 1, Step(1)));
   workers.RunStep(1);
 }
 
@@ -274,7 +274,7 @@ TEST(PushSinkPolicyTest, InitialWeights_AreRoundedPlacedAndChecked) {
               StatusIs(Code::kInvalidArgument, HasSubstr("element 5")));
   piece[5] = 3;
   ASSERT_OK(workers.Push(0, workers.InitialHeader(0, 2), Workers::Bytes(piece), 1));
-  ASSERT_OK(workers.protocol().AwaitCommit(Step(0), kLong));
+  ASSERT_OK(workers.protocol().outcomes().AwaitCommit(Step(0), kLong));
   const char* window = workers.shards[0]->host().window().data();
   EXPECT_EQ(reinterpret_cast<const float*>(window)[5], 3.0f);
   EXPECT_EQ(reinterpret_cast<const float*>(window)[6], 1.0f + 0x1p-9f);
@@ -326,15 +326,15 @@ struct BucketPushTest : ::testing::Test, Workers {
 
 TEST_F(BucketPushTest, OneBucketsPiece_CountsByItselfAndTheFirstStays) {
   ASSERT_OK(PushBucket(0, 0, trained[1], 3));
-  EXPECT_TRUE(protocol().HasBucketShard(Slot(0), trained[1], 0, Step(1)));
-  EXPECT_FALSE(protocol().HasBucketShard(Slot(0), trained[1], 1, Step(1)));
-  EXPECT_FALSE(protocol().HasBucketShard(Slot(0), trained[0], 0, Step(1)));
+  EXPECT_TRUE(protocol().buckets().HasShard(Slot(0), trained[1], 0, Step(1)));
+  EXPECT_FALSE(protocol().buckets().HasShard(Slot(0), trained[1], 1, Step(1)));
+  EXPECT_FALSE(protocol().buckets().HasShard(Slot(0), trained[0], 0, Step(1)));
   EXPECT_EQ(*InSlot(0, trained[1], 0), 3);
   ASSERT_OK(PushBucket(0, 0, trained[1], 5));  // repeated: dropped
   EXPECT_EQ(*InSlot(0, trained[1], 0), 3);
   ASSERT_OK(PushGradient(0, 0, 1));  // all of them: without that one
   EXPECT_EQ(*InSlot(0, trained[1], 0), 3);
-  EXPECT_TRUE(protocol().HasBucketShard(Slot(0), trained[0], 0, Step(1)));
+  EXPECT_TRUE(protocol().buckets().HasShard(Slot(0), trained[0], 0, Step(1)));
   EXPECT_EQ(*InSlot(0, trained[0], 0), Gradient(0, 1)[0]);
 }
 

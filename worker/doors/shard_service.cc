@@ -48,9 +48,9 @@ class BucketWait {
   BucketWait(std::shared_ptr<JobShard> shard, const v1::DeclareBucketRequest& request)
       : shard_(std::move(shard)), step_(request.step()) {
     for (int slot : request.slots()) slots_.push_back(Slot(slot));
-    protocol().SetWaiting(slots_, true);
+    protocol().buckets().SetWaiting(slots_, true);
   }
-  ~BucketWait() { protocol().SetWaiting(slots_, false); }
+  ~BucketWait() { protocol().buckets().SetWaiting(slots_, false); }
   BucketWait(const BucketWait&) = delete;
   BucketWait& operator=(const BucketWait&) = delete;
 
@@ -123,7 +123,8 @@ grpc::ServerUnaryReactor* ShardService::Step(grpc::CallbackServerContext* contex
   return WaitingCall::Start(
       *context, shard->waiters(),
       [shard, step, reply, declared = *request]() -> std::optional<absl::Status> {
-        const absl::StatusOr<StepOutcome> outcome = shard->protocol().AwaitCommit(step, absl::ZeroDuration());
+        const absl::StatusOr<StepOutcome> outcome =
+            shard->protocol().outcomes().AwaitCommit(step, absl::ZeroDuration());
         if (absl::IsDeadlineExceeded(outcome.status())) {
           const absl::Status health = shard->HealthOf(declared);
           return health.ok() ? std::nullopt : std::make_optional(health);
@@ -132,8 +133,8 @@ grpc::ServerUnaryReactor* ShardService::Step(grpc::CallbackServerContext* contex
         return outcome.status();
       },
       [shard, step] {
-        return absl::DeadlineExceededError(
-            absl::StrCat("step ", step.value(), " was not committed in time; ", shard->protocol().WaitsFor(step)));
+        return absl::DeadlineExceededError(absl::StrCat("step ", step.value(), " was not committed in time; ",
+                                                        shard->protocol().outcomes().WaitsFor(step)));
       });
 }
 
@@ -154,12 +155,13 @@ grpc::ServerUnaryReactor* ShardService::DeclareBucket(grpc::CallbackServerContex
   return WaitingCall::Start(
       *context, shard->waiters(),
       [wait]() -> std::optional<absl::Status> {
-        const absl::Status there = wait->protocol().AwaitBuckets(wait->slots(), wait->step(), absl::ZeroDuration());
+        const absl::Status there =
+            wait->protocol().buckets().AwaitSums(wait->slots(), wait->step(), absl::ZeroDuration());
         if (!absl::IsDeadlineExceeded(there)) return there;
         const absl::Status health = wait->shard().Health();
         return health.ok() ? std::nullopt : std::make_optional(health);
       },
-      [wait] { return wait->protocol().AwaitBuckets(wait->slots(), wait->step(), absl::ZeroDuration()); });
+      [wait] { return wait->protocol().buckets().AwaitSums(wait->slots(), wait->step(), absl::ZeroDuration()); });
 }
 
 grpc::ServerUnaryReactor* ShardService::Attach(grpc::CallbackServerContext* context, const v1::AttachRequest* request,
@@ -211,11 +213,11 @@ grpc::ServerUnaryReactor* ShardService::Digest(grpc::CallbackServerContext* cont
     return shard->Health();
   });
   if (!status.ok()) return Answer(context, status);
-  const uint64_t ticket = shard->protocol().AskForDigest();
+  const uint64_t ticket = shard->protocol().tickets().AskForDigest();
   return WaitingCall::Start(
       *context, shard->waiters(),
       [shard, ticket, reply]() -> std::optional<absl::Status> {
-        const auto digest = shard->protocol().DigestOf(ticket);
+        const auto digest = shard->protocol().tickets().DigestOf(ticket);
         if (!digest.ok()) return digest.status();
         if (!digest->has_value()) {
           const absl::Status health = shard->Health();

@@ -169,11 +169,11 @@ grpc::ServerUnaryReactor* ShardService::Publish(grpc::CallbackServerContext* con
     return CheckPublishes(*shard, shard->protocol());
   });
   if (!status.ok()) return Answer(context, status);
-  const uint64_t ticket = shard->protocol().AskToPublish();
+  const uint64_t ticket = shard->protocol().tickets().AskToPublish();
   return WaitingCall::Start(
       *context, shard->waiters(),
       [shard, ticket, reply]() -> std::optional<absl::Status> {
-        const absl::StatusOr<std::optional<shardmesh::Step>> step = shard->protocol().PublishedFor(ticket);
+        const absl::StatusOr<std::optional<shardmesh::Step>> step = shard->protocol().tickets().PublishedFor(ticket);
         if (!step.ok()) return step.status();
         if (!step->has_value()) {
           const absl::Status health = shard->Health();

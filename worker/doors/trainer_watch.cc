@@ -47,7 +47,7 @@ v1::AwaitedTrainer::State TrainerWatch::StateOf(const MissingSlot& missing) cons
 
 bool TrainerWatch::Tell(const StepProtocol& protocol, v1::LocalReply& reply) const {
   bool left = false;
-  for (const MissingSlot& missing : protocol.MissingSlots(protocol.committed_step().next())) {
+  for (const MissingSlot& missing : protocol.outcomes().MissingSlots(protocol.committed_step().next())) {
     v1::AwaitedTrainer& awaited = *reply.add_awaited();
     awaited.set_slot(missing.slot);
     awaited.set_state(StateOf(missing));

@@ -22,7 +22,7 @@ struct TrainerWatchTest : StepFixture {
   TrainerWatchTest() { PlaceWeights(); }
 
   void Attach(int slot, int64_t pid) {
-    ASSERT_OK(protocol.TakeSlot(Slot(slot), kHolder));
+    ASSERT_OK(protocol.slots().Take(Slot(slot), kHolder));
     host.control()->slots[slot].holder_pid.store(pid);
   }
   void Leave(int slot) { GiveSlotsBack(protocol, {slot}, kHolder, stop); }
@@ -58,7 +58,7 @@ TEST_F(TrainerWatchTest, OneThatLeftBeforeTheSessionBegan_IsAbsent_OneThatLeftSi
 TEST_F(TrainerWatchTest, SlotThatIsComplete_IsNotWaitedFor) {
   const TrainerWatch watch(protocol);
   Attach(0, 0);
-  Pieces(1, 1);
+  GradientShards(1, 1);
   ASSERT_OK(Declare({Slot(1)}, 1));
   Leave(0);
   v1::LocalReply reply;

@@ -56,7 +56,7 @@ absl::Status JobShard::Open(Memory& memory, const std::atomic<bool>* cancelled) 
   if (options_.resumed) {
     protocol_->TakeOver();
     leases_->TakeOver();
-    unclaimed_.Expect(protocol_->Sessions().staying);
+    unclaimed_.Expect(protocol_->slots().Sessions().staying);
     if (rank().value() == protocol_->local().first()) mail_.TakeOver();
   } else if (plan_.bucketed() && rank().value() == protocol_->local().first()) {
     const int buckets = static_cast<int>(plan_.buckets().size());
@@ -102,7 +102,7 @@ EngineOptions JobShard::ForEngine() {
 
 JobShard::~JobShard() {
   // Members of this host may wait for gradient shards that will not come.
-  if (host_lead_ != nullptr) protocol_->Abort(AbortReason::kLeft, rank().value(), rank());
+  if (host_lead_ != nullptr) protocol_->members().Abort(AbortReason::kLeft, rank().value(), rank());
   host_lead_.reset();
   engine_.reset();
 }
@@ -119,7 +119,7 @@ void JobShard::StartHosts(HostGroups groups, absl::Duration heartbeat_timeout) {
 absl::Status JobShard::End(absl::Span<const Rank> members, const std::atomic<bool>& cancelled, absl::Duration timeout) {
   MutexLock ending_lock(ending_mu_);
   if (ending().has_value()) return absl::OkStatus();
-  protocol_->Abort(AbortReason::kReformed, rank().value(), rank());
+  protocol_->members().Abort(AbortReason::kReformed, rank().value(), rank());
   TellReaders(BoardOver::kEnded);
   engine_->Stop();
   ControlBlock& control = *protocol_->control();
@@ -206,7 +206,7 @@ void JobShard::Close() {
 Topology JobShard::topology() const { return {protocol_->local().num_hosts, plan_.num_ranks(), on_device()}; }
 
 absl::Status JobShard::Health() const {
-  const absl::Status health = protocol_->Health();  // comes first: who was lost is why it is closed, too
+  const absl::Status health = protocol_->members().Health();  // comes first: who was lost is why it is closed, too
   return health.ok() ? CheckOpen() : health;
 }
 
@@ -236,21 +236,22 @@ absl::StatusOr<std::optional<StepOutcome>> JobShard::Declare(const v1::StepReque
   // What an attached trainer knows, its host has committed; and the host's lead itself declares for it.
   if (!attached) AwaitCommitBefore(declaration.step);
   for (Slot slot : declaration.slots) {
-    ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_->CheckStep(slot, declaration.step));
+    ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_->declarations().CheckStep(slot, declaration.step));
     if (outcome.has_value()) return outcome;
   }
-  if (!attached) protocol_->AwaitFree(declaration.slots, StepProtocol::kHolderLag);
+  if (!attached) protocol_->slots().AwaitFree(declaration.slots, StepSlots::kHolderLag);
   for (Slot slot : declaration.slots) {
     for (int shard = 0; shard < plan_.num_shards() && !attached && !plan_.bucketed(); ++shard) {
       // Of a gradient shard that another host takes it is not known here whether it is there yet: the step waits for
       // it.
-      if (protocol_->IsPushedHere(slot, shard) && !protocol_->HasGradientShard(slot, shard, declaration.step)) {
+      if (protocol_->declarations().IsPushedHere(slot, shard) &&
+          !protocol_->declarations().HasGradientShard(slot, shard, declaration.step)) {
         return absl::FailedPreconditionError(absl::StrCat("slot ", slot.value(), " of step ", request.step(),
                                                           " lacks the gradient of shard ", shard, "; push it first"));
       }
     }
   }
-  ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_->Declare(declaration));
+  ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_->declarations().Declare(declaration));
   if (outcome.has_value()) return outcome;  // committed meanwhile
   const int64_t now = MonotonicNanos();
   for (Slot slot : declaration.slots) trace_.Add({"declared", request.step(), -1, slot.value(), 0, now, now});
@@ -266,7 +267,7 @@ absl::StatusOr<bool> JobShard::DeclareBucket(const v1::DeclareBucketRequest& req
   for (int slot : request.slots()) declaration.slots.push_back(Slot(slot));
   for (const v1::NonFinite& bad : request.non_finite())
     declaration.non_finite.emplace_back(Slot(bad.slot()), bad.tensor());
-  ASSIGN_OR_RETURN(const bool before, protocol_->DeclareBucket(declaration));
+  ASSIGN_OR_RETURN(const bool before, protocol_->buckets().Declare(declaration));
   const int64_t now = MonotonicNanos();
   for (Slot slot : declaration.slots) {
     if (!before) trace_.Add({"declared", request.step(), request.bucket(), slot.value(), 0, now, now});
@@ -276,14 +277,15 @@ absl::StatusOr<bool> JobShard::DeclareBucket(const v1::DeclareBucketRequest& req
 
 absl::Status JobShard::HealthOf(const v1::StepRequest& request) const {
   RETURN_IF_ERROR(Health());
-  for (int slot : request.slots()) RETURN_IF_ERROR(protocol_->CheckStands({Slot(slot)}, Step(request.step())));
+  for (int slot : request.slots())
+    RETURN_IF_ERROR(protocol_->declarations().CheckStands({Slot(slot)}, Step(request.step())));
   return absl::OkStatus();
 }
 
 void JobShard::AwaitCommitBefore(Step step) const {
   const bool under_way = protocol_->decided() > protocol_->committed();
   if (protocol_->local().num_hosts == 1 || !under_way || step != Step(protocol_->committed_step().value() + 2)) return;
-  protocol_->AwaitCommit(Step(step.value() - 1), kCommitLag).status().IgnoreError();
+  protocol_->outcomes().AwaitCommit(Step(step.value() - 1), kCommitLag).status().IgnoreError();
 }
 
 v1::StepReply JobShard::ToReply(const StepOutcome& outcome) const {
@@ -305,22 +307,22 @@ v1::StepReply JobShard::ToReply(const StepOutcome& outcome) const {
 }
 
 bool JobShard::BeginPush(int slot) {
-  if (slot >= 0) return protocol_->ClaimPush(Slot(slot), place_.shard, rank());
+  if (slot >= 0) return protocol_->slots().ClaimPush(Slot(slot), place_.shard, rank());
   MutexLock lock(mu_);
   return pushes_.insert(slot).second;
 }
 
 void JobShard::EndPush(int slot) {
-  if (slot >= 0) return protocol_->ReleasePush(Slot(slot), place_.shard);
+  if (slot >= 0) return protocol_->slots().ReleasePush(Slot(slot), place_.shard);
   MutexLock lock(mu_);
   pushes_.erase(slot);
 }
 
 void JobShard::Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool retained) {
-  protocol_->SignOfLife(rank(), now_nanos, getpid(), retained);
-  protocol_->CheckPeers(rank(), now_nanos, heartbeat_timeout);
+  protocol_->members().SignOfLife(rank(), now_nanos, getpid(), retained);
+  protocol_->members().CheckPeers(rank(), now_nanos, heartbeat_timeout);
   leases_->Sweep();
-  if (!protocol_->Health().ok()) TellReaders(BoardOver::kEnded);
+  if (!protocol_->members().Health().ok()) TellReaders(BoardOver::kEnded);
   waiters_.Notify();
 }
 
@@ -374,7 +376,8 @@ void JobShard::FillStatus(v1::GetStatusReply::Job& status) const {
   const MemberWords& member = protocol_->control()->members[rank().value()];
   status.set_restarts(static_cast<int32_t>(member.restarts.load()));
   if (const int64_t pause = member.pause_nanos.load(); pause > 0) status.set_last_pause_nanos(pause);
-  if (const absl::Status health = protocol_->Health(); !health.ok()) status.set_error(std::string(health.message()));
+  if (const absl::Status health = protocol_->members().Health(); !health.ok())
+    status.set_error(std::string(health.message()));
 }
 
 void JobShard::FillTrainers(v1::GetStatusReply::Job& status) const {

@@ -97,9 +97,9 @@ class JobShard {
   // StepRequest -> Declare. `attached`: the slots' windows hold every gradient shard, which are marked ready too; else
   // a missing gradient shard is FailedPrecondition.
   absl::StatusOr<std::optional<StepOutcome>> Declare(const v1::StepRequest& request, bool attached);
-  // DeclareBucketRequest -> StepProtocol::DeclareBucket. True: it was declared before.
+  // DeclareBucketRequest -> StepBuckets::Declare. True: it was declared before.
   absl::StatusOr<bool> DeclareBucket(const v1::DeclareBucketRequest& request, bool attached);
-  // Health, and whether what was declared stands (StepProtocol::CheckStands).
+  // Health, and whether what was declared stands (StepDeclarations::CheckStands).
   absl::Status HealthOf(const v1::StepRequest& request) const;
   v1::StepReply ToReply(const StepOutcome& outcome) const;
 

@@ -36,7 +36,7 @@ absl::Status StepMail::Finish(int seat, const v1::SlotRequest& request, v1::Slot
   if (said.has_loss_scale()) finished.loss_scale = said.loss_scale();
   finished.tokens = said.tokens();
   if (said.has_non_finite()) finished.non_finite = said.non_finite().tensor();
-  ASSIGN_OR_RETURN(const std::optional<PulledSlots::Result> result, protocol_.FinishSlot(seat, finished));
+  ASSIGN_OR_RETURN(const std::optional<PulledSlots::Result> result, protocol_.pulling().Finish(seat, finished));
   open_[seat].finishes = !result.has_value();
   open_[seat].finished_slot = said.slot();
   if (result.has_value()) Finished(seat, *result, reply);
@@ -56,26 +56,26 @@ void StepMail::Finished(int seat, PulledSlots::Result result, v1::SlotReply& rep
 bool StepMail::FinishIsKnown(int seat) {
   Open& open = open_[seat];
   if (!open.finishes) return true;
-  if (protocol_.HolderOf(Slot(seat)) != open.session) {  // nobody is there to be told
+  if (protocol_.slots().HolderOf(Slot(seat)) != open.session) {  // nobody is there to be told
     open.finishes = open.takes = false;
     host_.mailbox(seat).answered.store(host_.mailbox(seat).request.taken.load());
     return false;
   }
-  absl::Status status = protocol_.Health();
-  const auto result = protocol_.ResultOf(seat);
+  absl::Status status = protocol_.members().Health();
+  const auto result = protocol_.pulling().ResultOf(seat);
   if (status.ok() && !result.has_value()) return false;
   open.finishes = false;
   if (status.ok()) status = result->status();
   if (status.ok()) Finished(seat, **result, open.pull);
   if (status.ok() && open.takes) return true;
   open.takes = false;
-  protocol_.SetWaits(seat, false, MonotonicNanos());
+  protocol_.pulling().SetWaits(seat, false, MonotonicNanos());
   AnswerPulling(seat, status);
   return false;
 }
 
 void StepMail::Reopen() {
-  const int slots = protocol_.ReopenSlots(MonotonicNanos());
+  const int slots = protocol_.pulling().Reopen(MonotonicNanos());
   if (slots == 0) return;
   spdlog::warn("event=slots_reopened job={} step={} slots={} reason=\"their trainers are gone or late\"",
                protocol_.job().name, protocol_.committed_step().value() + 1, slots);
@@ -85,7 +85,7 @@ void StepMail::Reopen() {
 void StepMail::TakePulling(int seat, bool counts) {
   Open& open = open_[seat];
   Mailbox& box = host_.mailbox(seat);
-  protocol_.SetWaits(seat, false, MonotonicNanos());  // a message before this one was given up
+  protocol_.pulling().SetWaits(seat, false, MonotonicNanos());  // a message before this one was given up
   open.finishes = false;
   Reopen();                                           // the session may be new
   if (!counts) return box.answered.store(box.request.taken.load());
@@ -107,7 +107,7 @@ void StepMail::TakePulling(int seat, bool counts) {
   open.takes = true;
   open.after_step = request.after_step();
   open.until_nanos = MonotonicNanos() + std::min(request.timeout_ms(), kMaxSlotTimeoutMs) * 1'000'000;
-  protocol_.SetWaits(seat, true, MonotonicNanos());
+  protocol_.pulling().SetWaits(seat, true, MonotonicNanos());
 }
 
 // In the order of seats: who asks in vain goes on waiting. A trainer that is gone, or gave up, is not answered.
@@ -116,15 +116,15 @@ void StepMail::PollPulling() {
   for (int seat = 0; seat < static_cast<int>(open_.size()); ++seat) {
     Open& open = open_[seat];
     if (!FinishIsKnown(seat) || !open.takes) continue;
-    const bool asks = protocol_.HolderOf(Slot(seat)) == open.session && now < open.until_nanos;
-    absl::Status status = protocol_.Health();
+    const bool asks = protocol_.slots().HolderOf(Slot(seat)) == open.session && now < open.until_nanos;
+    absl::Status status = protocol_.members().Health();
     if (asks && status.ok()) {
       const absl::StatusOr<bool> taken = TryTake(seat, now, open.pull);
       if (taken.ok() && !*taken) continue;
       status = taken.status();
     }
     open.takes = false;
-    protocol_.SetWaits(seat, false, now);
+    protocol_.pulling().SetWaits(seat, false, now);
     if (!asks) {
       host_.mailbox(seat).answered.store(host_.mailbox(seat).request.taken.load());
       continue;
@@ -138,12 +138,12 @@ absl::StatusOr<bool> StepMail::TryTake(int seat, int64_t now_nanos, v1::SlotRepl
   const Step committed = protocol_.committed_step();
   if (committed.value() == kNoStep) return false;
   if (committed.value() > open_[seat].after_step) {
-    std::optional<StepOutcome> outcome = protocol_.OutcomeOf(committed);
+    std::optional<StepOutcome> outcome = protocol_.outcomes().OutcomeOf(committed);
     outcome->already_applied = false;
     *reply.mutable_committed() = to_reply_(*outcome);
     return true;
   }
-  ASSIGN_OR_RETURN(const std::optional<PulledSlots::Grant> grant, protocol_.TakeNext(seat, now_nanos));
+  ASSIGN_OR_RETURN(const std::optional<PulledSlots::Grant> grant, protocol_.pulling().TakeNext(seat, now_nanos));
   if (!grant.has_value()) return false;
   reply.set_slot(grant->slot);
   reply.set_step(committed.value() + 1);

@@ -54,13 +54,13 @@ void StepMail::Poll() {
 
 void StepMail::AnswerIfDone(int slot) {
   const Step step(open_[slot].step);
-  if (std::optional<StepOutcome> outcome = protocol_.OutcomeOf(step)) {
+  if (std::optional<StepOutcome> outcome = protocol_.outcomes().OutcomeOf(step)) {
     outcome->already_applied = false;
     Reach(FaultPoint::kAnswering);
     Answer(slot, *outcome);
-  } else if (const absl::Status health = protocol_.Health(); !health.ok()) {
+  } else if (const absl::Status health = protocol_.members().Health(); !health.ok()) {
     Answer(slot, health);
-  } else if (const absl::Status stands = protocol_.CheckStands(open_[slot].slots, step); !stands.ok()) {
+  } else if (const absl::Status stands = protocol_.declarations().CheckStands(open_[slot].slots, step); !stands.ok()) {
     Answer(slot, stands);  // another host's word came first
   }
 }
@@ -71,7 +71,7 @@ void StepMail::Take(int slot) {
   taking.fetch_add(1);  // before the holder is read
   const bool taken = TakeMessage(box.request, bytes_);
   const bool counts = taken && request_.ParseFromString(bytes_) && request_.session() != 0 &&
-                      request_.session() == protocol_.HolderOf(Slot(slot));
+                      request_.session() == protocol_.slots().HolderOf(Slot(slot));
   Open& open = open_[slot];
   open.step = 0;
   open.id = request_.id();
@@ -101,7 +101,8 @@ void StepMail::Take(int slot) {
 
 absl::Status StepMail::CheckSlots(const v1::LocalRequest& request) const {
   for (const int slot : request.step().slots()) {
-    if (slot >= 0 && slot < static_cast<int>(open_.size()) && protocol_.HolderOf(Slot(slot)) == request.session())
+    if (slot >= 0 && slot < static_cast<int>(open_.size()) &&
+        protocol_.slots().HolderOf(Slot(slot)) == request.session())
       continue;
     return absl::InvalidArgumentError(absl::StrCat("slot ", slot, " is not one that this session attached to"));
   }
@@ -135,7 +136,7 @@ void StepMail::Deliver(int slot) {
 void GiveSlotsBack(StepProtocol& protocol, absl::Span<const int> slots, uint64_t holder,
                    const std::atomic<bool>& stop) {
   for (const int slot : slots) {
-    protocol.LeaveSlot(Slot(slot), holder);
+    protocol.slots().Leave(Slot(slot), holder);
     protocol.control()->slots[slot].times_left.fetch_add(1);  // of a slot of the granted session
   }
   // Who takes a message from here on sees that its session is gone.
@@ -143,10 +144,10 @@ void GiveSlotsBack(StepProtocol& protocol, absl::Span<const int> slots, uint64_t
   const uint32_t seen = taking.load();
   const absl::Time deadline = MonotonicNow() + kTakingTimeout;
   for (int looks = 0; seen % 2 == 1 && taking.load() == seen; ++looks) {
-    if (stop.load() || !protocol.Health().ok() || MonotonicNow() > deadline) return;
+    if (stop.load() || !protocol.members().Health().ok() || MonotonicNow() > deadline) return;
     looks < kQuickLooks ? void(sched_yield()) : absl::SleepFor(kSlowLook);  // the lead may be dead, and come back
   }
-  for (const int slot : slots) protocol.GiveSlot(Slot(slot), holder | kLeaving);
+  for (const int slot : slots) protocol.slots().Give(Slot(slot), holder | kLeaving);
 }
 
 }  // namespace shardmesh

@@ -18,8 +18,8 @@ constexpr uint64_t kOne = uint64_t{1} << 32 | 7, kOther = uint64_t{2} << 32 | 9;
 // Slots 0 and 1 are held by session kOne, which writes into the mailbox of slot 0; slot 2 by kOther.
 struct StepMailTest : StepFixture {
   StepMailTest() {
-    for (const int slot : {0, 1}) EXPECT_OK(protocol.TakeSlot(Slot(slot), kOne));
-    EXPECT_OK(protocol.TakeSlot(Slot(2), kOther));
+    for (const int slot : {0, 1}) EXPECT_OK(protocol.slots().Take(Slot(slot), kOne));
+    EXPECT_OK(protocol.slots().Take(Slot(2), kOther));
   }
 
   static v1::LocalRequest Request(uint64_t session, std::vector<int> slots, int64_t step) {
@@ -51,7 +51,7 @@ struct StepMailTest : StepFixture {
                   declaration.step = Step(request.step());
                   declaration.in_place = true;
                   for (const int slot : request.slots()) declaration.slots.push_back(Slot(slot));
-                  return protocol.Declare(declaration);
+                  return protocol.declarations().Declare(declaration);
                 },
                 [](const StepOutcome& outcome) {
                   v1::StepReply reply;
@@ -106,7 +106,7 @@ TEST_F(StepMailTest, MessagesOfOtherSessions_AndNoMessages_DoNothing) {
     EXPECT_EQ(Answer(0), "none") << session;
     EXPECT_FALSE(host.mailbox(0).open());
   }
-  protocol.GiveSlot(Slot(2), kOther);
+  protocol.slots().Give(Slot(2), kOther);
   ASSERT_TRUE(Put(2, Request(0, {2}, 1)));  // of a slot that nobody holds
   ASSERT_TRUE(PutMessage(host.mailbox(0).request, "\xff\xff nonsense"));
   mail.Poll();
@@ -173,7 +173,7 @@ TEST_F(StepMailTest, AbortedJob_OpenMessagesAreToldWhy) {
   PlaceWeights();
   ASSERT_TRUE(Put(0, Request(kOne, {0, 1}, 1)));
   mail.Poll();
-  protocol.Abort(AbortReason::kGone, 3, Rank(0));
+  protocol.members().Abort(AbortReason::kGone, 3, Rank(0));
   mail.Poll();
   EXPECT_THAT(Answer(0), HasSubstr("UNAVAILABLE: "));
 }
@@ -216,19 +216,19 @@ TEST_F(StepMailTest, SlotsAreFree_WhenTheLeadIsInNoMessageOfTheirSession) {
     GiveSlotsBack(protocol, {0, 1}, kOne, stop);
     given.store(true);
   });
-  while (protocol.HolderOf(Slot(1)) == kOne) std::this_thread::yield();
+  while (protocol.slots().HolderOf(Slot(1)) == kOne) std::this_thread::yield();
   EXPECT_FALSE(given.load());
-  EXPECT_THAT(protocol.TakeSlot(Slot(0), kOther),
+  EXPECT_THAT(protocol.slots().Take(Slot(0), kOther),
               StatusIs(Code::kFailedPrecondition, HasSubstr("session 7 attached to rank 0")));
   protocol.control()->taking_messages.store(2);
   leaving.join();
-  EXPECT_OK(protocol.TakeSlot(Slot(0), kOther));
-  EXPECT_EQ(protocol.HolderOf(Slot(1)), 0u);
+  EXPECT_OK(protocol.slots().Take(Slot(0), kOther));
+  EXPECT_EQ(protocol.slots().HolderOf(Slot(1)), 0u);
 
   protocol.control()->taking_messages.store(3);
   stop.store(true);
   GiveSlotsBack(protocol, {2}, kOther, stop);  // comes back
-  EXPECT_EQ(protocol.HolderOf(Slot(2)), kOther | kLeaving);
+  EXPECT_EQ(protocol.slots().HolderOf(Slot(2)), kOther | kLeaving);
 }
 
 }  // namespace

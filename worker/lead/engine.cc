@@ -50,9 +50,9 @@ class Engine::HostGate final : public BucketGate {
  public:
   HostGate(StepProtocol& protocol, Rank rank) : protocol_(protocol), rank_(rank) {}
   bool AwaitGradients(const Command& command, int bucket) override {
-    return protocol_.AwaitGradients(Step(command.step), bucket);
+    return protocol_.commands().AwaitGradients(Step(command.step), bucket);
   }
-  void Done(uint64_t seq, int buckets) override { protocol_.BucketsDone(rank_, seq, buckets); }
+  void Done(uint64_t seq, int buckets) override { protocol_.commands().BucketsDone(rank_, seq, buckets); }
 
  private:
   StepProtocol& protocol_;
@@ -84,7 +84,7 @@ absl::Status Engine::StageInitial(InitialShard piece, uint64_t push_id) {
   if (protocol_.decided() > 0) return absl::AbortedError("the job has its initial weights already");
   if (staged_.size() == kMaxStaged) staged_.erase(staged_.begin());
   staged_.emplace_back(push_id, std::move(piece));
-  protocol_.InitialShardReady(rank_, push_id);
+  protocol_.commands().InitialShardReady(rank_, push_id);
   return absl::OkStatus();
 }
 
@@ -94,7 +94,8 @@ absl::Status Engine::Load(uint64_t load_id, Step step, const std::function<absl:
     MutexLock lock(mu_);
     if (loading_) return absl::AbortedError("another load of this shard is under way; try again");
     if (protocol_.decided() > 0) return absl::AbortedError(kHasWeights);
-    protocol_.LoadedReady(rank_, 0, Step(kNoStep));  // from here on the storage is not what was loaded before
+    protocol_.commands().LoadedReady(rank_, 0,
+                                     Step(kNoStep));  // from here on the storage is not what was loaded before
     loaded_.reset();
     loading_ = true;
   }
@@ -116,7 +117,7 @@ absl::Status Engine::UseLoaded(uint64_t load_id) {
   if (!loaded_.has_value() || loaded_->id != load_id) {
     return absl::NotFoundError(absl::StrCat("rank ", rank_.value(), " did not load ", load_id, "; load it first"));
   }
-  protocol_.LoadedReady(rank_, load_id, loaded_->step);
+  protocol_.commands().LoadedReady(rank_, load_id, loaded_->step);
   return absl::OkStatus();
 }
 
@@ -131,7 +132,7 @@ bool Engine::HasLoaded(uint64_t load_id) {
   return AwaitLoading() && loaded_.has_value() && loaded_->id == load_id;
 }
 
-bool Engine::Stopping() const { return stop_.load() || !protocol_.Health().ok(); }
+bool Engine::Stopping() const { return stop_.load() || !protocol_.members().Health().ok(); }
 
 void Engine::Await(std::atomic<uint32_t>& word, uint32_t seen) const { AwaitChange(word, seen, options_.spin, kSlice); }
 
@@ -148,8 +149,8 @@ void Engine::Loop() {
     if (lead()) Call(options_.notified);
     const bool open = protocol_.committed() != executed;
     if (lead() && !open && protocol_.decided() == executed) {
-      protocol_.DropUnused([this](int bucket) { GaveBack(pass_.GiveBackWeights(bucket)); });
-      protocol_.Decide();
+      protocol_.buckets().DropUnused([this](int bucket) { GaveBack(pass_.GiveBackWeights(bucket)); });
+      protocol_.commands().Decide();
     }
     if (!open && protocol_.decided() == executed) {
       Await(word, seen);
@@ -165,7 +166,7 @@ void Engine::Loop() {
       if (!AwaitAllDone(step)) break;
       const Command& command = protocol_.command();
       if (command.kind == CommandKind::kReduceBucket) GaveBack(pass_.GiveBackGradients(command.bucket));
-      protocol_.Commit();
+      protocol_.commands().Commit();
     } else if (!AwaitCommitted(executed, step)) {
       break;
     }
@@ -177,7 +178,7 @@ void Engine::Loop() {
 
 // Memory that cannot be given back breaks what bucket residency promises.
 void Engine::GaveBack(const absl::Status& status) {
-  if (!status.ok()) protocol_.Abort(AbortReason::kInternal, rank_.value(), rank_);
+  if (!status.ok()) protocol_.members().Abort(AbortReason::kInternal, rank_.value(), rank_);
 }
 
 // The gradient shard of the set that was decided: a newer one may have been staged since, and must not be mixed in.
@@ -200,28 +201,28 @@ void Engine::Execute(uint64_t seq) {
   const bool loads = command.kind == CommandKind::kRestore && command.initial_id != 0;
   // What was staged is gone where three sets raced, or in the next incarnation of a process.
   if (!initial.has_value() || (loads && !HasLoaded(command.initial_id))) {
-    protocol_.Abort(AbortReason::kInternal, rank_.value(), rank_);
+    protocol_.members().Abort(AbortReason::kInternal, rank_.value(), rank_);
     return;
   }
   HostGate gate(protocol_, rank_);
   const bool several = protocol_.local().num_hosts > 1;
   const absl::StatusOr<uint64_t> digest = pass_.Run(command, seq, initial->data(), several ? &gate : nullptr);
-  if (several && !protocol_.Health().ok()) return;  // it may not be whole
+  if (several && !protocol_.members().Health().ok()) return;  // it may not be whole
   if (!digest.ok()) {
     Failed(digest.status());
     return;
   }
   protocol_.control()->members[rank_.value()].digest.store(*digest, std::memory_order_release);
   Reach(FaultPoint::kExecuted);
-  protocol_.Done(rank_, seq);
+  protocol_.commands().Done(rank_, seq);
 }
 
 // A pass that fails is one on a device, or has found damage.
 void Engine::Failed(const absl::Status& status) {
   spdlog::error("event=pass_failed rank={} device={} error=\"{}\"", rank_.value(), pass_.device(), status.ToString());
-  if (!protocol_.Health().ok()) return;  // it was aborted for another reason
+  if (!protocol_.members().Health().ok()) return;  // it was aborted for another reason
   const AbortReason reason = absl::IsDataLoss(status) ? AbortReason::kDamaged : AbortReason::kDevice;
-  protocol_.Abort(reason, rank_.value(), rank_, std::max(pass_.device(), 0));
+  protocol_.members().Abort(reason, rank_.value(), rank_, std::max(pass_.device(), 0));
 }
 
 bool Engine::AwaitAllDone(int64_t step) {
@@ -229,12 +230,12 @@ bool Engine::AwaitAllDone(int64_t step) {
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(options_.step_timeout);
   while (!Stopping()) {
     const uint32_t seen = protocol_.notifier().load(std::memory_order_acquire);
-    if (protocol_.AllDone()) return true;
+    if (protocol_.commands().AllDone()) return true;
     if (protocol_.command().kind == CommandKind::kMerge) Call(options_.notified);  // who takes a slot waits for no sum
     if (MonotonicNanos() > deadline) {
-      const std::vector<int> late = protocol_.NotDone();
+      const std::vector<int> late = protocol_.commands().NotDone();
       if (late.empty()) continue;  // the last one finished just now
-      protocol_.Abort(AbortReason::kLate, late.front(), rank_);
+      protocol_.members().Abort(AbortReason::kLate, late.front(), rank_);
     }
     Await(protocol_.notifier(), seen);
   }
@@ -250,7 +251,7 @@ bool Engine::AwaitCommitted(uint64_t seq, int64_t step) {
   while (!Stopping()) {
     const uint32_t seen = control.finished.load(std::memory_order_acquire);
     if (protocol_.committed() >= seq) return true;
-    if (MonotonicNanos() > deadline) protocol_.Abort(AbortReason::kLate, protocol_.local().first(), rank_);
+    if (MonotonicNanos() > deadline) protocol_.members().Abort(AbortReason::kLate, protocol_.local().first(), rank_);
     Await(control.finished, seen);
   }
   return false;

@@ -51,17 +51,18 @@ struct Members : TestHost {
     for (int s = 0; s < job.num_slots; ++s) {
       float* gradients = reinterpret_cast<float*>(host.slot(s).data());
       for (int64_t e = 0; e < plan.gradient_window_bytes() / 4; ++e) gradients[e] = RandomValue(step, s, e);
-      for (int p = 0; p < plan.num_shards(); ++p) ASSERT_OK(protocol.GradientShardReady(Slot(s), p, Step(step)));
-      ASSERT_OK(protocol.Declare({{Slot(s)}, Step(step), {0.125}, {}}));
+      for (int p = 0; p < plan.num_shards(); ++p)
+        ASSERT_OK(protocol.declarations().GradientShardReady(Slot(s), p, Step(step)));
+      ASSERT_OK(protocol.declarations().Declare({{Slot(s)}, Step(step), {0.125}, {}}));
     }
   }
 
   // The digest of the committed step.
   absl::StatusOr<std::pair<Step, uint64_t>> Digest() {
-    const uint64_t ticket = protocol.AskForDigest();
+    const uint64_t ticket = protocol.tickets().AskForDigest();
     while (true) {
       const uint32_t word = host.control()->finished.load();
-      ASSIGN_OR_RETURN(auto digest, protocol.DigestOf(ticket));
+      ASSIGN_OR_RETURN(auto digest, protocol.tickets().DigestOf(ticket));
       if (digest.has_value()) return *digest;
       FutexWait(host.control()->finished, word, kLong);
     }
@@ -87,18 +88,18 @@ TEST(EngineTest, InitStepsDigest_OnEveryMeshTheSame) {
     Members members(SmallJob(mesh, 2));
     members.StartAll();
     for (int r = 0; r < members.plan.num_ranks(); ++r) ASSERT_OK(members.Stage(r, 7, 1.0f));
-    ASSERT_OK(members.protocol.AwaitCommit(Step(0), kLong));
+    ASSERT_OK(members.protocol.outcomes().AwaitCommit(Step(0), kLong));
     EXPECT_EQ(members.WindowElement(0), 1.0f);
     for (int64_t step = 1; step <= 20; ++step) {
       ASSERT_NO_FATAL_FAILURE(members.DeclareAll(step));
-      ASSERT_OK_AND_ASSIGN(StepOutcome outcome, members.protocol.AwaitCommit(Step(step), kLong));
+      ASSERT_OK_AND_ASSIGN(StepOutcome outcome, members.protocol.outcomes().AwaitCommit(Step(step), kLong));
       EXPECT_FALSE(outcome.skipped);
     }
     ASSERT_OK_AND_ASSIGN(auto digest, members.Digest());
     EXPECT_EQ(digest.first, Step(20));
     digests.push_back(digest.second);
     EXPECT_NE(members.WindowElement(0), 1.0f);
-    EXPECT_OK(members.protocol.Health());
+    EXPECT_OK(members.protocol.members().Health());
     EXPECT_THAT(members.Stage(0, 8, 2.0f), StatusIs(Code::kAborted, HasSubstr("initial weights already")));
   }
   for (uint64_t digest : digests) EXPECT_EQ(digest, digests[0]);
@@ -125,14 +126,14 @@ TEST(EngineTest, LoadUnderWay_InitialWeightsWaitForIt_AndCount) {
   EXPECT_THAT(members.engines[1]->Load(10, Step(3), [] { return absl::OkStatus(); }),
               StatusIs(Code::kAborted, HasSubstr("another load")));
   for (int r = 0; r < 2; ++r) ASSERT_OK(members.Stage(r, 7, 1.0f));
-  EXPECT_OK(members.protocol.AwaitCommit(Step(0), kLong));
+  EXPECT_OK(members.protocol.outcomes().AwaitCommit(Step(0), kLong));
   loader.join();
   EXPECT_THAT(loaded, StatusIs(Code::kAborted, HasSubstr("weights already")));
   EXPECT_THAT(members.engines[1]->UseLoaded(9), StatusIs(Code::kNotFound, HasSubstr("load it first")));
   float first = 0;
   std::memcpy(&first, to, sizeof(first));
   EXPECT_EQ(first, 1.0f);
-  EXPECT_OK(members.protocol.Health());
+  EXPECT_OK(members.protocol.members().Health());
 }
 
 TEST(EngineTest, LoadedAnew_TheOlderOneIsWithdrawn) {
@@ -151,7 +152,7 @@ TEST(EngineTest, LoadedAnew_TheOlderOneIsWithdrawn) {
   EXPECT_EQ(members.host.control()->decided.load(), 0u);
   for (const int r : {0, 1}) ASSERT_OK(load(r, 11, absl::OkStatus()));
   for (const int r : {1, 0}) ASSERT_OK(members.engines[r]->UseLoaded(11));
-  EXPECT_OK(members.protocol.AwaitCommit(Step(3), kLong));
+  EXPECT_OK(members.protocol.outcomes().AwaitCommit(Step(3), kLong));
   EXPECT_THAT(load(0, 12, absl::OkStatus()), StatusIs(Code::kAborted, HasSubstr("weights already")));
 }
 
@@ -163,7 +164,7 @@ TEST(EngineTest, QuantizedWeights_AreThereWhenTheStepIsCommitted) {
     Members members(job);
     members.StartAll();
     for (int r = 0; r < members.plan.num_ranks(); ++r) ASSERT_OK(members.Stage(r, 7, 1.0f));
-    ASSERT_OK(members.protocol.AwaitCommit(Step(0), kLong));
+    ASSERT_OK(members.protocol.outcomes().AwaitCommit(Step(0), kLong));
     const Placement& at = members.plan.placements()[0];
     const auto scale = [&] {
       float value;
@@ -174,7 +175,7 @@ TEST(EngineTest, QuantizedWeights_AreThereWhenTheStepIsCommitted) {
     EXPECT_EQ(members.host.window().data()[149], 0x7E);  // 448
     for (int64_t step = 1; step <= 3; ++step) {
       ASSERT_NO_FATAL_FAILURE(members.DeclareAll(step));
-      ASSERT_OK(members.protocol.AwaitCommit(Step(step), kLong));
+      ASSERT_OK(members.protocol.outcomes().AwaitCommit(Step(step), kLong));
     }
     EXPECT_NE(scale(), 448.0f);
     EXPECT_NE(std::string(members.host.window().data(), 150), std::string(150, 0x7E));
@@ -186,7 +187,7 @@ TEST(EngineTest, ReplicaWithOtherBits_IsDataLoss) {
   Members members(SmallJob("ddp=2", 1));
   members.StartAll();
   for (int r = 0; r < 2; ++r) ASSERT_OK(members.Stage(r, 7, 1.0f));
-  ASSERT_OK(members.protocol.AwaitCommit(Step(0), kLong));
+  ASSERT_OK(members.protocol.outcomes().AwaitCommit(Step(0), kLong));
   ASSERT_OK(members.Digest());
   static_cast<float*>(members.storages[1]->state(0, 0, 0, 0).codes)[5] = 1e-30f;  // memory lies
   EXPECT_THAT(members.Digest(), StatusIs(Code::kDataLoss, AllOf(HasSubstr("worker-0"), HasSubstr("worker-1"))));
@@ -197,8 +198,8 @@ TEST(EngineTest, MemberThatNeverAnswers_IsNamed) {
   members.Start(0);
   members.Start(1);
   for (int r = 0; r < 2; ++r) ASSERT_OK(members.Stage(r, 7, 1.0f));
-  members.protocol.InitialShardReady(Rank(2), 7);  // said so, and stopped
-  EXPECT_THAT(members.protocol.AwaitCommit(Step(0), kLong),
+  members.protocol.commands().InitialShardReady(Rank(2), 7);  // said so, and stopped
+  EXPECT_THAT(members.protocol.outcomes().AwaitCommit(Step(0), kLong),
               StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker-2 (rank 2"), HasSubstr("did not finish"))));
   members.engines.clear();
   EXPECT_GE(members.progress.load(), 2);  // both told who waits on them
@@ -208,9 +209,9 @@ TEST(EngineTest, LeadThatNeverCommits_IsNamedByAPeer) {
   Members members(SmallJob("fsdp=2", 1), absl::Milliseconds(100));
   members.Start(1);
   ASSERT_OK(members.Stage(1, 7, 1.0f));
-  members.protocol.InitialShardReady(Rank(0), 7);
-  ASSERT_TRUE(members.protocol.Decide());  // by a lead that then stopped
-  EXPECT_THAT(members.protocol.AwaitCommit(Step(0), kLong),
+  members.protocol.commands().InitialShardReady(Rank(0), 7);
+  ASSERT_TRUE(members.protocol.commands().Decide());  // by a lead that then stopped
+  EXPECT_THAT(members.protocol.outcomes().AwaitCommit(Step(0), kLong),
               StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker-0 (rank 0"), HasSubstr("seen by rank 1"))));
 }
 
@@ -220,11 +221,11 @@ TEST(EngineTest, DecidedSetOfInitialWeights_IsTheOnePlaced) {
   members.Start(1);
   ASSERT_OK(members.Stage(1, 7, 1.0f));
   ASSERT_OK(members.Stage(1, 8, 2.0f));
-  members.protocol.InitialShardReady(Rank(0), 7);
-  members.protocol.InitialShardReady(Rank(1), 7);  // as the lead saw it, before set 8 came
-  ASSERT_TRUE(members.protocol.Decide());
-  while (members.protocol.NotDone().size() > 1) {
-    ASSERT_OK(members.protocol.Health());
+  members.protocol.commands().InitialShardReady(Rank(0), 7);
+  members.protocol.commands().InitialShardReady(Rank(1), 7);  // as the lead saw it, before set 8 came
+  ASSERT_TRUE(members.protocol.commands().Decide());
+  while (members.protocol.commands().NotDone().size() > 1) {
+    ASSERT_OK(members.protocol.members().Health());
     FutexWait(members.host.notifier(), members.host.notifier().load(), absl::Milliseconds(10));
   }
   EXPECT_EQ(members.WindowElement(members.plan.buckets()[0].shard_elements), 1.0f);
@@ -242,7 +243,7 @@ TEST(EngineTest, Destructor_EndsIdleAndBusyEngines) {
 TEST(EngineTest, Abort_EndsAllEngines) {
   Members members(SmallJob("fsdp=2", 1));
   members.StartAll();
-  members.protocol.Abort(AbortReason::kGone, 1, Rank(0));
+  members.protocol.members().Abort(AbortReason::kGone, 1, Rank(0));
   members.engines.clear();
   EXPECT_EQ(members.progress.load(), 2);
 }

@@ -28,7 +28,7 @@ std::array<absl::Status, 2> AwaitRefusal(StepProtocol& a, StepProtocol& b, Step 
   std::array<absl::Status, 2> stand;
   while (stand[0].ok() && stand[1].ok() && MonotonicNanos() < deadline) {
     const uint32_t word = b.control()->finished.load();
-    stand = {a.CheckStands({Slot(0)}, step), b.CheckStands({Slot(1)}, step)};
+    stand = {a.declarations().CheckStands({Slot(0)}, step), b.declarations().CheckStands({Slot(1)}, step)};
     if (stand[0].ok() && stand[1].ok()) FutexWait(b.control()->finished, word, absl::Milliseconds(50));
   }
   return stand;
@@ -39,19 +39,20 @@ TEST(HostFaults, OtherLearningRatesOnAnotherHost_AreRefusedAndMayBeSaidAgain) {
     JobOnHosts job(Job("fsdp=2", 2), 2);
     ASSERT_OK(job.PlaceWeights());
     StepProtocol &a = *job.hosts[0]->protocol, &b = *job.hosts[1]->protocol;
-    ASSERT_OK(b.Declare(Declared(1, 1, 0.5)));
+    ASSERT_OK(b.declarations().Declare(Declared(1, 1, 0.5)));
     if (at_once) {  // perhaps in one round: then the first host's rates count, and if not, those that came first
-      ASSERT_OK(a.Declare(Declared(0, 1, 0.25)).status());
+      ASSERT_OK(a.declarations().Declare(Declared(0, 1, 0.25)).status());
       const auto [of_a, of_b] = AwaitRefusal(a, b, Step(1));
       ASSERT_NE(of_a.ok(), of_b.ok()) << of_a << "; " << of_b;
       EXPECT_THAT(of_a.ok() ? of_b : of_a, StatusIs(Code::kInvalidArgument, HasSubstr("learning rates")));
-      ASSERT_OK(of_a.ok() ? b.Declare(Declared(1, 1, 0.25)).status() : a.Declare(Declared(0, 1, 0.5)).status());
+      ASSERT_OK(of_a.ok() ? b.declarations().Declare(Declared(1, 1, 0.25)).status()
+                          : a.declarations().Declare(Declared(0, 1, 0.5)).status());
     } else {  // known there for long
       while (a.control()->settings_claim.load() >> 16 != 1)
         FutexWait(a.control()->finished, a.control()->finished.load(), absl::Milliseconds(5));
-      EXPECT_THAT(a.Declare(Declared(0, 1, 0.25)),
+      EXPECT_THAT(a.declarations().Declare(Declared(0, 1, 0.25)),
                   StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("another host"), HasSubstr("0.5"))));
-      ASSERT_OK(a.Declare(Declared(0, 1, 0.5)).status());
+      ASSERT_OK(a.declarations().Declare(Declared(0, 1, 0.5)).status());
     }
     EXPECT_OK(job.AwaitStep(1));
   }
@@ -66,8 +67,8 @@ TEST(HostFaults, TrainersOnTwoHostsForOneSlot_OneHasIt) {
   for (int h : {0, 1}) {
     trainers.emplace_back([&, h] {
       StepProtocol& protocol = *job.hosts[h]->protocol;
-      given[h] = protocol.TakeSlot(Slot(0), holders[h]);
-      if (given[h].ok()) given[h] = protocol.AwaitGiven({Slot(0)}, holders[h], kLongWait);
+      given[h] = protocol.slots().Take(Slot(0), holders[h]);
+      if (given[h].ok()) given[h] = protocol.slots().AwaitGiven({Slot(0)}, holders[h], kLongWait);
     });
   }
   for (std::thread& trainer : trainers) trainer.join();
@@ -76,22 +77,22 @@ TEST(HostFaults, TrainersOnTwoHostsForOneSlot_OneHasIt) {
   ASSERT_OK(given[has]);
   EXPECT_THAT(given[1 - has], StatusIs(Code::kFailedPrecondition, HasSubstr("on another host")));
   // Who comes later is told at once.
-  EXPECT_THAT(b.TakeSlot(Slot(0), holders[1 - has] + 1),
+  EXPECT_THAT(b.slots().Take(Slot(0), holders[1 - has] + 1),
               StatusIs(Code::kFailedPrecondition, HasSubstr("on another host")));
-  a.GiveSlot(Slot(0), holders[has]);
-  b.AwaitFree({Slot(0)}, kLongWait);
-  ASSERT_OK(b.TakeSlot(Slot(0), holders[1 - has]));
-  ASSERT_OK(b.AwaitGiven({Slot(0)}, holders[1 - has], kLongWait));
-  ASSERT_OK(b.Declare(Declared(0, 1, 0.5)).status());
+  a.slots().Give(Slot(0), holders[has]);
+  b.slots().AwaitFree({Slot(0)}, kLongWait);
+  ASSERT_OK(b.slots().Take(Slot(0), holders[1 - has]));
+  ASSERT_OK(b.slots().AwaitGiven({Slot(0)}, holders[1 - has], kLongWait));
+  ASSERT_OK(b.declarations().Declare(Declared(0, 1, 0.5)).status());
   EXPECT_OK(job.AwaitStep(1));
 }
 
 TEST(HostFaults, AbortOnOneHost_IsOnAll) {
   JobOnHosts job(Job("fsdp=4", 1), 2);
   ASSERT_OK(job.PlaceWeights());
-  job.hosts[1]->protocol->Abort(AbortReason::kGone, 3, Rank(2));
+  job.hosts[1]->protocol->members().Abort(AbortReason::kGone, 3, Rank(2));
   for (auto& host : job.hosts) {
-    EXPECT_THAT(host->protocol->AwaitCommit(Step(1), kLongWait),
+    EXPECT_THAT(host->protocol->outcomes().AwaitCommit(Step(1), kLongWait),
                 StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker-3 (rank 3"), HasSubstr("is gone"))));
   }
 }
@@ -107,7 +108,7 @@ TEST(HostFaults, LeadThatDoesNotCome_IsNamedInTime) {
   alone.lead =
       std::make_unique<HostLead>(*alone.protocol, alone.host, *alone.passes[0], job.job, job.plan,
                                  HostGroups{group(0), group(1), group(2)}, HostLeadOptions{kTimeout, kLongWait});
-  EXPECT_THAT(alone.protocol->AwaitCommit(Step(0), kLongWait),
+  EXPECT_THAT(alone.protocol->outcomes().AwaitCommit(Step(0), kLongWait),
               StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker-2 (rank 2"), HasSubstr("other hosts"))));
   EXPECT_LT(absl::Nanoseconds(MonotonicNanos() - since), 2 * kTimeout);
 }
@@ -199,17 +200,18 @@ TEST(HostFaults, FactsThatCannotBe_EndTheJobAndAreNamed) {
     JobOnHosts job(spec, 2, {kLongWait, kLongWait}, std::move(groups));
     ASSERT_OK(job.PlaceWeights());
     StepProtocol &honest = *job.hosts[0]->protocol, &other = *job.hosts[1]->protocol;
-    ASSERT_OK(honest.TakeSlot(Slot(0), uint64_t{1} << 32 | 1));
-    ASSERT_OK(honest.AwaitGiven({Slot(0)}, uint64_t{1} << 32 | 1, kLongWait));
+    ASSERT_OK(honest.slots().Take(Slot(0), uint64_t{1} << 32 | 1));
+    ASSERT_OK(honest.slots().AwaitGiven({Slot(0)}, uint64_t{1} << 32 | 1, kLongWait));
     lies_now.store(true);
     if (!lie.pulled) {
-      ASSERT_OK(other.AcquireBucket(0));  // news, so that there are rounds with words of buckets
+      ASSERT_OK(other.buckets().Acquire(0));  // news, so that there are rounds with words of buckets
     }
-    EXPECT_THAT(honest.AwaitCommit(Step(1), kLongWait),
+    EXPECT_THAT(honest.outcomes().AwaitCommit(Step(1), kLongWait),
                 StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker-1 (rank 1"), HasSubstr("said for its host what"),
                                                    HasSubstr(lie.what))))
         << lie.what;
-    EXPECT_THAT(other.AwaitCommit(Step(1), kLongWait), StatusIs(Code::kUnavailable, ::testing::_)) << lie.what;
+    EXPECT_THAT(other.outcomes().AwaitCommit(Step(1), kLongWait), StatusIs(Code::kUnavailable, ::testing::_))
+        << lie.what;
   }
 }
 
@@ -217,7 +219,7 @@ TEST(HostFaults, LeadThatEnds_IsMissedAtOnce) {
   JobOnHosts job(Job("ddp=2", 1), 2);
   ASSERT_OK(job.PlaceWeights());
   job.hosts[0]->lead.reset();
-  EXPECT_THAT(job.hosts[1]->protocol->AwaitCommit(Step(1), kLongWait),
+  EXPECT_THAT(job.hosts[1]->protocol->outcomes().AwaitCommit(Step(1), kLongWait),
               StatusIs(Code::kUnavailable, HasSubstr("worker-0 (rank 0")));
 }
 

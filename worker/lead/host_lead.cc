@@ -83,7 +83,7 @@ void HostLead::Loop() {
 
 // So that no other lead waits for this one.
 void HostLead::EndGroups() {
-  const absl::Status health = protocol_.Health();
+  const absl::Status health = protocol_.members().Health();
   const std::string reason =
       health.ok() ? absl::StrCat("rank ", protocol_.local().first(), " closed the job") : std::string(health.message());
   rounds_->Abort(reason);
@@ -96,7 +96,7 @@ bool HostLead::Round() {
   std::swap(words_, before_);
   for (size_t h = 0; h < words_.size(); ++h) views_[h] = &words_[h], before_views_[h] = &before_[h];
   if (phase_ == Phase::kCollect) {
-    protocol_.DropUnused([this](int bucket) { GaveBack(pass_.GiveBackWeights(bucket)); });
+    protocol_.buckets().DropUnused([this](int bucket) { GaveBack(pass_.GiveBackWeights(bucket)); });
   }
   words_[host] = ReadHostWords(protocol_, job_, plan_);
   words_[host].part = PartDone() ? part_ : part_ - 1;
@@ -174,24 +174,26 @@ bool HostLead::Refuse(int host, const absl::Status& status) {
   const int rank = host * protocol_.local().per_host;
   spdlog::error("event=bad_facts job={} rank={} host={} error=\"{}\"", job_.name, protocol_.local().first(), host,
                 std::string(status.message()));
-  protocol_.AbortFor(AbortReason::kBadFacts, rank, status.message());
+  protocol_.members().AbortFor(AbortReason::kBadFacts, rank, status.message());
   return false;
 }
 
 // Ranks in messages of the groups are the job's.
 void HostLead::Fail(const absl::Status& status) {
-  if (!protocol_.Health().ok() || stop_.load()) return;
+  if (!protocol_.members().Health().ok() || stop_.load()) return;
   const int self = protocol_.local().first();
   const int named = NamedRank(status.message(), self);
   spdlog::error("event=hosts_failed job={} rank={} error=\"{}\"", job_.name, self, status.ToString());
   const bool known = named >= 0 && named < plan_.num_ranks();
-  protocol_.Abort(known ? AbortReason::kUnreachable : AbortReason::kInternal, known ? named : self, Rank(self));
+  protocol_.members().Abort(known ? AbortReason::kUnreachable : AbortReason::kInternal, known ? named : self,
+                            Rank(self));
 }
 
 bool HostLead::TakeAbort() {
   for (const HostWords& words : words_) {
     if (words.abort == 0) continue;
-    protocol_.Abort(ReasonOf(words.abort), AboutOf(words.abort), Rank(ReporterOf(words.abort)), DeviceOf(words.abort));
+    protocol_.members().Abort(ReasonOf(words.abort), AboutOf(words.abort), Rank(ReporterOf(words.abort)),
+                              DeviceOf(words.abort));
     return true;
   }
   return false;
@@ -202,7 +204,7 @@ void HostLead::TakeSettings() {
   const bool merges = phase_ != Phase::kCollect && command_.kind == CommandKind::kMerge;  // slots are finished meanwhile
   if (open.value() < 1 || (phase_ != Phase::kCollect && !merges)) return;
   if (const int first = HostOfRates(views_); first >= 0 && first != protocol_.local().host) {
-    protocol_.TakeSettings(open, words_[first].learning_rates, words_[first].loss_scale);
+    protocol_.declarations().TakeSettings(open, words_[first].learning_rates, words_[first].loss_scale);
   }
 }
 
@@ -248,7 +250,7 @@ void HostLead::Collect() {
   if (!next.has_value()) return MoveEarly();
   command_ = *next;
   if (command_.kind == CommandKind::kPublish && protocol_.publications().Find(Step(command_.step)).has_value()) {
-    protocol_.AnswerPublish(facts_.publish_ticket, command_.step);
+    protocol_.tickets().AnswerPublish(facts_.publish_ticket, command_.step);
     if (options_.progress) options_.progress();
   } else if (IsPrepared(command_.kind)) {
     Prepare();
@@ -275,7 +277,7 @@ void HostLead::Prepare() {
     Submit(gradients_,
            [this, windows = seats_.WindowsOf(command_)](ExchangeGroup& group) { return MoveWindows(group, windows); });
   } else if (plan_.bucketed() || plan_.pulled()) {
-    protocol_.GradientsHere(Step(command_.step), static_cast<int>(plan_.buckets().size()));  // as sums
+    protocol_.commands().GradientsHere(Step(command_.step), static_cast<int>(plan_.buckets().size()));  // as sums
   } else if (norm || command_.kind == CommandKind::kStep) {
     Submit(gradients_,
            [this, words = words_, begin = moved_](ExchangeGroup& group) { return MovePieces(group, words, begin); });
@@ -307,7 +309,7 @@ void HostLead::EndPrepare() {
   publish_ = all ? reserved_ : -1;
   if (command_.kind == CommandKind::kPublish && publish_ < 0) {
     protocol_.publications().Keep(std::exchange(reserved_, -1));
-    protocol_.AnswerPublish(facts_.publish_ticket, -1);
+    protocol_.tickets().AnswerPublish(facts_.publish_ticket, -1);
     phase_ = Phase::kCollect;
     if (options_.progress) options_.progress();
     return;
@@ -329,8 +331,8 @@ void HostLead::Run() {
   const bool takes = PublishesOf(command_) != Publishes::kNothing;
   if (command_.kind != CommandKind::kQuantize) command_.publish = takes ? publish_ : -1;
   if (plan_.bucketed()) LendBuckets();
-  if (!protocol_.Issue(command_, facts_, command_.publish)) {
-    if (protocol_.Health().ok()) Fail(absl::InternalError("what all hosts agreed on cannot be decided"));
+  if (!protocol_.commands().Issue(command_, facts_, command_.publish)) {
+    if (protocol_.members().Health().ok()) Fail(absl::InternalError("what all hosts agreed on cannot be decided"));
     return;
   }
   if (command_.kind != CommandKind::kDigest) {  // digests are in the words
@@ -369,13 +371,13 @@ void HostLead::GaveBack(const absl::Status& status) {
 }
 
 void HostLead::LookAtMembers() {
-  if (!executing_ || !protocol_.Health().ok()) return;
+  if (!executing_ || !protocol_.members().Health().ok()) return;
   if (!IsIdle(gradients_)) run_since_ = MonotonicNanos();  // they have a limit of their own
-  if (protocol_.AllDone()) {
+  if (protocol_.commands().AllDone()) {
     executing_ = false;
   } else if (MonotonicNanos() - run_since_ > absl::ToInt64Nanoseconds(options_.step_timeout)) {
-    const std::vector<int> late = protocol_.NotDone();
-    if (!late.empty()) protocol_.Abort(AbortReason::kLate, late.front(), Rank(protocol_.local().first()));
+    const std::vector<int> late = protocol_.commands().NotDone();
+    if (!late.empty()) protocol_.members().Abort(AbortReason::kLate, late.front(), Rank(protocol_.local().first()));
   }
 }
 
@@ -387,7 +389,7 @@ void HostLead::Commit() {
     }
   }
   if (command_.kind == CommandKind::kReduceBucket) GaveBack(pass_.GiveBackGradients(command_.bucket));
-  protocol_.Commit();
+  protocol_.commands().Commit();
   static_cast<Committed&>(facts_) = ReadCommitted(control());
   const bool more = MoreFollows(facts_, job_, plan_);
   if (!more && plan_.bucketed()) ReturnLent();
@@ -400,7 +402,7 @@ void HostLead::Commit() {
 }
 
 absl::Duration HostLead::NextWait() {
-  if (!protocol_.Health().ok()) return absl::ZeroDuration();
+  if (!protocol_.members().Health().ok()) return absl::ZeroDuration();
   if (phase_ != Phase::kCollect) {
     LookAtMembers();
     return PartDone() ? absl::ZeroDuration() : plan_.pulled() ? kBucketSlice : kSlice;

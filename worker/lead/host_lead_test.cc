@@ -37,7 +37,7 @@ std::vector<Learnt> Train(const JobSpec& spec, int num_hosts, GradientWay way) {
       EXPECT_OK(job.GiveSlot(slot, step, way, bad));
     }
     for (int h = 0; h < num_hosts; ++h) {
-      const auto outcome = job.hosts[h]->protocol->AwaitCommit(Step(step), kLongWait);
+      const auto outcome = job.hosts[h]->protocol->outcomes().AwaitCommit(Step(step), kLongWait);
       EXPECT_OK(outcome);
       if (!outcome.ok()) return learnt;
       EXPECT_EQ(outcome->skipped, step == kSkipped);
@@ -142,9 +142,9 @@ std::vector<Learnt> TrainBuckets(const JobSpec& spec, int num_hosts, GradientWay
     for (int h = 0; h < num_hosts; ++h) {  // one bucket more on each host, and another one dropped
       const int bucket = static_cast<int>(step + h) % buckets, before = static_cast<int>(step + h - 1) % buckets;
       StepProtocol& protocol = *job.hosts[h]->protocol;
-      EXPECT_OK(protocol.AcquireBucket(bucket));
-      EXPECT_OK(protocol.AwaitBucket(bucket, kLongWait));
-      if (step > 1) protocol.ReleaseBucket(before);
+      EXPECT_OK(protocol.buckets().Acquire(bucket));
+      EXPECT_OK(protocol.buckets().Await(bucket, kLongWait));
+      if (step > 1) protocol.buckets().Release(before);
     }
     for (int slot = 0; slot < spec.num_slots; ++slot) EXPECT_OK(job.GiveSlot(slot, step, way));
     EXPECT_OK(job.AwaitStep(step));
@@ -160,7 +160,7 @@ std::vector<Learnt> TrainBuckets(const JobSpec& spec, int num_hosts, GradientWay
     }
     learnt[h].published = job.Published(h, 4);
     const int held = (4 + h) % buckets;
-    EXPECT_TRUE(job.hosts[h]->protocol->HoldsBucket(held));
+    EXPECT_TRUE(job.hosts[h]->protocol->buckets().Holds(held));
     const Bucket& bucket = job.plan.buckets()[held];
     const int64_t bytes = bucket.CodeOffset(bucket.end(job.plan.num_shards() - 1));
     EXPECT_TRUE(job.Window(h).substr(bucket.weight_offset, bytes) ==
@@ -198,14 +198,14 @@ TEST(HostLead, BucketResidency_GivesPagesBackOnEveryHost) {
   job.prefetch_buckets = 100;
   JobOnHosts hosts(job, 2);
   ASSERT_OK(hosts.PlaceWeights());
-  ASSERT_OK(hosts.hosts[1]->protocol->AcquireBucket(1));
-  ASSERT_OK(hosts.hosts[1]->protocol->AwaitBucket(1, kLongWait));
+  ASSERT_OK(hosts.hosts[1]->protocol->buckets().Acquire(1));
+  ASSERT_OK(hosts.hosts[1]->protocol->buckets().Await(1, kLongWait));
   for (int64_t step = 1; step <= 3; ++step) {
     for (int slot : {0, 1}) ASSERT_OK(hosts.GiveSlot(slot, step, GradientWay::kAttached));
     ASSERT_OK(hosts.AwaitStep(step));
   }
-  EXPECT_FALSE(hosts.hosts[0]->protocol->HoldsBucket(1));
-  EXPECT_TRUE(hosts.hosts[1]->protocol->HoldsBucket(1));
+  EXPECT_FALSE(hosts.hosts[0]->protocol->buckets().Holds(1));
+  EXPECT_TRUE(hosts.hosts[1]->protocol->buckets().Holds(1));
   for (int h : {0, 1}) {
     EXPECT_LE(hosts.hosts[h]->host.slot_resident_bytes(), 2 * 64 * 1024) << "host " << h;
     const int64_t held = h == 0 ? 0 : hosts.plan.WeightPageBytes(1);
@@ -375,12 +375,13 @@ TEST(HostLead, FlippedBit_IsNamedOnAllHosts) {
         static_cast<uint8_t*>(of_host.storages[flip.local]->state(0, 0, parity, 0).codes)[3] ^= 1;
       }
       for (int slot = 0; slot < spec.num_slots; ++slot) job.GiveSlot(slot, step, GradientWay::kAttached).IgnoreError();
-      for (auto& host : job.hosts) status.Update(host->protocol->AwaitCommit(Step(step), kLongWait).status());
+      for (auto& host : job.hosts)
+        status.Update(host->protocol->outcomes().AwaitCommit(Step(step), kLongWait).status());
     }
     EXPECT_LE(step, flip.found) << flip.mesh;
     const int rank = flip.host * job.plan.num_ranks() / flip.hosts + flip.local;
     for (auto& host : job.hosts) {
-      const absl::Status health = host->protocol->Health();
+      const absl::Status health = host->protocol->members().Health();
       const std::string named = absl::StrCat("(rank ", rank, ",");
       // Of two replicas either may be the one.
       if (flip.check_every == 1 || flip.hosts == 3) {

@@ -71,13 +71,13 @@ void Cut(void (TcpRelay::*how)()) {
     relay.SetLine(absl::ZeroDuration(), 4e6);
     const int64_t before = relay.forwarded_bytes();
     for (int slot : {0, 1}) ASSERT_OK(job.GiveSlot(slot, 3, GradientWay::kAttached));
-    while (relay.forwarded_bytes() < before + kElements && job.hosts[0]->protocol->Health().ok()) {
+    while (relay.forwarded_bytes() < before + kElements && job.hosts[0]->protocol->members().Health().ok()) {
       std::this_thread::yield();
     }
     const int64_t since = MonotonicNanos();
     (relay.*how)();
     for (int h : {0, 1}) {
-      const absl::StatusOr<StepOutcome> outcome = job.hosts[h]->protocol->AwaitCommit(Step(3), kLongWait);
+      const absl::StatusOr<StepOutcome> outcome = job.hosts[h]->protocol->outcomes().AwaitCommit(Step(3), kLongWait);
       EXPECT_THAT(outcome,
                   StatusIs(Code::kUnavailable, AllOf(HasSubstr(absl::StrCat("worker-", 1 - h, " (rank ", 1 - h)),
                                                      HasSubstr("the link between them broke"))));

@@ -36,7 +36,7 @@ absl::Status HostLead::MovePieces(ExchangeGroup& group, const std::vector<HostWo
   for (int b = 0; b < static_cast<int>(plan_.buckets().size()); ++b) {
     for (size_t s = 0; s < begin.size(); ++s) buckets[s] = begin[s] <= b ? b : -1;
     RETURN_IF_ERROR(MoveOneBucket(group, words, buckets));
-    protocol_.GradientsHere(Step(words[0].committed + 1), b + 1);
+    protocol_.commands().GradientsHere(Step(words[0].committed + 1), b + 1);
   }
   return absl::OkStatus();
 }
@@ -53,8 +53,8 @@ absl::Status HostLead::MoveWindows(ExchangeGroup& group, const std::vector<SeatW
 absl::Status HostLead::AwaitMembers(uint64_t seq, int buckets) {
   while (true) {
     const uint32_t word = protocol_.notifier().load(std::memory_order_acquire);
-    if (protocol_.AllBucketsDone(seq, buckets)) return absl::OkStatus();
-    RETURN_IF_ERROR(protocol_.Health());
+    if (protocol_.commands().AllBucketsDone(seq, buckets)) return absl::OkStatus();
+    RETURN_IF_ERROR(protocol_.members().Health());
     if (stop_.load()) return absl::CancelledError("the job was closed");
     AwaitChange(protocol_.notifier(), word, options_.spin, kSlice);
   }

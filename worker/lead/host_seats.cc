@@ -36,7 +36,7 @@ void HostSeats::Read(HostWords& words) const {
     if (control.slots[seat].holder.load() == 0) continue;
     says.waits = control.pull.seats[seat].waits.load() != 0 ? 1 : 0;
     says.late = table.IsLate(seat, now) ? 1 : 0;
-    const std::optional<FinishedSlot>& finished = protocol_.seat_requests()[seat].finished;
+    const std::optional<FinishedSlot>& finished = protocol_.pulling().seat_requests()[seat].finished;
     if (!finished.has_value()) continue;
     says.finishes = 1;
     says.slot = finished->slot.value();
@@ -61,11 +61,11 @@ void HostSeats::Finish(int seat, int host, AllHostWords words) {
   } else {
     const PulledSlots table(protocol_.control(), job_, plan_, finished.step.value());
     const std::optional<int> window = table.WrittenWindow(seat, finished.slot.value());
-    result = protocol_.CountFinished(seat, finished);
+    result = protocol_.pulling().CountFinished(seat, finished);
     if (window.has_value()) host_of_window_[seat * kWindowsOfSeat + *window] = host;
   }
   if (host != protocol_.local().host) return;
-  SeatRequest& request = protocol_.seat_requests()[seat];
+  SeatRequest& request = protocol_.pulling().seat_requests()[seat];
   request.finished.reset();
   request.result = result;
 }

@@ -52,10 +52,10 @@ void SettleSlots(StepProtocol& protocol, AllHostWords before, AllHostWords words
   for (int s = 0; s < num_slots; ++s) {
     const uint64_t mine = words[host]->slots[s].holder;
     const int given = HostGiven(before, words, s), writer = HostOfWriter(words, s);
-    if (given >= 0) protocol.TakeShardsBack(Slot(s));
+    if (given >= 0) protocol.slots().TakeShardsBack(Slot(s));
     if ((mine & kAsking) == 0) continue;
-    if (given == host) protocol.EndAsking(Slot(s), mine, /*given=*/true);
-    if ((given >= 0 && given != host) || writer >= 0) protocol.EndAsking(Slot(s), mine, /*given=*/false);
+    if (given == host) protocol.slots().EndAsking(Slot(s), mine, /*given=*/true);
+    if ((given >= 0 && given != host) || writer >= 0) protocol.slots().EndAsking(Slot(s), mine, /*given=*/false);
   }
 }
 

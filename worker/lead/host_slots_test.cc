@@ -130,9 +130,9 @@ struct Attached final : Actor {
   void Next() override {
     StepProtocol& protocol = both.at(h);
     if (at == 0) {
-      if (!protocol.TakeSlot(Slot(0), holder).ok()) at = 4;
+      if (!protocol.slots().Take(Slot(0), holder).ok()) at = 4;
     } else if (at == 1) {
-      const absl::Status given = protocol.AwaitGiven({Slot(0)}, holder, absl::ZeroDuration());
+      const absl::Status given = protocol.slots().AwaitGiven({Slot(0)}, holder, absl::ZeroDuration());
       if (absl::IsDeadlineExceeded(given)) return;
       if (!given.ok()) at = 4;
       for (int s = 0; s < kHosts && given.ok(); ++s) both.Write(h, s, who);
@@ -141,9 +141,9 @@ struct Attached final : Actor {
       for (bool& writes : both.hosts[h]->writes) writes = false;
       Declaration declaration{{Slot(0)}, Step(both.open()), {0.5}, {}};
       declaration.in_place = true;
-      Declared(protocol.Declare(declaration));
+      Declared(protocol.declarations().Declare(declaration));
     } else if (at == 3) {
-      protocol.GiveSlot(Slot(0), holder);
+      protocol.slots().Give(Slot(0), holder);
     }
     ++at;
   }
@@ -162,8 +162,8 @@ struct Connected final : Actor {
     } else if (at == 6) {
       both.at(h).control()->slots[0].declaring[0].fetch_add(1);
     } else if (at == 7) {
-      const bool whole = both.at(h).HasGradientShard(Slot(0), h, step);  // JobShard::Declare
-      if (whole) Declared(both.at(h).Declare({{Slot(0)}, step, {0.5}, {}}));
+      const bool whole = both.at(h).declarations().HasGradientShard(Slot(0), h, step);  // JobShard::Declare
+      if (whole) Declared(both.at(h).declarations().Declare({{Slot(0)}, step, {0.5}, {}}));
       both.at(h).control()->slots[0].declaring[0].fetch_sub(1);
     }
     ++at;
@@ -172,20 +172,21 @@ struct Connected final : Actor {
   void Push(int to) {
     StepProtocol& protocol = both.at(to);
     if (at % 3 == 0) {
-      pushing = protocol.ClaimPush(Slot(0), to, Rank(to));
+      pushing = protocol.slots().ClaimPush(Slot(0), to, Rank(to));
       EXPECT_TRUE(pushing);
     } else if (at % 3 == 1) {
-      const auto open = protocol.CheckStep(Slot(0), step);
-      const bool dropped = !open.ok() || open->has_value() || protocol.HasGradientShard(Slot(0), to, step);
-      const bool refused = !dropped && protocol.HolderOf(Slot(0)) != 0;
+      const auto open = protocol.declarations().CheckStep(Slot(0), step);
+      const bool dropped =
+          !open.ok() || open->has_value() || protocol.declarations().HasGradientShard(Slot(0), to, step);
+      const bool refused = !dropped && protocol.slots().HolderOf(Slot(0)) != 0;
       pushing = !dropped && !refused;
       if (pushing) both.Write(to, to, who);
-      if (!pushing) protocol.ReleasePush(Slot(0), to);
+      if (!pushing) protocol.slots().ReleasePush(Slot(0), to);
       if (refused) at = 100;  // it gives up
     } else if (at % 3 == 2 && pushing) {
       both.hosts[to]->writes[to] = false;
-      EXPECT_OK(protocol.GradientShardReady(Slot(0), to, step));
-      protocol.ReleasePush(Slot(0), to);
+      EXPECT_OK(protocol.declarations().GradientShardReady(Slot(0), to, step));
+      protocol.slots().ReleasePush(Slot(0), to);
     }
   }
   const int h;
@@ -212,7 +213,8 @@ void Run(uint64_t seed, TwoHosts& both, const std::function<std::vector<std::uni
     *agreed += both.agreed && !decided;
     some();
     if (random() % 2 == 0) both.Commit();
-    const bool two = (both.at(0).HolderOf(Slot(0)) & kAsking) == 0 && (both.at(1).HolderOf(Slot(0)) & kAsking) == 0 &&
+    const bool two = (both.at(0).slots().HolderOf(Slot(0)) & kAsking) == 0 &&
+                     (both.at(1).slots().HolderOf(Slot(0)) & kAsking) == 0 &&
                      both.at(0).control()->slots[0].holder != 0 && both.at(1).control()->slots[0].holder != 0;
     EXPECT_FALSE(two) << "two hosts' trainers have the slot";
   }
@@ -268,50 +270,53 @@ constexpr uint64_t kOnA = uint64_t{1} << 32 | 7, kOnB = uint64_t{2} << 32 | 9;
 // B.
 TEST(HostSlots, AttachInTheRoundOfTheDecision_WaitsForTheCommit) {
   TwoHosts both;
-  for (int h : {0, 1}) ASSERT_OK(both.at(h).GradientShardReady(Slot(0), h, Step(1)));
+  for (int h : {0, 1}) ASSERT_OK(both.at(h).declarations().GradientShardReady(Slot(0), h, Step(1)));
   both.Round();
-  ASSERT_OK(both.at(0).Declare({{Slot(0)}, Step(1), {0.5}, {}}));
+  ASSERT_OK(both.at(0).declarations().Declare({{Slot(0)}, Step(1), {0.5}, {}}));
   both.Read(0);
   both.Read(1);
-  ASSERT_OK(both.at(1).TakeSlot(Slot(0), kOnB));  // after B's words were read
+  ASSERT_OK(both.at(1).slots().Take(Slot(0), kOnB));  // after B's words were read
   for (int h : {0, 1}) both.TakeIn(h);
   both.EndRound();
   both.Round();
   ASSERT_TRUE(both.agreed) << "who asks does not count";
-  EXPECT_THAT(both.at(1).AwaitGiven({Slot(0)}, kOnB, absl::ZeroDuration()), StatusIs(Code::kDeadlineExceeded, _));
+  EXPECT_THAT(both.at(1).slots().AwaitGiven({Slot(0)}, kOnB, absl::ZeroDuration()),
+              StatusIs(Code::kDeadlineExceeded, _));
   both.declared_by = 0;
   both.Commit();
   for (int i = 0; i < 2; ++i) both.Round();
-  EXPECT_OK(both.at(1).AwaitGiven({Slot(0)}, kOnB, absl::ZeroDuration()));
+  EXPECT_OK(both.at(1).slots().AwaitGiven({Slot(0)}, kOnB, absl::ZeroDuration()));
 }
 
 TEST(HostSlots, BothAskInOneRound_TheFirstHostsHasIt) {
   TwoHosts both;
-  ASSERT_OK(both.at(1).TakeSlot(Slot(0), kOnB));
-  ASSERT_OK(both.at(0).TakeSlot(Slot(0), kOnA));
+  ASSERT_OK(both.at(1).slots().Take(Slot(0), kOnB));
+  ASSERT_OK(both.at(0).slots().Take(Slot(0), kOnA));
   both.Round();
-  EXPECT_THAT(both.at(0).AwaitGiven({Slot(0)}, kOnA, absl::ZeroDuration()), StatusIs(Code::kDeadlineExceeded, _));
+  EXPECT_THAT(both.at(0).slots().AwaitGiven({Slot(0)}, kOnA, absl::ZeroDuration()),
+              StatusIs(Code::kDeadlineExceeded, _));
   both.Round();
-  EXPECT_OK(both.at(0).AwaitGiven({Slot(0)}, kOnA, absl::ZeroDuration()));
-  EXPECT_THAT(both.at(1).AwaitGiven({Slot(0)}, kOnB, absl::ZeroDuration()),
+  EXPECT_OK(both.at(0).slots().AwaitGiven({Slot(0)}, kOnA, absl::ZeroDuration()));
+  EXPECT_THAT(both.at(1).slots().AwaitGiven({Slot(0)}, kOnB, absl::ZeroDuration()),
               StatusIs(Code::kFailedPrecondition, HasSubstr("session 7 attached to rank 0, on another host")));
-  both.at(0).GiveSlot(Slot(0), kOnA);
+  both.at(0).slots().Give(Slot(0), kOnA);
   both.Round();
-  EXPECT_THAT(both.at(1).AwaitGiven({Slot(0)}, kOnB, absl::ZeroDuration()),
+  EXPECT_THAT(both.at(1).slots().AwaitGiven({Slot(0)}, kOnB, absl::ZeroDuration()),
               StatusIs(Code::kAborted, HasSubstr("attach again")));
 }
 
 TEST(HostSlots, APushElsewhere_IsAwaited) {
   TwoHosts both;
-  ASSERT_TRUE(both.at(1).ClaimPush(Slot(0), 1, Rank(1)));
-  ASSERT_OK(both.at(0).TakeSlot(Slot(0), kOnA));
+  ASSERT_TRUE(both.at(1).slots().ClaimPush(Slot(0), 1, Rank(1)));
+  ASSERT_OK(both.at(0).slots().Take(Slot(0), kOnA));
   for (int i = 0; i < 3; ++i) both.Round();
-  EXPECT_THAT(both.at(0).AwaitGiven({Slot(0)}, kOnA, absl::ZeroDuration()), StatusIs(Code::kDeadlineExceeded, _));
-  ASSERT_OK(both.at(1).GradientShardReady(Slot(0), 1, Step(1)));
-  both.at(1).ReleasePush(Slot(0), 1);
+  EXPECT_THAT(both.at(0).slots().AwaitGiven({Slot(0)}, kOnA, absl::ZeroDuration()),
+              StatusIs(Code::kDeadlineExceeded, _));
+  ASSERT_OK(both.at(1).declarations().GradientShardReady(Slot(0), 1, Step(1)));
+  both.at(1).slots().ReleasePush(Slot(0), 1);
   both.Round();
-  EXPECT_OK(both.at(0).AwaitGiven({Slot(0)}, kOnA, absl::ZeroDuration()));
-  EXPECT_FALSE(both.at(1).HasGradientShard(Slot(0), 1, Step(1))) << "taken back";
+  EXPECT_OK(both.at(0).slots().AwaitGiven({Slot(0)}, kOnA, absl::ZeroDuration()));
+  EXPECT_FALSE(both.at(1).declarations().HasGradientShard(Slot(0), 1, Step(1))) << "taken back";
 }
 
 // Whose gradient shards may cross before other slots are complete: not of a slot that the next round takes back.
@@ -325,7 +330,7 @@ TEST(HostSlots, SettledSlots_HaveTheFirstHostsRates) {
   EXPECT_FALSE(settled());
   Declaration declaration{{Slot(0)}, Step(1), {0.5}, {}};
   declaration.in_place = true;
-  ASSERT_OK(both.at(1).Declare(declaration));
+  ASSERT_OK(both.at(1).declarations().Declare(declaration));
   EXPECT_TRUE(settled());
   // As if another slot of the first host said its rates in this round.
   GroupTable::Rate& rate = GroupTable(both.at(0).control(), both.plan).said(0)[0];
@@ -342,12 +347,12 @@ TEST(HostSlots, SettledSlots_HaveTheFirstHostsRates) {
 
 TEST(HostSlots, WhatLiesElsewhere_IsNotPushedAgain) {
   TwoHosts both;
-  ASSERT_OK(both.at(0).GradientShardReady(Slot(0), 1, Step(1)));
-  EXPECT_FALSE(both.at(1).HasGradientShard(Slot(0), 1, Step(1)));
+  ASSERT_OK(both.at(0).declarations().GradientShardReady(Slot(0), 1, Step(1)));
+  EXPECT_FALSE(both.at(1).declarations().HasGradientShard(Slot(0), 1, Step(1)));
   both.Round();
-  EXPECT_TRUE(both.at(1).HasGradientShard(Slot(0), 1, Step(1)));
-  EXPECT_FALSE(both.at(1).HasGradientShard(Slot(0), 1, Step(2)));
-  EXPECT_FALSE(both.at(1).HasGradientShard(Slot(0), 0, Step(1)));
+  EXPECT_TRUE(both.at(1).declarations().HasGradientShard(Slot(0), 1, Step(1)));
+  EXPECT_FALSE(both.at(1).declarations().HasGradientShard(Slot(0), 1, Step(2)));
+  EXPECT_FALSE(both.at(1).declarations().HasGradientShard(Slot(0), 0, Step(1)));
 }
 
 TEST(HostSlots, SessionsWhoseProcessLivesOn_AreKnownElsewhere_UntilTheyAreNoMore) {
@@ -362,15 +367,16 @@ TEST(HostSlots, SessionsWhoseProcessLivesOn_AreKnownElsewhere_UntilTheyAreNoMore
 
 TEST(HostSlots, ConnectedTrainer_DoesNotDeclareWhatIsHeld) {
   TwoHosts both;
-  ASSERT_OK(both.at(0).TakeSlot(Slot(0), kOnA));
-  EXPECT_THAT(both.at(0).Declare({{Slot(0)}, Step(1), {0.5}, {}}),
+  ASSERT_OK(both.at(0).slots().Take(Slot(0), kOnA));
+  EXPECT_THAT(both.at(0).declarations().Declare({{Slot(0)}, Step(1), {0.5}, {}}),
               StatusIs(Code::kFailedPrecondition, HasSubstr("session 7 attached to rank 0")));
   both.Round();
-  EXPECT_THAT(both.at(1).Declare({{Slot(0)}, Step(1), {0.5}, {}}), StatusIs(Code::kFailedPrecondition, _));
-  both.at(0).GiveSlot(Slot(0), kOnA);
+  EXPECT_THAT(both.at(1).declarations().Declare({{Slot(0)}, Step(1), {0.5}, {}}),
+              StatusIs(Code::kFailedPrecondition, _));
+  both.at(0).slots().Give(Slot(0), kOnA);
   both.at(0).control()->slots[0].declaring[0].store(1);
-  EXPECT_THAT(both.at(0).TakeSlot(Slot(0), kOnA + 1), StatusIs(Code::kAborted, HasSubstr("declares slot 0")));
-  EXPECT_EQ(both.at(0).HolderOf(Slot(0)), 0u);
+  EXPECT_THAT(both.at(0).slots().Take(Slot(0), kOnA + 1), StatusIs(Code::kAborted, HasSubstr("declares slot 0")));
+  EXPECT_EQ(both.at(0).slots().HolderOf(Slot(0)), 0u);
 }
 
 }  // namespace

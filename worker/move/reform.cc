@@ -89,7 +89,7 @@ absl::Status Fetch(const Restoration& restoration, JobShard& shard, int source, 
     if (!absl::IsUnavailable(last.status())) return Annotate(last.status(), who);
     RETURN_IF_ERROR(shard.Health());
     if (MonotonicNow() >= deadline) {
-      if (!leaves) shard.protocol().Abort(AbortReason::kGone, source, shard.rank());
+      if (!leaves) shard.protocol().members().Abort(AbortReason::kGone, source, shard.rank());
       return Annotate(last.status(), who);
     }
     absl::SleepFor(kRetry);

@@ -136,13 +136,13 @@ using StepAllocationProtocolTest = StepFixture;
 TEST_F(StepAllocationProtocolTest, DecisionAndCommit_AllocateNothing) {
   PlaceWeights();
   for (const int64_t step : {1, 2}) {
-    for (int slot = 0; slot < 3; ++slot) Pieces(slot, step);
+    for (int slot = 0; slot < 3; ++slot) GradientShards(slot, step);
     ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, step));
     const int64_t before = allocations.load();
-    const bool decided = protocol.Decide();
-    for (int r = 0; r < plan.num_ranks(); ++r) protocol.Done(Rank(r), protocol.decided());
-    const bool done = protocol.AllDone();
-    protocol.Commit();
+    const bool decided = protocol.commands().Decide();
+    for (int r = 0; r < plan.num_ranks(); ++r) protocol.commands().Done(Rank(r), protocol.decided());
+    const bool done = protocol.commands().AllDone();
+    protocol.commands().Commit();
     EXPECT_EQ(allocations.load(), before) << "step " << step;
     EXPECT_TRUE(decided && done);
     EXPECT_EQ(protocol.committed_step(), Step(step));
@@ -164,16 +164,16 @@ TEST_F(StepAllocationBucketTest, DeclaringAcquiringAndDeciding_AllocateNothing) 
   const std::vector<Slot> slots = {Slot(0), Slot(1), Slot(2)};
   BucketDeclaration bucket{slots, Step(1), 0, {}, /*in_place=*/true};
   const int64_t before = allocations.load();
-  bool good = protocol.AcquireBucket(0).ok() && protocol.DeclareBucket(bucket).ok();
+  bool good = protocol.buckets().Acquire(0).ok() && protocol.buckets().Declare(bucket).ok();
   for (const CommandKind kind : {CommandKind::kGatherBucket, CommandKind::kReduceBucket}) {
-    good = good && protocol.Decide() && protocol.command().kind == kind;
-    for (int r = 0; r < plan.num_ranks(); ++r) protocol.Done(Rank(r), protocol.decided());
-    protocol.Commit();
+    good = good && protocol.commands().Decide() && protocol.command().kind == kind;
+    for (int r = 0; r < plan.num_ranks(); ++r) protocol.commands().Done(Rank(r), protocol.decided());
+    protocol.commands().Commit();
   }
-  good = good && protocol.MayGoOn(slots, Step(1));
-  protocol.ReleaseBucket(0);
+  good = good && protocol.buckets().MayGoOn(slots, Step(1));
+  protocol.buckets().Release(0);
   int dropped = 0;
-  protocol.DropUnused([&](int) { ++dropped; });
+  protocol.buckets().DropUnused([&](int) { ++dropped; });
   EXPECT_EQ(allocations.load(), before);
   EXPECT_TRUE(good);
   EXPECT_EQ(dropped, 1);

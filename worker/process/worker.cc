@@ -136,7 +136,7 @@ void Worker::Leave() {
     }
   }
   for (const std::shared_ptr<JobShard>& shard : Jobs()) {
-    shard->protocol().Abort(AbortReason::kLeft, shard->rank().value(), shard->rank());
+    shard->protocol().members().Abort(AbortReason::kLeft, shard->rank().value(), shard->rank());
     shard->Close();
   }
   for (const std::shared_ptr<Entry>& entry : entries) entry->closing.store(true);  // ends the links to peers
@@ -163,10 +163,10 @@ std::vector<v1::MemberStatus> Worker::Statuses() const {
       status.set_committed_step(protocol.committed_step().value());
       for (Step step : protocol.publications().Published()) status.add_published_steps(step.value());
       // What it failed by itself comes first.
-      if (const absl::Status health = protocol.Health(); !health.ok() && entry->error.empty()) {
+      if (const absl::Status health = protocol.members().Health(); !health.ok() && entry->error.empty()) {
         status.set_state(v1::MEMBER_STATE_FAILED);
         status.set_error(std::string(health.message()));
-        if (const std::optional<Rank> lost = protocol.Lost()) status.set_lost_rank(lost->value());
+        if (const std::optional<Rank> lost = protocol.members().Lost()) status.set_lost_rank(lost->value());
       }
     }
     statuses.push_back(std::move(status));
@@ -202,7 +202,7 @@ void Worker::Prepare(std::shared_ptr<Entry> entry) {
   bool lost_another = false;  // then the job's health says whom
   if (entry->assignment.has_from()) {
     MutexLock lock(mu_);
-    lost_another = entry->shard != nullptr && entry->shard->protocol().Lost().has_value();
+    lost_another = entry->shard != nullptr && entry->shard->protocol().members().Lost().has_value();
   }
   spdlog::error("event=job_failed job={} epoch={} error=\"{}\"", entry->assignment.spec().name(),
                 entry->assignment.epoch(), status.ToString());
@@ -214,7 +214,7 @@ void Worker::Prepare(std::shared_ptr<Entry> entry) {
     // sees the other.
     const bool meets = entry->shard != nullptr && entry->ranks.num_hosts > 1;
     const int lead = entry->ranks.first();
-    if (meets) entry->shard->protocol().AbortFor(AbortReason::kNotMet, lead, status.message());
+    if (meets) entry->shard->protocol().members().AbortFor(AbortReason::kNotMet, lead, status.message());
   }
   Changed();
   // Held on, so that the lead does not take this worker for a dead one: why it failed is its own to say.
@@ -274,7 +274,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard,
                    JobShard::Create(std::move(options), std::move(plan), std::move(host), *memory, &entry->closing));
   if (!restores) RETURN_IF_ERROR(KeepWhole(*entry));
-  if (entry->resumed) shard->protocol().GoesOn(MonotonicNanos(), options_.node->left().away_since_nanos);
+  if (entry->resumed) shard->protocol().members().GoesOn(MonotonicNanos(), options_.node->left().away_since_nanos);
   shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsRetained(*entry));
   {
     MutexLock lock(mu_);
@@ -324,7 +324,7 @@ void Worker::Monitor() {
       shard->Tick(now, allowed, retained);
       // The kernel ends a connection, a socket or a process when it dies; the health then changed: tell the
       // coordinator.
-      if (!shard->protocol().Health().ok()) Changed();
+      if (!shard->protocol().members().Health().ok()) Changed();
     }
     SweepPast();
   }

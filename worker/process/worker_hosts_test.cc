@@ -78,13 +78,13 @@ TEST(WorkerHosts, LeadsMeetAndStep) {
     ASSERT_OK_AND_ASSIGN(shards[i], two.workers[i]->Find("small"));
     ASSERT_OK(shards[i]->engine().StageInitial(InitialShard(shards[i]->plan().InitialShardBytes(i) / 4, 1.0f), 5));
   }
-  for (int i : {0, 1}) ASSERT_OK(shards[i]->protocol().AwaitCommit(Step(0), kLong));
+  for (int i : {0, 1}) ASSERT_OK(shards[i]->protocol().outcomes().AwaitCommit(Step(0), kLong));
   v1::StepRequest request;
   request.set_epoch(3);
   request.set_step(1);
   request.add_slots(0);
   ASSERT_OK(shards[1]->Declare(request, /*attached=*/true));
-  for (int i : {0, 1}) ASSERT_OK(shards[i]->protocol().AwaitCommit(Step(1), kLong));
+  for (int i : {0, 1}) ASSERT_OK(shards[i]->protocol().outcomes().AwaitCommit(Step(1), kLong));
   // One leaves: the other knows who.
   two.workers[1]->Leave();
   ASSERT_TRUE(Await([&] { return !shards[0]->Health().ok(); }));

@@ -93,11 +93,11 @@ void Worker::PeerGone(const std::shared_ptr<Entry>& entry, int rank) {
     shard = entry->shard;
   }
   if (shard == nullptr || entry->closing.load()) return;
-  if (shard->protocol().ComesBack(rank)) {
+  if (shard->protocol().members().ComesBack(rank)) {
     spdlog::warn("event=peer_gone job={} rank={} waits_for=\"its next incarnation\"", shard->spec().name, rank);
     return;
   }
-  shard->protocol().Abort(AbortReason::kGone, rank, shard->rank());
+  shard->protocol().members().Abort(AbortReason::kGone, rank, shard->rank());
   Changed();
 }
 

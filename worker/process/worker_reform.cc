@@ -102,7 +102,7 @@ absl::Status Worker::RestoreFrom(const Entry& entry, JobShard& shard) {
   const absl::Time deadline =
       MonotonicNow() + options_.prepare_timeout + TransferTime(ShardStorage::NumBytesOfAll(shard.plan()));
   while (step != kNoStep) {
-    const absl::Status there = shard.protocol().AwaitCommit(Step(step), kSlice).status();
+    const absl::Status there = shard.protocol().outcomes().AwaitCommit(Step(step), kSlice).status();
     if (!absl::IsDeadlineExceeded(there)) return there;
     if (entry.closing.load()) return absl::CancelledError("the job is assigned anew");
     if (MonotonicNow() >= deadline) return Annotate(there, "waiting for the other members' shards");

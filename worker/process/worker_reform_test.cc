@@ -36,9 +36,10 @@ struct WorkerReformTest : ::testing::Test {
   }
   uint64_t DigestOf(int i) {
     StepProtocol& protocol = (*host.workers[i]->Find("small"))->protocol();
-    const uint64_t ticket = protocol.AskForDigest();
-    EXPECT_TRUE(Await([&] { return protocol.DigestOf(ticket).ok() && protocol.DigestOf(ticket)->has_value(); }));
-    return protocol.DigestOf(ticket).value()->second;
+    const uint64_t ticket = protocol.tickets().AskForDigest();
+    EXPECT_TRUE(Await(
+        [&] { return protocol.tickets().DigestOf(ticket).ok() && protocol.tickets().DigestOf(ticket)->has_value(); }));
+    return protocol.tickets().DigestOf(ticket).value()->second;
   }
   // To worker workers[rank], whose rank was was[rank].
   v1::Assignment Anew(int64_t epoch, const std::string& mesh, int rank, const std::vector<int>& workers,

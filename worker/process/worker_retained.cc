@@ -110,7 +110,7 @@ std::vector<std::pair<std::shared_ptr<JobShard>, bool>> Worker::JobsAndWhetherRe
 void Worker::TellWhetherRetained() const {
   const auto jobs = JobsAndWhetherRetained();
   for (const auto& [shard, retained] : jobs) {
-    shard->protocol().SignOfLife(shard->rank(), MonotonicNanos(), getpid(), retained);
+    shard->protocol().members().SignOfLife(shard->rank(), MonotonicNanos(), getpid(), retained);
   }
   // Now peers know, too: whether they would wait for the next incarnation of this worker.
   spdlog::info("event={} worker={} jobs={}", options_.node->connected() ? "retained_again" : "not_retained",
@@ -179,7 +179,7 @@ void Worker::AwaitClaims(const std::shared_ptr<Entry>& entry, JobShard& shard) {
     const SecondLook look(*shard.protocol().control(), holder_of(slots));
     GiveSlotsBack(shard.protocol(), slots, session, entry->closing);
   };
-  for (const auto& [session, slots] : shard.protocol().Sessions().leaving) give_up(session, slots);
+  for (const auto& [session, slots] : shard.protocol().slots().Sessions().leaving) give_up(session, slots);
   shard.unclaimed().AwaitClaims([&] { return entry->closing.load(); }, lives, give_up);
 }
 

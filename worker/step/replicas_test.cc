@@ -20,34 +20,34 @@ struct CheckedReplicasTest : StepFixture {
   }
   // What the lead decides next is a comparison; `odd`: what the last member's digest has more than its replica's.
   void Compare(uint64_t odd = 0) {
-    ASSERT_TRUE(protocol.MoreFollows());
-    ASSERT_TRUE(protocol.Decide());
+    ASSERT_TRUE(protocol.commands().MoreFollows());
+    ASSERT_TRUE(protocol.commands().Decide());
     ASSERT_EQ(protocol.command().kind, CommandKind::kDigest);
     for (int r = 0; r < plan.num_ranks(); ++r) {
       protocol.control()->members[r].digest = 100 + plan.PlaceOf(Rank(r)).shard + (r == plan.num_ranks() - 1 ? odd : 0);
     }
     AllExecute();
-    protocol.Commit();
+    protocol.commands().Commit();
   }
 };
 
 TEST_F(CheckedReplicasTest, AreComparedAfterEachMultiple) {
   PlaceWeights();
-  EXPECT_FALSE(protocol.MoreFollows());
+  EXPECT_FALSE(protocol.commands().MoreFollows());
   RunStep(1);
-  EXPECT_FALSE(protocol.MoreFollows());
+  EXPECT_FALSE(protocol.commands().MoreFollows());
   RunStep(2, {{Slot(1), 0}});  // a skipped step counts
   for (int s = 0; s < 3; ++s) GradientShards(s, 3);
   ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, 3));
   ASSERT_NO_FATAL_FAILURE(Compare());
-  EXPECT_OK(protocol.Health());
-  EXPECT_FALSE(protocol.MoreFollows());
+  EXPECT_OK(protocol.members().Health());
+  EXPECT_FALSE(protocol.commands().MoreFollows());
   Finish();  // the step that was declared before
   EXPECT_EQ(protocol.committed_step(), Step(3));
   RunStep(4);
   ASSERT_NO_FATAL_FAILURE(Compare(1));
   EXPECT_THAT(
-      protocol.Health(),
+      protocol.members().Health(),
       StatusIs(Code::kDataLoss, AllOf(HasSubstr("worker-3 (rank 3"), HasSubstr("the same shard as worker-1 (rank 1)"),
                                       HasSubstr("other bits at step 4: versions after step 2, when they were"),
                                       HasSubstr("have both machines checked"))));
@@ -70,25 +70,26 @@ struct ThreeCheckedReplicasTest : ThreeReplicasTest {
 TEST_F(ThreeCheckedReplicasTest, TheOneThatStandsAlone_EndsTheJob) {
   PlaceWeights();
   RunStep(1);
-  ASSERT_TRUE(protocol.Decide());
+  ASSERT_TRUE(protocol.commands().Decide());
   for (int r = 0; r < 3; ++r) protocol.control()->members[r].digest = r == 0 ? 8 : 7;
   AllExecute();
-  protocol.Commit();
-  EXPECT_THAT(protocol.Health(), StatusIs(Code::kDataLoss, AllOf(HasSubstr("worker worker-0 (rank 0"),
-                                                                 HasSubstr("the same shard as worker-1"),
-                                                                 HasSubstr("have its machine's memory"))));
+  protocol.commands().Commit();
+  EXPECT_THAT(protocol.members().Health(), StatusIs(Code::kDataLoss, AllOf(HasSubstr("worker worker-0 (rank 0"),
+                                                                           HasSubstr("the same shard as worker-1"),
+                                                                           HasSubstr("have its machine's memory"))));
 }
 
 TEST_F(ThreeReplicasTest, TheOneThatStandsAlone_IsNamed) {
   PlaceWeights();
   for (int odd = 0; odd < 3; ++odd) {
-    const uint64_t ticket = protocol.AskForDigest();
-    ASSERT_TRUE(protocol.Decide());
+    const uint64_t ticket = protocol.tickets().AskForDigest();
+    ASSERT_TRUE(protocol.commands().Decide());
     for (int r = 0; r < 3; ++r) protocol.control()->members[r].digest = r == odd ? 8 : 7;
     AllExecute();
-    protocol.Commit();
+    protocol.commands().Commit();
     const std::string most = absl::StrCat("worker-", odd == 0 ? 1 : 0), alone = absl::StrCat("and worker worker-", odd);
-    EXPECT_THAT(protocol.DigestOf(ticket), StatusIs(Code::kDataLoss, AllOf(HasSubstr(most), HasSubstr(alone))));
+    EXPECT_THAT(protocol.tickets().DigestOf(ticket),
+                StatusIs(Code::kDataLoss, AllOf(HasSubstr(most), HasSubstr(alone))));
   }
 }
 

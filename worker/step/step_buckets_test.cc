@@ -29,13 +29,13 @@ struct StepBucketsTest : StepFixture {
 
   absl::StatusOr<bool> Bucket(std::vector<Slot> slots, int bucket, int64_t step = 1,
                               std::vector<std::pair<Slot, int>> bad = {}) {
-    return protocol.DeclareBucket({std::move(slots), Step(step), bucket, std::move(bad), /*in_place=*/true});
+    return protocol.buckets().Declare({std::move(slots), Step(step), bucket, std::move(bad), /*in_place=*/true});
   }
   CommandKind Next() {
-    if (!protocol.Decide()) return CommandKind::kNone;
+    if (!protocol.commands().Decide()) return CommandKind::kNone;
     AllExecute();
     const CommandKind kind = protocol.command().kind;
-    protocol.Commit();
+    protocol.commands().Commit();
     return kind;
   }
 
@@ -81,7 +81,7 @@ TEST_F(StepBucketsTest, WrongDeclarations_AreRefusedAndLeaveNoMark) {
   EXPECT_THAT(Bucket({}, 0), StatusIs(Code::kInvalidArgument, HasSubstr("no slot")));
   EXPECT_THAT(Bucket({Slot(3)}, 0), StatusIs(Code::kInvalidArgument, HasSubstr("slot 3")));
   EXPECT_THAT(Bucket({Slot(0)}, 0, 1, {{Slot(1), 0}}), StatusIs(Code::kInvalidArgument, HasSubstr("slot 1")));
-  EXPECT_THAT(protocol.DeclareBucket({all, Step(1), 0, {}, false}),
+  EXPECT_THAT(protocol.buckets().Declare({all, Step(1), 0, {}, false}),
               StatusIs(Code::kFailedPrecondition, HasSubstr("lacks gradient shards of bucket 0")));
   EXPECT_THAT(Declare(all, 1), StatusIs(Code::kFailedPrecondition, HasSubstr("lacks the gradients of bucket 0")));
   EXPECT_EQ(Next(), CommandKind::kNone);
@@ -95,7 +95,7 @@ TEST_F(StepBucketsTest, DeclaredTwice_TheFirstCounts) {
   for (int b = 1; b < 4; ++b) ASSERT_OK(Bucket(all, b));
   ASSERT_OK(Declare(all, 1));
   ASSERT_TRUE(ReachStep());
-  EXPECT_FALSE(protocol.OutcomeOf(Step(1))->skipped);
+  EXPECT_FALSE(protocol.outcomes().OutcomeOf(Step(1))->skipped);
   EXPECT_TRUE(Bucket(all, 0).value());  // of the step before
 }
 
@@ -106,59 +106,59 @@ TEST_F(StepBucketsTest, NotFiniteInABucket_TheStepIsSkipped) {
   }
   ASSERT_OK(Declare(all, 1));
   ASSERT_TRUE(ReachStep());
-  EXPECT_TRUE(protocol.OutcomeOf(Step(1))->skipped);
-  EXPECT_EQ(protocol.OutcomeOf(Step(1))->bad_slot, Slot(1));
-  EXPECT_EQ(protocol.OutcomeOf(Step(1))->bad_tensor, 2);
+  EXPECT_TRUE(protocol.outcomes().OutcomeOf(Step(1))->skipped);
+  EXPECT_EQ(protocol.outcomes().OutcomeOf(Step(1))->bad_slot, Slot(1));
+  EXPECT_EQ(protocol.outcomes().OutcomeOf(Step(1))->bad_tensor, 2);
 }
 
 TEST_F(StepBucketsTest, SlotFarAhead_WaitsAndSaysForWhom) {
   ASSERT_OK(Bucket({Slot(0)}, 0));
-  EXPECT_OK(protocol.AwaitBuckets({Slot(0)}, Step(1), kNow));
+  EXPECT_OK(protocol.buckets().AwaitSums({Slot(0)}, Step(1), kNow));
   ASSERT_OK(Bucket({Slot(0)}, 1));
-  EXPECT_THAT(protocol.AwaitBuckets({Slot(0)}, Step(1), kNow),
+  EXPECT_THAT(protocol.buckets().AwaitSums({Slot(0)}, Step(1), kNow),
               StatusIs(Code::kDeadlineExceeded, HasSubstr("bucket 0 lacks slots 1,2")));
   ASSERT_OK(Bucket({Slot(1), Slot(2)}, 1));
-  EXPECT_FALSE(protocol.MayGoOn({Slot(0)}, Step(1)));
+  EXPECT_FALSE(protocol.buckets().MayGoOn({Slot(0)}, Step(1)));
   EXPECT_EQ(Next(), CommandKind::kReduceBucket);
-  EXPECT_TRUE(protocol.MayGoOn({Slot(0)}, Step(1)));
+  EXPECT_TRUE(protocol.buckets().MayGoOn({Slot(0)}, Step(1)));
 }
 
 // Trainers that declare in opposite orders would wait for each other.
 TEST_F(StepBucketsTest, AllWait_OneMoreMayGoOn) {
   for (int b : {0, 1}) ASSERT_OK(Bucket({Slot(0)}, b));
   for (int b : {2, 3}) ASSERT_OK(Bucket({Slot(1), Slot(2)}, b));
-  protocol.SetWaiting({Slot(0)}, true);
-  EXPECT_FALSE(protocol.MayGoOn({Slot(0)}, Step(1)));
+  protocol.buckets().SetWaiting({Slot(0)}, true);
+  EXPECT_FALSE(protocol.buckets().MayGoOn({Slot(0)}, Step(1)));
   std::thread other([&] {
     const std::vector<Slot> slots = {Slot(1), Slot(2)};
-    protocol.SetWaiting(slots, true);
-    EXPECT_OK(protocol.AwaitBuckets(slots, Step(1), kLong));
-    protocol.SetWaiting(slots, false);
+    protocol.buckets().SetWaiting(slots, true);
+    EXPECT_OK(protocol.buckets().AwaitSums(slots, Step(1), kLong));
+    protocol.buckets().SetWaiting(slots, false);
   });
   other.join();
-  EXPECT_FALSE(protocol.MayGoOn({Slot(0)}, Step(1)));
+  EXPECT_FALSE(protocol.buckets().MayGoOn({Slot(0)}, Step(1)));
 }
 
 TEST_F(StepBucketsTest, AcquiredBucket_IsFilledAndStaysUntilTheLastRelease) {
-  EXPECT_THAT(protocol.AcquireBucket(5), StatusIs(Code::kInvalidArgument, HasSubstr("bucket 5")));
-  EXPECT_FALSE(protocol.HoldsBucket(4));
-  ASSERT_OK(protocol.AcquireBucket(4));
-  ASSERT_OK(protocol.AcquireBucket(4));
-  EXPECT_THAT(protocol.AwaitBucket(4, kNow), StatusIs(Code::kDeadlineExceeded, HasSubstr("bucket 4")));
+  EXPECT_THAT(protocol.buckets().Acquire(5), StatusIs(Code::kInvalidArgument, HasSubstr("bucket 5")));
+  EXPECT_FALSE(protocol.buckets().Holds(4));
+  ASSERT_OK(protocol.buckets().Acquire(4));
+  ASSERT_OK(protocol.buckets().Acquire(4));
+  EXPECT_THAT(protocol.buckets().Await(4, kNow), StatusIs(Code::kDeadlineExceeded, HasSubstr("bucket 4")));
   EXPECT_EQ(Next(), CommandKind::kGatherBucket);
   EXPECT_EQ(protocol.command().bucket, 4);
-  EXPECT_OK(protocol.AwaitBucket(4, kNow));
+  EXPECT_OK(protocol.buckets().Await(4, kNow));
   EXPECT_EQ(Next(), CommandKind::kNone);
   std::vector<int> dropped;
   const auto drop = [&](int b) { dropped.push_back(b); };
-  protocol.ReleaseBucket(4);
-  protocol.DropUnused(drop);
+  protocol.buckets().Release(4);
+  protocol.buckets().DropUnused(drop);
   EXPECT_TRUE(dropped.empty());
-  protocol.ReleaseBucket(4);
-  EXPECT_TRUE(protocol.HoldsBucket(4));  // until the lead takes it
-  protocol.DropUnused(drop);
+  protocol.buckets().Release(4);
+  EXPECT_TRUE(protocol.buckets().Holds(4));  // until the lead takes it
+  protocol.buckets().DropUnused(drop);
   EXPECT_EQ(dropped, std::vector<int>{4});
-  EXPECT_FALSE(protocol.HoldsBucket(4));
+  EXPECT_FALSE(protocol.buckets().Holds(4));
 }
 
 // Who takes a slot over: what is summed stays, what only that slot could complete is taken back, what others could
@@ -167,22 +167,22 @@ TEST_F(StepBucketsTest, SlotTakenOver_BucketsAreOpenSummedOrAwaited) {
   ASSERT_OK(Bucket(all, 0));
   ASSERT_EQ(Next(), CommandKind::kReduceBucket);
   ASSERT_OK(Bucket({Slot(0)}, 1));
-  EXPECT_EQ(protocol.OpenSlots({Slot(0)}), Step(1));  // slots 1 and 2 may bring bucket 1
-  EXPECT_TRUE(protocol.HasBucketShard(Slot(0), 1, 0, Step(1)));
-  EXPECT_EQ(protocol.OpenSlots(all), std::nullopt);  // nobody else may
-  EXPECT_FALSE(protocol.HasBucketShard(Slot(0), 1, 0, Step(1)));
-  EXPECT_TRUE(protocol.HasBucketShard(Slot(0), 0, 0, Step(1)));
+  EXPECT_EQ(protocol.slots().Open({Slot(0)}), Step(1));  // slots 1 and 2 may bring bucket 1
+  EXPECT_TRUE(protocol.buckets().HasShard(Slot(0), 1, 0, Step(1)));
+  EXPECT_EQ(protocol.slots().Open(all), std::nullopt);  // nobody else may
+  EXPECT_FALSE(protocol.buckets().HasShard(Slot(0), 1, 0, Step(1)));
+  EXPECT_TRUE(protocol.buckets().HasShard(Slot(0), 0, 0, Step(1)));
   for (int b = 1; b < 4; ++b) ASSERT_OK(Bucket(all, b));
   ASSERT_OK(Declare(all, 1));
-  EXPECT_EQ(protocol.OpenSlots({Slot(0)}), Step(1));  // all is there: the step comes
+  EXPECT_EQ(protocol.slots().Open({Slot(0)}), Step(1));  // all is there: the step comes
   ASSERT_TRUE(ReachStep());
-  EXPECT_EQ(protocol.OpenSlots({Slot(0)}), std::nullopt);
+  EXPECT_EQ(protocol.slots().Open({Slot(0)}), std::nullopt);
 }
 
 TEST(StepBucketsFullTest, JobWithFullResidency_HasNone) {
   TestHost host(SmallJob("fsdp=1", 1));
-  EXPECT_THAT(host.protocol.AcquireBucket(0), StatusIs(Code::kFailedPrecondition, HasSubstr("full residency")));
-  EXPECT_THAT(host.protocol.DeclareBucket({{Slot(0)}, Step(1), 0, {}, true}),
+  EXPECT_THAT(host.protocol.buckets().Acquire(0), StatusIs(Code::kFailedPrecondition, HasSubstr("full residency")));
+  EXPECT_THAT(host.protocol.buckets().Declare({{Slot(0)}, Step(1), 0, {}, true}),
               StatusIs(Code::kFailedPrecondition, HasSubstr("full residency")));
 }
 

@@ -23,7 +23,7 @@ struct StepLimitsTest : StepFixture {
     for (auto* word : {&control.decided, &control.committed}) word->store(seq);
     for (int r = 0; r < plan.num_ranks(); ++r) control.members[r].done.store(seq);
   }
-  StepOutcome Outcome(int64_t step) { return protocol.OutcomeOf(Step(step)).value_or(StepOutcome{}); }
+  StepOutcome Outcome(int64_t step) { return protocol.outcomes().OutcomeOf(Step(step)).value_or(StepOutcome{}); }
 };
 
 TEST_F(StepLimitsTest, TheLastSteps_AreAsAllOthers) {
@@ -55,13 +55,13 @@ TEST_F(StepLimitsTest, AStepBeyondTheLast_IsRefused_AndWhatIsThereStays) {
     const auto refused = StatusIs(Code::kResourceExhausted,
                                   HasSubstr("the last one that a job can have, 549755813887; pull its weights, and"));
     EXPECT_THAT(Declare({Slot(0)}, step), refused);
-    EXPECT_THAT(protocol.GradientShardReady(Slot(0), 0, Step(step)), refused);
-    EXPECT_THAT(protocol.CheckStep(Slot(0), Step(step)), refused);
+    EXPECT_THAT(protocol.declarations().GradientShardReady(Slot(0), 0, Step(step)), refused);
+    EXPECT_THAT(protocol.declarations().CheckStep(Slot(0), Step(step)), refused);
     EXPECT_FALSE(protocol.publications().Pin(Step(step)).has_value());
-    EXPECT_FALSE(protocol.OutcomeOf(Step(step)).has_value());
+    EXPECT_FALSE(protocol.outcomes().OutcomeOf(Step(step)).has_value());
   }
-  EXPECT_FALSE(protocol.Decide());
-  EXPECT_OK(protocol.Health());
+  EXPECT_FALSE(protocol.commands().Decide());
+  EXPECT_OK(protocol.members().Health());
   ASSERT_OK_AND_ASSIGN(const auto again, Declare({Slot(0)}, kMaxStep));
   EXPECT_TRUE(again->already_applied);
   EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0), Step(kMaxStep)));
@@ -71,39 +71,39 @@ TEST_F(StepLimitsTest, TheLastStep_TakenBack_IsDeclaredAnew) {
   ContinueFrom(kMaxStep - 1, 3 * kMaxStep);
   ASSERT_OK(Declare({Slot(0)}, kMaxStep, 0.5));
   const double rate = 0.25;
-  protocol.TakeSettings(Step(kMaxStep), {&rate, 1}, 1);
-  EXPECT_THAT(protocol.CheckStands({Slot(0)}, Step(kMaxStep)),
+  protocol.declarations().TakeSettings(Step(kMaxStep), {&rate, 1}, 1);
+  EXPECT_THAT(protocol.declarations().CheckStands({Slot(0)}, Step(kMaxStep)),
               StatusIs(Code::kInvalidArgument, HasSubstr("there 0.25")));
-  EXPECT_OK(protocol.CheckStands({Slot(0)}, Step(kMaxStep - 1)));
+  EXPECT_OK(protocol.declarations().CheckStands({Slot(0)}, Step(kMaxStep - 1)));
   ASSERT_OK(Declare({Slot(0)}, kMaxStep, 0.25));
-  EXPECT_OK(protocol.CheckStands({Slot(0)}, Step(kMaxStep)));
+  EXPECT_OK(protocol.declarations().CheckStands({Slot(0)}, Step(kMaxStep)));
 }
 
 TEST_F(StepLimitsTest, GradientsOfTheLastStep_AreCountedByBucket) {
-  protocol.GradientsHere(Step(kMaxStep - 1), kMaxParameters);
-  protocol.GradientsHere(Step(kMaxStep), 1);
-  EXPECT_TRUE(protocol.AwaitGradients(Step(kMaxStep - 1), 0)) << "that is over";
-  EXPECT_TRUE(protocol.AwaitGradients(Step(kMaxStep), 0));
-  protocol.Abort(AbortReason::kLate, 0, Rank(0));
-  EXPECT_FALSE(protocol.AwaitGradients(Step(kMaxStep), 1)) << "it did not wait";
+  protocol.commands().GradientsHere(Step(kMaxStep - 1), kMaxParameters);
+  protocol.commands().GradientsHere(Step(kMaxStep), 1);
+  EXPECT_TRUE(protocol.commands().AwaitGradients(Step(kMaxStep - 1), 0)) << "that is over";
+  EXPECT_TRUE(protocol.commands().AwaitGradients(Step(kMaxStep), 0));
+  protocol.members().Abort(AbortReason::kLate, 0, Rank(0));
+  EXPECT_FALSE(protocol.commands().AwaitGradients(Step(kMaxStep), 1)) << "it did not wait";
 }
 
 // A word of a command's number holds 44 bits of it.
 TEST_F(StepLimitsTest, NumbersOfCommands_NextToTheWrapOfTheirWords) {
   constexpr uint64_t kWrap = uint64_t{1} << 44;
   ContinueFrom(7, kWrap - 3);
-  for (int r = 0; r < plan.num_ranks(); ++r) protocol.BucketsDone(Rank(r), kWrap - 3, 2);
+  for (int r = 0; r < plan.num_ranks(); ++r) protocol.commands().BucketsDone(Rank(r), kWrap - 3, 2);
   for (uint64_t seq = kWrap - 2; seq < kWrap + 3; ++seq) {
-    EXPECT_FALSE(protocol.AllBucketsDone(seq, 1)) << seq << ": that was the command before";
+    EXPECT_FALSE(protocol.commands().AllBucketsDone(seq, 1)) << seq << ": that was the command before";
     for (int r = 0; r < plan.num_ranks(); ++r) {
-      EXPECT_FALSE(protocol.AllBucketsDone(seq, 1)) << seq;
-      protocol.BucketsDone(Rank(r), seq, 1);
+      EXPECT_FALSE(protocol.commands().AllBucketsDone(seq, 1)) << seq;
+      protocol.commands().BucketsDone(Rank(r), seq, 1);
     }
-    EXPECT_TRUE(protocol.AllBucketsDone(seq, 1)) << seq;
-    EXPECT_FALSE(protocol.AllBucketsDone(seq, 2)) << seq;
-    for (int r = 0; r < plan.num_ranks(); ++r) protocol.BucketsDone(Rank(r), seq, 2);
-    EXPECT_TRUE(protocol.AllBucketsDone(seq, 2)) << seq;
-    for (int r = 0; r < plan.num_ranks(); ++r) protocol.Done(Rank(r), seq);
+    EXPECT_TRUE(protocol.commands().AllBucketsDone(seq, 1)) << seq;
+    EXPECT_FALSE(protocol.commands().AllBucketsDone(seq, 2)) << seq;
+    for (int r = 0; r < plan.num_ranks(); ++r) protocol.commands().BucketsDone(Rank(r), seq, 2);
+    EXPECT_TRUE(protocol.commands().AllBucketsDone(seq, 2)) << seq;
+    for (int r = 0; r < plan.num_ranks(); ++r) protocol.commands().Done(Rank(r), seq);
   }
 }
 

@@ -104,7 +104,7 @@ struct LocalHost {
       const int64_t bytes = shard->plan().InitialShardBytes(shard->place().shard);
       ASSERT_OK(shard->engine().StageInitial(InitialShard(bytes / 4, 1.0f), 5));
     }
-    ASSERT_OK((*workers[0]->Find("small"))->protocol().AwaitCommit(Step(0), kLong));
+    ASSERT_OK((*workers[0]->Find("small"))->protocol().outcomes().AwaitCommit(Step(0), kLong));
   }
 
   absl::Status HealthOf(int i) const {

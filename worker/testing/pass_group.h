@@ -67,7 +67,7 @@ struct PassGroup : TestHost {
     return sum;
   }
 
-  // As the lead does (worker/step/step_decision.cc).
+  // As the lead does (worker/step/step_commands.cc).
   void Decide(const Command& command) {
     ++seq;
     if (command.kind != CommandKind::kInit && command.kind != CommandKind::kStep) return;

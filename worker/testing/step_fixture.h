@@ -16,35 +16,36 @@ struct StepFixture : ::testing::Test, TestHost {
 
   void AllExecute() {
     for (int r = 0; r < plan.num_ranks(); ++r) {
-      EXPECT_FALSE(protocol.AllDone());
-      protocol.Done(Rank(r), protocol.decided());
+      EXPECT_FALSE(protocol.commands().AllDone());
+      protocol.commands().Done(Rank(r), protocol.decided());
     }
-    EXPECT_TRUE(protocol.AllDone());
+    EXPECT_TRUE(protocol.commands().AllDone());
   }
 
   void Finish() {
-    ASSERT_TRUE(protocol.Decide());
+    ASSERT_TRUE(protocol.commands().Decide());
     AllExecute();
-    protocol.Commit();
+    protocol.commands().Commit();
   }
 
   void PlaceWeights() {
-    for (int r = 0; r < plan.num_ranks(); ++r) protocol.InitialShardReady(Rank(r), 17);
+    for (int r = 0; r < plan.num_ranks(); ++r) protocol.commands().InitialShardReady(Rank(r), 17);
     Finish();
   }
 
   void GradientShards(int slot, int64_t step) {
-    for (int s = 0; s < plan.num_shards(); ++s) ASSERT_OK(protocol.GradientShardReady(Slot(slot), s, Step(step)));
+    for (int s = 0; s < plan.num_shards(); ++s)
+      ASSERT_OK(protocol.declarations().GradientShardReady(Slot(slot), s, Step(step)));
   }
 
   absl::StatusOr<std::optional<StepOutcome>> Declare(std::vector<Slot> slots, int64_t step, double lr = 0.5,
                                                      std::vector<std::pair<Slot, int>> bad = {}) {
-    return protocol.Declare({std::move(slots), Step(step), {lr}, std::move(bad)});
+    return protocol.declarations().Declare({std::move(slots), Step(step), {lr}, std::move(bad)});
   }
 
   absl::StatusOr<std::optional<StepOutcome>> DeclareRates(std::vector<Slot> slots, int64_t step,
                                                           std::vector<double> rates) {
-    return protocol.Declare({std::move(slots), Step(step), std::move(rates), {}});
+    return protocol.declarations().Declare({std::move(slots), Step(step), std::move(rates), {}});
   }
 
   void RunStep(int64_t step, std::vector<std::pair<Slot, int>> bad = {}) {

@@ -108,7 +108,7 @@ struct JobOnHosts {
     return AwaitStep(0);
   }
   absl::Status AwaitStep(int64_t step) {
-    for (auto& host : hosts) RETURN_IF_ERROR(host->protocol->AwaitCommit(Step(step), kLongWait).status());
+    for (auto& host : hosts) RETURN_IF_ERROR(host->protocol->outcomes().AwaitCommit(Step(step), kLongWait).status());
     return absl::OkStatus();
   }
 
@@ -130,7 +130,7 @@ struct JobOnHosts {
     if (way == GradientWay::kAttached) {
       WriteGradients(home, slot, step, 0, plan.gradient_window_bytes() / 4);
       declaration.in_place = true;
-      return home.protocol->Declare(declaration).status();
+      return home.protocol->declarations().Declare(declaration).status();
     }
     for (int p = 0; p < plan.num_shards(); ++p) {
       OneOfHosts& host = HostOf(plan.RankOf({p, slot % plan.num_replicas()}).value());
@@ -138,9 +138,9 @@ struct JobOnHosts {
         const int64_t begin = b.gradient_offset / 4 + b.begin(p);
         if (!b.frozen) WriteGradients(host, slot, step, begin, begin + b.size(p));
       }
-      RETURN_IF_ERROR(host.protocol->GradientShardReady(Slot(slot), p, Step(step)));
+      RETURN_IF_ERROR(host.protocol->declarations().GradientShardReady(Slot(slot), p, Step(step)));
     }
-    return home.protocol->Declare(declaration).status();
+    return home.protocol->declarations().Declare(declaration).status();
   }
 
   // With token weights: some slots have none.
@@ -156,22 +156,22 @@ struct JobOnHosts {
         OneOfHosts& host = attached ? home : HostOf(plan.RankOf({p, slot % plan.num_replicas()}).value());
         const int64_t begin = bucket.gradient_offset / 4 + bucket.begin(p);
         WriteGradients(host, slot, step, begin, begin + bucket.size(p));
-        if (!attached) RETURN_IF_ERROR(host.protocol->BucketShardReady(Slot(slot), b, p, Step(step)));
+        if (!attached) RETURN_IF_ERROR(host.protocol->buckets().ShardReady(Slot(slot), b, p, Step(step)));
       }
       const BucketDeclaration of_bucket{{Slot(slot)}, Step(step), b, {}, attached};
-      RETURN_IF_ERROR(home.protocol->DeclareBucket(of_bucket).status());
+      RETURN_IF_ERROR(home.protocol->buckets().Declare(of_bucket).status());
     }
     declaration.in_place = attached;
-    return home.protocol->Declare(declaration).status();
+    return home.protocol->declarations().Declare(declaration).status();
   }
 
   // Asked of one host.
   absl::StatusOr<std::pair<Step, uint64_t>> Digest(int h) {
     StepProtocol& protocol = *hosts[h]->protocol;
-    const uint64_t ticket = protocol.AskForDigest();
+    const uint64_t ticket = protocol.tickets().AskForDigest();
     while (true) {
       const uint32_t word = protocol.control()->finished.load();
-      ASSIGN_OR_RETURN(auto digest, protocol.DigestOf(ticket));
+      ASSIGN_OR_RETURN(auto digest, protocol.tickets().DigestOf(ticket));
       if (digest.has_value()) return *digest;
       FutexWait(protocol.control()->finished, word, kLongWait);
     }
@@ -191,15 +191,15 @@ struct JobOnHosts {
   // A version on demand, asked for at one host: its step, once it is there on all of them.
   absl::StatusOr<Step> Publish(int h) {
     StepProtocol& protocol = *hosts[h]->protocol;
-    const uint64_t ticket = protocol.AskToPublish();
+    const uint64_t ticket = protocol.tickets().AskToPublish();
     while (true) {
       const uint32_t word = protocol.control()->finished.load();
-      ASSIGN_OR_RETURN(auto step, protocol.PublishedFor(ticket));
+      ASSIGN_OR_RETURN(auto step, protocol.tickets().PublishedFor(ticket));
       if (step.has_value()) {
         for (int other = 0; other < num_hosts(); ++other) RETURN_IF_ERROR(AwaitVersion(other, *step));
         return *step;
       }
-      RETURN_IF_ERROR(protocol.Health());
+      RETURN_IF_ERROR(protocol.members().Health());
       FutexWait(protocol.control()->finished, word, kLongWait);
     }
   }

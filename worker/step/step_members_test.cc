@@ -30,16 +30,16 @@ TEST_F(TakeOver, PinsPushesAndDeclarationsOfThatMemberAreTakenBack_OthersStay) {
   StepProtocol one = Incarnation(1), two = Incarnation(2);
   ASSERT_TRUE(one.publications().Pin(Step(0)).has_value());
   ASSERT_TRUE(two.publications().Pin(Step(0)).has_value());
-  ASSERT_TRUE(one.ClaimPush(Slot(0), 0, Rank(1)));
-  ASSERT_TRUE(two.ClaimPush(Slot(0), 1, Rank(2)));
+  ASSERT_TRUE(one.slots().ClaimPush(Slot(0), 0, Rank(1)));
+  ASSERT_TRUE(two.slots().ClaimPush(Slot(0), 1, Rank(2)));
   host.control()->slots[1].declaring[1].store(2);
   host.control()->slots[2].declaring[2].store(1);
 
   Incarnation(1).TakeOver();
   EXPECT_FALSE(IsBeingDeclared(host.control()->slots[1]));
   EXPECT_TRUE(IsBeingDeclared(host.control()->slots[2]));
-  EXPECT_TRUE(one.ClaimPush(Slot(0), 0, Rank(1)));
-  EXPECT_FALSE(two.ClaimPush(Slot(0), 1, Rank(2)));
+  EXPECT_TRUE(one.slots().ClaimPush(Slot(0), 0, Rank(1)));
+  EXPECT_FALSE(two.slots().ClaimPush(Slot(0), 1, Rank(2)));
   for (const PublicationWords& publication : host.control()->publications) EXPECT_EQ(publication.pins[1].load(), 0);
   // Rank 2 reads it yet: the next version but one goes nowhere.
   RunStep(1);
@@ -64,48 +64,48 @@ TEST_F(TakeOver, MessagesThatTheLeadWasTaking) {
 // Killed while it wrote a digest down: nobody reads it until the next incarnation has written all of it.
 TEST_F(TakeOver, ADigestThatTheLeadWasWriting) {
   PlaceWeights();
-  const uint64_t ticket = protocol.AskForDigest();
-  ASSERT_TRUE(protocol.Decide());
+  const uint64_t ticket = protocol.tickets().AskForDigest();
+  ASSERT_TRUE(protocol.commands().Decide());
   AllExecute();
   host.control()->digest_writing.store(3);
   host.control()->digest_done.store(ticket);
   StepProtocol next = Incarnation(0);
   next.TakeOver();
-  ASSERT_OK_AND_ASSIGN(const auto torn, next.DigestOf(ticket));
+  ASSERT_OK_AND_ASSIGN(const auto torn, next.tickets().DigestOf(ticket));
   EXPECT_FALSE(torn.has_value());
-  next.Commit();
-  ASSERT_OK_AND_ASSIGN(const auto whole, next.DigestOf(ticket));
+  next.commands().Commit();
+  ASSERT_OK_AND_ASSIGN(const auto whole, next.tickets().DigestOf(ticket));
   EXPECT_TRUE(whole.has_value());
 }
 
 TEST_F(TakeOver, SessionsAreFoundWithTheirSlots_ThoseThatWereLeavingApart) {
-  ASSERT_OK(protocol.TakeSlot(Slot(0), Holder(1, 3)));
-  ASSERT_OK(protocol.TakeSlot(Slot(1), Holder(2, 3)));
-  ASSERT_OK(protocol.TakeSlot(Slot(2), Holder(1, 3)));
-  EXPECT_THAT(Incarnation(1).Sessions().staying, ElementsAre(Pair(Holder(1, 3), ElementsAre(0, 2))));
-  protocol.LeaveSlot(Slot(2), Holder(1, 3));
-  EXPECT_TRUE(Incarnation(1).Sessions().staying.empty());
-  EXPECT_THAT(Incarnation(1).Sessions().leaving, ElementsAre(Pair(Holder(1, 3), ElementsAre(0, 2))));
-  EXPECT_THAT(Incarnation(2).Sessions().staying, ElementsAre(Pair(Holder(2, 3), ElementsAre(1))));
-  EXPECT_TRUE(Incarnation(0).Sessions().staying.empty());
+  ASSERT_OK(protocol.slots().Take(Slot(0), Holder(1, 3)));
+  ASSERT_OK(protocol.slots().Take(Slot(1), Holder(2, 3)));
+  ASSERT_OK(protocol.slots().Take(Slot(2), Holder(1, 3)));
+  EXPECT_THAT(Incarnation(1).slots().Sessions().staying, ElementsAre(Pair(Holder(1, 3), ElementsAre(0, 2))));
+  protocol.slots().Leave(Slot(2), Holder(1, 3));
+  EXPECT_TRUE(Incarnation(1).slots().Sessions().staying.empty());
+  EXPECT_THAT(Incarnation(1).slots().Sessions().leaving, ElementsAre(Pair(Holder(1, 3), ElementsAre(0, 2))));
+  EXPECT_THAT(Incarnation(2).slots().Sessions().staying, ElementsAre(Pair(Holder(2, 3), ElementsAre(1))));
+  EXPECT_TRUE(Incarnation(0).slots().Sessions().staying.empty());
 }
 
 TEST_F(TakeOver, APieceOfInitialWeightsIsLostWithTheProcess) {
-  for (int r = 0; r < plan.num_ranks(); ++r) protocol.InitialShardReady(Rank(r), 17);
-  ASSERT_TRUE(protocol.Decide());
-  protocol.Done(Rank(2), protocol.decided());
+  for (int r = 0; r < plan.num_ranks(); ++r) protocol.commands().InitialShardReady(Rank(r), 17);
+  ASSERT_TRUE(protocol.commands().Decide());
+  protocol.commands().Done(Rank(2), protocol.decided());
   Incarnation(2).TakeOver();  // it has placed its gradient shard
-  EXPECT_OK(protocol.Health());
+  EXPECT_OK(protocol.members().Health());
   Incarnation(3).TakeOver();
-  EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-3 (rank 3")));
+  EXPECT_THAT(protocol.members().Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-3 (rank 3")));
 }
 
 TEST_F(TakeOver, APieceOfInitialWeightsThatWasAcknowledgedIsLost_BeforeItIsDecidedOn) {
   Incarnation(2).TakeOver();  // it had none
-  EXPECT_OK(protocol.Health());
-  protocol.InitialShardReady(Rank(3), 17);
+  EXPECT_OK(protocol.members().Health());
+  protocol.commands().InitialShardReady(Rank(3), 17);
   Incarnation(3).TakeOver();
-  EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-3 (rank 3")));
+  EXPECT_THAT(protocol.members().Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-3 (rank 3")));
 }
 
 TEST_F(TakeOver, ACommandThatEndsEveryIncarnationEndsTheJob) {
@@ -114,15 +114,15 @@ TEST_F(TakeOver, ACommandThatEndsEveryIncarnationEndsTheJob) {
   for (int64_t step = 1; step <= 3; ++step) {
     for (int s = 0; s < 3; ++s) GradientShards(s, step);
     ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, step));
-    ASSERT_TRUE(protocol.Decide());
+    ASSERT_TRUE(protocol.commands().Decide());
     for (uint32_t i = 0; i < kMaxIncarnationsInCommand; ++i) Incarnation(1).TakeOver();
-    EXPECT_OK(protocol.Health());
+    EXPECT_OK(protocol.members().Health());
     if (step == 3) break;
     AllExecute();
-    protocol.Commit();
+    protocol.commands().Commit();
   }
   Incarnation(1).TakeOver();
-  EXPECT_THAT(protocol.Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-1 (rank 1")));
+  EXPECT_THAT(protocol.members().Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-1 (rank 1")));
 }
 
 // The lead was killed while it wrote the next command: what is decided is the one before, whole.
@@ -136,8 +136,8 @@ TEST_F(TakeOver, ACommandThatIsNotDecided_DoesNotCount) {
   Incarnation(0).TakeOver();
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
   EXPECT_EQ(protocol.command().step, 1);
-  EXPECT_FALSE(protocol.MoreFollows());
-  EXPECT_FALSE(protocol.Decide());
+  EXPECT_FALSE(protocol.commands().MoreFollows());
+  EXPECT_FALSE(protocol.commands().Decide());
   RunStep(2);
   EXPECT_EQ(protocol.committed_step(), Step(2));
 }
@@ -147,15 +147,15 @@ TEST_F(TakeOver, ACommitIsRepeated) {
   PlaceWeights();
   for (int s = 0; s < 3; ++s) GradientShards(s, 1);
   ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, 1));
-  ASSERT_TRUE(protocol.Decide());
+  ASSERT_TRUE(protocol.commands().Decide());
   AllExecute();
   const uint64_t committed = protocol.committed();
-  protocol.Commit();
+  protocol.commands().Commit();
   host.control()->committed.store(committed);  // the last thing that it writes
   StepProtocol next = Incarnation(0);
   next.TakeOver();
-  EXPECT_TRUE(next.AllDone());
-  next.Commit();
+  EXPECT_TRUE(next.commands().AllDone());
+  next.commands().Commit();
   EXPECT_EQ(next.committed(), next.decided());
   EXPECT_EQ(next.committed_step(), Step(1));
   EXPECT_EQ(host.control()->parity.load(), 1);

@@ -17,18 +17,18 @@ using StepDecisionTest = StepFixture;
 
 TEST_F(StepDecisionTest, InitialWeights_NeedOneSetFromAll) {
   EXPECT_EQ(protocol.committed_step().value(), kNoStep);
-  EXPECT_FALSE(protocol.Decide());
-  for (int r = 0; r < 3; ++r) protocol.InitialShardReady(Rank(r), 5);
-  EXPECT_FALSE(protocol.Decide());
-  protocol.InitialShardReady(Rank(3), 6);  // of another set
-  EXPECT_FALSE(protocol.Decide());
-  protocol.InitialShardReady(Rank(3), 5);
-  EXPECT_TRUE(protocol.Decide());
+  EXPECT_FALSE(protocol.commands().Decide());
+  for (int r = 0; r < 3; ++r) protocol.commands().InitialShardReady(Rank(r), 5);
+  EXPECT_FALSE(protocol.commands().Decide());
+  protocol.commands().InitialShardReady(Rank(3), 6);  // of another set
+  EXPECT_FALSE(protocol.commands().Decide());
+  protocol.commands().InitialShardReady(Rank(3), 5);
+  EXPECT_TRUE(protocol.commands().Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kInit);
   EXPECT_EQ(protocol.command().initial_id, 5u);
   EXPECT_EQ(protocol.committed_step().value(), kNoStep);
   AllExecute();
-  protocol.Commit();
+  protocol.commands().Commit();
   EXPECT_EQ(protocol.committed_step(), Step(0));
   EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0)));
 }
@@ -39,18 +39,18 @@ TEST_F(StepDecisionTest, Step_IsDeclaredDecidedExecutedCommitted) {
     GradientShards(s, 1);
     ASSERT_OK_AND_ASSIGN(auto outcome, Declare({Slot(s)}, 1));
     EXPECT_FALSE(outcome.has_value());
-    EXPECT_FALSE(protocol.Decide());
+    EXPECT_FALSE(protocol.commands().Decide());
   }
   ASSERT_OK(Declare({Slot(2)}, 1));
-  EXPECT_FALSE(protocol.Decide());  // a gradient shard of slot 2 is missing
-  EXPECT_FALSE(protocol.HasGradientShard(Slot(2), 0, Step(1)));
-  ASSERT_OK(protocol.GradientShardReady(Slot(2), 0, Step(1)));
-  EXPECT_FALSE(protocol.Decide());
-  EXPECT_THAT(protocol.AwaitCommit(Step(1), absl::ZeroDuration()),
+  EXPECT_FALSE(protocol.commands().Decide());  // a gradient shard of slot 2 is missing
+  EXPECT_FALSE(protocol.declarations().HasGradientShard(Slot(2), 0, Step(1)));
+  ASSERT_OK(protocol.declarations().GradientShardReady(Slot(2), 0, Step(1)));
+  EXPECT_FALSE(protocol.commands().Decide());
+  EXPECT_THAT(protocol.outcomes().AwaitCommit(Step(1), absl::ZeroDuration()),
               StatusIs(Code::kDeadlineExceeded, AllOf(HasSubstr("step 1"), HasSubstr("missing slots: 2"))));
-  ASSERT_OK(protocol.GradientShardReady(Slot(2), 1, Step(1)));
-  EXPECT_TRUE(protocol.HasGradientShard(Slot(2), 1, Step(1)));
-  ASSERT_TRUE(protocol.Decide());
+  ASSERT_OK(protocol.declarations().GradientShardReady(Slot(2), 1, Step(1)));
+  EXPECT_TRUE(protocol.declarations().HasGradientShard(Slot(2), 1, Step(1)));
+  ASSERT_TRUE(protocol.commands().Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
   EXPECT_EQ(protocol.command().step, 1);
   EXPECT_EQ(protocol.command().apply, 1);
@@ -59,14 +59,14 @@ TEST_F(StepDecisionTest, Step_IsDeclaredDecidedExecutedCommitted) {
   hyper.lr = 0.5;
   const StepScalars& scalars = GroupTable(host.control(), plan).scalars(protocol.command().groups)[0];
   EXPECT_EQ(scalars.neg_step_size, ComputeStepScalars(hyper, 1)->neg_step_size);
-  EXPECT_EQ(protocol.NotDone().size(), 4u);
-  EXPECT_FALSE(protocol.OutcomeOf(Step(1)).has_value());
+  EXPECT_EQ(protocol.commands().NotDone().size(), 4u);
+  EXPECT_FALSE(protocol.outcomes().OutcomeOf(Step(1)).has_value());
   AllExecute();
   EXPECT_EQ(protocol.committed_step(), Step(0));
-  protocol.Commit();
+  protocol.commands().Commit();
   EXPECT_EQ(protocol.committed_step(), Step(1));
   EXPECT_EQ(protocol.control()->parity.load(), 1);
-  ASSERT_OK_AND_ASSIGN(StepOutcome outcome, protocol.AwaitCommit(Step(1), absl::ZeroDuration()));
+  ASSERT_OK_AND_ASSIGN(StepOutcome outcome, protocol.outcomes().AwaitCommit(Step(1), absl::ZeroDuration()));
   EXPECT_FALSE(outcome.already_applied);
   EXPECT_FALSE(outcome.skipped);
 }
@@ -74,7 +74,7 @@ TEST_F(StepDecisionTest, Step_IsDeclaredDecidedExecutedCommitted) {
 TEST_F(StepDecisionTest, NonFinite_SkipsTheStep) {
   PlaceWeights();
   RunStep(1, {{Slot(2), 1}});
-  ASSERT_OK_AND_ASSIGN(StepOutcome outcome, protocol.AwaitCommit(Step(1), absl::ZeroDuration()));
+  ASSERT_OK_AND_ASSIGN(StepOutcome outcome, protocol.outcomes().AwaitCommit(Step(1), absl::ZeroDuration()));
   EXPECT_TRUE(outcome.skipped);
   EXPECT_EQ(outcome.bad_slot, Slot(2));
   EXPECT_EQ(outcome.bad_tensor, 1);
@@ -83,7 +83,7 @@ TEST_F(StepDecisionTest, NonFinite_SkipsTheStep) {
   ASSERT_OK_AND_ASSIGN(auto again, Declare({Slot(2)}, 1));
   EXPECT_TRUE(again->skipped && again->already_applied);
   RunStep(2);
-  EXPECT_FALSE(protocol.OutcomeOf(Step(2))->skipped);
+  EXPECT_FALSE(protocol.outcomes().OutcomeOf(Step(2))->skipped);
   EXPECT_EQ(protocol.control()->parity.load(), 1);
 }
 
@@ -132,14 +132,14 @@ struct QuantizedFixture : StepFixture {
   void ExecuteAndCommit() {
     AllExecute();
     for (int64_t i = 0; i < plan.num_maxima(); ++i) Maxima(protocol.control(), plan)[i] = 77;
-    protocol.Commit();
+    protocol.commands().Commit();
   }
 };
 
 TEST_F(QuantizedFixture, TheStepIsCommittedWithTheCodes) {
   ASSERT_EQ(plan.num_maxima(), 3 + 1);
-  for (int r = 0; r < 4; ++r) protocol.InitialShardReady(Rank(r), 5);
-  ASSERT_TRUE(protocol.Decide());
+  for (int r = 0; r < 4; ++r) protocol.commands().InitialShardReady(Rank(r), 5);
+  ASSERT_TRUE(protocol.commands().Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kInit);
   const int buffer = protocol.command().publish;
   ExecuteAndCommit();
@@ -147,7 +147,7 @@ TEST_F(QuantizedFixture, TheStepIsCommittedWithTheCodes) {
   EXPECT_EQ(protocol.committed_step().value(), kNoStep);
   EXPECT_TRUE(protocol.publications().Published().empty());
   StepProtocol next(protocol.control(), &host.notifier(), &job, &plan, MemberNames(4));  // whoever leads on
-  ASSERT_TRUE(next.Decide());
+  ASSERT_TRUE(next.commands().Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kQuantize);
   EXPECT_EQ(protocol.command().step, 0);
   EXPECT_EQ(protocol.command().publish, buffer);
@@ -155,41 +155,41 @@ TEST_F(QuantizedFixture, TheStepIsCommittedWithTheCodes) {
   ExecuteAndCommit();
   EXPECT_EQ(protocol.committed_step(), Step(0));
   EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0)));
-  EXPECT_FALSE(protocol.Decide());  // once
+  EXPECT_FALSE(protocol.commands().Decide());  // once
 
   DeclareAll(1);
-  ASSERT_TRUE(protocol.Decide());
+  ASSERT_TRUE(protocol.commands().Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
   for (int64_t i = 0; i < plan.num_maxima(); ++i) EXPECT_EQ(Maxima(protocol.control(), plan)[i], 0u);
   ExecuteAndCommit();
   EXPECT_EQ(protocol.control()->parity.load(), 1);
   EXPECT_EQ(protocol.committed_step(), Step(0));
-  EXPECT_FALSE(protocol.OutcomeOf(Step(1)).has_value());
-  protocol.AskForDigest();  // waits
-  ASSERT_TRUE(protocol.Decide());
+  EXPECT_FALSE(protocol.outcomes().OutcomeOf(Step(1)).has_value());
+  protocol.tickets().AskForDigest();  // waits
+  ASSERT_TRUE(protocol.commands().Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kQuantize);
   EXPECT_EQ(protocol.command().step, 1);
   EXPECT_EQ(protocol.command().parity, 1);  // where the new weights lie
   ExecuteAndCommit();
   EXPECT_EQ(protocol.control()->parity.load(), 1);
-  EXPECT_FALSE(protocol.OutcomeOf(Step(1))->skipped);
+  EXPECT_FALSE(protocol.outcomes().OutcomeOf(Step(1))->skipped);
   EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0), Step(1)));
-  ASSERT_TRUE(protocol.Decide());
+  ASSERT_TRUE(protocol.commands().Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kDigest);
 }
 
 TEST_F(QuantizedFixture, SkippedStep_IsCommittedAtOnce) {
-  for (int r = 0; r < 4; ++r) protocol.InitialShardReady(Rank(r), 5);
+  for (int r = 0; r < 4; ++r) protocol.commands().InitialShardReady(Rank(r), 5);
   for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(protocol.Decide());
+    ASSERT_TRUE(protocol.commands().Decide());
     ExecuteAndCommit();
   }
   DeclareAll(1, {{Slot(2), 1}});
-  ASSERT_TRUE(protocol.Decide());
+  ASSERT_TRUE(protocol.commands().Decide());
   ExecuteAndCommit();
   EXPECT_EQ(protocol.committed_step(), Step(1));
-  EXPECT_TRUE(protocol.OutcomeOf(Step(1))->skipped);
-  EXPECT_FALSE(protocol.Decide());
+  EXPECT_TRUE(protocol.outcomes().OutcomeOf(Step(1))->skipped);
+  EXPECT_FALSE(protocol.commands().Decide());
 }
 
 // Frozen weights are quantized once, with the initial ones: where no others are quantized, a step needs no second
@@ -213,7 +213,7 @@ TEST_F(FrozenQuantizedFixture, OnlyInitialWeightsAreGathered) {
   RunStep(1);
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
   EXPECT_EQ(protocol.committed_step(), Step(1));
-  EXPECT_FALSE(protocol.Decide());
+  EXPECT_FALSE(protocol.commands().Decide());
 }
 
 struct ClippedFixture : StepFixture {
@@ -236,19 +236,19 @@ TEST_F(ClippedFixture, TheNormIsKnownBeforeTheStepIsDecided) {
   for (int64_t step = 1; step <= 2; ++step) {
     for (int s = 0; s < 3; ++s) GradientShards(s, step);
     ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, step));
-    ASSERT_TRUE(protocol.Decide());
+    ASSERT_TRUE(protocol.commands().Decide());
     EXPECT_EQ(protocol.command().kind, CommandKind::kNorm);
     EXPECT_EQ(protocol.command().step, step);
     WriteSums(9, step == 1 ? 16 : 0);
     AllExecute();
-    protocol.Commit();
+    protocol.commands().Commit();
     EXPECT_EQ(protocol.committed_step(), Step(step - 1));  // nothing was stepped yet
-    ASSERT_TRUE(protocol.Decide());
+    ASSERT_TRUE(protocol.commands().Decide());
     EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
     EXPECT_EQ(protocol.command().clip, ClipFactor(0.5, step == 1 ? 5 : 3));
     AllExecute();
-    protocol.Commit();
-    ASSERT_OK_AND_ASSIGN(const StepOutcome outcome, protocol.AwaitCommit(Step(step), absl::ZeroDuration()));
+    protocol.commands().Commit();
+    ASSERT_OK_AND_ASSIGN(const StepOutcome outcome, protocol.outcomes().AwaitCommit(Step(step), absl::ZeroDuration()));
     EXPECT_EQ(outcome.norm, step == 1 ? 5 : 3);
   }
 }
@@ -257,28 +257,28 @@ TEST_F(ClippedFixture, ASkippedStep_NeedsNoNorm) {
   PlaceWeights();
   for (int s = 0; s < 3; ++s) GradientShards(s, 1);
   ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, 1, 0.5, {{Slot(2), 1}}));
-  ASSERT_TRUE(protocol.Decide());
+  ASSERT_TRUE(protocol.commands().Decide());
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
   EXPECT_EQ(protocol.command().apply, 0);
   AllExecute();
-  protocol.Commit();
-  EXPECT_EQ(protocol.OutcomeOf(Step(1))->norm, 0);
+  protocol.commands().Commit();
+  EXPECT_EQ(protocol.outcomes().OutcomeOf(Step(1))->norm, 0);
 }
 
 TEST(StepDecisionPolicyTest, PublishEvery_IsAMultiple) {
   JobSpec job = SmallJob("fsdp=1", 1);
   job.publish_every = 3;
   TestHost host(job);
-  host.protocol.InitialShardReady(Rank(0), 1);
+  host.protocol.commands().InitialShardReady(Rank(0), 1);
   for (int64_t step = 0; step <= 7; ++step) {
     if (step > 0) {
-      ASSERT_OK(host.protocol.GradientShardReady(Slot(0), 0, Step(step)));
-      ASSERT_OK(host.protocol.Declare({{Slot(0)}, Step(step), {0.5}, {}}));
+      ASSERT_OK(host.protocol.declarations().GradientShardReady(Slot(0), 0, Step(step)));
+      ASSERT_OK(host.protocol.declarations().Declare({{Slot(0)}, Step(step), {0.5}, {}}));
     }
-    ASSERT_TRUE(host.protocol.Decide());
+    ASSERT_TRUE(host.protocol.commands().Decide());
     EXPECT_EQ(host.protocol.command().publish >= 0, step % 3 == 0) << step;
-    host.protocol.Done(Rank(0), host.protocol.decided());
-    host.protocol.Commit();
+    host.protocol.commands().Done(Rank(0), host.protocol.decided());
+    host.protocol.commands().Commit();
   }
   EXPECT_THAT(host.protocol.publications().Published(), ElementsAre(Step(3), Step(6)));
 }
@@ -302,20 +302,20 @@ TEST(StepDecisionPolicyTest, PinnedBytes_AreOfOneVersion) {
     }
   };
   std::thread readers[2] = {std::thread(reader), std::thread(reader)};
-  host.protocol.InitialShardReady(Rank(0), 1);
+  host.protocol.commands().InitialShardReady(Rank(0), 1);
   int64_t published = 0;
   for (int64_t step = 0; step < 20'000 || (pinned_reads.load() < 100 && step < 2'000'000); ++step) {
     if (step > 0) {
-      ASSERT_OK(host.protocol.GradientShardReady(Slot(0), 0, Step(step)));
-      ASSERT_OK(host.protocol.Declare({{Slot(0)}, Step(step), {0.5}, {}}));
+      ASSERT_OK(host.protocol.declarations().GradientShardReady(Slot(0), 0, Step(step)));
+      ASSERT_OK(host.protocol.declarations().Declare({{Slot(0)}, Step(step), {0.5}, {}}));
     }
-    ASSERT_TRUE(host.protocol.Decide());
+    ASSERT_TRUE(host.protocol.commands().Decide());
     if (const int target = host.protocol.command().publish; target >= 0) {
       for (auto& word : buffers[target]) word.store(step, std::memory_order_relaxed);
       ++published;
     }
-    host.protocol.Done(Rank(0), host.protocol.decided());
-    host.protocol.Commit();
+    host.protocol.commands().Done(Rank(0), host.protocol.decided());
+    host.protocol.commands().Commit();
   }
   stop.store(true);
   for (std::thread& thread : readers) thread.join();
@@ -325,27 +325,27 @@ TEST(StepDecisionPolicyTest, PinnedBytes_AreOfOneVersion) {
 
 TEST_F(StepDecisionTest, Digests_AddShardsUp_AndCompareReplicas) {
   PlaceWeights();
-  const uint64_t first = protocol.AskForDigest();
-  ASSERT_OK_AND_ASSIGN(auto none, protocol.DigestOf(first));
+  const uint64_t first = protocol.tickets().AskForDigest();
+  ASSERT_OK_AND_ASSIGN(auto none, protocol.tickets().DigestOf(first));
   EXPECT_FALSE(none.has_value());
   const auto answer = [&](std::vector<uint64_t> digests) {
-    ASSERT_TRUE(protocol.Decide());
+    ASSERT_TRUE(protocol.commands().Decide());
     EXPECT_EQ(protocol.command().kind, CommandKind::kDigest);
     for (int r = 0; r < 4; ++r) protocol.control()->members[r].digest.store(digests[r]);
     AllExecute();
-    protocol.Commit();
+    protocol.commands().Commit();
   };
   answer({10, 20, 10, 20});  // ranks of mesh ddp=2,fsdp=2: shards 0 1 0 1
-  ASSERT_OK_AND_ASSIGN(auto digest, protocol.DigestOf(first));
+  ASSERT_OK_AND_ASSIGN(auto digest, protocol.tickets().DigestOf(first));
   EXPECT_EQ(digest->first, Step(0));
   EXPECT_EQ(digest->second, 30u);
-  EXPECT_FALSE(protocol.Decide());  // answered
+  EXPECT_FALSE(protocol.commands().Decide());  // answered
   RunStep(1);
-  const uint64_t second = protocol.AskForDigest(), third = protocol.AskForDigest();
+  const uint64_t second = protocol.tickets().AskForDigest(), third = protocol.tickets().AskForDigest();
   EXPECT_GT(third, second);
   answer({10, 20, 10, 21});
   for (uint64_t ticket : {second, third}) {  // one command answers both
-    EXPECT_THAT(protocol.DigestOf(ticket),
+    EXPECT_THAT(protocol.tickets().DigestOf(ticket),
                 StatusIs(Code::kDataLoss,
                          AllOf(HasSubstr("step 1"), HasSubstr("worker-1 (rank 1)"), HasSubstr("worker-3 (rank 3)"))));
   }
@@ -354,12 +354,14 @@ TEST_F(StepDecisionTest, Digests_AddShardsUp_AndCompareReplicas) {
 }
 
 TEST_F(StepDecisionTest, WhatAllLoaded_IsWhatTheJobBeginsWith) {
-  const auto load = [&](int rank, uint64_t id, int64_t step) { protocol.LoadedReady(Rank(rank), id, Step(step)); };
+  const auto load = [&](int rank, uint64_t id, int64_t step) {
+    protocol.commands().LoadedReady(Rank(rank), id, Step(step));
+  };
   for (int r = 0; r < plan.num_ranks() - 1; ++r) load(r, 99, 40);
-  EXPECT_FALSE(protocol.Decide());
+  EXPECT_FALSE(protocol.commands().Decide());
   load(plan.num_ranks() - 1, 98, 30);  // another checkpoint
-  EXPECT_FALSE(protocol.Decide());
-  for (int r = 0; r < plan.num_ranks(); ++r) protocol.InitialShardReady(Rank(r), 17);
+  EXPECT_FALSE(protocol.commands().Decide());
+  for (int r = 0; r < plan.num_ranks(); ++r) protocol.commands().InitialShardReady(Rank(r), 17);
   load(plan.num_ranks() - 1, 99, 40);
   ASSERT_NO_FATAL_FAILURE(Finish());
   EXPECT_EQ(protocol.command().kind, CommandKind::kRestore);
@@ -367,9 +369,9 @@ TEST_F(StepDecisionTest, WhatAllLoaded_IsWhatTheJobBeginsWith) {
   EXPECT_EQ(protocol.command().first, 1);
   EXPECT_EQ(protocol.committed_step(), Step(40));
   EXPECT_THAT(protocol.publications().Published(), ::testing::ElementsAre(Step(40)));
-  ASSERT_OK_AND_ASSIGN(const StepOutcome outcome, protocol.AwaitCommit(Step(40), absl::ZeroDuration()));
+  ASSERT_OK_AND_ASSIGN(const StepOutcome outcome, protocol.outcomes().AwaitCommit(Step(40), absl::ZeroDuration()));
   EXPECT_FALSE(outcome.skipped);
-  EXPECT_FALSE(protocol.Decide());  // the initial weights came too late
+  EXPECT_FALSE(protocol.commands().Decide());  // the initial weights came too late
   RunStep(41);
   EXPECT_EQ(protocol.committed_step(), Step(41));
 }

@@ -23,10 +23,10 @@ TEST_F(StepDeclarationTest, RepeatedStep_IsAlreadyApplied_AndChangesNothing) {
   ASSERT_OK_AND_ASSIGN(auto again, Declare({Slot(1)}, 1, 99));
   ASSERT_TRUE(again.has_value());
   EXPECT_TRUE(again->already_applied);
-  EXPECT_FALSE(protocol.Decide());
+  EXPECT_FALSE(protocol.commands().Decide());
   RunStep(2);
-  ASSERT_OK(protocol.GradientShardReady(Slot(0), 0, Step(1)));  // late: no effect on what is ready
-  EXPECT_TRUE(protocol.HasGradientShard(Slot(0), 0, Step(2)));
+  ASSERT_OK(protocol.declarations().GradientShardReady(Slot(0), 0, Step(1)));  // late: no effect on what is ready
+  EXPECT_TRUE(protocol.declarations().HasGradientShard(Slot(0), 0, Step(2)));
 }
 
 TEST_F(StepDeclarationTest, WrongSteps_SayWhichIsNext) {
@@ -34,7 +34,7 @@ TEST_F(StepDeclarationTest, WrongSteps_SayWhichIsNext) {
   PlaceWeights();
   EXPECT_THAT(Declare({Slot(0)}, 2),
               StatusIs(Code::kFailedPrecondition, AllOf(HasSubstr("step 2 is ahead"), HasSubstr("the next is 1"))));
-  EXPECT_THAT(protocol.GradientShardReady(Slot(0), 0, Step(7)),
+  EXPECT_THAT(protocol.declarations().GradientShardReady(Slot(0), 0, Step(7)),
               StatusIs(Code::kFailedPrecondition, HasSubstr("step 7")));
   EXPECT_THAT(Declare({Slot(0)}, 0), StatusIs(Code::kInvalidArgument, HasSubstr("numbered from 1")));
   EXPECT_THAT(Declare({Slot(0)}, INT64_MIN), StatusIs(Code::kInvalidArgument, HasSubstr("numbered from 1")));
@@ -56,21 +56,21 @@ TEST_F(PulledDeclarationTest, SlotsByTheirNumber_AreRefused_InTheWordsOfTheTable
   PlaceWeights();
   const absl::Status table = CheckTogether("job small", Feature::kPulledSlots, Feature::kConnectedTrainers);
   if (table.ok()) {  // they take slots one by one, too
-    EXPECT_EQ(protocol.CheckStep(Slot(0), Step(1)).status().code(), Code::kFailedPrecondition);
+    EXPECT_EQ(protocol.declarations().CheckStep(Slot(0), Step(1)).status().code(), Code::kFailedPrecondition);
     return;
   }
-  EXPECT_EQ(protocol.CheckStep(Slot(0), Step(1)).status(), table);
-  EXPECT_EQ(protocol.GradientShardReady(Slot(0), 0, Step(1)), table);
+  EXPECT_EQ(protocol.declarations().CheckStep(Slot(0), Step(1)).status(), table);
+  EXPECT_EQ(protocol.declarations().GradientShardReady(Slot(0), 0, Step(1)), table);
 }
 
 TEST_F(StepDeclarationTest, WrongSlots_AreRefused_AndNothingIsDeclared) {
   PlaceWeights();
   for (int slot : {-1, 3, INT32_MAX}) {
     EXPECT_THAT(Declare({Slot(0), Slot(slot)}, 1), StatusIs(Code::kInvalidArgument, HasSubstr("0 to 2")));
-    EXPECT_THAT(protocol.GradientShardReady(Slot(slot), 0, Step(1)),
+    EXPECT_THAT(protocol.declarations().GradientShardReady(Slot(slot), 0, Step(1)),
                 StatusIs(Code::kInvalidArgument, HasSubstr("0 to 2")));
-    EXPECT_THAT(protocol.TakeSlot(Slot(slot), 1), StatusIs(Code::kInvalidArgument, HasSubstr("0 to 2")));
-    protocol.GiveSlot(Slot(slot), 1);
+    EXPECT_THAT(protocol.slots().Take(Slot(slot), 1), StatusIs(Code::kInvalidArgument, HasSubstr("0 to 2")));
+    protocol.slots().Give(Slot(slot), 1);
   }
   EXPECT_EQ(protocol.control()->slots[0].declared.load(), 0);
   EXPECT_EQ(protocol.control()->settings_claim.load(), 0u);
@@ -90,7 +90,7 @@ TEST_F(StepDeclarationTest, LearningRate_IsTheSameFromEverySlot) {
   Finish();
   for (int s = 0; s < 3; ++s) GradientShards(s, 2);
   ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, 2, 0.25));  // another step, another rate
-  ASSERT_TRUE(protocol.Decide());
+  ASSERT_TRUE(protocol.commands().Decide());
   OptimizerHyper hyper = job.optimizer;
   hyper.lr = 0.25;
   const StepScalars& scalars = GroupTable(host.control(), plan).scalars(protocol.command().groups)[0];
@@ -108,7 +108,7 @@ TEST_F(StepDeclarationTest, OtherRatesElsewhere_AreSeenWheneverTheyCome) {
   std::thread lead([&] {
     for (int i = 1; i <= kTurns; ++i) {
       while (turn.load() != 2 * i - 1) std::this_thread::yield();
-      protocol.TakeSettings(Step(1), there, 1.0);
+      protocol.declarations().TakeSettings(Step(1), there, 1.0);
       turn.store(2 * i);
     }
   });
@@ -177,7 +177,7 @@ TEST_F(GroupsTest, TheFirstDeclarationsRates_BindTheStep) {
   EXPECT_EQ(protocol.control()->slots[0].declared.load(), 0);
   ASSERT_OK(DeclareRates({Slot(0), Slot(2)}, 1, {0.5, 0.25, 0.125}));
   for (int s = 0; s < 3; ++s) GradientShards(s, 1);
-  ASSERT_TRUE(protocol.Decide());
+  ASSERT_TRUE(protocol.commands().Decide());
   ExpectScalars(1, {0.5, 0.25, 0.125});
 }
 
@@ -214,7 +214,7 @@ TEST_F(StepDeclarationTest, TheLossScale_BindsTheStep_AndDividesTheSum) {
     declaration.slots = {Slot(slot)};
     declaration.step = Step(1);
     declaration.loss_scale = loss_scale;
-    return protocol.Declare(declaration);
+    return protocol.declarations().Declare(declaration);
   };
   for (const double wrong : {0.0, -1.0, 0x1p65, 0x1p-65, std::nan(""), HUGE_VAL}) {
     EXPECT_THAT(declare(0, wrong), StatusIs(Code::kInvalidArgument, HasSubstr("give one between 2^-64 and 2^64")));
@@ -228,10 +228,10 @@ TEST_F(StepDeclarationTest, TheLossScale_BindsTheStep_AndDividesTheSum) {
     ASSERT_OK(declare(s, 1024));
     GradientShards(s, 1);
   }
-  ASSERT_TRUE(protocol.Decide());
+  ASSERT_TRUE(protocol.commands().Decide());
   EXPECT_EQ(protocol.command().divide_scale, static_cast<float>(1.0 / 3072));
   AllExecute();
-  protocol.Commit();
+  protocol.commands().Commit();
   RunStep(2);
   EXPECT_EQ(protocol.command().divide_scale, static_cast<float>(1.0 / 3));
 }
@@ -253,13 +253,13 @@ TEST_F(GroupsTest, WrongRates_NameGroupAndValue_AndNothingIsDeclared) {
 TEST_F(StepDeclarationTest, InPlace_MarksEveryPiece_RingsOnce_AndLeavesNoMarkWhenRefused) {
   PlaceWeights();
   Declaration declaration{{Slot(0), Slot(1), Slot(2)}, Step(1), {-1.0}, {}, true};
-  EXPECT_THAT(protocol.Declare(declaration), StatusIs(Code::kInvalidArgument, HasSubstr("lr is -1")));
-  EXPECT_FALSE(protocol.HasGradientShard(Slot(0), 0, Step(1)));
+  EXPECT_THAT(protocol.declarations().Declare(declaration), StatusIs(Code::kInvalidArgument, HasSubstr("lr is -1")));
+  EXPECT_FALSE(protocol.declarations().HasGradientShard(Slot(0), 0, Step(1)));
   const uint32_t notified = host.notifier().load();
   declaration.learning_rates = {0.5};
-  ASSERT_OK(protocol.Declare(declaration));
+  ASSERT_OK(protocol.declarations().Declare(declaration));
   EXPECT_EQ(host.notifier().load(), notified + 1);
-  EXPECT_TRUE(protocol.Decide());
+  EXPECT_TRUE(protocol.commands().Decide());
 }
 
 TEST_F(StepDeclarationTest, NonFinite_OfAnotherSlotOrTensor_IsRefused) {
@@ -270,36 +270,36 @@ TEST_F(StepDeclarationTest, NonFinite_OfAnotherSlotOrTensor_IsRefused) {
   EXPECT_EQ(protocol.control()->settings_claim.load(), 0u);
   EXPECT_EQ(protocol.control()->slots[0].declared.load(), 0);
   RunStep(1);
-  EXPECT_FALSE(protocol.OutcomeOf(Step(1))->skipped);
+  EXPECT_FALSE(protocol.outcomes().OutcomeOf(Step(1))->skipped);
 }
 
 TEST_F(GroupsTest, NonFinite_OfAFrozenTensor_IsRefused) {
   JobSpec frozen = job;
   frozen.parameters[1].frozen = true;
   TestHost other(frozen);
-  for (int r = 0; r < 4; ++r) other.protocol.InitialShardReady(Rank(r), 17);
-  ASSERT_TRUE(other.protocol.Decide());
-  for (int r = 0; r < 4; ++r) other.protocol.Done(Rank(r), other.protocol.decided());
-  other.protocol.Commit();
-  EXPECT_THAT(other.protocol.Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 1}}}),
+  for (int r = 0; r < 4; ++r) other.protocol.commands().InitialShardReady(Rank(r), 17);
+  ASSERT_TRUE(other.protocol.commands().Decide());
+  for (int r = 0; r < 4; ++r) other.protocol.commands().Done(Rank(r), other.protocol.decided());
+  other.protocol.commands().Commit();
+  EXPECT_THAT(other.protocol.declarations().Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 1}}}),
               StatusIs(Code::kInvalidArgument, HasSubstr("tensor 1 (\"layer.b\") is frozen")));
   EXPECT_EQ(other.protocol.control()->slots[0].declared.load(), 0);
-  EXPECT_OK(other.protocol.Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 0}}}));
+  EXPECT_OK(other.protocol.declarations().Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 0}}}));
 }
 
 TEST(StepDeclarationPolicyTest, NonFinite_UnderPolicyFail_IsRefusedAndMayBeWrittenAgain) {
   JobSpec job = SmallJob("fsdp=1", 1);
   job.non_finite = NonFinitePolicy::kFail;
   TestHost host(job);
-  host.protocol.InitialShardReady(Rank(0), 1);
-  ASSERT_TRUE(host.protocol.Decide());
-  host.protocol.Done(Rank(0), 1);
-  host.protocol.Commit();
-  EXPECT_THAT(host.protocol.Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 1}}}),
+  host.protocol.commands().InitialShardReady(Rank(0), 1);
+  ASSERT_TRUE(host.protocol.commands().Decide());
+  host.protocol.commands().Done(Rank(0), 1);
+  host.protocol.commands().Commit();
+  EXPECT_THAT(host.protocol.declarations().Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 1}}}),
               StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("\"layer.b\""), HasSubstr("write it again"))));
-  ASSERT_OK(host.protocol.Declare({{Slot(0)}, Step(1), {0.5}, {}}));
-  ASSERT_OK(host.protocol.GradientShardReady(Slot(0), 0, Step(1)));
-  ASSERT_TRUE(host.protocol.Decide());
+  ASSERT_OK(host.protocol.declarations().Declare({{Slot(0)}, Step(1), {0.5}, {}}));
+  ASSERT_OK(host.protocol.declarations().GradientShardReady(Slot(0), 0, Step(1)));
+  ASSERT_TRUE(host.protocol.commands().Decide());
   EXPECT_EQ(host.protocol.command().apply, 1);
 }
 

@@ -1,0 +1,39 @@
+// StepView: what the rules of a step are about: a job's control block on a host (control_block.h), and which member
+// looks at it. The rules are in the parts of StepProtocol, each of which is made of a view when it is asked for.
+//
+// A value. What it points to outlives it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/job/job.h"
+#include "core/job/plan.h"
+#include "worker/control/control_block.h"
+#include "worker/control/group_table.h"
+#include "worker/control/host_ranks.h"
+#include "worker/step/pulled_slots.h"
+
+namespace shardmesh {
+
+struct StepView {
+  ControlBlock* control;
+  std::atomic<uint32_t>* notifier;  // the word that the lead waits on
+  const JobSpec* job;
+  const Plan* plan;
+  std::vector<std::string> names;  // the members' worker names by rank, for messages
+  HostRanks local;                 // the ranks whose host's control block this is
+  Rank self;                       // the member that looks
+
+  uint64_t decided() const { return control->decided.load(std::memory_order_acquire); }
+  uint64_t committed() const { return control->committed.load(std::memory_order_acquire); }
+  Step committed_step() const { return Step(control->committed_step_plus_one.load(std::memory_order_acquire) - 1); }
+  const Command& command() const { return control->commands[decided() % 2]; }
+
+  int num_buckets() const { return plan->bucketed() ? static_cast<int>(plan->buckets().size()) : 0; }
+  GroupTable Groups() const { return GroupTable(control, *plan); }
+  PulledSlots Pulled() const { return PulledSlots(control, *job, *plan, committed_step().value() + 1); }
+};
+
+}  // namespace shardmesh
