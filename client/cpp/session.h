@@ -1,22 +1,24 @@
 // Session: a trainer's part in a job: gradient windows for its slots, the weights, and Step.
 //
-// Two kinds, one interface, the same bits: attached (shared memory: gradients are written in place, weights are read
-// where the workers wrote them; nothing is copied) and connected (gRPC: the session has its own copy, Step pushes and
-// pulls). A parameter view is valid while no Step runs: its bytes change during Step and never otherwise. Gradient
-// windows are zero at first and keep what is written. For one thread. Closing a session frees its slots.
+// There are two kinds with one interface and the same bits. An attached session shares memory with the workers: the
+// trainer writes gradients in place and reads weights where the workers wrote them. A connected session (gRPC) has a
+// copy of its own, which Step pushes and pulls.
 //
-// Of a job with bucket residency (JobSpec::residency) neither window is there as a whole. A parameter view is valid
-// while its bucket is acquired; one that is acquired over a Step holds the new weights after it. A gradient view is the
-// trainer's until its bucket is declared, and again after the Step, with nothing kept. Addresses stay as they are. With
-// full residency these calls check their arguments and do nothing, so that one program trains with both:
+// A parameter view is valid while no Step runs: its bytes change during Step and never otherwise. Gradient windows are
+// zero at first and keep what is written. A session is for one thread. Closing it frees its slots.
 //
-// An attached session of a job whose workers run on a CUDA device has windows in that device's memory: views say the
-// device, their addresses are for kernels and copies of this process, which must be done (streams waited for) before
-// Step. Step looks at the gradients through a copy to the host, to find those that are not finite.
+// In a job with bucket residency (JobSpec::residency) neither window is there as a whole. A parameter view is valid
+// while its bucket is acquired; if it stays acquired over a Step, it then has the new weights. A gradient view is the
+// trainer's until its bucket is declared, and again after the Step, with nothing retained. Addresses stay the same.
+// With full residency these calls check their arguments and do nothing, so one program trains with both:
 //
 //   session->Prefetch(next); ... read parameters of `current` ...; session->Release(current);   // forward
 //   ... write gradients of `current` ...; session->DeclareBucket(current, timeout);              // backward, any order
 //   session->Step();                                                                             // declares the rest
+//
+// If the workers run on a CUDA device, an attached session has windows in that device's memory. Views name the device;
+// their addresses are for kernels and copies of this process, which must be done before Step (synchronize the streams).
+// Step copies the gradients to the host once, to find those that are not finite.
 #pragma once
 
 #include <memory>

@@ -8,6 +8,7 @@
 #include "proto/validate.h"
 #include "rpc/caller_share.h"
 #include "rpc/unary.h"
+#include "worker/doors/job_status.h"
 #include "worker/doors/progress_call.h"
 #include "worker/doors/pull_call.h"
 #include "worker/doors/push_call.h"
@@ -285,7 +286,7 @@ grpc::ServerUnaryReactor* ShardService::GetStatus(grpc::CallbackServerContext* c
     r->set_worker(worker_.options().name);
     r->set_incarnation(incarnation_.load());
     r->set_device(worker_.DeviceText());
-    for (const std::shared_ptr<JobShard>& shard : worker_.Jobs()) shard->FillStatus(*r->add_jobs());
+    for (const std::shared_ptr<JobShard>& shard : worker_.Jobs()) FillStatus(*shard, *r->add_jobs());
     return absl::OkStatus();
   });
 }
@@ -295,7 +296,7 @@ grpc::ServerUnaryReactor* ShardService::GetTrace(grpc::CallbackServerContext* co
   return Unary(context, request, reply, [this](const v1::GetTraceRequest& q, v1::GetTraceReply* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.Find(q.job()));
-    shard->FillTrace(*r);
+    FillTrace(*shard, *r);
     return absl::OkStatus();
   });
 }

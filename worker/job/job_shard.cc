@@ -234,28 +234,35 @@ absl::StatusOr<std::optional<StepOutcome>> JobShard::Declare(const v1::StepReque
   for (const v1::NonFinite& bad : request.non_finite())
     declaration.non_finite.emplace_back(Slot(bad.slot()), bad.tensor());
   // What an attached trainer knows, its host has committed; and the host's lead itself declares for it.
-  if (!attached) AwaitCommitBefore(declaration.step);
-  for (Slot slot : declaration.slots) {
-    ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_->declarations().CheckStep(slot, declaration.step));
+  if (!attached) {
+    AwaitCommitBefore(declaration.step);
+    ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, AwaitMayDeclare(declaration));
     if (outcome.has_value()) return outcome;
-  }
-  if (!attached) protocol_->slots().AwaitFree(declaration.slots, StepSlots::kHolderLag);
-  for (Slot slot : declaration.slots) {
-    for (int shard = 0; shard < plan_.num_shards() && !attached && !plan_.bucketed(); ++shard) {
-      // Of a gradient shard that another host takes it is not known here whether it is there yet: the step waits for
-      // it.
-      if (protocol_->declarations().IsPushedHere(slot, shard) &&
-          !protocol_->declarations().HasGradientShard(slot, shard, declaration.step)) {
-        return absl::FailedPreconditionError(absl::StrCat("slot ", slot.value(), " of step ", request.step(),
-                                                          " lacks the gradient of shard ", shard, "; push it first"));
-      }
-    }
   }
   ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_->declarations().Declare(declaration));
   if (outcome.has_value()) return outcome;  // committed meanwhile
   const int64_t now = MonotonicNanos();
   for (Slot slot : declaration.slots) trace_.Add({"declared", request.step(), -1, slot.value(), 0, now, now});
   return outcome;
+}
+
+absl::StatusOr<std::optional<StepOutcome>> JobShard::AwaitMayDeclare(const Declaration& declaration) const {
+  const StepDeclarations declarations = protocol_->declarations();
+  for (Slot slot : declaration.slots) {  // who is told that waits for nothing
+    ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, declarations.CheckStep(slot, declaration.step));
+    if (outcome.has_value()) return outcome;
+  }
+  protocol_->slots().AwaitFree(declaration.slots, StepSlots::kHolderLag);
+  for (Slot slot : declaration.slots) {
+    for (int shard = 0; shard < plan_.num_shards() && !plan_.bucketed(); ++shard) {
+      // Whether a gradient shard that another host takes is there yet is not known here: the step waits for it.
+      if (!declarations.IsPushedHere(slot, shard)) continue;
+      if (declarations.HasGradientShard(slot, shard, declaration.step)) continue;
+      return absl::FailedPreconditionError(absl::StrCat("slot ", slot.value(), " of step ", declaration.step.value(),
+                                                        " lacks the gradient of shard ", shard, "; push it first"));
+    }
+  }
+  return std::optional<StepOutcome>();
 }
 
 absl::StatusOr<bool> JobShard::DeclareBucket(const v1::DeclareBucketRequest& request, bool attached) {
@@ -348,65 +355,6 @@ void JobShard::KeepVersionsOnly() {
   };
   if (storage_.has_value()) give_back(storage_->segment());
   for (int slot = 0; slot < spec().num_writers(); ++slot) give_back(host_.slot(slot));
-}
-
-void JobShard::FillStatus(v1::GetStatusReply::Job& status) const {
-  status.set_name(spec().name);
-  status.set_epoch(epoch().value());
-  status.set_rank(rank().value());
-  status.set_committed_step(protocol_->committed_step().value());
-  for (Step step : protocol_->publications().Published()) status.add_published_steps(step.value());
-  status.set_shard_bytes(pass_->shard_bytes());
-  status.set_window_bytes(host_.window_bytes());
-  status.set_publication_bytes(host_.publication_bytes());
-  status.set_publication_resident_bytes(host_.publication_resident_bytes());
-  status.set_held_publications(protocol_->publications().num_held());
-  status.set_refused_publications(protocol_->publications().refused());
-  status.set_slot_bytes(host_.slot_bytes());
-  status.set_gathered_bytes(pass_->gathered_bytes());
-  if (plan_.pulled() && rank().value() == protocol_->local().first()) FillTrainers(status);
-  if (host_lead_ != nullptr) {
-    status.set_host_gradient_bytes_in(host_lead_->gradient_bytes_in());
-    status.set_host_weight_bytes_in(host_lead_->weight_bytes_in());
-  }
-  const bool on_device = host_.device() != nullptr;
-  status.set_window_resident_bytes(on_device ? host_.window_bytes() : host_.window().ResidentBytes());
-  status.set_slot_resident_bytes(on_device ? host_.slot_bytes() : host_.slot_resident_bytes());
-  status.set_sum_bytes(GradientSums::Has(plan_) ? sums_->num_bytes() : 0);
-  const MemberWords& member = protocol_->control()->members[rank().value()];
-  status.set_restarts(static_cast<int32_t>(member.restarts.load()));
-  if (const int64_t pause = member.pause_nanos.load(); pause > 0) status.set_last_pause_nanos(pause);
-  if (const absl::Status health = protocol_->members().Health(); !health.ok())
-    status.set_error(std::string(health.message()));
-}
-
-void JobShard::FillTrainers(v1::GetStatusReply::Job& status) const {
-  const ControlBlock& control = *protocol_->control();
-  status.set_slots_reopened(control.pull.reopened.load());
-  status.set_slots_differing(control.pull.differing.load());
-  for (int seat = 0; seat < spec().num_trainers; ++seat) {
-    if (control.slots[seat].holder.load() == 0) continue;
-    v1::GetStatusReply::Job::Trainer& trainer = *status.add_trainers();
-    trainer.set_seat(seat);
-    trainer.set_pid(control.slots[seat].holder_pid.load());
-    trainer.set_slots_finished(control.pull.seats[seat].slots_finished.load());
-    trainer.set_idle_nanos(control.pull.seats[seat].idle_nanos.load());
-  }
-}
-
-void JobShard::FillTrace(v1::GetTraceReply& trace) const {
-  trace.set_rank(rank().value());
-  trace.set_pid(getpid());
-  for (const TraceSpan& span : trace_.Spans()) {
-    v1::TraceSpan& to = *trace.add_spans();
-    to.set_name(span.name);
-    to.set_step(span.step);
-    to.set_bucket(span.bucket);
-    to.set_item(span.item);
-    to.set_thread(span.thread);
-    to.set_begin_nanos(span.begin_nanos);
-    to.set_end_nanos(span.end_nanos);
-  }
 }
 
 }  // namespace shardmesh

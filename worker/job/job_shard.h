@@ -1,5 +1,5 @@
 // JobShard: everything one worker has of one job: its shard's storage, the host's shared memory, the step protocol and
-// the engine that runs it. The RPC adapters and the local socket call it; it knows neither.
+// the engine that runs it. The ways in (worker/doors) call it with what a trainer asked; it knows no connection.
 //
 // Thread-safe. Errors are those of shard.proto.
 #pragma once
@@ -71,7 +71,13 @@ class JobShard {
   const Plan& plan() const { return plan_; }
   ShardPlace place() const { return place_; }
   StepProtocol& protocol() { return *protocol_; }
+  const StepProtocol& protocol() const { return *protocol_; }
   HostMemory& host() { return host_; }
+  const HostMemory& host() const { return host_; }
+  const StepPass& pass() const { return *pass_; }
+  const HostLead* host_lead() const { return host_lead_.get(); }  // null: the job is on one host, or it leads none
+  const Trace& trace() const { return trace_; }
+  int64_t sum_bytes() const { return GradientSums::Has(plan_) ? sums_->num_bytes() : 0; }
   Engine& engine() { return *engine_; }
   Waiters& waiters() { return waiters_; }
   UnclaimedSessions& unclaimed() { return unclaimed_; }
@@ -150,17 +156,16 @@ class JobShard {
   // has all that the next incarnation needs.
   void Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool retained = false);
 
-  void FillStatus(v1::GetStatusReply::Job& status) const;
-  void FillTrace(v1::GetTraceReply& trace) const;
-
  private:
   JobShard(JobShardOptions options, Plan plan, HostMemory host);
   absl::Status Open(Memory& memory, const std::atomic<bool>* cancelled);
   absl::Status OpenPass(Memory& memory, const std::atomic<bool>* cancelled);
   EngineOptions ForEngine();
+  // Of a connected trainer: waits for a moment until no attached one has the slots. FailedPrecondition: a gradient shard
+  // is missing. An outcome, and other errors: as Declare.
+  absl::StatusOr<std::optional<StepOutcome>> AwaitMayDeclare(const Declaration& declaration) const;
   // That no version will come, to readers that wait for one.
   void TellReaders(BoardOver how);
-  void FillTrainers(v1::GetStatusReply::Job& status) const;
 
   const JobShardOptions options_;
   const Plan plan_;

@@ -221,10 +221,8 @@ void Worker::Prepare(std::shared_ptr<Entry> entry) {
   if (link != nullptr) WatchLead(entry, *link);
 }
 
-absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<LocalSocket>& link) {
-  RETURN_IF_ERROR(ErrorAt(FaultPoint::kAssigned));
-  const v1::Assignment& assignment = entry->assignment;
-  if (assignment.leaves()) return EndAtCutover(entry);
+absl::StatusOr<Worker::Task> Worker::TaskOf(const Entry& entry) const {
+  const v1::Assignment& assignment = entry.assignment;
   ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(assignment.spec()));
   ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
   if (assignment.peers_size() != plan.num_ranks() || assignment.rank() < 0 || assignment.rank() >= plan.num_ranks()) {
@@ -232,73 +230,96 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
                                                    assignment.peers_size(), " members; the mesh ", spec.mesh.ToString(),
                                                    " has ", plan.num_ranks()));
   }
-  {
-    MutexLock lock(mu_);
-    entry->plan_hash = plan.hash();
-  }
-  if (plan.hash() != assignment.plan_hash()) {
-    return absl::FailedPreconditionError(absl::StrCat("plan hash ", plan.hash(), " differs from the coordinator's ",
-                                                      assignment.plan_hash(),
+  ASSIGN_OR_RETURN(const HostRanks ranks, HostRanksOf(assignment));
+  const Topology topology{ranks.num_hosts, plan.num_ranks(), options_.device.has_value()};
+  const bool lead = assignment.rank() == ranks.first(), restores = assignment.has_from() && !entry.resumed;
+  return Task{std::move(spec), std::move(plan), ranks, topology, lead, restores};
+}
+
+absl::Status Worker::CheckTask(const Entry& entry, const Task& task) const {
+  const v1::Assignment& assignment = entry.assignment;
+  if (task.plan.hash() != assignment.plan_hash()) {
+    return absl::FailedPreconditionError(absl::StrCat("plan hash ", task.plan.hash(),
+                                                      " differs from the coordinator's ", assignment.plan_hash(),
                                                       "; run one build of shardmesh everywhere"));
   }
-  ASSIGN_OR_RETURN(const HostRanks ranks, HostRanksOf(assignment));
-  const WorkerDevice* const device = options_.device.has_value() ? &*options_.device : nullptr;
-  const Topology topology{ranks.num_hosts, plan.num_ranks(), device != nullptr};
-  RETURN_IF_ERROR(CheckSupported(spec, plan, topology));
-  const bool restores = assignment.has_from() && !entry->resumed;
-  if (restores) {
+  RETURN_IF_ERROR(CheckSupported(task.spec, task.plan, task.topology));
+  if (task.restores) {
     const Feature moves = assignment.staged() ? Feature::kReshard : Feature::kReform;
-    RETURN_IF_ERROR(CheckSupported(spec, plan, topology, moves));
+    RETURN_IF_ERROR(CheckSupported(task.spec, task.plan, task.topology, moves));
     RETURN_IF_ERROR(CheckOrigin(assignment));
   }
-  ASSIGN_OR_RETURN(const int64_t beside, MemoryBeside(assignment, spec));
-  if (device == nullptr) RETURN_IF_ERROR(CheckFits(spec, plan, options_.host_capacity, ranks.per_host, beside));
-  if (restores && !assignment.staged()) RETURN_IF_ERROR(EndBefore(*entry));
-  const std::unique_ptr<Memory> memory =
-      MemoryFor(*entry, CheckSupported(spec, plan, topology, Feature::kRestart).ok());
-  const bool lead = assignment.rank() == ranks.first();
-  JobShardOptions options{spec,
+  ASSIGN_OR_RETURN(const int64_t beside, MemoryBeside(assignment, task.spec));
+  if (task.topology.device) return absl::OkStatus();
+  return CheckFits(task.spec, task.plan, options_.host_capacity, task.ranks.per_host, beside);
+}
+
+absl::StatusOr<std::shared_ptr<JobShard>> Worker::OpenShard(const std::shared_ptr<Entry>& entry, const Task& task,
+                                                            std::unique_ptr<LocalSocket>& link) {
+  const v1::Assignment& assignment = entry->assignment;
+  const bool restarts = CheckSupported(task.spec, task.plan, task.topology, Feature::kRestart).ok();
+  const std::unique_ptr<Memory> memory = MemoryFor(*entry, restarts);
+  JobShardOptions options{task.spec,
                           Epoch(assignment.epoch()),
                           Rank(assignment.rank()),
                           WorkerNames(assignment),
                           options_.threads,
                           options_.step_timeout,
                           options_.spin,
-                          ranks,
-                          device,
+                          task.ranks,
+                          options_.device.has_value() ? &*options_.device : nullptr,
                           entry->resumed,
                           options_.host_capacity};
-  ASSIGN_OR_RETURN(HostMemory host, lead || entry->resumed
-                                        ? HostMemory::Create(*memory, spec.name, spec, plan, copies())
-                                        : FetchFromLead(*entry, spec, plan, link));
+  ASSIGN_OR_RETURN(HostMemory host, task.lead || entry->resumed
+                                        ? HostMemory::Create(*memory, task.spec.name, task.spec, task.plan, copies())
+                                        : FetchFromLead(*entry, task.spec, task.plan, link));
   ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard,
-                   JobShard::Create(std::move(options), std::move(plan), std::move(host), *memory, &entry->closing));
-  if (!restores) RETURN_IF_ERROR(KeepWhole(*entry));
+                   JobShard::Create(std::move(options), task.plan, std::move(host), *memory, &entry->closing));
+  if (!task.restores) RETURN_IF_ERROR(KeepWhole(*entry));
   if (entry->resumed) shard->protocol().members().GoesOn(MonotonicNanos(), options_.node->left().away_since_nanos);
   shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsRetained(*entry));
-  {
-    MutexLock lock(mu_);
-    if (entry->closing.load()) return absl::CancelledError("the job was closed");
-    entry->shard = shard;
-    entry->ranks = ranks;
-    entry->mapped.assign(ranks.per_host, false);
-  }
-  if (lead && !entry->resumed) PeerMapped(entry, assignment.rank());
-  if (!entry->resumed && !restores) shard->TakeMemory(kTakeMemory, entry->closing);
+  MutexLock lock(mu_);
+  if (entry->closing.load()) return absl::CancelledError("the job was closed");
+  entry->shard = shard;
+  entry->ranks = task.ranks;
+  entry->mapped.assign(task.ranks.per_host, false);
+  return shard;
+}
+
+absl::Status Worker::BecomeReady(const std::shared_ptr<Entry>& entry, const Task& task, JobShard& shard) {
+  const v1::Assignment& assignment = entry->assignment;
+  if (task.lead && !entry->resumed) PeerMapped(entry, assignment.rank());
+  if (!entry->resumed && !task.restores) shard.TakeMemory(kTakeMemory, entry->closing);
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kPrepared));
-  if (lead && ranks.num_hosts > 1) RETURN_IF_ERROR(MeetHosts(entry, *shard));
-  if (restores) {
-    if (assignment.staged()) RETURN_IF_ERROR(AwaitCutover(entry, *shard));
-    RETURN_IF_ERROR(RestoreFrom(*entry, *shard));
+  if (task.lead && task.ranks.num_hosts > 1) RETURN_IF_ERROR(MeetHosts(entry, shard));
+  if (task.restores) {
+    if (assignment.staged()) RETURN_IF_ERROR(AwaitCutover(entry, shard));
+    RETURN_IF_ERROR(RestoreFrom(*entry, shard));
     RETURN_IF_ERROR(KeepWhole(*entry));
-    shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsRetained(*entry));  // who attaches now knows
+    shard.Tick(MonotonicNanos(), heartbeat_timeout(), IsRetained(*entry));  // who attaches now knows
   }
   {
     MutexLock lock(mu_);
     entry->state = v1::MEMBER_STATE_READY;
   }
-  spdlog::info("event=job_ready job={} epoch={} rank={} shard={} replica={} plan={}", spec.name, assignment.epoch(),
-               assignment.rank(), shard->place().shard, shard->place().replica, shard->plan().hash());
+  spdlog::info("event=job_ready job={} epoch={} rank={} shard={} replica={} plan={}", task.spec.name,
+               assignment.epoch(), assignment.rank(), shard.place().shard, shard.place().replica, shard.plan().hash());
+  return absl::OkStatus();
+}
+
+absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<LocalSocket>& link) {
+  RETURN_IF_ERROR(ErrorAt(FaultPoint::kAssigned));
+  const v1::Assignment& assignment = entry->assignment;
+  if (assignment.leaves()) return EndAtCutover(entry);
+  ASSIGN_OR_RETURN(const Task task, TaskOf(*entry));
+  {
+    MutexLock lock(mu_);
+    entry->plan_hash = task.plan.hash();
+  }
+  RETURN_IF_ERROR(CheckTask(*entry, task));
+  if (task.restores && !assignment.staged()) RETURN_IF_ERROR(EndBefore(*entry));
+  ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, OpenShard(entry, task, link));
+  RETURN_IF_ERROR(BecomeReady(entry, task, *shard));
   Changed();
   if (link != nullptr) WatchLead(entry, *link);
   if (entry->resumed && assignment.has_from()) EndBefore(*entry).IgnoreError();  // others may ask for what it held

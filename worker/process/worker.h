@@ -130,9 +130,9 @@ class Worker {
     bool resumed = false;               // from the node
     bool in_node = false;               // its memory comes from the node
     std::atomic<bool> retained{false};  // and is there as a whole
-    std::vector<bool> mapped;       // on the lead: by rank of its host
-    std::shared_ptr<Entry> before;  // of a job that re-forms: what this member held, until the job is READY
-    std::atomic<bool> cutover{false};  // of a staged one: the older epoch may be ended
+    std::vector<bool> mapped;           // on the lead: by rank of its host
+    std::shared_ptr<Entry> before;      // of a job that re-forms: what this member held, until the job is READY
+    std::atomic<bool> cutover{false};   // of a staged one: the older epoch may be ended
     HostRanks ranks;
     // Of rank 0: for each of three groups two keys a host, and why it failed.
     std::shared_ptr<MemoryRendezvous> rendezvous = std::make_shared<MemoryRendezvous>(6 * kMaxHostRanks + 1);
@@ -140,6 +140,24 @@ class Worker {
     std::atomic<bool> closing{false};
   };
 
+  // What follows from an assignment and this worker alone.
+  struct Task {
+    JobSpec spec;
+    Plan plan;
+    HostRanks ranks;
+    Topology topology;
+    bool lead = false;
+    bool restores = false;  // the shard is filled with that of an older epoch
+  };
+  // InvalidArgument: an assignment that is none.
+  absl::StatusOr<Task> TaskOf(const Entry& entry) const;
+  // Unimplemented, ResourceExhausted: this worker cannot. FailedPrecondition: the coordinator is of another build.
+  absl::Status CheckTask(const Entry& entry, const Task& task) const;
+  // The shard in its memory, which is the entry's from then on.
+  absl::StatusOr<std::shared_ptr<JobShard>> OpenShard(const std::shared_ptr<Entry>& entry, const Task& task,
+                                                      std::unique_ptr<LocalSocket>& link);
+  // Meets the others, takes weights over, and says that the member is READY.
+  absl::Status BecomeReady(const std::shared_ptr<Entry>& entry, const Task& task, JobShard& shard);
   void Prepare(std::shared_ptr<Entry> entry);
   // `link`: to the lead, of a member that has its memory from there.
   absl::Status Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<LocalSocket>& link);

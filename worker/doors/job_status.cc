@@ -1,0 +1,80 @@
+#include "worker/doors/job_status.h"
+
+#include <unistd.h>
+
+#include <string>
+
+namespace shardmesh {
+namespace {
+
+// Of the host's lead: who pulls slots there.
+void FillTrainers(const JobShard& shard, v1::GetStatusReply::Job& status) {
+  const ControlBlock& control = *shard.protocol().control();
+  status.set_slots_reopened(control.pull.reopened.load());
+  status.set_slots_differing(control.pull.differing.load());
+  for (int seat = 0; seat < shard.spec().num_trainers; ++seat) {
+    if (control.slots[seat].holder.load() == 0) continue;
+    v1::GetStatusReply::Job::Trainer& trainer = *status.add_trainers();
+    trainer.set_seat(seat);
+    trainer.set_pid(control.slots[seat].holder_pid.load());
+    trainer.set_slots_finished(control.pull.seats[seat].slots_finished.load());
+    trainer.set_idle_nanos(control.pull.seats[seat].idle_nanos.load());
+  }
+}
+
+void FillMemory(const JobShard& shard, v1::GetStatusReply::Job& status) {
+  const HostMemory& host = shard.host();
+  status.set_shard_bytes(shard.pass().shard_bytes());
+  status.set_gathered_bytes(shard.pass().gathered_bytes());
+  status.set_sum_bytes(shard.sum_bytes());
+  status.set_window_bytes(host.window_bytes());
+  status.set_publication_bytes(host.publication_bytes());
+  status.set_publication_resident_bytes(host.publication_resident_bytes());
+  status.set_slot_bytes(host.slot_bytes());
+  const bool on_device = host.device() != nullptr;
+  status.set_window_resident_bytes(on_device ? host.window_bytes() : host.window().ResidentBytes());
+  status.set_slot_resident_bytes(on_device ? host.slot_bytes() : host.slot_resident_bytes());
+}
+
+}  // namespace
+
+void FillStatus(const JobShard& shard, v1::GetStatusReply::Job& status) {
+  const StepProtocol& protocol = shard.protocol();
+  status.set_name(shard.spec().name);
+  status.set_epoch(shard.epoch().value());
+  status.set_rank(shard.rank().value());
+  status.set_committed_step(protocol.committed_step().value());
+  for (Step step : protocol.publications().Published()) status.add_published_steps(step.value());
+  status.set_held_publications(protocol.publications().num_held());
+  status.set_refused_publications(protocol.publications().refused());
+  FillMemory(shard, status);
+  const bool lead = shard.rank().value() == protocol.local().first();
+  if (shard.plan().pulled() && lead) FillTrainers(shard, status);
+  if (const HostLead* const host_lead = shard.host_lead(); host_lead != nullptr) {
+    status.set_host_gradient_bytes_in(host_lead->gradient_bytes_in());
+    status.set_host_weight_bytes_in(host_lead->weight_bytes_in());
+  }
+  const MemberWords& member = protocol.control()->members[shard.rank().value()];
+  status.set_restarts(static_cast<int32_t>(member.restarts.load()));
+  if (const int64_t pause = member.pause_nanos.load(); pause > 0) status.set_last_pause_nanos(pause);
+  if (const absl::Status health = protocol.members().Health(); !health.ok()) {
+    status.set_error(std::string(health.message()));
+  }
+}
+
+void FillTrace(const JobShard& shard, v1::GetTraceReply& trace) {
+  trace.set_rank(shard.rank().value());
+  trace.set_pid(getpid());
+  for (const TraceSpan& span : shard.trace().Spans()) {
+    v1::TraceSpan& to = *trace.add_spans();
+    to.set_name(span.name);
+    to.set_step(span.step);
+    to.set_bucket(span.bucket);
+    to.set_item(span.item);
+    to.set_thread(span.thread);
+    to.set_begin_nanos(span.begin_nanos);
+    to.set_end_nanos(span.end_nanos);
+  }
+}
+
+}  // namespace shardmesh
