@@ -53,6 +53,9 @@ absl::Status Validate(const v1::PushHeader& header) {
       return absl::InvalidArgumentError(absl::StrCat("content is ", static_cast<int>(header.content()),
                                                      "; it is 1 (gradient) or 2 (initial weights)"));
   }
+  if (header.session() != 0 && header.content() != v1::PushHeader::CONTENT_GRADIENT) {
+    return absl::InvalidArgumentError("initial weights with a session, which is a trainer's; leave it out");
+  }
   if (header.has_bucket() && header.content() != v1::PushHeader::CONTENT_GRADIENT) {
     return absl::InvalidArgumentError("initial weights of one bucket; push those of all");
   }
@@ -130,6 +133,42 @@ absl::Status Validate(const v1::DeclareBucketRequest& request) {
   RETURN_IF_ERROR(CheckSlots(request.slots()));
   return CheckRange("step", request.step(), 1, kNoLimit);
 }
+
+namespace {
+
+absl::Status Validate(const v1::SlotRequest& message) {
+  if (!message.take() && !message.has_finished()) {
+    return absl::InvalidArgumentError("slot neither takes nor finishes; set take, finished, or both");
+  }
+  if (message.take()) RETURN_IF_ERROR(CheckRange("after_step", message.after_step(), -1, kNoLimit));
+  if (!message.has_finished()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckRange("slot.finished.slot", message.finished().slot(), 0, kMaxSlots - 1));
+  RETURN_IF_ERROR(CheckRange("slot.finished.step", message.finished().step(), 1, kNoLimit));
+  return CheckCount("slot.finished.learning_rates", message.finished().learning_rates_size(), kMaxGroups);
+}
+
+}  // namespace
+
+absl::Status Validate(const v1::TrainerRequest& request) {
+  const int kinds = int{request.has_step()} + int{request.has_declare()} + int{request.has_slot()};
+  if (request.has_use() || request.renew()) {
+    return absl::InvalidArgumentError(
+        "a connected trainer's request is one of step, declare and slot; pull buckets "
+        "with Shard.Pull in place of using them");
+  }
+  if (kinds != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a trainer's request with ", kinds, " of step, declare and slot; set one"));
+  }
+  if (request.has_step()) return Validate(request.step());
+  if (request.has_declare()) return Validate(request.declare());
+  if (request.session() == 0) {
+    return absl::InvalidArgumentError("session is 0; take a seat first (Shard.Seat) and say its session");
+  }
+  return Validate(request.slot());
+}
+
+absl::Status Validate(const v1::SeatRequest& request) { return CheckJobAndEpoch(request.job(), request.epoch()); }
 
 absl::Status Validate(const v1::StepRequest& request) {
   RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));

@@ -49,6 +49,8 @@ absl::Status Validate(const v1::PushHeader& header);
 absl::Status Validate(const v1::PullRequest& request);
 absl::Status Validate(const v1::StepRequest& request);
 absl::Status Validate(const v1::DeclareBucketRequest& request);
+absl::Status Validate(const v1::TrainerRequest& request);  // of Shard.Trainer
+absl::Status Validate(const v1::SeatRequest& request);
 absl::Status Validate(const v1::AttachRequest& request);
 absl::Status Validate(const v1::DigestRequest& request);
 absl::Status Validate(const v1::MeetRequest& request);

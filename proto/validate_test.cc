@@ -206,6 +206,29 @@ TEST(Validate, Pull) {
   EXPECT_THAT(Validate(Parse<v1::PullRequest>("job: 'j'")), StatusIs(kInvalid, HasSubstr("no version is named")));
 }
 
+// Each by itself; their sum is refused.
+TEST(Validate, Trainer) {
+  const char* const kStep = "step { job: 'j' epoch: 1 slots: 0 step: 1 } ";
+  const char* const kSlot = "session: 3 slot { take: true finished { slot: 127 step: 1 } } ";
+  EXPECT_OK(Validate(Parse<v1::TrainerRequest>(kStep)));
+  EXPECT_OK(Validate(Parse<v1::TrainerRequest>(kSlot)));
+  EXPECT_OK(Validate(Parse<v1::TrainerRequest>("declare { job: 'j' epoch: 1 slots: 0 step: 1 }")));
+  const auto refused = [](const std::string& text, const char* why) {
+    EXPECT_THAT(Validate(Parse<v1::TrainerRequest>(text)), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)))
+        << text;
+  };
+  refused("", "with 0 of step, declare and slot");
+  refused(absl::StrCat(kStep, kSlot), "with 2 of step, declare and slot");
+  refused("use { kind: ACQUIRE }", "pull buckets");
+  refused("renew: true", "pull buckets");
+  refused("step { job: 'j' epoch: 1 step: 1 }", "slots");
+  refused("slot { take: true }", "session is 0");
+  refused("session: 3 slot {}", "neither takes nor finishes");
+  refused("session: 3 slot { take: true after_step: -2 }", "after_step");
+  refused("session: 3 slot { finished { slot: 128 step: 1 } }", "slot.finished.slot");
+  refused("session: 3 slot { finished { slot: 0 step: 0 } }", "slot.finished.step");
+}
+
 TEST(Validate, DeclareBucket) {
   ExpectRefusals<v1::DeclareBucketRequest>("job: 'j' epoch: 1 slots: [0, 127] step: 1 bucket: 3",
                                            {{"job: '?'", "job"},

@@ -20,7 +20,7 @@ constexpr absl::Duration kLook = absl::Milliseconds(20);  // at the socket, whil
 constexpr absl::Duration kRetry = absl::Microseconds(100);
 constexpr absl::Duration kFarewell = absl::Milliseconds(200);
 
-absl::Status StatusOf(const v1::LocalReply& reply) {
+absl::Status StatusOf(const v1::TrainerReply& reply) {
   return absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message());
 }
 
@@ -141,11 +141,11 @@ void AttachedChannel::Begin(uint64_t id, absl::Time deadline, absl::string_view 
 
 // An answer that the worker sends over the socket within `timeout`; nullopt: none, but it is alive.
 // Unavailable: it is gone, or silent for too long. DeadlineExceeded: of what is waited for.
-absl::StatusOr<std::optional<v1::LocalReply>> AttachedChannel::Hear(absl::Duration timeout) {
+absl::StatusOr<std::optional<v1::TrainerReply>> AttachedChannel::Hear(absl::Duration timeout) {
   const absl::StatusOr<LocalMessage> message = socket_->Receive(timeout);
   const absl::Time now = MonotonicNow();
   if (message.ok()) {
-    v1::LocalReply reply;
+    v1::TrainerReply reply;
     if (!reply.ParseFromString(message->bytes))
       return absl::InternalError("the worker sent a message that is no reply");
     last_heard_ = now;
@@ -159,28 +159,43 @@ absl::StatusOr<std::optional<v1::LocalReply>> AttachedChannel::Hear(absl::Durati
   }
   if (now - last_heard_ > silence_)
     return Gone(absl::UnavailableError(absl::StrCat("it sent nothing for ", absl::FormatDuration(silence_))));
-  if (now < wait_.deadline) return std::optional<v1::LocalReply>();
+  if (now < wait_.deadline) return std::optional<v1::TrainerReply>();
   return absl::DeadlineExceededError(absl::StrCat(wait_.late, "; ", wait_.for_what));
 }
 
-absl::StatusOr<v1::LocalReply> AttachedChannel::Call(v1::LocalRequest& request, absl::Duration timeout,
-                                                     absl::string_view what) {
+absl::StatusOr<v1::TrainerReply> AttachedChannel::Call(v1::TrainerRequest& request, absl::Duration timeout,
+                                                       absl::string_view what) {
   RETURN_IF_ERROR(CheckProcess());
   request.set_id(++last_id_);
   const absl::Time deadline = MonotonicNow() + timeout + silence_;
   Begin(request.id(), deadline, what, timeout);
-  if (const absl::Status sent = socket_->Send(request.SerializeAsString(), {}, silence_); !sent.ok()) return Gone(sent);
-  while (true) {
+  const std::string asked = request.SerializeAsString();
+  RETURN_IF_ERROR(Ask(asked));
+  for (int incarnation = lives_; true;) {
     const absl::Duration left = std::max(deadline - MonotonicNow(), absl::ZeroDuration());
-    ASSIGN_OR_RETURN(const std::optional<v1::LocalReply> reply, Hear(std::min(silence_, left)));
+    ASSIGN_OR_RETURN(const std::optional<v1::TrainerReply> reply, Hear(std::min(silence_, left)));
+    if (lives_ != incarnation) {  // which was not asked; what the last one did with the request counts
+      RETURN_IF_ERROR(Ask(asked));
+      incarnation = lives_;
+    }
     if (!reply.has_value() || reply->id() != request.id()) continue;
     RETURN_IF_ERROR(StatusOf(*reply));
     return *reply;
   }
 }
 
-absl::StatusOr<v1::LocalReply> AttachedChannel::Send(v1::LocalRequest& message, absl::Time deadline,
-                                                     absl::Duration timeout, absl::string_view what) {
+// A request to the worker, or to its next incarnation, if that is the one that takes it.
+absl::Status AttachedChannel::Ask(const std::string& request) {
+  while (true) {
+    const absl::Status sent = socket_->Send(request, {}, silence_);
+    if (sent.ok()) return sent;
+    if (!absl::IsUnavailable(sent)) return Gone(sent);
+    RETURN_IF_ERROR(AwaitNextIncarnation(sent));
+  }
+}
+
+absl::StatusOr<v1::TrainerReply> AttachedChannel::Send(v1::TrainerRequest& message, absl::Time deadline,
+                                                       absl::Duration timeout, absl::string_view what) {
   RETURN_IF_ERROR(CheckProcess());
   message.set_session(welcome_.session());
   message.set_id(welcome_.session() << 32 | ++messages_);  // of no other session's message
@@ -222,12 +237,12 @@ absl::Status AttachedChannel::PostMessage(const std::string& message) {
 
 // The answer to the message, from the mailbox; answers to calls that were given up are passed over, and this one's may
 // wait for the room.
-absl::StatusOr<v1::LocalReply> AttachedChannel::AwaitAnswer(uint64_t id) {
+absl::StatusOr<v1::TrainerReply> AttachedChannel::AwaitAnswer(uint64_t id) {
   Message& message = mailbox_->reply;
   while (true) {
     const uint32_t seen = message.number.load();
     if (TakeMessage(message, bytes_)) {
-      v1::LocalReply reply;
+      v1::TrainerReply reply;
       if (!reply.ParseFromString(bytes_)) return absl::InternalError("the worker sent a message that is no reply");
       if (reply.id() != id) {
         Notify();
@@ -243,7 +258,7 @@ absl::StatusOr<v1::LocalReply> AttachedChannel::AwaitAnswer(uint64_t id) {
 
 // Why there will be no answer; or OK.
 absl::Status AttachedChannel::HearOfMessage() {
-  ASSIGN_OR_RETURN(const std::optional<v1::LocalReply> reply, Hear(absl::ZeroDuration()));
+  ASSIGN_OR_RETURN(const std::optional<v1::TrainerReply> reply, Hear(absl::ZeroDuration()));
   return reply.has_value() && reply->id() == 0 ? StatusOf(*reply) : absl::OkStatus();
 }
 
@@ -271,6 +286,7 @@ absl::Status AttachedChannel::AwaitNextIncarnation(const absl::Status& cause) {
   if (left_) return Gone(absl::UnavailableError("this session was closed"));
   socket_ = std::move(resumed->socket);
   retained_ = resumed->welcome.retained();
+  ++lives_;
   last_heard_ = MonotonicNow();
   return absl::OkStatus();
 }

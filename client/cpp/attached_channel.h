@@ -42,11 +42,11 @@ class AttachedChannel {
 
   // A request over the socket and the reply to it; replies to older, repeated calls are passed over. Waits for
   // `timeout` and for as long as a worker may be silent. `what`: what did not happen in time.
-  absl::StatusOr<v1::LocalReply> Call(v1::LocalRequest& request, absl::Duration timeout, absl::string_view what);
+  absl::StatusOr<v1::TrainerReply> Call(v1::TrainerRequest& request, absl::Duration timeout, absl::string_view what);
   // A message and the answer to it, until `deadline`, which is `timeout` from when the caller began to count.
   //   DeadlineExceeded: what was waited for. Unavailable: the worker is gone or silent. Others: the answer's.
-  absl::StatusOr<v1::LocalReply> Send(v1::LocalRequest& message, absl::Time deadline, absl::Duration timeout,
-                                      absl::string_view what);
+  absl::StatusOr<v1::TrainerReply> Send(v1::TrainerRequest& message, absl::Time deadline, absl::Duration timeout,
+                                        absl::string_view what);
   // Leaves the job: the worker hears of it at once, and what is mapped stays. For any thread, also during a call of
   // another one, which then ends with Unavailable. Again: nothing.
   void Leave();
@@ -65,10 +65,11 @@ class AttachedChannel {
   absl::StatusOr<LocalMessage> AskToAttach(const v1::AttachRequest& request, bool& refused);
   absl::Status Greet(const std::vector<Slot>& slots);
   void Begin(uint64_t id, absl::Time deadline, absl::string_view what, absl::Duration timeout);
+  absl::Status Ask(const std::string& request);
   absl::Status ForgetOld();
-  absl::StatusOr<std::optional<v1::LocalReply>> Hear(absl::Duration timeout);
+  absl::StatusOr<std::optional<v1::TrainerReply>> Hear(absl::Duration timeout);
   absl::Status PostMessage(const std::string& message);
-  absl::StatusOr<v1::LocalReply> AwaitAnswer(uint64_t id);
+  absl::StatusOr<v1::TrainerReply> AwaitAnswer(uint64_t id);
   absl::Status HearOfMessage();
   v1::SessionHello Hello() const;
   absl::Status AwaitNextIncarnation(const absl::Status& cause);
@@ -88,6 +89,7 @@ class AttachedChannel {
   std::string socket_path_;
   std::vector<int> slots_;  // the session's, or its seat
   bool retained_ = false;   // should the worker die it comes back
+  int lives_ = 0;           // of the worker that this session came back to
   Mailbox* mailbox_ = nullptr;
   Segment notifier_;
   Wait wait_;

@@ -102,7 +102,7 @@ void ReaderLink::Renew(absl::Duration every) {
   absl::Time next = MonotonicNow() + every;
   while (!stop_.load()) {
     const absl::StatusOr<LocalMessage> message = socket_.Receive(std::min(kSlice, every));
-    v1::LocalReply reply;
+    v1::TrainerReply reply;
     if (message.ok() && reply.ParseFromString(message->bytes) && reply.code() != 0) {
       End(absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message()));
     } else if (!message.ok() && !absl::IsDeadlineExceeded(message.status())) {
@@ -113,7 +113,7 @@ void ReaderLink::Renew(absl::Duration every) {
     const bool over = this->over() != BoardOver::kNo && Health().ok();
     if (MonotonicNow() < next && !over) continue;
     next = MonotonicNow() + every;
-    v1::LocalRequest request;
+    v1::TrainerRequest request;
     request.set_renew(true);
     socket_.Send(request.SerializeAsString(), {}, kSlice).IgnoreError();  // a worker that is gone is heard next
   }

@@ -43,11 +43,11 @@ class AttachedSession final : public Session {
     RETURN_IF_ERROR(CheckHasWeights());
     const absl::Time deadline = MonotonicNow() + options.timeout;
     RETURN_IF_ERROR(DeclareRest(deadline));
-    v1::LocalRequest request;
+    v1::TrainerRequest request;
     v1::StepRequest& step = *request.mutable_step();
     step = NewStepRequest(options);
     if (!bucketed()) RETURN_IF_ERROR(CheckGradients(tensors_[0], step.step(), *step.mutable_non_finite()));
-    absl::StatusOr<v1::LocalReply> reply =
+    absl::StatusOr<v1::TrainerReply> reply =
         channel_->Send(request, deadline, options.timeout, absl::StrCat("step ", step.step(), " was not committed"));
     RETURN_IF_ERROR(Called(reply.status()));
     RETURN_IF_ERROR(BeginNextStep(shardmesh::Step(step.step())));
@@ -77,7 +77,7 @@ class AttachedSession final : public Session {
   absl::Status Drop(int bucket) override { return Use(v1::BucketUse::RELEASE, bucket, job_->options().call_timeout); }
 
   absl::Status Use(v1::BucketUse::Kind kind, int bucket, absl::Duration timeout) {
-    v1::LocalRequest request;
+    v1::TrainerRequest request;
     request.mutable_use()->set_kind(kind);
     request.mutable_use()->set_bucket(bucket);
     request.mutable_use()->set_timeout_ms(Milliseconds(timeout));
@@ -89,7 +89,7 @@ class AttachedSession final : public Session {
       RETURN_IF_ERROR(CheckGradients(tensors_[request.bucket()], request.step(), *request.mutable_non_finite()));
     }
     request.set_timeout_ms(Milliseconds(timeout));
-    v1::LocalRequest message;
+    v1::TrainerRequest message;
     *message.mutable_declare() = request;
     const std::string late = absl::StrCat("bucket ", request.bucket(), " was declared and no other may be");
     return Called(channel_->Call(message, timeout, late).status());

@@ -189,8 +189,16 @@ absl::StatusOr<int> Job::Resolve(absl::string_view name) const {
 }
 
 absl::StatusOr<std::unique_ptr<PullingSession>> Job::AttachPulling() {
-  absl::StatusOr<std::unique_ptr<PullingSession>> session = PullingSession::Open(shared_from_this());
+  absl::StatusOr<std::unique_ptr<PullingSession>> session =
+      PullingSession::Open(shared_from_this(), PullingSession::Way::kAttached);
   if (!session.ok()) return Annotate(session.status(), "attaching");
+  return session;
+}
+
+absl::StatusOr<std::unique_ptr<PullingSession>> Job::ConnectPulling() {
+  absl::StatusOr<std::unique_ptr<PullingSession>> session =
+      PullingSession::Open(shared_from_this(), PullingSession::Way::kConnected);
+  if (!session.ok()) return Annotate(session.status(), "connecting");
   return session;
 }
 

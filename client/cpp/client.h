@@ -144,6 +144,9 @@ class Job : public std::enable_shared_from_this<Job> {
   // Takes part in a job whose slots are pulled (pulling_session.h). ResourceExhausted: it has all its trainers.
   // FailedPrecondition: another host, or its slots are assigned.
   absl::StatusOr<std::unique_ptr<PullingSession>> AttachPulling();
+  // The same as AttachPulling through gRPC, from anywhere. Unimplemented: the workers are of a build in which trainers
+  // that pull slots attach.
+  absl::StatusOr<std::unique_ptr<PullingSession>> ConnectPulling();
   // The same as Attach through gRPC, from anywhere. The session holds its own copy of the weights and gradients.
   absl::StatusOr<std::unique_ptr<Session>> Connect(std::vector<Slot> slots);
 

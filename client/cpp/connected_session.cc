@@ -88,6 +88,18 @@ class ConnectedSession final : public Session {
     return std::any_of(job_->members().begin(), job_->members().end(), [](const v1::Member& m) { return m.kept(); });
   }
 
+  // What fails because a worker is away that comes back is repeated until it is there.
+  template <typename Call>
+  absl::Status Again(absl::Time deadline, const Call& call) {
+    absl::Status status = call();
+    while (absl::IsUnavailable(status) && AnyComesBack() && MonotonicNow() < deadline) {
+      Pause(kAway);
+      RETURN_IF_ERROR(CheckMembers());
+      status = call();
+    }
+    return status;
+  }
+
   absl::StatusOr<v1::StepReply> TryStep(const v1::StepRequest& request, absl::Time deadline) {
     for (size_t s = 0; s < slots_.size() && !bucketed(); ++s) {
       RETURN_IF_ERROR(PushSlot(s, request.step(), std::nullopt, deadline));
@@ -108,7 +120,8 @@ class ConnectedSession final : public Session {
                                                        " that a trainer of job ", job_->spec().name,
                                                        " may use; release one first"));
     }
-    return PullBucket(bucket, MonotonicNow() + timeout);
+    const absl::Time deadline = MonotonicNow() + timeout;
+    return Again(deadline, [&] { return PullBucket(bucket, deadline); });
   }
   absl::Status Drop(int bucket) override {
     const Plan& plan = job_->plan();
@@ -117,8 +130,13 @@ class ConnectedSession final : public Session {
     return absl::OkStatus();
   }
 
+  // A gradient shard that a worker has got is not taken again, whatever the window holds by then.
   absl::Status SendBucket(v1::DeclareBucketRequest& request, bool declared, absl::Duration timeout) override {
     const absl::Time deadline = MonotonicNow() + timeout;
+    return Again(deadline, [&] { return TrySendBucket(request, declared, deadline); });
+  }
+
+  absl::Status TrySendBucket(const v1::DeclareBucketRequest& request, bool declared, absl::Time deadline) {
     const int bucket = request.bucket();
     for (size_t s = 0; s < slots_.size() && !declared; ++s) {
       const absl::Status pushed = PushSlot(s, request.step(), bucket, deadline);
@@ -228,6 +246,10 @@ class ConnectedSession final : public Session {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Session>> ConnectSession(std::shared_ptr<Job> job, std::vector<Slot> slots) {
+  if (job->spec().pulled()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", job->spec().name, " has pulled slots: connect to none (Job::ConnectPulling)"));
+  }
   RETURN_IF_ERROR(CheckSlots(*job, slots));
   auto session = std::make_unique<ConnectedSession>(std::move(job), std::move(slots));
   RETURN_IF_ERROR(Annotate(session->Open(), "connecting"));

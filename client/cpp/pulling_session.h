@@ -12,18 +12,18 @@
 //     RETURN_IF_ERROR(session->Finish(options).status());
 //   }
 //
-// Attached only: windows are shared memory. Two gradient windows take turns, so the address of a gradient is one of
-// two. For one thread. A trainer that ends, or does not finish a slot within JobSpec::slot_timeout_ms, gives it to
-// others.
+// Attached, windows are shared memory: two gradient windows take turns, so the address of a gradient is one of two.
+// Connected (through gRPC, from anywhere), they are this process's own memory: Finish pushes the gradients, and Take
+// pulls the weights, once a step. The same bits, and both kinds may be in one job. For one thread. A trainer that ends,
+// or does not finish a slot within JobSpec::slot_timeout_ms, gives it to others.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "client/cpp/attached_channel.h"
 #include "client/cpp/client.h"
-#include "local/segment.h"
+#include "client/cpp/pulling_channel.h"
 
 namespace shardmesh {
 
@@ -49,8 +49,10 @@ class PullingSession {
     v1::StepReply committed;   // without a slot: how the newest step went that this trainer had not been told of
   };
 
+  enum class Way { kAttached, kConnected };
   // Errors of Job::Attach. ResourceExhausted: the job has all its trainers. FailedPrecondition: slots are assigned.
-  static absl::StatusOr<std::unique_ptr<PullingSession>> Open(std::shared_ptr<Job> job);
+  // Unimplemented: connected, and the worker is of a build that has no seats for it.
+  static absl::StatusOr<std::unique_ptr<PullingSession>> Open(std::shared_ptr<Job> job, Way way);
 
   // Waits until the job has its initial weights. DeadlineExceeded: it has none yet.
   absl::Status AwaitWeights(absl::Duration timeout);
@@ -61,8 +63,8 @@ class PullingSession {
   // Finishes the slot that was taken last. On an error but Aborted it can be finished again: safe, however often. After
   // DeadlineExceeded and Unavailable it may count already, and its gradients be the workers': they cannot be written
   // any more, and what was said is said again.
-  //   Aborted: it was taken back, and another trainer finished it: take another. InvalidArgument: settings, tokens,
-  //   gradients that are not zero of a slot without tokens, or, under policy fail, one that is not finite.
+  //   Aborted: it was taken back (connected: also since the connection broke): take another. InvalidArgument: settings,
+  //   tokens, gradients that are not zero of a slot without tokens, or, under policy fail, one that is not finite.
   //   FailedPrecondition: no slot was taken.
   absl::StatusOr<SlotResult> Finish(const FinishOptions& options);
   // Both at once, for one round trip to the workers: the result, and the next work.
@@ -78,9 +80,9 @@ class PullingSession {
   absl::StatusOr<TensorView> gradient(absl::string_view name) const;
   absl::StatusOr<ConstTensorView> parameter(absl::string_view name) const;
 
-  absl::Status ForgetWrites() const { return parameters_.ForgetWrites(); }  // as Session::ForgetWrites
+  absl::Status ForgetWrites() const { return channel_->weights().ForgetWrites(); }  // as Session::ForgetWrites
 
-  // As Session::awaited, of slots that other trainers have taken.
+  // As Session::awaited, of slots that other trainers have taken. Connected: empty.
   std::vector<v1::AwaitedTrainer> awaited() const { return channel_->awaited(); }
   void Leave();  // as Session::Leave
 
@@ -88,18 +90,13 @@ class PullingSession {
   const Job& job() const { return *job_; }
 
  private:
-  explicit PullingSession(std::shared_ptr<Job> job, Rank rank) : job_(std::move(job)), rank_(rank) {}
+  explicit PullingSession(std::shared_ptr<Job> job) : job_(std::move(job)) {}
   absl::Status Fill(const FinishOptions& options, v1::FinishedSlot& finished) const;
-  absl::StatusOr<Next> Send(v1::LocalRequest& message, absl::Duration timeout, absl::string_view what);
+  absl::StatusOr<Next> Send(v1::TrainerRequest& message, absl::Duration timeout, absl::string_view what);
   absl::Status CheckTaken() const;
-  const char* window() const;
 
   const std::shared_ptr<Job> job_;
-  const Rank rank_;
-  Segment parameters_;
-  std::vector<Segment> seat_;  // one: the windows and the mailbox
-  std::unique_ptr<AttachedChannel> channel_;
-  std::vector<int> tensors_;  // that have gradients
+  std::unique_ptr<PullingChannel> channel_;
   Step committed_{-1};
   std::optional<Slot> taken_;
   std::optional<v1::FinishedSlot> sent_;  // of it, to which no answer came

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/copied_windows.h"
 #include "client/cpp/gradient_check.h"
 #include "core/base/status.h"
 
@@ -72,10 +73,7 @@ absl::Status Session::ForgetWrites() const {
 }
 
 absl::Status Session::ShowPrivately() {
-  UniqueFd fd(dup(parameters_.fd()));
-  if (!fd.valid()) return absl::ResourceExhaustedError("no descriptor for a second mapping of the weights");
-  ASSIGN_OR_RETURN(shown_, Segment::Map(std::move(fd), parameters_.num_bytes(), parameters_.data_offset(),
-                                        Segment::Access::kCopyOnWrite));
+  ASSIGN_OR_RETURN(shown_, MapToDropWrites(parameters_));
   return absl::OkStatus();
 }
 

@@ -134,8 +134,7 @@ class Session {
   std::unique_ptr<SessionDevice> device_;  // of a job on a device: where these are instead
   const Segment& weights() const { return shown_.mapped() ? shown_ : parameters_; }
   const char* window() const { return device_ != nullptr ? device_->parameters() : weights().data(); }
-  // From now on views of the weights are of a mapping of parameters_ that drops what callers write. REQUIRES: mapped
-  // read-write.
+  // From now on views of the weights are of MapToDropWrites(parameters_).
   absl::Status ShowPrivately();
   char* gradient_window(size_t slot) const {
     return device_ != nullptr ? device_->gradients(slot) : gradients_[slot].data();

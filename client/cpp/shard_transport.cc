@@ -63,6 +63,23 @@ absl::StatusOr<v1::DeclareBucketReply> ShardTransport::DeclareBucket(const v1::D
   return reply;
 }
 
+absl::StatusOr<v1::TrainerReply> ShardTransport::Trainer(const v1::TrainerRequest& request, absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  v1::TrainerReply reply;
+  RETURN_IF_ERROR(Named(FromGrpc(v1::Shard::NewStub(channel_)->Trainer(&context, request, &reply), "Trainer")));
+  return reply;
+}
+
+absl::StatusOr<std::unique_ptr<SeatTransport>> ShardTransport::Seat(const v1::SeatRequest& request,
+                                                                    absl::Duration timeout) {
+  HelpReconnect(*channel_, timeout);
+  absl::StatusOr<std::unique_ptr<SeatTransport>> seat = SeatTransport::Open(channel_, request, timeout);
+  RETURN_IF_ERROR(Named(seat.status()));
+  return seat;
+}
+
 absl::StatusOr<v1::AttachReply> ShardTransport::Attach(const v1::AttachRequest& request, absl::Duration timeout) {
   grpc::ClientContext context;
   SetDeadline(context, timeout);

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/cpp/seat_transport.h"
 #include "proto/shardmesh/v1/job.pb.h"
 #include "proto/shardmesh/v1/shard.pb.h"
 #include "rpc/tls.h"
@@ -28,6 +29,9 @@ class ShardTransport {
 
   absl::StatusOr<v1::StepReply> Step(const v1::StepRequest& request, absl::Duration timeout);
   absl::StatusOr<v1::DeclareBucketReply> DeclareBucket(const v1::DeclareBucketRequest& request, absl::Duration timeout);
+  absl::StatusOr<v1::TrainerReply> Trainer(const v1::TrainerRequest& request, absl::Duration timeout);
+  // A connected trainer's seat, as long as the object lives. `timeout`: until it is given.
+  absl::StatusOr<std::unique_ptr<SeatTransport>> Seat(const v1::SeatRequest& request, absl::Duration timeout);
   absl::StatusOr<v1::AttachReply> Attach(const v1::AttachRequest& request, absl::Duration timeout);
   absl::StatusOr<v1::DigestReply> Digest(const v1::DigestRequest& request, absl::Duration timeout);
   absl::StatusOr<v1::GetStatusReply> GetStatus(absl::Duration timeout);

@@ -12,9 +12,15 @@ namespace {
 
 class BoundPulling {
  public:
-  BoundPulling(const BoundJob& job, double timeout) {
-    const auto open = [held = job.job](absl::Duration) -> absl::StatusOr<std::shared_ptr<PullingSession>> {
-      ASSIGN_OR_RETURN(std::unique_ptr<PullingSession> session, held->AttachPulling());
+  BoundPulling(const BoundJob& job, const Text& way, double timeout) {
+    const bool connected = way.value == "connected";
+    if (!connected && way.value != "attached") {
+      throw StatusError(
+          absl::InvalidArgumentError("way is \"" + std::string(way.value) + "\"; give attached or connected"));
+    }
+    const auto open = [held = job.job, connected](absl::Duration) -> absl::StatusOr<std::shared_ptr<PullingSession>> {
+      ASSIGN_OR_RETURN(std::unique_ptr<PullingSession> session,
+                       connected ? held->ConnectPulling() : held->AttachPulling());
       return OfThisProcess(std::shared_ptr<PullingSession>(std::move(session)));
     };
     session_ = OrThrow(calls_.Run<std::shared_ptr<PullingSession>>(open, absl::Seconds(timeout)));
@@ -95,7 +101,7 @@ py::tuple ParameterOf(const BoundPulling& self, const Text& name) {
 
 void BindPullingSession(py::module_& module) {
   py::class_<BoundPulling>(module, "PullingSession")
-      .def(py::init<const BoundJob&, double>(), py::arg("job"), py::arg("timeout"))
+      .def(py::init<const BoundJob&, const Text&, double>(), py::arg("job"), py::arg("way"), py::arg("timeout"))
       .def_property_readonly("committed",
                              [](const BoundPulling& self) { return self.Live()->committed_step().value(); })
       .def_property_readonly("awaited", &BoundPulling::Awaited)

@@ -103,7 +103,7 @@ TEST_F(HostsFeatures, BucketResidency) {
   }
 }
 
-// Trainers of both hosts, fewer than slots and as many, unequally fast.
+// Trainers of both hosts, fewer than slots and as many, unequally fast; attached and connected.
 TEST_F(HostsFeatures, PulledSlots) {
   for (const char* mesh : kMeshes) {
     for (const int trainers : {2, 4}) {
@@ -117,10 +117,11 @@ TEST_F(HostsFeatures, PulledSlots) {
       ASSERT_OK(testing::Initialize(*job));
       std::vector<absl::Status> ends(trainers);
       std::vector<std::thread> threads;
-      for (absl::Status& end : ends) {
-        threads.emplace_back([&job, &end] {
-          auto session = job->AttachPulling();
-          end = session.ok() ? testing::PullTo(**session, kSteps, kLong) : session.status();
+      for (int i = 0; i < trainers; ++i) {
+        threads.emplace_back([&job, &end = ends[i], i] {
+          auto session = i % 2 == 0 ? job->AttachPulling() : job->ConnectPulling();
+          end = session.ok() ? (*session)->AwaitWeights(kLong) : session.status();
+          if (end.ok()) end = testing::PullTo(**session, kSteps, kLong);
         });
       }
       for (std::thread& thread : threads) thread.join();

@@ -148,7 +148,7 @@ TEST_F(LocalGarbage, SlotOfAnotherTrainer) {
   ASSERT_OK_AND_ASSIGN(const v1::AttachReply grant, Grant(1));
   ASSERT_OK_AND_ASSIGN(LocalSocket socket, LocalSocket::Connect(path_));
   ASSERT_OK(SayOn(socket, TrainerHello(grant.token())));
-  v1::LocalRequest request;
+  v1::TrainerRequest request;
   request.mutable_step()->set_job("job");
   request.mutable_step()->set_epoch(job_->epoch().value());
   request.mutable_step()->set_step(1);
@@ -156,7 +156,7 @@ TEST_F(LocalGarbage, SlotOfAnotherTrainer) {
   const auto ask = [&]() -> absl::Status {
     RETURN_IF_ERROR(socket.Send(request.SerializeAsString(), {}, kTimeout));
     ASSIGN_OR_RETURN(const LocalMessage answer, socket.Receive(kTimeout));
-    v1::LocalReply reply;
+    v1::TrainerReply reply;
     if (!reply.ParseFromString(answer.bytes)) return absl::InternalError("no reply");
     return absl::Status(static_cast<Code>(reply.code()), reply.message());
   };
@@ -255,7 +255,7 @@ TEST_F(LocalGarbage, RandomMessagesInAMailbox) {
   ASSERT_OK_AND_ASSIGN(const Segment slot, map(1));
   ASSERT_OK_AND_ASSIGN(const Segment notifier, map(2));
   Mailbox& box = MailboxAt(slot.data() + job_->plan().gradient_window_bytes());
-  v1::LocalRequest request;
+  v1::TrainerRequest request;
   request.set_session(welcome.session());
   request.mutable_step()->set_epoch(job_->epoch().value());
   request.mutable_step()->set_step(7);

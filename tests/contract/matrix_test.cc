@@ -133,13 +133,14 @@ absl::Status TrainAssigned(Job& job, bool connects, int64_t last) {
   return absl::OkStatus();
 }
 
-absl::Status TrainPulled(Job& job, int64_t last) {
+absl::Status TrainPulled(Job& job, bool connects, int64_t last) {
   std::vector<absl::Status> ends(2);
   std::vector<std::thread> threads;
-  for (absl::Status& end : ends) {
-    threads.emplace_back([&job, &end, last] {
-      auto session = job.AttachPulling();
-      end = session.ok() ? testing::PullTo(**session, last, kLong) : session.status();
+  for (size_t i = 0; i < ends.size(); ++i) {
+    threads.emplace_back([&job, &end = ends[i], connects = connects && i == 1, last] {
+      auto session = connects ? job.ConnectPulling() : job.AttachPulling();
+      end = session.ok() ? (*session)->AwaitWeights(kLong) : session.status();
+      if (end.ok()) end = testing::PullTo(**session, last, kLong);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -166,8 +167,8 @@ class Run {
 
   absl::Status TrainTo(int64_t last) {
     const auto train = [&](Job& job) {
-      return spec_.pulled() ? TrainPulled(job, last)
-                            : TrainAssigned(job, Has(row_, Feature::kConnectedTrainers), last);
+      const bool connects = Has(row_, Feature::kConnectedTrainers);
+      return spec_.pulled() ? TrainPulled(job, connects, last) : TrainAssigned(job, connects, last);
     };
     const bool moves = Has(row_, Feature::kReform) || Has(row_, Feature::kReshard);
     RETURN_IF_ERROR(moves ? testing::TrainOver(*client_, job_, train) : train(*job_));

@@ -9,6 +9,8 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/clock.h"
@@ -69,11 +71,14 @@ class ProtoClient : public ::testing::Test {
     return request;
   }
 
-  void Create() {
+  void Create(bool pulled = false) {
+    v1::CreateJobRequest request = JobRequest();
+    if (pulled) request.mutable_spec()->set_slot_mode(v1::SLOT_MODE_PULLED);
+    if (pulled) request.mutable_spec()->set_trainers(2);
     v1::CreateJobReply reply;
     grpc::ClientContext context;
     SetDeadline(context);
-    const grpc::Status created = coordinator_->CreateJob(&context, JobRequest(), &reply);
+    const grpc::Status created = coordinator_->CreateJob(&context, request, &reply);
     ASSERT_TRUE(created.ok()) << created.error_message();
     EXPECT_EQ(reply.job().protocol().major(), 1);
     const absl::Time deadline = MonotonicNow() + absl::Milliseconds(kMilliseconds);
@@ -113,14 +118,17 @@ class ProtoClient : public ::testing::Test {
   }
 
   void Push(const v1::Member& member, v1::PushHeader header, const std::string& piece) {
+    header.set_shard(member.shard());
+    Push(member.rank(), std::move(header), piece);
+  }
+  void Push(int rank, v1::PushHeader header, const std::string& piece) {
     header.set_job("job");
     header.set_epoch(job_.epoch());
-    header.set_shard(member.shard());
     header.set_total_bytes(static_cast<int64_t>(piece.size()));
     grpc::ClientContext context;
     SetDeadline(context);
     v1::PushReply reply;
-    const auto writer = workers_[member.rank()]->Push(&context, &reply);
+    const auto writer = workers_[rank]->Push(&context, &reply);
     v1::PushChunk chunk;
     *chunk.mutable_header() = header;
     chunk.set_data(piece);
@@ -175,16 +183,92 @@ class ProtoClient : public ::testing::Test {
 
   std::string PullStep(int64_t step) {
     v1::PullRequest request;
-    request.set_job("job");
     request.set_exact(step);
+    return Pull(job_.members_size() - 1, request);
+  }
+  std::string Pull(int rank, v1::PullRequest request) {
+    request.set_job("job");
     grpc::ClientContext context;
     SetDeadline(context);
-    const auto reader = workers_.back()->Pull(&context, request);
+    const auto reader = workers_[rank]->Pull(&context, request);
     std::string bytes;
     for (v1::PullChunk chunk; reader->Read(&chunk);) bytes += chunk.data();
     const grpc::Status status = reader->Finish();
     EXPECT_TRUE(status.ok()) << status.error_message();
     return bytes;
+  }
+
+  void ExpectTrained(const std::string& bytes, int64_t steps) {
+    int64_t begin = 0;
+    for (int b = 0; b < plan_.buckets_size(); ++b) {
+      for (int t = 0; t < plan_.placements_size(); ++t) {
+        const v1::GetPlanReply::Placement& at = plan_.placements(t);
+        for (int64_t i = 0; at.bucket() == b && i < at.num_elements(); ++i) {
+          float expected = InitialOf(t, i), value = 0;
+          for (int64_t step = 1; step <= steps; ++step) {
+            float sum = 0;
+            for (int slot = 0; slot < kSlots; ++slot) sum += GradientOf(step, slot, t, i);
+            expected -= sum;  // the mean over the slots, times the learning rate
+          }
+          ASSERT_LE(begin + (at.offset() + i + 1) * 4, static_cast<int64_t>(bytes.size()));
+          std::memcpy(&value, bytes.data() + begin + (at.offset() + i) * 4, sizeof value);
+          ASSERT_NEAR(value, expected, 1e-4) << at.name() << " " << i;
+        }
+      }
+      begin += plan_.buckets(b).weight_bytes();
+    }
+    EXPECT_EQ(begin, static_cast<int64_t>(bytes.size()));
+  }
+
+  // One trainer of a job with pulled slots: takes, pushes and finishes slots until `last` is committed, and says how
+  // many.
+  void PullSlots(int rank, int64_t last, int& slots) {
+    v1::SeatRequest seat_request;
+    seat_request.set_job("job");
+    seat_request.set_epoch(job_.epoch());
+    grpc::ClientContext open;  // no deadline: the seat is there as long as the call
+    const auto seat_call = workers_[rank]->Seat(&open, seat_request);
+    v1::SeatReply seat;
+    ASSERT_TRUE(seat_call->Read(&seat));
+    v1::TrainerRequest request;
+    request.set_session(seat.session());
+    request.mutable_slot()->set_take(true);
+    request.mutable_slot()->set_after_step(seat.committed_step());
+    while (request.slot().after_step() < last) {
+      grpc::ClientContext context;
+      SetDeadline(context);
+      v1::TrainerReply reply;
+      const grpc::Status status = workers_[rank]->Trainer(&context, request, &reply);
+      ASSERT_TRUE(status.ok()) << status.error_message();
+      request.mutable_slot()->clear_finished();
+      if (!reply.slot().has_slot()) {
+        request.mutable_slot()->set_after_step(reply.slot().committed().step());
+        continue;
+      }
+      const int slot = reply.slot().slot();
+      const int64_t step = reply.slot().step();
+      v1::PullRequest weights;  // that the slot is computed with
+      weights.set_for_slot(slot);
+      ASSERT_NO_FATAL_FAILURE(ExpectTrained(Pull(rank, weights), step - 1));
+      PushSlot(rank, seat.session(), slot, step);
+      request.mutable_slot()->mutable_finished()->set_slot(slot);
+      request.mutable_slot()->mutable_finished()->set_step(step);
+      ++slots;
+    }
+    open.TryCancel();
+    seat_call->Finish();
+  }
+  void PushSlot(int rank, uint64_t session, int slot, int64_t step) {
+    v1::PushHeader header;
+    header.set_content(v1::PushHeader::CONTENT_GRADIENT);
+    header.set_session(session);
+    header.set_slot(slot);
+    header.set_step(step);
+    for (int shard = 0; shard < plan_.shards(); ++shard) {
+      header.set_shard(shard);
+      Push(rank, header,
+           Piece(shard, [&](int tensor, int64_t element) { return GradientOf(step, slot, tensor, element); }));
+    }
   }
 
   std::unique_ptr<Cluster> cluster_;
@@ -193,6 +277,21 @@ class ProtoClient : public ::testing::Test {
   v1::JobDescription job_;
   v1::GetPlanReply plan_;
 };
+
+// Two trainers, each through another worker: they share the slots of each step.
+TEST_F(ProtoClient, PullsSlots_WithWhatRepliesSay) {
+  ASSERT_NO_FATAL_FAILURE(Create(/*pulled=*/true));
+  ASSERT_NO_FATAL_FAILURE(Initialize());
+  v1::AwaitWeightsReply reply;
+  ASSERT_TRUE(AwaitWeights(1, kMilliseconds, reply).ok());
+  ASSERT_TRUE(AwaitWeights(2, kMilliseconds, reply).ok());
+  int slots[2] = {0, 0};
+  std::thread other([&] { PullSlots(2, kSteps, slots[1]); });
+  PullSlots(1, kSteps, slots[0]);
+  other.join();
+  EXPECT_EQ(slots[0] + slots[1], kSteps * kSlots);
+  ExpectTrained(PullStep(kSteps), kSteps);
+}
 
 TEST_F(ProtoClient, Trains_WithWhatRepliesSay) {
   ASSERT_NO_FATAL_FAILURE(Create());
@@ -206,26 +305,7 @@ TEST_F(ProtoClient, Trains_WithWhatRepliesSay) {
     EXPECT_EQ(reply.step(), 0);
   }
   for (int64_t step = 1; step <= kSteps; ++step) ASSERT_NO_FATAL_FAILURE(TrainStep(step));
-  const std::string bytes = PullStep(kSteps);
-  int64_t begin = 0;
-  for (int b = 0; b < plan_.buckets_size(); ++b) {
-    for (int t = 0; t < plan_.placements_size(); ++t) {
-      const v1::GetPlanReply::Placement& at = plan_.placements(t);
-      for (int64_t i = 0; at.bucket() == b && i < at.num_elements(); ++i) {
-        float expected = InitialOf(t, i), value = 0;
-        for (int64_t step = 1; step <= kSteps; ++step) {
-          float sum = 0;
-          for (int slot = 0; slot < kSlots; ++slot) sum += GradientOf(step, slot, t, i);
-          expected -= sum;  // the mean over the slots, times the learning rate
-        }
-        ASSERT_LE(begin + (at.offset() + i + 1) * 4, static_cast<int64_t>(bytes.size()));
-        std::memcpy(&value, bytes.data() + begin + (at.offset() + i) * 4, sizeof value);
-        ASSERT_NEAR(value, expected, 1e-4) << at.name() << " " << i;
-      }
-    }
-    begin += plan_.buckets(b).weight_bytes();
-  }
-  EXPECT_EQ(begin, static_cast<int64_t>(bytes.size()));
+  ExpectTrained(PullStep(kSteps), kSteps);
 }
 
 TEST_F(ProtoClient, OfAnotherMajorVersion_IsRefusedEverywhere_AndBothAreNamed) {

@@ -61,8 +61,8 @@ class PulledSlots : public ::testing::Test {
     RETURN_IF_ERROR(testing::Initialize(*job));
     return job;
   }
-  static absl::StatusOr<std::unique_ptr<PullingSession>> Attach(Job& job) {
-    ASSIGN_OR_RETURN(std::unique_ptr<PullingSession> session, job.AttachPulling());
+  static absl::StatusOr<std::unique_ptr<PullingSession>> Attach(Job& job, bool connects = false) {
+    ASSIGN_OR_RETURN(std::unique_ptr<PullingSession> session, connects ? job.ConnectPulling() : job.AttachPulling());
     RETURN_IF_ERROR(session->AwaitWeights(kLong));
     return session;
   }
@@ -152,7 +152,7 @@ TEST_F(PulledSlots, HundredOrdersOfArrival_AreTheBitsOfOneProcess) {
     ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, Create(spec));
     std::vector<std::unique_ptr<PullingSession>> sessions(draw(1, spec.num_trainers));
     for (auto& session : sessions) {
-      ASSERT_OK_AND_ASSIGN(session, Attach(*job));
+      ASSERT_OK_AND_ASSIGN(session, Attach(*job, /*connects=*/draw(0, 3) == 0));
     }
     Schedule schedule(std::move(sessions), random());
     ASSERT_OK(schedule.RunTo(kSteps));

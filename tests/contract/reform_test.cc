@@ -84,6 +84,7 @@ struct Case {
   std::string worker;  // w0 is the lead
   bool pulled = false;
   int nth = kNth;
+  bool bucketed = false;
 };
 
 class ReformAtPoints : public Reform, public ::testing::WithParamInterface<Case> {};
@@ -94,6 +95,7 @@ TEST_P(ReformAtPoints, TheOthersGoOn_FromTheStepThatWasDecided) {
   JobSpec spec = testing::OddJob("job", "ddp=2,fsdp=2", 2);
   spec.clip_norm = 0.5;
   spec.parameters[1].gather = GatherFormat::kFp8Row;
+  if (c.bucketed) spec.residency = Residency::kBucket;
   if (c.pulled) {
     spec.num_slots = 5;
     spec.slot_mode = SlotMode::kPulled;
@@ -116,13 +118,16 @@ std::vector<Case> Cases() {
       if (!info.lead) cases.push_back({info, pushed ? "w3" : "w1", pulled});
       // The fifth command gathers codes; the fourth is a step, which nobody has seen.
       if (info.point == FaultPoint::kDecided) cases.push_back({info, "w0", pulled, 4});
+      // By bucket: in the sums of a step, before and behind them.
+      if (!pulled && !pushed) cases.push_back({info, info.lead ? "w0" : "w1", pulled, kNth + 2, /*bucketed=*/true});
     }
   }
   return cases;
 }
 
 std::string NameOf(const ::testing::TestParamInfo<Case>& info) {
-  std::string name = absl::StrCat(info.param.info.name, "_", info.param.worker, "_", info.param.nth);
+  std::string name = absl::StrCat(info.param.info.name, "_", info.param.worker, "_", info.param.nth,
+                                  info.param.bucketed ? "_bucketed" : "");
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }
@@ -133,6 +138,7 @@ struct Mesh {
   const char *before, *after;
   int workers;
   std::vector<std::string> killed;
+  Residency residency = Residency::kFull;
 };
 
 class ReformMeshes : public Reform, public ::testing::WithParamInterface<Mesh> {};
@@ -140,7 +146,9 @@ class ReformMeshes : public Reform, public ::testing::WithParamInterface<Mesh> {
 TEST_P(ReformMeshes, EveryFormat_LearnsTheReferencesBits) {
   const Mesh& mesh = GetParam();
   ASSERT_NO_FATAL_FAILURE(Start(mesh.workers));
-  ASSERT_NO_FATAL_FAILURE(Create(testing::EverythingJob("job", mesh.before)));
+  JobSpec spec = testing::EverythingJob("job", mesh.before);
+  spec.residency = mesh.residency;
+  ASSERT_NO_FATAL_FAILURE(Create(spec));
   Train(3);
   for (const std::string& worker : mesh.killed) cluster_->worker(worker).Kill9();
   Train(6);
@@ -154,7 +162,34 @@ INSTANTIATE_TEST_SUITE_P(, ReformMeshes,
                                            Mesh{"ddp=2,fsdp=4", "ddp=2,fsdp=2", 8, {"w0", "w2", "w5"}},
                                            Mesh{"ddp=3", "ddp=2", 3, {"w0"}}, Mesh{"ddp=2", "ddp=1", 2, {"w1"}},
                                            Mesh{"fsdp=3,ddp=2", "fsdp=2,ddp=2", 6, {"w3", "w4"}},
-                                           Mesh{"ddp=2,fsdp=2", "ddp=2,fsdp=2", 5, {"w2"}}));  // w4 takes its place
+                                           Mesh{"ddp=2,fsdp=2", "ddp=2,fsdp=2", 5, {"w2"}},  // w4 takes its place
+                                           Mesh{"ddp=2,fsdp=3", "ddp=2,fsdp=2", 6, {"w1"}, Residency::kBucket},
+                                           Mesh{"ddp=3", "ddp=2", 3, {"w0"}, Residency::kBucket}));
+
+// Sums of the open step end with the epoch, whatever they are of: its buckets are declared again, and so are uses.
+TEST_F(Reform, BucketsThatAreSummedAlready_AreDeclaredAgain) {
+  ASSERT_NO_FATAL_FAILURE(Start(4));
+  JobSpec spec = testing::OddJob("job", "ddp=2,fsdp=2", 2);
+  spec.residency = Residency::kBucket;
+  ASSERT_NO_FATAL_FAILURE(Create(spec));
+  Train(3);
+  {
+    ASSERT_OK_AND_ASSIGN(const auto session, job_->Attach({Slot(0), Slot(1)}));
+    ASSERT_OK(session->AwaitWeights(kLong));
+    ASSERT_OK(session->Acquire(1, kLong));
+    ASSERT_GE(job_->plan().buckets().size(), 4u);
+    for (const int bucket : {0, 1, 2}) {  // when the third may be followed by another, one is summed at least
+      ASSERT_OK(testing::WriteBucketGradients(*session, Step(999), bucket));
+      ASSERT_OK(session->DeclareBucket(bucket, kLong));
+    }
+    cluster_->worker("w1").Kill9();
+    EXPECT_THAT(testing::TrainTo(*session, 4, kLong),
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("open the job again")));
+    EXPECT_THAT(session->Acquire(2, kLong), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("")));
+  }
+  Train(kSteps);
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=2,fsdp=1", 2));
+}
 
 TEST_F(Reform, OneAfterTheOther_AsLongAsACopyLives_ThenTheErrorNamesTheStep) {
   ASSERT_NO_FATAL_FAILURE(Start(4));

@@ -16,7 +16,6 @@
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "core/base/status.h"
-#include "core/job/support.h"
 #include "core/mesh/mesh_spec.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/reference.h"
@@ -103,6 +102,7 @@ class Reshard : public ::testing::Test {
 struct Way {
   int workers;
   std::vector<std::string> meshes;
+  Residency residency = Residency::kFull;
 };
 
 class ReshardMeshes : public Reshard, public ::testing::WithParamInterface<Way> {};
@@ -110,7 +110,9 @@ class ReshardMeshes : public Reshard, public ::testing::WithParamInterface<Way> 
 TEST_P(ReshardMeshes, EveryFormat_LearnsTheReferencesBits) {
   const Way& way = GetParam();
   ASSERT_NO_FATAL_FAILURE(Start(way.workers));
-  ASSERT_NO_FATAL_FAILURE(Create(testing::EverythingJob("job", way.meshes[0])));
+  JobSpec spec = testing::EverythingJob("job", way.meshes[0]);
+  spec.residency = way.residency;
+  ASSERT_NO_FATAL_FAILURE(Create(spec));
   ASSERT_NO_FATAL_FAILURE(Train(2));
   for (size_t i = 1; i < way.meshes.size(); ++i) {
     ASSERT_OK(ToWhileItTrains(way.meshes[i])) << way.meshes[i];
@@ -122,7 +124,24 @@ TEST_P(ReshardMeshes, EveryFormat_LearnsTheReferencesBits) {
 INSTANTIATE_TEST_SUITE_P(, ReshardMeshes,
                          ::testing::Values(Way{4, {"fsdp=2", "fsdp=4", "fsdp=3"}},
                                            Way{4, {"fsdp=4", "fsdp=1", "ddp=4", "ddp=2,fsdp=2"}},
-                                           Way{6, {"ddp=2,fsdp=2", "fsdp=3,ddp=2", "ddp=3", "fsdp=6", "fsdp=2"}}));
+                                           Way{6, {"ddp=2,fsdp=2", "fsdp=3,ddp=2", "ddp=3", "fsdp=6", "fsdp=2"}},
+                                           Way{4, {"fsdp=2", "fsdp=4", "ddp=2,fsdp=2", "fsdp=1"}, Residency::kBucket}));
+
+// What its trainers do not use takes none on the other mesh either.
+TEST_F(Reshard, Buckets_TakeNoMemoryBeforeTheyAreUsed) {
+  ASSERT_NO_FATAL_FAILURE(Start(3));
+  JobSpec spec = testing::OddJob("job", "fsdp=2", 2);
+  spec.residency = Residency::kBucket;
+  ASSERT_NO_FATAL_FAILURE(Create(spec));
+  ASSERT_NO_FATAL_FAILURE(Train(2));
+  ASSERT_OK(To("fsdp=3"));
+  ASSERT_OK_AND_ASSIGN(job_, client_->OpenJob("job"));
+  ASSERT_OK_AND_ASSIGN(const v1::GetStatusReply status, job_->worker(Rank(0)).GetStatus(kLong));
+  ASSERT_EQ(status.jobs_size(), 1);
+  EXPECT_LT(status.jobs(0).slot_resident_bytes(), job_->plan().gradient_window_bytes());  // of one of two
+  ASSERT_NO_FATAL_FAILURE(Train(2));
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("fsdp=3"));
+}
 
 TEST_F(Reshard, PulledSlots_AndTokenWeights) {
   ASSERT_NO_FATAL_FAILURE(Start(4));
@@ -167,14 +186,6 @@ TEST_F(Reshard, WhatCannotBe_IsATypedError) {
   MeshSpec twice;
   twice.dims = {{"a", 1}, {"a", 2}};
   EXPECT_THAT(ReshardJob(*client_, "job", twice).status(), StatusIs(Code::kInvalidArgument, HasSubstr("a")));
-  JobSpec bucketed = testing::OddJob("bucketed", "fsdp=2", 2);
-  bucketed.residency = Residency::kBucket;
-  ASSERT_OK(client_->CreateJob(bucketed));
-  const absl::Status table = CheckSupported(bucketed, *Plan::Create(bucketed), {1, 2, false}, Feature::kReshard);
-  if (!table.ok()) {
-    EXPECT_THAT(ReshardJob(*client_, "bucketed", ParseMeshSpec("fsdp=3").value()).status(),
-                StatusIs(Code::kUnimplemented, HasSubstr(std::string(table.message()))));
-  }
   EXPECT_EQ(Describe().epoch(), 1);
   ASSERT_NO_FATAL_FAILURE(Train(3));
   ASSERT_NO_FATAL_FAILURE(ExpectLearnt("fsdp=2"));

@@ -32,6 +32,7 @@ struct Case {
   FaultPointInfo info;
   int rank;  // 0 is the lead
   bool pulled = false;
+  bool bucketed = false;
 };
 
 std::vector<Case> Cases() {
@@ -44,6 +45,9 @@ std::vector<Case> Cases() {
       if (pulled ? info.point == FaultPoint::kGradientShardReceived : info.stage == FaultStage::kPulled) continue;
       cases.push_back({info, 0, pulled});
       if (!info.lead && !attaching) cases.push_back({info, 1, pulled});
+      if (pulled) continue;
+      cases.push_back({info, 0, pulled, /*bucketed=*/true});
+      if (!info.lead && !attaching) cases.push_back({info, 1, pulled, /*bucketed=*/true});
     }
   }
   return cases;
@@ -65,6 +69,7 @@ class RestartAtPoints : public ::testing::TestWithParam<Case> {
   JobSpec Spec(const std::string& name) {
     JobSpec spec = testing::OddJob(name, "fsdp=2", 2);
     spec.clip_norm = 0.5;
+    if (GetParam().bucketed) spec.residency = Residency::kBucket;
     if (!GetParam().pulled) return spec;
     spec.num_slots = 5;
     spec.slot_mode = SlotMode::kPulled;
@@ -121,7 +126,8 @@ TEST_P(RestartAtPoints, TrainersSeeAPause_AndTheBitsAreThoseOfOneProcess) {
 }
 
 std::string NameOf(const ::testing::TestParamInfo<Case>& info) {
-  std::string name = absl::StrCat(info.param.info.name, "_rank", info.param.rank, info.param.pulled ? "_pulled" : "");
+  std::string name = absl::StrCat(info.param.info.name, "_rank", info.param.rank, info.param.pulled ? "_pulled" : "",
+                                  info.param.bucketed ? "_bucketed" : "");
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }

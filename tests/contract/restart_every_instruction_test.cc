@@ -27,6 +27,7 @@
 #include "proto/shardmesh/v1/local.pb.h"
 #include "tests/testing/memory_image.h"
 #include "tests/testing/single_step.h"
+#include "worker/control/residency.h"
 #include "worker/job/job_shard.h"
 #include "worker/memory/host_memory.h"
 #include "worker/testing/small_job.h"
@@ -59,6 +60,7 @@ class Member {
     Parts parts = Prepare(/*resumed=*/false);
     EXPECT_OK(
         JobShard::Create(std::move(parts.options), std::move(parts.plan), std::move(parts.host), memory).status());
+    made_ = true;
   }
 
   // What an incarnation begins with.
@@ -74,7 +76,8 @@ class Member {
     parts.options.rank = rank;
     parts.options.worker_names = MemberNames(plan.num_ranks());
     parts.options.step_timeout = absl::Seconds(600);
-    parts.options.resumed = resumed;
+    // The first incarnation of a job with bucket residency would give all its pages back.
+    parts.options.resumed = resumed || (plan.bucketed() && made_);
     return parts;
   }
 
@@ -86,6 +89,15 @@ class Member {
   }
 
   bool lead() const { return rank == Rank(0); }
+  // Of bucket residency: the window has what is used, and no more.
+  bool BucketsAreThere() const {
+    const ResidencyTable table(host.control(), plan);
+    for (int b = 0; plan.bucketed() && b < static_cast<int>(plan.buckets().size()); ++b) {
+      const int32_t held = table.bucket(b).held.load();
+      if (held != (table.IsUsed(b) ? kBucketHeld : kBucketAbsent)) return false;
+    }
+    return true;
+  }
   // Where the outcome of step 0 lies in an image of memory. It is open while it is written, and ends as it began.
   int64_t FirstOutcome() const {
     return memory.Begin(absl::StrCat("shardmesh-", job.name, "-control")) + int64_t{offsetof(ControlBlock, outcomes)};
@@ -97,7 +109,7 @@ class Member {
     if (!lead())
       return control.decided.load() > 0 && control.members[rank.value()].done.load() == control.decided.load();
     return control.committed_step_plus_one.load() == target + 1 && control.committed.load() == control.decided.load() &&
-           control.digest_done.load() >= control.digest_wanted.load() && !host.mailbox(0).open();
+           control.digest_done.load() >= control.digest_wanted.load() && !host.mailbox(0).open() && BucketsAreThere();
   }
 
   // A whole incarnation. Of a job that was aborted: why.
@@ -123,7 +135,8 @@ class Member {
     if (step % 2 == 0) protocol.tickets().AskForDigest();
     if (step == 0) return;
     WriteGradients(step);
-    v1::LocalRequest request;
+    AskForBuckets(step);
+    v1::TrainerRequest request;
     request.set_session(kHolder);
     request.set_id(100 + step);
     request.mutable_step()->set_epoch(1);
@@ -136,6 +149,22 @@ class Member {
     }
     skips = !finite;
     ASSERT_TRUE(PutMessage(host.mailbox(0).request, request.SerializeAsString()));
+  }
+
+  // Of bucket residency: all gradients are handed over; of one bucket more the weights are wanted, of another one no
+  // more, of a third one they are wanted over the step.
+  void AskForBuckets(int64_t step) {
+    const int buckets = plan.bucketed() ? static_cast<int>(plan.buckets().size()) : 0;
+    for (int b = 0; b < buckets; ++b) {
+      if (plan.buckets()[b].frozen) continue;
+      std::vector<Slot> slots;
+      for (int s = 0; s < job.num_slots; ++s) slots.push_back(Slot(s));
+      EXPECT_OK(protocol.buckets().Declare({slots, Step(step), b, {}, /*in_place=*/true}));
+    }
+    if (buckets == 0) return;
+    EXPECT_OK(protocol.buckets().Use(static_cast<int>(step - 1) % buckets, Slot(0), UseWord(3 * step, 0)));
+    EXPECT_OK(protocol.buckets().Use(static_cast<int>(step) % buckets, Slot(0), UseWord(3 * step + 1, 1)));
+    EXPECT_OK(protocol.buckets().Use(buckets - 1, Slot(0), UseWord(3 * step + 2, 1)));
   }
 
   void WriteGradients(int64_t step) {
@@ -154,7 +183,7 @@ class Member {
     std::string bytes;
     if (!TakeMessage(host.mailbox(0).reply, bytes)) return absl::OkStatus();
     FutexBump(host.notifier());
-    v1::LocalReply reply;
+    v1::TrainerReply reply;
     const bool good = reply.ParseFromString(bytes) && reply.id() == static_cast<uint64_t>(100 + target) &&
                       reply.code() == 0 && reply.step().step() == target && reply.step().skipped() == skips;
     if (!good) return absl::InternalError(reply.ShortDebugString());
@@ -197,6 +226,8 @@ class Member {
   int answers = 0;
 
  private:
+  bool made_ = false;
+
   std::vector<float> InitialShard() const {
     std::vector<float> piece(plan.InitialShardBytes(plan.PlaceOf(rank).shard) / sizeof(float));
     for (size_t i = 0; i < piece.size(); ++i) piece[i] = 16 * RandomValue(1000, 0, i);
@@ -362,13 +393,33 @@ TEST(RestartEveryInstruction, Muon) {
   KillInSteps(job);
 }
 
+JobSpec BucketJob() {
+  JobSpec job = QuantizedJob();
+  job.name = "buckets";
+  job.residency = Residency::kBucket;
+  return job;
+}
+
+// Buckets that are summed, gathered, rewritten and given back.
+TEST(RestartEveryInstruction, BucketResidency) { KillInSteps(BucketJob(), /*again=*/1); }
+
 const char* NameOf(CommandKind kind) {
-  return kind == CommandKind::kNorm ? "norm" : kind == CommandKind::kStep ? "step" : "gather";
+  switch (kind) {
+    case CommandKind::kNorm:
+      return "norm";
+    case CommandKind::kStep:
+      return "step";
+    case CommandKind::kReduceBucket:
+      return "reduce";
+    case CommandKind::kGatherBucket:
+      return "fill";
+    default:
+      return "gather";
+  }
 }
 
 // One that is not the lead: each command for itself.
-TEST(RestartEveryInstruction, AnotherMember) {
-  JobSpec job = QuantizedJob();
+void KillAnotherMember(JobSpec job) {
   job.mesh = *ParseMeshSpec("fsdp=2");
   Member member(job, Rank(1));
   StepProtocol& lead = member.protocol;
@@ -383,6 +434,7 @@ TEST(RestartEveryInstruction, AnotherMember) {
     member.target = step;
     if (step > 0) {
       member.WriteGradients(step);
+      member.AskForBuckets(step);
       ASSERT_OK(lead.declarations().Declare({{Slot(0), Slot(1)}, Step(step), {}, {}, /*in_place=*/true}));
     }
     while (lead.commands().Decide()) {
@@ -393,6 +445,9 @@ TEST(RestartEveryInstruction, AnotherMember) {
     ASSERT_EQ(lead.committed_step(), Step(step));
   }
 }
+
+TEST(RestartEveryInstruction, AnotherMember) { KillAnotherMember(QuantizedJob()); }
+TEST(RestartEveryInstruction, AnotherMember_BucketResidency) { KillAnotherMember(BucketJob()); }
 
 // Those that are placed go on; of others the trainer is told.
 TEST(RestartEveryInstruction, InitialWeights) {

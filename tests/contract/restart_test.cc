@@ -34,7 +34,9 @@ constexpr int64_t kKills = 40;  // processes start at a fifth of the speed
 constexpr int64_t kKills = 200;
 #endif
 
-TEST(Restart, KilledAtRandomMoments_NoStepIsLost_AndTheBitsAreTheSame) {
+class Restart : public ::testing::TestWithParam<Residency> {};
+
+TEST_P(Restart, KilledAtRandomMoments_NoStepIsLost_AndTheBitsAreTheSame) {
   const int64_t kills = testing::NumberOfEnvironment("SHARDMESH_RESTART_KILLS", kKills);
   const auto seed = static_cast<uint32_t>(testing::NumberOfEnvironment("SHARDMESH_SEED", std::random_device()()));
   std::printf("SHARDMESH_SEED=%u SHARDMESH_RESTART_KILLS=%ld\n", seed, static_cast<long>(kills));
@@ -47,10 +49,12 @@ TEST(Restart, KilledAtRandomMoments_NoStepIsLost_AndTheBitsAreTheSame) {
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
   JobSpec spec = testing::OddJob("job", "fsdp=2", 2);
   spec.clip_norm = 0.5;
+  spec.residency = GetParam();
   ASSERT_OK_AND_ASSIGN(const auto training, SteadyTraining::Start(client, spec));
   Pauses pauses;
   for (int64_t k = 0; k < kills; ++k) {
-    ASSERT_OK(training->AwaitBeyond(training->committed() + 1)) << "before kill " << k;
+    const absl::Status before = training->AwaitBeyond(training->committed() + 1);
+    ASSERT_TRUE(before.ok()) << before << " before kill " << k << ": " << training->End().status();
     poll(nullptr, 0, static_cast<int>(random() % kMaxQuietMillis));
     const int victim = static_cast<int>(random() % kWorkers);
     const pid_t pid = cluster->PidOf(absl::StrCat("w-", victim));
@@ -58,7 +62,8 @@ TEST(Restart, KilledAtRandomMoments_NoStepIsLost_AndTheBitsAreTheSame) {
     const absl::Time begin = MonotonicNow();
     ASSERT_EQ(kill(pid, SIGKILL), 0);
     // One step may have been under way to its commit.
-    ASSERT_OK(training->AwaitBeyond(training->committed() + 1)) << "after kill " << k << " of w-" << victim;
+    const absl::Status after = training->AwaitBeyond(training->committed() + 1);
+    ASSERT_TRUE(after.ok()) << after << " after kill " << k << " of w-" << victim << ": " << training->End().status();
     pauses.Add(absl::StrCat("killed w-", victim), MonotonicNow() - begin);
   }
   ASSERT_OK_AND_ASSIGN(const int64_t last, training->End());
@@ -69,6 +74,9 @@ TEST(Restart, KilledAtRandomMoments_NoStepIsLost_AndTheBitsAreTheSame) {
   ASSERT_OK_AND_ASSIGN(const Learnt undisturbed, testing::Undisturbed(client, spec, last));
   EXPECT_EQ(learnt, undisturbed);
 }
+
+INSTANTIATE_TEST_SUITE_P(, Restart, ::testing::Values(Residency::kFull, Residency::kBucket),
+                         [](const auto& info) { return info.param == Residency::kFull ? "Full" : "Bucket"; });
 
 class RestartWithoutCoordinator : public ::testing::Test {
  protected:

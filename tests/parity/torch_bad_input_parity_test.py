@@ -540,8 +540,9 @@ class ProcessTest(Leftovers):
                 continue
         self.fail(f"no {name} runs")
 
-    def goes_on(self, killed=None):
-        with subprocess.Popen([sys.executable, "-c", GOES_ON], env=self.environment, text=True,
+    def goes_on(self, killed=None, residency="full"):
+        program = GOES_ON.replace("model = torch.nn.Linear(4, 3)", STACK).replace("timeout=20", f"timeout=20, residency='{residency}'")
+        with subprocess.Popen([sys.executable, "-c", program], env=self.environment, text=True,
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
             self.assertEqual(program.stdout.readline(), "ready\n")
             if killed is not None:
@@ -551,16 +552,20 @@ class ProcessTest(Leftovers):
         return said, error
 
     def test_a_worker_that_is_killed_changes_nothing(self):
-        undisturbed, _ = self.goes_on()
-        self.assertIn("step 8 digest", undisturbed)
-        self.assertEqual(self.goes_on("shardmesh-worker")[0], undisturbed)
+        for residency in "full", "bucket":
+            with self.subTest(residency):
+                undisturbed, _ = self.goes_on(residency=residency)
+                self.assertIn("step 8 digest", undisturbed)
+                self.assertEqual(self.goes_on("shardmesh-worker", residency=residency)[0], undisturbed)
 
     def test_of_weights_that_are_lost_with_a_worker_the_model_says_so(self):
         program = PROGRAM.replace("model = torch.nn.Linear(4, 3)", STACK).replace("timeout=20", "timeout=20, residency='bucket'")
         with subprocess.Popen([sys.executable, "-c", program + LOSES], env=self.environment, text=True, stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) as trainer:
             self.assertEqual(trainer.stdout.readline(), "ready\n")
-            os.kill(self.pid_of("shardmesh-worker"), signal.SIGKILL)
+            worker = self.pid_of("shardmesh-worker")
+            os.kill(self.pid_of("shardmesh-node"), signal.SIGKILL)  # which would start the worker again
+            os.kill(worker, signal.SIGKILL)
             said, error = trainer.communicate("\n", timeout=120)
         self.assertEqual(said, "Unavailable True\n", error)
         self.assertIn("could not be fetched, and are NaN now", error)

@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/clock.h"
@@ -61,10 +62,47 @@ int64_t SteadyTraining::KnownTo(int trainer) const {
                                : sessions_[trainer]->committed_step().value();
 }
 
+absl::Status SteadyTraining::CompareRead(int64_t version, std::string read) {
+  MutexLock lock(mu_);
+  const auto [other, first] = read_.emplace(version, std::move(read));
+  if (first) return absl::OkStatus();
+  const bool same = other->second == read;
+  read_.erase(other);
+  return same ? absl::OkStatus() : absl::DataLossError(absl::StrCat("version ", version, " was read as two others"));
+}
+
+absl::Status SteadyTraining::StepByBucket(Session& session) {
+  const int buckets = static_cast<int>(session.job().plan().buckets().size());
+  const int64_t version = session.committed_step().value();
+  std::string read;
+  for (int b = 0; b < buckets; ++b) {
+    if (b + 1 < buckets) RETURN_IF_ERROR(session.Prefetch(b + 1));
+    RETURN_IF_ERROR(session.Acquire(b, kLong));
+    for (const ParameterSpec& p : session.job().spec().parameters) {
+      ASSIGN_OR_RETURN(const int bucket, session.bucket(p.name));
+      if (bucket != b) continue;
+      ASSIGN_OR_RETURN(const ConstTensorView view, session.parameter(p.name));
+      absl::StrAppend(&read, absl::string_view(static_cast<const char*>(view.data), view.data_bytes()));
+    }
+    RETURN_IF_ERROR(session.Release(b));
+  }
+  RETURN_IF_ERROR(CompareRead(version, std::move(read)));
+  for (int b = buckets - 1; b >= 0; --b) {
+    if (session.job().plan().buckets()[b].frozen) continue;
+    RETURN_IF_ERROR(WriteBucketGradients(session, shardmesh::Step(version + 1), b));
+    RETURN_IF_ERROR(session.DeclareBucket(b, kLong));
+  }
+  StepOptions options;
+  options.learning_rates = LearningRates(session.job().spec(), version + 1);
+  options.timeout = kLong;
+  return session.Step(options).status();
+}
+
 absl::Status SteadyTraining::Step(int trainer) {
   const int64_t step = KnownTo(trainer) + 1;
   if (job_->spec().pulled()) return PullTo(*pullers_[trainer], step, kLong);
-  RETURN_IF_ERROR(TrainTo(*sessions_[trainer], step, kLong));
+  const bool by_bucket = job_->spec().residency == Residency::kBucket;
+  RETURN_IF_ERROR(by_bucket ? StepByBucket(*sessions_[trainer]) : TrainTo(*sessions_[trainer], step, kLong));
   if (KnownTo(trainer) == step) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("step ", KnownTo(trainer), " came after ", step - 1));
 }

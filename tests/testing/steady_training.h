@@ -1,5 +1,6 @@
 // SteadyTraining: two trainers of one job that step without a rest until they are told to end, and the pauses that they
-// see. Of assigned slots one is attached and one connected; pulled ones both take. For one thread.
+// see. Of assigned slots one is attached and one connected; pulled ones both take. With bucket residency they read
+// every weight bucket by bucket before a step, and both must have read the same bytes. For one thread.
 //
 //   ASSERT_OK_AND_ASSIGN(const auto training, SteadyTraining::Start(client, spec));
 //   ... kill somebody ...
@@ -10,7 +11,9 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
+#include <string>
 #include <thread>
 
 #include "absl/status/statusor.h"
@@ -18,6 +21,7 @@
 #include "client/cpp/client.h"
 #include "client/cpp/pulling_session.h"
 #include "client/cpp/session.h"
+#include "core/base/sync.h"
 #include "core/job/job.h"
 #include "tests/testing/pauses.h"
 
@@ -44,6 +48,9 @@ class SteadyTraining {
   absl::Status Open();
   int64_t KnownTo(int trainer) const;
   absl::Status Step(int trainer);
+  absl::Status StepByBucket(Session& session);
+  // DataLoss: the other trainer has read other bytes of that version.
+  absl::Status CompareRead(int64_t version, std::string read);
   absl::Status Train(int trainer);
 
   std::shared_ptr<Job> job_;
@@ -52,6 +59,8 @@ class SteadyTraining {
   std::thread threads_[2];
   absl::Status statuses_[2];
   Commits commits_;
+  Mutex mu_;
+  std::map<int64_t, std::string> read_ ABSL_GUARDED_BY(mu_);  // by one trainer: the other has not come so far
   std::atomic<int64_t> last_{std::numeric_limits<int64_t>::max() / 2};
   std::atomic<bool> failed_{false};
 };

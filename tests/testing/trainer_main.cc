@@ -1,9 +1,10 @@
-// test_trainer COORDINATOR JOB LAST_STEP create[:MESH]|attach|connect|pull|delete SLOT...: a trainer as a process, so
+// test_trainer COORDINATOR JOB LAST_STEP create[:MESH]|attach|connect|pull[-connected]|delete SLOT...: a trainer as a process, so
 // that a test can kill it or put it on another host. Its gradients are those of training.h; TLS files as
 // TlsOfEnvironment() says.
 //   create   makes OddJob(JOB, "fsdp=2", 2), gives it its weights, then goes on as connect; create:MESH: on that mesh
 //   attach   through shared memory; connect: through gRPC
-//   pull     of a job with pulled slots, through shared memory: whichever slots are open. Each takes a moment
+//   pull     of a job with pulled slots, through shared memory: whichever slots are open. Each takes a moment.
+//            pull-connected: through gRPC
 //   delete   deletes JOB, and nothing else
 // Prints "step N" after each step, at the end "digest HEX"; when it pulls "late for slot S of step N: REASON" instead
 // of the steps, where another trainer came first; status 1 and the error when there is one. After each step of its own
@@ -53,8 +54,9 @@ absl::Status PullOne(PullingSession& session) {
 }
 
 absl::Status Train(Job& job, const Arguments& arguments) {
-  if (arguments.way == "pull") {
-    ASSIGN_OR_RETURN(const auto session, job.AttachPulling());
+  const bool connected = arguments.way == "pull-connected";
+  if (arguments.way == "pull" || connected) {
+    ASSIGN_OR_RETURN(const auto session, connected ? job.ConnectPulling() : job.AttachPulling());
     RETURN_IF_ERROR(session->AwaitWeights(kLong));
     while (session->committed_step().value() < arguments.last) RETURN_IF_ERROR(PullOne(*session));
     return absl::OkStatus();
@@ -85,7 +87,8 @@ absl::Status Run(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   if (argc < 5) {
-    std::cerr << "usage: test_trainer COORDINATOR JOB LAST_STEP create|attach|connect|pull|delete SLOT...\n";
+    std::cerr
+        << "usage: test_trainer COORDINATOR JOB LAST_STEP create|attach|connect|pull[-connected]|delete SLOT...\n";
     return 2;
   }
   shardmesh::testing::Arguments arguments{argv[1], argv[2], std::atoll(argv[3]), argv[4], {}};

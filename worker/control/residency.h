@@ -9,6 +9,11 @@
 // kGatherBucket: every worker writes its part of the committed version into the parameter window. Steps rewrite the
 // buckets that are held. When nobody uses one any more, the lead gives its pages back.
 //
+// These words outlive a worker whose memory is kept. So a use belongs to whoever may still have it after the worker was
+// killed: that of an attached session to its first slot, until the slot is given back; that of a call to the rank that
+// answers it, whose next incarnation takes it back. A word of a session says which request changed it last: the session
+// repeats a request that a killed worker did not answer, and it counts once.
+//
 // A view: no memory of its own. All words are lock-free atomics, zero at creation.
 #pragma once
 
@@ -20,17 +25,27 @@
 
 namespace shardmesh {
 
-// `uses` and `held` are changed as a reader's pin and a publication's version: who acquires counts itself and then
-// looks whether the bucket is held; the lead takes `held` away and then looks at the count. With sequentially
-// consistent order one of them sees the other.
+// Uses and `held` are changed as a reader's pin and a publication's version: who acquires counts itself and then looks
+// whether the bucket is held; the lead takes `held` away and then looks for uses. With sequentially consistent order
+// one of them sees the other. The next incarnation of a lead that is killed meanwhile goes on from the state that it
+// finds.
+inline constexpr int32_t kBucketAbsent = 0;   // its pages are given back
+inline constexpr int32_t kBucketHeld = 1;     // the window has the committed version of it
+inline constexpr int32_t kBucketAsked = 2;    // it has that still, and the lead looks for uses
+inline constexpr int32_t kBucketLeaving = 3;  // there were none: its pages are being given back
+
 struct alignas(64) BucketWords {
-  std::atomic<int32_t> uses;     // of all trainers of the host
-  std::atomic<int32_t> held;     // 1: the window holds the committed version of it
+  std::atomic<int32_t> held;     // one of these
   std::atomic<int64_t> reduced;  // newest step for which every worker has summed it, and its pages were given back
   // Of a job on several hosts, while a command is executed: 1: another host's window gets it and this one does not hold
   // it, so this host's members write it there for the other one; afterwards its pages are given back.
   std::atomic<int32_t> lent;
 };
+
+// Uses of a bucket by one session: how many, and the request that made them so many.
+inline constexpr int kMaxUses = 0xffff;
+constexpr uint64_t UseWord(uint64_t request, int count) { return request << 16 | static_cast<uint64_t>(count); }
+constexpr int UsesIn(uint64_t word) { return static_cast<int>(word & kMaxUses); }
 
 class ResidencyTable {
  public:
@@ -38,10 +53,11 @@ class ResidencyTable {
   static int64_t NumBytes(const Plan& plan) {
     if (!plan.bucketed()) return 0;
     const auto buckets = static_cast<int64_t>(plan.buckets().size());
-    const int64_t gradient_shards = buckets * plan.num_slots() * plan.num_shards();
+    const int64_t gradient_shards = buckets * plan.num_slots() * plan.num_shards(), uses = buckets * UsersOf(plan);
+    const int64_t waiting = int64_t{kMaxSlots} * plan.num_ranks() + kMaxSlots;
     return kAlignment + buckets * static_cast<int64_t>(sizeof(BucketWords)) +
            static_cast<int64_t>(sizeof(std::atomic<int64_t>)) *
-               (2 * kMaxSlots + gradient_shards + buckets * plan.num_slots());
+               (uses + waiting + gradient_shards + buckets * plan.num_slots());
   }
 
   // REQUIRES: a control block of NumBytes more than control block, sums of squares and maxima; plan.bucketed(). The
@@ -49,15 +65,42 @@ class ResidencyTable {
   ResidencyTable(ControlBlock* control, const Plan& plan) : plan_(plan) {
     const auto end = reinterpret_cast<uintptr_t>(Maxima(control, plan) + plan.num_maxima());
     buckets_ = reinterpret_cast<BucketWords*>((end + kAlignment - 1) / kAlignment * kAlignment);
-    waiting_ = reinterpret_cast<std::atomic<int64_t>*>(buckets_ + plan.buckets().size());
-    waiting_elsewhere_ = waiting_ + kMaxSlots;
+    uses_ = reinterpret_cast<std::atomic<uint64_t>*>(buckets_ + plan.buckets().size());
+    const auto buckets = static_cast<int64_t>(plan.buckets().size());
+    waiting_ = reinterpret_cast<std::atomic<int64_t>*>(uses_ + buckets * UsersOf(plan));
+    waiting_elsewhere_ = waiting_ + int64_t{kMaxSlots} * plan.num_ranks();
     gradient_shards_ = waiting_elsewhere_ + kMaxSlots;
     elsewhere_ = gradient_shards_ + static_cast<int64_t>(plan.buckets().size()) * plan.num_slots() * plan.num_shards();
   }
 
   BucketWords& bucket(int bucket) const { return buckets_[bucket]; }
-  // More than 0: the slot's trainer waits until fewer of its buckets are ahead of the sums.
-  std::atomic<int64_t>& waiting(int slot) const { return waiting_[slot]; }
+  // A UseWord: of the session of this host whose first slot it is.
+  std::atomic<uint64_t>& session_uses(int bucket, int slot) const {
+    return uses_[int64_t{bucket} * UsersOf(plan_) + slot];
+  }
+  // How many uses calls have that the rank answers.
+  std::atomic<uint64_t>& call_uses(int bucket, int rank) const {
+    return uses_[int64_t{bucket} * UsersOf(plan_) + plan_.num_slots() + rank];
+  }
+  // Whether anybody on this host uses it.
+  bool IsUsed(int bucket) const {
+    for (int s = 0; s < plan_.num_slots(); ++s) {
+      if (UsesIn(session_uses(bucket, s).load()) != 0) return true;
+    }
+    for (int r = 0; r < plan_.num_ranks(); ++r) {
+      if (call_uses(bucket, r).load() != 0) return true;
+    }
+    return false;
+  }
+  // More than 0: a call that the rank answers for the slot's trainer waits until fewer of its buckets are ahead of the
+  // sums.
+  std::atomic<int64_t>& waiting(int slot, int rank) const { return waiting_[int64_t{slot} * plan_.num_ranks() + rank]; }
+  bool Waits(int slot) const {
+    for (int r = 0; r < plan_.num_ranks(); ++r) {
+      if (waiting(slot, r).load() != 0) return true;
+    }
+    return false;
+  }
   std::atomic<int64_t>& waiting_elsewhere(int slot) const { return waiting_elsewhere_[slot]; }  // on another host
   // Of a job on several hosts: newest step for which, as far as is known here, all gradient shards of a slot's bucket
   // lie on some host.
@@ -72,9 +115,11 @@ class ResidencyTable {
 
  private:
   static constexpr int64_t kAlignment = 64;
+  static int64_t UsersOf(const Plan& plan) { return plan.num_slots() + plan.num_ranks(); }
 
   const Plan& plan_;
   BucketWords* buckets_;
+  std::atomic<uint64_t>* uses_;
   std::atomic<int64_t>* waiting_;
   std::atomic<int64_t>* waiting_elsewhere_;
   std::atomic<int64_t>* gradient_shards_;

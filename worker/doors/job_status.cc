@@ -16,7 +16,7 @@ void FillTrainers(const JobShard& shard, v1::GetStatusReply::Job& status) {
     if (control.slots[seat].holder.load() == 0) continue;
     v1::GetStatusReply::Job::Trainer& trainer = *status.add_trainers();
     trainer.set_seat(seat);
-    trainer.set_pid(control.slots[seat].holder_pid.load());
+    if (!IsConnected(control, seat)) trainer.set_pid(control.slots[seat].holder_pid.load());
     trainer.set_slots_finished(control.pull.seats[seat].slots_finished.load());
     trainer.set_idle_nanos(control.pull.seats[seat].idle_nanos.load());
   }

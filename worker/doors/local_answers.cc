@@ -27,7 +27,7 @@ absl::Status SomeLeft(const std::string& waits_for) {
 
 // A trainer that is stopped reads nothing. What does not fit into its socket it need not hear: it has not read what
 // says the same.
-absl::Status Remind(LocalSocket& socket, const v1::LocalReply& reply) {
+absl::Status Remind(LocalSocket& socket, const v1::TrainerReply& reply) {
   const absl::Status sent = socket.Send(reply.SerializeAsString(), {}, absl::ZeroDuration());
   return absl::IsDeadlineExceeded(sent) ? absl::OkStatus() : sent;
 }
@@ -43,7 +43,7 @@ absl::Status LocalServer::AwaitAlive(LocalSocket& socket, const Granted& granted
   while (true) {
     const absl::Status status = wait(std::max(std::min(slice, deadline - MonotonicNow()), absl::ZeroDuration()));
     if (!absl::IsDeadlineExceeded(status) || MonotonicNow() >= deadline) return status;
-    v1::LocalReply alive;
+    v1::TrainerReply alive;
     alive.set_alive(true);
     alive.set_id(id);
     alive.set_message(waits_for());
@@ -63,7 +63,7 @@ absl::Status LocalServer::TellOfOpenMessage(LocalSocket& socket, const Granted& 
   absl::Status status = granted.shard->Health();
   const StepProtocol& protocol = granted.shard->protocol();
   const std::string waits_for = protocol.outcomes().WaitsFor(protocol.committed_step().next());
-  v1::LocalReply reply;
+  v1::TrainerReply reply;
   const bool left = watch.Tell(protocol, reply);
   if (status.ok() && left && granted.needs_all) status = SomeLeft(waits_for);
   reply.set_alive(status.ok());
@@ -82,7 +82,7 @@ absl::Status LocalServer::CheckSlots(const Granted& granted, absl::Span<const in
 
 // Declares, and waits for the commit.
 absl::Status LocalServer::AnswerStep(LocalSocket& socket, const Granted& granted, Connected& here,
-                                     const v1::LocalRequest& message, v1::LocalReply& reply) {
+                                     const v1::TrainerRequest& message, v1::TrainerReply& reply) {
   const v1::StepRequest& request = message.step();
   reply.mutable_step()->set_step(request.step());
   RETURN_IF_ERROR(CheckSlots(granted, request.slots()));
@@ -105,7 +105,7 @@ absl::Status LocalServer::AnswerStep(LocalSocket& socket, const Granted& granted
 
 // Declares, and waits until the slots may have another bucket.
 absl::Status LocalServer::AnswerDeclare(LocalSocket& socket, const Granted& granted, Connected& here,
-                                        const v1::LocalRequest& message, v1::LocalReply& reply) {
+                                        const v1::TrainerRequest& message, v1::TrainerReply& reply) {
   const v1::DeclareBucketRequest& request = message.declare();
   RETURN_IF_ERROR(CheckSlots(granted, request.slots()));
   ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutOf(request.timeout_ms()));
@@ -126,7 +126,7 @@ absl::Status LocalServer::AnswerDeclare(LocalSocket& socket, const Granted& gran
 }
 
 absl::Status LocalServer::AnswerUse(LocalSocket& socket, const Granted& granted, Connected& here,
-                                    const v1::LocalRequest& message) {
+                                    const v1::TrainerRequest& message) {
   const v1::BucketUse& request = message.use();
   const bool waits = request.kind() == v1::BucketUse::ACQUIRE || request.kind() == v1::BucketUse::AWAIT;
   absl::Duration timeout;
@@ -136,11 +136,11 @@ absl::Status LocalServer::AnswerUse(LocalSocket& socket, const Granted& granted,
   RETURN_IF_ERROR(granted.shard->Health());
   switch (request.kind()) {
     case v1::BucketUse::RELEASE:
-      return here.uses.Drop(request.bucket());
+      return here.uses.Drop(request.bucket(), message.id());
     case v1::BucketUse::PREFETCH:
-      return here.uses.Add(request.bucket());
+      return here.uses.Add(request.bucket(), message.id());
     case v1::BucketUse::ACQUIRE:
-      RETURN_IF_ERROR(here.uses.Add(request.bucket()));
+      RETURN_IF_ERROR(here.uses.Add(request.bucket(), message.id()));
       break;
     case v1::BucketUse::AWAIT:
       RETURN_IF_ERROR(here.uses.CheckUsed(request.bucket()));
@@ -154,13 +154,13 @@ absl::Status LocalServer::AnswerUse(LocalSocket& socket, const Granted& granted,
       socket, granted, here, message.id(), MonotonicNow() + timeout,
       [&](absl::Duration slice) { return protocol.buckets().Await(request.bucket(), slice); },
       [&] { return absl::StrCat("bucket ", request.bucket(), " is being gathered"); });
-  if (!status.ok() && request.kind() == v1::BucketUse::ACQUIRE) here.uses.Drop(request.bucket()).IgnoreError();
+  if (!status.ok() && request.kind() == v1::BucketUse::ACQUIRE) here.uses.TakeBack(request.bucket());
   return status;
 }
 
 absl::Status LocalServer::Answer(LocalSocket& socket, const Granted& granted, Connected& here,
-                                 const v1::LocalRequest& message) {
-  v1::LocalReply reply;
+                                 const v1::TrainerRequest& message) {
+  v1::TrainerReply reply;
   reply.set_id(message.id());
   absl::Status status;
   if (message.has_declare()) {

@@ -60,10 +60,10 @@ void LocalServer::AnswerReader(LocalSocket& socket, JobShard& shard, int place) 
       if (!shard.CheckOpen().ok()) return;  // deleted: hang up
       continue;
     }
-    v1::LocalRequest request;
+    v1::TrainerRequest request;
     if (!message.ok() || !request.ParseFromString(message->bytes)) return;
     shard.leases().Heard(place);
-    v1::LocalReply reply;
+    v1::TrainerReply reply;
     reply.set_alive(true);
     reply.set_id(request.id());
     const absl::Status health = shard.Health();

@@ -356,7 +356,7 @@ absl::Status LocalServer::Welcome(LocalSocket& socket, const Granted& granted, u
 }
 
 void LocalServer::AnswerRequests(LocalSocket& socket, const Granted& granted) {
-  Connected here{BucketUses(granted.shard), TrainerWatch(granted.shard->protocol())};
+  Connected here{BucketUses(granted.shard, granted.slots, granted.resumed), TrainerWatch(granted.shard->protocol())};
   while (!stop_.load()) {
     here.watch.Look(granted.shard->protocol());
     // Short: between two slices it is seen that the trainer hung up, and its slots are free.
@@ -367,7 +367,7 @@ void LocalServer::AnswerRequests(LocalSocket& socket, const Granted& granted) {
       continue;
     }
     if (!message.ok()) return;
-    v1::LocalRequest request;
+    v1::TrainerRequest request;
     if (!request.ParseFromString(message->bytes)) return;
     if (!Answer(socket, granted, here, request).ok()) return;
   }

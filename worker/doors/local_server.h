@@ -49,12 +49,23 @@ class LocalServer {
   absl::StatusOr<std::string> GrantReader(std::shared_ptr<JobShard> shard, absl::Duration ttl,
                                           const std::string& caller = "");
 
+  // A seat for a trainer that is connected to this worker, of a job whose slots are pulled. It counts as this
+  // process's, and is free when that ends. Waits a moment for one that is just being left.
+  //   ResourceExhausted: the job has all its trainers. FailedPrecondition: its slots are assigned.
+  struct HeldSeat {
+    int seat = 0;
+    uint64_t holder = 0;  // control_block.h
+  };
+  absl::StatusOr<HeldSeat> TakeSeat(const std::shared_ptr<JobShard>& shard);
+  void GiveSeatBack(JobShard& shard, const HeldSeat& seat);
+
  private:
   struct Granted {
     std::shared_ptr<JobShard> shard;
     std::vector<int> slots;
     absl::Duration reader_ttl;  // of a reader's, which has no slots; else 0
     bool needs_all = false;     // TrainerHello.needs_all
+    bool resumed = false;       // a session that the worker's last incarnation had
   };
   // One that nobody has redeemed yet. It does not keep the job's memory.
   struct OpenGrant {
@@ -104,13 +115,13 @@ class LocalServer {
   absl::Status TellOfOpenMessage(LocalSocket& socket, const Granted& granted, const TrainerWatch& watch);
   // An error of Answer: the trainer does not get it, the connection is over; one of the others: its
   // answer.
-  absl::Status Answer(LocalSocket& socket, const Granted& granted, Connected& here, const v1::LocalRequest& message);
-  absl::Status AnswerStep(LocalSocket& socket, const Granted& granted, Connected& here, const v1::LocalRequest& message,
-                          v1::LocalReply& reply);
+  absl::Status Answer(LocalSocket& socket, const Granted& granted, Connected& here, const v1::TrainerRequest& message);
+  absl::Status AnswerStep(LocalSocket& socket, const Granted& granted, Connected& here,
+                          const v1::TrainerRequest& message, v1::TrainerReply& reply);
   absl::Status AnswerDeclare(LocalSocket& socket, const Granted& granted, Connected& here,
-                             const v1::LocalRequest& message, v1::LocalReply& reply);
+                             const v1::TrainerRequest& message, v1::TrainerReply& reply);
   absl::Status AnswerUse(LocalSocket& socket, const Granted& granted, Connected& here,
-                         const v1::LocalRequest& message);
+                         const v1::TrainerRequest& message);
   absl::Status AwaitAlive(LocalSocket& socket, const Granted& granted, Connected& here, uint64_t id,
                           absl::Time deadline, const std::function<absl::Status(absl::Duration)>& wait,
                           const std::function<std::string()>& waits_for);

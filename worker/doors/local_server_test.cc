@@ -148,7 +148,7 @@ TEST(LocalServerTest, TrainersThatAreStopped_UntilTheirSocketsAreFull_GoOn) {
   ASSERT_OK_AND_ASSIGN(Trainer asks, Trainer::Attach(host, 0, {0}));
   ASSERT_OK_AND_ASSIGN(Trainer writes, Trainer::Attach(host, 0, {1}));
   ASSERT_OK(asks.Send(Request({0}, 1)));
-  v1::LocalRequest message;
+  v1::TrainerRequest message;
   *message.mutable_step() = Request({1}, 1);
   message.set_session(writes.welcome.session());
   message.set_id(1);
@@ -228,7 +228,7 @@ TEST(LocalServerTest, WhileAStepWaits_TheTrainerIsToldWhatIsMissing) {
   ASSERT_OK_AND_ASSIGN(Trainer waits, Trainer::Attach(host, 0, {0}));
   ASSERT_OK(waits.Send(Request({0}, 1)));
   ASSERT_OK_AND_ASSIGN(LocalMessage message, waits.socket.Receive(kLong));
-  v1::LocalReply reply;
+  v1::TrainerReply reply;
   ASSERT_TRUE(reply.ParseFromString(message.bytes));
   EXPECT_TRUE(reply.alive());
   EXPECT_EQ(reply.message(), absl::StrCat("missing slots: 1 (trainer pid ", getpid(), ")"));
@@ -270,11 +270,11 @@ TEST(LocalServerTest, NoHello_IsAnswered) {
 }
 
 // One request about a bucket, and its answer.
-absl::Status Ask(Trainer& trainer, const v1::LocalRequest& request) {
+absl::Status Ask(Trainer& trainer, const v1::TrainerRequest& request) {
   RETURN_IF_ERROR(trainer.socket.Send(request.SerializeAsString(), {}, kLong));
   while (true) {
     ASSIGN_OR_RETURN(LocalMessage message, trainer.socket.Receive(kLong));
-    v1::LocalReply reply;
+    v1::TrainerReply reply;
     if (!reply.ParseFromString(message.bytes)) return absl::InternalError("no reply");
     if (reply.alive()) continue;
     EXPECT_EQ(reply.id(), request.id());
@@ -283,7 +283,7 @@ absl::Status Ask(Trainer& trainer, const v1::LocalRequest& request) {
 }
 
 absl::Status Use(Trainer& trainer, int kind, int bucket, int64_t timeout_ms = 60'000) {
-  v1::LocalRequest request;
+  v1::TrainerRequest request;
   request.set_id(7);
   request.mutable_use()->set_kind(static_cast<v1::BucketUse::Kind>(kind));
   request.mutable_use()->set_bucket(bucket);
@@ -292,7 +292,7 @@ absl::Status Use(Trainer& trainer, int kind, int bucket, int64_t timeout_ms = 60
 }
 
 absl::Status DeclareBucket(Trainer& trainer, int slot, int64_t step, int bucket, int64_t timeout_ms = 60'000) {
-  v1::LocalRequest request;
+  v1::TrainerRequest request;
   request.set_id(8);
   v1::DeclareBucketRequest& declare = *request.mutable_declare();
   declare.set_epoch(3);

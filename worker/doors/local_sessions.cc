@@ -1,5 +1,6 @@
 // Of LocalServer: the sessions of attached trainers over the incarnations of a worker.
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <utility>
 
@@ -50,6 +51,22 @@ void LocalServer::ForgetUnclaimed(JobShard& shard, int slot, pid_t pid) {
   GiveSlotsBack(shard.protocol(), slots, session, stop_);
 }
 
+absl::StatusOr<LocalServer::HeldSeat> LocalServer::TakeSeat(const std::shared_ptr<JobShard>& shard) {
+  if (!shard->spec().pulled()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("slots of job ", shard->spec().name, " are assigned: push and declare those that you compute"));
+  }
+  Granted granted;
+  granted.shard = shard;
+  const uint64_t holder = NewHolder(*shard);
+  RETURN_IF_ERROR(TakeSeat(granted, holder, getpid()));
+  return HeldSeat{granted.slots[0], holder};
+}
+
+void LocalServer::GiveSeatBack(JobShard& shard, const HeldSeat& seat) {
+  GiveSlotsBack(shard.protocol(), {seat.seat}, seat.holder, stop_);
+}
+
 // Until the job is taken over there is nothing to claim: whoever asks tries again.
 absl::Status LocalServer::ClaimSession(LocalSocket& socket, const v1::SessionHello& hello, Granted& granted) {
   absl::StatusOr<std::shared_ptr<JobShard>> shard = worker_.Find(hello.job());
@@ -65,6 +82,7 @@ absl::Status LocalServer::ClaimSession(LocalSocket& socket, const v1::SessionHel
   RETURN_IF_ERROR((*shard)->unclaimed().Claim(hello.session(), granted.slots));
   granted.shard = *std::move(shard);
   granted.needs_all = hello.needs_all();
+  granted.resumed = true;
   v1::LocalWelcome welcome;
   FillWelcome(*granted.shard, hello.session(), granted.slots, welcome);
   socket.Send(welcome.SerializeAsString(), {}, kSendTimeout).IgnoreError();  // a trainer that is gone is seen next

@@ -197,10 +197,22 @@ absl::Status PullCall::CheckSlotStillOpen() const {
   if (step_.value() == kNoStep) {
     return absl::FailedPreconditionError(absl::StrCat("job ", shard_->spec().name, " has no initial weights yet"));
   }
+  if (shard_->plan().pulled()) return CheckNotFinished(slot);
   const int64_t declared = shard_->protocol().control()->slots[slot].declared.load();
   if (declared <= step_.value() && shard_->protocol().committed_step() == step_) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("slot ", slot, " declared step ", declared, " while version ", step_.value(),
                                          " was read for it; the bytes are not one version, pull again"));
+}
+
+// The same of a slot that is pulled: the next step needs it, so as long as nobody has finished it weights stay.
+absl::Status PullCall::CheckNotFinished(int slot) const {
+  StepProtocol& protocol = shard_->protocol();
+  const PulledSlots table(protocol.control(), shard_->spec(), shard_->plan(), step_.value() + 1);
+  if (!table.IsFinished(slot) && protocol.committed_step() == step_) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("slot ", slot, " of step ", step_.value() + 1, " was finished while version ",
+                                         step_.value(),
+                                         " was read for it; the bytes may not be one version: take "
+                                         "another slot, and pull for that one"));
 }
 
 absl::Status PullCall::Late() const {

@@ -54,6 +54,7 @@ class PullCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public
   bool Pin(Step step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Read(Step step, int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // REQUIRES: it is pinned
   absl::Status CheckSlotStillOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckNotFinished(int slot) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Late() const;
   absl::Status CheckBucket() const;
   absl::StatusOr<grpc::Slice> FromDevice(int64_t at, int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

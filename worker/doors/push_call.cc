@@ -7,13 +7,15 @@
 #include "proto/validate.h"
 #include "rpc/status.h"
 #include "rpc/unary.h"
+#include "worker/doors/push_sink.h"
+#include "worker/doors/seat_sink.h"
 #include "worker/doors/stalled_call.h"
 
 namespace shardmesh {
 
-grpc::ServerReadReactor<grpc::ByteBuffer>* PushCall::Start(Worker& worker, grpc::ByteBuffer* reply,
-                                                           const absl::Status& refusal) {
-  std::shared_ptr<PushCall> call(new PushCall(worker, reply));
+grpc::ServerReadReactor<grpc::ByteBuffer>* PushCall::Start(Worker& worker, const SeatSessions& seats,
+                                                           grpc::ByteBuffer* reply, const absl::Status& refusal) {
+  std::shared_ptr<PushCall> call(new PushCall(worker, seats, reply));
   call->self_ = call;
   if (!refusal.ok()) {
     call->Finish(ToGrpc(refusal));
@@ -61,7 +63,7 @@ absl::Status PushCall::Stalled() {
 
 bool PushCall::LookForStall() {
   absl::Status over;
-  std::unique_ptr<PushSink> sink;
+  std::unique_ptr<ByteSink> sink;
   {
     MutexLock lock(mu_);
     if (answered_) return false;
@@ -100,6 +102,11 @@ absl::Status PushCall::Open(const std::string& header) {
   v1::PushHeader parsed;
   if (!parsed.ParseFromString(header)) return absl::InvalidArgumentError("the header of a push cannot be parsed");
   RETURN_IF_ERROR(Validate(parsed));
+  if (parsed.session() != 0) {
+    ASSIGN_OR_RETURN(std::shared_ptr<SeatSession> session, seats_.Find(parsed.session()));
+    ASSIGN_OR_RETURN(sink_, SeatSink::Begin(std::move(session), parsed));
+    return absl::OkStatus();
+  }
   ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard, worker_.Find(parsed.job()));
   ASSIGN_OR_RETURN(sink_, PushSink::Begin(std::move(shard), parsed));
   return absl::OkStatus();

@@ -109,6 +109,7 @@ absl::Status PushSink::BucketReady() {
     StepProtocol& protocol = shard_->protocol();
     if (bad_tensor_ >= 0)
       protocol.declarations().NoteNonFinite(Slot(header_.slot()), bad_tensor_, Step(header_.step()));
+    RETURN_IF_ERROR(ErrorAt(FaultPoint::kGradientShardReceived));
     RETURN_IF_ERROR(
         protocol.buckets().ShardReady(Slot(header_.slot()), bucket_, header_.shard(), Step(header_.step())));
   }

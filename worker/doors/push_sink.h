@@ -9,25 +9,23 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "worker/doors/byte_sink.h"
 #include "worker/job/job_shard.h"
 
 namespace shardmesh {
 
-class PushSink {
+class PushSink final : public ByteSink {
  public:
   // Errors: see Shard.Push. A push that is not needed any more (step committed, or the gradient shard lies there) is
   // accepted, and its bytes are dropped.
   static absl::StatusOr<std::unique_ptr<PushSink>> Begin(std::shared_ptr<JobShard> shard, const v1::PushHeader& header);
-  ~PushSink();
+  ~PushSink() override;
   PushSink(const PushSink&) = delete;
   PushSink& operator=(const PushSink&) = delete;
 
-  // NotFound: the job was deleted meanwhile. For any thread.
-  absl::Status CheckWanted() const;
-  // InvalidArgument: more bytes than announced, or a gradient that is not finite under policy fail.
-  absl::Status Append(absl::string_view bytes);
-  // InvalidArgument: fewer bytes than announced. The reply says whether the step had been committed before.
-  absl::StatusOr<v1::PushReply> Finish();
+  absl::Status CheckWanted() const override;
+  absl::Status Append(absl::string_view bytes) override;
+  absl::StatusOr<v1::PushReply> Finish() override;
 
  private:
   PushSink(std::shared_ptr<JobShard> shard, const v1::PushHeader& header);

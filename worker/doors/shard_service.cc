@@ -12,6 +12,7 @@
 #include "worker/doors/progress_call.h"
 #include "worker/doors/pull_call.h"
 #include "worker/doors/push_call.h"
+#include "worker/doors/seat_call.h"
 #include "worker/doors/transfer_call.h"
 #include "worker/doors/waiting_call.h"
 #include "worker/move/shard_files.h"
@@ -70,7 +71,7 @@ class BucketWait {
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* ShardService::Push(grpc::CallbackServerContext* context,
                                                               grpc::ByteBuffer* reply) {
-  return PushCall::Start(worker_, reply, RequireDeadline(*context, "Shard.Push"));
+  return PushCall::Start(worker_, seats_, reply, RequireDeadline(*context, "Shard.Push"));
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* ShardService::Pull(grpc::CallbackServerContext* context,
@@ -163,6 +164,39 @@ grpc::ServerUnaryReactor* ShardService::DeclareBucket(grpc::CallbackServerContex
         return health.ok() ? std::nullopt : std::make_optional(health);
       },
       [wait] { return wait->protocol().buckets().AwaitSums(wait->slots(), wait->step(), absl::ZeroDuration()); });
+}
+
+// The doors are the same as those of single requests, and so are their answers.
+grpc::ServerUnaryReactor* ShardService::Trainer(grpc::CallbackServerContext* context, const v1::TrainerRequest* request,
+                                                v1::TrainerReply* reply) {
+  if (request->has_step() && Validate(*request).ok()) {
+    reply->set_id(request->id());
+    return Step(context, &request->step(), reply->mutable_step());
+  }
+  if (request->has_declare() && Validate(*request).ok()) {
+    reply->set_id(request->id());
+    return DeclareBucket(context, &request->declare(), reply->mutable_declare());
+  }
+  std::shared_ptr<SeatSession> session;
+  const absl::Status status = CallWithoutThrowing([&]() -> absl::Status {
+    RETURN_IF_ERROR(RequireDeadline(*context, "Shard.Trainer"));
+    RETURN_IF_ERROR(Validate(*request));
+    ASSIGN_OR_RETURN(session, seats_.Find(request->session()));
+    return absl::OkStatus();
+  });
+  return status.ok() ? SeatRequestCall::Start(*context, *session, *request, reply) : Answer(context, status);
+}
+
+// Without a deadline: it is open as long as the trainer trains.
+grpc::ServerWriteReactor<v1::SeatReply>* ShardService::Seat(grpc::CallbackServerContext*,
+                                                            const v1::SeatRequest* request) {
+  const auto find = [&]() -> absl::StatusOr<std::shared_ptr<JobShard>> {
+    RETURN_IF_ERROR(Validate(*request));
+    ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard, worker_.Find(request->job()));
+    RETURN_IF_ERROR(shard->CheckEpoch(request->epoch()));
+    return shard;
+  };
+  return SeatCall::Start(find(), local_, seats_);
 }
 
 grpc::ServerUnaryReactor* ShardService::Attach(grpc::CallbackServerContext* context, const v1::AttachRequest* request,

@@ -10,6 +10,7 @@
 
 #include "proto/shardmesh/v1/shard.grpc.pb.h"
 #include "worker/doors/local_server.h"
+#include "worker/doors/seat_session.h"
 #include "worker/process/worker.h"
 
 namespace shardmesh {
@@ -23,7 +24,8 @@ using ShardServiceBase = v1::Shard::WithRawCallbackMethod_Push<
                         v1::Shard::WithCallbackMethod_UseLoaded<v1::Shard::WithCallbackMethod_AcquireLease<
                             v1::Shard::WithCallbackMethod_RenewLease<v1::Shard::WithCallbackMethod_ReleaseLease<
                                 v1::Shard::WithCallbackMethod_ListLeases<v1::Shard::WithCallbackMethod_Publish<
-                                    v1::Shard::WithCallbackMethod_AwaitWeights<v1::Shard::Service>>>>>>>>>>>>>>>>>>>;
+                                    v1::Shard::WithCallbackMethod_AwaitWeights<v1::Shard::WithCallbackMethod_Trainer<
+                                        v1::Shard::WithCallbackMethod_Seat<v1::Shard::Service>>>>>>>>>>>>>>>>>>>>>;
 
 class ShardService final : public ShardServiceBase {
  public:
@@ -42,6 +44,10 @@ class ShardService final : public ShardServiceBase {
                                  v1::StepReply* reply) override;
   grpc::ServerUnaryReactor* DeclareBucket(grpc::CallbackServerContext* context, const v1::DeclareBucketRequest* request,
                                           v1::DeclareBucketReply* reply) override;
+  grpc::ServerUnaryReactor* Trainer(grpc::CallbackServerContext* context, const v1::TrainerRequest* request,
+                                    v1::TrainerReply* reply) override;
+  grpc::ServerWriteReactor<v1::SeatReply>* Seat(grpc::CallbackServerContext* context,
+                                                const v1::SeatRequest* request) override;
   grpc::ServerUnaryReactor* Attach(grpc::CallbackServerContext* context, const v1::AttachRequest* request,
                                    v1::AttachReply* reply) override;
   grpc::ServerUnaryReactor* Digest(grpc::CallbackServerContext* context, const v1::DigestRequest* request,
@@ -77,6 +83,7 @@ class ShardService final : public ShardServiceBase {
   LocalServer& local_;
   const std::string host_id_;
   std::atomic<int64_t> incarnation_;
+  SeatSessions seats_;
 };
 
 }  // namespace shardmesh

@@ -45,7 +45,7 @@ v1::AwaitedTrainer::State TrainerWatch::StateOf(const MissingSlot& missing) cons
   return left ? v1::AwaitedTrainer::LEFT : v1::AwaitedTrainer::ABSENT;
 }
 
-bool TrainerWatch::Tell(const StepProtocol& protocol, v1::LocalReply& reply) const {
+bool TrainerWatch::Tell(const StepProtocol& protocol, v1::TrainerReply& reply) const {
   bool left = false;
   for (const MissingSlot& missing : protocol.outcomes().MissingSlots(protocol.committed_step().next())) {
     v1::AwaitedTrainer& awaited = *reply.add_awaited();

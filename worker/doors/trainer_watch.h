@@ -19,7 +19,7 @@ class TrainerWatch {
   // may be missed, and counts as one that has not come.
   void Look(const StepProtocol& protocol);
   // The trainers of the slots that the open step waits for, into `reply`. True: one of them has left.
-  bool Tell(const StepProtocol& protocol, v1::LocalReply& reply) const;
+  bool Tell(const StepProtocol& protocol, v1::TrainerReply& reply) const;
 
  private:
   v1::AwaitedTrainer::State StateOf(const MissingSlot& missing) const;

@@ -27,7 +27,7 @@ struct TrainerWatchTest : StepFixture {
   }
   void Leave(int slot) { GiveSlotsBack(protocol, {slot}, kHolder, stop); }
 
-  static std::vector<int> StatesOf(const v1::LocalReply& reply) {
+  static std::vector<int> StatesOf(const v1::TrainerReply& reply) {
     std::vector<int> states;
     for (const State& each : reply.awaited()) states.push_back(each.state());
     return states;
@@ -41,17 +41,17 @@ TEST_F(TrainerWatchTest, OneThatLeftBeforeTheSessionBegan_IsAbsent_OneThatLeftSi
   Attach(1, 0);
   Leave(1);
   const TrainerWatch watch(protocol);
-  v1::LocalReply reply;
+  v1::TrainerReply reply;
   EXPECT_FALSE(watch.Tell(protocol, reply));
   EXPECT_THAT(StatesOf(reply), ElementsAre(State::ATTACHED, State::ABSENT, State::ABSENT));
 
   Leave(0);
   Attach(2, 0);
-  v1::LocalReply later;
+  v1::TrainerReply later;
   EXPECT_TRUE(watch.Tell(protocol, later));
   EXPECT_THAT(StatesOf(later), ElementsAre(State::LEFT, State::ABSENT, State::ATTACHED));
   Attach(0, 0);  // another one in its place
-  v1::LocalReply again;
+  v1::TrainerReply again;
   EXPECT_FALSE(watch.Tell(protocol, again));
 }
 
@@ -61,7 +61,7 @@ TEST_F(TrainerWatchTest, SlotThatIsComplete_IsNotWaitedFor) {
   GradientShards(1, 1);
   ASSERT_OK(Declare({Slot(1)}, 1));
   Leave(0);
-  v1::LocalReply reply;
+  v1::TrainerReply reply;
   EXPECT_TRUE(watch.Tell(protocol, reply));
   ASSERT_EQ(reply.awaited_size(), 2);
   EXPECT_EQ(reply.awaited(0).slot(), 0);
@@ -77,7 +77,7 @@ TEST_F(TrainerWatchTest, StoppedProcess_IsToldAsStopped) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, WUNTRACED), child);
   Attach(0, child);
-  v1::LocalReply reply;
+  v1::TrainerReply reply;
   EXPECT_FALSE(TrainerWatch(protocol).Tell(protocol, reply));
   EXPECT_EQ(reply.awaited(0).state(), State::STOPPED);
   EXPECT_EQ(reply.awaited(0).pid(), child);

@@ -188,7 +188,7 @@ void JobShard::TakeMemoryOfSteps(const std::atomic<bool>& cancelled) const {
   for (int b = 0; b < std::min(host_.num_publications(), kPublicationsInUse); ++b) {
     segments.push_back(&host_.publication(b));
   }
-  for (int slot = 0; slot < spec().num_writers(); ++slot) segments.push_back(&host_.slot(slot));
+  for (int slot = 0; slot < spec().num_writers() && !plan_.bucketed(); ++slot) segments.push_back(&host_.slot(slot));
   constexpr int64_t kPart = int64_t{64} << 20;  // one call of the system cannot be cancelled
   for (const Segment* segment : segments) {
     for (int64_t begin = 0; begin < segment->data_bytes() && !cancelled.load(); begin += kPart) {
@@ -354,6 +354,7 @@ void JobShard::KeepVersionsOnly() {
     if (segment.data_offset() % kSegmentPage == 0) segment.Punch(0, whole).IgnoreError();
   };
   if (storage_.has_value()) give_back(storage_->segment());
+  if (GradientSums::Has(plan_) && sums_.has_value()) give_back(sums_->segment());
   for (int slot = 0; slot < spec().num_writers(); ++slot) give_back(host_.slot(slot));
 }
 

@@ -99,7 +99,7 @@ void StepMail::Take(int slot) {
   if (declared->has_value()) Answer(slot, **declared);
 }
 
-absl::Status StepMail::CheckSlots(const v1::LocalRequest& request) const {
+absl::Status StepMail::CheckSlots(const v1::TrainerRequest& request) const {
   for (const int slot : request.step().slots()) {
     if (slot >= 0 && slot < static_cast<int>(open_.size()) &&
         protocol_.slots().HolderOf(Slot(slot)) == request.session())
@@ -139,6 +139,7 @@ void GiveSlotsBack(StepProtocol& protocol, absl::Span<const int> slots, uint64_t
     protocol.slots().Leave(Slot(slot), holder);
     protocol.control()->slots[slot].times_left.fetch_add(1);  // of a slot of the granted session
   }
+  protocol.buckets().DropUses(slots, holder);
   // Who takes a message from here on sees that its session is gone.
   const std::atomic<uint32_t>& taking = protocol.control()->taking_messages;
   const uint32_t seen = taking.load();

@@ -2,8 +2,8 @@
 // the messages itself and writes the answers itself, so a step costs two wake-ups, of the lead and of the trainer; none
 // when both spin.
 //
-// A message is a LocalRequest, an answer a LocalReply (local.proto). A session writes its messages into the mailbox of
-// its first slot and notifies. A message counts while its session holds the slot it came through; of any other,
+// A message is a TrainerRequest, an answer a TrainerReply (local.proto). A session writes its messages into the mailbox
+// of its first slot and notifies. A message counts while its session holds the slot it came through; of any other,
 // and of one that cannot be read, nothing is done and nobody is answered. While the answer to a call that was given up
 // lies in the mailbox, the next one is kept until there is room; a newer message replaces it.
 //
@@ -45,7 +45,7 @@ class StepMail {
  private:
   void Take(int slot);
   // InvalidArgument: a slot that the session does not hold.
-  absl::Status CheckSlots(const v1::LocalRequest& request) const;
+  absl::Status CheckSlots(const v1::TrainerRequest& request) const;
   void AnswerIfDone(int slot);
   void Answer(int slot, const absl::StatusOr<StepOutcome>& outcome);
   // pulled_mail.cc: what a trainer in a seat has finished, and the slot that it asked for.
@@ -78,12 +78,13 @@ class StepMail {
   };
   std::vector<Open> open_;
   std::string bytes_;
-  v1::LocalRequest request_;
-  v1::LocalReply reply_;
+  v1::TrainerRequest request_;
+  v1::TrainerReply reply_;
 };
 
-// Gives the slots of a session that is gone back. A message of it that the lead has taken is declared first, later ones
-// are dropped. Returns early, with the slots still held, when the job is aborted or `stop` is set.
+// Gives the slots of a session that is gone back, and the buckets that it used. A message of it that the lead has taken
+// is declared first, later ones are dropped. Returns early, with the slots still held, when the job is aborted or
+// `stop` is set.
 void GiveSlotsBack(StepProtocol& protocol, absl::Span<const int> slots, uint64_t holder, const std::atomic<bool>& stop);
 
 }  // namespace shardmesh

@@ -22,20 +22,20 @@ struct StepMailTest : StepFixture {
     EXPECT_OK(protocol.slots().Take(Slot(2), kOther));
   }
 
-  static v1::LocalRequest Request(uint64_t session, std::vector<int> slots, int64_t step) {
-    v1::LocalRequest request;
+  static v1::TrainerRequest Request(uint64_t session, std::vector<int> slots, int64_t step) {
+    v1::TrainerRequest request;
     request.set_session(session);
     request.mutable_step()->set_step(step);
     for (const int slot : slots) request.mutable_step()->add_slots(slot);
     return request;
   }
-  bool Put(int slot, const v1::LocalRequest& request) {
+  bool Put(int slot, const v1::TrainerRequest& request) {
     return PutMessage(host.mailbox(slot).request, request.SerializeAsString());
   }
   // The answer in a mailbox: "code: message", or "step N".
   std::string Answer(int slot) {
     std::string bytes;
-    v1::LocalReply reply;
+    v1::TrainerReply reply;
     if (!TakeMessage(host.mailbox(slot).reply, bytes)) return "none";
     if (!reply.ParseFromString(bytes)) return "no reply";
     if (reply.code() == 0) return absl::StrCat("step ", reply.step().step());
@@ -159,12 +159,12 @@ TEST_F(StepMailTest, AnAnswerWithoutRoom_IsReplacedByThatToANewerMessage) {
 
 TEST_F(StepMailTest, AnAnswer_HasTheIdOfItsMessage) {
   PlaceWeights();
-  v1::LocalRequest request = Request(kOne, {0, 1}, 7);
+  v1::TrainerRequest request = Request(kOne, {0, 1}, 7);
   request.set_id(kOne << 32 | 3);
   ASSERT_TRUE(Put(0, request));
   mail.Poll();
   std::string bytes;
-  v1::LocalReply reply;
+  v1::TrainerReply reply;
   ASSERT_TRUE(TakeMessage(host.mailbox(0).reply, bytes) && reply.ParseFromString(bytes));
   EXPECT_EQ(reply.id(), request.id());
 }

@@ -35,8 +35,8 @@ namespace {
 void ReadBucket(const ResidencyTable& table, const JobSpec& job, const Plan& plan, int bucket, int64_t open,
                 std::vector<HostBucket>& to, int& of_slots) {
   const BucketWords& words = table.bucket(bucket);
-  const uint64_t window =
-      (words.uses.load() != 0 ? HostBucket::kUsed : 0) | (words.held.load() != 0 ? HostBucket::kHeld : 0);
+  const bool held = words.held.load() != kBucketAbsent;
+  const uint64_t window = (table.IsUsed(bucket) ? HostBucket::kUsed : 0) | (held ? HostBucket::kHeld : 0);
   if (window != 0) to.push_back({bucket, HostBucket::kWindow, window});
   if (plan.buckets()[bucket].frozen || words.reduced.load(std::memory_order_acquire) >= open) return;
   for (int s = 0; s < job.num_slots; ++s) {
@@ -54,7 +54,7 @@ void ReadBuckets(ControlBlock& control, const JobSpec& job, const Plan& plan, Ho
   for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
     ReadBucket(table, job, plan, b, words.committed + 1, words.buckets, of_slots);
   }
-  for (int s = 0; s < job.num_slots; ++s) words.slots[s].waiting = table.waiting(s).load() != 0 ? 1 : 0;
+  for (int s = 0; s < job.num_slots; ++s) words.slots[s].waiting = table.Waits(s) ? 1 : 0;
   words.num_buckets = static_cast<int32_t>(words.buckets.size());
 }
 

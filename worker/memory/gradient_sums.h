@@ -32,6 +32,7 @@ class GradientSums {
     return reinterpret_cast<float*>(segment_.data() + copy * stride_) + first_[bucket] + element;
   }
   int64_t num_bytes() const { return segment_.num_bytes(); }
+  const Segment& segment() const { return segment_; }
 
  private:
   Segment segment_;

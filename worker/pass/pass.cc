@@ -214,7 +214,7 @@ void Pass::StepRange(const Command& command, uint64_t seq, int range) {
 bool Pass::InWindow(int bucket) const {
   if (!plan_.bucketed()) return true;
   const BucketWords& words = ResidencyTable(host_.control(), plan_).bucket(bucket);
-  return words.held.load() != 0 || words.lent.load() != 0;
+  return words.held.load() != kBucketAbsent || words.lent.load() != 0;
 }
 
 int Pass::Gradients(const Command& command, int bucket, int64_t element, const void* (&gradients)[kMaxSlots]) const {

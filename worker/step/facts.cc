@@ -48,7 +48,7 @@ void ReadBuckets(ControlBlock& control, const JobSpec& job, const Plan& plan, Fa
   bool all_summed = true;
   for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
     const BucketWords& words = table.bucket(b);
-    if (facts.bucket_to_gather < 0 && words.uses.load() != 0 && words.held.load() == 0) facts.bucket_to_gather = b;
+    if (facts.bucket_to_gather < 0 && words.held.load() == kBucketAbsent && table.IsUsed(b)) facts.bucket_to_gather = b;
     if (plan.buckets()[b].frozen || words.reduced.load(std::memory_order_acquire) >= open) continue;
     all_summed = false;
     if (facts.bucket_to_sum < 0 && EverySlotHas(table, job, plan, b, open)) facts.bucket_to_sum = b;

@@ -287,7 +287,10 @@ std::string PulledSlots::WaitsFor() const {
     if (StateOf(s) == SlotState::kOpen) open.push_back(absl::StrCat(s));
   }
   for (const auto& [s, seat] : Taken()) {
-    taken.push_back(absl::StrCat(s, " (trainer pid ", control_->slots[seat].holder_pid.load(), ")"));
+    taken.push_back(
+        IsConnected(*control_, seat)
+            ? absl::StrCat(s, " (a trainer connected to rank ", AttachedTo(control_->slots[seat].holder.load()), ")")
+            : absl::StrCat(s, " (trainer pid ", control_->slots[seat].holder_pid.load(), ")"));
   }
   if (open.empty() && taken.empty()) return "all slots are finished, the workers are at it";
   return absl::StrCat(open.empty() ? "" : absl::StrCat("open slots: ", absl::StrJoin(open, ",")),

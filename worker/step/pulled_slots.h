@@ -32,6 +32,14 @@ struct Frontier {
   bool AllResults(SlotRange range) const;
 };
 
+// Whether the trainer in a seat of this host is connected: then a worker stands in for it
+// (worker/doors/seat_session.h).
+inline bool IsConnected(const ControlBlock& control, int seat) {
+  const uint64_t holder = control.slots[seat].holder.load();
+  const int rank = AttachedTo(holder);
+  return rank >= 0 && rank < kMaxHostRanks && control.members[rank].pid.load() == control.slots[seat].holder_pid.load();
+}
+
 class PulledSlots {
  public:
   // `control`, `job` and `plan` outlive the object; `step` is the open one.

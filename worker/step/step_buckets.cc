@@ -129,7 +129,7 @@ bool StepBuckets::Stuck(Slot slot, Step step) const {
     for (int other = 0; other < view_.job->num_slots; ++other) {
       if (Has(Slot(other), b, step)) continue;
       complete = false;
-      if (table.waiting(other).load() == 0 && table.waiting_elsewhere(other).load() == 0) {
+      if (!table.Waits(other) && table.waiting_elsewhere(other).load() == 0) {
         return false;  // it may bring the bucket
       }
     }
@@ -149,7 +149,7 @@ bool StepBuckets::MayGoOn(absl::Span<const Slot> slots, Step step) const {
 void StepBuckets::SetWaiting(absl::Span<const Slot> slots, bool waiting) const {
   if (!view_.plan->bucketed()) return;
   const ResidencyTable table(view_.control, *view_.plan);
-  for (Slot slot : slots) table.waiting(slot.value()).fetch_add(waiting ? 1 : -1);
+  for (Slot slot : slots) table.waiting(slot.value(), view_.self.value()).fetch_add(waiting ? 1 : -1);
   if (waiting) FutexBump(view_.control->finished);
 }
 
@@ -185,21 +185,19 @@ absl::Status StepBuckets::AwaitSums(absl::Span<const Slot> slots, Step step, abs
 }
 
 absl::Status StepBuckets::Acquire(int bucket) const {
-  RETURN_IF_ERROR(Check(bucket, /*gradients=*/false));
-  if (view_.committed_step().value() == kNoStep) {
-    return absl::FailedPreconditionError(absl::StrCat("job ", view_.job->name, " has no initial weights yet"));
-  }
-  ResidencyTable(view_.control, *view_.plan).bucket(bucket).uses.fetch_add(1);
+  RETURN_IF_ERROR(CheckUsable(bucket));
+  ResidencyTable(view_.control, *view_.plan).call_uses(bucket, view_.self.value()).fetch_add(1);
   if (!Holds(bucket)) FutexBump(*view_.notifier);
   return absl::OkStatus();
 }
 
 void StepBuckets::Release(int bucket) const {
-  if (ResidencyTable(view_.control, *view_.plan).bucket(bucket).uses.fetch_sub(1) == 1) FutexBump(*view_.notifier);
+  if (ResidencyTable(view_.control, *view_.plan).call_uses(bucket, view_.self.value()).fetch_sub(1) == 1)
+    FutexBump(*view_.notifier);
 }
 
 bool StepBuckets::Holds(int bucket) const {
-  return ResidencyTable(view_.control, *view_.plan).bucket(bucket).held.load() != 0;
+  return ResidencyTable(view_.control, *view_.plan).bucket(bucket).held.load() == kBucketHeld;
 }
 
 absl::Status StepBuckets::Await(int bucket, absl::Duration timeout) const {
@@ -218,12 +216,19 @@ absl::Status StepBuckets::Await(int bucket, absl::Duration timeout) const {
 }
 
 // True: nobody uses it, nobody will see its pages. One who acquires it meanwhile finds it held, or waits for a fill.
+// The last incarnation of the lead may have been killed anywhere in here, or while it gave the pages back.
 bool StepBuckets::DropIfUnused(int bucket) const {
-  BucketWords& words = ResidencyTable(view_.control, *view_.plan).bucket(bucket);
-  if (words.held.load() == 0 || words.uses.load() != 0) return false;
-  words.held.store(0);
-  if (words.uses.load() == 0) return true;
-  words.held.store(1);
+  const ResidencyTable table(view_.control, *view_.plan);
+  std::atomic<int32_t>& held = table.bucket(bucket).held;
+  const int32_t now = held.load();
+  if (now == kBucketLeaving) return true;
+  if (now == kBucketAbsent || (now == kBucketHeld && table.IsUsed(bucket))) return false;
+  held.store(kBucketAsked);
+  if (!table.IsUsed(bucket)) {
+    held.store(kBucketLeaving);
+    return true;
+  }
+  held.store(kBucketHeld);
   FutexBump(view_.control->finished);
   return false;
 }
@@ -280,6 +285,48 @@ std::optional<Step> StepBuckets::Open(absl::Span<const Slot> slots, int64_t open
     if (!summed && !pending) view_.control->slots[slot.value()].nonfinite.store(0);
   }
   return pending ? std::make_optional(Step(open)) : std::nullopt;
+}
+
+absl::Status StepBuckets::CheckUsable(int bucket) const {
+  RETURN_IF_ERROR(Check(bucket, /*gradients=*/false));
+  if (view_.committed_step().value() != kNoStep) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("job ", view_.job->name, " has no initial weights yet"));
+}
+
+absl::Status StepBuckets::Use(int bucket, Slot slot, uint64_t word) const {
+  RETURN_IF_ERROR(StepDeclarations(view_).CheckSlot(slot));
+  RETURN_IF_ERROR(CheckUsable(bucket));
+  ResidencyTable(view_.control, *view_.plan).session_uses(bucket, slot.value()).store(word);
+  if (UsesIn(word) == 0 || !Holds(bucket)) FutexBump(*view_.notifier);
+  return absl::OkStatus();
+}
+
+uint64_t StepBuckets::UsesOf(int bucket, Slot slot) const {
+  return view_.plan->bucketed() ? ResidencyTable(view_.control, *view_.plan).session_uses(bucket, slot.value()).load()
+                                : 0;
+}
+
+void StepBuckets::DropUses(absl::Span<const int> slots, uint64_t holder) const {
+  for (const int slot : slots) {
+    if (!StepDeclarations(view_).CheckSlot(Slot(slot)).ok() ||
+        (view_.control->slots[slot].holder.load() & ~kLeaving) != holder)
+      continue;
+    for (int b = 0; b < view_.num_buckets(); ++b)
+      ResidencyTable(view_.control, *view_.plan).session_uses(b, slot).store(0);
+  }
+  FutexBump(*view_.notifier);
+}
+
+// Calls ended with the process, and those that waited in them.
+void StepBuckets::TakeOverUses() const {
+  if (!view_.plan->bucketed()) return;
+  const ResidencyTable table(view_.control, *view_.plan);
+  for (int b = 0; b < view_.num_buckets(); ++b) table.call_uses(b, view_.self.value()).store(0);
+  for (int s = 0; s < view_.job->num_slots; ++s) table.waiting(s, view_.self.value()).store(0);
+}
+
+void StepBuckets::Dropped(int bucket) const {
+  ResidencyTable(view_.control, *view_.plan).bucket(bucket).held.store(kBucketAbsent);
 }
 
 }  // namespace shardmesh

@@ -49,18 +49,30 @@ class StepBuckets {
   absl::Status AwaitSums(absl::Span<const Slot> slots, Step step, absl::Duration timeout) const;
   std::string WaitFor(absl::Span<const Slot> slots, Step step) const;  // for messages
 
-  // A use of a bucket of the parameter window: while there is one the bucket stays, and steps rewrite it.
+  // A use of a bucket of the parameter window, by a call that this member answers: while there is one the bucket stays,
+  // and steps rewrite it. It ends with the member's incarnation.
   //   FailedPrecondition: no initial weights, or full residency. InvalidArgument: no such bucket.
   absl::Status Acquire(int bucket) const;
   void Release(int bucket) const;  // REQUIRES: acquired before
   bool Holds(int bucket) const;    // whether the window holds it; stays so while it is acquired
   // Waits for it. REQUIRES: acquired. DeadlineExceeded; Unavailable: aborted.
   absl::Status Await(int bucket, absl::Duration timeout) const;
+  // Uses by an attached session, said under its first slot: a UseWord, that of its newest request. They stay until
+  // DropUses, also over incarnations of this member. For the thread that answers the session. UsesOf: 0 with full
+  // residency. Errors as Acquire.
+  absl::Status Use(int bucket, Slot slot, uint64_t word) const;
+  uint64_t UsesOf(int bucket, Slot slot) const;
+  // The session is gone: of the slots that `holder` has still, and before they are given back.
+  void DropUses(absl::Span<const int> slots, uint64_t holder) const;
+  // In this member's next incarnation: uses by calls, and waits, ended with the last one (StepMembers::TakeOver).
+  void TakeOverUses() const;
   // Takes buckets that nobody uses out of the window and calls `give_back` with each. For the lead between commands.
   template <typename GiveBack>
   void DropUnused(const GiveBack& give_back) const {
     for (int b = 0; b < view_.num_buckets(); ++b) {
-      if (DropIfUnused(b)) give_back(b);
+      if (!DropIfUnused(b)) continue;
+      give_back(b);
+      Dropped(b);
     }
   }
 
@@ -77,7 +89,9 @@ class StepBuckets {
   bool HasPushed(Slot slot, int bucket, Step step) const;
   int BucketsAhead(Slot slot, Step step) const;
   bool Stuck(Slot slot, Step step) const;
+  absl::Status CheckUsable(int bucket) const;  // that it may be acquired
   bool DropIfUnused(int bucket) const;
+  void Dropped(int bucket) const;
 
   const StepView& view_;
 };

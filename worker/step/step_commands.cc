@@ -146,7 +146,7 @@ void StepCommands::Commit() const {
     StepTickets(view_, publications_).AnswerPublish(static_cast<uint64_t>(command.nonfinite), command.step);
   } else if (command.kind == CommandKind::kGatherBucket) {
     BucketWords& words = ResidencyTable(view_.control, *view_.plan).bucket(command.bucket);
-    if (words.lent.load() == 0) words.held.store(1);
+    if (words.lent.load() == 0) words.held.store(kBucketHeld);
   } else if (command.kind == CommandKind::kReduceBucket) {
     ResidencyTable(view_.control, *view_.plan)
         .bucket(command.bucket)

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
-#include "core/job/support_table.h"
 #include "local/futex.h"
 #include "worker/step/step_buckets.h"
 #include "worker/step/step_members.h"
@@ -54,10 +53,9 @@ absl::Status StepDeclarations::CheckLast(Step step) const {
 
 absl::StatusOr<std::optional<StepOutcome>> StepDeclarations::CheckStep(Slot slot, Step step) const {
   if (view_.plan->pulled()) {
-    RETURN_IF_ERROR(
-        CheckTogether(absl::StrCat("job ", view_.job->name), Feature::kPulledSlots, Feature::kConnectedTrainers));
-    return absl::FailedPreconditionError(
-        absl::StrCat("job ", view_.job->name, " has pulled slots: take them one by one (Job::AttachPulling)"));
+    return absl::FailedPreconditionError(absl::StrCat("job ", view_.job->name,
+                                                      " has pulled slots: take them one by one (Job::AttachPulling, or "
+                                                      "Job::ConnectPulling: Shard.Seat and Shard.Trainer)"));
   }
   RETURN_IF_ERROR(CheckSlot(slot));
   const Step committed = view_.committed_step();

@@ -44,7 +44,7 @@ class StepDeclarations {
   //   learning rates or a loss scale other than the step's first, neither one rate nor one for each group, or a loss
   //   scale out of range; a non-finite gradient of another slot, of no tensor or of a frozen one, or any under policy
   //   fail. FailedPrecondition, too: not in_place, and an attached trainer has the slot. ResourceExhausted: a step
-  //   beyond kMaxStep. Unavailable: aborted. Unimplemented: slots are pulled, by attached trainers alone.
+  //   beyond kMaxStep. Unavailable: aborted. FailedPrecondition, too: slots are pulled.
   absl::StatusOr<std::optional<StepOutcome>> Declare(const Declaration& declaration) const;
   // The same check, without declaring.
   absl::StatusOr<std::optional<StepOutcome>> CheckStep(Slot slot, Step step) const;

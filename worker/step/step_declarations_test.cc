@@ -4,7 +4,6 @@
 #include <iostream>
 #include <thread>
 
-#include "core/job/support_table.h"
 #include "worker/step/step_protocol.h"
 #include "worker/testing/step_fixture.h"
 
@@ -52,15 +51,12 @@ struct PulledDeclarationTest : StepFixture {
   PulledDeclarationTest() : StepFixture(PulledJob()) {}
 };
 
-TEST_F(PulledDeclarationTest, SlotsByTheirNumber_AreRefused_InTheWordsOfTheTable) {
+TEST_F(PulledDeclarationTest, SlotsByTheirNumber_AreRefused_AndTheMessageSaysHowTheyAreTaken) {
   PlaceWeights();
-  const absl::Status table = CheckTogether("job small", Feature::kPulledSlots, Feature::kConnectedTrainers);
-  if (table.ok()) {  // they take slots one by one, too
-    EXPECT_EQ(protocol.declarations().CheckStep(Slot(0), Step(1)).status().code(), Code::kFailedPrecondition);
-    return;
-  }
-  EXPECT_EQ(protocol.declarations().CheckStep(Slot(0), Step(1)).status(), table);
-  EXPECT_EQ(protocol.declarations().GradientShardReady(Slot(0), 0, Step(1)), table);
+  const auto refused =
+      StatusIs(Code::kFailedPrecondition, HasSubstr("Job::ConnectPulling: Shard.Seat and Shard.Trainer"));
+  EXPECT_THAT(protocol.declarations().CheckStep(Slot(0), Step(1)).status(), refused);
+  EXPECT_THAT(protocol.declarations().GradientShardReady(Slot(0), 0, Step(1)), refused);
 }
 
 TEST_F(StepDeclarationTest, WrongSlots_AreRefused_AndNothingIsDeclared) {

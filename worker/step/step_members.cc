@@ -8,6 +8,7 @@
 #include "local/futex.h"
 #include "worker/control/damage.h"
 #include "worker/step/facts.h"
+#include "worker/step/step_buckets.h"
 
 namespace shardmesh {
 
@@ -153,6 +154,7 @@ void StepMembers::TakeOver(Publications& publications) const {
       view_.decided() != view_.committed() || QuantizeFollows(ReadCommitted(*view_.control), *view_.plan);
   publications.TakeOver(self == view_.local.first(), writes ? view_.command().publish : -1);
   TakeOverMember(view_.control->members[self]);
+  StepBuckets(view_).TakeOverUses();
   if (view_.plan->pulled() && self == view_.local.first()) view_.Pulled().EndTakes(MonotonicNanos());
   if (self == view_.local.first() && view_.control->taking_messages.load() % 2 == 1)
     view_.control->taking_messages.fetch_add(1);

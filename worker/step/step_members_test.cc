@@ -1,4 +1,5 @@
 // The next incarnation of a member: what it finds on the control block, and goes on with.
+#include "worker/control/residency.h"
 #include "worker/step/step_protocol.h"
 #include "worker/testing/step_fixture.h"
 
@@ -17,7 +18,7 @@ struct TakeOver : StepFixture {
     job.publications = 2;
     return job;
   }
-  TakeOver() : StepFixture(TwoPublications()) {}
+  explicit TakeOver(const JobSpec& job = TwoPublications()) : StepFixture(job) {}
   StepProtocol Incarnation(int rank) {
     return StepProtocol(host.control(), &host.notifier(), &job, &plan, MemberNames(plan.num_ranks()), std::nullopt,
                         Rank(rank));
@@ -161,6 +162,75 @@ TEST_F(TakeOver, ACommitIsRepeated) {
   EXPECT_EQ(host.control()->parity.load(), 1);
   RunStep(2);
   EXPECT_EQ(host.control()->parity.load(), 0);
+}
+
+// With bucket residency.
+struct TakeOverBuckets : TakeOver {
+  static JobSpec Buckets() {
+    JobSpec job = SmallJob("ddp=2,fsdp=2", 3);
+    job.residency = Residency::kBucket;
+    job.parameters.clear();
+    for (const char* name : {"a", "b", "c"}) job.parameters.push_back({name, {1024}, WeightFormat::kFp32});
+    return job;
+  }
+  TakeOverBuckets() : TakeOver(Buckets()) { PlaceWeights(); }
+  ResidencyTable table() const { return ResidencyTable(host.control(), plan); }
+  void Gather(int bucket) {
+    Finish();
+    EXPECT_EQ(protocol.command().kind, CommandKind::kGatherBucket);
+    EXPECT_EQ(protocol.command().bucket, bucket);
+  }
+  std::vector<int> Dropped(int rank) {
+    std::vector<int> dropped;
+    Incarnation(rank).buckets().DropUnused([&](int bucket) { dropped.push_back(bucket); });
+    return dropped;
+  }
+};
+
+TEST_F(TakeOverBuckets, UsesOfCallsEnd_ThoseOfSessionsStay) {
+  StepProtocol one = Incarnation(1), two = Incarnation(2);
+  ASSERT_OK(one.slots().Take(Slot(1), Holder(1, 7)));
+  ASSERT_OK(one.buckets().Acquire(0));
+  ASSERT_OK(one.buckets().Use(1, Slot(1), UseWord(5, 1)));
+  ASSERT_OK(two.buckets().Acquire(2));
+  for (const int bucket : {0, 1, 2}) Gather(bucket);
+  one.buckets().SetWaiting({Slot(1)}, true);
+  two.buckets().SetWaiting({Slot(2)}, true);
+
+  Incarnation(1).TakeOver();
+  EXPECT_FALSE(table().IsUsed(0));
+  EXPECT_TRUE(table().IsUsed(2));
+  EXPECT_EQ(Incarnation(1).buckets().UsesOf(1, Slot(1)), UseWord(5, 1));
+  EXPECT_FALSE(table().Waits(1));
+  EXPECT_TRUE(table().Waits(2));
+  EXPECT_THAT(Dropped(0), ElementsAre(0));
+  one.buckets().DropUses({1}, Holder(1, 8));  // another session, which has gone before
+  EXPECT_THAT(Dropped(0), ElementsAre());
+  one.slots().Leave(Slot(1), Holder(1, 7));
+  one.buckets().DropUses({1}, Holder(1, 7));
+  EXPECT_THAT(Dropped(0), ElementsAre(1));
+  EXPECT_FALSE(protocol.buckets().Holds(1));
+  EXPECT_TRUE(protocol.buckets().Holds(2));
+}
+
+// Killed while it took a bucket away: who acquired it meanwhile has what is there, or waits for it.
+TEST_F(TakeOverBuckets, ABucketThatTheLeadWasDropping) {
+  for (const int bucket : {0, 1, 2}) {
+    ASSERT_OK(Incarnation(1).buckets().Acquire(bucket));
+    Gather(bucket);
+  }
+  Incarnation(1).buckets().Release(0);
+  Incarnation(1).buckets().Release(2);
+  table().bucket(0).held.store(kBucketAsked);
+  table().bucket(1).held.store(kBucketAsked);
+  table().bucket(2).held.store(kBucketLeaving);
+  ASSERT_OK(Incarnation(1).buckets().Acquire(2));  // its pages may be gone
+  for (const int bucket : {0, 1, 2}) EXPECT_FALSE(protocol.buckets().Holds(bucket));
+  Incarnation(0).TakeOver();
+  EXPECT_THAT(Dropped(0), ElementsAre(0, 2));
+  EXPECT_TRUE(protocol.buckets().Holds(1));
+  Gather(2);
+  EXPECT_TRUE(protocol.buckets().Holds(2));
 }
 
 }  // namespace

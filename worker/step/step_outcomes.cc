@@ -69,7 +69,8 @@ std::vector<MissingSlot> StepOutcomes::MissingSlots(Step step) const {
   std::vector<MissingSlot> missing;
   if (view_.plan->pulled()) {
     for (const auto& [slot, seat] : view_.Pulled().Taken()) {
-      missing.push_back({slot, view_.control->slots[seat].holder.load(), view_.control->slots[seat].holder_pid.load()});
+      const int64_t pid = IsConnected(*view_.control, seat) ? 0 : view_.control->slots[seat].holder_pid.load();
+      missing.push_back({slot, view_.control->slots[seat].holder.load(), pid});
     }
     return missing;
   }

@@ -147,14 +147,14 @@ struct Trainer {
   }
 
   absl::Status Send(const v1::StepRequest& request) {
-    v1::LocalRequest message;
+    v1::TrainerRequest message;
     *message.mutable_step() = request;
     return socket.Send(message.SerializeAsString(), {}, kLong);
   }
   absl::StatusOr<v1::StepReply> Reply() {
     while (true) {
       ASSIGN_OR_RETURN(LocalMessage message, socket.Receive(kLong));
-      v1::LocalReply reply;
+      v1::TrainerReply reply;
       if (!reply.ParseFromString(message.bytes)) return absl::InternalError("no reply");
       if (reply.alive()) continue;
       if (reply.code() != 0) return absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message());

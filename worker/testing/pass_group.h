@@ -92,10 +92,10 @@ struct PassGroup : TestHost {
   }
   void Hold(int bucket) {
     Execute(BucketCommand(CommandKind::kGatherBucket, bucket));
-    ResidencyTable(host.control(), plan).bucket(bucket).held.store(1);
+    ResidencyTable(host.control(), plan).bucket(bucket).held.store(kBucketHeld);
   }
   void Drop(int bucket) {
-    ResidencyTable(host.control(), plan).bucket(bucket).held.store(0);
+    ResidencyTable(host.control(), plan).bucket(bucket).held.store(kBucketAbsent);
     if (!passes[0]->GiveBackWeights(bucket).ok()) ADD_FAILURE();
   }
   void HoldAll() {

@@ -52,19 +52,21 @@ class Session:
 
     def _attach(self) -> None:
         self._shares = True  # memory, with the workers
-        if self.slots is None:
-            self.core = _client.PullingSession(self.job, timeout=self.timeout)
-            return
         why = f"no worker of job {self.job.name} is on this host"
         if self.job.on_this_host:
             try:
-                self.core = _client.Session(self.job, self.slots, way="attached", timeout=self.timeout, needs_all=True)
+                self.core = self._new("attached")
                 return
             except errors.Unimplemented as error:  # the windows are a device's
                 why = str(error)
         LOG.warning("weights and gradients are copied, since memory cannot be shared with the workers: %s", why)
-        self.core = _client.Session(self.job, self.slots, way="connected", timeout=self.timeout)
+        self.core = self._new("connected")
         self._shares = False
+
+    def _new(self, way: str) -> Any:
+        if self.slots is None:
+            return _client.PullingSession(self.job, way=way, timeout=self.timeout)
+        return _client.Session(self.job, self.slots, way=way, timeout=self.timeout, needs_all=way == "attached")
 
     @property
     def committed(self) -> int:
