@@ -8,7 +8,7 @@
 
 #include "core/base/matchers.h"
 #include "worker/control/residency.h"
-#include "worker/job/step_mail.h"
+#include "worker/lead/step_mail.h"
 #include "worker/testing/local_host.h"
 
 namespace shardmesh {

@@ -86,7 +86,7 @@ absl::Status LocalServer::AnswerStep(LocalSocket& socket, const Granted& granted
   const v1::StepRequest& request = message.step();
   reply.mutable_step()->set_step(request.step());
   RETURN_IF_ERROR(CheckSlots(granted, request.slots()));
-  ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, granted.shard->Declare(request, /*attached=*/true));
+  ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, granted.shard->requests().Declare(request, /*attached=*/true));
   const Step step(request.step());
   StepProtocol& protocol = granted.shard->protocol();
   const auto wait = [&](absl::Duration slice) -> absl::Status {
@@ -99,7 +99,7 @@ absl::Status LocalServer::AnswerStep(LocalSocket& socket, const Granted& granted
     RETURN_IF_ERROR(AwaitAlive(socket, granted, here, message.id(), absl::InfiniteFuture(), wait,
                                [&] { return protocol.outcomes().WaitsFor(step); }));
   }
-  *reply.mutable_step() = granted.shard->ToReply(*outcome);
+  *reply.mutable_step() = granted.shard->requests().ToReply(*outcome);
   return absl::OkStatus();
 }
 
@@ -109,7 +109,7 @@ absl::Status LocalServer::AnswerDeclare(LocalSocket& socket, const Granted& gran
   const v1::DeclareBucketRequest& request = message.declare();
   RETURN_IF_ERROR(CheckSlots(granted, request.slots()));
   ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutOf(request.timeout_ms()));
-  ASSIGN_OR_RETURN(const bool before, granted.shard->DeclareBucket(request, /*attached=*/true));
+  ASSIGN_OR_RETURN(const bool before, granted.shard->requests().DeclareBucket(request, /*attached=*/true));
   reply.mutable_declare()->set_already_declared(before);
   StepProtocol& protocol = granted.shard->protocol();
   std::vector<Slot> slots;

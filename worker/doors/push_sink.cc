@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<PushSink>> PushSink::Begin(std::shared_ptr<JobSha
 absl::Status PushSink::CheckWanted() const { return shard_->CheckOpen(); }
 
 absl::Status PushSink::Prepare() {
-  RETURN_IF_ERROR(shard_->CheckEpoch(header_.epoch()));
+  RETURN_IF_ERROR(shard_->requests().CheckEpoch(header_.epoch()));
   if (header_.shard() != shard_->place().shard) {
     return absl::InvalidArgumentError(absl::StrCat("a gradient of shard ", header_.shard(), " sent to rank ",
                                                    shard_->rank().value(), ", which holds shard ",
@@ -120,7 +120,7 @@ absl::Status PushSink::BucketReady() {
 }
 
 absl::Status PushSink::PrepareGradient() {
-  shard_->AwaitCommitBefore(Step(header_.step()));
+  shard_->requests().AwaitCommitBefore(Step(header_.step()));
   RETURN_IF_ERROR(LookAtStep());
   // The replicas of a shard share the slot's window: one of them writes it, so that two pushes never meet there.
   const int writer = header_.slot() % shard_->plan().num_replicas();

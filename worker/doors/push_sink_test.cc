@@ -104,7 +104,7 @@ struct Workers {
     request.set_epoch(5);
     request.set_step(step);
     for (int s = 0; s < 2; ++s) request.add_slots(s);
-    RETURN_IF_ERROR(shards[0]->Declare(request, /*attached=*/false));
+    RETURN_IF_ERROR(shards[0]->requests().Declare(request, /*attached=*/false));
     return protocol().outcomes().AwaitCommit(Step(step), kLong);
   }
 
@@ -234,7 +234,8 @@ TEST_F(PushSinkTest, NotFinite_UnderSkip_SkipsTheStep) {
     ASSERT_OK(Push(1, GradientHeader(1, 1, 2 + i), Bytes(gradient), 7));
     ASSERT_OK_AND_ASSIGN(StepOutcome outcome, Finish(2 + i));
     EXPECT_TRUE(outcome.skipped);
-    EXPECT_THAT(shards[1]->ToReply(outcome).skip_reason(), AllOf(HasSubstr("slot 1"), HasSubstr("\"layer.b\"")));
+    EXPECT_THAT(shards[1]->requests().ToReply(outcome).skip_reason(),
+                AllOf(HasSubstr("slot 1"), HasSubstr("\"layer.b\"")));
     EXPECT_EQ(std::vector<float>(window, window + 1024), before);
   }
   RunStep(5);

@@ -113,12 +113,12 @@ grpc::ServerUnaryReactor* ShardService::Step(grpc::CallbackServerContext* contex
     RETURN_IF_ERROR(RequireDeadline(*context, "Shard.Step"));
     RETURN_IF_ERROR(Validate(*request));
     ASSIGN_OR_RETURN(shard, worker_.Find(request->job()));
-    ASSIGN_OR_RETURN(known, shard->Declare(*request, /*attached=*/false));
+    ASSIGN_OR_RETURN(known, shard->requests().Declare(*request, /*attached=*/false));
     return absl::OkStatus();
   });
   if (!status.ok()) return Answer(context, status);
   if (known.has_value()) {
-    *reply = shard->ToReply(*known);
+    *reply = shard->requests().ToReply(*known);
     return Answer(context, absl::OkStatus());
   }
   const shardmesh::Step step(request->step());
@@ -131,7 +131,7 @@ grpc::ServerUnaryReactor* ShardService::Step(grpc::CallbackServerContext* contex
           const absl::Status health = shard->HealthOf(declared);
           return health.ok() ? std::nullopt : std::make_optional(health);
         }
-        if (outcome.ok()) *reply = shard->ToReply(*outcome);
+        if (outcome.ok()) *reply = shard->requests().ToReply(*outcome);
         return outcome.status();
       },
       [shard, step] {
@@ -148,7 +148,7 @@ grpc::ServerUnaryReactor* ShardService::DeclareBucket(grpc::CallbackServerContex
     RETURN_IF_ERROR(RequireDeadline(*context, "Shard.DeclareBucket"));
     RETURN_IF_ERROR(Validate(*request));
     ASSIGN_OR_RETURN(shard, worker_.Find(request->job()));
-    ASSIGN_OR_RETURN(const bool before, shard->DeclareBucket(*request, /*attached=*/false));
+    ASSIGN_OR_RETURN(const bool before, shard->requests().DeclareBucket(*request, /*attached=*/false));
     reply->set_already_declared(before);
     return absl::OkStatus();
   });
@@ -193,7 +193,7 @@ grpc::ServerWriteReactor<v1::SeatReply>* ShardService::Seat(grpc::CallbackServer
   const auto find = [&]() -> absl::StatusOr<std::shared_ptr<JobShard>> {
     RETURN_IF_ERROR(Validate(*request));
     ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard, worker_.Find(request->job()));
-    RETURN_IF_ERROR(shard->CheckEpoch(request->epoch()));
+    RETURN_IF_ERROR(shard->requests().CheckEpoch(request->epoch()));
     return shard;
   };
   return SeatCall::Start(find(), local_, seats_);
@@ -204,7 +204,7 @@ grpc::ServerUnaryReactor* ShardService::Attach(grpc::CallbackServerContext* cont
   return Unary(context, request, reply, [&](const v1::AttachRequest& q, v1::AttachReply* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard, worker_.Find(q.job()));
-    RETURN_IF_ERROR(shard->CheckEpoch(q.epoch()));
+    RETURN_IF_ERROR(shard->requests().CheckEpoch(q.epoch()));
     if (q.host_id() != host_id_) {
       return absl::FailedPreconditionError(absl::StrCat("host id \"", q.host_id(), "\" is not this worker's, \"",
                                                         host_id_, "\": memory cannot be shared; use Push and Pull"));
@@ -294,7 +294,7 @@ grpc::ServerUnaryReactor* ShardService::AwaitWeights(grpc::CallbackServerContext
     RETURN_IF_ERROR(RequireDeadline(*context, "Shard.AwaitWeights"));
     RETURN_IF_ERROR(Validate(*request));
     ASSIGN_OR_RETURN(shard, worker_.Find(request->job()));
-    return shard->CheckEpoch(request->epoch());
+    return shard->requests().CheckEpoch(request->epoch());
   });
   if (!status.ok()) return Answer(context, status);
   return WaitingCall::Start(

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "worker/job/step_mail.h"
+#include "worker/lead/step_mail.h"
 #include "worker/testing/step_fixture.h"
 
 namespace shardmesh {

@@ -15,8 +15,7 @@
 
 namespace shardmesh {
 namespace {
-constexpr int kPublicationsInUse = 2;                    // of a job without slow readers
-constexpr absl::Duration kCommitLag = absl::Seconds(1);  // between the hosts of a job; far less, unless one is stopped
+constexpr int kPublicationsInUse = 2;  // of a job without slow readers
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<JobShard>> JobShard::Create(JobShardOptions options, Plan plan, HostMemory host,
@@ -33,10 +32,8 @@ JobShard::JobShard(JobShardOptions options, Plan plan, HostMemory host)
       host_(std::move(host)),
       protocol_(std::make_unique<StepProtocol>(host_.control(), &host_.notifier(), &options_.spec, &plan_,
                                                options_.worker_names, options_.ranks, options_.rank)),
-      mail_(
-          host_, *protocol_, options_.spec.num_writers(),
-          [this](const v1::StepRequest& request) { return Declare(request, /*attached=*/true); },
-          [this](const StepOutcome& outcome) { return ToReply(outcome); }) {
+      requests_(*protocol_, plan_, options_.epoch, trace_),
+      mail_(host_, *protocol_, options_.spec.num_writers(), requests_) {
   const auto mapped = [this](int buffer) { return IsFileHeld(host_.publication(buffer).fd()); };
   const auto mapped_at = [this](int b, int seat) { return IsFileHeldAt(host_.publication(b).fd(), seat); };
   protocol_->publications().ShowOn(&host_.board(), mapped);
@@ -91,7 +88,7 @@ EngineOptions JobShard::ForEngine() {
   EngineOptions options;
   options.step_timeout = options_.step_timeout;
   options.spin = options_.spin;
-  options.notified = [this] { mail_.Poll(); };
+  options.mail = &mail_;
   options.progress = [this] {
     moved_nanos_.store(MonotonicNanos());
     waiters_.Notify();
@@ -108,11 +105,10 @@ JobShard::~JobShard() {
 }
 
 void JobShard::StartHosts(HostGroups groups, absl::Duration heartbeat_timeout) {
-  host_lead_ =
-      std::make_unique<HostLead>(*protocol_, host_, *pass_, options_.spec, plan_, std::move(groups),
-                                 HostLeadOptions{heartbeat_timeout, options_.step_timeout, [this] { mail_.Poll(); },
-                                                 [this] { waiters_.Notify(); }, options_.spin},
-                                 &trace_);
+  host_lead_ = std::make_unique<HostLead>(
+      *protocol_, host_, *pass_, options_.spec, plan_, std::move(groups),
+      HostLeadOptions{heartbeat_timeout, options_.step_timeout, &mail_, [this] { waiters_.Notify(); }, options_.spin},
+      &trace_);
 }
 
 // Gradients are there as long as windows are: trainers that were told of the abort do not write them any more.
@@ -159,7 +155,7 @@ absl::Status JobShard::Load(uint64_t load_id, Step step, const std::function<abs
 }
 
 absl::Status JobShard::UseLoaded(const v1::UseLoadedRequest& request) {
-  RETURN_IF_ERROR(CheckEpoch(request.epoch()));
+  RETURN_IF_ERROR(requests_.CheckEpoch(request.epoch()));
   RETURN_IF_ERROR(Health());
   const bool same = protocol_->control()->members[rank().value()].loaded_id.load() == request.load_id();
   if (same) return absl::OkStatus();
@@ -215,102 +211,9 @@ absl::Status JobShard::CheckOpen() const {
   return absl::NotFoundError(absl::StrCat("job ", spec().name, " was deleted, or moved to other workers"));
 }
 
-absl::Status JobShard::CheckEpoch(int64_t epoch) const {
-  if (epoch == options_.epoch.value()) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat("epoch ", epoch, " of job ", spec().name, " is not the current one, ",
-                                         options_.epoch.value(), "; open the job again"));
-}
-
-absl::StatusOr<std::optional<StepOutcome>> JobShard::Declare(const v1::StepRequest& request, bool attached) {
-  RETURN_IF_ERROR(CheckEpoch(request.epoch()));
-  if (!attached) RETURN_IF_ERROR(ErrorAt(FaultPoint::kStepCalled));
-  Declaration declaration;
-  declaration.step = Step(request.step());
-  declaration.in_place = attached;
-  declaration.learning_rates.assign(request.learning_rates().begin(), request.learning_rates().end());
-  if (request.has_loss_scale()) declaration.loss_scale = request.loss_scale();
-  declaration.tokens.assign(request.tokens().begin(), request.tokens().end());
-  for (int slot : request.slots()) declaration.slots.push_back(Slot(slot));
-  for (const v1::NonFinite& bad : request.non_finite())
-    declaration.non_finite.emplace_back(Slot(bad.slot()), bad.tensor());
-  // What an attached trainer knows, its host has committed; and the host's lead itself declares for it.
-  if (!attached) {
-    AwaitCommitBefore(declaration.step);
-    ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, AwaitMayDeclare(declaration));
-    if (outcome.has_value()) return outcome;
-  }
-  ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_->declarations().Declare(declaration));
-  if (outcome.has_value()) return outcome;  // committed meanwhile
-  const int64_t now = MonotonicNanos();
-  for (Slot slot : declaration.slots) trace_.Add({"declared", request.step(), -1, slot.value(), 0, now, now});
-  return outcome;
-}
-
-absl::StatusOr<std::optional<StepOutcome>> JobShard::AwaitMayDeclare(const Declaration& declaration) const {
-  const StepDeclarations declarations = protocol_->declarations();
-  for (Slot slot : declaration.slots) {  // who is told that waits for nothing
-    ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, declarations.CheckStep(slot, declaration.step));
-    if (outcome.has_value()) return outcome;
-  }
-  protocol_->slots().AwaitFree(declaration.slots, StepSlots::kHolderLag);
-  for (Slot slot : declaration.slots) {
-    for (int shard = 0; shard < plan_.num_shards() && !plan_.bucketed(); ++shard) {
-      // Whether a gradient shard that another host takes is there yet is not known here: the step waits for it.
-      if (!declarations.IsPushedHere(slot, shard)) continue;
-      if (declarations.HasGradientShard(slot, shard, declaration.step)) continue;
-      return absl::FailedPreconditionError(absl::StrCat("slot ", slot.value(), " of step ", declaration.step.value(),
-                                                        " lacks the gradient of shard ", shard, "; push it first"));
-    }
-  }
-  return std::optional<StepOutcome>();
-}
-
-absl::StatusOr<bool> JobShard::DeclareBucket(const v1::DeclareBucketRequest& request, bool attached) {
-  RETURN_IF_ERROR(CheckEpoch(request.epoch()));
-  BucketDeclaration declaration;
-  declaration.step = Step(request.step());
-  declaration.bucket = request.bucket();
-  declaration.in_place = attached;
-  for (int slot : request.slots()) declaration.slots.push_back(Slot(slot));
-  for (const v1::NonFinite& bad : request.non_finite())
-    declaration.non_finite.emplace_back(Slot(bad.slot()), bad.tensor());
-  ASSIGN_OR_RETURN(const bool before, protocol_->buckets().Declare(declaration));
-  const int64_t now = MonotonicNanos();
-  for (Slot slot : declaration.slots) {
-    if (!before) trace_.Add({"declared", request.step(), request.bucket(), slot.value(), 0, now, now});
-  }
-  return before;
-}
-
 absl::Status JobShard::HealthOf(const v1::StepRequest& request) const {
   RETURN_IF_ERROR(Health());
-  for (int slot : request.slots())
-    RETURN_IF_ERROR(protocol_->declarations().CheckStands({Slot(slot)}, Step(request.step())));
-  return absl::OkStatus();
-}
-
-void JobShard::AwaitCommitBefore(Step step) const {
-  const bool under_way = protocol_->decided() > protocol_->committed();
-  if (protocol_->local().num_hosts == 1 || !under_way || step != Step(protocol_->committed_step().value() + 2)) return;
-  protocol_->outcomes().AwaitCommit(Step(step.value() - 1), kCommitLag).status().IgnoreError();
-}
-
-v1::StepReply JobShard::ToReply(const StepOutcome& outcome) const {
-  v1::StepReply reply;
-  reply.set_step(outcome.step.value());
-  reply.set_already_applied(outcome.already_applied);
-  reply.set_skipped(outcome.skipped);
-  reply.set_gradient_norm(outcome.norm);
-  reply.set_peak_gradients(outcome.peak);
-  if (outcome.no_tokens) {
-    reply.set_skip_reason("no slot had a token");
-  } else if (outcome.skipped) {
-    const bool known = outcome.bad_tensor >= 0 && outcome.bad_tensor < static_cast<int>(spec().parameters.size());
-    reply.set_skip_reason(absl::StrCat("slot ", outcome.bad_slot.value(), ": gradient of \"",
-                                       known ? spec().parameters[outcome.bad_tensor].name : "?",
-                                       "\" is not finite (NaN, infinite, or >= FLT_MAX / slots)"));
-  }
-  return reply;
+  return requests_.CheckStands(request);
 }
 
 bool JobShard::BeginPush(int slot) {

@@ -22,11 +22,11 @@
 #include "core/job/support.h"
 #include "proto/shardmesh/v1/shard.pb.h"
 #include "worker/job/pulls_under_way.h"
-#include "worker/job/step_mail.h"
 #include "worker/job/unclaimed_sessions.h"
 #include "worker/job/waiters.h"
 #include "worker/lead/engine.h"
 #include "worker/lead/host_lead.h"
+#include "worker/lead/step_mail.h"
 #include "worker/memory/gradient_sums.h"
 #include "worker/memory/host_capacity.h"
 #include "worker/memory/host_memory.h"
@@ -97,21 +97,10 @@ class JobShard {
   // NotFound: closed, whatever its health was before: whoever still has something of the job lets it go.
   absl::Status CheckOpen() const;
 
-  // Aborted: the caller's epoch is another.
-  absl::Status CheckEpoch(int64_t epoch) const;
-
-  // StepRequest -> Declare. `attached`: the slots' windows hold every gradient shard, which are marked ready too; else
-  // a missing gradient shard is FailedPrecondition.
-  absl::StatusOr<std::optional<StepOutcome>> Declare(const v1::StepRequest& request, bool attached);
-  // DeclareBucketRequest -> StepBuckets::Declare. True: it was declared before.
-  absl::StatusOr<bool> DeclareBucket(const v1::DeclareBucketRequest& request, bool attached);
+  // What trainers ask of it.
+  const TrainerRequests& requests() const { return requests_; }
   // Health, and whether what was declared stands (StepDeclarations::CheckStands).
   absl::Status HealthOf(const v1::StepRequest& request) const;
-  v1::StepReply ToReply(const StepOutcome& outcome) const;
-
-  // Hosts commit a step one after the other, a moment apart: where one has told a trainer of it, and that is at the
-  // next step already, this one may not have. Waits for that moment; whoever checks the step then says what is wrong.
-  void AwaitCommitBefore(Step step) const;
 
   // One push of a gradient shard at a time: false when one is under way. Of a gradient: at any replica of the shard.
   // REQUIRES: a slot of the job, or -1: initial weights.
@@ -161,9 +150,6 @@ class JobShard {
   absl::Status Open(Memory& memory, const std::atomic<bool>* cancelled);
   absl::Status OpenPass(Memory& memory, const std::atomic<bool>* cancelled);
   EngineOptions ForEngine();
-  // Of a connected trainer: waits for a moment until no attached one has the slots. FailedPrecondition: a gradient shard
-  // is missing. An outcome, and other errors: as Declare.
-  absl::StatusOr<std::optional<StepOutcome>> AwaitMayDeclare(const Declaration& declaration) const;
   // That no version will come, to readers that wait for one.
   void TellReaders(BoardOver how);
 
@@ -183,6 +169,7 @@ class JobShard {
   std::unique_ptr<StepProtocol> protocol_;
   std::unique_ptr<VersionLeases> leases_;
   std::unique_ptr<StepPass> pass_;
+  const TrainerRequests requests_;
   StepMail mail_;                        // the lead's
   std::unique_ptr<Engine> engine_;       // its thread uses all the others
   std::unique_ptr<HostLead> host_lead_;  // as does this one's

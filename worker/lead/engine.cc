@@ -136,6 +136,10 @@ bool Engine::Stopping() const { return stop_.load() || !protocol_.members().Heal
 
 void Engine::Await(std::atomic<uint32_t>& word, uint32_t seen) const { AwaitChange(word, seen, options_.spin, kSlice); }
 
+void Engine::PollMail() const {
+  if (options_.mail != nullptr) options_.mail->Poll();
+}
+
 void Engine::Call(const std::function<void()>& callback) const {
   if (callback) callback();
 }
@@ -146,7 +150,7 @@ void Engine::Loop() {
   while (!Stopping()) {
     std::atomic<uint32_t>& word = lead() ? protocol_.notifier() : control.decision;
     const uint32_t seen = word.load(std::memory_order_acquire);
-    if (lead()) Call(options_.notified);
+    if (lead()) PollMail();
     const bool open = protocol_.committed() != executed;
     if (lead() && !open && protocol_.decided() == executed) {
       protocol_.buckets().DropUnused([this](int bucket) { GaveBack(pass_.GiveBackWeights(bucket)); });
@@ -170,7 +174,7 @@ void Engine::Loop() {
     } else if (!AwaitCommitted(executed, step)) {
       break;
     }
-    if (lead()) Call(options_.notified);
+    if (lead()) PollMail();
     Call(options_.progress);
   }
   Call(options_.progress);
@@ -231,7 +235,7 @@ bool Engine::AwaitAllDone(int64_t step) {
   while (!Stopping()) {
     const uint32_t seen = protocol_.notifier().load(std::memory_order_acquire);
     if (protocol_.commands().AllDone()) return true;
-    if (protocol_.command().kind == CommandKind::kMerge) Call(options_.notified);  // who takes a slot waits for no sum
+    if (protocol_.command().kind == CommandKind::kMerge) PollMail();  // who takes a slot waits for no sum
     if (MonotonicNanos() > deadline) {
       const std::vector<int> late = protocol_.commands().NotDone();
       if (late.empty()) continue;  // the last one finished just now

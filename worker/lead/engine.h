@@ -17,6 +17,7 @@
 #include "core/base/sync.h"
 #include "local/page_allocator.h"
 #include "worker/control/trace.h"
+#include "worker/lead/mail.h"
 #include "worker/pass/step_pass.h"
 #include "worker/step/step_protocol.h"
 
@@ -29,9 +30,9 @@ struct EngineOptions {
   absl::Duration step_timeout = absl::Seconds(60);  // of one command; then the slowest is named and the job aborted
   // How long a wait looks at its word before it sleeps. For workers that have a core each and nothing else to do on it.
   absl::Duration spin;
-  // Called from the engine's thread. `notified`, on the lead: whenever its notifier has rung, and after each commit.
-  // `progress`: after each commit and after an abort. Both may be empty.
-  std::function<void()> notified, progress;
+  Mail* mail = nullptr;  // the lead's
+  // Called from the engine's thread after each commit and after an abort. May be empty.
+  std::function<void()> progress;
   Trace* trace = nullptr;  // gets a span for each command and each wait for others
 };
 
@@ -75,6 +76,7 @@ class Engine {
   bool AwaitCommitted(uint64_t seq, int64_t step);
   bool Stopping() const;
   void Await(std::atomic<uint32_t>& word, uint32_t seen) const;
+  void PollMail() const;
   void Call(const std::function<void()>& callback) const;
 
   StepProtocol& protocol_;

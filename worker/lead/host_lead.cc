@@ -68,7 +68,7 @@ HostLead::~HostLead() {
 void HostLead::Loop() {
   while (!stop_.load()) {
     const uint32_t seen = protocol_.notifier().load(std::memory_order_acquire);
-    if (options_.notified) options_.notified();
+    if (options_.mail != nullptr) options_.mail->Poll();
     LookAtMembers();
     if (!Round()) break;
     AfterRound();
@@ -77,7 +77,7 @@ void HostLead::Loop() {
   }
   protocol_.publications().Keep(reserved_);  // of a step that is not decided
   EndGroups();
-  if (options_.notified) options_.notified();
+  if (options_.mail != nullptr) options_.mail->Poll();
   if (options_.progress) options_.progress();
 }
 
@@ -394,7 +394,7 @@ void HostLead::Commit() {
   const bool more = MoreFollows(facts_, job_, plan_);
   if (!more && plan_.bucketed()) ReturnLent();
   phase_ = Phase::kCollect;
-  if (options_.notified) options_.notified();
+  if (options_.mail != nullptr) options_.mail->Poll();
   if (options_.progress) options_.progress();
   if (!more) return;
   command_ = *Decide(facts_, job_, plan_);

@@ -43,6 +43,7 @@
 #include "worker/lead/host_seats.h"
 #include "worker/lead/host_transfers.h"
 #include "worker/lead/host_words.h"
+#include "worker/lead/mail.h"
 #include "worker/memory/host_memory.h"
 #include "worker/pass/step_pass.h"
 #include "worker/step/decide.h"
@@ -60,9 +61,9 @@ struct HostGroups {
 struct HostLeadOptions {
   absl::Duration round_timeout = absl::Seconds(3);  // for another lead to come to a round: the heartbeat time-out
   absl::Duration step_timeout = absl::Seconds(60);  // for members to execute a command
-  // Called from the lead's thread. `notified`: whenever its notifier has rung, and after each commit and an abort.
-  // `progress`: after each commit and an abort. Both may be empty.
-  std::function<void()> notified, progress;
+  Mail* mail = nullptr;
+  // Called from the lead's thread after each commit and an abort. May be empty.
+  std::function<void()> progress;
   // EngineOptions::spin: of waits for the notifier. Waits for other hosts sleep.
   absl::Duration spin;
 };

@@ -330,15 +330,20 @@ TEST(HostLead, PiecesThatCrossEarly_ChangeNoBit) {
 }
 
 // Where a core is its own, waiting takes it: without, what two idle leads take in a minute is far less.
-TEST(HostLead, Spin_LooksAtTheBell) {
-  std::atomic<int64_t> busy_nanos{0};
+TEST(HostLead, Spin_LooksAtTheNotifier) {
+  struct Clock : Mail {
+    void Poll() override {
+      timespec used;
+      clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+      busy_nanos.store(int64_t{used.tv_sec} * 1'000'000'000 + used.tv_nsec);
+    }
+    std::atomic<int64_t> busy_nanos{0};
+  };
+  Clock clock;
+  const std::atomic<int64_t>& busy_nanos = clock.busy_nanos;
   HostLeadOptions options{kLongWait, kLongWait};
   options.spin = absl::Seconds(1);
-  options.notified = [&] {
-    timespec used;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
-    busy_nanos.store(int64_t{used.tv_sec} * 1'000'000'000 + used.tv_nsec);
-  };
+  options.mail = &clock;
   JobOnHosts job(SmallJob("fsdp=2", 1), 2, options);
   ASSERT_OK(job.PlaceWeights());
   std::atomic<uint32_t> never{0};

@@ -83,7 +83,7 @@ TEST(WorkerHosts, LeadsMeetAndStep) {
   request.set_epoch(3);
   request.set_step(1);
   request.add_slots(0);
-  ASSERT_OK(shards[1]->Declare(request, /*attached=*/true));
+  ASSERT_OK(shards[1]->requests().Declare(request, /*attached=*/true));
   for (int i : {0, 1}) ASSERT_OK(shards[i]->protocol().outcomes().AwaitCommit(Step(1), kLong));
   // One leaves: the other knows who.
   two.workers[1]->Leave();

@@ -14,7 +14,7 @@
 #include "local/futex.h"
 #include "local/process_end.h"
 #include "worker/job/second_look.h"
-#include "worker/job/step_mail.h"
+#include "worker/lead/step_mail.h"
 #include "worker/node/retained_memory.h"
 #include "worker/process/worker.h"
 

@@ -7,7 +7,7 @@
 #include "core/base/fault_point.h"
 #include "core/base/status.h"
 #include "local/futex.h"
-#include "worker/job/step_mail.h"
+#include "worker/lead/step_mail.h"
 
 namespace shardmesh {
 namespace {
@@ -140,7 +140,7 @@ absl::StatusOr<bool> StepMail::TryTake(int seat, int64_t now_nanos, v1::SlotRepl
   if (committed.value() > open_[seat].after_step) {
     std::optional<StepOutcome> outcome = protocol_.outcomes().OutcomeOf(committed);
     outcome->already_applied = false;
-    *reply.mutable_committed() = to_reply_(*outcome);
+    *reply.mutable_committed() = requests_.ToReply(*outcome);
     return true;
   }
   ASSIGN_OR_RETURN(const std::optional<PulledSlots::Grant> grant, protocol_.pulling().TakeNext(seat, now_nanos));

@@ -1,4 +1,4 @@
-#include "worker/job/step_mail.h"
+#include "worker/lead/step_mail.h"
 
 #include <thread>
 
@@ -43,22 +43,15 @@ struct StepMailTest : StepFixture {
                         reply.step().step());
   }
 
-  std::vector<int64_t> declared;
-  StepMail mail{host, protocol, 3,
-                [this](const v1::StepRequest& request) {
-                  declared.push_back(request.step());
-                  Declaration declaration;
-                  declaration.step = Step(request.step());
-                  declaration.in_place = true;
-                  for (const int slot : request.slots()) declaration.slots.push_back(Slot(slot));
-                  return protocol.declarations().Declare(declaration);
-                },
-                [](const StepOutcome& outcome) {
-                  v1::StepReply reply;
-                  reply.set_step(outcome.step.value());
-                  reply.set_already_applied(outcome.already_applied);
-                  return reply;
-                }};
+  // The step of each slot that was declared.
+  std::vector<int64_t> declared() {
+    std::vector<int64_t> steps;
+    for (const TraceSpan& span : trace.Spans()) steps.push_back(span.step);
+    return steps;
+  }
+  Trace trace;
+  const TrainerRequests requests{protocol, plan, Epoch(0), trace};
+  StepMail mail{host, protocol, 3, requests};
 };
 
 TEST_F(StepMailTest, AMessageIsDeclaredOnce_AndAnsweredAtTheCommit) {
@@ -66,7 +59,7 @@ TEST_F(StepMailTest, AMessageIsDeclaredOnce_AndAnsweredAtTheCommit) {
   ASSERT_TRUE(Put(0, Request(kOne, {0, 1}, 1)));
   mail.Poll();
   mail.Poll();
-  EXPECT_THAT(declared, ElementsAre(1));
+  EXPECT_THAT(declared(), ElementsAre(1, 1));
   EXPECT_EQ(Answer(0), "none");
   EXPECT_TRUE(host.mailbox(0).open());
   ASSERT_TRUE(Put(2, Request(kOther, {2}, 1)));
@@ -111,7 +104,7 @@ TEST_F(StepMailTest, MessagesOfOtherSessions_AndNoMessages_DoNothing) {
   ASSERT_TRUE(PutMessage(host.mailbox(0).request, "\xff\xff nonsense"));
   mail.Poll();
   EXPECT_EQ(Answer(0), "none");
-  EXPECT_TRUE(declared.empty());
+  EXPECT_THAT(declared(), ElementsAre());
 }
 
 TEST_F(StepMailTest, AnAnswerThatWasGivenUp_DoesNotKeepTheNextOneBack) {

@@ -12,7 +12,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,26 +20,24 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "proto/shardmesh/v1/local.pb.h"
+#include "worker/lead/mail.h"
+#include "worker/lead/trainer_requests.h"
 #include "worker/memory/host_memory.h"
 #include "worker/step/step_protocol.h"
 
 namespace shardmesh {
 
-class StepMail {
+class StepMail final : public Mail {
  public:
-  using DeclareFn = std::function<absl::StatusOr<std::optional<StepOutcome>>(const v1::StepRequest&)>;
-  using ToReplyFn = std::function<v1::StepReply(const StepOutcome&)>;
-
-  // Borrowed arguments outlive the object. `declare`: an attached trainer's step; `to_reply`: what became of one.
-  // `num_writers`: the job's.
-  StepMail(const HostMemory& host, StepProtocol& protocol, int num_writers, DeclareFn declare, ToReplyFn to_reply);
+  // Borrowed arguments outlive the object. `num_writers`: the job's.
+  StepMail(const HostMemory& host, StepProtocol& protocol, int num_writers, const TrainerRequests& requests);
 
   // In the lead's next incarnation: messages that the last one took and did not answer are taken again. Before Poll.
   void TakeOver();
 
   // Takes the messages that have come, and answers those whose step is committed, or cannot be. Of trainers that pull
   // slots: those for which there is one, or of which a step was committed that they do not know.
-  void Poll();
+  void Poll() override;
 
  private:
   void Take(int slot);
@@ -61,8 +58,7 @@ class StepMail {
 
   const HostMemory& host_;
   StepProtocol& protocol_;
-  const DeclareFn declare_;
-  const ToReplyFn to_reply_;
+  const TrainerRequests& requests_;
   // By the slot whose mailbox it came through: what is declared and not answered.
   struct Open {
     int64_t step = 0;  // 0: nothing

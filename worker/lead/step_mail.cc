@@ -1,4 +1,4 @@
-#include "worker/job/step_mail.h"
+#include "worker/lead/step_mail.h"
 
 #include <sched.h>
 
@@ -19,13 +19,8 @@ static_assert(kMaxMessageBytes >= sizeof(double) * kMaxGroups + 32 * kMaxSlots +
 constexpr absl::Duration kSlowLook = absl::Milliseconds(1), kTakingTimeout = absl::Seconds(60);
 }  // namespace
 
-StepMail::StepMail(const HostMemory& host, StepProtocol& protocol, int num_writers, DeclareFn declare,
-                   ToReplyFn to_reply)
-    : host_(host),
-      protocol_(protocol),
-      declare_(std::move(declare)),
-      to_reply_(std::move(to_reply)),
-      open_(num_writers) {}
+StepMail::StepMail(const HostMemory& host, StepProtocol& protocol, int num_writers, const TrainerRequests& requests)
+    : host_(host), protocol_(protocol), requests_(requests), open_(num_writers) {}
 
 // The bytes lie there until the trainer writes its next message, which it does not before it has this one's answer, or
 // gave it up.
@@ -88,7 +83,7 @@ void StepMail::Take(int slot) {
   if (counts) {
     absl::Status may = ErrorAt(FaultPoint::kMessageTaken);
     may.Update(CheckSlots(request_));
-    declared = may.ok() ? declare_(request_.step()) : may;
+    declared = may.ok() ? requests_.Declare(request_.step(), /*attached=*/true) : may;
     Reach(FaultPoint::kMessageDeclared);
   }
   taking.fetch_add(1);
@@ -112,7 +107,7 @@ absl::Status StepMail::CheckSlots(const v1::TrainerRequest& request) const {
 void StepMail::Answer(int slot, const absl::StatusOr<StepOutcome>& outcome) {
   reply_.Clear();
   if (outcome.ok()) {
-    *reply_.mutable_step() = to_reply_(*outcome);
+    *reply_.mutable_step() = requests_.ToReply(*outcome);
   } else {
     reply_.mutable_step()->set_step(open_[slot].step);
     reply_.set_code(static_cast<int>(outcome.status().code()));
