@@ -404,15 +404,15 @@ TEST_F(CoordinatorServiceTest, Kept_IsWhatJoinAndHeartbeatSay) {
   join.set_retained(true);
   ASSERT_OK(Call(&v1::Coordinator::Stub::Join, join));
   ASSERT_OK(Create(SmallSpec("j", 1)));
-  EXPECT_TRUE(Describe("j")->members(0).retained());
+  EXPECT_TRUE(Describe("j")->members(0).kept());
   ASSERT_OK(Beat("a"));
-  EXPECT_FALSE(Describe("j")->members(0).retained());
+  EXPECT_FALSE(Describe("j")->members(0).kept());
   v1::HeartbeatRequest beat;
   beat.set_name("a");
   beat.set_incarnation(1);
   beat.set_retained(true);
   ASSERT_OK(Call(&v1::Coordinator::Stub::Heartbeat, beat));
-  EXPECT_TRUE(Describe("j")->members(0).retained());
+  EXPECT_TRUE(Describe("j")->members(0).kept());
 }
 
 TEST_F(CoordinatorServiceTest, PlanHashDiffers_NamesBoth) {
