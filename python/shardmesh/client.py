@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Optional, Union
 
 from . import _arguments, _client, _tls, errors
-from ._follow import Follower, OnVersion, choice, seconds
+from ._follower import Follower, OnVersion, choice, seconds
 from ._load import LoadMismatch
 from ._version import Tensor, Version
 

@@ -82,6 +82,15 @@ class Arguments(unittest.TestCase):
         with self.assertRaises(TypeError):
             _client.Client.jobs(_client.Client.__new__(_client.Client))
 
+    def test_the_old_name_of_quantized_warns_and_says_the_same(self):
+        from shardmesh._version import Tensor
+
+        for format, quantized in ("fp32", False), ("nf4", True):
+            tensor = Tensor("w", (4,), format, {})
+            self.assertIs(tensor.quantized, quantized)
+            with self.assertWarnsRegex(DeprecationWarning, "called Tensor.quantized now"):
+                self.assertIs(tensor.coded, quantized)
+
 
 if __name__ == "__main__":
     sys.exit(unittest.main())

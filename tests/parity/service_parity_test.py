@@ -95,12 +95,12 @@ class EmbeddedTest(Trainers):
     def test_of_a_trainer_that_is_killed_nothing_is_left(self):
         with self.start_trainer(START) as trainer:
             self.assertIn(":", trainer.stdout.readline())
-            self.assertGreater(len(self.processes()), 4)  # trainer, keeper, shardctl, coordinator, node, workers
+            self.assertGreater(len(self.processes()), 4)  # trainer, supervisor, shardctl, coordinator, node, workers
             trainer.kill()
         self.assert_nothing_left()
 
-    def test_of_a_trainer_whose_keeper_was_killed_too_no_process_is_left(self):
-        with self.start_trainer(START + "print(service._shared.running._keeper.pid, flush=True)\n") as trainer:
+    def test_of_a_trainer_whose_supervisor_was_killed_too_no_process_is_left(self):
+        with self.start_trainer(START + "print(service._shared.running._supervisor.pid, flush=True)\n") as trainer:
             self.assertIn(":", trainer.stdout.readline())
             os.kill(int(trainer.stdout.readline()), 9)
             trainer.communicate()  # the end of its input: it ends by itself
@@ -118,12 +118,12 @@ class EmbeddedTest(Trainers):
         service, = started
         self.addCleanup(service.close)
         with self.assertRaises(subprocess.TimeoutExpired):
-            service._shared.running._keeper.wait(0.5)
+            service._shared.running._supervisor.wait(0.5)
         self.assertEqual(shardmesh.connect(service.address).jobs(), [])
         service.close()
         service.close()
         self.assertFalse(os.path.exists(service._shared.running.folder))
-        self.assertIsNotNone(service._shared.running._keeper.poll())
+        self.assertIsNotNone(service._shared.running._supervisor.poll())
 
     def test_a_service_that_does_not_start_is_quoted_and_leaves_nothing(self):
         with mock.patch.dict(os.environ, self.environment):

@@ -6,7 +6,7 @@ from functools import partial
 
 from .. import errors
 from ._placed import Placed
-from ._session import Session
+from ._session import TrainerSession
 from ._units import Unit
 
 
@@ -17,7 +17,7 @@ class Buckets:
     def __init__(self, units: Sequence[Unit], placed: Placed) -> None:
         self._units, self._placed = units, placed
 
-    def attach(self, session: Session, bucket_of: Sequence[int]) -> None:
+    def attach(self, session: TrainerSession, bucket_of: Sequence[int]) -> None:
         """At first, or when the job has other weights: nothing is in use. bucket_of: each parameter's."""
         self._session = session
         self._buckets = [sorted({bucket_of[index] for index in unit.parameters}) for unit in self._units]

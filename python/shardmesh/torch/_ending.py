@@ -11,11 +11,11 @@ from ._guard import Guard
 from ._loads import Loads
 from ._modes import plainly
 from ._placed import Placed
-from ._pulled import PulledSlots
+from ._pulled import SlotPuller
 from ._ranks import check_process
 from ._residence import Residence
 from ._setup import Started
-from ._slots import Slots
+from ._assigned import AssignedSlots
 
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Ending:
     """Of one optimizer, in the process that made it. Once."""
 
     def __init__(
-        self, optimizer: object, started: Started, guard: Guard, loads: Loads, slots: Union[Slots, PulledSlots],
+        self, optimizer: object, started: Started, guard: Guard, loads: Loads, slots: Union[AssignedSlots, SlotPuller],
         placed: Placed, residence: Optional[Residence],
     ) -> None:
         self._pid, self._started = os.getpid(), started
@@ -68,7 +68,7 @@ class Ending:
 
 @plainly
 def _end(
-    pid: int, started: Started, guard: Guard, loads: Loads, slots: Union[Slots, PulledSlots], placed: Placed,
+    pid: int, started: Started, guard: Guard, loads: Loads, slots: Union[AssignedSlots, SlotPuller], placed: Placed,
     residence: Optional[Residence],
 ) -> None:
     if os.getpid() != pid:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Optional
 import torch
 
 from .. import _client, errors
-from .._follow import Choice, choice, newer, seconds
+from .._follower import Choice, choice, newer, seconds
 from .._load import LoadMismatch
 from .._tls import Path
 from .._version import Version

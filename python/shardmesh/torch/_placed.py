@@ -12,7 +12,7 @@ from . import _forks
 from ._memory import Weights
 from ._model import Parameter
 from ._quantized import Delivery
-from ._session import LOG, Session
+from ._session import LOG, TrainerSession
 from ._writes import Copies, Writes
 
 _MAPPED = ("cpu", "meta")  # devices whose copies this process can map privately; those of meta get memory
@@ -26,7 +26,7 @@ class Placed:
     """
 
     def __init__(
-        self, parameters: Sequence[Parameter], session: Session, *, resides: bool = False,
+        self, parameters: Sequence[Parameter], session: TrainerSession, *, resides: bool = False,
         delivery: Optional[Delivery] = None,
     ) -> None:
         """resides: reside() follows. delivery: of codes; None: all are decoded."""
@@ -102,10 +102,10 @@ class Placed:
             if self._copies.has(index):
                 self._copies.empty(index)
 
-    def place(self, session: Session) -> None:
+    def place(self, session: TrainerSession) -> None:
         """Of a session that was opened, or opened again; or of the same one: whatever was written or moved is undone.
         """
-        self._session: Optional[Session] = session
+        self._session: Optional[TrainerSession] = session
         self._sources = [session.weights(parameter.name) for parameter in self._parameters]
         self._delivered, self._edited = set(), None
         reasons: dict[int, str] = {}

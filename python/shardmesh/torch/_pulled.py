@@ -11,18 +11,18 @@ from .. import errors
 from ._memory import put_gradient
 from ._model import Parameter
 from ._ranks import check_process
-from ._session import Reply, Session
+from ._session import Reply, TrainerSession
 from ._shown import SEVERAL, Shown
 from ._windows import Windows
 
 
-class PulledSlots:
+class SlotPuller:
     """Each slot has a window of its own while it is written; gradients go there as in _slots.py."""
 
     def __init__(self, parameters: Sequence[Parameter], count: int, token_weights: bool, alone: bool) -> None:
         """count: slots of a step, over all ranks. alone: no other rank takes any."""
         self._parameters, self._pid, self._alone = list(parameters), os.getpid(), alone
-        self._session: Optional[Session] = None
+        self._session: Optional[TrainerSession] = None
         self._count = count
         self._open: Optional[int] = None  # the slot that the loop's body is at
         self.token_weights = token_weights  # then a slot may be without tokens, and without gradients
@@ -35,7 +35,7 @@ class PulledSlots:
         if count > 1:
             self._shown.withhold(SEVERAL, self._to_add_to, first=True)
 
-    def attach(self, session: Session) -> None:
+    def attach(self, session: TrainerSession) -> None:
         self._session, self._windows, self._taken = session, None, None
         if self._step < 0:
             self._step = session.committed
@@ -109,7 +109,7 @@ class PulledSlots:
         if self._count > 1:
             self._shown.hide_all()
 
-    def _next(self, session: Session) -> Optional[int]:
+    def _next(self, session: TrainerSession) -> Optional[int]:
         """A slot of the step that this rank is at; None: that is over, and `_reply` says how it went."""
         wanted = self._step + 1
         while self._taken is None and session.committed < wanted:
@@ -125,7 +125,7 @@ class PulledSlots:
         self._reply = Reply(wanted, True, False, "", None)  # the others did without this rank
         return None
 
-    def _begin(self, session: Session) -> None:
+    def _begin(self, session: TrainerSession) -> None:
         self._windows = windows = Windows(
             self._parameters, [session.gradient(None, one.name, one.tensor.shape) for one in self._parameters]
         )
@@ -161,7 +161,7 @@ class PulledSlots:
     def complete(self) -> None:
         """Slots are complete when they were finished."""
 
-    def commit(self, session: Session, learning_rates: list[float], loss_scale: float, tokens: list[int]) -> Reply:
+    def commit(self, session: TrainerSession, learning_rates: list[float], loss_scale: float, tokens: list[int]) -> Reply:
         assert self._reply is not None
         return self._reply
 

@@ -21,7 +21,7 @@ from ._hooks import Hook, refuse_copies
 from ._model import Parameter
 from ._placed import Placed
 from ._saved import Memory
-from ._session import LOG, Session
+from ._session import LOG, TrainerSession
 from ._units import Unit, eager, units
 
 
@@ -29,7 +29,7 @@ class Residence:
     """Of one session. Unit 0 is the root."""
 
     def __init__(
-        self, model: torch.nn.Module, parameters: Sequence[Parameter], placed: Placed, session: Session,
+        self, model: torch.nn.Module, parameters: Sequence[Parameter], placed: Placed, session: TrainerSession,
         begins: Callable[[], None],
     ) -> None:
         """begins: called before a forward of the whole model."""
@@ -68,7 +68,7 @@ class Residence:
                 and any(place_of.get(id(one), (-1, 0))[0] == number for one in inner.parameters(recurse=False))
             ])
 
-    def attach(self, session: Session) -> None:
+    def attach(self, session: TrainerSession) -> None:
         """At first, or when the job has other weights: nothing is in use."""
         self._session = session
         self._bucket = [session.core.bucket(parameter.name) for parameter in self._parameters]

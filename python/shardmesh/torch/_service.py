@@ -24,9 +24,9 @@ from ._uses import Running
 
 LOG = logging.getLogger("shardmesh.torch")
 
-_KEEPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_keeper.py")
+_SUPERVISOR = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_supervisor.py")
 _POLL_SECONDS = 0.02
-_STOP_SECONDS = 30.0  # a little longer than _keeper.py waits
+_STOP_SECONDS = 30.0  # a little longer than _supervisor.py waits
 _GRACE_SECONDS = 2.0  # `shardctl up --grace`
 _LOOK_SECONDS = 0.05  # between two looks at the other ranks, which are waited for
 _OPENS_LATER = 30.0  # a store that is given up goes on for so long: not just while this process ends
@@ -67,11 +67,11 @@ class Embedded:
         command = _command(workers, timeout)
         self.folder = tempfile.mkdtemp(prefix="shardmesh-")
         self._owner = os.getpid()
-        # Open here: it can be read after the keeper has removed the folder.
+        # Open here: it can be read after the supervisor has removed the folder.
         self._log = open(os.path.join(self.folder, "service.log"), "w+b")
         try:
-            self._keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", _KEEPER, str(self._owner), self.folder, *command],
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-S", _SUPERVISOR, str(self._owner), self.folder, *command],
                 stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, env=_tls.environment_without(),
                 start_new_session=True)  # Ctrl-C is the trainer's to answer
         except OSError as error:
@@ -101,12 +101,12 @@ class Embedded:
         if not self.owned:
             return
         atexit.unregister(self.close)
-        self._keeper.terminate()
+        self._supervisor.terminate()
         try:
-            self._keeper.wait(seconds)
+            self._supervisor.wait(seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(self._keeper.pid, signal.SIGKILL)  # the keeper and shardctl, whose children end with it
-            self._keeper.wait()
+            os.killpg(self._supervisor.pid, signal.SIGKILL)  # the supervisor and shardctl, whose children end with it
+            self._supervisor.wait()
         self._remove()
 
     def failed(self, error: BaseException) -> BaseException:
@@ -130,7 +130,7 @@ class Embedded:
 
     def _ended(self, seconds: float) -> bool:
         try:
-            self._keeper.wait(seconds)
+            self._supervisor.wait(seconds)
         except subprocess.TimeoutExpired:
             return False
         return True

@@ -30,7 +30,7 @@ class Reply(NamedTuple):
     gradient_norm: Optional[float]  # of all gradients before they were clipped; None: skipped, or without clip_norm
 
 
-class Session:
+class TrainerSession:
     """For one thread. Times are seconds. Errors are those of shardmesh.errors."""
 
     def __init__(self, job: _client.Job, slots: Sequence[int] | None, timeout: float, others: Others,

@@ -23,7 +23,7 @@ from ._model import NO_GROUP, Facts, Parameter, Parameters, canonical_rules, fac
 from ._others import Others
 from ._ranks import Ranks, ranks
 from ._rewrite import rewrite
-from ._session import LOG, OVER, Session
+from ._session import LOG, OVER, TrainerSession
 from ._specification import specification
 from ._units import bucket_elements
 
@@ -175,7 +175,7 @@ class Started:
             spec["bucket_elements"], spec["prefetch_buckets"] = bucket_elements(self.model, self.facts.parameters)
         return spec
 
-    def _resumed(self) -> Session:
+    def _resumed(self) -> TrainerSession:
         """Of the checkpoint, which rank 0 restores."""
         if self.ranks.rank == 0:
             path = _resume.newest(str(self.plan.resume))
@@ -207,7 +207,7 @@ class Started:
             self._saved = True
         return self.client.checkpoint(self.name, folder, buffers=_buffers.to_save(self.model), **options)
 
-    def session_of(self, create: bool, replaces_uid: int = 0) -> Session:
+    def session_of(self, create: bool, replaces_uid: int = 0) -> TrainerSession:
         """A new one of the job, which is made if `create` says so, in the place of the job that has replaces_uid."""
         timeout, core = self.plan.timeout, self.client._core
         if create:
@@ -215,7 +215,7 @@ class Started:
         else:
             job = core.open_to_train(self.name, timeout=timeout, **self.rules)
         slots, why = None if self.plan.pulled else list(self.slots), _ABSENT if self.bucketed else ""
-        return Session(job, slots, timeout, self.others, why)
+        return TrainerSession(job, slots, timeout, self.others, why)
 
     def _first_weights(self) -> dict[str, Any]:
         self._deferred.initialize()

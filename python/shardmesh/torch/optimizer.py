@@ -30,11 +30,11 @@ from ._modes import plainly, untraced
 from ._no_states import NoStates, refused
 from ._own_job import OwnJob
 from ._placed import Placed
-from ._pulled import PulledSlots
+from ._pulled import SlotPuller
 from ._quantized import Delivery
 from ._residence import Residence, whole
 from ._session import OVER, Reply
-from ._slots import Slots
+from ._assigned import AssignedSlots
 from ._specification import Formats
 from ._state_dict import has_states, load_states, plain, states_are_wanted, states_of, zeros_of
 
@@ -141,12 +141,12 @@ class Optimizer(torch.optim.Optimizer):
             facts.parameters, self._session, resides=self._started.bucketed,
             delivery=Delivery(model, facts.parameters) if model is not None and plan.deliver == "quantized" else None,
         )
-        self._slots: Union[Slots, PulledSlots]
+        self._slots: Union[AssignedSlots, SlotPuller]
         alone = self._started.ranks.world == 1
         if plan.pulled:
-            self._slots = PulledSlots(self._trainable, int(self._started.spec["slots"]), plan.token_weights, alone)
+            self._slots = SlotPuller(self._trainable, int(self._started.spec["slots"]), plan.token_weights, alone)
         else:
-            self._slots = Slots(self._trainable, self._session.slots or [], plan.token_weights, alone)
+            self._slots = AssignedSlots(self._trainable, self._session.slots or [], plan.token_weights, alone)
         self._slots.attach(self._session)
         self._residence = self._reside()
         self._loads = Loads(model, facts.parameters, weakly(self._loading))
@@ -160,7 +160,7 @@ class Optimizer(torch.optim.Optimizer):
         started = self._started
         if not started.bucketed:
             return None
-        assert started.model is not None and isinstance(self._slots, Slots)
+        assert started.model is not None and isinstance(self._slots, AssignedSlots)
         parameters = started.facts.parameters
         residence = Residence(started.model, parameters, self._placed, self._session, weakly(self._check_model))
         self._slots.reside(residence, [index for index, parameter in enumerate(parameters) if not parameter.frozen])
@@ -208,7 +208,7 @@ class Optimizer(torch.optim.Optimizer):
             self._session.core.await_weights(timeout=self._session.timeout)  # and for a call that was interrupted
         else:
             self._wanted = self._session.committed + 1
-        scaling = _scaler.scaling(self, isinstance(self._slots, PulledSlots))
+        scaling = _scaler.scaling(self, isinstance(self._slots, SlotPuller))
         reply = self._commit(self._wanted, self._learning_rates(), scaling.scale if scaling else 1.0)
         self.last = reply if self.clip_norm > 0 and not reply.skipped else reply._replace(gradient_norm=None)
         self._placed.refresh()
@@ -220,7 +220,7 @@ class Optimizer(torch.optim.Optimizer):
         self._wanted = None  # until here, a call that was interrupted is repeated as the same step
 
     def _commit(self, wanted: int, learning_rates: list[float], loss_scale: float) -> Reply:
-        while self._session.committed < wanted or isinstance(self._slots, PulledSlots):
+        while self._session.committed < wanted or isinstance(self._slots, SlotPuller):
             try:
                 return self._slots.commit(self._session, learning_rates, loss_scale, self._tokens)
             except OVER as error:
@@ -258,7 +258,7 @@ class Optimizer(torch.optim.Optimizer):
         next one, and the loop ends when none is left. Then step() says how it went.
 
         batches: of all slots of the step, or a function of step and slot; the same on every rank."""
-        if not isinstance(self._slots, PulledSlots):
+        if not isinstance(self._slots, SlotPuller):
             raise errors.FailedPrecondition("the slots of this optimizer are assigned; make it with pulled=True")
         self._check_usable()
         if self._slots.over:
@@ -298,7 +298,7 @@ class Optimizer(torch.optim.Optimizer):
         moved = self._guard.drop_moved(self._placed.decoded_for_now())
         self._place_again()
         self._loads.clear()
-        if moved and isinstance(self._slots, Slots):
+        if moved and isinstance(self._slots, AssignedSlots):
             self._slots.attach(self._session)
         if moved and self._residence is None:
             self._slots.clear()

@@ -17,12 +17,12 @@ from ._memory import put_gradient
 from ._model import Parameter
 from ._ranks import check_process
 from ._residence import Residence
-from ._session import LOG, Reply, Session
+from ._session import LOG, Reply, TrainerSession
 from ._shown import HANDED_OVER, SEVERAL, Shown
 from ._windows import Windows
 
 
-class Slots:
+class AssignedSlots:
     """Slots that are assigned to this rank, in order."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Slots:
         self._number_of = {index: number for number, index in enumerate(indices)}
         self._shown.withhold(HANDED_OVER, self._to_add_to, first=False)
 
-    def attach(self, session: Session) -> None:
+    def attach(self, session: TrainerSession) -> None:
         """To its windows, at first or when it was opened again: what is in the old ones is taken over."""
         windows = [
             Windows(self._parameters, [session.gradient(slot, one.name, one.tensor.shape) for one in self._parameters])
@@ -198,7 +198,7 @@ class Slots:
             self._close()
 
     def commit(
-        self, session: Session, learning_rates: list[float], loss_scale: float, tokens: list[int]
+        self, session: TrainerSession, learning_rates: list[float], loss_scale: float, tokens: list[int]
     ) -> Reply:
         if self._token_weights and not tokens and not any(map(any, self._written)):
             tokens = [0] * len(self.numbers)  # of no backward

@@ -1,5 +1,5 @@
 """Runs a program until it ends, this is told to, or the trainer that started this is gone, killed or not; then removes
-its folder. Run as a script, with the standard library alone: _keeper.py PARENT FOLDER PROGRAM [ARGUMENT]...
+its folder. Run as a script, with the standard library alone: _supervisor.py PARENT FOLDER PROGRAM [ARGUMENT]...
 
 The trainer cannot have this done by the kernel: a parent-death signal comes when the thread ends that started the
 child, and removes no folder.
