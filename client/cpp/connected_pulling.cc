@@ -13,7 +13,8 @@
 namespace shardmesh {
 namespace {
 constexpr absl::Duration kAway = absl::Milliseconds(5);
-constexpr absl::Duration kBreaks = absl::Milliseconds(100);  // until it is seen that a connection broke
+// Until it is seen that a connection broke; of a worker that comes back, since then the call can go on.
+constexpr absl::Duration kBreaks = absl::Milliseconds(100), kBreaksOfKept = absl::Seconds(1);
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PullingChannel>> ConnectedPulling::Open(std::shared_ptr<Job> job, Rank rank) {
@@ -82,7 +83,7 @@ bool ConnectedPulling::IsLost(const absl::Status& error) const {
     if (left_) return false;
     seat = seat_;
   }
-  return seat->AwaitOver(kBreaks);
+  return seat->AwaitOver(job_->members()[rank_.value()].kept() ? kBreaksOfKept : kBreaks);
 }
 
 absl::StatusOr<v1::TrainerReply> ConnectedPulling::Send(v1::TrainerRequest& request, absl::Time deadline,
@@ -144,7 +145,11 @@ absl::Status ConnectedPulling::Push(const v1::FinishedSlot& finished, uint64_t s
 absl::StatusOr<Step> ConnectedPulling::AwaitWeights(absl::Duration timeout) {
   const absl::Time deadline = MonotonicNow() + std::max(timeout, job_->options().call_timeout);
   ASSIGN_OR_RETURN(const Step committed, AwaitCommittedStep(*job_, rank_, timeout));
-  RETURN_IF_ERROR(PullAny(committed, deadline));
+  const bool retained = job_->members()[rank_.value()].kept();
+  RETURN_IF_ERROR(CallAgain(retained, job_->peer_timeout(), [&]() -> absl::StatusOr<bool> {
+                    RETURN_IF_ERROR(PullAny(committed, deadline));
+                    return true;
+                  }).status());
   return weights_of_;
 }
 

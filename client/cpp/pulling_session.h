@@ -63,8 +63,8 @@ class PullingSession {
   // Finishes the slot that was taken last. On an error but Aborted it can be finished again: safe, however often. After
   // DeadlineExceeded and Unavailable it may count already, and its gradients be the workers': they cannot be written
   // any more, and what was said is said again.
-  //   Aborted: it was taken back (connected: also since the connection broke): take another. InvalidArgument: settings,
-  //   tokens, gradients that are not zero of a slot without tokens, or, under policy fail, one that is not finite.
+  //   Aborted: it was taken back, which also a broken connection does: take another. InvalidArgument: settings, tokens,
+  //   gradients that are not zero of a slot without tokens, or, under policy fail, one that is not finite.
   //   FailedPrecondition: no slot was taken.
   absl::StatusOr<SlotResult> Finish(const FinishOptions& options);
   // Both at once, for one round trip to the workers: the result, and the next work.

@@ -28,6 +28,7 @@ class SeatRequests : public ::testing::Test {
     JobSpec spec = testing::OddJob("job", "fsdp=2", 2);
     spec.slot_mode = SlotMode::kPulled;
     spec.num_trainers = 1;
+    spec.clip_norm = 1;
     ASSERT_OK_AND_ASSIGN(job_, Create(spec));
     v1::SeatRequest request;
     request.set_job("job");
@@ -50,7 +51,7 @@ class SeatRequests : public ::testing::Test {
     request.mutable_slot()->mutable_finished()->set_step(1);
     return request;
   }
-  absl::StatusOr<v1::PushReply> Push(int slot, int shard, int64_t step = 1) {
+  absl::StatusOr<v1::PushReply> Push(int slot, int shard, int64_t step = 1, char byte = '\0') {
     v1::PushHeader header;
     header.set_job("job");
     header.set_epoch(job_->epoch().value());
@@ -59,7 +60,7 @@ class SeatRequests : public ::testing::Test {
     header.set_step(step);
     header.set_shard(shard);
     header.set_session(seat_->reply().session());
-    const std::string piece(static_cast<size_t>(job_->plan().GradientShardBytes(shard)), '\0');
+    const std::string piece(static_cast<size_t>(job_->plan().GradientShardBytes(shard)), byte);
     return worker().Push(header, {piece}, kLong);
   }
 
@@ -83,7 +84,7 @@ TEST_F(SeatRequests, Repeated_CountOnce) {
   for (int i = 0; i < 2; ++i) {
     ASSERT_OK_AND_ASSIGN(const v1::TrainerReply finished, worker().Trainer(Request(false, 0), kLong));
     EXPECT_EQ(finished.slot().result(), v1::SLOT_RESULT_ACCEPTED);
-    ASSERT_OK_AND_ASSIGN(const v1::PushReply pushed, Push(0, 1));  // is dropped: the window is the workers'
+    ASSERT_OK_AND_ASSIGN(const v1::PushReply pushed, Push(0, 1, 1, '\x3f'));  // dropped: the window is the workers'
     EXPECT_FALSE(pushed.applied());
   }
   ASSERT_OK_AND_ASSIGN(const v1::TrainerReply taken, worker().Trainer(Request(true, 0), kLong));
@@ -94,12 +95,34 @@ TEST_F(SeatRequests, Repeated_CountOnce) {
   ASSERT_OK_AND_ASSIGN(const v1::TrainerReply last, worker().Trainer(Request(true, 1), kLong));
   EXPECT_EQ(last.slot().result(), v1::SLOT_RESULT_ACCEPTED);
   EXPECT_EQ(last.slot().committed().step(), 1);
+  EXPECT_EQ(last.slot().committed().gradient_norm(), 0);
   ASSERT_OK_AND_ASSIGN(const v1::PushReply late, Push(1, 1));
   EXPECT_TRUE(late.applied());
   ASSERT_OK_AND_ASSIGN(const v1::GetStatusReply status, job_->worker(Rank(0)).GetStatus(kLong));
   ASSERT_EQ(status.jobs(0).trainers_size(), 1);
   EXPECT_EQ(status.jobs(0).trainers(0).slots_finished(), 2);
   EXPECT_EQ(status.jobs(0).slots_differing(), 0);
+}
+
+// Until a slot is finished the weights that it is computed with stay as they are.
+TEST_F(SeatRequests, WeightsForASlot_AreThereUntilItIsFinished) {
+  ASSERT_OK(worker().Trainer(Request(true), kLong));
+  const auto pull = [&](int slot) {
+    v1::PullRequest request;
+    request.set_job("job");
+    request.set_for_slot(slot);
+    return worker()
+        .Pull(
+            request, [](const v1::PullHeader&) { return absl::OkStatus(); },
+            [](absl::string_view) { return absl::OkStatus(); }, kLong)
+        .status();
+  };
+  EXPECT_OK(pull(0));
+  ASSERT_OK(Push(0, 0));
+  ASSERT_OK(Push(0, 1));
+  ASSERT_OK(worker().Trainer(Request(false, 0), kLong));
+  EXPECT_THAT(pull(0), StatusIs(Code::kAborted, HasSubstr("slot 0 of step 1 was finished while version 0 was read")));
+  EXPECT_OK(pull(1));
 }
 
 TEST_F(SeatRequests, InAWrongOrder_AreRefused) {

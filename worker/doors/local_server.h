@@ -49,8 +49,8 @@ class LocalServer {
   absl::StatusOr<std::string> GrantReader(std::shared_ptr<JobShard> shard, absl::Duration ttl,
                                           const std::string& caller = "");
 
-  // A seat for a trainer that is connected to this worker, of a job whose slots are pulled. It counts as this
-  // process's, and is free when that ends. Waits a moment for one that is just being left.
+  // A seat for a trainer that is connected to this worker, of a job whose slots are pulled. It is this process's own,
+  // and is free when that ends. Waits a moment for one that is just being left.
   //   ResourceExhausted: the job has all its trainers. FailedPrecondition: its slots are assigned.
   struct HeldSeat {
     int seat = 0;

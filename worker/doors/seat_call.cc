@@ -22,12 +22,20 @@ grpc::ServerWriteReactor<v1::SeatReply>* SeatCall::Start(absl::StatusOr<std::sha
     call->Finish(ToGrpc(shard.status()));
     return call;
   }
-  absl::StatusOr<std::thread> thread = StartThread("a connected trainer's seat", [call, shard = *std::move(shard)] {
-    call->Finish(ToGrpc(CallWithoutThrowing([&] { return call->Run(shard); })));
-  });
+  if (const absl::Status entered = sessions.Enter(); !entered.ok()) {
+    call->Finish(ToGrpc(entered));
+    return call;
+  }
+  absl::StatusOr<std::thread> thread =
+      StartThread("a connected trainer's seat", [call, shard = *std::move(shard), &sessions] {
+        const absl::Status status = CallWithoutThrowing([&] { return call->Run(shard); });
+        sessions.Leave();
+        call->Finish(ToGrpc(status));
+      });
   if (thread.ok()) {
     call->thread_ = *std::move(thread);
   } else {
+    sessions.Leave();
     call->Finish(ToGrpc(thread.status()));
   }
   return call;

@@ -275,6 +275,13 @@ void SeatSession::EndPush(const Push& push, int shard, bool complete) {
   if (complete && push.turn == turn_) has_[shard] = true;
 }
 
+absl::Status SeatSessions::Enter() {
+  if (calls_.fetch_add(1) < kMaxSeatCalls) return absl::OkStatus();
+  calls_.fetch_sub(1);
+  return absl::ResourceExhaustedError(
+      absl::StrCat("this worker has ", kMaxSeatCalls, " calls of Seat open already; end one, or ask another member"));
+}
+
 void SeatSessions::Add(std::shared_ptr<SeatSession> session) {
   MutexLock lock(mu_);
   const uint64_t id = session->id();

@@ -10,6 +10,7 @@
 // Thread-safe; Run is for one thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -106,15 +107,21 @@ class SeatSession {
   std::map<int, v1::FinishedSlot> finished_ ABSL_GUARDED_BY(mu_);
 };
 
+inline constexpr int kMaxSeatCalls = 1024;  // open at a time, seats of all jobs and those who ask for one
+
 // The sessions of a worker, by id. Thread-safe.
 class SeatSessions {
  public:
+  // Counts a call that may give a seat: each has a thread. ResourceExhausted: there are kMaxSeatCalls.
+  absl::Status Enter();
+  void Leave() { calls_.fetch_sub(1); }
   void Add(std::shared_ptr<SeatSession> session);
   void Remove(const SeatSession& session);
   // NotFound: none, or it has ended.
   absl::StatusOr<std::shared_ptr<SeatSession>> Find(uint64_t id) const;
 
  private:
+  std::atomic<int> calls_{0};
   mutable Mutex mu_;
   std::map<uint64_t, std::shared_ptr<SeatSession>> sessions_ ABSL_GUARDED_BY(mu_);
 };

@@ -2,10 +2,10 @@
 // the messages itself and writes the answers itself, so a step costs two wake-ups, of the lead and of the trainer; none
 // when both spin.
 //
-// A message is a TrainerRequest, an answer a TrainerReply (local.proto). A session writes its messages into the mailbox
-// of its first slot and notifies. A message counts while its session holds the slot it came through; of any other,
-// and of one that cannot be read, nothing is done and nobody is answered. While the answer to a call that was given up
-// lies in the mailbox, the next one is kept until there is room; a newer message replaces it.
+// A message is a TrainerRequest, an answer a TrainerReply (trainer.proto). A session writes its messages into the
+// mailbox of its first slot and notifies. A message counts while its session holds the slot it came through; of any
+// other, and of one that cannot be read, nothing is done and nobody is answered. While the answer to a call that was
+// given up lies in the mailbox, the next one is kept until there is room; a newer message replaces it.
 //
 // For the engine's thread of the lead.
 #pragma once

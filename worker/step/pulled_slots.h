@@ -32,8 +32,7 @@ struct Frontier {
   bool AllResults(SlotRange range) const;
 };
 
-// Whether the trainer in a seat of this host is connected: then a worker stands in for it
-// (worker/doors/seat_session.h).
+// Whether the trainer in a seat of this host is connected: a worker stands in for it (worker/doors/seat_session.h).
 inline bool IsConnected(const ControlBlock& control, int seat) {
   const uint64_t holder = control.slots[seat].holder.load();
   const int rank = AttachedTo(holder);
