@@ -295,18 +295,18 @@ TEST_F(ReformTest, JobThatKillsItsMembers_FailsInTheEnd_UnlessItDoesSteps) {
   ASSERT_NO_FATAL_FAILURE(MakeReady("ddp=2"));
   int64_t incarnation = 1;
   for (int step = 8; incarnation < 2 * options_.max_lost_members; ++step) {
-    ASSERT_OK(c_->Join(SmallWorker("b", incarnation + 1), now_, {}, {life}));
+    ASSERT_OK(c_->Join(SmallWorker("b", incarnation + 1), now_, {}, {incarnation}));
     ++incarnation;
     ReportReady(step);
     ASSERT_EQ(View("j").state, JobState::kReady) << incarnation;
   }
   for (int lost = 0; lost < options_.max_lost_members; ++lost) {
-    ASSERT_OK(c_->Join(SmallWorker("b", incarnation + 1), now_, {}, {life}));
+    ASSERT_OK(c_->Join(SmallWorker("b", incarnation + 1), now_, {}, {incarnation}));
     ++incarnation;
     if (lost % 2 == 0) ReportReady();
     ASSERT_NE(View("j").state, JobState::kFailed) << View("j").error;
   }
-  ASSERT_OK(c_->Join(SmallWorker("b", incarnation + 1), now_, {}, {life}));
+  ASSERT_OK(c_->Join(SmallWorker("b", incarnation + 1), now_, {}, {incarnation}));
   ExpectFailed("worker b", "before it the job lost 8 members without a step between them", "step is");
 }
 
