@@ -137,7 +137,7 @@ TEST_F(ExactlyOnce, FutureStepsAreRefused_AndChangeNothing) {
   EXPECT_THAT(trainer_->Step(0, {0, 1}, 2), StatusIs(Code::kFailedPrecondition, HasSubstr("the next is 1")));
   ASSERT_OK(trainer_->Step(0, {0, 1}, 1));
   EXPECT_THAT(trainer_->Push(0, 7, 1), StatusIs(Code::kFailedPrecondition, HasSubstr("the next is 2")));
-  EXPECT_THAT(trainer_->Step(1, {0, 1}, 2), StatusIs(Code::kFailedPrecondition, HasSubstr("lacks the gradient shard")));
+  EXPECT_THAT(trainer_->Step(1, {0, 1}, 2), StatusIs(Code::kFailedPrecondition, HasSubstr("lacks the gradient of shard")));
   ASSERT_OK(trainer_->PushAll(2));
   ASSERT_OK(trainer_->Step(1, {0, 1}, 2));
   ExpectAsUndisturbed(2);
