@@ -320,7 +320,7 @@ class Simulation {
       if (joined && !goes_on && (before.state == JobState::kReady || reforms)) return CheckReformed(before, after);
       if (joined && before.state == JobState::kPreparing && before.committed_step < 0) return CheckLost(before, after);
       EXPECT_EQ(after.state, joined && !goes_on ? JobState::kFailed : before.state);
-      EXPECT_TRUE(after.error == before.error || before.state != JobState::kFailed) << "the first cause is retained";
+      EXPECT_TRUE(after.error == before.error || before.state != JobState::kFailed) << "the first cause is kept";
       EXPECT_EQ(after.epoch, before.epoch);
       EXPECT_EQ(after.committed_step, before.committed_step);
       ASSERT_EQ(after.members.size(), before.members.size());

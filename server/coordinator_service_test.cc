@@ -363,7 +363,7 @@ TEST_F(CoordinatorServiceTest, CallsOfAnIncarnationWithoutItsSecret_PermissionDe
     EXPECT_THAT(Call(&v1::Coordinator::Stub::Join, join), StatusIs(Code::kPermissionDenied, HasSubstr("join of")));
     EXPECT_THAT(
         Call(&v1::Coordinator::Stub::Heartbeat, beat),
-        StatusIs(Code::kPermissionDenied, HasSubstr("heartbeat of worker an incarnation 1 without the secret")));
+        StatusIs(Code::kPermissionDenied, HasSubstr("heartbeat of worker a incarnation 1 without the secret")));
     EXPECT_THAT(Call(&v1::Coordinator::Stub::Leave, leave), StatusIs(Code::kPermissionDenied, HasSubstr("leave of")));
   }
   EXPECT_EQ(Describe("j")->state(), v1::JOB_STATE_PREPARING);

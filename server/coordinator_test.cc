@@ -163,7 +163,7 @@ TEST_F(CoordinatorTest, SilentWorker_FailsItsJobsNamingItself) {
   EXPECT_TRUE(view.members[0].alive);
   EXPECT_FALSE(view.members[1].alive);
   ASSERT_OK(c_->Leave("a", 1, now_));
-  EXPECT_EQ(View("j").error, view.error) << "the first cause is retained";
+  EXPECT_EQ(View("j").error, view.error) << "the first cause is kept";
 }
 
 TEST_F(CoordinatorTest, DeadWorkerHeardAgain_KeepsItsFailedJobUntilItIsDeleted) {

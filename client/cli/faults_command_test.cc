@@ -33,8 +33,8 @@ TEST(FaultsCommandTest, Text_EveryPointIsARowOfAnAlignedTable) {
     EXPECT_EQ(lines[i + 1].substr(what), kFaultPoints[i].what);
   }
   EXPECT_THAT(result.out, HasSubstr("\nmessage-taken     stepping   lead        kill stop delay error  a trainer's"));
-  EXPECT_THAT(result.out, HasSubstr("\nprepared         preparing  any member  kill stop delay error  it has"));
-  EXPECT_THAT(result.out, HasSubstr("\nchunk-stepped    stepping   any member  kill stop delay        a chunk"));
+  EXPECT_THAT(result.out, HasSubstr("\nprepared          preparing  any member  kill stop delay error  it has"));
+  EXPECT_THAT(result.out, HasSubstr("\nchunk-stepped     stepping   any member  kill stop delay        a chunk"));
 }
 
 TEST(FaultsCommandTest, Json_SaysTheSame) {

@@ -85,7 +85,7 @@ inline constexpr FaultPointInfo kFaultPoints[] = {
      "a trainer's message is taken, its slots are not declared yet"},
     {FaultPoint::kMessageDeclared, "message-declared", FaultStage::kStepping, true, false,
      "its slots are declared, the message is not answered"},
-    {FaultPoint::kGradientShardReceived, "gradient-shard-received", FaultStage::kStepping, false, true,
+    {FaultPoint::kGradientShardReceived, "shard-received", FaultStage::kStepping, false, true,
      "a pushed gradient shard lies in its window, and is not marked so"},
     {FaultPoint::kCommandWritten, "command-written", FaultStage::kStepping, true, false,
      "the command is written, and not decided"},

@@ -178,7 +178,7 @@ TEST_F(StalledPulls, AreNamed_ByListLeases_ShardctlAndTheRefusalToPublish) {
     EXPECT_THAT(table.out, ContainsRegex(absl::StrCat("0 +pull of ", puller,
                                                       " at w1 +its end; cut off in [0-9.]+ s if "
                                                       "nothing is read")));
-    EXPECT_THAT(table.out, HasSubstr("1 of 2 publications retained"));
+    EXPECT_THAT(table.out, HasSubstr("1 of 2 publications kept"));
     EXPECT_THAT(json.out, HasSubstr(absl::StrCat("\"puller\":\"", puller, "\"")));
 
     ASSERT_OK(trainer_->To(4));
