@@ -251,5 +251,17 @@ TEST_F(RestartLimits, ReadersOnlyWait) {
   EXPECT_EQ(before, after);
 }
 
+// A node retains 64 jobs of a worker. The 65th trains without it.
+TEST_F(RestartLimits, MoreJobsThanANodeRetains_TrainAndEndWithTheWorker) {
+  for (int i = 1; i < 64; ++i)
+    ASSERT_OK(client_->CreateJob(testing::TinyJob(absl::StrCat("more-", i), "fsdp=2", 1, 8)));
+  ASSERT_OK_AND_ASSIGN(const auto last, client_->CreateJob(testing::TinyJob("last", "fsdp=2", 1, 8)));
+  EXPECT_THAT(cluster_->node().Log(), HasSubstr("event=not_retained worker=w-0 job=last"));
+  ASSERT_OK(testing::Initialize(*last));
+  ASSERT_OK_AND_ASSIGN(const auto session, last->Attach({Slot(0)}));
+  ASSERT_OK(session->AwaitWeights(kLong));
+  EXPECT_OK(session->Step().status());
+}
+
 }  // namespace
 }  // namespace shardmesh

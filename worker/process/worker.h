@@ -211,7 +211,8 @@ class Worker {
   std::shared_ptr<Entry> ResumeOne(const RetainedJob& left);
   // The node's memory, if the job supports restarts where it is and there is a node; else what ends with the process.
   std::unique_ptr<Memory> MemoryFor(Entry& entry, bool restarts);
-  // All of the job's memory is opened: the next incarnation may take it over.
+  // All of the job's memory is opened: the next incarnation may take it over. Of more jobs than a node retains for one
+  // worker the last ones go on without it.
   absl::Status KeepWhole(Entry& entry);
   bool IsRetained(const Entry& entry) const;
   void TellWhetherRetained() const;

@@ -89,6 +89,11 @@ absl::Status Worker::KeepWhole(Entry& entry) {
     whole =
         options_.node->Whole({assignment.spec().name(), assignment.epoch(), assignment.rank(), assignment.plan_hash()});
   }
+  if (absl::IsResourceExhausted(whole)) {  // the job goes on, and ends with this process
+    spdlog::warn("event=not_retained worker={} job={} epoch={} cause=\"{}\"", options_.name, assignment.spec().name(),
+                 assignment.epoch(), std::string(whole.message()));
+    return absl::OkStatus();
+  }
   if (!whole.ok() && !absl::IsUnavailable(whole)) return Annotate(whole, "the node");
   entry.retained.store(true);
   return absl::OkStatus();
