@@ -14,6 +14,7 @@
 #include "core/base/status.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/process.h"
+#include "tests/testing/pulling_jobs.h"
 #include "tests/testing/reference.h"
 #include "tests/testing/training.h"
 
@@ -23,6 +24,7 @@ namespace {
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::ClusterOptions;
 using ::shardmesh::testing::Learnt;
+using ::shardmesh::testing::PulledJob;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 using Work = PullingSession::Work;
@@ -31,49 +33,7 @@ constexpr absl::Duration kLong = absl::Seconds(30);
 constexpr absl::Duration kShort = absl::Milliseconds(50);  // for what may not come before another trainer goes on
 constexpr absl::Duration kSlotTimeout = absl::Milliseconds(2);
 
-JobSpec PulledJob(const std::string& name, const std::string& mesh, int slots, int trainers) {
-  JobSpec spec = testing::OddJob(name, mesh, slots);
-  spec.slot_mode = SlotMode::kPulled;
-  spec.num_trainers = trainers;
-  return spec;
-}
-
-class ConnectedPulling : public ::testing::Test {
- protected:
-  void SetUp() override { Start({}); }
-  void Start(ClusterOptions options) {
-    cluster_.reset();
-    options.workers = 4;
-    ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
-    ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
-    client_ = std::make_unique<Client>(std::move(client));
-  }
-  absl::StatusOr<std::shared_ptr<Job>> Create(const JobSpec& spec) {
-    ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client_->CreateJob(spec));
-    RETURN_IF_ERROR(testing::Initialize(*job));
-    return job;
-  }
-  static absl::StatusOr<std::unique_ptr<PullingSession>> Join(Job& job, bool connects) {
-    ASSIGN_OR_RETURN(std::unique_ptr<PullingSession> session, connects ? job.ConnectPulling() : job.AttachPulling());
-    RETURN_IF_ERROR(session->AwaitWeights(kLong));
-    return session;
-  }
-  static absl::StatusOr<SlotResult> Finish(PullingSession& session, const Work& work) {
-    ASSIGN_OR_RETURN(const FinishOptions options, testing::WriteTaken(session, work));
-    return session.Finish(options);
-  }
-  static void ExpectResult(const absl::StatusOr<SlotResult>& result, SlotResult expected) {
-    ASSERT_OK(result.status());
-    EXPECT_EQ(*result, expected);
-  }
-  static void ExpectTheReference(Job& job, int64_t step) {
-    ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(job, step));
-    EXPECT_EQ(learnt, testing::ReferenceOf(job.spec(), step));
-  }
-
-  std::unique_ptr<Cluster> cluster_;
-  std::unique_ptr<Client> client_;
-};
+class ConnectedPulling : public testing::PullingJobs {};
 
 TEST_F(ConnectedPulling, TrainersOfBothKinds_AreTheBitsOfOneProcess) {
   constexpr int64_t kSteps = 10;

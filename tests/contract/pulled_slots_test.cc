@@ -15,6 +15,7 @@
 #include "core/base/status.h"
 #include "core/mesh/mesh_spec.h"
 #include "tests/testing/cluster.h"
+#include "tests/testing/pulling_jobs.h"
 #include "tests/testing/reference.h"
 #include "tests/testing/training.h"
 
@@ -24,6 +25,7 @@ namespace {
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::ClusterOptions;
 using ::shardmesh::testing::Learnt;
+using ::shardmesh::testing::PulledJob;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 using Work = PullingSession::Work;
@@ -32,57 +34,13 @@ constexpr absl::Duration kLong = absl::Seconds(30);
 constexpr absl::Duration kSlotTimeout = absl::Milliseconds(2);
 constexpr absl::Duration kShort = absl::Milliseconds(20);  // for what may not come before another trainer goes on
 
-JobSpec PulledJob(const std::string& name, const std::string& mesh, int slots, int trainers) {
-  JobSpec spec = testing::OddJob(name, mesh, slots);
-  spec.slot_mode = SlotMode::kPulled;
-  spec.num_trainers = trainers;
-  return spec;
-}
-
 uint32_t Seed() {
   const auto seed = static_cast<uint32_t>(testing::NumberOfEnvironment("SHARDMESH_SEED", std::random_device()()));
   std::cout << "SHARDMESH_SEED=" << seed << "\n";
   return seed;
 }
 
-class PulledSlots : public ::testing::Test {
- protected:
-  void SetUp() override { Start({}); }
-  void Start(ClusterOptions options) {
-    cluster_.reset();
-    options.workers = 4;
-    ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
-    ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
-    client_ = std::make_unique<Client>(std::move(client));
-  }
-
-  absl::StatusOr<std::shared_ptr<Job>> Create(const JobSpec& spec) {
-    ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client_->CreateJob(spec));
-    RETURN_IF_ERROR(testing::Initialize(*job));
-    return job;
-  }
-  static absl::StatusOr<std::unique_ptr<PullingSession>> Attach(Job& job, bool connects = false) {
-    ASSIGN_OR_RETURN(std::unique_ptr<PullingSession> session, connects ? job.ConnectPulling() : job.AttachPulling());
-    RETURN_IF_ERROR(session->AwaitWeights(kLong));
-    return session;
-  }
-  // Writes and finishes the slot that was taken.
-  static absl::StatusOr<SlotResult> Finish(PullingSession& session, const Work& work) {
-    ASSIGN_OR_RETURN(const FinishOptions options, testing::WriteTaken(session, work));
-    return session.Finish(options);
-  }
-  static void ExpectResult(const absl::StatusOr<SlotResult>& result, SlotResult expected) {
-    ASSERT_OK(result.status());
-    EXPECT_EQ(*result, expected);
-  }
-  static void ExpectTheReference(Job& job, int64_t step) {
-    ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(job, step));
-    EXPECT_EQ(learnt, testing::ReferenceOf(job.spec(), step));
-  }
-
-  std::unique_ptr<Cluster> cluster_;
-  std::unique_ptr<Client> client_;
-};
+class PulledSlots : public testing::PullingJobs {};
 
 // Trainers whose calls one test thread makes, in an order that it draws: every delay that there may be between them.
 class Schedule {
@@ -152,7 +110,7 @@ TEST_F(PulledSlots, HundredOrdersOfArrival_AreTheBitsOfOneProcess) {
     ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, Create(spec));
     std::vector<std::unique_ptr<PullingSession>> sessions(draw(1, spec.num_trainers));
     for (auto& session : sessions) {
-      ASSERT_OK_AND_ASSIGN(session, Attach(*job, /*connects=*/draw(0, 3) == 0));
+      ASSERT_OK_AND_ASSIGN(session, Join(*job, /*connects=*/draw(0, 3) == 0));
     }
     Schedule schedule(std::move(sessions), random());
     ASSERT_OK(schedule.RunTo(kSteps));
@@ -171,7 +129,7 @@ TEST_F(PulledSlots, TrainersAtOnce_AreTheBitsOfOneProcess) {
   std::vector<std::thread> trainers;
   for (int i = 0; i < spec.num_trainers; ++i) {
     trainers.emplace_back([&] {
-      ASSERT_OK_AND_ASSIGN(const auto session, Attach(*job));
+      ASSERT_OK_AND_ASSIGN(const auto session, Join(*job));
       EXPECT_OK(testing::PullTo(*session, kSteps));
     });
   }
@@ -185,11 +143,11 @@ TEST_F(PulledSlots, TrainersAtOnce_AreTheBitsOfOneProcess) {
 TEST_F(PulledSlots, ASessionThatEnded_LeavesItsSeatToTheNext) {
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, Create(PulledJob("job", "fsdp=2", 2, 1)));
   for (int i = 0; i < 5; ++i) {
-    ASSERT_OK_AND_ASSIGN(const auto session, Attach(*job));
+    ASSERT_OK_AND_ASSIGN(const auto session, Join(*job));
     ASSERT_OK_AND_ASSIGN(const Work work, session->Take(kLong));
     EXPECT_EQ(work.slot, Slot(0));
   }
-  ASSERT_OK_AND_ASSIGN(const auto session, Attach(*job));
+  ASSERT_OK_AND_ASSIGN(const auto session, Join(*job));
   ASSERT_OK(testing::PullTo(*session, 2));
   ExpectTheReference(*job, 2);
   ASSERT_OK_AND_ASSIGN(const v1::GetStatusReply status, job->worker(Rank(0)).GetStatus(kLong));
@@ -211,8 +169,8 @@ TEST_F(PulledSlots, EveryKindOfCommand_AreTheBitsOfOneProcess) {
   spec.parameters.push_back({"frozen", {5000}, WeightFormat::kBf16});
   spec.parameters.back().frozen = true;
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, Create(spec));
-  ASSERT_OK_AND_ASSIGN(const auto one, Attach(*job));
-  ASSERT_OK_AND_ASSIGN(const auto other, Attach(*job));
+  ASSERT_OK_AND_ASSIGN(const auto one, Join(*job));
+  ASSERT_OK_AND_ASSIGN(const auto other, Join(*job));
   std::thread thread([&] { EXPECT_OK(testing::PullTo(*other, 6)); });
   EXPECT_OK(testing::PullTo(*one, 6));
   thread.join();
@@ -239,8 +197,8 @@ TEST_F(PulledSlots, TokenWeights_OfAssignedSlots_AreTheBitsOfOneProcess) {
 
 TEST_F(PulledSlots, ATrainerThatDies_GivesItsSlotToOthersAtOnce) {
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, Create(PulledJob("job", "fsdp=2", 3, 2)));
-  ASSERT_OK_AND_ASSIGN(auto dying, Attach(*job));
-  ASSERT_OK_AND_ASSIGN(const auto living, Attach(*job));
+  ASSERT_OK_AND_ASSIGN(auto dying, Join(*job));
+  ASSERT_OK_AND_ASSIGN(const auto living, Join(*job));
   ASSERT_OK_AND_ASSIGN(Work work, dying->Take(kLong));
   ASSERT_OK(Finish(*dying, work));  // what it has finished stays
   ASSERT_OK(dying->Take(kLong));
@@ -262,8 +220,8 @@ struct LateTrainer : PulledSlots {
     JobSpec spec = PulledJob("job", "fsdp=2", 2, 2);
     spec.slot_timeout_ms = absl::ToInt64Milliseconds(kSlotTimeout);
     ASSERT_OK_AND_ASSIGN(job, Create(spec));
-    ASSERT_OK_AND_ASSIGN(late, Attach(*job));
-    ASSERT_OK_AND_ASSIGN(other, Attach(*job));
+    ASSERT_OK_AND_ASSIGN(late, Join(*job));
+    ASSERT_OK_AND_ASSIGN(other, Join(*job));
     ASSERT_OK_AND_ASSIGN(late_work, late->Take(kLong));
     EXPECT_EQ(late_work.slot, Slot(0));
     testing::Pause(kSlotTimeout * 3);
@@ -298,8 +256,8 @@ TEST_F(PulledSlots, ASecondResult_IsComparedWithTheFirst) {
     JobSpec spec = PulledJob(absl::StrCat("job-", same), "fsdp=2", 3, 3);
     spec.slot_timeout_ms = absl::ToInt64Milliseconds(kSlotTimeout);
     ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, Create(spec));
-    ASSERT_OK_AND_ASSIGN(const auto late, Attach(*job));
-    ASSERT_OK_AND_ASSIGN(const auto other, Attach(*job));
+    ASSERT_OK_AND_ASSIGN(const auto late, Join(*job));
+    ASSERT_OK_AND_ASSIGN(const auto other, Join(*job));
     ASSERT_OK_AND_ASSIGN(const Work late_work, late->Take(kLong));
     testing::Pause(kSlotTimeout * 3);
     ASSERT_OK_AND_ASSIGN(const Work work, other->Take(kLong));
@@ -320,8 +278,8 @@ TEST_F(PulledSlots, WhatIsWrong_IsSaid_AndTheSlotCanBeFinishedAgain) {
   spec.non_finite = NonFinitePolicy::kFail;
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, Create(spec));
   EXPECT_THAT(job->Attach({Slot(0)}), StatusIs(Code::kInvalidArgument, HasSubstr("has pulled slots")));
-  ASSERT_OK_AND_ASSIGN(const auto session, Attach(*job));
-  EXPECT_THAT(Attach(*job), StatusIs(Code::kResourceExhausted, HasSubstr("job job has its 1 trainers")));
+  ASSERT_OK_AND_ASSIGN(const auto session, Join(*job));
+  EXPECT_THAT(Join(*job), StatusIs(Code::kResourceExhausted, HasSubstr("job job has its 1 trainers")));
   EXPECT_THAT(session->Finish({}), StatusIs(Code::kFailedPrecondition, HasSubstr("no slot of job job is taken")));
   ASSERT_OK_AND_ASSIGN(const Work work, session->Take(kLong));
   ASSERT_OK_AND_ASSIGN(const Work again, session->Take(kLong));
@@ -352,7 +310,7 @@ TEST_F(PulledSlots, WhatIsWrong_IsSaid_AndTheSlotCanBeFinishedAgain) {
 
 TEST_F(PulledSlots, AGradientThatIsNotFinite_SkipsTheStep) {
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, Create(PulledJob("job", "fsdp=2", 2, 1)));
-  ASSERT_OK_AND_ASSIGN(const auto session, Attach(*job));
+  ASSERT_OK_AND_ASSIGN(const auto session, Join(*job));
   ASSERT_OK_AND_ASSIGN(Work work, session->Take(kLong));
   ASSERT_OK(Finish(*session, work));
   ASSERT_OK_AND_ASSIGN(work, session->Take(kLong));
@@ -380,7 +338,7 @@ TEST_F(PulledSlots, WorkersThatAreKilled_LoseNothing) {
   std::atomic<int> running{spec.num_trainers};
   for (int i = 0; i < spec.num_trainers; ++i) {
     trainers.emplace_back([&] {
-      const auto session = Attach(*job);
+      const auto session = Join(*job);
       EXPECT_OK(session.ok() ? testing::PullTo(**session, kSteps, absl::Minutes(2)) : session.status());
       --running;
     });
