@@ -14,7 +14,7 @@ namespace shardmesh {
 namespace {
 constexpr absl::Duration kAway = absl::Milliseconds(5);
 // Until it is seen that a connection broke; of a worker that comes back, since then the call can go on.
-constexpr absl::Duration kBreaks = absl::Milliseconds(100), kBreaksOfKept = absl::Seconds(1);
+constexpr absl::Duration kBreaks = absl::Milliseconds(100), kBreaksOfRetained = absl::Seconds(1);
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PullingChannel>> ConnectedPulling::Open(std::shared_ptr<Job> job, Rank rank) {
@@ -83,7 +83,7 @@ bool ConnectedPulling::IsLost(const absl::Status& error) const {
     if (left_) return false;
     seat = seat_;
   }
-  return seat->AwaitOver(job_->members()[rank_.value()].kept() ? kBreaksOfKept : kBreaks);
+  return seat->AwaitOver(job_->members()[rank_.value()].kept() ? kBreaksOfRetained : kBreaks);
 }
 
 absl::StatusOr<v1::TrainerReply> ConnectedPulling::Send(v1::TrainerRequest& request, absl::Time deadline,
