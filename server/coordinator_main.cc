@@ -21,9 +21,9 @@
 #include "rpc/main_support.h"
 #include "rpc/server.h"
 #include "rpc/tls_flags.h"
-#include "server/coordinator.h"
-#include "server/coordinator_service.h"
-#include "server/store.h"
+#include "server/coordinator/coordinator.h"
+#include "server/service/coordinator_service.h"
+#include "server/store/store.h"
 
 namespace shardmesh {
 namespace {

@@ -25,7 +25,7 @@ CLEAN = {
     "rpc/server.cc": '#include "core/a.h"\n#include <grpcpp/server.h>\n',
     "worker/doors/shard_service.cc": '#include "client/cpp/x.h"\n#include <grpcpp/support/status.h>\n',
     "worker/worker_main.cc": '#include <CLI/CLI.hpp>\n#include <grpcpp/server.h>\n',
-    "server/sqlite_store.cc": "#include <sqlite3.h>\n",
+    "server/store/sqlite_store.cc": "#include <sqlite3.h>\n",
     "kernels/slot_sum_simd.cc": "#include <hwy/highway.h>\n",
     "kernels/slot_sum_cuda.cu": "#include <cuda_runtime.h>\n",
     "client/cpp/grpc_transport.cc": '#include <grpcpp/channel.h>\n',
@@ -60,12 +60,12 @@ class CheckLayersTest(unittest.TestCase):
 
     def test_a_room_includes_those_below_it_alone(self):
         for folder, rooms in check_layers.ROOMS.items():
-            for i, room in enumerate(rooms):
-                for other in rooms[:i] + (room,):
-                    self.assertEqual(check({**CLEAN, f"{folder}/{room}/a.cc": f'#include "{folder}/{other}/x.h"\n'}), [], (room, other))
-                for other in rooms[i + 1:]:
-                    self.expect(f"{folder}/{room}/bad.cc", f'\n#include "{folder}/{other}/x.h"\n',
-                                f"{folder}/{room}/bad.cc:2: {folder}/{room}/ may not include {folder}/{other}/x.h")
+            homes = [os.path.join(folder, room).rstrip("/") for room in rooms]
+            for i, home in enumerate(homes):
+                for other in homes[:i + 1]:
+                    self.assertEqual(check({**CLEAN, f"{home}/a.cc": f'#include "{other}/x.h"\n'}), [], (home, other))
+                for other in homes[i + 1:]:
+                    self.expect(f"{home}/bad.cc", f'\n#include "{other}/x.h"\n', f"{home}/bad.cc:2: {home}/ may not include {other}/x.h")
 
     def test_tests_include_every_room(self):
         for path in ("core/base/a_test.cc", "core/mesh/a_model.h", "worker/lead/testing/a.h"):
@@ -91,11 +91,11 @@ class CheckLayersTest(unittest.TestCase):
     def test_every_confined_library_is_found(self):
         for header in ("grpcpp/server.h", "grpc/grpc.h", "sqlite3.h", "hwy/highway.h", "cuda_runtime.h", "cuda.h", "CLI/CLI.hpp",
                        "nlohmann/json.hpp", "pybind11/stl.h", "Python.h"):
-            self.expect("server/coordinator.cc", f"#include <{header}>\n", "server/coordinator.cc:1: ", f"{header} belongs only in")
+            self.expect("server/coordinator/coordinator.cc", f"#include <{header}>\n", "server/coordinator/coordinator.cc:1: ", f"{header} belongs only in")
             self.expect("core/bad.h", f'#include <string>\n  #  include "{header}"\n', "core/bad.h:2: ", header)
 
     def test_confined_library_beside_its_home_is_found(self):
-        self.expect("server/store.h", "#include <sqlite3.h>\n", "sqlite3.h belongs only in")
+        self.expect("server/store/store.h", "#include <sqlite3.h>\n", "sqlite3.h belongs only in")
         self.expect("kernels/slot_sum.cc", "#include <hwy/targets.h>\n", "hwy/targets.h belongs only in")
         self.expect("kernels/rules.h", "#include <hwy/highway.h>\n", "hwy/highway.h belongs only in")
         self.expect("worker/lead/engine.cc", "#include <grpcpp/channel.h>\n", "grpcpp/channel.h belongs only in")

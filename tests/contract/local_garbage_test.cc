@@ -17,7 +17,7 @@
 #include "local/segment.h"
 #include "local/socket.h"
 #include "proto/shardmesh/v1/local.pb.h"
-#include "server/store.h"
+#include "server/store/store.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
 

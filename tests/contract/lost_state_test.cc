@@ -10,7 +10,7 @@
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "local/testing/temp_folder.h"
-#include "server/store.h"
+#include "server/store/store.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/small_disk.h"
 #include "tests/testing/training.h"

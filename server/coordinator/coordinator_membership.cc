@@ -1,0 +1,464 @@
+// The coordinator's workers: how they join, are heard, fall silent and leave, and what that does to their jobs.
+#include <algorithm>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/incarnation.h"
+#include "core/base/secret.h"
+#include "core/base/status.h"
+#include "server/coordinator/coordinator.h"
+
+namespace shardmesh {
+namespace {
+
+bool SamePlace(const WorkerIdentity& a, const WorkerIdentity& b) {
+  return a.host_id == b.host_id && a.address == b.address && a.local_socket == b.local_socket;
+}
+
+bool Names(const std::vector<ResumedJob>& resumed, const JobRecord& job, int64_t epoch, int64_t rank) {
+  return absl::c_any_of(resumed, [&](const ResumedJob& held) {
+    return held.job == job.name && held.epoch == epoch && held.rank == rank && SameSecret(held.secret, job.secret);
+  });
+}
+
+// Whether the job goes on when the next incarnation of its member takes over, where it supports that.
+bool GoesOn(const JobRecord& job, size_t rank, const std::vector<ResumedJob>& resumed) {
+  return job.state == JobState::kReady && Names(resumed, job, job.epoch, static_cast<int64_t>(rank));
+}
+
+std::string Member(const WorkerIdentity& worker, size_t rank) {
+  return absl::StrCat("worker ", worker.name, " (rank ", rank, ", pid ", worker.pid, ")");
+}
+
+std::string NameAndIncarnation(const WorkerIdentity& worker) {
+  return absl::StrCat("worker=", worker.name, " incarnation=", worker.incarnation);
+}
+
+}  // namespace
+
+absl::Status Coordinator::CheckIncarnation(const std::string& name, int64_t incarnation) const {
+  const auto found = state_.workers.find(name);
+  if (found == state_.workers.end()) {
+    return absl::NotFoundError(absl::StrCat("worker ", name, " has not joined; join first"));
+  }
+  const int64_t there = found->second.record.identity.incarnation;
+  if (incarnation == there) return absl::OkStatus();
+  if (incarnation < there) {
+    return WithNextIncarnation(
+        absl::AbortedError(absl::StrCat("incarnation ", incarnation, " of worker ", name, " is stale: ", there,
+                                        " has joined since; join again with a larger one")),
+        AddSaturated(there, 1));
+  }
+  return absl::NotFoundError(
+      absl::StrCat("incarnation ", incarnation, " of worker ", name, " has not joined (", there, " has); join first"));
+}
+
+absl::Status Coordinator::CheckSecretOf(const std::string& name, int64_t incarnation, absl::string_view secret,
+                                        absl::string_view call) const {
+  const auto found = state_.workers.find(name);
+  if (found == state_.workers.end()) return absl::OkStatus();
+  const WorkerRecord& there = found->second.record;
+  if (there.identity.incarnation != incarnation || SameSecret(there.secret, secret)) return absl::OkStatus();
+  // Should another program have taken the number, the worker goes on with the next one.
+  return WithNextIncarnation(absl::PermissionDeniedError(absl::StrCat(
+                                 call, " of worker ", name, " incarnation ", incarnation,
+                                 " without the secret that it joined with; only the process that joined may send it")),
+                             AddSaturated(incarnation, 1));
+}
+
+// Incarnations may have come and gone that never joined: since the coordinator was away, or they were killed before.
+// Who has the memory of a job of `old` through them is its next incarnation all the same: it could be had only after
+// that one's death.
+bool Coordinator::TakesOver(const LastIncarnation& last, const WorkerIdentity& old) const {
+  if (last.resumes <= old.incarnation) return last.resumes == old.incarnation;
+  return absl::c_any_of(state_.jobs, [&](const auto& named) {
+    const JobRecord& job = named.second.record;
+    for (size_t rank = 0; rank < job.members.size(); ++rank) {
+      const MemberRecord& member = job.members[rank];
+      if (!SameIncarnation(member.worker, old)) continue;
+      if (Names(last.resumed, job, job.epoch, static_cast<int64_t>(rank))) return true;
+      if (job.from_epoch > 0 && Names(last.resumed, job, job.from_epoch, member.was)) return true;
+    }
+    return absl::c_any_of(job.others, [&](const MemberRecord& other) {
+      return SameIncarnation(other.worker, old) && Names(last.resumed, job, job.from_epoch, other.was);
+    });
+  });
+}
+
+// An incarnation that says it found the old one dead, or took its memory over, is believed if it is of the same host: a
+// worker without a node comes back at once so, before the old incarnation is silent for the time-out
+// (docs/security.md).
+absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now,
+                                    const LastIncarnation& last) const {
+  const WorkerIdentity& old = there.record.identity;
+  if (worker.incarnation < old.incarnation) return CheckIncarnation(worker.name, worker.incarnation);
+  if (worker.incarnation == old.incarnation) {
+    if (there.record.state == WorkerState::kLeft) {
+      return WithNextIncarnation(
+          absl::AbortedError(absl::StrCat("incarnation ", worker.incarnation, " of worker ", worker.name,
+                                          " has left; join again with a larger one")),
+          AddSaturated(worker.incarnation, 1));
+    }
+    if (worker == old) return absl::OkStatus();
+    return absl::AlreadyExistsError(absl::StrCat("incarnation ", worker.incarnation, " of worker ", worker.name,
+                                                 " has joined with another address, host, socket or pid (pid ", old.pid,
+                                                 ", now ", worker.pid, "); take another name or a larger incarnation"));
+  }
+  if (there.record.state != WorkerState::kAlive || IsSilent(there, now)) return absl::OkStatus();
+  const bool ended = last.dead == old.incarnation || TakesOver(last, old);
+  if (ended && worker.host_id == old.host_id) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrCat("worker ", worker.name, " is alive as incarnation ", old.incarnation,
+                                               " (pid ", old.pid, "), heard ",
+                                               absl::FormatDuration(now - there.last_heartbeat),
+                                               " ago; take another name, or repeat this call once that one is ",
+                                               "silent for ", absl::FormatDuration(options_.heartbeat_timeout)));
+}
+
+// State files of older versions may hold a number that is larger than any that an incarnation could join with after it.
+bool Coordinator::IsUsedUp(const Worker& worker, absl::Time now) const {
+  return worker.record.identity.incarnation > kMaxIncarnation &&
+         (worker.record.state != WorkerState::kAlive || IsSilent(worker, now));
+}
+
+// A clock far ahead, or nonsense: were it stored, no other incarnation of the name could join before that time.
+absl::Status Coordinator::CheckAhead(const WorkerIdentity& worker, int64_t last, absl::Time wall) const {
+  const int64_t most =
+      std::max(AddSaturated(last, options_.max_incarnation_step), NextIncarnation(wall + options_.max_ahead, 0));
+  if (worker.incarnation <= most) return absl::OkStatus();
+  const int64_t next = NextIncarnation(wall, last);
+  return WithNextIncarnation(
+      absl::AbortedError(absl::StrCat("incarnation ", worker.incarnation, " of worker ", worker.name,
+                                      " is too far ahead of this coordinator's clock; at most ", most,
+                                      ". Set the clocks right, or join again with ", next)),
+      next);
+}
+
+absl::Status Coordinator::MakeRoomForWorker(Transaction& transaction) const {
+  if (static_cast<int>(state_.workers.size()) < options_.max_workers) return absl::OkStatus();
+  const Worker* oldest = nullptr;  // of those that are gone and in no job
+  for (const auto& [name, worker] : state_.workers) {
+    const WorkerIdentity& identity = worker.record.identity;
+    if (worker.record.state == WorkerState::kAlive || !AssignmentsOf(identity).empty()) continue;
+    if (oldest == nullptr || identity.incarnation < oldest->record.identity.incarnation) oldest = &worker;
+  }
+  if (oldest == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrCat("there are ", state_.workers.size(), " workers, at most ",
+                                                     options_.max_workers, "; stop one first"));
+  }
+  transaction.DeleteWorker(std::string(oldest->record.identity.name));
+  return absl::OkStatus();
+}
+
+void Coordinator::TakeTraits(Worker& worker, const WorkerTraits& traits) {
+  if (!worker.traits.has_value() || !SameForJobs(*worker.traits, traits)) assign_ = true;
+  worker.traits = traits;
+}
+
+// The next incarnation is there before the jobs of the last one lose that: it may take its place in them, without its
+// memory.
+void Coordinator::Resume(Transaction& transaction, const Worker& worker, const std::vector<ResumedJob>& resumed,
+                         absl::Time now) {
+  const WorkerIdentity& next = worker.record.identity;
+  const WorkerIdentity last = state_.workers.at(next.name).record.identity;
+  int num_jobs = 0;
+  for (const auto& [name, job] : state_.jobs) {
+    for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
+      if (!SameIncarnation(job.record.members[rank].worker, last) || !GoesOn(job.record, rank, resumed)) continue;
+      if (!CheckSupportedNow(job, Feature::kRestart).ok()) continue;
+      transaction.MutableJob(name).record.members[rank].worker = next;
+      ++num_jobs;
+    }
+  }
+  const std::vector<std::string> held = TakeOverHeld(transaction, last, next, resumed);
+  transaction.Event(absl::StrCat("event=worker_resumed ", NameAndIncarnation(next), " was=", last.incarnation,
+                                 " jobs=", num_jobs + held.size(), " pid=", next.pid));
+  transaction.PutWorker(worker);
+  LoseWorker(transaction, last, "ended", now);
+  for (const std::string& name : held) {
+    const std::string cause = absl::StrCat("worker ", next.name, " ended, and has what it held");
+    const absl::Status formed = ReformJob(transaction, name, kNobody, cause, now);
+    if (!formed.ok()) FailJob(transaction, name, absl::StrCat(cause, "; it cannot re-form: ", formed.message()));
+  }
+}
+
+absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits,
+                               const LastIncarnation& last, absl::Time wall, absl::string_view secret) {
+  RETURN_IF_ERROR(CheckSecretOf(worker.name, worker.incarnation, secret, "join"));
+  Transaction transaction = NewTransaction();
+  const Worker joins = {{worker, WorkerState::kAlive, std::string(secret)}, now, traits};
+  const auto found = state_.workers.find(worker.name);
+  if (found == state_.workers.end() || IsUsedUp(found->second, now)) {
+    RETURN_IF_ERROR(CheckAhead(worker, 0, wall));
+    RETURN_IF_ERROR(MakeRoomForWorker(transaction));
+  } else {
+    RETURN_IF_ERROR(CheckJoin(found->second, worker, now, last));
+    RETURN_IF_ERROR(CheckAhead(worker, found->second.record.identity.incarnation, wall));
+    const WorkerRecord& there = found->second.record;
+    if (there.identity.incarnation == worker.incarnation && there.state == WorkerState::kAlive) {
+      Hear(found->second, now);
+      TakeTraits(found->second, traits);
+      AssignWaitingJobs(transaction, now);
+      return Commit(transaction);
+    }
+    if (there.state == WorkerState::kAlive && TakesOver(last, there.identity) && SamePlace(worker, there.identity)) {
+      Resume(transaction, joins, last.resumed, now);
+      assign_ = true;
+      AssignWaitingJobs(transaction, now);
+      return Commit(transaction);
+    }
+  }
+  PutNextIncarnation(transaction, joins, now);
+  transaction.Event(absl::StrCat("event=worker_joined ", NameAndIncarnation(worker), " pid=", worker.pid, " host=\"",
+                                 absl::CHexEscape(worker.host_id), "\" address=\"", absl::CHexEscape(worker.address),
+                                 "\""));
+  assign_ = true;
+  AssignWaitingJobs(transaction, now);
+  return Commit(transaction);
+}
+
+absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string& name, int64_t incarnation,
+                                                               const std::vector<MemberReport>& reports, absl::Time now,
+                                                               const WorkerTraits& traits, absl::string_view secret) {
+  RETURN_IF_ERROR(CheckSecretOf(name, incarnation, secret, "heartbeat"));
+  const absl::Status known = CheckIncarnation(name, incarnation);
+  if (absl::IsNotFound(known)) RETURN_IF_ERROR(CheckJobsKnown(name, incarnation, false, reports));
+  RETURN_IF_ERROR(known);
+  Worker& worker = state_.workers.at(name);
+  if (worker.record.state == WorkerState::kLeft) return CheckJoin(worker, worker.record.identity, now, {});
+  const WorkerIdentity identity = worker.record.identity;
+  RETURN_IF_ERROR(CheckRanks(reports, identity));
+  const bool doubted = worker.doubted;
+  Hear(worker, now);
+  TakeTraits(worker, traits);
+
+  Transaction transaction = NewTransaction();
+  if (doubted) FormAgain(transaction, identity, now);
+  if (worker.record.state == WorkerState::kDead) {
+    transaction.MutableWorker(name).record.state = WorkerState::kAlive;
+    transaction.Event(absl::StrCat("event=worker_heard_again ", NameAndIncarnation(identity)));
+    assign_ = true;
+  }
+  absl::Status first_error = CheckJobsKnown(name, incarnation, true, reports);
+  for (const MemberReport& report : reports) first_error.Update(ApplyReport(transaction, report, identity, now));
+  AssignWaitingJobs(transaction, now);
+  RETURN_IF_ERROR(Commit(transaction));
+  for (const MemberReport& report : reports) ApplyProgress(report, identity, now);
+  if (!first_error.ok()) return first_error;
+  return AssignmentsOf(identity);
+}
+
+absl::Status Coordinator::Leave(const std::string& name, int64_t incarnation, absl::Time now,
+                                absl::string_view secret) {
+  RETURN_IF_ERROR(CheckSecretOf(name, incarnation, secret, "leave"));
+  RETURN_IF_ERROR(CheckIncarnation(name, incarnation));
+  if (state_.workers.at(name).record.state == WorkerState::kLeft) return absl::OkStatus();
+  Transaction transaction = NewTransaction();
+  WorkerRecord& record = transaction.MutableWorker(name).record;
+  record.state = WorkerState::kLeft;
+  transaction.Event(absl::StrCat("event=worker_left ", NameAndIncarnation(record.identity)));
+  LoseWorker(transaction, record.identity, "left", now, /*died=*/false);
+  AssignWaitingJobs(transaction, now);
+  return Commit(transaction);
+}
+
+void Coordinator::LoseWorker(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause,
+                             absl::Time now, bool died) {
+  LoseFromReshards(transaction, worker, absl::StrCat("worker ", worker.name, " (pid ", worker.pid, ") ", cause));
+  LoseDeparting(transaction, worker, cause, now);
+  for (const auto& [name, job] : state_.jobs) {
+    for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
+      if (!SameIncarnation(job.record.members[rank].worker, worker)) continue;
+      LoseMember(transaction, name, rank, absl::StrCat(Member(worker, rank), " ", cause), now, died);
+      break;
+    }
+  }
+}
+
+Coordinator::Ending Coordinator::SilenceOf(const Worker& worker, absl::Time now) const {
+  const std::string silence = absl::FormatDuration(now - worker.last_heartbeat);
+  return {absl::StrCat("was silent for ", silence, ", longer than ", absl::FormatDuration(options_.heartbeat_timeout)),
+          absl::StrCat("silent_for=", silence)};
+}
+
+void Coordinator::MarkSilent(Transaction& transaction, const std::string& name, absl::Time now) {
+  Worker& worker = transaction.MutableWorker(name);
+  worker.record.state = WorkerState::kDead;
+  const Ending ending = SilenceOf(worker, now);
+  transaction.Event(absl::StrCat("event=worker_dead ", NameAndIncarnation(worker.record.identity), " ", ending.seen));
+  LoseWorker(transaction, worker.record.identity, ending.cause, now);
+}
+
+// As Resume: the next incarnation comes first.
+void Coordinator::PutNextIncarnation(Transaction& transaction, const Worker& worker, absl::Time now) {
+  const auto found = state_.workers.find(worker.record.identity.name);
+  const std::optional<Worker> last = found == state_.workers.end() ? std::nullopt : std::make_optional(found->second);
+  transaction.PutWorker(worker);
+  if (!last.has_value() || last->record.state != WorkerState::kAlive) return;
+  const Ending ending = IsSilent(*last, now) ? SilenceOf(*last, now) : Ending{"ended", "found_by=its_next_life"};
+  transaction.Event(absl::StrCat("event=worker_dead ", NameAndIncarnation(last->record.identity), " ", ending.seen));
+  LoseWorker(transaction, last->record.identity, ending.cause, now);
+}
+
+const Job* Coordinator::JobOf(const MemberReport& report, const WorkerIdentity& worker) const {
+  const auto found = state_.jobs.find(report.job);
+  if (found == state_.jobs.end() || found->second.record.epoch != report.epoch) return nullptr;
+  const bool is_member = absl::c_any_of(
+      found->second.record.members, [&](const MemberRecord& member) { return SameIncarnation(member.worker, worker); });
+  return is_member ? &found->second : nullptr;
+}
+
+absl::Status Coordinator::CheckRanks(const std::vector<MemberReport>& reports, const WorkerIdentity& worker) const {
+  for (const MemberReport& report : reports) {
+    const Job* job = JobOf(report, worker);
+    if (job == nullptr) continue;
+    for (size_t rank = 0; rank < job->record.members.size(); ++rank) {
+      if (!SameIncarnation(job->record.members[rank].worker, worker) || report.rank == static_cast<int32_t>(rank))
+        continue;
+      return absl::InvalidArgumentError(absl::StrCat("worker ", worker.name, " reports rank ", report.rank, " of job ",
+                                                     report.job, " at epoch ", report.epoch, "; it is rank ", rank));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Every epoch that this store ever gave is at most its job's, or the floor that deletions leave; and a worker that
+// holds a job has joined. So a job beyond that is of another store, and closing it would end a training that nobody
+// deleted.
+absl::Status Coordinator::CheckJobsKnown(const std::string& name, int64_t incarnation, bool joined,
+                                         const std::vector<MemberReport>& reports) {
+  for (const MemberReport& report : reports) {
+    const auto found = state_.jobs.find(report.job);
+    const int64_t last = found == state_.jobs.end() ? 0 : found->second.record.epoch;
+    if (joined && report.epoch <= std::max(last, state_.epoch_floor)) continue;
+    const std::string error = absl::StrCat(
+        "worker ", name, " holds job ", report.job, " (epoch ", report.epoch,
+        "), which was never made in this coordinator's state file: it is not the file that the job is in. The worker ",
+        "keeps the job. Start the coordinator with that file, or restart the worker to give the job up");
+    if (static_cast<int>(foreign_.size()) < options_.max_workers &&
+        foreign_.insert(absl::StrCat(name, "@", incarnation)).second) {
+      events_.push_back(absl::StrCat("event=other_state_file worker=", name, " incarnation=", incarnation,
+                                     " job=", report.job, " error=\"", error, "\""));
+    }
+    return absl::FailedPreconditionError(error);
+  }
+  return absl::OkStatus();
+}
+
+// Who is lost by what a peer says may still be heard of, until it is silent for the time-out. It gets no new jobs
+// until it is heard again: a dead one would have this one assigned to it once more.
+void Coordinator::ApplyFailure(Transaction& transaction, const MemberReport& report, const Job& job,
+                               const WorkerIdentity& worker, absl::Time now) {
+  const std::string cause = absl::StrCat(Member(worker, report.rank), " failed: ", report.error);
+  const std::vector<MemberRecord>& members = job.record.members;
+  if (report.lost_rank < 0 || report.lost_rank >= static_cast<int32_t>(members.size())) {
+    const bool reforms = job.record.state == JobState::kPreparing && job.record.from_epoch > 0;
+    if (!reforms) return FailJob(transaction, report.job, cause);
+    // It cannot take its place, or has not enough memory for it: the others may do without.
+    const std::string incarnation = absl::StrCat(worker.name, "@", worker.incarnation);
+    transaction.MutableJob(report.job).record.excluded.push_back(incarnation);
+    return LoseMember(transaction, report.job, report.rank, cause, now);
+  }
+  const MemberRecord lost = members[report.lost_rank];
+  const bool prepared = job.record.state == JobState::kPreparing;
+  LoseMember(transaction, report.job, report.lost_rank, cause, now);
+  const bool goes_on = prepared || job.record.state == JobState::kPreparing;
+  if (goes_on && WorkerOf(lost) != nullptr) transaction.MutableWorker(lost.worker.name).doubted = true;
+}
+
+// What a job that re-forms has must not be lost without a word.
+absl::Status Coordinator::ApplyOtherPlan(Transaction& transaction, const MemberReport& report, const Job& there,
+                                         const WorkerIdentity& worker) {
+  const std::string& hash = there.definition->plan().hash();
+  if (there.record.state == JobState::kPreparing && there.record.from_epoch > 0) {
+    FailJob(transaction, report.job,
+            absl::StrCat(Member(worker, report.rank), " computed plan hash ", report.plan_hash,
+                         " while the job re-formed, the coordinator ", hash));
+  } else if (there.record.state == JobState::kPreparing) {
+    JobRecord& job = transaction.MutableJob(report.job).record;
+    job.excluded.push_back(absl::StrCat(worker.name, "@", worker.incarnation));
+    transaction.Event(absl::StrCat("event=plan_differs job=", report.job, " ", NameAndIncarnation(worker),
+                                   " epoch=", job.epoch, " theirs=", report.plan_hash, " ours=", hash));
+    Unassign(transaction, report.job);
+  }
+  return absl::FailedPreconditionError(absl::StrCat("worker ", worker.name, " computed plan hash ", report.plan_hash,
+                                                    " for job ", report.job, ", the coordinator ", hash,
+                                                    "; both must be of the same version of shardmesh"));
+}
+
+absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberReport& report,
+                                      const WorkerIdentity& worker, absl::Time now) {
+  if (ApplyStaged(transaction, report, worker)) return absl::OkStatus();
+  const Job* there = JobOf(report, worker);
+  if (there == nullptr) {
+    const bool failed = report.state == MemberReport::State::kFailed;
+    if (failed) LoseDeparted(transaction, report, worker, now);
+    return absl::OkStatus();
+  }
+  if (!report.plan_hash.empty() && report.plan_hash != there->definition->plan().hash()) {
+    return ApplyOtherPlan(transaction, report, *there, worker);
+  }
+  if (report.state == MemberReport::State::kFailed) {
+    if (report.committed_step > there->record.committed_step) {  // the error of the job names it
+      Job& job = transaction.MutableJob(report.job);
+      job.record.committed_step = report.committed_step;
+      job.behind.reset();
+      job.lost_members = 0;
+    }
+    ApplyFailure(transaction, report, *there, worker, now);
+  } else if (report.state == MemberReport::State::kReady && there->record.state == JobState::kPreparing &&
+             !there->record.members[report.rank].ready) {
+    JobRecord& job = transaction.MutableJob(report.job).record;
+    job.members[report.rank].ready = true;
+    if (absl::c_all_of(job.members, [](const MemberRecord& member) { return member.ready; })) {
+      MakeReady(transaction, job);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// A report of fewer steps came late, and one of more follows. If none does for a time-out, what is known is wrong.
+void Coordinator::ApplyProgress(const MemberReport& report, const WorkerIdentity& worker, absl::Time now) {
+  if (report.rank != 0 || JobOf(report, worker) == nullptr) return;
+  Job& job = state_.jobs.at(report.job);
+  if (report.committed_step < job.record.committed_step) {
+    const bool same =
+        job.behind.has_value() && job.behind->epoch == report.epoch && job.behind->incarnation == worker.incarnation;
+    if (!same) job.behind = Behind{now, report.epoch, worker.incarnation};
+    if (now - job.behind->since < options_.heartbeat_timeout) return;
+  }
+  job.behind.reset();
+  if (report.committed_step == job.record.committed_step && report.published_steps == job.record.published_steps)
+    return;
+  if (report.committed_step > job.record.committed_step) job.lost_members = 0;
+  job.record.committed_step = report.committed_step;
+  job.record.published_steps = report.published_steps;
+  job.progress_unsaved = true;
+}
+
+std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker) const {
+  std::vector<Assignment> assignments;
+  for (const auto& [name, job] : state_.jobs) {
+    const size_t before = assignments.size();
+    for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
+      if (!SameIncarnation(job.record.members[rank].worker, worker)) continue;
+      Assignment assignment{job.definition, job.record.epoch, static_cast<int32_t>(rank), {}, {}};
+      for (const MemberRecord& member : job.record.members) assignment.peers.push_back(member.worker);
+      assignment.from = OriginOf(job.record);
+      assignments.push_back(std::move(assignment));
+      break;
+    }
+    for (const MemberRecord& other : job.record.others) {
+      if (!SameIncarnation(other.worker, worker)) continue;
+      const JobRecord& record = job.record;
+      assignments.push_back(
+          {job.definition, record.from_epoch, other.was, {}, {record.from_epoch, record.from_mesh, {}, {}}});
+    }
+    AddStaged(job, worker, assignments);
+    for (size_t i = before; i < assignments.size(); ++i) assignments[i].secret = job.record.secret;
+  }
+  return assignments;
+}
+
+}  // namespace shardmesh

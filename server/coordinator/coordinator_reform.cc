@@ -1,0 +1,263 @@
+// Jobs that lost a member and go on without it, or with its next incarnation.
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "core/base/secret.h"
+#include "core/base/status.h"
+#include "core/mesh/reform.h"
+#include "server/coordinator/coordinator.h"
+
+namespace shardmesh {
+namespace {
+
+absl::StatusOr<MeshSpec> FromMesh(const Job& job) {
+  if (job.record.state == JobState::kReady) return job.definition->spec().mesh;
+  return ParseMeshSpec(job.record.from_mesh);
+}
+
+// That it goes back to when workers are there again.
+absl::StatusOr<MeshSpec> WantedMesh(const Job& job) {
+  if (job.record.wanted_mesh.empty()) return job.defined->spec().mesh;
+  return ParseMeshSpec(job.record.wanted_mesh);
+}
+
+std::vector<MemberRecord> AllHolders(const JobRecord& job) {
+  std::vector<MemberRecord> all = job.members;
+  all.insert(all.end(), job.others.begin(), job.others.end());
+  return all;
+}
+
+// Whether the members of a job that re-forms need nothing of the others.
+bool MembersHoldAll(const JobRecord& job) {
+  const absl::StatusOr<MeshSpec> from = ParseMeshSpec(job.from_mesh);
+  if (!from.ok()) return false;
+  std::set<int64_t> held;
+  for (const MemberRecord& member : job.members) {
+    if (member.was >= 0) held.insert(ShardOf(*from, member.was));
+  }
+  return static_cast<int64_t>(held.size()) == from->NumRanks(DimRole::kShard);
+}
+
+}  // namespace
+
+bool Coordinator::IsThere(const Worker& worker, absl::Time now) const {
+  return worker.record.state == WorkerState::kAlive && !IsSilent(worker, now) && !worker.doubted;
+}
+
+const Worker* Coordinator::WorkerOf(const MemberRecord& member) const {
+  const auto found = state_.workers.find(member.worker.name);
+  return found != state_.workers.end() && SameIncarnation(member.worker, found->second.record.identity) ? &found->second
+                                                                                                        : nullptr;
+}
+
+absl::Status Coordinator::CheckSupportedNow(const Job& job, Feature feature) const {
+  std::set<absl::string_view> hosts;
+  bool on_devices = false;
+  for (const MemberRecord& member : job.record.members) {
+    hosts.insert(member.worker.host_id);
+    const Worker* worker = WorkerOf(member);
+    on_devices = on_devices || (worker != nullptr && worker->traits.has_value() && worker->traits->has_device);
+  }
+  const Topology topology{static_cast<int>(hosts.size()), static_cast<int>(job.record.members.size()), on_devices};
+  return CheckSupported(job.definition->spec(), job.definition->plan(), topology, feature);
+}
+
+std::vector<MemberRecord> Coordinator::Holders(const Job& job, size_t lost, absl::Time now) const {
+  std::vector<MemberRecord> holders;
+  for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
+    MemberRecord member = job.record.members[rank];
+    if (job.record.state == JobState::kReady) member.was = static_cast<int32_t>(rank);
+    const Worker* worker = WorkerOf(member);
+    if (rank == lost || member.was < 0 || worker == nullptr || !IsThere(*worker, now)) continue;
+    holders.push_back(std::move(member));
+  }
+  for (const MemberRecord& other : job.record.others) {
+    const Worker* worker = WorkerOf(other);
+    if (worker != nullptr && IsThere(*worker, now)) holders.push_back(other);
+  }
+  return holders;
+}
+
+std::vector<Candidate> Coordinator::Spares(const Job& job, size_t lost, const std::vector<MemberRecord>& holders,
+                                           absl::Time now) const {
+  const std::vector<MemberRecord>& members = job.record.members;
+  std::vector<Candidate> spares = Candidates(job.record, now, CountJobs());
+  const auto unfit = [&](const Candidate& spare) {
+    return spare.worker->host_id != members[0].worker.host_id || spare.traits.has_device ||
+           (lost != kNobody && SameIncarnation(members[lost].worker, *spare.worker)) ||
+           absl::c_any_of(holders,
+                          [&](const MemberRecord& holder) { return SameIncarnation(holder.worker, *spare.worker); });
+  };
+  spares.erase(std::remove_if(spares.begin(), spares.end(), unfit), spares.end());
+  return spares;
+}
+
+absl::StatusOr<Reformed> Coordinator::FormWithout(const Job& job, size_t lost, absl::Time now) const {
+  RETURN_IF_ERROR(CheckSupportedNow(job, Feature::kReform));
+  ASSIGN_OR_RETURN(const MeshSpec from, FromMesh(job));
+  ASSIGN_OR_RETURN(const MeshSpec wanted, WantedMesh(job));
+  const std::vector<MemberRecord> holders = Holders(job, lost, now);
+  return Reform(wanted, from, holders, Spares(job, lost, holders, now));
+}
+
+absl::Status Coordinator::ReformJob(Transaction& transaction, const std::string& name, size_t lost,
+                                    const std::string& cause, absl::Time now) {
+  const Job& there = state_.jobs.at(name);
+  ASSIGN_OR_RETURN(Reformed reformed, FormWithout(there, lost, now));
+  ASSIGN_OR_RETURN(auto definition, WithMesh(there.defined, reformed.mesh));
+
+  Job& job = transaction.MutableJob(name);
+  JobRecord& record = job.record;
+  if (record.state == JobState::kReady) {
+    record.from_epoch = record.epoch;
+    record.from_mesh = job.definition->spec().mesh.ToString();
+  }
+  job.definition = std::move(definition);
+  job.awaits_incarnation = false;
+  record.state = JobState::kPreparing;
+  record.epoch = NextEpoch(record);
+  record.mesh = reformed.mesh == job.defined->spec().mesh ? "" : reformed.mesh.ToString();
+  record.members = std::move(reformed.members);
+  record.others = std::move(reformed.others);
+  transaction.Event(absl::StrCat(
+      "event=job_reforms job=", name, " epoch=", record.epoch, " from_epoch=", record.from_epoch,
+      " mesh=", reformed.mesh.ToString(), " workers=",
+      absl::StrJoin(record.members, ",",
+                    [](std::string* out, const MemberRecord& member) { absl::StrAppend(out, member.worker.name); }),
+      " cause=\"", absl::CHexEscape(cause), "\""));
+  return absl::OkStatus();
+}
+
+void Coordinator::FormWithoutDeparted(Transaction& transaction, const std::string& name, const WorkerIdentity& worker,
+                                      const std::string& cause, absl::Time now) {
+  Job& job = transaction.MutableJob(name);
+  std::vector<MemberRecord>& others = job.record.others;
+  const std::vector<MemberRecord> before = others;
+  others.erase(std::remove_if(others.begin(), others.end(),
+                              [&](const MemberRecord& other) { return SameIncarnation(other.worker, worker); }),
+               others.end());
+  if (MembersHoldAll(job.record)) return;  // it was kept for the case that another is lost
+  const std::string why = absl::StrCat("worker ", worker.name, " (pid ", worker.pid, "), which was to leave, ", cause);
+  const absl::Status formed =
+      ++job.lost_members > options_.max_lost_members
+          ? absl::FailedPreconditionError("it lost too many members without a step between them")
+          : ReformJob(transaction, name, kNobody, why, now);
+  if (formed.ok()) return;
+  others = before;
+  FailJob(transaction, name, absl::StrCat(why, "; it cannot re-form: ", formed.message()));
+}
+
+void Coordinator::LoseDeparting(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause,
+                                absl::Time now) {
+  std::vector<std::string> names;
+  for (const auto& [name, job] : state_.jobs) {
+    const bool leaves = absl::c_any_of(
+        job.record.others, [&](const MemberRecord& other) { return SameIncarnation(other.worker, worker); });
+    if (leaves && job.record.state == JobState::kPreparing) names.push_back(name);
+  }
+  for (const std::string& name : names) FormWithoutDeparted(transaction, name, worker, cause, now);
+}
+
+void Coordinator::LoseDeparted(Transaction& transaction, const MemberReport& report, const WorkerIdentity& worker,
+                               absl::Time now) {
+  const auto found = state_.jobs.find(report.job);
+  if (found == state_.jobs.end()) return;
+  const JobRecord& record = found->second.record;
+  const bool leaves = record.state == JobState::kPreparing && record.epoch == report.epoch &&
+                      absl::c_any_of(record.others, [&](const MemberRecord& other) {
+                        return SameIncarnation(other.worker, worker) && other.was == report.rank;
+                      });
+  if (leaves) FormWithoutDeparted(transaction, report.job, worker, absl::StrCat("failed: ", report.error), now);
+}
+
+bool Coordinator::AwaitsIncarnation(const Job& job, size_t rank, absl::Time now) const {
+  const JobRecord& record = job.record;
+  if (record.state != JobState::kPreparing || record.from_epoch == 0) return false;
+  const WorkerIdentity& lost = record.members[rank].worker;
+  if (absl::c_linear_search(record.excluded, absl::StrCat(lost.name, "@", lost.incarnation))) return false;
+  const Worker* worker = WorkerOf(record.members[rank]);
+  const bool comes_back = worker != nullptr && worker->record.state == WorkerState::kAlive && !IsSilent(*worker, now) &&
+                          worker->traits.has_value() && worker->traits->retained;
+  return comes_back && !FormWithout(job, rank, now).ok();
+}
+
+void Coordinator::FormAgain(Transaction& transaction, const WorkerIdentity& worker, absl::Time now) {
+  std::vector<std::string> names;
+  for (const auto& [name, job] : state_.jobs) {
+    if (job.awaits_incarnation && absl::c_any_of(AllHolders(job.record), [&](const MemberRecord& m) {
+          return SameIncarnation(m.worker, worker);
+        })) {
+      names.push_back(name);
+    }
+  }
+  for (const std::string& name : names) {
+    const std::string cause = absl::StrCat("worker ", worker.name, " is there again");
+    ReformJob(transaction, name, kNobody, cause, now).IgnoreError();  // it waits on
+  }
+}
+
+std::vector<std::string> Coordinator::TakeOverHeld(Transaction& transaction, const WorkerIdentity& last,
+                                                   const WorkerIdentity& next, const std::vector<ResumedJob>& resumed) {
+  std::vector<std::string> names;
+  for (const auto& named : state_.jobs) {
+    const std::string& name = named.first;
+    const Job& there = named.second;
+    if (there.record.state != JobState::kPreparing || there.record.from_epoch == 0) continue;
+    const auto held = [&](const MemberRecord& member) {
+      return SameIncarnation(member.worker, last) && absl::c_any_of(resumed, [&](const ResumedJob& job) {
+               return job.job == there.record.name && job.epoch == there.record.from_epoch && job.rank == member.was &&
+                      SameSecret(job.secret, there.record.secret);
+             });
+    };
+    if (absl::c_none_of(AllHolders(there.record), held)) continue;
+    JobRecord& record = transaction.MutableJob(name).record;
+    for (std::vector<MemberRecord>* all : {&record.members, &record.others}) {
+      for (MemberRecord& member : *all) {
+        if (held(member)) member.worker = next;
+      }
+    }
+    names.push_back(name);
+  }
+  return names;
+}
+
+void Coordinator::MakeReady(Transaction& transaction, JobRecord& job) {
+  job.state = JobState::kReady;
+  job.from_epoch = 0;
+  job.from_mesh.clear();
+  job.others.clear();
+  for (MemberRecord& member : job.members) member.was = -1;
+  transaction.Event(absl::StrCat("event=job_ready job=", job.name, " epoch=", job.epoch));
+}
+
+Origin Coordinator::OriginOf(const JobRecord& job) {
+  Origin from{job.from_epoch, job.from_mesh, {}, job.others};
+  if (job.from_epoch == 0) return from;
+  for (const MemberRecord& member : job.members) from.was.push_back(member.was);
+  return from;
+}
+
+// What a state file says of a job that was formed anew.
+absl::Status Coordinator::LoadMeshes(Job& job) {
+  JobRecord& record = job.record;
+  RETURN_IF_ERROR(WantedMesh(job).status());
+  if (!record.mesh.empty()) {
+    ASSIGN_OR_RETURN(const MeshSpec mesh, ParseMeshSpec(record.mesh));
+    ASSIGN_OR_RETURN(job.definition, WithMesh(job.defined, mesh));
+  }
+  if (record.from_epoch == 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const MeshSpec from, ParseMeshSpec(record.from_mesh));
+  for (const MemberRecord& member : AllHolders(record)) {
+    if (member.was < -1 || member.was >= from.NumRanks()) {
+      return absl::DataLossError(absl::StrCat("worker ", member.worker.name, " was no rank of ", record.from_mesh));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,103 @@
+// The coordinator's memory, and Transaction: the only way to change what a Store keeps of it. Not thread-safe.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/jobs/job_definition.h"
+#include "server/store/records.h"
+#include "server/store/store.h"
+
+namespace shardmesh {
+
+// A READY job on its way to another mesh: who its members will be. While they build their memory it trains on, and
+// nothing of it has changed.
+struct NextMesh {
+  int64_t epoch = 0;
+  std::shared_ptr<const JobDefinition> definition;
+  std::vector<MemberRecord> members;  // by rank; ready: it has its memory
+  std::vector<MemberRecord> departing;  // members of now that will be none; ready: it knows
+  absl::Time since;
+};
+
+// Since when an incarnation of rank 0, at an epoch, reports fewer steps than are known, and nothing else.
+struct Behind {
+  absl::Time since;
+  int64_t epoch = 0, incarnation = 0;
+};
+
+struct Job {
+  JobRecord record;
+  std::shared_ptr<const JobDefinition> defined;     // as it was given
+  std::shared_ptr<const JobDefinition> definition;  // with the mesh that it has now
+  bool progress_unsaved = false;  // committed_step, published_steps: written by the next Tick, said again by rank 0
+  // Not stored:
+  std::optional<Behind> behind;  // of the newest incarnation of rank 0 that reports fewer steps than committed_step
+  int lost_members = 0;                  // that died since its last step or, without one, its making
+  bool awaits_incarnation = false;       // it re-forms, and the only holder of a shard is to come back
+  std::shared_ptr<const NextMesh> next;  // a coordinator that restarts knows nothing of it: then it is given up
+  std::string reshard_error;             // why the newest attempt to bring it to another mesh was given up
+};
+
+struct Worker {
+  WorkerRecord record;
+  absl::Time last_heartbeat;           // not stored: a restarted coordinator starts counting anew
+  std::optional<WorkerTraits> traits;  // unset: it said nothing to this incarnation of the coordinator yet
+  bool doubted = false;                // a peer said that it is gone, and it was not heard since
+};
+
+struct CoordinatorState {
+  std::map<std::string, Job> jobs;
+  std::map<std::string, Worker> workers;
+  // The largest epoch of a deleted job, or that a job was to have on another mesh: nothing else may be taken for that.
+  int64_t epoch_floor = 0;
+};
+
+// Changes memory at once and keeps what was there. Commit writes all changes to the store as one batch, and puts memory
+// back if that fails; so does the destructor without a Commit. Whoever holds the coordinator sees all of it or nothing.
+class Transaction {
+ public:
+  Transaction(CoordinatorState& state, Store& store, std::vector<std::string>& events);
+  ~Transaction();
+  Transaction(const Transaction&) = delete;
+  Transaction& operator=(const Transaction&) = delete;
+
+  // REQUIRES: it exists. References are good until the transaction ends or the entry is deleted.
+  Job& MutableJob(const std::string& name);
+  Worker& MutableWorker(const std::string& name);
+  // Adds or replaces.
+  void PutJob(Job job);
+  void PutWorker(Worker worker);
+  void DeleteJob(const std::string& name);  // raises the epoch floor to its epoch
+  void UseUpEpoch(int64_t epoch);           // no job gets it, or an older one, any more
+  void DeleteWorker(const std::string& name);
+
+  // A log line, key=value; part of the outcome only if the commit succeeds.
+  void Event(std::string line) { events_.push_back(std::move(line)); }
+
+  // Unavailable: the store failed, and nothing changed. Without changes the store is not asked.
+  absl::Status Commit();
+
+ private:
+  void SaveJob(const std::string& name);
+  void SaveWorker(const std::string& name);
+  StoreBatch Batch() const;
+  void RollBack();
+
+  CoordinatorState& state_;
+  Store& store_;
+  std::vector<std::string>& committed_events_;
+  std::map<std::string, std::optional<Job>> old_jobs_;  // nullopt: it was not there
+  std::map<std::string, std::optional<Worker>> old_workers_;
+  const int64_t old_epoch_floor_;
+  std::vector<std::string> events_;
+  bool ended_ = false;
+};
+
+}  // namespace shardmesh
