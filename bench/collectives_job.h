@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "bench/worker_team.h"
-#include "local/segment.h"
+#include "local/memory/segment.h"
 #include "worker/transport/symmetric_memory.h"
 
 namespace shardmesh::bench {

@@ -15,7 +15,7 @@
 #include "bench/harness.h"
 #include "bench/rival.h"
 #include "core/base/status.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 
 namespace shardmesh::bench {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "bench/harness.h"
 #include "core/base/status.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "worker/transport/gloo_group.h"
 
 namespace shardmesh::bench {

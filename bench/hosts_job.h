@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "core/job/job.h"
 #include "core/job/plan.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 #include "worker/control/trace.h"
 #include "worker/lead/engine.h"
 #include "worker/lead/host_lead.h"

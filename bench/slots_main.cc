@@ -18,7 +18,7 @@
 #include "client/cpp/session.h"
 #include "core/base/status.h"
 #include "core/mesh/mesh_spec.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 
 namespace shardmesh::bench {
 namespace {

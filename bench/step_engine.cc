@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "bench/harness.h"
 #include "core/base/status.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 
 namespace shardmesh::bench {
 

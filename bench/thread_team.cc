@@ -2,7 +2,7 @@
 
 #include "absl/time/time.h"
 #include "bench/harness.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 
 namespace shardmesh::bench {
 namespace {

@@ -12,7 +12,7 @@
 #include "bench/worker_team.h"
 #include "kernels/optimizer_step.h"
 #include "kernels/slot_sum.h"
-#include "local/segment.h"
+#include "local/memory/segment.h"
 #include "worker/control/control_block.h"
 
 namespace shardmesh::bench {

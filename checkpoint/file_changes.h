@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "core/base/file_error.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 
 namespace shardmesh {
 

@@ -23,7 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/manifest.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 
 namespace shardmesh {
 

@@ -15,7 +15,7 @@
 
 #include "absl/strings/escaping.h"
 #include "core/base/clock.h"
-#include "local/descriptor_error.h"
+#include "local/descriptor/descriptor_error.h"
 #include "rpc/peer_user.h"
 
 namespace shardmesh {

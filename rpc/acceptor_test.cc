@@ -16,7 +16,7 @@
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "core/base/sync.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 
 namespace shardmesh {
 namespace {

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 #include "rpc/connection_table.h"
 
 namespace shardmesh {

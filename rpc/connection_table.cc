@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 
 #include "absl/strings/str_cat.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 
 namespace shardmesh {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 #include "rpc/address.h"
 
 namespace shardmesh {

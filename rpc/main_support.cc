@@ -20,7 +20,7 @@
 #include "core/base/clock.h"
 #include "core/base/status.h"
 #include "core/base/thread.h"
-#include "local/descriptor_error.h"
+#include "local/descriptor/descriptor_error.h"
 
 namespace shardmesh {
 

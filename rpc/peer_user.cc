@@ -18,7 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "core/base/status.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 
 namespace shardmesh {
 namespace {

@@ -13,7 +13,7 @@
 #include <string>
 
 #include "core/base/matchers.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 
 namespace shardmesh {
 namespace {

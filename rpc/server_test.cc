@@ -17,7 +17,7 @@
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "core/base/sync.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 #include "local/testing/temp_folder.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"

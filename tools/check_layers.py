@@ -32,6 +32,7 @@ ALLOWED = {
 # "" stands for the files that lie in the folder itself.
 ROOMS = {
     "core": ("base", "format", "mesh", "names", "view", "layout", "job"),
+    "local": ("descriptor", "process", "memory", "socket", "device"),
     "server": ("store", "jobs", "seats", "coordinator", "service", ""),
     "worker": ("control", "memory", "versions", "transport", "transport/nccl", "step", "pass", "pass/device", "lead", "job", "move", "node", "process",
                "doors"),

@@ -12,8 +12,8 @@
 #include "absl/time/time.h"
 #include "client/cli/node_workers.h"
 #include "client/cli/owned_folder.h"
-#include "local/child_process.h"
-#include "local/restarts.h"
+#include "local/process/child_process.h"
+#include "local/process/restarts.h"
 #include "rpc/main_support.h"
 #include "rpc/tls.h"
 

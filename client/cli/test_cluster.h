@@ -10,8 +10,8 @@
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
 #include "core/job/job.h"
-#include "local/child_process.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
+#include "local/process/child_process.h"
 
 namespace shardmesh {
 

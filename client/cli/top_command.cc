@@ -24,7 +24,7 @@
 #include "core/base/clock.h"
 #include "core/base/status.h"
 #include "core/base/thread.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "rpc/main_support.h"
 
 namespace shardmesh {

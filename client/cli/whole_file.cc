@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/file_error.h"
 #include "core/base/status.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 
 namespace shardmesh {
 namespace {

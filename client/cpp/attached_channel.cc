@@ -8,8 +8,8 @@
 #include "client/cpp/session_resume.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
-#include "local/futex.h"
-#include "local/host_id.h"
+#include "local/memory/futex.h"
+#include "local/process/host_id.h"
 #include "proto/protocol_version.h"
 
 namespace shardmesh {

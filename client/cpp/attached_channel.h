@@ -1,8 +1,8 @@
 // AttachedChannel: how an attached session talks with its worker: a grant, a UNIX socket over which each side hears of
 // the other's death, and the mailbox behind the session's first gradient window, which the job's lead reads
-// (local/mailbox.h). Over the incarnations of a worker whose memory is kept it stays the same session. For one thread.
-// It is the process's that opened it: one that is forked from it has neither connection nor slots (not_in_children.h),
-// and its calls are FailedPrecondition.
+// (local/memory/mailbox.h). Over the incarnations of a worker whose memory is kept it stays the same session. For one
+// thread. It is the process's that opened it: one that is forked from it has neither connection nor slots
+// (not_in_children.h), and its calls are FailedPrecondition.
 #pragma once
 
 #include <unistd.h>
@@ -16,10 +16,10 @@
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
 #include "core/base/sync.h"
-#include "local/fd.h"
-#include "local/mailbox.h"
-#include "local/segment.h"
-#include "local/socket.h"
+#include "local/descriptor/fd.h"
+#include "local/memory/mailbox.h"
+#include "local/memory/segment.h"
+#include "local/socket/socket.h"
 #include "proto/shardmesh/v1/local.pb.h"
 
 namespace shardmesh {

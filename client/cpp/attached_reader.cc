@@ -9,9 +9,9 @@
 #include "core/base/clock.h"
 #include "core/base/status.h"
 #include "core/base/thread.h"
-#include "local/file_hold.h"
-#include "local/futex.h"
-#include "local/host_id.h"
+#include "local/memory/file_hold.h"
+#include "local/memory/futex.h"
+#include "local/process/host_id.h"
 #include "proto/protocol_version.h"
 
 namespace shardmesh {

@@ -14,10 +14,10 @@
 #include "client/cpp/version_reader.h"
 #include "core/base/clock.h"
 #include "core/base/sync.h"
-#include "local/not_in_children.h"
-#include "local/segment.h"
-#include "local/socket.h"
-#include "local/version_board.h"
+#include "local/memory/segment.h"
+#include "local/memory/version_board.h"
+#include "local/process/not_in_children.h"
+#include "local/socket/socket.h"
 #include "proto/shardmesh/v1/local.pb.h"
 
 namespace shardmesh {

@@ -10,7 +10,7 @@
 #include "client/cpp/session.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
-#include "local/segment.h"
+#include "local/memory/segment.h"
 #include "proto/shardmesh/v1/local.pb.h"
 
 namespace shardmesh {

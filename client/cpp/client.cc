@@ -11,7 +11,7 @@
 #include "client/cpp/session.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
-#include "local/host_id.h"
+#include "local/process/host_id.h"
 #include "proto/convert.h"
 
 namespace shardmesh {

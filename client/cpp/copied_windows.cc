@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 
 namespace shardmesh {
 

@@ -10,7 +10,7 @@
 #include "client/cpp/client.h"
 #include "core/base/ids.h"
 #include "core/job/plan.h"
-#include "local/segment.h"
+#include "local/memory/segment.h"
 
 namespace shardmesh {
 

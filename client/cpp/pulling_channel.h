@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "core/base/ids.h"
-#include "local/segment.h"
+#include "local/memory/segment.h"
 #include "proto/shardmesh/v1/trainer.pb.h"
 
 namespace shardmesh {

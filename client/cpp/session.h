@@ -28,7 +28,7 @@
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
 #include "client/cpp/session_device.h"
-#include "local/segment.h"
+#include "local/memory/segment.h"
 #include "proto/shardmesh/v1/local.pb.h"
 
 namespace shardmesh {

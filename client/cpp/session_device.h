@@ -10,8 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "core/job/plan.h"
-#include "local/device_segment.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
+#include "local/device/device_segment.h"
 #include "proto/shardmesh/v1/local.pb.h"
 
 namespace shardmesh {

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "local/socket.h"
+#include "local/socket/socket.h"
 #include "proto/shardmesh/v1/local.pb.h"
 
 namespace shardmesh {

@@ -7,9 +7,10 @@
 //
 // Two kinds, one interface, the same bytes. Attached (a worker of the job runs on this host): the reader maps the job's
 // publications, copies nothing and asks nobody: it finds versions on the board that the workers write
-// (local/version_board.h) and keeps one where it is by a hold that the kernel knows (local/file_hold.h). So a version
-// is there as soon as it is committed, taking it costs a system call whatever its size, any number of readers share one
-// memory, and what is held stays whole whoever dies. Pulled (any host): the version is copied over gRPC.
+// (local/memory/version_board.h) and keeps one where it is by a hold that the kernel knows (local/memory/file_hold.h).
+// So a version is there as soon as it is committed, taking it costs a system call whatever its size, any number of
+// readers share one memory, and what is held stays whole whoever dies. Pulled (any host): the version is copied over
+// gRPC.
 //
 // A reader that is attached says to its worker in time that it is there (ReaderOptions::ttl). When the worker or the
 // job's epoch ends, any reader goes to the worker's next incarnation or to the job's next epoch; so it does when the

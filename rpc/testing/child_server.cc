@@ -16,7 +16,7 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 #include "rpc/address.h"
 
 extern char** environ;

@@ -7,7 +7,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 
 namespace shardmesh::testing {
 

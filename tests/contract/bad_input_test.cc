@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "core/base/matchers.h"
-#include "local/host_id.h"
+#include "local/process/host_id.h"
 #include "proto/convert.h"
 #include "proto/shardmesh/v1/coordinator.grpc.pb.h"
 #include "rpc/channel.h"

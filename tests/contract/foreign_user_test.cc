@@ -12,7 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 #include "proto/shardmesh/v1/coordinator.pb.h"
 #include "proto/shardmesh/v1/shard.pb.h"
 #include "rpc/testing/http2_client.h"

@@ -18,7 +18,7 @@
 #include "core/base/status.h"
 #include "core/job/absent_weights.h"
 #include "core/mesh/mesh_spec.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/process.h"
 #include "tests/testing/training.h"

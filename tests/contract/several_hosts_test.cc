@@ -19,7 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "core/base/matchers.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
 

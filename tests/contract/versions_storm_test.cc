@@ -19,7 +19,7 @@
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "core/base/status.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "tests/testing/counting_job.h"
 #include "tests/testing/grow_only_history.h"
 #include "tests/testing/process.h"

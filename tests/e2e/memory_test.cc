@@ -14,7 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/matchers.h"
-#include "local/mailbox.h"
+#include "local/memory/mailbox.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
 #include "worker/memory/host_capacity.h"

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 
 namespace shardmesh::testing {
 namespace {

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/sync.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 
 namespace shardmesh::testing {
 

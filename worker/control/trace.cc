@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "local/futex.h"
+#include "local/memory/futex.h"
 
 namespace shardmesh {
 

@@ -1,6 +1,6 @@
 // Trace: what one worker did for one job, and when: spans in a ring that is allocated once and holds the newest ones.
 // Always on: a span costs two looks at the clock and an uncontended lock, for each range of 2^20 elements. Times are
-// MonotonicNanos (local/futex.h), which all processes of a host share. Thread-safe.
+// MonotonicNanos (local/memory/futex.h), which all processes of a host share. Thread-safe.
 #pragma once
 
 #include <cstdint>

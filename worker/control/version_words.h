@@ -33,7 +33,7 @@ struct alignas(64) LeaseWords {
 };
 
 // A reader that maps publications, attached to the worker that took the row, whose number is the reader's place. What
-// it holds the kernel knows (local/file_hold.h).
+// it holds the kernel knows (local/memory/file_hold.h).
 struct alignas(64) ReaderWords {
   std::atomic<int32_t> owner;        // rank + 1; 0: free
   std::atomic<int64_t> pid;          // 0: not known

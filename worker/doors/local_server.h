@@ -18,7 +18,7 @@
 #include "absl/types/span.h"
 #include "core/base/clock.h"
 #include "core/base/sync.h"
-#include "local/socket.h"
+#include "local/socket/socket.h"
 #include "worker/doors/bucket_uses.h"
 #include "worker/doors/trainer_watch.h"
 #include "worker/process/worker.h"

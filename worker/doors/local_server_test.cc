@@ -10,7 +10,7 @@
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "core/base/status.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "worker/doors/push_sink.h"
 #include "worker/testing/local_host.h"
 

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "core/base/matchers.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "worker/testing/small_job.h"
 
 namespace shardmesh {

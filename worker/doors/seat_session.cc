@@ -8,8 +8,8 @@
 #include "core/base/secret.h"
 #include "core/base/status.h"
 #include "core/job/gradient_run.h"
-#include "local/futex.h"
-#include "local/mailbox.h"
+#include "local/memory/futex.h"
+#include "local/memory/mailbox.h"
 
 namespace shardmesh {
 namespace {

@@ -1,6 +1,6 @@
 // SeatSession: a connected trainer's seat in a job whose slots are pulled (Shard.Seat, Shard.Trainer). It stands in for
 // the trainer on the workers' host: pushed gradients go into the seat's windows, and requests into the seat's mailbox,
-// as those of an attached trainer do (local/mailbox.h). So the lead, and leads of several hosts, see one kind of
+// as those of an attached trainer do (local/memory/mailbox.h). So the lead, and leads of several hosts, see one kind of
 // trainer.
 //
 // It looks at the gradients of a slot when that is finished (core/job/gradient_run.h), as an attached trainer does.

@@ -6,7 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "proto/validate.h"
 #include "rpc/caller_share.h"
 #include "rpc/unary.h"

@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/fault_point.h"
 #include "core/base/status.h"
-#include "local/file_hold.h"
-#include "local/futex.h"
+#include "local/memory/file_hold.h"
+#include "local/memory/futex.h"
 #include "worker/pass/thread_team.h"
 
 namespace shardmesh {

@@ -1,7 +1,7 @@
 #include "worker/job/second_look.h"
 
 #include "absl/time/time.h"
-#include "local/process_end.h"
+#include "local/process/process_end.h"
 
 namespace shardmesh {
 namespace {

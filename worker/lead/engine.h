@@ -15,7 +15,7 @@
 #include "absl/time/time.h"
 #include "core/base/ids.h"
 #include "core/base/sync.h"
-#include "local/page_allocator.h"
+#include "local/memory/page_allocator.h"
 #include "worker/control/trace.h"
 #include "worker/lead/mail.h"
 #include "worker/pass/step_pass.h"

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "core/base/matchers.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "worker/pass/pass.h"
 #include "worker/testing/small_job.h"
 

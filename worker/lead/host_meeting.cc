@@ -13,7 +13,7 @@
 #include "core/base/plain_text.h"
 #include "core/base/status.h"
 #include "core/base/sync.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 #include "worker/transport/gloo_group.h"
 
 namespace shardmesh {

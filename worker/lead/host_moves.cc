@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "core/base/status.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "worker/lead/host_lead.h"
 
 namespace shardmesh {

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 
 namespace shardmesh {
 namespace {

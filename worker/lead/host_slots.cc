@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "worker/control/residency.h"
 
 namespace shardmesh {

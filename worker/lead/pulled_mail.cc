@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/fault_point.h"
 #include "core/base/status.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "worker/lead/step_mail.h"
 
 namespace shardmesh {

@@ -9,7 +9,7 @@
 #include "core/base/clock.h"
 #include "core/base/fault_point.h"
 #include "core/base/status.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 
 namespace shardmesh {
 namespace {

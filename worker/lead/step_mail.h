@@ -1,6 +1,6 @@
-// StepMail: the lead's end of the mailboxes of a job's attached trainers (local/mailbox.h). The engine's thread takes
-// the messages itself and writes the answers itself, so a step costs two wake-ups, of the lead and of the trainer; none
-// when both spin.
+// StepMail: the lead's end of the mailboxes of a job's attached trainers (local/memory/mailbox.h). The engine's thread
+// takes the messages itself and writes the answers itself, so a step costs two wake-ups, of the lead and of the
+// trainer; none when both spin.
 //
 // A message is a TrainerRequest, an answer a TrainerReply (trainer.proto). A session writes its messages into the
 // mailbox of its first slot and notifies. A message counts while its session holds the slot it came through; of any

@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "local/mailbox.h"
+#include "local/memory/mailbox.h"
 #include "worker/testing/step_fixture.h"
 
 namespace shardmesh {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "local/device_segment.h"
-#include "local/pinned_memory.h"
+#include "local/device/device_segment.h"
+#include "local/device/pinned_memory.h"
 
 namespace shardmesh {
 

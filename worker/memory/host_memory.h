@@ -3,7 +3,7 @@
 //   window         the gathered weights that trainers map, one for the host
 //   publications   whole versions for readers, JobSpec::publications of them: pages that no version was written to yet
 //                  take no memory
-//   board          which versions there are, for readers that map publications (local/version_board.h)
+//   board          which versions there are, for readers that map publications (local/memory/version_board.h)
 //   slots          the gradient windows of each writer (JobSpec::num_writers), one of a slot, two of a trainer that
 //                  pulls slots, and behind them the mailbox of the trainer that has them
 //   bell           the word that the lead waits on: trainers map it too, to wake the lead
@@ -21,8 +21,8 @@
 #include "absl/status/statusor.h"
 #include "core/job/job.h"
 #include "core/job/plan.h"
-#include "local/mailbox.h"
-#include "local/version_board.h"
+#include "local/memory/mailbox.h"
+#include "local/memory/version_board.h"
 #include "proto/shardmesh/v1/local.pb.h"
 #include "worker/control/control_block.h"
 #include "worker/memory/device_windows.h"

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "local/segment.h"
+#include "local/memory/segment.h"
 
 namespace shardmesh {
 

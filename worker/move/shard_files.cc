@@ -23,7 +23,7 @@
 #include "core/base/sync.h"
 #include "core/format/stream_digest.h"
 #include "core/job/stored_values.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 #include "worker/pass/thread_team.h"
 
 namespace shardmesh {

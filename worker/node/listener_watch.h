@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
-#include "local/socket.h"
+#include "local/socket/socket.h"
 
 namespace shardmesh {
 

@@ -19,8 +19,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "core/base/sync.h"
-#include "local/child_process.h"
-#include "local/restarts.h"
+#include "local/process/child_process.h"
+#include "local/process/restarts.h"
 #include "worker/node/node_server.h"
 
 namespace shardmesh {

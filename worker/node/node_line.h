@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "local/socket.h"
+#include "local/socket/socket.h"
 #include "proto/shardmesh/v1/node.pb.h"
 
 namespace shardmesh {

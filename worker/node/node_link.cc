@@ -19,7 +19,7 @@
 #include "core/base/clock.h"
 #include "core/base/status.h"
 #include "core/base/sync.h"
-#include "local/descriptor_error.h"
+#include "local/descriptor/descriptor_error.h"
 #include "worker/node/node_line.h"
 
 namespace shardmesh {

@@ -16,7 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "local/segment.h"
+#include "local/memory/segment.h"
 
 namespace shardmesh {
 

@@ -13,7 +13,7 @@
 #include "core/base/incarnation.h"
 #include "core/base/matchers.h"
 #include "core/base/sync.h"
-#include "local/child_process.h"
+#include "local/process/child_process.h"
 #include "local/testing/temp_folder.h"
 #include "worker/node/node_server.h"
 #include "worker/node/retained_memory.h"

@@ -17,7 +17,7 @@
 #include "core/base/decimal_flags.h"
 #include "core/base/status.h"
 #include "core/job/job.h"
-#include "local/runtime_folder.h"
+#include "local/process/runtime_folder.h"
 #include "rpc/main_support.h"
 #include "worker/node/node.h"
 

@@ -15,9 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
-#include "local/descriptor_error.h"
-#include "local/futex.h"
-#include "local/process_end.h"
+#include "local/descriptor/descriptor_error.h"
+#include "local/memory/futex.h"
+#include "local/process/process_end.h"
 
 namespace shardmesh {
 namespace {

@@ -23,8 +23,8 @@
 
 #include "absl/status/statusor.h"
 #include "core/base/sync.h"
-#include "local/fd.h"
-#include "local/socket.h"
+#include "local/descriptor/fd.h"
+#include "local/socket/socket.h"
 #include "worker/node/listener_watch.h"
 #include "worker/node/node_store.h"
 

@@ -19,7 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 #include "proto/shardmesh/v1/node.pb.h"
 
 namespace shardmesh {

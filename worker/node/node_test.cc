@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "core/base/matchers.h"
-#include "local/child_process.h"
+#include "local/process/child_process.h"
 #include "local/testing/temp_folder.h"
 #include "worker/node/testing/await.h"
 #include "worker/node/testing/fake_worker.h"

@@ -10,7 +10,7 @@
 #include "core/base/status.h"
 #include "core/base/thread.h"
 #include "core/job/support.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "proto/convert.h"
 #include "worker/lead/host_meeting.h"
 #include "worker/process/peer_patience.h"

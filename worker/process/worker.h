@@ -40,7 +40,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/folder_access.h"
 #include "core/base/sync.h"
-#include "local/socket.h"
+#include "local/socket/socket.h"
 #include "proto/shardmesh/v1/coordinator.pb.h"
 #include "proto/shardmesh/v1/local.pb.h"
 #include "worker/job/job_shard.h"

@@ -11,8 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
-#include "local/futex.h"
-#include "local/process_end.h"
+#include "local/memory/futex.h"
+#include "local/process/process_end.h"
 #include "worker/job/second_look.h"
 #include "worker/lead/step_mail.h"
 #include "worker/node/retained_memory.h"

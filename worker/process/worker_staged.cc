@@ -9,7 +9,7 @@
 #include "core/base/fault_point.h"
 #include "core/base/status.h"
 #include "core/base/thread.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "worker/process/worker.h"
 
 namespace shardmesh {

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/clock.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 
 namespace shardmesh {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/base/fault_point.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "worker/control/residency.h"
 #include "worker/step/decide.h"
 #include "worker/step/gradient_norm.h"

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "worker/step/step_buckets.h"
 #include "worker/step/step_members.h"
 #include "worker/step/step_slots.h"

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/plain_text.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "worker/control/damage.h"
 #include "worker/step/facts.h"
 #include "worker/step/step_buckets.h"

@@ -6,7 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "core/base/fault_point.h"
 #include "core/base/status.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "worker/step/step_members.h"
 
 namespace shardmesh {

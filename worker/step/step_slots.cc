@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "worker/step/step_buckets.h"
 #include "worker/step/step_declarations.h"
 #include "worker/step/step_members.h"

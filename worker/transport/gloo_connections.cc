@@ -15,7 +15,7 @@
 #include "gloo/transport/tcp/context.h"
 #include "gloo/transport/tcp/device.h"
 #include "gloo/transport/tcp/pair.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 #include "worker/transport/keyed_links.h"
 
 namespace shardmesh {

@@ -14,7 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 #include "worker/transport/group.h"
 #include "worker/transport/rendezvous.h"
 

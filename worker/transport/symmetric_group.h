@@ -4,12 +4,12 @@
 // result in the shared heap is everybody's at once: each rank writes its own part, and a piece that lies at its place
 // there is not copied at all. Buffers elsewhere go through staging, a part at a time; one rank's are enough for that.
 //
-// A peer that dies is found by its presence (local/presence.h) and named at once, not when the time is up.
+// A peer that dies is found by its presence (local/process/presence.h) and named at once, not when the time is up.
 #pragma once
 
 #include <memory>
 
-#include "local/presence.h"
+#include "local/process/presence.h"
 #include "worker/transport/group.h"
 #include "worker/transport/symmetric_memory.h"
 

@@ -14,7 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "local/segment.h"
+#include "local/memory/segment.h"
 #include "worker/transport/group.h"
 
 namespace shardmesh {

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "local/futex.h"
+#include "local/memory/futex.h"
 #include "worker/versions/version_leases.h"
 
 namespace shardmesh {

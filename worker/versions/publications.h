@@ -1,10 +1,10 @@
 // Publications: the versions of a job that readers may read, as views of the words of a host's control block.
 //
 // A publication is memory of its own for one version. It is held by reads under way in workers (pins), by leases that
-// workers granted (version_leases.h) and by processes that map it (local/file_hold.h). The lead chooses one that nobody
-// holds for the next version, never the newest while there is another. It takes the version away first and then looks
-// whether anybody holds the memory; whoever wants to hold it does so first and then looks for the version: one of them
-// sees the other. So what is held is never written, by whomever and however long; and the number of publications,
+// workers granted (version_leases.h) and by processes that map it (local/memory/file_hold.h). The lead chooses one that
+// nobody holds for the next version, never the newest while there is another. It takes the version away first and then
+// looks whether anybody holds the memory; whoever wants to hold it does so first and then looks for the version: one of
+// them sees the other. So what is held is never written, by whomever and however long; and the number of publications,
 // JobSpec::publications, is all the memory that readers can make a host keep.
 //
 // Thread-safe between threads and processes; Reserve, Keep, Show and TakeOver are for the lead's engine thread.
@@ -18,8 +18,8 @@
 
 #include "core/base/ids.h"
 #include "core/job/job.h"
-#include "local/futex.h"
-#include "local/version_board.h"
+#include "local/memory/futex.h"
+#include "local/memory/version_board.h"
 #include "worker/control/control_block.h"
 
 namespace shardmesh {

@@ -3,9 +3,9 @@
 //
 // A lease names one version and ends at a time unless it is renewed. It is a row of the control block, so it outlives
 // its worker where a node has the memory. A reader that maps publications holds what it holds by the kernel's word
-// (local/file_hold.h), until it lets go or is gone: its memory is never written before, however long it is silent.
-// Silent for longer than the time that it asked for, what it holds counts as abandoned, which is reported; it goes on
-// taking one of the job's publications.
+// (local/memory/file_hold.h), until it lets go or is gone: its memory is never written before, however long it is
+// silent. Silent for longer than the time that it asked for, what it holds counts as abandoned, which is reported; it
+// goes on taking one of the job's publications.
 //
 // One object for each worker and job, of its own rows; what it lists is all of the host. Thread-safe.
 #pragma once

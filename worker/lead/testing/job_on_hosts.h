@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "core/base/matchers.h"
 #include "absl/strings/str_cat.h"
-#include "local/futex.h"
+#include "core/base/matchers.h"
+#include "local/memory/futex.h"
 #include "worker/lead/engine.h"
 #include "worker/lead/host_lead.h"
 #include "worker/pass/pass.h"

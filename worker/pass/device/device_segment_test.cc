@@ -1,5 +1,5 @@
 // Memory of a device that is shared, over the stand-in: two runtimes stand for two processes, and one test has two.
-#include "local/device_segment.h"
+#include "local/device/device_segment.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

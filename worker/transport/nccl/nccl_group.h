@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "local/device_runtime.h"
+#include "local/device/device_runtime.h"
 #include "worker/transport/group.h"
 #include "worker/transport/group_signs.h"
 #include "worker/transport/nccl/nccl_library.h"

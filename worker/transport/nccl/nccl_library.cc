@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
-#include "local/shared_library.h"
+#include "local/device/shared_library.h"
 
 namespace shardmesh {
 namespace {

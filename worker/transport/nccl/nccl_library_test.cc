@@ -3,7 +3,7 @@
 #include "core/base/matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "local/device_runtime.h"
+#include "local/device/device_runtime.h"
 #include "worker/transport/testing/load_stand_in.h"
 
 namespace shardmesh {

@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "local/cuda_driver_api.h"
+#include "local/device/cuda_driver_api.h"
 #include "worker/transport/testing/stand_in_device.h"
 
 namespace shardmesh {

@@ -1,7 +1,7 @@
 // The stand-in (nccl_stand_in.h), as a test loads it.
 #pragma once
 
-#include "local/shared_library.h"
+#include "local/device/shared_library.h"
 #include "worker/transport/testing/nccl_stand_in.h"
 
 namespace shardmesh {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/base/sync.h"
-#include "local/cuda_driver_api.h"
+#include "local/device/cuda_driver_api.h"
 #include "worker/transport/testing/nccl_stand_in.h"
 
 namespace shardmesh {

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "core/base/sync.h"
-#include "local/fd.h"
+#include "local/descriptor/fd.h"
 
 namespace shardmesh::testing {
 
