@@ -20,7 +20,7 @@
 #include "bench/process.h"
 #include "bench/service.h"
 #include "core/base/status.h"
-#include "rpc/main_support.h"
+#include "rpc/base/main_support.h"
 
 namespace shardmesh::bench {
 namespace {
@@ -245,7 +245,7 @@ int main(int argc, char** argv) {
   app.add_flag("--processor-time", flags.processor_time,
                "processor time of the busier side instead of elapsed time, for a machine that others use");
   app.add_flag("--default-allocator", flags.default_allocator,
-               "do not tune this process's allocator (rpc/main_support.h)");
+               "do not tune this process's allocator (rpc/base/main_support.h)");
   app.footer(
       "Examples:\n"
       "  bazel run -c opt //bench:bulk                         full size, about 4 GiB of memory\n"

@@ -11,8 +11,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
-#include "rpc/address.h"
-#include "rpc/library_log.h"
+#include "rpc/base/address.h"
+#include "rpc/base/library_log.h"
 
 namespace shardmesh {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "rpc/tls.h"
+#include "rpc/tls/tls.h"
 
 namespace shardmesh {
 
@@ -20,12 +20,12 @@ struct ChannelOptions {
   absl::Duration peer_timeout = absl::Seconds(10);
 };
 
-// `address`: see rpc/address.h; a name is looked up when the first call is made. Makes no connection by itself, so a
-// server that is not there shows in the first call. Received messages are not limited (the caller chose the server).
+// `address`: see rpc/base/address.h; a name is looked up when the first call is made. Makes no connection by itself, so
+// a server that is not there shows in the first call. Received messages are not limited (the caller chose the server).
 // Every channel has connections of its own; proxies named in the environment are not used. gRPC's hidden retries are
 // off: the callers repeat what is safe to repeat.
 //   InvalidArgument: the address is malformed; has port 0; leaves the machine without TLS; a TLS file is unusable; or
-//   peer_timeout < 1 s. Errors of reading TLS files: see rpc/tls.h.
+//   peer_timeout < 1 s. Errors of reading TLS files: see rpc/tls/tls.h.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> NewChannel(absl::string_view address, const TlsOptions& tls = {},
                                                           const ChannelOptions& options = {});
 

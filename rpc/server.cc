@@ -10,12 +10,12 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
-#include "rpc/address.h"
-#include "rpc/call_tracking.h"
-#include "rpc/deadline.h"
-#include "rpc/library_log.h"
-#include "rpc/listener.h"
-#include "rpc/tls_files.h"
+#include "rpc/base/address.h"
+#include "rpc/base/deadline.h"
+#include "rpc/base/library_log.h"
+#include "rpc/calls/call_tracking.h"
+#include "rpc/connections/listener.h"
+#include "rpc/tls/tls_files.h"
 
 namespace shardmesh {
 namespace {

@@ -4,11 +4,11 @@
 // reflection are always on.
 //
 // Who is served: without TLS, processes of this process's user and of root, on this machine alone; the kernel says
-// whose they are (rpc/peer_user.h). A process of another user gets PERMISSION_DENIED for every method of every service,
-// health and reflection among them: its connections go to a second gRPC server, which has no other answer. With TLS the
-// certificate decides alone. docs/security.md has the whole picture.
+// whose they are (rpc/connections/peer_user.h). A process of another user gets PERMISSION_DENIED for every method of
+// every service, health and reflection among them: its connections go to a second gRPC server, which has no other
+// answer. With TLS the certificate decides alone. docs/security.md has the whole picture.
 //
-// It does not demand a deadline on calls: rpc/unary.h does. A unary call whose body is not its message gets
+// It does not demand a deadline on calls: rpc/base/unary.h does. A unary call whose body is not its message gets
 // INVALID_ARGUMENT. Compressed messages are refused, since gRPC would expand them without a limit. A connection that
 // sends bytes without a call is cut off (acceptor.h), but gRPC 1.51 has no limit for one that keeps a call open
 // meanwhile: it may cost a core of processor time with padded headers, and a header that never ends takes four times
@@ -36,16 +36,16 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "core/base/sync.h"
-#include "rpc/acceptor.h"
-#include "rpc/call_guard.h"
-#include "rpc/reflection.h"
-#include "rpc/refusal.h"
-#include "rpc/tls.h"
+#include "rpc/calls/call_guard.h"
+#include "rpc/calls/reflection.h"
+#include "rpc/calls/refusal.h"
+#include "rpc/connections/acceptor.h"
+#include "rpc/tls/tls.h"
 
 namespace shardmesh {
 
 struct ServerOptions {
-  std::string listen = "127.0.0.1:0";  // --listen: see rpc/address.h; port 0 has one chosen
+  std::string listen = "127.0.0.1:0";  // --listen: see rpc/base/address.h; port 0 has one chosen
   TlsOptions tls;                      // needed unless `listen` is loopback or a UNIX socket; not used on UNIX sockets
 
   int max_connections = 1024;
@@ -79,7 +79,7 @@ class Server {
   //   InvalidArgument: `listen` is malformed, no address of this machine, or leaves it without TLS (--tls-cert,
   //   --tls-key,
   //   --tls-ca); an option is out of range (named). AlreadyExists: the port or socket is in use. Errors of reading TLS
-  //   files: see rpc/tls.h. Internal: gRPC did not start.
+  //   files: see rpc/tls/tls.h. Internal: gRPC did not start.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        const std::vector<grpc::Service*>& services);
   ~Server();  // Drain(0)

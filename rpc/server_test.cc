@@ -19,8 +19,8 @@
 #include "core/base/sync.h"
 #include "local/descriptor/fd.h"
 #include "local/testing/temp_folder.h"
+#include "rpc/base/status.h"
 #include "rpc/channel.h"
-#include "rpc/status.h"
 #include "rpc/testing/echo_service.h"
 #include "rpc/testing/generic_call.h"
 

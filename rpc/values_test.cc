@@ -10,10 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/matchers.h"
-#include "rpc/address.h"
-#include "rpc/main_support.h"
-#include "rpc/reflection.h"
-#include "rpc/status.h"
+#include "rpc/base/address.h"
+#include "rpc/base/main_support.h"
+#include "rpc/base/status.h"
+#include "rpc/calls/reflection.h"
 
 namespace shardmesh {
 namespace {

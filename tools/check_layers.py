@@ -33,6 +33,7 @@ ALLOWED = {
 ROOMS = {
     "core": ("base", "format", "mesh", "names", "view", "layout", "job"),
     "local": ("descriptor", "process", "memory", "socket", "device"),
+    "rpc": ("base", "tls", "connections", "calls", ""),
     "server": ("store", "jobs", "seats", "coordinator", "service", ""),
     "worker": ("control", "memory", "versions", "transport", "transport/nccl", "step", "pass", "pass/device", "lead", "job", "move", "node", "process",
                "doors"),
@@ -55,12 +56,12 @@ CONFINED = {
     "nlohmann/":    ("checkpoint/.*", "client/cli/.*", "bench/.*", "tests/.*", "examples/.*"),
 }
 # Who may ask for the wall clock's time, which anybody may set: patterns of paths, and what it is for. Everything else
-# waits and measures by MonotonicNow() (core/base/clock.h), DeadlineIn() (rpc/deadline.h) or, in Python, time.monotonic().
+# waits and measures by MonotonicNow() (core/base/clock.h), DeadlineIn() (rpc/base/deadline.h) or, in Python, time.monotonic().
 WALL_CLOCK = {
     r"core/base/clock\.h": "makes wall times monotonic",
     r"core/base/sync\.h": "the build for the thread sanitizer, which does not know waits on the other clock",
     r"worker/run_worker_main\.cc|worker/node/testing/fake_worker_main\.cc": "a worker's incarnation (core/base/incarnation.h)",
-    r"rpc/(server|tls)\.cc": "the times of certificates",
+    r"rpc/(server|tls/tls)\.cc": "the times of certificates",
     r"server/service/coordinator_service\.h": "how far ahead an incarnation may be",
     r"client/cli/(lease|top)_command\.cc": "times that people read",
     r"rpc/(.*_test|testing/.*)\.cc|server/service/coordinator_service_test\.cc|tests/contract/.*_test\.cc":

@@ -17,7 +17,7 @@
 #include "client/cpp/checkpoint.h"
 #include "client/cpp/checkpoint_schedule.h"
 #include "core/base/status.h"
-#include "rpc/main_support.h"
+#include "rpc/base/main_support.h"
 
 namespace shardmesh {
 namespace {

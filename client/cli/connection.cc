@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
-#include "rpc/tls_flags.h"
+#include "rpc/tls/tls_flags.h"
 
 namespace shardmesh {
 namespace {

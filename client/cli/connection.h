@@ -14,7 +14,7 @@
 #include "client/cli/seconds_flag.h"
 #include "client/cpp/client.h"
 #include "client/cpp/shard_transport.h"
-#include "rpc/tls.h"
+#include "rpc/tls/tls.h"
 
 namespace shardmesh {
 

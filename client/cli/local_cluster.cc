@@ -11,7 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
-#include "rpc/address.h"
+#include "rpc/base/address.h"
 
 namespace shardmesh {
 namespace {

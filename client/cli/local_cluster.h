@@ -14,8 +14,8 @@
 #include "client/cli/owned_folder.h"
 #include "local/process/child_process.h"
 #include "local/process/restarts.h"
-#include "rpc/main_support.h"
-#include "rpc/tls.h"
+#include "rpc/base/main_support.h"
+#include "rpc/tls/tls.h"
 
 namespace shardmesh {
 

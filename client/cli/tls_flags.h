@@ -1,4 +1,4 @@
 // The flags --tls-*, for programs that use clients alone.
 #pragma once
 
-#include "rpc/tls_flags.h"
+#include "rpc/tls/tls_flags.h"

@@ -25,7 +25,7 @@
 #include "core/base/status.h"
 #include "core/base/thread.h"
 #include "local/memory/futex.h"
-#include "rpc/main_support.h"
+#include "rpc/base/main_support.h"
 
 namespace shardmesh {
 namespace {

@@ -18,8 +18,8 @@
 #include "core/base/device_name.h"
 #include "core/base/status.h"
 #include "core/mesh/mesh_spec.h"
-#include "rpc/address.h"
-#include "rpc/tls_flags.h"
+#include "rpc/base/address.h"
+#include "rpc/tls/tls_flags.h"
 
 namespace shardmesh {
 namespace {

@@ -30,7 +30,7 @@
 #include "core/job/job.h"
 #include "core/job/plan.h"
 #include "core/names/names.h"
-#include "rpc/tls.h"
+#include "rpc/tls/tls.h"
 
 namespace shardmesh {
 

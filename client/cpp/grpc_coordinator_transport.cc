@@ -11,10 +11,10 @@
 #include "core/base/status.h"
 #include "proto/protocol_version.h"
 #include "proto/shardmesh/v1/coordinator.grpc.pb.h"
+#include "rpc/base/deadline.h"
+#include "rpc/base/status.h"
 #include "rpc/channel.h"
-#include "rpc/deadline.h"
-#include "rpc/status.h"
-#include "rpc/tls.h"
+#include "rpc/tls/tls.h"
 
 namespace shardmesh {
 namespace {

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/clock.h"
 #include "proto/shardmesh/v1/shard.grpc.pb.h"
-#include "rpc/status.h"
+#include "rpc/base/status.h"
 
 namespace shardmesh {
 namespace {

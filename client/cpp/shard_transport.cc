@@ -12,9 +12,9 @@
 #include "core/base/status.h"
 #include "proto/bulk.h"
 #include "proto/shardmesh/v1/shard.grpc.pb.h"
+#include "rpc/base/deadline.h"
+#include "rpc/base/status.h"
 #include "rpc/channel.h"
-#include "rpc/deadline.h"
-#include "rpc/status.h"
 
 namespace shardmesh {
 namespace {

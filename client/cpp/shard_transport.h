@@ -17,7 +17,7 @@
 #include "client/cpp/seat_transport.h"
 #include "proto/shardmesh/v1/job.pb.h"
 #include "proto/shardmesh/v1/shard.pb.h"
-#include "rpc/tls.h"
+#include "rpc/tls/tls.h"
 
 namespace shardmesh {
 

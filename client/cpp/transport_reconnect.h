@@ -17,7 +17,7 @@
 
 #include "absl/time/time.h"
 #include "core/base/clock.h"
-#include "rpc/deadline.h"
+#include "rpc/base/deadline.h"
 
 namespace shardmesh {
 

@@ -1,5 +1,6 @@
 // PageAllocator: memory for containers as large as a model: pages of their own, which go back to the system with the
-// container. malloc may keep what is freed (rpc/main_support.h), and keeps what lies at the end of a thread's heap.
+// container. malloc may keep what is freed (rpc/base/main_support.h), and keeps what lies at the end of a thread's
+// heap.
 #pragma once
 
 #include <sys/mman.h>

@@ -17,7 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "local/descriptor/fd.h"
-#include "rpc/address.h"
+#include "rpc/base/address.h"
 
 extern char** environ;
 

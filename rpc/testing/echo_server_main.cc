@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "rpc/main_support.h"
+#include "rpc/base/main_support.h"
 #include "rpc/server.h"
 #include "rpc/testing/echo_service.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/base/clock.h"
-#include "rpc/unary.h"
+#include "rpc/base/unary.h"
 
 namespace shardmesh::testing {
 

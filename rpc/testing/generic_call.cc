@@ -4,7 +4,7 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include "absl/time/clock.h"
-#include "rpc/status.h"
+#include "rpc/base/status.h"
 
 namespace shardmesh::testing {
 namespace {

@@ -15,9 +15,9 @@
 #include "proto/convert.h"
 #include "proto/protocol_version.h"
 #include "proto/validate.h"
-#include "rpc/caller.h"
-#include "rpc/main_support.h"
-#include "rpc/unary.h"
+#include "rpc/base/main_support.h"
+#include "rpc/base/unary.h"
+#include "rpc/calls/caller.h"
 #include "server/service/coordinator_messages.h"
 
 namespace shardmesh {

@@ -13,7 +13,7 @@
 #include "core/base/sync.h"
 #include "core/mesh/mesh_spec.h"
 #include "proto/shardmesh/v1/coordinator.grpc.pb.h"
-#include "rpc/caller_share.h"
+#include "rpc/calls/caller_share.h"
 #include "server/coordinator/coordinator.h"
 #include "server/service/job_room.h"
 

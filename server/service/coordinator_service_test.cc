@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/matchers.h"
 #include "proto/convert.h"
+#include "rpc/base/status.h"
 #include "rpc/channel.h"
 #include "rpc/server.h"
-#include "rpc/status.h"
 #include "server/coordinator/testing/small_jobs.h"
 
 namespace shardmesh {

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
 #include "proto/convert.h"
-#include "rpc/fair_share.h"
+#include "rpc/calls/fair_share.h"
 
 namespace shardmesh {
 

@@ -23,9 +23,10 @@ class JobRoom {
 
   // Learns which jobs there are, all of them: of others it forgets what they took. Before Check.
   void Learn(const std::vector<JobView>& jobs);
-  // OK: `caller` (CallerKey of rpc/caller_share.h; empty: not capped) may make a job of that name, new or in place of
-  // one that is there. ResourceExhausted: all specifications would have more than max_spec_bytes, or the caller has its
-  // share of the jobs or the bytes (rpc/fair_share.h). How many jobs there may be in all the coordinator says.
+  // OK: `caller` (CallerKey of rpc/calls/caller_share.h; empty: not capped) may make a job of that name, new or in
+  // place of one that is there. ResourceExhausted: all specifications would have more than max_spec_bytes, or the
+  // caller has its share of the jobs or the bytes (rpc/calls/fair_share.h). How many jobs there may be in all the
+  // coordinator says.
   absl::Status Check(const std::string& caller, const std::string& name, int64_t bytes) const;
   // The caller has made it.
   void Take(const std::string& caller, const std::string& name, int64_t uid, int64_t bytes);

@@ -116,7 +116,7 @@ TEST_P(HostilePeer, MessageOfOneGibibyte) {
   EXPECT_LT(growth(), (worker() ? 256 : 512) * 5 / 4 * kMiB);
 }
 
-// The service that answers must be rpc/reflection.h's: the distribution's has a thread for each open stream.
+// The service that answers must be rpc/calls/reflection.h's: the distribution's has a thread for each open stream.
 TEST_P(HostilePeer, FourHundredReflectionStreams_TakeNoThreadEach) {
   Start(0);
   const int before = process().threads();

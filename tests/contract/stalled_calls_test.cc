@@ -17,7 +17,7 @@
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "core/base/status.h"
-#include "rpc/status.h"
+#include "rpc/base/status.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/counting_job.h"
 #include "tests/testing/raw_trainer.h"

@@ -22,7 +22,7 @@ using ::shardmesh::testing::Cluster;
 
 constexpr int64_t kElements = int64_t{24} << 20;  // a piece lies in a heap of malloc's, not in pages of its own
 constexpr int64_t kPieceBytes = kElements * int64_t{sizeof(float)} / 2;  // of initial weights, to each worker
-constexpr int64_t kMessageBytes = int64_t{40} << 20;  // of messages, for the next ones (rpc/main_support.h)
+constexpr int64_t kMessageBytes = int64_t{40} << 20;  // of messages, for the next ones (rpc/base/main_support.h)
 
 // Memory that is no file and not shared.
 int64_t PrivateBytes(pid_t pid) {

@@ -19,7 +19,7 @@
 #include "local/memory/futex.h"
 #include "local/process/process_end.h"
 #include "proto/protocol_version.h"
-#include "rpc/fair_share.h"
+#include "rpc/calls/fair_share.h"
 #include "worker/job/second_look.h"
 #include "worker/node/listener_watch.h"
 

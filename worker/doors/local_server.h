@@ -42,7 +42,7 @@ class LocalServer {
   const std::string& path() const { return listener_.path(); }
 
   // A token, good once and for kGrantLifetime, to attach to these slots. ResourceExhausted: kMaxGrants are open, or
-  // `caller` (CallerKey of rpc/caller_share.h) has its share of them.
+  // `caller` (CallerKey of rpc/calls/caller_share.h) has its share of them.
   absl::StatusOr<std::string> Grant(std::shared_ptr<JobShard> shard, std::vector<int> slots,
                                     const std::string& caller = "");
   // The same, to map publications. `ttl`: of a lease (version_leases.h).

@@ -4,8 +4,8 @@
 
 #include "core/base/status.h"
 #include "core/base/thread.h"
-#include "rpc/status.h"
-#include "rpc/unary.h"
+#include "rpc/base/status.h"
+#include "rpc/base/unary.h"
 
 namespace shardmesh {
 namespace {

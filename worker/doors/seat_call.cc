@@ -6,8 +6,8 @@
 
 #include "core/base/status.h"
 #include "core/base/thread.h"
-#include "rpc/status.h"
-#include "rpc/unary.h"
+#include "rpc/base/status.h"
+#include "rpc/base/unary.h"
 #include "worker/doors/waiting_call.h"
 
 namespace shardmesh {

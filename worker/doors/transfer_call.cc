@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "proto/bulk.h"
-#include "rpc/status.h"
-#include "rpc/unary.h"
+#include "rpc/base/status.h"
+#include "rpc/base/unary.h"
 
 namespace shardmesh {
 namespace {

@@ -13,8 +13,8 @@
 #include "absl/time/time.h"
 #include "core/base/clock.h"
 #include "core/base/sync.h"
-#include "rpc/deadline.h"
-#include "rpc/status.h"
+#include "rpc/base/deadline.h"
+#include "rpc/base/status.h"
 #include "worker/job/waiters.h"
 
 namespace shardmesh {

@@ -16,7 +16,7 @@
 #include "absl/strings/str_replace.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
-#include "rpc/main_support.h"
+#include "rpc/base/main_support.h"
 
 namespace shardmesh {
 namespace {

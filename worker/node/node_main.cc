@@ -18,7 +18,7 @@
 #include "core/base/status.h"
 #include "core/job/job.h"
 #include "local/process/runtime_folder.h"
-#include "rpc/main_support.h"
+#include "rpc/base/main_support.h"
 #include "worker/node/node.h"
 
 namespace shardmesh {

@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "core/base/secret.h"
 #include "core/base/status.h"
-#include "rpc/fair_share.h"
+#include "rpc/calls/fair_share.h"
 
 namespace shardmesh {
 namespace {

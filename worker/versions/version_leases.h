@@ -56,8 +56,8 @@ class VersionLeases {
         now_(std::move(now)) {}
 
   // Leases the version. nullopt: it is not there. The same nonce again: the same lease. ResourceExhausted: the host's
-  // workers have granted as many as they can, or `caller` (CallerKey of rpc/caller_share.h) has its share of them.
-  // Callers are known while this process lives: what its last incarnation granted counts as nobody's.
+  // workers have granted as many as they can, or `caller` (CallerKey of rpc/calls/caller_share.h) has its share of
+  // them. Callers are known while this process lives: what its last incarnation granted counts as nobody's.
   absl::StatusOr<std::optional<Lease>> Acquire(Step step, absl::Duration ttl, uint64_t nonce,
                                                const std::string& caller = "");
   // NotFound: no lease of this worker has that id, or it has ended. PermissionDenied: it was acquired with another

@@ -25,7 +25,7 @@
 #include "core/base/clock.h"
 #include "core/base/incarnation.h"
 #include "core/base/status.h"
-#include "rpc/main_support.h"
+#include "rpc/base/main_support.h"
 #include "worker/node/node_link.h"
 #include "worker/node/retained_memory.h"
 #include "worker/node/testing/fake_worker.h"
