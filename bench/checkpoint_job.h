@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "bench/model_shapes.h"
 #include "bench/service.h"
-#include "client/cpp/checkpoint.h"
+#include "client/cpp/checkpoint/checkpoint.h"
 #include "client/cpp/session.h"
 
 namespace shardmesh::bench {

@@ -19,7 +19,7 @@
 #include "bench/process.h"
 #include "bench/service.h"
 #include "bench/step_context.h"
-#include "client/cpp/reshard.h"
+#include "client/cpp/checkpoint/reshard.h"
 #include "client/cpp/session.h"
 #include "core/base/status.h"
 #include "core/mesh/mesh_spec.h"

@@ -32,6 +32,7 @@ ALLOWED = {
 # "" stands for the files that lie in the folder itself.
 ROOMS = {
     "core": ("base", "format", "mesh", "names", "view", "layout", "job"),
+    "client": ("cpp/transport", "cpp", "cpp/checkpoint"),
     "local": ("descriptor", "process", "memory", "socket", "device"),
     "rpc": ("base", "tls", "connections", "calls", ""),
     "server": ("store", "jobs", "seats", "coordinator", "service", ""),

@@ -14,8 +14,8 @@
 #include "client/cli/connection.h"
 #include "client/cli/progress.h"
 #include "client/cli/table.h"
-#include "client/cpp/checkpoint.h"
-#include "client/cpp/checkpoint_schedule.h"
+#include "client/cpp/checkpoint/checkpoint.h"
+#include "client/cpp/checkpoint/checkpoint_schedule.h"
 #include "core/base/status.h"
 #include "rpc/base/main_support.h"
 

@@ -13,7 +13,7 @@
 #include "client/cli/command.h"
 #include "client/cli/seconds_flag.h"
 #include "client/cpp/client.h"
-#include "client/cpp/shard_transport.h"
+#include "client/cpp/transport/shard_transport.h"
 #include "rpc/tls/tls.h"
 
 namespace shardmesh {

@@ -14,7 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "client/cli/connection.h"
 #include "client/cli/progress.h"
-#include "client/cpp/model.h"
+#include "client/cpp/checkpoint/model.h"
 #include "core/base/status.h"
 #include "core/mesh/mesh_spec.h"
 

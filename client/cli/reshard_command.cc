@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/connection.h"
 #include "client/cli/progress.h"
-#include "client/cpp/reshard.h"
+#include "client/cpp/checkpoint/reshard.h"
 #include "core/base/status.h"
 
 namespace shardmesh {

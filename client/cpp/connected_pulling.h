@@ -9,7 +9,7 @@
 
 #include "client/cpp/client.h"
 #include "client/cpp/pulling_channel.h"
-#include "client/cpp/seat_transport.h"
+#include "client/cpp/transport/seat_transport.h"
 #include "core/base/sync.h"
 
 namespace shardmesh {

@@ -1,4 +1,4 @@
-#include "client/cpp/checkpoint.h"
+#include "client/cpp/checkpoint/checkpoint.h"
 
 #include <atomic>
 #include <tuple>

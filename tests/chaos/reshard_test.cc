@@ -2,7 +2,7 @@
 // killed at random, at any moment of that: no step is lost, nothing hangs, and it learns the bits of one process.
 //
 // SHARDMESH_CHAOS_RESHARD_SECONDS: how long (20). SHARDMESH_SEED: which meshes, who is killed, and when.
-#include "client/cpp/reshard.h"
+#include "client/cpp/checkpoint/reshard.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

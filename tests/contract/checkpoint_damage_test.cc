@@ -14,7 +14,7 @@
 #include "absl/strings/str_replace.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/stored_files.h"
-#include "client/cpp/checkpoint.h"
+#include "client/cpp/checkpoint/checkpoint.h"
 #include "core/base/matchers.h"
 #include "core/base/status.h"
 #include "core/format/stream_digest.h"

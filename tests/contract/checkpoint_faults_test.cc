@@ -11,7 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "client/cpp/checkpoint.h"
+#include "client/cpp/checkpoint/checkpoint.h"
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "core/base/status.h"

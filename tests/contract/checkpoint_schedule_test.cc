@@ -1,6 +1,6 @@
 // A schedule of checkpoints outlives the coordinator's absence and a worker that is lost for good, saves what a job
 // that nobody disturbs learns, and ends with the job.
-#include "client/cpp/checkpoint_schedule.h"
+#include "client/cpp/checkpoint/checkpoint_schedule.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

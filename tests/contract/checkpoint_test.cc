@@ -1,6 +1,6 @@
 // Checkpoints: what was saved goes on with the same bits on any mesh, its files are the same whatever the mesh, and
 // nothing is loaded by halves.
-#include "client/cpp/checkpoint.h"
+#include "client/cpp/checkpoint/checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "client/cpp/shard_transport.h"
+#include "client/cpp/transport/shard_transport.h"
 #include "core/base/clock.h"
 #include "core/base/incarnation.h"
 #include "core/base/matchers.h"

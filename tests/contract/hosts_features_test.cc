@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "client/cpp/checkpoint.h"
+#include "client/cpp/checkpoint/checkpoint.h"
 #include "core/base/matchers.h"
 #include "local/testing/temp_folder.h"
 #include "tests/testing/cluster.h"

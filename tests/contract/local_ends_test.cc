@@ -20,7 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "client/cpp/session.h"
-#include "client/cpp/shard_transport.h"
+#include "client/cpp/transport/shard_transport.h"
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "core/base/status.h"

@@ -15,8 +15,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/cpp/checkpoint.h"
-#include "client/cpp/reshard.h"
+#include "client/cpp/checkpoint/checkpoint.h"
+#include "client/cpp/checkpoint/reshard.h"
 #include "client/cpp/version_reader.h"
 #include "core/base/clock.h"
 #include "core/base/matchers.h"

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "checkpoint/model_files.h"
-#include "client/cpp/checkpoint.h"
-#include "client/cpp/model.h"
+#include "client/cpp/checkpoint/checkpoint.h"
+#include "client/cpp/checkpoint/model.h"
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "core/base/status.h"

@@ -1,6 +1,6 @@
 // A job is brought to another mesh while it trains: its trainers only open it again, and it learns the bits of one
 // process. Where that cannot be, or a worker ends on the way, the job goes on: as it was, or there.
-#include "client/cpp/reshard.h"
+#include "client/cpp/checkpoint/reshard.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "client/cpp/seat_transport.h"
+#include "client/cpp/transport/seat_transport.h"
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "core/base/status.h"

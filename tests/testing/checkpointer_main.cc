@@ -7,7 +7,7 @@
 #include <iostream>
 #include <string>
 
-#include "client/cpp/checkpoint.h"
+#include "client/cpp/checkpoint/checkpoint.h"
 #include "core/base/status.h"
 #include "tests/testing/fault_plan.h"
 

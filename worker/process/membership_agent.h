@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "absl/status/status.h"
-#include "client/cpp/coordinator_transport.h"
+#include "client/cpp/transport/coordinator_transport.h"
 #include "core/base/clock.h"
 #include "core/base/sync.h"
 #include "worker/process/worker.h"

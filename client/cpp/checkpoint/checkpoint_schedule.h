@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/cpp/checkpoint.h"
+#include "client/cpp/checkpoint/checkpoint.h"
 
 namespace shardmesh {
 

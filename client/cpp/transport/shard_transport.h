@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "client/cpp/seat_transport.h"
+#include "client/cpp/transport/seat_transport.h"
 #include "proto/shardmesh/v1/job.pb.h"
 #include "proto/shardmesh/v1/shard.pb.h"
 #include "rpc/tls/tls.h"

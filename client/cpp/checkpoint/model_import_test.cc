@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "client/cpp/model.h"
+#include "client/cpp/checkpoint/model.h"
 #include "core/base/matchers.h"
 
 namespace shardmesh {

@@ -5,8 +5,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "client/cpp/coordinator_transport.h"
-#include "client/cpp/transport_reconnect.h"
+#include "client/cpp/transport/coordinator_transport.h"
+#include "client/cpp/transport/transport_reconnect.h"
 #include "core/base/incarnation.h"
 #include "core/base/status.h"
 #include "proto/protocol_version.h"

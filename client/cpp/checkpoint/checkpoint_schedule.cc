@@ -1,4 +1,4 @@
-#include "client/cpp/checkpoint_schedule.h"
+#include "client/cpp/checkpoint/checkpoint_schedule.h"
 
 #include <utility>
 

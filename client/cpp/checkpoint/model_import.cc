@@ -6,7 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "checkpoint/folder.h"
 #include "client/cpp/await_weights.h"
-#include "client/cpp/model.h"
+#include "client/cpp/checkpoint/model.h"
 #include "core/base/status.h"
 #include "proto/convert.h"
 

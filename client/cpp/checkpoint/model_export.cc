@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "checkpoint/manifest.h"
-#include "client/cpp/model.h"
+#include "client/cpp/checkpoint/model.h"
 #include "core/base/status.h"
 
 namespace shardmesh {

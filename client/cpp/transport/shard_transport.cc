@@ -1,4 +1,4 @@
-#include "client/cpp/shard_transport.h"
+#include "client/cpp/transport/shard_transport.h"
 
 #include <grpcpp/client_context.h>
 #include <grpcpp/impl/codegen/sync_stream.h>
@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/cpp/transport_reconnect.h"
+#include "client/cpp/transport/transport_reconnect.h"
 #include "core/base/status.h"
 #include "proto/bulk.h"
 #include "proto/shardmesh/v1/shard.grpc.pb.h"

@@ -1,5 +1,5 @@
 // A connected trainer that asks a worker of an older build for a seat.
-#include "client/cpp/seat_transport.h"
+#include "client/cpp/transport/seat_transport.h"
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>

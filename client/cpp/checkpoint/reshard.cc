@@ -1,4 +1,4 @@
-#include "client/cpp/reshard.h"
+#include "client/cpp/checkpoint/reshard.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "client/cpp/seat_transport.h"
+#include "client/cpp/transport/seat_transport.h"
 
 #include <algorithm>
 
