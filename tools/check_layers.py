@@ -32,7 +32,7 @@ ALLOWED = {
 # "" stands for the files that lie in the folder itself.
 ROOMS = {
     "core": ("base", "format", "mesh", "names", "view", "layout", "job"),
-    "client": ("cpp/transport", "cpp", "cpp/checkpoint"),
+    "client": ("cpp/transport", "cpp", "cpp/checkpoint", "cli/base", "cli/files", "cli/plan", "cli/top", "cli/up", "cli/commands", "cli"),
     "local": ("descriptor", "process", "memory", "socket", "device"),
     "rpc": ("base", "tls", "connections", "calls", ""),
     "server": ("store", "jobs", "seats", "coordinator", "service", ""),
@@ -64,7 +64,7 @@ WALL_CLOCK = {
     r"worker/run_worker_main\.cc|worker/node/testing/fake_worker_main\.cc": "a worker's incarnation (core/base/incarnation.h)",
     r"rpc/(server|tls/tls)\.cc": "the times of certificates",
     r"server/service/coordinator_service\.h": "how far ahead an incarnation may be",
-    r"client/cli/(lease|top)_command\.cc": "times that people read",
+    r"client/cli/(commands/lease|top/top)_command\.cc": "times that people read",
     r"rpc/(.*_test|testing/.*)\.cc|server/service/coordinator_service_test\.cc|tests/contract/.*_test\.cc":
         "deadlines of gRPC calls in tests, which gRPC makes monotonic at once, and incarnations",
     r"tests/testing/altered_system_preload\.cc": "moves the wall clock",

@@ -113,7 +113,7 @@ class CheckLayersTest(unittest.TestCase):
             self.expect(path, f"a\nb = {text};\n", f"{path}:2: ", "MonotonicNow()")
 
     def test_wall_clock_where_it_is_needed_passes(self):
-        self.assertEqual(check({**CLEAN, "client/cli/lease_command.cc": "absl::No" "w()"}), [])
+        self.assertEqual(check({**CLEAN, "client/cli/commands/lease_command.cc": "absl::No" "w()"}), [])
         self.assertEqual(check({**CLEAN, "worker/a.py": "end = time.monotonic(); process.timeout(3)"}), [])
 
     def test_machine_path_is_found(self):

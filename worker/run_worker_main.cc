@@ -17,7 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "client/cli/seconds_flag.h"
+#include "client/cli/base/seconds_flag.h"
 #include "client/cpp/transport/coordinator_transport.h"
 #include "client/cpp/transport/shard_transport.h"
 #include "core/base/clock.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "client/cli/command.h"
+#include "client/cli/base/command.h"
 
 namespace CLI {
 class App;

@@ -1,6 +1,6 @@
 // shardctl with `faults`, which only programs of tests have.
 // Example: bazel run //client/cli:shardctl_with_faults -- faults
-#include "client/cli/faults_command.h"
+#include "client/cli/commands/faults_command.h"
 #include "client/cli/shardctl.h"
 
 int main(int argc, char** argv) {

@@ -3,8 +3,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include "client/cli/seconds_flag.h"
-#include "client/cli/tls_flags.h"
+#include "client/cli/base/seconds_flag.h"
+#include "client/cli/base/tls_flags.h"
 #include "examples/digits/job.h"
 
 namespace shardmesh::digits {

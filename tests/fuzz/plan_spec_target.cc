@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <set>
 
-#include "client/cli/layout_spec.h"
+#include "client/cli/plan/layout_spec.h"
 #include "core/layout/bucket_layout.h"
 #include "core/layout/layout_picture.h"
 #include "tests/fuzz/targets.h"

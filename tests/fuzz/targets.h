@@ -12,7 +12,7 @@ namespace shardmesh::fuzz {
 // names. Promises: a canonical name is valid and is its own canonical name; a table answers what was put into it.
 void Names(absl::string_view input);
 
-// A JSON layout specification (client/cli/layout_spec.h). Promises: an error, or a layout of which every bucket is
+// A JSON layout specification (client/cli/plan/layout_spec.h). Promises: an error, or a layout of which every bucket is
 // accounted for: stretches ascend, lie inside of their shard, and sum up to the tensors.
 void PlanSpec(absl::string_view input);
 

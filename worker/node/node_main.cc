@@ -13,7 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "client/cli/seconds_flag.h"
+#include "client/cli/base/seconds_flag.h"
 #include "core/base/decimal_flags.h"
 #include "core/base/status.h"
 #include "core/job/job.h"
