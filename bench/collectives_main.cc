@@ -15,7 +15,7 @@
 #include "bench/harness.h"
 #include "bench/rival.h"
 #include "core/base/status.h"
-#include "kernels/processor.h"
+#include "kernels/cpu/processor.h"
 
 namespace shardmesh::bench {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "bench/device_cuda.h"
 #include "bench/harness.h"
-#include "kernels/device_memory_cuda.h"
+#include "kernels/cuda/device_memory_cuda.h"
 
 namespace shardmesh::bench {
 

@@ -7,9 +7,9 @@
 
 #include "absl/status/statusor.h"
 #include "bench/step_formats.h"
-#include "kernels/device_memory_cuda.h"
-#include "kernels/device_table_cuda.h"
-#include "kernels/optimizer_step_cuda.h"
+#include "kernels/cuda/device_memory_cuda.h"
+#include "kernels/cuda/device_table_cuda.h"
+#include "kernels/cuda/optimizer_step_cuda.h"
 
 namespace shardmesh::bench {
 

@@ -18,7 +18,7 @@
 #include "bench/optimizer_cuda_job.h"
 #include "bench/rival.h"
 #include "core/base/status.h"
-#include "kernels/cuda_available.h"
+#include "kernels/cuda/cuda_available.h"
 
 namespace shardmesh::bench {
 namespace {

@@ -21,7 +21,7 @@
 #include "bench/table_step.h"
 #include "bench/thread_team.h"
 #include "core/base/status.h"
-#include "kernels/processor.h"
+#include "kernels/cpu/processor.h"
 
 namespace shardmesh::bench {
 namespace {

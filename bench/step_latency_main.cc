@@ -21,7 +21,7 @@
 #include "bench/step_context.h"
 #include "client/cpp/session.h"
 #include "core/base/status.h"
-#include "kernels/processor.h"
+#include "kernels/cpu/processor.h"
 
 namespace shardmesh::bench {
 namespace {

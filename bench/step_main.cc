@@ -18,7 +18,7 @@
 #include "bench/three_passes.h"
 #include "bench/worker_team.h"
 #include "core/base/status.h"
-#include "kernels/processor.h"
+#include "kernels/cpu/processor.h"
 #include "worker/pass/pass.h"
 #include "worker/step/step_protocol.h"
 

@@ -11,7 +11,7 @@
 #include "bench/step_job.h"
 #include "bench/worker_team.h"
 #include "kernels/optimizer_step.h"
-#include "kernels/slot_sum.h"
+#include "kernels/sum/slot_sum.h"
 #include "local/memory/segment.h"
 #include "worker/control/control_block.h"
 

@@ -9,7 +9,7 @@
 //
 // Nothing is checked but by CheckRun: a caller that takes pointers and numbers from outside asks it first.
 // Thread-safe for runs that share no output. Memory is borrowed for the call. The processor's floating-point
-// environment is set for the call and restored (kernels/fp_environment.h).
+// environment is set for the call and restored (kernels/cpu/fp_environment.h).
 #pragma once
 
 #include <cstdint>
@@ -50,8 +50,8 @@ struct OptimizerRun {
   uint8_t* changed = nullptr;    // 1: the codes of its weights are others than before, 0: they are the same
 
   // The new weights as readers get them (int8_row: codes times scales) in mx8: codes, and as `extra` the E8M0 scale of
-  // every 32 elements; what Encode (kernels/encode.h) gives for them, for rows that are multiples of 32. The codes of
-  // values that are not finite mean nothing.
+  // every 32 elements; what Encode (kernels/encode/encode.h) gives for them, for rows that are multiples of 32. The
+  // codes of values that are not finite mean nothing.
   StoredRun mx8;
   // Of the same weights, for every 128 elements: the largest magnitude, beside which a NaN is none. After a MAX over
   // all of them, scales of fp8_tensor and, where rows are multiples of 128, of fp8_row, fp8_block and int8_row follow.
@@ -77,7 +77,7 @@ struct OptimizerContext {
   int64_t step = 1;
 };
 
-// InvalidArgument: Muon (which steps whole matrices: kernels/muon.h); a format that the optimizer cannot have; a
+// InvalidArgument: Muon (which steps whole matrices: kernels/muon/muon.h); a format that the optimizer cannot have; a
 // negative length, mx8 of no multiple of 32 elements, a first element that is no multiple of kStepAlignment, no slot; a
 // pointer that is null or not aligned to its elements; outputs that overlap each other, or an input other than their
 // own.
@@ -86,7 +86,7 @@ absl::Status CheckRun(const OptimizerContext& context, const OptimizerRun& run);
 using OptimizerStepFn = void (*)(const OptimizerContext& context, const OptimizerRun& run);
 
 void OptimizerStepReference(const OptimizerContext& context, const OptimizerRun& run);
-// REQUIRES: SimdSupported() (kernels/processor.h).
+// REQUIRES: SimdSupported() (kernels/cpu/processor.h).
 void OptimizerStepSimd(const OptimizerContext& context, const OptimizerRun& run);
 // SIMD where it is supported, else the reference.
 OptimizerStepFn BestOptimizerStep();

@@ -33,6 +33,7 @@ ALLOWED = {
 ROOMS = {
     "core": ("base", "format", "mesh", "names", "view", "layout", "job"),
     "client": ("cpp/transport", "cpp", "cpp/checkpoint", "cli/base", "cli/files", "cli/plan", "cli/top", "cli/up", "cli/commands", "cli"),
+    "kernels": ("cpu", "rules", "", "tile", "encode", "step", "sum", "muon", "cuda"),
     "local": ("descriptor", "process", "memory", "socket", "device"),
     "rpc": ("base", "tls", "connections", "calls", ""),
     "server": ("store", "jobs", "seats", "coordinator", "service", ""),
@@ -48,7 +49,7 @@ CONFINED = {
     "grpc/":        ("rpc/.*",),
     "sqlite3.h":    (r"server/store/sqlite[^/]*", r"server/([^/]*/)?[^/]*_test\.cc"),
     "gloo/":        (r"worker/transport/gloo_(group\.cc|connections\.(cc|h))",),
-    "hwy/":         (r"kernels/[^/]*simd[^/]*",),
+    "hwy/":         (r"kernels/([^/]*/)?[^/]*simd[^/]*",),
     "cuda_runtime": (r".*cuda[^/]*",),
     "cuda.h":       (r".*cuda[^/]*",),
     "CLI/":         ("client/cli/.*", "core/base/decimal_flags_test.cc", r".*_main\.cc", "bench/.*", "examples/.*"),
@@ -167,7 +168,7 @@ def table(root):
             continue
         with open(os.path.join(root, path), encoding="utf-8", errors="replace") as source:
             targets = {room_of(target) for target in INCLUDE.findall(source.read())}
-        arrows.setdefault(name, set()).update(other for top, other in targets if top == folder and other not in (None, room))
+        arrows.setdefault(name, set()).update(other or "." for top, other in targets if top == folder and other not in (None, room))
     yield f"{'room':24} {'files':>5} {'tests':>5}  includes"
     for name, size in sizes.items():
         yield f"{name:24} {size:5} {tests.get(name, 0):5}  {', '.join(sorted(arrows.get(name, ())))}"

@@ -26,8 +26,8 @@ CLEAN = {
     "worker/doors/shard_service.cc": '#include "client/cpp/x.h"\n#include <grpcpp/support/status.h>\n',
     "worker/worker_main.cc": '#include <CLI/CLI.hpp>\n#include <grpcpp/server.h>\n',
     "server/store/sqlite_store.cc": "#include <sqlite3.h>\n",
-    "kernels/slot_sum_simd.cc": "#include <hwy/highway.h>\n",
-    "kernels/slot_sum_cuda.cu": "#include <cuda_runtime.h>\n",
+    "kernels/sum/slot_sum_simd.cc": "#include <hwy/highway.h>\n",
+    "kernels/sum/slot_sum_cuda.cu": "#include <cuda_runtime.h>\n",
     "client/cpp/grpc_transport.cc": '#include <grpcpp/channel.h>\n',
     "tests/e2e_test.cc": '#include "worker/w.h"\n#include "server/s.h"\n#include <nlohmann/json.hpp>\n',
     "examples/digits/trainer.cc": '#include "client/cpp/client.h"\n#include <CLI/CLI.hpp>\n',
@@ -96,7 +96,7 @@ class CheckLayersTest(unittest.TestCase):
 
     def test_confined_library_beside_its_home_is_found(self):
         self.expect("server/store/store.h", "#include <sqlite3.h>\n", "sqlite3.h belongs only in")
-        self.expect("kernels/slot_sum.cc", "#include <hwy/targets.h>\n", "hwy/targets.h belongs only in")
+        self.expect("kernels/sum/slot_sum.cc", "#include <hwy/targets.h>\n", "hwy/targets.h belongs only in")
         self.expect("kernels/rules.h", "#include <hwy/highway.h>\n", "hwy/highway.h belongs only in")
         self.expect("worker/lead/engine.cc", "#include <grpcpp/channel.h>\n", "grpcpp/channel.h belongs only in")
         self.expect("worker/service_parts.cc", "#include <grpcpp/channel.h>\n", "grpcpp/channel.h belongs only in")

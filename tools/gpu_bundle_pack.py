@@ -14,7 +14,7 @@ import sys
 import tarfile
 
 NAME = "shardmesh-gpu"
-TESTS = ["kernels/optimizer_step_cuda_test", "kernels/slot_sum_cuda_test", "worker/transport/nccl/nccl_gpu_test",
+TESTS = ["kernels/cuda/optimizer_step_cuda_test", "kernels/sum/slot_sum_cuda_test", "worker/transport/nccl/nccl_gpu_test",
          "worker/pass/device/device_pass_gpu_test"]
 BENCHMARKS = ["bench/optimizer_cuda", "bench/device_pass"]
 FILES = ["bench/optimizer_rivals.py"]  # that the benchmarks open, at the same path below the folder

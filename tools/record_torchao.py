@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Writes what kernels/ keeps of torchao as literal data. Needs torch and torchao (2.13 and 0.18.0 were used), on a CPU.
 
-Usage: record_torchao.py map > kernels/torchao_map.inc
-       record_torchao.py steps > kernels/torchao_recorded.inc
+Usage: record_torchao.py map > kernels/encode/torchao_map.inc
+       record_torchao.py steps > kernels/step/torchao_recorded.inc
 
 map    the levels of create_dynamic_map, signed and unsigned, of 8 bits.
 steps  codes, scales and weights after three compiled steps of AdamW on 256 elements, for each format; the inputs are
-       those of kernels/torchao_step_test.cc.
+       those of kernels/step/torchao_step_test.cc.
 """
 import sys
 

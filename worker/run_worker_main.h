@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "kernels/fused_pass_kernels.h"
+#include "kernels/cuda/fused_pass_kernels.h"
 
 namespace shardmesh {
 

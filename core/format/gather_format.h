@@ -1,5 +1,5 @@
 // Gather formats: how windows, publications and pulls hold a parameter's weights, whatever way its owner stores them.
-// Values and pure functions, thread-safe. Definitions of the codes: kernels/encode.h; of the same names there.
+// Values and pure functions, thread-safe. Definitions of the codes: kernels/encode/encode.h; of the same names there.
 //
 //   gather      codes            scales
 //   stored      fp32 or bf16     none                   as stored: the bf16 of weights with a remainder; int8_row
@@ -73,8 +73,8 @@ struct ScaleBlocks {
 // none but `stored` a tensor without elements. REQUIRES: sizes are not negative, and their product is at most 2^40.
 absl::StatusOr<ScaleBlocks> ScaleBlocksOf(GatherFormat gather, absl::Span<const int64_t> shape);
 
-// The dimensions of a tensor's scales, as PartsOf (kernels/encode.h) has them. REQUIRES: ScaleBlocksOf(...) is OK, and
-// not `stored`.
+// The dimensions of a tensor's scales, as PartsOf (kernels/encode/encode.h) has them. REQUIRES: ScaleBlocksOf(...) is
+// OK, and not `stored`.
 std::vector<int64_t> ScaleShape(GatherFormat gather, absl::Span<const int64_t> shape);
 
 // Calls visit(offset, size, block, begins) for the pieces of elements [first, first + num) that lie in one row of one

@@ -2,7 +2,7 @@
 //
 // Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; names, defaults and formulas are
 // torch.optim.Muon's (2.13). As there, numbers of one step are computed in double and rounded once to fp32 (square
-// roots are exact IEEE operations), so every machine gets the same bits. The step itself: kernels/muon.h.
+// roots are exact IEEE operations), so every machine gets the same bits. The step itself: kernels/muon/muon.h.
 #pragma once
 
 #include <cstdint>

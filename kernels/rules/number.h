@@ -2,7 +2,7 @@
 // below alone, each one IEEE operation rounded to nearest or an exact one on bits: so every number type computes the
 // same bits (-ffp-contract=off, -fmad=false, subnormals kept).
 //
-//   floats     float: the reference, and the CUDA kernels          or a vector of floats: kernels/simd8.h
+//   floats     float: the reference, and the CUDA kernels          or a vector of floats: kernels/cpu/simd8.h
 //   words      uint32_t                                            or a vector of words
 //   masks      bool                                                or a vector of them
 //

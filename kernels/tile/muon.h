@@ -10,7 +10,7 @@
 
 namespace shardmesh {
 
-// What kernels/muon.cc calls of an implementation, tile by tile. `first_element`: of the tile in its tensor.
+// What kernels/muon/muon.cc calls of an implementation, tile by tile. `first_element`: of the tile in its tensor.
 // Moves the buffer on, writes the tile's update and returns the sum of its squares. `elements`: how many there are;
 // what lies behind them counts as 0.
 using MuonGatherFn = float (*)(const StepPlan& plan, const MuonScalars& scalars, const TileRun& tile,

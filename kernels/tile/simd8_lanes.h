@@ -1,12 +1,12 @@
-// Lanes and draws of 8 floats at a time (kernels/simd8.h). Only for translation units compiled for AVX2 and FMA.
+// Lanes and draws of 8 floats at a time (kernels/cpu/simd8.h). Only for translation units compiled for AVX2 and FMA.
 #pragma once
 
 #include <cstring>
 #include <type_traits>
 
-#include "kernels/draws_simd.h"
+#include "kernels/cpu/draws_simd.h"
+#include "kernels/cpu/simd8.h"
 #include "kernels/rules/minifloat.h"
-#include "kernels/simd8.h"
 #include "kernels/tile/draws.h"
 
 HWY_BEFORE_NAMESPACE();

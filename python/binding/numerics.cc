@@ -1,7 +1,7 @@
 #include <memory>
 #include <optional>
 
-#include "kernels/encode.h"
+#include "kernels/encode/encode.h"
 #include "python/binding/memory.h"
 
 namespace pybind11::detail {
@@ -72,7 +72,7 @@ std::vector<Memory> MemoryOf(const CodeSpec& spec, const std::vector<int64_t>& d
   for (size_t i = 0; i < std::min<size_t>(parts.size(), arrays.size()); ++i) {
     memory.emplace_back(arrays[i], parts[i].NumElements() * BytesOf(parts[i].type), writable, parts[i].name);
   }
-  return memory;  // kernels/encode.cc counts them
+  return memory;  // kernels/encode/encode.cc counts them
 }
 
 void CallEncode(const CodeSpec& spec, const Integers& shape, const py::object& array, const py::list& parts,

@@ -4,12 +4,12 @@
 
 #include "core/base/status.h"
 #include "core/job/muon.h"
-#include "kernels/blas.h"
-#include "kernels/muon.h"
+#include "kernels/cpu/processor.h"
+#include "kernels/muon/blas.h"
+#include "kernels/muon/muon.h"
 #include "kernels/optimizer_step.h"
-#include "kernels/processor.h"
-#include "kernels/step_values.h"
-#include "kernels/torchao_step.h"
+#include "kernels/step/step_values.h"
+#include "kernels/step/torchao_step.h"
 #include "python/binding/memory.h"
 
 namespace shardmesh::python {

@@ -1,7 +1,7 @@
 """The numerics of the service on arrays: formats by encode() and decode(), one optimizer step by Step.
 
 For checking against another library. Arrays are NumPy's, or PyTorch's tensors on the CPU; bf16 is uint16 in NumPy.
-Results are NumPy arrays. Formats are the C++ library's: kernels/encode.h says how each is defined.
+Results are NumPy arrays. Formats are the C++ library's: kernels/encode/encode.h says how each is defined.
 """
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class Step:
     implementation: "reference" or "simd", which have the same bits; None is the best for this processor.
     fast (of Muon): products by the machine's BLAS (`blas` says which), so weights close to the exact mode's, but not
     their bits.
-    compat="torchao": codes, scales and weights as torchao's optimizers on a CPU (kernels/torchao_step.h), of Adam and
+    compat="torchao": codes, scales and weights as torchao's optimizers on a CPU (kernels/step/torchao_step.h), of Adam and
     AdamW with weights fp32, bf16 and bf16_sr and states fp32, dyn8, dyn4 and fp8, in whole blocks.
     InvalidArgument: no such optimizer, format or hyper-parameter, or a value out of its range. TypeError: no number.
     Unimplemented: implementation="simd" on a processor without AVX2 and FMA. FailedPrecondition: fast without a BLAS.

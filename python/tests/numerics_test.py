@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""shardmesh.numerics.encode and decode: what Python adds to kernels/encode.h, and a few values of each format."""
+"""shardmesh.numerics.encode and decode: what Python adds to kernels/encode/encode.h, and a few values of each format."""
 import subprocess
 import sys
 import unittest

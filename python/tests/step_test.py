@@ -58,7 +58,7 @@ class StepTest(unittest.TestCase):
         exact, other = (self.after(step, start, gradients) for step in (Step("Muon", lr=0.1), fast))
         np.testing.assert_array_equal(exact.moments["momentum_buffer"], other.moments["momentum_buffer"])
         rows, columns = start.shape
-        # Either update is within 1e-3 of float64 (kernels/newton_schulz_test.cc), and rounded into weights once.
+        # Either update is within 1e-3 of float64 (kernels/muon/newton_schulz_test.cc), and rounded into weights once.
         bound = 0.1 * max(1, rows / columns) ** 0.5 * 2e-3 + 2 * 2.0**-24 * 1.01 * np.linalg.norm(exact.weights)
         self.assertLess(np.linalg.norm(exact.weights.astype(np.float64) - other.weights), bound)
 

@@ -1,6 +1,6 @@
 // Contract 1, of what readers get: weights that are gathered in codes are, on every mesh and for attached and connected
-// trainers, those that kernels/encode.h gives for the whole tensor: to quantize and then shard is to shard and then
-// quantize, bit for bit. (tests/parity compares Encode with torchao's float8 and MX formats, so
+// trainers, those that kernels/encode/encode.h gives for the whole tensor: to quantize and then shard is to shard and
+// then quantize, bit for bit. (tests/parity compares Encode with torchao's float8 and MX formats, so
 // this compares jobs with them.)
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

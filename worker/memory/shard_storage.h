@@ -36,7 +36,7 @@
 
 #include "absl/status/statusor.h"
 #include "core/job/plan.h"
-#include "kernels/muon.h"
+#include "kernels/muon/muon.h"
 #include "kernels/optimizer_step.h"
 #include "worker/memory/memory.h"
 

@@ -1,5 +1,5 @@
-// Pass: weights that are gathered in codes are those that kernels/encode.h gives for the whole of each tensor, on every
-// mesh, in the window and in the publication. (Workers that are killed on the way: pass_restart_test.cc.)
+// Pass: weights that are gathered in codes are those that kernels/encode/encode.h gives for the whole of each tensor,
+// on every mesh, in the window and in the publication. (Workers that are killed on the way: pass_restart_test.cc.)
 #include <string>
 #include <vector>
 

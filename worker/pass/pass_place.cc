@@ -3,8 +3,8 @@
 #include <initializer_list>
 
 #include "absl/types/span.h"
-#include "kernels/encode.h"
-#include "kernels/gathered.h"
+#include "kernels/encode/encode.h"
+#include "kernels/encode/gathered.h"
 #include "worker/pass/pass.h"
 #include "worker/transport/streaming_copy.h"
 

@@ -15,8 +15,8 @@
 
 #include "core/base/matchers.h"
 #include "core/format/stream_digest.h"
-#include "kernels/encode.h"
-#include "kernels/muon.h"
+#include "kernels/encode/encode.h"
+#include "kernels/muon/muon.h"
 #include "kernels/optimizer_step.h"
 #include "worker/testing/training_oracle.h"
 #include "worker/transport/group.h"

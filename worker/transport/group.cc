@@ -10,7 +10,7 @@
 #include "absl/strings/strip.h"
 #include "core/base/reduction.h"
 #include "core/base/status.h"
-#include "kernels/slot_sum.h"
+#include "kernels/sum/slot_sum.h"
 
 namespace shardmesh {
 namespace {

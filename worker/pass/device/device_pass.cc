@@ -10,8 +10,8 @@
 #include "core/base/keep_forever.h"
 #include "core/base/status.h"
 #include "core/job/support.h"
+#include "kernels/cuda/warp_step_body.h"
 #include "kernels/tile/walk.h"
-#include "kernels/warp_step_body.h"
 
 namespace shardmesh {
 namespace {

@@ -1,12 +1,12 @@
 // DevicePass: executes commands on one worker's shard on a CUDA device: the fused reduce -> step -> gather of pass.h as
-// one kernel a bucket (kernels/fused_pass.h), over the slots, the window and the publications in the device's memory,
-// which all workers of the host map. Several workers may share a device. The bits are those of Pass.
+// one kernel a bucket (kernels/cuda/fused_pass.h), over the slots, the window and the publications in the device's
+// memory, which all workers of the host map. Several workers may share a device. The bits are those of Pass.
 //
 // A command's launches are: the gate, which opens when the control block says that the command is decided and looks at
-// the abort word first, with a time limit (kernels/pass_gate.h); the command's scalars, from pinned memory; a kernel
-// for each bucket, a block a range; the arrival. Nothing changes unless the gate opened. The calling thread then looks
-// whether the stream is done, until a time limit of its own. Initial weights and digests go through the host, range by
-// range.
+// the abort word first, with a time limit (kernels/cuda/pass_gate.h); the command's scalars, from pinned memory; a
+// kernel for each bucket, a block a range; the arrival. Nothing changes unless the gate opened. The calling thread then
+// looks whether the stream is done, until a time limit of its own. Initial weights and digests go through the host,
+// range by range.
 //
 // Not here, and refused when a job is created (core/job/support_table.h): matrices of Muon, weights gathered in codes,
 // bucket residency, several hosts.
@@ -24,7 +24,7 @@
 #include "absl/time/time.h"
 #include "core/job/job.h"
 #include "core/job/plan.h"
-#include "kernels/fused_pass_kernels.h"
+#include "kernels/cuda/fused_pass_kernels.h"
 #include "local/device/device_runtime.h"
 #include "local/device/device_segment.h"
 #include "local/device/pinned_memory.h"

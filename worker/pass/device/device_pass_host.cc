@@ -3,7 +3,7 @@
 
 #include "core/base/status.h"
 #include "core/format/stream_digest.h"
-#include "kernels/encode.h"
+#include "kernels/encode/encode.h"
 #include "worker/pass/device/device_pass.h"
 
 namespace shardmesh {

@@ -36,7 +36,7 @@
 
 namespace shardmesh {
 
-// SlotSumCuda of kernels/slot_sum_cuda.h, which has the contract.
+// SlotSumCuda of kernels/sum/slot_sum_cuda.h, which has the contract.
 using DeviceSum = const char* (*)(Format format, const void* slots, int num_slots, int64_t elements, float* sum,
                                   void* stream);
 

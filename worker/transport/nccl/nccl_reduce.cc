@@ -7,7 +7,7 @@
 #include "worker/transport/nccl/nccl_group.h"
 
 #ifdef SHARDMESH_CUDA
-#include "kernels/slot_sum_cuda.h"
+#include "kernels/sum/slot_sum_cuda.h"
 #endif
 
 namespace shardmesh {

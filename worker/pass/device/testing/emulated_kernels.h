@@ -1,4 +1,4 @@
-// EmulatedKernels: the kernels of the fused pass walked on the CPU (kernels/fused_pass_host.h), in streams of the
+// EmulatedKernels: the kernels of the fused pass walked on the CPU (kernels/cuda/fused_pass_host.h), in streams of the
 // stand-in device. Tests only. Thread-safe.
 #pragma once
 
@@ -6,8 +6,8 @@
 #include <optional>
 #include <thread>
 
-#include "kernels/fused_pass_host.h"
-#include "kernels/fused_pass_kernels.h"
+#include "kernels/cuda/fused_pass_host.h"
+#include "kernels/cuda/fused_pass_kernels.h"
 #include "worker/transport/testing/load_stand_in.h"
 
 namespace shardmesh {

@@ -1,0 +1,191 @@
+// The fused pass as CUDA kernels: a block a range, of warps that take a tile each where there is a body for the
+// bucket's formats (kernels/cuda/warp_step_body.h), else of 256 threads that take a tile together
+// (kernels/cuda/optimizer_step_body.h, for int8_row kernels/cuda/row_step_body.h).
+#include <cuda_runtime.h>
+
+#include <cuda/atomic>
+
+#include "kernels/cuda/fused_pass_body.h"
+#include "kernels/cuda/fused_pass_launch_cuda.h"
+#include "kernels/cuda/row_step_body.h"
+#include "kernels/cuda/warp_step_body.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr int kWarps = 4;   // of a block
+constexpr int kBlocks = 8;  // of a multiprocessor: at most 64 registers a thread
+
+struct DeviceMachine {
+  using Word = cuda::atomic_ref<uint64_t, cuda::thread_scope_system>;
+  __host__ __device__ uint64_t LoadAcquire(const uint64_t* word) const {
+    return Word(*const_cast<uint64_t*>(word)).load(cuda::memory_order_acquire);
+  }
+  __host__ __device__ void StoreRelease(uint64_t* word, uint64_t value) const {
+    Word(*word).store(value, cuda::memory_order_release);
+  }
+  __host__ __device__ uint64_t Nanos() const {
+    uint64_t nanos = 0;
+#ifdef __CUDA_ARCH__
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanos));
+#endif
+    return nanos;
+  }
+  // The words may lie behind PCIe: a look takes a microsecond.
+  __host__ __device__ void Pause() const {
+#ifdef __CUDA_ARCH__
+    __nanosleep(500);
+#endif
+  }
+};
+
+// What the blocks of all kinds have.
+struct DeviceBlock : DeviceMachine {
+  __host__ __device__ bool Opened(const PassArgs& args) const {
+    return args.verdict == nullptr || LoadAcquire(args.verdict) == args.opened;
+  }
+  __host__ __device__ bool GoesOn() const { return true; }
+  __host__ __device__ static void Barrier() {
+#ifdef __CUDA_ARCH__
+    __syncthreads();
+#endif
+  }
+  template <class Body>
+  __host__ __device__ void Threads(const Body& body) const {
+#ifdef __CUDA_ARCH__
+    body(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
+#endif
+    Barrier();
+  }
+};
+
+// A tile a warp.
+template <class Body>
+struct WarpBlock : DeviceBlock {
+  typename Body::Memory* warps;
+
+  __host__ __device__ void StepRun(PassMemory* memory) const {
+#ifdef __CUDA_ARCH__
+    const int warp = threadIdx.x / Body::kLanes, lane = threadIdx.x % Body::kLanes;
+    const int64_t tiles = (memory->run.num_elements + kTileElements - 1) / kTileElements;
+    for (int64_t tile = warp; tile < tiles; tile += kWarps) {
+      Body body(memory->context, memory->run, memory->plan, tile, &warps[warp], lane);
+#pragma unroll
+      for (int phase = 0; phase < Body::kPhases; ++phase) {
+        body.Phase(phase);
+        __syncwarp();
+      }
+    }
+#endif
+    Barrier();
+  }
+};
+
+// A tile the block.
+struct TileBlock : DeviceBlock {
+  RowMemory* rows;
+
+  __host__ __device__ void StepRun(PassMemory* memory) const {
+#ifdef __CUDA_ARCH__
+    if (memory->context.weights == WeightFormat::kInt8Row) {
+      for (int64_t unit = 0; unit < RowUnits(memory->run); ++unit) {
+        RowBody body(memory->context, memory->run, memory->plan, unit, rows);
+        for (int64_t phase = 0; phase < body.num_phases(); ++phase) {
+          body.Phase(phase, static_cast<int>(threadIdx.x));
+          Barrier();
+        }
+      }
+      return;
+    }
+    const int64_t tiles = (memory->run.num_elements + kTileElements - 1) / kTileElements;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      StepBody body(memory->plan, tile, &rows->tile);
+      for (int phase = 0; phase < StepBody::kPhases; ++phase) {
+        body.Phase(phase, static_cast<int>(threadIdx.x));
+        Barrier();
+      }
+    }
+#endif
+  }
+};
+
+// Shared memory has no constructors.
+template <class Value>
+struct Bytes {
+  alignas(alignof(Value) > 16 ? alignof(Value) : 16) uint8_t bytes[sizeof(Value)];
+  __device__ Value* get() { return reinterpret_cast<Value*>(bytes); }
+};
+
+template <class Body>
+__global__ void __launch_bounds__(kWarps* Body::kLanes, kBlocks) PassWarpKernel(const __grid_constant__ PassArgs args) {
+  __shared__ Bytes<PassMemory> memory;
+  __shared__ typename Body::Memory warps[kWarps];
+  WarpBlock<Body> block;
+  block.warps = warps;
+  StepPassRange(args, static_cast<int>(blockIdx.x), memory.get(), block);
+}
+
+__global__ void __launch_bounds__(kTileElements) PassTileKernel(const __grid_constant__ PassArgs args) {
+  __shared__ Bytes<PassMemory> memory;
+  __shared__ Bytes<RowMemory> rows;
+  TileBlock block;
+  block.rows = rows.get();
+  StepPassRange(args, static_cast<int>(blockIdx.x), memory.get(), block);
+}
+
+__global__ void __launch_bounds__(kWarps* SquaresBody::kLanes) PassSquaresKernel(const __grid_constant__ PassArgs args) {
+  __shared__ Bytes<PassMemory> memory;
+  __shared__ typename SquaresBody::Memory warps[kWarps];
+  WarpBlock<SquaresBody> block;
+  block.warps = warps;
+  SquarePassRange(args, static_cast<int>(blockIdx.x), memory.get(), block);
+}
+
+__global__ void PassGateKernel(PassGate gate) {
+  DeviceMachine machine;
+  AwaitGate(gate, machine);
+}
+
+__global__ void PassArrivalKernel(PassArrival arrival) {
+  DeviceMachine machine;
+  Arrive(arrival, machine);
+}
+
+const char* LastError() {
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+}  // namespace
+
+const char* LaunchPassGate(const PassGate& gate, void* stream) {
+  PassGateKernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(gate);
+  return LastError();
+}
+
+const char* LaunchPassStep(const PassArgs& args, const OptimizerContext* warp, void* stream) {
+  if (args.num_ranges == 0) return nullptr;
+  const auto in = static_cast<cudaStream_t>(stream);
+  if (warp == nullptr) {
+    PassTileKernel<<<args.num_ranges, kTileElements, 0, in>>>(args);
+  } else {
+    WithWarpBody(*warp, [&](auto tag) {
+      using Body = typename decltype(tag)::Type;
+      PassWarpKernel<Body><<<args.num_ranges, kWarps * Body::kLanes, 0, in>>>(args);
+    });
+  }
+  return LastError();
+}
+
+const char* LaunchPassSquares(const PassArgs& args, void* stream) {
+  if (args.num_ranges == 0) return nullptr;
+  PassSquaresKernel<<<args.num_ranges, kWarps * SquaresBody::kLanes, 0, static_cast<cudaStream_t>(stream)>>>(args);
+  return LastError();
+}
+
+const char* LaunchPassArrival(const PassArrival& arrival, void* stream) {
+  PassArrivalKernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(arrival);
+  return LastError();
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,141 @@
+// The blocks of a fused pass (kernels/cuda/fused_pass_body.h) walked on the CPU, thread by thread: forwards in one
+// phase, backwards in the next, so that what depends on their order shows. Memory that threads share begins with
+// anything. Tests only. A walk can be stopped, as a killed worker's is, after a number of tiles. One thread.
+#pragma once
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "kernels/cpu/fp_environment.h"
+#include "kernels/cuda/fused_pass_body.h"
+#include "kernels/cuda/pass_gate.h"
+#include "kernels/cuda/row_step_body.h"
+#include "kernels/cuda/warp_step_body.h"
+
+namespace shardmesh {
+
+struct HostMachine {
+  uint64_t LoadAcquire(const uint64_t* word) const { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+  void StoreRelease(uint64_t* word, uint64_t value) const { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+  uint64_t Nanos() const {
+    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+  }
+  void Pause() const { std::this_thread::yield(); }
+};
+
+class HostBlock : public HostMachine {
+ public:
+  // `tiles_left`: how many more are stepped before the walk stops; counted down. Null: no end.
+  HostBlock(int num_threads, int64_t* tiles_left) : num_threads_(num_threads), tiles_left_(tiles_left) {}
+
+  bool Opened(const PassArgs& args) const {
+    return args.verdict == nullptr || LoadAcquire(args.verdict) == args.opened;
+  }
+  bool GoesOn() const { return tiles_left_ == nullptr || *tiles_left_ > 0; }
+  template <class Body>
+  void Threads(const Body& body) {
+    if (!GoesOn()) return;  // what was begun is not finished
+    for (int i = 0; i < num_threads_; ++i) body(backwards_ ? num_threads_ - 1 - i : i, num_threads_);
+    backwards_ = !backwards_;
+  }
+
+ protected:
+  template <class Phase>
+  void Walk(int64_t num_phases, int num_threads, const Phase& phase) {
+    for (int64_t p = 0; p < num_phases; ++p) {
+      for (int i = 0; i < num_threads; ++i) phase(p, p % 2 == 0 ? i : num_threads - 1 - i);
+    }
+    if (tiles_left_ != nullptr) --*tiles_left_;
+  }
+
+ private:
+  const int num_threads_;
+  int64_t* const tiles_left_;
+  bool backwards_ = false;
+};
+
+template <class Body>
+class HostWarpBlock : public HostBlock {
+ public:
+  explicit HostWarpBlock(int64_t* tiles_left = nullptr)
+      : HostBlock(kWarps * Body::kLanes, tiles_left), warp_(std::make_unique<typename Body::Memory>()) {}
+  void StepRun(PassMemory* memory) {
+    const int64_t tiles = (memory->run.num_elements + kTileElements - 1) / kTileElements;
+    for (int warp = kWarps - 1; warp >= 0; --warp) {
+      std::memset(static_cast<void*>(warp_.get()), 0xFF, sizeof(*warp_));
+      for (int64_t tile = warp; tile < tiles && GoesOn(); tile += kWarps) {
+        std::vector<Body> lanes;
+        for (int lane = 0; lane < Body::kLanes; ++lane) {
+          lanes.emplace_back(memory->context, memory->run, memory->plan, tile, warp_.get(), lane);
+        }
+        Walk(Body::kPhases, Body::kLanes, [&](int64_t phase, int lane) { lanes[lane].Phase(static_cast<int>(phase)); });
+      }
+    }
+  }
+
+ private:
+  static constexpr int kWarps = 4;
+  const std::unique_ptr<typename Body::Memory> warp_;
+};
+
+class HostTileBlock : public HostBlock {
+ public:
+  explicit HostTileBlock(int64_t* tiles_left = nullptr)
+      : HostBlock(kTileElements, tiles_left), rows_(std::make_unique<RowMemory>()) {
+    std::memset(static_cast<void*>(rows_.get()), 0xFF, sizeof(*rows_));
+  }
+  void StepRun(PassMemory* memory) {
+    if (memory->context.weights == WeightFormat::kInt8Row) {
+      for (int64_t unit = 0; unit < RowUnits(memory->run) && GoesOn(); ++unit) {
+        RowBody body(memory->context, memory->run, memory->plan, unit, rows_.get());
+        Walk(body.num_phases(), kTileElements, [&](int64_t phase, int thread) { body.Phase(phase, thread); });
+      }
+      return;
+    }
+    const int64_t tiles = (memory->run.num_elements + kTileElements - 1) / kTileElements;
+    for (int64_t tile = 0; tile < tiles && GoesOn(); ++tile) {
+      Walk(StepBody::kPhases, kTileElements, [&](int64_t phase, int thread) {
+        StepBody(memory->plan, tile, &rows_->tile).Phase(static_cast<int>(phase), thread);
+      });
+    }
+  }
+
+ private:
+  const std::unique_ptr<RowMemory> rows_;
+};
+
+// A whole launch, block after block, the last one first.
+template <class Walk>
+void ForEachPassBlock(const PassArgs& args, const Walk& walk) {
+  const ScopedFpEnvironment environment;
+  const auto memory = std::make_unique<PassMemory>();
+  for (int block = args.num_ranges - 1; block >= 0; --block) {
+    std::memset(static_cast<void*>(memory.get()), 0xFF, sizeof(*memory));
+    walk(block, memory.get());
+  }
+}
+
+inline void StepPassOnHost(const PassArgs& args, const OptimizerContext* warp, int64_t* tiles_left = nullptr) {
+  ForEachPassBlock(args, [&](int index, PassMemory* memory) {
+    if (warp == nullptr) {
+      HostTileBlock block(tiles_left);
+      return StepPassRange(args, index, memory, block);
+    }
+    WithWarpBody(*warp, [&](auto tag) {
+      HostWarpBlock<typename decltype(tag)::Type> block(tiles_left);
+      StepPassRange(args, index, memory, block);
+    });
+  });
+}
+
+inline void SquarePassOnHost(const PassArgs& args) {
+  ForEachPassBlock(args, [&](int index, PassMemory* memory) {
+    HostWarpBlock<SquaresBody> block;
+    SquarePassRange(args, index, memory, block);
+  });
+}
+
+}  // namespace shardmesh

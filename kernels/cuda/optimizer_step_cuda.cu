@@ -1,0 +1,98 @@
+// The optimizer step as CUDA kernels: warps that take a tile each where there is a body for their formats
+// (kernels/cuda/warp_step_body.h), else blocks of 256 threads (kernels/cuda/optimizer_step_body.h,
+// for int8_row kernels/cuda/row_step_body.h). Either finds its run in the
+// list by binary search, a unit at a time.
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/optimizer_step_body.h"
+#include "kernels/cuda/optimizer_step_kernel_cuda.h"
+#include "kernels/cuda/row_step_body.h"
+#include "kernels/cuda/warp_step_body.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr int64_t kMaxBlocks = 1 << 16;  // beyond it a block goes on with the next unit
+constexpr int kWarps = 4;                // of a block
+constexpr int kBlocks = 8;               // of a multiprocessor: at most 64 registers a thread
+
+struct StepUnit {
+  const OptimizerContext& context;
+  const StepListEntry& entry;
+  int64_t index;
+};
+
+__device__ StepUnit UnitOf(const StepSource& source, int64_t unit) {
+  if (source.list.entries == nullptr) return {source.context, source.entry, unit};
+  const StepPlace place = PlaceOf(source.list, unit);
+  const StepListEntry& entry = source.list.entries[place.entry];
+  return {source.list.contexts[entry.context], entry, place.index};
+}
+
+template <class Body>
+__global__ void __launch_bounds__(kWarps* Body::kLanes, kBlocks) WarpKernel(const __grid_constant__ StepSource source) {
+  __shared__ typename Body::Memory memory[kWarps];
+  const int warp = threadIdx.x / Body::kLanes, lane = threadIdx.x % Body::kLanes;
+  for (int64_t i = int64_t{blockIdx.x} * kWarps + warp; i < source.num_units; i += int64_t{gridDim.x} * kWarps) {
+    const StepUnit unit = UnitOf(source, i);
+    Body body(unit.context, unit.entry.run, unit.entry.plan, unit.index, &memory[warp], lane);
+#pragma unroll
+    for (int phase = 0; phase < Body::kPhases; ++phase) {
+      body.Phase(phase);
+      __syncwarp();
+    }
+  }
+}
+
+template <class Body>
+__device__ void WalkPhases(Body& body, int64_t num_phases) {
+  for (int64_t phase = 0; phase < num_phases; ++phase) {
+    body.Phase(phase, static_cast<int>(threadIdx.x));
+    __syncthreads();
+  }
+}
+
+__global__ void __launch_bounds__(kTileElements) BlockKernel(const __grid_constant__ StepSource source) {
+  alignas(RowMemory) __shared__ uint8_t bytes[sizeof(RowMemory)];  // shared memory has no constructors
+  RowMemory& memory = *reinterpret_cast<RowMemory*>(bytes);
+  for (int64_t i = blockIdx.x; i < source.num_units; i += gridDim.x) {
+    const StepUnit unit = UnitOf(source, i);
+    if (unit.context.weights == WeightFormat::kInt8Row) {
+      RowBody body(unit.context, unit.entry.run, unit.entry.plan, unit.index, &memory);
+      WalkPhases(body, body.num_phases());
+      continue;
+    }
+    if (threadIdx.x == 0) {
+      memory.plan = unit.entry.plan;
+      memory.plan.context = &unit.context;
+      memory.plan.run = &unit.entry.run;
+    }
+    __syncthreads();
+    StepBody body(memory.plan, unit.index, &memory.tile);
+    WalkPhases(body, StepBody::kPhases);
+  }
+}
+
+int BlocksFor(int64_t units, int64_t units_of_block) {
+  const int64_t blocks = (units + units_of_block - 1) / units_of_block;
+  return static_cast<int>(blocks < kMaxBlocks ? blocks : kMaxBlocks);
+}
+
+}  // namespace
+
+const char* LaunchOptimizerStep(const StepSource& source, const OptimizerContext* warp, void* stream) {
+  if (source.num_units == 0) return nullptr;
+  const auto in = static_cast<cudaStream_t>(stream);
+  if (warp == nullptr) {
+    BlockKernel<<<BlocksFor(source.num_units, 1), kTileElements, 0, in>>>(source);
+  } else {
+    WithWarpBody(*warp, [&](auto tag) {
+      using Body = typename decltype(tag)::Type;
+      WarpKernel<Body><<<BlocksFor(source.num_units, kWarps), kWarps * Body::kLanes, 0, in>>>(source);
+    });
+  }
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+}  // namespace shardmesh
