@@ -68,7 +68,7 @@ WALL_CLOCK = {
     r"client/cli/(commands/lease|top/top)_command\.cc": "times that people read",
     r"rpc/(.*_test|testing/.*)\.cc|server/service/coordinator_service_test\.cc|tests/contract/.*_test\.cc":
         "deadlines of gRPC calls in tests, which gRPC makes monotonic at once, and incarnations",
-    r"tests/testing/altered_system_preload\.cc": "moves the wall clock",
+    r"tests/testing/system/altered_system_preload\.cc": "moves the wall clock",
 }
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".inc")
 TEXTS = SOURCES + (".py", ".sh", ".md", ".txt", ".proto", ".yaml", ".yml", ".bzl", ".sbatch", ".cuda", ".BUILD", ".bazelrc")

@@ -16,8 +16,8 @@
 #include "core/base/matchers.h"
 #include "core/base/status.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/reference.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/reference.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

@@ -24,11 +24,11 @@
 #include "core/base/matchers.h"
 #include "core/base/status.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/pauses.h"
-#include "tests/testing/process.h"
-#include "tests/testing/rounds.h"
-#include "tests/testing/steady_training.h"
-#include "tests/testing/training.h"
+#include "tests/testing/system/pauses.h"
+#include "tests/testing/system/process.h"
+#include "tests/testing/training/rounds.h"
+#include "tests/testing/training/steady_training.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

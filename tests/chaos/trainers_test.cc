@@ -21,10 +21,10 @@
 #include "core/base/matchers.h"
 #include "core/base/status.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/pauses.h"
-#include "tests/testing/process.h"
-#include "tests/testing/rounds.h"
-#include "tests/testing/training.h"
+#include "tests/testing/system/pauses.h"
+#include "tests/testing/system/process.h"
+#include "tests/testing/training/rounds.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

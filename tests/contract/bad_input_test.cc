@@ -15,8 +15,8 @@
 #include "rpc/channel.h"
 #include "rpc/testing/generic_call.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/raw_trainer.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/raw_trainer.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

@@ -20,8 +20,8 @@
 #include "core/format/stream_digest.h"
 #include "local/testing/temp_folder.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/small_disk.h"
-#include "tests/testing/training.h"
+#include "tests/testing/system/small_disk.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

@@ -1,6 +1,6 @@
 // Contract: nothing depends on the wall clock. Somebody sets it back or forward by a minute while a job trains and
 // workers are killed: no job is lost, and no bit differs. The clock is that of every program, or of the workers' host
-// alone; processes and their waits are real (tests/testing/altered_system.h).
+// alone; processes and their waits are real (tests/testing/system/altered_system.h).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -15,9 +15,9 @@
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "local/testing/temp_folder.h"
-#include "tests/testing/altered_system.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/training.h"
+#include "tests/testing/system/altered_system.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

@@ -13,10 +13,10 @@
 #include "core/base/matchers.h"
 #include "core/base/status.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/process.h"
-#include "tests/testing/pulling_jobs.h"
-#include "tests/testing/reference.h"
-#include "tests/testing/training.h"
+#include "tests/testing/system/process.h"
+#include "tests/testing/training/pulling_jobs.h"
+#include "tests/testing/training/reference.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

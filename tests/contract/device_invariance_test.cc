@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/training.h"
-#include "tests/testing/variant.h"
+#include "tests/testing/training/training.h"
+#include "tests/testing/training/variant.h"
 #include "worker/transport/testing/load_stand_in.h"
 
 namespace shardmesh {

@@ -13,8 +13,8 @@
 #include "absl/time/clock.h"
 #include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/raw_trainer.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/raw_trainer.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

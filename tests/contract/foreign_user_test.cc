@@ -17,7 +17,7 @@
 #include "proto/shardmesh/v1/shard.pb.h"
 #include "rpc/testing/http2_client.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

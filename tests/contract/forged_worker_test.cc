@@ -13,7 +13,7 @@
 #include "core/base/incarnation.h"
 #include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

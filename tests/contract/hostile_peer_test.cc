@@ -14,7 +14,7 @@
 #include "rpc/testing/hostile.h"
 #include "rpc/testing/http2_client.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

@@ -28,8 +28,8 @@
 #include "local/memory/segment.h"
 #include "local/process/host_id.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/process.h"
-#include "tests/testing/training.h"
+#include "tests/testing/system/process.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

@@ -19,7 +19,7 @@
 #include "proto/shardmesh/v1/local.pb.h"
 #include "server/store/store.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

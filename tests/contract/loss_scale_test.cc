@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/reference.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/reference.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

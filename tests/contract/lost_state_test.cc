@@ -12,8 +12,8 @@
 #include "local/testing/temp_folder.h"
 #include "server/store/store.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/small_disk.h"
-#include "tests/testing/training.h"
+#include "tests/testing/system/small_disk.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

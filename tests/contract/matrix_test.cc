@@ -24,8 +24,8 @@
 #include "core/job/support.h"
 #include "local/testing/temp_folder.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/reference.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/reference.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

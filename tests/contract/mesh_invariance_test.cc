@@ -19,9 +19,9 @@
 #include "core/base/status.h"
 #include "core/mesh/mesh_spec.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/reference.h"
-#include "tests/testing/training.h"
-#include "tests/testing/variant.h"
+#include "tests/testing/training/reference.h"
+#include "tests/testing/training/training.h"
+#include "tests/testing/training/variant.h"
 #include "worker/transport/testing/group_families.h"
 
 namespace shardmesh {

@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/matchers.h"
 #include "local/testing/temp_folder.h"
-#include "tests/testing/altered_system.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/training.h"
+#include "tests/testing/system/altered_system.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

@@ -6,10 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/raw_trainer.h"
-#include "tests/testing/reference.h"
-#include "tests/testing/training.h"
-#include "tests/testing/variant.h"
+#include "tests/testing/training/raw_trainer.h"
+#include "tests/testing/training/reference.h"
+#include "tests/testing/training/training.h"
+#include "tests/testing/training/variant.h"
 
 namespace shardmesh {
 namespace {

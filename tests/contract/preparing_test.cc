@@ -14,7 +14,7 @@
 #include "core/base/matchers.h"
 #include "proto/convert.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

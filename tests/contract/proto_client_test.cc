@@ -18,7 +18,7 @@
 #include "proto/shardmesh/v1/coordinator.grpc.pb.h"
 #include "proto/shardmesh/v1/shard.grpc.pb.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/process.h"
+#include "tests/testing/system/process.h"
 
 namespace shardmesh {
 namespace {

@@ -15,9 +15,9 @@
 #include "core/base/status.h"
 #include "core/mesh/mesh_spec.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/pulling_jobs.h"
-#include "tests/testing/reference.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/pulling_jobs.h"
+#include "tests/testing/training/reference.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

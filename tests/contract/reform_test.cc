@@ -15,9 +15,9 @@
 #include "core/base/matchers.h"
 #include "core/base/status.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/reference.h"
-#include "tests/testing/training.h"
-#include "tests/testing/two_trainers.h"
+#include "tests/testing/training/reference.h"
+#include "tests/testing/training/training.h"
+#include "tests/testing/training/two_trainers.h"
 
 namespace shardmesh {
 namespace {

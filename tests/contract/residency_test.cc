@@ -20,9 +20,9 @@
 #include "core/mesh/mesh_spec.h"
 #include "local/descriptor/fd.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/process.h"
-#include "tests/testing/training.h"
-#include "tests/testing/variant.h"
+#include "tests/testing/system/process.h"
+#include "tests/testing/training/training.h"
+#include "tests/testing/training/variant.h"
 
 namespace shardmesh {
 namespace {

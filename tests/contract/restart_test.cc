@@ -13,9 +13,9 @@
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/pauses.h"
-#include "tests/testing/steady_training.h"
-#include "tests/testing/training.h"
+#include "tests/testing/system/pauses.h"
+#include "tests/testing/training/steady_training.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

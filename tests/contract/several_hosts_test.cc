@@ -21,7 +21,7 @@
 #include "core/base/matchers.h"
 #include "local/descriptor/fd.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

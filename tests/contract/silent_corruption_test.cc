@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/training.h"
-#include "tests/testing/variant.h"
+#include "tests/testing/training/training.h"
+#include "tests/testing/training/variant.h"
 #include "worker/memory/shard_storage.h"
 
 namespace shardmesh {

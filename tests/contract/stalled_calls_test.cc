@@ -19,9 +19,9 @@
 #include "core/base/status.h"
 #include "rpc/base/status.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/counting_job.h"
-#include "tests/testing/raw_trainer.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/counting_job.h"
+#include "tests/testing/training/raw_trainer.h"
+#include "tests/testing/training/training.h"
 #include "worker/doors/stalled_call.h"
 
 namespace shardmesh {

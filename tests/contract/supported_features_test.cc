@@ -16,7 +16,7 @@
 #include "core/mesh/mesh_spec.h"
 #include "local/testing/temp_folder.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 #include "worker/transport/testing/load_stand_in.h"
 
 namespace shardmesh {

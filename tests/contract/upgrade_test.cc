@@ -13,8 +13,8 @@
 #include "absl/strings/str_split.h"
 #include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/process.h"
-#include "tests/testing/training.h"
+#include "tests/testing/system/process.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

@@ -20,9 +20,9 @@
 #include "core/base/matchers.h"
 #include "core/base/status.h"
 #include "local/memory/futex.h"
-#include "tests/testing/counting_job.h"
-#include "tests/testing/grow_only_history.h"
-#include "tests/testing/process.h"
+#include "tests/testing/system/process.h"
+#include "tests/testing/training/counting_job.h"
+#include "tests/testing/training/grow_only_history.h"
 
 namespace shardmesh {
 namespace {

@@ -12,8 +12,8 @@
 #include "client/cpp/version_reader.h"
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
-#include "tests/testing/counting_job.h"
-#include "tests/testing/process.h"
+#include "tests/testing/system/process.h"
+#include "tests/testing/training/counting_job.h"
 
 namespace shardmesh {
 namespace {

@@ -12,8 +12,8 @@
 #include "core/base/matchers.h"
 #include "core/mesh/mesh_spec.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/process.h"
-#include "tests/testing/training.h"
+#include "tests/testing/system/process.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

@@ -14,7 +14,7 @@
 #include "core/base/matchers.h"
 #include "local/testing/temp_folder.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 #include "tests/testing/two_hosts.h"
 
 namespace shardmesh {

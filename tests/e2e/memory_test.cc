@@ -16,7 +16,7 @@
 #include "core/base/matchers.h"
 #include "local/memory/mailbox.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 #include "worker/memory/host_capacity.h"
 #include "worker/memory/shard_storage.h"
 

@@ -13,7 +13,7 @@
 #include "core/base/matchers.h"
 #include "local/testing/temp_folder.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {

@@ -46,7 +46,7 @@ class TrainingJobs:
     def _altered(self, folder):
         self._system = os.path.join(folder, "system")
         self._write_system()
-        return {"LD_PRELOAD": program("tests/testing/altered_system_preload.so"), "SHARDMESH_TEST_SYSTEM": self._system}
+        return {"LD_PRELOAD": program("tests/testing/system/altered_system_preload.so"), "SHARDMESH_TEST_SYSTEM": self._system}
 
     @property
     def environment(self):

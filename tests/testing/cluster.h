@@ -17,7 +17,7 @@
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
 #include "local/testing/temp_folder.h"
-#include "tests/testing/process.h"
+#include "tests/testing/system/process.h"
 
 namespace shardmesh::testing {
 

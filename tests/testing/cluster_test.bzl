@@ -13,7 +13,7 @@ def cluster_test(name, deps = [], tags = [], **kwargs):
             "//core/base:matchers",
             "//core/base:status",
             "//tests/testing:cluster",
-            "//tests/testing:training",
+            "//tests/testing/training:training",
             "@system//:absl",
             "@system//:gtest",
         ] + deps,

@@ -11,7 +11,7 @@
 
 #include "client/cpp/session.h"
 #include "core/base/status.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh::testing {
 namespace {

@@ -15,8 +15,8 @@
 
 #include "absl/strings/strip.h"
 #include "core/base/status.h"
-#include "tests/testing/process.h"
-#include "tests/testing/training.h"
+#include "tests/testing/system/process.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh::testing {
 namespace {

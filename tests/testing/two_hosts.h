@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "local/testing/temp_folder.h"
-#include "tests/testing/process.h"
+#include "tests/testing/system/process.h"
 
 namespace shardmesh::testing {
 

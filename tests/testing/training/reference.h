@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "core/job/job.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 #include "worker/transport/group.h"
 
 namespace shardmesh::testing {

@@ -1,4 +1,4 @@
-#include "tests/testing/single_step.h"
+#include "tests/testing/system/single_step.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-#include "tests/testing/variant.h"
+#include "tests/testing/training/variant.h"
 
 #include <memory>
 #include <thread>

@@ -1,4 +1,4 @@
-#include "tests/testing/grow_only_history.h"
+#include "tests/testing/training/grow_only_history.h"
 
 #include <functional>
 

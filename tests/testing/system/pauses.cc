@@ -1,4 +1,4 @@
-#include "tests/testing/pauses.h"
+#include "tests/testing/system/pauses.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "tests/testing/steady_training.h"
+#include "tests/testing/training/steady_training.h"
 
 #include <poll.h>
 
@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh::testing {
 namespace {

@@ -1,4 +1,4 @@
-#include "tests/testing/process.h"
+#include "tests/testing/system/process.h"
 
 #include <fcntl.h>
 #include <sys/prctl.h>

@@ -1,4 +1,4 @@
-#include "tests/testing/small_disk.h"
+#include "tests/testing/system/small_disk.h"
 
 #include <sched.h>
 #include <sys/mount.h>

@@ -1,10 +1,10 @@
-#include "tests/testing/raw_trainer.h"
+#include "tests/testing/training/raw_trainer.h"
 
 #include "core/base/clock.h"
 #include "core/base/status.h"
 #include "rpc/channel.h"
-#include "tests/testing/process.h"
-#include "tests/testing/training.h"
+#include "tests/testing/system/process.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh::testing {
 namespace {

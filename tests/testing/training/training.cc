@@ -1,4 +1,4 @@
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -9,7 +9,7 @@
 #include "core/base/clock.h"
 #include "core/base/status.h"
 #include "core/mesh/mesh_spec.h"
-#include "tests/testing/process.h"
+#include "tests/testing/system/process.h"
 
 namespace shardmesh::testing {
 namespace {

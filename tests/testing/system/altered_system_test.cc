@@ -1,6 +1,6 @@
 // altered_system_preload.cc in a program: this test starts itself again, below the library, as the program that the
 // system refuses threads to.
-#include "tests/testing/altered_system.h"
+#include "tests/testing/system/altered_system.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 #include "core/base/matchers.h"
 #include "local/testing/temp_folder.h"
-#include "tests/testing/process.h"
+#include "tests/testing/system/process.h"
 
 namespace shardmesh {
 namespace {

@@ -17,7 +17,7 @@
 #include "core/base/status.h"
 #include "core/mesh/mesh_spec.h"
 #include "tests/testing/cluster.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh::testing {
 

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/cpp/client.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh::testing {
 

@@ -24,7 +24,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "tests/testing/altered_system.h"
+#include "tests/testing/system/altered_system.h"
 
 namespace {
 

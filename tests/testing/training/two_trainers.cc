@@ -1,4 +1,4 @@
-#include "tests/testing/two_trainers.h"
+#include "tests/testing/training/two_trainers.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include "client/cpp/session.h"
 #include "core/base/matchers.h"
 #include "core/base/status.h"
-#include "tests/testing/training.h"
+#include "tests/testing/training/training.h"
 
 namespace shardmesh::testing {
 namespace {

@@ -1,4 +1,4 @@
-#include "tests/testing/memory_image.h"
+#include "tests/testing/system/memory_image.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "tests/testing/altered_system.h"
+#include "tests/testing/system/altered_system.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -15,7 +15,7 @@
 
 namespace shardmesh::testing {
 namespace {
-constexpr char kLibrary[] = "tests/testing/altered_system_preload.so";
+constexpr char kLibrary[] = "tests/testing/system/altered_system_preload.so";
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<AlteredSystem>> AlteredSystem::Make(const std::string& path) {

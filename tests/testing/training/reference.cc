@@ -1,4 +1,4 @@
-#include "tests/testing/reference.h"
+#include "tests/testing/training/reference.h"
 
 #include <string>
 #include <vector>

@@ -23,7 +23,7 @@
 #include "client/cpp/session.h"
 #include "core/base/sync.h"
 #include "core/job/job.h"
-#include "tests/testing/pauses.h"
+#include "tests/testing/system/pauses.h"
 
 namespace shardmesh::testing {
 
