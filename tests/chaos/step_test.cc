@@ -1,7 +1,7 @@
 // Workers, their node and the coordinator killed and stopped at random, under three jobs that train all the
 // time, one of them with pulled slots: trainers only see a pause, no step is lost, and no bit differs. What is not
 // covered, and not done here: a worker that dies while its host has no node; and what a stop of a heartbeat time-out
-// does (tests/contract/no_hang_test).
+// does (tests/contract/faults/no_hang_test).
 //
 // SHARDMESH_CHAOS_SECONDS: how long (60). SHARDMESH_SEED: which events. SHARDMESH_CHAOS_REPORT: a file that gets the
 // events as JSON lines, beside chaos.jsonl among the test's outputs; plot_chaos.py draws it.
