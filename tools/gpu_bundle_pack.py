@@ -16,8 +16,8 @@ import tarfile
 NAME = "shardmesh-gpu"
 TESTS = ["kernels/cuda/optimizer_step_cuda_test", "kernels/sum/slot_sum_cuda_test", "worker/transport/nccl/nccl_gpu_test",
          "worker/pass/device/device_pass_gpu_test"]
-BENCHMARKS = ["bench/optimizer_cuda", "bench/device_pass"]
-FILES = ["bench/optimizer_rivals.py"]  # that the benchmarks open, at the same path below the folder
+BENCHMARKS = ["bench/optimizer/optimizer_cuda", "bench/optimizer/device_pass"]
+FILES = ["bench/optimizer/optimizer_rivals.py"]  # that the benchmarks open, at the same path below the folder
 LIMIT_BYTES = 60_000_000
 GLIBC = re.compile(r"(linux-vdso|ld-linux-[\w-]+|lib(c|m|dl|rt|pthread))\.so\.\d")
 
@@ -33,7 +33,7 @@ def fill(folder, bin_folder):
     for program in TESTS:
         put(os.path.join(bin_folder, program), os.path.join(folder, "tests", os.path.basename(program)))
     for program in BENCHMARKS:
-        put(os.path.join(bin_folder, program), os.path.join(folder, program))
+        put(os.path.join(bin_folder, program), os.path.join(folder, "bench", os.path.basename(program)))
     for path in FILES:
         put(path, os.path.join(folder, path))
     put("tools/gpu_bundle_run.py", os.path.join(folder, "run"))
@@ -51,7 +51,7 @@ def problems(folder, archive):
     for directory in ("tests", "bench"):
         for name in sorted(os.listdir(os.path.join(folder, directory)) if os.path.isdir(os.path.join(folder, directory)) else []):
             program = os.path.join(folder, directory, name)
-            if not name.endswith(".py") and other_libraries(program):
+            if os.path.isfile(program) and other_libraries(program):
                 yield f"{name} needs {', '.join(other_libraries(program))}; it may need glibc's libraries alone"
     if subprocess.run([os.path.join(folder, "run"), "--check"], stdin=subprocess.DEVNULL).returncode != 0:
         yield "not every program starts"

@@ -25,7 +25,8 @@ SECONDS = 1800  # that one program may take; rivals are compiled when they are f
 
 def programs(directory):
     path = os.path.join(HERE, directory)
-    return [os.path.join(path, n) for n in sorted(os.listdir(path)) if not n.endswith(".py")] if os.path.isdir(path) else []
+    found = [os.path.join(path, name) for name in sorted(os.listdir(path))] if os.path.isdir(path) else []
+    return [program for program in found if os.path.isfile(program)]  # rivals lie in folders
 
 
 def run(command, log):

@@ -1,0 +1,52 @@
+// Service: a coordinator and workers of one host as processes of their own, and a client of them, for benchmarks.
+// Killed with the object. Not thread-safe.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "bench/harness/process.h"
+#include "client/cpp/client.h"
+
+namespace shardmesh::bench {
+
+// A folder that is removed with the object.
+class Folder {
+ public:
+  // In `parent`; empty: in the folder for temporary files. PermissionDenied: it cannot be made.
+  static absl::StatusOr<std::unique_ptr<Folder>> Make(const std::string& parent = "");
+  ~Folder();
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit Folder(std::string path) : path_(std::move(path)) {}
+  const std::string path_;
+};
+
+class Service {
+ public:
+  // All processes on `core` (Process), each worker listening on `worker_listen`. `folder` is for their files. `spin`:
+  // of workers and of the client. Errors of Process and of the client.
+  static absl::StatusOr<std::unique_ptr<Service>> Start(const std::string& folder, const std::string& worker_listen,
+                                                        int core, absl::Duration spin = absl::ZeroDuration(),
+                                                        int workers = 1);
+
+  Client& client() { return *client_; }
+  const std::string& address() const { return address_; }  // the coordinator's
+  void KillWorker(int number) { workers_[number].reset(); }
+  // The first worker's processor time so far.
+  double WorkerSeconds() const { return workers_[0]->ProcessorSeconds(); }
+
+ private:
+  Service() = default;
+  std::string address_;
+  std::unique_ptr<Process> coordinator_;
+  std::vector<std::unique_ptr<Process>> workers_;
+  std::unique_ptr<Client> client_;
+};
+
+}  // namespace shardmesh::bench
