@@ -8,7 +8,7 @@ import subprocess
 import sys
 import unittest
 
-from shardmesh.torch import _service
+from shardmesh.torch._machine import _service
 
 BIN = os.environ.get("SHARDMESH_BIN_DIR", "")
 SENTENCEPIECE = """

@@ -6,8 +6,8 @@ import unittest
 import torch
 import torch_mesh
 from accelerate.utils.fsdp_utils import fsdp2_canonicalize_names
-from shardmesh.torch._model import facts
-from shardmesh.torch._wrappers import walk
+from shardmesh.torch._modules._model import facts
+from shardmesh.torch._modules._wrappers import walk
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FullyShardedDataParallel

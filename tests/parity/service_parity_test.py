@@ -13,7 +13,8 @@ from unittest import mock
 import shardmesh
 import torch
 from shardmesh import errors
-from shardmesh.torch import Optimizer, _service
+from shardmesh.torch import Optimizer
+from shardmesh.torch._machine import _service
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "testing")]
@@ -24,7 +25,7 @@ BIN = os.environ.get("SHARDMESH_BIN_DIR", "")
 TRAINER = """
 import os, sys
 import shardmesh
-from shardmesh.torch import _service
+from shardmesh.torch._machine import _service
 rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 """
 START = TRAINER + """

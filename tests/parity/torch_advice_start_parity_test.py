@@ -11,7 +11,8 @@ from unittest import mock
 
 import torch
 from shardmesh import _programs, errors
-from shardmesh.torch import Optimizer, _service
+from shardmesh.torch import Optimizer
+from shardmesh.torch._machine import _service
 from torch import nn
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))

@@ -10,9 +10,10 @@ from unittest import mock
 
 import torch
 from shardmesh import errors
-from shardmesh.torch import Optimizer, _buckets
-from shardmesh.torch._model import facts
-from shardmesh.torch._units import units
+from shardmesh.torch import Optimizer
+from shardmesh.torch._weights import _buckets
+from shardmesh.torch._modules._model import facts
+from shardmesh.torch._modules._units import units
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential

@@ -8,7 +8,8 @@ from unittest import mock
 
 import torch
 from shardmesh import _client, errors
-from shardmesh.torch import Optimizer, _placed, _writes
+from shardmesh.torch import Optimizer
+from shardmesh.torch._weights import _placed, _writes
 from torch import nn
 
 HERE = os.path.dirname(os.path.abspath(__file__))

@@ -11,7 +11,8 @@ from unittest import mock
 
 import torch
 from shardmesh import errors
-from shardmesh.torch import Optimizer, _service
+from shardmesh.torch import Optimizer
+from shardmesh.torch._machine import _service
 from shardmesh.torch import optimizer as optimizers
 from torch import nn
 
@@ -24,7 +25,7 @@ GRACE = 12.0  # of services here: whoever waits for it is noticed
 SOON = 5.0
 PROGRAM = f"""
 import torch, shardmesh.torch
-from shardmesh.torch import _service
+from shardmesh.torch._machine import _service
 _service._GRACE_SECONDS = {GRACE}
 model = torch.nn.Linear(4, 3)
 optimizer = shardmesh.torch.Optimizer(model, workers=2)

@@ -9,7 +9,8 @@ import unittest
 import shardmesh.torch as sm
 import torch
 from shardmesh import errors
-from shardmesh.torch import _deferred, _model
+from shardmesh.torch._modules import _model
+from shardmesh.torch._weights import _deferred
 from torch import nn
 
 HERE = os.path.dirname(os.path.abspath(__file__))

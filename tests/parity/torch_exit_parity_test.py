@@ -13,7 +13,8 @@ import unittest
 
 import torch
 from shardmesh import errors
-from shardmesh.torch import Optimizer, _service
+from shardmesh.torch import Optimizer
+from shardmesh.torch._machine import _service
 from torch import nn
 
 HERE = os.path.dirname(os.path.abspath(__file__))

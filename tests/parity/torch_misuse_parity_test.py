@@ -8,7 +8,8 @@ from unittest import mock
 
 import torch
 from shardmesh import errors
-from shardmesh.torch import Optimizer, _service, follow
+from shardmesh.torch import Optimizer, follow
+from shardmesh.torch._machine import _service
 from torch import nn
 from torch.nn.utils import parametrize
 

@@ -11,9 +11,9 @@ import torch_mesh
 import transformers
 from accelerate.utils.fsdp_utils import fsdp2_canonicalize_names
 from shardmesh import errors, names
-from shardmesh.torch import _model
-from shardmesh.torch._model import facts
-from shardmesh.torch._wrappers import walk
+from shardmesh.torch._modules import _model
+from shardmesh.torch._modules._model import facts
+from shardmesh.torch._modules._wrappers import walk
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper

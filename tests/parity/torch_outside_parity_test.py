@@ -10,7 +10,8 @@ from unittest import mock
 
 import torch
 from shardmesh import errors
-from shardmesh.torch import Optimizer, _buckets
+from shardmesh.torch import Optimizer
+from shardmesh.torch._weights import _buckets
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint

@@ -12,8 +12,9 @@ import numpy as np
 import shardmesh.torch as sm
 import torch
 from shardmesh import _dcp, errors, numerics
-from shardmesh.torch import _model, _quantized
-from shardmesh.torch._memory import Weights
+from shardmesh.torch._modules import _model
+from shardmesh.torch._weights import _quantized
+from shardmesh.torch._job._memory import Weights
 from torch import nn
 
 HERE = os.path.dirname(os.path.abspath(__file__))

@@ -9,7 +9,8 @@ from unittest import mock
 import accelerate
 import torch
 from shardmesh import errors
-from shardmesh.torch import Optimizer, _uses, integrations
+from shardmesh.torch import Optimizer, integrations
+from shardmesh.torch._machine import _uses
 from torch import nn
 
 from service import ServiceTest

@@ -9,9 +9,9 @@ import unittest
 
 import torch
 from shardmesh import errors
-from shardmesh.torch import _hyper
-from shardmesh.torch._model import facts
-from shardmesh.torch._specification import specification
+from shardmesh.torch._job import _hyper
+from shardmesh.torch._modules._model import facts
+from shardmesh.torch._job._specification import specification
 from torch import nn
 
 PROTO = pathlib.Path(__file__).parents[2] / "proto/shardmesh/v1/job.proto"

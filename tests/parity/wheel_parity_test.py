@@ -19,7 +19,7 @@ import glob, os, sys, tempfile
 import shardmesh
 assert "torch" not in sys.modules
 from shardmesh import _programs
-from shardmesh.torch import _service
+from shardmesh.torch._machine import _service
 assert shardmesh.__file__.startswith(sys.prefix), shardmesh.__file__
 assert _programs.find("shardctl").startswith(sys.prefix)
 service = _service.find(None, 0, 1, 2, 60)

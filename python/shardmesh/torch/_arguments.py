@@ -11,7 +11,7 @@ import torch
 from .. import _core, errors
 from .._tls import Tls
 from .._tls import given as tls_given
-from ._service import checked_address
+from ._machine._service import checked_address
 
 _MAX_SLOTS, _MAX_WORKERS, _MAX_EVERY = 128, 1024, 1 << 30
 _MAX_SECONDS = 1e8

@@ -8,8 +8,8 @@ from typing import NamedTuple, Optional
 import torch
 
 from .. import _client, errors
-from ._canonical import buffers
-from ._session import LOG
+from ._job._session import LOG
+from ._modules._canonical import buffers
 
 _DTYPES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.uint16: "U16",

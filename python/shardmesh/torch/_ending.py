@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import Any, Optional, TypeVar, Union
 
 from .. import errors
-from ._guard import Guard
-from ._loads import Loads
-from ._modes import plainly
-from ._placed import Placed
-from ._pulled import SlotPuller
-from ._ranks import check_process
-from ._residence import Residence
+from ._gradients._assigned import AssignedSlots
+from ._gradients._pulled import SlotPuller
+from ._machine._ranks import check_process
+from ._modules._guard import Guard
+from ._modules._modes import plainly
 from ._setup import Started
-from ._assigned import AssignedSlots
+from ._weights._loads import Loads
+from ._weights._placed import Placed
+from ._weights._residence import Residence
 
 
 T = TypeVar("T")

@@ -21,11 +21,11 @@ from .._tls import Path
 from .._version import Version
 from ..client import Client, Job, Versions, connect
 from ._buffers import listed
-from ._canonical import buffers
-from ._guard import check_not_trained
-from ._model import Facts, canonical_rules
-from ._session import LOG
-from ._wrappers import walk
+from ._job._session import LOG
+from ._modules._canonical import buffers
+from ._modules._guard import check_not_trained
+from ._modules._model import Facts, canonical_rules
+from ._modules._wrappers import walk
 
 __all__ = ["Following", "follow"]
 

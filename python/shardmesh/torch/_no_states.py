@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from .. import errors
-from ._session import LOG
+from ._job._session import LOG
 
 _HOW = (
     "state_dict() has the states, and load_state_dict() takes others. To reset them: state = optimizer.state_dict(); "

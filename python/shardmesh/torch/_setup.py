@@ -15,17 +15,20 @@ import torch
 from .. import client as clients
 from .. import errors
 from .._tls import Tls
-from . import _arguments, _buffers, _canonical, _hyper, _resume, _service
-from ._checks import check_values
-from ._deferred import Deferred, Init
-from ._guard import of_one_optimizer
-from ._model import NO_GROUP, Facts, Parameter, Parameters, canonical_rules, facts
-from ._others import Others
-from ._ranks import Ranks, ranks
+from . import _arguments, _buffers, _resume
+from ._job import _hyper
+from ._job._session import LOG, OVER, TrainerSession
+from ._job._specification import specification
+from ._machine import _service
+from ._machine._others import Others
+from ._machine._ranks import Ranks, ranks
+from ._modules import _canonical
+from ._modules._checks import check_values
+from ._modules._guard import of_one_optimizer
+from ._modules._model import NO_GROUP, Facts, Parameter, Parameters, canonical_rules, facts
+from ._modules._units import bucket_elements
 from ._rewrite import rewrite
-from ._session import LOG, OVER, TrainerSession
-from ._specification import specification
-from ._units import bucket_elements
+from ._weights._deferred import Deferred, Init
 
 _POLL_SECONDS = 0.05
 _LONGEST_CALL = 10.0  # seconds, of calls that only ask

@@ -11,9 +11,9 @@ from typing import Any, Optional
 import torch
 
 from .. import _dcp, _groups, errors
-from ._canonical import whole
-from ._matching import matched
-from ._model import Parameter
+from ._modules._canonical import whole
+from ._modules._matching import matched
+from ._modules._model import Parameter
 from ._rewrite import Saved, rewrite
 from ._setup import Started
 

@@ -21,8 +21,8 @@ from typing import Any, Optional
 import torch
 
 from .. import errors
-from ._locations import listed
-from ._session import LOG
+from ._job._session import LOG
+from ._modules._locations import listed
 from .optimizer import Optimizer
 
 __all__ = ["ShardmeshCallback", "attach"]

@@ -19,24 +19,26 @@ import torch
 from .. import errors
 from .._tls import Path, Tls
 from ..client import Client, Job, SavedCheckpoint
-from . import _hyper, _scaler, _setup
+from . import _setup
 from ._ending import Ending, weakly
-from ._guard import Guard, Owner
-from ._loads import Loads
-from ._locations import listed
-from ._memory import give_back
-from ._model import Parameters
-from ._modes import plainly, untraced
+from ._gradients import _scaler
+from ._gradients._assigned import AssignedSlots
+from ._gradients._pulled import SlotPuller
+from ._job import _hyper
+from ._job._memory import give_back
+from ._job._own_job import OwnJob
+from ._job._session import OVER, Reply
+from ._job._specification import Formats
+from ._modules._guard import Guard, Owner
+from ._modules._locations import listed
+from ._modules._model import Parameters
+from ._modules._modes import plainly, untraced
 from ._no_states import NoStates, refused
-from ._own_job import OwnJob
-from ._placed import Placed
-from ._pulled import SlotPuller
-from ._quantized import Delivery
-from ._residence import Residence, whole
-from ._session import OVER, Reply
-from ._assigned import AssignedSlots
-from ._specification import Formats
 from ._state_dict import has_states, load_states, plain, states_are_wanted, states_of, zeros_of
+from ._weights._loads import Loads
+from ._weights._placed import Placed
+from ._weights._quantized import Delivery
+from ._weights._residence import Residence, whole
 
 __all__ = ["Optimizer"]
 

@@ -1,0 +1,1 @@
+"""The processes of a training: the service that they use, and the other ranks."""

@@ -1,0 +1,1 @@
+"""What a model is: its parameters and their names, its units, its wrappers, and hooks in it."""
