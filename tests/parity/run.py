@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the tests of python/ and of this folder with the package that is installed there, the files dealt out to two
-interpreters side by side.
+"""Runs the tests of python/, of this folder and of its rooms with the package that is installed there, the files dealt
+out to two interpreters side by side.
 
 Usage: run.py COUNTS. Writes "passed failed skipped" to the file COUNTS; exits 1 if any failed.
 """
@@ -13,7 +13,7 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 INTERPRETERS = 2
-WHERE = ("python/tests/*_test.py", "tests/parity/*_parity_test.py")
+WHERE = ("python/tests/*_test.py", "tests/parity/*_parity_test.py", "tests/parity/*/*_parity_test.py")
 
 
 def run_files(files, counts):

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Pulled slots of ranks that share memory with the workers and of ranks that do not: one program, the same bits."""
+import os
+import sys
+import unittest
+from unittest import mock
+
+import torch
+from shardmesh import _client, connect, errors
+from shardmesh.torch import Optimizer
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, HERE)
+from service import ServiceTest
+
+SLOTS, STEPS = 3, 4
+
+
+def batch_of(step, slot):
+    return torch.randn(slot + 1, 6, generator=torch.Generator().manual_seed(10 * step + slot))
+
+
+class PulledTest(ServiceTest):
+    WORKERS = 2
+
+    def trained(self, here, **options):
+        """What a model has learnt by one rank: on a host of the workers, or elsewhere."""
+        torch.manual_seed(3)
+        model = torch.nn.Linear(6, 5)
+        job = "-".join([self.id().rsplit(".")[-1], str(here), *options])
+        with mock.patch.object(_client.Job, "on_this_host", here):
+            optimizer = Optimizer(model, "AdamW", lr=0.1, slots=SLOTS, pulled=True, service=self.address, job=job, **options)
+        self.addCleanup(optimizer.close)
+        for _ in range(STEPS):
+            for batch in optimizer.slots(batch_of):
+                if options.get("token_weights"):
+                    optimizer.tokens(len(batch))
+                model(batch).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, optimizer
+
+    def test_the_bits_are_those_of_a_rank_that_shares_memory(self):
+        for options in {}, {"token_weights": True, "clip_norm": 0.5}, {"weights": "bf16", "gradients": "bf16", "gather": "fp8_row"}:
+            with self.subTest(options=options):
+                (model, optimizer), (other, connected) = self.trained(True, **options), self.trained(False, **options)
+                self.assertFalse(connected._session._shares); self.assertEqual(connected.committed_step, STEPS)
+                self.assertEqual(optimizer.job.digest(), connected.job.digest())
+                for name, value in model.state_dict().items():
+                    self.assertTrue(torch.equal(value, other.state_dict()[name]), name)
+
+    def test_weights_that_were_changed_by_hand_are_told_and_can_be_taken_back(self):
+        model, optimizer = self.trained(False)
+        before = model.weight.detach().clone()
+        model.weight.data.add_(1)
+        with self.assertRaisesRegex(errors.FailedPrecondition, "changed by hand"):
+            for batch in optimizer.slots(batch_of):
+                model(batch).square().sum().backward()
+            optimizer.step()
+        optimizer.revert()
+        self.assertTrue(torch.equal(model.weight, before))
+
+    # As other programs would: a slot of the one that leaves is the next one's.
+    def test_a_slot_goes_from_a_session_of_one_kind_to_one_of_the_other(self):
+        _, optimizer = self.trained(True)
+        name = optimizer._started.name
+        optimizer.close()
+        job = connect(self.address).job(name, timeout=10)._core
+        with self.assertRaisesRegex(errors.InvalidArgument, "give attached or connected"):
+            _client.PullingSession(job, way="near", timeout=10)
+        connected = _client.PullingSession(job, way="connected", timeout=10)
+        with self.assertRaisesRegex(errors.ResourceExhausted, "has its 1 trainers"):
+            _client.PullingSession(job, way="attached", timeout=10)
+        connected.await_weights(10)
+        self.assertEqual(connected.committed, STEPS)
+        slot, step, _ = connected.take(10)
+        self.assertEqual((slot, step), (0, STEPS + 1))
+        connected.close()
+        attached = _client.PullingSession(job, way="attached", timeout=10)
+        attached.await_weights(10)
+        self.assertEqual(attached.take(10)[:2], (0, STEPS + 1))
+        attached.close()
+
+
+if __name__ == "__main__":
+    unittest.main()
