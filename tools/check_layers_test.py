@@ -72,11 +72,12 @@ class CheckLayersTest(unittest.TestCase):
             top = path.split("/")[0]
             self.assertEqual(check({**CLEAN, path: f'#include "{top}/{check_layers.ROOMS[top][-1]}/x.h"\n'}), [])
 
-    def test_a_room_with_too_many_files_is_found(self):
-        tree = {f"worker/step/a{i}.cc": "" for i in range(check_layers.MAX_FILES)}
-        self.assertEqual(check({**CLEAN, **tree, "worker/step/testing/b.h": ""}), [])
-        found = check({**CLEAN, **tree, "worker/step/b.cc": ""})
-        self.assertEqual(found, [f"worker/step:1: has {check_layers.MAX_FILES + 1} source files; split it, at most {check_layers.MAX_FILES} are readable"])
+    def test_a_folder_with_too_many_files_is_found(self):
+        for folder, ending in (("worker/step", ".cc"), ("tests/testing", ".h"), ("python/shardmesh/torch", ".py"), ("bench", ".cu")):
+            tree = {f"{folder}/a{i}{ending}": "" for i in range(check_layers.MAX_FILES)}
+            self.assertEqual(check({**tree, f"{folder}/inner/b.h": "", f"{folder}/README.md": ""}), [])
+            found = check({**tree, f"{folder}/b.h": ""})
+            self.assertEqual(found, [f"{folder}:1: has {check_layers.MAX_FILES + 1} source files; split it, at most {check_layers.MAX_FILES} are readable"])
 
     def test_the_table_counts_files_and_arrows(self):
         with tempfile.TemporaryDirectory() as root:
