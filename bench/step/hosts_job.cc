@@ -110,6 +110,10 @@ absl::Status HostsJob::Open() {
         std::make_unique<Pass>(job_, *plan_, place, *host_, *storages_.back(), 1, &trace_, nullptr, ranks));
     EngineOptions options;
     options.step_timeout = kPatience;
+    if (rank == 0 && options_.num_hosts == 1) {
+      options.lead =
+          &one_host_lead_.emplace(*protocol_, *passes_.back(), job_, *plan_, LeadOptions{kPatience, nullptr, {}}).lead;
+    }
     engines_.push_back(std::make_unique<Engine>(*protocol_, *passes_.back(), Rank(rank), std::move(options)));
   }
   for (int slot = 0; slot < job_.num_slots; ++slot) {

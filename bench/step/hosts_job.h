@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -13,6 +14,7 @@
 #include "worker/control/trace.h"
 #include "worker/lead/engine.h"
 #include "worker/lead/host_lead.h"
+#include "worker/lead/one_host.h"
 #include "worker/pass/pass.h"
 
 namespace shardmesh::bench {
@@ -66,6 +68,7 @@ class HostsJob {
   std::vector<std::unique_ptr<ShardStorage>> storages_;
   std::vector<std::unique_ptr<Pass>> passes_;
   std::unique_ptr<StepProtocol> protocol_;
+  std::optional<OneHostLead> one_host_lead_;
   std::vector<std::unique_ptr<Engine>> engines_;
   std::unique_ptr<HostLead> lead_;
   UniqueFd stream_;

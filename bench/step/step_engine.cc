@@ -18,7 +18,9 @@ std::unique_ptr<StepProtocol> NewStepProtocol(const StepJob& job) {
 
 StepEngine::StepEngine(StepJob& job, int rank) : protocol(NewStepProtocol(job)) {
   pass = std::make_unique<Pass>(job.spec, job.plan, job.plan.PlaceOf(Rank(rank)), job.host, job.shards[rank], 1);
-  engine = std::make_unique<Engine>(*protocol, *pass, Rank(rank), EngineOptions());
+  EngineOptions options;
+  if (rank == 0) options.lead = &lead.emplace(*protocol, *pass, job.spec, job.plan, LeadOptions()).lead;
+  engine = std::make_unique<Engine>(*protocol, *pass, Rank(rank), options);
   protocol->members().SignOfLife(Rank(rank), MonotonicNanos(), getpid());
   const std::vector<float> piece = job.InitialShard(rank);
   staged = engine->StageInitial({piece.begin(), piece.end()}, 1).ok();

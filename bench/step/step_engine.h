@@ -3,10 +3,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "bench/step/step_job.h"
 #include "worker/lead/engine.h"
+#include "worker/lead/one_host.h"
 #include "worker/pass/pass.h"
 #include "worker/step/step_protocol.h"
 
@@ -23,6 +25,7 @@ struct StepEngine {
 
   std::unique_ptr<StepProtocol> protocol;
   std::unique_ptr<Pass> pass;
+  std::optional<OneHostLead> lead;
   std::unique_ptr<Engine> engine;
   bool staged = false;  // the initial weights were taken
 };

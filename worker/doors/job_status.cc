@@ -51,8 +51,8 @@ void FillStatus(const JobShard& shard, v1::GetStatusReply::Job& status) {
   const bool lead = shard.rank().value() == protocol.local().first();
   if (shard.plan().pulled() && lead) FillTrainers(shard, status);
   if (const HostLead* const host_lead = shard.host_lead(); host_lead != nullptr) {
-    status.set_host_gradient_bytes_in(host_lead->gradient_bytes_in());
-    status.set_host_weight_bytes_in(host_lead->weight_bytes_in());
+    status.set_host_gradient_bytes_in(host_lead->hosts().gradient_bytes_in());
+    status.set_host_weight_bytes_in(host_lead->hosts().weight_bytes_in());
   }
   const MemberWords& member = protocol.control()->members[shard.rank().value()];
   status.set_restarts(static_cast<int32_t>(member.restarts.load()));

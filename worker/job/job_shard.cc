@@ -88,7 +88,10 @@ EngineOptions JobShard::ForEngine() {
   EngineOptions options;
   options.step_timeout = options_.step_timeout;
   options.spin = options_.spin;
-  options.mail = &mail_;
+  if (rank() == Rank(0) && protocol_->local().num_hosts == 1) {
+    lead_.emplace(*protocol_, *pass_, options_.spec, plan_, LeadOptions{options_.step_timeout, &mail_, {}});
+    options.lead = &lead_->lead;
+  }
   options.progress = [this] {
     moved_nanos_.store(MonotonicNanos());
     waiters_.Notify();

@@ -26,6 +26,7 @@
 #include "worker/job/waiters.h"
 #include "worker/lead/engine.h"
 #include "worker/lead/host_lead.h"
+#include "worker/lead/one_host.h"
 #include "worker/lead/step_mail.h"
 #include "worker/memory/gradient_sums.h"
 #include "worker/memory/host_capacity.h"
@@ -171,6 +172,7 @@ class JobShard {
   std::unique_ptr<StepPass> pass_;
   const TrainerRequests requests_;
   StepMail mail_;                        // the lead's
+  std::optional<OneHostLead> lead_;      // of a job on one host, which the engine calls
   std::unique_ptr<Engine> engine_;       // its thread uses all the others
   std::unique_ptr<HostLead> host_lead_;  // as does this one's
   mutable Mutex mu_;

@@ -134,10 +134,9 @@ bool Engine::HasLoaded(uint64_t load_id) {
 
 bool Engine::Stopping() const { return stop_.load() || !protocol_.members().Health().ok(); }
 
-void Engine::Await(std::atomic<uint32_t>& word, uint32_t seen) const { AwaitChange(word, seen, options_.spin, kSlice); }
-
-void Engine::PollMail() const {
-  if (options_.mail != nullptr) options_.mail->Poll();
+void Engine::Await(std::atomic<uint32_t>& word, uint32_t seen) const {
+  const absl::Duration wait = options_.lead != nullptr ? options_.lead->Patience() : kSlice;
+  if (wait > absl::ZeroDuration()) AwaitChange(word, seen, options_.spin, wait);
 }
 
 void Engine::Call(const std::function<void()>& callback) const {
@@ -146,17 +145,12 @@ void Engine::Call(const std::function<void()>& callback) const {
 
 void Engine::Loop() {
   ControlBlock& control = *protocol_.control();
+  std::atomic<uint32_t>& word = options_.lead != nullptr ? protocol_.notifier() : control.decision;
   uint64_t executed = control.members[rank_.value()].done.load();  // by this member's last incarnation, if it had one
   while (!Stopping()) {
-    std::atomic<uint32_t>& word = lead() ? protocol_.notifier() : control.decision;
     const uint32_t seen = word.load(std::memory_order_acquire);
-    if (lead()) PollMail();
-    const bool open = protocol_.committed() != executed;
-    if (lead() && !open && protocol_.decided() == executed) {
-      protocol_.buckets().DropUnused([this](int bucket) { GaveBack(pass_.GiveBackWeights(bucket)); });
-      protocol_.commands().Decide();
-    }
-    if (!open && protocol_.decided() == executed) {
+    if (!Advance()) break;
+    if (protocol_.decided() == executed && protocol_.committed() == executed) {
       Await(word, seen);
       continue;
     }
@@ -166,23 +160,10 @@ void Engine::Loop() {
       Reach(FaultPoint::kCommandSeen);
       Execute(executed);
     }
-    if (lead()) {
-      if (!AwaitAllDone(step)) break;
-      const Command& command = protocol_.command();
-      if (command.kind == CommandKind::kReduceBucket) GaveBack(pass_.GiveBackGradients(command.bucket));
-      protocol_.commands().Commit();
-    } else if (!AwaitCommitted(executed, step)) {
-      break;
-    }
-    if (lead()) PollMail();
+    if (!AwaitCommitted(executed, step)) break;
     Call(options_.progress);
   }
   Call(options_.progress);
-}
-
-// Memory that cannot be given back breaks what bucket residency promises.
-void Engine::GaveBack(const absl::Status& status) {
-  if (!status.ok()) protocol_.members().Abort(AbortReason::kInternal, rank_.value(), rank_);
 }
 
 // The gradient shard of the set that was decided: a newer one may have been staged since, and must not be mixed in.
@@ -229,34 +210,22 @@ void Engine::Failed(const absl::Status& status) {
   protocol_.members().Abort(reason, rank_.value(), rank_, std::max(pass_.device(), 0));
 }
 
-bool Engine::AwaitAllDone(int64_t step) {
-  const ScopedSpan span(options_.trace, "wait for members", step);
-  const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(options_.step_timeout);
-  while (!Stopping()) {
-    const uint32_t seen = protocol_.notifier().load(std::memory_order_acquire);
-    if (protocol_.commands().AllDone()) return true;
-    if (protocol_.command().kind == CommandKind::kMerge) PollMail();  // who takes a slot waits for no sum
-    if (MonotonicNanos() > deadline) {
-      const std::vector<int> late = protocol_.commands().NotDone();
-      if (late.empty()) continue;  // the last one finished just now
-      protocol_.members().Abort(AbortReason::kLate, late.front(), rank_);
-    }
-    Await(protocol_.notifier(), seen);
-  }
-  return false;
-}
-
 bool Engine::AwaitCommitted(uint64_t seq, int64_t step) {
   ControlBlock& control = *protocol_.control();
-  const ScopedSpan span(options_.trace, "wait for lead", step);
+  const bool leads = options_.lead != nullptr;
+  const ScopedSpan span(options_.trace, leads ? "wait for members" : "wait for lead", step);
+  std::atomic<uint32_t>& word = leads ? protocol_.notifier() : control.finished;
   // Longer than the lead's own limit: the lead names the slow one; only a lead that does not is named here.
   const int64_t times = protocol_.local().num_hosts == 1 ? 2 : 4;
   const int64_t deadline = MonotonicNanos() + times * absl::ToInt64Nanoseconds(options_.step_timeout);
   while (!Stopping()) {
-    const uint32_t seen = control.finished.load(std::memory_order_acquire);
+    const uint32_t seen = word.load(std::memory_order_acquire);
+    if (!Advance()) return false;
     if (protocol_.committed() >= seq) return true;
-    if (MonotonicNanos() > deadline) protocol_.members().Abort(AbortReason::kLate, protocol_.local().first(), rank_);
-    Await(control.finished, seen);
+    if (!leads && MonotonicNanos() > deadline) {
+      protocol_.members().Abort(AbortReason::kLate, protocol_.local().first(), rank_);
+    }
+    Await(word, seen);
   }
   return false;
 }

@@ -1,7 +1,7 @@
-// Engine: one worker's thread for one job. It executes the commands that the lead decides; on the lead of a job on one
-// host it also decides and commits (control_block.h); on several hosts a HostLead does that. Every wait ends at a time
-// limit or at an abort; an aborted engine stops for good. In the next incarnation of a member that was killed it goes
-// on where the control block says that the last one was.
+// Engine: one worker's thread for one job. It executes the commands that the lead decides (lead.h). Of a job on one host
+// the lead has no thread: the engine of the first rank calls it, so a step costs no wake-up of another one. Every wait
+// ends at a time limit or at an abort; an aborted engine stops for good. In the next incarnation of a member that was
+// killed it goes on where the control block says that the last one was.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@
 #include "core/base/sync.h"
 #include "local/memory/page_allocator.h"
 #include "worker/control/trace.h"
-#include "worker/lead/mail.h"
+#include "worker/lead/lead.h"
 #include "worker/pass/step_pass.h"
 #include "worker/step/step_protocol.h"
 
@@ -30,7 +30,7 @@ struct EngineOptions {
   absl::Duration step_timeout = absl::Seconds(60);  // of one command; then the slowest is named and the job aborted
   // How long a wait looks at its word before it sleeps. For workers that have a core each and nothing else to do on it.
   absl::Duration spin;
-  Mail* mail = nullptr;  // the lead's
+  Lead* lead = nullptr;  // that this engine calls; null: another thread or process does
   // Called from the engine's thread after each commit and after an abort. May be empty.
   std::function<void()> progress;
   Trace* trace = nullptr;  // gets a span for each command and each wait for others
@@ -62,21 +62,19 @@ class Engine {
   void Loop();
   // Of a job on several hosts: what the pass asks and tells about buckets.
   class HostGate;
-  bool lead() const { return rank_ == Rank(0) && protocol_.local().num_hosts == 1; }
   std::optional<InitialShard> TakeStaged(uint64_t push_id);
   // False: the storage does not hold what was loaded under that id.
   bool HasLoaded(uint64_t load_id);
   // False: the engine is to stop, and somebody still writes into the storage.
   bool AwaitLoading() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Execute(uint64_t seq);
-  void GaveBack(const absl::Status& status);
   void Failed(const absl::Status& status);
-  // `step`: for the trace.
-  bool AwaitAllDone(int64_t step);
+  // `step`: for the trace. False: the engine is to stop.
   bool AwaitCommitted(uint64_t seq, int64_t step);
+  // As the lead: takes what has come. False: the job is over.
+  bool Advance() { return options_.lead == nullptr || options_.lead->Advance(); }
   bool Stopping() const;
   void Await(std::atomic<uint32_t>& word, uint32_t seen) const;
-  void PollMail() const;
   void Call(const std::function<void()>& callback) const;
 
   StepProtocol& protocol_;

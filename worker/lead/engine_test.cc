@@ -2,11 +2,14 @@
 
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "core/base/matchers.h"
 #include "local/memory/futex.h"
+#include "worker/lead/one_host.h"
 #include "worker/pass/pass.h"
+#include "worker/testing/decide_next.h"
 #include "worker/testing/small_job.h"
 
 namespace shardmesh {
@@ -35,6 +38,10 @@ struct Members : TestHost {
   void Start(int r) {
     EngineOptions options;
     options.step_timeout = step_timeout;
+    if (r == 0) {
+      lead.emplace(*protocols[0], *passes[0], job, plan, LeadOptions{step_timeout, nullptr, {}});
+      options.lead = &lead->lead;
+    }
     options.progress = [this] { ++progress; };
     engines[r] = std::make_unique<Engine>(*protocols[r], *passes[r], Rank(r), std::move(options));
   }
@@ -79,6 +86,7 @@ struct Members : TestHost {
   std::vector<std::unique_ptr<ShardStorage>> storages;
   std::vector<std::unique_ptr<Pass>> passes;
   std::vector<std::unique_ptr<StepProtocol>> protocols;
+  std::optional<OneHostLead> lead;
   std::vector<std::unique_ptr<Engine>> engines;  // last: they use all the others
 };
 
@@ -210,7 +218,7 @@ TEST(EngineTest, LeadThatNeverCommits_IsNamedByAPeer) {
   members.Start(1);
   ASSERT_OK(members.Stage(1, 7, 1.0f));
   members.protocol.commands().InitialShardReady(Rank(0), 7);
-  ASSERT_TRUE(members.protocol.commands().Decide());  // by a lead that then stopped
+  ASSERT_TRUE(DecideNext(members.protocol, members.plan));  // by a lead that then stopped
   EXPECT_THAT(members.protocol.outcomes().AwaitCommit(Step(0), kLong),
               StatusIs(Code::kUnavailable, AllOf(HasSubstr("worker-0 (rank 0"), HasSubstr("seen by rank 1"))));
 }
@@ -223,7 +231,7 @@ TEST(EngineTest, DecidedSetOfInitialWeights_IsTheOnePlaced) {
   ASSERT_OK(members.Stage(1, 8, 2.0f));
   members.protocol.commands().InitialShardReady(Rank(0), 7);
   members.protocol.commands().InitialShardReady(Rank(1), 7);  // as the lead saw it, before set 8 came
-  ASSERT_TRUE(members.protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(members.protocol, members.plan));
   while (members.protocol.commands().NotDone().size() > 1) {
     ASSERT_OK(members.protocol.members().Health());
     FutexWait(members.host.notifier(), members.host.notifier().load(), absl::Milliseconds(10));

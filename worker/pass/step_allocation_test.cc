@@ -5,6 +5,7 @@
 #include <new>
 
 #include "worker/pass/pass.h"
+#include "worker/testing/decide_next.h"
 #include "worker/testing/numerics_oracle.h"
 #include "worker/testing/pass_group.h"
 #include "worker/testing/step_fixture.h"
@@ -139,7 +140,7 @@ TEST_F(StepAllocationProtocolTest, DecisionAndCommit_AllocateNothing) {
     for (int slot = 0; slot < 3; ++slot) GradientShards(slot, step);
     ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, step));
     const int64_t before = allocations.load();
-    const bool decided = protocol.commands().Decide();
+    const bool decided = DecideNext(protocol, plan);
     for (int r = 0; r < plan.num_ranks(); ++r) protocol.commands().Done(Rank(r), protocol.decided());
     const bool done = protocol.commands().AllDone();
     protocol.commands().Commit();
@@ -166,7 +167,7 @@ TEST_F(StepAllocationBucketTest, DeclaringAcquiringAndDeciding_AllocateNothing) 
   const int64_t before = allocations.load();
   bool good = protocol.buckets().Acquire(0).ok() && protocol.buckets().Declare(bucket).ok();
   for (const CommandKind kind : {CommandKind::kGatherBucket, CommandKind::kReduceBucket}) {
-    good = good && protocol.commands().Decide() && protocol.command().kind == kind;
+    good = good && DecideNext(protocol, plan) && protocol.command().kind == kind;
     for (int r = 0; r < plan.num_ranks(); ++r) protocol.commands().Done(Rank(r), protocol.decided());
     protocol.commands().Commit();
   }

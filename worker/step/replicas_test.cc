@@ -1,6 +1,7 @@
 // StepProtocol: replicas of a shard are compared, and the one that differs is named.
 #include "absl/strings/str_cat.h"
 #include "worker/step/step_protocol.h"
+#include "worker/testing/decide_next.h"
 #include "worker/testing/step_fixture.h"
 
 namespace shardmesh {
@@ -20,8 +21,8 @@ struct CheckedReplicasTest : StepFixture {
   }
   // What the lead decides next is a comparison; `odd`: what the last member's digest has more than its replica's.
   void Compare(uint64_t odd = 0) {
-    ASSERT_TRUE(protocol.commands().MoreFollows());
-    ASSERT_TRUE(protocol.commands().Decide());
+    ASSERT_TRUE(MoreFollows(ReadCommitted(*protocol.control()), job, plan));
+    ASSERT_TRUE(DecideNext(protocol, plan));
     ASSERT_EQ(protocol.command().kind, CommandKind::kDigest);
     for (int r = 0; r < plan.num_ranks(); ++r) {
       protocol.control()->members[r].digest = 100 + plan.PlaceOf(Rank(r)).shard + (r == plan.num_ranks() - 1 ? odd : 0);
@@ -33,15 +34,15 @@ struct CheckedReplicasTest : StepFixture {
 
 TEST_F(CheckedReplicasTest, AreComparedAfterEachMultiple) {
   PlaceWeights();
-  EXPECT_FALSE(protocol.commands().MoreFollows());
+  EXPECT_FALSE(MoreFollows(ReadCommitted(*protocol.control()), job, plan));
   RunStep(1);
-  EXPECT_FALSE(protocol.commands().MoreFollows());
+  EXPECT_FALSE(MoreFollows(ReadCommitted(*protocol.control()), job, plan));
   RunStep(2, {{Slot(1), 0}});  // a skipped step counts
   for (int s = 0; s < 3; ++s) GradientShards(s, 3);
   ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, 3));
   ASSERT_NO_FATAL_FAILURE(Compare());
   EXPECT_OK(protocol.members().Health());
-  EXPECT_FALSE(protocol.commands().MoreFollows());
+  EXPECT_FALSE(MoreFollows(ReadCommitted(*protocol.control()), job, plan));
   Finish();  // the step that was declared before
   EXPECT_EQ(protocol.committed_step(), Step(3));
   RunStep(4);
@@ -70,7 +71,7 @@ struct ThreeCheckedReplicasTest : ThreeReplicasTest {
 TEST_F(ThreeCheckedReplicasTest, TheOneThatStandsAlone_EndsTheJob) {
   PlaceWeights();
   RunStep(1);
-  ASSERT_TRUE(protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(protocol, plan));
   for (int r = 0; r < 3; ++r) protocol.control()->members[r].digest = r == 0 ? 8 : 7;
   AllExecute();
   protocol.commands().Commit();
@@ -83,7 +84,7 @@ TEST_F(ThreeReplicasTest, TheOneThatStandsAlone_IsNamed) {
   PlaceWeights();
   for (int odd = 0; odd < 3; ++odd) {
     const uint64_t ticket = protocol.tickets().AskForDigest();
-    ASSERT_TRUE(protocol.commands().Decide());
+    ASSERT_TRUE(DecideNext(protocol, plan));
     for (int r = 0; r < 3; ++r) protocol.control()->members[r].digest = r == odd ? 8 : 7;
     AllExecute();
     protocol.commands().Commit();

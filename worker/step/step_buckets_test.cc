@@ -3,6 +3,7 @@
 
 #include "worker/control/residency.h"
 #include "worker/step/step_protocol.h"
+#include "worker/testing/decide_next.h"
 #include "worker/testing/step_fixture.h"
 
 namespace shardmesh {
@@ -32,7 +33,7 @@ struct StepBucketsTest : StepFixture {
     return protocol.buckets().Declare({std::move(slots), Step(step), bucket, std::move(bad), /*in_place=*/true});
   }
   CommandKind Next() {
-    if (!protocol.commands().Decide()) return CommandKind::kNone;
+    if (!DecideNext(protocol, plan)) return CommandKind::kNone;
     AllExecute();
     const CommandKind kind = protocol.command().kind;
     protocol.commands().Commit();

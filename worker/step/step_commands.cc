@@ -5,7 +5,6 @@
 #include "core/base/fault_point.h"
 #include "local/memory/futex.h"
 #include "worker/control/residency.h"
-#include "worker/step/decide.h"
 #include "worker/step/gradient_norm.h"
 #include "worker/step/step_outcomes.h"
 #include "worker/step/step_tickets.h"
@@ -14,31 +13,6 @@ namespace shardmesh {
 namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(100);  // waits end and begin again this often
 }  // namespace
-
-bool StepCommands::MoreFollows() const {
-  return shardmesh::MoreFollows(ReadCommitted(*view_.control), *view_.job, *view_.plan);
-}
-
-bool StepCommands::Decide() const {
-  if (view_.control->abort.load() != 0) return false;
-  const Facts facts = ReadFacts(*view_.control, *view_.job, *view_.plan, view_.local);
-  const std::optional<Command> command = shardmesh::Decide(facts, *view_.job, *view_.plan);
-  if (!command.has_value()) return false;
-  switch (PublishesOf(*command)) {
-    case Publishes::kNothing:
-      return Issue(*command, facts, command->publish);
-    case Publishes::kItsVersion:
-      return Issue(*command, facts, publications_.Reserve(command->first != 0 ? 0 : command->step));
-    case Publishes::kForSure:
-      break;
-  }
-  // The version may be there already, or no publication free.
-  const bool there = publications_.Find(Step(command->step)).has_value();
-  const int publication = there ? -1 : publications_.ReserveAny();
-  if (publication >= 0) return Issue(*command, facts, publication);
-  StepTickets(view_, publications_).AnswerPublish(facts.publish_ticket, there ? command->step : -1);
-  return false;
-}
 
 bool StepCommands::WriteScalars(const Command& command, const Facts& facts) const {
   for (int g = 0; g < view_.job->num_groups(); ++g) {

@@ -1,6 +1,5 @@
 // StepCommands: what the lead decides and commits, and what members say of executing it. What follows from the state of
-// the control block is a pure function (decide.h). A part of StepProtocol; Decide, Issue and Commit are for the lead's
-// engine thread.
+// the control block is a pure function (decide.h). A part of StepProtocol; Issue and Commit are for the lead's thread.
 #pragma once
 
 #include <vector>
@@ -15,14 +14,10 @@ class StepCommands {
  public:
   StepCommands(const StepView& view, Publications& publications) : view_(view), publications_(publications) {}
 
-  // Of a job on one host: the next command, if everything that it waits for is there: it is written and decided.
-  // REQUIRES: all are done with the one before.
-  bool Decide() const;
   // The decision point: writes the command to the control block and decides it. `publication`: that it writes; -1:
-  // none. False: it cannot be (the scalars of a group, which were checked when they were declared). REQUIRES as Decide.
+  // none. False: it cannot be (the scalars of a group, which were checked when they were declared). REQUIRES: all are
+  // done with the one before.
   bool Issue(Command command, const Facts& facts, int publication) const;
-  // Whether the newest command leads to another one at once (facts.h).
-  bool MoreFollows() const;
   // Whether every member of this host has executed the newest command.
   bool AllDone() const;
   std::vector<int> NotDone() const;

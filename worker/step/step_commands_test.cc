@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "worker/step/step_protocol.h"
+#include "worker/testing/decide_next.h"
 #include "worker/testing/step_fixture.h"
 
 namespace shardmesh {
@@ -17,13 +18,13 @@ using StepDecisionTest = StepFixture;
 
 TEST_F(StepDecisionTest, InitialWeights_NeedOneSetFromAll) {
   EXPECT_EQ(protocol.committed_step().value(), kNoStep);
-  EXPECT_FALSE(protocol.commands().Decide());
+  EXPECT_FALSE(DecideNext(protocol, plan));
   for (int r = 0; r < 3; ++r) protocol.commands().InitialShardReady(Rank(r), 5);
-  EXPECT_FALSE(protocol.commands().Decide());
+  EXPECT_FALSE(DecideNext(protocol, plan));
   protocol.commands().InitialShardReady(Rank(3), 6);  // of another set
-  EXPECT_FALSE(protocol.commands().Decide());
+  EXPECT_FALSE(DecideNext(protocol, plan));
   protocol.commands().InitialShardReady(Rank(3), 5);
-  EXPECT_TRUE(protocol.commands().Decide());
+  EXPECT_TRUE(DecideNext(protocol, plan));
   EXPECT_EQ(protocol.command().kind, CommandKind::kInit);
   EXPECT_EQ(protocol.command().initial_id, 5u);
   EXPECT_EQ(protocol.committed_step().value(), kNoStep);
@@ -39,18 +40,18 @@ TEST_F(StepDecisionTest, Step_IsDeclaredDecidedExecutedCommitted) {
     GradientShards(s, 1);
     ASSERT_OK_AND_ASSIGN(auto outcome, Declare({Slot(s)}, 1));
     EXPECT_FALSE(outcome.has_value());
-    EXPECT_FALSE(protocol.commands().Decide());
+    EXPECT_FALSE(DecideNext(protocol, plan));
   }
   ASSERT_OK(Declare({Slot(2)}, 1));
-  EXPECT_FALSE(protocol.commands().Decide());  // a gradient shard of slot 2 is missing
+  EXPECT_FALSE(DecideNext(protocol, plan));  // a gradient shard of slot 2 is missing
   EXPECT_FALSE(protocol.declarations().HasGradientShard(Slot(2), 0, Step(1)));
   ASSERT_OK(protocol.declarations().GradientShardReady(Slot(2), 0, Step(1)));
-  EXPECT_FALSE(protocol.commands().Decide());
+  EXPECT_FALSE(DecideNext(protocol, plan));
   EXPECT_THAT(protocol.outcomes().AwaitCommit(Step(1), absl::ZeroDuration()),
               StatusIs(Code::kDeadlineExceeded, AllOf(HasSubstr("step 1"), HasSubstr("missing slots: 2"))));
   ASSERT_OK(protocol.declarations().GradientShardReady(Slot(2), 1, Step(1)));
   EXPECT_TRUE(protocol.declarations().HasGradientShard(Slot(2), 1, Step(1)));
-  ASSERT_TRUE(protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(protocol, plan));
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
   EXPECT_EQ(protocol.command().step, 1);
   EXPECT_EQ(protocol.command().apply, 1);
@@ -139,7 +140,7 @@ struct QuantizedFixture : StepFixture {
 TEST_F(QuantizedFixture, TheStepIsCommittedWithTheCodes) {
   ASSERT_EQ(plan.num_maxima(), 3 + 1);
   for (int r = 0; r < 4; ++r) protocol.commands().InitialShardReady(Rank(r), 5);
-  ASSERT_TRUE(protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(protocol, plan));
   EXPECT_EQ(protocol.command().kind, CommandKind::kInit);
   const int buffer = protocol.command().publish;
   ExecuteAndCommit();
@@ -147,7 +148,7 @@ TEST_F(QuantizedFixture, TheStepIsCommittedWithTheCodes) {
   EXPECT_EQ(protocol.committed_step().value(), kNoStep);
   EXPECT_TRUE(protocol.publications().Published().empty());
   StepProtocol next(protocol.control(), &host.notifier(), &job, &plan, MemberNames(4));  // whoever leads on
-  ASSERT_TRUE(next.commands().Decide());
+  ASSERT_TRUE(DecideNext(next, plan));
   EXPECT_EQ(protocol.command().kind, CommandKind::kQuantize);
   EXPECT_EQ(protocol.command().step, 0);
   EXPECT_EQ(protocol.command().publish, buffer);
@@ -155,10 +156,10 @@ TEST_F(QuantizedFixture, TheStepIsCommittedWithTheCodes) {
   ExecuteAndCommit();
   EXPECT_EQ(protocol.committed_step(), Step(0));
   EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0)));
-  EXPECT_FALSE(protocol.commands().Decide());  // once
+  EXPECT_FALSE(DecideNext(protocol, plan));  // once
 
   DeclareAll(1);
-  ASSERT_TRUE(protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(protocol, plan));
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
   for (int64_t i = 0; i < plan.num_maxima(); ++i) EXPECT_EQ(Maxima(protocol.control(), plan)[i], 0u);
   ExecuteAndCommit();
@@ -166,7 +167,7 @@ TEST_F(QuantizedFixture, TheStepIsCommittedWithTheCodes) {
   EXPECT_EQ(protocol.committed_step(), Step(0));
   EXPECT_FALSE(protocol.outcomes().OutcomeOf(Step(1)).has_value());
   protocol.tickets().AskForDigest();  // waits
-  ASSERT_TRUE(protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(protocol, plan));
   EXPECT_EQ(protocol.command().kind, CommandKind::kQuantize);
   EXPECT_EQ(protocol.command().step, 1);
   EXPECT_EQ(protocol.command().parity, 1);  // where the new weights lie
@@ -174,22 +175,22 @@ TEST_F(QuantizedFixture, TheStepIsCommittedWithTheCodes) {
   EXPECT_EQ(protocol.control()->parity.load(), 1);
   EXPECT_FALSE(protocol.outcomes().OutcomeOf(Step(1))->skipped);
   EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0), Step(1)));
-  ASSERT_TRUE(protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(protocol, plan));
   EXPECT_EQ(protocol.command().kind, CommandKind::kDigest);
 }
 
 TEST_F(QuantizedFixture, SkippedStep_IsCommittedAtOnce) {
   for (int r = 0; r < 4; ++r) protocol.commands().InitialShardReady(Rank(r), 5);
   for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(protocol.commands().Decide());
+    ASSERT_TRUE(DecideNext(protocol, plan));
     ExecuteAndCommit();
   }
   DeclareAll(1, {{Slot(2), 1}});
-  ASSERT_TRUE(protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(protocol, plan));
   ExecuteAndCommit();
   EXPECT_EQ(protocol.committed_step(), Step(1));
   EXPECT_TRUE(protocol.outcomes().OutcomeOf(Step(1))->skipped);
-  EXPECT_FALSE(protocol.commands().Decide());
+  EXPECT_FALSE(DecideNext(protocol, plan));
 }
 
 // Frozen weights are quantized once, with the initial ones: where no others are quantized, a step needs no second
@@ -213,7 +214,7 @@ TEST_F(FrozenQuantizedFixture, OnlyInitialWeightsAreGathered) {
   RunStep(1);
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
   EXPECT_EQ(protocol.committed_step(), Step(1));
-  EXPECT_FALSE(protocol.commands().Decide());
+  EXPECT_FALSE(DecideNext(protocol, plan));
 }
 
 struct ClippedFixture : StepFixture {
@@ -236,14 +237,14 @@ TEST_F(ClippedFixture, TheNormIsKnownBeforeTheStepIsDecided) {
   for (int64_t step = 1; step <= 2; ++step) {
     for (int s = 0; s < 3; ++s) GradientShards(s, step);
     ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, step));
-    ASSERT_TRUE(protocol.commands().Decide());
+    ASSERT_TRUE(DecideNext(protocol, plan));
     EXPECT_EQ(protocol.command().kind, CommandKind::kNorm);
     EXPECT_EQ(protocol.command().step, step);
     WriteSums(9, step == 1 ? 16 : 0);
     AllExecute();
     protocol.commands().Commit();
     EXPECT_EQ(protocol.committed_step(), Step(step - 1));  // nothing was stepped yet
-    ASSERT_TRUE(protocol.commands().Decide());
+    ASSERT_TRUE(DecideNext(protocol, plan));
     EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
     EXPECT_EQ(protocol.command().clip, ClipFactor(0.5, step == 1 ? 5 : 3));
     AllExecute();
@@ -257,7 +258,7 @@ TEST_F(ClippedFixture, ASkippedStep_NeedsNoNorm) {
   PlaceWeights();
   for (int s = 0; s < 3; ++s) GradientShards(s, 1);
   ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, 1, 0.5, {{Slot(2), 1}}));
-  ASSERT_TRUE(protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(protocol, plan));
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
   EXPECT_EQ(protocol.command().apply, 0);
   AllExecute();
@@ -275,7 +276,7 @@ TEST(StepDecisionPolicyTest, PublishEvery_IsAMultiple) {
       ASSERT_OK(host.protocol.declarations().GradientShardReady(Slot(0), 0, Step(step)));
       ASSERT_OK(host.protocol.declarations().Declare({{Slot(0)}, Step(step), {0.5}, {}}));
     }
-    ASSERT_TRUE(host.protocol.commands().Decide());
+    ASSERT_TRUE(DecideNext(host.protocol, host.plan));
     EXPECT_EQ(host.protocol.command().publish >= 0, step % 3 == 0) << step;
     host.protocol.commands().Done(Rank(0), host.protocol.decided());
     host.protocol.commands().Commit();
@@ -309,7 +310,7 @@ TEST(StepDecisionPolicyTest, PinnedBytes_AreOfOneVersion) {
       ASSERT_OK(host.protocol.declarations().GradientShardReady(Slot(0), 0, Step(step)));
       ASSERT_OK(host.protocol.declarations().Declare({{Slot(0)}, Step(step), {0.5}, {}}));
     }
-    ASSERT_TRUE(host.protocol.commands().Decide());
+    ASSERT_TRUE(DecideNext(host.protocol, host.plan));
     if (const int target = host.protocol.command().publish; target >= 0) {
       for (auto& word : buffers[target]) word.store(step, std::memory_order_relaxed);
       ++published;
@@ -329,7 +330,7 @@ TEST_F(StepDecisionTest, Digests_AddShardsUp_AndCompareReplicas) {
   ASSERT_OK_AND_ASSIGN(auto none, protocol.tickets().DigestOf(first));
   EXPECT_FALSE(none.has_value());
   const auto answer = [&](std::vector<uint64_t> digests) {
-    ASSERT_TRUE(protocol.commands().Decide());
+    ASSERT_TRUE(DecideNext(protocol, plan));
     EXPECT_EQ(protocol.command().kind, CommandKind::kDigest);
     for (int r = 0; r < 4; ++r) protocol.control()->members[r].digest.store(digests[r]);
     AllExecute();
@@ -339,7 +340,7 @@ TEST_F(StepDecisionTest, Digests_AddShardsUp_AndCompareReplicas) {
   ASSERT_OK_AND_ASSIGN(auto digest, protocol.tickets().DigestOf(first));
   EXPECT_EQ(digest->first, Step(0));
   EXPECT_EQ(digest->second, 30u);
-  EXPECT_FALSE(protocol.commands().Decide());  // answered
+  EXPECT_FALSE(DecideNext(protocol, plan));  // answered
   RunStep(1);
   const uint64_t second = protocol.tickets().AskForDigest(), third = protocol.tickets().AskForDigest();
   EXPECT_GT(third, second);
@@ -358,9 +359,9 @@ TEST_F(StepDecisionTest, WhatAllLoaded_IsWhatTheJobBeginsWith) {
     protocol.commands().LoadedReady(Rank(rank), id, Step(step));
   };
   for (int r = 0; r < plan.num_ranks() - 1; ++r) load(r, 99, 40);
-  EXPECT_FALSE(protocol.commands().Decide());
+  EXPECT_FALSE(DecideNext(protocol, plan));
   load(plan.num_ranks() - 1, 98, 30);  // another checkpoint
-  EXPECT_FALSE(protocol.commands().Decide());
+  EXPECT_FALSE(DecideNext(protocol, plan));
   for (int r = 0; r < plan.num_ranks(); ++r) protocol.commands().InitialShardReady(Rank(r), 17);
   load(plan.num_ranks() - 1, 99, 40);
   ASSERT_NO_FATAL_FAILURE(Finish());
@@ -371,7 +372,7 @@ TEST_F(StepDecisionTest, WhatAllLoaded_IsWhatTheJobBeginsWith) {
   EXPECT_THAT(protocol.publications().Published(), ::testing::ElementsAre(Step(40)));
   ASSERT_OK_AND_ASSIGN(const StepOutcome outcome, protocol.outcomes().AwaitCommit(Step(40), absl::ZeroDuration()));
   EXPECT_FALSE(outcome.skipped);
-  EXPECT_FALSE(protocol.commands().Decide());  // the initial weights came too late
+  EXPECT_FALSE(DecideNext(protocol, plan));  // the initial weights came too late
   RunStep(41);
   EXPECT_EQ(protocol.committed_step(), Step(41));
 }

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "worker/step/step_protocol.h"
+#include "worker/testing/decide_next.h"
 #include "worker/testing/step_fixture.h"
 
 namespace shardmesh {
@@ -22,7 +23,7 @@ TEST_F(StepDeclarationTest, RepeatedStep_IsAlreadyApplied_AndChangesNothing) {
   ASSERT_OK_AND_ASSIGN(auto again, Declare({Slot(1)}, 1, 99));
   ASSERT_TRUE(again.has_value());
   EXPECT_TRUE(again->already_applied);
-  EXPECT_FALSE(protocol.commands().Decide());
+  EXPECT_FALSE(DecideNext(protocol, plan));
   RunStep(2);
   ASSERT_OK(protocol.declarations().GradientShardReady(Slot(0), 0, Step(1)));  // late: no effect on what is ready
   EXPECT_TRUE(protocol.declarations().HasGradientShard(Slot(0), 0, Step(2)));
@@ -86,7 +87,7 @@ TEST_F(StepDeclarationTest, LearningRate_IsTheSameFromEverySlot) {
   Finish();
   for (int s = 0; s < 3; ++s) GradientShards(s, 2);
   ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, 2, 0.25));  // another step, another rate
-  ASSERT_TRUE(protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(protocol, plan));
   OptimizerHyper hyper = job.optimizer;
   hyper.lr = 0.25;
   const StepScalars& scalars = GroupTable(host.control(), plan).scalars(protocol.command().groups)[0];
@@ -173,7 +174,7 @@ TEST_F(GroupsTest, TheFirstDeclarationsRates_BindTheStep) {
   EXPECT_EQ(protocol.control()->slots[0].declared.load(), 0);
   ASSERT_OK(DeclareRates({Slot(0), Slot(2)}, 1, {0.5, 0.25, 0.125}));
   for (int s = 0; s < 3; ++s) GradientShards(s, 1);
-  ASSERT_TRUE(protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(protocol, plan));
   ExpectScalars(1, {0.5, 0.25, 0.125});
 }
 
@@ -224,7 +225,7 @@ TEST_F(StepDeclarationTest, TheLossScale_BindsTheStep_AndDividesTheSum) {
     ASSERT_OK(declare(s, 1024));
     GradientShards(s, 1);
   }
-  ASSERT_TRUE(protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(protocol, plan));
   EXPECT_EQ(protocol.command().divide_scale, static_cast<float>(1.0 / 3072));
   AllExecute();
   protocol.commands().Commit();
@@ -255,7 +256,7 @@ TEST_F(StepDeclarationTest, InPlace_MarksEveryPiece_RingsOnce_AndLeavesNoMarkWhe
   declaration.learning_rates = {0.5};
   ASSERT_OK(protocol.declarations().Declare(declaration));
   EXPECT_EQ(host.notifier().load(), notified + 1);
-  EXPECT_TRUE(protocol.commands().Decide());
+  EXPECT_TRUE(DecideNext(protocol, plan));
 }
 
 TEST_F(StepDeclarationTest, NonFinite_OfAnotherSlotOrTensor_IsRefused) {
@@ -274,7 +275,7 @@ TEST_F(GroupsTest, NonFinite_OfAFrozenTensor_IsRefused) {
   frozen.parameters[1].frozen = true;
   TestHost other(frozen);
   for (int r = 0; r < 4; ++r) other.protocol.commands().InitialShardReady(Rank(r), 17);
-  ASSERT_TRUE(other.protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(other.protocol, other.plan));
   for (int r = 0; r < 4; ++r) other.protocol.commands().Done(Rank(r), other.protocol.decided());
   other.protocol.commands().Commit();
   EXPECT_THAT(other.protocol.declarations().Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 1}}}),
@@ -288,14 +289,14 @@ TEST(StepDeclarationPolicyTest, NonFinite_UnderPolicyFail_IsRefusedAndMayBeWritt
   job.non_finite = NonFinitePolicy::kFail;
   TestHost host(job);
   host.protocol.commands().InitialShardReady(Rank(0), 1);
-  ASSERT_TRUE(host.protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(host.protocol, host.plan));
   host.protocol.commands().Done(Rank(0), 1);
   host.protocol.commands().Commit();
   EXPECT_THAT(host.protocol.declarations().Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 1}}}),
               StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("\"layer.b\""), HasSubstr("write it again"))));
   ASSERT_OK(host.protocol.declarations().Declare({{Slot(0)}, Step(1), {0.5}, {}}));
   ASSERT_OK(host.protocol.declarations().GradientShardReady(Slot(0), 0, Step(1)));
-  ASSERT_TRUE(host.protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(host.protocol, host.plan));
   EXPECT_EQ(host.protocol.command().apply, 1);
 }
 

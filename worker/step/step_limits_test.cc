@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "worker/step/step_protocol.h"
+#include "worker/testing/decide_next.h"
 #include "worker/testing/step_fixture.h"
 
 namespace shardmesh {
@@ -60,7 +61,7 @@ TEST_F(StepLimitsTest, AStepBeyondTheLast_IsRefused_AndWhatIsThereStays) {
     EXPECT_FALSE(protocol.publications().Pin(Step(step)).has_value());
     EXPECT_FALSE(protocol.outcomes().OutcomeOf(Step(step)).has_value());
   }
-  EXPECT_FALSE(protocol.commands().Decide());
+  EXPECT_FALSE(DecideNext(protocol, plan));
   EXPECT_OK(protocol.members().Health());
   ASSERT_OK_AND_ASSIGN(const auto again, Declare({Slot(0)}, kMaxStep));
   EXPECT_TRUE(again->already_applied);

@@ -1,6 +1,7 @@
 // The next incarnation of a member: what it finds on the control block, and goes on with.
 #include "worker/control/residency.h"
 #include "worker/step/step_protocol.h"
+#include "worker/testing/decide_next.h"
 #include "worker/testing/step_fixture.h"
 
 namespace shardmesh {
@@ -66,7 +67,7 @@ TEST_F(TakeOver, MessagesThatTheLeadWasTaking) {
 TEST_F(TakeOver, ADigestThatTheLeadWasWriting) {
   PlaceWeights();
   const uint64_t ticket = protocol.tickets().AskForDigest();
-  ASSERT_TRUE(protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(protocol, plan));
   AllExecute();
   host.control()->digest_writing.store(3);
   host.control()->digest_done.store(ticket);
@@ -93,7 +94,7 @@ TEST_F(TakeOver, SessionsAreFoundWithTheirSlots_ThoseThatWereLeavingApart) {
 
 TEST_F(TakeOver, APieceOfInitialWeightsIsLostWithTheProcess) {
   for (int r = 0; r < plan.num_ranks(); ++r) protocol.commands().InitialShardReady(Rank(r), 17);
-  ASSERT_TRUE(protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(protocol, plan));
   protocol.commands().Done(Rank(2), protocol.decided());
   Incarnation(2).TakeOver();  // it has placed its gradient shard
   EXPECT_OK(protocol.members().Health());
@@ -115,7 +116,7 @@ TEST_F(TakeOver, ACommandThatEndsEveryIncarnationEndsTheJob) {
   for (int64_t step = 1; step <= 3; ++step) {
     for (int s = 0; s < 3; ++s) GradientShards(s, step);
     ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, step));
-    ASSERT_TRUE(protocol.commands().Decide());
+    ASSERT_TRUE(DecideNext(protocol, plan));
     for (uint32_t i = 0; i < kMaxIncarnationsInCommand; ++i) Incarnation(1).TakeOver();
     EXPECT_OK(protocol.members().Health());
     if (step == 3) break;
@@ -137,8 +138,8 @@ TEST_F(TakeOver, ACommandThatIsNotDecided_DoesNotCount) {
   Incarnation(0).TakeOver();
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
   EXPECT_EQ(protocol.command().step, 1);
-  EXPECT_FALSE(protocol.commands().MoreFollows());
-  EXPECT_FALSE(protocol.commands().Decide());
+  EXPECT_FALSE(MoreFollows(ReadCommitted(*protocol.control()), job, plan));
+  EXPECT_FALSE(DecideNext(protocol, plan));
   RunStep(2);
   EXPECT_EQ(protocol.committed_step(), Step(2));
 }
@@ -148,7 +149,7 @@ TEST_F(TakeOver, ACommitIsRepeated) {
   PlaceWeights();
   for (int s = 0; s < 3; ++s) GradientShards(s, 1);
   ASSERT_OK(Declare({Slot(0), Slot(1), Slot(2)}, 1));
-  ASSERT_TRUE(protocol.commands().Decide());
+  ASSERT_TRUE(DecideNext(protocol, plan));
   AllExecute();
   const uint64_t committed = protocol.committed();
   protocol.commands().Commit();

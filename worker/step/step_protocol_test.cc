@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "worker/control/damage.h"
+#include "worker/testing/decide_next.h"
 #include "worker/testing/step_fixture.h"
 
 namespace shardmesh {
@@ -59,7 +60,7 @@ TEST_F(StepProtocolTest, Abort_FirstCauseStays_AndAnswersAll) {
   EXPECT_THAT(protocol.declarations().GradientShardReady(Slot(1), 0, Step(2)), dead);
   EXPECT_THAT(protocol.outcomes().AwaitCommit(Step(2), absl::Seconds(60)), dead);
   EXPECT_THAT(protocol.tickets().DigestOf(protocol.tickets().AskForDigest()), dead);
-  EXPECT_FALSE(protocol.commands().Decide());
+  EXPECT_FALSE(DecideNext(protocol, plan));
   ASSERT_OK_AND_ASSIGN(auto again, Declare({Slot(1)}, 1));  // what was committed is still told
   EXPECT_TRUE(again->already_applied);
 }
@@ -159,7 +160,7 @@ TEST_F(StepProtocolTest, OpenSlots_TakesBackWhatTheLastHolderDeclared_WhereNobod
   EXPECT_TRUE(protocol.declarations().HasGradientShard(Slot(1), 0, Step(1)));
   ASSERT_OK(Declare({Slot(1), Slot(2)}, 1));
   GradientShards(2, 1);
-  EXPECT_FALSE(protocol.commands().Decide());  // slot 0 has to be written again
+  EXPECT_FALSE(DecideNext(protocol, plan));  // slot 0 has to be written again
   ASSERT_OK(Declare({Slot(0)}, 1));
   GradientShards(0, 1);
   Finish();

@@ -6,6 +6,7 @@
 
 #include "core/base/matchers.h"
 #include "worker/step/step_protocol.h"
+#include "worker/testing/decide_next.h"
 #include "worker/testing/small_job.h"
 
 namespace shardmesh {
@@ -23,7 +24,7 @@ struct StepFixture : ::testing::Test, TestHost {
   }
 
   void Finish() {
-    ASSERT_TRUE(protocol.commands().Decide());
+    ASSERT_TRUE(DecideNext(protocol, plan));
     AllExecute();
     protocol.commands().Commit();
   }

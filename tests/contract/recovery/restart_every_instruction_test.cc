@@ -30,6 +30,7 @@
 #include "worker/control/residency.h"
 #include "worker/job/job_shard.h"
 #include "worker/memory/host_memory.h"
+#include "worker/testing/decide_next.h"
 #include "worker/testing/small_job.h"
 
 namespace shardmesh {
@@ -117,7 +118,7 @@ class Member {
     const std::unique_ptr<JobShard> shard = Begin(Prepare(resumed));
     if (!lead() && protocol.decided() == 0) {  // it has its initial weights
       protocol.commands().InitialShardReady(Rank(0), kPushId);
-      protocol.commands().Decide();
+      DecideNext(protocol, plan);
     }
     const int64_t deadline = MonotonicNanos() + kRunNanos;
     while (!Over()) {
@@ -437,7 +438,7 @@ void KillAnotherMember(JobSpec job) {
       member.AskForBuckets(step);
       ASSERT_OK(lead.declarations().Declare({{Slot(0), Slot(1)}, Step(step), {}, {}, /*in_place=*/true}));
     }
-    while (lead.commands().Decide()) {
+    while (DecideNext(lead, member.plan)) {
       KillAtEveryInstruction(member, absl::StrCat("rank 1, step ", step, ", ", NameOf(lead.command().kind)), 0);
       if (::testing::Test::IsSkipped() || ::testing::Test::HasFailure()) return;
       commit();

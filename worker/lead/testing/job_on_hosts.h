@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "local/memory/futex.h"
 #include "worker/lead/engine.h"
 #include "worker/lead/host_lead.h"
+#include "worker/lead/one_host.h"
 #include "worker/pass/pass.h"
 #include "worker/testing/small_job.h"
 #include "worker/transport/local_group.h"
@@ -52,6 +54,10 @@ struct OneOfHosts {
     if (engines.size() <= static_cast<size_t>(local)) engines.resize(local + 1);
     EngineOptions options;
     options.step_timeout = kLongWait;
+    if (local == 0 && ranks.num_hosts == 1) {
+      alone.emplace(*protocols[0], *passes[0], job, plan, LeadOptions{kLongWait, nullptr, {}});
+      options.lead = &alone->lead;
+    }
     engines[local] =
         std::make_unique<Engine>(*protocols[local], *passes[local], Rank(ranks.first() + local), std::move(options));
   }
@@ -66,6 +72,7 @@ struct OneOfHosts {
   std::vector<std::unique_ptr<GradientSums>> sums;
   std::vector<std::unique_ptr<Pass>> passes;
   std::vector<std::unique_ptr<StepProtocol>> protocols;
+  std::optional<OneHostLead> alone;  // of a job on one host
   std::vector<std::unique_ptr<Engine>> engines;
   Trace trace;
   std::unique_ptr<HostLead> lead;  // last: it uses the others
