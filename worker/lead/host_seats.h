@@ -5,7 +5,7 @@
 // it finished, one round after it asked.
 //
 // What lies in a trainer's window lies on its host until a sum is made of it: then it goes to the hosts with the shards
-// (host_transfers.h).
+// (command_data.h).
 //
 // For the lead's thread.
 #pragma once

@@ -31,7 +31,7 @@ SeveralHosts::SeveralHosts(StepProtocol& protocol, HostMemory& memory, StepPass&
       plan_(plan),
       options_(options),
       trace_(trace),
-      pieces_of_(job, plan, protocol.local(), memory, /*maxima=*/false),
+      gradients_of_(job, plan, protocol.local(), memory, /*maxima=*/false),
       results_of_(job, plan, protocol.local(), memory, /*maxima=*/true),
       rounds_(std::move(groups.rounds)),
       words_(protocol.local().num_hosts),

@@ -5,7 +5,7 @@
 // named. A failure on any host (the abort word of its control block) is in its next words, and so on every host.
 //
 // Gradient shards and weights go over groups of their own, beside the rounds: while bucket b is stepped, the gradient
-// shards of those behind it and the weights of those before it cross (host_transfers.h). New weights go to the hosts
+// shards of those behind it and the weights of those before it cross (command_data.h). New weights go to the hosts
 // without the shard, each bucket as soon as this host's members are done with it; sums of squares and maxima, when they
 // are done with all. What crosses before the last slot is complete goes a bucket at a time, by the words of a round in
 // which no lead has bulk bytes under way.
@@ -109,7 +109,7 @@ class SeveralHosts final : public LeadTransport {
   // says: all, or just that one. Of the command that is executed.
   absl::Status MoveOneBucket(ExchangeGroup& group, const std::vector<HostWords>& words,
                              const std::vector<int>& buckets);
-  absl::Status MovePieces(ExchangeGroup& group, const std::vector<HostWords>& words, const std::vector<int>& begin);
+  absl::Status MoveGradients(ExchangeGroup& group, const std::vector<HostWords>& words, const std::vector<int>& begin);
   absl::Status MoveWindows(ExchangeGroup& group, const std::vector<SeatWindow>& windows);
   absl::Status MoveResults(ExchangeGroup& group);
   absl::Status MoveWeights(ExchangeGroup& group, const Command& command, uint64_t seq);
@@ -127,7 +127,7 @@ class SeveralHosts final : public LeadTransport {
   const Plan& plan_;
   const SeveralHostsOptions options_;
   Trace* const trace_;
-  HostTransfers pieces_of_, results_of_;  // each of one lane's thread
+  HostTransfers gradients_of_, results_of_;  // each of one lane's thread
   const std::unique_ptr<ExchangeGroup> rounds_;
   std::vector<HostWords> words_, before_;  // by host, of this round and the last
   std::vector<char> said_, said_before_;   // the same as bytes, without the buckets

@@ -42,7 +42,7 @@ void SeveralHosts::BringGradients(const Command& command) {
     protocol_.commands().GradientsHere(Step(command.step), static_cast<int>(plan_.buckets().size()));  // as sums
   } else if (command.kind == CommandKind::kNorm || command.kind == CommandKind::kStep) {
     Submit(gradients_,
-           [this, words = words_, begin = moved_](ExchangeGroup& group) { return MovePieces(group, words, begin); });
+           [this, words = words_, begin = moved_](ExchangeGroup& group) { return MoveGradients(group, words, begin); });
     std::fill(moved_.begin(), moved_.end(), 0);
   }
 }
@@ -115,7 +115,7 @@ absl::Status SeveralHosts::MoveOneBucket(ExchangeGroup& group, const std::vector
                                          const std::vector<int>& buckets) {
   std::vector<const HostWords*> views;
   for (const HostWords& host : words) views.push_back(&host);
-  const auto transfers = pieces_of_.Pieces(views, buckets);
+  const auto transfers = gradients_of_.Gradients(views, buckets);
   if (transfers.empty()) return absl::OkStatus();
   const ScopedSpan span(trace_, "gradients", words[0].committed + 1, *std::max_element(buckets.begin(), buckets.end()));
   return Cross(group, transfers, gradient_bytes_in_);
@@ -131,8 +131,8 @@ absl::Status SeveralHosts::Cross(ExchangeGroup& group, absl::Span<const PeerTran
   return absl::OkStatus();
 }
 
-absl::Status SeveralHosts::MovePieces(ExchangeGroup& group, const std::vector<HostWords>& words,
-                                      const std::vector<int>& begin) {
+absl::Status SeveralHosts::MoveGradients(ExchangeGroup& group, const std::vector<HostWords>& words,
+                                         const std::vector<int>& begin) {
   std::vector<int> buckets(begin.size());
   for (int b = 0; b < static_cast<int>(plan_.buckets().size()); ++b) {
     for (size_t s = 0; s < begin.size(); ++s) buckets[s] = begin[s] <= b ? b : -1;
@@ -144,7 +144,7 @@ absl::Status SeveralHosts::MovePieces(ExchangeGroup& group, const std::vector<Ho
 
 absl::Status SeveralHosts::MoveWindows(ExchangeGroup& group, const std::vector<SeatWindow>& windows) {
   for (int b = 0; b < static_cast<int>(plan_.buckets().size()); ++b) {
-    const auto transfers = pieces_of_.Results(windows, b);
+    const auto transfers = gradients_of_.Results(windows, b);
     if (transfers.empty() || plan_.buckets()[b].frozen) continue;
     RETURN_IF_ERROR(Cross(group, transfers, gradient_bytes_in_));
   }
