@@ -68,6 +68,20 @@ struct Flags {
   TlsOptions tls;
 };
 
+// How steps run.
+void AddStepFlags(CLI::App& app, Flags& flags) {
+  app.add_option("--threads", flags.threads, "threads of a step")->capture_default_str()->check(CLI::Range(1, 1024));
+  app.add_option("--device", flags.device,
+                 "where steps run and windows lie: cpu, or cuda:N (as the CUDA driver counts). A worker whose device "
+                 "cannot be used does not start")
+      ->capture_default_str();
+  AddSeconds(app, "--step-timeout", flags.step_timeout, "seconds that members may take for one step");
+  app.add_option("--spin", flags.spin,
+                 "seconds that a step's waits poll before they sleep; only for a worker with a core to itself")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 3600.0));
+}
+
 void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--coordinator", flags.coordinator, "address of the coordinator")->capture_default_str();
   app.add_option("--listen", flags.listen, "address to serve trainers and readers at; port 0 has one chosen")
@@ -85,21 +99,12 @@ void AddFlags(CLI::App& app, Flags& flags) {
                  "neither encrypted nor authenticated: a network that nobody else reaches. Unset: one host");
   app.add_option("--host-name", flags.host_name,
                  "workers of one host with other names count as on other hosts, and share no memory");
-  app.add_option("--threads", flags.threads, "threads of a step")->capture_default_str()->check(CLI::Range(1, 1024));
-  app.add_option("--device", flags.device,
-                 "where steps run and windows lie: cpu, or cuda:N (as the CUDA driver counts). A worker whose device "
-                 "cannot be used does not start")
-      ->capture_default_str();
+  AddStepFlags(app, flags);
   app.add_option("--checkpoint-root", flags.checkpoint_roots,
                  "folder below which checkpoints are saved and loaded; may be given several times. Unset: the folders "
                  "of SHARDMESH_CHECKPOINT_ROOT, with : between them; without that any folder that the caller proves "
                  "to reach")
       ->allow_extra_args(false);
-  AddSeconds(app, "--step-timeout", flags.step_timeout, "seconds that members may take for one step");
-  app.add_option("--spin", flags.spin,
-                 "seconds that a step's waits poll before they sleep; only for a worker with a core to itself")
-      ->capture_default_str()
-      ->check(CLI::Range(0.0, 3600.0));
   AddSeconds(app, "--join-timeout", flags.join_timeout, "seconds to wait for the coordinator at the start");
   app.add_option("--max-connections", flags.max_connections, "open connections at once")->capture_default_str();
   AddTlsFlags(app, flags.tls);
@@ -221,55 +226,111 @@ v1::Member MemberOf(const v1::Peer& peer) {
   return member;
 }
 
-absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
-  StopSignal stop;
-  RETURN_IF_ERROR(PrepareProcess({flags.log_level, true, kMinThreads + flags.threads}));
-  RealClock clock;
-  ASSIGN_OR_RETURN(const std::string host_id, HostId());
+// Absolute: trainers connect to the socket from other working directories.
+std::string LocalFolder(const Flags& flags) {
+  return std::filesystem::absolute(flags.local_dir.empty() ? RuntimeFolder() : flags.local_dir);
+}
+
+// Removes the sockets of this name's dead incarnations, of which it returns the newest; 0: there is none.
+int64_t RemoveDeadIncarnations(const Flags& flags, const std::string& name) {
+  return NewestDeadIncarnation(name, RemoveDeadSockets(LocalFolder(flags), name + "-"));
+}
+
+// Who this incarnation is, before it serves: its name, host, number, and the path of its local socket. `node`: as
+// TakeOver makes it.
+absl::StatusOr<v1::JoinRequest> Identify(const Flags& flags, const std::string& host_id,
+                                         std::unique_ptr<NodeLink>& node) {
   v1::JoinRequest identity;
   identity.set_name(flags.name.empty() ? DefaultName() : flags.name);
   RETURN_IF_ERROR(ValidateId("--name", identity.name()));
   if (!flags.host_name.empty()) RETURN_IF_ERROR(ValidateId("--host-name", flags.host_name));
   identity.set_host_id(flags.host_name.empty() ? host_id : absl::StrCat(host_id, "/", flags.host_name));
   identity.set_pid(getpid());
-  // Absolute: trainers connect to the socket from other working directories.
-  const std::string local_dir =
-      std::filesystem::absolute(flags.local_dir.empty() ? RuntimeFolder() : flags.local_dir);
   // With a node the sockets of dead incarnations stay until it has said what they left.
-  const std::string of_name = identity.name() + "-";
-  int64_t dead = 0;
-  if (flags.node.empty()) dead = NewestDeadIncarnation(identity.name(), RemoveDeadSockets(local_dir, of_name));
+  const int64_t dead = flags.node.empty() ? RemoveDeadIncarnations(flags, identity.name()) : 0;
   identity.set_incarnation(NextIncarnation(absl::Now(), dead));
-  ASSIGN_OR_RETURN(const std::unique_ptr<NodeLink> node, TakeOver(flags, identity));
+  ASSIGN_OR_RETURN(node, TakeOver(flags, identity));
+  identity.set_dead_incarnation(node == nullptr ? dead : 0);
   if (identity.local_socket().empty()) {
     // Not the process id: it repeats in containers that share the folder.
-    identity.set_local_socket(absl::StrCat(local_dir, "/", of_name, absl::Hex(identity.incarnation()), kSocketSuffix));
+    identity.set_local_socket(absl::StrCat(LocalFolder(flags), "/", identity.name(), "-",
+                                           absl::Hex(identity.incarnation()), kSocketSuffix));
   }
-  ASSIGN_OR_RETURN(auto coordinator, NewGrpcCoordinatorTransport(flags.coordinator, flags.tls));
+  return identity;
+}
+
+// How it reaches other workers: the lead of its job, and whoever has weights of an older epoch.
+void AddPeerCalls(const TlsOptions& tls, WorkerOptions& options) {
+  options.meet = [tls](const v1::Peer& lead, const v1::MeetRequest& request,
+                       absl::Duration timeout) -> absl::StatusOr<v1::MeetReply> {
+    ASSIGN_OR_RETURN(const auto transport, ShardTransport::Dial(MemberOf(lead), tls, timeout));
+    return transport->Meet(request, timeout);
+  };
+  options.transfer = [tls](const v1::Peer& from, const v1::TransferRequest& request, const TransferSink& sink,
+                           absl::Duration timeout) -> absl::StatusOr<v1::TransferHeader> {
+    ASSIGN_OR_RETURN(const auto transport, ShardTransport::Dial(MemberOf(from), tls, kSilence));
+    return transport->Transfer(request, sink.begin, sink.data, timeout);
+  };
+}
+
+absl::StatusOr<WorkerOptions> OptionsOf(const Flags& flags, const WorkerCuda& cuda, const std::string& name,
+                                        NodeLink* node) {
   WorkerOptions options;
-  options.name = identity.name();
+  options.name = name;
   options.threads = flags.threads;
   options.step_timeout = absl::Seconds(flags.step_timeout);
   options.spin = absl::Seconds(flags.spin);
   options.host_capacity = ReadHostCapacity();
   options.group_address = flags.group_address;
-  options.node = node.get();
+  options.node = node;
   ASSIGN_OR_RETURN(options.device, OpenDevice(flags.device, cuda));
-  options.meet = [tls = flags.tls](const v1::Peer& lead, const v1::MeetRequest& request,
-                                   absl::Duration timeout) -> absl::StatusOr<v1::MeetReply> {
-    ASSIGN_OR_RETURN(const auto transport, ShardTransport::Dial(MemberOf(lead), tls, timeout));
-    return transport->Meet(request, timeout);
-  };
-  options.transfer = [tls = flags.tls](const v1::Peer& from, const v1::TransferRequest& request,
-                                       const TransferSink& sink,
-                                       absl::Duration timeout) -> absl::StatusOr<v1::TransferHeader> {
-    ASSIGN_OR_RETURN(const auto transport, ShardTransport::Dial(MemberOf(from), tls, kSilence));
-    return transport->Transfer(request, sink.begin, sink.data, timeout);
-  };
+  AddPeerCalls(flags.tls, options);
   ASSIGN_OR_RETURN(options.checkpoint_folders, CheckpointFolders(flags));
+  return options;
+}
+
+// Until the stop signal: tells the service and the node which incarnation the coordinator has let in.
+void FollowMembership(const MembershipAgent& agent, ShardService& service, NodeLink* node, StopSignal& stop) {
+  MembershipAgent::Joined told;
+  do {
+    if (agent.joined() != told) {
+      told = agent.joined();
+      service.SetIncarnation(told.incarnation);
+      // It is told when it is back.
+      if (node != nullptr) node->Joined(told.incarnation, told.heartbeat_timeout).IgnoreError();
+    }
+  } while (!stop.WaitFor(kLook));
+}
+
+// From joining to the stop signal; then it takes no more calls, and is no member any more.
+absl::Status ServeUntilStopped(const Flags& flags, CoordinatorTransport& coordinator, Worker& worker,
+                               const v1::JoinRequest& identity, ShardService& service, Server& server, NodeLink* node,
+                               StopSignal& stop) {
+  MembershipAgent agent(coordinator, worker, identity);
+  absl::Status end = AwaitJoined(agent, stop, absl::Seconds(flags.join_timeout), identity.resumed_size() > 0);
+  if (end.ok()) end = WriteAddress(flags.address_file, identity.address());
+  if (end.ok()) {
+    spdlog::info("event=serving worker={} address={} local_socket={} device=\"{}\"", identity.name(),
+                 identity.address(), identity.local_socket(), worker.DeviceText());
+    FollowMembership(agent, service, node, stop);
+    spdlog::info("event=draining worker={}", identity.name());
+  }
+  server.SetServing(false);
+  agent.Stop();
+  return end;
+}
+
+absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
+  StopSignal stop;
+  RETURN_IF_ERROR(PrepareProcess({flags.log_level, true, kMinThreads + flags.threads}));
+  RealClock clock;
+  ASSIGN_OR_RETURN(const std::string host_id, HostId());
+  std::unique_ptr<NodeLink> node;
+  ASSIGN_OR_RETURN(v1::JoinRequest identity, Identify(flags, host_id, node));
+  ASSIGN_OR_RETURN(auto coordinator, NewGrpcCoordinatorTransport(flags.coordinator, flags.tls));
+  ASSIGN_OR_RETURN(const WorkerOptions options, OptionsOf(flags, cuda, identity.name(), node.get()));
   Worker worker(options, NewProcessMemory());
-  if (node != nullptr) dead = NewestDeadIncarnation(identity.name(), RemoveDeadSockets(local_dir, of_name));
-  identity.set_dead_incarnation(dead);
+  if (node != nullptr) identity.set_dead_incarnation(RemoveDeadIncarnations(flags, identity.name()));
   for (v1::ResumedJob& job : worker.Resume()) *identity.add_resumed() = std::move(job);
   ASSIGN_OR_RETURN(auto local, LocalServer::Start(identity.local_socket(), worker, clock));
   ShardService service(worker, *local, host_id, identity.incarnation());
@@ -283,28 +344,8 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   if (node != nullptr) node->Serve(server->address(), local->path()).IgnoreError();  // it is told when it is back
   identity.set_spans_hosts(!options.group_address.empty());
   identity.set_has_device(options.device.has_value());
-
-  absl::Status end;
-  {
-    MembershipAgent agent(*coordinator, worker, identity);
-    end = AwaitJoined(agent, stop, absl::Seconds(flags.join_timeout), identity.resumed_size() > 0);
-    if (end.ok()) end = WriteAddress(flags.address_file, advertised);
-    if (end.ok()) {
-      spdlog::info("event=serving worker={} address={} local_socket={} device=\"{}\"", identity.name(),
-                   advertised, local->path(), worker.DeviceText());
-      MembershipAgent::Joined told;
-      do {
-        if (agent.joined() != told) {
-          told = agent.joined();
-          service.SetIncarnation(told.incarnation);
-          if (node != nullptr) node->Joined(told.incarnation, told.heartbeat_timeout).IgnoreError();  // as Serve
-        }
-      } while (!stop.WaitFor(kLook));
-      spdlog::info("event=draining worker={}", identity.name());
-    }
-    server->SetServing(false);
-    agent.Stop();
-  }
+  const absl::Status end =
+      ServeUntilStopped(flags, *coordinator, worker, identity, service, *server, node.get(), stop);
   worker.Leave();
   server->Drain(absl::Seconds(5));
   return end;

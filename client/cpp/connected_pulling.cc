@@ -30,10 +30,8 @@ absl::StatusOr<std::unique_ptr<PullingChannel>> ConnectedPulling::Open(std::shar
   ASSIGN_OR_RETURN(Segment gradients, create("shardmesh-gradients", plan.gradient_window_bytes()));
   channel->gradients_.push_back(std::move(gradients));
   const bool retained = channel->job_->members()[rank.value()].kept();
-  RETURN_IF_ERROR(CallAgain(retained, channel->job_->peer_timeout(), [&]() -> absl::StatusOr<bool> {
-                    RETURN_IF_ERROR(channel->TakeSeat(channel->job_->options().opening_call()));
-                    return true;
-                  }).status());
+  RETURN_IF_ERROR(CallAgain(retained, channel->job_->peer_timeout(),
+                            [&] { return channel->TakeSeat(channel->job_->options().opening_call()); }));
   return channel;
 }
 
@@ -61,11 +59,7 @@ absl::Status ConnectedPulling::TakeSeat(absl::Duration timeout) {
 absl::Status ConnectedPulling::TakeSeatAgain(absl::Time deadline) {
   const bool retained = job_->members()[rank_.value()].kept();
   return CallAgain(retained, deadline - MonotonicNow(),
-                   [&]() -> absl::StatusOr<bool> {
-                     RETURN_IF_ERROR(TakeSeat(std::max(deadline - MonotonicNow(), kAway)));
-                     return true;
-                   })
-      .status();
+                   [&] { return TakeSeat(std::max(deadline - MonotonicNow(), kAway)); });
 }
 
 void ConnectedPulling::Leave() {
@@ -146,10 +140,7 @@ absl::StatusOr<Step> ConnectedPulling::AwaitWeights(absl::Duration timeout) {
   const absl::Time deadline = MonotonicNow() + std::max(timeout, job_->options().call_timeout);
   ASSIGN_OR_RETURN(const Step committed, AwaitCommittedStep(*job_, rank_, timeout));
   const bool retained = job_->members()[rank_.value()].kept();
-  RETURN_IF_ERROR(CallAgain(retained, job_->peer_timeout(), [&]() -> absl::StatusOr<bool> {
-                    RETURN_IF_ERROR(PullAny(committed, deadline));
-                    return true;
-                  }).status());
+  RETURN_IF_ERROR(CallAgain(retained, job_->peer_timeout(), [&] { return PullAny(committed, deadline); }));
   return weights_of_;
 }
 

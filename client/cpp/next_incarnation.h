@@ -28,14 +28,21 @@ inline absl::Duration TimeOfCall(absl::Time deadline, absl::Duration longest) {
   return std::min(longest, std::max(deadline - MonotonicNow(), kShortest));
 }
 
-// `call` gives an absl::StatusOr, or has a status() too, and may be repeated. While `may_again()` says so, and until it
-// gives something else than Unavailable, for at most `patience`.
+// The status of what a call gives: an absl::Status, or what has a status(), as an absl::StatusOr.
+inline const absl::Status& StatusOf(const absl::Status& status) { return status; }
+template <typename Result>
+auto StatusOf(const Result& result) -> decltype(result.status()) {
+  return result.status();
+}
+
+// `call` gives what StatusOf takes, and may be repeated. While `may_again()` says so, and until it gives something else
+// than Unavailable, for at most `patience`.
 template <typename May, typename Call>
 auto CallAgainWhile(const May& may_again, absl::Duration patience, Call call) -> decltype(call()) {
   const absl::Time until = MonotonicNow() + patience;
   while (true) {
     auto result = call();
-    if (!absl::IsUnavailable(result.status()) || !may_again() || MonotonicNow() >= until) return result;
+    if (!absl::IsUnavailable(StatusOf(result)) || !may_again() || MonotonicNow() >= until) return result;
     Pause(absl::Milliseconds(10));
   }
 }

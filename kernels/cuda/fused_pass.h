@@ -1,6 +1,6 @@
 // The fused pass of a shard on a CUDA device, as values: what a launch reads. The kernels' bodies are in
-// kernels/cuda/fused_pass_body.h, the launches in kernels/fused_pass_cuda.h; a test walks the bodies on the CPU
-// (kernels/cuda/fused_pass_host.h).
+// kernels/cuda/fused_pass_body.h, the launches in kernels/cuda/fused_pass_launch_cuda.h and fused_pass_cuda.cu; a test
+// walks the bodies on the CPU (kernels/cuda/fused_pass_host.h).
 //
 // The shard lies in rotating storage (worker/memory/shard_storage.h), cut into ranges; a block takes a range and walks
 // its chunks one after the other: it reads the gradients of all slots where they lie, sums them in tree order, steps

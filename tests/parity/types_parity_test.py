@@ -39,6 +39,13 @@ class TypesTest(unittest.TestCase):
             run = self.mypy("mypy.stubtest", "shardmesh", "--allowlist", allowed.name, "--ignore-unused-allowlist")
         self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
 
+    def test_reference_is_made_of_the_docstrings(self):
+        root = os.path.dirname(os.path.dirname(HERE))
+        run = subprocess.run([sys.executable, os.path.join(root, "tools/torch_api.py")], capture_output=True, text=True, check=False)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        with open(os.path.join(root, "docs/torch-api.md"), encoding="utf-8") as reference:
+            self.assertEqual(reference.read(), run.stdout, "make it again: tools/torch_api.py > docs/torch-api.md")
+
 
 if __name__ == "__main__":
     sys.exit(unittest.main())

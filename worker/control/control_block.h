@@ -11,8 +11,9 @@
 //   (of a job that gathers weights in codes (core/format/gather_format.h): a step, or the initial weights, is followed
 //   by a command of kQuantize for the same step, by which every worker writes its codes into the window and the
 //   publication, with scales from the maxima behind this page, which the first command raised; the step is committed
-//   with it) (of a job with bucket residency (worker/control/residency.h) there are two more commands, for one bucket
-//   each: kReduceBucket, by which every worker sums its shard's gradients when all slots have declared the bucket, and
+//   with it)
+//   (of a job with bucket residency (worker/control/residency.h) there are two more commands, for one bucket each:
+//   kReduceBucket, by which every worker sums its shard's gradients when all slots have declared the bucket, and
 //   kGatherBucket, by which it writes its part of a bucket that a trainer acquired into the window; the step is decided
 //   when every bucket is summed)
 //   (of a job whose slots are pulled (pulled_words.h) commands of kMerge come before, which sum what is finished; the
@@ -70,9 +71,8 @@ enum class CommandKind : int32_t {
 struct Command {
   CommandKind kind = CommandKind::kNone;
   int32_t first = 0;  // 1: of kInit and kRestore, and kQuantize after them: frozen weights are written, too
-  // Of kStep, kNorm, kQuantize, kReduceBucket, and of kRestore the one that shards have; kInit: 0; kDigest,
-  // kGatherBucket,
-  // kPublish: the committed one.
+  // Of kStep, kNorm, kQuantize, kReduceBucket, and of kRestore the one that shards have; kInit: 0; of kDigest,
+  // kGatherBucket and kPublish the committed one.
   int64_t step = 0;
   float divide_scale = 1;                 // of kStep and kNorm: what sums of gradients are multiplied by
   float clip = 1;                         // of kStep: and then with this
@@ -84,8 +84,8 @@ struct Command {
   int32_t publish = -1;                   // the publication buffer that gets this version, -1: none
   int32_t groups = 0;  // of kStep: where the scalars of its parameter groups lie, 0 or 1 (group_table.h)
   int64_t nonfinite = 0;  // kStep: why skipped: slot << 32 | tensor; kDigest, kPublish: the newest ticket it answers
-  // Of kInit: push_id of the gradient shards to place. Of kRestore: load_id of what was loaded; 0: the shards are
-  // filled.
+  // Of kInit: push_id of the gradient shards to place. Of kRestore: load_id of what was loaded, 0 where the shards are
+  // filled by other workers.
   uint64_t initial_id = 0;
 };
 
@@ -105,7 +105,7 @@ struct alignas(64) MemberWords {
   std::atomic<uint64_t> incarnations_of;   // the open command that its next incarnations found, 0: none was open
   std::atomic<uint32_t> incarnations_in_command;  // and how many did
   std::atomic<uint32_t> retained;          // 1: a node has its memory; should it die, its next incarnation comes soon
-  std::atomic<uint32_t> restarts;          // lives that went on where the one before was killed
+  std::atomic<uint32_t> restarts;          // incarnations that went on where the one before was killed
   std::atomic<int64_t> pause_nanos;        // until the newest of them did; 0: not known
   std::atomic<uint32_t> stopped;           // 1: its engine ended for good, since the job goes on at a later epoch
   std::atomic<uint32_t> restored;          // 1: its shard has the weights and states of restored_step_plus_one
@@ -113,7 +113,7 @@ struct alignas(64) MemberWords {
 
 // In a slot's `holder`: the session is gone, and its slot not free yet.
 inline constexpr uint64_t kLeaving = uint64_t{1} << 31;
-// The session asks for it, and may not write yet: of a job on several hosts, until the leads know (hosts/host_slots.h).
+// The session asks for it, and may not write yet: of a job on several hosts, until the leads know (lead/host_slots.h).
 inline constexpr uint64_t kAsking = uint64_t{1} << 30;
 // The session and the rank it is attached to, of a holder.
 constexpr uint64_t SessionOf(uint64_t holder) { return holder & (kAsking - 1); }
@@ -159,8 +159,7 @@ static_assert(kMaxSlots < kRatesElsewhere && kMaxStep < (int64_t{1} << (63 - 16)
 inline constexpr int kMaxCause = 512;
 
 struct ControlBlock {
-  // Words that are waited on (futex), each on a line of its own. The lead's, its notifier, lies outside
-  // (host_memory.h).
+  // Words that are waited on (futex), each on a line of its own. The lead's notifier lies outside (host_memory.h).
   alignas(64) std::atomic<uint32_t> decision;  // for all: `decided` or `abort` changed
   alignas(64) std::atomic<uint32_t> finished;  // for all: `committed` or `abort` changed
 
@@ -205,8 +204,8 @@ struct ControlBlock {
   MemberWords members[kMaxHostRanks];
   SlotWords slots[kMaxSlots];
   ElsewhereWords elsewhere[kMaxSlots];
-  std::atomic<int64_t> gradient_shards[kMaxSlots]
-                                      [kMaxHostRanks];  // [slot][shard]: newest step whose gradient shard lies there
+  // [slot][shard]: newest step whose gradient shard lies there
+  std::atomic<int64_t> gradient_shards[kMaxSlots][kMaxHostRanks];
   // [slot][shard]: rank + 1 of the worker that receives it; 0: nobody
   std::atomic<int32_t> pushes[kMaxSlots][kMaxHostRanks];
   PublicationWords publications[kMaxPublications];

@@ -12,8 +12,8 @@
 //     before which it was asked for in the last one, too, when no host is busy with it, no other host's trainer has it,
 //     and it is not declared for the open step; of several that ask, to the first host's. All leads see the same words,
 //     so all know it.
-//   * Giving it takes gradient shards of the open step back, on all hosts: they are another trainer's, and not
-//   declared.
+//   * Giving it takes gradient shards of the open step back, on all hosts: they are another trainer's, and were not
+//     declared.
 //   * Only what lies on the host of an attached trainer that has the slot counts. One that asks does not count yet.
 //   * When a trainer has left, every host knows with it which gradient shards it left there (MirrorSlots), and drops a
 //     push of those, which a step may be made of at any moment.

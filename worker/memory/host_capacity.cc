@@ -108,7 +108,7 @@ JobMemory MemoryOf(const Plan& plan, HostShape shape, std::optional<int> ranks_h
   const HostMemory::Sizes host = HostMemory::SizesOf(plan, shape);
   JobMemory memory;
   const int ranks = ranks_here.value_or(plan.num_ranks());
-  memory.shards = ranks < plan.num_ranks() ? Product(ranks, LargestShard(plan)) : ShardStorage::NumBytesOfAll(plan);
+  memory.shards = ranks < plan.num_ranks() ? Product(ranks, LargestShard(plan)) : StorageBytesOfAll(plan);
   memory.window = host.window;
   memory.publications = host.publications;
   memory.slots = host.slots;
@@ -150,7 +150,7 @@ absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity&
 
 int64_t CopyBytesOf(const Plan& plan, std::optional<int> ranks_here) {
   const int ranks = ranks_here.value_or(plan.num_ranks());
-  if (ranks == plan.num_ranks()) return ShardStorage::NumBytesOfAll(plan) / plan.num_replicas();
+  if (ranks == plan.num_ranks()) return StorageBytesOfAll(plan) / plan.num_replicas();
   return Product(std::min(ranks, plan.num_shards()), LargestShard(plan));
 }
 

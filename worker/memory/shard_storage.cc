@@ -173,11 +173,13 @@ int64_t ShardStorage::ProgressAt(int range) const { return range * kProgressStri
 int64_t ShardStorage::NumBytes(const Plan& plan, int shard) { return SegmentOf(plan, shard, {}).num_bytes; }
 
 // Shards differ in the matrices that they own alone.
-int64_t ShardStorage::NumBytesOfAll(const Plan& plan) {
+int64_t StorageBytesOfAll(const Plan& plan) {
   const bool differ = absl::c_any_of(plan.buckets(), [](const Bucket& bucket) { return bucket.owned(); });
   int64_t bytes = 0, sum = 0;
   for (int shard = 0; shard < (differ ? plan.num_shards() : 1); ++shard) {
-    if (__builtin_add_overflow(bytes, NumBytes(plan, shard), &bytes)) return std::numeric_limits<int64_t>::max();
+    if (__builtin_add_overflow(bytes, ShardStorage::NumBytes(plan, shard), &bytes)) {
+      return std::numeric_limits<int64_t>::max();
+    }
   }
   const int64_t times = differ ? plan.num_replicas() : plan.num_ranks();
   return __builtin_mul_overflow(bytes, times, &sum) ? std::numeric_limits<int64_t>::max() : sum;

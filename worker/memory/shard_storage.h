@@ -105,9 +105,8 @@ class ShardStorage {
   int64_t StreamAt(int range, int stream) const { return streams_at_[stream] + ranges_[range].begin[stream]; }
   int64_t ProgressAt(int range) const;
 
-  // Bytes of the segment that Open asks for: of one shard, and of those of all ranks. INT64_MAX stands for more.
+  // Bytes of the segment that Open asks for. INT64_MAX stands for more.
   static int64_t NumBytes(const Plan& plan, int shard);
-  static int64_t NumBytesOfAll(const Plan& plan);
 
   const std::vector<StorageRange>& ranges() const { return ranges_; }
   const Segment& segment() const { return segment_; }
@@ -167,5 +166,8 @@ class ShardStorage {
   MuonSpace scratch_space_;
   int64_t scratch_at_ = 0, guards_at_ = 0;
 };
+
+// The sum of ShardStorage::NumBytes over all ranks. INT64_MAX stands for more.
+int64_t StorageBytesOfAll(const Plan& plan);
 
 }  // namespace shardmesh

@@ -126,7 +126,7 @@ TEST(PassMuon, Matrices_LieWholeAtTheirOwners) {
     EXPECT_EQ(storage.num_bytes(), ShardStorage::NumBytes(group.plan, r));
   }
   EXPECT_EQ(matrices, 24);
-  EXPECT_EQ(ShardStorage::NumBytesOfAll(group.plan),
+  EXPECT_EQ(StorageBytesOfAll(group.plan),
             group.storages[0]->num_bytes() + group.storages[1]->num_bytes() + group.storages[2]->num_bytes());
 }
 

@@ -100,7 +100,7 @@ absl::Status Worker::RestoreFrom(const Entry& entry, JobShard& shard) {
   const int64_t step = shard.protocol().control()->restored_step_plus_one.load() - 1;
   // The slowest member may have begun a preparation later, and has as much to move.
   const absl::Time deadline =
-      MonotonicNow() + options_.prepare_timeout + TransferTime(ShardStorage::NumBytesOfAll(shard.plan()));
+      MonotonicNow() + options_.prepare_timeout + TransferTime(StorageBytesOfAll(shard.plan()));
   while (step != kNoStep) {
     const absl::Status there = shard.protocol().outcomes().AwaitCommit(Step(step), kSlice).status();
     if (!absl::IsDeadlineExceeded(there)) return there;

@@ -72,73 +72,83 @@ std::optional<Rank> StepMembers::Lost() const {
   return Rank(AboutOf(word));
 }
 
+// What the reporter saw of the member that the abort is about.
+std::string StepMembers::SawOf(uint64_t word) const {
+  switch (ReasonOf(word)) {
+    case AbortReason::kSilent:
+      return "gave no sign of life within the heartbeat time-out (killed or stopped)";
+    case AbortReason::kGone:
+      return "is gone (its connection closed)";
+    case AbortReason::kLate:
+      return "did not finish its part of the step within the time limit";
+    case AbortReason::kLeft:
+      return "left (it was told to stop)";
+    case AbortReason::kUnreachable:
+      return "is not reached by other hosts any more (killed or stopped, or the link between them broke)";
+    case AbortReason::kNotMet:
+      return absl::StrCat("could not meet the workers of other hosts: ", CauseOf());
+    case AbortReason::kBadFacts:
+      return absl::StrCat("said for its host what cannot be: ", CauseOf());
+    case AbortReason::kReformed:
+      return "goes on at a later epoch, since a member was lost or it was brought to another mesh";
+    case AbortReason::kInternal:
+      return "met an internal error (see its log)";
+    case AbortReason::kDevice:
+      return absl::StrCat("could not finish its part of the step on CUDA device ", DeviceOf(word), " (see its log)");
+    case AbortReason::kDamaged:
+      return absl::StrCat("found silent corruption (", DamageOf(AboutOf(word)), ")");
+    case AbortReason::kDiffers:
+      return DifferenceFrom(ReporterOf(word));
+  }
+  return "failed";
+}
+
+// What whoever reads the error is to do.
+std::string StepMembers::RemedyOf(uint64_t word) const {
+  constexpr char kAgain[] = "delete the job and create it again";
+  constexpr char kCheckOne[] = "have its machine's memory and processor checked";
+  switch (ReasonOf(word)) {
+    case AbortReason::kBadFacts:
+      return absl::StrCat("check that all workers are of one build, then ", kAgain);
+    case AbortReason::kReformed:
+      return "open the job again";
+    case AbortReason::kDevice:
+      return absl::StrCat("restart that worker, then ", kAgain);
+    case AbortReason::kDamaged:
+      return absl::StrCat(kCheckOne, ", then ", kAgain);
+    case AbortReason::kDiffers:
+      return absl::StrCat(
+          view_.plan->num_replicas() > 2 ? kCheckOne : "one of the two is wrong: have both machines checked", ", then ",
+          kAgain);
+    default:
+      break;
+  }
+  if (Lost().has_value() && view_.local.num_hosts == 1 && view_.plan->num_replicas() > 1) {
+    return "open the job again: where the others have a copy of each shard it goes on without that worker";
+  }
+  return kAgain;
+}
+
+// The word may be another host's: it may name ranks that the job does not have.
+std::string StepMembers::MemberAt(int rank) const {
+  if (rank >= view_.plan->num_ranks()) {
+    return absl::StrCat("rank ", rank, ", which is none of ", view_.plan->num_ranks(), ",");
+  }
+  return absl::StrCat("worker ", view_.names[rank], " (rank ", rank, ", pid ", view_.control->members[rank].pid.load(),
+                      ")");
+}
+
 absl::Status StepMembers::Health() const {
   const uint64_t word = view_.control->abort.load(std::memory_order_acquire);
   if (word == 0) return absl::OkStatus();
-  const int about = AboutOf(word);
-  std::string saw = "failed", remedy = "delete the job and create it again";
-  if (Lost().has_value() && view_.local.num_hosts == 1 && view_.plan->num_replicas() > 1) {
-    remedy = "open the job again: where the others have a copy of each shard it goes on without that worker";
-  }
-  std::string seen = absl::StrCat(", seen by rank ", ReporterOf(word));
-  absl::StatusCode code = absl::StatusCode::kUnavailable;
-  switch (ReasonOf(word)) {
-    case AbortReason::kSilent:
-      saw = "gave no sign of life within the heartbeat time-out (killed or stopped)";
-      break;
-    case AbortReason::kGone:
-      saw = "is gone (its connection closed)";
-      break;
-    case AbortReason::kLate:
-      saw = "did not finish its part of the step within the time limit";
-      break;
-    case AbortReason::kLeft:
-      saw = "left (it was told to stop)";
-      break;
-    case AbortReason::kUnreachable:
-      saw = "is not reached by other hosts any more (killed or stopped, or the link between them broke)";
-      break;
-    case AbortReason::kNotMet:
-      saw = absl::StrCat("could not meet the workers of other hosts: ", CauseOf());
-      break;
-    case AbortReason::kBadFacts:
-      saw = absl::StrCat("said for its host what cannot be: ", CauseOf());
-      remedy = "check that all workers are of one build, then delete the job and create it again";
-      break;
-    case AbortReason::kReformed:
-      saw = "goes on at a later epoch, since a member was lost or it was brought to another mesh";
-      seen = "";
-      remedy = "open the job again";
-      break;
-    case AbortReason::kInternal:
-      saw = "met an internal error (see its log)";
-      break;
-    case AbortReason::kDevice:
-      saw = absl::StrCat("could not finish its part of the step on CUDA device ", DeviceOf(word), " (see its log)");
-      remedy = "restart that worker, then delete the job and create it again";
-      break;
-    case AbortReason::kDamaged:
-      code = absl::StatusCode::kDataLoss;
-      saw = absl::StrCat("found silent corruption (", DamageOf(about), ")");
-      remedy = "have its machine's memory and processor checked, then delete the job and create it again";
-      break;
-    case AbortReason::kDiffers:
-      code = absl::StatusCode::kDataLoss;
-      saw = DifferenceFrom(ReporterOf(word));
-      seen = "";
-      remedy = absl::StrCat(view_.plan->num_replicas() > 2 ? "have its machine's memory and processor checked"
-                                                           : "one of the two is wrong: have both machines checked",
-                            ", then delete the job and create it again");
-      break;
-  }
-  // The word may be another host's: it may name ranks that the job does not have.
-  const std::string who = about < view_.plan->num_ranks()
-                              ? absl::StrCat("worker ", view_.names[about], " (rank ", about, ", pid ",
-                                             view_.control->members[about].pid.load(), ")")
-                              : absl::StrCat("rank ", about, ", which is none of ", view_.plan->num_ranks(), ",");
-  return absl::Status(code,
-                      absl::StrCat(who, " of job ", view_.job->name, " ", saw, seen, "; the last committed step is ",
-                                   view_.committed_step().value(), "; ", remedy));
+  const AbortReason reason = ReasonOf(word);
+  const bool corrupt = reason == AbortReason::kDamaged || reason == AbortReason::kDiffers;
+  const bool names_reporter = reason != AbortReason::kReformed && reason != AbortReason::kDiffers;
+  return absl::Status(corrupt ? absl::StatusCode::kDataLoss : absl::StatusCode::kUnavailable,
+                      absl::StrCat(MemberAt(AboutOf(word)), " of job ", view_.job->name, " ", SawOf(word),
+                                   names_reporter ? absl::StrCat(", seen by rank ", ReporterOf(word)) : "",
+                                   "; the last committed step is ", view_.committed_step().value(), "; ",
+                                   RemedyOf(word)));
 }
 
 void StepMembers::TakeOver(Publications& publications) const {

@@ -2,6 +2,7 @@
 // StepProtocol; thread-safe.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -45,6 +46,10 @@ class StepMembers {
   void GoesOn(int64_t now_nanos, int64_t away_since_nanos) const;
 
  private:
+  // The sentence that Health makes of an AbortWord.
+  std::string MemberAt(int rank) const;
+  std::string SawOf(uint64_t word) const;
+  std::string RemedyOf(uint64_t word) const;
   std::string CauseOf() const;
   std::string DamageOf(int rank) const;
   std::string DifferenceFrom(int rank) const;
