@@ -10,13 +10,13 @@ absl::StatusOr<std::unique_ptr<PullingChannel>> AttachedPulling::Open(std::share
   ASSIGN_OR_RETURN(pulling->channel_, AttachedChannel::Open(job, rank, {}, AttachOptions{}));
   const Plan& plan = job->plan();
   RETURN_IF_ERROR(pulling->channel_->Map(pulling->channel_->TakeDescriptors(), plan.window_bytes(),
-                                         plan.windows_each() * plan.gradient_window_bytes(), pulling->weights_,
+                                         plan.slots().windows_each() * plan.gradient_window_bytes(), pulling->weights_,
                                          pulling->gradients_));
   return pulling;
 }
 
 std::optional<int> AttachedPulling::WindowHere(int named) const {
-  return named < 0 || named >= job_->plan().windows_each() ? std::nullopt : std::make_optional(named);
+  return named < 0 || named >= job_->plan().slots().windows_each() ? std::nullopt : std::make_optional(named);
 }
 
 absl::StatusOr<Step> AttachedPulling::AwaitWeights(absl::Duration timeout) {

@@ -115,7 +115,7 @@ class ConnectedSession final : public Session {
   absl::Status Fetch(int bucket, bool, absl::Duration timeout) override {
     int used = 0;
     for (int b = 0; b < static_cast<int>(job_->plan().buckets().size()); ++b) used += InUse(b);
-    if (used > job_->plan().prefetch_buckets()) {
+    if (used > job_->plan().slots().prefetch_buckets) {
       return absl::ResourceExhaustedError(absl::StrCat("bucket ", bucket, " would be one more than the ", used,
                                                        " that a trainer of job ", job_->spec().name,
                                                        " may use; release one first"));

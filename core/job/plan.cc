@@ -100,11 +100,8 @@ absl::StatusOr<Plan> Plan::Create(const JobSpec& job) {
   Plan plan(std::move(layout));
   plan.gradient_format_ = job.gradient_format;
   plan.clips_ = job.clip_norm > 0;
-  plan.num_slots_ = job.num_slots;
-  plan.num_groups_ = job.num_groups();
+  plan.slots_ = {job.num_slots, job.num_groups(), job.prefetch_buckets, job.pulled() ? job.num_trainers : 0};
   plan.bucketed_ = job.residency == Residency::kBucket;
-  plan.prefetch_buckets_ = job.prefetch_buckets;
-  plan.num_trainers_ = job.pulled() ? job.num_trainers : 0;
   plan.num_shards_ = static_cast<int>(options.num_shards);
   plan.num_replicas_ = static_cast<int>(RoleStrides(job.mesh, DimRole::kReplicate, replica_strides));
   plan.shard_strides_ = std::move(shard_strides);
@@ -133,10 +130,10 @@ absl::StatusOr<Plan> Plan::Create(const JobSpec& job) {
   return plan;
 }
 
-int Plan::live_gradients() const {
+int SlotPlan::live_gradients() const {
   int levels = 0;
-  while (1 << levels < num_slots_) ++levels;
-  return std::max(num_trainers_ * 13 / 4, levels + 2);
+  while (1 << levels < num_slots) ++levels;
+  return std::max(num_trainers * 13 / 4, levels + 2);
 }
 
 void Plan::AddBuckets(const JobSpec& job) {
@@ -190,26 +187,23 @@ absl::Status Plan::PlaceScales(const JobSpec& job) {
     for (size_t i = 0; i < placements_.size(); ++i) {
       const Bucket& bucket = buckets_[placements_[i].bucket];
       if (!job.parameters[i].tied_to.empty() || bucket.frozen != frozen) continue;
-      placements_[i].first_maximum = num_maxima_;
-      if (bucket.quantized() && bucket.gather != GatherFormat::kMx8) num_maxima_ += placements_[i].scales.num_blocks;
+      placements_[i].first_maximum = scales_.num_maxima;
+      if (bucket.quantized() && bucket.gather != GatherFormat::kMx8)
+        scales_.num_maxima += placements_[i].scales.num_blocks;
     }
-    if (!frozen) num_stepped_maxima_ = num_maxima_;
+    if (!frozen) scales_.num_stepped_maxima = scales_.num_maxima;
   }
-  for (Bucket& b : buckets_) b.weight_bytes = RoundUp(b.weight_bytes, 16);
+  for (Bucket& b : buckets_) {
+    b.weight_bytes = RoundUp(b.weight_bytes, 16);
+    scales_.quantized = scales_.quantized || b.quantized();
+    scales_.steps_quantized = scales_.steps_quantized || (b.quantized() && !b.frozen);
+  }
   for (size_t i = 0; i < placements_.size(); ++i) {
     if (job.parameters[i].tied_to.empty()) continue;
     ASSIGN_OR_RETURN(const int owner, layout_->IndexOf(job.parameters[i].tied_to));
     placements_[i] = placements_[owner];
   }
   return absl::OkStatus();
-}
-
-bool Plan::quantized() const {
-  return absl::c_any_of(buckets_, [](const Bucket& bucket) { return bucket.quantized(); });
-}
-
-bool Plan::steps_quantized() const {
-  return absl::c_any_of(buckets_, [](const Bucket& bucket) { return bucket.quantized() && !bucket.frozen; });
 }
 
 ShardPlace Plan::PlaceOf(Rank rank) const {

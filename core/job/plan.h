@@ -94,6 +94,32 @@ struct Run {
   int64_t num_elements = 0;   // the tensor's last may be no multiple of kBlockElements
 };
 
+// How gradients come, as the job says; the layout does not depend on it.
+struct SlotPlan {
+  int num_slots = 1, num_groups = 1;  // slots; parameter groups
+  int prefetch_buckets = 1;
+  int num_trainers = 0;  // that pull slots; 0: slots are assigned
+
+  int num_writers() const { return num_trainers > 0 ? num_trainers : num_slots; }
+  // Gradient windows of a writer (JobSpec::num_writers), one behind the other, each of gradient_window_bytes(). A
+  // trainer that pulls has two: what it has finished is summed from one while it writes the other.
+  int windows_each() const { return num_trainers > 0 ? 2 : 1; }
+  // With pulled slots: gradients, written or summed, that may be alive at a time on the way to the sum of all: 3.25 for
+  // each trainer, and no fewer than one trainer needs. Who asks for a slot beyond them waits, unless nobody is at one.
+  int live_gradients() const;
+  // Sums of some slots that a worker has room for: as many, with that of a trainer that need not wait, and the one that
+  // is being made.
+  int num_partials() const { return num_trainers > 0 ? live_gradients() + 2 : 0; }
+};
+
+// Of weights that are gathered quantized.
+struct ScalePlan {
+  bool quantized = false, steps_quantized = false;  // some bucket is; some bucket is that is not frozen
+  // Scales that are made of a largest magnitude that several shards may share; mx8 has none of them. Those of frozen
+  // weights, which are placed once, come last.
+  int64_t num_maxima = 0, num_stepped_maxima = 0;
+};
+
 class Plan {
  public:
   // Errors as JobSpec::Validate(), which is called first.
@@ -110,29 +136,10 @@ class Plan {
   int64_t version_bytes() const { return version_bytes_; }    // every bucket's weights and scales, without page gaps
   int64_t total_elements() const { return total_elements_; }  // of all buckets, with padding
   Format gradient_format() const { return gradient_format_; }
-  // As the job says; the layout does not depend on them.
-  int num_slots() const { return num_slots_; }
-  int num_groups() const { return num_groups_; }
-  int num_writers() const { return pulled() ? num_trainers_ : num_slots_; }
-  bool bucketed() const { return bucketed_; }  // Residency::kBucket
-  int prefetch_buckets() const { return prefetch_buckets_; }
-  bool pulled() const { return num_trainers_ > 0; }   // SlotMode::kPulled
-  int num_trainers() const { return num_trainers_; }  // 0: slots are assigned
-  // Gradient windows of a writer (JobSpec::num_writers), one behind the other, each of gradient_window_bytes(). A
-  // trainer that pulls has two: what it has finished is summed from one while it writes the other.
-  int windows_each() const { return pulled() ? 2 : 1; }
-  // With pulled slots: gradients, written or summed, that may be alive at a time on the way to the sum of all: 3.25 for
-  // each trainer, and no fewer than one trainer needs. Who asks for a slot beyond them waits, unless nobody is at one.
-  int live_gradients() const;
-  // Sums of some slots that a worker has room for: as many, with that of a trainer that need not wait, and the one that
-  // is being made.
-  int num_partials() const { return pulled() ? live_gradients() + 2 : 0; }
-  // Scales of quantized weights that are made of a largest magnitude that several shards may share; mx8 has none of
-  // them. Those of frozen weights, which are placed once, come last.
-  int64_t num_maxima() const { return num_maxima_; }
-  int64_t num_stepped_maxima() const { return num_stepped_maxima_; }
-  bool quantized() const;        // some bucket is
-  bool steps_quantized() const;  // some bucket is that is not frozen
+  bool bucketed() const { return bucketed_; }              // Residency::kBucket
+  bool pulled() const { return slots_.num_trainers > 0; }  // SlotMode::kPulled
+  const SlotPlan& slots() const { return slots_; }
+  const ScalePlan& scales() const { return scales_; }
   // Blocks of kBlockElements whose gradients are squared for the norm; 0 where it is not asked for.
   int64_t norm_blocks() const { return clips_ ? gradient_elements_ / kBlockElements : 0; }
 
@@ -173,10 +180,10 @@ class Plan {
   std::string hash_;
   int64_t window_bytes_ = 0, gradient_window_bytes_ = 0, version_bytes_ = 0, total_elements_ = 0;
   int64_t gradient_elements_ = 0;  // of all buckets that are not frozen
-  int64_t num_maxima_ = 0, num_stepped_maxima_ = 0;
+  ScalePlan scales_;
+  SlotPlan slots_;
   Format gradient_format_ = Format::kBf16;
   bool clips_ = false, bucketed_ = false;
-  int num_slots_ = 1, num_groups_ = 1, prefetch_buckets_ = 1, num_trainers_ = 0;
 };
 
 }  // namespace shardmesh

@@ -126,7 +126,7 @@ TEST(LayoutGranulesTest, Int8Rows_AreNotCut_AndLieWithTheirScales) {
     }
   }
   EXPECT_EQ(plan.buckets()[plan.placements()[0].bucket].granule_elements, 768) << "8 rows are 3 blocks";
-  EXPECT_EQ(plan.num_maxima(), 0);
+  EXPECT_EQ(plan.scales().num_maxima, 0);
   EXPECT_EQ(plan.buckets()[plan.placements()[5].bucket].num_elements, 0);
 }
 
@@ -140,7 +140,7 @@ TEST(LayoutGranulesTest, Int8Rows_ThatAreGatheredInOtherCodes_HaveMaximaAndScale
   EXPECT_FALSE(bucket(0).quantized());
   EXPECT_TRUE(bucket(1).quantized());
   EXPECT_TRUE(bucket(2).quantized());
-  EXPECT_EQ(plan.num_maxima(), 100 + 9600 / 64);
+  EXPECT_EQ(plan.scales().num_maxima, 100 + 9600 / 64);
   EXPECT_EQ(bucket(2).granule_elements, 768) << "rows are not cut, whatever they are gathered as";
   EXPECT_EQ(bucket(2).CodeOffset(bucket(2).num_elements), bucket(2).num_elements / 2);
 }

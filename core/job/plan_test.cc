@@ -65,15 +65,15 @@ TEST(LayoutTest, QuantizedWeights_HaveTheirScalesBehindTheCodes) {
   EXPECT_EQ(plan.placements()[3].scale_offset, 512);
   EXPECT_EQ(plan.placements()[3].scales.num_blocks, 3);
   EXPECT_EQ(plan.placements()[4].scale_offset, 512);
-  EXPECT_EQ(plan.num_maxima(), 3 + 129);
+  EXPECT_EQ(plan.scales().num_maxima, 3 + 129);
   EXPECT_EQ(plan.version_bytes(), 512 + 132 * 4 + 512 * 2 + 512 + 16);
   EXPECT_EQ(plan.window_bytes(), 3 * kPageBytes);
-  EXPECT_TRUE(plan.quantized());
-  EXPECT_FALSE(PlanOf(SmallJob()).quantized());
-  EXPECT_TRUE(plan.steps_quantized());
+  EXPECT_TRUE(plan.scales().quantized);
+  EXPECT_FALSE(PlanOf(SmallJob()).scales().quantized);
+  EXPECT_TRUE(plan.scales().steps_quantized);
   for (ParameterSpec& p : job.parameters) p.frozen = true;
-  EXPECT_TRUE(PlanOf(job).quantized());
-  EXPECT_FALSE(PlanOf(job).steps_quantized());
+  EXPECT_TRUE(PlanOf(job).scales().quantized);
+  EXPECT_FALSE(PlanOf(job).scales().steps_quantized);
 }
 
 TEST(LayoutTest, Hash_IsGolden) { EXPECT_EQ(PlanOf(SmallJob()).hash(), "ea32528f29778f2d72a8a595db1a1619"); }

@@ -99,9 +99,8 @@ class Mesh {
   // them). One after the other they name every rank once.
   std::vector<std::vector<Rank>> Instances() const;
 
-  // Every list of ranks that differ only along `name`, over all instances in their order; or only along `names`, the
-  // first named slowest. Errors as for the operations.
-  absl::StatusOr<std::vector<std::vector<Rank>>> Groups(absl::string_view name) const;
+  // Every list of ranks that differ only along `names`, the first named slowest, over all instances in their order.
+  // Errors as for the operations.
   absl::StatusOr<std::vector<std::vector<Rank>>> Groups(const std::vector<std::string>& names) const;
 
   // What one rank sees. NotFound: `rank` is not in the mesh, or `name` is no dimension.

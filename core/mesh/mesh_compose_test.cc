@@ -32,7 +32,7 @@ TEST(MeshConcatenateTest, SlicesInAnyOrder_AreTheMeshInThatOrder) {
   ASSERT_OK_AND_ASSIGN(const Mesh two, Mesh::Concatenate({Part(cube, {"abcd"}), Part(cube, {"ddp"})}));
   EXPECT_THAT(two.Names(), ElementsAre("abcd", "ddp"));
   EXPECT_EQ(two.Instances(), ToLists({{0, 4, 1, 5}, {2, 6, 3, 7}}));
-  EXPECT_EQ(two.Groups("ddp").value(), ToLists({{0, 4}, {1, 5}, {2, 6}, {3, 7}}));
+  EXPECT_EQ(two.Groups({"ddp"}).value(), ToLists({{0, 4}, {1, 5}, {2, 6}, {3, 7}}));
   EXPECT_THAT(two.CoordinatesOf(Rank(3)).value(), ElementsAre(1, 0));
   EXPECT_EQ(two.InstanceOf(Rank(3)).value(), 1);
   ASSERT_OK_AND_ASSIGN(const Mesh all, Mesh::Concatenate({Part(cube, {"abcd"}), Part(cube, {"ddp", "fsdp"})}));
@@ -58,8 +58,8 @@ TEST(MeshConcatenateTest, PartsWithRankMapsOfTheirOwn_KeepTheirGroups) {
   ASSERT_OK_AND_ASSIGN(const Mesh ca, root.Flatten({"c", "a"}, "ca", /*keep_rest=*/false));
   ASSERT_OK_AND_ASSIGN(const Mesh transposed, root.Transpose({"c", "b", "a"}));
   ASSERT_OK_AND_ASSIGN(const Mesh mesh, Mesh::Concatenate({ca, Part(transposed, {"b"})}));
-  EXPECT_EQ(mesh.Groups("ca").value(), ToLists({{11, 5, 10, 4}, {9, 3, 8, 2}, {7, 1, 6, 0}}));
-  EXPECT_EQ(mesh.Groups("b").value(), ToLists({{11, 9, 7}, {5, 3, 1}, {10, 8, 6}, {4, 2, 0}}));
+  EXPECT_EQ(mesh.Groups({"ca"}).value(), ToLists({{11, 5, 10, 4}, {9, 3, 8, 2}, {7, 1, 6, 0}}));
+  EXPECT_EQ(mesh.Groups({"b"}).value(), ToLists({{11, 9, 7}, {5, 3, 1}, {10, 8, 6}, {4, 2, 0}}));
 }
 
 TEST(MeshConcatenateTest, Instances_AreOrderedAsTheirFirstRanksInTheRoot) {

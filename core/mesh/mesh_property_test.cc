@@ -219,7 +219,7 @@ class Programs {
     const Names along = RandomNames(mesh);
     const Lists groups = model.Groups(along), lines = model.Groups({along[0]});
     ASSERT_EQ(mesh.Groups(along).value(), groups) << trace_;
-    ASSERT_EQ(mesh.Groups(along[0]).value(), lines) << trace_;
+    ASSERT_EQ(mesh.Groups({along[0]}).value(), lines) << trace_;
     for (int sample = 0; sample < 2; ++sample) {
       const size_t r = Below(static_cast<int>(model.ranks().size()));
       const Rank rank = model.ranks()[r];

@@ -109,11 +109,6 @@ std::vector<std::vector<Rank>> Mesh::GroupsAlong(const std::vector<size_t>& alon
   return Chunks(order, size);
 }
 
-absl::StatusOr<std::vector<std::vector<Rank>>> Mesh::Groups(absl::string_view name) const {
-  ASSIGN_OR_RETURN(const size_t along, Find(name));
-  return GroupsAlong({along});
-}
-
 absl::StatusOr<std::vector<std::vector<Rank>>> Mesh::Groups(const std::vector<std::string>& names) const {
   ASSIGN_OR_RETURN(const std::vector<size_t> along, Find(names));
   return GroupsAlong(along);

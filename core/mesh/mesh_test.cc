@@ -31,8 +31,8 @@ TEST(MeshTest, Create_WholeMesh_HasOneInstanceInRowMajorOrder) {
   EXPECT_THAT(mesh.Names(), ElementsAre("a", "b"));
   EXPECT_THAT(mesh.Sizes(), ElementsAre(2, 3));
   EXPECT_EQ(mesh.Axes()[0].stride, 3);
-  EXPECT_EQ(mesh.Groups("a").value(), ToLists({{0, 3}, {1, 4}, {2, 5}}));
-  EXPECT_EQ(mesh.Groups("b").value(), ToLists({{0, 1, 2}, {3, 4, 5}}));
+  EXPECT_EQ(mesh.Groups({"a"}).value(), ToLists({{0, 3}, {1, 4}, {2, 5}}));
+  EXPECT_EQ(mesh.Groups({"b"}).value(), ToLists({{0, 1, 2}, {3, 4, 5}}));
   EXPECT_EQ(mesh.DebugString(), "mesh(a=2 stride 3, b=3 stride 1) 1 instance of 6 ranks");
 }
 
@@ -77,21 +77,21 @@ TEST(MeshTest, Transpose_ReordersRanks) {
 TEST(MeshTest, Flatten_AdjacentDims_IsOneStride) {
   ASSERT_OK_AND_ASSIGN(const Mesh mesh, Cube().Flatten({"ddp", "fsdp"}, "dp"));
   EXPECT_EQ(mesh.DebugString(), "mesh(dp=4 stride 2, x=2 stride 1) 1 instance of 8 ranks");
-  EXPECT_EQ(mesh.Groups("dp").value(), ToLists({{0, 2, 4, 6}, {1, 3, 5, 7}}));
+  EXPECT_EQ(mesh.Groups({"dp"}).value(), ToLists({{0, 2, 4, 6}, {1, 3, 5, 7}}));
 }
 
 TEST(MeshTest, Flatten_DistantDims_IsADimensionLikeAnyOther) {
   ASSERT_OK_AND_ASSIGN(const Mesh mesh, Cube().Flatten({"ddp", "x"}, "dx"));
   EXPECT_THAT(mesh.Names(), ElementsAre("dx", "fsdp"));
-  EXPECT_EQ(mesh.Groups("dx").value(), ToLists({{0, 1, 4, 5}, {2, 3, 6, 7}}));
-  EXPECT_EQ(mesh.Groups("fsdp").value(), ToLists({{0, 2}, {1, 3}, {4, 6}, {5, 7}}));
+  EXPECT_EQ(mesh.Groups({"dx"}).value(), ToLists({{0, 1, 4, 5}, {2, 3, 6, 7}}));
+  EXPECT_EQ(mesh.Groups({"fsdp"}).value(), ToLists({{0, 2}, {1, 3}, {4, 6}, {5, 7}}));
   ASSERT_OK_AND_ASSIGN(const Mesh back, mesh.Unflatten("dx", {2, 2}, {"ddp", "x"}));
-  EXPECT_EQ(back.Groups("ddp").value(), Cube().Transpose({"ddp", "x", "fsdp"}).value().Groups("ddp").value());
+  EXPECT_EQ(back.Groups({"ddp"}).value(), Cube().Transpose({"ddp", "x", "fsdp"}).value().Groups({"ddp"}).value());
 }
 
 TEST(MeshTest, Flatten_OrderOfNames_SaysWhichVariesSlowest) {
   ASSERT_OK_AND_ASSIGN(const Mesh mesh, Cube().Flatten({"x", "ddp"}, "xd"));
-  EXPECT_EQ(mesh.Groups("xd").value(), ToLists({{0, 4, 1, 5}, {2, 6, 3, 7}}));
+  EXPECT_EQ(mesh.Groups({"xd"}).value(), ToLists({{0, 4, 1, 5}, {2, 6, 3, 7}}));
 }
 
 TEST(MeshTest, Flatten_IntoOneOfItsParts_IsAllowed) {
@@ -103,12 +103,12 @@ TEST(MeshTest, Unflatten_AcrossAFormerBoundary_Works) {
   ASSERT_OK_AND_ASSIGN(const Mesh grid, Mesh::Create({3, 2, 2}, {"a", "b", "c"}));
   ASSERT_OK_AND_ASSIGN(const Mesh flat, grid.Flatten({"a", "c"}, "f"));
   ASSERT_OK_AND_ASSIGN(const Mesh mesh, flat.Unflatten("f", {2, 3}, {"p", "q"}));
-  EXPECT_EQ(mesh.Groups("q").value(), ToLists({{0, 1, 4}, {2, 3, 6}, {5, 8, 9}, {7, 10, 11}}));
+  EXPECT_EQ(mesh.Groups({"q"}).value(), ToLists({{0, 1, 4}, {2, 3, 6}, {5, 8, 9}, {7, 10, 11}}));
 }
 
 TEST(MeshTest, Ranks_GivenByTheCaller_AreUsedInTheirOrder) {
   ASSERT_OK_AND_ASSIGN(const Mesh mesh, Mesh::Create({2, 2}, {"a", "b"}, {Rank(9), Rank(1), Rank(4), Rank(0)}));
-  EXPECT_EQ(mesh.Groups("a").value(), ToLists({{9, 4}, {1, 0}}));
+  EXPECT_EQ(mesh.Groups({"a"}).value(), ToLists({{9, 4}, {1, 0}}));
   EXPECT_THAT(mesh.CoordinatesOf(Rank(4)).value(), ElementsAre(1, 0));
   EXPECT_EQ(mesh.RankAt({1, 1}).value(), Rank(0));
   EXPECT_THAT(mesh.CoordinatesOf(Rank(2)),
@@ -128,7 +128,7 @@ TEST(MeshTest, LargestMesh_AllOperationsWork) {
   ASSERT_OK_AND_ASSIGN(const Mesh mesh, Mesh::Create(shape, {"a", "b", "c", "d", "e", "f", "g", "h"}));
   EXPECT_EQ(mesh.NumRanks(), kMaxMeshRanks);
   ASSERT_OK_AND_ASSIGN(const Mesh flat, mesh.Flatten({"h", "a", "d"}, "had"));
-  EXPECT_EQ(flat.Groups("had").value().size(), static_cast<size_t>(kMaxMeshRanks / 256));
+  EXPECT_EQ(flat.Groups({"had"}).value().size(), static_cast<size_t>(kMaxMeshRanks / 256));
   EXPECT_THAT(flat.CoordinatesOf(Rank(kMaxMeshRanks - 1)).value(), ElementsAre(255, 7, 3, 3, 7, 3));
 }
 
@@ -191,7 +191,7 @@ TEST(MeshTest, Operations_BadInput_NameIt) {
 TEST(MeshTest, Questions_BadInput_NameIt) {
   const Mesh cube = Cube();
   ExpectErrors({
-      {cube.Groups("y").status(), kUnknown, "\"y\""},
+      {cube.Groups({"y"}).status(), kUnknown, "\"y\""},
       {cube.SizeOf("y").status(), kUnknown, "\"y\""},
       {cube.GroupOf(Rank(0), "y").status(), kUnknown, "\"y\""},
       {cube.GroupOf(Rank(8), "x").status(), kUnknown, "rank 8 is not in mesh("},

@@ -45,7 +45,7 @@ py::list NestedInstances(const Mesh& mesh) {
 
 py::dict Describe(const Mesh& mesh) {
   py::dict groups;
-  for (const std::string& name : mesh.Names()) groups[py::str(name)] = OrThrow(mesh.Groups(name));
+  for (const std::string& name : mesh.Names()) groups[py::str(name)] = OrThrow(mesh.Groups({name}));
   py::dict description;
   description["names"] = mesh.Names();
   description["sizes"] = mesh.Sizes();

@@ -24,16 +24,16 @@ class GroupTable {
   // Bytes behind the residency table.
   static int64_t NumBytes(const Plan& plan) {
     const auto step = static_cast<int64_t>(sizeof(double) + sizeof(StepScalars));
-    const auto said = static_cast<int64_t>(sizeof(Rate)) * (plan.num_writers() + 1);
-    return kAlignment + plan.num_groups() * (2 * step + said);
+    const auto said = static_cast<int64_t>(sizeof(Rate)) * (plan.slots().num_writers() + 1);
+    return kAlignment + plan.slots().num_groups * (2 * step + said);
   }
 
   // REQUIRES: a control block of NumBytes more than control block and the tables before this one.
-  GroupTable(ControlBlock* control, const Plan& plan) : num_groups_(plan.num_groups()) {
+  GroupTable(ControlBlock* control, const Plan& plan) : num_groups_(plan.slots().num_groups) {
     const auto end =
-        reinterpret_cast<uintptr_t>(Maxima(control, plan) + plan.num_maxima()) + ResidencyTable::NumBytes(plan);
+        reinterpret_cast<uintptr_t>(Maxima(control, plan) + plan.scales().num_maxima) + ResidencyTable::NumBytes(plan);
     elsewhere_ = reinterpret_cast<Rate*>((end + kAlignment - 1) / kAlignment * kAlignment);
-    rates_ = reinterpret_cast<double*>(elsewhere_ + num_groups_ * (plan.num_writers() + 1));
+    rates_ = reinterpret_cast<double*>(elsewhere_ + num_groups_ * (plan.slots().num_writers() + 1));
     scalars_ = reinterpret_cast<StepScalars*>(rates_ + 2 * num_groups_);
   }
 

@@ -45,7 +45,7 @@ inline bool HostHas(const Plan& plan, HostRanks ranks, int host, int shard) {
 
 // What the lead of a host keeps of the other hosts' tables of maxima (worker/lead/host_transfers.h).
 inline int64_t FarMaximaBytes(const Plan& plan, int num_hosts) {
-  return (num_hosts - 1) * plan.num_maxima() * static_cast<int64_t>(sizeof(uint32_t));
+  return (num_hosts - 1) * plan.scales().num_maxima * static_cast<int64_t>(sizeof(uint32_t));
 }
 
 }  // namespace shardmesh

@@ -53,24 +53,26 @@ class ResidencyTable {
   static int64_t NumBytes(const Plan& plan) {
     if (!plan.bucketed()) return 0;
     const auto buckets = static_cast<int64_t>(plan.buckets().size());
-    const int64_t gradient_shards = buckets * plan.num_slots() * plan.num_shards(), uses = buckets * UsersOf(plan);
+    const int64_t gradient_shards = buckets * plan.slots().num_slots * plan.num_shards(),
+                  uses = buckets * UsersOf(plan);
     const int64_t waiting = int64_t{kMaxSlots} * plan.num_ranks() + kMaxSlots;
     return kAlignment + buckets * static_cast<int64_t>(sizeof(BucketWords)) +
            static_cast<int64_t>(sizeof(std::atomic<int64_t>)) *
-               (uses + waiting + gradient_shards + buckets * plan.num_slots());
+               (uses + waiting + gradient_shards + buckets * plan.slots().num_slots);
   }
 
   // REQUIRES: a control block of NumBytes more than control block, sums of squares and maxima; plan.bucketed(). The
   // plan outlives the object.
   ResidencyTable(ControlBlock* control, const Plan& plan) : plan_(plan) {
-    const auto end = reinterpret_cast<uintptr_t>(Maxima(control, plan) + plan.num_maxima());
+    const auto end = reinterpret_cast<uintptr_t>(Maxima(control, plan) + plan.scales().num_maxima);
     buckets_ = reinterpret_cast<BucketWords*>((end + kAlignment - 1) / kAlignment * kAlignment);
     uses_ = reinterpret_cast<std::atomic<uint64_t>*>(buckets_ + plan.buckets().size());
     const auto buckets = static_cast<int64_t>(plan.buckets().size());
     waiting_ = reinterpret_cast<std::atomic<int64_t>*>(uses_ + buckets * UsersOf(plan));
     waiting_elsewhere_ = waiting_ + int64_t{kMaxSlots} * plan.num_ranks();
     gradient_shards_ = waiting_elsewhere_ + kMaxSlots;
-    elsewhere_ = gradient_shards_ + static_cast<int64_t>(plan.buckets().size()) * plan.num_slots() * plan.num_shards();
+    elsewhere_ =
+        gradient_shards_ + static_cast<int64_t>(plan.buckets().size()) * plan.slots().num_slots * plan.num_shards();
   }
 
   BucketWords& bucket(int bucket) const { return buckets_[bucket]; }
@@ -80,11 +82,11 @@ class ResidencyTable {
   }
   // How many uses calls have that the rank answers.
   std::atomic<uint64_t>& call_uses(int bucket, int rank) const {
-    return uses_[int64_t{bucket} * UsersOf(plan_) + plan_.num_slots() + rank];
+    return uses_[int64_t{bucket} * UsersOf(plan_) + plan_.slots().num_slots + rank];
   }
   // Whether anybody on this host uses it.
   bool IsUsed(int bucket) const {
-    for (int s = 0; s < plan_.num_slots(); ++s) {
+    for (int s = 0; s < plan_.slots().num_slots; ++s) {
       if (UsesIn(session_uses(bucket, s).load()) != 0) return true;
     }
     for (int r = 0; r < plan_.num_ranks(); ++r) {
@@ -105,17 +107,17 @@ class ResidencyTable {
   // Of a job on several hosts: newest step for which, as far as is known here, all gradient shards of a slot's bucket
   // lie on some host.
   std::atomic<int64_t>& elsewhere(int bucket, int slot) const {
-    return elsewhere_[int64_t{bucket} * plan_.num_slots() + slot];
+    return elsewhere_[int64_t{bucket} * plan_.slots().num_slots + slot];
   }
   // Newest step whose gradient shard of a bucket lies in a slot's window. Those of a bucket are neighbours: they are
   // looked at together.
   std::atomic<int64_t>& gradient_shard(int bucket, int slot, int shard) const {
-    return gradient_shards_[(int64_t{bucket} * plan_.num_slots() + slot) * plan_.num_shards() + shard];
+    return gradient_shards_[(int64_t{bucket} * plan_.slots().num_slots + slot) * plan_.num_shards() + shard];
   }
 
  private:
   static constexpr int64_t kAlignment = 64;
-  static int64_t UsersOf(const Plan& plan) { return plan.num_slots() + plan.num_ranks(); }
+  static int64_t UsersOf(const Plan& plan) { return plan.slots().num_slots + plan.num_ranks(); }
 
   const Plan& plan_;
   BucketWords* buckets_;

@@ -23,17 +23,16 @@ void FillTrainers(const JobShard& shard, v1::GetStatusReply::Job& status) {
 }
 
 void FillMemory(const JobShard& shard, v1::GetStatusReply::Job& status) {
-  const HostMemory& host = shard.host();
+  const HostMemory::Sizes allocated = shard.host().Allocated(), resident = shard.host().Resident();
   status.set_shard_bytes(shard.pass().shard_bytes());
   status.set_gathered_bytes(shard.pass().gathered_bytes());
   status.set_sum_bytes(shard.sum_bytes());
-  status.set_window_bytes(host.window_bytes());
-  status.set_publication_bytes(host.publication_bytes());
-  status.set_publication_resident_bytes(host.publication_resident_bytes());
-  status.set_slot_bytes(host.slot_bytes());
-  const bool on_device = host.device() != nullptr;
-  status.set_window_resident_bytes(on_device ? host.window_bytes() : host.window().ResidentBytes());
-  status.set_slot_resident_bytes(on_device ? host.slot_bytes() : host.slot_resident_bytes());
+  status.set_window_bytes(allocated.window);
+  status.set_publication_bytes(allocated.publications);
+  status.set_publication_resident_bytes(resident.publications);
+  status.set_slot_bytes(allocated.slots);
+  status.set_window_resident_bytes(resident.window);
+  status.set_slot_resident_bytes(resident.slots);
 }
 
 }  // namespace

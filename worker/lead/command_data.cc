@@ -138,7 +138,7 @@ absl::Span<const DataPart> CommandData::Weights(int bucket, HostSet takers) {
 
 absl::Span<const DataPart> CommandData::Maxima() {
   data_.clear();
-  const int64_t bytes = plan_.num_maxima() * static_cast<int64_t>(sizeof(uint32_t));
+  const int64_t bytes = plan_.scales().num_maxima * static_cast<int64_t>(sizeof(uint32_t));
   for (int from = 0; from < num_hosts_; ++from) {
     for (int to = 0; to < num_hosts_; ++to) {
       if (from != to) Add({from, to, DataPlace::kMaxima, 0, 0, bytes});

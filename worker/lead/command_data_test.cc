@@ -135,7 +135,7 @@ TEST(CommandData, Maxima_FromEachToEachOther) {
   Hosts hosts(job, 3);
   std::set<std::pair<int, int>> ways;
   for (const DataPart& part : hosts.data.Maxima()) {
-    EXPECT_EQ(part.bytes, hosts.plan.num_maxima() * 4);
+    EXPECT_EQ(part.bytes, hosts.plan.scales().num_maxima * 4);
     ways.emplace(part.from, part.to);
   }
   EXPECT_EQ(ways.size(), 6u);

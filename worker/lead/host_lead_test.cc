@@ -207,7 +207,7 @@ TEST(HostLead, BucketResidency_GivesPagesBackOnEveryHost) {
   EXPECT_FALSE(hosts.hosts[0]->protocol->buckets().Holds(1));
   EXPECT_TRUE(hosts.hosts[1]->protocol->buckets().Holds(1));
   for (int h : {0, 1}) {
-    EXPECT_LE(hosts.hosts[h]->host.slot_resident_bytes(), 2 * 64 * 1024) << "host " << h;
+    EXPECT_LE(hosts.hosts[h]->host.Resident().slots, 2 * 64 * 1024) << "host " << h;
     const int64_t held = h == 0 ? 0 : hosts.plan.WeightPageBytes(1);
     EXPECT_LE(hosts.hosts[h]->host.window().ResidentBytes(), held + 64 * 1024) << "host " << h;
   }

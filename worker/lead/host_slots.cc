@@ -34,7 +34,7 @@ void MirrorBuckets(StepProtocol& protocol, AllHostWords words, int host, const P
   const ResidencyTable table(protocol.control(), plan);
   const int64_t open = words[host]->committed + 1;
   bool changed = false;
-  for (int s = 0; s < plan.num_slots(); ++s) {
+  for (int s = 0; s < plan.slots().num_slots; ++s) {
     int64_t waiting = 0;
     for (int h = 0; h < static_cast<int>(words.size()); ++h) waiting += h != host && words[h]->slots[s].waiting != 0;
     changed = table.waiting_elsewhere(s).exchange(waiting) != waiting || changed;

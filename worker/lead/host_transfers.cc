@@ -8,7 +8,7 @@ HostTransfers::HostTransfers(const JobSpec& job, const Plan& plan, const HostRan
                              bool maxima)
     : plan_(plan), ranks_(ranks), memory_(memory), data_(job, plan, ranks), maxima_(ranks.num_hosts) {
   for (int h = 0; h < ranks.num_hosts; ++h) {
-    if (maxima && h != ranks.host) maxima_[h].resize(plan.num_maxima());
+    if (maxima && h != ranks.host) maxima_[h].resize(plan.scales().num_maxima);
   }
 }
 
@@ -60,7 +60,7 @@ void HostTransfers::CopyWeights(int bucket, const Segment& from, const Segment& 
 void HostTransfers::TakeMaxima() {
   std::atomic<uint32_t>* const mine = shardmesh::Maxima(memory_.control(), plan_);
   for (int h = 0; h < ranks_.num_hosts; ++h) {
-    for (int64_t i = 0; i < plan_.num_maxima() && h != ranks_.host; ++i) {
+    for (int64_t i = 0; i < plan_.scales().num_maxima && h != ranks_.host; ++i) {
       if (maxima_[h][i] > mine[i].load(std::memory_order_relaxed)) mine[i].store(maxima_[h][i]);
     }
   }

@@ -175,7 +175,7 @@ absl::Status SeveralHosts::MoveResults(ExchangeGroup& group) {
   }
   RETURN_IF_ERROR(MoveWeights(group, command, seq));
   const bool raises = PublishesOf(command) == Publishes::kItsVersion;
-  if (!raises || plan_.num_maxima() == 0) return absl::OkStatus();
+  if (!raises || plan_.scales().num_maxima == 0) return absl::OkStatus();
   RETURN_IF_ERROR(AwaitMembers(seq, all));
   RETURN_IF_ERROR(group.Exchange(results_of_.Maxima(), options_.step_timeout));
   results_of_.TakeMaxima();

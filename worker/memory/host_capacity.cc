@@ -120,7 +120,7 @@ JobMemory MemoryOf(const Plan& plan, HostShape shape, std::optional<int> ranks_h
     weights = std::max(weights, plan.WeightPageBytes(b));
     gradients = std::max(gradients, plan.GradientPageBytes(b));
   }
-  const int64_t each = Product(shape.num_writers, 1 + plan.prefetch_buckets());
+  const int64_t each = Product(shape.num_writers, 1 + plan.slots().prefetch_buckets);
   memory.window = std::min(memory.window, Product(each, weights));
   const int64_t mailbox = (static_cast<int64_t>(sizeof(Mailbox)) + kPageBytes - 1) / kPageBytes * kPageBytes;
   memory.slots = std::min(memory.slots, Sum(Product(each, gradients), Product(shape.num_writers, mailbox)));

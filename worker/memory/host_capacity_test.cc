@@ -41,8 +41,8 @@ TEST(HostCapacityTest, MemoryOf_IsWhatTheSegmentsHave) {
     }
     EXPECT_EQ(memory.shards, shards) << mesh;
     EXPECT_EQ(memory.window, real.host.window().num_bytes());
-    EXPECT_EQ(memory.publications, real.host.publication_bytes());
-    EXPECT_EQ(memory.slots, real.host.slot_bytes());
+    EXPECT_EQ(memory.publications, real.host.Allocated().publications);
+    EXPECT_EQ(memory.slots, real.host.Allocated().slots);
     EXPECT_GE(memory.control, static_cast<int64_t>(sizeof(ControlBlock)));
     EXPECT_EQ(memory.total(), memory.shards + memory.window + memory.publications + memory.slots + memory.control);
   }
@@ -141,7 +141,7 @@ TEST(HostCapacityTest, SeveralHosts_CountTheMaximaOfTheOthers) {
   JobSpec job = SmallJob("fsdp=4", 1);
   job.parameters.push_back({"row", {1000, 64}, WeightFormat::kBf16Sr, "", {}, GatherFormat::kFp8Row});
   const Plan plan = *Plan::Create(job);
-  ASSERT_EQ(plan.num_maxima(), 1000);
+  ASSERT_EQ(plan.scales().num_maxima, 1000);
   const int64_t one = HostMemory::SizesOf(plan, 1).control;
   EXPECT_EQ(MemoryOf(plan, 1).control, one);
   EXPECT_EQ(MemoryOf(plan, 1, 4).control, one);

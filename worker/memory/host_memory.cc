@@ -16,7 +16,7 @@ constexpr int kPublicationStream = 4;
 constexpr int kSlotStream = kPublicationStream + kMaxPublications;
 
 int64_t ControlBytes(const Plan& plan) {
-  return static_cast<int64_t>(sizeof(ControlBlock) + sizeof(float) * (plan.norm_blocks() + plan.num_maxima())) +
+  return static_cast<int64_t>(sizeof(ControlBlock) + sizeof(float) * (plan.norm_blocks() + plan.scales().num_maxima)) +
          ResidencyTable::NumBytes(plan) + GroupTable::NumBytes(plan);
 }
 
@@ -27,7 +27,7 @@ constexpr absl::Duration kCopyTimeout = absl::Seconds(30);
 // What window and slots hold that lie in memory of the host.
 int64_t WindowBytes(const Plan& plan, bool on_device) { return on_device ? 0 : plan.window_bytes(); }
 int64_t GradientBytes(const Plan& plan, bool on_device) {
-  return on_device ? 0 : plan.windows_each() * plan.gradient_window_bytes();
+  return on_device ? 0 : plan.slots().windows_each() * plan.gradient_window_bytes();
 }
 int64_t SlotBytes(const Plan& plan, bool on_device = false) {
   return GradientBytes(plan, on_device) + static_cast<int64_t>(sizeof(Mailbox));
@@ -241,31 +241,27 @@ absl::Status HostMemory::Seal(bool retained) {
   return absl::OkStatus();
 }
 
-int64_t HostMemory::slot_bytes() const {
-  if (device_.has_value()) return device_->slot_bytes();
-  int64_t bytes = 0;
-  for (const Segment& segment : slots_) bytes += segment.num_bytes();
-  return bytes;
+namespace {
+
+int64_t BytesOf(const std::vector<Segment>& segments, int64_t (Segment::*bytes)() const) {
+  int64_t sum = 0;
+  for (const Segment& segment : segments) sum += (segment.*bytes)();
+  return sum;
 }
 
-int64_t HostMemory::slot_resident_bytes() const {
-  int64_t bytes = 0;
-  for (const Segment& segment : slots_) bytes += segment.ResidentBytes();
-  return bytes;
+}  // namespace
+
+HostMemory::Sizes HostMemory::Allocated() const {
+  if (device_.has_value()) {
+    return {0, device_->window.allocated_bytes(), device_->publication_bytes(), device_->slot_bytes()};
+  }
+  return {0, window_.num_bytes(), BytesOf(publications_, &Segment::num_bytes), BytesOf(slots_, &Segment::num_bytes)};
 }
 
-int64_t HostMemory::publication_resident_bytes() const {
-  if (device_.has_value()) return device_->publication_bytes();
-  int64_t bytes = 0;
-  for (const Segment& segment : publications_) bytes += segment.ResidentBytes();
-  return bytes;
-}
-
-int64_t HostMemory::publication_bytes() const {
-  if (device_.has_value()) return device_->publication_bytes();
-  int64_t bytes = 0;
-  for (const Segment& segment : publications_) bytes += segment.num_bytes();
-  return bytes;
+HostMemory::Sizes HostMemory::Resident() const {
+  if (device_.has_value()) return Allocated();
+  return {0, window_.ResidentBytes(), BytesOf(publications_, &Segment::ResidentBytes),
+          BytesOf(slots_, &Segment::ResidentBytes)};
 }
 
 }  // namespace shardmesh

@@ -87,15 +87,9 @@ class HostMemory {
   // write it.
   absl::Status Seal(bool retained = false);
 
-  // With bucket residency: gives pages of data back, [begin, begin + bytes). Internal: the system refuses.
-  absl::Status GiveBackWindow(int64_t begin, int64_t bytes) { return window_.Punch(begin, bytes); }
-  absl::Status GiveBackSlot(int slot, int64_t begin, int64_t bytes) { return slots_[slot].Punch(begin, bytes); }
-  int64_t slot_resident_bytes() const;  // what the kernel holds of all slots now
-
-  int64_t window_bytes() const { return device() != nullptr ? device_->window.allocated_bytes() : window_.num_bytes(); }
-  int64_t slot_bytes() const;
-  int64_t publication_bytes() const;
-  int64_t publication_resident_bytes() const;  // what the kernel holds of them now
+  // What there is of each kind, and what the kernel holds of that now: of windows on a device, all. Nothing of control.
+  Sizes Allocated() const;
+  Sizes Resident() const;
 
   // Work on the device does not end: what it may touch stays mapped until the process ends, beyond this object.
   void KeepForDevice() { retained_for_device_ = true; }

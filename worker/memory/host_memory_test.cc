@@ -64,11 +64,11 @@ TEST_F(HostMemoryTest, SizesHoldThePlan_AndStreamsAreStaggered) {
     EXPECT_NE(host.slot(s).data_offset(), host.window().data_offset());
     EXPECT_EQ(host.slot(s).data_offset() % kPageBytes, 0);
   }
-  EXPECT_EQ(host.slot_bytes(), slots);
+  EXPECT_EQ(host.Allocated().slots, slots);
   int64_t publications = 0;
   for (int p = 0; p < 3; ++p) publications += host.publication(p).num_bytes();
-  EXPECT_EQ(host.publication_bytes(), publications);
-  EXPECT_EQ(host.publication_resident_bytes(), 0);  // none was written to
+  EXPECT_EQ(host.Allocated().publications, publications);
+  EXPECT_EQ(host.Resident().publications, 0);  // none was written to
 }
 
 TEST_F(HostMemoryTest, TooFewDescriptorsOrSizes_AreRefused) {

@@ -95,9 +95,9 @@ void Restore(PassGroup& group, int64_t step) {
   command.step = step;
   command.first = 1;
   command.publish = 1;
-  for (int64_t i = 0; i < group.plan.num_maxima(); ++i) Maxima(group.host.control(), group.plan)[i] = 0;
+  for (int64_t i = 0; i < group.plan.scales().num_maxima; ++i) Maxima(group.host.control(), group.plan)[i] = 0;
   group.Execute(command);
-  if (!group.plan.quantized()) return;
+  if (!group.plan.scales().quantized) return;
   command.kind = CommandKind::kQuantize;
   group.Execute(command);
 }

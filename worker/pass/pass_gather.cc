@@ -126,13 +126,13 @@ void Pass::GatherRange(const Command& command, int range) {
 absl::Status Pass::GiveBackGradients(int bucket) {
   const int64_t begin = plan_.buckets()[bucket].gradient_offset;
   for (int s = 0; s < job_.num_slots; ++s) {
-    RETURN_IF_ERROR(host_.GiveBackSlot(s, begin, plan_.GradientPageBytes(bucket)));
+    RETURN_IF_ERROR(host_.slot(s).Punch(begin, plan_.GradientPageBytes(bucket)));
   }
   return absl::OkStatus();
 }
 
 absl::Status Pass::GiveBackWeights(int bucket) {
-  RETURN_IF_ERROR(host_.GiveBackWindow(plan_.buckets()[bucket].weight_offset, plan_.WeightPageBytes(bucket)));
+  RETURN_IF_ERROR(host_.window().Punch(plan_.buckets()[bucket].weight_offset, plan_.WeightPageBytes(bucket)));
   absent_.Show(bucket, host_.window().data());
   return absl::OkStatus();
 }

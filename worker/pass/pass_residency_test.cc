@@ -23,7 +23,7 @@ JobSpec BucketJob(const std::string& mesh, double clip_norm) {
   return job;
 }
 
-int64_t SlotBytes(const PassGroup& group) { return group.host.slot_resident_bytes(); }
+int64_t SlotBytes(const PassGroup& group) { return group.host.Resident().slots; }
 
 TEST(PassResidencyTest, AnyBucketsHeld_TheBitsOfTheOracle) {
   const uint64_t seed = std::random_device()();

@@ -88,7 +88,7 @@ void KillWhileOrthogonalizing(PassGroup& group, int range, const Image& before, 
 // The table of maxima as such a worker leaves it: those of the chunks that are done, here and in all other ranges.
 void KillMaxima(PassGroup& group, int open_range, const Command& command, int64_t done) {
   std::atomic<uint32_t>* const maxima = Maxima(group.host.control(), group.plan);
-  for (int64_t i = 0; i < group.plan.num_maxima(); ++i) maxima[i] = 0;
+  for (int64_t i = 0; i < group.plan.scales().num_maxima; ++i) maxima[i] = 0;
   const ShardStorage& storage = *group.storages[0];
   for (int range = 0; range < static_cast<int>(storage.ranges().size()); ++range) {
     const StorageRange& r = storage.ranges()[range];
@@ -111,7 +111,7 @@ void KillMaxima(PassGroup& group, int open_range, const Command& command, int64_
 
 std::vector<uint32_t> MaximaOf(const PassGroup& group) {
   const std::atomic<uint32_t>* const maxima = Maxima(group.host.control(), group.plan);
-  return {maxima, maxima + group.plan.num_maxima()};
+  return {maxima, maxima + group.plan.scales().num_maxima};
 }
 
 // A worker that is killed while it writes the codes of any chunk writes all of them in its next incarnation.
@@ -185,7 +185,7 @@ void KillInEveryChunk(JobSpec job, uint64_t first_seq = 0) {
       }
     }
     group.parity = 1 - group.parity;
-    if (group.plan.quantized()) {
+    if (group.plan.scales().quantized) {
       ASSERT_NO_FATAL_FAILURE(KillGatherInEveryChunk(group, command));
     }
     oracle.RunStep(step);

@@ -109,8 +109,8 @@ TEST_F(WorkerPrepareTest, ReadyJob_HasTheMemoryOfItsFirstCommand_AndNoRoomForACo
   ASSERT_TRUE(Await([&] { return StateOf(*worker) == v1::MEMBER_STATE_READY; }));
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<JobShard> shard, worker->Find("exact"));
   EXPECT_GE(shard->host().window().ResidentBytes(), plan.window_bytes());
-  EXPECT_GE(shard->host().publication_resident_bytes(), plan.window_bytes());
-  EXPECT_LT(shard->host().publication_resident_bytes(), 2 * plan.window_bytes());
+  EXPECT_GE(shard->host().Resident().publications, plan.window_bytes());
+  EXPECT_LT(shard->host().Resident().publications, 2 * plan.window_bytes());
   EXPECT_THAT(shard->CheckCopyFits(),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("(what this test allows)")));
 }

@@ -143,8 +143,8 @@ Facts ReadFacts(ControlBlock& control, const JobSpec& job, const Plan& plan, con
 
 bool QuantizeFollows(const Committed& committed, const Plan& plan) {
   const Command& last = committed.last;
-  if (last.kind == CommandKind::kInit || last.kind == CommandKind::kRestore) return plan.quantized();
-  return last.kind == CommandKind::kStep && last.apply != 0 && plan.steps_quantized();
+  if (last.kind == CommandKind::kInit || last.kind == CommandKind::kRestore) return plan.scales().quantized;
+  return last.kind == CommandKind::kStep && last.apply != 0 && plan.scales().steps_quantized;
 }
 
 bool CompareFollows(const Committed& committed, const JobSpec& job, const Plan& plan) {

@@ -43,7 +43,7 @@ int PulledSlots::WindowWith(int seat, WindowState state, int slot) const {
 
 Frontier PulledSlots::Sums() const {
   Frontier sums;
-  for (int p = 0; p < plan_.num_partials(); ++p) {
+  for (int p = 0; p < plan_.slots().num_partials(); ++p) {
     const int bits = BitsOf(words_.partials[p].load(), step_);
     if (bits == 0) continue;
     sums.count[bits >> 8] = bits & 0xff;
@@ -59,7 +59,7 @@ Frontier PulledSlots::Sums() const {
 
 int PulledSlots::Live() const {
   int live = 0;
-  for (int p = 0; p < plan_.num_partials(); ++p) live += BitsOf(words_.partials[p].load(), step_) != 0;
+  for (int p = 0; p < plan_.slots().num_partials(); ++p) live += BitsOf(words_.partials[p].load(), step_) != 0;
   for (int seat = 0; seat < job_.num_trainers; ++seat) {
     for (int w = 0; w < kWindowsOfSeat; ++w) live += WindowOf(seat, w) != WindowState::kFree;
   }
@@ -86,7 +86,7 @@ std::optional<PulledSlots::Grant> PulledSlots::Take(int seat, int64_t now_nanos)
     while (grant.slot < job_.num_slots && StateOf(grant.slot) != SlotState::kOpen) ++grant.slot;
     grant.window = WindowWith(seat, WindowState::kFree);
     if (grant.slot == job_.num_slots || grant.window < 0) return std::nullopt;
-    if (taken && Live() >= plan_.live_gradients()) return std::nullopt;
+    if (taken && Live() >= plan_.slots().live_gradients()) return std::nullopt;
   }
   if (StateOf(grant.slot) != SlotState::kOpen) return grant;
   words_.slots[grant.slot].window.store(seat * kWindowsOfSeat + grant.window);
@@ -243,7 +243,7 @@ std::optional<SlotRange> PulledSlots::NextMerge() const {
 }
 
 int PulledSlots::FreePartial() const {
-  for (int p = 0; p < plan_.num_partials(); ++p) {
+  for (int p = 0; p < plan_.slots().num_partials(); ++p) {
     if (BitsOf(words_.partials[p].load(), step_) == 0) return p;
   }
   return -1;
@@ -253,7 +253,7 @@ void PulledSlots::Merged(SlotRange range, int partial) {
   const auto within = [&](int slot) { return slot >= range.first && slot < range.first + range.count; };
   words_.partials[partial].store(OfStep(step_, range.first << 8 | range.count));
   Reach(FaultPoint::kMergeCounted);
-  for (int p = 0; p < plan_.num_partials(); ++p) {
+  for (int p = 0; p < plan_.slots().num_partials(); ++p) {
     const int bits = BitsOf(words_.partials[p].load(), step_);
     if (p != partial && bits != 0 && within(bits >> 8)) words_.partials[p].store(0);
   }
@@ -267,7 +267,7 @@ void PulledSlots::Merged(SlotRange range, int partial) {
 }
 
 int PulledSlots::Root() const {
-  for (int p = 0; p < plan_.num_partials(); ++p) {
+  for (int p = 0; p < plan_.slots().num_partials(); ++p) {
     if (BitsOf(words_.partials[p].load(), step_) == job_.num_slots) return p;  // from slot 0 on
   }
   return -1;

@@ -151,7 +151,7 @@ TEST(PulledSlotsTest, TrainersThatHang_DoNotHoldTheOthersBeyondTheirTime) {
   };
   work();
   EXPECT_NE(words.table.WaitsFor().find("open slots: "), std::string::npos);
-  EXPECT_EQ(words.table.Live(), words.plan.live_gradients());
+  EXPECT_EQ(words.table.Live(), words.plan.slots().live_gradients());
   words.now += kTimeoutNanos;
   EXPECT_EQ(words.table.Reopen(words.now), 2);
   work();
@@ -249,7 +249,7 @@ TEST(PulledSlotsTest, RandomTrainers_StayWithinTheBound) {
       }
       words.now += draw(0, 2) == 0 ? kTimeoutNanos / 20 : 0;
       words.table.Reopen(words.now);
-      ASSERT_LE(words.table.Live(), words.plan.live_gradients() + 1);
+      ASSERT_LE(words.table.Live(), words.plan.slots().live_gradients() + 1);
       while (words.table.NextMerge().has_value()) {
         ASSERT_GE(words.table.FreePartial(), 0);
         words.Merge();

@@ -34,7 +34,7 @@ bool StepCommands::Issue(Command command, const Facts& facts, int publication) c
   const bool first = command.first != 0 && command.kind != CommandKind::kQuantize;
   if (first || (command.kind == CommandKind::kStep && command.apply != 0)) {
     std::atomic<uint32_t>* const maxima = Maxima(view_.control, *view_.plan);
-    const int64_t count = first ? view_.plan->num_maxima() : view_.plan->num_stepped_maxima();
+    const int64_t count = first ? view_.plan->scales().num_maxima : view_.plan->scales().num_stepped_maxima;
     for (int64_t i = 0; i < count; ++i) maxima[i].store(0, std::memory_order_relaxed);
   }
   Reach(FaultPoint::kCommandWritten);

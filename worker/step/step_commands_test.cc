@@ -132,13 +132,13 @@ struct QuantizedFixture : StepFixture {
   // Executes and commits the command that was just decided; the table of maxima has something in it then.
   void ExecuteAndCommit() {
     AllExecute();
-    for (int64_t i = 0; i < plan.num_maxima(); ++i) Maxima(protocol.control(), plan)[i] = 77;
+    for (int64_t i = 0; i < plan.scales().num_maxima; ++i) Maxima(protocol.control(), plan)[i] = 77;
     protocol.commands().Commit();
   }
 };
 
 TEST_F(QuantizedFixture, TheStepIsCommittedWithTheCodes) {
-  ASSERT_EQ(plan.num_maxima(), 3 + 1);
+  ASSERT_EQ(plan.scales().num_maxima, 3 + 1);
   for (int r = 0; r < 4; ++r) protocol.commands().InitialShardReady(Rank(r), 5);
   ASSERT_TRUE(DecideNext(protocol, plan));
   EXPECT_EQ(protocol.command().kind, CommandKind::kInit);
@@ -161,7 +161,7 @@ TEST_F(QuantizedFixture, TheStepIsCommittedWithTheCodes) {
   DeclareAll(1);
   ASSERT_TRUE(DecideNext(protocol, plan));
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
-  for (int64_t i = 0; i < plan.num_maxima(); ++i) EXPECT_EQ(Maxima(protocol.control(), plan)[i], 0u);
+  for (int64_t i = 0; i < plan.scales().num_maxima; ++i) EXPECT_EQ(Maxima(protocol.control(), plan)[i], 0u);
   ExecuteAndCommit();
   EXPECT_EQ(protocol.control()->parity.load(), 1);
   EXPECT_EQ(protocol.committed_step(), Step(0));

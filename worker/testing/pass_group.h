@@ -71,7 +71,8 @@ struct PassGroup : TestHost {
   void Decide(const Command& command) {
     ++seq;
     if (command.kind != CommandKind::kInit && command.kind != CommandKind::kStep) return;
-    const int64_t count = command.kind == CommandKind::kInit ? plan.num_maxima() : plan.num_stepped_maxima();
+    const int64_t count =
+        command.kind == CommandKind::kInit ? plan.scales().num_maxima : plan.scales().num_stepped_maxima;
     for (int64_t i = 0; i < count; ++i) Maxima(host.control(), plan)[i] = 0;
   }
 
@@ -104,7 +105,7 @@ struct PassGroup : TestHost {
 
   // What follows a command that wrote weights, where some are gathered in codes.
   void Gather(const Command& written) {
-    if (written.kind == CommandKind::kInit ? !plan.quantized() : !plan.steps_quantized()) return;
+    if (written.kind == CommandKind::kInit ? !plan.scales().quantized : !plan.scales().steps_quantized) return;
     Command command = written;
     command.kind = CommandKind::kQuantize;
     command.parity = parity;

@@ -75,7 +75,7 @@ Json MeshToJson(const Mesh& mesh) {
   Json groups = Json::object();
   for (const std::string& name : mesh.Names()) {
     Json& lists = groups[name] = Json::array();
-    const std::vector<std::vector<Rank>> along = mesh.Groups(name).value();  // the mesh's own name: always found
+    const std::vector<std::vector<Rank>> along = mesh.Groups({name}).value();  // the mesh's own name: always found
     for (const auto& ranks : along) {
       lists.push_back(Nested(ranks.data(), ranks.data() + ranks.size(), {static_cast<int64_t>(ranks.size())}, 0));
     }

@@ -114,7 +114,7 @@ TEST_F(PulledSlots, HundredOrdersOfArrival_AreTheBitsOfOneProcess) {
     }
     Schedule schedule(std::move(sessions), random());
     ASSERT_OK(schedule.RunTo(kSteps));
-    EXPECT_LE(schedule.peak(), job->plan().live_gradients() + 1);
+    EXPECT_LE(schedule.peak(), job->plan().slots().live_gradients() + 1);
     EXPECT_GT(schedule.peak(), 0);
     ASSERT_NO_FATAL_FAILURE(ExpectTheReference(*job, kSteps));
     ASSERT_FALSE(HasFailure());
