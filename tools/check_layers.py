@@ -71,11 +71,16 @@ WALL_CLOCK = {
         "deadlines of gRPC calls in tests, which gRPC makes monotonic at once, and incarnations",
     r"tests/testing/system/altered_system_preload\.cc": "moves the wall clock",
 }
+# Where the number of a job's hosts may be named: patterns of paths. Everything else asks HostRanks::alone() or CheckSupported, or does the same on one
+# host and on several.
+HOST_COUNT = (r"core/job/support.*", r"worker/(lead|transport|memory)/.*", r"worker/control/host_ranks\.h", "server/seats/.*",
+              r"(.*/)?(testing/.*|[^/]*_test\.cc)", "(bench|tests|examples|rpc|kernels|local|checkpoint)/.*")
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".inc")
 TEXTS = SOURCES + (".py", ".sh", ".md", ".txt", ".proto", ".yaml", ".yml", ".bzl", ".sbatch", ".cuda", ".BUILD", ".bazelrc")
 TEXT_NAMES = ("BUILD", "WORKSPACE", "Containerfile", "demo", "test", "run")
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+["<]([^">]+)[">]', re.M)
+NUM_HOSTS = re.compile(r"\bnum_ho" r"sts\b")
 SLEEP = re.compile(r"\b(sleep_for|sleep_until|SleepFor|usleep|nanosleep|sleep)\s*\(")
 # Split, so that this file does not match itself; so are the next ones.
 WALL_TIME = re.compile(r"\b(absl::No" r"w\(|system_cl" r"ock\b|gettimeof" r"day\b|CLOCK_REAL" r"TIME\b|std::ti" r"me\(|time\.ti" r"me\(|"
@@ -210,6 +215,9 @@ def violations(root):
         found = []
         if path.endswith(SOURCES):
             found += include_violations(path, text)
+        if path.endswith(SOURCES) and not any(re.fullmatch(home, path) for home in HOST_COUNT):
+            found += pattern_violations(text, NUM_HOSTS, "is for who moves bytes between hosts: ask HostRanks::alone(), or CheckSupported "
+                                                         "(HOST_COUNT of tools/check_layers.py)")
         if path.endswith("_test.cc"):
             found += pattern_violations(text, SLEEP, "in a test: wait on a condition with a deadline, or move a ManualClock")
         if path.endswith(SOURCES + (".py",)) and not any(re.fullmatch(home, path) for home in WALL_CLOCK):

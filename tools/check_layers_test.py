@@ -117,6 +117,13 @@ class CheckLayersTest(unittest.TestCase):
         self.assertEqual(check({**CLEAN, "client/cli/commands/lease_command.cc": "absl::No" "w()"}), [])
         self.assertEqual(check({**CLEAN, "worker/a.py": "end = time.monotonic(); process.timeout(3)"}), [])
 
+    def test_number_of_hosts_is_found(self):
+        self.expect("worker/step/decide.cc", "a\nbool Alone(HostRanks r) { return r.num_ho" "sts == 1; }\n", "worker/step/decide.cc:2: ", "HostRanks::alone()")
+
+    def test_number_of_hosts_where_bytes_move_passes(self):
+        for path in ("worker/lead/several.cc", "worker/transport/group.h", "core/job/support.cc", "worker/step/testing/hosts.h"):
+            self.assertEqual(check({path: "int f(HostRanks r) { return r.num_ho" "sts; }\n"}), [])
+
     def test_machine_path_is_found(self):
         for path in ("/ho" + "me/ann/x", "/wo" + "rk/main", "/ro" + "ot/x"):
             self.expect("docs/page.md", f"see\n\n{path}\n", "docs/page.md:3: ", "path of one machine")

@@ -3,6 +3,7 @@
 
 #include "core/base/ids.h"
 #include "core/job/plan.h"
+#include "core/job/support.h"
 
 namespace shardmesh {
 
@@ -12,11 +13,19 @@ struct HostRanks {
 
   static HostRanks OneHost(int num_ranks) { return {0, 1, num_ranks}; }
 
+  // Whether the job has no other host, whose lead would have to agree.
+  bool alone() const { return num_hosts == 1; }
+
   int first() const { return host * per_host; }  // the host's lead
   int end() const { return first() + per_host; }
   bool Has(Rank rank) const { return rank.value() >= first() && rank.value() < end(); }
   int HostOf(Rank rank) const { return rank.value() / per_host; }
 };
+
+// Where the job of these ranks runs.
+inline Topology TopologyOf(const HostRanks& ranks, const Plan& plan, bool device) {
+  return {ranks.num_hosts, plan.num_ranks(), device};
+}
 
 // The replicas of one rank's shard on its host share what that host needs of the shard once: chunk c is for the one
 // with index c mod count.
@@ -43,7 +52,7 @@ inline bool HostHas(const Plan& plan, HostRanks ranks, int host, int shard) {
   return false;
 }
 
-// What the lead of a host keeps of the other hosts' tables of maxima (worker/lead/host_transfers.h).
+// What the lead of a host keeps of the other hosts' tables of maxima (worker/lead/command_data.h).
 inline int64_t FarMaximaBytes(const Plan& plan, int num_hosts) {
   return (num_hosts - 1) * plan.scales().num_maxima * static_cast<int64_t>(sizeof(uint32_t));
 }

@@ -219,7 +219,7 @@ absl::Status LocalServer::TakeSlot(JobShard& shard, int slot, uint64_t holder, p
 // A trainer may have declared the next step, or buckets of it, for some of the slots and died: what others may complete
 // meanwhile is the workers' until it is summed, or the step committed.
 absl::Status LocalServer::AwaitSlotsOpen(StepProtocol& protocol, absl::Span<const Slot> slots, uint64_t holder) {
-  if (protocol.local().num_hosts > 1) {
+  if (!protocol.local().alone()) {
     const absl::Status given = protocol.slots().AwaitGiven(slots, holder, kOpenTimeout);
     if (!absl::IsDeadlineExceeded(given)) return given;
     return absl::UnavailableError(absl::StrCat(
@@ -248,7 +248,7 @@ bool LocalServer::TakeFreeSeat(Granted& granted, uint64_t holder, pid_t pid) {
   StepProtocol& protocol = granted.shard->protocol();
   for (int seat = 0; seat < granted.shard->spec().num_trainers; ++seat) {
     if (!protocol.slots().Take(Slot(seat), holder).ok()) continue;
-    if (protocol.local().num_hosts > 1 && !AwaitSlotsOpen(protocol, {Slot(seat)}, holder).ok()) {
+    if (!protocol.local().alone() && !AwaitSlotsOpen(protocol, {Slot(seat)}, holder).ok()) {
       protocol.slots().Give(Slot(seat), holder);
       continue;
     }

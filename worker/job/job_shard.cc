@@ -78,7 +78,7 @@ absl::Status JobShard::OpenPass(Memory& memory, const std::atomic<bool>* cancell
   auto pass = std::make_unique<Pass>(options_.spec, plan_, place_, host_, *storage_, options_.threads, &trace_,
                                      GradientSums::Has(plan_) ? &*sums_ : nullptr, protocol_->local());
   // A trainer that takes a slot waits for no sum.
-  if (rank() == Rank(0) && plan_.pulled() && protocol_->local().num_hosts == 1) pass->WhileMerging([this] { mail_.Poll(); });
+  if (rank() == Rank(0) && plan_.pulled() && protocol_->local().alone()) pass->WhileMerging([this] { mail_.Poll(); });
   pass->TakeSnapshots(&snapshots_);
   pass_ = std::move(pass);
   return absl::OkStatus();
@@ -88,7 +88,7 @@ EngineOptions JobShard::ForEngine() {
   EngineOptions options;
   options.step_timeout = options_.step_timeout;
   options.spin = options_.spin;
-  if (rank() == Rank(0) && protocol_->local().num_hosts == 1) {
+  if (rank() == Rank(0) && protocol_->local().alone()) {
     lead_.emplace(*protocol_, *pass_, options_.spec, plan_, LeadOptions{options_.step_timeout, &mail_, {}});
     options.lead = &lead_->lead;
   }
@@ -202,7 +202,7 @@ void JobShard::Close() {
   waiters_.Notify();
 }
 
-Topology JobShard::topology() const { return {protocol_->local().num_hosts, plan_.num_ranks(), on_device()}; }
+Topology JobShard::topology() const { return TopologyOf(protocol_->local(), plan_, on_device()); }
 
 absl::Status JobShard::Health() const {
   const absl::Status health = protocol_->members().Health();  // comes first: who was lost is why it is closed, too

@@ -190,7 +190,7 @@ void Engine::Execute(uint64_t seq) {
     return;
   }
   HostGate gate(protocol_, rank_);
-  const bool several = protocol_.local().num_hosts > 1;
+  const bool several = !protocol_.local().alone();
   const absl::StatusOr<uint64_t> digest = pass_.Run(command, seq, initial->data(), several ? &gate : nullptr);
   if (several && !protocol_.members().Health().ok()) return;  // it may not be whole
   if (!digest.ok()) {
@@ -216,7 +216,7 @@ bool Engine::AwaitCommitted(uint64_t seq, int64_t step) {
   const ScopedSpan span(options_.trace, leads ? "wait for members" : "wait for lead", step);
   std::atomic<uint32_t>& word = leads ? protocol_.notifier() : control.finished;
   // Longer than the lead's own limit: the lead names the slow one; only a lead that does not is named here.
-  const int64_t times = protocol_.local().num_hosts == 1 ? 2 : 4;
+  const int64_t times = protocol_.local().alone() ? 2 : 4;
   const int64_t deadline = MonotonicNanos() + times * absl::ToInt64Nanoseconds(options_.step_timeout);
   while (!Stopping()) {
     const uint32_t seen = word.load(std::memory_order_acquire);

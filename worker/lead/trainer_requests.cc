@@ -80,7 +80,7 @@ absl::StatusOr<bool> TrainerRequests::DeclareBucket(const v1::DeclareBucketReque
 
 void TrainerRequests::AwaitCommitBefore(Step step) const {
   const bool under_way = protocol_.decided() > protocol_.committed();
-  if (protocol_.local().num_hosts == 1 || !under_way || step != Step(protocol_.committed_step().value() + 2)) return;
+  if (protocol_.local().alone() || !under_way || step != Step(protocol_.committed_step().value() + 2)) return;
   protocol_.outcomes().AwaitCommit(Step(step.value() - 1), kCommitLag).status().IgnoreError();
 }
 

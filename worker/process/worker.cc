@@ -26,7 +26,7 @@ constexpr absl::Duration kReapSlice = absl::Seconds(1);
 
 std::vector<std::string> WorkerNames(const v1::Assignment& assignment) {
   std::vector<std::string> names;
-  const bool one_host = HostRanksOf(assignment).value_or(HostRanks()).num_hosts == 1;
+  const bool one_host = HostRanksOf(assignment).value_or(HostRanks()).alone();
   for (const v1::Peer& peer : assignment.peers()) {
     names.push_back(one_host ? peer.worker() : absl::StrCat(peer.worker(), " at ", peer.address()));
   }
@@ -212,7 +212,7 @@ void Worker::Prepare(std::shared_ptr<Entry> entry) {
     entry->error = absl::StrCat("worker ", options_.name, " could not prepare it: ", status.message());
     // Its hosts did not meet: this host's members have no other way to know. With the state, so that whoever sees one
     // sees the other.
-    const bool meets = entry->shard != nullptr && entry->ranks.num_hosts > 1;
+    const bool meets = entry->shard != nullptr && !entry->ranks.alone();
     const int lead = entry->ranks.first();
     if (meets) entry->shard->protocol().members().AbortFor(AbortReason::kNotMet, lead, status.message());
   }
@@ -231,7 +231,7 @@ absl::StatusOr<Worker::Task> Worker::TaskOf(const Entry& entry) const {
                                                    " has ", plan.num_ranks()));
   }
   ASSIGN_OR_RETURN(const HostRanks ranks, HostRanksOf(assignment));
-  const Topology topology{ranks.num_hosts, plan.num_ranks(), options_.device.has_value()};
+  const Topology topology = TopologyOf(ranks, plan, options_.device.has_value());
   const bool lead = assignment.rank() == ranks.first(), restores = assignment.has_from() && !entry.resumed;
   return Task{std::move(spec), std::move(plan), ranks, topology, lead, restores};
 }
@@ -291,7 +291,7 @@ absl::Status Worker::BecomeReady(const std::shared_ptr<Entry>& entry, const Task
   if (task.lead && !entry->resumed) PeerMapped(entry, assignment.rank());
   if (!entry->resumed && !task.restores) shard.TakeMemory(kTakeMemory, entry->closing);
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kPrepared));
-  if (task.lead && task.ranks.num_hosts > 1) RETURN_IF_ERROR(MeetHosts(entry, shard));
+  if (task.lead && !task.ranks.alone()) RETURN_IF_ERROR(MeetHosts(entry, shard));
   if (task.restores) {
     if (assignment.staged()) RETURN_IF_ERROR(AwaitCutover(entry, shard));
     RETURN_IF_ERROR(RestoreFrom(*entry, shard));

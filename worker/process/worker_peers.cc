@@ -212,9 +212,9 @@ absl::StatusOr<v1::MeetReply> Worker::Meet(const v1::MeetRequest& request) const
 
 absl::Status Worker::MeetHosts(const std::shared_ptr<Entry>& entry, JobShard& shard) {
   if (options_.group_address.empty() || options_.meet == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat("job ", shard.spec().name, " is on ", entry->ranks.num_hosts,
-                                                      " hosts, and this worker has no address for the others; ",
-                                                      "start it with --group-address"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", shard.spec().name, " is on several hosts, and this worker has no address for the others; ",
+                     "start it with --group-address"));
   }
   for (const v1::Peer& peer : entry->assignment.peers()) {
     if (entry->ranks.Has(Rank(peer.rank()))) continue;

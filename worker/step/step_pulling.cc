@@ -10,14 +10,14 @@
 namespace shardmesh {
 
 int StepPulling::Reopen(int64_t now_nanos) const {
-  if (view_.local.num_hosts > 1) return 0;  // the leads do, together
+  if (!view_.local.alone()) return 0;  // the leads do, together
   return view_.committed_step().value() == kNoStep ? 0 : view_.Pulled().Reopen(now_nanos);
 }
 
 absl::StatusOr<std::optional<PulledSlots::Grant>> StepPulling::TakeNext(int seat, int64_t now_nanos) const {
   if (view_.committed_step().value() == kNoStep) return std::optional<PulledSlots::Grant>();
   RETURN_IF_ERROR(StepDeclarations(view_).CheckLast(view_.committed_step().next()));
-  return view_.local.num_hosts > 1 ? view_.Pulled().Given(seat) : view_.Pulled().Take(seat, now_nanos);
+  return view_.local.alone() ? view_.Pulled().Take(seat, now_nanos) : view_.Pulled().Given(seat);
 }
 
 void StepPulling::SetWaits(int seat, bool waits, int64_t now_nanos) const {
@@ -69,7 +69,7 @@ absl::StatusOr<std::optional<PulledSlots::Result>> StepPulling::Finish(int seat,
   RETURN_IF_ERROR(CheckFinished(finished));
   ASSIGN_OR_RETURN(const std::vector<double> rates, StepDeclarations(view_).LearningRatesOf(finished.learning_rates));
   RETURN_IF_ERROR(StepDeclarations(view_).ClaimSettings(Slot(seat), finished.step, rates, finished.loss_scale));
-  if (view_.local.num_hosts > 1) {
+  if (!view_.local.alone()) {
     seat_requests_[seat].finished = finished;
     seat_requests_[seat].result.reset();
     return std::optional<PulledSlots::Result>();

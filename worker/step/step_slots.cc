@@ -31,7 +31,7 @@ absl::Status StepSlots::Take(Slot slot, uint64_t holder) const {
   if (view_.control->elsewhere[slot.value()].holder.load() != 0) return HeldElsewhere(slot);
   SlotWords& words = view_.control->slots[slot.value()];
   uint64_t current = 0;
-  if (words.holder.compare_exchange_strong(current, view_.local.num_hosts > 1 ? holder | kAsking : holder)) {
+  if (words.holder.compare_exchange_strong(current, view_.local.alone() ? holder : holder | kAsking)) {
     if (IsBeingDeclared(words)) {
       Give(slot, holder);
       return absl::AbortedError(
@@ -44,7 +44,7 @@ absl::Status StepSlots::Take(Slot slot, uint64_t holder) const {
       return absl::AbortedError(absl::StrCat("rank ", receiver - 1, " receives a push to slot ", slot.value(),
                                              "; attach again when it has ended"));
     }
-    if (view_.local.num_hosts > 1) FutexBump(*view_.notifier);
+    if (!view_.local.alone()) FutexBump(*view_.notifier);
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
