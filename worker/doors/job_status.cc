@@ -24,9 +24,9 @@ void FillTrainers(const JobShard& shard, v1::GetStatusReply::Job& status) {
 
 void FillMemory(const JobShard& shard, v1::GetStatusReply::Job& status) {
   const HostMemory::Sizes allocated = shard.host().Allocated(), resident = shard.host().Resident();
-  status.set_shard_bytes(shard.pass().shard_bytes());
-  status.set_gathered_bytes(shard.pass().gathered_bytes());
-  status.set_sum_bytes(shard.sum_bytes());
+  status.set_shard_bytes(shard.run().pass.shard_bytes());
+  status.set_gathered_bytes(shard.run().pass.gathered_bytes());
+  status.set_sum_bytes(shard.memory().sum_bytes());
   status.set_window_bytes(allocated.window);
   status.set_publication_bytes(allocated.publications);
   status.set_publication_resident_bytes(resident.publications);
@@ -49,7 +49,7 @@ void FillStatus(const JobShard& shard, v1::GetStatusReply::Job& status) {
   FillMemory(shard, status);
   const bool lead = shard.rank().value() == protocol.local().first();
   if (shard.plan().pulled() && lead) FillTrainers(shard, status);
-  if (const HostLead* const host_lead = shard.host_lead(); host_lead != nullptr) {
+  if (const HostLead* const host_lead = shard.run().host_lead; host_lead != nullptr) {
     status.set_host_gradient_bytes_in(host_lead->hosts().gradient_bytes_in());
     status.set_host_weight_bytes_in(host_lead->hosts().weight_bytes_in());
   }
@@ -64,7 +64,7 @@ void FillStatus(const JobShard& shard, v1::GetStatusReply::Job& status) {
 void FillTrace(const JobShard& shard, v1::GetTraceReply& trace) {
   trace.set_rank(shard.rank().value());
   trace.set_pid(getpid());
-  for (const TraceSpan& span : shard.trace().Spans()) {
+  for (const TraceSpan& span : shard.run().trace.Spans()) {
     v1::TraceSpan& to = *trace.add_spans();
     to.set_name(span.name);
     to.set_step(span.step);

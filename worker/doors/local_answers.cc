@@ -92,7 +92,10 @@ absl::Status LocalServer::AnswerStep(LocalSocket& socket, const Granted& granted
   const auto wait = [&](absl::Duration slice) -> absl::Status {
     const absl::StatusOr<StepOutcome> committed = protocol.outcomes().AwaitCommit(step, slice);
     if (committed.ok()) outcome = *committed;
-    if (absl::IsDeadlineExceeded(committed.status())) RETURN_IF_ERROR(granted.shard->HealthOf(request));
+    if (absl::IsDeadlineExceeded(committed.status())) {
+      RETURN_IF_ERROR(granted.shard->Health());
+      RETURN_IF_ERROR(granted.shard->requests().CheckStands(request));
+    }
     return committed.status();
   };
   if (!outcome.has_value()) {

@@ -23,7 +23,7 @@ PushSink::PushSink(std::shared_ptr<JobShard> shard, const v1::PushHeader& header
     : shard_(std::move(shard)), header_(header) {}
 
 PushSink::~PushSink() {
-  if (owns_push_) shard_->EndPush(initial() ? -1 : header_.slot());
+  if (owns_push_) shard_->pushes().End(initial() ? PushClaims::kInitialWeights : header_.slot());
 }
 
 absl::StatusOr<std::unique_ptr<PushSink>> PushSink::Begin(std::shared_ptr<JobShard> shard,
@@ -58,7 +58,7 @@ absl::Status PushSink::Prepare() {
     RETURN_IF_ERROR(shard_->protocol().members().Health());
     if (drop_) return absl::OkStatus();
     initial_.resize(expected / sizeof(float));
-    owns_push_ = shard_->BeginPush(-1);
+    owns_push_ = shard_->pushes().Begin(PushClaims::kInitialWeights);
     return owns_push_ ? absl::OkStatus() : UnderWay();
   }
   return PrepareGradient();
@@ -131,13 +131,13 @@ absl::Status PushSink::PrepareGradient() {
   }
   if (drop_) return absl::OkStatus();
   shard_->protocol().slots().AwaitFree({Slot(header_.slot())}, StepSlots::kHolderLag);
-  owns_push_ = shard_->BeginPush(header_.slot());
+  owns_push_ = shard_->pushes().Begin(header_.slot());
   if (!owns_push_) return UnderWay();
   const uint64_t holder =
       shard_->protocol().slots().HolderOf(Slot(header_.slot()));  // before what it may have left behind
   RETURN_IF_ERROR(LookAtStep());  // again: until it was claimed, somebody else may have brought the gradient shard
   if (drop_) {
-    shard_->EndPush(header_.slot());
+    shard_->pushes().End(header_.slot());
     owns_push_ = false;
     return absl::OkStatus();
   }
@@ -269,7 +269,7 @@ absl::StatusOr<v1::PushReply> PushSink::Finish() {
   if (drop_) return reply;
   if (initial()) {
     RETURN_IF_ERROR(CheckInitial());
-    RETURN_IF_ERROR(shard_->engine().StageInitial(std::move(initial_), header_.push_id()));
+    RETURN_IF_ERROR(shard_->run().engine.StageInitial(std::move(initial_), header_.push_id()));
     return reply;
   }
   if (bucketed()) {

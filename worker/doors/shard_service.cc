@@ -128,7 +128,8 @@ grpc::ServerUnaryReactor* ShardService::Step(grpc::CallbackServerContext* contex
         const absl::StatusOr<StepOutcome> outcome =
             shard->protocol().outcomes().AwaitCommit(step, absl::ZeroDuration());
         if (absl::IsDeadlineExceeded(outcome.status())) {
-          const absl::Status health = shard->HealthOf(declared);
+          absl::Status health = shard->Health();
+          if (health.ok()) health = shard->requests().CheckStands(declared);
           return health.ok() ? std::nullopt : std::make_optional(health);
         }
         if (outcome.ok()) *reply = shard->requests().ToReply(*outcome);
@@ -210,7 +211,7 @@ grpc::ServerUnaryReactor* ShardService::Attach(grpc::CallbackServerContext* cont
                                                         host_id_, "\": memory cannot be shared; use Push and Pull"));
     }
     if (q.reader_ttl_ms() != 0) {
-      RETURN_IF_ERROR(CheckSupported(shard->spec(), shard->plan(), shard->topology(), Feature::kMappedReaders));
+      RETURN_IF_ERROR(CheckSupported(shard->spec(), shard->plan(), TopologyOf(*shard), Feature::kMappedReaders));
       ASSIGN_OR_RETURN(*r->mutable_token(),
                        local_.GrantReader(shard, absl::Milliseconds(q.reader_ttl_ms()), CallerKey(*context)));
       r->set_socket_path(local_.path());
@@ -282,7 +283,7 @@ grpc::ServerUnaryReactor* ShardService::UseLoaded(grpc::CallbackServerContext* c
   return Unary(context, request, reply, [this](const v1::UseLoadedRequest& q, v1::UseLoadedReply*) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.Find(q.job()));
-    return shard->UseLoaded(q);
+    return shardmesh::UseLoaded(*shard, q);
   });
 }
 

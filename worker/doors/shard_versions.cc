@@ -80,7 +80,7 @@ absl::StatusOr<std::optional<OneLease>> TryLease(JobShard& shard, const v1::Acqu
 }
 
 absl::Status CheckPublishes(const JobShard& shard, StepProtocol& protocol) {
-  RETURN_IF_ERROR(CheckSupported(shard.spec(), shard.plan(), shard.topology(), Feature::kPublishOnDemand));
+  RETURN_IF_ERROR(CheckSupported(shard.spec(), shard.plan(), TopologyOf(shard), Feature::kPublishOnDemand));
   if (protocol.committed_step().value() != kNoStep) return shard.Health();
   return absl::FailedPreconditionError(absl::StrCat("job ", shard.spec().name, " has no initial weights yet"));
 }

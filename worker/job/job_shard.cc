@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -11,13 +10,8 @@
 #include "core/base/status.h"
 #include "local/memory/file_hold.h"
 #include "local/memory/futex.h"
-#include "worker/pass/thread_team.h"
 
 namespace shardmesh {
-namespace {
-constexpr int kPublicationsInUse = 2;  // of a job without slow readers
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<JobShard>> JobShard::Create(JobShardOptions options, Plan plan, HostMemory host,
                                                            Memory& memory, const std::atomic<bool>* cancelled) {
   std::unique_ptr<JobShard> shard(new JobShard(std::move(options), std::move(plan), std::move(host)));
@@ -29,22 +23,27 @@ JobShard::JobShard(JobShardOptions options, Plan plan, HostMemory host)
     : options_(std::move(options)),
       plan_(std::move(plan)),
       place_(plan_.PlaceOf(options_.rank)),
-      host_(std::move(host)),
-      protocol_(std::make_unique<StepProtocol>(host_.control(), &host_.notifier(), &options_.spec, &plan_,
+      host_(std::make_unique<HostMemory>(std::move(host))),
+      memory_(std::make_unique<ShardMemory>(options_.spec, plan_, *host_, options_.threads, options_.capacity,
+                                            options_.ranks.value_or(HostRanks::OneHost(plan_.num_ranks())).per_host)),
+      snapshots_(std::make_unique<SnapshotPort>()),
+      pulls_(std::make_unique<PullsUnderWay>()),
+      protocol_(std::make_unique<StepProtocol>(host_->control(), &host_->notifier(), &options_.spec, &plan_,
                                                options_.worker_names, options_.ranks, options_.rank)),
+      pushes_(std::make_unique<PushClaims>(*protocol_, place_.shard, options_.rank)),
       requests_(*protocol_, plan_, options_.epoch, trace_),
-      mail_(host_, *protocol_, options_.spec.num_writers(), requests_) {
-  const auto mapped = [this](int buffer) { return IsFileHeld(host_.publication(buffer).fd()); };
-  const auto mapped_at = [this](int b, int seat) { return IsFileHeldAt(host_.publication(b).fd(), seat); };
-  protocol_->publications().ShowOn(&host_.board(), mapped);
+      mail_(*host_, *protocol_, options_.spec.num_writers(), requests_) {
+  const auto mapped = [this](int buffer) { return IsFileHeld(host_->publication(buffer).fd()); };
+  const auto mapped_at = [this](int b, int seat) { return IsFileHeldAt(host_->publication(b).fd(), seat); };
+  protocol_->publications().ShowOn(&host_->board(), mapped);
   protocol_->publications().NamePullsBy([this](int buffer) {
     std::vector<std::string> pullers;
-    for (const PullsUnderWay::Pull& pull : pulls_.List()) {
+    for (const PullsUnderWay::Pull& pull : pulls_->List()) {
       if (pull.buffer == buffer) pullers.push_back(pull.puller);
     }
     return pullers;
   });
-  leases_ = std::make_unique<VersionLeases>(host_.control(), &protocol_->publications(), &options_.spec, options_.rank,
+  leases_ = std::make_unique<VersionLeases>(host_->control(), &protocol_->publications(), &options_.spec, options_.rank,
                                             mapped_at);
 }
 
@@ -60,6 +59,7 @@ absl::Status JobShard::Open(Memory& memory, const std::atomic<bool>* cancelled) 
     for (int b = 0; b < buckets; ++b) RETURN_IF_ERROR(pass_->GiveBackWeights(b));
   }
   engine_ = std::make_unique<Engine>(*protocol_, *pass_, options_.rank, ForEngine());
+  epoch_end_ = std::make_unique<EpochEnd>(*protocol_, *pass_, *engine_, options_.rank);
   return absl::OkStatus();
 }
 
@@ -69,17 +69,16 @@ absl::Status JobShard::OpenPass(Memory& memory, const std::atomic<bool>* cancell
     DevicePassOptions options;
     options.timeout = options_.step_timeout;
     options.cancelled = cancelled;
-    ASSIGN_OR_RETURN(pass_, DevicePass::Create(options_.spec, plan_, place_, host_, *options_.device, share, options));
+    ASSIGN_OR_RETURN(pass_, DevicePass::Create(options_.spec, plan_, place_, *host_, *options_.device, share, options));
     return absl::OkStatus();
   }
   const std::string name = absl::StrCat("shardmesh-", options_.spec.name, "-shard-", options_.rank.value());
-  ASSIGN_OR_RETURN(storage_, ShardStorage::Open(memory, name, plan_, place_.shard, cancelled));
-  ASSIGN_OR_RETURN(sums_, GradientSums::Open(memory, absl::StrCat(name, "-sums"), plan_, place_.shard));
-  auto pass = std::make_unique<Pass>(options_.spec, plan_, place_, host_, *storage_, options_.threads, &trace_,
-                                     GradientSums::Has(plan_) ? &*sums_ : nullptr, protocol_->local());
+  RETURN_IF_ERROR(memory_->Open(memory, name, place_.shard, cancelled));
+  auto pass = std::make_unique<Pass>(options_.spec, plan_, place_, *host_, memory_->storage(), options_.threads,
+                                     &trace_, memory_->sums(), protocol_->local());
   // A trainer that takes a slot waits for no sum.
   if (rank() == Rank(0) && plan_.pulled() && protocol_->local().alone()) pass->WhileMerging([this] { mail_.Poll(); });
-  pass->TakeSnapshots(&snapshots_);
+  pass->TakeSnapshots(snapshots_.get());
   pass_ = std::move(pass);
   return absl::OkStatus();
 }
@@ -109,91 +108,23 @@ JobShard::~JobShard() {
 
 void JobShard::StartHosts(HostGroups groups, absl::Duration heartbeat_timeout) {
   host_lead_ = std::make_unique<HostLead>(
-      *protocol_, host_, *pass_, options_.spec, plan_, std::move(groups),
+      *protocol_, *host_, *pass_, options_.spec, plan_, std::move(groups),
       HostLeadOptions{heartbeat_timeout, options_.step_timeout, &mail_, [this] { waiters_.Notify(); }, options_.spin},
       &trace_);
 }
 
-// Gradients are there as long as windows are: trainers that were told of the abort do not write them any more.
 absl::Status JobShard::End(absl::Span<const Rank> members, const std::atomic<bool>& cancelled, absl::Duration timeout) {
-  MutexLock ending_lock(ending_mu_);
-  if (ending().has_value()) return absl::OkStatus();
-  protocol_->members().Abort(AbortReason::kReformed, rank().value(), rank());
-  TellReaders(BoardOver::kEnded);
-  engine_->Stop();
-  ControlBlock& control = *protocol_->control();
-  TellStopped(control, rank());
-  ASSIGN_OR_RETURN(const Ending ending, AwaitEnding(
-                                            control, members, [&] { return cancelled.load(); }, timeout));
-  const uint64_t done = control.members[rank().value()].done.load(std::memory_order_acquire);
-  if (done > ending.seq) {
-    return absl::FailedPreconditionError("it went on with a step while the others ended the epoch");
-  }
-  if (ending.steps && done != ending.seq) {
-    RETURN_IF_ERROR(pass_->Run(control.commands[ending.seq % 2], ending.seq, nullptr).status());
-  }
-  MutexLock lock(mu_);
-  ending_ = ending;
-  return absl::OkStatus();
+  return epoch_end_->Run(members, cancelled, timeout, [this] { TellReaders(BoardOver::kEnded); });
 }
 
-std::optional<Ending> JobShard::ending() const {
-  MutexLock lock(mu_);
-  return ending_;
-}
-
-absl::Status JobShard::CheckHasNoWeights() const {
-  const Step committed = protocol_->committed_step();
-  if (committed.value() == kNoStep && protocol_->control()->restored_step_plus_one.load() == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("job ", spec().name, " has weights already, of step ",
-                                                    committed.value(), "; restore into a new job, or delete it first"));
-}
-
-absl::Status JobShard::CheckCopyFits() const {
-  return shardmesh::CheckCopyFits(spec(), plan_, options_.capacity, protocol_->local().per_host);
-}
-
-absl::Status JobShard::Load(uint64_t load_id, Step step, const std::function<absl::Status()>& read) {
-  return engine_->Load(load_id, step, read);
-}
-
-absl::Status JobShard::UseLoaded(const v1::UseLoadedRequest& request) {
-  RETURN_IF_ERROR(requests_.CheckEpoch(request.epoch()));
-  RETURN_IF_ERROR(Health());
-  const bool same = protocol_->control()->members[rank().value()].loaded_id.load() == request.load_id();
-  if (same) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckHasNoWeights());
-  return engine_->UseLoaded(request.load_id());
-}
-
-void JobShard::TakeMemory(absl::Duration patience, const std::atomic<bool>& cancelled) {
-  if (on_device()) return;
-  const int64_t until = MonotonicNanos() + absl::ToInt64Nanoseconds(patience);
-  ThreadTeam team(options_.threads);
-  team.ForEach(static_cast<int>(storage_->ranges().size()), [&](int range) {
-    if (cancelled.load() || MonotonicNanos() > until) return;
-    storage_->Populate(range);
-    if (plan_.bucketed()) return;  // its window has what trainers hold
-    const StorageRange& r = storage_->ranges()[range];
-    const Bucket& bucket = plan_.buckets()[r.bucket];
-    const int64_t begin = bucket.weight_offset + bucket.CodeOffset(r.bucket_begin);
-    host_.window().Populate(begin, bucket.CodeOffset(r.num_elements));
-    host_.publication(0).Populate(begin, bucket.CodeOffset(r.num_elements));
-  });
-}
-
-void JobShard::TakeMemoryOfSteps(const std::atomic<bool>& cancelled) const {
-  std::vector<const Segment*> segments;
-  for (int b = 0; b < std::min(host_.num_publications(), kPublicationsInUse); ++b) {
-    segments.push_back(&host_.publication(b));
-  }
-  for (int slot = 0; slot < spec().num_writers() && !plan_.bucketed(); ++slot) segments.push_back(&host_.slot(slot));
-  constexpr int64_t kPart = int64_t{64} << 20;  // one call of the system cannot be cancelled
-  for (const Segment* segment : segments) {
-    for (int64_t begin = 0; begin < segment->data_bytes() && !cancelled.load(); begin += kPart) {
-      segment->Populate(begin, std::min(kPart, segment->data_bytes() - begin));
-    }
-  }
+ShardRun JobShard::run() const {
+  return {*pass_,
+          *engine_,
+          *snapshots_,
+          trace_,
+          host_lead_.get(),
+          options_.threads,
+          absl::Nanoseconds(MonotonicNanos() - moved_nanos_.load())};
 }
 
 void JobShard::Close() {
@@ -201,8 +132,6 @@ void JobShard::Close() {
   TellReaders(BoardOver::kClosed);
   waiters_.Notify();
 }
-
-Topology JobShard::topology() const { return TopologyOf(protocol_->local(), plan_, on_device()); }
 
 absl::Status JobShard::Health() const {
   const absl::Status health = protocol_->members().Health();  // comes first: who was lost is why it is closed, too
@@ -212,23 +141,6 @@ absl::Status JobShard::Health() const {
 absl::Status JobShard::CheckOpen() const {
   if (!closed_.load()) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat("job ", spec().name, " was deleted, or moved to other workers"));
-}
-
-absl::Status JobShard::HealthOf(const v1::StepRequest& request) const {
-  RETURN_IF_ERROR(Health());
-  return requests_.CheckStands(request);
-}
-
-bool JobShard::BeginPush(int slot) {
-  if (slot >= 0) return protocol_->slots().ClaimPush(Slot(slot), place_.shard, rank());
-  MutexLock lock(mu_);
-  return pushes_.insert(slot).second;
-}
-
-void JobShard::EndPush(int slot) {
-  if (slot >= 0) return protocol_->slots().ReleasePush(Slot(slot), place_.shard);
-  MutexLock lock(mu_);
-  pushes_.erase(slot);
 }
 
 void JobShard::Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool retained) {
@@ -241,27 +153,34 @@ void JobShard::Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool re
 
 // They ask their worker why.
 void JobShard::TellReaders(BoardOver how) {
-  std::atomic<uint32_t>& over = host_.board().over;
+  std::atomic<uint32_t>& over = host_->board().over;
   uint32_t was = over.load();
   while (was < static_cast<uint32_t>(how)) {
     if (over.compare_exchange_weak(was, static_cast<uint32_t>(how))) return protocol_->publications().Notify();
   }
 }
 
-bool JobShard::is_over() const { return closed_.load() || ending().has_value(); }
+bool JobShard::is_over() const { return closed_.load() || epoch_end_->ending().has_value(); }
 
-void JobShard::KeepVersionsOnly() {
-  {
-    MutexLock lock(ending_mu_);
-    engine_->Stop();
-  }
-  const auto give_back = [](const Segment& segment) {
-    const int64_t whole = segment.data_bytes() / kSegmentPage * kSegmentPage;
-    if (segment.data_offset() % kSegmentPage == 0) segment.Punch(0, whole).IgnoreError();
-  };
-  if (storage_.has_value()) give_back(storage_->segment());
-  if (GradientSums::Has(plan_) && sums_.has_value()) give_back(sums_->segment());
-  for (int slot = 0; slot < spec().num_writers(); ++slot) give_back(host_.slot(slot));
+Topology TopologyOf(const JobShard& shard) {
+  return TopologyOf(shard.protocol().local(), shard.plan(), shard.host().device() != nullptr);
+}
+
+absl::Status CheckHasNoWeights(const JobShard& shard) {
+  const Step committed = shard.protocol().committed_step();
+  const bool restored = shard.protocol().control()->restored_step_plus_one.load() != 0;
+  if (committed.value() == kNoStep && !restored) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("job ", shard.spec().name, " has weights already, of step ",
+                                                    committed.value(), "; restore into a new job, or delete it first"));
+}
+
+absl::Status UseLoaded(const JobShard& shard, const v1::UseLoadedRequest& request) {
+  RETURN_IF_ERROR(shard.requests().CheckEpoch(request.epoch()));
+  RETURN_IF_ERROR(shard.Health());
+  const ControlBlock& control = *shard.protocol().control();
+  if (control.members[shard.rank().value()].loaded_id.load() == request.load_id()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckHasNoWeights(shard));
+  return shard.run().engine.UseLoaded(request.load_id());
 }
 
 }  // namespace shardmesh

@@ -8,7 +8,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,21 +20,21 @@
 #include "core/job/plan.h"
 #include "core/job/support.h"
 #include "proto/shardmesh/v1/shard.pb.h"
+#include "worker/job/epoch_end.h"
 #include "worker/job/pulls_under_way.h"
+#include "worker/job/push_claims.h"
+#include "worker/job/shard_memory.h"
 #include "worker/job/unclaimed_sessions.h"
 #include "worker/job/waiters.h"
 #include "worker/lead/engine.h"
 #include "worker/lead/host_lead.h"
 #include "worker/lead/one_host.h"
 #include "worker/lead/step_mail.h"
-#include "worker/memory/gradient_sums.h"
 #include "worker/memory/host_capacity.h"
 #include "worker/memory/host_memory.h"
-#include "worker/memory/shard_storage.h"
 #include "worker/pass/device/device_pass.h"
 #include "worker/pass/pass.h"
 #include "worker/pass/snapshot.h"
-#include "worker/step/job_ending.h"
 #include "worker/step/step_protocol.h"
 #include "worker/versions/version_leases.h"
 
@@ -55,6 +54,17 @@ struct JobShardOptions {
   HostCapacity capacity;                 // what the host can give
 };
 
+// What executes its commands.
+struct ShardRun {
+  StepPass& pass;
+  Engine& engine;
+  SnapshotPort& snapshots;
+  const Trace& trace;
+  const HostLead* host_lead;  // null: the job is on one host, or it leads none
+  int threads;
+  absl::Duration idle;  // since a command was committed: a job that waits for nobody can be saved without giving way
+};
+
 class JobShard {
  public:
   // Takes the host's memory (created on the lead, mapped elsewhere) and starts the engine. Cancelled: `cancelled` was
@@ -71,24 +81,19 @@ class JobShard {
   Rank rank() const { return options_.rank; }
   const Plan& plan() const { return plan_; }
   ShardPlace place() const { return place_; }
-  StepProtocol& protocol() { return *protocol_; }
-  const StepProtocol& protocol() const { return *protocol_; }
-  HostMemory& host() { return host_; }
-  const HostMemory& host() const { return host_; }
-  const StepPass& pass() const { return *pass_; }
-  const HostLead* host_lead() const { return host_lead_.get(); }  // null: the job is on one host, or it leads none
-  const Trace& trace() const { return trace_; }
-  int64_t sum_bytes() const { return GradientSums::Has(plan_) ? sums_->num_bytes() : 0; }
-  Engine& engine() { return *engine_; }
+
+  // Its parts.
+  StepProtocol& protocol() const { return *protocol_; }
+  HostMemory& host() const { return *host_; }
+  ShardMemory& memory() const { return *memory_; }  // of this shard, on processors
+  ShardRun run() const;
+  EpochEnd& epoch_end() const { return *epoch_end_; }
+  PushClaims& pushes() const { return *pushes_; }
+  VersionLeases& leases() const { return *leases_; }
+  PullsUnderWay& pulls() const { return *pulls_; }  // of this worker
   Waiters& waiters() { return waiters_; }
   UnclaimedSessions& unclaimed() { return unclaimed_; }
-
-  // Takes the memory that the job's first command writes to from the system: the storage, and this shard's part of the
-  // parameter window and of the first publication. For at most `patience`: the rest comes as it is written. Of a new
-  // job, before it is used. Returns early when `cancelled` is set.
-  void TakeMemory(absl::Duration patience, const std::atomic<bool>& cancelled);
-  // The same of what the first steps read and write beside that: slots and publications. REQUIRES: on processors.
-  void TakeMemoryOfSteps(const std::atomic<bool>& cancelled) const;
+  const TrainerRequests& requests() const { return requests_; }  // what trainers ask of it
 
   // From now on Health is NotFound ("deleted"), if the job was not aborted before, and waiters are answered with it.
   // Whoever holds the object may go on.
@@ -97,51 +102,11 @@ class JobShard {
   absl::Status Health() const;
   // NotFound: closed, whatever its health was before: whoever still has something of the job lets it go.
   absl::Status CheckOpen() const;
-
-  // What trainers ask of it.
-  const TrainerRequests& requests() const { return requests_; }
-  // Health, and whether what was declared stands (StepDeclarations::CheckStands).
-  absl::Status HealthOf(const v1::StepRequest& request) const;
-
-  // One push of a gradient shard at a time: false when one is under way. Of a gradient: at any replica of the shard.
-  // REQUIRES: a slot of the job, or -1: initial weights.
-  bool BeginPush(int slot);
-  void EndPush(int slot);
-
-  // The job goes on at a later epoch with `members` of this one, of which this is one: ends this epoch with them, waits
-  // until all have, and brings the shard to the step that all agree on. Again: at once. From any thread.
-  //   Cancelled, DeadlineExceeded: as AwaitEnding. DataLoss: the shard is damaged.
-  absl::Status End(absl::Span<const Rank> members, const std::atomic<bool>& cancelled, absl::Duration timeout);
-  // How it ended, once End is through: from then on the shard does not change.
-  std::optional<Ending> ending() const;
   // Whether this epoch has ended, or the shard is closed: its versions are left behind.
   bool is_over() const;
-  // After Close, when nobody needs the shard any more: stops the engine, and gives the memory of the shard and of the
-  // slots back. Versions stay.
-  void KeepVersionsOnly();
-  // Fills this shard with what others give of an older epoch. REQUIRES: on processors.
-  const ShardStorage& storage() const { return *storage_; }
 
-  bool on_device() const { return options_.device != nullptr; }
-  Topology topology() const;
-  SnapshotPort& snapshots() { return snapshots_; }
-  VersionLeases& leases() { return *leases_; }
-  const VersionLeases& leases() const { return *leases_; }
-  PullsUnderWay& pulls() { return pulls_; }  // of this worker
-  const PullsUnderWay& pulls() const { return pulls_; }
-  // FailedPrecondition: the job has weights, or is about to have those of an older epoch.
-  absl::Status CheckHasNoWeights() const;
-  // What this shard was in a checkpoint (Engine::Load, UseLoaded): `read` writes it into storage(). REQUIRES: on
-  // processors.
-  absl::Status Load(uint64_t load_id, Step step, const std::function<absl::Status()>& read);
-  int threads() const { return options_.threads; }
-  // ResourceExhausted: the host has no room for a checkpoint's copies beside the job.
-  absl::Status CheckCopyFits() const;
-  // Since when no command was committed. A job that waits for nobody can be saved without giving way.
-  absl::Duration Idle() const { return absl::Nanoseconds(MonotonicNanos() - moved_nanos_.load()); }
-  // UseLoadedRequest. Errors of Shard.UseLoaded.
-  absl::Status UseLoaded(const v1::UseLoadedRequest& request);
-
+  // EpochEnd::Run: readers are told, too.
+  absl::Status End(absl::Span<const Rank> members, const std::atomic<bool>& cancelled, absl::Duration timeout);
   // Lifesigns of this member and a look at the others; then lets waiters look at their deadlines. `retained`: a node
   // has all that the next incarnation needs.
   void Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool retained = false);
@@ -157,11 +122,10 @@ class JobShard {
   const JobShardOptions options_;
   const Plan plan_;
   const ShardPlace place_;
-  HostMemory host_;
-  std::optional<ShardStorage> storage_;  // on processors
-  std::optional<GradientSums> sums_;
-  SnapshotPort snapshots_;
-  PullsUnderWay pulls_;
+  const std::unique_ptr<HostMemory> host_;
+  const std::unique_ptr<ShardMemory> memory_;
+  const std::unique_ptr<SnapshotPort> snapshots_;
+  const std::unique_ptr<PullsUnderWay> pulls_;
   Waiters waiters_;
   UnclaimedSessions unclaimed_;
   std::atomic<bool> closed_{false};
@@ -169,16 +133,21 @@ class JobShard {
   Trace trace_;
   std::unique_ptr<StepProtocol> protocol_;
   std::unique_ptr<VersionLeases> leases_;
+  std::unique_ptr<PushClaims> pushes_;
   std::unique_ptr<StepPass> pass_;
   const TrainerRequests requests_;
   StepMail mail_;                        // the lead's
   std::optional<OneHostLead> lead_;      // of a job on one host, which the engine calls
   std::unique_ptr<Engine> engine_;       // its thread uses all the others
   std::unique_ptr<HostLead> host_lead_;  // as does this one's
-  mutable Mutex mu_;
-  std::set<int> pushes_ ABSL_GUARDED_BY(mu_);
-  std::optional<Ending> ending_ ABSL_GUARDED_BY(mu_);
-  Mutex ending_mu_;  // held in End, before mu_
+  std::unique_ptr<EpochEnd> epoch_end_;
 };
+
+// Where the job runs.
+Topology TopologyOf(const JobShard& shard);
+// FailedPrecondition: the job has weights, or is about to have those of an older epoch.
+absl::Status CheckHasNoWeights(const JobShard& shard);
+// Of a shard that loaded its part of a checkpoint (Engine::UseLoaded). Errors of Shard.UseLoaded.
+absl::Status UseLoaded(const JobShard& shard, const v1::UseLoadedRequest& request);
 
 }  // namespace shardmesh

@@ -130,7 +130,7 @@ TEST(CommandData, Squares_EveryBlockIsOnEveryHost) {
 }
 
 TEST(CommandData, Maxima_FromEachToEachOther) {
-  JobSpec job = MixedJob("fsdp=3", 2);
+  JobSpec job = SmallJob("fsdp=3", 2);
   for (ParameterSpec& p : job.parameters) p.gather = GatherFormat::kFp8Tensor;
   Hosts hosts(job, 3);
   std::set<std::pair<int, int>> ways;

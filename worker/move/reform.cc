@@ -25,7 +25,9 @@ class Receiver {
  public:
   Receiver(const JobShard& shard, int64_t step, absl::Span<const ReshardPiece> pieces,
            const std::atomic<bool>& cancelled)
-      : step_(step), cancelled_(cancelled), bytes_(shard.storage(), /*parity=*/0, ReshardBytes::Side::kTo, pieces) {}
+      : step_(step),
+        cancelled_(cancelled),
+        bytes_(shard.memory().storage(), /*parity=*/0, ReshardBytes::Side::kTo, pieces) {}
 
   TransferSink Sink() {
     return {[this](const v1::TransferHeader& header) { return Begin(header); },
@@ -112,13 +114,14 @@ absl::Duration TransferTime(int64_t bytes) { return absl::Seconds(static_cast<do
 TransferSource::TransferSource(std::shared_ptr<JobShard> held, ShardStorage wanted)
     : held_(std::move(held)),
       wanted_(std::move(wanted)),
-      pieces_(held_->ending()->step == kNoStep ? std::vector<ReshardPiece>() : PiecesOf(held_->storage(), wanted_)),
-      bytes_(held_->storage(), held_->ending()->parity, ReshardBytes::Side::kFrom, pieces_),
+      pieces_(held_->epoch_end().ending()->step == kNoStep ? std::vector<ReshardPiece>()
+                                                           : PiecesOf(held_->memory().storage(), wanted_)),
+      bytes_(held_->memory().storage(), held_->epoch_end().ending()->parity, ReshardBytes::Side::kFrom, pieces_),
       left_(bytes_.num_bytes()) {}
 
 absl::StatusOr<std::unique_ptr<TransferSource>> TransferSource::Open(std::shared_ptr<JobShard> held,
                                                                      const v1::TransferRequest& request) {
-  if (!held->ending().has_value()) {
+  if (!held->epoch_end().ending().has_value()) {
     return absl::UnavailableError(
         absl::StrCat("epoch ", request.epoch(), " of job ", request.job(), " has not ended here yet; ask again"));
   }
@@ -134,7 +137,7 @@ absl::StatusOr<std::unique_ptr<TransferSource>> TransferSource::Open(std::shared
 
 v1::TransferHeader TransferSource::Begin() const {
   v1::TransferHeader header;
-  header.set_step(held_->ending()->step);
+  header.set_step(held_->epoch_end().ending()->step);
   header.set_total_bytes(bytes_.num_bytes());
   return header;
 }
@@ -171,11 +174,12 @@ absl::Status RestoreShard(const Restoration& restoration, JobShard& shard) {
   for (int s = 0; s < before.num_shards(); ++s) {
     const int source = SourceOf(before, holders.holders(), s, rank);
     ASSIGN_OR_RETURN(const ShardStorage cut, ShardStorage::Cut(before, s, StorageCut(), &restoration.cancelled));
-    const std::vector<ReshardPiece> pieces = PiecesOf(cut, shard.storage());
+    const std::vector<ReshardPiece> pieces = PiecesOf(cut, shard.memory().storage());
     if (pieces.empty()) continue;
-    const int64_t bytes = ReshardBytes(shard.storage(), 0, ReshardBytes::Side::kTo, pieces).num_bytes();
+    const int64_t bytes = ReshardBytes(shard.memory().storage(), 0, ReshardBytes::Side::kTo, pieces).num_bytes();
     if (source == rank && restoration.held != nullptr) {
-      CopyPieces(restoration.held->storage(), restoration.held->ending()->parity, shard.storage(), 0, pieces);
+      CopyPieces(restoration.held->memory().storage(), restoration.held->epoch_end().ending()->parity,
+                 shard.memory().storage(), 0, pieces);
       here += bytes;
     } else if (source >= 0 && source != rank) {
       RETURN_IF_ERROR(Fetch(restoration, shard, source, step, pieces));

@@ -202,7 +202,7 @@ int64_t BytesOf(const std::vector<FilePiece>& pieces) {
 absl::Status CheckFiles(JobShard& shard, int64_t epoch, Feature feature) {
   RETURN_IF_ERROR(shard.requests().CheckEpoch(epoch));
   RETURN_IF_ERROR(shard.Health());
-  return CheckSupported(shard.spec(), shard.plan(), shard.topology(), feature);
+  return CheckSupported(shard.spec(), shard.plan(), TopologyOf(shard), feature);
 }
 
 // Says again and again that it waits, so that a caller that has given up can say so.
@@ -210,7 +210,7 @@ absl::StatusOr<SnapshotPort::Copied> AwaitCopy(JobShard& shard, const std::atomi
                                                const ReportProgress& report, const v1::FileProgress& progress) {
   while (true) {
     RETURN_IF_ERROR(report(progress));
-    if (const auto copied = shard.snapshots().Await(kSlice); copied.has_value()) return *copied;
+    if (const auto copied = shard.run().snapshots.Await(kSlice); copied.has_value()) return *copied;
     if (cancelled.load()) return absl::CancelledError("the caller is gone");
     RETURN_IF_ERROR(shard.Health());
   }
@@ -232,7 +232,7 @@ class ShardReader {
 
   // The digest of what was read. One thread tells how far all are.
   absl::StatusOr<uint64_t> ReadAll(const ReportProgress& report, v1::FileProgress& progress) {
-    ThreadTeam team(shard_.threads());
+    ThreadTeam team(shard_.run().threads);
     team.ForEach(static_cast<int>(pieces_.size()), [&](int piece) {
       if (failed_.load()) return;
       absl::Status status = ReadPiece(pieces_[piece]);
@@ -310,16 +310,16 @@ absl::Status SaveShard(JobShard& shard, const FolderAccess& folders, const v1::S
     return absl::FailedPreconditionError(absl::StrCat("job ", shard.spec().name, " has no initial weights yet"));
   }
   ASSIGN_OR_RETURN(const UniqueFd folder, folders.OpenToSave(request.folder(), request.secret()));
-  RETURN_IF_ERROR(shard.CheckCopyFits());
-  if (shard.Idle() < kIdle) GiveWay();
+  RETURN_IF_ERROR(shard.memory().CheckCopyFits());
+  if (shard.run().idle < kIdle) GiveWay();
   ASSIGN_OR_RETURN(const StoredFiles files, FilesOf(shard.spec(), request));
   ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(folder, request.folder(), files, /*write=*/true));
   ASSIGN_OR_RETURN(const std::shared_ptr<Snapshot> snapshot, Snapshot::Create(shard.plan(), shard.place().shard));
   v1::FileProgress progress;
   progress.set_step(kNoStep);
   progress.set_bytes_total(BytesOf(PiecesIn(files, snapshot->storage(), 0)));
-  RETURN_IF_ERROR(shard.snapshots().Ask(snapshot));
-  const absl::Cleanup take_away = [&] { shard.snapshots().TakeAway(); };
+  RETURN_IF_ERROR(shard.run().snapshots.Ask(snapshot));
+  const absl::Cleanup take_away = [&] { shard.run().snapshots.TakeAway(); };
   ASSIGN_OR_RETURN(const SnapshotPort::Copied copied, AwaitCopy(shard, cancelled, report, progress));
   progress.set_step(copied.step);
   RETURN_IF_ERROR(report(progress));
@@ -349,16 +349,16 @@ absl::Status SaveShard(JobShard& shard, const FolderAccess& folders, const v1::S
 absl::Status LoadShard(JobShard& shard, const FolderAccess& folders, const v1::LoadRequest& request,
                        const std::atomic<bool>& cancelled, const ReportProgress& report) {
   RETURN_IF_ERROR(CheckFiles(shard, request.epoch(), Feature::kRestore));
-  RETURN_IF_ERROR(shard.CheckHasNoWeights());
+  RETURN_IF_ERROR(CheckHasNoWeights(shard));
   ASSIGN_OR_RETURN(const UniqueFd folder, folders.OpenToLoad(request.folder(), request.step(), request.digest()));
   ASSIGN_OR_RETURN(const StoredFiles files, FilesOf(shard.spec(), request));
   ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(folder, request.folder(), files, /*write=*/false));
-  const std::vector<FilePiece> pieces = PiecesIn(files, shard.storage(), /*parity=*/0);
+  const std::vector<FilePiece> pieces = PiecesIn(files, shard.memory().storage(), /*parity=*/0);
   v1::FileProgress progress;
   progress.set_step(request.step());
   progress.set_bytes_total(BytesOf(pieces));
   RETURN_IF_ERROR(report(progress));
-  const absl::Status loaded = shard.Load(request.load_id(), Step(request.step()), [&]() -> absl::Status {
+  const absl::Status loaded = shard.run().engine.Load(request.load_id(), Step(request.step()), [&]() -> absl::Status {
     ShardReader reader(shard, open, pieces, cancelled);
     ASSIGN_OR_RETURN(const uint64_t digest, reader.ReadAll(report, progress));
     progress.set_digest(digest);

@@ -289,7 +289,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> Worker::OpenShard(const std::shared_pt
 absl::Status Worker::BecomeReady(const std::shared_ptr<Entry>& entry, const Task& task, JobShard& shard) {
   const v1::Assignment& assignment = entry->assignment;
   if (task.lead && !entry->resumed) PeerMapped(entry, assignment.rank());
-  if (!entry->resumed && !task.restores) shard.TakeMemory(kTakeMemory, entry->closing);
+  if (!entry->resumed && !task.restores) shard.memory().TakeForFirstCommand(kTakeMemory, entry->closing);
   RETURN_IF_ERROR(ErrorAt(FaultPoint::kPrepared));
   if (task.lead && !task.ranks.alone()) RETURN_IF_ERROR(MeetHosts(entry, shard));
   if (task.restores) {

@@ -76,7 +76,7 @@ TEST(WorkerHosts, LeadsMeetAndStep) {
   std::shared_ptr<JobShard> shards[2];
   for (int i : {0, 1}) {
     ASSERT_OK_AND_ASSIGN(shards[i], two.workers[i]->Find("small"));
-    ASSERT_OK(shards[i]->engine().StageInitial(InitialShard(shards[i]->plan().InitialShardBytes(i) / 4, 1.0f), 5));
+    ASSERT_OK(shards[i]->run().engine.StageInitial(InitialShard(shards[i]->plan().InitialShardBytes(i) / 4, 1.0f), 5));
   }
   for (int i : {0, 1}) ASSERT_OK(shards[i]->protocol().outcomes().AwaitCommit(Step(0), kLong));
   v1::StepRequest request;

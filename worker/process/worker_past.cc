@@ -55,8 +55,10 @@ bool Worker::LeaveVersions(const Entry& entry) {
     const auto past = std::find_if(past_.begin(), past_.end(), [&](const auto& one) { return one.get() == &entry; });
     if (past != past_.end()) shard = entry.shard;
   }
-  if (shard != nullptr) shard->KeepVersionsOnly();
-  return shard != nullptr;
+  if (shard == nullptr) return false;
+  shard->epoch_end().StopEngine();
+  shard->memory().GiveBack();
+  return true;
 }
 
 void Worker::SweepPast(bool all) {

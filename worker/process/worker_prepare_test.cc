@@ -111,7 +111,7 @@ TEST_F(WorkerPrepareTest, ReadyJob_HasTheMemoryOfItsFirstCommand_AndNoRoomForACo
   EXPECT_GE(shard->host().window().ResidentBytes(), plan.window_bytes());
   EXPECT_GE(shard->host().Resident().publications, plan.window_bytes());
   EXPECT_LT(shard->host().Resident().publications, 2 * plan.window_bytes());
-  EXPECT_THAT(shard->CheckCopyFits(),
+  EXPECT_THAT(shard->memory().CheckCopyFits(),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("(what this test allows)")));
 }
 

@@ -93,7 +93,7 @@ absl::Status Worker::EndBefore(const Entry& entry) {
 absl::Status Worker::RestoreFrom(const Entry& entry, JobShard& shard) {
   const std::shared_ptr<JobShard> before = HeldBefore(entry);
   if (shard.rank() == Rank(0) && before != nullptr) {
-    BeginRestored(*before->protocol().control(), *before->ending(), *shard.protocol().control());
+    BeginRestored(*before->protocol().control(), *before->epoch_end().ending(), *shard.protocol().control());
   }
   RETURN_IF_ERROR(
       RestoreShard({entry.assignment, before, options_.transfer, entry.closing, options_.prepare_timeout}, shard));

@@ -65,8 +65,8 @@ void Worker::KeepLeaving(const v1::Assignment& assignment, const Entries& keep, 
 absl::Status Worker::AwaitCutover(const std::shared_ptr<Entry>& entry, JobShard& shard) {
   const auto take_memory = [&] {
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
-    shard.TakeMemory(options_.prepare_timeout, entry->closing);
-    shard.TakeMemoryOfSteps(entry->closing);
+    shard.memory().TakeForFirstCommand(options_.prepare_timeout, entry->closing);
+    shard.memory().TakeForSteps(entry->closing);
   };
   ASSIGN_OR_RETURN(std::thread thread, StartThread("the memory of a job's next mesh", take_memory));
   thread.join();

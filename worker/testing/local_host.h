@@ -102,7 +102,7 @@ struct LocalHost {
     for (auto& worker : workers) {
       std::shared_ptr<JobShard> shard = *worker->Find("small");
       const int64_t bytes = shard->plan().InitialShardBytes(shard->place().shard);
-      ASSERT_OK(shard->engine().StageInitial(InitialShard(bytes / 4, 1.0f), 5));
+      ASSERT_OK(shard->run().engine.StageInitial(InitialShard(bytes / 4, 1.0f), 5));
     }
     ASSERT_OK((*workers[0]->Find("small"))->protocol().outcomes().AwaitCommit(Step(0), kLong));
   }

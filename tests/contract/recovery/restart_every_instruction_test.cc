@@ -85,7 +85,7 @@ class Member {
   // An incarnation begins. Before the initial weights it is given them, too.
   std::unique_ptr<JobShard> Begin(Parts parts) {
     auto shard = JobShard::Create(std::move(parts.options), std::move(parts.plan), std::move(parts.host), memory);
-    if (target == 0) (void)(*shard)->engine().StageInitial({initial.begin(), initial.end()}, kPushId);
+    if (target == 0) (void)(*shard)->run().engine.StageInitial({initial.begin(), initial.end()}, kPushId);
     return *std::move(shard);
   }
 

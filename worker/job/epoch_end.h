@@ -1,0 +1,47 @@
+// EpochEnd: how a shard leaves an epoch that its job does not go on with at these workers: the job re-forms, or only
+// its versions stay. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "core/base/sync.h"
+#include "worker/lead/engine.h"
+#include "worker/pass/step_pass.h"
+#include "worker/step/job_ending.h"
+#include "worker/step/step_protocol.h"
+
+namespace shardmesh {
+
+class EpochEnd {
+ public:
+  // Borrowed arguments outlive the object.
+  EpochEnd(StepProtocol& protocol, StepPass& pass, Engine& engine, Rank rank)
+      : protocol_(protocol), pass_(pass), engine_(engine), rank_(rank) {}
+
+  // The job goes on at a later epoch with `members` of this one, of which this is one: ends this epoch with them, waits
+  // until all have, and brings the shard to the step that all agree on. `aborted` is called when the job is aborted
+  // here. Again: at once. From any thread.
+  //   Cancelled, DeadlineExceeded: as AwaitEnding. DataLoss: the shard is damaged.
+  absl::Status Run(absl::Span<const Rank> members, const std::atomic<bool>& cancelled, absl::Duration timeout,
+                   const std::function<void()>& aborted);
+  // How it ended, once Run is through: from then on the shard does not change.
+  std::optional<Ending> ending() const;
+  // Stops the engine, if Run is not under way.
+  void StopEngine();
+
+ private:
+  StepProtocol& protocol_;
+  StepPass& pass_;
+  Engine& engine_;
+  const Rank rank_;
+  mutable Mutex mu_;
+  std::optional<Ending> ending_ ABSL_GUARDED_BY(mu_);
+  Mutex running_mu_;  // held in Run, before mu_
+};
+
+}  // namespace shardmesh
