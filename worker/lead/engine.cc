@@ -168,8 +168,7 @@ void Engine::Loop() {
     }
     if (lead()) {
       if (!AwaitAllDone(step)) break;
-      const Command& command = protocol_.command();
-      if (command.kind == CommandKind::kReduceBucket) GaveBack(pass_.GiveBackGradients(command.bucket));
+      GaveBack(pass_.GiveBackGradients(protocol_.command()));
       protocol_.commands().Commit();
     } else if (!AwaitCommitted(executed, step)) {
       break;

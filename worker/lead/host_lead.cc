@@ -388,7 +388,7 @@ void HostLead::Commit() {
       control().members[r].digest.store(words_[r / ranks.per_host].digests[r % ranks.per_host]);
     }
   }
-  if (command_.kind == CommandKind::kReduceBucket) GaveBack(pass_.GiveBackGradients(command_.bucket));
+  GaveBack(pass_.GiveBackGradients(command_));
   protocol_.commands().Commit();
   static_cast<Committed&>(facts_) = ReadCommitted(control());
   const bool more = MoreFollows(facts_, job_, plan_);
