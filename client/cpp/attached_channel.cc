@@ -184,6 +184,18 @@ absl::StatusOr<v1::TrainerReply> AttachedChannel::Call(v1::TrainerRequest& reque
   }
 }
 
+absl::Status AttachedChannel::UseBucket(v1::BucketUse::Kind kind, int bucket, absl::Duration timeout) {
+  v1::TrainerRequest request;
+  request.mutable_use()->set_kind(kind);
+  request.mutable_use()->set_bucket(bucket);
+  request.mutable_use()->set_timeout_ms(Milliseconds(timeout));
+  return Call(request, timeout, absl::StrCat("bucket ", bucket, " was not there")).status();
+}
+
+int64_t AttachedChannel::Milliseconds(absl::Duration timeout) {
+  return std::clamp<int64_t>(absl::ToInt64Milliseconds(timeout), 1, int64_t{24} * 3600 * 1000);
+}
+
 // A request to the worker, or to its next incarnation, if that is the one that takes it.
 absl::Status AttachedChannel::Ask(const std::string& request) {
   while (true) {

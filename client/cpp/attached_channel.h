@@ -43,6 +43,10 @@ class AttachedChannel {
   // A request over the socket and the reply to it; replies to older, repeated calls are passed over. Waits for
   // `timeout` and for as long as a worker may be silent. `what`: what did not happen in time.
   absl::StatusOr<v1::TrainerReply> Call(v1::TrainerRequest& request, absl::Duration timeout, absl::string_view what);
+  // The same about a bucket of the parameter window.
+  absl::Status UseBucket(v1::BucketUse::Kind kind, int bucket, absl::Duration timeout);
+  // As requests have it: at least 1, at most a day.
+  static int64_t Milliseconds(absl::Duration timeout);
   // A message and the answer to it, until `deadline`, which is `timeout` from when the caller began to count.
   //   DeadlineExceeded: what was waited for. Unavailable: the worker is gone or silent. Others: the answer's.
   absl::StatusOr<v1::TrainerReply> Send(v1::TrainerRequest& message, absl::Time deadline, absl::Duration timeout,

@@ -23,4 +23,23 @@ absl::StatusOr<Step> AttachedPulling::AwaitWeights(absl::Duration timeout) {
   return AwaitCommittedStep(*job_, rank_, timeout);
 }
 
+absl::Status AttachedPulling::StartFetch(int bucket) {
+  return channel_->UseBucket(v1::BucketUse::PREFETCH, bucket, job_->options().call_timeout);
+}
+
+absl::Status AttachedPulling::Fetch(int bucket, bool started, absl::Duration timeout) {
+  return channel_->UseBucket(started ? v1::BucketUse::AWAIT : v1::BucketUse::ACQUIRE, bucket, timeout);
+}
+
+absl::Status AttachedPulling::Drop(int bucket) {
+  return channel_->UseBucket(v1::BucketUse::RELEASE, bucket, job_->options().call_timeout);
+}
+
+absl::Status PullingChannel::GuardWeights(int bucket, bool accessible) {
+  if (!guarded()) return absl::OkStatus();
+  const int64_t begin = job_->plan().buckets()[bucket].weight_offset, bytes = job_->plan().WeightPageBytes(bucket);
+  if (shown_.mapped()) RETURN_IF_ERROR(shown_.Guard(begin, bytes, accessible));
+  return weights_.Guard(begin, bytes, accessible);
+}
+
 }  // namespace shardmesh

@@ -24,12 +24,13 @@ class AttachedPulling final : public PullingChannel {
   }
   std::vector<v1::AwaitedTrainer> awaited() const override { return channel_->awaited(); }
   void Leave() override { channel_->Leave(); }
+  absl::Status StartFetch(int bucket) override;
+  absl::Status Fetch(int bucket, bool started, absl::Duration timeout) override;
+  absl::Status Drop(int bucket) override;
 
  private:
-  AttachedPulling(std::shared_ptr<Job> job, Rank rank)
-      : PullingChannel(job->plan().gradient_window_bytes()), job_(std::move(job)), rank_(rank) {}
+  AttachedPulling(std::shared_ptr<Job> job, Rank rank) : PullingChannel(std::move(job)), rank_(rank) {}
 
-  const std::shared_ptr<Job> job_;
   const Rank rank_;
   std::unique_ptr<AttachedChannel> channel_;
 };

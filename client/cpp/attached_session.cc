@@ -77,26 +77,18 @@ class AttachedSession final : public Session {
   absl::Status Drop(int bucket) override { return Use(v1::BucketUse::RELEASE, bucket, job_->options().call_timeout); }
 
   absl::Status Use(v1::BucketUse::Kind kind, int bucket, absl::Duration timeout) {
-    v1::TrainerRequest request;
-    request.mutable_use()->set_kind(kind);
-    request.mutable_use()->set_bucket(bucket);
-    request.mutable_use()->set_timeout_ms(Milliseconds(timeout));
-    return Called(channel_->Call(request, timeout, absl::StrCat("bucket ", bucket, " was not there")).status());
+    return Called(channel_->UseBucket(kind, bucket, timeout));
   }
 
   absl::Status SendBucket(v1::DeclareBucketRequest& request, bool declared, absl::Duration timeout) override {
     if (!declared) {
       RETURN_IF_ERROR(CheckGradients(tensors_[request.bucket()], request.step(), *request.mutable_non_finite()));
     }
-    request.set_timeout_ms(Milliseconds(timeout));
+    request.set_timeout_ms(AttachedChannel::Milliseconds(timeout));
     v1::TrainerRequest message;
     *message.mutable_declare() = request;
     const std::string late = absl::StrCat("bucket ", request.bucket(), " was declared and no other may be");
     return Called(channel_->Call(message, timeout, late).status());
-  }
-
-  static int64_t Milliseconds(absl::Duration timeout) {
-    return std::clamp<int64_t>(absl::ToInt64Milliseconds(timeout), 1, int64_t{24} * 3600 * 1000);
   }
 
   // Takes the windows on the device from the end of `descriptors`.

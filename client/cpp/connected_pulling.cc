@@ -27,6 +27,10 @@ absl::StatusOr<std::unique_ptr<PullingChannel>> ConnectedPulling::Open(std::shar
   if (channel->job_->options().writable_weights) {
     ASSIGN_OR_RETURN(channel->shown_, MapToDropWrites(channel->weights_));
   }
+  if (channel->bucketed() && !channel->guarded()) channel->absent_.emplace(plan);
+  for (size_t b = 0; channel->absent_.has_value() && b < plan.buckets().size(); ++b) {
+    channel->absent_->Show(static_cast<int>(b), channel->weights_.data());
+  }
   ASSIGN_OR_RETURN(Segment gradients, create("shardmesh-gradients", plan.gradient_window_bytes()));
   channel->gradients_.push_back(std::move(gradients));
   const bool retained = channel->job_->members()[rank.value()].kept();
@@ -147,7 +151,7 @@ absl::StatusOr<Step> ConnectedPulling::AwaitWeights(absl::Duration timeout) {
 absl::Status ConnectedPulling::PullFor(const v1::SlotReply& reply, absl::Time deadline) {
   if (!reply.has_slot()) return PullAny(Step(reply.committed().step()), deadline);
   const Step wanted(reply.step() - 1);
-  if (weights_of_ != wanted) RETURN_IF_ERROR(Pull(reply.slot(), deadline));
+  if (weights_of_ != wanted) RETURN_IF_ERROR(Pull(reply.slot(), wanted, deadline));
   if (weights_of_ == wanted) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("step ", reply.step(), " was committed without slot ", reply.slot()));
 }
@@ -155,10 +159,14 @@ absl::Status ConnectedPulling::PullFor(const v1::SlotReply& reply, absl::Time de
 // For slots of the open step that nobody has finished: last ones first, which are open the longest. If all are finished
 // the commit is a moment away.
 absl::Status ConnectedPulling::PullAny(Step at_least, absl::Time deadline) {
-  while (weights_of_ < at_least) {
+  return PullUntil([&] { return weights_of_ >= at_least; }, at_least, deadline);
+}
+
+absl::Status ConnectedPulling::PullUntil(const std::function<bool()>& done, Step expected, absl::Time deadline) {
+  while (!done()) {
     absl::Status status = absl::AbortedError("");
     for (int slot = job_->spec().num_slots - 1; slot >= 0 && absl::IsAborted(status); --slot) {
-      status = Pull(slot, deadline);
+      status = Pull(slot, expected, deadline);
     }
     if (status.ok()) continue;
     if (!absl::IsAborted(status) || MonotonicNow() >= deadline) return status;
@@ -169,9 +177,52 @@ absl::Status ConnectedPulling::PullAny(Step at_least, absl::Time deadline) {
   return absl::OkStatus();
 }
 
-absl::Status ConnectedPulling::Pull(int slot, absl::Time deadline) {
+absl::Status ConnectedPulling::Pull(int slot, Step expected, absl::Time deadline) {
   weights_of_ = Step(-1);  // until all is here
-  ASSIGN_OR_RETURN(weights_of_, PullWeights(*job_, rank_, slot, weights_.data(), deadline));
+  if (bucketed()) return PullBuckets(slot, expected, deadline);
+  ASSIGN_OR_RETURN(weights_of_, PullWeights(*job_, rank_, slot, std::nullopt, weights_.data(), deadline));
+  return absl::OkStatus();
+}
+
+// `expected`: the step of which none is fetched.
+absl::Status ConnectedPulling::PullBuckets(int slot, Step expected, absl::Time deadline) {
+  std::optional<Step> of;
+  for (const int bucket : used_) {
+    ASSIGN_OR_RETURN(const Step step, PullWeights(*job_, rank_, slot, bucket, weights_.data(), deadline));
+    if (of.value_or(step) != step) return absl::AbortedError("a step was committed while its weights were pulled");
+    of = step;
+  }
+  weights_of_ = of.value_or(expected);
+  return absl::OkStatus();
+}
+
+absl::Status ConnectedPulling::Fetch(int bucket, bool, absl::Duration timeout) {
+  const int most = 1 + job_->plan().slots().prefetch_buckets;
+  if (static_cast<int>(used_.size()) >= most) {
+    return absl::ResourceExhaustedError(absl::StrCat("bucket ", bucket, " would be one more than the ", most,
+                                                     " that a trainer of job ", job_->spec().name,
+                                                     " may use; release one first"));
+  }
+  RETURN_IF_ERROR(GuardWeights(bucket, /*accessible=*/true));
+  const absl::Time deadline = MonotonicNow() + timeout;
+  const bool retained = job_->members()[rank_.value()].kept();
+  const Step before = weights_of_;
+  used_.insert(bucket);
+  weights_of_ = Step(-1);
+  const auto pull = [&]() -> absl::StatusOr<bool> {
+    RETURN_IF_ERROR(PullUntil([&] { return weights_of_.value() >= 0; }, before, deadline));
+    return true;
+  };
+  const absl::Status status = CallAgain(retained, job_->peer_timeout(), pull).status();
+  if (!status.ok()) used_.erase(bucket);
+  return status;
+}
+
+absl::Status ConnectedPulling::Drop(int bucket) {
+  used_.erase(bucket);
+  const Plan& plan = job_->plan();
+  RETURN_IF_ERROR(weights_.Punch(plan.buckets()[bucket].weight_offset, plan.WeightPageBytes(bucket)));
+  if (absent_.has_value()) absent_->Show(bucket, weights_.data());
   return absl::OkStatus();
 }
 

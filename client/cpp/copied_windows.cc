@@ -28,19 +28,22 @@ std::vector<absl::string_view> PartsOf(const Plan& plan, const char* window, int
   return parts;
 }
 
-absl::StatusOr<Step> PullWeights(const Job& job, Rank rank, int slot, char* window, absl::Time deadline) {
+absl::StatusOr<Step> PullWeights(const Job& job, Rank rank, int slot, std::optional<int> bucket, char* window,
+                                 absl::Time deadline) {
   const Plan& plan = job.plan();
   v1::PullRequest request;
   request.set_job(job.spec().name);
   request.set_epoch(job.epoch().value());
   request.set_for_slot(slot);
+  if (bucket.has_value()) request.set_bucket(*bucket);
+  const int64_t expected = bucket.has_value() ? plan.buckets()[*bucket].weight_bytes : plan.version_bytes();
   const auto begin = [&](const v1::PullHeader& header) -> absl::Status {
-    if (header.plan_hash() == plan.hash() && header.total_bytes() == plan.version_bytes()) return absl::OkStatus();
+    if (header.plan_hash() == plan.hash() && header.total_bytes() == expected) return absl::OkStatus();
     return absl::AbortedError(absl::StrCat("the weights have plan ", header.plan_hash(), " and ", header.total_bytes(),
-                                           " bytes, this client ", plan.hash(), " and ", plan.version_bytes(),
+                                           " bytes, this client ", plan.hash(), " and ", expected,
                                            ": the job is at a later epoch; open it again"));
   };
-  size_t at = 0;
+  size_t at = static_cast<size_t>(bucket.value_or(0));
   int64_t in_bucket = 0;
   const auto data = [&](absl::string_view bytes) -> absl::Status {
     while (!bytes.empty()) {

@@ -2,6 +2,7 @@
 // Pure functions over the arguments; thread-safe.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -21,9 +22,10 @@ absl::StatusOr<Segment> MapToDropWrites(const Segment& weights);
 // A shard's gradient of a gradient window, bucket after bucket; borrowed.
 std::vector<absl::string_view> PartsOf(const Plan& plan, const char* window, int shard);
 
-// All weights of the committed step of the worker at `rank` into a window, for a slot that keeps them from changing
-// (PullRequest.for_slot): of which step they are. Errors of Shard.Pull; Aborted also: they are of another plan. On an
-// error the window may hold bytes of several steps.
-absl::StatusOr<Step> PullWeights(const Job& job, Rank rank, int slot, char* window, absl::Time deadline);
+// Weights of the committed step of the worker at `rank` into a window, all or those of a bucket, for a slot that keeps
+// them from changing (PullRequest.for_slot): of which step they are. Errors of Shard.Pull; Aborted also: they are of
+// another plan. On an error the window may hold bytes of several steps.
+absl::StatusOr<Step> PullWeights(const Job& job, Rank rank, int slot, std::optional<int> bucket, char* window,
+                                 absl::Time deadline);
 
 }  // namespace shardmesh

@@ -4,21 +4,25 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "client/cpp/client.h"
+#include "client/cpp/used_buckets.h"
 #include "core/base/ids.h"
 #include "local/memory/segment.h"
 #include "proto/shardmesh/v1/trainer.pb.h"
 
 namespace shardmesh {
 
-class PullingChannel {
+class PullingChannel : public BucketWindow {
  public:
-  virtual ~PullingChannel() = default;
+  ~PullingChannel() override = default;
 
   // Where this trainer reads weights, and writes gradients: as many windows, one behind the other, as WindowHere tells
   // apart. Addresses stay as they are.
@@ -37,6 +41,7 @@ class PullingChannel {
   virtual absl::StatusOr<Step> AwaitWeights(absl::Duration timeout) = 0;
   // A request and its answer, until `deadline`, which is `timeout` from when the caller began to count. When it answers
   // with a slot, the weights here are those that the slot is computed with; with a step: of that step or a later one.
+  // With bucket residency: those that are fetched.
   //   DeadlineExceeded: `what` says what did not happen. Unavailable: the worker is gone or silent. Others: the
   //   answer's.
   virtual absl::StatusOr<v1::TrainerReply> Send(v1::TrainerRequest& request, absl::Time deadline,
@@ -45,9 +50,15 @@ class PullingChannel {
   virtual std::vector<v1::AwaitedTrainer> awaited() const { return {}; }  // as Session::awaited
   virtual void Leave() = 0;                                               // as Session::Leave
 
- protected:
-  explicit PullingChannel(int64_t window_bytes) : window_bytes_(window_bytes) {}
+  absl::Status GuardWeights(int bucket, bool accessible) override;
 
+ protected:
+  explicit PullingChannel(std::shared_ptr<Job> job)
+      : job_(std::move(job)), window_bytes_(job_->plan().gradient_window_bytes()) {}
+  bool bucketed() const { return job_->plan().bucketed(); }
+  bool guarded() const { return bucketed() && job_->options().guard_buckets; }
+
+  const std::shared_ptr<Job> job_;
   const int64_t window_bytes_;
   Segment weights_;
   Segment shown_;  // where callers may write to weights: their own view of weights_

@@ -41,12 +41,20 @@ absl::StatusOr<std::unique_ptr<PullingSession>> PullingSession::Open(std::shared
     ASSIGN_OR_RETURN(session->channel_, ConnectedPulling::Open(job, Rank(NextNumber() % job->plan().num_ranks())));
   }
   session->committed_ = session->channel_->committed_step();
+  const int buckets = static_cast<int>(job->plan().buckets().size());
+  RETURN_IF_ERROR(session->uses_.Open(session->job_->spec(), buckets, session->channel_.get()));
   return session;
 }
 
 absl::Status PullingSession::AwaitWeights(absl::Duration timeout) {
   ASSIGN_OR_RETURN(committed_, channel_->AwaitWeights(timeout));
   return absl::OkStatus();
+}
+
+absl::Status PullingSession::CheckHasWeights() const {
+  if (committed_.value() >= 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("no initial weights of job ", job_->spec().name,
+                                                    " were seen yet; call AwaitWeights before the first slot"));
 }
 
 absl::Status PullingSession::CheckTaken() const {
@@ -67,6 +75,31 @@ absl::StatusOr<ConstTensorView> PullingSession::parameter(absl::string_view name
   ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));
   const Bucket& bucket = job_->plan().buckets()[job_->plan().placements()[tensor].bucket];
   return WeightsIn(job_->plan(), tensor, channel_->weights().data() + bucket.weight_offset);
+}
+
+absl::StatusOr<int> PullingSession::bucket(absl::string_view name) const {
+  ASSIGN_OR_RETURN(const int tensor, job_->Resolve(name));
+  return job_->plan().placements()[tensor].bucket;
+}
+
+absl::Status PullingSession::CheckBucket(int bucket) const {
+  RETURN_IF_ERROR(uses_.Check(bucket));
+  return CheckHasWeights();
+}
+
+absl::Status PullingSession::Acquire(int bucket, absl::Duration timeout) {
+  RETURN_IF_ERROR(CheckBucket(bucket));
+  return uses_.Acquire(bucket, timeout);
+}
+
+absl::Status PullingSession::Prefetch(int bucket) {
+  RETURN_IF_ERROR(CheckBucket(bucket));
+  return uses_.Prefetch(bucket);
+}
+
+absl::Status PullingSession::Release(int bucket) {
+  RETURN_IF_ERROR(CheckBucket(bucket));
+  return uses_.Release(bucket);
 }
 
 absl::Status PullingSession::Fill(const FinishOptions& options, v1::FinishedSlot& finished) const {
@@ -124,10 +157,7 @@ absl::StatusOr<PullingSession::Next> PullingSession::Send(v1::TrainerRequest& me
 }
 
 absl::StatusOr<PullingSession::Work> PullingSession::Take(absl::Duration timeout) {
-  if (committed_.value() < 0) {
-    return absl::FailedPreconditionError(absl::StrCat("no initial weights of job ", job_->spec().name,
-                                                      " were seen yet; call AwaitWeights before the first slot"));
-  }
+  RETURN_IF_ERROR(CheckHasWeights());
   v1::TrainerRequest message;
   message.mutable_slot()->set_take(true);
   ASSIGN_OR_RETURN(

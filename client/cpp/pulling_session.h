@@ -24,6 +24,7 @@
 
 #include "client/cpp/client.h"
 #include "client/cpp/pulling_channel.h"
+#include "client/cpp/used_buckets.h"
 
 namespace shardmesh {
 
@@ -80,6 +81,14 @@ class PullingSession {
   absl::StatusOr<TensorView> gradient(absl::string_view name) const;
   absl::StatusOr<ConstTensorView> parameter(absl::string_view name) const;
 
+  // In a job with bucket residency weights are there bucket by bucket: a parameter view is valid while its bucket is
+  // acquired, and has the new weights after a commit. As Session's calls of these names, and with full residency the same
+  // nothing. Gradients are of whole slots in any case: nothing is declared by bucket.
+  absl::StatusOr<int> bucket(absl::string_view name) const;
+  absl::Status Acquire(int bucket, absl::Duration timeout);
+  absl::Status Prefetch(int bucket);
+  absl::Status Release(int bucket);
+
   absl::Status ForgetWrites() const { return channel_->weights().ForgetWrites(); }  // as Session::ForgetWrites
 
   // As Session::awaited, of slots that other trainers have taken. Connected: empty.
@@ -94,9 +103,12 @@ class PullingSession {
   absl::Status Fill(const FinishOptions& options, v1::FinishedSlot& finished) const;
   absl::StatusOr<Next> Send(v1::TrainerRequest& message, absl::Duration timeout, absl::string_view what);
   absl::Status CheckTaken() const;
+  absl::Status CheckBucket(int bucket) const;
+  absl::Status CheckHasWeights() const;
 
   const std::shared_ptr<Job> job_;
   std::unique_ptr<PullingChannel> channel_;
+  UsedBuckets uses_;
   Step committed_{-1};
   std::optional<Slot> taken_;
   std::optional<v1::FinishedSlot> sent_;  // of it, to which no answer came

@@ -28,6 +28,7 @@
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
 #include "client/cpp/session_device.h"
+#include "client/cpp/used_buckets.h"
 #include "local/memory/segment.h"
 #include "proto/shardmesh/v1/local.pb.h"
 
@@ -45,9 +46,9 @@ struct StepOptions {
   absl::Duration timeout = absl::Seconds(60);
 };
 
-class Session {
+class Session : protected BucketWindow {
  public:
-  virtual ~Session() = default;
+  ~Session() override = default;
 
   // Views of one tensor, by this client's name. NotFound: no such parameter. InvalidArgument: a slot of another
   // session, or the gradient of a frozen parameter.
@@ -107,20 +108,17 @@ class Session {
  protected:
   Session(std::shared_ptr<Job> job, std::vector<Slot> slots) : job_(std::move(job)), slots_(std::move(slots)) {}
 
-  // What the kinds of sessions do about a bucket. Fetch: of one whose fetch was `started`, or not. SendBucket: of one
-  // that was `declared` before it only waits; on DeadlineExceeded it is declared.
-  virtual absl::Status StartFetch(int bucket) = 0;
-  virtual absl::Status Fetch(int bucket, bool started, absl::Duration timeout) = 0;
-  virtual absl::Status Drop(int bucket) = 0;
+  // What the kinds of sessions do about a bucket, beside what BucketWindow says. Of one that was `declared` before it only
+  // waits; on DeadlineExceeded it is declared.
   virtual absl::Status SendBucket(v1::DeclareBucketRequest& request, bool declared, absl::Duration timeout) = 0;
 
   bool bucketed() const { return job_->plan().bucketed(); }
   bool guarded() const { return bucketed() && job_->options().guard_buckets; }
-  bool InUse(int bucket) const { return uses_[bucket] > 0; }
+  bool InUse(int bucket) const { return uses_.InUse(bucket); }
   absl::Status OpenBuckets();                     // when the windows are mapped
   absl::Status DeclareRest(absl::Time deadline);  // what Step has to declare
   absl::Status BeginNextStep(shardmesh::Step committed);
-  absl::Status GuardWeights(int bucket, bool accessible);
+  absl::Status GuardWeights(int bucket, bool accessible) override;
   absl::StatusOr<size_t> IndexOf(Slot slot) const;  // among slots()
   absl::Status CheckHasWeights() const;  // FailedPrecondition: AwaitWeights was not called, or failed
   v1::StepRequest NewStepRequest(const StepOptions& options) const;
@@ -144,8 +142,8 @@ class Session {
   absl::Status CheckBucket(int bucket) const;
   absl::Status GuardGradients(int bucket, bool accessible);
 
-  std::vector<int> uses_;  // by bucket
-  std::vector<bool> prefetched_, declared_;
+  UsedBuckets uses_;
+  std::vector<bool> declared_;  // by bucket
 };
 
 absl::StatusOr<std::unique_ptr<Session>> AttachSession(std::shared_ptr<Job> job, std::vector<Slot> slots,

@@ -15,17 +15,13 @@ absl::StatusOr<int> Session::bucket(absl::string_view name) const {
 }
 
 absl::Status Session::CheckBucket(int bucket) const {
-  if (bucket >= 0 && bucket < static_cast<int>(uses_.size())) return CheckHasWeights();
-  return absl::InvalidArgumentError(
-      absl::StrCat("bucket ", bucket, " is none of job ", job_->spec().name, "'s: 0 to ", uses_.size() - 1));
+  RETURN_IF_ERROR(uses_.Check(bucket));
+  return CheckHasWeights();
 }
 
 absl::Status Session::OpenBuckets() {
-  uses_.assign(job_->plan().buckets().size(), 0);
-  prefetched_.assign(uses_.size(), false);
-  declared_.assign(uses_.size(), false);
-  for (int b = 0; b < static_cast<int>(uses_.size()); ++b) RETURN_IF_ERROR(GuardWeights(b, /*accessible=*/false));
-  return absl::OkStatus();
+  declared_.assign(job_->plan().buckets().size(), false);
+  return uses_.Open(job_->spec(), static_cast<int>(declared_.size()), this);
 }
 
 absl::Status Session::GuardWeights(int bucket, bool accessible) {
@@ -46,39 +42,17 @@ absl::Status Session::GuardGradients(int bucket, bool accessible) {
 
 absl::Status Session::Prefetch(int bucket) {
   RETURN_IF_ERROR(CheckBucket(bucket));
-  if (!bucketed() || uses_[bucket] > 0 || prefetched_[bucket]) return absl::OkStatus();
-  RETURN_IF_ERROR(StartFetch(bucket));
-  prefetched_[bucket] = true;
-  return absl::OkStatus();
+  return uses_.Prefetch(bucket);
 }
 
 absl::Status Session::Acquire(int bucket, absl::Duration timeout) {
   RETURN_IF_ERROR(CheckBucket(bucket));
-  if (!bucketed()) return absl::OkStatus();
-  if (uses_[bucket] == 0) {
-    RETURN_IF_ERROR(Fetch(bucket, prefetched_[bucket], timeout));
-    prefetched_[bucket] = false;
-    RETURN_IF_ERROR(GuardWeights(bucket, /*accessible=*/true));
-  }
-  ++uses_[bucket];
-  return absl::OkStatus();
+  return uses_.Acquire(bucket, timeout);
 }
 
 absl::Status Session::Release(int bucket) {
   RETURN_IF_ERROR(CheckBucket(bucket));
-  if (!bucketed()) return absl::OkStatus();
-  if (uses_[bucket] == 0 && !prefetched_[bucket]) {
-    return absl::FailedPreconditionError(absl::StrCat("bucket ", bucket, " of job ", job_->spec().name,
-                                                      " is not in use by this session; acquire it first"));
-  }
-  if (uses_[bucket] > 1) {
-    --uses_[bucket];
-    return absl::OkStatus();
-  }
-  RETURN_IF_ERROR(GuardWeights(bucket, /*accessible=*/false));
-  uses_[bucket] = 0;
-  prefetched_[bucket] = false;
-  return Drop(bucket);
+  return uses_.Release(bucket);
 }
 
 absl::Status Session::DeclareBucket(int bucket, absl::Duration timeout) {

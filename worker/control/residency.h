@@ -4,13 +4,15 @@
 // When all slots have declared it, the lead decides kReduceBucket: every worker sums its shard into memory of its own
 // (worker/memory/gradient_sums.h), and the lead gives the slots' pages of that bucket back. The step is decided when
 // every bucket is summed and every slot declared, and reads the sums.
+// With pulled slots (pulled_words.h) nothing is declared by bucket: kMerge sums whole slots, and the lead then gives the
+// pages of their windows back.
 //
 // Weights. A trainer acquires a bucket before it reads it. Of a bucket that is used and not held, the lead decides
 // kGatherBucket: every worker writes its part of the committed version into the parameter window. Steps rewrite the
 // buckets that are held. When nobody uses one any more, the lead gives its pages back.
 //
 // These words outlive a worker whose memory is kept. So a use belongs to whoever may still have it after the worker was
-// killed: that of an attached session to its first slot, until the slot is given back; that of a call to the rank that
+// killed: that of an attached session to its first slot, or to its seat, until that is given back; that of a call to the rank that
 // answers it, whose next incarnation takes it back. A word of a session says which request changed it last: the session
 // repeats a request that a killed worker did not answer, and it counts once.
 //
@@ -76,18 +78,18 @@ class ResidencyTable {
   }
 
   BucketWords& bucket(int bucket) const { return buckets_[bucket]; }
-  // A UseWord: of the session of this host whose first slot it is.
-  std::atomic<uint64_t>& session_uses(int bucket, int slot) const {
-    return uses_[int64_t{bucket} * UsersOf(plan_) + slot];
+  // A UseWord: of the session of this host whose first slot it is; with pulled slots: whose seat.
+  std::atomic<uint64_t>& session_uses(int bucket, int writer) const {
+    return uses_[int64_t{bucket} * UsersOf(plan_) + writer];
   }
   // How many uses calls have that the rank answers.
   std::atomic<uint64_t>& call_uses(int bucket, int rank) const {
-    return uses_[int64_t{bucket} * UsersOf(plan_) + plan_.slots().num_slots + rank];
+    return uses_[int64_t{bucket} * UsersOf(plan_) + plan_.slots().num_writers() + rank];
   }
   // Whether anybody on this host uses it.
   bool IsUsed(int bucket) const {
-    for (int s = 0; s < plan_.slots().num_slots; ++s) {
-      if (UsesIn(session_uses(bucket, s).load()) != 0) return true;
+    for (int w = 0; w < plan_.slots().num_writers(); ++w) {
+      if (UsesIn(session_uses(bucket, w).load()) != 0) return true;
     }
     for (int r = 0; r < plan_.num_ranks(); ++r) {
       if (call_uses(bucket, r).load() != 0) return true;
@@ -117,7 +119,7 @@ class ResidencyTable {
 
  private:
   static constexpr int64_t kAlignment = 64;
-  static int64_t UsersOf(const Plan& plan) { return plan.slots().num_slots + plan.num_ranks(); }
+  static int64_t UsersOf(const Plan& plan) { return plan.slots().num_writers() + plan.num_ranks(); }
 
   const Plan& plan_;
   BucketWords* buckets_;

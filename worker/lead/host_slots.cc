@@ -30,7 +30,7 @@ void MirrorSlots(StepProtocol& protocol, AllHostWords words, int host, int num_s
 }
 
 void MirrorBuckets(StepProtocol& protocol, AllHostWords words, int host, const Plan& plan) {
-  if (!plan.bucketed()) return;
+  if (!plan.bucketed() || plan.pulled()) return;  // of pulled slots nothing is declared by bucket
   const ResidencyTable table(protocol.control(), plan);
   const int64_t open = words[host]->committed + 1;
   bool changed = false;

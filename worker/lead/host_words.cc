@@ -38,7 +38,8 @@ void ReadBucket(const ResidencyTable& table, const JobSpec& job, const Plan& pla
   const bool held = words.held.load() != kBucketAbsent;
   const uint64_t window = (table.IsUsed(bucket) ? HostBucket::kUsed : 0) | (held ? HostBucket::kHeld : 0);
   if (window != 0) to.push_back({bucket, HostBucket::kWindow, window});
-  if (plan.buckets()[bucket].frozen || words.reduced.load(std::memory_order_acquire) >= open) return;
+  if (plan.pulled() || plan.buckets()[bucket].frozen) return;
+  if (words.reduced.load(std::memory_order_acquire) >= open) return;
   for (int s = 0; s < job.num_slots; ++s) {
     HostBucket slot{bucket, s, 0};
     for (int p = 0; p < plan.num_shards(); ++p) {
@@ -156,7 +157,7 @@ absl::Status CheckBuckets(const HostWords& words, const JobSpec& job, const Plan
   for (size_t i = 0; i < words.buckets.size(); ++i) {
     const HostBucket& bucket = words.buckets[i];
     if (bucket.bucket < 0 || bucket.bucket >= buckets) return Cannot("bucket ", bucket.bucket, " of ", buckets);
-    if (bucket.slot < HostBucket::kWindow || bucket.slot >= job.num_slots) {
+    if (bucket.slot < HostBucket::kWindow || bucket.slot >= (job.pulled() ? 0 : job.num_slots)) {
       return Cannot("slot ", bucket.slot, " of bucket ", bucket.bucket);
     }
     const auto place = [](const HostBucket& of) { return std::make_pair(of.bucket, of.slot); };
@@ -317,10 +318,15 @@ bool BucketComplete(AllHostWords words, const JobSpec& job, const Plan& plan, in
   return true;
 }
 
+void MergeBucketUses(AllHostWords words, const Plan& plan, Facts& facts) {
+  for (int b = 0; b < static_cast<int>(plan.buckets().size()) && facts.bucket_to_gather < 0; ++b) {
+    const HostSet lacking = HostsWith(words, b, HostBucket::kUsed) & ~HostsWith(words, b, HostBucket::kHeld);
+    if (lacking != 0) facts.bucket_to_gather = b;
+  }
+}
+
 void MergeBuckets(AllHostWords words, const JobSpec& job, const Plan& plan, const ResidencyTable& table, Facts& facts) {
   for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
-    const HostSet lacking = HostsWith(words, b, HostBucket::kUsed) & ~HostsWith(words, b, HostBucket::kHeld);
-    if (facts.bucket_to_gather < 0 && lacking != 0) facts.bucket_to_gather = b;
     if (plan.buckets()[b].frozen || table.bucket(b).reduced.load(std::memory_order_acquire) > facts.committed) continue;
     facts.slots_complete = false;
     if (facts.bucket_to_sum < 0 && BucketComplete(words, job, plan, b)) facts.bucket_to_sum = b;
@@ -358,6 +364,7 @@ Facts MergeFacts(AllHostWords words, const Committed& committed, const JobSpec& 
     MergeBeginning(words, facts);
     return facts;
   }
+  if (plan.bucketed()) MergeBucketUses(words, plan, facts);
   if (plan.pulled()) {
     ReadOpenStep(control, job, plan, facts);
     return facts;

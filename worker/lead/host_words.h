@@ -49,7 +49,7 @@ struct SeatWindow {
 
 // With bucket residency: what lies on a host of a bucket.
 struct HostBucket {
-  // In place of a slot: how its window uses the bucket.
+  // In place of a slot: how its window uses the bucket. With pulled slots nothing else is said.
   static constexpr int32_t kWindow = -1;
   static constexpr uint64_t kUsed = 1, kHeld = 2;
 

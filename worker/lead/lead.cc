@@ -135,7 +135,7 @@ bool Lead::PartDone() {
 
 void Lead::Commit() {
   transport_.BeforeCommit(command_);
-  if (command_.kind == CommandKind::kReduceBucket) GaveBack(pass_.GiveBackGradients(command_.bucket));
+  GaveBack(pass_.GiveBackGradients(command_));
   protocol_.commands().Commit();
   static_cast<Committed&>(facts_) = ReadCommitted(*protocol_.control());
   const bool more = !transport_.alone() && MoreFollows(facts_, job_, plan_);

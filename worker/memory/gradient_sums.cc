@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kStream = 29;  // of a pass: another than those of shard_storage.cc and host_memory.cc
 
-int Copies(const Plan& plan) { return plan.bucketed() ? 1 : plan.slots().num_partials(); }
+int Copies(const Plan& plan) { return plan.pulled() ? plan.slots().num_partials() : 1; }
 
 int64_t CopyBytes(const Plan& plan, int shard) {
   int64_t elements = 0;

@@ -122,6 +122,7 @@ JobMemory MemoryOf(const Plan& plan, HostShape shape, std::optional<int> ranks_h
   }
   const int64_t each = Product(shape.num_writers, 1 + plan.slots().prefetch_buckets);
   memory.window = std::min(memory.window, Product(each, weights));
+  if (plan.pulled()) return memory;  // what is written are whole slots
   const int64_t mailbox = (static_cast<int64_t>(sizeof(Mailbox)) + kPageBytes - 1) / kPageBytes * kPageBytes;
   memory.slots = std::min(memory.slots, Sum(Product(each, gradients), Product(shape.num_writers, mailbox)));
   return memory;
@@ -142,9 +143,9 @@ absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity&
       beside > 0 ? absl::StrCat(", beside ", Readable(beside), " that it has on its present mesh meanwhile") : "",
       "; this host has ", Readable(capacity.bytes), " (", capacity.source, "); use fewer ",
       job.pulled() ? "trainers" : "slots", ", fewer publications, fewer replicas, bf16 weights or gradients, ",
-      plan.bucketed() ? "smaller buckets"
-      : plan.pulled() ? "assigned slots"
-                      : "bucket residency",
+      plan.pulled()     ? "assigned slots"
+      : plan.bucketed() ? "smaller buckets"
+                        : "bucket residency",
       ", or a host with more memory"));
 }
 

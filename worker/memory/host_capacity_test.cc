@@ -136,6 +136,26 @@ TEST(HostCapacityTest, BucketResidency_CountsTheBucketsInUse) {
   EXPECT_EQ(MemoryOf(*Plan::Create(job), 3).slots, full.slots);
 }
 
+// Weights are there by bucket, gradients by slot.
+TEST(HostCapacityTest, BucketResidencyWithPulledSlots_CountsWholeSlots) {
+  JobSpec job = SmallJob("fsdp=2", 3);
+  job.parameters.clear();
+  for (int i = 0; i < 20; ++i) job.parameters.push_back({"p" + std::to_string(i), {1024}, WeightFormat::kFp32});
+  job.slot_mode = SlotMode::kPulled;
+  job.num_trainers = 4;
+  const JobMemory full = MemoryOf(*Plan::Create(job), job);
+  job.residency = Residency::kBucket;
+  const Plan plan = *Plan::Create(job);
+  const JobMemory memory = MemoryOf(plan, job);
+  EXPECT_EQ(memory.window, 4 * 2 * 4096);
+  EXPECT_EQ(memory.slots, full.slots);
+  EXPECT_EQ(memory.sums, full.sums);
+  EXPECT_GT(memory.control, full.control);
+  EXPECT_THAT(CheckFits(job, plan, {memory.total() - 1, "a test"}),
+              StatusIs(Code::kResourceExhausted,
+                       AllOf(HasSubstr("for the windows of 4 trainers"), HasSubstr("gradients, assigned slots, or"))));
+}
+
 // The lead of each host keeps the tables of all others.
 TEST(HostCapacityTest, SeveralHosts_CountTheMaximaOfTheOthers) {
   JobSpec job = SmallJob("fsdp=4", 1);

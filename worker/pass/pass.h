@@ -86,7 +86,7 @@ class Pass final : public StepPass {
   // Whether copies go past the caches, whatever the window's size. For tests.
   void StreamCopies(bool stream) { stream_copies_ = stream; }
 
-  absl::Status GiveBackGradients(int bucket) override;
+  absl::Status GiveBackGradients(const Command& command) override;
   absl::Status GiveBackWeights(int bucket) override;
   int64_t gathered_bytes() const override { return gathered_bytes_.load(std::memory_order_relaxed); }
   int64_t shard_bytes() const override { return storage_.num_bytes(); }
@@ -126,6 +126,7 @@ class Pass final : public StepPass {
   // Of pulled slots (pass_merge.cc): sums what is finished of a subtree.
   class Merger;
   void MergeRange(const Command& command, int range);
+  absl::Status GiveBackWindows(const Command& command);
   bool InWindow(int bucket) const;  // whether the parameter window holds it
   GatheredRun GatheredOf(int range, int parity, const ChunkRun& run) const;
   // Of tensors that are gathered as nf4, before kQuantize or kGatherBucket codes them: what their scales share.

@@ -123,10 +123,13 @@ void Pass::GatherRange(const Command& command, int range) {
   gathered_bytes_.fetch_add(written, std::memory_order_relaxed);
 }
 
-absl::Status Pass::GiveBackGradients(int bucket) {
-  const int64_t begin = plan_.buckets()[bucket].gradient_offset;
+absl::Status Pass::GiveBackGradients(const Command& command) {
+  if (!plan_.bucketed()) return absl::OkStatus();
+  if (plan_.pulled()) return GiveBackWindows(command);
+  if (command.kind != CommandKind::kReduceBucket) return absl::OkStatus();
+  const int64_t begin = plan_.buckets()[command.bucket].gradient_offset;
   for (int s = 0; s < job_.num_slots; ++s) {
-    RETURN_IF_ERROR(host_.slot(s).Punch(begin, plan_.GradientPageBytes(bucket)));
+    RETURN_IF_ERROR(host_.slot(s).Punch(begin, plan_.GradientPageBytes(command.bucket)));
   }
   return absl::OkStatus();
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/base/reduction.h"
+#include "core/base/status.h"
 #include "worker/pass/pass.h"
 #include "worker/step/pulled_slots.h"
 
@@ -78,6 +79,24 @@ void Pass::MergeRange(const Command& command, int range) {
     if (looks && done % kUntilLook == 0) while_merging_();
     merger.Sum({command.first_slot, command.num_slots}, done, std::min(kElements, elements - done), scratch);
   }
+}
+
+// In a repeated commit some of the slots may count as merged: their windows were given back before, and may be written
+// again by now.
+absl::Status Pass::GiveBackWindows(const Command& command) {
+  const auto give_back = [this](int window) {
+    const int64_t bytes = plan_.gradient_window_bytes();
+    return host_.slot(window / kWindowsOfSeat).Punch(window % kWindowsOfSeat * bytes, bytes);
+  };
+  if (command.kind == CommandKind::kStep) {
+    for (int w = 0; w < job_.num_trainers * kWindowsOfSeat; ++w) RETURN_IF_ERROR(give_back(w));
+  }
+  if (command.kind != CommandKind::kMerge) return absl::OkStatus();
+  const Frontier sums = PulledSlots(host_.control(), job_, plan_, command.step).Sums();
+  for (int s = command.first_slot; s < command.first_slot + command.num_slots; ++s) {
+    if (sums.count[s] == 1 && sums.source[s] < 0) RETURN_IF_ERROR(give_back(-1 - sums.source[s]));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace shardmesh

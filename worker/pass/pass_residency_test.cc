@@ -74,7 +74,7 @@ TEST(PassResidencyTest, SummedBuckets_GiveTheirPagesBack) {
     if (group.plan.buckets()[b].frozen) continue;
     group.Execute(group.BucketCommand(CommandKind::kReduceBucket, b));
     EXPECT_EQ(SlotBytes(group), before);
-    ASSERT_OK(group.passes[0]->GiveBackGradients(b));
+    ASSERT_OK(group.passes[0]->GiveBackGradients(group.BucketCommand(CommandKind::kReduceBucket, b)));
     EXPECT_LE(SlotBytes(group), before - group.job.num_slots * kPageBytes);
     before = SlotBytes(group);
   }

@@ -32,10 +32,13 @@ class StepPass {
   virtual absl::StatusOr<uint64_t> Run(const Command& command, uint64_t seq, const float* initial,
                                        BucketGate* gate = nullptr) = 0;
 
-  // Of bucket residency: gives back the pages of a bucket that is summed, in all slots, and of one that nobody uses, in
-  // the window, which then shows what core/job/absent_weights.h says. Internal: the system refuses. For the lead,
-  // between commands.
-  virtual absl::Status GiveBackGradients(int bucket) = 0;
+  // Of bucket residency, for the lead. Internal: the system refuses.
+  // Gives back the pages of gradients that a command has summed, behind it and before it is committed: of kReduceBucket
+  // the bucket's in all slots; with pulled slots of kMerge those of the windows whose results it has, and of kStep those
+  // of all windows, since results that did not count lie there still. No effect of other commands and jobs.
+  virtual absl::Status GiveBackGradients(const Command& command) = 0;
+  // Between commands: the pages of a bucket that nobody uses, in the window, which then shows what
+  // core/job/absent_weights.h says.
   virtual absl::Status GiveBackWeights(int bucket) = 0;
 
   // Bytes of weights, without their scales, that steps and fills wrote into the parameter window since construction.

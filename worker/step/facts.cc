@@ -47,9 +47,8 @@ void ReadBuckets(ControlBlock& control, const JobSpec& job, const Plan& plan, Fa
   const int64_t open = facts.committed + 1;
   bool all_summed = true;
   for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
-    const BucketWords& words = table.bucket(b);
-    if (facts.bucket_to_gather < 0 && words.held.load() == kBucketAbsent && table.IsUsed(b)) facts.bucket_to_gather = b;
-    if (plan.buckets()[b].frozen || words.reduced.load(std::memory_order_acquire) >= open) continue;
+    const int64_t reduced = table.bucket(b).reduced.load(std::memory_order_acquire);
+    if (plan.buckets()[b].frozen || reduced >= open) continue;
     all_summed = false;
     if (facts.bucket_to_sum < 0 && EverySlotHas(table, job, plan, b, open)) facts.bucket_to_sum = b;
   }
@@ -117,12 +116,20 @@ void ReadTickets(const ControlBlock& control, Facts& facts) {
   facts.publish_wanted = facts.publish_ticket > control.publish_done.load();
 }
 
+void ReadBucketUses(ControlBlock& control, const Plan& plan, Facts& facts) {
+  if (!plan.bucketed()) return;
+  const ResidencyTable table(&control, plan);
+  for (int b = 0; b < static_cast<int>(plan.buckets().size()) && facts.bucket_to_gather < 0; ++b) {
+    if (table.bucket(b).held.load() == kBucketAbsent && table.IsUsed(b)) facts.bucket_to_gather = b;
+  }
+}
+
 void ReadOpenStep(ControlBlock& control, const JobSpec& job, const Plan& plan, Facts& facts) {
   const int64_t open = facts.committed + 1;
-  if (plan.bucketed()) {
-    ReadBuckets(control, job, plan, facts);
-  } else if (plan.pulled()) {
+  if (plan.pulled()) {
     ReadPulled(control, job, plan, facts);
+  } else if (plan.bucketed()) {
+    ReadBuckets(control, job, plan, facts);
   } else {
     facts.slots_complete = AllDeclared(control, job, open) && AllShards(control, job, plan, open);
   }
@@ -136,6 +143,7 @@ Facts ReadFacts(ControlBlock& control, const JobSpec& job, const Plan& plan, con
   if (facts.committed == kNoStep) {
     ReadBeginning(control, ranks, facts);
   } else {
+    ReadBucketUses(control, plan, facts);
     ReadOpenStep(control, job, plan, facts);
   }
   return facts;

@@ -69,8 +69,10 @@ Facts ReadFacts(ControlBlock& control, const JobSpec& job, const Plan& plan, con
 // What each of these adds to facts that have the committed part; `ranks`: whose host's control block it is.
 void ReadBeginning(const ControlBlock& control, const HostRanks& ranks, Facts& facts);
 void ReadTickets(const ControlBlock& control, Facts& facts);
-// Of a control block that has all words of the open step: of a job on one host, or one whose slots are pulled.
+// Of a control block that has all words of the open step's slots: of a job on one host, or one whose slots are pulled.
 void ReadOpenStep(ControlBlock& control, const JobSpec& job, const Plan& plan, Facts& facts);
+// With bucket residency: what trainers of this control block's host use.
+void ReadBucketUses(ControlBlock& control, const Plan& plan, Facts& facts);
 
 // Whether the newest command wrote weights that are gathered quantized, which a second command does.
 bool QuantizeFollows(const Committed& committed, const Plan& plan);

@@ -187,5 +187,67 @@ TEST(StepBucketsFullTest, JobWithFullResidency_HasNone) {
               StatusIs(Code::kFailedPrecondition, HasSubstr("full residency")));
 }
 
+// With pulled slots: uses are of seats, of which there may be more than slots.
+struct PulledBucketsTest : StepFixture {
+  static JobSpec Job() {
+    JobSpec job = BucketJob();
+    job.slot_mode = SlotMode::kPulled;
+    job.num_trainers = 5;
+    return job;
+  }
+  PulledBucketsTest() : StepFixture(Job()) {
+    PlaceWeights();
+    for (int seat = 0; seat < 5; ++seat) protocol.control()->slots[seat].holder.store(100 + seat);
+    protocol.pulling().Reopen(0);
+  }
+  CommandKind Next() {
+    if (!DecideNext(protocol, plan)) return CommandKind::kNone;
+    AllExecute();
+    protocol.commands().Commit();
+    return protocol.command().kind;
+  }
+};
+
+TEST_F(PulledBucketsTest, WeightsAreUsedByBucket_AndGradientsSummedBySlot) {
+  ASSERT_OK(protocol.buckets().Use(2, Slot(4), UseWord(1, 1)));
+  for (int slot = 0; slot < 3; ++slot) {
+    ASSERT_OK_AND_ASSIGN(const auto grant, protocol.pulling().TakeNext(slot, 0));
+    ASSERT_EQ(grant->slot, slot);
+    FinishedSlot finished;
+    finished.slot = Slot(slot);
+    finished.step = Step(1);
+    ASSERT_OK(protocol.pulling().Finish(slot, finished));
+  }
+  EXPECT_EQ(Next(), CommandKind::kGatherBucket);
+  EXPECT_EQ(protocol.command().bucket, 2);
+  EXPECT_TRUE(protocol.buckets().Holds(2));
+  EXPECT_EQ(Next(), CommandKind::kMerge);
+  EXPECT_EQ(protocol.command().num_slots, 3);
+  EXPECT_EQ(Next(), CommandKind::kStep);
+  EXPECT_EQ(protocol.command().step, 1);
+  EXPECT_EQ(Next(), CommandKind::kNone);
+}
+
+TEST_F(PulledBucketsTest, NothingIsDeclaredByBucket) {
+  EXPECT_THAT(protocol.buckets().Declare({{Slot(0)}, Step(1), 0, {}, /*in_place=*/true}),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("has pulled slots")));
+  EXPECT_EQ(protocol.slots().Open({Slot(4)}), std::nullopt);
+  EXPECT_EQ(Next(), CommandKind::kNone);
+}
+
+TEST_F(PulledBucketsTest, ATrainerThatIsGone_UsesNothing) {
+  ASSERT_OK(protocol.buckets().Use(2, Slot(4), UseWord(1, 1)));
+  ASSERT_OK(protocol.buckets().Use(2, Slot(3), UseWord(1, 2)));
+  EXPECT_EQ(Next(), CommandKind::kGatherBucket);
+  std::vector<int> dropped;
+  const auto drop = [&](int bucket) { dropped.push_back(bucket); };
+  protocol.buckets().DropUses({4}, 104);
+  protocol.buckets().DropUnused(drop);
+  EXPECT_TRUE(dropped.empty());
+  protocol.buckets().DropUses({3}, 103);
+  protocol.buckets().DropUnused(drop);
+  EXPECT_EQ(dropped, std::vector<int>{2});
+}
+
 }  // namespace
 }  // namespace shardmesh

@@ -120,8 +120,8 @@ void StepSlots::AwaitFree(absl::Span<const Slot> slots, absl::Duration timeout) 
 // the lead cannot decide the open step, and the words and windows of all its slots are the caller's.
 std::optional<Step> StepSlots::Open(absl::Span<const Slot> slots) const {
   const int64_t open = view_.committed_step().value() + 1;
-  if (view_.plan->bucketed()) return StepBuckets(view_).Open(slots, open);
   if (view_.plan->pulled()) return std::nullopt;  // seats: what their last trainers wrote is taken back by the lead
+  if (view_.plan->bucketed()) return StepBuckets(view_).Open(slots, open);
   bool incomplete = false;
   for (Slot slot : slots) {
     incomplete = incomplete || view_.control->slots[slot.value()].declared.load() < open;

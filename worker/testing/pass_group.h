@@ -88,7 +88,8 @@ struct PassGroup : TestHost {
     for (int b = 0; b < static_cast<int>(plan.buckets().size()) && plan.bucketed(); ++b) {
       if (plan.buckets()[b].frozen) continue;
       Execute(BucketCommand(CommandKind::kReduceBucket, b));
-      if (!passes[0]->GiveBackGradients(b).ok()) ADD_FAILURE();  // EXPECT_OK would allocate
+      if (!passes[0]->GiveBackGradients(BucketCommand(CommandKind::kReduceBucket, b)).ok())
+        ADD_FAILURE();  // EXPECT_OK would allocate
     }
   }
   void Hold(int bucket) {

@@ -70,7 +70,7 @@ class DevicePass final : public StepPass {
   //   Aborted: the job was aborted before the gate opened; nothing changed. DeadlineExceeded: the gate's time limit
   //   passed (nothing changed), or the command's. Unavailable: the device failed.
   absl::StatusOr<uint64_t> Run(const Command& command, uint64_t seq, const float* initial, BucketGate* gate) override;
-  absl::Status GiveBackGradients(int bucket) override;
+  absl::Status GiveBackGradients(const Command& command) override;
   absl::Status GiveBackWeights(int bucket) override;
   int64_t gathered_bytes() const override { return gathered_bytes_.load(std::memory_order_relaxed); }
   int64_t shard_bytes() const override { return storage_.allocated_bytes(); }
