@@ -11,6 +11,8 @@ import os
 import re
 import sys
 
+import class_sizes
+
 # folder -> the folders that it may include from, each with the rooms in it; itself is always allowed. A folder in another one is one of its own.
 ALLOWED = {
     "core":     set(),
@@ -41,8 +43,10 @@ ROOMS = {
     "worker": ("control", "memory", "versions", "transport", "transport/nccl", "step", "pass", "pass/device", "lead", "job", "move", "node", "process",
                "doors"),
 }
-# Source files at most that lie in one folder, whichever it is.
+# Source files at most that lie in one folder, whichever it is; public functions at most of a class, but for tables of a foreign library's functions.
 MAX_FILES = 40
+MAX_FUNCTIONS = 25
+FOREIGN_TABLES = ("CudaDriverApi", "StandInNccl")
 # prefix of an outside header -> where it may be included (all prefixes that fit count): patterns of the file's path, matched from its start to its end.
 CONFINED = {
     "grpcpp/":      ("rpc/.*", "proto/.*", r".*_service\.(h|cc)", r".*_service_test\.cc", r"worker/doors/[^/]*_call\.(h|cc)", r".*_transport\.(h|cc)", r".*_main\.cc",
@@ -218,6 +222,9 @@ def violations(root):
         if path.endswith(SOURCES) and not any(re.fullmatch(home, path) for home in HOST_COUNT):
             found += pattern_violations(text, NUM_HOSTS, "is for who moves bytes between hosts: ask HostRanks::alone(), or CheckSupported "
                                                          "(HOST_COUNT of tools/check_layers.py)")
+        if path.endswith(".h"):
+            found += [(line, f"{name} has {size} public functions, at most {MAX_FUNCTIONS} are readable: split it by its subjects")
+                      for line, name, size in class_sizes.classes(text) if size > MAX_FUNCTIONS and name not in FOREIGN_TABLES]
         if path.endswith("_test.cc"):
             found += pattern_violations(text, SLEEP, "in a test: wait on a condition with a deadline, or move a ManualClock")
         if path.endswith(SOURCES + (".py",)) and not any(re.fullmatch(home, path) for home in WALL_CLOCK):

@@ -117,6 +117,12 @@ class CheckLayersTest(unittest.TestCase):
         self.assertEqual(check({**CLEAN, "client/cli/commands/lease_command.cc": "absl::No" "w()"}), [])
         self.assertEqual(check({**CLEAN, "worker/a.py": "end = time.monotonic(); process.timeout(3)"}), [])
 
+    def test_class_of_many_functions_is_found(self):
+        functions = "".join(f"  int f{i}(int a = (1)) const {{ return a; }}  // f(\n" for i in range(24))
+        body = "class A {\n public:\n  A() = default;\n" + functions + "  std::function<void()> kept;\n{more} private:\n  void g();\n};\n"
+        self.assertEqual(check({"core/job/a.h": body.replace("{more}", "")}), [])
+        self.expect("core/job/a.h", body.replace("{more}", "  template <class T>\n  void h(T);\n"), "core/job/a.h:1: ", "A has 26 public functions")
+
     def test_number_of_hosts_is_found(self):
         self.expect("worker/step/decide.cc", "a\nbool Alone(HostRanks r) { return r.num_ho" "sts == 1; }\n", "worker/step/decide.cc:2: ", "HostRanks::alone()")
 
