@@ -167,8 +167,7 @@ absl::Status ValidateSlotMode(const JobSpec& job) {
     return absl::InvalidArgumentError(absl::StrCat("trainers is ", job.num_trainers, "; with pulled slots it is 1 to ",
                                                    kMaxTrainers, ", those that may take part at a time"));
   }
-  if (job.residency == Residency::kFull) return absl::OkStatus();
-  return CheckTogether(absl::StrCat("job ", job.name), Feature::kPulledSlots, Feature::kBucketResidency);
+  return absl::OkStatus();
 }
 
 absl::string_view PolicyName(NonFinitePolicy policy) { return policy == NonFinitePolicy::kSkip ? "skip" : "fail"; }

@@ -168,8 +168,6 @@ struct RefusedPair {
   bool never = false;  // no implementation could change it
 };
 inline constexpr RefusedPair kRefusedPairs[] = {
-    {Feature::kPulledSlots, Feature::kBucketResidency, "results of pulled slots are summed over the whole model",
-     "take full residency, or assigned slots"},
     {Feature::kMuon, Feature::kInt8RowWeights,
      "int8_row has a scale for each row, and Muon's update is orthogonal as a whole matrix alone",
      "take bf16_sr, or another optimizer", /*never=*/true},

@@ -26,12 +26,14 @@ class BoundPulling {
     session_ = OrThrow(calls_.Run<std::shared_ptr<PullingSession>>(open, absl::Seconds(timeout)));
   }
 
-  void AwaitWeights(double timeout) {
-    const auto wait = [session = Live()](absl::Duration left) -> absl::StatusOr<Done> {
-      RETURN_IF_ERROR(session->AwaitWeights(left));
+  // A call that returns nothing; gets how long it may take.
+  template <typename Call>
+  void Do(double timeout, Call call) {
+    const auto run = [session = Live(), call](absl::Duration left) -> absl::StatusOr<Done> {
+      RETURN_IF_ERROR(call(*session, left));
       return Done{};
     };
-    OrThrow(calls_.Run<Done>(wait, absl::Seconds(timeout)));
+    OrThrow(calls_.Run<Done>(run, absl::Seconds(timeout)));
   }
 
   // (slot, step, None), or (None, step, how it went).
@@ -97,15 +99,48 @@ py::tuple ParameterOf(const BoundPulling& self, const Text& name) {
   return DescriptionOf(session->job(), OrThrow(session->job().Resolve(name.value)), session, view);
 }
 
+// As Session's.
+void BindBuckets(py::class_<BoundPulling>& session) {
+  session
+      .def(
+          "bucket", [](const BoundPulling& self, const Text& name) { return OrThrow(self.Live()->bucket(name.value)); },
+          py::arg("name"))
+      .def(
+          "acquire",
+          [](BoundPulling& self, int bucket, double timeout) {
+            self.Do(timeout,
+                    [bucket](PullingSession& session, absl::Duration left) { return session.Acquire(bucket, left); });
+          },
+          py::arg("bucket"), py::arg("timeout"))
+      .def(
+          "prefetch",
+          [](BoundPulling& self, int bucket) {
+            self.Do(0.0, [bucket](PullingSession& session, absl::Duration) { return session.Prefetch(bucket); });
+          },
+          py::arg("bucket"))
+      .def(
+          "release",
+          [](BoundPulling& self, int bucket) {
+            self.Do(0.0, [bucket](PullingSession& session, absl::Duration) { return session.Release(bucket); });
+          },
+          py::arg("bucket"));
+}
+
 }  // namespace
 
 void BindPullingSession(py::module_& module) {
-  py::class_<BoundPulling>(module, "PullingSession")
+  py::class_<BoundPulling> session(module, "PullingSession");
+  session
       .def(py::init<const BoundJob&, const Text&, double>(), py::arg("job"), py::arg("way"), py::arg("timeout"))
       .def_property_readonly("committed",
                              [](const BoundPulling& self) { return self.Live()->committed_step().value(); })
       .def_property_readonly("awaited", &BoundPulling::Awaited)
-      .def("await_weights", &BoundPulling::AwaitWeights, py::arg("timeout"))
+      .def(
+          "await_weights",
+          [](BoundPulling& self, double timeout) {
+            self.Do(timeout, [](PullingSession& session, absl::Duration left) { return session.AwaitWeights(left); });
+          },
+          py::arg("timeout"))
       .def("take", &BoundPulling::Take, py::arg("timeout"))
       .def("finish", &BoundPulling::Finish, py::arg("learning_rates"), py::arg("loss_scale"), py::arg("tokens"),
            py::arg("timeout"))
@@ -116,6 +151,7 @@ void BindPullingSession(py::module_& module) {
              if (absl::Status status = self.Live()->ForgetWrites(); !status.ok()) throw StatusError(status);
            })
       .def("close", &BoundPulling::Close);
+  BindBuckets(session);
 }
 
 }  // namespace shardmesh::python

@@ -135,10 +135,10 @@ TEST(DefineJob, FeatureThatNoTopologySupports_IsUnimplemented) {
 
 TEST(DefineJob, FeaturesThatExcludeEachOther_AreRefusedInTheWordsOfTheTable) {
   JobSpec spec = SmallSpec("j", 2);
-  spec.residency = Residency::kBucket;
-  spec.slot_mode = SlotMode::kPulled;
-  spec.num_trainers = 1;
-  EXPECT_EQ(DefineJob(spec, {}, {}).status(), CheckTogether("job j", Feature::kPulledSlots, Feature::kBucketResidency));
+  spec.optimizer = OptimizerHyper::Defaults(OptimizerKind::kMuon);
+  spec.parameters[0].format = WeightFormat::kInt8Row;
+  const absl::Status together = CheckTogether("", Feature::kMuon, Feature::kInt8RowWeights);
+  EXPECT_THAT(DefineJob(spec, {}, {}), StatusIs(together.code(), HasSubstr(std::string(together.message()))));
 }
 
 TEST(JobDefinition, Refusals_AreThoseOfEachTopology) {

@@ -3,7 +3,8 @@
 // TlsOfEnvironment() says.
 //   create   makes OddJob(JOB, "fsdp=2", 2), gives it its weights, then goes on as connect; create:MESH: on that mesh
 //   attach   through shared memory; connect: through gRPC
-//   pull     of a job with pulled slots, through shared memory: whichever slots are open. Each takes a moment.
+//   pull     of a job with pulled slots, through shared memory: whichever slots are open. Each takes a moment, and with
+//            bucket residency uses all buckets, one after the other, the last one for as long.
 //            pull-connected: through gRPC
 //   delete   deletes JOB, and nothing else
 // Prints "step N" after each step, at the end "digest HEX"; when it pulls "late for slot S of step N: REASON" instead
@@ -43,8 +44,14 @@ constexpr absl::Duration kLong = absl::Seconds(60);
 absl::Status PullOne(PullingSession& session) {
   ASSIGN_OR_RETURN(const PullingSession::Work work, session.Take(kLong));
   if (!work.slot.has_value()) return absl::OkStatus();
+  for (int b = 0; b < static_cast<int>(session.job().plan().buckets().size()); ++b) {
+    if (b > 0) RETURN_IF_ERROR(session.Release(b - 1));
+    RETURN_IF_ERROR(session.Acquire(b, kLong));
+  }
+  const int last = static_cast<int>(session.job().plan().buckets().size()) - 1;
   ASSIGN_OR_RETURN(const FinishOptions options, WriteTaken(session, work));
   Pause(kComputes);
+  RETURN_IF_ERROR(session.Release(last));
   const absl::StatusOr<SlotResult> result = session.Finish(options);
   if (result.ok() && *result == SlotResult::kAccepted) return absl::OkStatus();
   if (!result.ok() && !absl::IsAborted(result.status())) return result.status();

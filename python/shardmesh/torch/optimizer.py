@@ -162,9 +162,10 @@ class Optimizer(torch.optim.Optimizer):
         started = self._started
         if not started.bucketed:
             return None
-        assert started.model is not None and isinstance(self._slots, AssignedSlots)
+        assert started.model is not None
         parameters = started.facts.parameters
-        residence = Residence(started.model, parameters, self._placed, self._session, weakly(self._check_model))
+        begins = weakly(self._check_model if isinstance(self._slots, AssignedSlots) else self._check_guard)
+        residence = Residence(started.model, parameters, self._placed, self._session, begins)
         self._slots.reside(residence, [index for index, parameter in enumerate(parameters) if not parameter.frozen])
         return residence
 
@@ -287,6 +288,11 @@ class Optimizer(torch.optim.Optimizer):
         """Changes of parameters within it, the same on every rank, are the job's from the next step on; with bucket
         residency, where it takes memory for all weights, from its end on."""
         self._check_usable()
+        if self._residence is not None and self._slots.taking:
+            raise errors.FailedPrecondition(
+                "weights are loaded or edited within a loop over optimizer.slots(), where residency=\"bucket\" cannot "
+                "give them to the job; load or edit outside of the loop"
+            )
         with torch.no_grad(), self._placed.decoded(), whole(self._residence, self._take_changes, self._place_again):
             with self._loads.editing():
                 yield
@@ -389,6 +395,10 @@ class Optimizer(torch.optim.Optimizer):
         """Before a forward, whose gradients may be handed over at once, so that they could not be dropped later."""
         self._guard.check(self._placed.decoded_for_now())
         self._take_changes()
+
+    def _check_guard(self) -> None:
+        """Before a forward whose gradients are handed over at the end of its slot; changes are taken before the loop."""
+        self._guard.check(self._placed.decoded_for_now())
 
     def _attach_again(self) -> None:
         self._session = self._started.session

@@ -163,8 +163,6 @@ START = (
      lambda: Optimizer(nn.Linear(2, 2).requires_grad_(True))),
     ("pass the module that was scripted", lambda: Optimizer(nn.Sequential(torch.jit.script(LINEAR))),
      lambda: Optimizer(nn.Sequential(LINEAR))),
-    ('take full residency', lambda: Optimizer(LINEAR, pulled=True, residency="bucket"), lambda: Optimizer(LINEAR, pulled=True)),
-    ("or assigned slots", lambda: Optimizer(LINEAR, pulled=True, residency="bucket"), lambda: Optimizer(LINEAR, residency="bucket")),
     ("give it, or model=", lambda: Optimizer(LINEAR.named_parameters(), residency="bucket"),
      lambda: Optimizer(LINEAR.named_parameters(), model=LINEAR, residency="bucket")),
     ("give it, or model=", lambda: Optimizer(LINEAR.named_parameters(), deliver="quantized"),

@@ -88,8 +88,6 @@ class ArgumentsTest(unittest.TestCase):
                     Optimizer(Net(), **how)
             with self.assertRaisesRegex(errors.InvalidArgument, "lr is -1; "):
                 Optimizer([{"params": Net().named_parameters(), "lr": -1}])
-            with self.assertRaisesRegex(errors.Unimplemented, "^job model has pulled slots and has bucket residency, which do not go together"):
-                Optimizer(Net(), pulled=True, residency="bucket")
             with self.assertRaisesRegex(errors.InvalidArgument, "needs the model"):
                 Optimizer(Net().named_parameters(), deliver="quantized", gather="int8_row")
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Pulled slots of ranks that share memory with the workers and of ranks that do not: one program, the same bits."""
+"""Pulled slots of ranks that share memory with the workers and of ranks that do not, with all weights and with buckets
+of them: one program, the same bits."""
 import os
 import sys
 import unittest
@@ -20,13 +21,27 @@ def batch_of(step, slot):
     return torch.randn(slot + 1, 6, generator=torch.Generator().manual_seed(10 * step + slot))
 
 
+class Blocks(torch.nn.Module):
+    """A block is what bucket residency gathers at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh()) for _ in range(3))
+        self.head = torch.nn.Linear(6, 5)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
 class PulledTest(ServiceTest):
     WORKERS = 2
 
-    def trained(self, here, **options):
+    def trained(self, here, make=lambda: torch.nn.Linear(6, 5), **options):
         """What a model has learnt by one rank: on a host of the workers, or elsewhere."""
         torch.manual_seed(3)
-        model = torch.nn.Linear(6, 5)
+        model = make()
         job = "-".join([self.id().rsplit(".")[-1], str(here), *options])
         with mock.patch.object(_client.Job, "on_this_host", here):
             optimizer = Optimizer(model, "AdamW", lr=0.1, slots=SLOTS, pulled=True, service=self.address, job=job, **options)
@@ -48,6 +63,38 @@ class PulledTest(ServiceTest):
                 self.assertEqual(optimizer.job.digest(), connected.job.digest())
                 for name, value in model.state_dict().items():
                     self.assertTrue(torch.equal(value, other.state_dict()[name]), name)
+
+    def test_with_buckets_the_bits_are_those_of_full_residency(self):
+        for options in {}, {"token_weights": True, "clip_norm": 0.5}, {"weights": "bf16", "gradients": "bf16", "gather": "fp8_row"}:
+            with self.subTest(options=options):
+                model, optimizer = self.trained(True, Blocks, **options)
+                for here in True, False:
+                    other, bucketed = self.trained(here, Blocks, residency="bucket", **options)
+                    with torch._C.DisableTorchFunction():  # no use of it, for which it would be gathered
+                        self.assertTrue(other.blocks[0][0].weight.detach().isnan().any())
+                    self.assertEqual(optimizer.job.digest(), bucketed.job.digest())
+                    for name, value in model.state_dict().items():
+                        self.assertTrue(torch.equal(value, other.state_dict()[name]), name)
+                    bucketed.close()
+                    self.assertTrue(torch.equal(model.blocks[0][0].weight, other.blocks[0][0].weight))
+
+    def test_with_buckets_a_body_that_raised_can_be_repeated(self):
+        expected, reference = self.trained(True, Blocks)
+        model, optimizer = self.trained(True, Blocks, residency="bucket")
+        with self.assertRaisesRegex(RuntimeError, "the body"):
+            for batch in optimizer.slots(batch_of):
+                loss = model(batch).square().sum()
+                raise RuntimeError("the body")
+        with self.assertRaisesRegex(errors.FailedPrecondition, "within a loop over optimizer.slots"):
+            for batch in optimizer.slots(batch_of):
+                with optimizer.editing():
+                    model.head.weight.add_(1)
+        del loss
+        for one, of in (expected, reference), (model, optimizer):
+            for batch in of.slots(batch_of):
+                one(batch).square().sum().backward()
+            of.step()
+        self.assertEqual(optimizer.job.digest(), reference.job.digest())
 
     def test_weights_that_were_changed_by_hand_are_told_and_can_be_taken_back(self):
         model, optimizer = self.trained(False)

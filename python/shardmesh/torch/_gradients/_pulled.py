@@ -12,6 +12,7 @@ from .._job._memory import put_gradient
 from .._job._session import Reply, TrainerSession
 from .._machine._ranks import check_process
 from .._modules._model import Parameter
+from .._weights._residence import Residence
 from ._shown import SEVERAL, Shown
 from ._windows import Windows
 
@@ -34,6 +35,12 @@ class SlotPuller:
         self._shown = Shown(self._parameters, self._arrived)
         if count > 1:
             self._shown.withhold(SEVERAL, self._to_add_to, first=True)
+        self._residence: Optional[Residence] = None
+        self._residence_index: list[int] = []
+
+    def reside(self, residence: Residence, indices: Sequence[int]) -> None:
+        """Weights are there while they are used. indices: those that the residence has for the parameters."""
+        self._residence, self._residence_index = residence, list(indices)
 
     def attach(self, session: TrainerSession) -> None:
         self._session, self._windows, self._taken = session, None, None
@@ -94,6 +101,8 @@ class SlotPuller:
     ) -> Iterator[Any]:
         session, self._open = self._session, None
         assert session is not None
+        if self._residence is not None:
+            self._residence.begin()
         while (slot := self._next(session)) is not None:
             self._begin(session)
             self._open = slot
@@ -141,6 +150,12 @@ class SlotPuller:
                 "a backward outside of a slot: `for batch in optimizer.slots(batches):` takes one"
             )
         assert self._windows is not None
+        if self._residence is not None:
+            try:
+                self._residence.check_open(self._residence_index[index])
+            except errors.Error:
+                self._shown.drop(index)
+                raise
         put_gradient(self._parameters[index].name, parameter, self._windows.window(index))
         self._written[index] = True
         if self._count > 1:
@@ -169,6 +184,8 @@ class SlotPuller:
         self._reply = None
         self._step += 1
         self._shown.clear()
+        if self._residence is not None:
+            self._residence.begin()
 
     def clear(self) -> None:
         self._shown.clear()

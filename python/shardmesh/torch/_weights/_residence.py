@@ -158,6 +158,11 @@ class Residence:
             LOG.warning("a backward raised; gradients of this step that were handed over before stay: take the same "
                         "batches again")
 
+    def begin(self) -> None:
+        """Of slots that are pulled: the next ones, whatever calls and backwards have left."""
+        self.release_all()
+        self.stepped()
+
     def stepped(self) -> None:
         self._declared.clear()
         self._again = False
