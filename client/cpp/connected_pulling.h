@@ -31,15 +31,14 @@ class ConnectedPulling final : public PullingChannel {
   absl::StatusOr<v1::TrainerReply> Send(v1::TrainerRequest& request, absl::Time deadline, absl::Duration timeout,
                                         absl::string_view what) override;
   void Leave() override;
-  // With bucket residency a bucket is pulled when it is fetched, and, while it is not dropped, with each step. A trainer
-  // whose slot was taken back may get those of a later step; its result cannot count.
+  // With bucket residency a bucket is pulled when it is fetched, and, while it is not dropped, with each step. A
+  // trainer whose slot was taken back may get those of a later step; its result cannot count.
   absl::Status StartFetch(int) override { return absl::OkStatus(); }
   absl::Status Fetch(int bucket, bool started, absl::Duration timeout) override;
   absl::Status Drop(int bucket) override;
 
  private:
-  ConnectedPulling(std::shared_ptr<Job> job, Rank rank)
-      : PullingChannel(std::move(job)), rank_(rank) {}
+  ConnectedPulling(std::shared_ptr<Job> job, Rank rank) : PullingChannel(std::move(job)), rank_(rank) {}
   absl::Status TakeSeat(absl::Duration timeout);
   absl::Status TakeSeatAgain(absl::Time deadline);
   bool IsLost(const absl::Status& error) const;  // whether the seat is, after `error` of a call
@@ -54,10 +53,10 @@ class ConnectedPulling final : public PullingChannel {
 
   const Rank rank_;
   Step opened_at_{-1};
-  Step weights_of_{-1};  // -1: of none, or of several
+  Step weights_of_{-1};                  // -1: of none, or of several
   std::set<int> used_;                   // buckets that are fetched
   std::optional<AbsentWeights> absent_;  // none: weights are always there, or guarded where they are not
-  mutable Mutex mu_;     // held to replace seat_, by the session's thread, and to leave
+  mutable Mutex mu_;                     // held to replace seat_, by the session's thread, and to leave
   std::shared_ptr<SeatTransport> seat_ ABSL_GUARDED_BY(mu_);
   bool left_ ABSL_GUARDED_BY(mu_) = false;
 };

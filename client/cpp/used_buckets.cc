@@ -41,8 +41,8 @@ absl::Status UsedBuckets::Acquire(int bucket, absl::Duration timeout) {
 absl::Status UsedBuckets::Release(int bucket) {
   if (job_->residency == Residency::kFull) return absl::OkStatus();
   if (uses_[bucket] == 0 && !prefetched_[bucket]) {
-    return absl::FailedPreconditionError(absl::StrCat("bucket ", bucket, " of job ", job_->name,
-                                                      " is not in use by this session; acquire it first"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("bucket ", bucket, " of job ", job_->name, " is not in use by this session; acquire it first"));
   }
   if (uses_[bucket] > 1) {
     --uses_[bucket];

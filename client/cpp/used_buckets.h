@@ -1,5 +1,6 @@
-// UsedBuckets: the buckets of the parameter window that a session of a job with bucket residency uses (Session::Acquire,
-// PullingSession::Acquire). With full residency nothing is in use, and its calls do nothing. For one thread.
+// UsedBuckets: the buckets of the parameter window that a session of a job with bucket residency uses
+// (Session::Acquire, PullingSession::Acquire). With full residency nothing is in use, and its calls do nothing. For one
+// thread.
 #pragma once
 
 #include <vector>
