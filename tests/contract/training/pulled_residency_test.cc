@@ -252,7 +252,8 @@ TEST_F(PulledResidency, WrongUses_AreTypedErrors) {
   EXPECT_OK(session->Release(1));
 }
 
-// A process that is killed at any moment: it uses buckets and writes slots all the time (tests/testing/trainer_main.cc).
+// A process that is killed at any moment: it uses buckets and writes slots all the time
+// (tests/testing/trainer_main.cc).
 TEST_F(PulledResidency, ATrainerThatIsKilled_HoldsNothing) {
   const JobSpec spec = ResidentJob("job", "fsdp=2", 4, 2);
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, Create(spec));
@@ -265,8 +266,8 @@ TEST_F(PulledResidency, ATrainerThatIsKilled_HoldsNothing) {
   int64_t step = 0;
   for (const char* way : {"pull", "pull-connected", "pull", "pull"}) {
     ASSERT_OK_AND_ASSIGN(const auto process,
-                         testing::Process::Start({{"tests/testing/test_trainer", cluster_->coordinator_address(), "job",
-                                                   "1000000", way}}));
+                         testing::Process::Start(
+                             {{"tests/testing/test_trainer", cluster_->coordinator_address(), "job", "1000000", way}}));
     Await([&] { return StatusOf(*job).trainers_size() == 2; });
     if (std::string(way) == "pull") Await([&] { return WindowBytes(*job) > absent; });
     process->Kill9();
