@@ -241,6 +241,7 @@ TEST_F(Reform, AWorkerThatIsToldToStop_IsNotMissed) {
   Train(5);
   cluster_->worker("w1").Signal(SIGTERM);
   Train(kSteps);
+  AwaitEvent("job_reforms");  // the steps may be through before the worker is
   ASSERT_NO_FATAL_FAILURE(ExpectLearnt("ddp=2,fsdp=1", 2));
 }
 
