@@ -186,7 +186,7 @@ void AddOptions(CLI::App& command, Flags& flags) {
   command.add_flag(
       "--restart", cluster.restart,
       "Start coordinator and node (with --no-keep: workers) again when they end by themselves: at once after "
-      "a long incarnation, after up to 5 s if they keep ending; a coordinator only with a --state file");
+      "a long run, after up to 5 s if they keep ending; a coordinator only with a --state file");
   command.add_flag("--json", flags.json, "Print each event as one line of JSON");
   AddTlsFlags(command, cluster.tls);
 }
@@ -224,8 +224,8 @@ void AddUpCommand(CLI::App& app, CommandResult& result) {
       "Prints a line for each process that starts and ends, and \"ready ADDRESS ...\" once every worker has joined.\n"
       "SIGINT or SIGTERM end all of them, exit code 0. If shardctl is killed they end with it.\n"
       "A worker that is killed is started again, and its jobs go on after a pause of about 0.1 s; those on CUDA\n"
-      "devices or with bucket residency have failed: delete and create them again. Coordinator and node are started\n"
-      "again with --restart only: the others go on without them. Exit code 1 once no process is left.\n"
+      "devices have failed: delete and create them again. Coordinator and node are started again with --restart\n"
+      "only: the others go on without them. Exit code 1 once no process is left.\n"
       "Examples:\n"
       "  shardctl up --workers 4 --mesh ddp=2,fsdp=2\n"
       "  shardctl up --workers 2 --listen 127.0.0.1:0 --log-dir logs --json\n"

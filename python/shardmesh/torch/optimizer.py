@@ -62,8 +62,7 @@ class Optimizer(torch.optim.Optimizer):
     init: of parameters and buffers on the meta device, called for each module that has some after its
     reset_parameters(); where there is none, _init_weights() of the model, if it has that (docs/torch-quantized.md).
     clip_norm: of the gradients of all slots together; 0: not clipped. seed: of all random draws.
-    publish_every: a version for readers at each multiple; None: when one asks (Job.publish(), follow()), and with
-    bucket residency none.
+    publish_every: a version for readers at each multiple; None: when one asks (Job.publish(), follow()).
     resume: a checkpoint, or a folder of them, of which the newest; every rank sees it. The job and the model's buffers
     are as they were then; without mesh= the job gets the saved one, or if that does not fit the workers, one that does.
     join: what if the job has weights already, of an earlier run. None: this run takes them, continues there, and warns;
