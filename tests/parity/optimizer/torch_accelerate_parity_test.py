@@ -17,6 +17,7 @@ import torch
 from shardmesh import errors
 from shardmesh.torch import integrations
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from service import ServiceTest
 
 EXAMPLES = pathlib.Path(__file__).parents[3] / "examples/torch"

@@ -5,7 +5,6 @@ import os
 import sys
 import unittest
 
-import ranks
 import shardmesh
 import torch
 from shardmesh import errors
@@ -14,6 +13,7 @@ from torch import nn
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, HERE)
+import ranks
 from service import ServiceTest
 
 
