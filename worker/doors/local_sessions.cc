@@ -71,7 +71,7 @@ void LocalServer::GiveSeatBack(JobShard& shard, const HeldSeat& seat) {
 absl::Status LocalServer::ClaimSession(LocalSocket& socket, const v1::SessionHello& hello, Granted& granted) {
   absl::StatusOr<std::shared_ptr<JobShard>> shard = worker_.Find(hello.job());
   if (!shard.ok()) return absl::UnavailableError(shard.status().message());
-  RETURN_IF_ERROR((*shard)->requests().CheckEpoch(hello.epoch()));
+  RETURN_IF_ERROR((*shard)->protocol().members().CheckEpoch(hello.epoch()));
   granted.slots.assign(hello.slots().begin(), hello.slots().end());
   for (const int slot : granted.slots) {
     if (slot >= 0 && slot < (*shard)->spec().num_writers() &&

@@ -128,7 +128,7 @@ absl::StatusOr<bool> PullCall::Choose() {
     return true;
   }
   if (absl::IsNotFound(shard_->Health())) return shard_->Health();
-  if (request_.epoch() != 0) RETURN_IF_ERROR(shard_->requests().CheckEpoch(request_.epoch()));
+  if (request_.epoch() != 0) RETURN_IF_ERROR(shard_->protocol().members().CheckEpoch(request_.epoch()));
   if (request_.version_case() == v1::PullRequest::kForSlot) {
     step_ = protocol.committed_step();
     RETURN_IF_ERROR(CheckSlotStillOpen());

@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<PushSink>> PushSink::Begin(std::shared_ptr<JobSha
 absl::Status PushSink::CheckWanted() const { return shard_->CheckOpen(); }
 
 absl::Status PushSink::Prepare() {
-  RETURN_IF_ERROR(shard_->requests().CheckEpoch(header_.epoch()));
+  RETURN_IF_ERROR(shard_->protocol().members().CheckEpoch(header_.epoch()));
   if (header_.shard() != shard_->place().shard) {
     return absl::InvalidArgumentError(absl::StrCat("a gradient of shard ", header_.shard(), " sent to rank ",
                                                    shard_->rank().value(), ", which holds shard ",

@@ -240,7 +240,7 @@ absl::Status SeatSession::CheckWaits(absl::Time deadline) const {
 }
 
 absl::StatusOr<SeatSession::Push> SeatSession::BeginPush(const v1::PushHeader& header) {
-  RETURN_IF_ERROR(shard_->requests().CheckEpoch(header.epoch()));
+  RETURN_IF_ERROR(shard_->protocol().members().CheckEpoch(header.epoch()));
   MutexLock lock(mu_);
   if (ended_) return Gone();
   if (header.step() <= shard_->protocol().committed_step().value()) return Push{nullptr, true, 0};

@@ -194,7 +194,7 @@ grpc::ServerWriteReactor<v1::SeatReply>* ShardService::Seat(grpc::CallbackServer
   const auto find = [&]() -> absl::StatusOr<std::shared_ptr<JobShard>> {
     RETURN_IF_ERROR(Validate(*request));
     ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard, worker_.Find(request->job()));
-    RETURN_IF_ERROR(shard->requests().CheckEpoch(request->epoch()));
+    RETURN_IF_ERROR(shard->protocol().members().CheckEpoch(request->epoch()));
     return shard;
   };
   return SeatCall::Start(find(), local_, seats_);
@@ -205,7 +205,7 @@ grpc::ServerUnaryReactor* ShardService::Attach(grpc::CallbackServerContext* cont
   return Unary(context, request, reply, [&](const v1::AttachRequest& q, v1::AttachReply* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard, worker_.Find(q.job()));
-    RETURN_IF_ERROR(shard->requests().CheckEpoch(q.epoch()));
+    RETURN_IF_ERROR(shard->protocol().members().CheckEpoch(q.epoch()));
     if (q.host_id() != host_id_) {
       return absl::FailedPreconditionError(absl::StrCat("host id \"", q.host_id(), "\" is not this worker's, \"",
                                                         host_id_, "\": memory cannot be shared; use Push and Pull"));
@@ -295,7 +295,7 @@ grpc::ServerUnaryReactor* ShardService::AwaitWeights(grpc::CallbackServerContext
     RETURN_IF_ERROR(RequireDeadline(*context, "Shard.AwaitWeights"));
     RETURN_IF_ERROR(Validate(*request));
     ASSIGN_OR_RETURN(shard, worker_.Find(request->job()));
-    return shard->requests().CheckEpoch(request->epoch());
+    return shard->protocol().members().CheckEpoch(request->epoch());
   });
   if (!status.ok()) return Answer(context, status);
   return WaitingCall::Start(

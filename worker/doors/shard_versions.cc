@@ -120,7 +120,7 @@ grpc::ServerUnaryReactor* ShardService::RenewLease(grpc::CallbackServerContext* 
   return Unary(context, request, reply, [this](const v1::RenewLeaseRequest& q, v1::Lease* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.FindLeased(q.job(), q.id()));
-    RETURN_IF_ERROR(shard->requests().CheckEpoch(q.epoch()));
+    RETURN_IF_ERROR(shard->protocol().members().CheckEpoch(q.epoch()));
     if (shard->is_over()) {
       return absl::FailedPreconditionError(
           absl::StrCat("job ", q.job(), " left the versions of epoch ", q.epoch(), " behind",
@@ -138,7 +138,7 @@ grpc::ServerUnaryReactor* ShardService::ReleaseLease(grpc::CallbackServerContext
   return Unary(context, request, reply, [this](const v1::ReleaseLeaseRequest& q, v1::ReleaseLeaseReply*) {
     RETURN_IF_ERROR(Validate(q));
     ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard, worker_.FindLeased(q.job(), q.id()));
-    if (!shard->leases().Knows(q.id())) RETURN_IF_ERROR(shard->requests().CheckEpoch(q.epoch()));
+    if (!shard->leases().Knows(q.id())) RETURN_IF_ERROR(shard->protocol().members().CheckEpoch(q.epoch()));
     return shard->leases().Release(q.id(), q.nonce());
   });
 }

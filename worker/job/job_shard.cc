@@ -29,9 +29,10 @@ JobShard::JobShard(JobShardOptions options, Plan plan, HostMemory host)
       snapshots_(std::make_unique<SnapshotPort>()),
       pulls_(std::make_unique<PullsUnderWay>()),
       protocol_(std::make_unique<StepProtocol>(host_->control(), &host_->notifier(), &options_.spec, &plan_,
-                                               options_.worker_names, options_.ranks, options_.rank)),
+                                               options_.worker_names, options_.ranks, options_.rank, options_.epoch,
+                                               &trace_)),
       pushes_(std::make_unique<PushClaims>(*protocol_, place_.shard, options_.rank)),
-      requests_(*protocol_, plan_, options_.epoch, trace_),
+      requests_(*protocol_),
       mail_(*host_, *protocol_, options_.spec.num_writers(), requests_) {
   const auto mapped = [this](int buffer) { return IsFileHeld(host_->publication(buffer).fd()); };
   const auto mapped_at = [this](int b, int seat) { return IsFileHeldAt(host_->publication(b).fd(), seat); };
@@ -175,7 +176,7 @@ absl::Status CheckHasNoWeights(const JobShard& shard) {
 }
 
 absl::Status UseLoaded(const JobShard& shard, const v1::UseLoadedRequest& request) {
-  RETURN_IF_ERROR(shard.requests().CheckEpoch(request.epoch()));
+  RETURN_IF_ERROR(shard.protocol().members().CheckEpoch(request.epoch()));
   RETURN_IF_ERROR(shard.Health());
   const ControlBlock& control = *shard.protocol().control();
   if (control.members[shard.rank().value()].loaded_id.load() == request.load_id()) return absl::OkStatus();

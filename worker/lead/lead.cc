@@ -5,7 +5,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/fault_point.h"
 #include "local/memory/futex.h"
+#include "worker/control/group_table.h"
+#include "worker/control/residency.h"
+#include "worker/step/gradient_norm.h"
 
 namespace shardmesh {
 namespace {
@@ -18,6 +22,65 @@ bool IsPrepared(CommandKind kind) {
   return kind == CommandKind::kInit || kind == CommandKind::kRestore || kind == CommandKind::kStep ||
          kind == CommandKind::kNorm || kind == CommandKind::kReduceBucket || kind == CommandKind::kPublish ||
          kind == CommandKind::kMerge;
+}
+
+// Fills in what a step computes with. False: a learning rate that no step can have.
+bool WriteScalars(const StepProtocol& protocol, const Command& command, const Facts& facts) {
+  const GroupTable groups(protocol.control(), protocol.plan());
+  for (int g = 0; g < protocol.job().num_groups(); ++g) {
+    OptimizerHyper hyper = protocol.job().group(g);
+    hyper.lr = facts.learning_rates[g];
+    auto scalars = ComputeStepScalars(hyper, command.step);  // validated when it was claimed
+    if (!scalars.ok()) return false;
+    groups.scalars(command.groups)[g] = *scalars;
+    groups.rates(command.groups)[g] = hyper.lr;
+  }
+  return true;
+}
+
+void CommitStep(StepProtocol& protocol, const Command& command) {
+  ControlBlock& control = *protocol.control();
+  const bool restored = control.restored_step_plus_one.load(std::memory_order_acquire) == command.step + 1;
+  if (!restored) protocol.outcomes().Record(command);  // else it came with the shards
+  if (command.publish >= 0) protocol.publications().Show(command.publish, command.step);
+  for (int s = 0; s < protocol.job().num_slots; ++s) control.elsewhere[s].gradient_shards.store(0);
+  control.committed_step_plus_one.store(command.step + 1, std::memory_order_release);
+  Reach(FaultPoint::kStepCommitted);
+  if (command.publish >= 0) protocol.publications().Notify();
+}
+
+// What is committed but for a step: the answer to a ticket, or a part of the open step.
+void CommitPart(StepProtocol& protocol, const Command& command) {
+  ControlBlock& control = *protocol.control();
+  const ResidencyTable buckets(&control, protocol.plan());
+  switch (command.kind) {
+    case CommandKind::kDigest:
+      return protocol.tickets().SummarizeDigest();
+    case CommandKind::kNorm:
+      control.norm.store(GradientNorm(protocol.job(), protocol.plan(), SquareSums(&control)),
+                         std::memory_order_release);
+      return control.norm_step.store(command.step, std::memory_order_release);
+    case CommandKind::kPublish:
+      protocol.publications().Show(command.publish, command.step);
+      protocol.publications().Notify();
+      return protocol.tickets().AnswerPublish(static_cast<uint64_t>(command.nonfinite), command.step);
+    case CommandKind::kGatherBucket:
+      if (buckets.bucket(command.bucket).lent.load() == 0) buckets.bucket(command.bucket).held.store(kBucketHeld);
+      return;
+    case CommandKind::kReduceBucket:
+      return buckets.bucket(command.bucket).reduced.store(command.step, std::memory_order_release);
+    case CommandKind::kMerge:
+      return PulledSlots(&control, protocol.job(), protocol.plan(), protocol.committed_step().value() + 1)
+          .Merged({command.first_slot, command.num_slots}, command.partial);
+    default:  // a version (MakesVersion)
+      return;
+  }
+}
+
+// Whether it makes, or begins to make, a version of the weights.
+bool MakesVersion(CommandKind kind) {
+  return kind == CommandKind::kInit || kind == CommandKind::kRestore || kind == CommandKind::kStep ||
+         kind == CommandKind::kQuantize;
 }
 
 }  // namespace
@@ -100,7 +163,7 @@ void Lead::Run() {
   const bool takes = PublishesOf(command_) != Publishes::kNothing;
   if (command_.kind != CommandKind::kQuantize) command_.publish = takes ? publish_ : -1;
   transport_.BeforeIssue(command_);
-  if (!protocol_.commands().Issue(command_, facts_, command_.publish)) {
+  if (!Issue(protocol_, command_, facts_)) {
     return Fail("what was agreed on cannot be decided");
   }
   transport_.SendResults(command_);
@@ -136,7 +199,7 @@ bool Lead::PartDone() {
 void Lead::Commit() {
   transport_.BeforeCommit(command_);
   GaveBack(pass_.GiveBackGradients(command_));
-  protocol_.commands().Commit();
+  CommitNewest(protocol_);
   static_cast<Committed&>(facts_) = ReadCommitted(*protocol_.control());
   const bool more = !transport_.alone() && MoreFollows(facts_, job_, plan_);
   transport_.AfterCommit(more);
@@ -146,6 +209,42 @@ void Lead::Commit() {
   if (!more || resumed_) return;
   command_ = *Decide(facts_, job_, plan_);
   Run();
+}
+
+bool Lead::Issue(StepProtocol& protocol, const Command& command, const Facts& facts) {
+  ControlBlock& control = *protocol.control();
+  if (control.abort.load() != 0) return false;
+  if (command.kind == CommandKind::kStep && !WriteScalars(protocol, command, facts)) return false;
+  control.commands[(protocol.decided() + 1) % 2] = command;
+  const bool first = command.first != 0 && command.kind != CommandKind::kQuantize;
+  if (first || (command.kind == CommandKind::kStep && command.apply != 0)) {
+    std::atomic<uint32_t>* const maxima = Maxima(&control, protocol.plan());
+    const ScalePlan& scales = protocol.plan().scales();
+    const int64_t count = first ? scales.num_maxima : scales.num_stepped_maxima;
+    for (int64_t i = 0; i < count; ++i) maxima[i].store(0, std::memory_order_relaxed);
+  }
+  Reach(FaultPoint::kCommandWritten);
+  control.decided.fetch_add(1, std::memory_order_release);
+  Reach(FaultPoint::kDecided);
+  FutexBump(control.decision);
+  return true;
+}
+
+void Lead::CommitNewest(StepProtocol& protocol) {
+  ControlBlock& control = *protocol.control();
+  const Command& command = protocol.command();
+  if (MakesVersion(command.kind)) {
+    if (command.kind == CommandKind::kStep && command.apply) control.parity.store(1 - command.parity);
+    Reach(FaultPoint::kParityTurned);
+    // In a repeated commit the step may count already: peers read its outcome.
+    const bool whole = !QuantizeFollows(ReadCommitted(control), protocol.plan());
+    if (whole && protocol.committed_step().value() < command.step) CommitStep(protocol, command);
+  } else {
+    CommitPart(protocol, command);
+  }
+  control.committed.store(protocol.decided(), std::memory_order_release);
+  Reach(FaultPoint::kCommitted);
+  FutexBump(control.finished);
 }
 
 void Lead::AnswerPublish(int64_t step) {

@@ -52,6 +52,14 @@ class Lead {
   // Behind the last Advance: gives back what was set aside, and answers trainers.
   void End();
 
+  // What a lead does to its host's control block, apart, for tests of what comes before and behind.
+  // The decision point: writes the command and decides it. False: it cannot be (the job is over, or the scalars of a
+  // group, which were checked when they were declared). REQUIRES: the newest command is committed.
+  static bool Issue(StepProtocol& protocol, const Command& command, const Facts& facts);
+  // Publishes, records the outcome and commits the newest command; a step of which quantized weights are gathered is
+  // committed with the command that quantizes them. REQUIRES: every member of the host has executed it.
+  static void CommitNewest(StepProtocol& protocol);
+
  private:
   enum class Phase { kCollect, kPrepare, kRun };
 

@@ -83,7 +83,8 @@ void StepMail::Take(int slot) {
   if (counts) {
     absl::Status may = ErrorAt(FaultPoint::kMessageTaken);
     may.Update(CheckSlots(request_));
-    declared = may.ok() ? requests_.Declare(request_.step(), /*attached=*/true) : may;
+    may.Update(protocol_.members().CheckEpoch(request_.step().epoch()));
+    declared = may.ok() ? protocol_.declarations().Declare(DeclarationOf(request_.step(), /*in_place=*/true)) : may;
     Reach(FaultPoint::kMessageDeclared);
   }
   taking.fetch_add(1);

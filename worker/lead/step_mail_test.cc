@@ -50,8 +50,10 @@ struct StepMailTest : StepFixture {
     return steps;
   }
   Trace trace;
-  const TrainerRequests requests{protocol, plan, Epoch(0), trace};
-  StepMail mail{host, protocol, 3, requests};
+  StepProtocol traced{host.control(), &host.notifier(), &job,     &plan, MemberNames(4),
+                      std::nullopt,   Rank(0),          Epoch(0), &trace};
+  const TrainerRequests requests{traced};
+  StepMail mail{host, traced, 3, requests};
 };
 
 TEST_F(StepMailTest, AMessageIsDeclaredOnce_AndAnsweredAtTheCommit) {

@@ -10,36 +10,18 @@ namespace {
 constexpr absl::Duration kCommitLag = absl::Seconds(1);  // between the hosts of a job; far less, unless one is stopped
 }  // namespace
 
-absl::Status TrainerRequests::CheckEpoch(int64_t epoch) const {
-  if (epoch == epoch_.value()) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat("epoch ", epoch, " of job ", protocol_.job().name, " is not the current one, ",
-                                         epoch_.value(), "; open the job again"));
-}
-
 absl::StatusOr<std::optional<StepOutcome>> TrainerRequests::Declare(const v1::StepRequest& request,
                                                                     bool attached) const {
-  RETURN_IF_ERROR(CheckEpoch(request.epoch()));
+  RETURN_IF_ERROR(protocol_.members().CheckEpoch(request.epoch()));
   if (!attached) RETURN_IF_ERROR(ErrorAt(FaultPoint::kStepCalled));
-  Declaration declaration;
-  declaration.step = Step(request.step());
-  declaration.in_place = attached;
-  declaration.learning_rates.assign(request.learning_rates().begin(), request.learning_rates().end());
-  if (request.has_loss_scale()) declaration.loss_scale = request.loss_scale();
-  declaration.tokens.assign(request.tokens().begin(), request.tokens().end());
-  for (int slot : request.slots()) declaration.slots.push_back(Slot(slot));
-  for (const v1::NonFinite& bad : request.non_finite())
-    declaration.non_finite.emplace_back(Slot(bad.slot()), bad.tensor());
+  const Declaration declaration = DeclarationOf(request, /*in_place=*/attached);
   // What an attached trainer knows, its host has committed; and the host's lead itself declares for it.
   if (!attached) {
     AwaitCommitBefore(declaration.step);
     ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, AwaitMayDeclare(declaration));
     if (outcome.has_value()) return outcome;
   }
-  ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, protocol_.declarations().Declare(declaration));
-  if (outcome.has_value()) return outcome;  // committed meanwhile
-  const int64_t now = MonotonicNanos();
-  for (Slot slot : declaration.slots) trace_.Add({"declared", request.step(), -1, slot.value(), 0, now, now});
-  return outcome;
+  return protocol_.declarations().Declare(declaration);
 }
 
 absl::StatusOr<std::optional<StepOutcome>> TrainerRequests::AwaitMayDeclare(const Declaration& declaration) const {
@@ -50,7 +32,7 @@ absl::StatusOr<std::optional<StepOutcome>> TrainerRequests::AwaitMayDeclare(cons
   }
   protocol_.slots().AwaitFree(declaration.slots, StepSlots::kHolderLag);
   for (Slot slot : declaration.slots) {
-    for (int shard = 0; shard < plan_.num_shards() && !plan_.bucketed(); ++shard) {
+    for (int shard = 0; shard < protocol_.plan().num_shards() && !protocol_.plan().bucketed(); ++shard) {
       // Whether a gradient shard that another host takes is there yet is not known here: the step waits for it.
       if (!declarations.IsPushedHere(slot, shard)) continue;
       if (declarations.HasGradientShard(slot, shard, declaration.step)) continue;
@@ -62,7 +44,7 @@ absl::StatusOr<std::optional<StepOutcome>> TrainerRequests::AwaitMayDeclare(cons
 }
 
 absl::StatusOr<bool> TrainerRequests::DeclareBucket(const v1::DeclareBucketRequest& request, bool attached) const {
-  RETURN_IF_ERROR(CheckEpoch(request.epoch()));
+  RETURN_IF_ERROR(protocol_.members().CheckEpoch(request.epoch()));
   BucketDeclaration declaration;
   declaration.step = Step(request.step());
   declaration.bucket = request.bucket();
@@ -70,12 +52,7 @@ absl::StatusOr<bool> TrainerRequests::DeclareBucket(const v1::DeclareBucketReque
   for (int slot : request.slots()) declaration.slots.push_back(Slot(slot));
   for (const v1::NonFinite& bad : request.non_finite())
     declaration.non_finite.emplace_back(Slot(bad.slot()), bad.tensor());
-  ASSIGN_OR_RETURN(const bool before, protocol_.buckets().Declare(declaration));
-  const int64_t now = MonotonicNanos();
-  for (Slot slot : declaration.slots) {
-    if (!before) trace_.Add({"declared", request.step(), request.bucket(), slot.value(), 0, now, now});
-  }
-  return before;
+  return protocol_.buckets().Declare(declaration);
 }
 
 void TrainerRequests::AwaitCommitBefore(Step step) const {

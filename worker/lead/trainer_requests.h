@@ -8,21 +8,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/ids.h"
-#include "core/job/plan.h"
 #include "proto/shardmesh/v1/shard.pb.h"
-#include "worker/control/trace.h"
 #include "worker/step/step_protocol.h"
 
 namespace shardmesh {
 
 class TrainerRequests {
  public:
-  // Borrowed arguments outlive the object. `trace` gets what is declared.
-  TrainerRequests(const StepProtocol& protocol, const Plan& plan, Epoch epoch, Trace& trace)
-      : protocol_(protocol), plan_(plan), epoch_(epoch), trace_(trace) {}
-
-  // Aborted: the caller's epoch is another.
-  absl::Status CheckEpoch(int64_t epoch) const;
+  explicit TrainerRequests(const StepProtocol& protocol) : protocol_(protocol) {}  // which outlives the object
 
   // StepRequest -> StepDeclarations::Declare. `attached`: the slots' windows hold every gradient shard, which are marked
   // ready too; else a missing gradient shard is FailedPrecondition.
@@ -43,9 +36,6 @@ class TrainerRequests {
   absl::StatusOr<std::optional<StepOutcome>> AwaitMayDeclare(const Declaration& declaration) const;
 
   const StepProtocol& protocol_;
-  const Plan& plan_;
-  const Epoch epoch_;
-  Trace& trace_;
 };
 
 }  // namespace shardmesh

@@ -200,7 +200,7 @@ int64_t BytesOf(const std::vector<FilePiece>& pieces) {
 }
 
 absl::Status CheckFiles(JobShard& shard, int64_t epoch, Feature feature) {
-  RETURN_IF_ERROR(shard.requests().CheckEpoch(epoch));
+  RETURN_IF_ERROR(shard.protocol().members().CheckEpoch(epoch));
   RETURN_IF_ERROR(shard.Health());
   return CheckSupported(shard.spec(), shard.plan(), TopologyOf(shard), feature);
 }

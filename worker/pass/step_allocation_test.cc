@@ -143,7 +143,7 @@ TEST_F(StepAllocationProtocolTest, DecisionAndCommit_AllocateNothing) {
     const bool decided = DecideNext(protocol, plan);
     for (int r = 0; r < plan.num_ranks(); ++r) protocol.commands().Done(Rank(r), protocol.decided());
     const bool done = protocol.commands().AllDone();
-    protocol.commands().Commit();
+    Lead::CommitNewest(protocol);
     EXPECT_EQ(allocations.load(), before) << "step " << step;
     EXPECT_TRUE(decided && done);
     EXPECT_EQ(protocol.committed_step(), Step(step));
@@ -169,7 +169,7 @@ TEST_F(StepAllocationBucketTest, DeclaringAcquiringAndDeciding_AllocateNothing) 
   for (const CommandKind kind : {CommandKind::kGatherBucket, CommandKind::kReduceBucket}) {
     good = good && DecideNext(protocol, plan) && protocol.command().kind == kind;
     for (int r = 0; r < plan.num_ranks(); ++r) protocol.commands().Done(Rank(r), protocol.decided());
-    protocol.commands().Commit();
+    Lead::CommitNewest(protocol);
   }
   good = good && protocol.buckets().MayGoOn(slots, Step(1));
   protocol.buckets().Release(0);

@@ -28,7 +28,7 @@ struct CheckedReplicasTest : StepFixture {
       protocol.control()->members[r].digest = 100 + plan.PlaceOf(Rank(r)).shard + (r == plan.num_ranks() - 1 ? odd : 0);
     }
     AllExecute();
-    protocol.commands().Commit();
+    Lead::CommitNewest(protocol);
   }
 };
 
@@ -74,7 +74,7 @@ TEST_F(ThreeCheckedReplicasTest, TheOneThatStandsAlone_EndsTheJob) {
   ASSERT_TRUE(DecideNext(protocol, plan));
   for (int r = 0; r < 3; ++r) protocol.control()->members[r].digest = r == 0 ? 8 : 7;
   AllExecute();
-  protocol.commands().Commit();
+  Lead::CommitNewest(protocol);
   EXPECT_THAT(protocol.members().Health(), StatusIs(Code::kDataLoss, AllOf(HasSubstr("worker worker-0 (rank 0"),
                                                                            HasSubstr("the same shard as worker-1"),
                                                                            HasSubstr("have its machine's memory"))));
@@ -87,7 +87,7 @@ TEST_F(ThreeReplicasTest, TheOneThatStandsAlone_IsNamed) {
     ASSERT_TRUE(DecideNext(protocol, plan));
     for (int r = 0; r < 3; ++r) protocol.control()->members[r].digest = r == odd ? 8 : 7;
     AllExecute();
-    protocol.commands().Commit();
+    Lead::CommitNewest(protocol);
     const std::string most = absl::StrCat("worker-", odd == 0 ? 1 : 0), alone = absl::StrCat("and worker worker-", odd);
     EXPECT_THAT(protocol.tickets().DigestOf(ticket),
                 StatusIs(Code::kDataLoss, AllOf(HasSubstr(most), HasSubstr(alone))));

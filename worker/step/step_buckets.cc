@@ -104,6 +104,7 @@ absl::StatusOr<bool> StepBuckets::Declare(const BucketDeclaration& declaration) 
     }
   }
   FutexBump(*view_.notifier);
+  Traced(view_.trace, declaration.slots, declaration.step, declaration.bucket);
   return false;
 }
 

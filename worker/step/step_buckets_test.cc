@@ -36,7 +36,7 @@ struct StepBucketsTest : StepFixture {
     if (!DecideNext(protocol, plan)) return CommandKind::kNone;
     AllExecute();
     const CommandKind kind = protocol.command().kind;
-    protocol.commands().Commit();
+    Lead::CommitNewest(protocol);
     return kind;
   }
 
@@ -203,7 +203,7 @@ struct PulledBucketsTest : StepFixture {
   CommandKind Next() {
     if (!DecideNext(protocol, plan)) return CommandKind::kNone;
     AllExecute();
-    protocol.commands().Commit();
+    Lead::CommitNewest(protocol);
     return protocol.command().kind;
   }
 };

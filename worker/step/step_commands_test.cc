@@ -29,7 +29,7 @@ TEST_F(StepDecisionTest, InitialWeights_NeedOneSetFromAll) {
   EXPECT_EQ(protocol.command().initial_id, 5u);
   EXPECT_EQ(protocol.committed_step().value(), kNoStep);
   AllExecute();
-  protocol.commands().Commit();
+  Lead::CommitNewest(protocol);
   EXPECT_EQ(protocol.committed_step(), Step(0));
   EXPECT_THAT(protocol.publications().Published(), ElementsAre(Step(0)));
 }
@@ -64,7 +64,7 @@ TEST_F(StepDecisionTest, Step_IsDeclaredDecidedExecutedCommitted) {
   EXPECT_FALSE(protocol.outcomes().OutcomeOf(Step(1)).has_value());
   AllExecute();
   EXPECT_EQ(protocol.committed_step(), Step(0));
-  protocol.commands().Commit();
+  Lead::CommitNewest(protocol);
   EXPECT_EQ(protocol.committed_step(), Step(1));
   EXPECT_EQ(protocol.control()->parity.load(), 1);
   ASSERT_OK_AND_ASSIGN(StepOutcome outcome, protocol.outcomes().AwaitCommit(Step(1), absl::ZeroDuration()));
@@ -133,7 +133,7 @@ struct QuantizedFixture : StepFixture {
   void ExecuteAndCommit() {
     AllExecute();
     for (int64_t i = 0; i < plan.scales().num_maxima; ++i) Maxima(protocol.control(), plan)[i] = 77;
-    protocol.commands().Commit();
+    Lead::CommitNewest(protocol);
   }
 };
 
@@ -242,13 +242,13 @@ TEST_F(ClippedFixture, TheNormIsKnownBeforeTheStepIsDecided) {
     EXPECT_EQ(protocol.command().step, step);
     WriteSums(9, step == 1 ? 16 : 0);
     AllExecute();
-    protocol.commands().Commit();
+    Lead::CommitNewest(protocol);
     EXPECT_EQ(protocol.committed_step(), Step(step - 1));  // nothing was stepped yet
     ASSERT_TRUE(DecideNext(protocol, plan));
     EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
     EXPECT_EQ(protocol.command().clip, ClipFactor(0.5, step == 1 ? 5 : 3));
     AllExecute();
-    protocol.commands().Commit();
+    Lead::CommitNewest(protocol);
     ASSERT_OK_AND_ASSIGN(const StepOutcome outcome, protocol.outcomes().AwaitCommit(Step(step), absl::ZeroDuration()));
     EXPECT_EQ(outcome.norm, step == 1 ? 5 : 3);
   }
@@ -262,7 +262,7 @@ TEST_F(ClippedFixture, ASkippedStep_NeedsNoNorm) {
   EXPECT_EQ(protocol.command().kind, CommandKind::kStep);
   EXPECT_EQ(protocol.command().apply, 0);
   AllExecute();
-  protocol.commands().Commit();
+  Lead::CommitNewest(protocol);
   EXPECT_EQ(protocol.outcomes().OutcomeOf(Step(1))->norm, 0);
 }
 
@@ -279,7 +279,7 @@ TEST(StepDecisionPolicyTest, PublishEvery_IsAMultiple) {
     ASSERT_TRUE(DecideNext(host.protocol, host.plan));
     EXPECT_EQ(host.protocol.command().publish >= 0, step % 3 == 0) << step;
     host.protocol.commands().Done(Rank(0), host.protocol.decided());
-    host.protocol.commands().Commit();
+    Lead::CommitNewest(host.protocol);
   }
   EXPECT_THAT(host.protocol.publications().Published(), ElementsAre(Step(3), Step(6)));
 }
@@ -316,7 +316,7 @@ TEST(StepDecisionPolicyTest, PinnedBytes_AreOfOneVersion) {
       ++published;
     }
     host.protocol.commands().Done(Rank(0), host.protocol.decided());
-    host.protocol.commands().Commit();
+    Lead::CommitNewest(host.protocol);
   }
   stop.store(true);
   for (std::thread& thread : readers) thread.join();
@@ -334,7 +334,7 @@ TEST_F(StepDecisionTest, Digests_AddShardsUp_AndCompareReplicas) {
     EXPECT_EQ(protocol.command().kind, CommandKind::kDigest);
     for (int r = 0; r < 4; ++r) protocol.control()->members[r].digest.store(digests[r]);
     AllExecute();
-    protocol.commands().Commit();
+    Lead::CommitNewest(protocol);
   };
   answer({10, 20, 10, 20});  // ranks of mesh ddp=2,fsdp=2: shards 0 1 0 1
   ASSERT_OK_AND_ASSIGN(auto digest, protocol.tickets().DigestOf(first));

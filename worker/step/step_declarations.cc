@@ -38,6 +38,20 @@ class Declaring {
 
 }  // namespace
 
+Declaration DeclarationOf(const v1::StepRequest& request, bool in_place) {
+  Declaration declaration;
+  declaration.step = Step(request.step());
+  declaration.in_place = in_place;
+  declaration.learning_rates.assign(request.learning_rates().begin(), request.learning_rates().end());
+  if (request.has_loss_scale()) declaration.loss_scale = request.loss_scale();
+  declaration.tokens.assign(request.tokens().begin(), request.tokens().end());
+  for (const int slot : request.slots()) declaration.slots.push_back(Slot(slot));
+  for (const v1::NonFinite& bad : request.non_finite()) {
+    declaration.non_finite.emplace_back(Slot(bad.slot()), bad.tensor());
+  }
+  return declaration;
+}
+
 absl::Status StepDeclarations::CheckSlot(Slot slot) const {
   if (slot.value() >= 0 && slot.value() < view_.job->num_writers()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("slot ", slot.value(), " is none of job ", view_.job->name,
@@ -257,6 +271,7 @@ absl::StatusOr<std::optional<StepOutcome>> StepDeclarations::DeclareSlots(const 
   }
   FutexBump(*view_.notifier);
   RETURN_IF_ERROR(CompareWithElsewhere(declaration, rates));
+  Traced(view_.trace, declaration.slots, declaration.step, /*bucket=*/-1);
   return std::optional<StepOutcome>();
 }
 

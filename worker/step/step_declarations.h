@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "proto/shardmesh/v1/shard.pb.h"
 #include "worker/step/step_outcomes.h"
 #include "worker/step/step_view.h"
 
@@ -24,6 +25,8 @@ struct Declaration {
   double loss_scale = 1;  // what the gradients were multiplied by
   std::vector<int64_t> tokens;  // of a job with token weights: of each slot
 };
+// What a trainer's request says. Nothing of it is checked yet.
+Declaration DeclarationOf(const v1::StepRequest& request, bool in_place);
 
 class StepDeclarations {
  public:

@@ -228,7 +228,7 @@ TEST_F(StepDeclarationTest, TheLossScale_BindsTheStep_AndDividesTheSum) {
   ASSERT_TRUE(DecideNext(protocol, plan));
   EXPECT_EQ(protocol.command().divide_scale, static_cast<float>(1.0 / 3072));
   AllExecute();
-  protocol.commands().Commit();
+  Lead::CommitNewest(protocol);
   RunStep(2);
   EXPECT_EQ(protocol.command().divide_scale, static_cast<float>(1.0 / 3));
 }
@@ -277,7 +277,7 @@ TEST_F(GroupsTest, NonFinite_OfAFrozenTensor_IsRefused) {
   for (int r = 0; r < 4; ++r) other.protocol.commands().InitialShardReady(Rank(r), 17);
   ASSERT_TRUE(DecideNext(other.protocol, other.plan));
   for (int r = 0; r < 4; ++r) other.protocol.commands().Done(Rank(r), other.protocol.decided());
-  other.protocol.commands().Commit();
+  Lead::CommitNewest(other.protocol);
   EXPECT_THAT(other.protocol.declarations().Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 1}}}),
               StatusIs(Code::kInvalidArgument, HasSubstr("tensor 1 (\"layer.b\") is frozen")));
   EXPECT_EQ(other.protocol.control()->slots[0].declared.load(), 0);
@@ -291,7 +291,7 @@ TEST(StepDeclarationPolicyTest, NonFinite_UnderPolicyFail_IsRefusedAndMayBeWritt
   host.protocol.commands().InitialShardReady(Rank(0), 1);
   ASSERT_TRUE(DecideNext(host.protocol, host.plan));
   host.protocol.commands().Done(Rank(0), 1);
-  host.protocol.commands().Commit();
+  Lead::CommitNewest(host.protocol);
   EXPECT_THAT(host.protocol.declarations().Declare({{Slot(0)}, Step(1), {0.5}, {{Slot(0), 1}}}),
               StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("\"layer.b\""), HasSubstr("write it again"))));
   ASSERT_OK(host.protocol.declarations().Declare({{Slot(0)}, Step(1), {0.5}, {}}));

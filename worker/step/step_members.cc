@@ -138,6 +138,12 @@ std::string StepMembers::MemberAt(int rank) const {
                       ")");
 }
 
+absl::Status StepMembers::CheckEpoch(int64_t epoch) const {
+  if (epoch == view_.epoch.value()) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("epoch ", epoch, " of job ", view_.job->name, " is not the current one, ",
+                                         view_.epoch.value(), "; open the job again"));
+}
+
 absl::Status StepMembers::Health() const {
   const uint64_t word = view_.control->abort.load(std::memory_order_acquire);
   if (word == 0) return absl::OkStatus();

@@ -32,6 +32,8 @@ class StepMembers {
   // The leads of a job's hosts did not meet (kNotMet), or one of them said what cannot be (kBadFacts), and this is why.
   // For this host's lead, once.
   void AbortFor(AbortReason reason, int about, absl::string_view cause) const;
+  // Aborted: a caller's epoch of the job is another one.
+  absl::Status CheckEpoch(int64_t epoch) const;
   // OK; Unavailable naming the member that is gone and what to do; DataLoss naming where silent corruption was found.
   absl::Status Health() const;
   // The member whose end is why the job was aborted: it died, left, or is not reached any more.

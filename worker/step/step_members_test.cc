@@ -75,7 +75,7 @@ TEST_F(TakeOver, ADigestThatTheLeadWasWriting) {
   next.TakeOver();
   ASSERT_OK_AND_ASSIGN(const auto torn, next.tickets().DigestOf(ticket));
   EXPECT_FALSE(torn.has_value());
-  next.commands().Commit();
+  Lead::CommitNewest(next);
   ASSERT_OK_AND_ASSIGN(const auto whole, next.tickets().DigestOf(ticket));
   EXPECT_TRUE(whole.has_value());
 }
@@ -121,7 +121,7 @@ TEST_F(TakeOver, ACommandThatEndsEveryIncarnationEndsTheJob) {
     EXPECT_OK(protocol.members().Health());
     if (step == 3) break;
     AllExecute();
-    protocol.commands().Commit();
+    Lead::CommitNewest(protocol);
   }
   Incarnation(1).TakeOver();
   EXPECT_THAT(protocol.members().Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-1 (rank 1")));
@@ -152,12 +152,12 @@ TEST_F(TakeOver, ACommitIsRepeated) {
   ASSERT_TRUE(DecideNext(protocol, plan));
   AllExecute();
   const uint64_t committed = protocol.committed();
-  protocol.commands().Commit();
+  Lead::CommitNewest(protocol);
   host.control()->committed.store(committed);  // the last thing that it writes
   StepProtocol next = Incarnation(0);
   next.TakeOver();
   EXPECT_TRUE(next.commands().AllDone());
-  next.commands().Commit();
+  Lead::CommitNewest(next);
   EXPECT_EQ(next.committed(), next.decided());
   EXPECT_EQ(next.committed_step(), Step(1));
   EXPECT_EQ(host.control()->parity.load(), 1);

@@ -10,9 +10,11 @@
 #include "core/base/ids.h"
 #include "core/job/job.h"
 #include "core/job/plan.h"
+#include "local/memory/futex.h"
 #include "worker/control/control_block.h"
 #include "worker/control/group_table.h"
 #include "worker/control/host_ranks.h"
+#include "worker/control/trace.h"
 #include "worker/step/pulled_slots.h"
 
 namespace shardmesh {
@@ -25,6 +27,8 @@ struct StepView {
   std::vector<std::string> names;  // the members' worker names by rank, for messages
   HostRanks local;                 // the ranks whose host's control block this is
   Rank self;                       // the member that looks
+  Epoch epoch;                     // of the job
+  Trace* trace;                    // gets what is declared; may be null
 
   uint64_t decided() const { return control->decided.load(std::memory_order_acquire); }
   uint64_t committed() const { return control->committed.load(std::memory_order_acquire); }
@@ -35,5 +39,12 @@ struct StepView {
   GroupTable Groups() const { return GroupTable(control, *plan); }
   PulledSlots Pulled() const { return PulledSlots(control, *job, *plan, committed_step().value() + 1); }
 };
+
+// Notes that slots of a step are declared; with bucket residency one bucket of them.
+inline void Traced(Trace* trace, const std::vector<Slot>& slots, Step step, int bucket) {
+  if (trace == nullptr) return;
+  const int64_t now = MonotonicNanos();
+  for (const Slot slot : slots) trace->Add({"declared", step.value(), bucket, slot.value(), 0, now, now});
+}
 
 }  // namespace shardmesh

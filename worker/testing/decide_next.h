@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "worker/lead/lead.h"
 #include "worker/step/decide.h"
 #include "worker/step/step_protocol.h"
 
@@ -14,22 +15,21 @@ inline bool DecideNext(StepProtocol& protocol, const Plan& plan) {
   ControlBlock& control = *protocol.control();
   if (control.abort.load() != 0) return false;
   const Facts facts = ReadFacts(control, protocol.job(), plan, protocol.local());
-  const std::optional<Command> command = Decide(facts, protocol.job(), plan);
+  std::optional<Command> command = Decide(facts, protocol.job(), plan);
   if (!command.has_value()) return false;
   Publications& publications = protocol.publications();
-  switch (PublishesOf(*command)) {
-    case Publishes::kNothing:
-      return protocol.commands().Issue(*command, facts, command->publish);
-    case Publishes::kItsVersion:
-      return protocol.commands().Issue(*command, facts, publications.Reserve(command->first != 0 ? 0 : command->step));
-    case Publishes::kForSure:
-      break;
+  const Publishes publishes = PublishesOf(*command);
+  if (publishes == Publishes::kItsVersion) {
+    command->publish = publications.Reserve(command->first != 0 ? 0 : command->step);
+  } else if (publishes == Publishes::kForSure) {
+    const bool there = publications.Find(Step(command->step)).has_value();
+    command->publish = there ? -1 : publications.ReserveAny();
+    if (command->publish < 0) {
+      protocol.tickets().AnswerPublish(facts.publish_ticket, there ? command->step : -1);
+      return false;
+    }
   }
-  const bool there = publications.Find(Step(command->step)).has_value();
-  const int publication = there ? -1 : publications.ReserveAny();
-  if (publication >= 0) return protocol.commands().Issue(*command, facts, publication);
-  protocol.tickets().AnswerPublish(facts.publish_ticket, there ? command->step : -1);
-  return false;
+  return Lead::Issue(protocol, *command, facts);
 }
 
 }  // namespace shardmesh

@@ -26,7 +26,7 @@ struct StepFixture : ::testing::Test, TestHost {
   void Finish() {
     ASSERT_TRUE(DecideNext(protocol, plan));
     AllExecute();
-    protocol.commands().Commit();
+    Lead::CommitNewest(protocol);
   }
 
   void PlaceWeights() {

@@ -428,7 +428,7 @@ void KillAnotherMember(JobSpec job) {
   const auto commit = [&] {
     lead.commands().Done(Rank(0), lead.decided());
     ASSERT_TRUE(lead.commands().AllDone());
-    lead.commands().Commit();
+    Lead::CommitNewest(lead);
   };
   commit();
   for (int64_t step = 0; step <= 2; ++step) {
