@@ -149,8 +149,6 @@ absl::Status ValidateGroups(const JobSpec& job) {
   return absl::OkStatus();
 }
 
-absl::string_view ResidencyName(Residency residency) { return residency == Residency::kFull ? "full" : "bucket"; }
-
 absl::string_view SlotModeName(SlotMode mode) { return mode == SlotMode::kAssigned ? "assigned" : "pulled"; }
 
 absl::Status ValidateSlotMode(const JobSpec& job) {
@@ -254,6 +252,16 @@ absl::Status CheckTie(const ParameterSpec& tied, const ParameterSpec& owner) {
   return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(tied.name), " is tied to ", Quoted(owner.name),
                                                  " but has another shape or format: ", Stored(tied), ", not ",
                                                  Stored(owner)));
+}
+
+absl::string_view ResidencyName(Residency residency) { return residency == Residency::kFull ? "full" : "bucket"; }
+
+absl::StatusOr<Residency> ParseResidency(absl::string_view name) {
+  for (const Residency residency : {Residency::kFull, Residency::kBucket}) {
+    if (name == ResidencyName(residency)) return residency;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", absl::CHexEscape(name.substr(0, 40)), "\" is no residency; there are full, bucket"));
 }
 
 absl::Status JobSpec::Validate() const {

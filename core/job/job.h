@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "core/format/format.h"
 #include "core/format/gather_format.h"
 #include "core/format/numeric_formats.h"
@@ -68,6 +69,9 @@ enum class Residency {
   kBucket,  // buckets in use: weights are gathered when a trainer acquires a bucket, gradients summed when it is
             // declared
 };
+// "full", "bucket". Parse: InvalidArgument, with the names that there are.
+absl::string_view ResidencyName(Residency residency);
+absl::StatusOr<Residency> ParseResidency(absl::string_view name);
 
 // Who computes which slot. The same bits either way.
 enum class SlotMode {

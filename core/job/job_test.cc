@@ -283,5 +283,14 @@ TEST(JobTest, Difference_NamesEveryField) {
   }
 }
 
+TEST(JobTest, ResidenciesAreParsed) {
+  for (const Residency residency : {Residency::kFull, Residency::kBucket}) {
+    ASSERT_OK_AND_ASSIGN(const Residency parsed, ParseResidency(ResidencyName(residency)));
+    EXPECT_EQ(parsed, residency);
+  }
+  EXPECT_THAT(ParseResidency("Full"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "\"Full\" is no residency; there are full, bucket"));
+}
+
 }  // namespace
 }  // namespace shardmesh

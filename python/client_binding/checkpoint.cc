@@ -96,10 +96,11 @@ py::tuple Save(const BoundJob& job, const Text& root, int keep_last, Integer kee
 }
 
 BoundJob Restore(const BoundClient& client, const Text& path, const Text& name, const Text& mesh, const Text& gather,
-                 bool fit_mesh, double timeout, py::object progress, int64_t replaces_uid) {
+                 bool fit_mesh, double timeout, py::object progress, int64_t replaces_uid, const Text& residency,
+                 Integer bucket_elements, int prefetch_buckets) {
   Told told(std::move(progress));
-  RestoreOptions options{name.value, mesh.value, absl::Seconds(timeout), told.Listener(), gather.value,
-                         fit_mesh, replaces_uid};
+  RestoreOptions options{name.value, mesh.value,   absl::Seconds(timeout), told.Listener(),       gather.value,
+                         fit_mesh,   replaces_uid, residency.value,        bucket_elements.value, prefetch_buckets};
   const auto restore = [service = *client.service, path = path.value, options]() {
     Client opener = service.client(options.timeout);
     return RestoreCheckpoint(opener, path, options);
@@ -116,7 +117,8 @@ void BindCheckpoint(py::module_& module, py::class_<BoundClient>& client, py::cl
   job.def("checkpoint", &Save, py::arg("folder"), py::arg("keep_last"), py::arg("keep_every"), py::arg("timeout"),
           py::arg("progress"), py::arg("buffers"));
   client.def("restore", &Restore, py::arg("path"), py::arg("name"), py::arg("mesh"), py::arg("gather"),
-             py::arg("fit_mesh"), py::arg("timeout"), py::arg("progress"), py::arg("replaces_uid"));
+             py::arg("fit_mesh"), py::arg("timeout"), py::arg("progress"), py::arg("replaces_uid"),
+             py::arg("residency"), py::arg("bucket_elements"), py::arg("prefetch_buckets"));
 }
 
 }  // namespace shardmesh::python

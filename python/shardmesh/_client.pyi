@@ -25,7 +25,7 @@ class Client:
     ) -> Job: ...
     def restore(
         self, path: str, name: str, mesh: str, gather: str, fit_mesh: bool, timeout: float, progress: _Progress,
-        replaces_uid: int,
+        replaces_uid: int, residency: str, bucket_elements: int, prefetch_buckets: int,
     ) -> Job: ...
 
     def create_job(

@@ -161,23 +161,30 @@ class Client:
         name: str | None = None,
         mesh: str | None = None,
         gather: str | None = None,
+        residency: str | None = None,
+        bucket_elements: int = 0,
+        prefetch_buckets: int = 0,
         fit_mesh: bool = False,
         timeout: float = 600.0,
         progress: Progress = None,
     ) -> Job:
         """Creates the job of a checkpoint, or of the newest one in a folder of them: it continues with the same bits.
 
-        name, mesh ("ddp=2,fsdp=2") and gather ("stored", "fp8_tensor", ...): as it was saved, where not given.
+        name, mesh ("ddp=2,fsdp=2"), gather ("stored", "fp8_tensor", ...), residency ("full", "bucket"): as it was saved,
+        where not given. So are bucket_elements (elements gathered together, about) and prefetch_buckets (that a trainer
+        may hold beyond the one it works on), where they are 0.
         fit_mesh: where no mesh is given and the saved one does not fit the live workers, the job gets one that does.
         timeout: of each wait for others; reading the files may take longer, a second for 50 MB.
-        NotFound: no checkpoint there. DataLoss: a file is not what was saved. InvalidArgument: no such mesh or format.
+        NotFound: no checkpoint there. DataLoss: a file is not what was saved. InvalidArgument: no such mesh, format
+        or residency, or sizes of buckets that cannot be.
         FailedPrecondition: a job of that name has weights already. AlreadyExists: it is another job.
         """
-        texts = {"name": name, "mesh": mesh, "gather": gather}
+        texts = {"name": name, "mesh": mesh, "gather": gather, "residency": residency}
         chosen = {what: "" if value is None else _arguments.text(what, value) for what, value in texts.items()}
         return Job(self._core.restore(
             _path("path", path), fit_mesh=bool(fit_mesh), timeout=seconds("timeout", timeout), progress=progress,
-            replaces_uid=0, **chosen
+            replaces_uid=0, bucket_elements=_arguments.integer("bucket_elements", bucket_elements),
+            prefetch_buckets=_arguments.integer("prefetch_buckets", prefetch_buckets), **chosen
         ))
 
 

@@ -210,11 +210,22 @@ void AddRestoreCommand(CLI::App& app, CommandResult& result) {
   command->add_flag(
       "--fit-mesh", flags->options.fit_mesh,
       "Without --mesh: if the live workers are too few for the mesh that was saved, one that they can hold");
+  command->add_option("--residency", flags->options.residency, "full or bucket; as it was saved")
+      ->type_name("RESIDENCY");
+  command
+      ->add_option("--bucket-elements", flags->options.bucket_elements,
+                   "Elements gathered together, about; as it was saved")
+      ->type_name("N");
+  command
+      ->add_option("--prefetch-buckets", flags->options.prefetch_buckets,
+                   "With bucket residency: buckets that a trainer may hold beyond the one it works on; as it was saved")
+      ->type_name("N");
   AddConnectionOptions(*command, flags->connection);
   command->footer(
-      "The job goes on after the checkpoint's step with the bits that it had, whatever the mesh.\n"
+      "The job goes on after the checkpoint's step with the bits that it had, whatever the mesh and the residency.\n"
       "Examples:\n"
       "  shardctl restore /data/llama --fit-mesh\n"
+      "  shardctl restore /data/llama --residency bucket\n"
       "  shardctl restore /data/llama/step-0000000001200 --job llama-2 --mesh fsdp=3");
   command->callback([flags, &result] { Finish(Restore(*flags), result); });
 }

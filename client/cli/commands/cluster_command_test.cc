@@ -163,6 +163,29 @@ TEST_F(ClusterCommandTest, CheckpointAndRestore) {
   EXPECT_EQ(Out({"restore", root, "--job", "again", "--mesh", "fsdp=1"}),
             absl::StrCat("job again at step 2 on mesh fsdp=1, digest ", hex, "\n"));
   EXPECT_THAT(Error({"restore", path, "--job", "again", "--mesh", "fsdp=1"}), HasSubstr("has weights already"));
+  const auto bucketed = [&](std::string residency) {
+    return std::vector<std::string>{"restore",
+                                    path,
+                                    "--job",
+                                    "by-bucket",
+                                    "--residency",
+                                    residency,
+                                    "--bucket-elements",
+                                    "1024",
+                                    "--prefetch-buckets",
+                                    "2",
+                                    "--mesh",
+                                    "fsdp=1"};
+  };
+  EXPECT_THAT(Error(bucketed("some")), HasSubstr("\"some\" is no residency; there are full, bucket"));
+  EXPECT_EQ(Out(bucketed("bucket")), absl::StrCat("job by-bucket at step 2 on mesh fsdp=1, digest ", hex, "\n"));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.OpenJob("by-bucket"));
+  const JobSpec& by_bucket = job->spec();
+  EXPECT_EQ(by_bucket.residency, Residency::kBucket);
+  EXPECT_EQ(by_bucket.bucket_elements, 1024);
+  EXPECT_EQ(by_bucket.prefetch_buckets, 2);
+  Out({"delete", "by-bucket"});
   EXPECT_THAT(Error({"restore", root + "/none"}), HasSubstr(root + "/none"));
   const std::string other = root + "-2";
   const Json saved = RunJson({"checkpoint", "again", other, "--keep-last", "1", "--keep-every", "10"});

@@ -230,6 +230,27 @@ NameRules RulesOf(const JobSpec& spec) {
   return RulesOfCanonical(names);
 }
 
+// The job as it was saved, but for what the caller wants otherwise.
+absl::StatusOr<JobSpec> RestoredSpec(JobSpec spec, const RestoreOptions& options) {
+  if (!options.name.empty()) spec.name = options.name;
+  if (!options.mesh.empty()) {
+    ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(options.mesh));
+  }
+  if (!options.gather.empty()) {
+    ASSIGN_OR_RETURN(const GatherFormat gather, ParseGatherFormat(options.gather));
+    for (ParameterSpec& parameter : spec.parameters) {
+      if (parameter.format != WeightFormat::kNf4) parameter.gather = gather;
+    }
+  }
+  if (!options.residency.empty()) {
+    ASSIGN_OR_RETURN(spec.residency, ParseResidency(options.residency));
+  }
+  if (options.bucket_elements != 0) spec.bucket_elements = options.bucket_elements;
+  if (options.prefetch_buckets != 0) spec.prefetch_buckets = options.prefetch_buckets;
+  RETURN_IF_ERROR(spec.Validate());
+  return spec;
+}
+
 // Once.
 absl::Status LoadShardsUnder(uint64_t load_id, Job& job, const OpenedCheckpoint& opened,
                              const RestoreOptions& options) {
@@ -312,18 +333,7 @@ absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std
                                                        const RestoreOptions& options) {
   ASSIGN_OR_RETURN(const OpenedCheckpoint opened,
                    OpenCheckpoint(std::filesystem::absolute(path).lexically_normal().string()));
-  JobSpec spec = opened.manifest.spec;
-  if (!options.name.empty()) spec.name = options.name;
-  if (!options.mesh.empty()) {
-    ASSIGN_OR_RETURN(spec.mesh, ParseMeshSpec(options.mesh));
-  }
-  if (!options.gather.empty()) {
-    ASSIGN_OR_RETURN(const GatherFormat gather, ParseGatherFormat(options.gather));
-    for (ParameterSpec& parameter : spec.parameters) {
-      if (parameter.format != WeightFormat::kNf4) parameter.gather = gather;
-    }
-  }
-  RETURN_IF_ERROR(spec.Validate());
+  ASSIGN_OR_RETURN(const JobSpec spec, RestoredSpec(opened.manifest.spec, options));
   RETURN_IF_ERROR(CheckFiles(opened, spec));
   RETURN_IF_ERROR(ReadBuffers(opened).status());
   v1::CreateJobRequest create;

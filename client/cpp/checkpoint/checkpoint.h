@@ -60,14 +60,19 @@ struct RestoreOptions {
   // The uid of the job of this name whose place the restored one takes; 0: there is none. Both happen at once: when the
   // coordinator has made the new job, the old one's weights are gone.
   int64_t replaces_uid = 0;
+  // "full" or "bucket"; empty: as it was saved. The job has the same bits with either.
+  std::string residency;
+  // Elements gathered together, and buckets beyond the one that a trainer works on (JobSpec); 0: as it was saved.
+  int64_t bucket_elements = 0;
+  int prefetch_buckets = 0;
 };
 
 // Creates the job of a checkpoint, or of the newest one in a folder of them, and gives it its weights and states: it
 // continues after that step with the bits that it had. Buffers are checked, and are for the caller to read
 // (ReadBuffers). Nothing is loaded by halves: if this fails, the job that it made is deleted again. One that took the
 // place of another stays, without weights: a later RestoreCheckpoint gives it some.
-//   NotFound: no checkpoint there. DataLoss: a file is not what was saved. InvalidArgument: a mesh or a gather format
-//   that is none, or a manifest of another build. FailedPrecondition: a job of that name has weights already, or got
+//   NotFound: no checkpoint there. DataLoss: a file is not what was saved. InvalidArgument: a mesh, a gather format
+//   or a residency that is none, sizes of buckets that cannot be, or a manifest of another build. FailedPrecondition: a job of that name has weights already, or got
 //   them meanwhile from somebody else. Aborted: somebody else loads it all the time.
 //   AlreadyExists: it is another job. Errors of Client::OpenJob.
 absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std::string& path,

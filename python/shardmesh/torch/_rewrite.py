@@ -85,8 +85,9 @@ def rewrite(
     with _Scratch() as scratch:
         adopted = _adopted(started, scratch.folder, weights or {}, states or {}, step, hyper)
         with started.replaced(f"{_ADVICE} {adopted}", scratch.keep) as uid:
-            started.client._core.restore(adopted, name="", mesh="", gather="", fit_mesh=False, timeout=started.plan.timeout,
-                                         progress=None, replaces_uid=uid)
+            started.client._core.restore(
+                adopted, name="", mesh="", gather="", fit_mesh=False, timeout=started.plan.timeout, progress=None,
+                replaces_uid=uid, residency="", bucket_elements=0, prefetch_buckets=0)
     started.renew()
     started.session.begin(None)
 

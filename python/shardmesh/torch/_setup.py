@@ -184,8 +184,11 @@ class Started:
             path = _resume.newest(str(self.plan.resume))
             _resume.check(path, self.spec)
             _buffers.Saved(path).check(self.model)
-            mesh = self.plan.specification["mesh"]
-            job = self.client.restore(path, name=self.name, mesh=mesh, fit_mesh=True, timeout=self.plan.timeout)
+            chosen = self.plan.specification
+            job = self.client.restore(
+                path, name=self.name, mesh=chosen["mesh"], residency=chosen["residency"], fit_mesh=True,
+                bucket_elements=int(self.spec.get("bucket_elements", 0)),
+                prefetch_buckets=int(self.spec.get("prefetch_buckets", 0)), timeout=self.plan.timeout)
             LOG.info("job %s continues from %s on mesh %s", self.name, path, job.mesh)
         return self.session_of(create=False)
 

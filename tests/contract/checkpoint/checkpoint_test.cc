@@ -145,6 +145,48 @@ TEST_F(Checkpoints, InAnotherGatherFormat_TheJobHasTheSameBits) {
   EXPECT_THAT(RestoreCheckpoint(*client_, root_, options), StatusIs(Code::kInvalidArgument, HasSubstr("fp9")));
 }
 
+// Each way, and back: files and bits do not know which residency the job had.
+TEST_F(Checkpoints, WithAnotherResidency_TheJobGoesOnWithItsBits) {
+  const JobSpec spec = RichJob("job", "fsdp=2");
+  ASSERT_NO_FATAL_FAILURE(Save(spec));
+  const Learnt uninterrupted = testing::ReferenceOf(spec, kLast);
+  ASSERT_OK(testing::Delete(*client_, "job"));
+  std::string folder = root_;
+  for (const Residency residency : {Residency::kBucket, Residency::kFull}) {
+    SCOPED_TRACE(ResidencyName(residency));
+    RestoreOptions options{"again", "fsdp=3"};
+    options.residency = std::string(ResidencyName(residency));
+    options.bucket_elements = 2048;
+    options.prefetch_buckets = 2;
+    ASSERT_OK_AND_ASSIGN(const auto job, RestoreCheckpoint(*client_, folder, options));
+    EXPECT_EQ(job->spec().residency, residency);
+    EXPECT_EQ(job->spec().bucket_elements, 2048);
+    EXPECT_EQ(job->spec().prefetch_buckets, 2);
+    folder = temp_.File(absl::StrCat("with-", options.residency));
+    ASSERT_OK_AND_ASSIGN(const SavedCheckpoint again, SaveCheckpoint(*job, folder));
+    EXPECT_EQ(again.digest, saved_.digest);
+    for (const char* file : {"model.safetensors", "states.safetensors"}) {
+      EXPECT_TRUE(BytesOf(fs::path(saved_.path) / file) == BytesOf(fs::path(again.path) / file)) << file;
+    }
+    ASSERT_OK(Train(*job, kLast));
+    ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job, kLast));
+    EXPECT_EQ(learnt, uninterrupted);
+    ASSERT_OK(testing::Delete(*client_, "again"));
+  }
+  RestoreOptions wrong{"again"};
+  wrong.residency = "half";
+  EXPECT_THAT(RestoreCheckpoint(*client_, root_, wrong),
+              StatusIs(Code::kInvalidArgument, "\"half\" is no residency; there are full, bucket"));
+  wrong = {"again"};
+  wrong.bucket_elements = 5;
+  EXPECT_THAT(RestoreCheckpoint(*client_, root_, wrong),
+              StatusIs(Code::kInvalidArgument, HasSubstr("bucket_elements is 5; it is 1024 to")));
+  wrong = {"again"};
+  wrong.prefetch_buckets = -1;
+  EXPECT_THAT(RestoreCheckpoint(*client_, root_, wrong),
+              StatusIs(Code::kInvalidArgument, HasSubstr("prefetch_buckets is -1; it is 1 to")));
+}
+
 // Three ways: uninterrupted, resumed with the states, and with the weights alone.
 TEST_F(Checkpoints, TheWeightsAlone_AreNotEnough) {
   const JobSpec spec = testing::TinyJob("job", "fsdp=2", kSlots);

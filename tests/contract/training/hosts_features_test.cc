@@ -150,9 +150,14 @@ TEST_F(HostsFeatures, ACheckpoint_OnAnotherMesh_WithBucketsOrWithout) {
   ASSERT_OK_AND_ASSIGN(const SavedCheckpoint saved, SaveCheckpoint(*job, temp.File("checkpoints")));
   EXPECT_EQ(saved.step, 3);
   ASSERT_OK(testing::Delete(*client_, "job"));
+  Residency residency = Residency::kBucket;
   for (const char* mesh : kMeshes) {
     SCOPED_TRACE(mesh);
-    ASSERT_OK_AND_ASSIGN(job, RestoreCheckpoint(*client_, temp.File("checkpoints"), {"again", mesh}));
+    RestoreOptions options{"again", mesh};
+    options.residency = std::string(ResidencyName(residency));
+    ASSERT_OK_AND_ASSIGN(job, RestoreCheckpoint(*client_, temp.File("checkpoints"), options));
+    ASSERT_EQ(job->spec().residency, residency);
+    residency = residency == Residency::kFull ? Residency::kBucket : Residency::kFull;
     ASSERT_OK_AND_ASSIGN(const v1::DigestReply digest, job->Digest(kLong));
     EXPECT_EQ(digest.step(), 3);
     EXPECT_EQ(digest.digest(), saved.digest);

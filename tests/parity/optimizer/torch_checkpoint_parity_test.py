@@ -202,6 +202,25 @@ class CheckpointTest(ServiceTest):
             self.assertLess(time.monotonic() - began, 20)
             self.assertTrue(torch.equal(again.weight, model.weight))
 
+    def test_a_run_resumes_with_the_other_residency(self):
+        """Each way, and with buckets of the blocks of the model that resumes."""
+        whole = nn.Sequential(nn.Linear(6, 64), nn.Linear(64, 48), nn.Linear(48, 4))
+        start = {name: value.clone() for name, value in whole.state_dict().items()}
+        for before, after in (("full", "bucket"), ("bucket", "full"), ("bucket", "bucket")):
+            with self.subTest(before=before, after=after):
+                whole.load_state_dict(start)
+                name = f"{before}-{after}"
+                optimizer = self.optimizer(whole, name, residency=before)
+                train(whole, optimizer, range(2))
+                optimizer.save(self.path(name))
+                train(whole, optimizer, range(2, 4))
+                optimizer.close()
+                again = nn.Sequential(nn.Linear(6, 64), nn.Linear(64, 48), nn.Linear(48, 4))
+                resumed = self.optimizer(again, f"{name}-again", resume=self.path(name), residency=after)
+                train(again, resumed, range(2, 4))
+                resumed.close()
+                self.assert_equal_states(whole, again)
+
     def test_a_mesh_that_needs_more_workers_ends_at_the_timeout(self):
         _, path = self.saved(Statistics())
         began = time.monotonic()
