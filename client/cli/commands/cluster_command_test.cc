@@ -179,7 +179,7 @@ TEST_F(ClusterCommandTest, CheckpointAndRestore) {
   };
   EXPECT_THAT(Error(bucketed("some")), HasSubstr("\"some\" is no residency; there are full, bucket"));
   EXPECT_EQ(Out(bucketed("bucket")), absl::StrCat("job by-bucket at step 2 on mesh fsdp=1, digest ", hex, "\n"));
-  ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(cluster_->address()));
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.OpenJob("by-bucket"));
   const JobSpec& by_bucket = job->spec();
   EXPECT_EQ(by_bucket.residency, Residency::kBucket);
