@@ -4,7 +4,7 @@
 Usage: check_layers.py [--table] [ROOT].  Prints one `file:line: reason` per violation; exits 1 if there is any. With --table: the rooms instead, with
 their files and which rooms each includes.
 
-Looked at: #include lines (ALLOWED, ROOMS, CONFINED), how many source files a folder has, sleeping in tests, the wall clock (WALL_CLOCK), paths of one machine. Comments count as text: an include
+Looked at: #include lines (ALLOWED, ROOMS, CONFINED), who names a number of hosts or a device (HOST_COUNT, DEVICE), how many source files a folder has, sleeping in tests, the wall clock (WALL_CLOCK), paths of one machine. Comments count as text: an include
 or a sleep that is commented out is still reported. The build's own visibility rules repeat the folders, and go deeper.
 """
 import os
@@ -79,12 +79,19 @@ WALL_CLOCK = {
 # host and on several.
 HOST_COUNT = (r"core/job/support.*", r"worker/(lead|transport|memory)/.*", r"worker/control/host_ranks\.h", "server/seats/.*",
               r"(.*/)?(testing/.*|[^/]*_test\.cc)", "(bench|tests|examples|rpc|kernels|local|checkpoint)/.*")
+# Where a worker's code may name a device, beside comments. The rooms in the second line do until windows are buffers and passes executors: a new name there is
+# no violation, one in any other room is.
+DEVICE = (r"worker/(memory|transport|pass/device)/.*", r"worker/pass/step_pass\.h", r"worker/control/(control_block|host_ranks)\.h", r"worker/step/step_members\..*",
+          r"worker/(doors|job|process|node)/.*", r"worker/lead/(engine|several_hosts)\.cc", r"worker/[^/]*",
+          r"(.*/)?(testing/.*|[^/]*_test\.cc)")
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".inc")
 TEXTS = SOURCES + (".py", ".sh", ".md", ".txt", ".proto", ".yaml", ".yml", ".bzl", ".sbatch", ".cuda", ".BUILD", ".bazelrc")
 TEXT_NAMES = ("BUILD", "WORKSPACE", "Containerfile", "demo", "test", "run")
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+["<]([^">]+)[">]', re.M)
 NUM_HOSTS = re.compile(r"\bnum_ho" r"sts\b")
+NAMES_DEVICE = re.compile(r"\w*[dD]evi" r"ce\w*")
+COMMENT = re.compile(r"//.*|#\s*include.*")  # which rooms may include which is a rule of its own
 SLEEP = re.compile(r"\b(sleep_for|sleep_until|SleepFor|usleep|nanosleep|sleep)\s*\(")
 # Split, so that this file does not match itself; so are the next ones.
 WALL_TIME = re.compile(r"\b(absl::No" r"w\(|system_cl" r"ock\b|gettimeof" r"day\b|CLOCK_REAL" r"TIME\b|std::ti" r"me\(|time\.ti" r"me\(|"
@@ -222,6 +229,9 @@ def violations(root):
         if path.endswith(SOURCES) and not any(re.fullmatch(home, path) for home in HOST_COUNT):
             found += pattern_violations(text, NUM_HOSTS, "is for who moves bytes between hosts: ask HostRanks::alone(), or CheckSupported "
                                                          "(HOST_COUNT of tools/check_layers.py)")
+        if path.startswith("worker/") and path.endswith(SOURCES) and not any(re.fullmatch(home, path) for home in DEVICE):
+            found += pattern_violations(COMMENT.sub("", text), NAMES_DEVICE, "is of memory/, transport/ and pass/device/: ask StepPass or HostMemory "
+                                                                             "(DEVICE of tools/check_layers.py)")
         if path.endswith(".h"):
             found += [(line, f"{name} has {size} public functions, at most {MAX_FUNCTIONS} are readable: split it by its subjects")
                       for line, name, size in class_sizes.classes(text) if size > MAX_FUNCTIONS and name not in FOREIGN_TABLES]

@@ -130,6 +130,14 @@ class CheckLayersTest(unittest.TestCase):
         for path in ("worker/lead/several.cc", "worker/transport/group.h", "core/job/support.cc", "worker/step/testing/hosts.h"):
             self.assertEqual(check({path: "int f(HostRanks r) { return r.num_ho" "sts; }\n"}), [])
 
+    def test_device_is_found(self):
+        self.expect("worker/step/bad.cc", "// a device, in words\nint x = on_devi" "ce();\n", "worker/step/bad.cc:2: on_devi" "ce")
+        self.expect("worker/pass/bad.h", "#pragma once\nclass Devi" "cePass;\n", "worker/pass/bad.h:2: Devi" "cePass")
+
+    def test_device_where_bytes_lie_passes(self):
+        for path in "worker/memory/ok.cc", "worker/pass/device/ok.cc", "worker/doors/ok.cc", "client/cpp/ok.cc", "worker/step/ok_test.cc":
+            self.assertEqual(check({**CLEAN, path: "int x = on_devi" "ce();\n"}), [])
+
     def test_machine_path_is_found(self):
         for path in ("/ho" + "me/ann/x", "/wo" + "rk/main", "/ro" + "ot/x"):
             self.expect("docs/page.md", f"see\n\n{path}\n", "docs/page.md:3: ", "path of one machine")
