@@ -20,10 +20,10 @@ COLORS = {
     "init": "C2",
     "norm": "C4",
     "step": "C0",
-    "reduce": "C1",
+    "reduce_bucket": "C1",
     "gradients": "C1",
     "weights": "C2",
-    "gather": "C5",
+    "quantize": "C5",
     "digest": "C6",
     "range": "C9",
 }

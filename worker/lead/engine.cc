@@ -27,11 +27,11 @@ const char* NameOf(CommandKind kind) {
     case CommandKind::kNorm:
       return "norm";
     case CommandKind::kQuantize:
-      return "gather";
+      return "quantize";
     case CommandKind::kReduceBucket:
-      return "reduce";
+      return "reduce_bucket";
     case CommandKind::kGatherBucket:
-      return "fill";
+      return "gather_bucket";
     case CommandKind::kMerge:
       return "merge";
     case CommandKind::kRestore:

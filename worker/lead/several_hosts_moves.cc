@@ -89,15 +89,15 @@ void SeveralHosts::SendResults(const Command& command) {
 
 // All leads see the same words, of hosts whose windows stay as they are until the commit.
 void SeveralHosts::LendBuckets(const Command& command) {
-  const bool fill = command.kind == CommandKind::kGatherBucket;
+  const bool gathers_bucket = command.kind == CommandKind::kGatherBucket;
   const bool steps = PublishesOf(command) == Publishes::kItsVersion || command.kind == CommandKind::kQuantize;
-  if (!fill && !steps) return;
+  if (!gathers_bucket && !steps) return;
   const ResidencyTable table(&control(), plan_);
   for (int b = 0; b < static_cast<int>(takers_.size()); ++b) {
     const HostSet held = HostsWith(views_, b, HostBucket::kHeld);
     takers_[b] = held;
-    if (fill) takers_[b] = b == command.bucket ? HostsWith(views_, b, HostBucket::kUsed) & ~held : 0;
-    const bool in_window = (fill || command.publish < 0) && takers_[b] != 0;
+    if (gathers_bucket) takers_[b] = b == command.bucket ? HostsWith(views_, b, HostBucket::kUsed) & ~held : 0;
+    const bool in_window = (gathers_bucket || command.publish < 0) && takers_[b] != 0;
     table.bucket(b).lent.store(in_window && !IsHere(takers_[b]) && !IsHere(held) ? 1 : 0);
   }
 }

@@ -167,10 +167,11 @@ bool Pass::Works(const Command& command, int range) const {
 }
 
 int Pass::Places(const Command& command, int bucket, const Segment** places) const {
-  const bool fill = command.kind == CommandKind::kGatherBucket;
+  const bool gathers_bucket = command.kind == CommandKind::kGatherBucket;
   int num_places = 0;
-  if (fill || (command.kind != CommandKind::kPublish && InWindow(bucket))) places[num_places++] = &host_.window();
-  for (int i = 0; i < host_.num_publications() && !fill; ++i) {
+  if (gathers_bucket || (command.kind != CommandKind::kPublish && InWindow(bucket)))
+    places[num_places++] = &host_.window();
+  for (int i = 0; i < host_.num_publications() && !gathers_bucket; ++i) {
     if (plan_.buckets()[bucket].frozen || i == command.publish) places[num_places++] = &host_.publication(i);
   }
   return num_places;

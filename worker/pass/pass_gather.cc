@@ -47,7 +47,7 @@ void Pass::QuantizeRange(const Command& command, int range) {
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
   const std::atomic<uint32_t>* const maxima = Maxima(host_.control(), plan_);
-  const bool fill = command.kind == CommandKind::kGatherBucket;
+  const bool gathers_bucket = command.kind == CommandKind::kGatherBucket;
   int64_t written = 0;
   for (int64_t chunk = share_.index; chunk < r.num_chunks(); chunk += share_.count) {
     for (int i = storage_.first_run(range, chunk); i < storage_.first_run(range, chunk + 1); ++i) {
@@ -63,7 +63,7 @@ void Pass::QuantizeRange(const Command& command, int range) {
       }
       if (num_places == 0) continue;
       EncodeGathered(GatheredOf(range, command.parity, run), maxima + tensor.first_maximum, places, num_places);
-      const bool in_window = fill || (command.kind == CommandKind::kQuantize && InWindow(r.bucket));
+      const bool in_window = gathers_bucket || (command.kind == CommandKind::kQuantize && InWindow(r.bucket));
       if (command.first == 0 && in_window) written += bucket.CodeOffset(run.num_elements);
     }
   }
@@ -106,8 +106,8 @@ void Pass::GatherRange(const Command& command, int range) {
   const StorageRange& r = storage_.ranges()[range];
   const Bucket& bucket = plan_.buckets()[r.bucket];
   if (bucket.quantized()) return QuantizeRange(command, range);
-  const bool fill = command.kind == CommandKind::kGatherBucket;
-  const Segment& to = fill ? host_.window() : host_.publication(command.publish);
+  const bool gathers_bucket = command.kind == CommandKind::kGatherBucket;
+  const Segment& to = gathers_bucket ? host_.window() : host_.publication(command.publish);
   char* const weights = to.data() + bucket.weight_offset;
   int64_t written = 0;
   for (int64_t chunk = share_.index; chunk < r.num_chunks(); chunk += share_.count) {
@@ -117,7 +117,7 @@ void Pass::GatherRange(const Command& command, int range) {
       std::memcpy(weights + bucket.CodeOffset(r.bucket_begin + run.offset),
                   storage_.weights(range, command.parity, run.offset).codes, bytes);
       if (bucket.weights == WeightFormat::kInt8Row) CopyScales(command, range, command.parity, run);
-      if (fill) written += bytes;
+      if (gathers_bucket) written += bytes;
     }
   }
   gathered_bytes_.fetch_add(written, std::memory_order_relaxed);

@@ -41,8 +41,8 @@ class StepPass {
   // core/job/absent_weights.h says.
   virtual absl::Status GiveBackWeights(int bucket) = 0;
 
-  // Bytes of weights, without their scales, that steps and fills wrote into the parameter window since construction.
-  // Thread-safe.
+  // Bytes of weights, without their scales, that steps and kGatherBucket wrote into the parameter window since
+  // construction. Thread-safe.
   virtual int64_t gathered_bytes() const = 0;
   // Bytes of weights and states, with what rotation and matrices take beside them.
   virtual int64_t shard_bytes() const = 0;

@@ -40,10 +40,17 @@ double Number(const std::string& text) {
 
 const std::map<std::string, CommandKind>& Kinds() {
   static const auto* const kinds = new std::map<std::string, CommandKind>{
-      {"init", CommandKind::kInit},         {"step", CommandKind::kStep},       {"digest", CommandKind::kDigest},
-      {"norm", CommandKind::kNorm},         {"gather", CommandKind::kQuantize}, {"reduce", CommandKind::kReduceBucket},
-      {"fill", CommandKind::kGatherBucket}, {"merge", CommandKind::kMerge},     {"restore", CommandKind::kRestore},
-      {"publish", CommandKind::kPublish}};
+      {"init", CommandKind::kInit},
+      {"step", CommandKind::kStep},
+      {"digest", CommandKind::kDigest},
+      {"norm", CommandKind::kNorm},
+      {"quantize", CommandKind::kQuantize},
+      {"reduce_bucket", CommandKind::kReduceBucket},
+      {"gather_bucket", CommandKind::kGatherBucket},
+      {"merge", CommandKind::kMerge},
+      {"restore", CommandKind::kRestore},
+      {"publish", CommandKind::kPublish},
+  };
   return *kinds;
 }
 

@@ -216,7 +216,8 @@ absl::Status StepBuckets::Await(int bucket, absl::Duration timeout) const {
   }
 }
 
-// True: nobody uses it, nobody will see its pages. One who acquires it meanwhile finds it held, or waits for a fill.
+// True: nobody uses it, nobody will see its pages. One who acquires it meanwhile finds it held, or waits for
+// kGatherBucket.
 // The last incarnation of the lead may have been killed anywhere in here, or while it gave the pages back.
 bool StepBuckets::DropIfUnused(int bucket) const {
   const ResidencyTable table(view_.control, *view_.plan);

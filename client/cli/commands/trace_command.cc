@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/base/connection.h"
@@ -31,7 +32,10 @@ std::string Title(const v1::TraceSpan& span) {
     const std::string what = span.bucket() < 0 ? "" : absl::StrCat(" bucket ", span.bucket());
     return absl::StrCat("slot ", span.item(), " declared", what, ", step ", span.step());
   }
-  if (span.bucket() >= 0) return absl::StrCat(span.name(), " bucket ", span.bucket(), ", step ", span.step());
+  if (span.bucket() >= 0) {
+    const char* const bucket = absl::EndsWith(span.name(), "_bucket") ? " " : " bucket ";
+    return absl::StrCat(span.name(), bucket, span.bucket(), ", step ", span.step());
+  }
   return absl::StrCat(span.name(), " ", span.step());
 }
 

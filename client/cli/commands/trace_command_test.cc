@@ -60,12 +60,12 @@ TEST(TraceCommandTest, ChromeTrace_HasARowForEveryThread_AndMicroseconds) {
 TEST(TraceCommandTest, ChromeTrace_NamesBucketsInFlight) {
   std::vector<v1::GetTraceReply> ranks(1);
   AddSpan(ranks[0], "declared", 3, 1000, 1000, 1, 5);
-  AddSpan(ranks[0], "reduce", 3, 2000, 3000, -1, 5);
-  AddSpan(ranks[0], "fill", 3, 4000, 6000, -1, 0);
+  AddSpan(ranks[0], "reduce_bucket", 3, 2000, 3000, -1, 5);
+  AddSpan(ranks[0], "gather_bucket", 3, 4000, 6000, -1, 0);
   const Json trace = ChromeTrace(ranks, 0);
   EXPECT_FALSE(Named(trace, "slot 1 declared bucket 5, step 3").is_null());
-  EXPECT_EQ(Named(trace, "reduce bucket 5, step 3")["dur"], 1.0);
-  EXPECT_EQ(Named(trace, "fill bucket 0, step 3")["cat"], "fill");
+  EXPECT_EQ(Named(trace, "reduce_bucket 5, step 3")["dur"], 1.0);
+  EXPECT_EQ(Named(trace, "gather_bucket 0, step 3")["cat"], "gather_bucket");
 }
 
 TEST(TraceCommandTest, ChromeTrace_OfTheNewestSteps_BeginsWithThem) {

@@ -28,8 +28,8 @@ bool IsWait(const v1::TraceSpan& span) { return span.name() == "wait for members
 
 // Of a step, or for one: not of the initial weights, or a digest that somebody asked for.
 bool IsStepWork(const v1::TraceSpan& span) {
-  return span.name() == "step" || span.name() == "norm" || span.name() == "gather" || span.name() == "reduce" ||
-         span.name() == "fill";
+  return span.name() == "step" || span.name() == "norm" || span.name() == "quantize" ||
+         span.name() == "reduce_bucket" || span.name() == "gather_bucket";
 }
 
 bool IsCommandOrWait(const v1::TraceSpan& span) {
@@ -74,7 +74,7 @@ std::vector<const WorkerAnswer*> AnswersOf(const JobAnswers& answers, int64_t ep
 Instants CommitsOf(const v1::GetTraceReply& trace, int64_t committed) {
   Instants commands, commits;
   for (const v1::TraceSpan& span : trace.spans()) {
-    const bool counts = span.name() == "step" || (span.name() == "gather" && commands.count(span.step()) > 0);
+    const bool counts = span.name() == "step" || (span.name() == "quantize" && commands.count(span.step()) > 0);
     if (counts && span.step() <= committed) commands[span.step()] = span.end_nanos();
   }
   for (const v1::TraceSpan& span : trace.spans()) {

@@ -110,12 +110,12 @@ TEST(TopViewTest, RestartsAndTheirLastPause_AsEachWorkerSaysOfItself) {
 
 TEST(TopViewTest, Pause_EndsAtAnyCommand) {
   JobAnswers answers = ThreeSteps();
-  AddSpan(*answers.workers[0].trace, "fill", 2, 121, 140, -1, 0);  // within the longest gap
+  AddSpan(*answers.workers[0].trace, "gather_bucket", 2, 121, 140, -1, 0);  // within the longest gap
   const JobView view = ViewOf(answers, nullptr);
-  EXPECT_DOUBLE_EQ(view.longest_pause.value(), 0.012);  // before step 2, or (the same) after the fill
+  EXPECT_DOUBLE_EQ(view.longest_pause.value(), 0.012);  // before step 2, or (the same) after that command
 }
 
-TEST(TopViewTest, Commit_WhereWeightsAreGathered_IsBehindTheGather) {
+TEST(TopViewTest, Commit_WhereWeightsAreQuantized_IsBehindQuantize) {
   JobAnswers answers = JobOf(1, 1);
   WorkerAnswer& lead = answers.workers[0];
   for (const int64_t step : {1, 2}) {
@@ -123,7 +123,7 @@ TEST(TopViewTest, Commit_WhereWeightsAreGathered_IsBehindTheGather) {
     Declare(lead, 0, step, at - 50);
     AddSpan(*lead.trace, "step", step, at - 10, at - 8);
     AddSpan(*lead.trace, "wait for members", step, at - 8, at - 6);
-    AddSpan(*lead.trace, "gather", step, at - 6, at - 1);
+    AddSpan(*lead.trace, "quantize", step, at - 6, at - 1);
     AddSpan(*lead.trace, "wait for members", step, at - 1, at);
     AddSpan(*lead.trace, "digest", step, at + 2, at + 3);
     AddSpan(*lead.trace, "wait for members", step, at + 3, at + 5);
@@ -142,9 +142,9 @@ TEST(TopViewTest, Worker_SharesOfTheTimeInItsTrace) {
   AddSpan(trace, "wait for members", 1, 1220, 1225);
   AddSpan(trace, "range", 1, 1230, 1260, 0, 0);  // within the step
   AddSpan(trace, "step", 1, 1230, 1260);
-  AddSpan(trace, "gather", 1, 1300, 1310);
-  AddSpan(trace, "reduce", 1, 1310, 1320);
-  AddSpan(trace, "fill", 1, 1320, 1330);
+  AddSpan(trace, "quantize", 1, 1300, 1310);
+  AddSpan(trace, "reduce_bucket", 1, 1310, 1320);
+  AddSpan(trace, "gather_bucket", 1, 1320, 1330);
   AddSpan(trace, "wait for lead", 1, 1330, 1350);
   AddSpan(trace, "gradients", 1, 1900, 2000);  // of another thread
   const WorkerView worker = ViewOf(answers, nullptr).workers.at(0);

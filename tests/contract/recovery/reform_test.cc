@@ -116,7 +116,7 @@ std::vector<Case> Cases() {
       const bool pushed = info.point == FaultPoint::kGradientShardReceived;  // slot 1's go to the second replica
       cases.push_back({info, pushed ? "w2" : "w0", pulled});
       if (!info.lead) cases.push_back({info, pushed ? "w3" : "w1", pulled});
-      // The fifth command gathers codes; the fourth is a step, which nobody has seen.
+      // The fifth command is kQuantize; the fourth is a step, which nobody has seen.
       if (info.point == FaultPoint::kDecided) cases.push_back({info, "w0", pulled, 4});
       // By bucket: in the sums of a step, before and behind them.
       if (!pulled && !pushed) cases.push_back({info, info.lead ? "w0" : "w1", pulled, kNth + 2, /*bucketed=*/true});

@@ -411,11 +411,11 @@ const char* NameOf(CommandKind kind) {
     case CommandKind::kStep:
       return "step";
     case CommandKind::kReduceBucket:
-      return "reduce";
+      return "reduce_bucket";
     case CommandKind::kGatherBucket:
-      return "fill";
+      return "gather_bucket";
     default:
-      return "gather";
+      return "quantize";
   }
 }
 
