@@ -84,7 +84,7 @@ struct Command {
   int32_t publish = -1;                   // the publication buffer that gets this version, -1: none
   int32_t groups = 0;  // of kStep: where the scalars of its parameter groups lie, 0 or 1 (group_table.h)
   int64_t nonfinite = 0;  // kStep: why skipped: slot << 32 | tensor; kDigest, kPublish: the newest ticket it answers
-  // Of kInit: push_id of the gradient shards to place. Of kRestore: load_id of what was loaded, 0 where the shards are
+  // Of kInit: push_id of the initial weights to place. Of kRestore: load_id of what was loaded, 0 where the shards are
   // filled by other workers.
   uint64_t initial_id = 0;
 };

@@ -1,5 +1,5 @@
-// ByteSink: where the bytes of one pushed gradient shard go (shard.proto): a slot's or the job's (push_sink.h), or a
-// seat's (seat_sink.h). For one thread, but CheckWanted. What was not finished leaves nothing behind that counts.
+// ByteSink: where the bytes of one push go (shard.proto): a slot's, or initial weights (push_sink.h), or a seat's
+// (seat_sink.h). For one thread, but CheckWanted. What was not finished leaves nothing behind that counts.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -13,8 +13,8 @@ class ByteSink {
   virtual ~ByteSink() = default;
   // NotFound: the job was deleted meanwhile. For any thread.
   virtual absl::Status CheckWanted() const = 0;
-  // InvalidArgument: more bytes than announced, or a gradient that is not finite under policy fail. Aborted: what the
-  // gradient shard is of was finished or taken back meanwhile.
+  // InvalidArgument: more bytes than announced, or a gradient that is not finite under policy fail. Aborted: the slot
+  // was finished or taken back meanwhile.
   virtual absl::Status Append(absl::string_view bytes) = 0;
   // InvalidArgument: fewer bytes than announced. The reply says whether the step had been committed before.
   virtual absl::StatusOr<v1::PushReply> Finish() = 0;

@@ -58,7 +58,7 @@ absl::Status PushCall::Stalled() {
   const absl::Duration silence = MonotonicNow() - asked_, patience = kPushSilence * worker_.heartbeat_timeout();
   if (silence < patience) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("no data of this push came for ", absl::FormatDuration(patience),
-                                         ", so others may push the gradient shard; push it again from its first byte"));
+                                         ", so others may push the same; push again from the first byte"));
 }
 
 bool PushCall::LookForStall() {
@@ -112,12 +112,11 @@ absl::Status PushCall::Open(const std::string& header) {
   return absl::OkStatus();
 }
 
-// The client ended its stream, or the connection broke: in both cases the byte count says whether the gradient shard is
-// whole.
+// The client ended its stream, or the connection broke: in both cases the byte count says whether all has come.
 void PushCall::Complete() {
   if (sink_ == nullptr) {
-    Finish(
-        ToGrpc(absl::InvalidArgumentError("a push without any message; send a header and the gradient shard's bytes")));
+    Finish(ToGrpc(
+        absl::InvalidArgumentError("a push without any message; send a header and the bytes that it announces")));
     return;
   }
   const absl::Status status = CallWithoutThrowing([this]() -> absl::Status {

@@ -1,6 +1,6 @@
 // PushCall: one Push stream: its first message opens a ByteSink, every message's bytes go into it as they lie in
 // gRPC's buffers, and the end of the stream finishes it. A stream that breaks leaves nothing declared, and one that
-// stands still, or whose job is deleted, is ended: another push of the gradient shard may begin.
+// stands still, or whose job is deleted, is ended: another push of the same bytes may begin.
 #pragma once
 
 #include <grpcpp/server_context.h>

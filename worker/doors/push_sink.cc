@@ -13,8 +13,8 @@
 namespace shardmesh {
 namespace {
 
-absl::Status UnderWay() {
-  return absl::AbortedError("another push of this gradient shard is under way; repeat when it has ended");
+absl::Status UnderWay(absl::string_view what) {
+  return absl::AbortedError(absl::StrCat("another push of ", what, " is under way; repeat when it has ended"));
 }
 
 }  // namespace
@@ -49,9 +49,9 @@ absl::Status PushSink::Prepare() {
                                                         BytesPerElement(plan.gradient_format())
                                                   : plan.GradientShardBytes(header_.shard());
   if (header_.total_bytes() != expected) {
-    return absl::InvalidArgumentError(absl::StrCat("a gradient shard of ", header_.total_bytes(), " bytes; shard ",
-                                                   header_.shard(), " of job ", shard_->spec().name, " has ",
-                                                   expected));
+    return absl::InvalidArgumentError(absl::StrCat(initial() ? "initial weights of " : "a gradient shard of ",
+                                                   header_.total_bytes(), " bytes; shard ", header_.shard(), " of job ",
+                                                   shard_->spec().name, " has ", expected));
   }
   if (initial()) {
     applied_ = drop_ = shard_->protocol().committed_step().value() != kNoStep;
@@ -59,7 +59,7 @@ absl::Status PushSink::Prepare() {
     if (drop_) return absl::OkStatus();
     initial_.resize(expected / sizeof(float));
     owns_push_ = shard_->pushes().Begin(PushClaims::kInitialWeights);
-    return owns_push_ ? absl::OkStatus() : UnderWay();
+    return owns_push_ ? absl::OkStatus() : UnderWay("this shard's initial weights");
   }
   return PrepareGradient();
 }
@@ -132,7 +132,7 @@ absl::Status PushSink::PrepareGradient() {
   if (drop_) return absl::OkStatus();
   shard_->protocol().slots().AwaitFree({Slot(header_.slot())}, StepSlots::kHolderLag);
   owns_push_ = shard_->pushes().Begin(header_.slot());
-  if (!owns_push_) return UnderWay();
+  if (!owns_push_) return UnderWay("this gradient shard");
   const uint64_t holder =
       shard_->protocol().slots().HolderOf(Slot(header_.slot()));  // before what it may have left behind
   RETURN_IF_ERROR(LookAtStep());  // again: until it was claimed, somebody else may have brought the gradient shard

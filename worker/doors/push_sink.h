@@ -1,7 +1,6 @@
-// PushSink: receives the bytes of one pushed gradient shard (shard.proto) and puts them where they belong: a gradient
-// straight into this shard's part of its slot window, checked for finiteness while it is in cache; initial weights into
-// a buffer. For one thread. Nothing is declared unless Finish returns OK; the destructor frees the gradient shard for
-// another push.
+// PushSink: receives the bytes of one push (shard.proto) and puts them where they belong: a gradient shard straight
+// into its slot's window, checked for finiteness while it is in cache; initial weights into a buffer. For one thread.
+// Nothing is declared unless Finish returns OK; the destructor lets another push of the same bytes begin.
 #pragma once
 
 #include <memory>
@@ -16,8 +15,8 @@ namespace shardmesh {
 
 class PushSink final : public ByteSink {
  public:
-  // Errors: see Shard.Push. A push that is not needed any more (step committed, or the gradient shard lies there) is
-  // accepted, and its bytes are dropped.
+  // Errors: see Shard.Push. A push that is not needed any more (step committed, or its bytes lie there) is accepted,
+  // and its bytes are dropped.
   static absl::StatusOr<std::unique_ptr<PushSink>> Begin(std::shared_ptr<JobShard> shard, const v1::PushHeader& header);
   ~PushSink() override;
   PushSink(const PushSink&) = delete;

@@ -269,12 +269,12 @@ TEST(PushSinkPolicyTest, NotFinite_UnderFail_IsRefusedAndMayBePushedAgain) {
 TEST(PushSinkPolicyTest, InitialWeights_AreRoundedPlacedAndChecked) {
   Workers workers(TwoBuckets("fsdp=1", NonFinitePolicy::kSkip));
   EXPECT_THAT(workers.PushGradient(0, 0, 1), StatusIs(Code::kFailedPrecondition, HasSubstr("no initial weights")));
-  std::vector<float> piece(workers.plan.InitialShardBytes(0) / 4, 1.0f + 0x1p-9f);
-  piece[5] = kNan;
-  EXPECT_THAT(workers.Push(0, workers.InitialHeader(0, 1), Workers::Bytes(piece)),
+  std::vector<float> initial(workers.plan.InitialShardBytes(0) / 4, 1.0f + 0x1p-9f);
+  initial[5] = kNan;
+  EXPECT_THAT(workers.Push(0, workers.InitialHeader(0, 1), Workers::Bytes(initial)),
               StatusIs(Code::kInvalidArgument, HasSubstr("element 5")));
-  piece[5] = 3;
-  ASSERT_OK(workers.Push(0, workers.InitialHeader(0, 2), Workers::Bytes(piece), 1));
+  initial[5] = 3;
+  ASSERT_OK(workers.Push(0, workers.InitialHeader(0, 2), Workers::Bytes(initial), 1));
   ASSERT_OK(workers.protocol().outcomes().AwaitCommit(Step(0), kLong));
   const char* window = workers.shards[0]->host().window().data();
   EXPECT_EQ(reinterpret_cast<const float*>(window)[5], 3.0f);
@@ -317,9 +317,9 @@ struct BucketPushTest : ::testing::Test, Workers {
     v1::PushHeader header = GradientHeader(rank, slot, step);
     header.set_bucket(bucket);
     const bool known = bucket >= 0 && bucket < static_cast<int>(plan.buckets().size());
-    const std::vector<float> piece(known ? plan.buckets()[bucket].shard_elements : 1, value);
-    header.set_total_bytes(static_cast<int64_t>(piece.size()) * 4);
-    return Push(rank, header, Bytes(piece));
+    const std::vector<float> gradient(known ? plan.buckets()[bucket].shard_elements : 1, value);
+    header.set_total_bytes(static_cast<int64_t>(gradient.size()) * 4);
+    return Push(rank, header, Bytes(gradient));
   }
 
   std::vector<int> trained;

@@ -1,4 +1,4 @@
-// PushClaims: one push of a gradient shard at a time. Of a slot's gradient, at any replica of the shard; of initial
+// PushClaims: one push of the same bytes at a time: of a gradient shard, at any replica of the shard; of initial
 // weights, at this worker. Thread-safe.
 #pragma once
 

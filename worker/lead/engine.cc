@@ -79,11 +79,11 @@ void Engine::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-absl::Status Engine::StageInitial(InitialShard piece, uint64_t push_id) {
+absl::Status Engine::StageInitial(InitialShard shard, uint64_t push_id) {
   MutexLock lock(mu_);
   if (protocol_.decided() > 0) return absl::AbortedError("the job has its initial weights already");
   if (staged_.size() == kMaxStaged) staged_.erase(staged_.begin());
-  staged_.emplace_back(push_id, std::move(piece));
+  staged_.emplace_back(push_id, std::move(shard));
   protocol_.commands().InitialShardReady(rank_, push_id);
   return absl::OkStatus();
 }
@@ -166,14 +166,14 @@ void Engine::Loop() {
   Call(options_.progress);
 }
 
-// The gradient shard of the set that was decided: a newer one may have been staged since, and must not be mixed in.
+// Initial weights of the set that was decided: a newer one may have been staged since, and must not be mixed in.
 std::optional<InitialShard> Engine::TakeStaged(uint64_t push_id) {
   MutexLock lock(mu_);
   if (!AwaitLoading()) return std::nullopt;
   auto staged = std::exchange(staged_, {});
   loaded_.reset();
-  for (auto& [id, piece] : staged) {
-    if (id == push_id) return std::move(piece);
+  for (auto& [id, shard] : staged) {
+    if (id == push_id) return std::move(shard);
   }
   return std::nullopt;
 }

@@ -1,7 +1,7 @@
-// Engine: one worker's thread for one job. It executes the commands that the lead decides (lead.h). Of a job on one host
-// the lead has no thread: the engine of the first rank calls it, so a step costs no wake-up of another one. Every wait
-// ends at a time limit or at an abort; an aborted engine stops for good. In the next incarnation of a member that was
-// killed it goes on where the control block says that the last one was.
+// Engine: one worker's thread for one job. It executes the commands that the lead decides (lead.h). Of a job on one
+// host the lead has no thread: the engine of the first rank calls it, so a step costs no wake-up of another one. Every
+// wait ends at a time limit or at an abort; an aborted engine stops for good. In the next incarnation of a member that
+// was killed it goes on where the control block says that the last one was.
 #pragma once
 
 #include <atomic>
@@ -46,10 +46,10 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // This shard's shard of initial weights, as pushed; the set that every member has first counts. Marks it ready in the
-  // protocol.
+  // This shard's part of the initial weights, as pushed; the set that every member has first counts. Marks it ready in
+  // the protocol.
   // Aborted: the job has its weights already.
-  absl::Status StageInitial(InitialShard piece, uint64_t push_id);
+  absl::Status StageInitial(InitialShard shard, uint64_t push_id);
   // What this shard was in a checkpoint: `read` writes it into the storage, from the calling thread, while no command
   // runs: a job that is about to begin with initial weights waits until it has returned, which it does soon after
   // protocol.decided() is not 0 any more. What was loaded before is lost at once; so is what `read` wrote, if it fails.
@@ -90,8 +90,8 @@ class Engine {
   CondVar loading_ended_;
   bool loading_ ABSL_GUARDED_BY(mu_) = false;          // somebody writes into the storage
   std::optional<Loaded> loaded_ ABSL_GUARDED_BY(mu_);  // what lies there
-  std::vector<std::pair<uint64_t, InitialShard>> staged_
-      ABSL_GUARDED_BY(mu_);  // (push_id, gradient shard), oldest first
+  // By push_id: this shard's part of that set of initial weights. The oldest first.
+  std::vector<std::pair<uint64_t, InitialShard>> staged_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;
 };
 

@@ -64,7 +64,7 @@ struct HostFacts {
   uint64_t abort = 0;       // AbortWord, 0: none
   int64_t committed = 0;    // newest committed step
   uint64_t part = 0;        // number of the newest part of the work that this host has done
-  uint64_t initial_id = 0;  // of the set of initial weights of which all members of the host have their gradient shards
+  uint64_t initial_id = 0;  // of the set of initial weights of which all members of the host have their parts
   uint64_t loaded_id = 0;   // the same of a checkpoint
   int64_t loaded_step = 0;
   int32_t digest_wanted = 0, publish_wanted = 0;

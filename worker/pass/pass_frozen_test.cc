@@ -103,7 +103,7 @@ TEST(PassFrozenTest, KilledInAnyChunkOfTheInitialWeights_TheRestartedWorkerFinis
   command.kind = CommandKind::kInit;
   command.first = 1;
   command.publish = 0;
-  const std::vector<float> piece = group.InitialShard(0);
+  const std::vector<float> initial = group.InitialShard(0);
   const int ranges = static_cast<int>(group.storages[0]->ranges().size());
   for (int killed = 0; killed < ranges; ++killed) {
     for (int64_t chunk = 0; chunk < group.storages[0]->ranges()[killed].num_chunks(); ++chunk) {
@@ -130,7 +130,7 @@ TEST(PassFrozenTest, KilledInAnyChunkOfTheInitialWeights_TheRestartedWorkerFinis
       }
       ASSERT_NE(group.Window(), window);
       group.Restart(0);
-      group.passes[0]->Execute(command, group.seq, piece.data());
+      group.passes[0]->Execute(command, group.seq, initial.data());
       group.Gather(command);
       ASSERT_EQ(group.Window(), window) << "range " << killed << " chunk " << chunk;
       ASSERT_EQ(group.Publication(0), publications[0]);

@@ -177,8 +177,7 @@ void StepMembers::TakeOver(Publications& publications) const {
 }
 
 void StepMembers::TakeOverMember(MemberWords& words) const {
-  // Gradient shards of initial weights were in the process: nobody else has this one. What was loaded lies in the
-  // storage.
+  // Initial weights of this shard were in the process: nobody else has them. What was loaded lies in the storage.
   const bool placed = words.done.load() > 0;
   const bool loaded = view_.decided() > 0 && view_.command().kind == CommandKind::kRestore &&
                       view_.command().initial_id != 0 && view_.command().initial_id == words.loaded_id.load();

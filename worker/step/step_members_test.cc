@@ -92,17 +92,17 @@ TEST_F(TakeOver, SessionsAreFoundWithTheirSlots_ThoseThatWereLeavingApart) {
   EXPECT_TRUE(Incarnation(0).slots().Sessions().staying.empty());
 }
 
-TEST_F(TakeOver, APieceOfInitialWeightsIsLostWithTheProcess) {
+TEST_F(TakeOver, InitialWeightsAreLostWithTheProcess) {
   for (int r = 0; r < plan.num_ranks(); ++r) protocol.commands().InitialShardReady(Rank(r), 17);
   ASSERT_TRUE(DecideNext(protocol, plan));
   protocol.commands().Done(Rank(2), protocol.decided());
-  Incarnation(2).TakeOver();  // it has placed its gradient shard
+  Incarnation(2).TakeOver();  // it has placed its initial weights
   EXPECT_OK(protocol.members().Health());
   Incarnation(3).TakeOver();
   EXPECT_THAT(protocol.members().Health(), StatusIs(Code::kUnavailable, HasSubstr("worker-3 (rank 3")));
 }
 
-TEST_F(TakeOver, APieceOfInitialWeightsThatWasAcknowledgedIsLost_BeforeItIsDecidedOn) {
+TEST_F(TakeOver, AcknowledgedInitialWeightsAreLost_BeforeTheyAreDecidedOn) {
   Incarnation(2).TakeOver();  // it had none
   EXPECT_OK(protocol.members().Health());
   protocol.commands().InitialShardReady(Rank(3), 17);

@@ -127,18 +127,18 @@ struct PassGroup : TestHost {
 
   // With something in its padding, which must not arrive.
   std::vector<float> InitialShard(int shard) const {
-    std::vector<float> piece;
+    std::vector<float> initial;
     for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
       const Bucket& bucket = plan.buckets()[b];
-      const int64_t size = bucket.size(shard), begin = bucket.begin(shard), at = piece.size();
-      piece.resize(at + size, 99.0f);
+      const int64_t size = bucket.size(shard), begin = bucket.begin(shard), at = initial.size();
+      initial.resize(at + size, 99.0f);
       for (const auto& run : plan.RunsIn(b, begin, begin + size)) {
         for (int64_t e = 0; e < run.num_elements; ++e) {
-          piece[at + run.bucket_offset - begin + e] = InitialValue(run.tensor, run.first_element + e);
+          initial[at + run.bucket_offset - begin + e] = InitialValue(run.tensor, run.first_element + e);
         }
       }
     }
-    return piece;
+    return initial;
   }
 
   void WriteGradients(int64_t step) {

@@ -38,8 +38,8 @@ class ShardTransport {
   absl::StatusOr<v1::MeetReply> Meet(const v1::MeetRequest& request, absl::Duration timeout);
   absl::StatusOr<v1::GetTraceReply> GetTrace(const std::string& job, absl::Duration timeout);
 
-  // Pushes a gradient shard: `parts` in order are its bytes (borrowed for the call). header.total_bytes is filled in
-  // here.
+  // Pushes a gradient shard, or initial weights: `parts` in order are the bytes (borrowed for the call).
+  // header.total_bytes is filled in here.
   absl::StatusOr<v1::PushReply> Push(v1::PushHeader header, absl::Span<const absl::string_view> parts,
                                      absl::Duration timeout);
 

@@ -230,9 +230,9 @@ class Member {
   bool made_ = false;
 
   std::vector<float> InitialShard() const {
-    std::vector<float> piece(plan.InitialShardBytes(plan.PlaceOf(rank).shard) / sizeof(float));
-    for (size_t i = 0; i < piece.size(); ++i) piece[i] = 16 * RandomValue(1000, 0, i);
-    return piece;
+    std::vector<float> weights(plan.InitialShardBytes(plan.PlaceOf(rank).shard) / sizeof(float));
+    for (size_t i = 0; i < weights.size(); ++i) weights[i] = 16 * RandomValue(1000, 0, i);
+    return weights;
   }
 };
 

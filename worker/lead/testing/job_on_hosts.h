@@ -107,10 +107,10 @@ struct JobOnHosts {
 
   absl::Status PlaceWeights() {
     for (int r = 0; r < plan.num_ranks(); ++r) {
-      InitialShard piece(plan.InitialShardBytes(plan.PlaceOf(Rank(r)).shard) / 4);
-      for (size_t i = 0; i < piece.size(); ++i) piece[i] = RandomValue(7, plan.PlaceOf(Rank(r)).shard, i);
+      InitialShard initial(plan.InitialShardBytes(plan.PlaceOf(Rank(r)).shard) / 4);
+      for (size_t i = 0; i < initial.size(); ++i) initial[i] = RandomValue(7, plan.PlaceOf(Rank(r)).shard, i);
       OneOfHosts& host = HostOf(r);
-      RETURN_IF_ERROR(host.engines[r - host.ranks.first()]->StageInitial(std::move(piece), 5));
+      RETURN_IF_ERROR(host.engines[r - host.ranks.first()]->StageInitial(std::move(initial), 5));
     }
     return AwaitStep(0);
   }

@@ -45,8 +45,8 @@ struct DeviceGroup {
     host.control()->decided.store(seq);
     std::vector<absl::StatusOr<uint64_t>> digests(passes.size(), uint64_t{0});
     const auto run = [&](int r) {
-      const std::vector<float> piece = initial ? initial(plan.PlaceOf(Rank(r)).shard) : std::vector<float>();
-      digests[r] = passes[r]->Run(command, seq, piece.data(), nullptr);
+      const std::vector<float> weights = initial ? initial(plan.PlaceOf(Rank(r)).shard) : std::vector<float>();
+      digests[r] = passes[r]->Run(command, seq, weights.data(), nullptr);
     };
     std::vector<std::thread> threads;  // as several workers, whose kernels are on the device at the same time
     for (int r = 1; r < plan.num_ranks(); ++r) threads.emplace_back(run, r);
