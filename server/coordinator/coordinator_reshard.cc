@@ -171,8 +171,8 @@ void Coordinator::MoveToNext(Transaction& transaction, const std::string& name) 
 void Coordinator::AddStaged(const Job& job, const WorkerIdentity& worker, std::vector<Assignment>& assignments) {
   if (job.next == nullptr) return;
   const NextMesh& next = *job.next;
-  const auto member = FindIncarnation(next.members, worker), leaver = FindIncarnation(next.departing, worker);
-  const bool leaves = leaver != next.departing.end();
+  const auto member = FindIncarnation(next.members, worker), departing = FindIncarnation(next.departing, worker);
+  const bool leaves = departing != next.departing.end();
   if (member == next.members.end() && !leaves) return;
   Assignment assignment{next.definition,
                         next.epoch,
@@ -181,7 +181,7 @@ void Coordinator::AddStaged(const Job& job, const WorkerIdentity& worker, std::v
                         {job.record.epoch, job.definition->spec().mesh.ToString(), {}, next.departing}};
   assignment.staged = true;
   assignment.leaves = leaves;
-  assignment.rank = leaves ? leaver->was : static_cast<int32_t>(member - next.members.begin());
+  assignment.rank = leaves ? departing->was : static_cast<int32_t>(member - next.members.begin());
   for (const MemberRecord& peer : next.members) {
     assignment.peers.push_back(peer.worker);
     assignment.from.was.push_back(peer.was);

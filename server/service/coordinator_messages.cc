@@ -26,7 +26,7 @@ v1::Resharding ToProto(const NextMesh& next) {
   *proto.mutable_mesh() = next.definition->proto().mesh();
   proto.set_epoch(next.epoch);
   for (const MemberRecord& member : next.members) proto.add_workers(member.worker.name);
-  for (const MemberRecord& leaver : next.departing) proto.add_leavers(leaver.worker.name);
+  for (const MemberRecord& departing : next.departing) proto.add_leavers(departing.worker.name);
   for (const std::vector<MemberRecord>* all : {&next.members, &next.departing}) {
     for (const MemberRecord& member : *all) {
       if (!member.ready) proto.add_preparing(member.worker.name);
@@ -120,8 +120,8 @@ v1::Assignment ToProto(const Assignment& assignment, bool known) {
   proto.set_secret(assignment.secret);
   if (from.epoch > 0) proto.mutable_from()->set_mesh(from.mesh);
   for (const int32_t was : from.was) proto.mutable_from()->add_was(was);
-  for (const MemberRecord& leaver : from.departing) {
-    *proto.mutable_from()->add_departing() = PeerOf(leaver.worker, leaver.was);
+  for (const MemberRecord& departing : from.departing) {
+    *proto.mutable_from()->add_departing() = PeerOf(departing.worker, departing.was);
   }
   for (size_t rank = 0; rank < assignment.peers.size(); ++rank) {
     *proto.add_peers() = PeerOf(assignment.peers[rank], static_cast<int32_t>(rank));

@@ -25,7 +25,7 @@ absl::StatusOr<Plan> PlanOn(JobSpec spec, const std::string& mesh);
 class OriginHolders {
  public:
   explicit OriginHolders(const v1::Origin& from) : was_(from.was().begin(), from.was().end()) {
-    for (const v1::Peer& leaver : from.departing()) departing_.push_back(leaver.rank());
+    for (const v1::Peer& departing : from.departing()) departing_.push_back(departing.rank());
   }
   Holders holders() const { return {was_, departing_}; }
 

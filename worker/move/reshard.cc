@@ -79,8 +79,8 @@ std::vector<Rank> GiversOf(const Plan& before, const Holders& holders) {
     if (was >= 0 && was < before.num_ranks()) givers.push_back(Rank(was));
   }
   for (int shard = 0; shard < before.num_shards(); ++shard) {
-    const int leaver = SourceOf(before, holders, shard, /*rank=*/0) - static_cast<int>(holders.was.size());
-    if (leaver >= 0) givers.push_back(Rank(holders.departing[leaver]));
+    const int departing = SourceOf(before, holders, shard, /*rank=*/0) - static_cast<int>(holders.was.size());
+    if (departing >= 0) givers.push_back(Rank(holders.departing[departing]));
   }
   return givers;
 }

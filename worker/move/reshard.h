@@ -29,15 +29,15 @@ struct ReshardPiece {
 // What `to` takes from `from`, in the order of `to`. Both are cut from plans of one job, with other meshes.
 std::vector<ReshardPiece> PiecesOf(const ShardStorage& from, const ShardStorage& to);
 
-// Who held what of an epoch that ended: `was`, by rank of now, which rank it was there, -1: none; `leavers`: ranks
-// there that are none now.
+// Who held what of an epoch that ended: `was`, by rank of now, which rank it was there, -1: none; `departing`:
+// ranks there that are none now.
 struct Holders {
   absl::Span<const int32_t> was, departing;
 };
 // From whom `rank` takes what `shard` of `before` held: itself, where it held that shard; else, in turn, the ranks of
-// now that did; else was.size() + i: leaver i. -1: nobody held it.
+// now that did; else was.size() + i: departing[i]. -1: nobody held it.
 int SourceOf(const Plan& before, const Holders& holders, int shard, int rank);
-// The ranks of `before` that give something: members of now, and leavers where no member has their shard.
+// The ranks of `before` that give something: members of now, and departing ones where no member has their shard.
 std::vector<Rank> GiversOf(const Plan& before, const Holders& holders);
 
 // The bytes of pieces in one of the two storages, as they travel: piece after piece, of each its streams in their order

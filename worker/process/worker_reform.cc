@@ -49,7 +49,7 @@ absl::Status Worker::CheckOrigin(const v1::Assignment& assignment) {
   for (const int32_t was : from.was()) {
     if (was != -1) take(was);
   }
-  for (const v1::Peer& leaver : from.departing()) take(leaver.rank());
+  for (const v1::Peer& departing : from.departing()) take(departing.rank());
   if (good) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "ranks ", absl::StrJoin(from.was(), ","), " and ", from.departing_size(), " that leave of mesh ", from.mesh(),

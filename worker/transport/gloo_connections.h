@@ -64,8 +64,8 @@ class GlooConnections {
  private:
   GlooConnections(int rank, int size) : rank_(rank), size_(size) {}
 
-  // One kind of news: what each rank has told, and what this one tells. A buffer of its own for each kind: a leaver's
-  // closed connection breaks the waits of a buffer that still expects something of it.
+  // One kind of news: what each rank has told, and what this one tells. A buffer of its own for each kind: the closed
+  // connection of a rank that left breaks the waits of a buffer that still expects something of it.
   template <class News>
   struct Board {
     std::vector<News> told;

@@ -161,7 +161,7 @@ TEST_P(GroupSuite, Abort_InTheMiddleOfCalls_EndsThem) {
 TEST_P(GroupSuite, ARankThatLeaves_IsMissedAtTheNextCallOnly) {
   constexpr int64_t kBytes = 300000;
   constexpr int kCalls = 3;
-  for (const int leaver : {0, 2}) {
+  for (const int leaving : {0, 2}) {
     Groups groups = MakeThree();
     std::atomic<int> stayed = 0;
     OnEveryRank(groups, [&](Group& group) {
@@ -170,12 +170,12 @@ TEST_P(GroupSuite, ARankThatLeaves_IsMissedAtTheNextCallOnly) {
       for (int call = 0; call < kCalls; ++call) {
         ASSERT_OK(group.AllGather(mine.data(), all.data(), kBytes, kPlenty)) << "rank " << rank << ", call " << call;
       }
-      if (rank == leaver) return groups[rank].reset();
+      if (rank == leaving) return groups[rank].reset();
       const absl::Time until = MonotonicNow() + kPlenty;  // an error of one ends the calls of others
       for (++stayed; stayed < group.size() - 1 && MonotonicNow() < until;) std::this_thread::yield();
       const absl::Status status = group.AllGather(mine.data(), all.data(), kBytes, absl::Seconds(2));
       EXPECT_THAT(status.code(), testing::AnyOf(absl::StatusCode::kUnavailable, absl::StatusCode::kAborted)) << status;
-      EXPECT_THAT(std::string(status.message()), testing::HasSubstr(absl::StrCat("rank ", leaver)));
+      EXPECT_THAT(std::string(status.message()), testing::HasSubstr(absl::StrCat("rank ", leaving)));
     });
   }
 }
