@@ -171,12 +171,12 @@ absl::StatusOr<v1::TrainerReply> AttachedChannel::Call(v1::TrainerRequest& reque
   Begin(request.id(), deadline, what, timeout);
   const std::string asked = request.SerializeAsString();
   RETURN_IF_ERROR(Ask(asked));
-  for (int incarnation = lives_; true;) {
+  for (int incarnation = incarnations_; true;) {
     const absl::Duration left = std::max(deadline - MonotonicNow(), absl::ZeroDuration());
     ASSIGN_OR_RETURN(const std::optional<v1::TrainerReply> reply, Hear(std::min(silence_, left)));
-    if (lives_ != incarnation) {  // which was not asked; what the last one did with the request counts
+    if (incarnations_ != incarnation) {  // which was not asked; what the last one did with the request counts
       RETURN_IF_ERROR(Ask(asked));
-      incarnation = lives_;
+      incarnation = incarnations_;
     }
     if (!reply.has_value() || reply->id() != request.id()) continue;
     RETURN_IF_ERROR(StatusOf(*reply));
@@ -298,7 +298,7 @@ absl::Status AttachedChannel::AwaitNextIncarnation(const absl::Status& cause) {
   if (left_) return Gone(absl::UnavailableError("this session was closed"));
   socket_ = std::move(resumed->socket);
   retained_ = resumed->welcome.retained();
-  ++lives_;
+  ++incarnations_;
   last_heard_ = MonotonicNow();
   return absl::OkStatus();
 }

@@ -93,7 +93,7 @@ class AttachedChannel {
   std::string socket_path_;
   std::vector<int> slots_;  // the session's, or its seat
   bool retained_ = false;   // should the worker die it comes back
-  int lives_ = 0;           // of the worker that this session came back to
+  int incarnations_ = 0;    // of the worker that this session came back to
   Mailbox* mailbox_ = nullptr;
   Segment notifier_;
   Wait wait_;

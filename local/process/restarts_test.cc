@@ -5,13 +5,13 @@
 namespace shardmesh {
 namespace {
 
-TEST(Restarts, ALongLife_IsFollowedAtOnce) {
+TEST(Restarts, ALongRun_IsFollowedAtOnce) {
   Restarts restarts;
   EXPECT_EQ(restarts.WaitAfter(absl::Seconds(10)), absl::ZeroDuration());
   EXPECT_EQ(restarts.WaitAfter(absl::Hours(100)), absl::ZeroDuration());
 }
 
-TEST(Restarts, ShortLives_AreFollowedLaterAndLater_UntilALongOne) {
+TEST(Restarts, ShortRuns_AreFollowedLaterAndLater_UntilALongOne) {
   Restarts restarts;
   const double expected[] = {0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5};
   for (const double seconds : expected) {

@@ -44,8 +44,8 @@ struct CoordinatorOptions {
   int max_jobs = 1000;
   int max_workers = 4096;
   // How far ahead of this machine's wall clock a worker's incarnation may be, which is the wall time of its own; and
-  // how far ahead of the last one of its name, since lives that a node counts need not have joined. What is ahead of
-  // both is refused with one that is not, and is not stored: nobody can use the numbers of a name up.
+  // how far ahead of the last one of its name, since incarnations that a node counts need not have joined. What is
+  // ahead of both is refused with one that is not, and is not stored: nobody can use the numbers of a name up.
   absl::Duration max_ahead = absl::Hours(24);
   int64_t max_incarnation_step = 1 << 20;
   // Members that a job may lose while it is being prepared, or while it re-forms without a step in between: it may be
@@ -314,7 +314,8 @@ class Coordinator {
   const std::unique_ptr<Store> store_;
   CoordinatorState state_;
   std::vector<std::string> events_;
-  std::set<std::string> foreign_;  // lives of workers that were said to hold jobs of another store; at most max_workers
+  // Incarnations of workers that were said to hold jobs of another store; at most max_workers.
+  std::set<std::string> foreign_;
   absl::Time last_tick_ = absl::InfinitePast();
   bool assign_ = true;  // something happened since the last attempt that may let a WAITING job start
 };

@@ -296,7 +296,7 @@ void Coordinator::PutNextIncarnation(Transaction& transaction, const Worker& wor
   const std::optional<Worker> last = found == state_.workers.end() ? std::nullopt : std::make_optional(found->second);
   transaction.PutWorker(worker);
   if (!last.has_value() || last->record.state != WorkerState::kAlive) return;
-  const Ending ending = IsSilent(*last, now) ? SilenceOf(*last, now) : Ending{"ended", "found_by=its_next_life"};
+  const Ending ending = IsSilent(*last, now) ? SilenceOf(*last, now) : Ending{"ended", "found_by=its_next_incarnation"};
   transaction.Event(absl::StrCat("event=worker_dead ", NameAndIncarnation(last->record.identity), " ", ending.seen));
   LoseWorker(transaction, last->record.identity, ending.cause, now);
 }

@@ -251,15 +251,15 @@ class Simulation {
 
   void Join() {
     const std::string name = WorkerName();
-    const int64_t incarnation = std::max<int64_t>(1, lives_[name] + Pick(3) - 1);
-    const absl::Status status =
-        coordinator_->Join(NewIncarnation(name, incarnation), now_, TraitsOf(name), {Pick(3) == 0 ? lives_[name] : 0});
+    const int64_t incarnation = std::max<int64_t>(1, incarnations_[name] + Pick(3) - 1);
+    const absl::Status status = coordinator_->Join(NewIncarnation(name, incarnation), now_, TraitsOf(name),
+                                                   {Pick(3) == 0 ? incarnations_[name] : 0});
     Note(status);
     if (status.ok()) {
-      EXPECT_GE(incarnation, lives_[name]);
-      lives_[name] = incarnation;
+      EXPECT_GE(incarnation, incarnations_[name]);
+      incarnations_[name] = incarnation;
     }
-    EXPECT_TRUE(incarnation >= lives_[name] || absl::IsAborted(status)) << status;
+    EXPECT_TRUE(incarnation >= incarnations_[name] || absl::IsAborted(status)) << status;
   }
   std::string HostOf(const std::string& worker) { return worker < "w5" ? "h1" : "h2"; }
   // At the place of the incarnation before, but for some on another host or at another address.
@@ -272,7 +272,7 @@ class Simulation {
   // What a next incarnation takes over goes on, unchanged but for its identity; all else that the last one held fails.
   void Resume() {
     const std::string name = WorkerName();
-    const int64_t was = lives_[name];
+    const int64_t was = incarnations_[name];
     const int64_t last = was + (Pick(4) == 0);  // that one may never have joined
     const WorkerIdentity worker = NewIncarnation(name, last + 1 + Pick(2));
     std::vector<ResumedJob> resumed;
@@ -298,7 +298,7 @@ class Simulation {
         events, [](const std::string& event) { return absl::StartsWith(event, "event=worker_resumed"); });
     EXPECT_TRUE(status.ok() || !took_over);
     for (const JobView& job : before) CheckResumed(job, worker, was, resumed, status.ok(), took_over, reformed);
-    if (status.ok()) lives_[name] = worker.incarnation;
+    if (status.ok()) incarnations_[name] = worker.incarnation;
   }
 
   void CheckResumed(const JobView& before, const WorkerIdentity& worker, int64_t was,
@@ -354,7 +354,7 @@ class Simulation {
   }
 
   void CheckStaleIncarnation(const std::string& name) {
-    const int64_t now = lives_[name];
+    const int64_t now = incarnations_[name];
     if (now == 0) return;
     EXPECT_TRUE(absl::IsAborted(coordinator_->Heartbeat(name, now - 1, {}, now_).status()));
     EXPECT_TRUE(absl::IsAborted(coordinator_->Leave(name, now - 1, now_)));
@@ -364,7 +364,7 @@ class Simulation {
   void Leave() {
     if (Pick(3) != 0) return;
     const std::string name = WorkerName();
-    Note(coordinator_->Leave(name, lives_[name], now_));
+    Note(coordinator_->Leave(name, incarnations_[name], now_));
   }
 
   void Advance() {
@@ -402,7 +402,7 @@ class Simulation {
     std::vector<std::string> in_time;
     for (const Assignment& told : told_[name]) {
       const std::string& job = told.definition->spec().name;
-      const std::string sender = absl::StrCat(job, " ", told.epoch, " ", name, "@", lives_[name]);
+      const std::string sender = absl::StrCat(job, " ", told.epoch, " ", name, "@", incarnations_[name]);
       MemberReport report = ReadyReport(told, ReportedStep(told, sender));
       if (steps_.count(job) == 0 || report.committed_step >= steps_[job]) in_time.push_back(sender);
       if (Pick(15) == 0) report.plan_hash = std::string(32, '0');
@@ -414,7 +414,7 @@ class Simulation {
       report.lost_rank = Pick(5) - 1;  // read of those that failed
       reports.push_back(report);
     }
-    const auto assignments = coordinator_->Heartbeat(name, lives_[name], reports, now_, TraitsOf(name));
+    const auto assignments = coordinator_->Heartbeat(name, incarnations_[name], reports, now_, TraitsOf(name));
     Note(assignments.status());
     EXPECT_THAT(std::string(assignments.status().message()), ::testing::Not(::testing::HasSubstr("state file")))
         << "it is always this one";
@@ -428,7 +428,7 @@ class Simulation {
       }
       if (assignment.leaves) continue;
       EXPECT_EQ(assignment.peers.at(assignment.rank).name, name);
-      EXPECT_EQ(assignment.peers.at(assignment.rank).incarnation, lives_[name]);
+      EXPECT_EQ(assignment.peers.at(assignment.rank).incarnation, incarnations_[name]);
     }
   }
 
@@ -449,12 +449,12 @@ class Simulation {
   std::map<std::string, int64_t> jobs_;                         // name -> epoch last seen
   std::set<std::string> late_;                                  // senders of a late report, and of none since
   std::map<std::string, int64_t> steps_;                        // name -> committed step last seen
-  std::map<std::string, int64_t> lives_;                        // worker -> its largest incarnation
+  std::map<std::string, int64_t> incarnations_;                 // worker -> its largest incarnation
   std::map<std::string, MeshSpec> meshes_;                      // of jobs, as they were created
   std::map<std::string, int64_t> ready_epochs_;                 // at which a job was READY last
   std::map<std::string, std::vector<WorkerIdentity>> holders_;  // by rank then; no name: no member any more
   std::set<std::pair<std::string, int64_t>> used_epochs_;
-  std::set<std::string> took_over_;             // lives that said so when they joined
+  std::set<std::string> took_over_;             // incarnations that said so when they joined
   std::map<std::string, int64_t> next_epochs_;  // last seen
   std::map<std::string, std::vector<Assignment>> told_;
 };

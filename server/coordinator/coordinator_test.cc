@@ -289,7 +289,7 @@ TEST_F(CoordinatorTest, IncarnationFarAhead_IsRefused_AndNotStored) {
   }
   ASSERT_OK(join("a", tomorrow));
   now_ += absl::Seconds(4);
-  ASSERT_OK(join("a", tomorrow + 3)) << "lives between them never joined";
+  ASSERT_OK(join("a", tomorrow + 3)) << "incarnations between them never joined";
   now_ += absl::Seconds(4);
   EXPECT_EQ(NextIncarnationOf(join("a", tomorrow + absl::ToInt64Nanoseconds(absl::Hours(24)))), tomorrow + 4);
   EXPECT_EQ(NextIncarnationOf(join("a", today)), tomorrow + 4);

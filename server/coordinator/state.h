@@ -48,7 +48,7 @@ struct Job {
 struct Worker {
   WorkerRecord record;
   absl::Time last_heartbeat;           // not stored: a restarted coordinator starts counting anew
-  std::optional<WorkerTraits> traits;  // unset: it said nothing to this incarnation of the coordinator yet
+  std::optional<WorkerTraits> traits;  // unset: it said nothing to this run of the coordinator yet
   bool doubted = false;                // a peer said that it is gone, and it was not heard since
 };
 

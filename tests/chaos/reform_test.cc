@@ -1,5 +1,5 @@
 // Workers without a node, killed at random, one or two at a time, and started again: the job goes on with the others on
-// whatever mesh they can have, takes the next lives in at the next loss, and learns the bits of one process.
+// whatever mesh they can have, takes the next incarnations in at the next loss, and learns the bits of one process.
 //
 // SHARDMESH_CHAOS_REFORM_SECONDS: how long (20). SHARDMESH_SEED: which workers, and when.
 #include <gmock/gmock.h>

@@ -48,7 +48,7 @@ Cluster::~Cluster() {
 }
 
 absl::Status Cluster::StartCoordinator(const std::string& listen) {
-  const std::string address_file = folder_.File(absl::StrCat("coordinator-", ++coordinator_lives_, ".address"));
+  const std::string address_file = folder_.File(absl::StrCat("coordinator-", ++coordinator_starts_, ".address"));
   std::vector<std::string> command = {kCoordinator,
                                       "--listen",
                                       listen,
@@ -139,7 +139,7 @@ pid_t Cluster::AwaitNextIncarnation(const std::string& name, pid_t before, absl:
 
 absl::Status Cluster::LaunchWorker(const std::string& name) {
   WorkerProcess& worker = workers_[name];
-  const std::string address_file = folder_.File(absl::StrCat(name, "-", ++worker.lives, ".address"));
+  const std::string address_file = folder_.File(absl::StrCat(name, "-", ++worker.incarnations, ".address"));
   std::vector<std::string> command = {options_.worker_program,
                                       "--coordinator",
                                       coordinator_address_,
@@ -163,7 +163,7 @@ absl::Status Cluster::LaunchWorker(const std::string& name) {
 
 absl::Status Cluster::AwaitWorker(const std::string& name) {
   WorkerProcess& worker = workers_.at(name);
-  const std::string address_file = folder_.File(absl::StrCat(name, "-", worker.lives, ".address"));
+  const std::string address_file = folder_.File(absl::StrCat(name, "-", worker.incarnations, ".address"));
   ASSIGN_OR_RETURN(worker.address, AwaitLine(address_file, *worker.process, kStartTimeout));
   return absl::OkStatus();
 }

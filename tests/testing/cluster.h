@@ -74,7 +74,7 @@ class Cluster {
   struct WorkerProcess {
     std::unique_ptr<Process> process;
     std::string address;
-    int lives = 0;
+    int incarnations = 0;
   };
 
   explicit Cluster(ClusterOptions options) : options_(std::move(options)) {}
@@ -85,7 +85,7 @@ class Cluster {
 
   const ClusterOptions options_;
   const TempFolder folder_;
-  int coordinator_lives_ = 0;
+  int coordinator_starts_ = 0;
   std::string coordinator_address_;
   std::unique_ptr<Process> coordinator_, node_;
   std::map<std::string, WorkerProcess> workers_;

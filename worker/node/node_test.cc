@@ -28,7 +28,7 @@ using ::testing::HasSubstr;
 class Process {
  public:
   explicit Process(pid_t pid) : pid_(pid), pidfd_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))) {}
-  bool Incarnations() const {
+  bool Runs() const {
     pollfd ended = {pidfd_.get(), POLLIN, 0};
     return pidfd_.valid() && poll(&ended, 1, 0) == 0;
   }
@@ -82,8 +82,8 @@ struct NodeTest : ::testing::Test {
   std::vector<FakeIncarnation> Incarnations(const std::string& worker) const {
     return FakeIncarnations(folder.path(), worker);
   }
-  bool Reaches(const std::string& worker, size_t lives) const {
-    const bool reached = Await([&] { return Incarnations(worker).size() >= lives; });
+  bool Reaches(const std::string& worker, size_t incarnations) const {
+    const bool reached = Await([&] { return Incarnations(worker).size() >= incarnations; });
     EXPECT_TRUE(reached) << Log();
     return reached;
   }
@@ -157,13 +157,13 @@ TEST_F(NodeTest, NodeKilled_WorkersLiveOn_AndTheNextNodeHasTheirMemory) {
   node->Signal(SIGKILL);
   EndOfNode();
   dies_too.Kill();
-  ASSERT_TRUE(Await([&] { return !dies_too.Incarnations(); }));
+  ASSERT_TRUE(Await([&] { return !dies_too.Runs(); }));
   Start(2);
   ASSERT_TRUE(Await([&] {
     return Logs({"event=worker_adopted", "worker=w-0", absl::StrCat("pid=", lives_on.pid())});
   })) << Log();
   ASSERT_TRUE(Reaches("w-1", 2));
-  EXPECT_TRUE(lives_on.Incarnations());
+  EXPECT_TRUE(lives_on.Runs());
   EXPECT_EQ(Incarnations("w-0").size(), 1u);
   EXPECT_EQ(Incarnations("w-1").back().incarnation, 1);  // nobody had its memory
 
@@ -186,9 +186,9 @@ TEST_F(NodeTest, AdoptedWorkers_StopWithTheNode) {
   ASSERT_TRUE(Await([&] {
     return Logs({"event=worker_adopted", "worker=w-0"}) && Logs({"event=worker_adopted", "worker=w-1"});
   })) << Log();
-  EXPECT_TRUE(a.Incarnations() && b.Incarnations());
+  EXPECT_TRUE(a.Runs() && b.Runs());
   EXPECT_EQ(StopNode(), 0);
-  EXPECT_FALSE(a.Incarnations() || b.Incarnations());
+  EXPECT_FALSE(a.Runs() || b.Runs());
 }
 
 TEST_F(NodeTest, WorkersThatLeave_AreNotStartedAgain_AndTheNodeEnds) {
@@ -214,7 +214,7 @@ TEST_F(NodeTest, Stop_WorkersEndInOrder_AndTheStubbornAreKilled) {
   ASSERT_TRUE(Reaches("w-0", 1));
   const Process stubborn = Current("w-0");
   EXPECT_EQ(StopNode(), 0);
-  EXPECT_FALSE(stubborn.Incarnations());
+  EXPECT_FALSE(stubborn.Runs());
   EXPECT_TRUE(Logs({"event=worker_ended", "signal=KILL", "restart_ms=none"})) << Log();
   EXPECT_FALSE(std::filesystem::exists(folder.File("node.sock")));
 

@@ -327,7 +327,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   return absl::OkStatus();
 }
 
-// Signs of incarnation and looks at peers, a few times per heartbeat time-out.
+// Signs of life and looks at peers, a few times per heartbeat time-out.
 void Worker::Monitor() {
   PeerPatience patience(MonotonicNanos());
   while (true) {

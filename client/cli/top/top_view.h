@@ -43,7 +43,8 @@ struct WorkerView {
   // Of the time from the first to the last span of its trace, 0 to 1. Busy: in commands of steps (step, norm, quantize,
   // reduce_bucket, gather_bucket); waiting: behind them, for the other workers.
   std::optional<double> busy, waiting;
-  std::optional<int64_t> restarts;   // lives that went on with the job where the one before was killed; unset as epoch
+  // Incarnations that went on with the job where the one before was killed; unset as epoch.
+  std::optional<int64_t> restarts;
   std::optional<double> last_pause;  // seconds that the newest of them took; unset also: there was none, or not known
 };
 

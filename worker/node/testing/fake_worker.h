@@ -23,15 +23,15 @@ struct FakeIncarnation {
 
 // Of a worker, the first incarnation first. A line that is still being written is not there yet.
 inline std::vector<FakeIncarnation> FakeIncarnations(const std::string& local_dir, const std::string& worker) {
-  std::vector<FakeIncarnation> lives;
-  std::ifstream file(local_dir + "/" + worker + ".lives");
+  std::vector<FakeIncarnation> incarnations;
+  std::ifstream file(local_dir + "/" + worker + ".incarnations");
   FakeIncarnation incarnation;
   while (file >> incarnation.pid >> incarnation.incarnation >> incarnation.last_incarnation >>
              incarnation.last_address >> incarnation.arguments &&
          file.peek() == '\n') {
-    lives.push_back(incarnation);
+    incarnations.push_back(incarnation);
   }
-  return lives;
+  return incarnations;
 }
 
 }  // namespace shardmesh

@@ -5,8 +5,8 @@
 //
 // Finds or makes the segment "memory-W" of the job "job" (epoch 1, rank 5, plan "plan"), kFakeBytes with data from
 // kFakeOffset: an int that counts the incarnations, then bytes that all are 'A'. Serves at "address-of-W" and
-// "socket-of-W", adds a line to DIR/W.lives and waits:
-//   PID LIFE LAST_INCARNATION LAST_ADDRESS ARGUMENTS
+// "socket-of-W", adds a line to DIR/W.incarnations and waits:
+//   PID INCARNATION LAST_INCARNATION LAST_ADDRESS ARGUMENTS
 // SIGTERM, or --leave: it ends with status 0; --crash-before-serving: with 1, before it serves but after the line.
 // --stubborn: SIGTERM does nothing. --close-link: it closes its link and waits. It ends by itself after some minutes,
 // whatever becomes of its test.
@@ -58,7 +58,7 @@ absl::Status Live(std::map<std::string, std::string>& flags, const std::string& 
   if (!crash) RETURN_IF_ERROR(link->Serve("address-of-" + name, "socket-of-" + name));
   const NodeLink::Left left = link->left();
   if (flags.count("--close-link") != 0) link.reset();
-  std::ofstream(absl::StrCat(flags["--local-dir"], "/", name, ".lives"), std::ios::app)
+  std::ofstream(absl::StrCat(flags["--local-dir"], "/", name, ".incarnations"), std::ios::app)
       << absl::StrCat(getpid(), " ", *reinterpret_cast<int*>(segment.data()), " ", left.incarnation, " ",
                       left.address.empty() ? "-" : left.address, " ", words, "\n")
       << std::flush;
