@@ -58,8 +58,8 @@ void AttachedChannel::Leave() {
   socket_->Shutdown();
 }
 
-// What the worker says to a new trainer. A kept worker may die meanwhile: what it granted is unknown to its next
-// incarnation.
+// What the worker says to a new trainer. A worker whose memory is retained may die meanwhile: what it granted is
+// unknown to its next incarnation.
 absl::StatusOr<LocalMessage> AttachedChannel::AskToAttach(const v1::AttachRequest& request, bool& refused) {
   ASSIGN_OR_RETURN(const v1::AttachReply grant, job_->worker(rank_).Attach(request, job_->options().opening_call()));
   socket_path_ = grant.socket_path();
@@ -229,8 +229,8 @@ absl::Status AttachedChannel::ForgetOld() {
 
 void AttachedChannel::Notify() { FutexBump(*reinterpret_cast<std::atomic<uint32_t>*>(notifier_.data())); }
 
-// Into the mailbox, and rings. The message before it, of a call that was given up or of the slot's last trainer, may
-// still lie there.
+// Into the mailbox, and wakes the lead. The message before it, of a call that was given up or of the slot's last
+// trainer, may still lie there.
 absl::Status AttachedChannel::PostMessage(const std::string& message) {
   if (message.size() > kMaxMessageBytes) {
     return absl::InvalidArgumentError(absl::StrCat("a step's request of ", message.size(), " bytes; at most ",

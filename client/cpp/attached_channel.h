@@ -1,7 +1,7 @@
 // AttachedChannel: how an attached session talks with its worker: a grant, a UNIX socket over which each side hears of
 // the other's death, and the mailbox behind the session's first gradient window, which the job's lead reads
-// (local/memory/mailbox.h). Over the incarnations of a worker whose memory is kept it stays the same session. For one
-// thread. It is the process's that opened it: one that is forked from it has neither connection nor slots
+// (local/memory/mailbox.h). Over the incarnations of a worker whose memory is retained it stays the same session. For
+// one thread. It is the process's that opened it: one that is forked from it has neither connection nor slots
 // (not_in_children.h), and its calls are FailedPrecondition.
 #pragma once
 

@@ -6,12 +6,13 @@
 //   trainers        declare slot words for step k                                      notifier
 //   lead            sees all of them, writes `command`, decided = seq                  DECISION POINT
 //   (of a job that clips gradients: first a command of kNorm, which every worker answers with the sums of squares
-//   behind this page, and which changes nothing; its commit makes the norm known, and the step is decided with it)
+//   behind the control block, and which changes nothing; its commit makes the norm known, and the step is decided with
+//   it)
 //   every worker    executes it on its shard; member.done = seq                        notifier
 //   (of a job that gathers weights in codes (core/format/gather_format.h): a step, or the initial weights, is followed
 //   by a command of kQuantize for the same step, by which every worker writes its codes into the window and the
-//   publication, with scales from the maxima behind this page, which the first command raised; the step is committed
-//   with it)
+//   publication, with scales from the maxima behind the control block, which the first command raised; the step is
+//   committed with it)
 //   (of a job with bucket residency (worker/control/residency.h) there are two more commands, for one bucket each:
 //   kReduceBucket, by which every worker sums its shard's gradients when all slots have declared the bucket, and
 //   kGatherBucket, by which it writes its part of a bucket that a trainer acquired into the window; the step is decided
@@ -30,9 +31,9 @@
 // what a process holds for a while (pins, pushes, declarations) is counted by rank, for the next incarnation to take
 // back. Any worker may set `abort` (once, from 0): then every wait of every worker ends and the job is failed.
 //
-// Of a job on several hosts every host has its own page, on which the words of other hosts' members stay zero. Its
-// lead, the first rank of the host, decides what all leads agreed on, and commits when all hosts are done
-// (worker/lead/host_lead.h).
+// Of a job on several hosts every host has its own control block, in which the words of other hosts' members stay zero.
+// Its lead, the first rank of the host, decides what all leads agreed on, and commits when all hosts are done
+// (worker/lead/several_hosts.h).
 //
 // All words are lock-free atomics, zero at creation. Commands lie in two places in turn: the next one is written while
 // all members are done with the newest, which stays as it was until `decided` says otherwise.
@@ -113,7 +114,8 @@ struct alignas(64) MemberWords {
 
 // In a slot's `holder`: the session is gone, and its slot not free yet.
 inline constexpr uint64_t kLeaving = uint64_t{1} << 31;
-// The session asks for it, and may not write yet: of a job on several hosts, until the leads know (lead/host_slots.h).
+// The session asks for it, and may not write yet: of a job on several hosts, until the leads know
+// (worker/lead/host_slots.h).
 inline constexpr uint64_t kAsking = uint64_t{1} << 30;
 // The session and the rank it is attached to, of a holder.
 constexpr uint64_t SessionOf(uint64_t holder) { return holder & (kAsking - 1); }
@@ -219,8 +221,8 @@ struct ControlBlock {
 // The sum of squares of each block of kBlockElements, Plan::norm_blocks() of them, behind the control block.
 inline float* SquareSums(ControlBlock* control) { return reinterpret_cast<float*>(control + 1); }
 
-// The largest magnitude under each scale of quantized weights, as bits of fp32, Plan::num_maxima() of them, behind
-// those: zero when a command that writes weights is decided, raised while it is executed.
+// The largest magnitude under each scale of quantized weights, as bits of fp32, plan.scales().num_maxima of them,
+// behind those: zero when a command that writes weights is decided, raised while it is executed.
 inline std::atomic<uint32_t>* Maxima(ControlBlock* control, const Plan& plan) {
   return reinterpret_cast<std::atomic<uint32_t>*>(SquareSums(control) + plan.norm_blocks());
 }

@@ -4,17 +4,17 @@
 // When all slots have declared it, the lead decides kReduceBucket: every worker sums its shard into memory of its own
 // (worker/memory/gradient_sums.h), and the lead gives the slots' pages of that bucket back. The step is decided when
 // every bucket is summed and every slot declared, and reads the sums.
-// With pulled slots (pulled_words.h) nothing is declared by bucket: kMerge sums whole slots, and the lead then gives the
-// pages of their windows back.
+// With pulled slots (pulled_words.h) nothing is declared by bucket: kMerge sums whole slots, and the lead then gives
+// the pages of their windows back.
 //
 // Weights. A trainer acquires a bucket before it reads it. Of a bucket that is used and not held, the lead decides
 // kGatherBucket: every worker writes its part of the committed version into the parameter window. Steps rewrite the
 // buckets that are held. When nobody uses one any more, the lead gives its pages back.
 //
-// These words outlive a worker whose memory is kept. So a use belongs to whoever may still have it after the worker was
-// killed: that of an attached session to its first slot, or to its seat, until that is given back; that of a call to the rank that
-// answers it, whose next incarnation takes it back. A word of a session says which request changed it last: the session
-// repeats a request that a killed worker did not answer, and it counts once.
+// These words outlive a worker whose memory is retained. So a use belongs to whoever may still have it after the worker
+// was killed: that of an attached session to its first slot, or to its seat, until that is given back; that of a call
+// to the rank that answers it, whose next incarnation takes it back. A word of a session says which request changed it
+// last: the session repeats a request that a killed worker did not answer, and it counts once.
 //
 // A view: no memory of its own. All words are lock-free atomics, zero at creation.
 #pragma once

@@ -1,6 +1,6 @@
 // BucketUses: the buckets of the parameter window that one attached session uses, of a job with bucket residency. They
 // stay until the session's slots are given back (GiveSlotsBack): a trainer that dies holds nothing. They lie in memory
-// that outlives the worker where that is kept: the session goes on with them at the worker's next incarnation.
+// that outlives the worker where it is retained: the session goes on with them at the worker's next incarnation.
 //
 // For one thread.
 #pragma once

@@ -207,7 +207,7 @@ absl::Duration SeveralHosts::PatienceToRun() const { return plan_.pulled() ? kBu
 absl::Duration SeveralHosts::PatienceToCollect() {
   if (AnyAsks(views_, job_.num_writers())) return kFirstQuiet;
   if (!IsIdle())
-    return kSlice;  // gradient shards that cross early: the notifier rings behind them, and the next may go
+    return kSlice;  // gradient shards that cross early: the notifier wakes this behind them, and the next may go
   const int64_t open = words_[0].committed + 1;
   bool here = false, elsewhere = false, anywhere = open < 1;
   for (int s = 0; s < job_.num_slots; ++s) {
@@ -221,8 +221,8 @@ absl::Duration SeveralHosts::PatienceToCollect() {
     (mine ? here : held ? elsewhere : anywhere) = true;
   }
   if ((plan_.bucketed() || plan_.pulled()) && open > 0) return kBucketSlice;
-  if (here) return kSlice;                                  // this host's trainers ring
-  if (elsewhere && !anywhere) return absl::ZeroDuration();  // another host enters when its trainers ring
+  if (here) return kSlice;                                  // this host's trainers wake this lead
+  if (elsewhere && !anywhere) return absl::ZeroDuration();  // another host enters when its trainers wake it
   quiet_ = said_ != said_before_ ? kFirstQuiet : std::min(2 * quiet_, kMostQuiet);
   return quiet_;
 }

@@ -6,7 +6,7 @@
 //   board          which versions there are, for readers that map publications (local/memory/version_board.h)
 //   slots          the gradient windows of each writer (JobSpec::num_writers), one of a slot, two of a trainer that
 //                  pulls slots, and behind them the mailbox of the trainer that has them
-//   bell           the word that the lead waits on: trainers map it too, to wake the lead
+//   notifier       the word that the lead waits on: trainers map it too, to wake the lead
 // Of a job on a CUDA device, window, publications and slots lie in its memory (device_windows.h); the segments of the
 // host by these names have no data then, but the mailboxes.
 // Every stream starts at its own multiple of 64 KiB + 4 KiB (segment.h). Movable. The mappings live as long as the

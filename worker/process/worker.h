@@ -174,7 +174,7 @@ class Worker {
             std::vector<std::shared_ptr<Entry>>& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void KeepStaged(const v1::Assignment& assignment, Entries& keep, Entries& keep_staged)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Of a member that leaves, or has left: ends what it holds with the others.
+  // Of a departing member, or one that has left: ends what it holds with the others.
   void KeepLeaving(const v1::Assignment& assignment, const Entries& keep, Entries& keep_staged)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void BeginPreparing(const std::shared_ptr<Entry>& entry);
@@ -188,7 +188,7 @@ class Worker {
   static bool Moves(const Entry& entry);
   // Of a staged assignment: builds no more than what the older epoch may stand beside, says so, and waits for its end.
   absl::Status AwaitCutover(const std::shared_ptr<Entry>& entry, JobShard& shard);
-  // Of a member that leaves: ends the older epoch in its turn, and then holds what it has.
+  // Of a departing member: ends the older epoch at the cutover, and then holds what it has.
   absl::Status EndAtCutover(const std::shared_ptr<Entry>& entry);
   absl::Status AwaitCutoverOf(const Entry& entry, JobShard* shard) const;
   void TellPrepared(Entry& entry);

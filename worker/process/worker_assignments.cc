@@ -77,7 +77,7 @@ void Worker::Keep(const v1::Assignment& assignment, Entries& keep, Entries& keep
   }
   const Entry* const there = it == jobs_.end() ? nullptr : it->second.get();
   const bool same = there != nullptr && there->assignment.epoch() == assignment.epoch();
-  // It took its turn before the coordinator's answer to an older question came.
+  // It cut over before the coordinator's answer to an older question came.
   const bool later =
       there != nullptr && there->before != nullptr && there->before->assignment.epoch() == assignment.epoch();
   if (same || later) {

@@ -23,12 +23,12 @@ constexpr int kNice = 15;
 void Worker::KeepStaged(const v1::Assignment& assignment, Entries& keep, Entries& keep_staged) {
   const std::string& name = assignment.spec().name();
   if (keep_staged.count(name) > 0) return;
-  const auto first = jobs_.find(name);  // of a worker that was no member before, and took its turn
+  const auto first = jobs_.find(name);  // of a worker that was no member before, and has cut over
   if (first != jobs_.end() && first->second->assignment.epoch() == assignment.epoch())
     keep.insert(jobs_.extract(first));
   const auto now = keep.find(name);
   const bool there = now != keep.end();
-  if (there && now->second->assignment.epoch() == assignment.epoch()) return;  // it took its turn
+  if (there && now->second->assignment.epoch() == assignment.epoch()) return;  // it has cut over
   const auto staged = staged_.find(name);
   if (staged != staged_.end() && staged->second->assignment.epoch() == assignment.epoch()) {
     keep_staged.insert(staged_.extract(staged));
@@ -84,7 +84,7 @@ absl::Status Worker::EndAtCutover(const std::shared_ptr<Entry>& entry) {
   return EndBefore(*entry);
 }
 
-// The page of the older epoch says it first; who has none of that sees it by what rank 0 says on the new one.
+// The control block of the older epoch says it first; who has none of that sees it by what rank 0 says in the new one.
 absl::Status Worker::AwaitCutoverOf(const Entry& entry, JobShard* shard) const {
   while (true) {
     const std::shared_ptr<JobShard> before = HeldBefore(entry);

@@ -28,7 +28,7 @@ constexpr uint64_t EndingWord(uint64_t seq, bool committed) { return seq << 2 | 
 // REQUIRES: a word that is on the control block.
 Ending EndingOf(const ControlBlock& control, uint64_t word);
 
-// The engine of this member ended, and will touch neither page nor shard any more.
+// The engine of this member ended, and will touch neither control block nor shard any more.
 void TellStopped(ControlBlock& control, Rank self);
 // Waits until the engines of all `members`, ranks of the epoch that ends, have, and says how the job ended: the same to
 // each of them. Without `members`: waits until others have agreed on it. Cancelled:

@@ -15,8 +15,8 @@ namespace shardmesh {
 void StepMembers::SignOfLife(Rank rank, int64_t now_nanos, int64_t pid, bool retained) const {
   view_.control->members[rank.value()].pid.store(pid, std::memory_order_relaxed);
   view_.control->members[rank.value()].alive_nanos.store(now_nanos, std::memory_order_release);
-  view_.control->members[rank.value()].retained.store(retained ? 1 : 0,
-                                                      std::memory_order_release);  // then: who is kept can be silent
+  // Behind the sign of life: whoever is retained may be silent.
+  view_.control->members[rank.value()].retained.store(retained ? 1 : 0, std::memory_order_release);
 }
 
 bool StepMembers::ComesBack(int rank) const { return view_.control->members[rank].retained.load() != 0; }

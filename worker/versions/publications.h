@@ -43,7 +43,7 @@ class Publications {
   // The same, whatever JobSpec::publish_every says.
   int ReserveAny();
   void Keep(int buffer);
-  // It holds the whole version now. Readers that wait are woken by Ring, when the step is committed.
+  // It holds the whole version now. Readers that wait are woken by Notify, when the step is committed.
   void Show(int buffer, int64_t step);
   void Notify();
 
