@@ -214,7 +214,7 @@ TEST_F(PushSinkTest, ASlotWithATrainer_IsNotPushedTo) {
   EXPECT_OK(PushGradient(0, 0, 1));
 }
 
-TEST_F(PushSinkTest, Step_NeedsEveryPiece) {
+TEST_F(PushSinkTest, Step_NeedsEveryGradientShard) {
   ASSERT_OK(PushGradient(0, 0, 1));
   EXPECT_THAT(Finish(1),
               StatusIs(Code::kFailedPrecondition, HasSubstr("slot 0 of step 1 lacks the gradient of shard 1")));

@@ -159,7 +159,7 @@ void SeatSession::NoteReply(const v1::SlotRequest& message, const Answer& answer
   const auto let_go = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     taken_.reset();
     sealed_ = false;
-    ++turn_;
+    ++generation_;
     std::fill(has_.begin(), has_.end(), false);
   };
   const bool of_taken =
@@ -256,13 +256,13 @@ absl::StatusOr<SeatSession::Push> SeatSession::BeginPush(const v1::PushHeader& h
   }
   pushing_[header.shard()] = true;
   has_[header.shard()] = false;  // one that is pushed again, with other gradients maybe
-  return Push{WindowOf(*taken_), false, turn_};
+  return Push{WindowOf(*taken_), false, generation_};
 }
 
 absl::Status SeatSession::Write(const Push& push, char* to, absl::string_view bytes) {
   MutexLock lock(mu_);
   if (ended_) return Gone();
-  if (push.turn != turn_ || sealed_) {
+  if (push.generation != generation_ || sealed_) {
     return absl::AbortedError("the slot was finished, or another one taken, while its gradients were pushed");
   }
   std::memcpy(to, bytes.data(), bytes.size());
@@ -272,7 +272,7 @@ absl::Status SeatSession::Write(const Push& push, char* to, absl::string_view by
 void SeatSession::EndPush(const Push& push, int shard, bool complete) {
   MutexLock lock(mu_);
   pushing_[shard] = false;
-  if (complete && push.turn == turn_) has_[shard] = true;
+  if (complete && push.generation == generation_) has_[shard] = true;
 }
 
 absl::Status SeatSessions::Enter() {

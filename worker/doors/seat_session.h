@@ -48,9 +48,9 @@ class SeatSession {
 
   // A push of one shard's gradient of the slot that was taken.
   struct Push {
-    char* window = nullptr;  // null: the bytes are not needed
-    bool applied = false;    // since the step is committed
-    uint64_t turn = 0;       // of the window: while it is the same the trainer writes there
+    char* window = nullptr;   // null: the bytes are not needed
+    bool applied = false;     // since the step is committed
+    uint64_t generation = 0;  // of the window: while it is the same the trainer writes there
   };
   //   FailedPrecondition: the slot of that step was not taken. Aborted: another push of the gradient shard is under
   //   way.
@@ -100,7 +100,7 @@ class SeatSession {
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<Taken> taken_ ABSL_GUARDED_BY(mu_);
   bool sealed_ ABSL_GUARDED_BY(mu_) = false;              // its window is not the trainer's
-  uint64_t turn_ ABSL_GUARDED_BY(mu_) = 0;                // of taken_
+  uint64_t generation_ ABSL_GUARDED_BY(mu_) = 0;          // of taken_
   std::vector<bool> has_, pushing_ ABSL_GUARDED_BY(mu_);  // by shard: the gradient shard is there; is being pushed
   // What was said of slots of finished_step_, by slot: said again where a request is repeated.
   int64_t finished_step_ ABSL_GUARDED_BY(mu_) = 0;

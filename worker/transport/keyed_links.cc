@@ -116,7 +116,7 @@ class Linking {
         RETURN_IF_ERROR(CheckStillWanted());
         look = MonotonicNow() + kLook;
       }
-      RETURN_IF_ERROR(Turn());
+      RETURN_IF_ERROR(PollOnce());
     }
     return std::move(links_);
   }
@@ -220,7 +220,7 @@ class Linking {
   }
 
   // Waits for something to happen, for a slice of time at most, and sees to it.
-  absl::Status Turn() {
+  absl::Status PollOnce() {
     for (Dialed& dialed : dialed_) {
       if (!dialed.fd.valid() && MonotonicNow() >= dialed.again_at) RETURN_IF_ERROR(Open(dialed));
     }

@@ -20,7 +20,7 @@ namespace {
 
 using ::shardmesh::testing::Cluster;
 
-constexpr int64_t kElements = int64_t{24} << 20;  // a piece lies in a heap of malloc's, not in pages of its own
+constexpr int64_t kElements = int64_t{24} << 20;  // a pushed shard lies in malloc's heap, not in pages of its own
 constexpr int64_t kPieceBytes = kElements * int64_t{sizeof(float)} / 2;  // of initial weights, to each worker
 constexpr int64_t kMessageBytes = int64_t{40} << 20;  // of messages, for the next ones (rpc/base/main_support.h)
 

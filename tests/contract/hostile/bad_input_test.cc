@@ -76,7 +76,7 @@ class BadInput : public ::testing::Test {
     chunk.set_data(data);
     return chunk;
   }
-  std::string Piece() const { return testing::GradientShard(*job_, Slot(0), Step(next()), 0); }
+  std::string Pushed() const { return testing::GradientShard(*job_, Slot(0), Step(next()), 0); }
 
   const JobSpec spec_ = testing::OddJob("job", "fsdp=2", 2);
   std::unique_ptr<Cluster> cluster_;
@@ -140,10 +140,10 @@ TEST_F(BadInput, PushOfAnotherShape) {
   EXPECT_THAT(job_->worker(Rank(0)).Push(header, {"1234"}, kTimeout),
               StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("gradient shard of 4 bytes"), HasSubstr(expected))));
   header.set_shard(1);
-  EXPECT_THAT(job_->worker(Rank(0)).Push(header, {Piece()}, kTimeout),
+  EXPECT_THAT(job_->worker(Rank(0)).Push(header, {Pushed()}, kTimeout),
               StatusIs(Code::kInvalidArgument, HasSubstr("shard 1")));
   header = trainer_->Header(5, next(), 0);
-  EXPECT_THAT(job_->worker(Rank(0)).Push(header, {Piece()}, kTimeout),
+  EXPECT_THAT(job_->worker(Rank(0)).Push(header, {Pushed()}, kTimeout),
               StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("slot 5"), HasSubstr("0 to 1"))));
   std::map<std::string, std::vector<float>> values = testing::InitialWeights(spec_);
   values["layers.0.bias"].push_back(1);
@@ -164,7 +164,7 @@ TEST_F(BadInput, PushesOfOtherSteps) {
 }
 
 TEST_F(BadInput, BrokenPushStreams) {
-  const std::string piece = Piece(), half = piece.substr(0, piece.size() / 2);
+  const std::string whole = Pushed(), half = whole.substr(0, whole.size() / 2);
   EXPECT_THAT(PushMessages({}), StatusIs(Code::kInvalidArgument, HasSubstr("without any message")));
   EXPECT_THAT(
       PushMessages({First(half)}),
@@ -173,7 +173,7 @@ TEST_F(BadInput, BrokenPushStreams) {
   more.set_data(half + "x");
   EXPECT_THAT(PushMessages({First(half), more}), StatusIs(Code::kInvalidArgument, HasSubstr("more than")));
   EXPECT_THAT(PushMessages({more}), StatusIs(Code::kInvalidArgument, HasSubstr("no header")));
-  more = First(piece.substr(half.size()));
+  more = First(whole.substr(half.size()));
   EXPECT_THAT(PushMessages({First(half), more}), StatusIs(Code::kInvalidArgument, HasSubstr("second header")));
   v1::PushChunk lying = First(half);
   lying.mutable_header()->set_total_bytes(int64_t{1} << 50);
@@ -187,7 +187,7 @@ TEST_F(BadInput, WrongEpoch) {
   const std::string current = absl::StrCat(job_->epoch().value());
   v1::PushHeader header = trainer_->Header(0, next(), 0);
   header.set_epoch(job_->epoch().value() + 7);
-  EXPECT_THAT(job_->worker(Rank(0)).Push(header, {Piece()}, kTimeout), StatusIs(Code::kAborted, HasSubstr(current)));
+  EXPECT_THAT(job_->worker(Rank(0)).Push(header, {Pushed()}, kTimeout), StatusIs(Code::kAborted, HasSubstr(current)));
   v1::StepRequest request = trainer_->Request({0}, next());
   request.set_epoch(job_->epoch().value() + 7);
   EXPECT_THAT(job_->worker(Rank(0)).Step(request, kTimeout), StatusIs(Code::kAborted, HasSubstr(current)));

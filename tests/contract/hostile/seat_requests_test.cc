@@ -60,8 +60,8 @@ class SeatRequests : public ::testing::Test {
     header.set_step(step);
     header.set_shard(shard);
     header.set_session(seat_->reply().session());
-    const std::string piece(static_cast<size_t>(job_->plan().GradientShardBytes(shard)), byte);
-    return worker().Push(header, {piece}, kLong);
+    const std::string gradient_shard(static_cast<size_t>(job_->plan().GradientShardBytes(shard)), byte);
+    return worker().Push(header, {gradient_shard}, kLong);
   }
 
   std::unique_ptr<testing::Cluster> cluster_;
@@ -172,8 +172,8 @@ TEST_F(SeatRequests, OfAStep_IsShardStep) {
   header.set_epoch(job->epoch().value());
   header.set_content(v1::PushHeader::CONTENT_GRADIENT);
   header.set_step(1);
-  const std::string piece(static_cast<size_t>(job->plan().GradientShardBytes(0)), '\0');
-  ASSERT_OK(job->worker(Rank(0)).Push(header, {piece}, kLong));
+  const std::string gradient_shard(static_cast<size_t>(job->plan().GradientShardBytes(0)), '\0');
+  ASSERT_OK(job->worker(Rank(0)).Push(header, {gradient_shard}, kLong));
   ASSERT_OK_AND_ASSIGN(const v1::TrainerReply reply, job->worker(Rank(0)).Trainer(request, kLong));
   EXPECT_EQ(reply.step().step(), 1);
 }

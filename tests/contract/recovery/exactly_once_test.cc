@@ -192,10 +192,10 @@ TEST_F(ExactlyOnce, PushThatHangs_NobodyElseWritesMeanwhile) {
 }
 
 TEST_F(ExactlyOnce, PieceSentToTheOtherReplica_IsRefusedAndSentOn) {
-  const std::string piece = testing::GradientShard(*job_, Slot(1), Step(1), 0);
+  const std::string gradient_shard = testing::GradientShard(*job_, Slot(1), Step(1), 0);
   const Rank right = trainer_->Owner(1, 0), wrong = job_->plan().RankOf({0, 0});
   ASSERT_NE(right, wrong);
-  EXPECT_THAT(job_->worker(wrong).Push(trainer_->Header(1, 1, 0), {piece}, kTimeout),
+  EXPECT_THAT(job_->worker(wrong).Push(trainer_->Header(1, 1, 0), {gradient_shard}, kTimeout),
               StatusIs(Code::kInvalidArgument, HasSubstr(absl::StrCat("push it to rank ", right.value()))));
   ASSERT_OK(trainer_->PushAll(1));
   ASSERT_OK(trainer_->Step(0, {0, 1}, 1));

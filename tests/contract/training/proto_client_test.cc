@@ -103,8 +103,8 @@ class ProtoClient : public ::testing::Test {
 
   // What a shard holds of values that belong to (tensor, element); zeros elsewhere.
   template <class Value>
-  std::string Piece(int shard, const Value& value) const {
-    std::string piece;
+  std::string ShardOf(int shard, const Value& value) const {
+    std::string bytes;
     for (int b = 0; b < plan_.buckets_size(); ++b) {
       std::vector<float> flat(static_cast<size_t>(plan_.buckets(b).num_elements()));
       for (int t = 0; t < plan_.placements_size(); ++t) {
@@ -112,26 +112,26 @@ class ProtoClient : public ::testing::Test {
         for (int64_t i = 0; at.bucket() == b && i < at.num_elements(); ++i) flat[at.offset() + i] = value(t, i);
       }
       const int64_t elements = plan_.buckets(b).shard_elements();
-      piece.append(reinterpret_cast<const char*>(flat.data() + shard * elements), elements * sizeof(float));
+      bytes.append(reinterpret_cast<const char*>(flat.data() + shard * elements), elements * sizeof(float));
     }
-    return piece;
+    return bytes;
   }
 
-  void Push(const v1::Member& member, v1::PushHeader header, const std::string& piece) {
+  void Push(const v1::Member& member, v1::PushHeader header, const std::string& bytes) {
     header.set_shard(member.shard());
-    Push(member.rank(), std::move(header), piece);
+    Push(member.rank(), std::move(header), bytes);
   }
-  void Push(int rank, v1::PushHeader header, const std::string& piece) {
+  void Push(int rank, v1::PushHeader header, const std::string& bytes) {
     header.set_job("job");
     header.set_epoch(job_.epoch());
-    header.set_total_bytes(static_cast<int64_t>(piece.size()));
+    header.set_total_bytes(static_cast<int64_t>(bytes.size()));
     grpc::ClientContext context;
     SetDeadline(context);
     v1::PushReply reply;
     const auto writer = workers_[rank]->Push(&context, &reply);
     v1::PushChunk chunk;
     *chunk.mutable_header() = header;
-    chunk.set_data(piece);
+    chunk.set_data(bytes);
     writer->Write(chunk);
     writer->WritesDone();
     const grpc::Status status = writer->Finish();
@@ -151,7 +151,7 @@ class ProtoClient : public ::testing::Test {
     v1::PushHeader header;
     header.set_content(v1::PushHeader::CONTENT_INITIAL_WEIGHTS);
     header.set_push_id(12345);
-    for (const v1::Member& member : job_.members()) Push(member, header, Piece(member.shard(), InitialOf));
+    for (const v1::Member& member : job_.members()) Push(member, header, ShardOf(member.shard(), InitialOf));
   }
 
   void TrainStep(int64_t step) {
@@ -167,7 +167,7 @@ class ProtoClient : public ::testing::Test {
       header.set_step(step);
       for (const v1::Member& member : job_.members()) {
         if (member.replica() != slot % plan_.replicas()) continue;
-        Push(member, header, Piece(member.shard(), [&](int tensor, int64_t element) {
+        Push(member, header, ShardOf(member.shard(), [&](int tensor, int64_t element) {
                return GradientOf(step, slot, tensor, element);
              }));
       }
@@ -267,7 +267,7 @@ class ProtoClient : public ::testing::Test {
     for (int shard = 0; shard < plan_.shards(); ++shard) {
       header.set_shard(shard);
       Push(rank, header,
-           Piece(shard, [&](int tensor, int64_t element) { return GradientOf(step, slot, tensor, element); }));
+           ShardOf(shard, [&](int tensor, int64_t element) { return GradientOf(step, slot, tensor, element); }));
     }
   }
 

@@ -37,8 +37,8 @@ v1::PushHeader RawTrainer::Header(int slot, int64_t step, int shard) const {
 }
 
 absl::StatusOr<v1::PushReply> RawTrainer::Push(int slot, int64_t step, int shard) {
-  const std::string piece = GradientShard(*job_, Slot(slot), shardmesh::Step(step), shard);
-  return job_->worker(Owner(slot, shard)).Push(Header(slot, step, shard), {piece}, kTimeout);
+  const std::string gradient_shard = GradientShard(*job_, Slot(slot), shardmesh::Step(step), shard);
+  return job_->worker(Owner(slot, shard)).Push(Header(slot, step, shard), {gradient_shard}, kTimeout);
 }
 
 absl::StatusOr<v1::PushReply> RawTrainer::PushAgain(int slot, int64_t step, int shard) {

@@ -165,7 +165,7 @@ absl::Status WriteBucketGradients(Session& session, Step step, int bucket) {
 std::string GradientShard(const Job& job, Slot slot, Step step, int shard) {
   const Plan& plan = job.plan();
   const Format format = plan.gradient_format();
-  std::string piece;
+  std::string bytes;
   for (size_t b = 0; b < plan.buckets().size(); ++b) {
     const Bucket& bucket = plan.buckets()[b];
     if (bucket.frozen) continue;
@@ -179,9 +179,9 @@ std::string GradientShard(const Job& job, Slot slot, Step step, int shard) {
       }
     }
     const int64_t width = BytesPerElement(format);
-    piece += flat.substr(bucket.begin(shard) * width, bucket.size(shard) * width);
+    bytes += flat.substr(bucket.begin(shard) * width, bucket.size(shard) * width);
   }
-  return piece;
+  return bytes;
 }
 
 double LearningRate(int64_t step, int group) { return 1e-2 / static_cast<double>((1 + step % 5) * (1 + 2 * group)); }
