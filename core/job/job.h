@@ -76,7 +76,8 @@ absl::StatusOr<Residency> ParseResidency(absl::string_view name);
 // Who computes which slot. The same bits either way.
 enum class SlotMode {
   kAssigned,  // the trainer that attached to it
-  kPulled,  // any trainer takes the next one that is open, writes its gradients and finishes it (worker/control/pulled_words.h)
+  // Any trainer takes the next one that is open, writes its gradients and finishes it (worker/control/pulled_words.h).
+  kPulled,
 };
 
 struct JobSpec {
@@ -112,8 +113,8 @@ struct JobSpec {
   // sum is divided by the number of slots.
   bool token_weights = false;
 
-  // InvalidArgument or ResourceExhausted: the first wrong value, with its name and what would be right. Unimplemented:
-  // pulled slots with bucket residency.
+  // InvalidArgument or ResourceExhausted: the first wrong value, with its name and what would be right. What a topology
+  // or another feature excludes is refused by CheckSupported (core/job/support.h).
   absl::Status Validate() const;
 
   bool pulled() const { return slot_mode == SlotMode::kPulled; }

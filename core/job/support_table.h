@@ -12,7 +12,8 @@
 
 namespace shardmesh {
 
-// In the order of the table. A job needs some by its specification, others are asked of it later (kAskedLater).
+// In the order of the table. A job needs some by its specification: FeaturesOf (core/job/support.h) says which. The
+// others are asked of it later, by the call of CheckSupported that names the feature.
 enum class Feature {
   kTraining,
   kConnectedTrainers,

@@ -27,7 +27,7 @@ enum class SlotState : uint8_t { kOpen = 0, kTaken = 1, kFinished = 2, kMerged =
 enum class WindowState : uint8_t { kFree = 0, kWritten = 1, kResult = 2 };
 
 inline constexpr int kWindowsOfSeat = 2;
-// Plan::num_partials() of kMaxTrainers and kMaxSlots.
+// SlotPlan::num_partials() (core/job/plan.h) with kMaxTrainers and kMaxSlots.
 inline constexpr int kMaxPartials = kMaxTrainers * 13 / 4 + 2;
 
 // 16 bits of a step; of another step they are 0.

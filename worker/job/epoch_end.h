@@ -31,7 +31,7 @@ class EpochEnd {
                    const std::function<void()>& aborted);
   // How it ended, once Run is through: from then on the shard does not change.
   std::optional<Ending> ending() const;
-  // Stops the engine, if Run is not under way.
+  // Stops the engine. If Run is under way, waits for its end first. From any thread.
   void StopEngine();
 
  private:

@@ -1,7 +1,7 @@
 // GradientSums: where a worker keeps summed gradients of its shard, in fp32, until the step that reads them. They are
 // the redo log of that step: they lie in memory that is held like the shard's, and are complete before the step is
 // decided.
-//   pulled slots      Plan::num_partials() copies: the sum of some slots each (pulled_words.h)
+//   pulled slots      plan.slots().num_partials() copies: the sum of some slots each (pulled_words.h)
 //   bucket residency  else one copy: each bucket is summed when all slots have declared it
 //
 // Frozen buckets have none. Movable. Different elements may be written by different threads.

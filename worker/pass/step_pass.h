@@ -1,5 +1,5 @@
 // StepPass: what executes commands on one worker's shard. Two implementations, the same bits: Pass on the host's
-// processors (pass.h) and DevicePass on a CUDA device (device/device_pass.h).
+// processors (pass.h) and DevicePass on a CUDA device (worker/pass/device/device_pass.h).
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ class StepPass {
  public:
   virtual ~StepPass() = default;
 
-  // Executes a command; running it again gives the same bytes. `initial` is this shard's shard of initial weights
-  // (shard.proto), needed by kInit only. Returns the shard's digest for kDigest, else 0.
+  // Executes a command; running it again gives the same bytes. `initial` is this shard's part of the initial
+  // weights (shard.proto), needed by kInit only. Returns the shard's digest for kDigest, else 0.
   // `gate`, if any, is asked before and told after the ranges of each bucket, in their order.
   // An error: the command has no result, and the job cannot go on. Aborted: the job was aborted meanwhile. DataLoss:
   // the shard is damaged, as the control block's word says.
