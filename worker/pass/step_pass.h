@@ -34,8 +34,8 @@ class StepPass {
 
   // Of bucket residency, for the lead. Internal: the system refuses.
   // Gives back the pages of gradients that a command has summed, behind it and before it is committed: of kReduceBucket
-  // the bucket's in all slots; with pulled slots of kMerge those of the windows whose results it has, and of kStep those
-  // of all windows, since results that did not count lie there still. No effect of other commands and jobs.
+  // the bucket's in all slots; with pulled slots of kMerge those of the windows whose results it has, and of kStep
+  // those of all windows, since results that did not count lie there still. No effect of other commands and jobs.
   virtual absl::Status GiveBackGradients(const Command& command) = 0;
   // Between commands: the pages of a bucket that nobody uses, in the window, which then shows what
   // core/job/absent_weights.h says.
