@@ -12,11 +12,22 @@
 #include "core/base/incarnation.h"
 #include "core/base/secret.h"
 #include "core/base/status.h"
+#include "proto/protocol_version.h"
 
 namespace shardmesh {
 namespace {
 constexpr absl::Duration kCallTimeout = absl::Seconds(2);
 constexpr absl::Duration kRetry = absl::Milliseconds(200);
+
+// A coordinator of another minor version may give jobs that this worker does not understand, or computes otherwise.
+std::string OtherBuild(const v1::ProtocolVersion& theirs) {
+  const bool silent = theirs.major() == 0 && theirs.minor() == 0;  // from before programs said it
+  if (silent || theirs.minor() == kProtocolMinor) return "";
+  return absl::StrCat(" (the coordinator speaks protocol version ", theirs.major(), ".", theirs.minor(),
+                      ", this worker ", kProtocolMajor, ".", kProtocolMinor,
+                      ": if that is why, install one build on both)");
+}
+
 }  // namespace
 
 MembershipAgent::MembershipAgent(CoordinatorTransport& coordinator, Worker& worker, v1::JoinRequest identity)
@@ -134,6 +145,7 @@ void MembershipAgent::Loop() {
 
 absl::Status MembershipAgent::Join() {
   ASSIGN_OR_RETURN(const v1::JoinReply reply, coordinator_.Join(identity_, kCallTimeout));
+  other_build_ = OtherBuild(reply.protocol());
   worker_.SetHeartbeatTimeout(absl::Milliseconds(reply.heartbeat_timeout_ms()));
   {
     MutexLock lock(mu_);
@@ -154,7 +166,10 @@ absl::Status MembershipAgent::Heartbeat() {
   request.set_spans_hosts(identity_.spans_hosts());
   request.set_has_device(identity_.has_device());
   request.set_retained(identity_.retained());
-  for (v1::MemberStatus& status : worker_.Statuses()) *request.add_jobs() = std::move(status);
+  for (v1::MemberStatus& status : worker_.Statuses()) {
+    if (status.state() == v1::MEMBER_STATE_FAILED) status.mutable_error()->append(other_build_);
+    *request.add_jobs() = std::move(status);
+  }
   ASSIGN_OR_RETURN(const v1::HeartbeatReply reply, coordinator_.Heartbeat(request, kCallTimeout));
   worker_.Reconcile({reply.assignments().begin(), reply.assignments().end()});
   return absl::OkStatus();

@@ -52,6 +52,7 @@ class MembershipAgent {
   CoordinatorTransport& coordinator_;
   Worker& worker_;
   v1::JoinRequest identity_;  // of the thread, and of who has ended it
+  std::string other_build_;   // of the thread: said behind a job's failure; empty: the coordinator is of this build
   mutable Mutex mu_;
   CondVar changed_;
   bool stop_ ABSL_GUARDED_BY(mu_) = false;

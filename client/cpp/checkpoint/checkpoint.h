@@ -71,10 +71,10 @@ struct RestoreOptions {
 // continues after that step with the bits that it had. Buffers are checked, and are for the caller to read
 // (ReadBuffers). Nothing is loaded by halves: if this fails, the job that it made is deleted again. One that took the
 // place of another stays, without weights: a later RestoreCheckpoint gives it some.
-//   NotFound: no checkpoint there. DataLoss: a file is not what was saved. InvalidArgument: a mesh, a gather format
-//   or a residency that is none, sizes of buckets that cannot be, or a manifest of another build. FailedPrecondition: a job of that name has weights already, or got
-//   them meanwhile from somebody else. Aborted: somebody else loads it all the time.
-//   AlreadyExists: it is another job. Errors of Client::OpenJob.
+//   NotFound: no checkpoint there. DataLoss: a file is not what was saved. InvalidArgument: a mesh, a gather format or a
+//   residency that is none, sizes of buckets that cannot be, or a manifest of another build. FailedPrecondition: a job
+//   of that name has weights already, or got them meanwhile from somebody else. Aborted: somebody else loads it all the
+//   time. AlreadyExists: it is another job. Errors of Client::OpenJob.
 absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std::string& path,
                                                        const RestoreOptions& options = {});
 
