@@ -73,6 +73,21 @@ struct StalledPush {
   bool over = false;
 };
 
+// One that has begun: a probe hears of it. A probe that the worker saw first has taken its place for a moment, so that
+// it ended: then another one begins. Null: none did.
+std::unique_ptr<StalledPush> BeginStalled(RawTrainer& trainer, int64_t step) {
+  constexpr int kProbes = 50;
+  const absl::Time deadline = MonotonicNow() + kLong;
+  do {
+    auto stalled = std::make_unique<StalledPush>(trainer, step);
+    for (int i = 0; i < kProbes; ++i) {
+      if (absl::IsAborted(StalledPush::Probe(trainer, step))) return stalled;
+      testing::Pause(absl::Milliseconds(10));
+    }
+  } while (MonotonicNow() < deadline);
+  return nullptr;
+}
+
 struct StalledCalls : ::testing::Test {
   void SetUp() override {
     ASSERT_OK_AND_ASSIGN(cluster, Cluster::Start({.workers = 1, .heartbeat_timeout = absl::Seconds(2)}));
@@ -98,20 +113,20 @@ struct StalledCalls : ::testing::Test {
 };
 
 TEST_F(StalledCalls, APushWithoutData_EndsAfterTwoTimeOuts_AndAnotherMayBegin) {
-  StalledPush stalled(*trainer, 1);
-  ASSERT_TRUE(Await([&] { return absl::IsAborted(StalledPush::Probe(*trainer, 1)); }));  // it has begun
+  const std::unique_ptr<StalledPush> stalled = BeginStalled(*trainer, 1);
+  ASSERT_NE(stalled, nullptr);
   EXPECT_TRUE(Await([&] { return trainer->Push(0, 1, 0).ok(); }));
-  EXPECT_THAT(stalled.End(), StatusIs(Code::kAborted, HasSubstr("no data of this push came for 4s")));
+  EXPECT_THAT(stalled->End(), StatusIs(Code::kAborted, HasSubstr("no data of this push came for 4s")));
   EXPECT_OK(trainer->Step(0, {0}, 1));
 }
 
 TEST_F(StalledCalls, APushWithoutData_KeepsNothingOfADeletedJob) {
-  StalledPush stalled(*trainer, 1);
-  ASSERT_TRUE(Await([&] { return absl::IsAborted(StalledPush::Probe(*trainer, 1)); }));
+  const std::unique_ptr<StalledPush> stalled = BeginStalled(*trainer, 1);
+  ASSERT_NE(stalled, nullptr);
   ASSERT_TRUE(WorkerHasMemory());
   ASSERT_OK(testing::Delete(*client, "job"));
   EXPECT_TRUE(Await([&] { return !WorkerHasMemory(); }));
-  EXPECT_THAT(stalled.End(), StatusIs(Code::kNotFound, HasSubstr("deleted")));
+  EXPECT_THAT(stalled->End(), StatusIs(Code::kNotFound, HasSubstr("deleted")));
 }
 
 // A pull of which nothing is read. Its connection's window takes less than a message.
