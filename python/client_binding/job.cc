@@ -37,6 +37,21 @@ py::tuple Versions(const BoundJob& job) {
                         reply.epoch());
 }
 
+// How many trainers pull slots of the job now, on all its hosts: each host's first worker knows its own.
+int Trainers(const BoundJob& job, double timeout) {
+  const auto count = [held = job.job, limit = absl::Seconds(timeout)]() -> absl::StatusOr<int> {
+    int trainers = 0;
+    for (int rank = 0; rank < held->plan().num_ranks(); ++rank) {
+      ASSIGN_OR_RETURN(const v1::GetStatusReply status, held->worker(Rank(rank)).GetStatus(limit));
+      for (const v1::GetStatusReply::Job& one : status.jobs()) {
+        if (one.name() == held->spec().name) trainers += one.trainers_size();
+      }
+    }
+    return trainers;
+  };
+  return OrThrow(Await<int>(count));
+}
+
 // (step, digest).
 std::pair<int64_t, uint64_t> Digest(const BoundJob& job, double timeout) {
   const auto ask = [service = *job.service, name = job.job->spec().name,
@@ -125,11 +140,14 @@ void BindJob(py::module_& module, py::class_<BoundJob>& job) {
       .def_property_readonly("mesh", [](const BoundJob& self) { return self.job->spec().mesh.ToString(); })
       .def_property_readonly("uid", [](const BoundJob& self) { return self.job->uid(); })
       .def_property_readonly("on_this_host", [](const BoundJob& self) { return self.job->IsOnThisHost(); })
+      .def_property_readonly(
+          "residency", [](const BoundJob& self) { return std::string(ResidencyName(self.job->spec().residency)); })
       .def_property_readonly("publications", [](const BoundJob& self) { return self.job->spec().publications; })
       .def("versions", &Versions)
       .def_property_readonly("publish_every", [](const BoundJob& self) { return self.job->spec().publish_every; })
       .def("publish", &Publish, py::arg("timeout"))
       .def("digest", &Digest, py::arg("timeout"))
+      .def("trainers", &Trainers, py::arg("timeout"))
       .def("lease", &Acquire, py::arg("kind"), py::arg("step"), py::arg("ttl"), py::arg("timeout"));
   py::class_<BoundLease>(module, "Lease")
       .def_property_readonly("id", [](const BoundLease& self) { return self.lease.id(); })

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
+from .. import _dcp, errors
 from .. import client as clients
-from .. import errors
 from .._tls import Tls
 from . import _arguments, _buffers, _resume
 from ._job import _hyper
 from ._job._session import LOG, OVER, TrainerSession
-from ._job._specification import specification
+from ._job._specification import BUCKET_ELEMENTS, PREFETCH_BUCKETS, specification
 from ._machine import _service
 from ._machine._others import Others
 from ._machine._ranks import Ranks, ranks
@@ -99,7 +99,7 @@ class Started:
                 self._check_join()
             else:
                 self._deferred.check()
-            self.session.begin(self._first_weights if self.ranks.rank == 0 else None)
+            self.session.begin(self._first_weights if self.ranks.rank == 0 else None, self._restored())
             self._deferred.finish()
             if plan.resume:
                 self._load_buffers(plan.resume)
@@ -187,10 +187,27 @@ class Started:
             chosen = self.plan.specification
             job = self.client.restore(
                 path, name=self.name, mesh=chosen["mesh"], residency=chosen["residency"], fit_mesh=True,
-                bucket_elements=int(self.spec.get("bucket_elements", 0)),
-                prefetch_buckets=int(self.spec.get("prefetch_buckets", 0)), timeout=self.plan.timeout)
+                bucket_elements=int(self.spec.get("bucket_elements", BUCKET_ELEMENTS)),
+                prefetch_buckets=int(self.spec.get("prefetch_buckets", PREFETCH_BUCKETS)), timeout=self.plan.timeout)
             LOG.info("job %s continues from %s on mesh %s", self.name, path, job.mesh)
-        return self.session_of(create=False)
+        session = self.session_of(create=False)
+        mine = str(self.plan.specification["residency"])
+        if session.job.residency != mine:
+            session.close()
+            raise errors.InvalidArgument(
+                f"rank {self.ranks.rank} says residency={mine!r}, and rank 0 resumed job {self.name!r} with "
+                f"residency={session.job.residency!r}; give every rank the same arguments"
+            )
+        return session
+
+    def _restored(self) -> Optional[int]:
+        """The step that the job begins with. None: it is a checkpoint's, which this rank does not see."""
+        if not self.plan.resume:
+            return 0
+        try:
+            return _dcp.manifest(_resume.newest(str(self.plan.resume)))[1]
+        except errors.Error:
+            return None
 
     def _load_buffers(self, resume: str) -> None:
         """Every rank whose model has some reads them. NotFound: it does not see the checkpoint."""

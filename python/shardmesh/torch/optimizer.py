@@ -143,11 +143,11 @@ class Optimizer(torch.optim.Optimizer):
             delivery=Delivery(model, facts.parameters) if model is not None and plan.deliver == "quantized" else None,
         )
         self._slots: Union[AssignedSlots, SlotPuller]
-        alone = self._started.ranks.world == 1
+        world = self._started.ranks.world
         if plan.pulled:
-            self._slots = SlotPuller(self._trainable, int(self._started.spec["slots"]), plan.token_weights, alone)
+            self._slots = SlotPuller(self._trainable, int(self._started.spec["slots"]), plan.token_weights, world)
         else:
-            self._slots = AssignedSlots(self._trainable, self._session.slots or [], plan.token_weights, alone)
+            self._slots = AssignedSlots(self._trainable, self._session.slots or [], plan.token_weights, world == 1)
         self._slots.attach(self._session)
         self._residence = self._reside()
         self._loads = Loads(model, facts.parameters, weakly(self._loading))

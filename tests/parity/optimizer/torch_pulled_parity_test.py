@@ -3,6 +3,7 @@
 of them: one program, the same bits."""
 import os
 import sys
+import time
 import unittest
 from unittest import mock
 
@@ -12,6 +13,7 @@ from shardmesh.torch import Optimizer
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, HERE)
+import ranks
 from service import ServiceTest
 
 SLOTS, STEPS = 3, 4
@@ -35,8 +37,46 @@ class Blocks(torch.nn.Module):
         return self.head(x)
 
 
+def on_ranks(address, folder):
+    """Of two ranks, of which one comes late: the job's last step, and the batches that each rank was given. Then the same
+    with a run that resumes."""
+    def run(rank, world):
+        said = []
+        for job, options in ("apart", {}), ("apart-again", {"resume": folder}):
+            torch.manual_seed(3)
+            model, loader, taken = torch.nn.Linear(6, 5), iter(range(100)), []
+            time.sleep(0.7 * rank)
+            with Optimizer(model, "AdamW", lr=0.1, slots=4, pulled=True, service=address, job=job, **options) as optimizer:
+                for _ in range(3):
+                    for batch in optimizer.slots([next(loader) for _ in range(4)]):
+                        taken.append(batch)
+                        model(batch_of(7, batch % 4)).square().sum().backward()
+                        time.sleep(0.01)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                said.append((optimizer.committed_step, taken))
+                if rank == 0 and not options:
+                    optimizer.save(folder)
+        return said
+    return ranks.fork(2, run, seconds=90)
+
+
 class PulledTest(ServiceTest):
     WORKERS = 2
+
+    def test_ranks_that_come_at_other_times_give_the_same_steps(self):
+        """Each batch is computed once, whoever takes it."""
+        one, other = ranks.program(self, __file__, self.address, self.path("apart"), seconds=120)
+        for (step, taken), (same, rest), last in zip(one, other, (3, 6)):
+            self.assertEqual((step, same), (last, last))
+            self.assertEqual(sorted(taken + rest), list(range(12)))
+
+    def test_a_rank_that_does_not_come_is_named_in_time(self):
+        with mock.patch.dict(os.environ, {"RANK": "0", "WORLD_SIZE": "2"}):
+            optimizer = Optimizer(torch.nn.Linear(6, 5), "AdamW", slots=2, pulled=True, service=self.address, job="alone", timeout=1)
+        self.addCleanup(optimizer.close)
+        with self.assertRaisesRegex(errors.DeadlineExceeded, "1 of 2 ranks have come to job alone within 1 s"):
+            next(iter(optimizer.slots([0, 1])))
 
     def trained(self, here, make=lambda: torch.nn.Linear(6, 5), **options):
         """What a model has learnt by one rank: on a host of the workers, or elsewhere."""
@@ -130,4 +170,7 @@ class PulledTest(ServiceTest):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    if len(sys.argv) == 3 and ":" in sys.argv[1]:
+        ranks.report(on_ranks(*sys.argv[1:]))
+    else:
+        unittest.main()

@@ -20,9 +20,10 @@ from ._windows import Windows
 class SlotPuller:
     """Each slot has a window of its own while it is written; gradients go there as in _assigned.py."""
 
-    def __init__(self, parameters: Sequence[Parameter], count: int, token_weights: bool, alone: bool) -> None:
-        """count: slots of a step, over all ranks. alone: no other rank takes any."""
-        self._parameters, self._pid, self._alone = list(parameters), os.getpid(), alone
+    def __init__(self, parameters: Sequence[Parameter], count: int, token_weights: bool, world: int) -> None:
+        """count: slots of a step, over all ranks. world: ranks that take them."""
+        self._parameters, self._pid, self._world = list(parameters), os.getpid(), world
+        self._met = world == 1  # all ranks have come
         self._session: Optional[TrainerSession] = None
         self._count = count
         self._open: Optional[int] = None  # the slot that the loop's body is at
@@ -45,7 +46,7 @@ class SlotPuller:
     def attach(self, session: TrainerSession) -> None:
         self._session, self._windows, self._taken = session, None, None
         if self._step < 0:
-            self._step = session.committed
+            self._step = session.first
 
     whole = False  # `.grad` is all that this rank hands over
 
@@ -65,7 +66,7 @@ class SlotPuller:
                 "end, or step() was called in it; loop over optimizer.slots(batches) again, to the end, and then call "
                 "step()"
             )
-        if not self.over and not self._alone:
+        if not self.over and self._world > 1:
             raise errors.FailedPrecondition(
                 "step() was called without a loop over optimizer.slots(), so that this rank would stay behind the "
                 "others; loop over optimizer.slots(batches) for each step"
@@ -120,6 +121,9 @@ class SlotPuller:
 
     def _next(self, session: TrainerSession) -> Optional[int]:
         """A slot of the step that this rank is at; None: that is over, and `_reply` says how it went."""
+        if not self._met:
+            session.meet(self._world)
+            self._met = True
         wanted = self._step + 1
         while self._taken is None and session.committed < wanted:
             slot, step, reply = session.take()

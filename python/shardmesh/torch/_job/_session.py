@@ -18,6 +18,7 @@ LOG = logging.getLogger("shardmesh.torch")
 
 # What says that an epoch of the job is over, and that the job may go on at a later one.
 OVER = (errors.Unavailable, errors.Aborted, errors.NotFound)
+_POLL_SECONDS = 0.02
 
 
 class Reply(NamedTuple):
@@ -44,6 +45,7 @@ class TrainerSession:
         self._skipped = False  # a step was
         self._why_not_finite = why_not_finite
         self._open()
+        self.first = self.committed  # the step that the job had when this rank came to it; before begin() it may be -1
 
     def _open(self) -> None:
         self._attach()
@@ -72,14 +74,39 @@ class TrainerSession:
     def committed(self) -> int:
         return int(self.core.committed)
 
-    def begin(self, weights: Callable[[], Mapping[str, Any]] | None) -> bool:
-        """Waits for the job's weights, which this rank gives where it is the one to; returns whether it did."""
+    def begin(self, weights: Callable[[], Mapping[str, Any]] | None, restored: Optional[int] = None) -> bool:
+        """Waits for the job's weights, which this rank gives where it is the one to; returns whether it did.
+
+        restored: the step that the job begins with, 0 where it is given weights; None: this rank cannot know."""
         gives = weights is not None and not self.has_weights()
         if gives:
             assert weights is not None
             self.job.initialize(dict(weights()), timeout=self.timeout)
         self.core.await_weights(timeout=self.timeout)
+        if self.first < 0:
+            self.first = self.committed if restored is None else restored
         return gives
+
+    def meet(self, world: int) -> None:
+        """Of pulled slots: waits until so many ranks have come, before this one takes a slot. All then count steps from
+        the same one, so that each gives the same batches to a step.
+
+        FailedPrecondition: a rank has left. DeadlineExceeded: they did not come in time."""
+        deadline = time.monotonic() + self.timeout
+        while (here := self.job.trainers(self.timeout)) < world:
+            for rank in range(world):
+                pid = self._others.left(rank)
+                if pid is not None:
+                    raise errors.FailedPrecondition(
+                        f"step {self.committed + 1} of job {self.job.name} needs rank {rank} (pid {pid}), which left the "
+                        "job before all ranks had come: its process ended, or it closed its optimizer"
+                    )
+            if time.monotonic() >= deadline:
+                raise errors.DeadlineExceeded(
+                    f"{here} of {world} ranks have come to job {self.job.name} within {self.timeout:g} s; each rank makes "
+                    "its optimizer, and the first slots are taken when all have"
+                )
+            time.sleep(_POLL_SECONDS)
 
     def has_weights(self) -> bool:
         try:

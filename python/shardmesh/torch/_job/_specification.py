@@ -22,6 +22,7 @@ _ENUMS = {
     "gradients": ("FORMAT", ("fp32", "bf16")),
     "residency": ("RESIDENCY", ("full", "bucket")),
 }
+BUCKET_ELEMENTS, PREFETCH_BUCKETS = 16 << 20, 1  # of a job that does not say them, as core/job/job.h has them
 _MAX_PARAMETERS, _MAX_GROUPS = 100_000, 4096  # as core/job/job.h has them
 _OF_DTYPE = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _DIMENSION = re.compile(r"([^=:,\s]+)(?::(replicate|shard))?=(\d+)")
