@@ -20,6 +20,16 @@ constexpr absl::Duration kFirstQuiet = absl::Milliseconds(1), kMostQuiet = absl:
 // A trainer of any host may wait for a bucket, or a slot that is pulled, at any time.
 constexpr absl::Duration kBucketSlice = absl::Milliseconds(2);
 
+// Whether a trainer of any host is attached, or has a seat.
+bool AnyTrainer(absl::Span<const HostWords* const> hosts, int num_writers) {
+  for (const HostWords* const words : hosts) {
+    for (int s = 0; s < num_writers; ++s) {
+      if (words->slots[s].holder != 0) return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 SeveralHosts::SeveralHosts(StepProtocol& protocol, HostMemory& memory, StepPass& pass, const JobSpec& job,
@@ -220,7 +230,7 @@ absl::Duration SeveralHosts::PatienceToCollect() {
     const bool mine = words_[protocol_.local().host].slots[s].holder != 0;
     (mine ? here : held ? elsewhere : anywhere) = true;
   }
-  if ((plan_.bucketed() || plan_.pulled()) && open > 0) return kBucketSlice;
+  if ((plan_.bucketed() || plan_.pulled()) && open > 0 && AnyTrainer(views_, job_.num_writers())) return kBucketSlice;
   if (here) return kSlice;                                  // this host's trainers wake this lead
   if (elsewhere && !anywhere) return absl::ZeroDuration();  // another host enters when its trainers wake it
   quiet_ = said_ != said_before_ ? kFirstQuiet : std::min(2 * quiet_, kMostQuiet);

@@ -214,11 +214,12 @@ void AddRestoreCommand(CLI::App& app, CommandResult& result) {
       ->type_name("RESIDENCY");
   command
       ->add_option("--bucket-elements", flags->options.bucket_elements,
-                   "Elements gathered together, about; as it was saved")
+                   "Elements gathered together, about, 1024 to 2^32; 0: as it was saved")
       ->type_name("N");
   command
-      ->add_option("--prefetch-buckets", flags->options.prefetch_buckets,
-                   "With bucket residency: buckets that a trainer may hold beyond the one it works on; as it was saved")
+      ->add_option(
+          "--prefetch-buckets", flags->options.prefetch_buckets,
+          "With bucket residency: buckets that a trainer may hold beyond the one it works on; 0: as it was saved")
       ->type_name("N");
   AddConnectionOptions(*command, flags->connection);
   command->footer(

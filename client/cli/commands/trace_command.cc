@@ -106,25 +106,12 @@ absl::StatusOr<Answers> AskAll(const Flags& flags) {
   return answers;
 }
 
-// What one worker did in the steps that are shown: seconds in commands, and seconds of waiting for others after them.
-struct Sum {
-  std::set<int64_t> steps;
-  int64_t spans = 0;
-  double working = 0, waiting = 0;
-};
-
-Sum SumOf(const v1::GetTraceReply& rank, int64_t first_step) {
-  Sum sum;
-  for (const v1::TraceSpan& span : rank.spans()) {
-    if (span.step() < first_step) continue;
-    ++sum.spans;
-    if (span.name() == "range" || span.name() == "declared") continue;
-    const double seconds = static_cast<double>(span.end_nanos() - span.begin_nanos()) * 1e-9;
-    const bool waits = span.name() == "wait for members" || span.name() == "wait for lead";
-    (waits ? sum.waiting : sum.working) += seconds;
-    if (span.name() == "step") sum.steps.insert(span.step());
+// Not an instant, a part of a command, or what crosses between hosts while commands run.
+bool IsCommandOrWait(const v1::TraceSpan& span) {
+  for (const char* const other : {"range", "declared", "orthogonalize", "gradients", "weights"}) {
+    if (span.name() == other) return false;
   }
-  return sum;
+  return true;
 }
 
 absl::StatusOr<std::string> Write(const std::vector<v1::GetTraceReply>& ranks, const Flags& flags) {
@@ -133,7 +120,7 @@ absl::StatusOr<std::string> Write(const std::vector<v1::GetTraceReply>& ranks, c
   Json workers = Json::array();
   Table table({"rank", "pid", "steps", "spans", "working ms", "waiting ms"});
   for (const v1::GetTraceReply& rank : ranks) {
-    const Sum sum = SumOf(rank, FirstStep(ranks, flags.steps));
+    const TraceSum sum = SumOf(rank, FirstStep(ranks, flags.steps));
     workers.push_back({{"rank", rank.rank()},
                        {"pid", rank.pid()},
                        {"steps", sum.steps.size()},
@@ -161,6 +148,20 @@ void RunTrace(const Flags& flags, CommandResult& result) {
 }
 
 }  // namespace
+
+TraceSum SumOf(const v1::GetTraceReply& rank, int64_t first_step) {
+  TraceSum sum;
+  for (const v1::TraceSpan& span : rank.spans()) {
+    if (span.step() < first_step) continue;
+    ++sum.spans;
+    if (!IsCommandOrWait(span)) continue;
+    const double seconds = static_cast<double>(span.end_nanos() - span.begin_nanos()) * 1e-9;
+    const bool waits = span.name() == "wait for members" || span.name() == "wait for lead";
+    (waits ? sum.waiting : sum.working) += seconds;
+    if (span.name() == "step") sum.steps.insert(span.step());
+  }
+  return sum;
+}
 
 Json ChromeTrace(const std::vector<v1::GetTraceReply>& ranks, int64_t steps) {
   const int64_t first_step = FirstStep(ranks, steps);

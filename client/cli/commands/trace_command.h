@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/App.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,5 +17,14 @@ void AddTraceCommand(CLI::App& app, CommandResult& result);
 // format", complete and instant events): a process for each rank, a row for each of its threads, microseconds from the
 // first span on. Spans of steps before the `steps` newest ones are left out; 0: none is. Pure, thread-safe.
 nlohmann::ordered_json ChromeTrace(const std::vector<v1::GetTraceReply>& ranks, int64_t steps);
+
+// What one worker did in the steps from `first_step` on: seconds in commands, and seconds of waiting for others behind
+// them. Parts of a command, and what crosses between hosts while commands run, are in no sum. Pure, thread-safe.
+struct TraceSum {
+  std::set<int64_t> steps;
+  int64_t spans = 0;
+  double working = 0, waiting = 0;
+};
+TraceSum SumOf(const v1::GetTraceReply& rank, int64_t first_step);
 
 }  // namespace shardmesh

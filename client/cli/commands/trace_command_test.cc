@@ -78,6 +78,23 @@ TEST(TraceCommandTest, ChromeTrace_OfTheNewestSteps_BeginsWithThem) {
   }
 }
 
+TEST(TraceCommandTest, Sum_CountsNoTimeTwice) {
+  v1::GetTraceReply rank;
+  AddSpan(rank, "step", 1, 0, 9'000'000);
+  AddSpan(rank, "step", 2, 10'000'000, 14'000'000);
+  AddSpan(rank, "orthogonalize", 2, 10'000'000, 13'000'000);  // within the step
+  AddSpan(rank, "range", 2, 13'000'000, 14'000'000);
+  AddSpan(rank, "gradients", 2, 9'000'000, 14'000'000);  // of the lead's thread
+  AddSpan(rank, "weights", 2, 12'000'000, 16'000'000);
+  AddSpan(rank, "merge", 3, 16'000'000, 18'000'000);
+  AddSpan(rank, "wait for members", 2, 14'000'000, 15'000'000);
+  const TraceSum sum = SumOf(rank, 2);
+  EXPECT_EQ(sum.steps, std::set<int64_t>{2});
+  EXPECT_EQ(sum.spans, 7);
+  EXPECT_DOUBLE_EQ(sum.working, 6e-3);
+  EXPECT_DOUBLE_EQ(sum.waiting, 1e-3);
+}
+
 TEST(TraceCommandTest, ChromeTrace_OfNothing_IsEmpty) { EXPECT_EQ(ChromeTrace({}, 3)["traceEvents"].size(), 0u); }
 
 }  // namespace

@@ -29,11 +29,12 @@ bool IsWait(const v1::TraceSpan& span) { return span.name() == "wait for members
 // Of a step, or for one: not of the initial weights, or a digest that somebody asked for.
 bool IsStepWork(const v1::TraceSpan& span) {
   return span.name() == "step" || span.name() == "norm" || span.name() == "quantize" ||
-         span.name() == "reduce_bucket" || span.name() == "gather_bucket";
+         span.name() == "reduce_bucket" || span.name() == "gather_bucket" || span.name() == "merge";
 }
 
 bool IsCommandOrWait(const v1::TraceSpan& span) {
-  return IsStepWork(span) || IsWait(span) || span.name() == "init" || span.name() == "digest";
+  return IsStepWork(span) || IsWait(span) || span.name() == "init" || span.name() == "restore" ||
+         span.name() == "digest" || span.name() == "publish";
 }
 
 std::optional<double> Median(std::vector<double> values) {

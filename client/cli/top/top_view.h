@@ -41,7 +41,7 @@ struct WorkerView {
   std::optional<int64_t> epoch;  // unset: no answer, or it does not hold the job
   std::string error;             // of the job on this worker, or why there is no answer; empty: all is well
   // Of the time from the first to the last span of its trace, 0 to 1. Busy: in commands of steps (step, norm, quantize,
-  // reduce_bucket, gather_bucket); waiting: behind them, for the other workers.
+  // reduce_bucket, gather_bucket, merge); waiting: behind them, for the other workers.
   std::optional<double> busy, waiting;
   // Incarnations that went on with the job where the one before was killed; unset as epoch.
   std::optional<int64_t> restarts;

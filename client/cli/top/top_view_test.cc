@@ -158,6 +158,18 @@ TEST(TopViewTest, Worker_SharesOfTheTimeInItsTrace) {
   EXPECT_DOUBLE_EQ(worker.waiting.value(), 0.025);
 }
 
+TEST(TopViewTest, Merges_AreWork_AndNoPause) {
+  JobAnswers answers = JobOf(1, 1);
+  v1::GetTraceReply& trace = *answers.workers[0].trace;
+  AddSpan(trace, "step", 1, 1000, 1100);
+  AddSpan(trace, "merge", 2, 1100, 1300);
+  AddSpan(trace, "publish", 1, 1300, 1400);  // somebody asked for it
+  AddSpan(trace, "step", 2, 1900, 2000);
+  const JobView view = ViewOf(answers, nullptr);
+  EXPECT_DOUBLE_EQ(view.workers.at(0).busy.value(), 0.4);
+  EXPECT_DOUBLE_EQ(view.longest_pause.value(), 500e-9);
+}
+
 TEST(TopViewTest, Slots_IdleShareIsTheMedian_TheLastOneIsWaitedFor) {
   const JobView view = ViewOf(ThreeSteps(), nullptr);
   ASSERT_EQ(view.slots.size(), 2u);
