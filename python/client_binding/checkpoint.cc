@@ -97,10 +97,11 @@ py::tuple Save(const BoundJob& job, const Text& root, int keep_last, Integer kee
 
 BoundJob Restore(const BoundClient& client, const Text& path, const Text& name, const Text& mesh, const Text& gather,
                  bool fit_mesh, double timeout, py::object progress, int64_t replaces_uid, const Text& residency,
-                 Integer bucket_elements, int prefetch_buckets) {
+                 Integer bucket_elements, Integer prefetch_buckets) {
   Told told(std::move(progress));
-  RestoreOptions options{name.value, mesh.value,   absl::Seconds(timeout), told.Listener(),       gather.value,
-                         fit_mesh,   replaces_uid, residency.value,        bucket_elements.value, prefetch_buckets};
+  RestoreOptions options{
+      name.value, mesh.value,   absl::Seconds(timeout), told.Listener(),       gather.value,
+      fit_mesh,   replaces_uid, residency.value,        bucket_elements.value, prefetch_buckets.value};
   const auto restore = [service = *client.service, path = path.value, options]() {
     Client opener = service.client(options.timeout);
     return RestoreCheckpoint(opener, path, options);

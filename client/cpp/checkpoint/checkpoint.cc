@@ -246,7 +246,11 @@ absl::StatusOr<JobSpec> RestoredSpec(JobSpec spec, const RestoreOptions& options
     ASSIGN_OR_RETURN(spec.residency, ParseResidency(options.residency));
   }
   if (options.bucket_elements != 0) spec.bucket_elements = options.bucket_elements;
-  if (options.prefetch_buckets != 0) spec.prefetch_buckets = options.prefetch_buckets;
+  if (options.prefetch_buckets < 0 || options.prefetch_buckets > kMaxPrefetchBuckets) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("prefetch_buckets is ", options.prefetch_buckets, "; it is 1 to ", kMaxPrefetchBuckets));
+  }
+  if (options.prefetch_buckets != 0) spec.prefetch_buckets = static_cast<int>(options.prefetch_buckets);
   RETURN_IF_ERROR(spec.Validate());
   return spec;
 }

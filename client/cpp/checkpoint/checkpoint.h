@@ -64,7 +64,7 @@ struct RestoreOptions {
   std::string residency;
   // Elements gathered together, and buckets beyond the one that a trainer works on (JobSpec); 0: as it was saved.
   int64_t bucket_elements = 0;
-  int prefetch_buckets = 0;
+  int64_t prefetch_buckets = 0;
 };
 
 // Creates the job of a checkpoint, or of the newest one in a folder of them, and gives it its weights and states: it

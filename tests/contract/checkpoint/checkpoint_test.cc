@@ -182,9 +182,12 @@ TEST_F(Checkpoints, WithAnotherResidency_TheJobGoesOnWithItsBits) {
   EXPECT_THAT(RestoreCheckpoint(*client_, root_, wrong),
               StatusIs(Code::kInvalidArgument, HasSubstr("bucket_elements is 5; it is 1024 to")));
   wrong = {"again"};
-  wrong.prefetch_buckets = -1;
-  EXPECT_THAT(RestoreCheckpoint(*client_, root_, wrong),
-              StatusIs(Code::kInvalidArgument, HasSubstr("prefetch_buckets is -1; it is 1 to")));
+  for (const int64_t buckets : {int64_t{-1}, int64_t{1} << 40}) {
+    wrong.prefetch_buckets = buckets;
+    EXPECT_THAT(
+        RestoreCheckpoint(*client_, root_, wrong),
+        StatusIs(Code::kInvalidArgument, absl::StrCat("prefetch_buckets is ", buckets, "; it is 1 to 1048576")));
+  }
 }
 
 // Three ways: uninterrupted, resumed with the states, and with the weights alone.

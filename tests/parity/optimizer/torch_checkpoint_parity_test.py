@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import unittest
+from unittest import mock
 
 import safetensors.torch
 import shardmesh.torch
@@ -39,6 +40,20 @@ class Statistics(nn.Module):
         self.doubles += 1
         self.scalar += 1
         return self.layers(x)
+
+
+class Blocks(nn.Module):
+    """A block is what bucket residency gathers at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3))
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
 
 
 def train(model, optimizer, steps, columns=6):
@@ -203,8 +218,8 @@ class CheckpointTest(ServiceTest):
             self.assertTrue(torch.equal(again.weight, model.weight))
 
     def test_a_run_resumes_with_the_other_residency(self):
-        """Each way, and with buckets of the blocks of the model that resumes."""
-        whole = nn.Sequential(nn.Linear(6, 64), nn.Linear(64, 48), nn.Linear(48, 4))
+        """Each way, with buckets of the blocks of the model that resumes; and it can be joined like one that began so."""
+        whole = Blocks()
         start = {name: value.clone() for name, value in whole.state_dict().items()}
         for before, after in (("full", "bucket"), ("bucket", "full"), ("bucket", "bucket")):
             with self.subTest(before=before, after=after):
@@ -215,11 +230,27 @@ class CheckpointTest(ServiceTest):
                 optimizer.save(self.path(name))
                 train(whole, optimizer, range(2, 4))
                 optimizer.close()
-                again = nn.Sequential(nn.Linear(6, 64), nn.Linear(64, 48), nn.Linear(48, 4))
+                again = Blocks()
                 resumed = self.optimizer(again, f"{name}-again", resume=self.path(name), residency=after)
-                train(again, resumed, range(2, 4))
+                train(again, resumed, range(2, 3))
+                with torch._C.DisableTorchFunction():  # no use of it, for which it would be gathered
+                    absent = again.blocks[0][0].weight.detach().isnan().any()
+                self.assertEqual(bool(absent), after == "bucket")
                 resumed.close()
+                joined = self.optimizer(again, f"{name}-again", residency=after, join=True)
+                train(again, joined, range(3, 4))
+                joined.close()
                 self.assert_equal_states(whole, again)
+
+    def test_ranks_that_resume_with_other_residencies_are_told(self):
+        optimizer, path = self.saved(Blocks())
+        optimizer.close()
+        other = self.optimizer(Blocks(), "mixed", resume=path, residency="bucket")
+        with mock.patch.dict(os.environ, {"RANK": "1", "WORLD_SIZE": "2"}):
+            with self.assertRaisesRegex(errors.InvalidArgument, "rank 1 says residency='full', and rank 0 resumed job "
+                                                                "'mixed' with residency='bucket'"):
+                self.optimizer(Blocks(), "mixed", resume=path, residency="full", slots=2)
+        other.close()
 
     def test_a_mesh_that_needs_more_workers_ends_at_the_timeout(self):
         _, path = self.saved(Statistics())
