@@ -160,14 +160,16 @@ TEST(TopViewTest, Worker_SharesOfTheTimeInItsTrace) {
 
 TEST(TopViewTest, Merges_AreWork_AndNoPause) {
   JobAnswers answers = JobOf(1, 1);
-  v1::GetTraceReply& trace = *answers.workers[0].trace;
-  AddSpan(trace, "step", 1, 1000, 1100);
-  AddSpan(trace, "merge", 2, 1100, 1300);
-  AddSpan(trace, "publish", 1, 1300, 1400);  // somebody asked for it
-  AddSpan(trace, "step", 2, 1900, 2000);
+  WorkerAnswer& lead = answers.workers[0];
+  Declare(lead, 0, 1, 80);
+  Commit(lead, 1, 100);
+  AddSpan(*lead.trace, "merge", 2, 100, 300);
+  AddSpan(*lead.trace, "publish", 1, 300, 400);  // somebody asked for it
+  Declare(lead, 0, 2, 850);
+  Commit(lead, 2, 900);
   const JobView view = ViewOf(answers, nullptr);
-  EXPECT_DOUBLE_EQ(view.workers.at(0).busy.value(), 0.4);
-  EXPECT_DOUBLE_EQ(view.longest_pause.value(), 500e-9);
+  EXPECT_DOUBLE_EQ(view.workers.at(0).busy.value(), 212.0 / 820);  // two steps and the merge, since the first span
+  EXPECT_DOUBLE_EQ(view.longest_pause.value(), 0.492);             // before the second step
 }
 
 TEST(TopViewTest, Slots_IdleShareIsTheMedian_TheLastOneIsWaitedFor) {

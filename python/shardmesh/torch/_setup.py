@@ -190,15 +190,7 @@ class Started:
                 bucket_elements=int(self.spec.get("bucket_elements", BUCKET_ELEMENTS)),
                 prefetch_buckets=int(self.spec.get("prefetch_buckets", PREFETCH_BUCKETS)), timeout=self.plan.timeout)
             LOG.info("job %s continues from %s on mesh %s", self.name, path, job.mesh)
-        session = self.session_of(create=False)
-        mine = str(self.plan.specification["residency"])
-        if session.job.residency != mine:
-            session.close()
-            raise errors.InvalidArgument(
-                f"rank {self.ranks.rank} says residency={mine!r}, and rank 0 resumed job {self.name!r} with "
-                f"residency={session.job.residency!r}; give every rank the same arguments"
-            )
-        return session
+        return self.session_of(create=False)
 
     def _restored(self) -> Optional[int]:
         """The step that the job begins with. None: it is a checkpoint's, which this rank does not see."""
@@ -237,6 +229,12 @@ class Started:
             job = core.create_job(json.dumps(self.spec), timeout=timeout, replaces_uid=replaces_uid, **self.rules)
         else:
             job = core.open_to_train(self.name, timeout=timeout, **self.rules)
+            mine = str(self.plan.specification["residency"])
+            if job.residency != mine:  # rank 0 restored it from a checkpoint, which may have had either
+                raise errors.InvalidArgument(
+                    f"rank {self.ranks.rank} says residency={mine!r}, and rank 0 resumed job {self.name!r} with "
+                    f"residency={job.residency!r}; give every rank the same arguments"
+                )
         slots, why = None if self.plan.pulled else list(self.slots), _ABSENT if self.bucketed else ""
         return TrainerSession(job, slots, timeout, self.others, why)
 
