@@ -185,6 +185,8 @@ TEST_F(ClusterCommandTest, CheckpointAndRestore) {
   EXPECT_EQ(by_bucket.residency, Residency::kBucket);
   EXPECT_EQ(by_bucket.bucket_elements, 1024);
   EXPECT_EQ(by_bucket.prefetch_buckets, 2);
+  EXPECT_EQ(RunJson({"jobs", "by-bucket"})["residency"], "bucket");
+  EXPECT_EQ(RunJson({"jobs", "again"})["residency"], "full");
   Out({"delete", "by-bucket"});
   EXPECT_THAT(Error({"restore", root + "/none"}), HasSubstr(root + "/none"));
   const std::string other = root + "-2";

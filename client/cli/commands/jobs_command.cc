@@ -91,6 +91,7 @@ Json JobToJson(const v1::JobDescription& job, bool with_members) {
                {"state", JobStateName(job.state())},
                {"epoch", job.epoch()},
                {"mesh", MeshText(job)},
+               {"residency", job.spec().residency() == v1::RESIDENCY_BUCKET ? "bucket" : "full"},
                {"slots", job.spec().slots()},
                {"parameters", job.spec().parameters_size()},
                {"committed_step", job.committed_step()},

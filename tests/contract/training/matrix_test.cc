@@ -269,7 +269,9 @@ class Run {
     if (saved.step != kHalf) return absl::InternalError(absl::StrCat("saved step ", saved.step));
     if (!Has(row_, Feature::kRestore)) return absl::OkStatus();
     RETURN_IF_ERROR(testing::Delete(*client_, "job"));
-    ASSIGN_OR_RETURN(job_, RestoreCheckpoint(*client_, folder, {"job", "fsdp=2,ddp=2"}));
+    RestoreOptions options{"job", "fsdp=2,ddp=2"};
+    options.residency = "bucket";  // as it was, or the other one
+    ASSIGN_OR_RETURN(job_, RestoreCheckpoint(*client_, folder, options));
     return absl::OkStatus();
   }
 
