@@ -40,8 +40,11 @@ constexpr absl::Duration kLong = absl::Seconds(30);
 
 bool Await(const std::function<bool()>& done) {
   const absl::Time deadline = MonotonicNow() + kLong;
-  while (!done() && MonotonicNow() < deadline) testing::Pause(absl::Milliseconds(10));
-  return done();
+  while (!done()) {  // what was so once may not be any more
+    if (MonotonicNow() >= deadline) return false;
+    testing::Pause(absl::Milliseconds(10));
+  }
+  return true;
 }
 
 // A push of which the header is sent, and nothing else.

@@ -16,11 +16,12 @@ inline bool Await(const std::function<bool()>& done) {
   Mutex mu;
   CondVar never;
   const absl::Time deadline = MonotonicNow() + kLong;
-  while (!done() && MonotonicNow() < deadline) {
+  while (!done()) {  // what was so once may not be any more
+    if (MonotonicNow() >= deadline) return false;
     MutexLock lock(mu);
     never.WaitFor(mu, absl::Milliseconds(5));
   }
-  return done();
+  return true;
 }
 
 }  // namespace shardmesh
