@@ -92,6 +92,20 @@ class Checkpoints : public ::testing::Test {
   const std::string root_ = temp_.File("checkpoints");
   std::unique_ptr<Cluster> cluster_;
   std::unique_ptr<Client> client_;
+  // The restored job is saved into `folder` with the files and the digest that it came from, trains on to the
+  // reference's bits, and is deleted.
+  void ExpectGoesOn(Job& job, const std::string& folder, const Learnt& uninterrupted) {
+    ASSERT_OK_AND_ASSIGN(const SavedCheckpoint again, SaveCheckpoint(job, folder));
+    EXPECT_EQ(again.digest, saved_.digest);
+    for (const char* file : {"model.safetensors", "states.safetensors"}) {
+      EXPECT_TRUE(BytesOf(fs::path(saved_.path) / file) == BytesOf(fs::path(again.path) / file)) << file;
+    }
+    ASSERT_OK(Train(job, kLast));
+    ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(job, kLast));
+    EXPECT_EQ(learnt, uninterrupted);
+    ASSERT_OK(testing::Delete(*client_, job.spec().name));
+  }
+
   std::shared_ptr<Job> job_;
   SavedCheckpoint saved_;
 };
@@ -107,15 +121,7 @@ TEST_F(Checkpoints, OnEveryMesh_TheJobGoesOnWithItsBits_AndItsFilesAreTheSame) {
     ASSERT_OK_AND_ASSIGN(const v1::DigestReply digest, job->Digest(kLong));
     EXPECT_EQ(digest.step(), kSaved);
     EXPECT_EQ(digest.digest(), saved_.digest);
-    const std::string other = temp_.File(absl::StrCat("of-", mesh));
-    ASSERT_OK_AND_ASSIGN(const SavedCheckpoint again, SaveCheckpoint(*job, other));
-    for (const char* file : {"model.safetensors", "states.safetensors"}) {
-      EXPECT_TRUE(BytesOf(fs::path(saved_.path) / file) == BytesOf(fs::path(again.path) / file)) << file;
-    }
-    ASSERT_OK(Train(*job, kLast));
-    ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job, kLast));
-    EXPECT_EQ(learnt, uninterrupted);
-    ASSERT_OK(testing::Delete(*client_, "again"));
+    ASSERT_NO_FATAL_FAILURE(ExpectGoesOn(*job, temp_.File(absl::StrCat("of-", mesh)), uninterrupted));
   }
 }
 
@@ -163,15 +169,7 @@ TEST_F(Checkpoints, WithAnotherResidency_TheJobGoesOnWithItsBits) {
     EXPECT_EQ(job->spec().bucket_elements, 2048);
     EXPECT_EQ(job->spec().prefetch_buckets, 2);
     folder = temp_.File(absl::StrCat("with-", options.residency));
-    ASSERT_OK_AND_ASSIGN(const SavedCheckpoint again, SaveCheckpoint(*job, folder));
-    EXPECT_EQ(again.digest, saved_.digest);
-    for (const char* file : {"model.safetensors", "states.safetensors"}) {
-      EXPECT_TRUE(BytesOf(fs::path(saved_.path) / file) == BytesOf(fs::path(again.path) / file)) << file;
-    }
-    ASSERT_OK(Train(*job, kLast));
-    ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job, kLast));
-    EXPECT_EQ(learnt, uninterrupted);
-    ASSERT_OK(testing::Delete(*client_, "again"));
+    ASSERT_NO_FATAL_FAILURE(ExpectGoesOn(*job, folder, uninterrupted));
   }
   RestoreOptions wrong{"again"};
   wrong.residency = "half";

@@ -12,7 +12,6 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 #include <limits>
 
 #include "absl/strings/match.h"
@@ -28,6 +27,7 @@
 #include "local/memory/segment.h"
 #include "local/process/host_id.h"
 #include "tests/testing/cluster.h"
+#include "tests/testing/system/await.h"
 #include "tests/testing/system/process.h"
 #include "tests/testing/training/training.h"
 
@@ -35,20 +35,12 @@ namespace shardmesh {
 namespace {
 
 namespace fs = std::filesystem;
+using ::shardmesh::testing::Await;
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::Process;
 using ::shardmesh::testing::TinyJob;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
-
-bool Await(const std::function<bool()>& done) {
-  const absl::Time deadline = MonotonicNow() + kLong;
-  while (!done()) {  // what was so once may not be any more
-    if (MonotonicNow() >= deadline) return false;
-    testing::Pause(absl::Milliseconds(10));
-  }
-  return true;
-}
 
 // A process that is killed with the object.
 struct Child {

@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "core/base/status.h"
 #include "rpc/base/status.h"
 #include "tests/testing/cluster.h"
+#include "tests/testing/system/await.h"
 #include "tests/testing/training/counting_job.h"
 #include "tests/testing/training/raw_trainer.h"
 #include "tests/testing/training/training.h"
@@ -28,6 +28,7 @@ namespace shardmesh {
 namespace {
 
 namespace fs = std::filesystem;
+using ::shardmesh::testing::Await;
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::RawTrainer;
 using ::testing::AllOf;
@@ -37,15 +38,6 @@ using ::testing::Not;
 using Code = absl::StatusCode;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
-
-bool Await(const std::function<bool()>& done) {
-  const absl::Time deadline = MonotonicNow() + kLong;
-  while (!done()) {  // what was so once may not be any more
-    if (MonotonicNow() >= deadline) return false;
-    testing::Pause(absl::Milliseconds(10));
-  }
-  return true;
-}
 
 // A push of which the header is sent, and nothing else.
 struct StalledPush {

@@ -5,7 +5,6 @@
 
 #include <csignal>
 #include <filesystem>
-#include <functional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -13,11 +12,13 @@
 #include "core/base/matchers.h"
 #include "core/base/status.h"
 #include "tests/testing/cluster.h"
+#include "tests/testing/system/await.h"
 #include "tests/testing/training/training.h"
 
 namespace shardmesh {
 namespace {
 
+using ::shardmesh::testing::Await;
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::ClusterOptions;
 using ::shardmesh::testing::Learnt;
@@ -27,15 +28,6 @@ using Code = absl::StatusCode;
 
 constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(8);
 constexpr absl::Duration kLong = absl::Seconds(30);
-
-bool Await(const std::function<bool()>& done) {
-  const absl::Time deadline = MonotonicNow() + kLong;
-  while (!done()) {  // what was so once may not be any more
-    if (MonotonicNow() >= deadline) return false;
-    testing::Pause(absl::Milliseconds(10));
-  }
-  return true;
-}
 
 class RestartLimits : public ::testing::Test {
  protected:

@@ -18,6 +18,7 @@
 #include "core/base/status.h"
 #include "core/job/absent_weights.h"
 #include "tests/testing/cluster.h"
+#include "tests/testing/system/await.h"
 #include "tests/testing/system/process.h"
 #include "tests/testing/training/pulling_jobs.h"
 #include "tests/testing/training/reference.h"
@@ -153,10 +154,7 @@ struct PulledResidency : testing::PullingJobs {
   static int64_t WindowBytes(Job& job) { return StatusOf(job).window_resident_bytes(); }
   template <typename Is>
   static void Await(const Is& is) {
-    const absl::Time deadline = MonotonicNow() + kLong;
-    bool was = is();  // a trainer that uses buckets drops them again
-    for (; !was && MonotonicNow() < deadline; was = is()) testing::Pause(absl::Milliseconds(2));
-    EXPECT_TRUE(was);
+    EXPECT_TRUE(testing::Await(is, kLong, absl::Milliseconds(2)));
   }
 };
 

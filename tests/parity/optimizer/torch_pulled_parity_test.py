@@ -3,13 +3,13 @@
 of them: one program, the same bits."""
 import os
 import sys
-import time
 import unittest
 from unittest import mock
 
 import torch
 from shardmesh import _client, connect, errors
 from shardmesh.torch import Optimizer
+from shardmesh.torch._job._session import TrainerSession
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, HERE)
@@ -38,22 +38,33 @@ class Blocks(torch.nn.Module):
 
 
 def on_ranks(address, folder):
-    """Of two ranks, of which one comes late: the job's last step, and the batches that each rank was given. Then the same
-    with a run that resumes."""
+    """Of two ranks, the second of which makes its optimizer when the first one waits for it, or is through: the job's last
+    step, and the batches that each rank was given. Then the same with a run that resumes."""
+    reads, writes = os.pipe()
+    meet = TrainerSession.meet
+
     def run(rank, world):
         said = []
         for job, options in ("apart", {}), ("apart-again", {"resume": folder}):
+            told = []
+
+            def tell(told=told):
+                if rank == 0 and not told:
+                    told.append(os.write(writes, b"1"))
+
             torch.manual_seed(3)
             model, loader, taken = torch.nn.Linear(6, 5), iter(range(100)), []
-            time.sleep(0.7 * rank)
-            with Optimizer(model, "AdamW", lr=0.1, slots=4, pulled=True, service=address, job=job, **options) as optimizer:
+            if rank == 1:
+                os.read(reads, 1)
+            with mock.patch.object(TrainerSession, "meet", lambda *given, tell=tell: (tell(), meet(*given))), \
+                    Optimizer(model, "AdamW", lr=0.1, slots=4, pulled=True, service=address, job=job, **options) as optimizer:
                 for _ in range(3):
                     for batch in optimizer.slots([next(loader) for _ in range(4)]):
                         taken.append(batch)
                         model(batch_of(7, batch % 4)).square().sum().backward()
-                        time.sleep(0.01)
                     optimizer.step()
                     optimizer.zero_grad()
+                tell()
                 said.append((optimizer.committed_step, taken))
                 if rank == 0 and not options:
                     optimizer.save(folder)
