@@ -94,6 +94,8 @@ class TrainerSession:
         FailedPrecondition: a rank has left. DeadlineExceeded: they did not come in time."""
         deadline = time.monotonic() + self.timeout
         while (here := self.job.trainers(self.timeout)) < world:
+            if self.job.versions()[0] > self.first:  # others have seen all ranks, and may have left since
+                return
             for rank in range(world):
                 pid = self._others.left(rank)
                 if pid is not None:
