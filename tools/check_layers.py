@@ -40,7 +40,7 @@ ROOMS = {
     "local": ("descriptor", "process", "memory", "socket", "device"),
     "rpc": ("base", "tls", "connections", "calls", ""),
     "server": ("store", "jobs", "seats", "coordinator", "service", ""),
-    "worker": ("control", "memory", "versions", "transport", "transport/nccl", "step", "pass", "pass/device", "lead", "job", "move", "node", "process",
+    "worker": ("control", "memory", "versions", "transport", "transport/nccl", "transport/secure", "step", "pass", "pass/device", "lead", "job", "move", "node", "process",
                "doors"),
 }
 # Source files at most that lie in one folder, whichever it is; public functions at most of a class, but for tables of a foreign library's functions.
@@ -54,6 +54,7 @@ CONFINED = {
     "grpc/":        ("rpc/.*",),
     "sqlite3.h":    (r"server/store/sqlite[^/]*", r"server/([^/]*/)?[^/]*_test\.cc"),
     "gloo/":        (r"worker/transport/gloo_(group\.cc|connections\.(cc|h))",),
+    "openssl/":     ("worker/transport/secure/.*",),
     "hwy/":         (r"kernels/([^/]*/)?[^/]*simd[^/]*",),
     "cuda_runtime": (r".*cuda[^/]*",),
     "cuda.h":       (r".*cuda[^/]*",),

@@ -1,0 +1,154 @@
+#include "worker/transport/secure/tls_stream.h"
+
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr int64_t kMostAtOnce = int64_t{1} << 30;
+constexpr size_t kReadAhead = 256 << 10;  // bytes that one system call may read
+constexpr char kCiphers[] = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
+constexpr char kBindingLabel[] = "EXPORTER-shardmesh-group";
+
+void IgnoreSigpipe() {
+  struct sigaction now = {};
+  if (sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
+}
+
+void ForgetErrors() {
+  ERR_clear_error();
+  errno = 0;
+}
+
+// The oldest error of this thread, and none is left.
+std::string TakeError() {
+  const unsigned long error = ERR_get_error();
+  ERR_clear_error();
+  const char* const reason = ERR_reason_error_string(error);
+  return reason != nullptr ? reason : "TLS failed";
+}
+
+class TlsStream final : public Stream {
+ public:
+  TlsStream(UniqueFd fd, SSL* ssl, int64_t records_per_key)
+      : Stream(std::move(fd)), ssl_(ssl), records_per_key_(records_per_key) {}
+  ~TlsStream() override { SSL_free(ssl_); }
+
+  Shaken Shake() override {
+    ForgetErrors();
+    const int done = SSL_do_handshake(ssl_);
+    if (done == 1) return Shaken::kDone;
+    return Judge(done) == 0 ? Shaken::kLater : Shaken::kEnded;
+  }
+
+  int64_t Read(char* to, int64_t bytes) override {
+    ForgetErrors();
+    size_t got = 0;
+    const int done = SSL_read_ex(ssl_, to, static_cast<size_t>(std::min(bytes, kMostAtOnce)), &got);
+    return done == 1 ? static_cast<int64_t>(got) : Judge(done);
+  }
+
+  // One record at a time (SSL_MODE_ENABLE_PARTIAL_WRITE).
+  int64_t Write(const char* from, int64_t bytes) override {
+    ForgetErrors();
+    size_t sent = 0;
+    const int done = SSL_write_ex(ssl_, from, static_cast<size_t>(std::min(bytes, kMostAtOnce)), &sent);
+    if (done != 1) return Judge(done);
+    if (++records_ >= records_per_key_ && !InKernel()) {
+      records_ = 0;
+      SSL_key_update(ssl_, SSL_KEY_UPDATE_NOT_REQUESTED);
+    }
+    return static_cast<int64_t>(sent);
+  }
+
+  bool WantsToWrite() const override { return wants_to_write_; }
+
+  std::string Binding() const override {
+    std::string binding(32, '\0');
+    SSL_export_keying_material(ssl_, reinterpret_cast<unsigned char*>(&binding[0]), binding.size(), kBindingLabel,
+                               sizeof(kBindingLabel) - 1, nullptr, 0, 0);
+    return binding;
+  }
+  std::string Protection() const override {
+    return absl::StrCat(SSL_get_version(ssl_), " ", SSL_get_cipher_name(ssl_), InKernel() ? " by the kernel" : "");
+  }
+
+ private:
+  bool InKernel() const { return BIO_get_ktls_send(SSL_get_wbio(ssl_)); }
+
+  // What became of a call of OpenSSL's that did not succeed, as Read and Write return it.
+  int64_t Judge(int done) {
+    const int error = errno, kind = SSL_get_error(ssl_, done);
+    wants_to_write_ = kind == SSL_ERROR_WANT_WRITE;
+    if (kind == SSL_ERROR_WANT_READ || kind == SSL_ERROR_WANT_WRITE) return 0;
+    if (kind == SSL_ERROR_SYSCALL && error != 0) return Ended(End::kClosed, std::strerror(error));
+    const bool eof = ERR_GET_REASON(ERR_peek_error()) == SSL_R_UNEXPECTED_EOF_WHILE_READING;
+    if (kind != SSL_ERROR_SSL || eof) return Ended(End::kClosed, "the connection was closed");
+    const long verified = SSL_get_verify_result(ssl_);
+    std::string why = TakeError();
+    if (verified != X509_V_OK) absl::StrAppend(&why, ": ", X509_verify_cert_error_string(verified));
+    return Ended(End::kRefused, std::move(why));
+  }
+
+  SSL* const ssl_;
+  const int64_t records_per_key_;
+  int64_t records_ = 0;
+  bool wants_to_write_ = false;
+};
+
+// Null: `tls` cannot be used, TakeError says why.
+SSL_CTX* NewContext(const TlsOptions& tls) {
+  SSL_CTX* const context = SSL_CTX_new(TLS_method());
+  if (context == nullptr) return nullptr;
+  SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
+  SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+  SSL_CTX_set_options(context, SSL_OP_ENABLE_KTLS | SSL_OP_NO_TICKET);
+  SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
+  SSL_CTX_set_read_ahead(context, 1);
+  SSL_CTX_set_default_read_buffer_len(context, kReadAhead);
+  const bool made = SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) == 1 &&
+                    SSL_CTX_set_num_tickets(context, 0) == 1 && SSL_CTX_set_ciphersuites(context, kCiphers) == 1 &&
+                    SSL_CTX_use_certificate_chain_file(context, tls.cert_file.c_str()) == 1 &&
+                    SSL_CTX_use_PrivateKey_file(context, tls.key_file.c_str(), SSL_FILETYPE_PEM) == 1 &&
+                    SSL_CTX_check_private_key(context) == 1 &&
+                    SSL_CTX_load_verify_file(context, tls.ca_file.c_str()) == 1;
+  if (made) return context;
+  SSL_CTX_free(context);
+  return nullptr;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const TlsContext>> TlsContext::Load(const TlsOptions& tls) {
+  RETURN_IF_ERROR(NewServerCredentials(tls).status());
+  IgnoreSigpipe();
+  ERR_clear_error();
+  SSL_CTX* const context = NewContext(tls);
+  if (context != nullptr) return std::shared_ptr<const TlsContext>(new TlsContext(context));
+  return absl::InvalidArgumentError(absl::StrCat("OpenSSL cannot use ", tls.cert_file, ", ", tls.key_file, " and ",
+                                                 tls.ca_file, ": ", TakeError()));
+}
+
+TlsContext::~TlsContext() { SSL_CTX_free(static_cast<SSL_CTX*>(context_)); }
+
+std::unique_ptr<Stream> TlsContext::NewStream(UniqueFd fd, bool dials, int64_t records_per_key) const {
+  SSL* const ssl = SSL_new(static_cast<SSL_CTX*>(context_));
+  if (ssl == nullptr || SSL_set_fd(ssl, fd.get()) != 1) {
+    SSL_free(ssl);
+    return nullptr;
+  }
+  dials ? SSL_set_connect_state(ssl) : SSL_set_accept_state(ssl);
+  return std::make_unique<TlsStream>(std::move(fd), ssl, records_per_key);
+}
+
+}  // namespace shardmesh
