@@ -20,6 +20,7 @@
 #include "gtest/gtest.h"
 #include "local/testing/temp_folder.h"
 #include "worker/transport/gloo_group.h"
+#include "worker/transport/secure/testing/secure_ranks.h"
 #include "worker/transport/symmetric_group.h"
 
 namespace shardmesh {
@@ -110,9 +111,11 @@ class Member {
   std::string told_;
 };
 
+enum Kind { kSymmetric, kGloo, kClear, kTls };
+
 struct FaultCase {
   std::string name;
-  bool gloo;
+  Kind kind;
   int signal;
   int victim;
   absl::Duration call_time;
@@ -129,7 +132,11 @@ TEST_P(GroupFaults, OthersEndInTime_AndNameTheVictim) {
   sizes.staging = 1 << 16;
   auto memory = std::make_shared<SymmetricMemory>(SymmetricMemory::Create(kRanks, sizes).value());
   const MakeGroup make = [&](int rank) -> absl::StatusOr<std::unique_ptr<Group>> {
-    if (!fault.gloo) return SymmetricGroup::Join(memory, rank, /*epoch=*/1);
+    if (fault.kind == kSymmetric) return SymmetricGroup::Join(memory, rank, /*epoch=*/1);
+    if (fault.kind != kGloo) {
+      return SecureGroup::Connect(std::make_shared<FolderRendezvous>(folder.path()),
+                                  OptionsOf(rank, kRanks, fault.kind == kTls));
+    }
     GlooOptions options;
     options.rank = rank;
     options.size = kRanks;
@@ -137,6 +144,7 @@ TEST_P(GroupFaults, OthersEndInTime_AndNameTheVictim) {
     options.host = "127.0.0.1";
     return GlooGroup::Connect(std::make_shared<FolderRendezvous>(folder.path()), options);
   };
+  if (fault.kind == kTls) (void)TlsFiles("first");  // before there are processes that would all make them
   std::vector<std::unique_ptr<Member>> members;
   for (int rank = 0; rank < kRanks; ++rank) members.push_back(std::make_unique<Member>(make, rank, fault.call_time));
   for (auto& member : members) ASSERT_TRUE(member->AwaitCalls(5, absl::Seconds(60))) << member->AwaitEnd({});
@@ -155,12 +163,18 @@ TEST_P(GroupFaults, OthersEndInTime_AndNameTheVictim) {
 constexpr absl::Duration kLongCall = absl::Seconds(60), kShortCall = absl::Seconds(2);
 
 INSTANTIATE_TEST_SUITE_P(All, GroupFaults,
-                         ::testing::Values(FaultCase{"SymmetricKilled0", false, SIGKILL, 0, kLongCall},
-                                           FaultCase{"SymmetricKilled2", false, SIGKILL, 2, kLongCall},
-                                           FaultCase{"SymmetricStopped1", false, SIGSTOP, 1, kShortCall},
-                                           FaultCase{"GlooKilled0", true, SIGKILL, 0, kLongCall},
-                                           FaultCase{"GlooKilled2", true, SIGKILL, 2, kLongCall},
-                                           FaultCase{"GlooStopped1", true, SIGSTOP, 1, kShortCall}),
+                         ::testing::Values(FaultCase{"SymmetricKilled0", kSymmetric, SIGKILL, 0, kLongCall},
+                                           FaultCase{"SymmetricKilled2", kSymmetric, SIGKILL, 2, kLongCall},
+                                           FaultCase{"SymmetricStopped1", kSymmetric, SIGSTOP, 1, kShortCall},
+                                           FaultCase{"GlooKilled0", kGloo, SIGKILL, 0, kLongCall},
+                                           FaultCase{"GlooKilled2", kGloo, SIGKILL, 2, kLongCall},
+                                           FaultCase{"GlooStopped1", kGloo, SIGSTOP, 1, kShortCall},
+                                           FaultCase{"ClearKilled0", kClear, SIGKILL, 0, kLongCall},
+                                           FaultCase{"ClearKilled2", kClear, SIGKILL, 2, kLongCall},
+                                           FaultCase{"ClearStopped1", kClear, SIGSTOP, 1, kShortCall},
+                                           FaultCase{"TlsKilled0", kTls, SIGKILL, 0, kLongCall},
+                                           FaultCase{"TlsKilled2", kTls, SIGKILL, 2, kLongCall},
+                                           FaultCase{"TlsStopped1", kTls, SIGSTOP, 1, kShortCall}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 #include <openssl/sha.h>
+#include <sys/socket.h>
 
 #include <utility>
 
@@ -16,7 +17,7 @@ namespace {
 
 constexpr uint32_t kMagic = 0x48'47'4d'53;  // "SMGH"
 enum Kind : uint16_t { kOpen = 1, kChallenge, kHello, kWelcome, kRefusal };
-enum Reason : uint32_t { kOtherVersion = 1, kOtherSecret, kOtherEpoch, kOtherGroup, kOtherSize, kOtherRank, kSecond };
+enum Reason : uint32_t { kOtherVersion = 1, kOtherSecret, kOtherEpoch, kOtherGroup, kOtherSize, kOtherRank, kSecond, kNeedsTls };
 constexpr char kTlsHandshake = 22;  // RFC 8446, 5.1: the first byte of who wants TLS
 constexpr char kDials[] = "shardmesh group, who dials", kListens[] = "shardmesh group, who listens";
 
@@ -26,6 +27,14 @@ std::string Head(Kind kind) {
   AppendNumber(static_cast<uint16_t>(kind), head);
   AppendNumber(kGroupProtocol, head);
   return head;
+}
+
+std::string Refusal(uint32_t reason, uint64_t value) {
+  std::string refusal = Head(kRefusal);
+  AppendNumber(reason, refusal);
+  AppendNumber(value, refusal);
+  refusal.resize(kShortBytes);
+  return refusal;
 }
 
 std::string Digest(absl::string_view text) {
@@ -77,6 +86,8 @@ absl::Status Refused(uint32_t reason, uint64_t value, const SecureOptions& optio
           absl::StrCat("refuses this rank: its group has ", value, " ranks, this one's ", options.size));
     case kOtherRank:
       return absl::FailedPreconditionError("refuses this rank: it is another rank, or does not wait for this one");
+    case kNeedsTls:
+      return absl::FailedPreconditionError("uses TLS, and this rank does not; give certificates to all ranks or to none");
     case kSecond:
       return absl::AlreadyExistsError("has a connection with this rank already");
     default:
@@ -207,6 +218,7 @@ ListenerHandshake::ListenerHandshake(const SecureOptions& options, std::unique_p
 
 absl::StatusOr<bool> ListenerHandshake::Advance() {
   if (phase_ == Phase::kSecuring) {
+    if (options_.tls.enabled()) RETURN_IF_ERROR(CheckUsesTls());
     ASSIGN_OR_RETURN(const bool secure, Secure());
     if (!secure) return false;
     phase_ = Phase::kOpen;
@@ -224,6 +236,16 @@ absl::StatusOr<bool> ListenerHandshake::Advance() {
   if (!there) return false;
   RETURN_IF_ERROR(TakeHello());
   return true;
+}
+
+// OpenSSL would end the connection without a word.
+absl::Status ListenerHandshake::CheckUsesTls() {
+  std::string begins(4, '\0');
+  const ssize_t got = recv(stream_->fd(), &begins[0], begins.size(), MSG_PEEK | MSG_DONTWAIT);
+  if (got != 4 || begins != Head(kOpen).substr(0, 4)) return absl::OkStatus();
+  const std::string refusal = Refusal(kNeedsTls, 0);
+  (void)send(stream_->fd(), refusal.data(), refusal.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  return absl::FailedPreconditionError("does not use TLS; give certificates to all ranks or to none");
 }
 
 absl::Status ListenerHandshake::TakeOpen() {
@@ -273,14 +295,7 @@ absl::Status ListenerHandshake::CheckClaims() {
   return absl::OkStatus();
 }
 
-void ListenerHandshake::Refuse(uint32_t reason, uint64_t value) {
-  std::string refusal = Head(kRefusal);
-  AppendNumber(reason, refusal);
-  AppendNumber(value, refusal);
-  refusal.resize(kShortBytes);
-  Send(refusal);
-}
-
+void ListenerHandshake::Refuse(uint32_t reason, uint64_t value) { Send(Refusal(reason, value)); }
 void ListenerHandshake::Welcome() { Send(Head(kWelcome) + Proof(kListens, claims_)); }
 void ListenerHandshake::RefuseSecond() { Refuse(kSecond); }
 

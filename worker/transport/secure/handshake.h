@@ -51,7 +51,8 @@ class Handshake {
   // begins with the peer's name.
   //   Unavailable: the connection ended. DataLoss: the peer speaks something else.
   //   PermissionDenied: one side does not accept the other's certificate or secret.
-  //   FailedPrecondition: the peer has another version, epoch, size or group, or is not the rank that it should be.
+  //   FailedPrecondition: the peer has another version, epoch, size or group, is not the rank that it should be, or uses
+  //   TLS where this rank does not.
   //   AlreadyExists: the listener has a connection with this rank.
   virtual absl::StatusOr<bool> Advance() = 0;
 
@@ -106,6 +107,7 @@ class ListenerHandshake final : public Handshake {
   void RefuseSecond();
 
  private:
+  absl::Status CheckUsesTls();
   absl::Status TakeOpen();
   absl::Status TakeHello();
   absl::Status CheckClaims();

@@ -100,7 +100,7 @@ SecureGroup::~SecureGroup() {
     if (leaves && link != nullptr) link->Tell(FrameType::kLeft, last, "");
   }
   if (leaves) FlushAll(kLeaveTime);
-  Linger();
+  Linger(leaves ? kLeaveTime : kTellTime);
 }
 
 // ---- The end. ----
@@ -183,8 +183,8 @@ void SecureGroup::FlushAll(absl::Duration time) {
 
 // A connection that is closed while something lies in it that nobody has read is reset, and with it goes what the peer
 // has not got yet.
-void SecureGroup::Linger() {
-  const absl::Time until = MonotonicNow() + kLeaveTime;
+void SecureGroup::Linger(absl::Duration time) {
+  const absl::Time until = MonotonicNow() + time;
   for (const auto& link : links_) {
     if (link != nullptr) link->FinishWriting();
   }

@@ -86,7 +86,7 @@ class SecureGroup final : public ExchangeGroup {
   // Only who has the links:
   void TellEnd(absl::string_view reason);
   void FlushAll(absl::Duration time);
-  void Linger();
+  void Linger(absl::Duration time);
 
   const bool secure_;
   const UniqueFd wake_;                       // an eventfd: the group was ended
