@@ -1,7 +1,7 @@
 // Frame: the header of everything that ranks of a group send each other once they are connected. Pure, thread-safe.
 //
-// A rank's part of a call is a kCall frame, and behind it the bytes that it has for the peer, as kData frames. News goes
-// between two frames, so bytes of a call hold it up by one chunk at most.
+// A rank's part of a call is a kCall frame, and behind it the bytes that it has for the peer, as kData frames. News
+// goes between two frames, so bytes of a call hold it up by one chunk at most.
 #pragma once
 
 #include <cstdint>

@@ -17,8 +17,11 @@ std::string Bytes(const Frame& frame) {
 
 TEST(Frame, IsReadAsItWasWritten) {
   const CallHeader call = {0x0123456789abcdef, 77, CallKind::kBroadcast, 0xfedcba98, int64_t{1} << 46};
-  for (const auto& [type, length] : {std::pair(FrameType::kCall, 0u), {FrameType::kData, 512u << 10},
-                                     {FrameType::kLate, 128u}, {FrameType::kLeft, 0u}, {FrameType::kEnd, 1024u}}) {
+  for (const auto& [type, length] : {std::pair(FrameType::kCall, 0u),
+                                     {FrameType::kData, 512u << 10},
+                                     {FrameType::kLate, 128u},
+                                     {FrameType::kLeft, 0u},
+                                     {FrameType::kEnd, 1024u}}) {
     const std::string bytes = Bytes({type, length, call});
     ASSERT_EQ(bytes.size(), kFrameBytes);
     ASSERT_OK_AND_ASSIGN(const Frame frame, ParseFrame(bytes));
@@ -46,8 +49,11 @@ TEST(Frame, WhatIsNoFrame_IsDataLoss) {
 }
 
 TEST(Frame, MoreThanItsTypeHasBehindIt_IsDataLoss) {
-  for (const auto& [type, length] : {std::pair(FrameType::kCall, 1u), {FrameType::kData, (512u << 10) + 1},
-                                     {FrameType::kLate, 129u}, {FrameType::kLeft, 1u}, {FrameType::kEnd, 1025u}}) {
+  for (const auto& [type, length] : {std::pair(FrameType::kCall, 1u),
+                                     {FrameType::kData, (512u << 10) + 1},
+                                     {FrameType::kLate, 129u},
+                                     {FrameType::kLeft, 1u},
+                                     {FrameType::kEnd, 1025u}}) {
     EXPECT_THAT(ParseFrame(Bytes({type, length, {}})), StatusIs(Code::kDataLoss, testing::HasSubstr("at most")));
   }
   EXPECT_EQ(ParseFrame(Bytes({FrameType::kData, 0xffffffff, {}})).status().code(), Code::kDataLoss);

@@ -17,7 +17,16 @@ namespace {
 
 constexpr uint32_t kMagic = 0x48'47'4d'53;  // "SMGH"
 enum Kind : uint16_t { kOpen = 1, kChallenge, kHello, kWelcome, kRefusal };
-enum Reason : uint32_t { kOtherVersion = 1, kOtherSecret, kOtherEpoch, kOtherGroup, kOtherSize, kOtherRank, kSecond, kNeedsTls };
+enum Reason : uint32_t {
+  kOtherVersion = 1,
+  kOtherSecret,
+  kOtherEpoch,
+  kOtherGroup,
+  kOtherSize,
+  kOtherRank,
+  kSecond,
+  kNeedsTls
+};
 constexpr char kTlsHandshake = 22;  // RFC 8446, 5.1: the first byte of who wants TLS
 constexpr char kDials[] = "shardmesh group, who dials", kListens[] = "shardmesh group, who listens";
 
@@ -63,9 +72,9 @@ HelloClaims TakeClaims(absl::string_view& from) {
 }
 
 absl::Status OtherVersion(uint64_t theirs) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("speaks version ", theirs, " of the protocol of groups, this rank version ", kGroupProtocol,
-                   "; run the same build on all hosts"));
+  return absl::FailedPreconditionError(absl::StrCat("speaks version ", theirs,
+                                                    " of the protocol of groups, this rank version ", kGroupProtocol,
+                                                    "; run the same build on all hosts"));
 }
 
 // What a listener's refusal means to who dialed.
@@ -87,7 +96,8 @@ absl::Status Refused(uint32_t reason, uint64_t value, const SecureOptions& optio
     case kOtherRank:
       return absl::FailedPreconditionError("refuses this rank: it is another rank, or does not wait for this one");
     case kNeedsTls:
-      return absl::FailedPreconditionError("uses TLS, and this rank does not; give certificates to all ranks or to none");
+      return absl::FailedPreconditionError(
+          "uses TLS, and this rank does not; give certificates to all ranks or to none");
     case kSecond:
       return absl::AlreadyExistsError("has a connection with this rank already");
     default:

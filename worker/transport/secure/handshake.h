@@ -7,12 +7,11 @@
 //   Hello: claims, proof              ->
 //                                     <-   Welcome: proof; or Refusal: a reason
 //
-// A proof is HMAC-SHA256 (RFC 2104) with the job's secret as its key, of which side it is for, the version, both nonces,
-// the binding of the TLS connection (RFC 5705, through RFC 8446, 7.5), and all claims: ranks, size, epoch and a digest of
-// the group's key. So what was heard on one connection is worth nothing on another one, and who forwards a handshake
-// from one TLS connection into another is found out. In the clear, who can alter packets can take a connection over
-// once it is made.
-// Pure but for the streams that it reads and writes. Not thread-safe.
+// A proof is HMAC-SHA256 (RFC 2104) with the job's secret as its key, of which side it is for, the version, both
+// nonces, the binding of the TLS connection (RFC 5705, through RFC 8446, 7.5), and all claims: ranks, size, epoch and a
+// digest of the group's key. So what was heard on one connection is worth nothing on another one, and who forwards a
+// handshake from one TLS connection into another is found out. In the clear, who can alter packets can take a
+// connection over once it is made. Pure but for the streams that it reads and writes. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +29,7 @@ namespace shardmesh {
 inline constexpr uint16_t kGroupProtocol = 1;
 
 inline constexpr size_t kNonceBytes = 32, kDigestBytes = 32, kHeadBytes = 8;
-inline constexpr size_t kShortBytes = kHeadBytes + kNonceBytes;                           // Open, and every answer
+inline constexpr size_t kShortBytes = kHeadBytes + kNonceBytes;  // Open, and every answer
 inline constexpr size_t kHelloBytes = kHeadBytes + 8 + 3 * 4 + 4 + kDigestBytes + kDigestBytes;
 
 // What who dials says of itself.
@@ -51,9 +50,8 @@ class Handshake {
   // begins with the peer's name.
   //   Unavailable: the connection ended. DataLoss: the peer speaks something else.
   //   PermissionDenied: one side does not accept the other's certificate or secret.
-  //   FailedPrecondition: the peer has another version, epoch, size or group, is not the rank that it should be, or uses
-  //   TLS where this rank does not.
-  //   AlreadyExists: the listener has a connection with this rank.
+  //   FailedPrecondition: the peer has another version, epoch, size or group, is not the rank that it should be, or
+  //   uses TLS where this rank does not. AlreadyExists: the listener has a connection with this rank.
   virtual absl::StatusOr<bool> Advance() = 0;
 
   const Stream& stream() const { return *stream_; }

@@ -33,7 +33,8 @@ class WatchedStream final : public Stream {
     std::string sent(from, static_cast<size_t>(bytes));
     const size_t begin = written_->size();
     *written_ += sent;
-    if (alters_ >= begin && alters_ < written_->size()) sent[alters_ - begin] = static_cast<char>(sent[alters_ - begin] ^ 0x40);
+    if (alters_ >= begin && alters_ < written_->size())
+      sent[alters_ - begin] = static_cast<char>(sent[alters_ - begin] ^ 0x40);
     return real_->Write(sent.data(), bytes);
   }
   std::string Binding() const override { return binding_; }
@@ -66,11 +67,10 @@ struct Pair {
   }
   // Who dials, and who listens, as far as they come.
   std::pair<absl::Status, absl::Status> Shake() {
-    DialerHandshake dials(dialer, peer, std::make_unique<WatchedStream>(std::move(dialer_fd), dialer_binding, &dialed,
-                                                                 dialer_alters));
-    ListenerHandshake listens(listener,
-                              std::make_unique<WatchedStream>(std::move(listener_fd), listener_binding, &answered,
-                                                              listener_alters));
+    DialerHandshake dials(
+        dialer, peer, std::make_unique<WatchedStream>(std::move(dialer_fd), dialer_binding, &dialed, dialer_alters));
+    ListenerHandshake listens(listener, std::make_unique<WatchedStream>(std::move(listener_fd), listener_binding,
+                                                                        &answered, listener_alters));
     absl::StatusOr<bool> ours = false, theirs = false;
     for (int turn = 0; turn < 6; ++turn) {
       if (ours.ok() && !*ours) ours = dials.Advance();
@@ -122,8 +122,8 @@ TEST(Handshake, ReplayedHello_IsPermissionDenied) {
   Pair pair;
   ASSERT_EQ(send(pair.dialer_fd.get(), heard.dialed.data(), heard.dialed.size(), 0),
             static_cast<ssize_t>(heard.dialed.size()));
-  ListenerHandshake listens(pair.listener,
-                            std::make_unique<WatchedStream>(std::move(pair.listener_fd), pair.listener_binding, &pair.answered));
+  ListenerHandshake listens(pair.listener, std::make_unique<WatchedStream>(std::move(pair.listener_fd),
+                                                                           pair.listener_binding, &pair.answered));
   EXPECT_THAT(listens.Advance(), StatusIs(Code::kPermissionDenied, HasSubstr("secret")));
   EXPECT_EQ(listens.peer(), -1);
 }
@@ -182,16 +182,16 @@ TEST(Handshake, AnOlderVersion_IsToldAndNamed) {
   open[6] = challenge[6] = 0;  // version
   Pair pair;
   ASSERT_EQ(send(pair.dialer_fd.get(), open.data(), open.size(), 0), static_cast<ssize_t>(open.size()));
-  ListenerHandshake listens(pair.listener,
-                            std::make_unique<WatchedStream>(std::move(pair.listener_fd), pair.listener_binding, &pair.answered));
+  ListenerHandshake listens(pair.listener, std::make_unique<WatchedStream>(std::move(pair.listener_fd),
+                                                                           pair.listener_binding, &pair.answered));
   EXPECT_THAT(listens.Advance(), StatusIs(Code::kFailedPrecondition, HasSubstr("version 0")));
   EXPECT_EQ(pair.answered.size(), kShortBytes);
 
   // A dialer reads a refusal of any version.
   pair.Join();
   ASSERT_EQ(send(pair.listener_fd.get(), pair.answered.data(), kShortBytes, 0), static_cast<ssize_t>(kShortBytes));
-  DialerHandshake refused(pair.dialer, 0,
-                          std::make_unique<WatchedStream>(std::move(pair.dialer_fd), pair.dialer_binding, &pair.dialed));
+  DialerHandshake refused(
+      pair.dialer, 0, std::make_unique<WatchedStream>(std::move(pair.dialer_fd), pair.dialer_binding, &pair.dialed));
   EXPECT_THAT(refused.Advance(), StatusIs(Code::kFailedPrecondition, HasSubstr("version 1")));
 
   pair.Join();

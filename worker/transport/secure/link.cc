@@ -90,8 +90,9 @@ void Link::Send(int64_t budget) {
   while (budget > 0 && writable_ && !write_ended_) {
     if (!HasStaged() && !Stage()) return;
     const bool staged = staged_at_ < staged_.size();
-    const int64_t sent = staged ? stream_->Write(&staged_[staged_at_], static_cast<int64_t>(staged_.size() - staged_at_))
-                                : stream_->Write(direct_.memory, direct_.bytes);
+    const int64_t sent = staged
+                             ? stream_->Write(&staged_[staged_at_], static_cast<int64_t>(staged_.size() - staged_at_))
+                             : stream_->Write(direct_.memory, direct_.bytes);
     writable_ = sent != 0;
     write_ended_ = sent < 0;
     if (sent <= 0) return;
@@ -188,8 +189,9 @@ absl::StatusOr<bool> Link::TakeFrame() {
   if (frame->type == FrameType::kCall) {
     ahead_ = received();
     if (ahead_) return false;
-    if (called_) return Wrong(absl::StrCat("is at ", DescribeCall(frame->call), " before its bytes of ",
-                                           DescribeCall(call_), " have come"));
+    if (called_)
+      return Wrong(absl::StrCat("is at ", DescribeCall(frame->call), " before its bytes of ", DescribeCall(call_),
+                                " have come"));
     RETURN_IF_ERROR(CheckHeader(call_, frame->call, self_, peer_));
     called_ = true;
     buffer_begin_ += kFrameBytes;
@@ -233,9 +235,10 @@ absl::Status Link::Closed() {
     return absl::UnavailableError(absl::StrCat("rank ", peer_, " left the group after call ", last_call_,
                                                "; it does not come to call ", call_.number));
   }
-  if (stream_->end() == Stream::End::kRefused) return Wrong(absl::StrCat("sent what TLS does not accept: ", stream_->why()));
-  return absl::UnavailableError(absl::StrCat("rank ", peer_, " is gone; it did not come to ", DescribeCall(call_), " (",
-                                             stream_->why(), ")"));
+  if (stream_->end() == Stream::End::kRefused)
+    return Wrong(absl::StrCat("sent what TLS does not accept: ", stream_->why()));
+  return absl::UnavailableError(
+      absl::StrCat("rank ", peer_, " is gone; it did not come to ", DescribeCall(call_), " (", stream_->why(), ")"));
 }
 
 absl::Status Link::Wrong(absl::string_view what) const {

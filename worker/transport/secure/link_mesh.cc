@@ -72,8 +72,8 @@ class Meeting {
   struct Dialed {
     int peer = 0;
     SocketAddress address;
-    UniqueFd connecting;                          // until it is connected; then:
-    std::unique_ptr<DialerHandshake> handshake;   // null with no descriptor either: to be opened at `again_at`
+    UniqueFd connecting;                         // until it is connected; then:
+    std::unique_ptr<DialerHandshake> handshake;  // null with no descriptor either: to be opened at `again_at`
     absl::Time again_at;
     absl::Status last;  // why the last try failed
     bool failed = false;
@@ -91,10 +91,9 @@ class Meeting {
 
   // `why`: the rest of a sentence that begins with the peer.
   absl::Status Failed(int peer, const absl::Status& why) const {
-    return absl::Status(why.code(),
-                        absl::StrCat("rank ", options_.names(options_.rank), " of group '", options_.key,
-                                     "' could not connect rank ", options_.names(peer), ": rank ",
-                                     options_.names(peer), " ", why.message()));
+    return absl::Status(why.code(), absl::StrCat("rank ", options_.names(options_.rank), " of group '", options_.key,
+                                                 "' could not connect rank ", options_.names(peer), ": rank ",
+                                                 options_.names(peer), " ", why.message()));
   }
 
   // At the end of the time: what is known of the rank, in the code of that.
@@ -129,8 +128,8 @@ class Meeting {
       error = errno;
     }
     return absl::InvalidArgumentError(absl::StrCat("rank ", options_.names(options_.rank), " of group '", options_.key,
-                                                   "' cannot listen at \"", options_.host,
-                                                   "\": ", std::strerror(error), "; give an address of this host"));
+                                                   "' cannot listen at \"", options_.host, "\": ", std::strerror(error),
+                                                   "; give an address of this host"));
   }
 
   absl::Status LookUp(int peer) {
@@ -199,7 +198,8 @@ class Meeting {
   // ---- Connections that this rank opens. ----
 
   void Open(Dialed& dialed) {
-    dialed.connecting = UniqueFd(socket(dialed.address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    dialed.connecting =
+        UniqueFd(socket(dialed.address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (dialed.connecting.valid() &&
         (connect(dialed.connecting.get(), dialed.address.get(), dialed.address.length) == 0 || errno == EINPROGRESS)) {
       return;
@@ -268,11 +268,13 @@ class Meeting {
         if (errno != EAGAIN && errno != EWOULDBLOCK) DropOldest(std::strerror(errno));
         return;
       }
-      const auto count = std::count_if(unknown_.begin(), unknown_.end(), [](const Unknown& u) { return u.handshake != nullptr; });
+      const auto count =
+          std::count_if(unknown_.begin(), unknown_.end(), [](const Unknown& u) { return u.handshake != nullptr; });
       if (static_cast<size_t>(count) >= kMaxUnknown) DropOldest("others came");
       std::unique_ptr<Stream> stream = NewStream(std::move(fd), /*dials=*/false);
       if (stream == nullptr) return;
-      unknown_.push_back({std::make_unique<ListenerHandshake>(options_, std::move(stream)), AddressText(from), MonotonicNow()});
+      unknown_.push_back(
+          {std::make_unique<ListenerHandshake>(options_, std::move(stream)), AddressText(from), MonotonicNow()});
       Hear(unknown_.back());
     }
   }
@@ -307,7 +309,8 @@ class Meeting {
     unknown.handshake.reset();
   }
   void DropOldest(absl::string_view why) {
-    const auto oldest = std::find_if(unknown_.begin(), unknown_.end(), [](const Unknown& u) { return u.handshake != nullptr; });
+    const auto oldest =
+        std::find_if(unknown_.begin(), unknown_.end(), [](const Unknown& u) { return u.handshake != nullptr; });
     if (oldest != unknown_.end()) Drop(*oldest, absl::StrCat("made room: ", why));
   }
   void DropSilent() {

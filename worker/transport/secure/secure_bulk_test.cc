@@ -128,12 +128,14 @@ TEST_P(SecureBulk, PiecesOfEverySize) {
     for (const int64_t around : {int64_t{48}, int64_t{16 << 10}, int64_t{512 << 10}, int64_t{1 << 20}}) {
       for (int64_t bytes = around - 150; bytes < around + 60; bytes += around < 1000 ? 1 : 7) {
         if (bytes < 1) continue;
-        std::vector<char> mine(static_cast<size_t>(2 * bytes), static_cast<char>(bytes + group.rank())), theirs(mine.size() + 1, 'e');
+        std::vector<char> mine(static_cast<size_t>(2 * bytes), static_cast<char>(bytes + group.rank())),
+            theirs(mine.size() + 1, 'e');
         mine[static_cast<size_t>(2 * bytes - 1)] = mine[static_cast<size_t>(bytes - 1)] = 'z';
         ASSERT_OK(group.AllToAll(mine.data(), theirs.data(), bytes, kPlenty));
         const int64_t theirs_begin = (1 - group.rank()) * bytes;
         ASSERT_EQ(theirs[static_cast<size_t>(theirs_begin + bytes - 1)], 'z');
-        ASSERT_TRUE(bytes == 1 || theirs[static_cast<size_t>(theirs_begin)] == static_cast<char>(bytes + 1 - group.rank()));
+        ASSERT_TRUE(bytes == 1 ||
+                    theirs[static_cast<size_t>(theirs_begin)] == static_cast<char>(bytes + 1 - group.rank()));
         ASSERT_EQ(theirs[static_cast<size_t>(2 * bytes)], 'e');
       }
     }

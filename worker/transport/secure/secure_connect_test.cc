@@ -121,7 +121,8 @@ TEST_P(SecureConnect, EveryTwoRanks) {
 TEST_P(SecureConnect, StrangersTakeNobodysPlace) {
   Mutex mu;
   std::vector<UniqueFd> strangers;
-  const std::string open("SMGH\1\0\1\0", 8), hello("SMGH\3\0\1\0", 8), client_hello("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11);
+  const std::string open("SMGH\1\0\1\0", 8), hello("SMGH\3\0\1\0", 8),
+      client_hello("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11);
   const auto rendezvous = std::make_shared<WatchedRendezvous>([&](const std::string&, const std::string& value) {
     MutexLock lock(mu);
     for (int i = 0; i < 70; ++i) strangers.push_back(ConnectTo(value));
@@ -190,8 +191,9 @@ TEST_P(SecureConnect, AnotherEpoch_EndsItsOwnRankAlone) {
   std::thread rank([&] { first = SecureGroup::Connect(rendezvous, OptionsOf(0, 2, tls())); });
   SecureOptions stale = OptionsOf(1, 2, tls());
   stale.epoch = 4;
-  EXPECT_THAT(SecureGroup::Connect(rendezvous, stale),
-              StatusIs(Code::kFailedPrecondition, AllOf(HasSubstr("rank 0"), HasSubstr("epoch 5"), HasSubstr("epoch 4"))));
+  EXPECT_THAT(
+      SecureGroup::Connect(rendezvous, stale),
+      StatusIs(Code::kFailedPrecondition, AllOf(HasSubstr("rank 0"), HasSubstr("epoch 5"), HasSubstr("epoch 4"))));
   second = SecureGroup::Connect(rendezvous, OptionsOf(1, 2, tls()));
   rank.join();
   EXPECT_OK(first.status());
@@ -212,7 +214,8 @@ TEST_P(SecureConnect, ASecondConnectionOfARank_IsRefused) {
   first.reset();
   absl::Status third = absl::AlreadyExistsError("not tried");
   std::unique_ptr<DialerHandshake> again;
-  for (const absl::Time until = MonotonicNow() + absl::Seconds(20); absl::IsAlreadyExists(third) && MonotonicNow() < until;) {
+  for (const absl::Time until = MonotonicNow() + absl::Seconds(20);
+       absl::IsAlreadyExists(third) && MonotonicNow() < until;) {
     again = Dial(one, 0, *address);
     third = Finish(*again);
   }
@@ -253,7 +256,8 @@ TEST_P(SecureConnect, WrongOptionsAndAddresses) {
   for (const char* const address : {"", "xxx", "127.0.0.1", "127.0.0.1 0", "127.0.0.1 65536", "localhost 80", "::1"}) {
     ASSERT_OK(rendezvous->Set("group/0", address));
     EXPECT_THAT(SecureGroup::Connect(rendezvous, OptionsOf(1, 2, tls())),
-                StatusIs(Code::kUnavailable, HasSubstr("could not connect rank 0"))) << address;
+                StatusIs(Code::kUnavailable, HasSubstr("could not connect rank 0")))
+        << address;
   }
 }
 
@@ -350,7 +354,8 @@ TEST(SecureConnectTls, AnExpiredCertificate_IsRefused) {
   SSL_free(ssl);
   SSL_CTX_free(context);
   rank.join();
-  EXPECT_THAT(group, StatusIs(Code::kUnavailable, AllOf(HasSubstr("rank 1 did not come"), HasSubstr("certificate has expired"))));
+  EXPECT_THAT(group, StatusIs(Code::kUnavailable,
+                              AllOf(HasSubstr("rank 1 did not come"), HasSubstr("certificate has expired"))));
 }
 
 // One that has no certificate at all.

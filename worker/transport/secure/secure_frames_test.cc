@@ -141,7 +141,8 @@ TEST_F(SecureFrames, AnotherCall_IsFailedPreconditionAndNamesBoth) {
   CallHeader other = kGather;
   other.bytes = kBytes + 1;
   Send(Bytes(FrameType::kCall, 0, other));
-  ExpectEnded(Code::kFailedPrecondition, "rank 9 is at all-gather 1 of 1001 bytes in epoch 5, rank 7 at all-gather 1 of 1000");
+  ExpectEnded(Code::kFailedPrecondition,
+              "rank 9 is at all-gather 1 of 1001 bytes in epoch 5, rank 7 at all-gather 1 of 1000");
 }
 TEST_F(SecureFrames, AnUnknownCallOrFrame_IsAnError) {
   CallHeader other = kGather;
@@ -153,7 +154,8 @@ TEST_F(SecureFrames, FramesOfWhoLeft_AreDataLoss) {
   Send(Call() + Data(kBytes) + Bytes(FrameType::kLeft, 0, kGather));
   EXPECT_OK(Gather());
   Send(Call());
-  EXPECT_THAT(Gather(), StatusIs(Code::kUnavailable, HasSubstr("rank 9 left the group after call 1; it does not come to call 2")));
+  EXPECT_THAT(Gather(), StatusIs(Code::kUnavailable,
+                                 HasSubstr("rank 9 left the group after call 1; it does not come to call 2")));
 }
 TEST_F(SecureFrames, TheReasonOfAnEnd_IsShownAsPlainText) {
   Send(Bytes(FrameType::kEnd, 9, {}, "no\n\x1b[2J\xff!"));
@@ -161,7 +163,8 @@ TEST_F(SecureFrames, TheReasonOfAnEnd_IsShownAsPlainText) {
 }
 // Whom a peer waits for may be more or less than there are ranks.
 TEST_F(SecureFrames, NewsOfLateRanks_OfAnyLength) {
-  Send(Bytes(FrameType::kLate, 0, {}) + Bytes(FrameType::kLate, 128, {}, std::string(128, '\xff')) + Bytes(FrameType::kLate, 1, {}, "\xff"));
+  Send(Bytes(FrameType::kLate, 0, {}) + Bytes(FrameType::kLate, 128, {}, std::string(128, '\xff')) +
+       Bytes(FrameType::kLate, 1, {}, "\xff"));
   EXPECT_THAT(Gather(absl::Milliseconds(100)), StatusIs(Code::kUnavailable, HasSubstr("rank 9 did not come")));
 }
 TEST_F(SecureFrames, ConnectionsThatEnd_WhereverTheyDo_AreUnavailable) {
@@ -189,10 +192,12 @@ TEST_F(SecureFrames, AlteredFrames_EndInTypedErrors) {
   for (int round = 0; round < 100; ++round) {
     SetUp();
     std::string bytes = Call() + Data(10) + Data(kBytes - 10);
-    for (int changes = 0; changes < 3; ++changes) bytes[random() % (3 * kFrameBytes + 10)] = static_cast<char>(random());
+    for (int changes = 0; changes < 3; ++changes)
+      bytes[random() % (3 * kFrameBytes + 10)] = static_cast<char>(random());
     Send(bytes);
     const absl::Status status = Gather(absl::Milliseconds(50));
-    EXPECT_THAT(status.code(), AnyOf(Code::kOk, Code::kDataLoss, Code::kFailedPrecondition, Code::kUnavailable, Code::kAborted))
+    EXPECT_THAT(status.code(),
+                AnyOf(Code::kOk, Code::kDataLoss, Code::kFailedPrecondition, Code::kUnavailable, Code::kAborted))
         << status << ", seed " << kSeed << ", round " << round;
     peer_.reset();
     group_ = absl::UnknownError("ended");

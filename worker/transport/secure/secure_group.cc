@@ -18,7 +18,8 @@
 namespace shardmesh {
 namespace {
 
-constexpr absl::Duration kLateTime = absl::Milliseconds(500);  // after a call's time is up: until all have said whom they wait for
+constexpr absl::Duration kLateTime =
+    absl::Milliseconds(500);  // after a call's time is up: until all have said whom they wait for
 constexpr absl::Duration kTellTime = absl::Milliseconds(500);  // for a peer to take the news of the end
 constexpr absl::Duration kLeaveTime = absl::Seconds(2);        // for the peers' kernels to have all that was sent
 constexpr absl::Duration kLook = absl::Milliseconds(1);        // between looks at what they have
@@ -73,8 +74,8 @@ absl::StatusOr<std::unique_ptr<SecureGroup>> SecureGroup::Connect(const std::sha
   for (int peer = 0; peer < options.size; ++peer) {
     if (peer == options.rank) continue;
     protection = streams[static_cast<size_t>(peer)]->Protection();
-    group->links_[static_cast<size_t>(peer)] = std::make_unique<Link>(
-        options.names(options.rank), options.names(peer), std::move(streams[static_cast<size_t>(peer)]));
+    group->links_[static_cast<size_t>(peer)] = std::make_unique<Link>(options.names(options.rank), options.names(peer),
+                                                                      std::move(streams[static_cast<size_t>(peer)]));
   }
   spdlog::info("event=group_connected group={} rank={} ranks={} epoch={} protection=\"{}\"", options.key,
                options.names(options.rank), options.size, options.epoch, protection);
@@ -287,8 +288,7 @@ absl::Status SecureGroup::DoAllGather(const CallHeader& header, const char* mine
   return SendShards(header, mine, 0, all, timeout);
 }
 
-absl::Status SecureGroup::DoAllToAll(const CallHeader& header, const char* mine, char* theirs,
-                                     absl::Duration timeout) {
+absl::Status SecureGroup::DoAllToAll(const CallHeader& header, const char* mine, char* theirs, absl::Duration timeout) {
   return SendShards(header, mine, header.bytes, theirs, timeout);
 }
 

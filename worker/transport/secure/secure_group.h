@@ -8,10 +8,11 @@
 // What a peer sends is compared with what the call expects before a byte of it is taken: wrong bytes end the group with
 // an error that names the peer, and nothing else. A dead peer's connection is closed by its kernel, and it is named at
 // once by who waits for it; a stopped one within a second after the time is up, in which all tell whom they wait for
-// (late_ranks.h). A rank that ends the group tells its peers why, behind at most one chunk of 512 KiB that is under way.
+// (late_ranks.h). A rank that ends the group tells its peers why, behind at most one chunk of 512 KiB that is under
+// way.
 //
-// Sockets are closed on exec. A child process that runs no other program holds copies of them: then this rank's death is
-// not seen at once.
+// Sockets are closed on exec. A child process that runs no other program holds copies of them: then this rank's death
+// is not seen at once.
 #pragma once
 
 #include <poll.h>
@@ -93,9 +94,9 @@ class SecureGroup final : public ExchangeGroup {
   std::vector<std::unique_ptr<Link>> links_;  // by rank; this rank's is null
   std::vector<pollfd> polled_;
   Mutex mu_;
-  absl::Status end_ ABSL_GUARDED_BY(mu_);            // OK: the group goes on
-  bool links_taken_ ABSL_GUARDED_BY(mu_) = false;    // by a call, or by Abort
-  CallHeader last_ ABSL_GUARDED_BY(mu_);             // call
+  absl::Status end_ ABSL_GUARDED_BY(mu_);          // OK: the group goes on
+  bool links_taken_ ABSL_GUARDED_BY(mu_) = false;  // by a call, or by Abort
+  CallHeader last_ ABSL_GUARDED_BY(mu_);           // call
 };
 
 }  // namespace shardmesh

@@ -35,9 +35,8 @@ std::vector<SocketAddress> Find(const std::string& host, const char* port, int f
 std::string AddressText(const SocketAddress& address) {
   char host[NI_MAXHOST], port[NI_MAXSERV];
   const int family = address.storage.ss_family;
-  if ((family != AF_INET && family != AF_INET6) ||
-      getnameinfo(address.get(), address.length, host, sizeof(host), port, sizeof(port),
-                  NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+  if ((family != AF_INET && family != AF_INET6) || getnameinfo(address.get(), address.length, host, sizeof(host), port,
+                                                               sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
     return "";
   }
   return absl::StrCat(host, " ", port);

@@ -135,8 +135,8 @@ absl::StatusOr<std::shared_ptr<const TlsContext>> TlsContext::Load(const TlsOpti
   ERR_clear_error();
   SSL_CTX* const context = NewContext(tls);
   if (context != nullptr) return std::shared_ptr<const TlsContext>(new TlsContext(context));
-  return absl::InvalidArgumentError(absl::StrCat("OpenSSL cannot use ", tls.cert_file, ", ", tls.key_file, " and ",
-                                                 tls.ca_file, ": ", TakeError()));
+  return absl::InvalidArgumentError(
+      absl::StrCat("OpenSSL cannot use ", tls.cert_file, ", ", tls.key_file, " and ", tls.ca_file, ": ", TakeError()));
 }
 
 TlsContext::~TlsContext() { SSL_CTX_free(static_cast<SSL_CTX*>(context_)); }

@@ -46,7 +46,8 @@ class TlsStreams : public ::testing::Test {
       bytes.resize(static_cast<size_t>(got));
       alter(bytes);
       carried_ += got;
-      ASSERT_EQ(send(ends_[1 - from].far.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+      ASSERT_EQ(send(ends_[1 - from].far.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+                static_cast<ssize_t>(bytes.size()));
     }
   }
   std::pair<Shaken, Shaken> Shake() {
