@@ -34,7 +34,8 @@ absl::Status MakeCertificates(const std::string& folder) {
   const std::string key = "openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes ";
   const std::string command =
       absl::StrCat("cd ", folder, " && (", key, "-subj /CN=authority -x509 -days 2 -keyout ca.key -out ca.pem && ", key,
-                   "-subj /CN=rank -keyout rank.key -out rank.csr && openssl x509 -req -days 2 -in rank.csr -CA ca.pem -CAkey ca.key ",
+                   "-subj /CN=rank -keyout rank.key -out rank.csr && openssl x509 -req -days 2 -in rank.csr -CA ca.pem "
+                   "-CAkey ca.key ",
                    "-CAcreateserial -out rank.pem) >openssl.log 2>&1");
   if (std::system(command.c_str()) == 0) return absl::OkStatus();
   return absl::FailedPreconditionError("the openssl program could not make certificates; install openssl");

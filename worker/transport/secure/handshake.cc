@@ -149,6 +149,7 @@ absl::StatusOr<bool> Handshake::Read(size_t bytes) {
 
 void Handshake::Send(const std::string& message) {
   (void)stream_->Write(message.data(), static_cast<int64_t>(message.size()));
+  (void)stream_->Flush();
 }
 
 absl::Status Handshake::CheckHead(uint16_t kind) {

@@ -87,6 +87,14 @@ bool Link::Stage() {
 }
 
 void Link::Send(int64_t budget) {
+  if (!writable_ || write_ended_) return;
+  Write(budget);
+  if (!writable_ || write_ended_ || stream_->Flush()) return;
+  writable_ = false;
+  write_ended_ = stream_->end() != Stream::End::kNone;
+}
+
+void Link::Write(int64_t budget) {
   while (budget > 0 && writable_ && !write_ended_) {
     if (!HasStaged() && !Stage()) return;
     const bool staged = staged_at_ < staged_.size();

@@ -67,12 +67,15 @@ class Link {
 
  private:
   bool received() const { return called_ && in_at_ == in_.size() && chunk_ == 0; }
-  bool sent() const { return !HasStaged() && news_.empty() && out_at_ == out_.size(); }
+  bool sent() const { return !HasStaged() && news_.empty() && out_at_ == out_.size() && stream_->flushed(); }
   bool HasStaged() const { return staged_at_ < staged_.size() || direct_.bytes > 0; }
-  bool HasOutput() const { return HasStaged() || !news_.empty() || (out_at_ < out_.size() && MayStage()); }
+  bool HasOutput() const {
+    return HasStaged() || !news_.empty() || !stream_->flushed() || (out_at_ < out_.size() && MayStage());
+  }
   bool MayStage() const;
   bool Stage();
   void Send(int64_t budget);
+  void Write(int64_t budget);
   absl::Status Receive(int64_t budget);
   // Bytes of the chunk that comes; 0: none now, -1: none ever.
   int64_t TakeChunk();

@@ -30,10 +30,13 @@ class Stream {
   virtual Shaken Shake() { return Shaken::kDone; }
 
   // How many of at most `bytes` were read or written; 0: none now, wait for the descriptor; -1: none ever, end() and
-  // why() say the reason. A write that could not be made now is tried again with the same bytes. Reading stays possible
-  // after a write that failed: what came before is still there.
+  // why() say the reason. What was written may lie here until Flush. A write that could not be made now is tried again
+  // with the same bytes. Reading stays possible after a write that failed: what came before is still there.
   virtual int64_t Read(char* to, int64_t bytes) = 0;
   virtual int64_t Write(const char* from, int64_t bytes) = 0;
+  // Sends what was written; false: some is left. end(): it never goes.
+  virtual bool Flush() { return true; }
+  virtual bool flushed() const { return true; }
   // Whether what could not be done now waits to write, though it was a read, say.
   virtual bool WantsToWrite() const { return false; }
 

@@ -7,16 +7,17 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
+#include "worker/transport/secure/socket_bio.h"
 
 namespace shardmesh {
 namespace {
 
 constexpr int64_t kMostAtOnce = int64_t{1} << 30;
-constexpr size_t kReadAhead = 256 << 10;  // bytes that one system call may read
 constexpr char kCiphers[] = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
 constexpr char kBindingLabel[] = "EXPORTER-shardmesh-group";
 
@@ -38,11 +39,31 @@ std::string TakeError() {
   return reason != nullptr ? reason : "TLS failed";
 }
 
+// What OpenSSL does not read here, it does not see: the socket itself is for a kernel that encrypts.
+bool KernelOffersTls() {
+  static const bool offers = [] {
+    std::ifstream file("/proc/sys/net/ipv4/tcp_available_ulp");
+    std::string name;
+    while (file >> name && name != "tls") name.clear();
+    return name == "tls";
+  }();
+  return offers;
+}
+
 class TlsStream final : public Stream {
  public:
   TlsStream(UniqueFd fd, SSL* ssl, int64_t records_per_key)
-      : Stream(std::move(fd)), ssl_(ssl), records_per_key_(records_per_key) {}
+      : Stream(std::move(fd)), buffer_(Stream::fd()), ssl_(ssl), records_per_key_(records_per_key) {}
   ~TlsStream() override { SSL_free(ssl_); }
+
+  // False: there is no memory.
+  bool Open() {
+    BIO* const reads = buffer_.NewBio();
+    BIO* const writes = KernelOffersTls() ? BIO_new_socket(fd(), BIO_NOCLOSE) : buffer_.NewBio();
+    SSL_set0_rbio(ssl_, reads);
+    SSL_set0_wbio(ssl_, writes);
+    return reads != nullptr && writes != nullptr;
+  }
 
   Shaken Shake() override {
     ForgetErrors();
@@ -70,6 +91,13 @@ class TlsStream final : public Stream {
     }
     return static_cast<int64_t>(sent);
   }
+
+  bool Flush() override {
+    if (buffer_.Flush()) return true;
+    if (buffer_.failed() != 0) Ended(End::kClosed, std::strerror(buffer_.failed()));
+    return false;
+  }
+  bool flushed() const override { return buffer_.flushed(); }
 
   bool WantsToWrite() const override { return wants_to_write_; }
 
@@ -100,6 +128,7 @@ class TlsStream final : public Stream {
     return Ended(End::kRefused, std::move(why));
   }
 
+  SocketBuffer buffer_;
   SSL* const ssl_;
   const int64_t records_per_key_;
   int64_t records_ = 0;
@@ -114,8 +143,6 @@ SSL_CTX* NewContext(const TlsOptions& tls) {
   SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
   SSL_CTX_set_options(context, SSL_OP_ENABLE_KTLS | SSL_OP_NO_TICKET);
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_read_ahead(context, 1);
-  SSL_CTX_set_default_read_buffer_len(context, kReadAhead);
   const bool made = SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) == 1 &&
                     SSL_CTX_set_num_tickets(context, 0) == 1 && SSL_CTX_set_ciphersuites(context, kCiphers) == 1 &&
                     SSL_CTX_use_certificate_chain_file(context, tls.cert_file.c_str()) == 1 &&
@@ -143,12 +170,11 @@ TlsContext::~TlsContext() { SSL_CTX_free(static_cast<SSL_CTX*>(context_)); }
 
 std::unique_ptr<Stream> TlsContext::NewStream(UniqueFd fd, bool dials, int64_t records_per_key) const {
   SSL* const ssl = SSL_new(static_cast<SSL_CTX*>(context_));
-  if (ssl == nullptr || SSL_set_fd(ssl, fd.get()) != 1) {
-    SSL_free(ssl);
-    return nullptr;
-  }
+  if (ssl == nullptr) return nullptr;
+  auto stream = std::make_unique<TlsStream>(std::move(fd), ssl, records_per_key);
+  if (!stream->Open()) return nullptr;
   dials ? SSL_set_connect_state(ssl) : SSL_set_accept_state(ssl);
-  return std::make_unique<TlsStream>(std::move(fd), ssl, records_per_key);
+  return stream;
 }
 
 }  // namespace shardmesh
