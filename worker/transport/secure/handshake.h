@@ -67,7 +67,7 @@ class Handshake {
   void Send(const std::string& message);
   // True: TLS is there.
   absl::StatusOr<bool> Secure();
-  // InvalidArgument: `message` is not of this protocol.
+  // OK: the message in `read_` is of that kind. Otherwise what Advance returns.
   absl::Status CheckHead(uint16_t kind);
   std::string Proof(absl::string_view side, const HelloClaims& claims) const;
   absl::Status Ended() const;

@@ -231,7 +231,8 @@ absl::StatusOr<bool> Link::TakeNews(const Frame& frame, absl::string_view news) 
 
 absl::Status Link::CheckData(const Frame& frame) const {
   const int64_t most = called_ && in_at_ < in_.size() ? in_[in_at_].bytes : 0;
-  if (frame.call.number == call_.number && frame.length >= 1 && frame.length <= most) return absl::OkStatus();
+  const bool same = CheckHeader(call_, frame.call, self_, peer_).ok();
+  if (same && frame.length >= 1 && frame.length <= most) return absl::OkStatus();
   return Wrong(absl::StrCat("sent ", frame.length, " bytes of ", DescribeCall(frame.call), " where ", most,
                             " at most were due of ", DescribeCall(call_)));
 }

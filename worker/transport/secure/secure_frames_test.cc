@@ -18,6 +18,7 @@
 #include "worker/transport/secure/handshake.h"
 #include "worker/transport/secure/socket_address.h"
 #include "worker/transport/secure/testing/secure_ranks.h"
+#include "worker/transport/secure/tls_stream.h"
 
 namespace shardmesh {
 namespace {
@@ -44,10 +45,11 @@ std::string Data(int64_t bytes) {
 class SecureFrames : public ::testing::Test {
  protected:
   // Rank 0, over a connection whose other end the test has.
-  void SetUp() override {
+  void SetUp() override { Connect(/*tls=*/false); }
+  void Connect(bool tls) {
     const auto rendezvous = std::make_shared<MemoryRendezvous>();
     std::thread rank([&] {
-      SecureOptions options = OptionsOf(0, 2, false);
+      SecureOptions options = OptionsOf(0, 2, tls);
       options.names = {7, 2};
       group_ = SecureGroup::Connect(rendezvous, options);
     });
@@ -57,8 +59,12 @@ class SecureFrames : public ::testing::Test {
     UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     ASSERT_EQ(connect(fd.get(), to.get(), to.length), 0);
     peer_ = UniqueFd(dup(fd.get()));
-    DialerHandshake handshake(dialer_, 0, NewClearStream(std::move(fd)));
-    ASSERT_THAT(handshake.Advance(), IsOk());
+    dialer_ = OptionsOf(1, 2, tls);
+    handshake_ = std::make_unique<DialerHandshake>(
+        dialer_, 0,
+        tls ? (*TlsContext::Load(dialer_.tls))->NewStream(std::move(fd), true) : NewClearStream(std::move(fd)));
+    ASSERT_THAT(handshake_->Advance(), IsOk());
+    if (!tls) handshake_.reset();
     rank.join();
     ASSERT_OK(group_.status());
   }
@@ -77,7 +83,8 @@ class SecureFrames : public ::testing::Test {
     EXPECT_THAT((*group_)->Barrier(kPlenty), StatusIs(Code::kAborted, HasSubstr(why)));
   }
 
-  const SecureOptions dialer_ = OptionsOf(1, 2, false);
+  SecureOptions dialer_;
+  std::unique_ptr<DialerHandshake> handshake_;  // has the connection's TLS
   absl::StatusOr<std::unique_ptr<SecureGroup>> group_;
   UniqueFd peer_;
 };
@@ -97,6 +104,24 @@ TEST_F(SecureFrames, BytesOneByOne_AreTaken) {
 
 TEST_F(SecureFrames, Garbage_IsDataLossOfThatPeer) {
   Send(std::string(10'000, 'x'));
+  ExpectEnded(Code::kDataLoss, "sent bytes where a frame was due");
+}
+// Somebody on the way puts bytes into the connection.
+TEST_F(SecureFrames, BytesThatAreNotOfTheTlsConnection_AreDataLoss) {
+  Connect(/*tls=*/true);
+  Send(std::string("\x17\x03\x03\x01\x00", 5) + std::string(256, 'x'));
+  ExpectEnded(Code::kDataLoss, "what TLS does not accept: decryption failed");
+  Connect(/*tls=*/true);
+  Send(Call());
+  ExpectEnded(Code::kDataLoss, "what TLS does not accept");
+}
+// The frames themselves are as in the clear.
+TEST_F(SecureFrames, GarbageInsideOfTls_IsDataLoss) {
+  Connect(/*tls=*/true);
+  const std::string garbage(1000, 'x');
+  const std::unique_ptr<Stream> stream = handshake_->TakeStream();
+  ASSERT_EQ(stream->Write(garbage.data(), 1000), 1000);
+  ASSERT_TRUE(stream->Flush());
   ExpectEnded(Code::kDataLoss, "sent bytes where a frame was due");
 }
 TEST_F(SecureFrames, AHandshakeAgain_IsDataLoss) {

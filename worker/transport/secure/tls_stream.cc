@@ -1,13 +1,15 @@
 #include "worker/transport/secure/tls_stream.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <signal.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -39,27 +41,16 @@ std::string TakeError() {
   return reason != nullptr ? reason : "TLS failed";
 }
 
-// What OpenSSL does not read here, it does not see: the socket itself is for a kernel that encrypts.
-bool KernelOffersTls() {
-  static const bool offers = [] {
-    std::ifstream file("/proc/sys/net/ipv4/tcp_available_ulp");
-    std::string name;
-    while (file >> name && name != "tls") name.clear();
-    return name == "tls";
-  }();
-  return offers;
-}
-
 class TlsStream final : public Stream {
  public:
-  TlsStream(UniqueFd fd, SSL* ssl, int64_t records_per_key)
-      : Stream(std::move(fd)), buffer_(Stream::fd()), ssl_(ssl), records_per_key_(records_per_key) {}
+  TlsStream(UniqueFd fd, SSL* ssl, const TlsSending& sending)
+      : Stream(std::move(fd)), buffer_(Stream::fd()), ssl_(ssl), sending_(sending) {}
   ~TlsStream() override { SSL_free(ssl_); }
 
   // False: there is no memory.
   bool Open() {
     BIO* const reads = buffer_.NewBio();
-    BIO* const writes = KernelOffersTls() ? BIO_new_socket(fd(), BIO_NOCLOSE) : buffer_.NewBio();
+    BIO* const writes = sending_.in_kernel ? BIO_new_socket(fd(), BIO_NOCLOSE) : buffer_.NewBio();
     SSL_set0_rbio(ssl_, reads);
     SSL_set0_wbio(ssl_, writes);
     return reads != nullptr && writes != nullptr;
@@ -85,7 +76,7 @@ class TlsStream final : public Stream {
     size_t sent = 0;
     const int done = SSL_write_ex(ssl_, from, static_cast<size_t>(std::min(bytes, kMostAtOnce)), &sent);
     if (done != 1) return Judge(done);
-    if (++records_ >= records_per_key_ && !InKernel()) {
+    if (++records_ >= sending_.records_per_key && !InKernel()) {
       records_ = 0;
       SSL_key_update(ssl_, SSL_KEY_UPDATE_NOT_REQUESTED);
     }
@@ -130,7 +121,7 @@ class TlsStream final : public Stream {
 
   SocketBuffer buffer_;
   SSL* const ssl_;
-  const int64_t records_per_key_;
+  const TlsSending sending_;
   int64_t records_ = 0;
   bool wants_to_write_ = false;
 };
@@ -156,6 +147,15 @@ SSL_CTX* NewContext(const TlsOptions& tls) {
 
 }  // namespace
 
+// Of a socket that is not connected the kernel says that it must be, if it knows TLS at all.
+bool KernelOffersTls() {
+  static const bool offers = [] {
+    const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    return setsockopt(fd.get(), IPPROTO_TCP, TCP_ULP, "tls", sizeof("tls")) == 0 || errno == ENOTCONN;
+  }();
+  return offers;
+}
+
 absl::StatusOr<std::shared_ptr<const TlsContext>> TlsContext::Load(const TlsOptions& tls) {
   RETURN_IF_ERROR(NewServerCredentials(tls).status());
   IgnoreSigpipe();
@@ -168,10 +168,10 @@ absl::StatusOr<std::shared_ptr<const TlsContext>> TlsContext::Load(const TlsOpti
 
 TlsContext::~TlsContext() { SSL_CTX_free(static_cast<SSL_CTX*>(context_)); }
 
-std::unique_ptr<Stream> TlsContext::NewStream(UniqueFd fd, bool dials, int64_t records_per_key) const {
+std::unique_ptr<Stream> TlsContext::NewStream(UniqueFd fd, bool dials, const TlsSending& sending) const {
   SSL* const ssl = SSL_new(static_cast<SSL_CTX*>(context_));
   if (ssl == nullptr) return nullptr;
-  auto stream = std::make_unique<TlsStream>(std::move(fd), ssl, records_per_key);
+  auto stream = std::make_unique<TlsStream>(std::move(fd), ssl, sending);
   if (!stream->Open()) return nullptr;
   dials ? SSL_set_connect_state(ssl) : SSL_set_accept_state(ssl);
   return stream;

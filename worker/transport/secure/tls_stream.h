@@ -21,10 +21,19 @@ namespace shardmesh {
 // RFC 8446, 5.5: 2^24.5 full records with one key of AES-GCM.
 inline constexpr int64_t kRecordsPerKey = int64_t{1} << 23;
 
+// Whether this host's kernel can encrypt what a socket sends. It is asked once.
+bool KernelOffersTls();
+
+// How a stream sends.
+struct TlsSending {
+  int64_t records_per_key = kRecordsPerKey;
+  bool in_kernel = KernelOffersTls();  // OpenSSL has the socket itself, and asks the kernel
+};
+
 class TlsContext {
  public:
-  // Reads the files, and ignores SIGPIPE for the process where that would end it: OpenSSL writes to connections that
-  // peers may have closed. Errors: those of NewServerCredentials, which name the file. REQUIRES: tls.enabled().
+  // Reads the files, and ignores SIGPIPE for the process where that would end it: OpenSSL may write to connections that
+  // peers have closed. Errors: those of NewServerCredentials, which name the file. REQUIRES: tls.enabled().
   static absl::StatusOr<std::shared_ptr<const TlsContext>> Load(const TlsOptions& tls);
   ~TlsContext();
   TlsContext(const TlsContext&) = delete;
@@ -32,7 +41,7 @@ class TlsContext {
 
   // `dials`: this end has opened the connection. Null: OpenSSL has no memory. The context may end before the stream.
   // REQUIRES: a socket that does not block.
-  std::unique_ptr<Stream> NewStream(UniqueFd fd, bool dials, int64_t records_per_key = kRecordsPerKey) const;
+  std::unique_ptr<Stream> NewStream(UniqueFd fd, bool dials, const TlsSending& sending = {}) const;
 
  private:
   explicit TlsContext(void* context) : context_(context) {}

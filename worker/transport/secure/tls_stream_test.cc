@@ -31,11 +31,11 @@ struct Ends {
 
 class TlsStreams : public ::testing::Test {
  protected:
-  void Open(const TlsOptions& dials, const TlsOptions& listens, int64_t records_per_key = kRecordsPerKey) {
+  void Open(const TlsOptions& dials, const TlsOptions& listens, const TlsSending& sending = {}) {
     ASSERT_OK_AND_ASSIGN(const auto dialer, TlsContext::Load(dials));
     ASSERT_OK_AND_ASSIGN(const auto listener, TlsContext::Load(listens));
-    dialer_ = dialer->NewStream(std::move(ends_[0].near), /*dials=*/true, records_per_key);
-    listener_ = listener->NewStream(std::move(ends_[1].near), /*dials=*/false, records_per_key);
+    dialer_ = dialer->NewStream(std::move(ends_[0].near), /*dials=*/true, sending);
+    listener_ = listener->NewStream(std::move(ends_[1].near), /*dials=*/false, sending);
   }
   // Carries what is there from one to the other; `alter` sees it on the way.
   void Carry(const std::function<void(std::string&)>& alter = [](std::string&) {}) {
@@ -136,13 +136,24 @@ TEST_F(TlsStreams, KeysAreRenewed) {
   for (const int64_t records : {kRecordsPerKey, int64_t{2}}) {
     ends_[0] = Ends();
     ends_[1] = Ends();
-    Open(TlsFiles("first"), TlsFiles("second"), records);
+    Open(TlsFiles("first"), TlsFiles("second"), {records});
     Shake();
     carried_ = 0;
     EXPECT_EQ(Send(kBytes), kBytes);
     carried[records == 2] = carried_;
   }
   EXPECT_GE(carried[1], carried[0] + kRecords / 2 * kKeyUpdate - kKeyUpdate);
+}
+
+// As where the kernel encrypts; OpenSSL does it where the kernel turns out not to.
+TEST_F(TlsStreams, ThroughTheSocketItself) {
+  Open(TlsFiles("first"), TlsFiles("second"), {kRecordsPerKey, /*in_kernel=*/true});
+  EXPECT_EQ(Shake(), std::pair(Shaken::kDone, Shaken::kDone));
+  EXPECT_EQ(Send(1'000'000), 1'000'000);
+  dialer_.reset();
+  for (Ends& ends : ends_) ends.far.reset();
+  EXPECT_EQ(listener_->Write("x", 1), -1);
+  EXPECT_EQ(listener_->end(), Stream::End::kClosed);
 }
 
 TEST_F(TlsStreams, AlteredBytes_AreRefused) {
