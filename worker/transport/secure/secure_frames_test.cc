@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <random>
@@ -44,29 +45,34 @@ std::string Data(int64_t bytes) {
 
 class SecureFrames : public ::testing::Test {
  protected:
-  // Rank 0, over a connection whose other end the test has.
+  // Rank 0, over connections whose other ends the test has.
   void SetUp() override { Connect(/*tls=*/false); }
-  void Connect(bool tls) {
+  void Connect(bool tls, int size = 2) {
     const auto rendezvous = std::make_shared<MemoryRendezvous>();
     std::thread rank([&] {
-      SecureOptions options = OptionsOf(0, 2, tls);
+      SecureOptions options = OptionsOf(0, size, tls);
       options.names = {7, 2};
       group_ = SecureGroup::Connect(rendezvous, options);
     });
     const auto address = rendezvous->Get("group/0", kPlenty);
     ASSERT_OK(address);
-    const SocketAddress to = ParseAddress(*address).value();
+    for (int peer = size - 1; peer >= 1; --peer) ConnectPeer(*address, OptionsOf(peer, size, tls));
+    rank.join();
+    ASSERT_OK(group_.status());
+  }
+  void ConnectPeer(const std::string& address, const SecureOptions& options) {
+    const SocketAddress to = ParseAddress(address).value();
     UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     ASSERT_EQ(connect(fd.get(), to.get(), to.length), 0);
+    if (peer_.valid()) others_.push_back(std::move(peer_));
     peer_ = UniqueFd(dup(fd.get()));
-    dialer_ = OptionsOf(1, 2, tls);
+    dialer_ = options;
+    const bool tls = options.tls.enabled();
     handshake_ = std::make_unique<DialerHandshake>(
         dialer_, 0,
         tls ? (*TlsContext::Load(dialer_.tls))->NewStream(std::move(fd), true) : NewClearStream(std::move(fd)));
     ASSERT_THAT(handshake_->Advance(), IsOk());
     if (!tls) handshake_.reset();
-    rank.join();
-    ASSERT_OK(group_.status());
   }
   void Send(const std::string& bytes) {
     EXPECT_EQ(send(peer_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
@@ -86,7 +92,8 @@ class SecureFrames : public ::testing::Test {
   SecureOptions dialer_;
   std::unique_ptr<DialerHandshake> handshake_;  // has the connection's TLS
   absl::StatusOr<std::unique_ptr<SecureGroup>> group_;
-  UniqueFd peer_;
+  UniqueFd peer_;  // of rank 1
+  std::vector<UniqueFd> others_;
 };
 
 TEST_F(SecureFrames, WhatARankSends_IsTaken) {
@@ -191,6 +198,20 @@ TEST_F(SecureFrames, NewsOfLateRanks_OfAnyLength) {
   Send(Bytes(FrameType::kLate, 0, {}) + Bytes(FrameType::kLate, 128, {}, std::string(128, '\xff')) +
        Bytes(FrameType::kLate, 1, {}, "\xff"));
   EXPECT_THAT(Gather(absl::Milliseconds(100)), StatusIs(Code::kUnavailable, HasSubstr("rank 9 did not come")));
+}
+// A peer that is late and says that it waits for another one is not blamed; and this rank says whom it waits for.
+TEST_F(SecureFrames, WhoWaitsForAnother_IsNotNamed) {
+  others_.clear();
+  Connect(/*tls=*/false, /*size=*/3);
+  Send(Bytes(FrameType::kLate, 128, {}, std::string(1, '\4') + std::string(127, '\0')));
+  std::vector<char> mine(kBytes), all(3 * kBytes);
+  const absl::Status status = (*group_)->AllGather(mine.data(), all.data(), kBytes, absl::Milliseconds(100));
+  EXPECT_THAT(status, StatusIs(Code::kUnavailable, HasSubstr("rank 11 did not come to all-gather 1")));
+  EXPECT_THAT(status.message(), ::testing::Not(HasSubstr("rank 9")));
+  std::string told(10'000, '\0');
+  told.resize(static_cast<size_t>(std::max<ssize_t>(recv(peer_.get(), told.data(), told.size(), 0), 0)));
+  EXPECT_THAT(told, HasSubstr(Bytes(FrameType::kLate, 128, kGather, std::string(1, '\6') + std::string(127, '\0'))));
+  EXPECT_THAT(told, HasSubstr("rank 11 did not come"));
 }
 TEST_F(SecureFrames, ConnectionsThatEnd_WhereverTheyDo_AreUnavailable) {
   const std::string all = Call() + Data(kBytes);
