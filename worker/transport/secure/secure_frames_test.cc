@@ -182,12 +182,15 @@ TEST_F(SecureFrames, AnUnknownCallOrFrame_IsAnError) {
   Send(Bytes(FrameType::kCall, 0, other));
   ExpectEnded(Code::kFailedPrecondition, "unknown call");
 }
-TEST_F(SecureFrames, FramesOfWhoLeft_AreDataLoss) {
+TEST_F(SecureFrames, WhoLeft_IsMissedAtTheNextCall) {
   Send(Call() + Data(kBytes) + Bytes(FrameType::kLeft, 0, kGather));
   EXPECT_OK(Gather());
-  Send(Call());
   EXPECT_THAT(Gather(), StatusIs(Code::kUnavailable,
                                  HasSubstr("rank 9 left the group after call 1; it does not come to call 2")));
+}
+TEST_F(SecureFrames, FramesOfWhoLeft_AreDataLoss) {
+  Send(Call() + Data(kBytes) + Bytes(FrameType::kLeft, 0, kGather) + Call());
+  ExpectEnded(Code::kDataLoss, "sent a frame after it had left");
 }
 TEST_F(SecureFrames, TheReasonOfAnEnd_IsShownAsPlainText) {
   Send(Bytes(FrameType::kEnd, 9, {}, "no\n\x1b[2J\xff!"));
