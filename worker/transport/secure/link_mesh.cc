@@ -28,7 +28,9 @@ constexpr absl::Duration kRetry = absl::Milliseconds(50);  // of a connection th
 constexpr absl::Duration kHearTime = absl::Seconds(1);     // after one rank's refusal: for the others to say theirs
 constexpr absl::Duration kLook = absl::Milliseconds(500);  // between looks at the rendezvous
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
-constexpr int kMaxToldStrangers = 10;  // lines of the log
+constexpr absl::Duration kFairTime = absl::Milliseconds(200);  // that each has at least, however many come
+constexpr int kMostAtOnce = 16;                                // that are accepted in one turn
+constexpr int kMaxToldStrangers = 10;                          // lines of the log
 
 // Sizes of buffers are left to the kernel, which makes them larger as a connection needs it; asking for one ends that.
 void SetUp(int fd) {
@@ -169,7 +171,7 @@ class Meeting {
       if (dialed.fd() < 0 && MonotonicNow() >= dialed.again_at) Open(dialed);
       retries = retries || dialed.fd() < 0;
     }
-    std::vector<pollfd> waited = {{listener_.get(), POLLIN, 0}};
+    std::vector<pollfd> waited = {{HasRoom() ? listener_.get() : -1, POLLIN, 0}};
     const auto events = [](const Handshake* handshake) {
       return static_cast<int16_t>(handshake == nullptr || handshake->stream().WantsToWrite() ? POLLOUT : POLLIN);
     };
@@ -257,8 +259,18 @@ class Meeting {
 
   // ---- Connections of others. ----
 
+  // Where too many are held that have not proved who they are, the oldest makes room once it had time to.
+  bool HasRoom() {
+    if (unknown_.size() < kMaxUnknown) return true;
+    if (unknown_.front().since > MonotonicNow() - kFairTime) return false;
+    if (unknown_.front().handshake != nullptr) Drop(unknown_.front(), "made room: others came");
+    unknown_.pop_front();
+    return true;
+  }
+
+  // A few at a time: however fast others come, this rank does the rest of its work, and looks at the time.
   void Accept() {
-    while (true) {
+    for (int i = 0; i < kMostAtOnce && HasRoom(); ++i) {
       SocketAddress from;
       from.length = sizeof(from.storage);
       UniqueFd fd(accept4(listener_.get(), from.get(), &from.length, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -268,9 +280,6 @@ class Meeting {
         if (errno != EAGAIN && errno != EWOULDBLOCK) DropOldest(std::strerror(errno));
         return;
       }
-      const auto count =
-          std::count_if(unknown_.begin(), unknown_.end(), [](const Unknown& u) { return u.handshake != nullptr; });
-      if (static_cast<size_t>(count) >= kMaxUnknown) DropOldest("others came");
       std::unique_ptr<Stream> stream = NewStream(std::move(fd), /*dials=*/false);
       if (stream == nullptr) return;
       unknown_.push_back(
