@@ -33,7 +33,7 @@ ALLOWED = {
 # The rooms of a folder, bottom up: each may include those before it, and what the folder may. Tests, and what is in testing/, may include all rooms.
 # "" stands for the files that lie in the folder itself.
 ROOMS = {
-    "bench": ("harness", "bulk", "checkpoint", "collectives", "imbalance", "moves", "optimizer", "plan", "step", "versions"),
+    "bench": ("harness", "bulk", "checkpoint", "collectives", "coordinator", "imbalance", "moves", "optimizer", "plan", "step", "versions"),
     "core": ("base", "format", "mesh", "names", "view", "layout", "job"),
     "client": ("cpp/transport", "cpp", "cpp/checkpoint", "cli/base", "cli/files", "cli/plan", "cli/top", "cli/up", "cli/commands", "cli"),
     "kernels": ("cpu", "rules", "", "tile", "encode", "step", "sum", "muon", "cuda"),

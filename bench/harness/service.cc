@@ -1,8 +1,5 @@
 #include "bench/harness/service.h"
 
-#include <stdlib.h>
-
-#include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,20 +9,6 @@ namespace shardmesh::bench {
 namespace {
 constexpr absl::Duration kPatience = absl::Seconds(60);
 }  // namespace
-
-absl::StatusOr<std::unique_ptr<Folder>> Folder::Make(const std::string& parent) {
-  const std::filesystem::path in =
-      parent.empty() ? std::filesystem::temp_directory_path() : std::filesystem::path(parent);
-  std::string path = (std::filesystem::absolute(in) / "shardmesh-bench-XXXXXX").string();
-  if (mkdtemp(path.data()) == nullptr)
-    return absl::PermissionDeniedError(absl::StrCat("cannot make a folder like ", path));
-  return std::unique_ptr<Folder>(new Folder(path));
-}
-
-Folder::~Folder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
 
 absl::StatusOr<std::unique_ptr<Service>> Service::Start(const std::string& folder, const std::string& worker_listen,
                                                         int core, absl::Duration spin, int workers) {

@@ -7,25 +7,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "bench/harness/folder.h"
 #include "bench/harness/process.h"
 #include "client/cpp/client.h"
 
 namespace shardmesh::bench {
-
-// A folder that is removed with the object.
-class Folder {
- public:
-  // In `parent`; empty: in the folder for temporary files. PermissionDenied: it cannot be made.
-  static absl::StatusOr<std::unique_ptr<Folder>> Make(const std::string& parent = "");
-  ~Folder();
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  explicit Folder(std::string path) : path_(std::move(path)) {}
-  const std::string path_;
-};
 
 class Service {
  public:

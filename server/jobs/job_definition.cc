@@ -67,8 +67,8 @@ JobDefinition::Refusals RefusalsOf(const JobSpec& spec, const Plan& plan) {
 
 }  // namespace
 
-JobDefinition::JobDefinition(JobSpec spec, Plan plan)
-    : spec_(std::move(spec)), plan_(std::move(plan)), proto_(ToProto(spec_)), refusals_(RefusalsOf(spec_, plan_)) {
+JobDefinition::JobDefinition(JobSpec spec, Plan plan, Refusals refusals)
+    : spec_(std::move(spec)), plan_(std::move(plan)), proto_(ToProto(spec_)), refusals_(std::move(refusals)) {
   for (size_t i = 0; i < spec_.parameters.size(); ++i) index_of_.emplace(spec_.parameters[i].name, static_cast<int>(i));
   for (const ParameterSpec& p : spec_.parameters)
     storage_of_.push_back(IndexOf(p.tied_to.empty() ? p.name : p.tied_to));
@@ -76,7 +76,14 @@ JobDefinition::JobDefinition(JobSpec spec, Plan plan)
 
 absl::StatusOr<std::shared_ptr<const JobDefinition>> JobDefinition::Create(JobSpec spec) {
   ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
-  return std::shared_ptr<const JobDefinition>(new JobDefinition(std::move(spec), std::move(plan)));
+  Refusals refusals = RefusalsOf(spec, plan);
+  return std::shared_ptr<const JobDefinition>(
+      new JobDefinition(std::move(spec), std::move(plan), std::move(refusals)));
+}
+
+absl::StatusOr<std::shared_ptr<const JobDefinition>> JobDefinition::CreateUnrefused(JobSpec spec) {
+  ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
+  return std::shared_ptr<const JobDefinition>(new JobDefinition(std::move(spec), std::move(plan), {}));
 }
 
 absl::StatusOr<std::shared_ptr<const JobDefinition>> JobDefinition::Parse(const std::string& bytes) {

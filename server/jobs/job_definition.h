@@ -22,6 +22,9 @@ class JobDefinition {
  public:
   // Errors as JobSpec::Validate(). `spec` is complete and has canonical names.
   static absl::StatusOr<std::shared_ptr<const JobDefinition>> Create(JobSpec spec);
+  // The same, of a job that every topology takes whatever the table of support says. For bench/coordinator: it measures
+  // the coordinator with jobs of more ranks than a worker's control block has room for.
+  static absl::StatusOr<std::shared_ptr<const JobDefinition>> CreateUnrefused(JobSpec spec);
   // The inverse of Serialize(). DataLoss: the bytes are no valid specification.
   static absl::StatusOr<std::shared_ptr<const JobDefinition>> Parse(const std::string& bytes);
   std::string Serialize() const { return proto_.SerializeAsString(); }
@@ -39,7 +42,7 @@ class JobDefinition {
   int StorageOf(int index) const { return storage_of_[index]; }
 
  private:
-  JobDefinition(JobSpec spec, Plan plan);
+  JobDefinition(JobSpec spec, Plan plan, Refusals refusals);
 
   const JobSpec spec_;
   const Plan plan_;

@@ -1,0 +1,173 @@
+#include "bench/coordinator/served_fleet.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <thread>
+#include <unordered_map>
+
+#include "absl/strings/str_cat.h"
+#include "bench/harness/harness.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
+#include "rpc/base/deadline.h"
+#include "rpc/base/main_support.h"
+#include "rpc/base/status.h"
+#include "rpc/channel.h"
+#include "rpc/server.h"
+#include "server/service/coordinator_service.h"
+
+namespace shardmesh::bench {
+namespace {
+
+constexpr int kConnections = 4;
+constexpr absl::Duration kPatience = absl::Minutes(10), kTick = absl::Milliseconds(375);
+
+// The monotonic time, as the state machine's fleet counts it: it starts where that stands.
+class ShiftedClock final : public Clock {
+ public:
+  absl::Time Now() const override { return absl::UnixEpoch() + absl::Hours(24 * 365) + (MonotonicNow() - start_); }
+
+ private:
+  const absl::Time start_ = MonotonicNow();
+};
+
+}  // namespace
+
+absl::Status ServeFleet(const FleetOptions& options) {
+  RETURN_IF_ERROR(PrepareProcess({"error"}));
+  ASSIGN_OR_RETURN(const auto fleet, Fleet::Make(options));
+  RETURN_IF_ERROR(fleet->Join().status());
+  RETURN_IF_ERROR(fleet->CreateJobs().status());
+  const ShiftedClock clock;
+  CoordinatorService service({}, fleet->Release(), clock);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::Start({}, {&service}));
+  std::printf("%s\n", server->address().c_str());
+  std::fflush(stdout);
+  pollfd input{STDIN_FILENO, POLLIN, 0};
+  while (poll(&input, 1, static_cast<int>(absl::ToInt64Milliseconds(kTick))) == 0) RETURN_IF_ERROR(service.Tick());
+  server->Drain(absl::ZeroDuration());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<ServedFleet>> ServedFleet::Start(const FleetOptions& options) {
+  std::unique_ptr<ServedFleet> fleet(new ServedFleet(options));
+  ASSIGN_OR_RETURN(fleet->process_,
+                   Process::Start({ProgramPath("bench/coordinator/coordinator"), "--serve", absl::StrCat(options.ranks),
+                                   "--serve-jobs", absl::StrCat(options.ranks_per_job), "--state", options.state},
+                                  Process::kEveryCore));
+  RETURN_IF_ERROR(fleet->Connect());
+  RETURN_IF_ERROR(fleet->Describe(v1::JOB_STATE_PREPARING));
+  return fleet;
+}
+
+absl::Status ServedFleet::Connect() {
+  ASSIGN_OR_RETURN(const std::string address, process_->ReadLine(kPatience));
+  for (int i = 0; i < kConnections; ++i) {
+    ASSIGN_OR_RETURN(auto channel, NewChannel(address));
+    stubs_.push_back(v1::Coordinator::NewStub(channel));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ServedFleet::Describe(v1::JobState state) {
+  std::unordered_map<std::string, int> numbers;
+  for (int i = 0; i < options_.ranks; ++i) numbers[FleetWorker(i).name] = i;
+  held_.resize(options_.ranks);
+  for (int job = 0; job < options_.ranks / options_.ranks_per_job; ++job) {
+    v1::DescribeJobRequest request;
+    request.set_job(absl::StrCat("job", job));
+    v1::JobDescription view;
+    grpc::ClientContext context;
+    context.set_deadline(DeadlineIn(kPatience));
+    RETURN_IF_ERROR(FromGrpc(stubs_[0]->DescribeJob(&context, request, &view), "coordinator"));
+    if (view.state() != state || view.members_size() != options_.ranks_per_job) {
+      return absl::InternalError(absl::StrCat("job ", request.job(), " is ", v1::JobState_Name(view.state()), " with ",
+                                              view.members_size(), " members, not ", v1::JobState_Name(state)));
+    }
+    for (const v1::Member& member : view.members()) {
+      v1::MemberStatus& held = held_[numbers.at(member.worker())];
+      held.set_job(request.job());
+      held.set_epoch(view.epoch());
+      held.set_rank(member.rank());
+      held.set_plan_hash(view.plan_hash());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ServedFleet::Check(int worker, const v1::HeartbeatReply& reply, bool whole) {
+  const std::string name = FleetWorker(worker).name;
+  const v1::MemberStatus& held = held_[worker];
+  if (reply.assignments_size() != 1) {
+    return absl::InternalError(absl::StrCat(name, " has ", reply.assignments_size(), " assignments, not one"));
+  }
+  const v1::Assignment& told = reply.assignments(0);
+  const bool same = told.epoch() == held.epoch() && told.rank() == held.rank() && told.spec().name() == held.job();
+  if (same && (!whole || (told.peers_size() > held.rank() && told.peers(held.rank()).worker() == name))) {
+    if (whole) assignment_bytes_ = static_cast<int64_t>(told.ByteSizeLong());
+    return absl::OkStatus();
+  }
+  return absl::InternalError(absl::StrCat(name, " is told to be rank ", told.rank(), " of job ", told.spec().name(),
+                                          " at epoch ", told.epoch(), "; it is rank ", held.rank(), " of ",
+                                          held.job()));
+}
+
+absl::Status ServedFleet::CallShare(int connection, int stride, v1::MemberState state) {
+  const bool whole = state == v1::MEMBER_STATE_UNSPECIFIED;
+  for (int worker = connection * stride; worker < options_.ranks; worker += kConnections * stride) {
+    const WorkerIdentity identity = FleetWorker(worker);
+    v1::HeartbeatRequest request;
+    request.set_name(identity.name);
+    request.set_incarnation(identity.incarnation);
+    request.set_spans_hosts(true);
+    request.set_retained(true);
+    if (!whole) {
+      v1::MemberStatus* status = request.add_jobs();
+      *status = held_[worker];
+      status->set_state(state);
+      status->set_committed_step(step_ - 1);
+    }
+    v1::HeartbeatReply reply;
+    grpc::ClientContext context;
+    context.set_deadline(DeadlineIn(kPatience));
+    RETURN_IF_ERROR(FromGrpc(stubs_[connection]->Heartbeat(&context, request, &reply), "coordinator"));
+    RETURN_IF_ERROR(Check(worker, reply, whole));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Cost> ServedFleet::CallAll(int stride, v1::MemberState state, int rounds) {
+  const double start = MonotonicSeconds(), processor = process_->ProcessorSeconds();
+  std::vector<absl::Status> results(kConnections);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kConnections; ++i) {
+    threads.emplace_back([this, i, stride, state, rounds, &results] {
+      for (int round = 0; round < rounds && results[i].ok(); ++round) results[i] = CallShare(i, stride, state);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& result : results) RETURN_IF_ERROR(result);
+  const int calls = (options_.ranks + stride - 1) / stride;
+  const double scale = static_cast<double>(options_.ranks) / calls / rounds;
+  return Cost{(MonotonicSeconds() - start) * scale, (process_->ProcessorSeconds() - processor) * scale, calls};
+}
+
+absl::StatusOr<Cost> ServedFleet::TakeAssignments(int ranks) {
+  return CallAll(std::max(1, options_.ranks / ranks), v1::MEMBER_STATE_UNSPECIFIED, 1);
+}
+
+absl::StatusOr<Cost> ServedFleet::ReportReady() {
+  ASSIGN_OR_RETURN(const Cost cost, CallAll(1, v1::MEMBER_STATE_READY, 1));
+  RETURN_IF_ERROR(Describe(v1::JOB_STATE_READY));
+  return cost;
+}
+
+absl::StatusOr<Cost> ServedFleet::Beat(int rounds) {
+  ++step_;
+  return CallAll(1, v1::MEMBER_STATE_READY, rounds);
+}
+
+}  // namespace shardmesh::bench
