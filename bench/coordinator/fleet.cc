@@ -78,6 +78,7 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Make(const FleetOptions& options) 
   }
   CoordinatorOptions coordinator;
   coordinator.max_workers = options.ranks;
+  coordinator.heartbeat_timeout = absl::Hours(1);  // a fleet that one process speaks for may be late
   ASSIGN_OR_RETURN(
       fleet->coordinator_,
       Coordinator::Create(coordinator, std::make_unique<CountingStore>(std::move(store), fleet->writes_), fleet->now_));
