@@ -179,15 +179,16 @@ absl::StatusOr<Cost> Fleet::ReportReady() {
     return coordinator_->Heartbeat(workers_[i].name, workers_[i].incarnation, reports_[i], now_, kTraits).status();
   };
   ASSIGN_OR_RETURN(const Cost cost, ForRanks(options_.most_seconds, call, [] { return absl::OkStatus(); }));
-  const bool all = cost.calls == options_.ranks &&
-                   std::none_of(reports_.begin(), reports_.end(), [](const auto& reports) { return reports.empty(); });
-  if (all) RETURN_IF_ERROR(CheckJobs(/*ready=*/true));
+  ready_ = cost.calls == options_.ranks &&
+           std::none_of(reports_.begin(), reports_.end(), [](const auto& reports) { return reports.empty(); });
+  if (ready_) RETURN_IF_ERROR(CheckJobs(/*ready=*/true));
   return cost;
 }
 
 absl::StatusOr<Cost> Fleet::Beat() {
   for (auto& reports : reports_) {
     if (!reports.empty()) reports[0].committed_step = step_;
+    if (!reports.empty() && !ready_) reports[0].state = MemberReport::State::kPreparing;
   }
   ++step_;
   std::vector<std::pair<int, int>> chunk;  // workers, and how many assignments they hold

@@ -87,6 +87,7 @@ class Fleet {
   std::vector<std::vector<MemberReport>> reports_;  // by worker
   int64_t assignment_bytes_ = 0;
   int64_t step_ = 0;
+  bool ready_ = false;  // all jobs
 };
 
 }  // namespace shardmesh::bench

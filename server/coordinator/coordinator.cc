@@ -35,8 +35,13 @@ absl::Status Coordinator::Load(absl::Time now) {
                                               ranks, " ranks; restore a copy of the state file"));
     }
     RETURN_IF_ERROR(CheckMembersJoined(job.record));
+    for (size_t rank = 0; rank < job.record.members.size(); ++rank) {  // of a file that an older version wrote
+      if (job.record.members[rank].ready) job.ready.Add(job.record.epoch, ranks, rank);
+    }
     state_.jobs[name] = std::move(job);
+    state_.places.Touch(name);
   }
+  state_.places.Settle(state_.jobs);
   state_.epoch_floor = contents.epoch_floor;
   last_tick_ = now;
   events_.push_back(absl::StrCat("event=loaded jobs=", state_.jobs.size(), " workers=", state_.workers.size()));

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -97,8 +98,8 @@ struct MemberReport {
 struct Origin {
   int64_t epoch = 0;  // 0: the job does not re-form
   std::string mesh;
-  std::vector<int32_t> was;           // by rank
-  std::vector<MemberRecord> departing;  // each with its rank then
+  SharedList<int32_t> was;             // by rank
+  SharedList<MemberRecord> departing;  // each with its rank then
 };
 
 // What a worker shall hold.
@@ -106,7 +107,7 @@ struct Assignment {
   std::shared_ptr<const JobDefinition> definition;
   int64_t epoch = 0;
   int32_t rank = 0;
-  std::vector<WorkerIdentity> peers;  // by rank, the worker itself included
+  SharedList<WorkerIdentity> peers;  // by rank, the worker itself included; all assignments of the job share it
   Origin from;
   bool staged = false;  // the job is at from.epoch still, which the worker holds on
   bool leaves = false;  // of those: it will not be a member; `rank` is that of now
@@ -212,9 +213,10 @@ class Coordinator {
   // coordinator_jobs.cc
   JobView View(const Job& job, absl::Time now) const;
   absl::Status NoSuchJob(const std::string& name) const;
-  using Loads = std::map<std::pair<std::string, int64_t>, int>;  // how many jobs each incarnation of a worker serves
-  Loads CountJobs() const;
-  std::vector<Candidate> Candidates(const JobRecord& job, absl::Time now, const Loads& loads) const;
+  std::vector<Candidate> Candidates(const JobRecord& job, absl::Time now) const;
+  // Of this incarnation, by the job's name.
+  using Places = absl::InlinedVector<Place, 4>;
+  Places PlacesOf(const WorkerIdentity& worker) const;
   int64_t NextEpoch(const JobRecord& job) const;
   void AssignWaitingJobs(Transaction& transaction, absl::Time now);
   void FailJob(Transaction& transaction, const std::string& name, const std::string& cause);
@@ -254,9 +256,9 @@ class Coordinator {
   // Of jobs that re-form: the memory of `last` is `incarnation`'s. The job's names.
   std::vector<std::string> TakeOverHeld(Transaction& transaction, const WorkerIdentity& last,
                                         const WorkerIdentity& next, const std::vector<ResumedJob>& resumed);
-  static void MakeReady(Transaction& transaction, JobRecord& job);
+  static void MakeReady(Transaction& transaction, const std::string& name);
   static absl::Status LoadMeshes(Job& job);
-  static Origin OriginOf(const JobRecord& job);
+  Origin OriginOf(const Job& job) const;
 
   // coordinator_reshard.cc
   absl::Status CheckReshards(const Job& job, const MeshSpec& mesh, absl::Time now) const;
@@ -266,16 +268,18 @@ class Coordinator {
   // A report of a member to be. False: it is not of one.
   bool ApplyStaged(Transaction& transaction, const MemberReport& report, const WorkerIdentity& worker);
   void MoveToNext(Transaction& transaction, const std::string& name);
-  static void AddStaged(const Job& job, const WorkerIdentity& worker, std::vector<Assignment>& assignments);
+  static Assignment StagedAt(const Place& place);
 
   // coordinator_membership.cc
   bool IsSilent(const Worker& worker, absl::Time now) const;
   void Hear(Worker& worker, absl::Time now);
   void TakeTraits(Worker& worker, const WorkerTraits& traits);
-  absl::Status CheckIncarnation(const std::string& name, int64_t incarnation) const;
+  // `there`: the worker of that name, null if there is none; also below.
+  Worker* FindWorker(const std::string& name);
+  static absl::Status CheckIncarnation(const Worker* there, const std::string& name, int64_t incarnation);
   // `call`: "heartbeat", of an incarnation that may have joined.
-  absl::Status CheckSecretOf(const std::string& name, int64_t incarnation, absl::string_view secret,
-                             absl::string_view call) const;
+  static absl::Status CheckSecretOf(const Worker* there, int64_t incarnation, absl::string_view secret,
+                                    absl::string_view call);
   absl::Status CheckMembersJoined(const JobRecord& job) const;
   bool TakesOver(const LastIncarnation& last, const WorkerIdentity& old) const;
   absl::Status CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now,
@@ -300,8 +304,8 @@ class Coordinator {
   };
   Ending SilenceOf(const Worker& worker, absl::Time now) const;
   void MarkSilent(Transaction& transaction, const std::string& name, absl::Time now);
-  // The job of which `worker` is the member that `report` is about; null: the report is stale.
-  const Job* JobOf(const MemberReport& report, const WorkerIdentity& worker) const;
+  // Where `worker` is the member that `report` is about; no job: the report is stale.
+  Place PlaceIn(const MemberReport& report, const WorkerIdentity& worker) const;
   absl::Status CheckRanks(const std::vector<MemberReport>& reports, const WorkerIdentity& worker) const;
   absl::Status ApplyReport(Transaction& transaction, const MemberReport& report, const WorkerIdentity& worker,
                            absl::Time now);

@@ -120,18 +120,20 @@ JobView Coordinator::View(const Job& job, absl::Time now) const {
   view.next = job.next;
   view.reshard_error = job.reshard_error;
   const bool keepable = CheckSupportedNow(job, Feature::kRestart).ok();
-  for (const MemberRecord& member : job.record.members) {
+  for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
+    const MemberRecord& member = job.record.members[rank];
+    const bool ready = member.ready || job.ready.Has(job.record.epoch, rank);
     const auto found = state_.workers.find(member.worker.name);
     const bool there = found != state_.workers.end() && found->second.record.state == WorkerState::kAlive &&
                        found->second.record.identity.incarnation == member.worker.incarnation;
     const std::optional<WorkerTraits> traits = there ? found->second.traits : std::nullopt;
     const bool retained = keepable && traits.has_value() && traits->retained;
-    view.members.push_back({member.worker, there && !IsSilent(found->second, now), member.ready, retained});
+    view.members.push_back({member.worker, there && !IsSilent(found->second, now), ready, retained});
   }
   if (job.awaits_incarnation)
     view.waiting_for = "the next incarnation of a worker that has a shard which nobody else has";
   if (view.state == JobState::kWaiting) {
-    view.waiting_for = ChooseMembers(DemandOf(*job.definition), Candidates(job.record, now, {})).waiting_for;
+    view.waiting_for = ChooseMembers(DemandOf(*job.definition), Candidates(job.record, now)).waiting_for;
   }
   return view;
 }
@@ -147,22 +149,16 @@ int64_t Coordinator::MostLiveWorkers(absl::Time now) const {
   return most;
 }
 
-Coordinator::Loads Coordinator::CountJobs() const {
-  Loads loads;
-  for (const auto& [name, job] : state_.jobs) {
-    for (const MemberRecord& member : job.record.members) ++loads[{member.worker.name, member.worker.incarnation}];
-  }
-  return loads;
-}
-
-std::vector<Candidate> Coordinator::Candidates(const JobRecord& job, absl::Time now, const Loads& loads) const {
+std::vector<Candidate> Coordinator::Candidates(const JobRecord& job, absl::Time now) const {
   std::vector<Candidate> candidates;
   for (const auto& [name, worker] : state_.workers) {
     const WorkerIdentity& identity = worker.record.identity;
     if (!IsThere(worker, now) || !worker.traits.has_value()) continue;
-    if (absl::c_linear_search(job.excluded, absl::StrCat(name, "@", identity.incarnation))) continue;
-    const auto load = loads.find({name, identity.incarnation});
-    candidates.push_back({&identity, load == loads.end() ? 0 : load->second, *worker.traits});
+    if (!job.excluded.empty() && absl::c_linear_search(job.excluded, absl::StrCat(name, "@", identity.incarnation))) {
+      continue;
+    }
+    const auto serves = absl::c_count_if(PlacesOf(identity), [](const Place& p) { return p.kind == Place::kMember; });
+    candidates.push_back({&identity, static_cast<int>(serves), *worker.traits});
   }
   return candidates;
 }
@@ -170,20 +166,20 @@ std::vector<Candidate> Coordinator::Candidates(const JobRecord& job, absl::Time 
 void Coordinator::AssignWaitingJobs(Transaction& transaction, absl::Time now) {
   if (!assign_) return;
   assign_ = false;
-  Loads loads = CountJobs();
   for (const auto& [name, waiting] : state_.jobs) {
     if (waiting.record.state != JobState::kWaiting) continue;
-    const Choice choice = ChooseMembers(DemandOf(*waiting.definition), Candidates(waiting.record, now, loads));
+    const Demand demand = DemandOf(*waiting.definition);
+    if (static_cast<int64_t>(state_.workers.size()) < demand.num_ranks) continue;  // of a large fleet the first come
+    const Choice choice = ChooseMembers(demand, Candidates(waiting.record, now));
     if (choice.members.empty()) continue;
     JobRecord& job = transaction.MutableJob(name).record;
     job.state = JobState::kPreparing;
     job.epoch = NextEpoch(job);
     if (job.secret.empty()) job.secret = options_.new_secret();  // an older version made it
-    job.members.clear();
-    for (const WorkerIdentity& worker : choice.members) {
-      job.members.push_back({worker, false});
-      ++loads[{worker.name, worker.incarnation}];
-    }
+    std::vector<MemberRecord> members;
+    members.reserve(choice.members.size());
+    for (const WorkerIdentity& worker : choice.members) members.push_back({worker, false});
+    job.members = std::move(members);
     transaction.Event(absl::StrCat(
         "event=job_assigned job=", name, " epoch=", job.epoch, " workers=",
         absl::StrJoin(choice.members, ",",

@@ -38,12 +38,14 @@ std::string NameAndIncarnation(const WorkerIdentity& worker) {
 
 }  // namespace
 
-absl::Status Coordinator::CheckIncarnation(const std::string& name, int64_t incarnation) const {
+Worker* Coordinator::FindWorker(const std::string& name) {
   const auto found = state_.workers.find(name);
-  if (found == state_.workers.end()) {
-    return absl::NotFoundError(absl::StrCat("worker ", name, " has not joined; join first"));
-  }
-  const int64_t there = found->second.record.identity.incarnation;
+  return found == state_.workers.end() ? nullptr : &found->second;
+}
+
+absl::Status Coordinator::CheckIncarnation(const Worker* worker, const std::string& name, int64_t incarnation) {
+  if (worker == nullptr) return absl::NotFoundError(absl::StrCat("worker ", name, " has not joined; join first"));
+  const int64_t there = worker->record.identity.incarnation;
   if (incarnation == there) return absl::OkStatus();
   if (incarnation < there) {
     return WithNextIncarnation(
@@ -55,15 +57,14 @@ absl::Status Coordinator::CheckIncarnation(const std::string& name, int64_t inca
       absl::StrCat("incarnation ", incarnation, " of worker ", name, " has not joined (", there, " has); join first"));
 }
 
-absl::Status Coordinator::CheckSecretOf(const std::string& name, int64_t incarnation, absl::string_view secret,
-                                        absl::string_view call) const {
-  const auto found = state_.workers.find(name);
-  if (found == state_.workers.end()) return absl::OkStatus();
-  const WorkerRecord& there = found->second.record;
+absl::Status Coordinator::CheckSecretOf(const Worker* worker, int64_t incarnation, absl::string_view secret,
+                                        absl::string_view call) {
+  if (worker == nullptr) return absl::OkStatus();
+  const WorkerRecord& there = worker->record;
   if (there.identity.incarnation != incarnation || SameSecret(there.secret, secret)) return absl::OkStatus();
   // Should another program have taken the number, the worker goes on with the next one.
   return WithNextIncarnation(absl::PermissionDeniedError(absl::StrCat(
-                                 call, " of worker ", name, " incarnation ", incarnation,
+                                 call, " of worker ", there.identity.name, " incarnation ", incarnation,
                                  " without the secret that it joined with; only the process that joined may send it")),
                              AddSaturated(incarnation, 1));
 }
@@ -73,17 +74,14 @@ absl::Status Coordinator::CheckSecretOf(const std::string& name, int64_t incarna
 // that one's death.
 bool Coordinator::TakesOver(const LastIncarnation& last, const WorkerIdentity& old) const {
   if (last.resumes <= old.incarnation) return last.resumes == old.incarnation;
-  return absl::c_any_of(state_.jobs, [&](const auto& named) {
-    const JobRecord& job = named.second.record;
-    for (size_t rank = 0; rank < job.members.size(); ++rank) {
-      const MemberRecord& member = job.members[rank];
-      if (!SameIncarnation(member.worker, old)) continue;
-      if (Names(last.resumed, job, job.epoch, static_cast<int64_t>(rank))) return true;
-      if (job.from_epoch > 0 && Names(last.resumed, job, job.from_epoch, member.was)) return true;
+  return absl::c_any_of(PlacesOf(old), [&](const Place& place) {
+    const JobRecord& job = place.job->record;
+    if (place.kind == Place::kOther) {
+      return Names(last.resumed, job, job.from_epoch, job.others[place.index].was);
     }
-    return absl::c_any_of(job.others, [&](const MemberRecord& other) {
-      return SameIncarnation(other.worker, old) && Names(last.resumed, job, job.from_epoch, other.was);
-    });
+    if (place.kind != Place::kMember) return false;
+    return Names(last.resumed, job, job.epoch, place.index) ||
+           (job.from_epoch > 0 && Names(last.resumed, job, job.from_epoch, job.members[place.index].was));
   });
 }
 
@@ -93,7 +91,7 @@ bool Coordinator::TakesOver(const LastIncarnation& last, const WorkerIdentity& o
 absl::Status Coordinator::CheckJoin(const Worker& there, const WorkerIdentity& worker, absl::Time now,
                                     const LastIncarnation& last) const {
   const WorkerIdentity& old = there.record.identity;
-  if (worker.incarnation < old.incarnation) return CheckIncarnation(worker.name, worker.incarnation);
+  if (worker.incarnation < old.incarnation) return CheckIncarnation(&there, worker.name, worker.incarnation);
   if (worker.incarnation == old.incarnation) {
     if (there.record.state == WorkerState::kLeft) {
       return WithNextIncarnation(
@@ -140,7 +138,7 @@ absl::Status Coordinator::MakeRoomForWorker(Transaction& transaction) const {
   const Worker* oldest = nullptr;  // of those that are gone and in no job
   for (const auto& [name, worker] : state_.workers) {
     const WorkerIdentity& identity = worker.record.identity;
-    if (worker.record.state == WorkerState::kAlive || !AssignmentsOf(identity).empty()) continue;
+    if (worker.record.state == WorkerState::kAlive || !PlacesOf(identity).empty()) continue;
     if (oldest == nullptr || identity.incarnation < oldest->record.identity.incarnation) oldest = &worker;
   }
   if (oldest == nullptr) {
@@ -163,13 +161,13 @@ void Coordinator::Resume(Transaction& transaction, const Worker& worker, const s
   const WorkerIdentity& next = worker.record.identity;
   const WorkerIdentity last = state_.workers.at(next.name).record.identity;
   int num_jobs = 0;
-  for (const auto& [name, job] : state_.jobs) {
-    for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
-      if (!SameIncarnation(job.record.members[rank].worker, last) || !GoesOn(job.record, rank, resumed)) continue;
-      if (!CheckSupportedNow(job, Feature::kRestart).ok()) continue;
-      transaction.MutableJob(name).record.members[rank].worker = next;
-      ++num_jobs;
-    }
+  for (const Place& place : PlacesOf(last)) {
+    if (place.kind != Place::kMember || !GoesOn(place.job->record, place.index, resumed)) continue;
+    if (!CheckSupportedNow(*place.job, Feature::kRestart).ok()) continue;
+    std::vector<MemberRecord> members = place.job->record.members.ToVector();
+    members[place.index].worker = next;
+    transaction.MutableJob(place.job->record.name).record.members = std::move(members);
+    ++num_jobs;
   }
   const std::vector<std::string> held = TakeOverHeld(transaction, last, next, resumed);
   transaction.Event(absl::StrCat("event=worker_resumed ", NameAndIncarnation(next), " was=", last.incarnation,
@@ -185,7 +183,7 @@ void Coordinator::Resume(Transaction& transaction, const Worker& worker, const s
 
 absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits,
                                const LastIncarnation& last, absl::Time wall, absl::string_view secret) {
-  RETURN_IF_ERROR(CheckSecretOf(worker.name, worker.incarnation, secret, "join"));
+  RETURN_IF_ERROR(CheckSecretOf(FindWorker(worker.name), worker.incarnation, secret, "join"));
   Transaction transaction = NewTransaction();
   const Worker joins = {{worker, WorkerState::kAlive, std::string(secret)}, now, traits};
   const auto found = state_.workers.find(worker.name);
@@ -221,13 +219,14 @@ absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, con
 absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string& name, int64_t incarnation,
                                                                const std::vector<MemberReport>& reports, absl::Time now,
                                                                const WorkerTraits& traits, absl::string_view secret) {
-  RETURN_IF_ERROR(CheckSecretOf(name, incarnation, secret, "heartbeat"));
-  const absl::Status known = CheckIncarnation(name, incarnation);
+  Worker* const there = FindWorker(name);
+  RETURN_IF_ERROR(CheckSecretOf(there, incarnation, secret, "heartbeat"));
+  const absl::Status known = CheckIncarnation(there, name, incarnation);
   if (absl::IsNotFound(known)) RETURN_IF_ERROR(CheckJobsKnown(name, incarnation, false, reports));
   RETURN_IF_ERROR(known);
-  Worker& worker = state_.workers.at(name);
-  if (worker.record.state == WorkerState::kLeft) return CheckJoin(worker, worker.record.identity, now, {});
-  const WorkerIdentity identity = worker.record.identity;
+  Worker& worker = *there;
+  const WorkerIdentity& identity = worker.record.identity;
+  if (worker.record.state == WorkerState::kLeft) return CheckJoin(worker, identity, now, {});
   RETURN_IF_ERROR(CheckRanks(reports, identity));
   const bool doubted = worker.doubted;
   Hear(worker, now);
@@ -251,9 +250,10 @@ absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string
 
 absl::Status Coordinator::Leave(const std::string& name, int64_t incarnation, absl::Time now,
                                 absl::string_view secret) {
-  RETURN_IF_ERROR(CheckSecretOf(name, incarnation, secret, "leave"));
-  RETURN_IF_ERROR(CheckIncarnation(name, incarnation));
-  if (state_.workers.at(name).record.state == WorkerState::kLeft) return absl::OkStatus();
+  const Worker* const there = FindWorker(name);
+  RETURN_IF_ERROR(CheckSecretOf(there, incarnation, secret, "leave"));
+  RETURN_IF_ERROR(CheckIncarnation(there, name, incarnation));
+  if (there->record.state == WorkerState::kLeft) return absl::OkStatus();
   Transaction transaction = NewTransaction();
   WorkerRecord& record = transaction.MutableWorker(name).record;
   record.state = WorkerState::kLeft;
@@ -267,12 +267,10 @@ void Coordinator::LoseWorker(Transaction& transaction, const WorkerIdentity& wor
                              absl::Time now, bool died) {
   LoseFromReshards(transaction, worker, absl::StrCat("worker ", worker.name, " (pid ", worker.pid, ") ", cause));
   LoseDeparting(transaction, worker, cause, now);
-  for (const auto& [name, job] : state_.jobs) {
-    for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
-      if (!SameIncarnation(job.record.members[rank].worker, worker)) continue;
-      LoseMember(transaction, name, rank, absl::StrCat(Member(worker, rank), " ", cause), now, died);
-      break;
-    }
+  for (const Place& place : PlacesOf(worker)) {
+    if (place.kind != Place::kMember) continue;
+    LoseMember(transaction, place.job->record.name, place.index,
+               absl::StrCat(Member(worker, place.index), " ", cause), now, died);
   }
 }
 
@@ -301,24 +299,32 @@ void Coordinator::PutNextIncarnation(Transaction& transaction, const Worker& wor
   LoseWorker(transaction, last->record.identity, ending.cause, now);
 }
 
-const Job* Coordinator::JobOf(const MemberReport& report, const WorkerIdentity& worker) const {
-  const auto found = state_.jobs.find(report.job);
-  if (found == state_.jobs.end() || found->second.record.epoch != report.epoch) return nullptr;
-  const bool is_member = absl::c_any_of(
-      found->second.record.members, [&](const MemberRecord& member) { return SameIncarnation(member.worker, worker); });
-  return is_member ? &found->second : nullptr;
+Coordinator::Places Coordinator::PlacesOf(const WorkerIdentity& worker) const {
+  Places own;
+  for (const Place& place : state_.places.Of(state_.jobs, worker.name)) {
+    if (place.incarnation == worker.incarnation) own.push_back(place);
+  }
+  return own;
+}
+
+Place Coordinator::PlaceIn(const MemberReport& report, const WorkerIdentity& worker) const {
+  const std::vector<Place>& places = state_.places.Of(state_.jobs, worker.name);
+  auto place = std::lower_bound(
+      places.begin(), places.end(), report.job,
+      [](const Place& before, const std::string& job) { return before.job->record.name < job; });
+  for (; place != places.end() && place->kind == Place::kMember && place->job->record.name == report.job; ++place) {
+    if (place->incarnation == worker.incarnation && place->job->record.epoch == report.epoch) return *place;
+  }
+  return {};
 }
 
 absl::Status Coordinator::CheckRanks(const std::vector<MemberReport>& reports, const WorkerIdentity& worker) const {
   for (const MemberReport& report : reports) {
-    const Job* job = JobOf(report, worker);
-    if (job == nullptr) continue;
-    for (size_t rank = 0; rank < job->record.members.size(); ++rank) {
-      if (!SameIncarnation(job->record.members[rank].worker, worker) || report.rank == static_cast<int32_t>(rank))
-        continue;
-      return absl::InvalidArgumentError(absl::StrCat("worker ", worker.name, " reports rank ", report.rank, " of job ",
-                                                     report.job, " at epoch ", report.epoch, "; it is rank ", rank));
-    }
+    const Place place = PlaceIn(report, worker);
+    if (place.job == nullptr || report.rank == place.index) continue;
+    return absl::InvalidArgumentError(absl::StrCat("worker ", worker.name, " reports rank ", report.rank, " of job ",
+                                                   report.job, " at epoch ", report.epoch, "; it is rank ",
+                                                   place.index));
   }
   return absl::OkStatus();
 }
@@ -351,7 +357,7 @@ absl::Status Coordinator::CheckJobsKnown(const std::string& name, int64_t incarn
 void Coordinator::ApplyFailure(Transaction& transaction, const MemberReport& report, const Job& job,
                                const WorkerIdentity& worker, absl::Time now) {
   const std::string cause = absl::StrCat(Member(worker, report.rank), " failed: ", report.error);
-  const std::vector<MemberRecord>& members = job.record.members;
+  const SharedList<MemberRecord> members = job.record.members;
   if (report.lost_rank < 0 || report.lost_rank >= static_cast<int32_t>(members.size())) {
     const bool reforms = job.record.state == JobState::kPreparing && job.record.from_epoch > 0;
     if (!reforms) return FailJob(transaction, report.job, cause);
@@ -390,7 +396,7 @@ absl::Status Coordinator::ApplyOtherPlan(Transaction& transaction, const MemberR
 absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberReport& report,
                                       const WorkerIdentity& worker, absl::Time now) {
   if (ApplyStaged(transaction, report, worker)) return absl::OkStatus();
-  const Job* there = JobOf(report, worker);
+  const Job* there = PlaceIn(report, worker).job;
   if (there == nullptr) {
     const bool failed = report.state == MemberReport::State::kFailed;
     if (failed) LoseDeparted(transaction, report, worker, now);
@@ -407,20 +413,19 @@ absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberRepo
       job.lost_members = 0;
     }
     ApplyFailure(transaction, report, *there, worker, now);
-  } else if (report.state == MemberReport::State::kReady && there->record.state == JobState::kPreparing &&
-             !there->record.members[report.rank].ready) {
-    JobRecord& job = transaction.MutableJob(report.job).record;
-    job.members[report.rank].ready = true;
-    if (absl::c_all_of(job.members, [](const MemberRecord& member) { return member.ready; })) {
-      MakeReady(transaction, job);
-    }
+  } else if (report.state == MemberReport::State::kReady && there->record.state == JobState::kPreparing) {
+    const size_t ranks = there->record.members.size();
+    const bool last = there->ready.AllBut(report.epoch, ranks, report.rank);
+    Job& job = last ? transaction.MutableJob(report.job) : state_.jobs.at(report.job);
+    job.ready.Add(report.epoch, ranks, report.rank);
+    if (last) MakeReady(transaction, report.job);
   }
   return absl::OkStatus();
 }
 
 // A report of fewer steps came late, and one of more follows. If none does for a time-out, what is known is wrong.
 void Coordinator::ApplyProgress(const MemberReport& report, const WorkerIdentity& worker, absl::Time now) {
-  if (report.rank != 0 || JobOf(report, worker) == nullptr) return;
+  if (report.rank != 0 || PlaceIn(report, worker).job == nullptr) return;
   Job& job = state_.jobs.at(report.job);
   if (report.committed_step < job.record.committed_step) {
     const bool same =
@@ -439,24 +444,22 @@ void Coordinator::ApplyProgress(const MemberReport& report, const WorkerIdentity
 
 std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker) const {
   std::vector<Assignment> assignments;
-  for (const auto& [name, job] : state_.jobs) {
-    const size_t before = assignments.size();
-    for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
-      if (!SameIncarnation(job.record.members[rank].worker, worker)) continue;
-      Assignment assignment{job.definition, job.record.epoch, static_cast<int32_t>(rank), {}, {}};
-      for (const MemberRecord& member : job.record.members) assignment.peers.push_back(member.worker);
-      assignment.from = OriginOf(job.record);
-      assignments.push_back(std::move(assignment));
-      break;
+  for (const Place& place : PlacesOf(worker)) {
+    const Job& job = *place.job;
+    const JobRecord& record = job.record;
+    if (place.kind == Place::kMember) {
+      const Told& told = state_.places.ToldOf(state_.jobs, job);
+      assignments.push_back({job.definition, record.epoch, place.index, told.peers, OriginOf(job)});
+    } else if (place.kind == Place::kOther) {
+      assignments.push_back({job.definition,
+                             record.from_epoch,
+                             record.others[place.index].was,
+                             {},
+                             {record.from_epoch, record.from_mesh, {}, {}}});
+    } else {
+      assignments.push_back(StagedAt(place));
     }
-    for (const MemberRecord& other : job.record.others) {
-      if (!SameIncarnation(other.worker, worker)) continue;
-      const JobRecord& record = job.record;
-      assignments.push_back(
-          {job.definition, record.from_epoch, other.was, {}, {record.from_epoch, record.from_mesh, {}, {}}});
-    }
-    AddStaged(job, worker, assignments);
-    for (size_t i = before; i < assignments.size(); ++i) assignments[i].secret = job.record.secret;
+    assignments.back().secret = record.secret;
   }
   return assignments;
 }

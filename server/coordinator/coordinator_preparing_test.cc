@@ -188,5 +188,41 @@ TEST_F(PreparingTest, StoreFails_NothingChanged) {
   EXPECT_EQ(View("k").state, JobState::kPreparing) << "b is not doubted";
 }
 
+// A job of many ranks would write all its members for each of them.
+TEST_F(PreparingTest, ReadyOfMembers_IsStoredWhenAllAre) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  const int before = shared_.writes;
+  Beat("a", {ReadyReport(Beat("a")[0])});
+  EXPECT_TRUE(View("j").members[0].ready);
+  EXPECT_EQ(shared_.writes, before);
+  Beat("b", {ReadyReport(Beat("b")[0])});
+  EXPECT_EQ(shared_.writes, before + 1);
+  Restart();
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  EXPECT_TRUE(View("j").members[0].ready && View("j").members[1].ready);
+}
+
+TEST_F(PreparingTest, CoordinatorRestarts_MembersSayReadyAgain) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  Beat("a", {ReadyReport(Beat("a")[0])});
+  Restart();
+  Beat("b", {ReadyReport(Beat("b")[0])});
+  EXPECT_EQ(View("j").state, JobState::kPreparing) << "a was not heard yet";
+  Beat("a", {ReadyReport(Beat("a")[0])});
+  EXPECT_EQ(View("j").state, JobState::kReady);
+}
+
+TEST_F(PreparingTest, LastReadyCannotBeStored_TheJobIsReadyWhenItCan) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  Beat("a", {ReadyReport(Beat("a")[0])});
+  const Assignment told = Beat("b")[0];
+  shared_.broken = true;
+  EXPECT_FALSE(c_->Heartbeat("b", 1, {ReadyReport(told)}, now_).ok());
+  EXPECT_FALSE(View("j").members[1].ready);
+  shared_.broken = false;
+  Beat("b", {ReadyReport(told)});
+  EXPECT_EQ(View("j").state, JobState::kReady);
+}
+
 }  // namespace
 }  // namespace shardmesh

@@ -427,8 +427,9 @@ class Simulation {
         continue;
       }
       if (assignment.leaves) continue;
-      EXPECT_EQ(assignment.peers.at(assignment.rank).name, name);
-      EXPECT_EQ(assignment.peers.at(assignment.rank).incarnation, incarnations_[name]);
+      ASSERT_GT(static_cast<int>(assignment.peers.size()), assignment.rank);
+      EXPECT_EQ(assignment.peers[assignment.rank].name, name);
+      EXPECT_EQ(assignment.peers[assignment.rank].incarnation, incarnations_[name]);
     }
   }
 

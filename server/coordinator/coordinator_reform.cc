@@ -27,7 +27,7 @@ absl::StatusOr<MeshSpec> WantedMesh(const Job& job) {
 }
 
 std::vector<MemberRecord> AllHolders(const JobRecord& job) {
-  std::vector<MemberRecord> all = job.members;
+  std::vector<MemberRecord> all = job.members.ToVector();
   all.insert(all.end(), job.others.begin(), job.others.end());
   return all;
 }
@@ -85,8 +85,8 @@ std::vector<MemberRecord> Coordinator::Holders(const Job& job, size_t lost, absl
 
 std::vector<Candidate> Coordinator::Spares(const Job& job, size_t lost, const std::vector<MemberRecord>& holders,
                                            absl::Time now) const {
-  const std::vector<MemberRecord>& members = job.record.members;
-  std::vector<Candidate> spares = Candidates(job.record, now, CountJobs());
+  const SharedList<MemberRecord>& members = job.record.members;
+  std::vector<Candidate> spares = Candidates(job.record, now);
   const auto unfit = [&](const Candidate& spare) {
     return spare.worker->host_id != members[0].worker.host_id || spare.traits.has_device ||
            (lost != kNobody && SameIncarnation(members[lost].worker, *spare.worker)) ||
@@ -136,11 +136,12 @@ absl::Status Coordinator::ReformJob(Transaction& transaction, const std::string&
 void Coordinator::FormWithoutDeparted(Transaction& transaction, const std::string& name, const WorkerIdentity& worker,
                                       const std::string& cause, absl::Time now) {
   Job& job = transaction.MutableJob(name);
-  std::vector<MemberRecord>& others = job.record.others;
-  const std::vector<MemberRecord> before = others;
+  const SharedList<MemberRecord> before = job.record.others;
+  std::vector<MemberRecord> others = before.ToVector();
   others.erase(std::remove_if(others.begin(), others.end(),
                               [&](const MemberRecord& other) { return SameIncarnation(other.worker, worker); }),
                others.end());
+  job.record.others = std::move(others);
   if (MembersHoldAll(job.record)) return;  // it was kept for the case that another is lost
   const std::string why = absl::StrCat("worker ", worker.name, " (pid ", worker.pid, "), which was to leave, ", cause);
   const absl::Status formed =
@@ -148,17 +149,16 @@ void Coordinator::FormWithoutDeparted(Transaction& transaction, const std::strin
           ? absl::FailedPreconditionError("it lost too many members without a step between them")
           : ReformJob(transaction, name, kNobody, why, now);
   if (formed.ok()) return;
-  others = before;
+  job.record.others = before;
   FailJob(transaction, name, absl::StrCat(why, "; it cannot re-form: ", formed.message()));
 }
 
 void Coordinator::LoseDeparting(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause,
                                 absl::Time now) {
   std::vector<std::string> names;
-  for (const auto& [name, job] : state_.jobs) {
-    const bool leaves = absl::c_any_of(
-        job.record.others, [&](const MemberRecord& other) { return SameIncarnation(other.worker, worker); });
-    if (leaves && job.record.state == JobState::kPreparing) names.push_back(name);
+  for (const Place& place : PlacesOf(worker)) {
+    const JobRecord& job = place.job->record;
+    if (place.kind == Place::kOther && job.state == JobState::kPreparing) names.push_back(job.name);
   }
   for (const std::string& name : names) FormWithoutDeparted(transaction, name, worker, cause, now);
 }
@@ -188,12 +188,10 @@ bool Coordinator::AwaitsIncarnation(const Job& job, size_t rank, absl::Time now)
 
 void Coordinator::FormAgain(Transaction& transaction, const WorkerIdentity& worker, absl::Time now) {
   std::vector<std::string> names;
-  for (const auto& [name, job] : state_.jobs) {
-    if (job.awaits_incarnation && absl::c_any_of(AllHolders(job.record), [&](const MemberRecord& m) {
-          return SameIncarnation(m.worker, worker);
-        })) {
-      names.push_back(name);
-    }
+  for (const Place& place : PlacesOf(worker)) {
+    const std::string& name = place.job->record.name;
+    const bool holds = place.kind == Place::kMember || place.kind == Place::kOther;
+    if (holds && place.job->awaits_incarnation && (names.empty() || names.back() != name)) names.push_back(name);
   }
   for (const std::string& name : names) {
     const std::string cause = absl::StrCat("worker ", worker.name, " is there again");
@@ -204,9 +202,9 @@ void Coordinator::FormAgain(Transaction& transaction, const WorkerIdentity& work
 std::vector<std::string> Coordinator::TakeOverHeld(Transaction& transaction, const WorkerIdentity& last,
                                                    const WorkerIdentity& next, const std::vector<ResumedJob>& resumed) {
   std::vector<std::string> names;
-  for (const auto& named : state_.jobs) {
-    const std::string& name = named.first;
-    const Job& there = named.second;
+  for (const Place& place : PlacesOf(last)) {
+    const Job& there = *place.job;
+    const std::string& name = there.record.name;
     if (there.record.state != JobState::kPreparing || there.record.from_epoch == 0) continue;
     const auto held = [&](const MemberRecord& member) {
       return SameIncarnation(member.worker, last) && absl::c_any_of(resumed, [&](const ResumedJob& job) {
@@ -216,29 +214,37 @@ std::vector<std::string> Coordinator::TakeOverHeld(Transaction& transaction, con
     };
     if (absl::c_none_of(AllHolders(there.record), held)) continue;
     JobRecord& record = transaction.MutableJob(name).record;
-    for (std::vector<MemberRecord>* all : {&record.members, &record.others}) {
-      for (MemberRecord& member : *all) {
+    for (SharedList<MemberRecord>* all : {&record.members, &record.others}) {
+      std::vector<MemberRecord> changed = all->ToVector();
+      for (MemberRecord& member : changed) {
         if (held(member)) member.worker = next;
       }
+      *all = std::move(changed);
     }
     names.push_back(name);
   }
   return names;
 }
 
-void Coordinator::MakeReady(Transaction& transaction, JobRecord& job) {
+void Coordinator::MakeReady(Transaction& transaction, const std::string& name) {
+  JobRecord& job = transaction.MutableJob(name).record;
   job.state = JobState::kReady;
   job.from_epoch = 0;
   job.from_mesh.clear();
   job.others.clear();
-  for (MemberRecord& member : job.members) member.was = -1;
+  std::vector<MemberRecord> members = job.members.ToVector();
+  for (MemberRecord& member : members) {
+    member.ready = true;
+    member.was = -1;
+  }
+  job.members = std::move(members);
   transaction.Event(absl::StrCat("event=job_ready job=", job.name, " epoch=", job.epoch));
 }
 
-Origin Coordinator::OriginOf(const JobRecord& job) {
-  Origin from{job.from_epoch, job.from_mesh, {}, job.others};
-  if (job.from_epoch == 0) return from;
-  for (const MemberRecord& member : job.members) from.was.push_back(member.was);
+Origin Coordinator::OriginOf(const Job& job) const {
+  const JobRecord& record = job.record;
+  Origin from{record.from_epoch, record.from_mesh, {}, record.others};
+  if (record.from_epoch > 0) from.was = state_.places.ToldOf(state_.jobs, job).was;
   return from;
 }
 

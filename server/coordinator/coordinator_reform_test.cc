@@ -194,6 +194,8 @@ TEST_F(ReformTest, CoordinatorRestarts_InTheMiddle_GoesOn) {
   ASSERT_OK(c_->Leave("b", 1, now_));
   Beat("a", {ReadyReport(Told("a"))});
   Restart();
+  EXPECT_FALSE(View("j").members[0].ready) << "it says so again with its next heartbeat";
+  Beat("a", {ReadyReport(Told("a"))});
   EXPECT_TRUE(View("j").members[0].ready);
   EXPECT_EQ(Told("e").from.was, (Ranks{0, 3, 2, -1}));
   ASSERT_OK(c_->Leave("c", 1, now_));
@@ -347,7 +349,9 @@ TEST_F(ReformTest, StateFileSaysNonsense_DataLoss) {
   JobRecord mesh = good, from_mesh = good, was = good;
   mesh.mesh = "ddp=0";
   from_mesh.from_mesh = "";
-  was.members[1].was = 4;
+  std::vector<MemberRecord> members = good.members.ToVector();
+  members[1].was = 4;
+  was.members = members;
   for (const JobRecord& bad : {mesh, from_mesh, was}) {
     StoreBatch batch;
     batch.put_jobs = {bad};
@@ -362,8 +366,12 @@ TEST_F(ReformTest, StateFileHasAMemberThatNeverJoined_DataLoss) {
   ASSERT_NO_FATAL_FAILURE(MakeReady());
   const JobRecord good = shared_.store->Load()->jobs.at("j");
   JobRecord incarnation = good, name = good;
-  incarnation.members[1].worker.incarnation += 1000;
-  name.members[1].worker.name = "nobody";
+  std::vector<MemberRecord> members = good.members.ToVector();
+  members[1].worker.incarnation += 1000;
+  incarnation.members = members;
+  members = good.members.ToVector();
+  members[1].worker.name = "nobody";
+  name.members = members;
   for (const JobRecord& bad : {incarnation, name}) {
     StoreBatch batch;
     batch.put_jobs = {bad};

@@ -111,11 +111,9 @@ void Coordinator::GiveUpReshard(Transaction& transaction, const std::string& nam
 }
 
 void Coordinator::LoseFromReshards(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause) {
-  for (const auto& [name, job] : state_.jobs) {
-    if (job.next == nullptr) continue;
-    const bool has = FindIncarnation(job.next->members, worker) != job.next->members.end() ||
-                     FindIncarnation(job.next->departing, worker) != job.next->departing.end();
-    if (has) GiveUpReshard(transaction, name, cause);
+  for (const Place& place : PlacesOf(worker)) {
+    const bool takes_part = place.kind == Place::kNext || place.kind == Place::kDeparting;
+    if (takes_part) GiveUpReshard(transaction, place.job->record.name, cause);
   }
 }
 
@@ -155,11 +153,12 @@ void Coordinator::MoveToNext(Transaction& transaction, const std::string& name) 
   record.from_mesh = job.definition->spec().mesh.ToString();
   record.state = JobState::kPreparing;
   record.epoch = next->epoch;
-  record.members = next->members;
-  record.others = next->departing;
-  for (std::vector<MemberRecord>* all : {&record.members, &record.others}) {
+  std::vector<MemberRecord> members = next->members, others = next->departing;
+  for (std::vector<MemberRecord>* all : {&members, &others}) {
     for (MemberRecord& member : *all) member.ready = false;
   }
+  record.members = std::move(members);
+  record.others = std::move(others);
   const MeshSpec& mesh = next->definition->spec().mesh;
   record.mesh = mesh == job.defined->spec().mesh ? "" : mesh.ToString();
   record.wanted_mesh = record.mesh;
@@ -168,25 +167,22 @@ void Coordinator::MoveToNext(Transaction& transaction, const std::string& name) 
                                  " from_epoch=", record.from_epoch, " mesh=", mesh.ToString()));
 }
 
-void Coordinator::AddStaged(const Job& job, const WorkerIdentity& worker, std::vector<Assignment>& assignments) {
-  if (job.next == nullptr) return;
+Assignment Coordinator::StagedAt(const Place& place) {
+  const Job& job = *place.job;
   const NextMesh& next = *job.next;
-  const auto member = FindIncarnation(next.members, worker), departing = FindIncarnation(next.departing, worker);
-  const bool leaves = departing != next.departing.end();
-  if (member == next.members.end() && !leaves) return;
-  Assignment assignment{next.definition,
-                        next.epoch,
-                        0,
-                        {},
-                        {job.record.epoch, job.definition->spec().mesh.ToString(), {}, next.departing}};
+  Assignment assignment{next.definition, next.epoch, place.index, {}, {}};
   assignment.staged = true;
-  assignment.leaves = leaves;
-  assignment.rank = leaves ? departing->was : static_cast<int32_t>(member - next.members.begin());
+  assignment.leaves = place.kind == Place::kDeparting;
+  if (assignment.leaves) assignment.rank = next.departing[place.index].was;
+  std::vector<WorkerIdentity> peers;
+  std::vector<int32_t> was;
   for (const MemberRecord& peer : next.members) {
-    assignment.peers.push_back(peer.worker);
-    assignment.from.was.push_back(peer.was);
+    peers.push_back(peer.worker);
+    was.push_back(peer.was);
   }
-  assignments.push_back(std::move(assignment));
+  assignment.peers = std::move(peers);
+  assignment.from = {job.record.epoch, job.definition->spec().mesh.ToString(), std::move(was), next.departing};
+  return assignment;
 }
 
 }  // namespace shardmesh

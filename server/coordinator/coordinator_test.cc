@@ -84,6 +84,7 @@ TEST_F(CoordinatorTest, Job_IsReadyWhenAllMembersAre) {
   ASSERT_EQ(to_a.size(), 1u);
   EXPECT_EQ(to_a[0].epoch, 1);
   EXPECT_EQ(to_a[0].peers[1].name, "b");
+  EXPECT_TRUE(Beat("b")[0].peers.SharesWith(to_a[0].peers)) << "one list for all members";
   EXPECT_EQ(to_b[0].rank, 1);
   Beat("a", {ReadyReport(to_a[0])});
   EXPECT_EQ(View("j").state, JobState::kPreparing);

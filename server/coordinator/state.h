@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/coordinator/place_index.h"
 #include "server/jobs/job_definition.h"
 #include "server/store/records.h"
 #include "server/store/store.h"
@@ -32,12 +33,31 @@ struct Behind {
   int64_t epoch = 0, incarnation = 0;
 };
 
+// Which members of a job said READY at an epoch. It is stored when all have: each says so with every heartbeat, so a
+// coordinator that restarts before hears it again.
+class ReadyRanks {
+ public:
+  // Of an epoch other than before: nobody else is.
+  void Add(int64_t epoch, size_t num_ranks, size_t rank);
+  bool Has(int64_t epoch, size_t rank) const { return epoch == epoch_ && rank < ready_.size() && ready_[rank]; }
+  // Everybody else is, of so many.
+  bool AllBut(int64_t epoch, size_t num_ranks, size_t rank) const {
+    return (epoch == epoch_ ? count_ : 0) + !Has(epoch, rank) == num_ranks;
+  }
+
+ private:
+  int64_t epoch_ = 0;
+  size_t count_ = 0;
+  std::vector<bool> ready_;
+};
+
 struct Job {
   JobRecord record;
   std::shared_ptr<const JobDefinition> defined;     // as it was given
   std::shared_ptr<const JobDefinition> definition;  // with the mesh that it has now
   bool progress_unsaved = false;  // committed_step, published_steps: written by the next Tick, said again by rank 0
   // Not stored:
+  ReadyRanks ready;  // while it is PREPARING; but for the last one changed without a transaction
   std::optional<Behind> behind;  // of the newest incarnation of rank 0 that reports fewer steps than committed_step
   int lost_members = 0;                  // that died since its last step or, without one, its making
   bool awaits_incarnation = false;       // it re-forms, and the only holder of a shard is to come back
@@ -57,6 +77,7 @@ struct CoordinatorState {
   std::map<std::string, Worker> workers;
   // The largest epoch of a deleted job, or that a job was to have on another mesh: nothing else may be taken for that.
   int64_t epoch_floor = 0;
+  mutable PlaceIndex places;  // of the workers in the jobs; Transaction keeps it right
 };
 
 // Changes memory at once and keeps what was there. Commit writes all changes to the store as one batch, and puts memory

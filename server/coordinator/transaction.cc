@@ -13,12 +13,25 @@ Transaction::~Transaction() {
   if (!ended_) RollBack();
 }
 
+void ReadyRanks::Add(int64_t epoch, size_t num_ranks, size_t rank) {
+  if (epoch != epoch_ || ready_.size() != num_ranks) {
+    epoch_ = epoch;
+    count_ = 0;
+    ready_.assign(num_ranks, false);
+  }
+  count_ += !ready_[rank];
+  ready_[rank] = true;
+}
+
 void Transaction::SaveJob(const std::string& name) {
+  if (old_jobs_.count(name) > 0) return;
   const auto found = state_.jobs.find(name);
   old_jobs_.emplace(name, found == state_.jobs.end() ? std::nullopt : std::make_optional(found->second));
+  state_.places.Touch(name);
 }
 
 void Transaction::SaveWorker(const std::string& name) {
+  if (old_workers_.count(name) > 0) return;
   const auto found = state_.workers.find(name);
   old_workers_.emplace(name, found == state_.workers.end() ? std::nullopt : std::make_optional(found->second));
 }
@@ -94,6 +107,7 @@ absl::Status Transaction::Commit() {
   }
   for (const JobRecord& job : batch.put_jobs) state_.jobs.at(job.name).progress_unsaved = false;
   committed_events_.insert(committed_events_.end(), events_.begin(), events_.end());
+  if (!old_jobs_.empty()) state_.places.Settle(state_.jobs);
   ended_ = true;
   return absl::OkStatus();
 }
@@ -114,6 +128,7 @@ void Transaction::RollBack() {
     }
   }
   state_.epoch_floor = old_epoch_floor_;
+  if (!old_jobs_.empty()) state_.places.Settle(state_.jobs);
   ended_ = true;
 }
 

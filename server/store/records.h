@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "server/store/shared_list.h"
 
 namespace shardmesh {
 
@@ -80,7 +81,7 @@ struct WorkerRecord {
 // JobRecord::members.
 struct MemberRecord {
   WorkerIdentity worker;
-  bool ready = false;  // it reported READY with the plan hash of the job
+  bool ready = false;  // it reported READY with the plan hash of the job; while that is PREPARING: see Job::ready
   int32_t was = -1;    // its rank at JobRecord::from_epoch; -1: none
 
   friend bool operator==(const MemberRecord& a, const MemberRecord& b) {
@@ -95,7 +96,7 @@ struct JobRecord {
   std::string secret;  // Assignment.secret; empty: it was assigned by a version that had none
   JobState state = JobState::kWaiting;
   int64_t epoch = 0;                  // of the last assignment; 0 before the first
-  std::vector<MemberRecord> members;  // by rank; empty while WAITING
+  SharedList<MemberRecord> members;   // by rank; empty while WAITING
   // Incarnations of workers whose plan hash differed, or that failed while it re-formed: never members of this job
   // again.
   std::vector<std::string> excluded;
@@ -109,7 +110,7 @@ struct JobRecord {
   std::string from_mesh;
   // Then, too: workers that were members at that epoch and are not now, each with its rank there (MemberRecord::was).
   // They keep what they held: for the members, of a job that is resharded, or should another member be lost.
-  std::vector<MemberRecord> others;
+  SharedList<MemberRecord> others;
 
   friend bool operator==(const JobRecord& a, const JobRecord& b) {
     return a.name == b.name && a.uid == b.uid && a.secret == b.secret && a.state == b.state && a.epoch == b.epoch &&

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -121,7 +122,11 @@ class SqliteStore final : public Store {
     absl::Status status = db_->Execute("BEGIN IMMEDIATE");
     if (status.ok()) status = WriteAll(batch);
     if (status.ok()) status = db_->Execute("COMMIT");
-    if (status.ok()) return status;
+    if (status.ok()) {
+      for (const JobRecord& job : batch.put_jobs) stored_[job.name] = {job.members, job.others};
+      for (const std::string& job : batch.delete_jobs) stored_.erase(job);
+      return status;
+    }
     (void)db_->Execute("ROLLBACK");
     return NotStored(status);
   }
@@ -136,6 +141,7 @@ class SqliteStore final : public Store {
   }
 
   absl::StatusOr<StoreContents> Load() override {
+    stored_.clear();
     StoreContents contents;
     RETURN_IF_ERROR(LoadWorkers(contents));
     RETURN_IF_ERROR(LoadSpecs(contents));
@@ -150,6 +156,7 @@ class SqliteStore final : public Store {
                      db_->Integer("SELECT count(*) FROM meta WHERE typeof(value)!='integer' OR value<0"));
     if (others > 0) return Damaged("table meta has a value that is no number from 0 on");
     ASSIGN_OR_RETURN(contents.epoch_floor, db_->Integer("SELECT value FROM meta WHERE key='epoch_floor'"));
+    for (const auto& [name, job] : contents.jobs) stored_[name] = {job.members, job.others};
     return contents;
   }
 
@@ -312,19 +319,36 @@ class SqliteStore final : public Store {
     put.Bind(job.committed_step).Bind(published).Bind(job.mesh).Bind(job.from_epoch).Bind(job.from_mesh);
     put.Bind(job.wanted_mesh).Bind(job.uid).Bind(job.secret);
     RETURN_IF_ERROR(put.Run());
-    RETURN_IF_ERROR(SqliteStatement(*db_, "DELETE FROM members WHERE job=?").Bind(job.name).Run());
-    SqliteStatement member(*db_, "INSERT INTO members VALUES(?,?,?,?,?,?,?,?,?,?)");
+    return WriteMembers(job);
+  }
+
+  // The rows that differ from those that are there.
+  absl::Status WriteMembers(const JobRecord& job) {
+    const auto found = stored_.find(job.name);
+    if (found != stored_.end() && found->second.members == job.members && found->second.others == job.others) {
+      return absl::OkStatus();
+    }
+    const SharedList<MemberRecord> there = found == stored_.end() ? SharedList<MemberRecord>() : found->second.members;
+    const int64_t kept = std::min(there.size(), job.members.size());
+    RETURN_IF_ERROR(SqliteStatement(*db_, "DELETE FROM members WHERE job=? AND (rank<0 OR rank>=?)")
+                        .Bind(job.name)
+                        .Bind(kept)
+                        .Run());
+    SqliteStatement row(*db_, "INSERT OR REPLACE INTO members VALUES(?,?,?,?,?,?,?,?,?,?)");
     for (size_t rank = 0; rank < job.members.size(); ++rank) {
-      member.Bind(job.name).Bind(static_cast<int64_t>(rank));
-      BindIdentity(member, job.members[rank].worker).Bind(int64_t{job.members[rank].ready});
-      RETURN_IF_ERROR(member.Bind(int64_t{job.members[rank].was}).Run());
+      if (rank < there.size() && there[rank] == job.members[rank]) continue;
+      RETURN_IF_ERROR(WriteMember(row, job.name, static_cast<int64_t>(rank), job.members[rank]));
     }
     for (const MemberRecord& other : job.others) {  // at ranks below 0
-      member.Bind(job.name).Bind(int64_t{-1 - other.was});
-      BindIdentity(member, other.worker).Bind(int64_t{other.ready});
-      RETURN_IF_ERROR(member.Bind(int64_t{other.was}).Run());
+      RETURN_IF_ERROR(WriteMember(row, job.name, -1 - int64_t{other.was}, other));
     }
     return absl::OkStatus();
+  }
+
+  static absl::Status WriteMember(SqliteStatement& row, const std::string& job, int64_t rank,
+                                  const MemberRecord& member) {
+    row.Bind(job).Bind(rank);
+    return BindIdentity(row, member.worker).Bind(int64_t{member.ready}).Bind(int64_t{member.was}).Run();
   }
 
   absl::Status Damaged(absl::string_view what) const {
@@ -395,30 +419,51 @@ class SqliteStore final : public Store {
     }
   }
 
+  struct Members {
+    std::vector<MemberRecord> members, others;
+  };
+
   absl::Status LoadMembers(StoreContents& contents) {
+    std::map<std::string, Members> lists;
+    RETURN_IF_ERROR(LoadMembers(contents, lists));
+    for (auto& [name, list] : lists) {
+      contents.jobs.at(name).members = std::move(list.members);
+      contents.jobs.at(name).others = std::move(list.others);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status LoadMembers(const StoreContents& contents, std::map<std::string, Members>& lists) {
     SqliteStatement row(*db_, "SELECT * FROM members ORDER BY job, rank");
     while (true) {
       ASSIGN_OR_RETURN(const bool found, row.Next());
       if (!found) return absl::OkStatus();
       RETURN_IF_ERROR(CheckTypes(row, kMembers));
-      auto job = contents.jobs.find(row.Text(0));
+      const bool has_job = contents.jobs.count(row.Text(0)) > 0;
+      Members& list = lists[has_job ? row.Text(0) : ""];
       if (row.Integer(8) != 0 && row.Integer(8) != 1) {
         return Damaged(absl::StrCat("rank ", row.Integer(1), " of job ", row.Text(0), " has ready ", row.Integer(8),
                                     "; it is 0 or 1"));
       }
       const MemberRecord member{IdentityAt(row, 2), row.Integer(8) != 0, static_cast<int32_t>(row.Integer(9))};
-      if (job != contents.jobs.end() && row.Integer(1) < 0) {
-        job->second.others.insert(job->second.others.begin(), member);  // the last comes first
+      if (has_job && row.Integer(1) < 0) {
+        list.others.insert(list.others.begin(), member);  // the last comes first
         continue;
       }
-      if (job == contents.jobs.end() || row.Integer(1) != static_cast<int64_t>(job->second.members.size())) {
+      if (!has_job || row.Integer(1) != static_cast<int64_t>(list.members.size())) {
         return Damaged(absl::StrCat("rank ", row.Integer(1), " of job ", row.Text(0), " has no place"));
       }
-      job->second.members.push_back(member);
+      list.members.push_back(member);
     }
   }
 
+  // What the file has of the members of a job; of a job that is not here nothing is known.
+  struct StoredMembers {
+    SharedList<MemberRecord> members, others;
+  };
+
   const std::string path_;
+  std::map<std::string, StoredMembers> stored_;
   std::unique_ptr<SqliteDatabase> db_;
   FileId file_;
 };

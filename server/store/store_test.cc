@@ -103,8 +103,9 @@ TEST_P(StoreConformance, Records_ReplaceThoseOfTheSameName) {
   StoreBatch second;
   second.put_workers = {MakeWorker("w0", 9)};
   second.put_jobs = {FullJob("j")};
-  second.put_jobs[0].members.pop_back();
-  second.put_jobs[0].members[0].worker = MakeWorker("w0", 9).identity;
+  MemberRecord member = second.put_jobs[0].members[0];
+  member.worker = MakeWorker("w0", 9).identity;
+  second.put_jobs[0].members = {member};
   second.put_jobs[0].published_steps.clear();
   second.epoch_floor = 4;
   ASSERT_OK(store_->Write(second));
@@ -113,6 +114,45 @@ TEST_P(StoreConformance, Records_ReplaceThoseOfTheSameName) {
   EXPECT_EQ(contents.jobs.at("j"), second.put_jobs[0]);
   EXPECT_EQ(contents.specs.at("j"), "s");
   EXPECT_EQ(contents.epoch_floor, 5) << "it never falls";
+}
+
+// Stores write what changed; what is there is what was said last.
+TEST_P(StoreConformance, MembersChange_ExactlyTheNewOnesAreThere) {
+  const auto member = [](int worker, bool ready, int32_t was = -1) {
+    return MemberRecord{MakeWorker(absl::StrCat("w", worker), 1).identity, ready, was};
+  };
+  using List = SharedList<MemberRecord>;
+  const std::vector<std::pair<List, List>> lists = {
+      {{member(0, false), member(1, false), member(2, false)}, {}},
+      {{member(0, false), member(1, true), member(2, false)}, {}},
+      {{member(0, true), member(1, true), member(7, true)}, {}},
+      {{member(0, false, 0), member(7, false, 2)}, {member(1, false, 1)}},
+      {{member(0, false, 0), member(8, false, -1)}, {member(1, false, 1), member(7, false, 2)}},
+      {{member(0, false, 0), member(8, false, -1)}, {member(7, false, 2)}},
+      {{member(0, true), member(8, true), member(9, true), member(1, true)}, {}},
+      {{}, {}},
+      {{member(3, false)}, {}},
+  };
+  for (const bool reopened : {false, true}) {
+    StoreBatch batch;
+    batch.put_specs["j"] = batch.put_specs["k"] = "s";
+    batch.put_jobs = {FullJob("j"), FullJob("k")};
+    for (const auto& [members, others] : lists) {
+      batch.put_jobs[0].members = members;
+      batch.put_jobs[0].others = others;
+      ASSERT_OK(store_->Write(batch));
+      if (!reopened) continue;
+      const StoreContents contents = Load();
+      EXPECT_EQ(contents.jobs.at("j"), batch.put_jobs[0]);
+      EXPECT_EQ(contents.jobs.at("k"), batch.put_jobs[1]);
+    }
+    EXPECT_EQ(Load().jobs.at("j"), batch.put_jobs[0]);
+    StoreBatch remove;
+    remove.delete_jobs = {"j"};
+    ASSERT_OK(store_->Write(remove));
+    ASSERT_OK(store_->Write(batch));
+    EXPECT_EQ(Load().jobs.at("j"), batch.put_jobs[0]) << "made again";
+  }
 }
 
 TEST_P(StoreConformance, Delete_RemovesJobWithItsSpecAndMembers) {

@@ -30,7 +30,7 @@ int64_t Number(const std::map<std::string, std::string>& options, const std::str
   return value;
 }
 
-std::string JoinNames(const std::vector<WorkerIdentity>& workers) {
+std::string JoinNames(const SharedList<WorkerIdentity>& workers) {
   return absl::StrJoin(workers, " ", [](std::string* out, const WorkerIdentity& w) { absl::StrAppend(out, w.name); });
 }
 
