@@ -328,7 +328,8 @@ class SqliteStore final : public Store {
     if (found != stored_.end() && found->second.members == job.members && found->second.others == job.others) {
       return absl::OkStatus();
     }
-    const SharedList<MemberRecord> there = found == stored_.end() ? SharedList<MemberRecord>() : found->second.members;
+    SharedList<MemberRecord> there;
+    if (found != stored_.end()) there = found->second.members;
     const int64_t kept = std::min(there.size(), job.members.size());
     RETURN_IF_ERROR(SqliteStatement(*db_, "DELETE FROM members WHERE job=? AND (rank<0 OR rank>=?)")
                         .Bind(job.name)
