@@ -191,6 +191,44 @@ void RunSql(const std::string& path, const std::string& sql) {
   sqlite3_close(db);
 }
 
+// Bytes that this process gave to the kernel so far.
+int64_t WrittenBytes() {
+  std::ifstream io("/proc/self/io");
+  std::string key;
+  int64_t value = 0;
+  while (io >> key >> value) {
+    if (key == "wchar:") return value;
+  }
+  return -1;
+}
+
+// The progress of a large job is written several times a second.
+TEST(SqliteStore, MembersThatStay_AreNotWrittenAgain) {
+  constexpr int kMembers = 2000;
+  const auto store = NewSqliteStore(NewPath()).value();
+  StoreBatch batch;
+  batch.put_specs["j"] = "s";
+  batch.put_jobs = {FullJob("j")};
+  std::vector<MemberRecord> members;
+  for (int i = 0; i < kMembers; ++i) members.push_back({MakeWorker(absl::StrCat("w", i), 1).identity, true, -1});
+  batch.put_jobs[0].members = members;
+  const int64_t start = WrittenBytes();
+  ASSERT_OK(store->Write(batch));
+  const int64_t all = WrittenBytes();
+  if (start < 0) GTEST_SKIP() << "the kernel does not say what is written";
+  ASSERT_GT(all - start, 50 * kMembers);
+  batch.put_specs.clear();
+  batch.put_jobs[0].committed_step += 1;
+  ASSERT_OK(store->Write(batch));
+  const int64_t progress = WrittenBytes();
+  members[7].worker.incarnation += 1;
+  batch.put_jobs[0].members = members;
+  ASSERT_OK(store->Write(batch));
+  EXPECT_LT(progress - all, (all - start) / 5) << "one row";
+  EXPECT_LT(WrittenBytes() - progress, (all - start) / 5) << "two rows";
+  EXPECT_EQ(store->Load()->jobs.at("j"), batch.put_jobs[0]);
+}
+
 TEST(SqliteStore, NewerSchemaVersion_FailedPreconditionNamingBoth) {
   const std::string path = NewPath();
   OpenOrDie(path);
