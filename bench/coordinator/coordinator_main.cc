@@ -66,9 +66,10 @@ class CoordinatorBench {
 
  private:
   struct Samples {
-    std::vector<double> joins, waited_joins, create, assign, ready, ready_elapsed, all, all_elapsed, beats, tick;
-    double assignment_bytes = 0, step_writes = 0, ready_writes = 0;
-    int fewest_calls = INT32_MAX;
+    std::vector<double> joins, joins_elapsed, waited_joins, create, assign, ready, all, all_elapsed;
+    std::vector<double> beats, tick, describe;
+    double assignment_bytes = 0, ready_writes = 0;
+    int fewest_calls = INT32_MAX, late_joins = 0;
     void Note(const Cost& cost) { fewest_calls = std::min(fewest_calls, cost.calls); }
   };
 
@@ -87,6 +88,7 @@ class CoordinatorBench {
     samples.ready_writes = static_cast<double>(fleet->writes() - before);
     const Cost all = created + assigned + ready;
     samples.joins.push_back(joined.processor);
+    samples.joins_elapsed.push_back(joined.elapsed);
     samples.create.push_back(created.processor);
     samples.assign.push_back(assigned.processor);
     samples.ready.push_back(ready.processor);
@@ -108,6 +110,8 @@ class CoordinatorBench {
       ASSIGN_OR_RETURN(const Cost tick, fleet.Tick());
       samples.beats.push_back(beats.processor);
       samples.tick.push_back(tick.processor);
+      ASSIGN_OR_RETURN(const Cost describe, fleet.Describe());
+      samples.describe.push_back(describe.processor);
       samples.Note(beats);
     }
     return absl::OkStatus();
@@ -119,7 +123,7 @@ class CoordinatorBench {
     RETURN_IF_ERROR(fleet->CreateJobs().status());
     ASSIGN_OR_RETURN(const Cost joined, fleet->Join(flags_.most_seconds));
     samples.waited_joins.push_back(joined.processor);
-    samples.Note(joined);
+    samples.late_joins = joined.calls;
     return absl::OkStatus();
   }
 
@@ -136,9 +140,8 @@ class CoordinatorBench {
 
   void Publish(int ranks, int ranks_per_job, bool goals, const Samples& samples) {
     const std::string jobs = ranks == ranks_per_job ? "" : absl::StrCat(" in jobs of ", ranks_per_job);
-    const std::string reckoned =
-        samples.fewest_calls < ranks ? absl::StrCat(" (from ", samples.fewest_calls, " ranks)") : "";
-    const std::string of = absl::StrCat(ranks, " ranks", jobs, reckoned, ": ");
+    const auto reckoned = [&](int calls) { return calls < ranks ? absl::StrCat(" (from ", calls, " ranks)") : ""; };
+    const std::string of = absl::StrCat(ranks, " ranks", jobs, reckoned(samples.fewest_calls), ": ");
     Add(of + "heartbeats of all, times 10 % of a core, ms", samples.beats, kBeatLimit, goals);
     Add(of + "create to READY, times 10 s, ms", samples.all, kReadyLimit, goals);
     Add(of + "create to READY, elapsed, times 10 s, ms", samples.all_elapsed, kReadyLimit, goals);
@@ -148,8 +151,11 @@ class CoordinatorBench {
     Add(of + "READY of all, ms", samples.ready);
     Add(of + "batches written for READY of all", {samples.ready_writes});
     Add(of + "joins, ms", samples.joins);
-    Add(of + "joins while the jobs wait, ms", samples.waited_joins);
+    Add(of + "joins, elapsed, ms", samples.joins_elapsed);
+    Add(absl::StrCat(ranks, " ranks", jobs, reckoned(samples.late_joins), ": joins while the jobs wait, ms"),
+        samples.waited_joins);
     Add(of + "tick after a step, ms", samples.tick);
+    Add(of + "description of a job, ms", samples.describe);
   }
 
   absl::Status MeasureServed(int ranks) {

@@ -214,4 +214,14 @@ absl::StatusOr<Cost> Fleet::Tick() {
   return Cost{MonotonicSeconds() - start, ProcessorSeconds() - processor, options_.ranks};
 }
 
+absl::StatusOr<Cost> Fleet::Describe() {
+  const double start = MonotonicSeconds(), processor = ProcessorSeconds();
+  ASSIGN_OR_RETURN(const JobView view, coordinator_->DescribeJob(jobs_[0]->spec().name, now_));
+  const v1::JobDescription told = ToProto(view, /*with_parameters=*/true);
+  const Cost cost{MonotonicSeconds() - start, ProcessorSeconds() - processor, options_.ranks};
+  if (told.members_size() == options_.ranks_per_job) return cost;
+  return absl::InternalError(
+      absl::StrCat("a job of ", options_.ranks_per_job, " ranks is described with ", told.members_size()));
+}
+
 }  // namespace shardmesh::bench

@@ -62,6 +62,8 @@ class Fleet {
   // One heartbeat of each worker, with a step more than before.
   absl::StatusOr<Cost> Beat();
   absl::StatusOr<Cost> Tick();
+  // What a client that waits for the first job is told, once.
+  absl::StatusOr<Cost> Describe();
 
   int num_jobs() const { return options_.ranks / options_.ranks_per_job; }
   int64_t writes() const { return *writes_; }  // batches that the store was given
