@@ -2,9 +2,11 @@
 // are.
 //
 // No threads, no clock, no I/O but the store's: every call takes the time, and a mutation is in the store before the
-// call returns (only a job's progress is written later, by the next Tick). On any error nothing changed, except where a
-// method says so. Values are taken as valid (proto/validate.h). Not thread-safe: the caller holds one lock over all
-// calls, and does what is costly and needs no state (DefineJob, ResolveNames) without it. States: records.h.
+// call returns. Later is written only what workers say again with every heartbeat: a job's progress by the next Tick,
+// READY of single members when all are. On any error nothing changed, except where a method says so. A heartbeat that
+// changes no job costs the same however many workers and ranks there are (place_index.h). Values are taken as valid
+// (proto/validate.h). Not thread-safe: the caller holds one lock over all calls, and does what is costly and needs no
+// state (DefineJob, ResolveNames) without it. States: records.h.
 //
 //   t=0.0  Join a, Join b         two live workers of one host
 //   t=0.1  CreateJob j (2 ranks)  j PREPARING, epoch 1: a is rank 0, b is rank 1
