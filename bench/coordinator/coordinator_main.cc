@@ -67,7 +67,7 @@ class CoordinatorBench {
  private:
   struct Samples {
     std::vector<double> joins, joins_elapsed, waited_joins, create, assign, ready, all, all_elapsed;
-    std::vector<double> beats, tick, describe;
+    std::vector<double> beats, tick, describe, lost;
     double assignment_bytes = 0, ready_writes = 0;
     int fewest_calls = INT32_MAX, late_joins = 0;
     void Note(const Cost& cost) { fewest_calls = std::min(fewest_calls, cost.calls); }
@@ -114,6 +114,8 @@ class CoordinatorBench {
       samples.describe.push_back(describe.processor);
       samples.Note(beats);
     }
+    ASSIGN_OR_RETURN(const Cost lost, fleet.LoseAll());
+    samples.lost.push_back(lost.processor);
     return absl::OkStatus();
   }
 
@@ -156,6 +158,7 @@ class CoordinatorBench {
         samples.waited_joins);
     Add(of + "tick after a step, ms", samples.tick);
     Add(of + "description of a job, ms", samples.describe);
+    Add(of + "tick that finds all workers silent, ms", samples.lost);
   }
 
   absl::Status MeasureServed(int ranks) {
@@ -200,7 +203,9 @@ int main(int argc, char** argv) {
       "every call returns."};
   shardmesh::bench::Flags flags;
   shardmesh::bench::AddCommonFlags(app, "64 and 1,024 ranks, one life of each job", flags);
-  app.add_option("--ranks", flags.ranks, "sizes of the fleet, each a multiple of 64")->delimiter(',');
+  app.add_option("--ranks", flags.ranks, "sizes of the fleet; of multiples of 64 also jobs of 64")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 16));
   app.add_option("--most-seconds", flags.most_seconds, "of one phase; then the rest is reckoned")
       ->capture_default_str()
       ->check(CLI::Range(0.1, 3600.0));

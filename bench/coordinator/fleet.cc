@@ -14,7 +14,8 @@
 namespace shardmesh::bench {
 namespace {
 
-constexpr int kChunk = 64;  // calls between two looks at the clock
+constexpr int kChunk = 64;                           // calls between two looks at the clock
+constexpr absl::Duration kTimeout = absl::Hours(1);  // a fleet that one process speaks for may be late
 constexpr WorkerTraits kTraits = {/*spans_hosts=*/true, /*has_device=*/false, /*retained=*/true};
 
 // Counts what another store is given.
@@ -78,7 +79,7 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Make(const FleetOptions& options) 
   }
   CoordinatorOptions coordinator;
   coordinator.max_workers = options.ranks;
-  coordinator.heartbeat_timeout = absl::Hours(1);  // a fleet that one process speaks for may be late
+  coordinator.heartbeat_timeout = kTimeout;
   ASSIGN_OR_RETURN(
       fleet->coordinator_,
       Coordinator::Create(coordinator, std::make_unique<CountingStore>(std::move(store), fleet->writes_), fleet->now_));
@@ -212,6 +213,21 @@ absl::StatusOr<Cost> Fleet::Tick() {
   const double start = MonotonicSeconds(), processor = ProcessorSeconds();
   RETURN_IF_ERROR(coordinator_->Tick(now_));
   return Cost{MonotonicSeconds() - start, ProcessorSeconds() - processor, options_.ranks};
+}
+
+absl::StatusOr<Cost> Fleet::LoseAll() {
+  for (int i = 0; i < 2; ++i) {  // a longer pause between ticks would be the coordinator's own
+    now_ += kTimeout * 2 / 5;
+    RETURN_IF_ERROR(Tick().status());
+  }
+  now_ += kTimeout * 2 / 5;
+  ASSIGN_OR_RETURN(const Cost cost, Tick());
+  for (const JobView& view : coordinator_->ListJobs(now_)) {
+    const bool lost = view.state == JobState::kFailed || view.state == JobState::kWaiting;
+    const bool alive = std::any_of(view.members.begin(), view.members.end(), [](const auto& m) { return m.alive; });
+    if (!lost || alive) return absl::InternalError("a job goes on without any worker");
+  }
+  return cost;
 }
 
 absl::StatusOr<Cost> Fleet::Describe() {

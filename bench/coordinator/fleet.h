@@ -62,6 +62,8 @@ class Fleet {
   // One heartbeat of each worker, with a step more than before.
   absl::StatusOr<Cost> Beat();
   absl::StatusOr<Cost> Tick();
+  // The tick that finds that no worker was heard for the time-out.
+  absl::StatusOr<Cost> LoseAll();
   // What a client that waits for the first job is told, once.
   absl::StatusOr<Cost> Describe();
 
