@@ -66,6 +66,7 @@ struct Flags {
   double join_timeout = 60;
   std::vector<std::string> checkpoint_roots;
   TlsOptions tls;
+  bool insecure_transport = false;
 };
 
 // How steps run.
@@ -95,8 +96,11 @@ void AddFlags(CLI::App& app, Flags& flags) {
                  "socket of this host's node (shardmesh-node, which sets it): should this worker be killed, its next "
                  "incarnation goes on with its jobs. Unset: they end with it");
   app.add_option("--group-address", flags.group_address,
-                 "this host's address for workers of other hosts: one job may then be on several. What they send is "
-                 "neither encrypted nor authenticated: a network that nobody else reaches. Unset: one host");
+                 "this host's address for workers of other hosts: one job may then be on several. Beyond this machine "
+                 "it needs TLS, with which what they send is encrypted and each proves who it is. Unset: one host");
+  app.add_flag("--insecure-transport", flags.insecure_transport,
+               "with --group-address: what hosts send each other goes through Gloo, neither encrypted nor "
+               "authenticated, and a wrong byte may end the process: a network that nobody else reaches");
   app.add_option("--host-name", flags.host_name,
                  "workers of one host with other names count as on other hosts, and share no memory");
   AddStepFlags(app, flags);
@@ -273,6 +277,18 @@ void AddPeerCalls(const TlsOptions& tls, WorkerOptions& options) {
   };
 }
 
+// InvalidArgument: bytes between hosts would cross a network in the clear, and nobody said that they may.
+absl::Status CheckTransport(const Flags& flags) {
+  Address address;
+  address.host = flags.group_address;
+  if (flags.group_address.empty() || address.is_local() || flags.tls.enabled() || flags.insecure_transport) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--group-address ", flags.group_address, " is not on this machine alone, so TLS is needed between hosts: ",
+      HowToGiveTls(flags.tls), ", or --insecure-transport on a network that nobody else reaches"));
+}
+
 absl::StatusOr<WorkerOptions> OptionsOf(const Flags& flags, const WorkerCuda& cuda, const std::string& name,
                                         NodeLink* node) {
   WorkerOptions options;
@@ -281,7 +297,12 @@ absl::StatusOr<WorkerOptions> OptionsOf(const Flags& flags, const WorkerCuda& cu
   options.step_timeout = absl::Seconds(flags.step_timeout);
   options.spin = absl::Seconds(flags.spin);
   options.host_capacity = ReadHostCapacity();
+  RETURN_IF_ERROR(CheckTransport(flags));
   options.group_address = flags.group_address;
+  options.transport = {flags.tls, flags.insecure_transport};
+  if (flags.insecure_transport) {
+    spdlog::warn("event=insecure_transport worker={} remedy=\"leave --insecure-transport out, and give TLS\"", name);
+  }
   options.node = node;
   ASSIGN_OR_RETURN(options.device, OpenDevice(flags.device, cuda));
   AddPeerCalls(flags.tls, options);

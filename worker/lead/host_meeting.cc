@@ -1,6 +1,7 @@
 #include "worker/lead/host_meeting.h"
 
 #include <netdb.h>
+#include <spdlog/spdlog.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "core/base/sync.h"
 #include "local/descriptor/fd.h"
 #include "worker/transport/gloo_group.h"
+#include "worker/transport/secure/secure_group.h"
 
 namespace shardmesh {
 namespace {
@@ -150,23 +152,48 @@ absl::Status CheckOwnAddress(const std::string& host) {
                                                     std::strerror(failed), "); give one of this host's"));
 }
 
+using Connected = absl::StatusOr<std::unique_ptr<ExchangeGroup>>;
+
+Connected ConnectInsecure(const HostMeeting& meeting, const std::shared_ptr<LeadRendezvous>& rendezvous,
+                          const char* key, absl::Duration timeout) {
+  GlooOptions options;
+  options.rank = meeting.ranks.host;
+  options.size = meeting.ranks.num_hosts;
+  options.epoch = static_cast<uint64_t>(meeting.assignment.epoch());
+  options.names = {0, meeting.ranks.per_host};
+  options.key = key;
+  options.host = meeting.group_address;
+  options.timeout = timeout;
+  return GlooGroup::Connect(rendezvous, options);
+}
+
+Connected ConnectSecure(const HostMeeting& meeting, const std::shared_ptr<LeadRendezvous>& rendezvous, const char* key,
+                        absl::Duration timeout) {
+  SecureOptions options;
+  options.rank = meeting.ranks.host;
+  options.size = meeting.ranks.num_hosts;
+  options.epoch = static_cast<uint64_t>(meeting.assignment.epoch());
+  options.names = {0, meeting.ranks.per_host};
+  options.key = key;
+  options.secret = meeting.assignment.secret();
+  options.host = meeting.group_address;
+  options.tls = meeting.transport.tls;
+  options.timeout = timeout;
+  return SecureGroup::Connect(rendezvous, options);
+}
+
 absl::StatusOr<HostGroups> ConnectGroups(const HostMeeting& meeting,
                                          const std::shared_ptr<LeadRendezvous>& rendezvous) {
   const absl::Time until = MonotonicNow() + meeting.timeout;
   RETURN_IF_ERROR(Annotate(CheckOwnAddress(meeting.group_address), absl::StrCat("rank ", meeting.ranks.first())));
   HostGroups groups;
+  const auto connect = meeting.transport.insecure ? ConnectInsecure : ConnectSecure;
   for (auto& [name, group] :
        {std::pair("gradients", &groups.gradients), {"results", &groups.results}, {"rounds", &groups.rounds}}) {
-    GlooOptions options;
-    options.rank = meeting.ranks.host;
-    options.size = meeting.ranks.num_hosts;
-    options.epoch = static_cast<uint64_t>(meeting.assignment.epoch());
-    options.names = {0, meeting.ranks.per_host};
-    options.key = name;
-    options.host = meeting.group_address;
-    options.timeout = until - MonotonicNow();
-    ASSIGN_OR_RETURN(*group, GlooGroup::Connect(rendezvous, options));
+    ASSIGN_OR_RETURN(*group, connect(meeting, rendezvous, name, until - MonotonicNow()));
   }
+  spdlog::info("event=hosts_met job={} epoch={} hosts={} transport={}", meeting.assignment.spec().name(),
+               meeting.assignment.epoch(), meeting.ranks.num_hosts, std::string(groups.rounds->name()));
   return groups;
 }
 

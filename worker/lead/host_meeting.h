@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "proto/shardmesh/v1/coordinator.pb.h"
 #include "proto/shardmesh/v1/shard.pb.h"
+#include "rpc/tls/tls.h"
 #include "worker/control/host_ranks.h"
 #include "worker/lead/host_lead.h"
 #include "worker/transport/rendezvous.h"
@@ -25,18 +26,25 @@ using MeetCall = std::function<absl::StatusOr<v1::MeetReply>(const v1::Peer& lea
 // hosts, or not equally many on each.
 absl::StatusOr<HostRanks> HostRanksOf(const v1::Assignment& assignment);
 
+// How bytes go between the leads of hosts.
+struct HostTransport {
+  TlsOptions tls;         // with which they prove who they are; not enabled: in the clear, between who knows the secret
+  bool insecure = false;  // through Gloo, in the clear, without a proof of anything
+};
+
 struct HostMeeting {
   const v1::Assignment& assignment;
   HostRanks ranks;
   std::string plan_hash;
   std::string group_address;                     // of this host
+  HostTransport transport;
   MeetCall meet;                                 // on hosts other than the first
   std::shared_ptr<MemoryRendezvous> rendezvous;  // on the first
   const std::atomic<bool>& cancelled;
   absl::Duration timeout;
 };
 
-// Connects this lead with the others. Errors name ranks of the job.
+// Connects this lead with the others, and says in the log how. Errors name ranks of the job.
 //   Unavailable: one did not come in time. FailedPrecondition: the group address is not this host's, or another lead
 //   could not, and why. Cancelled. Errors of Shard.Meet.
 // A lead that cannot says so at the rendezvous, for those that still wait.

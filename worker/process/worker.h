@@ -63,6 +63,7 @@ struct WorkerOptions {
   HostCapacity host_capacity;                          // what a job may take; as it is: anything
   std::optional<WorkerDevice> device;                  // on which steps run; unset: on processors
   std::string group_address;  // of this host, for workers of other hosts; empty: jobs on several hosts are refused
+  HostTransport transport;    // between hosts; with group_address
   MeetCall meet;              // how their first lead is asked; with group_address
   FetchCall transfer;         // how members of a job that re-forms get what others hold; null: they cannot
   FolderAccess checkpoint_folders;  // of Shard.Save and Shard.Load

@@ -220,9 +220,9 @@ absl::Status Worker::MeetHosts(const std::shared_ptr<Entry>& entry, JobShard& sh
     if (entry->ranks.Has(Rank(peer.rank()))) continue;
     shard.protocol().control()->members[peer.rank()].pid.store(peer.pid());  // for messages
   }
-  ASSIGN_OR_RETURN(HostGroups groups,
-                   MeetLeads({entry->assignment, entry->ranks, entry->plan_hash, options_.group_address, options_.meet,
-                              entry->rendezvous, entry->closing, options_.prepare_timeout}));
+  ASSIGN_OR_RETURN(HostGroups groups, MeetLeads({entry->assignment, entry->ranks, entry->plan_hash,
+                                                 options_.group_address, options_.transport, options_.meet,
+                                                 entry->rendezvous, entry->closing, options_.prepare_timeout}));
   shard.StartHosts(std::move(groups), heartbeat_timeout());
   return absl::OkStatus();
 }
