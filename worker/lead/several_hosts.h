@@ -73,6 +73,8 @@ class SeveralHosts final : public LeadTransport {
   absl::Duration PatienceToRun() const override;
   void Leave(absl::string_view reason) override;
 
+  // How bytes cross between the hosts (ExchangeGroup::name).
+  absl::string_view transport() const { return rounds_->name(); }
   // Bytes that came to this host so far: of gradients and of weights.
   int64_t gradient_bytes_in() const { return gradient_bytes_in_.load(std::memory_order_relaxed); }
   int64_t weight_bytes_in() const { return weight_bytes_in_.load(std::memory_order_relaxed); }

@@ -217,8 +217,8 @@ TEST_F(ClusterCommandTest, Restore_OfAMeshThatNeedsMoreWorkers) {
 
 TEST_F(ClusterCommandTest, Status) {
   const std::string table = Out({"status"});
-  EXPECT_THAT(table,
-              AllOf(HasSubstr("publications"), ContainsRegex("worker-0 +[0-9]+ +cpu +tiny +[01] +1 +2 +[0-9,]*2 ")));
+  EXPECT_THAT(table, AllOf(HasSubstr("publications"), HasSubstr("gathered  transport  error\n"),
+                           ContainsRegex("worker-0 +[0-9]+ +cpu +tiny +[01] +1 +2 +[0-9,]*2 ")));
   const Json workers = RunJson({"status", "tiny"});
   ASSERT_EQ(workers.size(), 2u);
   for (const Json& worker : workers) {
@@ -226,6 +226,7 @@ TEST_F(ClusterCommandTest, Status) {
     EXPECT_EQ(worker["device"], "cpu");
     EXPECT_EQ(worker["jobs"][0]["committed_step"], 2);
     EXPECT_GT(worker["jobs"][0]["shard_bytes"], 0);
+    EXPECT_EQ(worker["jobs"][0]["transport"], "");
     EXPECT_GE(worker["jobs"][0]["window_bytes"], (*job_)->plan().version_bytes());
   }
 }

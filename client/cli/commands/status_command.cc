@@ -75,6 +75,7 @@ Json AnswerToJson(const Answer& answer, const Flags& flags) {
                     {"publication_bytes", job.publication_bytes()},
                     {"slot_bytes", job.slot_bytes()},
                     {"gathered_bytes", job.gathered_bytes()},
+                    {"transport", job.transport()},
                     {"error", job.error()}});
   }
   return json;
@@ -82,11 +83,12 @@ Json AnswerToJson(const Answer& answer, const Flags& flags) {
 
 std::string AnswerTable(const std::vector<Answer>& answers, const Flags& flags) {
   Table table({"worker", "pid", "device", "job", "rank", "epoch", "committed", "published", "shard", "window",
-               "publications", "slots", "gathered", "error"});
+               "publications", "slots", "gathered", "transport", "error"});
   for (const Answer& answer : answers) {
     const std::string pid = absl::StrCat(answer.member.pid());
     if (!answer.reply.ok()) {
-      table.AddRow({answer.member.worker(), pid, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "no answer"});
+      table.AddRow(
+          {answer.member.worker(), pid, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "no answer"});
       continue;
     }
     for (const WorkerJob& job : answer.reply->jobs()) {
@@ -95,7 +97,7 @@ std::string AnswerTable(const std::vector<Answer>& answers, const Flags& flags) 
                     absl::StrCat(job.epoch()), job.committed_step() < 0 ? "-" : absl::StrCat(job.committed_step()),
                     StepList(job.published_steps()), HumanBytes(job.shard_bytes()), HumanBytes(job.window_bytes()),
                     HumanBytes(job.publication_bytes()), HumanBytes(job.slot_bytes()), HumanBytes(job.gathered_bytes()),
-                    job.error().empty() ? "-" : job.error()});
+                    job.transport().empty() ? "-" : job.transport(), job.error().empty() ? "-" : job.error()});
     }
   }
   return table.ToString();
@@ -138,6 +140,9 @@ void AddStatusCommand(CLI::App& app, CommandResult& result) {
   command->footer(
       "Memory: shard (weights, states and spares of this worker); window, publications, slots (one of each per host,\n"
       "reported by every worker of it); gathered: written into the window by this worker so far.\n"
+      "Transport, of the first worker of each of several hosts: how bytes cross between them. tls; tcp: in the clear, "
+      "on\n"
+      "one machine; gloo: in the clear (--insecure-transport).\n"
       "Workers that hold no job are not asked. Exit code 1 when a worker did not answer; the others are printed.\n"
       "Examples:\n"
       "  shardctl status\n"

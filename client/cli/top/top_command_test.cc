@@ -180,8 +180,8 @@ TEST_F(TopCommandTest, KilledWorkerAndCoordinator_TheViewGoesOn) {
   EXPECT_EQ(text.End(), "status 0");
   EXPECT_THAT(text.output(),
               AllOf(ContainsRegex("^[-0-9]+T[:0-9]+Z\njob +state "), ContainsRegex("\n\n[-0-9]+T[:0-9]+Z\njob +state "),
-                    ContainsRegex("tiny +worker-1 +[01] +[0-9]+( +-){6} +no answer\n"),
-                    ContainsRegex("tiny +worker-0 +[01] +[0-9]+ +cpu +1 ")));
+                    ContainsRegex("tiny +worker-1 +[01] +[0-9]+( +-){7} +no answer\n"),
+                    ContainsRegex("tiny +worker-0 +[01] +[0-9]+ +cpu +- +1 ")));
   EXPECT_THAT(text.output(), testing::Not(HasSubstr("\x1b")));
   kill(cluster_->PidOf("coordinator"), SIGKILL);
   EXPECT_TRUE(lines.Shows([&](const Json& line) { return line["coordinator_error"] != "" && answers(line) == 1; }))

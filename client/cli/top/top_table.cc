@@ -55,17 +55,18 @@ std::string JobRows(const std::vector<JobView>& jobs) {
 }
 
 std::string WorkerRows(const std::vector<JobView>& jobs) {
-  Table table(
-      {"job", "worker", "rank", "pid", "device", "epoch", "busy", "waiting", "restarts", "last pause ms", "state"});
+  Table table({"job", "worker", "rank", "pid", "device", "transport", "epoch", "busy", "waiting", "restarts",
+               "last pause ms", "state"});
   bool any = false;
   for (const JobView& job : jobs) {
     for (const WorkerView& worker : job.workers) {
       any = true;
       const std::string state = !worker.answered ? "no answer" : worker.error.empty() ? "ok" : worker.error;
       table.AddRow({job.name, worker.name, absl::StrCat(worker.rank), absl::StrCat(worker.pid), OrDash(worker.device),
-                    worker.epoch.has_value() ? absl::StrCat(*worker.epoch) : "-", Percent(worker.busy),
-                    Percent(worker.waiting), worker.restarts.has_value() ? absl::StrCat(*worker.restarts) : "-",
-                    Millis(worker.last_pause), state});
+                    OrDash(worker.transport), worker.epoch.has_value() ? absl::StrCat(*worker.epoch) : "-",
+                    Percent(worker.busy), Percent(worker.waiting),
+                    worker.restarts.has_value() ? absl::StrCat(*worker.restarts) : "-", Millis(worker.last_pause),
+                    state});
     }
   }
   return any ? absl::StrCat("\n", table.ToString()) : "";
@@ -102,6 +103,7 @@ Json WorkerJson(const WorkerView& worker) {
           {"rank", worker.rank},
           {"pid", worker.pid},
           {"device", worker.device},
+          {"transport", worker.transport},
           {"epoch", OrNull(worker.epoch)},
           {"answered", worker.answered},
           {"error", worker.error},

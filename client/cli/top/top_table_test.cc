@@ -25,6 +25,7 @@ TopView OneJob() {
   WorkerView well, silent;
   well.name = "w0";
   well.device = "cpu";
+  well.transport = "tls";
   well.pid = 100;
   well.answered = true;
   well.epoch = 3;
@@ -47,9 +48,9 @@ TEST(TopTableTest, Text_JobsWorkersAndSlots) {
             "job   state  epoch  committed  steps/s  step ms  longest ms  pause ms  before step  note\n"
             "tiny  ready      3         42    12.50   80.000     812.500   750.000           40     -\n"
             "\n"
-            "job   worker  rank  pid  device  epoch   busy  waiting  restarts  last pause ms  state\n"
-            "tiny  w0         0  100  cpu         3  25.0%     1.2%         2        102.500  ok\n"
-            "tiny  w1         1  101  -           -      -        -         -              -  no answer\n"
+            "job   worker  rank  pid  device  transport  epoch   busy  waiting  restarts  last pause ms  state\n"
+            "tiny  w0         0  100  cpu     tls            3  25.0%     1.2%         2        102.500  ok\n"
+            "tiny  w1         1  101  -       -              -      -        -         -              -  no answer\n"
             "\n"
             "job   slot  last step   idle  waited for\n"
             "tiny     0         43  50.0%  -\n"
@@ -91,6 +92,8 @@ TEST(TopTableTest, Json_WhatIsNotKnownIsNull) {
   EXPECT_EQ(job["longest_period_seconds"], 0.8125);
   EXPECT_EQ(job["longest_pause_seconds"], 0.75);
   EXPECT_EQ(job["pause_before_step"], 40);
+  EXPECT_EQ(job["workers"][0]["transport"], "tls");
+  EXPECT_EQ(job["workers"][1]["transport"], "");
   EXPECT_EQ(job["workers"][0]["busy_share"], 0.25);
   EXPECT_EQ(job["workers"][0]["waiting_share"], 0.0125);
   EXPECT_EQ(job["workers"][0]["restarts"], 2);

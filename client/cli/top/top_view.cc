@@ -160,6 +160,7 @@ WorkerView ViewOfWorker(const WorkerAnswer& answer, const std::string& job) {
   }
   view.epoch = state->epoch();
   view.error = state->error();
+  view.transport = state->transport();
   view.restarts = std::max(state->restarts(), 0);
   if (state->last_pause_nanos() > 0) view.last_pause = static_cast<double>(state->last_pause_nanos()) * 1e-9;
   if (answer.trace.ok()) {

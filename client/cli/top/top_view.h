@@ -35,6 +35,7 @@ struct JobAnswers {
 
 struct WorkerView {
   std::string name, device;
+  std::string transport;  // of the first worker of each of several hosts: as GetStatusReply.Job.transport
   int32_t rank = 0;
   int64_t pid = 0;
   bool answered = false;         // the status
