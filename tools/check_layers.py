@@ -54,7 +54,7 @@ CONFINED = {
     "grpc/":        ("rpc/.*",),
     "sqlite3.h":    (r"server/store/sqlite[^/]*", r"server/([^/]*/)?[^/]*_test\.cc"),
     "gloo/":        (r"worker/transport/gloo_(group\.cc|connections\.(cc|h))",),
-    "openssl/":     ("worker/transport/secure/.*",),
+    "openssl/":     ("worker/transport/secure/.*", "rpc/tls/.*"),
     "hwy/":         (r"kernels/([^/]*/)?[^/]*simd[^/]*",),
     "cuda_runtime": (r".*cuda[^/]*",),
     "cuda.h":       (r".*cuda[^/]*",),

@@ -1,6 +1,8 @@
 #include "rpc/tls/tls.h"
 
 #include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 #include <unistd.h>
@@ -23,6 +25,7 @@
 #include "core/base/status.h"
 #include "rpc/base/deadline.h"
 #include "rpc/tls/pem.h"
+#include "rpc/tls/revocation.h"
 
 namespace shardmesh {
 namespace {
@@ -105,6 +108,17 @@ std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const Pem& pem) {
   return grpc::SslServerCredentials(options);
 }
 
+// gRPC's plain credentials cannot look at what is revoked. Without a list there is nothing to look at, and they serve.
+std::shared_ptr<grpc::experimental::CertificateProviderInterface> ProviderOf(const Pem& pem) {
+  return std::make_shared<grpc::experimental::StaticDataCertificateProvider>(
+      pem.ca, std::vector<grpc::experimental::IdentityKeyCertPair>{{pem.key, pem.cert}});
+}
+void AddChecks(const Pem& pem, bool dials, grpc::experimental::TlsCredentialsOptions& options) {
+  options.watch_root_certs();
+  options.watch_identity_key_cert_pairs();
+  options.set_certificate_verifier(NewRevocationVerifier(pem.ca, dials));
+}
+
 // gRPC notices bad PEM only when a port is added, and an external acceptor does not report it: so add a port to a
 // server that is thrown away (in the abstract socket namespace: no file, no TCP port).
 absl::Status CheckUsable(const TlsOptions& tls, const Pem& pem) {
@@ -136,6 +150,8 @@ absl::StatusOr<Pem> Load(const TlsOptions& tls) {
   }
   if (!tls.ca_file.empty()) {
     ASSIGN_OR_RETURN(pem.ca, ReadPem(tls, kCa, "CERTIFICATE"));
+    const absl::Status lists = HasRevocationList(pem.ca) ? CheckRevocationLists(pem.ca) : absl::OkStatus();
+    if (!lists.ok()) return absl::InvalidArgumentError(absl::StrCat(Given(tls, kCa), " ", lists.message()));
   }
   RETURN_IF_ERROR(CheckTlsComplete(tls));
   RETURN_IF_ERROR(CheckUsable(tls, pem));
@@ -145,11 +161,16 @@ absl::StatusOr<Pem> Load(const TlsOptions& tls) {
 // What gRPC's words for a connection that did not come about mean, and what to do; empty: nothing of TLS.
 std::string Advice(absl::string_view message, const TlsOptions& tls) {
   if (!absl::StrContains(message, "failed to connect to all addresses")) return "";
-  if (absl::StrContains(message, "is not in peer certificate")) {
+  if (absl::StrContains(message, "is not in peer certificate") ||
+      absl::StrContains(message, "Hostname Verification Check failed")) {
     return absl::StrCat(
         "the server's certificate is not for that name; dial one that it has (openssl x509 -noout -ext subjectAltName "
         "-in FILE prints them), or give one of them as ",
         Option(tls, kName), " or SHARDMESH_TLS_NAME");
+  }
+  if (absl::StrContains(message, "certificate revoked")) {
+    return absl::StrCat("the server's certificate is on the revocation list in ", Given(tls, kCa),
+                        "; start the server with a new one");
   }
   if (absl::StrContains(message, "certificate verify failed")) {
     return absl::StrCat("the authority in ", Given(tls, kCa),
@@ -164,7 +185,8 @@ std::string Advice(absl::string_view message, const TlsOptions& tls) {
   if (!tls.enabled())
     return absl::StrCat("the server ended the connection at once; if it uses TLS, ", HowToGiveTls(tls));
   return absl::StrCat("the server ended the TLS handshake, as it does when its own --tls-ca did not sign ",
-                      Given(tls, kCert), "; give a certificate of its authority, and look at its log");
+                      Given(tls, kCert),
+                      " or has it on a revocation list; give a certificate of its authority, and look at its log");
 }
 
 }  // namespace
@@ -209,11 +231,22 @@ absl::Status ExplainTlsFailure(const absl::Status& status, const TlsOptions& tls
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> NewServerCredentials(const TlsOptions& tls) {
   ASSIGN_OR_RETURN(const Pem pem, Load(tls));
-  return MakeServerCredentials(pem);
+  if (!HasRevocationList(pem.ca)) return MakeServerCredentials(pem);
+  grpc::experimental::TlsServerCredentialsOptions options(ProviderOf(pem));
+  options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  AddChecks(pem, /*dials=*/false, options);
+  return grpc::experimental::TlsServerCredentials(options);
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> NewChannelCredentials(const TlsOptions& tls) {
   ASSIGN_OR_RETURN(const Pem pem, Load(tls));
+  if (HasRevocationList(pem.ca)) {
+    grpc::experimental::TlsChannelCredentialsOptions options;
+    options.set_certificate_provider(ProviderOf(pem));
+    options.set_check_call_host(false);  // the verifier has
+    AddChecks(pem, /*dials=*/true, options);
+    return grpc::experimental::TlsCredentials(options);
+  }
   grpc::SslCredentialsOptions options;
   options.pem_root_certs = pem.ca;
   options.pem_private_key = pem.key;

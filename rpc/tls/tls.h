@@ -24,7 +24,9 @@ enum class TlsWords { kFlags, kPython };
 struct TlsOptions {
   std::string cert_file;  // --tls-cert: own certificate chain, PEM
   std::string key_file;   // --tls-key: its private key, PEM
-  std::string ca_file;    // --tls-ca: the authority that must have signed the peer's certificate, PEM
+  // --tls-ca: the authority that must have signed the peer's certificate, PEM; with its revocation lists, if it has
+  // some (revocation.h)
+  std::string ca_file;
   // --tls-name: the name that a client expects in servers' certificates, when it is not the one that it dials: for port
   // forwarding, and for one name in the certificates of all servers. Servers do not use it.
   std::string override_target_name;
@@ -46,7 +48,8 @@ absl::Status CheckTlsComplete(const TlsOptions& tls);
 // What to do where TLS is needed and not given: "give --tls-cert, --tls-key and --tls-ca, or set ...".
 std::string HowToGiveTls(const TlsOptions& tls);
 
-// Server: a client without a certificate signed by ca_file is refused in the handshake. Client: so is such a server.
+// Server: a client without a certificate signed by ca_file is refused in the handshake, or right behind it if a list in
+// ca_file has it revoked. Client: so is such a server.
 //   InvalidArgument: as CheckTlsComplete; or a file is not PEM of its kind, is damaged, is a key with a passphrase or
 //   an expired certificate; or key and certificate do not belong together. NotFound / PermissionDenied /
 //   FailedPrecondition: a file cannot be read. All name the file and who gave it.

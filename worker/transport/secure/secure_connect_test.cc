@@ -18,6 +18,8 @@
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "core/base/sync.h"
+#include "local/testing/temp_folder.h"
+#include "rpc/testing/test_authority.h"
 #include "worker/transport/secure/handshake.h"
 #include "worker/transport/secure/socket_address.h"
 #include "worker/transport/secure/testing/secure_ranks.h"
@@ -309,9 +311,50 @@ void ExpectRefused(const SecureOptions& wrong, Code code, const std::string& why
 TEST(SecureConnectTls, ACertificateOfAnotherAuthority_IsRefused) {
   SecureOptions wrong = OptionsOf(1, 2, true);
   wrong.tls = TlsFiles("stranger", "ca");
-  ExpectRefused(wrong, Code::kPermissionDenied, "unknown ca");
+  ExpectRefused(wrong, Code::kPermissionDenied, "unknown ca, the peer's word for this side's certificate, ");
+  ExpectRefused(wrong, Code::kPermissionDenied, "stranger.pem");
   wrong.tls = TlsFiles("second", "other_ca");  // it is this rank that does not accept the other's
-  ExpectRefused(wrong, Code::kPermissionDenied, "certificate verify failed");
+  ExpectRefused(wrong, Code::kPermissionDenied,
+                "certificate verify failed: self-signed certificate in certificate chain");
+  ExpectRefused(wrong, Code::kPermissionDenied,
+                "the peer's certificate, CN = first, issued by CN = ca, who is not in ");
+}
+
+// Both ranks say whose certificate it is and what is wrong with it, in time; the one that listens has nobody else to
+// wait for.
+TEST(SecureConnectTls, ARevokedCertificate_IsNamedByBothRanks) {
+  const testing::TempFolder folder;
+  testing::TestAuthority authority(folder.path(), "authority");
+  SecureOptions options[2] = {OptionsOf(0, 2, false), OptionsOf(1, 2, false)};
+  options[0].tls = authority.Issue("good");
+  options[1].tls = authority.Issue("taken-back");
+  authority.Revoke("taken-back");
+  options[0].tls.ca_file = authority.FileWithList();
+  for (SecureOptions& rank : options) rank.timeout = absl::Seconds(2);
+  const absl::Time begin = MonotonicNow();
+  const Connected groups = ConnectAll(std::make_shared<MemoryRendezvous>(), {options[0], options[1]});
+  EXPECT_LT(MonotonicNow() - begin, 2 * absl::Seconds(2));
+  EXPECT_THAT(groups[0], StatusIs(Code::kUnavailable, HasSubstr("certificate revoked, of the peer's certificate, CN = "
+                                                                "taken-back, issued by CN = authority")));
+  EXPECT_THAT(groups[1], StatusIs(Code::kPermissionDenied, AllOf(HasSubstr("certificate revoked, the peer's word for "
+                                                                           "this side's certificate, "),
+                                                                 HasSubstr("taken-back.pem"))));
+}
+
+// The list is of its authority alone; who is not on it comes in.
+TEST(SecureConnectTls, WithAList_TheOthersConnect) {
+  const testing::TempFolder folder;
+  testing::TestAuthority authority(folder.path(), "authority"), other(folder.path(), "other");
+  authority.Issue("taken-back");
+  authority.Revoke("taken-back");
+  const std::string list = authority.FileWithList();
+  SecureOptions options[2] = {OptionsOf(0, 2, false), OptionsOf(1, 2, false)};
+  options[0].tls = authority.Issue("good");
+  options[1].tls = other.Issue("of-another");
+  ASSERT_EQ(std::system(absl::StrCat("cat ", other.file(), " >>", list).c_str()), 0);
+  for (SecureOptions& rank : options) rank.tls.ca_file = list;
+  Connected groups = ConnectAll(std::make_shared<MemoryRendezvous>(), {options[0], options[1]});
+  for (const auto& group : groups) EXPECT_OK(group.status());
 }
 
 TEST(SecureConnectTls, ARankWithoutTls_IsRefused) {
@@ -356,8 +399,9 @@ TEST(SecureConnectTls, AnExpiredCertificate_IsRefused) {
   SSL_free(ssl);
   SSL_CTX_free(context);
   rank.join();
-  EXPECT_THAT(group, StatusIs(Code::kUnavailable,
-                              AllOf(HasSubstr("rank 1 did not come"), HasSubstr("certificate has expired"))));
+  EXPECT_THAT(group, StatusIs(Code::kUnavailable, AllOf(HasSubstr("rank 1 did not come"),
+                                                        HasSubstr("certificate has expired, of the peer's "
+                                                                  "certificate, CN = expired, issued"))));
 }
 
 // One that has no certificate at all.

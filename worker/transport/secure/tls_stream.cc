@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
+#include "rpc/tls/revocation.h"
 #include "worker/transport/secure/socket_bio.h"
 
 namespace shardmesh {
@@ -41,10 +42,35 @@ std::string TakeError() {
   return reason != nullptr ? reason : "TLS failed";
 }
 
+bool IsUnknownAuthority(long verified) {
+  return verified == X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY || verified == X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN ||
+         verified == X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT;
+}
+
+// A verify_cb of OpenSSL's: keeps in the connection which certificate it is that is wrong.
+int NoteWrong(int ok, X509_STORE_CTX* context) {
+  if (PassWithoutList(ok, context) == 1) return 1;
+  const auto* const ssl =
+      static_cast<const SSL*>(X509_STORE_CTX_get_ex_data(context, SSL_get_ex_data_X509_STORE_CTX_idx()));
+  X509* const wrong = IsUnknownAuthority(X509_STORE_CTX_get_error(context)) ? X509_STORE_CTX_get0_cert(context)
+                                                                            : X509_STORE_CTX_get_current_cert(context);
+  if (wrong != nullptr) *static_cast<std::string*>(SSL_get_app_data(ssl)) = DescribeCertificate(wrong);
+  return 0;
+}
+
+// Whether the peer said so of this end's certificate (RFC 8446, 6.2).
+bool IsOfOwnCertificate(int reason) {
+  return reason == SSL_R_TLSV1_ALERT_UNKNOWN_CA || reason == SSL_R_SSLV3_ALERT_BAD_CERTIFICATE ||
+         reason == SSL_R_SSLV3_ALERT_UNSUPPORTED_CERTIFICATE || reason == SSL_R_SSLV3_ALERT_CERTIFICATE_REVOKED ||
+         reason == SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED || reason == SSL_R_SSLV3_ALERT_CERTIFICATE_UNKNOWN;
+}
+
 class TlsStream final : public Stream {
  public:
-  TlsStream(UniqueFd fd, SSL* ssl, const TlsSending& sending)
-      : Stream(std::move(fd)), buffer_(Stream::fd()), ssl_(ssl), sending_(sending) {}
+  TlsStream(UniqueFd fd, SSL* ssl, const TlsSending& sending, std::shared_ptr<const TlsOptions> files)
+      : Stream(std::move(fd)), buffer_(Stream::fd()), ssl_(ssl), sending_(sending), files_(std::move(files)) {
+    SSL_set_app_data(ssl_, &wrong_);
+  }
   ~TlsStream() override { SSL_free(ssl_); }
 
   // False: there is no memory.
@@ -113,15 +139,24 @@ class TlsStream final : public Stream {
     if (kind == SSL_ERROR_SYSCALL && error != 0) return Ended(End::kClosed, std::strerror(error));
     const bool eof = ERR_GET_REASON(ERR_peek_error()) == SSL_R_UNEXPECTED_EOF_WHILE_READING;
     if (kind != SSL_ERROR_SSL || eof) return Ended(End::kClosed, "the connection was closed");
+    return Ended(End::kRefused, WhyRefused());
+  }
+  // Whose certificate is wrong, and what is wrong with it, if it is that.
+  std::string WhyRefused() {
     const long verified = SSL_get_verify_result(ssl_);
+    const bool own = IsOfOwnCertificate(ERR_GET_REASON(ERR_peek_error()));
     std::string why = TakeError();
-    if (verified != X509_V_OK) absl::StrAppend(&why, ": ", X509_verify_cert_error_string(verified));
-    return Ended(End::kRefused, std::move(why));
+    if (own) return absl::StrCat(why, ", the peer's word for this side's certificate, ", files_->cert_file);
+    if (verified == X509_V_OK) return why;
+    absl::StrAppend(&why, ": ", X509_verify_cert_error_string(verified), ", of the peer's certificate, ", wrong_);
+    return IsUnknownAuthority(verified) ? absl::StrCat(why, ", who is not in ", files_->ca_file) : why;
   }
 
   SocketBuffer buffer_;
   SSL* const ssl_;
   const TlsSending sending_;
+  const std::shared_ptr<const TlsOptions> files_;
+  std::string wrong_;  // the peer's certificate that is not accepted
   int64_t records_ = 0;
   bool wants_to_write_ = false;
 };
@@ -130,7 +165,7 @@ class TlsStream final : public Stream {
 SSL_CTX* NewContext(const TlsOptions& tls) {
   SSL_CTX* const context = SSL_CTX_new(TLS_method());
   if (context == nullptr) return nullptr;
-  SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
+  SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NoteWrong);
   SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
   SSL_CTX_set_options(context, SSL_OP_ENABLE_KTLS | SSL_OP_NO_TICKET);
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
@@ -140,6 +175,7 @@ SSL_CTX* NewContext(const TlsOptions& tls) {
                     SSL_CTX_use_PrivateKey_file(context, tls.key_file.c_str(), SSL_FILETYPE_PEM) == 1 &&
                     SSL_CTX_check_private_key(context) == 1 &&
                     SSL_CTX_load_verify_file(context, tls.ca_file.c_str()) == 1;
+  if (made) UseRevocationLists(SSL_CTX_get_cert_store(context));
   if (made) return context;
   SSL_CTX_free(context);
   return nullptr;
@@ -161,7 +197,7 @@ absl::StatusOr<std::shared_ptr<const TlsContext>> TlsContext::Load(const TlsOpti
   IgnoreSigpipe();
   ERR_clear_error();
   SSL_CTX* const context = NewContext(tls);
-  if (context != nullptr) return std::shared_ptr<const TlsContext>(new TlsContext(context));
+  if (context != nullptr) return std::shared_ptr<const TlsContext>(new TlsContext(context, tls));
   return absl::InvalidArgumentError(
       absl::StrCat("OpenSSL cannot use ", tls.cert_file, ", ", tls.key_file, " and ", tls.ca_file, ": ", TakeError()));
 }
@@ -171,7 +207,7 @@ TlsContext::~TlsContext() { SSL_CTX_free(static_cast<SSL_CTX*>(context_)); }
 std::unique_ptr<Stream> TlsContext::NewStream(UniqueFd fd, bool dials, const TlsSending& sending) const {
   SSL* const ssl = SSL_new(static_cast<SSL_CTX*>(context_));
   if (ssl == nullptr) return nullptr;
-  auto stream = std::make_unique<TlsStream>(std::move(fd), ssl, sending);
+  auto stream = std::make_unique<TlsStream>(std::move(fd), ssl, sending, files_);
   if (!stream->Open()) return nullptr;
   dials ? SSL_set_connect_state(ssl) : SSL_set_accept_state(ssl);
   return stream;

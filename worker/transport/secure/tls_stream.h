@@ -1,6 +1,6 @@
 // TlsContext: TLS 1.3 for the connections between ranks, by OpenSSL. Both sides show a certificate that the authority
-// of TlsOptions has signed and whose time is not over; names in it are not compared, since what makes a peer a rank is
-// that it knows the job's secret (handshake.h).
+// of TlsOptions has signed, whose time is not over, and which no list beside that authority has revoked (revocation.h).
+// Names in it are not compared, since what makes a peer a rank is that it knows the job's secret (handshake.h).
 //
 // AES-128-GCM is preferred: with the processor's AES instructions it is the fastest. Keys are renewed before so many
 // records that RFC 8446, 5.5, asks for it. The kernel encrypts what is sent where OpenSSL and the kernel can
@@ -44,9 +44,11 @@ class TlsContext {
   std::unique_ptr<Stream> NewStream(UniqueFd fd, bool dials, const TlsSending& sending = {}) const;
 
  private:
-  explicit TlsContext(void* context) : context_(context) {}
+  TlsContext(void* context, const TlsOptions& files)
+      : context_(context), files_(std::make_shared<const TlsOptions>(files)) {}
 
   void* const context_;  // SSL_CTX
+  const std::shared_ptr<const TlsOptions> files_;
 };
 
 }  // namespace shardmesh
