@@ -27,6 +27,8 @@ constexpr absl::Duration kUnknownTime = absl::Seconds(5);      // for them to sa
 constexpr absl::Duration kRetry = absl::Milliseconds(50);      // of a connection that was cut before the answer
 constexpr absl::Duration kLook = absl::Milliseconds(500);      // between looks at the rendezvous
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
+constexpr absl::Duration kFairTime = absl::Milliseconds(200);  // that each has at least, however many come
+constexpr int kMostAtOnce = 16;                                // that are accepted in one turn
 constexpr int kMaxToldStrangers = 10;  // lines of the log
 
 // All ranks are of one build on machines of one byte order, as what crosses later is.
@@ -224,7 +226,7 @@ class Linking {
     for (Dialed& dialed : dialed_) {
       if (!dialed.fd.valid() && MonotonicNow() >= dialed.again_at) RETURN_IF_ERROR(Open(dialed));
     }
-    std::vector<pollfd> waited = {{listener_.get(), POLLIN, 0}};
+    std::vector<pollfd> waited = {{HasRoom() ? listener_.get() : -1, POLLIN, 0}};
     for (const Dialed& dialed : dialed_) {
       waited.push_back({dialed.fd.get(), static_cast<int16_t>(dialed.sent ? POLLIN : POLLOUT), 0});  // -1: is skipped
     }
@@ -308,8 +310,19 @@ class Linking {
 
   // ---- Connections of others. ----
 
+  // Where too many are held that have not said who they are, the oldest makes room once it had time to.
+  bool HasRoom() {
+    unknown_.remove_if([](const Unknown& unknown) { return !unknown.fd.valid(); });
+    if (unknown_.size() < kMaxUnknown) return true;
+    if (unknown_.front().since > MonotonicNow() - kFairTime) return false;
+    Drop(unknown_.front(), "others came");
+    unknown_.pop_front();
+    return true;
+  }
+
+  // A few at a time: however fast others come, this rank does the rest of its work, and looks at the time.
   void Accept() {
-    while (true) {
+    for (int i = 0; i < kMostAtOnce && HasRoom(); ++i) {
       sockaddr_storage from = {};
       socklen_t length = sizeof(from);
       UniqueFd fd(accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from), &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -319,9 +332,6 @@ class Linking {
         if (!IsLater(errno) && !unknown_.empty()) Drop(unknown_.front(), std::strerror(errno));
         return;
       }
-      const auto open = std::find_if(unknown_.begin(), unknown_.end(), [](const Unknown& u) { return u.fd.valid(); });
-      const auto count = std::count_if(unknown_.begin(), unknown_.end(), [](const Unknown& u) { return u.fd.valid(); });
-      if (static_cast<size_t>(count) >= kMaxUnknown) Drop(*open, "others came");
       unknown_.emplace_back();
       unknown_.back().fd = std::move(fd);
       unknown_.back().from = AddressText(from).value_or("");

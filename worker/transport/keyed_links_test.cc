@@ -198,6 +198,26 @@ TEST(KeyedLinks, MoreStrangersThanAreHeld_TheOldestAreDropped) {
   EXPECT_OK(second);
 }
 
+// However many come behind it, one has a fifth of a second to say who it is: a rank takes no more than it holds.
+TEST(KeyedLinks, OneOfMany_HasTimeToSayWhoItIs) {
+  std::vector<UniqueFd> strangers;
+  absl::Time begin = absl::InfiniteFuture();
+  WatchedRendezvous rendezvous([&](const std::string& key, const std::string& value) {
+    for (int i = 0; key == "group/0" && i < 1000; ++i) strangers.push_back(ConnectTo(value));
+    if (key == "group/key") begin = MonotonicNow();  // nobody was accepted yet
+  });
+  absl::StatusOr<Links> first = absl::UnknownError("not yet");
+  LinkOptions options = Options(0, 2);
+  options.timeout = absl::Seconds(2);
+  std::thread rank([&] { first = ConnectRanks(rendezvous, options); });
+  EXPECT_OK(rendezvous.Get("group/key", absl::Seconds(20)).status());
+  pollfd ended = {strangers[0].get(), POLLIN, 0};
+  EXPECT_EQ(poll(&ended, 1, 20'000), 1);
+  EXPECT_GE(MonotonicNow() - begin, absl::Milliseconds(200));
+  rank.join();
+  EXPECT_THAT(first.status(), StatusIs(Code::kUnavailable, HasSubstr("did not come within 2s")));
+}
+
 // After five seconds, long before the rank gives up.
 TEST(KeyedLinks, AStrangerThatSaysNothing_IsDropped) {
   UniqueFd stranger;
