@@ -20,6 +20,11 @@ namespace {
 constexpr char kCoordinator[] = "server/shardmesh-coordinator";
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
 
+void AppendTls(const TlsOptions& tls, std::vector<std::string>& command) {
+  if (!tls.enabled()) return;
+  command.insert(command.end(), {"--tls-cert", tls.cert_file, "--tls-key", tls.key_file, "--tls-ca", tls.ca_file});
+}
+
 std::string Milliseconds(absl::Duration duration) { return absl::StrCat(absl::ToInt64Milliseconds(duration)); }
 
 }  // namespace
@@ -60,6 +65,7 @@ absl::Status Cluster::StartCoordinator(const std::string& listen) {
                                       Milliseconds(options_.heartbeat_interval),
                                       "--heartbeat-timeout-ms",
                                       Milliseconds(options_.heartbeat_timeout)};
+  AppendTls(options_.tls, command);
   if (!options_.default_mesh.empty()) command.insert(command.end(), {"--default-mesh", options_.default_mesh});
   ASSIGN_OR_RETURN(coordinator_,
                    Process::Start({std::move(command), folder_.File("coordinator.log"), options_.descriptor_limit,
@@ -86,6 +92,7 @@ absl::Status Cluster::StartNode() {
                                       "--threads",
                                       absl::StrCat(options_.threads)};
   command.insert(command.end(), options_.worker_flags.begin(), options_.worker_flags.end());
+  AppendTls(options_.tls, command);
   ASSIGN_OR_RETURN(node_, Process::Start({std::move(command), folder_.File("node.log"), options_.descriptor_limit,
                                          options_.worker_environment}));
   return absl::OkStatus();
@@ -152,6 +159,8 @@ absl::Status Cluster::LaunchWorker(const std::string& name) {
                                       "--address-file",
                                       address_file};
   command.insert(command.end(), options_.worker_flags.begin(), options_.worker_flags.end());
+  const auto own = options_.worker_tls.find(name);
+  AppendTls(own == options_.worker_tls.end() ? options_.tls : own->second, command);
   if (options_.hosts > 1) {
     const int host = std::atoi(name.c_str() + 1) * options_.hosts / options_.workers;
     command.insert(command.end(), {"--group-address", "127.0.0.1", "--host-name", absl::StrCat("host", host)});
@@ -174,6 +183,7 @@ absl::Status Cluster::StartWorker(const std::string& name) {
 }
 
 absl::StatusOr<Client> Cluster::Connect(ClientOptions options) const {
+  if (!options.tls.enabled()) options.tls = options_.tls;
   return Client::Connect(coordinator_address_, std::move(options));
 }
 

@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
 #include "local/testing/temp_folder.h"
+#include "rpc/tls/tls.h"
 #include "tests/testing/system/process.h"
 
 namespace shardmesh::testing {
@@ -30,6 +31,10 @@ struct ClusterOptions {
   std::string default_mesh;
   int descriptor_limit = 0;               // of every process; 0: the test's own
   std::vector<std::string> worker_flags;  // more of them
+  // With certificates for 127.0.0.1: of the coordinator, of Connect, and of each worker that has none of its own. Not
+  // enabled: no TLS.
+  TlsOptions tls;
+  std::map<std::string, TlsOptions> worker_tls;  // by name
   std::string worker_program = "worker/shardmesh-worker";
   // The workers are children of a shardmesh-node, which keeps their memory and starts them again. worker(),
   // worker_address() and StartWorker() are not for them, but PidOf() and node().

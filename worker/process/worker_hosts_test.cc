@@ -2,6 +2,8 @@
 #include <functional>
 
 #include "core/base/clock.h"
+#include "local/testing/temp_folder.h"
+#include "rpc/testing/test_authority.h"
 #include "worker/lead/host_meeting.h"
 #include "worker/testing/local_host.h"
 
@@ -15,13 +17,15 @@ using Code = absl::StatusCode;
 // Two workers; each is the one of its host, and asks the other in this process.
 struct TwoWorkers {
   explicit TwoWorkers(absl::Duration prepare_timeout = kLong,
-                      const std::vector<std::string>& addresses = {"127.0.0.1", "127.0.0.1"}) {
+                      const std::vector<std::string>& addresses = {"127.0.0.1", "127.0.0.1"},
+                      const std::vector<TlsOptions>& tls = {{}, {}}) {
     for (int i = 0; i < 2; ++i) {
       WorkerOptions options;
       options.name = absl::StrCat("w", i);
       options.heartbeat_timeout = kLong;
       options.prepare_timeout = prepare_timeout;
       options.group_address = addresses[i];
+      options.transport.tls = tls[i];
       options.meet = [this](const v1::Peer& lead, const v1::MeetRequest& request, absl::Duration) {
         return workers[lead.rank()]->Meet(change ? change(request) : request);
       };
@@ -137,6 +141,40 @@ TEST(WorkerHosts, OneCannotMeet_TheJobFailsOnBothWithOneCause_AndANewOneWorks) {
     for (int i : {0, 1}) {
       two.workers[i]->Reconcile({});
       EXPECT_TRUE(two.workers[i]->Statuses().empty());
+    }
+  }
+}
+
+// Of another authority, revoked, or expired: of the lead that dials and of the one that listens. Both know whose
+// certificate it is and what is wrong with it, long before the time is up, and the next job works.
+TEST(WorkerHosts, ACertificateThatDoesNotCount_IsNamedOnBoth) {
+  const testing::TempFolder folder;
+  testing::TestAuthority ours(folder.path(), "ours"), other(folder.path(), "other");
+  const TlsOptions good = ours.Issue("good");
+  TlsOptions stranger = other.Issue("stranger");
+  stranger.ca_file = good.ca_file;
+  const TlsOptions revoked = ours.Issue("taken-back"), expired = ours.Issue("expired", -1);
+  ours.Revoke("taken-back");
+  TlsOptions with_list = good;
+  with_list.ca_file = ours.FileWithList();
+  const struct {
+    const TlsOptions& tls;
+    const TlsOptions& others;
+    std::string to_dialer[2];  // if it is the listener's certificate, and if it is its own
+  } cases[] = {{stranger, good, {"CN = stranger, issued by CN = other", "stranger.pem"}},
+               {revoked, with_list, {"revoked, of the peer's certificate, CN = taken-back", "taken-back.pem"}},
+               {expired, good, {"expired.pem expired at", "expired.pem expired at"}}};
+  constexpr absl::Duration kTime = absl::Seconds(10);
+  for (const auto& c : cases) {
+    for (const int bad : {0, 1}) {
+      SCOPED_TRACE(absl::StrCat(c.tls.cert_file, " of rank ", bad));
+      TwoWorkers two(kTime, {"127.0.0.1", "127.0.0.1"}, {bad == 0 ? c.tls : c.others, bad == 1 ? c.tls : c.others});
+      const absl::Time since = MonotonicNow();
+      two.Start(SmallJob("fsdp=2", 1));
+      for (int i : {0, 1}) {
+        ExpectNotMet(*two.workers[i], two.AwaitState(i, v1::MEMBER_STATE_FAILED), c.to_dialer[bad]);
+      }
+      EXPECT_LT(MonotonicNow() - since, 2 * kTime);
     }
   }
 }

@@ -67,6 +67,16 @@ TEST_F(BadStart, OffLoopbackWithoutTls) {
                 "--tls-cert");
 }
 
+// What hosts send each other would cross a network in the clear, and nobody said that it may.
+TEST_F(BadStart, GroupAddressOffThisMachineWithoutTls) {
+  ExpectRefuses(
+      {"worker/shardmesh-worker", "--coordinator", cluster_->coordinator_address(), "--name", "open", "--local-dir",
+       cluster_->folder().File("s"), "--group-address", "192.0.2.1"},
+      "--group-address 192.0.2.1 is not on this machine alone, so TLS is needed between hosts: give --tls-cert, "
+      "--tls-key and --tls-ca, or set SHARDMESH_TLS_CERT, SHARDMESH_TLS_KEY and SHARDMESH_TLS_CA, or "
+      "--insecure-transport on a network that nobody else reaches");
+}
+
 TEST_F(BadStart, StateFileOfANewerVersion) {
   const std::string state = cluster_->folder().File("newer.db");
   const std::string log = cluster_->folder().File("newer.log");
