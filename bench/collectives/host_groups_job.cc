@@ -1,5 +1,6 @@
 #include "bench/collectives/host_groups_job.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "bench/harness/two_namespaces.h"
 #include "core/base/status.h"
 #include "local/descriptor/fd.h"
 #include "worker/transport/gloo_group.h"
@@ -30,22 +32,11 @@ constexpr int kTasks = 4;
 
 char ByteOf(int rank, int64_t i) { return static_cast<char>(rank * 31 + i * 7 + i / 251); }
 
-absl::Status MakeCertificates(const std::string& folder) {
-  const std::string key = "openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes ";
-  const std::string command =
-      absl::StrCat("cd ", folder, " && (", key, "-subj /CN=authority -x509 -days 2 -keyout ca.key -out ca.pem && ", key,
-                   "-subj /CN=rank -keyout rank.key -out rank.csr && openssl x509 -req -days 2 -in rank.csr -CA ca.pem "
-                   "-CAkey ca.key ",
-                   "-CAcreateserial -out rank.pem) >openssl.log 2>&1");
-  if (std::system(command.c_str()) == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError("the openssl program could not make certificates; install openssl");
-}
-
 // One connection of the two ranks, without any frames.
-absl::StatusOr<UniqueFd> ConnectRaw(Rendezvous& rendezvous, int rank) {
+absl::StatusOr<UniqueFd> ConnectRaw(Rendezvous& rendezvous, int rank, const std::string& first) {
   sockaddr_in address = {};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  inet_pton(AF_INET, first.c_str(), &address.sin_addr);
   auto* const at = reinterpret_cast<sockaddr*>(&address);
   socklen_t length = sizeof(address);
   UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -87,6 +78,25 @@ absl::Status ExchangeRaw(int fd, const char* mine, char* theirs, int64_t bytes) 
 
 }  // namespace
 
+absl::Status MakeCertificates(const std::string& folder) {
+  const std::string key = "openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes ";
+  const std::string command =
+      absl::StrCat("cd ", folder, " && (", key, "-subj /CN=authority -x509 -days 2 -keyout ca.key -out ca.pem && ", key,
+                   "-subj /CN=rank -keyout rank.key -out rank.csr && openssl x509 -req -days 2 -in rank.csr -CA ca.pem "
+                   "-CAkey ca.key ",
+                   "-CAcreateserial -out rank.pem) >openssl.log 2>&1");
+  if (std::system(command.c_str()) == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError("the openssl program could not make certificates; install openssl");
+}
+
+TlsOptions BenchCertificate(const std::string& folder) {
+  TlsOptions tls;
+  tls.cert_file = folder + "/rank.pem";
+  tls.key_file = folder + "/rank.key";
+  tls.ca_file = folder + "/ca.pem";
+  return tls;
+}
+
 // One of the two, in its own process.
 class HostGroupsJob::Rank {
  public:
@@ -94,24 +104,24 @@ class HostGroupsJob::Rank {
     spdlog::set_level(spdlog::level::warn);
     std::unique_ptr<Rank> made(new Rank(rank, job.bytes_));
     const auto rendezvous = std::make_shared<FolderRendezvous>(job.folder_);
-    ASSIGN_OR_RETURN(made->raw_, ConnectRaw(*rendezvous, rank));
+    const Place& place = job.places_[rank];
+    if (!place.net_namespace.empty()) RETURN_IF_ERROR(EnterNamespace(place.net_namespace));
+    ASSIGN_OR_RETURN(made->raw_, ConnectRaw(*rendezvous, rank, job.places_[0].address));
     GlooOptions gloo;
     gloo.rank = rank;
     gloo.size = 2;
     gloo.key = "gloo";
-    gloo.host = "127.0.0.1";
+    gloo.host = place.address;
     ASSIGN_OR_RETURN(made->groups_[static_cast<int>(HostWay::kGloo)], GlooGroup::Connect(rendezvous, gloo));
     SecureOptions secure;
     secure.rank = rank;
     secure.size = 2;
     secure.key = "clear";
     secure.secret = "bench";
-    secure.host = "127.0.0.1";
+    secure.host = place.address;
     ASSIGN_OR_RETURN(made->groups_[static_cast<int>(HostWay::kClear)], SecureGroup::Connect(rendezvous, secure));
     secure.key = "tls";
-    secure.tls.cert_file = job.folder_ + "/rank.pem";
-    secure.tls.key_file = job.folder_ + "/rank.key";
-    secure.tls.ca_file = job.folder_ + "/ca.pem";
+    secure.tls = BenchCertificate(job.folder_);
     ASSIGN_OR_RETURN(made->groups_[static_cast<int>(HostWay::kTls)], SecureGroup::Connect(rendezvous, secure));
     return made;
   }
@@ -167,12 +177,12 @@ class HostGroupsJob::Rank {
   std::unique_ptr<ExchangeGroup> groups_[kHostWays];
 };
 
-absl::StatusOr<std::unique_ptr<HostGroupsJob>> HostGroupsJob::Create(int64_t bytes) {
+absl::StatusOr<std::unique_ptr<HostGroupsJob>> HostGroupsJob::Create(int64_t bytes, Place first, Place second) {
   std::string folder = std::filesystem::temp_directory_path().string() + "/host-groups-XXXXXX";
   if (mkdtemp(folder.data()) == nullptr) {
     return absl::PermissionDeniedError(absl::StrCat("cannot make ", folder, ": ", std::strerror(errno)));
   }
-  std::unique_ptr<HostGroupsJob> job(new HostGroupsJob(bytes, folder));
+  std::unique_ptr<HostGroupsJob> job(new HostGroupsJob(bytes, folder, std::move(first), std::move(second)));
   RETURN_IF_ERROR(MakeCertificates(folder));
   RETURN_IF_ERROR(job->Start());
   return job;

@@ -9,11 +9,13 @@
 #include <cstring>
 #include <thread>
 
+#include "bench/collectives/host_groups_job.h"
 #include "absl/strings/str_cat.h"
 #include "bench/harness/harness.h"
 #include "core/base/status.h"
 #include "local/memory/futex.h"
-#include "worker/transport/gloo_group.h"
+#include "worker/transport/rendezvous.h"
+#include "worker/transport/secure/secure_group.h"
 
 namespace shardmesh::bench {
 namespace {
@@ -128,13 +130,15 @@ absl::Status HostsJob::StartLead() {
   const auto rendezvous = std::make_shared<FolderRendezvous>(options_.folder);
   for (auto& [name, group] :
        {std::pair("gradients", &groups.gradients), {"results", &groups.results}, {"rounds", &groups.rounds}}) {
-    GlooOptions gloo;
-    gloo.rank = options_.host;
-    gloo.size = options_.num_hosts;
-    gloo.epoch = 1;
-    gloo.key = name;
-    gloo.host = options_.address;
-    ASSIGN_OR_RETURN(*group, GlooGroup::Connect(rendezvous, gloo));
+    SecureOptions secure;
+    secure.rank = options_.host;
+    secure.size = options_.num_hosts;
+    secure.epoch = 1;
+    secure.key = name;
+    secure.secret = "bench";
+    secure.host = options_.address;
+    secure.tls = BenchCertificate(options_.folder);
+    ASSIGN_OR_RETURN(*group, SecureGroup::Connect(rendezvous, secure));
   }
   HostLeadOptions options;
   options.round_timeout = kPatience;  // a loaded machine is not a dead host

@@ -36,7 +36,7 @@ struct HostsStep {
 
 class HostsJob {
  public:
-  // Errors of the plan, of memory, and of GlooGroup::Connect.
+  // Errors of the plan, of memory, and of SecureGroup::Connect.
   static absl::StatusOr<std::unique_ptr<HostsJob>> Start(const HostsJobOptions& options);
   ~HostsJob();
 
