@@ -3,8 +3,9 @@
 // residency, in every format and with every optimizer. What all must learn is what the reference kernels give for whole
 // tensors; and the same kernels on pieces of them, through the collectives of every implementation on CPUs.
 //
-// A job of several hosts shares its steps over Gloo, one of a single host in shared memory. Hosts are names here
-// (--host-name) and the line between them is loopback; with real ones: tests/e2e/job_on_two_hosts_test.cc.
+// A job of several hosts shares its steps over TCP, with TLS or in the clear, one of a single host in shared memory.
+// Hosts are names here (--host-name) and the line between them is loopback; with real ones:
+// tests/e2e/job_on_two_hosts_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,10 +19,13 @@
 #include "core/base/matchers.h"
 #include "core/base/status.h"
 #include "core/mesh/mesh_spec.h"
+#include "local/testing/temp_folder.h"
+#include "rpc/testing/test_authority.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training/reference.h"
 #include "tests/testing/training/training.h"
 #include "tests/testing/training/variant.h"
+#include "worker/transport/secure/testing/secure_ranks.h"
 #include "worker/transport/testing/group_families.h"
 
 namespace shardmesh {
@@ -112,8 +116,9 @@ JobSpec JobOf(const Combination& c, const std::string& name) {
 
 struct Place {
   int hosts, threads;
+  bool tls = false;
 };
-constexpr Place kPlaces[] = {{1, 1}, {1, 2}, {2, 1}, {2, 2}};
+constexpr Place kPlaces[] = {{1, 1}, {1, 2}, {2, 1, /*tls=*/true}, {2, 2}};
 
 // 1 to 8 workers.
 std::vector<Variant> VariantsOf(const Place& place) {
@@ -144,7 +149,9 @@ struct Family {
 constexpr Family kFamilies[] = {
     {"local", [](const std::vector<uint64_t>& epochs) { return MakeLocalGroups(epochs); }},
     {"symmetric", [](const std::vector<uint64_t>& epochs) { return MakeSymmetricGroups(epochs); }},
-    {"gloo", [](const std::vector<uint64_t>& epochs) { return MakeGlooGroups(epochs); }}};
+    {"gloo", [](const std::vector<uint64_t>& epochs) { return MakeGlooGroups(epochs); }},
+    {"tcp", [](const std::vector<uint64_t>& epochs) { return MakeSecureGroups(epochs, /*tls=*/false); }},
+    {"tls", [](const std::vector<uint64_t>& epochs) { return MakeSecureGroups(epochs, /*tls=*/true); }}};
 
 // What each rank learns where all train through the collectives of a group alone.
 std::vector<Learnt> TrainOnGroup(const JobSpec& spec, int64_t steps, const Family& family, int ranks) {
@@ -161,14 +168,22 @@ std::vector<Learnt> TrainOnGroup(const JobSpec& spec, int64_t steps, const Famil
 class MeshInvariance : public ::testing::TestWithParam<int> {
  protected:
   static void SetUpTestSuite() {
+    const TlsOptions service = testing::TestAuthority(certificates_.path(), "authority").Issue("service");
     for (const Place& place : kPlaces) {
-      clusters_.push_back(Cluster::Start({.workers = 8, .threads = place.threads, .hosts = place.hosts}));
+      testing::ClusterOptions options;
+      options.workers = 8;
+      options.threads = place.threads;
+      options.hosts = place.hosts;
+      if (place.tls) options.tls = service;
+      clusters_.push_back(Cluster::Start(std::move(options)));
     }
   }
   static void TearDownTestSuite() { clusters_.clear(); }
 
+  static const testing::TempFolder certificates_;
   static std::vector<absl::StatusOr<std::unique_ptr<Cluster>>> clusters_;
 };
+const testing::TempFolder MeshInvariance::certificates_;
 std::vector<absl::StatusOr<std::unique_ptr<Cluster>>> MeshInvariance::clusters_;
 
 // On one cluster, every way; steps of jobs on two hosts wait more than they work, so places take their turns together.
@@ -177,7 +192,7 @@ void ExpectLearns(Cluster& cluster, const Place& place, const Combination& combi
   const JobSpec spec = JobOf(combination, "job");
   for (const Variant& variant : VariantsOf(place)) {
     SCOPED_TRACE(absl::StrCat(Describe(combination), " ", testing::Describe(variant), ", ", place.hosts, " hosts, ",
-                              place.threads, " threads"));
+                              place.threads, " threads", place.tls ? ", TLS" : ""));
     ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::TrainVariant(client, spec, variant, combination.steps));
     ASSERT_EQ(learnt, reference);
   }
