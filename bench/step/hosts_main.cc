@@ -2,6 +2,8 @@
 // the same bytes between them in the same run; and the groups that carry them, over links of several speeds. Needs root.
 //
 //   bazel run -c opt //bench:hosts -- --quick --json hosts.json
+#include <spdlog/spdlog.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -40,6 +42,7 @@ struct Flags : CommonFlags {
 
 // A process that is one host, or (num_hosts 1) all of the job. It answers each line with one.
 int Serve(const Flags& flags) {
+  spdlog::set_level(spdlog::level::warn);  // standard output is for answers
   const std::string address = TwoNamespaces::kAddresses[flags.host];
   auto job = HostsJob::Start({flags.host, flags.num_hosts, address, flags.folder, int64_t{flags.millions} << 20});
   if (!job.ok()) std::cout << "error " << job.status() << std::endl;
