@@ -101,23 +101,25 @@ TEST(DevicePassGpuTest, GateThatNobodyOpens_IsLateAndChangesNoByte) {
 TEST(DevicePassGpuTest, MemoryOfTheDevice_IsSharedThroughADescriptor) {
   SKIP_WITHOUT_DEVICE();
   std::shared_ptr<DeviceRuntime> one = *DeviceRuntime::Open(0), two = *DeviceRuntime::Open(0);
-  auto mine = DeviceSegment::Create(one, 100'000);
+  constexpr int64_t kBytes = (int64_t{16} << 20) + 100'000;  // of two or more granules
+  auto mine = DeviceSegment::Create(one, kBytes);
   ASSERT_OK(mine.status());
-  auto theirs = DeviceSegment::Map(two, UniqueFd(dup(mine->fd())), 100'000, DeviceSegment::Access::kReadOnly);
+  auto theirs = DeviceSegment::Map(two, UniqueFd(dup(mine->fd())), kBytes, DeviceSegment::Access::kReadOnly);
   ASSERT_OK(theirs.status());
   char text[6] = "hello", back[6] = {};
   {
     DeviceRuntime::Scope scope(*one);
-    ASSERT_OK(one->Copy(mine->data() + 99'994, text, 6));
+    ASSERT_OK(one->Copy(mine->data() + kBytes - 6, text, 6));
     ASSERT_OK(one->AwaitIdle(absl::Seconds(5)));
   }
   DeviceRuntime::Scope scope(*two);
-  ASSERT_OK(two->Copy(back, theirs->data() + 99'994, 6));
+  ASSERT_OK(two->Copy(back, theirs->data() + kBytes - 6, 6));
   ASSERT_OK(two->AwaitIdle(absl::Seconds(5)));
   EXPECT_STREQ(back, "hello");
-  const auto other =
-      DeviceSegment::Map(two, UniqueFd(dup(mine->fd())), int64_t{64} << 20, DeviceSegment::Access::kReadOnly);
-  EXPECT_EQ(other.status().code(), absl::StatusCode::kInvalidArgument) << other.status();
+  for (const int64_t bytes : {int64_t{100'000}, int64_t{64} << 20}) {
+    const auto other = DeviceSegment::Map(two, UniqueFd(dup(mine->fd())), bytes, DeviceSegment::Access::kReadOnly);
+    EXPECT_EQ(other.status().code(), absl::StatusCode::kInvalidArgument) << bytes << ": " << other.status();
+  }
 }
 
 }  // namespace

@@ -81,8 +81,11 @@ TEST_F(DeviceSegmentTest, OtherProcess_SharesTheBytes) {
 TEST_F(DeviceSegmentTest, OtherSize_IsInvalidArgument) {
   auto mine = DeviceSegment::Create(one_, 100'000);
   ASSERT_OK(mine.status());
-  auto theirs = DeviceSegment::Map(two_, UniqueFd(dup(mine->fd())), 200'000, DeviceSegment::Access::kReadOnly);
-  EXPECT_THAT(theirs.status(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("has not the 262144 bytes")));
+  for (const auto& [bytes, allocated] : {std::pair(200'000, 262144), std::pair(50'000, 65536)}) {
+    auto theirs = DeviceSegment::Map(two_, UniqueFd(dup(mine->fd())), bytes, DeviceSegment::Access::kReadOnly);
+    EXPECT_THAT(theirs.status(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                          HasSubstr("has not the " + std::to_string(allocated) + " bytes")));
+  }
 }
 
 TEST_F(DeviceSegmentTest, OtherDescriptor_IsInvalidArgument) {

@@ -140,9 +140,11 @@ int cuMemMap(CudaAddress address, size_t bytes, size_t offset, CudaMemoryHandle 
   const auto found = machine.reserved.find(address);
   const auto memory = machine.handles.find(handle);
   if (found == machine.reserved.end() || memory == machine.handles.end() || found->second.bytes != bytes ||
-      memory->second->bytes != bytes || offset != 0) {
+      offset != 0) {
     return kCudaInvalidValue;
   }
+  // As driver 580 answers; a part of the memory can be mapped.
+  if (memory->second->bytes < bytes) return shardmesh::kCudaNotSupported;
   found->second.mapped = memory->second;
   return kCudaSuccess;
 }
