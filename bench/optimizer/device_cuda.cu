@@ -65,18 +65,26 @@ DeviceTimer::~DeviceTimer() {
   }
 }
 
-const char* DeviceTimer::Start() {
+const char* DeviceTimer::Start(void* stream) {
   if (start_ == nullptr || stop_ == nullptr) return "there are no events";
-  return Describe(cudaEventRecord(Event(start_)));
+  return Describe(cudaEventRecord(Event(start_), static_cast<cudaStream_t>(stream)));
 }
 
-const char* DeviceTimer::Stop(double* seconds) {
+const char* DeviceTimer::Mark(void* stream) {
+  return Describe(cudaEventRecord(Event(stop_), static_cast<cudaStream_t>(stream)));
+}
+
+const char* DeviceTimer::Seconds(double* seconds) {
   float milliseconds = 0;
-  cudaError_t error = cudaEventRecord(Event(stop_));
-  if (error == cudaSuccess) error = cudaEventSynchronize(Event(stop_));
+  cudaError_t error = cudaEventSynchronize(Event(stop_));
   if (error == cudaSuccess) error = cudaEventElapsedTime(&milliseconds, Event(start_), Event(stop_));
   *seconds = 1e-3 * milliseconds;
   return Describe(error);
+}
+
+const char* DeviceTimer::Stop(double* seconds) {
+  const char* const error = Mark();
+  return error != nullptr ? error : Seconds(seconds);
 }
 
 const char* CopyByDriver(void* to, const void* from, int64_t num_bytes) {

@@ -20,9 +20,13 @@ class DeviceTimer {
   DeviceTimer(const DeviceTimer&) = delete;
   DeviceTimer& operator=(const DeviceTimer&) = delete;
 
-  const char* Start();
-  // Waits until all is done that was given to the device since Start; the error of what was done, too.
+  // `stream`: a cudaStream_t; null: the default one.
+  const char* Start(void* stream = nullptr);
+  // Waits until all is done that was given to the stream since Start; the error of what was done, too.
   const char* Stop(double* seconds);
+  // The two halves of Stop: ends the time here, and waits for that end.
+  const char* Mark(void* stream = nullptr);
+  const char* Seconds(double* seconds);
 
  private:
   void *start_ = nullptr, *stop_ = nullptr;  // cudaEvent_t

@@ -1,5 +1,5 @@
 // bench/device_pass: a step of a worker on a GPU, from the decision to its result: gate, one kernel a bucket, arrival;
-// against the speed of a copy of device memory, and against torch's fused AdamW with the copies that put its weights
+// and the same by the device's clock, from behind the gate to before the arrival, without the host's part of it. Against the speed of a copy of device memory, and against torch's fused AdamW with the copies that put its weights
 // into a window and a publication. tools/gpu_bundle packs it.
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include "bench/optimizer/device_cuda.h"
 #include "bench/optimizer/device_pass_job.h"
 #include "core/base/status.h"
+#include "kernels/cuda/fused_pass_kernels.h"
 #include "local/memory/futex.h"
 
 namespace shardmesh::bench {
@@ -44,6 +45,33 @@ JobSpec JobOf(double elements, int slots, int64_t width) {
   return job;
 }
 
+// The worker's kernels, and how long the device was at those between a command's gate and its arrival.
+class TimedKernels : public PassKernels {
+ public:
+  const char* Gate(const PassGate& gate, void* stream) const override {
+    const char* const error = ours_.Gate(gate, stream);
+    return error != nullptr ? error : timer_.Start(stream);
+  }
+  const char* Step(const PassArgs& args, const OptimizerContext* warp, void* stream) const override {
+    return ours_.Step(args, warp, stream);
+  }
+  const char* Squares(const PassArgs& args, void* stream) const override { return ours_.Squares(args, stream); }
+  const char* Arrival(const PassArrival& arrival, void* stream) const override {
+    const char* const error = timer_.Mark(stream);
+    return error != nullptr ? error : ours_.Arrival(arrival, stream);
+  }
+  // Of the last command.
+  absl::StatusOr<double> Seconds() const {
+    double seconds = 0;
+    RETURN_IF_ERROR(DeviceStatus(timer_.Seconds(&seconds)));
+    return seconds;
+  }
+
+ private:
+  const PassKernels& ours_ = *BuiltPassKernels();  // WorkerDevice::Open found them
+  mutable DeviceTimer timer_;
+};
+
 class DevicePassBench {
  public:
   explicit DevicePassBench(const Flags& flags) : flags_(flags), report_("bench/device_pass: a worker's step") {}
@@ -52,10 +80,13 @@ class DevicePassBench {
  private:
   absl::Status Verify();
   absl::Status AddRival();
+  absl::StatusOr<double> StepInTurn();
   void AddRows();
 
   const Flags flags_;
   WorkerDevice device_;
+  std::unique_ptr<TimedKernels> kernels_;
+  double seconds_of_kernels_ = 0;  // of the last turn's last step
   std::unique_ptr<DevicePassJob> job_;
   JobSpec spec_;
   DeviceCopies copies_;
@@ -109,7 +140,13 @@ void DevicePassBench::AddRows() {
   const std::vector<double> copies = DeviceCopies::SecondsToMove(2 * 2 * window, rounds_);
   const std::vector<double>& ours = rounds_.seconds("ours");
   report_.Add(Compare("a step, share of a copy's speed, ms", ours, bound, 1e3, Goal::AtLeast(kShareGoal)));
-  report_.Note(absl::StrFormat("%.3g GB a step, %.0f GB/s.", moved * 1e-9, moved * 1e-9 / SpreadOf(ours).median));
+  const std::vector<double>& kernels = rounds_.seconds("kernels");
+  report_.Add(Compare("its kernels, share of a copy's speed, ms", kernels, bound, 1e3));
+  const double host = SpreadOf(ours).median - SpreadOf(kernels).median;
+  report_.Note(
+      absl::StrFormat("%.3g GB a step, %.0f GB/s; %.0f us of the step are the host's, the gate's and the "
+                      "arrival's.",
+                      moved * 1e-9, moved * 1e-9 / SpreadOf(ours).median, 1e6 * host));
   report_.Note(DeviceCopies::Describe(rounds_));
   if (!has_rival_) return;
   std::vector<double> theirs = rounds_.seconds("torch");
@@ -117,8 +154,18 @@ void DevicePassBench::AddRows() {
   report_.Add(Compare("a step / torch AdamW fused in fp32, and its copies, ms", ours, theirs, 1e3));
 }
 
+absl::StatusOr<double> DevicePassBench::StepInTurn() {
+  const int64_t begin = MonotonicNanos();
+  for (int i = 0; i < kStepsInARow; ++i) RETURN_IF_ERROR(job_->Step());
+  const int64_t end = MonotonicNanos();
+  ASSIGN_OR_RETURN(seconds_of_kernels_, kernels_->Seconds());
+  return 1e-9 * static_cast<double>(end - begin) / kStepsInARow;
+}
+
 absl::Status DevicePassBench::Run() {
   ASSIGN_OR_RETURN(device_, WorkerDevice::Open(0));
+  kernels_ = std::make_unique<TimedKernels>();
+  device_.kernels = kernels_.get();
   report_.Note(
       absl::StrCat("ms: of the worker's clock, from the decision to the result. bf16_sr weights, fp32 states, ",
                    flags_.slots, " slots of bf16 gradients. ", DescribeDevice(), "; ", MachineNow(), "."));
@@ -126,11 +173,8 @@ absl::Status DevicePassBench::Run() {
   spec_ = JobOf(flags_.quick ? 1.3e8 : flags_.elements, flags_.slots, kWidth);
   ASSIGN_OR_RETURN(job_, DevicePassJob::Create(spec_, &device_));
   RETURN_IF_ERROR(job_->Begin(kSeed));
-  rounds_.Add("ours", [this]() -> absl::StatusOr<double> {
-    const int64_t begin = MonotonicNanos();
-    for (int i = 0; i < kStepsInARow; ++i) RETURN_IF_ERROR(job_->Step());
-    return 1e-9 * static_cast<double>(MonotonicNanos() - begin) / kStepsInARow;
-  });
+  rounds_.Add("ours", [this] { return StepInTurn(); });
+  rounds_.Add("kernels", [this]() -> absl::StatusOr<double> { return seconds_of_kernels_; });
   RETURN_IF_ERROR(copies_.AddTo(rounds_));
   if (const absl::Status status = AddRival(); !status.ok()) {
     report_.Note(absl::StrCat("No rival: ", status.message(), "."));
