@@ -1,8 +1,8 @@
-// test_trainer COORDINATOR JOB LAST_STEP create[:MESH]|attach|connect|pull[-connected]|delete SLOT...: a trainer as a process, so
+// test_trainer COORDINATOR JOB LAST_STEP create[:MESH]|attach[-device]|connect|pull[-connected]|delete SLOT...: a trainer as a process, so
 // that a test can kill it or put it on another host. Its gradients are those of training.h; TLS files as
 // TlsOfEnvironment() says.
 //   create   makes OddJob(JOB, "fsdp=2", 2), gives it its weights, then goes on as connect; create:MESH: on that mesh
-//   attach   through shared memory; connect: through gRPC
+//   attach   through shared memory; attach-device: through that of a CUDA device; connect: through gRPC
 //   pull     of a job with pulled slots, through shared memory: whichever slots are open. Each takes a moment, and with
 //            bucket residency uses all buckets, one after the other, the last one for as long.
 //            pull-connected: through gRPC
@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/strip.h"
 #include "core/base/status.h"
 #include "tests/testing/system/process.h"
@@ -68,7 +69,7 @@ absl::Status Train(Job& job, const Arguments& arguments) {
     while (session->committed_step().value() < arguments.last) RETURN_IF_ERROR(PullOne(*session));
     return absl::OkStatus();
   }
-  const bool attach = arguments.way == "attach";
+  const bool attach = absl::StartsWith(arguments.way, "attach");
   ASSIGN_OR_RETURN(const auto session, attach ? job.Attach(arguments.slots) : job.Connect(arguments.slots));
   RETURN_IF_ERROR(session->AwaitWeights(absl::Seconds(20)));
   while (session->committed_step().value() < arguments.last) {
@@ -80,7 +81,9 @@ absl::Status Train(Job& job, const Arguments& arguments) {
 }
 
 absl::Status Run(const Arguments& arguments) {
-  ASSIGN_OR_RETURN(Client client, Client::Connect(arguments.coordinator, TlsOfEnvironment()));
+  ClientOptions options = TlsOfEnvironment();
+  options.device_windows = arguments.way == "attach-device";
+  ASSIGN_OR_RETURN(Client client, Client::Connect(arguments.coordinator, options));
   if (arguments.way == "delete") return Delete(client, arguments.job);
   ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, FindJob(client, arguments));
   RETURN_IF_ERROR(Train(*job, arguments));
@@ -94,8 +97,8 @@ absl::Status Run(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   if (argc < 5) {
-    std::cerr
-        << "usage: test_trainer COORDINATOR JOB LAST_STEP create|attach|connect|pull[-connected]|delete SLOT...\n";
+    std::cerr << "usage: test_trainer COORDINATOR JOB LAST_STEP create|attach[-device]|connect|pull[-connected]|delete "
+                 "SLOT...\n";
     return 2;
   }
   shardmesh::testing::Arguments arguments{argv[1], argv[2], std::atoll(argv[3]), argv[4], {}};

@@ -3,12 +3,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <ostream>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
 #include "core/mesh/mesh_spec.h"
+#include "local/device/device_runtime.h"
 #include "tests/testing/system/process.h"
 
 namespace shardmesh::testing {
@@ -141,7 +143,17 @@ absl::Status WriteGradients(Session& session, Step step) {
   return absl::OkStatus();
 }
 
-// One tensor in its window, the next one by a call.
+namespace {
+// As a trainer's kernels would: in the window when the step is declared.
+absl::Status CopyToDevice(const Session& session, int device, const std::string& bytes, void* to) {
+  ASSIGN_OR_RETURN(const auto runtime, DeviceRuntime::Open(device, session.job().options().cuda_library));
+  const DeviceRuntime::Scope scope(*runtime);
+  RETURN_IF_ERROR(runtime->Copy(to, bytes.data(), static_cast<int64_t>(bytes.size())));
+  return runtime->AwaitIdle(absl::Seconds(20));
+}
+}  // namespace
+
+// One tensor in its window, the next one by a call; on a device all by copies.
 absl::Status WriteBucketGradients(Session& session, Step step, int bucket) {
   const JobSpec& spec = session.job().spec();
   for (Slot slot : session.slots()) {
@@ -149,14 +161,15 @@ absl::Status WriteBucketGradients(Session& session, Step step, int bucket) {
       if (!spec.parameters[t].tied_to.empty() || spec.parameters[t].frozen) continue;
       if (session.job().plan().placements()[t].bucket != bucket) continue;
       ASSIGN_OR_RETURN(TensorView view, session.gradient(slot, spec.parameters[t].name));
-      if (t % 2 == 0 || view.device >= 0) {
+      if (t % 2 == 0 && view.device < 0) {
         WriteGradient(spec, view, slot, step, static_cast<int>(t));
         continue;
       }
       std::string bytes(view.num_elements * BytesPerElement(view.format), '\0');
-      view.data = bytes.data();
+      void* const there = std::exchange(view.data, bytes.data());
       WriteGradient(spec, view, slot, step, static_cast<int>(t));
-      RETURN_IF_ERROR(session.WriteGradient(slot, spec.parameters[t].name, bytes));
+      RETURN_IF_ERROR(view.device < 0 ? session.WriteGradient(slot, spec.parameters[t].name, bytes)
+                                      : CopyToDevice(session, view.device, bytes, there));
     }
   }
   return absl::OkStatus();
