@@ -8,7 +8,8 @@
 namespace shardmesh {
 
 inline constexpr int kCudaSuccess = 0, kCudaInvalidValue = 1, kCudaOutOfMemory = 2, kCudaNotReady = 600;
-inline constexpr int kCudaNotSupported = 801;
+inline constexpr int kCudaNotSupported = 801, kCudaUnknown = 999;
+inline constexpr int kCudaAlreadyRegistered = 712, kCudaNotRegistered = 713;         // memory of the host
 inline constexpr int kCudaAttributeMemoryType = 2, kCudaAttributeDeviceOrdinal = 9;  // CUpointer_attribute
 inline constexpr unsigned kCudaMemoryTypeDevice = 2;
 inline constexpr unsigned kCudaStreamNonBlocking = 1;

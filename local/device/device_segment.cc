@@ -17,9 +17,11 @@ CudaAllocationProperties PropertiesOf(const DeviceRuntime& device) {
   return properties;
 }
 
-// How cuMemMap refuses more bytes than the memory has: NOT_SUPPORTED, says driver 580; INVALID_VALUE is what its manual
-// leads one to expect. That there is no virtual memory it cannot mean: Round has asked before.
+// Codes as driver 580 gives them. cuMemMap refuses every other size than the memory's with NOT_SUPPORTED, which cannot
+// mean that there is no virtual memory: Round has asked before. cuMemImport says UNKNOWN of a descriptor that is none of
+// CUDA's. INVALID_VALUE is what the manual names for both.
 bool RefusesSize(int error) { return error == kCudaInvalidValue || error == kCudaNotSupported; }
+bool RefusesDescriptor(int error) { return error == kCudaInvalidValue || error == kCudaUnknown; }
 
 }  // namespace
 
@@ -64,29 +66,8 @@ absl::Status DeviceSegment::Round() {
   const int error = device_->api().MemGetAllocationGranularity(&granularity, &properties, /*minimum*/ 0);
   if (error != kCudaSuccess) return device_->Failed("say its granularity", error);
   const auto step = static_cast<int64_t>(granularity);
-  granule_ = step;
   allocated_ = (std::max<int64_t>(num_bytes_, 1) + step - 1) / step * step;
   return absl::OkStatus();
-}
-
-// The driver does not say how long memory is, but refuses to map more of it: one granule more than there should be.
-absl::StatusOr<bool> DeviceSegment::IsLonger(CudaMemoryHandle handle) const {
-  const CudaDriverApi& api = device_->api();
-  const auto bytes = static_cast<size_t>(allocated_ + granule_);
-  CudaAddress address = 0;
-  int error = api.MemAddressReserve(&address, bytes, 0, 0, 0);
-  if (error != kCudaSuccess) return device_->Failed(absl::StrCat("reserve ", bytes, " bytes of addresses"), error);
-  error = api.MemMap(address, bytes, 0, handle, 0);
-  if (error == kCudaSuccess) api.MemUnmap(address, bytes);
-  api.MemAddressFree(address, bytes);
-  if (error != kCudaSuccess && !RefusesSize(error))
-    return device_->Failed(absl::StrCat("map ", bytes, " bytes"), error);
-  return error == kCudaSuccess;
-}
-
-absl::Status DeviceSegment::WrongSize() const {
-  return absl::InvalidArgumentError(absl::StrCat("the memory that was sent has not the ", allocated_,
-                                                 " bytes that were said, on CUDA device ", device_->device()));
 }
 
 absl::Status DeviceSegment::MapHandle(CudaMemoryHandle handle, Access access) {
@@ -98,7 +79,9 @@ absl::Status DeviceSegment::MapHandle(CudaMemoryHandle handle, Access access) {
   error = api.MemMap(address, bytes, 0, handle, 0);
   if (error != kCudaSuccess) {
     api.MemAddressFree(address, bytes);
-    return RefusesSize(error) ? WrongSize() : device_->Failed(absl::StrCat("map ", bytes, " bytes"), error);
+    if (!RefusesSize(error)) return device_->Failed(absl::StrCat("map ", bytes, " bytes"), error);
+    return absl::InvalidArgumentError(absl::StrCat("the memory that was sent has not the ", bytes,
+                                                   " bytes that were said, on CUDA device ", device_->device()));
   }
   address_ = address;  // from here on Close undoes it
   CudaAccess allowed;
@@ -141,16 +124,12 @@ absl::StatusOr<DeviceSegment> DeviceSegment::Map(std::shared_ptr<DeviceRuntime> 
   // The driver takes the number itself in place of a pointer.
   void* const number = reinterpret_cast<void*>(static_cast<intptr_t>(fd.get()));
   const int error = runtime.api().MemImportFromShareableHandle(&handle, number, kCudaFileDescriptor);
-  if (error == kCudaInvalidValue) {
+  if (RefusesDescriptor(error)) {
     return absl::InvalidArgumentError(
         absl::StrCat("what was sent is no descriptor of CUDA memory, says device ", runtime.device(), "'s driver"));
   }
   if (error != kCudaSuccess) return runtime.Failed("import memory", error);
-  absl::Status status = segment.MapHandle(handle, access);
-  if (status.ok()) {
-    const absl::StatusOr<bool> longer = segment.IsLonger(handle);
-    status = !longer.ok() ? longer.status() : *longer ? segment.WrongSize() : absl::OkStatus();
-  }
+  const absl::Status status = segment.MapHandle(handle, access);
   runtime.api().MemRelease(handle);
   RETURN_IF_ERROR(status);
   segment.fd_ = std::move(fd);

@@ -2,8 +2,8 @@
 // management (cuMemCreate), a descriptor of it that travels over a UNIX socket as a memfd's does, and this process's
 // mapping of it. What segment.h is for memory of the host.
 //
-// The size is the one that was asked for, rounded up to the device's granularity; who maps says it, and another
-// is refused. A read-only mapping protects its owner from itself alone: a process that has the descriptor can map
+// The size is the one that was asked for, rounded up to the device's granularity; who maps says it, and the driver
+// refuses another. A read-only mapping protects its owner from itself alone: a process that has the descriptor can map
 // it for writing. Data is reached through the device, never by a load of the host.
 // Movable, not copyable; the mapping ends with the object, the memory with its last mapping and descriptor. The runtime
 // outlives it. Not thread-safe itself; the bytes are the users' business.
@@ -53,14 +53,12 @@ class DeviceSegment {
       : device_(std::move(device)), num_bytes_(num_bytes) {}
   absl::Status Round();
   absl::Status MapHandle(CudaMemoryHandle handle, Access access);
-  absl::StatusOr<bool> IsLonger(CudaMemoryHandle handle) const;
-  absl::Status WrongSize() const;
   void Close();
 
   std::shared_ptr<DeviceRuntime> device_;
   UniqueFd fd_;
   CudaAddress address_ = 0;
-  int64_t num_bytes_ = 0, allocated_ = 0, granule_ = 0;
+  int64_t num_bytes_ = 0, allocated_ = 0;
 };
 
 }  // namespace shardmesh

@@ -1,5 +1,6 @@
 // The driver's virtual memory management of the stand-in (nccl_stand_in.h): a handle is a memfd, a mapping of it one of
 // this process, so that what processes send each other is really shared. And memory of the host that is registered.
+// Codes of errors are those that driver 580 gave on an H100.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -105,8 +106,8 @@ int cuMemImportFromShareableHandle(CudaMemoryHandle* handle, void* from, int typ
   if (machine.lost.count(device) > 0) return shardmesh::kStandInLost;
   const int fd = static_cast<int>(reinterpret_cast<intptr_t>(from));
   struct stat memory = {};
-  if (device < 0 || type != shardmesh::kCudaFileDescriptor || fstat(fd, &memory) != 0) return kCudaInvalidValue;
-  if (!Whole(static_cast<size_t>(memory.st_size))) return kCudaInvalidValue;
+  if (device < 0 || type != shardmesh::kCudaFileDescriptor) return kCudaInvalidValue;
+  if (fstat(fd, &memory) != 0 || !Whole(static_cast<size_t>(memory.st_size))) return shardmesh::kCudaUnknown;
   *handle = machine.next_handle++;
   machine.handles[*handle] = NewHandle(dup(fd), static_cast<size_t>(memory.st_size), device);
   return kCudaSuccess;
@@ -128,7 +129,10 @@ int cuMemAddressFree(CudaAddress address, size_t bytes) {
   MutexLock lock(machine.mu);
   const auto found = machine.reserved.find(address);
   if (found == machine.reserved.end() || found->second.bytes != bytes) return kCudaInvalidValue;
-  if (found->second.mapped != nullptr) machine.MisuseLocked("addresses were freed that are mapped");
+  if (found->second.mapped != nullptr) {
+    machine.MisuseLocked("addresses were freed that are mapped");
+    return kCudaInvalidValue;
+  }
   munmap(reinterpret_cast<void*>(address), bytes);
   machine.reserved.erase(found);
   return kCudaSuccess;
@@ -143,8 +147,8 @@ int cuMemMap(CudaAddress address, size_t bytes, size_t offset, CudaMemoryHandle 
       offset != 0) {
     return kCudaInvalidValue;
   }
-  // As driver 580 answers; a part of the memory can be mapped.
-  if (memory->second->bytes < bytes) return shardmesh::kCudaNotSupported;
+  if (found->second.mapped != nullptr) return kCudaInvalidValue;
+  if (memory->second->bytes != bytes) return shardmesh::kCudaNotSupported;
   found->second.mapped = memory->second;
   return kCudaSuccess;
 }
@@ -197,13 +201,14 @@ int cuMemHostRegister_v2(void* memory, size_t bytes, unsigned) {
   StandInMachine& machine = StandInMachine::Get();
   MutexLock lock(machine.mu);
   const bool added = machine.registered.emplace(reinterpret_cast<uintptr_t>(memory), bytes).second;
-  return added ? kCudaSuccess : kCudaInvalidValue;
+  return added ? kCudaSuccess : shardmesh::kCudaAlreadyRegistered;
 }
 
 int cuMemHostUnregister(void* memory) {
   StandInMachine& machine = StandInMachine::Get();
   MutexLock lock(machine.mu);
-  return machine.registered.erase(reinterpret_cast<uintptr_t>(memory)) > 0 ? kCudaSuccess : kCudaInvalidValue;
+  return machine.registered.erase(reinterpret_cast<uintptr_t>(memory)) > 0 ? kCudaSuccess
+                                                                           : shardmesh::kCudaNotRegistered;
 }
 
 int cuMemHostGetDevicePointer_v2(CudaAddress* address, void* memory, unsigned) {
