@@ -13,7 +13,7 @@
 #include "local/descriptor/fd.h"
 #include "worker/control/trace.h"
 #include "worker/lead/engine.h"
-#include "worker/lead/host_lead.h"
+#include "worker/lead/hosts/host_lead.h"
 #include "worker/lead/one_host.h"
 #include "worker/pass/pass.h"
 

@@ -33,7 +33,7 @@
 //
 // Of a job on several hosts every host has its own control block, in which the words of other hosts' members stay zero.
 // Its lead, the first rank of the host, decides what all leads agreed on, and commits when all hosts are done
-// (worker/lead/several_hosts.h).
+// (worker/lead/hosts/several_hosts.h).
 //
 // All words are lock-free atomics, zero at creation. Commands lie in two places in turn: the next one is written while
 // all members are done with the newest, which stays as it was until `decided` says otherwise.
@@ -115,7 +115,7 @@ struct alignas(64) MemberWords {
 // In a slot's `holder`: the session is gone, and its slot not free yet.
 inline constexpr uint64_t kLeaving = uint64_t{1} << 31;
 // The session asks for it, and may not write yet: of a job on several hosts, until the leads know
-// (worker/lead/host_slots.h).
+// (worker/lead/hosts/host_slots.h).
 inline constexpr uint64_t kAsking = uint64_t{1} << 30;
 // The session and the rank it is attached to, of a holder.
 constexpr uint64_t SessionOf(uint64_t holder) { return holder & (kAsking - 1); }
@@ -134,7 +134,7 @@ struct alignas(64) SlotWords {
   std::atomic<int32_t> declaring[kMaxHostRanks];  // by rank: declarations of connected trainers under way there
 };
 
-// Of a job on several hosts: what another host said of a slot in the last round (worker/lead/host_lead.h).
+// Of a job on several hosts: what another host said of a slot in the last round (worker/lead/hosts/host_lead.h).
 struct alignas(64) ElsewhereWords {
   std::atomic<int64_t> declared;  // as SlotWords
   std::atomic<uint64_t> holder;

@@ -52,7 +52,7 @@ inline bool HostHas(const Plan& plan, HostRanks ranks, int host, int shard) {
   return false;
 }
 
-// What the lead of a host keeps of the other hosts' tables of maxima (worker/lead/command_data.h).
+// What the lead of a host keeps of the other hosts' tables of maxima (worker/lead/hosts/command_data.h).
 inline int64_t FarMaximaBytes(const Plan& plan, int num_hosts) {
   return (num_hosts - 1) * plan.scales().num_maxima * static_cast<int64_t>(sizeof(uint32_t));
 }

@@ -27,7 +27,7 @@
 #include "worker/job/unclaimed_sessions.h"
 #include "worker/job/waiters.h"
 #include "worker/lead/engine.h"
-#include "worker/lead/host_lead.h"
+#include "worker/lead/hosts/host_lead.h"
 #include "worker/lead/one_host.h"
 #include "worker/lead/step_mail.h"
 #include "worker/memory/host_capacity.h"

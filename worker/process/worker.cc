@@ -12,7 +12,7 @@
 #include "core/job/support.h"
 #include "local/memory/futex.h"
 #include "proto/convert.h"
-#include "worker/lead/host_meeting.h"
+#include "worker/lead/hosts/host_meeting.h"
 #include "worker/process/peer_patience.h"
 
 namespace shardmesh {

@@ -44,7 +44,7 @@
 #include "proto/shardmesh/v1/coordinator.pb.h"
 #include "proto/shardmesh/v1/local.pb.h"
 #include "worker/job/job_shard.h"
-#include "worker/lead/host_meeting.h"
+#include "worker/lead/hosts/host_meeting.h"
 #include "worker/memory/host_capacity.h"
 #include "worker/memory/memory.h"
 #include "worker/move/reform.h"

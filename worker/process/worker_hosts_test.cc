@@ -4,7 +4,7 @@
 #include "core/base/clock.h"
 #include "local/testing/temp_folder.h"
 #include "rpc/testing/test_authority.h"
-#include "worker/lead/host_meeting.h"
+#include "worker/lead/hosts/host_meeting.h"
 #include "worker/testing/local_host.h"
 
 namespace shardmesh {

@@ -9,7 +9,7 @@
 #include "core/base/secret.h"
 #include "core/base/status.h"
 #include "proto/protocol_version.h"
-#include "worker/lead/host_meeting.h"
+#include "worker/lead/hosts/host_meeting.h"
 #include "worker/process/worker.h"
 
 namespace shardmesh {

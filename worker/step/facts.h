@@ -1,6 +1,6 @@
 // Facts: all that a decision (decide.h) reads, as a plain value: what every host has committed, and what trainers and
 // members have said since. On one host they are read from its control block; on several the leads make them from what
-// each has said (worker/lead/host_words.h), and get the same ones.
+// each has said (worker/lead/hosts/host_words.h), and get the same ones.
 //
 // Pure functions of the control block's words. Thread-safe.
 #pragma once

@@ -38,7 +38,7 @@
 // "After the commit": within the time that an attach waits, or Unavailable.
 #pragma once
 
-#include "worker/lead/host_words.h"
+#include "worker/lead/hosts/host_words.h"
 #include "worker/step/step_protocol.h"
 
 namespace shardmesh {

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "worker/lead/command_data.h"
+#include "worker/lead/hosts/command_data.h"
 #include "worker/memory/host_memory.h"
 #include "worker/transport/exchange_group.h"
 

@@ -1,4 +1,4 @@
-#include "worker/lead/host_meeting.h"
+#include "worker/lead/hosts/host_meeting.h"
 
 #include <netdb.h>
 #include <spdlog/spdlog.h>

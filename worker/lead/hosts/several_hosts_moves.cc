@@ -5,7 +5,7 @@
 #include "core/base/status.h"
 #include "local/memory/futex.h"
 #include "worker/control/residency.h"
-#include "worker/lead/several_hosts.h"
+#include "worker/lead/hosts/several_hosts.h"
 #include "worker/step/decide.h"
 
 namespace shardmesh {

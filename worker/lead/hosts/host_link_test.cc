@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "worker/lead/testing/job_on_hosts.h"
+#include "worker/lead/hosts/testing/job_on_hosts.h"
 #include "worker/transport/gloo_group.h"
 #include "worker/transport/testing/relayed_rendezvous.h"
 

@@ -13,7 +13,7 @@
 #include "proto/shardmesh/v1/shard.pb.h"
 #include "rpc/tls/tls.h"
 #include "worker/control/host_ranks.h"
-#include "worker/lead/host_lead.h"
+#include "worker/lead/hosts/host_lead.h"
 #include "worker/transport/rendezvous.h"
 
 namespace shardmesh {

@@ -12,7 +12,7 @@
 #include "core/base/matchers.h"
 #include "local/memory/futex.h"
 #include "worker/lead/engine.h"
-#include "worker/lead/host_lead.h"
+#include "worker/lead/hosts/host_lead.h"
 #include "worker/lead/one_host.h"
 #include "worker/pass/pass.h"
 #include "worker/testing/small_job.h"

@@ -1,4 +1,4 @@
-#include "worker/lead/host_lead.h"
+#include "worker/lead/hosts/host_lead.h"
 
 #include <time.h>
 
@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "worker/lead/testing/job_on_hosts.h"
+#include "worker/lead/hosts/testing/job_on_hosts.h"
 
 namespace shardmesh {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/lead/host_slots.h"
+#include "worker/lead/hosts/host_slots.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "worker/lead/host_seats.h"
+#include "worker/lead/hosts/host_seats.h"
 
 #include <limits>
 

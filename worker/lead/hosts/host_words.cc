@@ -1,4 +1,4 @@
-#include "worker/lead/host_words.h"
+#include "worker/lead/hosts/host_words.h"
 
 #include <algorithm>
 #include <cstring>

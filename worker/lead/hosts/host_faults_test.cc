@@ -4,7 +4,7 @@
 #include <atomic>
 #include <thread>
 
-#include "worker/lead/testing/job_on_hosts.h"
+#include "worker/lead/hosts/testing/job_on_hosts.h"
 
 namespace shardmesh {
 namespace {

@@ -9,7 +9,7 @@
 #include "absl/time/time.h"
 #include "worker/control/trace.h"
 #include "worker/lead/lead.h"
-#include "worker/lead/several_hosts.h"
+#include "worker/lead/hosts/several_hosts.h"
 
 namespace shardmesh {
 

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "worker/lead/host_words.h"
+#include "worker/lead/hosts/host_words.h"
 #include "worker/step/step_protocol.h"
 
 namespace shardmesh {

@@ -1,4 +1,4 @@
-#include "worker/lead/command_data.h"
+#include "worker/lead/hosts/command_data.h"
 
 #include <algorithm>
 

@@ -25,9 +25,9 @@
 
 #include "absl/time/time.h"
 #include "worker/control/trace.h"
-#include "worker/lead/host_seats.h"
-#include "worker/lead/host_transfers.h"
-#include "worker/lead/host_words.h"
+#include "worker/lead/hosts/host_seats.h"
+#include "worker/lead/hosts/host_transfers.h"
+#include "worker/lead/hosts/host_words.h"
 #include "worker/lead/lead_transport.h"
 #include "worker/memory/host_memory.h"
 #include "worker/pass/step_pass.h"

@@ -1,7 +1,7 @@
 // Who may write a slot, of a job on two hosts: trainers' calls and leads' rounds in thousands of orders, one after the
 // other in one thread. In none of them is a window written that a step reads, is a step made of two trainers'
 // gradients, or is a declaration forgotten.
-#include "worker/lead/host_slots.h"
+#include "worker/lead/hosts/host_slots.h"
 
 #include <cstring>
 #include <functional>

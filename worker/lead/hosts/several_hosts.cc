@@ -1,4 +1,4 @@
-#include "worker/lead/several_hosts.h"
+#include "worker/lead/hosts/several_hosts.h"
 
 #include <spdlog/spdlog.h>
 
@@ -9,7 +9,7 @@
 #include "core/base/status.h"
 #include "local/memory/futex.h"
 #include "worker/control/residency.h"
-#include "worker/lead/host_slots.h"
+#include "worker/lead/hosts/host_slots.h"
 
 namespace shardmesh {
 namespace {

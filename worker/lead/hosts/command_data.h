@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "worker/control/host_ranks.h"
-#include "worker/lead/host_words.h"
+#include "worker/lead/hosts/host_words.h"
 
 namespace shardmesh {
 

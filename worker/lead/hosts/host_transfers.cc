@@ -1,4 +1,4 @@
-#include "worker/lead/host_transfers.h"
+#include "worker/lead/hosts/host_transfers.h"
 
 #include <cstring>
 

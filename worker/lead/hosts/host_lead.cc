@@ -1,4 +1,4 @@
-#include "worker/lead/host_lead.h"
+#include "worker/lead/hosts/host_lead.h"
 
 #include <utility>
 
