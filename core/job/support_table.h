@@ -144,7 +144,7 @@ inline constexpr std::array<FeatureRow, kNumFeatures + 1> kFeatures = {{
     {Feature::kRestart, "restart of a killed worker", "is asked to survive the restart of a worker",
      "restore a checkpoint into a new job",
      {"//tests/contract/recovery:restart_test",
-      kNo,
+      "//tests/contract/recovery:hosts_restart_test",
       kNo,
       kNo}},
     {Feature::kReform, "re-form after a loss", "is asked to re-form", "restore a checkpoint into a new job",

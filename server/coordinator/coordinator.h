@@ -172,7 +172,7 @@ class Coordinator {
   // Aborted: a larger incarnation of the name was seen, this one has left, or it is too far ahead (CoordinatorOptions);
   // the status says which one would be taken (core/base/incarnation.h). AlreadyExists: another incarnation of the name
   // is alive, or this incarnation joined with other values. ResourceExhausted: too many workers.
-  // An incarnation that is taken over and not marked dead yet: in its READY jobs on one host that are `resumed` at
+  // An incarnation that is taken over and not marked dead yet: in its READY jobs that are `resumed` at
   // their epoch and rank the worker takes its place, and nothing else of them changes; its other jobs are as those of a
   // dead one. One that cannot be taken over, since it was elsewhere on the host, counts as found dead.
   absl::Status Join(const WorkerIdentity& worker, absl::Time now, const WorkerTraits& traits = {},

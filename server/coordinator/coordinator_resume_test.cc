@@ -188,7 +188,7 @@ TEST_F(CoordinatorTest, Resume_OtherHostOrOtherIncarnation_RefusedWhileThatOneLi
   EXPECT_THAT(Beat("b", {}, 5), IsEmpty());
 }
 
-TEST_F(CoordinatorTest, Resume_JobOnSeveralHosts_Fails) {
+TEST_F(CoordinatorTest, Resume_JobOnSeveralHosts_GoesOn) {
   const WorkerTraits spans{true, false};
   ASSERT_OK(c_->Join(SmallWorker("a", 1, "h1"), now_, spans));
   ASSERT_OK(c_->Join(SmallWorker("b", 1, "h2"), now_, spans));
@@ -198,9 +198,12 @@ TEST_F(CoordinatorTest, Resume_JobOnSeveralHosts_Fails) {
     ASSERT_OK(c_->Heartbeat(worker, 1, {ReadyReport(told[0])}, now_, spans));
   }
   ASSERT_EQ(View("j").state, JobState::kReady);
-  ASSERT_OK(c_->Join(NextIncarnation("b", 2, "h2"), now_, spans, Resumes(1, {{"j", 1, 1}})));
-  EXPECT_THAT(View("j").error, HasSubstr("worker b (rank 1, pid 71) ended"));
-  EXPECT_THAT(c_->Heartbeat("b", 2, {}, now_, spans).value(), IsEmpty());
+  const WorkerIdentity next = NextIncarnation("b", 2, "h2");
+  ASSERT_OK(c_->Join(next, now_, spans, Resumes(1, {{"j", 1, 1}})));
+  EXPECT_EQ(View("j").state, JobState::kReady) << View("j").error;
+  EXPECT_EQ(View("j").epoch, 1);
+  EXPECT_TRUE(View("j").members[1].worker == next);
+  EXPECT_EQ(c_->Heartbeat("b", 2, {}, now_, spans).value().size(), 1u);
 }
 
 TEST_F(CoordinatorTest, Resume_StoreFails_NothingChanged) {

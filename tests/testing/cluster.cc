@@ -33,7 +33,8 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterOptions options) 
   std::unique_ptr<Cluster> cluster(new Cluster(std::move(options)));
   RETURN_IF_ERROR(cluster->StartCoordinator("127.0.0.1:0"));
   if (cluster->options_.retained) {
-    RETURN_IF_ERROR(cluster->StartNode());
+    cluster->nodes_.resize(cluster->options_.hosts);
+    for (int h = 0; h < cluster->options_.hosts; ++h) RETURN_IF_ERROR(cluster->StartNode(h));
     return cluster;
   }
   const int workers = cluster->options_.workers;
@@ -44,9 +45,9 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterOptions options) 
 
 Cluster::~Cluster() {
   workers_.clear();
-  node_.reset();
+  nodes_.clear();
   for (int i = 0; i < options_.workers && options_.retained; ++i) {  // they outlive a node that is killed
-    if (const pid_t pid = PidOf(absl::StrCat("w-", i)); pid > 0) kill(pid, SIGKILL);
+    if (const pid_t pid = PidOf(RetainedName(i)); pid > 0) kill(pid, SIGKILL);
   }
   coordinator_.reset();
   if (::testing::Test::HasFailure()) PrintLogs();
@@ -76,30 +77,44 @@ absl::Status Cluster::StartCoordinator(const std::string& listen) {
 
 absl::Status Cluster::RestartCoordinator() { return StartCoordinator(std::string(coordinator_address_)); }
 
-absl::Status Cluster::StartNode() {
+std::string Cluster::RetainedName(int worker) const {
+  if (options_.hosts == 1) return absl::StrCat("w-", worker);
+  const int per_host = options_.workers / options_.hosts;
+  return absl::StrCat("w", worker / per_host, "-", worker % per_host);
+}
+
+std::string Cluster::NodeFile(int host, const std::string& suffix) const {
+  return folder_.File(absl::StrCat("node", options_.hosts == 1 ? "" : absl::StrCat(host), suffix));
+}
+
+absl::Status Cluster::StartNode(int host) {
+  const bool several = options_.hosts > 1;
   std::vector<std::string> command = {"worker/shardmesh-node",
                                       "--coordinator",
                                       coordinator_address_,
                                       "--workers",
-                                      absl::StrCat(options_.workers),
+                                      absl::StrCat(options_.workers / options_.hosts),
                                       "--name",
-                                      "w",
+                                      several ? absl::StrCat("w", host) : "w",
                                       "--worker-binary",
                                       options_.worker_program,
                                       "--local-dir",
-                                      folder_.File("s"),
+                                      folder_.File(several ? absl::StrCat("s", host) : "s"),
                                       "--",
                                       "--threads",
                                       absl::StrCat(options_.threads)};
   command.insert(command.end(), options_.worker_flags.begin(), options_.worker_flags.end());
   AppendTls(options_.tls, command);
-  ASSIGN_OR_RETURN(node_, Process::Start({std::move(command), folder_.File("node.log"), options_.descriptor_limit,
-                                         options_.worker_environment}));
+  if (several) {
+    command.insert(command.end(), {"--group-address", "127.0.0.1", "--host-name", absl::StrCat("host", host)});
+  }
+  ASSIGN_OR_RETURN(nodes_[host], Process::Start({std::move(command), NodeFile(host, ".log"), options_.descriptor_limit,
+                                                 options_.worker_environment}));
   return absl::OkStatus();
 }
 
 absl::Status Cluster::RestartNode(absl::Duration timeout) {
-  node_->Kill9();
+  node().Kill9();
   return StartNodeAgain(timeout);
 }
 
@@ -117,7 +132,7 @@ absl::Status Cluster::StartNodeAgain(absl::Duration timeout) {
       const std::string name = absl::StrCat("w-", i);
       if (!absl::StrContains(said, absl::StrCat("event=retained_again worker=", name, " "))) missing += " " + name;
     }
-  } while (!missing.empty() && MonotonicNow() < deadline && node_->alive());
+  } while (!missing.empty() && MonotonicNow() < deadline && node().alive());
   if (missing.empty()) return absl::OkStatus();
   return absl::DeadlineExceededError(absl::StrCat("the new node has no memory of", missing));
 }
@@ -189,7 +204,9 @@ absl::StatusOr<Client> Cluster::Connect(ClientOptions options) const {
 
 void Cluster::PrintLogs() const {
   std::cout << "--- coordinator\n" << ReadFile(folder_.File("coordinator.log"));
-  if (options_.retained) std::cout << "--- node and workers\n" << ReadFile(folder_.File("node.log"));
+  for (int h = 0; h < options_.hosts && options_.retained; ++h) {
+    std::cout << "--- node " << h << " and its workers\n" << ReadFile(NodeFile(h, ".log"));
+  }
   for (const auto& [name, worker] : workers_) {
     std::cout << "--- worker " << name << "\n" << ReadFile(folder_.File(absl::StrCat(name, ".log")));
   }

@@ -36,8 +36,8 @@ struct ClusterOptions {
   TlsOptions tls;
   std::map<std::string, TlsOptions> worker_tls;  // by name
   std::string worker_program = "worker/shardmesh-worker";
-  // The workers are children of a shardmesh-node, which keeps their memory and starts them again. worker(),
-  // worker_address() and StartWorker() are not for them, but PidOf() and node().
+  // The workers are children of a shardmesh-node, one for each host, which keeps their memory and starts them again.
+  // worker(), worker_address() and StartWorker() are not for them, but RetainedName(), PidOf() and node().
   bool retained = false;
   std::vector<std::string> coordinator_environment, worker_environment;  // ProcessSpec's; a node's workers have its own
 };
@@ -51,16 +51,18 @@ class Cluster {
   // Workers are named w0, w1, ...; unknown names are a bug of the test.
   Process& worker(const std::string& name) { return *workers_.at(name).process; }
   const std::string& worker_address(const std::string& name) { return workers_.at(name).address; }
-  // Kept workers are named w-0, w-1, ... The process that is the worker now; 0: there is none.
+  // Of kept workers: w-0, w-1, ... of the only host; w0-0, w0-1, ... of the first of several.
+  std::string RetainedName(int worker) const;
+  // The process that is the worker now; 0: there is none.
   pid_t PidOf(const std::string& name) const;
   // PidOf, once it is another one than `before`. 0: there was none within `timeout`.
   pid_t AwaitNextIncarnation(const std::string& name, pid_t before, absl::Duration timeout) const;
-  Process& node() { return *node_; }
+  Process& node(int host = 0) { return *nodes_[host]; }
   // Starts the node again. REQUIRES: it ended.
-  absl::Status StartNode();
+  absl::Status StartNode(int host = 0);
   // The same, and waits until it has the memory of all workers, and they know of each other that they would come back.
   // REQUIRES: none of them is on its way to its next incarnation.
-  absl::Status StartNodeAgain(absl::Duration timeout);
+  absl::Status StartNodeAgain(absl::Duration timeout);  // of the only host
   // Kills the node first.
   absl::Status RestartNode(absl::Duration timeout);
   Process& coordinator() { return *coordinator_; }
@@ -86,13 +88,15 @@ class Cluster {
   absl::Status StartCoordinator(const std::string& listen);
   absl::Status LaunchWorker(const std::string& name);
   absl::Status AwaitWorker(const std::string& name);
+  std::string NodeFile(int host, const std::string& suffix) const;
   void PrintLogs() const;
 
   const ClusterOptions options_;
   const TempFolder folder_;
   int coordinator_starts_ = 0;
   std::string coordinator_address_;
-  std::unique_ptr<Process> coordinator_, node_;
+  std::unique_ptr<Process> coordinator_;
+  std::vector<std::unique_ptr<Process>> nodes_;  // by host
   std::map<std::string, WorkerProcess> workers_;
 };
 

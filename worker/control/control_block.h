@@ -210,6 +210,11 @@ struct ControlBlock {
   std::atomic<int64_t> gradient_shards[kMaxSlots][kMaxHostRanks];
   // [slot][shard]: rank + 1 of the worker that receives it; 0: nobody
   std::atomic<int32_t> pushes[kMaxSlots][kMaxHostRanks];
+  // Of a job on several hosts: the host whose gradient shard the step, norm or sum of a bucket is made of that leads
+  // agreed on last ([slot][shard]); and the newest step whose gradient shards all count from there, wherever else
+  // gradient_shards says that they lie (worker/lead/hosts/gradient_sources.h).
+  std::atomic<uint8_t> gradient_sources[kMaxSlots][kMaxHostRanks];
+  std::atomic<int64_t> gradient_sources_step;
   PublicationWords publications[kMaxPublications];
   LeaseWords leases[kMaxLeases];
   ReaderWords readers[kMaxReaders];

@@ -47,6 +47,7 @@ struct alignas(64) SeatWords {
   std::atomic<int32_t> waits;                    // 1: its trainer asked for a slot
   std::atomic<int64_t> waits_since_nanos;
   std::atomic<int64_t> idle_nanos, slots_finished;  // for people: in waits; results that counted
+  std::atomic<int32_t> host_of_window[kWindowsOfSeat];  // of a job on several hosts: where its newest result lies
 };
 
 struct PulledWords {
@@ -55,6 +56,8 @@ struct PulledWords {
   std::atomic<int64_t> partials[kMaxPartials];  // OfStep: first slot << 8 | number of slots
   std::atomic<int64_t> peak;                    // OfStep: most gradients alive at a time
   std::atomic<int64_t> reopened, differing;     // for people: slots taken back; second results with other bits
+  std::atomic<uint64_t>
+      rounds;  // of a job on several hosts: twice those that the words follow from; odd: more is on its way
 };
 
 }  // namespace shardmesh

@@ -42,6 +42,7 @@ struct alignas(64) BucketWords {
   // Of a job on several hosts, while a command is executed: 1: another host's window gets it and this one does not hold
   // it, so this host's members write it there for the other one; afterwards its pages are given back.
   std::atomic<int32_t> lent;
+  std::atomic<uint64_t> takers;  // and the hosts whose windows get it, bit h: host h's
 };
 
 // Uses of a bucket by one session: how many, and the request that made them so many.

@@ -107,11 +107,12 @@ JobShard::~JobShard() {
   engine_.reset();
 }
 
-void JobShard::StartHosts(HostGroups groups, absl::Duration heartbeat_timeout) {
-  host_lead_ = std::make_unique<HostLead>(
-      *protocol_, *host_, *pass_, options_.spec, plan_, std::move(groups),
-      HostLeadOptions{heartbeat_timeout, options_.step_timeout, &mail_, [this] { waiters_.Notify(); }, options_.spin},
-      &trace_);
+void JobShard::StartHosts(HostGroups groups, absl::Duration heartbeat_timeout, MeetAgain meet_again) {
+  host_lead_ =
+      std::make_unique<HostLead>(*protocol_, *host_, *pass_, options_.spec, plan_, std::move(groups),
+                                 HostLeadOptions{heartbeat_timeout, options_.step_timeout, &mail_,
+                                                 [this] { waiters_.Notify(); }, options_.spin, std::move(meet_again)},
+                                 &trace_);
 }
 
 absl::Status JobShard::End(absl::Span<const Rank> members, const std::atomic<bool>& cancelled, absl::Duration timeout) {

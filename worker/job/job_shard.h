@@ -74,7 +74,7 @@ class JobShard {
   ~JobShard();
 
   // On the lead of a job on several hosts, once, when their leads have met: from now on it takes part in their rounds.
-  void StartHosts(HostGroups groups, absl::Duration heartbeat_timeout);
+  void StartHosts(HostGroups groups, absl::Duration heartbeat_timeout, MeetAgain meet_again);
 
   const JobSpec& spec() const { return options_.spec; }
   Epoch epoch() const { return options_.epoch; }

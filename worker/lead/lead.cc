@@ -94,6 +94,8 @@ Lead::Lead(StepProtocol& protocol, StepPass& pass, const JobSpec& job, const Pla
   part_ = 1;
   executing_ = resumed_ = true;
   run_since_ = MonotonicNanos();
+  if (transport_.MayRunAhead(command_)) transport_.BringGradients(command_);
+  transport_.SendResults(command_);
 }
 
 bool Lead::Advance() {

@@ -38,7 +38,8 @@ struct LeadOptions {
 class Lead {
  public:
   // Borrowed arguments, and what the options name, outlive the object. `pass`: of this host's first rank, which gives
-  // pages of buckets back. A command of the last incarnation that is not committed goes on.
+  // pages of buckets back. A command that was decided before and is not committed goes on; what crosses between hosts
+  // for it crosses once more.
   Lead(StepProtocol& protocol, StepPass& pass, const JobSpec& job, const Plan& plan, LeadTransport& transport,
        LeadOptions options);
   Lead(const Lead&) = delete;

@@ -10,7 +10,7 @@
 // A preparation looks whether its job is closed at every range of its storage, every segment, and every 200 ms while it
 // waits for the lead.
 //
-// With a node (worker/node) the memory of jobs on one host outlives a worker that is killed. Its next incarnation takes
+// With a node (worker/node) the memory of jobs outlives a worker that is killed. Its next incarnation takes
 // the jobs over as they were left there (Resume), without asking anybody; peers and trainers meanwhile wait, until the
 // heartbeat time-out says that it will not come.
 //
@@ -49,7 +49,6 @@
 #include "worker/memory/memory.h"
 #include "worker/move/reform.h"
 #include "worker/node/node_link.h"
-#include "worker/transport/rendezvous.h"
 
 namespace shardmesh {
 
@@ -135,8 +134,7 @@ class Worker {
     std::shared_ptr<Entry> before;      // of a job that re-forms: what this member held, until the job is READY
     std::atomic<bool> cutover{false};   // of a staged one: the older epoch may be ended
     HostRanks ranks;
-    // Of rank 0: for each of three groups two keys a host, and why it failed.
-    std::shared_ptr<MemoryRendezvous> rendezvous = std::make_shared<MemoryRendezvous>(6 * kMaxHostRanks + 1);
+    const std::shared_ptr<MeetingPlace> meeting_place = std::make_shared<MeetingPlace>();  // of rank 0
     std::thread preparing;
     std::atomic<bool> closing{false};
   };
@@ -230,6 +228,8 @@ class Worker {
   absl::StatusOr<std::shared_ptr<Entry>> FindLead(const v1::PeerHello& hello, bool other_host) const;
   // Meets the leads of the other hosts. An error fails the job on this host.
   absl::Status MeetHosts(const std::shared_ptr<Entry>& entry, JobShard& shard);
+  absl::StatusOr<HostGroups> MeetLeadsOf(const Entry& entry, bool again, absl::Duration timeout,
+                                         const std::function<absl::Status()>& goes_on) const;
   void PeerMapped(const std::shared_ptr<Entry>& entry, int rank);
   void Close(const std::shared_ptr<Entry>& entry);
   void Reap();

@@ -217,7 +217,7 @@ TEST(WorkerHosts, WithoutTheSecret_NothingIsWrittenReadOrEnded) {
   forged.set_rank(1);
   forged.set_incarnation(101);
   forged.set_plan_hash(Plan::Create(job)->hash());
-  forged.set_key("of-a-stranger");
+  forged.set_key(absl::StrCat(MeetingPlace::kFirst, "/of-a-stranger"));
   const auto expect_denied = [&](const v1::MeetRequest& request) {
     EXPECT_THAT(two.workers[0]->Meet(request), StatusIs(Code::kPermissionDenied, HasSubstr("secret of job small")));
   };

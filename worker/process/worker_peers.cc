@@ -191,23 +191,16 @@ absl::StatusOr<v1::MeetReply> Worker::Meet(const v1::MeetRequest& request) const
   if (absl::IsFailedPrecondition(found.status())) {  // a lead with another plan: there will be no meeting
     MutexLock lock(mu_);
     const auto it = jobs_.find(hello.job());
-    if (it != jobs_.end()) TellNotMet(*it->second->rendezvous, found.status().message());
+    if (it != jobs_.end()) it->second->meeting_place->TellNotMet(found.status().message());
   }
   RETURN_IF_ERROR(found.status());
-  const std::shared_ptr<Entry> entry = *std::move(found);
-  v1::MeetReply reply;
-  if (request.key() == kNotMetKey) {
-    TellNotMet(*entry->rendezvous, request.value());
-    return reply;
-  }
-  RETURN_IF_ERROR(CheckMeeting(*entry->rendezvous));
-  if (!request.value().empty()) {
-    RETURN_IF_ERROR(entry->rendezvous->Set(request.key(), request.value()));
-    return reply;
-  }
-  absl::StatusOr<std::string> value = entry->rendezvous->Get(request.key(), absl::ZeroDuration());
-  if (value.ok()) reply.set_value(*std::move(value));
-  return reply;
+  return AnswerMeet(request, (*found)->ranks, *(*found)->meeting_place);
+}
+
+absl::StatusOr<HostGroups> Worker::MeetLeadsOf(const Entry& entry, bool again, absl::Duration timeout,
+                                               const std::function<absl::Status()>& goes_on) const {
+  return MeetLeads({entry.assignment, entry.ranks, entry.plan_hash, options_.group_address, options_.transport,
+                    options_.meet, entry.meeting_place, goes_on, timeout, again});
 }
 
 absl::Status Worker::MeetHosts(const std::shared_ptr<Entry>& entry, JobShard& shard) {
@@ -220,10 +213,21 @@ absl::Status Worker::MeetHosts(const std::shared_ptr<Entry>& entry, JobShard& sh
     if (entry->ranks.Has(Rank(peer.rank()))) continue;
     shard.protocol().control()->members[peer.rank()].pid.store(peer.pid());  // for messages
   }
-  ASSIGN_OR_RETURN(HostGroups groups, MeetLeads({entry->assignment, entry->ranks, entry->plan_hash,
-                                                 options_.group_address, options_.transport, options_.meet,
-                                                 entry->rendezvous, entry->closing, options_.prepare_timeout}));
-  shard.StartHosts(std::move(groups), heartbeat_timeout());
+  const auto goes_on = [&] {
+    return entry->closing.load() ? absl::CancelledError("the job was closed") : shard.protocol().members().Health();
+  };
+  ASSIGN_OR_RETURN(HostGroups groups, MeetLeadsOf(*entry, entry->resumed, options_.prepare_timeout, goes_on));
+  MeetAgain meet_again;
+  if (entry->in_node) {
+    meet_again = [this, of = std::weak_ptr<Entry>(entry)](
+                     absl::Duration timeout, const std::function<absl::Status()>& may) -> absl::StatusOr<HostGroups> {
+      const std::shared_ptr<Entry> there = of.lock();
+      if (there == nullptr || there->closing.load()) return absl::CancelledError("the job was closed");
+      return MeetLeadsOf(*there, /*again=*/true, timeout,
+                         [&] { return there->closing.load() ? absl::CancelledError("the job was closed") : may(); });
+    };
+  }
+  shard.StartHosts(std::move(groups), heartbeat_timeout(), std::move(meet_again));
   return absl::OkStatus();
 }
 

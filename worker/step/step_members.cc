@@ -166,14 +166,20 @@ void StepMembers::TakeOver(Publications& publications) const {
       view_.control->pushes[s][p].compare_exchange_strong(mine, 0);
     }
   }
-  const bool writes =
-      view_.decided() != view_.committed() || QuantizeFollows(ReadCommitted(*view_.control), *view_.plan);
-  publications.TakeOver(self == view_.local.first(), writes ? view_.command().publish : -1);
+  publications.TakeOver();
+  // With other hosts the lead asks them first what was decided.
+  if (self == 0 && view_.local.alone()) publications.KeepUnused(PublicationInUse());
   TakeOverMember(view_.control->members[self]);
   StepBuckets(view_).TakeOverUses();
   if (view_.plan->pulled() && self == view_.local.first()) view_.Pulled().EndTakes(MonotonicNanos());
   if (self == view_.local.first() && view_.control->taking_messages.load() % 2 == 1)
     view_.control->taking_messages.fetch_add(1);
+}
+
+int StepMembers::PublicationInUse() const {
+  const bool writes =
+      view_.decided() != view_.committed() || QuantizeFollows(ReadCommitted(*view_.control), *view_.plan);
+  return writes ? view_.command().publish : -1;
 }
 
 void StepMembers::TakeOverMember(MemberWords& words) const {

@@ -44,6 +44,8 @@ class StepMembers {
   // weights were lost with the process, or kMaxIncarnationsInCommand incarnations have ended in the open command.
   // REQUIRES: the last incarnation is dead, and nothing was asked of the protocol before.
   void TakeOver(Publications& publications) const;
+  // The publication that the open command writes, or the one that follows it at once; -1: none.
+  int PublicationInUse() const;
   // It goes on. `away_since_nanos`: since when nobody was this member; 0: not known.
   void GoesOn(int64_t now_nanos, int64_t away_since_nanos) const;
 

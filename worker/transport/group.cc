@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -78,6 +79,11 @@ absl::Status CheckHeader(const CallHeader& mine, const CallHeader& theirs, int r
   return absl::FailedPreconditionError(absl::StrCat("rank ", peer, " is at ", DescribeCall(theirs), ", rank ", rank,
                                                     " at ", DescribeCall(mine),
                                                     slots ? "; formats or holders of their slots differ" : ""));
+}
+
+bool IsGone(const absl::Status& status) {
+  return (absl::IsUnavailable(status) || absl::IsAborted(status)) &&
+         absl::StrContains(status.message(), " is gone; it did not come to ");
 }
 
 absl::Status MissingRanks(absl::Span<const int> ranks, const CallHeader& header, absl::Duration timeout) {

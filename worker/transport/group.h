@@ -132,6 +132,8 @@ absl::Status CheckHeader(const CallHeader& mine, const CallHeader& theirs, int r
 std::string DescribeCall(const CallHeader& header);
 // Unavailable: those ranks did not come to the call in time. REQUIRES: there are some.
 absl::Status MissingRanks(absl::Span<const int> ranks, const CallHeader& header, absl::Duration timeout);
+// Whether it says that a rank is gone: its connection ended, here or at a rank that told it.
+bool IsGone(const absl::Status& status);
 // What every call of a group returns that was ended before.
 absl::Status GroupEnded(absl::string_view reason);
 

@@ -146,13 +146,15 @@ std::string Publications::Holders() const {
   return held.empty() ? "nobody" : absl::StrJoin(held, ", ");
 }
 
-void Publications::TakeOver(bool lead, int in_use) {
+void Publications::TakeOver() {
+  for (int b = 0; b < count(); ++b) control_->publications[b].pins[self_.value()].store(0);
+}
+
+void Publications::KeepUnused(int in_use) {
   for (int b = 0; b < count(); ++b) {
-    control_->publications[b].pins[self_.value()].store(0);
-    if (!lead || b == in_use) continue;
-    Keep(b);  // what the last incarnation took away and did not come to use, or did not come to show
+    if (b != in_use) Keep(b);
   }
-  if (lead) Notify();
+  Notify();
 }
 
 }  // namespace shardmesh

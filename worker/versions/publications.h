@@ -7,7 +7,7 @@
 // them sees the other. So what is held is never written, by whomever and however long; and the number of publications,
 // JobSpec::publications, is all the memory that readers can make a host keep.
 //
-// Thread-safe between threads and processes; Reserve, Keep, Show and TakeOver are for the lead's engine thread.
+// Thread-safe between threads and processes; Reserve, Keep, KeepUnused and Show are for the lead's thread.
 #pragma once
 
 #include <functional>
@@ -64,9 +64,11 @@ class Publications {
   // other workers)".
   std::string Holders() const;
 
-  // The next incarnation of a member: its last one's reads are over. `in_use`: what the open command writes, -1:
-  // nothing.
-  void TakeOver(bool lead, int in_use);
+  // The next incarnation of a member: its last one's reads are over.
+  void TakeOver();
+  // The next incarnation of a lead: gives back what the last one took away and did not come to use, or to show.
+  // `in_use`: what the open command writes, -1: nothing.
+  void KeepUnused(int in_use);
 
  private:
   int count() const { return job_->publications; }

@@ -137,12 +137,13 @@ TEST(Publications, TheNextIncarnationOfTheLeadKeepsWhatWasTakenInVain) {
   ASSERT_TRUE(host->lead.Pin(Step(3)).has_value());
   ASSERT_TRUE(host->other.Pin(Step(3)).has_value());
   const int buffer = host->lead.Reserve(4);
-  host->lead.TakeOver(true, -1);
+  host->lead.TakeOver();
+  host->lead.KeepUnused(-1);
   EXPECT_THAT(host->lead.Published(), ElementsAre(Step(2), Step(3)));
   EXPECT_EQ(host->board.version_plus_one[buffer].load(), 3);
   EXPECT_EQ(host->lead.num_held(), 1);  // the other worker's pin
   const int written = host->lead.Reserve(4);
-  host->lead.TakeOver(true, written);  // of a command that is open
+  host->lead.KeepUnused(written);  // of a command that is open
   EXPECT_THAT(host->lead.Published(), ElementsAre(Step(3)));
   EXPECT_EQ(host->board.version_plus_one[written].load(), 0);
 }

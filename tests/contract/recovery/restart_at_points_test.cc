@@ -1,5 +1,6 @@
 // Workers whose memory a node has, killed at every named point of the step, the commit and the protocol
-// (core/base/fault_point.h): trainers, attached and connected, only see a pause; no step is lost, and no bit differs.
+// (core/base/fault_point.h), of a job on one host and on two: trainers, attached and connected, only see a pause; no step
+// is lost, and no bit differs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +34,13 @@ struct Case {
   int rank;  // 0 is the lead
   bool pulled = false;
   bool bucketed = false;
+  bool hosts = false;  // two of them, with one worker each
 };
+
+// Which the attached trainer sends the lead of one host.
+bool OfMessages(FaultPoint point) {
+  return point == FaultPoint::kMessageTaken || point == FaultPoint::kMessageDeclared || point == FaultPoint::kAnswering;
+}
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
@@ -45,6 +52,10 @@ std::vector<Case> Cases() {
       if (pulled ? info.point == FaultPoint::kGradientShardReceived : info.stage == FaultStage::kPulled) continue;
       cases.push_back({info, 0, pulled});
       if (!info.lead && !attaching) cases.push_back({info, 1, pulled});
+      if (!attaching) cases.push_back({info, 0, pulled, /*bucketed=*/false, /*hosts=*/true});
+      if (!attaching && (pulled || !OfMessages(info.point))) {
+        cases.push_back({info, 1, pulled, /*bucketed=*/false, /*hosts=*/true});
+      }
       if (pulled) continue;
       cases.push_back({info, 0, pulled, /*bucketed=*/true});
       if (!info.lead && !attaching) cases.push_back({info, 1, pulled, /*bucketed=*/true});
@@ -59,6 +70,7 @@ class RestartAtPoints : public ::testing::TestWithParam<Case> {
     ClusterOptions options;
     options.workers = 2;
     options.retained = true;
+    options.hosts = GetParam().hosts ? 2 : 1;
     options.heartbeat_timeout = absl::Seconds(20);  // a busy machine starts a process late
     options.worker_program = "tests/testing/faulty_worker";
     ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
@@ -112,11 +124,13 @@ TEST_P(RestartAtPoints, TrainersSeeAPause_AndTheBitsAreThoseOfOneProcess) {
   std::filesystem::remove(Once());
   setenv("SHARDMESH_FAULT_ONCE", Once().c_str(), 1);
   const int nth = GetParam().info.stage == FaultStage::kCalling ? 1 : kNth;
-  const std::string fault = absl::StrCat("w-", GetParam().rank, ":", GetParam().info.name, ":kill:", nth);
+  const std::string of_host = absl::StrCat("w", GetParam().rank, "-0"), of_rank = absl::StrCat("w-", GetParam().rank);
+  const std::string fault =
+      absl::StrCat(GetParam().hosts ? of_host : of_rank, ":", GetParam().info.name, ":kill:", nth);
   setenv("SHARDMESH_FAULT", fault.c_str(), 1);
   ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_->CreateJob(Spec("job")));
-  ASSERT_EQ(job->members()[0].worker(), "w-0");
+  ASSERT_EQ(job->members()[0].worker(), GetParam().hosts ? "w0-0" : "w-0");
   ASSERT_TRUE(job->members()[0].kept());
   ASSERT_OK(testing::Initialize(*job));
   ASSERT_OK(GetParam().pulled ? Pull(*job) : TrainAssigned(*job));
@@ -127,7 +141,7 @@ TEST_P(RestartAtPoints, TrainersSeeAPause_AndTheBitsAreThoseOfOneProcess) {
 
 std::string NameOf(const ::testing::TestParamInfo<Case>& info) {
   std::string name = absl::StrCat(info.param.info.name, "_rank", info.param.rank, info.param.pulled ? "_pulled" : "",
-                                  info.param.bucketed ? "_bucketed" : "");
+                                  info.param.bucketed ? "_bucketed" : "", info.param.hosts ? "_hosts" : "");
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }

@@ -1,8 +1,11 @@
 #include "worker/lead/hosts/host_lead.h"
 
+#include <spdlog/spdlog.h>
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/clock.h"
 #include "local/memory/futex.h"
 
 namespace shardmesh {
@@ -10,10 +13,14 @@ namespace shardmesh {
 HostLead::HostLead(StepProtocol& protocol, HostMemory& memory, StepPass& pass, const JobSpec& job, const Plan& plan,
                    HostGroups groups, HostLeadOptions options, Trace* trace)
     : protocol_(protocol),
-      spin_(options.spin),
-      hosts_(protocol, memory, pass, job, plan, std::move(groups),
-             {options.round_timeout, options.step_timeout, options.spin}, trace),
-      lead_(protocol, pass, job, plan, hosts_, {options.step_timeout, options.mail, std::move(options.progress)}) {
+      memory_(memory),
+      pass_(pass),
+      job_(job),
+      plan_(plan),
+      options_(std::move(options)),
+      trace_(trace),
+      transport_(groups.rounds->name()) {
+  Connect(std::move(groups));
   thread_ = std::thread([this] { Loop(); });
 }
 
@@ -24,21 +31,92 @@ HostLead::~HostLead() {
   thread_.join();
 }
 
-void HostLead::Loop() {
-  while (!stop_.load()) {
-    const uint32_t seen = protocol_.notifier().load(std::memory_order_acquire);
-    if (!lead_.Advance()) break;
-    if (const absl::Duration wait = lead_.Patience(); wait > absl::ZeroDuration()) {
-      AwaitChange(protocol_.notifier(), seen, spin_, wait);
-    }
-  }
-  Leave();
-  lead_.End();
+void HostLead::Connect(HostGroups groups) {
+  const SeveralHostsOptions options{options_.round_timeout, options_.step_timeout, options_.spin,
+                                    options_.meet_again != nullptr};
+  auto hosts = std::make_unique<SeveralHosts>(protocol_, memory_, pass_, job_, plan_, std::move(groups), options,
+                                              traffic_, trace_);
+  MutexLock lock(mu_);
+  hosts_.swap(hosts);
 }
 
-void HostLead::Leave() {
+void HostLead::Loop() {
+  do {
+    Serve();
+  } while (MeetOthers());
+  Leave();
+  if (lead_.has_value()) return lead_->End();
+  protocol_.publications().KeepUnused(protocol_.members().PublicationInUse());
+  if (options_.mail != nullptr) options_.mail->Poll();
+  if (options_.progress) options_.progress();
+}
+
+void HostLead::Serve() {
+  if (!GoesOn().ok() || !hosts_->CatchUp()) return;
+  lead_.emplace(protocol_, pass_, job_, plan_, *hosts_,
+                LeadOptions{options_.step_timeout, options_.mail, options_.progress});
+  while (!stop_.load()) {
+    const uint32_t seen = protocol_.notifier().load(std::memory_order_acquire);
+    if (!lead_->Advance()) break;
+    if (const absl::Duration wait = lead_->Patience(); wait > absl::ZeroDuration()) {
+      AwaitChange(protocol_.notifier(), seen, options_.spin, wait);
+    }
+  }
+}
+
+bool HostLead::MeetOthers() {
+  const absl::Status broke = hosts_->broken();
+  if (broke.ok() || !GoesOn().ok()) return false;
+  spdlog::warn("event=hosts_meet_again job={} rank={} error=\"{}\"", job_.name, protocol_.local().first(),
+               broke.ToString());
+  const absl::Time until = hosts_->last_met() + options_.round_timeout;
+  Disconnect();
+  absl::StatusOr<HostGroups> groups = options_.meet_again(until - MonotonicNow(), [this] { return GoesOn(); });
+  if (!groups.ok()) {
+    LostOthers(broke, groups.status());
+    return false;
+  }
+  Connect(*std::move(groups));
+  return GoesOn().ok();
+}
+
+// What the lead had set aside stays so until all are equally far.
+void HostLead::Disconnect() {
+  lead_.reset();
+  std::unique_ptr<SeveralHosts> hosts;
+  {
+    MutexLock lock(mu_);
+    hosts_.swap(hosts);
+  }
+  hosts->Leave(kMeetsAgain);
+}
+
+void HostLead::LostOthers(const absl::Status& broke, const absl::Status& not_met) {
+  if (!GoesOn().ok()) return;
+  spdlog::error("event=hosts_failed job={} rank={} error=\"{}\" then=\"{}\"", job_.name, protocol_.local().first(),
+                broke.ToString(), not_met.ToString());
+  const int self = protocol_.local().first();
+  if (absl::IsFailedPrecondition(not_met)) {
+    return protocol_.members().AbortFor(AbortReason::kNotMet, self, not_met.message());
+  }
+  int named = NamedRank(broke.message(), self);
+  if (named < 0 || named >= plan_.num_ranks()) named = NamedRank(not_met.message(), self);
+  const bool known = named >= 0 && named < plan_.num_ranks();
+  protocol_.members().Abort(known ? AbortReason::kUnreachable : AbortReason::kInternal, known ? named : self,
+                            Rank(self));
+}
+
+absl::Status HostLead::GoesOn() const {
   const absl::Status health = protocol_.members().Health();
-  hosts_.Leave(health.ok() ? absl::StrCat("rank ", protocol_.local().first(), " closed the job") : health.message());
+  if (!health.ok() || !stop_.load()) return health;
+  return absl::CancelledError(absl::StrCat("rank ", protocol_.local().first(), " closed the job"));
+}
+
+// The job is over for it: it stops, or was aborted.
+void HostLead::Leave() {
+  const absl::Status over = GoesOn();
+  MutexLock lock(mu_);
+  if (hosts_ != nullptr) hosts_->Leave(over.message());
 }
 
 }  // namespace shardmesh

@@ -1,17 +1,30 @@
 // HostLead: the lead of one host, of a job on several hosts, on a thread of its own: the engine of the first rank
 // executes commands while the lead meets those of the other hosts.
+//
+// Where a lead is killed whose next incarnation comes soon (a node has its host's memory), or a connection between two
+// leads breaks, all meet again within the heartbeat time-out, tell each other how far they are, and go on: members and
+// trainers see a pause. What had crossed for the open command crosses once more.
 #pragma once
 
 #include <atomic>
 #include <functional>
+#include <memory>
+#include <optional>
+#include <string>
 #include <thread>
 
 #include "absl/time/time.h"
+#include "core/base/sync.h"
 #include "worker/control/trace.h"
-#include "worker/lead/lead.h"
 #include "worker/lead/hosts/several_hosts.h"
+#include "worker/lead/lead.h"
 
 namespace shardmesh {
+
+// Connects this lead with the others anew, within the time, as long as `goes_on` says OK. Errors name ranks of the job.
+//   FailedPrecondition: another lead cannot, and why.
+using MeetAgain =
+    std::function<absl::StatusOr<HostGroups>(absl::Duration timeout, const std::function<absl::Status()>& goes_on)>;
 
 struct HostLeadOptions {
   absl::Duration round_timeout = absl::Seconds(3);  // SeveralHostsOptions::round_timeout
@@ -21,6 +34,7 @@ struct HostLeadOptions {
   std::function<void()> progress;
   // EngineOptions::spin: of waits for the notifier. Waits for other hosts sleep.
   absl::Duration spin;
+  MeetAgain meet_again;  // null: a lead that is lost ends the job
 };
 
 class HostLead {
@@ -33,17 +47,37 @@ class HostLead {
   HostLead(const HostLead&) = delete;
   HostLead& operator=(const HostLead&) = delete;
 
-  const SeveralHosts& hosts() const { return hosts_; }
+  const HostTraffic& traffic() const { return traffic_; }
+  // How bytes cross between the hosts (ExchangeGroup::name).
+  const std::string& transport() const { return transport_; }
 
  private:
   void Loop();
+  // Until the job is over, or the leads have to meet again.
+  void Serve();
+  // False: the job is over.
+  bool MeetOthers();
+  void Connect(HostGroups groups);
+  void Disconnect();
+  void LostOthers(const absl::Status& broke, const absl::Status& not_met);
   void Leave();
+  // OK, or why the job is over for this lead.
+  absl::Status GoesOn() const;
 
   StepProtocol& protocol_;
-  const absl::Duration spin_;
-  SeveralHosts hosts_;
-  Lead lead_;
+  HostMemory& memory_;
+  StepPass& pass_;
+  const JobSpec& job_;
+  const Plan& plan_;
+  const HostLeadOptions options_;
+  Trace* const trace_;
+  HostTraffic traffic_;
+  const std::string transport_;
   std::atomic<bool> stop_{false};
+  Mutex mu_;
+  // Of the newest meeting; null: the next one is under way. Replaced by the lead's thread, with mu_.
+  std::unique_ptr<SeveralHosts> hosts_;
+  std::optional<Lead> lead_;  // with those hosts
   std::thread thread_;
 };
 

@@ -1,8 +1,10 @@
 // How the leads of a job's hosts find each other: addresses go through the worker of rank 0 (Shard.Meet), and then
 // every two of them are connected. Thread-safe.
+//
+// Keys of a MeetRequest: "MEETING/KEY" for a value of a meeting, "come" with a lead's number, of which the reply is the
+// meeting's key or -H where host H is still missing, and "not met" with a cause (meeting_place.h).
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,7 +16,7 @@
 #include "rpc/tls/tls.h"
 #include "worker/control/host_ranks.h"
 #include "worker/lead/hosts/host_lead.h"
-#include "worker/transport/rendezvous.h"
+#include "worker/lead/hosts/meeting_place.h"
 
 namespace shardmesh {
 
@@ -36,25 +38,24 @@ struct HostMeeting {
   const v1::Assignment& assignment;
   HostRanks ranks;
   std::string plan_hash;
-  std::string group_address;                     // of this host
+  std::string group_address;  // of this host
   HostTransport transport;
-  MeetCall meet;                                 // on hosts other than the first
-  std::shared_ptr<MemoryRendezvous> rendezvous;  // on the first
-  const std::atomic<bool>& cancelled;
+  MeetCall meet;                          // on hosts other than the first
+  std::shared_ptr<MeetingPlace> place;    // on the first
+  std::function<absl::Status()> goes_on;  // else why not; asked every few milliseconds
   absl::Duration timeout;
+  bool again = false;  // not the first meeting of a new job: the others were connected before
 };
 
 // Connects this lead with the others, and says in the log how. Errors name ranks of the job.
 //   Unavailable: one did not come in time. FailedPrecondition: the group address is not this host's, or another lead
-//   could not, and why. Cancelled. Errors of Shard.Meet.
-// A lead that cannot says so at the rendezvous, for those that still wait.
+//   could not, and why. Cancelled: what `goes_on` says. Errors of Shard.Meet.
+// A lead that cannot says so at the meeting place, for those that still wait.
 absl::StatusOr<HostGroups> MeetLeads(const HostMeeting& meeting);
 
-// At the rendezvous: why the leads cannot meet. The first cause stays.
-void TellNotMet(Rendezvous& rendezvous, absl::string_view cause);
-// OK, or FailedPrecondition with the cause that was told.
-absl::Status CheckMeeting(Rendezvous& rendezvous);
-// The key of a request that tells it.
+// The key of a request that tells why leads cannot meet.
 inline constexpr char kNotMetKey[] = "not met";
+// Shard.Meet, on the first worker: what a lead, which may ask, says or wants to know at the place.
+absl::StatusOr<v1::MeetReply> AnswerMeet(const v1::MeetRequest& request, const HostRanks& ranks, MeetingPlace& place);
 
 }  // namespace shardmesh

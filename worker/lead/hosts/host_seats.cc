@@ -1,15 +1,10 @@
 #include "worker/lead/hosts/host_seats.h"
 
-#include <limits>
-
 #include "absl/strings/str_cat.h"
 #include "local/memory/futex.h"
 
 namespace shardmesh {
 namespace {
-
-// Of seats on other hosts: their own lead says when a slot is late.
-constexpr int64_t kNoClock = std::numeric_limits<int64_t>::max() / 2;
 
 FinishedSlot FinishedOf(const HostSeat& said) {
   FinishedSlot finished;
@@ -24,7 +19,7 @@ FinishedSlot FinishedOf(const HostSeat& said) {
 }  // namespace
 
 HostSeats::HostSeats(StepProtocol& protocol, const JobSpec& job, const Plan& plan)
-    : protocol_(protocol), job_(job), plan_(plan), host_of_window_(job.num_trainers * kWindowsOfSeat) {}
+    : protocol_(protocol), job_(job), plan_(plan) {}
 
 void HostSeats::Read(HostWords& words) const {
   const ControlBlock& control = *protocol_.control();
@@ -61,8 +56,8 @@ void HostSeats::Finish(int seat, int host, AllHostWords words) {
   } else {
     const PulledSlots table(protocol_.control(), job_, plan_, finished.step.value());
     const std::optional<int> window = table.WrittenWindow(seat, finished.slot.value());
+    if (window.has_value()) protocol_.control()->pull.seats[seat].host_of_window[*window].store(host);
     result = protocol_.pulling().CountFinished(seat, finished);
-    if (window.has_value()) host_of_window_[seat * kWindowsOfSeat + *window] = host;
   }
   if (host != protocol_.local().host) return;
   SeatRequest& request = protocol_.pulling().seat_requests()[seat];
@@ -73,6 +68,8 @@ void HostSeats::Finish(int seat, int host, AllHostWords words) {
 void HostSeats::TakeIn(AllHostWords words) {
   const int64_t open = words[0]->committed + 1;
   if (open < 1) return;
+  std::atomic<uint64_t>& rounds = protocol_.control()->pull.rounds;
+  rounds.store(rounds.load() | 1);
   PulledSlots table(protocol_.control(), job_, plan_, open);
   std::vector<PulledSlots::SeatNow> seats(job_.num_trainers);
   std::vector<int> hosts(job_.num_trainers);
@@ -92,6 +89,7 @@ void HostSeats::TakeIn(AllHostWords words) {
     if (!here) protocol_.control()->pull.seats[seat].waits.store(waits ? 1 : 0);
     if (waits && open <= kMaxStep) table.Take(seat, here ? now : kNoClock);
   }
+  rounds.fetch_add(1);
 }
 
 std::vector<SeatWindow> HostSeats::WindowsOf(const Command& command) const {
@@ -100,7 +98,8 @@ std::vector<SeatWindow> HostSeats::WindowsOf(const Command& command) const {
   for (int s = command.first_slot; s < command.first_slot + command.num_slots; ++s) {
     if (sums.count[s] != 1 || sums.source[s] >= 0) continue;
     const int window = -1 - sums.source[s];
-    windows.push_back({window / kWindowsOfSeat, window % kWindowsOfSeat, host_of_window_[window]});
+    const int seat = window / kWindowsOfSeat, of_seat = window % kWindowsOfSeat;
+    windows.push_back({seat, of_seat, protocol_.control()->pull.seats[seat].host_of_window[of_seat].load()});
   }
   return windows;
 }

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "worker/lead/hosts/host_words.h"
@@ -20,6 +21,9 @@ namespace shardmesh {
 
 class HostSeats {
  public:
+  // Of slots that trainers of other hosts have, nanoseconds: their own lead says when one is late.
+  static constexpr int64_t kNoClock = std::numeric_limits<int64_t>::max() / 2;
+
   // Borrowed arguments outlive the object.
   HostSeats(StepProtocol& protocol, const JobSpec& job, const Plan& plan);
 
@@ -36,7 +40,6 @@ class HostSeats {
   StepProtocol& protocol_;
   const JobSpec& job_;
   const Plan& plan_;
-  std::vector<int> host_of_window_;  // by seat * kWindowsOfSeat + window: of its newest result
 };
 
 }  // namespace shardmesh

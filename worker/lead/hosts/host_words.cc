@@ -75,6 +75,7 @@ HostWords ReadHostWords(const StepProtocol& protocol, const JobSpec& job, const 
   words.digest_wanted = here.digest_wanted ? 1 : 0;
   words.publish_wanted = here.publish_wanted ? 1 : 0;
   words.looks_again = control.looks_again.load() != 0 ? 1 : 0;
+  words.comes_back = protocol.members().ComesBack(protocol.local().first()) ? 1 : 0;
   const int64_t open = words.committed + 1;
   for (int s = 0; s < job.num_writers(); ++s) {
     const SlotWords& from = control.slots[s];

@@ -71,7 +71,7 @@ struct HostFacts {
   int32_t publish = -1;      // the buffer set apart for the next version
   int32_t looks_again = 0;   // 1: ControlBlock::looks_again is not 0
   int32_t num_buckets = 0;  // HostBuckets that it says
-  int32_t padding = 0;
+  int32_t comes_back = 0;   // 1: should its lead be killed, the next incarnation goes on
   int64_t rates_step = 0;    // the step that the learning rates are of
   double loss_scale = 1;     // what the first slot to declare it there said
   uint64_t digests[kMaxHostRanks] = {};  // of its members, in the order of ranks, by the newest command if that asked

@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "core/base/clock.h"
 #include "core/base/status.h"
 #include "local/memory/futex.h"
 #include "worker/control/residency.h"
 #include "worker/lead/hosts/host_slots.h"
+#include "worker/lead/lead.h"
 
 namespace shardmesh {
 namespace {
@@ -33,8 +36,10 @@ bool AnyTrainer(absl::Span<const HostWords* const> hosts, int num_writers) {
 }  // namespace
 
 SeveralHosts::SeveralHosts(StepProtocol& protocol, HostMemory& memory, StepPass& pass, const JobSpec& job,
-                           const Plan& plan, HostGroups groups, SeveralHostsOptions options, Trace* trace)
-    : protocol_(protocol),
+                           const Plan& plan, HostGroups groups, SeveralHostsOptions options, HostTraffic& traffic,
+                           Trace* trace)
+    : traffic_(traffic),
+      protocol_(protocol),
       memory_(memory),
       pass_(pass),
       job_(job),
@@ -51,6 +56,7 @@ SeveralHosts::SeveralHosts(StepProtocol& protocol, HostMemory& memory, StepPass&
       moved_(job.num_slots),
       seats_(protocol, job, plan),
       takers_(plan.bucketed() ? plan.buckets().size() : 0),
+      last_met_(MonotonicNow()),
       gradients_(std::move(groups.gradients)),
       results_(std::move(groups.results)) {
   for (const HostWords& words : words_) views_.push_back(&words);
@@ -65,6 +71,7 @@ void SeveralHosts::Leave(absl::string_view reason) {
 }
 
 bool SeveralHosts::Exchange(const LeadState& mine) {
+  if (!broken_.ok()) return false;
   const int host = protocol_.local().host;
   std::swap(words_, before_);
   for (size_t h = 0; h < words_.size(); ++h) views_[h] = &words_[h], before_views_[h] = &before_[h];
@@ -104,6 +111,7 @@ absl::Status SeveralHosts::GatherWords() {
   std::swap(said_, said_before_);
   PackHostWords(words_[host], said_.data() + host * bytes);
   RETURN_IF_ERROR(rounds_->AllGather(said_.data() + host * bytes, said_.data(), bytes, options_.round_timeout));
+  last_met_ = MonotonicNow();
   for (size_t h = 0; h < words_.size(); ++h) UnpackHostWords(said_.data() + h * bytes, job_, words_[h]);
   return absl::OkStatus();
 }
@@ -127,7 +135,7 @@ absl::Status SeveralHosts::GatherBuckets(const std::vector<HostBucket>& mine) {
 }
 
 bool SeveralHosts::Met(const absl::Status& status) {
-  if (!status.ok()) Fail(status);
+  if (!status.ok()) Broke(status);
   return status.ok();
 }
 
@@ -157,6 +165,23 @@ void SeveralHosts::Fail(const absl::Status& status) {
   const bool known = named >= 0 && named < plan_.num_ranks();
   protocol_.members().Abort(known ? AbortReason::kUnreachable : AbortReason::kInternal, known ? named : self,
                             Rank(self));
+}
+
+// Not where one is late: it had its time.
+bool SeveralHosts::MayMeetAgain(const absl::Status& status) const {
+  if (!options_.meet_again) return false;
+  if (absl::IsAborted(status) && absl::StrContains(status.message(), kMeetsAgain)) return true;
+  if (!IsGone(status)) return false;
+  const int self = protocol_.local().first(), named = NamedRank(status.message(), self);
+  if (named < 0 || named >= plan_.num_ranks()) return false;
+  return words_[protocol_.local().HostOf(Rank(named))].comes_back != 0;
+}
+
+void SeveralHosts::Broke(const absl::Status& status) {
+  if (!broken_.ok() || left_.load() || !protocol_.members().Health().ok()) return;
+  if (!MayMeetAgain(status)) return Fail(status);
+  broken_ = status;
+  FutexBump(protocol_.notifier());
 }
 
 bool SeveralHosts::TakeAbort() {

@@ -15,7 +15,10 @@
 // lent), and its pages are given back behind the command; a version that is published goes through the publications
 // instead.
 //
-// For the lead's thread, but Leave and the counts, which are for any.
+// When a connection breaks, or a lead is killed whose next incarnation comes, the object is over, and says so (broken):
+// the leads meet again, and each goes on with a new one (host_lead.h).
+//
+// For the lead's thread, but Leave, which is for any.
 #pragma once
 
 #include <atomic>
@@ -25,6 +28,7 @@
 
 #include "absl/time/time.h"
 #include "worker/control/trace.h"
+#include "worker/lead/hosts/host_progress.h"
 #include "worker/lead/hosts/host_seats.h"
 #include "worker/lead/hosts/host_transfers.h"
 #include "worker/lead/hosts/host_words.h"
@@ -42,17 +46,35 @@ struct HostGroups {
   std::unique_ptr<ExchangeGroup> rounds, gradients, results;
 };
 
+// Bytes that came to a host so far. Thread-safe.
+struct HostTraffic {
+  std::atomic<int64_t> gradient_bytes_in{0}, weight_bytes_in{0};
+};
+
 struct SeveralHostsOptions {
   absl::Duration round_timeout = absl::Seconds(3);  // for another lead to come to a round: the heartbeat time-out
   absl::Duration step_timeout = absl::Seconds(60);  // for bytes to cross
   absl::Duration spin;                              // EngineOptions::spin, of waits for members
+  bool meet_again = false;                          // whether leads that lose each other can
 };
+
+// Why a lead ends its groups when it goes to meet the others again: they do, too.
+inline constexpr char kMeetsAgain[] = "the leads of the job's hosts meet again";
 
 class SeveralHosts final : public LeadTransport {
  public:
   // Borrowed arguments outlive the object. `pass`: of this host's first rank, which gives pages of buckets back.
   SeveralHosts(StepProtocol& protocol, HostMemory& memory, StepPass& pass, const JobSpec& job, const Plan& plan,
-               HostGroups groups, SeveralHostsOptions options, Trace* trace);
+               HostGroups groups, SeveralHostsOptions options, HostTraffic& traffic, Trace* trace);
+
+  // First: tells the others how far this host is, and does what another one has decided or committed that it has not.
+  // Afterwards all are equally far. False: the job is over, and aborted here; or as Exchange.
+  bool CatchUp();
+  // Why this lead and another one do not hear each other any more, where they may meet again; OK: they do. Exchange has
+  // returned false then, and the job is not aborted.
+  const absl::Status& broken() const { return broken_; }
+  // MonotonicNow of the newest round.
+  absl::Time last_met() const { return last_met_; }
 
   bool alone() const override { return false; }
   bool Exchange(const LeadState& mine) override;
@@ -73,12 +95,6 @@ class SeveralHosts final : public LeadTransport {
   absl::Duration PatienceToRun() const override;
   void Leave(absl::string_view reason) override;
 
-  // How bytes cross between the hosts (ExchangeGroup::name).
-  absl::string_view transport() const { return rounds_->name(); }
-  // Bytes that came to this host so far: of gradients and of weights.
-  int64_t gradient_bytes_in() const { return gradient_bytes_in_.load(std::memory_order_relaxed); }
-  int64_t weight_bytes_in() const { return weight_bytes_in_.load(std::memory_order_relaxed); }
-
  private:
   absl::Status GatherWords();
   absl::Status GatherBuckets(const std::vector<HostBucket>& mine);
@@ -92,8 +108,16 @@ class SeveralHosts final : public LeadTransport {
   // True: the job was aborted somewhere, and is so here.
   bool TakeAbort();
   void Fail(const absl::Status& status);
+  // Of a group's error: the leads meet again, or the job fails.
+  void Broke(const absl::Status& status);
+  bool MayMeetAgain(const absl::Status& status) const;
+  // Of CatchUp: one command.
+  void CommitBehind(absl::Span<const HostProgress> all);
+  bool IssueBehind(const HostProgress& ahead);
+  void TakeSeatsOver(absl::Span<const HostProgress> all);
   // With bucket residency: who gets the buckets that the command writes, and which of them this host lends.
   void LendBuckets(const Command& command);
+  void LendToTakers(const Command& command);
   void ReturnLent();
   bool IsHere(HostSet hosts) const { return (hosts >> protocol_.local().host & 1) != 0; }
 
@@ -121,7 +145,7 @@ class SeveralHosts final : public LeadTransport {
 
   ControlBlock& control() { return *protocol_.control(); }
 
-  std::atomic<int64_t> gradient_bytes_in_{0}, weight_bytes_in_{0};
+  HostTraffic& traffic_;
   StepProtocol& protocol_;
   HostMemory& memory_;
   StepPass& pass_;
@@ -140,6 +164,8 @@ class SeveralHosts final : public LeadTransport {
   HostSeats seats_;
   std::vector<HostSet> takers_;  // with bucket residency, by bucket: hosts whose windows get it with the command
   absl::Duration quiet_ = absl::ZeroDuration();
+  absl::Status broken_;
+  absl::Time last_met_;
   std::atomic<bool> left_{false};
   Lane gradients_, results_;  // their threads use what is above
 };

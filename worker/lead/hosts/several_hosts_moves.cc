@@ -5,12 +5,19 @@
 #include "core/base/status.h"
 #include "local/memory/futex.h"
 #include "worker/control/residency.h"
+#include "worker/lead/hosts/gradient_sources.h"
 #include "worker/lead/hosts/several_hosts.h"
 #include "worker/step/decide.h"
 
 namespace shardmesh {
 namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(100);  // waits for members end and begin again this often
+
+// Whether it writes weights of buckets, which windows of other hosts may get.
+bool WritesBuckets(const Command& command) {
+  return command.kind == CommandKind::kGatherBucket || command.kind == CommandKind::kQuantize ||
+         PublishesOf(command) == Publishes::kItsVersion;
+}
 }  // namespace
 
 bool SeveralHosts::IsIdle(Lane& lane) {
@@ -18,7 +25,7 @@ bool SeveralHosts::IsIdle(Lane& lane) {
   const absl::Status moved = lane.moved.Wait(absl::ZeroDuration());
   if (absl::IsDeadlineExceeded(moved)) return false;
   lane.moving = false;
-  if (!moved.ok()) Fail(moved);
+  if (!moved.ok()) Broke(moved);
   return moved.ok();
 }
 
@@ -32,8 +39,12 @@ void SeveralHosts::Submit(Lane& lane, std::function<absl::Status(ExchangeGroup&)
 }
 
 void SeveralHosts::BringGradients(const Command& command) {
+  const auto sources = [&] {
+    NoteSources(control(), views_, job_, plan_, command);
+    return WordsOfSources(control(), job_, plan_, command, protocol_.local().num_hosts);
+  };
   if (command.kind == CommandKind::kReduceBucket) {
-    Submit(gradients_, [this, words = words_, buckets = std::vector<int>(job_.num_slots, command.bucket)](
+    Submit(gradients_, [this, words = sources(), buckets = std::vector<int>(job_.num_slots, command.bucket)](
                            ExchangeGroup& group) { return MoveOneBucket(group, words, buckets); });
   } else if (command.kind == CommandKind::kMerge) {
     Submit(gradients_,
@@ -41,15 +52,17 @@ void SeveralHosts::BringGradients(const Command& command) {
   } else if (plan_.bucketed() || plan_.pulled()) {
     protocol_.commands().GradientsHere(Step(command.step), static_cast<int>(plan_.buckets().size()));  // as sums
   } else if (command.kind == CommandKind::kNorm || command.kind == CommandKind::kStep) {
-    Submit(gradients_,
-           [this, words = words_, begin = moved_](ExchangeGroup& group) { return MoveGradients(group, words, begin); });
+    Submit(gradients_, [this, words = sources(), begin = moved_](ExchangeGroup& group) {
+      return MoveGradients(group, words, begin);
+    });
     std::fill(moved_.begin(), moved_.end(), 0);
   }
 }
 
-// All leads see by the same words that nothing is under way anywhere.
+// All leads see by the same words that nothing is under way anywhere. Behind a part of the open step its gradients have
+// crossed already.
 void SeveralHosts::BringEarly(uint64_t part) {
-  if (!AllDone(part)) return;
+  if (!AllDone(part) || control().gradient_sources_step.load() == words_[0].committed + 1) return;
   const SlotSet settled = SettledSlots(views_, job_, plan_);
   std::vector<int> buckets(job_.num_slots, -1);
   bool any = false;
@@ -70,6 +83,7 @@ bool SeveralHosts::MayRunAhead(const Command& command) const {
 
 void SeveralHosts::Ready(const Command& command) {
   const bool steps = command.kind == CommandKind::kNorm || command.kind == CommandKind::kStep;
+  if (steps && !plan_.pulled() && !plan_.bucketed()) SettleSources(control(), command.step);
   for (int s = 0; s < job_.num_slots && steps && !plan_.pulled(); ++s) {
     control().slots[s].declared.store(command.step);
     for (int p = 0; p < plan_.num_shards() && !plan_.bucketed(); ++p) {
@@ -89,16 +103,26 @@ void SeveralHosts::SendResults(const Command& command) {
 
 // All leads see the same words, of hosts whose windows stay as they are until the commit.
 void SeveralHosts::LendBuckets(const Command& command) {
+  if (!WritesBuckets(command)) return;
   const bool gathers_bucket = command.kind == CommandKind::kGatherBucket;
-  const bool steps = PublishesOf(command) == Publishes::kItsVersion || command.kind == CommandKind::kQuantize;
-  if (!gathers_bucket && !steps) return;
-  const ResidencyTable table(&control(), plan_);
   for (int b = 0; b < static_cast<int>(takers_.size()); ++b) {
     const HostSet held = HostsWith(views_, b, HostBucket::kHeld);
     takers_[b] = held;
     if (gathers_bucket) takers_[b] = b == command.bucket ? HostsWith(views_, b, HostBucket::kUsed) & ~held : 0;
+  }
+  LendToTakers(command);
+}
+
+void SeveralHosts::LendToTakers(const Command& command) {
+  if (!WritesBuckets(command)) return;
+  const bool gathers_bucket = command.kind == CommandKind::kGatherBucket;
+  const ResidencyTable table(&control(), plan_);
+  for (int b = 0; b < static_cast<int>(takers_.size()); ++b) {
+    BucketWords& words = table.bucket(b);
+    words.takers.store(takers_[b]);
+    const bool held = words.held.load() != kBucketAbsent;
     const bool in_window = (gathers_bucket || command.publish < 0) && takers_[b] != 0;
-    table.bucket(b).lent.store(in_window && !IsHere(takers_[b]) && !IsHere(held) ? 1 : 0);
+    words.lent.store(in_window && !IsHere(takers_[b]) && !held ? 1 : 0);
   }
 }
 
@@ -118,7 +142,7 @@ absl::Status SeveralHosts::MoveOneBucket(ExchangeGroup& group, const std::vector
   const auto transfers = gradients_of_.Gradients(views, buckets);
   if (transfers.empty()) return absl::OkStatus();
   const ScopedSpan span(trace_, "gradients", words[0].committed + 1, *std::max_element(buckets.begin(), buckets.end()));
-  return Cross(group, transfers, gradient_bytes_in_);
+  return Cross(group, transfers, traffic_.gradient_bytes_in);
 }
 
 // And counts what has come.
@@ -146,7 +170,7 @@ absl::Status SeveralHosts::MoveWindows(ExchangeGroup& group, const std::vector<S
   for (int b = 0; b < static_cast<int>(plan_.buckets().size()); ++b) {
     const auto transfers = gradients_of_.Results(windows, b);
     if (transfers.empty() || plan_.buckets()[b].frozen) continue;
-    RETURN_IF_ERROR(Cross(group, transfers, gradient_bytes_in_));
+    RETURN_IF_ERROR(Cross(group, transfers, traffic_.gradient_bytes_in));
   }
   return absl::OkStatus();
 }
@@ -211,7 +235,7 @@ absl::Status SeveralHosts::MoveBucketWeights(ExchangeGroup& group, const Command
   if (transfers.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(AwaitMembers(seq, b + 1));
   const ScopedSpan span(trace_, "weights", command.step, b);
-  RETURN_IF_ERROR(Cross(group, transfers, weight_bytes_in_));
+  RETURN_IF_ERROR(Cross(group, transfers, traffic_.weight_bytes_in));
   for (size_t i = 1; i < to.size(); ++i) results_of_.CopyWeights(b, *to.front(), *to[i]);
   return absl::OkStatus();
 }

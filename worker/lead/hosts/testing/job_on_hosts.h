@@ -79,6 +79,19 @@ struct OneOfHosts {
 };
 
 struct JobOnHosts {
+  // How a host's lead is connected.
+  struct Connected {
+    HostLeadOptions options;
+    HostGroups groups;
+  };
+  JobOnHosts(const JobSpec& spec, int num_hosts, const std::function<Connected(int host)>& connect)
+      : job(spec), plan(*Plan::Create(job)) {
+    const int per_host = plan.num_ranks() / num_hosts;
+    for (int h = 0; h < num_hosts; ++h) {
+      hosts.push_back(std::make_unique<OneOfHosts>(job, plan, HostRanks{h, num_hosts, per_host}));
+    }
+    for (int h = 0; h < num_hosts; ++h) StartLead(h, connect(h));
+  }
   // `connected`: the groups of each host; empty: groups of threads.
   JobOnHosts(const JobSpec& spec, int num_hosts, HostLeadOptions options = {kLongWait, kLongWait},
              std::vector<HostGroups> connected = {})
@@ -94,9 +107,13 @@ struct JobOnHosts {
       HostGroups groups{std::make_unique<LocalGroup>(rounds, h, 1), std::make_unique<LocalGroup>(gradients, h, 1),
                         std::make_unique<LocalGroup>(results, h, 1)};
       if (!connected.empty()) groups = std::move(connected[h]);
-      hosts[h]->lead = std::make_unique<HostLead>(*hosts[h]->protocol, hosts[h]->host, *hosts[h]->passes[0], job, plan,
-                                                  std::move(groups), options, &hosts[h]->trace);
+      StartLead(h, {options, std::move(groups)});
     }
+  }
+  void StartLead(int h, Connected connected) {
+    hosts[h]->lead =
+        std::make_unique<HostLead>(*hosts[h]->protocol, hosts[h]->host, *hosts[h]->passes[0], job, plan,
+                                   std::move(connected.groups), std::move(connected.options), &hosts[h]->trace);
   }
   ~JobOnHosts() {
     for (auto& host : hosts) host->lead.reset();
