@@ -3,6 +3,7 @@
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
+#include <openssl/x509v3.h>
 #include <spdlog/spdlog.h>
 
 #include <functional>
@@ -58,6 +59,16 @@ std::string NameText(const X509_NAME* name) {
   const char* text = nullptr;
   const auto length = static_cast<size_t>(BIO_get_mem_data(bio.get(), &text));
   return PlainText({text, length}, kMostName);
+}
+
+// Whether an authority of this name is there that may.
+bool MaySignLists(STACK_OF(X509_INFO) * infos, const X509_NAME* name) {
+  for (int i = 0; i < sk_X509_INFO_num(infos); ++i) {
+    X509* const certificate = sk_X509_INFO_value(infos, i)->x509;
+    if (certificate == nullptr || X509_NAME_cmp(X509_get_subject_name(certificate), name) != 0) continue;
+    if ((X509_get_key_usage(certificate) & KU_CRL_SIGN) != 0) return true;  // all bits, where it lists none
+  }
+  return false;
 }
 
 absl::string_view View(grpc::string_ref text) { return {text.data(), text.size()}; }
@@ -126,6 +137,12 @@ absl::Status CheckRevocationLists(absl::string_view authorities_pem) {
   }
   for (int i = 0; i < sk_X509_INFO_num(infos.get()); ++i) {
     const X509_CRL* const list = sk_X509_INFO_value(infos.get(), i)->crl;
+    if (list != nullptr && !MaySignLists(infos.get(), X509_CRL_get_issuer(list))) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("has a revocation list of ", NameText(X509_CRL_get_issuer(list)),
+                       ", whose certificate there may not sign one (key usage without cRLSign), or is not there; have "
+                       "it made again with keyUsage keyCertSign and cRLSign"));
+    }
     const ASN1_TIME* const next = list == nullptr ? nullptr : X509_CRL_get0_nextUpdate(list);
     if (next == nullptr || X509_cmp_current_time(next) > 0) continue;
     return absl::InvalidArgumentError(absl::StrCat("has a revocation list of ", NameText(X509_CRL_get_issuer(list)),

@@ -17,7 +17,7 @@
 namespace shardmesh {
 
 bool HasRevocationList(absl::string_view authorities_pem);
-// InvalidArgument: a list cannot be read, or is past its time. The message is the rest of a sentence that begins with
+// InvalidArgument: a list cannot be read, is past its time, or its authority may not sign one. The message is the rest of a sentence that begins with
 // the file's name.
 absl::Status CheckRevocationLists(absl::string_view authorities_pem);
 

@@ -94,13 +94,43 @@ TEST_F(Revocation, WithAList_NamesAndAuthoritiesStillCount) {
               StatusIs(Code::kUnavailable, HasSubstr("did not sign the server's certificate")));
 }
 
-// Its time is over, or it is not whole: nobody can start with it.
+// The tool that makes certificates, as a user runs it.
+TEST_F(Revocation, MakeCerts_RevokesWhatItHasMade) {
+  const std::string certs = folder_.File("certs"), tool = "deploy/make_certs.sh ";
+  const auto run = [](const std::string& command) { return std::system((command + " >/dev/null").c_str()); };
+  ASSERT_EQ(run(absl::StrCat(tool, certs, " one=127.0.0.1 two=127.0.0.1 three=127.0.0.1")), 0);
+  const auto of = [&](const std::string& name) {
+    TlsOptions tls;
+    tls.cert_file = absl::StrCat(certs, "/", name, ".pem");
+    tls.key_file = absl::StrCat(certs, "/", name, ".key");
+    tls.ca_file = certs + "/ca-with-list.pem";
+    return tls;
+  };
+  for (const std::string name : {"two", "three"}) {
+    ASSERT_EQ(run(absl::StrCat(tool, "--revoke ", certs, " ", name)), 0);
+    EXPECT_EQ(Call(of("one"), of("two")).code(), Code::kUnavailable);
+    EXPECT_EQ(Call(of("one"), of("three")).code(), name == "two" ? Code::kOk : Code::kUnavailable);
+  }
+  EXPECT_OK(Call(of("one"), of("one")));
+  EXPECT_NE(run(absl::StrCat(tool, "--revoke ", certs, " four 2>&1")), 0);
+}
+
+// Its time is over, it is not whole, or its authority may not sign one: nobody can start with it.
 TEST_F(Revocation, AListThatCannotCount_IsRefusedWithItsFile) {
   const std::string old = authority_.FileWithList(/*over=*/true);
   EXPECT_THAT(NewServerCredentials(With(server_, old)).status(),
               StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("--tls-ca " + old +
                                                                " has a revocation list of CN = "
                                                                "authority whose time is over"))));
+  ASSERT_EQ(
+      std::system(absl::StrCat("cd ", folder_.path(),
+                               " && openssl req -x509 -key authority.key -subj /CN=authority -days 2 -out may-not.pem "
+                               "-addext keyUsage=critical,keyCertSign 2>openssl.log && "
+                               "cat may-not.pem authority.crl >may-not-list.pem")
+                      .c_str()),
+      0);
+  EXPECT_THAT(NewServerCredentials(With(server_, folder_.File("may-not-list.pem"))).status(),
+              StatusIs(Code::kInvalidArgument, HasSubstr("whose certificate there may not sign one")));
   const std::string damaged = folder_.File("damaged.pem");
   std::ofstream(damaged) << std::ifstream(authority_.file()).rdbuf() << "-----BEGIN X509 CRL-----\nAAAA\n"
                          << "-----END X509 CRL-----\n";
