@@ -1,5 +1,5 @@
 // One job whose workers are on two hosts, as network namespaces: it learns what it learns on one host, and a worker
-// that dies or stops is named on both in time. Needs root and the right to make namespaces; skipped, with the reason,
+// that dies or stops is named on both in time. What crosses between them does so over TLS. Needs root and the right to make namespaces; skipped, with the reason,
 // where there is none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -118,6 +118,9 @@ class JobOnTwoHosts : public ::testing::Test {
       last += kSteps;
       const auto a = Trainer(hosts_.a(), way, last, 0), b = Trainer(hosts_.b(), way, last, 1);
       ASSERT_OK_AND_ASSIGN(const auto alone, testing::Undisturbed(client, testing::OddJob("job", mesh, 2), last));
+      for (const char* lead : {"a0", "b0"}) {
+        EXPECT_THAT(testing::ReadFile(File(lead)), HasSubstr("event=hosts_met job=job epoch=1 hosts=2 transport=tls"));
+      }
       for (Process* trainer : {a.get(), b.get()}) {
         ASSERT_OK_AND_ASSIGN(const int status, trainer->Wait(kPlenty));
         EXPECT_EQ(status, 0);
