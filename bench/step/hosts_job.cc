@@ -9,8 +9,8 @@
 #include <cstring>
 #include <thread>
 
-#include "bench/collectives/host_groups_job.h"
 #include "absl/strings/str_cat.h"
+#include "bench/collectives/host_groups_job.h"
 #include "bench/harness/harness.h"
 #include "core/base/status.h"
 #include "local/memory/futex.h"
