@@ -50,7 +50,7 @@ absl::StatusOr<std::unique_ptr<GlooGroup>> GlooGroup::Connect(const std::shared_
 }
 
 GlooGroup::GlooGroup(const GlooOptions& options, std::unique_ptr<GlooConnections> connections)
-    : ExchangeGroup(options.rank, options.size, options.epoch, options.names),
+    : TransferGroup(options.rank, options.size, options.epoch, options.names),
       connections_(std::move(connections)),
       last_(static_cast<size_t>(options.size), kStays) {
   if (size() > 1) watcher_ = std::thread([this] { Watch(); });
@@ -241,36 +241,6 @@ absl::Status GlooGroup::Agree(const Call& call) {
     if (!same.ok()) return End(same);
   }
   return absl::OkStatus();
-}
-
-absl::Status GlooGroup::SendShards(const CallHeader& header, const char* mine, int64_t stride, char* theirs,
-                                   absl::Duration timeout) {
-  std::vector<PeerTransfer> transfers;
-  for (int i = 0; i < size() - 1; ++i) {
-    const int peer = PeerAt(i);
-    transfers.push_back({rank(), peer, const_cast<char*>(mine) + peer * stride, header.bytes});
-    transfers.push_back({peer, rank(), theirs + peer * header.bytes, header.bytes});
-  }
-  if (header.bytes > 0) {
-    std::memmove(theirs + rank() * header.bytes, mine + rank() * stride, static_cast<size_t>(header.bytes));
-  }
-  return DoExchange(header, transfers, timeout);
-}
-
-absl::Status GlooGroup::DoAllGather(const CallHeader& header, const char* mine, char* all, absl::Duration timeout) {
-  return SendShards(header, mine, 0, all, timeout);
-}
-
-absl::Status GlooGroup::DoAllToAll(const CallHeader& header, const char* mine, char* theirs, absl::Duration timeout) {
-  return SendShards(header, mine, header.bytes, theirs, timeout);
-}
-
-absl::Status GlooGroup::DoBroadcast(const CallHeader& header, char* memory, int root, absl::Duration timeout) {
-  std::vector<PeerTransfer> transfers;
-  for (int i = 0; i < size(); ++i) {
-    if (i != root) transfers.push_back({root, i, memory, header.bytes});
-  }
-  return DoExchange(header, transfers, timeout);
 }
 
 absl::Status GlooGroup::DoExchange(const CallHeader& header, absl::Span<const PeerTransfer> transfers,

@@ -19,7 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "core/base/sync.h"
-#include "worker/transport/exchange_group.h"
+#include "worker/transport/transfer_group.h"
 #include "worker/transport/rendezvous.h"
 
 namespace shardmesh {
@@ -36,7 +36,7 @@ struct GlooOptions {
   absl::Duration timeout = absl::Seconds(30);  // to find and connect all peers
 };
 
-class GlooGroup final : public ExchangeGroup {
+class GlooGroup final : public TransferGroup {
  public:
   // Ignores SIGPIPE for the process where it would end it: Gloo writes to connections that peers may have closed.
   //   InvalidArgument: options. Unavailable: a peer could not be connected in time; it is named.
@@ -48,12 +48,6 @@ class GlooGroup final : public ExchangeGroup {
   void Abort(absl::string_view reason) override;
 
  protected:
-  absl::Status DoBarrier(const CallHeader& header, absl::Duration timeout) override {
-    return DoExchange(header, {}, timeout);
-  }
-  absl::Status DoAllGather(const CallHeader& header, const char* mine, char* all, absl::Duration timeout) override;
-  absl::Status DoAllToAll(const CallHeader& header, const char* mine, char* theirs, absl::Duration timeout) override;
-  absl::Status DoBroadcast(const CallHeader& header, char* memory, int root, absl::Duration timeout) override;
   absl::Status DoExchange(const CallHeader& header, absl::Span<const PeerTransfer> transfers,
                           absl::Duration timeout) override;
 
@@ -72,11 +66,6 @@ class GlooGroup final : public ExchangeGroup {
   absl::Status Agree(const Call& call);
   // This rank's part of the transfers; those between two ranks in their order.
   absl::Status MoveAll(const Call& call, absl::Span<const PeerTransfer> all);
-  // The `i`-th peer, from 0: not all begin with the same one.
-  int PeerAt(int i) const { return (rank() + 1 + i) % size(); }
-  // Agrees; then this rank's piece for rank r is `mine` + r * stride, and that from r goes to theirs[r].
-  absl::Status SendShards(const CallHeader& header, const char* mine, int64_t stride, char* theirs,
-                          absl::Duration timeout);
   // Starts the transfers and waits for all.
   absl::Status Move(const Call& call, std::vector<Transfer>& transfers);
   // Ends the group because the time is up: names those that hold the call up.

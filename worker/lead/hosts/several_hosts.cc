@@ -12,7 +12,6 @@
 #include "local/memory/futex.h"
 #include "worker/control/residency.h"
 #include "worker/lead/hosts/host_slots.h"
-#include "worker/lead/lead.h"
 
 namespace shardmesh {
 namespace {

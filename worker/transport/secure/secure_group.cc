@@ -83,7 +83,7 @@ absl::StatusOr<std::unique_ptr<SecureGroup>> SecureGroup::Connect(const std::sha
 }
 
 SecureGroup::SecureGroup(const SecureOptions& options, UniqueFd wake)
-    : ExchangeGroup(options.rank, options.size, options.epoch, options.names),
+    : TransferGroup(options.rank, options.size, options.epoch, options.names),
       secure_(options.tls.enabled()),
       wake_(std::move(wake)),
       links_(static_cast<size_t>(options.size)) {}
@@ -268,36 +268,6 @@ absl::Status SecureGroup::DoExchange(const CallHeader& header, absl::Span<const 
   RETURN_IF_ERROR(Enter(header));
   Begin(header, transfers);
   return Exit(Run(call));
-}
-
-absl::Status SecureGroup::SendShards(const CallHeader& header, const char* mine, int64_t stride, char* theirs,
-                                     absl::Duration timeout) {
-  std::vector<PeerTransfer> transfers;
-  for (int i = 0; i < size() - 1; ++i) {
-    const int peer = PeerAt(i);
-    transfers.push_back({rank(), peer, const_cast<char*>(mine) + peer * stride, header.bytes});
-    transfers.push_back({peer, rank(), theirs + peer * header.bytes, header.bytes});
-  }
-  if (header.bytes > 0) {
-    std::memmove(theirs + rank() * header.bytes, mine + rank() * stride, static_cast<size_t>(header.bytes));
-  }
-  return DoExchange(header, transfers, timeout);
-}
-
-absl::Status SecureGroup::DoAllGather(const CallHeader& header, const char* mine, char* all, absl::Duration timeout) {
-  return SendShards(header, mine, 0, all, timeout);
-}
-
-absl::Status SecureGroup::DoAllToAll(const CallHeader& header, const char* mine, char* theirs, absl::Duration timeout) {
-  return SendShards(header, mine, header.bytes, theirs, timeout);
-}
-
-absl::Status SecureGroup::DoBroadcast(const CallHeader& header, char* memory, int root, absl::Duration timeout) {
-  std::vector<PeerTransfer> transfers;
-  for (int i = 0; i < size(); ++i) {
-    if (i != root) transfers.push_back({root, i, memory, header.bytes});
-  }
-  return DoExchange(header, transfers, timeout);
 }
 
 }  // namespace shardmesh

@@ -24,7 +24,7 @@
 #include "absl/status/statusor.h"
 #include "core/base/sync.h"
 #include "local/descriptor/fd.h"
-#include "worker/transport/exchange_group.h"
+#include "worker/transport/transfer_group.h"
 #include "worker/transport/rendezvous.h"
 #include "worker/transport/secure/link.h"
 #include "worker/transport/secure/secure_options.h"
@@ -33,7 +33,7 @@ namespace shardmesh {
 
 // Errors of calls: those of group.h, and
 //   DataLoss: a peer sent bytes that no rank sends at that place, or that TLS does not accept; it is named.
-class SecureGroup final : public ExchangeGroup {
+class SecureGroup final : public TransferGroup {
  public:
   // With TLS: ignores SIGPIPE for the process where it would end it.
   //   InvalidArgument: options, or their TLS files. Otherwise: as ConnectMesh.
@@ -46,12 +46,6 @@ class SecureGroup final : public ExchangeGroup {
   void Abort(absl::string_view reason) override;
 
  protected:
-  absl::Status DoBarrier(const CallHeader& header, absl::Duration timeout) override {
-    return DoExchange(header, {}, timeout);
-  }
-  absl::Status DoAllGather(const CallHeader& header, const char* mine, char* all, absl::Duration timeout) override;
-  absl::Status DoAllToAll(const CallHeader& header, const char* mine, char* theirs, absl::Duration timeout) override;
-  absl::Status DoBroadcast(const CallHeader& header, char* memory, int root, absl::Duration timeout) override;
   absl::Status DoExchange(const CallHeader& header, absl::Span<const PeerTransfer> transfers,
                           absl::Duration timeout) override;
 
@@ -64,12 +58,6 @@ class SecureGroup final : public ExchangeGroup {
 
   SecureGroup(const SecureOptions& options, UniqueFd wake);
   Link& LinkWith(int peer) { return *links_[static_cast<size_t>(peer)]; }
-  // The `i`-th peer, from 0: not all begin with the same one.
-  int PeerAt(int i) const { return (rank() + 1 + i) % size(); }
-
-  // This rank's piece for rank r is `mine` + r * stride, and that from r goes to theirs[r].
-  absl::Status SendShards(const CallHeader& header, const char* mine, int64_t stride, char* theirs,
-                          absl::Duration timeout);
   // Gives each link its part of the transfers, in their order.
   void Begin(const CallHeader& header, absl::Span<const PeerTransfer> transfers);
   absl::Status Run(const Call& call);
